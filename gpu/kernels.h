@@ -14,23 +14,12 @@ namespace ARI_GPU
 
 /* The slots of the device's table. Each is a function of this namespace, whose type ar_device_ops gives it: those of
  * memory and queues are defined in the runtime, the others in the files of their kernels. */
-/* clang-format off */
-#define ARI_GPU_SLOTS(X) \
-    X(queue_create) X(destroy) X(alloc) X(free) X(copy) X(zero) X(copy_strided) X(combine) X(gemm_f32) X(bias_act) \
-    X(col_exponents) X(row_exponents) X(packed_create) X(packed_destroy) X(pack) X(gemm_i64) X(gemm_round) \
-    X(gemm_acc) X(round_i64) X(acc_add) X(acc_raise) X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) \
-    X(act_backward) X(gated_forward) X(gated_backward) X(dropout) X(norm_forward) X(norm_backward) X(rope_tables) \
-    X(rope) X(softmax_forward) X(softmax_backward) X(rows_in_range) X(gather_rows) X(ce_max) X(ce_sum) X(ce_target) \
-    X(ce_terms) X(ce_backward) X(sum_squares) X(scale) X(round_bf16) X(round_bits) X(take_bf16) X(narrow_bf16) \
-    X(widen_bf16) X(optimizer_step)
-/* clang-format on */
-
 template <class F> struct pointed;
 template <class F> struct pointed<F *> {
     typedef F type;
 };
 #define ARI_DECLARE_SLOT(slot) pointed<decltype(ar_device_ops::slot)>::type slot;
-ARI_GPU_SLOTS(ARI_DECLARE_SLOT)
+AR_DEVICE_SLOTS(ARI_DECLARE_SLOT)
 
 /* Every slot filled. */
 inline ar_device_ops table_of(const char *name)
@@ -39,7 +28,7 @@ inline ar_device_ops table_of(const char *name)
     o.name = name;
     o.host_reaches = false;
 #define ARI_FILL_SLOT(slot) o.slot = slot;
-    ARI_GPU_SLOTS(ARI_FILL_SLOT)
+    AR_DEVICE_SLOTS(ARI_FILL_SLOT)
     return o;
 }
 

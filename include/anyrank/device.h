@@ -226,6 +226,18 @@ typedef struct ar_device_ops {
     ar_status (*optimizer_step)(ar_device *d, ar_queue *q, ar_buf w, ar_buf m, ar_buf v, ar_cbuf g,
                                 const struct ari_optimizer_constants *k, size_t n);
 } ar_device_ops;
+/* The functions of that table by name, for macros. */
+/* clang-format off */
+#define AR_DEVICE_SLOTS(X)                                                                               \
+    X(queue_create) X(destroy) X(alloc) X(free) X(copy) X(zero) X(copy_strided) X(combine)               \
+    X(gemm_f32) X(bias_act) X(col_exponents) X(row_exponents) X(packed_create) X(packed_destroy) X(pack) \
+    X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) X(acc_raise) X(acc_value)              \
+    X(sum_rows_f32) X(add) X(mul) X(fill) X(act_backward) X(gated_forward) X(gated_backward) X(dropout)  \
+    X(norm_forward) X(norm_backward) X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward)       \
+    X(rows_in_range) X(gather_rows) X(ce_max) X(ce_sum) X(ce_target) X(ce_terms) X(ce_backward)          \
+    X(sum_squares) X(scale) X(round_bf16) X(round_bits) X(take_bf16) X(narrow_bf16) X(widen_bf16)        \
+    X(optimizer_step)
+/* clang-format on */
 
 /** An instance: its table, and how many threads of the host a kernel may use. Of one rank; ranks may share a GPU. */
 struct ar_device {

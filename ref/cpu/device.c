@@ -10,24 +10,20 @@
 #include "ref/core/size.h"
 #include "ref/cpu/kernels.h"
 
-static ar_status cpu_queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name)
+ar_status ari_cpu_queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name)
 {
     (void)d;
     return ar_queue_create(gives, kind, name);
 }
 
-static void cpu_destroy(ar_device *d)
+void ari_cpu_destroy(ar_device *d)
 {
     ari_pool_fini(&((ari_cpu_device *)d)->pool);
     free(d);
 }
 
 #define FILL_SLOT(slot) .slot = ari_cpu_##slot,
-static const ar_device_ops cpu_ops = {.name = "cpu",
-                                      .host_reaches = true,
-                                      .queue_create = cpu_queue_create,
-                                      .destroy = cpu_destroy,
-                                      ARI_CPU_SLOTS(FILL_SLOT)};
+static const ar_device_ops cpu_ops = {.name = "cpu", .host_reaches = true, AR_DEVICE_SLOTS(FILL_SLOT)};
 
 /* The compiler's support routine also asks whether the operating system saves the 512-bit registers. */
 static const ari_exact_path *fastest_path(void)

@@ -17,28 +17,8 @@
  * a kernel promises beyond that (in-place use, errors) is said beside its definition. All of them run at once in the
  * calling thread, with up to d->threads OpenMP threads; no result depends on how many (the native product's excepted).
  * A row is read a few times while it is in the first two cache levels, and once from memory. */
-/* clang-format off */
-#define ARI_CPU_SLOTS(X)                                                                            \
-    /* memory.c */                                                                                  \
-    X(alloc) X(free) X(copy) X(zero) X(copy_strided) X(combine)                                     \
-    /* blis.c, exponents.c, pack.c, gemm_exact.c, round.c */                                        \
-    X(gemm_f32) X(col_exponents) X(row_exponents) X(packed_create) X(packed_destroy) X(pack)        \
-    X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64)                                              \
-    /* accumulator.c */                                                                             \
-    X(acc_add) X(acc_raise) X(acc_value)                                                            \
-    /* elementwise.c, norm.c, rope.c, softmax.c */                                                  \
-    X(bias_act) X(add) X(mul) X(fill) X(act_backward) X(gated_forward) X(gated_backward) X(dropout) \
-    X(round_bits) X(narrow_bf16) X(widen_bf16) X(norm_forward) X(norm_backward)                     \
-    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward)                                   \
-    /* embedding.c, loss.c */                                                                       \
-    X(rows_in_range) X(gather_rows) X(sum_rows_f32)                                                 \
-    X(ce_max) X(ce_sum) X(ce_target) X(ce_terms) X(ce_backward)                                     \
-    /* optimizer.c */                                                                               \
-    X(sum_squares) X(scale) X(round_bf16) X(take_bf16) X(optimizer_step)
-/* clang-format on */
-
 #define ARI_DECLARE_SLOT(slot) extern __typeof__(*((ar_device_ops *)0)->slot) ari_cpu_##slot;
-ARI_CPU_SLOTS(ARI_DECLARE_SLOT)
+AR_DEVICE_SLOTS(ARI_DECLARE_SLOT)
 #undef ARI_DECLARE_SLOT
 
 /* --- threads ------------------------------------------------------------------------------------------------------ */

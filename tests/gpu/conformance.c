@@ -11,61 +11,8 @@
 
 #define EXIT_SKIPPED 77
 
-#define SLOT(name)                                         \
-    {                                                      \
-#name, offsetof(ar_device_ops, name), name##_cases \
-    }
-static const conformance_slot slots[] = {SLOT(queue_create),
-                                         SLOT(destroy),
-                                         SLOT(alloc),
-                                         SLOT(free),
-                                         SLOT(copy),
-                                         SLOT(zero),
-                                         SLOT(copy_strided),
-                                         SLOT(combine),
-                                         SLOT(gemm_f32),
-                                         SLOT(bias_act),
-                                         SLOT(col_exponents),
-                                         SLOT(row_exponents),
-                                         SLOT(packed_create),
-                                         SLOT(packed_destroy),
-                                         SLOT(pack),
-                                         SLOT(gemm_i64),
-                                         SLOT(gemm_round),
-                                         SLOT(gemm_acc),
-                                         SLOT(round_i64),
-                                         SLOT(acc_add),
-                                         SLOT(acc_raise),
-                                         SLOT(acc_value),
-                                         SLOT(sum_rows_f32),
-                                         SLOT(add),
-                                         SLOT(mul),
-                                         SLOT(fill),
-                                         SLOT(act_backward),
-                                         SLOT(gated_forward),
-                                         SLOT(gated_backward),
-                                         SLOT(dropout),
-                                         SLOT(norm_forward),
-                                         SLOT(norm_backward),
-                                         SLOT(rope_tables),
-                                         SLOT(rope),
-                                         SLOT(softmax_forward),
-                                         SLOT(softmax_backward),
-                                         SLOT(rows_in_range),
-                                         SLOT(gather_rows),
-                                         SLOT(ce_max),
-                                         SLOT(ce_sum),
-                                         SLOT(ce_target),
-                                         SLOT(ce_terms),
-                                         SLOT(ce_backward),
-                                         SLOT(sum_squares),
-                                         SLOT(scale),
-                                         SLOT(round_bf16),
-                                         SLOT(round_bits),
-                                         SLOT(take_bf16),
-                                         SLOT(narrow_bf16),
-                                         SLOT(widen_bf16),
-                                         SLOT(optimizer_step)};
+#define SLOT(name) {#name, offsetof(ar_device_ops, name), name##_cases},
+static const conformance_slot slots[] = {AR_DEVICE_SLOTS(SLOT)};
 #define SLOTS (sizeof slots / sizeof *slots)
 
 const conformance_slot *conformance_slots(size_t *count)
