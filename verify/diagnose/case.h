@@ -218,52 +218,31 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 /* --- traces ------------------------------------------------------------------------------------------------------- */
 
 /* Of a measure: what was found. */
-#define ARI_KINDS(X)                                                                                                   \
-    X(ANYTHING)                                                                                                        \
-    X(BATCH_ROWS)                                                                                                      \
-    X(BIAS_AXIS)                                                                                                       \
-    X(BITS)                                                                                                            \
-    X(BLOCK_OF_RANK)                                                                                                   \
-    X(CONSTANT_ADDED)                                                                                                  \
-    X(DECAY)                                                                                                           \
-    X(DRIFT)                                                                                                           \
-    X(DROPOUT)                                                                                                         \
-    X(EDGE_ROWS)                                                                                                       \
-    X(EXCHANGED)                                                                                                       \
-    X(FACTOR)                                                                                                          \
-    X(FILLED)                                                                                                          \
-    X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) X(GRID) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) X(LATER_TOKENS) X(LEFT_OVER) \
-        X(LOOKUP) X(LOSS) X(MASK) X(MEAN) X(MEANS) X(NAN) X(NOISE) X(NORM) X(OTHER_TENSOR) X(OWN_BLOCK) X(PADDING)     \
-            X(PRECISION) X(RANKS_WRONG) X(RANK_FACTORS) X(RANK_MAJOR) X(REORDERED) X(REPEATED) X(REVERSED) X(ROPE)     \
-                X(ROTATED) X(ROUNDING) X(ROWS_ZERO) X(ROW_ADDED) X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS)             \
-                    X(SHARD_FACTORS) X(SHARD_WRONG) X(SHARE) X(SHARED_TENSOR) X(SHARE_UPDATE) X(SHIFTED)               \
-                        X(SHIFTED_SLICES) X(SLICE_FACTORS) X(STATISTIC) X(SUM) X(TABLE_ADDED) X(TAIL) X(TENSOR_ADDED)  \
-                            X(TRANSPOSED) X(UPDATE) X(VECTOR_ADDED) X(WORLD_RANK) X(ZERO) X(ZERO_BLOCK)
+/* clang-format off */
+#define ARI_KINDS(X) \
+    X(ANYTHING) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(BLOCK_OF_RANK) X(CONSTANT_ADDED) X(DECAY) X(DRIFT) X(DROPOUT) \
+    X(EDGE_ROWS) X(EXCHANGED) X(FACTOR) X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) X(GRID) X(HEADS_MOVED) \
+    X(INTERLEAVED) X(LAST) X(LATER_TOKENS) X(LEFT_OVER) X(LOOKUP) X(LOSS) X(MASK) X(MEAN) X(MEANS) X(NAN) X(NOISE) \
+    X(NORM) X(OTHER_TENSOR) X(OWN_BLOCK) X(PADDING) X(PRECISION) X(RANKS_WRONG) X(RANK_FACTORS) X(RANK_MAJOR) \
+    X(REORDERED) X(REPEATED) X(REVERSED) X(ROPE) X(ROTATED) X(ROUNDING) X(ROWS_ZERO) X(ROW_ADDED) \
+    X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS) X(SHARD_FACTORS) X(SHARD_WRONG) X(SHARE) X(SHARED_TENSOR) \
+    X(SHARE_UPDATE) X(SHIFTED) X(SHIFTED_SLICES) X(SLICE_FACTORS) X(STATISTIC) X(SUM) X(TABLE_ADDED) X(TAIL) \
+    X(TENSOR_ADDED) X(TRANSPOSED) X(UPDATE) X(VECTOR_ADDED) X(WORLD_RANK) X(ZERO) X(ZERO_BLOCK)
+/* clang-format on */
 #define ARI_KIND(name) ARI_FOUND_##name,
 typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace_kind;
 
 /* Properties: those of the run and the tensor, which every trace has, then those that measures add. What one of the
  * latter means is said where it is set. */
-#define ARI_PROPERTIES(X)                                                                                              \
-    X(SEEN)                                                                                                            \
-    X(HIDDEN)                                                                                                          \
-    X(DP)                                                                                                              \
-    X(SQUARE)                                                                                                          \
-    X(SP)                                                                                                              \
-    X(APART)                                                                                                           \
-    X(EQUAL)                                                                                                           \
-    X(MICRO)                                                                                                           \
-    X(LATER)                                                                                                           \
-    X(BATCH)                                                                                                           \
-    X(MATRIX)                                                                                                          \
-    X(FINITE)                                                                                                          \
-    X(ALL)                                                                                                             \
-    X(ALONE) X(AVERAGE) X(BLOCKS) X(BY_HEADS) X(CAUSAL) X(COUNT) X(CUT) X(EVERYWHERE) X(EXCHANGED) X(FEATURES)         \
-        X(FIRST_MOMENT) X(FLOOR) X(FOREIGN) X(FRACTION) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) \
-            X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT) X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_RANKS)          \
-                X(OF_SHARDS) X(OF_STEP) X(OF_THETA) X(OF_TP) X(OF_WEIGHT) X(ONE) X(OVERWRITTEN) X(PACKED) X(PADDED)    \
-                    X(PAIRS) X(PERHAPS) X(POWER) X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SECOND_MOMENT) X(SHIFT) X(SOME)  \
-                        X(TOKENS) X(TWICE) X(ZERO)
+/* clang-format off */
+#define ARI_PROPERTIES(X) \
+    X(SEEN) X(HIDDEN) X(DP) X(SQUARE) X(SP) X(APART) X(EQUAL) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) X(ALL) \
+    X(ALONE) X(AVERAGE) X(BLOCKS) X(BY_HEADS) X(CAUSAL) X(COUNT) X(CUT) X(EVERYWHERE) X(EXCHANGED) X(FEATURES) \
+    X(FIRST_MOMENT) X(FLOOR) X(FOREIGN) X(FRACTION) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) \
+    X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT) X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_RANKS) X(OF_SHARDS) \
+    X(OF_STEP) X(OF_THETA) X(OF_TP) X(OF_WEIGHT) X(ONE) X(OVERWRITTEN) X(PACKED) X(PADDED) X(PAIRS) X(PERHAPS) \
+    X(POWER) X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SECOND_MOMENT) X(SHIFT) X(SOME) X(TOKENS) X(TWICE) X(ZERO)
+/* clang-format on */
 #define ARI_PROPERTY(name) ARI_AT_##name,
 enum { ARI_PROPERTIES(ARI_PROPERTY) };
 #define ARI_IF(name) ((uint64_t)1 << ARI_AT_##name)
