@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "ref/core/context.h"
-#include "ref/core/host_view.h"
 #include "ref/core/out.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"

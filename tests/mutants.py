@@ -18,7 +18,7 @@ MUTANTS = [
     ("a queued all-to-all reads the caller's counts after the call has returned", "ref/comm/comm.c",
      "j->call.recv_counts = append(&at, call->recv_counts, recv_counts);", "at += recv_counts;",
      "core/queue_test sim/collectives_test"),
-    ("elements of a second box get the indices of the first", "ref/core/host_view.c",
+    ("elements of a second box get the indices of the first", "ref/core/context.c",
      "index += (b->local[d] + x) * index_stride;", "index += x * index_stride;",
      "verify/compare_test layers/linear_test"),
     # --- ref/numerics

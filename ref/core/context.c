@@ -6,7 +6,7 @@
 
 #include "anyrank/arith.h"
 #include "anyrank/fault.h"
-#include "ref/core/host_view.h"
+#include "ref/core/size.h"
 #include "ref/core/text.h"
 
 static ar_status check_storage(const ar_ctx_options *o)
@@ -355,4 +355,82 @@ ar_status ar_fault_parse(ar_fault *f, const char *name)
     const char *near = ari_nearest(name, names + 1, AR_FAULT_COUNT - 1);
     return ar_error_set(AR_ERR_NOT_FOUND, "there is no fault '%s'%s%s%s; 'anyrank bugs' lists them", name,
                         near ? "; did you mean '" : "", near ? near : "", near ? "'" : "");
+}
+
+/* --- tensors as the host reads them ---------------------------------------------------------------------------------- */
+
+static ar_status download(ar_ctx *c, void *host, const ar_tensor *t)
+{
+    ar_tensor packed;
+    if (ar_tensor_is_contiguous(t))
+        return ar_ctx_download(c, host, t);
+    AR_TRY(ar_ctx_tensor(c, &packed, t->dtype, t->ndim, t->shape));
+    ar_status st = c->device->ops->copy_strided(c->device, c->queue, &packed, t);
+    if (st == AR_OK)
+        st = ar_ctx_download(c, host, &packed);
+    ar_ctx_release(c, &packed);
+    return st;
+}
+
+ar_status ari_host_view(ar_ctx *c, ar_tensor *view, const ar_tensor *t)
+{
+    void *host = NULL;
+    *view = *t;
+    if (c->device->ops->host_reaches)
+        return AR_OK;
+    AR_TRY(ari_alloc(&host, ar_tensor_count(t), ar_dtype_bytes(t->dtype), "a tensor's values on the host"));
+    ar_status st = ar_tensor_view(view, t->dtype, t->ndim, t->shape, (ar_buf){host});
+    if (st == AR_OK)
+        st = download(c, host, t);
+    if (st != AR_OK)
+        free(host);
+    return st;
+}
+
+void ari_host_view_end(ar_tensor *view, const ar_tensor *t)
+{
+    if (view->data.ptr != t->data.ptr)
+        free(view->data.ptr);
+}
+
+void ari_pack_elements(float *to, const ar_tensor *t)
+{
+    const size_t count = ar_tensor_count(t);
+    for (size_t i = 0; i < count; i++) {
+        size_t at[AR_MAX_DIMS];
+        ptrdiff_t offset = 0;
+        ari_coordinates(at, i, t->ndim, t->shape);
+        for (int d = 0; d < t->ndim; d++)
+            offset += (ptrdiff_t)at[d] * t->stride[d];
+        to[i] = ((const float *)t->data.ptr)[offset];
+    }
+}
+
+void ari_for_each_run(const ar_tensor *local, const ar_layout *o, void (*f)(void *user, const ari_box_run *run),
+                      void *user)
+{
+    const int nd = o->ndim;
+    for (size_t k = 0; k < o->nbox; k++) {
+        const ar_box *b = &o->box[k];
+        size_t runs = 1;
+        for (int d = 0; d + 1 < nd; d++)
+            runs *= b->extent[d];
+        const size_t width = nd > 0 ? b->extent[nd - 1] : 1;
+        for (size_t i = 0; i < runs && width > 0; i++) {
+            size_t rest = i, full = 0, full_stride = 1, index = 0, index_stride = 1;
+            ptrdiff_t offset = 0;
+            for (int d = nd - 1; d >= 0; d--) {
+                const size_t x = d == nd - 1 ? 0 : rest % b->extent[d];
+                rest = d == nd - 1 ? rest : rest / b->extent[d];
+                full += (b->global[d] + x) * full_stride;
+                index += (b->local[d] + x) * index_stride;
+                offset += (ptrdiff_t)(b->local[d] + x) * local->stride[d];
+                full_stride *= o->shape[d];
+                index_stride *= local->shape[d];
+            }
+            const ari_box_run run = {(const float *)local->data.ptr + offset, nd > 0 ? local->stride[nd - 1] : 1, width,
+                                     full, index};
+            f(user, &run);
+        }
+    }
 }

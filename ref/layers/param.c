@@ -7,7 +7,6 @@
 
 #include "anyrank/arith.h"
 #include "ref/core/context.h"
-#include "ref/core/host_view.h"
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "ref/core/context.h"
-#include "ref/core/host_view.h"
 #include "ref/core/size.h"
 #include "ref/layers/share.h"
 #include "ref/numerics/philox.h"

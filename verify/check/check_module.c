@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "ref/core/context.h"
-#include "ref/core/host_view.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/layers/parts.h"
