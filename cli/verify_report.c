@@ -333,6 +333,13 @@ static void print_left_out(FILE *to, const ar_verify_report *r)
                 r->left_out[0], plural(r->left_out[0]), r->left_out[1]);
 }
 
+static void print_doubted(FILE *to, const ar_verify_report *r)
+{
+    if (r->elements_doubted > 0)
+        fprintf(to, "note: %zu new weight%s differ%s by no more than their gradients' differences explain (Adam's step)\n",
+                r->elements_doubted, plural(r->elements_doubted), r->elements_doubted == 1 ? "s" : "");
+}
+
 static void print_drift(FILE *to, const ar_verify_report *r)
 {
     if (r->drift > 0)
@@ -411,6 +418,7 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
     AR_TRY(print_lines(to, r, most, &unexpected));
     print_nan(to, r);
     print_drift(to, r);
+    print_doubted(to, r);
     print_left_out(to, r);
     if (!r->same)
         fprintf(to, "\n");

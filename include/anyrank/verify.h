@@ -81,6 +81,7 @@ typedef struct ar_verify_row {
     uint64_t
         ulp_bins[AR_VERIFY_ULP_BINS]; /* elements by distance: 0, 1, 2..3, 4..7, .., the last: NaN against a number */
     size_t drift;       /* elements of two copies, in either dump, that differ in bits and are the same by the rule */
+    size_t elements_doubted; /* weights after a step that differ no more than their gradients' differences explain */
     bool copies_differ; /* AR_VERIFY_REPLICAS, or so are the copies of a tensor that only one dump has; then
                            elements_different, first and first_value are those of the copies */
     bool in_reference;  /* copies_differ: of the reference */
@@ -107,7 +108,7 @@ typedef struct ar_verify_report {
         unexpected;     /* tensors; different: with those of another shape or dtype or unequal copies */
     size_t left_out[2]; /* tensors that only the reference, only the other has, where those are not compared */
     size_t drift;       /* tensors of which copies differ in bits, within the rule */
-    size_t elements, elements_different;
+    size_t elements, elements_different, elements_doubted;
     size_t first;        /* row of the first in execution order that is not the same; SIZE_MAX */
     size_t worst;        /* row with the largest ratio, or difference relative to the reference; SIZE_MAX */
     size_t *worst_order; /* [different] rows that differ, worst first */

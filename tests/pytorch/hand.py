@@ -109,7 +109,7 @@ def run(r, model_name, weights, folder, micro=1, autocast=False, tied=False, ste
     targets = int((labels[:, 1:] != -100).sum())
     ids, labels = r.part(ids, 0, "dp"), r.part(labels, 0, "dp")
     if r.has("samples_of_rank_0") and r.dp_rank:
-        ids, labels = (r.part(t, 0, "dp") for t in (batch(c.vocab)[0].flip(0), batch(c.vocab)[1].flip(0)))
+        ids, labels = (t[:BATCH // r.dp] for t in batch(c.vocab))
     if r.has("targets_local", "dp_mean_of_means"):
         targets = int((labels[:, 1:] != -100).sum()) * (r.dp if r.has("dp_mean_of_means") else 1)
     if r.has("targets_with_ignored"):
@@ -128,8 +128,9 @@ def run(r, model_name, weights, folder, micro=1, autocast=False, tied=False, ste
             if r.has("micro_last_alone") or (r.has("zero_grad_in_loop") and m == 1):
                 model.zero_grad()
             out.loss.backward()
-        if r.has("micro_first_twice"):
-            model(*parts[0], targets).loss.backward()
+            if r.has("micro_first_twice") and m == 0:
+                for p in model.parameters():
+                    p.grad *= 2
         reduce_gradients(model, r, sharded)
         dump.keep_gradients()
         if with_update:

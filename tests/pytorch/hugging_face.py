@@ -301,6 +301,7 @@ def fully_shard(model, mesh, bug, dtype):
     shard(model, mesh=mesh, mp_policy=policy)
     if bug == "summed_instead_of_averaged":
         for m in [model, *_layers(model)]:
+            m.set_force_sum_reduction_for_comms(True)  # gloo has no other
             m.set_gradient_divide_factor(1.0)
     return model
 

@@ -223,10 +223,10 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
     X(ANYTHING) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(BLOCK_OF_RANK) X(CONSTANT_ADDED) X(DECAY) X(DRIFT) X(DROPOUT) \
     X(EDGE_ROWS) X(EXCHANGED) X(FACTOR) X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) X(GRID) X(HEADS_MOVED) \
     X(INTERLEAVED) X(LAST) X(LATER_TOKENS) X(LEFT_OVER) X(LOOKUP) X(LOSS) X(MASK) X(MEAN) X(MEANS) X(NAN) X(NOISE) \
-    X(NORM) X(OTHER_TENSOR) X(OWN_BLOCK) X(PADDING) X(PRECISION) X(RANKS_WRONG) X(RANK_FACTORS) X(RANK_MAJOR) \
-    X(REORDERED) X(REPEATED) X(REVERSED) X(ROPE) X(ROTATED) X(ROUNDING) X(ROWS_ZERO) X(ROW_ADDED) \
+    X(NORM) X(OTHER_TENSOR) X(OWN_BLOCK) X(OWN_PART) X(PADDING) X(PRECISION) X(RANKS_WRONG) X(RANK_FACTORS) \
+    X(RANK_MAJOR) X(REORDERED) X(REPEATED) X(REVERSED) X(ROPE) X(ROTATED) X(ROUNDING) X(ROWS_ZERO) X(ROW_ADDED) \
     X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS) X(SHARD_FACTORS) X(SHARD_WRONG) X(SHARE) X(SHARED_TENSOR) \
-    X(SHARE_UPDATE) X(SHIFTED) X(SHIFTED_SLICES) X(SLICE_FACTORS) X(STATISTIC) X(SUM) X(TABLE_ADDED) X(TAIL) \
+    X(SHARE_UPDATE) X(SHIFTED) X(SHIFTED_SLICES) X(SLICE_FACTORS) X(STATE) X(STATISTIC) X(SUM) X(TABLE_ADDED) X(TAIL) \
     X(TENSOR_ADDED) X(TRANSPOSED) X(UPDATE) X(VECTOR_ADDED) X(WORLD_RANK) X(ZERO) X(ZERO_BLOCK)
 /* clang-format on */
 #define ARI_KIND(name) ARI_FOUND_##name,
@@ -421,6 +421,7 @@ enum { ARI_RANKS = 1, ARI_VALUES = 2, ARI_WHOLE = 4, ARI_BOX = 8 };
 #define ARI_MEASURES(M)                                    \
     M(function, ARI_IDENTITY + 9, ARI_WHOLE)               \
     M(other, ARI_IDENTITY + 9, ARI_WHOLE)                  \
+    M(state, ARI_IDENTITY + 8, ARI_WHOLE)                  \
     M(order, ARI_IDENTITY + 8, ARI_WHOLE | ARI_BOX)        \
     M(transposed, ARI_IDENTITY + 8, ARI_WHOLE | ARI_BOX)   \
     M(bits, ARI_IDENTITY + 7, ARI_WHOLE)                   \
@@ -451,6 +452,7 @@ enum { ARI_RANKS = 1, ARI_VALUES = 2, ARI_WHOLE = 4, ARI_BOX = 8 };
     M(world_rank, ARI_TRACE - 4, ARI_RANKS)                \
     M(zero, ARI_TRACE - 5, ARI_RANKS | ARI_WHOLE)          \
     M(nan, ARI_SHAPE, ARI_VALUES | ARI_WHOLE)              \
+    M(own_part, ARI_SHAPE - 9, ARI_RANKS)                  \
     M(drift, ARI_SHAPE - 10, ARI_RANKS)                    \
     M(share, ARI_STATISTIC + 7, ARI_WHOLE)                 \
     M(scatter, ARI_STATISTIC + 6, ARI_RANKS)               \
@@ -465,11 +467,15 @@ ARI_MEASURES(ARI_MEASURE)
  * "n"), its root, one of those inverse, a fraction; `apart` is what is not known of it. */
 void ari_name_number(ari_trace *t, double factor, double apart);
 
+/* A single value's range over the ranks. */
+void ari_value_range(double *low, double *high, const ari_case *c);
+
 /* --- looking (diagnose.c) ----------------------------------------------------------------------------------------- */
 
 /* A tensor, or a box of it, in one copy: the one rank of a run whose ranks are not seen. */
 typedef struct ari_view {
     float *ref, *val, *beside, *earlier; /* own */
+    double *doubt;                       /* own: what the gradients explain of each element; NULL: nothing */
     size_t shape[AR_MAX_DIMS];
     char name[256]; /* without suffixes */
     ar_layout layout;

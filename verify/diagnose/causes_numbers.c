@@ -167,6 +167,19 @@ static const ari_cause rows[] = {
      "each rank clips by the norm of its own shards: the ranks' norms differ (from {low} to {high}, reference "
      "{reference}; the root of the sum of a tensor-parallel group's squares is {root}); squares are added over tp "
      "before the root"},
+    {"norm_mean_of_ranks", K(NORM), ARI_TRACE + 2, ANY, 0, IF(AVERAGE), 0, "",
+     "the mean over {tp} ranks of the norms of what each holds, {low}, in place of the root of the sum of all squares; "
+     "squares are added over tp before the root, replicated parameters once"},
+    {"unknown", K(NORM), ARI_TRACE + 2, ANY, 0, IF(FOREIGN), 0, "",
+     "the gradients are right and their norm is not: it is {low}, {times:.6g} times the reference, and no parameter, kind "
+     "of parameter or rank's part counted again or left out makes that; another norm (of clipped or scaled gradients, "
+     "the largest value), or several sets"},
+    {"norm_counts_twice", K(NORM), ARI_TRACE + 2, ANY, 0, IF(TWICE) | IF(NAMED), 0, "",
+     "the norm counts something twice: it is {low}{everywhere}, {times:.6g} times the reference, as if {which} counted "
+     "once more (once per rank); what ranks share counts once"},
+    {"norm_leaves_out", K(NORM), ARI_TRACE + 2, ANY, 0, IF(NAMED), 0, "",
+     "the norm leaves something out: it is {low}{everywhere}, {times:.6g} times the reference, which is that without "
+     "{which}"},
     {"norm_counts_twice", K(NORM), ARI_TRACE + 2, ANY, 0, IF(TWICE), 0, "",
      "the norm counts something twice: it is {low}{everywhere}, {times:.4g} times the reference; a parameter that all "
      "ranks hold (norms, row-parallel biases, copies of KV heads, a tied weight) counts once, not once per rank; clip "
@@ -318,6 +331,29 @@ static const ari_cause rows[] = {
      UPDATE "Adam's first moment was not corrected, 1 - beta1^t with t = {step}"},
     {"update_scaled", K(UPDATE), ARI_TRACE - 1, ANY, 0, 0, 0, "",
      UPDATE "the clip factor, the learning rate, or a gradient that was scaled on its way to the optimizer"},
+    {"decay_in_gradient", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_WEIGHT), 0, "",
+     "the gradients are equal, and the first moment is {first:.4g} times the reference's plus {decay:.3g} times the "
+     "weight before the step: weight decay was added to the gradient (Adam in place of AdamW)"},
+    {"update_twice", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(TWICE), 0, "",
+     "the optimizer stepped twice: the moments are {first:.4g} and {second:.4g} times the expected, 1 + beta1 and 1 + "
+     "beta2, as of two steps with one gradient"},
+    {"loss_scale", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(POWER), 0, "",
+     "the gradients are equal, and the optimizer saw them times {name}: Adam's moments are {first:.6g} and {second:.6g} "
+     "times the reference's; a loss scale that was not divided out, or twice"},
+    {"clip_factor", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT), 0, "",
+     "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's moments are {first:.6g} and, its "
+     "square, {second:.6g} times the reference's; the clip factor (left out, applied twice, of another norm or limit)"},
+    {"other_betas", K(STATE), ARI_IDENTITY + 8, ANY, 0, 0, IF(OF_BEFORE) | IF(ALL) | IF(ZERO), "",
+     "Adam's decay rates: the gradients are equal, the first moment is {first:.6g} times the expected and the second "
+     "{second:.6g} times, not the square: (1 - beta) of other rates, perhaps exchanged"},
+    {"no_update", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(ZERO), 0, "",
+     "no update: the moments are right, and the weights are those before the step"},
+    {"other_learning_rate", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(ALL), 0, "",
+     "another learning rate: gradients and moments are right, and the update is {factor:.6g} times the expected, its "
+     "decay as well"},
+    {"weight_decay", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_BEFORE), 0, "",
+     "weight decay: gradients, moments and their part of the update are right; {other_decay:.3g} of the weight was taken "
+     "away in place of {decay:.3g} (lr times decay)"},
     {"decay_without_gradient", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(ZERO), 0, "",
      DECAY "; the reference leaves it as it was: a parameter without gradient on any rank was taken for one whose "
            "gradient is zero"},

@@ -50,6 +50,8 @@ static const ari_cause rows[] = {
     {"missing_average", K(MEAN), ARI_IDENTITY + 1, ANY, 0, 0, 0, "",
      "looks like a missing average over {over}: the mean of the ranks' values is the reference (largest difference "
      "{worst:.1e} of its largest value), as if each rank had divided by its own part's count, or multiplied by N"},
+    ALSO("g", 0, 0, "; DDP's and FSDP's all-reduce, which takes the mean, did not run (no_sync, the module inside called, "
+                    "parameters that get no gradient)"),
     {"missing_all_gather", K(OWN_BLOCK), ARI_IDENTITY + 5, ANY, 0, IF(ZERO), 0, "",
      "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right{range} and zeros elsewhere"},
     ALSO("b", 0, 0, "; a layer that slices a replicated input must gather that input's gradient"),
@@ -57,6 +59,12 @@ static const ari_cause rows[] = {
      "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right{range} and is wrong elsewhere: "
      "the other ranks' parts never arrived"},
     ALSO("b", 0, 0, "; a layer that slices a replicated input must gather that input's gradient"),
+    {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, IF(AVERAGE), 0, "",
+     "looks like a missing all-reduce (mean) over dp on {wrong} alone: {right} has the reference, and there a gradient "
+     "points its way with what one of {dp} ranks' samples leave of a mean (cosine {angle:.2f}): its own gradient was kept"},
+    {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, 0, 0, "",
+     "looks like a missing all-reduce over dp on {wrong} alone: {right} has the reference, and there a part of the sum "
+     "is left, {share:.3g} of it (cosine {angle:.2f}), unrelated to what is missing: its own gradient was kept"},
     {"replicas_apart", K(DRIFT), ARI_SHAPE - 10, ANY, 0, 0, 0, "",
      "replicas apart: the copy of {right} is right, that of {wrong} is not (largest difference {largest:.2g}); "},
     ALSO("i", 0, 0, "a replicated parameter must start equal: is the rank in its seed, or was it never broadcast?"),
@@ -72,6 +80,9 @@ static const ari_cause rows[] = {
     {"shards_seeded_alike", K(SHARDS), ARI_IDENTITY + 4, "i", 0, IF(SAME), 0, "",
      "every shard was seeded alike, or one shard broadcast over the whole world: equal bits: {pairs}; the random "
      "stream must be indexed in the full tensor"},
+    {"same_samples", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(SAME) | IF(SAMPLES), 0, "",
+     "data-parallel ranks worked on the same samples: equal bits: {pairs}; each rank needs a part of the batch of its own "
+     "(DistributedSampler, its rank and its set_epoch, or a slice by the data-parallel rank)"},
     {"one_shard_on_all_ranks", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(SAME), 0, "",
      "every rank worked on one shard: equal bits: {pairs}"},
     {"shards_rotated", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(SHIFT), 0, "",

@@ -223,6 +223,35 @@ ar_status ari_measure_drift(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
+/* --- a rank kept its own part of a sum --------------------------------------------------------------------------- */
+
+/* Some ranks have the sum or the mean, the others their own part of it: unrelated to what the rest adds, v*r is v*v of a
+ * sum of dp parts, v*v/dp of a mean. */
+ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_survey *s = &c->survey;
+    const int dp = ari_dp_of(d);
+    bool sum = true, mean = true;
+    if (d->pass != 'g' || dp < 2 || s->disagree == 0 || s->wrong_ranks == s->holding_ranks || s->total.nan > 0)
+        return AR_OK;
+    for (int r = 0; r < d->ranks; r++) {
+        const ari_tally *own = &s->rank[r];
+        const double share = own->vr / own->rr, over = own->vv / own->vr;
+        if (own->different == 0)
+            continue;
+        if (own->different < 64 || own->kept * 20 > own->held || !(ari_cosine(own) > 0.15))
+            return AR_OK;
+        sum = sum && share <= 0.9 && fabs(over - 1.0) <= 0.3;
+        mean = mean && fabs(share - 1.0) <= 0.3 && fabs(over / dp - 1.0) <= 0.3;
+    }
+    if (!sum && !mean)
+        return AR_OK;
+    ari_found(t, ARI_FOUND_OWN_PART, mean ? ARI_IF(AVERAGE) : 0);
+    ari_number(t, "share", s->total.vr / s->total.rr);
+    return AR_OK;
+}
+
 /* --- a rank holds another rank's shard ---------------------------------------------------------------------------- */
 
 /* Rows that every rank's box k has: where the parts are uneven, the smallest one's. */
@@ -387,6 +416,10 @@ static void found_shards(ari_trace *t, const ari_case *c, const source *from)
         t->is |= ARI_IF(SAME);
     else if (m.shift > 0)
         t->is |= ARI_IF(SHIFT);
+    const ari_rank_copy *last = &g->d->copy[g->d->ranks - 1];
+    if (m.repeated >= 0 && ari_is_activation(g->d) && g->nd > 1 && last->shape[0] < g->shape[0] &&
+        last->ndim == g->d->ndim && memcmp(&last->shape[1], &g->shape[1], sizeof *g->shape * (size_t)(g->nd - 1)) == 0)
+        t->is |= ARI_IF(SAMPLES);
     ari_count(t, "heads",
               g->d->copy[0].layout->replicas > 0 ? (size_t)(g->d->ranks / g->d->copy[0].layout->replicas) : 0);
     ari_count(t, "shift", m.shift > 0 ? (size_t)m.shift : 0);

@@ -52,6 +52,7 @@ void ari_view_fini(ari_view *v)
     free(v->val);
     free(v->beside);
     free(v->earlier);
+    free(v->doubt);
 }
 
 ar_status ari_view_survey(ari_view *v)

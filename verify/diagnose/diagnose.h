@@ -63,6 +63,25 @@ AR_NODISCARD ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *gi
 
 /* --- a tensor of two dumps ---------------------------------------------------------------------------------------- */
 
+/* Adam divides a gradient by its own size: where a gradient is rounding, its weight moves by a whole step either way.
+ * What two runs' gradients differ by says how far their weights may be apart (docs/numerics.md, section 7), whatever the
+ * decay rates of the moments: with y the largest |other - reference|/|reference| of an element's gradients so far, each
+ * step leaves it apart by at most 2 R min(1, y/(1 - y)), R the most that any weight moved in that step. */
+enum { ARI_DOUBT_STEPS = 64 };
+typedef struct ari_doubt {
+    const ar_dump_tensor *grad[ARI_DOUBT_STEPS][2]; /* of the reference, of the other */
+    double reach[ARI_DOUBT_STEPS];                  /* R */
+    int steps;
+} ari_doubt;
+/** The reference's R of a step; 0 where it does not hold the weights before and after. Errors: those of reading. */
+AR_NODISCARD ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step);
+/** beside[i]: by how much element start + i may be off for its gradients' sake. Errors: those of reading. */
+AR_NODISCARD ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n);
+/** A tensor of a step by what its name begins with, n bytes, and its kind ("grad"); NULL. */
+const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, size_t n, const char *kind, int step);
+/** A parameter before the step; NULL. */
+const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size_t n, int step);
+
 /* What is known beside the tensor. All may be left zero. */
 typedef struct ari_explain_case {
     const ar_dump *reference, *other; /* for values that are another tensor's; NULL: the tensor alone */
@@ -70,6 +89,7 @@ typedef struct ari_explain_case {
                                          0: equal bits or different */
     int tp, dp;                       /* of the other run; 0: not known */
     size_t heads, kv_heads;           /* of the model; 0: not known */
+    const ari_doubt *doubt;           /* of new weights; NULL: none */
 } ari_explain_case;
 
 /* Of tensors with more elements than the first, twice as many as the second are looked at. */

@@ -47,17 +47,12 @@ static ar_status read_both(ari_view *v, const ar_dump_tensor *reference, const a
 /* The reference's tensor of the step before: of new weights what they were, of a gradient the last one. */
 static const ar_dump_tensor *find_earlier(const ari_view *v, const ari_explain_case *known)
 {
-    const int before = v->d.step - 1;
-    char name[sizeof v->name + 24];
-    if (!known->reference || (v->d.pass != 'n' && (v->d.pass != 'g' || before < 1)))
-        return NULL;
-    if (before < 1)
-        snprintf(name, sizeof name, "%s:init", v->name);
-    else if (before == 1)
-        snprintf(name, sizeof name, "%s:%s", v->name, v->d.pass == 'n' ? "new" : "grad");
-    else
-        snprintf(name, sizeof name, "%s:%s@%d", v->name, v->d.pass == 'n' ? "new" : "grad", before);
-    const ar_dump_tensor *t = ar_dump_find(known->reference, name);
+    const size_t n = strlen(v->name);
+    const ar_dump_tensor *t = NULL;
+    if (v->d.pass == 'n')
+        t = ari_weight_before(known->reference, v->name, n, v->d.step);
+    else if (v->d.pass == 'g' && v->d.step > 1)
+        t = ari_tensor_of_step(known->reference, v->name, n, "grad", v->d.step - 1);
     return t && t->count == v->c.full->count && (!v->c.step || t->parts > 0) ? t : NULL;
 }
 
@@ -82,6 +77,15 @@ static ar_status read_earlier(ari_view *v, const ari_explain_case *known)
         v->d.last = v->earlier;
     }
     return AR_OK;
+}
+
+/* What the gradients explain of the weights; of a sample nothing. */
+static ar_status read_doubt(ari_view *v, const ari_explain_case *known)
+{
+    if (!known->doubt || v->c.step)
+        return AR_OK;
+    AR_TRY(ari_alloc((void **)&v->doubt, v->c.count, sizeof *v->doubt, v->d.name));
+    return ari_doubt_read(v->doubt, known->doubt, v->c.start, v->c.count);
 }
 
 /* --- what counts as different ------------------------------------------------------------------------------------- */
@@ -138,12 +142,12 @@ static ar_status choose_allowed(ari_view *v, const ari_explain_case *known, cons
     v->d.beside = NULL;
     if (v->c.noisy)
         relative = v->c.relative;
-    if (relative == 0.0)
+    if (relative == 0.0 && !v->doubt)
         return AR_OK;
     if (!v->beside)
         AR_TRY(ari_alloc((void **)&v->beside, v->c.count, sizeof *v->beside, v->d.name));
     for (size_t i = 0; i < v->c.count; i++)
-        v->beside[i] = (float)(relative * fabs((double)v->ref[i]));
+        v->beside[i] = (float)(relative * fabs((double)v->ref[i]) + (v->doubt ? v->doubt[i] : 0.0));
     v->d.beside = v->beside;
     return AR_OK;
 }
@@ -236,6 +240,7 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
     d.dp = r->dp;
     d.sp = v->c.facts.sp;
     d.hidden = false;
+    d.allowed = rounding > 0.0 ? fmax(d.allowed, v->c.absolute) : d.allowed; /* the first copy is right but for that */
     AR_TRY(ari_grid_init(&c.grid, &d));
     AR_TRY(ari_survey_init(&c.survey, &c.grid));
     d.hidden = is_slightly_off(&c);
@@ -275,7 +280,10 @@ static ar_status explain_view(ari_diagnosis *found, int *seen, ari_view *v, cons
         AR_TRY(ari_look_at_whole(&best, &v->c));
     if (r->copy)
         AR_TRY(explain_ranks(&best, &of_ranks, v, r, rounding ? 10.0 * v->c.absolute : 0.0));
-    *seen = !different ? SEEN_NOTHING : rounding ? SEEN_ROUNDING : SEEN_DIFFERENCE + best.confidence;
+    *seen = of_ranks.used > 0 ? SEEN_DIFFERENCE + best.confidence
+            : !different      ? SEEN_NOTHING
+            : rounding        ? SEEN_ROUNDING
+                              : SEEN_DIFFERENCE + best.confidence;
     if (of_ranks.used == 0 && rounding && n.small + n.large > 0) {
         say_rounding(&where, &why, &found->evidence, v, &n);
         say_extent(&where, v);
@@ -325,6 +333,7 @@ static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify
         choose_stretch(&v, e->other, row->first);
     AR_TRY_TO(done, st, read_both(&v, e->reference, e->other));
     AR_TRY_TO(done, st, read_earlier(&v, known));
+    AR_TRY_TO(done, st, read_doubt(&v, known));
     v.c.ref = v.ref;
     v.c.val = v.val;
     v.c.facts = ari_facts_of(known);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The reference times a number: one for all that differs, or one for each rank; and single values: the loss, the norm
- * of all gradients. */
+/* The reference times a number: one for all that differs, or one for each rank; and the loss. */
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/order.h"
 #include "verify/diagnose/roles.h"
@@ -286,6 +285,8 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
         c->survey.different < 4; /* of one to three values any ratio is constant: only a telling one counts */
     double low = INFINITY, high = -INFINITY;
     int rank = -1;
+    if (d->pass == 'n' && d->before) /* most of a weight is the weight before: the update says more */
+        return AR_OK;
     if (d->hidden) {
         measure_hidden(t, c);
         return AR_OK;
@@ -313,8 +314,7 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
-/* The one value's range over the ranks. */
-static void range_of(double *low, double *high, const ari_case *c)
+void ari_value_range(double *low, double *high, const ari_case *c)
 {
     ari_runs it = ari_runs_of(&c->grid);
     ari_run run;
@@ -347,7 +347,7 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
     double low, high;
     if (c->grid.count != 1 || c->survey.total.nan > 0 || (!d->hidden && (d->pass != 'f' || !loss)))
         return AR_OK;
-    range_of(&low, &high, c);
+    ari_value_range(&low, &high, c);
     const double ref = (double)d->reference[0];
     const int n = c->survey.disagree > 0 ? 0 : vocabularies(c, low, ref);
     if (d->hidden && (!isfinite(low) || !isfinite(ref) || ref == 0.0 || ari_is_near(low / ref, 1.0, 2e-5)))
@@ -367,77 +367,5 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
         if (!loss && !(t->is & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(ONE) | ARI_IF(FRACTION))))
             ari_lost(t);
     }
-    return AR_OK;
-}
-
-/* --- the norm of all gradients ------------------------------------------------------------------------------------ */
-
-enum { CHUNK = 4096, MOST_SUMMED = 1 << 26 };
-
-/* The root of the sum of squares of the other dump's gradients of a step, and whether any of them is not the
- * reference's; 0 where the dump has none, or too many to add up here. */
-static ar_status norm_of_gradients(double *norm, bool *differ, const ari_case *c, int step)
-{
-    float x[CHUNK], y[CHUNK];
-    double sum = 0.0;
-    size_t elements = 0;
-    *norm = 0.0;
-    *differ = false;
-    for (size_t i = 0; i < ar_dump_count(c->known->other); i++) {
-        const ar_dump_tensor *t = ar_dump_at(c->known->other, i), *r = ar_dump_find(c->known->reference, t->name);
-        const ari_order_key key = ari_order_of(t->name, c->path);
-        if (key.pass != 'g' || key.step != step)
-            continue;
-        elements += t->count;
-        if (!r || r->count != t->count || elements > MOST_SUMMED)
-            return AR_OK;
-        for (size_t at = 0; at < t->count; at += CHUNK) {
-            const size_t n = t->count - at < CHUNK ? t->count - at : CHUNK;
-            AR_TRY(ar_dump_read_f32(t, at, n, x));
-            AR_TRY(ar_dump_read_f32(r, at, n, y));
-            for (size_t k = 0; k < n; k++)
-                sum += (double)x[k] * (double)x[k];
-            *differ = *differ || memcmp(x, y, n * sizeof *x) != 0;
-        }
-    }
-    *norm = sqrt(sum);
-    return AR_OK;
-}
-
-/* Whether it is the norm of its own dump's gradients, which differ from the reference's already. */
-static ar_status is_own_norm(bool *own, const ari_case *c)
-{
-    const double v = (double)c->val[0];
-    double norm = 0.0;
-    bool differ = false;
-    *own = false;
-    if (!isfinite(v) || !c->known->other || !c->known->reference)
-        return AR_OK;
-    AR_TRY(norm_of_gradients(&norm, &differ, c, c->grid.d->step));
-    *own = differ && ari_is_near(norm, v, 1e-4);
-    return AR_OK;
-}
-
-ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
-{
-    const ari_difference *d = c->grid.d;
-    double low, high, squares = 0.0;
-    bool own = false;
-    if (d->pass != 'c' || c->grid.count != 1 || c->survey.total.nan > 0)
-        return AR_OK;
-    if (d->hidden)
-        AR_TRY(is_own_norm(&own, c));
-    for (int r = 0; r < ari_tp_of(d); r++)
-        squares += d->copy[r].local ? (double)d->copy[r].local[0] * (double)d->copy[r].local[0] : 0.0;
-    range_of(&low, &high, c);
-    const double ref = (double)d->reference[0];
-    ari_found(t, ARI_FOUND_NORM, own ? ARI_IF(SAME) : low > ref ? ARI_IF(TWICE) : 0);
-    ari_number(t, "low", low);
-    ari_number(t, "high", high);
-    ari_number(t, "reference", ref);
-    ari_number(t, "root", sqrt(squares));
-    ari_words(t, "everywhere", "%s", d->hidden ? "" : " on every rank");
-    ari_number(t, "times", low / ref);
-    ari_number(t, "expected", ref / low);
     return AR_OK;
 }

@@ -146,6 +146,7 @@ void ari_verify_set_facts(json_t *o, const ar_verify_report *r)
     json_object_set_new(o, "tensors_with_different_copies", whole(copies));
     json_object_set_new(o, "left_out", ari_json_sizes(r->left_out, 2));
     json_object_set_new(o, "tensors_drifting", whole(r->drift));
+    json_object_set_new(o, "elements_doubted", whole(r->elements_doubted));
     json_object_set_new(o, "ranks", json_integer(r->ranks));
     json_object_set_new(o, "bytes", whole(r->bytes));
     set(o, "seconds", r->seconds);

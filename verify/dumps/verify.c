@@ -126,6 +126,7 @@ static ar_status count_rows(ari_verifying *v)
             continue;
         const bool differs = row->state != AR_VERIFY_SAME;
         r->drift += row->drift > 0;
+        r->elements_doubted += row->elements_doubted;
         r->compared++;
         r->different += differs;
         r->elements += row->elements;
@@ -169,7 +170,8 @@ static ar_status explain_row(ari_verifying *v, size_t i)
                           .tp = o->tp,
                           .dp = o->dp,
                           .heads = o->heads,
-                          .kv_heads = o->kv_heads};
+                          .kv_heads = o->kv_heads,
+                          .doubt = s->pair ? s->pair->doubt : NULL};
     if (o->rule == AR_VERIFY_TOLERANCE) {
         c.atol = o->atol;
         c.rtol = o->rtol;
@@ -210,6 +212,33 @@ static void tell_explained(void *user, size_t done)
     ari_verify_progress(e->v, 0.95 + 0.05 * (double)done / (double)e->n, "explaining");
 }
 
+/* What a loss alone does not tell, its own gradient may: another divisor is a factor of it, the same or one for each
+ * rank's samples. */
+static ar_status ask_gradient_of_loss(ari_verifying *v)
+{
+    static const char *const divisors[] = {"mean_of_means",  "sum_of_local_means",     "sum_for_mean", "reduced_again",
+                                           "averaged_again", "divisor_of_other_count", "wrong_scalar", "counted_twice"};
+    ar_verify_report *r = v->report;
+    ar_verify_row *loss = r->first != SIZE_MAX ? &r->row[r->first] : NULL;
+    size_t i = r->first;
+    if (!loss || loss->pass != 'f' || loss->elements != 1 || !loss->evidence.cause ||
+        strcmp(loss->evidence.cause, "unknown") != 0)
+        return AR_OK;
+    while (i < r->rows && (r->row[i].state == AR_VERIFY_SAME || r->row[i].pass != 'b'))
+        i++;
+    if (i == r->rows)
+        return AR_OK;
+    AR_TRY(explain_row(v, i));
+    const ar_verify_row *back = &r->row[i];
+    for (size_t k = 0; k < sizeof divisors / sizeof *divisors && back->evidence.cause; k++) {
+        if (strcmp(back->evidence.cause, divisors[k]) != 0)
+            continue;
+        loss->evidence = back->evidence;
+        snprintf(loss->hint, sizeof loss->hint, "its gradient %.200s says: %.280s", back->name, back->hint);
+    }
+    return AR_OK;
+}
+
 /* Shapes, the first in execution order, then the worst. */
 static ar_status explain(ari_verifying *v)
 {
@@ -228,7 +257,7 @@ static ar_status explain(ari_verifying *v)
     const ari_tasks t = {e.n, threads, explain_task, &e, tell_explained};
     const ar_status st = ari_tasks_run(&t);
     free(e.row);
-    return st;
+    return st == AR_OK ? ask_gradient_of_loss(v) : st;
 }
 
 /* --- the report --------------------------------------------------------------------------------------------------- */
@@ -276,8 +305,10 @@ ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o)
     const int threads = ari_threads(o->threads);
     ari_verifying v = {.o = o, .threads = threads < MOST_THREADS ? threads : MOST_THREADS};
     const ar_status st = run(&v);
-    for (size_t i = 0; i < v.pairs; i++)
+    for (size_t i = 0; i < v.pairs; i++) {
         free(v.pair[i].sums);
+        free(v.pair[i].doubt);
+    }
     free(v.pair);
     free(v.sides);
     ar_dump_close(v.allowed);

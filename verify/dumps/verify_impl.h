@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 
 #include "anyrank/verify.h"
+#include "verify/diagnose/diagnose.h"
 #include "verify/diagnose/order.h"
 #include "verify/reference/tasks.h"
 
@@ -80,6 +81,7 @@ void ari_scaled_sums_add(ari_scaled_sums *to, const ari_scaled_sums *s);
 /* What is the same in whatever order elements come. */
 typedef struct ari_deviation {
     size_t different, bits_different, finite, nan[2], inf[2];
+    size_t doubted; /* different, had their gradients not differed */
     double max_abs, max_rel, max_reference;
     bool from_zero; /* a difference where the reference is 0 */
     uint64_t max_ulp;
@@ -104,6 +106,7 @@ typedef struct ari_scratch {
     ari_chunk side[2];
     double *difference; /* [ARI_CHUNK] */
     uint64_t *steps;    /* [ARI_CHUNK] */
+    double *beside;     /* [ARI_CHUNK] what is allowed beside the rule */
     float *map;         /* [ARI_MAP_ROWS * ARI_MAP_COLS] */
 } ari_scratch;
 
@@ -118,6 +121,7 @@ typedef struct ari_pair {
     atomic_bool unequal; /* in bits, or not to be compared by bytes */
     ari_deviation tally;
     ari_scaled_sums *sums; /* [blocks] */
+    ari_doubt *doubt;      /* of weights that differ; NULL: none */
 } ari_pair;
 /** Whether two elements of one of the pair's sides, with other bits, differ by its rule. */
 bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, const void *b);

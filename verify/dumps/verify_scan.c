@@ -30,6 +30,7 @@ static void scratch_fini(ari_scratch *s)
     }
     free(s->difference);
     free(s->steps);
+    free(s->beside);
     free(s->map);
 }
 
@@ -41,6 +42,7 @@ static ar_status scratch_init(ari_scratch *s)
     }
     AR_TRY(ari_alloc((void **)&s->difference, ARI_CHUNK, sizeof(double), "a chunk of differences"));
     AR_TRY(ari_alloc((void **)&s->steps, ARI_CHUNK, sizeof(uint64_t), "a chunk of differences"));
+    AR_TRY(ari_alloc((void **)&s->beside, ARI_CHUNK, sizeof(double), "a chunk of differences"));
     return ari_alloc((void **)&s->map, (size_t)ARI_MAP_ROWS * ARI_MAP_COLS, sizeof(float), "a map of differences");
 }
 
@@ -286,6 +288,7 @@ static void fill_row(const ari_pair *pair)
         r->state = t->different > 0 ? AR_VERIFY_DIFFERENT : AR_VERIFY_SAME;
         r->elements_different = t->different;
         r->bits_different = t->bits_different;
+        r->elements_doubted = t->doubted;
         r->worst = t->worst == SIZE_MAX ? 0 : t->worst;
         r->first = t->first == SIZE_MAX ? r->worst : t->first;
         memcpy(r->worst_value, t->worst_value, sizeof r->worst_value);
@@ -305,6 +308,55 @@ static void tell_progress(void *user, size_t done)
     const pass *p = user;
     const size_t all = p->first[p->pairs];
     ari_verify_progress(p->v, p->from + p->share * (double)done / (double)(all ? all : 1), p->what);
+}
+
+/* The gradients of a weight up to its step, where both dumps have them and they differ. */
+static ar_status find_doubt(ari_pair *pair, const ari_verifying *v, double *reach)
+{
+    const ar_verify_row *r = pair->row;
+    const ari_order_key key = ari_order_of(r->name, NULL);
+    ari_doubt d = {.steps = 0};
+    for (int step = 1; step <= r->step; step++) {
+        for (int k = 0; k < 2; k++) {
+            d.grad[d.steps][k] = ari_tensor_of_step(v->dump[k], r->name, key.stem, "grad", step);
+            if (!d.grad[d.steps][k] || d.grad[d.steps][k]->count != pair->side[k]->count)
+                d.grad[d.steps][0] = NULL;
+        }
+        if (!d.grad[d.steps][0])
+            continue;
+        if (reach[step - 1] < 0.0)
+            AR_TRY(ari_doubt_reach(&reach[step - 1], v->dump[0], step));
+        d.reach[d.steps++] = reach[step - 1];
+    }
+    if (d.steps == 0)
+        return AR_OK;
+    AR_TRY(ari_alloc((void **)&pair->doubt, 1, sizeof d, r->name));
+    *pair->doubt = d;
+    ari_deviation_init(&pair->tally);
+    memset(r->map, 0, r->map_rows * r->map_cols * sizeof *r->map);
+    return AR_OK;
+}
+
+/* Weights after a step that are outside a tolerance: whether what their gradients are off by explains it. */
+static size_t choose_doubted(pass *p, ar_status *st)
+{
+    double reach[ARI_DOUBT_STEPS];
+    const ar_verify_rule rule = p->v->o->rule;
+    for (size_t i = 0; i < ARI_DOUBT_STEPS; i++)
+        reach[i] = -1.0;
+    p->pairs = 0;
+    for (size_t i = 0; i < p->v->pairs && *st == AR_OK; i++) {
+        ari_pair *pair = &p->v->pair[i];
+        if (pair->row->pass != 'n' || pair->row->step > ARI_DOUBT_STEPS || pair->tally.different == 0 ||
+            pair->format[0].parts > 1 || (rule != AR_VERIFY_TOLERANCE && rule != AR_VERIFY_SENSITIVITY))
+            continue;
+        *st = find_doubt(pair, p->v, reach);
+        if (!pair->doubt)
+            continue;
+        p->pair[p->pairs++] = pair;
+        p->first[p->pairs] = p->first[p->pairs - 1] + pair->blocks;
+    }
+    return p->first[p->pairs];
 }
 
 /* The pairs that a pass is about: all that are not known to differ, or all that are. */
@@ -343,6 +395,10 @@ static ar_status passes(pass *p)
     for (size_t i = 0; i < p->pairs; i++)
         AR_TRY(prepare_stats(p->pair[i]));
     AR_TRY(run_pass(p, tasks, stats_task, 0.55, 0.4, "measuring differences"));
+    ar_status st = AR_OK;
+    tasks = choose_doubted(p, &st);
+    AR_TRY(st);
+    AR_TRY(run_pass(p, tasks, stats_task, 0.95, 0.0, "measuring differences"));
     for (size_t i = 0; i < v->pairs; i++)
         fill_row(&v->pair[i]);
     return AR_OK;

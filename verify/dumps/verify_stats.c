@@ -134,6 +134,7 @@ void ari_deviation_add(ari_deviation *to, const ari_deviation *t)
 {
     to->different += t->different;
     to->bits_different += t->bits_different;
+    to->doubted += t->doubted;
     to->finite += t->finite;
     for (int s = 0; s < 2; s++) {
         to->nan[s] += t->nan[s];
@@ -169,7 +170,7 @@ static size_t bin_of(uint64_t steps)
 }
 
 typedef struct judged {
-    bool different;
+    bool different, doubted;
     double allowed, ratio;
 } judged;
 
@@ -179,8 +180,9 @@ static double over(double difference, double allowed)
     return difference == 0.0 ? 0.0 : isinf(difference) ? (double)INFINITY : difference / allowed;
 }
 
-/* `difference` is NaN where one value is no number, and where both are and that counts. */
-static judged judge(const ari_pair *p, double a, double difference, uint64_t steps)
+/* `difference` is NaN where one value is no number, and where both are and that counts; `beside` is what a tolerance
+ * allows besides. */
+static judged judge(const ari_pair *p, double a, double difference, uint64_t steps, double beside)
 {
     const ari_rule *r = &p->rule;
     judged j = {0};
@@ -194,7 +196,9 @@ static judged judge(const ari_pair *p, double a, double difference, uint64_t ste
         j.allowed = (double)r->ulp * ari_spacing(&p->format[0], a);
         j.ratio = isnan(difference) ? (double)INFINITY : over((double)steps, (double)r->ulp);
     } else {
-        j.allowed = isfinite(a) ? r->atol + r->rtol * fabs(a) : 0.0;
+        const double plain = isfinite(a) ? r->atol + r->rtol * fabs(a) : 0.0;
+        j.allowed = plain + beside;
+        j.doubted = difference > plain && difference <= j.allowed;
         j.ratio = isnan(difference) ? (double)INFINITY : over(difference, j.allowed);
         j.different = !(difference <= j.allowed);
     }
@@ -206,13 +210,14 @@ typedef struct element {
     double difference; /* NaN: one is no number */
     uint64_t steps;
     size_t index;
+    double beside;
 } element;
 
 /* Returns what the map shows. */
 static double take(const ari_pair *p, ari_deviation *t, const element *e)
 {
     const double a = e->value[0], b = e->value[1];
-    const judged j = judge(p, a, e->difference, e->steps);
+    const judged j = judge(p, a, e->difference, e->steps, e->beside);
     const double difference = isnan(e->difference) ? (double)INFINITY : e->difference;
     t->bits_different += e->steps != 0 || (p->format[0].dtype != p->format[1].dtype && difference != 0.0);
     if (isnan(a) != isnan(b)) {
@@ -230,6 +235,7 @@ static double take(const ari_pair *p, ari_deviation *t, const element *e)
         else
             t->from_zero = t->from_zero || difference != 0.0;
     }
+    t->doubted += j.doubted;
     if (j.different) {
         t->different++;
         if (e->index < t->first) {
@@ -260,7 +266,7 @@ bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, 
         ari_steps(&steps, f, u, v, 1);
         const bool none = isnan(x) && isnan(y);
         const double apart = f->is_float ? (x == y ? 0.0 : fabs(y - x)) : ari_exact_difference(f, u, f, v, 0);
-        differ = judge(p, x, none ? (p->rule.nan_differs ? (double)NAN : 0.0) : apart, steps).different;
+        differ = judge(p, x, none ? (p->rule.nan_differs ? (double)NAN : 0.0) : apart, steps, 0.0).different;
     }
     return differ;
 }
@@ -276,7 +282,9 @@ static bool is_integer(const ari_format *f)
 static element element_at(const ari_pair *p, const ari_scratch *s, size_t i, size_t index)
 {
     const ari_format *f = p->format;
-    element e = {.value = {s->side[0].value[i], s->side[1].value[i]}, .index = index};
+    element e = {.value = {s->side[0].value[i], s->side[1].value[i]},
+                 .index = index,
+                 .beside = p->doubt ? s->beside[i] : 0.0};
     const double a = e.value[0], b = e.value[1];
     const bool same_format = f[0].dtype == f[1].dtype;
     if (isnan(a) && isnan(b)) {
@@ -356,7 +364,7 @@ static void take_run(const ari_pair *p, const ari_scratch *s, size_t start, size
 {
     const bool same_format = p->format[0].dtype == p->format[1].dtype;
     const bool skip_equal = same_format && !p->rule.nan_differs;
-    const bool short_path = skip_equal && !is_integer(&p->format[0]);
+    const bool short_path = skip_equal && !is_integer(&p->format[0]) && !p->doubt;
     const ari_rule rule = p->rule;
     const double *a = s->side[0].value, *b = s->side[1].value;
     common c = common_of(tally);
@@ -454,6 +462,8 @@ static ar_status different_chunk(const ari_pair *p, ari_scratch *s, size_t start
     double *a = s->side[0].value, *b = s->side[1].value;
     for (int k = 0; k < 2; k++)
         AR_TRY(ari_chunk_values(&s->side[k], &p->format[k], n));
+    if (p->doubt)
+        AR_TRY(ari_doubt_read(s->beside, p->doubt, start, n));
     if (p->format[0].dtype == p->format[1].dtype)
         ari_steps(s->steps, &p->format[0], s->side[0].raw, s->side[1].raw, n);
     take_all(p, s, start, n, tally);

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The norm of all gradients: which of them, which ranks' parts of them, it counts too often or leaves out. */
+#include <ctype.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/case.h"
+#include "verify/diagnose/order.h"
+#include "verify/diagnose/roles.h"
+
+enum { CHUNK = 4096, MOST_SUMMED = 1 << 26, MOST_GRADIENTS = 4096 };
+
+/* One parameter's gradient: the sum of its squares in both dumps, and of those that each rank holds. */
+typedef struct part {
+    ari_order_key key;
+    int ndim;
+    unsigned is; /* ARI_IS_ bits of the name */
+    double square, other, held[ARI_MOST_RANKS];
+} part;
+
+typedef struct parts {
+    part *part;
+    size_t n;
+    bool differ;  /* a gradient of the other dump is not the reference's */
+    bool of_ranks; /* held is known */
+    int tp;
+    double square, other;
+} parts;
+
+static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r, const ar_dump_tensor *t)
+{
+    float x[CHUNK], y[CHUNK];
+    part *p = &all->part[all->n++];
+    *p = (part){.key = ari_order_of(r->name, c->path), .ndim = r->ndim, .is = ari_name_is(r->name)};
+    for (size_t at = 0; at < t->count; at += CHUNK) {
+        const size_t n = t->count - at < CHUNK ? t->count - at : CHUNK;
+        AR_TRY(ar_dump_read_f32(r, at, n, x));
+        AR_TRY(ar_dump_read_f32(t, at, n, y));
+        for (size_t k = 0; k < n; k++) {
+            p->square += (double)x[k] * (double)x[k];
+            p->other += (double)y[k] * (double)y[k];
+        }
+        all->differ = all->differ || memcmp(x, y, n * sizeof *x) != 0;
+    }
+    all->square += p->square;
+    all->other += p->other;
+    ari_rank_copies ranks = {.copy = NULL};
+    AR_TRY(ari_rank_copies_of(&ranks, t, c->known));
+    all->of_ranks = all->of_ranks && ranks.copy && ranks.tp > 1 && ranks.tp <= ARI_MOST_RANKS;
+    for (int rank = 0; all->of_ranks && rank < ranks.tp; rank++) {
+        const ari_rank_copy *copy = &ranks.copy[rank];
+        const size_t n = copy->local ? ari_volume(copy->shape, copy->ndim) : 0;
+        all->tp = ranks.tp;
+        for (size_t k = 0; k < n; k++)
+            p->held[rank] += (double)copy->local[k] * (double)copy->local[k];
+    }
+    ari_rank_copies_fini(&ranks);
+    return AR_OK;
+}
+
+/* Leaves n at 0 where a dump lacks gradients of the step, or they are too many to add up here. */
+static ar_status sum_gradients(parts *all, const ari_case *c)
+{
+    const ar_dump *reference = c->known->reference, *other = c->known->other;
+    size_t elements = 0;
+    *all = (parts){.of_ranks = true};
+    if (!reference || !other)
+        return AR_OK;
+    AR_TRY(ari_alloc((void **)&all->part, MOST_GRADIENTS, sizeof *all->part, "gradients"));
+    for (size_t i = 0; i < ar_dump_count(other); i++) {
+        const ar_dump_tensor *t = ar_dump_at(other, i), *r = ar_dump_find(reference, t->name);
+        const ari_order_key key = ari_order_of(t->name, c->path);
+        if (key.pass != 'g' || key.step != c->grid.d->step)
+            continue;
+        elements += t->count;
+        if (!r || r->count != t->count || elements > MOST_SUMMED || all->n == MOST_GRADIENTS) {
+            all->n = 0;
+            return AR_OK;
+        }
+        AR_TRY(add_part(all, c, r, t));
+    }
+    return AR_OK;
+}
+
+/* --- sets of parameters that a mistake takes together ------------------------------------------------------------- */
+
+static bool same_but_for_numbers(const part *a, const part *b)
+{
+    const char *x = a->key.name, *y = b->key.name, *end_x = x + a->key.stem, *end_y = y + b->key.stem;
+    while (x < end_x && y < end_y) {
+        if (isdigit((unsigned char)*x) && isdigit((unsigned char)*y)) {
+            while (x < end_x && isdigit((unsigned char)*x))
+                x++;
+            while (y < end_y && isdigit((unsigned char)*y))
+                y++;
+        } else if (*x++ != *y++) {
+            return false;
+        }
+    }
+    return x == end_x && y == end_y;
+}
+
+static bool is_replicated(const parts *all, const part *p)
+{
+    double sum = 0.0;
+    for (int rank = 0; rank < all->tp; rank++)
+        sum += p->held[rank];
+    return all->of_ranks && sum > 1.5 * p->square;
+}
+
+enum { ITSELF, KIND, NORMS, DIMENSIONS, LAYER, REPLICATED, SETS };
+
+static bool in_set(const parts *all, int set, const part *of, const part *p)
+{
+    switch (set) {
+    case ITSELF:
+        return of == p;
+    case KIND:
+        return same_but_for_numbers(of, p);
+    case NORMS:
+        return of->is & p->is & ARI_IS_NORM;
+    case DIMENSIONS:
+        return (of->ndim == 1) == (p->ndim == 1);
+    case LAYER:
+        return of->key.section == p->key.section && of->key.layer == p->key.layer;
+    default:
+        return all->of_ranks && is_replicated(all, of) == is_replicated(all, p);
+    }
+}
+
+static void name_set(ari_trace *t, int set, const part *of, size_t n)
+{
+    const char *const words[] = {"", " and its like in other layers", " and all other norms",
+                                 of->ndim == 1 ? " and all others of one dimension" : " and all other matrices",
+                                 " and the rest of its layer", " and all others that ranks share as it"};
+    ari_words(t, "which", "%.*s%s (%zu parameter%s)", (int)of->key.stem, of->key.name, words[set], n,
+              n == 1 ? "" : "s");
+}
+
+/* The smallest set whose squares, once more or left out, make the difference; false: none. */
+static bool find_set(ari_trace *t, const parts *all, double difference, double unsure)
+{
+    size_t fewest = SIZE_MAX;
+    for (int set = 0; set < SETS; set++) {
+        for (size_t i = 0; i < all->n; i++) {
+            double sum = 0.0;
+            size_t n = 0;
+            for (size_t k = 0; k < all->n; k++) {
+                if (!in_set(all, set, &all->part[i], &all->part[k]))
+                    continue;
+                sum += all->part[k].square;
+                n++;
+            }
+            if (n == 0 || n >= fewest || n == all->n || !(fabs(sum - fabs(difference)) <= unsure))
+                continue;
+            fewest = n;
+            name_set(t, set, &all->part[i], n);
+        }
+    }
+    return fewest < SIZE_MAX;
+}
+
+/* --- the measure -------------------------------------------------------------------------------------------------- */
+
+/* Of the ranks of a tensor-parallel group: the mean of their norms, the root of the sum of all squares they hold. */
+static void norms_of_ranks(double *mean, double *root, const parts *all)
+{
+    double sum = 0.0;
+    *mean = 0.0;
+    for (int rank = 0; rank < all->tp; rank++) {
+        double own = 0.0;
+        for (size_t i = 0; i < all->n; i++)
+            own += all->part[i].held[rank];
+        *mean += sqrt(own) / all->tp;
+        sum += own;
+    }
+    *root = sqrt(sum);
+}
+
+/* What the gradients say, which are the reference's. */
+static void look_at_parts(ari_trace *t, const parts *all, double value, double ref)
+{
+    const double apart = fabs(all->square - ref * ref), unsure = 3.0 * apart + 0x1p-21 * all->square;
+    const double difference = value * value - all->square;
+    double mean, root;
+    if (all->n == 0 || apart > 1e-4 * all->square || !(fabs(difference) > 4.0 * unsure))
+        return;
+    t->is &= ~ARI_IF(TWICE);
+    norms_of_ranks(&mean, &root, all);
+    if (all->of_ranks && ari_is_near(root, value, 1e-5)) {
+        t->is |= ARI_IF(TWICE);
+        ari_words(t, "which", "every parameter that ranks share");
+    } else if (all->of_ranks && ari_is_near(mean, value, 1e-5)) {
+        t->is |= ARI_IF(AVERAGE);
+    } else if (find_set(t, all, difference, fmax(unsure, 1e-4 * fabs(difference)))) {
+        t->is |= difference > 0.0 ? ARI_IF(TWICE) : 0;
+    } else {
+        t->is |= ARI_IF(FOREIGN);
+    }
+    t->is |= ARI_IF(NAMED);
+}
+
+ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    double low, high, squares = 0.0;
+    parts all;
+    if (d->pass != 'c' || c->grid.count != 1 || c->survey.total.nan > 0)
+        return AR_OK;
+    for (int r = 0; r < ari_tp_of(d); r++)
+        squares += d->copy[r].local ? (double)d->copy[r].local[0] * (double)d->copy[r].local[0] : 0.0;
+    ari_value_range(&low, &high, c);
+    const double ref = (double)d->reference[0];
+    const ar_status st = sum_gradients(&all, c);
+    if (st == AR_OK) {
+        const bool own = all.n > 0 && all.differ && ari_is_near(sqrt(all.other), low, 1e-4) && low == high;
+        ari_found(t, ARI_FOUND_NORM, own && !ari_is_near(all.other, all.square, 1e-4) ? ARI_IF(SAME)
+                                     : low > ref                                     ? ARI_IF(TWICE)
+                                                                                     : 0);
+        ari_number(t, "low", low);
+        ari_number(t, "high", high);
+        ari_number(t, "reference", ref);
+        ari_number(t, "root", sqrt(squares));
+        ari_words(t, "everywhere", "%s", d->hidden ? "" : " on every rank");
+        ari_number(t, "times", low / ref);
+        ari_number(t, "expected", ref / low);
+        if (!(t->is & ARI_IF(SAME)) && low == high)
+            look_at_parts(t, &all, low, ref);
+    }
+    free(all.part);
+    return st;
+}
