@@ -336,7 +336,8 @@ static void print_left_out(FILE *to, const ar_verify_report *r)
 static void print_doubted(FILE *to, const ar_verify_report *r)
 {
     if (r->elements_doubted > 0)
-        fprintf(to, "note: %zu new weight%s differ%s by no more than their gradients' differences explain (Adam's step)\n",
+        fprintf(to,
+                "note: %zu new weight%s differ%s by no more than their gradients' differences explain (Adam's step)\n",
                 r->elements_doubted, plural(r->elements_doubted), r->elements_doubted == 1 ? "s" : "");
 }
 

@@ -80,12 +80,12 @@ typedef struct ar_verify_row {
     double first_value[2], worst_value[2]; /* reference, other */
     uint64_t
         ulp_bins[AR_VERIFY_ULP_BINS]; /* elements by distance: 0, 1, 2..3, 4..7, .., the last: NaN against a number */
-    size_t drift;       /* elements of two copies, in either dump, that differ in bits and are the same by the rule */
+    size_t drift; /* elements of two copies, in either dump, that differ in bits and are the same by the rule */
     size_t elements_doubted; /* weights after a step that differ no more than their gradients' differences explain */
-    bool copies_differ; /* AR_VERIFY_REPLICAS, or so are the copies of a tensor that only one dump has; then
+    bool copies_differ;      /* AR_VERIFY_REPLICAS, or so are the copies of a tensor that only one dump has; then
                            elements_different, first and first_value are those of the copies */
-    bool in_reference;  /* copies_differ: of the reference */
-    int ranks[2];       /* copies_differ: the two that differ; else ranks[0] the rank that holds `first`, -1 */
+    bool in_reference;       /* copies_differ: of the reference */
+    int ranks[2];            /* copies_differ: the two that differ; else ranks[0] the rank that holds `first`, -1 */
     char pattern[256], hint[512]; /* "" where it was not explained */
     ar_evidence evidence;
     /* For a picture: the largest |difference| over what is allowed (over the reference's rms without a tolerance) in

@@ -199,6 +199,9 @@ static const ari_cause rows[] = {
      "rounding: the largest difference is {largest:.1e} of the largest value, in no pattern; sums taken in another "
      "order (a ring, atomics, another blocking), a fused multiply-add, or another exp or rsqrt"},
     ALSO(ANY, IF(APART), 0, "; even the copies of one value differ"),
+    {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, ANY, 0, IF(SOME), 0, "each of {format} precision",
+     "{format}: every different value has a mantissa of {mantissa} bits, and the reference's have more; a gradient that "
+     "was added up or sent in {bits} bits (a reduce_dtype, a bf16 hook of DDP)"},
     {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, ANY, 0, IF(CUT), 0, "each of {format} precision",
      PRECISION "{nearest} of {wrong} are the reference truncated (cut off, not rounded) to {format}; stored or sent in "
                "{bits} bits on the way"},

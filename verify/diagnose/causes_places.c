@@ -50,8 +50,9 @@ static const ari_cause rows[] = {
     {"missing_average", K(MEAN), ARI_IDENTITY + 1, ANY, 0, 0, 0, "",
      "looks like a missing average over {over}: the mean of the ranks' values is the reference (largest difference "
      "{worst:.1e} of its largest value), as if each rank had divided by its own part's count, or multiplied by N"},
-    ALSO("g", 0, 0, "; DDP's and FSDP's all-reduce, which takes the mean, did not run (no_sync, the module inside called, "
-                    "parameters that get no gradient)"),
+    ALSO("g", 0, 0,
+         "; DDP's and FSDP's all-reduce, which takes the mean, did not run (no_sync, the module inside called, "
+         "parameters that get no gradient)"),
     {"missing_all_gather", K(OWN_BLOCK), ARI_IDENTITY + 5, ANY, 0, IF(ZERO), 0, "",
      "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right{range} and zeros elsewhere"},
     ALSO("b", 0, 0, "; a layer that slices a replicated input must gather that input's gradient"),
@@ -287,6 +288,9 @@ static const ari_cause rows[] = {
     {"repeated_ids", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, IF(TWICE), 0, "",
      "repeated ids: exactly the rows of the {ids} ids that the batch has more than once differ: their contributions "
      "were overwritten in place of added"},
+    {"tied_weight", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, IF(ZERO), 0, "",
+     "a tied weight: {ids} rows are zero, where the reference has the LM head's gradient, and all others differ: the "
+     "weight's use in the head is missing from the sum (a head with a weight of its own, detached, or not added)"},
     {"tied_weight", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, IF(SOME), 0, "",
      "a tied weight: exactly the rows of the {ids} ids that the batch holds differ, all others have the LM head's "
      "gradient and are right; the embedding's own use of the weight is missing from the sum, or was counted twice"},

@@ -248,7 +248,8 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
     ar_status st = AR_OK;
     if (c.survey.different > 0 && far) {
         st = ari_look_at_ranks(&own, &c);
-        if (own.confidence > 0 && own.confidence + 10 >= best->confidence)
+        const bool of_state = best->kind == ARI_FOUND_STATE && c.survey.disagree == 0; /* in which ranks have no part */
+        if (own.confidence > 0 && own.confidence + 10 >= best->confidence && !of_state)
             *best = own;
         ari_say_where(where, &c, best->looks);
     }
@@ -275,9 +276,14 @@ static ar_status explain_view(ari_diagnosis *found, int *seen, ari_view *v, cons
     AR_TRY(choose_allowed(v, known, &n));
     AR_TRY(ari_view_survey(v));
     set_sizes(v);
-    const bool rounding = is_rounding(v, known, &n), different = v->c.survey.different > 0;
-    if (different && !rounding)
+    const bool different = v->c.survey.different > 0, update = v->d.pass == 'n'; /* of which a weight hides much */
+    bool rounding = is_rounding(v, known, &n);
+    if (different && (!rounding || update))
         AR_TRY(ari_look_at_whole(&best, &v->c));
+    if (rounding && (best.kind == ARI_FOUND_STATE || best.kind == ARI_FOUND_UPDATE))
+        rounding = false;
+    else if (rounding)
+        best = (ari_trace){.kind = ARI_FOUND_NOTHING};
     if (r->copy)
         AR_TRY(explain_ranks(&best, &of_ranks, v, r, rounding ? 10.0 * v->c.absolute : 0.0));
     *seen = of_ranks.used > 0 ? SEEN_DIFFERENCE + best.confidence

@@ -21,7 +21,7 @@ typedef struct part {
 typedef struct parts {
     part *part;
     size_t n;
-    bool differ;  /* a gradient of the other dump is not the reference's */
+    bool differ;   /* a gradient of the other dump is not the reference's */
     bool of_ranks; /* held is known */
     int tp;
     double square, other;
@@ -130,9 +130,12 @@ static bool in_set(const parts *all, int set, const part *of, const part *p)
 
 static void name_set(ari_trace *t, int set, const part *of, size_t n)
 {
-    const char *const words[] = {"", " and its like in other layers", " and all other norms",
+    const char *const words[] = {"",
+                                 " and its like in other layers",
+                                 " and all other norms",
                                  of->ndim == 1 ? " and all others of one dimension" : " and all other matrices",
-                                 " and the rest of its layer", " and all others that ranks share as it"};
+                                 " and the rest of its layer",
+                                 " and all others that ranks share as it"};
     ari_words(t, "which", "%.*s%s (%zu parameter%s)", (int)of->key.stem, of->key.name, words[set], n,
               n == 1 ? "" : "s");
 }
@@ -214,9 +217,10 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
     const ar_status st = sum_gradients(&all, c);
     if (st == AR_OK) {
         const bool own = all.n > 0 && all.differ && ari_is_near(sqrt(all.other), low, 1e-4) && low == high;
-        ari_found(t, ARI_FOUND_NORM, own && !ari_is_near(all.other, all.square, 1e-4) ? ARI_IF(SAME)
-                                     : low > ref                                     ? ARI_IF(TWICE)
-                                                                                     : 0);
+        ari_found(t, ARI_FOUND_NORM,
+                  own && !ari_is_near(all.other, all.square, 1e-4) ? ARI_IF(SAME)
+                  : low > ref                                      ? ARI_IF(TWICE)
+                                                                   : 0);
         ari_number(t, "low", low);
         ari_number(t, "high", high);
         ari_number(t, "reference", ref);

@@ -170,6 +170,24 @@ static void guess_tied(ari_trace *t, const ari_case *c)
     ari_count(t, "ids", wrong);
 }
 
+/* A tied weight without its use in the head: every row of the reference has a gradient, here only those of the batch's
+ * ids do. `times` is NULL where those are not known. */
+static void look_for_lost_head(ari_trace *t, const ari_case *c, const size_t *times, const size_t *last)
+{
+    size_t zero = 0, off = 0;
+    for (size_t id = 0; c->val && id < c->grid.rows; id++) {
+        const bool held = times && times[id] > last[id];
+        if (row_is_zero(c, c->ref, id) || (row_is_zero(c, c->val, id) && held))
+            return;
+        zero += row_is_zero(c, c->val, id);
+        off += !row_is_zero(c, c->val, id) && c->survey.hits[0][id] * 2 > c->grid.cols;
+    }
+    if (zero < 2 || off < 2 || zero + off < c->grid.rows)
+        return;
+    ari_found(t, ARI_FOUND_BATCH_ROWS, ARI_IF(ZERO));
+    ari_count(t, "ids", zero);
+}
+
 static ar_status measure_batch(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -178,6 +196,8 @@ static ar_status measure_batch(ari_trace *t, const ari_case *c)
     if (!d->ids && !of_dump) {
         if (d->hidden)
             guess_tied(t, c);
+        if (t->kind == ARI_FOUND_NOTHING)
+            look_for_lost_head(t, c, NULL, NULL);
         return AR_OK;
     }
     ar_status st = AR_OK;
@@ -185,6 +205,8 @@ static ar_status measure_batch(ari_trace *t, const ari_case *c)
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&last, c->grid.shape[0], sizeof *last, d->name));
     AR_TRY_TO(done, st, count_ids(times, last, c, of_dump));
     compare_ids(t, c, times, last);
+    if (t->kind == ARI_FOUND_NOTHING)
+        look_for_lost_head(t, c, times, last);
 done:
     free(times);
     free(last);

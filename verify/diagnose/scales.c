@@ -175,7 +175,7 @@ ar_status ari_measure_means(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const int dp = ari_dp_of(d), micro = d->micro_batches > 1 ? d->micro_batches : 1;
-    const bool samples = ari_is_activation(d) && d->ndim >= 3, value = d->pass == 'f' && c->grid.count == 1;
+    const bool samples = d->pass == 'b' && d->ndim >= 3, value = d->pass == 'f' && c->grid.count == 1;
     parts p = {.n = 0}, of_micro = {.n = 0}, runs = {.n = 0};
     ari_sums *s = NULL;
     size_t n = 0;

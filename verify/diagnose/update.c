@@ -261,8 +261,9 @@ static ar_status open_state(bool *whole, state *s, const ari_case *c)
     *whole = true;
     for (int i = 0; i < KINDS * 2; i++) {
         const int kind = i / 2, step = c->grid.d->step;
-        const ar_dump_tensor *t = kind == BEFORE ? ari_weight_before(dump[i % 2], stem, strlen(stem), step)
-                                                 : ari_tensor_of_step(dump[i % 2], stem, strlen(stem), kinds[kind], step);
+        const ar_dump_tensor *t = kind == BEFORE
+                                      ? ari_weight_before(dump[i % 2], stem, strlen(stem), step)
+                                      : ari_tensor_of_step(dump[i % 2], stem, strlen(stem), kinds[kind], step);
         *whole = *whole && t && t->count == c->full->count && (!c->step || t->parts > 0);
         if (!*whole)
             return AR_OK;

@@ -212,6 +212,59 @@ static void tell_explained(void *user, size_t done)
     ari_verify_progress(e->v, 0.95 + 0.05 * (double)done / (double)e->n, "explaining");
 }
 
+/* A tensor of the same dump and pass that both dumps have, with the same values. */
+static ar_status find_twin(const ar_dump_tensor **found, const ari_verifying *v, const ar_verify_row *row)
+{
+    const int side = row->state == AR_VERIFY_UNEXPECTED;
+    const ar_dump_tensor *own = v->sides[row - v->report->row].of[side];
+    *found = NULL;
+    for (size_t i = 0; i < v->pairs && !*found; i++) {
+        const ar_dump_tensor *t = v->pair[i].side[side];
+        float a[256], b[256];
+        bool same = v->pair[i].row->pass == row->pass && t->ndim == own->ndim && t->count >= 8 &&
+                    memcmp(t->shape, own->shape, sizeof *t->shape * (size_t)t->ndim) == 0;
+        bool varies = false;
+        for (size_t at = 0; same && at < t->count; at += 256) {
+            const size_t n = t->count - at < 256 ? t->count - at : 256;
+            AR_TRY(ar_dump_read_f32(own, at, n, a));
+            AR_TRY(ar_dump_read_f32(t, at, n, b));
+            same = memcmp(a, b, n * sizeof *a) == 0;
+            varies = varies || (n > 1 && a[0] != a[1]);
+        }
+        *found = same && varies ? t : NULL;
+    }
+    return AR_OK;
+}
+
+/* A tensor that one dump lacks: a weight that is tied on one side, a parameter without gradient. */
+static ar_status explain_one_sided(ari_verifying *v, size_t i)
+{
+    ar_verify_report *r = v->report;
+    ar_verify_row *row = &r->row[i];
+    bool others = false;
+    const ar_dump_tensor *twin = NULL;
+    if (!ari_is_one_sided(row))
+        return AR_OK;
+    if (row->pass == 'i' || row->pass == 'w')
+        AR_TRY(find_twin(&twin, v, row));
+    for (size_t k = 0; k < r->rows; k++)
+        others = others || (r->row[k].pass == 'g' && !ari_is_one_sided(&r->row[k]));
+    if (twin) {
+        row->evidence = (ar_evidence){.cause = "tied_weight"};
+        snprintf(row->hint, sizeof row->hint,
+                 "a tied weight: only %s has this tensor, with the values of %s: not tied there; both "
+                 "uses belong to one parameter and one gradient",
+                 row->state == AR_VERIFY_UNEXPECTED ? "the other" : "the reference", twin->name);
+    } else if (row->pass == 'g' && row->state == AR_VERIFY_MISSING && others) {
+        row->evidence = (ar_evidence){.cause = "no_gradient"};
+        snprintf(
+            row->hint, sizeof row->hint,
+            "the other run has no gradient of this parameter, and has others: frozen (requires_grad), not used, or "
+            "detached");
+    }
+    return AR_OK;
+}
+
 /* What a loss alone does not tell, its own gradient may: another divisor is a factor of it, the same or one for each
  * rank's samples. */
 static ar_status ask_gradient_of_loss(ari_verifying *v)
@@ -257,6 +310,8 @@ static ar_status explain(ari_verifying *v)
     const ari_tasks t = {e.n, threads, explain_task, &e, tell_explained};
     const ar_status st = ari_tasks_run(&t);
     free(e.row);
+    if (st == AR_OK && r->first != SIZE_MAX)
+        AR_TRY(explain_one_sided(v, r->first));
     return st == AR_OK ? ask_gradient_of_loss(v) : st;
 }
 

@@ -282,9 +282,8 @@ static bool is_integer(const ari_format *f)
 static element element_at(const ari_pair *p, const ari_scratch *s, size_t i, size_t index)
 {
     const ari_format *f = p->format;
-    element e = {.value = {s->side[0].value[i], s->side[1].value[i]},
-                 .index = index,
-                 .beside = p->doubt ? s->beside[i] : 0.0};
+    element e = {
+        .value = {s->side[0].value[i], s->side[1].value[i]}, .index = index, .beside = p->doubt ? s->beside[i] : 0.0};
     const double a = e.value[0], b = e.value[1];
     const bool same_format = f[0].dtype == f[1].dtype;
     if (isnan(a) && isnan(b)) {
