@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
-#include "verify/diagnose/order.h"
+#include "verify/diagnose/roles.h"
 
 TestSuite(order, .timeout = 300);
 

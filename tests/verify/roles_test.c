@@ -3,7 +3,6 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "verify/diagnose/order.h"
 #include "verify/diagnose/roles.h"
 
 TestSuite(roles, .timeout = 300);

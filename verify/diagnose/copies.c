@@ -111,8 +111,12 @@ static relation relation_in(fold *sums, const ari_case *c, fold_row *row, ari_ov
         fold one = {0};
         fold_copies(&one, c, row, over, key);
         const bool far = isfinite(one.apart) && one.apart >= 1e-4 * one.scale && one.scale > 0.0 && one.lone == 0;
-        const relation mine = far && one.sum_error <= tolerance * tolerance * one.scale    ? ADD_UP
-                              : far && one.mean_error <= tolerance * tolerance * one.apart ? AVERAGE
+        /* What rounding may leave, and far less than the copies are apart: of many elements no accident either. */
+        const double off = fmax(c->absolute, c->grid.d->allowed);
+        const double noise = c->survey.shared < 64 ? 0.0 : off * off * (double)c->survey.shared;
+        const double rounding = fmin(noise, 1e-3 * one.apart), exact = tolerance * tolerance;
+        const relation mine = far && one.sum_error <= fmax(exact * one.scale, rounding)    ? ADD_UP
+                              : far && one.mean_error <= fmax(exact * one.apart, rounding) ? AVERAGE
                                                                                            : UNRELATED;
         if (mine == UNRELATED || (key > 0 && mine != all))
             return UNRELATED;

@@ -6,7 +6,7 @@
 
 #include "ref/core/size.h"
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/order.h"
+#include "verify/diagnose/roles.h"
 
 /* --- what is read of two dumps ------------------------------------------------------------------------------------ */
 

@@ -4,7 +4,6 @@
 
 #include "ref/core/size.h"
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/order.h"
 #include "verify/diagnose/roles.h"
 
 /* --- a sample ----------------------------------------------------------------------------------------------------- */

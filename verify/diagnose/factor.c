@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reference times a number: one for all that differs, or one for each rank; and the loss. */
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/order.h"
 #include "verify/diagnose/roles.h"
 
 /* --- what a factor is called -------------------------------------------------------------------------------------- */

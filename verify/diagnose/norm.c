@@ -5,7 +5,6 @@
 
 #include "ref/core/size.h"
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/order.h"
 #include "verify/diagnose/roles.h"
 
 enum { CHUNK = 4096, MOST_SUMMED = 1 << 26, MOST_GRADIENTS = 4096 };

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "verify/diagnose/order.h"
+#include "verify/diagnose/roles.h"
 
 #include <ctype.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "verify/diagnose/roles.h"
 
 /* --- pass and step ------------------------------------------------------------------------------------------------ */
 

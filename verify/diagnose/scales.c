@@ -86,6 +86,7 @@ static void measure_slices(ari_trace *t, const ari_case *c, int axis, const ari_
 typedef struct parts {
     int n;
     double inverse, low, high; /* sum of 1/f, smallest and largest f */
+    double unsure;             /* what noise leaves unknown of an f, relative to it */
 } parts;
 
 static void add_part(parts *p, double factor)
@@ -101,11 +102,14 @@ static bool add_samples(parts *p, const ari_case *c, const ari_sums *s, size_t s
 {
     double factor = NAN;
     for (size_t i = start; i < start + count; i++) {
-        const double own = ari_factor_of(&s[i]);
+        const double own = ari_factor_of(&s[i]), size = (double)(c->grid.count / c->grid.shape[0]);
         if (s[i].rr == 0.0 && s[i].vv == 0.0)
             continue;
-        if (!scales(c, &s[i], (double)(c->grid.count / c->grid.shape[0])) || !(own > 0.0) ||
-            (!isnan(factor) && !ari_is_near(own, factor, 1e-4)))
+        /* Six standard errors, as of one factor. */
+        const double unsure = 6.0 * sqrt(fmax(ari_factor_left(&s[i]), 0.0) / size / s[i].rr) / fabs(own);
+        p->unsure = fmin(fmax(p->unsure, unsure), 5e-3);
+        if (!scales(c, &s[i], size) || !(own > 0.0) ||
+            (!isnan(factor) && !ari_is_near(own, factor, fmax(p->unsure, 1e-4))))
             return false;
         factor = own;
     }
@@ -155,9 +159,10 @@ static bool parts_of_ranks(parts *p, const ari_case *c)
 /* Whether the parts' factors are those of means; how many parts an average would be over. */
 static bool are_means(ari_trace *t, const parts *p, int expected, uint64_t is)
 {
-    const bool apart = !ari_is_near(p->low, p->high, 1e-4);
-    const bool averaged = apart && (ari_is_near(p->inverse, p->n, 1e-4) || ari_is_near(p->inverse, expected, 1e-4));
-    if (!averaged && !(p->n > 1 && ari_is_near(p->inverse, 1.0, 1e-4) && (apart || !(is & ARI_IF(HIDDEN)))))
+    const double within = fmax(p->unsure, 1e-4);
+    const bool apart = !ari_is_near(p->low, p->high, 4.0 * within);
+    const bool averaged = apart && (ari_is_near(p->inverse, p->n, within) || ari_is_near(p->inverse, expected, within));
+    if (!averaged && !(p->n > 1 && ari_is_near(p->inverse, 1.0, within) && (apart || !(is & ARI_IF(HIDDEN)))))
         return false;
     ari_found(t, ARI_FOUND_MEANS, is | (averaged ? ARI_IF(AVERAGE) : 0) | (apart ? 0 : ARI_IF(SAME)));
     ari_count(t, "parts", (size_t)p->n);
@@ -308,6 +313,8 @@ static void measure_row_shards(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     double low, high;
+    if (c->survey.different * 4 < c->count) /* in as much noise as is allowed all factors fit */
+        return;
     for (size_t n = 2; n <= ARI_MOST_RANKS && n * 4 <= g->cols && g->nd > 1; n++) {
         if (g->cols % n != 0 || !row_shards_scale(c, n, &low, &high))
             continue;

@@ -7,7 +7,7 @@
 
 #include "ref/core/size.h"
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/order.h"
+#include "verify/diagnose/roles.h"
 
 /* --- tensors of a step --------------------------------------------------------------------------------------------- */
 

@@ -175,6 +175,8 @@ static ar_status explain_row(ari_verifying *v, size_t i)
     if (o->rule == AR_VERIFY_TOLERANCE) {
         c.atol = o->atol;
         c.rtol = o->rtol;
+    } else if (o->rule == AR_VERIFY_SENSITIVITY && s->pair) {
+        c.atol = s->pair->rule.atol;
     } else if (o->rule != AR_VERIFY_BITS) {
         c.atol = row->allowed;
     }

@@ -6,7 +6,7 @@
 
 #include "anyrank/verify.h"
 #include "verify/diagnose/diagnose.h"
-#include "verify/diagnose/order.h"
+#include "verify/diagnose/roles.h"
 #include "verify/reference/tasks.h"
 
 /* The parts of ar_verify.

@@ -9,7 +9,7 @@
 #include "ref/core/size.h"
 #include "ref/io/hash.h"
 #include "ref/io/safetensors.h"
-#include "verify/diagnose/order.h"
+#include "verify/diagnose/roles.h"
 
 ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const char *name, int ndim, const size_t *shape,
                           int file)
