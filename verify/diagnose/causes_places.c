@@ -90,6 +90,9 @@ static const ari_cause rows[] = {
      "shards in rotated order: rank r holds that of rank r + {shift} mod {ranks}: {pairs}"},
     {"shards_misplaced", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, 0, 0, "",
      "shards at the wrong ranks (a rank taken from another group or mesh dimension): {pairs}"},
+    {"reduced_again", K(SHARDS_ADDED), ARI_IDENTITY + 5, ANY, 0, 0, 0, "each the sum of {tp} shards' values",
+     "each rank's shard is the sum of all {tp} shards of the reference: gradients were added over tp as well, as by an "
+     "all-reduce over the world where the data-parallel group belongs"},
     {"world_rank_in_group", K(WORLD_RANK), ARI_TRACE - 4, ANY, 0, 0, 0, "",
      "the first tensor-parallel group is right, every rank of all others is wrong{zeros}: the rank in the world was "
      "used where the rank in the tensor-parallel group belongs (in an offset, as an owner, to choose a shard)"},
