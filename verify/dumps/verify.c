@@ -165,10 +165,11 @@ static ar_status explain_row(ari_verifying *v, size_t i)
                  "the reference's own copies differ from each other: which of them is right, it does not say");
         return AR_OK;
     }
+    const int alone = v->report->ranks == 1 && v->report->mesh_dims > 0; /* a dump of ranks, of which there is one */
     ari_explain_case c = {.reference = v->dump[0],
                           .other = v->dump[1],
-                          .tp = o->tp,
-                          .dp = o->dp,
+                          .tp = o->tp ? o->tp : alone,
+                          .dp = o->dp ? o->dp : alone,
                           .heads = o->heads,
                           .kv_heads = o->kv_heads,
                           .doubt = s->pair ? s->pair->doubt : NULL};
