@@ -251,7 +251,9 @@ def run(name, source, folder, rank=0, dp=1, tp=1, way=None, bug=None, dtype="fp3
         model = DDP(model, init_sync=bug != "weights_differ") if bug != "not_wrapped" else model
     elif way == "fsdp2":
         model = fully_shard(model, mesh["dp"], bug, dtype)
-    dump = Dumper(model, folder, mesh={"dp": dp, "tp": tp}, mean_over="dp" if dp > 1 else None)
+    # Attention's second output, its probabilities, is a plain tensor of a rank's own heads.
+    dump = Dumper(model, folder, mesh={"dp": dp, "tp": tp}, mean_over="dp" if dp > 1 else None,
+                  shard={"*.self_attn.1:fwd": {"dp": 0, "tp": 1}} if tp > 1 else None)
     ids, labels = batch(uneven)
     targets = int((labels[:, 1:] != -100).sum())
     at = rank // tp
