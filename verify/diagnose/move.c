@@ -246,9 +246,10 @@ static void add_pair(turns *t, const ari_case *c, size_t i, size_t k, size_t pos
     if (!ari_off(c, i) && !ari_off(c, k))
         return;
     t->z[pos * t->n + pair] += CMPLX(x * a + y * b, y * a - x * b);
-    t->length += hypot(a, b) * hypot(x, y);
-    t->vv += x * x + y * y;
-    t->rr += a * a + b * b;
+    const double rr = a * a + b * b, vv = x * x + y * y; /* of fp32 numbers: neither overflows, nor their product */
+    t->length += sqrt(rr * vv);
+    t->vv += vv;
+    t->rr += rr;
 }
 
 /* Whether every pair that differs was turned, by an angle of its position and its place in the head alone. */

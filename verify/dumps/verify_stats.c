@@ -357,38 +357,62 @@ static inline double take_common(const ari_rule *r, common *t, double a, double 
     return shown > 0.0 ? shown : difference;
 }
 
-/* What one stretch of a row adds to its cell of the map. */
-static void take_run(const ari_pair *p, const ari_scratch *s, size_t start, size_t from, size_t to,
-                     ari_deviation *tally, float *cell)
+/* A chunk on its way into a tally. */
+typedef struct taking {
+    const ari_pair *pair;
+    const ari_scratch *s;
+    size_t start; /* of the chunk in its tensor */
+    ari_deviation *tally;
+    common common;
+    bool skip_equal, short_path;
+} taking;
+
+static taking taking_of(const ari_pair *p, const ari_scratch *s, size_t start, ari_deviation *tally)
 {
-    const bool same_format = p->format[0].dtype == p->format[1].dtype;
-    const bool skip_equal = same_format && !p->rule.nan_differs;
-    const bool short_path = skip_equal && !is_integer(&p->format[0]) && !p->doubt;
-    const ari_rule rule = p->rule;
-    const double *a = s->side[0].value, *b = s->side[1].value;
-    common c = common_of(tally);
+    const bool same_format = p->format[0].dtype == p->format[1].dtype, skip_equal = same_format && !p->rule.nan_differs;
+    return (taking){.pair = p,
+                    .s = s,
+                    .start = start,
+                    .tally = tally,
+                    .common = common_of(tally),
+                    .skip_equal = skip_equal,
+                    .short_path = skip_equal && !is_integer(&p->format[0]) && !p->doubt};
+}
+
+/* In full. Returns what the map shows. */
+static double take_at(taking *t, size_t i)
+{
+    const element e = element_at(t->pair, t->s, i, t->start + i);
+    common_add(t->tally, &t->common);
+    const double shown = take(t->pair, t->tally, &e);
+    t->s->difference[i] = e.difference;
+    t->common = common_of(t->tally);
+    return shown;
+}
+
+/* What one stretch of a row adds to its cell of the map. */
+static void take_run(taking *t, size_t from, size_t to, float *cell)
+{
+    const ari_rule rule = t->pair->rule;
+    const double *a = t->s->side[0].value, *b = t->s->side[1].value;
     double most = 0.0;
     for (size_t i = from; i < to; i++) {
-        if (skip_equal && s->steps[i] == 0) {
-            tally->ulp_bins[0]++;
-            s->difference[i] = 0.0;
+        const uint64_t steps = t->s->steps[i];
+        if (t->skip_equal && steps == 0) {
+            t->tally->ulp_bins[0]++;
+            t->s->difference[i] = 0.0;
             continue;
         }
         const double difference = fabs(b[i] - a[i]);
-        const double shown = short_path ? take_common(&rule, &c, a[i], difference, s->steps[i]) : -1.0;
+        double shown = t->short_path ? take_common(&rule, &t->common, a[i], difference, steps) : -1.0;
         if (shown >= 0.0) {
-            most = larger(most, shown);
-            tally->ulp_bins[bin_of(s->steps[i])]++;
-            s->difference[i] = difference;
-            continue;
+            t->tally->ulp_bins[bin_of(steps)]++;
+            t->s->difference[i] = difference;
+        } else {
+            shown = take_at(t, i);
         }
-        const element e = element_at(p, s, i, start + i);
-        common_add(tally, &c);
-        most = larger(most, take(p, tally, &e));
-        s->difference[i] = e.difference;
-        c = common_of(tally);
+        most = larger(most, shown);
     }
-    common_add(tally, &c);
     const float shown = most > (double)3.4e38f ? (float)INFINITY : (float)most;
     if (shown > *cell)
         *cell = shown;
@@ -404,6 +428,7 @@ static void take_all(const ari_pair *p, ari_scratch *s, size_t start, size_t n, 
 {
     const ar_verify_row *r = p->row;
     const size_t cols = r->matrix_cols;
+    taking t = taking_of(p, s, start, tally);
     size_t at = 0;
     while (at < n) {
         const size_t row = (start + at) / cols, col = (start + at) % cols;
@@ -413,11 +438,12 @@ static void take_all(const ari_pair *p, ari_scratch *s, size_t start, size_t n, 
         while (at < row_end) {
             const size_t next = at + (cell_begin(cell + 1, r->map_cols, cols) - (start + at) % cols);
             const size_t end = next < row_end ? next : row_end;
-            take_run(p, s, start, at, end, tally, &s->map[cell_row * ARI_MAP_COLS + cell]);
+            take_run(&t, at, end, &s->map[cell_row * ARI_MAP_COLS + cell]);
             at = end;
             cell++;
         }
     }
+    common_add(tally, &t.common);
 }
 
 static void add_products(ari_scaled_sums *sums, const ari_scratch *s, size_t n, uint64_t a_bits, uint64_t b_bits,

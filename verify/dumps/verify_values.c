@@ -157,24 +157,20 @@ void ari_count_special(const ari_format *f, const unsigned char *raw, size_t n, 
 }
 
 /* Keys that order like the numbers: negative floats count downwards, -0 directly below +0; integers are moved up by
- * half their range. */
-static uint64_t key_of(const ari_format *f, uint64_t u)
-{
-    const uint64_t sign = (uint64_t)1 << (f->bits - 1);
-    if (!f->is_signed)
-        return u;
-    if (!f->is_float)
-        return u ^ sign;
-    return u & sign ? ~u & (sign | (sign - 1)) : u | sign;
-}
-
-#define FILL_STEPS(type)                                   \
-    for (size_t i = 0; i < n; i++) {                       \
-        type u, v;                                         \
-        memcpy(&u, a + i * sizeof u, sizeof u);            \
-        memcpy(&v, b + i * sizeof v, sizeof v);            \
-        const uint64_t x = key_of(f, u), y = key_of(f, v); \
-        steps[i] = x > y ? x - y : y - x;                  \
+ * half their range. Which bits of a number that turns over is decided before the loop: it goes through every element. */
+#define FILL_STEPS(type)                                                                        \
+    {                                                                                           \
+        const int top = (int)f->bits - 1;                                                       \
+        const type sign = (type)(f->is_signed ? (type)1 << top : 0);                            \
+        const type below = (type)(f->is_signed && f->is_float ? sign - 1 : 0);                  \
+        for (size_t i = 0; i < n; i++) {                                                        \
+            type u, v;                                                                          \
+            memcpy(&u, a + i * sizeof u, sizeof u);                                             \
+            memcpy(&v, b + i * sizeof v, sizeof v);                                             \
+            const type x = (type)(u ^ sign ^ (type)((type)(0 - (type)(u >> top & 1)) & below)); \
+            const type y = (type)(v ^ sign ^ (type)((type)(0 - (type)(v >> top & 1)) & below)); \
+            steps[i] = x > y ? (type)(x - y) : (type)(y - x);                                   \
+        }                                                                                       \
     }
 
 void ari_steps(uint64_t *steps, const ari_format *f, const unsigned char *a, const unsigned char *b, size_t n)
