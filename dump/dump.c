@@ -141,7 +141,7 @@ int ar_dump_ranks(const ar_dump *d)
     return d->ranks;
 }
 
-size_t ar_dump_mesh(const ar_dump *d, const ar_dump_dim **dims)
+size_t ar_dump_mesh(const ar_dump *d, const ar_mesh_dim **dims)
 {
     *dims = d->mesh;
     return d->mesh_dims;

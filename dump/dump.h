@@ -53,7 +53,7 @@ struct ar_dump {
     bool mapped;      /* and a mapping says which is whose */
     int ranks, world; /* world 0: not told */
     int *rank;        /* [ranks] ascending: those whose files there are */
-    ar_dump_dim mesh[AR_DUMP_MAX_DIMS];
+    ar_mesh_dim mesh[AR_MESH_DIMS];
     size_t mesh_dims;
     ari_piece *piece; /* by name and rank */
     size_t pieces, cap_pieces;

@@ -54,9 +54,9 @@ static ar_status read_mesh(ari_map *m, const json_t *mesh)
     m->ranks = 1;
     if (mesh == NULL)
         return AR_OK;
-    if (!json_is_array(mesh) || json_array_size(mesh) == 0 || json_array_size(mesh) > AR_DUMP_MAX_DIMS)
+    if (!json_is_array(mesh) || json_array_size(mesh) == 0 || json_array_size(mesh) > AR_MESH_DIMS)
         return ari_map_bad(m, NULL, "key 'mesh': expected 1 to %d dimensions, [[\"dp\", 2], [\"tp\", 4]]",
-                           AR_DUMP_MAX_DIMS);
+                           AR_MESH_DIMS);
     for (size_t i = 0; i < json_array_size(mesh); i++) {
         const json_t *dim = json_array_get(mesh, i), *size = json_array_get(dim, 1);
         const char *name = json_string_value(json_array_get(dim, 0));

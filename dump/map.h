@@ -104,11 +104,11 @@ typedef struct ari_map_rule {
     ari_map_glob glob;
     bool leave;
     const char *rename;        /* NULL: the name stays */
-    bool at[AR_DUMP_MAX_DIMS]; /* holds only where the coordinate is one of .. */
-    const json_t *at_list[AR_DUMP_MAX_DIMS];
-    ari_map_split split[AR_DUMP_MAX_DIMS];
+    bool at[AR_MESH_DIMS]; /* holds only where the coordinate is one of .. */
+    const json_t *at_list[AR_MESH_DIMS];
+    ari_map_split split[AR_MESH_DIMS];
     size_t splits;
-    bool partial[AR_DUMP_MAX_DIMS];
+    bool partial[AR_MESH_DIMS];
     int dim; /* that blocks and index are counted along; INT_MAX: not told */
     size_t block[ARI_MAP_BLOCKS];
     size_t blocks;
@@ -128,7 +128,7 @@ typedef struct ari_map_rule {
 struct ari_map {
     json_t *root; /* owns all texts */
     char *name;
-    ar_dump_dim mesh[AR_DUMP_MAX_DIMS]; /* outermost first */
+    ar_mesh_dim mesh[AR_MESH_DIMS]; /* outermost first */
     size_t dims;                        /* 0: not told */
     int ranks;
     bool has_files; /* the mapping says which rank a file is; without, the files are no rank's */
@@ -163,7 +163,7 @@ typedef struct ari_map_place {
     const ari_map_rule *r;
     const ar_st_entry *entry;
     int rank;
-    int at[AR_DUMP_MAX_DIMS];
+    int at[AR_MESH_DIMS];
     ari_map_match match;
     ari_map_peer peer;
     void *user;

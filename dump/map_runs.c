@@ -12,7 +12,7 @@ typedef struct axis {
     const ari_map_place *p;
     int dim;
     size_t own;                                   /* elements of it in this file */
-    const ari_map_split *split[AR_DUMP_MAX_DIMS]; /* in the order in which they divide */
+    const ari_map_split *split[AR_MESH_DIMS]; /* in the order in which they divide */
     size_t splits;
     bool missing; /* a rank that was asked for has no such tensor */
 } axis;
@@ -75,7 +75,7 @@ static ar_status extent(axis *a, const int *at, size_t level, size_t *out)
     }
     if (level == a->splits)
         return local_extent(a, at, out);
-    int inner[AR_DUMP_MAX_DIMS];
+    int inner[AR_MESH_DIMS];
     size_t sum = 0;
     memcpy(inner, at, sizeof inner);
     for (int c = 0; c < p->m->mesh[a->split[level]->mesh].size; c++) {
@@ -91,7 +91,7 @@ static ar_status extent(axis *a, const int *at, size_t level, size_t *out)
 /* The same for coordinate c of the split at `level`, this rank's for those before it. */
 static ar_status piece(axis *a, size_t level, int c, size_t *out)
 {
-    int at[AR_DUMP_MAX_DIMS];
+    int at[AR_MESH_DIMS];
     memcpy(at, a->p->at, sizeof at);
     at[a->split[level]->mesh] = c;
     return extent(a, at, level + 1, out);

@@ -194,7 +194,7 @@ static ar_status read_tensors(reading *r, const json_t *own, const json_t *dcp)
 }
 
 /* --- the rank ----------------------------------------------------------------------------------------------------- */
-static ar_status read_dim(ar_dump_dim *o, const json_t *pair, const char *where)
+static ar_status read_dim(ar_mesh_dim *o, const json_t *pair, const char *where)
 {
     const char *name = json_string_value(json_array_get(pair, 0));
     const json_t *size = json_array_get(pair, 1);
@@ -210,7 +210,7 @@ static ar_status read_mesh(ari_placement *p, const json_t *mesh, const char *whe
 {
     const size_t n = json_array_size(mesh);
     size_t ranks = 1;
-    if (!json_is_array(mesh) || n > AR_DUMP_MAX_DIMS)
+    if (!json_is_array(mesh) || n > AR_MESH_DIMS)
         return invalid(where, "'mesh' has to be an array of at most 6 dimensions");
     for (size_t i = 0; i < n; i++) {
         AR_TRY(read_dim(&p->mesh[i], json_array_get(mesh, i), where));

@@ -26,8 +26,8 @@ typedef struct ari_placed {
 } ari_placed;
 typedef struct ari_placement {
     int rank, world; /* -1, 0: not told */
-    ar_dump_dim mesh[AR_DUMP_MAX_DIMS];
-    int at[AR_DUMP_MAX_DIMS];
+    ar_mesh_dim mesh[AR_MESH_DIMS];
+    int at[AR_MESH_DIMS];
     size_t dims;
     bool has_at;
     ari_placed *tensor; /* sorted by name */

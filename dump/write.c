@@ -365,7 +365,7 @@ static ar_status write_rank(const job *j)
 
 static ar_status check_place(const ar_dump_place *p)
 {
-    bool fits = p->rank >= 0 && p->rank < p->world && p->dims <= AR_DUMP_MAX_DIMS;
+    bool fits = p->rank >= 0 && p->rank < p->world && p->dims <= AR_MESH_DIMS;
     size_t ranks = 1;
     for (size_t i = 0; fits && i < p->dims; i++) {
         fits &= p->mesh[i].size >= 1 && p->at[i] >= 0 && p->at[i] < p->mesh[i].size;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/placement.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
@@ -115,15 +116,15 @@ static ar_status train(ar_ctx *ctx, const ari_cluster_options *o, rank_result *r
  * ranks are neighbours too. Both gives are split off the world. */
 static ar_status split_groups(ar_comm **tp, ar_comm **dp, ar_comm *world, const ar_parallel *p, bool wrong_stride)
 {
-    const ar_mesh mesh = {.pp = 1, .dp = ari_at_least_one(p->dp), .cp = 1, .tp = ari_at_least_one(p->tp)};
-    const int rank = ar_comm_rank(world);
-    int pp = 0, dp_rank = 0, cp = 0, tp_rank = 0;
+    const int rank = ar_comm_rank(world), ranks = ari_at_least_one(p->dp);
+    const ar_mesh mesh = {.ndim = 2, .dim = {{"dp", ranks}, {"tp", ari_at_least_one(p->tp)}}};
+    int at[2];
     AR_TRY(ar_mesh_check(&mesh, ar_comm_size(world)));
-    ar_mesh_coords(&mesh, rank, &pp, &dp_rank, &cp, &tp_rank);
-    AR_TRY(ar_comm_split(tp, world, dp_rank, tp_rank));
+    ar_mesh_coords(&mesh, rank, at);
+    AR_TRY(ar_comm_split(tp, world, at[0], at[1]));
     if (wrong_stride)
-        return ar_comm_split(dp, world, rank / mesh.dp, rank % mesh.dp);
-    return ar_comm_split(dp, world, tp_rank, dp_rank);
+        return ar_comm_split(dp, world, rank / ranks, rank % ranks);
+    return ar_comm_split(dp, world, at[1], at[0]);
 }
 
 /* One rank on its device. */

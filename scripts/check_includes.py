@@ -32,6 +32,7 @@ ROOMS = ["verify/" + room for room in
 ALLOWED = {
     PUBLIC: [],
     "ref/core": [],
+    "ref/placement": ["ref/core"],
     "ref/comm": ["ref/core"],
     "ref/numerics": ["ref/core"],
     "ref/cpu": ["ref/core", "ref/numerics"],
@@ -105,6 +106,7 @@ LIBRARIES = r"blis\.h|blis/.*|cblas\.h"
 FORBIDDEN_SYSTEM = {
     PUBLIC: re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h|jansson\.h|openssl/.*)$"),
     "ref/core": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "ref/placement": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "ref/comm": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "ref/cpu": re.compile(rf"(?:{CUDA}|mpi\.h)$"),
     "sim": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),

@@ -2,6 +2,7 @@
 #ifndef ANYRANK_DUMP_H
 #define ANYRANK_DUMP_H
 
+#include "anyrank/placement.h"
 #include "anyrank/safetensors.h"
 
 AR_BEGIN_DECLS
@@ -48,13 +49,6 @@ typedef struct ar_dump_tensor {
                           ar_dump_read */
 } ar_dump_tensor;
 
-/** One dimension of the mesh of ranks, outermost first. */
-typedef struct ar_dump_dim {
-    char name[16]; /* "dp", "tp", .. */
-    int size;
-} ar_dump_dim;
-#define AR_DUMP_MAX_DIMS 6
-
 typedef struct ar_dump ar_dump;
 typedef struct ar_dump_options {
     const char *map; /* a mapping file: how the parts of files fit that it says the ranks of; else renames and the like
@@ -87,7 +81,7 @@ const ar_dump_tensor *ar_dump_find(const ar_dump *d, const char *name);
 /** Ranks whose files were found; 0: the dump is no rank's. */
 int ar_dump_ranks(const ar_dump *d);
 /** The mesh, outermost first; returns the number of dimensions, 0: not told. */
-size_t ar_dump_mesh(const ar_dump *d, const ar_dump_dim **dims);
+size_t ar_dump_mesh(const ar_dump *d, const ar_mesh_dim **dims);
 /** A value of the files' __metadata__ that all of them agree on; NULL. */
 const char *ar_dump_metadata(const ar_dump *d, const char *key);
 
@@ -133,8 +127,8 @@ typedef struct ar_dump_value {
 } ar_dump_value;
 typedef struct ar_dump_place {
     int rank, world;
-    ar_dump_dim mesh[AR_DUMP_MAX_DIMS]; /* outermost first */
-    int at[AR_DUMP_MAX_DIMS];           /* the rank's coordinates */
+    ar_mesh_dim mesh[AR_MESH_DIMS]; /* outermost first */
+    int at[AR_MESH_DIMS];           /* the rank's coordinates */
     size_t dims;
 } ar_dump_place;
 /** Writes one rank's part of a per-rank dump, folder/rank-00003.safetensors (docs/dumps.md), values in execution order;

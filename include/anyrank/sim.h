@@ -154,16 +154,5 @@ AR_NODISCARD ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_r
 AR_NODISCARD ar_status ar_sim_explore(int ranks, const ar_sim_options *options, ar_rank_fn fn, void *arg,
                                       ar_status (*begin)(void *arg), uint64_t seed, uint64_t seeds, uint64_t *failing);
 
-/** A mesh of named dimensions, outermost first (pp, dp, cp, tp): coordinates of a rank and its groups. */
-typedef struct ar_mesh {
-    int pp, dp, cp, tp; /* extents; their product is the world */
-} ar_mesh;
-/** Errors: AR_ERR_INDIVISIBLE if world is not pp*dp*cp*tp (the message names both). */
-AR_NODISCARD ar_status ar_mesh_check(const ar_mesh *m, int world);
-void ar_mesh_coords(const ar_mesh *m, int rank, int *pp, int *dp, int *cp, int *tp);
-/** The ranks of `rank`'s group along `dim` ("pp", "dp", "cp", "tp"), in order; returns how many, 0 for another name.
- *  W = 16, tp = 4: tp groups {0..3}, {4..7}, ...; dp groups {0,4,8,12}, {1,5,9,13}, ... */
-int ar_mesh_group(const ar_mesh *m, int rank, const char *dim, int *ranks, int cap);
-
 AR_END_DECLS
 #endif

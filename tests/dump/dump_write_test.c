@@ -116,7 +116,7 @@ static void expect_whole(const draw *x, int trial)
     static float full[MAX_COUNT];
     ar_dump *d = open_folder();
     const ar_dump_tensor *t = ar_dump_at(d, 0);
-    const ar_dump_dim *mesh = NULL;
+    const ar_mesh_dim *mesh = NULL;
     size_t count = 1;
     bool found = true;
     ar_dump_disagreement unused;

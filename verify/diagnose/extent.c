@@ -223,7 +223,7 @@ static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_du
 /* Ranks along tp and dp from the mesh, where ranks are counted dp * tp; else what the case says. */
 static void find_mesh(ari_rank_copies *r, const ari_explain_case *c)
 {
-    const ar_dump_dim *dims = NULL;
+    const ar_mesh_dim *dims = NULL;
     const size_t n = c->other ? ar_dump_mesh(c->other, &dims) : 0;
     r->tp = c->tp;
     r->dp = c->dp;

@@ -336,7 +336,7 @@ static ar_status begin_report(ari_verifying *v)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a report");
     const char *allows = v->allowed ? ar_dump_metadata(v->allowed, "anyrank.allows") : NULL;
     ari_printable(r->allows, sizeof r->allows, allows ? allows : "");
-    const ar_dump_dim *mesh = NULL;
+    const ar_mesh_dim *mesh = NULL;
     r->ranks = ar_dump_ranks(v->dump[1]);
     r->mesh_dims = ar_dump_mesh(v->dump[1], &mesh);
     if (r->mesh_dims > 0)

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_PLACEMENT_H
+#define ANYRANK_PLACEMENT_H
+
+#include "anyrank/tensor.h"
+
+AR_BEGIN_DECLS
+
+/* A mesh of ranks, and how a tensor is placed on it: plain data, the same on every rank, that knows no communicator.
+ * What moves a tensor from one list of placements to another is in anyrank/redistribute.h. docs/placements.md explains
+ * both. */
+
+/* --- the mesh ----------------------------------------------------------------------------------------------------- */
+
+#define AR_MESH_DIMS 6
+#define AR_MESH_NAME 16 /* bytes, with the final 0 */
+typedef struct ar_mesh_dim {
+    char name[AR_MESH_NAME]; /* "dp", "tp", .. */
+    int size;                /* ranks along it, at least 1 */
+} ar_mesh_dim;
+
+/** A world of ranks as a grid, outermost dimension first: of {dp 2, tp 4} rank = dp * 4 + tp, so the ranks of a tp
+ *  group are neighbours and those of a dp group 4 apart. */
+typedef struct ar_mesh {
+    int ndim; /* 0 .. AR_MESH_DIMS; 0: one rank */
+    ar_mesh_dim dim[AR_MESH_DIMS];
+} ar_mesh;
+
+/** Whether it is a mesh of `world` ranks. Errors: AR_ERR_ARG (no mesh, ndim, a size below 1, a name that is empty,
+ *  longer than AR_MESH_NAME or there twice), AR_ERR_INDIVISIBLE (the sizes' product is not `world`; names both). */
+AR_NODISCARD ar_status ar_mesh_check(const ar_mesh *m, int world);
+/** The dimension of that name; -1: there is none. */
+int ar_mesh_find(const ar_mesh *m, const char *name);
+/** at[d] = the rank's coordinate along each dimension; at: [ndim]. */
+void ar_mesh_coords(const ar_mesh *m, int rank, int *at);
+/** The ranks of `rank`'s group along dimension `dim`, in order, the first `cap` of them; returns how many there are, 0
+ *  where there is no such dimension. Of {dp 4, tp 4}: tp groups {0..3}, {4..7}, ..; dp groups {0,4,8,12}, {1,5,9,13},
+ *  .. */
+int ar_mesh_group(const ar_mesh *m, int rank, int dim, int *ranks, int cap);
+
+/* --- placements --------------------------------------------------------------------------------------------------- */
+
+/* What the ranks along one dimension of the mesh have of a tensor T. Two placements have the same value on every rank:
+ * they differ in the gradient. Every rank uses a replicated value for itself (X of a column-parallel layer, which meets
+ * other weights on each), so each rank's gradient is a term of a sum; of an invariant value all ranks compute the same
+ * (a norm, a residual), so each rank has the whole gradient. */
+typedef enum ar_placement_kind {
+    AR_REPLICATE,   /* T; the gradient is Partial(sum) */
+    AR_INVARIANT,   /* T; the gradient is invariant */
+    AR_SHARD,       /* a part of T along a dimension; the gradient likewise */
+    AR_PARTIAL_SUM, /* a term: T is the sum over the ranks; the gradient is replicated */
+    AR_PARTIAL_MAX, /* T is the maximum over the ranks, element by element; it has no linear gradient */
+    AR_PLACEMENT_KINDS
+} ar_placement_kind;
+
+/** Source: PyTorch's DTensor (torch.distributed.tensor), whose Replicate is the first two. A list of placements has
+ *  one for each dimension of a mesh, outermost first; zeros are replicated. Where two dimensions shard the same
+ *  dimension of the tensor, the outer one cuts it and the inner one cuts the parts. */
+typedef struct ar_placement {
+    ar_placement_kind kind;
+    int dim; /* of a shard: the tensor's dimension, or if negative counted from its end (-1: the last) */
+} ar_placement;
+
+#define AR_PLACEMENT_TEXT 32
+/** "R", "I", "S(1)", "S(-1)", "P(sum)", "P(max)"; "?" for another kind. Returns `text`. */
+const char *ar_placement_text(char text[AR_PLACEMENT_TEXT], ar_placement p);
+/** The inverse, and PyTorch's spellings: "Replicate()", "Shard(1)", "Shard(dim=1)", "Partial()", "Partial(sum)", "P"
+ *  and, of ours, "Invariant()"; spaces around it are passed over. Errors: AR_ERR_ARG (lists what would be right). */
+AR_NODISCARD ar_status ar_placement_parse(ar_placement *p, const char *text);
+/** "[S(0), R]" of n placements. Cut to `cap` bytes. Returns `text`. */
+const char *ar_placements_text(char *text, size_t cap, const ar_placement *p, int n);
+/** n placements out of a list with commas, in [], in () as Python prints tuples, or bare. Errors: AR_ERR_ARG (another
+ *  number of them, one that is not a placement). */
+AR_NODISCARD ar_status ar_placements_parse(ar_placement *p, int n, const char *text);
+
+/** Whether a tensor of `ndim` dimensions can have this placement: AR_ERR_ARG names the placement and the range of dim
+ *  that is right. */
+AR_NODISCARD ar_status ar_placement_check(ar_placement p, int ndim);
+/** Whether two placements of a tensor of `ndim` dimensions are one, S(-1) and S(ndim - 1) included. */
+bool ar_placement_same(ar_placement a, ar_placement b, int ndim);
+/** The placement that the gradient of a value has (ar_placement_kind): R and P(sum) change places, I and S stay.
+ *  Applied twice it is the placement itself. Errors: AR_ERR_UNSUPPORTED (a maximum). */
+AR_NODISCARD ar_status ar_placement_gradient(ar_placement *g, ar_placement p);
+
+/** What the rank at coordinates `at` has of a tensor of `shape` [ndim]: elements [start, start + extent) of every
+ *  dimension. Parts are those of ar_split_uneven: ceil(n / size) elements, the last ones shorter or empty. uneven
+ *  false: a dimension that does not divide is AR_ERR_INDIVISIBLE, with both dimensions and both numbers.
+ *  Shapes:   p, at [mesh->ndim]; start, extent [ndim]; start may be NULL.
+ *  Errors:   AR_ERR_ARG (ndim, a coordinate, a placement), AR_ERR_INDIVISIBLE. On error nothing is written. */
+AR_NODISCARD ar_status ar_placements_region(size_t *start, size_t *extent, const ar_mesh *mesh, const int *at,
+                                            const ar_placement *p, int ndim, const size_t *shape, bool uneven);
+/** The same as a layout: one box, or none where the part is empty. Its replicas are the ranks along dimensions that
+ *  replicate, row by row; the terms of a partial tensor are not copies and do not count. Errors: those. */
+AR_NODISCARD ar_status ar_placements_layout(ar_layout *o, const ar_mesh *mesh, const int *at, const ar_placement *p,
+                                            int ndim, const size_t *shape, bool uneven);
+
+AR_END_DECLS
+#endif
