@@ -103,13 +103,15 @@ typedef struct ari_map_rule {
     const char *match;
     ari_map_glob glob;
     bool leave;
-    const char *rename;        /* NULL: the name stays */
+    const char *rename;    /* NULL: the name stays */
     bool at[AR_MESH_DIMS]; /* holds only where the coordinate is one of .. */
     const json_t *at_list[AR_MESH_DIMS];
     ari_map_split split[AR_MESH_DIMS];
     size_t splits;
     bool partial[AR_MESH_DIMS];
-    int dim; /* that blocks and index are counted along; INT_MAX: not told */
+    int worded;                   /* dimensions that 'dims' has words for; 0: not told */
+    bool squeeze[AR_ST_MAX_DIMS]; /* of those: one element, left out of the full tensor */
+    int dim;                      /* that blocks and index are counted along; INT_MAX: not told */
     size_t block[ARI_MAP_BLOCKS];
     size_t blocks;
     const char *into[ARI_MAP_BLOCKS]; /* NULL: that block is left out */
@@ -129,7 +131,7 @@ struct ari_map {
     json_t *root; /* owns all texts */
     char *name;
     ar_mesh_dim mesh[AR_MESH_DIMS]; /* outermost first */
-    size_t dims;                        /* 0: not told */
+    size_t dims;                    /* 0: not told */
     int ranks;
     bool has_files; /* the mapping says which rank a file is; without, the files are no rank's */
     ari_map_glob files;
@@ -142,6 +144,8 @@ struct ari_map {
 ar_status ari_map_bad(const ari_map *m, const ari_map_rule *r, const char *format, ...) AR_PRINTF(3, 4);
 /** Reads rule `number`, from 1. Errors: as ari_map_parse. */
 AR_NODISCARD ar_status ari_map_rule_parse(const ari_map *m, ari_map_rule *r, size_t number, const json_t *object);
+/** Reads key 'dims', SGLang's notation of `shard` and `partial` (map_dims.c). Errors: as ari_map_parse. */
+AR_NODISCARD ar_status ari_map_read_dims(const ari_map *m, ari_map_rule *r, const json_t *value);
 /** Refuses keys that are none of these, with a "did you mean". */
 AR_NODISCARD ar_status ari_map_check_keys(const ari_map *m, const ari_map_rule *r, const json_t *object,
                                           const char *const *keys, size_t n);
