@@ -41,6 +41,8 @@ static const ari_option options[] = {
     ARI_OPTION_STRINGS("ignore", leave, "GLOB[,GLOB]", "no tensors of these names; may be given several times"),
     ARI_OPTION_FLAG("common", o.common,
                     "compare what both have; what only one has is left out and counted, not a difference"),
+    ARI_OPTION_FLAG("all-matched", o.all_matched,
+                    "a tensor that only one has is an error, and so is a rule of --map that matches none"),
     ARI_OPTION_FLAG("no-equal-nan", o.nan_differs, "NaN against NaN is a difference",
                     .more = "Otherwise it is the same, by --bits if the payloads are."),
     ARI_OPTION_FILE("html", html, "FILE.html", "write the report as a page too, which needs no network",

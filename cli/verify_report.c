@@ -347,57 +347,31 @@ static void print_drift(FILE *to, const ar_verify_report *r)
         fprintf(to, "note: copies of %zu tensor%s differ in bits, %s: drift\n", r->drift, plural(r->drift), RULE(r));
 }
 
-/* Whether a tensor is only in one dump, under a name that is another's with `prefix` before it. */
-static bool has_partner(const ar_verify_report *r, const char *name, ar_verify_state state, const char *prefix,
-                        size_t length)
-{
-    for (size_t i = 0; i < r->rows; i++) {
-        const char *other = r->row[i].name;
-        if (r->row[i].state == state && strncmp(other, prefix, length) == 0 && strcmp(other + length, name) == 0)
-            return true;
-    }
-    return false;
-}
-
-/* Names of one dump that are the other's with a prefix: `longer` is the state of those that have it. */
-static bool print_prefix(FILE *to, const ar_verify_report *r, ar_verify_state shorter, ar_verify_state longer)
-{
-    const char *prefix = NULL;
-    size_t length = 0, n = 0, of = 0;
-    for (size_t i = 0; i < r->rows && !prefix; i++) {
-        for (size_t k = 0; k < r->rows && !prefix && r->row[i].state == shorter; k++) {
-            if (r->row[k].state != longer || !ari_ends_in(r->row[k].name, r->row[i].name))
-                continue;
-            prefix = r->row[k].name;
-            length = strlen(prefix) - strlen(r->row[i].name);
-        }
-    }
-    for (size_t i = 0; i < r->rows && prefix; i++) {
-        of += r->row[i].state == shorter;
-        n += r->row[i].state == shorter && has_partner(r, r->row[i].name, longer, prefix, length);
-    }
-    if (!prefix || 2 * n < of)
-        return false;
-    char shown[ARI_PRINTABLE];
-    snprintf(shown, sizeof shown, "%.*s", (int)(length < sizeof shown ? length : sizeof shown - 1), prefix);
-    const bool in_other = longer == AR_VERIFY_UNEXPECTED;
-    fprintf(to,
-            "note: %zu of the %zu names that only the %s has stand in the %s with '%s' before them; a file "
-            "{\"version\": 1, \"tensors\": "
-            "[{\"match\": \"%s*\", \"rename\": \"*\"}]} for --%smap takes it off\n",
-            n, of, in_other ? "reference" : "other", in_other ? "other" : "reference", ARI_SHOW(shown), ARI_SHOW(shown),
-            in_other ? "" : "reference-");
-    return true;
-}
-
 static void print_renamed(FILE *to, const ar_verify_report *r)
 {
-    enum { MOST_ROWS = 8192 }; /* each name is held against each */
-    if (r->missing == 0 || r->unexpected == 0 || r->rows > MOST_ROWS)
-        return;
-    if (!print_prefix(to, r, AR_VERIFY_MISSING, AR_VERIFY_UNEXPECTED) &&
-        !print_prefix(to, r, AR_VERIFY_UNEXPECTED, AR_VERIFY_MISSING) && r->compared == 0)
+    if (r->renamed > 0)
+        fprintf(to, "note: %zu name%s but for what wraps the model: ", r->renamed,
+                r->renamed == 1 ? " is the same" : "s are the same");
+    for (int k = 0; k < 2 && r->renamed > 0; k++)
+        if (r->wrappers[k][0])
+            fprintf(to, "%s'%s' in the %s", k == 1 && r->wrappers[0][0] ? ", " : "", ARI_SHOW(r->wrappers[k]),
+                    k == 0 ? "reference" : "other");
+    if (r->renamed > 0)
+        fprintf(to, "\n");
+    if (r->missing > 0 && r->unexpected > 0 && r->compared == 0)
         fprintf(to, "note: no name stands in both; a file for --map says which tensor is which (docs/dumps.md)\n");
+}
+
+/* What is known of tensors that one dump lacks: of the first of them of which something is. */
+static void print_one_sided(FILE *to, const ar_verify_report *r)
+{
+    for (size_t i = 0; i < r->rows; i++) {
+        const ar_verify_row *row = &r->row[i];
+        if ((row->state != AR_VERIFY_MISSING && row->state != AR_VERIFY_UNEXPECTED) || !row->hint[0])
+            continue;
+        fprintf(to, "note: %s: %s\n", ARI_SHOW(row->name), row->hint);
+        return;
+    }
 }
 
 ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
@@ -417,6 +391,7 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
         print_detail(to, r, &r->row[r->worst], "worst, with what reached it from those before it");
     AR_TRY(print_lines(to, r, most, &missing));
     AR_TRY(print_lines(to, r, most, &unexpected));
+    print_one_sided(to, r);
     print_nan(to, r);
     print_drift(to, r);
     print_doubted(to, r);

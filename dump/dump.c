@@ -77,6 +77,7 @@ ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options 
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
     }
     d->whole = o != NULL && o->whole && o->map == NULL;
+    d->all_matched = o != NULL && o->all_matched;
     ari_map *map = NULL;
     ar_status st = o == NULL || o->map == NULL ? AR_OK : ari_map_load(&map, o->map);
     if (st == AR_OK)
@@ -134,6 +135,27 @@ const ar_dump_tensor *ar_dump_find(const ar_dump *d, const char *name)
             low = middle + 1;
     }
     return NULL;
+}
+
+static int compare_tensors(const void *a, const void *b)
+{
+    return strcmp(((const ar_dump_tensor *)a)->name, ((const ar_dump_tensor *)b)->name);
+}
+
+ar_status ari_dump_rename(ar_dump *d, const char *const *name)
+{
+    for (size_t i = 0; i < d->tensors; i++) {
+        ari_piece *p = &d->piece[d->tensor[i].part - d->part]; /* the tensor's first, which owns its name */
+        char *own = strdup(name[i]);
+        if (own == NULL)
+            return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a tensor's name", ARI_SHOW(d->path));
+        free(p->name);
+        p->name = own;
+        d->tensor[i].name = own;
+    }
+    if (d->tensors > 1)
+        qsort(d->tensor, d->tensors, sizeof *d->tensor, compare_tensors);
+    return AR_OK;
 }
 
 int ar_dump_ranks(const ar_dump *d)

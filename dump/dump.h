@@ -49,6 +49,7 @@ struct ar_dump {
     ari_dump_file *file;
     size_t files, cap_files;
     bool whole;       /* of ar_dump_options */
+    bool all_matched; /* the same */
     bool of_ranks;    /* files are ranks' */
     bool mapped;      /* and a mapping says which is whose */
     int ranks, world; /* world 0: not told */
@@ -83,6 +84,10 @@ void ari_piece_join_boxes(ari_piece *p, int ndim, const size_t *shape, size_t co
 
 /** Makes the tensors of the pieces and checks that these cover them. */
 AR_NODISCARD ar_status ari_dump_make_tensors(ar_dump *d);
+
+/** Gives every tensor another name, name[ar_dump_count(d)], in the order of ar_dump_at, which is by name again
+ *  afterwards. Copies the names. Precondition: no two are the same. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_dump_rename(ar_dump *d, const char *const *name);
 
 /* --- reading boxes ------------------------------------------------------------------------------------------------ */
 /* Elements that lie next to each other in the full tensor. */

@@ -303,6 +303,22 @@ static ar_status map_array(ar_dump *d, const ari_map *map, const ari_piece *p, s
     return st;
 }
 
+static ar_status check_rules_match(const ar_dump *d, const ari_map *map)
+{
+    for (size_t i = 0; i < map->rules; i++) {
+        ari_map_match found;
+        size_t k = 0;
+        while (k < d->pieces && !ari_map_glob_match(&map->rule[i].glob, d->piece[k].name, &found))
+            k++;
+        if (k == d->pieces)
+            return ari_map_bad(map, &map->rule[i],
+                               "matches none of the tensors of %s, of which --all-matched asks that "
+                               "each rule does",
+                               ARI_SHOW(d->path));
+    }
+    return AR_OK;
+}
+
 static ar_status map_pieces(ar_dump *d, const ari_map *map)
 {
     ari_piece *old = d->piece;
@@ -327,5 +343,7 @@ ar_status ari_dump_list_pieces(ar_dump *d, const ari_map *map)
             AR_TRY(add_entry(d, i, ari_dump_entry(&d->file[i], k)));
     }
     sort_pieces(d->piece, d->pieces);
+    if (map != NULL && d->all_matched)
+        AR_TRY(check_rules_match(d, map));
     return map == NULL ? AR_OK : map_pieces(d, map);
 }

@@ -29,7 +29,9 @@ typedef struct ar_verify_options {
     const char *const *only;  /* [only_count] globs of names; none: all */
     const char *const *leave; /* [leave_count] globs of names that are left out */
     size_t only_count, leave_count;
-    bool common;      /* what one dump lacks is left out, and counted; else a difference */
+    bool common; /* what one dump lacks is left out, and counted; else a difference */
+    bool
+        all_matched; /* what one dump lacks, and a rule of a mapping that matches nothing, is an error; not with common */
     bool nan_differs; /* NaN against NaN is a difference too; else equal by every rule but bits, whose payloads count */
     int tp, dp; /* ranks of the other run, where its dump does not tell: for the explanation alone; 0: not known */
     size_t heads, kv_heads; /* of the model, for the explanation alone; 0: not known */
@@ -105,9 +107,11 @@ typedef struct ar_verify_report {
     ar_verify_row *row; /* [rows] in execution order */
     size_t rows;
     size_t compared, different, missing,
-        unexpected;     /* tensors; different: with those of another shape or dtype or unequal copies */
-    size_t left_out[2]; /* tensors that only the reference, only the other has, where those are not compared */
-    size_t drift;       /* tensors of which copies differ in bits, within the rule */
+        unexpected;        /* tensors; different: with those of another shape or dtype or unequal copies */
+    size_t left_out[2];    /* tensors that only the reference, only the other has, where those are not compared */
+    size_t renamed;        /* tensors of the other that are compared under the reference's name, from which only .. */
+    char wrappers[2][128]; /* .. these components tell theirs apart, in the reference's and in the other's: "module." */
+    size_t drift;          /* tensors of which copies differ in bits, within the rule */
     size_t elements, elements_different, elements_doubted;
     size_t first;        /* row of the first in execution order that is not the same; SIZE_MAX */
     size_t worst;        /* row with the largest ratio, or difference relative to the reference; SIZE_MAX */

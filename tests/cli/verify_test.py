@@ -121,16 +121,69 @@ class Verdict(Verify):
         self.assertIn("  UNEXPECTED z F32 [1]\n", done.stdout)
         self.assertIn("1 missing, 1 unexpected", done.stdout.splitlines()[-1])
 
-    def test_a_prefix_is_noticed_and_its_mapping_works(self):
-        a, b = self.pair({**weight("a.x", [1.0]), **weight("a.y", [2.0])},
-                         {**weight("module.a.x", [1.0]), **weight("module.a.y", [2.0])})
+    def test_wrappers_in_names_are_seen_and_told(self):
+        plain = {**weight("model.a.x", [1.0]), **weight("model.b.x:grad", [2.0]), **weight("loss", [3.0])}
+        cases = (
+            ({"module.model.a.x": 1, "module.model.b.x:grad": 2, "loss": 3}, 2, ["module."]),
+            ({"a.x": 1, "b.x:grad": 2, "loss": 3}, 2, ["model."]),
+            ({"model.module.model.a.x": 1, "model.module.model.b.x:grad": 2, "loss": 3}, 2, ["model.module."]),
+            ({"model.a._checkpoint_wrapped_module.x": 1, "_orig_mod.model.b.x:grad": 2, "loss": 3}, 2,
+             ["_checkpoint_wrapped_module.", "_orig_mod."]),
+            ({"module._fsdp_wrapped_module.model.a.x": 1, "module.model.b.x:grad": 2, "loss": 3}, 2,
+             ["_fsdp_wrapped_module.", "module."]))
+        for names, count, wrappers in cases:
+            a, b = self.pair(plain, {key: t for n, x in names.items() for key, t in weight(n, [float(x)]).items()})
+            for one, two in ((a, b), (b, a)):
+                result, code = self.result(one, two)
+                self.assertEqual((code, result["tensors"], result["tensors_renamed"]), (0, 3, count), names)
+                for wrapper in wrappers:
+                    self.assertTrue(any(wrapper in side for side in result["wrappers"]), (names, result["wrappers"]))
+                    self.assertIn(wrapper, self.run_verify(one, two).stdout)
+        self.assertIn("note: 2 names are the same but for what wraps the model: ", self.run_verify(a, b).stdout)
+
+    def test_a_difference_behind_a_wrapper_has_the_reference_s_name(self):
+        a, b = self.pair({**weight("a.x", [1.0]), **weight("a.y", [2.0]), **weight("a.z", [2.0])},
+                         {**weight("module.a.x", [1.0]), **weight("module.a.y", [2.5]), **weight("module.a.u", [2.0])})
+        result, code = self.result(a, b)
+        self.assertEqual((code, result["first"]["tensor"], result["missing"]), (1, "a.y", ["a.z"]))
+        self.assertEqual(result["unexpected"], ["module.a.u"])
+
+    def test_no_two_names_become_one_and_modules_are_no_wrappers(self):
+        for reference, other in (({"x": 1}, {"encoder.x": 1, "decoder.x": 1}),   # which of the two?
+                                 ({"x": 1, "y": 2}, {"_a.x": 1, "_b.x": 1}),
+                                 ({"head.x": 1, "y": 2}, {"head.x": 1, "head.y": 2})):  # head is there on both sides
+            a, b = self.pair(*({k: t for n, x in side.items() for k, t in weight(n, [float(x)]).items()}
+                               for side in (reference, other)))
+            result, code = self.result(a, b)
+            self.assertEqual((code, result["tensors_renamed"]), (1, 0), other)
+
+    def test_a_flat_parameter_is_named_as_such(self):
+        a, b = self.pair(weight("layers.0.w", [1.0, 2.0]), weight("layers.0._fsdp_wrapped_module._flat_param", [1.0, 2.0]))
         done = self.run_verify(a, b)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("2 of the 2 names that only the reference has stand in the other with 'module.' before them", done.stdout)
-        mapping = self.folder / "map.json"
-        mapping.write_text(done.stdout.split("a file ")[1].split(" for --map")[0])
-        self.assertEqual(self.run_verify(a, b, "--map", mapping).returncode, 0)
-        self.assertEqual(self.run_verify(b, a, "--reference-map", mapping).returncode, 0)
+        self.assertIn("note: layers.0._fsdp_wrapped_module._flat_param: FSDP1's flat parameter", done.stdout)
+        for word in ("fully_shard", "summon_full_params"):
+            self.assertIn(word, done.stdout)
+        a, b = self.pair(weight("w", [1.0]), weight("my_flat_parameter", [1.0]))
+        self.assertNotIn("FSDP1", self.run_verify(a, b).stdout)
+
+    def test_copied_kv_heads_are_no_padded_vocabulary(self):
+        head = [[float(16 * h + i + 1) for i in range(16)] for h in range(2)]
+        each = [x for h in head for _ in range(2) for x in h]
+        name = "model.layers.0.self_attn.k_proj.weight"
+        a, b = self.pair(weight(name, head[0] + head[1], [8, 4]), weight(name, each, [16, 4]))
+        told = self.result(a, b)[0]["first"]
+        self.assertIn("every 4 of the reference's dimension 0 stand 2 times one after the other", told["pattern"])
+        self.assertIn("KV heads copied", told["hint"])
+        for part in ('"blocks": [2], "unit": 4', '"copies": 2'):
+            self.assertIn(part, told["hint"])
+        a, b = self.pair(weight(name, head[0] + head[1], [8, 4]), weight(name, [7.5] * 64, [16, 4]))
+        told = self.result(a, b)[0]["first"]
+        self.assertNotIn("vocabulary", told["hint"])
+        self.assertIn("2 times as many", told["hint"])
+        rows = [float(i + 1) for i in range(20)]
+        a, b = self.pair(weight("lm_head.weight", rows, [5, 4]), weight("lm_head.weight", rows + [0.0] * 12, [8, 4]))
+        self.assertIn("a vocabulary of 5 padded to 8", self.result(a, b)[0]["first"]["hint"])
 
     def test_copies_of_ranks_come_first(self):
         write(self.folder / "reference.safetensors", weight("w", [1.0, 2.0]))
@@ -258,6 +311,19 @@ class Rules(Verify):
         done = self.run_verify(a, b, "--common", "--ignore", "x")
         self.assertEqual(done.returncode, 2)
         self.assertIn("no tensor stands in both dumps: 2 only in the reference, 1 only in the other", done.stderr)
+
+    def test_all_matched_refuses_what_only_one_has(self):
+        a, b = self.pair({**weight("x", [1.0]), **weight("y", [1.0])}, {**weight("x", [2.0]), **weight("z", [1.0])})
+        self.refused(a, b, "--all-matched", words=["--all-matched", "1 tensors are only in the reference", "has y"])
+        self.refused(a, b, "--all-matched", "--ignore", "y", words=["the other alone has z"])
+        self.refused(a, b, "--all-matched", "--common", words=["give one of them"])
+        self.assertEqual(self.run_verify(a, b, "--all-matched", "--only", "x").returncode, 1)
+        self.assertEqual(self.run_verify(a, a, "--all-matched").returncode, 0)
+        rules = [{"match": "z", "rename": "y"}, {"match": "u.*", "rename": "*"}]
+        for n, code in ((1, 1), (2, 2)):
+            (self.folder / "map.json").write_text(json.dumps({"version": 1, "tensors": rules[:n]}))
+            self.assertEqual(self.run_verify(a, b, "--map", "map.json", "--all-matched").returncode, code)
+        self.refused(a, b, "--map", "map.json", "--all-matched", words=["map.json: rule 2 ('u.*'): matches none", str(b)])
 
     def test_copies_are_held_to_the_rule(self):
         write(self.folder / "reference.safetensors", weight("w", [1.0, 2.0]))

@@ -145,6 +145,9 @@ void ari_verify_set_facts(json_t *o, const ar_verify_report *r)
     json_object_set_new(o, "unexpected", names_of(r, AR_VERIFY_UNEXPECTED));
     json_object_set_new(o, "tensors_with_different_copies", whole(copies));
     json_object_set_new(o, "left_out", ari_json_sizes(r->left_out, 2));
+    json_object_set_new(o, "tensors_renamed", whole(r->renamed));
+    json_object_set_new(o, "wrappers",
+                        json_pack("[o, o]", ari_json_text(r->wrappers[0]), ari_json_text(r->wrappers[1])));
     json_object_set_new(o, "tensors_drifting", whole(r->drift));
     json_object_set_new(o, "elements_doubted", whole(r->elements_doubted));
     json_object_set_new(o, "ranks", json_integer(r->ranks));

@@ -40,6 +40,10 @@ static ar_status check_options(const ar_verify_options *o)
         return ar_error_set(AR_ERR_ARG, "two dumps are compared: a reference and another one");
     if (o->rule == AR_VERIFY_SENSITIVITY && !o->allowed)
         return ar_error_set(AR_ERR_ARG, "the rule of sensitivity needs a file that says what is allowed");
+    if (o->common && o->all_matched)
+        return ar_error_set(AR_ERR_ARG,
+                            "--common leaves out what only one dump has, --all-matched refuses it: give one "
+                            "of them");
     if (o->rule != AR_VERIFY_TOLERANCE)
         return AR_OK;
     AR_TRY(check_tolerance("rtol", o->rtol));
@@ -49,8 +53,10 @@ static ar_status check_options(const ar_verify_options *o)
 static ar_status open_dumps(ari_verifying *v)
 {
     const ar_verify_options *o = v->o;
-    AR_TRY(ar_dump_open(&v->dump[0], o->reference, &(ar_dump_options){.map = o->reference_map}));
-    AR_TRY(ar_dump_open(&v->dump[1], o->other, &(ar_dump_options){.map = o->map}));
+    const ar_dump_options reference = {.map = o->reference_map, .all_matched = o->all_matched},
+                          other = {.map = o->map, .all_matched = o->all_matched};
+    AR_TRY(ar_dump_open(&v->dump[0], o->reference, &reference));
+    AR_TRY(ar_dump_open(&v->dump[1], o->other, &other));
     if (o->rule == AR_VERIFY_SENSITIVITY)
         return ar_dump_open(&v->allowed, o->allowed, NULL);
     return AR_OK;
@@ -268,6 +274,29 @@ static ar_status explain_one_sided(ari_verifying *v, size_t i)
     return AR_OK;
 }
 
+/* FSDP1 (torch.distributed.fsdp.FullyShardedDataParallel) without use_orig_params has one vector for all parameters of
+ * a wrapped module, padded and cut over the ranks: no tensor of a model. */
+static bool is_flat_parameter(const char *name)
+{
+    const size_t n = ari_order_of(name, NULL).stem;
+    const char *last = memrchr(name, '.', n);
+    last = last ? last + 1 : name;
+    const size_t length = n - (size_t)(last - name);
+    return (length == 11 && memcmp(last, "_flat_param", 11) == 0) ||
+           (length == 10 && memcmp(last, "flat_param", 10) == 0);
+}
+
+static void explain_flat_parameters(ar_verify_report *r)
+{
+    for (size_t i = 0; i < r->rows; i++)
+        if (ari_is_one_sided(&r->row[i]) && is_flat_parameter(r->row[i].name))
+            snprintf(
+                r->row[i].hint, sizeof r->row[i].hint,
+                "FSDP1's flat parameter: all parameters of a wrapped module in one vector, padded and cut over the "
+                "ranks, instead of tensors that have names; wrap with fully_shard (FSDP2), or dump what "
+                "FullyShardedDataParallel.summon_full_params gives");
+}
+
 /* What a loss alone does not tell, its own gradient may: another divisor is a factor of it, the same or one for each
  * rank's samples. */
 static ar_status ask_gradient_of_loss(ari_verifying *v)
@@ -313,6 +342,7 @@ static ar_status explain(ari_verifying *v)
     const ari_tasks t = {e.n, threads, explain_task, &e, tell_explained};
     const ar_status st = ari_tasks_run(&t);
     free(e.row);
+    explain_flat_parameters(r);
     if (st == AR_OK && r->first != SIZE_MAX)
         AR_TRY(explain_one_sided(v, r->first));
     return st == AR_OK ? ask_gradient_of_loss(v) : st;
@@ -349,6 +379,7 @@ static ar_status run(ari_verifying *v)
     const uint64_t start_ns = ari_now_ns();
     AR_TRY(open_dumps(v));
     AR_TRY(begin_report(v));
+    AR_TRY(ari_verify_unwrap(v));
     AR_TRY(ari_verify_match(v));
     AR_TRY(ari_verify_scan(v));
     AR_TRY(count_rows(v));

@@ -78,6 +78,26 @@ static void add_found(found *all, size_t *n, const ari_verifying *v, const ar_du
                           .key = ari_order_of(t->name, ar_dump_path(v->dump[a ? 0 : 1]))};
 }
 
+/* Names of only one dump: where none was expected, a mapping or a prefix is wrong. */
+static ar_status check_all_matched(const found *all, size_t n)
+{
+    const char *first[2] = {NULL, NULL};
+    size_t alone[2] = {0, 0};
+    for (size_t i = 0; i < n; i++) {
+        const int side = all[i].sides.of[0] ? 0 : 1;
+        if (all[i].sides.of[1 - side])
+            continue;
+        first[side] = alone[side]++ == 0 ? all[i].name : first[side];
+    }
+    if (alone[0] + alone[1] == 0)
+        return AR_OK;
+    const int side = alone[0] > 0 ? 0 : 1;
+    return ar_error_set(AR_ERR_NOT_FOUND,
+                        "--all-matched: %zu tensors are only in the reference and %zu only in the other; the %s alone "
+                        "has %s",
+                        alone[0], alone[1], side == 0 ? "reference" : "other", ARI_SHOW(first[side]));
+}
+
 /* Both lists are sorted by name. */
 static size_t join(found *all, const ari_verifying *v)
 {
@@ -290,6 +310,8 @@ static ar_status select_rows(ari_verifying *v, found *all)
         else
             v->report->left_out[all[i].sides.of[0] ? 0 : 1]++;
     }
+    if (o->all_matched)
+        AR_TRY(check_all_matched(all, kept));
     const size_t *left_out = v->report->left_out;
     if (kept == 0 && left_out[0] + left_out[1] > 0)
         return ar_error_set(AR_ERR_NOT_FOUND,

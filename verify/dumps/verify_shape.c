@@ -4,6 +4,7 @@
 
 #include "ref/core/size.h"
 #include "ref/io/safetensors.h"
+#include "verify/diagnose/roles.h"
 #include "verify/dumps/verify_impl.h"
 
 /* What two shapes have to do with each other: a transposition, a part of a dimension, padding, a reshape. A guess from
@@ -15,9 +16,10 @@ typedef struct shapes {
 
 /* Where element i of the other stands in the reference; SIZE_MAX: nowhere. */
 typedef struct guess {
-    enum { TRANSPOSED, PART, PADDED, RESHAPED } kind;
+    enum { TRANSPOSED, PART, PADDED, RESHAPED, COPIED } kind;
     int dim;
-    size_t offset; /* of a part */
+    size_t offset;       /* of a part */
+    size_t unit, copies; /* COPIED: so many elements of the dimension, so many times one after the other */
 } guess;
 
 static bool same_but(const shapes *s, int dim)
@@ -47,7 +49,8 @@ static size_t place_of(const shapes *s, const guess *g, size_t i)
         return i / matrix * matrix + c * cols + r;
     }
     const size_t inner = inner_of(s->b, g->dim), n = s->b->shape[g->dim], m = s->a->shape[g->dim];
-    const size_t outer = i / (inner * n), at = i / inner % n + g->offset;
+    const size_t outer = i / (inner * n), along = i / inner % n;
+    const size_t at = g->kind == COPIED ? along / (g->unit * g->copies) * g->unit + along % g->unit : along + g->offset;
     return at < m ? (outer * m + at) * inner + i % inner : SIZE_MAX;
 }
 
@@ -127,6 +130,61 @@ static ar_status guess_part(ar_verify_row *row, const shapes *s, int dim)
     return AR_OK;
 }
 
+static bool has_kv_heads(const char *name)
+{
+    switch (ari_module_within(name).role) {
+    case ARI_K:
+    case ARI_V:
+    case ARI_QKV:
+    case ARI_K_NORM:
+    case ARI_K_HEADS:
+    case ARI_V_HEADS:
+    case ARI_K_ROPE:
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* Fewer KV heads than tensor-parallel ranks: neighbours hold copies of a head, and what they have was put together as if
+ * each had its own. The head's size is the largest that divides the dimension and has the values. */
+static ar_status guess_copied(ar_verify_row *row, const shapes *s, int dim)
+{
+    enum { MOST_HEADS = 1024 };
+    const size_t whole = s->a->shape[dim], has = s->b->shape[dim];
+    guess g = {.kind = COPIED, .dim = dim};
+    bool yes = false;
+    if (whole == 0 || has % whole != 0)
+        return AR_OK;
+    g.copies = has / whole;
+    for (size_t heads = 1; heads <= MOST_HEADS && heads < whole && !yes; heads++) {
+        if (whole % heads != 0)
+            continue;
+        g.unit = whole / heads;
+        AR_TRY(agrees(s, &g, &yes));
+    }
+    if (!yes)
+        return AR_OK;
+    snprintf(row->pattern, sizeof row->pattern,
+             "every %zu of the reference's dimension %d stand %zu times one after the other", g.unit, dim, g.copies);
+    snprintf(row->hint, sizeof row->hint,
+             "looks like: %s: neighbouring ranks hold copies, which were put together as parts; a rule {\"shard\": "
+             "{\"tp\": %d}, \"blocks\": [%zu], \"unit\": %zu} in a --map file, or \"copies\": %zu in the Dumper's "
+             "shard, says so",
+             has_kv_heads(row->name) ? "KV heads copied, fewer than tensor-parallel ranks" : "parts copied", dim,
+             whole / g.unit, g.unit, g.copies);
+    return AR_OK;
+}
+
+/* A vocabulary is padded where ids are counted, and nowhere else. */
+static bool counts_ids(const char *name, int dim, int ndim)
+{
+    const unsigned is = ari_name_is(name);
+    if (is & ARI_IS_LOGITS)
+        return dim == ndim - 1;
+    return (is & (ARI_IS_EMBEDDING | ARI_IS_HEAD)) != 0;
+}
+
 static ar_status guess_padded(ar_verify_row *row, const shapes *s, int dim)
 {
     const size_t whole = s->a->shape[dim], has = s->b->shape[dim];
@@ -139,11 +197,18 @@ static ar_status guess_padded(ar_verify_row *row, const shapes *s, int dim)
     const char *longer = has > whole ? "other" : "reference";
     snprintf(row->pattern, sizeof row->pattern, "dimension %d is %zu longer in the %s; the first %zu %s", dim,
              most - least, longer, least, yes ? "are the same" : "have other values");
-    if (has > whole && most % 8 == 0)
+    if (has > whole && most % 8 == 0 && counts_ids(row->name, dim, s->a->ndim))
+        snprintf(
+            row->hint, sizeof row->hint,
+            "looks like: a vocabulary of %zu padded to %zu; a rule with \"shape\" in a --map file drops the padding",
+            least, most);
+    else if (has > whole && yes)
+        snprintf(row->hint, sizeof row->hint, "looks like: a dimension padded from %zu to %zu", least, most);
+    else if (whole > 0 && has % whole == 0 && has > whole)
         snprintf(row->hint, sizeof row->hint,
-                 "looks like: a dimension padded to a multiple (a vocabulary of %zu rows as %zu); compare without the "
-                 "padding",
-                 least, most);
+                 "looks like: %zu times as many: each rank's whole tensor taken for its own part, such as KV heads of "
+                 "which ranks hold copies; or another model",
+                 has / whole);
     else
         snprintf(row->hint, sizeof row->hint, "looks like: %s", yes ? "a dimension cut short" : "another model");
     return AR_OK;
@@ -171,6 +236,8 @@ static ar_status guess_all(ar_verify_row *row, const shapes *s)
             other_dim = s->a->shape[d] != s->b->shape[d] && same_but(s, d) ? d : -1;
         if (!row->pattern[0] && other_dim >= 0)
             AR_TRY(guess_part(row, s, other_dim));
+        if (!row->pattern[0] && other_dim >= 0)
+            AR_TRY(guess_copied(row, s, other_dim));
         if (!row->pattern[0] && other_dim >= 0)
             AR_TRY(guess_padded(row, s, other_dim));
     }

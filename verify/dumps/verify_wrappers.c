@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+
+#include "dump/dump.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+#include "verify/dumps/verify_impl.h"
+
+/* What wrappers put into the names of one dump: "module." of DDP, "model." of a model with a head, before all of a
+ * name; "_orig_mod.", "_checkpoint_wrapped_module." and other private attributes, anywhere. A tensor of the other dump
+ * whose name is a reference's but for them gets that name. */
+
+enum { MOST_WRAPPERS = 8 }; /* components before a name: of a hostile name no more are tried */
+
+/* A tensor's name without ":fwd" and "@2". */
+typedef struct stem {
+    const char *text; /* borrowed */
+    size_t length;
+    char *plain; /* without wrappers */
+} stem;
+
+typedef struct side {
+    stem *stem; /* [n] by `plain`, all different */
+    size_t n;
+    char removed[sizeof((ar_verify_report *)0)->wrappers[0]]; /* the wrappers, for the report */
+} side;
+
+static void note_wrapper(side *s, const char *text, size_t length)
+{
+    char name[64];
+    const size_t used = strlen(s->removed);
+    snprintf(name, sizeof name, "%.*s", (int)(length < sizeof name ? length : sizeof name - 1), text);
+    if (!strstr(s->removed, name))
+        snprintf(s->removed + used, sizeof s->removed - used, "%s%s", used ? ", " : "", name);
+}
+
+/* Drops private components but the last one, which is the value itself. */
+static void drop_private(side *s, stem *one)
+{
+    char *to = one->plain;
+    for (const char *c = one->plain; *c != '\0';) {
+        const char *dot = strchr(c, '.');
+        const size_t n = dot ? (size_t)(dot - c) + 1 : strlen(c);
+        if (dot && *c == '_') {
+            note_wrapper(s, c, n);
+        } else {
+            memmove(to, c, n);
+            to += n;
+        }
+        c += n;
+    }
+    *to = '\0';
+}
+
+static int by_text(const void *a, const void *b)
+{
+    const stem *x = a, *y = b;
+    const int order = memcmp(x->text, y->text, x->length < y->length ? x->length : y->length);
+    return order ? order : (x->length > y->length) - (x->length < y->length);
+}
+
+static int by_plain(const void *a, const void *b)
+{
+    return strcmp(((const stem *)a)->plain, ((const stem *)b)->plain);
+}
+
+static ar_status list_stems(side *s, const ar_dump *d)
+{
+    const size_t n = ar_dump_count(d);
+    size_t kept = 0;
+    AR_TRY(ari_alloc_zero((void **)&s->stem, n, sizeof *s->stem, "names of tensors"));
+    for (size_t i = 0; i < n; i++) {
+        const char *name = ar_dump_at(d, i)->name;
+        s->stem[i] = (stem){.text = name, .length = ari_order_of(name, NULL).stem};
+    }
+    qsort(s->stem, n, sizeof *s->stem, by_text);
+    for (size_t i = 0; i < n; i++)
+        if (kept == 0 || by_text(&s->stem[kept - 1], &s->stem[i]) != 0)
+            s->stem[kept++] = s->stem[i];
+    for (s->n = 0; s->n < kept; s->n++) {
+        stem *one = &s->stem[s->n];
+        one->plain = strndup(one->text, one->length);
+        if (!one->plain)
+            return ar_error_set(AR_ERR_MEMORY, "no memory for names of tensors");
+        drop_private(s, one);
+    }
+    qsort(s->stem, s->n, sizeof *s->stem, by_plain);
+    return AR_OK;
+}
+
+static const stem *find(const side *s, const char *plain)
+{
+    size_t low = 0, high = s->n;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const int order = strcmp(plain, s->stem[middle].plain);
+        if (order == 0)
+            return &s->stem[middle];
+        low = order > 0 ? middle + 1 : low;
+        high = order < 0 ? middle : high;
+    }
+    return NULL;
+}
+
+/* Whether two names became one: which of them is meant, nothing says. */
+static bool repeats(const side *s)
+{
+    for (size_t i = 1; i < s->n; i++)
+        if (strcmp(s->stem[i - 1].plain, s->stem[i].plain) == 0)
+            return true;
+    return false;
+}
+
+/* --- the prefix --------------------------------------------------------------------------------------------------- */
+
+typedef struct prefix {
+    const char *text; /* borrowed */
+    size_t length;    /* with its dot; 0: none */
+} prefix;
+
+static int compare_prefixes(const void *a, const void *b)
+{
+    const prefix *x = a, *y = b;
+    if (x->length != y->length)
+        return x->length < y->length ? -1 : 1;
+    return memcmp(x->text, y->text, x->length);
+}
+
+static size_t count_unmatched(const side *of, const side *in)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < of->n; i++)
+        n += !find(in, of->stem[i].plain);
+    return n;
+}
+
+/* Whether one of the two begins the other. */
+static bool are_nested(const prefix *a, const prefix *b)
+{
+    return memcmp(a->text, b->text, a->length < b->length ? a->length : b->length) == 0;
+}
+
+/* The prefix of `of` without which most of its names that `in` lacks are names of `in`, and how many that are: 0 where
+ * another one would do that too, as "encoder." and "decoder.". Of two that explain as many the shorter one. */
+static ar_status find_prefix(prefix *best, size_t *most, const side *of, const side *in)
+{
+    prefix *found = NULL;
+    size_t n = 0, size = 0;
+    AR_TRY(ari_mul_size(&size, of->n, MOST_WRAPPERS));
+    AR_TRY(ari_alloc((void **)&found, size, sizeof *found, "names of tensors"));
+    for (size_t i = 0; i < of->n; i++) {
+        const char *name = of->stem[i].plain, *dot = find(in, name) ? NULL : strchr(name, '.');
+        for (int k = 0; dot && k < MOST_WRAPPERS; k++, dot = strchr(dot + 1, '.'))
+            if (find(in, dot + 1) && !find(of, dot + 1))
+                found[n++] = (prefix){name, (size_t)(dot - name) + 1};
+    }
+    if (n > 1)
+        qsort(found, n, sizeof *found, compare_prefixes);
+    *most = 0;
+    for (size_t i = 0, same = 0; i < n; i += same) {
+        for (same = 1; i + same < n && compare_prefixes(&found[i], &found[i + same]) == 0;)
+            same++;
+        if (same > *most) {
+            *most = same;
+            *best = found[i];
+        }
+    }
+    for (size_t i = 0; i < n; i++)
+        *most = are_nested(&found[i], best) ? *most : 0;
+    free(found);
+    return AR_OK;
+}
+
+/* Whether a name with the prefix is in both dumps as it is: then it is a module and no wrapper. */
+static bool is_shared(const prefix *p, const side *of, const side *in)
+{
+    for (size_t i = 0; i < of->n; i++)
+        if (strncmp(of->stem[i].plain, p->text, p->length) == 0 && find(in, of->stem[i].plain))
+            return true;
+    return false;
+}
+
+static ar_status take_off(side *s, const prefix *p)
+{
+    char *text = strndup(p->text, p->length);
+    if (!text)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for names of tensors");
+    note_wrapper(s, text, p->length);
+    for (size_t i = 0; i < s->n; i++) {
+        char *plain = s->stem[i].plain;
+        if (strncmp(plain, text, p->length) == 0)
+            memmove(plain, plain + p->length, strlen(plain + p->length) + 1);
+    }
+    free(text);
+    qsort(s->stem, s->n, sizeof *s->stem, by_plain);
+    return AR_OK;
+}
+
+/* At least half of the names that one of the two dumps is alone with match then: fewer are a coincidence. */
+static ar_status drop_prefix(side *s)
+{
+    prefix best[2] = {{NULL, 0}, {NULL, 0}};
+    size_t most[2] = {0, 0}, alone[2];
+    for (int k = 0; k < 2; k++) {
+        AR_TRY(find_prefix(&best[k], &most[k], &s[k], &s[1 - k]));
+        alone[k] = count_unmatched(&s[k], &s[1 - k]);
+    }
+    const int k = most[1] >= most[0];
+    const bool enough = most[k] > 0 && 2 * most[k] >= (alone[0] < alone[1] ? alone[0] : alone[1]);
+    return enough && !is_shared(&best[k], &s[k], &s[1 - k]) ? take_off(&s[k], &best[k]) : AR_OK;
+}
+
+/* --- names -------------------------------------------------------------------------------------------------------- */
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static bool names_repeat(char *const *name, size_t n)
+{
+    char **sorted = malloc(n * sizeof *sorted);
+    bool repeat = !sorted; /* without memory nothing is renamed */
+    if (sorted) {
+        memcpy(sorted, name, n * sizeof *sorted);
+        qsort(sorted, n, sizeof *sorted, by_name);
+    }
+    for (size_t i = 1; i < n && !repeat; i++)
+        repeat = strcmp(sorted[i - 1], sorted[i]) == 0;
+    free(sorted);
+    return repeat;
+}
+
+/* The reference's name of a tensor of the other, whose stems are by text; its own where the reference has none. */
+static ar_status name_as_reference(char **gives, bool *renamed, const side *s, const char *name)
+{
+    const stem own = {.text = name, .length = ari_order_of(name, NULL).stem};
+    const stem *listed = bsearch(&own, s[1].stem, s[1].n, sizeof own, by_text);
+    const stem *twin = listed ? find(&s[0], listed->plain) : NULL;
+    *renamed = twin && by_text(twin, &own) != 0;
+    if (!*renamed)
+        *gives = strdup(name);
+    else if (asprintf(gives, "%.*s%s", (int)twin->length, twin->text, name + own.length) < 0)
+        *gives = NULL;
+    return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for names of tensors");
+}
+
+static ar_status rename_other(ari_verifying *v, const side *s)
+{
+    const size_t n = ar_dump_count(v->dump[1]);
+    char **name = NULL;
+    size_t renamed = 0;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&name, n, sizeof *name, "names of tensors"));
+    qsort(s[1].stem, s[1].n, sizeof *s[1].stem, by_text);
+    for (size_t i = 0; i < n && st == AR_OK; i++) {
+        bool other = false;
+        st = name_as_reference(&name[i], &other, s, ar_dump_at(v->dump[1], i)->name);
+        renamed += other;
+    }
+    if (st == AR_OK && renamed > 0 && !names_repeat(name, n)) {
+        st = ari_dump_rename(v->dump[1], (const char *const *)name);
+        v->report->renamed = renamed;
+        for (int k = 0; k < 2; k++)
+            memcpy(v->report->wrappers[k], s[k].removed, sizeof s[k].removed);
+    }
+    for (size_t i = 0; i < n; i++)
+        free(name[i]);
+    free(name);
+    return st;
+}
+
+ar_status ari_verify_unwrap(ari_verifying *v)
+{
+    side s[2] = {{0}, {0}};
+    ar_status st = AR_OK;
+    if (ar_dump_count(v->dump[0]) == 0 || ar_dump_count(v->dump[1]) == 0)
+        return AR_OK; /* ari_verify_match refuses it */
+    for (int k = 0; k < 2 && st == AR_OK; k++)
+        st = list_stems(&s[k], v->dump[k]);
+    if (st == AR_OK && !repeats(&s[0]) && !repeats(&s[1])) {
+        st = drop_prefix(s);
+        if (st == AR_OK && !repeats(&s[0]) && !repeats(&s[1]))
+            st = rename_other(v, s);
+    }
+    for (int k = 0; k < 2; k++) {
+        for (size_t i = 0; i < s[k].n; i++)
+            free(s[k].stem[i].plain);
+        free(s[k].stem);
+    }
+    return st;
+}
