@@ -239,7 +239,7 @@ static uint64_t verified_steps(const ar_training_report *r, const ar_training_op
 static ar_status predict_bytes(ar_training_report *r, const ar_training_options *o)
 {
     const uint64_t taken = r->steps - r->first;
-    ari_traffic_case traffic = {.run = o->run, .config = &r->config, .verified = verified_steps(r, o)};
+    ari_step_case traffic = {.run = o->run, .config = &r->config, .verified = verified_steps(r, o)};
     traffic.run.steps = taken;
     if (taken == 0 || taken > INT_MAX || o->scale_loss || ended_early(r))
         return AR_OK;

@@ -183,10 +183,10 @@ MUTANTS = [
      "sim/collectives_test sim/slice_test"),
     # --- sim/plan
     ("groups without samples are predicted to move activations", "sim/plan/bytes.c",
-     "const size_t groups_at_work = dp < c->run.batch ? dp : c->run.batch;", "const size_t groups_at_work = dp;",
+     "return t->dp < t->c->run.batch ? t->dp : t->c->run.batch;", "return t->dp;",
      "verify/traffic_test verify/traffic_counted_test verify/random_layouts_test train/uneven_test"),
-    ("the bytes that ranks say of themselves are predicted too small", "sim/plan/bytes.c",
-     "OF_A_RANK = 16", "OF_A_RANK = 8", "verify/traffic_counted_test cli/train_test"),
+    ("the bytes that ranks say of themselves are predicted too small", "sim/plan/ops_step.c",
+     "WORDS_OF_A_RANK = 2", "WORDS_OF_A_RANK = 1", "verify/traffic_counted_test cli/train_test"),
     # --- run
     ("copies of a tensor that differ are saved as one", "run/full_set.c",
      "if (p->compare == (layout->replica == 0))", "if (p->compare || layout->replica != 0)", "run/checkpoint_test"),

@@ -3,7 +3,10 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "ref/core/size.h"
 
 /* Long enough for a report that lists every rank of a small world. */
 enum { MESSAGE_SIZE = 8192 };
@@ -54,4 +57,62 @@ ar_status ar_error_set(ar_status st, const char *format, ...)
     va_end(args);
     memcpy(message, next, strlen(next) + 1);
     return st;
+}
+
+/* --- checked sizes ------------------------------------------------------------------------------------------------ */
+
+ar_status ari_mul_size(size_t *out, size_t a, size_t b)
+{
+    size_t product = 0;
+    if (__builtin_mul_overflow(a, b, &product))
+        return ar_error_set(AR_ERR_OVERFLOW, "%zu times %zu does not fit a size", a, b);
+    *out = product;
+    return AR_OK;
+}
+
+ar_status ari_add_size(size_t *out, size_t a, size_t b)
+{
+    size_t sum = 0;
+    if (__builtin_add_overflow(a, b, &sum))
+        return ar_error_set(AR_ERR_OVERFLOW, "%zu plus %zu does not fit a size", a, b);
+    *out = sum;
+    return AR_OK;
+}
+
+static ar_status allocate(void **gives, size_t n, size_t size, const char *what, int zeroed)
+{
+    size_t bytes = 0;
+    AR_TRY(ari_mul_size(&bytes, n, size));
+    void *p = zeroed ? calloc(bytes ? bytes : 1, 1) : malloc(bytes ? bytes : 1);
+    if (!p)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for %s: %zu bytes", what, bytes);
+    *gives = p;
+    return AR_OK;
+}
+
+ar_status ari_alloc(void **gives, size_t n, size_t size, const char *what)
+{
+    return allocate(gives, n, size, what, 0);
+}
+
+ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const char *what)
+{
+    return allocate(gives, n, size, what, 1);
+}
+
+ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *what)
+{
+    if (count < *capacity)
+        return AR_OK;
+    size_t more = 0, bytes = 0;
+    void *old = NULL;
+    AR_TRY(ari_mul_size(&more, *capacity ? *capacity : 32, 2));
+    AR_TRY(ari_mul_size(&bytes, more, size));
+    memcpy(&old, list, sizeof old); /* a T ** of any T */
+    void *grown = realloc(old, bytes);
+    if (!grown)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for %s: %zu bytes", what, bytes);
+    memcpy(list, &grown, sizeof grown);
+    *capacity = more;
+    return AR_OK;
 }

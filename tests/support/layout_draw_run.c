@@ -291,7 +291,7 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
                                    .weights_user = w,
                                    .run.threads = d->threads,
                                    .run.sim = {.algorithm = d->algorithm, .timeout_ns = 120000000000u}};
-    const ari_traffic_case traffic = {.config = &d->config,
+    const ari_step_case traffic = {.config = &d->config,
                                       .run.plan = d->plan,
                                       .run.parallel = d->parallel,
                                       .run.batch = d->batch,

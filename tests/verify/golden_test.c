@@ -255,7 +255,7 @@ Test(golden, the_order_of_the_mlp_reaches_the_run)
             ar_config c;
             snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN_DIR, of[i].name);
             cr_assert_eq(ar_config_load(&c, folder), AR_OK);
-            ari_traffic_case t = {.config = &c, .run.parallel = {.tp = 2}, .run.batch = 2, .run.seq = 32};
+            ari_step_case t = {.config = &c, .run.parallel = {.tp = 2}, .run.batch = 2, .run.seq = 32};
             cr_assert_eq(ar_plan_add_mlp_order(&t.run.plan, c.arch, (ar_mlp_order)order), AR_OK);
             cr_assert_eq(ari_traffic_bytes(&expected[order], &t), AR_OK);
             cr_expect_eq(r[order].bytes, expected[order], "%s, order %d: %llu bytes, predicted %llu", of[i].name, order,

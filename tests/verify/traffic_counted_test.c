@@ -28,7 +28,7 @@ typedef struct traffic_run {
 static uint64_t predicted(const traffic_run *r)
 {
     uint64_t bytes = 0;
-    const ari_traffic_case t = {.config = r->config,
+    const ari_step_case t = {.config = r->config,
                                 .run.plan = plan_of(r->config->arch, r->order),
                                 .run.parallel = r->parallel,
                                 .run.batch = BATCH,

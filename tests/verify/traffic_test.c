@@ -7,7 +7,7 @@
 
 TestSuite(traffic, .timeout = 300);
 
-static uint64_t predicted(const ari_traffic_case *c)
+static uint64_t predicted(const ari_step_case *c)
 {
     uint64_t bytes = 0;
     cr_assert_eq(ari_traffic_bytes(&bytes, c), AR_OK, "%s", ar_error_message());
@@ -15,9 +15,9 @@ static uint64_t predicted(const ari_traffic_case *c)
 }
 
 /* b, s, the rest as given; default: exact, forward and backward, no update, one micro-batch. */
-static ari_traffic_case case_of(const ar_config *c, ar_parallel parallel, size_t batch, size_t seq)
+static ari_step_case case_of(const ar_config *c, ar_parallel parallel, size_t batch, size_t seq)
 {
-    return (ari_traffic_case){.config = c, .run.parallel = parallel, .run.batch = batch, .run.seq = seq};
+    return (ari_step_case){.config = c, .run.parallel = parallel, .run.batch = batch, .run.seq = seq};
 }
 
 /* --- native, by hand ---------------------------------------------------------------------------------------------- */
@@ -50,7 +50,7 @@ Test(traffic, native_layers_send_what_rings_send)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         const volume *v = &all[i];
         const ar_config c1 = config_of(v->one_layer), c2 = config_of(v->two_layers);
-        ari_traffic_case t = case_of(&c1, v->parallel, v->batch, v->seq);
+        ari_step_case t = case_of(&c1, v->parallel, v->batch, v->seq);
         t.run.numerics = AR_NUMERICS_NATIVE;
         t.forward_only = v->forward_only;
         const uint64_t less = predicted(&t);
@@ -66,7 +66,7 @@ Test(traffic, native_layers_send_what_rings_send)
 static uint64_t native_forward(ar_mlp_order order, ar_parallel parallel)
 {
     const ar_config c = config_of(STACK(30, 12, 24, 1, 12, 12));
-    ari_traffic_case t = case_of(&c, parallel, 2, 6);
+    ari_step_case t = case_of(&c, parallel, 2, 6);
     t.run.plan = plan_of(c.arch, order);
     t.run.numerics = AR_NUMERICS_NATIVE;
     t.forward_only = true;
@@ -91,7 +91,7 @@ Test(traffic, row_then_column_costs_a_collective_more)
 Test(traffic, an_embedding_under_sequence_parallelism_scatters)
 {
     const ar_config one = config_of(STACK(1000, 768, 3072, 1, 12, 12));
-    ari_traffic_case t = case_of(&one, (ar_parallel){.tp = 2}, 4, 512);
+    ari_step_case t = case_of(&one, (ar_parallel){.tp = 2}, 4, 512);
     t.run.numerics = AR_NUMERICS_NATIVE;
     t.forward_only = true;
     cr_expect_eq(predicted(&t), 2u * 4u * (3145728u + 1572864u));
@@ -125,7 +125,7 @@ Test(traffic, exact_stack_of_one_block_by_hand)
     const uint64_t forward = 8 * h + fold(t, h, q) + 8 * h + fold(t, h, f);
     /* Row-parallel: c of wo, of w2 (h rows each), and per token of the sharded input in dW. */
     const uint64_t backward = 2 * (8 * h + 8 * t) + fold(t, h, f) + fold(t, h, q + 2 * k);
-    ari_traffic_case each = case_of(&c, (ar_parallel){.tp = 3}, 2, 6);
+    ari_step_case each = case_of(&c, (ar_parallel){.tp = 3}, 2, 6);
     cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + backward));
     each.forward_only = true;
     cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward));
@@ -141,7 +141,7 @@ Test(traffic, exact_stack_with_sequence_parallelism_by_hand)
     const uint64_t backward = 2 * (gather + 8 * h + 8 * t) + scatter(t, h, f) + scatter(t, h, q + 2 * k);
     /* Two LayerNorms' weights and biases and w2's bias: an index of a byte and two int64 an element, all-reduced. */
     const uint64_t spread = 2 * (1 + 16) * (2 * 2 * h + h);
-    ari_traffic_case each = case_of(&c, (ar_parallel){.tp = 3, .sp = true, .keep_gathered = true}, 2, 6);
+    ari_step_case each = case_of(&c, (ar_parallel){.tp = 3, .sp = true, .keep_gathered = true}, 2, 6);
     cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + loss + backward + gather + spread));
     each.run.parallel.keep_gathered = false; /* the inputs of q|k|v and of w1 again */
     cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + loss + backward + 3 * gather + spread));
@@ -154,8 +154,8 @@ Test(traffic, norms_are_reduced_over_tp_under_sequence_parallelism)
 {
     ar_config c = config_of(STACK(1000, 4096, 11008, 1, 32, 8)), more = c;
     more.final_norm = true;
-    const ari_traffic_case without = case_of(&c, (ar_parallel){.tp = 8, .sp = true}, 2, 64);
-    const ari_traffic_case with = case_of(&more, (ar_parallel){.tp = 8, .sp = true}, 2, 64);
+    const ari_step_case without = case_of(&c, (ar_parallel){.tp = 8, .sp = true}, 2, 64);
+    const ari_step_case with = case_of(&more, (ar_parallel){.tp = 8, .sp = true}, 2, 64);
     cr_expect_eq(predicted(&with) - predicted(&without), 7 * 2 * (1 + 16) * 8192u);
 }
 
@@ -165,7 +165,7 @@ static uint64_t head_bytes(const char *llama, ar_parallel parallel)
     const ar_config c = config_of(llama);
     ar_config body = c;
     body.arch = AR_ARCH_STACK; /* the same blocks, no head */
-    const ari_traffic_case with = case_of(&c, parallel, 2, 6), without = case_of(&body, parallel, 2, 6);
+    const ari_step_case with = case_of(&c, parallel, 2, 6), without = case_of(&body, parallel, 2, 6);
     return predicted(&with) - predicted(&without);
 }
 
@@ -186,7 +186,7 @@ Test(traffic, more_than_8191_terms_are_scattered_in_16_bytes)
 static uint64_t stack_of_kv(const char *model, ar_numerics numerics, size_t batch, size_t seq)
 {
     const ar_config c = config_of(model);
-    ari_traffic_case t = case_of(&c, (ar_parallel){.tp = 8}, batch, seq);
+    ari_step_case t = case_of(&c, (ar_parallel){.tp = 8}, batch, seq);
     t.run.numerics = numerics;
     return predicted(&t);
 }
@@ -216,7 +216,7 @@ Test(traffic, data_parallelism_by_hand)
     const uint64_t agreement = 3 * 16; /* of each rank a hash and a number of parameters, where gradients follow */
     const uint64_t weights = 4 * n, start = weights + agreement;
     const uint64_t targets = 2 * 8, loss = 2 * (1 + 16), gradients = 2 * (1 + 16) * n;
-    ari_traffic_case t = case_of(&c, (ar_parallel){.dp = 3}, 4, 6);
+    ari_step_case t = case_of(&c, (ar_parallel){.dp = 3}, 4, 6);
     cr_expect_eq(predicted(&t), (dp - 1) * (start + targets + loss + gradients));
     t.run.clip = true; /* over tp alone */
     t.run.parallel.micro_batches = 2;
@@ -235,7 +235,7 @@ Test(traffic, zero_by_hand)
     const uint64_t n = 31 * 12 + 4 * 12 * 12 + 2 * 12 * 24 + 24 + 12 + 4 * 12, dp = 3;
     const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
     const uint64_t start = 4 * n + 3 * 16, targets = 2 * 8, loss = 2 * (1 + 16), norm = 2 * (4 + 16);
-    ari_traffic_case t = case_of(&c, (ar_parallel){.dp = 3, .zero = 1}, 4, 6);
+    ari_step_case t = case_of(&c, (ar_parallel){.dp = 3, .zero = 1}, 4, 6);
     cr_expect_eq(predicted(&t), (dp - 1) * (start + targets + loss + (2 + 16) * n));
     t.run.steps = 5;
     cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + loss + (2 + 16 + 4) * n)));
@@ -256,7 +256,7 @@ Test(traffic, both_kinds_of_parallelism_by_hand)
     const uint64_t sharded = 31 * 12 + 4 * 12 * 12 + 2 * 12 * 24 + 24, replicated = 12 + 4 * 12;
     const uint64_t held = sharded + 3 * replicated;
     const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
-    ari_traffic_case t = case_of(&c, (ar_parallel){.tp = 3}, 5, 6);
+    ari_step_case t = case_of(&c, (ar_parallel){.tp = 3}, 5, 6);
     const uint64_t one_group = predicted(&t);
     /* Rows or columns of q|k|v, wo, w1, w2, forward and backward: 8 times h = 12 exponents, all-reduced over 3. */
     const uint64_t exponents = 2 * 8 * 8 * 12;
@@ -271,7 +271,7 @@ Test(traffic, both_kinds_of_parallelism_by_hand)
 Test(traffic, clipping_moves_an_exponent_and_two_sums)
 {
     const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
-    ari_traffic_case t = case_of(&c, (ar_parallel){.tp = 4, .dp = 2}, 5, 6);
+    ari_step_case t = case_of(&c, (ar_parallel){.tp = 4, .dp = 2}, 5, 6);
     t.run.steps = 3;
     const uint64_t without = predicted(&t);
     t.run.clip = true;
@@ -282,7 +282,7 @@ Test(traffic, clipping_moves_an_exponent_and_two_sums)
 Test(traffic, steps_multiply_all_but_the_start)
 {
     const ar_config c = config_of(LLAMA(31, 24, 36, 2, 24, 12, 4, false));
-    ari_traffic_case t = case_of(&c, (ar_parallel){.tp = 3, .sp = true}, 2, 6);
+    ari_step_case t = case_of(&c, (ar_parallel){.tp = 3, .sp = true}, 2, 6);
     const uint64_t once = predicted(&t);
     t.run.steps = 1;
     cr_expect_eq(predicted(&t), once);
@@ -300,14 +300,14 @@ Test(traffic, one_rank_moves_nothing_and_absurd_sizes_are_refused)
 {
     uint64_t bytes = 0;
     const ar_config c = config_of(tiny_models[TINY_LLAMA]);
-    const ari_traffic_case alone = case_of(&c, (ar_parallel){.tp = 1, .sp = true}, 2, 5);
+    const ari_step_case alone = case_of(&c, (ar_parallel){.tp = 1, .sp = true}, 2, 5);
     cr_expect_eq(predicted(&alone), 0);
-    const ari_traffic_case huge = case_of(&c, (ar_parallel){.tp = 2}, (size_t)1 << 40, (size_t)1 << 40);
+    const ari_step_case huge = case_of(&c, (ar_parallel){.tp = 2}, (size_t)1 << 40, (size_t)1 << 40);
     cr_expect_eq(ari_traffic_bytes(&bytes, &huge), AR_ERR_OVERFLOW);
-    const ari_traffic_case wide = case_of(&c, (ar_parallel){.tp = 2}, (size_t)1 << 30, (size_t)1 << 28);
+    const ari_step_case wide = case_of(&c, (ar_parallel){.tp = 2}, (size_t)1 << 30, (size_t)1 << 28);
     cr_expect_eq(ari_traffic_bytes(&bytes, &wide), AR_ERR_OVERFLOW);
     ar_config many = c;
     many.vocab = (size_t)1 << 62;
-    const ari_traffic_case parameters = case_of(&many, (ar_parallel){.dp = 2}, 2, 5);
+    const ari_step_case parameters = case_of(&many, (ar_parallel){.dp = 2}, 2, 5);
     cr_expect_eq(ari_traffic_bytes(&bytes, &parameters), AR_ERR_OVERFLOW);
 }

@@ -441,7 +441,7 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
                                    .weights = b->weights ? ari_weights_find : NULL,
                                    .weights_user = b->weights};
     cluster.run.parallel = *p;
-    const ari_traffic_case traffic = {.run = cluster.run, .config = &b->config};
+    const ari_step_case traffic = {.run = cluster.run, .config = &b->config};
     *run = (ar_check_run){.parallel = *p};
     AR_TRY(ari_traffic_bytes(&run->bytes_predicted, &traffic));
     ari_dump_ranks dump = {.ranks = 0};

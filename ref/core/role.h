@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CORE_ROLE_H
+#define ARI_CORE_ROLE_H
+
+/* What a tensor's module is in a model. Those with parameters have a part in a family's table; the others are modules
+ * and values that the layers report, or other programs' dumps name (docs/names.md). */
+typedef enum ari_role {
+    ARI_NO_ROLE,
+    /* Before the blocks. */
+    ARI_TOKENS,
+    ARI_POSITIONS,
+    ARI_EMBEDDED, /* what the first block gets */
+    /* In a block. */
+    ARI_NORM1, /* before attention */
+    ARI_QKV,   /* q | k | v in one parameter */
+    ARI_Q,
+    ARI_Q_HEADS,
+    ARI_K,
+    ARI_K_HEADS,
+    ARI_V,
+    ARI_V_HEADS,
+    ARI_Q_NORM,
+    ARI_K_NORM,
+    ARI_Q_ROPE,
+    ARI_K_ROPE,
+    ARI_PROBS,
+    ARI_PROBS_DROPPED,
+    ARI_CONTEXT,
+    ARI_OUT,
+    ARI_OUT_DROPPED,
+    ARI_ATTENTION,
+    ARI_ATTENTION_SUM, /* with the residual */
+    ARI_NORM2,         /* before the MLP */
+    ARI_FIRST,         /* of an MLP that is not gated */
+    ARI_FIRST_SUM,     /* x W^T + b, before the activation */
+    ARI_GATE_UP,       /* gate | up in one parameter */
+    ARI_GATE,
+    ARI_GATE_SUM,
+    ARI_UP,
+    ARI_UP_SUM,
+    ARI_ACTIVATION,
+    ARI_DOWN, /* gated or not */
+    ARI_MLP_DROPPED,
+    ARI_MLP,
+    ARI_LAYER,
+    /* After the blocks. */
+    ARI_FINAL_NORM,
+    ARI_HEAD_LOGITS, /* the gradient that the head's backward pass begins with */
+    ARI_HEAD,
+    ARI_LOGITS,
+    ARI_LOSS,
+    ARI_ROLES
+} ari_role;
+
+typedef enum ari_section { ARI_BEFORE_BLOCKS, ARI_IN_BLOCKS, ARI_AFTER_BLOCKS } ari_section;
+static inline ari_section ari_section_of(ari_role role)
+{
+    return role <= ARI_EMBEDDED ? ARI_BEFORE_BLOCKS : role <= ARI_LAYER ? ARI_IN_BLOCKS : ARI_AFTER_BLOCKS;
+}
+
+#endif

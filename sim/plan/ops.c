@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The walk: its arithmetic, the values of a model and how they are placed, and the order of passes. */
+#include "sim/plan/ops_impl.h"
+
+#include "ref/core/size.h"
+
+const char *ari_operation_name(ari_operation_kind k)
+{
+    static const char *const names[] = {
+#define ARI_OPERATION_NAME(name, text) text,
+        ARI_OPERATION_TABLE(ARI_OPERATION_NAME)
+#undef ARI_OPERATION_NAME
+    };
+    return (unsigned)k < ARI_OPERATION_KINDS ? names[k] : "?";
+}
+
+const char *ari_call_name(ari_call_kind k)
+{
+    static const char *const names[] = {[ARI_CALL_ALL_REDUCE] = "all_reduce",
+                                        [ARI_CALL_REDUCE_SCATTER] = "reduce_scatter",
+                                        [ARI_CALL_ALL_GATHER] = "all_gather",
+                                        [ARI_CALL_BROADCAST] = "broadcast"};
+    return (unsigned)k < sizeof names / sizeof *names ? names[k] : "?";
+}
+
+/* --- arithmetic, visits ------------------------------------------------------------------------------------------- */
+
+size_t ari_walk_mul(ari_walk *w, size_t a, size_t b)
+{
+    size_t product = 0;
+    if (w->st == AR_OK)
+        w->st = ari_mul_size(&product, a, b);
+    return w->st == AR_OK ? product : 0;
+}
+
+size_t ari_walk_add(ari_walk *w, size_t a, size_t b)
+{
+    size_t sum = 0;
+    if (w->st == AR_OK)
+        w->st = ari_add_size(&sum, a, b);
+    return w->st == AR_OK ? sum : 0;
+}
+
+ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role role)
+{
+    w->op = (ari_operation){
+        .kind = kind, .pass = w->pass, .layer = w->layer, .micro = w->micro, .role = role, .made = ari_walk_stream(w)};
+    return &w->op;
+}
+
+void ari_walk_visit(ari_walk *w)
+{
+    if (w->st == AR_OK)
+        w->st = w->visit(w->user, &w->op);
+}
+
+static size_t ranks_of(const ari_walk *w, ari_call_group over)
+{
+    return over == ARI_OVER_TP ? w->tp : over == ARI_OVER_DP ? w->dp : w->copies;
+}
+
+void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t elements, ar_dtype dtype,
+                   ari_call_often often, ari_role role, const char *tag)
+{
+    const size_t ranks = ranks_of(w, over);
+    const bool known = often == ARI_EACH_VERSION && !w->fresh[w->pass == ARI_PASS_BACKWARD];
+    if (ranks > 1 && !known && w->op.calls < ARI_OP_CALLS)
+        w->op.call[w->op.calls++] = (ari_op_call){kind, over, ranks, elements, dtype, often, role, tag};
+}
+
+ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call)
+{
+    const size_t passes = call->kind == ARI_CALL_ALL_REDUCE ? 2 : 1;
+    size_t product = 0;
+    AR_TRY(ari_mul_size(&product, call->elements, ar_dtype_bytes(call->dtype)));
+    return ari_mul_size(bytes, product, passes * (call->ranks - 1));
+}
+
+/* --- values ------------------------------------------------------------------------------------------------------- */
+
+const ar_placement ari_whole = {AR_INVARIANT, 0}, ari_by_tokens = {AR_SHARD, 1}, ari_by_features = {AR_SHARD, 2};
+
+ar_placement ari_walk_stream(const ari_walk *w)
+{
+    return w->sp ? ari_by_tokens : ari_whole;
+}
+
+/* This rank's extents. Samples are cut as ar_parallel_rows cuts them, everything over tp by ar_split_uneven. */
+static void place(const ari_walk *w, ari_op_value *v)
+{
+    const ar_placement tp = v->at[ARI_AXIS_TP];
+    const size_t copies = v->copies > 0 ? v->copies : 1;
+    for (int d = 0; d < v->ndim; d++)
+        v->local[d] = v->shape[d];
+    if (v->at[ARI_AXIS_DP].kind == AR_SHARD)
+        v->local[0] = w->own;
+    size_t start = 0;
+    if (tp.kind == AR_SHARD)
+        ar_split_uneven(v->shape[tp.dim], (int)(w->tp / copies), (int)(w->tp_rank / copies), &start, &v->local[tp.dim]);
+}
+
+ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, size_t copies)
+{
+    ari_op_value v = {.dtype = AR_F32,
+                      .ndim = 3,
+                      .shape = {w->all, w->c->run.seq, features},
+                      .at = {{AR_SHARD, 0}, tp},
+                      .copies = copies};
+    place(w, &v);
+    return v;
+}
+
+/* Between the tensor-parallel regions a value is the same on all ranks, or each has its own tokens of it: of a parameter
+ * that meets such a value the gradient is whole on each rank, or a sum over them. */
+static ar_placement beside(ar_placement stream)
+{
+    return stream.kind == AR_SHARD ? (ar_placement){AR_REPLICATE, 0} : ari_whole;
+}
+
+/* The dimension of the matrix [out, in] that tp cuts; -1: none. */
+static int cut_of(const ari_walk *w, ari_role role)
+{
+    const bool row_first = w->order == AR_MLP_ROW_COLUMN;
+    switch (role) {
+    case ARI_TOKENS:
+    case ARI_HEAD:
+    case ARI_QKV:
+    case ARI_Q:
+    case ARI_K:
+    case ARI_V:
+        return 0;
+    case ARI_OUT:
+        return 1;
+    case ARI_FIRST:
+    case ARI_GATE:
+    case ARI_UP:
+        return row_first ? 1 : 0;
+    case ARI_DOWN:
+        return row_first ? 0 : 1;
+    default:
+        return -1;
+    }
+}
+
+/* [out, in]; of a norm [hidden]. */
+static void shape_of(ari_walk *w, ari_op_value *v)
+{
+    const ar_config *c = w->config;
+    const size_t q = ari_walk_mul(w, c->heads, c->head_dim), kv = ari_walk_mul(w, c->kv_heads, c->head_dim);
+    size_t out = c->hidden, in = c->hidden;
+    v->ndim = 2;
+    if (v->role == ARI_NORM1 || v->role == ARI_NORM2 || v->role == ARI_FINAL_NORM)
+        v->ndim = 1;
+    else if (v->role == ARI_TOKENS || v->role == ARI_HEAD)
+        out = c->vocab;
+    else if (v->role == ARI_POSITIONS)
+        out = c->max_positions;
+    else if (v->role == ARI_QKV)
+        out = ari_walk_add(w, q, ari_walk_mul(w, 2, kv));
+    else if (v->role == ARI_Q)
+        out = q;
+    else if (v->role == ARI_K || v->role == ARI_V)
+        out = kv;
+    else if (v->role == ARI_OUT)
+        in = q;
+    else if (v->role == ARI_DOWN)
+        in = c->ffn;
+    else
+        out = c->ffn;
+    v->shape[0] = out;
+    v->shape[1] = in;
+}
+
+size_t ari_walk_copies(const ari_walk *w, ari_role role)
+{
+    return role == ARI_K || role == ARI_V ? w->copies : 1;
+}
+
+bool ari_walk_has_bias(const ari_walk *w, ari_role role)
+{
+    const ar_config *c = w->config;
+    switch (role) {
+    case ARI_NORM1:
+    case ARI_NORM2:
+    case ARI_FINAL_NORM:
+        return c->norm == AR_NORM_LAYER;
+    case ARI_QKV:
+    case ARI_Q:
+    case ARI_K:
+    case ARI_V:
+        return c->qkv_bias;
+    case ARI_OUT:
+        return c->out_bias;
+    case ARI_FIRST:
+    case ARI_GATE:
+    case ARI_UP:
+    case ARI_DOWN:
+        return c->mlp_bias;
+    default:
+        return false;
+    }
+}
+
+ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias)
+{
+    const int cut = cut_of(w, role);
+    ari_op_value v = {.role = role, .bias = bias, .dtype = AR_F32, .copies = ari_walk_copies(w, role)};
+    shape_of(w, &v);
+    /* A row-parallel first layer has all tokens on every rank, whatever is outside. */
+    const bool inside = w->order == AR_MLP_ROW_COLUMN && cut == 1 && role != ARI_OUT;
+    v.at[ARI_AXIS_TP] = cut == 0 || (cut == 1 && !bias) ? (ar_placement){AR_SHARD, cut}
+                                                        : beside(inside ? ari_whole : ari_walk_stream(w));
+    if (bias)
+        v.ndim = 1;
+    if (v.ndim == 2 && w->c->run.storage == AR_BF16)
+        v.dtype = AR_BF16;
+    place(w, &v);
+    return v;
+}
+
+ari_op_value ari_walk_gradient(const ari_op_value *param)
+{
+    ari_op_value g = *param;
+    g.dtype = AR_F32;
+    for (int i = 0; i < ARI_PLACED_AXES; i++) {
+        const ar_status st = ar_placement_gradient(&g.at[i], param->at[i]);
+        (void)st; /* a parameter is never a maximum */
+    }
+    return g;
+}
+
+/* --- a walk ------------------------------------------------------------------------------------------------------- */
+
+void ari_walk_layer(ari_walk *w, size_t layer)
+{
+    w->layer = layer;
+    w->order = AR_MLP_COLUMN_ROW;
+    if (w->st == AR_OK && layer != ARI_NO_LAYER)
+        w->st = ar_plan_mlp_order(&w->c->run.plan, w->config, layer, &w->order);
+}
+
+static ari_walk walk_of(const ari_step_case *c, int tp_rank, ari_operation_visitor visit, void *user)
+{
+    const ar_parallel *p = &c->run.parallel;
+    const size_t tp = (size_t)ari_at_least_one(p->tp), kv = c->config->kv_heads;
+    return (ari_walk){.c = c,
+                      .config = c->config,
+                      .dp = (size_t)ari_at_least_one(p->dp),
+                      .tp = tp,
+                      .tp_rank = (size_t)tp_rank,
+                      .copies = kv > 0 && tp > kv ? tp / kv : 1,
+                      .exact = c->run.numerics == AR_NUMERICS_EXACT,
+                      .sp = p->sp && tp > 1,
+                      .packed = c->config->arch == AR_ARCH_GPT2,
+                      .head = c->config->arch != AR_ARCH_STACK,
+                      .layer = ARI_NO_LAYER,
+                      .fresh = {true, true},
+                      .visit = visit,
+                      .user = user};
+}
+
+static void pass(ari_walk *w, ari_operation_pass which, size_t all, size_t own)
+{
+    w->pass = which;
+    w->all = all;
+    w->own = own;
+    w->tokens = ari_walk_mul(w, own, w->c->run.seq);
+    if (which == ARI_PASS_FORWARD)
+        ari_walk_forward(w);
+    else
+        ari_walk_backward(w);
+    w->fresh[which == ARI_PASS_BACKWARD] = false;
+}
+
+/* One pass of a micro-batch, which may be of no samples on this rank: then nothing. */
+static void micro_pass(ari_walk *w, ari_operation_pass which, int micro)
+{
+    const ar_parallel *p = &w->c->run.parallel;
+    size_t all = 0, start = 0, own = 0, other = 0;
+    ar_parallel_rows(p, w->c->run.batch, (int)w->dp_rank, micro, &start, &own);
+    for (size_t r = 0; r < w->dp && own > 0; r++) {
+        ar_parallel_rows(p, w->c->run.batch, (int)r, micro, &start, &other);
+        all += other;
+    }
+    w->micro = (size_t)micro;
+    if (own > 0)
+        pass(w, which, all, own);
+}
+
+static void passes(ari_walk *w)
+{
+    const int n = ari_at_least_one(w->c->run.parallel.micro_batches);
+    const bool all_first = w->c->run.parallel.forward_first;
+    for (int i = 0; i < n; i++) {
+        micro_pass(w, ARI_PASS_FORWARD, i);
+        if (!w->c->forward_only && !all_first)
+            micro_pass(w, ARI_PASS_BACKWARD, i);
+    }
+    for (int i = n; all_first && !w->c->forward_only && i-- > 0;)
+        micro_pass(w, ARI_PASS_BACKWARD, i);
+}
+
+ar_status ari_operations(const ari_step_case *c, int dp_rank, int tp_rank, ari_operation_visitor visit, void *user)
+{
+    ari_walk w = walk_of(c, tp_rank, visit, user);
+    w.dp_rank = (size_t)dp_rank;
+    ari_walk_start(&w);
+    ari_walk_before(&w);
+    passes(&w);
+    ari_walk_after(&w);
+    return w.st;
+}
+
+ar_status ari_operations_start(const ari_step_case *c, int tp_rank, ari_operation_visitor visit, void *user)
+{
+    ari_walk w = walk_of(c, tp_rank, visit, user);
+    ari_walk_start(&w);
+    return w.st;
+}
+
+ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass which, int tp_rank,
+                              ari_operation_visitor visit, void *user)
+{
+    ari_walk w = walk_of(c, tp_rank, visit, user);
+    pass(&w, which, c->run.batch, c->run.batch);
+    return w.st;
+}
+
+ar_status ari_operations_step(const ari_step_case *c, int tp_rank, ari_operation_visitor visit, void *user)
+{
+    ari_walk w = walk_of(c, tp_rank, visit, user);
+    ari_walk_before(&w);
+    ari_walk_after(&w);
+    return w.st;
+}

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The operations of a training step in the order in which a rank executes them: what each works on, how that is placed
+ * on the ranks, what moves and what is multiplied. From config, plan, layout and batch alone: nothing here looks at a
+ * run, allocates or knows a thread, so that a rank of any world can be asked (docs/plans.md). */
+#ifndef ARI_SIM_PLAN_OPS_H
+#define ARI_SIM_PLAN_OPS_H
+
+#include "anyrank/config.h"
+#include "anyrank/context.h"
+#include "anyrank/model.h"
+#include "anyrank/placement.h"
+#include "anyrank/run.h"
+#include "ref/core/role.h"
+
+/* A step as it is asked about. */
+typedef struct ari_step_case {
+    ar_run run; /* model, plan, layout, batch, steps, numerics, storage of the matrices, dropout, clip, buckets */
+    const ar_config *config;
+    bool forward_only;
+    uint64_t verified; /* steps in which gradients and copies are verified */
+} ari_step_case;
+
+/* Kind, and its name in reports. */
+/* clang-format off */
+#define ARI_OPERATION_TABLE(X)                                                                                        \
+    X(BROADCAST, "broadcast")             /* a parameter made equal over dp */                                        \
+    X(AGREEMENT, "agreement")             /* that the dp ranks have the same parameters */                            \
+    X(TARGETS, "targets")                 /* the number that the loss is divided by */                                \
+    X(EMBEDDING, "embedding")             /* rows of the table of tokens */                                           \
+    X(POSITIONS, "positions")             /* learned ones, added */                                                   \
+    X(NORM, "norm")                                                                                                   \
+    X(REDISTRIBUTE, "redistribute")       /* the same value, placed otherwise */                                      \
+    X(PRODUCT, "product")                 /* Y = X W^T of weights that share X; backward: the dX that they share */   \
+    X(BIAS, "bias")                       /* added to the product */                                                  \
+    X(ROPE, "rope")                                                                                                   \
+    X(ATTENTION, "attention")             /* scores, softmax, probabilities times values */                           \
+    X(ACTIVATION, "activation")                                                                                       \
+    X(GATE, "gate product")               /* act(gate) * up */                                                        \
+    X(DROPOUT, "dropout")                                                                                             \
+    X(RESIDUAL, "residual")                                                                                           \
+    X(LOSS, "loss")                       /* its terms, one a token */                                                \
+    X(WEIGHT_GRADIENT, "weight gradient") /* a parameter's, of the rank's own samples */                              \
+    X(LOSS_SUM, "loss sum")                                                                                           \
+    X(GRADIENT_SUM, "gradient sum")       /* of a bucket */                                                           \
+    X(UNUSED, "unused parameters")        /* which of them got no gradient on any rank */                             \
+    X(GRADIENT_NORM, "gradient norm")                                                                                 \
+    X(VERIFY, "verify")                   /* gradients and copies compared between ranks */                           \
+    X(UPDATE, "update")                   /* of the weights by the optimizer */                                       \
+    X(WEIGHT_GATHER, "weight gather")     /* ZeRO: of a bucket */
+/* clang-format on */
+typedef enum ari_operation_kind {
+#define ARI_OPERATION_ENUM(name, text) ARI_OPERATION_##name,
+    ARI_OPERATION_TABLE(ARI_OPERATION_ENUM)
+#undef ARI_OPERATION_ENUM
+        ARI_OPERATION_KINDS
+} ari_operation_kind;
+/** "gradient sum". Static storage. */
+const char *ari_operation_name(ari_operation_kind k);
+
+typedef enum ari_operation_pass {
+    ARI_PASS_START,
+    ARI_PASS_FORWARD,
+    ARI_PASS_BACKWARD,
+    ARI_PASS_STEP
+} ari_operation_pass;
+
+/* Dimensions of the mesh on which values are placed, outermost first. */
+enum { ARI_AXIS_DP, ARI_AXIS_TP, ARI_PLACED_AXES };
+
+/* A value: an activation [b, s, features], a parameter (a matrix as the layer has it, [out, in], also where it is
+ * stored transposed), a gradient. */
+typedef struct ari_op_value {
+    ari_role role; /* whose parameter it is; of q, k and v also the activation */
+    bool bias;
+    ar_dtype dtype;
+    int ndim;
+    size_t shape[AR_MAX_DIMS]; /* of all ranks together */
+    size_t local[AR_MAX_DIMS]; /* of this rank */
+    ar_placement at[ARI_PLACED_AXES];
+    size_t copies; /* so many neighbouring tp ranks hold the same part of a shard: KV heads; else 1 */
+} ari_op_value;
+
+typedef enum ari_call_kind {
+    ARI_CALL_ALL_REDUCE,
+    ARI_CALL_REDUCE_SCATTER,
+    ARI_CALL_ALL_GATHER,
+    ARI_CALL_BROADCAST
+} ari_call_kind;
+/** "all_reduce". Static storage. */
+const char *ari_call_name(ari_call_kind k);
+
+/* Over which ranks. */
+typedef enum ari_call_group {
+    ARI_OVER_TP,
+    ARI_OVER_DP,
+    ARI_OVER_COPIES /* the neighbouring tp ranks that hold one KV head */
+} ari_call_group;
+
+typedef enum ari_call_often {
+    ARI_AT_START,     /* once a run */
+    ARI_EACH_PASS,    /* of each micro-batch; its elements are proportional to the samples */
+    ARI_EACH_VERSION, /* in the first micro-batch after the weights have changed */
+    ARI_EACH_STEP,
+    ARI_EACH_VERIFIED_STEP
+} ari_call_often;
+
+/* A collective. */
+typedef struct ari_op_call {
+    ari_call_kind kind;
+    ari_call_group over;
+    size_t ranks;    /* of the group */
+    size_t elements; /* in full length */
+    ar_dtype dtype;
+    ari_call_often often;
+    ari_role role;   /* its tag is the path of that part, and `tag` behind it; ARI_NO_ROLE: `tag` alone */
+    const char *tag; /* static storage */
+} ari_op_call;
+
+#define ARI_OP_VALUES 3
+#define ARI_OP_CALLS 8
+typedef struct ari_operation {
+    ari_operation_kind kind;
+    ari_operation_pass pass;
+    size_t layer; /* ARI_NO_LAYER: outside of the blocks */
+    size_t micro; /* the rank's micro-batch, in its passes */
+    ari_role role;
+    bool beside; /* on the queue that communicates beside the main one */
+    int inputs, weights, outputs, calls;
+    ari_op_value input[ARI_OP_VALUES], weight[ARI_OP_VALUES], output[ARI_OP_VALUES];
+    ar_placement made; /* of the outputs over tp before the collectives: a partial sum, or as they are */
+    ari_op_call call[ARI_OP_CALLS];
+    double multiply_adds; /* of this rank's products: 2mnk of them are its flops */
+    size_t bucket;        /* of a bucket: its number */
+    size_t params;        /* of a bucket, or of all: parameters */
+} ari_operation;
+#define ARI_NO_LAYER SIZE_MAX
+
+typedef ar_status (*ari_operation_visitor)(void *user, const ari_operation *op);
+
+/** Visits what the rank at these coordinates does from its first weight to the end of its first step. A status of the
+ *  visitor other than AR_OK ends the walk and is its result. The case is a legal one (ar_run_check).
+ *  Errors: AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan). */
+AR_NODISCARD ar_status ari_operations(const ari_step_case *c, int dp_rank, int tp_rank, ari_operation_visitor visit,
+                                      void *user);
+/** The same in parts: before the first step; one forward or backward pass of all samples by a single group of tp ranks,
+ *  the first since the weights changed; what is outside of the passes in a step. Together they hold every collective of
+ *  a run, each as often as ari_call_often says. Errors: as above. */
+AR_NODISCARD ar_status ari_operations_start(const ari_step_case *c, int tp_rank, ari_operation_visitor visit,
+                                            void *user);
+AR_NODISCARD ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass pass, int tp_rank,
+                                           ari_operation_visitor visit, void *user);
+AR_NODISCARD ar_status ari_operations_step(const ari_step_case *c, int tp_rank, ari_operation_visitor visit,
+                                           void *user);
+
+/** Bytes of an element of a call's dtype, times its elements, times how often a ring passes them: what all ranks of the
+ *  group move together, (N-1)*D for a reduce-scatter, an all-gather or a broadcast of D bytes, twice that for an
+ *  all-reduce. Errors: AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call);
+
+#endif

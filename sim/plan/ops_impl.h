@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_SIM_PLAN_OPS_IMPL_H
+#define ARI_SIM_PLAN_OPS_IMPL_H
+
+#include "sim/plan/ops.h"
+
+/* A walk over the operations of a rank. The first error, an overflow or the visitor's, stays in `st`; what is worked
+ * out after it means nothing, and nothing more is visited. */
+typedef struct ari_walk {
+    const ari_step_case *c;
+    const ar_config *config;
+    size_t dp, tp, dp_rank, tp_rank;
+    size_t copies; /* ranks that hold one KV head */
+    bool exact, sp;
+    bool packed; /* q, k and v are one parameter */
+    bool head;   /* an LM head and a cross-entropy; without, the loss sums the output */
+    ari_operation_pass pass;
+    size_t layer, micro;
+    ar_mlp_order order; /* of the layer's MLP */
+    size_t all, own;    /* samples of the pass: of all dp ranks, of this one */
+    size_t tokens;      /* of `own` */
+    bool fresh[2];      /* forward, backward: no pass has been since the weights changed */
+    ari_operation op;   /* the next to be visited */
+    ari_operation_visitor visit;
+    void *user;
+    ar_status st;
+} ari_walk;
+
+/** a*b and a+b; 0 after an error. */
+size_t ari_walk_mul(ari_walk *w, size_t a, size_t b);
+size_t ari_walk_add(ari_walk *w, size_t a, size_t b);
+/** Goes to a layer, ARI_NO_LAYER or a block, whose MLP's order it reads from the plan. */
+void ari_walk_layer(ari_walk *w, size_t layer);
+
+/* An operation: begun, its values and collectives added, visited. */
+ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role role);
+void ari_walk_visit(ari_walk *w);
+/** A collective in the operation that has been begun; none in a group of one, or where its weights are not new. */
+void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t elements, ar_dtype dtype,
+                   ari_call_often often, ari_role role, const char *tag);
+
+/* Placements over tp. */
+extern const ar_placement ari_whole, ari_by_tokens, ari_by_features;
+/** Between the tensor-parallel regions: by tokens with sequence parallelism, else whole. */
+ar_placement ari_walk_stream(const ari_walk *w);
+/** An activation [b, s, features]. copies as in ari_op_value. */
+ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, size_t copies);
+/** A parameter of the layer that the walk is at. */
+ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias);
+/** Its gradient as the rank's own samples give it. */
+ari_op_value ari_walk_gradient(const ari_op_value *param);
+/** Copies of a weight's part, by its role. */
+size_t ari_walk_copies(const ari_walk *w, ari_role role);
+bool ari_walk_has_bias(const ari_walk *w, ari_role role);
+
+/** Makes the gradient of one parameter out of `input` [0 .. n): an operation, visited. */
+void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_op_value *x, const ari_op_value *dy);
+
+/* --- products (ops_product.c) ------------------------------------------------------------------------------------- */
+
+/* Weights that multiply the same input, and what arrives and leaves. Column-parallel weights take a whole input and make
+ * shards of features; row-parallel ones take shards of features and make a partial sum. What lies between that and the
+ * placements on both sides is a redistribution, and backward its transpose. */
+typedef struct ari_linear_ops {
+    ari_role part[ARI_OP_VALUES];
+    int n;
+    bool row;
+    ar_placement from, to; /* over tp, of the input and the output, outside */
+    ari_role module;       /* whose input or output that is */
+    bool by_module;        /* it redistributes tokens itself, and the layers work on all of them */
+} ari_linear_ops;
+
+void ari_walk_linear(ari_walk *w, const ari_linear_ops *l);
+void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l);
+/* The fold of a partial product, `batch` matrices [rows, cols] of so many terms: exact numerics exchange the exponents
+ * of B's rows (cols of them, as often as `b` says) and of A's, then int64 partial sums, two where the terms are many. */
+typedef struct ari_fold_ops {
+    ari_call_group over;
+    size_t batch, rows, cols, terms;
+    ari_call_often b;
+    bool scatter; /* each rank keeps its own tokens */
+    ari_role role;
+    const char *tag;
+} ari_fold_ops;
+void ari_walk_fold(ari_walk *w, const ari_fold_ops *f);
+/** The same value placed otherwise over tp: an operation, visited; none where both are the same. */
+void ari_walk_redistribute(ari_walk *w, size_t features, ar_placement from, ar_placement to, ari_role role,
+                           ari_role tagged, const char *tag);
+
+/* --- the model (ops_model.c) -------------------------------------------------------------------------------------- */
+void ari_walk_forward(ari_walk *w);
+void ari_walk_backward(ari_walk *w);
+
+/* --- outside of the passes (ops_step.c) --------------------------------------------------------------------------- */
+void ari_walk_start(ari_walk *w);
+void ari_walk_before(ari_walk *w);
+void ari_walk_after(ari_walk *w);
+
+#endif
