@@ -345,6 +345,18 @@ static bool differ_by_number(const char *a, const char *b)
     return strcmp(a, b) == 0;
 }
 
+/* Whether the values are the tokens' embedding where positions should have been added. */
+static bool lacks_positions(const ari_case *c, const ari_order_key *a, const ari_order_key *b)
+{
+    const ar_dump *dump = c->known->reference;
+    bool positions = false;
+    for (size_t i = 0; dump && i < ar_dump_count(dump) && !positions; i++) {
+        const ari_order_key key = ari_order_of(ar_dump_at(dump, i)->name, c->path);
+        positions = key.pass == 'f' && ari_module_of(key.name, key.stem).role == ARI_POSITIONS;
+    }
+    return positions && a->pass == 'f' && b->pass == 'f' && ari_module_of(b->name, b->stem).role == ARI_TOKENS;
+}
+
 /* What the two names have to do with each other, as a property. */
 static uint64_t relation_of(const ari_case *c, const char *own, const char *theirs)
 {
@@ -359,6 +371,8 @@ static uint64_t relation_of(const ari_case *c, const char *own, const char *thei
     if (strstr(own, "_rope") && !strstr(theirs, "_rope") && strchr("fb", a.pass) && a.pass == b.pass &&
         a.layer == b.layer)
         return ARI_IF(PAIRS);
+    if (lacks_positions(c, &a, &b))
+        return ARI_IF(TOKENS);
     if (differ_by_number(own, theirs))
         return ARI_IF(OF_LAYER);
     return a.layer == b.layer && a.section == b.section ? ARI_IF(OF_MODULE) : 0;

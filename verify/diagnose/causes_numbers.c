@@ -136,6 +136,15 @@ static const ari_cause rows[] = {
      "to {high}, and the sum of 1/factor is {inverse}: each of the {parts} {of} divided by its own number of target "
      "tokens, and the results were added; all must divide by T, the count of the global batch"},
     /* Single values. */
+    {"labels_shifted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
+     "the loss computed again from the logits: it is that of the ids {by:.0f} tokens on, where the reference takes the next "
+     "one (labels shifted in the data and in the model, or in neither)"},
+    {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(PADDED), 0, "",
+     "{more} tokens that are none of the reference's {targets} targets count in the loss: labels to be ignored (padding, "
+     "the prompt, -100) are not"},
+    {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT), 0, "",
+     "the loss computed again from the logits: the same sum divided by {n}, where the reference has {targets} "
+     "targets{which}"},
     {"loss_of_all_vocabularies", K(LOSS), ARI_IDENTITY, ANY, 0, IF(LOG), 0, "",
      "the reference plus log({n}) = {log:.6f}: softmax denominators added over {n} ranks that each hold the whole "
      "vocabulary"},

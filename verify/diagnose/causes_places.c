@@ -24,6 +24,9 @@
 #define ROPE                                                                                                        \
     "RoPE: each pair of features ({pairing}) keeps its length and is turned by an angle of its position, the same " \
     "for all heads and samples that differ: "
+#define AGAIN                                                                                                   \
+    "computed again from the reference's inputs and weights, these values come out (but for {left:.1e} of the " \
+    "difference's squares) with "
 
 static const ari_cause rows[] = {
     /* Copies that should be equal. */
@@ -81,6 +84,8 @@ static const ari_cause rows[] = {
     {"shards_seeded_alike", K(SHARDS), ARI_IDENTITY + 4, "i", 0, IF(SAME), 0, "",
      "every shard was seeded alike, or one shard broadcast over the whole world: equal bits: {pairs}; the random "
      "stream must be indexed in the full tensor"},
+    {"positions", K(SHARDS), ARI_IDENTITY + 5, "f", ARI_IS_POSITIONS, IF(SAME), 0, "",
+     "every rank looked up the same positions: equal bits: {pairs}; those of a sequence shard start at its own offset"},
     {"same_samples", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(SAME) | IF(SAMPLES), 0, "",
      "data-parallel ranks worked on the same samples: equal bits: {pairs}; each rank needs a part of the batch of its own "
      "(DistributedSampler, its rank and its set_epoch, or a slice by the data-parallel rank)"},
@@ -257,6 +262,8 @@ static const ari_cause rows[] = {
     {"no_update", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_BEFORE), 0, OTHER_LOOKS,
      OTHER "; the weights before the step: no update (the optimizer does not have this parameter, or its result was "
            "lost)"},
+    {"positions", K(OTHER_TENSOR), ARI_IDENTITY + 9, "f", 0, IF(TOKENS), 0, OTHER_LOOKS,
+     OTHER "; the embedding of the tokens alone: that of the positions was not added"},
     {"stale_value", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_STEP), 0, OTHER_LOOKS,
      OTHER "; stale: the value of step {of_step} at step {step} (not written again, or read too early)"},
     {"other_point_of_step", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(SAME), 0, OTHER_LOOKS,
@@ -330,6 +337,79 @@ static const ari_cause rows[] = {
      ROPE "other positions, or other frequencies (position {first} is the first, its fastest pair turned by "
           "{angle:.4g})"},
     ALWAYS(K(ROPE), "b", 0, 0, "; a gradient is turned back by the same angles"),
+    /* A module computed again with one mistake. */
+    {"softmax_scale", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ROOT), 0, "",
+     AGAIN "scores times {factor:.4g}: another scale before the softmax (1/sqrt(d) of one head's size d is the wanted "
+           "one)"},
+    {"rope_theta", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA) | IF(FRACTION), 0, "",
+     AGAIN "RoPE's frequencies divided by {factor:.4g}: rope_scaling on one side, or positions interpolated"},
+    {"rope_theta", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA), 0, "", AGAIN "a rope_theta of {factor:.7g}"},
+    {"rope_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ZERO), 0, "",
+     AGAIN "RoPE left out on q, on k or on both"},
+    {"rope_direction", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(NEGATIVE), 0, "",
+     AGAIN "RoPE turning the wrong way round (the sign of the sine)"},
+    {"rope_pairing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PAIRS), 0, "",
+     AGAIN "RoPE's pairs the other way: neighbours against halves (interleaved against rotate_half)"},
+    {"rope_restarts", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
+     AGAIN "positions that start again at every {first:.0f} tokens: each chunk, shard or document counts its own"},
+    {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ONE), 0, "",
+     AGAIN "a causal mask that is off by one: each token sees the next one (tril and triu's diagonal)"},
+    {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ALL), 0, "",
+     AGAIN "a causal mask, where the reference has none"},
+    {"causal_mask_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL), 0, "",
+     AGAIN "no causal mask: each token sees all of its sample"},
+    {"keys_masked", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(LAST), 0, "",
+     AGAIN "the first {window:.0f} keys masked: a padding mask of another side or batch"},
+    {"attention_across_documents", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(SAMPLES), 0, "",
+     AGAIN "a document that begins at token {first:.0f} on one side alone: packed samples need a mask of their own "
+           "each (cu_seqlens)"},
+    {"attention_window", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT), 0, "",
+     AGAIN "a window of {window:.0f} tokens: sliding_window on one side alone"},
+    {"wrong_kv_head", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(HEADS), 0, "",
+     AGAIN "query heads dealt out to the KV heads in turn: repeat against repeat_interleave"},
+    {"dimension_flattened", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PACKED), 0, "",
+     AGAIN "features split into heads the other way round: [heads, d] against [d, heads], or of a packed tensor q|k|v "
+           "against [heads, 3, d]"},
+    {"other_module", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(EXCHANGED), 0, "", AGAIN "q and k exchanged"},
+    {"softmax_axis", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(INVERSE) | IF(ALL), 0, "",
+     AGAIN "a softmax over the queries of each key: the wrong dimension"},
+    {"reversed", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(INVERSE), 0, "", AGAIN "the heads in reverse order"},
+    {"norm_epsilon", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ROWS), 0, "",
+     "each wrong row is what the norm of the reference's input gives with an epsilon of {epsilon:.3g}: another eps"},
+    {"norm_mean", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
+     "each wrong row is the reference's with its mean subtracted before the weight: LayerNorm in place of RMSNorm"},
+    {"gain_offset", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ONE), 0, "",
+     "the norm's weight counts as 1 + weight (Gemma, zero-centered gamma in Megatron)"},
+    {"residual", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT), 0, "",
+     "each wrong row is a norm of the reference's two terms in another mixture: {what} (the residual connection)"},
+    {"gain_twice_or_missing", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
+     "the norm's weight is left out: these are the normalised rows without it"},
+    {"position_offset", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), IF(PAIRS), "",
+     "positions: every wrong row is the table's {by:.0f} rows on from the reference's (a cache's length, padding, a "
+     "start at 1)"},
+    {"positions", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SOME), IF(PAIRS), "",
+     "positions: the table's rows from 0 on again at position {first}: each chunk, shard or document counts its own"},
+    {"embedding_mask", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(OF_SHARDS), 0, "",
+     "the reference's row plus one row of each other shard of the table, of {shards}: what ranks look up for ids that "
+     "they do not own is not set to zero before the sum"},
+    {"rope_theta", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA) | IF(FRACTION), 0, "",
+     "cosines of the right positions times other frequencies, the fastest divided by {factor:.4g}: rope_scaling on one "
+     "side alone"},
+    {"rope_theta", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA), 0, "",
+     "cosines of the right positions times other frequencies, the fastest pair's alone the same: another rope_theta, or "
+     "a scaling of the slow pairs"},
+    {"rope_restarts", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SOME), 0, "",
+     "the cosines of positions from 0 on again at position {first}: each chunk, shard or document counts its own"},
+    {"rope_offset", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
+     "the cosines of positions {by:.0f} on: an offset of the positions (a cache's length, padding, a start at 1)"},
+    {"norm_missing", K(LINEAR), ARI_IDENTITY + 6, ANY, 0, IF(ZERO), 0, "",
+     AGAIN "{other} as its input, where the reference reads {wanted}: the norm is left out"},
+    {"other_input", K(LINEAR), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
+     AGAIN "{other} as its input, where the reference reads {wanted}"},
+    {"activation_arguments", K(ACTIVATION), ARI_IDENTITY + 6, ANY, 0, IF(EXCHANGED), 0, "",
+     AGAIN "gate and up exchanged: {function} of up times gate, where the reference has {wanted} of gate times up"},
+    {"activation_function", K(ACTIVATION), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
+     AGAIN "{function}, where the reference has {wanted}"},
     /* Where the differences are. */
     {"part_of_one_rank", K(SHARD_WRONG), ARI_PLACE + 9, ANY, 0, 0, 0, "",
      "{where}; all others are right, so look at what one rank{or_head} had there: its weights, its inputs, or data "

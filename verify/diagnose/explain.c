@@ -232,7 +232,7 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
                                double rounding)
 {
     ari_difference d = v->d;
-    ari_case c = {.known = v->c.known, .path = v->c.path};
+    ari_case c = {.known = v->c.known, .path = v->c.path, .reference = v->c.reference, .step = v->c.step};
     ari_trace own = {.kind = ARI_FOUND_NOTHING};
     d.ranks = r->ranks;
     d.copy = r->copy;

@@ -8,7 +8,7 @@
 
 static const ari_role_place places[ARI_ROLES] = {
     [ARI_TOKENS] = {1, 1, ARI_IS_EMBEDDING},
-    [ARI_POSITIONS] = {2, 2, 0},
+    [ARI_POSITIONS] = {2, 2, ARI_IS_POSITIONS},
     [ARI_EMBEDDED] = {3, 0, 0},
     [ARI_NORM1] = {1, 40, ARI_IS_NORM},
     [ARI_QKV] = {2, 33, 0},

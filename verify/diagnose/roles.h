@@ -17,8 +17,9 @@ enum {
     ARI_IS_LOSS = 16,
     ARI_IS_CONTEXT = 32,
     ARI_IS_PROBS = 64,
-    ARI_IS_SCORES = 128,      /* [sample, head, query, key] */
-    ARI_IS_ROW_PARALLEL = 256 /* its inputs are split */
+    ARI_IS_SCORES = 128,       /* [sample, head, query, key] */
+    ARI_IS_ROW_PARALLEL = 256, /* its inputs are split */
+    ARI_IS_POSITIONS = 512
 };
 
 /* When a module runs among those of its section. backward: the place of its ":bwd", its parameters' gradients directly

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole rows: ids looked up, ids of the batch, ids that belong to nobody, rows whose mean or variance is another. */
+/* Whole rows: ids looked up, ids of the batch, ids that belong to nobody. */
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -275,70 +275,4 @@ ar_status ari_measure_ids(ari_trace *t, const ari_case *c)
         return AR_OK;
     }
     return d->pass == 'g' && embedding ? measure_batch(t, c) : AR_OK;
-}
-
-/* --- a norm's mean and variance ----------------------------------------------------------------------------------- */
-
-static bool run_is_wrong(const ari_grid *g, const ari_run *run)
-{
-    for (size_t i = 0; i < run->count; i++) {
-        if (ari_run_differs(g, run, i))
-            return true;
-    }
-    return false;
-}
-
-typedef struct lines {
-    bool possible, moved; /* moved: some row is not a mere multiple */
-    size_t n;             /* rows */
-    double low, high;     /* slopes */
-} lines;
-
-/* Fits value = slope * reference + shift. What is left must be small beside the difference, not beside the values: a
- * bias that is added after the stretching leaves that much. */
-static void add_line(lines *l, const ari_run *run)
-{
-    double sr = 0.0, sv = 0.0, rr = 0.0, rv = 0.0, vv = 0.0, dd = 0.0, sd = 0.0;
-    const double n = (double)run->count;
-    for (size_t i = 0; i < run->count; i++) {
-        const double r = (double)run->ref[i], v = (double)run->value[i], apart = v - r;
-        sr += r, sv += v, rr += r * r, rv += r * v, vv += v * v, dd += apart * apart, sd += apart;
-    }
-    const double slope = (rv - sr * sv / n) / (rr - sr * sr / n);
-    const double left = (vv - sv * sv / n) - slope * (rv - sr * sv / n);
-    l->possible = l->possible && slope > 0.0 && left <= 0.05 * (dd - sd * sd / n) + 1e-10 * vv;
-    l->low = l->n == 0 || slope < l->low ? slope : l->low;
-    l->high = l->n == 0 || slope > l->high ? slope : l->high;
-    l->moved = l->moved || vv - rv * rv / rr > 1e-10 * vv;
-    l->n++;
-}
-
-ar_status ari_measure_statistic(ari_trace *t, const ari_case *c)
-{
-    const ari_grid *g = &c->grid;
-    lines l = {.possible = true};
-    ari_runs it = ari_runs_of(g);
-    ari_run run;
-    if (g->d->pass != 'f' || !(ari_name_is(g->d->name) & ARI_IS_NORM) || g->nd < 2 || g->cols < 8)
-        return AR_OK;
-    while (l.possible && ari_runs_next(&it, &run)) {
-        if (run.count == g->cols && run_is_wrong(g, &run))
-            add_line(&l, &run);
-    }
-    if (!l.possible || l.n == 0 || (fabs(l.low - 1.0) < 1e-3 && fabs(l.high - 1.0) < 1e-3))
-        return AR_OK;
-    size_t padded = 1;
-    while (padded < g->cols)
-        padded *= 2;
-    const double factor = sqrt((double)padded / (double)g->cols);
-    const bool by_padding = padded > g->cols && fabs(l.low / factor - 1.0) < 0.02 && fabs(l.high / factor - 1.0) < 0.02;
-    if (!l.moved && !by_padding) /* a factor for each row */
-        return AR_OK;
-    ari_found(t, ARI_FOUND_STATISTIC, by_padding ? ARI_IF(PADDED) : 0);
-    ari_number(t, "low", l.low);
-    ari_number(t, "high", l.high);
-    ari_count(t, "padded", padded);
-    ari_count(t, "lanes", g->cols);
-    ari_number(t, "factor", factor);
-    return AR_OK;
 }

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An MLP computed again from what its first layers give: its activation function, and which of gate and up it is of. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/replay/replay.h"
+
+static double activate(size_t function, double x)
+{
+    const double root_of_half = 0.7071067811865476;
+    switch (function) {
+    case 0:
+        return x / (1.0 + exp(-x));
+    case 1:
+        return 0.5 * x * (1.0 + erf(x * root_of_half));
+    case 2:
+        return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+    case 3:
+        return x > 0.0 ? x : 0.0;
+    case 4:
+        return 1.0 / (1.0 + exp(-x));
+    case 5:
+        return x / (1.0 + exp(-1.702 * x));
+    case 6:
+        return x > 0.0 ? x * x : 0.0;
+    case 7:
+        return tanh(x);
+    default:
+        return x;
+    }
+}
+static const char *const function_names[] = {
+    "silu", "gelu", "gelu's tanh form", "relu", "sigmoid", "quick gelu", "squared relu", "tanh", "no function"};
+enum { FUNCTIONS = sizeof function_names / sizeof *function_names };
+
+typedef struct mlp {
+    ari_probe p;
+    float *x[2];     /* gate, up, [seq][width]; where one layer gives both, or there is no gate, x[0] alone */
+    size_t width[2]; /* of their rows */
+    size_t n;        /* features after the function */
+    bool gated;
+    double *hidden; /* [n] */
+} mlp;
+
+/* The features of gate (0) or up (1) of a token. */
+static const float *row_of(const mlp *m, size_t which, size_t token)
+{
+    return m->x[1] ? m->x[which] + token * m->n : m->x[0] + token * m->width[0] + which * m->n;
+}
+
+/* exchanged: up goes through the function. */
+static void replay(mlp *m, size_t function, bool exchanged)
+{
+    for (size_t k = 0; k < m->p.tokens; k++) {
+        const float *gate = row_of(m, exchanged, m->p.token[k]),
+                    *up = m->gated ? row_of(m, !exchanged, m->p.token[k]) : NULL;
+        for (size_t i = 0; i < m->n; i++)
+            m->hidden[i] = activate(function, (double)gate[i]) * (up ? (double)up[i] : 1.0);
+        ari_probe_put(&m->p, k, m->hidden);
+    }
+}
+
+static void find_function(ari_trace *t, mlp *m)
+{
+    size_t base = FUNCTIONS;
+    double nearest = HUGE_VAL, best = ARI_REPLAY_MISTAKE;
+    for (size_t i = 0; i < FUNCTIONS; i++) { /* gelu's two forms are near each other */
+        replay(m, i, false);
+        base = ari_probe_try_base(&m->p, &nearest) ? i : base;
+    }
+    for (size_t i = 0; base < FUNCTIONS && i < (m->gated ? 2 : 1) * (size_t)FUNCTIONS; i++) {
+        const bool exchanged = i >= FUNCTIONS;
+        if (i == base)
+            continue;
+        replay(m, i % FUNCTIONS, exchanged);
+        const double left = ari_probe_left(&m->p);
+        if (!(left < best))
+            continue;
+        best = left;
+        ari_found(t, ARI_FOUND_ACTIVATION, exchanged ? ARI_IF(EXCHANGED) : 0);
+        ari_words(t, "function", "%s", function_names[i % FUNCTIONS]);
+        ari_words(t, "wanted", "%s", function_names[base]);
+        ari_number(t, "left", left);
+    }
+}
+
+/* n is known; *held: the reference has what goes into the function. */
+static ar_status read_hidden(mlp *m, bool *held)
+{
+    static const ari_role roles[] = {ARI_GATE, ARI_UP, ARI_FIRST, ARI_GATE_UP};
+    const ar_dump_tensor *x[4];
+    for (size_t i = 0; i < 4; i++)
+        x[i] = ari_replay_input(m->p.c, roles[i]);
+    const bool two = x[0] && x[1];
+    AR_TRY(ari_probe_read_input(&m->x[0], &m->width[0], held, &m->p, two ? x[0] : x[2] ? x[2] : x[3]));
+    if (two && *held)
+        AR_TRY(ari_probe_read_input(&m->x[1], &m->width[1], held, &m->p, x[1]));
+    m->gated = two || m->width[0] == 2 * m->n;
+    *held = *held && m->width[0] == (m->gated && !two ? 2 : 1) * m->n && (!two || m->width[1] == m->n);
+    return AR_OK;
+}
+
+ar_status ari_measure_activation(ari_trace *t, const ari_case *c)
+{
+    const ari_role role = ari_replay_role(c);
+    const bool inside = role == ARI_ACTIVATION;
+    mlp m = {.hidden = NULL};
+    ar_status st = AR_OK;
+    bool held = true;
+    if (!ari_may_replay(c) || (role != ARI_DOWN && role != ARI_MLP && !inside))
+        return AR_OK;
+    ari_probe_choose(&m.p, c);
+    if (!inside)
+        AR_TRY_TO(done, st, ari_probe_read_layer(&m.p, &held, ARI_DOWN, 0));
+    m.n = inside ? c->grid.cols : m.p.in;
+    if (held)
+        AR_TRY_TO(done, st, read_hidden(&m, &held));
+    if (!held)
+        goto done;
+    AR_TRY_TO(done, st, ari_alloc((void **)&m.hidden, m.n, sizeof *m.hidden, "hidden features"));
+    find_function(t, &m);
+    if (t->kind == ARI_FOUND_NOTHING && inside && m.gated) { /* a module of the function alone */
+        m.gated = false;
+        find_function(t, &m);
+    }
+done:
+    free(m.x[0]);
+    free(m.x[1]);
+    free(m.hidden);
+    ari_probe_fini(&m.p);
+    return st;
+}

@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention computed again from q, k and v: scale, mask, rotary embedding, order of heads. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/replay/replay.h"
+
+enum { MOST_HEAD = 256, MOST_MISTAKES = 64, MOST_SCORES = 1 << 28 };
+
+typedef enum pairs { NO_PAIRS, HALVES, NEIGHBOURS } pairs;
+typedef enum packing { SEPARATE, STRAIGHT, BY_HEADS } packing; /* q|k|v; for each KV head its queries, k, v */
+
+typedef struct recipe {
+    pairs pairs;
+    packing packing;
+    size_t head;
+    double theta, stretch, scale; /* stretch divides positions; scale: of 1/sqrt(head) */
+    bool not_q, not_k, turned_back, tiled, feature_major, exchanged, reversed, over_queries;
+    size_t ahead;  /* keys after the query that it sees */
+    size_t window; /* keys that it sees in all; 0: all */
+    size_t cut;    /* from it on a second document; 0: none */
+    size_t hidden; /* first keys that are unseen */
+    size_t restart;
+} recipe;
+
+typedef struct attention {
+    ari_probe p;
+    float *x[3]; /* q, k, v of the sample, [seq][width]; of a packed one x[0] alone */
+    size_t width[3];
+    size_t q, kv;                       /* features of q, of k */
+    double *k, *one, *weight, *context; /* [seq][head], [head], [seq], [tokens][q] */
+    double *cosine, *sine;              /* [seq][head / 2] of the recipe */
+    double *column;                     /* [seq]: of each key, the logarithm of the sum over queries */
+} attention;
+
+/* --- one recipe --------------------------------------------------------------------------------------------------- */
+
+/* Where a head of q (0), k (1) or v (2) begins in a row. */
+static size_t start_of(const attention *a, const recipe *r, unsigned of, size_t head)
+{
+    const size_t d = r->head, group = a->q / a->kv;
+    if (r->packing == BY_HEADS && of == 0)
+        return (head / group * (group + 2) + head % group) * d;
+    if (r->packing == BY_HEADS)
+        return (head * (group + 2) + group + of - 1) * d;
+    if (r->feature_major)
+        return head;
+    return (r->packing == STRAIGHT && of > 0 ? a->q + (of - 1) * a->kv : 0) + head * d;
+}
+
+/* A head's vector, turned as its position has it. */
+static void take(double *out, const attention *a, const recipe *r, unsigned which, size_t head, size_t token)
+{
+    const unsigned of = r->exchanged && which < 2 ? 1U - which : which, from = r->packing == SEPARATE ? of : 0;
+    const size_t d = r->head, n = (which == 0 ? a->q : a->kv) / d, step = r->feature_major ? n : 1;
+    const float *x = a->x[from] + token * a->width[from] + start_of(a, r, of, head);
+    for (size_t i = 0; i < d; i++)
+        out[i] = (double)x[i * step];
+    if (which == 2 || r->pairs == NO_PAIRS || (which == 0 ? r->not_q : r->not_k))
+        return;
+    for (size_t i = 0; i < d / 2; i++) {
+        const size_t u = r->pairs == HALVES ? i : 2 * i, w = r->pairs == HALVES ? i + d / 2 : 2 * i + 1;
+        const double s = a->sine[token * (d / 2) + i], co = a->cosine[token * (d / 2) + i], x0 = out[u], x1 = out[w];
+        out[u] = x0 * co - x1 * s;
+        out[w] = x1 * co + x0 * s;
+    }
+}
+
+static void fill_angles(attention *a, const recipe *r)
+{
+    const size_t n = r->head / 2;
+    for (size_t i = 0; i < n && r->pairs != NO_PAIRS; i++) {
+        const double speed = pow(r->theta, -2.0 * (double)i / (double)r->head) / r->stretch;
+        for (size_t token = 0; token < a->p.seq; token++) {
+            const double angle = (double)(r->restart ? token % r->restart : token) * speed;
+            a->cosine[token * n + i] = cos(angle);
+            a->sine[token * n + i] = r->turned_back ? -sin(angle) : sin(angle);
+        }
+    }
+}
+
+static bool is_seen(const recipe *r, size_t query, size_t key)
+{
+    return key >= r->hidden && (key <= query || key - query <= r->ahead) &&
+           (r->window == 0 || key + r->window > query) && (query < r->cut || key >= r->cut);
+}
+
+/* A query's scores, its vector in a->one; returns the largest. */
+static double score(attention *a, const recipe *r, size_t head, size_t query)
+{
+    const size_t d = r->head;
+    const double scale = r->scale / sqrt((double)d);
+    double top = -HUGE_VAL;
+    take(a->one, a, r, 0, head, query);
+    for (size_t k = 0; k < a->p.seq; k++) {
+        double sum = 0.0;
+        for (size_t i = 0; is_seen(r, query, k) && i < d; i++)
+            sum += a->one[i] * a->k[k * d + i];
+        a->weight[k] = is_seen(r, query, k) ? sum * scale : -HUGE_VAL;
+        top = fmax(top, a->weight[k]);
+    }
+    return top;
+}
+
+static void fill_columns(attention *a, const recipe *r, size_t head)
+{
+    for (size_t k = 0; k < a->p.seq; k++)
+        a->column[k] = -HUGE_VAL;
+    for (size_t query = 0; query < a->p.seq; query++) {
+        (void)score(a, r, head, query);
+        for (size_t k = 0; k < a->p.seq; k++) {
+            const double x = fmax(a->column[k], a->weight[k]), y = fmin(a->column[k], a->weight[k]);
+            a->column[k] = isfinite(x) ? x + log1p(exp(y - x)) : x;
+        }
+    }
+}
+
+/* The softmax of a token's scores, and the mean of v by it. */
+static void attend(attention *a, const recipe *r, size_t head, size_t kv, size_t query, double *out)
+{
+    const size_t d = r->head;
+    const double top = score(a, r, head, query);
+    double sum = 0.0;
+    memset(out, 0, d * sizeof *out);
+    for (size_t k = 0; k < a->p.seq; k++) {
+        const double e = isfinite(a->weight[k]) ? exp(a->weight[k] - (r->over_queries ? a->column[k] : top)) : 0.0;
+        if (e == 0.0)
+            continue;
+        sum += e;
+        take(a->one, a, r, 2, kv, k);
+        for (size_t i = 0; i < d; i++)
+            out[i] += e * a->one[i];
+    }
+    for (size_t i = 0; i < d && !r->over_queries; i++)
+        out[i] /= sum > 0.0 ? sum : 1.0;
+}
+
+/* All heads of the probe's tokens; token by token through the last layer. */
+static void replay(attention *a, const recipe *r)
+{
+    const size_t d = r->head, heads = a->q / d, groups = a->kv / d;
+    size_t taken = SIZE_MAX;
+    fill_angles(a, r);
+    for (size_t h = 0; h < heads; h++) {
+        const size_t kv = r->tiled ? h % groups : h / (heads / groups), to = r->reversed ? heads - 1 - h : h;
+        for (size_t k = 0; kv != taken && k < a->p.seq; k++)
+            take(a->k + k * d, a, r, 1, kv, k);
+        taken = kv;
+        if (r->over_queries)
+            fill_columns(a, r, h);
+        for (size_t k = 0; k < a->p.tokens; k++)
+            attend(a, r, h, kv, a->p.token[k], a->context + k * a->q + to * d);
+    }
+    for (size_t k = 0; k < a->p.tokens; k++)
+        ari_probe_put(&a->p, k, a->context + k * a->q);
+}
+
+/* --- the reference's recipe --------------------------------------------------------------------------------------- */
+
+/* Of one head size: rotary bases and pairings, then masks. */
+static void try_head(attention *a, recipe *base, double *least, size_t d, packing pack)
+{
+    static const double thetas[] = {1e4, 5e5, 1e6, 1e5};
+    const size_t first = a->p.token[0], seq = a->p.seq;
+    for (int mask = 0; mask < 4; mask++) {
+        for (int turn = 0; turn < 9 && *least > ARI_REPLAY_EXACT; turn++) {
+            const recipe r = {.pairs = turn == 8  ? NO_PAIRS
+                                       : turn < 4 ? HALVES
+                                                  : NEIGHBOURS,
+                              .packing = pack,
+                              .head = d,
+                              .theta = thetas[turn % 4],
+                              .stretch = 1.0,
+                              .scale = 1.0,
+                              .ahead = mask == 1 ? seq : 0,
+                              .window = mask == 2 ? first : 0,
+                              .cut = mask == 3 ? first : 0};
+            if (mask > 1 && first == 0)
+                return;
+            replay(a, &r);
+            if (ari_probe_try_base(&a->p, least))
+                *base = r;
+        }
+    }
+}
+
+/* Heads, packing, rotary base and mask are in no dump. False: none gives the reference. */
+static bool find_base(attention *a, recipe *base)
+{
+    const size_t known = a->p.c->facts.heads ? a->q / a->p.c->facts.heads : 0;
+    const packing from = a->x[1] ? SEPARATE : STRAIGHT, to = a->x[1] ? SEPARATE : BY_HEADS;
+    double least = HUGE_VAL;
+    for (size_t d = MOST_HEAD; d >= 4 && least > ARI_REPLAY_EXACT; d -= 2) {
+        if (a->q % d || a->kv % d || (a->q / d) % (a->kv / d) || (known && d != known))
+            continue;
+        for (packing p = from; p <= to; p++)
+            try_head(a, base, &least, d, p);
+    }
+    return least <= ARI_REPLAY_BASE;
+}
+
+/* --- mistakes ----------------------------------------------------------------------------------------------------- */
+
+typedef struct mistake {
+    recipe r;
+    uint64_t is;
+    const char *number; /* what the recipe's value is called; NULL: none */
+    double value;
+} mistake;
+
+static void add(mistake *m, size_t *n, recipe r, uint64_t is, const char *number, double value)
+{
+    if (*n < MOST_MISTAKES)
+        m[(*n)++] = (mistake){r, is, number, value};
+}
+
+/* Bases that models have, and factors of rope_scaling: far positions turn so often that a search would miss them. */
+static void add_speeds(mistake *m, size_t *n, const recipe *base)
+{
+    static const double theta[] = {1e3, 1e4, 1e5, 2.5e5, 5e5, 1e6, 5e6, 1e7};
+    static const double stretch[] = {2.0, 3.0, 4.0, 8.0, 16.0, 32.0, 0.5, 0.25};
+    for (size_t i = 0; i < 8; i++) {
+        recipe r = *base;
+        r.theta = theta[i];
+        if (r.theta != base->theta)
+            add(m, n, r, ARI_IF(OF_THETA), "factor", r.theta);
+        r = *base, r.stretch = stretch[i];
+        add(m, n, r, ARI_IF(OF_THETA) | ARI_IF(FRACTION), "factor", r.stretch);
+    }
+}
+
+static void add_rotations(mistake *m, size_t *n, const recipe *base, size_t first)
+{
+    recipe r = *base;
+    if (base->pairs == NO_PAIRS)
+        return;
+    add_speeds(m, n, base);
+    for (size_t i = 0; i < 3; i++) {
+        r = *base, r.not_q = i != 1, r.not_k = i != 0;
+        add(m, n, r, ARI_IF(ZERO), NULL, 0);
+    }
+    r = *base, r.turned_back = true;
+    add(m, n, r, ARI_IF(NEGATIVE), NULL, 0);
+    r = *base, r.pairs = base->pairs == HALVES ? NEIGHBOURS : HALVES;
+    add(m, n, r, ARI_IF(PAIRS), NULL, 0);
+    r = *base, r.restart = first;
+    if (first > 1)
+        add(m, n, r, ARI_IF(SHIFT), "first", (double)first);
+}
+
+static void add_masks(mistake *m, size_t *n, const recipe *base, size_t seq, size_t first)
+{
+    recipe r = *base;
+    if (base->ahead == 0) {
+        r.ahead = 1;
+        add(m, n, r, ARI_IF(CAUSAL) | ARI_IF(ONE), NULL, 0);
+        r.ahead = seq;
+        add(m, n, r, ARI_IF(CAUSAL), NULL, 0);
+    } else {
+        r.ahead = 0;
+        add(m, n, r, ARI_IF(CAUSAL) | ARI_IF(ALL), NULL, 0);
+    }
+    r = *base, r.window = base->window ? 0 : first;
+    if (first > 0)
+        add(m, n, r, ARI_IF(CUT), "window", (double)first);
+    r = *base, r.cut = base->cut ? 0 : first;
+    if (first > 0)
+        add(m, n, r, ARI_IF(CUT) | ARI_IF(SAMPLES), "first", (double)first);
+    for (size_t i = 1; i <= 8 && i < seq; i++) {
+        r = *base, r.hidden = i;
+        add(m, n, r, ARI_IF(CUT) | ARI_IF(LAST), "window", (double)i);
+    }
+}
+
+static void add_heads(mistake *m, size_t *n, const recipe *base, const attention *a)
+{
+    recipe r = *base;
+    r.tiled = true;
+    if (a->kv < a->q && a->kv > base->head)
+        add(m, n, r, ARI_IF(HEADS), NULL, 0);
+    r = *base, r.feature_major = true;
+    if (base->packing == SEPARATE)
+        add(m, n, r, ARI_IF(PACKED), NULL, 0);
+    r = *base, r.packing = base->packing == STRAIGHT ? BY_HEADS : STRAIGHT;
+    if (base->packing != SEPARATE)
+        add(m, n, r, ARI_IF(PACKED), NULL, 0);
+    r = *base, r.exchanged = true;
+    if (a->kv == a->q)
+        add(m, n, r, ARI_IF(EXCHANGED), NULL, 0);
+    r = *base, r.reversed = true;
+    add(m, n, r, ARI_IF(INVERSE), NULL, 0);
+    r = *base, r.over_queries = true;
+    if (a->p.seq * a->p.seq * a->q <= MOST_SCORES)
+        add(m, n, r, ARI_IF(INVERSE) | ARI_IF(ALL), NULL, 0);
+}
+
+static double left_by(attention *a, recipe r, size_t number, double value)
+{
+    *(number == 0 ? &r.scale : number == 1 ? &r.stretch : &r.theta) = value;
+    replay(a, &r);
+    return ari_probe_left(&a->p);
+}
+
+/* The softmax's scale (0), the stretch of positions (1) or the rotary base (2) that leaves least: the best of values
+ * 1.4 apart, then a search between its neighbours by the golden section. */
+static void fit_number(ari_trace *t, attention *a, const recipe *base, size_t number, double *best)
+{
+    static const uint64_t is[] = {ARI_IF(ROOT), ARI_IF(OF_THETA) | ARI_IF(FRACTION), ARI_IF(OF_THETA)};
+    static const double low[] = {1.0 / 128.0, 1.0 / 64.0, 16.0}, high[] = {128.0, 64.0, 1e8};
+    const double step = 1.4, golden = 0.6180339887498949;
+    double at = low[number], least = HUGE_VAL;
+    if (number > 0 && base->pairs == NO_PAIRS)
+        return;
+    for (double value = low[number]; value < high[number]; value *= step) {
+        const double left = left_by(a, *base, number, value);
+        at = left < least ? value : at;
+        least = fmin(left, least);
+    }
+    double from = log(at / step), to = log(at * step);
+    for (int i = 0; i < 40 && least < 0.5; i++) {
+        const double one = to - golden * (to - from), two = from + golden * (to - from);
+        if (left_by(a, *base, number, exp(one)) < left_by(a, *base, number, exp(two)))
+            to = two;
+        else
+            from = one;
+    }
+    least = left_by(a, *base, number, exp(0.5 * (from + to)));
+    if (!(least < *best))
+        return;
+    *best = least;
+    ari_found(t, ARI_FOUND_ATTENTION, is[number]);
+    ari_number(t, "factor", exp(0.5 * (from + to)));
+}
+
+/* The mistake that leaves least. */
+static void find_mistake(ari_trace *t, attention *a, const recipe *base)
+{
+    mistake m[MOST_MISTAKES];
+    double best = ARI_REPLAY_MISTAKE;
+    size_t n = 0;
+    add_rotations(m, &n, base, a->p.token[0]);
+    add_masks(m, &n, base, a->p.seq, a->p.token[0]);
+    add_heads(m, &n, base, a);
+    for (size_t i = 0; i < n && best > ARI_REPLAY_EXACT; i++) {
+        replay(a, &m[i].r);
+        const double left = ari_probe_left(&a->p);
+        if (!(left < best))
+            continue;
+        best = left;
+        ari_found(t, ARI_FOUND_ATTENTION, m[i].is);
+        if (m[i].number)
+            ari_number(t, m[i].number, m[i].value);
+    }
+    for (size_t number = 0; number < 3 && best > ARI_REPLAY_EXACT; number++)
+        fit_number(t, a, base, number, &best);
+    if (t->kind != ARI_FOUND_NOTHING)
+        ari_number(t, "left", best);
+}
+
+/* --- the measure -------------------------------------------------------------------------------------------------- */
+
+/* q, k and v of the probe's sample, normalised where the model does that; *held: the reference has them. */
+static ar_status read_inputs(attention *a, bool *held)
+{
+    static const ari_role roles[] = {ARI_Q, ARI_K, ARI_V}, normed[] = {ARI_Q_NORM, ARI_K_NORM, ARI_V};
+    const ari_case *c = a->p.c;
+    const ar_dump_tensor *packed = ari_replay_input(c, ARI_QKV);
+    *held = true;
+    for (size_t i = 0; i < (packed ? 1 : 3) && *held; i++) {
+        const ar_dump_tensor *x = packed ? packed : ari_replay_input(c, normed[i]);
+        x = x ? x : ari_replay_input(c, roles[i]);
+        AR_TRY(ari_probe_read_input(&a->x[i], &a->width[i], held, &a->p, x));
+    }
+    const bool in = *held && packed && a->q < a->width[0]; /* q's width is what the last layer reads */
+    a->kv = in ? (a->width[0] - a->q) / 2 : packed ? 0 : a->width[1];
+    *held = *held && a->kv > 0 && a->q % a->kv == 0 &&
+            (packed ? a->q + 2 * a->kv == a->width[0] : a->q == a->width[0] && a->kv == a->width[2]);
+    return AR_OK;
+}
+
+static ar_status replay_all(ari_trace *t, attention *a)
+{
+    recipe base = {.pairs = NO_PAIRS};
+    AR_TRY(ari_alloc((void **)&a->k, (a->p.seq + 1) * MOST_HEAD, sizeof *a->k, "keys"));
+    AR_TRY(ari_alloc((void **)&a->cosine, a->p.seq * MOST_HEAD, sizeof *a->cosine, "angles"));
+    AR_TRY(ari_alloc((void **)&a->weight, 2 * a->p.seq, sizeof *a->weight, "scores"));
+    AR_TRY(ari_alloc((void **)&a->context, ARI_PROBE_TOKENS * a->q, sizeof *a->context, "context"));
+    a->column = a->weight + a->p.seq;
+    a->one = a->k + a->p.seq * MOST_HEAD;
+    a->sine = a->cosine + a->p.seq * (MOST_HEAD / 2);
+    if (find_base(a, &base))
+        find_mistake(t, a, &base);
+    return AR_OK;
+}
+
+ar_status ari_measure_attention(ari_trace *t, const ari_case *c)
+{
+    const ari_role role = ari_replay_role(c);
+    attention a = {.k = NULL};
+    ar_status st = AR_OK;
+    bool held = true;
+    if (!ari_may_replay(c) || (role != ARI_OUT && role != ARI_ATTENTION && role != ARI_CONTEXT))
+        return AR_OK;
+    ari_probe_choose(&a.p, c);
+    if (role != ARI_CONTEXT)
+        AR_TRY_TO(done, st, ari_probe_read_layer(&a.p, &held, ARI_OUT, 0));
+    a.q = role == ARI_CONTEXT ? c->grid.cols : a.p.in;
+    if (held)
+        AR_TRY_TO(done, st, read_inputs(&a, &held));
+    if (held)
+        st = replay_all(t, &a);
+done:
+    for (size_t i = 0; i < 3; i++)
+        free(a.x[i]);
+    free(a.k);
+    free(a.weight);
+    free(a.context);
+    free(a.cosine);
+    ari_probe_fini(&a.p);
+    return st;
+}

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tables: rows of an embedding that were looked up, with the table in a dump, and cosines of positions. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/replay/replay.h"
+
+enum { MOST_ROWS = 1 << 16 };
+
+/* --- rows of a table ---------------------------------------------------------------------------------------------- */
+
+/* What was looked up in each row: id[row] in the reference, other[row] here; table->rows: no row of the table. */
+typedef struct lookups {
+    const ari_case *c;
+    ari_lookup_table table;
+    size_t *id, *other;
+} lookups;
+
+static const float *row_at(const ari_case *c, const float *data, size_t row)
+{
+    return data + row * c->grid.cols;
+}
+
+/* Positions: the same offset everywhere, or counted again from 0 at the first that is wrong. */
+static void find_positions(ari_trace *t, const lookups *l)
+{
+    const ari_case *c = l->c;
+    const long rows = (long)l->table.rows;
+    size_t first = SIZE_MAX;
+    bool offset = true, restart = true;
+    long by = 0;
+    for (size_t row = 0; row < c->grid.rows; row++) {
+        const long id = (long)l->id[row], other = (long)l->other[row];
+        if (!ari_row_differs(c, row))
+            continue;
+        if (id >= rows || other >= rows)
+            return;
+        by = first == SIZE_MAX ? other - id : by;
+        first = first == SIZE_MAX ? (size_t)id : first;
+        offset = offset && other - id == by;
+        restart = restart && first > 0 && (size_t)other == (size_t)id % first;
+    }
+    if (first == SIZE_MAX || (!offset && !restart))
+        return;
+    ari_found(t, ARI_FOUND_POSITIONS, restart && !(offset && first == 0) ? ARI_IF(SOME) : ARI_IF(SHIFT));
+    ari_count(t, "first", first);
+    ari_number(t, "by", (double)by);
+}
+
+/* What element `at` of a row of id has where each of n shards adds a row of its own for ids that it does not own: the
+ * first one, or the one that is nearest. */
+static double unmasked(const lookups *l, size_t n, bool nearest, size_t id, size_t at)
+{
+    const size_t size = l->table.rows / n, cols = l->table.cols, own = id / size;
+    double sum = 0.0;
+    for (size_t shard = 0; shard < n; shard++) {
+        const size_t row = shard == own ? id : nearest && shard < own ? (shard + 1) * size - 1 : shard * size;
+        sum += (double)l->table.at[row * cols + at];
+    }
+    return sum;
+}
+
+static bool is_unmasked(const lookups *l, size_t n, bool nearest)
+{
+    const ari_case *c = l->c;
+    for (size_t row = 0; row < c->grid.rows; row++) {
+        for (size_t i = 0; i < c->grid.cols; i++) {
+            const size_t at = row * c->grid.cols + i;
+            if (l->id[row] >= l->table.rows || !ari_holds(c, c->val[at], unmasked(l, n, nearest, l->id[row], i)))
+                return false;
+        }
+    }
+    return true;
+}
+
+static void find_mask(ari_trace *t, const lookups *l)
+{
+    for (size_t n = 2; n <= ARI_MOST_RANKS && n < l->table.rows; n++) {
+        if (l->table.rows % n || !(is_unmasked(l, n, true) || is_unmasked(l, n, false)))
+            continue;
+        ari_found(t, ARI_FOUND_POSITIONS, ARI_IF(OF_SHARDS));
+        ari_count(t, "shards", n);
+        return;
+    }
+}
+
+ar_status ari_measure_lookup(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    lookups l = {.c = c};
+    ar_status st = AR_OK;
+    if (!c->known->reference || !c->reference || !c->val || c->step || c->start > 0 || c->inner || g->nd < 2 ||
+        g->d->pass != 'f' || g->d->step > 1 || g->rows > MOST_ROWS)
+        return AR_OK;
+    const ari_role role = ari_replay_role(c);
+    if (role != ARI_TOKENS && role != ARI_POSITIONS)
+        return AR_OK;
+    AR_TRY_TO(done, st, ari_lookup_table_read(&l.table, c, role, g->rows));
+    if (!l.table.at || l.table.cols != g->cols)
+        goto done;
+    AR_TRY_TO(done, st, ari_alloc((void **)&l.id, g->rows, sizeof *l.id, "ids"));
+    AR_TRY_TO(done, st, ari_alloc((void **)&l.other, g->rows, sizeof *l.other, "ids"));
+    for (size_t row = 0; row < g->rows; row++) {
+        l.id[row] = ari_lookup_table_row(&l.table, row_at(c, c->ref, row));
+        l.other[row] = ari_lookup_table_row(&l.table, row_at(c, c->val, row));
+    }
+    if (role == ARI_POSITIONS)
+        find_positions(t, &l);
+    else
+        find_mask(t, &l);
+done:
+    ari_lookup_table_fini(&l.table);
+    free(l.id);
+    free(l.other);
+    return st;
+}
+
+/* --- cosines of positions ----------------------------------------------------------------------------------------- */
+
+/* Whether each column is cos(p f) of rows p = 0, 1, ..: cos((p+1) f) = 2 cos(f) cos(p f) - cos((p-1) f). */
+static bool is_cosine(const ari_case *c, const float *x, size_t rows)
+{
+    const size_t cols = c->grid.cols;
+    for (size_t i = 0; i < cols; i++) {
+        const double one = (double)x[cols + i];
+        if (fabs((double)x[i] - 1.0) > 1e-6 + c->relative)
+            return false;
+        for (size_t p = 1; p + 1 < rows; p++) {
+            const double next = 2.0 * one * (double)x[p * cols + i] - (double)x[(p - 1) * cols + i];
+            if (!(fabs((double)x[(p + 1) * cols + i] - next) <= 1e-5 + 4.0 * c->relative))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* Whether row p holds the reference's row from + p, as far as that has it. */
+static bool holds_rows(const ari_case *c, size_t to, size_t from, size_t rows)
+{
+    const size_t cols = c->grid.cols;
+    for (size_t p = 0; to + p < rows && from + p < rows; p++) {
+        for (size_t i = 0; i < cols; i++) {
+            if (fabs((double)c->val[(to + p) * cols + i] - (double)c->ref[(from + p) * cols + i]) > 1e-5 + c->relative)
+                return false;
+        }
+    }
+    return true;
+}
+
+ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const size_t rows = g->nd > 1 ? g->shape[g->nd - 2] : 0;
+    if (!c->val || c->start > 0 || c->step || c->inner || g->d->pass != 'f' || rows < 5 || g->cols < 2 ||
+        c->survey.total.nan > 0 || !is_cosine(c, c->ref, rows) || !isfinite(c->val[g->cols]))
+        return AR_OK;
+    const double wanted = acos((double)c->ref[g->cols]), fastest = acos((double)c->val[g->cols]);
+    size_t first = 0;
+    while (first + 1 < rows && !ari_row_differs(c, first))
+        first++;
+    if (is_cosine(c, c->val, rows)) {
+        const bool stretched = !ari_is_near(fastest, wanted, 1e-3 + c->relative);
+        ari_found(t, ARI_FOUND_POSITIONS, ARI_IF(OF_THETA) | (stretched ? ARI_IF(FRACTION) : 0));
+        ari_number(t, "factor", wanted / fastest);
+    } else if (first > 1 && holds_rows(c, first, 0, 2 * first < rows ? 2 * first : rows)) {
+        ari_found(t, ARI_FOUND_POSITIONS, ARI_IF(PAIRS) | ARI_IF(SOME));
+        ari_count(t, "first", first);
+    } else {
+        size_t by = 1;
+        while (by + 4 < rows && !holds_rows(c, 0, by, rows))
+            by++;
+        if (by + 4 < rows) {
+            ari_found(t, ARI_FOUND_POSITIONS, ARI_IF(PAIRS) | ARI_IF(SHIFT));
+            ari_number(t, "by", (double)by);
+        }
+    }
+    return AR_OK;
+}

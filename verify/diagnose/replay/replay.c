@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/diagnose/replay/replay.h"
+
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+
+/* --- inputs and weights ------------------------------------------------------------------------------------------- */
+
+bool ari_may_replay(const ari_case *c)
+{
+    return c->known->reference && c->reference && c->val && !c->step && c->start == 0 && !c->inner &&
+           c->grid.d->pass == 'f' && c->grid.nd == 3 && c->grid.d->step <= 1 && c->survey.total.nan == 0 &&
+           c->grid.count > 0 && c->count / c->grid.shape[0] <= ARI_PROBE_ELEMENTS &&
+           c->survey.total.dd > 1e-10 * c->survey.total.rr;
+}
+
+ari_role ari_replay_role(const ari_case *c)
+{
+    return ari_module_of(c->grid.d->name, strlen(c->grid.d->name)).role;
+}
+
+static bool ends_in(const ar_dump_tensor *t, size_t stem, const char *kind)
+{
+    const size_t n = strlen(kind);
+    return stem >= n && memcmp(t->name + stem - n, kind, n) == 0;
+}
+
+/* pass 'i': a parameter as it was at the start, which a file of weights alone does not say; its kind ends the name. */
+static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, ari_role role, char pass,
+                                       const char *kind)
+{
+    const ari_order_key own = ari_order_of(c->reference->name, c->path);
+    for (size_t i = 0; dump && i < ar_dump_count(dump); i++) {
+        const ar_dump_tensor *t = ar_dump_at(dump, i);
+        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
+        const bool wanted = pass == 'i' ? key.pass == 'i' || key.pass == 'w' : key.pass == pass && key.step == own.step;
+        if (wanted && labs(key.layer) == own.layer && ends_in(t, key.stem, kind) &&
+            ari_module_of(t->name, key.stem).role == role)
+            return t;
+    }
+    return NULL;
+}
+
+const ar_dump_tensor *ari_replay_input(const ari_case *c, ari_role role)
+{
+    return ari_replay_value(c, c->known->reference, role, 'f');
+}
+
+const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, ari_role role, char pass)
+{
+    return find_role(c, dump, role, pass, "");
+}
+
+const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, const char *kind)
+{
+    const ar_dump_tensor *t = find_role(c, c->known->reference, role, 'i', kind);
+    return t ? t : find_role(c, c->known->other, role, 'i', kind);
+}
+
+size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case *c, size_t width)
+{
+    const ar_dump *dump = c->known->reference;
+    const ari_order_key own = ari_order_of(c->reference->name, c->path);
+    long last = own.layer; /* of what comes after the layers the last one's */
+    size_t found = 0;
+    for (size_t i = 0; i < 3 * ar_dump_count(dump); i++) {
+        const size_t round = i / ar_dump_count(dump);
+        const ar_dump_tensor *t = ar_dump_at(dump, i % ar_dump_count(dump));
+        const ari_order_key key = ari_order_of(t->name, c->path);
+        const bool outside = key.section != own.section && key.layer == 0;
+        if (t == c->reference || key.pass != 'f' || key.step != own.step || t->ndim < 2 ||
+            t->shape[t->ndim - 1] != width || t->count != c->grid.rows * width)
+            continue;
+        if (round == 0)
+            last = key.section != own.section && key.layer > last ? key.layer : last;
+        else if (found < most && (round == 1) == (key.layer == last || key.layer + 1 == last) &&
+                 (round == 1 || outside))
+            near[found++] = t;
+    }
+    return found;
+}
+
+/* --- ids ---------------------------------------------------------------------------------------------------------- */
+
+enum { MOST_TABLE = 1 << 24, MOST_LOOKED_UP = 1 << 28 };
+
+size_t ari_lookup_table_row(const ari_lookup_table *table, const float *row)
+{
+    size_t id = 0;
+    while (id < table->rows && memcmp(table->at + id * table->cols, row, table->cols * sizeof *row) != 0)
+        id++;
+    return id;
+}
+
+ar_status ari_lookup_table_read(ari_lookup_table *table, const ari_case *c, ari_role role, size_t lookups)
+{
+    const ar_dump_tensor *w = ari_replay_parameter(c, role, ".weight");
+    *table = (ari_lookup_table){.at = NULL};
+    if (!w || w->ndim != 2 || w->count == 0 || w->count > MOST_TABLE || w->shape[0] > MOST_LOOKED_UP / (lookups + 1))
+        return AR_OK;
+    table->rows = w->shape[0];
+    table->cols = w->shape[1];
+    AR_TRY(ari_alloc((void **)&table->at, w->count, sizeof *table->at, w->name));
+    return ar_dump_read_f32(w, 0, w->count, table->at);
+}
+
+void ari_lookup_table_fini(ari_lookup_table *table)
+{
+    free(table->at);
+}
+
+/* From the rows that were looked up. */
+static ar_status find_ids(size_t *ids, bool *held, const ari_lookup_table *table, const ar_dump_tensor *embedded,
+                          size_t n)
+{
+    float *row = NULL;
+    AR_TRY(ari_alloc((void **)&row, table->cols, sizeof *row, embedded->name));
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < n && *held; i++) {
+        AR_TRY_TO(done, st, ar_dump_read_f32(embedded, i * table->cols, table->cols, row));
+        ids[i] = ari_lookup_table_row(table, row);
+        *held = ids[i] < table->rows;
+    }
+done:
+    free(row);
+    return st;
+}
+
+ar_status ari_replay_ids(size_t **gives, const ari_case *c, size_t n)
+{
+    const ar_dump_tensor *embedded = ari_replay_input(c, ARI_TOKENS);
+    ari_lookup_table table;
+    bool held = true;
+    ar_status st = AR_OK;
+    *gives = NULL;
+    AR_TRY_TO(done, st, ari_lookup_table_read(&table, c, ARI_TOKENS, n));
+    if (!table.at || !embedded || embedded->count != n * table.cols)
+        goto done;
+    AR_TRY_TO(done, st, ari_alloc((void **)gives, n, sizeof **gives, embedded->name));
+    st = find_ids(*gives, &held, &table, embedded, n);
+    if (st != AR_OK || !held) {
+        free(*gives);
+        *gives = NULL;
+    }
+done:
+    ari_lookup_table_fini(&table);
+    return st;
+}
+
+/* --- the probe ---------------------------------------------------------------------------------------------------- */
+
+static void add_token(ari_probe *p, size_t token)
+{
+    size_t i = 0;
+    while (i < p->tokens && p->token[i] != token)
+        i++;
+    if (i == p->tokens && p->tokens < ARI_PROBE_TOKENS && token < p->seq)
+        p->token[p->tokens++] = token;
+}
+
+void ari_probe_choose(ari_probe *p, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    size_t row = 0;
+    *p = (ari_probe){.c = c, .seq = g->shape[1]};
+    while (row + 1 < g->rows && !ari_row_differs(c, row))
+        row++;
+    p->sample = row / p->seq;
+    for (size_t at = row % p->seq, i = 0; i < 2; i++)
+        add_token(p, at + i);
+    for (size_t i = 0; i < 3; i++)
+        add_token(p, i);
+    for (size_t i = 1; i < 6; i++)
+        add_token(p, (p->seq - 1) * i / 5);
+    p->outs = g->cols < ARI_PROBE_FEATURES ? g->cols : ARI_PROBE_FEATURES;
+    for (size_t i = 0; i < p->outs; i++)
+        p->out[i] = g->cols * i / p->outs;
+}
+
+ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t in)
+{
+    const size_t cols = p->c->grid.cols;
+    const ar_dump_tensor *w = ari_replay_parameter(p->c, role, ".weight"),
+                         *b = ari_replay_parameter(p->c, role, ".bias");
+    in = in == 0 && w ? w->count / cols : in;
+    *held = w && w->ndim == 2 && w->count == in * cols && in > 0 && in <= ARI_PROBE_WIDTH;
+    if (!*held)
+        return AR_OK;
+    const bool in_out = ari_module_of(w->name, strcspn(w->name, ":")).in_out;
+    *held = w->shape[in_out ? 0 : 1] == in;
+    p->in = in;
+    AR_TRY(ari_alloc((void **)&p->w, p->outs * in, sizeof *p->w, w->name));
+    AR_TRY(ari_alloc_zero((void **)&p->bias, p->outs, sizeof *p->bias, w->name));
+    for (size_t i = 0; *held && i < p->outs; i++) {
+        for (size_t k = 0; in_out && k < in; k++)
+            AR_TRY(ar_dump_read_f32(w, k * cols + p->out[i], 1, &p->w[i * in + k]));
+        if (!in_out)
+            AR_TRY(ar_dump_read_f32(w, p->out[i] * in, in, &p->w[i * in]));
+        if (b && b->count == cols)
+            AR_TRY(ar_dump_read_f32(b, p->out[i], 1, &p->bias[i]));
+    }
+    return AR_OK;
+}
+
+void ari_probe_fini(ari_probe *p)
+{
+    free(p->w);
+    free(p->bias);
+}
+
+ar_status ari_probe_read_input(float **gives, size_t *width, bool *held, const ari_probe *p, const ar_dump_tensor *t)
+{
+    const size_t samples = p->c->grid.shape[0];
+    *held = t && t->ndim >= 3 && t->shape[0] == samples && t->shape[1] == p->seq && t->count > 0 &&
+            t->count / samples <= 3 * (size_t)ARI_PROBE_ELEMENTS;
+    if (!*held)
+        return AR_OK;
+    const size_t n = t->count / samples;
+    *width = n / p->seq;
+    AR_TRY(ari_alloc((void **)gives, n, sizeof **gives, t->name));
+    return ar_dump_read_f32(t, p->sample * n, n, *gives);
+}
+
+void ari_probe_put(ari_probe *p, size_t k, const double *x)
+{
+    for (size_t i = 0; i < p->outs; i++) {
+        double sum = p->w ? (double)p->bias[i] : x[p->out[i]];
+        for (size_t j = 0; p->w && j < p->in; j++)
+            sum += (double)p->w[i * p->in + j] * x[j];
+        p->is[k * p->outs + i] = sum;
+    }
+}
+
+/* What is left of the reference's squares; or of the differences', where the base is told. */
+static double left_of(const ari_probe *p, const double *base)
+{
+    const size_t cols = p->c->grid.cols;
+    double left = 0.0, all = 0.0;
+    for (size_t k = 0; k < p->tokens; k++) {
+        for (size_t i = 0; i < p->outs; i++) {
+            const size_t at = (p->sample * p->seq + p->token[k]) * cols + p->out[i], n = k * p->outs + i;
+            const double r = (double)p->c->ref[at], target = base ? (double)p->c->val[at] - r : r;
+            const double off = target - (base ? p->is[n] - base[n] : p->is[n]);
+            left += off * off;
+            all += target * target;
+        }
+    }
+    return all > 0.0 ? left / all : HUGE_VAL;
+}
+
+bool ari_probe_try_base(ari_probe *p, double *least)
+{
+    const double left = left_of(p, NULL);
+    if (!(left <= ARI_REPLAY_BASE && left < *least))
+        return false;
+    *least = left;
+    memcpy(p->base, p->is, sizeof p->base);
+    return true;
+}
+
+double ari_probe_left(const ari_probe *p)
+{
+    return left_of(p, p->base);
+}

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_DIAGNOSE_REPLAY_REPLAY_H
+#define ARI_VERIFY_DIAGNOSE_REPLAY_REPLAY_H
+
+/* A module computed again from the inputs and weights that the dumps hold: first as the reference has it, to learn what
+ * names do not say (heads, rotary base, activation), then with one mistake at a time. The mistake whose values are the
+ * other dump's is the cause. Where an input is missing, or the reference does not come out, there is no answer. */
+#include "verify/diagnose/case.h"
+#include "verify/diagnose/roles.h"
+
+/** Whether this forward value [b, s, width] of the first step is all there, and small enough to be computed again. */
+bool ari_may_replay(const ari_case *c);
+/** The role of the case's own module. */
+ari_role ari_replay_role(const ari_case *c);
+/** The reference's forward value of a role in this tensor's layer and step; NULL: none. */
+const ar_dump_tensor *ari_replay_input(const ari_case *c, ari_role role);
+/** The same of either dump and of any pass. */
+const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, ari_role role, char pass);
+/** The initial parameter of a role in this tensor's layer, kind ".weight" or ".bias", of either dump: a reference of
+ *  activations alone has none. NULL: none. */
+const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, const char *kind);
+
+/** The reference's forward values of `width` features that the case's module may have read: those of its layer and the
+ *  one before, then those outside of layers; returns how many, at most `most`. */
+size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case *c, size_t width);
+
+/* A table that rows are looked up in. */
+typedef struct ari_lookup_table {
+    float *at; /* [rows, cols]; NULL: no dump has it, or the search would take long */
+    size_t rows, cols;
+} ari_lookup_table;
+/** The initial weight of a role, for so many lookups. Errors: those of reading, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_lookup_table_read(ari_lookup_table *table, const ari_case *c, ari_role role, size_t lookups);
+void ari_lookup_table_fini(ari_lookup_table *table);
+/** Which row this is, bit for bit; table->rows: none. */
+size_t ari_lookup_table_row(const ari_lookup_table *table, const float *row);
+/** The batch's n ids, from the rows of the embedding that the reference looked up; NULL: it does not say. The caller
+ *  frees them. */
+AR_NODISCARD ar_status ari_replay_ids(size_t **gives, const ari_case *c, size_t n);
+
+enum { ARI_PROBE_TOKENS = 10, ARI_PROBE_FEATURES = 64, ARI_PROBE_WIDTH = 1 << 16, ARI_PROBE_ELEMENTS = 1 << 20 };
+
+/* Some tokens and features of the first sample that differs: a mistake is in all of them. */
+typedef struct ari_probe {
+    const ari_case *c;
+    size_t sample, seq;
+    size_t token[ARI_PROBE_TOKENS], tokens; /* in the sample; the first one is the first that differs */
+    size_t out[ARI_PROBE_FEATURES], outs;
+    size_t in;       /* features that the last linear layer reads */
+    float *w, *bias; /* [outs][in], [outs]; NULL: there is no last layer */
+    double base[ARI_PROBE_TOKENS * ARI_PROBE_FEATURES], is[ARI_PROBE_TOKENS * ARI_PROBE_FEATURES];
+} ari_probe;
+
+/** Chooses tokens and features. */
+void ari_probe_choose(ari_probe *p, const ari_case *c);
+/** Reads the last layer's rows; *held: a dump has its weight, of `in` inputs, 0: as many as it has. Errors: those of
+ *  reading, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t in);
+void ari_probe_fini(ari_probe *p);
+/** Rows of a forward value [b, s, ..] that belong to the probe's sample, as [s][*width]; *held: it has such rows. */
+AR_NODISCARD ar_status ari_probe_read_input(float **gives, size_t *width, bool *held, const ari_probe *p,
+                                            const ar_dump_tensor *t);
+/** Sets what token k's features become where the last layer reads x. */
+void ari_probe_put(ari_probe *p, size_t k, const double *x);
+/** Whether what was put is the reference; `least` falls to what it leaves of the reference's squares, and base becomes
+ *  it, if it is less. */
+bool ari_probe_try_base(ari_probe *p, double *least);
+/** What is left of the squares of the differences where what was put replaces the base. */
+double ari_probe_left(const ari_probe *p);
+
+/* The reference comes out to 1 % in bf16 and much better in fp32. A mistake leaves a seventh of the difference at most:
+ * others of the same module leave most of it. */
+#define ARI_REPLAY_BASE 3e-4
+#define ARI_REPLAY_EXACT 1e-8
+#define ARI_REPLAY_MISTAKE 0.02
+
+#endif
