@@ -1,0 +1,500 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A module of two dumps that was computed with one mistake is named by computing it again; where an input is missing, or
+ * the mistake is none that is known, there is no such answer. The modules are computed here by plain loops. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/support/noise.h"
+#include "verify/diagnose/diagnose.h"
+
+TestSuite(replay, .timeout = 300);
+
+/* --- two dumps ---------------------------------------------------------------------------------------------------- */
+
+enum { MOST = 16 };
+
+typedef struct made {
+    ar_st_tensor tensor[2][MOST]; /* of the reference, of the other; each has its own data */
+    size_t n;
+} made;
+
+static size_t count_of(const ar_st_tensor *t)
+{
+    size_t n = 1;
+    for (int i = 0; i < t->ndim; i++)
+        n *= t->shape[i];
+    return n;
+}
+
+/* A tensor of both dumps, as noise; returns the reference's data. The caller sets what is not equal. */
+static float *put(made *m, const char *name, int ndim, size_t a, size_t b, size_t c)
+{
+    float *data[2];
+    for (int k = 0; k < 2; k++) {
+        ar_st_tensor *t = &m->tensor[k][m->n];
+        *t = (ar_st_tensor){.name = name, .dtype = AR_F32, .ndim = ndim, .shape = {a, b, c}};
+        t->data = data[k] = malloc(count_of(t) * sizeof(float));
+        for (size_t i = 0; i < count_of(t); i++)
+            data[k][i] = noise(i + 7919 * m->n);
+    }
+    m->n++;
+    return data[0];
+}
+
+static float *other_of(const made *m)
+{
+    return (float *)(uintptr_t)m->tensor[1][m->n - 1].data;
+}
+
+/* The cause of the last tensor's difference. */
+static ar_verify_row look(made *m, double rtol)
+{
+    char path[2][80];
+    ar_dump *dump[2];
+    ar_verify_row row = {.name = m->tensor[0][m->n - 1].name};
+    for (int k = 0; k < 2; k++) {
+        snprintf(path[k], sizeof path[k], "/tmp/anyrank-replay-%ld-%d.safetensors", (long)getpid(), k);
+        cr_assert_eq(ar_st_write(path[k], m->tensor[k], m->n, NULL, 0), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ar_dump_open(&dump[k], path[k], NULL), AR_OK, "%s", ar_error_message());
+    }
+    const ari_explain_case c = {.reference = dump[0], .other = dump[1], .tp = 1, .dp = 1, .rtol = rtol};
+    cr_assert_eq(ari_explain(&row, ar_dump_find(dump[0], row.name), ar_dump_find(dump[1], row.name), &c), AR_OK, "%s",
+                 ar_error_message());
+    for (int k = 0; k < 2; k++) {
+        ar_dump_close(dump[k]);
+        unlink(path[k]);
+        for (size_t i = 0; i < m->n; i++)
+            free((void *)(uintptr_t)m->tensor[k][i].data);
+    }
+    return row;
+}
+
+/* --- attention ---------------------------------------------------------------------------------------------------- */
+
+enum { B = 2, S = 13, HEADS = 4, KV = 2, D = 8, Q = HEADS * D, K = KV * D, H = 24 };
+
+static double either(double x, double otherwise)
+{
+    return x > 0.0 ? x : otherwise;
+}
+
+typedef struct how {
+    double theta, slower, scale; /* 0: 1e4, 1 and 1, which is right; scale: of 1/sqrt(D) */
+    size_t ahead, window, start, restart;
+    bool tiled, plain_k, backward, document;
+} how;
+
+static void turn(double *x, const float *from, size_t token, const how *o)
+{
+    const size_t position = o->restart ? token % o->restart : token;
+    for (size_t i = 0; i < D / 2; i++) {
+        const double angle =
+            (double)position * pow(either(o->theta, 1e4), -2.0 * (double)i / D) / either(o->slower, 1.0);
+        const double sine = o->backward ? -sin(angle) : sin(angle);
+        x[i] = (double)from[i] * cos(angle) - (double)from[i + D / 2] * sine;
+        x[i + D / 2] = (double)from[i + D / 2] * cos(angle) + (double)from[i] * sine;
+    }
+}
+
+static double score_of(const float *q, const float *k, size_t at, size_t key, const how *o)
+{
+    double x[D], y[D], sum = 0.0;
+    turn(x, q, at, o);
+    turn(y, k, key, o);
+    for (size_t i = 0; i < D; i++)
+        sum += x[i] * (o->plain_k ? (double)k[i] : y[i]);
+    return sum * either(o->scale, 1.0) / sqrt((double)D);
+}
+
+static bool sees(size_t at, size_t key, const how *o)
+{
+    return key <= at + o->ahead && (!o->window || key + o->window > at) && key >= o->start &&
+           !(o->document && at >= 6 && key < 6);
+}
+
+/* out = attention of one sample's token, through the weight [H, Q]. Heads lie in q, k and v at `step` apart. */
+static void attend(float *out, const float *const x[3], const size_t width[3], size_t at, const float *w, const how *o)
+{
+    double context[Q] = {0.0};
+    for (size_t h = 0; h < HEADS; h++) {
+        const size_t kv = o->tiled ? h % KV : h / (HEADS / KV);
+        double sum = 0.0;
+        for (size_t key = 0; key < S; key++) {
+            if (!sees(at, key, o))
+                continue;
+            const double e = exp(score_of(x[0] + at * width[0] + h * D, x[1] + key * width[1] + kv * D, at, key, o));
+            sum += e;
+            for (size_t i = 0; i < D; i++)
+                context[h * D + i] += e * (double)x[2][key * width[2] + kv * D + i];
+        }
+        for (size_t i = 0; i < D && sum > 0.0; i++)
+            context[h * D + i] /= sum;
+    }
+    for (size_t i = 0; i < H; i++) {
+        double sum = 0.0;
+        for (size_t k = 0; k < Q; k++)
+            sum += context[k] * (double)w[i * Q + k];
+        out[i] = (float)sum;
+    }
+}
+
+/* Meta's names, q, k and v apart; `lacks`: a tensor that the dumps do not have. */
+static void make_attention(made *m, const how *o, const char *lacks)
+{
+    const char *const names[] = {"layers.1.attention.wq:fwd", "layers.1.attention.wk:fwd", "layers.1.attention.wv:fwd"};
+    const size_t width[] = {Q, K, K};
+    const how right = {0};
+    float *x[3];
+    for (size_t i = 0; i < 3; i++)
+        x[i] = put(m, names[i], 3, B, S, width[i]);
+    const float *w = put(m, "layers.1.attention.wo.weight:init", 2, H, Q, 0);
+    float *y = put(m, "layers.1.attention.wo:fwd", 3, B, S, H), *z = other_of(m);
+    for (size_t row = 0; row < B * S; row++) {
+        const size_t sample = row / S * S;
+        const float *const of[] = {x[0] + sample * Q, x[1] + sample * K, x[2] + sample * K};
+        attend(y + row * H, of, width, row % S, w, &right);
+        attend(z + row * H, of, width, row % S, w, o);
+    }
+    for (size_t i = 0; i < m->n; i++) {
+        if (lacks && strcmp(m->tensor[0][i].name, lacks) == 0)
+            m->tensor[0][i].name = m->tensor[1][i].name = "layers.1.other:fwd";
+    }
+}
+
+typedef struct attention_case {
+    how o;
+    const char *cause;
+} attention_case;
+
+static const attention_case attention_cases[] = {
+    {{.scale = 2.3}, "softmax_scale"},      {{.theta = 5e5}, "rope_theta"},
+    {{.theta = 3e3}, "rope_theta"},         {{.slower = 4.0}, "rope_theta"},
+    {{.backward = true}, "rope_direction"}, {{.plain_k = true}, "rope_missing"},
+    {{.restart = 5}, "rope_restarts"},      {{.ahead = 1}, "causal_mask"},
+    {{.ahead = S}, "causal_mask_missing"},  {{.window = 4}, "attention_window"},
+    {{.start = 2}, "keys_masked"},          {{.document = true}, "attention_across_documents"},
+    {{.tiled = true}, "wrong_kv_head"},
+};
+
+Test(replay, one_mistake_of_attention_is_named)
+{
+    for (size_t k = 0; k < sizeof attention_cases / sizeof *attention_cases; k++) {
+        const attention_case *p = &attention_cases[k];
+        made m = {.n = 0};
+        make_attention(&m, &p->o, NULL);
+        const ar_verify_row row = look(&m, 0.0);
+        cr_expect_str_eq(row.evidence.cause, p->cause, "%s", row.hint);
+    }
+}
+
+static const char *const of_attention[] = {"softmax_scale", "rope_theta", "causal_mask", "attention_window",
+                                           "keys_masked"};
+
+static void expect_no_replay(const ar_verify_row *row)
+{
+    for (size_t i = 0; i < sizeof of_attention / sizeof *of_attention; i++)
+        cr_expect_str_neq(row->evidence.cause, of_attention[i], "%s", row->hint);
+}
+
+Test(replay, an_input_that_no_dump_has_gives_no_answer)
+{
+    made m = {.n = 0};
+    make_attention(&m, &(how){.scale = 3.0}, "layers.1.attention.wk:fwd");
+    const ar_verify_row row = look(&m, 0.0);
+    expect_no_replay(&row);
+}
+
+Test(replay, two_mistakes_at_once_give_no_answer_of_one)
+{
+    made m = {.n = 0};
+    make_attention(&m, &(how){.scale = 3.0, .tiled = true, .backward = true}, NULL);
+    const ar_verify_row row = look(&m, 0.0);
+    expect_no_replay(&row);
+}
+
+Test(replay, a_mistake_is_named_in_bf16_noise)
+{
+    made m = {.n = 0};
+    make_attention(&m, &(how){.ahead = 1}, NULL);
+    float *z = other_of(&m);
+    for (size_t i = 0; i < B * S * H; i++)
+        z[i] *= 1.0f + 0x1p-9f * noise(i);
+    const ar_verify_row row = look(&m, 0x1p-8);
+    cr_expect_str_eq(row.evidence.cause, "causal_mask", "%s", row.hint);
+}
+
+/* --- an MLP ------------------------------------------------------------------------------------------------------- */
+
+static double silu(double x)
+{
+    return x / (1.0 + exp(-x));
+}
+
+static double relu(double x)
+{
+    return fmax(x, 0.0);
+}
+
+enum { WIDE = 20 };
+
+/* Megatron's names, gate and up packed; out [B, S, H] = W2 (f(gate) * up). */
+static void make_mlp(made *m, double (*f)(double), bool exchanged)
+{
+    const float *x = put(m, "decoder.layers.0.mlp.linear_fc1:fwd", 3, B, S, 2 * WIDE);
+    const float *w = put(m, "decoder.layers.0.mlp.linear_fc2.weight:init", 2, H, WIDE, 0);
+    float *y = put(m, "decoder.layers.0.mlp.linear_fc2:fwd", 3, B, S, H), *z = other_of(m);
+    for (size_t row = 0; row < B * S; row++) {
+        const float *gate = x + row * 2 * WIDE, *up = gate + WIDE;
+        for (size_t i = 0; i < H; i++) {
+            double right = 0.0, wrong = 0.0;
+            for (size_t k = 0; k < WIDE; k++) {
+                const double a = (double)gate[k], b = (double)up[k], by = (double)w[i * WIDE + k];
+                right += silu(a) * b * by;
+                wrong += (exchanged ? f(b) * a : f(a) * b) * by;
+            }
+            y[row * H + i] = (float)right;
+            z[row * H + i] = (float)wrong;
+        }
+    }
+}
+
+Test(replay, the_function_of_an_mlp_is_named)
+{
+    made m = {.n = 0};
+    make_mlp(&m, relu, false);
+    const ar_verify_row row = look(&m, 0.0);
+    cr_expect_str_eq(row.evidence.cause, "activation_function", "%s", row.hint);
+    cr_expect(strstr(row.hint, "relu") && strstr(row.hint, "silu"), "%s", row.hint);
+}
+
+Test(replay, gate_and_up_exchanged_are_named)
+{
+    made m = {.n = 0};
+    make_mlp(&m, silu, true);
+    const ar_verify_row row = look(&m, 0.0);
+    cr_expect_str_eq(row.evidence.cause, "activation_arguments", "%s", row.hint);
+}
+
+/* GPT-2's names, whose weights are [in, out]: the MLP's first layer reads what its norm should read. */
+Test(replay, a_norm_that_is_left_out_is_named)
+{
+    made m = {.n = 0};
+    const float *x = put(&m, "transformer.h.0:fwd", 3, B, S, H), *y = put(&m, "transformer.h.1.attn:fwd", 3, B, S, H);
+    const float *normed = put(&m, "transformer.h.1.ln_2:fwd", 3, B, S, H);
+    const float *w = put(&m, "transformer.h.1.mlp.c_fc.weight:init", 2, H, WIDE, 0);
+    float *a = put(&m, "transformer.h.1.mlp.c_fc:fwd", 3, B, S, WIDE), *b = other_of(&m);
+    for (size_t i = 0; i < B * S * WIDE; i++) {
+        double right = 0.0, wrong = 0.0;
+        for (size_t k = 0; k < H; k++) {
+            const size_t from = i / WIDE * H + k;
+            right += (double)normed[from] * (double)w[k * WIDE + i % WIDE];
+            wrong += ((double)x[from] + (double)y[from]) * (double)w[k * WIDE + i % WIDE];
+        }
+        a[i] = (float)right;
+        b[i] = (float)wrong;
+    }
+    const ar_verify_row row = look(&m, 0.0);
+    cr_expect_str_eq(row.evidence.cause, "norm_missing", "%s", row.hint);
+}
+
+/* --- a norm ------------------------------------------------------------------------------------------------------- */
+
+typedef struct norm_case {
+    double eps, of_x, of_y, plus; /* other epsilon; how often the two terms count; what is added to the weight */
+    bool centred;
+    const char *cause;
+} norm_case;
+
+static void normalise(float *out, const float *x, const float *y, const float *w, const norm_case *p)
+{
+    double v[H], mean = 0.0, square = 0.0;
+    for (size_t i = 0; i < H; i++) {
+        v[i] = p->of_x * (double)x[i] + p->of_y * (double)y[i];
+        mean += v[i] / H;
+    }
+    for (size_t i = 0; i < H; i++) {
+        v[i] -= p->centred ? mean : 0.0;
+        square += v[i] * v[i] / H;
+    }
+    for (size_t i = 0; i < H; i++)
+        out[i] = (float)(v[i] / sqrt(square + p->eps) * ((double)w[i] + p->plus));
+}
+
+static const norm_case norm_cases[] = {
+    {1e-3, 1.0, 1.0, 0.0, false, "norm_epsilon"}, {1e-6, 1.0, 1.0, 0.0, true, "norm_mean"},
+    {1e-6, 1.0, 0.0, 0.0, false, "residual"},     {1e-6, 0.0, 1.0, 0.0, false, "residual"},
+    {1e-6, 1.0, 2.0, 0.0, false, "residual"},     {1e-6, 1.0, 1.0, 1.0, false, "gain_offset"},
+};
+
+Test(replay, one_mistake_of_a_norm_is_named)
+{
+    for (size_t k = 0; k < sizeof norm_cases / sizeof *norm_cases; k++) {
+        const norm_case *p = &norm_cases[k];
+        made m = {.n = 0};
+        const norm_case right = {1e-6, 1.0, 1.0, 0.0, false, NULL};
+        const float *x = put(&m, "layers.0:fwd", 3, B, S, H), *y = put(&m, "layers.1.attention:fwd", 3, B, S, H);
+        const float *w = put(&m, "layers.1.ffn_norm.weight:init", 1, H, 0, 0);
+        float *a = put(&m, "layers.1.ffn_norm:fwd", 3, B, S, H), *b = other_of(&m);
+        for (size_t row = 0; row < B * S; row++) {
+            normalise(a + row * H, x + row * H, y + row * H, w, &right);
+            normalise(b + row * H, x + row * H, y + row * H, w, p);
+        }
+        const ar_verify_row row = look(&m, 0.0);
+        cr_expect_str_eq(row.evidence.cause, p->cause, "%s", row.hint);
+    }
+}
+
+/* --- tables ------------------------------------------------------------------------------------------------------- */
+
+enum { IDS = 21, SHARDS = 3 };
+
+static size_t id_at(size_t row)
+{
+    return (row * 5 + row / 4) % IDS;
+}
+
+static void look_up(float *out, const float *table)
+{
+    for (size_t row = 0; row < B * S; row++)
+        memcpy(out + row * H, table + id_at(row) * H, H * sizeof *out);
+}
+
+Test(replay, rows_that_other_shards_add_are_named)
+{
+    made m = {.n = 0};
+    const float *table = put(&m, "tok_embeddings.weight:init", 2, IDS, H, 0);
+    float *y = put(&m, "tok_embeddings:fwd", 3, B, S, H), *z = other_of(&m);
+    look_up(y, table);
+    for (size_t row = 0; row < B * S; row++) {
+        for (size_t i = 0; i < H; i++) {
+            double sum = 0.0;
+            for (size_t shard = 0; shard < SHARDS; shard++) {
+                const size_t size = IDS / SHARDS, from = shard * size, id = id_at(row);
+                const size_t nearest = id < from ? from : id >= from + size ? from + size - 1 : id;
+                sum += (double)table[nearest * H + i];
+            }
+            z[row * H + i] = (float)sum;
+        }
+    }
+    const ar_verify_row row = look(&m, 0.0);
+    cr_expect_str_eq(row.evidence.cause, "embedding_mask", "%s", row.hint);
+    cr_expect(strstr(row.hint, "of 3"), "%s", row.hint);
+}
+
+static void make_positions(made *m, size_t by, size_t restart)
+{
+    const float *table = put(m, "position_embeddings.weight:init", 2, 2 * S, H, 0);
+    float *y = put(m, "position_embeddings:fwd", 2, S, H, 0), *z = other_of(m);
+    for (size_t row = 0; row < S; row++) {
+        memcpy(y + row * H, table + row * H, H * sizeof *y);
+        memcpy(z + row * H, table + (restart ? row % restart : row + by) * H, H * sizeof *y);
+    }
+}
+
+Test(replay, positions_from_another_start_are_named)
+{
+    made m = {.n = 0};
+    make_positions(&m, 3, 0);
+    const ar_verify_row row = look(&m, 0.0);
+    cr_expect_str_eq(row.evidence.cause, "position_offset", "%s", row.hint);
+}
+
+Test(replay, positions_that_start_again_are_named)
+{
+    made m = {.n = 0};
+    make_positions(&m, 0, 7);
+    const ar_verify_row row = look(&m, 0.0);
+    cr_expect_str_eq(row.evidence.cause, "positions", "%s", row.hint);
+}
+
+typedef struct cosine_case {
+    double theta, slower;
+    size_t by, restart;
+    const char *cause;
+} cosine_case;
+
+static const cosine_case cosine_cases[] = {
+    {5e5, 1.0, 0, 0, "rope_theta"},
+    {1e4, 4.0, 0, 0, "rope_theta"},
+    {1e4, 1.0, 2, 0, "rope_offset"},
+    {1e4, 1.0, 0, 6, "rope_restarts"},
+};
+
+Test(replay, cosines_of_other_positions_are_named)
+{
+    for (size_t k = 0; k < sizeof cosine_cases / sizeof *cosine_cases; k++) {
+        const cosine_case *p = &cosine_cases[k];
+        made m = {.n = 0};
+        float *y = put(&m, "model.rotary_emb:fwd", 3, 1, S, D), *z = other_of(&m);
+        for (size_t i = 0; i < S * D; i++) {
+            const size_t position = i / D, other = p->restart ? position % p->restart : position + p->by;
+            const double exponent = -2.0 * (double)(i % (D / 2)) / D;
+            y[i] = (float)cos((double)position * pow(1e4, exponent));
+            z[i] = (float)cos((double)other * pow(p->theta, exponent) / p->slower);
+        }
+        const ar_verify_row row = look(&m, 0.0);
+        cr_expect_str_eq(row.evidence.cause, p->cause, "%s", row.hint);
+    }
+}
+
+/* --- the loss ----------------------------------------------------------------------------------------------------- */
+
+typedef struct loss_case {
+    size_t shift, divisor; /* divisor 0: the number of targets */
+    bool all;              /* tokens without a target count too */
+    const char *cause;
+} loss_case;
+
+static bool is_target(size_t row)
+{
+    return row % S + 1 < S && !(row / S == 1 && row % S < 5);
+}
+
+/* The mean of the cross-entropy against the id `shift` tokens on; counts[row]: this token has one. */
+static double loss_of(const float *logits, const loss_case *p, bool *counts)
+{
+    double total = 0.0;
+    size_t n = 0;
+    for (size_t row = 0; row < B * S; row++) {
+        const bool within = row % S + p->shift < S;
+        double sum = 0.0;
+        counts[row] = within && (is_target(row) || (p->all && row % S + 1 < S));
+        for (size_t i = 0; i < IDS && counts[row]; i++)
+            sum += exp((double)logits[row * IDS + i]);
+        total += counts[row] ? log(sum) - (double)logits[row * IDS + id_at(row + p->shift)] : 0.0;
+        n += counts[row];
+    }
+    return total / (double)(p->divisor ? p->divisor : n);
+}
+
+static const loss_case loss_cases[] = {
+    {2, 0, false, "labels_shifted"},  {0, 0, false, "labels_shifted"}, {1, 0, true, "ignored_labels"},
+    {1, B *S, false, "target_count"}, {1, 20, false, "target_count"},
+};
+
+Test(replay, one_mistake_of_the_loss_is_named)
+{
+    for (size_t k = 0; k < sizeof loss_cases / sizeof *loss_cases; k++) {
+        const loss_case *p = &loss_cases[k];
+        made m = {.n = 0};
+        bool counts[2][B * S];
+        const loss_case right = {1, 0, false, NULL};
+        const float *table = put(&m, "tok_embeddings.weight:init", 2, IDS, H, 0);
+        look_up(put(&m, "tok_embeddings:fwd", 3, B, S, H), table);
+        const float *logits = put(&m, "output_layer:fwd", 3, B, S, IDS);
+        float *dx = put(&m, "output_layer:bwd", 3, B, S, H), *dy = other_of(&m);
+        float *loss = put(&m, "loss:fwd", 0, 0, 0, 0);
+        *loss = (float)loss_of(logits, &right, counts[0]);
+        *other_of(&m) = (float)loss_of(logits, p, counts[1]);
+        for (size_t i = 0; i < B * S * H; i++) {
+            dx[i] *= counts[0][i / H] ? 1.0f : 0.0f;
+            dy[i] *= counts[1][i / H] ? 1.0f : 0.0f;
+        }
+        const ar_verify_row row = look(&m, 0.0);
+        cr_expect_str_eq(row.evidence.cause, p->cause, "%s", row.hint);
+    }
+}
