@@ -4,9 +4,9 @@
 
 Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- run <- verify <- cli;
 bench lies between verify and cli. io stands on core, under models and verify; dump, which reads other people's tensors
-and per-rank files, stands on io and models; comm, what moves data between ranks, stands on core, process, how processes
-connect and agree, on both, and the communicators (sim, mpi, gpu/nccl) on both, mpi and gpu/nccl also on process,
-gpu/nccl also on what gpu tells of a device; the baseline stands on the scalar definitions and the parsed config and
+and per-rank files, stands on io and models; plan, which says what a plan does without a run, on models and sim/plan;
+comm, what moves data between ranks, stands on core, process, how processes connect and agree, on both, and the
+communicators (sim, mpi, gpu/nccl) on both, mpi and gpu/nccl also on process, gpu/nccl also on what gpu tells of a device; the baseline stands on the scalar definitions and the parsed config and
 nothing else. What predicts or checks collectives (sim/plan, the baseline, tests/sim/plain*.h) may not reach comm. A
 type or function ar_* or ari_* is defined in one file. A file has at most 600 lines, a function 60, a folder
 25 files.
@@ -49,6 +49,7 @@ ALLOWED = {
     "gpu": ["ref/core", "ref/numerics"],
     "gpu/nccl": ["ref/core", "ref/comm", "process", "gpu"],
     "run": ["ref/core", "ref/comm", "process", "ref/numerics", "ref/layers", "ref/io", "ref/models", "ref/train", "sim/plan"],
+    "plan": ["ref/core", "ref/io", "ref/models", "sim/plan"],
     "dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
     # Its rooms: VERIFY and, of one another, what follows.
     "verify": VERIFY,
@@ -61,7 +62,7 @@ ALLOWED = {
     "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/faults"],
     "verify/faults": VERIFY + ["verify/reference", "verify/writer", "verify/check"],
     "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
-            "sim/plan", "run", "dump", "verify", "bench"] + ROOMS,
+            "sim/plan", "plan", "run", "dump", "verify", "bench"] + ROOMS,
     "bench": ["ref/core", "ref/numerics", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
               "sim/plan", "run", "dump", "verify"] + ROOMS,
     "bench/nccl": ["bench", "gpu", "gpu/nccl"],
@@ -88,7 +89,7 @@ BASELINE_REACHES = BASELINE_HEADERS | {
 
 # Public headers that only some folders may include: what is below the simulator or the baseline does not know of them.
 PUBLIC_FOR = {
-    "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "run", "verify", "cli", "bench", "examples",
+    "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "plan", "run", "verify", "cli", "bench", "examples",
                               "tests/sim"} | set(ROOMS),
     "include/anyrank/baseline.h": {PUBLIC, "ref/baseline", "verify", "cli", "bench", "examples"} | set(ROOMS),
 }
@@ -113,6 +114,7 @@ FORBIDDEN_SYSTEM = {
     "process": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "sim/plan": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "mpi": re.compile(rf"(?:{CUDA}|{LIBRARIES})$"),
+    "plan": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "run": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "dump": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "verify": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
@@ -158,7 +160,8 @@ class Tree:
         self.definitions = {}  # name of a type or function -> {path: line}
         self.lines = {}  # path -> how many
         self.functions = {}  # path -> [(line, lines of the body)]
-        for top in ("include", "ref", "sim", "process", "mpi", "gpu", "run", "dump", "verify", "cli", "bench", "examples"):
+        for top in ("include", "ref", "sim", "process", "mpi", "gpu", "plan", "run", "dump", "verify", "cli", "bench",
+                    "examples"):
             for path in sorted((root / top).rglob("*")):
                 if path.suffix in SUFFIXES and path.is_file():
                     self.includes[path.relative_to(root).as_posix()] = self.read(path)

@@ -187,6 +187,12 @@ MUTANTS = [
      "verify/traffic_test verify/traffic_counted_test verify/random_layouts_test train/uneven_test"),
     ("the bytes that ranks say of themselves are predicted too small", "sim/plan/ops_step.c",
      "WORDS_OF_A_RANK = 2", "WORDS_OF_A_RANK = 1", "verify/traffic_counted_test cli/train_test"),
+    ("every copy of a KV head is said to count its part of dX", "sim/plan/ops_product.c",
+     "if (w->tp_rank % weight.copies == 0)", "if (w->tp_rank % weight.copies < 2)",
+     "verify/ops_test verify/random_layouts_test"),
+    ("buckets are listed in the order in which they begin", "sim/plan/ops_step.c",
+     "before(open[k].last, open[first].last)", "before(open[first].last, open[k].last)",
+     "verify/ops_test verify/random_layouts_test"),
     # --- run
     ("copies of a tensor that differ are saved as one", "run/full_set.c",
      "if (p->compare == (layout->replica == 0))", "if (p->compare || layout->replica != 0)", "run/checkpoint_test"),

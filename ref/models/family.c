@@ -72,6 +72,30 @@ static const ari_part_kind kinds[ARI_ROLES] = {
     [ARI_HEAD] = {ARI_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
 };
 
+/* What the layers report of any family (docs/names.md), below its attention or its MLP; "": the module itself. */
+static const struct value {
+    ari_role role;
+    bool in_mlp;
+    const char *leaf;
+} values[] = {
+    {ARI_Q_HEADS, false, "q"},
+    {ARI_K_HEADS, false, "k"},
+    {ARI_V_HEADS, false, "v"},
+    {ARI_Q_ROPE, false, "q_rope"},
+    {ARI_K_ROPE, false, "k_rope"},
+    {ARI_PROBS, false, "probs"},
+    {ARI_PROBS_DROPPED, false, "attn_dropout"},
+    {ARI_CONTEXT, false, "context"},
+    {ARI_OUT_DROPPED, false, "resid_dropout"},
+    {ARI_ATTENTION, false, ""},
+    {ARI_FIRST_SUM, true, "fc"},
+    {ARI_GATE_SUM, true, "gate"},
+    {ARI_UP_SUM, true, "up"},
+    {ARI_ACTIVATION, true, "act"},
+    {ARI_MLP_DROPPED, true, "dropout"},
+    {ARI_MLP, true, ""},
+};
+
 /* --- reading them ------------------------------------------------------------------------------------------------- */
 
 const ari_part_kind *ari_part_kind_of(ari_role role)
@@ -101,6 +125,44 @@ const char *ari_part_leaf(const ari_family *f, ari_role role)
 {
     const char *path = ari_part_path(f, role), *dot = path ? strrchr(path, '.') : NULL;
     return dot ? dot + 1 : path;
+}
+
+bool ari_value_path(char *out, size_t cap, ari_role *role, const ari_family *f, size_t i)
+{
+    if (i >= sizeof values / sizeof *values)
+        return false;
+    const struct value *v = &values[i];
+    snprintf(out, cap, "%s%s%s", v->in_mlp ? f->mlp : f->attention, v->leaf[0] ? "." : "", v->leaf);
+    *role = v->role;
+    return true;
+}
+
+/* Below a block, or in the model. */
+static void leaf_path(char *out, size_t cap, const ari_family *f, ari_role role)
+{
+    const char *part = ari_part_path(f, role);
+    ari_role found = ARI_NO_ROLE;
+    for (size_t i = 0; !part && found != role && ari_value_path(out, cap, &found, f, i); i++)
+        ;
+    if (found == role && !part)
+        return;
+    snprintf(out, cap, "%s",
+             part                        ? part
+             : role == ARI_EMBEDDED      ? f->embedded
+             : role == ARI_ATTENTION_SUM ? "attn_residual"
+             : role == ARI_LOSS          ? "loss"
+                                         : "");
+}
+
+void ari_role_path(char *out, size_t cap, ar_arch arch, const char *layer, ari_role role)
+{
+    const ari_family *f = ari_family_of(arch);
+    char leaf[64];
+    leaf_path(leaf, sizeof leaf, f, role);
+    if (ari_section_of(role) == ARI_IN_BLOCKS)
+        snprintf(out, cap, "%s.%s%s%s", f->blocks, layer, leaf[0] ? "." : "", leaf);
+    else
+        snprintf(out, cap, "%s", leaf);
 }
 
 /* --- the parameters of a model ------------------------------------------------------------------------------------ */

@@ -62,6 +62,13 @@ const char *ari_part_path(const ari_family *f, ari_role role);
 /** Its last component: "q_proj". */
 const char *ari_part_leaf(const ari_family *f, ari_role role);
 
+/** The path of value i that the layers report of any family, below a block ("self_attn.probs"), and its role. False:
+ *  there is no such value. */
+bool ari_value_path(char *out, size_t cap, ari_role *role, const ari_family *f, size_t i);
+/** The whole path of a role's module or value, "model.layers.3.self_attn.q_proj"; layer: the text of the block's number,
+ *  of no use outside of the blocks. "" for a role that has no name. */
+void ari_role_path(char *out, size_t cap, ar_arch arch, const char *layer, ari_role role);
+
 /** Calls visit(user, name, ndim, shape) for every parameter of a config, Hugging Face names and shapes, in the order of
  *  first use. A status other than AR_OK ends the walk with it. */
 AR_NODISCARD ar_status ari_param_list(const ar_config *c,

@@ -23,22 +23,13 @@ static void put(ar_plan *p, ar_style style, const char *glob)
     memcpy(r->glob, glob, strlen(glob) + 1); /* ar_plan_add has checked its length; the default's are short */
 }
 
-/* "model.layers.LAYER.self_attn.q_proj"; outside of the blocks the part's own path. */
-static void part_path(char out[AR_PLAN_GLOB], const ari_family *f, const ari_family_part *p, const char *layer)
-{
-    if (ari_section_of(p->role) == ARI_IN_BLOCKS)
-        snprintf(out, AR_PLAN_GLOB, "%s.%s.%s", f->blocks, layer, p->path);
-    else
-        snprintf(out, AR_PLAN_GLOB, "%s", p->path);
-}
-
 void ar_plan_default(ar_plan *p, ar_arch arch)
 {
     const ari_family *f = ari_family_of(arch);
     char glob[AR_PLAN_GLOB];
     *p = (ar_plan){0};
     for (const ari_family_part *part = f->part; part->path; part++) {
-        part_path(glob, f, part, "*");
+        ari_role_path(glob, sizeof glob, arch, "*", part->role);
         put(p, ari_part_kind_of(part->role)->style, glob);
     }
 }
@@ -67,7 +58,7 @@ ar_status ar_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
         char glob[AR_PLAN_GLOB];
         if (!in_mlp(part))
             continue;
-        part_path(glob, f, part, "*");
+        ari_role_path(glob, sizeof glob, arch, "*", part->role);
         AR_TRY(
             ar_plan_add(p, arch, glob, (part->role == ARI_DOWN) != column_first ? AR_STYLE_COLWISE : AR_STYLE_ROWWISE));
     }
@@ -94,7 +85,7 @@ static ar_style style_of(const ar_plan *p, const ar_config *c, size_t layer, con
 {
     char number[24];
     snprintf(number, sizeof number, "%zu", layer);
-    part_path(name, ari_family_of(c->arch), part, number);
+    ari_role_path(name, AR_PLAN_GLOB, c->arch, number, part->role);
     return ar_plan_style(p, c->arch, name);
 }
 

@@ -7,6 +7,7 @@
 #include "sim/plan/bytes.h"
 #include "support/bits.h"
 #include "support/layout_draw.h"
+#include "support/ops_trace.h"
 #include "verify/check/check_run.h"
 
 static const double huge_scale = 1e25; /* of weights whose products overflow */
@@ -277,36 +278,38 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
 {
     ar_check_run run = {0};
     char weights[65], gradients[65];
-    const ari_cluster_options o = {.config = &d->config,
-                                   .run.plan = d->plan,
-                                   .run.parallel = d->parallel,
-                                   .batch = batches,
-                                   .run.steps = (uint64_t)d->steps,
-                                   .run.optimizer = d->optimizer,
-                                   .run.clip = d->clip,
-                                   .run.dropout = d->dropout,
-                                   .run.ddp = d->ddp,
-                                   .run.seed = d->weights_seed,
-                                   .weights = d->given ? match_weights_find : NULL,
-                                   .weights_user = w,
-                                   .run.threads = d->threads,
-                                   .run.sim = {.algorithm = d->algorithm, .timeout_ns = 120000000000u}};
-    const ari_step_case traffic = {.config = &d->config,
-                                      .run.plan = d->plan,
-                                      .run.parallel = d->parallel,
-                                      .run.batch = d->batch,
-                                      .run.seq = d->seq,
-                                      .run.steps = (uint64_t)d->steps,
-                                      .run.clip = d->clip > 0.0,
-                                      .run.ddp.find_unused = d->ddp.find_unused};
+    ar_sim_cluster timed; /* so that products are recorded */
+    ar_trace *trace = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_traffic_bytes(&run.bytes_predicted, &traffic));
+    AR_TRY(ar_sim_cluster_parse(&timed, "inside=1us:1GB/s flops=1G"));
+    AR_TRY(ar_trace_create(&trace));
+    const ari_cluster_options o = {
+        .config = &d->config,
+        .run = {.plan = d->plan,
+                .parallel = d->parallel,
+                .batch = d->batch,
+                .seq = d->seq,
+                .steps = (uint64_t)d->steps,
+                .optimizer = d->optimizer,
+                .clip = d->clip,
+                .dropout = d->dropout,
+                .ddp = d->ddp,
+                .seed = d->weights_seed,
+                .threads = d->threads,
+                .sim = {.algorithm = d->algorithm, .timeout_ns = 120000000000u, .trace = trace, .cluster = &timed}},
+        .batch = batches,
+        .weights = d->given ? match_weights_find : NULL,
+        .weights_user = w};
+    const ari_step_case step = {.run = o.run, .config = &d->config};
+    AR_TRY_TO(done, st, ari_traffic_bytes(&run.bytes_predicted, &step));
     AR_TRY_TO(done, st, ari_check_run(&run, ref, &o));
     AR_TRY_TO(done, st, ari_reference_hashes(weights, gradients, ref, NULL));
     AR_TRY_TO(done, st, judge_run(&run, weights, gradients));
     AR_TRY_TO(done, st, judge_losses(run.loss, losses, d->steps));
+    AR_TRY_TO(done, st, ops_trace_compare(&step, trace));
 done:
     ari_check_run_fini(&run);
+    ar_trace_destroy(trace);
     return st;
 }
 

@@ -29,16 +29,16 @@ static uint64_t predicted(const traffic_run *r)
 {
     uint64_t bytes = 0;
     const ari_step_case t = {.config = r->config,
-                                .run.plan = plan_of(r->config->arch, r->order),
-                                .run.parallel = r->parallel,
-                                .run.batch = BATCH,
-                                .run.seq = SEQ,
-                                .run.steps = (uint64_t)r->steps,
-                                .run.clip = r->clip > 0.0,
-                                .run.numerics = r->numerics,
-                                .run.storage = r->storage,
-                                .forward_only = r->forward_only,
-                                .run.ddp.find_unused = r->find_unused};
+                             .run.plan = plan_of(r->config->arch, r->order),
+                             .run.parallel = r->parallel,
+                             .run.batch = BATCH,
+                             .run.seq = SEQ,
+                             .run.steps = (uint64_t)r->steps,
+                             .run.clip = r->clip > 0.0,
+                             .run.numerics = r->numerics,
+                             .run.storage = r->storage,
+                             .forward_only = r->forward_only,
+                             .run.ddp.find_unused = r->find_unused};
     cr_assert_eq(ari_traffic_bytes(&bytes, &t), AR_OK, "%s", ar_error_message());
     return bytes;
 }

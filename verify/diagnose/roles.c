@@ -51,30 +51,6 @@ static const ari_role_place places[ARI_ROLES] = {
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
-/* What the layers report of any family (docs/names.md), below its attention or its MLP; "": the module itself. */
-static const struct value {
-    ari_role role;
-    bool in_mlp;
-    const char *leaf;
-} values[] = {
-    {ARI_Q_HEADS, false, "q"},
-    {ARI_K_HEADS, false, "k"},
-    {ARI_V_HEADS, false, "v"},
-    {ARI_Q_ROPE, false, "q_rope"},
-    {ARI_K_ROPE, false, "k_rope"},
-    {ARI_PROBS, false, "probs"},
-    {ARI_PROBS_DROPPED, false, "attn_dropout"},
-    {ARI_CONTEXT, false, "context"},
-    {ARI_OUT_DROPPED, false, "resid_dropout"},
-    {ARI_ATTENTION, false, ""},
-    {ARI_FIRST_SUM, true, "fc"},
-    {ARI_GATE_SUM, true, "gate"},
-    {ARI_UP_SUM, true, "up"},
-    {ARI_ACTIVATION, true, "act"},
-    {ARI_MLP_DROPPED, true, "dropout"},
-    {ARI_MLP, true, ""},
-};
-
 /* Names besides those. tail: how a name ends that is taken for it outside of a layer; NULL: in the path's last
  * component, as the families' do. */
 static const struct other {
@@ -175,12 +151,9 @@ static bool next_of_family(entry *e, const ari_family *f)
         e->path = p->path;
         return true;
     }
-    if (e->value == COUNT(values))
+    if (!ari_value_path(e->composed, sizeof e->composed, &e->role, f, e->value))
         return false;
-    const struct value *v = &values[e->value++];
-    const char *module = v->in_mlp ? f->mlp : f->attention;
-    snprintf(e->composed, sizeof e->composed, "%s%s%s", module, v->leaf[0] ? "." : "", v->leaf);
-    e->role = v->role;
+    e->value++;
     e->path = e->composed;
     return true;
 }

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "support/ops_trace.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "ref/comm/call.h"
+#include "ref/core/record.h"
+#include "ref/core/size.h"
+#include "plan/names.h"
+
+enum { MAIN, BESIDE, LANES };
+
+/* What one rank recorded, and how far it has been compared. */
+typedef struct rank_trace {
+    const ari_step_case *c;
+    int rank;
+    ari_trace_lane lane[LANES];
+    size_t next[LANES];
+    bool later; /* than the first step */
+    double multiply_adds;
+} rank_trace;
+
+/* Calls that combine or move values between different ranks; a split of groups moves none. */
+static const ari_record *next_call(rank_trace *t, int lane)
+{
+    while (t->next[lane] < t->lane[lane].count) {
+        const ari_record *r = &t->lane[lane].records[t->next[lane]++];
+        if (r->kind == ARI_RECORD_COLLECTIVE && r->op_kind != ARI_SPLIT && r->ranks > 1)
+            return r;
+    }
+    return NULL;
+}
+
+static void describe(char *text, size_t cap, const ari_record *r)
+{
+    if (r)
+        snprintf(text, cap, "%s of %d ranks, %zu %s, '%s'", ari_kind_name((ari_kind)r->op_kind), r->ranks, r->count,
+                 ar_dtype_name(r->dtype), r->name);
+    else
+        snprintf(text, cap, "nothing more");
+}
+
+static ar_status compare_call(rank_trace *t, const ari_operation *op, const ari_op_call *call)
+{
+    char tag[200], listed[320], recorded[320];
+    ari_operation_tag(tag, sizeof tag, t->c->config, op, call);
+    snprintf(listed, sizeof listed, "%s of %zu ranks, %zu %s, '%s'", ari_call_name(call->kind), call->ranks,
+             call->elements, ar_dtype_name(call->dtype), tag);
+    describe(recorded, sizeof recorded, next_call(t, op->beside ? BESIDE : MAIN));
+    if (strcmp(listed, recorded) == 0)
+        return AR_OK;
+    return ar_error_set(AR_ERR_DATA, "rank %d, layer %zd, %s: the list has %s; the run %s", t->rank, (ssize_t)op->layer,
+                        ari_operation_name(op->kind), listed, recorded);
+}
+
+static ar_status compare(void *user, const ari_operation *op)
+{
+    rank_trace *t = user;
+    if (op->pass == ARI_PASS_START && t->later)
+        return AR_OK;
+    for (int i = 0; i < op->calls; i++)
+        AR_TRY(compare_call(t, op, &op->call[i]));
+    t->multiply_adds += op->multiply_adds;
+    return AR_OK;
+}
+
+static ar_status compare_end(rank_trace *t, bool timed)
+{
+    double flops = 0.0;
+    for (int i = 0; i < LANES; i++) {
+        char left[320];
+        const ari_record *r = next_call(t, i);
+        describe(left, sizeof left, r);
+        if (r)
+            return ar_error_set(AR_ERR_DATA, "rank %d: the list ends, the run has %s", t->rank, left);
+        for (size_t k = 0; k < t->lane[i].count; k++)
+            flops += t->lane[i].records[k].flops;
+    }
+    if (timed && flops != 2.0 * t->multiply_adds)
+        return ar_error_set(AR_ERR_DATA, "rank %d: %.0f multiply-adds are listed, the run's products are %.0f flops",
+                            t->rank, t->multiply_adds, flops);
+    return AR_OK;
+}
+
+ar_status ops_trace_compare(const ari_step_case *c, const ar_trace *t)
+{
+    const int tp = ari_at_least_one(c->run.parallel.tp), dp = ari_at_least_one(c->run.parallel.dp);
+    const uint64_t steps = c->run.steps > 0 ? c->run.steps : 1;
+    for (int rank = 0; rank < tp * dp; rank++) {
+        rank_trace r = {.c = c, .rank = rank};
+        for (size_t i = 0; i < ari_trace_lanes(t); i++) {
+            const ari_trace_lane lane = ari_trace_lane_at(t, i);
+            if (lane.rank == rank)
+                r.lane[lane.track == 0 ? MAIN : BESIDE] = lane;
+        }
+        for (uint64_t s = 0; s < steps; s++) {
+            r.later = s > 0;
+            AR_TRY(ari_operations(c, rank / tp, rank % tp, compare, &r));
+        }
+        AR_TRY(compare_end(&r, ari_trace_is_virtual(t)));
+    }
+    return AR_OK;
+}
