@@ -36,6 +36,26 @@ Test(pattern_replica, partial_values_look_like_a_missing_all_reduce)
     }
 }
 
+/* A row-parallel bias is added after the sum, so every part has it. */
+Test(pattern_replica, partial_values_with_a_bias_each_look_like_a_missing_all_reduce)
+{
+    for (int n = 2; n <= 8; n *= 2) {
+        world w;
+        replicated(&w, "layers.3.mlp.linear_fc2", 'f', n, 3, SHAPE(2, 5, 12));
+        make_partial(&w);
+        for (size_t i = 0; i < w.count; i++) {
+            for (int r = 0; r < n; r++)
+                *at(&w, r, i) += noise(i % 12 + 4321);
+        }
+        expect_cause(&w, "missing_all_reduce");
+        expect_hint(&w, "a bias that every rank added to its part");
+        for (size_t i = 0; i < w.count; i += 7) /* no vector any more */
+            *at(&w, 0, i) += 0.1f * noise(i);
+        expect_no_hint(&w, "a bias that every rank added");
+        world_free(&w);
+    }
+}
+
 Test(pattern_replica, a_sum_that_misses_one_percent_is_no_missing_all_reduce)
 {
     world w;

@@ -33,6 +33,9 @@ static const ari_cause rows[] = {
     {"missing_broadcast", K(SUM), ARI_IDENTITY + 2, ANY, 0, IF(ONE), 0, "",
      "looks like a missing broadcast or all-reduce over {over}: {who} has the value, the others hold zeros where the "
      "reference does not"},
+    {"missing_all_reduce", K(SUM), ARI_IDENTITY + 2, ANY, 0, IF(ROWS), 0, "",
+     "looks like a missing all-reduce over {over}: the values of {holders} add up to the reference but for one vector, "
+     "the same in each of the {row_count} {rows}: a bias that every rank added to its part"},
     {"missing_all_reduce", K(SUM), ARI_IDENTITY + 2, ANY, 0, 0, 0, "",
      "looks like a missing all-reduce over {over}: the values of {holders} add up to the reference (largest difference "
      "{worst:.1e} of its largest value), {who} has it"},

@@ -15,12 +15,17 @@ typedef struct fold {
     double scale;                 /* squared: reference */
     double worst;                 /* |sum - reference|, or |mean - reference| for means */
     double worst_mean;
-    size_t lone; /* different elements that one rank alone holds */
+    double beside_vector; /* squared: sum - reference, less the vector that it is in every row */
+    size_t lone;          /* different elements that one rank alone holds */
+    size_t shared;        /* elements that several hold */
 } fold;
+
+enum { LEAST_ROWS = 8 }; /* in which a vector that is the same in all is no accident */
 
 /* One row: sums over its holders. */
 typedef struct fold_row {
     double *sum, *apart; /* [cols] */
+    double *excess;      /* [cols]: sum - reference, of all rows so far */
     int *holders;        /* [cols] */
 } fold_row;
 
@@ -31,6 +36,8 @@ static void end_fold_row(fold *f, const ari_case *c, fold_row *row, size_t at)
         const double ref = (double)c->grid.d->reference[index], n = row->holders[i];
         if (row->holders[i] > 1) {
             const double sum = fabs(row->sum[i] - ref), mean = fabs(row->sum[i] / n - ref);
+            row->excess[i] += row->sum[i] - ref;
+            f->shared++;
             f->sum_error += sum * sum;
             f->mean_error += mean * mean;
             f->apart += row->apart[i] / n;
@@ -63,6 +70,11 @@ static void fold_copies(fold *f, const ari_case *c, fold_row *row, ari_over over
         }
     }
     end_fold_row(f, c, row, current);
+    f->beside_vector = f->sum_error;
+    for (size_t i = 0; i < c->grid.cols; i++) {
+        f->beside_vector -= row->excess[i] * row->excess[i] * (double)c->grid.cols / (double)(f->shared + !f->shared);
+        row->excess[i] = 0.0;
+    }
 }
 
 static bool others_are_zero(const ari_survey *s, int ranks)
@@ -74,13 +86,13 @@ static bool others_are_zero(const ari_survey *s, int ranks)
     return true;
 }
 
-static void found_sum(ari_trace *t, const ari_case *c, const fold *sums, ari_over over)
+static void found_sum(ari_trace *t, const ari_case *c, const fold *sums, ari_over over, bool beside)
 {
     const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
     const int right = s->holding_ranks - s->wrong_ranks;
     ari_found(t, ARI_FOUND_SUM, right == 1 && others_are_zero(s, d->ranks) ? ARI_IF(ONE) : 0);
-    t->is |= over == ARI_OVER_DP ? ARI_IF(OF_DP) : 0;
+    t->is |= (over == ARI_OVER_DP ? ARI_IF(OF_DP) : 0) | (beside ? ARI_IF(ROWS) : 0);
     ari_words(t, "over", "%s", ari_over_name(over));
     ari_words(t, "holders", "%s", s->whole ? "the ranks" : "the ranks that hold copies of an element");
     ari_number(t, "worst", sums->worst / s->max_reference);
@@ -99,7 +111,7 @@ static void found_mean(ari_trace *t, const ari_case *c, const fold *sums, ari_ov
 }
 
 /* What the copies are, if they are that in every group of this kind. */
-typedef enum relation { UNRELATED, ADD_UP, AVERAGE } relation;
+typedef enum relation { UNRELATED, ADD_UP, ADD_UP_BESIDE_A_VECTOR, AVERAGE } relation;
 
 static relation relation_in(fold *sums, const ari_case *c, fold_row *row, ari_over over)
 {
@@ -117,7 +129,10 @@ static relation relation_in(fold *sums, const ari_case *c, fold_row *row, ari_ov
         const double rounding = fmin(noise, 1e-3 * one.apart), exact = tolerance * tolerance;
         const relation mine = far && one.sum_error <= fmax(exact * one.scale, rounding)    ? ADD_UP
                               : far && one.mean_error <= fmax(exact * one.apart, rounding) ? AVERAGE
-                                                                                           : UNRELATED;
+                              : far && ari_is_activation(c->grid.d) && one.shared >= LEAST_ROWS * c->grid.cols &&
+                                      one.beside_vector <= fmax(exact * one.scale, rounding)
+                                  ? ADD_UP_BESIDE_A_VECTOR
+                                  : UNRELATED;
         if (mine == UNRELATED || (key > 0 && mine != all))
             return UNRELATED;
         all = mine;
@@ -134,22 +149,24 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
     if (c->survey.disagree == 0 || c->survey.total.nan > 0)
         return AR_OK;
     ar_status st = AR_OK;
-    fold_row row = {NULL, NULL, NULL};
+    fold_row row = {NULL, NULL, NULL, NULL};
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.sum, g->cols, sizeof *row.sum, g->d->name));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.apart, g->cols, sizeof *row.apart, g->d->name));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.excess, g->cols, sizeof *row.excess, g->d->name));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.holders, g->cols, sizeof *row.holders, g->d->name));
     for (size_t i = 0; i < 3 && t->kind == ARI_FOUND_NOTHING; i++) {
         fold sums = {0};
         const relation is = relation_in(&sums, c, &row, kinds[i]);
         const ari_over over = kinds[i] == ARI_OVER_BOTH ? ari_apart_over(g->d) : kinds[i];
-        if (is == ADD_UP)
-            found_sum(t, c, &sums, over);
+        if (is == ADD_UP || is == ADD_UP_BESIDE_A_VECTOR)
+            found_sum(t, c, &sums, over, is != ADD_UP);
         else if (is == AVERAGE)
             found_mean(t, c, &sums, over);
     }
 done:
     free(row.sum);
     free(row.apart);
+    free(row.excess);
     free(row.holders);
     return st;
 }

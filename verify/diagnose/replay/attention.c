@@ -132,7 +132,7 @@ static void attend(attention *a, const recipe *r, size_t head, size_t kv, size_t
             out[i] += e * a->one[i];
     }
     for (size_t i = 0; i < d && !r->over_queries; i++)
-        out[i] /= sum > 0.0 ? sum : 1.0;
+        out[i] /= sum; /* NaN where it sees no key: what comes out then is every program's own choice */
 }
 
 /* All heads of the probe's tokens; token by token through the last layer. */

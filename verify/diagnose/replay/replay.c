@@ -242,6 +242,8 @@ static double left_of(const ari_probe *p, const double *base)
             const size_t at = (p->sample * p->seq + p->token[k]) * cols + p->out[i], n = k * p->outs + i;
             const double r = (double)p->c->ref[at], target = base ? (double)p->c->val[at] - r : r;
             const double off = target - (base ? p->is[n] - base[n] : p->is[n]);
+            if (isnan(p->is[n]))
+                continue;
             left += off * off;
             all += target * target;
         }
