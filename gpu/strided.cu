@@ -82,11 +82,18 @@ template <class T> ar_status copy_elements(ar_device *d, ar_queue *q, const ar_t
 
 ar_status copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src)
 {
-    const size_t width = ar_dtype_bytes(dst->dtype);
-    if (width != 4 && width != 8)
-        return ar_error_set(AR_ERR_DTYPE, "copy_strided: elements of %zu bytes (%s), expected 4 or 8", width,
-                            ar_dtype_name(dst->dtype));
-    return width == 4 ? copy_elements<uint32_t>(d, q, dst, src) : copy_elements<uint64_t>(d, q, dst, src);
+    switch (ar_dtype_bytes(dst->dtype)) {
+    case 1:
+        return copy_elements<uint8_t>(d, q, dst, src);
+    case 2:
+        return copy_elements<uint16_t>(d, q, dst, src);
+    case 4:
+        return copy_elements<uint32_t>(d, q, dst, src);
+    case 8:
+        return copy_elements<uint64_t>(d, q, dst, src);
+    default:
+        return ar_error_set(AR_ERR_DTYPE, "copy_strided: elements of less than a byte (%s)", ar_dtype_name(dst->dtype));
+    }
 }
 
 /* --- rows --------------------------------------------------------------------------------------------------------- */

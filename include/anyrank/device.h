@@ -73,7 +73,7 @@ typedef struct ar_device_ops {
      * when the queue is waited for. */
     ar_status (*copy)(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes);
     ar_status (*zero)(ar_device *d, ar_queue *q, ar_buf dst, size_t bytes);
-    /* dst = src, element by element; same dtype (4 or 8 bytes wide) and shape, any strides, no overlap. */
+    /* dst = src, element by element; same dtype (of whole bytes) and shape, any strides, no overlap. */
     ar_status (*copy_strided)(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src);
 
     /* --- sums over ranks, of ranks that share the device ---------------------------------------------------------- */

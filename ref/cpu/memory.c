@@ -65,8 +65,34 @@ typedef struct plane {
         for (size_t c = 0; c < cols; c++)                                                                          \
             memcpy(to + (ptrdiff_t)c * to_col, tile[c], rows * sizeof(type));                                      \
     }
+
+/* Any strides, element by element. */
+#define COPY_ELEMENTS(name, type)                                                                     \
+    static void name(char *to, const char *from, const plane *p)                                      \
+    {                                                                                                 \
+        for (size_t r = 0; r < p->rows; r++)                                                          \
+            for (size_t c = 0; c < p->cols; c++)                                                      \
+                memcpy(to + (ptrdiff_t)r * p->to_row + (ptrdiff_t)c * p->to_col,                      \
+                       from + (ptrdiff_t)r * p->from_row + (ptrdiff_t)c * p->from_col, sizeof(type)); \
+    }
+
+TRANSPOSE_TILE(transpose_tile1, uint8_t)
+TRANSPOSE_TILE(transpose_tile2, uint16_t)
 TRANSPOSE_TILE(transpose_tile4, uint32_t)
 TRANSPOSE_TILE(transpose_tile8, uint64_t)
+COPY_ELEMENTS(copy_elements1, uint8_t)
+COPY_ELEMENTS(copy_elements2, uint16_t)
+COPY_ELEMENTS(copy_elements4, uint32_t)
+COPY_ELEMENTS(copy_elements8, uint64_t)
+
+/* The two by the width of an element in bytes. */
+static const struct {
+    void (*transpose_tile)(char *, ptrdiff_t, const char *, ptrdiff_t, size_t, size_t);
+    void (*copy_elements)(char *, const char *, const plane *);
+} by_width[9] = {[1] = {transpose_tile1, copy_elements1},
+                 [2] = {transpose_tile2, copy_elements2},
+                 [4] = {transpose_tile4, copy_elements4},
+                 [8] = {transpose_tile8, copy_elements8}};
 
 static void transpose_plane(char *to, const char *from, const plane *p)
 {
@@ -76,24 +102,7 @@ static void transpose_plane(char *to, const char *from, const plane *p)
             const size_t rows = p->rows - r < TILE ? p->rows - r : TILE, cols = p->cols - c < TILE ? p->cols - c : TILE;
             char *out = to + (ptrdiff_t)r * width + (ptrdiff_t)c * p->to_col;
             const char *in = from + (ptrdiff_t)r * p->from_row + (ptrdiff_t)c * width;
-            if (p->width == 4)
-                transpose_tile4(out, p->to_col, in, p->from_row, rows, cols);
-            else
-                transpose_tile8(out, p->to_col, in, p->from_row, rows, cols);
-        }
-}
-
-/* Any strides, element by element. */
-static void copy_elements(char *to, const char *from, const plane *p)
-{
-    for (size_t r = 0; r < p->rows; r++)
-        for (size_t c = 0; c < p->cols; c++) {
-            char *out = to + (ptrdiff_t)r * p->to_row + (ptrdiff_t)c * p->to_col;
-            const char *in = from + (ptrdiff_t)r * p->from_row + (ptrdiff_t)c * p->from_col;
-            if (p->width == 4)
-                memcpy(out, in, 4);
-            else
-                memcpy(out, in, 8);
+            by_width[p->width].transpose_tile(out, p->to_col, in, p->from_row, rows, cols);
         }
 }
 
@@ -109,7 +118,7 @@ static void copy_plane(char *to, const char *from, const plane *p)
         const plane swapped = {p->cols, p->rows, p->width, p->to_col, p->to_row, p->from_col, p->from_row};
         transpose_plane(to, from, &swapped);
     } else {
-        copy_elements(to, from, p);
+        by_width[p->width].copy_elements(to, from, p);
     }
 }
 
@@ -125,13 +134,12 @@ static ar_tensor four_dimensions(const ar_tensor *t, size_t width)
     return v;
 }
 
-/** Slot copy_strided. Errors: AR_ERR_DTYPE (elements that are not 4 or 8 bytes wide), nothing is written then. */
+/** Slot copy_strided. Errors: AR_ERR_DTYPE (elements of less than a byte), nothing is written then. */
 ar_status ari_cpu_copy_strided(ar_device *d, ARI_AT_ONCE, const ar_tensor *dst, const ar_tensor *src)
 {
     const size_t width = ar_dtype_bytes(dst->dtype);
-    if (width != 4 && width != 8)
-        return ar_error_set(AR_ERR_DTYPE, "copy_strided: elements of %zu bytes (%s), expected 4 or 8", width,
-                            ar_dtype_name(dst->dtype));
+    if (width == 0)
+        return ar_error_set(AR_ERR_DTYPE, "copy_strided: elements of less than a byte (%s)", ar_dtype_name(dst->dtype));
     const ar_tensor to = four_dimensions(dst, width), from = four_dimensions(src, width);
     const size_t planes = to.shape[0] * to.shape[1];
     const plane p = {.rows = to.shape[2],

@@ -238,6 +238,8 @@ Test(elementwise, copy_strided_moves_every_element_for_any_order_of_strides)
             for (size_t b = 0; b < 5; b++) {
                 check_copy(AR_F32, shapes[s], orders[a], orders[b], 1 + (int)(a & 1u));
                 check_copy(AR_I64, shapes[s], orders[a], orders[b], 1 + (int)(b & 1u));
+                check_copy(AR_BF16, shapes[s], orders[a], orders[b], 1);
+                check_copy(AR_U8, shapes[s], orders[a], orders[b], 1);
             }
 }
 
@@ -254,10 +256,10 @@ Test(elementwise, copy_strided_leaves_gaps_alone_and_takes_fewer_dimensions)
     cr_assert_eq(ari_bits32(to[0]), ari_bits32(5.0f));
 }
 
-Test(elementwise, copy_strided_refuses_other_widths)
+Test(elementwise, copy_strided_refuses_elements_of_less_than_a_byte)
 {
     ar_device d = test_device(1);
     unsigned char bytes[4] = {0};
-    const ar_tensor t = {.dtype = AR_U8, .ndim = 1, .shape = {2}, .stride = {1}, .data = {bytes}};
+    const ar_tensor t = {.dtype = AR_F4, .ndim = 1, .shape = {2}, .stride = {1}, .data = {bytes}};
     cr_assert_eq(ari_cpu_copy_strided(&d, NULL, &t, &t), AR_ERR_DTYPE);
 }

@@ -160,7 +160,7 @@ static void copy_view(device_pair *p, ar_dtype t, int ndim, const size_t *shape,
 
 void copy_strided_cases(device_pair *p)
 {
-    static const ar_dtype types[] = {AR_F32, AR_I64, AR_F64, AR_I32};
+    static const ar_dtype types[] = {AR_F32, AR_I64, AR_BF16, AR_F64, AR_U8, AR_I32};
     static const size_t shapes[][5] = {{1, 257},         {2, 33, 65}, {2, 1, 40},  {3, 2, 7, 33}, {4, 2, 3, 5, 8},
                                        {4, 2, 5, 3, 16}, {2, 0, 5},   {2, 64, 32}, {1, 1},        {4, 1, 1, 1, 1}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
@@ -170,7 +170,7 @@ void copy_strided_cases(device_pair *p)
                 memcpy(shape, &shapes[i][1], sizeof shape);
                 for (size_t k = 0; k < shapes[i][0] && p->round > 0; k++)
                     shape[k] = pair_below(p, 40);
-                copy_view(p, types[(i + (size_t)to + (size_t)from) % 4], (int)shapes[i][0], shape, (pair_layout)to,
-                          (pair_layout)from);
+                copy_view(p, types[(i + (size_t)to + (size_t)from) % (sizeof types / sizeof *types)], (int)shapes[i][0],
+                          shape, (pair_layout)to, (pair_layout)from);
             }
 }

@@ -313,10 +313,11 @@ pair_tensor pair_typed(device_pair *p, const char *name, ar_dtype t, int ndim, c
                        bool random)
 {
     const placed o = place(ndim, shape, layout);
-    const bool wide = ar_dtype_bytes(t) == 8;
-    const pair_buf b = new_buffer(p, name, wide ? PAIR_W64 : PAIR_W32, o.elements, !random);
-    for (size_t i = 0; i < o.elements * (wide ? 2 : 1) && random && b.host; i++)
-        ((uint32_t *)b.host)[i] = (uint32_t)pair_random(p);
+    static const pair_kind by_width[] = {[1] = PAIR_W8, [2] = PAIR_W16, [4] = PAIR_W32, [8] = PAIR_W64};
+    const size_t width = ar_dtype_bytes(t);
+    const pair_buf b = new_buffer(p, name, by_width[width], o.elements, !random);
+    for (size_t i = 0; i < o.elements && random && b.host; i++)
+        memcpy((char *)b.host + i * width, &(uint64_t){pair_random(p)}, width);
     return placed_view(b, t, ndim, shape, &o);
 }
 

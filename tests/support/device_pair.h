@@ -132,7 +132,7 @@ pair_buf pair_none(void);
 pair_tensor pair_output(device_pair *p, const char *name, int ndim, const size_t *shape, pair_layout layout);
 pair_tensor pair_input(device_pair *p, const char *name, int ndim, const size_t *shape, pair_layout layout,
                        pair_values v);
-/** The same of any dtype; 4 or 8 bytes wide elements of random bits where random. */
+/** The same of any dtype of whole bytes; elements of random bits where random. */
 pair_tensor pair_typed(device_pair *p, const char *name, ar_dtype t, int ndim, const size_t *shape, pair_layout layout,
                        bool random);
 /** A row-major view of a buffer. */
