@@ -19,7 +19,7 @@ enum { TEXT = 21 * AR_ST_MAX_DIMS + 3 };
 
 static const char *shape_text(char *out, int ndim, const size_t *shape)
 {
-    ari_st_shape_text(out, TEXT, ndim, shape);
+    ari_shape_text(out, TEXT, ndim, shape);
     return out;
 }
 

@@ -24,9 +24,9 @@ static ar_status differ(const ar_dump *d, const ari_piece *a, const ari_piece *b
 {
     const bool untold = !a->told && !b->told;
     return ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: tensor '%s': %s %s by %s, %s %s by %s%s", ARI_SHOW(a->name),
-                        ar_dtype_name(a->entry->dtype), ARI_ST_SHAPE(a->ndim, a->shape),
+                        ar_dtype_name(a->entry->dtype), ARI_SHOW_SHAPE(a->ndim, a->shape),
                         ARI_SHOW(d->file[a->file].path), ar_dtype_name(b->entry->dtype),
-                        ARI_ST_SHAPE(b->ndim, b->shape), ARI_SHOW(d->file[b->file].path),
+                        ARI_SHOW_SHAPE(b->ndim, b->shape), ARI_SHOW(d->file[b->file].path),
                         untold ? "; parts of a tensor need a placement or a mapping that says so" : "");
 }
 

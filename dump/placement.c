@@ -345,7 +345,7 @@ const ari_placed *ari_placement_find(const ari_placement *p, const char *name)
 static ar_status misplaced(const char *file, const ar_st_entry *e, const char *problem)
 {
     return ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: %s: tensor '%s', which is %s in the file: %s", ARI_SHOW(file),
-                        ARI_SHOW(e->name), ARI_ST_SHAPE(e->ndim, e->shape), problem);
+                        ARI_SHOW(e->name), ARI_SHOW_SHAPE(e->ndim, e->shape), problem);
 }
 
 /* The box lies in the file's tensor, and in the full one where its shape is told. */

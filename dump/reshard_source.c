@@ -236,7 +236,7 @@ static ar_status wrong_shape(const ar_dump_tensor *t, const ari_placing *p)
 {
     return ar_error_set(AR_ERR_SHAPE, "%s: tensor '%s' has shape %s, the config makes it %s",
                         ARI_SHOW(t->parts > 0 ? t->part[0].file : "input"), ARI_SHOW(t->name),
-                        ARI_ST_SHAPE(t->ndim, t->shape), ARI_ST_SHAPE(p->ndim, p->shape));
+                        ARI_SHOW_SHAPE(t->ndim, t->shape), ARI_SHOW_SHAPE(p->ndim, p->shape));
 }
 
 /* --- what each tensor is ------------------------------------------------------------------------------------------ */

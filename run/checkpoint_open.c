@@ -215,7 +215,7 @@ static ar_status check_shape(const ar_checkpoint *c, const ar_st_entry *e, const
     if (same)
         return AR_OK;
     return ar_error_set(AR_ERR_SHAPE, "%s: tensor '%s' has shape %s, the model makes it %s", ARI_SHOW(c->path), e->name,
-                        ARI_ST_SHAPE(e->ndim, e->shape), ARI_ST_SHAPE(p->layout.ndim, p->layout.shape));
+                        ARI_SHOW_SHAPE(e->ndim, e->shape), ARI_SHOW_SHAPE(p->layout.ndim, p->layout.shape));
 }
 
 static const ar_param *param_called(ar_param *const *params, size_t n, const char *name, size_t length)

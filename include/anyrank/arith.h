@@ -40,6 +40,13 @@ typedef struct ar_epilogue {
     const ar_tensor *z; /* act(y), of y's shape, where act is not AR_ACT_NONE */
 } ar_epilogue;
 
+/* An array of a bucket of n elements, with a number for each: it begins at byte at*n. */
+typedef struct ar_bucket_array {
+    size_t at;
+    ar_dtype dtype;
+} ar_bucket_array;
+#define AR_BUCKET_ARRAYS 3
+
 struct ar_arith_ops {
     const char *name;       /* "exact", "native" */
     ar_precision precision; /* of the products of the native one */
@@ -91,6 +98,14 @@ struct ar_arith_ops {
     /* The gradient of p = bucket[at, at + elements of p). Its memory must exist (grad_ensure). */
     ar_status (*bucket_unpack)(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,
                                ar_dtype storage);
+    /* Sums over ranks of fp32 values that are no gradients (anyrank/redistribute.h). The arrays of a bucket: what is done
+     * to each of them alike, as moving elements or zeros, is done to the sums. 0: there are no put and take, for a sum is
+     * of the numbers themselves, in the communicator's order. */
+    int bucket_arrays;
+    ar_bucket_array bucket_array[AR_BUCKET_ARRAYS];
+    /* bucket = x, or y = bucket; x, y fp32 [n] contiguous. */
+    ar_status (*bucket_put)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf x, size_t n);
+    ar_status (*bucket_take)(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n);
     /* Makes the memory of a gradient (zero), if it has none. */
     ar_status (*grad_ensure)(ar_ctx *ctx, ar_param *p);
     /* Bytes that the gradient takes now: 0 before the first contribution. */

@@ -94,5 +94,51 @@ AR_NODISCARD ar_status ar_placements_region(size_t *start, size_t *extent, const
 AR_NODISCARD ar_status ar_placements_layout(ar_layout *o, const ar_mesh *mesh, const int *at, const ar_placement *p,
                                             int ndim, const size_t *shape, bool uneven);
 
+/* --- redistribution: the steps ------------------------------------------------------------------------------------ */
+
+/** From one list of placements of a tensor to another. */
+typedef struct ar_redistribution {
+    int ndim;
+    size_t shape[AR_MAX_DIMS];                         /* of the whole tensor */
+    ar_placement from[AR_MESH_DIMS], to[AR_MESH_DIMS]; /* one for each dimension of the mesh */
+} ar_redistribution;
+
+/* What one step does along one dimension of the mesh, of N ranks. */
+typedef enum ar_move {
+    AR_MOVE_SLICE,          /* R -> S: the own part; nothing moves */
+    AR_MOVE_REDUCE_SCATTER, /* P -> S */
+    AR_MOVE_ALL_REDUCE,     /* P -> R */
+    AR_MOVE_ALL_TO_ALL,     /* S(a) -> S(b) */
+    AR_MOVE_ALL_GATHER,     /* S -> R */
+    AR_MOVE_FIRST,          /* R -> P(sum): rank 0 keeps the value, the others have zeros; nothing moves */
+    AR_MOVE_PAD,            /* S -> P(sum): the own part among zeros; nothing moves */
+    AR_MOVES
+} ar_move;
+/** "slice", "reduce-scatter", "all-reduce", "all-to-all", "all-gather", "first", "pad"; "?". Static storage. */
+const char *ar_move_name(ar_move m);
+
+typedef struct ar_redistribution_step {
+    int dim; /* of the mesh */
+    ar_move move;
+    ar_placement from, to; /* along it, before and after */
+} ar_redistribution_step;
+#define AR_REDISTRIBUTION_STEPS (2 * AR_MESH_DIMS)
+
+/** The steps of a redistribution, in the order in which ar_redistribute takes them; `steps` has room for
+ *  AR_REDISTRIBUTION_STEPS. R, I and P(max) of a value that all ranks have are the same numbers: no step. P(sum) and
+ *  P(max) change into each other over R. The cheapest possible step comes first: those without communication, then
+ *  those that end partial values, then those that make values larger; of equals the outermost dimension. A shard that
+ *  an inner dimension cuts further can only change before that inner cut is made or after it is undone, so the inner
+ *  one is gathered where need be.
+ *  Errors: AR_ERR_ARG (ndim, a placement, P(sum) and P(max) in one list: the two do not commute). */
+AR_NODISCARD ar_status ar_redistribution_steps(ar_redistribution_step *steps, size_t *n, const ar_mesh *mesh,
+                                               const ar_redistribution *r);
+/** The redistribution of the gradient, for the backward pass: from the gradient of `to` to that of `from`. A
+ *  redistribution changes no element of the whole tensor, so as a map of whole tensors it is the identity, and this is
+ *  its transpose: <A x, y> = <x, A^T y>, each side the inner product of a whole value and a whole gradient. back may be
+ *  r. Errors: AR_ERR_UNSUPPORTED (a P(max)). */
+AR_NODISCARD ar_status ar_redistribution_backward(ar_redistribution *back, const ar_mesh *mesh,
+                                                  const ar_redistribution *r);
+
 AR_END_DECLS
 #endif

@@ -237,3 +237,23 @@ ar_status ari_exact_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf
         dev->copy(ctx->device, q, ar_buf_at(p->grad->hl, first * word), ar_cbuf_at(bucket, from * word), count * word));
     return dev->copy(ctx->device, q, ar_buf_at(l, first * word), ar_cbuf_at(bucket, (n + from) * word), count * word);
 }
+
+/* n values as the one row of a matrix: a row is what the accumulator's kernels know. */
+static ar_tensor one_row(ar_buf data, size_t n)
+{
+    return (ar_tensor){.dtype = AR_F32, .ndim = 2, .shape = {1, n}, .stride = {(ptrdiff_t)n, 1}, .data = data};
+}
+
+ar_status ari_exact_bucket_put(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf x, size_t n)
+{
+    const runs r = runs_of(bucket, n);
+    const ar_tensor terms = one_row((ar_buf){(void *)(uintptr_t)x.ptr}, n);
+    AR_TRY(ari_exact_bucket_zero(ctx, q, bucket, n, AR_F32));
+    return ctx->device->ops->acc_add(ctx->device, q, r.t, r.hl, 1, &terms, (ar_cbuf){NULL});
+}
+
+ar_status ari_exact_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n)
+{
+    const ar_tensor values = one_row(y, n);
+    return ctx->device->ops->acc_value(ctx->device, q, &values, ar_cbuf_at(bucket, 2 * n * sizeof(int64_t)), bucket, n);
+}

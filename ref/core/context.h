@@ -47,6 +47,9 @@ struct ar_ctx {
     size_t bytes_now, bytes_peak;
 };
 
+/* A kernel of the context's device on its queue: ARI_KERNEL(ctx, add, y, a, b, n). */
+#define ARI_KERNEL(ctx, slot, ...) ((ctx)->device->ops->slot((ctx)->device, (ctx)->queue, __VA_ARGS__))
+
 /** Device memory that ends with the step. */
 AR_NODISCARD ar_status ari_step_alloc(ar_ctx *c, ar_buf *gives, size_t bytes);
 void ari_step_free(ar_ctx *c, ar_buf b);

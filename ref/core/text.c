@@ -106,3 +106,14 @@ const char *ari_nearest(const char *word, const char *const *candidates, size_t 
     }
     return found;
 }
+
+const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape)
+{
+    size_t at = 0;
+    out[at++] = '[';
+    for (int i = 0; i < ndim && at < cap; i++)
+        at += (size_t)snprintf(out + at, cap - at, i == 0 ? "%zu" : ",%zu", shape[i]);
+    if (at < cap)
+        snprintf(out + at, cap - at, "]");
+    return out;
+}

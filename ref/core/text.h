@@ -49,6 +49,12 @@ const char *ari_printable(char *out, size_t cap, const char *text);
 #define ARI_PRINTABLE 160
 /** The same as an expression, in storage that lives to the end of the enclosing block. */
 #define ARI_SHOW(text) ari_printable((char[ARI_PRINTABLE]){0}, ARI_PRINTABLE, (text))
+/** "[64,256]". `cap` of 21 bytes a dimension and 3 more is always enough. Returns `out`. */
+const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape);
+#define ARI_SHAPE_TEXT (8 * 21 + 3) /* of AR_ST_MAX_DIMS dimensions, the most that anything has */
+/** The same as an expression, in storage that lives to the end of the enclosing block. */
+#define ARI_SHOW_SHAPE(ndim, shape) ari_shape_text((char[ARI_SHAPE_TEXT]){0}, ARI_SHAPE_TEXT, (ndim), (shape))
+
 /** Bytes of the character at text, where n > 0 bytes are left; 0: it is not well-formed UTF-8 (RFC 3629). */
 size_t ari_utf8_length(const char *text, size_t n);
 

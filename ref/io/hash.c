@@ -77,7 +77,7 @@ static ar_status hash_one(ari_sha256 *s, const ar_st_tensor *t)
     if (bytes > 0 && t->data == NULL)
         return ar_error_set(AR_ERR_ARG, "tensors_hash: tensor '%s' has no data", ARI_SHOW(t->name));
     const char *dtype = ar_dtype_name(t->dtype);
-    const char *shape = ARI_ST_SHAPE(t->ndim, t->shape);
+    const char *shape = ARI_SHOW_SHAPE(t->ndim, t->shape);
     AR_TRY(ari_sha256_update(s, t->name, strlen(t->name) + 1));
     AR_TRY(ari_sha256_update(s, dtype, strlen(dtype) + 1));
     AR_TRY(ari_sha256_update(s, shape, strlen(shape) + 1));

@@ -69,10 +69,4 @@ AR_NODISCARD ar_status ari_st_model_open_index(ar_st_model **gives, const char *
 /** The files of a model, each once, and their paths; borrowed. */
 size_t ari_st_model_files(const ar_st_model *m);
 const ar_st_file *ari_st_model_file(const ar_st_model *m, size_t i, const char **path);
-/** "[64,256]". `cap` of 21 bytes a dimension and 3 more is always enough. Returns `out`. */
-const char *ari_st_shape_text(char *out, size_t cap, int ndim, const size_t *shape);
-#define ARI_ST_SHAPE_TEXT (AR_ST_MAX_DIMS * 21 + 3)
-/** The same as an expression, in storage that lives to the end of the enclosing block. */
-#define ARI_ST_SHAPE(ndim, shape) ari_st_shape_text((char[ARI_ST_SHAPE_TEXT]){0}, ARI_ST_SHAPE_TEXT, (ndim), (shape))
-
 #endif

@@ -20,17 +20,6 @@ bool ari_st_count(uint64_t *count, int ndim, const size_t *shape)
     return true;
 }
 
-const char *ari_st_shape_text(char *out, size_t cap, int ndim, const size_t *shape)
-{
-    size_t at = 0;
-    out[at++] = '[';
-    for (int i = 0; i < ndim && at < cap; i++)
-        at += (size_t)snprintf(out + at, cap - at, i == 0 ? "%zu" : ",%zu", shape[i]);
-    if (at < cap)
-        snprintf(out + at, cap - at, "]");
-    return out;
-}
-
 ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t)
 {
     const char *name = t->name == NULL ? "(no name)" : t->name;
@@ -74,7 +63,7 @@ ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tensor *tensors, s
 
 static ar_status bad(const char *rule, const char *path, const ari_st_item *item, const char *problem)
 {
-    const char *shape = ARI_ST_SHAPE(item->entry.ndim, item->entry.shape);
+    const char *shape = ARI_SHOW_SHAPE(item->entry.ndim, item->entry.shape);
     return ar_error_set(AR_ERR_FORMAT, "%s: %s: tensor '%s' %s %s [%" PRIu64 ", %" PRIu64 "): %s", rule, ARI_SHOW(path),
                         ARI_SHOW(item->entry.name), ar_dtype_name(item->entry.dtype), shape, item->begin, item->end,
                         problem);

@@ -87,7 +87,7 @@ static ar_status put_header(FILE *f, const ar_st_tensor *const *order, size_t n,
             fputc(',', f);
         put_string(f, order[i]->name);
         fprintf(f, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}", ar_dtype_name(order[i]->dtype),
-                ARI_ST_SHAPE(order[i]->ndim, order[i]->shape), offset, offset + bytes);
+                ARI_SHOW_SHAPE(order[i]->ndim, order[i]->shape), offset, offset + bytes);
         offset += bytes;
     }
     fputc('}', f);

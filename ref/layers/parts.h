@@ -6,9 +6,6 @@
 #include "anyrank/layers.h"
 #include "ref/core/context.h"
 
-/* A kernel of the context's device on its queue: ARI_KERNEL(ctx, add, y, a, b, n). */
-#define ARI_KERNEL(ctx, slot, ...) ((ctx)->device->ops->slot((ctx)->device, (ctx)->queue, __VA_ARGS__))
-
 /* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold some only (ar_ctx_place). */
 /** A value between the tensor-parallel regions, [.., s, features]: whole on every rank, or with sequence parallelism
  * the rank's positions. */

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_PLACEMENT_AXIS_H
+#define ARI_PLACEMENT_AXIS_H
+
+#include "anyrank/context.h"
+
+/* A row-major value seen along one dimension, [before, extent, after], and cut there into `parts` by ar_split_uneven.
+ * Collectives want the ranks' parts one after the other, each row-major by itself: packed. A part is then a block
+ * [before, its extent, after]; with before = 1 the packed order is the value's own. */
+typedef struct ari_axis {
+    size_t before, extent, after;
+    int parts;
+} ari_axis;
+
+/** Dimension `dim` of a value of this shape. */
+ari_axis ari_axis_of(int ndim, const size_t *shape, int dim, int parts);
+/** Elements of part `part`. */
+size_t ari_axis_count(const ari_axis *a, int part);
+/** counts[i] = elements of part i, for the counts of a collective. Gives; free(). Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_axis_counts(size_t **gives, const ari_axis *a);
+
+/* Copies on the context's main queue between memory that does not overlap, of a dtype of whole bytes. Errors: those of
+ * the device. */
+/** packed = all parts of `whole`; unpack: the inverse. */
+AR_NODISCARD ar_status ari_axis_pack(ar_ctx *ctx, ar_buf packed, ar_cbuf whole, const ari_axis *a, ar_dtype t);
+AR_NODISCARD ar_status ari_axis_unpack(ar_ctx *ctx, ar_buf whole, ar_cbuf packed, const ari_axis *a, ar_dtype t);
+/** block = part `part` of `whole`; put: the inverse, which leaves the other parts as they are. */
+AR_NODISCARD ar_status ari_axis_take(ar_ctx *ctx, ar_buf block, ar_cbuf whole, const ari_axis *a, int part, ar_dtype t);
+AR_NODISCARD ar_status ari_axis_put(ar_ctx *ctx, ar_buf whole, ar_cbuf block, const ari_axis *a, int part, ar_dtype t);
+
+#endif

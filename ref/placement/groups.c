@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/redistribute.h"
+
+/* FNV-1a over names and sizes, as a color. */
+static int color_of(const ar_mesh *mesh)
+{
+    uint32_t hash = 2166136261u;
+    for (int d = 0; d < mesh->ndim; d++) {
+        const uint32_t size = (uint32_t)mesh->dim[d].size;
+        for (int i = 0; i < AR_MESH_NAME && mesh->dim[d].name[i]; i++)
+            hash = (hash ^ (unsigned char)mesh->dim[d].name[i]) * 16777619u;
+        for (int i = 0; i < 32; i += 8)
+            hash = (hash ^ (size >> i & 0xffu)) * 16777619u;
+    }
+    return (int)(hash & 0x7fffffffu);
+}
+
+/* Groups of ranks that mean other meshes would wait for each other: those with one mesh meet first, and are all. */
+static ar_status check_agreement(const ar_mesh *mesh, ar_comm *world)
+{
+    ar_comm *same = NULL;
+    AR_TRY(ar_comm_split(&same, world, color_of(mesh), ar_comm_rank(world)));
+    const int ranks = ar_comm_size(same), all = ar_comm_size(world);
+    ar_comm_destroy(same);
+    return ranks == all ? AR_OK
+                        : ar_error_set(AR_ERR_MISMATCH,
+                                       "mesh: %d of %d ranks have rank %d's mesh; all have to give the same names and "
+                                       "sizes",
+                                       ranks, all, ar_comm_rank(world));
+}
+
+ar_status ar_mesh_groups_init(ar_mesh_groups *g, const ar_mesh *mesh, ar_comm *world)
+{
+    const int rank = ar_comm_rank(world);
+    *g = (ar_mesh_groups){.mesh = {0}};
+    AR_TRY(ar_mesh_check(mesh, ar_comm_size(world)));
+    AR_TRY(check_agreement(mesh, world));
+    g->mesh = *mesh;
+    ar_mesh_coords(mesh, rank, g->at);
+    for (int d = 0; d < mesh->ndim; d++) {
+        int first = rank;
+        ar_mesh_group(mesh, rank, d, &first, 1);
+        const ar_status st = ar_comm_split(&g->comm[d], world, first, g->at[d]);
+        if (st != AR_OK) {
+            ar_mesh_groups_fini(g);
+            return st;
+        }
+    }
+    return AR_OK;
+}
+
+void ar_mesh_groups_fini(ar_mesh_groups *g)
+{
+    for (int d = 0; d < AR_MESH_DIMS; d++) {
+        ar_comm_destroy(g->comm[d]);
+        g->comm[d] = NULL;
+    }
+}

@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A tensor from one list of placements to another, one dimension of the mesh at a time (steps.c). */
+#include "ref/placement/redistribute.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/context.h"
+#include "ref/core/size.h"
+#include "ref/core/text.h"
+#include "ref/placement/axis.h"
+
+/* The value on its way, in memory of the step (at first the caller's): numbers of one dtype, or between the first and
+ * the last sum of F32 terms a bucket of the arithmetic, whose arrays are moved alike. */
+typedef struct value {
+    ar_buf data;
+    size_t extent[AR_MAX_DIMS], count; /* of the rank's part */
+    int arrays;
+    ar_bucket_array array[AR_BUCKET_ARRAYS];
+} value;
+
+typedef struct walk {
+    ar_ctx *ctx;
+    const ar_mesh_groups *groups;
+    const ar_redistribution *r;
+    const ar_arith_ops *sums; /* of F32 terms; NULL: of the numbers themselves */
+    ar_dtype dtype;
+    const char *tag;
+    ar_placement now[AR_MESH_DIMS];
+} walk;
+
+/* A step along one dimension: the ranks of its group, and what they have together. */
+typedef struct joint {
+    walk *w;
+    const ar_redistribution_step *step;
+    ar_comm *over;
+    int ranks, rank;
+    size_t whole[AR_MAX_DIMS]; /* the part of a rank that has all of it along this dimension */
+    size_t *counts;            /* [2 ranks], for the counts of a collective */
+} joint;
+
+/* --- values ------------------------------------------------------------------------------------------------------- */
+
+static ar_buf array_of(const value *v, int i)
+{
+    return ar_buf_at(v->data, v->array[i].at * v->count);
+}
+
+/* Memory for a value of another extent, in the form of `like`. */
+static ar_status new_value(const walk *w, value *v, const value *like, const size_t *extent)
+{
+    *v = *like;
+    v->data.ptr = NULL;
+    v->count = 1;
+    for (int d = 0; d < w->r->ndim; d++) {
+        v->extent[d] = extent[d];
+        AR_TRY(ari_mul_size(&v->count, v->count, extent[d]));
+    }
+    size_t bytes = 0;
+    AR_TRY(ari_mul_size(&bytes, v->count, 3 * sizeof(int64_t))); /* more than any form takes: it fits */
+    bytes = v->arrays > 1 ? w->sums->bucket_bytes(v->count, AR_F32) : v->count * ar_dtype_bytes(w->dtype);
+    return ari_step_alloc(w->ctx, &v->data, bytes);
+}
+
+static ar_status copy_value(const joint *j, const value *to, const value *from)
+{
+    for (int i = 0; i < from->arrays; i++)
+        AR_TRY(ARI_KERNEL(j->w->ctx, copy, array_of(to, i), ar_const(array_of(from, i)),
+                          from->count * ar_dtype_bytes(from->array[i].dtype)));
+    return AR_OK;
+}
+
+static ar_status zero_value(const joint *j, const value *v)
+{
+    for (int i = 0; i < v->arrays; i++)
+        AR_TRY(ARI_KERNEL(j->w->ctx, zero, array_of(v, i), v->count * ar_dtype_bytes(v->array[i].dtype)));
+    return AR_OK;
+}
+
+/* From the numbers to the arithmetic's form of a sum. `in` stays. */
+static ar_status open_sum(const walk *w, value *out, const value *in)
+{
+    value form = {.arrays = w->sums->bucket_arrays};
+    memcpy(form.array, w->sums->bucket_array, sizeof form.array);
+    AR_TRY(new_value(w, out, &form, in->extent));
+    return w->sums->bucket_put(w->ctx, w->ctx->queue, out->data, ar_const(in->data), in->count);
+}
+
+static ar_status close_sum(const walk *w, value *out, const value *in)
+{
+    const value form = {.arrays = 1, .array = {{0, w->dtype}}};
+    AR_TRY(new_value(w, out, &form, in->extent));
+    return w->sums->bucket_take(w->ctx, w->ctx->queue, out->data, ar_const(in->data), in->count);
+}
+
+/* --- collectives of one array ------------------------------------------------------------------------------------- */
+
+/* How elements that only move are called in a collective: by a dtype of their width that it has. */
+static ar_dtype moved_as(ar_dtype t)
+{
+    static const ar_dtype by_width[] = {[1] = AR_U8, [2] = AR_BF16, [4] = AR_I32, [8] = AR_I64};
+    return t == AR_F32 ? AR_F32 : by_width[ar_dtype_bytes(t)];
+}
+
+static ari_axis axis_of(const joint *j, ar_placement shard, const size_t *extent)
+{
+    const int ndim = j->w->r->ndim;
+    return ari_axis_of(ndim, extent, shard.dim < 0 ? shard.dim + ndim : shard.dim, j->ranks);
+}
+
+/* What ranks give and get in an exchange of the parts along an axis. */
+static void count_parts(size_t *counts, const ari_axis *a)
+{
+    for (int i = 0; i < a->parts; i++)
+        counts[i] = ari_axis_count(a, i);
+}
+
+/* Room for all parts of an axis one after the other: `own` itself where they lie in it so. */
+static ar_status packed_room(const joint *j, ar_buf *packed, ar_buf own, const ari_axis *a, ar_dtype t)
+{
+    *packed = own;
+    return a->before == 1 ? AR_OK
+                          : ari_step_alloc(j->w->ctx, packed, a->before * a->extent * a->after * ar_dtype_bytes(t));
+}
+
+static void end_room(const joint *j, ar_buf packed, ar_buf own)
+{
+    if (packed.ptr != own.ptr)
+        ari_step_free(j->w->ctx, packed);
+}
+
+static ar_status pack(const joint *j, ar_buf *packed, ar_buf whole, const ari_axis *a, ar_dtype t)
+{
+    AR_TRY(packed_room(j, packed, whole, a, t));
+    return packed->ptr == whole.ptr ? AR_OK : ari_axis_pack(j->w->ctx, *packed, ar_const(whole), a, t);
+}
+
+static ar_status unpack(const joint *j, ar_buf whole, ar_buf packed, const ari_axis *a, ar_dtype t)
+{
+    if (packed.ptr != whole.ptr)
+        AR_TRY(ari_axis_unpack(j->w->ctx, whole, ar_const(packed), a, t));
+    end_room(j, packed, whole);
+    return AR_OK;
+}
+
+/* `to` is whole along the axis, `from` this rank's part. */
+static ar_status gather(const joint *j, ar_buf to, ar_buf from, const ari_axis *a, ar_dtype t)
+{
+    ar_buf packed;
+    AR_TRY(packed_room(j, &packed, to, a, t));
+    count_parts(j->counts, a);
+    AR_TRY(ar_comm_all_gather(j->over, j->w->ctx->queue, packed, ar_const(from), j->counts, moved_as(t), j->w->tag));
+    return unpack(j, to, packed, a, t);
+}
+
+/* Each rank gives every rank its part of `from` along `give`, and puts what it gets together along `get`. */
+static ar_status exchange(const joint *j, ar_buf to, const ari_axis *get, ar_buf from, const ari_axis *give, ar_dtype t)
+{
+    ar_buf given, got;
+    AR_TRY(pack(j, &given, from, give, t));
+    AR_TRY(packed_room(j, &got, to, get, t));
+    count_parts(j->counts, give);
+    count_parts(j->counts + j->ranks, get);
+    AR_TRY(ar_comm_all_to_all(j->over, j->w->ctx->queue, got, ar_const(given), j->counts, j->counts + j->ranks,
+                              moved_as(t), j->w->tag));
+    end_room(j, given, from);
+    return unpack(j, to, got, get, t);
+}
+
+/* --- the moves ---------------------------------------------------------------------------------------------------- */
+
+static ar_op op_of(const joint *j)
+{
+    return j->step->from.kind == AR_PARTIAL_MAX ? AR_MAX : AR_SUM;
+}
+
+static ar_status all_reduce(const joint *j, value *out, value *in)
+{
+    const walk *w = j->w;
+    if (in->arrays > 1) {
+        *out = *in; /* in place: a bucket is ours */
+        return w->sums->bucket_reduce(w->ctx, w->ctx->queue, in->data, in->count, AR_F32, j->over, NULL, w->tag);
+    }
+    AR_TRY(new_value(w, out, in, in->extent));
+    return ar_comm_all_reduce(j->over, w->ctx->queue, out->data, ar_const(in->data), in->count, w->dtype, op_of(j),
+                              w->tag);
+}
+
+/* The bucket's terms in the order of the ranks' parts; what comes back is complete in the own one. */
+static ar_status scatter_bucket(const joint *j, value *out, value *in, const ari_axis *a)
+{
+    const walk *w = j->w;
+    value packed = *in;
+    size_t start = 0;
+    if (a->before != 1) {
+        AR_TRY(new_value(w, &packed, in, in->extent));
+        for (int i = 0; i < in->arrays; i++)
+            AR_TRY(ari_axis_pack(w->ctx, array_of(&packed, i), ar_const(array_of(in, i)), a, in->array[i].dtype));
+    }
+    AR_TRY(w->sums->bucket_reduce(w->ctx, w->ctx->queue, packed.data, in->count, AR_F32, j->over, j->counts, w->tag));
+    for (int i = 0; i < j->rank; i++)
+        start += j->counts[i];
+    for (int i = 0; i < in->arrays; i++) {
+        const size_t width = ar_dtype_bytes(in->array[i].dtype);
+        AR_TRY(ARI_KERNEL(w->ctx, copy, array_of(out, i), ar_const(ar_buf_at(array_of(&packed, i), start * width)),
+                          out->count * width));
+    }
+    end_room(j, packed.data, in->data);
+    return AR_OK;
+}
+
+static ar_status reduce_scatter(const joint *j, value *out, value *in)
+{
+    const walk *w = j->w;
+    const ari_axis a = axis_of(j, j->step->to, j->whole);
+    ar_buf packed;
+    count_parts(j->counts, &a);
+    if (in->arrays > 1)
+        return scatter_bucket(j, out, in, &a);
+    AR_TRY(pack(j, &packed, in->data, &a, w->dtype));
+    AR_TRY(ar_comm_reduce_scatter(j->over, w->ctx->queue, out->data, ar_const(packed), j->counts, w->dtype, op_of(j),
+                                  w->tag));
+    end_room(j, packed, in->data);
+    return AR_OK;
+}
+
+/* What needs no reduction, of one array. */
+static ar_status move_array(const joint *j, value *out, value *in, int i)
+{
+    ar_ctx *ctx = j->w->ctx;
+    const ar_redistribution_step *s = j->step;
+    const ar_dtype t = in->array[i].dtype;
+    const ar_buf to = array_of(out, i), from = array_of(in, i);
+    const ari_axis a = axis_of(j, s->move == AR_MOVE_SLICE ? s->to : s->from, j->whole);
+    if (s->move == AR_MOVE_SLICE)
+        return ari_axis_take(ctx, to, ar_const(from), &a, j->rank, t);
+    if (s->move == AR_MOVE_ALL_GATHER)
+        return gather(j, to, from, &a, t);
+    if (s->move == AR_MOVE_PAD)
+        return ari_axis_put(ctx, to, ar_const(from), &a, j->rank, t);
+    const ari_axis give = axis_of(j, s->to, in->extent), get = axis_of(j, s->from, out->extent);
+    return exchange(j, to, &get, from, &give, t);
+}
+
+static ar_status move(const joint *j, value *out, value *in)
+{
+    if (j->step->move == AR_MOVE_ALL_REDUCE)
+        return all_reduce(j, out, in);
+    size_t extent[AR_MAX_DIMS];
+    AR_TRY(ar_placements_region(NULL, extent, &j->w->groups->mesh, j->w->groups->at, j->w->now, j->w->r->ndim,
+                                j->w->r->shape, true));
+    AR_TRY(new_value(j->w, out, in, extent));
+    if (j->step->move == AR_MOVE_REDUCE_SCATTER)
+        return reduce_scatter(j, out, in);
+    if (j->step->move == AR_MOVE_FIRST)
+        return j->rank == 0 ? copy_value(j, out, in) : zero_value(j, out);
+    if (j->step->move == AR_MOVE_PAD)
+        AR_TRY(zero_value(j, out));
+    for (int i = 0; i < in->arrays; i++)
+        AR_TRY(move_array(j, out, in, i));
+    return AR_OK;
+}
+
+/* --- the walk ----------------------------------------------------------------------------------------------------- */
+
+static bool sums(const ar_redistribution_step *s)
+{
+    return s->from.kind == AR_PARTIAL_SUM;
+}
+
+static ar_status take_step(walk *w, value *out, value *in, const ar_redistribution_step *s)
+{
+    joint j = {.w = w, .step = s, .over = w->groups->comm[s->dim]};
+    j.ranks = ar_comm_size(j.over);
+    j.rank = ar_comm_rank(j.over);
+    w->now[s->dim] = (ar_placement){0};
+    AR_TRY(ar_placements_region(NULL, j.whole, &w->groups->mesh, w->groups->at, w->now, w->r->ndim, w->r->shape, true));
+    w->now[s->dim] = s->to;
+    AR_TRY(ari_alloc((void **)&j.counts, 2 * (size_t)j.ranks, sizeof *j.counts, "sizes of the ranks' parts"));
+    const ar_status st = move(&j, out, in);
+    free(j.counts);
+    return st;
+}
+
+/* The value becomes `next`. Memory of the caller's x stays. */
+static void replace(const walk *w, value *v, const value *next, const ar_tensor *x)
+{
+    if (v->data.ptr != next->data.ptr && v->data.ptr != x->data.ptr)
+        ari_step_free(w->ctx, v->data);
+    *v = *next;
+}
+
+static ar_status take_steps(walk *w, value *v, const ar_tensor *x, const ar_redistribution_step *steps, size_t n)
+{
+    size_t left = 0; /* sums by accumulators that are still to come */
+    value next;
+    for (size_t i = 0; i < n; i++)
+        left += w->sums && sums(&steps[i]);
+    for (size_t i = 0; i < n; i++) {
+        const bool sum = w->sums && sums(&steps[i]);
+        if (sum && v->arrays == 1) {
+            AR_TRY(open_sum(w, &next, v));
+            replace(w, v, &next, x);
+        }
+        AR_TRY(take_step(w, &next, v, &steps[i]));
+        replace(w, v, &next, x);
+        left -= sum;
+        if (sum && left == 0) {
+            AR_TRY(close_sum(w, &next, v));
+            replace(w, v, &next, x);
+        }
+    }
+    return AR_OK;
+}
+
+/* --- what is refused ---------------------------------------------------------------------------------------------- */
+
+static ar_status check_part(const walk *w, const ar_tensor *x, const char *tag)
+{
+    size_t extent[AR_MAX_DIMS];
+    char from[96];
+    AR_TRY(
+        ar_placements_region(NULL, extent, &w->groups->mesh, w->groups->at, w->r->from, w->r->ndim, w->r->shape, true));
+    bool fits = x->ndim == w->r->ndim && ar_tensor_is_contiguous(x);
+    for (int d = 0; fits && d < x->ndim; d++)
+        fits = x->shape[d] == extent[d];
+    if (fits)
+        return AR_OK;
+    return ar_error_set(
+        AR_ERR_SHAPE, "%s: x is %s%s; the part by %s is %s, contiguous", ARI_SHOW(tag ? tag : "redistribute"),
+        ARI_SHOW_SHAPE(x->ndim, x->shape), ar_tensor_is_contiguous(x) ? "" : ", not contiguous",
+        ar_placements_text(from, sizeof from, w->r->from, w->groups->mesh.ndim), ARI_SHOW_SHAPE(w->r->ndim, extent));
+}
+
+/* The dtypes of reductions (anyrank/comm.h). */
+static bool reduces(ar_dtype t)
+{
+    return t == AR_F32 || t == AR_F64 || t == AR_BF16 || t == AR_F16 || t == AR_I64 || t == AR_I32 || t == AR_U8;
+}
+
+static ar_status check_dtype(const ar_redistribution_step *s, ar_dtype t, const ar_arith_ops *arith)
+{
+    char text[AR_PLACEMENT_TEXT];
+    const bool sum = sums(s), integers = t == AR_I32 || t == AR_I64;
+    if (s->move != AR_MOVE_ALL_REDUCE && s->move != AR_MOVE_REDUCE_SCATTER)
+        return AR_OK;
+    if (!reduces(t) || (sum && t == AR_U8))
+        return ar_error_set(AR_ERR_DTYPE, "%s of %s cannot be reduced; F32, F64, BF16, F16, I32 and I64 can%s",
+                            ar_placement_text(text, s->from), ar_dtype_name(t), sum ? "" : ", and U8");
+    if (sum && !integers && t != AR_F32 && arith->bucket_arrays > 0)
+        return ar_error_set(AR_ERR_DTYPE,
+                            "%s of %s in exact numerics, whose order-independent accumulator takes F32: make the terms "
+                            "F32, or use native numerics",
+                            ar_placement_text(text, s->from), ar_dtype_name(t));
+    return AR_OK;
+}
+
+ar_status ari_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y, const ar_tensor *x,
+                           const ar_redistribution *r, const ar_arith_ops *arith, const char *tag)
+{
+    ar_redistribution_step step[AR_REDISTRIBUTION_STEPS];
+    size_t n = 0;
+    walk w = {.ctx = ctx, .groups = g, .r = r, .dtype = x->dtype, .tag = tag};
+    w.sums = x->dtype == AR_F32 && arith->bucket_arrays > 0 ? arith : NULL;
+    memcpy(w.now, r->from, sizeof w.now);
+    AR_TRY(ar_redistribution_steps(step, &n, &g->mesh, r));
+    AR_TRY(check_part(&w, x, tag));
+    if (ar_dtype_bytes(x->dtype) == 0)
+        return ar_error_set(AR_ERR_DTYPE, "%s: elements of %s are less than a byte",
+                            ARI_SHOW(tag ? tag : "redistribute"), ar_dtype_name(x->dtype));
+    for (size_t i = 0; i < n; i++)
+        AR_TRY(check_dtype(&step[i], x->dtype, arith));
+    value v = {.data = x->data, .count = ar_tensor_count(x), .arrays = 1, .array = {{0, x->dtype}}};
+    memcpy(v.extent, x->shape, sizeof v.extent);
+    AR_TRY(take_steps(&w, &v, x, step, n));
+    if (v.data.ptr == x->data.ptr) {
+        value copy;
+        AR_TRY(new_value(&w, &copy, &v, v.extent));
+        AR_TRY(ARI_KERNEL(ctx, copy, copy.data, ar_const(x->data), v.count * ar_dtype_bytes(x->dtype)));
+        v = copy;
+    }
+    return ar_tensor_view(y, x->dtype, r->ndim, v.extent, v.data);
+}
+
+ar_status ar_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y, const ar_tensor *x,
+                          const ar_redistribution *r, const char *tag)
+{
+    return ari_redistribute(ctx, g, y, x, r, ctx->arith, tag);
+}

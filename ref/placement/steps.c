@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The order of a redistribution's steps. All ranks of a mesh compute it from the same plain data, and so make the same
+ * calls. */
+#include "anyrank/placement.h"
+
+const char *ar_move_name(ar_move m)
+{
+    static const char *const names[AR_MOVES] = {[AR_MOVE_SLICE] = "slice",
+                                                [AR_MOVE_REDUCE_SCATTER] = "reduce-scatter",
+                                                [AR_MOVE_ALL_REDUCE] = "all-reduce",
+                                                [AR_MOVE_ALL_TO_ALL] = "all-to-all",
+                                                [AR_MOVE_ALL_GATHER] = "all-gather",
+                                                [AR_MOVE_FIRST] = "first",
+                                                [AR_MOVE_PAD] = "pad"};
+    return (unsigned)m < AR_MOVES ? names[m] : "?";
+}
+
+static bool is_partial(ar_placement p)
+{
+    return p.kind == AR_PARTIAL_SUM || p.kind == AR_PARTIAL_MAX;
+}
+
+static bool is_whole(ar_placement p)
+{
+    return p.kind == AR_REPLICATE || p.kind == AR_INVARIANT;
+}
+
+/* A redistribution on its way. */
+typedef struct walk {
+    const ar_mesh *mesh;
+    const ar_placement *to;
+    int ndim;
+    ar_placement now[AR_MESH_DIMS];
+} walk;
+
+/* Whether the ranks along dimension m still have other numbers than they are to have. What all ranks have is its own
+ * maximum. */
+static bool pending(const walk *w, int m)
+{
+    const ar_placement from = w->now[m], to = w->to[m];
+    return !ar_placement_same(from, to, w->ndim) && !(is_whole(from) && (is_whole(to) || to.kind == AR_PARTIAL_MAX));
+}
+
+/* The step that dimension m takes next; false: from one to the other it is two steps, of which this is the first, to
+ * R. */
+static ar_redistribution_step step_of(const walk *w, int m)
+{
+    ar_redistribution_step s = {.dim = m, .from = w->now[m], .to = w->to[m]};
+    if (is_partial(s.from)) {
+        s.to = is_partial(s.to) ? (ar_placement){0} : s.to;
+        s.move = s.to.kind == AR_SHARD ? AR_MOVE_REDUCE_SCATTER : AR_MOVE_ALL_REDUCE;
+    } else if (s.from.kind == AR_SHARD) {
+        s.to = s.to.kind == AR_PARTIAL_MAX ? (ar_placement){0} : s.to;
+        s.move = s.to.kind == AR_SHARD         ? AR_MOVE_ALL_TO_ALL
+                 : s.to.kind == AR_PARTIAL_SUM ? AR_MOVE_PAD
+                                               : AR_MOVE_ALL_GATHER;
+    } else {
+        s.move = s.to.kind == AR_SHARD ? AR_MOVE_SLICE : AR_MOVE_FIRST;
+    }
+    return s;
+}
+
+static bool both_cut(const walk *w, ar_placement a, ar_placement b)
+{
+    return a.kind == AR_SHARD && ar_placement_same(a, b, w->ndim);
+}
+
+/* The innermost dimension inside m that cuts what a step along m cuts or joins; -1: none. */
+static int inner_cut(const walk *w, const ar_redistribution_step *s)
+{
+    for (int i = w->mesh->ndim - 1; i > s->dim; i--) {
+        if (both_cut(w, s->from, w->now[i]) || both_cut(w, s->to, w->now[i]))
+            return i;
+    }
+    return -1;
+}
+
+/* Whether a dimension outside the step's has yet to cut, or to join, what the step cuts. */
+static bool outer_first(const walk *w, const ar_redistribution_step *s)
+{
+    for (int o = 0; o < s->dim; o++) {
+        if (pending(w, o) && (both_cut(w, s->to, w->now[o]) || both_cut(w, s->to, w->to[o])))
+            return true;
+    }
+    return false;
+}
+
+/* The next step; false: there is none left. */
+static bool next_step(ar_redistribution_step *best, const walk *w)
+{
+    bool found = false, any = false;
+    int blocked_by = -1;
+    for (int m = 0; m < w->mesh->ndim; m++) {
+        if (!pending(w, m))
+            continue;
+        const ar_redistribution_step s = step_of(w, m);
+        const int inner = inner_cut(w, &s);
+        /* The outermost pending dimension waits for nothing outside it. */
+        blocked_by = any ? blocked_by : inner;
+        any = true;
+        if (inner < 0 && !outer_first(w, &s) && (!found || s.move < best->move)) {
+            *best = s;
+            found = true;
+        }
+    }
+    if (any && !found)
+        *best = (ar_redistribution_step){blocked_by, AR_MOVE_ALL_GATHER, w->now[blocked_by], {AR_REPLICATE, 0}};
+    return any;
+}
+
+/* Sums and maxima do not commute: of terms and maxima at once nobody knows which come first. */
+static ar_status check_list(const ar_mesh *mesh, const ar_placement *p, int ndim)
+{
+    bool has[AR_PLACEMENT_KINDS] = {false};
+    for (int m = 0; m < mesh->ndim; m++) {
+        AR_TRY(ar_placement_check(p[m], ndim));
+        has[p[m].kind] = true;
+    }
+    char text[128];
+    if (has[AR_PARTIAL_SUM] && has[AR_PARTIAL_MAX])
+        return ar_error_set(AR_ERR_ARG, "%s: a maximum of sums or a sum of maxima? Use one of the two",
+                            ar_placements_text(text, sizeof text, p, mesh->ndim));
+    return AR_OK;
+}
+
+static ar_status check(const ar_mesh *mesh, const ar_redistribution *r)
+{
+    if (r->ndim < 0 || r->ndim > AR_MAX_DIMS)
+        return ar_error_set(AR_ERR_ARG, "a tensor has 0 to %d dimensions, not %d", AR_MAX_DIMS, r->ndim);
+    if (mesh->ndim < 0 || mesh->ndim > AR_MESH_DIMS)
+        return ar_error_set(AR_ERR_ARG, "a mesh has 0 to %d dimensions, not %d", AR_MESH_DIMS, mesh->ndim);
+    AR_TRY(check_list(mesh, r->from, r->ndim));
+    return check_list(mesh, r->to, r->ndim);
+}
+
+ar_status ar_redistribution_steps(ar_redistribution_step *steps, size_t *n, const ar_mesh *mesh,
+                                  const ar_redistribution *r)
+{
+    walk w = {.mesh = mesh, .to = r->to, .ndim = r->ndim};
+    ar_redistribution_step s;
+    AR_TRY(check(mesh, r));
+    for (int m = 0; m < mesh->ndim; m++)
+        w.now[m] = r->from[m];
+    /* A dimension takes two steps at most: it is gathered or reduced once, and then becomes what it is to be, which
+     * nothing outside it stops any more. */
+    for (*n = 0; next_step(&s, &w); (*n)++) {
+        if (*n == AR_REDISTRIBUTION_STEPS)
+            return ar_error_set(AR_ERR_INTERNAL, "a redistribution of more than %d steps", AR_REDISTRIBUTION_STEPS);
+        steps[*n] = s;
+        w.now[s.dim] = s.to;
+    }
+    return AR_OK;
+}
+
+ar_status ar_redistribution_backward(ar_redistribution *back, const ar_mesh *mesh, const ar_redistribution *r)
+{
+    ar_redistribution b = *r;
+    for (int m = 0; m < mesh->ndim; m++) {
+        AR_TRY(ar_placement_gradient(&b.from[m], r->to[m]));
+        AR_TRY(ar_placement_gradient(&b.to[m], r->from[m]));
+    }
+    *back = b;
+    return AR_OK;
+}
