@@ -163,7 +163,11 @@ static ar_status add_found(ar_dump *d, const ari_map *map, const char *name)
         return AR_OK;
     }
     f->rank = rank;
-    return d->mapped ? AR_OK : read_placement(f);
+    AR_TRY(read_placement(f));
+    if (d->mapped && f->placed && f->placement.rank >= 0 && f->placement.rank != rank)
+        return ari_map_bad(map, NULL, "key 'files': file '%s' is rank %d by its name, rank %d by what it says itself",
+                           ARI_SHOW(f->path), rank, f->placement.rank);
+    return AR_OK;
 }
 
 static int is_shown(const struct dirent *entry)
@@ -354,6 +358,23 @@ static ar_status check_mapped(const ar_dump *d)
                         ARI_SHOW(d->path), d->ranks, d->world, missing);
 }
 
+/* A mesh is told by the mapping, by files, or by both alike. */
+static ar_status check_mesh(const ar_dump *d, const ari_map *map)
+{
+    for (size_t i = 0; i < d->files && map->dims > 0; i++) {
+        const ari_placement *p = &d->file[i].placement;
+        bool same = p->dims == 0 || p->dims == map->dims;
+        for (size_t k = 0; k < p->dims && same; k++)
+            same = p->mesh[k].size == map->mesh[k].size && strcmp(p->mesh[k].name, map->mesh[k].name) == 0;
+        if (!same)
+            return ari_map_bad(map, NULL, "key 'mesh': %s says that it is of another mesh", ARI_SHOW(d->file[i].path));
+        if (p->world > 0 && p->world != map->ranks)
+            return ari_map_bad(map, NULL, "key 'mesh': %d ranks, but %s says that there are %d", map->ranks,
+                               ARI_SHOW(d->file[i].path), p->world);
+    }
+    return AR_OK;
+}
+
 static ar_status tell_by_mapping(ar_dump *d)
 {
     d->of_ranks = true;
@@ -369,6 +390,7 @@ static ar_status tell_ranks(ar_dump *d, const ari_map *map)
     if (d->files > INT_MAX)
         return ar_error_set(AR_ERR_OVERFLOW, "%s: %zu files", ARI_SHOW(d->path), d->files);
     if (map != NULL) {
+        AR_TRY(check_mesh(d, map));
         d->mesh_dims = map->dims;
         memcpy(d->mesh, map->mesh, sizeof d->mesh);
     }

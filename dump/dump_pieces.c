@@ -2,11 +2,13 @@
 #include "dump/dump.h"
 
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/io/safetensors.h"
 
 /* Whether box b goes on where a ends, in the full tensor and in the file. */
 static bool continues(const ar_dump_box *a, const ar_dump_box *b, int ndim, int along)
@@ -79,7 +81,7 @@ static void set_end(ari_piece *p)
         }
 }
 
-static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e)
+static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e, bool is_mapped)
 {
     const ari_dump_file *f = &d->file[file];
     const ari_placed *t = ari_placement_find(&f->placement, e->name);
@@ -89,7 +91,7 @@ static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e)
     p->rank = f->rank;
     p->entry = e;
     p->ndim = e->ndim;
-    p->told = t != NULL;
+    p->told = t != NULL && !(is_mapped && t->assumed);
     AR_TRY(ari_placed_resolve(&p->box, &p->boxes, t, e, f->path));
     if (f->npy != NULL)
         p->box[0] = f->npy->box;
@@ -98,7 +100,7 @@ static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e)
         memcpy(p->shape, t->shape, sizeof p->shape);
     else
         set_end(p);
-    if (t != NULL) {
+    if (t != NULL && (p->told || !is_mapped)) {
         p->replica = t->replica;
         p->replicas = t->replicas;
         set_term(p, &f->placement, t);
@@ -247,7 +249,7 @@ static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *a
     o->file = p->file;
     o->rank = p->rank;
     o->entry = p->entry;
-    if (!d->mapped) { /* else a mapping does not number copies: they are whoever holds the same */
+    if (p->told || p->rank < 0) { /* a mapping does not number copies: they are whoever holds the same */
         o->replica = p->replica;
         o->replicas = p->replicas;
     }
@@ -283,24 +285,130 @@ static const ar_st_entry *peer(void *user, int rank, const char *name)
     return NULL;
 }
 
-/* n pieces of one array: of one file, where the mapping says whose it is, else of the full tensor. */
-static ar_status map_array(ar_dump *d, const ari_map *map, const ari_piece *p, size_t n)
+/* How many elements two boxes have in common, of which they say the same place in the file. */
+static size_t agreeing(const ar_dump_box *a, const ar_dump_box *b, int ndim)
 {
-    ar_dump_tensor t;
+    size_t at[2] = {a->at, b->at}, n = 1;
+    for (int k = 0; k < ndim; k++) {
+        size_t start = 0, extent = 0;
+        if (!ari_overlap(&start, &extent, a->global[k], a->extent[k], b->global[k], b->extent[k]))
+            return 0;
+        at[0] += (start - a->global[k]) * a->stride[k];
+        at[1] += (start - b->global[k]) * b->stride[k];
+        if (extent > 1 && a->stride[k] != b->stride[k])
+            return 0;
+        n *= extent;
+    }
+    return at[0] == at[1] ? n : 0;
+}
+
+/* a: by a rule; b: by a file, which may leave open which summand it has. */
+static bool same_place(const ari_piece *a, const ari_piece *b)
+{
+    size_t count[2] = {0, 0}, agreed = 0;
+    if (strcmp(a->name, b->name) != 0 || a->ndim != b->ndim || a->partial != b->partial ||
+        memcmp(a->shape, b->shape, sizeof a->shape) != 0 || (a->partial && b->terms > 0 && a->term != b->term))
+        return false;
+    for (size_t i = 0; i < a->boxes; i++)
+        for (size_t k = 0; k < b->boxes; k++)
+            agreed += agreeing(&a->box[i], &b->box[k], a->ndim);
+    for (size_t i = 0; i < a->boxes; i++)
+        count[0] += ari_dump_box_count(a->ndim, &a->box[i]);
+    for (size_t k = 0; k < b->boxes; k++)
+        count[1] += ari_dump_box_count(b->ndim, &b->box[k]);
+    return agreed == count[0] && agreed == count[1];
+}
+
+/* "a summand of [0:2, 0:4] of [4, 4]". */
+static const char *place_text(char *text, size_t cap, const ari_piece *p)
+{
+    char region[ARI_REGION_TEXT] = "nothing";
+    if (p->boxes > 0)
+        ari_region_text(region, p->ndim, p->box->global, p->box->extent);
+    snprintf(text, cap, "%s%.150s%s of %s", p->partial ? "a summand of " : "", region, p->boxes > 1 ? " and more" : "",
+             ARI_ST_SHAPE(p->ndim, p->shape));
+    return text;
+}
+
+/* Where the file says where its tensor stands and the rule does too, they say the same. own: what the rule makes of the
+ * file's placement, n targets. */
+static ar_status check_agreement(const ar_dump *d, const ari_map *map, const ari_piece *p, const ari_piece *own,
+                                 size_t n)
+{
+    const ari_map_rule *rule = NULL;
     ari_piece *target = NULL;
     size_t targets = 0;
-    AR_TRY(ari_parts_shape(&t, d, p, n));
-    ar_st_entry array = {.name = t.name, .dtype = t.dtype, .ndim = t.ndim, .count = t.count};
-    memcpy(array.shape, t.shape, sizeof array.shape);
-    array.bytes = t.count * ar_dtype_bits(t.dtype) / 8;
-    array.data = p->entry->data;
-    AR_TRY(ari_map_apply(map, d->mapped ? p->rank : -1, &array, d->mapped ? peer : NULL, d, &target, &targets));
+    if (!ari_map_places(map, p->rank, p->name, &rule))
+        return AR_OK;
+    AR_TRY(ari_map_apply(map, p->rank, p->entry, peer, (void *)(uintptr_t)d, &target, &targets));
     ar_status st = AR_OK;
-    for (size_t k = 0; k < targets && st == AR_OK; k++)
-        for (size_t i = 0; i < n && st == AR_OK; i++)
-            st = add_target(d, &p[i], &array, &target[k]);
+    for (size_t i = 0; i < n && i < targets && st == AR_OK; i++) {
+        char by_rule[256], by_file[256];
+        if (!same_place(&target[i], &own[i]))
+            st = ari_map_bad(map, rule,
+                             "tensor '%s' of rank %d: by the rule it is %s, by %s itself %s; one of them is wrong",
+                             ARI_SHOW(p->name), p->rank, place_text(by_rule, sizeof by_rule, &target[i]),
+                             ARI_SHOW(d->file[p->file].path), place_text(by_file, sizeof by_file, &own[i]));
+    }
     ari_pieces_free(target, targets);
     return st;
+}
+
+static ar_status add_targets(ar_dump *d, const ari_piece *p, const ar_st_entry *array, const ari_piece *target,
+                             size_t n)
+{
+    for (size_t k = 0; k < n; k++)
+        AR_TRY(add_target(d, p, array, &target[k]));
+    return AR_OK;
+}
+
+/* A part of a tensor that says itself where it stands, or all of it: the rest of the rule is for the full tensor. */
+static ar_status map_placed(ar_dump *d, const ari_map *map, const ari_piece *p, const ar_st_entry *array)
+{
+    ari_piece *target = NULL;
+    size_t targets = 0;
+    const size_t before = d->pieces;
+    const int rank = map->dims > 0 ? p->rank : -1;
+    AR_TRY(rank < 0 ? ari_map_apply(map, rank, array, NULL, NULL, &target, &targets)
+                    : ari_map_apply_to_whole(map, rank, array, &target, &targets));
+    ar_status st = add_targets(d, p, array, target, targets);
+    ari_pieces_free(target, targets);
+    if (st == AR_OK && rank >= 0)
+        st = check_agreement(d, map, p, &d->piece[before], d->pieces - before);
+    return st;
+}
+
+/* A rank's tensor of which the mapping alone can say where it stands. */
+static ar_status map_unplaced(ar_dump *d, const ari_map *map, const ari_piece *p)
+{
+    ari_piece *target = NULL;
+    size_t targets = 0;
+    AR_TRY(ari_map_apply(map, p->rank, p->entry, peer, d, &target, &targets));
+    const ar_status st = add_targets(d, p, p->entry, target, targets);
+    ari_pieces_free(target, targets);
+    return st;
+}
+
+/* n pieces of one name. */
+static ar_status map_array(ar_dump *d, const ari_map *map, const ari_piece *p, size_t n)
+{
+    ar_dump_tensor t = {0};
+    ar_st_entry array = {0};
+    for (size_t i = 0; i < n; i++) {
+        if (map->dims > 0 && p[i].rank >= 0 && !p[i].told) {
+            AR_TRY(map_unplaced(d, map, &p[i]));
+            continue;
+        }
+        if (array.name == NULL) {
+            AR_TRY(ari_parts_shape(&t, d, p, n));
+            array = (ar_st_entry){.name = t.name, .dtype = t.dtype, .ndim = t.ndim, .count = t.count};
+            memcpy(array.shape, t.shape, sizeof array.shape);
+            array.bytes = t.count * ar_dtype_bits(t.dtype) / 8;
+            array.data = p->entry->data;
+        }
+        AR_TRY(map_placed(d, map, &p[i], &array));
+    }
+    return AR_OK;
 }
 
 static ar_status check_rules_match(const ar_dump *d, const ari_map *map)
@@ -327,7 +435,7 @@ static ar_status map_pieces(ar_dump *d, const ari_map *map)
     d->piece = NULL;
     d->pieces = d->cap_pieces = 0;
     for (size_t i = 0, same = 0; i < n && st == AR_OK; i += same) {
-        same = d->mapped ? 1 : ari_piece_group(&old[i], n - i);
+        same = ari_piece_group(&old[i], n - i);
         st = map_array(d, map, &old[i], same);
     }
     ari_pieces_free(old, n);
@@ -340,7 +448,7 @@ ar_status ari_dump_list_pieces(ar_dump *d, const ari_map *map)
     for (size_t i = 0; i < d->files; i++) {
         AR_TRY(check_names(&d->file[i]));
         for (size_t k = 0; k < ari_dump_entries(&d->file[i]); k++)
-            AR_TRY(add_entry(d, i, ari_dump_entry(&d->file[i], k)));
+            AR_TRY(add_entry(d, i, ari_dump_entry(&d->file[i], k), map != NULL));
     }
     sort_pieces(d->piece, d->pieces);
     if (map != NULL && d->all_matched)

@@ -8,6 +8,7 @@
 
 /* A mapping file: how the tensors of files that say nothing of themselves make full tensors (docs/dumps.md). */
 typedef struct ari_map ari_map;
+typedef struct ari_map_rule ari_map_rule;
 
 /** Reads and checks one. Gives. Errors: AR_ERR_IO, AR_ERR_FORMAT ("InvalidMapping: FILE: rule 3: key 'dim': ..."),
  *  AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
@@ -51,6 +52,12 @@ typedef const ar_st_entry *(*ari_map_peer)(void *user, int rank, const char *nam
 AR_NODISCARD ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer,
                                      void *user, ari_piece **gives, size_t *n);
 void ari_pieces_free(ari_piece *p, size_t n);
+/** The same of a tensor that is whole already: the rule's `shard` and `partial` are left out, the rest is applied. */
+AR_NODISCARD ar_status ari_map_apply_to_whole(const ari_map *m, int rank, const ar_st_entry *entry, ari_piece **gives,
+                                              size_t *n);
+/** Whether the rule of this name on this rank says where the tensor stands: `shard`, `partial` or `dims` that divides.
+ *  *rule: it, for messages; NULL: there is none. */
+bool ari_map_places(const ari_map *m, int rank, const char *name, const ari_map_rule **rule);
 /** Sorts names. Returns one that is there twice; NULL where all differ. */
 const char *ari_repeated_name(const char **name, size_t n);
 
@@ -98,7 +105,7 @@ typedef struct ari_map_split {
     int dim;     /* .. which of the tensor; negative: from the end */
     bool zigzag; /* of 2n pieces, rank i has the i-th from either end */
 } ari_map_split;
-typedef struct ari_map_rule {
+struct ari_map_rule {
     size_t number; /* from 1, for messages */
     const char *match;
     ari_map_glob glob;
@@ -125,7 +132,7 @@ typedef struct ari_map_rule {
     bool transpose;
     int permuted; /* dimensions that permute tells; 0: none */
     int permute[AR_ST_MAX_DIMS];
-} ari_map_rule;
+};
 
 struct ari_map {
     json_t *root; /* owns all texts */

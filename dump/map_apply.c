@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -298,21 +299,25 @@ static ar_status apply_rule(const ari_map_place *p, targets *list)
     return st == AR_OK ? check_names(p, list) : st;
 }
 
-ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer, void *user,
-                        ari_piece **gives, size_t *n)
+static ari_map_place place_of(const ari_map *m, int rank, const ar_st_entry *entry)
 {
-    static const ari_map_rule whole = {.per_block = true};
-    ari_map_place p = {.m = m, .entry = entry, .rank = rank, .peer = peer, .user = user};
-    targets list = {0};
+    ari_map_place p = {.m = m, .entry = entry, .rank = rank};
     int rest = rank < 0 ? 0 : rank;
-    if (rank >= m->ranks)
-        return ari_map_bad(m, NULL, "rank %d is none of the mesh's %d", rank, m->ranks);
     for (size_t d = m->dims; d-- > 0; rest /= m->mesh[d].size)
         p.at[d] = rest % m->mesh[d].size;
     p.r = find_rule(&p);
-    if (p.r == NULL)
-        p.r = &whole;
-    const ar_status st = p.r->leave ? AR_OK : apply_rule(&p, &list);
+    return p;
+}
+
+static ar_status apply(ari_map_place *p, ari_piece **gives, size_t *n)
+{
+    static const ari_map_rule whole = {.per_block = true};
+    targets list = {0};
+    if (p->rank >= p->m->ranks)
+        return ari_map_bad(p->m, NULL, "rank %d is none of the mesh's %d", p->rank, p->m->ranks);
+    if (p->r == NULL)
+        p->r = &whole;
+    const ar_status st = p->r->leave ? AR_OK : apply_rule(p, &list);
     if (st != AR_OK) {
         ari_pieces_free(list.t, list.n);
         return st;
@@ -320,6 +325,41 @@ ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ar
     *gives = list.t;
     *n = list.n;
     return AR_OK;
+}
+
+ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer, void *user,
+                        ari_piece **gives, size_t *n)
+{
+    ari_map_place p = place_of(m, rank, entry);
+    p.peer = peer;
+    p.user = user;
+    return apply(&p, gives, n);
+}
+
+ar_status ari_map_apply_to_whole(const ari_map *m, int rank, const ar_st_entry *entry, ari_piece **gives, size_t *n)
+{
+    ari_map_place p = place_of(m, rank, entry);
+    ari_map_rule rule;
+    if (p.r != NULL) {
+        rule = *p.r;
+        if (rule.dim == INT_MAX && rule.splits > 0)
+            rule.dim = rule.split[0].dim;
+        rule.splits = 0;
+        memset(rule.partial, 0, sizeof rule.partial);
+        p.r = &rule;
+    }
+    return apply(&p, gives, n);
+}
+
+bool ari_map_places(const ari_map *m, int rank, const char *name, const ari_map_rule **rule)
+{
+    const ar_st_entry entry = {.name = name};
+    const ari_map_place p = place_of(m, rank, &entry);
+    bool places = p.r != NULL && !p.r->leave && p.r->splits > 0;
+    for (size_t d = 0; d < m->dims && p.r != NULL && !p.r->leave; d++)
+        places = places || p.r->partial[d];
+    *rule = p.r;
+    return places;
 }
 
 void ari_pieces_free(ari_piece *t, size_t n)

@@ -11,7 +11,7 @@
 typedef struct axis {
     const ari_map_place *p;
     int dim;
-    size_t own;                                   /* elements of it in this file */
+    size_t own;                               /* elements of it in this file */
     const ari_map_split *split[AR_MESH_DIMS]; /* in the order in which they divide */
     size_t splits;
     bool missing; /* a rank that was asked for has no such tensor */

@@ -134,13 +134,16 @@ static ar_status read_partial(const ari_placement *p, ari_placed *t, const json_
 
 static ar_status read_own(reading *r, ari_placed *t, const json_t *value)
 {
-    static const char *const keys[] = {"shape", "boxes", "replica", "replicas", "partial", NULL};
+    static const char *const keys[] = {"shape", "boxes", "replica", "replicas", "partial", "assumed", NULL};
     const char *where = at_tensor(r, t->name);
     if (!json_is_object(value))
         return invalid(where, "has to be an object");
     AR_TRY(known_keys(value, keys, where));
     const json_t *shape = json_object_get(value, "shape"), *boxes = json_object_get(value, "boxes");
-    const json_t *partial = json_object_get(value, "partial");
+    const json_t *partial = json_object_get(value, "partial"), *assumed = json_object_get(value, "assumed");
+    if (assumed != NULL && !json_is_boolean(assumed))
+        return invalid(where, "'assumed' has to be true or false");
+    t->assumed = json_is_true(assumed);
     if (shape != NULL)
         AR_TRY(read_numbers(shape, "shape", &t->ndim, t->shape, where));
     t->has_shape = shape != NULL;

@@ -21,6 +21,8 @@ typedef struct ari_placed {
                                         the text does not say; at and stride are for ari_placed_resolve. NULL: set */
     size_t offset[AR_ST_MAX_DIMS];
     int replica, replicas; /* 0 of 0: not told */
+    bool
+        assumed; /* nobody said where it stands: it is taken as a copy on every rank, unless a mapping says otherwise */
     bool partial;
     unsigned partial_over; /* dimensions of the mesh, outermost first, from bit 0; 0: all ranks of one copy */
 } ari_placed;

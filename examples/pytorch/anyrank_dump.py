@@ -54,6 +54,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 try:
@@ -156,6 +157,10 @@ class Dumper:
     def __init__(self, module, folder, mesh=None, shard=None, partial=None, only=None, values=VALUES, mean_over=None):
         wrapped = isinstance(module, (DistributedDataParallel, FSDPModule))
         self.module = module.module if isinstance(module, DistributedDataParallel) else module
+        if any(isinstance(m, FullyShardedDataParallel) for m in self.module.modules()):
+            raise ValueError("FSDP1 (FullyShardedDataParallel) has flat parameters: all those of a wrapped module in one "
+                             "vector, cut over the ranks, of which no rank knows a tensor's place; wrap with fully_shard "
+                             "(FSDP2), or dump a copy of the model made in summon_full_params")
         self.folder = pathlib.Path(folder)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
@@ -479,6 +484,8 @@ class Dumper:
             tensors[name] = {"shape": shape, "boxes": boxes}
             if partial and self.mesh[partial] > 1:
                 tensors[name]["partial"] = partial
+            if not (v.spec or rule or partial or self._glob(name)):
+                tensors[name]["assumed"] = True  # a mapping may say otherwise
             # Ranks that hold the same part of the same sum hold copies of it.
             parts[name] = (tuple(boxes[0]["global"]), tuple(v.data.shape), at[partial] if partial else None)
         everyone = self._tell(parts)

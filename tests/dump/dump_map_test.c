@@ -120,6 +120,110 @@ Test(dump_map, a_mapping_with_files_says_whose_they_are)
     cr_expect_not_null(strstr(ar_error_message(), "none of rank 1"), "%s", ar_error_message());
 }
 
+#define MAP(more) "{\"version\":1,\"mesh\":[[\"tp\",2]]," more "}"
+
+static void rename_file(const char *from, const char *to)
+{
+    char a[128], b[128];
+    snprintf(a, sizeof a, "%s/%s", folder, from);
+    snprintf(b, sizeof b, "%s/%s", folder, to);
+    cr_assert_eq(rename(a, b), 0);
+}
+
+/* Rows 0 and 1 of [4,3] on rank 0, rows 2 and 3 on rank 1. tensor: what each says of its own; rest: what it says of the
+ * run; both NULL: nothing. */
+static void put_halves(const char *tensor, const char *rest)
+{
+    for (int r = 0; r < 2; r++) {
+        char name[32], text[256] = "";
+        snprintf(name, sizeof name, "rank-%d.safetensors", r);
+        if (rest != NULL)
+            snprintf(text, sizeof text, "{\"version\":1,\"rank\":%d,%s}", r, rest);
+        else if (tensor != NULL)
+            snprintf(text, sizeof text,
+                     "{\"version\":1,\"rank\":%d,\"mesh\":[[\"tp\",2]],\"at\":[%d],\"tensors\":{\"a\":{%s}}}", r, r,
+                     tensor);
+        put_tensor(name, "a", 2, two_by_three, r == 0 ? low : high, NULL, text[0] == '\0' ? NULL : text);
+    }
+}
+
+static void expect_rows(ar_dump *d, const char *name)
+{
+    const ar_dump_tensor *t = ar_dump_find(d, name);
+    float x[12];
+    cr_assert(t != NULL && t->shape[0] == 4 && t->parts == 2, "%s", name);
+    cr_assert_eq(ar_dump_read_f32(t, 0, 12, x), AR_OK);
+    for (size_t i = 0; i < 12; i++)
+        cr_expect_eq(x[i], (float)i, "%s: element %zu", name, i);
+    ar_dump_close(d);
+}
+
+static void expect_refused(const char *map, const char *const *words, size_t n)
+{
+    char file[128];
+    ar_dump *d = NULL;
+    put_text("map", map);
+    snprintf(file, sizeof file, "%s/map", folder);
+    ar_error_clear();
+    cr_expect_eq(ar_dump_open(&d, folder, &(ar_dump_options){.map = file}), AR_ERR_FORMAT, "%s", map);
+    for (size_t i = 0; i < n; i++)
+        cr_expect(strstr(ar_error_message(), words[i]) != NULL, "expected '%s' in: %s", words[i], ar_error_message());
+    cr_expect_null(d);
+}
+#define EXPECT_REFUSED(map, ...) \
+    expect_refused(map, (const char *const[]){__VA_ARGS__}, sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
+
+#define ROWS "\"tensors\":[{\"match\":\"a\",\"shard\":{\"tp\":0}}]"
+#define COLUMNS "\"tensors\":[{\"match\":\"a\",\"shard\":{\"tp\":1}}]"
+
+/* The files say whose they are, by their names or in words, and the mapping the rest. */
+Test(dump_map, a_rule_adds_to_what_files_say)
+{
+    static const char *const owns[] = {NULL, "\"assumed\":true,\"replicas\":2", "\"assumed\":true,\"shape\":[2,3]"};
+    for (size_t i = 0; i < sizeof owns / sizeof *owns; i++) {
+        put_halves(owns[i], NULL);
+        expect_rows(open_mapped(folder, MAP(ROWS)), "a");
+        expect_rows(open_mapped(folder, MAP("\"files\":\"rank-{tp}.safetensors\"," ROWS)), "a");
+    }
+    put_halves("\"partial\":\"tp\"", NULL);
+    ar_dump *d = open_mapped(folder, MAP("\"tensors\":[{\"match\":\"a\",\"partial\":\"tp\",\"rename\":\"b\"}]"));
+    float x = 0;
+    cr_assert_eq(ar_dump_read_f32(ar_dump_find(d, "b"), 5, 1, &x), AR_OK);
+    cr_expect_eq(x, 5.0f + 11.0f);
+    ar_dump_close(d);
+}
+
+/* A placement that DCP_SHARDING_INFO and the rule both tell, alike; and a rule for the tensor's name alone. */
+Test(dump_map, a_rule_that_says_the_same_is_accepted)
+{
+    put_tensor("rank-0.safetensors", "a", 2, two_by_three, low, "{\"a\":{\"saved_offsets\":[0,0]}}", NULL);
+    put_tensor("rank-1.safetensors", "a", 2, two_by_three, high, "{\"a\":{\"saved_offsets\":[2,0]}}", NULL);
+    expect_rows(open_mapped(folder, MAP(ROWS)), "a");
+    expect_rows(open_mapped(folder, MAP("\"files\":\"rank-{tp}.safetensors\"," ROWS)), "a");
+    expect_rows(open_mapped(folder, MAP("\"tensors\":[{\"match\":\"a\",\"rename\":\"b\"}]")), "b");
+    expect_rows(open_mapped(folder, MAP("\"tensors\":[{\"match\":\"a\",\"dims\":\"s[tp] h\",\"rename\":\"b\"}]")), "b");
+}
+
+Test(dump_map, a_contradiction_names_both_sides)
+{
+    put_tensor("rank-0.safetensors", "a", 2, two_by_three, low, "{\"a\":{\"saved_offsets\":[0,0]}}", NULL);
+    put_tensor("rank-1.safetensors", "a", 2, two_by_three, high, "{\"a\":{\"saved_offsets\":[2,0]}}", NULL);
+    EXPECT_REFUSED(MAP(COLUMNS), "map: rule 1 ('a'): tensor 'a' of rank 0", "by the rule it is [0:2, 0:3] of [2,6]",
+                   "/rank-0.safetensors itself [0:2, 0:3] of [4,3]");
+    EXPECT_REFUSED(MAP("\"tensors\":[{\"match\":\"a\",\"partial\":\"tp\"}]"), "a summand of [0:2, 0:3] of [2,3]");
+    put_halves("\"replicas\":2", NULL);
+    EXPECT_REFUSED(MAP(ROWS), "[0:2, 0:3] of [4,3]", "itself [0:2, 0:3] of [2,3]");
+    EXPECT_REFUSED("{\"version\":1,\"mesh\":[[\"dp\",2]],\"tensors\":[]}", "key 'mesh'", "rank-0.safetensors",
+                   "another mesh");
+    EXPECT_REFUSED("{\"version\":1,\"mesh\":[[\"tp\",4]],\"tensors\":[]}", "key 'mesh'", "another mesh");
+    put_halves(NULL, "\"world\":3");
+    EXPECT_REFUSED(MAP(ROWS), "key 'mesh': 2 ranks, but ", "says that there are 3");
+    put_halves(NULL, "\"order\":[\"a\"]");
+    rename_file("rank-0.safetensors", "other-1.safetensors");
+    rename_file("rank-1.safetensors", "other-0.safetensors");
+    EXPECT_REFUSED(MAP("\"files\":\"other-{tp}.safetensors\"," ROWS), "rank 0 by its name, rank 1 by what it says");
+}
+
 Test(dump_map, a_mapping_that_is_not_there_or_malformed_is_an_error)
 {
     ar_dump *d = NULL;

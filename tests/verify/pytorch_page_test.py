@@ -9,6 +9,7 @@ there is no torch, safetensors or transformers. Other versions of PyTorch round 
 a point are compared by what they stand beside, names and whole numbers exactly.
 """
 
+import json
 import os
 import pathlib
 import re
@@ -92,6 +93,20 @@ def hand_written(rank, world, folder, code):
     dump.write()
 
 
+def unplaced(rank, world, folder):
+    hand_written(rank, world, folder, f'Dumper(model, "{"one" if world == 1 else "dump"}")')
+
+
+def flat_parameters(rank, world, folder):
+    from anyrank_dump import Dumper
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    model = FullyShardedDataParallel(Projections(0, 1), device_id=torch.device("cpu"))
+    try:
+        Dumper(model, folder / "dump")
+    except ValueError as refused:
+        (folder / f"refused-{rank}").write_text(str(refused))
+
+
 def one_of_many(rank, function, world, port, arguments):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
@@ -134,6 +149,20 @@ class PytorchPage(PageTest):
         run_ranks(hand_written, 1, self.folder, code.replace('mesh={"tp": 4}', 'mesh={"tp": 1}').replace('"dump"', '"one"'))
         printed = self.run_line("anyrank verify one dump --rtol 1e-4 --atol 1e-5 --only '*q_proj*,*o_proj.weight:*'", [0])
         self.assertIn(": 6 tensors, ", printed)
+
+    def test_a_mapping_adds_what_the_dumper_was_not_told(self):
+        for world in (1, 2):
+            run_ranks(unplaced, world, self.folder)
+        only = "--rtol 1e-4 --atol 1e-5 --only '*_proj.weight:*'"
+        self.assertIn("DIFFERENT", self.run_line(f"anyrank verify one dump {only}", [1]))
+        rules = [{"match": f"*.{name}_proj.weight:*", "shard": {"tp": dim}} for name, dim in (("q", 0), ("o", 1))]
+        (self.folder / "map.json").write_text(json.dumps({"version": 1, "mesh": [["tp", 2]], "tensors": rules}))
+        self.assertIn(": 4 tensors, ", self.run_line(f"anyrank verify one dump --map map.json {only}", [0]))
+
+    def test_flat_parameters_are_refused(self):
+        run_ranks(flat_parameters, 2, self.folder)
+        for rank in range(2):
+            self.assertIn("fully_shard", (self.folder / f"refused-{rank}").read_text())
 
     def test_a_whole_step_is_recorded(self):
         from anyrank_dump import Dumper
