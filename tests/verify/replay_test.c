@@ -85,7 +85,7 @@ static double either(double x, double otherwise)
 typedef struct how {
     double theta, slower, scale; /* 0: 1e4, 1 and 1, which is right; scale: of 1/sqrt(D) */
     size_t ahead, window, start, restart;
-    bool tiled, plain_k, backward, document;
+    bool tiled, plain_k, backward, document, dropout;
 } how;
 
 static void turn(double *x, const float *from, size_t token, const how *o)
@@ -128,8 +128,9 @@ static void attend(float *out, const float *const x[3], const size_t width[3], s
                 continue;
             const double e = exp(score_of(x[0] + at * width[0] + h * D, x[1] + key * width[1] + kv * D, at, key, o));
             sum += e;
+            const double m = !o->dropout ? 1.0 : (3 * at + 5 * h + key) % 4 == 0 ? 0.0 : 4.0 / 3.0;
             for (size_t i = 0; i < D; i++)
-                context[h * D + i] += e * (double)x[2][key * width[2] + kv * D + i];
+                context[h * D + i] += m * e * (double)x[2][key * width[2] + kv * D + i];
         }
         for (size_t i = 0; i < D && sum > 0.0; i++)
             context[h * D + i] /= sum;
@@ -177,7 +178,7 @@ static const attention_case attention_cases[] = {
     {{.restart = 5}, "rope_restarts"},      {{.ahead = 1}, "causal_mask"},
     {{.ahead = S}, "causal_mask_missing"},  {{.window = 4}, "attention_window"},
     {{.start = 2}, "keys_masked"},          {{.document = true}, "attention_across_documents"},
-    {{.tiled = true}, "wrong_kv_head"},
+    {{.tiled = true}, "wrong_kv_head"},     {{.dropout = true}, "dropout"},
 };
 
 Test(replay, one_mistake_of_attention_is_named)
@@ -307,13 +308,15 @@ typedef struct norm_case {
     double eps, of_x, of_y, plus; /* other epsilon; how often the two terms count; what is added to the weight */
     bool centred;
     const char *cause;
+    bool dropout; /* of y, a fifth of it */
 } norm_case;
 
 static void normalise(float *out, const float *x, const float *y, const float *w, const norm_case *p)
 {
     double v[H], mean = 0.0, square = 0.0;
     for (size_t i = 0; i < H; i++) {
-        v[i] = p->of_x * (double)x[i] + p->of_y * (double)y[i];
+        const double m = !p->dropout ? 1.0 : (i * 7 + (size_t)fabs(1e4 * (double)x[0])) % 5 == 0 ? 0.0 : 1.25;
+        v[i] = p->of_x * (double)x[i] + m * p->of_y * (double)y[i];
         mean += v[i] / H;
     }
     for (size_t i = 0; i < H; i++) {
@@ -325,9 +328,10 @@ static void normalise(float *out, const float *x, const float *y, const float *w
 }
 
 static const norm_case norm_cases[] = {
-    {1e-3, 1.0, 1.0, 0.0, false, "norm_epsilon"}, {1e-6, 1.0, 1.0, 0.0, true, "norm_mean"},
-    {1e-6, 1.0, 0.0, 0.0, false, "residual"},     {1e-6, 0.0, 1.0, 0.0, false, "residual"},
-    {1e-6, 1.0, 2.0, 0.0, false, "residual"},     {1e-6, 1.0, 1.0, 1.0, false, "gain_offset"},
+    {1e-3, 1.0, 1.0, 0.0, false, "norm_epsilon", false}, {1e-6, 1.0, 1.0, 0.0, true, "norm_mean", false},
+    {1e-6, 1.0, 0.0, 0.0, false, "residual", false},     {1e-6, 0.0, 1.0, 0.0, false, "residual", false},
+    {1e-6, 1.0, 2.0, 0.0, false, "residual", false},     {1e-6, 1.0, 1.0, 1.0, false, "gain_offset", false},
+    {1e-6, 1.0, 1.0, 0.0, false, "dropout", true},
 };
 
 Test(replay, one_mistake_of_a_norm_is_named)
@@ -335,7 +339,7 @@ Test(replay, one_mistake_of_a_norm_is_named)
     for (size_t k = 0; k < sizeof norm_cases / sizeof *norm_cases; k++) {
         const norm_case *p = &norm_cases[k];
         made m = {.n = 0};
-        const norm_case right = {1e-6, 1.0, 1.0, 0.0, false, NULL};
+        const norm_case right = {1e-6, 1.0, 1.0, 0.0, false, NULL, false};
         const float *x = put(&m, "layers.0:fwd", 3, B, S, H), *y = put(&m, "layers.1.attention:fwd", 3, B, S, H);
         const float *w = put(&m, "layers.1.ffn_norm.weight:init", 1, H, 0, 0);
         float *a = put(&m, "layers.1.ffn_norm:fwd", 3, B, S, H), *b = other_of(&m);

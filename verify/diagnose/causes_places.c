@@ -347,6 +347,11 @@ static const ari_cause rows[] = {
     {"rope_theta", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA) | IF(FRACTION), 0, "",
      AGAIN "RoPE's frequencies divided by {factor:.4g}: rope_scaling on one side, or positions interpolated"},
     {"rope_theta", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA), 0, "", AGAIN "a rope_theta of {factor:.7g}"},
+    {"dropout", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION), 0, "",
+     "each of attention's weights counts not at all or {factor:.4g} times: dropout of {rate:.3g} on one side alone"},
+    {"dropout", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION), 0, "",
+     "each wrong row is a norm of the reference's two terms, of which each feature of {what} counts not at all or "
+     "{factor:.4g} times: dropout of {rate:.3g} on one side alone"},
     {"rope_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ZERO), 0, "",
      AGAIN "RoPE left out on q, on k or on both"},
     {"rope_direction", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(NEGATIVE), 0, "",

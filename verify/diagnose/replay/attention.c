@@ -357,6 +357,109 @@ static void find_mistake(ari_trace *t, attention *a, const recipe *base)
         ari_number(t, "left", best);
 }
 
+/* --- dropout ------------------------------------------------------------------------------------------------------ */
+
+enum { MOST_SHARES = 48 };
+
+/* What each head takes from each key up to the token's own, as the features that are looked at: [heads * keys][outs];
+ * of which weight. */
+static void fill_shares(attention *a, const recipe *r, size_t token, double (*share)[ARI_PROBE_FEATURES],
+                        double *weight)
+{
+    const size_t d = r->head, heads = a->q / d, keys = token + 1, group = a->q / a->kv;
+    for (size_t h = 0; h < heads; h++) {
+        double sum = 0.0;
+        for (size_t k = 0; k < a->p.seq; k++)
+            take(a->k + k * d, a, r, 1, h / group, k);
+        const double top = score(a, r, h, token);
+        for (size_t k = 0; k < a->p.seq; k++)
+            sum += exp(a->weight[k] - top);
+        for (size_t k = 0; k < keys; k++) {
+            weight[h * keys + k] = exp(a->weight[k] - top) / sum;
+            memset(a->context, 0, a->q * sizeof *a->context);
+            take(a->one, a, r, 2, h / group, k);
+            for (size_t i = 0; i < d; i++)
+                a->context[h * d + i] = weight[h * keys + k] * a->one[i];
+            ari_probe_put(&a->p, 0, a->context);
+            for (size_t i = 0; i < a->p.outs; i++)
+                share[h * keys + k][i] = a->p.is[i] - (double)a->p.bias[i];
+        }
+    }
+}
+
+/* Gauss's elimination with the largest pivots; false: the equations say nothing of some unknown. */
+static bool solve(double (*m)[MOST_SHARES + 1], size_t n)
+{
+    for (size_t col = 0; col < n; col++) {
+        size_t best = col;
+        for (size_t row = col + 1; row < n; row++)
+            best = fabs(m[row][col]) > fabs(m[best][col]) ? row : best;
+        if (!(fabs(m[best][col]) > 1e-9 * fabs(m[0][0])))
+            return false;
+        for (size_t i = 0; i <= n; i++) {
+            const double x = m[col][i];
+            m[col][i] = m[best][i];
+            m[best][i] = x;
+        }
+        for (size_t row = 0; row < n; row++) {
+            const double by = row == col ? 0.0 : m[row][col] / m[col][col];
+            for (size_t i = col; i <= n; i++)
+                m[row][i] -= by * m[col][i];
+        }
+    }
+    for (size_t row = 0; row < n; row++)
+        m[row][n] /= m[row][row];
+    return true;
+}
+
+/* By how much each share counts in the other's values of a token, by least squares; NaN where rounding hides it. Returns
+ * how many, 0: unknown. */
+static size_t find_counts(double *count, attention *a, const recipe *r, size_t token)
+{
+    double share[MOST_SHARES][ARI_PROBE_FEATURES], m[MOST_SHARES][MOST_SHARES + 1], weight[MOST_SHARES];
+    const size_t n = a->q / r->head * (token + 1), row = a->p.sample * a->p.seq + token, cols = a->p.c->grid.cols;
+    if (n > MOST_SHARES || 4 * n > 3 * a->p.outs)
+        return 0;
+    fill_shares(a, r, token, share, weight);
+    for (size_t i = 0; i < n; i++) {
+        for (size_t k = 0; k <= n; k++) {
+            m[i][k] = 0.0;
+            for (size_t f = 0; f < a->p.outs; f++) {
+                const double value = (double)a->p.c->val[row * cols + a->p.out[f]] - (double)a->p.bias[f];
+                m[i][k] += share[i][f] * (k < n ? share[k][f] : value);
+            }
+        }
+    }
+    if (!solve(m, n))
+        return 0;
+    for (size_t i = 0; i < n; i++)
+        count[i] = weight[i] > 0.02 ? m[i][n] : (double)NAN;
+    return n;
+}
+
+/* Whether the shares of the first tokens, which have few, each count not at all or one number of times. */
+static void find_dropout(ari_trace *t, attention *a, const recipe *base)
+{
+    double count[3 * MOST_SHARES], times = 0.0;
+    size_t n = 0, zero = 0, known = 0;
+    fill_angles(a, base);
+    for (size_t token = 0; a->p.w && base->ahead == 0 && token < 3 && token < a->p.seq; token++)
+        n += find_counts(count + n, a, base, token);
+    for (size_t i = 0; i < n; i++)
+        times = fmax(times, count[i]);
+    for (size_t i = 0; i < n; i++) {
+        known += isnan(count[i]) ? 0 : 1;
+        zero += fabs(count[i]) < 1e-3;
+        if (fabs(count[i]) >= 1e-3 && !ari_is_near(count[i], times, 1e-3))
+            return;
+    }
+    if (known < 8 || zero == 0 || zero == known || !(times > 1.01))
+        return;
+    ari_found(t, ARI_FOUND_ATTENTION, ARI_IF(FRACTION));
+    ari_number(t, "factor", times);
+    ari_number(t, "rate", 1.0 - 1.0 / times);
+}
+
 /* --- the measure -------------------------------------------------------------------------------------------------- */
 
 /* q, k and v of the probe's sample, normalised where the model does that; *held: the reference has them. */
@@ -388,8 +491,11 @@ static ar_status replay_all(ari_trace *t, attention *a)
     a->column = a->weight + a->p.seq;
     a->one = a->k + a->p.seq * MOST_HEAD;
     a->sine = a->cosine + a->p.seq * (MOST_HEAD / 2);
-    if (find_base(a, &base))
-        find_mistake(t, a, &base);
+    if (!find_base(a, &base))
+        return AR_OK;
+    find_mistake(t, a, &base);
+    if (t->kind == ARI_FOUND_NOTHING)
+        find_dropout(t, a, &base);
     return AR_OK;
 }
 

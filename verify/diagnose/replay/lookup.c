@@ -158,7 +158,7 @@ ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
     size_t first = 0;
     while (first + 1 < rows && !ari_row_differs(c, first))
         first++;
-    if (is_cosine(c, c->val, rows)) {
+    if (is_cosine(c, c->val, rows) && fastest > 1e-6) {
         const bool stretched = !ari_is_near(fastest, wanted, 1e-3 + c->relative);
         ari_found(t, ARI_FOUND_POSITIONS, ARI_IF(OF_THETA) | (stretched ? ARI_IF(FRACTION) : 0));
         ari_number(t, "factor", wanted / fastest);

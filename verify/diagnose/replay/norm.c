@@ -228,6 +228,91 @@ static ar_status add_mixture(verdict *v, norm *n, const ari_case *c, const ari_r
     return AR_OK;
 }
 
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The number that recurs most often, to rounding; 0: none does in a fiftieth of them. Sorts them. */
+static double recurring(double *x, size_t n)
+{
+    size_t from = 0, longest = 0;
+    double found = 0.0;
+    qsort(x, n, sizeof *x, by_value);
+    for (size_t i = 1; i <= n; i++) {
+        if (i < n && x[i] - x[i - 1] <= 1e-5 * fabs(x[i]))
+            continue;
+        if (i - from > longest) {
+            longest = i - from;
+            found = x[from + longest / 2];
+        }
+        from = i;
+    }
+    return longest >= 3 && longest * 50 >= n ? found : 0.0;
+}
+
+/* Whether the row is the norm of x + m y, each m 0 or one number above 1, which goes to *times. Where m is 0 the ratio
+ * to x is the same. */
+static bool is_dropped(double *times, double *ratio, const norm *n, const float *x, const float *y, const ari_run *run)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < run->count; i++)
+        ratio[i] = without(n, run->value, i) / (double)x[i];
+    const double scale = recurring(ratio, run->count);
+    if (scale == 0.0)
+        return false;
+    *times = 0.0;
+    for (size_t i = 0; i < run->count; i++) {
+        const double m = (without(n, run->value, i) / scale - (double)x[i]) / (double)y[i];
+        if (fabs((double)y[i]) * (fabs(m) > 1e-2) > fabs((double)y[at]) * (*times > 0.0)) {
+            at = i;
+            *times = m;
+        }
+    }
+    for (size_t i = 0; i < run->count; i++) {
+        const double unsure = 1e-4 * (fabs((double)x[i]) + fabs((double)y[i]));
+        const double apart = without(n, run->value, i) / scale - (double)x[i];
+        if (fabs(apart) > unsure && fabs(apart - *times * (double)y[i]) > unsure)
+            return false;
+    }
+    return *times > 1.01;
+}
+
+/* Dropout of one of the input's two terms, in every wrong row at the same rate. */
+static ar_status find_dropout(ari_trace *t, norm *n, const ari_case *c)
+{
+    const size_t cols = c->grid.cols;
+    double *ratio = NULL, least = HUGE_VAL, most = 0.0;
+    AR_TRY(ari_alloc((void **)&ratio, cols, sizeof *ratio, c->grid.d->name));
+    ar_status st = AR_OK;
+    for (size_t k = 0; k < 2 && t->kind == ARI_FOUND_NOTHING; k++) {
+        ari_runs it = ari_runs_of(&c->grid);
+        ari_run run;
+        bool held = true;
+        least = HUGE_VAL, most = 0.0;
+        while (held && ari_runs_next(&it, &run)) {
+            double times;
+            if (run.count != cols || !run_is_wrong(&c->grid, &run))
+                continue;
+            AR_TRY_TO(done, st, ar_dump_read_f32(n->input[k], run.row * cols, cols, n->x));
+            AR_TRY_TO(done, st, ar_dump_read_f32(n->input[!k], run.row * cols, cols, n->y));
+            held = is_dropped(&times, ratio, n, n->x, n->y, &run);
+            least = fmin(least, times);
+            most = fmax(most, times);
+        }
+        if (!held || most - least > 1e-2 * most)
+            continue;
+        ari_found(t, ARI_FOUND_NORM_AGAIN, ARI_IF(FRACTION));
+        ari_words(t, "what", "%.150s", n->input[!k]->name);
+        ari_number(t, "factor", 0.5 * (least + most));
+        ari_number(t, "rate", 1.0 - 2.0 / (least + most));
+    }
+done:
+    free(ratio);
+    return st;
+}
+
 /* Which of the two terms is missing, or how often it counts. */
 static void found_mixture(ari_trace *t, const norm *n, const verdict *v)
 {
@@ -294,6 +379,8 @@ static ar_status look_at_norm(ari_trace *t, norm *n, const ari_case *c)
         ari_found(t, ARI_FOUND_NORM_AGAIN, v.moved ? ARI_IF(SHIFT) : v.plus ? ARI_IF(ONE) : ARI_IF(ZERO));
     } else if (!v.same && v.mixed && v.most - v.least < 1e-3 && fabs(v.least - atan(1.0)) > 1e-2) {
         found_mixture(t, n, &v);
+    } else if (!v.same && !n->bias && n->input[0] && n->input[1]) {
+        return find_dropout(t, n, c);
     }
     return AR_OK;
 }

@@ -22,7 +22,7 @@ typedef struct losses {
     side of[2];  /* the reference, the other */
 } losses;
 
-enum { MOST_LOGITS = 1 << 25 };
+enum { MOST_LOGITS = 1 << 24 };
 
 static const ar_dump_tensor *find_any(const ari_case *c, const ar_dump *dump, char pass)
 {
