@@ -326,7 +326,7 @@ static const char *place_text(char *text, size_t cap, const ari_piece *p)
     if (p->boxes > 0)
         ari_region_text(region, p->ndim, p->box->global, p->box->extent);
     snprintf(text, cap, "%s%.150s%s of %s", p->partial ? "a summand of " : "", region, p->boxes > 1 ? " and more" : "",
-             ARI_ST_SHAPE(p->ndim, p->shape));
+             ARI_SHOW_SHAPE(p->ndim, p->shape));
     return text;
 }
 
