@@ -8,7 +8,7 @@
 
 #include "ref/core/out.h"
 #include "ref/core/size.h"
-#include "ref/io/safetensors.h"
+#include "ref/core/text.h"
 
 /* Whether box b goes on where a ends, in the full tensor and in the file. */
 static bool continues(const ar_dump_box *a, const ar_dump_box *b, int ndim, int along)
