@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Broken and right PyTorch runs, and what `anyrank verify` says of each: is the cause named, is a right run let alone?
 
-    python tests/pytorch/trial.py --anyrank build/anyrank [--only GLOB] [--folder DIR [--again]] [--json FILE] [-v]
+    python tests/pytorch/trial.py --anyrank build/anyrank [--only GLOB..] [--folder DIR [--again]] [--json FILE] [-v]
 
 Needs torch, transformers and safetensors. Every run is 1 to 4 gloo processes on this machine's CPU, forked from this
 one. cases.py lists them: for each broken one the causes (docs/causes.md) that are right, and those that are partly so.
+The last lines are a table: runs of a kind by verdict, the share that is right, the share that is wrong.
 """
 
 import argparse
@@ -105,10 +106,30 @@ class Trial:
         return report
 
 
+VERDICTS = ("right", "partly", "wrong", "unseen", "other tensor", "alarm", "error")
+
+
+def kind_of(case):
+    """Broken or right, fp32 or bf16, written by hand or Hugging Face's."""
+    return ("broken" if case.bug else "right", "fp32" if case.dtype == "fp32" else "bf16",
+            "hand-written" if case.model in cases.HAND else "Hugging Face")
+
+
+def totals(rows):
+    """The lines of a table: each kind of run, and each kind of either origin; how many have which verdict."""
+    kinds = sorted({row["kind"] for row in rows} | {(*row["kind"][:2], "all") for row in rows})
+    yield f"{'runs':28} {'all':>5} " + " ".join(f"{v:>12}" for v in VERDICTS) + f" {'right':>7} {'wrong':>7}"
+    for kind in kinds:
+        of = [row["verdict"] for row in rows if row["kind"][:2] == kind[:2] and kind[2] in ("all", row["kind"][2])]
+        counts = [of.count(verdict) for verdict in VERDICTS]
+        yield (f"{' '.join(kind):28} {len(of):5} " + " ".join(f"{n:12}" for n in counts) +
+               f" {100 * counts[0] / len(of):6.1f}% {100 * sum(counts[2:3] + counts[4:]) / len(of):6.1f}%")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--anyrank", default="build/anyrank")
-    parser.add_argument("--only", default="*")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB")
     parser.add_argument("--folder", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--again", action="store_true", help="compare what --folder holds of an earlier trial")
@@ -117,23 +138,19 @@ def main():
     torch.set_num_threads(1)
     folder = args.folder or pathlib.Path(tempfile.mkdtemp(prefix="anyrank-trial-"))
     folder.mkdir(parents=True, exist_ok=True)
-    trial, counts, rows = Trial(args.anyrank, folder, args.again), {}, []
+    trial, rows = Trial(args.anyrank, folder, args.again), []
     for case in cases.CASES:
-        if not fnmatch.fnmatchcase(case.name, args.only):
+        if not any(fnmatch.fnmatchcase(case.name, glob) for glob in args.only):
             continue
         report = trial.look(case, keep=args.folder is not None)
         verdict, tensor, cause = judge(case, report)
-        kind = ("broken " if case.bug else "right ") + case.dtype
-        counts.setdefault(kind, {}).setdefault(verdict, 0)
-        counts[kind][verdict] += 1
-        rows.append({"case": case.name, "kind": kind, "verdict": verdict, "tensor": tensor, "cause": cause})
+        rows.append({"case": case.name, "kind": kind_of(case), "verdict": verdict, "tensor": tensor, "cause": cause})
         print(f"{verdict:12} {case.name:58} {tensor:48} {cause}", flush=True)
         if args.verbose and report and report["first"]:
             print(f"    {report['first'].get('pattern')}\n    {report['first'].get('hint')}", flush=True)
-    for kind, of in sorted(counts.items()):
-        print(f"{kind}: {sum(of.values())}: " + ", ".join(f"{n} {verdict}" for verdict, n in sorted(of.items())))
+    print(*totals(rows), sep="\n")
     if args.json:
-        args.json.write_text(json.dumps({"counts": counts, "cases": rows}, indent=1) + "\n")
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
     if args.folder is None:
         shutil.rmtree(folder)
 
