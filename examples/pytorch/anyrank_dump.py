@@ -178,7 +178,7 @@ class Dumper:
         if self.mean_over and self.mean_over not in self.mesh:
             raise ValueError(f"mean_over: the mesh {self.mesh} has no dimension {self.mean_over!r}")
         self.kept, self.calls, self.handles, self.step, self.has_gradients = {}, {}, [], 1, False
-        self.samples = None
+        self.samples, self.given, self.passes, self.micro_batches = None, set(), 0, 1
         self._listen()
 
     # --- listening ------------------------------------------------------------------------------------------------
@@ -192,21 +192,25 @@ class Dumper:
     def _at_step(self, name):
         return name if self.step == 1 else f"{name}@{self.step}"
 
-    def _keep(self, name, tensor, spec=None):
+    def _keep(self, name, tensor, spec=None, of_all=False):
         if not self._wants(name):
             return
         path, suffix = name.rsplit(":", 1)
         self.calls[name] = self.calls.get(name, 0) + 1
         if self.calls[name] > 1:
             name = f"{path}.call{self.calls[name]}:{suffix}"
-        self.kept.setdefault(self._at_step(name), []).append(_Value(tensor, spec, self._per_sample(tensor, suffix)))
+        per_sample = self._per_sample(tensor, suffix) and not (of_all and tensor.shape[0] == 1)
+        self.kept.setdefault(self._at_step(name), []).append(_Value(tensor, spec, per_sample))
 
     def _begin_pass(self, _module, args, kwargs):
         if _in_backward():
             return
+        self.passes += torch.is_grad_enabled()
+        self.micro_batches = max(self.micro_batches, self.passes)
         self.calls = {name: n for name, n in self.calls.items() if not name.endswith((":fwd", ":bwd"))}
-        given = next((x for x in [*args, *kwargs.values()] if isinstance(x, torch.Tensor) and x.dim() > 0), None)
-        self.samples = None if given is None else {given.shape[0], given.shape[:2].numel()}
+        given = [x for x in [*args, *kwargs.values()] if isinstance(x, torch.Tensor) and x.dim() > 0]
+        self.samples = {given[0].shape[0], given[0].shape[:2].numel()} if given else None
+        self.given = {x.untyped_storage().data_ptr() for x in given}
 
     def _per_sample(self, t, suffix):
         """Whether an activation has the samples along dimension 0: as many as the model's input, or a row a token.
@@ -216,6 +220,12 @@ class Dumper:
         if suffix not in ("fwd", "bwd") or t.dim() == 0:
             return False
         return self.samples is None or t.shape[0] in self.samples and (t.shape[0] > 1 or t.requires_grad or suffix == "bwd")
+
+    def _counts_positions(self, args):
+        """Whether a module's input is consecutive numbers that the model itself made: in one row, they are all samples'."""
+        x = _local(args[0]) if args and isinstance(args[0], torch.Tensor) else None
+        return (x is not None and not x.is_floating_point() and x.untyped_storage().data_ptr() not in self.given and
+                bool((x.flatten().diff() == 1).all()))
 
     def _listen(self):
         self.handles.append(self.module.register_forward_pre_hook(self._begin_pass, with_kwargs=True))
@@ -267,7 +277,7 @@ class Dumper:
                         t._anyrank_spec = _local_spec(t, whole["spec"])
                     elif given is not None and _spec(given) and given.shape == t.shape and not list(_module.parameters()):
                         t._anyrank_spec = _spec(given)  # an activation of a part is a part
-                self._keep(f"{path}.{i}:fwd" if i else f"{path}:fwd", t)
+                self._keep(f"{path}.{i}:fwd" if i else f"{path}:fwd", t, of_all=self._counts_positions(args))
         return hook
 
     def _model_hook(self, _module, _args, output):
@@ -335,7 +345,7 @@ class Dumper:
         """What is recorded from here on belongs to the next training step."""
         if not self.has_gradients:
             self.keep_gradients()
-        self.step, self.calls, self.has_gradients = self.step + 1, {}, False
+        self.step, self.calls, self.has_gradients, self.passes = self.step + 1, {}, False, 0
 
     def close(self):
         """Removes all hooks."""
@@ -498,7 +508,9 @@ class Dumper:
         path = self.folder / f"rank-{self.rank:05d}.safetensors"
         half = path.with_name(path.name + ".part")
         save_file({name: v.data for name, v in values.items()}, half,
-                  {"format": "pt", "DCP_VERSION": "1.0", DCP: json.dumps(dcp), PLACEMENT: json.dumps(placement)})
+                  {"format": "pt", "DCP_VERSION": "1.0", DCP: json.dumps(dcp), PLACEMENT: json.dumps(placement),
+                   "micro_batches": str(self.micro_batches)})
         os.replace(half, path)
         self.kept, self.calls, self.step, self.has_gradients = {}, {}, 1, False
+        self.passes, self.micro_batches = 0, 1
         return path
