@@ -132,7 +132,8 @@ void ari_survey_fini(ari_survey *s);
 /* What the dumps say of the run; 0: they do not. */
 typedef struct ari_facts {
     size_t heads, kv_heads, batch, seq;
-    bool sp; /* ranks hold different positions between the tensor-parallel regions */
+    int micro_batches; /* of each of the other run's ranks */
+    bool sp;           /* ranks hold different positions between the tensor-parallel regions */
 } ari_facts;
 ari_facts ari_facts_of(const ari_explain_case *c);
 /* The ids of the batch, where a dump has them; NULL. */

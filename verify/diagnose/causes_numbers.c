@@ -179,6 +179,9 @@ static const ari_cause rows[] = {
     {"norm_mean_of_ranks", K(NORM), ARI_TRACE + 2, ANY, 0, IF(AVERAGE), 0, "",
      "the mean over {tp} ranks of the norms of what each holds, {low}, in place of the root of the sum of all squares; "
      "squares are added over tp before the root, replicated parameters once"},
+    {"clipped", K(NORM), ARI_TRACE + 2, ANY, 0, IF(CUT), 0, "",
+     "clipped by value first: the norm is {low}, that of the reference's gradients with each element within +-{limit} "
+     "(clip_grad_value_ before the norm is taken, or in place of clip_grad_norm_)"},
     {"unknown", K(NORM), ARI_TRACE + 2, ANY, 0, IF(FOREIGN), 0, "",
      "the gradients are right and their norm is not: it is {low}, {times:.6g} times the reference, and no parameter, kind "
      "of parameter or rank's part counted again or left out makes that; another norm (of clipped or scaled gradients, "
@@ -298,6 +301,10 @@ static const ari_cause rows[] = {
     {"counted_twice", K(SHARE), ARI_STATISTIC + 6, ANY, 0, IF(TWICE), 0, "",
      "a contribution counted twice: the difference is {share:.3g} of the reference and orthogonal to the rest: "
      "{contributes} was added once more"},
+    {"one_micro_batch", K(SHARE), ARI_STATISTIC + 7, ANY, 0, IF(OF_MICRO), 0, "",
+     "one micro-batch alone: cosine with the reference {angle:.2f}, its share of it {share:.3g}, about 1/{micro}, and "
+     "what is missing is orthogonal to it: each of {micro} micro-batches' gradients are added to those of the ones "
+     "before, not written over them"},
     {"partial_sum", K(SHARE), ARI_STATISTIC + 7, ANY, 0, 0, 0, "",
      "a partial sum: cosine with the reference {angle:.2f}, its share of it {share:.3g}, and what is missing is "
      "orthogonal to it: {contributes}"},

@@ -54,11 +54,11 @@ static const ari_cause rows[] = {
          "; a replicated parameter whose ranks saw different tokens or heads needs its "
          "gradients added"),
     {"missing_average", K(MEAN), ARI_IDENTITY + 1, ANY, 0, 0, 0, "",
-     "looks like a missing average over {over}: the mean of the ranks' values is the reference (largest difference "
-     "{worst:.1e} of its largest value), as if each rank had divided by its own part's count, or multiplied by N"},
+     "looks like a missing all-reduce that takes the mean over {over}: the mean of the ranks' values is the reference "
+     "(largest difference {worst:.1e} of its largest value), and each rank kept its own"},
     ALSO("g", 0, 0,
-         "; DDP's and FSDP's all-reduce, which takes the mean, did not run (no_sync, the module inside called, "
-         "parameters that get no gradient)"),
+         "; under DDP and FSDP it did not run: no_sync, the module inside called, a parameter that gets no gradient "
+         "(detached, frozen, not used), for which DDP waits"),
     {"missing_all_gather", K(OWN_BLOCK), ARI_IDENTITY + 5, ANY, 0, IF(ZERO), 0, "",
      "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right{range} and zeros elsewhere"},
     ALSO("b", 0, 0, "; a layer that slices a replicated input must gather that input's gradient"),

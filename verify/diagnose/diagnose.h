@@ -96,6 +96,10 @@ typedef struct ari_explain_case {
 #define ARI_EXPLAIN_ELEMENTS ((size_t)1 << 22)
 #define ARI_EXPLAIN_SAMPLED ((size_t)1 << 20)
 
+/** Ranks along "tp", if that is the innermost dimension of the dump's mesh, and along all others; left as they are where
+ *  the dump tells no mesh. */
+void ari_mesh_of(int *tp, int *dp, const ar_dump *d);
+
 /** Fills row->pattern, row->hint and row->evidence. Of the row it reads name, pass, step and first. Where the other
  *  dump is of ranks, their parts are looked at one by one; where it is whole, its layout is found from the data. The
  *  same tensors give the same texts.

@@ -343,6 +343,7 @@ static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify
     v.c.ref = v.ref;
     v.c.val = v.val;
     v.c.facts = ari_facts_of(known);
+    v.d.micro_batches = v.c.facts.micro_batches;
     if (!e->stretch)
         AR_TRY_TO(done, st, ari_rank_copies_of(&ranks, e->other, known));
     for (size_t i = 0; i < (rule ? 3 : 1) && *seen < SEEN_DIFFERENCE + ARI_SHAPE && *seen != SEEN_ROUNDING; i++) {

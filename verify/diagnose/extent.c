@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is read of dumps: a sample of a tensor, the copies of its ranks, and what dumps say of the run. */
+#include <limits.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -221,21 +222,21 @@ static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_du
 }
 
 /* Ranks along tp and dp from the mesh, where ranks are counted dp * tp; else what the case says. */
-static void find_mesh(ari_rank_copies *r, const ari_explain_case *c)
+void ari_mesh_of(int *tp, int *dp, const ar_dump *d)
 {
     const ar_mesh_dim *dims = NULL;
-    const size_t n = c->other ? ar_dump_mesh(c->other, &dims) : 0;
+    const size_t n = d ? ar_dump_mesh(d, &dims) : 0;
+    if (n > 0)
+        *tp = *dp = 1;
+    for (size_t i = 0; i < n; i++)
+        *(i + 1 == n && strcmp(dims[i].name, "tp") == 0 ? tp : dp) *= dims[i].size;
+}
+
+static void find_mesh(ari_rank_copies *r, const ari_explain_case *c)
+{
     r->tp = c->tp;
     r->dp = c->dp;
-    if (n > 0) {
-        r->tp = r->dp = 1;
-        for (size_t i = 0; i < n; i++) {
-            if (strcmp(dims[i].name, "tp") == 0 && i + 1 == n)
-                r->tp = dims[i].size;
-            else
-                r->dp *= dims[i].size;
-        }
-    }
+    ari_mesh_of(&r->tp, &r->dp, c->other);
     if (r->tp > 0 && r->dp == 0 && r->ranks % r->tp == 0)
         r->dp = r->ranks / r->tp;
     if (r->tp * r->dp != r->ranks)
@@ -319,9 +320,17 @@ static bool shares_positions(const ar_dump_tensor *t, const ari_order_key *key)
     return b->extent[1] < t->shape[1] && b->extent[2] == t->shape[2];
 }
 
+/* What examples/pytorch/anyrank_dump.py says of the run; 0: nothing, or no number. */
+static int micro_batches_of(const ar_dump *d)
+{
+    const char *text = d ? ar_dump_metadata(d, "micro_batches") : NULL;
+    const long n = text ? strtol(text, NULL, 10) : 0;
+    return n > 0 && n <= INT_MAX ? (int)n : 0;
+}
+
 ari_facts ari_facts_of(const ari_explain_case *c)
 {
-    ari_facts f = {0};
+    ari_facts f = {.micro_batches = micro_batches_of(c->other)};
     size_t q = 0, k = 0;
     const ar_dump *dumps[] = {c->reference, c->other};
     for (size_t d = 0; d < 2; d++) {

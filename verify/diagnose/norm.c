@@ -9,6 +9,11 @@
 
 enum { CHUNK = 4096, MOST_SUMMED = 1 << 26, MOST_GRADIENTS = 4096 };
 
+/* What clip_grad_value_ may be given. Any norm is that of some limit: only one of a round limit says something. */
+static const double limits[] = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
+                                0.01, 0.02, 0.05, 0.1,  0.2,  0.5,  1.0,  2.0,  5.0};
+enum { LIMITS = sizeof limits / sizeof *limits };
+
 /* One parameter's gradient: the sum of its squares in both dumps, and of those that each rank holds. */
 typedef struct part {
     ari_order_key key;
@@ -23,7 +28,7 @@ typedef struct parts {
     bool differ;   /* a gradient of the other dump is not the reference's */
     bool of_ranks; /* held is known */
     int tp;
-    double square, other;
+    double square, other, clipped[LIMITS]; /* clipped: of the reference's elements within +-limits */
 } parts;
 
 static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r, const ar_dump_tensor *t)
@@ -38,6 +43,8 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
         for (size_t k = 0; k < n; k++) {
             p->square += (double)x[k] * (double)x[k];
             p->other += (double)y[k] * (double)y[k];
+            for (size_t l = 0; l < LIMITS; l++)
+                all->clipped[l] += pow(fmin(fabs((double)x[k]), limits[l]), 2.0);
         }
         all->differ = all->differ || memcmp(x, y, n * sizeof *x) != 0;
     }
@@ -185,10 +192,13 @@ static void look_at_parts(ari_trace *t, const parts *all, double value, double r
     const double apart = fabs(all->square - ref * ref), unsure = 3.0 * apart + 0x1p-21 * all->square;
     const double difference = value * value - all->square;
     double mean, root;
+    size_t limit = 0;
     if (all->n == 0 || apart > 1e-4 * all->square || !(fabs(difference) > 4.0 * unsure))
         return;
     t->is &= ~ARI_IF(TWICE);
     norms_of_ranks(&mean, &root, all);
+    while (limit < LIMITS && !ari_is_near(sqrt(all->clipped[limit]), value, 1e-5))
+        limit++;
     if (all->of_ranks && ari_is_near(root, value, 1e-5)) {
         t->is |= ARI_IF(TWICE);
         ari_words(t, "which", "every parameter that ranks share");
@@ -196,6 +206,9 @@ static void look_at_parts(ari_trace *t, const parts *all, double value, double r
         t->is |= ARI_IF(AVERAGE);
     } else if (find_set(t, all, difference, fmax(unsure, 1e-4 * fabs(difference)))) {
         t->is |= difference > 0.0 ? ARI_IF(TWICE) : 0;
+    } else if (limit < LIMITS) {
+        t->is |= ARI_IF(CUT);
+        ari_number(t, "limit", limits[limit]);
     } else {
         t->is |= ARI_IF(FOREIGN);
     }

@@ -5,6 +5,7 @@
 #include "anyrank/parallel.h"
 #include "ref/core/size.h"
 #include "verify/diagnose/case.h"
+#include "verify/diagnose/roles.h"
 
 /* --- a factor for each slice -------------------------------------------------------------------------------------- */
 
@@ -156,6 +157,60 @@ static bool parts_of_ranks(parts *p, const ari_case *c)
     return true;
 }
 
+enum { IDS_ASKED = 4096 };
+
+/* The factors of the embedding's gradients of ids, of at most IDS_ASKED, where each is a multiple of the reference's:
+ * those are of ids that one part alone looks up. */
+static ar_status factors_of_ids(double *factor, size_t *n, const ar_dump_tensor *r, const ar_dump_tensor *v)
+{
+    const size_t cols = r->shape[1], step = r->shape[0] / IDS_ASKED + 1;
+    float *row = NULL;
+    ar_status st = AR_OK;
+    *n = 0;
+    AR_TRY(ari_alloc((void **)&row, 2 * cols, sizeof *row, r->name));
+    for (size_t id = 0; id < r->shape[0] && st == AR_OK; id += step) {
+        ari_sums s = {0};
+        AR_TRY_TO(done, st, ar_dump_read_f32(r, id * cols, cols, row));
+        AR_TRY_TO(done, st, ar_dump_read_f32(v, id * cols, cols, row + cols));
+        for (size_t i = 0; i < cols; i++)
+            ari_sums_add(&s, (double)row[cols + i], (double)row[i]);
+        if (s.rr > 0.0 && s.vr > 0.0 && ari_factor_left(&s) <= 1e-9 * s.vv)
+            factor[(*n)++] = ari_factor_of(&s);
+    }
+done:
+    free(row);
+    return st;
+}
+
+static int compare_factors(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* A parameter's gradient mixes the parts, but for ids that one part alone looks up. A part
+ * has two such ids at least. */
+static ar_status parts_of_ids(parts *p, const ari_case *c, const ar_dump_tensor *r)
+{
+    const ar_dump_tensor *v = ar_dump_find(c->known->other, r->name);
+    double *factor = NULL;
+    size_t n = 0;
+    *p = (parts){.unsure = 1e-4};
+    if (!v || v->ndim != 2 || v->count != r->count || r->shape[1] < 8)
+        return AR_OK;
+    AR_TRY(ari_alloc((void **)&factor, IDS_ASKED, sizeof *factor, r->name));
+    const ar_status st = factors_of_ids(factor, &n, r, v);
+    qsort(factor, n, sizeof *factor, compare_factors);
+    for (size_t first = 0, end = 0; st == AR_OK && first < n; first = end) {
+        while (end < n && ari_is_near(factor[end], factor[first], p->unsure))
+            end++;
+        if (end - first > 1)
+            add_part(p, factor[(first + end) / 2]);
+    }
+    free(factor);
+    return st;
+}
+
 /* Whether the parts' factors are those of means; how many parts an average would be over. */
 static bool are_means(ari_trace *t, const parts *p, int expected, uint64_t is)
 {
@@ -176,6 +231,24 @@ static bool are_means(ari_trace *t, const parts *p, int expected, uint64_t is)
     return true;
 }
 
+/* The step's gradients of embeddings say what is wrong with all gradients. */
+static ar_status measure_ids(ari_trace *t, const ari_case *c)
+{
+    for (size_t i = 0; i < ar_dump_count(c->known->reference) && t->kind == ARI_FOUND_NOTHING; i++) {
+        const ar_dump_tensor *r = ar_dump_at(c->known->reference, i);
+        const ari_order_key key = ari_order_of(r->name, c->path);
+        parts p;
+        if (key.pass != 'g' || key.step != c->grid.d->step || r->ndim != 2 ||
+            !(ari_name_is(r->name) & ARI_IS_EMBEDDING))
+            continue;
+        AR_TRY(parts_of_ids(&p, c, r));
+        if (p.n > 1 && are_means(t, &p, p.n, ARI_IF(HIDDEN)))
+            ari_words(t, "of", "ranks or micro-batches (as %s shows, in rows of ids that one of them alone has)",
+                      r->name);
+    }
+    return AR_OK;
+}
+
 ar_status ari_measure_means(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -184,6 +257,8 @@ ar_status ari_measure_means(ari_trace *t, const ari_case *c)
     parts p = {.n = 0}, of_micro = {.n = 0}, runs = {.n = 0};
     ari_sums *s = NULL;
     size_t n = 0;
+    if (d->pass == 'g' && d->hidden && c->known->reference && c->known->other && c->survey.total.nan == 0)
+        return measure_ids(t, c);
     if ((!samples && !(value && dp > 1)) || c->survey.total.nan > 0)
         return AR_OK;
     if (samples)

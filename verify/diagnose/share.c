@@ -196,9 +196,10 @@ ar_status ari_measure_share(ari_trace *t, const ari_case *c)
     const double within = share <= 0.62 ? 0.3 : 0.1; /* of a sum less a part, more is known */
     const bool part = share >= 0.04 && share <= 0.9 && cosine > 0.15 && fabs(all->vv / all->vr - 1.0) <= within;
     const bool twice = along >= 0.04 && along <= 0.62 && fabs(apart / along - 1.0) <= 0.3;
-    if (!part && !twice)
+    const bool of_micro = c->grid.d->pass == 'g' && is_one_of(share, c->grid.d->micro_batches, 1.5);
+    if ((!part && !twice) || (ari_is_activation(c->grid.d) && c->known->tp == 1)) /* sums over tp alone are partial */
         return AR_OK;
-    ari_found(t, ARI_FOUND_SHARE, part ? 0 : ARI_IF(TWICE));
+    ari_found(t, ARI_FOUND_SHARE, !part ? ARI_IF(TWICE) : of_micro ? ARI_IF(OF_MICRO) : 0);
     ari_number(t, "share", part ? share : along);
     say_how_many(t, c, part ? share : along);
     return AR_OK;

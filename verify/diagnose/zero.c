@@ -312,13 +312,14 @@ static void place_of_rank(ari_trace *t, const ari_case *c)
 }
 
 /* Whether the first tokens are right and later ones are not. A first token whose reference is zero is right by
- * accident; a small difference may begin with the first sum. */
+ * accident; a small difference may begin with the first sum; and of fewer than 8 differing elements a token the first
+ * may have none by chance, of so many in one time of e^8. */
 static bool begins_later(const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const ari_survey *s = &c->survey;
     return s->total.kept > 0 && s->total.dd > 4e-4 * s->total.rr && g->d->ndim == 3 && s->hits[1][0] == 0 &&
-           s->hit[1] * 4 > g->shape[1];
+           s->hit[1] * 4 > g->shape[1] && s->different >= 8 * g->shape[1];
 }
 
 /* --- shards, heads, packed parts ---------------------------------------------------------------------------------- */

@@ -171,11 +171,12 @@ static ar_status explain_row(ari_verifying *v, size_t i)
                  "the reference's own copies differ from each other: which of them is right, it does not say");
         return AR_OK;
     }
-    const int alone = v->report->ranks == 1 && v->report->mesh_dims > 0; /* a dump of ranks, of which there is one */
+    int tp = 0, dp = 0;
+    ari_mesh_of(&tp, &dp, v->dump[1]);
     ari_explain_case c = {.reference = v->dump[0],
                           .other = v->dump[1],
-                          .tp = o->tp ? o->tp : alone,
-                          .dp = o->dp ? o->dp : alone,
+                          .tp = o->tp ? o->tp : tp,
+                          .dp = o->dp ? o->dp : dp,
                           .heads = o->heads,
                           .kv_heads = o->kv_heads,
                           .doubt = s->pair ? s->pair->doubt : NULL};
@@ -250,26 +251,30 @@ static ar_status explain_one_sided(ari_verifying *v, size_t i)
 {
     ar_verify_report *r = v->report;
     ar_verify_row *row = &r->row[i];
-    bool others = false;
+    bool others = false, backward = false;
     const ar_dump_tensor *twin = NULL;
     if (!ari_is_one_sided(row))
         return AR_OK;
     if (row->pass == 'i' || row->pass == 'w')
         AR_TRY(find_twin(&twin, v, row));
-    for (size_t k = 0; k < r->rows; k++)
+    for (size_t k = 0; k < r->rows; k++) {
         others = others || (r->row[k].pass == 'g' && !ari_is_one_sided(&r->row[k]));
+        backward = backward || (r->row[k].pass == 'b' && !ari_is_one_sided(&r->row[k]));
+    }
     if (twin) {
         row->evidence = (ar_evidence){.cause = "tied_weight"};
         snprintf(row->hint, sizeof row->hint,
                  "a tied weight: only %s has this tensor, with the values of %s: not tied there; both "
                  "uses belong to one parameter and one gradient",
                  row->state == AR_VERIFY_UNEXPECTED ? "the other" : "the reference", twin->name);
-    } else if (row->pass == 'g' && row->state == AR_VERIFY_MISSING && others) {
+    } else if (row->pass == 'g' && row->state == AR_VERIFY_MISSING && (others || backward)) {
         row->evidence = (ar_evidence){.cause = "no_gradient"};
         snprintf(
-            row->hint, sizeof row->hint,
-            "the other run has no gradient of this parameter, and has others: frozen (requires_grad), not used, or "
-            "detached");
+            row->hint, sizeof row->hint, "the other run has no gradient of %s",
+            others
+                ? "this parameter, and has others: frozen (requires_grad), not used, or detached"
+                : "any parameter, and went backward: not reduced yet (FSDP2's set_requires_gradient_sync(False) keeps "
+                  "them elsewhere), set to None before the dump was written, or frozen");
     }
     return AR_OK;
 }
