@@ -157,15 +157,9 @@ def _norm_frozen(model):
 
 
 def _detached_residual(model):
-    class Cut(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-        def forward(self, x):
-            return self.inner(x.detach())
-    down = _layers(model)[1].mlp
-    forward = down.forward
-    down.forward = lambda x: forward(x.detach())
+    mlp = _layers(model)[1].mlp
+    forward = mlp.forward
+    mlp.forward = lambda x: forward(x.detach())
 
 
 MODEL_BUGS = {
@@ -247,7 +241,8 @@ def run(name, source, folder, rank=0, dp=1, tp=1, way=None, bug=None, dtype="fp3
     whole = model
     if way == "ddp":
         if bug == "parameter_ignored":
-            DDP._set_params_and_buffers_to_ignore_for_model(model, ["model.layers.1.mlp.up_proj.weight"])
+            ignored = [n for n, _ in model.named_parameters() if "1.mlp." in n and n.endswith("weight")][1:]
+            DDP._set_params_and_buffers_to_ignore_for_model(model, ignored)
         model = DDP(model, init_sync=bug != "weights_differ") if bug != "not_wrapped" else model
     elif way == "fsdp2":
         model = fully_shard(model, mesh["dp"], bug, dtype)
@@ -285,6 +280,9 @@ def run(name, source, folder, rank=0, dp=1, tp=1, way=None, bug=None, dtype="fp3
             dump.keep_update(optimizer, norm)
             if bug != "zero_grad_forgotten":
                 optimizer.zero_grad()
+        if bug == "moments_of_one_rank" and rank == 1:
+            for state in optimizer.state.values():
+                state["exp_avg"].zero_()
         if step + 1 < steps:
             dump.next_step()
     dump.write()

@@ -51,13 +51,14 @@ def on_ranks(world, function, folder):
 
 def verify(anyrank, reference, other, rule, folder):
     """The JSON report of verify, or None where it did not end well."""
-    out = folder / "report.json"
-    out.unlink(missing_ok=True)
+    out = folder / f"report-{os.getpid()}.json"
     done = subprocess.run([anyrank, "verify", reference, other, *rule, "--json", out, "-q"], capture_output=True, text=True)
     if done.returncode not in (0, 1):
         print(done.stdout, done.stderr, file=sys.stderr)
         return None
-    return json.loads(out.read_text())
+    report = json.loads(out.read_text())
+    out.unlink()
+    return report
 
 
 def judge(case, report):
