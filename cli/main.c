@@ -21,7 +21,7 @@ const ari_subcommand ari_subcommands[] = {
     {"train", "train on text, the same bits on every layout", &ari_train_spec, NULL},
     {"verify", "compare two dumps of tensors", &ari_verify_spec, NULL},
     {"reshard", "split and merge checkpoints", &ari_reshard_spec, NULL},
-    {"plan", "memory, bytes and time of every legal layout", NULL, NULL},
+    {"plan", "what a layout does with a model, without running it", &ari_plan_spec, NULL},
     {"lint", "check a parallel plan without running numbers", NULL, NULL},
     {"bugs", "list the faults that can be injected, and run each", &ari_bugs_spec, NULL},
     {"bench", "time exact arithmetic against native, all-reduces against copies", &ari_bench_spec, NULL},

@@ -2,6 +2,7 @@
 #include "plan/names.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "ref/models/family.h"
 
@@ -20,4 +21,51 @@ void ari_operation_tag(char *out, size_t cap, const ar_config *c, const ari_oper
     if (call->role != ARI_NO_ROLE)
         ari_operation_path(path, sizeof path, c, op, call->role);
     snprintf(out, cap, "%s%s%s", bucket, path, call->tag);
+}
+
+/* --- rows --------------------------------------------------------------------------------------------------------- */
+
+/* "3", "0-62", or "*" for all layers of the model. */
+static void layers_text(char out[48], const ar_config *c, const ari_flow_row *row)
+{
+    const size_t first = row->op.layer;
+    if (row->layers == c->layers)
+        snprintf(out, 48, "*");
+    else if (row->layers == 1)
+        snprintf(out, 48, "%zu", first);
+    else
+        snprintf(out, 48, "%zu-%zu", first, first + row->layers - 1);
+}
+
+static void append(char *out, size_t cap, const char *between, const char *text)
+{
+    const size_t used = strlen(out);
+    snprintf(out + used, cap - used, "%s%s", used > 0 ? between : "", text);
+}
+
+/* Whether an operation is about a parameter, or a bucket of them: its output is one, or its gradient. */
+static bool of_parameters(const ari_operation *op)
+{
+    return op->kind == ARI_OPERATION_WEIGHT_GRADIENT || op->kind == ARI_OPERATION_BROADCAST ||
+           op->kind == ARI_OPERATION_GRADIENT_SUM || op->kind == ARI_OPERATION_WEIGHT_GATHER;
+}
+
+void ari_flow_title(char *out, size_t cap, const ar_config *c, const ari_flow_row *row)
+{
+    const ari_operation *op = &row->op;
+    char layers[48], path[160];
+    layers_text(layers, c, row);
+    ari_role_path(out, cap, c->arch, layers, op->role);
+    for (int i = 1; i < op->weights; i++) { /* those that share the input of the first */
+        ari_role_path(path, sizeof path, c->arch, layers, op->weight[i].role);
+        const char *leaf = strrchr(path, '.');
+        if (op->weight[i].role != op->weight[0].role)
+            append(out, cap, ", ", leaf ? leaf + 1 : path);
+    }
+    if (!of_parameters(op))
+        return;
+    append(out, cap, "", op->output[0].bias ? ".bias" : ".weight");
+    snprintf(path, sizeof path, " and %zu more", op->params - 1);
+    if (op->params > 1)
+        append(out, cap, "", path);
 }

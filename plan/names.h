@@ -2,7 +2,7 @@
 #ifndef ARI_PLAN_NAMES_H
 #define ARI_PLAN_NAMES_H
 
-#include "sim/plan/ops.h"
+#include "plan/flow.h"
 
 /* Names in a model's own words of what sim/plan lists by role and layer: it shares no table with what it checks. */
 
@@ -10,5 +10,9 @@
 void ari_operation_path(char *out, size_t cap, const ar_config *c, const ari_operation *op, ari_role role);
 /** The tag by which a trace names the collective. */
 void ari_operation_tag(char *out, size_t cap, const ar_config *c, const ari_operation *op, const ari_op_call *call);
+
+/** What a row is about: "model.layers.*.self_attn.q_proj, k_proj, v_proj", "model.layers.0-3.mlp",
+ *  "model.norm.weight and 7 more" of a bucket. "" where it is about no part of the model. */
+void ari_flow_title(char *out, size_t cap, const ar_config *c, const ari_flow_row *row);
 
 #endif

@@ -93,15 +93,41 @@ static void print_all(const ari_table *t, const char **titles, int *widths, FILE
         print_row(t, (const char *const *)(t->cells + i), widths, to, indent);
 }
 
-ar_status ari_table_end(ari_table *t, FILE *to, int indent)
+/* One line; a bar in a cell would end it. */
+static void print_markdown_row(const char *const *cells, size_t n, FILE *to)
+{
+    for (size_t c = 0; c < n; c++) {
+        fputs(c == 0 ? "| " : " | ", to);
+        for (const char *p = cells[c]; *p != '\0'; p++)
+            fprintf(to, *p == '|' ? "\\%c" : "%c", *p);
+    }
+    fputs(" |\n", to);
+}
+
+static void print_markdown(const ari_table *t, const char **titles, FILE *to)
+{
+    for (size_t c = 0; c < t->n; c++)
+        titles[c] = t->columns[c].title != NULL ? t->columns[c].title : "";
+    print_markdown_row(titles, t->n, to);
+    for (size_t c = 0; c < t->n; c++)
+        fputs(t->columns[c].align == ARI_RIGHT ? "|---:" : "|---", to);
+    fputs("|\n", to);
+    for (size_t i = 0; i < t->count; i += t->n)
+        print_markdown_row((const char *const *)(t->cells + i), t->n, to);
+}
+
+/* indent < 0: Markdown. */
+static ar_status end(ari_table *t, FILE *to, int indent)
 {
     while (t->count % t->n != 0 && !t->failed)
         add_cell(t, "");
     int *widths = calloc(t->n, sizeof *widths);
     const char **titles = calloc(t->n, sizeof *titles);
     const bool failed = widths == NULL || titles == NULL || t->failed;
-    if (to != NULL && !failed)
+    if (to != NULL && !failed && indent >= 0)
         print_all(t, titles, widths, to, indent);
+    else if (to != NULL && !failed)
+        print_markdown(t, titles, to);
     free(widths);
     free(titles);
     for (size_t i = 0; i < t->count; i++)
@@ -111,6 +137,16 @@ ar_status ari_table_end(ari_table *t, FILE *to, int indent)
     if (failed)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a table of %zu columns", t->n);
     return AR_OK;
+}
+
+ar_status ari_table_end(ari_table *t, FILE *to, int indent)
+{
+    return end(t, to, indent);
+}
+
+ar_status ari_table_markdown(ari_table *t, FILE *to)
+{
+    return end(t, to, -1);
 }
 
 /* --- rows of structs -------------------------------------------------------------------------------------------- */

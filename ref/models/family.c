@@ -140,18 +140,19 @@ bool ari_value_path(char *out, size_t cap, ari_role *role, const ari_family *f, 
 /* Below a block, or in the model. */
 static void leaf_path(char *out, size_t cap, const ari_family *f, ari_role role)
 {
-    const char *part = ari_part_path(f, role);
+    const char *path = ari_part_path(f, role);
     ari_role found = ARI_NO_ROLE;
-    for (size_t i = 0; !part && found != role && ari_value_path(out, cap, &found, f, i); i++)
-        ;
-    if (found == role && !part)
-        return;
-    snprintf(out, cap, "%s",
-             part                        ? part
-             : role == ARI_EMBEDDED      ? f->embedded
-             : role == ARI_ATTENTION_SUM ? "attn_residual"
-             : role == ARI_LOSS          ? "loss"
-                                         : "");
+    for (size_t i = 0; !path && ari_value_path(out, cap, &found, f, i); i++) {
+        if (found == role)
+            return;
+    }
+    if (role == ARI_EMBEDDED)
+        path = f->embedded;
+    else if (role == ARI_ATTENTION_SUM)
+        path = "attn_residual";
+    else if (role == ARI_LOSS)
+        path = "loss";
+    snprintf(out, cap, "%s", path ? path : "");
 }
 
 void ari_role_path(char *out, size_t cap, ar_arch arch, const char *layer, ari_role role)

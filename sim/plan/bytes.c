@@ -8,7 +8,8 @@ typedef struct tally {
     const ari_step_case *c;
     size_t dp, tp, kv_heads;
     size_t times[ARI_EACH_VERIFIED_STEP + 1];
-    bool once_a_group; /* the walk's rank is the first of its tp group */
+    size_t alike;      /* tp ranks that this walk stands for */
+    bool once_a_group; /* the first of the group is among them */
     size_t bytes;
 } tally;
 
@@ -17,7 +18,7 @@ typedef struct tally {
 static size_t groups(const tally *t, const ari_operation *op, const ari_op_call *call)
 {
     if (call->over == ARI_OVER_DP)
-        return 1;
+        return t->alike;
     if (!t->once_a_group)
         return 0;
     if (call->often == ARI_EACH_VERSION)
@@ -41,6 +42,19 @@ static ar_status add(void *user, const ari_operation *op)
     return AR_OK;
 }
 
+/* How many tp ranks from r on hold as much: all share matrices evenly but for the vocabulary. */
+static size_t alike(size_t vocab, int tp, int r)
+{
+    size_t start = 0, own = 0, other = 0, n = 1;
+    ar_split_uneven(vocab, tp, r, &start, &own);
+    for (; r + (int)n < tp; n++) {
+        ar_split_uneven(vocab, tp, r + (int)n, &start, &other);
+        if (other != own)
+            break;
+    }
+    return n;
+}
+
 ar_status ari_traffic_bytes(uint64_t *bytes, const ari_step_case *c)
 {
     const size_t steps = c->run.steps > 1 ? (size_t)c->run.steps : 1; /* at least the one without an update */
@@ -57,8 +71,9 @@ ar_status ari_traffic_bytes(uint64_t *bytes, const ari_step_case *c)
     AR_TRY(ari_operations_pass(c, ARI_PASS_FORWARD, 0, add, &t));
     if (!c->forward_only)
         AR_TRY(ari_operations_pass(c, ARI_PASS_BACKWARD, 0, add, &t));
-    for (int r = 0; r < tp; r++) { /* tp ranks hold different parameters, which they sum over dp */
+    for (int r = 0; r < tp; r += (int)t.alike) { /* what they hold, they make equal and sum over dp */
         t.once_a_group = r == 0;
+        t.alike = alike(c->config->vocab, tp, r);
         AR_TRY(ari_operations_start(c, r, add, &t));
         AR_TRY(ari_operations_step(c, r, add, &t));
     }

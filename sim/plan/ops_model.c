@@ -295,9 +295,7 @@ static ari_linear_ops head_of(const ari_walk *w)
 static ari_operation *loss_of(ari_walk *w)
 {
     const size_t width = w->head ? w->config->vocab : w->config->hidden;
-    ari_operation *op = local(w, ARI_OPERATION_LOSS, w->head ? ARI_LOGITS : ARI_LOSS, 1, width,
-                              w->head ? ari_by_features : ari_walk_stream(w));
-    return op;
+    return local(w, ARI_OPERATION_LOSS, ARI_LOSS, 1, width, w->head ? ari_by_features : ari_walk_stream(w));
 }
 
 /* Logits stay sharded: a maximum, a denominator and the target's bits are found for each token. Without a head every

@@ -269,10 +269,10 @@ static void sum_bucket(ari_walk *w, const bucket *b, size_t index)
     ari_operation *op = begin_bucket(w, ARI_OPERATION_GRADIENT_SUM, b, index);
     ari_op_value *in = &op->input[op->inputs++];
     *in = run_of(w, b->elements, dtype, false);
-    in->bias = b->first.of.bias;
     in->at[ARI_AXIS_DP] = partial;
     in->at[ARI_AXIS_TP] = op->made = spread ? partial : ari_whole;
     op->output[op->outputs++] = run_of(w, b->elements, dtype, shares(w));
+    op->output[0].bias = b->first.of.bias;
     op->beside = w->c->run.ddp.mode == AR_BUCKETS_OVERLAP;
     if (spread)
         sum_terms(w, ARI_OVER_TP, b->elements, dtype, false, b->first.of.role, suffix(b->first.of));
@@ -287,6 +287,7 @@ static void gather_bucket(ari_walk *w, const bucket *b, size_t index)
     ari_operation *op = begin_bucket(w, ARI_OPERATION_WEIGHT_GATHER, b, index);
     op->input[op->inputs++] = run_of(w, b->elements, dtype, true);
     op->output[op->outputs++] = run_of(w, b->elements, dtype, false);
+    op->output[0].bias = b->first.of.bias;
     ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_DP, b->elements, dtype, ARI_EACH_STEP, ARI_NO_ROLE, "model");
     ari_walk_visit(w);
 }

@@ -47,6 +47,20 @@ Test(table, widths_count_characters_and_lines_end_without_spaces)
     free(text);
 }
 
+Test(table, markdown_has_titles_alignment_and_no_bar_in_a_cell)
+{
+    const ari_column columns[] = {{"name", ARI_LEFT}, {"bytes", ARI_RIGHT}};
+    ari_table t = ARI_TABLE(columns);
+    char *text = NULL;
+    size_t size = 0;
+    FILE *to = open_memstream(&text, &size);
+    ari_table_row(&t, "q|k|v\t12\to_proj");
+    cr_assert_eq(ari_table_markdown(&t, to), AR_OK);
+    fclose(to);
+    cr_assert_str_eq(text, "| name | bytes |\n|---|---:|\n| q\\|k\\|v | 12 |\n| o_proj |  |\n");
+    free(text);
+}
+
 Test(table, a_row_has_its_cells_between_tabs)
 {
     const ari_column columns[] = {{"a", ARI_LEFT}, {"b", ARI_LEFT}, {"c", ARI_RIGHT}};

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/plan.h"
+
+#include <math.h>
+
+#include "cli/command.h"
+#include "cli/options/run.h"
+#include "cli/report/table.h"
+#include "ref/core/size.h"
+#include "ref/io/json.h"
+#include "sim/plan/bytes.h"
+
+typedef struct plan_values {
+    ari_common common;
+    ari_run_values r;
+    bool flow, backward, each_layer, markdown;
+    int rank;
+} plan_values;
+
+enum { LONGEST_DEFAULT = 4096, DEFAULT_BATCH = 8 };
+
+#define ARI_VALUES plan_values
+static const ari_option options[] = {
+    ARI_OPTION_FLAG("flow", flow,
+                    "the operations of one rank: shapes, placements, collectives with their bytes, multiply-adds"),
+    ARI_OPTION_FLAG("backward", backward,
+                    "the whole step: backward pass, sums of gradients and update too (default: the forward pass)"),
+    ARI_OPTION_FLAG("each-layer", each_layer, "a line for every layer (default: equal layers in one)"),
+    ARI_OPTION_INT("rank", rank, 0, 1 << 24, "R",
+                   "whose: data-parallel rank R / tp, tensor-parallel rank R mod tp "
+                   "(default 0)"),
+    ARI_OPTION_FLAG("markdown", markdown, "the table as Markdown"),
+    ARI_OPTION_INT("tp", r.run.parallel.tp, 1, 65536, "N", "tensor-parallel ranks (default 1)"),
+    ARI_OPTION_ENUM("mlp-order", r.mlp_order, ari_mlp_order_names,
+                    "how the MLP's two layers are split (default column-row)"),
+    ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names,
+                    "exact: sums of integers, with the exchanges of exponents that they need; native: fp32 (default "
+                    "exact)"),
+    ARI_OPTION_GROUP(ari_step_layout_options, r),
+    ARI_OPTION_INT("zero", r.run.parallel.zero, 0, 1, "STAGE",
+                   "1: each rank of --dp keeps its share of the optimizer's state (ZeRO-1; default 0)"),
+    ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES",
+                     "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default 25MiB)"),
+    ARI_OPTION_GROUP(ari_bucket_options, r),
+    ARI_BATCH_OPTIONS("tokens of each sequence (default: the model's longest, at most 4096)"),
+    ARI_CLIP_OPTIONS,
+    {0},
+};
+
+static const ari_positional positionals[] = {
+    ARI_POSITIONAL("MODEL", FOLDER, r.run.model,
+                   "a folder with a Hugging Face config.json, that file, or a bundled "
+                   "name; no weights are read",
+                   .required = true, .choices = ari_model_names),
+    {0},
+};
+
+/* The step that is asked about: as a training step has it by default. */
+static ar_status case_of(ari_step_case *c, ar_config *config, const plan_values *v)
+{
+    char path[4096];
+    AR_TRY(ari_layout_check(&v->r));
+    AR_TRY(ar_model_path(path, sizeof path, v->r.run.model));
+    AR_TRY(ar_config_load(config, path));
+    *c = (ari_step_case){.run = ari_run_of(&v->r, &v->common), .config = config};
+    ar_run *run = &c->run;
+    run->batch = run->batch ? run->batch : DEFAULT_BATCH;
+    if (run->seq == 0)
+        run->seq = config->max_positions < LONGEST_DEFAULT ? config->max_positions : LONGEST_DEFAULT;
+    run->clip = isnan(run->clip) ? 1.0 : run->clip;
+    run->dropout = isnan(run->dropout) ? 0.0 : run->dropout;
+    run->optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    run->steps = 1;
+    AR_TRY(ari_layout_plan(&v->r, config->arch, &run->plan));
+    return ar_run_check(run, config);
+}
+
+static ar_status flow_options(ari_flow_options *o, const plan_values *v, const ar_parallel *p)
+{
+    const int world = ar_parallel_world(p);
+    if (v->rank >= world)
+        return ar_error_set(AR_ERR_ARG, "--rank %d: the layout has %d rank%s, numbered from 0", v->rank, world,
+                            world == 1 ? "" : "s");
+    *o = (ari_flow_options){.dp_rank = v->rank / p->tp,
+                            .tp_rank = v->rank % p->tp,
+                            .passes_only = !v->backward,
+                            .each_layer = v->each_layer};
+    return AR_OK;
+}
+
+static json_t *as_json(const plan_values *v, const ari_flow *f, const ari_step_case *c, uint64_t bytes)
+{
+    const ar_run *run = &c->run;
+    json_t *o = ari_json_begin("plan");
+    json_object_set_new(o, "model", ari_json_text(c->config->name));
+    json_object_set_new(o, "numerics", json_string(ari_numerics_names[run->numerics]));
+    json_object_set_new(o, "layout", ari_layout_json(&run->parallel, run->batch));
+    json_object_set_new(o, "batch", json_integer((json_int_t)run->batch));
+    json_object_set_new(o, "seq", json_integer((json_int_t)run->seq));
+    json_object_set_new(o, "rank", json_integer(v->rank));
+    json_object_set_new(o, "bytes", json_pack("{s:I}", "predicted", (json_int_t)bytes));
+    json_object_set_new(o, "notes", ari_config_notes(NULL, c->config));
+    return ari_json_whole(o, ari_flow_json(f, c));
+}
+
+static ar_status print(FILE *to, const plan_values *v, const ari_flow *f, const ari_step_case *c, uint64_t bytes)
+{
+    const ar_run *run = &c->run;
+    AR_TRY(ari_flow_print(to, f, c, v->markdown));
+    if (v->backward)
+        fprintf(to, "all ranks together, start and step: %s\n", ARI_BYTES(bytes));
+    fprintf(to, "%s, %s, %s numerics, %zu x %zu tokens: rank %d of %d\n", c->config->name,
+            ARI_LAYOUT(&run->parallel, run->batch), ari_numerics_names[run->numerics], run->batch, run->seq, v->rank,
+            ar_parallel_world(&run->parallel));
+    return AR_OK;
+}
+
+static ar_status run(void *values, int *exit_code)
+{
+    const plan_values *v = values;
+    (void)exit_code;
+    ar_config config;
+    ari_step_case c;
+    ari_flow_options o;
+    ari_flow f = {.row = NULL};
+    uint64_t bytes = 0;
+    ar_status st = AR_OK;
+    if (!v->flow)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "comparing layouts is not in this version; --flow shows one layout: the "
+                            "operations of a rank with what moves and what is multiplied");
+    AR_TRY(case_of(&c, &config, v));
+    AR_TRY(flow_options(&o, v, &c.run.parallel));
+    if (!v->common.quiet)
+        json_decref(ari_config_notes(stderr, &config));
+    AR_TRY_TO(done, st, ari_traffic_bytes(&bytes, &c));
+    AR_TRY_TO(done, st, ari_flow_init(&f, &c, &o));
+    if (ari_wants_text(&v->common))
+        AR_TRY_TO(done, st, print(stdout, v, &f, &c, bytes));
+    if (v->common.json)
+        st = ari_json_end(as_json(v, &f, &c, bytes), &v->common);
+done:
+    ari_flow_fini(&f);
+    return st;
+}
+
+static const plan_values defaults = {.r = ARI_RUN_NOT_GIVEN(.mlp_order = AR_MLP_COLUMN_ROW)};
+
+const ari_args_spec ari_plan_spec = {
+    .command = "plan",
+    .summary = "Shows what a layout does with a model, from its config alone: no weights, no run.",
+    .example = "anyrank plan llama-demo --flow --tp 4 --sp\n"
+               "anyrank plan MODEL --flow --backward --tp 8 --dp 4 --sp --numerics native --markdown\n"
+               "anyrank plan config.json --flow --tp 8 --batch 16 --seq 8192 --json -",
+    .options = options,
+    .positionals = positionals,
+    .common_at = offsetof(plan_values, common),
+    .size = sizeof(plan_values),
+    .defaults = &defaults,
+    .run = run,
+};

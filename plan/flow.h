@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_PLAN_FLOW_H
+#define ARI_PLAN_FLOW_H
+
+#include "sim/plan/ops.h"
+
+/* The operations of one rank as people read them: each once, with the range of the layers that do the same. */
+typedef struct ari_flow_row {
+    ari_operation op; /* of the first of them, and of the rank's first micro-batch */
+    size_t layers;    /* that do the same, one after the other; 1 outside of the blocks */
+} ari_flow_row;
+
+/* What a pass comes to, every layer and micro-batch counted. */
+typedef struct ari_flow_total {
+    size_t calls;
+    double bytes; /* that the rank sends; a ring's share of its group's */
+    double multiply_adds;
+} ari_flow_total;
+
+typedef struct ari_flow {
+    ari_flow_row *row;
+    size_t count, capacity;
+    size_t micro_batches; /* that the rank goes through: those with samples */
+    ari_flow_total total[ARI_PASS_STEP + 1];
+} ari_flow;
+
+typedef struct ari_flow_options {
+    int dp_rank, tp_rank;
+    bool passes_only; /* forward passes alone: neither the backward passes nor what is outside of both */
+    bool each_layer;  /* a row for every layer */
+} ari_flow_options;
+
+/** Gives the rows of a step; ari_flow_fini in every case. The case is a legal one (ar_run_check). Errors: those of
+ *  ari_operations, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_flow_init(ari_flow *f, const ari_step_case *c, const ari_flow_options *o);
+void ari_flow_fini(ari_flow *f);
+
+/** The bytes that one rank of the group sends in a call. */
+double ari_call_sent(const ari_op_call *call);
+
+#endif

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of `anyrank plan` from outside: the flow table of the founding plan row by row, the page's example, other
+layouts, and what it refuses.
+
+    tests/cli/plan_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
+"""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+COMMAND = str(pathlib.Path(os.environ.get("ANYRANK", ROOT / "build/anyrank")).resolve())
+PAGE = (ROOT / "docs/plans.md").read_text(encoding="utf-8")
+LARGE = {"model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
+         "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
+
+
+class Plan(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(prefix="anyrank-plan-")
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+        (paper,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+        self.model("paper", json.loads(paper))
+        self.model("large", LARGE)
+
+    def model(self, name, config):
+        (self.folder / name).mkdir()
+        (self.folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    def run_plan(self, *arguments):
+        return subprocess.run([COMMAND, "plan", *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=1800, cwd=self.folder)
+
+    def text(self, *arguments):
+        done = self.run_plan(*arguments)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout
+
+    def flow(self, *arguments):
+        result = json.loads(self.text(*arguments, "--flow", "--json", "-"))
+        self.assertEqual((result["tool"], result["command"]), ("anyrank", "plan"))
+        return result
+
+    def refused(self, *arguments, says):
+        done = self.run_plan(*arguments)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertIn(says, done.stderr)
+
+    # module, operation, input, weights, collective, output: what the rank holds and its placement over tp
+    PAPER = [
+        ("model.embed_tokens", "embedding", [4, 512], [[16000, 768]], "reduce_scatter", [4, 256, 768], "S(1)"),
+        ("model.layers.*.input_layernorm", "norm", [4, 256, 768], [[768]], None, [4, 256, 768], "S(1)"),
+        ("model.layers.*.self_attn", "redistribute", [4, 256, 768], [], "all_gather", [4, 512, 768], "R"),
+        ("model.layers.*.self_attn.q_proj, k_proj, v_proj", "product", [4, 512, 768], [[384, 768]] * 3, None,
+         [4, 512, 384], "S(2)"),
+        ("model.layers.*.self_attn", "rope", [4, 512, 384], [], None, [4, 512, 384], "S(2)"),
+        ("model.layers.*.self_attn", "attention", [4, 512, 384], [], None, [4, 512, 384], "S(2)"),
+        ("model.layers.*.self_attn.o_proj", "product", [4, 512, 384], [[768, 384]], "reduce_scatter", [4, 256, 768],
+         "S(1)"),
+        ("model.layers.*.attn_residual", "residual", [4, 256, 768], [], None, [4, 256, 768], "S(1)"),
+        ("model.layers.*.post_attention_layernorm", "norm", [4, 256, 768], [[768]], None, [4, 256, 768], "S(1)"),
+        ("model.layers.*.mlp", "redistribute", [4, 256, 768], [], "all_gather", [4, 512, 768], "R"),
+        ("model.layers.*.mlp.gate_proj, up_proj", "product", [4, 512, 768], [[1024, 768]] * 2, None, [4, 512, 1024],
+         "S(2)"),
+        ("model.layers.*.mlp.act", "gate product", [4, 512, 1024], [], None, [4, 512, 1024], "S(2)"),
+        ("model.layers.*.mlp.down_proj", "product", [4, 512, 1024], [[768, 1024]], "reduce_scatter", [4, 256, 768],
+         "S(1)"),
+        ("model.layers.*", "residual", [4, 256, 768], [], None, [4, 256, 768], "S(1)"),
+        ("model.norm", "norm", [4, 256, 768], [[768]], None, [4, 256, 768], "S(1)"),
+        ("lm_head", "redistribute", [4, 256, 768], [], "all_gather", [4, 512, 768], "R"),
+        ("lm_head", "product", [4, 512, 768], [[16000, 768]], None, [4, 512, 16000], "S(2)"),
+    ]
+
+    def test_the_founding_plan_is_shown_row_by_row(self):
+        rows = self.flow("paper", "--tp", 2, "--sp", "--batch", 4, "--seq", 512, "--numerics", "native")["flow"]
+        shown = []
+        for row in rows[:-1]:
+            calls = [call["collective"] for call in row["communication"]]
+            self.assertLessEqual(len(calls), 1, row)
+            shown.append((row["module"], row["operation"], row["inputs"][0]["local"],
+                          [w["local"] for w in row["weights"]], calls[0] if calls else None,
+                          row["outputs"][0]["local"], row["outputs"][0]["placement"]["tp"]))
+        self.assertEqual(shown, self.PAPER)
+        self.assertEqual((rows[-1]["module"], len(rows[-1]["communication"])), ("loss", 3))
+        # A reduce-scatter or an all-gather of b*s*h fp32 numbers: half of them are sent by each of two ranks.
+        for row in rows[:-1]:
+            for call in row["communication"]:
+                self.assertEqual((call["elements"], call["bytes"], call["bytes_per_rank"]),
+                                 (4 * 512 * 768, 4 * 4 * 512 * 768, 2 * 4 * 512 * 768))
+
+    def test_the_pages_example_is_what_the_command_prints(self):
+        line = re.search(r"^anyrank plan (.*--markdown)$", PAGE, re.MULTILINE).group(1)
+        printed = self.text(*line.split())
+        table = "".join(row + "\n" for row in printed.splitlines() if row.startswith("|"))
+        self.assertGreater(len(table.splitlines()), 18)
+        self.assertIn(table, PAGE)
+        self.assertIn("".join(printed.splitlines(True)[-2:]), PAGE)
+
+    def test_text_markdown_and_json_have_the_same_operations(self):
+        arguments = ("gpt2-demo", "--flow", "--backward", "--tp", 2, "--dp", 3, "--sp", "--zero", 1, "--dropout", 0.1,
+                     "--mlp-order", "row-column")
+        rows = self.flow(*arguments)["flow"]
+        for lines, at in ((self.text(*arguments), 0), (self.text(*arguments, "--markdown"), 1)):
+            heads = re.findall(r"^  module .*" if at == 0 else r"^\| module .*", lines, re.MULTILINE)
+            self.assertEqual(len(heads), 5)  # start, the targets before the passes, forward, backward, step
+            for row in rows:
+                self.assertIn(row["operation"], lines)
+                self.assertIn(row["module"] or "", lines)
+        self.assertEqual({row["pass"] for row in rows}, {"start", "forward", "backward", "step"})
+
+    def test_layers_that_differ_and_each_layer_by_itself_have_their_own_rows(self):
+        few = self.flow("llama-demo", "--tp", 2)["flow"]
+        each = self.flow("llama-demo", "--tp", 2, "--each-layer")["flow"]
+        layers = json.loads((ROOT / "data/llama-demo/config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
+        inside = [row for row in few if row["layers"]]
+        self.assertTrue(all(row["layers"] == [0, layers - 1] for row in inside))
+        self.assertEqual(sum(row["layers"] is not None for row in each), layers * len(inside))
+        self.assertIn("model.layers.1.mlp.down_proj", [row["module"] for row in each])
+
+    def test_ranks_with_fewer_samples_or_rows_do_less(self):
+        def norm(rank):
+            flow = self.flow("llama-demo", "--dp", 2, "--tp", 4, "--batch", 5, "--rank", rank)
+            (row,) = [r for r in flow["flow"] if r["module"] == "model.norm"]
+            return row["inputs"][0]["local"][0], row["inputs"][0]["shape"][0]
+        self.assertEqual([norm(0), norm(4)], [(3, 5), (2, 5)])
+        config = json.loads((self.folder / "paper/config.json").read_text(encoding="utf-8"))
+        self.model("uneven", {**config, "vocab_size": 31})
+        heads = [self.flow("uneven", "--tp", 4, "--seq", 8, "--rank", r)["flow"][-2]["weights"][0]["local"]
+                 for r in range(4)]
+        self.assertEqual(heads, [[8, 768], [8, 768], [8, 768], [7, 768]])
+
+    def test_the_bytes_are_those_that_check_counts(self):
+        layout = ("--tp", 2, "--dp", 2, "--sp", "--batch", 5, "--seq", 16)
+        predicted = self.flow("stack-demo", *layout, "--backward")["bytes"]["predicted"]
+        done = subprocess.run([COMMAND, "check", "stack-demo", *map(str, layout), "--steps", "1", "--json", "-"],
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1800)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout)["models"][0]["runs"][0]["bytes"]["counted"], predicted)
+
+    def test_a_large_model_on_many_ranks_needs_no_memory_for_them(self):
+        flow = self.flow("large", "--tp", 8, "--dp", 2048, "--sp", "--batch", 2048, "--seq", 8192, "--backward",
+                         "--numerics", "native", "--rank", 16383)
+        self.assertEqual(flow["layout"]["world"], 16384)
+        self.assertLess(len(flow["flow"]), 1000)
+        (down,) = [r for r in flow["flow"] if r["module"] == "model.layers.*.mlp.down_proj" and r["pass"] == "forward"]
+        self.assertEqual((down["layers"], down["weights"][0]["local"]), ([0, 125], [16384, 6656]))
+
+    def test_what_it_cannot_show_is_refused(self):
+        self.refused("llama-demo", says="comparing layouts is not in this version; --flow shows one layout")
+        self.refused("--flow", says="MODEL is missing")
+        self.refused("nowhere", "--flow", says="model 'nowhere': no such folder or file")
+        self.refused("llama-demo", "--flow", "--tp", 3, says="cannot be split over tp=3")
+        self.refused("llama-demo", "--flow", "--tp", 4, "--sp", "--seq", 6, says="4")
+        self.refused("llama-demo", "--flow", "--tp", 2, "--rank", 2, says="--rank 2: the layout has 2 ranks")
+        self.refused("llama-demo", "--flow", "--sp", says="give --tp N too")
+        self.refused("llama-demo", "--flow", "--seq", 10**9, says="1000000000")
+        self.refused("llama-demo", "--flow", "--batch", 2, "--micro-batches", 3, says="micro-batches")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
+        COMMAND = str(pathlib.Path(sys.argv.pop(1)).resolve())
+    unittest.main()
