@@ -80,10 +80,10 @@ static void end_layer(builder *b)
 
 static void add_total(ari_flow_total *t, const ari_operation *op)
 {
-    t->calls += (size_t)op->calls;
-    t->multiply_adds += op->multiply_adds;
+    t->calls += (size_t)op->calls * op->times;
+    t->multiply_adds += op->multiply_adds * (double)op->times;
     for (int i = 0; i < op->calls; i++)
-        t->bytes += ari_call_sent(&op->call[i]);
+        t->bytes += ari_call_sent(&op->call[i]) * (double)op->times;
 }
 
 static ar_status add(void *user, const ari_operation *op)
@@ -95,7 +95,7 @@ static ar_status add(void *user, const ari_operation *op)
         return AR_OK;
     add_total(&f->total[op->pass], op);
     if (op->pass == ARI_PASS_FORWARD && op->kind == ARI_OPERATION_EMBEDDING)
-        f->micro_batches++;
+        f->micro_batches += op->times;
     if (in_pass && b->shown[op->pass] == SIZE_MAX)
         b->shown[op->pass] = op->micro;
     if (in_pass && b->shown[op->pass] != op->micro)
@@ -114,7 +114,7 @@ ar_status ari_flow_init(ari_flow *f, const ari_step_case *c, const ari_flow_opti
     for (int i = 0; i <= ARI_PASS_STEP; i++)
         b.shown[i] = SIZE_MAX;
     *f = (ari_flow){0};
-    AR_TRY(ari_operations(c, o->dp_rank, o->tp_rank, add, &b));
+    AR_TRY(ari_operations_once(c, o->dp_rank, o->tp_rank, add, &b));
     end_layer(&b);
     return AR_OK;
 }

@@ -43,8 +43,13 @@ size_t ari_walk_add(ari_walk *w, size_t a, size_t b)
 
 ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role role)
 {
-    w->op = (ari_operation){
-        .kind = kind, .pass = w->pass, .layer = w->layer, .micro = w->micro, .role = role, .made = ari_walk_stream(w)};
+    w->op = (ari_operation){.kind = kind,
+                            .pass = w->pass,
+                            .layer = w->layer,
+                            .micro = w->micro,
+                            .times = w->times,
+                            .role = role,
+                            .made = ari_walk_stream(w)};
     return &w->op;
 }
 
@@ -234,8 +239,8 @@ ari_op_value ari_walk_gradient(const ari_op_value *param)
 void ari_walk_layer(ari_walk *w, size_t layer)
 {
     w->layer = layer;
-    w->order = AR_MLP_COLUMN_ROW;
-    if (w->st == AR_OK && layer != ARI_NO_LAYER)
+    w->order = AR_MLP_COLUMN_ROW; /* that of the default plan */
+    if (w->st == AR_OK && layer != ARI_NO_LAYER && w->c->run.plan.rules > 0)
         w->st = ar_plan_mlp_order(&w->c->run.plan, w->config, layer, &w->order);
 }
 
@@ -254,6 +259,7 @@ static ari_walk walk_of(const ari_step_case *c, int tp_rank, ari_operation_visit
                       .packed = c->config->arch == AR_ARCH_GPT2,
                       .head = c->config->arch != AR_ARCH_STACK,
                       .layer = ARI_NO_LAYER,
+                      .times = 1,
                       .fresh = {true, true},
                       .visit = visit,
                       .user = user};
@@ -287,28 +293,54 @@ static void micro_pass(ari_walk *w, ari_operation_pass which, int micro)
         pass(w, which, all, own);
 }
 
-static void passes(ari_walk *w)
+/* How many micro-batches from i on are of as many samples as that one: the first are longer by one. */
+static int alike(const ari_walk *w, int i)
 {
-    const int n = ari_at_least_one(w->c->run.parallel.micro_batches);
-    const bool all_first = w->c->run.parallel.forward_first;
-    for (int i = 0; i < n; i++) {
-        micro_pass(w, ARI_PASS_FORWARD, i);
-        if (!w->c->forward_only && !all_first)
-            micro_pass(w, ARI_PASS_BACKWARD, i);
-    }
-    for (int i = n; all_first && !w->c->forward_only && i-- > 0;)
-        micro_pass(w, ARI_PASS_BACKWARD, i);
+    const ar_parallel *p = &w->c->run.parallel;
+    const size_t n = (size_t)ari_at_least_one(p->micro_batches);
+    size_t own = 0, start = 0;
+    ar_parallel_rows(&(ar_parallel){.dp = p->dp}, w->c->run.batch, (int)w->dp_rank, 0, &start, &own);
+    const size_t longer = own % n, end = (size_t)i < longer ? longer : n;
+    return (int)(end - (size_t)i);
 }
 
-ar_status ari_operations(const ari_step_case *c, int dp_rank, int tp_rank, ari_operation_visitor visit, void *user)
+/* In the order of the micro-batches; or those that do the same as one, the first by itself: its weights are new. */
+static void passes(ari_walk *w, bool each)
+{
+    const int n = ari_at_least_one(w->c->run.parallel.micro_batches);
+    const bool backward = !w->c->forward_only, all_first = backward && each && w->c->run.parallel.forward_first;
+    for (int i = 0, step; i < n && w->st == AR_OK; i += step) {
+        step = each || i == 0 ? 1 : alike(w, i);
+        w->times = (size_t)step;
+        micro_pass(w, ARI_PASS_FORWARD, i);
+        if (backward && !all_first)
+            micro_pass(w, ARI_PASS_BACKWARD, i);
+    }
+    for (int i = n; all_first && i-- > 0 && w->st == AR_OK;)
+        micro_pass(w, ARI_PASS_BACKWARD, i);
+    w->times = 1;
+}
+
+static ar_status rank_of(const ari_step_case *c, int dp_rank, int tp_rank, bool each, ari_operation_visitor visit,
+                         void *user)
 {
     ari_walk w = walk_of(c, tp_rank, visit, user);
     w.dp_rank = (size_t)dp_rank;
     ari_walk_start(&w);
     ari_walk_before(&w);
-    passes(&w);
+    passes(&w, each);
     ari_walk_after(&w);
     return w.st;
+}
+
+ar_status ari_operations(const ari_step_case *c, int dp_rank, int tp_rank, ari_operation_visitor visit, void *user)
+{
+    return rank_of(c, dp_rank, tp_rank, true, visit, user);
+}
+
+ar_status ari_operations_once(const ari_step_case *c, int dp_rank, int tp_rank, ari_operation_visitor visit, void *user)
+{
+    return rank_of(c, dp_rank, tp_rank, false, visit, user);
 }
 
 ar_status ari_operations_start(const ari_step_case *c, int tp_rank, ari_operation_visitor visit, void *user)

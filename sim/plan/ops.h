@@ -123,6 +123,7 @@ typedef struct ari_operation {
     ari_operation_pass pass;
     size_t layer; /* ARI_NO_LAYER: outside of the blocks */
     size_t micro; /* the rank's micro-batch, in its passes */
+    size_t times; /* micro-batches that do the same, this and later ones */
     ari_role role;
     bool beside; /* on the queue that communicates beside the main one */
     int inputs, weights, outputs, calls;
@@ -142,6 +143,10 @@ typedef ar_status (*ari_operation_visitor)(void *user, const ari_operation *op);
  *  Errors: AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan). */
 AR_NODISCARD ar_status ari_operations(const ari_step_case *c, int dp_rank, int tp_rank, ari_operation_visitor visit,
                                       void *user);
+/** The same with one pass for all micro-batches of as many samples (ari_operation.times), but for the first, which has
+ *  the exchanges of new weights. So no number of them costs anything. Errors: as above. */
+AR_NODISCARD ar_status ari_operations_once(const ari_step_case *c, int dp_rank, int tp_rank,
+                                           ari_operation_visitor visit, void *user);
 /** The same in parts: before the first step; one forward or backward pass of all samples by a single group of tp ranks,
  *  the first since the weights changed; what is outside of the passes in a step. Together they hold every collective of
  *  a run, each as often as ari_call_often says. Errors: as above. */

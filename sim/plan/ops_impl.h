@@ -15,12 +15,12 @@ typedef struct ari_walk {
     bool packed; /* q, k and v are one parameter */
     bool head;   /* an LM head and a cross-entropy; without, the loss sums the output */
     ari_operation_pass pass;
-    size_t layer, micro;
-    ar_mlp_order order; /* of the layer's MLP */
-    size_t all, own;    /* samples of the pass: of all dp ranks, of this one */
-    size_t tokens;      /* of `own` */
-    bool fresh[2];      /* forward, backward: no pass has been since the weights changed */
-    ari_operation op;   /* the next to be visited */
+    size_t layer, micro, times; /* as in ari_operation */
+    ar_mlp_order order;         /* of the layer's MLP */
+    size_t all, own;            /* samples of the pass: of all dp ranks, of this one */
+    size_t tokens;              /* of `own` */
+    bool fresh[2];              /* forward, backward: no pass has been since the weights changed */
+    ari_operation op;           /* the next to be visited */
     ari_operation_visitor visit;
     void *user;
     ar_status st;

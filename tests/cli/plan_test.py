@@ -104,7 +104,9 @@ class Plan(unittest.TestCase):
         table = "".join(row + "\n" for row in printed.splitlines() if row.startswith("|"))
         self.assertGreater(len(table.splitlines()), 18)
         self.assertIn(table, PAGE)
-        self.assertIn("".join(printed.splitlines(True)[-2:]), PAGE)
+        last = "".join(printed.splitlines(True)[-2:])
+        self.assertTrue(last.startswith("forward: "), last)
+        self.assertIn(last, PAGE)
 
     def test_text_markdown_and_json_have_the_same_operations(self):
         arguments = ("gpt2-demo", "--flow", "--backward", "--tp", 2, "--dp", 3, "--sp", "--zero", 1, "--dropout", 0.1,
@@ -154,6 +156,17 @@ class Plan(unittest.TestCase):
         self.assertLess(len(flow["flow"]), 1000)
         (down,) = [r for r in flow["flow"] if r["module"] == "model.layers.*.mlp.down_proj" and r["pass"] == "forward"]
         self.assertEqual((down["layers"], down["weights"][0]["local"]), ([0, 125], [16384, 6656]))
+
+    def test_totals_count_every_layer_and_micro_batch(self):
+        arguments = ("llama-demo", "--tp", 2, "--sp", "--batch", 12, "--seq", 8, "--numerics", "native")
+        one = self.flow(*arguments)
+        many = self.flow(*arguments, "--micro-batches", 5)
+        self.assertEqual((one["micro_batches"], many["micro_batches"]), (1, 5))
+        each = sum(len(row["communication"]) * (row["layers"][1] + 1 if row["layers"] else 1) for row in one["flow"])
+        self.assertEqual(one["totals"]["forward"]["collectives"], each)
+        self.assertEqual(many["totals"]["forward"]["collectives"], 5 * each)
+        for key in ("multiply_adds", "bytes_per_rank"):
+            self.assertEqual(many["totals"]["forward"][key], one["totals"]["forward"][key])
 
     def test_what_it_cannot_show_is_refused(self):
         self.refused("llama-demo", says="comparing layouts is not in this version; --flow shows one layout")
