@@ -38,7 +38,7 @@ ALLOWED = {
     "ref/cpu": ["ref/core", "ref/numerics"],
     "ref/arith": ["ref/core", "ref/numerics"],
     "ref/io": ["ref/core"],
-    "ref/layers": ["ref/core", "ref/numerics", "ref/arith"],
+    "ref/layers": ["ref/core", "ref/placement", "ref/numerics", "ref/arith"],
     "ref/models": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io"],
     "ref/train": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models"],
     "ref/baseline": [],

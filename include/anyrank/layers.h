@@ -14,31 +14,35 @@ AR_BEGIN_DECLS
 
 /* --- the conjugate operators -------------------------------------------------------------------------------------- */
 
-/* The four of tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053, section 3; Korthikanti et al. 2022,
- * arXiv:2205.05198). Each pair is a linear map and its transpose: <A x, y> = <x, A^T y>. fp32, sums in the
- * communicator's order. x contiguous; *y becomes a tensor of the step, so y must not point to x. */
+/* Each is a redistribution over the tensor-parallel group (docs/placements.md), and its backward the transpose:
+ * <A x, y> = <x, A^T y>. The letters are those of Korthikanti et al. 2022, arXiv:2205.05198, section 4, with * for a bar
+ * (f* is the g of Shoeybi et al. 2019, arXiv:1909.08053, section 3). fp32, sums in the communicator's order. x
+ * contiguous, equal parts on all ranks; *y becomes a tensor of the step, so y must not point to x. Errors:
+ * AR_ERR_INDIVISIBLE, AR_ERR_ARG (too few dimensions), AR_ERR_SHAPE (x not contiguous), AR_ERR_MEMORY, what the
+ * communicator gives. */
 
-/** f: copy to the region: forward y = x; its transpose is an all-reduce. Shapes equal. */
+/** f, I -> R: copy to the region: y = x; its transpose is an all-reduce. Shapes equal. */
 AR_NODISCARD ar_status ar_copy_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_copy_to_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
-/** f*: reduce from the region: forward y = sum over ranks of x; its transpose is the identity (each rank's y is the
+/** f*, P(sum) -> I: reduce from the region: y = sum over ranks of x; its transpose is the identity (each rank's y is the
  * same value, counted once). */
 AR_NODISCARD ar_status ar_reduce_from_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_reduce_from_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
-/** g: gather along features: x [tokens, f/N] -> y [tokens, f]; its transpose takes the own block. */
+/** S(-1) -> I: gather along features: x [.., f/N] -> y [.., f]; its transpose takes the own block. */
 AR_NODISCARD ar_status ar_gather_from_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_gather_from_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
-/** g*: scatter along features: x [tokens, f] -> the own block [tokens, f/N]; its transpose gathers. */
+/** I -> S(-1): scatter along features: x [.., f] -> the own block [.., f/N]; its transpose gathers. */
 AR_NODISCARD ar_status ar_scatter_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_scatter_to_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
 
-/** Those of sequence parallelism, where between the regions rank r holds positions [r*s/N, (r+1)*s/N) of every sequence
- * (Korthikanti et al., section 4.2). Gather along the sequence, x [.., s/N, f] -> y [.., s, f]; each rank's y then
- * meets other weights, so its transpose is a reduce-scatter. */
+/* The two of sequence parallelism, where between the regions rank r holds positions [r*s/N, (r+1)*s/N) of every
+ * sequence. */
+/** g, S(-2) -> R: gather along the sequence, x [.., s/N, f] -> y [.., s, f]; each rank's y then meets other weights, so
+ *  its transpose is a reduce-scatter. */
 AR_NODISCARD ar_status ar_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_gather_tokens_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
-/** Reduce-scatter along the sequence, the ranks' x [.., s, f] added up -> the own positions y [.., s/N, f]; its
- * transpose is an all-gather. Errors: AR_ERR_INDIVISIBLE. */
+/** g*, P(sum) -> S(-2): reduce-scatter along the sequence, the ranks' x [.., s, f] added up -> the own positions y
+ *  [.., s/N, f]; its transpose is an all-gather. */
 AR_NODISCARD ar_status ar_scatter_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_scatter_tokens_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
 

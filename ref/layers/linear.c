@@ -329,7 +329,7 @@ static ar_status whole_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
     AR_TRY(input_gradient(l, ctx, &slice, dy, features));
     AR_TRY(ar_faulty(ctx, AR_FAULT_row_input_grad_not_gathered)
                ? ari_fault_narrow_dx(ctx, &wide, &slice)
-               : ari_gather_features(ctx, &wide, &slice, l->weight[0]->name));
+               : ari_gather_dim(ctx, &wide, &slice, slice.ndim - 1, l->weight[0]->name));
     ar_ctx_release(ctx, &slice);
     *dx = wide;
     if (!l->sequence)

@@ -22,7 +22,7 @@ static ar_status tap_output(const linear_module *m, ar_ctx *ctx, const ar_tensor
 static ar_status gather_output(const linear_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *local)
 {
     ar_tensor whole;
-    AR_TRY(ari_gather_features(ctx, &whole, local, m->base.name));
+    AR_TRY(ari_gather_dim(ctx, &whole, local, local->ndim - 1, m->base.name));
     *y = whole;
     if (!m->linear.sequence)
         return AR_OK;

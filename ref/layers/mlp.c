@@ -90,7 +90,7 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(ari_linear_forward(&m->second, ctx, saved, &out, &act, AR_ACT_NONE, NULL));
     *y = out;
     if (!middle_is_sharded(m)) {
-        AR_TRY(ari_gather_features(ctx, &whole, &out, m->second_name));
+        AR_TRY(ari_gather_dim(ctx, &whole, &out, out.ndim - 1, m->second_name));
         AR_TRY(own_positions(m, ctx, y, &whole));
     }
     return ari_tap_tokens(ctx, m->second_name, NULL, 'f', y);

@@ -6,6 +6,7 @@
 
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
+#include "ref/placement/axis.h"
 
 ar_status ari_path(char *out, size_t cap, const char *base, const char *part)
 {
@@ -108,14 +109,11 @@ ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t feature
 
 ar_status ari_own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
 {
-    const size_t n = (size_t)ar_comm_size(ctx->tp), r = (size_t)ar_comm_rank(ctx->tp);
-    const size_t features = x->shape[x->ndim - 1];
-    if (features % n != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE, "%zu features cannot be split over %zu ranks", features, n);
-    AR_TRY(ari_like(ctx, y, x, features / n));
-    const ar_tensor rows = ar_tensor_rows(x), to = ar_tensor_rows(y);
-    const ar_tensor from = ar_tensor_slice(&rows, 1, r * (features / n), features / n);
-    return ARI_KERNEL(ctx, copy_strided, &to, &from);
+    const ari_axis a = ari_axis_of(x->ndim, x->shape, x->ndim - 1, ar_comm_size(ctx->tp));
+    if (a.extent % (size_t)a.parts != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE, "%zu features cannot be split over %d ranks", a.extent, a.parts);
+    AR_TRY(ari_like(ctx, y, x, a.extent / (size_t)a.parts));
+    return ari_axis_take(ctx, y->data, ar_const(x->data), &a, ar_comm_rank(ctx->tp), x->dtype);
 }
 
 ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count)
@@ -138,27 +136,15 @@ ar_status ari_combine(ar_ctx *ctx, ar_comm *over, void *numbers, size_t n, ar_dt
     return AR_OK;
 }
 
-ar_status ari_gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
+ar_status ari_gather_dim(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, int dim, const char *tag)
 {
-    const size_t n = (size_t)ar_comm_size(ctx->tp), width = x->shape[x->ndim - 1], count = ar_tensor_count(x);
-    const size_t shape[1] = {n * count};
-    ar_tensor all;
-    size_t *counts = NULL;
-    AR_TRY(ari_like(ctx, y, x, n * width));
-    AR_TRY(ar_ctx_tensor(ctx, &all, x->dtype, 1, shape));
-    AR_TRY(ari_equal_counts(&counts, ctx->tp, count));
-    const ar_status st = ar_comm_all_gather(ctx->tp, ctx->queue, all.data, ar_const(x->data), counts, x->dtype, tag);
-    free(counts);
-    AR_TRY(st);
-    const ar_tensor to = ar_tensor_rows(y);
-    for (size_t i = 0; i < n; i++) {
-        ar_tensor from = ar_tensor_rows(x);
-        from.data = ar_buf_at(all.data, i * count * sizeof(float));
-        const ar_tensor block = ar_tensor_slice(&to, 1, i * width, width);
-        AR_TRY(ARI_KERNEL(ctx, copy_strided, &block, &from));
-    }
-    ar_ctx_release(ctx, &all);
-    return AR_OK;
+    const int n = ar_comm_size(ctx->tp);
+    size_t shape[AR_MAX_DIMS];
+    for (int d = 0; d < x->ndim; d++)
+        shape[d] = x->shape[d] * (d == dim ? (size_t)n : 1);
+    const ari_axis a = ari_axis_of(x->ndim, shape, dim, n);
+    AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, x->ndim, shape));
+    return ari_axis_gather(ctx, ctx->tp, y->data, ar_const(x->data), &a, x->dtype, tag);
 }
 
 ar_status ari_check_positions(const ar_batch *batch, size_t positions)

@@ -29,8 +29,8 @@ void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows);
 AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
 /** The own block of features of a replicated x (contiguous), as a fresh contiguous tensor. */
 AR_NODISCARD ar_status ari_own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
-/** All ranks' features side by side. x contiguous, of equal width on every rank. */
-AR_NODISCARD ar_status ari_gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
+/** All ranks' parts along dimension `dim` in their order. x contiguous, of one shape on every rank. */
+AR_NODISCARD ar_status ari_gather_dim(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, int dim, const char *tag);
 /** The counts of a collective in which every rank has as many elements. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count);
 /** n numbers of the host, combined in place over a group. Collective. */

@@ -2,8 +2,10 @@
 /* What moves between the tensor-parallel regions. */
 #include <stdlib.h>
 
-#include "ref/core/size.h"
+#include "anyrank/arith.h"
 #include "ref/layers/parts.h"
+#include "ref/placement/axis.h"
+#include "ref/placement/redistribute.h"
 
 size_t ari_sequence_ranks(const ar_ctx *ctx)
 {
@@ -16,93 +18,52 @@ size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i)
     return sample * batch->seq + i / own / batch->batch * own + i % own;
 }
 
-/* x [.., s, f]: samples, the positions of a rank, features. */
-typedef struct token_extents {
-    size_t ranks, samples, own, features;
-} token_extents;
-
-/* Of an x with a rank's own positions. */
-static token_extents own_extents(const ar_ctx *ctx, const ar_tensor *x)
+/* The positions of an x that has all of them, cut for the ranks. */
+static ar_status positions_of(ari_axis *a, const ar_ctx *ctx, const ar_tensor *x)
 {
-    token_extents e = {.ranks = (size_t)ar_comm_size(ctx->tp), .samples = 1, .features = x->shape[x->ndim - 1]};
-    for (int d = 0; d < x->ndim - 2; d++)
-        e.samples *= x->shape[d];
-    e.own = x->shape[x->ndim - 2];
-    return e;
-}
-
-/* Of an x with all positions. */
-static ar_status extents_of(token_extents *e, const ar_ctx *ctx, const ar_tensor *x)
-{
-    *e = own_extents(ctx, x);
-    if (e->own % e->ranks != 0)
+    *a = ari_axis_of(x->ndim, x->shape, x->ndim - 2, ar_comm_size(ctx->tp));
+    if (a->extent % (size_t)a->parts != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "a sequence of %zu positions cannot be split over tp=%zu; use a multiple of %zu", e->own,
-                            e->ranks, e->ranks);
-    e->own /= e->ranks;
+                            "a sequence of %zu positions cannot be split over tp=%d; use a multiple of %d", a->extent,
+                            a->parts, a->parts);
     return AR_OK;
-}
-
-/* Memory in the order of the sequences [samples, ranks, own, f] and of the ranks [ranks, samples, own, f], both as
- * views [ranks, samples, own, f]. */
-static ar_tensor sequence_view(const token_extents *e, ar_buf data)
-{
-    const ptrdiff_t position = (ptrdiff_t)e->features, run = position * (ptrdiff_t)e->own;
-    return (ar_tensor){.dtype = AR_F32,
-                       .ndim = 4,
-                       .shape = {e->ranks, e->samples, e->own, e->features},
-                       .stride = {run, run * (ptrdiff_t)e->ranks, position, 1},
-                       .data = data};
-}
-
-static ar_tensor rank_view(const token_extents *e, ar_buf data)
-{
-    ar_tensor t = sequence_view(e, data);
-    t.stride[1] = t.stride[0];
-    t.stride[0] *= (ptrdiff_t)e->samples;
-    return t;
 }
 
 ar_status ari_like_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features)
 {
-    token_extents e;
+    ari_axis a;
     size_t shape[AR_MAX_DIMS] = {0};
-    AR_TRY(extents_of(&e, ctx, x));
+    AR_TRY(positions_of(&a, ctx, x));
     for (int d = 0; d < x->ndim; d++)
         shape[d] = x->shape[d];
-    shape[x->ndim - 2] = e.own;
+    shape[x->ndim - 2] = a.extent / (size_t)a.parts;
     shape[x->ndim - 1] = features;
     return ar_ctx_tensor(ctx, y, x->dtype, x->ndim, shape);
 }
 
 ar_status ari_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
 {
-    token_extents e;
-    AR_TRY(extents_of(&e, ctx, x));
-    AR_TRY(ari_like_own_tokens(ctx, y, x, e.features));
-    const ar_tensor all = sequence_view(&e, x->data);
-    const ar_tensor from = ar_tensor_slice(&all, 0, (size_t)ar_comm_rank(ctx->tp), 1);
-    e.ranks = 1;
-    const ar_tensor to = rank_view(&e, y->data);
-    return ARI_KERNEL(ctx, copy_strided, &to, &from);
+    ari_axis a;
+    AR_TRY(positions_of(&a, ctx, x));
+    AR_TRY(ari_like_own_tokens(ctx, y, x, x->shape[x->ndim - 1]));
+    return ari_axis_take(ctx, y->data, ar_const(x->data), &a, ar_comm_rank(ctx->tp), x->dtype);
 }
 
-static ar_status new_rows(ar_ctx *ctx, ar_tensor *rows, const token_extents *e)
+static ar_status new_rows(ar_ctx *ctx, ar_tensor *rows, size_t tokens, size_t features)
 {
-    const size_t shape[2] = {e->ranks * e->samples * e->own, e->features};
+    const size_t shape[2] = {tokens, features};
     return ar_ctx_tensor(ctx, rows, AR_F32, 2, shape);
 }
 
 ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
 {
-    token_extents e;
-    AR_TRY(extents_of(&e, ctx, x));
+    ari_axis a;
+    AR_TRY(positions_of(&a, ctx, x));
     *rows = ar_tensor_rows(x);
-    if (e.samples == 1)
+    if (a.before == 1)
         return AR_OK;
-    AR_TRY(new_rows(ctx, rows, &e));
-    const ar_tensor to = rank_view(&e, rows->data), from = sequence_view(&e, x->data);
-    return ARI_KERNEL(ctx, copy_strided, &to, &from);
+    AR_TRY(new_rows(ctx, rows, a.before * a.extent, a.after));
+    return ari_axis_pack(ctx, rows->data, ar_const(x->data), &a, AR_F32);
 }
 
 void ari_release_rows(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
@@ -113,88 +74,72 @@ void ari_release_rows(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
 
 ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x, const char *tag)
 {
-    const token_extents e = own_extents(ctx, x);
-    size_t *counts = NULL;
-    AR_TRY(new_rows(ctx, rows, &e));
-    AR_TRY(ari_equal_counts(&counts, ctx->tp, ar_tensor_count(x)));
-    const ar_status st = ar_comm_all_gather(ctx->tp, ctx->queue, rows->data, ar_const(x->data), counts, AR_F32, tag);
-    free(counts);
-    return st;
+    const int n = ar_comm_size(ctx->tp);
+    const ar_tensor own = ar_tensor_rows(x);
+    AR_TRY(new_rows(ctx, rows, (size_t)n * own.shape[0], own.shape[1]));
+    const ari_axis a = ari_axis_of(2, rows->shape, 0, n);
+    return ari_axis_gather(ctx, ctx->tp, rows->data, ar_const(x->data), &a, AR_F32, tag);
 }
 
 ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
-    const token_extents e = own_extents(ctx, x);
-    size_t shape[AR_MAX_DIMS] = {0};
-    ar_tensor rows;
-    for (int d = 0; d < x->ndim; d++)
-        shape[d] = x->shape[d];
-    shape[x->ndim - 2] *= e.ranks;
+    if (!ar_faulty(ctx, AR_FAULT_gather_batch_order))
+        return ari_gather_dim(ctx, y, x, x->ndim - 2, tag);
+    ar_tensor rows, shape = *x;
+    shape.shape[x->ndim - 2] *= (size_t)ar_comm_size(ctx->tp);
     AR_TRY(ari_gather_rank_major(ctx, &rows, x, tag));
-    if (e.samples == 1 || ar_faulty(ctx, AR_FAULT_gather_batch_order))
-        return ar_tensor_view(y, AR_F32, x->ndim, shape, rows.data);
-    AR_TRY(ar_ctx_tensor(ctx, y, AR_F32, x->ndim, shape));
-    const ar_tensor to = sequence_view(&e, y->data), from = rank_view(&e, rows.data);
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
-    ar_ctx_release(ctx, &rows);
-    return AR_OK;
-}
-
-/* The own rows of the sum over ranks: y has their number. */
-static ar_status scatter_rows(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, ar_dtype as, const char *tag)
-{
-    size_t *counts = NULL;
-    AR_TRY(ari_equal_counts(&counts, ctx->tp, ar_tensor_count(y)));
-    const ar_status st =
-        ar_comm_reduce_scatter(ctx->tp, ctx->queue, y->data, ar_const(rows->data), counts, as, AR_SUM, tag);
-    free(counts);
-    return st;
-}
-
-/* y [.., s/N, f] = the own positions of the fp32 sum over ranks of x [.., s, f]: a reduce-scatter. */
-static ar_status scatter_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
-{
-    ar_tensor rows;
-    AR_TRY(ari_rank_major(ctx, &rows, x));
-    AR_TRY(ari_like_own_tokens(ctx, y, x, x->shape[x->ndim - 1]));
-    AR_TRY(scatter_rows(ctx, y, &rows, AR_F32, tag));
-    ari_release_rows(ctx, &rows, x);
-    return AR_OK;
+    return ar_tensor_view(y, AR_F32, x->ndim, shape.shape, rows.data);
 }
 
 ar_status ari_select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, const char *tag)
 {
-    return scatter_rows(ctx, y, rows, AR_I32, tag);
+    size_t *counts = NULL;
+    AR_TRY(ari_equal_counts(&counts, ctx->tp, ar_tensor_count(y)));
+    const ar_status st =
+        ar_comm_reduce_scatter(ctx->tp, ctx->queue, y->data, ar_const(rows->data), counts, AR_I32, AR_SUM, tag);
+    free(counts);
+    return st;
 }
 
-/* --- the conjugate operators: each is the transpose of its partner's map (layers.h) ------------------------------- */
+/* --- the conjugate operators -------------------------------------------------------------------------------------- */
 
-static ar_status copy(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+/* A redistribution over the tensor-parallel group, of equal parts, with sums in the communicator's order. */
+static ar_status redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement from, ar_placement to,
+                              const char *tag)
 {
-    AR_TRY(ari_like(ctx, y, x, x->shape[x->ndim - 1]));
-    return ARI_KERNEL(ctx, copy, y->data, ar_const(x->data), ar_tensor_count(x) * sizeof(float));
+    const int n = ar_comm_size(ctx->tp);
+    const ar_mesh_groups over = {.mesh = {1, {{"tp", n}}}, .at = {ar_comm_rank(ctx->tp)}, .comm = {ctx->tp}};
+    ar_redistribution r = {.ndim = x->ndim, .from = {from}, .to = {to}};
+    size_t part[AR_MAX_DIMS];
+    for (int d = 0; d < x->ndim; d++)
+        r.shape[d] = x->shape[d] * (from.kind == AR_SHARD && d == x->ndim + from.dim ? (size_t)n : 1);
+    AR_TRY(ar_placements_region(NULL, part, &over.mesh, over.at, &to, x->ndim, r.shape, false));
+    return ari_redistribute(ctx, &over, y, x, &r, ar_arith_native(AR_PRECISION_F32), tag);
 }
 
-static ar_status sum(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
+static ar_status redistribute_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, ar_placement from,
+                                       ar_placement to, const char *tag)
 {
-    AR_TRY(ari_like(ctx, y, x, x->shape[x->ndim - 1]));
-    return ar_comm_all_reduce(ctx->tp, ctx->queue, y->data, ar_const(x->data), ar_tensor_count(x), AR_F32, AR_SUM, tag);
+    ar_placement dfrom, dto;
+    AR_TRY(ar_placement_gradient(&dfrom, from));
+    AR_TRY(ar_placement_gradient(&dto, to));
+    return redistribute(ctx, dx, dy, dto, dfrom, tag);
 }
 
-#define CONJUGATE(name, forward, backward)                                        \
-    ar_status ar_##name(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)            \
-    {                                                                             \
-        return forward;                                                           \
-    }                                                                             \
-    ar_status ar_##name##_backward(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x) \
-    {                                                                             \
-        return backward;                                                          \
+#define CONJUGATE(name, from, to)                                                   \
+    ar_status ar_##name(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)              \
+    {                                                                               \
+        return redistribute(ctx, y, x, from, to, #name);                            \
+    }                                                                               \
+    ar_status ar_##name##_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy) \
+    {                                                                               \
+        return redistribute_backward(ctx, dx, dy, from, to, #name " backward");     \
     }
-CONJUGATE(copy_to_region, copy(ctx, y, x), sum(ctx, y, x, "copy_to_region backward"))
-CONJUGATE(reduce_from_region, sum(ctx, y, x, "reduce_from_region"), copy(ctx, y, x))
-CONJUGATE(gather_from_region, ari_gather_features(ctx, y, x, "gather_from_region"), ari_own_features(ctx, y, x))
-CONJUGATE(scatter_to_region, ari_own_features(ctx, y, x), ari_gather_features(ctx, y, x, "scatter_to_region backward"))
-CONJUGATE(gather_tokens, ari_gather_tokens(ctx, y, x, "gather_tokens"),
-          scatter_tokens(ctx, y, x, "gather_tokens backward"))
-CONJUGATE(scatter_tokens, scatter_tokens(ctx, y, x, "scatter_tokens"),
-          ari_gather_tokens(ctx, y, x, "scatter_tokens backward"))
+static const ar_placement replicated = {AR_REPLICATE, 0}, invariant = {AR_INVARIANT, 0}, partial = {AR_PARTIAL_SUM, 0},
+                          features = {AR_SHARD, -1}, positions = {AR_SHARD, -2};
+CONJUGATE(copy_to_region, invariant, replicated)
+CONJUGATE(reduce_from_region, partial, invariant)
+CONJUGATE(gather_from_region, features, invariant)
+CONJUGATE(scatter_to_region, invariant, features)
+CONJUGATE(gather_tokens, positions, replicated)
+CONJUGATE(scatter_tokens, partial, positions)

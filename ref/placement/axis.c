@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/placement/axis.h"
 
+#include <stdlib.h>
+
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 
@@ -21,18 +23,11 @@ static size_t part_extent(const ari_axis *a, int part, size_t *start)
     return count;
 }
 
-size_t ari_axis_count(const ari_axis *a, int part)
+void ari_axis_counts(size_t *counts, const ari_axis *a)
 {
     size_t start = 0;
-    return a->before * part_extent(a, part, &start) * a->after;
-}
-
-ar_status ari_axis_counts(size_t **gives, const ari_axis *a)
-{
-    AR_TRY(ari_alloc((void **)gives, (size_t)a->parts, sizeof **gives, "sizes of the ranks' parts"));
     for (int i = 0; i < a->parts; i++)
-        (*gives)[i] = ari_axis_count(a, i);
-    return AR_OK;
+        counts[i] = a->before * part_extent(a, i, &start) * a->after;
 }
 
 /* What is copied between the two orders. */
@@ -97,4 +92,30 @@ ar_status ari_axis_take(ar_ctx *ctx, ar_buf block, ar_cbuf whole, const ari_axis
 ar_status ari_axis_put(ar_ctx *ctx, ar_buf whole, ar_cbuf block, const ari_axis *a, int part, ar_dtype t)
 {
     return copy_parts(ctx, &(orders){whole, read_only(block), t, false}, a, part, 1);
+}
+
+ar_dtype ari_moved_as(ar_dtype t)
+{
+    static const ar_dtype by_width[] = {[1] = AR_U8, [2] = AR_BF16, [4] = AR_I32, [8] = AR_I64};
+    return t == AR_F32 ? AR_F32 : by_width[ar_dtype_bytes(t)];
+}
+
+ar_status ari_axis_gather(ar_ctx *ctx, ar_comm *over, ar_buf whole, ar_cbuf block, const ari_axis *a, ar_dtype t,
+                          const char *tag)
+{
+    const bool in_order = a->before == 1;
+    size_t *counts = NULL;
+    ar_buf packed = whole;
+    if (!in_order)
+        AR_TRY(ari_step_alloc(ctx, &packed, a->before * a->extent * a->after * ar_dtype_bytes(t)));
+    AR_TRY(ari_alloc((void **)&counts, (size_t)a->parts, sizeof *counts, "sizes of the ranks' parts"));
+    ari_axis_counts(counts, a);
+    const ar_status st = ar_comm_all_gather(over, ctx->queue, packed, block, counts, ari_moved_as(t), tag);
+    free(counts);
+    AR_TRY(st);
+    if (in_order)
+        return AR_OK;
+    AR_TRY(ari_axis_unpack(ctx, whole, ar_const(packed), a, t));
+    ari_step_free(ctx, packed);
+    return AR_OK;
 }

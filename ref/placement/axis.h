@@ -14,10 +14,8 @@ typedef struct ari_axis {
 
 /** Dimension `dim` of a value of this shape. */
 ari_axis ari_axis_of(int ndim, const size_t *shape, int dim, int parts);
-/** Elements of part `part`. */
-size_t ari_axis_count(const ari_axis *a, int part);
-/** counts[i] = elements of part i, for the counts of a collective. Gives; free(). Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_axis_counts(size_t **gives, const ari_axis *a);
+/** counts[i] = elements of part i, for a collective; [parts]. */
+void ari_axis_counts(size_t *counts, const ari_axis *a);
 
 /* Copies on the context's main queue between memory that does not overlap, of a dtype of whole bytes. Errors: those of
  * the device. */
@@ -27,5 +25,12 @@ AR_NODISCARD ar_status ari_axis_unpack(ar_ctx *ctx, ar_buf whole, ar_cbuf packed
 /** block = part `part` of `whole`; put: the inverse, which leaves the other parts as they are. */
 AR_NODISCARD ar_status ari_axis_take(ar_ctx *ctx, ar_buf block, ar_cbuf whole, const ari_axis *a, int part, ar_dtype t);
 AR_NODISCARD ar_status ari_axis_put(ar_ctx *ctx, ar_buf whole, ar_cbuf block, const ari_axis *a, int part, ar_dtype t);
+
+/** How elements that only move are called in a collective: by a dtype of their width that it has. */
+ar_dtype ari_moved_as(ar_dtype t);
+/** An all-gather: `whole` of the parts that the ranks have, `block` this rank's. parts: the ranks of the group. Errors:
+ *  also AR_ERR_MEMORY, what the communicator gives. */
+AR_NODISCARD ar_status ari_axis_gather(ar_ctx *ctx, ar_comm *over, ar_buf whole, ar_cbuf block, const ari_axis *a,
+                                       ar_dtype t, const char *tag);
 
 #endif

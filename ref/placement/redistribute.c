@@ -96,24 +96,10 @@ static ar_status close_sum(const walk *w, value *out, const value *in)
 
 /* --- collectives of one array ------------------------------------------------------------------------------------- */
 
-/* How elements that only move are called in a collective: by a dtype of their width that it has. */
-static ar_dtype moved_as(ar_dtype t)
-{
-    static const ar_dtype by_width[] = {[1] = AR_U8, [2] = AR_BF16, [4] = AR_I32, [8] = AR_I64};
-    return t == AR_F32 ? AR_F32 : by_width[ar_dtype_bytes(t)];
-}
-
 static ari_axis axis_of(const joint *j, ar_placement shard, const size_t *extent)
 {
     const int ndim = j->w->r->ndim;
     return ari_axis_of(ndim, extent, shard.dim < 0 ? shard.dim + ndim : shard.dim, j->ranks);
-}
-
-/* What ranks give and get in an exchange of the parts along an axis. */
-static void count_parts(size_t *counts, const ari_axis *a)
-{
-    for (int i = 0; i < a->parts; i++)
-        counts[i] = ari_axis_count(a, i);
 }
 
 /* Room for all parts of an axis one after the other: `own` itself where they lie in it so. */
@@ -136,36 +122,21 @@ static ar_status pack(const joint *j, ar_buf *packed, ar_buf whole, const ari_ax
     return packed->ptr == whole.ptr ? AR_OK : ari_axis_pack(j->w->ctx, *packed, ar_const(whole), a, t);
 }
 
-static ar_status unpack(const joint *j, ar_buf whole, ar_buf packed, const ari_axis *a, ar_dtype t)
-{
-    if (packed.ptr != whole.ptr)
-        AR_TRY(ari_axis_unpack(j->w->ctx, whole, ar_const(packed), a, t));
-    end_room(j, packed, whole);
-    return AR_OK;
-}
-
-/* `to` is whole along the axis, `from` this rank's part. */
-static ar_status gather(const joint *j, ar_buf to, ar_buf from, const ari_axis *a, ar_dtype t)
-{
-    ar_buf packed;
-    AR_TRY(packed_room(j, &packed, to, a, t));
-    count_parts(j->counts, a);
-    AR_TRY(ar_comm_all_gather(j->over, j->w->ctx->queue, packed, ar_const(from), j->counts, moved_as(t), j->w->tag));
-    return unpack(j, to, packed, a, t);
-}
-
 /* Each rank gives every rank its part of `from` along `give`, and puts what it gets together along `get`. */
 static ar_status exchange(const joint *j, ar_buf to, const ari_axis *get, ar_buf from, const ari_axis *give, ar_dtype t)
 {
     ar_buf given, got;
     AR_TRY(pack(j, &given, from, give, t));
     AR_TRY(packed_room(j, &got, to, get, t));
-    count_parts(j->counts, give);
-    count_parts(j->counts + j->ranks, get);
+    ari_axis_counts(j->counts, give);
+    ari_axis_counts(j->counts + j->ranks, get);
     AR_TRY(ar_comm_all_to_all(j->over, j->w->ctx->queue, got, ar_const(given), j->counts, j->counts + j->ranks,
-                              moved_as(t), j->w->tag));
+                              ari_moved_as(t), j->w->tag));
     end_room(j, given, from);
-    return unpack(j, to, got, get, t);
+    if (got.ptr != to.ptr)
+        AR_TRY(ari_axis_unpack(j->w->ctx, to, ar_const(got), get, t));
+    end_room(j, got, to);
+    return AR_OK;
 }
 
 /* --- the moves ---------------------------------------------------------------------------------------------------- */
@@ -215,7 +186,7 @@ static ar_status reduce_scatter(const joint *j, value *out, value *in)
     const walk *w = j->w;
     const ari_axis a = axis_of(j, j->step->to, j->whole);
     ar_buf packed;
-    count_parts(j->counts, &a);
+    ari_axis_counts(j->counts, &a);
     if (in->arrays > 1)
         return scatter_bucket(j, out, in, &a);
     AR_TRY(pack(j, &packed, in->data, &a, w->dtype));
@@ -236,7 +207,7 @@ static ar_status move_array(const joint *j, value *out, value *in, int i)
     if (s->move == AR_MOVE_SLICE)
         return ari_axis_take(ctx, to, ar_const(from), &a, j->rank, t);
     if (s->move == AR_MOVE_ALL_GATHER)
-        return gather(j, to, from, &a, t);
+        return ari_axis_gather(ctx, j->over, to, ar_const(from), &a, t, j->w->tag);
     if (s->move == AR_MOVE_PAD)
         return ari_axis_put(ctx, to, ar_const(from), &a, j->rank, t);
     const ari_axis give = axis_of(j, s->to, in->extent), get = axis_of(j, s->from, out->extent);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The conjugate operators, f, f*, g, g* and those of the sequence: each backward is the transpose of its forward, <A x,
+/* The conjugate operators, f, f*, g, g* and those of features: each backward is the transpose of its forward, <A x,
  * y> = <x, A^T y>. The values are small integers, so that every sum is exact and the two sides are equal as
  * integers. */
 #include <criterion/criterion.h>
@@ -21,8 +21,8 @@ typedef struct operator_case {
     bool x_long, y_long;   /* EACH*N positions in place of EACH */
 } operator_case;
 
-/* f copies one x to N places; f* adds N values up to one; g gathers blocks; g* takes blocks. What is gathered along the
- * sequence has N copies, each with a gradient of its own. */
+/* f copies one x to N places; f* adds N values up to one. What is gathered along features is one value; what
+ * is gathered along the sequence (g) has N copies, each with a gradient of its own. */
 static const operator_case cases[] = {
     {"copy", ar_copy_to_region, ar_copy_to_region_backward, true, false, false, false, false, false},
     {"reduce", ar_reduce_from_region, ar_reduce_from_region_backward, false, true, false, false, false, false},
