@@ -9,6 +9,7 @@
 
 const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
 const char *const ari_bucket_mode_names[] = {"overlap", "eager", NULL};
+const char *const ari_bucket_order_names[] = {"reverse", "largest-first", NULL};
 /* Those of ar_sim_algorithm whose bytes of each rank a layout decides; with the others the last rank to come moves
  * those of all. */
 static const char *const collectives_names[] = {"direct", "ring", NULL};
@@ -54,6 +55,9 @@ const ari_option ari_bucket_options[] = {
     ARI_OPTION_ENUM("bucket-mode", run.ddp.mode, ari_bucket_mode_names,
                     "overlap: each bucket is reduced while the backward pass goes on; eager: all after it (default "
                     "overlap)"),
+    ARI_OPTION_ENUM("bucket-order", run.ddp.order, ari_bucket_order_names,
+                    "in which order parameters are put into buckets: reverse (the last one registered first, whose "
+                    "gradient is ready first) or largest-first (default reverse)"),
     ARI_OPTION_FLAG("find-unused", run.ddp.find_unused,
                     "the ranks of --dp agree which parameters got a gradient; the others are left alone",
                     .more = "They keep no gradient, and their optimizer state stays as it is. Without this option a "

@@ -121,6 +121,14 @@ typedef struct ar_bucket_info {
 size_t ar_ddp_buckets(const ar_ddp *d);
 /** i < ar_ddp_buckets. */
 ar_bucket_info ar_ddp_bucket(const ar_ddp *d, size_t i);
+/* Where a parameter's gradient lies. */
+typedef struct ar_bucket_place {
+    size_t bucket;        /* index */
+    size_t offset, count; /* elements of it: the first one, and how many, all of this rank's part of the parameter */
+} ar_bucket_place;
+/** The place of a parameter of the object. Errors: AR_ERR_NOT_FOUND (a parameter that is not of the object, or that
+ *  required no gradient when it was made: names it), AR_ERR_ARG (NULL). On error *place is not written. */
+AR_NODISCARD ar_status ar_ddp_find(const ar_ddp *d, ar_bucket_place *place, const ar_param *p);
 /** Enqueues the reduction of one bucket, ready or not; those of a lower index must be under way. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ar_ddp_reduce_bucket(ar_ddp *d, size_t i);
 /** All that are still filling, in order. */

@@ -401,6 +401,27 @@ ar_bucket_info ar_ddp_bucket(const ar_ddp *d, size_t i)
     return d->buckets[i].info;
 }
 
+ar_status ar_ddp_find(const ar_ddp *d, ar_bucket_place *place, const ar_param *p)
+{
+    if (!d || !place || !p)
+        return ar_error_set(AR_ERR_ARG, "the place of a gradient needs a data-parallel object and a parameter");
+    for (size_t i = 0; i < d->trained; i++) {
+        if (d->bucketed[i] == p) {
+            *place = (ar_bucket_place){d->slots[i].bucket, d->offsets[i], ar_tensor_count(&p->value)};
+            return AR_OK;
+        }
+    }
+    for (size_t i = 0; i < d->n; i++) {
+        if (d->params[i] == p)
+            return ar_error_set(AR_ERR_NOT_FOUND,
+                                "%s: parameter %s is in no bucket: it required no gradient when the data-parallel "
+                                "object was made",
+                                d->name, p->name);
+    }
+    return ar_error_set(AR_ERR_NOT_FOUND, "%s: parameter %s is not one of the %zu of this data-parallel object",
+                        d->name, p->name, d->n);
+}
+
 size_t ar_ddp_bytes(const ar_ddp *d)
 {
     size_t bytes = 0;

@@ -111,6 +111,38 @@ Test(ddp_buckets, tell_their_sizes_and_offsets)
         cr_expect(t.rank[r].has[0] && t.rank[r].has[1] && t.rank[r].has[2], "rank %d", r);
 }
 
+/* p0 is larger than a bucket, p1 frozen; p3 and p2 share one. */
+static ar_status find(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    (void)ctx, (void)n;
+    ar_bucket_place p = {7, 7, 7};
+    ar_param other = *params[0];
+    out->has[0] = ar_ddp_find(d, &p, params[3]) == AR_OK && p.bucket == 0 && p.offset == 0 && p.count == 15 &&
+                  ar_ddp_find(d, &p, params[2]) == AR_OK && p.bucket == 0 && p.offset == 15 && p.count == 20 &&
+                  ar_ddp_find(d, &p, params[0]) == AR_OK && p.bucket == 1 && p.offset == 0 && p.count == 120;
+    p = (ar_bucket_place){7, 7, 7};
+    snprintf(other.name, sizeof other.name, "stranger");
+    out->has[1] = ar_ddp_find(d, &p, params[1]) == AR_ERR_NOT_FOUND &&
+                  strstr(ar_error_message(), "p1 is in no bucket") && ar_ddp_find(d, &p, &other) == AR_ERR_NOT_FOUND &&
+                  strstr(ar_error_message(), "stranger is not one") && ar_ddp_find(d, &p, NULL) == AR_ERR_ARG &&
+                  ar_ddp_find(NULL, &p, params[0]) == AR_ERR_ARG && ar_ddp_find(d, NULL, params[0]) == AR_ERR_ARG &&
+                  p.bucket == 7 && p.offset == 7 && p.count == 7;
+    return AR_OK;
+}
+
+Test(ddp_buckets, the_place_of_a_parameter_is_found)
+{
+    toy t = {.n = 4,
+             .size = {120, 30, 20, 15},
+             .frozen = {false, true, false, false},
+             .ddp = REVERSE(100),
+             .body = find,
+             .parallel = two};
+    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    for (int r = 0; r < 2; r++)
+        cr_expect(t.rank[r].has[0] && t.rank[r].has[1], "rank %d: %d %d", r, t.rank[r].has[0], t.rank[r].has[1]);
+}
+
 static ar_status shares(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
 {
     (void)params, (void)n;
