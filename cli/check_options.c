@@ -27,6 +27,7 @@ static const ari_option options[] = {
     ARI_OPTION_INT("steps", steps, 0, 1e6, "K", "training steps; 0: one forward and backward, no update (default 3)"),
     ARI_OPTION_GROUP(ari_optimizer_options, r),
     ARI_CLIP_OPTIONS,
+    ARI_OPTION_GROUP(ari_loss_options, r),
     ARI_INJECT_OPTION,
     ARI_OPTION_FLAG("gradcheck", o.gradcheck,
                     "compare the binary64 baseline's gradients with central differences, on a small batch",

@@ -35,6 +35,7 @@ static const ari_option options[] = {
     ARI_PRECISION_OPTION,
     ARI_OPTION_GROUP(ari_step_layout_options, r),
     ARI_LAYOUT_DDP_OPTIONS("capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: 25MiB)"),
+    ARI_OPTION_GROUP(ari_loss_options, r),
     ARI_INJECT_OPTION,
     ARI_OPTION_GROUP(ari_watch_options, watch),
     ARI_OPTION_FLAG("per-rank", o.per_rank,
@@ -121,6 +122,8 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
         json_object_set_new(o, "notes", notes_json(r));
     if (v->r.run.model)
         json_object_set_new(o, "loss", json_pack("[o]", ari_json_number((double)r->loss)));
+    if (v->r.run.model)
+        ari_loss_json(o, &run->loss);
     ari_watch_json(o, watch);
     if (r->has_predicted)
         json_object_set_new(o, "predicted", ari_predicted_json(&r->predicted));
@@ -138,8 +141,11 @@ static ar_status print(const ar_grads_result *r, const grads_values *v, const ar
         if (r->file[i][0])
             printf("%s\n", r->file[i]);
     }
-    if (v->r.run.model)
-        printf("loss %.9g (%s)\n", (double)r->loss, r->fresh ? "fresh weights" : "weights of the folder");
+    if (v->r.run.model) {
+        printf("loss %.9g (%s", (double)r->loss, r->fresh ? "fresh weights" : "weights of the folder");
+        ari_loss_print(stdout, &run->loss);
+        printf(")\n");
+    }
     ari_ranks_print(stdout, run, ar_parallel_world(&run->parallel));
     printf("%zu tensors in %s at %s; hash %s\n", r->tensors, ARI_SECONDS(r->seconds),
            ARI_LAYOUT(&run->parallel, r->batch), r->outputs_hash);

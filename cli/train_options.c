@@ -33,6 +33,7 @@ static const ari_option options[] = {
     ARI_BATCH_OPTIONS("tokens of each (default 64)"),
     ARI_OPTION_GROUP(ari_optimizer_options, r),
     ARI_CLIP_OPTIONS,
+    ARI_OPTION_GROUP(ari_loss_options, r),
     ARI_LAYOUT_OPTIONS("tensor-parallel ranks (default 1)",
                        "exact: the same bits under every layout; native: fp32 (default exact)"),
     ARI_OPTION_ENUM("storage", storage, storage_names,
@@ -56,8 +57,8 @@ static const ari_option options[] = {
                       "go on with a checkpoint, under any layout: data, steps, optimizer and the like are the "
                       "checkpoint's where they are not given",
                       .more = "Of a folder of checkpoints the newest is taken. Other data, another --batch, --seq or "
-                              "--seed are refused; another learning rate, schedule, clip, dropout or optimizer is "
-                              "taken, with a note that from here on the weights are not those of a run that was "
+                              "--seed are refused; another learning rate, schedule, clip, dropout, loss or optimizer "
+                              "is taken, with a note that from here on the weights are not those of a run that was "
                               "never interrupted. Layout, buckets, --save and --plot are free."),
     ARI_OPTION_INT("stop-after", stop_after, 1, 1e9, "N",
                    "end after step N, as an interruption would, but with exit status 0",

@@ -30,6 +30,19 @@ ar_status ce_sum(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, ar_cbuf 
         });
 }
 
+ar_status ce_logits(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, ar_cbuf e, size_t n, size_t v_local,
+                    size_t v)
+{
+    const int32_t *exponents = dev<int32_t>(e), p = ari_rowsum_bits(v);
+    return launch_blocks(
+        d, q, n, v_local, [=, sum = dev<int64_t>(sum), logits = dev<float>(logits)] ARI_KERNEL(const block &b) {
+            const float *x = logits + b.index * v_local;
+            const int64_t total =
+                row_integer(b, v_local, exponents[b.index], p, [&](size_t j) { return static_cast<double>(x[j]); });
+            b.each(1, [&](size_t) { sum[b.index] = total; });
+        });
+}
+
 ar_status ce_target(ar_device *d, ar_queue *q, ar_buf bits, ar_cbuf logits, ar_cbuf row_of, size_t n, size_t v_local)
 {
     const float *x = dev<float>(logits);
@@ -40,23 +53,30 @@ ar_status ce_target(ar_device *d, ar_queue *q, ar_buf bits, ar_cbuf logits, ar_c
 }
 
 ar_status ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits, ar_cbuf valid,
-                   size_t n, size_t v)
+                   ar_cbuf e, ar_cbuf logits, const ar_loss_options *o, size_t n, size_t v)
 {
     float *to = dev<float>(terms);
+    const ar_loss_options options = *o;
+    const int32_t *exponents = dev<int32_t>(e);
+    const int64_t *values = dev<int64_t>(logits);
     const int32_t *tops = dev<int32_t>(key), p = ari_rowsum_bits(v);
     const int64_t *sums = dev<int64_t>(sum);
     const uint32_t *targets = dev<uint32_t>(bits); /* int32 summed over ranks: the same bits */
     return launch_each(d, q, n, [=, valid = dev<uint8_t>(valid)] ARI_KERNEL(size_t i) {
-        const double l = ari_rowsum_value(sums[i], 1, p);
-        const float term = ari_ce_term(ari_key32_value(tops[i]), l, ari_float32(targets[i]));
+        const double lse = ari_ce_lse(ari_key32_value(tops[i]), ari_rowsum_value(sums[i], 1, p));
+        const double mean = exponents ? ari_rowsum_value(values[i], exponents[i], p) / static_cast<double>(v) : 0.0;
+        const float term = ari_ce_term(lse, ari_float32(targets[i]), mean, &options);
         to[i] = valid[i] ? term : 0.0f;
     });
 }
 
 /* dlogits may be logits: each value is read by the thread that writes its place. */
 ar_status ce_backward(ar_device *d, ar_queue *q, ar_buf dlogits, ar_cbuf logits, ar_cbuf key, ar_cbuf sum,
-                      ar_cbuf row_of, ar_cbuf valid, double targets, size_t n, size_t v_local, size_t v)
+                      ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets, size_t n, size_t v_local,
+                      size_t v)
 {
+    const ar_loss_options options = *o;
+    const double miss = ari_ce_label(0, v, o), hit = ari_ce_label(1, v, o);
     float *gradients = dev<float>(dlogits);
     const float *values = dev<float>(logits);
     const int32_t *tops = dev<int32_t>(key), p = ari_rowsum_bits(v);
@@ -72,10 +92,11 @@ ar_status ce_backward(ar_device *d, ar_queue *q, ar_buf dlogits, ar_cbuf logits,
         }
         const float m = ari_key32_value(top);
         const double l = ari_rowsum_value(sums[b.index], 1, p);
+        const double weight = ari_ce_weight(ari_ce_lse(m, l), &options);
         const int64_t at = rows[b.index];
         b.each(v_local, [&](size_t j) {
             const float share = ari_softmax_p(ari_softmax_exp(x[j], m), l);
-            out[j] = ari_ce_dlogit(share, static_cast<int64_t>(j) == at, targets);
+            out[j] = ari_ce_dlogit(share, weight, static_cast<int64_t>(j) == at ? hit : miss, targets);
         });
     });
 }

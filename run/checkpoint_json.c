@@ -130,6 +130,16 @@ static ar_status inner_object(object *inner, const object *o, const char *key)
     return put(o, key, inner->out);
 }
 
+/* What a check of values says of those that were read is said of the file. */
+static ar_status believed(const object *o, const char *key, ar_status st)
+{
+    if (st != AR_ERR_ARG)
+        return st;
+    char why[ARI_PRINTABLE];
+    ari_printable(why, sizeof why, ar_error_message());
+    return ar_error_set(o->at.code, "%s: key '%s': %s", ARI_SHOW(o->at.name), key, why);
+}
+
 /* --- the optimizer ------------------------------------------------------------------------------------------------ */
 static ar_status group(const object *o, ar_param_group *g)
 {
@@ -196,12 +206,7 @@ static ar_status optimizer(const object *whole, ar_optimizer_options *options)
     options->kind = (ar_optimizer_kind)kind;
     options->schedule = (ar_schedule)schedule;
     options->decay = (ar_decay)decay;
-    const ar_status st = o.out ? AR_OK : ar_optimizer_check(options);
-    if (st != AR_ERR_ARG)
-        return st;
-    char why[ARI_PRINTABLE];
-    ari_printable(why, sizeof why, ar_error_message());
-    return ar_error_set(o.at.code, "%s: key 'optimizer': %s", ARI_SHOW(o.at.name), why);
+    return believed(&o, "optimizer", o.out ? AR_OK : ar_optimizer_check(options));
 }
 
 /* --- the state ---------------------------------------------------------------------------------------------------- */
@@ -218,6 +223,18 @@ static ar_status seed(const object *o, uint64_t *value)
         return ar_error_set(o->at.code, "%s: key 'seed' is '%s', expected an integer from 0 to 2^64 - 1",
                             ARI_SHOW(o->at.name), ARI_SHOW(text));
     return AR_OK;
+}
+
+/* Without the key: of a version that had none of this. */
+static ar_status loss_options(const object *whole, ar_loss_options *options)
+{
+    object o;
+    if (!whole->out && !ari_json_get(&whole->at, "loss"))
+        return AR_OK;
+    AR_TRY(inner_object(&o, whole, "loss"));
+    AR_TRY(number(&o, "label_smoothing", &options->label_smoothing));
+    AR_TRY(number(&o, "z_loss", &options->z_loss));
+    return believed(&o, "loss", o.out ? AR_OK : ar_loss_options_check(options, "cross-entropy"));
 }
 
 static ar_status storage(const object *o, ar_dtype *dtype)
@@ -304,6 +321,7 @@ static ar_status state(const object *o, ari_checkpoint_read *r)
     AR_TRY(optimizer(o, &s->optimizer));
     AR_TRY(number(o, "clip", &s->clip));
     AR_TRY(number(o, "dropout", &s->dropout));
+    AR_TRY(loss_options(o, &s->loss_options));
     AR_TRY(choice(o, "numerics", all_numerics[numerics], all_numerics, &numerics, UNKNOWN));
     s->numerics = (ar_numerics)numerics;
     AR_TRY(storage(o, &s->storage));

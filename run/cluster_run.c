@@ -145,6 +145,7 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
                                     .sp = o->run.parallel.sp,
                                     .keep_gathered = o->run.parallel.keep_gathered,
                                     .dropout = o->run.dropout,
+                                    .loss = o->run.loss,
                                     .seed = o->run.seed,
                                     .numerics = o->run.numerics,
                                     .precision = o->run.precision,

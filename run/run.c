@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "anyrank/model.h"
+#include "ref/models/family.h"
 #include "ref/numerics/scalar.h"
 
 #define ANGLE_LIMIT 1048576.0f /* 2^20 */
@@ -26,7 +27,7 @@ ar_status ari_run_check_training(const ar_run *r, const char *name)
                             r->clip);
     if (!(r->dropout >= 0.0 && r->dropout < 1.0))
         return ar_error_set(AR_ERR_ARG, "%s: a dropout of %g: a probability from 0 to below 1", name, r->dropout);
-    return AR_OK;
+    return ar_loss_options_check(&r->loss, name);
 }
 
 ar_status ari_run_check_numerics(const ar_run *r)
@@ -67,11 +68,22 @@ ar_status ari_run_check_positions(const ar_config *c, size_t seq)
     return check_angles(c, seq);
 }
 
+static ar_status check_loss(const ar_run *r, const ar_config *c)
+{
+    if ((r->loss.label_smoothing > 0.0 || r->loss.z_loss > 0.0) && !ari_part_path(ari_family_of(c->arch), ARI_HEAD))
+        return ar_error_set(AR_ERR_ARG,
+                            "%s: has no logits, which label smoothing and z-loss are about: its loss is the sum of its "
+                            "output",
+                            c->name);
+    return AR_OK;
+}
+
 ar_status ar_run_check(const ar_run *r, const ar_config *c)
 {
     if (r->batch == 0 || r->seq == 0)
         return ar_error_set(AR_ERR_ARG, "batch and seq are at least 1");
     AR_TRY(ari_run_check_training(r, c->name));
+    AR_TRY(check_loss(r, c));
     AR_TRY(ari_run_check_numerics(r));
     AR_TRY(ari_run_check_positions(c, r->seq));
     return ar_parallel_check(&r->parallel, c, &r->plan, r->batch, r->seq);

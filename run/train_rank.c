@@ -177,6 +177,7 @@ static ar_checkpoint_state state_of(const member *m)
                                  .optimizer = o->run.optimizer,
                                  .clip = o->run.clip,
                                  .dropout = o->run.dropout,
+                                 .loss_options = o->run.loss,
                                  .numerics = o->run.numerics,
                                  .storage = o->run.storage == AR_BF16 ? AR_BF16 : AR_F32,
                                  .loss_scale = o->scale_loss ? m->scaling.scale : 0.0,

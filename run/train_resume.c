@@ -18,6 +18,7 @@ void ar_training_resume(ar_training_options *o, ar_checkpoint *c)
     o->run.optimizer = s->optimizer;
     o->run.clip = s->clip;
     o->run.dropout = s->dropout;
+    o->run.loss = s->loss_options;
     o->run.numerics = s->numerics;
     o->run.storage = s->storage;
     o->scale_loss = s->loss_scale > 0.0;
@@ -120,6 +121,8 @@ static void list_changes(char *text, size_t cap, const ar_training_options *o, c
     list(text, cap, !same_groups(a, b), "groups");
     list(text, cap, o->run.clip != s->clip, "clip");
     list(text, cap, o->run.dropout != s->dropout, "dropout");
+    list(text, cap, o->run.loss.label_smoothing != s->loss_options.label_smoothing, "label-smoothing");
+    list(text, cap, o->run.loss.z_loss != s->loss_options.z_loss, "z-loss");
     list(text, cap, o->run.numerics != s->numerics, "numerics");
     list(text, cap, (o->run.storage == AR_BF16) != (s->storage == AR_BF16), "storage");
     list(text, cap, (o->scale_loss ? o->scaling.scale : 0.0) != s->loss_scale, "loss-scale");

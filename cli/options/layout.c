@@ -124,6 +124,10 @@ ar_status ari_layout_check(const ari_run_values *v)
     if (v->run.dropout >= 1.0)
         return ar_error_set(AR_ERR_ARG, "--dropout %g drops everything: give a probability from 0 to below 1",
                             v->run.dropout);
+    if (v->run.loss.label_smoothing >= 1.0)
+        return ar_error_set(AR_ERR_ARG,
+                            "--label-smoothing %g leaves nothing of a label: give a share from 0 to below 1",
+                            v->run.loss.label_smoothing);
     AR_TRY(ari_precision_check(v->run.precision, v->run.numerics));
     if (p->sp && p->tp == 0)
         return ar_error_set(AR_ERR_ARG, "--sp splits sequences over the ranks of --tp: give --tp N too");

@@ -48,9 +48,9 @@ extern const char *const ari_numerics_names[];
 extern const char *const ari_precision_names[]; /* in the order of ar_precision */
 
 /* Options of an ari_run_values: how data moves; what the ranks compute on; how a training step is split besides tp;
- * how the data-parallel ranks sum their gradients; what updates the weights. */
+ * how the data-parallel ranks sum their gradients; what updates the weights; what the loss is. */
 extern const ari_option ari_movement_options[], ari_device_options[], ari_step_layout_options[], ari_bucket_options[],
-    ari_optimizer_options[];
+    ari_optimizer_options[], ari_loss_options[];
 
 /* Rows whose help is the subcommand's; ARI_VALUES has an ari_run_values called `r`. */
 #define ARI_LAYOUT_OPTIONS(tp_help, numerics_help)                                                                 \
@@ -73,7 +73,7 @@ extern const ari_option ari_movement_options[], ari_device_options[], ari_step_l
 
 /** Whether any option asks for one layout. */
 bool ari_layout_given(const ari_run_values *v);
-/** Refuses a dropout of 1, options that mean nothing without another (AR_ERR_ARG), and what the device refuses. */
+/** Refuses a dropout or a label smoothing of 1, options that mean nothing without another (AR_ERR_ARG), and what the device refuses. */
 AR_NODISCARD ar_status ari_layout_check(const ari_run_values *v);
 /** Refuses a precision other than fp32 of exact numerics (AR_ERR_ARG). */
 AR_NODISCARD ar_status ari_precision_check(ar_precision precision, ar_numerics numerics);
@@ -122,6 +122,10 @@ extern const char *const ari_fault_names[]; /* that --inject takes */
 /** "AdamW (lr 0.001, cosine to 0.0001 after 5 steps of warm-up, weight decay 0.01 of matrices, 1 group), clip 1,
  *  dropout 0.1"; of 0 steps what a single forward and backward is. */
 void ari_step_print(FILE *to, const ar_run *run);
+/** ", label smoothing 0.1, z-loss 0.0001", as far as there is any. */
+void ari_loss_print(FILE *to, const ar_loss_options *o);
+/** The same into a result. */
+void ari_loss_json(json_t *result, const ar_loss_options *o);
 /** A line where the config has a dropout that the run does not use. */
 void ari_dropout_note(FILE *to, const ar_config *c, const ar_run *run);
 /** The options as an object. Gives; NULL without memory. */

@@ -45,6 +45,16 @@ const ari_option ari_optimizer_options[] = {
                                "dots. A group's decay counts whatever --decay says; lr or decay may be left out."),
     {0},
 };
+const ari_option ari_loss_options[] = {
+    ARI_OPTION_DOUBLE("label-smoothing", run.loss.label_smoothing, 0, 1, "E",
+                      "share of each label that goes to all tokens of the vocabulary alike, below 1 (default 0)",
+                      .more = "It is that of PyTorch's cross_entropy."),
+    ARI_OPTION_DOUBLE("z-loss", run.loss.z_loss, 0, 1e30, "C",
+                      "add C times the squared logarithm of the softmax's denominator to the loss of each token "
+                      "(default 0)",
+                      .more = "PaLM has 0.0001."),
+    {0},
+};
 #undef ARI_VALUES
 
 _Static_assert(ARI_OPT_MANY == AR_PARAM_GROUPS, "--group may be given as often as there may be groups");
@@ -172,6 +182,21 @@ void ari_step_print(FILE *to, const ar_run *run)
         fprintf(to, ", clip %g", run->clip);
     if (run->dropout > 0.0)
         fprintf(to, ", dropout %g", run->dropout);
+    ari_loss_print(to, &run->loss);
+}
+
+void ari_loss_print(FILE *to, const ar_loss_options *o)
+{
+    if (o->label_smoothing > 0.0)
+        fprintf(to, ", label smoothing %g", o->label_smoothing);
+    if (o->z_loss > 0.0)
+        fprintf(to, ", z-loss %g", o->z_loss);
+}
+
+void ari_loss_json(json_t *result, const ar_loss_options *o)
+{
+    json_object_set_new(result, "label_smoothing", json_real(o->label_smoothing));
+    json_object_set_new(result, "z_loss", json_real(o->z_loss));
 }
 
 void ari_dropout_note(FILE *to, const ar_config *c, const ar_run *run)

@@ -229,6 +229,7 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     json_object_set_new(j, "optimizer", ari_optimizer_json(&o->run.optimizer));
     json_object_set_new(j, "clip", json_real(o->run.clip));
     json_object_set_new(j, "dropout", json_real(o->run.dropout));
+    ari_loss_json(j, &o->run.loss);
     json_object_set_new(j, "storage", json_string(o->run.storage == AR_BF16 ? "bf16" : "f32"));
     json_object_set_new(j, "loss_scale", o->scale_loss ? json_real(o->scaling.scale) : json_null());
     json_object_set_new(j, "seed", json_integer((json_int_t)o->run.seed));

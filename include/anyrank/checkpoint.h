@@ -24,6 +24,7 @@ typedef struct ar_checkpoint_state {
     uint64_t seed;
     ar_optimizer_options optimizer;
     double clip, dropout;
+    ar_loss_options loss_options;
     ar_numerics numerics;
     ar_dtype storage;          /* of the weights: AR_F32, AR_BF16 */
     double loss_scale;         /* 0: no loss scaling */

@@ -45,17 +45,21 @@ typedef struct ar_ctx_options {
     ar_dtype storage; /* of the parameters of two dimensions: AR_BF16, in native numerics (ar_param.storage); AR_F32, or
                          0 where nothing is said */
     bool sp;          /* sequence parallelism over tp (ar_parallel); layers ask when they are made */
-    bool keep_gathered; /* of ar_parallel */
-    double dropout;     /* probability, below 1; 0: none */
-    uint64_t seed;      /* of the dropout masks */
-    ar_fault fault;     /* AR_FAULT_NONE */
-    ar_tap_fn tap;      /* NULL: nobody listens */
+    bool keep_gathered;   /* of ar_parallel */
+    double dropout;       /* probability, below 1; 0: none */
+    uint64_t seed;        /* of the dropout masks */
+    ar_loss_options loss; /* of every cross-entropy made in it: LM heads, ar_cross_entropy_create */
+    ar_fault fault;       /* AR_FAULT_NONE */
+    ar_tap_fn tap;        /* NULL: nobody listens */
     void *tap_user;
 } ar_ctx_options;
 
+/** Refuses a label smoothing outside [0, 1) and a z-loss that is negative or not finite. what: of which, for the
+ *  message. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ar_loss_options_check(const ar_loss_options *o, const char *what);
 /** Gives a context; ar_ctx_destroy. Borrows the device and the group of the options until then; the options themselves
- *  until return. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1), a storage or a precision that the numerics do
- * not have), AR_ERR_MEMORY. */
+ *  until return. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1), ar_loss_options_check, a storage or a
+ *  precision that the numerics do not have), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o);
 /** Frees all memory of the step too. Accepts NULL. */
 void ar_ctx_destroy(ar_ctx *c);

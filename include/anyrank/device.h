@@ -2,6 +2,7 @@
 #ifndef ANYRANK_DEVICE_H
 #define ANYRANK_DEVICE_H
 
+#include "anyrank/batch.h"
 #include "anyrank/comm.h"
 #include "anyrank/config.h"
 #include "anyrank/queue.h"
@@ -195,16 +196,22 @@ typedef struct ar_device_ops {
     /* sum[t] int64 = row sum, exponent 1, of exp32(fl32(x - m)), m = value of key[t]; +0 for a NaN key. */
     ar_status (*ce_sum)(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, ar_cbuf key, size_t n, size_t v_local,
                         size_t v);
+    /* sum[t] int64 = row sum of the logits, of the exponent e[t] int32 (row_exponents, the maximum over all shards), 0
+     * where that says non-finite. For their mean, which label smoothing needs. */
+    ar_status (*ce_logits)(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, ar_cbuf e, size_t n, size_t v_local,
+                           size_t v);
     /* bits[t] int32 = bit pattern of logits[t, row_of[t]], 0 where row_of[t] < 0 */
     ar_status (*ce_target)(ar_device *d, ar_queue *q, ar_buf bits, ar_cbuf logits, ar_cbuf row_of, size_t n,
                            size_t v_local);
-    /* terms[t] fp32 = fl32((m + log l) - target), +0 where valid[t] (u8) is 0 */
+    /* terms[t] fp32 = the loss of ar_loss_options, lse = m + log l; +0 where valid[t] (u8) is 0. e, logits: exponents
+     * and sums of ce_logits, over all shards; ptr NULL without label smoothing. */
     ar_status (*ce_terms)(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits,
-                          ar_cbuf valid, size_t n, size_t v);
-    /* dlogits[t, j] = fl32(fl32(p - (j == row_of[t]))/targets), p = fl32(e/l); +0 where valid[t] is 0 or targets is
-     * 0 */
+                          ar_cbuf valid, ar_cbuf e, ar_cbuf logits, const ar_loss_options *o, size_t n, size_t v);
+    /* dlogits[t, j] = fl32(fl32(p*weight - label)/targets), p = fl32(exp/l), weight = 1 + 2*c*lse, label = (1 - e)*(j ==
+     * row_of[t]) + e/v; +0 where valid[t] is 0 or targets is 0. dlogits may be logits. */
     ar_status (*ce_backward)(ar_device *d, ar_queue *q, ar_buf dlogits, ar_cbuf logits, ar_cbuf key, ar_cbuf sum,
-                             ar_cbuf row_of, ar_cbuf valid, double targets, size_t n, size_t v_local, size_t v);
+                             ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets, size_t n,
+                             size_t v_local, size_t v);
 
     /* --- gradients and weights: contiguous fp32, n elements ------------------------------------------------------- */
     /* sums (int64 [2]) += the sums over g of q >> 30 and of q & (2^30 - 1), q = rint((g*2^-e)^2*2^60), e (int32 [1])
@@ -234,9 +241,9 @@ typedef struct ar_device_ops {
     X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) X(acc_raise) X(acc_value)              \
     X(sum_rows_f32) X(add) X(mul) X(fill) X(act_backward) X(gated_forward) X(gated_backward) X(dropout)  \
     X(norm_forward) X(norm_backward) X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward)       \
-    X(rows_in_range) X(gather_rows) X(ce_max) X(ce_sum) X(ce_target) X(ce_terms) X(ce_backward)          \
-    X(sum_squares) X(scale) X(round_bf16) X(round_bits) X(take_bf16) X(narrow_bf16) X(widen_bf16)        \
-    X(optimizer_step)
+    X(rows_in_range) X(gather_rows) X(ce_max) X(ce_sum) X(ce_logits) X(ce_target) X(ce_terms)            \
+    X(ce_backward) X(sum_squares) X(scale) X(round_bf16) X(round_bits) X(take_bf16) X(narrow_bf16)       \
+    X(widen_bf16) X(optimizer_step)
 /* clang-format on */
 
 /** An instance: its table, and how many threads of the host a kernel may use. Of one rank; ranks may share a GPU. */

@@ -179,7 +179,8 @@ AR_NODISCARD ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_sa
                                              const ar_batch *batch);
 
 typedef struct ar_lm_head ar_lm_head;
-/** Logits X W^T with W [V, h] vocab-parallel, then softmax cross-entropy with no gathering of logits. tied: the
+/** Logits X W^T with W [V, h] vocab-parallel, then the softmax cross-entropy of the context's ar_loss_options, with no
+ * gathering of logits. tied: the
  * embedding's parameter, borrowed; NULL: an own one, name.weight. Gives; ar_lm_head_destroy, which accepts NULL
  *  and leaves a tied parameter to its owner. */
 AR_NODISCARD ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const char *name, size_t vocab, size_t h,

@@ -22,8 +22,9 @@ typedef struct ar_run {
     size_t batch, seq; /* of a step, all ranks together: sequences, and tokens of each */
     uint64_t steps;    /* of training; 0: one forward and backward, no update */
     ar_optimizer_options optimizer;
-    double clip;        /* largest gradient norm; 0: none */
-    double dropout;     /* probability; 0: none */
+    double clip;          /* largest gradient norm; 0: none */
+    double dropout;       /* probability; 0: none */
+    ar_loss_options loss; /* of a model with logits */
     ar_ddp_options ddp; /* how gradients are summed over dp; its `zero` comes from the layout. {0}: one bucket for each
                            parameter */
     ar_numerics numerics;

@@ -75,6 +75,12 @@ static ar_status check_training(const ar_baseline_options *o)
     if (!(o->dropout >= 0.0 && o->dropout < 1.0))
         return ar_error_set(AR_ERR_ARG, "baseline: dropout %g: expected a probability, at least 0 and below 1",
                             o->dropout);
+    if (!(o->loss.label_smoothing >= 0.0 && o->loss.label_smoothing < 1.0) || !(o->loss.z_loss >= 0.0) ||
+        isinf(o->loss.z_loss))
+        return ar_error_set(AR_ERR_ARG,
+                            "baseline: label smoothing %g, z-loss %g: expected a share from 0 to below 1 and a finite "
+                            "weight from 0",
+                            o->loss.label_smoothing, o->loss.z_loss);
     if (o->noise_seed != 0 && o->mode != AR_MODE_F64)
         return ar_error_set(AR_ERR_ARG, "baseline: noise in number mode %d: only binary64 takes it", (int)o->mode);
     if (o->steps < 0 || (o->steps > 0 && o->forward_only))
@@ -94,6 +100,9 @@ ar_status ari_bl_check(const ar_config *c, const ar_baseline_options *o, const a
     if (o->mode != AR_MODE_EXACT && o->mode != AR_MODE_FP32 && o->mode != AR_MODE_F64)
         return ar_error_set(AR_ERR_ARG, "baseline: number mode %d", (int)o->mode);
     AR_TRY(check_config(c));
+    if (ari_bl_names_of(c->arch)->head == NULL && (o->loss.label_smoothing > 0.0 || o->loss.z_loss > 0.0))
+        return ar_error_set(AR_ERR_ARG, "baseline: label smoothing or z-loss of architecture %d, which has no logits",
+                            (int)c->arch);
     return check_training(o);
 }
 

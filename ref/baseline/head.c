@@ -62,14 +62,22 @@ ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
     return AR_OK;
 }
 
-/* A row of logits with a target. Adds fl32((m + log l) - x_target) to the loss; x becomes fl32(fl32(p - onehot)/T). */
+/* A row of logits with a target. With e of label smoothing and c of the z-loss, fl32(((1 - e)*(lse - x_target) + e*(lse -
+ * mean of x)) + c*lse*lse) is added to the loss, and x becomes fl32(fl32(p*(1 + 2*c*lse) - ((1 - e)*onehot + e/V))/T). */
 static void cross_entropy_row(const ari_bl_run *run, ari_bl_sums *loss, double *x, double *p, size_t target, double t)
 {
+    const size_t v = run->c->vocab;
+    const double e = run->o->loss.label_smoothing, c = run->o->loss.z_loss;
     double m, l;
-    ari_bl_softmax(run, p, x, NULL, run->c->vocab, &m, &l);
-    ari_bl_sums_add(loss, 0, ari_bl_fl(run, (m + ari_log64(l)) - x[target]));
-    for (size_t i = 0; i < run->c->vocab; i++)
-        x[i] = ari_bl_branch(run, ari_bl_fl(run, p[i] - (i == target ? 1.0 : 0.0)) / t);
+    ari_bl_softmax(run, p, x, NULL, v, &m, &l);
+    const double lse = m + ari_log64(l);
+    const double mean = e > 0.0 ? ari_bl_row_sum(run, x, v) / (double)v : 0.0;
+    const double labels = (1.0 - e) * (lse - x[target]) + e * (lse - mean);
+    ari_bl_sums_add(loss, 0, ari_bl_fl(run, labels + c * lse * lse));
+    for (size_t i = 0; i < v; i++) {
+        const double label = (i == target ? 1.0 - e : 0.0) + e / (double)v;
+        x[i] = ari_bl_branch(run, ari_bl_fl(run, p[i] * (1.0 + 2.0 * c * lse) - label) / t);
+    }
 }
 
 /* Logits in m->dlogits become their gradient. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/context.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,12 +39,23 @@ static ar_status check_precision(const ar_ctx_options *o)
     return AR_OK;
 }
 
+ar_status ar_loss_options_check(const ar_loss_options *o, const char *what)
+{
+    if (!(o->label_smoothing >= 0.0 && o->label_smoothing < 1.0))
+        return ar_error_set(AR_ERR_ARG, "%s: a label smoothing of %g: a number from 0 to below 1", what,
+                            o->label_smoothing);
+    if (!(o->z_loss >= 0.0) || isinf(o->z_loss))
+        return ar_error_set(AR_ERR_ARG, "%s: a z-loss of weight %g: a finite number from 0", what, o->z_loss);
+    return AR_OK;
+}
+
 ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
 {
     if (!o->device)
         return ar_error_set(AR_ERR_ARG, "a context needs a device");
     if (!(o->dropout >= 0.0 && o->dropout < 1.0))
         return ar_error_set(AR_ERR_ARG, "dropout %g, expected a probability from 0 to less than 1", o->dropout);
+    AR_TRY(ar_loss_options_check(&o->loss, "a context"));
     AR_TRY(check_storage(o));
     AR_TRY(check_precision(o));
     ar_ctx *c = calloc(1, sizeof *c);
@@ -57,6 +69,7 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     c->sp = o->sp;
     c->keep_gathered = o->keep_gathered;
     c->dropout = o->dropout;
+    c->loss = o->loss;
     c->loss_scale = 1.0;
     c->storage = o->storage == AR_BF16 ? AR_BF16 : AR_F32;
     c->seed = o->seed;

@@ -34,6 +34,7 @@ struct ar_ctx {
     ari_communication communication; /* owned */
     bool sp, keep_gathered;
     double dropout;
+    ar_loss_options loss;
     double loss_scale; /* 1: none */
     ar_dtype storage;  /* of the parameters of two dimensions */
     uint64_t seed;

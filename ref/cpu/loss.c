@@ -46,6 +46,26 @@ ar_status ari_cpu_ce_sum(ar_device *d, ARI_AT_ONCE, ar_buf sum, ar_cbuf logits, 
     return AR_OK;
 }
 
+ARI_ROW_KERNEL uint64_t sum_values(const float *x, size_t n, int32_t e, int32_t p)
+{
+    return ari_row_unbiased(ari_row_integer(x, n, e, p), n);
+}
+
+/** Slot ce_logits. */
+ar_status ari_cpu_ce_logits(ar_device *d, ARI_AT_ONCE, ar_buf sum, ar_cbuf logits, ar_cbuf e, size_t n, size_t v_local,
+                            size_t v)
+{
+    const int32_t p = ari_rowsum_bits(v);
+    int64_t *out = sum.ptr;
+    const float *x = logits.ptr;
+    const int32_t *exponents = e.ptr;
+    ARI_PARALLEL_FOR (t, n, d, n * v_local) {
+        const int finite = exponents[t] != ARI_EXP_NONFINITE;
+        out[t] = finite ? (int64_t)sum_values(x + t * v_local, v_local, exponents[t], p) : 0;
+    }
+    return AR_OK;
+}
+
 /** Slot ce_target. */
 ar_status ari_cpu_ce_target(ar_device *d, ARI_AT_ONCE, ar_buf bits, ar_cbuf logits, ar_cbuf row_of, size_t n,
                             size_t v_local)
@@ -64,7 +84,7 @@ ar_status ari_cpu_ce_target(ar_device *d, ARI_AT_ONCE, ar_buf bits, ar_cbuf logi
 
 /** Slot ce_terms. */
 ar_status ari_cpu_ce_terms(ar_device *d, ARI_AT_ONCE, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits,
-                           ar_cbuf valid, size_t n, size_t v)
+                           ar_cbuf valid, ar_cbuf e, ar_cbuf logits, const ar_loss_options *o, size_t n, size_t v)
 {
     (void)d;
     const int32_t p = ari_rowsum_bits(v);
@@ -73,21 +93,25 @@ ar_status ari_cpu_ce_terms(ar_device *d, ARI_AT_ONCE, ar_buf terms, ar_cbuf key,
     const int64_t *sums = sum.ptr;
     const uint32_t *targets = bits.ptr; /* int32 summed over ranks: the same bits */
     const uint8_t *counts = valid.ptr;
+    const int32_t *exponents = e.ptr;
+    const int64_t *values = logits.ptr;
     for (size_t t = 0; t < n; t++) {
-        const double l = ari_rowsum_value(sums[t], 1, p);
-        const float term = ari_ce_term(ari_key32_value(keys[t]), l, ari_float32(targets[t]));
+        const double lse = ari_ce_lse(ari_key32_value(keys[t]), ari_rowsum_value(sums[t], 1, p));
+        const double mean = exponents ? ari_rowsum_value(values[t], exponents[t], p) / (double)v : 0.0;
+        const float term = ari_ce_term(lse, ari_float32(targets[t]), mean, o);
         out[t] = counts[t] ? term : 0.0f;
     }
     return AR_OK;
 }
 
-/* dlogits of a row whose key is finite, with no target in it. dlogits may be logits. */
-ARI_ROW_KERNEL void backward_row(float *dlogits, const float *x, float m, double l, double targets, size_t n)
+/* dlogits of a row whose key is finite, as if no entry were the target. dlogits may be logits. */
+ARI_ROW_KERNEL void backward_row(float *dlogits, const float *x, float m, double l, double weight, double label,
+                                 double targets, size_t n)
 {
 #pragma GCC ivdep
     for (size_t j = 0; j < n; j++) {
         const float p = ari_softmax_p(ari_softmax_exp(x[j], m), l);
-        dlogits[j] = ari_ce_dlogit(p, 0, targets);
+        dlogits[j] = ari_ce_dlogit(p, weight, label, targets);
     }
 }
 
@@ -99,9 +123,11 @@ static void fill_row(float *row, float value, size_t n)
 
 /** Slot ce_backward. dlogits may be logits; no other overlap. */
 ar_status ari_cpu_ce_backward(ar_device *d, ARI_AT_ONCE, ar_buf dlogits, ar_cbuf logits, ar_cbuf key, ar_cbuf sum,
-                              ar_cbuf row_of, ar_cbuf valid, double targets, size_t n, size_t v_local, size_t v)
+                              ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets, size_t n,
+                              size_t v_local, size_t v)
 {
     const int32_t bits = ari_rowsum_bits(v);
+    const double miss = ari_ce_label(0, v, o), hit = ari_ce_label(1, v, o);
     float *out = dlogits.ptr;
     const float *x = logits.ptr;
     const int32_t *keys = key.ptr;
@@ -116,11 +142,12 @@ ar_status ari_cpu_ce_backward(ar_device *d, ARI_AT_ONCE, ar_buf dlogits, ar_cbuf
         } else {
             const float m = ari_key32_value(keys[t]);
             const double l = ari_rowsum_value(sums[t], 1, bits);
+            const double weight = ari_ce_weight(ari_ce_lse(m, l), o);
             const int here = at[t] >= 0;
-            const float hit = here ? x[t * v_local + (size_t)at[t]] : 0.0f; /* before it may be overwritten */
-            backward_row(row, x + t * v_local, m, l, targets, v_local);
+            const float target = here ? x[t * v_local + (size_t)at[t]] : 0.0f; /* before it may be overwritten */
+            backward_row(row, x + t * v_local, m, l, weight, miss, targets, v_local);
             if (here)
-                row[at[t]] = ari_ce_dlogit(ari_softmax_p(ari_softmax_exp(hit, m), l), 1, targets);
+                row[at[t]] = ari_ce_dlogit(ari_softmax_p(ari_softmax_exp(target, m), l), weight, hit, targets);
         }
     }
     return AR_OK;

@@ -85,14 +85,20 @@ ARI_ROW_LOOP double ari_row_value(uint64_t sum, size_t n, int32_t e, int32_t p)
     return ari_rowsum_value((int64_t)ari_row_unbiased(sum, n), e, p);
 }
 
-/* Row sum of n fp32 values whose exponent is e. */
-ARI_ROW_LOOP double ari_row_sum(const float *x, size_t n, int32_t e, int32_t p)
+/* The integer sum, biased, of n fp32 values whose exponent is e. */
+ARI_ROW_LOOP uint64_t ari_row_integer(const float *x, size_t n, int32_t e, int32_t p)
 {
     const double step = ari_row_step(e, p);
     uint64_t sum = 0;
     for (size_t j = 0; j < n; j++)
         sum += ari_row_biased((double)x[j], step);
-    return ari_row_value(sum, n, e, p);
+    return sum;
+}
+
+/* Row sum of n fp32 values whose exponent is e. */
+ARI_ROW_LOOP double ari_row_sum(const float *x, size_t n, int32_t e, int32_t p)
+{
+    return ari_row_value(ari_row_integer(x, n, e, p), n, e, p);
 }
 
 /* Row sum of the n exact squares of fp32 values, the largest of which has the magnitude bits `top`. */

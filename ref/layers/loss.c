@@ -140,7 +140,8 @@ enum { SAVED_LOGITS, SAVED_KEY, SAVED_SUM, SAVED_TARGET_ROWS, SAVED_VALID };
 
 void ari_cross_entropy_init(ari_cross_entropy *c, ar_ctx *ctx, size_t classes, bool shared)
 {
-    *c = (ari_cross_entropy){.classes = classes, .owned = classes, .over = shared ? ctx->tp : NULL};
+    *c = (ari_cross_entropy){
+        .classes = classes, .owned = classes, .over = shared ? ctx->tp : NULL, .options = ctx->loss};
     if (shared)
         ari_own_ids(ctx, classes, &c->start, &c->owned);
     c->rows = c->owned;
@@ -190,22 +191,35 @@ static ar_status over_ranks(const ari_cross_entropy *c, ar_ctx *ctx, const ar_te
 ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *terms,
                                     const ar_tensor *logits, const int64_t *ids, size_t n)
 {
+    /* With label smoothing, the exponents of the logits lie behind their keys, and their sums behind those of the
+     * exponentials: one collective for both. */
+    const bool smoothed = c->options.label_smoothing > 0.0;
+    const size_t reduced = smoothed ? 2 * n : n;
+    const ar_tensor rows = ar_tensor_rows(logits);
+    ar_buf exponents = {NULL}, values = {NULL};
     ar_tensor key, sum, bits;
     target_rows t;
     AR_TRY(make_targets(c, ctx, &t, ids, n));
-    AR_TRY(ar_ctx_tensor(ctx, &key, AR_I32, 1, &n));
-    AR_TRY(ar_ctx_tensor(ctx, &sum, AR_I64, 1, &n));
+    AR_TRY(ar_ctx_tensor(ctx, &key, AR_I32, 1, &reduced));
+    AR_TRY(ar_ctx_tensor(ctx, &sum, AR_I64, 1, &reduced));
     AR_TRY(ar_ctx_tensor(ctx, &bits, AR_I32, 1, &n));
     AR_TRY(ar_ctx_tensor(ctx, terms, AR_F32, 1, &n));
     AR_TRY(ARI_KERNEL(ctx, ce_max, key.data, ar_const(logits->data), n, c->rows));
+    if (smoothed) {
+        exponents = ar_buf_at(key.data, n * sizeof(int32_t));
+        values = ar_buf_at(sum.data, n * sizeof(int64_t));
+        AR_TRY(ARI_KERNEL(ctx, row_exponents, exponents, &rows, (ar_cbuf){NULL}, 1, false));
+    }
     if (!ar_faulty(ctx, AR_FAULT_loss_parallel_no_max))
-        AR_TRY(over_ranks(c, ctx, &key, ari_fault_token_count(ctx, n), AR_MAX, "loss max"));
+        AR_TRY(over_ranks(c, ctx, &key, ari_fault_token_count(ctx, reduced), AR_MAX, "loss max"));
     AR_TRY(ARI_KERNEL(ctx, ce_sum, sum.data, ar_const(logits->data), ar_const(key.data), n, c->rows, c->classes));
-    AR_TRY(over_ranks(c, ctx, &sum, n, AR_SUM, "loss sum"));
+    if (smoothed)
+        AR_TRY(ARI_KERNEL(ctx, ce_logits, values, ar_const(logits->data), ar_const(exponents), n, c->rows, c->classes));
+    AR_TRY(over_ranks(c, ctx, &sum, reduced, AR_SUM, "loss sum"));
     AR_TRY(ARI_KERNEL(ctx, ce_target, bits.data, ar_const(logits->data), ar_const(t.row_of.data), n, c->rows));
     AR_TRY(over_ranks(c, ctx, &bits, n, AR_SUM, "loss target"));
     AR_TRY(ARI_KERNEL(ctx, ce_terms, terms->data, ar_const(key.data), ar_const(sum.data), ar_const(bits.data),
-                      ar_const(t.valid.data), n, c->classes));
+                      ar_const(t.valid.data), ar_const(exponents), ar_const(values), &c->options, n, c->classes));
     AR_TRY(ar_saved_push(saved, c, SAVED_KEY, &key));
     AR_TRY(ar_saved_push(saved, c, SAVED_SUM, &sum));
     AR_TRY(ar_saved_push(saved, c, SAVED_TARGET_ROWS, &t.row_of));
@@ -224,7 +238,8 @@ ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved
     AR_TRY(ar_saved_pop(saved, c, SAVED_KEY, &key));
     AR_TRY(ari_like(ctx, dlogits, &logits, c->rows));
     return ARI_KERNEL(ctx, ce_backward, dlogits->data, ar_const(logits.data), ar_const(key.data), ar_const(sum.data),
-                      ar_const(row_of.data), ar_const(valid.data), targets, row_of.shape[0], c->rows, c->classes);
+                      ar_const(row_of.data), ar_const(valid.data), &c->options, targets, row_of.shape[0], c->rows,
+                      c->classes);
 }
 
 /* --- cross-entropy with one label for each row of logits ---------------------------------------------------------- */

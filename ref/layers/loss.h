@@ -22,13 +22,15 @@ void ari_loss_subtract(ar_loss *loss, bool subtract);
 /* --- cross-entropy ------------------------------------------------------------------------------------------------ */
 
 /* Softmax cross-entropy over logits whose classes a group of ranks may share: what crosses ranks is a maximum, an
- * integer sum and the target's logit per token, never a logit besides. */
+ * integer sum and the target's logit per token, never a logit besides. For the mean of the logits, which label smoothing
+ * needs, another maximum and another sum go with these two. */
 
 typedef struct ari_cross_entropy {
     size_t classes;      /* of all ranks */
     size_t rows;         /* logits of this rank, per token */
     size_t start, owned; /* its ids */
     ar_comm *over;       /* the group that shares the classes, borrowed; NULL: every rank has all of them */
+    ar_loss_options options;
 } ari_cross_entropy;
 
 /** Over the tensor-parallel group, where rank r has ids as ari_own_ids says; or (shared false) each rank by itself.

@@ -6,6 +6,7 @@
  * baseline all call these. An expression is evaluated in the order in which it is written, in fp32 unless a double is
  * named; each result is rounded once per written operation, and a NaN result is the canonical one.
  * docs/numerics.md, section 4. */
+#include "anyrank/batch.h"
 #include "ref/numerics/accumulator.h"
 #include "ref/numerics/activation.h"
 #include "ref/numerics/bits.h"
@@ -179,16 +180,37 @@ ARI_FN float ari_gated_dgate(ar_activation kind, float dy, float up, float gate)
 
 /* --- cross-entropy over the vocabulary ---------------------------------------------------------------------------- */
 
-/** One token's loss: fl32((m + log(l)) - x_target) in binary64. */
-ARI_FN float ari_ce_term(float m, double l, float x_target)
+/** log(sum of exp(x)) in binary64: m the largest x, l the sum of exp(x - m). */
+ARI_FN double ari_ce_lse(float m, double l)
 {
-    return ari_round32(((double)m + ari_log64(l)) - (double)x_target);
+    return (double)m + ari_log64(l);
 }
 
-/** fl32(fl32(p - onehot)/T), the division in binary64, T > 0; hit: this entry is the target. */
-ARI_FN float ari_ce_dlogit(float p, int hit, double T)
+/** One token's loss, in binary64 from left to right, rounded once; e label smoothing, c the weight of the z-loss:
+ *  fl32(((1 - e)*(lse - x_target) + e*(lse - mean)) + c*lse*lse). */
+ARI_FN float ari_ce_term(double lse, float x_target, double mean, const ar_loss_options *o)
 {
-    const float difference = p - (hit != 0 ? 1.0f : 0.0f);
+    const double e = o->label_smoothing;
+    const double labels = (1.0 - e) * (lse - (double)x_target) + e * (lse - mean);
+    return ari_round32(labels + o->z_loss * lse * lse);
+}
+
+/** 1 + 2*c*lse in binary64: what the z-loss multiplies a probability by in the gradient. */
+ARI_FN double ari_ce_weight(double lse, const ar_loss_options *o)
+{
+    return 1.0 + 2.0 * o->z_loss * lse;
+}
+
+/** (1 - e)*onehot + e/V in binary64: what the labels make of this entry; hit: it is the target. */
+ARI_FN double ari_ce_label(int hit, size_t V, const ar_loss_options *o)
+{
+    return (hit != 0 ? 1.0 - o->label_smoothing : 0.0) + o->label_smoothing / (double)V;
+}
+
+/** fl32(fl32(p*weight - label)/T) in binary64, T > 0. */
+ARI_FN float ari_ce_dlogit(float p, double weight, double label, double T)
+{
+    const float difference = (float)((double)p * weight - label);
     return ari_round32((double)difference / T);
 }
 

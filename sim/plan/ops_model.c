@@ -298,8 +298,8 @@ static ari_operation *loss_of(ari_walk *w)
     return local(w, ARI_OPERATION_LOSS, ARI_LOSS, 1, width, w->head ? ari_by_features : ari_walk_stream(w));
 }
 
-/* Logits stay sharded: a maximum, a denominator and the target's bits are found for each token. Without a head every
- * element is a term. */
+/* Logits stay sharded: a maximum, a denominator and the target's bits are found for each token; with label smoothing the
+ * exponent and the sum of the logits go with the first two. Without a head every element is a term. */
 static void loss(ari_walk *w)
 {
     if (w->head) {
@@ -311,8 +311,9 @@ static void loss(ari_walk *w)
         op->output[0] = ids(w);
         op->output[0].dtype = AR_F32;
         op->made = (ar_placement){AR_PARTIAL_SUM, 0};
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, w->tokens, AR_I32, ARI_EACH_PASS, ARI_NO_ROLE, "loss max");
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, w->tokens, AR_I64, ARI_EACH_PASS, ARI_NO_ROLE, "loss sum");
+        const size_t n = ari_walk_mul(w, w->c->run.loss.label_smoothing > 0.0 ? 2 : 1, w->tokens);
+        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, ARI_EACH_PASS, ARI_NO_ROLE, "loss max");
+        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I64, ARI_EACH_PASS, ARI_NO_ROLE, "loss sum");
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, w->tokens, AR_I32, ARI_EACH_PASS, ARI_NO_ROLE,
                       "loss target");
     }

@@ -200,32 +200,61 @@ Test(baseline_elements, residuals_and_positions_are_single_additions)
     tape_clear(&t);
 }
 
-Test(baseline_elements, cross_entropy_is_its_definition)
+/* What the loss and its gradient are made of, of one row of logits. */
+typedef struct row_parts {
+    float e[V]; /* exp(x - m) */
+    double l, lse, mean;
+} row_parts;
+
+static row_parts parts_of(size_t row)
+{
+    row_parts r;
+    double x[V];
+    int32_t m = INT32_MIN;
+    int64_t s = 0;
+    for (size_t i = 0; i < V; i++) {
+        const int32_t key = ari_key32(at("lm_head", 'f', row * V + i));
+        m = key > m ? key : m;
+        x[i] = (double)at("lm_head", 'f', row * V + i);
+    }
+    for (size_t i = 0; i < V; i++) {
+        r.e[i] = ari_softmax_exp((float)x[i], ari_key32_value(m));
+        s += ari_rowsum_quantise((double)r.e[i], 1, ari_rowsum_bits(V));
+    }
+    r.l = ari_rowsum_value(s, 1, ari_rowsum_bits(V));
+    r.lse = ari_ce_lse(ari_key32_value(m), r.l);
+    r.mean = row_sum(x, V) / (double)V;
+    return r;
+}
+
+static void expect_loss(const ar_loss_options *o)
 {
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_batch batch = tiny_batch();
+    const ar_baseline_options run = {.mode = AR_MODE_EXACT, .seed = 7, .loss = *o, .emit = tape_emit, .emit_user = &t};
+    double loss = 0.0;
     uint8_t top = 0;
     int64_t high = 0, low = 0;
-    run_or_fail(&c, AR_MODE_EXACT, &batch, &t);
+    cr_assert_eq(ar_baseline_run(&c, &run, &batch, &loss), AR_OK, "%s", ar_error_message());
     for (size_t row = 0; row < T; row++) {
-        int32_t m = INT32_MIN;
-        int64_t s = 0;
-        float e[V];
-        for (size_t i = 0; i < V; i++)
-            m = ari_key32(at("lm_head", 'f', row * V + i)) > m ? ari_key32(at("lm_head", 'f', row * V + i)) : m;
-        for (size_t i = 0; i < V; i++) {
-            e[i] = ari_softmax_exp(at("lm_head", 'f', row * V + i), ari_key32_value(m));
-            s += ari_rowsum_quantise((double)e[i], 1, ari_rowsum_bits(V));
-        }
-        const double l = ari_rowsum_value(s, 1, ari_rowsum_bits(V));
+        const row_parts r = parts_of(row);
         const bool last = row % S == S - 1; /* predicts nothing: 12 targets */
         const size_t target = last ? V : (size_t)tiny_ids[row + 1];
         for (size_t i = 0; i < V; i++)
-            same(last ? 0.0F : ari_ce_dlogit(ari_softmax_p(e[i], l), i == target, 12.0), "lm_head.logits", 'b',
-                 row * V + i);
+            same(last ? 0.0F
+                      : ari_ce_dlogit(ari_softmax_p(r.e[i], r.l), ari_ce_weight(r.lse, o),
+                                      ari_ce_label(i == target, V, o), 12.0),
+                 "lm_head.logits", 'b', row * V + i);
         if (!last)
-            ari_acc_add(&top, &high, &low, ari_ce_term(ari_key32_value(m), l, at("lm_head", 'f', row * V + target)));
+            ari_acc_add(&top, &high, &low, ari_ce_term(r.lse, at("lm_head", 'f', row * V + target), r.mean, o));
     }
     same((float)((double)ari_acc_value(top, high, low) / 12.0), "loss", 'f', 0);
     tape_clear(&t);
+}
+
+Test(baseline_elements, cross_entropy_is_its_definition)
+{
+    static const ar_loss_options losses[] = {{0}, {.label_smoothing = 0.1}, {.z_loss = 1e-4}, {0.6, 0.25}};
+    for (size_t i = 0; i < sizeof losses / sizeof *losses; i++)
+        expect_loss(&losses[i]);
 }

@@ -6,6 +6,7 @@
 #include "tests/baseline/support.h"
 
 #include "anyrank/config.h"
+#include "tests/support/golden_loss.h"
 
 #define FP32_BOUND 6.1e-6
 
@@ -96,8 +97,12 @@ static void check_model(const char *folder, ar_number_mode mode, const char *mod
     ar_st_file *outputs = open_golden(folder, "outputs.safetensors"), *grads = open_golden(folder, "grads.safetensors");
     given g = {.file = weights};
     const ar_batch batch = read_batch(&values, batch_file);
-    const ar_baseline_options o = {
-        .mode = mode, .weights = given_weight, .weights_user = &g, .emit = tape_emit, .emit_user = &t};
+    const ar_baseline_options o = {.mode = mode,
+                                   .weights = given_weight,
+                                   .weights_user = &g,
+                                   .loss = golden_loss(folder),
+                                   .emit = tape_emit,
+                                   .emit_user = &t};
     double loss = NAN;
     cr_assert_eq(ar_baseline_run(&c, &o, &batch, &loss), AR_OK, "%s", ar_error_message());
 
@@ -172,4 +177,15 @@ static const char *const batches[] = {"gpt2-padding-tiny",   "llama-padding-tiny
 Test(baseline_golden, batches_with_labels_masks_and_positions_agree_with_pytorch_in_every_mode)
 {
     check_models(batches, sizeof batches / sizeof *batches);
+}
+
+static const char *const smoothed[] = {"llama-smoothing-tiny", "gpt2-z-loss-tiny", "gpt2-smoothing-z-loss-tiny"};
+
+Test(baseline_golden, label_smoothing_and_z_loss_agree_with_pytorch_in_every_mode)
+{
+    for (size_t i = 0; i < sizeof smoothed / sizeof *smoothed; i++) {
+        const ar_loss_options loss = golden_loss(smoothed[i]);
+        cr_assert(loss.label_smoothing > 0.0 || loss.z_loss > 0.0, "%s says no loss of its own", smoothed[i]);
+    }
+    check_models(smoothed, sizeof smoothed / sizeof *smoothed);
 }

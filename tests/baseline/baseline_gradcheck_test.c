@@ -10,6 +10,7 @@
 #define BOUND 1e-6 /* of max(|g|, 1e-3*max|g| of the tensor) */
 
 typedef struct pool {
+    ar_loss_options loss; /* of the run */
     size_t n;
     struct {
         char name[100];
@@ -48,7 +49,7 @@ static void pool_fill(pool *p, const tape *t)
 static double loss_at(const ar_config *c, const ar_batch *batch, pool *p, float *w, double value)
 {
     const ar_baseline_options o = {
-        .mode = AR_MODE_F64, .weights = pool_weight, .weights_user = p, .forward_only = true};
+        .mode = AR_MODE_F64, .weights = pool_weight, .weights_user = p, .loss = p->loss, .forward_only = true};
     const float before = *w;
     double loss = NAN;
     *w = (float)value;
@@ -66,17 +67,23 @@ static double difference(const ar_config *c, const ar_batch *batch, pool *p, flo
     return (4.0 * half - wide) / 3.0;
 }
 
-static void check_gradients(const char *what, const ar_config *c, const ar_batch *batch)
+static void check_gradients_of(const char *what, const ar_config *c, const ar_batch *batch,
+                               const ar_loss_options *loss_of)
 {
     static tape t;
     static pool p;
     size_t elements = 0;
     double worst = 0.0;
     run_or_fail(c, AR_MODE_F64, batch, &t);
+    p.loss = *loss_of;
     pool_fill(&p, &t);
     tape_clear(&t);
-    const ar_baseline_options o = {
-        .mode = AR_MODE_F64, .weights = pool_weight, .weights_user = &p, .emit = tape_emit, .emit_user = &t};
+    const ar_baseline_options o = {.mode = AR_MODE_F64,
+                                   .weights = pool_weight,
+                                   .weights_user = &p,
+                                   .loss = p.loss,
+                                   .emit = tape_emit,
+                                   .emit_user = &t};
     double loss = NAN;
     cr_assert_eq(ar_baseline_run(c, &o, batch, &loss), AR_OK, "%s", ar_error_message());
     for (size_t i = 0; i < p.n; i++) {
@@ -99,11 +106,26 @@ static void check_gradients(const char *what, const ar_config *c, const ar_batch
     tape_clear(&t);
 }
 
+static void check_gradients(const char *what, const ar_config *c, const ar_batch *batch)
+{
+    check_gradients_of(what, c, batch, &(ar_loss_options){0});
+}
+
 /* Sample 0: padded on the left; sample 1: full; sample 2: padded on the right. */
 static const uint8_t padding[] = {0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0};
 static const int64_t some_labels[] = {-100, -100, 4, 1, 5, /**/ 9, 2, 6, -100, 3, /**/ 5, 8, 9, -100, -100};
 
 TestSuite(baseline_gradcheck, .timeout = 300);
+
+Test(baseline_gradcheck, llama_with_smoothed_labels_and_z_loss)
+{
+    static const ar_loss_options losses[] = {{.label_smoothing = 0.2}, {.z_loss = 0.1}, {0.3, 0.05}};
+    ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
+    ar_batch batch = tiny_batch();
+    batch.labels = some_labels;
+    for (size_t i = 0; i < sizeof losses / sizeof *losses; i++)
+        check_gradients_of("llama, smoothed labels, z-loss", &c, &batch, &losses[i]);
+}
 
 Test(baseline_gradcheck, llama_with_padding_and_ignored_labels)
 {

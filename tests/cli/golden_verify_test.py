@@ -155,8 +155,12 @@ class Golden(unittest.TestCase):
     def ours(self, model):
         out = self.folder / model
         if not out.exists():
+            provenance = GOLDEN / model / "provenance.json"
+            made = json.loads(provenance.read_text()) if provenance.exists() else {}
+            loss = [x for key in ("label_smoothing", "z_loss") if key in made
+                    for x in (f"--{key.replace('_', '-')}", made[key])]
             done = run("grads", GOLDEN / model, "--input", GOLDEN / model / "batch.safetensors", "--out", out,
-                       "--sensitivity")
+                       "--sensitivity", *loss)
             self.assertEqual(done.returncode, 0, done.stderr)
         return out
 

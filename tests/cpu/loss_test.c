@@ -7,16 +7,29 @@ TestSuite(loss, .timeout = 300);
 typedef struct problem {
     size_t n, v;
     double targets;
+    ar_loss_options o;
     float *logits, *terms, *dlogits; /* [n, v], [n], [n, v] */
     int64_t *target;                 /* [n] */
     uint8_t *valid;                  /* [n] */
 } problem;
+
+/* The mean of finite logits, which label smoothing needs. */
+static double plain_mean(const problem *p, const float *x)
+{
+    double *wide = calloc(p->v, sizeof *wide);
+    for (size_t j = 0; j < p->v; j++)
+        wide[j] = (double)x[j];
+    const double mean = p->o.label_smoothing > 0.0 ? plain_row_sum(wide, p->v) / (double)p->v : 0.0;
+    free(wide);
+    return mean;
+}
 
 static void plain_row(problem *p, size_t t)
 {
     const float *x = p->logits + t * p->v;
     float *dx = p->dlogits + t * p->v;
     const int bits = plain_bits(p->v);
+    const double e = p->o.label_smoothing, c = p->o.z_loss;
     float m = -INFINITY;
     bool finite = true;
     int64_t sum = 0;
@@ -27,19 +40,20 @@ static void plain_row(problem *p, size_t t)
     for (size_t j = 0; j < p->v && finite; j++)
         sum += plain_quantised((double)ari_exp32(x[j] - m), 1, bits);
     const double l = ldexp((double)sum, 1 - bits);
-    const float target = x[p->target[t]];
-    const float term = finite ? (float)(((double)m + ari_log64(l)) - (double)target) : ari_nan32();
-    p->terms[t] = p->valid[t] ? term : 0.0f;
+    const double lse = (double)m + ari_log64(l), target = (double)x[p->target[t]];
+    const double term = (1.0 - e) * (lse - target) + e * (lse - (finite ? plain_mean(p, x) : 0.0)) + c * lse * lse;
+    p->terms[t] = p->valid[t] ? finite ? (float)term : ari_nan32() : 0.0f;
     for (size_t j = 0; j < p->v; j++) {
         const float prob = finite ? (float)((double)ari_exp32(x[j] - m) / l) : ari_nan32();
-        const float difference = prob - ((int64_t)j == p->target[t] ? 1.0f : 0.0f);
+        const double label = ((int64_t)j == p->target[t] ? 1.0 - e : 0.0) + e / (double)p->v;
+        const float difference = (float)((double)prob * (1.0 + 2.0 * c * lse) - label);
         dx[j] = p->valid[t] && p->targets > 0.0 ? stored((float)((double)difference / p->targets)) : 0.0f;
     }
 }
 
-static problem problem_new(size_t n, size_t v, enum values kind, double targets)
+static problem problem_new(size_t n, size_t v, enum values kind, double targets, const ar_loss_options *o)
 {
-    problem p = {.n = n, .v = v, .targets = targets, .logits = new_values(n * v, kind, 1)};
+    problem p = {.n = n, .v = v, .targets = targets, .o = *o, .logits = new_values(n * v, kind, 1)};
     float *calm = new_values(n * v, ORDINARY, 2);
     p.terms = calloc(n + 1, sizeof *p.terms);
     p.dlogits = calloc(n * v + 1, sizeof *p.dlogits);
@@ -65,8 +79,8 @@ static void problem_free(problem *p)
 typedef struct shard {
     size_t start, count;
     float *logits, *dlogits;
-    int64_t *row_of, *sum;
-    int32_t *key, *bits;
+    int64_t *row_of, *sum; /* sum: of the exponentials, then of the logits */
+    int32_t *key, *bits;   /* key: of the largest logit, then the exponent of the logits */
 } shard;
 
 static shard shard_new(const problem *p, int parts, int part)
@@ -75,8 +89,8 @@ static shard shard_new(const problem *p, int parts, int part)
     ar_split_uneven(p->v, parts, part, &s.start, &s.count);
     s.logits = malloc(p->n * s.count * 4 + 1);
     s.dlogits = new_values(p->n * s.count, SPECIAL, 5);
-    s.row_of = malloc(p->n * 8 + 1), s.sum = malloc(p->n * 8 + 1);
-    s.key = malloc(p->n * 4 + 1), s.bits = malloc(p->n * 4 + 1);
+    s.row_of = malloc(p->n * 8 + 1), s.sum = malloc(p->n * 16 + 1);
+    s.key = malloc(p->n * 8 + 1), s.bits = malloc(p->n * 4 + 1);
     for (size_t t = 0; t < p->n && s.count > 0; t++)
         memcpy(s.logits + t * s.count, p->logits + t * p->v + s.start, s.count * 4);
     return s;
@@ -90,7 +104,7 @@ static void shard_free(shard *s)
 /* What the ranks do between the kernels: an integer max of the keys, integer sums of sums and bit patterns. */
 static void all_reduce_max(shard *s, int parts, size_t n)
 {
-    for (size_t t = 0; t < n; t++) {
+    for (size_t t = 0; t < 2 * n; t++) {
         int32_t top = INT32_MIN;
         for (int r = 0; r < parts; r++)
             top = s[r].key[t] > top ? s[r].key[t] : top;
@@ -102,14 +116,16 @@ static void all_reduce_max(shard *s, int parts, size_t n)
 static void all_reduce_sums(shard *s, int parts, size_t n)
 {
     for (size_t t = 0; t < n; t++) {
-        uint64_t sum = 0;
+        uint64_t sum = 0, values = 0;
         uint32_t bits = 0;
         for (int r = 0; r < parts; r++) {
             sum += (uint64_t)s[r].sum[t];
+            values += (uint64_t)s[r].sum[n + t];
             bits += (uint32_t)s[r].bits[t];
         }
         for (int r = 0; r < parts; r++) {
             s[r].sum[t] = (int64_t)sum;
+            s[r].sum[n + t] = (int64_t)values;
             memcpy(&s[r].bits[t], &bits, 4);
         }
     }
@@ -120,36 +136,47 @@ static void check_backward(const problem *p, shard *s, int parts, ar_device *d, 
     for (int r = 0; r < parts; r++) {
         float *to = in_place ? s[r].logits : s[r].dlogits;
         assert_ok(ari_cpu_ce_backward(d, NULL, buf(to), cbuf(s[r].logits), cbuf(s[r].key), cbuf(s[r].sum),
-                                      cbuf(s[r].row_of), cbuf(p->valid), p->targets, p->n, s[r].count, p->v));
+                                      cbuf(s[r].row_of), cbuf(p->valid), &p->o, p->targets, p->n, s[r].count, p->v));
         for (size_t t = 0; t < p->n; t++)
             assert_bits(to + t * s[r].count, p->dlogits + t * p->v + s[r].start, s[r].count, "dlogits");
     }
 }
 
-static void check(size_t n, size_t v, enum values kind, int parts, int threads, double targets)
+/* The sums of one shard, once the maxima are known. */
+static void sum_up(const problem *p, shard *s, ar_device *d)
+{
+    assert_ok(ari_cpu_ce_sum(d, NULL, buf(s->sum), cbuf(s->logits), cbuf(s->key), p->n, s->count, p->v));
+    assert_ok(
+        ari_cpu_ce_logits(d, NULL, buf(s->sum + p->n), cbuf(s->logits), cbuf(s->key + p->n), p->n, s->count, p->v));
+    for (size_t t = 0; t < p->n; t++)
+        cr_assert(s->key[t] != INT32_MAX || (s->sum[t] == 0 && s->sum[p->n + t] == 0));
+    assert_ok(ari_cpu_ce_target(d, NULL, buf(s->bits), cbuf(s->logits), cbuf(s->row_of), p->n, s->count));
+}
+
+static void check(size_t n, size_t v, enum values kind, int parts, int threads, double targets,
+                  const ar_loss_options *o)
 {
     ar_device d = test_device(threads);
-    problem p = problem_new(n, v, kind, targets);
+    problem p = problem_new(n, v, kind, targets, o);
     shard s[5];
     float *terms = new_values(n, ORDINARY, 6);
     for (int r = 0; r < parts; r++) {
         s[r] = shard_new(&p, parts, r);
+        const ar_tensor rows = view2(s[r].logits, n, s[r].count, s[r].count);
         assert_ok(ari_cpu_rows_in_range(&d, NULL, buf(s[r].row_of), cbuf(p.target), n, (int64_t)s[r].start,
                                         (int64_t)s[r].count));
         assert_ok(ari_cpu_ce_max(&d, NULL, buf(s[r].key), cbuf(s[r].logits), n, s[r].count));
+        assert_ok(ari_cpu_row_exponents(&d, NULL, buf(s[r].key + n), &rows, cbuf(NULL), 1, false));
         for (size_t t = 0; t < n && s[r].count == 0; t++)
-            cr_assert_eq(s[r].key[t], INT32_MIN);
+            cr_assert(s[r].key[t] == INT32_MIN && s[r].key[n + t] == INT32_MIN);
     }
     all_reduce_max(s, parts, n);
-    for (int r = 0; r < parts; r++) {
-        assert_ok(ari_cpu_ce_sum(&d, NULL, buf(s[r].sum), cbuf(s[r].logits), cbuf(s[r].key), n, s[r].count, v));
-        for (size_t t = 0; t < n; t++)
-            cr_assert(s[r].key[t] != INT32_MAX || s[r].sum[t] == 0);
-        assert_ok(ari_cpu_ce_target(&d, NULL, buf(s[r].bits), cbuf(s[r].logits), cbuf(s[r].row_of), n, s[r].count));
-    }
+    for (int r = 0; r < parts; r++)
+        sum_up(&p, &s[r], &d);
     all_reduce_sums(s, parts, n);
-    assert_ok(
-        ari_cpu_ce_terms(&d, NULL, buf(terms), cbuf(s[0].key), cbuf(s[0].sum), cbuf(s[0].bits), cbuf(p.valid), n, v));
+    const bool smoothed = o->label_smoothing > 0.0;
+    assert_ok(ari_cpu_ce_terms(&d, NULL, buf(terms), cbuf(s[0].key), cbuf(s[0].sum), cbuf(s[0].bits), cbuf(p.valid),
+                               cbuf(smoothed ? s[0].key + n : NULL), cbuf(smoothed ? s[0].sum + n : NULL), o, n, v));
     assert_bits(terms, p.terms, n, "terms");
     check_backward(&p, s, parts, &d, false);
     check_backward(&p, s, parts, &d, true);
@@ -159,6 +186,9 @@ static void check(size_t n, size_t v, enum values kind, int parts, int threads, 
     problem_free(&p);
 }
 
+static const ar_loss_options losses[] = {{0}, {.label_smoothing = 0.1}, {.z_loss = 1e-4}, {0.75, 0.5}};
+enum { LOSSES = sizeof losses / sizeof *losses };
+
 Test(loss, and_its_gradient_match_the_formulas_on_any_number_of_shards)
 {
     static const size_t widths[] = {1, 3, 7, 33, 100, 257, 513};
@@ -166,13 +196,48 @@ Test(loss, and_its_gradient_match_the_formulas_on_any_number_of_shards)
         for (int kind = 0; kind < VALUE_KINDS; kind++)
             for (int parts = 1; parts <= 5; parts++) /* more parts than columns: empty shards */
                 for (int threads = 1; threads <= 2; threads++)
-                    check(ROWS, widths[i], (enum values)kind, parts, threads, 105.0);
+                    check(ROWS, widths[i], (enum values)kind, parts, threads, 105.0,
+                          &losses[((int)i + kind + parts + 2 * threads) % LOSSES]);
 }
 
 Test(loss, without_targets_or_rows_is_zero)
 {
-    check(7, 33, SPECIAL, 2, 1, 0.0);
-    check(0, 33, ORDINARY, 2, 1, 0.0);
+    for (int o = 0; o < LOSSES; o++) {
+        check(7, 33, SPECIAL, 2, 1, 0.0, &losses[o]);
+        check(0, 33, ORDINARY, 2, 1, 0.0, &losses[o]);
+    }
+}
+
+/* What the cross-entropy was before it had options, in fp32 where these formulas are in binary64. */
+Test(loss, without_options_has_the_bits_of_the_cross_entropy_alone)
+{
+    static const ar_loss_options none = {0};
+    uint64_t state = 7;
+    for (int i = 0; i < 200000; i++) {
+        const float x = next_value(&state, ORDINARY), m = fmaxf(x, next_value(&state, ORDINARY));
+        const float p = ari_float32((uint32_t)(next_random(&state) % 0x3f800001u)); /* every size from 0 to 1 */
+        const double l = 1.0 + (double)(next_random(&state) >> 40), lse = ari_ce_lse(m, l);
+        const float term = (float)(((double)m + ari_log64(l)) - (double)x), is = ari_ce_term(lse, x, 0.0, &none);
+        assert_bits(&is, &term, 1, "a term");
+        for (int hit = 0; hit < 2; hit++) {
+            const float by_hand = (float)((double)(p - (float)hit) / 105.0);
+            const float gradient = ari_ce_dlogit(p, ari_ce_weight(lse, &none), ari_ce_label(hit, 1000, &none), 105.0);
+            assert_bits(&gradient, &by_hand, 1, "a gradient");
+        }
+    }
+}
+
+/* Four classes, logits 1, 1, 1 and -3 of which class 0 is the target: e = 1/2 halves its label and adds 1/8 to all. */
+Test(loss, of_smoothed_labels_is_as_computed_by_hand)
+{
+    const ar_loss_options o = {.label_smoothing = 0.5, .z_loss = 2.0};
+    const double lse = 1.0061045;
+    const double expected = 0.5 * (lse - 1.0) + 0.5 * (lse - 0.0) + 2.0 * lse * lse;
+    cr_expect_float_eq(ari_ce_term(lse, 1.0f, 0.0, &o), expected, 1e-6);
+    cr_expect_eq(ari_ce_label(1, 4, &o), 0.625);
+    cr_expect_eq(ari_ce_label(0, 4, &o), 0.125);
+    cr_expect_eq(ari_ce_weight(0.75, &o), 4.0);
+    cr_expect_eq(ari_ce_dlogit(0.25f, 4.0, 0.625, 3.0), 0.125f);
 }
 
 Test(loss, of_equal_logits_is_log_of_their_number)
@@ -188,11 +253,12 @@ Test(loss, of_equal_logits_is_log_of_their_number)
     assert_ok(ari_cpu_ce_sum(&d, NULL, buf(sum), cbuf(x), cbuf(key), 1, 4, 4));
     cr_assert_eq(sum[0], (int64_t)4 << 39); /* 4*exp(0) with exponent 1 and P' = 40 */
     assert_ok(ari_cpu_ce_target(&d, NULL, buf(bits), cbuf(x), cbuf(row_of), 1, 4));
-    assert_ok(ari_cpu_ce_terms(&d, NULL, buf(term), cbuf(key), cbuf(sum), cbuf(bits), cbuf(valid), 1, 4));
+    assert_ok(ari_cpu_ce_terms(&d, NULL, buf(term), cbuf(key), cbuf(sum), cbuf(bits), cbuf(valid), cbuf(NULL),
+                               cbuf(NULL), &losses[0], 1, 4));
     const float log4 = 1.3862943611198906f;
     assert_bits(term, &log4, 1, "term");
-    assert_ok(
-        ari_cpu_ce_backward(&d, NULL, buf(dx), cbuf(x), cbuf(key), cbuf(sum), cbuf(row_of), cbuf(valid), 2.0, 1, 4, 4));
+    assert_ok(ari_cpu_ce_backward(&d, NULL, buf(dx), cbuf(x), cbuf(key), cbuf(sum), cbuf(row_of), cbuf(valid),
+                                  &losses[0], 2.0, 1, 4, 4));
     assert_bits(dx, quarter, 4, "dlogits");
 }
 
@@ -216,14 +282,15 @@ Test(loss, of_a_huge_vocabulary_uses_fewer_bits)
     const double l = ldexp((double)expected, 1 - 31);
     const float expected_term = (float)((2.0 + ari_log64(l)) - 1.0);
     assert_ok(ari_cpu_ce_target(&d, NULL, buf(bits), cbuf(x), cbuf(row_of), 1, 4));
-    assert_ok(ari_cpu_ce_terms(&d, NULL, buf(term), cbuf(key), cbuf(sum), cbuf(bits), cbuf(valid), 1, v));
+    assert_ok(ari_cpu_ce_terms(&d, NULL, buf(term), cbuf(key), cbuf(sum), cbuf(bits), cbuf(valid), cbuf(NULL),
+                               cbuf(NULL), &losses[0], 1, v));
     assert_bits(term, &expected_term, 1, "term");
     for (size_t j = 0; j < 4; j++) {
         const float p = (float)((double)ari_exp32(x[j] - 2.0f) / l), difference = p - (j == 1 ? 1.0f : 0.0f);
         expected_dx[j] = (float)((double)difference / 3.0);
     }
-    assert_ok(
-        ari_cpu_ce_backward(&d, NULL, buf(dx), cbuf(x), cbuf(key), cbuf(sum), cbuf(row_of), cbuf(valid), 3.0, 1, 4, v));
+    assert_ok(ari_cpu_ce_backward(&d, NULL, buf(dx), cbuf(x), cbuf(key), cbuf(sum), cbuf(row_of), cbuf(valid),
+                                  &losses[0], 3.0, 1, 4, v));
     assert_bits(dx, expected_dx, 4, "dlogits");
 }
 

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the golden models beside this file: small models of Hugging Face's transformers with random weights, one batch,
 and the loss, logits, hidden states and gradients that PyTorch computes from them in fp32 on a CPU with eager attention.
-The models of BATCHES are plain, and their batch has what a batch may have: labels, a mask, positions.
+The models of BATCHES are plain, and their batch has what a batch may have: labels, a mask, positions. Those of LOSSES
+have another loss: label smoothing, z-loss.
 
 Run by hand, never by the tests; it needs torch, transformers and safetensors from PyPI:
 
@@ -170,6 +171,13 @@ BATCHES = {
     "gpt2-positions-tiny": (GPT2, 30, positions),
     "llama-positions-tiny": (LLAMA, 31, positions),
 }
+# name: the model, the seed, what the batch holds, label smoothing and the weight of the z-loss.
+LOSSES = {
+    "llama-smoothing-tiny": (LLAMA, 32, labels, 0.1, 0.0),
+    "gpt2-z-loss-tiny": (GPT2, 33, labels, 0.0, 0.02),
+    "gpt2-smoothing-z-loss-tiny": (GPT2, 34, padding, 0.25, 0.01),
+}
+BATCHES.update({name: case[:3] for name, case in LOSSES.items()})
 CASES.update({name: (*model, 14, seed, {}) for name, (model, seed, _) in BATCHES.items()})
 
 
@@ -184,6 +192,17 @@ def bands(config):
     slowed = sum(w > n / o["low_freq_factor"] for w in waves)
     print("  waves", [round(w) for w in waves], "kept", kept, "blended", len(waves) - kept - slowed, "slowed", slowed)
     assert kept and slowed and kept + slowed < len(waves)
+
+
+def loss_of(name, out, labels):
+    """The model's own loss, or the cross entropy of position s and label s + 1 with what LOSSES adds: PyTorch's label
+    smoothing, and PaLM's z-loss, the mean of log(sum of exp(logits))^2 over the same positions."""
+    if name not in LOSSES:
+        return out.loss
+    smoothing, z_loss = LOSSES[name][3:]
+    logits, target = out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    entropy = torch.nn.functional.cross_entropy(logits, target, label_smoothing=smoothing)
+    return entropy + z_loss * logits[target != -100].logsumexp(-1).square().mean()
 
 
 def compute(name):
@@ -204,8 +223,9 @@ def compute(name):
     if name in BATCHES:
         batch.update(BATCHES[name][2](ids, config.vocab_size))
     out = model(**{"labels": ids, **batch}, output_hidden_states=True)
-    out.loss.backward()
-    outputs = {"loss": out.loss.detach().reshape(1), "logits": out.logits.detach()}
+    loss = loss_of(name, out, batch.get("labels", ids))
+    loss.backward()
+    outputs = {"loss": loss.detach().reshape(1), "logits": out.logits.detach()}
     outputs.update({f"hidden_states.{i}": h.detach().contiguous() for i, h in enumerate(out.hidden_states)})
     grads = {n: p.grad for n, p in model.named_parameters()}
     written = json.loads(config.to_json_string(use_diff=False))
@@ -230,11 +250,14 @@ def write(name):
     note = f"float32, eager attention, CPU; loss = mean next-token cross entropy over {over}"
     provenance = {"torch": torch.__version__, "transformers": transformers.__version__, "seed": seed,
                   "script": "tests/golden/make_golden.py", "note": note}
+    if name in LOSSES:
+        provenance.update(zip(("label_smoothing", "z_loss"), LOSSES[name][3:]))
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
     # What was written is what Hugging Face reads: the file's own keys must describe the model that was run.
     model = CASES[name][1].from_pretrained(folder, attn_implementation="eager").float().eval()
     again = model(**{"labels": batch["input_ids"], **batch})
-    assert torch.equal(again.loss.detach(), outputs["loss"][0]), name
+    loss = loss_of(name, again, batch.get("labels", batch["input_ids"]))
+    assert torch.equal(loss.detach(), outputs["loss"][0]), name
     assert torch.equal(again.logits.detach(), outputs["logits"]), name
     print(f"  {name}: loss {outputs['loss'].item():.6f}, {sum(f.stat().st_size for f in folder.iterdir())} bytes")
 

@@ -72,6 +72,7 @@ void rows_in_range_cases(device_pair *p);
 void gather_rows_cases(device_pair *p);
 void ce_max_cases(device_pair *p);
 void ce_sum_cases(device_pair *p);
+void ce_logits_cases(device_pair *p);
 void ce_target_cases(device_pair *p);
 void ce_terms_cases(device_pair *p);
 void ce_backward_cases(device_pair *p);

@@ -124,6 +124,30 @@ void ce_sum_cases(device_pair *p)
     every_shard(p, ce_sum_case);
 }
 
+/* Exponents as of rows that lie in part on other ranks, and those of rows of zeros and of rows with a NaN. */
+static void ce_logits_case(device_pair *p, size_t n, size_t v_local, size_t v)
+{
+    pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
+    const pair_buf logits = pair_rows(p, "logits", n, v_local, PAIR_EACH_ROW);
+    const pair_buf e = pair_zeros(p, "e", PAIR_W32, n), sum = pair_words(p, "sum", PAIR_W64, n);
+    for (size_t t = 0; t < n && e.host; t++) {
+        int32_t largest = ARI_EXP_ZERO;
+        for (size_t j = 0; j < v_local; j++) {
+            const int32_t one = ari_exponent32(((const float *)logits.host)[t * v_local + j]);
+            largest = one > largest ? one : largest;
+        }
+        const bool known = largest != ARI_EXP_ZERO && largest != ARI_EXP_NONFINITE;
+        ((int32_t *)e.host)[t] = known ? largest + (int32_t)pair_below(p, 3) : largest;
+    }
+    PAIR_RUN(p, ce_logits, sum.at[s], ar_const(logits.at[s]), ar_const(e.at[s]), n, v_local, v);
+    pair_end(p);
+}
+
+void ce_logits_cases(device_pair *p)
+{
+    every_shard(p, ce_logits_case);
+}
+
 static void ce_target_case(device_pair *p, size_t n, size_t v_local, size_t v)
 {
     pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
@@ -138,13 +162,22 @@ void ce_target_cases(device_pair *p)
     every_shard(p, ce_target_case);
 }
 
+static const ar_loss_options loss_options[] = {{0}, {.label_smoothing = 0.1}, {.z_loss = 1e-4}, {0.75, 0.5}};
+
 static void ce_terms_case(device_pair *p, size_t n, size_t v_local, size_t v)
 {
     pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
     const loss o = new_loss(p, n, v_local, v);
     const pair_buf terms = pair_words(p, "terms", PAIR_W32, n), bits = pair_floats(p, "bits", n, PAIR_SPECIAL);
+    const ar_loss_options *options = &loss_options[pair_below(p, 4)];
+    const bool smoothed = options->label_smoothing > 0.0;
+    const int64_t most = (int64_t)1 << 60;
+    const pair_buf e = smoothed ? pair_integers(p, "e", PAIR_W32, n, -150, 278) : pair_none();
+    const pair_buf sums = smoothed ? pair_integers(p, "sums", PAIR_W64, n, -most, 2 * (uint64_t)most) : pair_none();
+    for (size_t t = 0; t < n && e.host; t += 5)
+        ((int32_t *)e.host)[t] = t % 2 ? ARI_EXP_ZERO : ARI_EXP_NONFINITE;
     PAIR_RUN(p, ce_terms, terms.at[s], ar_const(o.key.at[s]), ar_const(o.sum.at[s]), ar_const(bits.at[s]),
-             ar_const(o.valid.at[s]), n, v);
+             ar_const(o.valid.at[s]), ar_const(e.at[s]), ar_const(sums.at[s]), options, n, v);
     pair_end(p);
 }
 
@@ -158,11 +191,12 @@ static void ce_backward_case(device_pair *p, size_t n, size_t v_local, size_t v)
     static const double targets[] = {105.0, 3.0, 0.0};
     const double t = targets[pair_below(p, 3)];
     const bool in_place = pair_below(p, 2);
+    const ar_loss_options *options = &loss_options[pair_below(p, 4)];
     pair_begin(p, "%zu rows of %zu of %zu, %g targets%s", n, v_local, v, t, in_place ? ", in place" : "");
     const loss o = new_loss(p, n, v_local, v);
     const pair_buf apart = pair_words(p, "dlogits", PAIR_W32, n * v_local), d = in_place ? o.logits : apart;
     PAIR_RUN(p, ce_backward, d.at[s], ar_const(o.logits.at[s]), ar_const(o.key.at[s]), ar_const(o.sum.at[s]),
-             ar_const(o.row_of.at[s]), ar_const(o.valid.at[s]), t, n, v_local, v);
+             ar_const(o.row_of.at[s]), ar_const(o.valid.at[s]), options, t, n, v_local, v);
     pair_end(p);
 }
 

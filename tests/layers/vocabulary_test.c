@@ -150,3 +150,68 @@ Test(vocabulary, extreme_logits_have_the_baselines_bits)
     const match_case m = {.config = model_of(AR_ARCH_LLAMA, 11, false), .batch = batch, .seed = 8, .scale = 60.0};
     cr_assert_eq(match(&m, one_two_four, NULL), AR_OK, "%s", ar_error_message());
 }
+
+/* --- label smoothing and z-loss ----------------------------------------------------------------------------------- */
+
+static const ar_loss_options losses[] = {{.label_smoothing = 0.1}, {.z_loss = 0.02}, {0.9, 0.5}};
+
+/* Vocabularies that divide, that do not, and that leave ranks without rows; targets beside ignored ones. */
+Test(vocabulary, smoothed_labels_and_z_loss_have_the_baselines_bits)
+{
+    static const int64_t ids[B * S] = {0, 1, 2, 3, 4, 4, 3, 2, 1, 0, 2, 4};
+    static const int64_t labels[B * S] = {4, -100, 0, 3, -100, 2, -100, 3, -100, -100, -100, 1};
+    static const size_t vocabularies[] = {5, 32, 257};
+    for (size_t i = 0; i < 3 * sizeof losses / sizeof *losses; i++) {
+        const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids, .labels = i % 2 ? labels : NULL};
+        const match_case m = {.config = model_of(i % 4 < 2 ? AR_ARCH_LLAMA : AR_ARCH_GPT2, vocabularies[i / 3], i % 2),
+                              .batch = batch,
+                              .seed = 8,
+                              .loss = losses[i % 3]};
+        size_t tensors = 0;
+        cr_assert_eq(match(&m, one_two_four, &tensors), AR_OK, "case %zu: %s", i, ar_error_message());
+        cr_assert_gt(tensors, 40);
+    }
+}
+
+/* Micro-batches and data-parallel ranks with different numbers of targets: 5 of sample 0, 1 of sample 1, 0 and 2. */
+Test(vocabulary, they_have_the_baselines_bits_however_the_samples_are_shared_out)
+{
+    static const int64_t ids[4 * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1, 3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8};
+    static const int64_t labels[4 * S] = {0,    1,    2,    3,    4,    5,    -100, -100, 7,    -100, -100, -100,
+                                          -100, -100, -100, -100, -100, -100, -100, 10,   -100, -100, -100, 0};
+    const ar_batch batch = {.batch = 4, .seq = S, .input_ids = ids, .labels = labels};
+    static const struct {
+        int dp, micro_batches;
+        bool sp;
+    } layouts[] = {{2, 1, false}, {1, 3, true}, {2, 2, true}, {4, 1, false}};
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        const match_case m = {.config = model_of(AR_ARCH_LLAMA, 11, true),
+                              .batch = batch,
+                              .seed = 8,
+                              .loss = losses[2],
+                              .dp = layouts[i].dp,
+                              .micro_batches = layouts[i].micro_batches,
+                              .sp = layouts[i].sp};
+        static const int tps[] = {1, 2, 0};
+        cr_assert_eq(match(&m, tps, NULL), AR_OK, "layout %zu: %s", i, ar_error_message());
+    }
+}
+
+/* What a rank counts beside its own logits, padding or none, would show: with all logits alike the loss is log V with
+ * any smoothing, and with a z-loss c more by c*(log V)^2. */
+Test(vocabulary, of_equal_logits_smoothing_changes_nothing_and_the_z_loss_adds_its_square)
+{
+    static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1};
+    const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};
+    match_case m = {.config = model_of(AR_ARCH_GPT2, 11, true), .batch = batch, .seed = 8, .scale = 0x1p-140};
+    for (size_t i = 0; i < sizeof losses / sizeof *losses; i++) {
+        match_weights w = {.seed = m.seed, .scale = m.scale};
+        ari_reference r = {0};
+        m.loss = losses[i];
+        cr_assert_eq(match_baseline(&m, &w, &r), AR_OK, "%s", ar_error_message());
+        cr_expect_float_eq(r.loss, log(11.0) * (1.0 + losses[i].z_loss * log(11.0)), 1e-6, "%.9g", r.loss);
+        cr_expect_eq(match_ranks(&m, &w, &r, 4), AR_OK, "%s", ar_error_message());
+        ari_reference_fini(&r);
+        match_weights_fini(&w);
+    }
+}

@@ -81,12 +81,19 @@ Test(element, gated_mlp_rounds_the_activation_first)
 
 Test(element, cross_entropy)
 {
-    same(ari_ce_term(5.0f, 1.0, 5.0f), 0.0f, "certain");
-    same(ari_ce_term(0.0f, 2.0, 0.0f), (float)log(2.0), "one in two");
-    same(ari_ce_term(1e8f, 2.0, 1e8f), (float)((1e8 + log(2.0)) - 1e8), "log l survives beside a large m in binary64");
-    same(ari_ce_dlogit(0.25f, 1, 3.0), -0.25f, "(1/4 - 1)/3");
-    same(ari_ce_dlogit(0.25f, 0, 4.0), 0.0625f, "another entry");
-    same(ari_ce_dlogit(0x1p-25f, 1, 1.0), -1.0f + 0.0f, "p - 1 is rounded to fp32 before the division");
+    static const ar_loss_options none = {0}, both = {.label_smoothing = 0.25, .z_loss = 0.5};
+    same(ari_ce_term(ari_ce_lse(5.0f, 1.0), 5.0f, 0.0, &none), 0.0f, "certain");
+    same(ari_ce_term(ari_ce_lse(0.0f, 2.0), 0.0f, 0.0, &none), (float)log(2.0), "one in two");
+    same(ari_ce_term(ari_ce_lse(1e8f, 2.0), 1e8f, 0.0, &none), (float)((1e8 + log(2.0)) - 1e8),
+         "log l survives beside a large m in binary64");
+    same(ari_ce_term(4.0, 2.0f, 1.0, &both), 0.75f * 2.0f + 0.25f * 3.0f + 0.5f * 16.0f, "three parts");
+    same((float)ari_ce_weight(3.0, &both), 4.0f, "1 + 2*c*lse");
+    same((float)ari_ce_label(1, 8, &both), 0.78125f, "3/4 + 1/32");
+    same((float)ari_ce_label(0, 8, &both), 0.03125f, "1/32");
+    same(ari_ce_dlogit(0.25f, 1.0, 1.0, 3.0), -0.25f, "(1/4 - 1)/3");
+    same(ari_ce_dlogit(0.25f, 1.0, 0.0, 4.0), 0.0625f, "another entry");
+    same(ari_ce_dlogit(0.25f, 4.0, 0.5, 2.0), 0.25f, "(4/4 - 1/2)/2");
+    same(ari_ce_dlogit(0x1p-25f, 1.0, 1.0, 1.0), -1.0f + 0.0f, "p - 1 is rounded to fp32 before the division");
 }
 
 Test(element, every_definition_returns_the_canonical_nan)
@@ -108,8 +115,8 @@ Test(element, every_definition_returns_the_canonical_nan)
                              ari_gated_act(AR_ACT_RELU, inf, 0.0f),
                              ari_gated_dup(AR_ACT_NONE, 0.0f, inf),
                              ari_gated_dgate(AR_ACT_SILU, inf, 0.0f, 1.0f),
-                             ari_ce_term(inf, 1.0, inf),
-                             ari_ce_dlogit(bad, 0, 2.0)};
+                             ari_ce_term(INFINITY, inf, 0.0, &(ar_loss_options){0}),
+                             ari_ce_dlogit(bad, 1.0, 0.0, 2.0)};
     for (size_t i = 0; i < sizeof results / sizeof results[0]; i++)
         cr_assert(ari_bits32(results[i]) == ARI_NAN_BITS, "result %zu: %08x", i, ari_bits32(results[i]));
 }

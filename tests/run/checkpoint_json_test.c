@@ -38,6 +38,7 @@ static ar_checkpoint_state unusual(void)
                                            .groups = 2},
                              .clip = 1.1,
                              .dropout = 0.12,
+                             .loss_options = {.label_smoothing = 0.13, .z_loss = 1e-4},
                              .numerics = AR_NUMERICS_NATIVE,
                              .storage = AR_BF16,
                              .loss_scale = 65536,
@@ -90,6 +91,7 @@ Test(checkpoint_json, everything_that_is_written_is_read)
     cr_assert_str_eq(b->group[1].glob, "*");
     cr_assert(b->group[1].lr_scale == 0 && isnan(b->group[1].weight_decay));
     cr_assert(s->clip == want.clip && s->dropout == want.dropout);
+    cr_assert(s->loss_options.label_smoothing == 0.13 && s->loss_options.z_loss == 1e-4);
     cr_assert(s->numerics == AR_NUMERICS_NATIVE && s->storage == AR_BF16);
     cr_assert(s->loss_scale == 65536 && s->loss_scale_steps == 13 && s->loss_scale_static);
     cr_assert(s->batch == 14 && s->seq == 15 && s->in_order);
@@ -102,6 +104,34 @@ Test(checkpoint_json, everything_that_is_written_is_read)
     cr_assert_str_eq(r.hashes.weights, other_hash);
     cr_assert_str_eq(r.hashes.optimizer, "");
     ari_checkpoint_read_fini(&r);
+}
+
+static ar_status read_again(const ar_checkpoint_state *s)
+{
+    char path[] = "/tmp/anyrank-state-XXXXXX";
+    const ari_checkpoint_hashes h = {.optimizer = ""};
+    ari_checkpoint_read r;
+    const int fd = mkstemp(path);
+    cr_assert(fd >= 0);
+    close(fd);
+    cr_assert_eq(ari_checkpoint_write_json(path, s, &h), AR_OK, "%s", ar_error_message());
+    const ar_status st = ari_checkpoint_read_json(&r, path);
+    ari_checkpoint_read_fini(&r);
+    unlink(path);
+    return st;
+}
+
+Test(checkpoint_json, a_loss_that_makes_no_sense_is_an_error_of_the_file)
+{
+    static const ar_loss_options wrong[] = {
+        {1.0, 0.0}, {-0.5, 0.0}, {(double)NAN, 0.0}, {0.0, -1e-9}, {0.0, (double)INFINITY}, {0.0, (double)NAN}};
+    ar_checkpoint_state s = unusual();
+    cr_expect_eq(read_again(&s), AR_OK, "%s", ar_error_message());
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        s.loss_options = wrong[i];
+        cr_expect_eq(read_again(&s), AR_ERR_FORMAT);
+        cr_expect(strstr(ar_error_message(), "key 'loss': cross-entropy: a ") != NULL, "%s", ar_error_message());
+    }
 }
 
 Test(checkpoint_json, losses_that_json_has_no_number_for_are_kept)

@@ -211,6 +211,15 @@ static void draw_rates(layout_draw *d, uint64_t *s)
     }
 }
 
+/* Of a model with logits. */
+static void draw_loss(layout_draw *d, uint64_t *s)
+{
+    static const double shares[] = {0.01, 0.1, 0.5, 0.99}, weights[] = {1e-4, 0.02, 3.0};
+    const bool smoothed = coin(s), squared = coin(s);
+    if (d->config.arch != AR_ARCH_STACK)
+        d->loss = (ar_loss_options){smoothed ? PICK(s, shares) : 0.0, squared ? PICK(s, weights) : 0.0};
+}
+
 static bool is_legal(layout_draw *d)
 {
     if (d->order != AR_MLP_COLUMN_ROW && ar_plan_add_mlp_order(&d->plan, d->config.arch, d->order) != AR_OK)
@@ -231,6 +240,7 @@ void layout_draw_make(layout_draw *d, uint64_t seed)
         draw_training(d, &state);
         draw_ddp(d, &state);
         draw_rates(d, &state);
+        draw_loss(d, &state);
     } while (!is_legal(d));
     ar_error_clear();
 }
@@ -261,13 +271,13 @@ void layout_draw_text(char *out, size_t cap, const layout_draw *d)
         return;
     snprintf(out + used, cap - (size_t)used,
              ", buckets of %zu %s%s%s, steps %d %s lr %g momentum %g%s decay %g betas %g %g, clip %g, dropout %g, "
-             "%s warm-up %d decay of %s, %zu groups, labels %d padding %d additive %d (%d %d)",
+             "smoothing %g z-loss %g, %s warm-up %d decay of %s, %zu groups, labels %d padding %d additive %d (%d %d)",
              d->ddp.bucket_bytes, d->ddp.mode == AR_BUCKETS_EAGER ? "eager" : "overlap",
              d->ddp.order == AR_BUCKETS_BY_SIZE ? " by size" : "", d->ddp.find_unused ? " find unused" : "", d->steps,
              ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->weight_decay, o->beta1,
-             o->beta2, d->clip, d->dropout, ar_schedule_name(o->schedule), (int)o->warmup_steps,
-             o->decay == AR_DECAY_MATRICES ? "matrices" : "all", o->groups, d->labels, d->padding, d->additive,
-             d->mask_per_sample, d->mask_per_head);
+             o->beta2, d->clip, d->dropout, d->loss.label_smoothing, d->loss.z_loss, ar_schedule_name(o->schedule),
+             (int)o->warmup_steps, o->decay == AR_DECAY_MATRICES ? "matrices" : "all", o->groups, d->labels, d->padding,
+             d->additive, d->mask_per_sample, d->mask_per_head);
 }
 
 /* --- what the draws cover ----------------------------------------------------------------------------------------- */
@@ -289,6 +299,8 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
     h->by_check += d->by_check;
     h->dropout += d->dropout > 0.0;
     h->clip += d->clip > 0.0;
+    h->smoothed += d->loss.label_smoothing > 0.0;
+    h->z_loss += d->loss.z_loss > 0.0;
     h->row_column += d->order == AR_MLP_ROW_COLUMN;
     h->tied += d->config.tied;
     h->window += d->config.window > 0 && d->config.window < d->seq;
@@ -302,10 +314,12 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
         to,
         "%d draws: tp > 1: %d, sp: %d, replicas of KV heads: %d, dp > 1: %d (zero: %d, eager: %d), uneven: %d (ranks "
         "without samples: "
-        "%d), micro-batches: %d, row-column: %d, tied: %d, windows: %d, llama3: %d, dropout: %d, clipping: %d, steps "
+        "%d), micro-batches: %d, row-column: %d, tied: %d, windows: %d, llama3: %d, dropout: %d, clipping: %d, label smoothing: "
+        "%d, z-loss: %d, steps "
         "0, 1, 2: %d, %d, %d, whole checks: %d; ranks",
         h->draws, h->tp, h->sp, h->replicas, h->dp, h->zero, h->eager, h->uneven, h->empty, h->micro, h->row_column,
-        h->tied, h->window, h->llama3, h->dropout, h->clip, h->steps[0], h->steps[1], h->steps[2], h->by_check);
+        h->tied, h->window, h->llama3, h->dropout, h->clip, h->smoothed, h->z_loss, h->steps[0], h->steps[1],
+        h->steps[2], h->by_check);
     for (int i = 1; i <= MOST_RANKS; i++) {
         if (h->ranks[i] > 0)
             fprintf(to, " %d: %d", i, h->ranks[i]);
@@ -317,7 +331,8 @@ bool layout_histogram_is_wide(const layout_histogram *h)
 {
     return 10 * h->tp >= 6 * h->draws && 10 * h->sp >= 3 * h->draws && 10 * h->replicas >= 2 * h->draws &&
            10 * h->uneven >= 2 * h->draws && 10 * h->zero >= 2 * h->draws && 20 * h->window >= 3 * h->draws &&
-           20 * h->llama3 >= h->draws && 20 * h->empty >= h->draws;
+           20 * h->smoothed >= 3 * h->draws && 20 * h->z_loss >= 3 * h->draws && 20 * h->llama3 >= h->draws &&
+           20 * h->empty >= h->draws;
 }
 
 static uint64_t from_environment(const char *name, uint64_t otherwise)

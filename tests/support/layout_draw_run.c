@@ -193,6 +193,7 @@ static ar_status run_check(const layout_draw *d)
                                 .run.optimizer = d->optimizer,
                                 .run.clip = d->clip,
                                 .run.dropout = d->dropout,
+                                .run.loss = d->loss,
                                 .run.ddp = d->ddp,
                                 .run.seed = d->weights_seed,
                                 .run.plan = d->plan,
@@ -266,6 +267,7 @@ static ar_status run_reference(ari_reference *ref, double *losses, const layout_
                                    .emit_user = ref,
                                    .begin_step = ari_reference_begin,
                                    .dropout = d->dropout,
+                                   .loss = d->loss,
                                    .steps = d->steps,
                                    .optimizer = d->optimizer,
                                    .clip = d->clip};
@@ -293,6 +295,7 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
                 .optimizer = d->optimizer,
                 .clip = d->clip,
                 .dropout = d->dropout,
+                .loss = d->loss,
                 .ddp = d->ddp,
                 .seed = d->weights_seed,
                 .threads = d->threads,

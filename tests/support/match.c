@@ -60,6 +60,7 @@ ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r
                                    .weights_user = w,
                                    .seed = c->seed,
                                    .dropout = c->dropout,
+                                   .loss = c->loss,
                                    .emit = ari_reference_emit,
                                    .emit_user = r};
     if (c->x)
@@ -280,6 +281,7 @@ ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference
                                 .sp = c->sp,
                                 .keep_gathered = c->keep_gathered,
                                 .dropout = c->dropout,
+                                .loss = c->loss,
                                 .seed = c->seed,
                                 .fault = c->fault,
                                 .algorithm = c->algorithm};

@@ -21,6 +21,7 @@ typedef struct match_case {
     bool forward_first;
     ar_fault fault; /* of the ranks */
     double dropout; /* probability; the seed is that of the weights */
+    ar_loss_options loss;
 } match_case;
 
 /* Weights by name, made by the baseline's run and looked up by the ranks. None is what a fresh parameter would hold. */

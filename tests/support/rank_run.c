@@ -29,6 +29,7 @@ static ar_status rank_main(ar_comm *world, void *arg)
                                     .keep_gathered = j->o->keep_gathered,
                                     .dropout = j->o->dropout,
                                     .seed = j->o->seed,
+                                    .loss = j->o->loss,
                                     .numerics = j->o->numerics,
                                     .precision = j->o->precision,
                                     .storage = j->o->storage,

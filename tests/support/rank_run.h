@@ -15,6 +15,7 @@ typedef struct rank_run_options {
     bool sp, keep_gathered;
     double dropout;
     uint64_t seed; /* of its masks */
+    ar_loss_options loss;
     ar_numerics numerics;
     ar_precision precision; /* of the native ones */
     ar_dtype storage;       /* of the weights' matrices; 0: fp32 */

@@ -10,6 +10,7 @@
 #include "anyrank/grads.h"
 #include "anyrank/safetensors.h"
 #include "sim/plan/bytes.h"
+#include "tests/support/golden_loss.h"
 
 #define MODEL_BOUND 1e-5
 #define BLOCK_BOUND 5.23e-6 /* sqrt(20 * 384) * 2^-24 */
@@ -44,6 +45,10 @@ static const golden_case cases[] = {
     {"llama-documents-tiny", false, {1, 2, 4}},
     {"gpt2-positions-tiny", false, {1, 2, 4}},
     {"llama-positions-tiny", false, {1, 2, 4}},
+    /* Another loss, which provenance.json names. */
+    {"llama-smoothing-tiny", false, {1, 2, 4}},
+    {"gpt2-z-loss-tiny", false, {1, 2, 4}},
+    {"gpt2-smoothing-z-loss-tiny", false, {1, 2, 4}},
     {"block-mha", true, {1, 2, 4}},
     {"block-gqa", true, {1, 3, 6, 12}},
     {"block-mqa-bidirectional", true, {1, 2}},
@@ -73,6 +78,7 @@ static ar_status grads_in_order(ar_grads_result *result, const char *name, bool 
                                 .input = block ? NULL : input,
                                 .out = out,
                                 .run.parallel = {.tp = tp},
+                                .run.loss = golden_loss(name),
                                 .run.sim.algorithm = algorithm,
                                 .mlp_order = order,
                                 .run.threads = 1};

@@ -19,6 +19,7 @@ typedef struct traffic_run {
     bool forward_only;
     int steps;
     double clip;
+    ar_loss_options loss;
     ar_sim_algorithm algorithm;
     ar_fault fault;
     size_t bucket_bytes;
@@ -35,6 +36,7 @@ static uint64_t predicted(const traffic_run *r)
                              .run.seq = SEQ,
                              .run.steps = (uint64_t)r->steps,
                              .run.clip = r->clip > 0.0,
+                             .run.loss = r->loss,
                              .run.numerics = r->numerics,
                              .run.storage = r->storage,
                              .forward_only = r->forward_only,
@@ -58,6 +60,7 @@ static ari_cluster_result counted(const traffic_run *r)
                                    .run.steps = (uint64_t)r->steps,
                                    .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                                    .run.clip = r->clip,
+                                   .run.loss = r->loss,
                                    .run.numerics = r->numerics,
                                    .run.storage = r->storage,
                                    .forward_only = r->forward_only,
@@ -194,6 +197,23 @@ Test(traffic_counted, matrices_in_bf16_count_what_is_predicted)
                 expect_predicted(&r);
         }
     }
+}
+
+/* Twelve bytes a token more for smoothed labels, which the whole group of tp moves twice over; none for a z-loss. */
+Test(traffic_counted, smoothed_labels_count_what_is_predicted)
+{
+    const ar_config c = config_of(models[0]);
+    traffic_run r = {.config = &c, .parallel = {.tp = 4, .dp = 2, .sp = true}};
+    const uint64_t plain = predicted(&r);
+    r.loss.z_loss = 0.01;
+    cr_expect_eq(predicted(&r), plain);
+    expect_predicted(&r);
+    r.loss.label_smoothing = 0.1;
+    cr_expect_eq(predicted(&r), plain + (uint64_t)2 * 3 * 12 * BATCH * SEQ);
+    expect_predicted(&r);
+    r.forward_only = true;
+    r.numerics = AR_NUMERICS_NATIVE;
+    expect_predicted(&r);
 }
 
 /* A byte for each parameter, agreed over dp. */

@@ -173,6 +173,7 @@ static ar_status run_gradcheck(ar_check_report *r, const ar_check_options *o, co
                                   .weights_user = b->weights,
                                   .batch = b->batch,
                                   .seed = o->run.seed,
+                                  .loss = o->run.loss,
                                   .threads = ari_threads(o->run.threads),
                                   .progress = gradcheck_progress,
                                   .progress_user = &options};
@@ -237,6 +238,7 @@ ar_status ar_check_tensors(const ar_check_options *o, ar_check_tensor_fn emit, v
                                    .emit = list_tensor,
                                    .emit_user = &l,
                                    .dropout = o->run.dropout,
+                                   .loss = o->run.loss,
                                    .steps = o->run.steps > 0 ? 1 : 0,
                                    .optimizer = o->run.optimizer,
                                    .clip = o->run.clip};

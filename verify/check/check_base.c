@@ -90,6 +90,7 @@ static ar_baseline_options options_of(const ari_check_base *b, const ar_check_op
                                  .weights = b->weights ? ari_weights_find : NULL,
                                  .weights_user = b->weights,
                                  .dropout = o->run.dropout,
+                                 .loss = o->run.loss,
                                  .steps = (int)o->run.steps,
                                  .optimizer = o->run.optimizer,
                                  .clip = o->run.clip};

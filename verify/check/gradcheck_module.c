@@ -354,6 +354,7 @@ ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_modul
     r->batch = k.batch.batch;
     const ari_cluster_options cluster = {.batch = &k.batch,
                                          .run.dropout = o->run.dropout,
+                                         .run.loss = o->run.loss,
                                          .run.seed = o->run.seed,
                                          .run.numerics = AR_NUMERICS_EXACT,
                                          .run.device = o->run.device,

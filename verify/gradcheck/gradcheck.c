@@ -149,6 +149,7 @@ static ar_status take_gradients(gradcheck *g)
                                    .seed = c->seed,
                                    .weights = c->weights,
                                    .weights_user = c->weights_user,
+                                   .loss = c->loss,
                                    .emit = emit,
                                    .emit_user = g};
     double loss;
@@ -198,8 +199,12 @@ static ar_status work(void *user, size_t task, int worker)
     gradcheck *g = user;
     share s = {.g = g, .reports = worker == 0};
     const size_t from = task == 0 ? 0 : g->first, to = task == 0 && g->first > 0 ? g->first : g->elements * 2 * PAIRS;
-    const ar_baseline_options o = {
-        .mode = AR_MODE_F64, .weights = weights, .weights_user = g, .progress = progress, .progress_user = &s};
+    const ar_baseline_options o = {.mode = AR_MODE_F64,
+                                   .weights = weights,
+                                   .weights_user = g,
+                                   .loss = g->c->loss,
+                                   .progress = progress,
+                                   .progress_user = &s};
     const ar_status st = ari_baseline_perturb(g->c->config, &o, &g->batch, g->moved + from, to - from);
     if (st == AR_ERR_ABORTED && atomic_load(&g->failed)) /* by the other share's failure, which is the one to tell */
         return AR_OK;

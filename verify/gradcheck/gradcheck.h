@@ -11,7 +11,8 @@ typedef struct ari_gradcheck_case {
     void *weights_user;
     const ar_batch *batch; /* of its input_ids, at most the first 2 samples and 16 positions; nothing else */
     uint64_t seed;         /* of fresh weights and of the draw */
-    int threads;           /* 1: one; more: two */
+    ar_loss_options loss;
+    int threads; /* 1: one; more: two */
     /* What emits the gradients that are checked. NULL: ar_baseline_run. */
     ar_status (*gradients)(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch, double *loss);
     bool (*progress)(void *user, double fraction); /* NULL, or called on the calling thread; false ends the check */

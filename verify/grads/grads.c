@@ -73,14 +73,16 @@ static ar_status run_block(void *user, const ar_baseline_options *o)
 /* The baseline's tensors of the run, and what each may be off in the arithmetic that is asked for. */
 static ar_status allow(ari_reference *ref, const ari_cluster_options *run, const ar_grads_options *o)
 {
-    const ari_sensitivity_case c = {
-        .of = o->sensitivity_of,
-        .config = run->config,
-        .batch = run->batch,
-        .run = run->body ? run_block : NULL,
-        .user = run->body_user,
-        .options = {.seed = o->run.seed, .weights = run->weights, .weights_user = run->weights_user},
-        .threads = ari_threads(o->run.threads)};
+    const ari_sensitivity_case c = {.of = o->sensitivity_of,
+                                    .config = run->config,
+                                    .batch = run->batch,
+                                    .run = run->body ? run_block : NULL,
+                                    .user = run->body_user,
+                                    .options = {.seed = o->run.seed,
+                                                .weights = run->weights,
+                                                .weights_user = run->weights_user,
+                                                .loss = o->run.loss},
+                                    .threads = ari_threads(o->run.threads)};
     return ari_sensitivity_allow(ref, &c);
 }
 
@@ -228,8 +230,11 @@ done:
 }
 
 /* Its input is given whole, and there is no step around it. */
-static ar_status check_block_layout(const ar_parallel *p)
+static ar_status check_block(const ar_run *r)
 {
+    const ar_parallel *p = &r->parallel;
+    if (r->loss.label_smoothing > 0.0 || r->loss.z_loss > 0.0)
+        return ar_error_set(AR_ERR_ARG, "a block has no logits, which label smoothing and z-loss are about");
     if (p->dp > 1 || p->micro_batches > 1 || p->sp || p->zero > 0)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "a block runs on tensor-parallel ranks alone: dp, micro-batches, sp and zero need a model");
@@ -243,7 +248,7 @@ static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options 
     ari_cluster_options cluster = {
         .run = o->run, .config = &block.config, .batch = &block.batch, .body = ari_block_case_run, .body_user = &block};
     ar_status st = AR_OK;
-    AR_TRY(check_block_layout(&o->run.parallel));
+    AR_TRY(check_block(&o->run));
     AR_TRY_TO(done, st, ari_block_case_load(&block, o->block));
     AR_TRY_TO(done, st, check_case(&block.config, &block.batch, o, &block.plan));
     AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->mlp_order, &block.config, false));

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of label smoothing and z-loss from outside, in check, train and grads, and of the order of buckets.
+
+    tests/cli/loss_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+GOLDEN = ROOT / "tests/golden"
+MODEL = str(GOLDEN / "llama-labels-tiny")  # 4 heads, a vocabulary of 32
+SMALL = ["--batch", "4", "--seq", "8"]
+BOTH = ["--label-smoothing", "0.1", "--z-loss", "0.01"]
+
+
+def run(*arguments):
+    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, stdin=subprocess.DEVNULL, timeout=1800,
+                          check=False, text=True)
+
+
+class LossTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(prefix="anyrank-loss-")
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+
+    def result(self, *arguments):
+        done = run(*arguments, "--json", "-")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)
+
+    def checked(self, *options, model=MODEL):
+        return self.result("check", model, *SMALL, "--skip-f64", "--steps", "2", *options)["models"][0]
+
+    def trained(self, *options):
+        data = self.folder / "data"
+        data.write_bytes(bytes(i * 7 % 32 for i in range(500)))
+        return self.result("train", MODEL, *SMALL, "--data", data, *options)
+
+    def refused(self, *arguments, says):
+        done = run(*arguments)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertIn(says, done.stderr)
+
+    def test_every_layout_has_the_bits_of_one_rank(self):
+        losses = set()
+        for options in (["--label-smoothing", "0.1"], ["--z-loss", "0.01"], BOTH):
+            model = self.checked(*options, "--sweep", "4")
+            self.assertGreater(len(model["runs"]), 10)
+            for one in model["runs"]:
+                self.assertEqual((one["result"], one["tensors_different"]), ("same", 0), one["layout"])
+                self.assertEqual(one["bytes"]["counted"], one["bytes"]["predicted"], one["layout"])
+                self.assertEqual(one["loss"], model["baseline"]["loss"])
+            losses.add(tuple(model["baseline"]["loss"]))
+        self.assertEqual(len(losses), 3)
+
+    def test_native_numerics_stay_within_the_allowance(self):
+        for precision in ("f32", "bf16"):
+            (one,) = self.checked(*BOTH, "--tp", "4", "--numerics", "native", "--precision", precision)["runs"]
+            self.assertEqual(one["result"], "same")
+            self.assertEqual(one["bytes"]["counted"], one["bytes"]["predicted"])
+
+    def test_zeros_are_the_cross_entropy_alone(self):
+        plain, zeros = (self.checked("--tp", "2", *more) for more in ([], ["--label-smoothing", "0", "--z-loss", "0"]))
+        for key in ("bytes", "loss", "weights_hash", "collectives"):
+            self.assertEqual(plain["runs"][0][key], zeros["runs"][0][key])
+        smoothed = self.checked("--tp", "2", *BOTH)["runs"][0]
+        self.assertEqual(smoothed["collectives"], plain["runs"][0]["collectives"])
+        tokens, passes, steps, width = 4 * 8, 2, 2, 4 + 8
+        self.assertEqual(smoothed["bytes"]["counted"] - plain["runs"][0]["bytes"]["counted"],
+                         tokens * passes * steps * width)
+
+    def test_gradients_agree_with_central_differences(self):
+        report = self.checked(*BOTH, "--tp", "2", "--gradcheck")["gradcheck"]
+        self.assertTrue(report["ok"])
+
+    def test_text_and_json_tell_of_them(self):
+        model = self.checked("--tp", "2", *BOTH)
+        self.assertEqual((model["label_smoothing"], model["z_loss"]), (0.1, 0.01))
+        done = run("check", MODEL, *SMALL, "--skip-f64", "--tp", "2", "--steps", "1", *BOTH)
+        self.assertIn(", clip 1, label smoothing 0.1, z-loss 0.01, exact numerics", done.stdout)
+        trained = self.trained("--steps", "1", *BOTH)
+        self.assertEqual((trained["label_smoothing"], trained["z_loss"]), (0.1, 0.01))
+
+    def test_grads_takes_them_and_leaves_the_logits_alone(self):
+        given = ("grads", MODEL, "--input", GOLDEN / "llama-labels-tiny/batch.safetensors", "--out")
+        plain, smoothed, shared = (self.result(*given, self.folder / name, *more)
+                                   for name, more in (("plain", []), ("smoothed", BOTH), ("shared", [*BOTH, "--tp", "4"])))
+        self.assertEqual((smoothed["label_smoothing"], smoothed["z_loss"]), (0.1, 0.01))
+        self.assertEqual((plain["label_smoothing"], plain["z_loss"]), (0.0, 0.0))
+        self.assertNotEqual(plain["loss"], smoothed["loss"])
+        self.assertEqual(shared["outputs_hash"], smoothed["outputs_hash"])
+
+    def test_a_resumed_run_keeps_them(self):
+        whole = self.trained("--steps", "4", *BOTH)
+        self.trained("--steps", "4", *BOTH, "--tp", "2", "--stop-after", "2", "--save", self.folder / "run")
+        resumed = self.result("train", "--resume", self.folder / "run", "--dp", "2")
+        self.assertEqual(resumed["weights_hash"], whole["weights_hash"])
+        self.assertEqual((resumed["note"], resumed["label_smoothing"], resumed["z_loss"]), (None, 0.1, 0.01))
+        for option in ("label-smoothing", "z-loss"):
+            other = self.result("train", "--resume", self.folder / "run", f"--{option}", "0")
+            self.assertIn(f"another {option}: from step 3 on", other["note"])
+            self.assertNotEqual(other["weights_hash"], whole["weights_hash"])
+
+    def test_what_makes_no_sense_is_refused(self):
+        for option, values in (("--label-smoothing", ("-0.1", "1", "1.5", "nan", "inf", "x", "")),
+                               ("--z-loss", ("-1", "-1e-9", "nan", "inf", "x", ""))):
+            for value in values:
+                with self.subTest(option=option, value=value):
+                    self.refused("check", MODEL, option, value, says=option)
+                    self.refused("train", MODEL, option, value, says=option)
+        for option in ("--label-smoothing", "--z-loss"):
+            self.refused("check", "stack-demo", "--tp", "2", option, "0.1", says="has no logits")
+            self.refused("train", "stack-demo", option, "0.1", says="has no logits")
+            self.refused("grads", "--block", GOLDEN / "block-mha", "--out", self.folder / "out", option, "0.1",
+                         says="a block has no logits")
+        self.assertFalse((self.folder / "out").exists())
+
+    def test_a_checkpoint_says_which_loss(self):
+        self.trained("--steps", "2", "--stop-after", "1", "--save", self.folder / "run", *BOTH)
+        (path,) = (self.folder / "run").glob("step-*/training.json")
+        self.assertEqual(json.loads(path.read_text())["loss"], {"label_smoothing": 0.1, "z_loss": 0.01})
+
+    def test_buckets_in_either_order_have_the_same_bits(self):
+        reverse, largest = (self.checked("--dp", "2", "--bucket-bytes", "1600", "--bucket-order", order)
+                            for order in ("reverse", "largest-first"))
+        self.assertEqual((reverse["ddp"]["order"], largest["ddp"]["order"]), ("reverse", "largest-first"))
+        for key in ("result", "weights_hash", "bytes"):
+            self.assertEqual(reverse["runs"][0][key], largest["runs"][0][key])
+        self.assertNotEqual(reverse["runs"][0]["collectives"], largest["runs"][0]["collectives"])
+        trained = [self.trained("--steps", "2", "--dp", "2", "--bucket-bytes", "1600", "--bucket-order",
+                                order)["weights_hash"] for order in ("reverse", "largest-first")]
+        self.assertEqual(trained[0], trained[1])
+        self.refused("check", MODEL, "--dp", "2", "--bucket-order", "smallest", says="reverse or largest-first")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
+        COMMAND = sys.argv.pop(1)
+    unittest.main()

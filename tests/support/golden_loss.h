@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TESTS_SUPPORT_GOLDEN_LOSS_H
+#define TESTS_SUPPORT_GOLDEN_LOSS_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "anyrank/batch.h"
+
+/** The loss that a golden case was made with, which its provenance.json names where it is not the cross-entropy
+ *  alone. */
+static inline ar_loss_options golden_loss(const char *name)
+{
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s/provenance.json", TEST_GOLDEN_DIR, name);
+    json_t *said = json_load_file(path, 0, NULL);
+    const ar_loss_options loss = {json_number_value(json_object_get(said, "label_smoothing")),
+                                  json_number_value(json_object_get(said, "z_loss"))};
+    json_decref(said);
+    return loss;
+}
+
+#endif
