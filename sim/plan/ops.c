@@ -69,7 +69,12 @@ void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t 
 {
     const size_t ranks = ranks_of(w, over);
     const bool known = often == ARI_EACH_VERSION && !w->fresh[w->pass == ARI_PASS_BACKWARD];
-    if (ranks > 1 && !known && w->op.calls < ARI_OP_CALLS)
+    if (ranks <= 1 || known)
+        return;
+    if (w->op.calls == ARI_OP_CALLS)
+        w->st = ar_error_set(AR_ERR_INTERNAL, "an operation '%s' of more than %d collectives",
+                             ari_operation_name(w->op.kind), ARI_OP_CALLS);
+    else
         w->op.call[w->op.calls++] = (ari_op_call){kind, over, ranks, elements, dtype, often, role, tag};
 }
 

@@ -48,16 +48,30 @@ static void norm_backward(ari_walk *w, ari_role role)
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
-/* q, k and v, or q alone with k (n = 2), as shards of heads. */
-static int head_values(ari_walk *w, ari_op_value *v, int n)
+/* The features of heads, cut by heads. */
+static ari_op_value head_value(ari_walk *w, size_t heads, size_t copies, ari_role role)
+{
+    ari_op_value v = ari_walk_activation(w, ari_walk_mul(w, heads, w->config->head_dim), ari_by_features, copies);
+    v.role = role;
+    return v;
+}
+
+static ari_op_value context(ari_walk *w)
+{
+    return head_value(w, w->config->heads, 1, ARI_NO_ROLE);
+}
+
+/* The first n of q, k and v, or all of them in one. */
+static int qkv_values(ari_walk *w, ari_op_value *v, int n)
 {
     static const ari_role roles[] = {ARI_Q, ARI_K, ARI_V};
     const ar_config *c = w->config;
-    for (int i = 0; i < n; i++) {
-        const size_t heads = i == 0 ? c->heads : c->kv_heads;
-        v[i] = ari_walk_activation(w, ari_walk_mul(w, heads, c->head_dim), ari_by_features, i == 0 ? 1 : w->copies);
-        v[i].role = w->packed ? ARI_QKV : roles[i];
+    if (w->packed) {
+        v[0] = head_value(w, c->heads + 2 * c->kv_heads, 1, ARI_QKV);
+        return 1;
     }
+    for (int i = 0; i < n; i++)
+        v[i] = head_value(w, i == 0 ? c->heads : c->kv_heads, i == 0 ? 1 : w->copies, roles[i]);
     return n;
 }
 
@@ -67,8 +81,8 @@ static void rope(ari_walk *w)
     if (!w->config->rope)
         return;
     op->made = ari_by_features;
-    op->inputs = head_values(w, op->input, 2);
-    op->outputs = head_values(w, op->output, 2);
+    op->inputs = qkv_values(w, op->input, 2);
+    op->outputs = qkv_values(w, op->output, 2);
     ari_walk_visit(w);
 }
 
@@ -84,9 +98,8 @@ static void attend(ari_walk *w)
 {
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ATTENTION, ARI_ATTENTION);
     op->made = ari_by_features;
-    op->inputs = head_values(w, op->input, 3);
-    op->outputs = head_values(w, op->output, 1);
-    op->output[0].role = ARI_NO_ROLE;
+    op->inputs = qkv_values(w, op->input, 3);
+    op->output[op->outputs++] = context(w);
     op->multiply_adds = head_products(w, 2);
     ari_walk_visit(w);
 }
@@ -98,9 +111,8 @@ static void attend_backward(ari_walk *w)
     const ar_config *c = w->config;
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ATTENTION, ARI_ATTENTION);
     op->made = ari_by_features;
-    op->inputs = head_values(w, op->input, 1);
-    op->input[0].role = ARI_NO_ROLE;
-    op->outputs = head_values(w, op->output, 3);
+    op->input[op->inputs++] = context(w);
+    op->outputs = qkv_values(w, op->output, 3);
     op->multiply_adds = head_products(w, 4);
     const ari_fold_ops fold = {.over = ARI_OVER_COPIES,
                                .batch = w->own,

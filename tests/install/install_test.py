@@ -296,7 +296,7 @@ class Completions(unittest.TestCase):
                 for folder in re.findall(r"':MODEL: _anyrank_word_or_folder ([^']*)'", branch):
                     self.same(folder.split(), models())
         self.assertEqual(len(re.findall(r"--inject=\[\].*\(column", text)), 3)
-        self.assertEqual(len(re.findall("':MODEL: _anyrank_word_or_folder ", text)), 4)
+        self.assertEqual(len(re.findall("':MODEL: _anyrank_word_or_folder ", text)), 5)
         if shutil.which("zsh"):
             must(["zsh", "-n", path])
 

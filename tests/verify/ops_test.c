@@ -313,6 +313,52 @@ Test(ops, placements_say_which_gradients_are_sums)
     AT(shard.output[0].at[ARI_AXIS_TP], "S(1)");
 }
 
+/* What the operation before made, and how that is placed. */
+typedef struct chain {
+    ari_op_value made;
+    int operations;
+    char broken[200];
+} chain;
+
+/* A whole value may be used by each rank for itself. */
+static bool fits(ar_placement made, ar_placement taken)
+{
+    return ar_placement_same(made, taken, 3) || (made.kind == AR_INVARIANT && taken.kind == AR_REPLICATE);
+}
+
+static ar_status follow(void *user, const ari_operation *op)
+{
+    chain *k = user;
+    const ari_op_value *x = &op->input[0], *y = &k->made;
+    if (op->pass != ARI_PASS_FORWARD)
+        return AR_OK;
+    const bool same = x->ndim == y->ndim && memcmp(x->local, y->local, sizeof x->local) == 0 &&
+                      fits(y->at[ARI_AXIS_TP], x->at[ARI_AXIS_TP]) && fits(y->at[ARI_AXIS_DP], x->at[ARI_AXIS_DP]);
+    if (!same && op->kind != ARI_OPERATION_EMBEDDING && !k->broken[0])
+        snprintf(k->broken, sizeof k->broken, "'%s' of layer %zd", ari_operation_name(op->kind), (ssize_t)op->layer);
+    k->made = op->output[0];
+    k->operations++;
+    return AR_OK;
+}
+
+Test(ops, each_takes_what_the_one_before_made)
+{
+    const char *const models[] = {LARGE, PAPER_STACK(2), GPT2(31, 24, 36, 2, 12)};
+    const ar_parallel layouts[] = {{.tp = 1}, {.tp = 4}, {.tp = 4, .sp = true}, {.tp = 2, .dp = 3, .sp = true}};
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        const ar_config c = config_of(models[m]);
+        for (size_t i = 0; i < 2 * sizeof layouts / sizeof *layouts; i++) {
+            ari_step_case t = case_of(&c, layouts[i / 2], 5, 24);
+            t.run.plan = plan_of(c.arch, i % 2 ? AR_MLP_ROW_COLUMN : AR_MLP_COLUMN_ROW);
+            t.run.dropout = 0.1;
+            chain k = {.operations = 0};
+            cr_assert_eq(ari_operations(&t, 0, 0, follow, &k), AR_OK, "%s", ar_error_message());
+            cr_expect_gt(k.operations, 12);
+            cr_expect_str_eq(k.broken, "", "model %zu, layout %zu: %s", m, i, k.broken);
+        }
+    }
+}
+
 /* --- against runs ------------------------------------------------------------------------------------------------- */
 
 enum { BATCH = 5, SEQ = 12, STEPS = 2 };
