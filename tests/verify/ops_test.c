@@ -315,15 +315,16 @@ Test(ops, placements_say_which_gradients_are_sums)
 
 /* What the operation before made, and how that is placed. */
 typedef struct chain {
+    const ar_parallel *parallel;
     ari_op_value made;
     int operations;
     char broken[200];
 } chain;
 
-/* A whole value may be used by each rank for itself. */
-static bool fits(ar_placement made, ar_placement taken)
+/* A whole value may be used by each rank for itself, and a single rank has all of it, however placed. */
+static bool fits(int ranks, ar_placement made, ar_placement taken)
 {
-    return ar_placement_same(made, taken, 3) || (made.kind == AR_INVARIANT && taken.kind == AR_REPLICATE);
+    return ranks <= 1 || ar_placement_same(made, taken, 3) || (made.kind == AR_INVARIANT && taken.kind == AR_REPLICATE);
 }
 
 static ar_status follow(void *user, const ari_operation *op)
@@ -333,7 +334,8 @@ static ar_status follow(void *user, const ari_operation *op)
     if (op->pass != ARI_PASS_FORWARD)
         return AR_OK;
     const bool same = x->ndim == y->ndim && memcmp(x->local, y->local, sizeof x->local) == 0 &&
-                      fits(y->at[ARI_AXIS_TP], x->at[ARI_AXIS_TP]) && fits(y->at[ARI_AXIS_DP], x->at[ARI_AXIS_DP]);
+                      fits(k->parallel->tp, y->at[ARI_AXIS_TP], x->at[ARI_AXIS_TP]) &&
+                      fits(k->parallel->dp, y->at[ARI_AXIS_DP], x->at[ARI_AXIS_DP]);
     if (!same && op->kind != ARI_OPERATION_EMBEDDING && !k->broken[0])
         snprintf(k->broken, sizeof k->broken, "'%s' of layer %zd", ari_operation_name(op->kind), (ssize_t)op->layer);
     k->made = op->output[0];
@@ -351,7 +353,7 @@ Test(ops, each_takes_what_the_one_before_made)
             ari_step_case t = case_of(&c, layouts[i / 2], 5, 24);
             t.run.plan = plan_of(c.arch, i % 2 ? AR_MLP_ROW_COLUMN : AR_MLP_COLUMN_ROW);
             t.run.dropout = 0.1;
-            chain k = {.operations = 0};
+            chain k = {.parallel = &t.run.parallel};
             cr_assert_eq(ari_operations(&t, 0, 0, follow, &k), AR_OK, "%s", ar_error_message());
             cr_expect_gt(k.operations, 12);
             cr_expect_str_eq(k.broken, "", "model %zu, layout %zu: %s", m, i, k.broken);
