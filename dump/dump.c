@@ -90,6 +90,30 @@ ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options 
     return st;
 }
 
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const ar_dump_tensor *)a)->name, ((const ar_dump_tensor *)b)->name);
+}
+
+ar_status ari_dump_of_tensors(ar_dump **gives, const char *path, const ar_dump_tensor *tensors, size_t n)
+{
+    ar_dump *d = calloc(1, sizeof *d);
+    ar_status st = AR_OK;
+    *gives = NULL;
+    if (d == NULL || (d->path = strdup(path)) == NULL)
+        AR_TRY_TO(failed, st, ar_error_set(AR_ERR_MEMORY, "%s: no memory to list its tensors", path));
+    AR_TRY_TO(failed, st, ari_alloc((void **)&d->tensor, n, sizeof *d->tensor, path));
+    d->tensors = n;
+    for (size_t i = 0; i < n; i++)
+        d->tensor[i] = tensors[i];
+    qsort(d->tensor, n, sizeof *d->tensor, by_name);
+    *gives = d;
+    return AR_OK;
+failed:
+    ar_dump_close(d);
+    return st;
+}
+
 void ar_dump_close(ar_dump *d)
 {
     if (d == NULL)

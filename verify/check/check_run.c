@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dump/dump.h"
 #include "ref/core/size.h"
 #include "run/process_run.h"
 #include "sim/plan/bytes.h"
@@ -97,15 +98,100 @@ static const float *before_of(const ari_reference *ref, const ari_ref_tensor *t)
     return t->pass == 'n' && i < ref->count ? ref->tensor[i].values : NULL;
 }
 
+/* What is known besides a tensor that differs: the reference's tensors as a dump would hold them; and, of a wrong norm,
+ * the gradients that it is the norm of. */
+typedef struct beside {
+    char (*name)[ARI_REFERENCE_NAME]; /* [ref->count] */
+    ar_dump *dump;
+    ari_gradient *gradient;
+    double *held; /* [gradients, tp] */
+    size_t gradients;
+} beside;
+
+static void beside_fini(beside *b)
+{
+    ar_dump_close(b->dump);
+    free(b->name);
+    free(b->gradient);
+    free(b->held);
+}
+
+static ar_status list_reference(beside *b, const ari_reference *ref)
+{
+    ar_dump_tensor *tensor = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc((void **)&b->name, ref->count, sizeof *b->name, "names of tensors"));
+    AR_TRY(ari_alloc_zero((void **)&tensor, ref->count, sizeof *tensor, "tensors of the reference"));
+    for (size_t i = 0; i < ref->count; i++) {
+        const ari_ref_tensor *t = &ref->tensor[i];
+        if (!ari_dump_name(b->name[i], t->name, t->pass, (uint32_t)t->step))
+            AR_TRY_TO(done, st, ar_error_set(AR_ERR_INTERNAL, "the name %s is too long for a dump", t->name));
+        tensor[i] = (ar_dump_tensor){
+            .name = b->name[i], .dtype = AR_F32, .ndim = t->ndim, .count = t->count, .whole = t->values};
+        memcpy(tensor[i].shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
+    }
+    st = ari_dump_of_tensors(&b->dump, "the reference", tensor, ref->count);
+done:
+    free(tensor);
+    return st;
+}
+
+static double squares_of(const float *values, size_t n)
+{
+    double sum = 0.0;
+    for (size_t i = 0; values && i < n; i++)
+        sum += (double)values[i] * (double)values[i];
+    return sum;
+}
+
+static ar_status add_gradient(beside *b, const comparison *c, size_t tensor, int tp)
+{
+    const ari_ref_tensor *t = &c->ref->tensor[tensor];
+    double *held = &b->held[b->gradients * (size_t)tp];
+    for (int r = 0; r < tp; r++) {
+        float *local = NULL;
+        AR_TRY(ari_comparator_copy(&local, &c->rank[r], tensor));
+        held[r] = squares_of(local, ari_finding_count(&c->rank[r].finding[tensor]));
+        free(local);
+    }
+    b->gradient[b->gradients++] =
+        (ari_gradient){.name = t->name, .ndim = t->ndim, .square = squares_of(t->values, t->count), .held = held};
+    return AR_OK;
+}
+
+/* Call beside_fini, also after a failure. */
+static ar_status beside_init(beside *b, const comparison *c, const ari_ref_tensor *of, int tp)
+{
+    size_t n = 0;
+    AR_TRY(list_reference(b, c->ref));
+    if (of->pass != 'c')
+        return AR_OK;
+    for (size_t i = 0; i < c->ref->count; i++)
+        n += c->ref->tensor[i].pass == 'g' && c->ref->tensor[i].step == of->step;
+    AR_TRY(ari_alloc_zero((void **)&b->gradient, n, sizeof *b->gradient, "gradients"));
+    AR_TRY(ari_alloc_zero((void **)&b->held, n, (size_t)tp * sizeof *b->held, "gradients"));
+    for (size_t i = 0; i < c->ref->count; i++) {
+        if (c->ref->tensor[i].pass == 'g' && c->ref->tensor[i].step == of->step)
+            AR_TRY(add_gradient(b, c, i, tp));
+    }
+    return AR_OK;
+}
+
+static bool adam(const ari_cluster_options *o)
+{
+    return o->run.optimizer.kind != AR_OPTIMIZER_SGD;
+}
+
 /* The pattern and what it looks like, from all ranks' copies of one tensor. */
 static ar_status explain(ar_first_difference *f, const comparison *c, size_t tensor, const ari_cluster_options *o)
 {
     const ari_ref_tensor *t = &c->ref->tensor[tensor];
-    const bool adam = o->run.optimizer.kind != AR_OPTIMIZER_SGD;
     const ar_layout nothing = nothing_of(c, tensor);
     ari_rank_copy *copy = NULL;
     float **local = NULL;
+    beside b = {.name = NULL};
     ar_status st = AR_OK;
+    AR_TRY_TO(done, st, beside_init(&b, c, t, ari_at_least_one(o->run.parallel.tp)));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&copy, (size_t)c->ranks, sizeof *copy, "copies of a tensor"));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&local, (size_t)c->ranks, sizeof *local, "copies of a tensor"));
     for (int r = 0; r < c->ranks; r++) {
@@ -137,8 +223,12 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .head_dim = o->config ? o->config->head_dim : 0,
                               .before = before_of(c->ref, t),
                               .last = last_of(c->ref, t),
-                              .beta1 = adam ? o->run.optimizer.beta1 : 0.0,
-                              .beta2 = adam ? o->run.optimizer.beta2 : 0.0,
+                              .gradient = b.gradient,
+                              .gradients = b.gradients,
+                              .known = b.dump,
+                              .of = ar_dump_find(b.dump, b.name[tensor]),
+                              .beta1 = adam(o) ? o->run.optimizer.beta1 : 0.0,
+                              .beta2 = adam(o) ? o->run.optimizer.beta2 : 0.0,
                               .zero = o->run.parallel.zero > 0};
     ari_diagnosis p = {.hint = ""};
     AR_TRY_TO(done, st, ari_diagnose(&p, &d));
@@ -150,6 +240,7 @@ done:
         free(local[r]);
     free(local);
     free(copy);
+    beside_fini(&b);
     return st;
 }
 

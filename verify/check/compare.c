@@ -93,8 +93,7 @@ static void compare_run(void *user, const ari_box_run *r)
 
 /* --- reports of one tensor that become one part ------------------------------------------------------------------- */
 
-/* Elements of the rank's local tensor. */
-static size_t local_count(const ari_finding *f)
+size_t ari_finding_count(const ari_finding *f)
 {
     size_t count = f->seen ? 1 : 0;
     for (int d = 0; f->seen && d < f->ndim; d++)
@@ -208,7 +207,7 @@ static ar_status add_report(ari_comparator *c, size_t i, const ar_tap_event *e)
     const ari_ref_tensor *reference = &c->reference->tensor[i];
     ari_finding *f = &c->finding[i];
     const ari_finding had = *f;
-    const size_t had_count = local_count(&had);
+    const size_t had_count = ari_finding_count(&had);
     const ari_side where = had.seen ? side_of(f, e->layout, e->local) : ARI_AFTER;
     if (where == ARI_APART)
         f->broken = true;
@@ -325,7 +324,7 @@ ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor)
 ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor)
 {
     const ari_finding *f = &c->finding[tensor];
-    const size_t count = local_count(f);
+    const size_t count = ari_finding_count(f);
     const size_t kept = find_kept(c, tensor);
     if (f->different > 0 && kept == c->kept_count)
         return ar_error_set(AR_ERR_NOT_FOUND, "no copy of tensor %zu was kept", tensor);
@@ -356,7 +355,7 @@ static ar_status transfer_values(ari_bytes *b, const ari_comparator *c, float *c
 {
     for (size_t i = 0; i < c->reference->count; i++) {
         const ari_finding *f = &c->finding[i];
-        const size_t count = local_count(f);
+        const size_t count = ari_finding_count(f);
         float *packed = NULL;
         if (!gives_values(c, gathered, i))
             continue;
@@ -385,7 +384,7 @@ static ar_status transfer_kept(ari_bytes *b, ari_comparator *c, bool send)
         if (k->tensor >= c->reference->count)
             return ar_error_set(AR_ERR_INTERNAL, "a process sent a copy of tensor %zu of %zu", k->tensor,
                                 c->reference->count);
-        const size_t count = local_count(&c->finding[k->tensor]);
+        const size_t count = ari_finding_count(&c->finding[k->tensor]);
         if (!send) {
             AR_TRY(ari_alloc((void **)&k->local, count, sizeof *k->local, "a copy of a tensor that differs"));
             c->kept_count = i + 1;

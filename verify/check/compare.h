@@ -58,6 +58,8 @@ typedef struct ari_verdict {
 } ari_verdict;
 ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor);
 
+/** Elements of the rank's local tensor. */
+size_t ari_finding_count(const ari_finding *f);
 /** The rank's local tensor, contiguous: its kept copy, or where it does not differ the reference's values. Gives;
  * free(). Errors: AR_ERR_MEMORY, AR_ERR_NOT_FOUND (differs, but was not kept). */
 AR_NODISCARD ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor);

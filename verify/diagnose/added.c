@@ -220,7 +220,7 @@ ar_status ari_measure_added(ari_trace *t, const ari_case *c)
         return AR_OK;
     for (size_t i = 0; i < 3 && t->kind == ARI_FOUND_NOTHING; i++) {
         if (lengths[i] > 0 && lengths[i] * 2 <= g->count && (i == 0 || lengths[i] != lengths[i - 1]) &&
-            may_repeat(c, lengths[i]))
+            !ari_reference_repeats(c, lengths[i]) && may_repeat(c, lengths[i]))
             AR_TRY(look(t, c, kinds[i], lengths[i]));
     }
     if (t->kind == ARI_FOUND_NOTHING && c->val && g->nd > 1 && g->cols >= 4)
@@ -385,7 +385,7 @@ static void found_other(ari_trace *t, const ari_case *c, const samples *s, const
 {
     const char *own = c->reference->name;
     ari_found(t, shared ? ARI_FOUND_SHARED_TENSOR : ARI_FOUND_OTHER_TENSOR, relation_of(c, own, other->name));
-    if (!shared && holds_reference(c, s, ar_dump_find(c->known->other, other->name)))
+    if (!shared && c->known->other && holds_reference(c, s, ar_dump_find(c->known->other, other->name)))
         t->is |= ARI_IF(EXCHANGED);
     ari_words(t, "other", "%s", other->name);
     ari_count(t, "step", (size_t)ari_order_of(own, c->path).step);
@@ -420,11 +420,11 @@ ar_status ari_measure_other(ari_trace *t, const ari_case *c)
 {
     const ar_dump *dumps[] = {c->known->reference, c->known->other};
     samples s;
-    if (!dumps[0] || !dumps[1])
+    if (!dumps[0])
         return AR_OK;
     take_samples(&s, c);
     for (size_t k = 0; s.vary && k < 2; k++) {
-        for (size_t i = 0; i < ar_dump_count(dumps[k]) && t->kind == ARI_FOUND_NOTHING; i++) {
+        for (size_t i = 0; dumps[k] && i < ar_dump_count(dumps[k]) && t->kind == ARI_FOUND_NOTHING; i++) {
             seen other;
             if (!is_comparable(c, ar_dump_at(dumps[k], i)))
                 continue;

@@ -161,6 +161,9 @@ typedef struct ari_case {
     const ar_dump_tensor *full; /* of which `reference` is a sample, or the same */
 } ari_case;
 
+/* Differences of fp32 sums in another order are some 1e-6 of the largest element. */
+#define ARI_SUMS 1e-5
+
 /* Whether a value is what a relation says, but for rounding. */
 static inline bool ari_holds(const ari_case *c, float value, double expected)
 {
@@ -209,6 +212,16 @@ static inline bool ari_is_near(double a, double b, double relative)
 static inline bool ari_is_activation(const ari_difference *d)
 {
     return d->pass == 'f' || d->pass == 'b';
+}
+
+/* Whether the reference repeats itself after `length` elements: what is wrong with it then does too, whatever it is. */
+static inline bool ari_reference_repeats(const ari_case *c, size_t length)
+{
+    const float *ref = c->grid.d->reference;
+    size_t i = length;
+    while (i < c->grid.count && fabs((double)ref[i] - (double)ref[i - length]) <= 4.0 * c->absolute)
+        i++;
+    return i >= c->grid.count;
 }
 
 enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
@@ -429,6 +442,7 @@ enum { ARI_RANKS = 1, ARI_VALUES = 2, ARI_WHOLE = 4, ARI_BOX = 8 };
     M(bits, ARI_IDENTITY + 7, ARI_WHOLE)                   \
     M(normed, ARI_IDENTITY + 6, ARI_VALUES | ARI_WHOLE)    \
     M(attention, ARI_IDENTITY + 6, ARI_WHOLE)              \
+    M(probs, ARI_IDENTITY + 6, ARI_WHOLE)                  \
     M(activation, ARI_IDENTITY + 6, ARI_WHOLE)             \
     M(linear, ARI_IDENTITY + 6, ARI_WHOLE)                 \
     M(lookup, ARI_IDENTITY + 6, ARI_WHOLE)                 \
@@ -504,6 +518,11 @@ void ari_view_fini(ari_view *v);
 /* The best trace of a tensor in one copy, or of copies of ranks; cause NULL: none. Errors: those of the measures. */
 AR_NODISCARD ar_status ari_look_at_whole(ari_trace *best, const ari_case *c);
 AR_NODISCARD ar_status ari_look_at_ranks(ari_trace *best, const ari_case *c);
+/* What copies of ranks say is reported where it is about as sure, for it names ranks. */
+static inline bool ari_ranks_say_more(const ari_trace *ranks, const ari_trace *whole)
+{
+    return ranks->confidence > 0 && ranks->confidence + 10 >= whole->confidence;
+}
 
 #ifdef ARI_CAUSE_ROWS /* how rows are written */
 #define ANY NULL

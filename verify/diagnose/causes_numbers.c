@@ -152,6 +152,9 @@ static const ari_cause rows[] = {
      "softmax maximum: the ranks do not agree on the loss (from {low:.9g} to {high:.9g}, reference {reference:.9g}); "
      "each took the exponentials relative to its own shard's maximum, but denominators add up only under one maximum "
      "(an all-reduce(max)); or each rank has the loss of its own tokens, or divided by their number"},
+    {"divisor_of_other_count", K(LOSS), ARI_TRACE + 3, ANY, 0, IF(TOKENS), 0, "",
+     "divided by {divisor} in place of the {targets} positions that have a next one: tokens without a target counted, or "
+     "targets left out"},
     {"target_logit", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(SEEN), 0, "",
      "target logit: the loss is off by {off:.3g} ({percent:.2g}%) and equal on every rank; if the logits are right, "
      "the target's logit came from the wrong shard (check ids at a shard's edge), labels were shifted inside a shard, "
@@ -176,6 +179,8 @@ static const ari_cause rows[] = {
      "each rank clips by the norm of its own shards: the ranks' norms differ (from {low} to {high}, reference "
      "{reference}; the root of the sum of a tensor-parallel group's squares is {root}); squares are added over tp "
      "before the root"},
+    {"norm_not_rooted", K(NORM), ARI_TRACE + 2, ANY, 0, IF(ROOT), 0, "",
+     "the sum of all squares, {low}, in place of its root"},
     {"norm_mean_of_ranks", K(NORM), ARI_TRACE + 2, ANY, 0, IF(AVERAGE), 0, "",
      "the mean over {tp} ranks of the norms of what each holds, {low}, in place of the root of the sum of all squares; "
      "squares are added over tp before the root, replicated parameters once"},
@@ -188,7 +193,7 @@ static const ari_cause rows[] = {
      "the largest value), or several sets"},
     {"norm_counts_twice", K(NORM), ARI_TRACE + 2, ANY, 0, IF(TWICE) | IF(NAMED), 0, "",
      "the norm counts something twice: it is {low}{everywhere}, {times:.6g} times the reference, as if {which} counted "
-     "once more (once per rank); what ranks share counts once"},
+     "{often}; what ranks share counts once"},
     {"norm_leaves_out", K(NORM), ARI_TRACE + 2, ANY, 0, IF(NAMED), 0, "",
      "the norm leaves something out: it is {low}{everywhere}, {times:.6g} times the reference, which is that without "
      "{which}"},

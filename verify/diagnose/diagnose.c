@@ -231,12 +231,48 @@ static ari_difference in_layout_shape(const ari_difference *d)
     return own;
 }
 
+/* The full tensor, from the ranks' equal copies. */
+static ar_status assemble(float **gives, const ari_case *c)
+{
+    ari_runs it = ari_runs_of(&c->grid);
+    ari_run run;
+    AR_TRY(ari_alloc_zero((void **)gives, c->grid.count, sizeof **gives, c->grid.d->name));
+    while (ari_runs_next(&it, &run))
+        memcpy(*gives + run.index, run.value, run.count * sizeof **gives);
+    return AR_OK;
+}
+
+/* One copy of all, beside the reference's other tensors; where copies differ there is none. */
+static ar_status look_at_one_copy(ari_trace *best, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    ari_view v = {.d = *d};
+    ar_status st = AR_OK;
+    *best = (ari_trace){.kind = ARI_FOUND_NOTHING};
+    if (!d->known || c->survey.disagree > 0)
+        return AR_OK;
+    memcpy(v.shape, d->shape, (size_t)d->ndim * sizeof *v.shape);
+    v.d.tp = v.d.dp = 0;
+    v.c = (ari_case){.known = c->known, .ref = d->reference, .reference = d->of, .other = d->of, .full = d->of};
+    v.c.facts = ari_facts_of(c->known);
+    v.c.noisy = d->allowed > 0.0;
+    AR_TRY_TO(done, st, assemble(&v.val, c));
+    v.c.val = v.val;
+    AR_TRY_TO(done, st, ari_view_survey(&v));
+    v.c.max_ref = v.c.survey.max_reference;
+    v.c.absolute = fmax(d->allowed, ARI_SUMS * v.c.max_ref);
+    st = ari_look_at_whole(best, &v.c);
+done:
+    ari_view_fini(&v);
+    return st;
+}
+
 ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *given)
 {
-    static const ari_explain_case nothing = {.tp = 0};
     const ari_difference d = in_layout_shape(given);
-    ari_case c = {.known = &nothing};
-    ari_trace best;
+    const ari_explain_case known = {.reference = given->known};
+    ari_case c = {.known = &known};
+    ari_trace best, whole;
     ari_diagnosis found = {.hint = ""};
     AR_TRY(ari_grid_init(&c.grid, &d));
     AR_TRY(ari_survey_init(&c.survey, &c.grid));
@@ -247,6 +283,8 @@ ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *given)
         ari_say(&why, "nothing to explain");
     } else {
         AR_TRY_TO(done, st, ari_look_at_ranks(&best, &c));
+        AR_TRY_TO(done, st, look_at_one_copy(&whole, &c));
+        best = ari_ranks_say_more(&best, &whole) ? best : whole;
         ari_say_where(&where, &c, best.looks);
         ari_say(&why, "%s", best.hint);
         found.evidence = best.evidence;

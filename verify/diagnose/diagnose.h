@@ -25,6 +25,15 @@ typedef struct ari_rank_copy {
                                 for [b, s, H*d] */
 } ari_rank_copy;
 
+/* One parameter's right gradient: the sum of its squares, and of those that each rank of a tensor-parallel group
+ * holds. */
+typedef struct ari_gradient {
+    const char *name; /* docs/names.md, without the pass */
+    int ndim;
+    double square;
+    const double *held; /* [tp] */
+} ari_gradient;
+
 /* Fields from `allowed` on may be left zero: what is not known is not used. */
 typedef struct ari_difference {
     const char *name;    /* docs/names.md, without the pass: "model.layers.3.mlp.down_proj" */
@@ -32,25 +41,29 @@ typedef struct ari_difference {
                             weights, 'w' weights of no known step, '?' not known */
     int ndim;            /* 0 .. AR_MAX_DIMS */
     const size_t *shape; /* [ndim], of the full tensor */
-    const float *reference;    /* the full tensor, row-major */
-    int ranks;                 /* N >= 1 */
-    const ari_rank_copy *copy; /* [ranks] */
-    double allowed;            /* largest |difference| that is none; 0: equal bits or different */
-    double noise;              /* largest |value| that rounding makes of a zero */
-    const float *beside;       /* what is allowed beside that, an element at a time; NULL: nothing */
-    int step;                  /* 1, 2, .. */
-    int tp, dp;                /* the layout: rank = dp_rank * tp + tp_rank; 0: tp is all ranks */
-    int micro_batches;         /* of each rank; 0: one */
-    bool forward_first;        /* all micro-batches go forward before the first goes back */
-    bool sp;                   /* positions are spread over tp between the tensor-parallel regions */
-    size_t batch, seq;         /* of the run */
-    const int64_t *ids;        /* [batch, seq] of this step, or NULL */
-    size_t head_dim;           /* of a tensor whose features are heads side by side */
-    const float *before;       /* of new weights: the reference's before the step, or NULL */
-    const float *last;         /* of a gradient: the reference's of the step before, or NULL */
-    double beta1, beta2;       /* of Adam; both 0: another optimizer */
-    bool zero;                 /* each dp rank updates its share of the weights */
-    bool hidden;               /* the one rank stands for a run whose ranks are not seen */
+    const float *reference;       /* the full tensor, row-major */
+    int ranks;                    /* N >= 1 */
+    const ari_rank_copy *copy;    /* [ranks] */
+    double allowed;               /* largest |difference| that is none; 0: equal bits or different */
+    double noise;                 /* largest |value| that rounding makes of a zero */
+    const float *beside;          /* what is allowed beside that, an element at a time; NULL: nothing */
+    int step;                     /* 1, 2, .. */
+    int tp, dp;                   /* the layout: rank = dp_rank * tp + tp_rank; 0: tp is all ranks */
+    int micro_batches;            /* of each rank; 0: one */
+    bool forward_first;           /* all micro-batches go forward before the first goes back */
+    bool sp;                      /* positions are spread over tp between the tensor-parallel regions */
+    size_t batch, seq;            /* of the run */
+    const int64_t *ids;           /* [batch, seq] of this step, or NULL */
+    size_t head_dim;              /* of a tensor whose features are heads side by side */
+    const float *before;          /* of new weights: the reference's before the step, or NULL */
+    const float *last;            /* of a gradient: the reference's of the step before, or NULL */
+    const ari_gradient *gradient; /* [gradients] of a gradient norm: those of the step, all right; NULL: not known */
+    size_t gradients;
+    const ar_dump *known; /* the reference's tensors, this one among them under the name `of`; NULL: not known */
+    const ar_dump_tensor *of;
+    double beta1, beta2; /* of Adam; both 0: another optimizer */
+    bool zero;           /* each dp rank updates its share of the weights */
+    bool hidden;         /* the one rank stands for a run whose ranks are not seen */
 } ari_difference;
 
 /** Fills *out; texts that do not fit end in "...". The same input gives the same text.

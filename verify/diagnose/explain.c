@@ -90,10 +90,7 @@ static ar_status read_doubt(ari_view *v, const ari_explain_case *known)
 
 /* --- what counts as different ------------------------------------------------------------------------------------- */
 
-/* Differences of fp32 sums in another order are some 1e-6 of the largest element; a format of 16 bits leaves two of its
- * steps beside. */
-static const double SUMS = 1e-5;
-
+/* A format of 16 bits leaves two of its steps beside what sums in another order do. */
 static double step_of(ar_dtype t)
 {
     return t == AR_BF16 ? 0x1p-7 : t == AR_F16 ? 0x1p-10 : 0.0;
@@ -108,7 +105,7 @@ static void weigh(ari_view *v, const ari_explain_case *known)
         const double r = fabs((double)v->ref[i]);
         c->max_ref = isfinite(r) && r > c->max_ref ? r : c->max_ref;
     }
-    c->absolute = fmax(known->atol, SUMS * c->max_ref);
+    c->absolute = fmax(known->atol, ARI_SUMS * c->max_ref);
     c->relative = fmax(known->rtol, fmax(step_of(c->reference->dtype), step_of(c->other->dtype)));
 }
 
@@ -226,8 +223,7 @@ static bool is_slightly_off(const ari_case *c)
            c->survey.total.max_relative < 5e-3;
 }
 
-/* What the copies of the ranks say: it is reported where it is about as sure, for it names ranks. Nothing where all
- * that any of them is off by is rounding. */
+/* What the copies of the ranks say; nothing where all that any of them is off by is rounding. */
 static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view *v, const ari_rank_copies *r,
                                double rounding)
 {
@@ -249,7 +245,7 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
     if (c.survey.different > 0 && far) {
         st = ari_look_at_ranks(&own, &c);
         const bool of_state = best->kind == ARI_FOUND_STATE && c.survey.disagree == 0; /* in which ranks have no part */
-        if (own.confidence > 0 && own.confidence + 10 >= best->confidence && !of_state)
+        if (ari_ranks_say_more(&own, best) && !of_state)
             *best = own;
         ari_say_where(where, &c, best->looks);
     }

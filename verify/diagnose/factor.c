@@ -339,6 +339,15 @@ static int vocabularies(const ari_case *c, double value, double ref)
     return 0;
 }
 
+/* The count that the sum over `targets` was divided by, if it is an integer but for the rounding of both losses, and such
+ * an integer says something; 0: it is not. */
+static size_t count_of_loss(size_t targets, double value, double ref)
+{
+    const double n = (double)targets * ref / value, unsure = 0x1p-22 * n;
+    const bool whole = n > 0.5 && unsure < 1e-3 && fabs(n - rint(n)) <= unsure;
+    return whole && rint(n) != (double)targets ? (size_t)rint(n) : 0;
+}
+
 ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -349,6 +358,8 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
     ari_value_range(&low, &high, c);
     const double ref = (double)d->reference[0];
     const int n = c->survey.disagree > 0 ? 0 : vocabularies(c, low, ref);
+    const size_t targets = low == high && d->seq > 1 ? d->batch * (d->seq - 1) : 0;
+    const size_t count = count_of_loss(targets, low, ref);
     if (d->hidden && (!isfinite(low) || !isfinite(ref) || ref == 0.0 || ari_is_near(low / ref, 1.0, 2e-5)))
         return AR_OK;
     ari_found(t, ARI_FOUND_LOSS, n > 0 ? ARI_IF(LOG) : 0);
@@ -360,6 +371,10 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
     if (n > 0) {
         ari_count(t, "n", (size_t)n);
         ari_number(t, "log", log((double)n));
+    } else if (!d->hidden && count > 0) {
+        t->is |= ARI_IF(TOKENS);
+        ari_count(t, "targets", targets);
+        ari_count(t, "divisor", count);
     } else if (d->hidden) {
         ari_name_number(t, low / ref, 2e-5);
         t->is |= t->is & (ARI_IF(POWER) | ARI_IF(ROOT)) ? ARI_IF(NAMED) : 0;

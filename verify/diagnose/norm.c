@@ -64,11 +64,34 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
     return AR_OK;
 }
 
+/* Those that a check knows. */
+static ar_status parts_of_run(parts *all, const ari_difference *d)
+{
+    *all = (parts){.of_ranks = d->tp > 1 && d->tp <= ARI_MOST_RANKS, .tp = d->tp};
+    AR_TRY(ari_alloc((void **)&all->part, d->gradients, sizeof *all->part, "gradients"));
+    for (all->n = 0; all->n < d->gradients; all->n++) {
+        const ari_gradient *g = &d->gradient[all->n];
+        part *p = &all->part[all->n];
+        *p = (part){.key = ari_order_of(g->name, NULL),
+                    .ndim = g->ndim,
+                    .is = ari_name_is(g->name),
+                    .square = g->square,
+                    .other = g->square};
+        if (all->of_ranks)
+            memcpy(p->held, g->held, (size_t)d->tp * sizeof *p->held);
+        all->square += p->square;
+        all->other += p->other;
+    }
+    return AR_OK;
+}
+
 /* Leaves n at 0 where a dump lacks gradients of the step, or they are too many to add up here. */
 static ar_status sum_gradients(parts *all, const ari_case *c)
 {
     const ar_dump *reference = c->known->reference, *other = c->known->other;
     size_t elements = 0;
+    if (c->grid.d->gradient)
+        return parts_of_run(all, c->grid.d);
     *all = (parts){.of_ranks = true};
     if (!reference || !other)
         return AR_OK;
@@ -134,7 +157,7 @@ static bool in_set(const parts *all, int set, const part *of, const part *p)
     }
 }
 
-static void name_set(ari_trace *t, int set, const part *of, size_t n)
+static void name_set(ari_trace *t, int set, const part *of, size_t n, int more)
 {
     const char *const words[] = {"",
                                  " and its like in other layers",
@@ -144,10 +167,11 @@ static void name_set(ari_trace *t, int set, const part *of, size_t n)
                                  " and all others that ranks share as it"};
     ari_words(t, "which", "%.*s%s (%zu parameter%s)", (int)of->key.stem, of->key.name, words[set], n,
               n == 1 ? "" : "s");
+    ari_words(t, "often", "%s", more == 1 ? "once more" : "once per rank");
 }
 
-/* The smallest set whose squares, once more or left out, make the difference; false: none. */
-static bool find_set(ari_trace *t, const parts *all, double difference, double unsure)
+/* The smallest set whose squares, left out or counted `more` times too often, make the difference; false: none. */
+static bool find_set(ari_trace *t, const parts *all, double difference, double unsure, int more)
 {
     size_t fewest = SIZE_MAX;
     for (int set = 0; set < SETS; set++) {
@@ -160,10 +184,10 @@ static bool find_set(ari_trace *t, const parts *all, double difference, double u
                 sum += all->part[k].square;
                 n++;
             }
-            if (n == 0 || n >= fewest || n == all->n || !(fabs(sum - fabs(difference)) <= unsure))
+            if (n == 0 || n >= fewest || n == all->n || !(fabs(more * sum - fabs(difference)) <= unsure))
                 continue;
             fewest = n;
-            name_set(t, set, &all->part[i], n);
+            name_set(t, set, &all->part[i], n, more);
         }
     }
     return fewest < SIZE_MAX;
@@ -186,6 +210,26 @@ static void norms_of_ranks(double *mean, double *root, const parts *all)
     *root = sqrt(sum);
 }
 
+/* Whether the norm is that of one rank's parts, or lacks one rank's shards. */
+static bool leaves_ranks_out(ari_trace *t, const parts *all, double value, double difference)
+{
+    for (int rank = 0; rank < all->tp; rank++) {
+        double held = 0.0, shards = 0.0;
+        for (size_t i = 0; i < all->n; i++) {
+            held += all->part[i].held[rank];
+            shards += is_replicated(all, &all->part[i]) ? 0.0 : all->part[i].held[rank];
+        }
+        if (ari_is_near(sqrt(held), value, 1e-6))
+            ari_words(t, "which", "the shards of all tensor-parallel ranks but rank %d", rank);
+        else if (shards > 0.0 && ari_is_near(sqrt(all->square - shards), value, 1e-6) && difference < 0.0)
+            ari_words(t, "which", "the shards of tensor-parallel rank %d", rank);
+        else
+            continue;
+        return true;
+    }
+    return false;
+}
+
 /* What the gradients say, which are the reference's. */
 static void look_at_parts(ari_trace *t, const parts *all, double value, double ref)
 {
@@ -202,13 +246,20 @@ static void look_at_parts(ari_trace *t, const parts *all, double value, double r
     if (all->of_ranks && ari_is_near(root, value, 1e-5)) {
         t->is |= ARI_IF(TWICE);
         ari_words(t, "which", "every parameter that ranks share");
+        ari_words(t, "often", "once per rank");
+    } else if (ari_is_near(value, all->square, 1e-5)) {
+        t->is |= ARI_IF(ROOT);
     } else if (all->of_ranks && ari_is_near(mean, value, 1e-5)) {
         t->is |= ARI_IF(AVERAGE);
-    } else if (find_set(t, all, difference, fmax(unsure, 1e-4 * fabs(difference)))) {
+    } else if (all->of_ranks && leaves_ranks_out(t, all, value, difference)) {
+        t->is &= ~ARI_IF(TWICE);
+    } else if (find_set(t, all, difference, fmax(unsure, 1e-4 * fabs(difference)), 1)) {
         t->is |= difference > 0.0 ? ARI_IF(TWICE) : 0;
     } else if (limit < LIMITS) {
         t->is |= ARI_IF(CUT);
         ari_number(t, "limit", limits[limit]);
+    } else if (difference > 0.0 && all->tp > 2 && find_set(t, all, difference, unsure, all->tp - 1)) {
+        t->is |= ARI_IF(TWICE); /* a copy that was taken for a shard counts on every rank */
     } else {
         t->is |= ARI_IF(FOREIGN);
     }

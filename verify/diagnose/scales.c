@@ -409,11 +409,12 @@ ar_status ari_measure_scales(ari_trace *t, const ari_case *c)
     ar_status st = AR_OK;
     if (c->survey.total.nan > 0)
         return AR_OK;
+    const int repeats = ari_reference_repeats(c, g->cols);
     for (int dim = 0; c->val && dim < g->nd && t->kind == ARI_FOUND_NOTHING; dim++) {
         AR_TRY_TO(done, st, sum_slices(&s[dim], &n, c, dim));
         measure_shards(t, c, dim, s[dim]);
     }
-    for (int dim = 0; c->val && g->nd > 1 && dim < g->nd && t->kind == ARI_FOUND_NOTHING; dim++)
+    for (int dim = 0; c->val && g->nd > 1 && dim < g->nd - repeats && t->kind == ARI_FOUND_NOTHING; dim++)
         measure_slices(t, c, dim, s[dim], g->shape[dim]);
     if (t->kind == ARI_FOUND_NOTHING && ari_is_activation(g->d)) {
         AR_TRY_TO(done, st, sum_slices(&s[AR_MAX_DIMS], &n, c, ROWS));
@@ -425,4 +426,71 @@ done:
     for (int i = 0; i <= AR_MAX_DIMS; i++)
         free(s[i]);
     return st;
+}
+
+/* --- attention's probabilities ------------------------------------------------------------------------------------ */
+
+/* How many keys a query sees, those up to itself: the width of a band that all queries have; 0: it is no band. */
+static size_t band_of(const ari_grid *g, const float *probs)
+{
+    const size_t s = g->cols;
+    size_t width = 0;
+    for (size_t row = 0; row < g->rows; row++) {
+        size_t seen = 0;
+        for (size_t key = 0; key < s; key++)
+            seen += probs[row * s + key] != 0.0f;
+        width = seen > width ? seen : width;
+    }
+    for (size_t i = 0; i < g->count; i++) {
+        const size_t key = i % s, query = i / s % s;
+        if ((probs[i] != 0.0f) != (key <= query && key + width > query))
+            return 0;
+    }
+    return width;
+}
+
+/* The factor k of softmax(k x) against softmax(x): within a row the logarithms differ by k times as much, less a constant.
+ * 0: none holds. */
+static double factor_of_scores(const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    double ab = 0.0, aa = 0.0, bb = 0.0;
+    for (size_t row = 0; row < g->rows; row++) {
+        const float *r = c->ref + row * g->cols, *v = c->val + row * g->cols;
+        double mean_r = 0.0, mean_v = 0.0, n = 0.0;
+        for (size_t i = 0; i < g->cols; i++) {
+            if ((r[i] > 0.0f) != (v[i] > 0.0f))
+                return 0.0;
+            n += r[i] > 0.0f;
+            mean_r += r[i] > 0.0f ? log((double)r[i]) : 0.0;
+            mean_v += r[i] > 0.0f ? log((double)v[i]) : 0.0;
+        }
+        for (size_t i = 0; i < g->cols; i++) {
+            const double a = r[i] > 0.0f ? log((double)r[i]) - mean_r / n : 0.0;
+            const double b = r[i] > 0.0f ? log((double)v[i]) - mean_v / n : 0.0;
+            ab += a * b;
+            aa += a * a;
+            bb += b * b;
+        }
+    }
+    const double k = ab / aa, moved = (k - 1.0) * (k - 1.0) * aa;
+    return k > 0.0 && bb - ab * k <= 1e-4 * moved ? k : 0.0;
+}
+
+ar_status ari_measure_probs(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    if (!(ari_name_is(g->d->name) & ARI_IS_PROBS) || g->d->pass != 'f' || g->nd < 3 || c->survey.total.nan > 0 ||
+        g->shape[g->nd - 1] != g->shape[g->nd - 2])
+        return AR_OK;
+    const size_t before = band_of(g, c->ref), now = band_of(g, c->val);
+    const double factor = factor_of_scores(c);
+    if (before > 0 && now > 0 && before != now) {
+        ari_found(t, ARI_FOUND_ATTENTION, ARI_IF(CUT));
+        ari_number(t, "window", (double)now);
+    } else if (factor > 0.0) {
+        ari_found(t, ARI_FOUND_ATTENTION, ARI_IF(ROOT));
+        ari_number(t, "factor", factor);
+    }
+    return AR_OK;
 }

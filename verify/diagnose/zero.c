@@ -289,13 +289,27 @@ static int only_block(const ari_case *c, int dim)
     return -1;
 }
 
+/* Of a parameter the rows that the batch used may all lie with one rank, and differ for what all ranks do: that rank
+ * stands out only if half of its part is wrong. */
+static bool stands_out(const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_survey *s = &c->survey;
+    size_t held = 0, different = 0;
+    for (int r = 0; r < d->ranks; r++) {
+        held += s->rank[r].different > 0 ? s->rank[r].held : 0;
+        different += s->rank[r].different;
+    }
+    return s->wrong_ranks < s->holding_ranks && (!strchr("gnmv", d->pass) || different * 2 >= held);
+}
+
 static void place_of_rank(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
     if (d->allowed > 0.0 && s->total.max_difference < 100.0 * d->allowed) /* where rounding happened to be larger */
         return;
-    if (s->wrong_ranks < s->holding_ranks) {
+    if (stands_out(c)) {
         ari_found(t, ARI_FOUND_RANKS_WRONG, 0);
         return;
     }
