@@ -35,6 +35,7 @@ AR_BEGIN_DECLS
     X(accum_mean_of_means, "each micro-batch divides by its own token count, and the means are averaged")             \
     X(saved_input_overwritten, "a second forward overwrites the input saved for the first one's backward")            \
     X(embedding_tied_once, "only the LM head's use of a tied weight contributes to its gradient")                     \
+    X(tied_weight_untied, "a tied weight has two storages: only the embedding's use contributes to its gradient")     \
     X(gradnorm_counts_replicas, "clipping counts replicated parameters once per rank")                                \
     X(gradnorm_local_clip, "each rank clips by the norm of its own shards")                                           \
     X(group_wrong_stride, "data-parallel groups are made of neighbours: stride 1 in the mesh in place of tp")         \
@@ -69,6 +70,8 @@ AR_BEGIN_DECLS
     X(zero_shards_misaligned, "ZeRO: a rank updates its weights with the next rank's share of the gradient")          \
     X(zero_grad_not_recursive, "zero_grad does not reach a module's children: their gradients add up")                \
     X(gradnorm_first_rank_only, "clipping counts sharded parameters on the first rank of the group only")             \
+    X(gradnorm_copy_as_shard, "clipping takes one replicated parameter for a sharded one: it counts once per rank")   \
+    X(gradnorm_mean_of_ranks, "clipping takes the mean of the ranks' norms in place of the root of all squares")      \
     X(adam_step_not_synced, "the ranks that hold copies of a parameter count their Adam steps differently")           \
     X(optimizer_counter_ahead, "a step without gradients has advanced Adam's counter: bias corrections begin at 2")   \
     X(weight_decay_on_shard_only, "weight decay reaches the first of the ranks that hold copies of a parameter only") \

@@ -364,8 +364,9 @@ static ar_status parameter_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor
     const ar_tensor bias_rows = ar_tensor_rows(bias_dy);
     for (int i = 0; i < l->n; i++) {
         const ar_tensor dy_i = ari_linear_part_of(l, &dy_rows, i);
-        AR_TRY(ctx->arith->grad_contract(ctx, l->weight[i], &dy_i, &x_rows, samples,
-                                         l->style == ARI_ROW ? ctx->tp : NULL, l->weight[i]->name));
+        if (l->weight[i]->uses == 1 || !ar_faulty(ctx, AR_FAULT_tied_weight_untied))
+            AR_TRY(ctx->arith->grad_contract(ctx, l->weight[i], &dy_i, &x_rows, samples,
+                                             l->style == ARI_ROW ? ctx->tp : NULL, l->weight[i]->name));
         if (l->has_bias)
             AR_TRY(bias_gradient(l, ctx, i, ari_linear_part_of(l, &bias_rows, i)));
     }

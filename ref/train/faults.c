@@ -83,6 +83,25 @@ void ari_fault_update(ari_optimizer_clock *clock, ari_update_rule *rule, const a
         rule->weight_decay = 0.0;
 }
 
+/* gradnorm_copy_as_shard: it is the first one that several ranks hold. */
+bool ari_fault_counts_copy(const ar_ctx *ctx, ar_param *const *params, size_t n, size_t i)
+{
+    size_t first = 0;
+    while (first < n && params[first]->layout.replicas == 1)
+        first++;
+    return ar_faulty(ctx, AR_FAULT_gradnorm_counts_replicas) || ar_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks) ||
+           (ar_faulty(ctx, AR_FAULT_gradnorm_copy_as_shard) && i == first);
+}
+
+ar_status ari_fault_mean_of_norms(float *norm, ar_ctx *ctx)
+{
+    if (!ar_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks))
+        return AR_OK;
+    AR_TRY(ari_combine(ctx, ctx->tp, norm, 1, AR_F32, AR_SUM, "grad_norm"));
+    *norm /= (float)ar_comm_size(ctx->tp);
+    return AR_OK;
+}
+
 /* As many elements from where the next rank's slice begins. */
 size_t ari_fault_slice_start(const ar_ctx *ctx, const ar_bucket_info *b)
 {

@@ -20,6 +20,11 @@ void ari_fault_clock(ari_optimizer_clock *clock, const ar_optimizer_options *o, 
 /** adam_step_not_synced, weight_decay_on_shard_only: what p is updated by. */
 void ari_fault_update(ari_optimizer_clock *clock, ari_update_rule *rule, const ar_optimizer_options *o,
                       const ar_param *p, const ar_ctx *ctx);
+/** gradnorm_counts_replicas, gradnorm_mean_of_ranks, gradnorm_copy_as_shard: whether a rank that holds a copy of
+ *  params[i] counts it as the first of its holders does. */
+bool ari_fault_counts_copy(const ar_ctx *ctx, ar_param *const *params, size_t n, size_t i);
+/** gradnorm_mean_of_ranks: the norm of what each rank holds becomes their mean. Collective over the tp group. */
+AR_NODISCARD ar_status ari_fault_mean_of_norms(float *norm, ar_ctx *ctx);
 /** zero_shards_misaligned: where the gradient begins that this rank's slice of a bucket is updated with. */
 size_t ari_fault_slice_start(const ar_ctx *ctx, const ar_bucket_info *b);
 

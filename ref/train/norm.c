@@ -5,6 +5,7 @@
 #include "ref/layers/parts.h"
 #include "ref/layers/share.h"
 #include "ref/numerics/optimizer.h"
+#include "ref/train/faults.h"
 
 /* What this rank's gradients add up to, on the device. */
 typedef struct norm_sum {
@@ -31,11 +32,11 @@ static ar_status add_squares(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g)
 
 /* Whether this rank counts a parameter's elements, or its share of them: of the ranks of a group that hold the same
  * ones, the first does. The mistake of taking shards for copies: the group's first rank alone counts its own. */
-static bool counts(const ar_param *p, const ar_ctx *ctx)
+static bool counts(ar_param *const *params, size_t n, size_t i, const ar_ctx *ctx)
 {
     if (ar_comm_rank(ctx->tp) > 0 && ar_faulty(ctx, AR_FAULT_gradnorm_first_rank_only))
         return false;
-    return p->requires_grad && (p->layout.replica == 0 || ar_faulty(ctx, AR_FAULT_gradnorm_counts_replicas));
+    return params[i]->requires_grad && (params[i]->layout.replica == 0 || ari_fault_counts_copy(ctx, params, n, i));
 }
 
 /* One parameter's gradient, or this rank's share of it. */
@@ -62,7 +63,7 @@ static ar_status for_each_gradient(const norm_sum *s, ar_ctx *ctx, ar_param *con
 {
     for (size_t i = 0; i < n; i++) {
         const bool own = params[i]->sharded || !s->over_dp || ar_comm_rank(ctx->dp) == 0;
-        if (own && counts(params[i], ctx))
+        if (own && counts(params, n, i, ctx))
             AR_TRY(visit(s, ctx, params[i], f));
     }
     return AR_OK;
@@ -80,7 +81,8 @@ static bool any_sharded(ar_param *const *params, size_t n)
 /* Over the ranks that hold parts of the gradients. */
 static ar_status reduce(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t, ar_op op)
 {
-    if (ar_faulty(ctx, AR_FAULT_gradnorm_local_clip))
+    const bool own = ar_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks) && op == AR_SUM;
+    if (own || ar_faulty(ctx, AR_FAULT_gradnorm_local_clip))
         return AR_OK;
     const size_t count = ar_tensor_count(t);
     AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm"));
@@ -108,5 +110,5 @@ ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, si
     ar_ctx_release(ctx, &s.squares);
     ar_ctx_release(ctx, &s.exponent);
     *norm = ari_norm_value(squares[0], squares[1], e);
-    return AR_OK;
+    return ari_fault_mean_of_norms(norm, ctx);
 }

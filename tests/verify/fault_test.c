@@ -280,8 +280,8 @@ Test(fault, those_of_communication_change_nothing_on_one_rank)
     write_file(folder, "config.json", tiny_models[TINY_GPT2]);
     for (int f = 1; f < AR_FAULT_COUNT; f += by_scale(5, 2, 1)) {
         const bool local = f == F(weight_grad_leading_dims) || f == F(bias_grad_wrong_axis) ||
-                           f == F(norm_backward_missing) || f == F(embedding_tied_once) || f == F(norm_padded_lanes) ||
-                           f == F(bias_added_twice) || f == F(norm_fp16_store);
+                           f == F(norm_backward_missing) || f == F(embedding_tied_once) || f == F(tied_weight_untied) ||
+                           f == F(norm_padded_lanes) || f == F(bias_added_twice) || f == F(norm_fp16_store);
         ar_check_options o = check_of(folder, &one, 1, 2, 12);
         o.run.fault = (ar_fault)f;
         ar_check_report *r = check_or_fail(&o);
