@@ -139,3 +139,15 @@ Test(pattern_known, a_loss_divided_by_another_count_says_which)
         world_free(&w);
     }
 }
+
+/* --- rows --------------------------------------------------------------------------------------------------------- */
+
+Test(pattern_known, the_last_element_alone_is_not_an_id_of_nobody)
+{
+    world w;
+    replicated(&w, "model.embed_tokens.weight", 'n', 2, 2, SHAPE(33, 16));
+    for (int r = 0; r < 2; r++)
+        *at(&w, r, w.count - 1) += 0.25f;
+    expect_among(&w, "model.embed_tokens.weight:new", "other", w.reference, "few_elements");
+    world_free(&w);
+}

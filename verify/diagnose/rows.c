@@ -235,7 +235,8 @@ static void measure_left_over(ari_trace *t, const ari_case *c, int dim)
     const size_t n = c->grid.shape[dim], most = d->hidden ? ARI_MOST_RANKS : (size_t)ari_tp_of(d);
     size_t from, to;
     ari_hull(c, dim, &from, &to);
-    if (to != n || from == 0 || (d->hidden && (n - from) * 8 > n) || c->survey.hit[dim] != n - from)
+    if (to != n || from == 0 || (d->hidden && (n - from) * 8 > n) || c->survey.hit[dim] != n - from ||
+        c->survey.different * 2 < (n - from) * (c->grid.count / n)) /* an element alone is not its id's row */
         return;
     for (size_t ranks = d->hidden ? 2 : most; ranks <= most; ranks++) {
         if (n % ranks != n - from)
