@@ -44,6 +44,7 @@ static const ari_option options[] = {
     ARI_OPTION_GROUP(ari_bucket_options, r),
     ARI_BATCH_OPTIONS("tokens of each sequence (default: the model's longest, at most 4096)"),
     ARI_CLIP_OPTIONS,
+    ARI_OPTION_GROUP(ari_loss_options, r),
     {0},
 };
 
