@@ -228,14 +228,11 @@ ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias)
     return v;
 }
 
-ari_op_value ari_walk_gradient(const ari_op_value *param)
+ar_placement ari_gradient_of(ar_placement p)
 {
-    ari_op_value g = *param;
-    g.dtype = AR_F32;
-    for (int i = 0; i < ARI_PLACED_AXES; i++) {
-        const ar_status st = ar_placement_gradient(&g.at[i], param->at[i]);
-        (void)st; /* a parameter is never a maximum */
-    }
+    ar_placement g = p;
+    const ar_status st = ar_placement_gradient(&g, p);
+    (void)st; /* no value of the list is a maximum */
     return g;
 }
 

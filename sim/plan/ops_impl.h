@@ -43,12 +43,12 @@ void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t 
 extern const ar_placement ari_whole, ari_by_tokens, ari_by_features;
 /** Between the tensor-parallel regions: by tokens with sequence parallelism, else whole. */
 ar_placement ari_walk_stream(const ari_walk *w);
+/** Of a gradient: whole and used by each rank for itself, it is a sum over them, and so on (ar_placement_gradient). */
+ar_placement ari_gradient_of(ar_placement p);
 /** An activation [b, s, features]. copies as in ari_op_value. */
 ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, size_t copies);
 /** A parameter of the layer that the walk is at. */
 ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias);
-/** Its gradient as the rank's own samples give it. */
-ari_op_value ari_walk_gradient(const ari_op_value *param);
 /** Copies of a weight's part, by its role. */
 size_t ari_walk_copies(const ari_walk *w, ari_role role);
 bool ari_walk_has_bias(const ari_walk *w, ari_role role);

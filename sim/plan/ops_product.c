@@ -179,9 +179,9 @@ static void input_gradient(ari_walk *w, const ari_linear_ops *l, ar_placement dy
 {
     const size_t in = ari_walk_param(w, l->part[0], false).shape[1], out = outputs(w, l);
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
-    op->made = l->row ? ari_by_features : (ar_placement){AR_PARTIAL_SUM, 0};
+    op->made = ari_gradient_of(taken(l));
     op->inputs = part_values(w, op->input, l, dy);
-    op->output[op->outputs++] = ari_walk_activation(w, in, l->row ? ari_by_features : l->from, 1);
+    op->output[op->outputs++] = ari_walk_activation(w, in, l->row ? op->made : l->from, 1);
     for (int i = 0; i < l->n; i++) {
         const ari_op_value weight = ari_walk_param(w, l->part[i], false);
         op->weight[op->weights++] = weight;
@@ -202,7 +202,10 @@ void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_o
     if (x)
         op->input[op->inputs++] = *x;
     op->input[op->inputs++] = *dy;
-    op->output[op->outputs++] = ari_walk_gradient(&param);
+    op->output[op->outputs++] = param;
+    op->output[0].dtype = AR_F32;
+    for (int i = 0; i < ARI_PLACED_AXES; i++)
+        op->output[0].at[i] = ari_gradient_of(param.at[i]);
     op->made = op->output[0].at[ARI_AXIS_TP];
     if (x && x->ndim == 3 && param.ndim == 2) { /* dW = dY^T X: Y's and X's features, summed over the tokens */
         op->multiply_adds = product(x, (double)param.local[0], (double)param.local[1]);
@@ -229,12 +232,12 @@ static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_op_
 void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l)
 {
     const size_t in = ari_walk_param(w, l->part[0], false).shape[1], out = outputs(w, l);
-    const ar_placement dy = l->row ? (ar_placement){AR_REPLICATE, 0} : ari_by_features;
+    const ar_placement dy = ari_gradient_of(made(l)), dx = ari_gradient_of(taken(l));
     const ari_op_value x = ari_walk_activation(w, in, taken(l), 1);
     outside(w, l, out, l->to, dy);
     input_gradient(w, l, dy);
     if (l->row)
-        outside(w, l, in, ari_by_features, l->from);
+        outside(w, l, in, dx, l->from);
     else if (!w->c->run.parallel.keep_gathered)
         outside(w, l, in, l->from, taken(l));
     weight_gradients(w, l, &x, dy, l->row ? l->to : dy);
