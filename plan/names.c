@@ -65,7 +65,8 @@ void ari_flow_title(char *out, size_t cap, const ar_config *c, const ari_flow_ro
     if (!of_parameters(op))
         return;
     append(out, cap, "", op->output[0].bias ? ".bias" : ".weight");
-    snprintf(path, sizeof path, " and %zu more", op->params - 1);
-    if (op->params > 1)
+    if (op->params > 1) {
+        snprintf(path, sizeof path, " and %zu more", op->params - 1);
         append(out, cap, "", path);
+    }
 }

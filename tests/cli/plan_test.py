@@ -154,6 +154,9 @@ class Plan(unittest.TestCase):
                          "--numerics", "native", "--rank", 16383)
         self.assertEqual(flow["layout"]["world"], 16384)
         self.assertLess(len(flow["flow"]), 1000)
+        # All ranks do alike here, so what one sends is its share of what all move.
+        sent = sum(part["bytes_per_rank"] for part in flow["totals"].values())
+        self.assertAlmostEqual(sent * 16384 / flow["bytes"]["predicted"], 1.0, places=12)
         (down,) = [r for r in flow["flow"] if r["module"] == "model.layers.*.mlp.down_proj" and r["pass"] == "forward"]
         self.assertEqual((down["layers"], down["weights"][0]["local"]), ([0, 125], [16384, 6656]))
 
