@@ -98,6 +98,7 @@ static json_t *as_json(const plan_values *v, const ari_flow *f, const ari_step_c
     json_object_set_new(o, "layout", ari_layout_json(&run->parallel, run->batch));
     json_object_set_new(o, "batch", json_integer((json_int_t)run->batch));
     json_object_set_new(o, "seq", json_integer((json_int_t)run->seq));
+    ari_loss_json(o, &run->loss);
     json_object_set_new(o, "rank", json_integer(v->rank));
     json_object_set_new(o, "bytes", json_pack("{s:I}", "predicted", (json_int_t)bytes));
     json_object_set_new(o, "notes", ari_config_notes(NULL, c->config));

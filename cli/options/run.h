@@ -73,7 +73,8 @@ extern const ari_option ari_movement_options[], ari_device_options[], ari_step_l
 
 /** Whether any option asks for one layout. */
 bool ari_layout_given(const ari_run_values *v);
-/** Refuses a dropout or a label smoothing of 1, options that mean nothing without another (AR_ERR_ARG), and what the device refuses. */
+/** Refuses a dropout or a label smoothing of 1, options that mean nothing without another (AR_ERR_ARG), and what the
+ *  device refuses. */
 AR_NODISCARD ar_status ari_layout_check(const ari_run_values *v);
 /** Refuses a precision other than fp32 of exact numerics (AR_ERR_ARG). */
 AR_NODISCARD ar_status ari_precision_check(ar_precision precision, ar_numerics numerics);

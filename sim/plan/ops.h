@@ -14,7 +14,7 @@
 
 /* A step as it is asked about. */
 typedef struct ari_step_case {
-    ar_run run; /* model, plan, layout, batch, steps, numerics, storage of the matrices, dropout, clip, buckets */
+    ar_run run; /* model, plan, layout, batch, steps, numerics, storage of the matrices, dropout, clip, loss, buckets */
     const ar_config *config;
     bool forward_only;
     uint64_t verified; /* steps in which gradients and copies are verified */

@@ -126,18 +126,25 @@ done:
     return st;
 }
 
-Test(own_layers, a_classifiers_loss_has_the_same_bits_whoever_holds_the_logits)
+static void expect_same_loss(const ar_loss_options *o)
 {
     shard_job one = {0};
-    cr_assert_eq(rank_run(&(rank_run_options){.ranks = 1}, shard_rank, &one), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(rank_run(&(rank_run_options){.ranks = 1, .loss = *o}, shard_rank, &one), AR_OK, "%s",
+                 ar_error_message());
     for (int ranks = 2; ranks <= 4; ranks += 2) {
         for (int sharded = 0; sharded < 2; sharded++) {
             shard_job j = {.sharded = sharded};
-            cr_assert_eq(rank_run(&(rank_run_options){.ranks = ranks}, shard_rank, &j), AR_OK);
+            cr_assert_eq(rank_run(&(rank_run_options){.ranks = ranks, .loss = *o}, shard_rank, &j), AR_OK);
             cr_expect_eq(memcmp(&j.loss, &one.loss, sizeof j.loss), 0, "%d ranks, %d", ranks, sharded);
             cr_expect_eq(memcmp(j.d, one.d, sizeof j.d), 0, "%d ranks, %d", ranks, sharded);
         }
     }
+}
+
+Test(own_layers, a_classifiers_loss_has_the_same_bits_whoever_holds_the_logits)
+{
+    expect_same_loss(&(ar_loss_options){0});
+    expect_same_loss(&(ar_loss_options){.label_smoothing = 0.2, .z_loss = 0.1});
     shard_job j = {.sharded = true};
     cr_expect_eq(rank_run(&(rank_run_options){.ranks = 3}, shard_rank, &j), AR_ERR_INDIVISIBLE);
 }

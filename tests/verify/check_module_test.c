@@ -120,6 +120,7 @@ static ar_check_module_options options(const ar_parallel *p, size_t layouts)
                                      .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                                      .run.clip = 0.25,
                                      .run.dropout = 0.2,
+                                     .run.loss = {.label_smoothing = 0.1, .z_loss = 0.01},
                                      .run.seed = 3};
 }
 
