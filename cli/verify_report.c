@@ -302,8 +302,8 @@ static void print_head(FILE *to, const ar_verify_report *r)
     fprintf(to, "\n  reference  %s\n  other      %s", ARI_SHOW(r->reference), ARI_SHOW(r->other));
     if (r->ranks > 0)
         fprintf(to, ", %d rank%s", r->ranks, plural((size_t)r->ranks));
-    for (size_t d = 0; d < r->mesh_dims; d++, space = " ")
-        fprintf(to, "%s%s=%d", d ? space : ": ", r->mesh[d].name, r->mesh[d].size);
+    for (int d = 0; d < r->mesh.ndim; d++, space = " ")
+        fprintf(to, "%s%s=%d", d ? space : ": ", r->mesh.dim[d].name, r->mesh.dim[d].size);
     fprintf(to, "\n");
 }
 

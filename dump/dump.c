@@ -187,10 +187,9 @@ int ar_dump_ranks(const ar_dump *d)
     return d->ranks;
 }
 
-size_t ar_dump_mesh(const ar_dump *d, const ar_mesh_dim **dims)
+const ar_mesh *ar_dump_mesh(const ar_dump *d)
 {
-    *dims = d->mesh;
-    return d->mesh_dims;
+    return &d->mesh;
 }
 
 const char *ar_dump_metadata(const ar_dump *d, const char *key)

@@ -54,8 +54,7 @@ struct ar_dump {
     bool mapped;      /* and a mapping says which is whose */
     int ranks, world; /* world 0: not told */
     int *rank;        /* [ranks] ascending: those whose files there are */
-    ar_mesh_dim mesh[AR_MESH_DIMS];
-    size_t mesh_dims;
+    ar_mesh mesh;
     ari_piece *piece; /* by name and rank */
     size_t pieces, cap_pieces;
     ar_dump_tensor *tensor; /* by name */

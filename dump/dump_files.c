@@ -309,18 +309,15 @@ static ar_status agree(ar_dump *d)
             world = i;
         else if (p->world > 0 && p->world != d->file[world].placement.world)
             return differ(d, world, i, "numbers of ranks");
-        if (p->dims > 0 && mesh == SIZE_MAX)
+        if (p->mesh.ndim > 0 && mesh == SIZE_MAX)
             mesh = i;
-        else if (p->dims > 0 && (p->dims != d->file[mesh].placement.dims ||
-                                 memcmp(p->mesh, d->file[mesh].placement.mesh, sizeof p->mesh) != 0))
+        else if (p->mesh.ndim > 0 && !ar_mesh_same(&p->mesh, &d->file[mesh].placement.mesh))
             return differ(d, mesh, i, "meshes");
     }
     if (world != SIZE_MAX)
         d->world = d->file[world].placement.world;
-    if (mesh != SIZE_MAX) {
-        d->mesh_dims = d->file[mesh].placement.dims;
-        memcpy(d->mesh, d->file[mesh].placement.mesh, sizeof d->mesh);
-    }
+    if (mesh != SIZE_MAX)
+        d->mesh = d->file[mesh].placement.mesh;
     return AR_OK;
 }
 
@@ -361,12 +358,9 @@ static ar_status check_mapped(const ar_dump *d)
 /* A mesh is told by the mapping, by files, or by both alike. */
 static ar_status check_mesh(const ar_dump *d, const ari_map *map)
 {
-    for (size_t i = 0; i < d->files && map->dims > 0; i++) {
+    for (size_t i = 0; i < d->files && map->mesh.ndim > 0; i++) {
         const ari_placement *p = &d->file[i].placement;
-        bool same = p->dims == 0 || p->dims == map->dims;
-        for (size_t k = 0; k < p->dims && same; k++)
-            same = p->mesh[k].size == map->mesh[k].size && strcmp(p->mesh[k].name, map->mesh[k].name) == 0;
-        if (!same)
+        if (p->mesh.ndim > 0 && !ar_mesh_same(&p->mesh, &map->mesh))
             return ari_map_bad(map, NULL, "key 'mesh': %s says that it is of another mesh", ARI_SHOW(d->file[i].path));
         if (p->world > 0 && p->world != map->ranks)
             return ari_map_bad(map, NULL, "key 'mesh': %d ranks, but %s says that there are %d", map->ranks,
@@ -379,8 +373,8 @@ static ar_status tell_by_mapping(ar_dump *d)
 {
     d->of_ranks = true;
     d->world = 1;
-    for (size_t i = 0; i < d->mesh_dims; i++)
-        d->world *= d->mesh[i].size; /* the mapping was checked to have no more than an int of ranks */
+    for (int i = 0; i < d->mesh.ndim; i++)
+        d->world *= d->mesh.dim[i].size; /* the mapping was checked to have no more than an int of ranks */
     AR_TRY(list_ranks(d));
     return check_mapped(d);
 }
@@ -391,8 +385,7 @@ static ar_status tell_ranks(ar_dump *d, const ari_map *map)
         return ar_error_set(AR_ERR_OVERFLOW, "%s: %zu files", ARI_SHOW(d->path), d->files);
     if (map != NULL) {
         AR_TRY(check_mesh(d, map));
-        d->mesh_dims = map->dims;
-        memcpy(d->mesh, map->mesh, sizeof d->mesh);
+        d->mesh = map->mesh;
     }
     if (d->mapped)
         return tell_by_mapping(d);

@@ -64,10 +64,10 @@ static void set_term(ari_piece *p, const ari_placement *rank, const ari_placed *
         return;
     p->term = 0;
     p->terms = 1;
-    for (size_t i = 0; i < rank->dims; i++)
+    for (int i = 0; i < rank->mesh.ndim; i++)
         if ((t->partial_over >> i & 1u) != 0) {
-            p->term = p->term * (size_t)rank->mesh[i].size + (size_t)rank->at[i];
-            p->terms *= (size_t)rank->mesh[i].size;
+            p->term = p->term * (size_t)rank->mesh.dim[i].size + (size_t)rank->at[i];
+            p->terms *= (size_t)rank->mesh.dim[i].size;
         }
 }
 
@@ -368,7 +368,7 @@ static ar_status map_placed(ar_dump *d, const ari_map *map, const ari_piece *p, 
     ari_piece *target = NULL;
     size_t targets = 0;
     const size_t before = d->pieces;
-    const int rank = map->dims > 0 ? p->rank : -1;
+    const int rank = map->mesh.ndim > 0 ? p->rank : -1;
     AR_TRY(rank < 0 ? ari_map_apply(map, rank, array, NULL, NULL, &target, &targets)
                     : ari_map_apply_to_whole(map, rank, array, &target, &targets));
     ar_status st = add_targets(d, p, array, target, targets);
@@ -395,7 +395,7 @@ static ar_status map_array(ar_dump *d, const ari_map *map, const ari_piece *p, s
     ar_dump_tensor t = {0};
     ar_st_entry array = {0};
     for (size_t i = 0; i < n; i++) {
-        if (map->dims > 0 && p[i].rank >= 0 && !p[i].told) {
+        if (map->mesh.ndim > 0 && p[i].rank >= 0 && !p[i].told) {
             AR_TRY(map_unplaced(d, map, &p[i]));
             continue;
         }

@@ -28,14 +28,6 @@ ar_status ari_map_bad(const ari_map *m, const ari_map_rule *r, const char *forma
                         r->match == NULL ? "" : ARI_SHOW(r->match), text);
 }
 
-size_t ari_map_dim(const ari_map *m, const char *name)
-{
-    size_t d = 0;
-    while (d < m->dims && strcmp(m->mesh[d].name, name) != 0)
-        d++;
-    return d;
-}
-
 /* --- the mesh ----------------------------------------------------------------------------------------------------- */
 static bool is_dim_name(const char *name)
 {
@@ -66,17 +58,17 @@ static ar_status read_mesh(ari_map *m, const json_t *mesh)
                 "key 'mesh': dimension %zu: expected [\"name\", size], a name of at most %d letters, digits and "
                 "'_', and not 'rank' or 'index'",
                 i + 1, ARI_MAP_NAME - 1);
-        if (ari_map_dim(m, name) < m->dims)
+        if (ar_mesh_find(&m->mesh, name) >= 0)
             return ari_map_bad(m, NULL, "key 'mesh': '%s' is there twice", name);
         if (!json_is_integer(size) || json_integer_value(size) < 1 ||
             json_integer_value(size) > ARI_MAP_RANKS / m->ranks)
             return ari_map_bad(m, NULL,
                                "key 'mesh': '%s': expected a size, at least 1 and no more than %d ranks in all", name,
                                ARI_MAP_RANKS);
-        snprintf(m->mesh[i].name, sizeof m->mesh[i].name, "%s", name);
-        m->mesh[i].size = (int)json_integer_value(size);
-        m->ranks *= m->mesh[i].size;
-        m->dims = i + 1;
+        snprintf(m->mesh.dim[i].name, sizeof m->mesh.dim[i].name, "%s", name);
+        m->mesh.dim[i].size = (int)json_integer_value(size);
+        m->ranks *= m->mesh.dim[i].size;
+        m->mesh.ndim = (int)i + 1;
     }
     return AR_OK;
 }
@@ -86,17 +78,17 @@ static ar_status read_mesh(ari_map *m, const json_t *mesh)
 static ar_status check_files(const ari_map *m)
 {
     const bool by_rank = ari_map_number(&m->files, "rank") >= 0;
-    if (m->dims == 0)
+    if (m->mesh.ndim == 0)
         return ari_map_bad(m, NULL, "key 'files' needs the 'mesh' that its ranks make, [[\"tp\", 4]]");
     for (int i = 0; i < m->files.numbers; i++)
-        if (ari_map_dim(m, m->files.name[i]) == m->dims && strcmp(m->files.name[i], "rank") != 0)
+        if (ar_mesh_find(&m->mesh, m->files.name[i]) < 0 && strcmp(m->files.name[i], "rank") != 0)
             return ari_map_bad(
                 m, NULL, "key 'files': '{%s}' is neither {rank} nor a dimension of the mesh; '*' stands for anything",
                 m->files.name[i]);
-    for (size_t d = 0; d < m->dims && !by_rank; d++)
-        if (m->mesh[d].size > 1 && ari_map_number(&m->files, m->mesh[d].name) < 0)
+    for (int d = 0; d < m->mesh.ndim && !by_rank; d++)
+        if (m->mesh.dim[d].size > 1 && ari_map_number(&m->files, m->mesh.dim[d].name) < 0)
             return ari_map_bad(m, NULL, "key 'files': dimension '%s' of the mesh is missing, expected {%s} or {rank}",
-                               m->mesh[d].name, m->mesh[d].name);
+                               m->mesh.dim[d].name, m->mesh.dim[d].name);
     return AR_OK;
 }
 
@@ -125,13 +117,13 @@ ar_status ari_map_rank_of(const ari_map *m, const char *name, int *rank)
         return AR_OK;
     const int by_rank = ari_map_number(&m->files, "rank");
     size_t found = 0;
-    for (size_t d = 0; d < m->dims; d++) {
-        const int k = ari_map_number(&m->files, m->mesh[d].name);
+    for (int d = 0; d < m->mesh.ndim; d++) {
+        const int k = ari_map_number(&m->files, m->mesh.dim[d].name);
         const size_t at = k < 0 ? 0 : match.number[k];
-        if (at >= (size_t)m->mesh[d].size)
-            return ari_map_bad(m, NULL, "file '%s' has %s %zu, the mesh has %d of it", ARI_SHOW(name), m->mesh[d].name,
-                               at, m->mesh[d].size);
-        found = found * (size_t)m->mesh[d].size + at;
+        if (at >= (size_t)m->mesh.dim[d].size)
+            return ari_map_bad(m, NULL, "file '%s' has %s %zu, the mesh has %d of it", ARI_SHOW(name),
+                               m->mesh.dim[d].name, at, m->mesh.dim[d].size);
+        found = found * (size_t)m->mesh.dim[d].size + at;
     }
     if (by_rank >= 0) {
         const bool alone = m->files.numbers == 1;

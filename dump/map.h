@@ -101,7 +101,7 @@ int ari_map_number(const ari_map_glob *g, const char *name);
 
 /* --- rules (map_rule.c) ------------------------------------------------------------------------------------------- */
 typedef struct ari_map_split {
-    size_t mesh; /* which dimension of the mesh divides .. */
+    int mesh;    /* which dimension of the mesh divides .. */
     int dim;     /* .. which of the tensor; negative: from the end */
     bool zigzag; /* of 2n pieces, rank i has the i-th from either end */
 } ari_map_split;
@@ -137,8 +137,7 @@ struct ari_map_rule {
 struct ari_map {
     json_t *root; /* owns all texts */
     char *name;
-    ar_mesh_dim mesh[AR_MESH_DIMS]; /* outermost first */
-    size_t dims;                    /* 0: not told */
+    ar_mesh mesh; /* of no dimensions: not told */
     int ranks;
     bool has_files; /* the mapping says which rank a file is; without, the files are no rank's */
     ari_map_glob files;
@@ -156,8 +155,6 @@ AR_NODISCARD ar_status ari_map_read_dims(const ari_map *m, ari_map_rule *r, cons
 /** Refuses keys that are none of these, with a "did you mean". */
 AR_NODISCARD ar_status ari_map_check_keys(const ari_map *m, const ari_map_rule *r, const json_t *object,
                                           const char *const *keys, size_t n);
-/** The dimension of the mesh; m->dims if there is none. */
-size_t ari_map_dim(const ari_map *m, const char *name);
 
 /* --- places (map_runs.c) ------------------------------------------------------------------------------------------ */
 /* count elements of a dimension, from `local` of the file's tensor on, stand from `full` of the full one on. */

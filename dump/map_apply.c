@@ -25,7 +25,7 @@ ar_status ari_map_misfit(const ari_map_place *p, const char *format, ...)
 /* Whether a rule is meant for this rank's coordinates. */
 static bool is_at(const ari_map *m, const ari_map_rule *r, const ari_map_place *p)
 {
-    for (size_t d = 0; d < m->dims; d++) {
+    for (int d = 0; d < m->mesh.ndim; d++) {
         const json_t *list = r->at_list[d];
         bool found = !r->at[d] || (p->rank >= 0 && json_is_integer(list) && json_integer_value(list) == p->at[d]);
         for (size_t i = 0; i < json_array_size(list) && p->rank >= 0; i++)
@@ -65,7 +65,7 @@ static ar_status check_fit(const ari_map_place *p)
     if (r->permuted > 0 && r->permuted != left)
         return ari_map_misfit(p, "has %d dimensions, 'permute' has %d", left, r->permuted);
     bool partial = false;
-    for (size_t d = 0; d < p->m->dims; d++)
+    for (int d = 0; d < p->m->mesh.ndim; d++)
         partial = partial || r->partial[d];
     if (p->rank < 0 && (r->splits > 0 || partial))
         return ari_map_misfit(p, "is divided over ranks, but its file is no rank's: key 'files' tells which is");
@@ -86,12 +86,12 @@ typedef struct view {
 static void tell_term(const ari_map_place *p, ari_piece *t)
 {
     t->terms = 1;
-    for (size_t d = 0; d < p->m->dims; d++) {
+    for (int d = 0; d < p->m->mesh.ndim; d++) {
         if (!p->r->partial[d])
             continue;
         t->partial = true;
-        t->term = t->term * (size_t)p->m->mesh[d].size + (size_t)p->at[d];
-        t->terms *= (size_t)p->m->mesh[d].size;
+        t->term = t->term * (size_t)p->m->mesh.dim[d].size + (size_t)p->at[d];
+        t->terms *= (size_t)p->m->mesh.dim[d].size;
     }
 }
 
@@ -302,9 +302,7 @@ static ar_status apply_rule(const ari_map_place *p, targets *list)
 static ari_map_place place_of(const ari_map *m, int rank, const ar_st_entry *entry)
 {
     ari_map_place p = {.m = m, .entry = entry, .rank = rank};
-    int rest = rank < 0 ? 0 : rank;
-    for (size_t d = m->dims; d-- > 0; rest /= m->mesh[d].size)
-        p.at[d] = rest % m->mesh[d].size;
+    ar_mesh_coords(&m->mesh, rank < 0 ? 0 : rank, p.at);
     p.r = find_rule(&p);
     return p;
 }
@@ -356,7 +354,7 @@ bool ari_map_places(const ari_map *m, int rank, const char *name, const ari_map_
     const ar_st_entry entry = {.name = name};
     const ari_map_place p = place_of(m, rank, &entry);
     bool places = p.r != NULL && !p.r->leave && p.r->splits > 0;
-    for (size_t d = 0; d < m->dims && p.r != NULL && !p.r->leave; d++)
+    for (int d = 0; d < m->mesh.ndim && p.r != NULL && !p.r->leave; d++)
         places = places || p.r->partial[d];
     *rule = p.r;
     return places;

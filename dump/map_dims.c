@@ -82,13 +82,13 @@ static ar_status read_name(reader *s)
     return AR_OK;
 }
 
-static ar_status read_axis(reader *s, size_t *mesh)
+static ar_status read_axis(reader *s, int *mesh)
 {
     char name[ARI_MAP_NAME];
     const size_t n = name_length(s->at);
     snprintf(name, sizeof name, "%.*s", (int)(n < sizeof name ? n : sizeof name - 1), s->at);
-    *mesh = n > 0 && n < sizeof name ? ari_map_dim(s->m, name) : s->m->dims;
-    if (*mesh == s->m->dims)
+    *mesh = n > 0 && n < sizeof name ? ar_mesh_find(&s->m->mesh, name) : -1;
+    if (*mesh < 0)
         return bad(s, "expected a dimension of the mesh, in which one may have 1 rank");
     s->at += n;
     return AR_OK;
@@ -123,14 +123,14 @@ static ar_status read_axes(reader *s, int dim)
 {
     do {
         const char *start = s->at;
-        size_t mesh = 0;
+        int mesh = 0;
         bool zigzag = false, partial = false, twice = false;
         AR_TRY(read_axis(s, &mesh));
         for (size_t i = 0; i < s->r->splits; i++)
             twice = twice || s->r->split[i].mesh == mesh;
         if (twice || s->r->partial[mesh]) {
             s->at = start;
-            return bad(s, "'%s' is there twice", s->m->mesh[mesh].name);
+            return bad(s, "'%s' is there twice", s->m->mesh.dim[mesh].name);
         }
         if (skip(s, ':'))
             AR_TRY(read_qualifiers(s, &zigzag, &partial));
@@ -167,14 +167,14 @@ static ar_status read_remark(reader *s)
 {
     static const char replicated[] = ":replicated";
     const char *start = s->at;
-    size_t mesh = 0;
+    int mesh = 0;
     bool used = false;
     AR_TRY(read_axis(s, &mesh));
     for (size_t i = 0; i < s->r->splits; i++)
         used = used || s->r->split[i].mesh == mesh;
     if (used || s->r->partial[mesh]) {
         s->at = start;
-        return bad(s, "'%s' cannot both divide the tensor and hold copies of it", s->m->mesh[mesh].name);
+        return bad(s, "'%s' cannot both divide the tensor and hold copies of it", s->m->mesh.dim[mesh].name);
     }
     if (strncmp(s->at, replicated, sizeof replicated - 1) != 0)
         return bad(s, "expected ':replicated'");

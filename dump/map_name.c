@@ -183,8 +183,8 @@ static int64_t value_of(expression *e, const char *name)
     if (p->r->unstack != NULL && strcmp(name, "index") == 0)
         return e->index > INT32_MAX ? fail(e, "is beyond the range of numbers") : (int64_t)e->index;
     const bool is_rank = strcmp(name, "rank") == 0;
-    const size_t d = ari_map_dim(p->m, name);
-    if (d == p->m->dims && !is_rank)
+    const int d = ar_mesh_find(&p->m->mesh, name);
+    if (d < 0 && !is_rank)
         return fail(e, "names a number that neither the glob nor the mesh has");
     if (p->entry == NULL)
         return 0;

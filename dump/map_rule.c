@@ -54,10 +54,10 @@ static ar_status read_dim(const ari_map *m, const ari_map_rule *r, const char *k
     return AR_OK;
 }
 
-static ar_status read_mesh_dim(const ari_map *m, const ari_map_rule *r, const char *key, const char *name, size_t *out)
+static ar_status read_mesh_dim(const ari_map *m, const ari_map_rule *r, const char *key, const char *name, int *out)
 {
-    *out = name == NULL ? m->dims : ari_map_dim(m, name);
-    if (*out == m->dims)
+    *out = name == NULL ? -1 : ar_mesh_find(&m->mesh, name);
+    if (*out < 0)
         return ari_map_bad(m, r, "key '%s': '%s' is no dimension of the mesh", key,
                            name == NULL ? "(no string)" : ARI_SHOW(name));
     return AR_OK;
@@ -72,10 +72,10 @@ static ar_status read_at(const ari_map *m, ari_map_rule *r, const json_t *value)
         return ari_map_bad(m, r, "key 'at': expected an object, {\"pp\": 0} or {\"pp\": [0, 1]}");
     json_object_foreach((json_t *)(uintptr_t)value, name, list)
     {
-        size_t d = 0;
+        int d = 0;
         int64_t ignored = 0;
         AR_TRY(read_mesh_dim(m, r, "at", name, &d));
-        const int64_t last = m->mesh[d].size - 1;
+        const int64_t last = m->mesh.dim[d].size - 1;
         if (!json_is_array(list))
             AR_TRY(read_int(m, r, "at", list, 0, last, &ignored));
         for (size_t i = 0; i < json_array_size(list); i++)
@@ -92,7 +92,7 @@ static ar_status read_partial(const ari_map *m, ari_map_rule *r, const json_t *v
     if (!one && !json_is_array(value))
         return ari_map_bad(m, r, "key 'partial': expected a dimension of the mesh, or a list of them");
     for (size_t i = 0; i < (one ? 1 : json_array_size(value)); i++) {
-        size_t d = 0;
+        int d = 0;
         AR_TRY(read_mesh_dim(m, r, "partial", json_string_value(one ? value : json_array_get(value, i)), &d));
         r->partial[d] = true;
     }
@@ -107,7 +107,7 @@ static ar_status add_split(const ari_map *m, ari_map_rule *r, const char *name, 
     AR_TRY(read_mesh_dim(m, r, "shard", name, &s.mesh));
     for (size_t i = 0; i < r->splits; i++)
         if (r->split[i].mesh == s.mesh)
-            return ari_map_bad(m, r, "key 'shard': '%s' is there twice", m->mesh[s.mesh].name);
+            return ari_map_bad(m, r, "key 'shard': '%s' is there twice", m->mesh.dim[s.mesh].name);
     if (json_is_object(how)) {
         AR_TRY(ari_map_check_keys(m, r, how, keys, COUNT(keys)));
         AR_TRY(read_dim(m, r, "shard", json_object_get(how, "dim"), &s.dim));
@@ -138,12 +138,12 @@ static ar_status read_shard(const ari_map *m, ari_map_rule *r, const json_t *val
         return ari_map_bad(m, r, "key 'shard': expected an object, {\"tp\": 0}, or a list of pairs");
     json_object_foreach((json_t *)(uintptr_t)value, name, how)
     {
-        size_t d = 0;
+        int d = 0;
         AR_TRY(read_mesh_dim(m, r, "shard", name, &d));
     }
-    for (size_t d = 0; d < m->dims; d++)
-        if ((how = json_object_get(value, m->mesh[d].name)) != NULL)
-            AR_TRY(add_split(m, r, m->mesh[d].name, how));
+    for (int d = 0; d < m->mesh.ndim; d++)
+        if ((how = json_object_get(value, m->mesh.dim[d].name)) != NULL)
+            AR_TRY(add_split(m, r, m->mesh.dim[d].name, how));
     return AR_OK;
 }
 
@@ -257,7 +257,7 @@ static ar_status check_rule(const ari_map *m, const ari_map_rule *r)
     for (size_t i = 0; i < r->splits; i++)
         if (r->partial[r->split[i].mesh])
             return ari_map_bad(m, r, "'%s' cannot both divide the tensor and be summed over",
-                               m->mesh[r->split[i].mesh].name);
+                               m->mesh.dim[r->split[i].mesh].name);
     return check_patterns(m, r);
 }
 

@@ -52,8 +52,8 @@ static ar_status local_extent(axis *a, const int *at, size_t *out)
 {
     const ari_map_place *p = a->p;
     int rank = 0;
-    for (size_t d = 0; d < p->m->dims; d++)
-        rank = rank * p->m->mesh[d].size + at[d];
+    for (int d = 0; d < p->m->mesh.ndim; d++)
+        rank = rank * p->m->mesh.dim[d].size + at[d];
     const ar_st_entry *e = rank == p->rank ? p->entry : p->peer(p->user, rank, p->entry->name);
     if (e == NULL)
         a->missing = true; /* a shard that is missing is not found out here: it is taken to be as large as this one */
@@ -70,7 +70,7 @@ static ar_status extent(axis *a, const int *at, size_t level, size_t *out)
     if (p->peer == NULL) {
         *out = a->own;
         for (size_t k = level; k < a->splits; k++)
-            AR_TRY(ari_mul_size(out, *out, (size_t)p->m->mesh[a->split[k]->mesh].size));
+            AR_TRY(ari_mul_size(out, *out, (size_t)p->m->mesh.dim[a->split[k]->mesh].size));
         return AR_OK;
     }
     if (level == a->splits)
@@ -78,7 +78,7 @@ static ar_status extent(axis *a, const int *at, size_t level, size_t *out)
     int inner[AR_MESH_DIMS];
     size_t sum = 0;
     memcpy(inner, at, sizeof inner);
-    for (int c = 0; c < p->m->mesh[a->split[level]->mesh].size; c++) {
+    for (int c = 0; c < p->m->mesh.dim[a->split[level]->mesh].size; c++) {
         size_t n = 0;
         inner[a->split[level]->mesh] = c;
         AR_TRY(extent(a, inner, level + 1, &n));
@@ -116,17 +116,17 @@ static void share(bool balanced, size_t n, size_t k, size_t c, size_t *offset, s
 static bool share_of_shape(const axis *a, size_t level, size_t *offset, size_t *count)
 {
     const ari_map_rule *r = a->p->r;
-    const size_t mesh = a->split[level]->mesh;
+    const int mesh = a->split[level]->mesh;
     if (!a->missing || a->splits != 1 || a->dim >= r->shape_dims || !r->shape_told[a->dim])
         return false;
-    share(false, r->shape[a->dim], (size_t)a->p->m->mesh[mesh].size, (size_t)a->p->at[mesh], offset, count);
+    share(false, r->shape[a->dim], (size_t)a->p->m->mesh.dim[mesh].size, (size_t)a->p->at[mesh], offset, count);
     return *count == a->own;
 }
 
 static ar_status divide(axis *a, size_t level, const ari_map_runs *in, ari_map_runs *out)
 {
     const ari_map_split *s = a->split[level];
-    const int ranks = a->p->m->mesh[s->mesh].size, mine = a->p->at[s->mesh];
+    const int ranks = a->p->m->mesh.dim[s->mesh].size, mine = a->p->at[s->mesh];
     size_t offset = 0, count = 0;
     AR_TRY(piece(a, level, mine, &count));
     for (int c = 0; c < ranks; c++) {
@@ -136,7 +136,7 @@ static ar_status divide(axis *a, size_t level, const ari_map_runs *in, ari_map_r
         if (s->zigzag && (n != count || n % 2 != 0))
             return ari_map_misfit(
                 a->p, "dimension %d: zigzag pieces are all of one even extent, but '%s' %d has %zu and %d has %zu",
-                a->dim, a->p->m->mesh[s->mesh].name, mine, count, c, n);
+                a->dim, a->p->m->mesh.dim[s->mesh].name, mine, count, c, n);
         offset += c < mine ? n : 0;
     }
     if (!s->zigzag) {
@@ -189,7 +189,7 @@ typedef struct packing {
 static ar_status block_piece(const axis *a, const packing *f, size_t k, size_t c, size_t *offset, size_t *count)
 {
     const ari_map_rule *r = a->p->r;
-    const size_t ranks = (size_t)a->p->m->mesh[a->split[0]->mesh].size;
+    const size_t ranks = (size_t)a->p->m->mesh.dim[a->split[0]->mesh].size;
     const size_t units = r->unit > 0 ? r->block[k] : r->block[k] * f->unit, width = r->unit > 0 ? f->unit : 1;
     if (r->unit > 0 && units < ranks) {
         if (ranks % units != 0)
@@ -207,7 +207,7 @@ static ar_status block_piece(const axis *a, const packing *f, size_t k, size_t c
 /* Whether every rank has what it would have; *off: the first that has not, and what it would. */
 static ar_status packing_fits(axis *a, const packing *f, bool *fits, size_t off[3])
 {
-    const int ranks = a->p->m->mesh[a->split[0]->mesh].size;
+    const int ranks = a->p->m->mesh.dim[a->split[0]->mesh].size;
     *fits = true;
     for (int c = 0; c < ranks && *fits; c++) {
         size_t wanted = 0, has = 0;
@@ -239,7 +239,7 @@ static ar_status find_packing(axis *a, size_t full, packing *f)
     return fits ? AR_OK
                 : ari_map_misfit(
                       a->p, "'%s' %zu holds %zu of dimension %d, its pieces of %zu blocks, of %zu in all, would be %zu",
-                      a->p->m->mesh[a->split[0]->mesh].name, off[0], off[1], a->dim, a->p->r->blocks, full, off[2]);
+                      a->p->m->mesh.dim[a->split[0]->mesh].name, off[0], off[1], a->dim, a->p->r->blocks, full, off[2]);
 }
 
 /* *full: of the tensor; runs: what this rank's coordinate in the first split has of it. */

@@ -109,12 +109,9 @@ static ar_status add_partial(const ari_placement *p, ari_placed *t, const json_t
     if (dim == NULL)
         return invalid(where, "'partial' has to be the name of a dimension of the mesh, or an array of them");
     t->partial = true;
-    for (size_t i = 0; i < p->dims; i++)
-        if (strcmp(p->mesh[i].name, dim) == 0) {
-            t->partial_over |= 1u << i;
-            return AR_OK;
-        }
-    if (p->dims == 0)
+    const int d = ar_mesh_find(&p->mesh, dim);
+    t->partial_over |= d < 0 ? 0 : 1u << d;
+    if (d >= 0 || p->mesh.ndim == 0)
         return AR_OK;
     return ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: %s: partial over '%s', which is no dimension of the mesh",
                         where, ARI_SHOW(dim));
@@ -216,14 +213,13 @@ static ar_status read_mesh(ari_placement *p, const json_t *mesh, const char *whe
     if (!json_is_array(mesh) || n > AR_MESH_DIMS)
         return invalid(where, "'mesh' has to be an array of at most 6 dimensions");
     for (size_t i = 0; i < n; i++) {
-        AR_TRY(read_dim(&p->mesh[i], json_array_get(mesh, i), where));
-        for (size_t k = 0; k < i; k++)
-            if (strcmp(p->mesh[i].name, p->mesh[k].name) == 0)
-                return invalid(where, "two dimensions of 'mesh' have the same name");
+        AR_TRY(read_dim(&p->mesh.dim[i], json_array_get(mesh, i), where));
+        if (ar_mesh_find(&p->mesh, p->mesh.dim[i].name) >= 0)
+            return invalid(where, "two dimensions of 'mesh' have the same name");
+        p->mesh.ndim++;
         if (ranks <= INT_MAX)
-            ranks *= (size_t)p->mesh[i].size;
+            ranks *= (size_t)p->mesh.dim[i].size;
     }
-    p->dims = n;
     if (n > 0 && (ranks > INT_MAX || (p->world > 0 && ranks != (size_t)p->world)))
         return ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: %s: a mesh of %zu ranks in a world of %d", where, ranks,
                             p->world);
@@ -233,12 +229,12 @@ static ar_status read_mesh(ari_placement *p, const json_t *mesh, const char *whe
 static ar_status read_coordinates(ari_placement *p, const json_t *at, const char *where)
 {
     size_t x[AR_ST_MAX_DIMS] = {0};
-    int n = (int)p->dims;
+    int n = p->mesh.ndim;
     AR_TRY(read_numbers(at, "at", &n, x, where));
-    for (size_t i = 0; i < p->dims; i++) {
-        if (x[i] >= (size_t)p->mesh[i].size)
+    for (int i = 0; i < p->mesh.ndim; i++) {
+        if (x[i] >= (size_t)p->mesh.dim[i].size)
             return ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: %s: coordinate %zu along '%s', which has %d", where,
-                                x[i], ARI_SHOW(p->mesh[i].name), p->mesh[i].size);
+                                x[i], ARI_SHOW(p->mesh.dim[i].name), p->mesh.dim[i].size);
         p->at[i] = (int)x[i];
     }
     p->has_at = true;

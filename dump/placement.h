@@ -28,9 +28,8 @@ typedef struct ari_placed {
 } ari_placed;
 typedef struct ari_placement {
     int rank, world; /* -1, 0: not told */
-    ar_mesh_dim mesh[AR_MESH_DIMS];
+    ar_mesh mesh;    /* of no dimensions: not told */
     int at[AR_MESH_DIMS];
-    size_t dims;
     bool has_at;
     ari_placed *tensor; /* sorted by name */
     size_t tensors;

@@ -245,9 +245,10 @@ static void add_dim(ari_placement *p, const char *name, int size, int at)
 {
     if (size < 2 && strcmp(name, "tp") != 0)
         return;
-    snprintf(p->mesh[p->dims].name, sizeof p->mesh[p->dims].name, "%s", name);
-    p->mesh[p->dims].size = size;
-    p->at[p->dims++] = at;
+    ar_mesh_dim *dim = &p->mesh.dim[p->mesh.ndim];
+    snprintf(dim->name, sizeof dim->name, "%s", name);
+    dim->size = size;
+    p->at[p->mesh.ndim++] = at;
 }
 
 static void place(ari_placed *p, const ari_rs_item *i)

@@ -89,9 +89,9 @@ static json_t *partial_over(const ari_placement *p, const ari_placed *t)
 {
     json_t *list = json_array();
     size_t n = 0;
-    for (size_t i = 0; i < p->dims; i++)
+    for (int i = 0; i < p->mesh.ndim; i++)
         if ((t->partial_over >> i & 1u) != 0) {
-            json_array_append_new(list, json_string(p->mesh[i].name));
+            json_array_append_new(list, json_string(p->mesh.dim[i].name));
             n++;
         }
     return whole_or_none(list, n != json_array_size(list));
@@ -113,15 +113,15 @@ static json_t *own_tensor(const ari_placement *p, const ari_placed *t)
 static json_t *mesh(const ari_placement *p)
 {
     json_t *list = json_array();
-    for (size_t i = 0; i < p->dims; i++)
-        json_array_append_new(list, json_pack("[s, i]", p->mesh[i].name, p->mesh[i].size));
+    for (int i = 0; i < p->mesh.ndim; i++)
+        json_array_append_new(list, json_pack("[s, i]", p->mesh.dim[i].name, p->mesh.dim[i].size));
     return list;
 }
 
 static json_t *coordinates(const ari_placement *p)
 {
     json_t *list = json_array();
-    for (size_t i = 0; i < p->dims; i++)
+    for (int i = 0; i < p->mesh.ndim; i++)
         json_array_append_new(list, json_integer(p->at[i]));
     return list;
 }
@@ -131,7 +131,7 @@ static json_t *whole_text(const ari_placement *p)
     json_t *o = json_pack("{s:i, s:i, s:i}", "version", 1, "rank", p->rank, "world", p->world);
     json_t *tensors = json_object(), *order = json_array();
     int failed = 0;
-    if (p->dims > 0) {
+    if (p->mesh.ndim > 0) {
         failed |= json_object_set_new(o, "mesh", mesh(p));
         failed |= json_object_set_new(o, "at", coordinates(p));
     }
@@ -224,11 +224,10 @@ static ar_status box_data(const void **data, void **copy, const ar_tensor *local
 
 static ar_status set_partial(ari_placed *p, const ar_dump_value *v, const ar_dump_place *place)
 {
-    for (size_t i = 0; v->partial != NULL && i < place->dims; i++)
-        if (strcmp(place->mesh[i].name, v->partial) == 0)
-            p->partial_over = 1u << i;
+    const int d = v->partial == NULL ? -1 : ar_mesh_find(&place->mesh, v->partial);
     p->partial = v->partial != NULL;
-    if (p->partial && p->partial_over == 0)
+    p->partial_over = d < 0 ? 0 : 1u << d;
+    if (p->partial && d < 0)
         return ar_error_set(AR_ERR_ARG, "tensor '%s': partial over '%s', which is no dimension of the mesh",
                             ARI_SHOW(v->name), ARI_SHOW(v->partial));
     return AR_OK;
@@ -260,13 +259,12 @@ static ar_status make_texts(char *text[2], const contents *o, const ar_dump_plac
 {
     ari_placement p = {.rank = place->rank,
                        .world = place->world,
-                       .dims = place->dims,
+                       .mesh = place->mesh,
                        .has_at = true,
                        .tensor = o->placed,
                        .tensors = o->n,
                        .order = order,
                        .ordered = ordered};
-    memcpy(p.mesh, place->mesh, sizeof p.mesh);
     memcpy(p.at, place->at, sizeof p.at);
     return ari_placement_text(&text[0], &text[1], &p);
 }
@@ -365,18 +363,17 @@ static ar_status write_rank(const job *j)
 
 static ar_status check_place(const ar_dump_place *p)
 {
-    bool fits = p->rank >= 0 && p->rank < p->world && p->dims <= AR_MESH_DIMS;
-    size_t ranks = 1;
-    for (size_t i = 0; fits && i < p->dims; i++) {
-        fits &= p->mesh[i].size >= 1 && p->at[i] >= 0 && p->at[i] < p->mesh[i].size;
-        fits &= p->mesh[i].name[0] != '\0' && memchr(p->mesh[i].name, '\0', sizeof p->mesh[i].name) != NULL;
-        ranks *= fits ? (size_t)p->mesh[i].size : 1;
-        fits &= ranks <= (size_t)p->world;
-    }
-    if (fits && (p->dims == 0 || ranks == (size_t)p->world))
+    if (p->rank < 0 || p->rank >= p->world)
+        return ar_error_set(AR_ERR_ARG, "rank %d of %d", p->rank, p->world);
+    if (p->mesh.ndim == 0)
         return AR_OK;
-    return ar_error_set(AR_ERR_ARG, "rank %d of %d is not one of its mesh of %zu dimensions", p->rank, p->world,
-                        p->dims);
+    AR_TRY(ar_mesh_check(&p->mesh, p->world));
+    for (int d = 0; d < p->mesh.ndim; d++) {
+        if (p->at[d] < 0 || p->at[d] >= p->mesh.dim[d].size)
+            return ar_error_set(AR_ERR_ARG, "rank %d: coordinate %d along '%s', which has %d", p->rank, p->at[d],
+                                p->mesh.dim[d].name, p->mesh.dim[d].size);
+    }
+    return AR_OK;
 }
 
 ar_status ar_dump_write(const char *folder, const ar_dump_place *place, const ar_dump_value *values, size_t n,

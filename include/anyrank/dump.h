@@ -81,8 +81,8 @@ const ar_dump_tensor *ar_dump_at(const ar_dump *d, size_t i);
 const ar_dump_tensor *ar_dump_find(const ar_dump *d, const char *name);
 /** Ranks whose files were found; 0: the dump is no rank's. */
 int ar_dump_ranks(const ar_dump *d);
-/** The mesh, outermost first; returns the number of dimensions, 0: not told. */
-size_t ar_dump_mesh(const ar_dump *d, const ar_mesh_dim **dims);
+/** The mesh of its ranks, borrowed; of no dimensions: not told. */
+const ar_mesh *ar_dump_mesh(const ar_dump *d);
 /** A value of the files' __metadata__ that all of them agree on; NULL. */
 const char *ar_dump_metadata(const ar_dump *d, const char *key);
 
@@ -128,15 +128,14 @@ typedef struct ar_dump_value {
 } ar_dump_value;
 typedef struct ar_dump_place {
     int rank, world;
-    ar_mesh_dim mesh[AR_MESH_DIMS]; /* outermost first */
-    int at[AR_MESH_DIMS];           /* the rank's coordinates */
-    size_t dims;
+    ar_mesh mesh;         /* of no dimensions: none is told */
+    int at[AR_MESH_DIMS]; /* the rank's coordinates */
 } ar_dump_place;
 /** Writes one rank's part of a per-rank dump, folder/rank-00003.safetensors (docs/dumps.md), values in execution order;
  *  of tensors with several boxes the second ones into rank-00003-2.safetensors, and so on, so that PyTorch's
  * distributed checkpoint reader puts such a folder together too. Files of an earlier dump of this rank are replaced.
  * The folder must be there. metadata: n_meta pairs. Errors: those of ar_st_write, AR_ERR_ARG (a layout that is not the
- * tensor's, a place that is not one of the mesh); then nothing is changed. */
+ * tensor's, coordinates that are not of the mesh), those of ar_mesh_check; then nothing is changed. */
 AR_NODISCARD ar_status ar_dump_write(const char *folder, const ar_dump_place *place, const ar_dump_value *values,
                                      size_t n, const char *const *metadata, size_t n_meta);
 

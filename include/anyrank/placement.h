@@ -29,6 +29,8 @@ typedef struct ar_mesh {
 /** Whether it is a mesh of `world` ranks. Errors: AR_ERR_ARG (no mesh, ndim, a size below 1, a name that is empty,
  *  longer than AR_MESH_NAME or there twice), AR_ERR_INDIVISIBLE (the sizes' product is not `world`; names both). */
 AR_NODISCARD ar_status ar_mesh_check(const ar_mesh *m, int world);
+/** Whether two meshes have the same names and sizes in the same order. */
+bool ar_mesh_same(const ar_mesh *a, const ar_mesh *b);
 /** The dimension of that name; -1: there is none. */
 int ar_mesh_find(const ar_mesh *m, const char *name);
 /** at[d] = the rank's coordinate along each dimension; at: [ndim]. */

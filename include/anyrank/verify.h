@@ -117,9 +117,8 @@ typedef struct ar_verify_report {
     size_t worst;        /* row with the largest ratio, or difference relative to the reference; SIZE_MAX */
     size_t *worst_order; /* [different] rows that differ, worst first */
     int ranks;           /* of the other dump */
-    ar_mesh_dim mesh[AR_MESH_DIMS];
-    size_t mesh_dims;
-    size_t bytes; /* read of both */
+    ar_mesh mesh;        /* its mesh; of no dimensions: not told */
+    size_t bytes;        /* read of both */
     double seconds;
 } ar_verify_report;
 

@@ -37,6 +37,14 @@ ar_status ar_mesh_check(const ar_mesh *m, int world)
     return AR_OK;
 }
 
+bool ar_mesh_same(const ar_mesh *a, const ar_mesh *b)
+{
+    bool same = a->ndim == b->ndim;
+    for (int d = 0; d < a->ndim && same; d++)
+        same = a->dim[d].size == b->dim[d].size && strncmp(a->dim[d].name, b->dim[d].name, AR_MESH_NAME) == 0;
+    return same;
+}
+
 int ar_mesh_find(const ar_mesh *m, const char *name)
 {
     for (int d = 0; d < m->ndim; d++) {

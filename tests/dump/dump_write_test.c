@@ -103,9 +103,8 @@ static void write_rank(const draw *x, int tp_rank, int dp_rank, bool reversed)
     const ar_dump_value v = {"x", AR_F32, &t, &o, NULL};
     const ar_dump_place place = {.rank = dp_rank * x->tp + tp_rank,
                                  .world = x->dp * x->tp,
-                                 .mesh = {{"dp", x->dp}, {"tp", x->tp}},
-                                 .at = {dp_rank, tp_rank},
-                                 .dims = 2};
+                                 .mesh = {2, {{"dp", x->dp}, {"tp", x->tp}}},
+                                 .at = {dp_rank, tp_rank}};
     const char *const metadata[] = {"model", "drawn"};
     fill_local(data, &t, &o);
     cr_assert_eq(ar_dump_write(folder, &place, &v, 1, metadata, 1), AR_OK, "%s", ar_error_message());
@@ -116,7 +115,6 @@ static void expect_whole(const draw *x, int trial)
     static float full[MAX_COUNT];
     ar_dump *d = open_folder();
     const ar_dump_tensor *t = ar_dump_at(d, 0);
-    const ar_mesh_dim *mesh = NULL;
     size_t count = 1;
     bool found = true;
     ar_dump_disagreement unused;
@@ -127,7 +125,8 @@ static void expect_whole(const draw *x, int trial)
     cr_assert_eq(t->count, count, "trial %d", trial);
     cr_assert_eq(t->order, 0);
     cr_expect_eq(ar_dump_ranks(d), x->dp * x->tp);
-    cr_expect(ar_dump_mesh(d, &mesh) == 2 && strcmp(mesh[1].name, "tp") == 0 && mesh[1].size == x->tp);
+    cr_expect(ar_dump_mesh(d)->ndim == 2 && strcmp(ar_dump_mesh(d)->dim[1].name, "tp") == 0 &&
+              ar_dump_mesh(d)->dim[1].size == x->tp);
     cr_expect_str_eq(ar_dump_metadata(d, "model"), "drawn");
     cr_assert_eq(ar_dump_read_f32(t, 0, count, full), AR_OK);
     for (size_t i = 0; i < count; i++)
@@ -205,7 +204,7 @@ Test(dump_write, summands_are_written_as_such)
         cr_assert_eq(ar_layout_replicate(&o, 1, shape, 0, 1), AR_OK);
         cr_assert_eq(ar_tensor_view(&t, AR_F32, 1, shape, (ar_buf){x}), AR_OK);
         const ar_dump_value v = {"x", AR_F32, &t, &o, "tp"};
-        const ar_dump_place place = {.rank = r, .world = 2, .mesh = {{"tp", 2}}, .at = {r}, .dims = 1};
+        const ar_dump_place place = {.rank = r, .world = 2, .mesh = {1, {{"tp", 2}}}, .at = {r}};
         cr_assert_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_OK, "%s", ar_error_message());
     }
     ar_dump *d = open_folder();
@@ -225,7 +224,7 @@ Test(dump_write, what_does_not_fit_is_refused)
     cr_assert_eq(ar_layout_replicate(&o, 1, larger, 0, 1), AR_OK);
     cr_assert_eq(ar_tensor_view(&t, AR_F32, 1, shape, (ar_buf){x}), AR_OK);
     ar_dump_value v = {"x", AR_F32, &t, &o, NULL};
-    ar_dump_place place = {.rank = 0, .world = 2, .mesh = {{"tp", 2}}, .dims = 1};
+    ar_dump_place place = {.rank = 0, .world = 2, .mesh = {1, {{"tp", 2}}}};
     cr_expect_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_ERR_ARG);
     cr_assert_eq(ar_layout_replicate(&o, 1, shape, 0, 1), AR_OK);
     v.partial = "cp";
@@ -235,7 +234,7 @@ Test(dump_write, what_does_not_fit_is_refused)
     cr_expect_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_ERR_ARG);
     place.at[0] = 0;
     place.world = 3;
-    cr_expect_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_ERR_ARG);
+    cr_expect_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_ERR_INDIVISIBLE);
     place.world = 2;
     cr_expect_eq(ar_dump_write("/nonexistent", &place, &v, 1, NULL, 0), AR_ERR_IO);
     expect_error(AR_ERR_IO, folder, "without");

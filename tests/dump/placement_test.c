@@ -105,17 +105,16 @@ Test(placement, what_is_written_is_read_again)
         {.name = (char *)(uintptr_t) "b \"\\ \xc3\xa9", .partial = true, .partial_over = 5}};
     const ari_placement out = {.rank = 5,
                                .world = 24,
-                               .mesh = {{"dp", 2}, {"cp", 3}, {"tp", 4}},
+                               .mesh = {3, {{"dp", 2}, {"cp", 3}, {"tp", 4}}},
                                .at = {0, 1, 1},
-                               .dims = 3,
                                .tensor = t,
                                .tensors = 2};
     char *dcp = NULL, *own = NULL;
     ari_placement in;
     cr_assert_eq(ari_placement_text(&dcp, &own, &out), AR_OK);
     cr_assert_eq(ari_placement_parse(&in, dcp, own, "FILE"), AR_OK, "%s", ar_error_message());
-    cr_expect(in.rank == 5 && in.world == 24 && in.dims == 3 && in.has_at && in.at[2] == 1);
-    cr_expect_eq(memcmp(in.mesh, out.mesh, sizeof in.mesh), 0);
+    cr_expect(in.rank == 5 && in.world == 24 && in.mesh.ndim == 3 && in.has_at && in.at[2] == 1);
+    cr_expect_eq(memcmp(&in.mesh, &out.mesh, sizeof in.mesh), 0);
     const ari_placed *a = ari_placement_find(&in, "a"), *b = ari_placement_find(&in, t[1].name);
     cr_assert(a != NULL && b != NULL);
     cr_expect(a->ndim == 2 && a->has_shape && a->shape[0] == 8 && a->offset[0] == 4);

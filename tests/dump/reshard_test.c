@@ -133,7 +133,7 @@ Test(reshard, a_sum_of_parts_is_made_whole_and_told, .init = begin, .fini = end)
         cr_assert_eq(ar_tensor_view(&local, AR_F32, 1, shape, (ar_buf){part}), AR_OK);
         cr_assert_eq(ar_layout_replicate(&layout, 1, shape, 0, 1), AR_OK);
         const ar_dump_value value = {"w", AR_F32, &local, &layout, "tp"};
-        const ar_dump_place place = {.rank = rank, .world = 2, .mesh = {{"tp", 2}}, .at = {rank}, .dims = 1};
+        const ar_dump_place place = {.rank = rank, .world = 2, .mesh = {1, {{"tp", 2}}}, .at = {rank}};
         cr_assert_eq(ar_dump_write(at("in"), &place, &value, 1, NULL, 0), AR_OK, "%s", ar_error_message());
     }
     told t = {.last = 0};

@@ -85,3 +85,13 @@ Test(mesh, another_name_has_no_group_and_a_short_list_is_not_overrun)
     cr_assert_eq(got[1], 1);
     cr_assert_eq(got[2], -1);
 }
+
+Test(mesh, meshes_are_the_same_by_names_sizes_and_order)
+{
+    const ar_mesh m = {2, {{"dp", 2}, {"tp", 4}}};
+    const ar_mesh others[] = {
+        {1, {{"dp", 2}}}, {2, {{"dp", 2}, {"tp", 2}}}, {2, {{"dp", 2}, {"cp", 4}}}, {2, {{"tp", 4}, {"dp", 2}}}};
+    cr_assert(ar_mesh_same(&m, &(ar_mesh){2, {{"dp", 2}, {"tp", 4}}}));
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        cr_assert_not(ar_mesh_same(&m, &others[i]), "%zu", i);
+}

@@ -214,8 +214,8 @@ Test(dump_listener, what_it_cannot_keep_is_an_error_that_names_it)
 Test(dump_listener, tensor_parallel_ranks_are_neighbours_in_the_mesh)
 {
     const ar_dump_place p = ar_dump_place_of(&(ar_parallel){.dp = 3, .tp = 2}, 5);
-    cr_expect(p.rank == 5 && p.world == 6 && p.dims == 2);
-    cr_expect(strcmp(p.mesh[0].name, "dp") == 0 && p.mesh[0].size == 3 && p.at[0] == 2);
-    cr_expect(strcmp(p.mesh[1].name, "tp") == 0 && p.mesh[1].size == 2 && p.at[1] == 1);
+    cr_expect(p.rank == 5 && p.world == 6 && p.mesh.ndim == 2);
+    cr_expect(strcmp(p.mesh.dim[0].name, "dp") == 0 && p.mesh.dim[0].size == 3 && p.at[0] == 2);
+    cr_expect(strcmp(p.mesh.dim[1].name, "tp") == 0 && p.mesh.dim[1].size == 2 && p.at[1] == 1);
     cr_expect_eq(ar_dump_place_of(&(ar_parallel){.tp = 0}, 0).world, 1);
 }

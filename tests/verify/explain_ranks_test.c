@@ -50,7 +50,7 @@ static void run_write(run *r)
 {
     for (int rank = 0; rank < r->ranks; rank++) {
         const ar_dump_place place = {
-            .rank = rank, .world = r->ranks, .mesh = {{"dp", 1}, {"tp", r->ranks}}, .at = {0, rank}, .dims = 2};
+            .rank = rank, .world = r->ranks, .mesh = {2, {{"dp", 1}, {"tp", r->ranks}}}, .at = {0, rank}};
         const ar_dump_value v = {.name = r->name, .dtype = AR_F32, .local = &r->view[rank], .layout = &r->layout[rank]};
         cr_assert_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_OK, "%s", ar_error_message());
     }

@@ -55,8 +55,7 @@ static void fill(ar_verify_report *r, ar_verify_row *row)
                             .first = 0,
                             .worst = 0,
                             .ranks = 4,
-                            .mesh = {{"tp", 4}},
-                            .mesh_dims = 1};
+                            .mesh = {1, {{"tp", 4}}}};
 }
 
 static char *written(const ar_verify_report *r)

@@ -224,12 +224,12 @@ static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_du
 /* Ranks along tp and dp from the mesh, where ranks are counted dp * tp; else what the case says. */
 void ari_mesh_of(int *tp, int *dp, const ar_dump *d)
 {
-    const ar_mesh_dim *dims = NULL;
-    const size_t n = d ? ar_dump_mesh(d, &dims) : 0;
-    if (n > 0)
-        *tp = *dp = 1;
-    for (size_t i = 0; i < n; i++)
-        *(i + 1 == n && strcmp(dims[i].name, "tp") == 0 ? tp : dp) *= dims[i].size;
+    const ar_mesh *mesh = d ? ar_dump_mesh(d) : NULL;
+    if (!mesh || mesh->ndim == 0)
+        return;
+    *tp = *dp = 1;
+    for (int i = 0; i < mesh->ndim; i++)
+        *(i + 1 == mesh->ndim && strcmp(mesh->dim[i].name, "tp") == 0 ? tp : dp) *= mesh->dim[i].size;
 }
 
 static void find_mesh(ari_rank_copies *r, const ari_explain_case *c)

@@ -194,8 +194,8 @@ static json_t *row_of(const ar_verify_row *r)
 static json_t *mesh_of(const ar_verify_report *r)
 {
     json_t *list = json_array();
-    for (size_t i = 0; i < r->mesh_dims; i++)
-        json_array_append_new(list, json_pack("[s, i]", r->mesh[i].name, r->mesh[i].size));
+    for (int i = 0; i < r->mesh.ndim; i++)
+        json_array_append_new(list, json_pack("[s, i]", r->mesh.dim[i].name, r->mesh.dim[i].size));
     return list;
 }
 

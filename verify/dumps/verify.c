@@ -371,11 +371,8 @@ static ar_status begin_report(ari_verifying *v)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a report");
     const char *allows = v->allowed ? ar_dump_metadata(v->allowed, "anyrank.allows") : NULL;
     ari_printable(r->allows, sizeof r->allows, allows ? allows : "");
-    const ar_mesh_dim *mesh = NULL;
     r->ranks = ar_dump_ranks(v->dump[1]);
-    r->mesh_dims = ar_dump_mesh(v->dump[1], &mesh);
-    if (r->mesh_dims > 0)
-        memcpy(r->mesh, mesh, r->mesh_dims * sizeof *mesh);
+    r->mesh = *ar_dump_mesh(v->dump[1]);
     return AR_OK;
 }
 

@@ -278,9 +278,6 @@ ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, 
 ar_dump_place ar_dump_place_of(const ar_parallel *p, int rank)
 {
     const int dp = ari_at_least_one(p->dp), tp = ari_at_least_one(p->tp);
-    return (ar_dump_place){.rank = rank,
-                           .world = dp * tp,
-                           .mesh = {{.name = "dp", .size = dp}, {.name = "tp", .size = tp}},
-                           .at = {rank / tp, rank % tp},
-                           .dims = 2};
+    return (ar_dump_place){
+        .rank = rank, .world = dp * tp, .mesh = {2, {{"dp", dp}, {"tp", tp}}}, .at = {rank / tp, rank % tp}};
 }
