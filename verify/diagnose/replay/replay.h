@@ -57,7 +57,8 @@ void ari_probe_choose(ari_probe *p, const ari_case *c);
  *  reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t in);
 void ari_probe_fini(ari_probe *p);
-/** Rows of a forward value [b, s, ..] that belong to the probe's sample, as [s][*width]; *held: it has such rows. */
+/** Rows of a forward value [b, s, ..] that belong to the probe's sample, as [s][*width]; *held: it has such rows, and the
+ *  other dump's are right. */
 AR_NODISCARD ar_status ari_probe_read_input(float **gives, size_t *width, bool *held, const ari_probe *p,
                                             const ar_dump_tensor *t);
 /** Sets what token k's features become where the last layer reads x. */
