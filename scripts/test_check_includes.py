@@ -70,8 +70,9 @@ class CheckIncludes(unittest.TestCase):
         self.assertEqual(self.run_on({}), (0, []))
 
     def test_no_arrow_goes_up(self):
-        up = [("ref/core/a.c", "ref/numerics/rows.h"), ("ref/numerics/a.c", "ref/cpu/kernel.h"),
-              ("ref/cpu/a.c", "ref/arith/exact.h"), ("ref/arith/a.c", "ref/layers/l.h"),
+        up = [("ref/core/a.c", "ref/numerics/rows.h"), ("ref/placement/a.c", "ref/arith/exact.h"),
+              ("ref/numerics/a.c", "ref/cpu/kernel.h"), ("ref/cpu/a.c", "ref/arith/exact.h"),
+              ("ref/arith/a.c", "ref/layers/l.h"),
               ("ref/layers/a.c", "ref/models/llama.h"), ("ref/models/a.c", "ref/train/adam.h"),
               ("ref/train/a.c", "verify/check.h"), ("verify/a.c", "cli/c.h"), ("ref/io/a.c", "ref/numerics/rows.h"),
               ("bench/a.c", "cli/c.h"), ("verify/a.c", "bench/b.h")]
