@@ -6,10 +6,10 @@ Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- mo
 bench lies between verify and cli. io stands on core, under models and verify; dump, which reads other people's tensors
 and per-rank files, stands on io and models; plan, which says what a plan does without a run, on models and sim/plan;
 comm, what moves data between ranks, stands on core, process, how processes connect and agree, on both, and the
-communicators (sim, mpi, gpu/nccl) on both, mpi and gpu/nccl also on process, gpu/nccl also on what gpu tells of a device; the baseline stands on the scalar definitions and the parsed config and
-nothing else. What predicts or checks collectives (sim/plan, the baseline, tests/sim/plain*.h) may not reach comm. A
-type or function ar_* or ari_* is defined in one file. A file has at most 600 lines, a function 60, a folder
-25 files.
+communicators (sim, mpi, gpu/nccl) on both, mpi and gpu/nccl also on process, gpu/nccl also on what gpu tells of a
+device; the baseline stands on the scalar definitions and the parsed config and nothing else. What predicts or checks
+collectives (sim/plan, the baseline, tests/sim/plain*.h) may not reach comm. A type or function ar_* or ari_* is defined
+in one file. A file has at most 600 lines, a function 60, a folder 25 files.
 Prints "file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
 

@@ -120,8 +120,8 @@ ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, 
     return v;
 }
 
-/* Between the tensor-parallel regions a value is the same on all ranks, or each has its own tokens of it: of a parameter
- * that meets such a value the gradient is whole on each rank, or a sum over them. */
+/* Between the tensor-parallel regions a value is the same on all ranks, or each has its own tokens of it. Of a
+ * parameter that meets such a value the gradient is whole on each rank, or a sum over them. */
 static ar_placement beside(ar_placement stream)
 {
     return stream.kind == AR_SHARD ? (ar_placement){AR_REPLICATE, 0} : ari_whole;

@@ -58,9 +58,9 @@ void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_o
 
 /* --- products (ops_product.c) ------------------------------------------------------------------------------------- */
 
-/* Weights that multiply the same input, and what arrives and leaves. Column-parallel weights take a whole input and make
- * shards of features; row-parallel ones take shards of features and make a partial sum. What lies between that and the
- * placements on both sides is a redistribution, and backward its transpose. */
+/* Weights that multiply the same input, and what arrives and leaves. Column-parallel weights take a whole input and
+ * make shards of features; row-parallel ones take shards of features and make a partial sum. What is between that and
+ * the placements on both sides is a redistribution, and backward its transpose. */
 typedef struct ari_linear_ops {
     ari_role part[ARI_OP_VALUES];
     int n;
@@ -72,8 +72,9 @@ typedef struct ari_linear_ops {
 
 void ari_walk_linear(ari_walk *w, const ari_linear_ops *l);
 void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l);
-/* The fold of a partial product, `batch` matrices [rows, cols] of so many terms: exact numerics exchange the exponents
- * of B's rows (cols of them, as often as `b` says) and of A's, then int64 partial sums, two where the terms are many. */
+/* The fold of a partial product, `batch` matrices [rows, cols] of so many terms. Exact numerics exchange the exponents
+ * of B's rows (cols of them, as often as `b` says) and of A's, then int64 partial sums, two where the terms are
+ * many. */
 typedef struct ari_fold_ops {
     ari_call_group over;
     size_t batch, rows, cols, terms;

@@ -310,8 +310,8 @@ static ari_operation *loss_of(ari_walk *w)
     return local(w, ARI_OPERATION_LOSS, ARI_LOSS, 1, width, w->head ? ari_by_features : ari_walk_stream(w));
 }
 
-/* Logits stay sharded: a maximum, a denominator and the target's bits are found for each token; with label smoothing the
- * exponent and the sum of the logits go with the first two. Without a head every element is a term. */
+/* Logits stay sharded: a maximum, a denominator and the target's bits are found for each token; with label smoothing
+ * the exponent and the sum of the logits go with the first two. Without a head every element is a term. */
 static void loss(ari_walk *w)
 {
     if (w->head) {
