@@ -439,6 +439,16 @@ Test(ops, forward_passes_make_the_collectives_of_the_list)
     }
 }
 
+/* The first MLP split the other way than the second. */
+Test(ops, layers_may_be_split_in_different_ways)
+{
+    const ar_config c = config_of(STACK(31, 24, 36, 2, 24, 4));
+    ar_run run = {.parallel = {.tp = 2, .dp = 2, .sp = true}, .batch = BATCH, .seq = SEQ, .threads = 1};
+    cr_assert_eq(ar_plan_add(&run.plan, c.arch, "layers.0.mlp.w1", AR_STYLE_ROWWISE), AR_OK);
+    cr_assert_eq(ar_plan_add(&run.plan, c.arch, "layers.0.mlp.w2", AR_STYLE_COLWISE), AR_OK);
+    cr_expect_eq(run_and_compare(&c, &run, false), AR_OK, "%s", ar_error_message());
+}
+
 /* A list that is told another layout must not pass. */
 Test(ops, another_step_than_the_runs_is_rejected)
 {
