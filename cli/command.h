@@ -53,13 +53,13 @@ typedef struct ari_subcommand {
     const char *name;
     const char *summary;               /* NULL: not listed */
     const ari_args_spec *spec;         /* NULL: it takes no options */
-    int (*run)(int argc, char **argv); /* without a spec; NULL: not in this version */
+    int (*run)(int argc, char **argv); /* without a spec */
 } ari_subcommand;
 
 /** Ends with the name NULL. */
 extern const ari_subcommand ari_subcommands[];
 extern const ari_args_spec ari_check_spec, ari_grads_spec, ari_train_spec, ari_reshard_spec, ari_verify_spec,
-    ari_plan_spec, ari_bugs_spec, ari_bench_spec, ari_info_spec;
+    ari_plan_spec, ari_lint_spec, ari_bugs_spec, ari_bench_spec, ari_info_spec;
 
 /** Not listed: `anyrank info --probe` runs it in its own processes, since BLIS reads its choice of kernels once per
  *  process. Prints the speed of sgemm in GFLOP/s. */

@@ -22,7 +22,7 @@ const ari_subcommand ari_subcommands[] = {
     {"verify", "compare two dumps of tensors", &ari_verify_spec, NULL},
     {"reshard", "split and merge checkpoints", &ari_reshard_spec, NULL},
     {"plan", "what a layout does with a model, without running it", &ari_plan_spec, NULL},
-    {"lint", "check a parallel plan without running numbers", NULL, NULL},
+    {"lint", "check a layout without running numbers", &ari_lint_spec, NULL},
     {"bugs", "list the faults that can be injected, and run each", &ari_bugs_spec, NULL},
     {"bench", "time exact arithmetic against native, all-reduces against copies", &ari_bench_spec, NULL},
     {"info", "what this machine has, and which paths are chosen", &ari_info_spec, NULL},
@@ -39,15 +39,11 @@ static void print_help(FILE *to)
                 "every activation, gradient and updated weight has the same bits as on one\n"
                 "rank.\n\n"
                 "subcommands:\n");
-    for (int pass = 0; pass < 2; pass++) {
-        for (size_t i = 0; i < SUBCOMMANDS; i++) {
-            const ari_subcommand *s = &ari_subcommands[i];
-            if (s->summary != NULL && (s->spec == NULL) == (pass == 1))
-                fprintf(to, "  %-9s %s%s\n", s->name, s->summary, pass == 1 ? " (later)" : "");
-        }
+    for (size_t i = 0; i < SUBCOMMANDS; i++) {
+        if (ari_subcommands[i].summary != NULL)
+            fprintf(to, "  %-9s %s\n", ari_subcommands[i].name, ari_subcommands[i].summary);
     }
-    fprintf(to, "\nThose marked (later) are not in this version.\n"
-                "anyrank SUBCOMMAND --help tells a subcommand's options; anyrank --version the\n"
+    fprintf(to, "\nanyrank SUBCOMMAND --help tells a subcommand's options; anyrank --version the\n"
                 "version. Exit status: 0 the same, 1 a difference, 2 wrong usage or input, 3 the\n"
                 "machine failed.\n\n"
                 "example:\n"
@@ -76,12 +72,7 @@ static int run_subcommand(int argc, char **argv)
         const ari_subcommand *s = &ari_subcommands[i];
         if (strcmp(s->name, argv[0]) != 0)
             continue;
-        if (s->spec != NULL)
-            return ari_args_run(s->spec, argc, argv);
-        if (s->run != NULL)
-            return s->run(argc, argv);
-        fprintf(stderr, "anyrank: %s: not in this version\n", s->name);
-        return ARI_EXIT_USAGE;
+        return s->spec != NULL ? ari_args_run(s->spec, argc, argv) : s->run(argc, argv);
     }
     return unknown_subcommand(argv[0]);
 }

@@ -30,21 +30,10 @@ static const ari_option options[] = {
                    "whose: data-parallel rank R / tp, tensor-parallel rank R mod tp "
                    "(default 0)"),
     ARI_OPTION_FLAG("markdown", markdown, "the table as Markdown"),
-    ARI_OPTION_INT("tp", r.run.parallel.tp, 1, 65536, "N", "tensor-parallel ranks (default 1)"),
-    ARI_OPTION_ENUM("mlp-order", r.mlp_order, ari_mlp_order_names,
-                    "how the MLP's two layers are split (default column-row)"),
     ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names,
                     "exact: sums of integers, with the exchanges of exponents that they need; native: fp32 (default "
                     "exact)"),
-    ARI_OPTION_GROUP(ari_step_layout_options, r),
-    ARI_OPTION_INT("zero", r.run.parallel.zero, 0, 1, "STAGE",
-                   "1: each rank of --dp keeps its share of the optimizer's state (ZeRO-1; default 0)"),
-    ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES",
-                     "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default 25MiB)"),
-    ARI_OPTION_GROUP(ari_bucket_options, r),
-    ARI_BATCH_OPTIONS("tokens of each sequence (default: the model's longest, at most 4096)"),
-    ARI_CLIP_OPTIONS,
-    ARI_OPTION_GROUP(ari_loss_options, r),
+    ARI_PLANNED_OPTIONS,
     {0},
 };
 
@@ -56,14 +45,13 @@ static const ari_positional positionals[] = {
     {0},
 };
 
-/* The step that is asked about: as a training step has it by default. */
-static ar_status case_of(ari_step_case *c, ar_config *config, const plan_values *v)
+ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r, const ari_common *common)
 {
     char path[4096];
-    AR_TRY(ari_layout_check(&v->r));
-    AR_TRY(ar_model_path(path, sizeof path, v->r.run.model));
+    AR_TRY(ari_layout_check(r));
+    AR_TRY(ar_model_path(path, sizeof path, r->run.model));
     AR_TRY(ar_config_load(config, path));
-    *c = (ari_step_case){.run = ari_run_of(&v->r, &v->common), .config = config};
+    *c = (ari_step_case){.run = ari_run_of(r, common), .config = config};
     ar_run *run = &c->run;
     run->batch = run->batch ? run->batch : DEFAULT_BATCH;
     if (run->seq == 0)
@@ -72,7 +60,7 @@ static ar_status case_of(ari_step_case *c, ar_config *config, const plan_values 
     run->dropout = isnan(run->dropout) ? 0.0 : run->dropout;
     run->optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     run->steps = 1;
-    AR_TRY(ari_layout_plan(&v->r, config->arch, &run->plan));
+    AR_TRY(ari_layout_plan(r, config->arch, &run->plan));
     return ar_run_check(run, config);
 }
 
@@ -131,7 +119,7 @@ static ar_status run(void *values, int *exit_code)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "comparing layouts is not in this version; --flow shows one layout: the "
                             "operations of a rank with what moves and what is multiplied");
-    AR_TRY(case_of(&c, &config, v));
+    AR_TRY(ari_planned_case(&c, &config, &v->r, &v->common));
     AR_TRY(flow_options(&o, v, &c.run.parallel));
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &config));

@@ -9,16 +9,11 @@
 #include "ref/core/size.h"
 #include "ref/io/json.h"
 
-static const char *const group_names[] = {[ARI_OVER_TP] = "tp", [ARI_OVER_DP] = "dp", [ARI_OVER_COPIES] = "KV copies"};
 static const char *const often_names[] = {[ARI_AT_START] = "at the start",
                                           [ARI_EACH_PASS] = "micro-batch",
                                           [ARI_EACH_VERSION] = "weight version",
                                           [ARI_EACH_STEP] = "step",
                                           [ARI_EACH_VERIFIED_STEP] = "verified step"};
-static const char *const pass_names[] = {[ARI_PASS_START] = "start",
-                                         [ARI_PASS_FORWARD] = "forward",
-                                         [ARI_PASS_BACKWARD] = "backward",
-                                         [ARI_PASS_STEP] = "step"};
 
 enum { CELL = 400 };
 
@@ -85,7 +80,8 @@ static void calls_cell(char cell[CELL], const ari_operation *op)
         add_text(cell, "%s", cell[0] ? ", " : "");
         if (n > 1)
             add_text(cell, "%d ", n);
-        add_text(cell, "%s %s %s", ari_call_name(first->kind), group_names[first->over], ARI_BYTES((uint64_t)sent));
+        add_text(cell, "%s %s %s", ari_call_name(first->kind), ari_call_group_name(first->over),
+                 ARI_BYTES((uint64_t)sent));
     }
 }
 
@@ -114,8 +110,9 @@ static void print_totals(FILE *to, const ari_flow *f)
     for (int i = 0; i <= ARI_PASS_STEP; i++) {
         const ari_flow_total *t = &f->total[i];
         if (t->calls > 0 || t->multiply_adds > 0.0)
-            fprintf(to, "%s: %s multiply-adds, %zu collectives in which the rank sends %s\n", pass_names[i],
-                    ARI_COUNT((uint64_t)t->multiply_adds), t->calls, ARI_BYTES((uint64_t)t->bytes));
+            fprintf(to, "%s: %s multiply-adds, %zu collectives in which the rank sends %s\n",
+                    ari_operation_pass_name((ari_operation_pass)i), ARI_COUNT((uint64_t)t->multiply_adds), t->calls,
+                    ARI_BYTES((uint64_t)t->bytes));
     }
 }
 
@@ -129,7 +126,7 @@ static ar_status print_pass(FILE *out, const ari_flow *f, const ari_step_case *c
         for (int k = 0; k < COLUMNS; k++)
             ari_table_cell(&table, "%s", cell[k]);
     }
-    fprintf(out, markdown ? "**%s**\n\n" : "%s\n", pass_names[f->row[from].op.pass]);
+    fprintf(out, markdown ? "**%s**\n\n" : "%s\n", ari_operation_pass_name(f->row[from].op.pass));
     AR_TRY(markdown ? ari_table_markdown(&table, out) : ari_table_end(&table, out, 2));
     fprintf(out, "\n");
     return AR_OK;
@@ -182,7 +179,7 @@ static json_t *calls_json(const ari_operation *op, const ar_config *config)
         (void)st; /* the walk has multiplied the same */
         ari_operation_tag(tag, sizeof tag, config, op, call);
         json_array_append_new(a, json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:o, s:s, s:o}", "collective",
-                                           ari_call_name(call->kind), "group", group_names[call->over], "ranks",
+                                           ari_call_name(call->kind), "group", ari_call_group_name(call->over), "ranks",
                                            (json_int_t)call->ranks, "elements", (json_int_t)call->elements, "dtype",
                                            ar_dtype_name(call->dtype), "bytes", (json_int_t)bytes, "bytes_per_rank",
                                            ari_json_number(ari_call_sent(call)), "each", often_names[call->often],
@@ -199,11 +196,12 @@ static json_t *row_json(const ari_flow_row *row, const ari_step_case *c)
     json_t *layers = op->layer == ARI_NO_LAYER
                          ? json_null()
                          : json_pack("[I, I]", (json_int_t)op->layer, (json_int_t)(op->layer + row->layers - 1));
-    return json_pack("{s:s, s:o, s:s, s:o, s:o, s:o, s:s, s:o, s:o, s:o}", "pass", pass_names[op->pass], "module",
-                     ari_json_text_or_null(title), "operation", ari_operation_name(op->kind), "layers", layers,
-                     "inputs", values_json(op->input, op->inputs), "weights", values_json(op->weight, op->weights),
-                     "made", ar_placement_text(made, op->made), "outputs", values_json(op->output, op->outputs),
-                     "communication", calls_json(op, c->config), "multiply_adds", ari_json_number(op->multiply_adds));
+    return json_pack("{s:s, s:o, s:s, s:o, s:o, s:o, s:s, s:o, s:o, s:o}", "pass", ari_operation_pass_name(op->pass),
+                     "module", ari_json_text_or_null(title), "operation", ari_operation_name(op->kind), "layers",
+                     layers, "inputs", values_json(op->input, op->inputs), "weights",
+                     values_json(op->weight, op->weights), "made", ar_placement_text(made, op->made), "outputs",
+                     values_json(op->output, op->outputs), "communication", calls_json(op, c->config), "multiply_adds",
+                     ari_json_number(op->multiply_adds));
 }
 
 json_t *ari_flow_json(const ari_flow *f, const ari_step_case *c)
@@ -212,7 +210,7 @@ json_t *ari_flow_json(const ari_flow *f, const ari_step_case *c)
     for (size_t i = 0; i < f->count; i++)
         json_array_append_new(rows, row_json(&f->row[i], c));
     for (int i = 0; i <= ARI_PASS_STEP; i++)
-        json_object_set_new(totals, pass_names[i],
+        json_object_set_new(totals, ari_operation_pass_name((ari_operation_pass)i),
                             json_pack("{s:o, s:I, s:o}", "multiply_adds", ari_json_number(f->total[i].multiply_adds),
                                       "collectives", (json_int_t)f->total[i].calls, "bytes_per_rank",
                                       ari_json_number(f->total[i].bytes)));

@@ -23,6 +23,21 @@ const char *ari_call_name(ari_call_kind k)
     return (unsigned)k < sizeof names / sizeof *names ? names[k] : "?";
 }
 
+const char *ari_call_group_name(ari_call_group g)
+{
+    static const char *const names[] = {[ARI_OVER_TP] = "tp", [ARI_OVER_DP] = "dp", [ARI_OVER_COPIES] = "KV copies"};
+    return (unsigned)g < sizeof names / sizeof *names ? names[g] : "?";
+}
+
+const char *ari_operation_pass_name(ari_operation_pass p)
+{
+    static const char *const names[] = {[ARI_PASS_START] = "start",
+                                        [ARI_PASS_FORWARD] = "forward",
+                                        [ARI_PASS_BACKWARD] = "backward",
+                                        [ARI_PASS_STEP] = "step"};
+    return (unsigned)p < sizeof names / sizeof *names ? names[p] : "?";
+}
+
 /* --- arithmetic, visits ------------------------------------------------------------------------------------------- */
 
 size_t ari_walk_mul(ari_walk *w, size_t a, size_t b)
@@ -49,6 +64,7 @@ ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role rol
                             .micro = w->micro,
                             .times = w->times,
                             .role = role,
+                            .again = w->again,
                             .made = ari_walk_stream(w)};
     return &w->op;
 }

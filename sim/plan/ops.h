@@ -63,6 +63,8 @@ typedef enum ari_operation_pass {
     ARI_PASS_BACKWARD,
     ARI_PASS_STEP
 } ari_operation_pass;
+/** "forward". Static storage. */
+const char *ari_operation_pass_name(ari_operation_pass p);
 
 /* Dimensions of the mesh on which values are placed, outermost first. */
 enum { ARI_AXIS_DP, ARI_AXIS_TP, ARI_PLACED_AXES };
@@ -95,6 +97,8 @@ typedef enum ari_call_group {
     ARI_OVER_DP,
     ARI_OVER_COPIES /* the neighbouring tp ranks that hold one KV head */
 } ari_call_group;
+/** "tp". Static storage. */
+const char *ari_call_group_name(ari_call_group g);
 
 typedef enum ari_call_often {
     ARI_AT_START,     /* once a run */
@@ -126,6 +130,7 @@ typedef struct ari_operation {
     size_t times; /* micro-batches that do the same, this and later ones */
     ari_role role;
     bool beside; /* on the queue that communicates beside the main one */
+    bool again;  /* backward: of a value of the forward pass, not of a gradient */
     int inputs, weights, outputs, calls;
     ari_op_value input[ARI_OP_VALUES], weight[ARI_OP_VALUES], output[ARI_OP_VALUES];
     ar_placement made; /* of the outputs over tp before the collectives: a partial sum, or as they are */

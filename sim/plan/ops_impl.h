@@ -19,6 +19,7 @@ typedef struct ari_walk {
     ar_mlp_order order;         /* of the layer's MLP */
     size_t all, own;            /* samples of the pass: of all dp ranks, of this one */
     size_t tokens;              /* of `own` */
+    bool again;                 /* as in ari_operation */
     bool fresh[2];              /* forward, backward: no pass has been since the weights changed */
     ari_operation op;           /* the next to be visited */
     ari_operation_visitor visit;

@@ -238,7 +238,9 @@ void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l)
     input_gradient(w, l, dy);
     if (l->row)
         outside(w, l, in, dx, l->from);
-    else if (!w->c->run.parallel.keep_gathered)
+    w->again = true;
+    if (!l->row && !w->c->run.parallel.keep_gathered)
         outside(w, l, in, l->from, taken(l));
+    w->again = false;
     weight_gradients(w, l, &x, dy, l->row ? l->to : dy);
 }

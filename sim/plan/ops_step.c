@@ -351,8 +351,10 @@ void ari_walk_before(ari_walk *w)
 static void sum_loss(ari_walk *w)
 {
     begin_sum(w, ARI_OPERATION_LOSS_SUM, 1, AR_F32);
-    if (w->sp && !w->head)
+    if (w->sp && !w->head) {
+        w->op.input[0].at[ARI_AXIS_TP] = (ar_placement){AR_PARTIAL_SUM, 0};
         sum_terms(w, ARI_OVER_TP, 1, AR_F32, false, ARI_NO_ROLE, "loss");
+    }
     sum_terms(w, ARI_OVER_DP, 1, AR_F32, false, ARI_NO_ROLE, "loss");
     visit_if_moved(w);
 }
@@ -371,6 +373,8 @@ static void norm_of_gradients(ari_walk *w)
 {
     static const char tag[] = "grad_norm";
     begin_sum(w, ARI_OPERATION_GRADIENT_NORM, 1, AR_F32);
+    w->op.input[0].at[ARI_AXIS_TP] = (ar_placement){AR_PARTIAL_SUM, 0};
+    w->op.input[0].at[ARI_AXIS_DP] = shares(w) ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_whole;
     for (int i = 0; i < 2; i++) {
         const size_t n = i == 0 ? 1 : 2;
         const ar_dtype dtype = i == 0 ? AR_I32 : AR_I64;

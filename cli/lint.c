@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/lint.h"
+#include "cli/command.h"
+#include "cli/plan.h"
+#include "ref/io/json.h"
+#include "verify/faults/fault_case.h"
+
+typedef struct lint_values {
+    ari_common common;
+    ari_run_values r;
+} lint_values;
+
+#define ARI_VALUES lint_values
+static const ari_option options[] = {
+    ARI_PLANNED_OPTIONS,
+    ARI_OPTION_STRING("inject", r.inject, "BUG",
+                      "put a known fault into the list of operations; without MODEL, in a case in which it matters",
+                      .choices = ari_fault_names, .more = "A fault that no type shows is refused, with the reason."),
+    {0},
+};
+
+static const ari_positional positionals[] = {
+    ARI_POSITIONAL("MODEL", FOLDER, r.run.model,
+                   "a folder with a Hugging Face config.json, that file, or a bundled name; no weights are read",
+                   .choices = ari_model_names),
+    {0},
+};
+
+/* What was not given, from the case in which the fault matters. */
+static ar_status take_case(lint_values *v)
+{
+    const ari_fault_case c = ari_fault_case_of(v->r.run.fault);
+    ar_run *run = &v->r.run;
+    const ar_fault fault = run->fault;
+    *run = (ar_run){.model = c.run.model,
+                    .parallel = c.run.parallel,
+                    .ddp = c.run.ddp,
+                    .batch = c.run.batch,
+                    .seq = c.run.seq,
+                    .clip = c.run.clip,
+                    .dropout = c.run.dropout,
+                    .optimizer = run->optimizer};
+    v->r.mlp_order = c.order;
+    AR_TRY(ari_args_again(&ari_lint_spec, v));
+    run->fault = fault;
+    return AR_OK;
+}
+
+static ar_status complete(lint_values *v)
+{
+    const char *unseen = NULL;
+    if (v->r.inject) {
+        AR_TRY(ar_fault_parse(&v->r.run.fault, v->r.inject));
+        unseen = ar_lint_cannot_see(v->r.run.fault);
+    }
+    if (unseen)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "lint cannot see %s: %s; 'anyrank check --inject %s' shows it",
+                            v->r.inject, unseen, v->r.inject);
+    if (v->r.run.model)
+        return AR_OK;
+    if (!v->r.inject)
+        return ar_error_set(AR_ERR_ARG, "MODEL is missing: a folder with a config.json, or a bundled name such as "
+                                        "llama-demo");
+    return take_case(v);
+}
+
+static void print(FILE *to, const ar_lint_report *r, const ari_step_case *c)
+{
+    const ar_run *run = &c->run;
+    fprintf(to, "lint: %s, %s: ", c->config->name, ARI_LAYOUT(&run->parallel, run->batch));
+    if (r->count == 0)
+        fprintf(to, "nothing to find in %zu operations, %zu values\n", r->operations, r->values);
+    else
+        fprintf(to, "%zu finding%s in %zu operations, %zu values\n", r->count, r->count == 1 ? "" : "s", r->operations,
+                r->values);
+    for (size_t i = 0; i < r->count; i++) {
+        const ar_lint_finding *f = &r->finding[i];
+        const bool named = f->module[0] != '\0';
+        fprintf(to, "\n%s: %s%s%s, %s\n", ar_lint_rule_name(f->rule), f->module, named ? ", " : "", f->operation,
+                f->pass);
+        fprintf(to, "  rule    %s\n", ar_lint_rule_text(f->rule));
+        if (f->axis[0] != '\0')
+            fprintf(to, "  axis    %s\n", f->axis);
+        fprintf(to, "  has     %s\n  needs   %s\n  repair  %s\n", f->has, f->needs, f->repair);
+    }
+}
+
+static json_t *finding_json(const ar_lint_finding *f)
+{
+    json_t *layers =
+        f->layers == 0 ? json_null()
+                       : json_pack("[I, I]", (json_int_t)f->first_layer, (json_int_t)(f->first_layer + f->layers - 1));
+    return json_pack("{s:s, s:s, s:o, s:s, s:s, s:o, s:o, s:s, s:s, s:s}", "rule", ar_lint_rule_name(f->rule), "text",
+                     ar_lint_rule_text(f->rule), "module", ari_json_text_or_null(f->module), "operation", f->operation,
+                     "pass", f->pass, "layers", layers, "axis", ari_json_text_or_null(f->axis), "has", f->has, "needs",
+                     f->needs, "repair", f->repair);
+}
+
+static json_t *as_json(const ar_lint_report *r, const ari_step_case *c, const char *inject)
+{
+    const ar_run *run = &c->run;
+    json_t *o = ari_json_begin("lint"), *findings = json_array();
+    for (size_t i = 0; i < r->count; i++)
+        json_array_append_new(findings, finding_json(&r->finding[i]));
+    json_object_set_new(o, "model", ari_json_text(c->config->name));
+    json_object_set_new(o, "layout", ari_layout_json(&run->parallel, run->batch));
+    json_object_set_new(o, "batch", json_integer((json_int_t)run->batch));
+    json_object_set_new(o, "seq", json_integer((json_int_t)run->seq));
+    json_object_set_new(o, "fault", ari_json_text_or_null(inject));
+    json_object_set_new(o, "result", json_string(r->count > 0 ? "findings" : "clean"));
+    json_object_set_new(o, "operations", json_integer((json_int_t)r->operations));
+    json_object_set_new(o, "values", json_integer((json_int_t)r->values));
+    json_object_set_new(o, "notes", ari_config_notes(NULL, c->config));
+    return ari_json_whole(o, json_pack("{s:o}", "findings", findings));
+}
+
+static ar_status run(void *values, int *exit_code)
+{
+    lint_values *v = values;
+    ar_config config;
+    ari_step_case c;
+    ar_lint_report *r = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(complete(v));
+    AR_TRY(ari_planned_case(&c, &config, &v->r, &v->common));
+    if (!v->common.quiet)
+        json_decref(ari_config_notes(stderr, &config));
+    AR_TRY(ar_lint(&r, &c.run, &config));
+    *exit_code = r->count > 0 ? ARI_EXIT_DIFFERENT : ARI_EXIT_SAME;
+    if (ari_wants_text(&v->common))
+        print(stdout, r, &c);
+    if (v->common.json)
+        st = ari_json_end(as_json(r, &c, v->r.inject), &v->common);
+    ar_lint_report_destroy(r);
+    return st;
+}
+
+static const lint_values defaults = {.r = ARI_RUN_NOT_GIVEN(.mlp_order = AR_MLP_COLUMN_ROW)};
+
+const ari_args_spec ari_lint_spec = {
+    .command = "lint",
+    .summary = "Checks a layout without running numbers: types every value of a training step along each axis of the "
+               "mesh, and finds missing, double and misplaced communication.",
+    .example = "anyrank lint llama-demo --tp 4 --sp\n"
+               "anyrank lint config.json --dp 2048 --tp 8 --sp --zero 1 --batch 4096\n"
+               "anyrank lint --inject column_dx_not_reduced",
+    .options = options,
+    .positionals = positionals,
+    .common_at = offsetof(lint_values, common),
+    .size = sizeof(lint_values),
+    .defaults = &defaults,
+    .run = run,
+};

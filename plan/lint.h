@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of ar_lint: types and their rules (lint_rules.c), the walk that gives every value its type (lint_walk.c),
+ * operation by operation (lint_pass.c, lint_step.c), what it finds (lint.c), and injected faults as edits of the list (lint_faults.c). */
+#ifndef ARI_PLAN_LINT_H
+#define ARI_PLAN_LINT_H
+
+#include "anyrank/lint.h"
+#include "plan/flow.h"
+
+/* --- types -------------------------------------------------------------------------------------------------------- */
+
+/* Along what a value has a type: the axes of the mesh, and the neighbouring ranks of tp that hold copies of a KV head.
+ * Micro-batches, and no axis at all, are
+ * for reports alone. */
+enum { ARI_LINT_COPIES = ARI_PLACED_AXES, ARI_LINT_AXES, ARI_LINT_MICRO = ARI_LINT_AXES, ARI_LINT_NO_AXIS };
+typedef struct ari_lint_type {
+    ar_placement at[ARI_LINT_AXES];
+} ari_lint_type;
+
+/* What a rule says along one axis: the placement that it makes, or what is broken, with the placement that is there and
+ * the one that would be right. */
+typedef struct ari_lint_verdict {
+    bool broken;
+    ar_lint_rule rule;
+    ar_placement makes, has, needs;
+} ari_lint_verdict;
+
+bool ari_lint_whole(ar_placement p);
+bool ari_lint_partial(ar_placement p);
+/** Whether the ranks have the same numbers: R and I differ in the gradient alone. */
+bool ari_lint_same(ar_placement a, ar_placement b);
+/** The broken rule of a value that is `has` where `needs` is needed. */
+ari_lint_verdict ari_lint_mismatch(ar_placement has, ar_placement needs);
+
+/* Activations are [b, s, features], matrices [out, in]. */
+/** Y = X W^T. */
+ari_lint_verdict ari_lint_product(ar_placement x, ar_placement w);
+/** dX = dY W. */
+ari_lint_verdict ari_lint_product_dx(ar_placement dy, ar_placement w);
+/** dW = dY^T X, summed over samples and tokens. */
+ari_lint_verdict ari_lint_product_dw(ar_placement x, ar_placement dy);
+/** The gradient of what was added to, or multiplied with, every token's features: `features` is the dimension of the
+ *  parameter that they are. */
+ari_lint_verdict ari_lint_sum_over_tokens(ar_placement dy, int features);
+ari_lint_verdict ari_lint_add(ar_placement a, ar_placement b);
+/** Adds a parameter, whose dimension `features` is the activation's last one, to every token. */
+ari_lint_verdict ari_lint_add_parameter(ar_placement x, ar_placement w, int features);
+/** A function of each element alone. */
+ari_lint_verdict ari_lint_elementwise(ar_placement x, bool linear);
+/** A function of all features of a token (norm), or of all tokens of a head's features (attention). */
+ari_lint_verdict ari_lint_along(ar_placement x, int dim, bool linear);
+/** Rows of a table [ids, features] by id, and the table's gradient. */
+ari_lint_verdict ari_lint_lookup(ar_placement ids, ar_placement table);
+ari_lint_verdict ari_lint_lookup_gradient(ar_placement dy, ar_placement table);
+
+/* --- findings ----------------------------------------------------------------------------------------------------- */
+
+/* A finding, the operation it is about (of the first of its layers), and the layers. */
+typedef struct ari_lint_found {
+    ari_flow_row row;
+    ar_lint_finding is;
+    int axis;
+} ari_lint_found;
+
+typedef struct ari_lint_findings {
+    ari_lint_found *found;
+    size_t count, capacity;
+    ar_status st; /* of the first that could not be kept */
+} ari_lint_findings;
+
+/** Adds one; the same of a neighbouring layer, or of another micro-batch, is one with it. `repair` may be NULL: then
+ *  the rule's own. */
+void ari_lint_find(ari_lint_findings *f, const ari_operation *op, int axis, ar_lint_rule rule, const char *has,
+                   const char *needs, const char *repair);
+void ari_lint_find_placed(ari_lint_findings *f, const ari_operation *op, int axis, const ari_lint_verdict *v);
+/** "tp". Static storage. */
+const char *ari_lint_axis_name(int axis);
+
+/* --- faults ------------------------------------------------------------------------------------------------------- */
+
+/* Passes the operations on to `visit`, with the edits of a fault. */
+typedef struct ari_lint_editor {
+    const ari_step_case *c;
+    ar_fault fault;
+    ari_operation_visitor visit;
+    void *user;
+    size_t edits;    /* made so far */
+    size_t unspread; /* parameters whose gradients are no longer summed over tp, and not yet taken out of a bucket */
+    bool any_micro;
+    size_t first_micro; /* the micro-batch that came first */
+    bool holds;         /* an operation waits for the next one */
+    ari_operation held;
+} ari_lint_editor;
+
+/** A visitor; user: the editor. */
+ar_status ari_lint_edit(void *user, const ari_operation *op);
+
+/* --- the walk ----------------------------------------------------------------------------------------------------- */
+
+/* A parameter: where it is used, and what came back. */
+typedef struct ari_lint_param {
+    size_t layer;
+    ari_role role;
+    bool bias;
+    int uses, gradients;        /* in the pass */
+    bool broadcast;             /* equal over dp since the start */
+    bool seen[ARI_PLACED_AXES]; /* its gradient has terms along the axis, and is counted */
+    ari_lint_type is;           /* where it was met first */
+} ari_lint_param;
+
+/* An operation of the forward pass, for its backward pass. */
+typedef struct ari_lint_record {
+    size_t layer;
+    ari_operation_kind kind;
+    ari_role role;
+    ari_lint_type stored, out; /* what the backward pass has of the input; the output */
+    bool backward;             /* it has been met there */
+} ari_lint_record;
+
+typedef struct ari_lint_state {
+    const ari_step_case *c;
+    ari_lint_findings *f;
+    ar_lint_report *counts;
+    size_t size[ARI_LINT_AXES]; /* ranks along it; along one of 1 nothing has a type */
+    bool head;                  /* the loss is divided by a number of targets */
+    /* Where the walk is: the values that the next operation takes. */
+    ari_operation_pass pass;
+    size_t micro, layer;
+    ari_lint_type at[ARI_OP_VALUES]; /* the last outputs; backward: gradients */
+    ari_lint_type skip;              /* what goes around the module to the residual, or comes from it */
+    ari_lint_type before;            /* the value before the last redistribution */
+    bool gathered;                   /* that redistribution was an all-gather, and the last operation */
+    ari_lint_type dy[ARI_OP_VALUES]; /* what the last operation with weights has got backward */
+    int dys;
+    ari_lint_type again; /* its input, as it was computed again */
+    bool has_again;
+    ari_lint_type stored; /* and as the forward pass has left it */
+    ari_lint_record *record;
+    ari_lint_param *param;
+    size_t records, record_capacity, params, param_capacity;
+    uint32_t *record_at, *param_at; /* [places]: number, from 1, of what is called so; 0: none */
+    /* Of the step. */
+    ari_lint_type targets, loss, weights;
+    bool per_micro;                  /* targets are counted in each micro-batch */
+    ar_placement summed;             /* gradients over dp, after their sums */
+    size_t partial[ARI_PLACED_AXES]; /* parameters whose gradients are terms along the axis */
+    size_t reduced[ARI_PLACED_AXES]; /* those that buckets sum */
+    size_t gathers;                  /* parameters whose shares are gathered */
+    ar_status st;
+} ari_lint_state;
+
+/** Before the first operation. Gives what ari_lint_fini frees, also after an error. Errors: AR_ERR_OVERFLOW,
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_lint_begin(ari_lint_state *l, ari_lint_findings *f, ar_lint_report *counts,
+                                      const ari_step_case *c);
+/** Types an operation; a visitor, whose user is the state. Errors: AR_ERR_MEMORY. */
+ar_status ari_lint_visit(void *user, const ari_operation *op);
+/** After the last one: what must be so by then. */
+AR_NODISCARD ar_status ari_lint_end(ari_lint_state *l);
+void ari_lint_fini(ari_lint_state *l);
+
+/** What the list says of a value. */
+ari_lint_type ari_lint_stated(const ari_op_value *v);
+/** The value that an operation takes or makes as `v` of the list, of which `has` is known: what the list says where that
+ *  is the same, else a finding. */
+ari_lint_type ari_lint_agree(ari_lint_state *l, const ari_operation *op, const ari_op_value *v, ari_lint_type has);
+/** Keeps a verdict of a rule: what it makes, and a finding where it is broken. */
+void ari_lint_judge(ari_lint_state *l, const ari_operation *op, int axis, ari_lint_type *out, ari_lint_verdict v);
+/** Applies the operation's collectives to n values that are reduced one after the other; tags, unless NULL, say which
+ *  call is which value's. `to`: what comes out according to the list. */
+void ari_lint_collectives(ari_lint_state *l, const ari_operation *op, ari_lint_type *v, int n, const char *const *tags,
+                          const ari_op_value *to);
+/** The parameter, with its first placement kept. NULL without memory (l->st). */
+ari_lint_param *ari_lint_parameter(ari_lint_state *l, size_t layer, const ari_op_value *v);
+
+/** An operation of the forward pass, for its backward pass; NULL where there was none. */
+ari_lint_record *ari_lint_recorded(const ari_lint_state *l, size_t layer, ari_operation_kind kind, ari_role role);
+void ari_lint_keep(ari_lint_state *l, const ari_operation *op, ari_lint_type stored, ari_lint_type out);
+void ari_lint_forget(ari_lint_state *l);
+
+/** Types one operation outside of the passes (lint_step.c). */
+void ari_lint_step_operation(ari_lint_state *l, const ari_operation *op);
+/** What must be so at the end. */
+void ari_lint_end_of_step(ari_lint_state *l);
+/** Types one operation of a pass (lint_pass.c). */
+void ari_lint_pass_operation(ari_lint_state *l, const ari_operation *op);
+/** What must be so at the end of a micro-batch's two passes. */
+void ari_lint_end_of_passes(ari_lint_state *l);
+
+#endif

@@ -1,0 +1,468 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The operations of the forward and the backward pass, each by the rule of its kind. Backward every operation is linear
+ * in the gradients that it gets, and the gradient of a value that is invariant must be invariant. */
+#include <stdio.h>
+
+#include "plan/lint.h"
+
+static const ar_placement whole = {AR_INVARIANT, 0};
+enum { TOKENS = 1, FEATURES = 2 }; /* dimensions of an activation */
+
+static bool is_vector(const ari_op_value *v)
+{
+    return v->ndim == 1;
+}
+
+/* A type whose placement along each axis is the rule's, of two placements. */
+typedef ari_lint_verdict (*pair_rule)(ar_placement a, ar_placement b);
+
+static ari_lint_type by(ari_lint_state *l, const ari_operation *op, pair_rule rule, ari_lint_type a, ari_lint_type b)
+{
+    ari_lint_type out;
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+        ari_lint_judge(l, op, axis, &out, rule(a.at[axis], b.at[axis]));
+    return out;
+}
+
+static ari_lint_type elementwise(ari_lint_state *l, const ari_operation *op, ari_lint_type x, bool linear)
+{
+    ari_lint_type out;
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+        ari_lint_judge(l, op, axis, &out, ari_lint_elementwise(x.at[axis], linear));
+    return out;
+}
+
+static ari_lint_type along(ari_lint_state *l, const ari_operation *op, ari_lint_type x, int dim, bool linear)
+{
+    ari_lint_type out;
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+        ari_lint_judge(l, op, axis, &out, ari_lint_along(x.at[axis], dim, linear));
+    return out;
+}
+
+static ari_lint_type add_parameter(ari_lint_state *l, const ari_operation *op, ari_lint_type x, const ari_op_value *w)
+{
+    ari_lint_type out, b = ari_lint_stated(w);
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+        ari_lint_judge(l, op, axis, &out, ari_lint_add_parameter(x.at[axis], b.at[axis], is_vector(w) ? 0 : 1));
+    return out;
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
+
+/* A use of the operation's weight i: it is placed as everywhere else, and equal on the data-parallel ranks. */
+static ari_lint_type use(ari_lint_state *l, const ari_operation *op, int i)
+{
+    const ari_op_value *v = &op->weight[i];
+    ari_lint_param *p = ari_lint_parameter(l, op->layer, v);
+    if (!p)
+        return ari_lint_stated(v);
+    p->uses++;
+    if (!p->broadcast && l->size[ARI_AXIS_DP] > 1) {
+        ari_lint_find(l->f, op, ARI_AXIS_DP, AR_LINT_missing_broadcast, "V", "R",
+                      "broadcast the parameter over dp from rank 0 before the first step");
+        p->broadcast = true;
+    }
+    return ari_lint_agree(l, op, v, p->is);
+}
+
+static void keep(ari_lint_state *l, const ari_operation *op, ari_lint_type stored, ari_lint_type out)
+{
+    if (ari_lint_recorded(l, op->layer, op->kind, op->role))
+        ari_lint_find(l->f, op, ARI_LINT_NO_AXIS, AR_LINT_repeated_operation, "twice", "once",
+                      "leave one of the two out");
+    else
+        ari_lint_keep(l, op, stored, out);
+}
+
+static void embedding(ari_lint_state *l, const ari_operation *op)
+{
+    ari_lint_type ids = {.at = {[ARI_AXIS_DP] = {AR_SHARD, 0}, [ARI_AXIS_TP] = whole, [ARI_LINT_COPIES] = whole}};
+    ids = ari_lint_agree(l, op, &op->input[0], ids);
+    ari_lint_type out = by(l, op, ari_lint_lookup, ids, use(l, op, 0));
+    ari_lint_collectives(l, op, &out, 1, NULL, &op->output[0]);
+    l->at[0] = ari_lint_agree(l, op, &op->output[0], out);
+    keep(l, op, ids, l->at[0]);
+}
+
+static void positions(ari_lint_state *l, const ari_operation *op)
+{
+    const ari_lint_type x = ari_lint_agree(l, op, &op->input[0], l->at[0]);
+    use(l, op, 0);
+    l->at[0] = ari_lint_agree(l, op, &op->output[0], add_parameter(l, op, x, &op->weight[0]));
+}
+
+static void norm(ari_lint_state *l, const ari_operation *op)
+{
+    const ari_lint_type x = ari_lint_agree(l, op, &op->input[0], l->at[0]);
+    l->skip = x; /* in a block */
+    ari_lint_type out = along(l, op, x, FEATURES, false);
+    for (int i = 0; i < op->weights; i++) {
+        use(l, op, i);
+        out = add_parameter(l, op, out, &op->weight[i]);
+    }
+    l->at[0] = ari_lint_agree(l, op, &op->output[0], out);
+    keep(l, op, x, l->at[0]);
+}
+
+static bool gathers(const ari_operation *op)
+{
+    return op->calls > 0 && op->call[0].kind == ARI_CALL_ALL_GATHER;
+}
+
+/* Collectives, or without any the own part, which needs none. */
+static ari_lint_type redistributed(ari_lint_state *l, const ari_operation *op, ari_lint_type has)
+{
+    ari_lint_type v = ari_lint_agree(l, op, &op->input[0], has);
+    const ari_lint_type to = ari_lint_stated(&op->output[0]);
+    ari_lint_collectives(l, op, &v, 1, NULL, &op->output[0]);
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+        if (ari_lint_whole(v.at[axis]) && to.at[axis].kind == AR_SHARD)
+            v.at[axis] = to.at[axis];
+    }
+    return ari_lint_agree(l, op, &op->output[0], v);
+}
+
+static void redistribute(ari_lint_state *l, const ari_operation *op)
+{
+    l->before = l->at[0];
+    l->at[0] = redistributed(l, op, l->at[0]);
+}
+
+/* What is kept of X for the weight gradients: with sequence parallelism the part before it was gathered, unless that is
+ * kept. */
+static void product(ari_lint_state *l, const ari_operation *op)
+{
+    const ari_lint_type x = ari_lint_agree(l, op, &op->input[0], l->at[0]);
+    const bool again = l->gathered && !l->c->run.parallel.keep_gathered;
+    ari_lint_type out = x;
+    for (int i = 0; i < op->weights; i++)
+        out = by(l, op, ari_lint_product, x, use(l, op, i));
+    ari_lint_collectives(l, op, &out, 1, NULL, &op->output[0]);
+    for (int i = 0; i < op->outputs; i++)
+        l->at[i] = ari_lint_agree(l, op, &op->output[i], out);
+    keep(l, op, again ? l->before : x, l->at[0]);
+}
+
+static void bias(ari_lint_state *l, const ari_operation *op)
+{
+    for (int i = 0; i < op->inputs; i++) {
+        const ari_lint_type x = ari_lint_agree(l, op, &op->input[i], l->at[i]);
+        if (!ari_lint_recorded(l, op->layer, op->kind, op->role))
+            use(l, op, i);
+        l->at[i] = add_parameter(l, op, x, &op->weight[i]);
+    }
+    ari_lint_collectives(l, op, l->at, op->outputs, NULL, &op->output[0]);
+    for (int i = 0; i < op->outputs; i++)
+        l->at[i] = ari_lint_agree(l, op, &op->output[i], l->at[i]);
+    keep(l, op, l->at[0], l->at[0]);
+}
+
+/* Functions of each element, or of a head's features, of one value or of several that are placed alike. */
+static void functions(ari_lint_state *l, const ari_operation *op, bool linear)
+{
+    ari_lint_type in[ARI_OP_VALUES];
+    for (int i = 0; i < op->inputs; i++)
+        in[i] = elementwise(l, op, ari_lint_agree(l, op, &op->input[i], l->at[i]), linear);
+    for (int i = 0; i < op->outputs; i++)
+        l->at[i] = ari_lint_agree(l, op, &op->output[i], in[i < op->inputs ? i : 0]);
+    keep(l, op, in[0], l->at[0]);
+}
+
+static void linear_function(ari_lint_state *l, const ari_operation *op)
+{
+    functions(l, op, true);
+}
+
+static void other_function(ari_lint_state *l, const ari_operation *op)
+{
+    functions(l, op, false);
+}
+
+/* Every query sees the keys of all tokens. */
+static void attention(ari_lint_state *l, const ari_operation *op)
+{
+    ari_lint_type q = l->at[0];
+    for (int i = 0; i < op->inputs; i++) {
+        const ari_lint_type x = ari_lint_agree(l, op, &op->input[i], l->at[i]);
+        const ari_lint_type y = along(l, op, x, TOKENS, false);
+        q = i == 0 ? y : by(l, op, ari_lint_add, q, y);
+    }
+    l->at[0] = ari_lint_agree(l, op, &op->output[0], q);
+    keep(l, op, q, l->at[0]);
+}
+
+static void residual(ari_lint_state *l, const ari_operation *op)
+{
+    const ari_lint_type a = ari_lint_agree(l, op, &op->input[0], by(l, op, ari_lint_add, l->at[0], l->skip));
+    l->at[0] = ari_lint_agree(l, op, &op->output[0], a);
+    keep(l, op, a, l->at[0]);
+}
+
+/* A softmax over shards takes a maximum, a sum of exponentials and the target's logit of all of them. */
+static ari_lint_type cross_entropy(ari_lint_state *l, const ari_operation *op, ari_lint_type logits)
+{
+    static const char *const tags[] = {"loss max", "loss sum", "loss target"};
+    ari_lint_type v[3];
+    for (int i = 0; i < 3; i++) {
+        v[i] = elementwise(l, op, logits, false);
+        for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+            if (logits.at[axis].kind == AR_SHARD && logits.at[axis].dim == FEATURES)
+                v[i].at[axis] = (ar_placement){i == 0 ? AR_PARTIAL_MAX : AR_PARTIAL_SUM, 0};
+        }
+    }
+    ari_lint_collectives(l, op, v, 3, tags, &op->output[0]);
+    for (int i = 0; i < 2; i++)
+        (void)ari_lint_agree(l, op, &op->output[0], v[i]);
+    return ari_lint_agree(l, op, &op->output[0], v[2]);
+}
+
+static void check_count(ari_lint_state *l, const ari_operation *op)
+{
+    if (l->per_micro && l->c->run.parallel.micro_batches > 1)
+        ari_lint_find(l->f, op, ARI_LINT_MICRO, AR_LINT_local_count, "V", "I",
+                      "count the targets of all micro-batches before the first one, and divide each loss by that");
+    if (ari_lint_partial(l->targets.at[ARI_AXIS_DP]) && l->size[ARI_AXIS_DP] > 1)
+        ari_lint_find(l->f, op, ARI_AXIS_DP, AR_LINT_local_count, "P(sum)", "I",
+                      "all-reduce the number of targets over dp, and divide by the sum");
+}
+
+static void loss(ari_lint_state *l, const ari_operation *op)
+{
+    const ari_lint_type x = ari_lint_agree(l, op, &op->input[0], l->at[0]);
+    ari_lint_type terms = x;
+    if (l->head)
+        terms = cross_entropy(l, op, x);
+    else
+        ari_lint_collectives(l, op, &terms, 1, NULL, &op->output[0]);
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++) /* each rank adds its own up */
+        l->loss.at[axis] = ari_lint_whole(terms.at[axis]) ? whole : (ar_placement){AR_PARTIAL_SUM, 0};
+    if (l->head)
+        check_count(l, op);
+    keep(l, op, x, x);
+}
+
+/* --- backward ----------------------------------------------------------------------------------------------------- */
+
+/* The gradient of the output of an operation that takes and makes values placed alike: it is placed as the gradient of
+ * that output is. */
+static ari_lint_type arrives(ari_lint_state *l, const ari_operation *op, int i)
+{
+    ari_lint_record *r = ari_lint_recorded(l, op->layer, op->kind, op->role);
+    const ari_lint_type dy = ari_lint_agree(l, op, &op->input[i], l->at[i]);
+    if (!r) {
+        ari_lint_find(l->f, op, ARI_LINT_NO_AXIS, AR_LINT_missing_forward, "none", "one",
+                      "leave it out, or add it to the forward pass");
+        return dy;
+    }
+    r->backward = true;
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+        ari_lint_verdict v = {.makes = r->out.at[axis]};
+        const ar_status st = ar_placement_gradient(&v.makes, r->out.at[axis]);
+        if (st == AR_OK && !ari_lint_same(dy.at[axis], v.makes))
+            v = ari_lint_mismatch(dy.at[axis], v.makes);
+        ari_lint_type ignored;
+        ari_lint_judge(l, op, axis, &ignored, v);
+    }
+    return dy;
+}
+
+static void functions_backward(ari_lint_state *l, const ari_operation *op)
+{
+    ari_lint_type dy[ARI_OP_VALUES];
+    for (int i = 0; i < op->inputs; i++)
+        dy[i] = arrives(l, op, i);
+    for (int i = 0; i < op->outputs; i++)
+        l->at[i] = ari_lint_agree(l, op, &op->output[i], dy[i < op->inputs ? i : 0]);
+    l->dys = 0;
+}
+
+static void norm_backward(ari_lint_state *l, const ari_operation *op)
+{
+    const ari_lint_record *r = ari_lint_recorded(l, op->layer, op->kind, op->role);
+    l->dy[0] = arrives(l, op, 0);
+    l->dys = 1;
+    l->has_again = false;
+    l->stored = r ? r->stored : l->dy[0];
+    l->at[0] = ari_lint_agree(l, op, &op->output[0], l->dy[0]);
+}
+
+/* dK and dV of copies of a KV head: each rank's are those of its own queries. */
+static void attention_backward(ari_lint_state *l, const ari_operation *op)
+{
+    const ari_lint_type dy = arrives(l, op, 0);
+    for (int i = 0; i < op->outputs; i++) {
+        l->at[i] = dy;
+        if (op->output[i].copies > 1)
+            l->at[i].at[ARI_LINT_COPIES] = (ar_placement){AR_PARTIAL_SUM, 0};
+    }
+    ari_lint_collectives(l, op, l->at, op->outputs, NULL, &op->output[0]);
+    for (int i = 0; i < op->outputs; i++)
+        l->at[i] = ari_lint_agree(l, op, &op->output[i], l->at[i]);
+    l->dys = 0;
+}
+
+static void product_backward(ari_lint_state *l, const ari_operation *op)
+{
+    ari_lint_record *r = ari_lint_recorded(l, op->layer, op->kind, op->role);
+    ari_lint_type dx = l->at[0];
+    for (int i = 0; i < op->inputs; i++) {
+        l->dy[i] = ari_lint_agree(l, op, &op->input[i], l->at[i]);
+        dx = by(l, op, ari_lint_product_dx, l->dy[i], ari_lint_stated(&op->weight[i]));
+    }
+    l->dys = op->inputs;
+    l->has_again = false;
+    ari_lint_collectives(l, op, &dx, 1, NULL, &op->output[0]);
+    l->at[0] = ari_lint_agree(l, op, &op->output[0], dx);
+    if (!r)
+        return; /* and no use of its weights */
+    r->backward = true;
+    l->stored = r->stored;
+}
+
+static void redistribute_backward(ari_lint_state *l, const ari_operation *op)
+{
+    if (op->again) {
+        l->again = redistributed(l, op, l->stored);
+        l->has_again = true;
+        return;
+    }
+    l->before = l->at[0];
+    l->at[0] = redistributed(l, op, l->at[0]);
+}
+
+static void residual_backward(ari_lint_state *l, const ari_operation *op)
+{
+    const ari_lint_type branch = arrives(l, op, 0);
+    l->at[0] = ari_lint_agree(l, op, &op->output[0], by(l, op, ari_lint_add, branch, l->skip));
+    l->skip = l->at[0];
+    l->dys = 0;
+}
+
+static void loss_backward(ari_lint_state *l, const ari_operation *op)
+{
+    ari_lint_record *r = ari_lint_recorded(l, op->layer, op->kind, op->role);
+    if (r)
+        r->backward = true;
+    l->at[0] = ari_lint_agree(l, op, &op->output[0], ari_lint_agree(l, op, &op->input[0], r ? r->out : l->at[0]));
+}
+
+/* --- weight gradients --------------------------------------------------------------------------------------------- */
+
+/* Which gradient the list means: of what the last operation with weights has got, what has come out of it, and what was
+ * there before that was gathered, the one that is placed as it says. */
+static ari_lint_type gradient_of(ari_lint_state *l, const ari_operation *op, const ari_op_value *v)
+{
+    const ari_lint_type stated = ari_lint_stated(v);
+    ari_lint_type from[ARI_OP_VALUES + 2];
+    int n = 0;
+    for (int i = 0; i < l->dys; i++)
+        from[n++] = l->dy[i];
+    from[n++] = l->at[0];
+    from[n++] = l->before;
+    for (int i = 0; i < n; i++) {
+        bool same = true;
+        for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+            same = same && (l->size[axis] == 1 || ari_lint_same(from[i].at[axis], stated.at[axis]));
+        if (same)
+            return stated;
+    }
+    return ari_lint_agree(l, op, v, from[0]);
+}
+
+static ari_lint_type sum_over_tokens(ari_lint_state *l, const ari_operation *op, ari_lint_type dy)
+{
+    ari_lint_type out;
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+        ari_lint_judge(l, op, axis, &out, ari_lint_sum_over_tokens(dy.at[axis], is_vector(&op->output[0]) ? 0 : 1));
+    return out;
+}
+
+static ari_lint_type weight_gradient_of(ari_lint_state *l, const ari_operation *op, const ari_lint_param *p)
+{
+    const ari_op_value *last = &op->input[op->inputs - 1];
+    const ari_lint_type dy = gradient_of(l, op, last);
+    if (op->inputs == 1 || is_vector(&op->output[0]))
+        return sum_over_tokens(l, op, dy);
+    if (op->input[0].ndim == 2) /* ids */
+        return by(l, op, ari_lint_lookup_gradient, dy, p->is);
+    const ari_lint_type x = ari_lint_agree(l, op, &op->input[0], l->has_again ? l->again : l->stored);
+    return by(l, op, ari_lint_product_dw, x, dy);
+}
+
+static void weight_gradient(ari_lint_state *l, const ari_operation *op)
+{
+    ari_op_value weight = op->output[0];
+    ari_lint_param *p = ari_lint_parameter(l, op->layer, &weight);
+    if (!p)
+        return;
+    p->gradients++;
+    const ari_lint_type out = ari_lint_agree(l, op, &op->output[0], weight_gradient_of(l, op, p));
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+        if (!p->seen[axis] && ari_lint_partial(out.at[axis]))
+            l->partial[axis]++;
+        p->seen[axis] = p->seen[axis] || ari_lint_partial(out.at[axis]);
+    }
+}
+
+/* --- all ---------------------------------------------------------------------------------------------------------- */
+
+typedef void (*judge)(ari_lint_state *l, const ari_operation *op);
+static const judge judges[ARI_OPERATION_KINDS][2] = {
+    [ARI_OPERATION_EMBEDDING] = {embedding, NULL},
+    [ARI_OPERATION_POSITIONS] = {positions, NULL},
+    [ARI_OPERATION_NORM] = {norm, norm_backward},
+    [ARI_OPERATION_REDISTRIBUTE] = {redistribute, redistribute_backward},
+    [ARI_OPERATION_PRODUCT] = {product, product_backward},
+    [ARI_OPERATION_BIAS] = {bias, NULL},
+    [ARI_OPERATION_ROPE] = {linear_function, functions_backward},
+    [ARI_OPERATION_ATTENTION] = {attention, attention_backward},
+    [ARI_OPERATION_ACTIVATION] = {other_function, functions_backward},
+    [ARI_OPERATION_GATE] = {other_function, functions_backward},
+    [ARI_OPERATION_DROPOUT] = {linear_function, functions_backward},
+    [ARI_OPERATION_RESIDUAL] = {residual, residual_backward},
+    [ARI_OPERATION_LOSS] = {loss, loss_backward},
+    [ARI_OPERATION_WEIGHT_GRADIENT] = {NULL, weight_gradient},
+};
+
+void ari_lint_pass_operation(ari_lint_state *l, const ari_operation *op)
+{
+    const bool backward = op->pass == ARI_PASS_BACKWARD;
+    const judge f = judges[op->kind][backward];
+    if (backward && l->layer == ARI_NO_LAYER && op->layer != ARI_NO_LAYER)
+        l->skip = l->at[0]; /* the blocks begin: the last residual's gradient goes both ways */
+    if (f)
+        f(l, op);
+    if (backward && op->kind != ARI_OPERATION_REDISTRIBUTE && op->kind != ARI_OPERATION_PRODUCT &&
+        op->kind != ARI_OPERATION_WEIGHT_GRADIENT)
+        l->before = l->at[0];
+    l->gathered = op->kind == ARI_OPERATION_REDISTRIBUTE && gathers(op);
+}
+
+void ari_lint_end_of_passes(ari_lint_state *l)
+{
+    char has[AR_LINT_PLACED], needs[AR_LINT_PLACED];
+    for (size_t i = 0; i < l->records; i++) {
+        const ari_lint_record *r = &l->record[i];
+        const ari_operation op = {.kind = r->kind, .pass = ARI_PASS_BACKWARD, .layer = r->layer, .role = r->role};
+        if (judges[r->kind][1] && !r->backward)
+            ari_lint_find(l->f, &op, ARI_LINT_NO_AXIS, AR_LINT_missing_backward, "none", "its gradient",
+                          "pass the gradient of its output on to its input");
+    }
+    for (size_t i = 0; l->records > 0 && i < l->params; i++) {
+        ari_lint_param *p = &l->param[i];
+        const ari_operation op = {.kind = ARI_OPERATION_WEIGHT_GRADIENT,
+                                  .pass = ARI_PASS_BACKWARD,
+                                  .layer = p->layer,
+                                  .role = p->role,
+                                  .output = {{.bias = p->bias}},
+                                  .params = 1};
+        snprintf(has, sizeof has, "%d of its uses", p->gradients);
+        snprintf(needs, sizeof needs, "%d", p->uses);
+        if (p->gradients != p->uses)
+            ari_lint_find(l->f, &op, ARI_LINT_NO_AXIS, AR_LINT_missing_gradient, has, needs,
+                          "add the gradients of all uses of the parameter");
+        p->uses = p->gradients = 0;
+    }
+    ari_lint_forget(l);
+}

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is outside of the passes: parameters made equal, counts, sums of gradients, update. */
+#include <stdio.h>
+
+#include "plan/lint.h"
+
+static const ar_placement whole = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM, 0};
+
+static void find(ari_lint_state *l, const ari_operation *op, int axis, ar_lint_rule rule, const char *has,
+                 const char *needs, const char *repair)
+{
+    if (axis == ARI_LINT_MICRO || l->size[axis] > 1)
+        ari_lint_find(l->f, op, axis, rule, has, needs, repair);
+}
+
+/* The operation's one value after its collectives, as the list has it. */
+static ari_lint_type through(ari_lint_state *l, const ari_operation *op, ari_lint_type v)
+{
+    ari_lint_collectives(l, op, &v, 1, NULL, &op->output[0]);
+    return ari_lint_agree(l, op, &op->output[0], v);
+}
+
+/* --- the start ---------------------------------------------------------------------------------------------------- */
+
+/* A parameter's ranks are those of dp; over tp the ranks have other parts of it, which a broadcast overwrites. */
+static void broadcast(ari_lint_state *l, const ari_operation *op)
+{
+    ari_lint_param *p = ari_lint_parameter(l, op->layer, &op->output[0]);
+    char has[AR_LINT_PLACED], repair[AR_LINT_REPAIR];
+    if (!p)
+        return;
+    for (int i = 0; i < op->calls; i++) {
+        const ari_op_call *call = &op->call[i];
+        p->broadcast = true;
+        if (call->over == ARI_OVER_DP && call->ranks == l->size[ARI_AXIS_DP])
+            continue;
+        snprintf(has, sizeof has, "%zu ranks of %s", call->ranks,
+                 call->over == ARI_OVER_DP ? "the world" : ari_call_group_name(call->over));
+        snprintf(
+            repair, sizeof repair,
+            "broadcast over the parameter's dp group: the ranks of one tp rank, %zu apart; others hold other parts",
+            l->size[ARI_AXIS_TP]);
+        char needs[AR_LINT_PLACED];
+        snprintf(needs, sizeof needs, "%zu ranks of dp", l->size[ARI_AXIS_DP]);
+        find(l, op, ARI_AXIS_DP, AR_LINT_wrong_group, has, needs, repair);
+    }
+}
+
+/* --- counts and losses -------------------------------------------------------------------------------------------- */
+
+static void targets(ari_lint_state *l, const ari_operation *op)
+{
+    l->per_micro = op->pass != ARI_PASS_STEP;
+    l->targets.at[ARI_AXIS_DP] = term; /* what is left of that, the loss tells */
+    ari_lint_collectives(l, op, &l->targets, 1, NULL, &op->output[0]);
+}
+
+static void loss_sum(ari_lint_state *l, const ari_operation *op)
+{
+    l->loss = through(l, op, ari_lint_agree(l, op, &op->input[0], l->loss));
+}
+
+/* A byte for each parameter: whether any rank has a gradient of it. */
+static void unused(ari_lint_state *l, const ari_operation *op)
+{
+    ari_lint_type used = ari_lint_stated(&op->input[0]);
+    used.at[ARI_AXIS_DP] = (ar_placement){AR_PARTIAL_MAX, 0};
+    (void)through(l, op, used);
+}
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
+
+static void gradient_sum(ari_lint_state *l, const ari_operation *op)
+{
+    const ari_lint_type in = ari_lint_stated(&op->input[0]);
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+        if (ari_lint_partial(in.at[axis]))
+            l->reduced[axis] += op->params;
+    }
+    l->summed = through(l, op, in).at[ARI_AXIS_DP];
+}
+
+/* Squares of the elements that a rank has: over tp other ones than its neighbours', over dp where shares are kept. */
+static void gradient_norm(ari_lint_state *l, const ari_operation *op)
+{
+    ari_lint_type v[2]; /* an exponent, then the squares */
+    v[0] = l->weights;
+    v[0].at[ARI_AXIS_TP] = term;
+    v[0].at[ARI_AXIS_DP] = l->summed.kind == AR_SHARD ? term : whole;
+    v[0] = v[1] = ari_lint_agree(l, op, &op->input[0], v[0]);
+    ari_lint_collectives(l, op, v, 2, NULL, &op->output[0]);
+    for (int i = 0; i < 2; i++)
+        (void)ari_lint_agree(l, op, &op->output[0], v[i]);
+}
+
+static void update(ari_lint_state *l, const ari_operation *op)
+{
+    ari_lint_type gradient = l->weights;
+    gradient.at[ARI_AXIS_DP] = l->summed;
+    l->weights = ari_lint_agree(l, op, &op->output[0], ari_lint_agree(l, op, &op->input[0], gradient));
+}
+
+static void weight_gather(ari_lint_state *l, const ari_operation *op)
+{
+    l->gathers += op->params;
+    (void)through(l, op, ari_lint_agree(l, op, &op->input[0], l->weights));
+}
+
+/* --- all ---------------------------------------------------------------------------------------------------------- */
+
+void ari_lint_step_operation(ari_lint_state *l, const ari_operation *op)
+{
+    static void (*const judge[ARI_OPERATION_KINDS])(ari_lint_state *, const ari_operation *) = {
+        [ARI_OPERATION_BROADCAST] = broadcast,         [ARI_OPERATION_TARGETS] = targets,
+        [ARI_OPERATION_LOSS_SUM] = loss_sum,           [ARI_OPERATION_GRADIENT_SUM] = gradient_sum,
+        [ARI_OPERATION_GRADIENT_NORM] = gradient_norm, [ARI_OPERATION_UPDATE] = update,
+        [ARI_OPERATION_WEIGHT_GATHER] = weight_gather, [ARI_OPERATION_UNUSED] = unused};
+    if (judge[op->kind]) /* the others are messages, whose values have no placement */
+        judge[op->kind](l, op);
+}
+
+/* As many gradients as have terms along an axis are summed over it. */
+static void count_sums(ari_lint_state *l, int axis)
+{
+    const ari_operation op = {
+        .kind = ARI_OPERATION_GRADIENT_SUM, .pass = ARI_PASS_STEP, .layer = ARI_NO_LAYER, .params = 1};
+    char has[AR_LINT_PLACED], needs[AR_LINT_PLACED], repair[AR_LINT_REPAIR];
+    if (l->reduced[axis] == l->partial[axis])
+        return;
+    const bool few = l->reduced[axis] < l->partial[axis];
+    snprintf(has, sizeof has, "%zu gradients in sums", l->reduced[axis]);
+    snprintf(needs, sizeof needs, "%zu", l->partial[axis]);
+    snprintf(repair, sizeof repair, "%s over %s", few ? "all-reduce the others" : "do not sum gradients that are whole",
+             ari_lint_axis_name(axis));
+    find(l, &op, axis, few ? AR_LINT_unsummed_gradient : AR_LINT_redundant_reduction, has, needs, repair);
+}
+
+void ari_lint_end_of_step(ari_lint_state *l)
+{
+    const ari_operation loss = {.kind = ARI_OPERATION_LOSS_SUM, .pass = ARI_PASS_STEP, .layer = ARI_NO_LAYER},
+                        weights = {.kind = ARI_OPERATION_UPDATE, .pass = ARI_PASS_STEP, .layer = ARI_NO_LAYER};
+    ari_lint_end_of_passes(l);
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+        count_sums(l, axis);
+        if (ari_lint_partial(l->loss.at[axis]))
+            find(l, &loss, axis, AR_LINT_missing_reduction, "P(sum)", "I", "all-reduce the loss");
+    }
+    if (l->weights.at[ARI_AXIS_DP].kind == AR_SHARD && l->gathers < l->params)
+        find(l, &weights, ARI_AXIS_DP, AR_LINT_missing_gather, "S(0)", "I",
+             "all-gather over dp what each rank has updated");
+}
