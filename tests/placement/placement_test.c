@@ -191,3 +191,28 @@ Test(placement, what_a_tensor_cannot_have_is_refused_by_name)
     cr_assert_eq(ar_placements_layout(&o, &(ar_mesh){1, {{"tp", 1}}}, (const int[]){0}, p, 0, NULL, true), AR_ERR_ARG);
     cr_assert(strstr(ar_error_message(), "scalar"), "%s", ar_error_message());
 }
+
+/* Texts out of pieces of placements: whatever is read is printed so that it is read again. */
+Test(placement, drawn_texts_are_refused_or_read_as_they_are_printed)
+{
+    static const char *const pieces[] = {"R", "I",    "S(",     "P(",          "1",        "-",   "0",
+                                         ")", "sum",  "max",    ",",           "(",        "[",   "]",
+                                         " ", "dim=", "Shard(", "Replicate()", "Partial(", "S(1)"};
+    uint64_t state = 7;
+    int good = 0;
+    for (int i = 0; i < 50000; i++) {
+        char text[96] = "", printed[96];
+        ar_placement p[2], again[2];
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        for (uint64_t k = 0, draw = state; k < 1 + (state >> 60) % 6;
+             k++, draw = draw * 2862933555777941757u + 3037000493u)
+            strcat(text, pieces[(draw >> 33) % (sizeof pieces / sizeof *pieces)]);
+        if (ar_placements_parse(p, 2, text) != AR_OK)
+            continue;
+        good++;
+        ar_placements_text(printed, sizeof printed, p, 2);
+        cr_assert_eq(ar_placements_parse(again, 2, printed), AR_OK, "'%s' as '%s'", text, printed);
+        cr_assert(memcmp(p, again, sizeof p) == 0, "'%s' as '%s'", text, printed);
+    }
+    cr_assert_gt(good, 20);
+}
