@@ -49,8 +49,8 @@ typedef struct ar_baseline_options {
     ar_baseline_emit emit; /* NULL: nobody listens */
     void *emit_user;
     bool forward_only;
-    double dropout; /* probability, below 1; 0: none. Masks come from `seed` too */
-    ar_loss_options loss;
+    double dropout;       /* probability, below 1; 0: none. Masks come from `seed` too */
+    ar_loss_options loss; /* of a model with logits */
     /* Training. steps 0: one forward and backward, no update. Else that many steps: `batch` and `loss` of
      * ar_baseline_run are arrays of `steps`, and after each step's gradients come the clipping ("grad_norm", pass 'c',
      * where clip is set) and of every parameter, in the order of first use, the new value (pass 'n') and the moments

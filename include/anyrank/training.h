@@ -58,7 +58,7 @@ typedef struct ar_training_options {
 /** 100 steps of AdamW on 8 sequences of 64 tokens, clipped at 1, on one rank, with PyTorch's defaults. No model. */
 ar_training_options ar_training_defaults(void);
 /** Goes on with a checkpoint: takes from it what decides the values of the weights (data, steps, batch, seq, optimizer,
- *  clip, dropout, numerics, seed), and leaves the rest. Strings are borrowed from the checkpoint, and so is it. */
+ *  clip, dropout, loss, numerics, seed), and leaves the rest. Strings are borrowed from the checkpoint, and so is it. */
 void ar_training_resume(ar_training_options *o, ar_checkpoint *c);
 
 typedef enum ar_training_end {

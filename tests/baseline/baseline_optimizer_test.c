@@ -436,6 +436,12 @@ Test(baseline_optimizer, refuses_options_out_of_range)
                                          {.dropout = 1.0},
                                          {.dropout = -0.1},
                                          {.dropout = NAN},
+                                         {.loss.label_smoothing = 1.0},
+                                         {.loss.label_smoothing = -0.1},
+                                         {.loss.label_smoothing = NAN},
+                                         {.loss.z_loss = -1e-4},
+                                         {.loss.z_loss = INFINITY},
+                                         {.loss.z_loss = NAN},
                                          {.noise_seed = 1},
                                          {.optimizer.kind = (ar_optimizer_kind)9}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {

@@ -375,6 +375,9 @@ Test(baseline_run, bad_shapes_are_refused)
     refused(ar_baseline_run(NULL, &o, &good, &loss), AR_ERR_ARG, "NULL");
     c = tiny_config(AR_ARCH_LLAMA, 1);
     refused(ar_baseline_run(&c, &o, &good, NULL), AR_ERR_ARG, "loss is NULL");
+    c = tiny_config(AR_ARCH_STACK, 1);
+    const ar_baseline_options smoothed = {.loss.label_smoothing = 0.1};
+    refused(ar_baseline_run(&c, &smoothed, &good, &loss), AR_ERR_ARG, "has no logits");
     refused(ar_baseline_block(&c, &o, &good, NULL, NULL), AR_ERR_ARG, "x or dy");
 }
 

@@ -402,9 +402,9 @@ class Check(CommandTest):
         self.assertEqual(ddp["mode"], "overlap")
         self.assertTrue(0 < 8 * ddp["bucket_bytes"] <= plain["weights"] < 9 * ddp["bucket_bytes"], (ddp, plain))
         ddp, memory, many = one("--bucket-bytes", "0", "--bucket-mode", "eager")
-        self.assertEqual(ddp, {"bucket_bytes": 0, "mode": "eager"})
+        self.assertEqual(ddp, {"bucket_bytes": 0, "mode": "eager", "order": "reverse"})
         ddp, _, few = one("--bucket-bytes", "25MiB")
-        self.assertEqual(ddp, {"bucket_bytes": 26214400, "mode": "overlap"})
+        self.assertEqual(ddp, {"bucket_bytes": 26214400, "mode": "overlap", "order": "reverse"})
         self.assertTrue(few < usual < many, (few, usual, many))
         self.assertEqual(plain["buckets"], memory["buckets"])  # however many there are
         self.assertGreater(memory["buckets"], 4 * memory["weights"])

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What layers refuse, and that the message says which parameter, which dimension and both numbers. */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -281,4 +282,23 @@ Test(layer_errors, a_weight_that_is_not_given_is_named)
 {
     ar_config c = match_config(AR_ARCH_LLAMA, 1);
     expect_error(1, set_none, &c, AR_ERR_NOT_FOUND, WORDS("model.embed_tokens.weight", "132"));
+}
+
+/* --- losses ------------------------------------------------------------------------------------------------------- */
+
+static ar_status nothing(ar_ctx *ctx, void *user)
+{
+    (void)ctx, (void)user;
+    return AR_OK;
+}
+
+Test(layer_errors, a_context_refuses_a_loss_that_makes_no_sense)
+{
+    static const ar_loss_options wrong[] = {
+        {1.0, 0.0}, {-0.1, 0.0}, {(double)NAN, 0.0}, {0.0, -1e-4}, {0.0, (double)INFINITY}, {0.0, (double)NAN}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        cr_expect_eq(rank_run(&(rank_run_options){.ranks = 1, .loss = wrong[i]}, nothing, NULL), AR_ERR_ARG);
+        const char *says = i < 3 ? "a number from 0 to below 1" : "a finite number from 0";
+        cr_expect(strstr(ar_error_message(), says) != NULL, "%s", ar_error_message());
+    }
 }
