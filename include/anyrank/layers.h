@@ -15,8 +15,8 @@ AR_BEGIN_DECLS
 /* --- the conjugate operators -------------------------------------------------------------------------------------- */
 
 /* Each is a redistribution over the tensor-parallel group (docs/placements.md), and its backward the transpose:
- * <A x, y> = <x, A^T y>. The letters are those of Korthikanti et al. 2022, arXiv:2205.05198, section 4, with * for a bar
- * (f* is the g of Shoeybi et al. 2019, arXiv:1909.08053, section 3). fp32, sums in the communicator's order. x
+ * <A x, y> = <x, A^T y>. The letters are those of Korthikanti et al. 2022, arXiv:2205.05198, section 4, with * for a
+ * bar (f* is the g of Shoeybi et al. 2019, arXiv:1909.08053, section 3). fp32, sums in the communicator's order. x
  * contiguous, equal parts on all ranks; *y becomes a tensor of the step, so y must not point to x. Errors:
  * AR_ERR_INDIVISIBLE, AR_ERR_ARG (too few dimensions), AR_ERR_SHAPE (x not contiguous), AR_ERR_MEMORY, what the
  * communicator gives. */
@@ -24,8 +24,8 @@ AR_BEGIN_DECLS
 /** f, I -> R: copy to the region: y = x; its transpose is an all-reduce. Shapes equal. */
 AR_NODISCARD ar_status ar_copy_to_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_copy_to_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
-/** f*, P(sum) -> I: reduce from the region: y = sum over ranks of x; its transpose is the identity (each rank's y is the
- * same value, counted once). */
+/** f*, P(sum) -> I: reduce from the region: y = sum over ranks of x; its transpose is the identity (each rank's y is
+ *  the same value, counted once). */
 AR_NODISCARD ar_status ar_reduce_from_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_reduce_from_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
 /** S(-1) -> I: gather along features: x [.., f/N] -> y [.., f]; its transpose takes the own block. */

@@ -21,21 +21,22 @@ typedef struct ar_mesh_groups {
 AR_NODISCARD ar_status ar_mesh_groups_init(ar_mesh_groups *g, const ar_mesh *mesh, ar_comm *world);
 void ar_mesh_groups_fini(ar_mesh_groups *g);
 
-/** y = the same tensor as x, otherwise placed: by the steps of ar_redistribution_steps, the last of which may be none,
- *  and then y is a copy. For the backward pass call it with the gradient and ar_redistribution_backward.
+/** y = the same tensor as x, otherwise placed, by the steps of ar_redistribution_steps; a copy where there are none. For
+ *  the backward pass call it with the gradient and ar_redistribution_backward.
  *  Source:   PyTorch's DTensor.redistribute; the conjugate operators of Shoeybi et al. 2019, arXiv:1909.08053 (f, f*),
  *            and Korthikanti et al. 2022, arXiv:2205.05198 (g, g*) are cases of it (docs/placements.md).
- *  Shapes:   x, contiguous, is the rank's part by r->from, as ar_placements_region says with uneven parts; y, contiguous
- *            and of x's dtype, a fresh tensor of the step that is the part by r->to. y must not point to x.
- *  Numerics: what is not summed keeps its bits, of any dtype of whole bytes. P(sum) of I32 and I64: integers, which wrap.
- *            P(sum) of F32 in exact numerics: the order-independent accumulator (docs/numerics.md, section 3), rounded
- *            once though several dimensions be summed, so that neither the mesh's shape nor the order of the ranks
- *            decides a bit; -0 becomes +0, also over one rank. F32, F64, BF16 and F16 in native numerics: the
+ *  Shapes:   x, contiguous, is the rank's part by r->from, as ar_placements_region says with uneven parts; y,
+ *            contiguous and of x's dtype, a fresh tensor of the step that is the part by r->to. y must not point to x.
+ *  Numerics: what is not summed keeps its bits, of any dtype of whole bytes. P(sum) of I32 and I64: integers, which
+ *            wrap. P(sum) of F32 in exact numerics: the order-independent accumulator (docs/numerics.md, section 3),
+ *            rounded once though several dimensions be summed, so that neither the mesh's shape nor the order of the
+ *            ranks decides a bit; -0 becomes +0, also over one rank. F32, F64, BF16 and F16 in native numerics: the
  *            communicator's order. P(max): any dtype that reductions have (anyrank/comm.h).
  *  Bytes:    of all ranks of a group of N together, for a value of D bytes that the group has: all-gather and
  *            reduce-scatter (N-1)*D, all-reduce 2*(N-1)*D, all-to-all D less what stays on its rank; in a sum by
  *            accumulators D is 18 bytes an element for a reduce-scatter (16 and twice 1), 17 for an all-reduce.
- *  Collective over the groups of the dimensions that change, in the same order on every rank. tag: as in anyrank/comm.h.
+ *  Collective over the groups of the dimensions that change, in the same order on every rank. tag: as in
+ *  anyrank/comm.h.
  *  Errors:   AR_ERR_SHAPE (x is not the part, or not contiguous; names both shapes), AR_ERR_ARG (a placement),
  *            AR_ERR_DTYPE (a sum or maximum that the dtype or the numerics do not have, and why), AR_ERR_OVERFLOW,
  *            AR_ERR_MEMORY, what the communicator gives. On error y is not written. */
