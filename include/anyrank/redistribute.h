@@ -21,8 +21,8 @@ typedef struct ar_mesh_groups {
 AR_NODISCARD ar_status ar_mesh_groups_init(ar_mesh_groups *g, const ar_mesh *mesh, ar_comm *world);
 void ar_mesh_groups_fini(ar_mesh_groups *g);
 
-/** y = the same tensor as x, otherwise placed, by the steps of ar_redistribution_steps; a copy where there are none. For
- *  the backward pass call it with the gradient and ar_redistribution_backward.
+/** y = the same tensor as x, otherwise placed, by the steps of ar_redistribution_steps; a copy where there are none.
+ *  For the backward pass call it with the gradient and ar_redistribution_backward.
  *  Source:   PyTorch's DTensor.redistribute; the conjugate operators of Shoeybi et al. 2019, arXiv:1909.08053 (f, f*),
  *            and Korthikanti et al. 2022, arXiv:2205.05198 (g, g*) are cases of it (docs/placements.md).
  *  Shapes:   x, contiguous, is the rank's part by r->from, as ar_placements_region says with uneven parts; y,
