@@ -231,10 +231,12 @@ static void loss(ari_lint_state *l, const ari_operation *op)
 {
     const ari_lint_type x = ari_lint_agree(l, op, &op->input[0], l->at[0]);
     ari_lint_type terms = x;
-    if (l->head)
+    if (l->head) {
         terms = cross_entropy(l, op, x);
-    else
+    } else {
         ari_lint_collectives(l, op, &terms, 1, NULL, &op->output[0]);
+        terms = ari_lint_agree(l, op, &op->output[0], terms);
+    }
     for (int axis = 0; axis < ARI_LINT_AXES; axis++) /* each rank adds its own up */
         l->loss.at[axis] = ari_lint_whole(terms.at[axis]) ? whole : (ar_placement){AR_PARTIAL_SUM, 0};
     if (l->head)
@@ -244,19 +246,27 @@ static void loss(ari_lint_state *l, const ari_operation *op)
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* The gradient of the output of an operation that takes and makes values placed alike: it is placed as the gradient of
- * that output is. */
-static ari_lint_type arrives(ari_lint_state *l, const ari_operation *op, int i)
+/* The operation's record of the forward pass, met for the first time. NULL: it has none. */
+static ari_lint_record *comes_back(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_record *r = ari_lint_recorded(l, op->layer, op->kind, op->role);
-    const ari_lint_type dy = ari_lint_agree(l, op, &op->input[i], l->at[i]);
-    if (!r) {
+    if (!r)
         ari_lint_find(l->f, op, ARI_LINT_NO_AXIS, AR_LINT_missing_forward, "none", "one",
                       "leave it out, or add it to the forward pass");
-        return dy;
-    }
-    r->backward = true;
-    for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+    else if (r->backward)
+        ari_lint_find(l->f, op, ARI_LINT_NO_AXIS, AR_LINT_repeated_operation, "twice", "once",
+                      "leave one of the two out");
+    else
+        r->backward = true;
+    return r;
+}
+
+/* The gradient of the output of an operation that takes and makes values placed alike: it is placed as the gradient of
+ * that output is. */
+static ari_lint_type arrives(ari_lint_state *l, const ari_operation *op, const ari_lint_record *r, int i)
+{
+    const ari_lint_type dy = ari_lint_agree(l, op, &op->input[i], l->at[i]);
+    for (int axis = 0; r && axis < ARI_LINT_AXES; axis++) {
         ari_lint_verdict v = {.makes = r->out.at[axis]};
         const ar_status st = ar_placement_gradient(&v.makes, r->out.at[axis]);
         if (st == AR_OK && !ari_lint_same(dy.at[axis], v.makes))
@@ -269,9 +279,10 @@ static ari_lint_type arrives(ari_lint_state *l, const ari_operation *op, int i)
 
 static void functions_backward(ari_lint_state *l, const ari_operation *op)
 {
+    const ari_lint_record *r = comes_back(l, op);
     ari_lint_type dy[ARI_OP_VALUES];
     for (int i = 0; i < op->inputs; i++)
-        dy[i] = arrives(l, op, i);
+        dy[i] = arrives(l, op, r, i);
     for (int i = 0; i < op->outputs; i++)
         l->at[i] = ari_lint_agree(l, op, &op->output[i], dy[i < op->inputs ? i : 0]);
     l->dys = 0;
@@ -279,8 +290,8 @@ static void functions_backward(ari_lint_state *l, const ari_operation *op)
 
 static void norm_backward(ari_lint_state *l, const ari_operation *op)
 {
-    const ari_lint_record *r = ari_lint_recorded(l, op->layer, op->kind, op->role);
-    l->dy[0] = arrives(l, op, 0);
+    const ari_lint_record *r = comes_back(l, op);
+    l->dy[0] = arrives(l, op, r, 0);
     l->dys = 1;
     l->has_again = false;
     l->stored = r ? r->stored : l->dy[0];
@@ -290,7 +301,7 @@ static void norm_backward(ari_lint_state *l, const ari_operation *op)
 /* dK and dV of copies of a KV head: each rank's are those of its own queries. */
 static void attention_backward(ari_lint_state *l, const ari_operation *op)
 {
-    const ari_lint_type dy = arrives(l, op, 0);
+    const ari_lint_type dy = arrives(l, op, comes_back(l, op), 0);
     for (int i = 0; i < op->outputs; i++) {
         l->at[i] = dy;
         if (op->output[i].copies > 1)
@@ -304,7 +315,7 @@ static void attention_backward(ari_lint_state *l, const ari_operation *op)
 
 static void product_backward(ari_lint_state *l, const ari_operation *op)
 {
-    ari_lint_record *r = ari_lint_recorded(l, op->layer, op->kind, op->role);
+    const ari_lint_record *r = comes_back(l, op);
     ari_lint_type dx = l->at[0];
     for (int i = 0; i < op->inputs; i++) {
         l->dy[i] = ari_lint_agree(l, op, &op->input[i], l->at[i]);
@@ -314,10 +325,7 @@ static void product_backward(ari_lint_state *l, const ari_operation *op)
     l->has_again = false;
     ari_lint_collectives(l, op, &dx, 1, NULL, &op->output[0]);
     l->at[0] = ari_lint_agree(l, op, &op->output[0], dx);
-    if (!r)
-        return; /* and no use of its weights */
-    r->backward = true;
-    l->stored = r->stored;
+    l->stored = r ? r->stored : l->dy[0];
 }
 
 static void redistribute_backward(ari_lint_state *l, const ari_operation *op)
@@ -333,7 +341,7 @@ static void redistribute_backward(ari_lint_state *l, const ari_operation *op)
 
 static void residual_backward(ari_lint_state *l, const ari_operation *op)
 {
-    const ari_lint_type branch = arrives(l, op, 0);
+    const ari_lint_type branch = arrives(l, op, comes_back(l, op), 0);
     l->at[0] = ari_lint_agree(l, op, &op->output[0], by(l, op, ari_lint_add, branch, l->skip));
     l->skip = l->at[0];
     l->dys = 0;
@@ -341,9 +349,7 @@ static void residual_backward(ari_lint_state *l, const ari_operation *op)
 
 static void loss_backward(ari_lint_state *l, const ari_operation *op)
 {
-    ari_lint_record *r = ari_lint_recorded(l, op->layer, op->kind, op->role);
-    if (r)
-        r->backward = true;
+    const ari_lint_record *r = comes_back(l, op);
     l->at[0] = ari_lint_agree(l, op, &op->output[0], ari_lint_agree(l, op, &op->input[0], r ? r->out : l->at[0]));
 }
 

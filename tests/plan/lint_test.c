@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lint: right layouts have nothing to find, and every list from which a collective or an operation is taken, or to which
+ * one is added, has. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan/lint.h"
+#include "support/layout_draw.h"
+
+TestSuite(lint, .timeout = 300);
+
+enum { DRAWS = 200, FIRST_SEED = 4100, DRAWS_TO_BREAK = 40 };
+
+static ar_run run_of(const layout_draw *d, ar_fault fault)
+{
+    return (ar_run){.model = "draw",
+                    .plan = d->plan,
+                    .parallel = d->parallel,
+                    .batch = d->batch,
+                    .seq = d->seq,
+                    .steps = (uint64_t)d->steps,
+                    .optimizer = d->optimizer,
+                    .clip = d->clip,
+                    .dropout = d->dropout,
+                    .loss = d->loss,
+                    .ddp = d->ddp,
+                    .fault = fault};
+}
+
+static layout_draw draw(int i)
+{
+    layout_draw d;
+    layout_draw_make(&d, FIRST_SEED + (uint64_t)i);
+    return d;
+}
+
+#define TEXT(d) (layout_draw_text(text, sizeof text, &(d)), text)
+
+/* --- whole lists -------------------------------------------------------------------------------------------------- */
+
+Test(lint, random_right_layouts_have_nothing_to_find)
+{
+    char text[LAYOUT_DRAW_TEXT];
+    layout_histogram h = {0};
+    for (int i = 0; i < DRAWS; i++) {
+        const layout_draw d = draw(i);
+        const ar_run run = run_of(&d, AR_FAULT_NONE);
+        ar_lint_report *r = NULL;
+        layout_histogram_add(&h, &d);
+        cr_assert_eq(ar_lint(&r, &run, &d.config), AR_OK, "%s\n%s", ar_error_message(), TEXT(d));
+        cr_expect_gt(r->operations, 10);
+        cr_expect_eq(r->count, 0, "%s: %s %s, %s: has %s, needs %s\n%s", ar_lint_rule_name(r->finding[0].rule),
+                     r->finding[0].module, r->finding[0].operation, r->finding[0].axis, r->finding[0].has,
+                     r->finding[0].needs, TEXT(d));
+        ar_lint_report_destroy(r);
+    }
+    cr_expect(layout_histogram_is_wide(&h));
+}
+
+/* Where an edit changes nothing, the fault does not apply; each that lint claims to see applies somewhere. */
+Test(lint, a_fault_that_lint_sees_is_found_in_every_layout_that_it_changes)
+{
+    char text[LAYOUT_DRAW_TEXT];
+    int found[AR_FAULT_COUNT] = {0};
+    for (int i = 0; i < DRAWS; i++) {
+        const layout_draw d = draw(i);
+        for (int f = 1; f < AR_FAULT_COUNT; f++) {
+            const ar_run run = run_of(&d, (ar_fault)f);
+            ar_lint_report *r = NULL;
+            if (ar_lint_cannot_see((ar_fault)f))
+                continue;
+            const ar_status st = ar_lint(&r, &run, &d.config);
+            cr_expect(st == AR_ERR_ARG || (st == AR_OK && r->count > 0), "%s: %d\n%s", ar_fault_name((ar_fault)f),
+                      (int)st, TEXT(d));
+            found[f] += st == AR_OK;
+            ar_lint_report_destroy(r);
+        }
+    }
+    for (int f = 1; f < AR_FAULT_COUNT; f++)
+        cr_expect(ar_lint_cannot_see((ar_fault)f) || found[f] >= 5, "%s applies to %d draws",
+                  ar_fault_name((ar_fault)f), found[f]);
+}
+
+Test(lint, a_fault_that_no_type_shows_is_refused_with_the_reason)
+{
+    const layout_draw d = draw(0);
+    for (int f = 1; f < AR_FAULT_COUNT; f++) {
+        const ar_run run = run_of(&d, (ar_fault)f);
+        const char *why = ar_lint_cannot_see((ar_fault)f);
+        ar_lint_report *r = NULL;
+        if (!why)
+            continue;
+        cr_expect_gt(strlen(why), 30, "%s has a row in the table", ar_fault_name((ar_fault)f));
+        cr_expect_eq(ar_lint(&r, &run, &d.config), AR_ERR_UNSUPPORTED);
+        cr_expect_null(r);
+        cr_expect_not_null(strstr(ar_error_message(), why));
+    }
+}
+
+Test(lint, a_layout_that_the_model_cannot_have_is_refused)
+{
+    layout_draw d = draw(0);
+    ar_run run = run_of(&d, AR_FAULT_NONE);
+    ar_lint_report *r = NULL;
+    run.parallel.tp = 1 << 20;
+    cr_expect_neq(ar_lint(&r, &run, &d.config), AR_OK);
+    cr_expect_null(r);
+    ar_lint_report_destroy(r);
+}
+
+/* --- lists with one thing wrong ----------------------------------------------------------------------------------- */
+
+typedef enum damage {
+    NO_DAMAGE, /* counts the places */
+    DROP_CALL,
+    DOUBLE_CALL,
+    OTHER_GROUP,
+    DROP_OPERATION,
+    DOUBLE_OPERATION,
+    FALSE_CLAIM,
+    SHORT_PART,
+    DAMAGES
+} damage;
+
+static const char *const damage_names[] = {"no damage",
+                                           "a call dropped",
+                                           "a call doubled",
+                                           "a call over another group",
+                                           "an operation dropped",
+                                           "an operation doubled",
+                                           "a false claim",
+                                           "a short part"};
+
+typedef struct breaker {
+    damage what;
+    size_t place, at; /* the one to damage, and how many have been */
+    const char *damaged;
+    ari_operation_pass pass;
+    ari_lint_state *l;
+} breaker;
+
+static bool here(breaker *b, const ari_operation *op)
+{
+    if (b->at++ != b->place)
+        return false;
+    b->damaged = ari_operation_name(op->kind);
+    b->pass = op->pass;
+    return true;
+}
+
+/* What ranks say to each other has no placement, and nothing is divided by targets that no loss has. */
+static bool is_message(const breaker *b, const ari_operation *op)
+{
+    return op->kind == ARI_OPERATION_AGREEMENT || op->kind == ARI_OPERATION_VERIFY ||
+           (op->kind == ARI_OPERATION_TARGETS && !b->l->head);
+}
+
+static bool in_pass(const ari_operation *op)
+{
+    return op->pass == ARI_PASS_FORWARD || op->pass == ARI_PASS_BACKWARD;
+}
+
+static void damage_call(breaker *b, ari_operation *op)
+{
+    for (int i = 0; i < op->calls; i++) {
+        ari_op_call *call = &op->call[i];
+        if (b->what == DOUBLE_CALL && (op->kind == ARI_OPERATION_BROADCAST || op->calls == ARI_OP_CALLS))
+            continue;
+        if (!here(b, op))
+            continue;
+        if (b->what == OTHER_GROUP) {
+            call->over = call->over == ARI_OVER_DP ? ARI_OVER_TP : ARI_OVER_DP;
+        } else if (b->what == DOUBLE_CALL) {
+            memmove(call + 1, call, (size_t)(op->calls - i) * sizeof *call);
+            op->calls++;
+        } else {
+            memmove(call, call + 1, (size_t)(op->calls - i - 1) * sizeof *call);
+            op->calls--;
+        }
+        return;
+    }
+}
+
+/* Changes in values: over tp, where that is more than one rank. */
+static void damage_value(breaker *b, ari_operation *op)
+{
+    for (int i = 0; i < op->outputs && b->l->size[ARI_AXIS_TP] > 1 && in_pass(op); i++) {
+        ari_op_value *v = &op->output[i];
+        ar_placement *tp = &v->at[ARI_AXIS_TP];
+        if (b->what == FALSE_CLAIM && tp->kind != AR_PARTIAL_SUM && here(b, op))
+            *tp = (ar_placement){AR_PARTIAL_SUM, 0};
+        if (b->what == SHORT_PART && v->local[v->ndim - 1] > 0 && here(b, op))
+            v->local[v->ndim - 1]--;
+    }
+}
+
+static ar_status visit_damaged(void *user, const ari_operation *op)
+{
+    breaker *b = user;
+    ari_operation copy = *op;
+    if (is_message(b, op))
+        return AR_OK;
+    if (b->what >= DROP_CALL && b->what <= OTHER_GROUP)
+        damage_call(b, &copy);
+    else if (b->what == FALSE_CLAIM || b->what == SHORT_PART)
+        damage_value(b, &copy);
+    else if (in_pass(op) && op->kind != ARI_OPERATION_REDISTRIBUTE && b->what != NO_DAMAGE && here(b, op)) {
+        if (b->what == DROP_OPERATION)
+            return AR_OK;
+        const ar_status st = ari_lint_visit(b->l, op);
+        if (st != AR_OK)
+            return st;
+    }
+    return ari_lint_visit(b->l, &copy);
+}
+
+/* Findings of the draw's list with one thing wrong; places: how many things can be. */
+static size_t findings(const layout_draw *d, breaker *b)
+{
+    ari_lint_findings f = {.st = AR_OK};
+    ar_lint_report counts = {0};
+    ari_lint_state l;
+    ari_step_case c = {.run = run_of(d, AR_FAULT_NONE), .config = &d->config};
+    c.run.numerics = AR_NUMERICS_NATIVE;
+    cr_assert_eq(ari_lint_begin(&l, &f, &counts, &c), AR_OK);
+    b->l = &l;
+    cr_assert_eq(ari_operations_once(&c, 0, 0, visit_damaged, b), AR_OK);
+    cr_assert_eq(ari_lint_end(&l), AR_OK);
+    ari_lint_fini(&l);
+    free(f.found);
+    return f.count;
+}
+
+static void every_damage_is_found(damage what)
+{
+    char text[LAYOUT_DRAW_TEXT];
+    size_t all = 0;
+    for (int i = 0; i < DRAWS_TO_BREAK; i++) {
+        const layout_draw d = draw(i);
+        breaker count = {.what = what, .place = SIZE_MAX};
+        cr_expect_eq(findings(&d, &count), 0);
+        for (size_t place = 0; place < count.at; place++) {
+            breaker b = {.what = what, .place = place};
+            cr_expect_gt(findings(&d, &b), 0, "%s, of %s (%s), is not found\n%s", damage_names[what], b.damaged,
+                         ari_operation_pass_name(b.pass), TEXT(d));
+        }
+        all += count.at;
+    }
+    cr_expect_gt(all, 200, "%s: %zu places", damage_names[what], all);
+}
+
+Test(lint, every_collective_that_is_left_out_is_missed)
+{
+    every_damage_is_found(DROP_CALL);
+}
+
+Test(lint, every_collective_that_is_made_twice_is_found)
+{
+    every_damage_is_found(DOUBLE_CALL);
+}
+
+Test(lint, every_collective_over_other_ranks_is_found)
+{
+    every_damage_is_found(OTHER_GROUP);
+}
+
+Test(lint, every_operation_that_is_left_out_is_missed)
+{
+    every_damage_is_found(DROP_OPERATION);
+}
+
+Test(lint, every_operation_that_is_made_twice_is_found)
+{
+    every_damage_is_found(DOUBLE_OPERATION);
+}
+
+Test(lint, no_placement_of_an_output_is_believed)
+{
+    every_damage_is_found(FALSE_CLAIM);
+}
+
+Test(lint, every_part_of_another_length_is_found)
+{
+    every_damage_is_found(SHORT_PART);
+}
