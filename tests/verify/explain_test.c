@@ -229,23 +229,24 @@ static void turn(float *out, const float *x, double by, double from, double thet
     }
 }
 
-static void expect_rope(double by, double from, double theta, const char *cause)
+/* way: 1 forward; -1: of a gradient, which is turned back, and is zero for the last token. */
+static void expect_rope(double way, double by, double from, double theta, const char *cause)
 {
     char paths[2][64];
     snprintf(paths[0], sizeof paths[0], "/tmp/anyrank-rope-%ld-a.safetensors", (long)getpid());
     snprintf(paths[1], sizeof paths[1], "/tmp/anyrank-rope-%ld-b.safetensors", (long)getpid());
     float *x = malloc(ROPE * sizeof *x), *y = malloc(ROPE * sizeof *y);
     dumps d = {.n = 0};
-    ar_st_tensor t = {.name = "model.layers.0.self_attn.q_rope:fwd",
+    ar_st_tensor t = {.name = way > 0.0 ? "model.layers.0.self_attn.q_rope:fwd" : "model.layers.0.self_attn.k:bwd",
                       .dtype = AR_F32,
                       .ndim = 3,
                       .shape = {2, ROPE_SEQ, ROPE_HEADS * ROPE_HEAD},
                       .data = y};
     for (size_t i = 0; i < ROPE; i++)
-        x[i] = noise(i);
-    turn(y, x, 1.0, 0.0, 1e4);
+        x[i] = way < 0.0 && i / (ROPE_HEADS * ROPE_HEAD) % ROPE_SEQ == ROPE_SEQ - 1 ? 0.0f : noise(i);
+    turn(y, x, way, 0.0, 1e4);
     cr_assert_eq(ar_st_write(paths[0], &t, 1, NULL, 0), AR_OK);
-    turn(y, x, by, from, theta);
+    turn(y, x, way * by, way * from, theta);
     cr_assert_eq(ar_st_write(paths[1], &t, 1, NULL, 0), AR_OK);
     cr_assert_eq(ar_dump_open(&d.reference, paths[0], NULL), AR_OK);
     cr_assert_eq(ar_dump_open(&d.other, paths[1], NULL), AR_OK);
@@ -261,11 +262,14 @@ static void expect_rope(double by, double from, double theta, const char *cause)
 
 Test(explain, other_angles_of_rope_are_told)
 {
-    expect_rope(1.0, 3.0, 1e4, "rope_offset");
-    expect_rope(0.0, 0.0, 1e4, "rope_missing");
-    expect_rope(-1.0, 0.0, 1e4, "rope_direction");
-    expect_rope(2.0, 0.0, 1e4, "rope_twice");
-    expect_rope(1.0, 0.0, 5e5, "rope_theta");
+    for (int way = -1; way <= 1; way += 2) {
+        expect_rope(way, 1.0, 3.0, 1e4, "rope_offset");
+        expect_rope(way, 0.0, 0.0, 1e4, "rope_missing");
+        expect_rope(way, -1.0, 0.0, 1e4, "rope_direction");
+        expect_rope(way, 2.0, 0.0, 1e4, "rope_twice");
+        expect_rope(way, 1.0, 0.0, 5e5, "rope_theta");
+        expect_rope(way, 3.0, 0.0, 1e4, "rope_positions");
+    }
 }
 
 Test(explain, what_the_rule_allows_is_no_difference)

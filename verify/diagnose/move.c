@@ -234,10 +234,12 @@ ar_status ari_measure_shift(ari_trace *t, const ari_case *c)
 typedef struct turns {
     int dim;             /* of positions */
     size_t seq, head, n; /* positions, elements of a head, pairs of one */
+    size_t end;          /* of positions whose reference is not zero: a last token's key has no gradient */
     size_t near, apart;  /* pair p begins at p*near; its second element is `apart` further on */
     double _Complex *z;  /* [seq][n]: sum over heads and samples of value times conjugate reference */
     double length, both; /* sum of |value||reference| of pairs that differ; of |sum| over positions and pairs */
     double vv, rr;
+    double sign; /* of the angle that a later position turns values by: gradients are turned back */
 } turns;
 
 static void add_pair(turns *t, const ari_case *c, size_t i, size_t k, size_t pos, size_t pair)
@@ -293,7 +295,7 @@ static double wrapped(double angle)
 /* The angle of the fastest pair at a position, which turns by 1 from one position to the next. */
 static double angle_at(const turns *t, size_t pos)
 {
-    return carg(t->z[pos * t->n]);
+    return t->sign * carg(t->z[pos * t->n]);
 }
 
 static bool differs_at(const turns *t, size_t pos)
@@ -308,7 +310,7 @@ static bool differs_at(const turns *t, size_t pos)
 /* Whether the fastest pair is turned by `by` times the position, everywhere. */
 static bool turns_with_position(const turns *t, double by)
 {
-    for (size_t pos = 0; pos < t->seq; pos++) {
+    for (size_t pos = 0; pos < t->end; pos++) {
         if (fabs(wrapped(angle_at(t, pos) - by * (double)pos)) > 0.02)
             return false;
     }
@@ -329,8 +331,8 @@ static long positions_of(double angle, long most)
 
 static void found_positions(ari_trace *t, const turns *r)
 {
-    size_t first = 0, last = r->seq;
-    while (first < r->seq && !differs_at(r, first))
+    size_t first = 0, last = r->end;
+    while (first < last && !differs_at(r, first))
         first++;
     while (last > first && !differs_at(r, last - 1))
         last--;
@@ -341,9 +343,9 @@ static void found_positions(ari_trace *t, const turns *r)
     const long by = positions_of(angle, (long)r->seq * 2);
     if (fabs(angle) < 1e-3 && first > 0 && same)
         t->is |= ARI_IF(OF_THETA);
-    else if (by != 0 && same && last == r->seq)
+    else if (by != 0 && same && last == r->end)
         t->is |= ARI_IF(SHIFT);
-    else if (by != 0 && first > 0)
+    else if (first > 0 && fabs(wrapped(angle + (double)first)) < 0.01)
         t->is |= ARI_IF(SOME);
     ari_count(t, "first", first);
     ari_count(t, "by", (size_t)labs(by));
@@ -368,7 +370,11 @@ static void found_turns(ari_trace *t, const turns *r)
 ar_status ari_measure_rope(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    turns r = {.dim = g->nd - 2, .head = g->nd == 4 ? g->cols : g->nd == 3 ? ari_head_size(c, 2) : 0};
+    turns r = {.sign = g->d->pass == 'b' ? -1.0 : 1.0,
+               .dim = g->nd - 2,
+               .head = g->nd == 4   ? g->cols
+                       : g->nd == 3 ? ari_head_size(c, 2)
+                                    : 0};
     if ((!ari_is_activation(g->d)) || r.head < 4 || r.head % 2 || g->cols % r.head || c->inner ||
         c->survey.total.nan > 0 || c->survey.different < 16)
         return AR_OK;
@@ -376,6 +382,10 @@ ar_status ari_measure_rope(ari_trace *t, const ari_case *c)
         r.dim = 1;
     r.seq = g->shape[r.dim];
     r.n = r.head / 2;
+    for (size_t i = 0; i < c->count; i++) {
+        const size_t pos = c->ref[i] != 0.0f ? ari_grid_index(g, i, r.dim) + 1 : 0;
+        r.end = pos > r.end ? pos : r.end;
+    }
     AR_TRY(ari_alloc((void **)&r.z, r.seq * r.n, sizeof *r.z, g->d->name));
     for (int halves = 1; halves >= 0 && t->kind == ARI_FOUND_NOTHING; halves--) {
         r.near = halves ? 1 : 2;
