@@ -85,6 +85,65 @@ Test(pattern_known, copies_of_ranks_are_compared_with_the_references_other_tenso
     world_free(&w);
 }
 
+Test(pattern_known, a_layers_output_without_its_residual_is_that_and_no_other_module)
+{
+    static const struct {
+        const char *name, *full, *other, *cause;
+        char pass;
+    } cases[] = {
+        {"model.layers.1", "model.layers.1:bwd", "model.layers.1.input_layernorm:bwd", "residual", 'b'},
+        {"model.layers.1", "model.layers.1:fwd", "model.layers.1.mlp.down_proj:fwd", "residual", 'f'},
+        {"model.layers.1", "model.layers.1:fwd", "model.layers.1.self_attn.o_proj:fwd", "other_module", 'f'},
+        {"model.layers.1", "model.layers.1:fwd", "model.layers.0.mlp.down_proj:fwd", "other_tensor", 'f'},
+    };
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        float branch[2 * 8 * 16];
+        world w;
+        replicated(&w, cases[k].name, cases[k].pass, 2, 3, SHAPE(2, 8, 16));
+        for (size_t i = 0; i < w.count; i++)
+            branch[i] = *at(&w, 0, i) = *at(&w, 1, i) = noise(i + 9000);
+        expect_among(&w, cases[k].full, cases[k].other, branch, cases[k].cause);
+        world_free(&w);
+    }
+}
+
+/* --- updates whose gradient is known ------------------------------------------------------------------------------ */
+
+/* The update of a weight of gradient g: SGD's, or Adam's first one with that epsilon, and a decay. */
+static float moved(float before, float g, double rate, double eps)
+{
+    const double own = (double)g, decay = 1e-3 * 0.01 * (double)before;
+    return (float)((double)before - (eps > 0.0 ? decay + rate * own / (fabs(own) + eps) : rate * own));
+}
+
+Test(pattern_known, updates_are_told_apart_by_their_gradient)
+{
+    static const struct {
+        double rate, eps, other_rate, other_eps;
+        const char *cause;
+    } cases[] = {
+        {0.1, 0.0, 0.05, 0.0, "update_scaled"},   {1e-3, 1e-8, 1e-3, 1e-2, "adam_eps"},
+        {1e-3, 1e-2, 1e-3, 1e-8, "adam_eps"},     {1e-3, 1e-8, 0.7e-3, 1e-8, "update_scaled"},
+        {1e-3, 1e-8, -1e-3, 1e-8, "update_sign"},
+    };
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        enum { COUNT = 128 };
+        float before[COUNT], gradient[COUNT];
+        world w;
+        replicated(&w, "model.norm.weight", 'n', 2, 1, SHAPE(COUNT));
+        for (size_t i = 0; i < COUNT; i++) {
+            before[i] = 0.1f * noise(i + 50);
+            gradient[i] = 0.02f * noise(i + 7000);
+            w.reference[i] = moved(before[i], gradient[i], cases[k].rate, cases[k].eps);
+            *at(&w, 0, i) = *at(&w, 1, i) = moved(before[i], gradient[i], cases[k].other_rate, cases[k].other_eps);
+        }
+        w.d.before = before;
+        w.d.step = 1;
+        expect_among(&w, "model.norm.weight:new", "model.norm.weight:grad", gradient, cases[k].cause);
+        world_free(&w);
+    }
+}
+
 /* Each query's softmax of its scores times `scale`, of its last `window` keys. */
 static float probability(size_t index, double scale, size_t window)
 {

@@ -161,6 +161,49 @@ Test(pattern_layout, a_factor_is_that_of_the_group_that_has_so_many_ranks)
     world_free(&w);
 }
 
+Test(pattern_layout, a_division_by_the_number_of_micro_batches_is_told_from_half_a_value)
+{
+    world w;
+    mesh(&w, "lm_head.logits", 'b', 1, 1, 3, SHAPE(3, 4, 8), -1);
+    for (size_t i = 0; i < w.count; i++)
+        *at(&w, 0, i) = 0.5f * w.reference[i];
+    w.d.micro_batches = 2;
+    expect_cause(&w, "averaged_again");
+    expect_hint(&w, "2 micro-batches");
+    w.d.micro_batches = 4;
+    expect_cause(&w, "half_is_missing");
+    world_free(&w);
+}
+
+/* --- sums over another group -------------------------------------------------------------------------------------- */
+
+/* What rank k of 4 adds to a part of 192 elements that it shares with its neighbour. */
+static float share(size_t i, int k)
+{
+    return noise(i % 192 * 4 + (size_t)k + 500);
+}
+
+Test(pattern_layout, sums_over_ranks_of_different_parts_are_of_the_wrong_group)
+{
+    world w;
+    grouped(&w, "model.layers.0.self_attn.k_rope", 'b', 4, 2, 2, SHAPE(24, 16), 0);
+    w.d.tp = 4;
+    for (size_t i = 0; i < w.count; i++)
+        w.reference[i] = share(i, i < 192 ? 0 : 2) + share(i, i < 192 ? 1 : 3);
+    world_refresh(&w);
+    for (size_t i = 0; i < w.count; i++) {
+        for (int r = 0; r < 4; r++) {
+            if (at(&w, r, i))
+                *at(&w, r, i) = share(i, r % 2) + share(i, r % 2 + 2);
+        }
+    }
+    expect_cause(&w, "wrong_group");
+    expect_hint(&w, "(ranks 0, 2; 1, 3)");
+    *at(&w, 1, 7) += 1.0f; /* one value that its group does not have */
+    expect_no_hint(&w, "wrong group");
+    world_free(&w);
+}
+
 /* --- the gradients' norm ------------------------------------------------------------------------------------------ */
 
 static float norm_of_own(const world *w, int r, size_t i, float reference)

@@ -143,7 +143,7 @@ Test(pattern_state, replicas_that_count_their_steps_differently_are_named)
     w.d.beta2 = 0.999;
     expect_hint(&w, "on rank 1 and not on the others that hold it: they count their steps differently");
     scale_update(&w, 1, before, 0.8f); /* no step's */
-    expect_cause(&w, "update_scaled");
+    expect_cause(&w, "update_of_ranks_apart");
     world_free(&w);
 }
 

@@ -262,6 +262,22 @@ Test(pattern_step, updates_by_a_constant_factor_are_recognised)
     expect_update(1.25f, 2.0f, "a factor of its own, from 1.25");
     expect_update(0.0f, 0.0f, "no update");
     expect_update(-1.0f, -1.0f, "its sign is wrong");
+    expect_update(1.0f, 0.5f, "the update is 0.5 times the expected on rank 1, and not on the others");
+}
+
+Test(pattern_step, an_update_of_little_more_than_its_decay_is_a_factor)
+{
+    float *before = NULL;
+    world w;
+    updated(&w, 1.0f, 1.0f, &before);
+    for (size_t i = 0; i < w.count; i++) {
+        const float decay = 1e-4f * before[i], step = 1e-3f * noise(i + 77);
+        w.reference[i] = before[i] - decay + step;
+        *at(&w, 0, i) = *at(&w, 1, i) = before[i] - decay + 0.01f * step;
+    }
+    expect_hint(&w, "the update is 0.01 times the expected");
+    world_free(&w);
+    free(before);
 }
 
 Test(pattern_step, an_update_in_another_direction_is_no_factor)

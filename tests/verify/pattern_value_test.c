@@ -41,6 +41,27 @@ Test(pattern_value, a_factor_of_the_number_of_ranks_is_a_second_reduction)
     world_free(&w);
 }
 
+/* Every fifth element, or the first fifth, is zero, and what is left four fifths of the reference. */
+static void expect_dropped(bool scattered, const char *cause)
+{
+    world w;
+    replicated(&w, "transformer.drop", 'f', 2, 3, SHAPE(2, 20, 16));
+    for (size_t i = 0; i < w.count; i++)
+        w.reference[i] = (scattered ? i % 5 == 0 : i < w.count / 5) ? 0.0f : w.reference[i];
+    world_refresh(&w);
+    scale_all(&w, 0.8f);
+    expect_cause(&w, cause);
+    scale_all(&w, 0.7f); /* not the share that is left */
+    expect_cause(&w, "wrong_scalar");
+    world_free(&w);
+}
+
+Test(pattern_value, a_factor_of_the_share_that_is_not_zero_is_dropout_without_its_scale)
+{
+    expect_dropped(true, "dropout_without_scale");
+    expect_dropped(false, "wrong_scalar");
+}
+
 Test(pattern_value, one_element_with_another_ratio_is_no_factor)
 {
     world w;

@@ -357,6 +357,27 @@ static bool lacks_positions(const ari_case *c, const ari_order_key *a, const ari
     return positions && a->pass == 'f' && b->pass == 'f' && ari_module_of(b->name, b->stem).role == ARI_TOKENS;
 }
 
+/* Whether one is a sum with a residual, and the other the sum's other term in the same layer. */
+static bool lacks_residual(const ari_order_key *a, const ari_order_key *b)
+{
+    static const struct {
+        ari_role sum, first, last; /* forward, the places of the branch's output */
+        ari_role norm;             /* where the branch begins */
+    } branch[] = {{ARI_ATTENTION_SUM, ARI_OUT, ARI_ATTENTION, ARI_NORM2}, {ARI_LAYER, ARI_DOWN, ARI_MLP, ARI_NORM1}};
+    bool lacks = false;
+    if (a->layer != b->layer || a->section != b->section || a->pass != b->pass)
+        return false;
+    for (size_t i = 0; i < 2; i++) {
+        const ari_role_place *sum = ari_role_place_of(branch[i].sum), *norm = ari_role_place_of(branch[i].norm);
+        if (a->pass == 'b')
+            lacks = lacks || (a->module == sum->backward && b->module == norm->backward);
+        else
+            lacks = lacks || (a->module == sum->forward && b->module >= ari_role_place_of(branch[i].first)->forward &&
+                              b->module <= ari_role_place_of(branch[i].last)->forward);
+    }
+    return lacks;
+}
+
 /* What the two names have to do with each other, as a property. */
 static uint64_t relation_of(const ari_case *c, const char *own, const char *theirs)
 {
@@ -373,6 +394,8 @@ static uint64_t relation_of(const ari_case *c, const char *own, const char *thei
         return ARI_IF(PAIRS);
     if (lacks_positions(c, &a, &b))
         return ARI_IF(TOKENS);
+    if (lacks_residual(&a, &b))
+        return ARI_IF(ALONE);
     if (differ_by_number(own, theirs))
         return ARI_IF(OF_LAYER);
     return a.layer == b.layer && a.section == b.section ? ARI_IF(OF_MODULE) : 0;

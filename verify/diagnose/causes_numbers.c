@@ -48,6 +48,11 @@ static const ari_cause rows[] = {
     {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_TP), 0, TIMES,
      FACTOR " (N = {tp} ranks): a value that was complete on every rank was summed over tp (reduced twice, or counted "
             "once per replica)"},
+    {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_MICRO) | IF(INVERSE), 0, TIMES,
+     FACTOR " ({micro} micro-batches): averaged over the micro-batches where the sum was wanted"},
+    {"dropout_without_scale", K(FACTOR), ARI_IDENTITY + 5, "fb", 0, IF(ZERO), 0, TIMES,
+     FACTOR ", and {percent:.3g}% of the elements, scattered, are zero on both sides: a dropout mask without its scale "
+            "1/(1-p)"},
     {"half_is_missing", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(SEEN) | IF(TWICE) | IF(INVERSE), 0, TIMES,
      FACTOR ": one of two equal contributions is missing, or a division by 2 too many"},
     {"counted_twice", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(SEEN) | IF(TWICE), 0, TIMES,
@@ -353,8 +358,14 @@ static const ari_cause rows[] = {
      UPDATE "Adam's second moment was not corrected, 1/sqrt(1 - beta2^t) with t = {step}"},
     {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(FIRST_MOMENT), 0, "",
      UPDATE "Adam's first moment was not corrected, 1 - beta1^t with t = {step}"},
+    {"update_of_ranks_apart", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(APART), 0, "",
+     "the update is {factor:.4g} times the expected on {wrong}, and not on the others that hold it: each clipped by the "
+     "norm of its own shards, or has a learning rate of its own"},
     {"update_scaled", K(UPDATE), ARI_TRACE - 1, ANY, 0, 0, 0, "",
      UPDATE "the clip factor, the learning rate, or a gradient that was scaled on its way to the optimizer"},
+    {"adam_eps", K(EPSILON), ARI_IDENTITY, ANY, 0, 0, 0, "",
+     "another epsilon in Adam: {where} the update is the other's over 1 + {epsilon:.3g}/|gradient| (of the gradient "
+     "before clipping), so that small gradients move less"},
     {"decay_in_gradient", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_WEIGHT), 0, "",
      "the gradients are equal, and the first moment is {first:.4g} times the reference's plus {decay:.3g} times the "
      "weight before the step: weight decay was added to the gradient (Adam in place of AdamW)"},

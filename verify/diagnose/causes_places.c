@@ -53,6 +53,9 @@ static const ari_cause rows[] = {
     ALSO("g", 0, IF(OF_DP) | IF(SP),
          "; a replicated parameter whose ranks saw different tokens or heads needs its "
          "gradients added"),
+    {"wrong_group", K(GROUP), ARI_IDENTITY + 5, ANY, 0, 0, 0, "",
+     "summed over the wrong group: ranks that hold different parts have equal bits (ranks {groups}), and these groups' "
+     "values add up to all parts of the reference; the group must be of the ranks that share a part"},
     {"missing_average", K(MEAN), ARI_IDENTITY + 1, ANY, 0, 0, 0, "",
      "looks like a missing all-reduce that takes the mean over {over}: the mean of the ranks' values is the reference "
      "(largest difference {worst:.1e} of its largest value), and each rank kept its own"},
@@ -275,6 +278,8 @@ static const ari_cause rows[] = {
      OTHER "; RoPE's rotation is missing"},
     {"other_layer", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_LAYER), 0, OTHER_LOOKS,
      OTHER "; another layer's: layers exchanged, or counted from another start"},
+    {"residual", K(OTHER_TENSOR), ARI_IDENTITY + 9, "fb", 0, IF(ALONE), 0, OTHER_LOOKS,
+     OTHER "; a branch alone: what goes round it, the residual, is not added"},
     {"other_module", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_MODULE), 0, OTHER_LOOKS,
      OTHER "; another module of the same layer: two were exchanged, or one name stands for the other"},
     {"other_tensor", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, 0, 0, OTHER_LOOKS,
@@ -285,7 +290,7 @@ static const ari_cause rows[] = {
      "buffer for both, or one name saved twice"},
     {"decay_in_gradient", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, IF(OF_WEIGHT), 0, "",
      "{what}: weight decay of {factor:.4g} was added to the gradient"},
-    {"other_learning_rate", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, IF(OF_GRADIENT), 0, "",
+    {"other_learning_rate", K(TENSOR_ADDED), ARI_TRACE - 2, ANY, 0, IF(OF_GRADIENT), 0, "",
      "{what}: another learning rate, or a step more or less along the gradient"},
     {"gradient_not_zeroed", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, IF(OF_STEP), 0, "",
      "{what}: a gradient of another step is in it (not zeroed before it was added to)"},

@@ -273,48 +273,6 @@ ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
-/* --- shards of a gradient were added to each other --------------------------------------------------------------- */
-
-/* Every tensor-parallel rank's shard is the sum of all of them: a reduction over the world, or over tp, of what is not
- * replicated there. */
-ar_status ari_measure_shards_added(ari_trace *t, const ari_case *c)
-{
-    const ari_difference *d = c->grid.d;
-    const int tp = ari_tp_of(d);
-    const ar_box *first = &d->copy[0].layout->box[0];
-    double left = 0.0, all = 0.0;
-    if (d->pass != 'g' || tp < 2 || c->survey.different < 64 || c->survey.total.nan > 0)
-        return AR_OK;
-    for (int r = 0; r < d->ranks; r++) {
-        const ar_layout *o = d->copy[r].layout;
-        if (o->nbox != 1 || c->survey.rank[r].different == 0 ||
-            memcmp(o->box[0].extent, first->extent, sizeof *first->extent * (size_t)d->ndim) != 0 ||
-            (r > 0 && r < tp && memcmp(o->box[0].global, first->global, sizeof *first->global * (size_t)d->ndim) == 0))
-            return AR_OK;
-    }
-    ari_runs it = ari_runs_of_rank(&c->grid, 0);
-    ari_run run;
-    while (ari_runs_next(&it, &run)) {
-        for (size_t i = 0; i < run.count; i++) {
-            double sum = 0.0;
-            for (int r = 0; r < tp; r++) {
-                const ar_box *b = &d->copy[r].layout->box[0];
-                size_t at = run.index + i, stride = 1;
-                for (int dim = d->ndim - 1; dim >= 0; dim--) {
-                    at += (b->global[dim] - first->global[dim]) * stride;
-                    stride *= d->shape[dim];
-                }
-                sum += (double)d->reference[at];
-            }
-            left += (sum - (double)run.value[i]) * (sum - (double)run.value[i]);
-            all += sum * sum;
-        }
-    }
-    if (left <= 1e-8 * all)
-        ari_found(t, ARI_FOUND_SHARDS_ADDED, 0);
-    return AR_OK;
-}
-
 /* --- a rank holds another rank's shard ---------------------------------------------------------------------------- */
 
 /* Rows that every rank's box k has: where the parts are uneven, the smallest one's. */

@@ -60,6 +60,30 @@ void ari_name_number(ari_trace *t, double factor, double apart)
     ari_words(t, "name", "%.6g", factor);
 }
 
+/* What dropout keeps of a value, 1 - p, is the share of elements that are not zero: whether the factor is that of the
+ * reference's, to four standard errors, and what differs lies anywhere, to six along every dimension. */
+static void name_dropped(ari_trace *t, const ari_case *c, double factor)
+{
+    const ari_grid *g = &c->grid;
+    size_t zeros = 0;
+    for (size_t i = 0; i < g->count; i++)
+        zeros += g->d->reference[i] == 0.0f;
+    const double n = (double)g->count, kept = 1.0 - (double)zeros / n;
+    if (zeros < 16 || c->survey.different * 100 < (g->count - zeros) * 99 ||
+        fabs(factor - kept) > 4.0 * sqrt(kept * (1.0 - kept) / n))
+        return;
+    for (int dim = 0; dim < g->nd; dim++) {
+        const double size = n / (double)g->shape[dim], most = 6.0 * sqrt(size * kept * (1.0 - kept)) + 4.0;
+        for (size_t i = 0; i < g->shape[dim]; i++) {
+            if (fabs((double)c->survey.hits[dim][i] - size * kept) > most)
+                return;
+        }
+    }
+    t->is |= ARI_IF(ZERO);
+    t->less = 5;
+    ari_number(t, "percent", 100.0 * (1.0 - kept));
+}
+
 /* --- by the sizes of a run whose ranks are seen ------------------------------------------------------------------- */
 
 /* Where every dY is the same, a bias gradient over the wrong axis counts features in place of tokens. */
@@ -81,7 +105,7 @@ static bool is_of_tp(const ari_difference *d)
 static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, double tolerance)
 {
     const bool of_tp = is_of_tp(d) && ari_tp_of(d) == ari_dp_of(d);
-    const double n = ari_tp_of(d), dp = of_tp ? 1 : ari_dp_of(d), b = (double)d->batch;
+    const double n = ari_tp_of(d), dp = of_tp ? 1 : ari_dp_of(d), b = (double)d->batch, micro = d->micro_batches;
     const double tokens = d->seq > 1 ? b * (double)(d->seq - 1) : 0.0;
     const struct {
         double value;
@@ -92,6 +116,7 @@ static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, 
         {dp > 1 ? 1 / dp : 0, "1/dp", ARI_IF(OF_DP) | ARI_IF(INVERSE)},
         {n > 1 ? n : 0, "N", ARI_IF(OF_TP)},
         {n > 1 ? 1 / n : 0, "1/N", ARI_IF(OF_TP) | ARI_IF(INVERSE)},
+        {micro > 1 ? 1 / micro : 0, "1/m", ARI_IF(OF_MICRO) | ARI_IF(INVERSE)},
         {2, "2", ARI_IF(TWICE)},
         {0.5, "1/2", ARI_IF(TWICE) | ARI_IF(INVERSE)},
         {-1, "-1", ARI_IF(ONE) | ARI_IF(NEGATIVE)},
@@ -131,6 +156,7 @@ static void found_seen(ari_trace *t, const ari_case *c, int rank, double factor,
     ari_number(t, "factor", factor);
     ari_list(t, "fit");
     t->less = name_by_sizes(t, d, factor, tolerance) || d->pass == 'i' ? 5 : 15;
+    name_dropped(t, c, factor);
     if (is_features_per_token(d, factor)) {
         t->is |= ARI_IF(FEATURES);
         ari_count(t, "features", local[0]);
@@ -243,6 +269,7 @@ static void found_hidden(ari_trace *t, const ari_case *c, const ari_sums *s)
     const bool telling =
         (t->is & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(OF_SHARDS))) || ari_is_near(factor, -1.0, 2e-5);
     t->less = telling ? 0 : 7;
+    name_dropped(t, c, factor);
     if (s->n < 4 && !telling) {
         ari_lost(t);
         return;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much of the reference there is where values are whole and wrong: parts of sums, noise. */
+/* How much of the reference there is where values are whole and wrong: parts of sums, sums of other parts, noise. */
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -303,5 +303,137 @@ ar_status ari_measure_noise(ari_trace *t, const ari_case *c)
     ari_found(t, ARI_FOUND_NOISE, 0);
     ari_number(t, "size", size);
     ari_words(t, "arithmetic", "%s", size < 3e-5 ? "long sums of fp32" : size < 1.5e-3 ? "tf32 or fp16" : "bf16");
+    return AR_OK;
+}
+
+/* --- shards of a gradient were added to each other --------------------------------------------------------------- */
+
+/* Whether two ranks hold one box each, of one extent. */
+static bool are_alike(const ari_difference *d, int r, int q)
+{
+    const ar_layout *a = d->copy[r].layout, *b = d->copy[q].layout;
+    return a->nbox == 1 && b->nbox == 1 &&
+           memcmp(a->box[0].extent, b->box[0].extent, sizeof *a->box[0].extent * (size_t)d->ndim) == 0;
+}
+
+/* Whether two ranks that are alike hold the same part. */
+static bool hold_one_part(const ari_difference *d, int r, int q)
+{
+    const ar_box *a = &d->copy[r].layout->box[0], *b = &d->copy[q].layout->box[0];
+    return memcmp(a->global, b->global, sizeof *a->global * (size_t)d->ndim) == 0;
+}
+
+/* The reference in rank r's box where rank 0 has element `index` of the full tensor in its own. */
+static double reference_in(const ari_difference *d, int r, size_t index)
+{
+    const ar_box *b = &d->copy[r].layout->box[0], *first = &d->copy[0].layout->box[0];
+    size_t stride = 1;
+    for (int dim = d->ndim - 1; dim >= 0; dim--) {
+        index += (b->global[dim] - first->global[dim]) * stride;
+        stride *= d->shape[dim];
+    }
+    return (double)d->reference[index];
+}
+
+/* Every tensor-parallel rank's shard is the sum of all of them: a reduction over the world, or over tp, of what is not
+ * replicated there. */
+ar_status ari_measure_shards_added(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const int tp = ari_tp_of(d);
+    double left = 0.0, all = 0.0;
+    if (d->pass != 'g' || tp < 2 || c->survey.different < 64 || c->survey.total.nan > 0)
+        return AR_OK;
+    for (int r = 0; r < d->ranks; r++) {
+        if (c->survey.rank[r].different == 0 || !are_alike(d, r, 0) || (r > 0 && r < tp && hold_one_part(d, r, 0)))
+            return AR_OK;
+    }
+    ari_runs it = ari_runs_of_rank(&c->grid, 0);
+    ari_run run;
+    while (ari_runs_next(&it, &run)) {
+        for (size_t i = 0; i < run.count; i++) {
+            double sum = 0.0;
+            for (int r = 0; r < tp; r++)
+                sum += reference_in(d, r, run.index + i);
+            left += (sum - (double)run.value[i]) * (sum - (double)run.value[i]);
+            all += sum * sum;
+        }
+    }
+    if (left <= 1e-8 * all)
+        ari_found(t, ARI_FOUND_SHARDS_ADDED, 0);
+    return AR_OK;
+}
+
+/* --- summed over other ranks than those that share a part --------------------------------------------------------- */
+
+/* Of each rank the first that holds the same part, and the first that holds the same bits. */
+typedef struct alike {
+    int part[ARI_MOST_RANKS], bits[ARI_MOST_RANKS];
+} alike;
+
+static void find_alike(alike *a, const ari_difference *d)
+{
+    const size_t bytes = ari_volume(d->copy[0].shape, d->ndim) * sizeof(float);
+    for (int r = 0; r < d->ranks; r++) {
+        int p = 0, q = 0;
+        while (!hold_one_part(d, r, p))
+            p++;
+        while (memcmp(d->copy[r].local, d->copy[q].local, bytes) != 0)
+            q++;
+        a->part[r] = p;
+        a->bits[r] = q;
+    }
+}
+
+/* Whether every rank has the bits of one with another part; lists these groups. */
+static bool are_grouped(ari_trace *t, const alike *a, int ranks)
+{
+    ari_text groups = ari_list(t, "groups");
+    for (int r = 0; r < ranks; r++) {
+        bool other = false;
+        for (int q = 0; q < ranks; q++) {
+            other = other || (a->bits[q] == a->bits[r] && a->part[q] != a->part[r]);
+            if (a->bits[r] == r && a->bits[q] == r)
+                ari_say(&groups, q > r ? ", %d" : r > 0 ? "; %d" : "%d", q);
+        }
+        if (!other)
+            return false;
+    }
+    return true;
+}
+
+/* Of a part that several ranks hold each has a contribution. Where they are summed over another group, its ranks hold
+ * one value of different parts, and the groups' values add up to all parts of the reference. */
+ar_status ari_measure_group(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    alike a;
+    double left = 0.0, all = 0.0;
+    if (d->ranks < 4 || d->ranks > ARI_MOST_RANKS || ari_dp_of(d) > 1 || c->survey.disagree == 0 ||
+        c->survey.different < 64 || c->survey.total.nan > 0)
+        return AR_OK;
+    for (int r = 0; r < d->ranks; r++) {
+        if (c->survey.rank[r].different == 0 || !are_alike(d, r, 0))
+            return AR_OK;
+    }
+    find_alike(&a, d);
+    ari_runs it = ari_runs_of_rank(&c->grid, 0);
+    ari_run run;
+    while (ari_runs_next(&it, &run)) {
+        for (size_t i = 0; i < run.count; i++) {
+            double sum = 0.0, values = 0.0;
+            for (int r = 0; r < d->ranks; r++) {
+                sum += a.part[r] == r ? reference_in(d, r, run.index + i) : 0.0;
+                values += a.bits[r] == r ? (double)d->copy[r].local[run.at + i] : 0.0;
+            }
+            left += (sum - values) * (sum - values);
+            all += sum * sum;
+        }
+    }
+    if (!(left <= 1e-8 * all))
+        return AR_OK;
+    ari_found(t, ARI_FOUND_GROUP, 0);
+    if (!are_grouped(t, &a, d->ranks))
+        ari_lost(t);
     return AR_OK;
 }

@@ -106,15 +106,15 @@ static beside look_beside(const ari_case *c, int rank, bool different)
     return s;
 }
 
-/* v = now*r + last*e, to what rounding of the two leaves; false where it is no such sum. */
-static bool split(double *now, double *last, const beside *s)
+/* v = now*r + last*e, but for squares of `most`; false where it is no such sum. */
+static bool split(double *now, double *last, const beside *s, double most)
 {
     const double determinant = s->rr * s->ee - s->re * s->re;
     if (!(determinant > 1e-6 * s->rr * s->ee))
         return false;
     *now = (s->vr * s->ee - s->ve * s->re) / determinant;
     *last = (s->ve * s->rr - s->vr * s->re) / determinant;
-    return s->vv - *now * s->vr - *last * s->ve <= 1e-10 * s->vv;
+    return s->vv - *now * s->vr - *last * s->ve <= most;
 }
 
 ar_status ari_measure_last(ari_trace *t, const ari_case *c)
@@ -124,7 +124,7 @@ ar_status ari_measure_last(ari_trace *t, const ari_case *c)
     if (d->pass != 'g' || !d->last || c->survey.different < 8 || c->survey.total.nan > 0)
         return AR_OK;
     const beside s = look_beside(c, -1, true);
-    if (!split(&now, &last, &s) || fabs(last) <= 1e-4)
+    if (!split(&now, &last, &s, 1e-10 * s.vv) || fabs(last) <= 1e-4)
         return AR_OK;
     ari_found(t, ARI_FOUND_LAST, fabs(now) <= 1e-4 ? ARI_IF(ALL) : 0);
     ari_number(t, "now", now);
@@ -139,11 +139,17 @@ ar_status ari_measure_last(ari_trace *t, const ari_case *c)
 /* --- the update --------------------------------------------------------------------------------------------------- */
 
 /* The factor of the rank's update to the reference's; NAN where it is not one number. A decay that is part of the
- * update leaves a little. */
+ * update leaves a little; where it is most of the other's, it is told from the rest: at most a tenth of the weight. */
 static double factor_of(const beside *s)
 {
     const double factor = s->vr / s->rr, left = s->vv - s->vr * factor;
-    return s->rr > 100.0 * s->noise && left <= 1e-4 * s->vv + 4.0 * s->noise ? factor : (double)NAN;
+    double now = 0.0, last = 0.0;
+    if (!(s->rr > 100.0 * s->noise))
+        return (double)NAN;
+    if (left <= 1e-4 * s->vv + 4.0 * s->noise)
+        return factor;
+    const bool two = split(&now, &last, s, 1e-4 * s->vv + 4.0 * s->noise);
+    return two && last / (now - 1.0) > 0.0 && last / (now - 1.0) < 0.1 ? now : (double)NAN;
 }
 
 /* sqrt(1 - beta2^t)/(1 - beta1^t): what Adam corrects its moments by at step t. */
@@ -411,6 +417,44 @@ done:
     close_state(s);
     free(s);
     return st;
+}
+
+/* --- Adam's epsilon ----------------------------------------------------------------------------------------------- */
+
+/* The first step of Adam moves a weight by lr*g/(|g| + eps), and by a decay: of two epsilons of which one is small beside
+ * the gradients, (the larger update - s)*|g| is E*s for the smaller update s, but for the decay in s. */
+ar_status ari_measure_epsilon(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ar_dump_tensor *grad = ari_tensor_of_step(c->known->reference, d->name, strlen(d->name), "grad", d->step);
+    double g[CHUNK], size[2] = {0.0, 0.0}, eps, none;
+    plane by_gradient[2] = {{.yy = 0.0}, {.yy = 0.0}}, plain[2] = {{.yy = 0.0}, {.yy = 0.0}};
+    if (d->pass != 'n' || d->step != 1 || !d->before || !c->val || !grad || c->step || grad->count != c->full->count ||
+        c->survey.different < 64 || c->survey.total.nan > 0)
+        return AR_OK;
+    for (size_t at = 0; at < c->count; at += CHUNK) {
+        const size_t n = c->count - at < CHUNK ? c->count - at : CHUNK;
+        AR_TRY(ar_dump_read_f64(grad, c->start + at, n, g));
+        for (size_t i = 0; i < n; i++) {
+            const double w = (double)d->before[at + i], r = (double)c->ref[at + i], v = (double)c->val[at + i];
+            if (!ari_off(c, at + i))
+                continue;
+            size[0] += (r - w) * (r - w), size[1] += (v - w) * (v - w);
+            add_point(&by_gradient[0], (v - r) * fabs(g[i]), r - w, w);
+            add_point(&by_gradient[1], (r - v) * fabs(g[i]), v - w, w);
+            add_point(&plain[0], v - r, r - w, w);
+            add_point(&plain[1], r - v, v - w, w);
+        }
+    }
+    const int smaller = size[1] < size[0];
+    const double left = fit_plane(&eps, &none, &by_gradient[smaller]),
+                 of_factor = fit_plane(&none, &none, &plain[smaller]);
+    if (!(left < 1e-3) || !(left < 0.01 * of_factor) || !(eps > 0.0))
+        return AR_OK;
+    ari_found(t, ARI_FOUND_EPSILON, 0);
+    ari_number(t, "epsilon", eps);
+    ari_words(t, "where", smaller ? "here" : "in the reference");
+    return AR_OK;
 }
 
 /* --- weight decay ------------------------------------------------------------------------------------------------- */
