@@ -23,7 +23,7 @@ typedef struct move_case {
 } move_case;
 typedef struct move_list {
     move_case *item;
-    size_t n;
+    size_t n, room;
 } move_list;
 
 /* The whole value, and the whole gradient. Never 0, and no two next to each other alike. */
@@ -196,8 +196,11 @@ static void add_case(move_list *list, const ar_mesh *mesh, const ar_redistributi
 {
     if (mixes(mesh, r->from) || mixes(mesh, r->to))
         return;
-    list->item = realloc(list->item, (list->n + 1) * sizeof *list->item);
-    cr_assert_not_null(list->item);
+    if (list->n == list->room) {
+        list->room = list->room ? 2 * list->room : 64;
+        list->item = realloc(list->item, list->room * sizeof *list->item);
+        cr_assert_not_null(list->item);
+    }
     list->item[list->n++] = (move_case){.mesh = *mesh, .r = *r, .dtype = dtype};
 }
 
@@ -263,7 +266,7 @@ static uint64_t expected_bytes(const move_case *c, bool native)
 
 static void check_pairs(int ranks, bool native)
 {
-    move_list list = {NULL, 0};
+    move_list list = {NULL, 0, 0};
     add_pairs(&list, ranks, native);
     run_list(&list, native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT);
     for (size_t i = 0; i < list.n; i++) {
@@ -296,7 +299,7 @@ Test(redistribute, every_pair_of_lists_on_two_axes_keeps_the_tensor)
     static const ar_mesh meshes[] = {{2, {{"dp", 2}, {"tp", 3}}}, {2, {{"dp", 3}, {"tp", 2}}}};
     static const size_t shapes[][3] = {{5, 3, 2}, {4, 7, 1}};
     for (size_t m = 0; m < 2; m++) {
-        move_list list = {NULL, 0};
+        move_list list = {NULL, 0, 0};
         for (size_t i = 0; i < KINDS * KINDS * KINDS * KINDS; i++) {
             ar_redistribution r = pair(shapes[m], i % KINDS, i / KINDS % KINDS);
             r.from[1] = kinds[i / KINDS / KINDS % KINDS];
@@ -311,7 +314,7 @@ Test(redistribute, every_pair_of_lists_on_two_axes_keeps_the_tensor)
 Test(redistribute, drawn_lists_on_three_axes_keep_the_tensor)
 {
     const ar_mesh mesh = {3, {{"a", 2}, {"b", 2}, {"c", 2}}};
-    move_list list = {NULL, 0};
+    move_list list = {NULL, 0, 0};
     uint64_t state = 20;
     for (int i = 0; i < 600; i++) {
         ar_redistribution r = pair((const size_t[]){5, 4, 3}, 0, 0);
