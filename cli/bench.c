@@ -238,7 +238,6 @@ static ar_status begin_run(session *s, ar_run *run, int64_t **ids)
     run->threads = s->threads;
     AR_TRY(ari_layout_check(&v->r));
     AR_TRY(ari_run_config(&s->config, folder, sizeof folder, v->model ? v->model : "llama-demo"));
-    AR_TRY(ari_layout_plan(&v->r, s->config.arch, &run->plan));
     return ari_text_ids(ids, run->batch, run->seq, s->config.vocab, NULL, v->common.seed);
 }
 

@@ -45,7 +45,7 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     o->run = ari_run_of(&v->r, &v->common);
     o->run.model = model;
     AR_TRY(ari_run_config(c, folder, sizeof folder, o->run.model));
-    AR_TRY(ari_layout_plan(&v->r, c->arch, &o->run.plan));
+    AR_TRY(ari_layout_plan(&v->r, &o->run));
     AR_TRY(ari_estimate_layers(c));
     const bool given = ari_layout_given(&v->r);
     p[0] = o->run.parallel;
@@ -113,37 +113,45 @@ static ar_status parse_net_fault(ar_sim_fault *f, const char *text, int ranks)
     return AR_OK;
 }
 
-static ar_status check_model(ari_checked *gives, const ari_check_values *v, const char *model)
+static ar_status check_with(ari_checked *gives, const ari_check_values *v, const char *model, ar_check_options *o)
 {
     ar_parallel parallel[MOST_LAYOUTS];
-    ar_check_options o;
     ar_config c;
     char dump[560];
-    AR_TRY(options_of(v, model, &c, &o, parallel));
+    AR_TRY(options_of(v, model, &c, o, parallel));
     if (v->o.dump) {
         AR_TRY(dump_folder(dump, sizeof dump, v, model));
-        o.dump = dump;
+        o->dump = dump;
     }
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &c));
-    ari_watch_run(&o.run, gives->watch);
+    ari_watch_run(&o->run, gives->watch);
     if (v->net_fault) {
         AR_TRY(parse_net_fault(&gives->net_fault, v->net_fault, ar_parallel_world(&parallel[0])));
         gives->has_net_fault = true;
-        o.run.sim.faults = &gives->net_fault;
-        o.run.sim.fault_count = 1;
+        o->run.sim.faults = &gives->net_fault;
+        o->run.sim.fault_count = 1;
     }
     ari_progress progress;
     char about[64];
     snprintf(about, sizeof about, "%s: ", model);
     ari_progress_begin(&progress, v->common.quiet);
     progress.about = about;
-    o.progress = ari_progress_show;
-    o.progress_user = &progress;
-    gives->run = o.run;
-    AR_TRY(announce(v, &o, &c));
-    const ar_status st = ar_check(&gives->report, &o);
+    o->progress = ari_progress_show;
+    o->progress_user = &progress;
+    gives->run = o->run;
+    gives->run.plan = (ar_plan){0};
+    AR_TRY(announce(v, o, &c));
+    const ar_status st = ar_check(&gives->report, o);
     ari_progress_end(&progress);
+    return st;
+}
+
+static ar_status check_model(ari_checked *gives, const ari_check_values *v, const char *model)
+{
+    ar_check_options o = v->o;
+    const ar_status st = check_with(gives, v, model, &o);
+    ar_plan_fini(&o.run.plan);
     return st;
 }
 
@@ -228,6 +236,7 @@ static ar_status list_models(ari_check_values *v, const char *const *models, siz
         ar_status st = options_of(v, models[i], &c, &o, parallel);
         if (st == AR_OK)
             st = list_tensors(&one, ari_wants_text(&v->common) ? stdout : NULL, &o);
+        ar_plan_fini(&o.run.plan);
         if (st != AR_OK) {
             json_decref(all);
             return st;

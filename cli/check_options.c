@@ -11,6 +11,7 @@
 
 #define ARI_VALUES ari_check_values
 static const ari_option options[] = {
+    ARI_OPTION_GROUP(ari_plan_options, r),
     ARI_LAYOUT_OPTIONS("tensor-parallel ranks (no layout given: a set of those that the model allows)",
                        "exact: the same bits; native: fp32, within an allowance (default exact)"),
     ARI_PRECISION_OPTION,
@@ -127,7 +128,7 @@ ar_status ari_check_values_inject(ari_check_values *v)
     AR_TRY(ari_args_again(&ari_check_spec, v));
     r->ddp.mode = c.run.ddp.mode;
     if (c.order != AR_MLP_COLUMN_ROW) /* else the one given stands */
-        v->r.mlp_order = c.order;
+        v->r.run.plan.mlp_order = c.order;
     return AR_OK;
 }
 
@@ -205,7 +206,7 @@ static ar_status parse_schedule(uint64_t *first, uint64_t *count, const ari_chec
 
 ar_status ari_check_values_complete(ari_check_values *v)
 {
-    const ar_mlp_order order = v->r.mlp_order;
+    const ar_mlp_order order = v->r.run.plan.mlp_order;
     ar_run base = v->r.run;
     base.batch = base.batch ? base.batch : 8;
     base.steps = v->steps < 0 ? 3 : (uint64_t)v->steps;
@@ -217,7 +218,7 @@ ar_status ari_check_values_complete(ari_check_values *v)
         AR_TRY(parse_schedule(&base.sim.schedule_seed, &v->o.schedules, v));
     AR_TRY(ari_run_again(&v->r, &base, &ari_check_spec, v));
     v->r.run.ddp.mode = base.ddp.mode; /* a fault's case may have replaced the two that were given */
-    v->r.mlp_order = order;
+    v->r.run.plan.mlp_order = order;
     if (v->r.run.steps == 0) /* gradients only: there is nothing to clip them for */
         v->r.run.clip = 0.0;
     return AR_OK;

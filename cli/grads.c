@@ -30,6 +30,7 @@ static const ari_option options[] = {
     ARI_OPTION_FOLDER("block", o.block, "DIR", "a single block in place of a model: case.json and inputs.safetensors"),
     ARI_OPTION_FOLDER("out", o.out, "DIR", "where outputs.safetensors and grads.safetensors (or block.safetensors) go",
                       .more = "The outputs are logits, loss and hidden states. Each file is complete or not there."),
+    ARI_OPTION_GROUP(ari_plan_options, r),
     ARI_LAYOUT_OPTIONS("tensor-parallel ranks (default 1)",
                        "exact: the same bits in every layout; native: fp32 (default exact)"),
     ARI_PRECISION_OPTION,
@@ -152,13 +153,13 @@ static ar_status print(const ar_grads_result *r, const grads_values *v, const ar
     return AR_OK;
 }
 
-static ar_status run_watched(const grads_values *v, const ari_watch *watch)
+static ar_status run_watched(const grads_values *v, ar_run *run, const ari_watch *watch)
 {
     ar_grads_result r;
     ar_grads_options o = v->o;
-    o.run = ari_run_of(&v->r, &v->common);
+    AR_TRY(ari_layout_plan(&v->r, run));
+    o.run = *run;
     o.run.seed = v->common.seed;
-    o.mlp_order = v->r.mlp_order;
     o.sensitivity_of =
         v->sensitivity_of >= 0 ? (ar_sensitivity)v->sensitivity_of : ar_sensitivity_of_precision(v->r.run.precision);
     ari_watch_run(&o.run, watch);
@@ -184,9 +185,11 @@ static ar_status run(void *values, int *exit_code)
     (void)exit_code;
     ari_watch watch = {0};
     AR_TRY(check_values(v));
+    ar_run run = ari_run_of(&v->r, &v->common);
     ar_status st = ari_watch_begin(&watch, &v->watch);
     if (st == AR_OK)
-        st = run_watched(v, &watch);
+        st = run_watched(v, &run, &watch);
+    ar_plan_fini(&run.plan);
     ari_watch_fini(&watch);
     return st;
 }

@@ -40,7 +40,7 @@ static ar_status take_case(lint_values *v)
                     .clip = c.run.clip,
                     .dropout = c.run.dropout,
                     .optimizer = run->optimizer};
-    v->r.mlp_order = c.order;
+    run->plan.mlp_order = c.order;
     AR_TRY(ari_args_again(&ari_lint_spec, v));
     run->fault = fault;
     return AR_OK;
@@ -122,20 +122,22 @@ static ar_status run(void *values, int *exit_code)
     ar_lint_report *r = NULL;
     ar_status st = AR_OK;
     AR_TRY(complete(v));
-    AR_TRY(ari_planned_case(&c, &config, &v->r, &v->common));
+    AR_TRY_TO(done, st, ari_planned_case(&c, &config, &v->r, &v->common));
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &config));
-    AR_TRY(ar_lint(&r, &c.run, &config));
+    AR_TRY_TO(done, st, ar_lint(&r, &c.run, &config));
     *exit_code = r->count > 0 ? ARI_EXIT_DIFFERENT : ARI_EXIT_SAME;
     if (ari_wants_text(&v->common))
         print(stdout, r, &c);
     if (v->common.json)
         st = ari_json_end(as_json(r, &c, v->r.inject), &v->common);
+done:
     ar_lint_report_destroy(r);
+    ar_plan_fini(&c.run.plan);
     return st;
 }
 
-static const lint_values defaults = {.r = ARI_RUN_NOT_GIVEN(.mlp_order = AR_MLP_COLUMN_ROW)};
+static const lint_values defaults = {.r = ARI_RUN_NOT_GIVEN()};
 
 const ari_args_spec ari_lint_spec = {
     .command = "lint",

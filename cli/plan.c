@@ -48,6 +48,7 @@ static const ari_positional positionals[] = {
 ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r, const ari_common *common)
 {
     char path[4096];
+    c->run.plan = (ar_plan){0};
     AR_TRY(ari_layout_check(r));
     AR_TRY(ar_model_path(path, sizeof path, r->run.model));
     AR_TRY(ar_config_load(config, path));
@@ -60,7 +61,7 @@ ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_va
     run->dropout = isnan(run->dropout) ? 0.0 : run->dropout;
     run->optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     run->steps = 1;
-    AR_TRY(ari_layout_plan(r, config->arch, &run->plan));
+    AR_TRY(ari_layout_plan(r, run));
     return ar_run_check(run, config);
 }
 
@@ -119,8 +120,8 @@ static ar_status run(void *values, int *exit_code)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "comparing layouts is not in this version; --flow shows one layout: the "
                             "operations of a rank with what moves and what is multiplied");
-    AR_TRY(ari_planned_case(&c, &config, &v->r, &v->common));
-    AR_TRY(flow_options(&o, v, &c.run.parallel));
+    AR_TRY_TO(done, st, ari_planned_case(&c, &config, &v->r, &v->common));
+    AR_TRY_TO(done, st, flow_options(&o, v, &c.run.parallel));
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &config));
     AR_TRY_TO(done, st, ari_traffic_bytes(&bytes, &c));
@@ -131,10 +132,11 @@ static ar_status run(void *values, int *exit_code)
         st = ari_json_end(as_json(v, &f, &c, bytes), &v->common);
 done:
     ari_flow_fini(&f);
+    ar_plan_fini(&c.run.plan);
     return st;
 }
 
-static const plan_values defaults = {.r = ARI_RUN_NOT_GIVEN(.mlp_order = AR_MLP_COLUMN_ROW)};
+static const plan_values defaults = {.r = ARI_RUN_NOT_GIVEN()};
 
 const ari_args_spec ari_plan_spec = {
     .command = "plan",

@@ -12,7 +12,8 @@
  * `r`. */
 #define ARI_PLANNED_OPTIONS                                                                                          \
     ARI_OPTION_INT("tp", r.run.parallel.tp, 1, 65536, "N", "tensor-parallel ranks (default 1)"),                     \
-        ARI_OPTION_ENUM("mlp-order", r.mlp_order, ari_mlp_order_names,                                               \
+        ARI_OPTION_GROUP(ari_plan_options, r),                                                                       \
+        ARI_OPTION_ENUM("mlp-order", r.run.plan.mlp_order, ari_mlp_order_names,                                      \
                         "how the MLP's two layers are split (default column-row)"),                                  \
         ARI_OPTION_GROUP(ari_step_layout_options, r),                                                                \
         ARI_OPTION_INT("zero", r.run.parallel.zero, 0, 1, "STAGE",                                                   \
@@ -23,8 +24,8 @@
         ARI_BATCH_OPTIONS("tokens of each sequence (default: the model's longest, at most 4096)"), ARI_CLIP_OPTIONS, \
         ARI_OPTION_GROUP(ari_loss_options, r)
 
-/** The step that they ask for, as a training step has it by default; *config is its model's. Errors: AR_ERR_ARG, those
- *  of ar_config_load and ar_run_check. */
+/** The step that they ask for, as a training step has it by default; *config is its model's. In every case
+ *  ar_plan_fini(&c->run.plan). Errors: AR_ERR_ARG, those of ar_config_load, ar_plan_load and ar_run_check. */
 AR_NODISCARD ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r,
                                         const ari_common *common);
 

@@ -34,6 +34,7 @@ static const ari_option options[] = {
     ARI_OPTION_GROUP(ari_optimizer_options, r),
     ARI_CLIP_OPTIONS,
     ARI_OPTION_GROUP(ari_loss_options, r),
+    ARI_OPTION_GROUP(ari_plan_options, r),
     ARI_LAYOUT_OPTIONS("tensor-parallel ranks (default 1)",
                        "exact: the same bits under every layout; native: fp32 (default exact)"),
     ARI_OPTION_ENUM("storage", storage, storage_names,
@@ -154,7 +155,7 @@ static ar_status set_plan(ari_train_values *v, ari_estimate *e)
     ar_config c;
     AR_TRY(ari_train_config(&c, folder, sizeof folder, o));
     AR_TRY(ari_estimate_layers(&c));
-    AR_TRY(ari_layout_plan(&v->r, c.arch, &o->run.plan));
+    AR_TRY(ari_layout_plan(&v->r, &o->run));
     AR_TRY(ar_parallel_check(&o->run.parallel, &c, &o->run.plan, o->run.batch, o->run.seq));
     return fits(e, o, &c);
 }

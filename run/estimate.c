@@ -80,11 +80,11 @@ static ar_status count_split(split *s, const elements *n, const ari_estimate_cas
     s->at_once = ceil(samples / pieces) * at_work / (double)run->run.batch;
     /* Shared sequences: a part of what is kept; the inputs gathered for a block's two halves are kept or go again. */
     s->whole = s->sp ? kept / s->tp + 6.0 + (p->keep_gathered ? 2.0 * n->layers + 1.0 : 0.0) : kept;
-    /* Row-column, the middle of an MLP is whole on every rank. */
+    /* But column-row, the middle of an MLP is whole on every rank. */
     for (size_t layer = 0; layer < run->config->layers; layer++) {
-        ar_mlp_order order;
-        AR_TRY(ar_plan_mlp_order(&run->run.plan, run->config, layer, &order));
-        const bool whole = order == AR_MLP_ROW_COLUMN && s->tp > 1.0;
+        ar_block_split block;
+        AR_TRY(ar_plan_block(&run->run.plan, run->config, layer, &block));
+        const bool whole = block.mlp != AR_MLP_COLUMN_ROW && s->tp > 1.0;
         s->middles += whole ? s->tp : 1.0;
         s->whole_middle = s->whole_middle || whole;
     }

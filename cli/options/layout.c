@@ -18,8 +18,14 @@ static const char *const device_names[] = {"cpu", "cuda", "emulated", NULL};
 const char *const ari_precision_names[] = {"f32", "tf32", "bf16", NULL};
 
 #define ARI_VALUES ari_run_values
+const ari_option ari_plan_options[] = {
+    ARI_OPTION_FILE("plan", plan, "FILE",
+                    "which module is split how: rules as JSON, or a tp_plan of Hugging Face (default: as Megatron-LM)",
+                    .more = "Norms in sequence style turn --sp on."),
+    {0},
+};
 const ari_option ari_movement_options[] = {
-    ARI_OPTION_ENUM("mlp-order", mlp_order, ari_mlp_order_names,
+    ARI_OPTION_ENUM("mlp-order", run.plan.mlp_order, ari_mlp_order_names,
                     "how the MLP's two layers are split (default column-row)"),
     ARI_OPTION_ENUM("collectives", collectives, collectives_names,
                     "how the simulated cluster moves data; the bits are the same (default direct)"),
@@ -155,10 +161,15 @@ uint64_t ari_layout_timeout_ns(const ari_run_values *v)
     return (uint64_t)(v->timeout * 1e9);
 }
 
-ar_status ari_layout_plan(const ari_run_values *v, ar_arch arch, ar_plan *plan)
+ar_status ari_layout_plan(const ari_run_values *v, ar_run *run)
 {
-    *plan = (ar_plan){0};
-    return v->mlp_order == AR_MLP_COLUMN_ROW ? AR_OK : ar_plan_add_mlp_order(plan, arch, v->mlp_order);
+    if (!v->plan)
+        return AR_OK;
+    if (run->plan.mlp_order != AR_MLP_COLUMN_ROW)
+        return ar_error_set(AR_ERR_ARG, "--mlp-order is of the default plan: say it in the file of --plan");
+    AR_TRY(ar_plan_load(&run->plan, v->plan));
+    run->parallel.sp = run->parallel.sp || (run->parallel.tp > 1 && ar_plan_sequence(&run->plan));
+    return AR_OK;
 }
 
 /* Samples of a data-parallel rank. */

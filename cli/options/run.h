@@ -18,9 +18,9 @@
  * bucket_bytes and of warmup_steps, NaN of a double, NULL of a text, and -1 of the optimizer's enumerations. */
 typedef struct ari_run_values {
     ar_run run;
-    ar_mlp_order mlp_order;
-    int collectives; /* 0: direct, 1: ring */
-    double timeout;  /* seconds */
+    const char *plan; /* file */
+    int collectives;  /* 0: direct, 1: ring */
+    double timeout;   /* seconds */
     const char *device, *inject, *betas;
     ari_strings groups;
 } ari_run_values;
@@ -47,10 +47,11 @@ extern const char *const ari_bucket_order_names[]; /* in the order of ar_bucket_
 extern const char *const ari_numerics_names[];
 extern const char *const ari_precision_names[]; /* in the order of ar_precision */
 
-/* Options of an ari_run_values: how data moves; what the ranks compute on; how a training step is split besides tp;
- * how the data-parallel ranks sum their gradients; what updates the weights; what the loss is. */
-extern const ari_option ari_movement_options[], ari_device_options[], ari_step_layout_options[], ari_bucket_options[],
-    ari_optimizer_options[], ari_loss_options[];
+/* Options of an ari_run_values: which module is split how; how data moves; what the ranks compute on; how a training
+ * step is split besides tp; how the data-parallel ranks sum their gradients; what updates the weights; what the loss
+ * is. */
+extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_options[], ari_step_layout_options[],
+    ari_bucket_options[], ari_optimizer_options[], ari_loss_options[];
 
 /* Rows whose help is the subcommand's; ARI_VALUES has an ari_run_values called `r`. */
 #define ARI_LAYOUT_OPTIONS(tp_help, numerics_help)                                                                 \
@@ -90,8 +91,9 @@ ar_device_choice ari_layout_device(const ari_run_values *v);
 /** The device's name, and a GPU's own and number, into a result. */
 void ari_device_json(json_t *o, const ar_device_choice *c);
 uint64_t ari_layout_timeout_ns(const ari_run_values *v);
-/** The default plan, or the one that --mlp-order asks for. */
-AR_NODISCARD ar_status ari_layout_plan(const ari_run_values *v, ar_arch arch, ar_plan *plan);
+/** Loads the plan that --plan names, if any, into a run that ari_run_of gave, and turns sequence parallelism on where it
+ *  asks for that. The run then owns it: ar_plan_fini. Errors: AR_ERR_ARG (with --mlp-order), those of ar_plan_load. */
+AR_NODISCARD ar_status ari_layout_plan(const ari_run_values *v, ar_run *run);
 
 enum { ARI_LAYOUT_TEXT = 128 };
 /** ar_parallel_text, and behind it the samples of each data-parallel rank where they are not equally many: "dp=3

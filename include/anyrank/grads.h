@@ -16,10 +16,9 @@ typedef struct ar_grads_options {
     const char *block; /* folder with case.json and inputs.safetensors of a single block; NULL with a model */
     const char *input; /* safetensors: input_ids [b, s]; optional attention_mask, labels. Not with `block` */
     const char *out;   /* folder, made if it is not there */
-    ar_mlp_order mlp_order;
-    bool per_rank;    /* out/ranks: what each rank holds, as a dump of ranks */
-    bool activations; /* out/activations.safetensors: every tensor of docs/names.md; the ranks' files have them too */
-    bool sensitivity; /* out/allowed.safetensors: what rounding alone may change in each tensor */
+    bool per_rank;     /* out/ranks: what each rank holds, as a dump of ranks */
+    bool activations;  /* out/activations.safetensors: every tensor of docs/names.md; the ranks' files have them too */
+    bool sensitivity;  /* out/allowed.safetensors: what rounding alone may change in each tensor */
     ar_sensitivity sensitivity_of; /* in which arithmetic */
 } ar_grads_options;
 

@@ -105,7 +105,8 @@ AR_NODISCARD ar_status ar_sequential_create(ar_module **gives, const char *name,
 
 typedef enum ar_mlp_order {
     AR_MLP_COLUMN_ROW, /* one all-reduce forward, one backward */
-    AR_MLP_ROW_COLUMN  /* an all-reduce in the middle and an all-gather at the end */
+    AR_MLP_ROW_COLUMN, /* an all-reduce in the middle and an all-gather at the end */
+    AR_MLP_WHOLE       /* every rank has both weights, and nothing moves but tokens */
 } ar_mlp_order;
 typedef struct ar_mlp_options {
     size_t hidden, ffn;
@@ -113,6 +114,7 @@ typedef struct ar_mlp_options {
     bool gated, bias;
     bool transposed; /* weights stored [in, out] (GPT-2) */
     ar_mlp_order order;
+    bool leaves_partial; /* column then row: the output is each rank's term, which nobody adds up (a plan's mistake) */
     /* Hugging Face names below the MLP's path; NULL: "fc1", "gate", "fc2" */
     const char *first, *second, *up; /* c_fc / gate_proj, c_proj / down_proj, up_proj */
 } ar_mlp_options;
@@ -125,6 +127,8 @@ AR_NODISCARD ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char 
 typedef struct ar_attention_options {
     size_t hidden, heads, kv_heads, head_dim;
     bool qkv_bias, out_bias;
+    bool whole;          /* every rank has all heads and weights, and nothing moves but tokens */
+    bool leaves_partial; /* as in ar_mlp_options */
     bool causal;
     size_t window; /* sliding window: key j of query i is masked where j + window <= i; 0: none */
     bool rope;
@@ -159,32 +163,45 @@ AR_NODISCARD ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const cha
 /* --- embedding and loss ------------------------------------------------------------------------------------------- */
 
 typedef struct ar_embedding ar_embedding;
-/** Vocab-parallel: rank r holds ceil(V/N) rows (the last ranks fewer). Optionally learned positions [positions, h],
- *  replicated. Names: token "transformer.wte" (its parameter adds ".weight"), position likewise or NULL, and `sum` the
- *  name under which token + position is tapped. Gives; ar_embedding_destroy, which accepts NULL. */
-AR_NODISCARD ar_status ar_embedding_create(ar_embedding **gives, ar_ctx *ctx, const char *token, size_t vocab, size_t h,
-                                           double init_range, const char *position, size_t positions, const char *sum);
+/* How its table [V, h] is cut. */
+typedef enum ar_embedding_split {
+    AR_EMBEDDING_VOCAB, /* rank r has ceil(V/N) rows (the last ranks fewer): the output is a selection over the ranks */
+    AR_EMBEDDING_HIDDEN, /* columns, h/N on each rank: the output is sharded along features, then gathered (sp: an
+                            all-to-all from features to positions) */
+    AR_EMBEDDING_WHOLE   /* every rank has all of it, and nothing moves forward */
+} ar_embedding_split;
+/** Optionally learned positions [positions, h], replicated. Names: token "transformer.wte" (its parameter adds
+ *  ".weight"), position likewise or NULL, and `sum` the name under which token + position is tapped. Gives;
+ *  ar_embedding_destroy, which accepts NULL. Errors: also AR_ERR_INDIVISIBLE (hidden: N does not divide h). */
+AR_NODISCARD ar_status ar_embedding_create(ar_embedding **gives, ar_ctx *ctx, ar_embedding_split split,
+                                           const char *token, size_t vocab, size_t h, double init_range,
+                                           const char *position, size_t positions, const char *sum);
 void ar_embedding_destroy(ar_embedding *e);
 /** The embedding's own parameters, borrowed; the positions' is NULL without learned positions. */
 ar_param *ar_embedding_token(ar_embedding *e);
 ar_param *ar_embedding_position(ar_embedding *e);
-/** y [b, s, h] = token rows (a selection: an int32 all-reduce of bit patterns) + position rows. With sequence
- *  parallelism the own positions of it (a reduce-scatter). Errors: AR_ERR_DATA (an id outside the vocabulary),
+/** y [b, s, h] = token rows (by vocabulary a selection: an int32 all-reduce of bit patterns) + position rows. With
+ *  sequence parallelism the own positions of it (a reduce-scatter). Errors: AR_ERR_DATA (an id outside the vocabulary),
  *  AR_ERR_SHAPE (more tokens than positions), AR_ERR_INDIVISIBLE, what the communicator gives. */
 AR_NODISCARD ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y,
                                             const ar_batch *batch);
-/** Adds the rows of dy [b, s, h] to the gradients of the rows they came from. Moves nothing between ranks, but for the
- *  gathering of a dy that is the own positions. */
+/** Adds the rows of dy [b, s, h] to the gradients of the rows they came from. Moves nothing between ranks, but for a dy
+ *  that is the own positions: it is gathered, or by hidden exchanged for the own features. */
 AR_NODISCARD ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dy,
                                              const ar_batch *batch);
 
 typedef struct ar_lm_head ar_lm_head;
-/** Logits X W^T with W [V, h] vocab-parallel, then the softmax cross-entropy of the context's ar_loss_options, with no
- * gathering of logits. tied: the
- * embedding's parameter, borrowed; NULL: an own one, name.weight. Gives; ar_lm_head_destroy, which accepts NULL
- *  and leaves a tied parameter to its owner. */
-AR_NODISCARD ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const char *name, size_t vocab, size_t h,
-                                         ar_param *tied);
+/* How its weight [V, h] is cut, and where the loss is. The bits of all three are the same. */
+typedef enum ar_head_split {
+    AR_HEAD_VOCAB,  /* ceil(V/N) rows a rank: the loss works on the shards of the logits (loss parallel) */
+    AR_HEAD_GATHER, /* the same rows: the logits are gathered, and every rank has the whole loss */
+    AR_HEAD_WHOLE   /* every rank has all of it: logits and loss without communication */
+} ar_head_split;
+/** Logits X W^T with W [V, h], then the softmax cross-entropy of the context's ar_loss_options. tied: the embedding's
+ *  parameter, borrowed, cut as the split says; NULL: an own one, name.weight. Gives; ar_lm_head_destroy, which accepts
+ *  NULL and leaves a tied parameter to its owner. */
+AR_NODISCARD ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, ar_head_split split, const char *name,
+                                         size_t vocab, size_t h, ar_param *tied);
 void ar_lm_head_destroy(ar_lm_head *l);
 /** The weight, own or tied, borrowed. */
 ar_param *ar_lm_head_weight(ar_lm_head *l);
@@ -198,8 +215,8 @@ AR_NODISCARD ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, 
 AR_NODISCARD ar_status ar_lm_head_zero(ar_lm_head *l, ar_ctx *ctx);
 /** Positions of a batch that predict something. */
 size_t ar_batch_targets(const ar_batch *batch);
-/** dx [b, s, h] of that loss, an all-reduce (sp: the own positions, a reduce-scatter); adds to the weight's
- *  gradient. */
+/** dx [b, s, h] of that loss, an all-reduce (sp: the own positions, a reduce-scatter) unless the head is whole; adds to
+ *  the weight's gradient. */
 AR_NODISCARD ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_batch *batch);
 

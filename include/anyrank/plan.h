@@ -4,49 +4,104 @@
 
 #include "anyrank/config.h"
 #include "anyrank/layers.h"
+#include "anyrank/placement.h"
 
 AR_BEGIN_DECLS
 
 /* A parallel plan: which module is split how, by name globs (fnmatch(3), '*' also matches dots), as PyTorch's
- * parallelize_module has them. The last rule that matches a module's Hugging Face path decides. */
+ * parallelize_module and Hugging Face's tp_plan have them. The last rule that matches a module's Hugging Face path
+ * decides; a glob may leave out the prefix of the base model ("layers.*.mlp.up_proj" for "model.layers...").
+ * docs/plans.md explains plans and the file that holds one. */
 typedef enum ar_style {
     AR_STYLE_REPLICATE, /* whole on every rank */
-    AR_STYLE_COLWISE,   /* rows of W [out, in]: the output is sharded along features */
-    AR_STYLE_ROWWISE,   /* columns of W: the output is a sum over the ranks */
-    AR_STYLE_VOCAB      /* rows of an embedding or LM head, uneven where the vocabulary does not divide */
+    AR_STYLE_COLWISE,   /* rows of W [out, in]: the output is sharded along features; of an embedding: hidden */
+    AR_STYLE_ROWWISE,   /* columns of W: the output is a sum over the ranks; of an embedding: vocab */
+    AR_STYLE_VOCAB,     /* rows of an embedding or LM head, uneven where the vocabulary does not divide */
+    AR_STYLE_HIDDEN,    /* columns of an embedding: the output is sharded along features */
+    AR_STYLE_SEQUENCE,  /* of a norm: whole on every rank, which takes its own positions (sequence parallelism) */
+    AR_STYLE_PREPARE,   /* of a module of others: only says how its inputs and outputs are placed */
+    AR_STYLES
 } ar_style;
-/** "replicate", "colwise", "rowwise", "vocab". Static storage. */
+/** "replicate", "colwise", "rowwise", "vocab", "hidden", "sequence", "prepare"; "?". Static storage. */
 const char *ar_style_name(ar_style s);
 
-#define AR_PLAN_RULES 24
-#define AR_PLAN_GLOB 128 /* bytes of a glob or a module's path, with the final 0 */
+#define AR_PLAN_RULES 4096  /* the most of a plan: a model of 400 layers, each module by itself */
+#define AR_PLAN_GLOB 128    /* bytes of a glob or a module's path, with the final 0 */
+#define AR_PLAN_ARGUMENTS 8 /* inputs of a module that a rule can name, by position or by keyword */
+#define AR_PLAN_ARGUMENT 32 /* bytes of a keyword, with the final 0 */
+
+/** An input or an output as a rule declares it, over the tensor-parallel ranks. Nothing checks a declaration against
+ *  numbers: it is believed, as PyTorch believes it. */
+typedef struct ar_plan_value {
+    bool given;
+    char name[AR_PLAN_ARGUMENT]; /* keyword; "": by position */
+    ar_placement from, to;       /* of a style that splits: from of an input is what arrives, to of an output is what
+                                    leaves, and the others are the style's own. prepare: what there is, what is wanted */
+} ar_plan_value;
+
 typedef struct ar_plan_rule {
     char glob[AR_PLAN_GLOB]; /* "model.layers.*.mlp.down_proj" */
     ar_style style;
+    ar_plan_value input[AR_PLAN_ARGUMENTS]; /* those by position first, each at its place */
+    ar_plan_value output;
+    bool global_output; /* PyTorch's use_local_output=False: the output has the whole tensor's shape; same numbers */
 } ar_plan_rule;
 
-/** Plain data. No rules at all, as in `ar_plan plan = {0}`, means the architecture's default plan. */
+/** No rules and no file, as in `ar_plan plan = {0}`, means the architecture's default plan; of a plan from a file a
+ *  module that no rule matches is replicated. A copy of the struct borrows the rules. */
 typedef struct ar_plan {
+    ar_mlp_order mlp_order; /* of the default plan */
     size_t rules;
-    ar_plan_rule rule[AR_PLAN_RULES];
+    ar_plan_rule *rule; /* owned; ar_plan_fini */
+    char *file;         /* whose it is, for messages; owned; NULL: built by calls */
 } ar_plan;
+void ar_plan_fini(ar_plan *p);
 
 /** The default plan of an architecture: embedding and LM head by vocabulary, q, k, v and the MLP's first layer colwise,
- * the attention's output and the MLP's second layer rowwise, norms replicated. */
-void ar_plan_default(ar_plan *p, ar_arch arch);
-/** Adds a rule after the others (to an empty plan: after the default ones). Errors: AR_ERR_ARG (glob too long, or too
- * many rules). */
+ *  the attention's output and the MLP's second layer rowwise, norms replicated. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_plan_default(ar_plan *p, ar_arch arch);
+/** Adds a rule after the others (to an empty plan: after the default ones). Errors: AR_ERR_ARG (glob too long, or more
+ *  than AR_PLAN_RULES), AR_ERR_MEMORY. On error the plan is as before, or the default. */
 AR_NODISCARD ar_status ar_plan_add(ar_plan *p, ar_arch arch, const char *glob, ar_style style);
-/** Splits every MLP the other way: first layer rowwise, second colwise. Errors as ar_plan_add. */
+/** The same with all that a rule says. */
+AR_NODISCARD ar_status ar_plan_add_rule(ar_plan *p, ar_arch arch, const ar_plan_rule *rule);
+/** Splits every MLP in this order; the default plan stays without rules. Errors as ar_plan_add. */
 AR_NODISCARD ar_status ar_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order);
+
+/** A plan out of a JSON file: {"rules": [..]}, or Hugging Face's tp_plan, an object from globs to the names of its
+ *  styles (docs/plans.md has both). *p needs no value before; ar_plan_fini after AR_OK. Whether a model can be split so
+ *  is another question: ar_plan_check.
+ *  Errors: AR_ERR_FORMAT (not JSON; or names file, rule and what would be right: an unknown key or style, a placement
+ *  that is none, arguments of the wrong form, aliases in a circle, one glob twice with two styles), AR_ERR_UNSUPPORTED
+ *  (a style of tp_plan for experts), AR_ERR_OVERFLOW (more than AR_PLAN_RULES), AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_plan_load(ar_plan *p, const char *path);
+/** The same from text; `name` is for messages. */
+AR_NODISCARD ar_status ar_plan_parse(ar_plan *p, const char *text, size_t length, const char *name);
+
 /** The style of a module, "model.layers.3.mlp.down_proj"; AR_STYLE_REPLICATE where no rule matches. */
 ar_style ar_plan_style(const ar_plan *p, ar_arch arch, const char *module);
-/** How block `layer` splits its MLP. Errors: AR_ERR_UNSUPPORTED, naming the module, where its two layers are not
- *  colwise then rowwise or the other way round. */
-AR_NODISCARD ar_status ar_plan_mlp_order(const ar_plan *p, const ar_config *c, size_t layer, ar_mlp_order *order);
-/** Whether this version can split a model so. Errors: AR_ERR_UNSUPPORTED, naming the module, its style and those
- * possible. */
-AR_NODISCARD ar_status ar_plan_check(const ar_plan *p, const ar_config *c);
+
+/** What a plan makes of a block. */
+typedef struct ar_block_split {
+    ar_mlp_order mlp;
+    bool attention_whole;   /* q, k, v and the output are replicated: every rank has all heads */
+    bool attention_partial; /* the output is declared P(sum), and nothing adds it up */
+    bool mlp_partial;
+} ar_block_split;
+/** What a plan makes of the parts outside of the blocks. */
+typedef struct ar_outer_split {
+    ar_embedding_split tokens;
+    ar_head_split head;
+} ar_outer_split;
+/** Errors: AR_ERR_UNSUPPORTED, naming the module, its style and those that would fit. */
+AR_NODISCARD ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, ar_block_split *split);
+AR_NODISCARD ar_status ar_plan_outer(const ar_plan *p, const ar_config *c, ar_outer_split *split);
+/** Whether the plan asks for sequence parallelism: some rule has that style. */
+bool ar_plan_sequence(const ar_plan *p);
+/** Whether this version can split a model so, with sequence parallelism or not. Errors: AR_ERR_NOT_FOUND (a glob that
+ *  matches no module), AR_ERR_UNSUPPORTED (names the module, its style or placement and those that would fit),
+ *  AR_ERR_ARG (norms in sequence style without sequence parallelism). */
+AR_NODISCARD ar_status ar_plan_check(const ar_plan *p, const ar_config *c, bool sequence);
 
 AR_END_DECLS
 #endif

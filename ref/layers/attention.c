@@ -47,7 +47,7 @@ static ar_status tap_projections(ari_attention *m, ar_ctx *ctx, const ar_tensor 
     static const char *const fused_names[3] = {"q", "k", "v"};
     const size_t local[3] = {m->heads, m->kv_heads, m->kv_heads};
     const size_t full[3] = {m->o.heads, m->o.kv_heads, m->o.kv_heads};
-    const int copies[3] = {1, m->copies, m->copies};
+    const int copies[3] = {m->copies, m->kv_copies, m->kv_copies};
     size_t at = 0;
     for (int i = 0; i < 3; i++) {
         const ar_tensor t = ar_tensor_slice(qkv, 2, at * m->o.head_dim, local[i] * m->o.head_dim);
@@ -56,6 +56,12 @@ static ar_status tap_projections(ari_attention *m, ar_ctx *ctx, const ar_tensor 
         at += local[i];
     }
     return AR_OK;
+}
+
+/* Whether heads and projections see whole sequences on every rank, though others hold the own positions. */
+static bool gathers(const ari_attention *m, const ar_ctx *ctx)
+{
+    return ari_ctx_sp(ctx) && m->o.whole;
 }
 
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -69,12 +75,14 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     if (m->o.rope && batch->seq > m->o.max_positions)
         return ar_error_set(AR_ERR_SHAPE, "%s: a sequence of %zu is longer than the %zu positions of the model",
                             base->name, batch->seq, m->o.max_positions);
-    ar_tensor qkv, context;
+    ar_tensor in, qkv, context, out;
     AR_TRY(ensure_tables(m, ctx, batch));
-    AR_TRY(ari_linear_forward(&m->qkv, ctx, saved, &qkv, x, AR_ACT_NONE, NULL));
+    AR_TRY(ari_all_tokens(ctx, &in, x, gathers(m, ctx), base->name)); /* kept by the projections */
+    AR_TRY(ari_linear_forward(&m->qkv, ctx, saved, &qkv, &in, AR_ACT_NONE, NULL));
     AR_TRY(tap_projections(m, ctx, &qkv));
     AR_TRY(ari_attend(m, ctx, saved, &context, &qkv, batch));
-    AR_TRY(ari_linear_forward(&m->out, ctx, saved, y, &context, AR_ACT_NONE, NULL));
+    AR_TRY(ari_linear_forward(&m->out, ctx, saved, &out, &context, AR_ACT_NONE, NULL));
+    AR_TRY(ari_only_own_tokens(ctx, y, &out, gathers(m, ctx)));
     return ari_tap_tokens(ctx, m->out_name, NULL, 'f', y);
 }
 
@@ -85,14 +93,18 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
 {
     (void)batch;
     ari_attention *m = (ari_attention *)base;
-    ar_tensor dcontext, dqkv;
-    AR_TRY(ari_linear_backward(&m->out, ctx, saved, &dcontext, dy, m->out_name));
+    ar_tensor whole, dcontext, dqkv;
+    AR_TRY(ari_all_tokens(ctx, &whole, dy, gathers(m, ctx), base->name));
+    AR_TRY(ari_linear_backward(&m->out, ctx, saved, &dcontext, &whole, m->out_name));
+    if (gathers(m, ctx))
+        ar_ctx_release(ctx, &whole);
     AR_TRY(ari_attend_backward(m, ctx, saved, &dqkv, &dcontext));
     ar_ctx_release(ctx, &dcontext);
     /* q, k and v share one dX: the whole attention's, or c_attn's. */
-    AR_TRY(ari_linear_backward(&m->qkv, ctx, saved, dx, &dqkv, m->o.fused ? m->qkv_name[0] : base->name));
+    AR_TRY(
+        ari_linear_backward(&m->qkv, ctx, saved, dx ? &whole : NULL, &dqkv, m->o.fused ? m->qkv_name[0] : base->name));
     ar_ctx_release(ctx, &dqkv);
-    return AR_OK;
+    return dx ? ari_only_own_tokens(ctx, dx, &whole, gathers(m, ctx)) : AR_OK;
 }
 
 /* --- construction ------------------------------------------------------------------------------------------------- */
@@ -115,7 +127,7 @@ static void destroy(ar_module *base)
 
 static ar_status check_heads(ari_attention *m, ar_ctx *ctx)
 {
-    const size_t n = (size_t)ar_comm_size(ctx->tp);
+    const size_t ranks = (size_t)ar_comm_size(ctx->tp), n = m->o.whole ? 1 : ranks; /* that share the heads */
     const ar_attention_options *o = &m->o;
     if (o->heads == 0 || o->kv_heads == 0 || o->heads % o->kv_heads != 0)
         return ar_error_set(AR_ERR_ARG, "%s: %zu query heads cannot share %zu KV heads", m->base.name, o->heads,
@@ -134,37 +146,42 @@ static ar_status check_heads(ari_attention *m, ar_ctx *ctx)
             "%s: %zu KV heads cannot be split over or copied to tp=%zu; use a tp that divides %zu or is "
             "a multiple of it",
             m->base.name, o->kv_heads, n, o->kv_heads);
-    m->copies = n > o->kv_heads ? (int)(n / o->kv_heads) : 1;
+    m->copies = (int)(ranks / n);
+    m->kv_copies = n > o->kv_heads ? (int)(n / o->kv_heads) : m->copies;
     m->heads = o->heads / n;
     m->kv_heads = o->kv_heads > n ? o->kv_heads / n : 1;
     m->group = m->heads / m->kv_heads;
     m->group_full = o->heads / o->kv_heads;
-    return m->copies > 1 ? ari_ctx_replicas(ctx, &m->replicas, (int)o->kv_heads) : AR_OK;
+    return n > o->kv_heads ? ari_ctx_replicas(ctx, &m->replicas, (int)o->kv_heads) : AR_OK;
 }
 
 static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
 {
     const ar_attention_options *o = &m->o;
     const size_t q = o->heads * o->head_dim, kv = o->kv_heads * o->head_dim;
-    ari_linear_spec qkv = {
-        .style = ARI_COLUMN, .in = o->hidden, .bias = o->qkv_bias, .transposed = o->fused, .sequence = ari_ctx_sp(ctx)};
+    ari_linear_spec qkv = {.style = o->whole ? ARI_WHOLE : ARI_COLUMN,
+                           .in = o->hidden,
+                           .bias = o->qkv_bias,
+                           .transposed = o->fused,
+                           .sequence = ari_ctx_sp(ctx) && !o->whole};
     if (o->fused) {
         qkv.n = 1;
         qkv.part[0] = (ari_linear_part){.name = m->qkv_name[0], .out = 3 * q, .blocks = 3};
     } else {
         qkv.n = 3;
         for (int i = 0; i < 3; i++)
-            qkv.part[i] =
-                (ari_linear_part){.name = m->qkv_name[i], .out = i == 0 ? q : kv, .copies = i == 0 ? 1 : m->copies};
+            qkv.part[i] = (ari_linear_part){
+                .name = m->qkv_name[i], .out = i == 0 ? q : kv, .copies = i == 0 ? m->copies : m->kv_copies};
     }
-    const ari_linear_spec out = {.style = ARI_ROW,
+    const ari_linear_spec out = {.style = o->whole ? ARI_WHOLE : ARI_ROW,
                                  .n = 1,
                                  .part = {{.name = m->out_name, .out = o->hidden}},
                                  .in = q,
                                  .bias = o->out_bias,
                                  .transposed = o->fused,
-                                 .input_is_sharded = true,
-                                 .sequence = ari_ctx_sp(ctx)};
+                                 .input_is_sharded = !o->whole,
+                                 .leaves_partial = !o->whole && o->leaves_partial,
+                                 .sequence = ari_ctx_sp(ctx) && !o->whole};
     AR_TRY(ari_linear_init(&m->qkv, ctx, &qkv));
     return ari_linear_init(&m->out, ctx, &out);
 }

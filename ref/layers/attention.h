@@ -13,8 +13,8 @@ typedef struct ari_attention {
     ari_linear qkv, out;
     size_t heads, kv_heads, group; /* of this rank; group = query heads of one KV head */
     size_t group_full;             /* query heads of a KV head on all ranks that hold it */
-    int copies;                    /* ranks that hold each KV head */
-    ar_comm *replicas;             /* those that hold this rank's, borrowed; NULL: it alone */
+    int copies, kv_copies;         /* ranks that hold each query head, each KV head */
+    ar_comm *replicas;             /* those that share this rank's KV head and no query head, borrowed; NULL: none */
     ari_dropout dropout;           /* of the probabilities */
     ar_buf cos, sin;               /* [positions, d/2], made for the longest sequence so far */
     size_t positions;

@@ -161,7 +161,7 @@ static ar_status lay_out(ari_attention *m, ar_ctx *ctx, ar_tensor *to, const ar_
 /* The global number of this rank's first query head. */
 static size_t head_start(const ari_attention *m, const ar_ctx *ctx)
 {
-    return (size_t)ar_comm_rank(ctx->tp) * m->heads;
+    return (size_t)(ar_comm_rank(ctx->tp) / m->copies) * m->heads;
 }
 
 static ar_status upload_masks(ar_ctx *ctx, ar_saved *saved, const ari_attention *m, ar_mask *mask,
@@ -231,8 +231,8 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     AR_TRY(lay_out(m, ctx, &kh, &k, &r));
     if (m->o.rope) {
         const ar_tensor tq = swapped(&qh), tk = swapped(&kh);
-        AR_TRY(tap_heads(m, ctx, "q_rope", 'f', &tq, m->o.heads, 1));
-        AR_TRY(tap_heads(m, ctx, "k_rope", 'f', &tk, m->o.kv_heads, m->copies));
+        AR_TRY(tap_heads(m, ctx, "q_rope", 'f', &tq, m->o.heads, m->copies));
+        AR_TRY(tap_heads(m, ctx, "k_rope", 'f', &tk, m->o.kv_heads, m->kv_copies));
     }
     AR_TRY(new_heads(ctx, &probs, b, m->heads, s, s));
     const ar_tensor scores = grouped(m, &probs), queries = grouped(m, &qh);
@@ -240,10 +240,10 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     AR_TRY(upload_masks(ctx, saved, m, &mask, batch));
     AR_TRY(ARI_KERNEL(ctx, softmax_forward, probs.data, ar_const(probs.data), b, m->heads, s, ari_softmax_scale(d),
                       &mask));
-    AR_TRY(ari_tap_shard(ctx, m->base.name, "probs", 'f', &probs, 1, m->o.heads));
+    AR_TRY(ari_tap_copies(ctx, m->base.name, "probs", 'f', &probs, 1, m->o.heads, m->copies));
     AR_TRY(weights_of(m, ctx, &weights, &probs));
     if (ari_dropout_on(ctx))
-        AR_TRY(ari_tap_shard(ctx, m->base.name, ARI_DROPPED_PROBS, 'f', &weights, 1, m->o.heads));
+        AR_TRY(ari_tap_copies(ctx, m->base.name, ARI_DROPPED_PROBS, 'f', &weights, 1, m->o.heads, m->copies));
     AR_TRY(new_heads(ctx, &o, b, m->heads, s, d));
     const ar_tensor vh = swapped(&v), values = ar_tensor_transposed(&vh), out = grouped(m, &o);
     const ar_tensor weighing = grouped(m, &weights);
@@ -251,7 +251,7 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     release_weights(ctx, &weights);
     AR_TRY(assemble(m, ctx, context, &o));
     ar_ctx_release(ctx, &o);
-    AR_TRY(ari_tap_shard(ctx, m->base.name, "context", 'f', context, 2, m->o.heads * d));
+    AR_TRY(ari_tap_copies(ctx, m->base.name, "context", 'f', context, 2, m->o.heads * d, m->copies));
     AR_TRY(ar_saved_push(saved, m, SAVED_QKV, qkv));
     AR_TRY(ar_saved_push(saved, m, SAVED_Q, &qh));
     AR_TRY(ar_saved_push(saved, m, SAVED_K, &kh));
@@ -306,7 +306,7 @@ static ar_status score_gradients(ari_attention *m, ar_ctx *ctx, ar_tensor *ds, c
         AR_TRY(ari_drop_heads(&m->dropout, ctx, &dprobs, &dprobs, head_start(m, ctx)));
     AR_TRY(ARI_KERNEL(ctx, softmax_backward, ds->data, ar_const(f->probs.data), dprobs.data, b, m->heads, s,
                       ari_softmax_scale(d), &f->mask));
-    AR_TRY(ari_tap_shard(ctx, m->base.name, "probs", 'b', &dprobs, 1, m->o.heads));
+    AR_TRY(ari_tap_copies(ctx, m->base.name, "probs", 'b', &dprobs, 1, m->o.heads, m->copies));
     ar_ctx_release(ctx, &dprobs);
     return AR_OK;
 }
@@ -345,8 +345,8 @@ static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_tensor *dqkv, const g
     const ar_tensor to_v = projected(dqkv, m->heads + m->kv_heads, m->kv_heads, d);
     const ar_tensor q = swapped(&g->q), k = swapped(&g->k), v = swapped(&g->v);
     if (m->o.rope) {
-        AR_TRY(tap_heads(m, ctx, "q_rope", 'b', &q, m->o.heads, 1));
-        AR_TRY(tap_heads(m, ctx, "k_rope", 'b', &k, m->o.kv_heads, m->copies));
+        AR_TRY(tap_heads(m, ctx, "q_rope", 'b', &q, m->o.heads, m->copies));
+        AR_TRY(tap_heads(m, ctx, "k_rope", 'b', &k, m->o.kv_heads, m->kv_copies));
         AR_TRY(rotate(m, ctx, &to_q, &q, r, -1));
         AR_TRY(rotate(m, ctx, &to_k, &k, r, -1));
     } else {
@@ -354,9 +354,9 @@ static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_tensor *dqkv, const g
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_k, &k));
     }
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_v, &v));
-    AR_TRY(tap_heads(m, ctx, "v", 'b', &to_v, m->o.kv_heads, m->copies));
-    AR_TRY(tap_heads(m, ctx, "q", 'b', &to_q, m->o.heads, 1));
-    return tap_heads(m, ctx, "k", 'b', &to_k, m->o.kv_heads, m->copies);
+    AR_TRY(tap_heads(m, ctx, "v", 'b', &to_v, m->o.kv_heads, m->kv_copies));
+    AR_TRY(tap_heads(m, ctx, "q", 'b', &to_q, m->o.heads, m->copies));
+    return tap_heads(m, ctx, "k", 'b', &to_k, m->o.kv_heads, m->kv_copies);
 }
 
 ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,

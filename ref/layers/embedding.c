@@ -6,8 +6,10 @@
 #include "ref/layers/parts.h"
 
 struct ar_embedding {
+    ar_embedding_split split;
     size_t vocab, h, positions;
     size_t start, rows; /* this rank's ids */
+    size_t columns;     /* and features of them */
     bool learned;
     char token_name[96], sum_name[96];
     ari_dropout dropout; /* of the sum */
@@ -23,11 +25,23 @@ static ar_status init_token(ar_embedding *e, ar_ctx *ctx, double range)
     const size_t shape[2] = {e->vocab, e->h};
     const int n = ar_comm_size(ctx->tp), r = ar_comm_rank(ctx->tp);
     AR_TRY(ari_path(name, sizeof name, e->token_name, "weight"));
-    AR_TRY(ar_layout_shard_uneven(&layout, 2, shape, 0, r, n));
-    ari_own_ids(ctx, e->vocab, &e->start, &e->rows);
+    e->rows = e->vocab;
+    e->columns = e->h;
+    if (e->split == AR_EMBEDDING_VOCAB) {
+        AR_TRY(ar_layout_shard_uneven(&layout, 2, shape, 0, r, n));
+        ari_own_ids(ctx, e->vocab, &e->start, &e->rows);
+    } else if (e->split == AR_EMBEDDING_WHOLE) {
+        AR_TRY(ar_layout_replicate(&layout, 2, shape, r, n));
+    } else {
+        if (ar_layout_shard(&layout, 2, shape, 1, r, n) != AR_OK)
+            return ar_error_set(AR_ERR_INDIVISIBLE,
+                                "%s: its %zu columns cannot be split over %d ranks; use a tp that divides them", name,
+                                e->h, n);
+        e->columns = e->h / (size_t)n;
+    }
     AR_TRY(ar_param_init(&e->token, ctx, name, &layout, false));
     /* A rank without rows still has columns, or its matrix would be [0, 0]. */
-    e->token.value.shape[1] = e->h;
+    e->token.value.shape[1] = e->columns;
     e->token.init = AR_INIT_NORMAL;
     e->token.init_range = range;
     e->token.fan_in = e->h;
@@ -46,11 +60,13 @@ static ar_status init_position(ar_embedding *e, ar_ctx *ctx, const char *path, d
     return AR_OK;
 }
 
-ar_status ar_embedding_create(ar_embedding **gives, ar_ctx *ctx, const char *token, size_t vocab, size_t h,
-                              double init_range, const char *position, size_t positions, const char *sum)
+ar_status ar_embedding_create(ar_embedding **gives, ar_ctx *ctx, ar_embedding_split split, const char *token,
+                              size_t vocab, size_t h, double init_range, const char *position, size_t positions,
+                              const char *sum)
 {
     ar_embedding *e = NULL;
     AR_TRY(ari_alloc_zero((void **)&e, 1, sizeof *e, token));
+    e->split = split;
     e->vocab = vocab;
     e->h = h;
     e->positions = positions;
@@ -115,8 +131,14 @@ static ar_status upload(ar_ctx *ctx, ar_tensor *t, int64_t *host, size_t n)
     return st;
 }
 
-/* Which local row each token takes, -1 where another rank holds it; with sequence parallelism in the order of the ranks
- * that hold the tokens. */
+/* Whether the rows of all tokens are in the order of the ranks that hold the positions. By hidden they are in that of the
+ * sequences: what is exchanged is cut along both. */
+static bool rank_major(const ar_embedding *e, const ar_ctx *ctx)
+{
+    return ari_ctx_sp(ctx) && e->split != AR_EMBEDDING_HIDDEN;
+}
+
+/* Which local row each token takes, -1 where another rank holds it. */
 static ar_status own_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch)
 {
     const size_t n = batch->batch * batch->seq;
@@ -124,7 +146,7 @@ static ar_status own_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *row_of, const
     ar_tensor ids;
     AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "ids"));
     for (size_t i = 0; i < n; i++)
-        host[i] = batch->input_ids[ari_token_at(ctx, batch, i)];
+        host[i] = batch->input_ids[rank_major(e, ctx) ? ari_token_at(ctx, batch, i) : i];
     AR_TRY(upload(ctx, &ids, host, n));
     AR_TRY(ar_ctx_tensor(ctx, row_of, AR_I64, 1, &n));
     AR_TRY(ARI_KERNEL(ctx, rows_in_range, row_of->data, ar_const(ids.data), n, (int64_t)e->start, (int64_t)e->rows));
@@ -148,22 +170,44 @@ static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *b
     return upload(ctx, row_of, host, n);
 }
 
-/* The tokens' rows, [b, s, h] or the own positions of it. A selection: one rank has a row, the others zero bits. */
-static ar_status select_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *row_of,
-                             const ar_batch *batch)
+/* By vocabulary, a selection: one rank has a row, the others zero bits. */
+static ar_status select_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *all)
 {
-    const size_t n = batch->batch * batch->seq, shape[3] = {batch->batch, batch->seq, e->h};
+    *token = *all;
+    if (!ari_ctx_sp(ctx))
+        return ar_comm_all_reduce(ctx->tp, ctx->queue, all->data, ar_const(all->data), ar_tensor_count(all), AR_I32,
+                                  AR_SUM, e->token.name);
+    AR_TRY(ari_like_own_tokens(ctx, token, all, e->h));
+    return ari_select_tokens(ctx, token, all, e->token.name);
+}
+
+/* On every rank: the own positions are consecutive rows. */
+static ar_status own_rows_of(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *all)
+{
+    *token = *all;
+    if (!ari_ctx_sp(ctx))
+        return AR_OK;
+    AR_TRY(ari_like_own_tokens(ctx, token, all, e->h));
+    const size_t bytes = ar_tensor_count(token) * sizeof(float);
+    return ARI_KERNEL(ctx, copy, token->data, ar_const(ar_buf_at(all->data, (size_t)ar_comm_rank(ctx->tp) * bytes)),
+                      bytes);
+}
+
+/* The tokens' rows, [b, s, h] or the own positions of it. */
+static ar_status token_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *row_of,
+                            const ar_batch *batch)
+{
+    const size_t n = batch->batch * batch->seq, shape[3] = {batch->batch, batch->seq, e->columns};
     ar_tensor all;
     AR_TRY(ar_ctx_tensor(ctx, &all, AR_F32, 3, shape));
     AR_TRY(ARI_KERNEL(ctx, gather_rows, all.data, &e->token.value, ar_const(row_of->data), n));
     AR_TRY(ari_fault_token_rows(ctx, &all, &e->token, e->start, e->rows, batch));
-    *token = all;
-    if (!ari_ctx_sp(ctx))
-        return ar_comm_all_reduce(ctx->tp, ctx->queue, all.data, ar_const(all.data), n * e->h, AR_I32, AR_SUM,
-                                  e->token.name);
-    AR_TRY(ari_like_own_tokens(ctx, token, &all, e->h));
-    AR_TRY(ari_select_tokens(ctx, token, &all, e->token.name));
-    ar_ctx_release(ctx, &all);
+    if (e->split == AR_EMBEDDING_HIDDEN)
+        AR_TRY(ari_features_to_stream(ctx, token, &all, e->token.name));
+    else
+        AR_TRY(e->split == AR_EMBEDDING_VOCAB ? select_rows(e, ctx, token, &all) : own_rows_of(e, ctx, token, &all));
+    if (token->data.ptr != all.data.ptr)
+        ar_ctx_release(ctx, &all);
     return AR_OK;
 }
 
@@ -188,7 +232,7 @@ ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
     ar_ctx_place(ctx, batch);
     AR_TRY(check_batch(e, ctx, batch));
     AR_TRY(own_rows(e, ctx, &row_of, batch));
-    AR_TRY(select_rows(e, ctx, &token, &row_of, batch));
+    AR_TRY(token_rows(e, ctx, &token, &row_of, batch));
     AR_TRY(ar_saved_push(saved, e, SAVED_ROWS, &row_of));
     if (saved)
         ar_param_use(&e->token);
@@ -207,9 +251,13 @@ ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
 /* A token's row may be on any rank: each gets the gradients of all positions, in the order of its row numbers. */
 static ar_status token_gradient(ar_embedding *e, ar_ctx *ctx, const ar_tensor *dy, const ar_tensor *row_of)
 {
-    ar_tensor terms = ar_tensor_rows(dy);
-    if (ari_ctx_sp(ctx))
+    ar_tensor terms = ar_tensor_rows(dy), own;
+    if (e->split == AR_EMBEDDING_HIDDEN) {
+        AR_TRY(ari_stream_to_features(ctx, &own, dy, e->token.name));
+        terms = ar_tensor_rows(&own);
+    } else if (ari_ctx_sp(ctx)) {
         AR_TRY(ari_gather_rank_major(ctx, &terms, dy, e->token.name));
+    }
     AR_TRY(ctx->arith->grad_rows(ctx, &e->token, &terms, ar_const(row_of->data)));
     ari_release_rows(ctx, &terms, dy);
     return AR_OK;

@@ -39,6 +39,8 @@ static ar_status weight_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_spec 
     const int n = ar_comm_size(ctx->tp), r = ar_comm_rank(ctx->tp);
     const size_t shape[2] = {s->transposed ? s->in : part->out, s->transposed ? part->out : s->in};
     const int dim = (s->style == ARI_COLUMN) == s->transposed ? 1 : 0;
+    if (s->style == ARI_WHOLE)
+        return ar_layout_replicate(o, 2, shape, r, n);
     if (s->uneven)
         return ar_layout_shard_uneven(o, 2, shape, dim, r, n);
     if (s->style == ARI_COLUMN)
@@ -81,11 +83,8 @@ static ar_status init_bias(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s,
     char name[160];
     ar_layout layout;
     AR_TRY(ari_path(name, sizeof name, part->name, "bias"));
-    if (s->style == ARI_ROW) {
-        AR_TRY(ar_layout_replicate(&layout, 1, &part->out, r, n));
-    } else {
-        AR_TRY(column_layout(&layout, ctx, part, 1, &part->out, 0));
-    }
+    AR_TRY(s->style == ARI_COLUMN ? column_layout(&layout, ctx, part, 1, &part->out, 0)
+                                  : ar_layout_replicate(&layout, 1, &part->out, r, n));
     AR_TRY(ar_param_init(&l->bias[i], ctx, name, &layout, false));
     l->bias[i].init = AR_INIT_UNIFORM_BIAS;
     l->bias[i].fan_in = s->in;
@@ -102,6 +101,7 @@ ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s)
                       .in = s->in,
                       .has_bias = s->bias,
                       .input_is_sharded = s->input_is_sharded,
+                      .leaves_partial = s->leaves_partial,
                       .sequence = s->sequence};
     ar_status st = AR_OK;
     for (int i = 0; i < s->n; i++) {
@@ -148,6 +148,18 @@ ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i)
     for (int k = 0; k < i; k++)
         at += l->local_out[k];
     return ar_tensor_slice(y, y->ndim - 1, at, l->local_out[i]);
+}
+
+/* The group that cuts W's columns, over which Y is a sum; NULL: every rank has all of them. */
+static ar_comm *column_group(const ari_linear *l, const ar_ctx *ctx)
+{
+    return l->style == ARI_ROW ? ctx->tp : NULL;
+}
+
+/* The group that cuts W's rows, over which dX is a sum. */
+static ar_comm *row_group(const ari_linear *l, const ar_ctx *ctx)
+{
+    return l->style == ARI_COLUMN ? ctx->tp : NULL;
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
@@ -213,21 +225,18 @@ static ar_status new_output(ari_linear *l, ar_ctx *ctx, ar_tensor *y, const ar_t
 /* y = the product's sum over the ranks that share it, and what follows it. */
 static ar_status multiply(ari_linear *l, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *in, const ar_epilogue *ep)
 {
-    const bool row = l->style == ARI_ROW, scattered = row && l->sequence;
+    ar_comm *over = l->leaves_partial ? NULL : column_group(l, ctx);
+    const bool scattered = over && l->sequence;
+    const size_t terms = l->leaves_partial ? in->shape[in->ndim - 1] : l->in; /* of the sum that is rounded */
     const ar_operand *a = NULL, *b = NULL;
     ar_sum *s = NULL;
     ar_parts parts = {.n = 1, .part = {ar_tensor_rows(in)}};
     if (scattered)
         AR_TRY(ari_rank_major(ctx, &parts.part[0], in));
-    AR_TRY(ctx->arith->param_operand(ctx, &b, l->weight, l->n, l->n, false, l->in, row ? ctx->tp : NULL,
-                                     row ? NULL : ctx->tp));
+    AR_TRY(ctx->arith->param_operand(ctx, &b, l->weight, l->n, l->n, false, terms, over, row_group(l, ctx)));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, l->weight[0]->name));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
-    AR_TRY(ctx->arith->fold(ctx, s, row ? ctx->tp : NULL,
-                            scattered ? AR_SCATTER_ROWS
-                            : row     ? AR_ALL
-                                      : AR_KEEP,
-                            l->weight[0]->name));
+    AR_TRY(ctx->arith->fold(ctx, s, over, scattered ? AR_SCATTER_ROWS : over ? AR_ALL : AR_KEEP, l->weight[0]->name));
     const ar_tensor rows = ar_tensor_rows(y);
     AR_TRY(ctx->arith->round(ctx, &rows, s, ep));
     ctx->arith->operand_done(ctx, a);
@@ -274,13 +283,13 @@ static int counted_weights(ari_linear *l, ar_param **weight, ar_parts *dy_parts,
 {
     int n = 0, others = 0;
     for (int i = 0; i < l->n; i++) {
-        if (l->weight[i]->layout.replica > 0)
+        if (l->style != ARI_WHOLE && l->weight[i]->layout.replica > 0)
             continue;
         dy_parts->part[n] = ari_linear_part_of(l, dy, i);
         weight[n++] = l->weight[i];
     }
     for (int i = 0; i < l->n; i++) {
-        if (l->weight[i]->layout.replica > 0)
+        if (l->style != ARI_WHOLE && l->weight[i]->layout.replica > 0)
             weight[n + others++] = l->weight[i];
     }
     dy_parts->n = n;
@@ -299,7 +308,7 @@ static ar_status complete(ar_ctx *ctx, const ar_tensor *dx_rows, ar_sum *s, size
 /* dX = sum over the group's weights and, column-parallel, over the ranks. */
 static ar_status input_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, size_t features)
 {
-    const bool row = l->style == ARI_ROW, scattered = !row && l->sequence;
+    const bool partial = l->style == ARI_COLUMN, scattered = partial && l->sequence;
     const char *tag = l->weight[0]->name;
     const ar_operand *a = NULL, *b = NULL;
     ar_sum *s = NULL;
@@ -310,12 +319,13 @@ static ar_status input_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
         AR_TRY(ari_rank_major(ctx, &rows, dy));
     AR_TRY(scattered ? ari_like_own_tokens(ctx, dx, dy, features) : ari_like(ctx, dx, dy, features));
     const int counted = counted_weights(l, weight, &parts, &rows);
-    AR_TRY(ctx->arith->param_operand(ctx, &b, weight, counted, l->n, true, sum_of(l->out, l->n), row ? NULL : ctx->tp,
-                                     row ? ctx->tp : NULL));
+    AR_TRY(ctx->arith->param_operand(ctx, &b, weight, counted, l->n, true, sum_of(l->out, l->n), row_group(l, ctx),
+                                     column_group(l, ctx)));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, tag));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
     const ar_tensor dx_rows = ar_tensor_rows(dx);
-    AR_TRY(row ? ctx->arith->round(ctx, &dx_rows, s, NULL) : complete(ctx, &dx_rows, s, rows.shape[0], scattered, tag));
+    AR_TRY(partial ? complete(ctx, &dx_rows, s, rows.shape[0], scattered, tag)
+                   : ctx->arith->round(ctx, &dx_rows, s, NULL));
     ctx->arith->operand_done(ctx, a);
     ari_release_rows(ctx, &rows, dy);
     return AR_OK;
@@ -365,8 +375,8 @@ static ar_status parameter_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor
     for (int i = 0; i < l->n; i++) {
         const ar_tensor dy_i = ari_linear_part_of(l, &dy_rows, i);
         if (l->weight[i]->uses == 1 || !ar_faulty(ctx, AR_FAULT_tied_weight_untied))
-            AR_TRY(ctx->arith->grad_contract(ctx, l->weight[i], &dy_i, &x_rows, samples,
-                                             l->style == ARI_ROW ? ctx->tp : NULL, l->weight[i]->name));
+            AR_TRY(ctx->arith->grad_contract(ctx, l->weight[i], &dy_i, &x_rows, samples, column_group(l, ctx),
+                                             l->weight[i]->name));
         if (l->has_bias)
             AR_TRY(bias_gradient(l, ctx, i, ari_linear_part_of(l, &bias_rows, i)));
     }

@@ -6,7 +6,8 @@
 
 typedef enum ari_linear_style {
     ARI_COLUMN, /* rows of W split: Y sharded along features, dX partial */
-    ARI_ROW     /* columns of W split: Y partial, dX sharded along features */
+    ARI_ROW,    /* columns of W split: Y partial, dX sharded along features */
+    ARI_WHOLE   /* every rank has W: X, Y and their gradients are whole, and nothing moves */
 } ari_linear_style;
 
 /* One weight of a group, as it is described before it exists. */
@@ -33,6 +34,7 @@ typedef struct ari_linear {
     ar_param bias[AR_MAX_PARTS];
     bool has_bias;
     bool input_is_sharded; /* row */
+    bool leaves_partial;   /* row: Y is this rank's term */
     bool sequence;
 } ari_linear;
 
@@ -42,8 +44,9 @@ typedef struct ari_linear_spec {
     ari_linear_part part[AR_MAX_PARTS];
     size_t in;
     bool bias, transposed, input_is_sharded;
-    bool uneven;   /* the vocabulary: rows need not divide */
-    bool sequence; /* sequence parallelism: X of a column-parallel group and Y of a row-parallel one, and their
+    bool leaves_partial; /* row: Y is this rank's term, rounded, which nobody adds up here */
+    bool uneven;         /* the vocabulary: rows need not divide */
+    bool sequence;       /* sequence parallelism: X of a column-parallel group and Y of a row-parallel one, and their
                       gradients, are the rank's own positions [.., s/N, features] */
 } ari_linear_spec;
 

@@ -5,9 +5,10 @@
 #include "ref/layers/linear.h"
 #include "ref/layers/parts.h"
 
-/* Column -> activation -> row (one all-reduce each way), or row -> activation -> column. In the first the middle is
- * sharded along its features, in the second it is whole on every rank. With sequence parallelism the first works on the
- * own positions at both ends; the second gathers them at its beginning and takes the own ones at its end. */
+/* Column -> activation -> row (one all-reduce each way), row -> activation -> column, or both weights on every rank. In
+ * the first the middle is sharded along its features, in the others it is whole on every rank. With sequence parallelism
+ * the first works on the own positions at both ends; the others gather them at the beginning and take the own ones at the
+ * end. */
 typedef struct mlp_module {
     ar_module base;
     ar_mlp_options o;
@@ -58,23 +59,10 @@ static bool gathers(const mlp_module *m, const ar_ctx *ctx)
     return ari_ctx_sp(ctx) && !middle_is_sharded(m);
 }
 
-static ar_status all_positions(const mlp_module *m, ar_ctx *ctx, ar_tensor *whole, const ar_tensor *x)
+/* Of a row-parallel layer the second's output is whole features already, of a column-parallel one the own. */
+static bool ends_sharded(const mlp_module *m)
 {
-    *whole = *x;
-    if (!gathers(m, ctx))
-        return AR_OK;
-    AR_TRY(ari_check_features(m->base.name, "input", x, m->o.hidden));
-    return ari_gather_tokens(ctx, whole, x, m->base.name);
-}
-
-static ar_status own_positions(const mlp_module *m, ar_ctx *ctx, ar_tensor *own, ar_tensor *whole)
-{
-    *own = *whole;
-    if (!gathers(m, ctx))
-        return AR_OK;
-    AR_TRY(ari_own_tokens(ctx, own, whole));
-    ar_ctx_release(ctx, whole);
-    return AR_OK;
+    return m->second.style == ARI_COLUMN;
 }
 
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -83,16 +71,17 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     (void)batch;
     mlp_module *m = (mlp_module *)base;
     ar_tensor whole, act, out;
-    AR_TRY(all_positions(m, ctx, &whole, x));
-    AR_TRY(first_half(m, ctx, saved, &act, &whole));
     if (gathers(m, ctx))
+        AR_TRY(ari_check_features(base->name, "input", x, m->o.hidden));
+    AR_TRY(ari_all_tokens(ctx, &whole, x, gathers(m, ctx), base->name));
+    AR_TRY(first_half(m, ctx, saved, &act, &whole));
+    if (gathers(m, ctx) && m->first.style == ARI_ROW) /* which keeps its own features of it */
         ar_ctx_release(ctx, &whole);
     AR_TRY(ari_linear_forward(&m->second, ctx, saved, &out, &act, AR_ACT_NONE, NULL));
-    *y = out;
-    if (!middle_is_sharded(m)) {
+    whole = out;
+    if (ends_sharded(m))
         AR_TRY(ari_gather_dim(ctx, &whole, &out, out.ndim - 1, m->second_name));
-        AR_TRY(own_positions(m, ctx, y, &whole));
-    }
+    AR_TRY(ari_only_own_tokens(ctx, y, &whole, gathers(m, ctx)));
     return ari_tap_tokens(ctx, m->second_name, NULL, 'f', y);
 }
 
@@ -120,14 +109,15 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
 {
     (void)batch;
     mlp_module *m = (mlp_module *)base;
-    ar_tensor whole, own = *dy, dact, dpre, pre;
+    ar_tensor whole, own, dact, dpre, pre;
     AR_TRY(ari_check_features(base->name, "gradient", dy, m->o.hidden));
-    AR_TRY(all_positions(m, ctx, &whole, dy));
-    if (!middle_is_sharded(m))
+    AR_TRY(ari_all_tokens(ctx, &whole, dy, gathers(m, ctx), base->name));
+    own = whole;
+    if (ends_sharded(m))
         AR_TRY(ari_own_features(ctx, &own, &whole));
+    AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &own, m->second_name));
     if (gathers(m, ctx))
         ar_ctx_release(ctx, &whole);
-    AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &own, m->second_name));
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
     AR_TRY(middle_backward(m, ctx, &dpre, &dact, &pre));
     ar_ctx_release(ctx, &dact);
@@ -136,7 +126,7 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     AR_TRY(
         ari_linear_backward(&m->first, ctx, saved, dx ? &whole : NULL, &dpre, m->o.gated ? base->name : m->first_name));
     ar_ctx_release(ctx, &dpre);
-    return dx ? own_positions(m, ctx, dx, &whole) : AR_OK;
+    return dx ? ari_only_own_tokens(ctx, dx, &whole, gathers(m, ctx)) : AR_OK;
 }
 
 static size_t params(const ar_module *base, ar_param **out, size_t cap)
@@ -156,22 +146,26 @@ static void destroy(ar_module *base)
 
 static ar_status init_linears(mlp_module *m, ar_ctx *ctx)
 {
+    static const ari_linear_style styles[][2] = {[AR_MLP_COLUMN_ROW] = {ARI_COLUMN, ARI_ROW},
+                                                 [AR_MLP_ROW_COLUMN] = {ARI_ROW, ARI_COLUMN},
+                                                 [AR_MLP_WHOLE] = {ARI_WHOLE, ARI_WHOLE}};
     const bool column_first = middle_is_sharded(m);
     const ar_mlp_options *o = &m->o;
-    ari_linear_spec first = {.style = column_first ? ARI_COLUMN : ARI_ROW,
+    ari_linear_spec first = {.style = styles[o->order][0],
                              .n = o->gated ? 2 : 1,
                              .part = {{.name = m->first_name, .out = o->ffn}, {.name = m->up_name, .out = o->ffn}},
                              .in = o->hidden,
                              .bias = o->bias,
                              .transposed = o->transposed,
                              .sequence = column_first && ari_ctx_sp(ctx)};
-    const ari_linear_spec second = {.style = column_first ? ARI_ROW : ARI_COLUMN,
+    const ari_linear_spec second = {.style = styles[o->order][1],
                                     .n = 1,
                                     .part = {{.name = m->second_name, .out = o->hidden}},
                                     .in = o->ffn,
                                     .bias = o->bias,
                                     .transposed = o->transposed,
                                     .input_is_sharded = column_first,
+                                    .leaves_partial = column_first && o->leaves_partial,
                                     .sequence = column_first && ari_ctx_sp(ctx)};
     AR_TRY(ari_linear_init(&m->first, ctx, &first));
     return ari_linear_init(&m->second, ctx, &second);

@@ -54,6 +54,15 @@ size_t ari_sequence_ranks(const ar_ctx *ctx);
 size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i);
 /** y [.., s, f] of all ranks' x [.., s/N, f]: an all-gather, put in the order of the sequences. */
 AR_NODISCARD ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
+/** The same where `gathers`; else *y is x. For a module that works on all positions between values that do not have
+ *  them. */
+AR_NODISCARD ar_status ari_all_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, bool gathers, const char *tag);
+/** Its inverse: the own positions of x, whose memory ends; else *y is x. */
+AR_NODISCARD ar_status ari_only_own_tokens(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, bool gathered);
+/** From shards of features, all positions, to what lies between the regions: whole, or (sp) the own positions with all
+ *  features, an all-to-all; and the gradient's way back. y is never x. */
+AR_NODISCARD ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
+AR_NODISCARD ar_status ari_stream_to_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
 /** The own positions of an x that is whole here. Errors: AR_ERR_INDIVISIBLE. */
 AR_NODISCARD ar_status ari_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 /** A fresh tensor for the own positions of x [.., s, ..], with `features` features. Errors: AR_ERR_INDIVISIBLE. */

@@ -49,6 +49,22 @@ ar_status ari_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
     return ari_axis_take(ctx, y->data, ar_const(x->data), &a, ar_comm_rank(ctx->tp), x->dtype);
 }
 
+ar_status ari_all_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, bool gathers, const char *tag)
+{
+    *y = *x;
+    return gathers ? ari_gather_tokens(ctx, y, x, tag) : AR_OK;
+}
+
+ar_status ari_only_own_tokens(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, bool gathered)
+{
+    *y = *x;
+    if (!gathered)
+        return AR_OK;
+    AR_TRY(ari_own_tokens(ctx, y, x));
+    ar_ctx_release(ctx, x);
+    return AR_OK;
+}
+
 static ar_status new_rows(ar_ctx *ctx, ar_tensor *rows, size_t tokens, size_t features)
 {
     const size_t shape[2] = {tokens, features};
@@ -143,3 +159,15 @@ CONJUGATE(gather_from_region, features, invariant)
 CONJUGATE(scatter_to_region, invariant, features)
 CONJUGATE(gather_tokens, positions, replicated)
 CONJUGATE(scatter_tokens, partial, positions)
+
+/* --- features and the stream --------------------------------------------------------------------------------------- */
+
+ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
+{
+    return redistribute(ctx, y, x, features, ari_ctx_sp(ctx) ? positions : invariant, tag);
+}
+
+ar_status ari_stream_to_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
+{
+    return redistribute(ctx, y, x, ari_ctx_sp(ctx) ? positions : invariant, features, tag);
+}

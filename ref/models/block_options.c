@@ -48,7 +48,12 @@ ar_status ar_config_block(const ar_config *c, size_t layer, const ar_plan *plan,
                               .transposed = f->transposed};
     o->attention.fused = ari_part_path(f, ARI_QKV) != NULL;
     name_parts(f, o);
-    AR_TRY(ar_plan_mlp_order(plan, c, layer, &o->mlp.order));
+    ar_block_split split;
+    AR_TRY(ar_plan_block(plan, c, layer, &split));
+    o->mlp.order = split.mlp;
+    o->mlp.leaves_partial = split.mlp_partial;
+    o->attention.whole = split.attention_whole;
+    o->attention.leaves_partial = split.attention_partial;
     const int n = snprintf(name, cap, "%s.%zu", f->blocks, layer);
     if (n < 0 || (size_t)n >= cap)
         return ar_error_set(AR_ERR_ARG, "a block's name does not fit %zu bytes", cap);
@@ -63,28 +68,38 @@ static ar_status divides(const char *what, size_t extent, int ranks)
     return AR_OK;
 }
 
-ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
+/* What a block's attention and MLP split has to divide. */
+static ar_status check_block(const ar_config *c, int ranks, const ar_block_split *split)
 {
-    if (ranks < 1)
-        return ar_error_set(AR_ERR_ARG, "tp=%d is not a number of ranks", ranks);
-    if ((size_t)ranks > c->heads)
+    if (!split->attention_whole && (size_t)ranks > c->heads)
         return ar_error_set(AR_ERR_INDIVISIBLE, "tp=%d is more than the %zu query heads of %s; every rank needs a head",
                             ranks, c->heads, c->name);
-    AR_TRY(divides("the number of query heads", c->heads, ranks));
-    if (c->kv_heads % (size_t)ranks != 0 && (size_t)ranks % c->kv_heads != 0)
+    if (!split->attention_whole)
+        AR_TRY(divides("the number of query heads", c->heads, ranks));
+    if (!split->attention_whole && c->kv_heads % (size_t)ranks != 0 && (size_t)ranks % c->kv_heads != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "the number of KV heads = %zu cannot be split over tp=%d, nor copied to it evenly; use a "
                             "tp that divides %zu, or a multiple of it that divides the %zu query heads",
                             c->kv_heads, ranks, c->kv_heads, c->heads);
-    AR_TRY(divides("the MLP's width", c->ffn, ranks));
-    AR_TRY(ar_plan_check(plan, c));
+    if (split->mlp != AR_MLP_WHOLE)
+        AR_TRY(divides("the MLP's width", c->ffn, ranks));
+    return split->mlp == AR_MLP_ROW_COLUMN ? divides("the hidden size (MLP rowwise then colwise)", c->hidden, ranks)
+                                           : AR_OK;
+}
+
+ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
+{
+    ar_outer_split outer;
+    if (ranks < 1)
+        return ar_error_set(AR_ERR_ARG, "tp=%d is not a number of ranks", ranks);
     for (size_t i = 0; i < c->layers; i++) {
-        ar_mlp_order order;
-        AR_TRY(ar_plan_mlp_order(plan, c, i, &order));
-        if (order == AR_MLP_ROW_COLUMN)
-            AR_TRY(divides("the hidden size (MLP rowwise then colwise)", c->hidden, ranks));
+        ar_block_split split;
+        AR_TRY(ar_plan_block(plan, c, i, &split));
+        AR_TRY(check_block(c, ranks, &split));
     }
-    return AR_OK;
+    AR_TRY(ar_plan_outer(plan, c, &outer));
+    return outer.tokens == AR_EMBEDDING_HIDDEN ? divides("the hidden size (embedding by hidden)", c->hidden, ranks)
+                                               : AR_OK;
 }
 
 static ar_status add_elements(void *user, const char *name, int ndim, const size_t *shape)

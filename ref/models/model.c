@@ -27,7 +27,11 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
     const ar_plan fallback = {0};
     const ari_family *f = ari_family_of(c->arch);
     const char *head = ari_part_path(f, ARI_HEAD);
-    AR_TRY(ar_config_check_tp(c, ar_comm_size(ar_ctx_tp(ctx)), plan ? plan : &fallback));
+    if (!plan)
+        plan = &fallback;
+    ar_outer_split split;
+    AR_TRY(ar_config_check_tp(c, ar_comm_size(ar_ctx_tp(ctx)), plan));
+    AR_TRY(ar_plan_outer(plan, c, &split));
     AR_TRY(ari_streams_check(c, ctx->seed));
     ar_model *m = NULL;
     ar_status st = AR_OK;
@@ -35,13 +39,13 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
     m->config = *c;
     AR_TRY_TO(failed, st, ari_alloc_zero((void **)&m->blocks, c->layers, sizeof *m->blocks, "blocks"));
     AR_TRY_TO(failed, st,
-              ar_embedding_create(&m->embedding, ctx, ari_part_path(f, ARI_TOKENS), c->vocab, c->hidden,
+              ar_embedding_create(&m->embedding, ctx, split.tokens, ari_part_path(f, ARI_TOKENS), c->vocab, c->hidden,
                                   c->initializer_range, c->learned_positions ? ari_part_path(f, ARI_POSITIONS) : NULL,
                                   c->max_positions, f->embedded));
     for (size_t i = 0; i < c->layers; i++) {
         ar_block_options o;
         char name[96];
-        AR_TRY_TO(failed, st, ar_config_block(c, i, plan ? plan : &fallback, &o, name, sizeof name));
+        AR_TRY_TO(failed, st, ar_config_block(c, i, plan, &o, name, sizeof name));
         AR_TRY_TO(failed, st, ar_block_create(&m->blocks[i], ctx, name, &o));
     }
     if (c->final_norm)
@@ -50,7 +54,7 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
             ar_norm_create(&m->final_norm, ctx, ari_part_path(f, ARI_FINAL_NORM), c->norm, c->hidden, c->norm_eps));
     if (head)
         AR_TRY_TO(failed, st,
-                  ar_lm_head_create(&m->head, ctx, head, c->vocab, c->hidden,
+                  ar_lm_head_create(&m->head, ctx, split.head, head, c->vocab, c->hidden,
                                     c->tied ? ar_embedding_token(m->embedding) : NULL));
     else
         AR_TRY_TO(failed, st, ari_loss_init(&m->sum, ctx, ari_ctx_sp(ctx)));

@@ -1,148 +1,196 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "anyrank/plan.h"
+/* Plans as lists of rules: built by calls, and asked for the rule of a module. */
+#include "ref/models/plan.h"
 
 #include <fnmatch.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "ref/models/family.h"
+#include "ref/core/size.h"
+#include "ref/core/text.h"
 
 const char *ar_style_name(ar_style s)
 {
-    static const char *const names[] = {[AR_STYLE_REPLICATE] = "replicate",
-                                        [AR_STYLE_COLWISE] = "colwise",
-                                        [AR_STYLE_ROWWISE] = "rowwise",
-                                        [AR_STYLE_VOCAB] = "vocab"};
+    static const char *const names[] = {
+        [AR_STYLE_REPLICATE] = "replicate", [AR_STYLE_COLWISE] = "colwise", [AR_STYLE_ROWWISE] = "rowwise",
+        [AR_STYLE_VOCAB] = "vocab",         [AR_STYLE_HIDDEN] = "hidden",   [AR_STYLE_SEQUENCE] = "sequence",
+        [AR_STYLE_PREPARE] = "prepare"};
     return (unsigned)s < sizeof names / sizeof *names ? names[s] : "?";
 }
 
-static void put(ar_plan *p, ar_style style, const char *glob)
+/* --- building ----------------------------------------------------------------------------------------------------- */
+
+void ar_plan_fini(ar_plan *p)
 {
-    ar_plan_rule *r = &p->rule[p->rules++];
-    r->style = style;
-    memcpy(r->glob, glob, strlen(glob) + 1); /* ar_plan_add has checked its length; the default's are short */
+    free(p->rule);
+    free(p->file);
+    *p = (ar_plan){0};
 }
 
-void ar_plan_default(ar_plan *p, ar_arch arch)
+ar_status ari_plan_put(ar_plan *p, const ar_plan_rule *rule)
+{
+    if (p->rules == AR_PLAN_RULES)
+        return ar_error_set(AR_ERR_ARG, "plan: no room for the rule '%s': a plan has at most %d", ARI_SHOW(rule->glob),
+                            AR_PLAN_RULES);
+    /* Room is for a power of two of rules, and is made where that is full. */
+    if ((p->rules & (p->rules - 1)) == 0) {
+        ar_plan_rule *more = realloc(p->rule, (p->rules ? 2 * p->rules : 1) * sizeof *more);
+        if (!more)
+            return ar_error_set(AR_ERR_MEMORY, "no memory for %zu rules of a plan", p->rules + 1);
+        p->rule = more;
+    }
+    p->rule[p->rules++] = *rule;
+    return AR_OK;
+}
+
+/* A rule without declarations; the glob's length has been checked, or is a family's. */
+static ar_status put(ar_plan *p, ar_style style, const char *glob)
+{
+    ar_plan_rule rule = {.style = style};
+    snprintf(rule.glob, sizeof rule.glob, "%s", glob);
+    return ari_plan_put(p, &rule);
+}
+
+ar_status ar_plan_default(ar_plan *p, ar_arch arch)
 {
     const ari_family *f = ari_family_of(arch);
     char glob[AR_PLAN_GLOB];
+    ar_status st = AR_OK;
     *p = (ar_plan){0};
-    for (const ari_family_part *part = f->part; part->path; part++) {
+    for (const ari_family_part *part = f->part; part->path && st == AR_OK; part++) {
         ari_role_path(glob, sizeof glob, arch, "*", part->role);
-        put(p, ari_part_kind_of(part->role)->style, glob);
+        st = put(p, ari_part_kind_of(part->role)->style, glob);
     }
+    if (st != AR_OK)
+        ar_plan_fini(p);
+    return st;
+}
+
+bool ari_plan_is_default(const ar_plan *p)
+{
+    return p->rules == 0 && !p->file;
+}
+
+static const ar_style mlp_styles[][2] = {[AR_MLP_COLUMN_ROW] = {AR_STYLE_COLWISE, AR_STYLE_ROWWISE},
+                                         [AR_MLP_ROW_COLUMN] = {AR_STYLE_ROWWISE, AR_STYLE_COLWISE},
+                                         [AR_MLP_WHOLE] = {AR_STYLE_REPLICATE, AR_STYLE_REPLICATE}};
+
+static ar_status put_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
+{
+    for (const ari_family_part *part = ari_family_of(arch)->part; part->path; part++) {
+        char glob[AR_PLAN_GLOB];
+        if (!ari_plan_in_mlp(part->role))
+            continue;
+        ari_role_path(glob, sizeof glob, arch, "*", part->role);
+        AR_TRY(put(p, mlp_styles[order][part->role == ARI_DOWN], glob));
+    }
+    return AR_OK;
+}
+
+/* Writes the default plan out, where that is what the plan is. */
+static ar_status write_out(ar_plan *p, ar_arch arch)
+{
+    const ar_mlp_order order = p->mlp_order;
+    if (!ari_plan_is_default(p))
+        return AR_OK;
+    AR_TRY(ar_plan_default(p, arch));
+    return order == AR_MLP_COLUMN_ROW ? AR_OK : put_mlp_order(p, arch, order);
+}
+
+ar_status ar_plan_add_rule(ar_plan *p, ar_arch arch, const ar_plan_rule *rule)
+{
+    AR_TRY(write_out(p, arch));
+    return ari_plan_put(p, rule);
 }
 
 ar_status ar_plan_add(ar_plan *p, ar_arch arch, const char *glob, ar_style style)
 {
-    if (p->rules == 0)
-        ar_plan_default(p, arch);
-    if (p->rules == AR_PLAN_RULES || strlen(glob) >= sizeof p->rule[0].glob)
-        return ar_error_set(AR_ERR_ARG, "plan: no room for the rule '%s' (at most %d rules of %zu bytes)", glob,
-                            AR_PLAN_RULES, sizeof p->rule[0].glob - 1);
-    put(p, style, glob);
-    return AR_OK;
-}
-
-static bool in_mlp(const ari_family_part *p)
-{
-    return p->role == ARI_FIRST || p->role == ARI_GATE || p->role == ARI_UP || p->role == ARI_DOWN;
+    if (strlen(glob) >= AR_PLAN_GLOB)
+        return ar_error_set(AR_ERR_ARG, "plan: the glob '%s' has %zu bytes; %d are possible", ARI_SHOW(glob),
+                            strlen(glob), AR_PLAN_GLOB - 1);
+    AR_TRY(write_out(p, arch));
+    return put(p, style, glob);
 }
 
 ar_status ar_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
 {
-    const ari_family *f = ari_family_of(arch);
-    const bool column_first = order == AR_MLP_COLUMN_ROW;
-    for (const ari_family_part *part = f->part; part->path; part++) {
-        char glob[AR_PLAN_GLOB];
-        if (!in_mlp(part))
-            continue;
-        ari_role_path(glob, sizeof glob, arch, "*", part->role);
-        AR_TRY(
-            ar_plan_add(p, arch, glob, (part->role == ARI_DOWN) != column_first ? AR_STYLE_COLWISE : AR_STYLE_ROWWISE));
-    }
+    if (!ari_plan_is_default(p))
+        return put_mlp_order(p, arch, order);
+    p->mlp_order = order;
     return AR_OK;
+}
+
+bool ari_plan_in_mlp(ari_role role)
+{
+    return role == ARI_FIRST || role == ARI_GATE || role == ARI_UP || role == ARI_DOWN;
+}
+
+/* --- asking ------------------------------------------------------------------------------------------------------- */
+
+/* A path below the base model ("model.", "transformer."), which tp_plan leaves out; the path itself where it is not
+ * below one. */
+static const char *below_base(ar_arch arch, const char *path)
+{
+    const char *blocks = ari_family_of(arch)->blocks, *dot = strchr(blocks, '.');
+    const size_t prefix = dot ? (size_t)(dot + 1 - blocks) : 0;
+    return strncmp(path, blocks, prefix) == 0 ? path + prefix : path;
+}
+
+bool ari_plan_matches(const ar_plan_rule *rule, ar_arch arch, const char *path)
+{
+    const char *below = below_base(arch, path);
+    return fnmatch(rule->glob, path, 0) == 0 || (below != path && fnmatch(rule->glob, below, 0) == 0);
+}
+
+const ar_plan_rule *ari_plan_rule_of(const ar_plan *p, ar_arch arch, const char *path, bool prepares)
+{
+    for (size_t i = p->rules; i-- > 0;) {
+        if ((p->rule[i].style == AR_STYLE_PREPARE) == prepares && ari_plan_matches(&p->rule[i], arch, path))
+            return &p->rule[i];
+    }
+    return NULL;
+}
+
+/* The part of a family whose path this is; NULL: none. */
+static const ari_family_part *part_of(ar_arch arch, const char *path)
+{
+    for (const ari_family_part *part = ari_family_of(arch)->part; part->path; part++) {
+        char glob[AR_PLAN_GLOB];
+        ari_role_path(glob, sizeof glob, arch, "*", part->role);
+        if (fnmatch(glob, path, 0) == 0)
+            return part;
+    }
+    return NULL;
+}
+
+ar_style ari_plan_style_of(const ar_plan *p, ar_arch arch, ari_role role, const char *path)
+{
+    const ar_plan_rule *rule = ari_plan_rule_of(p, arch, path, false);
+    if (ari_plan_is_default(p))
+        return ari_plan_in_mlp(role) ? mlp_styles[p->mlp_order][role == ARI_DOWN] : ari_part_kind_of(role)->style;
+    if (!rule)
+        return AR_STYLE_REPLICATE;
+    if (role == ARI_TOKENS && rule->style == AR_STYLE_ROWWISE)
+        return AR_STYLE_VOCAB;
+    if (role == ARI_TOKENS && rule->style == AR_STYLE_COLWISE)
+        return AR_STYLE_HIDDEN;
+    return role == ARI_HEAD && rule->style == AR_STYLE_COLWISE ? AR_STYLE_VOCAB : rule->style;
+}
+
+bool ar_plan_sequence(const ar_plan *p)
+{
+    bool any = false;
+    for (size_t i = 0; i < p->rules && !any; i++)
+        any = p->rule[i].style == AR_STYLE_SEQUENCE;
+    return any;
 }
 
 ar_style ar_plan_style(const ar_plan *p, ar_arch arch, const char *module)
 {
-    ar_plan fallback;
-    if (p->rules == 0) {
-        ar_plan_default(&fallback, arch);
-        p = &fallback;
-    }
-    for (size_t i = p->rules; i-- > 0;) {
-        if (fnmatch(p->rule[i].glob, module, 0) == 0)
-            return p->rule[i].style;
-    }
-    return AR_STYLE_REPLICATE;
-}
-
-/* The style of a part of a layer, whose full path goes to `name`. */
-static ar_style style_of(const ar_plan *p, const ar_config *c, size_t layer, const ari_family_part *part,
-                         char name[AR_PLAN_GLOB])
-{
-    char number[24];
-    snprintf(number, sizeof number, "%zu", layer);
-    ari_role_path(name, AR_PLAN_GLOB, c->arch, number, part->role);
-    return ar_plan_style(p, c->arch, name);
-}
-
-static ar_style style_of_role(const ar_plan *p, const ar_config *c, size_t layer, ari_role role,
-                              char name[AR_PLAN_GLOB])
-{
-    const ari_family_part part = {role, ari_part_path(ari_family_of(c->arch), role)};
-    return style_of(p, c, layer, &part, name);
-}
-
-ar_status ar_plan_mlp_order(const ar_plan *p, const ar_config *c, size_t layer, ar_mlp_order *order)
-{
-    const ari_family *f = ari_family_of(c->arch);
-    const ari_role one = ari_part_path(f, ARI_GATE) ? ARI_GATE : ARI_FIRST;
-    char name[AR_PLAN_GLOB];
-    const ar_style second = style_of_role(p, c, layer, ARI_DOWN, name), first = style_of_role(p, c, layer, one, name);
-    const bool column_row = first == AR_STYLE_COLWISE && second == AR_STYLE_ROWWISE;
-    const bool row_column = first == AR_STYLE_ROWWISE && second == AR_STYLE_COLWISE;
-    if (!column_row && !row_column)
-        return ar_error_set(
-            AR_ERR_UNSUPPORTED,
-            "plan: %s is %s and %s of the same MLP %s; colwise then rowwise, or rowwise then colwise, are possible",
-            name, ar_style_name(first), ari_part_leaf(f, ARI_DOWN), ar_style_name(second));
-    if (ari_part_path(f, ARI_UP) && style_of_role(p, c, layer, ARI_UP, name) != first)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "plan: %s is not split as %s is (%s)", name, ari_part_leaf(f, one),
-                            ar_style_name(first));
-    *order = column_row ? AR_MLP_COLUMN_ROW : AR_MLP_ROW_COLUMN;
-    return AR_OK;
-}
-
-static ar_status expect(const ar_plan *p, const ar_config *c, size_t layer, const ari_family_part *part)
-{
-    char name[AR_PLAN_GLOB];
-    const ar_style s = style_of(p, c, layer, part, name), possible = ari_part_kind_of(part->role)->style;
-    if (s == possible)
-        return AR_OK;
-    return ar_error_set(AR_ERR_UNSUPPORTED, "plan: %s is %s; this version has it %s only", name, ar_style_name(s),
-                        ar_style_name(possible));
-}
-
-/* The parts of a section as the default plan has them, but for the MLP. */
-static ar_status check_section(const ar_plan *p, const ar_config *c, size_t layer, ari_section section)
-{
-    for (const ari_family_part *part = ari_family_of(c->arch)->part; part->path; part++) {
-        if (ari_section_of(part->role) == section && !in_mlp(part))
-            AR_TRY(expect(p, c, layer, part));
-    }
-    return AR_OK;
-}
-
-ar_status ar_plan_check(const ar_plan *p, const ar_config *c)
-{
-    ar_mlp_order unused;
-    AR_TRY(check_section(p, c, 0, ARI_BEFORE_BLOCKS));
-    for (size_t i = 0; i < c->layers; i++) {
-        AR_TRY(check_section(p, c, i, ARI_IN_BLOCKS));
-        AR_TRY(ar_plan_mlp_order(p, c, i, &unused));
-    }
-    return check_section(p, c, 0, ARI_AFTER_BLOCKS);
+    const ari_family_part *part = part_of(arch, module);
+    if (part)
+        return ari_plan_style_of(p, arch, part->role, module);
+    const ar_plan_rule *rule = ari_plan_rule_of(p, arch, module, false);
+    return rule ? rule->style : AR_STYLE_REPLICATE;
 }

@@ -19,7 +19,8 @@ const char *ari_call_name(ari_call_kind k)
     static const char *const names[] = {[ARI_CALL_ALL_REDUCE] = "all_reduce",
                                         [ARI_CALL_REDUCE_SCATTER] = "reduce_scatter",
                                         [ARI_CALL_ALL_GATHER] = "all_gather",
-                                        [ARI_CALL_BROADCAST] = "broadcast"};
+                                        [ARI_CALL_BROADCAST] = "broadcast",
+                                        [ARI_CALL_ALL_TO_ALL] = "all_to_all"};
     return (unsigned)k < sizeof names / sizeof *names ? names[k] : "?";
 }
 
@@ -77,7 +78,7 @@ void ari_walk_visit(ari_walk *w)
 
 static size_t ranks_of(const ari_walk *w, ari_call_group over)
 {
-    return over == ARI_OVER_TP ? w->tp : over == ARI_OVER_DP ? w->dp : w->copies;
+    return over == ARI_OVER_TP ? w->tp : over == ARI_OVER_DP ? w->dp : ari_walk_kv_copies(w);
 }
 
 void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t elements, ar_dtype dtype,
@@ -99,6 +100,8 @@ ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call)
     const size_t passes = call->kind == ARI_CALL_ALL_REDUCE ? 2 : 1;
     size_t product = 0;
     AR_TRY(ari_mul_size(&product, call->elements, ar_dtype_bytes(call->dtype)));
+    if (call->kind == ARI_CALL_ALL_TO_ALL)
+        product /= call->ranks;
     return ari_mul_size(bytes, product, passes * (call->ranks - 1));
 }
 
@@ -146,23 +149,27 @@ static ar_placement beside(ar_placement stream)
 /* The dimension of the matrix [out, in] that tp cuts; -1: none. */
 static int cut_of(const ari_walk *w, ari_role role)
 {
-    const bool row_first = w->order == AR_MLP_ROW_COLUMN;
+    static const int of_mlp[][2] = {
+        [AR_MLP_COLUMN_ROW] = {0, 1}, [AR_MLP_ROW_COLUMN] = {1, 0}, [AR_MLP_WHOLE] = {-1, -1}};
+    static const int of_tokens[] = {[AR_EMBEDDING_VOCAB] = 0, [AR_EMBEDDING_HIDDEN] = 1, [AR_EMBEDDING_WHOLE] = -1};
     switch (role) {
     case ARI_TOKENS:
+        return of_tokens[w->outer.tokens];
     case ARI_HEAD:
+        return w->outer.head == AR_HEAD_WHOLE ? -1 : 0;
     case ARI_QKV:
     case ARI_Q:
     case ARI_K:
     case ARI_V:
-        return 0;
+        return w->block.attention_whole ? -1 : 0;
     case ARI_OUT:
-        return 1;
+        return w->block.attention_whole ? -1 : 1;
     case ARI_FIRST:
     case ARI_GATE:
     case ARI_UP:
-        return row_first ? 1 : 0;
+        return of_mlp[w->block.mlp][0];
     case ARI_DOWN:
-        return row_first ? 0 : 1;
+        return of_mlp[w->block.mlp][1];
     default:
         return -1;
     }
@@ -197,9 +204,14 @@ static void shape_of(ari_walk *w, ari_op_value *v)
     v->shape[1] = in;
 }
 
+size_t ari_walk_kv_copies(const ari_walk *w)
+{
+    return w->block.attention_whole ? 1 : w->copies;
+}
+
 size_t ari_walk_copies(const ari_walk *w, ari_role role)
 {
-    return role == ARI_K || role == ARI_V ? w->copies : 1;
+    return role == ARI_K || role == ARI_V ? ari_walk_kv_copies(w) : 1;
 }
 
 bool ari_walk_has_bias(const ari_walk *w, ari_role role)
@@ -232,8 +244,9 @@ ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias)
     const int cut = cut_of(w, role);
     ari_op_value v = {.role = role, .bias = bias, .dtype = AR_F32, .copies = ari_walk_copies(w, role)};
     shape_of(w, &v);
-    /* A row-parallel first layer has all tokens on every rank, whatever is outside. */
-    const bool inside = w->order == AR_MLP_ROW_COLUMN && cut == 1 && role != ARI_OUT;
+    /* A row-parallel first layer has all tokens on every rank, whatever is outside, and so have whole matrices. */
+    const bool row_first = w->block.mlp == AR_MLP_ROW_COLUMN && cut == 1 && role != ARI_OUT && role != ARI_TOKENS;
+    const bool inside = row_first || (cut < 0 && v.ndim == 2 && role != ARI_POSITIONS);
     v.at[ARI_AXIS_TP] = cut == 0 || (cut == 1 && !bias) ? (ar_placement){AR_SHARD, cut}
                                                         : beside(inside ? ari_whole : ari_walk_stream(w));
     if (bias)
@@ -257,30 +270,32 @@ ar_placement ari_gradient_of(ar_placement p)
 void ari_walk_layer(ari_walk *w, size_t layer)
 {
     w->layer = layer;
-    w->order = AR_MLP_COLUMN_ROW; /* that of the default plan */
-    if (w->st == AR_OK && layer != ARI_NO_LAYER && w->c->run.plan.rules > 0)
-        w->st = ar_plan_mlp_order(&w->c->run.plan, w->config, layer, &w->order);
+    w->block = (ar_block_split){.mlp = AR_MLP_COLUMN_ROW};
+    if (w->st == AR_OK && layer != ARI_NO_LAYER)
+        w->st = ar_plan_block(&w->c->run.plan, w->config, layer, &w->block);
 }
 
 static ari_walk walk_of(const ari_step_case *c, int tp_rank, ari_operation_visitor visit, void *user)
 {
     const ar_parallel *p = &c->run.parallel;
     const size_t tp = (size_t)ari_at_least_one(p->tp), kv = c->config->kv_heads;
-    return (ari_walk){.c = c,
-                      .config = c->config,
-                      .dp = (size_t)ari_at_least_one(p->dp),
-                      .tp = tp,
-                      .tp_rank = (size_t)tp_rank,
-                      .copies = kv > 0 && tp > kv ? tp / kv : 1,
-                      .exact = c->run.numerics == AR_NUMERICS_EXACT,
-                      .sp = p->sp && tp > 1,
-                      .packed = c->config->arch == AR_ARCH_GPT2,
-                      .head = c->config->arch != AR_ARCH_STACK,
-                      .layer = ARI_NO_LAYER,
-                      .times = 1,
-                      .fresh = {true, true},
-                      .visit = visit,
-                      .user = user};
+    ari_walk w = {.c = c,
+                  .config = c->config,
+                  .dp = (size_t)ari_at_least_one(p->dp),
+                  .tp = tp,
+                  .tp_rank = (size_t)tp_rank,
+                  .copies = kv > 0 && tp > kv ? tp / kv : 1,
+                  .exact = c->run.numerics == AR_NUMERICS_EXACT,
+                  .sp = p->sp && tp > 1,
+                  .packed = c->config->arch == AR_ARCH_GPT2,
+                  .head = c->config->arch != AR_ARCH_STACK,
+                  .layer = ARI_NO_LAYER,
+                  .times = 1,
+                  .fresh = {true, true},
+                  .visit = visit,
+                  .user = user};
+    w.st = ar_plan_outer(&c->run.plan, c->config, &w.outer);
+    return w;
 }
 
 static void pass(ari_walk *w, ari_operation_pass which, size_t all, size_t own)

@@ -86,7 +86,8 @@ typedef enum ari_call_kind {
     ARI_CALL_ALL_REDUCE,
     ARI_CALL_REDUCE_SCATTER,
     ARI_CALL_ALL_GATHER,
-    ARI_CALL_BROADCAST
+    ARI_CALL_BROADCAST,
+    ARI_CALL_ALL_TO_ALL /* of equal parts */
 } ari_call_kind;
 /** "all_reduce". Static storage. */
 const char *ari_call_name(ari_call_kind k);
@@ -164,7 +165,8 @@ AR_NODISCARD ar_status ari_operations_step(const ari_step_case *c, int tp_rank, 
 
 /** Bytes of an element of a call's dtype, times its elements, times how often a ring passes them: what all ranks of the
  *  group move together, (N-1)*D for a reduce-scatter, an all-gather or a broadcast of D bytes, twice that for an
- *  all-reduce. Errors: AR_ERR_OVERFLOW. */
+ *  all-reduce; (N-1)/N*D for an all-to-all, in which each rank keeps its own part of its part. Errors:
+ *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call);
 
 #endif

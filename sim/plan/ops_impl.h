@@ -16,12 +16,13 @@ typedef struct ari_walk {
     bool head;   /* an LM head and a cross-entropy; without, the loss sums the output */
     ari_operation_pass pass;
     size_t layer, micro, times; /* as in ari_operation */
-    ar_mlp_order order;         /* of the layer's MLP */
-    size_t all, own;            /* samples of the pass: of all dp ranks, of this one */
-    size_t tokens;              /* of `own` */
-    bool again;                 /* as in ari_operation */
-    bool fresh[2];              /* forward, backward: no pass has been since the weights changed */
-    ari_operation op;           /* the next to be visited */
+    ar_outer_split outer;
+    ar_block_split block; /* of the layer; outside of the blocks that of the default plan */
+    size_t all, own;      /* samples of the pass: of all dp ranks, of this one */
+    size_t tokens;        /* of `own` */
+    bool again;           /* as in ari_operation */
+    bool fresh[2];        /* forward, backward: no pass has been since the weights changed */
+    ari_operation op;     /* the next to be visited */
     ari_operation_visitor visit;
     void *user;
     ar_status st;
@@ -30,7 +31,7 @@ typedef struct ari_walk {
 /** a*b and a+b; 0 after an error. */
 size_t ari_walk_mul(ari_walk *w, size_t a, size_t b);
 size_t ari_walk_add(ari_walk *w, size_t a, size_t b);
-/** Goes to a layer, ARI_NO_LAYER or a block, whose MLP's order it reads from the plan. */
+/** Goes to a layer, ARI_NO_LAYER or a block, whose splits it reads from the plan. */
 void ari_walk_layer(ari_walk *w, size_t layer);
 
 /* An operation: begun, its values and collectives added, visited. */
@@ -50,6 +51,8 @@ ar_placement ari_gradient_of(ar_placement p);
 ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, size_t copies);
 /** A parameter of the layer that the walk is at. */
 ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias);
+/** Ranks that hold one KV head of the layer between them. */
+size_t ari_walk_kv_copies(const ari_walk *w);
 /** Copies of a weight's part, by its role. */
 size_t ari_walk_copies(const ari_walk *w, ari_role role);
 bool ari_walk_has_bias(const ari_walk *w, ari_role role);
@@ -59,16 +62,20 @@ void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_o
 
 /* --- products (ops_product.c) ------------------------------------------------------------------------------------- */
 
-/* Weights that multiply the same input, and what arrives and leaves. Column-parallel weights take a whole input and
- * make shards of features; row-parallel ones take shards of features and make a partial sum. What is between that and
- * the placements on both sides is a redistribution, and backward its transpose. */
+typedef enum ari_linear_cut { ARI_CUT_ROWS, ARI_CUT_COLUMNS, ARI_CUT_NONE } ari_linear_cut;
+
+/* Weights that multiply the same input, and what arrives and leaves. Column-parallel weights, whose rows are cut, take
+ * a whole input and make shards of features; row-parallel ones take shards of features and make a partial sum; whole
+ * ones take and make what is whole. What is between that and the placements on both sides is a redistribution, and
+ * backward its transpose. */
 typedef struct ari_linear_ops {
     ari_role part[ARI_OP_VALUES];
     int n;
-    bool row;
+    ari_linear_cut cut;
     ar_placement from, to; /* over tp, of the input and the output, outside */
     ari_role module;       /* whose input or output that is */
     bool by_module;        /* it redistributes tokens itself, and the layers work on all of them */
+    bool partial;          /* nobody adds up what row-parallel weights make */
 } ari_linear_ops;
 
 void ari_walk_linear(ari_walk *w, const ari_linear_ops *l);
@@ -88,6 +95,8 @@ void ari_walk_fold(ari_walk *w, const ari_fold_ops *f);
 /** The same value placed otherwise over tp: an operation, visited; none where both are the same. */
 void ari_walk_redistribute(ari_walk *w, size_t features, ar_placement from, ar_placement to, ari_role role,
                            ari_role tagged, const char *tag);
+/** The same by the layer itself, which exchanges shards along two dimensions directly: an all-to-all. */
+void ari_walk_exchange(ari_walk *w, size_t features, ar_placement from, ar_placement to, ari_role role);
 
 /* --- the model (ops_model.c) -------------------------------------------------------------------------------------- */
 void ari_walk_forward(ari_walk *w);

@@ -48,10 +48,15 @@ static void norm_backward(ari_walk *w, ari_role role)
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
-/* The features of heads, cut by heads. */
+/* The features of heads: cut by heads, or all of them on every rank. */
+static ar_placement by_heads(const ari_walk *w)
+{
+    return w->block.attention_whole ? ari_whole : ari_by_features;
+}
+
 static ari_op_value head_value(ari_walk *w, size_t heads, size_t copies, ari_role role)
 {
-    ari_op_value v = ari_walk_activation(w, ari_walk_mul(w, heads, w->config->head_dim), ari_by_features, copies);
+    ari_op_value v = ari_walk_activation(w, ari_walk_mul(w, heads, w->config->head_dim), by_heads(w), copies);
     v.role = role;
     return v;
 }
@@ -71,7 +76,7 @@ static int qkv_values(ari_walk *w, ari_op_value *v, int n)
         return 1;
     }
     for (int i = 0; i < n; i++)
-        v[i] = head_value(w, i == 0 ? c->heads : c->kv_heads, i == 0 ? 1 : w->copies, roles[i]);
+        v[i] = head_value(w, i == 0 ? c->heads : c->kv_heads, i == 0 ? 1 : ari_walk_kv_copies(w), roles[i]);
     return n;
 }
 
@@ -80,7 +85,7 @@ static void rope(ari_walk *w)
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ROPE, ARI_ATTENTION);
     if (!w->config->rope)
         return;
-    op->made = ari_by_features;
+    op->made = by_heads(w);
     op->inputs = qkv_values(w, op->input, 2);
     op->outputs = qkv_values(w, op->output, 2);
     ari_walk_visit(w);
@@ -89,7 +94,8 @@ static void rope(ari_walk *w)
 /* Of `n` products [s, s] x d of every local query head: the masked half is computed too. */
 static double head_products(const ari_walk *w, double n)
 {
-    const double s = (double)w->c->run.seq, heads = (double)(w->config->heads / w->tp);
+    const size_t ranks = w->block.attention_whole ? 1 : w->tp;
+    const double s = (double)w->c->run.seq, heads = (double)(w->config->heads / ranks);
     return n * (double)w->own * heads * s * s * (double)w->config->head_dim;
 }
 
@@ -97,7 +103,7 @@ static double head_products(const ari_walk *w, double n)
 static void attend(ari_walk *w)
 {
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ATTENTION, ARI_ATTENTION);
-    op->made = ari_by_features;
+    op->made = by_heads(w);
     op->inputs = qkv_values(w, op->input, 3);
     op->output[op->outputs++] = context(w);
     op->multiply_adds = head_products(w, 2);
@@ -110,7 +116,7 @@ static void attend_backward(ari_walk *w)
 {
     const ar_config *c = w->config;
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ATTENTION, ARI_ATTENTION);
-    op->made = ari_by_features;
+    op->made = by_heads(w);
     op->input[op->inputs++] = context(w);
     op->outputs = qkv_values(w, op->output, 3);
     op->multiply_adds = head_products(w, 4);
@@ -131,9 +137,11 @@ static ari_linear_ops qkv_of(const ari_walk *w)
 {
     ari_linear_ops qkv = {.part = {ARI_Q, ARI_K, ARI_V},
                           .n = 3,
+                          .cut = w->block.attention_whole ? ARI_CUT_NONE : ARI_CUT_ROWS,
                           .from = ari_walk_stream(w),
-                          .to = ari_by_features,
-                          .module = ARI_ATTENTION};
+                          .to = by_heads(w),
+                          .module = ARI_ATTENTION,
+                          .by_module = w->block.attention_whole};
     if (w->packed) {
         qkv.part[0] = ARI_QKV;
         qkv.n = 1;
@@ -145,10 +153,12 @@ static ari_linear_ops out_of(const ari_walk *w)
 {
     return (ari_linear_ops){.part = {ARI_OUT},
                             .n = 1,
-                            .row = true,
-                            .from = ari_by_features,
+                            .cut = w->block.attention_whole ? ARI_CUT_NONE : ARI_CUT_COLUMNS,
+                            .from = by_heads(w),
                             .to = ari_walk_stream(w),
-                            .module = ARI_ATTENTION};
+                            .module = ARI_ATTENTION,
+                            .by_module = w->block.attention_whole,
+                            .partial = w->block.attention_partial};
 }
 
 static void attention(ari_walk *w)
@@ -175,25 +185,29 @@ typedef struct mlp_ops {
     ari_linear_ops first, second;
 } mlp_ops;
 
-/* Column then row: the middle is cut along its features. Row then column: it is whole on every rank. */
+/* Column then row: the middle is cut along its features. Else it is whole on every rank. */
 static mlp_ops mlp_of(const ari_walk *w)
 {
-    const bool row_first = w->order == AR_MLP_ROW_COLUMN, gated = w->config->gated;
-    const ar_placement stream = ari_walk_stream(w), middle = row_first ? ari_whole : ari_by_features;
+    static const ari_linear_cut cuts[][2] = {[AR_MLP_COLUMN_ROW] = {ARI_CUT_ROWS, ARI_CUT_COLUMNS},
+                                             [AR_MLP_ROW_COLUMN] = {ARI_CUT_COLUMNS, ARI_CUT_ROWS},
+                                             [AR_MLP_WHOLE] = {ARI_CUT_NONE, ARI_CUT_NONE}};
+    const bool whole_middle = w->block.mlp != AR_MLP_COLUMN_ROW, gated = w->config->gated;
+    const ar_placement stream = ari_walk_stream(w), middle = whole_middle ? ari_whole : ari_by_features;
     return (mlp_ops){.first = {.part = {gated ? ARI_GATE : ARI_FIRST, ARI_UP},
                                .n = gated ? 2 : 1,
-                               .row = row_first,
+                               .cut = cuts[w->block.mlp][0],
                                .from = stream,
                                .to = middle,
                                .module = ARI_MLP,
-                               .by_module = row_first},
+                               .by_module = whole_middle},
                      .second = {.part = {ARI_DOWN},
                                 .n = 1,
-                                .row = !row_first,
+                                .cut = cuts[w->block.mlp][1],
                                 .from = middle,
                                 .to = stream,
                                 .module = ARI_MLP,
-                                .by_module = row_first}};
+                                .by_module = whole_middle,
+                                .partial = w->block.mlp_partial}};
 }
 
 static void activation(ari_walk *w, const mlp_ops *m)
@@ -258,18 +272,26 @@ static ari_op_value ids(ari_walk *w)
     return v;
 }
 
-/* A selection of bit patterns: one rank has a token's row, the others zeros. */
+/* By vocabulary a selection of bit patterns: one rank has a token's row, the others zeros. By hidden every rank has its
+ * features of it. */
 static void embedding(ari_walk *w)
 {
+    static const ar_placement made[] = {[AR_EMBEDDING_VOCAB] = {AR_PARTIAL_SUM, 0},
+                                        [AR_EMBEDDING_HIDDEN] = {AR_SHARD, 2},
+                                        [AR_EMBEDDING_WHOLE] = {AR_INVARIANT, 0}};
     const size_t h = w->config->hidden, n = ari_walk_mul(w, w->tokens, h);
+    const bool vocab = w->outer.tokens == AR_EMBEDDING_VOCAB;
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_EMBEDDING, ARI_TOKENS);
     op->input[op->inputs++] = ids(w);
     op->weight[op->weights++] = ari_walk_param(w, ARI_TOKENS, false);
-    op->made = (ar_placement){AR_PARTIAL_SUM, 0};
-    op->output[op->outputs++] = ari_walk_activation(w, h, ari_walk_stream(w), 1);
-    ari_walk_call(w, w->sp ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, ARI_EACH_PASS,
-                  ARI_TOKENS, ".weight");
+    op->made = made[w->outer.tokens];
+    op->output[op->outputs++] = ari_walk_activation(w, h, vocab ? ari_walk_stream(w) : op->made, 1);
+    if (vocab)
+        ari_walk_call(w, w->sp ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, ARI_EACH_PASS,
+                      ARI_TOKENS, ".weight");
     ari_walk_visit(w);
+    if (!vocab)
+        ari_walk_exchange(w, h, made[w->outer.tokens], ari_walk_stream(w), ARI_TOKENS);
     if (!w->config->learned_positions)
         return;
     op = local(w, ARI_OPERATION_POSITIONS, ARI_POSITIONS, 1, h, ari_walk_stream(w));
@@ -278,15 +300,18 @@ static void embedding(ari_walk *w)
     dropout(w, ARI_EMBEDDED);
 }
 
-/* A token's row may be on any rank: each gets the gradients of all tokens. */
+/* A token's row may be on any rank: each gets the gradients of all tokens, by hidden of its own features. */
 static void embedding_backward(ari_walk *w)
 {
     const size_t h = w->config->hidden;
     const ari_op_value id = ids(w), own = ari_walk_activation(w, h, ari_walk_stream(w), 1);
-    const ari_op_value whole = ari_walk_activation(w, h, (ar_placement){AR_REPLICATE, 0}, 1);
+    static const ar_placement wanted[] = {[AR_EMBEDDING_VOCAB] = {AR_REPLICATE, 0},
+                                          [AR_EMBEDDING_HIDDEN] = {AR_SHARD, 2},
+                                          [AR_EMBEDDING_WHOLE] = {AR_INVARIANT, 0}};
+    const ari_op_value whole = ari_walk_activation(w, h, wanted[w->outer.tokens], 1);
     if (w->config->learned_positions)
         dropout(w, ARI_EMBEDDED);
-    ari_walk_redistribute(w, h, own.at[ARI_AXIS_TP], whole.at[ARI_AXIS_TP], ARI_TOKENS, ARI_TOKENS, ".weight");
+    ari_walk_exchange(w, h, own.at[ARI_AXIS_TP], whole.at[ARI_AXIS_TP], ARI_TOKENS);
     ari_walk_weight_gradient(w, ARI_TOKENS, false, &id, &whole);
     if (w->config->learned_positions)
         ari_walk_weight_gradient(w, ARI_POSITIONS, false, NULL, &own);
@@ -297,31 +322,45 @@ static void embedding_backward(ari_walk *w)
 /* A tied weight is the table of tokens. */
 static ari_linear_ops head_of(const ari_walk *w)
 {
+    const bool whole = w->outer.head == AR_HEAD_WHOLE;
     return (ari_linear_ops){.part = {w->config->tied ? ARI_TOKENS : ARI_HEAD},
                             .n = 1,
+                            .cut = whole ? ARI_CUT_NONE : ARI_CUT_ROWS,
                             .from = ari_walk_stream(w),
-                            .to = ari_by_features,
-                            .module = ARI_HEAD};
+                            .to = whole ? ari_whole : ari_by_features,
+                            .module = ARI_HEAD,
+                            .by_module = whole};
+}
+
+/* Whether the loss works on shards of the logits. */
+static bool loss_parallel(const ari_walk *w)
+{
+    return w->outer.head == AR_HEAD_VOCAB;
 }
 
 static ari_operation *loss_of(ari_walk *w)
 {
     const size_t width = w->head ? w->config->vocab : w->config->hidden;
-    return local(w, ARI_OPERATION_LOSS, ARI_LOSS, 1, width, w->head ? ari_by_features : ari_walk_stream(w));
+    const ar_placement logits = loss_parallel(w) ? ari_by_features : ari_whole;
+    return local(w, ARI_OPERATION_LOSS, ARI_LOSS, 1, width, w->head ? logits : ari_walk_stream(w));
 }
 
-/* Logits stay sharded: a maximum, a denominator and the target's bits are found for each token; with label smoothing
- * the exponent and the sum of the logits go with the first two. Without a head every element is a term. */
+/* Of logits that stay sharded a maximum, a denominator and the target's bits are found for each token; with label
+ * smoothing the exponent and the sum of the logits go with the first two. Without a head every element is a term. */
 static void loss(ari_walk *w)
 {
     if (w->head) {
         const ari_linear_ops head = head_of(w);
         ari_walk_linear(w, &head);
+        if (!loss_parallel(w))
+            ari_walk_redistribute(w, w->config->vocab, head.to, ari_whole, ARI_HEAD, ARI_HEAD, "");
     }
     ari_operation *op = loss_of(w);
     if (w->head) {
         op->output[0] = ids(w);
         op->output[0].dtype = AR_F32;
+    }
+    if (w->head && loss_parallel(w)) {
         op->made = (ar_placement){AR_PARTIAL_SUM, 0};
         const size_t n = ari_walk_mul(w, w->c->run.loss.label_smoothing > 0.0 ? 2 : 1, w->tokens);
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, ARI_EACH_PASS, ARI_NO_ROLE, "loss max");
@@ -338,6 +377,8 @@ static void loss_backward(ari_walk *w)
     ari_walk_visit(w);
     if (w->head) {
         const ari_linear_ops head = head_of(w);
+        if (!loss_parallel(w))
+            ari_walk_redistribute(w, w->config->vocab, ari_whole, head.to, ARI_HEAD, ARI_HEAD, "");
         ari_walk_linear_backward(w, &head);
     }
 }

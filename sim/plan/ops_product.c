@@ -45,6 +45,21 @@ void ari_walk_redistribute(ari_walk *w, size_t features, ar_placement from, ar_p
     hop(w, features, from, to, role, tagged, tag);
 }
 
+void ari_walk_exchange(ari_walk *w, size_t features, ar_placement from, ar_placement to, ari_role role)
+{
+    if (w->tp == 1 || is(from, to) || !is_shard(from) || !is_shard(to)) {
+        ari_walk_redistribute(w, features, from, to, role, role, weight_tag);
+        return;
+    }
+    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
+    op->input[op->inputs++] = ari_walk_activation(w, features, from, 1);
+    op->output[op->outputs++] = ari_walk_activation(w, features, to, 1);
+    op->made = from;
+    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_TP, ari_walk_mul(w, w->tokens, features), AR_F32, ARI_EACH_PASS,
+                  role, weight_tag);
+    ari_walk_visit(w);
+}
+
 /* Tokens are redistributed by the module outside where there is one, features by the layer itself. */
 static void outside(ari_walk *w, const ari_linear_ops *l, size_t features, ar_placement from, ar_placement to)
 {
@@ -108,12 +123,16 @@ static size_t outputs(ari_walk *w, const ari_linear_ops *l)
 /* The placement of the input that the product takes, and of the output that it makes. */
 static ar_placement taken(const ari_linear_ops *l)
 {
-    return l->row ? ari_by_features : (ar_placement){AR_REPLICATE, 0};
+    return l->cut == ARI_CUT_NONE   ? ari_whole
+           : l->cut == ARI_CUT_ROWS ? (ar_placement){AR_REPLICATE, 0}
+                                    : ari_by_features;
 }
 
 static ar_placement made(const ari_linear_ops *l)
 {
-    return l->row ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_by_features;
+    return l->cut == ARI_CUT_NONE   ? ari_whole
+           : l->cut == ARI_CUT_ROWS ? ari_by_features
+                                    : (ar_placement){AR_PARTIAL_SUM, 0};
 }
 
 /* The outputs of all parts, or their gradients. */
@@ -154,7 +173,8 @@ void ari_walk_linear(ari_walk *w, const ari_linear_ops *l)
 {
     const ari_op_value first = ari_walk_param(w, l->part[0], false);
     const size_t in = first.shape[1], out = outputs(w, l);
-    const ar_placement leaves = l->row ? l->to : made(l);
+    const bool row = l->cut == ARI_CUT_COLUMNS;
+    const ar_placement leaves = row && !l->partial ? l->to : made(l);
     outside(w, l, in, l->from, taken(l));
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
     op->input[op->inputs++] = ari_walk_activation(w, in, taken(l), 1);
@@ -165,9 +185,9 @@ void ari_walk_linear(ari_walk *w, const ari_linear_ops *l)
         op->weight[op->weights++] = weight;
         op->multiply_adds += product(&op->input[0], (double)weight.local[0], (double)weight.local[1]);
     }
-    if (l->row)
+    if (row && !l->partial)
         fold(w, l, out, in, l->to);
-    else
+    else if (l->cut == ARI_CUT_ROWS)
         column_exponents(w, in, ARI_EACH_VERSION, l->part[0]);
     ari_walk_visit(w);
     add_biases(w, l, leaves);
@@ -179,19 +199,20 @@ static void input_gradient(ari_walk *w, const ari_linear_ops *l, ar_placement dy
 {
     const size_t in = ari_walk_param(w, l->part[0], false).shape[1], out = outputs(w, l);
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
+    const bool partial = l->cut == ARI_CUT_ROWS;
     op->made = ari_gradient_of(taken(l));
     op->inputs = part_values(w, op->input, l, dy);
-    op->output[op->outputs++] = ari_walk_activation(w, in, l->row ? op->made : l->from, 1);
+    op->output[op->outputs++] = ari_walk_activation(w, in, partial ? l->from : op->made, 1);
     for (int i = 0; i < l->n; i++) {
         const ari_op_value weight = ari_walk_param(w, l->part[i], false);
         op->weight[op->weights++] = weight;
         if (w->tp_rank % weight.copies == 0)
             op->multiply_adds += product(&op->input[0], (double)weight.local[0], (double)weight.local[1]);
     }
-    if (l->row)
-        column_exponents(w, out, ARI_EACH_VERSION, l->part[0]);
-    else
+    if (partial)
         fold(w, l, in, out, l->from);
+    else if (l->cut == ARI_CUT_COLUMNS)
+        column_exponents(w, out, ARI_EACH_VERSION, l->part[0]);
     ari_walk_visit(w);
 }
 
@@ -236,11 +257,11 @@ void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l)
     const ari_op_value x = ari_walk_activation(w, in, taken(l), 1);
     outside(w, l, out, l->to, dy);
     input_gradient(w, l, dy);
-    if (l->row)
+    if (l->cut != ARI_CUT_ROWS)
         outside(w, l, in, dx, l->from);
     w->again = true;
-    if (!l->row && !w->c->run.parallel.keep_gathered)
+    if (l->cut == ARI_CUT_ROWS && !w->c->run.parallel.keep_gathered)
         outside(w, l, in, l->from, taken(l));
     w->again = false;
-    weight_gradients(w, l, &x, dy, l->row ? l->to : dy);
+    weight_gradients(w, l, &x, dy, l->cut == ARI_CUT_COLUMNS ? l->to : dy);
 }

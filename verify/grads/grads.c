@@ -163,8 +163,6 @@ static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grad
 {
     *plan = o->run.plan;
     AR_TRY(ari_estimate_layers(c));
-    if (o->mlp_order != AR_MLP_COLUMN_ROW)
-        AR_TRY(ar_plan_add_mlp_order(plan, c->arch, o->mlp_order));
     ari_estimate e;
     ari_estimate_case size = {.run = o->run,
                               .config = c,
@@ -217,7 +215,7 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     AR_TRY_TO(done, st, check_case(c, &input.batch, o, &cluster.run.plan));
     AR_TRY_TO(done, st, ari_weights_load(&weights, c, folder));
     result->fresh = weights == NULL;
-    AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->mlp_order, c, result->fresh));
+    AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->run.plan.mlp_order, c, result->fresh));
     AR_TRY_TO(done, st, want_all(&g, c, &input.batch));
     cluster.weights = weights ? ari_weights_find : NULL;
     cluster.weights_user = weights;
@@ -251,7 +249,7 @@ static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options 
     AR_TRY(check_block(&o->run));
     AR_TRY_TO(done, st, ari_block_case_load(&block, o->block));
     AR_TRY_TO(done, st, check_case(&block.config, &block.batch, o, &block.plan));
-    AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->mlp_order, &block.config, false));
+    AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->run.plan.mlp_order, &block.config, false));
     AR_TRY_TO(done, st, ari_block_case_want(&block, &g));
     st = run_and_write(result, o, &cluster, &g);
 done:

@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans out of JSON files: rules as docs/plans.md has them, and Hugging Face's tp_plan. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/core/text.h"
+#include "ref/io/json.h"
+#include "ref/models/plan.h"
+
+typedef struct reader {
+    ar_plan *p;
+    const char *file;
+    const json_t *aliases; /* NULL: none */
+    char where[2 * ARI_PRINTABLE];
+} reader;
+
+static ar_status invalid(const reader *r, const char *format, ...) AR_PRINTF(2, 3);
+static ar_status invalid(const reader *r, const char *format, ...)
+{
+    char problem[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(problem, sizeof problem, format, args);
+    va_end(args);
+    return ar_error_set(AR_ERR_FORMAT, "%s: %s%s", ARI_SHOW(r->file), r->where, problem);
+}
+
+static void at_rule(reader *r, const char *glob)
+{
+    snprintf(r->where, sizeof r->where, "rule %zu, '%s': ", r->p->rules + 1, ARI_SHOW(glob));
+}
+
+static ar_status known_keys(const reader *r, const json_t *object, const char *const *known, const char *list)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)object, key, value)
+    {
+        size_t i = 0;
+        while (known[i] && strcmp(known[i], key) != 0)
+            i++;
+        if (!known[i])
+            return invalid(r, "unknown key '%s'; known are %s", ARI_SHOW(key), list);
+    }
+    return AR_OK;
+}
+
+/* --- values ------------------------------------------------------------------------------------------------------- */
+
+static ar_status read_placement(const reader *r, ar_placement *p, const char *key, const json_t *text)
+{
+    char why[256];
+    if (!json_is_string(text))
+        return invalid(r, "'%s' has to be a placement, as \"R\" or \"S(1)\"", key);
+    ar_status st = ar_placement_parse(p, json_string_value(text));
+    if (st == AR_OK)
+        st = ar_placement_check(*p, 3); /* of activations [b, s, features] */
+    if (st == AR_OK)
+        return AR_OK;
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    return invalid(r, "'%s' is no placement of an activation: %s", key, why);
+}
+
+/* [from, to]; null: nothing is said. */
+static ar_status read_pair(const reader *r, ar_plan_value *v, const char *key, const json_t *pair)
+{
+    if (json_is_null(pair))
+        return AR_OK;
+    if (!json_is_array(pair) || json_array_size(pair) != 2)
+        return invalid(r, "'%s' of prepare says what there is and what is wanted, as [\"S(1)\", \"R\"]", key);
+    v->given = true;
+    AR_TRY(read_placement(r, &v->from, key, json_array_get(pair, 0)));
+    return read_placement(r, &v->to, key, json_array_get(pair, 1));
+}
+
+/* A list of pairs by position, then those by keyword. */
+static ar_status read_arguments(const reader *r, ar_plan_rule *rule, const json_t *list, const json_t *named)
+{
+    size_t n = json_array_size(list);
+    const char *name;
+    json_t *pair;
+    if (list && !json_is_array(list))
+        return invalid(r, "'input' of prepare is a list with one element for each argument by position");
+    if (named && !json_is_object(named))
+        return invalid(r, "'named_input' is an object from names of arguments to [from, to]");
+    if (n + json_object_size(named) > AR_PLAN_ARGUMENTS)
+        return invalid(r, "%zu arguments; %d are possible", n + json_object_size(named), AR_PLAN_ARGUMENTS);
+    for (size_t i = 0; i < n; i++)
+        AR_TRY(read_pair(r, &rule->input[i], "input", json_array_get(list, i)));
+    json_object_foreach((json_t *)(uintptr_t)named, name, pair)
+    {
+        ar_plan_value *v = &rule->input[n++];
+        if (name[0] == '\0' || strlen(name) >= sizeof v->name)
+            return invalid(r, "the argument '%s' has a name of 1 to %zu bytes", ARI_SHOW(name), sizeof v->name - 1);
+        memcpy(v->name, name, strlen(name) + 1);
+        AR_TRY(read_pair(r, v, "named_input", pair));
+    }
+    return AR_OK;
+}
+
+static ar_status read_values(const reader *r, ar_plan_rule *rule, const json_t *o)
+{
+    const json_t *in = json_object_get(o, "input"), *named = json_object_get(o, "named_input"),
+                 *out = json_object_get(o, "output"), *local = json_object_get(o, "use_local_output");
+    if (local && !json_is_boolean(local))
+        return invalid(r, "'use_local_output' has to be true or false");
+    rule->global_output = json_is_false(local);
+    if (rule->style == AR_STYLE_PREPARE) {
+        AR_TRY(read_arguments(r, rule, in, named));
+        return out ? read_pair(r, &rule->output, "output", out) : AR_OK;
+    }
+    if (named)
+        return invalid(r, "'named_input' is for prepare; a %s module has one input", ar_style_name(rule->style));
+    rule->input[0].given = in != NULL;
+    rule->output.given = out != NULL;
+    if (in)
+        AR_TRY(read_placement(r, &rule->input[0].from, "input", in));
+    return out ? read_placement(r, &rule->output.to, "output", out) : AR_OK;
+}
+
+/* --- names -------------------------------------------------------------------------------------------------------- */
+
+/* The glob that an alias, or an alias of one, means. */
+static ar_status read_glob(const reader *r, char glob[AR_PLAN_GLOB], const char *text)
+{
+    const char *name = text;
+    size_t left = json_object_size(r->aliases);
+    for (const json_t *to; (to = json_object_get(r->aliases, name)) != NULL; name = json_string_value(to)) {
+        if (!json_is_string(to))
+            return invalid(r, "the alias '%s' has to be a string", ARI_SHOW(name));
+        if (left-- == 0)
+            return invalid(r, "the aliases lead from '%s' back to '%s'; one of them has to be a glob", ARI_SHOW(text),
+                           ARI_SHOW(name));
+    }
+    if (name[0] == '\0' || strlen(name) >= AR_PLAN_GLOB)
+        return invalid(r, "a glob has 1 to %d bytes, this one %zu", AR_PLAN_GLOB - 1, strlen(name));
+    memcpy(glob, name, strlen(name) + 1);
+    return AR_OK;
+}
+
+static bool equal_value(const ar_plan_value *a, const ar_plan_value *b)
+{
+    return a->given == b->given && strcmp(a->name, b->name) == 0 && ar_placement_same(a->from, b->from, 3) &&
+           ar_placement_same(a->to, b->to, 3);
+}
+
+static bool equal_rule(const ar_plan_rule *a, const ar_plan_rule *b)
+{
+    bool equal = a->style == b->style && a->global_output == b->global_output && equal_value(&a->output, &b->output);
+    for (int i = 0; equal && i < AR_PLAN_ARGUMENTS; i++)
+        equal = equal_value(&a->input[i], &b->input[i]);
+    return equal;
+}
+
+/* Of two globs the later one decides, but the same glob twice with two meanings is a contradiction. */
+static ar_status add(const reader *r, const ar_plan_rule *rule)
+{
+    const bool prepares = rule->style == AR_STYLE_PREPARE;
+    if (r->p->rules == AR_PLAN_RULES)
+        return ar_error_set(AR_ERR_OVERFLOW, "%s: more than %d rules, the most of a plan; use globs", ARI_SHOW(r->file),
+                            AR_PLAN_RULES);
+    for (size_t i = 0; i < r->p->rules; i++) {
+        const ar_plan_rule *before = &r->p->rule[i];
+        if ((before->style == AR_STYLE_PREPARE) != prepares || strcmp(before->glob, rule->glob) != 0)
+            continue;
+        if (!equal_rule(before, rule))
+            return invalid(r, "rule %zu has the same glob and says %s, this one %s%s; keep one", i + 1,
+                           ar_style_name(before->style), ar_style_name(rule->style),
+                           before->style == rule->style ? " with other inputs or outputs" : "");
+    }
+    return ari_plan_put(r->p, rule);
+}
+
+/* --- rules -------------------------------------------------------------------------------------------------------- */
+
+static ar_status read_style(const reader *r, ar_style *style, const json_t *name)
+{
+    for (int s = 0; json_is_string(name) && s < AR_STYLES; s++) {
+        *style = (ar_style)s;
+        if (strcmp(ar_style_name(*style), json_string_value(name)) == 0)
+            return AR_OK;
+    }
+    return invalid(r, "'style' is %s; it has to be replicate, colwise, rowwise, vocab, hidden, sequence or prepare",
+                   json_is_string(name) ? ARI_SHOW(json_string_value(name))
+                   : name               ? "no string"
+                                        : "missing");
+}
+
+static ar_status read_rule(reader *r, const json_t *o)
+{
+    static const char *const keys[] = {"modules", "style", "input", "output", "named_input", "use_local_output", NULL};
+    ar_plan_rule rule = {.style = AR_STYLE_REPLICATE};
+    const char *modules = json_string_value(json_object_get(o, "modules"));
+    at_rule(r, modules ? modules : "?");
+    if (!json_is_object(o))
+        return invalid(r, "has to be an object");
+    if (!modules)
+        return invalid(r, "'modules' has to be the glob of names that the rule is for");
+    AR_TRY(known_keys(r, o, keys, "modules, style, input, output, named_input and use_local_output"));
+    AR_TRY(read_glob(r, rule.glob, modules));
+    AR_TRY(read_style(r, &rule.style, json_object_get(o, "style")));
+    AR_TRY(read_values(r, &rule, o));
+    return add(r, &rule);
+}
+
+static ar_status read_rules(reader *r, const json_t *o)
+{
+    static const char *const keys[] = {"rules", "aliases", "note", NULL};
+    const json_t *rules = json_object_get(o, "rules");
+    AR_TRY(known_keys(r, o, keys, "rules, aliases and note"));
+    r->aliases = json_object_get(o, "aliases");
+    if (r->aliases && !json_is_object(r->aliases))
+        return invalid(r, "'aliases' has to be an object from names to globs");
+    if (!json_is_array(rules))
+        return invalid(r, "'rules' has to be an array");
+    for (size_t i = 0; i < json_array_size(rules); i++)
+        AR_TRY(read_rule(r, json_array_get(rules, i)));
+    return AR_OK;
+}
+
+/* --- Hugging Face's tp_plan --------------------------------------------------------------------------------------- */
+
+/* The names of transformers 4.5x and 5 (transformers/integrations/tensor_parallel.py, transformers/distributed), with
+ * what they declare; NULL where that is the style's own. A local layer works on bare tensors: rowwise, it leaves its
+ * partial sums to the module around it, which is to "gather" (add up) them. */
+static const struct tp_style {
+    const char *name;
+    ar_style style;
+    const char *input, *output;
+} tp_styles[] = {
+    {"colwise", AR_STYLE_COLWISE, NULL, NULL},
+    {"rowwise", AR_STYLE_ROWWISE, NULL, NULL},
+    {"colwise_rep", AR_STYLE_COLWISE, NULL, "R"},
+    {"colwise_gather_output", AR_STYLE_COLWISE, NULL, "R"},
+    {"rowwise_rep", AR_STYLE_ROWWISE, "R", NULL},
+    {"rowwise_split_input", AR_STYLE_ROWWISE, "R", NULL},
+    {"local_colwise", AR_STYLE_COLWISE, NULL, "S(-1)"},
+    {"local_rowwise", AR_STYLE_ROWWISE, NULL, "P(sum)"},
+    {"packed_colwise", AR_STYLE_COLWISE, NULL, NULL},
+    {"embedding_rowwise", AR_STYLE_VOCAB, NULL, NULL},
+    {"embedding_colwise", AR_STYLE_HIDDEN, NULL, NULL},
+    {"sequence_parallel", AR_STYLE_SEQUENCE, NULL, NULL},
+    {"replicate", AR_STYLE_REPLICATE, NULL, NULL},
+    {"replicated_with_grad_allreduce", AR_STYLE_REPLICATE, NULL, NULL},
+    {"gather", AR_STYLE_PREPARE, NULL, "R"},
+};
+
+static ar_status declare(ar_plan_value *v, const char *text)
+{
+    v->given = text != NULL;
+    AR_TRY(text ? ar_placement_parse(&v->to, text) : AR_OK);
+    v->from = v->to;
+    return AR_OK;
+}
+
+static ar_status read_tp_rule(reader *r, const char *modules, const char *name)
+{
+    ar_plan_rule rule = {.style = AR_STYLE_REPLICATE};
+    char known[400];
+    ari_text list = ari_text_in(known, sizeof known);
+    at_rule(r, modules);
+    AR_TRY(read_glob(r, rule.glob, modules));
+    for (size_t i = 0; i < sizeof tp_styles / sizeof *tp_styles; i++) {
+        const struct tp_style *s = &tp_styles[i];
+        ari_say(&list, "%s%s", i > 0 ? ", " : "", s->name);
+        if (strcmp(s->name, name) != 0)
+            continue;
+        rule.style = s->style;
+        AR_TRY(declare(&rule.input[0], s->input));
+        AR_TRY(declare(&rule.output, s->output));
+        if (s->style == AR_STYLE_PREPARE)
+            rule.output.from = (ar_placement){AR_PARTIAL_SUM, 0};
+        return add(r, &rule);
+    }
+    return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %sthe style '%s' of a tp_plan is not in this version; known are %s",
+                        ARI_SHOW(r->file), r->where, ARI_SHOW(name), known);
+}
+
+static ar_status read_tp_plan(reader *r, const json_t *o)
+{
+    const char *glob;
+    json_t *style;
+    json_object_foreach((json_t *)(uintptr_t)o, glob, style)
+    {
+        at_rule(r, glob);
+        if (!json_is_string(style))
+            return invalid(r, "has to be the name of a style: this object has no 'rules', so it is a tp_plan");
+        AR_TRY(read_tp_rule(r, glob, json_string_value(style)));
+    }
+    return AR_OK;
+}
+
+/* --- files -------------------------------------------------------------------------------------------------------- */
+
+static ar_status read_plan(ar_plan *gives, const json_t *o, const char *file)
+{
+    ar_plan p = {0};
+    reader r = {.p = &p, .file = file};
+    ar_status st = AR_OK;
+    const json_t *tp = json_object_get(o, "tp_plan");
+    AR_TRY_TO(done, st, ari_alloc((void **)&p.file, strlen(file) + 1, 1, "the name of a plan"));
+    memcpy(p.file, file, strlen(file) + 1);
+    if (!json_is_object(o))
+        AR_TRY_TO(done, st, invalid(&r, "a plan is an object with 'rules', or a tp_plan from globs to styles"));
+    if (json_object_get(o, "rules"))
+        AR_TRY_TO(done, st, read_rules(&r, o));
+    else
+        AR_TRY_TO(done, st, read_tp_plan(&r, json_is_object(tp) ? tp : o));
+    *gives = p;
+    p = (ar_plan){0};
+done:
+    ar_plan_fini(&p);
+    return st;
+}
+
+ar_status ar_plan_parse(ar_plan *p, const char *text, size_t length, const char *name)
+{
+    json_t *o = NULL;
+    AR_TRY(ari_json_parse(&o, text, length, name));
+    const ar_status st = read_plan(p, o, name);
+    json_decref(o);
+    return st;
+}
+
+ar_status ar_plan_load(ar_plan *p, const char *path)
+{
+    json_t *o = NULL;
+    AR_TRY(ari_json_load(&o, path));
+    const ar_status st = read_plan(p, o, path);
+    json_decref(o);
+    return st;
+}
