@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "anyrank/config.h"
+#include "anyrank/plan.h"
 #include "dump/dump.h"
 #include "dump/map.h"
 #include "dump/placement.h"
@@ -189,6 +190,28 @@ static inline int fuzz_config(const uint8_t *data, size_t size)
                         c.ffn > 0 && c.hidden > 0 && c.max_positions > 0 && (!c.rope || c.head_dim % 2 == 0) &&
                         memchr(c.name, 0, sizeof c.name) != NULL,
                     "an inconsistent config was accepted");
+    return 0;
+}
+
+/* What was read is asked of a model: it fits or is refused. */
+static inline int fuzz_plan(const uint8_t *data, size_t size)
+{
+    static const ar_config c = {.arch = AR_ARCH_LLAMA, .name = "fuzz", .layers = 2, .hidden = 8, .final_norm = true};
+    ar_plan p = {0};
+    ar_error_clear();
+    const ar_status st = ar_plan_parse(&p, (const char *)data, size, "fuzz");
+    if (st != AR_OK) {
+        fuzz_expect_error(st);
+        return 0;
+    }
+    for (int sequence = 0; sequence < 2; sequence++) {
+        ar_error_clear();
+        const ar_status fits = ar_plan_check(&p, &c, sequence);
+        if (fits != AR_OK && fits != AR_ERR_NOT_FOUND && fits != AR_ERR_ARG)
+            fuzz_expect_error(fits);
+        fuzz_expect(fits == AR_OK || ar_error_message()[0] != '\0', "an error without a message");
+    }
+    ar_plan_fini(&p);
     return 0;
 }
 
@@ -372,14 +395,10 @@ typedef struct fuzz_target {
     const char *name;
     int (*run)(const uint8_t *data, size_t size);
 } fuzz_target;
-static const fuzz_target fuzz_targets[] = {{"safetensors", fuzz_safetensors},
-                                           {"header", fuzz_header},
-                                           {"index", fuzz_index},
-                                           {"config", fuzz_config},
-                                           {"map", fuzz_map},
-                                           {"placement", fuzz_placement},
-                                           {"npy", fuzz_npy},
-                                           {"dump", fuzz_dump}};
+static const fuzz_target fuzz_targets[] = {
+    {"safetensors", fuzz_safetensors}, {"header", fuzz_header}, {"index", fuzz_index},
+    {"config", fuzz_config},           {"plan", fuzz_plan},     {"map", fuzz_map},
+    {"placement", fuzz_placement},     {"npy", fuzz_npy},       {"dump", fuzz_dump}};
 #define FUZZ_TARGETS (sizeof fuzz_targets / sizeof fuzz_targets[0])
 
 #endif

@@ -21,12 +21,13 @@ typedef struct rule {
 static void expect_rules(ar_arch arch, const rule *expected, size_t n)
 {
     ar_plan p;
-    ar_plan_default(&p, arch);
+    cr_assert_eq(ar_plan_default(&p, arch), AR_OK);
     cr_assert_eq(p.rules, n, "%zu rules", p.rules);
     for (size_t i = 0; i < n; i++) {
         cr_expect_str_eq(p.rule[i].glob, expected[i].glob);
         cr_expect_eq(p.rule[i].style, expected[i].style, "%s is %s", p.rule[i].glob, ar_style_name(p.rule[i].style));
     }
+    ar_plan_fini(&p);
 }
 
 Test(plan, llama_splits_as_megatron_does)
@@ -75,16 +76,17 @@ Test(plan, the_last_matching_rule_decides_and_no_rules_mean_the_default)
 {
     const ar_config c = gpt2();
     ar_plan p = {0};
-    ar_mlp_order order;
+    ar_block_split split;
     cr_assert_eq(ar_plan_style(&p, c.arch, "transformer.h.1.mlp.c_fc"), AR_STYLE_COLWISE);
     cr_assert_eq(ar_plan_style(&p, c.arch, "somewhere.else"), AR_STYLE_REPLICATE);
     cr_assert_eq(ar_plan_add(&p, c.arch, "transformer.h.1.mlp.c_fc", AR_STYLE_ROWWISE), AR_OK);
     cr_assert_eq(ar_plan_add(&p, c.arch, "transformer.h.1.mlp.c_proj", AR_STYLE_COLWISE), AR_OK);
-    cr_assert_eq(ar_plan_mlp_order(&p, &c, 0, &order), AR_OK);
-    cr_assert_eq(order, AR_MLP_COLUMN_ROW);
-    cr_assert_eq(ar_plan_mlp_order(&p, &c, 1, &order), AR_OK);
-    cr_assert_eq(order, AR_MLP_ROW_COLUMN, "layer 1 alone is split the other way");
+    cr_assert_eq(ar_plan_block(&p, &c, 0, &split), AR_OK);
+    cr_assert_eq(split.mlp, AR_MLP_COLUMN_ROW);
+    cr_assert_eq(ar_plan_block(&p, &c, 1, &split), AR_OK);
+    cr_assert_eq(split.mlp, AR_MLP_ROW_COLUMN, "layer 1 alone is split the other way");
     cr_assert_eq(ar_config_check_tp(&c, 3, &p), AR_OK, "%s", ar_error_message());
+    ar_plan_fini(&p);
 }
 
 Test(plan, what_this_version_cannot_split_is_refused_by_name)
@@ -92,13 +94,15 @@ Test(plan, what_this_version_cannot_split_is_refused_by_name)
     const ar_config c = gpt2();
     ar_plan p = {0};
     cr_assert_eq(ar_plan_add(&p, c.arch, "*.attn.c_attn", AR_STYLE_ROWWISE), AR_OK);
-    cr_assert_eq(ar_plan_check(&p, &c), AR_ERR_UNSUPPORTED);
+    cr_assert_eq(ar_plan_check(&p, &c, false), AR_ERR_UNSUPPORTED);
     cr_assert(strstr(ar_error_message(), "transformer.h.0.attn.c_attn is rowwise"), "%s", ar_error_message());
 
     ar_plan half = {0};
     cr_assert_eq(ar_plan_add(&half, c.arch, "*.mlp.c_fc", AR_STYLE_ROWWISE), AR_OK);
     cr_assert_eq(ar_config_check_tp(&c, 2, &half), AR_ERR_UNSUPPORTED);
     cr_assert(strstr(ar_error_message(), "transformer.h.0.mlp.c_fc is rowwise"), "%s", ar_error_message());
+    ar_plan_fini(&p);
+    ar_plan_fini(&half);
 }
 
 Test(plan, a_rule_that_does_not_fit_is_refused)
@@ -113,4 +117,5 @@ Test(plan, a_rule_that_does_not_fit_is_refused)
         st = ar_plan_add(&p, AR_ARCH_LLAMA, "x", AR_STYLE_COLWISE);
     cr_assert_eq(st, AR_ERR_ARG);
     cr_assert_eq(p.rules, (size_t)AR_PLAN_RULES);
+    ar_plan_fini(&p);
 }

@@ -80,7 +80,7 @@ static ar_status grads_in_order(ar_grads_result *result, const char *name, bool 
                                 .run.parallel = {.tp = tp},
                                 .run.loss = golden_loss(name),
                                 .run.sim.algorithm = algorithm,
-                                .mlp_order = order,
+                                .run.plan.mlp_order = order,
                                 .run.threads = 1};
     return ar_grads(result, &o);
 }

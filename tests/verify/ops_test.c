@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The list of a step's operations: worked numbers by hand (shapes, placements, volumes), and what runs record. Random
  * layouts are compared with their traces in random_layouts_test. */
+#include "tests/support/plan_draw.h"
 #include "tests/verify/support.h"
 
 #include "run/cluster_run.h"
@@ -426,6 +427,37 @@ Test(ops, native_runs_make_the_collectives_and_products_of_the_list)
         }
     }
     cr_expect_gt(runs, 20);
+}
+
+/* Every collective of every rank under plans of all kinds, in both numerics. */
+Test(ops, runs_of_random_plans_make_the_collectives_of_the_list)
+{
+    static const char *const models[] = {LLAMA(31, 24, 36, 2, 24, 12, 4, false), LLAMA(31, 12, 36, 1, 12, 2, 2, true),
+                                         GPT2(31, 24, 36, 2, 12), STACK(31, 24, 36, 2, 24, 4)};
+    for (uint64_t i = 0; i < (uint64_t)by_scale(12, 32, 200); i++) {
+        uint64_t seed = i + 1000;
+        char text[PLAN_DRAW_TEXT];
+        ar_plan plan;
+        const ar_config c = config_of(models[i % 4]);
+        const ar_parallel p = {.tp = 2 + (int)plan_draw_below(&seed, 3),
+                               .dp = 1 + (int)(i % 5 == 0),
+                               .sp = plan_draw_below(&seed, 2),
+                               .keep_gathered = plan_draw_below(&seed, 2),
+                               .micro_batches = 1 + (int)(i % 3 == 0)};
+        plan_draw(text, &seed, &c, p.sp);
+        cr_assert_eq(ar_plan_parse(&plan, text, strlen(text), "drawn"), AR_OK, "%s", ar_error_message());
+        const ar_run run = {.plan = plan,
+                            .parallel = p,
+                            .batch = BATCH,
+                            .seq = SEQ,
+                            .steps = i % 2 ? STEPS : 0,
+                            .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                            .numerics = i / 4 % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                            .threads = 1};
+        cr_assert_eq(ar_parallel_check(&p, &c, &plan, BATCH, SEQ), AR_OK, "%s", ar_error_message());
+        cr_expect_eq(run_and_compare(&c, &run, false), AR_OK, "draw %d: %s: %s", (int)i, text, ar_error_message());
+        ar_plan_fini(&plan);
+    }
 }
 
 /* Exponents of weights and what comes before a backward pass, without one. */

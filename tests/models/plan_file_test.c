@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans as files: what is read, what is refused and in which words, and what fits a model. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/model.h"
+
+TestSuite(plan_file, .timeout = 300);
+
+static ar_config llama(void)
+{
+    return (ar_config){.arch = AR_ARCH_LLAMA,
+                       .name = "tiny",
+                       .layers = 2,
+                       .hidden = 12,
+                       .heads = 6,
+                       .kv_heads = 6,
+                       .ffn = 24,
+                       .head_dim = 2,
+                       .final_norm = true,
+                       .vocab = 7};
+}
+
+static ar_status parse(ar_plan *p, const char *text)
+{
+    *p = (ar_plan){0};
+    return ar_plan_parse(p, text, strlen(text), "p.json");
+}
+
+/* Shipped plans and the default ones are the same rules. */
+Test(plan_file, the_shipped_default_plans_are_the_default_plans)
+{
+    static const struct {
+        ar_arch arch;
+        const char *file;
+    } all[] = {{AR_ARCH_LLAMA, "llama"}, {AR_ARCH_GPT2, "gpt2"}, {AR_ARCH_STACK, "stack"}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        char path[512];
+        ar_plan p, d;
+        snprintf(path, sizeof path, "%s/data/plans/%s.json", TEST_SOURCE_DIR, all[i].file);
+        cr_assert_eq(ar_plan_load(&p, path), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ar_plan_default(&d, all[i].arch), AR_OK);
+        cr_assert_eq(p.rules, d.rules, "%s", path);
+        for (size_t k = 0; k < p.rules; k++) {
+            cr_expect_str_eq(p.rule[k].glob, d.rule[k].glob);
+            cr_expect_eq(p.rule[k].style, d.rule[k].style, "%s", p.rule[k].glob);
+        }
+        ar_plan_fini(&p);
+        ar_plan_fini(&d);
+    }
+}
+
+Test(plan_file, rules_styles_placements_and_aliases_are_read)
+{
+    ar_plan p;
+    const ar_config c = llama();
+    ar_block_split block;
+    ar_outer_split outer;
+    cr_assert_eq(parse(&p, "{\"aliases\": {\"a\": \"b\", \"b\": \"layers.*.self_attn.o_proj\"}, \"rules\": ["
+                           "{\"modules\": \"layers.*.self_attn.[qkv]_proj\", \"style\": \"colwise\", \"input\": \"R\","
+                           " \"output\": \"Shard(-1)\", \"use_local_output\": false},"
+                           "{\"modules\": \"a\", \"style\": \"rowwise\", \"input\": \"S(2)\", \"output\": \"P(sum)\"},"
+                           "{\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"input\": [[\"R\", \"R\"], null],"
+                           " \"named_input\": {\"mask\": [\"R\", \"R\"]}, \"output\": [\"P(sum)\", \"R\"]},"
+                           "{\"modules\": \"lm_head\", \"style\": \"colwise\", \"output\": \"R\"}]}"),
+                 AR_OK, "%s", ar_error_message());
+    cr_assert_eq(p.rules, 4);
+    cr_expect_str_eq(p.rule[1].glob, "layers.*.self_attn.o_proj");
+    cr_expect(p.rule[0].global_output && p.rule[0].output.to.kind == AR_SHARD && p.rule[0].output.to.dim == -1);
+    cr_expect_str_eq(p.rule[2].input[2].name, "mask");
+    cr_expect(p.rule[2].input[0].given && !p.rule[2].input[1].given);
+    cr_assert_eq(ar_plan_check(&p, &c, false), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_plan_block(&p, &c, 1, &block), AR_OK);
+    cr_assert_eq(ar_plan_outer(&p, &c, &outer), AR_OK);
+    cr_expect(!block.attention_whole && !block.attention_partial && block.mlp == AR_MLP_WHOLE);
+    cr_expect(outer.tokens == AR_EMBEDDING_WHOLE && outer.head == AR_HEAD_GATHER);
+    ar_plan_fini(&p);
+}
+
+/* Each says the file, the rule and what would be right. */
+Test(plan_file, what_is_malformed_is_refused_by_file_and_rule)
+{
+    static const struct {
+        const char *text, *says;
+        ar_status st;
+    } all[] = {
+        {"[]", "object with 'rules'", AR_ERR_FORMAT},
+        {"{\"rules\": 3}", "'rules' has to be an array", AR_ERR_FORMAT},
+        {"{\"rules\": [], \"rule\": []}", "unknown key 'rule'; known are rules, aliases", AR_ERR_FORMAT},
+        {"{\"rules\": [3]}", "rule 1, '?': has to be an object", AR_ERR_FORMAT},
+        {"{\"rules\": [{\"style\": \"colwise\"}]}", "'modules' has to be the glob", AR_ERR_FORMAT},
+        {"{\"rules\": [{\"modules\": \"\", \"style\": \"colwise\"}]}", "a glob has 1 to 127 bytes", AR_ERR_FORMAT},
+        {"{\"rules\": [{\"modules\": \"x\"}]}", "'style' is missing; it has to be replicate, colwise", AR_ERR_FORMAT},
+        {"{\"rules\": [{\"modules\": \"x\", \"style\": \"col\"}]}", "'style' is col; it has to be", AR_ERR_FORMAT},
+        {"{\"rules\": [{\"modules\": \"x\", \"style\": \"colwise\", \"inputs\": \"R\"}]}", "unknown key 'inputs'",
+         AR_ERR_FORMAT},
+        {"{\"rules\": [{\"modules\": \"x\", \"style\": \"colwise\", \"input\": \"S(3)\"}]}",
+         "rule 1, 'x': 'input' is no placement of an activation", AR_ERR_FORMAT},
+        {"{\"rules\": [{\"modules\": \"x\", \"style\": \"colwise\", \"output\": [\"R\", \"R\"]}]}",
+         "'output' has to be a placement", AR_ERR_FORMAT},
+        {"{\"rules\": [{\"modules\": \"x\", \"style\": \"colwise\", \"named_input\": {}}]}",
+         "'named_input' is for prepare", AR_ERR_FORMAT},
+        {"{\"rules\": [{\"modules\": \"x\", \"style\": \"prepare\", \"input\": \"R\"}]}",
+         "is a list with one element for each argument", AR_ERR_FORMAT},
+        {"{\"rules\": [{\"modules\": \"x\", \"style\": \"prepare\", \"input\": [[\"R\"]]}]}",
+         "says what there is and what is wanted", AR_ERR_FORMAT},
+        {"{\"rules\": [{\"modules\": \"x\", \"style\": \"prepare\", \"input\": [null, null, null, null, null, null, "
+         "null, null, null]}]}",
+         "9 arguments; 8 are possible", AR_ERR_FORMAT},
+        {"{\"rules\": [{\"modules\": \"x\", \"style\": \"colwise\", \"use_local_output\": 1}]}", "true or false",
+         AR_ERR_FORMAT},
+        {"{\"rules\": [{\"modules\": \"x\", \"style\": \"colwise\"}, {\"modules\": \"x\", \"style\": \"rowwise\"}]}",
+         "rule 1 has the same glob and says colwise, this one rowwise", AR_ERR_FORMAT},
+        {"{\"aliases\": {\"a\": \"b\", \"b\": \"a\"}, \"rules\": [{\"modules\": \"a\", \"style\": \"colwise\"}]}",
+         "the aliases lead from 'a' back to 'a'", AR_ERR_FORMAT},
+        {"{\"aliases\": {\"a\": 1}, \"rules\": [{\"modules\": \"a\", \"style\": \"colwise\"}]}",
+         "the alias 'a' has to be a string", AR_ERR_FORMAT},
+        {"{\"layers.*.mlp\": 7}", "so it is a tp_plan", AR_ERR_FORMAT},
+        {"{\"layers.*.mlp.experts\": \"grouped_gemm\"}", "the style 'grouped_gemm' of a tp_plan is not in this version",
+         AR_ERR_UNSUPPORTED},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        ar_plan p;
+        cr_expect_eq(parse(&p, all[i].text), all[i].st, "%s", all[i].text);
+        cr_expect(strstr(ar_error_message(), all[i].says), "%s: %s", all[i].text, ar_error_message());
+        cr_expect(strstr(ar_error_message(), "p.json"), "%s", ar_error_message());
+    }
+}
+
+/* What is well written and does not fit the model. */
+Test(plan_file, what_cannot_run_is_refused_by_module)
+{
+    static const struct {
+        const char *text, *says;
+        bool sequence;
+    } all[] = {
+        {"{\"layers.*.mlp.gate\": \"colwise\"}", "rule 1, 'layers.*.mlp.gate': no module", false},
+        {"{\"layers.*.mlp\": \"colwise\"}", "no module of tiny that has parameters", false},
+        {"{\"layers.*.mlp.up_proj\": \"gather\"}", "can be prepared", false},
+        {"{\"*.q_proj\": \"colwise\"}", "model.layers.0.self_attn.k_proj is replicate, but", false},
+        {"{\"*.down_proj\": \"rowwise\"}", "model.layers.0.mlp.down_proj behind it rowwise", false},
+        {"{\"*.1.self_attn.[qkv]_proj\": \"colwise\"}", "model.layers.1.self_attn.o_proj behind it replicate", false},
+        {"{\"embed_tokens\": \"sequence_parallel\"}", "model.embed_tokens is sequence; vocab (rowwise)", false},
+        {"{\"lm_head\": \"rowwise\"}", "lm_head is rowwise; vocab (colwise) and replicate", false},
+        {"{\"norm\": \"colwise\"}", "model.norm is colwise; a norm is", false},
+        {"{\"norm\": \"sequence_parallel\"}", "give all of them that style", true},
+        {"{\"*norm\": \"sequence_parallel\"}", "needs sequence parallelism", false},
+        {"{\"rules\": [{\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\", \"output\": \"R\"},"
+         "{\"modules\": \"*.o_proj\", \"style\": \"rowwise\"}]}",
+         "the output of model.layers.0.self_attn.q_proj is declared R; S(-1) would fit", false},
+        {"{\"rules\": [{\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\", \"input\": \"R\"},"
+         "{\"modules\": \"*.o_proj\", \"style\": \"rowwise\"}]}",
+         "the input of model.layers.0.self_attn.q_proj is declared R; S(1) would fit", true},
+        {"{\"rules\": [{\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\"},"
+         "{\"modules\": \"*.o_proj\", \"style\": \"rowwise\", \"output\": \"R\"}]}",
+         "the output of model.layers.0.self_attn.o_proj is declared R; S(1) would fit", true},
+        {"{\"rules\": [{\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"input\": [[\"S(1)\", \"R\"]]}]}",
+         "the input that arrives of model.layers.0.self_attn is declared S(1); R would fit", false},
+        {"{\"rules\": [{\"modules\": \"*.mlp\", \"style\": \"prepare\", \"input\": [[\"R\", \"R\"], [\"S(1)\", "
+         "\"R\"]]}]}",
+         "another input than the first of model.layers.0.mlp", false},
+    };
+    const ar_config c = llama();
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        ar_plan p;
+        cr_assert_eq(parse(&p, all[i].text), AR_OK, "%s", ar_error_message());
+        cr_expect_neq(ar_plan_check(&p, &c, all[i].sequence), AR_OK, "%s", all[i].text);
+        cr_expect(strstr(ar_error_message(), all[i].says), "%s: %s", all[i].text, ar_error_message());
+        ar_plan_fini(&p);
+    }
+}
+
+Test(plan_file, a_tied_head_is_cut_as_its_table_is)
+{
+    ar_plan p;
+    ar_config c = llama();
+    c.tied = true;
+    cr_assert_eq(parse(&p, "{\"lm_head\": \"colwise_rep\"}"), AR_OK);
+    cr_expect_eq(ar_plan_check(&p, &c, false), AR_ERR_UNSUPPORTED);
+    cr_expect(strstr(ar_error_message(), "its weight is that of model.embed_tokens"), "%s", ar_error_message());
+    ar_plan_fini(&p);
+}
+
+/* 10^5 rules end with a message, and a plan as large as is possible is asked quickly. */
+Test(plan_file, too_many_rules_are_refused)
+{
+    enum { MANY = 100000, EACH = 24 };
+    char *text = malloc((size_t)MANY * EACH + 16);
+    size_t at = 0;
+    ar_plan p;
+    cr_assert_not_null(text);
+    at += (size_t)sprintf(text + at, "{");
+    for (int i = 0; i < MANY; i++)
+        at += (size_t)sprintf(text + at, "%s\"m.%d\":\"colwise\"", i ? "," : "", i);
+    sprintf(text + at, "}");
+    cr_expect_eq(parse(&p, text), AR_ERR_OVERFLOW);
+    cr_expect(strstr(ar_error_message(), "p.json: more than 4096 rules"), "%s", ar_error_message());
+    free(text);
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans that users write, run: every tensor has the baseline's bits and the bytes are those predicted, or check refutes
+ * the plan. */
+#include "tests/support/plan_draw.h"
+#include "tests/verify/support.h"
+
+TestSuite(plans, .timeout = 300);
+
+enum { BATCH = 3, SEQ = 12 };
+
+static ar_check_report *check_plan(const char *json, const ar_plan *plan, ar_parallel parallel, int steps)
+{
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", json);
+    ar_check_options o = check_layouts(folder, &parallel, 1, BATCH, SEQ);
+    o.run.plan = *plan;
+    o.run.steps = (uint64_t)steps;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    ar_check_report *r = check_or_fail(&o);
+    remove_folder(folder);
+    return r;
+}
+
+Test(plans, random_ones_have_the_baselines_bits_and_the_predicted_bytes)
+{
+    static const int tp[] = {2, 3, 4, 6};
+    for (uint64_t i = 0; i < (uint64_t)by_scale(16, 52, 400); i++) {
+        uint64_t seed = i + 1;
+        char text[PLAN_DRAW_TEXT], what[PLAN_DRAW_TEXT + 64];
+        const char *json = tiny_models[i % TINY_MODELS];
+        const ar_config c = config_of(json);
+        ar_parallel p = {.tp = tp[plan_draw_below(&seed, 4)], .dp = (int)plan_draw_below(&seed, 8) / 7 + 1};
+        p.sp = plan_draw_below(&seed, 2);
+        p.keep_gathered = p.sp && plan_draw_below(&seed, 3) == 0;
+        p.zero = p.dp > 1;
+        ar_plan plan;
+        plan_draw(text, &seed, &c, p.sp && plan_draw_below(&seed, 2));
+        cr_assert_eq(ar_plan_parse(&plan, text, strlen(text), "drawn"), AR_OK, "%s", ar_error_message());
+        snprintf(what, sizeof what, "draw %d, %s: %s", (int)i, tiny_names[i % TINY_MODELS], text);
+        ar_check_report *r = check_plan(json, &plan, p, i % 3 == 0);
+        expect_same(r, what);
+        ar_check_report_destroy(r);
+        ar_plan_fini(&plan);
+    }
+}
+
+/* As Hugging Face writes them, on models of their forms. */
+#define MISTRAL                                                                                                 \
+    "{\"model_type\": \"mistral\", \"vocab_size\": 61, \"hidden_size\": 24, \"intermediate_size\": 36, "        \
+    "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"sliding_window\": 5, " \
+    "\"max_position_embeddings\": 64, \"rms_norm_eps\": 1e-5, \"hidden_act\": \"silu\", \"initializer_range\": 0.2}"
+#define QWEN2                                                                                                         \
+    "{\"model_type\": \"qwen2\", \"vocab_size\": 61, \"hidden_size\": 24, \"intermediate_size\": 36, "                \
+    "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "                              \
+    "\"max_position_embeddings\": 64, \"rms_norm_eps\": 1e-6, \"hidden_act\": \"silu\", \"initializer_range\": 0.2, " \
+    "\"tie_word_embeddings\": false}"
+static const char *const small_llama = LLAMA(61, 24, 36, 2, 4, 2, 6, false);
+static const char *const small_gpt2 = GPT2(61, 24, 36, 2, 4);
+
+Test(plans, those_of_files_have_the_baselines_bits)
+{
+    const struct {
+        const char *file, *json;
+    } all[] = {{"tests/plans/llama", small_llama},
+               {"tests/plans/llama-rep", small_llama},
+               {"tests/plans/llama-local", small_llama},
+               {"tests/plans/llama-sequence", small_llama},
+               {"tests/plans/llama-sequence-loss", small_llama},
+               {"tests/plans/mistral-base", MISTRAL},
+               {"tests/plans/qwen2-embedding", QWEN2},
+               {"tests/plans/qwen2-attention-replicated", QWEN2},
+               {"tests/plans/gpt2", small_gpt2},
+               {"tests/plans/gpt2-sequence", small_gpt2},
+               {"data/plans/llama", small_llama},
+               {"data/plans/gpt2", small_gpt2},
+               {"data/plans/llama-sequence", small_llama},
+               {"data/plans/llama-sequence-loss", small_llama}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        char path[600];
+        ar_plan plan;
+        snprintf(path, sizeof path, "%s/%s.json", TEST_SOURCE_DIR, all[i].file);
+        cr_assert_eq(ar_plan_load(&plan, path), AR_OK, "%s", ar_error_message());
+        ar_check_report *r =
+            check_plan(all[i].json, &plan, (ar_parallel){.tp = 2, .sp = ar_plan_sequence(&plan)}, i % 2 == 0);
+        expect_same(r, all[i].file);
+        ar_check_report_destroy(r);
+        ar_plan_fini(&plan);
+    }
+}
+
+/* Nobody adds up what the rowwise layers leave: the declared placement is believed, and the first value after it is
+ * wrong. */
+Test(plans, a_declared_partial_sum_that_nobody_adds_up_is_refuted)
+{
+    static const struct {
+        const char *text, *first;
+    } all[] = {{"{\"*.[qkv]_proj\": \"colwise\", \"*.o_proj\": \"local_rowwise\"}", "model.layers.0.self_attn.o_proj"},
+               {"{\"*.gate_proj\": \"colwise\", \"*.up_proj\": \"colwise\", \"*.1.mlp.down_proj\": \"local_rowwise\","
+                " \"*.0.mlp.down_proj\": \"rowwise\"}",
+                "model.layers.1.mlp.down_proj"}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        ar_plan plan;
+        cr_assert_eq(ar_plan_parse(&plan, all[i].text, strlen(all[i].text), "wrong"), AR_OK, "%s", ar_error_message());
+        ar_check_report *r = check_plan(small_llama, &plan, (ar_parallel){.tp = 2}, 0);
+        const ar_check_run *run = &r->run[0];
+        cr_expect_eq(run->result, AR_CHECK_DIFFERENT);
+        cr_expect(run->has_difference && strncmp(run->first.tensor, all[i].first, strlen(all[i].first)) == 0,
+                  "the first difference is %s", first_of(run));
+        cr_expect_eq(run->bytes_counted, run->bytes_predicted);
+        ar_check_report_destroy(r);
+        ar_plan_fini(&plan);
+    }
+}
