@@ -60,6 +60,9 @@ typedef struct split {
     double at_once;    /* share of the batch that goes through a rank at once: micro-batches */
     double whole;      /* hidden states kept on each of the tp ranks, in copies of all tokens */
     double middles;    /* copies of an MLP's middle over all blocks: one of a block, or one on each rank of it */
+    double attentions; /* of an attention's heads, likewise */
+    double logits;     /* of the logits: one, or one on each rank */
+    double copied;     /* elements of matrices that the tp ranks have more than once */
     bool whole_middle; /* somewhere the latter */
     bool sp;
 } split;
@@ -80,14 +83,23 @@ static ar_status count_split(split *s, const elements *n, const ari_estimate_cas
     s->at_once = ceil(samples / pieces) * at_work / (double)run->run.batch;
     /* Shared sequences: a part of what is kept; the inputs gathered for a block's two halves are kept or go again. */
     s->whole = s->sp ? kept / s->tp + 6.0 + (p->keep_gathered ? 2.0 * n->layers + 1.0 : 0.0) : kept;
-    /* But column-row, the middle of an MLP is whole on every rank. */
+    /* In another order than column-row the middle of an MLP is whole on every rank. */
     for (size_t layer = 0; layer < run->config->layers; layer++) {
         ar_block_split block;
         AR_TRY(ar_plan_block(&run->run.plan, run->config, layer, &block));
         const bool whole = block.mlp != AR_MLP_COLUMN_ROW && s->tp > 1.0;
+        s->attentions += block.attention_whole ? s->tp : 1.0;
+        s->copied +=
+            (s->tp - 1.0) * n->hidden *
+            ((block.attention_whole ? 2.0 * (n->q + n->kv) : 0.0) + (block.mlp == AR_MLP_WHOLE ? n->fc + n->ffn : 0.0));
         s->middles += whole ? s->tp : 1.0;
         s->whole_middle = s->whole_middle || whole;
     }
+    ar_outer_split outer;
+    AR_TRY(ar_plan_outer(&run->run.plan, run->config, &outer));
+    const bool head = n->head > 0.0 && !run->config->tied && outer.head == AR_HEAD_WHOLE;
+    s->copied += (s->tp - 1.0) * n->table * ((outer.tokens == AR_EMBEDDING_WHOLE) + head);
+    s->logits = outer.head == AR_HEAD_VOCAB ? 1.0 : s->tp;
     return AR_OK;
 }
 
@@ -177,12 +189,14 @@ static double step_bytes(const elements *n, const split *s)
 {
     const double h = n->tokens * n->hidden, q = n->tokens * n->q, kv = n->tokens * n->kv;
     const double middle = n->tokens * n->fc, copies = s->whole_middle ? s->tp : 1.0;
-    const double each = s->tp * s->whole * h;                                                  /* kept on every rank */
-    const double shared = n->layers * (3.0 * (q + kv) + n->probs) + 2.0 * s->middles * middle; /* kept once */
-    const double back = 3.0 * n->probs + 8.0 * largest_of(copies * n->tokens * n->ffn, q); /* of a block on its way */
+    const double each = s->tp * s->whole * h; /* kept on every rank */
+    const double shared = s->attentions * (3.0 * (q + kv) + n->probs) + 2.0 * s->middles * middle; /* kept once */
+    const double heads = s->attentions > n->layers ? s->tp : 1.0;
+    const double back =
+        3.0 * heads * n->probs + 8.0 * largest_of(copies * n->tokens * n->ffn, heads * q); /* of a block on its way */
     /* Partial sums of two limbs under way: three of hidden width, or one of a middle. */
     const double sums = s->tp * 4.0 * largest_of(3.0 * h, s->whole_middle ? middle : 0.0);
-    return s->at_once * FLOAT * (each + shared + 3.0 * n->logits + back + sums);
+    return s->at_once * FLOAT * (each + shared + 3.0 * s->logits * n->logits + back + sums);
 }
 
 /* Gradients on their way between ranks: all of them over dp; over tp those of replicated parameters whose terms
@@ -231,7 +245,8 @@ static double layout_bytes(const elements *n, const split *s, const ari_estimate
 {
     const double checkpoint = FLOAT;
     const double group = FLOAT + ACCUMULATOR + KEPT_OPERANDS + FLOAT * n->states / (s->zero ? s->dp : 1.0);
-    const double own = (s->dp * group + checkpoint) * n->parameters + s->dp * 2.0 * FLOAT * n->largest;
+    const double own =
+        (s->dp * group + checkpoint) * n->parameters + s->dp * (group * s->copied + 2.0 * FLOAT * n->largest);
     const double ranks = own + bucket_bytes(n, s) + largest_of(step_bytes(n, s), update_bytes(n, s));
     /* Full weights for their hash, state too for a checkpoint, and whose each element is. */
     if (run->alone && n->trains)
