@@ -130,11 +130,12 @@ static void redistribute(ari_lint_state *l, const ari_operation *op)
 }
 
 /* What is kept of X for the weight gradients: with sequence parallelism the part before it was gathered, unless that is
- * kept. */
+ * kept, or every rank computes the same with all of it. */
 static void product(ari_lint_state *l, const ari_operation *op)
 {
     const ari_lint_type x = ari_lint_agree(l, op, &op->input[0], l->at[0]);
-    const bool again = l->gathered && !l->c->run.parallel.keep_gathered;
+    const bool varies = x.at[ARI_AXIS_TP].kind == AR_REPLICATE;
+    const bool again = l->gathered && varies && !l->c->run.parallel.keep_gathered;
     ari_lint_type out = x;
     for (int i = 0; i < op->weights; i++)
         out = by(l, op, ari_lint_product, x, use(l, op, i));

@@ -95,6 +95,8 @@ static bool serves(ar_placement *p, const ari_op_call *call, ar_placement to)
         *p = to.kind == AR_SHARD ? to : (ar_placement){AR_SHARD, 0};
     else if (call->kind == ARI_CALL_ALL_GATHER && p->kind == AR_SHARD)
         *p = whole;
+    else if (call->kind == ARI_CALL_ALL_TO_ALL && p->kind == AR_SHARD && to.kind == AR_SHARD)
+        *p = to;
     else
         return false;
     return true;
