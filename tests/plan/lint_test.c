@@ -109,6 +109,98 @@ Test(lint, a_layout_that_the_model_cannot_have_is_refused)
     ar_lint_report_destroy(r);
 }
 
+/* --- rules -------------------------------------------------------------------------------------------------------- */
+
+#define WHOLE           \
+    {                   \
+        AR_INVARIANT, 0 \
+    }
+#define COPY            \
+    {                   \
+        AR_REPLICATE, 0 \
+    }
+#define TERM              \
+    {                     \
+        AR_PARTIAL_SUM, 0 \
+    }
+#define PART(d)       \
+    {                 \
+        AR_SHARD, (d) \
+    }
+#define BROKEN(name) true, AR_LINT_##name, WHOLE
+#define MAKES(...) false, AR_LINT_RULES, __VA_ARGS__
+
+typedef struct pair_case {
+    ari_lint_verdict (*rule)(ar_placement a, ar_placement b);
+    ar_placement a, b;
+    bool broken;
+    ar_lint_rule by;
+    ar_placement makes;
+} pair_case;
+
+static const pair_case pairs[] = {
+    {ari_lint_product, COPY, WHOLE, MAKES(WHOLE)},
+    {ari_lint_product, COPY, PART(0), MAKES(PART(2))},
+    {ari_lint_product, PART(2), PART(1), MAKES(TERM)},
+    {ari_lint_product, PART(1), WHOLE, MAKES(PART(1))},
+    {ari_lint_product, TERM, WHOLE, MAKES(TERM)},
+    {ari_lint_product, TERM, PART(0), BROKEN(missing_reduction)},
+    {ari_lint_product, TERM, TERM, BROKEN(product_of_partials)},
+    {ari_lint_product, PART(1), PART(0), BROKEN(missing_gather)},
+    {ari_lint_product, PART(2), WHOLE, BROKEN(missing_gather)},
+    {ari_lint_product, COPY, PART(1), BROKEN(missing_slice)},
+    {ari_lint_product, PART(1), PART(1), BROKEN(wrong_placement)},
+    {ari_lint_product_dx, PART(2), PART(0), MAKES(TERM)},
+    {ari_lint_product_dx, COPY, PART(1), MAKES(PART(2))},
+    {ari_lint_product_dw, COPY, PART(2), MAKES(PART(0))},
+    {ari_lint_product_dw, PART(2), COPY, MAKES(PART(1))},
+    {ari_lint_product_dw, PART(1), PART(1), MAKES(TERM)},
+    {ari_lint_product_dw, PART(0), PART(0), MAKES(TERM)},
+    {ari_lint_product_dw, PART(1), WHOLE, BROKEN(missing_gather)},
+    {ari_lint_product_dw, PART(2), PART(2), BROKEN(missing_gather)},
+    {ari_lint_product_dw, TERM, TERM, BROKEN(product_of_partials)},
+    {ari_lint_product_dw, WHOLE, TERM, MAKES(TERM)},
+    {ari_lint_add, TERM, TERM, MAKES(TERM)},
+    {ari_lint_add, TERM, WHOLE, BROKEN(whole_added_to_partial)},
+    {ari_lint_add, WHOLE, TERM, BROKEN(whole_added_to_partial)},
+    {ari_lint_add, TERM, PART(1), BROKEN(missing_reduction)},
+    {ari_lint_add, PART(1), WHOLE, BROKEN(missing_gather)},
+    {ari_lint_lookup, WHOLE, PART(0), MAKES(TERM)},
+    {ari_lint_lookup, WHOLE, PART(1), MAKES(PART(2))},
+    {ari_lint_lookup, PART(1), PART(0), BROKEN(missing_gather)},
+    {ari_lint_lookup_gradient, COPY, PART(0), MAKES(PART(0))},
+    {ari_lint_lookup_gradient, PART(1), PART(0), BROKEN(missing_gather)},
+    {ari_lint_lookup_gradient, PART(1), WHOLE, MAKES(TERM)},
+};
+
+static void expect_verdict(size_t i, ari_lint_verdict v, bool broken, ar_lint_rule by, ar_placement makes)
+{
+    cr_expect_eq(v.broken, broken, "rule case %zu", i);
+    if (broken)
+        cr_expect_eq(v.rule, by, "rule case %zu: %s, expected %s", i, ar_lint_rule_name(v.rule), ar_lint_rule_name(by));
+    else
+        cr_expect(ari_lint_same(v.makes, makes), "rule case %zu", i);
+}
+
+Test(lint, rules_of_two_values_are_those_of_the_page)
+{
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        expect_verdict(i, pairs[i].rule(pairs[i].a, pairs[i].b), pairs[i].broken, pairs[i].by, pairs[i].makes);
+}
+
+Test(lint, only_what_is_linear_takes_terms_of_a_sum)
+{
+    const ar_placement term = TERM, part = PART(2), whole = WHOLE;
+    expect_verdict(0, ari_lint_elementwise(term, true), false, AR_LINT_RULES, term);
+    expect_verdict(1, ari_lint_elementwise(term, false), true, AR_LINT_nonlinear_of_partial, whole);
+    expect_verdict(2, ari_lint_elementwise(part, false), false, AR_LINT_RULES, part);
+    expect_verdict(3, ari_lint_along(part, 2, true), true, AR_LINT_missing_gather, whole);
+    expect_verdict(4, ari_lint_along(part, 1, false), false, AR_LINT_RULES, part);
+    expect_verdict(5, ari_lint_along(term, 1, false), true, AR_LINT_nonlinear_of_partial, whole);
+    expect_verdict(6, ari_lint_add_parameter(term, whole, 0), true, AR_LINT_whole_added_to_partial, whole);
+    expect_verdict(7, ari_lint_add_parameter(part, whole, 0), true, AR_LINT_missing_slice, whole);
+}
+
 /* --- lists with one thing wrong ----------------------------------------------------------------------------------- */
 
 typedef enum damage {
@@ -116,6 +208,7 @@ typedef enum damage {
     DROP_CALL,
     DOUBLE_CALL,
     OTHER_GROUP,
+    OTHER_RANKS,
     DROP_OPERATION,
     DOUBLE_OPERATION,
     FALSE_CLAIM,
@@ -127,6 +220,7 @@ static const char *const damage_names[] = {"no damage",
                                            "a call dropped",
                                            "a call doubled",
                                            "a call over another group",
+                                           "a call of more ranks",
                                            "an operation dropped",
                                            "an operation doubled",
                                            "a false claim",
@@ -169,7 +263,9 @@ static void damage_call(breaker *b, ari_operation *op)
             continue;
         if (!here(b, op))
             continue;
-        if (b->what == OTHER_GROUP) {
+        if (b->what == OTHER_RANKS) {
+            call->ranks++;
+        } else if (b->what == OTHER_GROUP) {
             call->over = call->over == ARI_OVER_DP ? ARI_OVER_TP : ARI_OVER_DP;
         } else if (b->what == DOUBLE_CALL) {
             memmove(call + 1, call, (size_t)(op->calls - i) * sizeof *call);
@@ -180,6 +276,15 @@ static void damage_call(breaker *b, ari_operation *op)
         }
         return;
     }
+}
+
+/* Whether an operation must be there once: values may be placed otherwise and back, parameters be broadcast and gathered
+ * again. */
+static bool counts(const breaker *b, const ari_operation *op)
+{
+    const bool again = op->kind == ARI_OPERATION_BROADCAST || op->kind == ARI_OPERATION_WEIGHT_GATHER;
+    return b->what != NO_DAMAGE && op->kind != ARI_OPERATION_REDISTRIBUTE &&
+           (in_pass(op) || op->kind == ARI_OPERATION_GRADIENT_SUM || (again && b->what == DROP_OPERATION));
 }
 
 /* Changes in values: over tp, where that is more than one rank. */
@@ -201,11 +306,11 @@ static ar_status visit_damaged(void *user, const ari_operation *op)
     ari_operation copy = *op;
     if (is_message(b, op))
         return AR_OK;
-    if (b->what >= DROP_CALL && b->what <= OTHER_GROUP)
+    if (b->what >= DROP_CALL && b->what <= OTHER_RANKS)
         damage_call(b, &copy);
     else if (b->what == FALSE_CLAIM || b->what == SHORT_PART)
         damage_value(b, &copy);
-    else if (in_pass(op) && op->kind != ARI_OPERATION_REDISTRIBUTE && b->what != NO_DAMAGE && here(b, op)) {
+    else if (counts(b, op) && here(b, op)) {
         if (b->what == DROP_OPERATION)
             return AR_OK;
         const ar_status st = ari_lint_visit(b->l, op);
@@ -263,6 +368,11 @@ Test(lint, every_collective_that_is_made_twice_is_found)
 Test(lint, every_collective_over_other_ranks_is_found)
 {
     every_damage_is_found(OTHER_GROUP);
+}
+
+Test(lint, every_collective_of_another_number_of_ranks_is_found)
+{
+    every_damage_is_found(OTHER_RANKS);
 }
 
 Test(lint, every_operation_that_is_left_out_is_missed)
