@@ -15,8 +15,7 @@ Names. A module's output is "PATH:fwd", the gradient of its first tensor input t
 parameter's gradient "NAME:grad", its value "NAME:init" (as it was when the Dumper was made). A module with several
 output tensors has "PATH.1:fwd" beside it; one that is called again in the same forward pass "PATH.call2:fwd". The output object
 of a Hugging Face model gives "loss:fwd" and "lm_head:fwd". What has as many rows as the model's input has samples (or tokens) is one row a sample. Several forward passes in one step are micro-batches: their
-samples follow one another along dimension 0 (not under {"dp": None}: the first pass counts), scalars that `partial`
-names are added, and other scalars are left out, since the factor that is to average them is outside of the model.
+samples follow one another (not under {"dp": None}: the first pass counts), scalars that `partial` names are added, and other scalars are left out, since the factor that is to average them is outside of the model.
 
 Placements. A DTensor says itself where it stands. For plain tensors of hand-written parallel layers say it with `shard`,
 a dictionary from glob to {mesh dimension: tensor dimension}; the first glob that matches a tensor's name counts:
@@ -28,7 +27,8 @@ gate|up) is a piece of each: {"tp": 0, "blocks": [8, 2, 2]} with their relative 
 goes straight through all of it, as in Megatron's linear_qkv, whose heads alternate. Where there are fewer KV heads than
 ranks, {"tp": 0, "copies": 2} says that each two neighbours hold the same part. What nothing is said of is whole, a copy on each rank;
 activations and their gradients are shared out along dimension 0 over the mesh dimension named "dp", if there is one,
-also where a glob says nothing of "dp" ({"dp": None} says that they are not). A scalar is taken as the mean over "dp".
+also where a glob says nothing of "dp" ({"dp": None} says that they are not). {"dp": 1} says that the samples are in
+dimension 1, as in [s, b, h], on one rank as well; what is written has them in front. A scalar is taken as the mean over "dp".
 
 DDP and FSDP average: each rank's loss is that of its own samples, and so are the gradients of its activations, `dp`
 times those of one rank. Where the module is wrapped in DDP or FSDP2, or with mean_over="dp", the gradients of
@@ -95,6 +95,10 @@ def _copy(t):
     return _local(t.detach()).detach().to("cpu", copy=True).contiguous()
 
 
+def _rows_are_equal(t):
+    return not (DTensor and isinstance(t, DTensor)) and t.dim() > 2 and bool((t == t[:1]).all())
+
+
 def _plain(name):
     """A parameter's or module's name without what wrappers add to it."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
@@ -130,6 +134,12 @@ class _Value:
         self.data = _copy(tensor)
         self.spec = spec or _spec(tensor)
         self.per_sample = per_sample
+        self.samples = 0  # the dimension that they had in the run
+
+    def dimension(self, dim):
+        """Where dimension `dim` of the run's tensor is in data, in which samples come first."""
+        dim %= self.data.dim()
+        return 0 if dim == self.samples else dim + (dim < self.samples)
 
 
 def _first_tensor(args, kwargs):
@@ -200,6 +210,8 @@ class Dumper:
         if self.calls[name] > 1:
             name = f"{path}.call{self.calls[name]}:{suffix}"
         per_sample = self._per_sample(tensor, suffix) and not (of_all and tensor.shape[0] == 1)
+        if per_sample and suffix == "fwd" and not tensor.requires_grad and _rows_are_equal(tensor):
+            tensor, per_sample = tensor[:1], False  # angles of positions that were said for each sample: those of all
         self.kept.setdefault(self._at_step(name), []).append(_Value(tensor, spec, per_sample))
 
     def _begin_pass(self, _module, args, kwargs):
@@ -374,7 +386,7 @@ class Dumper:
         if packed and rule.get("tp") is not None and "blocks" not in rule:
             raise ValueError(f"{name} looks like several tensors packed in one; say their relative sizes, such as "
                              '"blocks": [1, 1, 1], or "blocks": None where one cut goes straight through all of it')
-        return {mesh: dim % v.data.dim() for mesh, dim in rule.items() if dim is not None and mesh in self.mesh}
+        return {mesh: v.dimension(dim) for mesh, dim in rule.items() if dim is not None and mesh in self.mesh}
 
     def _line(self, told, mesh_dim):
         """What the ranks that differ from this one along a mesh dimension alone said, and this one's place among them."""
@@ -455,6 +467,9 @@ class Dumper:
         for name, v in values.items():
             if v and self._is_mean(name, v):
                 v.data = v.data / self.mesh["dp"]
+            elif v and self._samples(name, v):
+                v.samples = self._samples(name, v) % v.data.dim()
+                v.data = v.data.movedim(v.samples, 0).contiguous()
         return {name: v for name, v in values.items() if v}
 
     def _join(self, name, parts):
@@ -465,9 +480,16 @@ class Dumper:
         if first.data.dim() == 0:
             first.data = sum(v.data for v in parts)
             return first if self._partial_over(name) else None
-        if self._glob(name).get("dp", 0 if first.per_sample else None) is not None and not first.spec:
-            first.data = torch.cat([v.data for v in parts])
+        dim = self._samples(name, first)
+        if dim is not None:
+            first.data = torch.cat([v.data for v in parts], dim)
         return first
+
+    def _samples(self, name, v):
+        """The dimension of an activation's samples; None: it has none, or a DTensor knows."""
+        if v.spec or name.split("@")[0].rsplit(":", 1)[1] not in ("fwd", "bwd") or v.data.dim() == 0:
+            return None
+        return self._glob(name).get("dp", 0 if v.per_sample else None)
 
     def _is_mean(self, name, v):
         """A scalar of the forward pass: each data-parallel rank has that of its own samples, or all have the same."""
