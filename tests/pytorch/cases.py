@@ -8,14 +8,17 @@ import tempfile
 
 import torch
 
+import families
 import gpt
 import hand
 import hugging_face
 import llama
+import megatron
+import mistakes  # noqa: F401 (adds its rows to families.ROWS)
 from ranks import Ranks
 
 TOLERANCE = ("--rtol", "1e-4", "--atol", "1e-5")
-HAND = {"llama": llama, "gpt": gpt}
+HAND = {"llama": llama, "gpt": gpt, "megatron": megatron}
 
 
 def fresh_weights(module):
@@ -59,15 +62,15 @@ class Case:
         if self.model in HAND:
             hand.run(Ranks(), self.model, WEIGHTS[self.model], path, **self.on_one())
         else:
-            hugging_face.run(self.model, model_folder(self.model), path, **self.on_one())
+            library(self.model).run(self.model, model_folder(self.model), path, **self.on_one())
 
     def run(self, rank, path):
         if self.model in HAND:
             r = Ranks(rank, self.dp, self.tp, self.sp, self.bug)
             hand.run(r, self.model, WEIGHTS[self.model], path, **self.options)
         else:
-            hugging_face.run(self.model, model_folder(self.model), path, rank, self.dp, self.tp, self.way, self.bug,
-                             self.dtype, **self.options)
+            library(self.model).run(self.model, model_folder(self.model), path, rank, self.dp, self.tp, self.way, self.bug,
+                                    self.dtype, **self.options)
 
     def against(self, anyrank, reference):
         """What the run is compared with, and verify's rule: one rank of PyTorch within a tolerance, or anyrank's own run
@@ -79,11 +82,18 @@ class Case:
         return ours / "activations.safetensors", ("--common", "--sensitivity", ours / "allowed.safetensors")
 
 
+def library(name):
+    """The module that makes and runs a Hugging Face model."""
+    return families if name in families.CONFIGS else hugging_face
+
+
 def model_folder(name):
     """The saved model; made once."""
+    import transformers
+    transformers.AutoModelForCausalLM, transformers.logging.disable_progress_bar()
     path = FOLDER / name
     if not (path / "config.json").exists():
-        hugging_face.make(name, path)
+        library(name).make(name, path)
     return path
 
 
@@ -92,7 +102,7 @@ def allowances(anyrank, name, dtype, uneven):
     from safetensors.torch import save_file
     out = FOLDER / f"allowed-{name}-{dtype}-{uneven}"
     if not out.exists():
-        ids, labels = hugging_face.batch(uneven)
+        ids, labels = families.batch() if name in families.CONFIGS else hugging_face.batch(uneven)
         save_file({"input_ids": ids, "labels": labels}, FOLDER / "batch.safetensors")
         of = {"bf16": "bf16", "bf16-pure": "bf16-pure", "bf16-fsdp": "bf16-pure"}[dtype]
         subprocess.run([anyrank, "grads", model_folder(name), "--input", FOLDER / "batch.safetensors", "--out", out,
@@ -111,6 +121,11 @@ def right():
             for options in ({}, {"micro": 2 if dp < 4 else 1, "with_update": True}):
                 yield Case(f"{model}-dp{dp}-tp{tp}{'-sp' if sp else ''}{'-update' if options else ''}", model, None, dp, tp,
                            bool(sp), options=options)
+    for model, way, n, options in families.RIGHT:
+        options = dict(options)
+        dtype = options.pop("dtype", "fp32")
+        dp, tp = (1, n) if way == "tp" else (n, 1)
+        yield Case(f"{model}-{way}{n}-{'-'.join(options)}{dtype}-right", model, None, dp, tp, False, way, dtype, options=options)
     for model in ("qwen2", "mistral", "gpt2"):
         ways = [("ddp", 2, 1, 0), ("fsdp2", 2, 1, 0), ("ddp", 4, 1, 0)]
         if model != "gpt2":
@@ -250,6 +265,45 @@ BROKEN = {
         ("dp_not_reduced", (2, 2, 0), {}, "missing_all_reduce"),
         ("dp_not_reduced", (4, 1, 0), {}, "missing_all_reduce"),
     ],
+    "megatron": [
+        ("dx_not_reduced", (1, 2, 0), {}, "missing_all_reduce"),
+        ("dx_not_reduced", (1, 2, 1), {}, "missing_all_reduce missing_reduce_scatter"),
+        ("dx_in_bf16", (1, 2, 0), {}, "fewer_bits"),
+        ("dx_averaged", (1, 2, 0), {}, "averaged_again | half_is_missing"),
+        ("bias_over_ranks", (1, 2, 0), {}, "bias_counted_again vector_added"),
+        ("gain_not_centred", (1, 1, 0), {}, "gain_offset | gain_twice_or_missing norm_statistic"),
+        ("gain_offset_loaded", (1, 2, 0), {}, "gain_offset constant_added"),
+        ("norm_by_maximum", (1, 1, 0), {}, "norm_statistic row_statistic"),
+        ("eps_outside", (1, 1, 0), {}, "norm_epsilon | norm_statistic row_statistic"),
+        ("sequence_gathered_in_reverse", (1, 2, 1), {}, "shards_* halves_exchanged slices_* rotated token_blocks_rotated"),
+        ("every_rank_the_first_part", (1, 2, 1), {}, "one_shard_on_all_ranks shard_repeated slices_repeated"),
+        ("qkv_not_by_group", (1, 1, 0), {}, "dimension_flattened packed_cut_as_one | slices_reordered other_input"),
+        ("kv_first", (1, 1, 0), {}, "slices_* halves_exchanged rotated packed_cut_as_one | other_input"),
+        ("batch_for_sequence", (1, 1, 0), {}, "transposed dimension_flattened heads_and_tokens_exchanged | other_input later_tokens"),
+        ("groups_tiled", (1, 1, 0), {}, "wrong_kv_head kv_head_order | slices_reordered"),
+        ("rope_on_values", (1, 1, 0), {}, "rope_* | later_tokens"),
+        ("rope_left_out", (1, 2, 0), {}, "rope_missing | later_tokens"),
+        ("rope_of_hidden", (1, 1, 0), {}, "rope_theta rope_positions | later_tokens"),
+        ("scale_by_layer", (1, 1, 0), {}, "softmax_scale | later_tokens"),
+        ("own_token_masked", (1, 1, 0), {}, "causal_mask | later_tokens"),
+        ("context_by_lane", (1, 1, 0), {}, "dimension_flattened heads_and_tokens_exchanged | slices_reordered"),
+        ("up_before_gate", (1, 2, 0), {}, "activation_arguments exchanged"),
+        ("glu_for_swiglu", (1, 1, 0), {}, "activation_function"),
+        ("residual_after_norm", (1, 1, 0), {}, "residual tensor_added"),
+        ("last_rows_left_out", (1, 2, 0), {}, "ids_at_shard_edge ids_of_nobody rows_left_out ids_of_other_shards"),
+        ("viewed_for_transposed", (1, 1, 0), {}, "transposed dimension_flattened heads_and_tokens_exchanged"),
+        ("layer_called_twice", (1, 1, 0), {}, "other_layer tensor_added residual layer_*"),
+        ("shard_of_next_rank", (1, 2, 0), {}, "shards_rotated shards_misplaced halves_exchanged shards_* slices_*"),
+        ("gate_up_cut_straight", (1, 2, 0), {}, "packed_cut_as_one"),
+        ("first_target_left_out", (1, 1, 0), {}, "labels_shifted target_count"),
+        ("loss_times_tp", (1, 2, 0), {}, "reduced_again counted_twice | wrong_scalar"),
+        ("norm_gradient_local", (1, 2, 1), {}, "missing_all_reduce"),
+        ("row_bias_gradient_local", (2, 2, 1), {}, "missing_all_reduce"),
+        ("dp_over_wrong_group", (2, 2, 0), {}, "missing_all_reduce missing_average world_rank_in_group | replicas_apart"),
+        ("zero_gather_missing", (2, 2, 0), UPDATE, "no_update shares_not_gathered"),
+        ("norm_counts_replicas", (1, 2, 1), UPDATE, "norm_counts_twice"),
+        ("targets_local", (2, 1, 0), {"micro": 2}, "sum_of_local_means"),
+    ],
     "qwen2": [
         ("not_wrapped", ("ddp", 2), {}, "missing_average | missing_all_reduce"),
         ("inner_called", ("ddp", 2), {}, "missing_average | missing_all_reduce"),
@@ -361,6 +415,10 @@ def broken():
             yield Case(f"{model}-{where}-{bug}", model, bug, dp, tp, bool(sp), way, "fp32", right_ones, partly, (), options)
     known = {bug: (options, split_causes(causes)) for rows in (BROKEN["gpt2"], BROKEN["qwen2"])
              for bug, _, options, causes in rows}
+    for bug, model, way, n, dtype, options, causes in families.ROWS:
+        dp, tp = (1, n) if way == "tp" else (n, 1)
+        yield Case(f"{model}-{way}{n}{'' if dtype == 'fp32' else f'-{dtype}'}-{bug}", model, bug, dp, tp, False, way, dtype,
+                   *split_causes(causes), options=options)
     for model, way, n, dtype, bugs in MORE:
         for bug in bugs.split():
             options, causes = known[bug]

@@ -6,10 +6,11 @@ import torch.nn.functional as F
 
 import gpt
 import llama
+import megatron
 from anyrank_dump import Dumper
 
 BATCH, SEQ, LR, CLIP = 4, 20, 1e-3, 0.5
-MODELS = {"llama": llama, "gpt": gpt}
+MODELS = {"llama": llama, "gpt": gpt, "megatron": megatron}
 
 
 def batch(vocab):
@@ -27,7 +28,7 @@ def reduce_gradients(model, r, sharded):
     for i, (name, p) in enumerate(model.named_parameters()):
         if p.grad is None:
             continue
-        over_tp = r.sp and not sharded(name)
+        over_tp = r.sp and not sharded(name) and not (r.has("row_bias_gradient_local") and name.endswith("bias"))
         if over_tp and not (r.has("norm_gradient_local") or (r.has("norm_gradient_local_once") and ".1." in name)):
             p.grad = r.sum(p.grad)
         if not r.sp and r.has("norm_gradient_summed_again") and name.endswith("norm.weight"):
@@ -38,6 +39,9 @@ def reduce_gradients(model, r, sharded):
             continue
         if r.has("dp_reduced_twice") and i % 5 == 0:
             p.grad = r.sum(p.grad, "dp")
+        if r.has("dp_over_wrong_group"):
+            p.grad = r.sum(p.grad, "tp")
+            continue
         if r.has("dp_over_world"):
             p.grad = r.sum(p.grad, "tp")
         p.grad = r.sum(p.grad, "dp")

@@ -52,7 +52,7 @@ class Ranks:
         return t if n == 1 else t.chunk(n, dim)[getattr(self, f"{over}_rank")].contiguous()
 
 
-class _Through(torch.autograd.Function):
+class Through(torch.autograd.Function):
     """Any function forward, any function backward."""
 
     @staticmethod
@@ -72,20 +72,20 @@ def same(t):
 
 def copy_to(x, r, reduce=True):
     """The input of a column-parallel layer: a copy forward, the sum of the ranks' gradients backward."""
-    return _Through.apply(x, same, r.sum if reduce else same)
+    return Through.apply(x, same, r.sum if reduce else same)
 
 
 def reduce_from(x, r, reduce=True):
     """The output of a row-parallel layer: the sum forward, a copy backward."""
-    return _Through.apply(x, r.sum if reduce else same, same)
+    return Through.apply(x, r.sum if reduce else same, same)
 
 
 def gather_sequence(x, r, reduce=True):
     """From a part of the sequence (dimension 1) to all of it; backward the sum, of which each rank keeps its part."""
     back = (lambda g: r.part(r.sum(g), 1)) if reduce else (lambda g: r.part(g, 1))
-    return _Through.apply(x, lambda t: r.gather(t, 1), back)
+    return Through.apply(x, lambda t: r.gather(t, 1), back)
 
 
 def scatter_sum(x, r):
     """The sum of partial outputs, of which each rank keeps its part of the sequence; backward an all-gather."""
-    return _Through.apply(x, lambda t: r.part(r.sum(t), 1), lambda g: r.gather(g, 1))
+    return Through.apply(x, lambda t: r.part(r.sum(t), 1), lambda g: r.gather(g, 1))

@@ -94,12 +94,12 @@ class Trial:
         return self.references[key]
 
     def look(self, case, keep):
+        if case.model not in cases.HAND:
+            cases.model_folder(case.model)  # before ranks ask for it, and what it imports is there for all of them
         reference, rule = self.reference(case)
         if case.options.get("micro", 1) > 1:
             rule = (*rule, "--common")  # a loss of several micro-batches is not written down
         other = self.folder / case.name
-        if case.model not in cases.HAND:
-            cases.model_folder(case.model)  # before ranks ask for it
         good = self.again and other.exists() or on_ranks(case.world, lambda rank: case.run(rank, other), self.folder)
         report = verify(self.anyrank, reference, other, rule, self.folder) if good else None
         if not keep:

@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be wrong with a model of families.py, with a training step of it, and with how it is split."""
+
+import functools
+import math
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from families import SEQ, bug
+
+# --- what is wrong with a model ---------------------------------------------------------------------------------------
+
+def patch(module, function):
+    """function(original forward, *args) for module.forward."""
+    module.forward = functools.partial(function, module.forward)
+
+
+@bug("model", ("qwen3 ddp 2", "norm_missing | other_module other_tensor norm_statistic row_statistic gain_twice_or_missing"))
+def head_norm_skipped(r):
+    for layer in r.layers():
+        patch(layer.self_attn.q_norm, lambda _, x: x)
+
+
+@bug("model", ("qwen3 fsdp2 2", "norm_statistic row_statistic"))
+def head_norm_over_all_heads(r):
+    for layer in r.layers():
+        norm = layer.self_attn.k_norm
+        patch(norm, lambda _, x, n=norm: x * torch.rsqrt(x.pow(2).mean((-2, -1), keepdim=True) + n.variance_epsilon) * n.weight)
+
+
+@bug("model", ("qwen3 alone 1", "norm_epsilon | row_statistic norm_statistic"))
+def head_norm_eps(r):
+    for layer in r.layers():
+        layer.self_attn.q_norm.variance_epsilon = 1e-2
+
+
+@bug("model", ("qwen3 fsdp2 2", "other_module slices_exchanged | other_tensor"))
+def head_norms_exchanged(r):
+    with torch.no_grad():
+        for layer in r.layers():
+            q, k = layer.self_attn.q_norm.weight, layer.self_attn.k_norm.weight
+            old = q.clone()
+            q.copy_(k)
+            k.copy_(old)
+
+
+@bug("model", ("gemma2 ddp 2", "scale_by_root wrong_scalar"))
+def embedding_not_scaled(r):
+    r.model.model.embed_tokens.embed_scale.fill_(1.0)
+
+
+@bug("model", ("gemma2 fsdp2 2", "scale_by_root wrong_scalar"))
+def embedding_scale_in_bf16(r):
+    """sqrt(48) is 6.928; in bf16 it is 6.9375, for every token."""
+    r.model.model.embed_tokens.embed_scale.fill_(float(torch.tensor(48 ** 0.5).bfloat16()))
+
+
+@bug("model", ("gemma2 ddp 2", "gain_offset | gain_twice_or_missing norm_statistic"))
+def gain_without_one(r):
+    for m in r.model.modules():
+        if type(m).__name__ == "Gemma2RMSNorm":
+            patch(m, lambda _, x, n=m: n._norm(x.float()) * n.weight)
+
+
+@bug("model", ("gemma2 alone 1", "softcap* | later_tokens"))
+def scores_not_capped(r):
+    for layer in r.layers():
+        layer.self_attn.attn_logit_softcapping = None
+
+
+@bug("model", ("gemma2 ddp 2", "softcap*"))
+def logits_not_capped(r):
+    r.model.config.final_logit_softcapping = None
+
+
+@bug("model", ("gemma2 ddp 2", "attention_window | later_tokens causal_mask"))
+def window_on_other_layers(r):
+    types = r.model.config.layer_types
+    r.model.config.layer_types = types[1:] + types[:1]
+
+
+@bug("model", ("gemma2 fsdp2 2", "softmax_scale | later_tokens"), ("llama-hf ddp 2 bf16", "softmax_scale | later_tokens"))
+def scale_of_hidden_over_heads(r):
+    for layer in r.layers():
+        layer.self_attn.scaling = 0.4 * layer.self_attn.scaling
+
+
+@bug("model", ("gemma2 alone 1", "activation_function"), ("starcoder2 ddp 2", "activation_function"),
+     ("neox fsdp2 2", "activation_function"), ("llama-hf ddp 2 bf16", "activation_function"))
+def relu_instead(r):
+    for layer in r.layers():
+        name = next(n for n in ("act_fn", "act") if hasattr(layer.mlp, n))
+        setattr(layer.mlp, name, nn.ReLU())
+
+
+@bug("model", ("opt ddp 2", "activation_function"))
+def gelu_for_relu(r):
+    for layer in r.layers():
+        layer.activation_fn = nn.GELU()
+
+
+@bug("model", ("neox ddp 2", "other_input residual tensor_added"))
+def residual_in_sequence(r):
+    for layer in r.layers():
+        layer.use_parallel_residual = False
+
+
+@bug("model", ("neox alone 1", "rope_theta rope_positions | later_tokens"))
+def frequencies_of_whole_head(r):
+    n = r.model.gpt_neox.rotary_emb.inv_freq.numel()
+    r.model.gpt_neox.rotary_emb.inv_freq.copy_(10000.0 ** (-torch.arange(n) / (2 * n)))
+
+
+@bug("model", ("neox fsdp2 2", "dimension_flattened packed_cut_as_one | slices_reordered"))
+def qkv_one_after_the_other(r):
+    with torch.no_grad():
+        for p in r.parameters("query_key_value"):
+            p.copy_(p.unflatten(0, (6, 3, 8)).transpose(0, 1).reshape(p.shape).clone())
+
+
+@bug("model", ("neox ddp 2", "other_module slices_exchanged | other_tensor"))
+def norms_exchanged(r):
+    for layer in r.layers():
+        layer.input_layernorm, layer.post_attention_layernorm = layer.post_attention_layernorm, layer.input_layernorm
+
+
+@bug("model", ("opt alone 1", "position_offset | positions"))
+def position_table_without_offset(r):
+    for m in r.model.modules():
+        if hasattr(m, "offset"):
+            m.offset = 0
+
+
+@bug("model", ("opt fsdp2 2", "norm_missing other_input"))
+def norm_after_attention(r):
+    for layer in r.layers():
+        layer.do_layer_norm_before = False
+
+
+@bug("model", ("phi alone 1", "rope_pairing | later_tokens"), ("phi ddp 2", "rope_pairing | later_tokens"))
+def pairs_of_neighbours(r):
+    import transformers.models.phi.modeling_phi as module
+    def rotate(x):
+        return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+    def apply(q, k, cos, sin, *_):
+        cos, sin = (t[..., : t.shape[-1] // 2].repeat_interleave(2, -1)[:, None] for t in (cos, sin))
+        return q * cos + rotate(q) * sin, k * cos + rotate(k) * sin
+    module.apply_rotary_pos_emb = apply
+
+
+@bug("model", ("phi ddp 2", "bias_counted_again vector_added"))
+def head_bias_left_out(r):
+    patch(r.model.lm_head, lambda _, x: F.linear(x, r.model.lm_head.weight))
+
+
+@bug("model", ("starcoder2 ddp 2", "bias_counted_again vector_added"))
+def bias_once_more(r):
+    for layer in r.layers():
+        patch(layer.mlp.c_proj, lambda forward, x, m=layer.mlp.c_proj: forward(x) + m.bias)
+
+
+@bug("model", ("falcon fsdp2 2", "slices_exchanged slices_reordered other_module halves_exchanged exchanged"))
+def key_and_value_rows_exchanged(r):
+    with torch.no_grad():
+        for p in r.parameters("query_key_value"):
+            p.copy_(torch.cat([p[:48], p[56:], p[48:56]]).clone())
+
+
+@bug("model", ("falcon ddp 2", "rotated shifted slices_reordered shards_rotated heads_rotated"))
+def key_and_value_rows_first(r):
+    with torch.no_grad():
+        for p in r.parameters("query_key_value"):
+            p.copy_(p.roll(16, 0).clone())
+
+
+@bug("model", ("falcon alone 1", "norm_missing other_input"))
+def mlp_without_norm(r):
+    for layer in r.layers():
+        layer.input_layernorm.register_forward_pre_hook(lambda m, args, at=layer: setattr(at.mlp, "raw", args[0]))
+        patch(layer.mlp, lambda forward, x, m=layer.mlp: forward(m.raw))
+
+
+@bug("model", ("starcoder2 alone 1", "attention_window | later_tokens causal_mask"))
+def window_of_eight(r):
+    r.model.config.sliding_window = 8
+    for layer in r.layers():
+        layer.self_attn.sliding_window = 8
+
+
+@bug("model", ("phi3 ddp 2", "activation_arguments halves_exchanged exchanged slices_exchanged"),
+     ("phi3 alone 1", "activation_arguments halves_exchanged exchanged slices_exchanged"))
+def up_rows_first(r):
+    with torch.no_grad():
+        for p in r.parameters("gate_up_proj"):
+            p.copy_(p.roll(len(p) // 2, 0).clone())
+
+
+@bug("model", ("phi3 fsdp2 2", "dimension_flattened packed_cut_as_one | slices_reordered"))
+def gate_up_interleaved(r):
+    with torch.no_grad():
+        for p in r.parameters("gate_up_proj"):
+            p.copy_(p.unflatten(0, (2, -1)).transpose(0, 1).reshape(p.shape).clone())
+
+
+@bug("model", ("olmo2 fsdp2 2", "norm_epsilon | row_statistic norm_statistic"))
+def last_norm_eps(r):
+    r.model.model.norm.variance_epsilon = 3e-2
+
+
+@bug("model", ("olmo2 ddp 2", "norm_missing | other_module other_tensor norm_statistic row_statistic gain_twice_or_missing"))
+def norm_after_mlp_skipped(r):
+    for layer in r.layers():
+        patch(layer.post_feedforward_layernorm, lambda _, x: x)
+
+
+@bug("model", ("llama-hf alone 1", "rope_theta rope_positions | later_tokens"),
+     ("llama-hf ddp 2 bf16", "rope_theta rope_positions | later_tokens"))
+def slow_frequencies_divided(r):
+    """As if rope_scaling of Llama 3.1 were in one configuration alone."""
+    r.model.model.rotary_emb.inv_freq[2:] /= 8
+
+
+@bug("model", ("llama-hf ddp 2", "other_layer other_tensor"))
+def last_layer_for_all(r):
+    layers = r.layers()
+    layers[0].load_state_dict(layers[2].state_dict())
+
+
+# DDP waits for the gradient of k_proj, and reduces nothing.
+@bug("model", ("llama-hf ddp 2", "partial_sum no_backward | missing_average"), ("falcon ddp 2", "no_gradient partial_sum no_backward"))
+def keys_without_gradient(r):
+    """Half of attention's gradient is lost: what flows back to the norm is v's and q's part alone."""
+    import transformers.models.falcon.modeling_falcon as falcon
+    import transformers.models.llama.modeling_llama as llama
+    for module in (falcon, llama):
+        apply = module.apply_rotary_pos_emb
+        module.apply_rotary_pos_emb = lambda q, k, *rest, apply=apply: apply(q, k.detach(), *rest)
+
+
+@bug("model", ("opt ddp 2", "dropout"))
+def dropout_left_on(r):
+    for layer in r.layers():
+        layer.dropout = 0.1
+
+
+@bug("wrapped", ("starcoder2 fsdp2 2", "part_of_one_rank other_initial_values"))
+def shard_not_loaded(r):
+    if r.rank == 1:
+        with torch.no_grad():
+            r.layers()[1].mlp.c_fc.weight.to_local().copy_(torch.randn(56, 48) * 0.02)
+
+
+# --- what is wrong with a step ----------------------------------------------------------------------------------------
+
+@bug("wrapped", ("opt ddp 2", "fewer_bits"), ("phi ddp 4", "fewer_bits"))
+def compressed_gradients(r):
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+    r.wrapped.register_comm_hook(None, bf16_compress_hook)
+
+
+@bug("batch", ("qwen3 ddp 2", "missing_average", {"micro": 2}), ("neox ddp 2", "missing_average", {"micro": 2}))
+def first_micro_batch_synchronised(r):
+    r.silent = r.m > 0
+
+
+@bug("loss", ("phi alone 1", "averaged_again wrong_scalar divisor_of_other_count", {"micro": 4}))
+def divided_by_micro_batches_again(r):
+    r.loss = r.loss / r.micro
+
+
+@bug("samples", ("qwen3 ddp 2", "samples_dealt_out batch_order"), ("starcoder2 fsdp2 2", "samples_dealt_out batch_order"),
+     ("llama-hf ddp 2 bf16", "samples_dealt_out batch_order"))
+def samples_in_turn(r, ids, labels):
+    return ids[r.dp_rank::r.dp], labels[r.dp_rank::r.dp]
+
+
+@bug("samples", ("falcon ddp 4", "batch_order slices_repeated slices_reordered same_samples shard_repeated"))
+def sampler_repeats_one(r, ids, labels):
+    at = (0, 1, 1, 3)[r.dp_rank]
+    return ids[at:at + 1], labels[at:at + 1]
+
+
+@bug("wrapped", ("gemma2 fsdp2 2", "averaged_again half_is_missing wrong_scalar"))
+def divided_by_twice_the_ranks(r):
+    for m in [r.model, *r.layers()]:
+        m.set_force_sum_reduction_for_comms(True)
+        m.set_gradient_divide_factor(4.0)
+
+
+@bug("ignored", ("phi fsdp2 2", "missing_average | replicas_apart"))
+def norms_left_out_of_sharding(r):
+    return set(r.parameters("layernorm"))
+
+
+@bug("backward", ("neox alone 1", "clip_factor | partial_sum", {"micro": 2}))
+def every_micro_batch_clipped(r):
+    torch.nn.utils.clip_grad_norm_(r.model.parameters(), 0.4)
+
+
+@bug("norm", ("opt fsdp2 2", "norm_of_own_shards | clip_factor", {"update": True}))
+def norm_of_local_shards(r):
+    r.norm = torch.nn.utils.get_total_norm([p.grad.to_local() for p in r.model.parameters()])
+
+
+@bug("norm", ("llama-hf ddp 2", "norm_other_order", {"update": True}))
+def norm_of_largest(r):
+    r.norm = torch.nn.utils.get_total_norm([p.grad for p in r.model.parameters()], math.inf)
+
+
+@bug("loss", ("gemma2 ddp 2", "loss_scale"), ("llama-hf ddp 2 bf16", "loss_scale"))
+def not_unscaled(r):
+    r.loss = r.loss * 65536
+
+
+@bug("optimizer", ("phi ddp 2", "adam_epsilon", {"update": True}))
+def adam_epsilon(r):
+    r.adam["eps"] = 1e-3
+
+
+@bug("optimizer", ("qwen3 fsdp2 2", "no_update", {"update": True}))
+def schedule_starts_at_zero(r):
+    r.adam["lr"] = 0.0
+
+
+@bug("optimizer", ("starcoder2 ddp 2", "weight_decay", {"update": True}))
+def decay_of_norms_and_biases(r):
+    r.adam["decay_of_rest"] = 0.3
+
+
+@bug("optimizer", ("falcon ddp 2", "update_sign | weight_decay", {"update": True}))
+def maximised(r):
+    r.adam["maximize"] = True
+
+
+@bug("optimizer", ("olmo2 fsdp2 2", "other_betas moments | update_scaled wrong_scalar", {"update": True}))
+def second_beta_of_pytorch(r):
+    r.adam["betas"] = (0.9, 0.999)
+
+
+@bug("updated", ("neox ddp 2", "fewer_bits", {"update": True}))
+def weights_kept_in_bf16(r):
+    with torch.no_grad():
+        for p in r.model.parameters():
+            p.copy_(p.bfloat16())
+
+
+@bug("update", ("opt ddp 2", "no_update", {"update": True}))
+def head_not_in_groups(r):
+    for p in r.parameters("fc2"):
+        p.grad = None
+
+
+@bug("gradients", ("llama-hf ddp 2", "gradient_of_last_step", {"update": True, "steps": 2}))
+def buffer_of_last_step(r):
+    if r.step == 0:
+        r.old = [p.grad.clone() for p in r.model.parameters()]
+    else:
+        for p, g in zip(r.model.parameters(), r.old):
+            p.grad.copy_(g)
+
+
+@bug("update", ("phi3 ddp 2", "adam_step_not_synced | update_of_ranks_apart replicas_apart", {"update": True, "steps": 2}))
+def step_counted_on_one_rank(r):
+    if r.rank == 1 and r.step == 1:
+        for state in r.optimizer.state.values():
+            state["step"] += 3
+
+
+@bug("batch", ("qwen3 ddp 2", "ignored_labels target_count labels_*"), ("llama-hf ddp 2 bf16", "ignored_labels target_count labels_*"))
+def prompts_counted(r):
+    r.labels = r.ids.clone()
+
+
+@bug("batch", ("neox ddp 2", "keys_masked | causal_mask later_tokens"), ("llama-hf ddp 2 bf16", "keys_masked | causal_mask later_tokens"))
+def tail_taken_for_padding(r):
+    mask = torch.ones_like(r.ids)
+    mask[:, 9:12] = 0
+    r.inputs["attention_mask"] = mask
+
+
+@bug("batch", ("opt ddp 2", "position_offset positions"))
+def first_tokens_taken_for_padding(r):
+    mask = torch.ones_like(r.ids)
+    mask[:, :3] = 0
+    r.inputs["attention_mask"] = mask
+
+
+@bug("batch", ("phi3 ddp 2", "ids_off_by_one | other_input tokens_shifted", {}))
+def ids_one_too_large(r):
+    r.ids = r.ids + 1
+
+
+@bug("batch", ("falcon fsdp2 2", "tokens_shifted | labels_shifted other_input"))
+def input_shifted(r):
+    r.ids = r.ids.roll(1, 1)
+
+
+@bug("batch", ("gemma2 ddp 2", "rope_offset rope_positions | later_tokens"))
+def positions_from_five(r):
+    r.inputs["position_ids"] = (torch.arange(SEQ) + 5 * (torch.arange(SEQ) >= 4))[None].expand(len(r.ids), -1)
+
+
+@bug("gradients", ("starcoder2 ddp 2", "missing_average | replicas_apart"))
+def last_bucket_not_copied(r):
+    if r.rank == 1:
+        for p in r.parameters("embed_tokens"):
+            p.grad.mul_(0.25 + torch.rand(p.shape))
+
+
+# --- tensor parallelism -----------------------------------------------------------------------------------------------
+
+@bug("none", ("qwen3 tp 2", "missing_all_reduce"))
+def head_norms_not_reduced(r):
+    pass
+
+
+@bug("wrapped", ("phi tp 2", "bias_counted_again vector_added"))
+def bias_in_every_part(r):
+    for layer in r.layers():
+        m = layer.mlp.fc2
+        bias = m.bias.full_tensor() if hasattr(m.bias, "full_tensor") else m.bias
+        m.register_forward_hook(lambda _m, _a, out, b=bias.detach(): out + b)
+
+
+@bug("wrapped", ("starcoder2 tp 2", "reduced_again counted_twice"))
+def output_summed_again(r):
+    def again(_m, _args, out):
+        out = out.detach().clone() + (out - out.detach())
+        dist.all_reduce(out.detach())
+        return out
+    r.layers()[1].self_attn.o_proj.register_forward_hook(again)
+
+
+@bug("plan", ("phi tp 2", "missing_all_reduce | partial_sum half_is_missing"))
+def row_layer_with_partial_output(r):
+    from torch.distributed.tensor import Partial
+    from torch.distributed.tensor.parallel import RowwiseParallel
+    r.plan["model.layers.1.self_attn.dense"] = RowwiseParallel(output_layouts=Partial())
+
+
+@bug("plan", ("phi3 tp 2", "packed_cut_as_one | other_input"))
+def gate_up_as_one_column_layer(r):
+    r.plan = {name: style for name, style in r.plan.items() if "mlp" in name}
