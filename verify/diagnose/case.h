@@ -520,10 +520,13 @@ void ari_view_fini(ari_view *v);
 /* The best trace of a tensor in one copy, or of copies of ranks; cause NULL: none. Errors: those of the measures. */
 AR_NODISCARD ar_status ari_look_at_whole(ari_trace *best, const ari_case *c);
 AR_NODISCARD ar_status ari_look_at_ranks(ari_trace *best, const ari_case *c);
-/* What copies of ranks say is reported where it is about as sure, for it names ranks. */
-static inline bool ari_ranks_say_more(const ari_trace *ranks, const ari_trace *whole)
+/* What copies of ranks say is reported where it is about as sure, for it names ranks; but not where all ranks hold the
+ * same wrong copy, of which ranks say no more. */
+static inline bool ari_ranks_say_more(const ari_trace *ranks, const ari_trace *whole, const ari_case *c)
 {
-    return ranks->confidence > 0 && ranks->confidence + 10 >= whole->confidence;
+    const ari_survey *s = &c->survey;
+    const bool alike = s->disagree == 0 && s->whole && s->wrong_ranks == s->holding_ranks;
+    return ranks->confidence > 0 && ranks->confidence + (alike ? 0 : 10) >= whole->confidence;
 }
 
 #ifdef ARI_CAUSE_ROWS /* how rows are written */

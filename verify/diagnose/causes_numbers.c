@@ -271,6 +271,9 @@ static const ari_cause rows[] = {
      "of "
      "it is {share:.3g}), but is not a part of its sum; all micro-batches went forward before the first went back, so "
      "each needs its own saved input, and a later forward pass has overwritten it"},
+    {"missing_all_reduce", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(FOREIGN) | IF(APART), 0, "",
+     "the copies of this gradient differ from each other, and {share:.3g} of the reference is in them (cosine "
+     "{angle:.2f}) beside something foreign: it was not added over the ranks that hold copies of it, or over another group"},
     {"input_overwritten", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OVERWRITTEN), 0, "",
      "the saved input was overwritten in part: {share:.3g} of the reference is left in the gradient (cosine "
      "{angle:.2f}), about 1 - {out}/{in}, as when a reduction in place writes {out} outputs a token over the {in} "
@@ -375,6 +378,9 @@ static const ari_cause rows[] = {
     {"loss_scale", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(POWER), 0, "",
      "the gradients are equal, and the optimizer saw them times {name}: Adam's moments are {first:.6g} and {second:.6g} "
      "times the reference's; a loss scale that was not divided out, or twice"},
+    {"update_sign", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(NEGATIVE), 0, "",
+     "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's first moment has the other sign, its "
+     "second {second:.6g} times the reference's; the step goes up the gradient (maximize=True, a minus too many)"},
     {"clip_factor", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT), 0, "",
      "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's moments are {first:.6g} and, its "
      "square, {second:.6g} times the reference's; the clip factor (left out, applied twice, of another norm or limit)"},

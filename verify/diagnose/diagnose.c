@@ -284,7 +284,7 @@ ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *given)
     } else {
         AR_TRY_TO(done, st, ari_look_at_ranks(&best, &c));
         AR_TRY_TO(done, st, look_at_one_copy(&whole, &c));
-        best = ari_ranks_say_more(&best, &whole) ? best : whole;
+        best = ari_ranks_say_more(&best, &whole, &c) ? best : whole;
         ari_say_where(&where, &c, best.looks);
         ari_say(&why, "%s", best.hint);
         found.evidence = best.evidence;

@@ -245,7 +245,7 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
     if (c.survey.different > 0 && far) {
         st = ari_look_at_ranks(&own, &c);
         const bool of_state = best->kind == ARI_FOUND_STATE && c.survey.disagree == 0; /* in which ranks have no part */
-        if (ari_ranks_say_more(&own, best) && !of_state)
+        if (ari_ranks_say_more(&own, best, &c) && !of_state)
             *best = own;
         ari_say_where(where, &c, best->looks);
     }

@@ -261,9 +261,9 @@ static void found_hidden(ari_trace *t, const ari_case *c, const ari_sums *s)
     ari_found(t, ARI_FOUND_FACTOR, 0);
     ari_number(t, "factor", factor);
     ari_name_number(t, factor, uncertainty(s));
-    if (c->known->tp == 1 && c->known->dp == 1) /* no number of ranks */
-        t->is &= ~ARI_IF(COUNT);
     const int n = (int)ari_value(t, "n"), shards = fan_shards(c, factor);
+    if (c->known->tp == 1 && c->known->dp == 1 && n != c->facts.micro_batches) /* no number of ranks */
+        t->is &= ~ARI_IF(COUNT);
     t->is |= (shards ? ARI_IF(OF_SHARDS) : 0) | (n == 2 && !(t->is & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0);
     ari_words(t, "fans", "the root of a ratio for one of %d shards", shards);
     const bool telling =

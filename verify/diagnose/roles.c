@@ -72,11 +72,24 @@ static const struct other {
     {ARI_FIRST, "mlp.fc1", NULL},
     {ARI_DOWN, "mlp.fc2", NULL},
     {ARI_ACTIVATION, "mlp.act_fn", NULL},
+    {ARI_ACTIVATION, "mlp.activation_fn", NULL},
+    {ARI_OUT, "self_attn.dense", "self_attn.dense"},
+    {ARI_NORM1, "self_attn_layer_norm", NULL}, /* OPT */
+    {ARI_OUT, "self_attn.out_proj", NULL},
+    {ARI_NORM2, "final_layer_norm", NULL},
+    {ARI_FIRST, "fc1", NULL},
+    {ARI_ACTIVATION, "activation_fn", NULL},
+    {ARI_DOWN, "fc2", NULL},
+    {ARI_POSITIONS, "embed_positions", NULL},
+    {ARI_TOKENS, "embed_in", NULL}, /* GPT-NeoX */
+    {ARI_QKV, "attention.query_key_value", NULL},
+    {ARI_OUT, "attention.dense", "attention.dense"},
     {ARI_Q, NULL, "query"},
     {ARI_K, NULL, "key"},
     {ARI_V, NULL, "value"},
     {ARI_QKV, NULL, "qkv"},
     {ARI_QKV, NULL, "Wqkv"},
+    {ARI_QKV, NULL, "wqkv"},
     /* Megatron. */
     {ARI_TOKENS, "word_embeddings", NULL},
     {ARI_POSITIONS, "position_embeddings", NULL},
@@ -92,6 +105,7 @@ static const struct other {
     {ARI_DOWN, "mlp.linear_fc2", NULL},
     {ARI_DOWN, "mlp.dense_4h_to_h", NULL},
     {ARI_FINAL_NORM, "final_layernorm", NULL},
+    {ARI_FINAL_NORM, "final_layer_norm", NULL},
     {ARI_HEAD, "output_layer", NULL},
     /* Meta's Llama. */
     {ARI_TOKENS, "tok_embeddings", NULL},

@@ -349,13 +349,14 @@ static void measure_shards(ari_trace *t, const ari_case *c, int dim, const ari_s
 
 /* --- a factor for each shard of each row -------------------------------------------------------------------------- */
 
-/* Whether a run of features is the reference times a number. */
-static bool run_scales(const ari_case *c, size_t from, size_t n, double *factor)
+/* Whether a run of features is the reference times a number; what noise leaves unknown of it: six standard errors. */
+static bool run_scales(const ari_case *c, size_t from, size_t n, double *factor, double *unsure)
 {
     ari_sums s = {0};
     for (size_t i = from; i < from + n; i++)
         ari_sums_add(&s, (double)c->val[i], (double)c->ref[i]);
     *factor = s.rr > 0.0 ? ari_factor_of(&s) : 1.0;
+    *unsure = s.rr > 0.0 ? 6.0 * sqrt(fmax(ari_factor_left(&s), 0.0) / (double)n / s.rr) : HUGE_VAL;
     for (size_t i = from; i < from + n; i++) {
         if (!is_scaled(c, i, *factor))
             return false;
@@ -371,12 +372,13 @@ static bool row_shards_scale(const ari_case *c, size_t n, double *low, double *h
     *low = INFINITY;
     *high = -INFINITY;
     for (size_t row = 0; row < c->grid.rows; row++) {
-        double first = 1.0, factor = 1.0;
+        double first = 1.0, factor = 1.0, unsure = 0.0, of_first = 0.0;
         for (size_t k = 0; k < n; k++) {
-            if (!run_scales(c, row * cols + k * size, size, &factor))
+            if (!run_scales(c, row * cols + k * size, size, &factor, &unsure))
                 return false;
             first = k == 0 ? factor : first;
-            apart += fabs(factor - first) > 1e-3 + c->relative;
+            of_first = k == 0 ? unsure : of_first;
+            apart += fabs(factor - first) > (1e-3 + c->relative) * fmax(1.0, fabs(first)) + unsure + of_first;
             *low = fmin(*low, factor);
             *high = fmax(*high, factor);
         }

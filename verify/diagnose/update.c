@@ -349,7 +349,7 @@ static void found_moments(ari_trace *t, const ari_case *c, const state *s, doubl
     ari_found(t, ARI_FOUND_STATE, 0);
     if (ari_is_near(second, first * first, 2e-3)) {
         ari_name_number(t, first, 1e-4);
-        t->is = ARI_IF(OF_GRADIENT) | (t->is & ARI_IF(POWER));
+        t->is = ARI_IF(OF_GRADIENT) | (t->is & (ARI_IF(POWER) | ARI_IF(NEGATIVE)));
     } else if (known && ari_is_near(first, 1.0 + d.beta1, 1e-3) && ari_is_near(second, 1.0 + d.beta2, 1e-3)) {
         t->is = ARI_IF(TWICE);
     }

@@ -123,10 +123,11 @@ static ar_status guess_part(ar_verify_row *row, const shapes *s, int dim)
     else
         snprintf(row->pattern, sizeof row->pattern,
                  "1/%zu of the reference's dimension %d, but no such part has these values", n, dim);
-    snprintf(row->hint, sizeof row->hint,
-             "looks like: one rank's shard over %zu ranks, not gathered; give the folder with all ranks' files, or a "
-             "--map file that says how they fit",
-             n);
+    snprintf(
+        row->hint, sizeof row->hint,
+        "looks like: one rank's shard over %zu ranks, not gathered; give the folder with all ranks' files, or say how "
+        "they fit, in a --map file or the Dumper's shard",
+        n);
     return AR_OK;
 }
 

@@ -13,7 +13,7 @@ typedef enum packing { SEPARATE, STRAIGHT, BY_HEADS } packing; /* q|k|v; for eac
 typedef struct recipe {
     pairs pairs;
     packing packing;
-    size_t head;
+    size_t head, turned;          /* turned: features of a head that are rotated, the first ones */
     double theta, stretch, scale; /* stretch divides positions; scale: of 1/sqrt(head) */
     bool not_q, not_k, turned_back, tiled, feature_major, exchanged, reversed, over_queries;
     size_t ahead;  /* keys after the query that it sees */
@@ -58,9 +58,10 @@ static void take(double *out, const attention *a, const recipe *r, unsigned whic
         out[i] = (double)x[i * step];
     if (which == 2 || r->pairs == NO_PAIRS || (which == 0 ? r->not_q : r->not_k))
         return;
-    for (size_t i = 0; i < d / 2; i++) {
-        const size_t u = r->pairs == HALVES ? i : 2 * i, w = r->pairs == HALVES ? i + d / 2 : 2 * i + 1;
-        const double s = a->sine[token * (d / 2) + i], co = a->cosine[token * (d / 2) + i], x0 = out[u], x1 = out[w];
+    const size_t half = r->turned / 2;
+    for (size_t i = 0; i < half; i++) {
+        const size_t u = r->pairs == HALVES ? i : 2 * i, w = r->pairs == HALVES ? i + half : 2 * i + 1;
+        const double s = a->sine[token * half + i], co = a->cosine[token * half + i], x0 = out[u], x1 = out[w];
         out[u] = x0 * co - x1 * s;
         out[w] = x1 * co + x0 * s;
     }
@@ -68,9 +69,9 @@ static void take(double *out, const attention *a, const recipe *r, unsigned whic
 
 static void fill_angles(attention *a, const recipe *r)
 {
-    const size_t n = r->head / 2;
+    const size_t n = r->turned / 2;
     for (size_t i = 0; i < n && r->pairs != NO_PAIRS; i++) {
-        const double speed = pow(r->theta, -2.0 * (double)i / (double)r->head) / r->stretch;
+        const double speed = pow(r->theta, -2.0 * (double)i / (double)r->turned) / r->stretch;
         for (size_t token = 0; token < a->p.seq; token++) {
             const double angle = (double)(r->restart ? token % r->restart : token) * speed;
             a->cosine[token * n + i] = cos(angle);
@@ -157,18 +158,19 @@ static void replay(attention *a, const recipe *r)
 
 /* --- the reference's recipe --------------------------------------------------------------------------------------- */
 
-/* Of one head size: rotary bases and pairings, then masks. */
-static void try_head(attention *a, recipe *base, double *least, size_t d, packing pack)
+/* Of one head size: rotary bases and pairings, then masks. turned: of the head's features. */
+static void try_head(attention *a, recipe *base, double *least, size_t d, size_t turned, packing pack)
 {
     static const double thetas[] = {1e4, 5e5, 1e6, 1e5};
     const size_t first = a->p.token[0], seq = a->p.seq;
     for (int mask = 0; mask < 4; mask++) {
-        for (int turn = 0; turn < 9 && *least > ARI_REPLAY_EXACT; turn++) {
+        for (int turn = 0; turn < (turned < d ? 8 : 9) && *least > ARI_REPLAY_EXACT; turn++) {
             const recipe r = {.pairs = turn == 8  ? NO_PAIRS
                                        : turn < 4 ? HALVES
                                                   : NEIGHBOURS,
                               .packing = pack,
                               .head = d,
+                              .turned = turned,
                               .theta = thetas[turn % 4],
                               .stretch = 1.0,
                               .scale = 1.0,
@@ -193,8 +195,10 @@ static bool find_base(attention *a, recipe *base)
     for (size_t d = MOST_HEAD; d >= 4 && least > ARI_REPLAY_EXACT; d -= 2) {
         if (a->q % d || a->kv % d || (a->q / d) % (a->kv / d) || (known && d != known))
             continue;
-        for (packing p = from; p <= to; p++)
-            try_head(a, base, &least, d, p);
+        for (packing p = from; p <= to; p++) {
+            for (size_t share = 1; share <= 4 && d % (2 * share) == 0; share *= 2) /* partial rotary: 1/2, 1/4 */
+                try_head(a, base, &least, d, d / share, p);
+        }
     }
     return least <= ARI_REPLAY_BASE;
 }

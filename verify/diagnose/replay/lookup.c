@@ -147,6 +147,20 @@ static bool holds_rows(const ari_case *c, size_t to, size_t from, size_t rows)
     return true;
 }
 
+/* By how many positions all rows from the first wrong one on are further (less than 0: behind); 0: by no one number. */
+static double offset_from(const ari_case *c, size_t first, size_t rows)
+{
+    for (size_t by = 1; by + 4 + first < rows; by++) {
+        if (holds_rows(c, first, first + by, rows))
+            return (double)by;
+    }
+    for (size_t by = 1; by <= first && first + 4 < rows; by++) {
+        if (holds_rows(c, first, first - by, rows))
+            return -(double)by;
+    }
+    return 0.0;
+}
+
 ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
@@ -166,12 +180,11 @@ ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
         ari_found(t, ARI_FOUND_POSITIONS, ARI_IF(PAIRS) | ARI_IF(SOME));
         ari_count(t, "first", first);
     } else {
-        size_t by = 1;
-        while (by + 4 < rows && !holds_rows(c, 0, by, rows))
-            by++;
-        if (by + 4 < rows) {
+        const double by = offset_from(c, first, rows);
+        if (by != 0.0) {
             ari_found(t, ARI_FOUND_POSITIONS, ARI_IF(PAIRS) | ARI_IF(SHIFT));
-            ari_number(t, "by", (double)by);
+            ari_number(t, "by", by);
+            ari_count(t, "first", first);
         }
     }
     return AR_OK;

@@ -78,7 +78,9 @@ enum { INPUTS = 32, ROWS_ASKED = 3 };
 
 /* A norm's row taken apart: z, its value without weight and bias, is (x - mean)*scale of its input x. */
 typedef struct norm {
-    const float *weight, *bias;     /* [cols]; bias NULL: RMSNorm, which subtracts no mean */
+    float *weight;                  /* [cols]: what z is multiplied by */
+    double other_way;               /* the parameter may count as 1 + itself: what to add for the other of the two */
+    const float *bias;              /* [cols]; NULL: RMSNorm, which subtracts no mean */
     const ar_dump_tensor *input[2]; /* whose sum is x; the first NULL: not found */
     float *x, *y;                   /* [cols] */
 } norm;
@@ -160,9 +162,32 @@ static ar_status find_input(norm *n, const ari_case *c)
     return AR_OK;
 }
 
+static bool is_anywhere_zero(const norm *n, const ari_case *c)
+{
+    size_t i = 0;
+    while (i < c->grid.cols && n->weight[i] != 0.0f)
+        i++;
+    return i < c->grid.cols;
+}
+
+/* The same, where the weight may count as 1 + itself. */
+static ar_status find_input_either_way(norm *n, const ari_case *c)
+{
+    if (!is_anywhere_zero(n, c))
+        AR_TRY(find_input(n, c));
+    for (int turn = 0; turn < 2 && !n->input[0]; turn++) { /* there, and back where it is not found so either */
+        for (size_t i = 0; i < c->grid.cols; i++)
+            n->weight[i] += (float)n->other_way;
+        n->other_way = -n->other_way;
+        if (turn == 0 && !is_anywhere_zero(n, c))
+            AR_TRY(find_input(n, c));
+    }
+    return AR_OK;
+}
+
 /* Sums over a row of what the other has against z: of z, and of the row's mistakes. */
 typedef struct against {
-    ari_sums same, moved, plus, bare; /* v against w z; w (z - mean) or w (z + its mean); (w + 1) z; z */
+    ari_sums same, moved, plus, bare; /* v against w z; w (z - mean) or w (z + its mean); (w + 1) z or (w - 1) z; z */
 } against;
 
 static against add_row(const norm *n, const ari_grid *g, const ari_run *run)
@@ -176,7 +201,7 @@ static against add_row(const norm *n, const ari_grid *g, const ari_run *run)
         const double z = without(n, run->ref, i), v = (double)run->value[i] - b;
         ari_sums_add(&a.same, v, w * z);
         ari_sums_add(&a.moved, v, w * (z - mean));
-        ari_sums_add(&a.plus, v, (w + 1.0) * z);
+        ari_sums_add(&a.plus, v, (w + n->other_way) * z);
         ari_sums_add(&a.bare, v, z);
     }
     return a;
@@ -191,7 +216,7 @@ static bool follows(const ari_sums *s, const ari_case *c)
 
 typedef struct verdict {
     size_t rows;
-    bool same, moved, plus, bare;
+    bool same, moved, plus, bare, raw;
     double low, high, unsure; /* of the epsilon that each row gives */
     bool mixed;               /* each row is a norm of the input's two terms in another mixture */
     double least, most;       /* the angles of the mixture, pi/4 where both count once */
@@ -279,6 +304,17 @@ static bool is_dropped(double *times, double *ratio, const norm *n, const float 
     return *times > 1.01;
 }
 
+/* Whether the row is the norm's input as it is. */
+static ar_status is_raw(bool *raw, norm *n, const ari_case *c, const ari_run *run)
+{
+    AR_TRY(ar_dump_read_f32(n->input[0], run->row * run->count, run->count, n->x));
+    if (n->input[1])
+        AR_TRY(ar_dump_read_f32(n->input[1], run->row * run->count, run->count, n->y));
+    for (size_t i = 0; i < run->count && *raw; i++)
+        *raw = ari_holds(c, run->value[i], (double)n->x[i] + (n->input[1] ? (double)n->y[i] : 0.0));
+    return AR_OK;
+}
+
 /* Dropout of one of the input's two terms, in every wrong row at the same rate. */
 static ar_status find_dropout(ari_trace *t, norm *n, const ari_case *c)
 {
@@ -348,6 +384,7 @@ static ar_status look_at_norm(ari_trace *t, norm *n, const ari_case *c)
                  .moved = !n->bias,
                  .plus = true,
                  .bare = true,
+                 .raw = n->input[0] != NULL,
                  .low = HUGE_VAL,
                  .high = -HUGE_VAL,
                  .mixed = n->input[0] && n->input[1],
@@ -368,6 +405,8 @@ static ar_status look_at_norm(ari_trace *t, norm *n, const ari_case *c)
             AR_TRY(add_epsilon(&v, n, c, &run, &a.same));
         if (v.mixed && !v.same)
             AR_TRY(add_mixture(&v, n, c, &run));
+        if (v.raw && !v.same)
+            AR_TRY(is_raw(&v.raw, n, c, &run));
     }
     if (v.rows < 4)
         return AR_OK;
@@ -375,6 +414,8 @@ static ar_status look_at_norm(ari_trace *t, norm *n, const ari_case *c)
         v.high > 4.0 * v.unsure) {
         ari_found(t, ARI_FOUND_NORM_AGAIN, ARI_IF(ROWS));
         ari_number(t, "epsilon", 0.5 * (v.low + v.high));
+    } else if (!v.same && v.raw) {
+        ari_found(t, ARI_FOUND_NORM_AGAIN, ARI_IF(ALL));
     } else if (!v.same && (v.moved || v.plus || v.bare)) {
         ari_found(t, ARI_FOUND_NORM_AGAIN, v.moved ? ARI_IF(SHIFT) : v.plus ? ARI_IF(ONE) : ARI_IF(ZERO));
     } else if (!v.same && v.mixed && v.most - v.least < 1e-3 && fabs(v.least - atan(1.0)) > 1e-2) {
@@ -388,27 +429,24 @@ static ar_status look_at_norm(ari_trace *t, norm *n, const ari_case *c)
 ar_status ari_measure_normed(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    float *weight = NULL, *bias = NULL;
-    norm n = {.x = NULL};
+    float *bias = NULL;
+    norm n = {.other_way = 1.0};
     ar_status st = AR_OK;
-    bool zero = false;
     if (g->d->pass != 'f' || !(ari_name_is(g->d->name) & ARI_IS_NORM) || g->nd < 2 || g->cols < 8 || c->start > 0 ||
         c->step || c->inner || g->d->step > 1 || !c->known->reference || !c->reference || c->survey.total.nan > 0)
         return AR_OK;
-    AR_TRY_TO(done, st, read_parameter(&weight, c, "weight"));
+    AR_TRY_TO(done, st, read_parameter(&n.weight, c, "weight"));
     AR_TRY_TO(done, st, read_parameter(&bias, c, "bias"));
-    for (size_t i = 0; weight && i < g->cols; i++)
-        zero = zero || weight[i] == 0.0f;
-    if (!weight || zero)
+    if (!n.weight)
         goto done;
-    n.weight = weight;
     n.bias = bias;
     AR_TRY_TO(done, st, ari_alloc((void **)&n.x, g->cols, sizeof *n.x, g->d->name));
     AR_TRY_TO(done, st, ari_alloc((void **)&n.y, g->cols, sizeof *n.y, g->d->name));
-    AR_TRY_TO(done, st, find_input(&n, c));
-    st = look_at_norm(t, &n, c);
+    AR_TRY_TO(done, st, find_input_either_way(&n, c));
+    if (!is_anywhere_zero(&n, c))
+        st = look_at_norm(t, &n, c);
 done:
-    free(weight);
+    free(n.weight);
     free(bias);
     free(n.x);
     free(n.y);

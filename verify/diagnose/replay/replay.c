@@ -70,7 +70,7 @@ size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case 
         const ari_order_key key = ari_order_of(t->name, c->path);
         const bool outside = key.section != own.section && key.layer == 0;
         if (t == c->reference || key.pass != 'f' || key.step != own.step || t->ndim < 2 ||
-            t->shape[t->ndim - 1] != width || t->count != c->grid.rows * width)
+            t->shape[t->ndim - 1] % width || t->count != c->grid.rows * width)
             continue;
         if (round == 0)
             last = key.section != own.section && key.layer > last ? key.layer : last;

@@ -20,8 +20,8 @@ const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, a
  *  activations alone has none. NULL: none. */
 const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, const char *kind);
 
-/** The reference's forward values of `width` features that the case's module may have read: those of its layer and the
- *  one before, then those outside of layers; returns how many, at most `most`. */
+/** The reference's forward values of `width` features (or of several heads side by side that have as many each) that the
+ *  case's module may have read: those of its layer and the one before, then those outside of layers; returns how many, at most `most`. */
 size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case *c, size_t width);
 
 /* A table that rows are looked up in. */
