@@ -85,18 +85,21 @@ static double either(double x, double otherwise)
 typedef struct how {
     double theta, slower, scale; /* 0: 1e4, 1 and 1, which is right; scale: of 1/sqrt(D) */
     size_t ahead, window, start, restart;
+    size_t turned; /* features of a head that rotate, in the reference too; 0: all */
     bool tiled, plain_k, backward, document, dropout;
 } how;
 
 static void turn(double *x, const float *from, size_t token, const how *o)
 {
-    const size_t position = o->restart ? token % o->restart : token;
-    for (size_t i = 0; i < D / 2; i++) {
+    const size_t position = o->restart ? token % o->restart : token, n = o->turned ? o->turned : D;
+    for (size_t i = n; i < D; i++)
+        x[i] = (double)from[i];
+    for (size_t i = 0; i < n / 2; i++) {
         const double angle =
-            (double)position * pow(either(o->theta, 1e4), -2.0 * (double)i / D) / either(o->slower, 1.0);
+            (double)position * pow(either(o->theta, 1e4), -2.0 * (double)i / (double)n) / either(o->slower, 1.0);
         const double sine = o->backward ? -sin(angle) : sin(angle);
-        x[i] = (double)from[i] * cos(angle) - (double)from[i + D / 2] * sine;
-        x[i + D / 2] = (double)from[i + D / 2] * cos(angle) + (double)from[i] * sine;
+        x[i] = (double)from[i] * cos(angle) - (double)from[i + n / 2] * sine;
+        x[i + n / 2] = (double)from[i + n / 2] * cos(angle) + (double)from[i] * sine;
     }
 }
 
@@ -148,7 +151,7 @@ static void make_attention(made *m, const how *o, const char *lacks)
 {
     const char *const names[] = {"layers.1.attention.wq:fwd", "layers.1.attention.wk:fwd", "layers.1.attention.wv:fwd"};
     const size_t width[] = {Q, K, K};
-    const how right = {0};
+    const how right = {.turned = o->turned};
     float *x[3];
     for (size_t i = 0; i < 3; i++)
         x[i] = put(m, names[i], 3, B, S, width[i]);
@@ -172,13 +175,22 @@ typedef struct attention_case {
 } attention_case;
 
 static const attention_case attention_cases[] = {
-    {{.scale = 2.3}, "softmax_scale"},      {{.theta = 5e5}, "rope_theta"},
-    {{.theta = 3e3}, "rope_theta"},         {{.slower = 4.0}, "rope_theta"},
-    {{.backward = true}, "rope_direction"}, {{.plain_k = true}, "rope_missing"},
-    {{.restart = 5}, "rope_restarts"},      {{.ahead = 1}, "causal_mask"},
-    {{.ahead = S}, "causal_mask_missing"},  {{.window = 4}, "attention_window"},
-    {{.start = 2}, "keys_masked"},          {{.document = true}, "attention_across_documents"},
-    {{.tiled = true}, "wrong_kv_head"},     {{.dropout = true}, "dropout"},
+    {{.scale = 2.3}, "softmax_scale"},
+    {{.theta = 5e5}, "rope_theta"},
+    {{.theta = 3e3}, "rope_theta"},
+    {{.slower = 4.0}, "rope_theta"},
+    {{.backward = true}, "rope_direction"},
+    {{.plain_k = true}, "rope_missing"},
+    {{.restart = 5}, "rope_restarts"},
+    {{.ahead = 1}, "causal_mask"},
+    {{.ahead = S}, "causal_mask_missing"},
+    {{.window = 4}, "attention_window"},
+    {{.start = 2}, "keys_masked"},
+    {{.document = true}, "attention_across_documents"},
+    {{.tiled = true}, "wrong_kv_head"},
+    {{.dropout = true}, "dropout"},
+    {{.scale = 2.3, .turned = D / 2}, "softmax_scale"},
+    {{.backward = true, .turned = D / 2}, "rope_direction"},
 };
 
 Test(replay, one_mistake_of_attention_is_named)
@@ -334,22 +346,51 @@ static const norm_case norm_cases[] = {
     {1e-6, 1.0, 1.0, 0.0, false, "dropout", true},
 };
 
+static void make_norm(made *m, const norm_case *right, const norm_case *wrong)
+{
+    const float *x = put(m, "layers.0:fwd", 3, B, S, H), *y = put(m, "layers.1.attention:fwd", 3, B, S, H);
+    const float *w = put(m, "layers.1.ffn_norm.weight:init", 1, H, 0, 0);
+    float *a = put(m, "layers.1.ffn_norm:fwd", 3, B, S, H), *b = other_of(m);
+    for (size_t row = 0; row < B * S; row++) {
+        normalise(a + row * H, x + row * H, y + row * H, w, right);
+        normalise(b + row * H, x + row * H, y + row * H, w, wrong);
+    }
+}
+
 Test(replay, one_mistake_of_a_norm_is_named)
 {
     for (size_t k = 0; k < sizeof norm_cases / sizeof *norm_cases; k++) {
         const norm_case *p = &norm_cases[k];
         made m = {.n = 0};
-        const norm_case right = {1e-6, 1.0, 1.0, 0.0, false, NULL, false};
-        const float *x = put(&m, "layers.0:fwd", 3, B, S, H), *y = put(&m, "layers.1.attention:fwd", 3, B, S, H);
-        const float *w = put(&m, "layers.1.ffn_norm.weight:init", 1, H, 0, 0);
-        float *a = put(&m, "layers.1.ffn_norm:fwd", 3, B, S, H), *b = other_of(&m);
-        for (size_t row = 0; row < B * S; row++) {
-            normalise(a + row * H, x + row * H, y + row * H, w, &right);
-            normalise(b + row * H, x + row * H, y + row * H, w, p);
-        }
+        make_norm(&m, &(norm_case){1e-6, 1.0, 1.0, 0.0, false, NULL, false}, p);
         const ar_verify_row row = look(&m, 0.0);
         cr_expect_str_eq(row.evidence.cause, p->cause, "%s", row.hint);
     }
+}
+
+Test(replay, a_gain_that_counts_as_1_more_in_the_reference_is_read_so)
+{
+    const norm_case right = {1e-6, 1.0, 1.0, 1.0, false, NULL, false};
+    const norm_case cases[] = {{1e-6, 1.0, 1.0, 0.0, false, "gain_offset", false},
+                               {1e-3, 1.0, 1.0, 1.0, false, "norm_epsilon", false}};
+    for (size_t k = 0; k < 2; k++) {
+        made m = {.n = 0};
+        make_norm(&m, &right, &cases[k]);
+        const ar_verify_row row = look(&m, 0.0);
+        cr_expect_str_eq(row.evidence.cause, cases[k].cause, "%s", row.hint);
+    }
+}
+
+Test(replay, a_norm_that_passes_its_input_on_is_left_out)
+{
+    made m = {.n = 0};
+    const norm_case right = {1e-6, 1.0, 1.0, 0.0, false, NULL, false};
+    make_norm(&m, &right, &right);
+    const float *x = m.tensor[0][0].data, *y = m.tensor[0][1].data;
+    for (size_t i = 0; i < B * S * H; i++)
+        other_of(&m)[i] = x[i] + y[i];
+    const ar_verify_row row = look(&m, 0.0);
+    cr_expect_str_eq(row.evidence.cause, "norm_missing", "%s", row.hint);
 }
 
 /* --- tables ------------------------------------------------------------------------------------------------------- */
@@ -419,13 +460,12 @@ typedef struct cosine_case {
     double theta, slower;
     size_t by, restart;
     const char *cause;
+    size_t from; /* the first position that is another */
 } cosine_case;
 
 static const cosine_case cosine_cases[] = {
-    {5e5, 1.0, 0, 0, "rope_theta"},
-    {1e4, 4.0, 0, 0, "rope_theta"},
-    {1e4, 1.0, 2, 0, "rope_offset"},
-    {1e4, 1.0, 0, 6, "rope_restarts"},
+    {5e5, 1.0, 0, 0, "rope_theta", 0},    {1e4, 4.0, 0, 0, "rope_theta", 0},  {1e4, 1.0, 2, 0, "rope_offset", 0},
+    {1e4, 1.0, 0, 6, "rope_restarts", 0}, {1e4, 1.0, 3, 0, "rope_offset", 4},
 };
 
 Test(replay, cosines_of_other_positions_are_named)
@@ -435,7 +475,8 @@ Test(replay, cosines_of_other_positions_are_named)
         made m = {.n = 0};
         float *y = put(&m, "model.rotary_emb:fwd", 3, 1, S, D), *z = other_of(&m);
         for (size_t i = 0; i < S * D; i++) {
-            const size_t position = i / D, other = p->restart ? position % p->restart : position + p->by;
+            const size_t position = i / D, on = position < p->from ? 0 : p->by,
+                         other = p->restart ? position % p->restart : position + on;
             const double exponent = -2.0 * (double)(i % (D / 2)) / D;
             y[i] = (float)cos((double)position * pow(1e4, exponent));
             z[i] = (float)cos((double)other * pow(p->theta, exponent) / p->slower);

@@ -520,12 +520,11 @@ void ari_view_fini(ari_view *v);
 /* The best trace of a tensor in one copy, or of copies of ranks; cause NULL: none. Errors: those of the measures. */
 AR_NODISCARD ar_status ari_look_at_whole(ari_trace *best, const ari_case *c);
 AR_NODISCARD ar_status ari_look_at_ranks(ari_trace *best, const ari_case *c);
-/* What copies of ranks say is reported where it is about as sure, for it names ranks; but not where all ranks hold the
- * same wrong copy, of which ranks say no more. */
+/* What copies of ranks say is reported where it is about as sure, for it names ranks; not so of zeros that all ranks have
+ * alike. */
 static inline bool ari_ranks_say_more(const ari_trace *ranks, const ari_trace *whole, const ari_case *c)
 {
-    const ari_survey *s = &c->survey;
-    const bool alike = s->disagree == 0 && s->whole && s->wrong_ranks == s->holding_ranks;
+    const bool alike = ranks->kind == ARI_FOUND_ZERO && c->survey.disagree == 0 && c->survey.whole;
     return ranks->confidence > 0 && ranks->confidence + (alike ? 0 : 10) >= whole->confidence;
 }
 

@@ -175,10 +175,11 @@ static void measure_dropout(ari_trace *t, const ari_case *c)
 
 /* --- whole tokens ------------------------------------------------------------------------------------------------- */
 
-/* Rows that are zero as a whole; false if any row is so in part alone. */
+/* Rows that are zero as a whole; false if any row is so in part alone, or none is right. */
 static bool count_rows(const ari_case *c, size_t *none)
 {
     const ari_grid *g = &c->grid;
+    size_t kept = 0;
     *none = 0;
     for (size_t row = 0; row < g->rows; row++) {
         size_t dropped = 0, right = 0;
@@ -189,8 +190,9 @@ static bool count_rows(const ari_case *c, size_t *none)
         if (dropped > 0 && right > 0)
             return false;
         *none += dropped > 0;
+        kept += right > 0;
     }
-    return *none > 1;
+    return *none > 1 && kept > 0;
 }
 
 static void measure_tokens(ari_trace *t, const ari_case *c)
