@@ -315,7 +315,7 @@ def not_unscaled(r):
     r.loss = r.loss * 65536
 
 
-@bug("optimizer", ("phi ddp 2", "adam_epsilon", {"update": True}))
+@bug("optimizer", ("phi ddp 2", "adam_eps", {"update": True}))
 def adam_epsilon(r):
     r.adam["eps"] = 1e-3
 
