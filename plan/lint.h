@@ -128,6 +128,8 @@ typedef struct ari_lint_state {
     size_t micro, layer;
     ari_lint_type at[ARI_OP_VALUES]; /* the last outputs; backward: gradients */
     ari_lint_type skip;              /* what goes around the module to the residual, or comes from it */
+    ari_operation maker;             /* the product whose output is terms of a sum */
+    bool has_maker;                  /* and that is the value */
     ari_lint_type before;            /* the value before the last redistribution */
     bool gathered;                   /* that redistribution was an all-gather, and the last operation */
     ari_lint_type dy[ARI_OP_VALUES]; /* what the last operation with weights has got backward */

@@ -142,6 +142,9 @@ static void product(ari_lint_state *l, const ari_operation *op)
     ari_lint_collectives(l, op, &out, 1, NULL, &op->output[0]);
     for (int i = 0; i < op->outputs; i++)
         l->at[i] = ari_lint_agree(l, op, &op->output[i], out);
+    l->has_maker = ari_lint_partial(l->at[0].at[ARI_AXIS_TP]);
+    if (l->has_maker)
+        l->maker = *op;
     keep(l, op, again ? l->before : x, l->at[0]);
 }
 
@@ -193,8 +196,20 @@ static void attention(ari_lint_state *l, const ari_operation *op)
     keep(l, op, q, l->at[0]);
 }
 
+/* A module whose terms nothing adds up: the finding is where they are made, for the repair belongs there. */
+static void end_of_module(ari_lint_state *l)
+{
+    for (int axis = 0; axis < ARI_LINT_AXES && l->has_maker; axis++) {
+        const ar_placement has = l->at[0].at[axis], needs = l->skip.at[axis];
+        if (ari_lint_partial(has) && !ari_lint_partial(needs))
+            ari_lint_judge(l, &l->maker, axis, &l->at[0], ari_lint_mismatch(has, needs));
+    }
+    l->has_maker = false;
+}
+
 static void residual(ari_lint_state *l, const ari_operation *op)
 {
+    end_of_module(l);
     const ari_lint_type a = ari_lint_agree(l, op, &op->input[0], by(l, op, ari_lint_add, l->at[0], l->skip));
     l->at[0] = ari_lint_agree(l, op, &op->output[0], a);
     keep(l, op, a, l->at[0]);

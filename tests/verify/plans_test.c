@@ -1,12 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans that users write, run: every tensor has the baseline's bits and the bytes are those predicted, or check refutes
  * the plan. */
+#include "anyrank/lint.h"
 #include "tests/support/plan_draw.h"
 #include "tests/verify/support.h"
 
 TestSuite(plans, .timeout = 300);
 
 enum { BATCH = 3, SEQ = 12 };
+
+/* Types give the verdict that numbers give. first: of the first finding; NULL: any. */
+static void expect_lint(const char *json, const ar_run *checked, ar_parallel parallel, bool clean, const char *first)
+{
+    const ar_config c = config_of(json);
+    ar_run run = *checked;
+    ar_lint_report *r = NULL;
+    run.parallel = parallel;
+    cr_assert_eq(ar_lint(&r, &run, &c), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(r->count == 0, clean, "lint has %zu findings: %s", r->count, clean ? r->finding[0].module : "");
+    if (first && r->count > 0)
+        cr_expect_str_eq(r->finding[0].module, first);
+    ar_lint_report_destroy(r);
+}
 
 static ar_check_report *check_plan(const char *json, const ar_plan *plan, ar_parallel parallel, int steps)
 {
@@ -19,6 +34,7 @@ static ar_check_report *check_plan(const char *json, const ar_plan *plan, ar_par
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     ar_check_report *r = check_or_fail(&o);
     remove_folder(folder);
+    expect_lint(json, &o.run, parallel, r->run[0].result == AR_CHECK_SAME, NULL);
     return r;
 }
 
@@ -94,16 +110,19 @@ Test(plans, those_of_files_have_the_baselines_bits)
 Test(plans, a_declared_partial_sum_that_nobody_adds_up_is_refuted)
 {
     static const struct {
-        const char *text, *first;
-    } all[] = {{"{\"*.[qkv]_proj\": \"colwise\", \"*.o_proj\": \"local_rowwise\"}", "model.layers.0.self_attn.o_proj"},
+        const char *text, *first, *module;
+    } all[] = {{"{\"*.[qkv]_proj\": \"colwise\", \"*.o_proj\": \"local_rowwise\"}", "model.layers.0.self_attn.o_proj",
+                "model.layers.*.self_attn.o_proj"},
                {"{\"*.gate_proj\": \"colwise\", \"*.up_proj\": \"colwise\", \"*.1.mlp.down_proj\": \"local_rowwise\","
                 " \"*.0.mlp.down_proj\": \"rowwise\"}",
-                "model.layers.1.mlp.down_proj"}};
+                "model.layers.1.mlp.down_proj", "model.layers.1.mlp.down_proj"}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         ar_plan plan;
         cr_assert_eq(ar_plan_parse(&plan, all[i].text, strlen(all[i].text), "wrong"), AR_OK, "%s", ar_error_message());
         ar_check_report *r = check_plan(small_llama, &plan, (ar_parallel){.tp = 2}, 0);
         const ar_check_run *run = &r->run[0];
+        const ar_run asked = {.model = "wrong", .plan = plan, .batch = BATCH, .seq = SEQ};
+        expect_lint(small_llama, &asked, (ar_parallel){.tp = 2}, false, all[i].module);
         cr_expect_eq(run->result, AR_CHECK_DIFFERENT);
         cr_expect(run->has_difference && strncmp(run->first.tensor, all[i].first, strlen(all[i].first)) == 0,
                   "the first difference is %s", first_of(run));
