@@ -314,7 +314,7 @@ BROKEN = {
         ("mean_of_means", ("ddp", 2), {"uneven": True}, "mean_of_means"),
         ("samples_of_rank_0", ("ddp", 2), {}, "same_samples | slices_repeated shard_repeated"),
         ("weights_differ", ("ddp", 2), {}, "replicas_apart missing_broadcast mask_of_other_seed"),
-        ("micro_not_divided", ("alone", 1), {"micro": 4}, "counted_twice wrong_scalar sum_for_mean"),
+        ("micro_not_divided", ("alone", 1), {"micro": 4}, "reduced_again sum_for_mean | counted_twice wrong_scalar"),
         ("micro_last_alone", ("ddp", 2), {"micro": 2}, "one_micro_batch | partial_sum"),
         ("reduced_twice", ("ddp", 2), {}, "reduced_again counted_twice"),
         ("labels_shifted_twice", ("ddp", 2), {}, "labels_shifted"),
