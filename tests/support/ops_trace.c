@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "plan/names.h"
 #include "ref/comm/call.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"
-#include "plan/names.h"
 
 enum { MAIN, BESIDE, LANES };
 
