@@ -137,16 +137,36 @@ static const char *below_base(ar_arch arch, const char *path)
     return strncmp(path, blocks, prefix) == 0 ? path + prefix : path;
 }
 
+static bool is_wild(char c)
+{
+    return c == '*' || c == '?' || c == '[' || c == '\\';
+}
+
+/* What stands before the first wildcard decides most often, and a plan may have thousands of globs. */
+static bool glob_matches(const char *glob, const char *path)
+{
+    for (; *glob == *path && !is_wild(*glob); glob++, path++) {
+        if (*glob == '\0')
+            return true;
+    }
+    return is_wild(*glob) && fnmatch(glob, path, 0) == 0;
+}
+
+static bool matches(const ar_plan_rule *rule, const char *path, const char *below)
+{
+    return glob_matches(rule->glob, path) || (below != path && glob_matches(rule->glob, below));
+}
+
 bool ari_plan_matches(const ar_plan_rule *rule, ar_arch arch, const char *path)
 {
-    const char *below = below_base(arch, path);
-    return fnmatch(rule->glob, path, 0) == 0 || (below != path && fnmatch(rule->glob, below, 0) == 0);
+    return matches(rule, path, below_base(arch, path));
 }
 
 const ar_plan_rule *ari_plan_rule_of(const ar_plan *p, ar_arch arch, const char *path, bool prepares)
 {
+    const char *below = below_base(arch, path);
     for (size_t i = p->rules; i-- > 0;) {
-        if ((p->rule[i].style == AR_STYLE_PREPARE) == prepares && ari_plan_matches(&p->rule[i], arch, path))
+        if ((p->rule[i].style == AR_STYLE_PREPARE) == prepares && matches(&p->rule[i], path, below))
             return &p->rule[i];
     }
     return NULL;

@@ -434,6 +434,7 @@ Test(ops, runs_of_random_plans_make_the_collectives_of_the_list)
 {
     static const char *const models[] = {LLAMA(31, 24, 36, 2, 24, 12, 4, false), LLAMA(31, 12, 36, 1, 12, 2, 2, true),
                                          GPT2(31, 24, 36, 2, 12), STACK(31, 24, 36, 2, 24, 4)};
+    int runs = 0;
     for (uint64_t i = 0; i < (uint64_t)by_scale(12, 32, 200); i++) {
         uint64_t seed = i + 1000;
         char text[PLAN_DRAW_TEXT];
@@ -454,10 +455,14 @@ Test(ops, runs_of_random_plans_make_the_collectives_of_the_list)
                             .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                             .numerics = i / 4 % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
                             .threads = 1};
-        cr_assert_eq(ar_parallel_check(&p, &c, &plan, BATCH, SEQ), AR_OK, "%s", ar_error_message());
-        cr_expect_eq(run_and_compare(&c, &run, false), AR_OK, "draw %d: %s: %s", (int)i, text, ar_error_message());
+        const ar_status fits = ar_parallel_check(&p, &c, &plan, BATCH, SEQ);
+        cr_expect(fits == AR_OK || fits == AR_ERR_INDIVISIBLE, "%s", ar_error_message()); /* KV heads */
+        if (fits == AR_OK)
+            cr_expect_eq(run_and_compare(&c, &run, false), AR_OK, "draw %d: %s: %s", (int)i, text, ar_error_message());
+        runs += fits == AR_OK;
         ar_plan_fini(&plan);
     }
+    cr_expect_geq(runs, by_scale(8, 20, 100));
 }
 
 /* Exponents of weights and what comes before a backward pass, without one. */
