@@ -107,6 +107,24 @@ Test(pattern_known, a_layers_output_without_its_residual_is_that_and_no_other_mo
     }
 }
 
+Test(pattern_known, values_before_dropout_at_zeros_of_both_are_a_mask_without_its_scale)
+{
+    float before[2 * 8 * 16];
+    world w;
+    replicated(&w, "transformer.h.0.mlp.dropout", 'f', 2, 3, SHAPE(2, 8, 16));
+    for (size_t i = 0; i < w.count; i++) {
+        before[i] = noise(i + 9000);
+        w.reference[i] = i % 5 == 0 ? 0.0f : 1.25f * before[i];
+        *at(&w, 0, i) = *at(&w, 1, i) = i % 5 == 0 ? 0.0f : before[i];
+    }
+    expect_among(&w, "transformer.h.0.mlp.dropout:fwd", "transformer.h.0.mlp.c_proj:fwd", before,
+                 "dropout_without_scale");
+    for (size_t i = 0; i < w.count; i++)
+        *at(&w, 0, i) = *at(&w, 1, i) = before[i];
+    expect_among(&w, "transformer.h.0.mlp.dropout:fwd", "transformer.h.0.mlp.c_proj:fwd", before, "other_module");
+    world_free(&w);
+}
+
 /* --- updates whose gradient is known ------------------------------------------------------------------------------ */
 
 /* The update of a weight of gradient g: SGD's, or Adam's first one with that epsilon, and a decay. */

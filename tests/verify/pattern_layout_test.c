@@ -175,6 +175,24 @@ Test(pattern_layout, a_division_by_the_number_of_micro_batches_is_told_from_half
     world_free(&w);
 }
 
+Test(pattern_layout, heads_left_before_tokens_on_each_rank_are_recognised)
+{
+    enum { SEQ = 5, HEADS = 3, HEAD = 4, LANES = HEADS * HEAD };
+    world w;
+    sharded(&w, "model.layers.0.self_attn.context", 'f', 2, 3, SHAPE(2, SEQ, 2 * LANES), 2);
+    w.d.head_dim = HEAD;
+    for (size_t i = 0; i < w.count; i++) {
+        const size_t lane = i % (2 * LANES), rank = lane / LANES, token = i / (2 * LANES) % SEQ;
+        const size_t k = token * LANES + lane % LANES; /* of [heads, tokens, head] */
+        *at(&w, (int)rank, i) = w.reference[at3(&w, i / (2 * LANES * SEQ), k / HEAD % SEQ,
+                                                rank * LANES + k / (HEAD * SEQ) * HEAD + k % HEAD)];
+    }
+    expect_cause(&w, "heads_and_tokens_exchanged");
+    w.d.head_dim = 0; /* any number of heads is a guess */
+    expect_no_hint(&w, "heads and tokens exchanged");
+    world_free(&w);
+}
+
 /* --- sums over another group -------------------------------------------------------------------------------------- */
 
 /* What rank k of 4 adds to a part of 192 elements that it shares with its neighbour. */

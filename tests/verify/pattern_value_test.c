@@ -156,6 +156,8 @@ Test(pattern_value, zeros_in_other_places_are_another_mask)
     }
     expect_cause(&w, "mask_of_shard_index");
     expect_hint(&w, "the element's index in the full tensor");
+    w.d.step = 2; /* such a mask would have differed in the first step */
+    expect_cause(&w, "mask_of_other_seed");
     *at(&w, 0, 1) += 0.25f;
     expect_cause(&w, "unknown");
     world_free(&w);

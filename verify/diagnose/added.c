@@ -307,16 +307,18 @@ static bool holds_reference(const ari_case *c, const samples *s, const ar_dump_t
     return holds;
 }
 
-/* Whether all different elements are those of a tensor. */
-static ar_status all_hold(bool *held, double *worst, const ari_case *c, const ar_dump_tensor *t)
+/* Whether all different elements are those of a tensor; *masked: it has others where both sides have zeros. */
+static ar_status all_hold(bool *held, double *worst, size_t *masked, const ari_case *c, const ar_dump_tensor *t)
 {
     float y[CHUNK];
     *held = false;
     *worst = 0.0;
+    *masked = 0;
     for (size_t at = 0; at < c->count; at += CHUNK) {
         const size_t n = c->count - at < CHUNK ? c->count - at : CHUNK;
         AR_TRY(ar_dump_read_f32(t, c->start + at, n, y));
         for (size_t i = 0; i < n; i++) {
+            *masked += c->ref[at + i] == 0.0f && c->val[at + i] == 0.0f && y[i] != 0.0f;
             if (!ari_off(c, at + i))
                 continue;
             if (!ari_holds(c, c->val[at + i], (double)y[i]))
@@ -433,13 +435,17 @@ static ar_status try_other(ari_trace *t, const ari_case *c, const samples *s, co
     samples first = *s;
     bool held = false;
     double worst = 0.0;
+    size_t masked = 0;
     first.n = s->n < FIRST_SAMPLES ? s->n : FIRST_SAMPLES;
     if (!samples_hold(c, &first, c->val, other) || !samples_hold(c, s, c->val, other) ||
         (shared && !differ_in_reference(c, s, other->name)))
         return AR_OK;
-    AR_TRY(all_hold(&held, &worst, c, other));
-    if (held)
-        found_other(t, c, s, other, worst, shared);
+    AR_TRY(all_hold(&held, &worst, &masked, c, other));
+    if (!held)
+        return AR_OK;
+    found_other(t, c, s, other, worst, shared);
+    t->is |= masked >= 16 ? ARI_IF(CUT) : 0;
+    ari_count(t, "masked", masked);
     return AR_OK;
 }
 

@@ -160,6 +160,8 @@ static const ari_cause rows[] = {
      MASK "dropout in a replicated region needs the same mask on every rank, and the copies differ"},
     {"mask_of_other_seed", K(MASK), ARI_TRACE - 1, ANY, 0, IF(EQUAL), 0, MASK_LOOKS,
      MASK "the copies agree: a mask from another seed, step or layer"},
+    {"mask_of_other_seed", K(MASK), ARI_TRACE - 1, ANY, 0, IF(LATER), 0, MASK_LOOKS,
+     MASK "a mask from another seed, step or layer: one of the index in the shard would differ from the first step on"},
     {"mask_of_shard_index", K(MASK), ARI_TRACE - 1, ANY, 0, IF(SEEN), 0, MASK_LOOKS,
      MASK "dropout in a sharded region needs the mask of the element's index in the full tensor, not in the shard"},
     {"mask_of_other_seed", K(MASK), ARI_TRACE - 1, ANY, 0, 0, 0, MASK_LOOKS,
@@ -270,6 +272,8 @@ static const ari_cause rows[] = {
     {"row_number_added", K(ROW_ADDED), ARI_TRACE, ANY, 0, 0, 0, "",
      "each {row} has one number of its own added to all its {columns} (it varies by {spread:.0e} of its size, "
      "{size:.2g}): a mean, a maximum or a bias along the other dimension"},
+    {"dropout_without_scale", K(OTHER_TENSOR), ARI_IDENTITY + 9, "fb", 0, IF(CUT), 0, OTHER_LOOKS,
+     OTHER "; where that one has {masked} others, both sides are zero: its mask, without the scale 1/(1-p)"},
     {"no_update", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_BEFORE), 0, OTHER_LOOKS,
      OTHER "; the weights before the step: no update (the optimizer does not have this parameter, or its result was "
            "lost)"},

@@ -69,7 +69,7 @@ static void name_dropped(ari_trace *t, const ari_case *c, double factor)
     for (size_t i = 0; i < g->count; i++)
         zeros += g->d->reference[i] == 0.0f;
     const double n = (double)g->count, kept = 1.0 - (double)zeros / n;
-    if (zeros < 16 || c->survey.different * 100 < (g->count - zeros) * 99 ||
+    if (!ari_is_activation(g->d) || zeros < 16 || c->survey.different * 100 < (g->count - zeros) * 99 ||
         fabs(factor - kept) > 4.0 * sqrt(kept * (1.0 - kept) / n))
         return;
     for (int dim = 0; dim < g->nd; dim++) {

@@ -106,10 +106,11 @@ static bool moves(const size_t *shape, const int *order, int nd)
 static bool look_for_heads(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    if (g->nd != 3 || c->inner)
+    const size_t head = g->d->head_dim, own = c->inner && head > 0 ? g->cols / head : c->facts.heads;
+    if (g->nd != 3 || (c->inner && own == 0))
         return false;
     for (size_t heads = 2; heads <= g->cols / 2 && heads <= 256; heads++) {
-        const size_t known = c->facts.heads ? c->facts.heads : heads, d = g->cols / heads, s = g->shape[1];
+        const size_t known = own ? own : heads, d = g->cols / heads, s = g->shape[1];
         const size_t ways[2][4] = {{g->shape[0], s, heads, d}, {g->shape[0], heads, s, d}};
         static const int order[] = {0, 2, 1, 3};
         if (g->cols % heads != 0 || (heads != known && heads != c->facts.kv_heads))
