@@ -29,7 +29,7 @@ class Plan(unittest.TestCase):
         scratch = tempfile.TemporaryDirectory(prefix="anyrank-plan-")
         self.addCleanup(scratch.cleanup)
         self.folder = pathlib.Path(scratch.name)
-        (paper,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+        paper, *self.plans = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
         self.model("paper", json.loads(paper))
         self.model("large", LARGE)
 
@@ -55,6 +55,22 @@ class Plan(unittest.TestCase):
         done = self.run_plan(*arguments)
         self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
         self.assertIn(says, done.stderr)
+
+    def test_the_plans_of_the_page_fit(self):
+        self.assertEqual(len(self.plans), 2)
+        for plan in self.plans:
+            (self.folder / "p.json").write_text(plan, encoding="utf-8")
+            default, own = (self.text("llama-demo", "--flow", "--tp", 2, *more) for more in ([], ["--plan", "p.json"]))
+            self.assertNotEqual(default, own)
+
+    def test_a_plan_that_does_not_fit_is_refused_by_file_rule_and_module(self):
+        for text, says in (('{"layers.*.mlp.gate": "colwise"}', "p.json: rule 1, 'layers.*.mlp.gate': no module"),
+                           ('{"rules": [{"modules": "x"}]}', "p.json: rule 1, 'x': 'style' is missing"),
+                           ('{"*.q_proj": "colwise"}', "model.layers.0.self_attn.k_proj is replicate"),
+                           ("{", "p.json: not JSON")):
+            (self.folder / "p.json").write_text(text, encoding="utf-8")
+            self.refused("llama-demo", "--flow", "--tp", 2, "--plan", "p.json", says=says)
+        self.refused("llama-demo", "--flow", "--plan", "p.json", "--mlp-order", "row-column", says="--mlp-order")
 
     # module, operation, input, weights, collective, output: what the rank holds and its placement over tp
     PAPER = [
