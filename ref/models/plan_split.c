@@ -352,6 +352,25 @@ static bool matches_in(const view *v, const ar_plan_rule *rule)
     return false;
 }
 
+/* The part, of the first block where it is in one, whose path is nearest to the rule's; else the attention's output. */
+static ari_role nearest_part(const view *v, const ar_plan_rule *rule)
+{
+    char path[ARI_ROLES][AR_PLAN_GLOB];
+    const char *candidate[ARI_ROLES];
+    size_t n = 0;
+    for (const ari_family_part *part = v->f->part; part->path && n < ARI_ROLES; part++, n++) {
+        view at = *v;
+        at.layer = ari_section_of(part->role) == ARI_IN_BLOCKS ? 0 : ARI_NO_BLOCK;
+        candidate[n] = path_of(&at, path[n], part->role);
+    }
+    const char *found = ari_nearest(rule->glob, candidate, n);
+    for (size_t i = 0; i < n; i++) {
+        if (candidate[i] == found)
+            return v->f->part[i].role;
+    }
+    return ARI_OUT;
+}
+
 static ar_status check_glob(const ar_plan *p, const ar_config *c, const ar_plan_rule *rule)
 {
     view v = view_of(p, c, ARI_NO_BLOCK);
@@ -360,12 +379,12 @@ static ar_status check_glob(const ar_plan *p, const ar_config *c, const ar_plan_
         found = matches_in(&v, rule);
     if (found)
         return AR_OK;
-    v.layer = 0;
     const bool prepares = rule->style == AR_STYLE_PREPARE;
+    const ari_role near = prepares ? ARI_ATTENTION : nearest_part(&v, rule);
+    v.layer = ari_section_of(near) == ARI_IN_BLOCKS ? 0 : ARI_NO_BLOCK;
     return ar_error_set(AR_ERR_NOT_FOUND, "%s: rule %zu, '%s': no module of %s that %s has this name; %s is one",
                         ARI_SHOW(file_of(p)), (size_t)(rule - p->rule) + 1, ARI_SHOW(rule->glob), ARI_SHOW(c->name),
-                        prepares ? "has others in it and can be prepared" : "has parameters",
-                        PATH(&v, prepares ? ARI_ATTENTION : ARI_OUT));
+                        prepares ? "has others in it and can be prepared" : "has parameters", PATH(&v, near));
 }
 
 ar_status ar_plan_check(const ar_plan *p, const ar_config *c, bool sequence)

@@ -137,6 +137,8 @@ Test(plan_file, what_cannot_run_is_refused_by_module)
         bool sequence;
     } all[] = {
         {"{\"layers.*.mlp.gate\": \"colwise\"}", "rule 1, 'layers.*.mlp.gate': no module", false},
+        {"{\"lm_haed\": \"colwise\"}", "lm_head is one", false},
+        {"{\"model.layers.*.mlp.doown_proj\": \"rowwise\"}", "model.layers.0.mlp.down_proj is one", false},
         {"{\"layers.*.mlp\": \"colwise\"}", "no module of tiny that has parameters", false},
         {"{\"layers.*.mlp.up_proj\": \"gather\"}", "can be prepared", false},
         {"{\"*.q_proj\": \"colwise\"}", "model.layers.0.self_attn.k_proj is replicate, but", false},
