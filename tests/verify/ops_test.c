@@ -132,6 +132,42 @@ Test(ops, embeddings_are_cut_by_the_vocabulary)
     cr_expect_eq(sent(&op.call[0]), 1572864);
 }
 
+/* Split along the hidden dimension: [32000, 384] on each, and the output parts of features without communication; then
+ * an all-to-all makes them parts of the tokens, which sends half of what a rank has. */
+Test(ops, embeddings_may_be_cut_by_features)
+{
+    const ar_config c = config_of(LLAMA(32000, 768, 2048, 1, 12, 12, 64, false));
+    ari_step_case t = case_of(&c, sp2, 4, 512);
+    cr_assert_eq(ar_plan_add(&t.run.plan, c.arch, "embed_tokens", AR_STYLE_HIDDEN), AR_OK, "%s", ar_error_message());
+    ari_operation op = the_only(&t, ARI_OPERATION_EMBEDDING, ARI_PASS_FORWARD, ARI_TOKENS, ARI_NO_LAYER);
+    LOCAL(op.weight[0], 32000, 384);
+    AT(op.weight[0].at[ARI_AXIS_TP], "S(1)");
+    LOCAL(op.output[0], 4, 512, 384);
+    AT(op.output[0].at[ARI_AXIS_TP], "S(2)");
+    cr_expect_eq(op.calls, 0);
+    op = the_only(&t, ARI_OPERATION_REDISTRIBUTE, ARI_PASS_FORWARD, ARI_TOKENS, ARI_NO_LAYER);
+    LOCAL(op.output[0], 4, 256, 768);
+    cr_expect(op.calls == 1 && op.call[0].kind == ARI_CALL_ALL_TO_ALL);
+    cr_expect_eq(sent(&op.call[0]), 4 * 512 * 384 / 2);
+    t.run.parallel.sp = false;
+    op = the_only(&t, ARI_OPERATION_REDISTRIBUTE, ARI_PASS_FORWARD, ARI_TOKENS, ARI_NO_LAYER);
+    LOCAL(op.output[0], 4, 512, 768);
+    cr_expect(op.calls == 1 && op.call[0].kind == ARI_CALL_ALL_GATHER);
+    ar_plan_fini(&t.run.plan);
+}
+
+/* x [32, 128, 2048] becomes [32, 256, 2048] before attention; its rotary embedding then is of all 256 positions. */
+Test(ops, attention_sees_all_positions)
+{
+    const ar_config c = config_of(LLAMA(32000, 2048, 2048, 1, 32, 32, 64, false));
+    const ari_step_case t = case_of(&c, sp2, 32, 256);
+    const ari_operation in = the_only(&t, ARI_OPERATION_REDISTRIBUTE, ARI_PASS_FORWARD, ARI_ATTENTION, 0);
+    LOCAL(in.input[0], 32, 128, 2048);
+    LOCAL(in.output[0], 32, 256, 2048);
+    const ari_operation rope = the_only(&t, ARI_OPERATION_ROPE, ARI_PASS_FORWARD, ARI_NO_ROLE, 0);
+    LOCAL(rope.output[0], 32, 256, 1024);
+}
+
 /* Gathered once for q, k and v; the heads' output is local, [4, 512, 384] and not 768. */
 Test(ops, attention_works_on_its_own_heads)
 {
