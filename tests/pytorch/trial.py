@@ -100,7 +100,11 @@ class Trial:
         if case.options.get("micro", 1) > 1:
             rule = (*rule, "--common")  # a loss of several micro-batches is not written down
         other = self.folder / case.name
-        good = self.again and other.exists() or on_ranks(case.world, lambda rank: case.run(rank, other), self.folder)
+        good = self.again and other.exists()
+        for _ in range(3):  # PyTorch's pool of threads, forked, ends a process now and then ("Invalid thread pool!")
+            if not good:
+                shutil.rmtree(other, ignore_errors=True)
+                good = on_ranks(case.world, lambda rank: case.run(rank, other), self.folder)
         report = verify(self.anyrank, reference, other, rule, self.folder) if good else None
         if not keep:
             shutil.rmtree(other, ignore_errors=True)
