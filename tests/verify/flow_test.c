@@ -52,6 +52,7 @@ Test(flow, layers_that_differ_have_their_own_rows)
     for (size_t i = 0; i < f.count; i++)
         cr_expect_eq(f.row[i].layers, 1);
     ari_flow_fini(&f);
+    ar_plan_fini(&t.run.plan);
 }
 
 /* Buckets are named by their first parameter: in reverse order of registration. */

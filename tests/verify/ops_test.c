@@ -520,6 +520,7 @@ Test(ops, layers_may_be_split_in_different_ways)
     cr_assert_eq(ar_plan_add(&run.plan, c.arch, "layers.0.mlp.w1", AR_STYLE_ROWWISE), AR_OK);
     cr_assert_eq(ar_plan_add(&run.plan, c.arch, "layers.0.mlp.w2", AR_STYLE_COLWISE), AR_OK);
     cr_expect_eq(run_and_compare(&c, &run, false), AR_OK, "%s", ar_error_message());
+    ar_plan_fini(&run.plan);
 }
 
 /* A list that is told another layout must not pass. */
