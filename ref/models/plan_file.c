@@ -14,6 +14,7 @@ typedef struct reader {
     ar_plan *p;
     const char *file;
     const json_t *aliases; /* NULL: none */
+    json_t *unused;        /* of them, those that no rule has named */
     char where[2 * ARI_PRINTABLE];
 } reader;
 
@@ -131,6 +132,7 @@ static ar_status read_glob(const reader *r, char glob[AR_PLAN_GLOB], const char 
     for (const json_t *to; (to = json_object_get(r->aliases, name)) != NULL; name = json_string_value(to)) {
         if (!json_is_string(to))
             return invalid(r, "the alias '%s' has to be a string", ARI_SHOW(name));
+        json_object_del(r->unused, name);
         if (left-- == 0)
             return invalid(r, "the aliases lead from '%s' back to '%s'; one of them has to be a glob", ARI_SHOW(text),
                            ARI_SHOW(name));
@@ -216,9 +218,13 @@ static ar_status read_rules(reader *r, const json_t *o)
         return invalid(r, "'aliases' has to be an object from names to globs");
     if (!json_is_array(rules))
         return invalid(r, "'rules' has to be an array");
+    if (r->aliases && !(r->unused = json_copy((json_t *)(uintptr_t)r->aliases)))
+        return ar_error_set(AR_ERR_MEMORY, "%s: out of memory", ARI_SHOW(r->file));
     for (size_t i = 0; i < json_array_size(rules); i++)
         AR_TRY(read_rule(r, json_array_get(rules, i)));
-    return AR_OK;
+    r->where[0] = '\0';
+    const char *unused = json_object_iter_key(json_object_iter(r->unused));
+    return unused ? invalid(r, "no rule has the alias '%s'", ARI_SHOW(unused)) : AR_OK;
 }
 
 /* --- Hugging Face's tp_plan --------------------------------------------------------------------------------------- */
@@ -305,13 +311,18 @@ static ar_status read_plan(ar_plan *gives, const json_t *o, const char *file)
     memcpy(p.file, file, strlen(file) + 1);
     if (!json_is_object(o))
         AR_TRY_TO(done, st, invalid(&r, "a plan is an object with 'rules', or a tp_plan from globs to styles"));
+    if (json_is_object(tp) && !json_object_get(o, "rules"))
+        AR_TRY_TO(done, st, known_keys(&r, o, (const char *const[]){"tp_plan", "note", NULL}, "tp_plan and note"));
     if (json_object_get(o, "rules"))
         AR_TRY_TO(done, st, read_rules(&r, o));
     else
         AR_TRY_TO(done, st, read_tp_plan(&r, json_is_object(tp) ? tp : o));
+    if (p.rules == 0)
+        AR_TRY_TO(done, st, invalid(&r, "has no rules; without a plan a model is split as its architecture's default"));
     *gives = p;
     p = (ar_plan){0};
 done:
+    json_decref(r.unused);
     ar_plan_fini(&p);
     return st;
 }

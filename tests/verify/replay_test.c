@@ -221,6 +221,20 @@ Test(replay, an_input_that_no_dump_has_gives_no_answer)
     expect_no_replay(&row);
 }
 
+/* The output has a mistake of its own, but what arrives is off by as much already. */
+Test(replay, an_input_that_is_wrong_itself_gives_no_answer)
+{
+    for (size_t wrong = 0; wrong < 3; wrong++) {
+        made m = {.n = 0};
+        make_attention(&m, &(how){.scale = 3.0}, NULL);
+        float *x = (float *)(uintptr_t)m.tensor[1][wrong].data;
+        for (size_t i = 0; i < count_of(&m.tensor[1][wrong]); i++)
+            x[i] *= 1.5f;
+        const ar_verify_row row = look(&m, 0.0);
+        expect_no_replay(&row);
+    }
+}
+
 Test(replay, two_mistakes_at_once_give_no_answer_of_one)
 {
     made m = {.n = 0};
