@@ -5,26 +5,19 @@
 #include "dump/map.h"
 #include "ref/core/out.h"
 #include "ref/core/text.h"
+#include "ref/io/json.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 ar_status ari_map_check_keys(const ari_map *m, const ari_map_rule *r, const json_t *object, const char *const *keys,
                              size_t n)
 {
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)object, key, value)
-    {
-        size_t i = 0;
-        while (i < n && strcmp(keys[i], key) != 0)
-            i++;
-        if (i < n)
-            continue;
-        const char *nearest = ari_nearest(key, keys, n);
-        return ari_map_bad(m, r, "unknown key '%s'%s%s%s", ARI_SHOW(key), nearest == NULL ? "" : ", did you mean '",
-                           nearest == NULL ? "" : nearest, nearest == NULL ? "" : "'?");
-    }
-    return AR_OK;
+    const char *key = ari_json_unknown_key(object, keys, n);
+    if (!key)
+        return AR_OK;
+    const char *nearest = ari_nearest(key, keys, n);
+    return ari_map_bad(m, r, "unknown key '%s'%s%s%s", ARI_SHOW(key), nearest == NULL ? "" : ", did you mean '",
+                       nearest == NULL ? "" : nearest, nearest == NULL ? "" : "'?");
 }
 
 /* --- values ------------------------------------------------------------------------------------------------------- */

@@ -50,19 +50,10 @@ static ar_status read_numbers(const json_t *array, const char *key, int *n, size
 }
 
 /* Refuses keys that mean nothing: a misspelt one would be silently without effect. */
-static ar_status known_keys(const json_t *object, const char *const *known, const char *where)
+static ar_status known_keys(const json_t *object, const char *const *known, size_t n, const char *where)
 {
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)object, key, value)
-    {
-        size_t i = 0;
-        while (known[i] != NULL && strcmp(known[i], key) != 0)
-            i++;
-        if (known[i] == NULL)
-            return ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: %s: unknown key '%s'", where, ARI_SHOW(key));
-    }
-    return AR_OK;
+    const char *key = ari_json_unknown_key(object, known, n);
+    return key ? ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: %s: unknown key '%s'", where, ARI_SHOW(key)) : AR_OK;
 }
 
 static ar_status read_int(const json_t *object, const char *key, int min, int *out, const char *where)
@@ -80,11 +71,11 @@ static ar_status read_int(const json_t *object, const char *key, int min, int *o
 /* --- a tensor ----------------------------------------------------------------------------------------------------- */
 static ar_status read_box(const json_t *value, ari_placed *t, size_t i, const char *where)
 {
-    static const char *const keys[] = {"global", "local", "extent", NULL};
+    static const char *const keys[] = {"global", "local", "extent"};
     ar_dump_box *b = &t->box[i];
     if (!json_is_object(value))
         return invalid(where, "a box has to be an object");
-    AR_TRY(known_keys(value, keys, where));
+    AR_TRY(known_keys(value, keys, sizeof keys / sizeof *keys, where));
     AR_TRY(read_numbers(json_object_get(value, "global"), "global", &t->ndim, b->global, where));
     AR_TRY(read_numbers(json_object_get(value, "local"), "local", &t->ndim, t->local[i], where));
     return read_numbers(json_object_get(value, "extent"), "extent", &t->ndim, b->extent, where);
@@ -131,11 +122,11 @@ static ar_status read_partial(const ari_placement *p, ari_placed *t, const json_
 
 static ar_status read_own(reading *r, ari_placed *t, const json_t *value)
 {
-    static const char *const keys[] = {"shape", "boxes", "replica", "replicas", "partial", "assumed", NULL};
+    static const char *const keys[] = {"shape", "boxes", "replica", "replicas", "partial", "assumed"};
     const char *where = at_tensor(r, t->name);
     if (!json_is_object(value))
         return invalid(where, "has to be an object");
-    AR_TRY(known_keys(value, keys, where));
+    AR_TRY(known_keys(value, keys, sizeof keys / sizeof *keys, where));
     const json_t *shape = json_object_get(value, "shape"), *boxes = json_object_get(value, "boxes");
     const json_t *partial = json_object_get(value, "partial"), *assumed = json_object_get(value, "assumed");
     if (assumed != NULL && !json_is_boolean(assumed))
@@ -259,7 +250,7 @@ static ar_status read_order(ari_placement *p, const json_t *order, const char *w
 
 static ar_status read_rank(reading *r, const json_t *own)
 {
-    static const char *const keys[] = {"version", "rank", "world", "mesh", "at", "tensors", "order", NULL};
+    static const char *const keys[] = {"version", "rank", "world", "mesh", "at", "tensors", "order"};
     const char *where = r->where;
     snprintf(r->where, sizeof r->where, "%s: %s", ARI_SHOW(r->file), ARI_DUMP_PLACEMENT);
     if (!json_is_object(own))
@@ -267,7 +258,7 @@ static ar_status read_rank(reading *r, const json_t *own)
     const json_t *version = json_object_get(own, "version");
     if (!json_is_integer(version) || json_integer_value(version) != 1)
         return invalid(where, "'version' has to be 1");
-    AR_TRY(known_keys(own, keys, where));
+    AR_TRY(known_keys(own, keys, sizeof keys / sizeof *keys, where));
     AR_TRY(read_int(own, "rank", 0, &r->p->rank, where));
     AR_TRY(read_int(own, "world", 1, &r->p->world, where));
     if (r->p->world > 0 && r->p->rank >= r->p->world)

@@ -117,6 +117,21 @@ json_t *ari_json_sizes(const size_t *x, size_t n)
     return list;
 }
 
+const char *ari_json_unknown_key(const json_t *object, const char *const *known, size_t n)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)object, key, value)
+    {
+        size_t i = 0;
+        while (i < n && strcmp(known[i], key) != 0)
+            i++;
+        if (i == n)
+            return key;
+    }
+    return NULL;
+}
+
 json_t *ari_json_evidence(const ar_evidence *e)
 {
     json_t *numbers = json_object();

@@ -34,19 +34,10 @@ static void at_rule(reader *r, const char *glob)
     snprintf(r->where, sizeof r->where, "rule %zu, '%s': ", r->p->rules + 1, ARI_SHOW(glob));
 }
 
-static ar_status known_keys(const reader *r, const json_t *object, const char *const *known, const char *list)
+static ar_status known_keys(const reader *r, const json_t *object, const char *const *known, size_t n, const char *list)
 {
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)object, key, value)
-    {
-        size_t i = 0;
-        while (known[i] && strcmp(known[i], key) != 0)
-            i++;
-        if (!known[i])
-            return invalid(r, "unknown key '%s'; known are %s", ARI_SHOW(key), list);
-    }
-    return AR_OK;
+    const char *key = ari_json_unknown_key(object, known, n);
+    return key ? invalid(r, "unknown key '%s'; known are %s", ARI_SHOW(key), list) : AR_OK;
 }
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
@@ -193,7 +184,7 @@ static ar_status read_style(const reader *r, ar_style *style, const json_t *name
 
 static ar_status read_rule(reader *r, const json_t *o)
 {
-    static const char *const keys[] = {"modules", "style", "input", "output", "named_input", "use_local_output", NULL};
+    static const char *const keys[] = {"modules", "style", "input", "output", "named_input", "use_local_output"};
     ar_plan_rule rule = {.style = AR_STYLE_REPLICATE};
     const char *modules = json_string_value(json_object_get(o, "modules"));
     at_rule(r, modules ? modules : "?");
@@ -201,7 +192,8 @@ static ar_status read_rule(reader *r, const json_t *o)
         return invalid(r, "has to be an object");
     if (!modules)
         return invalid(r, "'modules' has to be the glob of names that the rule is for");
-    AR_TRY(known_keys(r, o, keys, "modules, style, input, output, named_input and use_local_output"));
+    AR_TRY(known_keys(r, o, keys, sizeof keys / sizeof *keys,
+                      "modules, style, input, output, named_input and use_local_output"));
     AR_TRY(read_glob(r, rule.glob, modules));
     AR_TRY(read_style(r, &rule.style, json_object_get(o, "style")));
     AR_TRY(read_values(r, &rule, o));
@@ -210,9 +202,9 @@ static ar_status read_rule(reader *r, const json_t *o)
 
 static ar_status read_rules(reader *r, const json_t *o)
 {
-    static const char *const keys[] = {"rules", "aliases", "note", NULL};
+    static const char *const keys[] = {"rules", "aliases", "note"};
     const json_t *rules = json_object_get(o, "rules");
-    AR_TRY(known_keys(r, o, keys, "rules, aliases and note"));
+    AR_TRY(known_keys(r, o, keys, sizeof keys / sizeof *keys, "rules, aliases and note"));
     r->aliases = json_object_get(o, "aliases");
     if (r->aliases && !json_is_object(r->aliases))
         return invalid(r, "'aliases' has to be an object from names to globs");
@@ -312,7 +304,7 @@ static ar_status read_plan(ar_plan *gives, const json_t *o, const char *file)
     if (!json_is_object(o))
         AR_TRY_TO(done, st, invalid(&r, "a plan is an object with 'rules', or a tp_plan from globs to styles"));
     if (json_is_object(tp) && !json_object_get(o, "rules"))
-        AR_TRY_TO(done, st, known_keys(&r, o, (const char *const[]){"tp_plan", "note", NULL}, "tp_plan and note"));
+        AR_TRY_TO(done, st, known_keys(&r, o, (const char *const[]){"tp_plan", "note"}, 2, "tp_plan and note"));
     if (json_object_get(o, "rules"))
         AR_TRY_TO(done, st, read_rules(&r, o));
     else
