@@ -174,6 +174,11 @@ MUTANTS = [
      "return ari_ctx_sp(ctx) && m->o.whole;", "return false && m->o.whole;", "verify/plans_test"),
     ("the first rule of a plan that fits counts, not the last", "ref/models/plan.c",
      "for (size_t i = p->rules; i-- > 0;) {", "for (size_t i = 0; i < p->rules; i++) {", "models/plan_test"),
+    ("a layer that gives positions on works without sequence parallelism", "ref/models/plan_walk.c",
+     "m->by_positions && i == m->layer", "m->by_positions && i > m->layer", "verify/plan_walk_test"),
+    ("what a planned layer leaves is not placed as declared", "ref/models/plan_walk.c",
+     "return add_move(m, ctx, s->makes, s->leaves);", "return add_move(m, ctx, s->makes, s->makes);",
+     "verify/plan_walk_test"),
     # --- ref/train
     ("of a share's moments the first is reported twice", "ref/train/state.c",
      "add_kind(&k, \"exp_avg_sq\", 'v', part->v);", "add_kind(&k, \"exp_avg_sq\", 'v', part->m);",

@@ -3,6 +3,7 @@
 #define ANYRANK_LAYERS_H
 
 #include "anyrank/module.h"
+#include "anyrank/placement.h"
 
 AR_BEGIN_DECLS
 
@@ -45,6 +46,13 @@ AR_NODISCARD ar_status ar_gather_tokens_backward(ar_ctx *ctx, ar_tensor *dx, con
  *  [.., s/N, f]; its transpose is an all-gather. */
 AR_NODISCARD ar_status ar_scatter_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_scatter_tokens_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
+
+/** Any of them as a module: y = x, otherwise placed over the tensor-parallel group, and backward the transpose. It
+ *  reports nothing, since the whole value is the one before it. A dimension counts that of x: S(-1) features, S(-2)
+ *  positions. Gives; ar_module_destroy. Errors: AR_ERR_UNSUPPORTED (a P(max)), AR_ERR_ARG (the name is too long),
+ *  AR_ERR_MEMORY; of forward and backward those of the operators. */
+AR_NODISCARD ar_status ar_redistribution_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_placement from,
+                                                ar_placement to);
 
 /* --- linear layers ------------------------------------------------------------------------------------------------ */
 

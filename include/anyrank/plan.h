@@ -57,10 +57,13 @@ typedef struct ar_plan {
 } ar_plan;
 void ar_plan_fini(ar_plan *p);
 
+/** A plan of no rules that replicates every module, called `name` in messages; rules that are added stand alone, as
+ *  those of a file do. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_plan_empty(ar_plan *p, const char *name);
 /** The default plan of an architecture: embedding and LM head by vocabulary, q, k, v and the MLP's first layer colwise,
  *  the attention's output and the MLP's second layer rowwise, norms replicated. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_plan_default(ar_plan *p, ar_arch arch);
-/** Adds a rule after the others (to an empty plan: after the default ones). Errors: AR_ERR_ARG (glob too long, or more
+/** Adds a rule after the others (to {0}: after the default ones of that architecture). Errors: AR_ERR_ARG (glob too long, or more
  *  than AR_PLAN_RULES), AR_ERR_MEMORY. On error the plan is as before, or the default. */
 AR_NODISCARD ar_status ar_plan_add(ar_plan *p, ar_arch arch, const char *glob, ar_style style);
 /** The same with all that a rule says. */

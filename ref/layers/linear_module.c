@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public column- and row-parallel layers: a group of one weight. */
+/* Linear layers as modules: a group of one weight. */
 #include <stdlib.h>
 
 #include "ref/layers/linear.h"
@@ -13,7 +13,7 @@ typedef struct linear_module {
 
 static ar_status tap_output(const linear_module *m, ar_ctx *ctx, const ar_tensor *y)
 {
-    if (m->linear.style == ARI_ROW || m->gather_output)
+    if (m->linear.style != ARI_COLUMN || m->gather_output)
         return ari_tap_tokens(ctx, m->base.name, NULL, 'f', y);
     return ari_tap_shard(ctx, m->base.name, NULL, 'f', y, y->ndim - 1, m->linear.out[0]);
 }
@@ -79,8 +79,22 @@ static void destroy(ar_module *base)
     free(base);
 }
 
-static ar_status create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_module_ops *ops, size_t in,
-                        size_t out, ari_linear_style style, const ar_linear_options *o)
+ar_status ari_linear_module_create(ar_module **gives, ar_ctx *ctx, const ari_linear_spec *s, bool gather_output)
+{
+#define OPS(text)                                                                                    \
+    {                                                                                                \
+        .kind = text, .forward = forward, .backward = backward, .params = params, .destroy = destroy \
+    }
+    static const ar_module_ops ops[] = {
+        [ARI_COLUMN] = OPS("column_linear"), [ARI_ROW] = OPS("row_linear"), [ARI_WHOLE] = OPS("whole_linear")};
+    linear_module *m = NULL;
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops[s->style], s->part[0].name, AR_HELD_UNTOLD));
+    m->gather_output = s->style == ARI_COLUMN && gather_output;
+    return ari_module_end(gives, &m->base, ari_linear_init(&m->linear, ctx, s));
+}
+
+static ar_status create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out, ari_linear_style style,
+                        const ar_linear_options *o)
 {
     const ari_linear_spec spec = {.style = style,
                                   .n = 1,
@@ -89,24 +103,17 @@ static ar_status create(ar_module **gives, ar_ctx *ctx, const char *name, const 
                                   .bias = o->bias,
                                   .input_is_sharded = o->input_is_sharded,
                                   .sequence = ari_ctx_sp(ctx)};
-    linear_module *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, ops, name, AR_HELD_UNTOLD));
-    m->gather_output = style == ARI_COLUMN && o->gather_output;
-    return ari_module_end(gives, &m->base, ari_linear_init(&m->linear, ctx, &spec));
+    return ari_linear_module_create(gives, ctx, &spec, o->gather_output);
 }
 
 ar_status ar_column_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
                                   const ar_linear_options *o)
 {
-    static const ar_module_ops ops = {
-        .kind = "column_linear", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
-    return create(gives, ctx, name, &ops, in, out, ARI_COLUMN, o);
+    return create(gives, ctx, name, in, out, ARI_COLUMN, o);
 }
 
 ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
                                const ar_linear_options *o)
 {
-    static const ar_module_ops ops = {
-        .kind = "row_linear", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
-    return create(gives, ctx, name, &ops, in, out, ARI_ROW, o);
+    return create(gives, ctx, name, in, out, ARI_ROW, o);
 }

@@ -128,7 +128,8 @@ static ar_status redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_
     ar_redistribution r = {.ndim = x->ndim, .from = {from}, .to = {to}};
     size_t part[AR_MAX_DIMS];
     for (int d = 0; d < x->ndim; d++)
-        r.shape[d] = x->shape[d] * (from.kind == AR_SHARD && d == x->ndim + from.dim ? (size_t)n : 1);
+        r.shape[d] =
+            x->shape[d] * (from.kind == AR_SHARD && d == from.dim + (from.dim < 0 ? x->ndim : 0) ? (size_t)n : 1);
     AR_TRY(ar_placements_region(NULL, part, &over.mesh, over.at, &to, x->ndim, r.shape, false));
     return ari_redistribute(ctx, &over, y, x, &r, ar_arith_native(AR_PRECISION_F32), tag);
 }
@@ -170,4 +171,48 @@ ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, 
 ar_status ari_stream_to_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
     return redistribute(ctx, y, x, ari_ctx_sp(ctx) ? positions : invariant, features, tag);
+}
+
+/* --- a redistribution as a module --------------------------------------------------------------------------------- */
+
+typedef struct redistribution_module {
+    ar_module base;
+    ar_placement from, to;
+} redistribution_module;
+
+static ar_status move_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                              const ar_batch *batch)
+{
+    const redistribution_module *m = (const redistribution_module *)base;
+    (void)saved, (void)batch;
+    return redistribute(ctx, y, x, m->from, m->to, base->name);
+}
+
+static ar_status move_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                               const ar_batch *batch)
+{
+    const redistribution_module *m = (const redistribution_module *)base;
+    (void)saved, (void)batch;
+    return dx ? redistribute_backward(ctx, dx, dy, m->from, m->to, base->name) : AR_OK;
+}
+
+static void move_destroy(ar_module *base)
+{
+    free(base);
+}
+
+ar_status ar_redistribution_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_placement from, ar_placement to)
+{
+    static const ar_module_ops ops = {
+        .kind = "redistribution", .forward = move_forward, .backward = move_backward, .destroy = move_destroy};
+    redistribution_module *m = NULL;
+    ar_placement gradient;
+    (void)ctx;
+    AR_TRY(ar_placement_gradient(&gradient, from));
+    AR_TRY(ar_placement_gradient(&gradient, to));
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
+    m->from = from;
+    m->to = to;
+    *gives = &m->base;
+    return AR_OK;
 }

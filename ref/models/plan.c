@@ -28,6 +28,14 @@ void ar_plan_fini(ar_plan *p)
     *p = (ar_plan){0};
 }
 
+ar_status ar_plan_empty(ar_plan *p, const char *name)
+{
+    *p = (ar_plan){0};
+    AR_TRY(ari_alloc((void **)&p->file, strlen(name) + 1, 1, "the name of a plan"));
+    memcpy(p->file, name, strlen(name) + 1);
+    return AR_OK;
+}
+
 ar_status ari_plan_put(ar_plan *p, const ar_plan_rule *rule)
 {
     if (p->rules == AR_PLAN_RULES)
@@ -65,6 +73,11 @@ ar_status ar_plan_default(ar_plan *p, ar_arch arch)
     if (st != AR_OK)
         ar_plan_fini(p);
     return st;
+}
+
+const char *ari_plan_file(const ar_plan *p)
+{
+    return p->file ? p->file : "plan";
 }
 
 bool ari_plan_is_default(const ar_plan *p)
@@ -143,7 +156,7 @@ static bool is_wild(char c)
 }
 
 /* What stands before the first wildcard decides most often, and a plan may have thousands of globs. */
-static bool glob_matches(const char *glob, const char *path)
+bool ari_glob_matches(const char *glob, const char *path)
 {
     for (; *glob == *path && !is_wild(*glob); glob++, path++) {
         if (*glob == '\0')
@@ -154,7 +167,7 @@ static bool glob_matches(const char *glob, const char *path)
 
 static bool matches(const ar_plan_rule *rule, const char *path, const char *below)
 {
-    return glob_matches(rule->glob, path) || (below != path && glob_matches(rule->glob, below));
+    return ari_glob_matches(rule->glob, path) || (below != path && ari_glob_matches(rule->glob, below));
 }
 
 bool ari_plan_matches(const ar_plan_rule *rule, ar_arch arch, const char *path)
@@ -184,18 +197,21 @@ static const ari_family_part *part_of(ar_arch arch, const char *path)
     return NULL;
 }
 
+ar_style ari_style_in(ari_role role, ar_style s)
+{
+    if (role == ARI_TOKENS && s == AR_STYLE_ROWWISE)
+        return AR_STYLE_VOCAB;
+    if (role == ARI_TOKENS && s == AR_STYLE_COLWISE)
+        return AR_STYLE_HIDDEN;
+    return role == ARI_HEAD && s == AR_STYLE_COLWISE ? AR_STYLE_VOCAB : s;
+}
+
 ar_style ari_plan_style_of(const ar_plan *p, ar_arch arch, ari_role role, const char *path)
 {
     const ar_plan_rule *rule = ari_plan_rule_of(p, arch, path, false);
     if (ari_plan_is_default(p))
         return ari_plan_in_mlp(role) ? mlp_styles[p->mlp_order][role == ARI_DOWN] : ari_part_kind_of(role)->style;
-    if (!rule)
-        return AR_STYLE_REPLICATE;
-    if (role == ARI_TOKENS && rule->style == AR_STYLE_ROWWISE)
-        return AR_STYLE_VOCAB;
-    if (role == ARI_TOKENS && rule->style == AR_STYLE_COLWISE)
-        return AR_STYLE_HIDDEN;
-    return role == ARI_HEAD && rule->style == AR_STYLE_COLWISE ? AR_STYLE_VOCAB : rule->style;
+    return rule ? ari_style_in(role, rule->style) : AR_STYLE_REPLICATE;
 }
 
 bool ar_plan_sequence(const ar_plan *p)

@@ -299,8 +299,7 @@ static ar_status read_plan(ar_plan *gives, const json_t *o, const char *file)
     reader r = {.p = &p, .file = file};
     ar_status st = AR_OK;
     const json_t *tp = json_object_get(o, "tp_plan");
-    AR_TRY_TO(done, st, ari_alloc((void **)&p.file, strlen(file) + 1, 1, "the name of a plan"));
-    memcpy(p.file, file, strlen(file) + 1);
+    AR_TRY_TO(done, st, ar_plan_empty(&p, file));
     if (!json_is_object(o))
         AR_TRY_TO(done, st, invalid(&r, "a plan is an object with 'rules', or a tp_plan from globs to styles"));
     if (json_is_object(tp) && !json_object_get(o, "rules"))

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_PLAN_WALK_H
+#define ANYRANK_PLAN_WALK_H
+
+#include "anyrank/plan.h"
+
+AR_BEGIN_DECLS
+
+/* A plan for a module of one's own: its layers are made in the order in which values pass through them, and each is
+ * split as the plan says of its name. What a rank holds of the value that arrives at the next layer is `at`: a layer
+ * that needs another placement redistributes it first. docs/modules.md has an example.
+ *
+ * Of a rule, the input's declaration has to be what arrives, and the output's is what the layer leaves, redistributed
+ * where it makes another; without one it leaves what it makes:
+ *
+ *    layer    style       takes                         makes
+ *    linear   colwise     R, or S(1) as it arrives      S(-1)
+ *             rowwise     S(-1)                         R; S(1) or P(sum) where that is declared
+ *             replicate   R                             R
+ *    norm     replicate   R                             R
+ *             sequence    S(1)                          S(1)
+ *
+ * S(-1) are a rank's features, S(1) its positions of values [samples, positions, features], R values that every rank
+ * has. A P(sum) that is declared is never added up: the ranks continue with their terms as if each were the sum, which
+ * is wrong on more than one of them, and ar_check_module proves it. All walks of a case make the same calls on every
+ * rank. */
+typedef struct ar_plan_walk {
+    const ar_plan *plan; /* borrowed; NULL, or without rules: every layer is replicated */
+    ar_placement at;     /* zero: whole on every rank. A value with two uses is walked from the same `at` twice */
+    bool matched[AR_PLAN_RULES]; /* rules that match a layer so far */
+    char layers[192];            /* names of the layers so far, for messages */
+} ar_plan_walk;
+
+/** A linear layer, y = x W^T + b, with parameters name.weight [out, in] and name.bias [out]. Gives; ar_module_destroy.
+ *  Errors: AR_ERR_UNSUPPORTED (its style or a declaration; names the rule, the layer and what would fit; a context with
+ *  sequence parallelism, which is a plan's to say here), and those of ar_column_linear_create. On error w->at is as
+ *  before. Of forward: also AR_ERR_SHAPE (positions of a value that has none). */
+AR_NODISCARD ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                                             size_t in, size_t out, bool bias);
+/** A norm, as ar_norm_create has it. Errors: as above. */
+AR_NODISCARD ar_status ar_plan_norm_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                                           ar_norm_kind kind, size_t h, double eps);
+/** A module that places the value otherwise: w->at becomes `to`, one of R, S(-1) and S(1). Where `to` is what is there
+ *  it returns its input. Errors: AR_ERR_UNSUPPORTED (another placement), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                                                   ar_placement to);
+/** How the plan cuts an embedding (vocab, hidden, replicate) or an LM head (vocab, with output R gathered, or
+ *  replicate), for ar_embedding_create and ar_lm_head_create: the one leaves, the other takes R. Errors:
+ *  AR_ERR_UNSUPPORTED. */
+AR_NODISCARD ar_status ar_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const char *name);
+AR_NODISCARD ar_status ar_plan_head(ar_head_split *split, ar_plan_walk *w, const char *name);
+/** What a rank holds of the value here, for ar_activation_create, ar_dropout_create and losses; AR_HELD_UNTOLD of a
+ *  rank's positions, which an activation does not report and the others refuse. */
+ar_held ar_plan_held(const ar_plan_walk *w);
+/** After the last layer: whether every rule of the plan has matched one. module: whose layers they are, for the
+ *  message. Errors: AR_ERR_NOT_FOUND (names the rule, and the layers that there are). */
+AR_NODISCARD ar_status ar_plan_end(const ar_plan_walk *w, const char *module);
+
+AR_END_DECLS
+#endif

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layers of a user's module, each split as a plan says of its name. */
+#include "anyrank/plan_walk.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/context.h"
+#include "ref/core/text.h"
+#include "ref/layers/linear.h"
+#include "ref/layers/parts.h"
+#include "ref/models/plan.h"
+
+static const ar_placement whole = {AR_REPLICATE, 0}, features = {AR_SHARD, -1}, positions = {AR_SHARD, -2},
+                          partial = {AR_PARTIAL_SUM, 0};
+enum { NDIM = 3 }; /* of the values that declarations speak of, [samples, positions, features] */
+
+static bool same(ar_placement a, ar_placement b)
+{
+    return ar_placement_same(a, b, NDIM);
+}
+
+/* --- rules -------------------------------------------------------------------------------------------------------- */
+
+static ar_status refuse(const ar_plan_walk *w, const ar_plan_rule *rule, const char *name, const char *what,
+                        ar_placement p, const char *fits)
+{
+    char text[AR_PLACEMENT_TEXT];
+    return ar_error_set(AR_ERR_UNSUPPORTED, "%s: rule %zu, '%s': the %s of %s is declared %s; %s",
+                        ARI_SHOW(ari_plan_file(w->plan)), (size_t)(rule - w->plan->rule) + 1, ARI_SHOW(rule->glob),
+                        what, ARI_SHOW(name), ar_placement_text(text, p), fits);
+}
+
+/* R and I are the same here, and dimensions count from the end. False: another placement. */
+static bool normalise(ar_placement *p)
+{
+    const ar_placement known[] = {whole, features, positions, partial};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (!same(p->kind == AR_INVARIANT ? whole : *p, known[i]))
+            continue;
+        *p = known[i];
+        return true;
+    }
+    return false;
+}
+
+/* The rule of a layer (the last that matches; NULL: none) and its style, one of those of `styles`. The declared input
+ * is what arrives. */
+static ar_status ask(ar_plan_walk *w, const char *name, ari_role role, unsigned styles, const char *fits,
+                     const ar_plan_rule **rule, ar_style *style)
+{
+    const size_t rules = w->plan ? w->plan->rules : 0;
+    ari_text layers = {.at = w->layers, .cap = sizeof w->layers, .used = strlen(w->layers)};
+    *rule = NULL;
+    for (size_t i = 0; i < rules; i++) {
+        const ar_plan_rule *r = &w->plan->rule[i];
+        if (r->style == AR_STYLE_PREPARE || !ari_glob_matches(r->glob, name))
+            continue;
+        w->matched[i] = true;
+        *rule = r;
+    }
+    ari_say(&layers, "%s%s", layers.used > 0 ? ", " : "", name);
+    *style = *rule ? ari_style_in(role, (*rule)->style) : AR_STYLE_REPLICATE;
+    if (!(styles >> *style & 1))
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s; %s", ARI_SHOW(ari_plan_file(w->plan)), ARI_SHOW(name),
+                            ar_style_name(*style), fits);
+    const ar_plan_value *in = *rule ? &(*rule)->input[0] : NULL;
+    ar_placement declared = in ? in->from : whole;
+    if (!in || !in->given || (normalise(&declared) && same(declared, w->at)))
+        return AR_OK;
+    char arrives[AR_PLACEMENT_TEXT + 16], text[AR_PLACEMENT_TEXT];
+    snprintf(arrives, sizeof arrives, "%s would fit", ar_placement_text(text, w->at));
+    return refuse(w, *rule, name, "input", in->from, arrives);
+}
+
+/* What the layer leaves: what the rule declares, or else what it makes. */
+static ar_status output(const ar_plan_walk *w, const ar_plan_rule *rule, const char *name, ar_placement makes,
+                        bool may_be_partial, ar_placement *leaves)
+{
+    *leaves = makes;
+    if (!rule || !rule->output.given)
+        return AR_OK;
+    *leaves = rule->output.to;
+    if (normalise(leaves) && (may_be_partial || leaves->kind != AR_PARTIAL_SUM))
+        return AR_OK;
+    return refuse(w, rule, name, "output", rule->output.to,
+                  may_be_partial ? "R, S(-1), S(1) and P(sum) are possible" : "R, S(-1) and S(1) are possible");
+}
+
+/* --- a layer between two redistributions -------------------------------------------------------------------------- */
+
+typedef struct planned {
+    ar_module base;
+    ar_module *part[3]; /* [parts]: a redistribution where there is one, the layer, another */
+    size_t parts;
+    size_t layer;       /* of the parts */
+    bool by_positions;  /* the layer takes or makes a rank's positions, as layers do under sequence parallelism */
+    bool has_positions; /* some value here is placed by positions */
+} planned;
+
+static ar_status check_positions(const planned *m, const ar_tensor *t)
+{
+    if (!m->has_positions || t->ndim >= NDIM)
+        return AR_OK;
+    return ar_error_set(AR_ERR_SHAPE,
+                        "%s: the plan splits positions, S(1), and the value has %d dimensions, expected [samples, "
+                        "positions, features]; features are S(-1)",
+                        m->base.name, t->ndim);
+}
+
+/* The layer itself runs as under sequence parallelism, and no other part of the module does. */
+static bool enter(const planned *m, ar_ctx *ctx, size_t i)
+{
+    const bool before = ctx->sp;
+    ctx->sp = before || (m->by_positions && i == m->layer);
+    return before;
+}
+
+static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                         const ar_batch *batch)
+{
+    const planned *m = (const planned *)base;
+    ar_tensor in = *x;
+    *y = in;
+    AR_TRY(check_positions(m, x));
+    for (size_t i = 0; i < m->parts; i++) {
+        const bool sp = enter(m, ctx, i);
+        const ar_status st = ar_module_forward(m->part[i], ctx, saved, y, &in, batch);
+        ctx->sp = sp;
+        AR_TRY(st);
+        in = *y;
+    }
+    return AR_OK;
+}
+
+static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                          const ar_batch *batch)
+{
+    const planned *m = (const planned *)base;
+    ar_tensor d = *dy, next = d;
+    for (size_t i = m->parts; i-- > 0;) {
+        const bool sp = enter(m, ctx, i);
+        const ar_status st = ar_module_backward(m->part[i], ctx, saved, i > 0 || dx ? &next : NULL, &d, batch);
+        ctx->sp = sp;
+        AR_TRY(st);
+        d = next;
+    }
+    if (dx)
+        *dx = d;
+    return AR_OK;
+}
+
+static size_t children(const ar_module *base, ar_module **out, size_t cap)
+{
+    const planned *m = (const planned *)base;
+    for (size_t i = 0; i < m->parts && i < cap; i++)
+        out[i] = m->part[i];
+    return m->parts;
+}
+
+static void destroy(ar_module *base)
+{
+    planned *m = (planned *)base;
+    for (size_t i = 0; i < m->parts; i++)
+        ar_module_destroy(m->part[i]);
+    free(m);
+}
+
+/* A redistribution keeps values and gradients whole where they are whole: I. */
+static ar_status add_move(planned *m, ar_ctx *ctx, ar_placement from, ar_placement to)
+{
+    const ar_placement invariant = {AR_INVARIANT, 0};
+    m->has_positions = m->has_positions || same(from, positions) || same(to, positions);
+    if (same(from, to))
+        return AR_OK;
+    AR_TRY(ar_redistribution_create(&m->part[m->parts], ctx, m->base.name, same(from, whole) ? invariant : from,
+                                    same(to, whole) ? invariant : to));
+    m->parts++;
+    return AR_OK;
+}
+
+/* What a layer is made of, and how. */
+typedef struct layer_spec {
+    ar_placement takes, makes, leaves;
+    ar_status (*create)(ar_module **gives, ar_ctx *ctx, const char *name, const void *what);
+    const void *what;
+} layer_spec;
+
+static ar_status complete(planned *m, ar_ctx *ctx, ar_placement at, const layer_spec *s)
+{
+    AR_TRY(add_move(m, ctx, at, s->takes));
+    if (s->create) {
+        m->by_positions = same(s->takes, positions) || same(s->makes, positions);
+        m->layer = m->parts;
+        const bool sp = enter(m, ctx, m->layer);
+        const ar_status st = s->create(&m->part[m->parts], ctx, m->base.name, s->what);
+        ctx->sp = sp;
+        AR_TRY(st);
+        m->parts++;
+    }
+    return add_move(m, ctx, s->makes, s->leaves);
+}
+
+static ar_status create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, const layer_spec *s)
+{
+    static const ar_module_ops ops = {
+        .kind = "planned", .forward = forward, .backward = backward, .children = children, .destroy = destroy};
+    planned *m = NULL;
+    if (ctx->sp)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s: the context has sequence parallelism (sp); here a plan asks for it, by norms in "
+                            "sequence style and outputs S(1): leave sp out",
+                            ARI_SHOW(name));
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
+    AR_TRY(ari_module_end(gives, &m->base, complete(m, ctx, w->at, s)));
+    /* Terms that nobody adds up are taken for the sum. */
+    w->at = s->leaves.kind == AR_PARTIAL_SUM ? whole : s->leaves;
+    return AR_OK;
+}
+
+/* --- layers ------------------------------------------------------------------------------------------------------- */
+
+static ar_status create_linear(ar_module **gives, ar_ctx *ctx, const char *name, const void *what)
+{
+    ari_linear_spec s = *(const ari_linear_spec *)what;
+    s.part[0].name = name;
+    s.sequence = ari_ctx_sp(ctx);
+    return ari_linear_module_create(gives, ctx, &s, false);
+}
+
+ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t in,
+                                size_t out, bool bias)
+{
+    const ar_plan_rule *rule;
+    ar_style style;
+    layer_spec s = {.takes = whole, .makes = whole, .create = create_linear};
+    AR_TRY(ask(w, name, ARI_FIRST, 1u << AR_STYLE_COLWISE | 1u << AR_STYLE_ROWWISE | 1u << AR_STYLE_REPLICATE,
+               "a linear layer is colwise, rowwise or replicate", &rule, &style));
+    if (style == AR_STYLE_COLWISE) {
+        s.makes = features;
+        if (same(w->at, positions)) /* gathers its input itself, and scatters the gradient */
+            s.takes = positions;
+    }
+    AR_TRY(output(w, rule, name, s.makes, style == AR_STYLE_ROWWISE, &s.leaves));
+    if (style == AR_STYLE_ROWWISE) {
+        s.takes = features;
+        if (same(s.leaves, positions) || s.leaves.kind == AR_PARTIAL_SUM) /* what its sum becomes at once */
+            s.makes = s.leaves;
+    }
+    const ari_linear_spec linear = {.style = style == AR_STYLE_COLWISE   ? ARI_COLUMN
+                                             : style == AR_STYLE_ROWWISE ? ARI_ROW
+                                                                         : ARI_WHOLE,
+                                    .n = 1,
+                                    .part = {{.out = out}},
+                                    .in = in,
+                                    .bias = bias,
+                                    .input_is_sharded = true,
+                                    .leaves_partial = s.makes.kind == AR_PARTIAL_SUM};
+    s.what = &linear;
+    return create(gives, ctx, w, name, &s);
+}
+
+typedef struct norm_spec {
+    ar_norm_kind kind;
+    size_t h;
+    double eps;
+} norm_spec;
+
+static ar_status create_norm(ar_module **gives, ar_ctx *ctx, const char *name, const void *what)
+{
+    const norm_spec *s = what;
+    return ar_norm_create(gives, ctx, name, s->kind, s->h, s->eps);
+}
+
+ar_status ar_plan_norm_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, ar_norm_kind kind,
+                              size_t h, double eps)
+{
+    const norm_spec norm = {kind, h, eps};
+    const ar_plan_rule *rule;
+    ar_style style;
+    layer_spec s = {.create = create_norm, .what = &norm};
+    AR_TRY(ask(w, name, ARI_NORM1, 1u << AR_STYLE_REPLICATE | 1u << AR_STYLE_SEQUENCE,
+               "a norm is replicate or sequence", &rule, &style));
+    s.takes = s.makes = style == AR_STYLE_SEQUENCE ? positions : whole;
+    AR_TRY(output(w, rule, name, s.makes, false, &s.leaves));
+    return create(gives, ctx, w, name, &s);
+}
+
+ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                                      ar_placement to)
+{
+    char text[AR_PLACEMENT_TEXT];
+    ar_placement p = to;
+    if (!normalise(&p) || p.kind == AR_PARTIAL_SUM)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: to %s; R, S(-1) and S(1) are possible", ARI_SHOW(name),
+                            ar_placement_text(text, to));
+    const layer_spec s = {.takes = p, .makes = p, .leaves = p};
+    return create(gives, ctx, w, name, &s);
+}
+
+/* --- embeddings and heads ----------------------------------------------------------------------------------------- */
+
+ar_status ar_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const char *name)
+{
+    const ar_plan_rule *rule;
+    ar_style style;
+    ar_placement leaves;
+    AR_TRY(ask(w, name, ARI_TOKENS, 1u << AR_STYLE_VOCAB | 1u << AR_STYLE_HIDDEN | 1u << AR_STYLE_REPLICATE,
+               "vocab (rowwise), hidden (colwise) and replicate are possible", &rule, &style));
+    AR_TRY(output(w, rule, name, whole, false, &leaves));
+    if (!same(leaves, whole))
+        return refuse(w, rule, name, "output", leaves, "R would fit");
+    *split = style == AR_STYLE_VOCAB    ? AR_EMBEDDING_VOCAB
+             : style == AR_STYLE_HIDDEN ? AR_EMBEDDING_HIDDEN
+                                        : AR_EMBEDDING_WHOLE;
+    w->at = whole;
+    return AR_OK;
+}
+
+ar_status ar_plan_head(ar_head_split *split, ar_plan_walk *w, const char *name)
+{
+    const ar_plan_rule *rule;
+    ar_style style;
+    ar_placement leaves;
+    char text[AR_PLACEMENT_TEXT];
+    AR_TRY(ask(w, name, ARI_HEAD, 1u << AR_STYLE_VOCAB | 1u << AR_STYLE_REPLICATE,
+               "vocab (colwise) and replicate are possible", &rule, &style));
+    if (!same(w->at, whole))
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s arrives, and a head takes R: redistribute before it",
+                            ARI_SHOW(name), ar_placement_text(text, w->at));
+    AR_TRY(output(w, rule, name, style == AR_STYLE_VOCAB ? features : whole, false, &leaves));
+    if (!same(leaves, whole) && !(style == AR_STYLE_VOCAB && same(leaves, features)))
+        return refuse(w, rule, name, "output", leaves, style == AR_STYLE_VOCAB ? "S(-1) and R fit" : "R would fit");
+    *split = style == AR_STYLE_REPLICATE ? AR_HEAD_WHOLE : same(leaves, whole) ? AR_HEAD_GATHER : AR_HEAD_VOCAB;
+    w->at = leaves;
+    return AR_OK;
+}
+
+ar_held ar_plan_held(const ar_plan_walk *w)
+{
+    return same(w->at, whole) ? AR_HELD_WHOLE : same(w->at, features) ? AR_HELD_SHARD : AR_HELD_UNTOLD;
+}
+
+ar_status ar_plan_end(const ar_plan_walk *w, const char *module)
+{
+    for (size_t i = 0; w->plan && i < w->plan->rules; i++) {
+        const ar_plan_rule *r = &w->plan->rule[i];
+        if (!w->matched[i])
+            return ar_error_set(AR_ERR_NOT_FOUND, "%s: rule %zu, '%s': %s; the layers of %s are %s",
+                                ARI_SHOW(ari_plan_file(w->plan)), i + 1, ARI_SHOW(r->glob),
+                                r->style == AR_STYLE_PREPARE
+                                    ? "a module of one's own is not prepared: declare inputs and outputs of its layers"
+                                    : "no layer has this name",
+                                ARI_SHOW(module), ARI_SHOW(w->layers));
+    }
+    return AR_OK;
+}

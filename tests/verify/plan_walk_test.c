@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Modules of one's own whose layers a plan splits: every plan of right declarations has one rank's bits, one that leaves
+ * terms of a sum has not, and what cannot be built is refused by name. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "anyrank/check_module.h"
+#include "anyrank/plan_walk.h"
+#include "support/small.h"
+
+TestSuite(plan_walk, .timeout = 300);
+
+enum { SAMPLES = 3, POSITIONS = 4, WIDTH = 8, FFN = 12, LAYERS = 5 };
+
+typedef struct given {
+    const ar_plan *plan;
+    bool flat; /* samples of one dimension */
+    float x[SAMPLES * POSITIONS * WIDTH], y[SAMPLES * POSITIONS * WIDTH];
+} given;
+
+/* norm - up - activation - down - out (R) */
+static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
+{
+    const given *g = user;
+    ar_plan_walk w = {.plan = g->plan};
+    ar_module *m[LAYERS] = {NULL};
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_LAYER, WIDTH, 1e-5));
+    AR_TRY_TO(failed, st, ar_plan_linear_create(&m[1], ctx, &w, "net.up", WIDTH, FFN, true));
+    AR_TRY_TO(failed, st, ar_activation_create(&m[2], ctx, "net.act", AR_ACT_SILU, ar_plan_held(&w)));
+    AR_TRY_TO(failed, st, ar_plan_linear_create(&m[3], ctx, &w, "net.down", FFN, WIDTH, true));
+    AR_TRY_TO(failed, st, ar_plan_redistribute_create(&m[4], ctx, &w, "net.out", (ar_placement){AR_REPLICATE, 0}));
+    AR_TRY_TO(failed, st, ar_plan_end(&w, "net"));
+    AR_TRY_TO(failed, st, ar_sequential_create(module, "net", m, LAYERS, true));
+    return ar_squared_error_create(loss, ctx, "loss");
+failed:
+    for (int i = 0; i < LAYERS; i++)
+        ar_module_destroy(m[i]);
+    return st;
+}
+
+static ar_status batch(void *user, int step, ar_batch *b)
+{
+    given *g = user;
+    (void)step;
+    for (int i = 0; i < SAMPLES * POSITIONS * WIDTH; i++) {
+        g->x[i] = (float)((i * 7919 + 104729) % 1000) / 500.0f - 1.0f;
+        g->y[i] = (float)((i * 104729 + 7919) % 1000) / 500.0f - 1.0f;
+    }
+    const ar_batch cube = {.batch = SAMPLES, .sample_ndim = 2, .sample_shape = {POSITIONS, WIDTH}},
+                   flat = {.batch = SAMPLES * POSITIONS, .sample_ndim = 1, .sample_shape = {WIDTH}};
+    *b = g->flat ? flat : cube;
+    b->seq = 1;
+    b->input = g->x;
+    b->target = g->y;
+    b->target_width = g->flat ? WIDTH : POSITIONS * WIDTH;
+    return AR_OK;
+}
+
+static ar_plan plan_of(const char *text)
+{
+    ar_plan p;
+    cr_assert_eq(ar_plan_parse(&p, text, strlen(text), "p.json"), AR_OK, "%s", ar_error_message());
+    return p;
+}
+
+/* NULL: an error before any layout ran. */
+static ar_check_report *check(const char *text, bool flat, const ar_parallel *p, size_t n)
+{
+    ar_plan plan = plan_of(text);
+    given g = {.plan = &plan, .flat = flat};
+    const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
+    const ar_check_module_options o = {.parallel = p,
+                                       .layouts = n,
+                                       .run.steps = 1,
+                                       .run.clip = 0.25,
+                                       .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW)};
+    ar_check_report *r = NULL;
+    const ar_status st = ar_check_module(&r, &c, &o);
+    cr_expect((st == AR_OK) == (r != NULL));
+    ar_plan_fini(&plan);
+    return r;
+}
+
+/* --- right plans -------------------------------------------------------------------------------------------------- */
+
+typedef struct layer {
+    const char *name;
+    const char *style[3];
+} layer;
+static const layer layers[3] = {{"net.norm", {"replicate", "sequence"}},
+                                {"net.up", {"colwise", "rowwise", "replicate"}},
+                                {"net.down", {"colwise", "rowwise", "replicate"}}};
+static const char *const outputs[] = {NULL, "R", "S(-1)", "S(1)"};
+enum { STYLES = 2 * 3 * 3, OUTPUTS = 4 * 4 * 4 };
+
+/* The plan of number i among all styles and outputs; inputs are declared as what the layer before leaves. */
+static void write_plan(char *text, size_t cap, int i)
+{
+    const char *at = "R";
+    size_t used = (size_t)snprintf(text, cap, "{\"rules\": [");
+    for (int k = 0; k < 3; k++) {
+        const int styles = k == 0 ? 2 : 3;
+        const char *style = layers[k].style[i % styles], *out = outputs[i / styles % 4];
+        char declared[32] = "";
+        i /= styles * 4;
+        if (out)
+            snprintf(declared, sizeof declared, ", \"output\": \"%s\"", out);
+        used +=
+            (size_t)snprintf(text + used, cap - used, "%s{\"modules\": \"%s\", \"style\": \"%s\", \"input\": \"%s\"%s}",
+                             k > 0 ? ", " : "", layers[k].name, style, at, declared);
+        at = out ? out : strcmp(style, "colwise") == 0 ? "S(-1)" : strcmp(style, "sequence") == 0 ? "S(1)" : "R";
+    }
+    snprintf(text + used, cap - used, "]}");
+}
+
+Test(plan_walk, every_plan_of_right_declarations_has_one_ranks_bits)
+{
+    static const ar_parallel layouts[] = {{.tp = 2}, {.dp = 2, .tp = 4, .zero = 1, .micro_batches = 2}};
+    const int stride = by_scale(97, 13, 1); /* odd, and no multiple of 3: all styles and outputs are met */
+    for (int i = 0; i < STYLES * OUTPUTS; i += stride) {
+        char text[800];
+        write_plan(text, sizeof text, i);
+        ar_check_report *r = check(text, false, layouts, 2);
+        cr_assert_not_null(r, "%s: %s", text, ar_error_message());
+        for (size_t k = 0; k < 2; k++)
+            cr_expect_eq(r->run[k].result, AR_CHECK_SAME, "%s, layout %zu: %s %s", text, k, r->run[k].first.tensor,
+                         r->run[k].error ? r->run[k].error : "");
+        ar_check_report_destroy(r);
+    }
+}
+
+Test(plan_walk, values_without_positions_have_their_features_split)
+{
+    static const ar_parallel tp2 = {.tp = 2};
+    ar_check_report *r = check("{\"rules\": [{\"modules\": \"*.up\", \"style\": \"colwise\"}, "
+                               "{\"modules\": \"*.down\", \"style\": \"rowwise\"}]}",
+                               true, &tp2, 1);
+    cr_assert_not_null(r, "%s", ar_error_message());
+    cr_expect_eq(r->run[0].result, AR_CHECK_SAME);
+    ar_check_report_destroy(r);
+    cr_expect_null(check("{\"rules\": [{\"modules\": \"*.norm\", \"style\": \"sequence\"}]}", true, &tp2, 1));
+    cr_expect_not_null(strstr(ar_error_message(), "net.norm: the plan splits positions, S(1), and the value has 2"),
+                       "%s", ar_error_message());
+}
+
+/* --- wrong plans -------------------------------------------------------------------------------------------------- */
+
+Test(plan_walk, terms_that_nobody_adds_up_are_proved_wrong_where_they_are)
+{
+    static const ar_parallel layouts[] = {{.tp = 1}, {.tp = 2}};
+    static const struct {
+        const char *layer, *text;
+    } rows[] = {{"net.down:fwd", "{\"rules\": [{\"modules\": \"*.up\", \"style\": \"colwise\"}, "
+                                 "{\"modules\": \"*.down\", \"style\": \"rowwise\", \"output\": \"P(sum)\"}]}"},
+                {"net.up:fwd", "{\"net.up\": \"local_rowwise\", \"net.down\": \"colwise_rep\"}"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        ar_check_report *r = check(rows[i].text, false, layouts, 2);
+        cr_assert_not_null(r, "%s", ar_error_message());
+        cr_expect_eq(r->run[0].result, AR_CHECK_SAME);
+        cr_expect_eq(r->run[1].result, AR_CHECK_DIFFERENT);
+        cr_expect_str_eq(r->run[1].first.tensor, rows[i].layer);
+        ar_check_report_destroy(r);
+    }
+}
+
+Test(plan_walk, what_cannot_be_built_is_refused_by_rule_and_layer)
+{
+    static const ar_parallel tp2 = {.tp = 2};
+    static const struct {
+        const char *rules, *message;
+    } rows[] = {
+        {"{\"modules\": \"*.dwn\", \"style\": \"rowwise\"}",
+         "p.json: rule 1, '*.dwn': no layer has this name; the layers of net are net.norm, net.up, net.down"},
+        {"{\"modules\": \"net\", \"style\": \"prepare\", \"input\": [[\"S(1)\", \"R\"]]}",
+         "p.json: rule 1, 'net': a module of one's own is not prepared: declare"},
+        {"{\"modules\": \"*.norm\", \"style\": \"colwise\"}", "p.json: net.norm is colwise; a norm is replicate or"},
+        {"{\"modules\": \"*.up\", \"style\": \"sequence\"}", "p.json: net.up is sequence; a linear layer is colwise"},
+        {"{\"modules\": \"*.up\", \"style\": \"vocab\"}", "p.json: net.up is vocab; a linear layer is colwise"},
+        {"{\"modules\": \"*.up\", \"style\": \"colwise\"}, "
+         "{\"modules\": \"*.down\", \"style\": \"rowwise\", \"input\": \"R\"}",
+         "p.json: rule 2, '*.down': the input of net.down is declared R; S(-1) would fit"},
+        {"{\"modules\": \"*.up\", \"style\": \"colwise\", \"input\": \"P(sum)\"}",
+         "p.json: rule 1, '*.up': the input of net.up is declared P(sum); R would fit"},
+        {"{\"modules\": \"*.up\", \"style\": \"colwise\", \"output\": \"P(sum)\"}",
+         "p.json: rule 1, '*.up': the output of net.up is declared P(sum); R, S(-1) and S(1) are possible"},
+        {"{\"modules\": \"*.up\", \"style\": \"rowwise\", \"output\": \"S(0)\"}",
+         "p.json: rule 1, '*.up': the output of net.up is declared S(0); R, S(-1), S(1) and P(sum) are possible"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[400];
+        snprintf(text, sizeof text, "{\"rules\": [%s]}", rows[i].rules);
+        cr_expect_null(check(text, false, &tp2, 1), "%s", text);
+        cr_expect_not_null(strstr(ar_error_message(), rows[i].message), "%s: %s", text, ar_error_message());
+    }
+}
+
+Test(plan_walk, what_does_not_divide_is_an_error_of_that_layout)
+{
+    static const ar_parallel layouts[] = {{.tp = 3}, {.tp = 2}};
+    ar_check_report *r = check("{\"net.norm\": \"sequence_parallel\"}", false, layouts, 2);
+    cr_assert_not_null(r, "%s", ar_error_message());
+    cr_expect_eq(r->run[0].result, AR_CHECK_ERROR);
+    cr_expect_not_null(strstr(r->run[0].error, "3"), "%s", r->run[0].error);
+    cr_expect_eq(r->run[1].result, AR_CHECK_SAME);
+    ar_check_report_destroy(r);
+}
+
+/* --- one layer ---------------------------------------------------------------------------------------------------- */
+
+Test(plan_walk, a_plan_by_calls_holds_its_own_rules_alone)
+{
+    ar_plan p;
+    ar_plan_walk w = {.plan = &p};
+    ar_embedding_split tokens;
+    ar_head_split head;
+    cr_assert_eq(ar_plan_empty(&p, "mine"), AR_OK);
+    cr_assert_eq(ar_plan_add(&p, AR_ARCH_LLAMA, "words", AR_STYLE_ROWWISE), AR_OK);
+    cr_assert_eq(ar_plan_add(&p, AR_ARCH_LLAMA, "answer", AR_STYLE_COLWISE), AR_OK);
+    cr_expect_eq(p.rules, 2u);
+    cr_assert_eq(ar_plan_embedding(&tokens, &w, "words"), AR_OK);
+    cr_expect_eq(tokens, AR_EMBEDDING_VOCAB);
+    cr_expect_eq(ar_plan_end(&w, "chat"), AR_ERR_NOT_FOUND);
+    cr_expect_str_eq(ar_error_message(),
+                     "mine: rule 2, 'answer': no layer has this name; the layers of chat are words");
+    cr_assert_eq(ar_plan_head(&head, &w, "answer"), AR_OK);
+    cr_expect_eq(head, AR_HEAD_VOCAB);
+    cr_expect_eq(ar_plan_held(&w), AR_HELD_SHARD);
+    cr_expect_eq(ar_plan_end(&w, "chat"), AR_OK);
+    cr_expect_eq(ar_plan_head(&head, &w, "other"), AR_ERR_UNSUPPORTED);
+    cr_expect_not_null(strstr(ar_error_message(), "other: S(-1) arrives, and a head takes R"));
+    ar_plan_fini(&p);
+}
+
+Test(plan_walk, embeddings_and_heads_are_cut_as_those_of_models)
+{
+    static const struct {
+        const char *style, *output;
+        int tokens, head; /* splits; -1: refused */
+    } rows[] = {{"vocab", "R", AR_EMBEDDING_VOCAB, AR_HEAD_GATHER},
+                {"rowwise", "R", AR_EMBEDDING_VOCAB, -1},
+                {"hidden", "R", AR_EMBEDDING_HIDDEN, -1},
+                {"colwise", "R", AR_EMBEDDING_HIDDEN, AR_HEAD_GATHER},
+                {"colwise", "S(-1)", -1, AR_HEAD_VOCAB},
+                {"replicate", "R", AR_EMBEDDING_WHOLE, AR_HEAD_WHOLE},
+                {"replicate", "S(-1)", -1, -1},
+                {"vocab", "S(1)", -1, -1},
+                {"sequence", "R", -1, -1}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[200];
+        ar_embedding_split tokens = 0;
+        ar_head_split head = 0;
+        snprintf(text, sizeof text, "{\"rules\": [{\"modules\": \"t\", \"style\": \"%s\", \"output\": \"%s\"}]}",
+                 rows[i].style, rows[i].output);
+        ar_plan p = plan_of(text);
+        ar_plan_walk w = {.plan = &p}, other = w;
+        cr_expect_eq(ar_plan_embedding(&tokens, &w, "t"), rows[i].tokens < 0 ? AR_ERR_UNSUPPORTED : AR_OK, "%s", text);
+        cr_expect(rows[i].tokens < 0 || (int)tokens == rows[i].tokens, "%s", text);
+        cr_expect_eq(ar_plan_head(&head, &other, "t"), rows[i].head < 0 ? AR_ERR_UNSUPPORTED : AR_OK, "%s", text);
+        cr_expect(rows[i].head < 0 || (int)head == rows[i].head, "%s", text);
+        ar_plan_fini(&p);
+    }
+}
+
+static ar_status build_under_sp(ar_comm *world, void *user)
+{
+    ar_ctx_options o = {.tp = world, .sp = true};
+    ar_ctx *ctx = NULL;
+    ar_plan_walk w = {0};
+    ar_module *m = NULL;
+    (void)user;
+    ar_status st = ar_device_cpu_create(&o.device, 1);
+    if (st == AR_OK)
+        st = ar_ctx_create(&ctx, &o);
+    if (st == AR_OK)
+        st = ar_plan_linear_create(&m, ctx, &w, "l", 4, 4, false);
+    ar_module_destroy(m);
+    ar_ctx_destroy(ctx);
+    ar_device_destroy(o.device);
+    return st;
+}
+
+Test(plan_walk, sequence_parallelism_is_the_plans_to_say)
+{
+    cr_expect_eq(ar_sim_run(1, NULL, build_under_sp, NULL, NULL), AR_ERR_UNSUPPORTED);
+    cr_expect_not_null(strstr(ar_error_message(), "l: the context has sequence parallelism (sp)"), "%s",
+                       ar_error_message());
+}
