@@ -140,7 +140,6 @@ static ar_status check_with(ari_checked *gives, const ari_check_values *v, const
     o->progress = ari_progress_show;
     o->progress_user = &progress;
     gives->run = o->run;
-    gives->run.plan = (ar_plan){0};
     AR_TRY(announce(v, o, &c));
     const ar_status st = ar_check(&gives->report, o);
     ari_progress_end(&progress);
@@ -151,7 +150,7 @@ static ar_status check_model(ari_checked *gives, const ari_check_values *v, cons
 {
     ar_check_options o = v->o;
     const ar_status st = check_with(gives, v, model, &o);
-    ar_plan_fini(&o.run.plan);
+    gives->run.plan = o.run.plan;
     return st;
 }
 
@@ -298,8 +297,10 @@ ar_status ari_command_check(void *values, int *exit_code)
         st = ari_check_values_complete(v);
     if (st == AR_OK)
         st = run_models(v, models, n, &watch, checked, exit_code);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         ar_check_report_destroy(checked[i].report);
+        ar_plan_fini(&checked[i].run.plan);
+    }
     ari_watch_fini(&watch);
     return st;
 }

@@ -109,6 +109,7 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
     json_object_set_new(o, "numerics", json_string(ari_numerics_names[v->r.run.numerics]));
     ari_device_json(o, &run->device);
     json_object_set_new(o, "layout", ari_layout_json(&run->parallel, r->batch));
+    json_object_set_new(o, "plan", ari_plan_json(&run->plan));
     if (v->r.inject)
         json_object_set_new(o, "fault", json_string(v->r.inject));
     json_object_set_new(o, "outputs_hash", json_string(r->outputs_hash));
@@ -147,6 +148,7 @@ static ar_status print(const ar_grads_result *r, const grads_values *v, const ar
         ari_loss_print(stdout, &run->loss);
         printf(")\n");
     }
+    ari_plan_print(stdout, &run->plan);
     ari_ranks_print(stdout, run, ar_parallel_world(&run->parallel));
     printf("%zu tensors in %s at %s; hash %s\n", r->tensors, ARI_SECONDS(r->seconds),
            ARI_LAYOUT(&run->parallel, r->batch), r->outputs_hash);

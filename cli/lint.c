@@ -104,6 +104,7 @@ static json_t *as_json(const ar_lint_report *r, const ari_step_case *c, const ch
         json_array_append_new(findings, finding_json(&r->finding[i]));
     json_object_set_new(o, "model", ari_json_text(c->config->name));
     json_object_set_new(o, "layout", ari_layout_json(&run->parallel, run->batch));
+    json_object_set_new(o, "plan", ari_plan_json(&run->plan));
     json_object_set_new(o, "batch", json_integer((json_int_t)run->batch));
     json_object_set_new(o, "seq", json_integer((json_int_t)run->seq));
     json_object_set_new(o, "fault", ari_json_text_or_null(inject));

@@ -5,7 +5,11 @@
 
 #include "anyrank/comm.h"
 #include "anyrank/device.h"
+#include "cli/command.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
+#include "ref/io/json.h"
+#include "ref/models/plan.h"
 
 const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
 const char *const ari_bucket_mode_names[] = {"overlap", "eager", NULL};
@@ -170,6 +174,29 @@ ar_status ari_layout_plan(const ari_run_values *v, ar_run *run)
     AR_TRY(ar_plan_load(&run->plan, v->plan));
     run->parallel.sp = run->parallel.sp || (run->parallel.tp > 1 && ar_plan_sequence(&run->plan));
     return AR_OK;
+}
+
+void ari_plan_print(FILE *to, const ar_plan *p)
+{
+    char hash[65] = "?";
+    if (p->rules > 0 && ari_plan_hash(hash, p) == AR_OK)
+        fprintf(to, "plan %s: %zu rule%s, sha256 %.12s\n", ARI_SHOW(ari_plan_file(p)), p->rules,
+                p->rules == 1 ? "" : "s", hash);
+    else if (p->mlp_order != AR_MLP_COLUMN_ROW)
+        fprintf(to, "plan of the architecture, with MLPs %s\n", ari_mlp_order_names[p->mlp_order]);
+}
+
+json_t *ari_plan_json(const ar_plan *p)
+{
+    json_t *rules = NULL;
+    char hash[65];
+    if (p->rules == 0)
+        return json_pack("{s:n, s:s, s:n, s:n}", "file", "mlp_order", ari_mlp_order_names[p->mlp_order], "sha256",
+                         "rules");
+    if (ari_plan_hash(hash, p) != AR_OK || ari_plan_rules_json(&rules, p) != AR_OK)
+        return NULL;
+    return json_pack("{s:o, s:n, s:s, s:o}", "file", ari_json_text_or_null(p->file), "mlp_order", "sha256", hash,
+                     "rules", rules);
 }
 
 /* Samples of a data-parallel rank. */

@@ -94,6 +94,12 @@ uint64_t ari_layout_timeout_ns(const ari_run_values *v);
 /** Loads the plan that --plan names, if any, into a run that ari_run_of gave, and turns sequence parallelism on where it
  *  asks for that. The run then owns it: ar_plan_fini. Errors: AR_ERR_ARG (with --mlp-order), those of ar_plan_load. */
 AR_NODISCARD ar_status ari_layout_plan(const ari_run_values *v, ar_run *run);
+/** A line "plan p.json: 4 rules, sha256 0123456789ab", or one that says the order of the MLPs; none of the usual default
+ *  plan. */
+void ari_plan_print(FILE *to, const ar_plan *p);
+/** What a report has to say for its run to be repeated: `file`, `rules` as one has them and their `sha256`, null of a
+ *  default plan; `mlp_order`, null of a file's. Gives; NULL without memory. */
+json_t *ari_plan_json(const ar_plan *p);
 
 enum { ARI_LAYOUT_TEXT = 128 };
 /** ar_parallel_text, and behind it the samples of each data-parallel rank where they are not equally many: "dp=3

@@ -161,6 +161,8 @@ static json_t *json_model(const ari_checked *c)
                   json_vacuous(&r->vacuous), "baseline", baseline, "gradcheck", json_gradcheck(r), "notes",
                   ari_config_notes(NULL, &r->config), "dump", ari_json_text_or_null(r->dump), "runs", runs);
     ari_loss_json(model, &c->run.loss);
+    if (!c->module)
+        json_object_set_new(model, "plan", ari_plan_json(&c->run.plan));
     return model;
 }
 

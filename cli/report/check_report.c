@@ -59,6 +59,7 @@ static void print_head(FILE *to, const ari_checked *c)
     if (r->precision != AR_PRECISION_F32)
         fprintf(to, ", products in %s", ar_precision_name(r->precision));
     fprintf(to, "\n");
+    ari_plan_print(to, &c->run.plan);
     fprintf(to, "baseline on one rank, independent code: loss");
     print_losses(to, r->loss, r->steps > 1 ? r->steps : 1);
     fprintf(to, ", %s", ARI_SECONDS(r->baseline_seconds));

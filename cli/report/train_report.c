@@ -45,6 +45,7 @@ static void print_layout(FILE *to, const ar_training_options *o)
     if (p->zero > 0)
         fprintf(to, "%seach keeps its share of the optimizer's state", before);
     fprintf(to, "\n");
+    ari_plan_print(to, &o->run.plan);
     ari_ranks_print(to, &o->run, world);
 }
 
@@ -224,6 +225,7 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     json_object_set_new(j, "weights", json_string(origin(r, o)));
     json_object_set_new(j, "data", json_data(r, o));
     json_object_set_new(j, "layout", ari_layout_json(&o->run.parallel, o->run.batch));
+    json_object_set_new(j, "plan", ari_plan_json(&o->run.plan));
     json_object_set_new(j, "batch", json_integer((json_int_t)o->run.batch));
     json_object_set_new(j, "seq", json_integer((json_int_t)o->run.seq));
     json_object_set_new(j, "optimizer", ari_optimizer_json(&o->run.optimizer));

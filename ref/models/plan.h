@@ -4,6 +4,8 @@
 #ifndef ARI_MODELS_PLAN_H
 #define ARI_MODELS_PLAN_H
 
+#include <jansson.h>
+
 #include "anyrank/plan.h"
 #include "ref/models/family.h"
 
@@ -14,6 +16,13 @@ AR_NODISCARD ar_status ari_plan_put(ar_plan *p, const ar_plan_rule *rule);
 const char *ari_plan_file(const ar_plan *p);
 /** Whether it is the architecture's own, without rules. */
 bool ari_plan_is_default(const ar_plan *p);
+
+/** Its rules as the array that a file has, in which aliases are globs and a tp_plan's names are what they mean. Gives;
+ *  json_decref. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_plan_rules_json(json_t **gives, const ar_plan *p);
+/** The SHA-256 of that array's compact text: of what the plan says, whatever its file looks like. Errors:
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_plan_hash(char hex[65], const ar_plan *p);
 
 bool ari_plan_in_mlp(ari_role role);
 

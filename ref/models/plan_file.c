@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans out of JSON files: rules as docs/plans.md has them, and Hugging Face's tp_plan. */
+/* Plans out of JSON files: rules as docs/plans.md has them, and Hugging Face's tp_plan; and back into rules. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +7,7 @@
 
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "ref/io/hash.h"
 #include "ref/io/json.h"
 #include "ref/models/plan.h"
 
@@ -333,5 +334,91 @@ ar_status ar_plan_load(ar_plan *p, const char *path)
     AR_TRY(ari_json_load(&o, path));
     const ar_status st = read_plan(p, o, path);
     json_decref(o);
+    return st;
+}
+
+/* --- back into JSON ----------------------------------------------------------------------------------------------- */
+
+static json_t *placement_json(ar_placement p)
+{
+    char text[AR_PLACEMENT_TEXT];
+    return json_string(ar_placement_text(text, p));
+}
+
+static json_t *pair_json(const ar_plan_value *v)
+{
+    return v->given ? json_pack("[o, o]", placement_json(v->from), placement_json(v->to)) : json_null();
+}
+
+/* Of prepare: a list of the inputs by position, where any is given, and an object of those by keyword. */
+static int put_arguments(json_t *o, const ar_plan_rule *rule)
+{
+    json_t *list = json_array(), *named = json_object();
+    size_t n = 0; /* by position: up to the first keyword, or else the last that is given */
+    int failed = 0;
+    for (size_t i = 0; i < AR_PLAN_ARGUMENTS && !rule->input[i].name[0]; i++) {
+        const bool before_keyword = i + 1 < AR_PLAN_ARGUMENTS && rule->input[i + 1].name[0];
+        n = rule->input[i].given || before_keyword ? i + 1 : n;
+    }
+    for (size_t i = 0; i < AR_PLAN_ARGUMENTS; i++) {
+        const ar_plan_value *v = &rule->input[i];
+        if (i < n)
+            failed |= json_array_append_new(list, pair_json(v));
+        else if (v->name[0])
+            failed |= json_object_set_new(named, v->name, pair_json(v));
+    }
+    if (json_array_size(list) > 0)
+        failed |= json_object_set(o, "input", list);
+    if (json_object_size(named) > 0)
+        failed |= json_object_set(o, "named_input", named);
+    failed |= !list || !named;
+    json_decref(list);
+    json_decref(named);
+    return failed;
+}
+
+static json_t *rule_json(const ar_plan_rule *rule)
+{
+    const bool prepares = rule->style == AR_STYLE_PREPARE;
+    json_t *o = json_pack("{s:o, s:s}", "modules", ari_json_text(rule->glob), "style", ar_style_name(rule->style));
+    int failed = !o;
+    if (prepares)
+        failed |= put_arguments(o, rule);
+    else if (rule->input[0].given)
+        failed |= json_object_set_new(o, "input", placement_json(rule->input[0].from));
+    if (rule->output.given)
+        failed |=
+            json_object_set_new(o, "output", prepares ? pair_json(&rule->output) : placement_json(rule->output.to));
+    if (rule->global_output)
+        failed |= json_object_set_new(o, "use_local_output", json_false());
+    if (!failed)
+        return o;
+    json_decref(o);
+    return NULL;
+}
+
+ar_status ari_plan_rules_json(json_t **gives, const ar_plan *p)
+{
+    json_t *rules = json_array();
+    int failed = !rules;
+    for (size_t i = 0; i < p->rules && !failed; i++)
+        failed = json_array_append_new(rules, rule_json(&p->rule[i]));
+    if (failed) {
+        json_decref(rules);
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its rules as JSON", ARI_SHOW(ari_plan_file(p)));
+    }
+    *gives = rules;
+    return AR_OK;
+}
+
+ar_status ari_plan_hash(char hex[65], const ar_plan *p)
+{
+    json_t *rules = NULL;
+    AR_TRY(ari_plan_rules_json(&rules, p));
+    char *text = json_dumps(rules, JSON_COMPACT);
+    const ar_status st = text ? ari_sha256_of(hex, text, strlen(text))
+                              : ar_error_set(AR_ERR_MEMORY, "%s: no memory for its hash", ARI_SHOW(ari_plan_file(p)));
+    free(text);
+    json_decref(rules);
     return st;
 }

@@ -24,6 +24,61 @@ LARGE = {"model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248
          "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
 
 
+class Reports(unittest.TestCase):
+    """What runs say of their plan."""
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(prefix="anyrank-plan-")
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+        self.model = ROOT / "tests/golden/llama-gqa-tiny"
+        self.small = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[1]
+        (self.folder / "small.json").write_text(self.small, encoding="utf-8")
+
+    def run_json(self, *arguments):
+        """The text for people, and the report."""
+        done = subprocess.run([COMMAND, *map(str, arguments), "--json", "r.json"], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=1800, cwd=self.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout, json.loads((self.folder / "r.json").read_text(encoding="utf-8"))
+
+    def check(self, *arguments):
+        text, report = self.run_json("check", self.model, "--tp", 2, "--batch", 2, "--seq", 6, *arguments)
+        return text, report["models"][0]
+
+    def test_a_report_is_enough_to_repeat_its_run(self):
+        text, model = self.check("--plan", "small.json")
+        plan = model["plan"]
+        self.assertEqual((plan["file"], plan["mlp_order"], len(plan["rules"])), ("small.json", None, 4))
+        self.assertIn(f"plan small.json: 4 rules, sha256 {plan['sha256'][:12]}\n", text)
+        self.assertTrue(f"sha256 {plan['sha256'][:12]}" in PAGE.replace("\n", " "), plan["sha256"])
+        (self.folder / "again.json").write_text(json.dumps({"rules": plan["rules"]}), encoding="utf-8")
+        _, again = self.check("--plan", "again.json")
+        self.assertEqual(again["plan"], plan | {"file": "again.json"})
+        self.assertEqual([run["bytes"] for run in again["runs"]], [run["bytes"] for run in model["runs"]])
+
+    def test_default_plans_say_the_order_of_their_mlps(self):
+        text, model = self.check()
+        self.assertEqual(model["plan"], {"file": None, "mlp_order": "column-row", "sha256": None, "rules": None})
+        self.assertNotIn("plan", text)
+        text, model = self.check("--mlp-order", "row-column")
+        self.assertEqual(model["plan"]["mlp_order"], "row-column")
+        self.assertIn("plan of the architecture, with MLPs row-column\n", text)
+
+    def test_train_grads_lint_and_dumps_have_it_too(self):
+        hash_of = self.check("--plan", "small.json")[1]["plan"]["sha256"]
+        (self.folder / "text").write_bytes(bytes(range(200)))
+        batch = self.model / "batch.safetensors"
+        for arguments in (["train", self.model, "--data", "text", "--steps", 1, "--batch", 2, "--seq", 6],
+                          ["grads", self.model, "--input", batch, "--out", "out", "--per-rank"],
+                          ["lint", self.model]):
+            text, report = self.run_json(*arguments, "--tp", 2, "--plan", "small.json")
+            self.assertEqual((report["plan"]["file"], report["plan"]["sha256"]), ("small.json", hash_of))
+            self.assertEqual(f"plan small.json: 4 rules, sha256 {hash_of[:12]}\n" in text, arguments[0] != "lint")
+        for file in sorted((self.folder / "out/ranks").iterdir()):
+            self.assertIn(f"small.json, 4 rules, sha256 {hash_of}".encode(), file.read_bytes())
+
+
 class Plan(unittest.TestCase):
     def setUp(self):
         scratch = tempfile.TemporaryDirectory(prefix="anyrank-plan-")

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "anyrank/model.h"
+#include "ref/models/plan.h"
 
 TestSuite(plan_file, .timeout = 300);
 
@@ -27,6 +28,13 @@ static ar_status parse(ar_plan *p, const char *text)
 {
     *p = (ar_plan){0};
     return ar_plan_parse(p, text, strlen(text), "p.json");
+}
+
+/* from, to: which of the two the rule's style has. */
+static bool same_value(const ar_plan_value *a, const ar_plan_value *b, bool from, bool to)
+{
+    return a->given == b->given && strcmp(a->name, b->name) == 0 && (!from || ar_placement_same(a->from, b->from, 3)) &&
+           (!to || ar_placement_same(a->to, b->to, 3));
 }
 
 /* Shipped plans and the default ones are the same rules. */
@@ -80,6 +88,71 @@ Test(plan_file, rules_styles_placements_and_aliases_are_read)
 }
 
 /* Each says the file, the rule and what would be right. */
+/* What is written says what was read: the same rules, field by field, and the same hash. */
+static void expect_same_when_written(const char *text)
+{
+    ar_plan p, again;
+    json_t *rules = NULL;
+    char hash[2][65];
+    cr_assert_eq(parse(&p, text), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_plan_rules_json(&rules, &p), AR_OK);
+    json_t *file = json_pack("{s:o}", "rules", rules);
+    char *written = json_dumps(file, JSON_INDENT(2));
+    cr_assert_eq(parse(&again, written), AR_OK, "%s: %s", written, ar_error_message());
+    cr_assert_eq(again.rules, p.rules);
+    for (size_t i = 0; i < p.rules; i++) {
+        const ar_plan_rule *a = &p.rule[i], *b = &again.rule[i];
+        const bool prepares = a->style == AR_STYLE_PREPARE;
+        cr_expect_str_eq(a->glob, b->glob);
+        cr_expect(a->style == b->style && a->global_output == b->global_output, "%s", a->glob);
+        cr_expect(same_value(&a->output, &b->output, prepares, true), "%s", a->glob);
+        for (size_t k = 0; k < AR_PLAN_ARGUMENTS; k++)
+            cr_expect(same_value(&a->input[k], &b->input[k], true, prepares), "%s, input %zu: %s", a->glob, k, written);
+    }
+    cr_assert_eq(ari_plan_hash(hash[0], &p), AR_OK);
+    cr_assert_eq(ari_plan_hash(hash[1], &again), AR_OK);
+    cr_expect_str_eq(hash[0], hash[1]);
+    free(written);
+    json_decref(file);
+    ar_plan_fini(&p);
+    ar_plan_fini(&again);
+}
+
+Test(plan_file, rules_written_as_json_say_what_was_read)
+{
+    static const char *const texts[] = {
+        "{\"a\": \"colwise\", \"b\": \"rowwise_rep\", \"c\": \"local_rowwise\", \"d\": \"gather\", "
+        "\"e\": \"embedding_colwise\", \"f\": \"sequence_parallel\", \"g\": \"colwise_rep\"}",
+        "{\"aliases\": {\"x\": \"layers.*.mlp\"}, \"rules\": [{\"modules\": \"x\", \"style\": \"prepare\", "
+        "\"input\": [[\"S(1)\", \"R\"], null], \"named_input\": {\"mask\": [\"R\", \"R\"], \"pos\": null}, "
+        "\"output\": [\"P(sum)\", \"S(1)\"]}]}",
+        "{\"rules\": [{\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"input\": [null, [\"S(1)\", \"R\"]]}, "
+        "{\"modules\": \"m\", \"style\": \"prepare\", \"named_input\": {\"x\": [\"S(0)\", \"I\"]}}, "
+        "{\"modules\": \"e\", \"style\": \"vocab\", \"input\": \"Replicate()\", \"output\": \"Shard(1)\", "
+        "\"use_local_output\": false}]}"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        expect_same_when_written(texts[i]);
+}
+
+Test(plan_file, a_plans_hash_is_of_what_it_says)
+{
+    static const char *const same[] = {
+        "{\"*.q\": \"colwise\", \"*.o\": \"local_rowwise\"}",
+        "{\"note\": \"n\", \"aliases\": {\"out\": \"*.o\"}, \"rules\": [{\"style\": \"colwise\", \"modules\": \"*.q\"}, "
+        "{\"modules\": \"out\", \"style\": \"rowwise\", \"output\": \"Partial()\"}]}"};
+    static const char *const other[] = {"{\"*.o\": \"local_rowwise\", \"*.q\": \"colwise\"}", /* the last decides */
+                                        "{\"*.q\": \"colwise\", \"*.o\": \"rowwise\"}",
+                                        "{\"*.q\": \"colwise\", \"*.p\": \"local_rowwise\"}"};
+    char first[65], hash[65];
+    ar_plan p;
+    for (size_t i = 0; i < 5; i++) {
+        cr_assert_eq(parse(&p, i < 2 ? same[i] : other[i - 2]), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ari_plan_hash(i == 0 ? first : hash, &p), AR_OK);
+        cr_expect(i == 0 || (strcmp(first, hash) == 0) == (i < 2), "plan %zu", i);
+        ar_plan_fini(&p);
+    }
+}
+
 Test(plan_file, what_is_malformed_is_refused_by_file_and_rule)
 {
     static const struct {

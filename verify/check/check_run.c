@@ -519,7 +519,9 @@ static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar
         return AR_OK;
     ari_dump_layout_name(layout, sizeof layout, &dump->parallel);
     AR_TRY(ari_folder_path(run->dump, sizeof run->dump, o->dump, layout));
-    ari_dump_facts_of(&facts, &b->config, &dump->parallel, o->run.numerics, o->run.fault);
+    ar_run of = o->run;
+    of.parallel = dump->parallel;
+    AR_TRY(ari_dump_facts_of(&facts, &b->config, &of));
     return ari_dump_ranks_write(dump, run->dump, &facts);
 }
 

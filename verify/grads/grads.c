@@ -138,7 +138,7 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
     AR_TRY_TO(done, st, ari_gather_write(g, files + (o->activations ? 1 : 0), path, placement));
     if (o->per_rank) {
         ari_dump_facts facts;
-        ari_dump_facts_of(&facts, c, &o->run.parallel, o->run.numerics, o->run.fault);
+        AR_TRY_TO(done, st, ari_dump_facts_of(&facts, c, &o->run));
         AR_TRY_TO(done, st, file_path(result, RANKS_FOLDER, o, RANKS_NAME));
         AR_TRY_TO(done, st, ari_dump_ranks_write(&taps->ranks, result->file[RANKS_FOLDER], &facts));
     }

@@ -12,6 +12,7 @@
 #include "ref/core/out.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
+#include "ref/models/plan.h"
 
 ar_status ari_dump_ranks_create(ari_dump_ranks *d, const ar_parallel *p, const ar_dump_listener_options *o)
 {
@@ -57,8 +58,7 @@ void ari_dump_fact(ari_dump_facts *f, const char *key, const char *value)
     f->n++;
 }
 
-void ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_parallel *p, ar_numerics numerics,
-                       ar_fault fault)
+ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run *run)
 {
     *f = (ari_dump_facts){.n = 0};
     ari_dump_fact(f, "model", c->name);
@@ -66,13 +66,21 @@ void ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_parallel 
     snprintf(f->kv_heads, sizeof f->kv_heads, "%zu", c->kv_heads);
     ari_dump_fact(f, "num_attention_heads", f->heads);
     ari_dump_fact(f, "num_key_value_heads", f->kv_heads);
-    ari_dump_fact(f, "numerics", numerics == AR_NUMERICS_EXACT ? "exact" : "native");
-    if (!p)
-        return;
-    ar_parallel_text(f->layout, sizeof f->layout, p);
+    ari_dump_fact(f, "numerics", run && run->numerics == AR_NUMERICS_NATIVE ? "native" : "exact");
+    if (!run)
+        return AR_OK;
+    ar_parallel_text(f->layout, sizeof f->layout, &run->parallel);
     ari_dump_fact(f, "layout", f->layout);
-    if (fault != AR_FAULT_NONE)
-        ari_dump_fact(f, "fault", ar_fault_name(fault));
+    if (run->plan.rules > 0) {
+        char hash[65];
+        AR_TRY(ari_plan_hash(hash, &run->plan));
+        snprintf(f->plan, sizeof f->plan, "%s, %zu rules, sha256 %s", ARI_SHOW(ari_plan_file(&run->plan)),
+                 run->plan.rules, hash);
+        ari_dump_fact(f, "plan", f->plan);
+    }
+    if (run->fault != AR_FAULT_NONE)
+        ari_dump_fact(f, "fault", ar_fault_name(run->fault));
+    return AR_OK;
 }
 
 /* --- the folder --------------------------------------------------------------------------------------------------- */

@@ -4,6 +4,8 @@
 
 #include "anyrank/config.h"
 #include "anyrank/dump_listener.h"
+#include "anyrank/run.h"
+#include "ref/core/text.h"
 #include "verify/reference/reference.h"
 
 /* --- folders (dump_folder.c) -------------------------------------------------------------------------------------- */
@@ -69,15 +71,15 @@ AR_NODISCARD ar_status ari_tap_both(void *user, const ar_tap_event *event);
 
 /* What a dump says of the run beside its tensors: pairs for the files' __metadata__. */
 typedef struct ari_dump_facts {
-    char layout[96], heads[24], kv_heads[24];
-    const char *pair[2 * 8];
+    char layout[96], heads[24], kv_heads[24], plan[ARI_PRINTABLE + 128];
+    const char *pair[2 * 9];
     size_t n;
 } ari_dump_facts;
-/** Adds a pair; at most eight have room. Borrows. */
+/** Adds a pair; at most nine have room. Borrows. */
 void ari_dump_fact(ari_dump_facts *f, const char *key, const char *value);
-/** The model's name and heads; p NULL: no layout, the tensors are full. Borrows the name; do not copy. */
-void ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_parallel *p, ar_numerics numerics,
-                       ar_fault fault);
+/** The model's name and heads, and of a run its numerics, layout, plan and fault; run NULL: of full tensors in exact
+ *  numerics. Borrows the name; do not copy. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run *run);
 
 /** Writes all ranks' files to a folder beside, which then takes the place of `folder`: a folder never holds ranks of
  * two runs. Its parent is there. Errors: those of ar_dump_write, AR_ERR_IO; `folder` is as it was, or gone. */
