@@ -68,8 +68,8 @@ static const ari_option options[] = {
 
 static const ari_positional positionals[] = {
     ARI_POSITIONAL("MODEL", FOLDER, r.run.model,
-                   "a folder with a Hugging Face config.json (and weights), or llama-demo, gpt2-demo, stack-demo; "
-                   "default: llama-demo and gpt2-demo",
+                   "a folder with a Hugging Face config.json (and weights), or a bundled name; default: llama-demo and "
+                   "gpt2-demo",
                    .choices = ari_model_names),
     {0},
 };

@@ -13,8 +13,6 @@
 #define ANYRANK_BUILD_TYPE "unnamed build"
 #endif
 
-const char *const ari_model_names[] = {"llama-demo", "gpt2-demo", "stack-demo", NULL};
-
 int ari_exit_code(ar_status st)
 {
     switch (st) {

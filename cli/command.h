@@ -9,6 +9,7 @@
 #include "anyrank/config.h"
 #include "anyrank/status.h"
 #include "cli/options/args.h"
+#include "ref/io/file.h"
 
 /* What all subcommands share: exit codes, errors, the version, where results go, and notes of a configuration. */
 
@@ -27,8 +28,6 @@ int ari_exit_code(ar_status st);
 /** "anyrank check: what went wrong" on stderr, from the thread's last message or, without one, from the status.
  *  command NULL: "anyrank: ...". */
 void ari_print_error(const char *command, ar_status st);
-
-extern const char *const ari_model_names[]; /* the bundled ones */
 
 /** "0.1.0". Static storage. */
 const char *ari_version(void);

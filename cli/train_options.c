@@ -84,8 +84,8 @@ static const ari_option options[] = {
 
 static const ari_positional positionals[] = {
     ARI_POSITIONAL("MODEL", FOLDER, r.run.model,
-                   "a folder with a Hugging Face config.json (and weights, with which training starts), or "
-                   "llama-demo, gpt2-demo, stack-demo; with --resume the checkpoint's own unless given",
+                   "a folder with a Hugging Face config.json (and weights, with which training starts), or a bundled "
+                   "name; with --resume the checkpoint's own unless given",
                    .choices = ari_model_names),
     {0},
 };

@@ -60,8 +60,10 @@ const char *ar_data_dir(void)
 
 /* --- models and text ---------------------------------------------------------------------------------------------- */
 
-static const char *const bundled[] = {"llama-demo", "gpt2-demo", "stack-demo"};
-#define BUNDLED (sizeof bundled / sizeof bundled[0])
+const char *const ari_model_names[] = {"llama-demo",     "gpt2-demo",  "stack-demo", "llama-3-8b", "llama-3-70b",
+                                       "llama-3.1-405b", "qwen2.5-7b", "gpt-22b",    "gpt3-175b",  "gpt-530b",
+                                       "gpt-1t",         "stack-4.8b", NULL};
+#define BUNDLED (sizeof ari_model_names / sizeof ari_model_names[0] - 1)
 
 static ar_status put(char *out, size_t cap, const char *folder, const char *name)
 {
@@ -79,7 +81,7 @@ ar_status ar_model_path(char *out, size_t cap, const char *model)
     if (stat(model, &info) == 0)
         return put(out, cap, "", model);
     for (size_t i = 0; i < BUNDLED; i++) {
-        if (strcmp(model, bundled[i]) != 0)
+        if (strcmp(model, ari_model_names[i]) != 0)
             continue;
         AR_TRY(put(out, cap, ar_data_dir(), model));
         if (stat(out, &info) == 0)
@@ -88,11 +90,13 @@ ar_status ar_model_path(char *out, size_t cap, const char *model)
                             "model '%s' is bundled but not in the data directory '%s' (ANYRANK_DATA sets another)",
                             model, ARI_SHOW(ar_data_dir()));
     }
-    const char *near = ari_nearest(model, bundled, BUNDLED);
-    return ar_error_set(
-        AR_ERR_NOT_FOUND,
-        "model '%s': no such folder or file; bundled models are llama-demo, gpt2-demo, stack-demo%s%s%s",
-        ARI_SHOW(model), near == NULL ? "" : "; did you mean '", near == NULL ? "" : near, near == NULL ? "" : "'?");
+    const char *near = ari_nearest(model, ari_model_names, BUNDLED);
+    char names[256] = "";
+    for (size_t i = 0, used = 0; i < BUNDLED && used < sizeof names; i++)
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", ari_model_names[i]);
+    return ar_error_set(AR_ERR_NOT_FOUND, "model '%s': no such folder or file; bundled models are %s%s%s%s",
+                        ARI_SHOW(model), names, near == NULL ? "" : "; did you mean '", near == NULL ? "" : near,
+                        near == NULL ? "" : "'?");
 }
 
 #define MAX_TEXT_BYTES ((size_t)1 << 32)

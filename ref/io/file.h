@@ -59,6 +59,10 @@ AR_NODISCARD ar_status ari_foreign_refuse_folder(const char *folder);
 
 /* --- bundled data ------------------------------------------------------------------------------------------------- */
 
+/* The names that ar_model_path resolves; NULL after the last. The first three are small; of the others there is a
+ * config.json and no weights. */
+extern const char *const ari_model_names[];
+
 /** Reads the bytes to train on: `path`, or text.txt in the data directory where it is NULL. One byte is one token, so
  *  any file will do. Errors: AR_ERR_IO, AR_ERR_MEMORY, AR_ERR_DATA (empty), AR_ERR_OVERFLOW (more than 4 GiB). Gives;
  *  free with free(). */

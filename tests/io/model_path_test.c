@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "anyrank/config.h"
+#include "ref/io/file.h"
 
 TestSuite(model_path, .timeout = 300);
 
@@ -19,18 +20,21 @@ Test(model_path, a_folder_or_file_stays_as_it_is)
 
 Test(model_path, bundled_names_lie_in_the_data_directory)
 {
-    static const char *const names[] = {"llama-demo", "gpt2-demo", "stack-demo"};
     char out[512], want[512];
+    ar_config c;
     unsetenv("ANYRANK_DATA"); /* this program is of the build tree, so: that of the sources */
     cr_expect_str_eq(ar_data_dir(), TEST_DATA_DIR);
     setenv("ANYRANK_DATA", "", 1); /* set but empty: as if it were not set */
     cr_expect_str_eq(ar_data_dir(), TEST_DATA_DIR);
     setenv("ANYRANK_DATA", TEST_DATA_DIR, 1);
     cr_expect_str_eq(ar_data_dir(), TEST_DATA_DIR);
-    for (size_t i = 0; i < 3; i++) {
-        snprintf(want, sizeof want, "%s/%s", TEST_DATA_DIR, names[i]);
-        cr_expect_eq(ar_model_path(out, sizeof out, names[i]), AR_OK, "%s", ar_error_message());
+    for (const char *const *name = ari_model_names; *name; name++) {
+        snprintf(want, sizeof want, "%s/%s", TEST_DATA_DIR, *name);
+        cr_expect_eq(ar_model_path(out, sizeof out, *name), AR_OK, "%s", ar_error_message());
         cr_expect_str_eq(out, want);
+        cr_expect_eq(ar_config_load(&c, out), AR_OK, "%s", ar_error_message());
+        cr_expect_str_eq(c.name, *name);
+        cr_expect_eq(c.unknown_keys, 0, "%s: %s", *name, c.unknown[0]);
     }
 }
 
@@ -39,7 +43,9 @@ Test(model_path, what_is_not_there_is_not_found_with_a_hint)
     char out[512];
     setenv("ANYRANK_DATA", TEST_DATA_DIR, 1);
     cr_expect_eq(ar_model_path(out, sizeof out, "lama-demo"), AR_ERR_NOT_FOUND);
-    cr_expect_not_null(strstr(ar_error_message(), "llama-demo, gpt2-demo, stack-demo; did you mean 'llama-demo'?"),
+    cr_expect_not_null(strstr(ar_error_message(), "llama-demo, gpt2-demo, stack-demo, llama-3-8b, "), "%s",
+                       ar_error_message());
+    cr_expect_not_null(strstr(ar_error_message(), "gpt-1t, stack-4.8b; did you mean 'llama-demo'?"),
                        "%s", ar_error_message());
     cr_expect_eq(ar_model_path(out, sizeof out, "gtp2-demo"), AR_ERR_NOT_FOUND);
     cr_expect_not_null(strstr(ar_error_message(), "did you mean 'gpt2-demo'?"), "%s", ar_error_message());
