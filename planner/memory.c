@@ -19,3 +19,18 @@ double ari_memory_sum(const ari_memory *m)
         sum += m->of[k];
     return sum;
 }
+
+double ari_optimizer_states(const ar_optimizer_options *o)
+{
+    if (o->kind != AR_OPTIMIZER_SGD)
+        return 2.0;
+    return o->momentum != 0.0 ? 1.0 : 0.0;
+}
+
+void ari_stage_layers(size_t *first, size_t *count, size_t layers, size_t parts, size_t i)
+{
+    const size_t least = layers / parts, longer = layers % parts, begin = (parts - longer) / 2;
+    const size_t before = i < begin ? 0 : i - begin < longer ? i - begin : longer;
+    *first = i * least + before;
+    *count = least + (i >= begin && i - begin < longer);
+}

@@ -25,6 +25,12 @@ typedef struct ari_planned {
     bool flash; /* attention whose scores are never stored */
 } ari_planned;
 
+/** The layers [first, first + count) of part i of `parts`, which a pipeline takes one after the other: part i belongs to
+ *  stage i mod pp. Where `parts` does not divide the layers, the parts in the middle have one more, since the first also
+ *  has the embedding and the last the head: 126 over 16 are 7, 14 times 8, and 7, as Llama 3 has it
+ *  (arXiv:2407.21783, section 3.3.2). */
+void ari_stage_layers(size_t *first, size_t *count, size_t layers, size_t parts, size_t i);
+
 /* Kinds of a rank's memory. */
 /* clang-format off */
 #define ARI_MEMORY_TABLE(X)                                                              \
@@ -54,15 +60,52 @@ typedef struct ari_memory {
     double of[ARI_MEMORY_KINDS];
 } ari_memory;
 double ari_memory_sum(const ari_memory *m);
+/** Numbers that an optimizer keeps for each weight: 2 moments, 1 momentum, or 0. */
+double ari_optimizer_states(const ar_optimizer_options *o);
 
 /* Two accounts of the same layout. */
 /** What a production system holds: bf16 weights and gradients, fp32 master weights and moments (2 + 2 + 12 bytes a
- *  parameter), activations as Megatron-LM keeps them. Of the rank that holds most. Errors: AR_ERR_OVERFLOW,
- *  AR_ERR_UNSUPPORTED (the plan). */
+ *  parameter), activations as Megatron-LM keeps them (Korthikanti et al. 2022, arXiv:2205.05198). Of the rank that holds
+ *  most: of the stage with most, the first along dp, cp and tp. Errors: AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan),
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_memory_production(ari_memory *m, const ari_planned *p);
 /** What anyrank itself holds for rank (dp_rank, tp_rank), in either numerics: weights, gradients, optimizer, kept
  *  values and buckets are the counted ones to the byte. Errors: as above, and AR_ERR_UNSUPPORTED for what does not run
  *  in this version. */
 AR_NODISCARD ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int dp_rank, int tp_rank);
+
+/* --- floating-point operations ------------------------------------------------------------------------------------ */
+
+/* What published figures count as a model's operations for a token of a training step. N: parameters of blocks and final
+ * norm; L, h, V, s: layers, width, vocabulary, sequence; a d: features of all query heads. */
+/* clang-format off */
+#define ARI_FLOPS_TABLE(X)                                                                                        \
+    X(PRODUCTS, "6 (matrices of blocks + V h) + 12 L s a d")  /* Korthikanti et al. 2022, NeMo's GPT: 72 L h^2    \
+                                                                 (1 + s/6h + V/12hL) of 4h-wide MLPs */           \
+    X(PARAMETERS, "6 (N + V h) + 12 L s a d")                 /* NeMo until 2024 */                               \
+    X(CAUSAL, "6 (N + V h) + 6 L s a d")                      /* Megatron Bridge: half of the scores are masked */ \
+    X(TABLES, "6 (N + 2 V h) + 12 L s a d")                   /* torchtitan 2024: the embedding too */
+/* clang-format on */
+typedef enum ari_flops_convention {
+#define ARI_FLOPS_ENUM(name, text) ARI_FLOPS_##name,
+    ARI_FLOPS_TABLE(ARI_FLOPS_ENUM)
+#undef ARI_FLOPS_ENUM
+        ARI_FLOPS_CONVENTIONS
+} ari_flops_convention;
+/** "6 (N + V h) + 12 L s a d". Static storage. */
+const char *ari_flops_formula(ari_flops_convention k);
+
+/** Operations for one token of a step, forward and backward, by a convention. With recomputation what the hardware does
+ *  by the same one: full adds a third of the blocks' operations, selective those of attention once more, as Korthikanti
+ *  et al. count. Errors: AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flops_convention k,
+                                       ari_recompute recompute);
+/** The same counted, two for each multiply-add of the list of operations: what one rank would do, and what all ranks do
+ *  together, with the products of KV copies and what recomputation adds. It is the forward pass of attention there, a
+ *  third of what Korthikanti et al. count. Errors: AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan). */
+AR_NODISCARD ar_status ari_flops_counted(double *model, double *hardware, const ari_planned *p);
+/** MFU of a model's operations, HFU of the hardware's, of a step of so many seconds on ranks of `peak` operations a
+ *  second each. */
+double ari_flops_utilization(double flops, double seconds, double ranks, double peak);
 
 #endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Floating-point operations of a training step: by the formulas that published figures use, and counted. */
+#include "anyrank/model.h"
+#include "planner/planner.h"
+#include "ref/core/size.h"
+#include "ref/models/family.h"
+
+const char *ari_flops_formula(ari_flops_convention k)
+{
+    static const char *const formulas[] = {
+#define ARI_FLOPS_FORMULA(name, text) [ARI_FLOPS_##name] = text,
+        ARI_FLOPS_TABLE(ARI_FLOPS_FORMULA)
+#undef ARI_FLOPS_FORMULA
+    };
+    return formulas[k];
+}
+
+/* A product of a matrix with a vector is two operations an element, and three of its kind are in a step: forward, and
+ * the gradients of input and weight. */
+static const double STEP = 6.0;
+
+/* Numbers of parameters. */
+typedef struct counts {
+    double matrices; /* of all blocks */
+    double vectors;  /* of all blocks and the final norm: norms, biases */
+    double table;    /* V h of an embedding that a head of V h follows; 0 without a head */
+} counts;
+
+static ar_status counts_of(counts *n, const ar_config *c)
+{
+    const bool head = ari_part_path(ari_family_of(c->arch), ARI_HEAD) != NULL;
+    const double h = (double)c->hidden, d = (double)c->head_dim, table = (double)c->vocab * h;
+    const double heads = 2.0 * (double)c->heads + 2.0 * (double)c->kv_heads;
+    size_t all = 0;
+    AR_TRY(ar_config_parameters(c, &all));
+    n->matrices = (double)c->layers * h * (heads * d + (c->gated ? 3.0 : 2.0) * (double)c->ffn);
+    n->table = head ? table : 0.0;
+    const double positions = c->learned_positions ? (double)c->max_positions * h : 0.0;
+    n->vectors = (double)all - n->matrices - table * (head && !c->tied ? 2.0 : 1.0) - positions;
+    return AR_OK;
+}
+
+ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flops_convention k,
+                          ari_recompute recompute)
+{
+    counts n;
+    AR_TRY(counts_of(&n, c));
+    const double pairs = (double)c->layers * (double)seq * (double)c->heads * (double)c->head_dim;
+    const double attention = (k == ARI_FLOPS_CAUSAL ? STEP : 2.0 * STEP) * pairs;
+    const double blocks = STEP * (n.matrices + (k == ARI_FLOPS_PRODUCTS ? 0.0 : n.vectors)) + attention;
+    const double again = recompute == ARI_RECOMPUTE_FULL        ? blocks / 3.0
+                         : recompute == ARI_RECOMPUTE_SELECTIVE ? attention
+                                                                : 0.0;
+    *flops = blocks + STEP * n.table * (k == ARI_FLOPS_TABLES ? 2.0 : 1.0) + again;
+    return AR_OK;
+}
+
+double ari_flops_utilization(double flops, double seconds, double ranks, double peak)
+{
+    return flops / (seconds * ranks * peak);
+}
+
+/* --- counted ------------------------------------------------------------------------------------------------------ */
+
+typedef struct counted {
+    double all, attention, blocks; /* multiply-adds; the last two of the forward pass, within blocks */
+} counted;
+
+static ar_status count(void *user, const ari_operation *op)
+{
+    counted *n = user;
+    n->all += op->multiply_adds;
+    if (op->pass != ARI_PASS_FORWARD || op->layer == ARI_NO_LAYER)
+        return AR_OK;
+    n->blocks += op->multiply_adds;
+    n->attention += op->kind == ARI_OPERATION_ATTENTION ? op->multiply_adds : 0.0;
+    return AR_OK;
+}
+
+static ar_status count_ranks(counted *n, const ari_step_case *step, int ranks)
+{
+    ari_step_case one = *step;
+    one.run.parallel.tp = ranks;
+    one.run.batch = 1;
+    *n = (counted){.all = 0.0};
+    for (int r = 0; r < ranks; r++) {
+        AR_TRY(ari_operations_pass(&one, ARI_PASS_FORWARD, r, count, n));
+        if (!step->forward_only)
+            AR_TRY(ari_operations_pass(&one, ARI_PASS_BACKWARD, r, count, n));
+    }
+    return AR_OK;
+}
+
+ar_status ari_flops_counted(double *model, double *hardware, const ari_planned *p)
+{
+    counted one, all;
+    AR_TRY(count_ranks(&one, &p->step, 1));
+    AR_TRY(count_ranks(&all, &p->step, ari_at_least_one(p->step.run.parallel.tp)));
+    /* Flash attention, whose backward pass computes scores from rows, has nothing to compute again beforehand. */
+    const double again = p->step.forward_only                                   ? 0.0
+                         : p->recompute == ARI_RECOMPUTE_FULL                   ? all.blocks
+                         : p->recompute == ARI_RECOMPUTE_SELECTIVE && !p->flash ? all.attention
+                                                                                : 0.0;
+    const double tokens = (double)p->step.run.seq;
+    *model = 2.0 * one.all / tokens;
+    *hardware = 2.0 * (all.all + again) / tokens;
+    return AR_OK;
+}

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a production system keeps in memory, by a walk over the operations of one micro-batch on the first tensor-parallel
+ * rank, which never has less than another. docs/planner.md has the sums as formulas. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "planner/planner.h"
+#include "ref/core/size.h"
+#include "ref/models/family.h"
+
+/* Bytes of a value, a gradient and a weight in 16 bits; of a master weight and of each moment in fp32. */
+static const double VALUE = 2.0, FLOAT = 4.0;
+
+/* Bytes that an operation of the forward pass keeps for each element of its inputs: the input itself, or of dropout the
+ * mask, of the loss logits in fp32. An output is the input of what follows, which keeps it where it must; rotary
+ * positions, biases and residuals need nothing of their inputs. Means and deviations of norms are left out, as
+ * Korthikanti et al. do. */
+static const double of_inputs[ARI_OPERATION_KINDS] = {
+    [ARI_OPERATION_NORM] = 2.0, [ARI_OPERATION_PRODUCT] = 2.0,    [ARI_OPERATION_ATTENTION] = 2.0,
+    [ARI_OPERATION_GATE] = 2.0, [ARI_OPERATION_ACTIVATION] = 2.0, [ARI_OPERATION_DROPOUT] = 1.0,
+    [ARI_OPERATION_LOSS] = 4.0,
+};
+/* And for each score: the probability; with dropout its mask and what it leaves. Flash attention keeps instead one fp32
+ * number for each query of each head, the logarithm of its sum (Dao et al. 2022, arXiv:2205.14135). */
+static const double OF_SCORE = 2.0, OF_DROPPED_SCORE = 5.0, OF_FLASH_ROW = 4.0;
+/* Gradients of probabilities and of scores, both at once. */
+static const double OF_SCORE_BACKWARD = 4.0;
+
+/* What lies before the blocks, a block, or what lies after them. */
+typedef struct section {
+    ari_memory kept; /* of a micro-batch, between the passes */
+    double again;    /* bytes that are not kept but computed again in the backward pass */
+    double widest;   /* bytes of the largest operation's values */
+    double parameters;
+} section;
+
+typedef struct account {
+    const ari_planned *p;
+    ari_step_case step; /* one micro-batch of one rank along the sequence */
+    ar_config config;
+    double tp, cp, pp, chunks, micro, shards; /* shards: ranks that ZeRO divides over */
+    bool head, regathers;
+    bool blocks_begun;
+    section before, after;
+    section *block; /* [blocks], or one for all where a plan makes no difference between them */
+    size_t blocks;
+} account;
+
+static section *section_of(account *a, const ari_operation *op)
+{
+    a->blocks_begun = a->blocks_begun || op->layer != ARI_NO_LAYER;
+    const bool outside_first = !a->blocks_begun, backward = op->pass == ARI_PASS_BACKWARD;
+    if (op->layer != ARI_NO_LAYER)
+        return &a->block[a->blocks == 1 ? 0 : op->layer];
+    return outside_first == backward ? &a->after : &a->before;
+}
+
+static double elements(const ari_op_value *v)
+{
+    double n = 1.0;
+    for (int d = 0; d < v->ndim; d++)
+        n *= (double)v->local[d];
+    return n;
+}
+
+/* --- the forward pass --------------------------------------------------------------------------------------------- */
+
+/* The input of a column-parallel layer: gathered from all ranks, of which each keeps its own tokens, or all. */
+static bool is_gathered(const account *a, const ari_op_value *v)
+{
+    return a->regathers && v->at[ARI_AXIS_TP].kind == AR_REPLICATE;
+}
+
+static double inputs_kept(const account *a, const ari_operation *op)
+{
+    double n = 0.0;
+    for (int i = 0; i < op->inputs; i++)
+        n += elements(&op->input[i]) / (is_gathered(a, &op->input[i]) ? a->tp : 1.0);
+    if (op->kind == ARI_OPERATION_LOSS && !a->head)
+        return 0.0;
+    return of_inputs[op->kind] * n;
+}
+
+/* Of this rank's queries and heads. Keys are those of all ranks along the sequence. `v`: a value of so many heads as
+ * there are queries. */
+static double score_rows(const account *a, const ari_op_value *v)
+{
+    return elements(v) / (double)a->config.head_dim;
+}
+
+static double scores(const account *a, const ari_op_value *v)
+{
+    return score_rows(a, v) * (double)v->shape[1] * a->cp;
+}
+
+static double scores_kept(const account *a, const ari_operation *op)
+{
+    if (op->kind != ARI_OPERATION_ATTENTION)
+        return 0.0;
+    if (a->p->flash)
+        return OF_FLASH_ROW * score_rows(a, &op->output[0]);
+    return (a->step.run.dropout > 0.0 ? OF_DROPPED_SCORE : OF_SCORE) * scores(a, &op->output[0]);
+}
+
+static ari_memory_kind kind_of(const ari_operation *op)
+{
+    if (op->kind == ARI_OPERATION_LOSS)
+        return ARI_MEMORY_LOGITS;
+    if (op->layer == ARI_NO_LAYER)
+        return ARI_MEMORY_OUTER;
+    if (op->kind == ARI_OPERATION_NORM || op->kind == ARI_OPERATION_DROPOUT)
+        return ARI_MEMORY_BETWEEN;
+    return op->role > ARI_NORM2 ? ARI_MEMORY_MLP : ARI_MEMORY_ATTENTION; /* roles are in the order of a block */
+}
+
+static ar_status forward(void *user, const ari_operation *op)
+{
+    account *a = user;
+    section *s = section_of(a, op);
+    const bool block = op->layer != ARI_NO_LAYER;
+    const double inputs = inputs_kept(a, op), rows = scores_kept(a, op);
+    const bool full = block && a->p->recompute == ARI_RECOMPUTE_FULL;
+    const bool selective = a->p->recompute == ARI_RECOMPUTE_SELECTIVE && !a->p->flash;
+    const double kept = (full && op->role != ARI_NORM1 ? 0.0 : inputs) + (full || selective ? 0.0 : rows);
+    s->kept.of[kind_of(op)] += kept;
+    s->again += inputs + rows - kept;
+    if (a->step.forward_only) {
+        double n = 0.0;
+        for (int i = 0; i < op->inputs; i++)
+            n += elements(&op->input[i]);
+        for (int i = 0; i < op->outputs; i++)
+            n += elements(&op->output[i]);
+        s->widest = fmax(s->widest, VALUE * n);
+    }
+    return AR_OK;
+}
+
+/* --- the backward pass -------------------------------------------------------------------------------------------- */
+
+/* What an operation takes and makes, as it makes it before ranks divide a sum among them. Values of the forward pass
+ * are there already, but for what was gathered again. The loss writes its gradient over the logits. */
+static double values(const account *a, const ari_operation *op)
+{
+    const bool gradient = op->kind == ARI_OPERATION_WEIGHT_GRADIENT;
+    double n = 0.0;
+    if (op->kind == ARI_OPERATION_LOSS)
+        return 0.0;
+    for (int i = 0; i < op->inputs; i++) {
+        const bool forward_value = gradient && op->inputs == 2 && i == 0;
+        n += forward_value && !is_gathered(a, &op->input[i]) ? 0.0 : elements(&op->input[i]);
+    }
+    for (int i = 0; i < op->outputs && !gradient; i++) {
+        const bool divided = op->made.kind == AR_PARTIAL_SUM && op->output[i].at[ARI_AXIS_TP].kind == AR_SHARD;
+        n += elements(&op->output[i]) * (divided ? a->tp : 1.0);
+    }
+    if (op->kind == ARI_OPERATION_ATTENTION && !a->p->flash)
+        return VALUE * n + OF_SCORE_BACKWARD * scores(a, &op->input[0]);
+    return VALUE * n;
+}
+
+static ar_status backward(void *user, const ari_operation *op)
+{
+    account *a = user;
+    section *s = section_of(a, op);
+    s->widest = fmax(s->widest, values(a, op));
+    /* The table that a tied head shares is there once, unless stages hold a copy each. */
+    const bool shared = s == &a->after && op->role == ARI_TOKENS && a->pp == 1.0;
+    if (op->kind == ARI_OPERATION_WEIGHT_GRADIENT && !shared)
+        s->parameters += elements(&op->output[0]);
+    return AR_OK;
+}
+
+/* --- stages ------------------------------------------------------------------------------------------------------- */
+
+/* Micro-batches that stage i of pp holds of one of its chunks when its first backward pass begins. 1F1B: pp - i. With
+ * chunks, stage i goes through 2(pp - 1 - i) + (chunks - 1) pp passes before its first forward and backward, taking the
+ * chunks in turn for pp micro-batches each (Narayanan et al. 2021, arXiv:2104.04473, section 2.2). */
+static double in_flight(const account *a, double i, double chunk)
+{
+    if (a->p->step.run.parallel.forward_first)
+        return a->micro;
+    if (a->chunks == 1.0)
+        return fmin(a->pp - i, a->micro);
+    const double passes = fmin(2.0 * (a->pp - 1.0 - i) + (a->chunks - 1.0) * a->pp + 1.0, a->micro * a->chunks);
+    const double turn = a->pp * a->chunks, rounds = floor(passes / turn);
+    const double begun = fmin(fmax(passes - rounds * turn - chunk * a->pp, 0.0), a->pp);
+    return fmin(rounds * a->pp + begun, a->micro);
+}
+
+/* The sum over a stage. unit, widest, again: of its largest section, since they are worked on one at a time. */
+typedef struct stage {
+    ari_memory kept;
+    double parameters, unit, widest, again;
+} stage;
+
+static void add_section(stage *s, const section *from, double times, double flight)
+{
+    if (times == 0.0)
+        return;
+    for (int k = 0; k < ARI_MEMORY_KINDS; k++)
+        s->kept.of[k] += times * flight * from->kept.of[k];
+    s->parameters += times * from->parameters;
+    s->unit = fmax(s->unit, from->parameters);
+    s->widest = fmax(s->widest, from->widest);
+    s->again = fmax(s->again, from->again);
+}
+
+static stage stage_of(const account *a, size_t i)
+{
+    const size_t pp = (size_t)a->pp, parts = pp * (size_t)a->chunks;
+    stage s = {.parameters = 0.0};
+    for (size_t part = i; part < parts; part += pp) {
+        const double flight = in_flight(a, (double)i, (double)(part / pp));
+        size_t first = 0, count = 0;
+        ari_stage_layers(&first, &count, a->p->step.config->layers, parts, part);
+        if (a->blocks == 1)
+            add_section(&s, &a->block[0], (double)count, flight);
+        for (size_t l = first; l < first + count && a->blocks > 1; l++)
+            add_section(&s, &a->block[l], 1.0, flight);
+        if (part == 0)
+            add_section(&s, &a->before, 1.0, flight);
+        if (part == parts - 1)
+            add_section(&s, &a->after, 1.0, flight);
+    }
+    return s;
+}
+
+/* Of so many parameters or states what one rank has, if this stage of ZeRO divides them. */
+static double share(const account *a, double n, int since)
+{
+    return a->p->step.run.parallel.zero >= since ? ceil(n / a->shards) : n;
+}
+
+static ari_memory memory_of(const account *a, const stage *s)
+{
+    const ar_run *run = &a->step.run;
+    const bool backward_pass = !a->step.forward_only, updates = backward_pass && run->steps > 0;
+    const double n = s->parameters, whole = a->shards > 1.0 ? VALUE * s->unit : 0.0;
+    ari_memory m = s->kept;
+    if (!backward_pass)
+        m = (ari_memory){{0.0}};
+    m.of[ARI_MEMORY_WEIGHTS] = VALUE * share(a, n, 3);
+    m.of[ARI_MEMORY_GRADIENTS] = backward_pass ? VALUE * share(a, n, 2) : 0.0;
+    m.of[ARI_MEMORY_MASTER] = updates ? FLOAT * share(a, n, 1) : 0.0;
+    m.of[ARI_MEMORY_OPTIMIZER] = updates ? FLOAT * ari_optimizer_states(&run->optimizer) * share(a, n, 1) : 0.0;
+    m.of[ARI_MEMORY_WORKSPACE] = s->widest + (backward_pass ? s->again : 0.0) +
+                                 (run->parallel.zero >= 3 ? whole : 0.0) +
+                                 (run->parallel.zero >= 2 && backward_pass ? whole : 0.0);
+    return m;
+}
+
+/* --- the account -------------------------------------------------------------------------------------------------- */
+
+static ar_status begin(account *a, const ari_planned *p)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const size_t cp = (size_t)ari_at_least_one(p->cp);
+    size_t start = 0;
+    *a = (account){.p = p,
+                   .step = p->step,
+                   .config = *p->step.config,
+                   .tp = ari_at_least_one(layout->tp),
+                   .cp = (double)cp,
+                   .pp = ari_at_least_one(p->pp),
+                   .chunks = ari_at_least_one(p->chunks),
+                   .micro = ari_at_least_one(layout->micro_batches),
+                   .shards = (double)cp * ari_at_least_one(layout->dp),
+                   .head = ari_part_path(ari_family_of(p->step.config->arch), ARI_HEAD) != NULL,
+                   .regathers = layout->sp && !layout->keep_gathered && layout->tp > 1};
+    a->blocks = p->step.run.plan.rules == 0 ? 1 : a->config.layers;
+    a->config.layers = a->blocks;
+    a->step.config = &a->config;
+    a->step.run.seq = (p->step.run.seq + cp - 1) / cp;
+    ar_parallel_rows(layout, p->step.run.batch, 0, 0, &start, &a->step.run.batch);
+    return ari_alloc_zero((void **)&a->block, a->blocks, sizeof *a->block, "blocks");
+}
+
+ar_status ari_memory_production(ari_memory *m, const ari_planned *p)
+{
+    account a;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, begin(&a, p));
+    AR_TRY_TO(done, st, ari_operations_pass(&a.step, ARI_PASS_FORWARD, 0, forward, &a));
+    a.blocks_begun = false;
+    AR_TRY_TO(done, st, ari_operations_pass(&a.step, ARI_PASS_BACKWARD, 0, backward, &a));
+    *m = (ari_memory){{0.0}};
+    for (size_t i = 0; i < (size_t)a.pp; i++) {
+        const stage s = stage_of(&a, i);
+        const ari_memory here = memory_of(&a, &s);
+        if (i == 0 || ari_memory_sum(&here) > ari_memory_sum(m))
+            *m = here;
+    }
+done:
+    free(a.block);
+    return st;
+}

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a production system holds, against formulas that others have published or that are worked out by hand. */
+#include "tests/planner/shapes.h"
+
+TestSuite(production, .timeout = 60);
+
+/* Table 2 of Korthikanti et al. 2022 (arXiv:2205.05198), bytes of a layer: s, b, h, a, t as there. */
+static double korthikanti(const ari_planned *p)
+{
+    const ar_config *c = p->step.config;
+    const double s = (double)p->step.run.seq, b = (double)p->step.run.batch, h = (double)c->hidden;
+    const double scores = 5.0 * (double)c->heads * s * s * b, t = p->step.run.parallel.tp;
+    const bool sp = p->step.run.parallel.sp;
+    switch (p->recompute) {
+    case ARI_RECOMPUTE_NONE:
+        return sp ? (34.0 * s * b * h + scores) / t : s * b * h * (10.0 + 24.0 / t) + scores / t;
+    case ARI_RECOMPUTE_SELECTIVE:
+        return sp ? 34.0 * s * b * h / t : s * b * h * (10.0 + 24.0 / t);
+    default:
+        return 2.0 * s * b * h / (sp ? t : 1.0);
+    }
+}
+
+Test(production, blocks_keep_what_korthikanti_et_al_count_to_the_byte)
+{
+    static const char *const models[] = {"gpt-22b", "gpt3-175b", "gpt-530b", "gpt-1t"};
+    static const int tp[] = {1, 2, 8};
+    for (size_t i = 0; i < 4 * 3 * 2 * 2 * 3; i++) {
+        const ar_config c = shape_bundled(models[i % 4]);
+        const bool sp = i / 24 % 2 != 0;
+        ari_planned p = shape_planned(&c, tp[i / 4 % 3], sp, i / 12 % 2 != 0 ? 4 : 1, 2048);
+        p.recompute = (ari_recompute)(i / 48);
+        p.step.run.dropout = 0.1;
+        const ari_memory m = shape_memory(&p);
+        cr_expect_eq(shape_kept(&m), (double)c.layers * korthikanti(&p), "%s tp=%d sp=%d batch %zu recompute %d: %.0f",
+                     c.name, p.step.run.parallel.tp, sp, p.step.run.batch, (int)p.recompute, shape_kept(&m));
+    }
+}
+
+Test(production, outside_of_the_blocks_are_mask_norm_projection_and_logits)
+{
+    const ar_config c = shape_bundled("gpt3-175b");
+    ari_planned p = shape_planned(&c, 8, true, 2, 2048);
+    p.step.run.dropout = 0.1;
+    const ari_memory m = shape_memory(&p);
+    const double sbh = 2048.0 * 2.0 * 12288.0;
+    cr_expect_eq(m.of[ARI_MEMORY_OUTER], sbh / 8.0 * (1.0 + 2.0 + 2.0));
+    cr_expect_eq(m.of[ARI_MEMORY_LOGITS], 4.0 * 2048.0 * 2.0 * 51200.0 / 8.0);
+}
+
+/* The first stage of a pipeline has most: the paper's section 4.2.3. */
+static ari_planned pipeline(const ar_config *c, int chunks, int micro_batches)
+{
+    ari_planned p = shape_planned(c, 8, true, (size_t)micro_batches, 2048);
+    p.step.run.dropout = 0.1;
+    p.step.run.parallel.micro_batches = micro_batches;
+    p.pp = 8;
+    p.chunks = chunks;
+    return p;
+}
+
+Test(production, first_stage_keeps_the_worth_of_all_layers)
+{
+    const ar_config c = shape_bundled("gpt3-175b");
+    const double sbh = 2048.0 * 12288.0, layer = sbh / 8.0 * (34.0 + 5.0 * 96.0 * 2048.0 / 12288.0);
+    ari_planned p = pipeline(&c, 1, 64);
+    ari_memory m = shape_memory(&p);
+    cr_expect_eq(shape_kept(&m), 96.0 * layer);
+    cr_expect_eq(m.of[ARI_MEMORY_OUTER], 8.0 * sbh / 8.0); /* the masks of 8 micro-batches */
+    cr_expect_eq(m.of[ARI_MEMORY_LOGITS], 0.0);
+    p = pipeline(&c, 6, 64); /* L (1 + (p - 1) / (p m)) */
+    m = shape_memory(&p);
+    cr_expect_eq(shape_kept(&m), 96.0 * (1.0 + 7.0 / 48.0) * layer);
+    p = pipeline(&c, 1, 3); /* fewer micro-batches than stages */
+    m = shape_memory(&p);
+    cr_expect_eq(shape_kept(&m), 96.0 / 8.0 * 3.0 * layer);
+    p.step.run.parallel.forward_first = true;
+    p.step.run.parallel.micro_batches = 64;
+    p.step.run.batch = 64;
+    m = shape_memory(&p);
+    cr_expect_eq(shape_kept(&m), 96.0 / 8.0 * 64.0 * layer);
+}
+
+Test(production, layers_that_do_not_divide_leave_the_ends_shorter)
+{
+    static const size_t want[16] = {7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7};
+    size_t next = 0, first = 0, count = 0;
+    for (size_t i = 0; i < 16; i++, next += count) {
+        ari_stage_layers(&first, &count, 126, 16, i);
+        cr_expect_eq(first, next);
+        cr_expect_eq(count, want[i], "stage %zu: %zu", i, count);
+    }
+    cr_expect_eq(next, 126);
+    for (size_t layers = 1; layers <= 40; layers++) {
+        for (size_t parts = 1; parts <= 9; parts++) {
+            next = 0;
+            for (size_t i = 0; i < parts; i++, next += count) {
+                ari_stage_layers(&first, &count, layers, parts, i);
+                cr_expect_eq(first, next);
+                cr_expect(count == layers / parts || count == layers / parts + 1);
+            }
+            cr_expect_eq(next, layers);
+        }
+    }
+}
+
+/* bf16 weights and gradients, fp32 master weights and two moments. */
+Test(production, states_divide_only_where_they_are_sharded)
+{
+    static const struct {
+        int tp;
+        double parameters; /* norms and the biases of row-parallel layers on each rank, KV heads copied beyond tp 8 */
+    } ranks[] = {{1, 4754202624.0}, {8, 594848768.0}, {16, 314529280.0}, {32, 174369536.0}};
+    const ar_config c = shape_bundled("stack-4.8b");
+    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
+        const ari_planned p = shape_planned(&c, ranks[i].tp, true, 2, 4096);
+        const ari_memory m = shape_memory(&p);
+        const double n = ranks[i].parameters;
+        cr_expect_eq(m.of[ARI_MEMORY_WEIGHTS], 2.0 * n, "tp=%d: %.0f", ranks[i].tp, m.of[ARI_MEMORY_WEIGHTS] / 2.0);
+        cr_expect_eq(m.of[ARI_MEMORY_GRADIENTS], 2.0 * n);
+        cr_expect_eq(m.of[ARI_MEMORY_MASTER], 4.0 * n);
+        cr_expect_eq(m.of[ARI_MEMORY_OPTIMIZER], 8.0 * n);
+    }
+}
+
+Test(production, zero_divides_states_then_gradients_then_weights_over_dp_and_cp)
+{
+    const ar_config c = shape_bundled("llama-3-8b");
+    const double n = 8030261248.0;
+    for (int stage = 0; stage <= 3; stage++) {
+        ari_planned p = shape_planned(&c, 1, false, 8, 8192);
+        p.step.run.parallel.dp = 8;
+        p.step.run.parallel.zero = stage;
+        p.cp = 4;
+        const ari_memory m = shape_memory(&p);
+        cr_expect_eq(m.of[ARI_MEMORY_OPTIMIZER], 8.0 * n / (stage >= 1 ? 32.0 : 1.0));
+        cr_expect_eq(m.of[ARI_MEMORY_MASTER], 4.0 * n / (stage >= 1 ? 32.0 : 1.0));
+        cr_expect_eq(m.of[ARI_MEMORY_GRADIENTS], 2.0 * n / (stage >= 2 ? 32.0 : 1.0));
+        cr_expect_eq(m.of[ARI_MEMORY_WEIGHTS], 2.0 * n / (stage >= 3 ? 32.0 : 1.0));
+    }
+    ari_planned p = shape_planned(&c, 1, false, 1, 128);
+    p.step.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
+    ari_memory m = shape_memory(&p);
+    cr_expect_eq(m.of[ARI_MEMORY_OPTIMIZER], 0.0);
+    p.step.run.optimizer.momentum = 0.9;
+    m = shape_memory(&p);
+    cr_expect_eq(m.of[ARI_MEMORY_OPTIMIZER], 4.0 * n);
+    p.step.forward_only = true;
+    m = shape_memory(&p);
+    cr_expect_eq(ari_memory_sum(&m), 2.0 * n + m.of[ARI_MEMORY_WORKSPACE]);
+}
+
+/* Of working copies the largest is that of the embedding or the head here: V h parameters, weights and gradients. */
+Test(production, zero_3_works_on_whole_copies)
+{
+    const ar_config c = shape_bundled("llama-3-8b");
+    ari_planned p = shape_planned(&c, 1, false, 8, 8192);
+    p.flash = true;
+    p.step.run.parallel.dp = 8;
+    const ari_memory whole = shape_memory(&p);
+    p.step.run.parallel.zero = 3;
+    const ari_memory divided = shape_memory(&p);
+    cr_expect_eq(divided.of[ARI_MEMORY_WORKSPACE] - whole.of[ARI_MEMORY_WORKSPACE],
+                 (2.0 + 2.0) * (128256.0 * 4096.0 + 4096.0));
+}
+
+/* A token of a layer, in units of a value: the inputs of two norms, of q|k|v, of gate|up and of the output projection,
+ * each h; q, k and v; gate, up and their product. Flash attention adds an fp32 number for each head. */
+Test(production, a_llama_keeps_its_own_terms)
+{
+    const ar_config c = shape_bundled("llama-3-8b");
+    const double h = 4096.0, kv = 1024.0, ffn = 14336.0, heads = 32.0, tokens = 2.0 * 8192.0;
+    const double sharded = 2.0 * (h + h + 2.0 * kv + 3.0 * ffn), streams = 2.0 * 4.0 * h;
+    ari_planned p = shape_planned(&c, 8, true, 2, 8192);
+    p.flash = true;
+    ari_memory m = shape_memory(&p);
+    cr_expect_eq(shape_kept(&m), 32.0 * tokens / 8.0 * (sharded + streams + 4.0 * heads));
+    p.step.run.parallel.sp = false;
+    m = shape_memory(&p);
+    cr_expect_eq(shape_kept(&m), 32.0 * tokens * ((sharded + 4.0 * heads) / 8.0 + streams));
+    p.flash = false; /* probabilities in 16 bits, no dropout */
+    m = shape_memory(&p);
+    cr_expect_eq(shape_kept(&m), 32.0 * tokens * ((sharded + 2.0 * heads * 8192.0) / 8.0 + streams));
+    p.cp = 4; /* a quarter of the queries, each with all keys */
+    m = shape_memory(&p);
+    cr_expect_eq(shape_kept(&m), 32.0 * tokens / 4.0 * ((sharded + 2.0 * heads * 8192.0) / 8.0 + streams));
+}
+
+/* The gathered input of a column-parallel layer is there whole while it is worked on, beside the layer's shard of the
+ * MLP: sequence parallelism does not divide the peak by tp. */
+Test(production, workspace_has_the_gathered_input_of_a_column_parallel_layer)
+{
+    const ar_config c = shape_bundled("stack-4.8b");
+    ari_planned p = shape_planned(&c, 8, true, 2, 4096);
+    p.flash = true;
+    ari_memory m = shape_memory(&p);
+    cr_expect_eq(m.of[ARI_MEMORY_WORKSPACE], 2.0 * (33554432.0 + 11272192.0));
+    p.step.run.parallel.keep_gathered = true; /* then it is kept, twice a layer */
+    const ari_memory kept = shape_memory(&p);
+    cr_expect_eq(shape_kept(&kept) - shape_kept(&m), 32.0 * 2.0 * 2.0 * 33554432.0 * 7.0 / 8.0);
+}
+
+Test(production, recomputation_works_on_a_whole_block_at_a_time)
+{
+    const ar_config c = shape_bundled("gpt-22b");
+    const double sbh = 2048.0 * 6144.0, scores = 5.0 * 64.0 * 2048.0 * 2048.0;
+    ari_planned p = shape_planned(&c, 8, true, 1, 2048);
+    p.step.run.dropout = 0.1;
+    const double base = shape_memory(&p).of[ARI_MEMORY_WORKSPACE];
+    p.recompute = ARI_RECOMPUTE_SELECTIVE;
+    cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WORKSPACE] - base, scores / 8.0);
+    p.recompute = ARI_RECOMPUTE_FULL;
+    cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WORKSPACE] - base, (32.0 * sbh + scores) / 8.0);
+}
+
+/* A plan that splits one layer otherwise makes that layer alone keep more. */
+Test(production, a_plan_counts_layer_by_layer)
+{
+    ar_config c = shape_bundled("llama-3-8b");
+    c.layers = 4;
+    ari_planned p = shape_planned(&c, 4, false, 1, 1024);
+    p.flash = true;
+    const ari_memory plain = shape_memory(&p);
+    cr_assert_eq(ar_plan_add(&p.step.run.plan, c.arch, "model.layers.2.mlp.*", AR_STYLE_REPLICATE), AR_OK);
+    const ari_memory one = shape_memory(&p);
+    cr_expect_eq(one.of[ARI_MEMORY_MLP] - plain.of[ARI_MEMORY_MLP], 2.0 * 1024.0 * 3.0 * 14336.0 * 3.0 / 4.0);
+    cr_expect_eq(one.of[ARI_MEMORY_WEIGHTS] - plain.of[ARI_MEMORY_WEIGHTS], 2.0 * 3.0 * 4096.0 * 14336.0 * 3.0 / 4.0);
+    cr_expect_eq(one.of[ARI_MEMORY_ATTENTION], plain.of[ARI_MEMORY_ATTENTION]);
+    ar_plan_fini(&p.step.run.plan);
+}
+
+/* Stages hold a copy each of a tied table, and each part of the model is on one stage. */
+Test(production, stages_have_the_parameters_of_all)
+{
+    ar_config c = shape_gpt(2, 256, 4, 1024);
+    c.max_positions = 4096; /* more than what the last stage has of logits */
+    ari_planned p = shape_planned(&c, 1, false, 2, 64);
+    size_t all = 0;
+    cr_assert_eq(ar_config_parameters(&c, &all), AR_OK);
+    cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (double)all);
+    p.pp = 2;
+    const double table = 1024.0 * 256.0, block = 12.0 * 256.0 * 256.0 + 13.0 * 256.0;
+    cr_expect_eq((double)all, table + 4096.0 * 256.0 + 2.0 * block + 512.0);
+    cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (table + 4096.0 * 256.0 + block));
+}

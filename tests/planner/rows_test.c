@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Published figures of training runs, against the planner's formulas. Rates and layouts are the publications'; what does
+ * not fit stays in the table, as unexplained. docs/planner.md shows the same rows. */
+#include <math.h>
+#include <string.h>
+
+#include "anyrank/model.h"
+#include "ref/io/file.h"
+#include "tests/planner/shapes.h"
+
+TestSuite(rows, .timeout = 60);
+
+/* A bundled name; or a form and its sizes. */
+typedef struct shape {
+    const char *bundled;
+    size_t layers, hidden, ffn, heads, kv_heads, vocab; /* ffn 0: GPT's */
+} shape;
+
+static ar_config config_of(const shape *s)
+{
+    if (s->bundled)
+        return shape_bundled(s->bundled);
+    return s->ffn ? shape_llama(s->layers, s->hidden, s->ffn, s->heads, s->kv_heads, s->vocab)
+                  : shape_gpt(s->layers, s->hidden, s->heads, s->vocab);
+}
+
+/* --- throughput --------------------------------------------------------------------------------------------------- */
+
+#define BUNDLED(name)   \
+    {                   \
+        .bundled = name \
+    }
+#define SHAPE(...)        \
+    {                     \
+        NULL, __VA_ARGS__ \
+    }
+
+static const struct {
+    const char *source;
+    shape model;
+    size_t seq;
+    double tokens, teraflops; /* a second of a GPU, as printed */
+    ari_flops_convention convention;
+    const char *verdict; /* "fits", or "unexplained" */
+} throughput[] = {
+    {"NeMo 24.12, Llama3-8B", BUNDLED("llama-3-8b"), 8192, 12273, 711, ARI_FLOPS_PARAMETERS, "fits"},
+    {"NeMo 24.12, Llama3-70B", BUNDLED("llama-3-70b"), 8192, 1524, 734, ARI_FLOPS_PARAMETERS, "fits"},
+    {"NeMo 24.12, Llama2-7B", SHAPE(32, 4096, 11008, 32, 32, 32000), 4096, 16934, 780, ARI_FLOPS_PARAMETERS, "fits"},
+    {"NeMo 24.12, Llama2-13B", SHAPE(40, 5120, 13824, 40, 40, 32000), 4096, 8715, 760, ARI_FLOPS_PARAMETERS, "fits"},
+    {"NeMo 24.12, Llama2-70B", SHAPE(80, 8192, 28672, 64, 8, 32000), 4096, 1728, 768, ARI_FLOPS_PARAMETERS, "fits"},
+    {"NeMo 24.12, GPT3-5B", SHAPE(24, 4096, 0, 32, 32, 51200), 2048, 23406, 765, ARI_FLOPS_PRODUCTS, "fits"},
+    {"NeMo 24.12, GPT3-20B", SHAPE(44, 6144, 0, 48, 48, 51200), 2048, 5851, 750, ARI_FLOPS_PRODUCTS, "fits"},
+    {"NeMo 24.12, GPT3-175B, 128 GPUs", BUNDLED("gpt3-175b"), 2048, 716, 771, ARI_FLOPS_PRODUCTS, "fits"},
+    {"NeMo 24.12, GPT3-175B, 512 GPUs", BUNDLED("gpt3-175b"), 2048, 825, 888, ARI_FLOPS_PRODUCTS, "fits"},
+    {"Megatron Bridge 25.11, Llama3-8B", BUNDLED("llama-3-8b"), 8192, 14451, 744, ARI_FLOPS_CAUSAL, "fits"},
+    {"Megatron Bridge 25.11, Llama3-70B", BUNDLED("llama-3-70b"), 8192, 1602, 719, ARI_FLOPS_CAUSAL, "fits"},
+    {"Megatron Bridge 25.11, Llama3.1-405B", BUNDLED("llama-3.1-405b"), 8192, 292, 737, ARI_FLOPS_CAUSAL, "fits"},
+    {"Megatron Bridge 26.06, Llama3.1-405B", BUNDLED("llama-3.1-405b"), 8192, 326, 822, ARI_FLOPS_CAUSAL, "fits"},
+    {"torchtitan, A100, Llama3-8B", BUNDLED("llama-3-8b"), 8192, 2904, 177.2, ARI_FLOPS_TABLES, "fits"},
+    {"torchtitan, A100, Llama3-8B, compiled", BUNDLED("llama-3-8b"), 8192, 2973, 181.6, ARI_FLOPS_TABLES, "fits"},
+    {"torchtitan, A100, Llama3-70B", BUNDLED("llama-3-70b"), 8192, 331, 161.3, ARI_FLOPS_TABLES, "fits"},
+    {"torchtitan, H100, Llama3-405B", BUNDLED("llama-3.1-405b"), 8192, 109, 286.8, ARI_FLOPS_TABLES, "fits"},
+    {"Megatron Bridge 26.04.01, Llama3-70B", BUNDLED("llama-3-70b"), 8192, 1664, 731, ARI_FLOPS_CAUSAL, "unexplained"},
+};
+
+Test(rows, printed_rates_are_those_of_their_convention)
+{
+    for (size_t i = 0; i < sizeof throughput / sizeof *throughput; i++) {
+        const ar_config c = config_of(&throughput[i].model);
+        double flops = 0.0;
+        cr_assert_eq(ari_flops_token(&flops, &c, throughput[i].seq, throughput[i].convention, ARI_RECOMPUTE_NONE),
+                     AR_OK);
+        const double error = flops * throughput[i].tokens * 1e-12 / throughput[i].teraflops - 1.0;
+        cr_expect_str_eq(fabs(error) <= 0.005 ? "fits" : "unexplained", throughput[i].verdict, "%s: %.1f, printed %.1f",
+                         throughput[i].source, flops * throughput[i].tokens * 1e-12, throughput[i].teraflops);
+    }
+}
+
+/* Table 5 of Korthikanti et al. 2022: A100 of 312 teraflops, s = 2048, sequence parallelism and selective
+ * recomputation. */
+static const struct {
+    const char *model;
+    double gpus, batch, seconds, mfu, hfu; /* percent; hfu 0: not printed */
+    double ratio;                          /* HFU / MFU by formula: (1 + s/3h + V/12hL) / (1 + s/6h + V/12hL) */
+} korthikanti[] = {
+    {"gpt-22b", 8, 4, 1.10, 41.5, 43.7, 1.052},       {"gpt3-175b", 64, 64, 13.75, 51.4, 52.8, 1.027},
+    {"gpt-530b", 280, 280, 37.83, 56.0, 57.0, 1.016}, {"gpt-530b", 2240, 2240, 39.15, 54.2, 0, 1.016},
+    {"gpt-1t", 512, 512, 71.49, 56.3, 57.0, 1.013},
+};
+
+Test(rows, utilisations_are_those_of_korthikanti_et_al)
+{
+    for (size_t i = 0; i < sizeof korthikanti / sizeof *korthikanti; i++) {
+        const ar_config c = shape_bundled(korthikanti[i].model);
+        double model = 0.0, hardware = 0.0;
+        cr_assert_eq(ari_flops_token(&model, &c, 2048, ARI_FLOPS_PRODUCTS, ARI_RECOMPUTE_NONE), AR_OK);
+        cr_assert_eq(ari_flops_token(&hardware, &c, 2048, ARI_FLOPS_PRODUCTS, ARI_RECOMPUTE_SELECTIVE), AR_OK);
+        const double h = (double)c.hidden, layers = (double)c.layers, tokens = korthikanti[i].batch * 2048.0;
+        const double formula = 72.0 * layers * h * h * (1.0 + 2048.0 / (6.0 * h) + 51200.0 / (12.0 * h * layers));
+        cr_expect_float_eq(model / formula, 1.0, 1e-12, "%s: %.17g", c.name, model / formula);
+        cr_expect_eq(round(hardware / model * 1000.0) / 1000.0, korthikanti[i].ratio, "%s: %.5f", c.name,
+                     hardware / model);
+        const double mfu = ari_flops_utilization(model * tokens, korthikanti[i].seconds, korthikanti[i].gpus, 312e12);
+        const double hfu =
+            ari_flops_utilization(hardware * tokens, korthikanti[i].seconds, korthikanti[i].gpus, 312e12);
+        cr_expect_lt(fabs(100.0 * mfu - korthikanti[i].mfu), 0.5, "%s: %.2f", c.name, 100.0 * mfu);
+        cr_expect(korthikanti[i].hfu == 0.0 || fabs(100.0 * hfu - korthikanti[i].hfu) < 0.5, "%s: %.2f", c.name,
+                  100.0 * hfu);
+    }
+}
+
+/* Two for each multiply-add of the list of operations, whatever the layout: the formula of the products. */
+Test(rows, counted_products_are_the_formulas)
+{
+    static const int tp[] = {1, 4, 8};
+    for (size_t i = 0; ari_model_names[i]; i++) {
+        const ar_config c = shape_bundled(ari_model_names[i]);
+        for (size_t k = 0; k < sizeof tp / sizeof *tp; k++) {
+            const ari_planned p = shape_planned(&c, c.heads % (size_t)tp[k] == 0 ? tp[k] : 1, true, 2, 64);
+            double formula = 0.0, model = 0.0, hardware = 0.0;
+            cr_assert_eq(ari_flops_token(&formula, &c, 64, ARI_FLOPS_PRODUCTS, ARI_RECOMPUTE_NONE), AR_OK);
+            cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK, "%s", ar_error_message());
+            cr_expect_float_eq(model / formula, 1.0, 1e-12, "%s: %.17g", c.name, model / formula);
+            cr_expect_geq(hardware, model * (1.0 - 1e-12));
+        }
+    }
+}
+
+/* Copies of KV heads compute their products again; recomputation the blocks' forward pass, or attention's. */
+Test(rows, hardware_counts_copies_and_recomputation)
+{
+    const ar_config c = shape_bundled("llama-3-8b");
+    const double h = 4096.0, kv = 1024.0, s = 512.0, layers = 32.0;
+    ari_planned p = shape_planned(&c, 1, false, 1, 512);
+    double model = 0.0, hardware = 0.0, blocks = 0.0, all = 0.0;
+    cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK);
+    cr_expect_eq(hardware, model);
+    p.recompute = ARI_RECOMPUTE_SELECTIVE;
+    cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK);
+    cr_expect_float_eq(hardware - model, 4.0 * layers * s * h, 1.0);
+    p.recompute = ARI_RECOMPUTE_FULL;
+    cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK);
+    cr_assert_eq(ari_flops_token(&blocks, &c, 512, ARI_FLOPS_PRODUCTS, ARI_RECOMPUTE_FULL), AR_OK);
+    cr_assert_eq(ari_flops_token(&all, &c, 512, ARI_FLOPS_PRODUCTS, ARI_RECOMPUTE_NONE), AR_OK);
+    cr_expect_float_eq((hardware - model) / (blocks - all), 1.0, 1e-12);
+    p = shape_planned(&c, 32, true, 1,
+                      512); /* 4 copies of each KV head: forward and weights, not the input's gradient */
+    cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK);
+    cr_expect_float_eq((hardware - model) / (3.0 * 2.0 * 2.0 * 2.0 * layers * h * kv), 1.0, 1e-12);
+}
+
+Test(rows, parameters_of_llama_3)
+{
+    static const struct {
+        const char *model;
+        size_t parameters;
+    } llama[] = {{"llama-3-8b", 8030261248}, {"llama-3-70b", 70553706496}, {"llama-3.1-405b", 405853388800}};
+    for (size_t i = 0; i < sizeof llama / sizeof *llama; i++) {
+        const ar_config c = shape_bundled(llama[i].model);
+        const ari_planned p = shape_planned(&c, 1, false, 1, 128);
+        size_t n = 0;
+        cr_assert_eq(ar_config_parameters(&c, &n), AR_OK);
+        cr_expect_eq(n, llama[i].parameters);
+        cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (double)n);
+    }
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+/* torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: GiB at the peak, on H100 of 96 GB. A peak also holds what the
+ * account leaves out (docs/planner.md), so it is the difference to the row before that is compared: within a tenth, or
+ * where neither layout should have more, within a hundredth of the peak. */
+static const struct {
+    const char *model, *with;
+    int dp, cp, tp, pp, chunks;
+    size_t batch, seq; /* of a dp rank */
+    ari_recompute recompute;
+    double gib;
+    const char *verdict; /* of the difference: "first" of a group, "fits", "equal" or "unexplained" */
+} peaks[] = {
+    {"llama-3-8b", "", 8, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 82.4, "first"},
+    {"llama-3-8b", "", 128, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 67.0, "fits"},
+    {"llama-3-8b", "compiled", 8, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 77.0, "first"},
+    {"llama-3-8b", "compiled", 128, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 62.0, "fits"},
+    {"llama-3-8b", "float8", 8, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 76.8, "first"},
+    {"llama-3-8b", "float8", 128, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 61.8, "fits"},
+    {"llama-3-8b", "", 8, 1, 1, 1, 1, 1, 32768, ARI_RECOMPUTE_FULL, 83.9, "first"},
+    {"llama-3-8b", "", 4, 2, 1, 1, 1, 1, 65536, ARI_RECOMPUTE_FULL, 84.2, "equal"},
+    {"llama-3-8b", "", 2, 4, 1, 1, 1, 1, 131072, ARI_RECOMPUTE_FULL, 84.0, "equal"},
+    {"llama-3-8b", "", 1, 8, 1, 1, 1, 1, 262144, ARI_RECOMPUTE_FULL, 84.5, "equal"},
+    {"llama-3-70b", "float8", 32, 1, 8, 1, 1, 16, 8192, ARI_RECOMPUTE_FULL, 71.9, "first"},
+    {"llama-3-70b", "float8, asynchronous tp", 32, 1, 8, 1, 1, 16, 8192, ARI_RECOMPUTE_FULL, 67.6, "unexplained"},
+    {"llama-3.1-405b", "1F1B", 8, 1, 8, 8, 1, 32, 8192, ARI_RECOMPUTE_FULL, 82.5, "first"},
+    {"llama-3.1-405b", "interleaved", 8, 1, 8, 8, 2, 32, 8192, ARI_RECOMPUTE_FULL, 72.7, "unexplained"},
+    {"llama-3.1-405b", "", 8, 1, 8, 8, 1, 8, 32768, ARI_RECOMPUTE_FULL, 75.3, "first"},
+    {"llama-3.1-405b", "", 4, 2, 8, 8, 1, 8, 65536, ARI_RECOMPUTE_FULL, 75.9, "equal"},
+    {"llama-3.1-405b", "", 2, 4, 8, 8, 1, 8, 131072, ARI_RECOMPUTE_FULL, 77.1, "unexplained"},
+    {"llama-3.1-405b", "", 1, 8, 8, 8, 1, 8, 262144, ARI_RECOMPUTE_FULL, 84.9, "unexplained"},
+};
+
+static double predicted_gib(size_t i)
+{
+    const ar_config c = shape_bundled(peaks[i].model);
+    ari_planned p = shape_planned(&c, peaks[i].tp, true, peaks[i].batch * (size_t)peaks[i].dp, peaks[i].seq);
+    p.step.run.parallel.dp = peaks[i].dp;
+    p.step.run.parallel.zero = 3;
+    p.step.run.parallel.micro_batches = peaks[i].pp > 1 ? (int)peaks[i].batch : 1;
+    p.cp = peaks[i].cp;
+    p.pp = peaks[i].pp;
+    p.chunks = peaks[i].chunks;
+    p.recompute = peaks[i].recompute;
+    p.flash = true;
+    const ari_memory m = shape_memory(&p);
+    return ari_memory_sum(&m) / 0x1p30;
+}
+
+Test(rows, peaks_of_torchtitan_differ_as_their_layouts_do)
+{
+    double before = 0.0;
+    for (size_t i = 0; i < sizeof peaks / sizeof *peaks; i++) {
+        const double here = predicted_gib(i), change = i > 0 ? peaks[i].gib - peaks[i - 1].gib : 0.0;
+        const char *verdict = "unexplained";
+        if (fabs(here - before - change) <= 0.1 * fabs(change))
+            verdict = "fits";
+        else if (here == before && fabs(change) <= 0.01 * peaks[i].gib)
+            verdict = "equal";
+        cr_expect_str_eq(strcmp(peaks[i].verdict, "first") == 0 ? "first" : verdict, peaks[i].verdict,
+                         "row %zu: %+.2f GiB, printed %+.2f", i, here - before, change);
+        before = here;
+    }
+}
+
+/* --- layouts ------------------------------------------------------------------------------------------------------ */
+
+/* Llama 3's three (arXiv:2407.21783, table 4): 16 M tokens a step on 8,192 and 16,384 GPUs. */
+Test(rows, layouts_of_llama_3_405b_are_legal)
+{
+    static const struct {
+        int tp, cp, pp, dp;
+        size_t seq, batch; /* of a dp rank */
+    } layouts[] = {{8, 1, 16, 64, 8192, 32}, {8, 1, 16, 128, 8192, 16}, {8, 16, 16, 8, 131072, 16}};
+    const ar_config c = shape_bundled("llama-3.1-405b");
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        const size_t batch = layouts[i].batch * (size_t)layouts[i].dp;
+        ari_planned p = shape_planned(&c, layouts[i].tp, true, batch, layouts[i].seq / (size_t)layouts[i].cp);
+        p.step.run.parallel.dp = layouts[i].dp;
+        p.step.run.parallel.micro_batches = (int)layouts[i].batch;
+        cr_expect_eq(ar_run_check(&p.step.run, &c), AR_OK, "%s", ar_error_message());
+        cr_expect_eq(layouts[i].seq * batch, (size_t)1 << 24, "tokens of a step");
+        p.step.run.seq = layouts[i].seq;
+        p.step.run.parallel.zero = 2;
+        p.cp = layouts[i].cp;
+        p.pp = layouts[i].pp;
+        p.flash = true;
+        const ari_memory m = shape_memory(&p);
+        const double states = m.of[ARI_MEMORY_WEIGHTS] + m.of[ARI_MEMORY_GRADIENTS] + m.of[ARI_MEMORY_MASTER] +
+                              m.of[ARI_MEMORY_OPTIMIZER];
+        /* The second stage, of 8 layers: an eighth of each, gradients and what follows divided over dp and cp. */
+        const double block = 2.0 * 16384.0 * 16384.0 + 2.0 * 16384.0 * 1024.0 + 3.0 * 16384.0 * 53248.0;
+        const double n = 8.0 * (block / 8.0 + 2.0 * 16384.0);
+        cr_expect_eq(states, 2.0 * n + 14.0 * ceil(n / (layouts[i].dp * layouts[i].cp)), "%.0f", states);
+    }
+}
