@@ -195,8 +195,8 @@ static double *bands_of(ari_bl_run *run, size_t n, size_t k, ari_bl_matrix b)
 }
 
 /* Sums of x against a band's rows, and of the squares of their partial sums and of their products. */
-ARI_BL_WIDE static void band_sums(double *restrict sum, double *restrict squares, const double *restrict x,
-                                  const double *restrict band, size_t k)
+ARI_SIMD static void band_sums(double *restrict sum, double *restrict squares, const double *restrict x,
+                               const double *restrict band, size_t k)
 {
     double s[NOISY] = {0.0}, q[NOISY] = {0.0};
     for (size_t kk = 0; kk < k; kk++)

@@ -97,6 +97,19 @@ const ari_bl_names *ari_bl_names_of(ar_arch arch)
     return (size_t)arch < sizeof names / sizeof *names ? names[arch] : NULL;
 }
 
+/* The values of a fresh parameter; flatten: all that is called is compiled for each level too. */
+ARI_SIMD __attribute__((flatten)) static void draw(double *v, size_t count, ar_init_scheme scheme, uint64_t key,
+                                                   size_t fan_in, size_t fan_out, double range)
+{
+    float drawn[256];
+    for (size_t i = 0; i < count; i++) {
+        const size_t at = i % (sizeof drawn / sizeof *drawn), left = count - i;
+        if (at == 0)
+            ari_init_values(drawn, scheme, key, i, left < 256 ? left : 256, fan_in, fan_out, range);
+        v[i] = (double)drawn[at];
+    }
+}
+
 ar_status ari_bl_parameter(ari_bl_run *run, double **values, const char *part, size_t rows, size_t cols,
                            ar_init_scheme scheme, size_t fan_in, size_t fan_out)
 {
@@ -112,13 +125,12 @@ ar_status ari_bl_parameter(ari_bl_run *run, double **values, const char *part, s
         if (given == NULL)
             return ar_error_set(AR_ERR_NOT_FOUND, "baseline: no weight '%s' of %zu values", name, count);
     }
-    const uint64_t key = ari_stream_key(run->o->seed, name);
-    for (size_t i = 0; i < count; i++) {
-        const float x =
-            given != NULL ? given[i] : ari_init_value(scheme, key, i, fan_in, fan_out, run->c->initializer_range);
-        if (x != x)
+    if (given == NULL)
+        draw(v, count, scheme, ari_stream_key(run->o->seed, name), fan_in, fan_out, run->c->initializer_range);
+    for (size_t i = 0; given != NULL && i < count; i++) {
+        if (given[i] != given[i])
             return ar_error_set(AR_ERR_DATA, "baseline: weight '%s' holds a NaN at element %zu of %zu", name, i, count);
-        v[i] = (double)x;
+        v[i] = (double)given[i];
     }
     if (run->noise != NULL)
         ari_bl_shorten(run->noise, v, count, run->noise->unit.weight);

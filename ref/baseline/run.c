@@ -48,35 +48,15 @@ void ari_bl_release(ari_bl_run *run, const ari_bl_memory *mark)
     }
 }
 
-/* Philox4x32-10 of so many counters beside each other. */
-enum { BLOCKS = ARI_BL_NOISE_READY / 4 };
-ARI_BL_WIDE static void philox_blocks(uint32_t c[4][BLOCKS], uint64_t key)
+ARI_SIMD void ari_bl_noise_refill(ari_bl_noise *noise)
 {
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int round = 0; round < 10; round++) {
-        for (size_t i = 0; i < BLOCKS; i++) {
-            const uint64_t p0 = (uint64_t)0xd2511f53U * c[0][i], p1 = (uint64_t)0xcd9e8d57U * c[2][i];
-            c[0][i] = (uint32_t)(p1 >> 32) ^ c[1][i] ^ k0;
-            c[1][i] = (uint32_t)p1;
-            c[2][i] = (uint32_t)(p0 >> 32) ^ c[3][i] ^ k1;
-            c[3][i] = (uint32_t)p0;
-        }
-        k0 += 0x9e3779b9U;
-        k1 += 0xbb67ae85U;
+    uint32_t c[4][ARI_RANDOM_BLOCKS];
+    for (size_t i = 0; i < ARI_BL_NOISE_READY; i++) {
+        const size_t lane = i % 4, block = i / 4 % ARI_RANDOM_BLOCKS;
+        if (lane + block == 0)
+            ari_random_blocks(c, noise->key, (noise->used + i) / 4);
+        noise->ready[i] = 2.0 * ari_random_unit(c[lane][block]) - 1.0;
     }
-}
-
-void ari_bl_noise_refill(ari_bl_noise *noise)
-{
-    uint32_t c[4][BLOCKS] = {{0}};
-    for (size_t i = 0; i < BLOCKS; i++) {
-        const uint64_t block = noise->used / 4 + i;
-        c[0][i] = (uint32_t)block;
-        c[1][i] = (uint32_t)(block >> 32);
-    }
-    philox_blocks(c, noise->key);
-    for (size_t i = 0; i < ARI_BL_NOISE_READY; i++)
-        noise->ready[i] = 2.0 * ari_random_unit(c[i % 4][i / 4]) - 1.0;
 }
 
 /* x is a number of p bits, of which 2^-p is the unit round-off, if its nearest one is itself: Veltkamp's splitting. */

@@ -28,14 +28,6 @@ typedef struct ari_bl_names {
 
 typedef struct ari_bl_memory ari_bl_memory;
 
-/* Before a hot loop of a run with noise: one copy of the function for each instruction set, the machine's chosen when
- * the program is loaded: the same operations, the same bits. Not under sanitizers, whose runtime is not up by then. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(ARI_SANITIZED) && defined(__OPTIMIZE__)
-#define ARI_BL_WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define ARI_BL_WIDE
-#endif
-
 /* Random errors in place of roundings: the stream of docs/numerics.md section 7 and how far it has been used. Numbers
  * are made so many at a time. */
 enum { ARI_BL_NOISE_READY = 128 };

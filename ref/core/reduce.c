@@ -1,33 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/reduce.h"
 
-/* Every version of a kernel does the same operation per element, so the choice among them cannot change bits. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(ARI_SANITIZED)
-#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define CLONES
-#endif
-
 /* NOLINTBEGIN(bugprone-macro-parentheses): types and names cannot be put in parentheses. */
 
 /* ivdep: out is one of the inputs or apart from them, so no iteration depends on another. */
-#define KERNEL(op, name, type)                                                                                       \
-    CLONES static void name##_##op##_two(void *out, const void *pa, const void *pb, size_t n)                        \
-    {                                                                                                                \
-        type *o = out;                                                                                               \
-        const type *a = pa, *b = pb;                                                                                 \
-        _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++) o[i] = ari_##op##_##name(a[i], b[i]);                    \
-    }                                                                                                                \
-    CLONES static void name##_##op##_four(void *out, const void *pa, const void *pb, const void *pc, const void *pd, \
-                                          size_t n)                                                                  \
-    {                                                                                                                \
-        type *o = out;                                                                                               \
-        const type *a = pa, *b = pb, *c = pc, *d = pd;                                                               \
-        _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++)                                                          \
-        {                                                                                                            \
-            const type two = ari_##op##_##name(a[i], b[i]), three = ari_##op##_##name(two, c[i]);                    \
-            o[i] = ari_##op##_##name(three, d[i]);                                                                   \
-        }                                                                                                            \
+#define KERNEL(op, name, type)                                                                                         \
+    ARI_SIMD static void name##_##op##_two(void *out, const void *pa, const void *pb, size_t n)                        \
+    {                                                                                                                  \
+        type *o = out;                                                                                                 \
+        const type *a = pa, *b = pb;                                                                                   \
+        _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++) o[i] = ari_##op##_##name(a[i], b[i]);                      \
+    }                                                                                                                  \
+    ARI_SIMD static void name##_##op##_four(void *out, const void *pa, const void *pb, const void *pc, const void *pd, \
+                                            size_t n)                                                                  \
+    {                                                                                                                  \
+        type *o = out;                                                                                                 \
+        const type *a = pa, *b = pb, *c = pc, *d = pd;                                                                 \
+        _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++)                                                            \
+        {                                                                                                              \
+            const type two = ari_##op##_##name(a[i], b[i]), three = ari_##op##_##name(two, c[i]);                      \
+            o[i] = ari_##op##_##name(three, d[i]);                                                                     \
+        }                                                                                                              \
     }
 
 /* A type's kernels. */
@@ -36,7 +29,7 @@
     KERNEL(prod, name, type)                                                                     \
     KERNEL(max, name, type)                                                                      \
     KERNEL(min, name, type)                                                                      \
-    CLONES static void name##_mean(void *out, size_t n, int ranks)                               \
+    ARI_SIMD static void name##_mean(void *out, size_t n, int ranks)                             \
     {                                                                                            \
         type *o = out;                                                                           \
         _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++) o[i] = ari_mean_##name(o[i], ranks); \

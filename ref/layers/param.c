@@ -56,12 +56,12 @@ struct fresh {
     const ari_draw *draw;
 };
 
-static void put_fresh(void *user, const ari_box_run *r)
+/* flatten: all that is called is compiled for each level too. */
+ARI_SIMD __attribute__((flatten)) static void put_fresh(void *user, const ari_box_run *r)
 {
     const struct fresh *f = user;
-    for (size_t i = 0; i < r->count; i++)
-        f->host[r->local_index + i] =
-            ari_init_value(f->p->init, f->key, r->full + i, f->draw->fan_in, f->draw->fan_out, f->p->init_range);
+    ari_init_values(f->host + r->local_index, f->p->init, f->key, r->full, r->count, f->draw->fan_in, f->draw->fan_out,
+                    f->p->init_range);
 }
 
 static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)

@@ -30,6 +30,17 @@ ARI_FN uint64_t ari_stream_key(uint64_t seed, const char *name)
     return hash;
 }
 
+/* One round on a block c0..c3. */
+ARI_FN void ari_philox_round(uint32_t *c0, uint32_t *c1, uint32_t *c2, uint32_t *c3, uint32_t k0, uint32_t k1)
+{
+    const uint64_t p0 = (uint64_t)0xd2511f53u * *c0;
+    const uint64_t p1 = (uint64_t)0xcd9e8d57u * *c2;
+    *c0 = (uint32_t)(p1 >> 32) ^ *c1 ^ k0;
+    *c1 = (uint32_t)p1;
+    *c2 = (uint32_t)(p0 >> 32) ^ *c3 ^ k1;
+    *c3 = (uint32_t)p0;
+}
+
 /** Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. out may be
  *  ctr. */
 ARI_FN void ari_philox4x32(const uint32_t ctr[4], const uint32_t key[2], uint32_t out[4])
@@ -37,12 +48,7 @@ ARI_FN void ari_philox4x32(const uint32_t ctr[4], const uint32_t key[2], uint32_
     uint32_t c0 = ctr[0], c1 = ctr[1], c2 = ctr[2], c3 = ctr[3];
     uint32_t k0 = key[0], k1 = key[1];
     for (int round = 0; round < 10; round++) {
-        const uint64_t p0 = (uint64_t)0xd2511f53u * c0;
-        const uint64_t p1 = (uint64_t)0xcd9e8d57u * c2;
-        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-        c1 = (uint32_t)p1;
-        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c3 = (uint32_t)p0;
+        ari_philox_round(&c0, &c1, &c2, &c3, k0, k1);
         k0 += 0x9e3779b9u;
         k1 += 0xbb67ae85u;
     }
@@ -60,6 +66,26 @@ ARI_FN void ari_random_block(uint64_t key, uint64_t index, uint32_t step, uint32
     ari_philox4x32(ctr, halves, out);
 }
 
+/* Blocks that are drawn together, side by side in the lanes of the processor's vectors. */
+#define ARI_RANDOM_BLOCKS 8
+
+/** The blocks `first`, first + 1, ..., of elements 4*first and on, step and use 0: c[lane][block]. */
+ARI_FN void ari_random_blocks(uint32_t c[4][ARI_RANDOM_BLOCKS], uint64_t key, uint64_t first)
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (uint32_t i = 0; i < ARI_RANDOM_BLOCKS; i++) {
+        c[0][i] = (uint32_t)(first + i);
+        c[1][i] = (uint32_t)((first + i) >> 32);
+        c[2][i] = c[3][i] = 0;
+    }
+    for (int round = 0; round < 10; round++) {
+        for (int i = 0; i < ARI_RANDOM_BLOCKS; i++)
+            ari_philox_round(&c[0][i], &c[1][i], &c[2][i], &c[3][i], k0, k1);
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+}
+
 /** 32 uniform bits for one element: lane index & 3 of its block. */
 ARI_FN uint32_t ari_random_u32(uint64_t key, uint64_t index, uint32_t step, uint32_t use)
 {
@@ -74,23 +100,34 @@ ARI_FN double ari_random_unit(uint32_t u)
     return ((double)u + 0.5) * 0x1p-32;
 }
 
-/** fl32(bound*(2*unit - 1)), step and use 0. */
-ARI_FN float ari_random_uniform(uint64_t key, uint64_t index, double bound)
+/* fl32(bound*(2*unit - 1)). */
+ARI_FN float ari_uniform_of(uint32_t u, double bound)
 {
-    return (float)(bound * (2.0 * ari_random_unit(ari_random_u32(key, index, 0, 0)) - 1.0));
+    return (float)(bound * (2.0 * ari_random_unit(u) - 1.0));
 }
 
-/** fl32(std*z), z standard normal by Box and Muller in binary64 from the element's pair of lanes: the even lane takes
- *  sqrt(-2 log u0)*cos(2 pi u1), the odd one the sine; step and use 0. */
+/** Uniform in (-bound, bound); step and use 0. */
+ARI_FN float ari_random_uniform(uint64_t key, uint64_t index, double bound)
+{
+    return ari_uniform_of(ari_random_u32(key, index, 0, 0), bound);
+}
+
+/* fl32(std*z), z standard normal by Box and Muller in binary64: sqrt(-2 log u0)*cos(2 pi u1), or for an odd element the
+ * sine. */
+ARI_FN float ari_normal_of(uint32_t u0, uint32_t u1, bool odd, double std)
+{
+    const double radius = sqrt(-2.0 * ari_log64(ari_random_unit(u0)));
+    const double angle = ARI_TWO_PI * ari_random_unit(u1);
+    return (float)(std * (radius * (odd ? ari_sin64(angle) : ari_cos64(angle))));
+}
+
+/** Normal with standard deviation std, from the element's pair of lanes; step and use 0. */
 ARI_FN float ari_random_normal(uint64_t key, uint64_t index, double std)
 {
     uint32_t block[4];
     ari_random_block(key, index, 0, 0, block);
     const uint32_t pair = (uint32_t)index & 2u;
-    const double radius = sqrt(-2.0 * ari_log64(ari_random_unit(block[pair])));
-    const double angle = ARI_TWO_PI * ari_random_unit(block[pair + 1u]);
-    const double direction = (index & 1u) != 0 ? ari_sin64(angle) : ari_cos64(angle);
-    return (float)(std * (radius * direction));
+    return ari_normal_of(block[pair], block[pair + 1u], (index & 1u) != 0, std);
 }
 
 /** floor(p*2^32) for 0 <= p < 1: an element is dropped where its bits are below. */
@@ -111,25 +148,67 @@ ARI_FN bool ari_dropout_keep(uint64_t key, uint64_t index, uint32_t step, uint32
     return ari_random_u32(key, index, step, 0) >= threshold;
 }
 
-/** The initial value of element `index` (row-major in the full tensor's Hugging Face shape). Fans are the full
- * tensor's; range is the standard deviation of AR_INIT_NORMAL. Standard deviations and bounds are binary64. */
-ARI_FN float ari_init_value(ar_init_scheme scheme, uint64_t key, uint64_t index, size_t fan_in, size_t fan_out,
-                            double range)
+/* What a scheme multiplies its random numbers by: a standard deviation or a bound, in binary64. */
+ARI_FN double ari_init_spread(ar_init_scheme scheme, size_t fan_in, size_t fan_out, double range)
 {
     switch (scheme) {
     case AR_INIT_XAVIER_NORMAL:
-        return ari_random_normal(key, index, sqrt(2.0 / ((double)fan_in + (double)fan_out)));
+        return sqrt(2.0 / ((double)fan_in + (double)fan_out));
     case AR_INIT_KAIMING_UNIFORM:
     case AR_INIT_UNIFORM_BIAS:
-        return ari_random_uniform(key, index, 1.0 / sqrt((double)fan_in));
+        return 1.0 / sqrt((double)fan_in);
     case AR_INIT_NORMAL:
-        return ari_random_normal(key, index, range);
+        return range;
     case AR_INIT_ZEROS:
-        return 0.0f;
     case AR_INIT_ONES:
         break;
     }
-    return 1.0f;
+    return 0.0;
+}
+
+/* The initial values of the elements of the blocks `first` and on: ari_random_normal's, ari_random_uniform's, 0 or 1. */
+ARI_FN void ari_init_blocks(float out[4 * ARI_RANDOM_BLOCKS], ar_init_scheme scheme, uint64_t key, uint64_t first,
+                            double spread)
+{
+    uint32_t c[4][ARI_RANDOM_BLOCKS];
+    if (scheme == AR_INIT_ZEROS || scheme == AR_INIT_ONES) {
+        for (int i = 0; i < 4 * ARI_RANDOM_BLOCKS; i++)
+            out[i] = scheme == AR_INIT_ONES ? 1.0f : 0.0f;
+        return;
+    }
+    ari_random_blocks(c, key, first);
+    float x[4][ARI_RANDOM_BLOCKS];
+    const bool normal = scheme == AR_INIT_XAVIER_NORMAL || scheme == AR_INIT_NORMAL;
+    for (int lane = 0; lane < 4; lane += 2) {
+        for (int i = 0; normal && i < ARI_RANDOM_BLOCKS; i++) {
+            x[lane][i] = ari_normal_of(c[lane][i], c[lane + 1][i], false, spread);
+            x[lane + 1][i] = ari_normal_of(c[lane][i], c[lane + 1][i], true, spread);
+        }
+        for (int i = 0; !normal && i < ARI_RANDOM_BLOCKS; i++) {
+            x[lane][i] = ari_uniform_of(c[lane][i], spread);
+            x[lane + 1][i] = ari_uniform_of(c[lane + 1][i], spread);
+        }
+    }
+    for (int i = 0; i < 4 * ARI_RANDOM_BLOCKS; i++)
+        out[i] = x[i % 4][i / 4];
+}
+
+/** The initial values of `count` elements from `first` on (row-major in the full tensor's Hugging Face shape). Fans are
+ *  the full tensor's; range is the standard deviation of AR_INIT_NORMAL. */
+ARI_FN void ari_init_values(float *out, ar_init_scheme scheme, uint64_t key, uint64_t first, size_t count,
+                            size_t fan_in, size_t fan_out, double range)
+{
+    const double spread = ari_init_spread(scheme, fan_in, fan_out, range);
+    while (count > 0) {
+        float drawn[4 * ARI_RANDOM_BLOCKS];
+        const size_t skip = (size_t)(first % 4), most = sizeof drawn / sizeof *drawn - skip;
+        const size_t n = count < most ? count : most;
+        ari_init_blocks(drawn, scheme, key, first / 4, spread);
+        memcpy(out, drawn + skip, n * sizeof *out);
+        out += n;
+        first += n;
+        count -= n;
+    }
 }
 
 #endif

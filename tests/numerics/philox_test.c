@@ -150,17 +150,47 @@ Test(philox, uniform_stream_fills_its_bounds_evenly)
         cr_assert(abs(bins[b] - 10000) < 490, "bin %d holds %d: more than five standard deviations off", b, bins[b]);
 }
 
+/* Of element 5. */
+static float init_value(ar_init_scheme scheme, uint64_t key, size_t fan_in, size_t fan_out, double range)
+{
+    float x;
+    ari_init_values(&x, scheme, key, 5, 1, fan_in, fan_out, range);
+    return x;
+}
+
 Test(philox, schemes_use_the_fans_of_the_full_tensor)
 {
     const uint64_t key = ari_stream_key(1, "w");
     const double std = sqrt(2.0 / (768.0 + 2048.0));
     cr_assert(fabs(std - 0.026650) < 5e-7);
-    cr_assert(ari_init_value(AR_INIT_XAVIER_NORMAL, key, 5, 768, 2048, 0.0) == ari_random_normal(key, 5, std));
+    cr_assert(init_value(AR_INIT_XAVIER_NORMAL, key, 768, 2048, 0.0) == ari_random_normal(key, 5, std));
     cr_assert(fabs(1.0 / sqrt(11008.0) - 0.009531) < 5e-7);
-    cr_assert(ari_init_value(AR_INIT_UNIFORM_BIAS, key, 5, 11008, 1, 0.0) ==
-              ari_random_uniform(key, 5, 1.0 / sqrt(11008.0)));
-    cr_assert(ari_init_value(AR_INIT_KAIMING_UNIFORM, key, 5, 64, 1, 0.0) == ari_random_uniform(key, 5, 0.125));
-    cr_assert(ari_init_value(AR_INIT_NORMAL, key, 5, 1, 1, 0.02) == ari_random_normal(key, 5, 0.02));
-    cr_assert(ari_init_value(AR_INIT_ONES, key, 5, 1, 1, 0.0) == 1.0f);
-    cr_assert(ari_bits32(ari_init_value(AR_INIT_ZEROS, key, 5, 1, 1, 0.0)) == 0u);
+    cr_assert(init_value(AR_INIT_UNIFORM_BIAS, key, 11008, 1, 0.0) == ari_random_uniform(key, 5, 1.0 / sqrt(11008.0)));
+    cr_assert(init_value(AR_INIT_KAIMING_UNIFORM, key, 64, 1, 0.0) == ari_random_uniform(key, 5, 0.125));
+    cr_assert(init_value(AR_INIT_NORMAL, key, 1, 1, 0.02) == ari_random_normal(key, 5, 0.02));
+    cr_assert(init_value(AR_INIT_ONES, key, 1, 1, 0.0) == 1.0f);
+    cr_assert(ari_bits32(init_value(AR_INIT_ZEROS, key, 1, 1, 0.0)) == 0u);
+}
+
+Test(philox, a_run_of_initial_values_is_what_each_element_draws)
+{
+    enum { MOST = 150, GUARD = 1 };
+    const uint64_t key = ari_stream_key(3, "run"), starts[] = {0, 1, 2, 3, 31, 32, 1000003, (UINT64_C(1) << 34) - 5};
+    const size_t counts[] = {0, 1, 2, 3, 4, 29, 32, 33, MOST};
+    for (size_t i = 0; i < sizeof starts / sizeof *starts * (sizeof counts / sizeof *counts); i++) {
+        const uint64_t first = starts[i % 8];
+        const size_t count = counts[i / 8];
+        float normal[MOST + GUARD], uniform[MOST + GUARD];
+        normal[count] = uniform[count] = 7.0f;
+        ari_init_values(normal, AR_INIT_NORMAL, key, first, count, 1, 1, 0.02);
+        ari_init_values(uniform, AR_INIT_KAIMING_UNIFORM, key, first, count, 48, 1, 0.0);
+        for (size_t k = 0; k < count; k++) {
+            const float z = ari_random_normal(key, first + k, 0.02),
+                        u = ari_random_uniform(key, first + k, 1 / sqrt(48.0));
+            cr_assert(ari_bits32(normal[k]) == ari_bits32(z) && ari_bits32(uniform[k]) == ari_bits32(u),
+                      "element %zu of %zu from %llu on: %a and %a, expected %a and %a", k, count,
+                      (unsigned long long)first, (double)normal[k], (double)uniform[k], (double)z, (double)u);
+        }
+        cr_assert(normal[count] == 7.0f && uniform[count] == 7.0f, "%zu values: one more is written", count);
+    }
 }
