@@ -283,6 +283,9 @@ MUTANTS = [
     ("a permutation that names a dimension twice is accepted", "dump/map_rule.c",
      "if (seen[d])", "if (seen[d] && i == 0)", "dump/map_errors_test"),
     # --- verify
+    ("a z-loss is taken for part of the label smoothing", "verify/diagnose/replay/targets.c",
+     "const double left = (double)d[k] - sc * 2.0 * s->lse[token] * p,", "const double left = (double)d[k] - sc * s->lse[token] * p,",
+     "verify/replay_loss_test"),
     ("a rank's own boxes may overlap", "verify/check/compare.c",
      "for (int other = 0; other <= r; other++) {", "for (int other = 0; other < r; other++) {", "verify/compare_test"),
     ("the first difference is the first that was visited", "verify/check/compare.c",

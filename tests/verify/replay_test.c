@@ -1,81 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A module of two dumps that was computed with one mistake is named by computing it again; where an input is missing, or
  * the mistake is none that is known, there is no such answer. The modules are computed here by plain loops. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "tests/support/noise.h"
-#include "verify/diagnose/diagnose.h"
+#include "tests/verify/replay_support.h"
 
 TestSuite(replay, .timeout = 300);
 
-/* --- two dumps ---------------------------------------------------------------------------------------------------- */
-
-enum { MOST = 16 };
-
-typedef struct made {
-    ar_st_tensor tensor[2][MOST]; /* of the reference, of the other; each has its own data */
-    size_t n;
-} made;
-
-static size_t count_of(const ar_st_tensor *t)
-{
-    size_t n = 1;
-    for (int i = 0; i < t->ndim; i++)
-        n *= t->shape[i];
-    return n;
-}
-
-/* A tensor of both dumps, as noise; returns the reference's data. The caller sets what is not equal. */
-static float *put(made *m, const char *name, int ndim, size_t a, size_t b, size_t c)
-{
-    float *data[2];
-    for (int k = 0; k < 2; k++) {
-        ar_st_tensor *t = &m->tensor[k][m->n];
-        *t = (ar_st_tensor){.name = name, .dtype = AR_F32, .ndim = ndim, .shape = {a, b, c}};
-        t->data = data[k] = malloc(count_of(t) * sizeof(float));
-        for (size_t i = 0; i < count_of(t); i++)
-            data[k][i] = noise(i + 7919 * m->n);
-    }
-    m->n++;
-    return data[0];
-}
-
-static float *other_of(const made *m)
-{
-    return (float *)(uintptr_t)m->tensor[1][m->n - 1].data;
-}
-
-/* The cause of the last tensor's difference. */
-static ar_verify_row look(made *m, double rtol)
-{
-    char path[2][80];
-    ar_dump *dump[2];
-    ar_verify_row row = {.name = m->tensor[0][m->n - 1].name};
-    for (int k = 0; k < 2; k++) {
-        snprintf(path[k], sizeof path[k], "/tmp/anyrank-replay-%ld-%d.safetensors", (long)getpid(), k);
-        cr_assert_eq(ar_st_write(path[k], m->tensor[k], m->n, NULL, 0), AR_OK, "%s", ar_error_message());
-        cr_assert_eq(ar_dump_open(&dump[k], path[k], NULL), AR_OK, "%s", ar_error_message());
-    }
-    const ari_explain_case c = {.reference = dump[0], .other = dump[1], .tp = 1, .dp = 1, .rtol = rtol};
-    cr_assert_eq(ari_explain(&row, ar_dump_find(dump[0], row.name), ar_dump_find(dump[1], row.name), &c), AR_OK, "%s",
-                 ar_error_message());
-    for (int k = 0; k < 2; k++) {
-        ar_dump_close(dump[k]);
-        unlink(path[k]);
-        for (size_t i = 0; i < m->n; i++)
-            free((void *)(uintptr_t)m->tensor[k][i].data);
-    }
-    return row;
-}
-
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
-enum { B = 2, S = 13, HEADS = 4, KV = 2, D = 8, Q = HEADS * D, K = KV * D, H = 24 };
+enum { HEADS = 4, KV = 2, D = 8, Q = HEADS * D, K = KV * D };
 
 static double either(double x, double otherwise)
 {
@@ -409,18 +341,7 @@ Test(replay, a_norm_that_passes_its_input_on_is_left_out)
 
 /* --- tables ------------------------------------------------------------------------------------------------------- */
 
-enum { IDS = 21, SHARDS = 3 };
-
-static size_t id_at(size_t row)
-{
-    return (row * 5 + row / 4) % IDS;
-}
-
-static void look_up(float *out, const float *table)
-{
-    for (size_t row = 0; row < B * S; row++)
-        memcpy(out + row * H, table + id_at(row) * H, H * sizeof *out);
-}
+enum { SHARDS = 3 };
 
 Test(replay, rows_that_other_shards_add_are_named)
 {
@@ -494,64 +415,6 @@ Test(replay, cosines_of_other_positions_are_named)
             const double exponent = -2.0 * (double)(i % (D / 2)) / D;
             y[i] = (float)cos((double)position * pow(1e4, exponent));
             z[i] = (float)cos((double)other * pow(p->theta, exponent) / p->slower);
-        }
-        const ar_verify_row row = look(&m, 0.0);
-        cr_expect_str_eq(row.evidence.cause, p->cause, "%s", row.hint);
-    }
-}
-
-/* --- the loss ----------------------------------------------------------------------------------------------------- */
-
-typedef struct loss_case {
-    size_t shift, divisor; /* divisor 0: the number of targets */
-    bool all;              /* tokens without a target count too */
-    const char *cause;
-} loss_case;
-
-static bool is_target(size_t row)
-{
-    return row % S + 1 < S && !(row / S == 1 && row % S < 5);
-}
-
-/* The mean of the cross-entropy against the id `shift` tokens on; counts[row]: this token has one. */
-static double loss_of(const float *logits, const loss_case *p, bool *counts)
-{
-    double total = 0.0;
-    size_t n = 0;
-    for (size_t row = 0; row < B * S; row++) {
-        const bool within = row % S + p->shift < S;
-        double sum = 0.0;
-        counts[row] = within && (is_target(row) || (p->all && row % S + 1 < S));
-        for (size_t i = 0; i < IDS && counts[row]; i++)
-            sum += exp((double)logits[row * IDS + i]);
-        total += counts[row] ? log(sum) - (double)logits[row * IDS + id_at(row + p->shift)] : 0.0;
-        n += counts[row];
-    }
-    return total / (double)(p->divisor ? p->divisor : n);
-}
-
-static const loss_case loss_cases[] = {
-    {2, 0, false, "labels_shifted"},  {0, 0, false, "labels_shifted"}, {1, 0, true, "ignored_labels"},
-    {1, B *S, false, "target_count"}, {1, 20, false, "target_count"},
-};
-
-Test(replay, one_mistake_of_the_loss_is_named)
-{
-    for (size_t k = 0; k < sizeof loss_cases / sizeof *loss_cases; k++) {
-        const loss_case *p = &loss_cases[k];
-        made m = {.n = 0};
-        bool counts[2][B * S];
-        const loss_case right = {1, 0, false, NULL};
-        const float *table = put(&m, "tok_embeddings.weight:init", 2, IDS, H, 0);
-        look_up(put(&m, "tok_embeddings:fwd", 3, B, S, H), table);
-        const float *logits = put(&m, "output_layer:fwd", 3, B, S, IDS);
-        float *dx = put(&m, "output_layer:bwd", 3, B, S, H), *dy = other_of(&m);
-        float *loss = put(&m, "loss:fwd", 0, 0, 0, 0);
-        *loss = (float)loss_of(logits, &right, counts[0]);
-        *other_of(&m) = (float)loss_of(logits, p, counts[1]);
-        for (size_t i = 0; i < B * S * H; i++) {
-            dx[i] *= counts[0][i / H] ? 1.0f : 0.0f;
-            dy[i] *= counts[1][i / H] ? 1.0f : 0.0f;
         }
         const ar_verify_row row = look(&m, 0.0);
         cr_expect_str_eq(row.evidence.cause, p->cause, "%s", row.hint);

@@ -141,6 +141,15 @@ static const ari_cause rows[] = {
      "to {high}, and the sum of 1/factor is {inverse}: each of the {parts} {of} divided by its own number of target "
      "tokens, and the results were added; all must divide by T, the count of the global batch"},
     /* Single values. */
+    {"label_smoothing", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION) | IF(LOG), 0, "",
+     "computed again from the logits, the loss has label smoothing {smoothing:.4g} where the reference has "
+     "{smoothing_there:.4g}, and a z-loss of {z:.4g} where that has {z_there:.4g} (0: none)"},
+    {"label_smoothing", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION), 0, "",
+     "computed again from the logits, the loss has label smoothing {smoothing:.4g} where the reference has "
+     "{smoothing_there:.4g} (0: none)"},
+    {"z_loss", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(LOG), 0, "",
+     "computed again from the logits, the loss has a z-loss of {z:.4g} where the reference has one of {z_there:.4g} "
+     "(0: none): the coefficient of the squared logarithm of the softmax's denominator"},
     {"labels_shifted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
      "the loss computed again from the logits: it is that of the ids {by:.0f} tokens on, where the reference takes the next "
      "one (labels shifted in the data and in the model, or in neither)"},

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loss computed again from the logits: which tokens are targets, of which logits, and by how many it is divided. */
+/* The loss computed again from the logits: which tokens are targets, of which logits, by how many it is divided, and what
+ * label smoothing e and z-loss c it has (anyrank/batch.h, ar_loss_options). */
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -13,6 +14,11 @@ typedef struct side {
     bool of_dump;  /* a dump says so; else it is all tokens but each sample's last */
     size_t targets;
     double value; /* the loss */
+    /* What e and c are here, and what they may be off by. */
+    struct options {
+        bool known;
+        double smoothing, z, smoothing_unsure, z_unsure;
+    } options;
 } side;
 
 typedef struct losses {
@@ -135,6 +141,180 @@ static void find_count(ari_trace *t, const losses *l, double sum)
                                                                         : "");
 }
 
+/* --- label smoothing and z-loss ----------------------------------------------------------------------------------- */
+
+/* Sums over a gradient d of logits, of which a target token's row is, with p = softmax(z) and 1 at y,
+ *
+ *     d = s (p - 1_y) + s e (1_y - 1/V) + s c 2 lse p,    s = 1/T,
+ *
+ * so that the row adds up to 2 s c lse. `of_sums`: the rows' sums against their lse. The others are what is left of d
+ * without its last term, against the first two. */
+typedef struct fit {
+    struct {
+        double ll, ld, dd;
+    } of_sums;
+    double pp, pq, qq, pd, qd, dd; /* q = 1_y - 1/V */
+    size_t rows, cells;
+} fit;
+
+static size_t target_of(const float *d, size_t n)
+{
+    size_t y = 0;
+    for (size_t k = 1; k < n; k++)
+        y = d[k] < d[y] ? k : y;
+    return y; /* the one logit that a step is to raise */
+}
+
+static void add_row(fit *f, const losses *l, const side *s, size_t token, const float *d, double sc)
+{
+    const size_t n = l->vocabulary, y = target_of(d, n);
+    for (size_t k = 0; k < n; k++) {
+        const double p = exp((double)s->logits[token * n + k] - s->lse[token]), one = k == y ? 1.0 : 0.0;
+        const double left = (double)d[k] - sc * 2.0 * s->lse[token] * p, a = p - one, b = one - 1.0 / (double)n;
+        f->pp += a * a, f->pq += a * b, f->qq += b * b;
+        f->pd += a * left, f->qd += b * left, f->dd += left * left;
+    }
+    f->cells += n;
+}
+
+static void add_sum(fit *f, const losses *l, const side *s, size_t token, const float *d)
+{
+    double sum = 0.0;
+    for (size_t k = 0; k < l->vocabulary; k++)
+        sum += (double)d[k];
+    f->of_sums.ll += s->lse[token] * s->lse[token];
+    f->of_sums.ld += s->lse[token] * sum;
+    f->of_sums.dd += sum * sum;
+    f->rows++;
+}
+
+/* e and c from the sums; unknown where the gradient is not of this form to 1 %, as with other scales of rows. */
+static void solve(struct options *o, const fit *f, double sc)
+{
+    const double det = f->pp * f->qq - f->pq * f->pq;
+    const double s = (f->qq * f->pd - f->pq * f->qd) / det, se = (f->pp * f->qd - f->pq * f->pd) / det;
+    const double left = fmax(f->dd - s * f->pd - se * f->qd, 0.0);
+    const double sums_left = fmax(f->of_sums.dd - 2.0 * sc * f->of_sums.ld, 0.0);
+    enum { SURE = 10 }; /* standard errors */
+    o->known = f->rows > 1 && det > 0.0 && s > 0.0 && left <= 1e-4 * f->dd;
+    if (!o->known)
+        return;
+    o->smoothing = se / s;
+    o->z = sc / s;
+    o->smoothing_unsure = SURE * sqrt(left / (double)f->cells * f->pp / det) / s + 1e-5;
+    o->z_unsure = SURE * sqrt(sums_left / (double)f->rows / (4.0 * f->of_sums.ll)) / s + 1e-8;
+}
+
+static const ar_dump_tensor *logits_gradient(const losses *l, const ar_dump *dump)
+{
+    const ar_dump_tensor *t = find_any(l->c, dump, 'b');
+    return t && t->shape[0] == l->samples && t->shape[1] == l->seq && t->shape[2] == l->vocabulary ? t : NULL;
+}
+
+static ar_status fit_gradient(side *s, const losses *l, const ar_dump *dump)
+{
+    const ar_dump_tensor *t = logits_gradient(l, dump);
+    fit f = {.rows = 0};
+    float *d = NULL;
+    ar_status st = AR_OK;
+    if (!t)
+        return AR_OK;
+    AR_TRY(ari_alloc((void **)&d, t->count, sizeof *d, t->name));
+    AR_TRY_TO(done, st, ar_dump_read_f32(t, 0, t->count, d));
+    for (size_t i = 0; i < l->tokens; i++) {
+        if (s->counts[i])
+            add_sum(&f, l, s, i, d + i * l->vocabulary);
+    }
+    const double sc = f.of_sums.ll > 0.0 ? f.of_sums.ld / (2.0 * f.of_sums.ll) : 0.0;
+    for (size_t i = 0; i < l->tokens; i++) {
+        if (s->counts[i])
+            add_row(&f, l, s, i, d + i * l->vocabulary, sc);
+    }
+    solve(&s->options, &f, sc);
+done:
+    free(d);
+    return st;
+}
+
+/* A number that someone would write, 0, 0.1, 0.15, 5e-4, within what this one may be off by; false: there is none, or
+ * there may well be one by accident. */
+static bool settle(double *x, double unsure)
+{
+    if (fabs(*x) <= unsure) {
+        *x = 0.0;
+        return true;
+    }
+    const double step = 0.5 * pow(10.0, floor(log10(fabs(*x) + unsure))), near = step * nearbyint(*x / step);
+    const bool is = fabs(*x - near) <= unsure && unsure <= 0.04 * step;
+    *x = is ? near : *x;
+    return is;
+}
+
+/* What smoothing and z-loss add to the mean of the cross-entropies, for 1 of each. */
+static void terms_of(const losses *l, const side *s, double *smoothing, double *z)
+{
+    *smoothing = *z = 0.0;
+    for (size_t i = 0; i < l->tokens; i++) {
+        double mean = 0.0;
+        for (size_t k = 0; s->counts[i] && k < l->vocabulary; k++)
+            mean += (double)s->logits[i * l->vocabulary + k] / (double)l->vocabulary;
+        if (!s->counts[i])
+            continue;
+        *smoothing += ((double)s->logits[i * l->vocabulary + l->ids[i + 1]] - mean) / (double)s->targets;
+        *z += s->lse[i] * s->lse[i] / (double)s->targets;
+    }
+}
+
+/* From the loss alone, which is one number for two unknowns: the one that then is what someone would write, if the other
+ * is not. With a gradient: whether the loss is what its e and c make of it. */
+static void fit_value(side *s, const losses *l)
+{
+    struct options *o = &s->options;
+    size_t n;
+    double per_smoothing, per_z;
+    const double unsure = (2e-6 + 0.1 * l->c->relative) * fabs(s->value), sum = sum_of(l, s, 1, &n);
+    if (n == 0 || n != s->targets) {
+        o->known = false;
+        return;
+    }
+    terms_of(l, s, &per_smoothing, &per_z);
+    const double more = s->value - sum / (double)n;
+    if (o->known) {
+        const double off = o->smoothing_unsure * fabs(per_smoothing) + o->z_unsure * per_z;
+        o->known = fabs(more - o->smoothing * per_smoothing - o->z * per_z) <= 10.0 * unsure + off;
+        return;
+    }
+    double e = more / per_smoothing, c = more / per_z;
+    const bool smoothed = settle(&e, unsure / fabs(per_smoothing)) && e >= 0.0 && e < 1.0;
+    const bool z = settle(&c, unsure / per_z) && c >= 0.0 && c < 1.0;
+    const bool plain = fabs(more) <= unsure;
+    o->known = plain || smoothed != z;
+    o->smoothing = !plain && smoothed ? e : 0.0;
+    o->z = !plain && z ? c : 0.0;
+}
+
+static void find_options(ari_trace *t, losses *l)
+{
+    struct options *ref = &l->of[0].options, *other = &l->of[1].options;
+    if (!ref->known || !other->known)
+        return;
+    const bool smoothing = fabs(ref->smoothing - other->smoothing) > ref->smoothing_unsure + other->smoothing_unsure,
+               z = fabs(ref->z - other->z) > ref->z_unsure + other->z_unsure;
+    if (!smoothing && !z)
+        return;
+    for (int k = 0; k < 2; k++) {
+        settle(&l->of[k].options.smoothing, l->of[k].options.smoothing_unsure);
+        settle(&l->of[k].options.z, l->of[k].options.z_unsure);
+    }
+    ari_found(t, ARI_FOUND_LOSS_OPTIONS, (smoothing ? ARI_IF(FRACTION) : 0) | (z ? ARI_IF(LOG) : 0));
+    ari_number(t, "smoothing", other->smoothing);
+    ari_number(t, "smoothing_there", ref->smoothing);
+    ari_number(t, "z", other->z);
+    ari_number(t, "z_there", ref->z);
+}
+
+/* --- what is wrong ------------------------------------------------------------------------------------------------ */
+
 static void look_at(ari_trace *t, const losses *l)
 {
     static const long shifts[] = {0, 2, -1, 3};
@@ -163,23 +343,47 @@ static void look_at(ari_trace *t, const losses *l)
         ari_count(t, "targets", ref->targets);
 }
 
+/* Of the loss, with the ids of the batch: its options where gradients of logits say them, then its targets, then its
+ * options where the loss alone does. */
+static void look_at_loss(ari_trace *t, losses *l)
+{
+    bool of_gradients = true;
+    for (int k = 0; k < 2; k++) {
+        of_gradients = of_gradients && l->of[k].options.known;
+        fit_value(&l->of[k], l);
+    }
+    if (of_gradients)
+        find_options(t, l);
+    if (t->kind == ARI_FOUND_NOTHING)
+        look_at(t, l);
+    if (t->kind == ARI_FOUND_NOTHING && !of_gradients)
+        find_options(t, l);
+}
+
 ar_status ari_measure_targets(ari_trace *t, const ari_case *c)
 {
     losses l = {.c = c};
-    bool held = c->known->reference && c->known->other && c->reference && c->val && c->count == 1 &&
-                c->grid.d->pass == 'f' && (ari_name_is(c->grid.d->name) & ARI_IS_LOSS) && isfinite(c->val[0]) &&
-                isfinite(c->ref[0]);
+    const ari_difference *d = c->grid.d;
+    const bool of_loss = c->count == 1 && d->pass == 'f' && (ari_name_is(d->name) & ARI_IS_LOSS);
+    bool held = c->known->reference && c->known->other && c->reference && c->val &&
+                (of_loss ? isfinite(c->val[0]) && isfinite(c->ref[0])
+                         : d->pass == 'b' && (ari_name_is(d->name) & ARI_IS_LOGITS) != 0);
     ar_status st = AR_OK;
     for (int k = 0; k < 2 && held; k++) {
-        AR_TRY_TO(done, st, read_side(&l.of[k], &held, &l, k == 0 ? c->known->reference : c->known->other));
-        l.of[k].value = (double)(k == 0 ? c->ref[0] : c->val[0]);
+        const ar_dump *dump = k == 0 ? c->known->reference : c->known->other;
+        AR_TRY_TO(done, st, read_side(&l.of[k], &held, &l, dump));
+        if (held)
+            AR_TRY_TO(done, st, fit_gradient(&l.of[k], &l, dump));
+        l.of[k].value = of_loss ? (double)(k == 0 ? c->ref[0] : c->val[0]) : 0.0;
     }
-    if (held)
+    if (held && of_loss)
         AR_TRY_TO(done, st, ari_replay_ids(&l.ids, c, l.tokens));
     for (size_t i = 0; l.ids && i < l.tokens; i++)
         held = held && l.ids[i] < l.vocabulary;
     if (held && l.ids)
-        look_at(t, &l);
+        look_at_loss(t, &l);
+    else if (held)
+        find_options(t, &l);
 done:
     for (int k = 0; k < 2; k++) {
         free(l.of[k].logits);
