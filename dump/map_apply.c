@@ -72,6 +72,52 @@ static ar_status check_fit(const ari_map_place *p)
     return AR_OK;
 }
 
+/* --- packed tensors ----------------------------------------------------------------------------------------------- */
+
+/* Names of modules that hold q, k and v, or gate and up, side by side: those of anyrank_dump.py, which refuses the same.
+ * Megatron's linear_qkv is none of them: its heads alternate, and one cut goes straight through. */
+static const char *const packed_names[] = {"c_attn", "qkv_proj",       "Wqkv",         "query_key_value",
+                                           "qkv",    "in_proj_weight", "in_proj_bias", "gate_up_proj"};
+
+/* Whether one of the last two parts of a name is such a module's: "h.0.attn.c_attn.weight:grad". The gradient of its
+ * input is not packed. */
+static bool looks_packed(const char *name)
+{
+    const size_t value = strcspn(name, "@"), n = strcspn(name, ":");
+    const char *end = name + (n < value ? n : value);
+    if (value >= 4 && memcmp(name + value - 4, ":bwd", 4) == 0)
+        return false;
+    for (int parts = 0; parts < 2 && end > name; parts++) {
+        const char *begin = end;
+        while (begin > name && begin[-1] != '.')
+            begin--;
+        for (size_t i = 0; i < sizeof packed_names / sizeof *packed_names; i++) {
+            if ((size_t)(end - begin) == strlen(packed_names[i]) &&
+                memcmp(begin, packed_names[i], (size_t)(end - begin)) == 0)
+                return true;
+        }
+        end = begin > name ? begin - 1 : name;
+    }
+    return false;
+}
+
+/* A rank has a piece of each block, which one cut straight across does not give it. */
+static ar_status check_packed(const ari_map_place *p, const char *target)
+{
+    const ari_map_rule *r = p->r;
+    bool cut = false;
+    for (size_t i = 0; i < r->splits; i++) {
+        const ar_mesh_dim *d = &p->m->mesh.dim[r->split[i].mesh];
+        cut = cut || (strcmp(d->name, "tp") == 0 && d->size > 1);
+    }
+    if (!cut || r->blocks > 0 || r->straight || !(looks_packed(p->entry->name) || looks_packed(target)))
+        return AR_OK;
+    return ari_map_misfit(
+        p, "looks like several tensors packed in one, of which each rank of tp has a piece; say their "
+           "relative sizes, such as \"blocks\": [1, 1, 1], or \"blocks\": null where one cut goes straight "
+           "through all of it");
+}
+
 /* --- one target --------------------------------------------------------------------------------------------------- */
 /* A full tensor in the order of the file's dimensions: where each one's elements stand. */
 typedef struct view {
@@ -152,6 +198,7 @@ static ar_status fill_target(const ari_map_place *p, const view *v, const char *
     for (int i = 0; i < v->dims; i++)
         t->shape[i] = v->full[permuted(p->r, i, v->dims)];
     AR_TRY(name_target(p, pattern, index, &t->name));
+    AR_TRY(check_packed(p, t->name));
     return fill_boxes(p, v, t);
 }
 

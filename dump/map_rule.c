@@ -144,8 +144,11 @@ static ar_status read_shard(const ari_map *m, ari_map_rule *r, const json_t *val
 static ar_status read_blocks(const ari_map *m, ari_map_rule *r, const json_t *value)
 {
     const size_t n = json_array_size(value);
+    r->straight = json_is_null(value);
+    if (r->straight)
+        return AR_OK;
     if (!json_is_array(value) || n == 0 || n > ARI_MAP_BLOCKS)
-        return ari_map_bad(m, r, "key 'blocks': expected a list of 1 to %d sizes, [8, 2, 2]", ARI_MAP_BLOCKS);
+        return ari_map_bad(m, r, "key 'blocks': expected a list of 1 to %d sizes, [8, 2, 2], or null", ARI_MAP_BLOCKS);
     for (size_t i = 0; i < n; i++) {
         int64_t size = 0;
         AR_TRY(read_int(m, r, "blocks", json_array_get(value, i), 1, (int64_t)1 << 40, &size));

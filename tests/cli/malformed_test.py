@@ -7,9 +7,11 @@
 BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
 """
 
+import ast
 import json
 import os
 import pathlib
+import re
 import struct
 import subprocess
 import sys
@@ -276,6 +278,24 @@ class Mapped(Files):
         done = self.verify(reference, self.folder / "ranks", "--map", mapping)
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertIn("model.1.k", done.stdout)
+
+    def test_packed_names_without_blocks_are_refused_as_the_dumper_refuses_them(self):
+        source = (ROOT / "examples/pytorch/anyrank_dump.py").read_text(encoding="utf-8")
+        packed = ast.literal_eval(re.search(r"^PACKED = (\{.*\})$", source, re.MULTILINE)[1])
+        self.assertGreater(len(packed), 5)
+        mapping = self.put("map.json", json.dumps({
+            "version": 1, "mesh": [["tp", 2]], "files": "r{tp}.safetensors",
+            "tensors": [{"match": "*", "shard": {"tp": 0}}]}))
+        for name in sorted(packed) + ["linear_qkv"]:
+            tensor = f"layers.0.{name}.weight"
+            reference = self.put("reference.safetensors", tensors(**{tensor: ([4], range(4))}))
+            for rank in range(2):
+                self.put(f"ranks/r{rank}.safetensors", tensors(**{tensor: ([2], [2 * rank, 2 * rank + 1])}))
+            done = self.verify(reference, self.folder / "ranks", "--map", mapping)
+            self.assertEqual(done.returncode, 2 if name in packed else 0, done.stdout + done.stderr)
+            if name in packed:
+                self.assertIn(f"tensor '{tensor}' of rank 0: looks like several tensors packed in one", done.stderr)
+                self.assertIn('say their relative sizes, such as "blocks": [1, 1, 1], or "blocks": null', done.stderr)
 
     def test_partial_sums_with_copies_are_summed_once(self):
         reference = self.put("reference.safetensors", tensors(y=([2], [5, 7])))

@@ -309,6 +309,49 @@ Test(map, packed_tensors_are_taken_apart_under_names_of_their_own)
     expect_three(&whole, 2, 2, 2);
 }
 
+static void expect_packed(const char *name, const char *rule, bool refused)
+{
+    char text[400];
+    snprintf(text, sizeof text, TP(2) "%s}]}", rule);
+    world w = {.map = text};
+    HOLD(&w, 0, name, 0, 1);
+    HOLD(&w, 1, name, 2, 3);
+    ari_map *m = parse(w.map);
+    ari_piece *t = NULL;
+    size_t n = 0;
+    cr_expect_eq(ari_map_apply(m, 1, &w.part[1].entry, find, &w, &t, &n), refused ? AR_ERR_FORMAT : AR_OK, "%s, %s: %s",
+                 name, rule, refused ? "" : ar_error_message());
+    if (refused) {
+        char begin[200];
+        snprintf(begin, sizeof begin, "InvalidMapping: m.json: rule 1 ('*'): tensor '%s' of rank 1: looks like", name);
+        cr_expect_eq(strncmp(ar_error_message(), begin, strlen(begin)), 0, "%s", ar_error_message());
+        cr_expect_not_null(strstr(ar_error_message(), "\"blocks\": [1, 1, 1], or \"blocks\": null"));
+    }
+    ari_pieces_free(t, n);
+    ari_map_free(m);
+}
+
+/* As the Dumper refuses it: without the sizes one cut would give rank 0 all of q and a part of k. */
+Test(map, a_packed_tensor_that_is_cut_without_its_sizes_is_refused)
+{
+    static const char *const cut = "\"shard\":{\"tp\":0}", *const worded = "\"dims\":\"h[tp]\"";
+    static const char *const packed[] = {
+        "h.0.attn.c_attn.weight", "h.0.attn.c_attn.bias:grad", "l.0.qkv_proj.weight", "Wqkv.weight@2",
+        "attn.in_proj_weight",    "mlp.gate_up_proj:fwd",      "layers.0.qkv"};
+    for (size_t i = 0; i < sizeof packed / sizeof *packed; i++) {
+        expect_packed(packed[i], cut, true);
+        expect_packed(packed[i], worded, true);
+        expect_packed(packed[i], "\"shard\":{\"tp\":0},\"blocks\":[1,1]", false);
+        expect_packed(packed[i], "\"shard\":{\"tp\":0},\"blocks\":null", false);
+    }
+    static const char *const other[] = {"h.0.attn.c_proj.weight", "c_attn.lora.down.weight", "h.0.attn.c_attn:bwd",
+                                        "h.0.attn.c_attn:bwd@1",  "l.linear_qkv.weight",     "xqkv.weight"};
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++)
+        expect_packed(other[i], cut, false);
+    expect_packed("x.weight", "\"shard\":{\"tp\":0},\"rename\":\"h.0.attn.c_attn.weight\"", true);
+    expect_packed("c_attn.weight", "\"rename\":\"*\"", false); /* not cut */
+}
+
 /* Megatron: for each of 2 key heads its 2 query heads, then key, then value; each head of 2 rows. */
 Test(map, interleaved_heads_are_taken_apart)
 {
