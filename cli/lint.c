@@ -67,6 +67,7 @@ static ar_status complete(lint_values *v)
 static void print(FILE *to, const ar_lint_report *r, const ari_step_case *c)
 {
     const ar_run *run = &c->run;
+    ari_plan_print(to, &run->plan);
     fprintf(to, "lint: %s, %s: ", c->config->name, ARI_LAYOUT(&run->parallel, run->batch));
     if (r->count == 0)
         fprintf(to, "nothing to find in %zu operations, %zu values\n", r->operations, r->values);

@@ -74,7 +74,7 @@ class Reports(unittest.TestCase):
                           ["lint", self.model]):
             text, report = self.run_json(*arguments, "--tp", 2, "--plan", "small.json")
             self.assertEqual((report["plan"]["file"], report["plan"]["sha256"]), ("small.json", hash_of))
-            self.assertEqual(f"plan small.json: 4 rules, sha256 {hash_of[:12]}\n" in text, arguments[0] != "lint")
+            self.assertIn(f"plan small.json: 4 rules, sha256 {hash_of[:12]}\n", text)
         for file in sorted((self.folder / "out/ranks").iterdir()):
             self.assertIn(f"small.json, 4 rules, sha256 {hash_of}".encode(), file.read_bytes())
 
