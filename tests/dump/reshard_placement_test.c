@@ -75,6 +75,8 @@ static int compare_folder(const char *root)
             continue;
         fclose(f);
         cr_assert_eq(ar_config_load(&c, path), AR_OK, "%s", ar_error_message());
+        if (c.hidden > 1024) /* of a large model only the shapes are bundled: its weights are no test's to make */
+            continue;
         cr_expect_gt(compare_config(&c, 8), 1, "%s", path);
         models++;
     }
