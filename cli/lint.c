@@ -99,20 +99,13 @@ static json_t *finding_json(const ar_lint_finding *f)
 
 static json_t *as_json(const ar_lint_report *r, const ari_step_case *c, const char *inject)
 {
-    const ar_run *run = &c->run;
-    json_t *o = ari_json_begin("lint"), *findings = json_array();
+    json_t *o = ari_planned_json("lint", c), *findings = json_array();
     for (size_t i = 0; i < r->count; i++)
         json_array_append_new(findings, finding_json(&r->finding[i]));
-    json_object_set_new(o, "model", ari_json_text(c->config->name));
-    json_object_set_new(o, "layout", ari_layout_json(&run->parallel, run->batch));
-    json_object_set_new(o, "plan", ari_plan_json(&run->plan));
-    json_object_set_new(o, "batch", json_integer((json_int_t)run->batch));
-    json_object_set_new(o, "seq", json_integer((json_int_t)run->seq));
     json_object_set_new(o, "fault", ari_json_text_or_null(inject));
     json_object_set_new(o, "result", json_string(r->count > 0 ? "findings" : "clean"));
     json_object_set_new(o, "operations", json_integer((json_int_t)r->operations));
     json_object_set_new(o, "values", json_integer((json_int_t)r->values));
-    json_object_set_new(o, "notes", ari_config_notes(NULL, c->config));
     return ari_json_whole(o, json_pack("{s:o}", "findings", findings));
 }
 

@@ -65,6 +65,19 @@ ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_va
     return ar_run_check(run, config);
 }
 
+json_t *ari_planned_json(const char *command, const ari_step_case *c)
+{
+    const ar_run *run = &c->run;
+    json_t *o = ari_json_begin(command);
+    json_object_set_new(o, "model", ari_json_text(c->config->name));
+    json_object_set_new(o, "layout", ari_layout_json(&run->parallel, run->batch));
+    json_object_set_new(o, "plan", ari_plan_json(&run->plan));
+    json_object_set_new(o, "batch", json_integer((json_int_t)run->batch));
+    json_object_set_new(o, "seq", json_integer((json_int_t)run->seq));
+    json_object_set_new(o, "notes", ari_config_notes(NULL, c->config));
+    return o;
+}
+
 static ar_status flow_options(ari_flow_options *o, const plan_values *v, const ar_parallel *p)
 {
     const int world = ar_parallel_world(p);
@@ -81,16 +94,11 @@ static ar_status flow_options(ari_flow_options *o, const plan_values *v, const a
 static json_t *as_json(const plan_values *v, const ari_flow *f, const ari_step_case *c, uint64_t bytes)
 {
     const ar_run *run = &c->run;
-    json_t *o = ari_json_begin("plan");
-    json_object_set_new(o, "model", ari_json_text(c->config->name));
+    json_t *o = ari_planned_json("plan", c);
     json_object_set_new(o, "numerics", json_string(ari_numerics_names[run->numerics]));
-    json_object_set_new(o, "layout", ari_layout_json(&run->parallel, run->batch));
-    json_object_set_new(o, "batch", json_integer((json_int_t)run->batch));
-    json_object_set_new(o, "seq", json_integer((json_int_t)run->seq));
     ari_loss_json(o, &run->loss);
     json_object_set_new(o, "rank", json_integer(v->rank));
     json_object_set_new(o, "bytes", json_pack("{s:I}", "predicted", (json_int_t)bytes));
-    json_object_set_new(o, "notes", ari_config_notes(NULL, c->config));
     return ari_json_whole(o, ari_flow_json(f, c));
 }
 
@@ -98,6 +106,7 @@ static ar_status print(FILE *to, const plan_values *v, const ari_flow *f, const 
 {
     const ar_run *run = &c->run;
     AR_TRY(ari_flow_print(to, f, c, v->markdown));
+    ari_plan_print(to, &run->plan);
     if (v->backward)
         fprintf(to, "all ranks together, start and step: %s\n", ARI_BYTES(bytes));
     fprintf(to, "%s, %s, %s numerics, %zu x %zu tokens: rank %d of %d\n", c->config->name,

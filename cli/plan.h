@@ -28,6 +28,9 @@
  *  ar_plan_fini(&c->run.plan). Errors: AR_ERR_ARG, those of ar_config_load, ar_plan_load and ar_run_check. */
 AR_NODISCARD ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r,
                                         const ari_common *common);
+/** What the JSON of such a command begins with: the model, its layout, plan and batch, and notes of its config. Gives;
+ *  NULL without memory. */
+json_t *ari_planned_json(const char *command, const ari_step_case *c);
 
 /** The table, a line an operation, then what the passes come to; markdown: as a table of Markdown. Errors:
  *  AR_ERR_MEMORY. */

@@ -71,7 +71,7 @@ class Reports(unittest.TestCase):
         batch = self.model / "batch.safetensors"
         for arguments in (["train", self.model, "--data", "text", "--steps", 1, "--batch", 2, "--seq", 6],
                           ["grads", self.model, "--input", batch, "--out", "out", "--per-rank"],
-                          ["lint", self.model]):
+                          ["lint", self.model], ["plan", self.model, "--flow"]):
             text, report = self.run_json(*arguments, "--tp", 2, "--plan", "small.json")
             self.assertEqual((report["plan"]["file"], report["plan"]["sha256"]), ("small.json", hash_of))
             self.assertIn(f"plan small.json: 4 rules, sha256 {hash_of[:12]}\n", text)
