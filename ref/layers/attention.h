@@ -21,10 +21,10 @@ typedef struct ari_attention {
     ar_device *device; /* that owns the tables */
 } ari_attention;
 
-/** From the projections' output [b, s, q | k | v] to the heads' outputs side by side, [b, s, heads * d]. Taps what
- *  lies between. Errors: those of the device. */
-AR_NODISCARD ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context,
-                                  const ar_tensor *qkv, const ar_batch *batch);
+/** From the projections' output [b, s, q | k | v], which it releases, to the heads' outputs side by side, [b, s, heads *
+ *  d]. Taps what lies between. Errors: those of the device. */
+AR_NODISCARD ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context, ar_tensor *qkv,
+                                  const ar_batch *batch);
 /** From the gradient of that to the gradient of the projections' output. Releases what the forward pass kept. Errors:
  *  those of the device and the communicator. */
 AR_NODISCARD ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,

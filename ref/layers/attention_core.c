@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What lies between the projections and the output layer. Inside a rank everything works on local head counts. Memory:
- * the projections' output is [b, s, q | k | v]; queries and keys are then laid out head by head, [b, heads, s, d], so
- * that the query heads of a KV head's group are consecutive rows of one matrix: [b, kv heads, group * s, d]. */
+ * the projections' output is [b, s, q | k | v]; queries, keys and values are then laid out head by head, [b, heads,
+ * s, d], so that the query heads of a KV head's group are consecutive rows of one matrix: [b, kv heads, group * s, d]. */
 #include "ref/layers/attention.h"
 
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/scalar.h"
 
-enum { SAVED_QKV, SAVED_Q, SAVED_K, SAVED_PROBS, SAVED_PADDING, SAVED_ADDITIVE, SAVED_COS, SAVED_SIN };
+enum { SAVED_Q, SAVED_K, SAVED_V, SAVED_PROBS, SAVED_PADDING, SAVED_ADDITIVE, SAVED_COS, SAVED_SIN };
 
 /* --- views -------------------------------------------------------------------------------------------------------- */
 
@@ -148,12 +148,12 @@ static ar_status rotate(ari_attention *m, ar_ctx *ctx, const ar_tensor *to, cons
     return AR_OK;
 }
 
-/* Queries or keys head by head, rotated. */
+/* Queries, keys or values head by head; r: rotated, where the model does that. */
 static ar_status lay_out(ari_attention *m, ar_ctx *ctx, ar_tensor *to, const ar_tensor *from, const rotation *r)
 {
     AR_TRY(new_heads(ctx, to, from->shape[0], from->shape[2], from->shape[1], from->shape[3]));
     const ar_tensor view = swapped(to);
-    if (m->o.rope)
+    if (m->o.rope && r)
         return rotate(m, ctx, &view, from, r, +1);
     return ARI_KERNEL(ctx, copy_strided, &view, from);
 }
@@ -217,18 +217,20 @@ static void release_weights(ar_ctx *ctx, ar_tensor *weights)
         ar_ctx_release(ctx, weights);
 }
 
-ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context, const ar_tensor *qkv,
+ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context, ar_tensor *qkv,
                      const ar_batch *batch)
 {
     const size_t b = qkv->shape[0], s = qkv->shape[1], d = m->o.head_dim;
     const ar_tensor q = projected(qkv, 0, m->heads, d), k = projected(qkv, m->heads, m->kv_heads, d);
     const ar_tensor v = projected(qkv, m->heads + m->kv_heads, m->kv_heads, d);
-    ar_tensor qh, kh, probs, weights, o;
+    ar_tensor qh, kh, vh, probs, weights, o;
     ar_mask mask;
     rotation r;
     AR_TRY(rotation_of(m, ctx, saved, &r, batch));
     AR_TRY(lay_out(m, ctx, &qh, &q, &r));
     AR_TRY(lay_out(m, ctx, &kh, &k, &r));
+    AR_TRY(lay_out(m, ctx, &vh, &v, NULL));
+    ar_ctx_release(ctx, qkv);
     if (m->o.rope) {
         const ar_tensor tq = swapped(&qh), tk = swapped(&kh);
         AR_TRY(tap_heads(m, ctx, "q_rope", 'f', &tq, m->o.heads, m->copies));
@@ -245,16 +247,16 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     if (ari_dropout_on(ctx))
         AR_TRY(ari_tap_copies(ctx, m->base.name, ARI_DROPPED_PROBS, 'f', &weights, 1, m->o.heads, m->copies));
     AR_TRY(new_heads(ctx, &o, b, m->heads, s, d));
-    const ar_tensor vh = swapped(&v), values = ar_tensor_transposed(&vh), out = grouped(m, &o);
+    const ar_tensor values = ar_tensor_transposed(&vh), out = grouped(m, &o);
     const ar_tensor weighing = grouped(m, &weights);
     AR_TRY(product(ctx, &out, &weighing, &values, true, m->base.name));
     release_weights(ctx, &weights);
     AR_TRY(assemble(m, ctx, context, &o));
     ar_ctx_release(ctx, &o);
     AR_TRY(ari_tap_copies(ctx, m->base.name, "context", 'f', context, 2, m->o.heads * d, m->copies));
-    AR_TRY(ar_saved_push(saved, m, SAVED_QKV, qkv));
     AR_TRY(ar_saved_push(saved, m, SAVED_Q, &qh));
     AR_TRY(ar_saved_push(saved, m, SAVED_K, &kh));
+    AR_TRY(ar_saved_push(saved, m, SAVED_V, &vh));
     return ar_saved_push(saved, m, SAVED_PROBS, &probs);
 }
 
@@ -266,7 +268,7 @@ typedef struct gradients {
 
 /* What the forward pass kept. */
 typedef struct kept {
-    ar_tensor qkv, qh, kh, probs;
+    ar_tensor qh, kh, vh, probs;
     ar_mask mask;
     rotation r;
 } kept;
@@ -275,9 +277,9 @@ static ar_status take_back(ari_attention *m, ar_ctx *ctx, ar_saved *saved, kept 
 {
     ar_tensor padding, additive;
     AR_TRY(ar_saved_pop(saved, m, SAVED_PROBS, &f->probs));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_V, &f->vh));
     AR_TRY(ar_saved_pop(saved, m, SAVED_K, &f->kh));
     AR_TRY(ar_saved_pop(saved, m, SAVED_Q, &f->qh));
-    AR_TRY(ar_saved_pop(saved, m, SAVED_QKV, &f->qkv));
     AR_TRY(ar_saved_pop(saved, m, SAVED_ADDITIVE, &additive));
     AR_TRY(ar_saved_pop(saved, m, SAVED_PADDING, &padding));
     AR_TRY(ar_saved_pop(saved, m, SAVED_SIN, &f->r.sin));
@@ -295,13 +297,12 @@ static ar_status take_back(ari_attention *m, ar_ctx *ctx, ar_saved *saved, kept 
 /* ds, the gradient of the scores, from doh, that of the heads' outputs. */
 static ar_status score_gradients(ari_attention *m, ar_ctx *ctx, ar_tensor *ds, const kept *f, const ar_tensor *doh)
 {
-    const size_t b = f->qkv.shape[0], s = f->qkv.shape[1], d = m->o.head_dim;
-    const ar_tensor v = projected(&f->qkv, m->heads + m->kv_heads, m->kv_heads, d), vh = swapped(&v);
+    const size_t b = f->qh.shape[0], s = f->qh.shape[2], d = m->o.head_dim;
     ar_tensor dprobs;
     AR_TRY(new_heads(ctx, &dprobs, b, m->heads, s, s));
     AR_TRY(new_heads(ctx, ds, b, m->heads, s, s));
     const ar_tensor dp = grouped(m, &dprobs), dout = grouped(m, doh);
-    AR_TRY(product(ctx, &dp, &dout, &vh, false, m->base.name));
+    AR_TRY(product(ctx, &dp, &dout, &f->vh, false, m->base.name));
     if (ari_dropout_on(ctx))
         AR_TRY(ari_drop_heads(&m->dropout, ctx, &dprobs, &dprobs, head_start(m, ctx)));
     AR_TRY(ARI_KERNEL(ctx, softmax_backward, ds->data, ar_const(f->probs.data), dprobs.data, b, m->heads, s,
@@ -316,7 +317,7 @@ static ar_status score_gradients(ari_attention *m, ar_ctx *ctx, ar_tensor *ds, c
 static ar_status head_gradients(ari_attention *m, ar_ctx *ctx, gradients *g, const kept *f, const ar_tensor *ds,
                                 const ar_tensor *doh)
 {
-    const size_t b = f->qkv.shape[0], s = f->qkv.shape[1], d = m->o.head_dim;
+    const size_t b = f->qh.shape[0], s = f->qh.shape[2], d = m->o.head_dim;
     const product_options over_group = {.scale = true,
                                         .over = m->replicas,
                                         .k_full = m->group_full * s,
@@ -366,17 +367,18 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     gradients g;
     ar_tensor doh, ds;
     AR_TRY(take_back(m, ctx, saved, &f));
-    AR_TRY(new_heads(ctx, &doh, f.qkv.shape[0], m->heads, f.qkv.shape[1], m->o.head_dim));
+    const size_t shape[3] = {f.qh.shape[0], f.qh.shape[2], (m->heads + 2 * m->kv_heads) * m->o.head_dim};
+    AR_TRY(new_heads(ctx, &doh, shape[0], m->heads, shape[1], m->o.head_dim));
     const ar_tensor doh_view = swapped(&doh), from = projected(dcontext, 0, m->heads, m->o.head_dim);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &doh_view, &from));
     AR_TRY(score_gradients(m, ctx, &ds, &f, &doh));
     AR_TRY(head_gradients(m, ctx, &g, &f, &ds, &doh));
-    ar_tensor *const used[] = {&ds, &doh, &f.probs, &f.kh, &f.qh};
+    ar_tensor *const used[] = {&ds, &doh, &f.probs, &f.vh, &f.kh, &f.qh};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         ar_ctx_release(ctx, used[i]);
-    AR_TRY(ari_like(ctx, dqkv, &f.qkv, f.qkv.shape[2]));
+    AR_TRY(ar_ctx_tensor(ctx, dqkv, AR_F32, 3, shape));
     AR_TRY(collect(m, ctx, dqkv, &g, &f.r));
-    ar_tensor *const ended[] = {&g.q, &g.k, &g.v, &f.qkv};
+    ar_tensor *const ended[] = {&g.q, &g.k, &g.v};
     for (size_t i = 0; i < sizeof ended / sizeof *ended; i++)
         ar_ctx_release(ctx, ended[i]);
     return AR_OK;

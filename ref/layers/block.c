@@ -10,10 +10,13 @@ typedef struct block_module {
     ari_dropout after_attention, after_mlp; /* of what each adds to the residual */
 } block_module;
 
-static ar_status add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
+/* y = a + b. Ends b, which nothing keeps. */
+static ar_status add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, ar_tensor *b)
 {
     AR_TRY(ari_like(ctx, y, a, a->shape[a->ndim - 1]));
-    return ARI_KERNEL(ctx, add, y->data, ar_const(a->data), ar_const(b->data), ar_tensor_count(a));
+    AR_TRY(ARI_KERNEL(ctx, add, y->data, ar_const(a->data), ar_const(b->data), ar_tensor_count(a)));
+    ar_ctx_release(ctx, b);
+    return AR_OK;
 }
 
 /* In place: nobody keeps the output of an attention or an MLP. */
@@ -66,6 +69,8 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     ari_span_begin("%s:bwd", m->norm2->name);
     AR_TRY(ari_span_end(ari_norm_backward(m->norm2, ctx, saved, &dn2, &dr, &df, dy)));
     AR_TRY(ari_module_done(m->norm2, ctx));
+    ar_ctx_release(ctx, &df);
+    ar_ctx_release(ctx, &dn2);
     AR_TRY(ari_tap_tokens(ctx, base->name, "attn_residual", 'b', &dr));
     AR_TRY(drop_backward(&m->after_attention, ctx, &dropped, &dr));
     AR_TRY(ar_module_backward(m->attention, ctx, saved, &da, &dropped, batch));
@@ -75,7 +80,7 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     ari_span_begin("%s:bwd", m->norm1->name);
     AR_TRY(ari_span_end(ari_norm_backward(m->norm1, ctx, saved, &dn1, dx, &da, &dr)));
     AR_TRY(ari_module_done(m->norm1, ctx));
-    ar_tensor *const ended[] = {&df, &dn2, &dr, &da, &dn1};
+    ar_tensor *const ended[] = {&dr, &da, &dn1};
     for (size_t i = 0; i < sizeof ended / sizeof *ended; i++)
         ar_ctx_release(ctx, ended[i]);
     return ari_tap_tokens(ctx, base->name, NULL, 'b', dx);

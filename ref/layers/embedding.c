@@ -211,8 +211,8 @@ static ar_status token_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, cons
     return AR_OK;
 }
 
-/* Learned positions come after the selection, so that each rank adds those it holds. */
-static ar_status add_positions(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *token,
+/* Learned positions come after the selection, so that each rank adds those it holds. Ends `token`. */
+static ar_status add_positions(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, ar_tensor *token,
                                const ar_batch *batch)
 {
     const size_t count = ar_tensor_count(token);
@@ -223,6 +223,7 @@ static ar_status add_positions(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(ARI_KERNEL(ctx, gather_rows, position.data, &e->position.value, ar_const(at.data), ar_tensor_count(&at)));
     AR_TRY(ARI_KERNEL(ctx, add, y->data, ar_const(token->data), ar_const(position.data), count));
     ar_ctx_release(ctx, &position);
+    ar_ctx_release(ctx, token);
     return ar_saved_push(saved, e, SAVED_POSITION_ROWS, &at);
 }
 

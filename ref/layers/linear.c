@@ -100,7 +100,7 @@ ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s)
                       .n = s->n,
                       .in = s->in,
                       .has_bias = s->bias,
-                      .input_is_sharded = s->input_is_sharded,
+                      .input_is_sharded = s->input_is_sharded || ar_comm_size(ctx->tp) == 1, /* all is the own part */
                       .leaves_partial = s->leaves_partial,
                       .sequence = s->sequence};
     ar_status st = AR_OK;
@@ -164,25 +164,19 @@ static ar_comm *row_group(const ari_linear *l, const ar_ctx *ctx)
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* The biases side by side, as the outputs are. */
-static ar_status joined_bias(ari_linear *l, ar_ctx *ctx, ar_cbuf *bias)
+/* The biases side by side, as the outputs are: of several, memory of the step. */
+static ar_status joined_bias(ari_linear *l, ar_ctx *ctx, ar_buf *bias)
 {
-    *bias = (ar_cbuf){NULL};
-    if (!l->has_bias)
+    *bias = l->has_bias ? l->bias[0].value.data : (ar_buf){NULL};
+    if (!l->has_bias || l->n == 1)
         return AR_OK;
-    if (l->n == 1) {
-        *bias = ar_const(l->bias[0].value.data);
-        return AR_OK;
-    }
-    ar_tensor all;
     size_t at = 0;
-    AR_TRY(ar_ctx_tensor(ctx, &all, AR_F32, 1, &l->local_total));
+    AR_TRY(ari_step_alloc(ctx, bias, l->local_total * sizeof(float)));
     for (int i = 0; i < l->n; i++) {
-        AR_TRY(ARI_KERNEL(ctx, copy, ar_buf_at(all.data, at * sizeof(float)), ar_const(l->bias[i].value.data),
+        AR_TRY(ARI_KERNEL(ctx, copy, ar_buf_at(*bias, at * sizeof(float)), ar_const(l->bias[i].value.data),
                           l->local_out[i] * sizeof(float)));
         at += l->local_out[i];
     }
-    *bias = ar_const(all.data);
     return AR_OK;
 }
 
@@ -258,9 +252,13 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
         AR_TRY(new_output(l, ctx, z, &in));
     const ar_tensor z_rows = ar_tensor_rows(act != AR_ACT_NONE ? z : y);
     epilogue.z = &z_rows;
-    AR_TRY(joined_bias(l, ctx, &epilogue.bias));
+    ar_buf bias;
+    AR_TRY(joined_bias(l, ctx, &bias));
+    epilogue.bias = ar_const(bias);
     AR_TRY(multiply(l, ctx, y, &in, &epilogue));
     AR_TRY(ari_fault_linear_output(ctx, l->style == ARI_ROW, y, &in, &epilogue));
+    if (l->n > 1)
+        ari_step_free(ctx, bias);
     if (!gathered_for_now(l, ctx))
         return keep(l, ctx, saved, &in);
     ar_ctx_release(ctx, &in);

@@ -86,7 +86,9 @@ static ar_status add_terms(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const ar
     if (st == AR_OK)
         st = ari_loss_add(&l->loss, ctx, &terms);
     free(ids);
-    return st;
+    AR_TRY(st);
+    ar_ctx_release(ctx, &terms);
+    return AR_OK;
 }
 
 ar_status ar_lm_head_zero(ar_lm_head *l, ar_ctx *ctx)
@@ -169,12 +171,13 @@ ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_te
     const size_t targets = batch->global_batch > 0 ? batch->targets : ar_batch_targets(batch);
     ar_tensor dlogits, whole;
     ar_ctx_place(ctx, batch);
-    AR_TRY(ari_cross_entropy_backward(&l->entropy, ctx, saved, &dlogits, (double)targets / ctx->loss_scale));
+    AR_TRY(ari_cross_entropy_backward(&l->entropy, ctx, saved, &dlogits, (double)targets / ctx->loss_scale, true));
     char part[112];
     AR_TRY(ari_path(part, sizeof part, l->name, "logits"));
     AR_TRY(tap_logits(l, ctx, part, 'b', &dlogits));
     AR_TRY(own_logits(l, ctx, &dlogits));
     AR_TRY(ari_linear_backward(&l->linear, ctx, saved, &whole, &dlogits, l->name));
+    ar_ctx_release(ctx, &dlogits);
     AR_TRY(ari_only_own_tokens(ctx, dx, &whole, gathers(l, ctx)));
     return ar_param_done(l->linear.weight[0], ctx);
 }

@@ -220,6 +220,7 @@ ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved 
     AR_TRY(over_ranks(c, ctx, &bits, n, AR_SUM, "loss target"));
     AR_TRY(ARI_KERNEL(ctx, ce_terms, terms->data, ar_const(key.data), ar_const(sum.data), ar_const(bits.data),
                       ar_const(t.valid.data), ar_const(exponents), ar_const(values), &c->options, n, c->classes));
+    ar_ctx_release(ctx, &bits);
     AR_TRY(ar_saved_push(saved, c, SAVED_KEY, &key));
     AR_TRY(ar_saved_push(saved, c, SAVED_SUM, &sum));
     AR_TRY(ar_saved_push(saved, c, SAVED_TARGET_ROWS, &t.row_of));
@@ -228,7 +229,7 @@ ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved 
 }
 
 ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *dlogits,
-                                     double targets)
+                                     double targets, bool in_place)
 {
     ar_tensor logits, key, sum, row_of, valid;
     AR_TRY(ar_saved_pop(saved, c, SAVED_LOGITS, &logits));
@@ -236,10 +237,16 @@ ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved
     AR_TRY(ar_saved_pop(saved, c, SAVED_TARGET_ROWS, &row_of));
     AR_TRY(ar_saved_pop(saved, c, SAVED_SUM, &sum));
     AR_TRY(ar_saved_pop(saved, c, SAVED_KEY, &key));
-    AR_TRY(ari_like(ctx, dlogits, &logits, c->rows));
-    return ARI_KERNEL(ctx, ce_backward, dlogits->data, ar_const(logits.data), ar_const(key.data), ar_const(sum.data),
+    *dlogits = logits;
+    if (!in_place)
+        AR_TRY(ari_like(ctx, dlogits, &logits, c->rows));
+    AR_TRY(ARI_KERNEL(ctx, ce_backward, dlogits->data, ar_const(logits.data), ar_const(key.data), ar_const(sum.data),
                       ar_const(row_of.data), ar_const(valid.data), &c->options, targets, row_of.shape[0], c->rows,
-                      c->classes);
+                      c->classes));
+    ar_tensor *const used[] = {&key, &sum, &row_of, &valid};
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++)
+        ar_ctx_release(ctx, used[i]);
+    return AR_OK;
 }
 
 /* --- cross-entropy with one label for each row of logits ---------------------------------------------------------- */
@@ -288,7 +295,9 @@ static ar_status classifier_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_s
     ar_tensor terms;
     AR_TRY(check_labels(c, y, batch));
     AR_TRY(ari_cross_entropy_forward(&c->loss, ctx, saved, &terms, y, batch->labels, labels_of(batch)));
-    return ar_loss_add(loss, ctx, &terms);
+    AR_TRY(ar_loss_add(loss, ctx, &terms));
+    ar_ctx_release(ctx, &terms);
+    return AR_OK;
 }
 
 static ar_status classifier_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy,
@@ -296,7 +305,7 @@ static ar_status classifier_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_
 {
     (void)loss, (void)batch;
     classifier *c = self;
-    AR_TRY(ari_cross_entropy_backward(&c->loss, ctx, saved, dy, t));
+    AR_TRY(ari_cross_entropy_backward(&c->loss, ctx, saved, dy, t, false));
     return ar_tap_value(ctx, c->name, 'b', dy, c->sharded ? AR_HELD_SHARD : AR_HELD_WHOLE);
 }
 

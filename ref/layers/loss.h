@@ -40,8 +40,9 @@ void ari_cross_entropy_init(ari_cross_entropy *c, ar_ctx *ctx, size_t classes, b
  * AR_IGNORE_INDEX. */
 AR_NODISCARD ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *terms,
                                                  const ar_tensor *logits, const int64_t *ids, size_t n);
-/** *dlogits, of the logits' shape, of the sum of all terms over `targets`. */
+/** *dlogits, of the logits' shape, of the sum of all terms over `targets`; in_place: in the memory of the logits, which
+ *  are the caller's own. Releases what else the forward pass kept. */
 AR_NODISCARD ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved,
-                                                  ar_tensor *dlogits, double targets);
+                                                  ar_tensor *dlogits, double targets, bool in_place);
 
 #endif

@@ -60,9 +60,9 @@ static bool gathers(const mlp_module *m, const ar_ctx *ctx)
 }
 
 /* Of a row-parallel layer the second's output is whole features already, of a column-parallel one the own. */
-static bool ends_sharded(const mlp_module *m)
+static bool ends_sharded(const mlp_module *m, const ar_ctx *ctx)
 {
-    return m->second.style == ARI_COLUMN;
+    return m->second.style == ARI_COLUMN && ar_comm_size(ctx->tp) > 1;
 }
 
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -79,8 +79,10 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
         ar_ctx_release(ctx, &whole);
     AR_TRY(ari_linear_forward(&m->second, ctx, saved, &out, &act, AR_ACT_NONE, NULL));
     whole = out;
-    if (ends_sharded(m))
+    if (ends_sharded(m, ctx)) {
         AR_TRY(ari_gather_dim(ctx, &whole, &out, out.ndim - 1, m->second_name));
+        ar_ctx_release(ctx, &out);
+    }
     AR_TRY(ari_only_own_tokens(ctx, y, &whole, gathers(m, ctx)));
     return ari_tap_tokens(ctx, m->second_name, NULL, 'f', y);
 }
@@ -113,9 +115,11 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     AR_TRY(ari_check_features(base->name, "gradient", dy, m->o.hidden));
     AR_TRY(ari_all_tokens(ctx, &whole, dy, gathers(m, ctx), base->name));
     own = whole;
-    if (ends_sharded(m))
+    if (ends_sharded(m, ctx))
         AR_TRY(ari_own_features(ctx, &own, &whole));
     AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &own, m->second_name));
+    if (ends_sharded(m, ctx))
+        ar_ctx_release(ctx, &own);
     if (gathers(m, ctx))
         ar_ctx_release(ctx, &whole);
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));

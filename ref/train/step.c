@@ -249,11 +249,11 @@ static ar_status run_step(ar_train_result *result, const ari_trained *what, ar_c
     if (o->ddp)
         AR_TRY_TO(done, st, ar_ddp_start(o->ddp));
     AR_TRY_TO(done, st, run_batches(what, ctx, saved, micro, n, o, result));
+    ar_ctx_end_step(ctx); /* activations of all micro-batches, before what follows takes memory */
     AR_TRY_TO(done, st, loss_value(what, ctx, &result->loss, result->targets));
     if (o->forward_only)
         goto done;
     AR_TRY_TO(done, st, reduce_gradients(params, n_params, ctx, o));
-    ar_ctx_end_step(ctx); /* activations of all micro-batches, before the update takes memory */
     if (optimizer) {
         ari_span_begin("optimizer");
         AR_TRY_TO(done, st, ari_span_end(update(result, params, n_params, ctx, optimizer, o)));
