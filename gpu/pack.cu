@@ -165,6 +165,12 @@ void packed_destroy(ar_device *d, ar_packed *p)
     ::free(p);
 }
 
+size_t packed_bytes(const ar_packed *p)
+{
+    const packed &form = *packed_of(p);
+    return form.batch * form.all_rows * form.row_bytes;
+}
+
 /* The part that reaches the last row, or the last term, writes the padding that follows. */
 ar_status pack(ar_device *d, ar_queue *q, ar_packed *to, size_t row_at, size_t k_at, const ar_tensor *a, ar_cbuf c,
                int sign, ar_cbuf e)

@@ -62,6 +62,8 @@ struct ar_arith_ops {
      * those in params[n, watched), which other ranks of the groups put into theirs, for all make it anew together. */
     ar_status (*param_operand)(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n, int watched,
                                bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over);
+    /* Bytes of the operands that are kept with a parameter: the first of those that they are made of. */
+    size_t (*operand_bytes)(const ar_param *p);
     /* Ends an operand that operand_a or operand_b gave before the step does; the sums made of it are rounded. */
     void (*operand_done)(ar_ctx *ctx, const ar_operand *o);
     ar_status (*contract)(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b);

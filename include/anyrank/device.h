@@ -103,6 +103,7 @@ typedef struct ar_device_ops {
     /* Storage for [batch, rows, k]. split: this operand will be the A of gemm_i64 and gemm_round. */
     ar_status (*packed_create)(ar_device *d, ar_packed **gives, size_t batch, size_t rows, size_t k, bool split);
     void (*packed_destroy)(ar_device *d, ar_packed *p); /* accepts NULL */
+    size_t (*packed_bytes)(const ar_packed *p);         /* of the device's memory that it takes */
     /* q[i, k_at + k] = clamp(rint(a[i,k]*2^(sign*c[k] + 25 - e[i])), +-(2^25 - 1)), 0 where e or c says all zero or e
      * says non-finite. Rows [row_at, row_at + a's rows), columns [k_at, k_at + a's k). e: [batch, ALL rows of p]; c:
      * [batch, k of a] or NULL. */
@@ -237,9 +238,9 @@ typedef struct ar_device_ops {
 /* clang-format off */
 #define AR_DEVICE_SLOTS(X)                                                                               \
     X(queue_create) X(destroy) X(alloc) X(free) X(copy) X(zero) X(copy_strided) X(combine)               \
-    X(gemm_f32) X(bias_act) X(col_exponents) X(row_exponents) X(packed_create) X(packed_destroy) X(pack) \
-    X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) X(acc_raise) X(acc_value)              \
-    X(sum_rows_f32) X(add) X(mul) X(fill) X(act_backward) X(gated_forward) X(gated_backward) X(dropout)  \
+    X(gemm_f32) X(bias_act) X(col_exponents) X(row_exponents) X(packed_create) X(packed_destroy)         \
+    X(packed_bytes) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) X(acc_raise)   \
+    X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(act_backward) X(gated_forward) X(gated_backward) X(dropout)  \
     X(norm_forward) X(norm_backward) X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward)       \
     X(rows_in_range) X(gather_rows) X(ce_max) X(ce_sum) X(ce_logits) X(ce_target) X(ce_terms)            \
     X(ce_backward) X(sum_squares) X(scale) X(round_bf16) X(round_bits) X(take_bf16) X(narrow_bf16)       \

@@ -17,6 +17,7 @@ struct ar_operand {
     ar_buf c;          /* int32 [batch, k], of B; ptr NULL: not equilibrated */
     ar_buf e;          /* int32 [batch, rows] */
     bool kept;         /* owned by a parameter's cache: c and e are device memory of their own */
+    size_t counted;    /* bytes of `packed` in the step's memory; 0: kept */
 };
 
 struct ar_sum {
@@ -53,10 +54,14 @@ static void operand_fini(ar_device *d, ar_operand *o)
 
 static void operand_destroy(ar_ctx *ctx, void *object)
 {
-    operand_fini(ctx->device, object);
+    ar_operand *o = object;
+    ari_step_gave(ctx, o->counted);
+    ari_step_free(ctx, o->c);
+    ari_step_free(ctx, o->e);
+    operand_fini(ctx->device, o);
 }
 
-/* Exponent arrays end with the step, unless the operand is kept with a parameter. */
+/* Exponent arrays are memory of the step, unless the operand is kept with a parameter. */
 static ar_status exponent_array(ar_ctx *ctx, const ar_operand *o, ar_buf *gives, size_t n)
 {
     size_t bytes = 0;
@@ -97,6 +102,8 @@ static ar_status quantise(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_cbuf
     }
     AR_TRY(max_over(ctx, o->k_over, o->e, o->x.batch * o->x.rows, tag));
     AR_TRY(dev->packed_create(ctx->device, &o->packed, o->x.batch, o->x.rows, o->x.k, split));
+    o->counted = o->kept ? 0 : dev->packed_bytes(o->packed);
+    ari_step_took(ctx, o->counted);
     row = k = 0;
     for (int i = 0; i < p->n; i++) {
         const ar_tensor *t = &p->part[i];
@@ -237,6 +244,17 @@ static ar_status exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar
     return AR_OK;
 }
 
+static size_t exact_operand_bytes(const ar_param *p)
+{
+    size_t bytes = 0;
+    for (const ar_param_cache *k = p->cache; k; k = k->next) {
+        const ar_operand *o = k->operand;
+        if (o && o->packed)
+            bytes += p->device->ops->packed_bytes(o->packed) + o->x.batch * (o->x.k + o->x.rows) * sizeof(int32_t);
+    }
+    return bytes;
+}
+
 static void exact_param_release(ar_param *p)
 {
     while (p->cache) {
@@ -360,6 +378,7 @@ const ar_arith_ops *ar_arith_exact(void)
         .operand_b = exact_operand_b,
         .operand_a = exact_operand_a,
         .param_operand = exact_param_operand,
+        .operand_bytes = exact_operand_bytes,
         .operand_done = ari_operand_done,
         .contract = exact_contract,
         .fold = exact_fold,

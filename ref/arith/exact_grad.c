@@ -71,7 +71,14 @@ static ar_status quantise(ar_ctx *ctx, ar_packed **packed, ar_buf *e, const ar_t
     AR_TRY(ari_step_alloc(ctx, e, samples * rows * sizeof(int32_t)));
     AR_TRY(dev->row_exponents(ctx->device, ctx->queue, *e, t, c, sign, false));
     AR_TRY(dev->packed_create(ctx->device, packed, samples, rows, t->shape[2], sign > 0));
+    ari_step_took(ctx, dev->packed_bytes(*packed));
     return dev->pack(ctx->device, ctx->queue, *packed, 0, 0, t, c, sign, ar_const(*e));
+}
+
+static void end_packed(ar_ctx *ctx, ar_packed *p)
+{
+    ari_step_gave(ctx, p ? ctx->device->ops->packed_bytes(p) : 0);
+    ctx->device->ops->packed_destroy(ctx->device, p);
 }
 
 /* For every sample A = dy^T, B = x^T scaled by the tokens' exponents c. */
@@ -86,8 +93,8 @@ static ar_status add_samples(ar_ctx *ctx, ar_param *p, const ar_tensor *dy_t, co
         done, st,
         ctx->device->ops->gemm_acc(ctx->device, ctx->queue, p->grad->t, p->grad->hl, a, b, ar_const(e), ar_const(f)));
 done:
-    ctx->device->ops->packed_destroy(ctx->device, a);
-    ctx->device->ops->packed_destroy(ctx->device, b);
+    end_packed(ctx, a);
+    end_packed(ctx, b);
     ari_step_free(ctx, e);
     ari_step_free(ctx, f);
     return st;

@@ -64,6 +64,12 @@ static ar_status native_param_operand(ar_ctx *ctx, const ar_operand **borrows, a
     return operand(ctx, borrows, &parts);
 }
 
+static size_t native_operand_bytes(const ar_param *p)
+{
+    (void)p;
+    return 0;
+}
+
 static ar_status native_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b)
 {
     ar_sum *s = NULL;
@@ -361,16 +367,16 @@ static ar_status native_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_
 }
 
 /* One table a precision, alike but for it. */
-#define NATIVE(of)                                                                                                 \
-    {                                                                                                              \
-        .name = "native", .precision = (of), .operand_b = native_operand_b, .operand_a = native_operand_a,         \
-        .param_operand = native_param_operand, .operand_done = ari_operand_done, .contract = native_contract,      \
-        .fold = native_fold, .round = native_round, .grad_contract = native_grad_contract,                         \
-        .grad_rows = native_grad_rows, .grad_reduce = native_grad_reduce, .grad_value = native_grad_value,         \
-        .grad_zero = native_grad_zero, .bucket_bytes = native_bucket_bytes, .bucket_pack = native_bucket_pack,     \
-        .bucket_zero = native_bucket_zero, .bucket_reduce = native_bucket_reduce,                                  \
-        .bucket_unpack = native_bucket_unpack, .grad_ensure = native_grad_ensure, .grad_bytes = native_grad_bytes, \
-        .param_release = grad_release                                                                              \
+#define NATIVE(of)                                                                                                   \
+    {                                                                                                                \
+        .name = "native", .precision = (of), .operand_b = native_operand_b, .operand_a = native_operand_a,           \
+        .param_operand = native_param_operand, .operand_bytes = native_operand_bytes,                                \
+        .operand_done = ari_operand_done, .contract = native_contract, .fold = native_fold, .round = native_round,   \
+        .grad_contract = native_grad_contract, .grad_rows = native_grad_rows, .grad_reduce = native_grad_reduce,     \
+        .grad_value = native_grad_value, .grad_zero = native_grad_zero, .bucket_bytes = native_bucket_bytes,         \
+        .bucket_pack = native_bucket_pack, .bucket_zero = native_bucket_zero, .bucket_reduce = native_bucket_reduce, \
+        .bucket_unpack = native_bucket_unpack, .grad_ensure = native_grad_ensure, .grad_bytes = native_grad_bytes,   \
+        .param_release = grad_release                                                                                \
     }
 
 const ar_arith_ops *ar_arith_native(ar_precision precision)

@@ -107,7 +107,7 @@ static void release(ar_ctx *c, ari_owned *o)
 {
     o->prev->next = o->next;
     o->next->prev = o->prev;
-    c->bytes_now -= o->bytes;
+    ari_step_gave(c, o->bytes);
     if (o->destroy)
         o->destroy(c, o->buf.ptr);
     else
@@ -132,8 +132,7 @@ static ar_status own(ar_ctx *c, ar_buf buf, size_t bytes, void (*destroy)(ar_ctx
     *o = (ari_owned){.next = c->owned.next, .prev = &c->owned, .buf = buf, .bytes = bytes, .destroy = destroy};
     o->next->prev = o;
     c->owned.next = o;
-    c->bytes_now += bytes;
-    c->bytes_peak = c->bytes_now > c->bytes_peak ? c->bytes_now : c->bytes_peak;
+    ari_step_took(c, bytes);
     return AR_OK;
 }
 

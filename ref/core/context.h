@@ -54,6 +54,16 @@ struct ar_ctx {
 /** Device memory that ends with the step. */
 AR_NODISCARD ar_status ari_step_alloc(ar_ctx *c, ar_buf *gives, size_t bytes);
 void ari_step_free(ar_ctx *c, ar_buf b);
+/** Counts device memory that objects of the step take besides, and give back. */
+static inline void ari_step_took(ar_ctx *c, size_t bytes)
+{
+    c->bytes_now += bytes;
+    c->bytes_peak = c->bytes_now > c->bytes_peak ? c->bytes_now : c->bytes_peak;
+}
+static inline void ari_step_gave(ar_ctx *c, size_t bytes)
+{
+    c->bytes_now -= bytes;
+}
 /** Makes the step own an object: destroy(c, object) runs at its end. On failure the object is destroyed at once. */
 AR_NODISCARD ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void *object));
 /** Ends an owned object early. */

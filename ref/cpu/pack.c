@@ -39,6 +39,12 @@ void ari_cpu_packed_destroy(ar_device *d, ar_packed *p)
     free(p);
 }
 
+/** Slot packed_bytes. */
+size_t ari_cpu_packed_bytes(const ar_packed *p)
+{
+    return p->batch * p->rows * p->k * sizeof(int32_t);
+}
+
 /* q = clamp(rint(x*2^c*2^(25-e))): ari_contract_quantise with its two powers of two taken out of the loop. Both
  * products are exact in binary64: |x| lies in 2^-149..2^128, c in -148..128, e within 148 of c's range, so no exponent
  * leaves -1022..1023. Adding 1.5*2^52 rounds |v| <= 2^51 to an integer, half to even, and leaves it in the low bits.

@@ -28,6 +28,7 @@ void col_exponents_cases(device_pair *p);
 void row_exponents_cases(device_pair *p);
 void packed_create_cases(device_pair *p);
 void packed_destroy_cases(device_pair *p);
+void packed_bytes_cases(device_pair *p);
 void pack_cases(device_pair *p);
 void gemm_i64_cases(device_pair *p);
 void gemm_round_cases(device_pair *p);

@@ -331,6 +331,30 @@ void packed_destroy_cases(device_pair *p)
     pair_end(p);
 }
 
+/* Each device has a form of its own: a byte or more a term, and of twice the matrices twice the bytes. */
+void packed_bytes_cases(device_pair *p)
+{
+    pair_begin(p, "operands of one matrix and of two");
+    const pair_buf y = pair_words(p, "y", PAIR_W32, 16);
+    for (int i = 0; i < 20; i++) {
+        const size_t rows = (size_t)i, k = (size_t)(i * 7 % 50);
+        product o = {.batch = 1};
+        PAIR_PACKED(p, o.a, 1, rows, k, i % 2);
+        PAIR_PACKED(p, o.b, 2, rows, k, i % 2);
+        for (int s = 0; s < 2 && p->status == AR_OK; s++) {
+            const ar_device_ops *ops = p->side[s]->ops;
+            const size_t one = ops->packed_bytes(o.a[s]), two = ops->packed_bytes(o.b[s]);
+            if (one < rows * k || two != 2 * one)
+                pair_ran(
+                    p, s,
+                    ar_error_set(AR_ERR_INTERNAL, "[%zu, %zu] takes %zu bytes, two of them %zu", rows, k, one, two));
+        }
+        destroy_packed(p, &o);
+    }
+    PAIR_RUN(p, zero, y.at[s], 64);
+    pair_end(p);
+}
+
 /* --- sums of other ranks ------------------------------------------------------------------------------------------ */
 
 static void round_i64_case(device_pair *p, size_t m, size_t n, int limbs)
