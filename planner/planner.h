@@ -35,6 +35,7 @@ void ari_stage_layers(size_t *first, size_t *count, size_t layers, size_t parts,
 /* clang-format off */
 #define ARI_MEMORY_TABLE(X)                                                              \
     X(WEIGHTS, "weights")                                                                \
+    X(OPERANDS, "kept operands")      /* anyrank itself: weights as integers */            \
     X(GRADIENTS, "gradients")                                                            \
     X(MASTER, "master weights")       /* fp32 copies beside weights of 16 bits */        \
     X(OPTIMIZER, "optimizer")         /* momentum, or both moments */                    \

@@ -72,7 +72,7 @@ typedef struct rank_result {
     float *loss; /* [max(steps, 1)] */
     uint64_t read, written;
     uint64_t calls[ARI_COLLECTIVE_KINDS];
-    size_t weights, gradients, buckets, optimizer, stored, peak;
+    ar_rank_memory memory;
 } rank_result;
 
 typedef struct job {
@@ -80,13 +80,22 @@ typedef struct job {
     rank_result *rank; /* [world] */
 } job;
 
-/* Memory that outlives the step: weights, and the gradients in the arithmetic's own form. */
-static void measure_params(const ar_ctx *ctx, const ari_trainer *t, rank_result *result)
+/* Memory that outlives the step. */
+static void measure(const ar_ctx *ctx, const ari_trainer *t, ar_rank_memory *m)
 {
+    const ar_arith_ops *arith = ar_ctx_arith(ctx);
     for (size_t i = 0; i < t->n; i++) {
-        result->weights += ar_tensor_count(&t->params[i]->value) * sizeof(float);
-        result->gradients += ar_ctx_arith(ctx)->grad_bytes(t->params[i]);
+        m->weights += ar_tensor_count(&t->params[i]->value) * sizeof(float);
+        m->operands += arith->operand_bytes(t->params[i]);
+        m->gradients += arith->grad_bytes(t->params[i]);
     }
+    m->optimizer = t->optimizer ? ar_optimizer_bytes(t->optimizer) : 0;
+    m->buckets = t->ddp ? ar_ddp_bytes(t->ddp) : 0;
+}
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
 }
 
 static ar_status run_steps(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o, rank_result *result)
@@ -95,11 +104,9 @@ static ar_status run_steps(ari_trainer *t, ar_ctx *ctx, const ari_cluster_option
         ar_train_result step;
         AR_TRY(ar_train_step(&step, t->model, ctx, t->optimizer, &o->batch[i], (uint32_t)i + 1, &t->step));
         result->loss[i] = step.loss;
-        result->stored = step.stored_bytes > result->stored ? step.stored_bytes : result->stored;
+        result->memory.stored = larger(result->memory.stored, step.stored_bytes);
     }
-    result->optimizer = t->optimizer ? ar_optimizer_bytes(t->optimizer) : 0;
-    result->buckets = t->ddp ? ar_ddp_bytes(t->ddp) : 0;
-    measure_params(ctx, t, result);
+    measure(ctx, t, &result->memory);
     return AR_OK;
 }
 
@@ -159,7 +166,7 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
     for (int k = 0; k < ARI_COLLECTIVE_KINDS; k++)
         result->calls[k] = ar_ctx_calls(ctx, ari_collective_kind[k]);
     size_t now = 0;
-    ar_ctx_memory(ctx, &now, &result->peak);
+    ar_ctx_memory(ctx, &now, &result->memory.peak);
 done:
     ar_ctx_destroy(ctx);
     ar_comm_destroy(dp);
@@ -180,11 +187,6 @@ static ar_status rank_main(ar_comm *world, void *arg)
     const ar_status st = rank_on(world, device, arg);
     ar_device_destroy(device);
     return st;
-}
-
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
 }
 
 static ar_status run_threads(ari_cluster_result *result, job *j, int ranks)
@@ -261,18 +263,14 @@ static ar_status run_processes(job *j, int ranks, float *losses)
     return share_results(j, ranks, losses);
 }
 
-static void collect(ari_cluster_result *result, const rank_result *rank, size_t n)
+static void collect(ari_cluster_result *result, ar_rank_memory *memory, const rank_result *rank, size_t n)
 {
     for (size_t r = 0; r < n; r++) {
         const uint64_t moved = rank[r].read + rank[r].written;
         result->bytes += moved;
         result->bytes_per_rank_max = moved > result->bytes_per_rank_max ? moved : result->bytes_per_rank_max;
-        result->weights_per_rank = larger(result->weights_per_rank, rank[r].weights);
-        result->gradients_per_rank = larger(result->gradients_per_rank, rank[r].gradients);
-        result->buckets_per_rank = larger(result->buckets_per_rank, rank[r].buckets);
-        result->optimizer_per_rank = larger(result->optimizer_per_rank, rank[r].optimizer);
-        result->stored_per_rank = larger(result->stored_per_rank, rank[r].stored);
-        result->peak_per_rank = larger(result->peak_per_rank, rank[r].peak);
+        if (memory)
+            memory[r] = rank[r].memory;
     }
     memcpy(result->calls, rank[0].calls, sizeof result->calls);
 }
@@ -301,7 +299,7 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
         goto done;
     result->loss = losses;
     losses = NULL;
-    collect(result, j.rank, n);
+    collect(result, o->memory, j.rank, n);
     free(result->reports);
     result->reports = NULL;
 done:

@@ -14,9 +14,10 @@ typedef struct ari_cluster_options {
     const ar_batch *batch;                                 /* [max(steps, 1)], global */
     const float *(*weights)(void *, const char *, size_t); /* as in ar_model_set; NULL: fresh */
     void *weights_user;
-    bool forward_only; /* neither a DDP object nor an optimizer */
-    ar_tap_fn tap;     /* NULL: nobody listens */
-    void **tap_user;   /* [world] */
+    bool forward_only;      /* neither a DDP object nor an optimizer */
+    ar_tap_fn tap;          /* NULL: nobody listens */
+    void **tap_user;        /* [world] */
+    ar_rank_memory *memory; /* [world], written where the run succeeds; NULL: not asked for */
     /* What a rank does in place of the model's step: NULL, or called on every rank. */
     ar_status (*body)(void *user, ar_ctx *ctx);
     void *body_user;
@@ -30,8 +31,6 @@ typedef struct ari_cluster_result {
     uint64_t bytes; /* moved between ranks, all ranks together, each byte once */
     uint64_t bytes_per_rank_max;
     uint64_t calls[ARI_COLLECTIVE_KINDS]; /* of rank 0 */
-    /* Bytes, the largest rank's: weights, gradient state, step memory after the forward pass and at most. */
-    size_t weights_per_rank, gradients_per_rank, optimizer_per_rank, stored_per_rank, peak_per_rank, buckets_per_rank;
     double seconds;
     bool has_predicted; /* with a cluster */
     ar_trace_summary predicted;

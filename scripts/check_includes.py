@@ -23,7 +23,7 @@ SUFFIXES = {".c", ".cc", ".h", ".cu", ".cuh", ".inc"}
 PUBLIC = "include/anyrank"
 
 VERIFY = ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
-          "sim/plan", "run", "dump"]
+          "sim/plan", "planner", "run", "dump"]
 ROOMS = ["verify/" + room for room in
          ("reference", "writer", "diagnose", "gradcheck", "check", "dumps", "grads", "faults")]
 

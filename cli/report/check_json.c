@@ -49,13 +49,13 @@ static json_t *json_collectives(const ar_check_run *u)
     return o;
 }
 
-/* Measured where memory is given out. */
-static json_t *json_memory(const ar_check_run *u)
+static json_t *json_memory(const ar_rank_memory *m)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "weights", (json_int_t)u->weights_bytes, "gradients",
-                     (json_int_t)u->gradients_bytes, "optimizer", (json_int_t)u->optimizer_bytes, "activations_stored",
-                     (json_int_t)u->stored_bytes, "activations_peak", (json_int_t)u->peak_bytes, "buckets",
-                     (json_int_t)u->buckets_bytes);
+    json_t *o = json_object();
+#define PUT(field, json, title) json_object_set_new(o, json, json_integer((json_int_t)m->field));
+    AR_RANK_MEMORY_TABLE(PUT)
+#undef PUT
+    return o;
 }
 
 /* One a step; none of a run that ended in an error before it had any. */
@@ -88,7 +88,8 @@ static json_t *json_run(const ari_checked *c, const ar_check_run *u)
     }
     json_object_set_new(o, "bytes", json_bytes(c, u));
     json_object_set_new(o, "collectives", json_collectives(u));
-    json_object_set_new(o, "peak_bytes_per_rank", json_memory(u));
+    json_object_set_new(o, "peak_bytes_per_rank", json_memory(&u->memory));
+    json_object_set_new(o, "predicted_bytes_per_rank", c->module ? json_null() : json_memory(&u->memory_predicted));
     json_object_set_new(o, "seconds", ari_json_number(u->seconds));
     json_object_set_new(o, "loss", json_loss(r, u->loss));
     json_object_set_new(o, "weights_hash", json_string(u->weights_hash));

@@ -148,20 +148,30 @@ static void print_weights(FILE *to, const ar_check_report *r)
                 ended == 1 ? "" : "s");
 }
 
-static ar_status print_memory(FILE *to, const ar_check_report *r)
+/* Each number once where it is the predicted one. */
+static ar_status print_memory(FILE *to, const ari_checked *c)
 {
-    static const ari_column columns[] = {{"memory of a rank", ARI_LEFT}, {"weights", ARI_RIGHT},
-                                         {"gradients", ARI_RIGHT},       {"optimizer", ARI_RIGHT},
-                                         {"buckets", ARI_RIGHT},         {"kept for backward", ARI_RIGHT},
-                                         {"most of a step", ARI_RIGHT}};
+    const ar_check_report *r = c->report;
+    static const ari_column columns[] = {{"memory of a rank", ARI_LEFT},
+#define COLUMN(field, json, title) {title, ARI_RIGHT},
+                                         AR_RANK_MEMORY_TABLE(COLUMN)
+#undef COLUMN
+    };
     ari_table t = ARI_TABLE(columns);
     for (size_t i = 0; i < r->runs; i++) {
         const ar_check_run *u = &r->run[i];
-        const size_t bytes[] = {u->weights_bytes, u->gradients_bytes, u->optimizer_bytes,
-                                u->buckets_bytes, u->stored_bytes,    u->peak_bytes};
         ari_table_cell(&t, "%s", LAYOUT_OF(u, r));
-        for (size_t k = 0; k < sizeof bytes / sizeof *bytes; k++)
-            ari_table_cell(&t, "%s", ARI_BYTES(bytes[k]));
+#define CELL(field, json, title) ari_table_cell(&t, "%s", ARI_BYTES(u->memory.field));
+        AR_RANK_MEMORY_TABLE(CELL)
+#undef CELL
+        if (c->module || u->error)
+            continue;
+        ari_table_cell(&t, "  predicted");
+#define CELL(field, json, title) \
+    ari_table_cell(&t, "%s",     \
+                   u->memory.field == u->memory_predicted.field ? "the same" : ARI_BYTES(u->memory_predicted.field));
+        AR_RANK_MEMORY_TABLE(CELL)
+#undef CELL
     }
     fprintf(to, "\n");
     return ari_table_end(&t, to, 2);
@@ -284,7 +294,7 @@ ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
     print_weights(to, r);
     print_schedules(to, r);
     if (memory)
-        AR_TRY(print_memory(to, r));
+        AR_TRY(print_memory(to, c));
     if (c->watch->timed)
         AR_TRY(print_predicted(to, c));
     print_dump(to, r);
@@ -300,6 +310,8 @@ ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
                     "\n  %s: %s bytes were moved between ranks, the layout predicts %s: a collective is missing or "
                     "one too many\n",
                     LAYOUT_OF(u, r), ARI_COUNT(u->bytes_counted), ARI_COUNT(u->bytes_predicted));
+        if (u->memory_difference[0])
+            fprintf(to, "\n  %s: %s\n", LAYOUT_OF(u, r), u->memory_difference);
     }
     fflush(to);
     return AR_OK;

@@ -70,9 +70,8 @@ typedef struct ar_check_run {
     double max_ratio;       /* native: the worst |difference| over what is allowed; 0 in the exact numerics. Of weights
                                after Adam, whose allowance is a bound that right runs reach, only what is above 1 */
     char ratio_tensor[176]; /* the tensor that has it */
-    /* Per rank, the largest: weights; gradient state; optimizer state; buckets of gradients; what the forward pass
-     * keeps; the most of a step at once. */
-    size_t weights_bytes, gradients_bytes, optimizer_bytes, buckets_bytes, stored_bytes, peak_bytes;
+    ar_rank_memory memory, memory_predicted; /* of each kind the most that a rank holds */
+    char memory_difference[160]; /* "", or the first rank that holds other bytes than are predicted, and of what */
     double seconds;
     bool has_predicted;         /* with a cluster, of a run that came to its end */
     ar_trace_summary predicted; /* of the whole run, by the virtual clock */

@@ -45,5 +45,26 @@ typedef struct ar_run {
  *  range), AR_ERR_INDIVISIBLE and AR_ERR_UNSUPPORTED (the layout). */
 AR_NODISCARD ar_status ar_run_check(const ar_run *r, const ar_config *c);
 
+/* Kinds of a rank's memory: field, name in JSON, name in tables. */
+/* clang-format off */
+#define AR_RANK_MEMORY_TABLE(X)                                                                               \
+    X(weights, "weights", "weights")       /* 4 bytes an element, of either storage */                        \
+    X(operands, "operands", "kept operands") /* exact: weights as integers with their exponents, kept for     \
+                                                products until the weights change */                          \
+    X(gradients, "gradients", "gradients") /* exact: accumulators, 17 bytes an element; native: 4 */          \
+    X(optimizer, "optimizer", "optimizer") /* its state, and fp32 weights beside those of 16 bits */          \
+    X(buckets, "buckets", "buckets")       /* gradients on their way between ranks */                         \
+    X(stored, "activations_stored", "kept for backward") /* of a step: what forward passes leave */           \
+    X(peak, "activations_peak", "most of a step")        /* of a step: the most at once, with the integers of \
+                                                            its products */
+/* clang-format on */
+
+/** Bytes that a rank of a run holds: of parameters what outlives the steps, of a step the most. */
+typedef struct ar_rank_memory {
+#define AR_RANK_MEMORY_FIELD(field, json, title) size_t field;
+    AR_RANK_MEMORY_TABLE(AR_RANK_MEMORY_FIELD)
+#undef AR_RANK_MEMORY_FIELD
+} ar_rank_memory;
+
 AR_END_DECLS
 #endif

@@ -398,3 +398,19 @@ ar_status ari_operations_step(const ari_step_case *c, int tp_rank, ari_operation
     ari_walk_after(&w);
     return w.st;
 }
+
+ar_status ari_operations_params(const ari_step_case *c, int tp_rank, ari_param_visitor visit, void *user)
+{
+    ari_walk w = walk_of(c, tp_rank, NULL, user);
+    ari_walk_params(&w, visit);
+    return w.st;
+}
+
+ar_status ari_operations_buckets(const ari_step_case *c, int dp_rank, int tp_rank, ari_operation_visitor visit,
+                                 void *user)
+{
+    ari_walk w = walk_of(c, tp_rank, visit, user);
+    w.dp_rank = (size_t)dp_rank;
+    ari_walk_buckets(&w);
+    return w.st;
+}

@@ -18,6 +18,7 @@ typedef struct ari_step_case {
     const ar_config *config;
     bool forward_only;
     uint64_t verified; /* steps in which gradients and copies are verified */
+    bool tapped;       /* somebody listens to the values: some are put together for that, in memory of the step */
 } ari_step_case;
 
 /* Kind, and its name in reports. */
@@ -162,6 +163,13 @@ AR_NODISCARD ar_status ari_operations_pass(const ari_step_case *c, ari_operation
                                            ari_operation_visitor visit, void *user);
 AR_NODISCARD ar_status ari_operations_step(const ari_step_case *c, int tp_rank, ari_operation_visitor visit,
                                            void *user);
+
+typedef ar_status (*ari_param_visitor)(void *user, size_t layer, const ari_op_value *v);
+/** Visits the rank's parameters in the order of their registration, a tied one once. Errors: as above. */
+AR_NODISCARD ar_status ari_operations_params(const ari_step_case *c, int tp_rank, ari_param_visitor visit, void *user);
+/** Visits the gradient sum of every bucket, also of those that nothing moves. Errors: as above. */
+AR_NODISCARD ar_status ari_operations_buckets(const ari_step_case *c, int dp_rank, int tp_rank,
+                                              ari_operation_visitor visit, void *user);
 
 /** Bytes of an element of a call's dtype, times its elements, times how often a ring passes them: what all ranks of the
  *  group move together, (N-1)*D for a reduce-scatter, an all-gather or a broadcast of D bytes, twice that for an

@@ -21,6 +21,7 @@ typedef struct ari_walk {
     size_t all, own;      /* samples of the pass: of all dp ranks, of this one */
     size_t tokens;        /* of `own` */
     bool again;           /* as in ari_operation */
+    bool every_bucket;    /* visits buckets that nothing moves too */
     bool fresh[2];        /* forward, backward: no pass has been since the weights changed */
     ari_operation op;     /* the next to be visited */
     ari_operation_visitor visit;
@@ -106,5 +107,7 @@ void ari_walk_backward(ari_walk *w);
 void ari_walk_start(ari_walk *w);
 void ari_walk_before(ari_walk *w);
 void ari_walk_after(ari_walk *w);
+void ari_walk_params(ari_walk *w, ari_param_visitor visit);
+void ari_walk_buckets(ari_walk *w);
 
 #endif

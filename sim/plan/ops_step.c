@@ -277,7 +277,7 @@ static void sum_bucket(ari_walk *w, const bucket *b, size_t index)
     if (spread)
         sum_terms(w, ARI_OVER_TP, b->elements, dtype, false, b->first.of.role, suffix(b->first.of));
     sum_terms(w, ARI_OVER_DP, b->elements, dtype, shares(w), b->first.of.role, suffix(b->first.of));
-    if (op->calls > 0)
+    if (op->calls > 0 || w->every_bucket)
         ari_walk_visit(w);
 }
 
@@ -413,6 +413,24 @@ static void update(ari_walk *w, const params *all)
     ari_walk_visit(w);
     if (shares(w))
         each_bucket(w, all, gather_bucket);
+}
+
+void ari_walk_params(ari_walk *w, ari_param_visitor visit)
+{
+    const params all = params_of(w);
+    for (size_t i = 0; i < all.n && w->st == AR_OK; i++) {
+        const param p = param_at(w, &all, i);
+        if (w->st == AR_OK)
+            w->st = visit(w->user, p.layer, &p.value);
+    }
+}
+
+void ari_walk_buckets(ari_walk *w)
+{
+    const params all = params_of(w);
+    w->pass = ARI_PASS_STEP;
+    w->every_bucket = true;
+    each_bucket(w, &all, sum_bucket);
 }
 
 void ari_walk_after(ari_walk *w)

@@ -17,10 +17,11 @@
 typedef struct comparison {
     const ari_reference *ref;
     int ranks;
-    ari_comparator *rank; /* [ranks] */
-    ari_tap_pair *tap;    /* [ranks]: the comparator and who listens besides */
-    void **user;          /* [ranks]: the same, as taps see them */
-    float **gathered;     /* [ref->count]: the run's own final weights and gradients; NULL for the others */
+    ari_comparator *rank;   /* [ranks] */
+    ari_tap_pair *tap;      /* [ranks]: the comparator and who listens besides */
+    void **user;            /* [ranks]: the same, as taps see them */
+    float **gathered;       /* [ref->count]: the run's own final weights and gradients; NULL for the others */
+    ar_rank_memory *memory; /* [ranks] */
 } comparison;
 
 static void comparison_fini(comparison *c)
@@ -33,6 +34,7 @@ static void comparison_fini(comparison *c)
     free(c->tap);
     free(c->user);
     free(c->gathered);
+    free(c->memory);
 }
 
 static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks, int holders,
@@ -43,6 +45,7 @@ static ar_status comparison_init(comparison *c, const ari_reference *ref, int ra
     AR_TRY(ari_alloc_zero((void **)&c->tap, (size_t)ranks, sizeof *c->tap, "comparators"));
     AR_TRY(ari_alloc_zero((void **)&c->user, (size_t)ranks, sizeof *c->user, "comparators"));
     AR_TRY(ari_alloc_zero((void **)&c->gathered, ref->count, sizeof *c->gathered, "gathered tensors"));
+    AR_TRY(ari_alloc_zero((void **)&c->memory, (size_t)ranks, sizeof *c->memory, "memory of the ranks"));
     for (size_t i = 0; i < ref->count; i++) {
         if (ari_reference_is_weight(ref, i) || ari_reference_is_gradient(ref, i))
             AR_TRY(ari_alloc_zero((void **)&c->gathered[i], ref->tensor[i].count, sizeof(float), "a gathered tensor"));
@@ -398,12 +401,6 @@ static void keep_counts(ar_check_run *run, const ari_cluster_result *result)
     run->bytes_counted = result->bytes;
     run->bytes_per_rank_max = result->bytes_per_rank_max;
     memcpy(run->calls, result->calls, sizeof run->calls);
-    run->weights_bytes = result->weights_per_rank;
-    run->gradients_bytes = result->gradients_per_rank;
-    run->optimizer_bytes = result->optimizer_per_rank;
-    run->buckets_bytes = result->buckets_per_rank;
-    run->stored_bytes = result->stored_per_rank;
-    run->peak_bytes = result->peak_per_rank;
     run->has_predicted = result->has_predicted;
     run->predicted = result->predicted;
     run->loss = result->loss;
@@ -429,6 +426,7 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     AR_TRY_TO(done, st, comparison_init(&c, ref, world, holders, o));
     options.tap = ari_tap_both;
     options.tap_user = c.user;
+    options.memory = c.memory;
     ended = ari_cluster_run(&result, &options);
     if (ended == AR_ERR_MEMORY ||
         ended == AR_ERR_DEVICE) { /* the machine's failure: it says nothing about the layout */
@@ -451,9 +449,11 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     if (o->run.process && ar_process_rank(o->run.process) > 0)
         goto done; /* the report is process 0's */
     AR_TRY_TO(done, st, sum_up(run, &c, o));
+    AR_TRY_TO(done, st, ari_check_memory(run, &options, c.memory));
     AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.gathered));
     /* Nobody predicts the bytes of what is no model. */
-    const bool other_bytes = !o->body && run->bytes_counted != run->bytes_predicted;
+    const bool other_bytes =
+        !o->body && (run->bytes_counted != run->bytes_predicted || run->memory_difference[0] != '\0');
     if (run->result == AR_CHECK_SAME && (run->tensors_different > 0 || other_bytes))
         run->result = AR_CHECK_DIFFERENT;
     else if (run->result == AR_CHECK_SAME && ref->vacuous.tensor[0])

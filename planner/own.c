@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What anyrank itself holds: of each parameter and bucket, and of a step the replay of its operations. */
+#include "planner/own.h"
+
+#include "anyrank/model.h"
+#include "ref/core/size.h"
+
+static const double FLOAT = 4.0, NARROW = 2.0, LONG = 8.0;
+/* An accumulator (t, H, L); the same in a bucket, with the t that the ranks agree on. */
+static const double ACCUMULATOR = 17.0, BUCKETED = 18.0;
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+/* --- passes ------------------------------------------------------------------------------------------------------- */
+
+static void clear(ari_account *a)
+{
+    a->now = 0.0;
+    for (int k = 0; k < ARI_MEMORY_KINDS; k++)
+        a->held[k] = 0.0;
+}
+
+/* With all forward passes first everything stays until the last backward one. */
+static void end_pass(ari_account *a)
+{
+    const bool first = a->c->run.parallel.forward_first;
+    if (a->pass == ARI_PASS_FORWARD && a->now > a->stored) {
+        a->stored = a->now;
+        for (int k = 0; k < ARI_MEMORY_KINDS; k++)
+            a->most[k] = a->held[k];
+    }
+    if (a->pass == ARI_PASS_BACKWARD)
+        ari_account_backward_end(a);
+    if (!first && (a->pass == ARI_PASS_BACKWARD || a->c->forward_only))
+        clear(a);
+    a->fresh[a->pass == ARI_PASS_BACKWARD] = false;
+}
+
+static bool is_pass(ari_operation_pass pass)
+{
+    return pass == ARI_PASS_FORWARD || pass == ARI_PASS_BACKWARD;
+}
+
+static ar_status visit(void *user, const ari_operation *op)
+{
+    ari_account *a = user;
+    if (is_pass(a->pass) && (op->pass != a->pass || op->micro != a->micro))
+        end_pass(a);
+    if (op->pass == ARI_PASS_STEP)
+        clear(a);
+    a->pass = op->pass;
+    a->micro = op->micro;
+    if (op->pass == ARI_PASS_FORWARD)
+        ari_account_forward(a, op);
+    else if (op->pass == ARI_PASS_BACKWARD)
+        ari_account_backward(a, op);
+    else if (op->kind == ARI_OPERATION_BROADCAST && op->output[0].dtype == AR_BF16)
+        ari_account_touch(a, ari_account_bytes(&op->output[0]));
+    else if (op->kind == ARI_OPERATION_VERIFY) /* what all ranks say */
+        ari_account_touch(a, (double)ar_parallel_world(&a->c->run.parallel) * ari_account_bytes(&op->input[0]));
+    return AR_OK;
+}
+
+/* --- parameters and buckets --------------------------------------------------------------------------------------- */
+
+typedef struct held {
+    ari_account *a;
+    ari_memory *m;
+    double states;                   /* of the optimizer, numbers an element */
+    bool shares;                     /* of them each data-parallel rank has a part: by bucket */
+    double largest, counted;         /* elements: of a parameter; of one that counts for the norm of the gradients */
+    double bucket, narrow, gradient; /* of a bucket, of one of bf16, of the own share of one */
+} held;
+
+static double elements(const ari_op_value *v)
+{
+    return ari_account_bytes(v) / (double)ar_dtype_bytes(v->dtype);
+}
+
+static void add_state(held *h, double n, ar_dtype storage)
+{
+    h->m->of[ARI_MEMORY_OPTIMIZER] += FLOAT * h->states * n;
+    if (storage == AR_BF16 && h->a->c->run.steps > 0)
+        h->m->of[ARI_MEMORY_MASTER] += FLOAT * n;
+}
+
+static ar_status add_param(void *user, size_t layer, const ari_op_value *v)
+{
+    held *h = user;
+    const ari_account *a = h->a;
+    const double n = elements(v);
+    (void)layer;
+    h->m->of[ARI_MEMORY_WEIGHTS] += FLOAT * n;
+    if (!a->c->forward_only)
+        h->m->of[ARI_MEMORY_GRADIENTS] += (a->exact ? ACCUMULATOR : FLOAT) * n;
+    if (!h->shares)
+        add_state(h, n, v->dtype);
+    h->largest = larger(h->largest, n);
+    if (v->at[ARI_AXIS_TP].kind == AR_SHARD ? a->tp_rank % v->copies == 0 : a->tp_rank == 0)
+        h->counted = larger(h->counted, n);
+    return AR_OK;
+}
+
+/* One that is moved has memory of its own. */
+static ar_status add_bucket(void *user, const ari_operation *op)
+{
+    held *h = user;
+    const ari_op_value *all = &op->input[0], *own = &op->output[0];
+    const double n = elements(all), share = elements(own);
+    if (op->calls > 0)
+        h->m->of[ARI_MEMORY_BUCKETS] += n * (h->a->exact ? BUCKETED : (double)ar_dtype_bytes(all->dtype));
+    if (h->shares)
+        add_state(h, share, all->dtype);
+    h->bucket = larger(h->bucket, n);
+    h->gradient = larger(h->gradient, share);
+    if (all->dtype == AR_BF16)
+        h->narrow = larger(h->narrow, n);
+    return AR_OK;
+}
+
+/* --- the step ----------------------------------------------------------------------------------------------------- */
+
+/* After the passes: the number of targets was summed before them; a gradient is reported, or squared beside an exponent
+ * and two sums; the update takes room for a gradient, of shares for a bucket's weights too. */
+static void after(held *h)
+{
+    ari_account *a = h->a;
+    const ar_run *r = &a->c->run;
+    ari_account_touch(a, LONG);
+    if (a->c->forward_only)
+        return;
+    if (a->c->tapped || a->c->verified > 0)
+        ari_account_touch(a, FLOAT * h->largest);
+    if (r->clip > 0.0 && r->steps > 0)
+        ari_account_touch(a, FLOAT + 2.0 * LONG + FLOAT * h->counted);
+    if (r->steps == 0)
+        return;
+    ari_account_touch(a, FLOAT * h->largest);
+    if (h->shares)
+        ari_account_touch(a, FLOAT * (h->bucket + h->gradient + h->largest) + NARROW * h->narrow);
+}
+
+static double states_of(const ar_run *r)
+{
+    if (r->steps == 0)
+        return 0.0;
+    return r->optimizer.kind != AR_OPTIMIZER_SGD ? 2.0 : r->optimizer.momentum != 0.0 ? 1.0 : 0.0;
+}
+
+static ar_status replay(ari_account *a, int dp_rank, int tp_rank)
+{
+    const bool each = a->c->run.parallel.forward_first;
+    AR_TRY((each ? ari_operations : ari_operations_once)(a->c, dp_rank, tp_rank, visit, a));
+    if (is_pass(a->pass))
+        end_pass(a);
+    clear(a);
+    return AR_OK;
+}
+
+static ar_status refuse_planned(const ari_planned *p)
+{
+    const bool runs =
+        p->cp <= 1 && p->pp <= 1 && p->recompute == ARI_RECOMPUTE_NONE && !p->flash && p->step.run.parallel.zero <= 1;
+    return runs ? AR_OK
+                : ar_error_set(AR_ERR_UNSUPPORTED,
+                               "memory of a run of this version: it has neither context nor pipeline parallelism, "
+                               "recomputation, flash attention nor ZeRO-2 and 3");
+}
+
+ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int dp_rank, int tp_rank)
+{
+    const ari_step_case *c = &p->step;
+    ar_outer_split outer;
+    AR_TRY(refuse_planned(p));
+    AR_TRY(ar_plan_outer(&c->run.plan, c->config, &outer));
+    ari_account a = {.c = c,
+                     .config = c->config,
+                     .tp = (size_t)ari_at_least_one(c->run.parallel.tp),
+                     .tp_rank = (size_t)tp_rank,
+                     .exact = c->run.numerics == AR_NUMERICS_EXACT,
+                     .head = c->config->arch != AR_ARCH_STACK,
+                     .tokens = outer.tokens,
+                     .layer = ARI_NO_LAYER,
+                     .fresh = {true, true},
+                     .late = {.kept = true}};
+    *m = (ari_memory){{0}};
+    held h = {.a = &a, .m = m, .states = states_of(&c->run)};
+    h.shares = c->run.parallel.zero > 0;
+    AR_TRY(ari_operations_params(c, tp_rank, add_param, &h));
+    if (!c->forward_only)
+        AR_TRY(ari_operations_buckets(c, dp_rank, tp_rank, add_bucket, &h));
+    AR_TRY(replay(&a, dp_rank, tp_rank));
+    after(&h);
+    for (int k = 0; k < ARI_MEMORY_KINDS; k++)
+        m->of[k] += a.most[k];
+    m->of[ARI_MEMORY_OPERANDS] = a.operands;
+    m->of[ARI_MEMORY_WORKSPACE] += a.peak - a.stored;
+    return AR_OK;
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The step memory of a rank, operation by operation: what each takes, what it gives back, what stays for the backward
+ * pass (docs/planner.md). Sizes come from the list of operations, lifetimes from the layers' own order, which
+ * tests/planner/own_test.c holds to what runs count. */
+#ifndef ARI_PLANNER_OWN_H
+#define ARI_PLANNER_OWN_H
+
+#include "planner/planner.h"
+
+/* A value on its way from one operation to the next. */
+typedef struct ari_account_value {
+    double bytes;
+    ari_memory_kind kind;
+    bool kept; /* whoever takes it does not give it back: it stays for the backward pass, or another owner ends it */
+} ari_account_value;
+
+typedef struct ari_account {
+    const ari_step_case *c;
+    const ar_config *config;
+    size_t tp, tp_rank;
+    bool exact, head; /* head: logits */
+    ar_embedding_split tokens;
+    double now, peak, stored;                              /* bytes: held, at most, after the fullest forward pass */
+    double held[ARI_MEMORY_KINDS], most[ARI_MEMORY_KINDS]; /* of `now`; of `stored` */
+    double operands;                                       /* kept with the weights */
+    /* The pass. */
+    ari_operation_pass pass;
+    size_t micro, layer;
+    bool begun;             /* there has been an operation */
+    bool fresh[2];          /* forward, backward: no pass has made the kept operands */
+    ari_account_value x;    /* what the next operation takes: a value, backward its gradient */
+    bool gathered;          /* x: of the tokens of all ranks, for the layer that comes */
+    ari_account_value late; /* ends with the activation */
+    /* The backward pass. */
+    bool open, summed;          /* a linear layer: its dX has been made; its weights' gradients have begun */
+    ari_account_value dy;       /* of the open layer */
+    double together;            /* bytes that were put together for it alone, of dY and of X */
+    double own;                 /* bytes of its dX's own tokens, which it takes in the end */
+    double dropped;             /* bytes of what a dropout made of the gradient, beside which that stays */
+    ari_account_value residual; /* the gradient that goes past the attention or the MLP */
+    double block;               /* bytes of the gradient that the block was given */
+} ari_account;
+
+/** Bytes of the rank's own part. */
+double ari_account_bytes(const ari_op_value *v);
+void ari_account_take(ari_account *a, ari_memory_kind kind, double bytes);
+void ari_account_give(ari_account *a, ari_memory_kind kind, double bytes);
+/** Takes them and gives them back. */
+void ari_account_touch(ari_account *a, double bytes);
+
+/* A product of `batch` matrices [rows, k] and [cols, k]. */
+typedef struct ari_account_product {
+    double batch, rows, cols, k;
+    bool scaled;             /* exact: by an exponent of each of B's columns */
+    const ari_operation *of; /* B is kept with its weights; NULL: it is memory of the step */
+    bool along_k;            /* the weights lie side by side along k: of dX */
+    const ari_op_call *fold; /* what adds the ranks' parts of it up; NULL: nothing */
+    size_t rank;             /* of this one among those */
+} ari_account_product;
+/** What it takes while it is computed, besides its result. */
+void ari_account_multiply(ari_account *a, const ari_account_product *p);
+/** Whether this rank counts a weight's part of dX: of those that hold copies of it the first does. */
+static inline bool ari_account_counts(const ari_account *a, const ari_op_value *weight)
+{
+    return a->tp_rank % weight->copies == 0;
+}
+/** The copies of its operands that native numerics make below fp32's precision. */
+void ari_account_round(ari_account *a, double left, double right);
+/** The collective that adds up an operation's parts; NULL: none. */
+const ari_op_call *ari_account_fold(const ari_account *a, const ari_operation *op);
+
+/* --- passes ------------------------------------------------------------------------------------------------------- */
+
+void ari_account_forward(ari_account *a, const ari_operation *op);
+void ari_account_backward(ari_account *a, const ari_operation *op);
+/** After the last operation of a backward pass. */
+void ari_account_backward_end(ari_account *a);
+
+/** Where an operation's values are counted. */
+ari_memory_kind ari_account_kind(const ari_operation *op);
+/** Tokens of an activation [b, s, ..] on this rank. */
+double ari_account_tokens(const ari_op_value *v);
+bool ari_account_is_shard(const ari_op_value *v, int dim);
+/** Gives a value back unless it is kept; then it is nothing. */
+void ari_account_finish(ari_account *a, ari_account_value *v);
+/** The result of a redistribution, and what putting it together takes. */
+void ari_account_redistribute(ari_account *a, const ari_operation *op, ari_memory_kind kind);
+/** Counts an operand of weights in one orientation, with an exponent of each row and each column. */
+void ari_account_keep_operand(ari_account *a, double rows, double k);
+/** What a loss over logits keeps besides them. */
+double ari_account_loss(const ari_account *a, double tokens);
+
+/* An attention's values on this rank. */
+typedef struct ari_account_heads {
+    double batch, seq, dim, heads, kv, group; /* group: query heads of a KV head */
+    double q, k, probs;                       /* bytes: of the queries, of the keys and of the values, of the scores */
+} ari_account_heads;
+/** v: q, k, v or (n 1) all in one. */
+ari_account_heads ari_account_heads_of(const ari_account *a, const ari_op_value *v, int n);
+
+#endif

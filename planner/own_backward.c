@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The backward pass: an operation takes its gradient, then gives back the one that it was given and what the forward
+ * pass kept for it. A linear layer holds its dY, and what it put together, until its weights' gradients are made. */
+#include "planner/own.h"
+
+static const double WORD = 4.0;
+
+static void take(ari_account *a, double bytes)
+{
+    ari_account_take(a, ARI_MEMORY_WORKSPACE, bytes);
+}
+
+static void give(ari_account *a, double bytes)
+{
+    ari_account_give(a, ARI_MEMORY_WORKSPACE, bytes);
+}
+
+static void next(ari_account *a, double bytes)
+{
+    a->x = (ari_account_value){bytes, ARI_MEMORY_WORKSPACE, false};
+}
+
+/* --- linear layers ------------------------------------------------------------------------------------------------ */
+
+/* The end of one, if one is open. */
+static void close_linear(ari_account *a)
+{
+    if (!a->open)
+        return;
+    give(a, a->together);
+    ari_account_finish(a, &a->dy);
+    if (a->own > 0.0) {
+        take(a, a->own);
+        ari_account_finish(a, &a->x);
+        next(a, a->own);
+    }
+    a->together = a->own = 0.0;
+    a->open = a->summed = false;
+}
+
+/* dX, a sum over the weights that this rank counts. */
+static void input_gradient(ari_account *a, const ari_operation *op)
+{
+    const ari_op_value *dy = &op->input[0], *dx = &op->output[0];
+    double all = 0.0;
+    ari_account_product p = {.batch = 1.0,
+                             .rows = ari_account_tokens(dy),
+                             .cols = (double)op->weight[0].local[1],
+                             .of = op,
+                             .along_k = true,
+                             .fold = ari_account_fold(a, op),
+                             .rank = a->tp_rank};
+    for (int i = 0; i < op->weights; i++) {
+        p.k += ari_account_counts(a, &op->weight[i]) ? (double)op->weight[i].local[0] : 0.0;
+        all += ari_account_bytes(&op->input[i]);
+    }
+    const double ordered = p.fold && ari_account_is_shard(dx, 1) && dy->local[0] != 1 ? all : 0.0;
+    take(a, ordered + ari_account_bytes(dx));
+    ari_account_keep_operand(a, p.cols, p.k);
+    ari_account_multiply(a, &p);
+    give(a, ordered);
+    a->dy = a->x;
+    a->open = true;
+    next(a, ari_account_bytes(dx));
+}
+
+/* dY as a layer takes it, beside the one that it was given. */
+static void put_together(ari_account *a, const ari_operation *op)
+{
+    const double out = ari_account_bytes(&op->output[0]);
+    ari_account_redistribute(a, op, ARI_MEMORY_WORKSPACE);
+    a->together += out + (a->x.kept ? 0.0 : a->x.bytes);
+    next(a, out);
+    a->x.kept = true;
+}
+
+/* The gradients of all rows of the table, as the ranks have them one after the other, or of the own features. */
+static void gather_rows(ari_account *a, const ari_operation *op)
+{
+    if (a->tokens == AR_EMBEDDING_HIDDEN)
+        ari_account_redistribute(a, op, ARI_MEMORY_WORKSPACE);
+    else
+        take(a, ari_account_bytes(&op->output[0]));
+    give(a, ari_account_bytes(&op->output[0]));
+}
+
+static void redistribute(ari_account *a, const ari_operation *op)
+{
+    const double out = ari_account_bytes(&op->output[0]);
+    if (op->role == ARI_TOKENS) {
+        gather_rows(a, op);
+    } else if (op->again) {
+        ari_account_redistribute(a, op, ARI_MEMORY_WORKSPACE);
+        a->together += out;
+    } else if (a->open && ari_account_is_shard(&op->output[0], 1)) {
+        a->own = out;
+    } else if (a->open || op->role == ARI_HEAD) { /* dX of all features; the own logits */
+        ari_account_redistribute(a, op, ARI_MEMORY_WORKSPACE);
+        ari_account_finish(a, &a->x);
+        next(a, out);
+    } else {
+        put_together(a, op);
+    }
+}
+
+/* Of each sample a product of integers, whose exponents are those of its tokens. A bias, a norm or a table of rows needs
+ * nothing. */
+static void weight_gradient(ari_account *a, const ari_operation *op)
+{
+    const ari_op_value *x = &op->input[0], *weight = &op->output[0];
+    const double tokens = ari_account_tokens(x), samples = (double)x->local[0];
+    const double out = (double)weight->local[0], in = (double)weight->local[1];
+    a->summed = a->open;
+    if (op->inputs < 2 || x->ndim != 3 || weight->ndim != 2)
+        return;
+    if (a->exact)
+        ari_account_touch(a, WORD * (tokens + (samples + tokens) * (out + in)));
+    else
+        ari_account_round(a, WORD * tokens * out, WORD * tokens * in);
+}
+
+/* --- between linear layers ---------------------------------------------------------------------------------------- */
+
+/* A block begins: its gradient goes past the MLP too. */
+static void begin_block(ari_account *a, size_t layer)
+{
+    a->layer = layer;
+    if (layer == ARI_NO_LAYER)
+        return;
+    a->block = a->x.bytes;
+    a->residual = a->x;
+    a->residual.kept = true; /* the block before ends it */
+    a->x.kept = true;
+}
+
+static void end_block(ari_account *a)
+{
+    give(a, a->block);
+    a->block = 0.0;
+}
+
+static void drop(ari_account *a, const ari_operation *op)
+{
+    a->dropped = ari_account_bytes(&op->output[0]);
+    take(a, a->dropped);
+    a->x.bytes = a->dropped;
+    a->x.kept = true;
+}
+
+/* dX, its terms of the weight's gradient, and in a block dX with the gradient that went past. */
+static void norm(ari_account *a, const ari_operation *op)
+{
+    const double y = ari_account_bytes(&op->output[0]);
+    const bool past = op->layer != ARI_NO_LAYER;
+    give(a, a->dropped);
+    a->dropped = 0.0;
+    take(a, (past ? 3.0 : 2.0) * y);
+    give(a, y);
+    ari_account_finish(a, &a->x);
+    next(a, y);
+    if (!past)
+        return;
+    give(a, y);
+    ari_account_finish(a, &a->residual);
+    a->residual = a->x;
+    a->x.kept = op->role == ARI_NORM2; /* it goes past the attention */
+}
+
+static void activate(ari_account *a, const ari_operation *op)
+{
+    double pre = 0.0;
+    for (int i = 0; i < op->outputs; i++)
+        pre += ari_account_bytes(&op->output[i]);
+    take(a, pre);
+    ari_account_finish(a, &a->x);
+    ari_account_give(a, ARI_MEMORY_MLP, pre);
+    next(a, pre);
+}
+
+/* Gradients of the scores, then of queries, keys and values head by head, then of the projections. */
+static void attention(ari_account *a, const ari_operation *op)
+{
+    const ari_account_heads h = ari_account_heads_of(a, op->output, op->outputs);
+    const double dropped = a->c->run.dropout > 0.0 ? h.probs : 0.0, made = h.q + 2.0 * h.k;
+    const double b = h.batch * h.kv, rows = h.group * h.seq;
+    const ari_op_call *fold = ari_account_fold(a, op);
+    const size_t rank = fold ? a->tp_rank % fold->ranks : 0;
+    const ari_account_product dprobs = {.batch = b, .rows = rows, .cols = h.seq, .k = h.dim};
+    const ari_account_product dq = {.batch = b, .rows = rows, .cols = h.dim, .k = h.seq, .scaled = true};
+    const ari_account_product dkv = {
+        .batch = b, .rows = h.seq, .cols = h.dim, .k = rows, .scaled = true, .fold = fold, .rank = rank};
+    take(a, h.q + 2.0 * h.probs);
+    ari_account_multiply(a, &dprobs);
+    give(a, h.probs);
+    take(a, made + dropped);
+    ari_account_multiply(a, &dq);
+    ari_account_multiply(a, &dkv);
+    give(a, dropped + h.probs + h.q);
+    ari_account_give(a, ARI_MEMORY_ATTENTION, h.probs + made);
+    take(a, made);
+    if (a->c->tapped)
+        ari_account_touch(a, h.q);
+    give(a, made);
+    ari_account_finish(a, &a->x);
+    next(a, made);
+}
+
+/* In place of the logits; without them every element of the output is a term. */
+static void loss(ari_account *a, const ari_operation *op)
+{
+    const double x = ari_account_bytes(&op->input[0]);
+    if (a->head) {
+        ari_account_give(a, ARI_MEMORY_LOGITS, ari_account_loss(a, ari_account_tokens(&op->input[0])));
+        a->x = (ari_account_value){x, ARI_MEMORY_LOGITS, false};
+    } else {
+        take(a, x);
+        next(a, x);
+    }
+}
+
+void ari_account_backward_end(ari_account *a)
+{
+    close_linear(a);
+    a->dropped = 0.0; /* that of the embedding stays */
+    a->layer = ARI_NO_LAYER;
+}
+
+void ari_account_backward(ari_account *a, const ari_operation *op)
+{
+    const bool inside =
+        op->kind == ARI_OPERATION_WEIGHT_GRADIENT || (op->kind == ARI_OPERATION_REDISTRIBUTE && !a->summed);
+    if (!inside)
+        close_linear(a);
+    if (op->layer != a->layer)
+        begin_block(a, op->layer);
+    switch (op->kind) {
+    case ARI_OPERATION_LOSS:
+        loss(a, op);
+        break;
+    case ARI_OPERATION_PRODUCT:
+        input_gradient(a, op);
+        break;
+    case ARI_OPERATION_REDISTRIBUTE:
+        redistribute(a, op);
+        break;
+    case ARI_OPERATION_WEIGHT_GRADIENT:
+        weight_gradient(a, op);
+        break;
+    case ARI_OPERATION_NORM:
+        norm(a, op);
+        break;
+    case ARI_OPERATION_GATE:
+    case ARI_OPERATION_ACTIVATION:
+        activate(a, op);
+        break;
+    case ARI_OPERATION_ATTENTION:
+        attention(a, op);
+        break;
+    case ARI_OPERATION_DROPOUT:
+        drop(a, op);
+        break;
+    case ARI_OPERATION_RESIDUAL:
+        if (op->role == ARI_LAYER)
+            end_block(a);
+        break;
+    default:
+        break;
+    }
+}

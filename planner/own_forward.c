@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The forward pass: an operation takes its result, and gives its input back unless that stays for the backward pass. */
+#include "planner/own.h"
+
+static const double INDEX = 8.0, WORD = 4.0;
+
+ari_memory_kind ari_account_kind(const ari_operation *op)
+{
+    if (op->layer == ARI_NO_LAYER)
+        return op->kind == ARI_OPERATION_PRODUCT || op->kind == ARI_OPERATION_LOSS ? ARI_MEMORY_LOGITS
+                                                                                   : ARI_MEMORY_OUTER;
+    switch (op->role) {
+    case ARI_NORM1:
+    case ARI_NORM2:
+    case ARI_ATTENTION_SUM:
+    case ARI_LAYER:
+        return ARI_MEMORY_BETWEEN;
+    case ARI_FIRST:
+    case ARI_GATE:
+    case ARI_DOWN:
+    case ARI_ACTIVATION:
+    case ARI_MLP:
+        return ARI_MEMORY_MLP;
+    default:
+        return ARI_MEMORY_ATTENTION;
+    }
+}
+
+double ari_account_tokens(const ari_op_value *v)
+{
+    return (double)v->local[0] * (double)v->local[1];
+}
+
+bool ari_account_is_shard(const ari_op_value *v, int dim)
+{
+    return v->at[ARI_AXIS_TP].kind == AR_SHARD && v->at[ARI_AXIS_TP].dim == dim;
+}
+
+/* Parts of all ranks that are put together along dimension dim: first as they arrive, unless nothing lies before that
+ * dimension. */
+static void arrange(ari_account *a, const ari_op_value *whole, int dim)
+{
+    size_t before = 1;
+    for (int d = 0; d < dim; d++)
+        before *= whole->local[d];
+    if (before != 1)
+        ari_account_touch(a, ari_account_bytes(whole));
+}
+
+void ari_account_redistribute(ari_account *a, const ari_operation *op, ari_memory_kind kind)
+{
+    const ari_op_value *in = &op->input[0], *out = &op->output[0];
+    const ar_placement from = in->at[ARI_AXIS_TP], to = out->at[ARI_AXIS_TP];
+    ari_account_take(a, kind, ari_account_bytes(out));
+    if (from.kind != AR_SHARD)
+        return;
+    if (to.kind != AR_SHARD) {
+        arrange(a, out, from.dim);
+        return;
+    }
+    /* All to all: the parts for the ranks, then those from them. */
+    const double given = to.dim > 1 || in->local[0] != 1 ? ari_account_bytes(in) : 0.0;
+    const double got = from.dim > 1 || out->local[0] != 1 ? ari_account_bytes(out) : 0.0;
+    ari_account_touch(a, given + got);
+}
+
+/* --- operations --------------------------------------------------------------------------------------------------- */
+
+static void next(ari_account *a, double bytes, ari_memory_kind kind, bool kept)
+{
+    a->x = (ari_account_value){bytes, kind, kept};
+    a->gathered = false;
+}
+
+void ari_account_finish(ari_account *a, ari_account_value *v)
+{
+    if (!v->kept)
+        ari_account_give(a, v->kind, v->bytes);
+    *v = (ari_account_value){.kept = true};
+}
+
+/* The row of each token stays. By vocabulary each rank makes rows of all tokens, of which it keeps the own ones. */
+static void embed(ari_account *a, const ari_operation *op)
+{
+    const ari_op_value *table = &op->weight[0];
+    const double tokens = ari_account_tokens(&op->input[0]), y = ari_account_bytes(&op->output[0]);
+    const double all = WORD * tokens * (double)table->local[1];
+    ari_account_take(a, ARI_MEMORY_OUTER, INDEX * tokens);
+    ari_account_touch(a, INDEX * tokens);
+    ari_account_take(a, ARI_MEMORY_OUTER, all);
+    const bool copied = a->tokens == AR_EMBEDDING_HIDDEN && a->tp == 1;
+    if (y != all || copied) {
+        ari_account_take(a, ARI_MEMORY_OUTER, y);
+        ari_account_give(a, ARI_MEMORY_OUTER, all);
+    }
+    next(a, y, ARI_MEMORY_OUTER, false);
+}
+
+static void positions(ari_account *a, const ari_operation *op)
+{
+    const double y = ari_account_bytes(&op->output[0]);
+    ari_account_take(a, ARI_MEMORY_OUTER, INDEX * ari_account_tokens(&op->output[0]));
+    ari_account_take(a, ARI_MEMORY_OUTER, y);
+    ari_account_touch(a, y);
+    ari_account_finish(a, &a->x);
+    next(a, y, ARI_MEMORY_OUTER, false);
+}
+
+/* y, and of each token its mean in binary64 and a scale. The input stays. */
+static void norm(ari_account *a, const ari_operation *op)
+{
+    const ari_memory_kind kind = ari_account_kind(op);
+    const double y = ari_account_bytes(&op->output[0]), tokens = ari_account_tokens(&op->output[0]);
+    ari_account_take(a, kind, y + (8.0 + WORD) * tokens);
+    next(a, y, kind, true);
+}
+
+static void redistribute(ari_account *a, const ari_operation *op)
+{
+    const bool own_features = op->role == ARI_MLP && ari_account_is_shard(&op->output[0], 2);
+    const ari_memory_kind kind = a->x.kind == ARI_MEMORY_LOGITS ? ARI_MEMORY_LOGITS : ari_account_kind(op);
+    const bool gathered = ari_account_is_shard(&op->input[0], 1);
+    ari_account_redistribute(a, op, kind);
+    if (own_features)
+        a->late = a->x;
+    else
+        ari_account_finish(a, &a->x);
+    next(a, ari_account_bytes(&op->output[0]), kind, false);
+    a->gathered = gathered;
+}
+
+/* The biases of several weights, side by side. */
+static double joined_biases(const ari_account *a, const ari_operation *op, double cols)
+{
+    const bool has = op->weight[0].role == ARI_Q ? a->config->qkv_bias : a->config->mlp_bias;
+    return op->weights > 1 && has ? WORD * cols : 0.0;
+}
+
+void ari_account_keep_operand(ari_account *a, double rows, double k)
+{
+    if (a->exact && a->fresh[a->pass == ARI_PASS_BACKWARD])
+        a->operands += WORD * (rows * k + rows + k);
+}
+
+static void product(ari_account *a, const ari_operation *op)
+{
+    const ari_op_value *x = &op->input[0];
+    const ari_memory_kind kind = ari_account_kind(op);
+    ari_account_product p = {.batch = 1.0,
+                             .rows = ari_account_tokens(x),
+                             .k = (double)op->weight[0].local[1],
+                             .of = op,
+                             .fold = ari_account_fold(a, op),
+                             .rank = a->tp_rank};
+    double y = 0.0;
+    for (int i = 0; i < op->weights; i++)
+        p.cols += (double)op->weight[i].local[0];
+    for (int i = 0; i < op->outputs; i++)
+        y += ari_account_bytes(&op->output[i]);
+    const bool first = op->role == ARI_FIRST; /* with its activation */
+    ari_account_take(a, kind, first ? 2.0 * y : y);
+    const double biases = joined_biases(a, op, p.cols);
+    const double ordered =
+        p.fold && ari_account_is_shard(&op->output[0], 1) && x->local[0] != 1 ? WORD * p.rows * p.k : 0.0;
+    ari_account_take(a, ARI_MEMORY_WORKSPACE, biases + ordered);
+    ari_account_keep_operand(a, p.cols, p.k);
+    ari_account_multiply(a, &p);
+    ari_account_give(a, ARI_MEMORY_WORKSPACE, biases + ordered);
+    const bool by_columns = op->made.kind == AR_SHARD;
+    a->x.kept = !(a->gathered && by_columns && !a->c->run.parallel.keep_gathered);
+    ari_account_finish(a, &a->x);
+    next(a, y, kind, false);
+}
+
+ari_account_heads ari_account_heads_of(const ari_account *a, const ari_op_value *v, int n)
+{
+    const double d = (double)a->config->head_dim, b = (double)v[0].local[0], s = (double)v[0].local[1];
+    const double part = n == 1 ? 1.0 / 3.0 : 1.0;
+    ari_account_heads h = {.batch = b, .seq = s, .dim = d, .heads = (double)v[0].local[2] * part / d};
+    h.kv = n == 1 ? h.heads : (double)v[1].local[2] / d;
+    h.group = h.heads / h.kv;
+    h.q = WORD * b * s * h.heads * d;
+    h.k = WORD * b * s * h.kv * d;
+    h.probs = WORD * b * h.heads * s * s;
+    return h;
+}
+
+/* Queries, keys and values head by head in place of x; scores that become probabilities; what they make of the
+ * values. */
+static void attention(ari_account *a, const ari_operation *op)
+{
+    const ari_account_heads h = ari_account_heads_of(a, op->input, op->inputs);
+    const double dropped = a->c->run.dropout > 0.0 ? h.probs : 0.0;
+    const ari_account_product scores = {.batch = h.batch * h.kv, .rows = h.group * h.seq, .cols = h.seq, .k = h.dim};
+    const ari_account_product weighted = {
+        .batch = h.batch * h.kv, .rows = h.group * h.seq, .cols = h.dim, .k = h.seq, .scaled = true};
+    ari_account_take(a, ARI_MEMORY_ATTENTION, h.q + 2.0 * h.k);
+    ari_account_finish(a, &a->x);
+    if (a->c->tapped && a->config->rope)
+        ari_account_touch(a, h.q);
+    ari_account_take(a, ARI_MEMORY_ATTENTION, h.probs);
+    ari_account_multiply(a, &scores);
+    ari_account_take(a, ARI_MEMORY_WORKSPACE, dropped + h.q);
+    ari_account_multiply(a, &weighted);
+    ari_account_give(a, ARI_MEMORY_WORKSPACE, dropped);
+    ari_account_take(a, ARI_MEMORY_ATTENTION, h.q);
+    ari_account_give(a, ARI_MEMORY_WORKSPACE, h.q);
+    next(a, h.q, ARI_MEMORY_ATTENTION, false);
+}
+
+/* Gate and up stay. Without a gate the product has made what follows it. */
+static void activate(ari_account *a, const ari_operation *op)
+{
+    const double y = ari_account_bytes(&op->output[0]);
+    if (op->kind == ARI_OPERATION_GATE)
+        ari_account_take(a, ARI_MEMORY_MLP, y);
+    ari_account_finish(a, &a->late);
+    next(a, y, ARI_MEMORY_MLP, false);
+}
+
+static void add_residual(ari_account *a, const ari_operation *op)
+{
+    const double y = ari_account_bytes(&op->output[0]);
+    ari_account_take(a, ARI_MEMORY_BETWEEN, y);
+    ari_account_finish(a, &a->x);
+    next(a, y, ARI_MEMORY_BETWEEN, true);
+}
+
+double ari_account_loss(const ari_account *a, double tokens)
+{
+    const double each = a->c->run.loss.label_smoothing > 0.0 ? 2.0 : 1.0;
+    return tokens * (INDEX + 1.0 + each * (WORD + 8.0));
+}
+
+/* Each token's row of the logits and whether it counts, maximum and sum stay; its target's logit and its term go. */
+static void loss(ari_account *a, const ari_operation *op)
+{
+    const double tokens = ari_account_tokens(&op->input[0]);
+    if (!a->head)
+        return;
+    ari_account_take(a, ARI_MEMORY_LOGITS, tokens * (INDEX + 1.0));
+    ari_account_touch(a, INDEX * tokens);
+    ari_account_take(a, ARI_MEMORY_LOGITS, ari_account_loss(a, tokens) - tokens * (INDEX + 1.0));
+    ari_account_touch(a, 2.0 * WORD * tokens);
+}
+
+void ari_account_forward(ari_account *a, const ari_operation *op)
+{
+    switch (op->kind) {
+    case ARI_OPERATION_EMBEDDING:
+        embed(a, op);
+        break;
+    case ARI_OPERATION_POSITIONS:
+        positions(a, op);
+        break;
+    case ARI_OPERATION_NORM:
+        norm(a, op);
+        break;
+    case ARI_OPERATION_REDISTRIBUTE:
+        redistribute(a, op);
+        break;
+    case ARI_OPERATION_PRODUCT:
+        product(a, op);
+        break;
+    case ARI_OPERATION_ATTENTION:
+        attention(a, op);
+        break;
+    case ARI_OPERATION_ACTIVATION:
+    case ARI_OPERATION_GATE:
+        activate(a, op);
+        break;
+    case ARI_OPERATION_RESIDUAL:
+        add_residual(a, op);
+        break;
+    case ARI_OPERATION_LOSS:
+        loss(a, op);
+        break;
+    default: /* in place */
+        break;
+    }
+}

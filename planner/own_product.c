@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a product takes while it is computed. Exact numerics hold both operands as integers, with an exponent of each
+ * row, and the sums that ranks exchange in one or two int64; native ones the fp32 sums, and with products of fewer bits
+ * the rounded operands (docs/numerics.md). */
+#include "planner/own.h"
+
+static const double WORD = 4.0, SUM = 8.0;
+
+double ari_account_bytes(const ari_op_value *v)
+{
+    double n = (double)ar_dtype_bytes(v->dtype);
+    for (int d = 0; d < v->ndim; d++)
+        n *= (double)v->local[d];
+    return n;
+}
+
+void ari_account_take(ari_account *a, ari_memory_kind kind, double bytes)
+{
+    a->held[kind] += bytes;
+    a->now += bytes;
+    a->peak = a->now > a->peak ? a->now : a->peak;
+}
+
+void ari_account_give(ari_account *a, ari_memory_kind kind, double bytes)
+{
+    a->held[kind] -= bytes;
+    a->now -= bytes;
+}
+
+void ari_account_touch(ari_account *a, double bytes)
+{
+    ari_account_take(a, ARI_MEMORY_WORKSPACE, bytes);
+    ari_account_give(a, ARI_MEMORY_WORKSPACE, bytes);
+}
+
+/* Exact numerics reduce the sums as they are, then gather them rounded. */
+const ari_op_call *ari_account_fold(const ari_account *a, const ari_operation *op)
+{
+    for (int i = 0; i < op->calls; i++) {
+        if (op->call[i].dtype == (a->exact ? AR_I64 : AR_F32))
+            return &op->call[i];
+    }
+    return NULL;
+}
+
+/* Elements of a rank's slice: the first ones have one more. */
+static double slice_of(const ari_account_product *p, double n)
+{
+    const size_t all = (size_t)n, ranks = p->fold->ranks;
+    return (double)(all / ranks + (p->rank < all % ranks));
+}
+
+/* The sums of all elements, then those of the own slice beside them. */
+static void fold_exact(ari_account *a, const ari_account_product *p)
+{
+    const double n = p->batch * p->rows * p->cols, sums = SUM * (double)p->fold->elements;
+    const double limbs = n > 0.0 ? (double)p->fold->elements / n : 1.0;
+    ari_account_touch(a, sums + SUM * limbs * slice_of(p, n));
+}
+
+static void multiply_exact(ari_account *a, const ari_account_product *p)
+{
+    const double left = WORD * p->batch * p->rows * (1.0 + p->k);
+    const double right = p->of ? 0.0 : WORD * p->batch * (p->cols * (1.0 + p->k) + (p->scaled ? p->k : 0.0));
+    ari_account_take(a, ARI_MEMORY_WORKSPACE, left + right);
+    if (p->fold)
+        fold_exact(a, p);
+    ari_account_give(a, ARI_MEMORY_WORKSPACE, left + right);
+}
+
+void ari_account_round(ari_account *a, double left, double right)
+{
+    if (!a->exact && a->c->run.precision != AR_PRECISION_F32)
+        ari_account_touch(a, left + right);
+}
+
+/* One weight after the other. */
+static void round_operands(ari_account *a, const ari_account_product *p)
+{
+    if (!p->of)
+        ari_account_round(a, WORD * p->batch * p->rows * p->k, WORD * p->batch * p->cols * p->k);
+    for (int i = 0; p->of && i < p->of->weights; i++) {
+        const ari_op_value *w = &p->of->weight[i];
+        const double out = (double)w->local[0], in = (double)w->local[1];
+        if (!p->along_k || ari_account_counts(a, w))
+            ari_account_round(a, WORD * p->rows * (p->along_k ? out : in), WORD * out * in);
+    }
+}
+
+/* The product is made in memory of its own where ranks add it up; of scattered rows there are the own ones besides. */
+static void multiply_native(ari_account *a, const ari_account_product *p)
+{
+    const double n = p->batch * p->rows * p->cols, folded = p->fold ? WORD * n : 0.0;
+    ari_account_take(a, ARI_MEMORY_WORKSPACE, folded);
+    round_operands(a, p);
+    if (p->fold && p->fold->kind == ARI_CALL_REDUCE_SCATTER)
+        ari_account_touch(a, folded / (double)p->fold->ranks);
+    ari_account_give(a, ARI_MEMORY_WORKSPACE, folded);
+}
+
+void ari_account_multiply(ari_account *a, const ari_account_product *p)
+{
+    if (a->exact)
+        multiply_exact(a, p);
+    else
+        multiply_native(a, p);
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the ranks of a run held beside what the planner's own account of the layout says. */
+#include <stdio.h>
+
+#include "planner/planner.h"
+#include "ref/core/size.h"
+#include "verify/check/check_run.h"
+
+static size_t sum_of(const ari_memory *m, ari_memory_kind first, ari_memory_kind last)
+{
+    double sum = 0.0;
+    for (int k = (int)first; k <= (int)last; k++)
+        sum += m->of[k];
+    return (size_t)sum;
+}
+
+static ar_rank_memory as_counted(const ari_memory *m)
+{
+    return (ar_rank_memory){.weights = (size_t)m->of[ARI_MEMORY_WEIGHTS],
+                            .operands = (size_t)m->of[ARI_MEMORY_OPERANDS],
+                            .gradients = (size_t)m->of[ARI_MEMORY_GRADIENTS],
+                            .optimizer = (size_t)(m->of[ARI_MEMORY_MASTER] + m->of[ARI_MEMORY_OPTIMIZER]),
+                            .buckets = (size_t)m->of[ARI_MEMORY_BUCKETS],
+                            .stored = sum_of(m, ARI_MEMORY_ATTENTION, ARI_MEMORY_LOGITS),
+                            .peak = sum_of(m, ARI_MEMORY_ATTENTION, ARI_MEMORY_LOGITS) +
+                                    (size_t)m->of[ARI_MEMORY_WORKSPACE]};
+}
+
+ar_status ari_memory_of_rank(ar_rank_memory *m, const ari_cluster_options *o, int rank)
+{
+    const int tp = ari_at_least_one(o->run.parallel.tp);
+    const ari_planned p = {
+        .step = {.run = o->run, .config = o->config, .forward_only = o->forward_only, .tapped = o->tap != NULL}};
+    ari_memory own;
+    AR_TRY(ari_memory_own(&own, &p, rank / tp, rank % tp));
+    *m = as_counted(&own);
+    return AR_OK;
+}
+
+static void raise(ar_rank_memory *most, const ar_rank_memory *m)
+{
+#define RAISE(field, json, title) most->field = m->field > most->field ? m->field : most->field;
+    AR_RANK_MEMORY_TABLE(RAISE)
+#undef RAISE
+}
+
+/* What does not depend on the device: it packs the integers of exact products in a form of its own. */
+static bool of_the_device(size_t field)
+{
+    return field == offsetof(ar_rank_memory, operands) || field == offsetof(ar_rank_memory, peak);
+}
+
+static void compare(ar_check_run *run, int rank, const ar_rank_memory *counted, const ar_rank_memory *predicted)
+{
+    const size_t size = sizeof run->memory_difference;
+#define COMPARE(field, json, title)                                                                           \
+    if (!run->memory_difference[0] && !of_the_device(offsetof(ar_rank_memory, field)) &&                      \
+        counted->field != predicted->field)                                                                   \
+        snprintf(run->memory_difference, size, "rank %d holds %zu bytes (%s), the layout predicts %zu", rank, \
+                 counted->field, title, predicted->field);
+    AR_RANK_MEMORY_TABLE(COMPARE)
+#undef COMPARE
+}
+
+/* Nobody predicts what is no model; masks and positions of their own are the batch's, not the layout's. */
+static bool is_predicted(const ari_cluster_options *o)
+{
+    bool plain = !o->body;
+    for (size_t i = 0; plain && i < ari_run_steps(&o->run); i++)
+        plain = !o->batch[i].padding_mask && !o->batch[i].additive_mask && !o->batch[i].position_ids;
+    return plain;
+}
+
+ar_status ari_check_memory(ar_check_run *run, const ari_cluster_options *o, const ar_rank_memory *counted)
+{
+    const bool is = is_predicted(o);
+    ar_rank_memory predicted;
+    for (int r = 0; r < ar_parallel_world(&o->run.parallel); r++) {
+        raise(&run->memory, &counted[r]);
+        if (!is)
+            continue;
+        AR_TRY(ari_memory_of_rank(&predicted, o, r));
+        raise(&run->memory_predicted, &predicted);
+        compare(run, r, &counted[r], &predicted);
+    }
+    return AR_OK;
+}
