@@ -143,13 +143,6 @@ static void after(held *h)
         ari_account_touch(a, FLOAT * (h->bucket + h->gradient + h->largest) + NARROW * h->narrow);
 }
 
-static double states_of(const ar_run *r)
-{
-    if (r->steps == 0)
-        return 0.0;
-    return r->optimizer.kind != AR_OPTIMIZER_SGD ? 2.0 : r->optimizer.momentum != 0.0 ? 1.0 : 0.0;
-}
-
 static ar_status replay(ari_account *a, int dp_rank, int tp_rank)
 {
     const bool each = a->c->run.parallel.forward_first;
@@ -187,7 +180,7 @@ ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int dp_rank, int t
                      .fresh = {true, true},
                      .late = {.kept = true}};
     *m = (ari_memory){{0}};
-    held h = {.a = &a, .m = m, .states = states_of(&c->run)};
+    held h = {.a = &a, .m = m, .states = c->run.steps > 0 ? ari_optimizer_states(&c->run.optimizer) : 0.0};
     h.shares = c->run.parallel.zero > 0;
     AR_TRY(ari_operations_params(c, tp_rank, add_param, &h));
     if (!c->forward_only)

@@ -90,6 +90,8 @@ static json_t *json_run(const ari_checked *c, const ar_check_run *u)
     json_object_set_new(o, "collectives", json_collectives(u));
     json_object_set_new(o, "peak_bytes_per_rank", json_memory(&u->memory));
     json_object_set_new(o, "predicted_bytes_per_rank", c->module ? json_null() : json_memory(&u->memory_predicted));
+    json_object_set_new(o, "memory_difference",
+                        u->memory_difference[0] ? json_string(u->memory_difference) : json_null());
     json_object_set_new(o, "seconds", ari_json_number(u->seconds));
     json_object_set_new(o, "loss", json_loss(r, u->loss));
     json_object_set_new(o, "weights_hash", json_string(u->weights_hash));

@@ -15,6 +15,8 @@ enum { MOST_RANKS = 32, TEXT = LAYOUT_DRAW_TEXT + 160 };
 
 typedef struct drawn {
     layout_draw d;
+    int64_t ids[LAYOUT_DRAW_TOKENS];
+    ar_batch batch[LAYOUT_DRAW_STEPS];
     ari_cluster_options o;
     char text[TEXT];
 } drawn;
@@ -32,8 +34,7 @@ static void draw_plan(layout_draw *d, uint64_t *seed)
     ar_plan plan, unused = d->plan;
     plan_draw(text, seed, &d->config, false);
     cr_assert_eq(ar_plan_parse(&plan, text, strlen(text), "drawn"), AR_OK, "%s: %s", ar_error_message(), text);
-    if (plan_draw_below(seed, 2) &&
-        ar_parallel_check(&d->parallel, &d->config, &plan, d->batch, d->seq) == AR_OK)
+    if (plan_draw_below(seed, 2) && ar_parallel_check(&d->parallel, &d->config, &plan, d->batch, d->seq) == AR_OK)
         d->plan = plan;
     else
         unused = plan;
@@ -47,14 +48,17 @@ static void draw(drawn *x, uint64_t first)
     layout_draw_make(d, first);
     draw_plan(d, &seed);
     const bool native = plan_draw_below(&seed, 2);
+    for (size_t i = 0; i < LAYOUT_DRAW_TOKENS; i++)
+        x->ids[i] = (int64_t)(i * 7 % d->config.vocab);
+    for (int i = 0; i < LAYOUT_DRAW_STEPS; i++)
+        x->batch[i] = (ar_batch){.batch = d->batch, .seq = d->seq, .input_ids = x->ids};
     x->o = (ari_cluster_options){
         .config = &d->config,
+        .batch = x->batch,
         .forward_only = d->steps == 0 && plan_draw_below(&seed, 4) == 0,
         .tap = plan_draw_below(&seed, 2) ? ignore : NULL,
         .run = {.plan = d->plan,
                 .parallel = d->parallel,
-                .batch = d->batch,
-                .seq = d->seq,
                 .steps = (uint64_t)d->steps,
                 .optimizer = d->optimizer,
                 .clip = native ? 0.0 : d->clip, /* fresh weights of a wild draw may overflow there */
@@ -76,16 +80,9 @@ static void draw(drawn *x, uint64_t first)
 
 static void run(ar_rank_memory *counted, const drawn *x)
 {
-    int64_t ids[LAYOUT_DRAW_TOKENS];
-    ar_batch batch[LAYOUT_DRAW_STEPS];
     void *nobody[MOST_RANKS] = {NULL};
     ari_cluster_result result = {0};
     ari_cluster_options o = x->o;
-    for (size_t i = 0; i < LAYOUT_DRAW_TOKENS; i++)
-        ids[i] = (int64_t)(i * 7 % x->d.config.vocab);
-    for (int i = 0; i < LAYOUT_DRAW_STEPS; i++)
-        batch[i] = (ar_batch){.batch = x->d.batch, .seq = x->d.seq, .input_ids = ids};
-    o.batch = batch;
     o.memory = counted;
     o.tap_user = nobody;
     cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s: %s", x->text, ar_error_message());
@@ -102,9 +99,9 @@ Test(own_memory, of_random_layouts_is_what_each_rank_counts)
         run(counted, &x);
         for (int r = 0; r < ar_parallel_world(&x.d.parallel); r++) {
             cr_assert_eq(ari_memory_of_rank(&own, &x.o, r), AR_OK, "%s: %s", x.text, ar_error_message());
-#define EXPECT(field, json, title) \
-    cr_expect_eq(own.field, counted[r].field, "rank %d: %s %zu, counted %zu; %s", r, json, own.field, counted[r].field, \
-                 x.text);
+#define EXPECT(field, json, title)                                                                    \
+    cr_expect_eq(own.field, counted[r].field, "rank %d: %s %zu, counted %zu; %s", r, json, own.field, \
+                 counted[r].field, x.text);
             AR_RANK_MEMORY_TABLE(EXPECT)
 #undef EXPECT
         }

@@ -29,9 +29,11 @@ static ar_rank_memory as_counted(const ari_memory *m)
 ar_status ari_memory_of_rank(ar_rank_memory *m, const ari_cluster_options *o, int rank)
 {
     const int tp = ari_at_least_one(o->run.parallel.tp);
-    const ari_planned p = {
+    ari_planned p = {
         .step = {.run = o->run, .config = o->config, .forward_only = o->forward_only, .tapped = o->tap != NULL}};
     ari_memory own;
+    p.step.run.batch = o->batch->batch;
+    p.step.run.seq = o->batch->seq;
     AR_TRY(ari_memory_own(&own, &p, rank / tp, rank % tp));
     *m = as_counted(&own);
     return AR_OK;
@@ -52,22 +54,25 @@ static bool of_the_device(size_t field)
 
 static void compare(ar_check_run *run, int rank, const ar_rank_memory *counted, const ar_rank_memory *predicted)
 {
-    const size_t size = sizeof run->memory_difference;
-#define COMPARE(field, json, title)                                                                           \
-    if (!run->memory_difference[0] && !of_the_device(offsetof(ar_rank_memory, field)) &&                      \
-        counted->field != predicted->field)                                                                   \
-        snprintf(run->memory_difference, size, "rank %d holds %zu bytes (%s), the layout predicts %zu", rank, \
-                 counted->field, title, predicted->field);
+#define COMPARE(field, json, title)                                                                                    \
+    if (!run->memory_difference[0] && !of_the_device(offsetof(ar_rank_memory, field)) &&                               \
+        counted->field != predicted->field)                                                                            \
+        snprintf(run->memory_difference, sizeof run->memory_difference,                                                \
+                 "memory of rank %d, %s: %zu bytes are counted, the layout predicts %zu", rank, title, counted->field, \
+                 predicted->field);
     AR_RANK_MEMORY_TABLE(COMPARE)
 #undef COMPARE
 }
 
-/* Nobody predicts what is no model; masks and positions of their own are the batch's, not the layout's. */
+/* Nobody predicts what is no model, batches of several sizes, masks, and positions of a batch's own. */
 static bool is_predicted(const ari_cluster_options *o)
 {
     bool plain = !o->body;
-    for (size_t i = 0; plain && i < ari_run_steps(&o->run); i++)
-        plain = !o->batch[i].padding_mask && !o->batch[i].additive_mask && !o->batch[i].position_ids;
+    for (size_t i = 0; plain && i < ari_run_steps(&o->run); i++) {
+        const ar_batch *b = &o->batch[i];
+        plain = b->batch == o->batch->batch && b->seq == o->batch->seq && !b->padding_mask && !b->additive_mask &&
+                !b->position_ids;
+    }
     return plain;
 }
 

@@ -62,7 +62,8 @@ AR_NODISCARD ar_status ari_check_base_run(ar_check_run *run, const ari_check_bas
  * (AR_CHECK_ERROR), not a failure; but for AR_ERR_MEMORY, which is the machine's and not the layout's. Errors:
  * AR_ERR_MEMORY, of a rank or of the comparing itself. */
 AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
-/** What a rank of a run holds by the planner's own account. Errors: those of ari_memory_own. */
+/** What a rank of a run holds by the planner's own account, of batches as large as the first. Errors: those of
+ *  ari_memory_own. */
 AR_NODISCARD ar_status ari_memory_of_rank(ar_rank_memory *m, const ari_cluster_options *o, int rank);
 /** Fills the memory of `run`. counted: [world]. Errors: those of ari_memory_own. */
 AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_cluster_options *o, const ar_rank_memory *counted);
