@@ -359,7 +359,7 @@ class Check(CommandTest):
 
     def test_layouts_are_those_asked_for(self):
         def layouts(*arguments):
-            runs = [r["layout"] for r in self.result("check", *arguments, *SMALL)["models"][0]["runs"]]
+            runs = [r["layout"] for r in self.result("check", *arguments, *SMALL, "--steps", "1")["models"][0]["runs"]]
             for run_of in runs:
                 self.assertIn(run_of["zero"], (0, 1) if run_of["dp"] > 1 else (0,))
             return [(r["dp"], r["tp"], r["sp"], r["micro_batches"]) + ("zero",) * r["zero"] for r in runs]
@@ -436,12 +436,13 @@ class Check(CommandTest):
                                     ("saved_input_overwritten", "micro-batches=2 (forward first)", ""),
                                     ("dropout_same_mask_in_shard", "tp=2", "dropout 0.1"))[:6 if EXTENDED else 1]:
             with self.subTest(fault=fault):
-                done = self.passes("check", "--inject", fault, "--skip-f64", code=1)
+                done = self.passes("check", "--inject", fault, "--skip-f64", "--steps", "1", code=1)
                 self.assertIn(f"injected: {fault}", done.out)
                 self.assertIn(f"  {layout}: the first tensor that differs is", done.out)
                 self.assertIn("hint", done.out)
                 self.assertIn(says, done.out)
-        given = self.passes("check", "--inject", "dropout_same_mask_in_shard", "--skip-f64", "--dropout", "0.5", code=1)
+        given = self.passes("check", "--inject", "dropout_same_mask_in_shard", "--skip-f64", "--steps", "1",
+                            "--dropout", "0.5", code=1)
         self.assertIn("dropout 0.5", given.out)
 
     def test_a_fault_that_cannot_matter_says_so(self):
