@@ -34,7 +34,8 @@ static void column_exponents(int32_t *c, size_t n, size_t k, ari_bl_matrix b, bo
 
 /* Steps 0, 1 and 3 for one row x: x' = x*2^(sign*c), its exponent, and q = clamp(rint(x'*2^(P - e))). Against an
  * all-zero column x' is 0, unless x is not finite. Returns e. */
-static int32_t quantise(int32_t *q, double *scaled, size_t k, const double *x, size_t col, const int32_t *c, int sign)
+ARI_SIMD static int32_t quantise(int32_t *q, double *scaled, size_t k, const double *x, size_t col, const int32_t *c,
+                                 int sign)
 {
     int32_t e = ARI_EXP_ZERO;
     for (size_t kk = 0; kk < k; kk++) {
@@ -57,7 +58,7 @@ static int32_t quantise(int32_t *q, double *scaled, size_t k, const double *x, s
 
 /* Step 4 for LANES columns at once: b holds their rows one after the other. A block of 8191 products below 2^50 stays
  * below 2^63. */
-static void dot(wide s[LANES], const int32_t *a, const int32_t *b, size_t k)
+ARI_SIMD static void dot(wide s[LANES], const int32_t *a, const int32_t *b, size_t k)
 {
     for (int r = 0; r < LANES; r++)
         s[r] = 0;
@@ -116,8 +117,8 @@ static ar_status exact(ari_bl_run *run, double *c, size_t m, size_t n, size_t k,
 }
 
 /* c[i,j] = fl32(c[i,j] + fl32(a*b)) for k = 0, 1, ...: k runs outside j, which changes no sum's order. */
-static ar_status sequential32(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a,
-                              ari_bl_matrix b)
+ARI_SIMD static ar_status sequential32(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a,
+                                       ari_bl_matrix b)
 {
     float *columns = ari_bl_take(run, k, n, sizeof *columns); /* B transposed: column k of B is contiguous */
     float *sum = ari_bl_take(run, 1, n, sizeof *sum);
@@ -151,8 +152,8 @@ static double *columns_of(ari_bl_run *run, size_t n, size_t k, ari_bl_matrix b)
 }
 
 /* The same in binary64. Four terms at a time, added one after the other all the same: fewer passes over the sums. */
-static ar_status sequential64(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a,
-                              ari_bl_matrix b)
+ARI_SIMD static ar_status sequential64(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a,
+                                       ari_bl_matrix b)
 {
     const double *columns = columns_of(run, n, k, b);
     if (columns == NULL)
