@@ -48,15 +48,14 @@ void ari_bl_release(ari_bl_run *run, const ari_bl_memory *mark)
     }
 }
 
-ARI_SIMD void ari_bl_noise_refill(ari_bl_noise *noise)
+/* flatten: all that is called is compiled for each level too. */
+ARI_SIMD __attribute__((flatten)) void ari_bl_noise_refill(ari_bl_noise *noise)
 {
-    uint32_t c[4][ARI_RANDOM_BLOCKS];
-    for (size_t i = 0; i < ARI_BL_NOISE_READY; i++) {
-        const size_t lane = i % 4, block = i / 4 % ARI_RANDOM_BLOCKS;
-        if (lane + block == 0)
-            ari_random_blocks(c, noise->key, (noise->used + i) / 4);
-        noise->ready[i] = 2.0 * ari_random_unit(c[lane][block]) - 1.0;
-    }
+    enum { BLOCKS = ARI_BL_NOISE_READY / 4 };
+    uint32_t c[4][BLOCKS];
+    ari_random_blocks(c[0], BLOCKS, noise->key, noise->used / 4);
+    for (size_t i = 0; i < ARI_BL_NOISE_READY; i++)
+        noise->ready[i] = 2.0 * ari_random_unit(c[i % 4][i / 4]) - 1.0;
 }
 
 /* x is a number of p bits, of which 2^-p is the unit round-off, if its nearest one is itself: Veltkamp's splitting. */

@@ -66,21 +66,21 @@ ARI_FN void ari_random_block(uint64_t key, uint64_t index, uint32_t step, uint32
     ari_philox4x32(ctr, halves, out);
 }
 
-/* Blocks that are drawn together, side by side in the lanes of the processor's vectors. */
+/* Blocks of initial values that are drawn together, side by side in the lanes of the processor's vectors. */
 #define ARI_RANDOM_BLOCKS 8
 
-/** The blocks `first`, first + 1, ..., of elements 4*first and on, step and use 0: c[lane][block]. */
-ARI_FN void ari_random_blocks(uint32_t c[4][ARI_RANDOM_BLOCKS], uint64_t key, uint64_t first)
+/** n blocks, `first`, first + 1, ..., of elements 4*first and on, step and use 0: c[lane*n + block]. */
+ARI_FN void ari_random_blocks(uint32_t *c, uint32_t n, uint64_t key, uint64_t first)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (uint32_t i = 0; i < ARI_RANDOM_BLOCKS; i++) {
-        c[0][i] = (uint32_t)(first + i);
-        c[1][i] = (uint32_t)((first + i) >> 32);
-        c[2][i] = c[3][i] = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        c[i] = (uint32_t)(first + i);
+        c[n + i] = (uint32_t)((first + i) >> 32);
+        c[2 * n + i] = c[3 * n + i] = 0;
     }
     for (int round = 0; round < 10; round++) {
-        for (int i = 0; i < ARI_RANDOM_BLOCKS; i++)
-            ari_philox_round(&c[0][i], &c[1][i], &c[2][i], &c[3][i], k0, k1);
+        for (uint32_t i = 0; i < n; i++)
+            ari_philox_round(&c[i], &c[n + i], &c[2 * n + i], &c[3 * n + i], k0, k1);
         k0 += 0x9e3779b9u;
         k1 += 0xbb67ae85u;
     }
@@ -176,7 +176,7 @@ ARI_FN void ari_init_blocks(float out[4 * ARI_RANDOM_BLOCKS], ar_init_scheme sch
             out[i] = scheme == AR_INIT_ONES ? 1.0f : 0.0f;
         return;
     }
-    ari_random_blocks(c, key, first);
+    ari_random_blocks(c[0], ARI_RANDOM_BLOCKS, key, first);
     float x[4][ARI_RANDOM_BLOCKS];
     const bool normal = scheme == AR_INIT_XAVIER_NORMAL || scheme == AR_INIT_NORMAL;
     for (int lane = 0; lane < 4; lane += 2) {
