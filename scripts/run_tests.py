@@ -301,12 +301,14 @@ def read_seconds(path):
 
 
 # What takes longest, where no earlier run of the build directory tells.
-LONG = ["gpu/nvcc_test", "verify/fault_test", "cli/command_test", "sim/collectives_test", "verify/check_test",
-        "cli/cluster_test", "sim/explore_test", "verify/fault_curve_test", "verify/steps_test",
-        "baseline/baseline_gradcheck_test", "sim/soak_main", "sim/explore_main", "sim/stress_main", "cli/bench_test",
-        "verify/gradcheck_test", "verify/cluster_check_test", "verify/schedule_check_test", "gpu/nccl_main",
-        "verify/compare_test", "cli/process_test", "mpi/mpi_test", "verify/sensitivity_test", "gpu/nccl_command_test",
-        "examples/mlp_classifier", "verify/traffic_counted_test", "install/install_test", "gpu/ptx_test"]
+LONG = ["verify/fault_test", "cli/command_test", "gpu/ptx_test", "install/install_test", "cli/process_test",
+        "verify/check_test", "cli/bench_test", "verify/steps_test", "cli/cluster_test", "check/format",
+        "sim/collectives_test", "cli/device_test", "gpu/nccl_command_test", "verify/pages_test", "sim/trace_main",
+        "cli/reshard_test", "cli/edges_test", "gpu/conformance_main", "plan/lint_test", "verify/schedule_check_test",
+        "cli/train_test", "verify/gradcheck_test", "verify/golden_training_test", "mpi/mpi_test",
+        "verify/cluster_check_test", "verify/golden_test", "verify/compare_test", "cpu/contract_test", "cli/dump_test",
+        "numerics/scalar_test", "verify/plans_test", "baseline/baseline_training_golden_test", "cli/golden_verify_test",
+        "verify/traffic_counted_test"]
 
 
 def run_all(tasks, build, report, jobs, label=""):
