@@ -89,23 +89,10 @@ static ar_status choice(const object *o, const char *key, const char *name, cons
                         message);
 }
 
-/* What is no UTF-8 would make the whole file unreadable. */
-static json_t *text_json(const char *text)
-{
-    char *copy = text == NULL ? NULL : strdup(text);
-    if (copy == NULL)
-        return text == NULL ? json_null() : NULL;
-    for (char *c = copy; !ari_utf8_valid(text, strlen(text)) && *c != '\0'; c++)
-        *c = (unsigned char)*c < 0x80 ? *c : '?';
-    json_t *value = json_string(copy);
-    free(copy);
-    return value;
-}
-
 /* Borrowed from the JSON that was read. */
 static ar_status text(const object *o, const char *key, const char **x)
 {
-    return o->out ? put(o, key, text_json(*x)) : ari_json_string_or(&o->at, key, x);
+    return o->out ? put(o, key, *x ? ari_json_text(*x) : json_null()) : ari_json_string_or(&o->at, key, x);
 }
 
 static ar_status hash(const object *o, const char *key, char hex[65])

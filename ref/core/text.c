@@ -61,6 +61,16 @@ size_t ari_utf8_length(const char *text, size_t n)
     return bytes;
 }
 
+void ari_utf8_clean(char *text)
+{
+    for (size_t i = 0, length = strlen(text); i < length;) {
+        const size_t n = ari_utf8_length(text + i, length - i);
+        if (n == 0)
+            text[i] = '?';
+        i += n == 0 ? 1 : n;
+    }
+}
+
 /* --- the nearest word --------------------------------------------------------------------------------------------- */
 
 enum { LONGEST = 64 };

@@ -57,5 +57,7 @@ const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape)
 
 /** Bytes of the character at text, where n > 0 bytes are left; 0: it is not well-formed UTF-8 (RFC 3629). */
 size_t ari_utf8_length(const char *text, size_t n);
+/** Makes bytes that are not UTF-8 '?', one by one, in place. */
+void ari_utf8_clean(char *text);
 
 #endif

@@ -78,12 +78,7 @@ json_t *ari_json_text(const char *text)
     char *clean = strdup(text);
     if (clean == NULL)
         return NULL;
-    for (size_t i = 0, length = strlen(clean); i < length;) {
-        const size_t n = ari_utf8_length(clean + i, length - i);
-        if (n == 0)
-            clean[i] = '?';
-        i += n == 0 ? 1 : n;
-    }
+    ari_utf8_clean(clean);
     json_t *o = json_string(clean);
     free(clean);
     return o;

@@ -38,7 +38,7 @@ class Reports(unittest.TestCase):
     def run_json(self, *arguments):
         """The text for people, and the report."""
         done = subprocess.run([COMMAND, *map(str, arguments), "--json", "r.json"], stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=1800, cwd=self.folder)
+                              capture_output=True, text=True, errors="replace", timeout=1800, cwd=self.folder)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout, json.loads((self.folder / "r.json").read_text(encoding="utf-8"))
 
@@ -75,6 +75,10 @@ class Reports(unittest.TestCase):
             text, report = self.run_json(*arguments, "--tp", 2, "--plan", "small.json")
             self.assertEqual((report["plan"]["file"], report["plan"]["sha256"]), ("small.json", hash_of))
             self.assertIn(f"plan small.json: 4 rules, sha256 {hash_of[:12]}\n", text)
+        os.rename(os.fsencode(self.folder / "small.json"), os.fsencode(self.folder) + b"/p\xff.json")
+        _, report = self.run_json("grads", self.model, "--input", batch, "--out", "odd", "--per-rank", "--tp", 2,
+                                  "--plan", os.fsdecode(b"p\xff.json"))
+        self.assertEqual((report["plan"]["file"], report["plan"]["sha256"]), ("p?.json", hash_of))
         for file in sorted((self.folder / "out/ranks").iterdir()):
             self.assertIn(f"small.json, 4 rules, sha256 {hash_of}".encode(), file.read_bytes())
 

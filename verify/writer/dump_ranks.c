@@ -76,6 +76,7 @@ ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run 
         AR_TRY(ari_plan_hash(hash, &run->plan));
         snprintf(f->plan, sizeof f->plan, "%s, %zu rules, sha256 %s", ARI_SHOW(ari_plan_file(&run->plan)),
                  run->plan.rules, hash);
+        ari_utf8_clean(f->plan); /* a file's name may be anything */
         ari_dump_fact(f, "plan", f->plan);
     }
     if (run->fault != AR_FAULT_NONE)
