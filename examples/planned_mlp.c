@@ -20,7 +20,7 @@ static ar_status build(void *plan, ar_ctx *ctx, ar_module **module, ar_loss **lo
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, ar_plan_norm_create(&m[0], ctx, &w, "norm", AR_NORM_LAYER, WIDTH, 1e-5));
     AR_TRY_TO(failed, st, ar_plan_linear_create(&m[1], ctx, &w, "mlp.up", WIDTH, FFN, true));
-    AR_TRY_TO(failed, st, ar_activation_create(&m[2], ctx, "mlp.act", AR_ACT_GELU_TANH, ar_plan_held(&w)));
+    AR_TRY_TO(failed, st, ar_plan_activation_create(&m[2], ctx, &w, "mlp.act", AR_ACT_GELU_TANH));
     AR_TRY_TO(failed, st, ar_plan_linear_create(&m[3], ctx, &w, "mlp.down", FFN, WIDTH, true));
     AR_TRY_TO(failed, st, ar_plan_redistribute_create(&m[4], ctx, &w, "out", (ar_placement){AR_REPLICATE, 0}));
     AR_TRY_TO(failed, st, ar_plan_end(&w, "net"));

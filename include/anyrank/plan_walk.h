@@ -19,8 +19,11 @@ AR_BEGIN_DECLS
  *             replicate   R                             R
  *    norm     replicate   R                             R
  *             sequence    S(1)                          S(1)
+ *    others   (no rule)   what arrives                  the same
+ *             replicate   R                             R
+ *             sequence    S(1)                          S(1)
  *
- * S(-1) are a rank's features, S(1) its positions of values [samples, positions, features], R values that every rank
+ * The others work element by element: activations and dropout. S(-1) are a rank's features, S(1) its positions of values [samples, positions, features], R values that every rank
  * has. A P(sum) that is declared is never added up: the ranks continue with their terms as if each were the sum, which
  * is wrong on more than one of them, and ar_check_module proves it. All walks of a case make the same calls on every
  * rank. */
@@ -40,6 +43,12 @@ AR_NODISCARD ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_
 /** A norm, as ar_norm_create has it. Errors: as above. */
 AR_NODISCARD ar_status ar_plan_norm_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                            ar_norm_kind kind, size_t h, double eps);
+/** What works element by element, as ar_activation_create and ar_dropout_create have it, on what a rank holds. Errors: as
+ *  above. */
+AR_NODISCARD ar_status ar_plan_activation_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                                                 ar_activation act);
+AR_NODISCARD ar_status ar_plan_dropout_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                                              size_t positions, size_t width);
 /** A module that places the value otherwise: w->at becomes `to`, one of R, S(-1) and S(1). Where `to` is what is there
  *  it returns its input. Errors: AR_ERR_UNSUPPORTED (another placement), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
@@ -49,8 +58,8 @@ AR_NODISCARD ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ct
  *  AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ar_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const char *name);
 AR_NODISCARD ar_status ar_plan_head(ar_head_split *split, ar_plan_walk *w, const char *name);
-/** What a rank holds of the value here, for ar_activation_create, ar_dropout_create and losses; AR_HELD_UNTOLD of a
- *  rank's positions, which an activation does not report and the others refuse. */
+/** What a rank holds of the value here, for losses and layers of one's own; AR_HELD_UNTOLD of a rank's positions, which
+ *  losses refuse. */
 ar_held ar_plan_held(const ar_plan_walk *w);
 /** After the last layer: whether every rule of the plan has matched one. module: whose layers they are, for the
  *  message. Errors: AR_ERR_NOT_FOUND (names the rule, and the layers that there are). */

@@ -12,7 +12,7 @@
 #include "ref/layers/parts.h"
 #include "ref/models/plan.h"
 
-static const ar_placement whole = {AR_REPLICATE, 0}, features = {AR_SHARD, -1}, positions = {AR_SHARD, -2},
+static const ar_placement whole = {AR_REPLICATE, 0}, features = {AR_SHARD, -1}, by_tokens = {AR_SHARD, -2},
                           partial = {AR_PARTIAL_SUM, 0};
 enum { NDIM = 3 }; /* of the values that declarations speak of, [samples, positions, features] */
 
@@ -35,7 +35,7 @@ static ar_status refuse(const ar_plan_walk *w, const ar_plan_rule *rule, const c
 /* R and I are the same here, and dimensions count from the end. False: another placement. */
 static bool normalise(ar_placement *p)
 {
-    const ar_placement known[] = {whole, features, positions, partial};
+    const ar_placement known[] = {whole, features, by_tokens, partial};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (!same(p->kind == AR_INVARIANT ? whole : *p, known[i]))
             continue;
@@ -171,7 +171,7 @@ static void destroy(ar_module *base)
 static ar_status add_move(planned *m, ar_ctx *ctx, ar_placement from, ar_placement to)
 {
     const ar_placement invariant = {AR_INVARIANT, 0};
-    m->has_positions = m->has_positions || same(from, positions) || same(to, positions);
+    m->has_positions = m->has_positions || same(from, by_tokens) || same(to, by_tokens);
     if (same(from, to))
         return AR_OK;
     AR_TRY(ar_redistribution_create(&m->part[m->parts], ctx, m->base.name, same(from, whole) ? invariant : from,
@@ -191,7 +191,7 @@ static ar_status complete(planned *m, ar_ctx *ctx, ar_placement at, const layer_
 {
     AR_TRY(add_move(m, ctx, at, s->takes));
     if (s->create) {
-        m->by_positions = same(s->takes, positions) || same(s->makes, positions);
+        m->by_positions = same(s->takes, by_tokens) || same(s->makes, by_tokens);
         m->layer = m->parts;
         const bool sp = enter(m, ctx, m->layer);
         const ar_status st = s->create(&m->part[m->parts], ctx, m->base.name, s->what);
@@ -239,13 +239,13 @@ ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w,
                "a linear layer is colwise, rowwise or replicate", &rule, &style));
     if (style == AR_STYLE_COLWISE) {
         s.makes = features;
-        if (same(w->at, positions)) /* gathers its input itself, and scatters the gradient */
-            s.takes = positions;
+        if (same(w->at, by_tokens)) /* gathers its input itself, and scatters the gradient */
+            s.takes = by_tokens;
     }
     AR_TRY(output(w, rule, name, s.makes, style == AR_STYLE_ROWWISE, &s.leaves));
     if (style == AR_STYLE_ROWWISE) {
         s.takes = features;
-        if (same(s.leaves, positions) || s.leaves.kind == AR_PARTIAL_SUM) /* what its sum becomes at once */
+        if (same(s.leaves, by_tokens) || s.leaves.kind == AR_PARTIAL_SUM) /* what its sum becomes at once */
             s.makes = s.leaves;
     }
     const ari_linear_spec linear = {.style = style == AR_STYLE_COLWISE   ? ARI_COLUMN
@@ -282,9 +282,67 @@ ar_status ar_plan_norm_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, c
     layer_spec s = {.create = create_norm, .what = &norm};
     AR_TRY(ask(w, name, ARI_NORM1, 1u << AR_STYLE_REPLICATE | 1u << AR_STYLE_SEQUENCE,
                "a norm is replicate or sequence", &rule, &style));
-    s.takes = s.makes = style == AR_STYLE_SEQUENCE ? positions : whole;
+    s.takes = s.makes = style == AR_STYLE_SEQUENCE ? by_tokens : whole;
     AR_TRY(output(w, rule, name, s.makes, false, &s.leaves));
     return create(gives, ctx, w, name, &s);
+}
+
+/* Element by element, on what arrives where no rule says another. */
+static ar_status create_elementwise(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, layer_spec *s)
+{
+    const ar_plan_rule *rule;
+    ar_style style;
+    AR_TRY(ask(w, name, ARI_NORM1, 1u << AR_STYLE_REPLICATE | 1u << AR_STYLE_SEQUENCE,
+               "what works element by element is replicate or sequence", &rule, &style));
+    s->takes = s->makes = style == AR_STYLE_SEQUENCE ? by_tokens : rule ? whole : w->at;
+    AR_TRY(output(w, rule, name, s->makes, false, &s->leaves));
+    return create(gives, ctx, w, name, s);
+}
+
+/* Of a rank's positions, which it works on as under sequence parallelism, it has the whole. */
+static ar_held held_of(ar_placement p)
+{
+    return same(p, features) ? AR_HELD_SHARD : AR_HELD_WHOLE;
+}
+
+typedef struct activation_spec {
+    ar_activation act;
+    const layer_spec *layer;
+} activation_spec;
+
+static ar_status create_activation(ar_module **gives, ar_ctx *ctx, const char *name, const void *what)
+{
+    const activation_spec *s = what;
+    return ar_activation_create(gives, ctx, name, s->act, held_of(s->layer->takes));
+}
+
+ar_status ar_plan_activation_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                                    ar_activation act)
+{
+    layer_spec s = {.create = create_activation};
+    const activation_spec what = {act, &s};
+    s.what = &what;
+    return create_elementwise(gives, ctx, w, name, &s);
+}
+
+typedef struct dropout_spec {
+    size_t positions, width;
+    const layer_spec *layer;
+} dropout_spec;
+
+static ar_status create_dropout(ar_module **gives, ar_ctx *ctx, const char *name, const void *what)
+{
+    const dropout_spec *s = what;
+    return ar_dropout_create(gives, ctx, name, s->positions, s->width, held_of(s->layer->takes));
+}
+
+ar_status ar_plan_dropout_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t positions,
+                                 size_t width)
+{
+    layer_spec s = {.create = create_dropout};
+    const dropout_spec what = {positions, width, &s};
+    s.what = &what;
+    return create_elementwise(gives, ctx, w, name, &s);
 }
 
 ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,

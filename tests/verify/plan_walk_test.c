@@ -11,7 +11,7 @@
 
 TestSuite(plan_walk, .timeout = 300);
 
-enum { SAMPLES = 3, POSITIONS = 4, WIDTH = 8, FFN = 12, LAYERS = 5 };
+enum { SAMPLES = 3, POSITIONS = 4, WIDTH = 8, FFN = 12, LAYERS = 6 };
 
 typedef struct given {
     const ar_plan *plan;
@@ -19,7 +19,7 @@ typedef struct given {
     float x[SAMPLES * POSITIONS * WIDTH], y[SAMPLES * POSITIONS * WIDTH];
 } given;
 
-/* norm - up - activation - down - out (R) */
+/* norm - up - activation - dropout - down - out (R) */
 static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
 {
     const given *g = user;
@@ -28,9 +28,10 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_LAYER, WIDTH, 1e-5));
     AR_TRY_TO(failed, st, ar_plan_linear_create(&m[1], ctx, &w, "net.up", WIDTH, FFN, true));
-    AR_TRY_TO(failed, st, ar_activation_create(&m[2], ctx, "net.act", AR_ACT_SILU, ar_plan_held(&w)));
-    AR_TRY_TO(failed, st, ar_plan_linear_create(&m[3], ctx, &w, "net.down", FFN, WIDTH, true));
-    AR_TRY_TO(failed, st, ar_plan_redistribute_create(&m[4], ctx, &w, "net.out", (ar_placement){AR_REPLICATE, 0}));
+    AR_TRY_TO(failed, st, ar_plan_activation_create(&m[2], ctx, &w, "net.act", AR_ACT_SILU));
+    AR_TRY_TO(failed, st, ar_plan_dropout_create(&m[3], ctx, &w, "net.drop", g->flat ? 1 : POSITIONS, FFN));
+    AR_TRY_TO(failed, st, ar_plan_linear_create(&m[4], ctx, &w, "net.down", FFN, WIDTH, true));
+    AR_TRY_TO(failed, st, ar_plan_redistribute_create(&m[5], ctx, &w, "net.out", (ar_placement){AR_REPLICATE, 0}));
     AR_TRY_TO(failed, st, ar_plan_end(&w, "net"));
     AR_TRY_TO(failed, st, ar_sequential_create(module, "net", m, LAYERS, true));
     return ar_squared_error_create(loss, ctx, "loss");
@@ -75,6 +76,7 @@ static ar_check_report *check(const char *text, bool flat, const ar_parallel *p,
                                        .layouts = n,
                                        .run.steps = 1,
                                        .run.clip = 0.25,
+                                       .run.dropout = 0.2,
                                        .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW)};
     ar_check_report *r = NULL;
     const ar_status st = ar_check_module(&r, &c, &o);
@@ -131,6 +133,25 @@ Test(plan_walk, every_plan_of_right_declarations_has_one_ranks_bits)
     }
 }
 
+Test(plan_walk, what_works_element_by_element_is_placed_as_its_rule_says)
+{
+    static const ar_parallel layouts[] = {{.tp = 2}, {.dp = 2, .tp = 4, .zero = 1, .micro_batches = 2}};
+    static const char *const plans[] = {
+        "{\"*.up\": \"colwise\", \"*.act\": \"sequence_parallel\", \"*.down\": \"rowwise\"}",
+        "{\"*.up\": \"colwise\", \"*.drop\": \"sequence_parallel\", \"*.down\": \"colwise\"}",
+        "{\"*.up\": \"colwise\", \"*.drop\": \"replicate\", \"*.down\": \"rowwise\"}",
+        "{\"rules\": [{\"modules\": \"*.up\", \"style\": \"rowwise\", \"output\": \"S(1)\"}, "
+        "{\"modules\": \"*.act\", \"style\": \"sequence\", \"input\": \"S(1)\", \"output\": \"S(-1)\"}]}"};
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
+        ar_check_report *r = check(plans[i], false, layouts, 2);
+        cr_assert_not_null(r, "%s: %s", plans[i], ar_error_message());
+        for (size_t k = 0; k < 2; k++)
+            cr_expect_eq(r->run[k].result, AR_CHECK_SAME, "%s, layout %zu: %s %s", plans[i], k, r->run[k].first.tensor,
+                         r->run[k].error ? r->run[k].error : "");
+        ar_check_report_destroy(r);
+    }
+}
+
 Test(plan_walk, values_without_positions_have_their_features_split)
 {
     static const ar_parallel tp2 = {.tp = 2};
@@ -172,11 +193,13 @@ Test(plan_walk, what_cannot_be_built_is_refused_by_rule_and_layer)
         const char *rules, *message;
     } rows[] = {
         {"{\"modules\": \"*.dwn\", \"style\": \"rowwise\"}",
-         "p.json: rule 1, '*.dwn': no layer has this name; the layers of net are net.norm, net.up, net.down"},
+         "p.json: rule 1, '*.dwn': no layer has this name; the layers of net are net.norm, net.up, net.act, net.drop, net.down"},
         {"{\"modules\": \"net\", \"style\": \"prepare\", \"input\": [[\"S(1)\", \"R\"]]}",
          "p.json: rule 1, 'net': a module of one's own is not prepared: declare"},
         {"{\"modules\": \"*.norm\", \"style\": \"colwise\"}", "p.json: net.norm is colwise; a norm is replicate or"},
         {"{\"modules\": \"*.up\", \"style\": \"sequence\"}", "p.json: net.up is sequence; a linear layer is colwise"},
+        {"{\"modules\": \"*.drop\", \"style\": \"rowwise\"}",
+         "p.json: net.drop is rowwise; what works element by element is replicate or sequence"},
         {"{\"modules\": \"*.up\", \"style\": \"vocab\"}", "p.json: net.up is vocab; a linear layer is colwise"},
         {"{\"modules\": \"*.up\", \"style\": \"colwise\"}, "
          "{\"modules\": \"*.down\", \"style\": \"rowwise\", \"input\": \"R\"}",
