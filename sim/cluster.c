@@ -12,17 +12,20 @@ static const struct {
     const char *name;
     ar_sim_link link;
 } links[] = {
-    {"nvlink3", {3.4e-6, 300e9}},  {"nvlink4", {3.4e-6, 450e9}}, {"pcie4", {5.7e-6, 32e9}},
-    {"pcie5", {5.7e-6, 64e9}},     {"hdr", {9.6e-6, 25e9}},      {"ndr", {9.6e-6, 50e9}},
-    {"roce100", {9.6e-6, 12.5e9}},
+    {"nvlink3", {3.4e-6, 300e9}}, {"nvlink4", {3.4e-6, 450e9}},  {"nvlink5", {3.4e-6, 900e9}},
+    {"pcie4", {5.7e-6, 32e9}},    {"pcie5", {5.7e-6, 64e9}},     {"hdr", {9.6e-6, 25e9}},
+    {"ndr", {9.6e-6, 50e9}},      {"roce100", {9.6e-6, 12.5e9}},
 };
 
-/* The vendor's machines of eight; flops: dense 16-bit peak of one GPU. */
-static const struct {
-    const char *name, *text;
-} machines[] = {
-    {"a100", "8x inside=nvlink3 between=hdr flops=312T"},
-    {"h100", "8x inside=nvlink4 between=ndr flops=989T"},
+/* The vendor's machines; flops: dense 16-bit peak of one GPU (docs/virtual-time.md has the sources). */
+enum { MACHINES = 5 };
+const char *const ar_sim_cluster_names[] = {"a100", "h100", "h200", "b200", "gb200-nvl72", NULL};
+static const char *const machines[MACHINES] = {
+    "8x inside=nvlink3 between=hdr flops=312T peak=312T memory=80GB",
+    "8x inside=nvlink4 between=ndr flops=989T peak=989T memory=80GB",
+    "8x inside=nvlink4 between=ndr flops=989T peak=989T memory=141GB",
+    "8x inside=nvlink5 between=ndr flops=2250T peak=2250T memory=180GB",
+    "72x inside=nvlink5 between=ndr flops=2500T peak=2500T memory=186GB",
 };
 
 typedef struct unit {
@@ -35,10 +38,11 @@ static const unit rates[] = {{"B/s", 1},          {"kB/s", 1e3},        {"MB/s",
                              {"Gbit/s", 1e9 / 8}, {"Tbit/s", 1e12 / 8}, {0}};
 static const unit flops_units[] = {{"", 1},         {"G", 1e9},       {"T", 1e12},      {"P", 1e15},
                                    {"GFLOPS", 1e9}, {"TFLOPS", 1e12}, {"PFLOPS", 1e15}, {0}};
+static const unit sizes[] = {{"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {0}};
 
 #define EXAMPLE "8x inside=2us:300GB/s between=5us:25GB/s flops=400T"
 enum { MOST_PER_NODE = 4096, WORD_BYTES = 96 };
-enum { HAS_NODE = 1, HAS_INSIDE = 2, HAS_BETWEEN = 4, HAS_FLOPS = 8 };
+enum { HAS_NODE = 1, HAS_INSIDE = 2, HAS_BETWEEN = 4, HAS_FLOPS = 8, HAS_PEAK = 16, HAS_MEMORY = 32 };
 
 /* A decimal number at *at, past which it moves; of no locale. False: there is none. */
 static bool read_number(const char **at, double *value)
@@ -127,18 +131,30 @@ static ar_status read_link(ar_sim_link *link, const char *word, const char *text
     return ar_error_set(AR_ERR_ARG, "cluster: '%s': a link is LATENCY:RATE, as 2us:300GB/s, or one of %s", word, known);
 }
 
+/* "a100, h100". */
+static void list_machines(char *text, size_t size)
+{
+    text[0] = '\0';
+    for (size_t i = 0; i < MACHINES; i++) {
+        const size_t used = strlen(text);
+        snprintf(text + used, size - used, "%s%s", i ? ", " : "", ar_sim_cluster_names[i]);
+    }
+}
+
 /* "8x". *had: the words that were there. */
 static ar_status read_node(ar_sim_cluster *c, const char *word)
 {
     int n = 0;
+    char known[WORD_BYTES];
     const char *s = word;
     while (*s >= '0' && *s <= '9' && n <= MOST_PER_NODE)
         n = n * 10 + (*s++ - '0');
+    list_machines(known, sizeof known);
     if (s == word || strcmp(s, "x") != 0 || n < 1 || n > MOST_PER_NODE)
         return ar_error_set(AR_ERR_ARG,
                             "cluster: '%s' is none of RANKSx (1 to %d ranks of a node), inside=LINK, between=LINK, "
-                            "flops=RATE, a100, h100; for example '" EXAMPLE "'",
-                            word, MOST_PER_NODE);
+                            "flops=RATE, peak=RATE, memory=SIZE, %s; for example '" EXAMPLE "'",
+                            word, MOST_PER_NODE, known);
     c->ranks_per_node = n;
     return AR_OK;
 }
@@ -162,6 +178,12 @@ static ar_status read_word(ar_sim_cluster *c, const char *word, unsigned *had)
     } else if ((value = after(word, "flops="))) {
         is = HAS_FLOPS;
         AR_TRY(read_quantity(&c->flops, word, value, flops_units, "rate of computation"));
+    } else if ((value = after(word, "peak="))) {
+        is = HAS_PEAK;
+        AR_TRY(read_quantity(&c->peak_flops, word, value, flops_units, "rate of computation"));
+    } else if ((value = after(word, "memory="))) {
+        is = HAS_MEMORY;
+        AR_TRY(read_quantity(&c->memory_bytes, word, value, sizes, "size of memory"));
     } else {
         is = HAS_NODE;
         AR_TRY(read_node(c, word));
@@ -213,11 +235,11 @@ static ar_status read_machine(ar_sim_cluster *c, const char **text, bool *found)
     unsigned had = 0;
     *found = false;
     AR_TRY(next_word(word, &rest));
-    for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
-        if (strcmp(word, machines[i].name) == 0) {
+    for (size_t i = 0; i < MACHINES; i++) {
+        if (strcmp(word, ar_sim_cluster_names[i]) == 0) {
             *found = true;
             *text = rest;
-            return read_words(c, machines[i].text, &had);
+            return read_words(c, machines[i], &had);
         }
     }
     return AR_OK;
@@ -245,6 +267,8 @@ ar_status ar_sim_cluster_parse(ar_sim_cluster *c, const char *text)
         return missing("between=LINK, what joins the nodes,");
     if (!machine && !(had & HAS_NODE) && (had & HAS_BETWEEN))
         return missing("RANKSx, how many ranks a node has,");
+    if (machine && !(had & HAS_PEAK) && made.flops > made.peak_flops)
+        made.peak_flops = made.flops; /* narrower numbers than the 16 bits that the peak is of */
     AR_TRY(ari_virtual_check(&made));
     *c = made;
     return AR_OK;
@@ -252,14 +276,18 @@ ar_status ar_sim_cluster_parse(ar_sim_cluster *c, const char *text)
 
 void ar_sim_cluster_describe(const ar_sim_cluster *c, char *text, size_t size)
 {
-    char node[16] = "", between[64] = "";
+    char node[16] = "", between[64] = "", peak[32] = "", memory[32] = "";
     if (c->ranks_per_node > 0) {
         snprintf(node, sizeof node, "%dx ", c->ranks_per_node);
         snprintf(between, sizeof between, "between=%gus:%gGB/s ", c->between.latency_s * 1e6,
                  c->between.bytes_per_s * 1e-9);
     }
-    snprintf(text, size, "%sinside=%gus:%gGB/s %sflops=%gT", node, c->inside.latency_s * 1e6,
-             c->inside.bytes_per_s * 1e-9, between, c->flops * 1e-12);
+    if (c->peak_flops > 0)
+        snprintf(peak, sizeof peak, " peak=%gT", c->peak_flops * 1e-12);
+    if (c->memory_bytes > 0)
+        snprintf(memory, sizeof memory, " memory=%gGB", c->memory_bytes * 1e-9);
+    snprintf(text, size, "%sinside=%gus:%gGB/s %sflops=%gT%s%s", node, c->inside.latency_s * 1e6,
+             c->inside.bytes_per_s * 1e-9, between, c->flops * 1e-12, peak, memory);
 }
 
 static ar_status check_link(const char *which, const ar_sim_link *l)
@@ -283,5 +311,11 @@ ar_status ari_virtual_check(const ar_sim_cluster *c)
         AR_TRY(check_link("between nodes", &c->between));
     if (!(c->flops > 0))
         return ar_error_set(AR_ERR_ARG, "cluster: a rank computes %g flops; more than 0 is expected", c->flops);
+    if (c->peak_flops > 0 && c->peak_flops < c->flops)
+        return ar_error_set(AR_ERR_ARG, "cluster: flops=%gT is more than the peak of %gT", c->flops * 1e-12,
+                            c->peak_flops * 1e-12);
+    if (!(c->peak_flops >= 0) || !(c->memory_bytes >= 0))
+        return ar_error_set(AR_ERR_ARG, "cluster: a peak of %g flops and a memory of %g bytes; 0 (not given) or more",
+                            c->peak_flops, c->memory_bytes);
     return AR_OK;
 }

@@ -3,7 +3,6 @@
 
 #include "ref/io/json.h"
 
-static const char *const cluster_names[] = {"a100", "h100", NULL};
 #define ARI_VALUES ari_watch_values
 const ari_option ari_watch_options[] = {
     ARI_OPTION_FILE("trace", trace, "FILE", "record the run for Perfetto (ui.perfetto.dev); one run only",
@@ -13,9 +12,9 @@ const ari_option ari_watch_options[] = {
     ARI_OPTION_FILE("timeline", timeline, "FILE.html",
                     "the same as a page of its own, for any browser, without a network", .written = true),
     ARI_OPTION_STRING("cluster", cluster, "SPEC",
-                      "tell what the run would take on that cluster, and record by its clock: h100, a100, or words as "
+                      "tell what the run would take on that cluster, and record by its clock: h100, b200, or words as "
                       "'8x inside=2us:300GB/s between=5us:25GB/s flops=400T'",
-                      .choices = cluster_names,
+                      .choices = ar_sim_cluster_names,
                       .more = "Where that time goes is told too. The words are: ranks of a node, latency and rate "
                               "inside a node and between nodes, and the rate at which one rank computes."),
     {0},

@@ -183,7 +183,7 @@ class Predicted(ClusterTest):
         self.assertNotIn("predicted", self.run_of(*TWO))
 
     def test_clusters_that_make_no_sense_are_refused(self):
-        for spec, says in (("h200", ["h200", "a100, h100"]), ("8x", "inside"), ("inside=2us", "LATENCY:RATE"),
+        for spec, says in (("v100", ["v100", "a100, h100"]), ("8x", "inside"), ("inside=2us", "LATENCY:RATE"),
                            ("8x inside=2us:300GB/s flops=1T", "between"), ("", "--cluster"),
                            ("8x inside=2us:300XB/s between=5us:25GB/s flops=1T", "300XB/s")):
             self.refused("check", *TWO, "--cluster", spec, says=says)

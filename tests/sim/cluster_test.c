@@ -40,6 +40,20 @@ Test(cluster, a_machine_can_be_changed_by_words_after_it)
     expect("a100 4x flops=150T", 4, 3.4e-6, 300e9, 9.6e-6, 25e9, 150e12);
 }
 
+Test(cluster, a_machine_has_memory_and_a_peak_that_slower_products_leave)
+{
+    for (size_t i = 0; ar_sim_cluster_names[i]; i++) {
+        const ar_sim_cluster c = parsed(ar_sim_cluster_names[i]);
+        cr_expect(c.memory_bytes >= 80e9 && c.flops > 0 && c.peak_flops >= c.flops, "%s", ar_sim_cluster_names[i]);
+    }
+    const ar_sim_cluster slower = parsed("h100 flops=600T memory=64GiB");
+    cr_expect(slower.flops < slower.peak_flops && slower.memory_bytes == 64 * 0x1p30);
+    const ar_sim_cluster narrow = parsed("h100 flops=1979T");
+    cr_expect_eq(narrow.flops, narrow.peak_flops, "products of 8 bits are faster than the peak of 16");
+    const ar_sim_cluster own = parsed("inside=1us:1GB/s flops=1T");
+    cr_expect(own.memory_bytes == 0 && own.peak_flops == 0);
+}
+
 Test(cluster, rates_may_be_infinite)
 {
     const ar_sim_cluster c = parsed("inside=1us:inf flops=inf");
@@ -48,8 +62,8 @@ Test(cluster, rates_may_be_infinite)
 
 Test(cluster, a_description_reads_back)
 {
-    const char *texts[] = {"h100", "inside=2us:300GB/s flops=400T", "3x inside=0s:1B/s between=7ns:1kB/s flops=1",
-                           "inside=1us:inf flops=inf"};
+    const char *texts[] = {"h100", "gb200-nvl72 flops=1P", "inside=2us:300GB/s flops=400T",
+                           "3x inside=0s:1B/s between=7ns:1kB/s flops=1", "inside=1us:inf flops=inf"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         const ar_sim_cluster c = parsed(texts[i]);
         char text[160], again[160];
@@ -76,7 +90,7 @@ Test(cluster, what_is_wrong_is_named_with_what_would_be_right)
         {"inside=2us:", "'' is no rate"},
         {"inside=2us:e9B/s", "'e9B/s' is no rate"},
         {"inside=2us:1e999B/s", "'1e999B/s' is no rate"},
-        {"inside=nvlink", "a link is LATENCY:RATE, as 2us:300GB/s, or one of nvlink3, nvlink4, pcie4, pcie5, hdr, ndr"},
+        {"inside=nvlink", "a link is LATENCY:RATE, as 2us:300GB/s, or one of nvlink3, nvlink4, nvlink5, pcie4, pcie5, hdr, ndr"},
         {"flops=400X", "'400X' is no rate of computation"},
         {"0x", "'0x' is none of RANKSx (1 to 4096 ranks of a node)"},
         {"5000x", "'5000x' is none of RANKSx"},
@@ -88,6 +102,8 @@ Test(cluster, what_is_wrong_is_named_with_what_would_be_right)
         {"inside=1us:0GB/s flops=1T", "the link inside a node moves 0 bytes/s; more than 0 is expected"},
         {"inside=infs:1GB/s flops=1T", "has a latency of inf s; 0 or more is expected"},
         {"2x inside=nvlink3 between=1us:0B/s flops=1T", "the link between nodes moves 0 bytes/s"},
+        {"inside=nvlink4 flops=2T peak=1T", "flops=2T is more than the peak of 1T"},
+        {"h100 memory=80", "'80' is no size of memory; a number and a unit are expected, one of MB, GB"},
         {"inside=nvlink4 flops=0", "a rank computes 0 flops; more than 0 is expected"},
         {"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
          "a word of 100 characters; at most 95 are expected"},
@@ -108,7 +124,7 @@ static ar_status nothing(ar_comm *world, void *arg)
 
 Test(cluster, a_run_refuses_one_that_makes_no_sense)
 {
-    const ar_sim_cluster good = {2, {1e-6, 1e9}, {1e-6, 1e9}, 1e12};
+    const ar_sim_cluster good = {.ranks_per_node = 2, .inside = {1e-6, 1e9}, .between = {1e-6, 1e9}, .flops = 1e12};
     ar_sim_cluster bad[9];
     for (int i = 0; i < 9; i++)
         bad[i] = good;

@@ -78,7 +78,8 @@ static ar_status late_leaf(ar_comm *c, void *arg)
 
 Test(summary, the_path_leaves_out_a_late_member_that_nobody_on_it_waited_for)
 {
-    const ar_sim_cluster cluster = {0, {10e-6, HUGE_VAL}, {0, 1}, FLOPS};
+    const ar_sim_cluster cluster = {
+        .ranks_per_node = 0, .inside = {10e-6, HUGE_VAL}, .between = {0, 1}, .flops = FLOPS};
     const ar_sim_options o = {.cluster = &cluster};
     ar_trace *t = traced(3, &o, late_leaf, NULL);
     const ar_trace_summary s = summary_of(t, AR_TRACE_VIRTUAL);
@@ -116,7 +117,7 @@ static ar_status pipeline(ar_comm *c, void *arg)
 Test(summary, the_path_goes_from_stage_to_stage)
 {
     /* 3 us and 1000 bytes at 1 GB/s: 4 us a message; 10, 20, 30 us of work. */
-    const ar_sim_cluster cluster = {0, {3e-6, 1e9}, {0, 1}, FLOPS};
+    const ar_sim_cluster cluster = {.ranks_per_node = 0, .inside = {3e-6, 1e9}, .between = {0, 1}, .flops = FLOPS};
     const ar_sim_options o = {.cluster = &cluster};
     ar_trace *t = traced(3, &o, pipeline, NULL);
     const ar_trace_summary s = summary_of(t, AR_TRACE_VIRTUAL);
@@ -203,7 +204,8 @@ done:
 
 Test(summary, collectives_that_overlap_count_once_and_the_path_takes_the_one_that_ends_last)
 {
-    const ar_sim_cluster cluster = {0, {10e-6, HUGE_VAL}, {0, 1}, FLOPS};
+    const ar_sim_cluster cluster = {
+        .ranks_per_node = 0, .inside = {10e-6, HUGE_VAL}, .between = {0, 1}, .flops = FLOPS};
     const ar_sim_options o = {.cluster = &cluster};
     ar_trace *t = traced(4, &o, two_queues, NULL);
     const ar_trace_summary s = summary_of(t, AR_TRACE_VIRTUAL);

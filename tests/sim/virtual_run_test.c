@@ -100,7 +100,7 @@ done:
 
 Test(virtual_run, gathering_in_chunks_hides_the_shorter_of_gathering_and_multiplying)
 {
-    const ar_sim_cluster cluster = {0, {2e-6, 1e9}, {0, 1}, FLOPS};
+    const ar_sim_cluster cluster = {.ranks_per_node = 0, .inside = {2e-6, 1e9}, .between = {0, 1}, .flops = FLOPS};
     const ar_sim_options o = {.cluster = &cluster};
     const double gemms_us[] = {1, 30, 61, 200};
     for (int n = 2; n <= 8; n += n) {
@@ -206,7 +206,7 @@ static double block_flops(int n)
 
 Test(virtual_run, a_tensor_parallel_block_takes_what_its_volumes_and_products_say)
 {
-    const ar_sim_cluster cluster = {0, {1e-6, 1e9}, {0, 1}, 1e9};
+    const ar_sim_cluster cluster = {.ranks_per_node = 0, .inside = {1e-6, 1e9}, .between = {0, 1}, .flops = 1e9};
     const ar_sim_options o = {.cluster = &cluster};
     ar_numerics native = AR_NUMERICS_NATIVE, exact = AR_NUMERICS_EXACT;
     ar_cpu_select_kernels();
@@ -332,7 +332,8 @@ static size_t timeline_of(const ar_trace *t, shown *to, size_t most)
 Test(virtual_run, the_timeline_is_the_same_whatever_moves_the_data_and_whoever_runs_when)
 {
     enum { RECORDS = 4096, WAYS = 9 };
-    const ar_sim_cluster cluster = {2, {1e-6, 10e9}, {4e-6, 2e9}, FLOPS};
+    const ar_sim_cluster cluster = {
+        .ranks_per_node = 2, .inside = {1e-6, 10e9}, .between = {4e-6, 2e9}, .flops = FLOPS};
     const ar_sim_options ways[WAYS] = {{.algorithm = AR_SIM_AUTO},
                                        {.algorithm = AR_SIM_AUTO},
                                        {.algorithm = AR_SIM_DIRECT},
@@ -414,7 +415,7 @@ static ar_status ten_thousand(ar_comm *c, void *arg)
 
 Test(virtual_run, products_of_less_than_a_nanosecond_add_up)
 {
-    const ar_sim_cluster cluster = {0, {1e-6, 1e9}, {0, 1}, FLOPS};
+    const ar_sim_cluster cluster = {.ranks_per_node = 0, .inside = {1e-6, 1e9}, .between = {0, 1}, .flops = FLOPS};
     const ar_sim_options o = {.cluster = &cluster};
     double end_us = 0;
     cr_assert_eq(ar_sim_run(1, &o, ten_thousand, &end_us, NULL), AR_OK);
@@ -440,7 +441,7 @@ static ar_status for_ever(ar_comm *c, void *arg)
 
 Test(virtual_run, a_clock_stops_at_its_end_and_does_not_run_over)
 {
-    const ar_sim_cluster cluster = {0, {1e200, 1e-200}, {0, 1}, 1e-200};
+    const ar_sim_cluster cluster = {.ranks_per_node = 0, .inside = {1e200, 1e-200}, .between = {0, 1}, .flops = 1e-200};
     const ar_sim_options o = {.cluster = &cluster};
     uint64_t end[2] = {0};
     cr_assert_eq(ar_sim_run(2, &o, for_ever, end, NULL), AR_OK, "%s", ar_error_message());

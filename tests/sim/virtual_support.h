@@ -34,7 +34,10 @@ static inline ar_status small_all_reduce(ar_comm *c, ar_queue *q, float *x, cons
 /* A cluster on one node on which n ranks take so long for an all-reduce of any size. */
 static inline ar_sim_cluster cluster_of(int n, double all_reduce_us)
 {
-    return (ar_sim_cluster){0, {all_reduce_us * 1e-6 / (2 * (n - 1)), HUGE_VAL}, {0, 1}, FLOPS};
+    return (ar_sim_cluster){.ranks_per_node = 0,
+                            .inside = {all_reduce_us * 1e-6 / (2 * (n - 1)), HUGE_VAL},
+                            .between = {0, 1},
+                            .flops = FLOPS};
 }
 
 /* Runs with a trace. Gives the trace. */

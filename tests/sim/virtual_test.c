@@ -10,7 +10,7 @@
 
 enum { MOST = 64 };
 static const double ALPHA = 2e-6, BETA = 300e9;
-static const ar_sim_cluster one_node = {0, {2e-6, 300e9}, {0, 1}, 1e12};
+static const ar_sim_cluster one_node = {.ranks_per_node = 0, .inside = {2e-6, 300e9}, .between = {0, 1}, .flops = 1e12};
 
 /* A collective: when its members come, and what the model says. */
 typedef struct meeting {
@@ -103,7 +103,7 @@ Test(virtual, even_rings_are_exact_and_end_on_all_members_at_once)
 Test(virtual, a_message_of_less_than_a_nanosecond_a_step_does_not_vanish)
 {
     /* 64 ranks, 64 bytes, no latency: 126 steps of 1/300 ns are 0.42 ns; 6400 bytes are 42. */
-    const ar_sim_cluster fast = {0, {0, 300e9}, {0, 1}, 1e12};
+    const ar_sim_cluster fast = {.ranks_per_node = 0, .inside = {0, 300e9}, .between = {0, 1}, .flops = 1e12};
     meeting m = all_call(64, (ari_call){.kind = ARI_ALL_REDUCE, .dtype = AR_U8, .count = 6400});
     ask(&m, &fast);
     cr_expect_eq(latest(&m), 42);
@@ -315,7 +315,8 @@ Test(virtual, a_late_sender_of_a_gather_does_not_hold_up_the_others)
 
 /* --- two nodes ---------------------------------------------------------------------------------------------------- */
 
-static const ar_sim_cluster two_nodes = {4, {2e-6, 300e9}, {5e-6, 25e9}, 1e12};
+static const ar_sim_cluster two_nodes = {
+    .ranks_per_node = 4, .inside = {2e-6, 300e9}, .between = {5e-6, 25e9}, .flops = 1e12};
 
 Test(virtual, the_slowest_link_governs_a_ring)
 {
@@ -346,11 +347,11 @@ Test(virtual, messages_take_the_link_between_their_two_ranks)
 
 Test(virtual, more_nodes_than_members_of_the_last)
 {
-    const ar_sim_cluster by_two = {2, {1e-6, 1e12}, {4e-6, 1e12}, 1e12};
+    const ar_sim_cluster by_two = {.ranks_per_node = 2, .inside = {1e-6, 1e12}, .between = {4e-6, 1e12}, .flops = 1e12};
     meeting m = all_call(5, (ari_call){.kind = ARI_BARRIER, .dtype = AR_U8});
     ask(&m, &by_two);
     cr_expect_eq(latest(&m), 8 * 4000);
-    const ar_sim_cluster alone = {1, {9, 1}, {4e-6, 1e12}, 1e12};
+    const ar_sim_cluster alone = {.ranks_per_node = 1, .inside = {9, 1}, .between = {4e-6, 1e12}, .flops = 1e12};
     ask(&m, &alone);
     cr_expect_eq(latest(&m), 8 * 4000, "one rank a node: every link is between nodes");
 }
