@@ -63,7 +63,7 @@ ALLOWED = {
     "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/faults"],
     "verify/faults": VERIFY + ["verify/reference", "verify/writer", "verify/check"],
     "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
-            "sim/plan", "plan", "run", "dump", "verify", "bench"] + ROOMS,
+            "sim/plan", "plan", "planner", "run", "dump", "verify", "bench"] + ROOMS,
     "bench": ["ref/core", "ref/numerics", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
               "sim/plan", "run", "dump", "verify"] + ROOMS,
     "bench/nccl": ["bench", "gpu", "gpu/nccl"],
@@ -90,7 +90,7 @@ BASELINE_REACHES = BASELINE_HEADERS | {
 
 # Public headers that only some folders may include: what is below the simulator or the baseline does not know of them.
 PUBLIC_FOR = {
-    "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "plan", "run", "verify", "cli", "bench", "examples",
+    "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "plan", "planner", "run", "verify", "cli", "bench", "examples",
                               "tests/sim"} | set(ROOMS),
     "include/anyrank/baseline.h": {PUBLIC, "ref/baseline", "verify", "cli", "bench", "examples"} | set(ROOMS),
 }

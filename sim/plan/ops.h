@@ -122,6 +122,13 @@ typedef struct ari_op_call {
     const char *tag; /* static storage */
 } ari_op_call;
 
+/* A parameter. */
+typedef struct ari_op_param {
+    size_t layer;
+    ari_role role;
+    bool bias;
+} ari_op_param;
+
 #define ARI_OP_VALUES 3
 #define ARI_OP_CALLS 8
 typedef struct ari_operation {
@@ -140,6 +147,7 @@ typedef struct ari_operation {
     double multiply_adds; /* of this rank's products: 2mnk of them are its flops */
     size_t bucket;        /* of a bucket: its number */
     size_t params;        /* of a bucket, or of all: parameters */
+    ari_op_param last;    /* of a bucket and those before it: the one whose gradient the backward pass makes last */
 } ari_operation;
 #define ARI_NO_LAYER SIZE_MAX
 

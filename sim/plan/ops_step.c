@@ -118,7 +118,8 @@ typedef struct bucket {
     param first;
     int kind;
     size_t elements, params;
-    place last; /* of its last parameter */
+    place last;          /* of its last parameter in the order of packing */
+    ari_op_param latest; /* in that of the backward pass, of this bucket and those before it */
 } bucket;
 
 static bool before(place a, place b)
@@ -153,6 +154,23 @@ static place place_of(ari_walk *w, const params *all, const param *p, size_t i)
     return (place){0, all->n - 1 - i};
 }
 
+/* Whether the backward pass makes the gradient of a after that of b: from the last layer to the first, in a block in the
+ * order in which its parts get theirs, a bias after its weight, and the embedding at the end. */
+static bool made_after(const ari_op_param *a, const ari_op_param *b)
+{
+    static const int order[ARI_ROLES] = {
+        [ARI_DOWN] = 1,  [ARI_FIRST] = 2,  [ARI_GATE] = 2,      [ARI_UP] = 3,   [ARI_NORM2] = 4,
+        [ARI_OUT] = 5,   [ARI_QKV] = 6,    [ARI_Q] = 6,         [ARI_K] = 7,    [ARI_V] = 8,
+        [ARI_NORM1] = 9, [ARI_TOKENS] = 1, [ARI_POSITIONS] = 2, [ARI_HEAD] = 1, [ARI_FINAL_NORM] = 2};
+    static const int sections[] = {[ARI_BEFORE_BLOCKS] = 2, [ARI_IN_BLOCKS] = 1, [ARI_AFTER_BLOCKS] = 0};
+    const int sa = sections[ari_section_of(a->role)], sb = sections[ari_section_of(b->role)];
+    if (sa != sb)
+        return sa > sb;
+    if (a->layer != b->layer)
+        return a->layer < b->layer;
+    return a->role == b->role ? a->bias : order[a->role] > order[b->role];
+}
+
 /* The parameter of this kind that comes next after a place (NULL: the first); false: there is none. */
 static bool next_param(ari_walk *w, const params *all, int kind, const place *after, param *next, place *at)
 {
@@ -183,7 +201,7 @@ static bool next_bucket(ari_walk *w, const params *all, int kind, bucket *b)
     size_t filled = 0;
     if (!next_param(w, all, kind, more ? &begin : NULL, &p, &at))
         return false;
-    *b = (bucket){.first = p, .kind = kind};
+    *b = (bucket){.first = p, .kind = kind, .latest = {p.layer, p.of.role, p.of.bias}};
     do {
         const size_t bytes = bytes_of(w, &p);
         if (b->params > 0 && (capacity == 0 || filled > capacity || bytes > capacity - filled))
@@ -192,6 +210,8 @@ static bool next_bucket(ari_walk *w, const params *all, int kind, bucket *b)
         b->elements = ari_walk_add(w, b->elements, p.elements);
         b->params++;
         b->last = at;
+        const ari_op_param here = {p.layer, p.of.role, p.of.bias};
+        b->latest = made_after(&here, &b->latest) ? here : b->latest;
     } while (next_param(w, all, kind, &b->last, &p, &at));
     return true;
 }
@@ -203,6 +223,7 @@ static void each_bucket(ari_walk *w, const params *all, void (*f)(ari_walk *w, c
     bool any[BUCKET_KINDS];
     for (int k = 0; k < BUCKET_KINDS; k++)
         any[k] = next_bucket(w, all, k, &open[k]);
+    ari_op_param latest = {ARI_NO_LAYER, ARI_HEAD, false}; /* none is made before it */
     for (size_t index = 0; w->st == AR_OK; index++) {
         int first = -1;
         for (int k = 0; k < BUCKET_KINDS; k++) {
@@ -211,6 +232,8 @@ static void each_bucket(ari_walk *w, const params *all, void (*f)(ari_walk *w, c
         }
         if (first < 0)
             break;
+        latest = made_after(&open[first].latest, &latest) ? open[first].latest : latest;
+        open[first].latest = latest;
         ari_walk_layer(w, open[first].first.layer);
         f(w, &open[first], index);
         any[first] = next_bucket(w, all, first, &open[first]);
@@ -257,6 +280,7 @@ static ari_operation *begin_bucket(ari_walk *w, ari_operation_kind kind, const b
     ari_operation *op = ari_walk_begin(w, kind, b->first.of.role);
     op->bucket = index;
     op->params = b->params;
+    op->last = b->latest;
     op->made = ari_whole;
     return op;
 }

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Seconds of a training step under a planned layout, by the clock of virtual time (docs/virtual-time.md): products at
+ * the rate of a rank, collectives by their closed forms on the links of their group. docs/planner.md has the formulas. */
+#ifndef ARI_PLANNER_TIME_H
+#define ARI_PLANNER_TIME_H
+
+#include "planner/planner.h"
+
+/* Whose bytes and products: those of a production system, 16-bit values and flash attention where that is asked for; or
+ * anyrank's own, as the simulator counts them. */
+typedef enum ari_account { ARI_ACCOUNT_PRODUCTION, ARI_ACCOUNT_OWN, ARI_ACCOUNTS } ari_account;
+extern const char *const ari_account_names[]; /* ends with NULL */
+
+typedef struct ari_time_options {
+    ar_sim_cluster cluster;
+    ari_account account;
+    bool hierarchical; /* groups that span nodes: reduce-scatter inside, all-reduce between, all-gather inside */
+    bool shared_links; /* collectives that are in flight at once on one kind of link share its rate */
+} ari_time_options;
+
+/* Where the time of a step goes: products, and what nothing hides. The sum is the step. */
+/* clang-format off */
+#define ARI_TIME_TABLE(X)                                                              \
+    X(PRODUCTS, "products")                                                            \
+    X(AGAIN, "recomputation")                                                          \
+    X(TP, "tp")         /* collectives over tp, and over the copies of a KV head */    \
+    X(CP, "cp")         /* keys and values that go round */                            \
+    X(DP, "dp")         /* gradients summed and weights gathered, over dp and cp */    \
+    X(PP, "pp")         /* activations between stages */                               \
+    X(BUBBLE, "bubble") /* a stage waits for the others */
+/* clang-format on */
+typedef enum ari_time_kind {
+#define ARI_TIME_ENUM(name, text) ARI_TIME_##name,
+    ARI_TIME_TABLE(ARI_TIME_ENUM)
+#undef ARI_TIME_ENUM
+        ARI_TIME_KINDS
+} ari_time_kind;
+/** "products". Static storage. */
+const char *ari_time_name(ari_time_kind k);
+
+/* What one rank moves in a step in calls of one kind over one group. */
+typedef struct ari_moved {
+    ari_time_kind over;
+    const char *call; /* "all_reduce", "send"; static storage */
+    double ranks;     /* of the group */
+    bool between;     /* the group spans nodes */
+    double calls;
+    double bytes;   /* that one rank sends */
+    double seconds; /* with nothing to hide them */
+} ari_moved;
+
+#define ARI_MOVED_ROWS 16
+typedef struct ari_moves {
+    ari_moved row[ARI_MOVED_ROWS];
+    int n;
+} ari_moves;
+/** Adds `times` of all rows of `from`, each to that of the same call, group and link. */
+void ari_moves_add(ari_moves *to, const ari_moves *from, double times);
+
+typedef struct ari_time {
+    double of[ARI_TIME_KINDS]; /* seconds of a step */
+    double hidden;             /* seconds of communication beside products */
+    ari_moves moved;
+} ari_time;
+double ari_time_step(const ari_time *t);
+
+/** Whether this version runs such a layout: no context or pipeline parallelism, ZeRO-1 at most, no recomputation. Else
+ *  it is planned by formulas alone. */
+bool ari_planned_runs(const ari_planned *p);
+
+/** The time of a step of the rank that takes longest. The layout is a legal one (ari_planned_check). Errors:
+ *  AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). */
+AR_NODISCARD ar_status ari_time_of(ari_time *t, const ari_planned *p, const ari_time_options *o);
+/** The seconds before the first step: parameters made equal over dp. Errors: as above. */
+AR_NODISCARD ar_status ari_time_start(double *seconds, const ari_planned *p, const ari_time_options *o);
+
+#endif

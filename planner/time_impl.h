@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of a step's time: links, passes, sums over ranks. A search keeps the parts that layouts share. */
+#ifndef ARI_PLANNER_TIME_IMPL_H
+#define ARI_PLANNER_TIME_IMPL_H
+
+#include "planner/time.h"
+
+/* --- groups and links (time_link.c) ------------------------------------------------------------------------------- */
+
+/* Ranks that call together, and how they lie on the nodes. World ranks are in the order tp, cp, pp, dp, tp
+ * neighbouring. */
+typedef struct ari_links {
+    const ari_time_options *o;
+    double n, in_node; /* members; of them neighbours in a node */
+    bool inside, between;
+} ari_links;
+typedef enum ari_link_group { ARI_LINKS_TP, ARI_LINKS_COPIES, ARI_LINKS_CP, ARI_LINKS_PP, ARI_LINKS_DP } ari_link_group;
+/** DP: the ranks that hold the same parameters, dp times cp of them. */
+ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_link_group g);
+/** Seconds of a collective of so many elements in full length, all members coming at once. */
+double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, double element_bytes);
+/** Bytes that a member sends in it. */
+double ari_links_sent(const ari_links *l, ari_call_kind kind, double elements, double element_bytes);
+/** Seconds of a message between neighbours. */
+double ari_links_send(const ari_links *l, double bytes);
+
+/* --- passes (time_pass.c) ----------------------------------------------------------------------------------------- */
+
+/* The parts of a model, and seconds in them. */
+typedef enum ari_model_part { ARI_PART_BEFORE, ARI_PART_BLOCKS, ARI_PART_AFTER, ARI_MODEL_PARTS } ari_model_part;
+typedef struct ari_cost {
+    double products, attention, tp, cp;
+} ari_cost;
+double ari_cost_sum(const ari_cost *c);
+
+enum { ARI_GOES_FORWARD, ARI_GOES_BACKWARD, ARI_DIRECTIONS };
+typedef struct ari_passes {
+    ari_cost all[ARI_DIRECTIONS][ARI_MODEL_PARTS];  /* of all micro-batches of a rank, and of all layers */
+    ari_cost last[ARI_DIRECTIONS][ARI_MODEL_PARTS]; /* of the last micro-batch */
+    double hidden[ARI_MODEL_PARTS];                 /* seconds of cp beside products, of all */
+    double parameters[ARI_MODEL_PARTS];             /* of this rank, of all layers */
+    ari_moves moved[ARI_MODEL_PARTS];
+    double
+        *ready; /* [blocks + 1][ARI_ROLES]: when the last backward pass has made a module's gradients, since it began;
+                      the last of the blocks is for what is outside of them */
+    size_t blocks; /* 1: one for all layers */
+    size_t layers;
+} ari_passes;
+AR_NODISCARD ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o);
+void ari_passes_fini(ari_passes *passes);
+/** When the last backward pass over `layers` layers has made a parameter's gradient. */
+double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t layers);
+
+/* --- outside of the passes (time_step.c) -------------------------------------------------------------------------- */
+
+typedef struct ari_bucket_cost {
+    ari_op_param last;
+    double seconds;
+    bool beside;
+} ari_bucket_cost;
+typedef struct ari_outside {
+    ari_bucket_cost *bucket; /* [n] in the order of their sums */
+    size_t n, room;
+    double before, loss, after; /* seconds of the main queue: before the passes, after them, after the buckets */
+    ari_moves moved;
+    size_t layers; /* of the stage that they are of */
+} ari_outside;
+/** Of the first stage, whose backward pass is the last to end. */
+AR_NODISCARD ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_options *o);
+void ari_outside_fini(ari_outside *s);
+
+/* --- together (time.c) -------------------------------------------------------------------------------------------- */
+
+/** What the list of operations is asked about: cp ranks are dp ranks whose samples are pieces of sequences. *config is
+ *  p's, of which this borrows. */
+ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, const ar_config *config);
+/** Bytes of an element of an operation's call. */
+double ari_time_element(const ari_time_options *o, const ari_operation *op, const ari_op_call *call);
+void ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
+                      const ari_outside *outside);
+/** A row of one kind of call. */
+void ari_moves_row(ari_moves *m, ari_time_kind over, const char *call, const ari_links *l, double calls, double bytes,
+                   double seconds);
+
+#endif

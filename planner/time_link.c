@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Groups of ranks on nodes, and what a collective over one takes: the closed forms of docs/virtual-time.md. */
+#include <math.h>
+
+#include "planner/time_impl.h"
+#include "ref/core/size.h"
+
+/* n ranks a stride apart, of blocks of n * stride neighbours. */
+typedef struct run {
+    double stride, n;
+} run;
+
+/* Members of a group that share a node: those of the inner run, and of the outer one where a node has several runs. */
+static double neighbours(double node, run inner, run outer)
+{
+    if (node >= outer.stride && outer.n > 1.0)
+        return inner.n * fmin(outer.n, floor(node / outer.stride));
+    return fmin(inner.n, fmax(1.0, floor(node / inner.stride)));
+}
+
+/* A node's boundary lies within a block of neighbours unless blocks fill nodes: then some group spans nodes. */
+static ari_links links(const ari_time_options *o, run inner, run outer, double world)
+{
+    const double node = o->cluster.ranks_per_node,
+                 block = outer.n > 1.0 ? outer.n * outer.stride : inner.n * inner.stride;
+    ari_links l = {.o = o, .n = inner.n * outer.n};
+    l.between = l.n > 1.0 && node > 0.0 && world > node && fmod(node, block) > 0.0;
+    l.in_node = l.between ? neighbours(node, inner, outer) : l.n;
+    l.inside = !l.between || l.in_node > 1.0;
+    return l;
+}
+
+ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_link_group g)
+{
+    const double tp = ari_at_least_one(p->step.run.parallel.tp), dp = ari_at_least_one(p->step.run.parallel.dp);
+    const double cp = ari_at_least_one(p->cp), pp = ari_at_least_one(p->pp), world = tp * cp * pp * dp;
+    const double kv = (double)p->step.config->kv_heads, copies = kv > 0.0 && tp > kv ? floor(tp / kv) : 1.0;
+    const run none = {world, 1.0};
+    switch (g) {
+    case ARI_LINKS_TP:
+        return links(o, (run){1.0, tp}, none, world);
+    case ARI_LINKS_COPIES:
+        return links(o, (run){1.0, copies}, none, world);
+    case ARI_LINKS_CP:
+        return links(o, (run){tp, cp}, none, world);
+    case ARI_LINKS_PP:
+        return links(o, (run){tp * cp, pp}, none, world);
+    default:
+        return links(o, (run){tp, cp}, (run){tp * cp * pp, dp}, world);
+    }
+}
+
+static double over(const ar_sim_link *l, double bytes)
+{
+    return l->latency_s + bytes / l->bytes_per_s;
+}
+
+/* One step of a ring: the slowest link of it decides. */
+static double step(const ari_links *l, double bytes)
+{
+    const double inside = l->inside ? over(&l->o->cluster.inside, bytes) : 0.0;
+    return l->between ? fmax(inside, over(&l->o->cluster.between, bytes)) : inside;
+}
+
+double ari_links_send(const ari_links *l, double bytes)
+{
+    return step(l, bytes);
+}
+
+/* As a chain of small pieces: every link's latency once, and the slowest link's rate. */
+static double broadcast(const ari_links *l, double bytes)
+{
+    const ar_sim_cluster *c = &l->o->cluster;
+    const double far = l->between ? ceil(l->n / l->in_node) - 1.0 : 0.0, near = l->n - 1.0 - far;
+    const double rate = l->between ? c->between.bytes_per_s : c->inside.bytes_per_s;
+    return near * c->inside.latency_s + (far > 0.0 ? far * c->between.latency_s : 0.0) + bytes / rate;
+}
+
+/* Each member sends a part to every other; a message is `bytes` long. */
+static double all_to_all(const ari_links *l, double bytes)
+{
+    const ar_sim_cluster *c = &l->o->cluster;
+    const double far = l->n - l->in_node, near = l->in_node - 1.0;
+    const double rates =
+        near * bytes / c->inside.bytes_per_s + (far > 0.0 ? far * bytes / c->between.bytes_per_s : 0.0);
+    return (l->between ? c->between.latency_s : c->inside.latency_s) + rates;
+}
+
+static double ring_steps(ari_call_kind kind)
+{
+    return kind == ARI_CALL_ALL_REDUCE ? 2.0 : 1.0;
+}
+
+double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, double element_bytes)
+{
+    const ar_sim_cluster *c = &l->o->cluster;
+    const double m = l->in_node, nodes = l->n / m;
+    if (l->n <= 1.0)
+        return 0.0;
+    if (kind == ARI_CALL_BROADCAST)
+        return broadcast(l, elements * element_bytes);
+    if (kind == ARI_CALL_ALL_TO_ALL)
+        return all_to_all(l, elements * element_bytes / (l->n * l->n));
+    if (l->o->hierarchical && l->between && m > 1.0 && nodes == floor(nodes)) {
+        const double inside = over(&c->inside, ceil(elements / m) * element_bytes);
+        const double between = over(&c->between, ceil(elements / l->n) * element_bytes);
+        return ring_steps(kind) * ((m - 1.0) * inside + (nodes - 1.0) * between);
+    }
+    return ring_steps(kind) * (l->n - 1.0) * step(l, ceil(elements / l->n) * element_bytes);
+}
+
+double ari_links_sent(const ari_links *l, ari_call_kind kind, double elements, double element_bytes)
+{
+    const double bytes = elements * element_bytes, share = l->n > 1.0 ? (l->n - 1.0) / l->n : 0.0;
+    return kind == ARI_CALL_ALL_TO_ALL ? share * bytes / l->n : ring_steps(kind) * share * bytes;
+}

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The passes of a rank: products and the collectives within them, by part of the model. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "planner/time_impl.h"
+#include "ref/core/size.h"
+
+typedef struct walk {
+    const ari_planned *p;
+    const ari_time_options *o;
+    ari_passes *to;
+    ari_links tp, copies, cp;
+    double seen;           /* share of the scores that are computed */
+    double layers_a_visit; /* layers that a visited block stands for */
+    double clock;          /* in the pass: of the part so far */
+    double block;          /* seconds of the pass's blocks */
+    size_t micro;
+    ari_operation_pass pass;
+    bool in_blocks, behind;
+} walk;
+
+double ari_cost_sum(const ari_cost *c)
+{
+    return c->products + c->attention + c->tp + c->cp;
+}
+
+static void add_cost(ari_cost *to, const ari_cost *c, double times)
+{
+    to->products += times * c->products;
+    to->attention += times * c->attention;
+    to->tp += times * c->tp;
+    to->cp += times * c->cp;
+}
+
+/* Of all pairs of a query and a key those that no mask hides, over all layers: what flash attention computes. */
+static double seen_scores(const ari_planned *p)
+{
+    const ar_config *c = p->step.config;
+    const double s = (double)p->step.run.seq;
+    double sum = 0.0;
+    if (!c->causal)
+        return 1.0;
+    for (size_t i = 0; i < c->layers; i++) {
+        const double window = (double)ar_config_window(c, i), w = window > 0.0 ? fmin(window, s) : s;
+        sum += (w * s - w * (w - 1.0) / 2.0) / (s * s);
+    }
+    return sum / (double)c->layers;
+}
+
+/* --- a pass ------------------------------------------------------------------------------------------------------- */
+
+/* Forward the part before the blocks comes first, backward that after them. */
+static ari_model_part part_of(const walk *w, const ari_operation *op)
+{
+    if (op->layer != ARI_NO_LAYER)
+        return ARI_PART_BLOCKS;
+    return w->behind == (op->pass == ARI_PASS_FORWARD) ? ARI_PART_AFTER : ARI_PART_BEFORE;
+}
+
+/* Micro-batches that all go forward first come back in reverse. */
+static bool reverse(const walk *w)
+{
+    const ar_parallel *layout = &w->p->step.run.parallel;
+    return layout->forward_first && layout->micro_batches > 1;
+}
+
+/* Whether the micro-batch is the last to go backward. */
+static bool ends(const walk *w, const ari_operation *op)
+{
+    return !reverse(w) || op->micro == 0;
+}
+
+static void begin_pass(walk *w, const ari_operation *op)
+{
+    ari_passes *to = w->to;
+    w->pass = op->pass;
+    w->micro = op->micro;
+    w->clock = w->block = 0.0;
+    w->in_blocks = w->behind = false;
+    for (int i = 0; i < ARI_MODEL_PARTS && ends(w, op); i++)
+        to->last[op->pass == ARI_PASS_BACKWARD][i] = (ari_cost){.products = 0.0};
+}
+
+/* A block that stands for all layers: the clock goes over the others too. */
+static void enter(walk *w, const ari_operation *op)
+{
+    if (op->pass != w->pass || op->micro != w->micro)
+        begin_pass(w, op);
+    const bool block = op->layer != ARI_NO_LAYER;
+    if (w->in_blocks && !block) {
+        w->clock += (w->layers_a_visit - 1.0) * w->block;
+        w->behind = true;
+    }
+    w->in_blocks = block;
+}
+
+/* A gradient is ready when the module that its parameter belongs to has gone backward. */
+static ari_role module_of(ari_role role)
+{
+    switch (role) {
+    case ARI_QKV:
+    case ARI_Q:
+    case ARI_K:
+    case ARI_V:
+    case ARI_OUT:
+        return ARI_ATTENTION;
+    case ARI_FIRST:
+    case ARI_GATE:
+    case ARI_UP:
+    case ARI_DOWN:
+        return ARI_MLP;
+    default:
+        return role;
+    }
+}
+
+static size_t ready_at(const ari_passes *to, size_t layer, ari_role role)
+{
+    const size_t block = layer == ARI_NO_LAYER ? to->blocks : to->blocks == 1 ? 0 : layer;
+    return block * ARI_ROLES + module_of(role);
+}
+
+/* --- what an operation takes -------------------------------------------------------------------------------------- */
+
+/* Flash attention skips what is masked, and computes the scores once more in its backward pass: five products instead
+ * of four (Dao 2023, arXiv:2307.08691). Queries are multiplied by the keys of all ranks along the sequence. */
+static double attention_seconds(const walk *w, const ari_operation *op)
+{
+    const bool flash = w->p->flash && w->o->account == ARI_ACCOUNT_PRODUCTION;
+    const double again = flash && op->pass == ARI_PASS_BACKWARD ? 5.0 / 4.0 : 1.0;
+    return 2.0 * op->multiply_adds / w->o->cluster.flops * w->cp.n * (flash ? w->seen : 1.0) * again;
+}
+
+/* Ring attention (Liu et al. 2023, arXiv:2310.01889): keys and values go round in cp - 1 steps, backward with their
+ * gradients, each beside the scores of those before. */
+static void ring_attention(walk *w, const ari_operation *op, ari_cost *c, double times, ari_moves *moved,
+                           double *hidden)
+{
+    const ari_op_value *context = op->pass == ARI_PASS_FORWARD ? &op->output[0] : &op->input[0];
+    const ar_config *config = w->p->step.config;
+    const double heads = (double)config->kv_heads * (double)context->local[2] / (double)context->shape[2];
+    const double kv = fmax(1.0, heads) * (double)config->head_dim;
+    const double tensors = op->pass == ARI_PASS_FORWARD ? 2.0 : 4.0, width = 2.0, steps = w->cp.n - 1.0;
+    const double bytes = tensors * (double)context->local[0] * (double)context->local[1] * kv * width;
+    if (w->cp.n <= 1.0)
+        return;
+    const double send = ari_links_send(&w->cp, bytes);
+    c->cp = steps * fmax(0.0, send - c->attention / w->cp.n);
+    *hidden += times * (steps * send - c->cp);
+    ari_moves_row(moved, ARI_TIME_CP, "send", &w->cp, times * steps, times * steps * bytes, times * steps * send);
+}
+
+/* Of one micro-batch. *fresh: the part of them that a pass has only while weights are new. */
+static void add_calls(const walk *w, const ari_operation *op, ari_cost *c, double times, ari_moves *moved,
+                      double *fresh)
+{
+    for (int i = 0; i < op->calls; i++) {
+        const ari_op_call *call = &op->call[i];
+        const ari_links *l = call->over == ARI_OVER_COPIES ? &w->copies : &w->tp;
+        const double n = (double)call->elements, width = ari_time_element(w->o, op, call);
+        const double seconds = ari_links_call(l, call->kind, n, width);
+        c->tp += seconds;
+        *fresh += call->often == ARI_EACH_VERSION ? seconds : 0.0;
+        ari_moves_row(moved, ARI_TIME_TP, ari_call_name(call->kind), l, times,
+                      times * ari_links_sent(l, call->kind, n, width), times * seconds);
+    }
+}
+
+static void note_gradient(walk *w, const ari_operation *op, ari_model_part part, double layers)
+{
+    const ari_op_value *g = &op->output[0];
+    double n = layers;
+    for (int d = 0; d < g->ndim; d++)
+        n *= (double)g->local[d];
+    if (ends(w, op))
+        w->to->ready[ready_at(w->to, op->layer, g->role)] = w->clock;
+    w->to->parameters[part] += op->micro == 0 ? n : 0.0; /* each micro-batch makes all */
+}
+
+static ar_status visit(void *user, const ari_operation *op)
+{
+    walk *w = user;
+    ari_passes *to = w->to;
+    const bool backward = op->pass == ARI_PASS_BACKWARD;
+    ari_cost c = {.products = 0.0};
+    double fresh = 0.0;
+    if (op->pass != ARI_PASS_FORWARD && !backward)
+        return AR_OK;
+    enter(w, op);
+    const ari_model_part part = part_of(w, op);
+    const double layers = part == ARI_PART_BLOCKS ? w->layers_a_visit : 1.0, times = layers * (double)op->times;
+    if (op->kind == ARI_OPERATION_ATTENTION) {
+        c.attention = attention_seconds(w, op);
+        ring_attention(w, op, &c, times, &to->moved[part], &to->hidden[part]);
+    } else {
+        c.products = 2.0 * op->multiply_adds / w->o->cluster.flops;
+    }
+    add_calls(w, op, &c, times, &to->moved[part], &fresh);
+    add_cost(&to->all[backward][part], &c, times);
+    c.tp -= reverse(w) ? fresh : 0.0; /* those of the first to come back */
+    add_cost(&to->last[backward][part], &c, ends(w, op) ? layers : 0.0);
+    w->clock += ari_cost_sum(&c);
+    w->block += part == ARI_PART_BLOCKS ? ari_cost_sum(&c) : 0.0;
+    if (op->kind == ARI_OPERATION_WEIGHT_GRADIENT)
+        note_gradient(w, op, part, layers);
+    return AR_OK;
+}
+
+/* --- all passes --------------------------------------------------------------------------------------------------- */
+
+ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o)
+{
+    ar_config config = *p->step.config;
+    ari_step_case c = ari_time_case(p, o, &config);
+    *passes = (ari_passes){.layers = config.layers};
+    passes->blocks = config.layers = c.run.plan.rules == 0 ? 1 : config.layers;
+    walk w = {.p = p,
+              .o = o,
+              .to = passes,
+              .tp = ari_links_of(p, o, ARI_LINKS_TP),
+              .copies = ari_links_of(p, o, ARI_LINKS_COPIES),
+              .cp = ari_links_of(p, o, ARI_LINKS_CP),
+              .seen = seen_scores(p),
+              .layers_a_visit = (double)passes->layers / (double)passes->blocks,
+              .pass = ARI_PASS_START};
+    AR_TRY(ari_alloc_zero((void **)&passes->ready, (passes->blocks + 1) * ARI_ROLES, sizeof *passes->ready,
+                          "times of gradients"));
+    const ar_status st = ari_operations_once(&c, 0, 0, visit, &w);
+    if (st != AR_OK)
+        ari_passes_fini(passes);
+    return st;
+}
+
+void ari_passes_fini(ari_passes *passes)
+{
+    free(passes->ready);
+    passes->ready = NULL;
+}
+
+/* Where one block stands for all, `ready` has the last layer's, which the backward pass makes first. */
+double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t layers)
+{
+    const double at = passes->ready[ready_at(passes, param->layer, param->role)];
+    const double block = ari_cost_sum(&passes->last[ARI_GOES_BACKWARD][ARI_PART_BLOCKS]) / (double)passes->layers;
+    if (param->layer == ARI_NO_LAYER)
+        return at -
+               (ari_section_of(param->role) == ARI_BEFORE_BLOCKS ? (double)(passes->layers - layers) * block : 0.0);
+    return passes->blocks > 1 ? at : at + (double)(layers - 1 - param->layer) * block;
+}

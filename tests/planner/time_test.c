@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The planner's seconds against the simulator's virtual time, and against closed forms by hand. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "planner/time.h"
+#include "run/cluster_run.h"
+#include "support/layout_draw.h"
+#include "support/small.h"
+
+TestSuite(planner_time, .timeout = 600);
+
+/* --- against runs ------------------------------------------------------------------------------------------------- */
+
+/* Rates at which products, collectives over either link and latencies all matter to models of a few thousand
+ * parameters. */
+static const ar_sim_cluster clusters[] = {
+    {.inside = {2e-6, 1e9}, .flops = 1e10},
+    {.inside = {1e-6, 1e9}, .between = {4e-6, 2e8}, .flops = 1e10},
+    {.inside = {2e-7, 1e10}, .between = {1e-6, 5e9}, .flops = 1e9},
+    {.inside = {1e-6, 1e9}, .between = {2e-6, 1e9}, .flops = 1e11},
+};
+enum { CLUSTERS = sizeof clusters / sizeof *clusters };
+
+static int largest_divisor(int n)
+{
+    int d = n > 1 ? n / 2 : 1;
+    while (n % d != 0)
+        d--;
+    return d;
+}
+
+/* One node; a node for each group of tp ranks, or for two of them; groups that span nodes. */
+static ar_sim_cluster cluster_for(int i, int tp)
+{
+    const int nodes[CLUSTERS] = {0, tp, 2 * tp, largest_divisor(tp)};
+    ar_sim_cluster c = clusters[i % CLUSTERS];
+    c.ranks_per_node = nodes[i % CLUSTERS];
+    return c;
+}
+
+static ar_run run_of(const layout_draw *d, ar_numerics numerics, const ar_sim_cluster *cluster)
+{
+    return (ar_run){.plan = d->plan,
+                    .parallel = d->parallel,
+                    .batch = d->batch,
+                    .seq = d->seq,
+                    .steps = (uint64_t)d->steps,
+                    .optimizer = d->optimizer,
+                    .clip = d->clip,
+                    .dropout = d->dropout,
+                    .loss = d->loss,
+                    .ddp = d->ddp,
+                    .numerics = numerics,
+                    .seed = d->seed,
+                    .threads = 1,
+                    .sim = {.cluster = cluster, .timeout_ns = UINT64_C(60000000000)}};
+}
+
+static double simulated(const layout_draw *d, const ar_run *run)
+{
+    int64_t ids[LAYOUT_DRAW_TOKENS];
+    ar_batch batch[LAYOUT_DRAW_STEPS + 1];
+    ari_cluster_result result;
+    for (size_t i = 0; i < LAYOUT_DRAW_TOKENS; i++)
+        ids[i] = (int64_t)(i * 7 % d->config.vocab);
+    for (int i = 0; i <= LAYOUT_DRAW_STEPS; i++)
+        batch[i] = (ar_batch){.batch = d->batch, .seq = d->seq, .input_ids = ids};
+    const ari_cluster_options o = {.run = *run, .config = &d->config, .batch = batch};
+    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+    free(result.loss);
+    return result.predicted.seconds;
+}
+
+static double planned(const layout_draw *d, const ar_run *run)
+{
+    const ari_planned p = {.step = {.run = *run, .config = &d->config}};
+    const ari_time_options o = {.cluster = *run->sim.cluster, .account = ARI_ACCOUNT_OWN};
+    ari_time t;
+    double start = 0.0;
+    cr_assert(ari_planned_runs(&p));
+    cr_assert_eq(ari_time_of(&t, &p, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_time_start(&start, &p, &o), AR_OK, "%s", ar_error_message());
+    return start + (double)(run->steps > 0 ? run->steps : 1) * ari_time_step(&t);
+}
+
+/* The time that a draw takes on a cluster by the planner, as a share of the simulator's. Its clock counts whole
+ * nanoseconds. */
+static double share_of(const layout_draw *d, int i, const ar_sim_cluster *cluster, char text[LAYOUT_DRAW_TEXT])
+{
+    const ar_numerics numerics = i % 3 == 0 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE;
+    const ar_run run = run_of(d, numerics, cluster);
+    char layout[LAYOUT_DRAW_TEXT];
+    layout_draw_text(layout, sizeof layout, d);
+    snprintf(text, LAYOUT_DRAW_TEXT, "draw %d, %s, %d ranks a node: %.700s", i,
+             numerics == AR_NUMERICS_EXACT ? "exact" : "native", cluster->ranks_per_node, layout);
+    const double want = simulated(d, &run), got = planned(d, &run);
+    return fabs(got - want) <= 1e-9 ? 1.0 : got / want;
+}
+
+Test(planner_time, is_virtual_time_within_one_percent)
+{
+    const int draws = by_scale(30, 120, 400);
+    int moved = 0;
+    for (int i = 0; i < draws; i++) {
+        layout_draw d;
+        char text[LAYOUT_DRAW_TEXT];
+        layout_draw_make(&d, 1000 + (uint64_t)i);
+        const ar_sim_cluster cluster = cluster_for(i, d.parallel.tp);
+        const double share = share_of(&d, i, &cluster, text);
+        cr_expect(fabs(share - 1.0) <= 0.01, "%+.2f %%: %s", 100.0 * (share - 1.0), text);
+        moved += ar_parallel_world(&d.parallel) > 1;
+        ar_plan_fini(&d.plan);
+    }
+    cr_expect_gt(moved, draws / 2);
+}
+
+/* Then some groups of a kind span nodes and others do not; the planner takes the slower ones for all. */
+Test(planner_time, is_at_least_virtual_time_where_groups_do_not_fill_nodes)
+{
+    const int draws = by_scale(10, 40, 200);
+    for (int i = 0; i < draws; i++) {
+        layout_draw d;
+        char text[LAYOUT_DRAW_TEXT];
+        ar_sim_cluster cluster = clusters[1 + i % (CLUSTERS - 1)];
+        layout_draw_make(&d, 5000 + (uint64_t)i);
+        cluster.ranks_per_node = 2 + i % 5;
+        const double share = share_of(&d, i, &cluster, text);
+        cr_expect(share >= 0.99, "%+.2f %%: %s", 100.0 * (share - 1.0), text);
+        ar_plan_fini(&d.plan);
+    }
+}
