@@ -36,8 +36,9 @@ typedef struct ar_plan_walk {
 
 /** A linear layer, y = x W^T + b, with parameters name.weight [out, in] and name.bias [out]. Gives; ar_module_destroy.
  *  Errors: AR_ERR_UNSUPPORTED (its style or a declaration; names the rule, the layer and what would fit; a context with
- *  sequence parallelism, which is a plan's to say here), and those of ar_column_linear_create. On error w->at is as
- *  before. Of forward: also AR_ERR_SHAPE (positions of a value that has none). */
+ *  sequence parallelism, which is a plan's to say here), AR_ERR_ARG (w->at is no placement
+ *  of a value between layers), and those of ar_column_linear_create. On error w->at is as before. Of forward: also
+ *  AR_ERR_SHAPE (positions of a value that has none). */
 AR_NODISCARD ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                              size_t in, size_t out, bool bias);
 /** A norm, as ar_norm_create has it. Errors: as above. */

@@ -45,6 +45,18 @@ static bool normalise(ar_placement *p)
     return false;
 }
 
+/* What a user has set: a placement that a value between layers can have. */
+static ar_status check_at(ar_plan_walk *w, const char *name)
+{
+    char text[AR_PLACEMENT_TEXT];
+    const ar_placement at = w->at;
+    if (normalise(&w->at) && w->at.kind != AR_PARTIAL_SUM)
+        return AR_OK;
+    w->at = at;
+    return ar_error_set(AR_ERR_ARG, "%s: what arrives is said to be %s; R, S(-1) and S(1) are possible", ARI_SHOW(name),
+                        ar_placement_text(text, at));
+}
+
 /* The rule of a layer (the last that matches; NULL: none) and its style, one of those of `styles`. The declared input
  * is what arrives. */
 static ar_status ask(ar_plan_walk *w, const char *name, ari_role role, unsigned styles, const char *fits,
@@ -53,6 +65,7 @@ static ar_status ask(ar_plan_walk *w, const char *name, ari_role role, unsigned 
     const size_t rules = w->plan ? w->plan->rules : 0;
     ari_text layers = {.at = w->layers, .cap = sizeof w->layers, .used = strlen(w->layers)};
     *rule = NULL;
+    AR_TRY(check_at(w, name));
     for (size_t i = 0; i < rules; i++) {
         const ar_plan_rule *r = &w->plan->rule[i];
         if (r->style == AR_STYLE_PREPARE || !ari_glob_matches(r->glob, name))
@@ -350,6 +363,7 @@ ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_wa
 {
     char text[AR_PLACEMENT_TEXT];
     ar_placement p = to;
+    AR_TRY(check_at(w, name));
     if (!normalise(&p) || p.kind == AR_PARTIAL_SUM)
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: to %s; R, S(-1) and S(1) are possible", ARI_SHOW(name),
                             ar_placement_text(text, to));

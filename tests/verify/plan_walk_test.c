@@ -3,6 +3,7 @@
  * terms of a sum has not, and what cannot be built is refused by name. */
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "anyrank/check_module.h"
@@ -66,12 +67,14 @@ static ar_plan plan_of(const char *text)
     return p;
 }
 
+typedef ar_status (*builder)(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss);
+
 /* NULL: an error before any layout ran. */
-static ar_check_report *check(const char *text, bool flat, const ar_parallel *p, size_t n)
+static ar_check_report *check_built(builder b, const char *text, bool flat, const ar_parallel *p, size_t n)
 {
     ar_plan plan = plan_of(text);
     given g = {.plan = &plan, .flat = flat};
-    const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
+    const ar_module_case c = {.name = "net", .build = b, .batch = batch, .user = &g};
     const ar_check_module_options o = {.parallel = p,
                                        .layouts = n,
                                        .run.steps = 1,
@@ -83,6 +86,11 @@ static ar_check_report *check(const char *text, bool flat, const ar_parallel *p,
     cr_expect((st == AR_OK) == (r != NULL));
     ar_plan_fini(&plan);
     return r;
+}
+
+static ar_check_report *check(const char *text, bool flat, const ar_parallel *p, size_t n)
+{
+    return check_built(build, text, flat, p, n);
 }
 
 /* --- right plans -------------------------------------------------------------------------------------------------- */
@@ -164,6 +172,113 @@ Test(plan_walk, values_without_positions_have_their_features_split)
     cr_expect_null(check("{\"rules\": [{\"modules\": \"*.norm\", \"style\": \"sequence\"}]}", true, &tp2, 1));
     cr_expect_not_null(strstr(ar_error_message(), "net.norm: the plan splits positions, S(1), and the value has 2"),
                        "%s", ar_error_message());
+}
+
+/* --- a module of layers that share their input -------------------------------------------------------------------- */
+
+/* y = x + down(gate(x) * up(x)), in C as a user writes it: the plan alone says what is split. */
+typedef struct gated {
+    ar_module base;
+    ar_module *up, *gate, *down, *back; /* back: to what x is */
+} gated;
+enum { SAVED_UP, SAVED_GATE };
+
+static ar_status gated_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                               const ar_batch *b)
+{
+    gated *m = (gated *)base;
+    ar_tensor up, gate, both, down, back;
+    AR_TRY(ar_module_forward(m->up, ctx, saved, &up, x, b));
+    AR_TRY(ar_module_forward(m->gate, ctx, saved, &gate, x, b));
+    AR_TRY(ar_saved_push(saved, m, SAVED_UP, &up));
+    AR_TRY(ar_saved_push(saved, m, SAVED_GATE, &gate));
+    AR_TRY(ar_mul(ctx, &both, &gate, &up));
+    AR_TRY(ar_module_forward(m->down, ctx, saved, &down, &both, b));
+    AR_TRY(ar_module_forward(m->back, ctx, saved, &back, &down, b));
+    return ar_add(ctx, y, x, &back);
+}
+
+static ar_status gated_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                const ar_batch *b)
+{
+    gated *m = (gated *)base;
+    ar_tensor up, gate, back, both, dup, dgate, of_up, of_gate, sum;
+    AR_TRY(ar_module_backward(m->back, ctx, saved, &back, dy, b));
+    AR_TRY(ar_module_backward(m->down, ctx, saved, &both, &back, b));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_GATE, &gate));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_UP, &up));
+    AR_TRY(ar_mul(ctx, &dup, &both, &gate));
+    AR_TRY(ar_mul(ctx, &dgate, &both, &up));
+    AR_TRY(ar_module_backward(m->gate, ctx, saved, &of_gate, &dgate, b));
+    AR_TRY(ar_module_backward(m->up, ctx, saved, &of_up, &dup, b));
+    AR_TRY(ar_add(ctx, &sum, &of_gate, &of_up));
+    return dx ? ar_add(ctx, dx, dy, &sum) : AR_OK;
+}
+
+static size_t gated_children(const ar_module *base, ar_module **out, size_t cap)
+{
+    const gated *m = (const gated *)base;
+    ar_module *const all[] = {m->up, m->gate, m->down, m->back};
+    memcpy(out, all, (cap < 4 ? cap : 4) * sizeof *out);
+    return 4;
+}
+
+static void gated_destroy(ar_module *base)
+{
+    gated *m = (gated *)base;
+    ar_module_destroy(m->up);
+    ar_module_destroy(m->gate);
+    ar_module_destroy(m->down);
+    ar_module_destroy(m->back);
+    free(m);
+}
+
+static ar_status build_gated(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
+{
+    static const ar_module_ops ops = {.kind = "gated",
+                                      .forward = gated_forward,
+                                      .backward = gated_backward,
+                                      .children = gated_children,
+                                      .destroy = gated_destroy};
+    ar_plan_walk w = {.plan = ((const given *)user)->plan};
+    const ar_placement x = w.at;
+    gated *m = calloc(1, sizeof *m);
+    if (!m)
+        return AR_ERR_MEMORY;
+    *module = &m->base;
+    AR_TRY(ar_module_init(&m->base, &ops, "mlp", AR_HELD_WHOLE));
+    AR_TRY(ar_plan_linear_create(&m->up, ctx, &w, "mlp.up", WIDTH, FFN, false));
+    const ar_placement of_up = w.at;
+    w.at = x;
+    AR_TRY(ar_plan_linear_create(&m->gate, ctx, &w, "mlp.gate", WIDTH, FFN, true));
+    if (!ar_placement_same(of_up, w.at, 3))
+        return ar_error_set(AR_ERR_UNSUPPORTED, "mlp.up and mlp.gate leave other parts: give both one style");
+    AR_TRY(ar_plan_linear_create(&m->down, ctx, &w, "mlp.down", FFN, WIDTH, true));
+    AR_TRY(ar_plan_redistribute_create(&m->back, ctx, &w, "mlp.back", x));
+    AR_TRY(ar_plan_end(&w, "mlp"));
+    return ar_squared_error_create(loss, ctx, "loss");
+}
+
+Test(plan_walk, layers_that_share_an_input_are_split_each_by_its_rule)
+{
+    static const ar_parallel layouts[] = {{.tp = 2}, {.dp = 3, .tp = 4, .micro_batches = 1}};
+    static const struct {
+        const char *text, *error; /* NULL: the same bits */
+    } plans[] = {
+        {"{\"*.up\": \"colwise\", \"*.gate\": \"colwise\", \"*.down\": \"rowwise\"}", NULL},
+        {"{\"*.up\": \"rowwise\", \"*.gate\": \"colwise_rep\", \"*.down\": \"colwise\"}", NULL},
+        {"{\"*.up\": \"replicate\", \"*.gate\": \"rowwise\", \"*.down\": \"rowwise_rep\"}", NULL},
+        {"{\"*.up\": \"colwise\", \"*.gate\": \"rowwise\"}", "mlp.up and mlp.gate leave other parts"},
+    };
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
+        ar_check_report *r = check_built(build_gated, plans[i].text, false, layouts, 2);
+        cr_assert_eq(r == NULL, plans[i].error != NULL, "%s: %s", plans[i].text, ar_error_message());
+        cr_expect(!plans[i].error || strstr(ar_error_message(), plans[i].error), "%s", ar_error_message());
+        for (size_t k = 0; r && k < 2; k++)
+            cr_expect_eq(r->run[k].result, AR_CHECK_SAME, "%s, layout %zu: %s %s", plans[i].text, k,
+                         r->run[k].first.tensor, r->run[k].error ? r->run[k].error : "");
+        ar_check_report_destroy(r);
+    }
 }
 
 /* --- wrong plans -------------------------------------------------------------------------------------------------- */
@@ -253,6 +368,11 @@ Test(plan_walk, a_plan_by_calls_holds_its_own_rules_alone)
     cr_expect_eq(ar_plan_end(&w, "chat"), AR_OK);
     cr_expect_eq(ar_plan_head(&head, &w, "other"), AR_ERR_UNSUPPORTED);
     cr_expect_not_null(strstr(ar_error_message(), "other: S(-1) arrives, and a head takes R"));
+    w.at = (ar_placement){AR_INVARIANT, 0};
+    cr_expect_eq(ar_plan_head(&head, &w, "answer"), AR_OK, "I is R here: %s", ar_error_message());
+    w.at = (ar_placement){AR_PARTIAL_SUM, 0};
+    cr_expect_eq(ar_plan_head(&head, &w, "answer"), AR_ERR_ARG);
+    cr_expect_str_eq(ar_error_message(), "answer: what arrives is said to be P(sum); R, S(-1) and S(1) are possible");
     ar_plan_fini(&p);
 }
 
