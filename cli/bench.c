@@ -212,7 +212,7 @@ static ar_status run_block(session *s)
     char folder[512];
     size_t n = 0;
     if (v->model)
-        AR_TRY(ari_run_config(&s->config, folder, sizeof folder, v->model));
+        AR_TRY(ari_run_config(&s->config, folder, sizeof folder, &(ar_run){.model = v->model}));
     for (const ar_config *c; (c = block_at(s, n / 2)) && n < MOST; n += 2) {
         ar_bench_side_row rows[2] = {0};
         show_progress(s, n, MOST);
@@ -237,7 +237,7 @@ static ar_status begin_run(session *s, ar_run *run, int64_t **ids)
     run->seq = run->seq ? run->seq : 64;
     run->threads = s->threads;
     AR_TRY(ari_layout_check(&v->r));
-    AR_TRY(ari_run_config(&s->config, folder, sizeof folder, v->model ? v->model : "llama-demo"));
+    AR_TRY(ari_run_config(&s->config, folder, sizeof folder, &(ar_run){.model = v->model ? v->model : "llama-demo"}));
     return ari_text_ids(ids, run->batch, run->seq, s->config.vocab, NULL, v->common.seed);
 }
 

@@ -44,7 +44,7 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     *o = v->o;
     o->run = ari_run_of(&v->r, &v->common);
     o->run.model = model;
-    AR_TRY(ari_run_config(c, folder, sizeof folder, o->run.model));
+    AR_TRY(ari_run_config(c, folder, sizeof folder, &o->run));
     AR_TRY(ari_layout_plan(&v->r, &o->run));
     AR_TRY(ari_estimate_layers(c));
     const bool given = ari_layout_given(&v->r);

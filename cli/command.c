@@ -94,8 +94,13 @@ json_t *ari_json_text_or_null(const char *text)
 json_t *ari_config_notes(FILE *to, const ar_config *c)
 {
     const size_t n = c->unknown_keys <= AR_CONFIG_NOTES ? c->unknown_keys : AR_CONFIG_NOTES + 1;
+    const size_t shrunk = c->shrunk[0] != '\0';
     json_t *notes = json_array();
     char text[160];
+    if (shrunk && to)
+        fprintf(to, "note: %s\n", c->shrunk);
+    if (shrunk)
+        json_array_append_new(notes, ari_json_text(c->shrunk));
     for (size_t i = 0; i < n; i++) {
         const size_t more = c->unknown_keys - i;
         if (i < AR_CONFIG_NOTES)
@@ -107,7 +112,7 @@ json_t *ari_config_notes(FILE *to, const ar_config *c)
             fprintf(to, "note: %s\n", text);
         json_array_append_new(notes, json_string(text));
     }
-    if (json_array_size(notes) == n)
+    if (json_array_size(notes) == n + shrunk)
         return notes;
     json_decref(notes);
     return NULL;

@@ -8,6 +8,7 @@
 #include "cli/report/table.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
+#include "run/run.h"
 #include "sim/plan/bytes.h"
 
 typedef struct plan_values {
@@ -50,8 +51,7 @@ ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_va
     char path[4096];
     c->run.plan = (ar_plan){0};
     AR_TRY(ari_layout_check(r));
-    AR_TRY(ar_model_path(path, sizeof path, r->run.model));
-    AR_TRY(ar_config_load(config, path));
+    AR_TRY(ari_run_config(config, path, sizeof path, &r->run));
     *c = (ari_step_case){.run = ari_run_of(r, common), .config = config};
     ar_run *run = &c->run;
     run->batch = run->batch ? run->batch : DEFAULT_BATCH;

@@ -62,27 +62,35 @@ double ari_flops_utilization(double flops, double seconds, double ranks, double 
 
 /* --- counted ------------------------------------------------------------------------------------------------------ */
 
+/* Multiply-adds. One layer may be walked for all. */
 typedef struct counted {
-    double all, attention, blocks; /* multiply-adds; the last two of the forward pass, within blocks */
+    double layers;            /* that a walked one stands for */
+    double all;               /* of both passes */
+    double blocks, attention; /* of the forward pass: of the blocks, and of attention in them */
 } counted;
 
 static ar_status count(void *user, const ari_operation *op)
 {
     counted *n = user;
-    n->all += op->multiply_adds;
-    if (op->pass != ARI_PASS_FORWARD || op->layer == ARI_NO_LAYER)
-        return AR_OK;
-    n->blocks += op->multiply_adds;
-    n->attention += op->kind == ARI_OPERATION_ATTENTION ? op->multiply_adds : 0.0;
+    const bool block = op->layer != ARI_NO_LAYER;
+    const double all = op->multiply_adds * (block ? n->layers : 1.0);
+    n->all += all;
+    if (block && op->pass == ARI_PASS_FORWARD) {
+        n->blocks += all;
+        n->attention += op->kind == ARI_OPERATION_ATTENTION ? all : 0.0;
+    }
     return AR_OK;
 }
 
 static ar_status count_ranks(counted *n, const ari_step_case *step, int ranks)
 {
     ari_step_case one = *step;
+    ar_config config = *step->config;
+    config.layers = ari_layers_walked(step);
+    one.config = &config;
     one.run.parallel.tp = ranks;
     one.run.batch = 1;
-    *n = (counted){.all = 0.0};
+    *n = (counted){.layers = (double)(step->config->layers / config.layers)};
     for (int r = 0; r < ranks; r++) {
         AR_TRY(ari_operations_pass(&one, ARI_PASS_FORWARD, r, count, n));
         if (!step->forward_only)

@@ -27,6 +27,11 @@ double ari_optimizer_states(const ar_optimizer_options *o)
     return o->momentum != 0.0 ? 1.0 : 0.0;
 }
 
+size_t ari_layers_walked(const ari_step_case *c)
+{
+    return c->run.plan.rules == 0 ? 1 : c->config->layers;
+}
+
 void ari_stage_layers(size_t *first, size_t *count, size_t layers, size_t parts, size_t i)
 {
     const size_t least = layers / parts, longer = layers % parts, begin = (parts - longer) / 2;

@@ -25,6 +25,9 @@ typedef struct ari_planned {
     bool flash; /* attention whose scores are never stored */
 } ari_planned;
 
+/** How many layers a walk over the operations has to go through to know them all: one where the plan makes no difference
+ *  between layers, which then does for each. */
+size_t ari_layers_walked(const ari_step_case *c);
 /** The layers [first, first + count) of part i of `parts`, which a pipeline takes one after the other: part i belongs to
  *  stage i mod pp. Where `parts` does not divide the layers, the parts in the middle have one more, since the first also
  *  has the embedding and the last the head: 126 over 16 are 7, 14 times 8, and 7, as Llama 3 has it
@@ -67,8 +70,8 @@ double ari_optimizer_states(const ar_optimizer_options *o);
 /* Two accounts of the same layout. */
 /** What a production system holds: bf16 weights and gradients, fp32 master weights and moments (2 + 2 + 12 bytes a
  *  parameter), activations as Megatron-LM keeps them (Korthikanti et al. 2022, arXiv:2205.05198). Of the rank that holds
- *  most: of the stage with most, the first along dp, cp and tp. Errors: AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan),
- *  AR_ERR_MEMORY. */
+ *  most: of the stage with most, the first along dp, cp and tp. Errors: AR_ERR_INDIVISIBLE (fewer layers than
+ *  parts of the pipeline), AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_memory_production(ari_memory *m, const ari_planned *p);
 /** What anyrank itself holds for rank (dp_rank, tp_rank), in either numerics: weights, gradients, optimizer, kept
  *  values and buckets are the counted ones to the byte. Errors: as above, and AR_ERR_UNSUPPORTED for what does not run

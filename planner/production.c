@@ -267,8 +267,12 @@ static ar_status begin(account *a, const ari_planned *p)
                    .shards = (double)cp * ari_at_least_one(layout->dp),
                    .head = ari_part_path(ari_family_of(p->step.config->arch), ARI_HEAD) != NULL,
                    .regathers = layout->sp && !layout->keep_gathered && layout->tp > 1};
-    a->blocks = p->step.run.plan.rules == 0 ? 1 : a->config.layers;
-    a->config.layers = a->blocks;
+    if (a->pp * a->chunks > (double)a->config.layers)
+        return ar_error_set(
+            AR_ERR_INDIVISIBLE,
+            "%zu layers cannot be split into %d stages of %d chunks; use at most one part for each layer",
+            a->config.layers, ari_at_least_one(p->pp), ari_at_least_one(p->chunks));
+    a->blocks = a->config.layers = ari_layers_walked(&p->step);
     a->step.config = &a->config;
     a->step.run.seq = (p->step.run.seq + cp - 1) / cp;
     ar_parallel_rows(layout, p->step.run.batch, 0, 0, &start, &a->step.run.batch);

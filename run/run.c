@@ -3,6 +3,9 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
 
 #include "anyrank/model.h"
 #include "ref/models/family.h"
@@ -10,10 +13,18 @@
 
 #define ANGLE_LIMIT 1048576.0f /* 2^20 */
 
-ar_status ari_run_config(ar_config *c, char *folder, size_t cap, const char *model)
+ar_status ari_run_config(ar_config *c, char *folder, size_t cap, const ar_run *r)
 {
-    AR_TRY(ar_model_path(folder, cap, model));
-    return ar_config_load(c, folder);
+    struct stat info;
+    AR_TRY(ar_model_path(folder, cap, r->model));
+    AR_TRY(ar_config_load(c, folder));
+    if (r->shrink <= 1)
+        return AR_OK;
+    const size_t used = strlen(folder);
+    if (stat(folder, &info) == 0 && S_ISDIR(info.st_mode) &&
+        (size_t)snprintf(folder + used, cap - used, "/config.json") >= cap - used)
+        return ar_error_set(AR_ERR_ARG, "%s: its path does not fit in %zu bytes", c->name, cap);
+    return ar_config_shrink(c, r->shrink);
 }
 
 ar_status ari_run_check_training(const ar_run *r, const char *name)

@@ -11,8 +11,9 @@ static inline size_t ari_run_steps(const ar_run *r)
 {
     return r->steps > 1 ? (size_t)r->steps : 1;
 }
-/** Where the model lies, and its config. Errors: those of ar_model_path and ar_config_load. */
-AR_NODISCARD ar_status ari_run_config(ar_config *c, char *folder, size_t cap, const char *model);
+/** Where a run's model lies, and its config, shrunk where the run says so; then folder[cap] is the config's file, beside
+ *  which no weights are looked for. Errors: those of ar_model_path, ar_config_load and ar_config_shrink. */
+AR_NODISCARD ar_status ari_run_config(ar_config *c, char *folder, size_t cap, const ar_run *r);
 /** The part of ar_run_check that needs no model: of training. name: the model's, or a module's. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_training(const ar_run *r, const char *name);
 /** Refuses a sequence of `seq` tokens that has no positions in the model, or rotary angles of 2^20 and more, for which

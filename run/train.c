@@ -53,7 +53,13 @@ ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_trai
 
 ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_training_options *o)
 {
-    AR_TRY(ari_run_config(c, folder, cap, o->run.model ? o->run.model : ar_checkpoint_path(o->resume)));
+    ar_run run = o->run;
+    if (!run.model)
+        run.model = ar_checkpoint_path(o->resume);
+    if (run.shrink > 1 && (o->resume || o->save))
+        return ar_error_set(AR_ERR_ARG, "a shrunk model has no config.json, which a checkpoint holds: train it without "
+                                        "checkpoints");
+    AR_TRY(ari_run_config(c, folder, cap, &run));
     const char *name = o->run.model ? NULL : ar_checkpoint_state_of(o->resume)->model;
     if (name)
         ari_printable(c->name, sizeof c->name, name);

@@ -28,6 +28,7 @@ typedef enum ari_option_kind {
     ARI_OPT_INT,     /* int in [min, max] */
     ARI_OPT_SIZE,    /* size_t in [min, max] */
     ARI_OPT_BYTES,   /* size_t in [min, max], as 4096, 25MiB or 2GB */
+    ARI_OPT_PART,    /* size_t N of 1/N in [min, max] */
     ARI_OPT_U64,     /* uint64_t, any */
     ARI_OPT_DOUBLE,  /* double, finite, in [min, max] */
     ARI_OPT_STRING,  /* const char *, borrowed from argv, not empty */
@@ -51,8 +52,8 @@ typedef struct ari_option {
     const char *name; /* without the dashes; NULL ends a table */
     char letter;      /* 0: no short form */
     ari_option_kind kind;
-    size_t at;                      /* offset of the field in the struct of values */
-    double min, max;                /* INT, SIZE, BYTES, DOUBLE; both 0: all that the type holds, from 0 on for sizes */
+    size_t at;       /* offset of the field in the struct of values */
+    double min, max; /* INT, SIZE, BYTES, PART, DOUBLE; both 0: all that the type holds, from 0 on for sizes */
     const char *const *choices;     /* ENUM: all; strings: those that completions offer. Ends with NULL */
     const char *value;              /* what the help calls the value: "N", "FILE"; NULL for flags and enums */
     const char *otherwise;          /* INT, SIZE: the value where no number follows; NULL: one must */
@@ -73,6 +74,7 @@ typedef struct ari_option {
 #define ARI_OPTION_INT(...) ARI_OPTION_NUMBER(INT, __VA_ARGS__)
 #define ARI_OPTION_SIZE(...) ARI_OPTION_NUMBER(SIZE, __VA_ARGS__)
 #define ARI_OPTION_BYTES(...) ARI_OPTION_NUMBER(BYTES, __VA_ARGS__)
+#define ARI_OPTION_PART(...) ARI_OPTION_NUMBER(PART, __VA_ARGS__)
 #define ARI_OPTION_DOUBLE(...) ARI_OPTION_NUMBER(DOUBLE, __VA_ARGS__)
 #define ARI_OPTION_TEXT(which, called, field, word, ...) \
     ARI_OPTION_ROW(which, called, field, .value = (word), .help = __VA_ARGS__)

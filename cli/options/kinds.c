@@ -45,6 +45,11 @@ static void describe_bytes(const ari_option *o, char *text, size_t size)
     snprintf(text, size, "a number of bytes, as 4096, 64KiB, 25MiB or 1GB");
 }
 
+static void describe_part(const ari_option *o, char *text, size_t size)
+{
+    snprintf(text, size, "1/N with an integer N from %.15g to %.15g, as 1/16", o->min, o->max);
+}
+
 static void describe_string(const ari_option *o, char *text, size_t size)
 {
     snprintf(text, size, "%s", o->value != NULL ? o->value : "a text");
@@ -130,6 +135,17 @@ static ar_status set_bytes(const ari_option *o, void *field, const char *value)
     return AR_OK;
 }
 
+static ar_status set_part(const ari_option *o, void *field, const char *value)
+{
+    uint64_t n = 0;
+    const char *end = NULL;
+    const bool part = strncmp(value, "1/", 2) == 0 && ari_natural(&n, value + 2, &end) && *end == '\0';
+    if (!part || !in_range(o, (double)n))
+        return bad_value(o, value);
+    *(size_t *)field = (size_t)n;
+    return AR_OK;
+}
+
 static ar_status set_double(const ari_option *o, void *field, const char *value)
 {
     char *end = NULL;
@@ -197,6 +213,14 @@ static bool print_size(FILE *to, const ari_option *o, const void *field)
     return in_range(o, (double)n);
 }
 
+static bool print_part(FILE *to, const ari_option *o, const void *field)
+{
+    const size_t n = *(const size_t *)field;
+    if (n > 0)
+        fprintf(to, "--%s 1/%zu\n", o->name, n);
+    return n > 0;
+}
+
 /* As few digits as distinguish the number from all others. */
 static bool print_double(FILE *to, const ari_option *o, const void *field)
 {
@@ -246,6 +270,7 @@ const ari_kind_ops *ari_option_kind_of(const ari_option *o)
         [ARI_OPT_INT] = {set_int, describe_number, print_int},
         [ARI_OPT_SIZE] = {set_size, describe_number, print_size},
         [ARI_OPT_BYTES] = {set_bytes, describe_bytes, print_size},
+        [ARI_OPT_PART] = {set_part, describe_part, print_part},
         [ARI_OPT_U64] = {set_size, describe_u64, print_size},
         [ARI_OPT_DOUBLE] = {set_double, describe_number, print_double},
         [ARI_OPT_STRING] = {set_string, describe_string, print_string},

@@ -23,6 +23,11 @@ const char *const ari_precision_names[] = {"f32", "tf32", "bf16", NULL};
 
 #define ARI_VALUES ari_run_values
 const ari_option ari_plan_options[] = {
+    ARI_OPTION_PART("scale", run.shrink, 1, 65536, "1/N",
+                    "shrink the model: about 1/N of each size, split by the same rules, with fresh weights",
+                    .more = "Layers, hidden size, features of a head, MLP and vocabulary become smaller, and a tp is "
+                            "legal if and only if it was. Numbers of heads, biases, gate and all else stay; a note "
+                            "says what became of each size."),
     ARI_OPTION_FILE("plan", plan, "FILE",
                     "which module is split how: rules as JSON, or a tp_plan of Hugging Face (default: as Megatron-LM)",
                     .more = "Norms in sequence style turn --sp on."),

@@ -47,9 +47,9 @@ extern const char *const ari_bucket_order_names[]; /* in the order of ar_bucket_
 extern const char *const ari_numerics_names[];
 extern const char *const ari_precision_names[]; /* in the order of ar_precision */
 
-/* Options of an ari_run_values: which module is split how; how data moves; what the ranks compute on; how a training
- * step is split besides tp; how the data-parallel ranks sum their gradients; what updates the weights; what the loss
- * is. */
+/* Options of an ari_run_values: how large the model is, and which module is split how; how data moves; what the ranks
+ * compute on; how a training step is split besides tp; how the data-parallel ranks sum their gradients; what updates the
+ * weights; what the loss is. */
 extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_options[], ari_step_layout_options[],
     ari_bucket_options[], ari_optimizer_options[], ari_loss_options[];
 

@@ -63,6 +63,7 @@ typedef struct ar_config {
     double config_dropout;                         /* largest dropout probability in the file: ignored, with a note */
     size_t unknown_keys;                           /* of the file, all of them: ignored, with a note */
     char unknown[AR_CONFIG_NOTES][AR_CONFIG_NOTE]; /* the first of them; printable, a long one ends in ".." */
+    char shrunk[320]; /* what ar_config_shrink made of it, a sentence; "": it is as it was */
 } ar_config;
 
 /** How many keys a query of this layer sees at most, itself and those before it: key j of query i is masked where
@@ -83,9 +84,16 @@ AR_NODISCARD ar_status ar_config_load(ar_config *c, const char *path);
 /** The same from JSON text. `name` is for messages. */
 AR_NODISCARD ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const char *name);
 
-/** Resolves MODEL: an existing folder or file as it is, else a bundled name (llama-demo, gpt2-demo, stack-demo) in the
- *  data directory (ar_data_dir). Writes the path to out[cap]. AR_ERR_NOT_FOUND lists the bundled names and the
- *  nearest one. */
+/** Makes a model smaller that is split by the same rules: layers, hidden size, features of a head, MLP and vocabulary
+ *  become about 1/n of what they are (at least 2 layers, 2 features and 256 tokens where there are as many). Each keeps
+ *  the divisors that it shares with the heads: a tp over which a plan splits the heads is legal if and only if it was.
+ *  The numbers of query and KV heads, biases, gate, positions, window, tied head and all else stay. The name becomes
+ *  "NAME at 1/n". Errors: AR_ERR_ARG (n is 0, or more than half of the features of a head; names the largest n). On
+ *  error *c is untouched. */
+AR_NODISCARD ar_status ar_config_shrink(ar_config *c, size_t n);
+
+/** Resolves MODEL: an existing folder or file as it is, else a bundled name (docs/models.md) in the data directory
+ *  (ar_data_dir). Writes the path to out[cap]. AR_ERR_NOT_FOUND lists the bundled names and the nearest one. */
 AR_NODISCARD ar_status ar_model_path(char *out, size_t cap, const char *model);
 /** The data directory: $ANYRANK_DATA; else, for a program of the build tree, that of the sources; else the installed
  *  one, beside the running program's folder (../share/anyrank) or where the library was configured to be installed.

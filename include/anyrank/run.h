@@ -17,6 +17,8 @@ AR_BEGIN_DECLS
  *  is one forward and backward on one rank in exact numerics. Strings and pointers are borrowed. */
 typedef struct ar_run {
     const char *model; /* folder, .json file or bundled name */
+    size_t shrink;     /* n: the model becomes about 1/n in each size (ar_config_shrink), with fresh weights; 0 or 1: it
+                          is as it is */
     ar_plan plan;
     ar_parallel parallel;
     size_t batch, seq; /* of a step, all ranks together: sequences, and tokens of each */

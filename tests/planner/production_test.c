@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a production system holds, against formulas that others have published or that are worked out by hand. */
+#include <limits.h>
+
 #include "tests/planner/shapes.h"
 
 TestSuite(production, .timeout = 60);
@@ -102,6 +104,19 @@ Test(production, layers_that_do_not_divide_leave_the_ends_shorter)
             cr_expect_eq(next, layers);
         }
     }
+}
+
+Test(production, more_stages_than_layers_are_refused)
+{
+    const ar_config c = shape_bundled("llama-3-8b");
+    ari_planned p = shape_planned(&c, 1, false, 2, 128);
+    ari_memory m;
+    p.pp = 32;
+    cr_expect_eq(ari_memory_production(&m, &p), AR_OK, "%s", ar_error_message());
+    p.chunks = 2;
+    cr_expect_eq(ari_memory_production(&m, &p), AR_ERR_INDIVISIBLE);
+    p.pp = p.chunks = INT_MAX;
+    cr_expect_eq(ari_memory_production(&m, &p), AR_ERR_INDIVISIBLE);
 }
 
 /* bf16 weights and gradients, fp32 master weights and two moments. */

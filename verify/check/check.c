@@ -149,7 +149,7 @@ static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
     r->steps = (int)o->run.steps;
     r->numerics = o->run.numerics;
     r->precision = o->run.precision;
-    AR_TRY(ari_run_config(&r->config, r->folder, sizeof r->folder, o->run.model));
+    AR_TRY(ari_run_config(&r->config, r->folder, sizeof r->folder, &o->run));
     AR_TRY(check_run(o, &r->config));
     AR_TRY(check_layouts(o, &r->config));
     AR_TRY(check_processes(o));
@@ -228,7 +228,7 @@ ar_status ar_check_tensors(const ar_check_options *o, ar_check_tensor_fn emit, v
     int64_t *ids = NULL;
     double unused = 0.0;
     listing l = {emit, user};
-    AR_TRY(ari_run_config(&c, folder, sizeof folder, o->run.model));
+    AR_TRY(ari_run_config(&c, folder, sizeof folder, &o->run));
     AR_TRY(check_run(o, &c));
     AR_TRY(ari_text_ids(&ids, o->run.batch, o->run.seq, c.vocab, o->text, o->run.seed));
     const ar_batch batch = {.batch = o->run.batch, .seq = o->run.seq, .input_ids = ids};

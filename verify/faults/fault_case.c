@@ -169,7 +169,7 @@ ar_run ari_fault_run_of(const ari_fault_case *f, ar_fault fault, int threads, ui
 ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f)
 {
     char folder[512];
-    AR_TRY(ari_run_config(c, folder, sizeof folder, f->run.model));
+    AR_TRY(ari_run_config(c, folder, sizeof folder, &f->run));
     *plan = (ar_plan){0};
     return f->order == AR_MLP_COLUMN_ROW ? AR_OK : ar_plan_add_mlp_order(plan, c->arch, f->order);
 }
@@ -245,7 +245,7 @@ static ar_status fill(ari_fault_base *b, const ari_fault_bases *bases, const ari
     const ar_check_options o = options_of(bases, f, AR_FAULT_NONE);
     ari_check_base_fini(&b->base);
     *b = (ari_fault_base){.of = *f};
-    AR_TRY(ari_run_config(&c, folder, sizeof folder, f->run.model));
+    AR_TRY(ari_run_config(&c, folder, sizeof folder, &f->run));
     return ari_check_base_init(&b->base, &o, &c, folder);
 }
 

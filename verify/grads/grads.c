@@ -209,7 +209,7 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     ar_config *c = &result->config;
     ari_cluster_options cluster = {.run = o->run, .config = c, .batch = &input.batch};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_run_config(c, folder, sizeof folder, o->run.model));
+    AR_TRY_TO(done, st, ari_run_config(c, folder, sizeof folder, &o->run));
     AR_TRY_TO(done, st, ari_input_batch_load(&input, c, o->input));
     memcpy(result->note, input.note, sizeof result->note);
     AR_TRY_TO(done, st, check_case(c, &input.batch, o, &cluster.run.plan));

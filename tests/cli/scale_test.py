@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of `--scale` from outside: large models, shrunk, in every subcommand that takes it; and what is refused.
+
+    tests/cli/scale_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+COMMAND = str(pathlib.Path(os.environ.get("ANYRANK", ROOT / "build/anyrank")).resolve())
+SMALL = ("--batch", "2", "--seq", "8", "--steps", "1")
+LARGE = ("llama-3-8b", "llama-3-70b", "llama-3.1-405b", "qwen2.5-7b", "gpt-22b", "gpt3-175b", "gpt-530b", "gpt-1t",
+         "stack-4.8b")
+
+
+def run(*arguments):
+    return subprocess.run([COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=600)
+
+
+class Scale(unittest.TestCase):
+    def refused(self, *arguments, says):
+        done = run(*arguments)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertIn(says, done.stderr)
+
+    def test_a_shrunk_model_has_the_same_bits_and_says_what_it_is(self):
+        done = run("check", "llama-3-8b", "--scale", "1/64", "--tp", 8, "--sp", *SMALL, "--skip-f64", "--json", "-")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = json.loads(done.stdout)
+        model = report["models"][0]
+        self.assertEqual((report["result"], model["name"], model["weights"]), ("same", "llama-3-8b at 1/64", "fresh"))
+        self.assertEqual(len(model["notes"]), 1)
+        self.assertIn("note: " + model["notes"][0], done.stderr)
+        self.assertIn("2 of 32 layers, hidden 64 of 4096, heads of 2 of 128", model["notes"][0])
+
+    def test_layouts_are_those_of_the_large_model(self):
+        for part in ((), ("--scale", "1/64")):
+            self.refused("lint", "llama-3-8b", "--tp", 3, *part, says="the number of query heads = 32 cannot be split")
+            self.refused("lint", "llama-3-8b", "--tp", 64, *part, says="more than the 32 query heads")
+            self.assertEqual(run("lint", "llama-3-8b", "--tp", 32, *part).returncode, 0)
+
+    def test_other_subcommands_take_it(self):
+        done = run("train", "qwen2.5-7b", "--scale", "1/64", "--tp", 4, "--batch", 2, "--seq", 8, "--steps", 2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("qwen2.5-7b at 1/64", done.stdout + done.stderr)
+        done = run("plan", "gpt-1t", "--scale", "1/16", "--flow", "--tp", 8)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("gpt-1t at 1/16, tp=8", done.stdout)
+
+    def test_weights_beside_a_config_are_not_taken(self):
+        model = ROOT / "tests/golden/llama-gqa-tiny"
+        with tempfile.TemporaryDirectory(prefix="anyrank-scale-") as folder:
+            batch = ("--input", model / "batch.safetensors", "--out", folder, "--tp", 2)
+            done = run("grads", model, "--scale", "1/2", *batch)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("fresh weights", done.stdout)
+            self.refused("grads", "--block", ROOT / "tests/golden/block-gqa", "--out", folder, "--scale", "1/2",
+                         says="--scale goes with a MODEL")
+
+    def test_what_cannot_be_shrunk_is_refused(self):
+        for text in ("1/0", "0.5", "2/3", "1/", "1/x", "16", "1/-2", "1/99999999999999999999"):
+            self.refused("check", "llama-3-8b", "--scale", text, says="expected 1/N with an integer N")
+        self.refused("check", "llama-3-8b", "--scale", "1/128", says="take at most 1/64")
+        with tempfile.TemporaryDirectory(prefix="anyrank-scale-") as folder:
+            self.refused("train", "llama-demo", "--scale", "1/2", "--save", folder, says="without checkpoints")
+            self.assertEqual(os.listdir(folder), [])
+
+    def test_a_large_model_is_refused_for_memory_at_once(self):
+        for model in LARGE:
+            for command in ("check", "train"):
+                self.refused(command, model, says="--scale 1/16")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
+        COMMAND = str(pathlib.Path(sys.argv.pop(1)).resolve())
+    unittest.main()

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "anyrank/config.h"
+#include "anyrank/model.h"
+#include "ref/io/file.h"
+
+TestSuite(config_shrink, .timeout = 300);
+
+static ar_config bundled(const char *name)
+{
+    char path[512];
+    ar_config c;
+    cr_assert_eq(ar_model_path(path, sizeof path, name), AR_OK);
+    cr_assert_eq(ar_config_load(&c, path), AR_OK, "%s", ar_error_message());
+    return c;
+}
+
+/* Every tp up to 64 is legal for the one as for the other, with either split of the embedding. */
+static void expect_same_layouts(const ar_config *small, const ar_config *large)
+{
+    ar_plan by_hidden = {0};
+    cr_assert_eq(
+        ar_plan_add(&by_hidden, large->arch, large->arch == AR_ARCH_GPT2 ? "*wte" : "*embed_tokens", AR_STYLE_HIDDEN),
+        AR_OK);
+    for (int tp = 1; tp <= 64; tp++) {
+        const ar_plan plain = {0};
+        cr_expect_eq(ar_config_check_tp(small, tp, &plain), ar_config_check_tp(large, tp, &plain), "%s: tp=%d: %s",
+                     small->name, tp, ar_error_message());
+        cr_expect_eq(ar_config_check_tp(small, tp, &by_hidden), ar_config_check_tp(large, tp, &by_hidden),
+                     "%s: tp=%d: %s", small->name, tp, ar_error_message());
+    }
+    ar_plan_fini(&by_hidden);
+}
+
+/* All but sizes and names. */
+static void expect_same_form(const ar_config *small, const ar_config *large)
+{
+    ar_config like = *small;
+    memcpy(like.name, large->name, sizeof like.name);
+    memcpy(like.shrunk, large->shrunk, sizeof like.shrunk);
+    memcpy(like.full_attention, large->full_attention, sizeof like.full_attention);
+    like.vocab = large->vocab;
+    like.hidden = large->hidden;
+    like.layers = large->layers;
+    like.head_dim = large->head_dim;
+    like.ffn = large->ffn;
+    cr_expect_arr_eq(&like, large, sizeof like, "%s", small->name);
+}
+
+Test(config_shrink, bundled_models_are_split_as_before)
+{
+    static const size_t parts[] = {2, 8, 16, 32};
+    for (const char *const *name = ari_model_names; *name; name++) {
+        const ar_config large = bundled(*name);
+        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+            ar_config c = large;
+            if (parts[i] > large.head_dim / 2)
+                continue;
+            cr_assert_eq(ar_config_shrink(&c, parts[i]), AR_OK, "%s", ar_error_message());
+            expect_same_layouts(&c, &large);
+            expect_same_form(&c, &large);
+        }
+    }
+}
+
+Test(config_shrink, sizes_become_a_part_of_what_they_were)
+{
+    ar_config c = bundled("llama-3-8b");
+    cr_assert_eq(ar_config_shrink(&c, 16), AR_OK);
+    cr_expect(c.layers == 2 && c.hidden == 256 && c.head_dim == 8 && c.ffn == 896 && c.vocab == 8032);
+    cr_expect_str_eq(c.name, "llama-3-8b at 1/16");
+    cr_expect_str_eq(c.shrunk, "llama-3-8b shrunk to 1/16: 2 of 32 layers, hidden 256 of 4096, heads of 8 of 128, MLP "
+                               "896 of 14336, vocabulary 8032 of 128256; 32 heads (8 KV) as before, fresh weights");
+    c = bundled("stack-4.8b"); /* 11008 / 16 = 688, which 32 does not divide */
+    cr_assert_eq(ar_config_shrink(&c, 16), AR_OK);
+    cr_expect_eq(c.ffn, 704);
+    c = bundled("gpt-1t"); /* heads of 160 */
+    cr_assert_eq(ar_config_shrink(&c, 64), AR_OK);
+    cr_expect(c.head_dim == 2 && c.hidden == 320 && c.layers == 2);
+    c = bundled("llama-demo"); /* a vocabulary of bytes stays one */
+    cr_assert_eq(ar_config_shrink(&c, 16), AR_OK);
+    cr_expect(c.vocab == 256 && c.layers == 2 && c.hidden == 16);
+}
+
+Test(config_shrink, what_has_no_smaller_form_is_refused)
+{
+    const ar_config large = bundled("llama-3-8b");
+    ar_config c = large;
+    cr_expect_eq(ar_config_shrink(&c, 1), AR_OK);
+    cr_expect_arr_eq(&c, &large, sizeof c);
+    cr_expect_eq(ar_config_shrink(&c, 0), AR_ERR_ARG);
+    cr_expect_eq(ar_config_shrink(&c, 65), AR_ERR_ARG);
+    cr_expect_not_null(strstr(ar_error_message(), "heads have 128 features"), "%s", ar_error_message());
+    cr_expect_not_null(strstr(ar_error_message(), "at most 1/64"), "%s", ar_error_message());
+    cr_expect_eq(ar_config_shrink(&c, SIZE_MAX), AR_ERR_ARG);
+    cr_expect_arr_eq(&c, &large, sizeof c);
+    cr_expect_eq(ar_config_shrink(&c, 64), AR_OK);
+}
+
+/* The last layer has the last one's window, the first the first one's. */
+Test(config_shrink, layers_keep_their_kinds_of_attention)
+{
+    ar_config c = bundled("llama-3-8b");
+    c.window = 64;
+    for (size_t i = 0; i < 20; i++)
+        c.full_attention[0] |= (uint64_t)1 << i;
+    cr_assert_eq(ar_config_shrink(&c, 8), AR_OK);
+    cr_assert_eq(c.layers, 4);
+    for (size_t i = 0; i < 4; i++) /* like layers 0, 10, 20, 31 */
+        cr_expect_eq(ar_config_window(&c, i), i < 2 ? 0 : 64, "layer %zu", i);
+}
