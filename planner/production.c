@@ -21,7 +21,7 @@ static const double of_inputs[ARI_OPERATION_KINDS] = {
     [ARI_OPERATION_LOSS] = 4.0,
 };
 /* And for each score: the probability; with dropout its mask and what it leaves. Flash attention keeps instead one fp32
- * number for each query of each head, the logarithm of its sum (Dao et al. 2022, arXiv:2205.14135). */
+ * number for each query of each head, the logarithm of its sum (Dao 2023, arXiv:2307.08691). */
 static const double OF_SCORE = 2.0, OF_DROPPED_SCORE = 5.0, OF_FLASH_ROW = 4.0;
 /* Gradients of probabilities and of scores, both at once. */
 static const double OF_SCORE_BACKWARD = 4.0;

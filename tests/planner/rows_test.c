@@ -2,6 +2,9 @@
 /* Published figures of training runs, against the planner's formulas. Rates and layouts are the publications'; what does
  * not fit stays in the table, as unexplained. docs/planner.md shows the same rows. */
 #include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "anyrank/model.h"
@@ -22,6 +25,21 @@ static ar_config config_of(const shape *s)
         return shape_bundled(s->bundled);
     return s->ffn ? shape_llama(s->layers, s->hidden, s->ffn, s->heads, s->kv_heads, s->vocab)
                   : shape_gpt(s->layers, s->hidden, s->heads, s->vocab);
+}
+
+/* Whether docs/planner.md has this row of a table. */
+static void expect_row(const char *format, ...)
+{
+    char row[256];
+    unsigned char *page = NULL;
+    size_t length = 0;
+    va_list values;
+    va_start(values, format);
+    vsnprintf(row, sizeof row, format, values);
+    va_end(values);
+    cr_assert_eq(ari_file_read(&page, &length, TEST_SOURCE_DIR "/docs/planner.md", 1 << 20), AR_OK);
+    cr_expect_not_null(strstr((const char *)page, row), "docs/planner.md lacks: %s", row);
+    free(page);
 }
 
 /* --- throughput --------------------------------------------------------------------------------------------------- */
@@ -70,9 +88,12 @@ Test(rows, printed_rates_are_those_of_their_convention)
         double flops = 0.0;
         cr_assert_eq(ari_flops_token(&flops, &c, throughput[i].seq, throughput[i].convention, ARI_RECOMPUTE_NONE),
                      AR_OK);
-        const double error = flops * throughput[i].tokens * 1e-12 / throughput[i].teraflops - 1.0;
-        cr_expect_str_eq(fabs(error) <= 0.005 ? "fits" : "unexplained", throughput[i].verdict, "%s: %.1f, printed %.1f",
-                         throughput[i].source, flops * throughput[i].tokens * 1e-12, throughput[i].teraflops);
+        const double rate = flops * throughput[i].tokens * 1e-12, error = rate / throughput[i].teraflops - 1.0;
+        cr_expect_str_eq(fabs(error) <= 0.005 ? "fits" : "unexplained", throughput[i].verdict, "%s: %.1f",
+                         throughput[i].source, rate);
+        expect_row("| %s | %zu | %.0f | %g | %.1f | %d | %+.1f %%, %s |", throughput[i].source, throughput[i].seq,
+                   throughput[i].tokens, throughput[i].teraflops, rate, (int)throughput[i].convention + 1,
+                   100.0 * error, throughput[i].verdict);
     }
 }
 
@@ -106,6 +127,9 @@ Test(rows, utilisations_are_those_of_korthikanti_et_al)
         cr_expect_lt(fabs(100.0 * mfu - korthikanti[i].mfu), 0.5, "%s: %.2f", c.name, 100.0 * mfu);
         cr_expect(korthikanti[i].hfu == 0.0 || fabs(100.0 * hfu - korthikanti[i].hfu) < 0.5, "%s: %.2f", c.name,
                   100.0 * hfu);
+        expect_row("| %s | %.0f | %.0f | %.2f | %.1f | %.2f | %.1f | %.2f | %.3f |", c.name, korthikanti[i].gpus,
+                   korthikanti[i].batch, korthikanti[i].seconds, korthikanti[i].mfu, 100.0 * mfu, korthikanti[i].hfu,
+                   100.0 * hfu, korthikanti[i].ratio);
     }
 }
 
@@ -171,31 +195,32 @@ Test(rows, parameters_of_llama_3)
  * account leaves out (docs/planner.md), so it is the difference to the row before that is compared: within a tenth, or
  * where neither layout should have more, within a hundredth of the peak. */
 static const struct {
-    const char *model, *with;
+    const char *model, *layout;
     int dp, cp, tp, pp, chunks;
     size_t batch, seq; /* of a dp rank */
     ari_recompute recompute;
     double gib;
     const char *verdict; /* of the difference: "first" of a group, "fits", "equal" or "unexplained" */
 } peaks[] = {
-    {"llama-3-8b", "", 8, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 82.4, "first"},
-    {"llama-3-8b", "", 128, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 67.0, "fits"},
-    {"llama-3-8b", "compiled", 8, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 77.0, "first"},
-    {"llama-3-8b", "compiled", 128, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 62.0, "fits"},
-    {"llama-3-8b", "float8", 8, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 76.8, "first"},
-    {"llama-3-8b", "float8", 128, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 61.8, "fits"},
-    {"llama-3-8b", "", 8, 1, 1, 1, 1, 1, 32768, ARI_RECOMPUTE_FULL, 83.9, "first"},
-    {"llama-3-8b", "", 4, 2, 1, 1, 1, 1, 65536, ARI_RECOMPUTE_FULL, 84.2, "equal"},
-    {"llama-3-8b", "", 2, 4, 1, 1, 1, 1, 131072, ARI_RECOMPUTE_FULL, 84.0, "equal"},
-    {"llama-3-8b", "", 1, 8, 1, 1, 1, 1, 262144, ARI_RECOMPUTE_FULL, 84.5, "equal"},
-    {"llama-3-70b", "float8", 32, 1, 8, 1, 1, 16, 8192, ARI_RECOMPUTE_FULL, 71.9, "first"},
-    {"llama-3-70b", "float8, asynchronous tp", 32, 1, 8, 1, 1, 16, 8192, ARI_RECOMPUTE_FULL, 67.6, "unexplained"},
-    {"llama-3.1-405b", "1F1B", 8, 1, 8, 8, 1, 32, 8192, ARI_RECOMPUTE_FULL, 82.5, "first"},
-    {"llama-3.1-405b", "interleaved", 8, 1, 8, 8, 2, 32, 8192, ARI_RECOMPUTE_FULL, 72.7, "unexplained"},
-    {"llama-3.1-405b", "", 8, 1, 8, 8, 1, 8, 32768, ARI_RECOMPUTE_FULL, 75.3, "first"},
-    {"llama-3.1-405b", "", 4, 2, 8, 8, 1, 8, 65536, ARI_RECOMPUTE_FULL, 75.9, "equal"},
-    {"llama-3.1-405b", "", 2, 4, 8, 8, 1, 8, 131072, ARI_RECOMPUTE_FULL, 77.1, "unexplained"},
-    {"llama-3.1-405b", "", 1, 8, 8, 8, 1, 8, 262144, ARI_RECOMPUTE_FULL, 84.9, "unexplained"},
+    {"llama-3-8b", "dp=8", 8, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 82.4, "first"},
+    {"llama-3-8b", "dp=128", 128, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 67.0, "fits"},
+    {"llama-3-8b", "dp=8, compiled", 8, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 77.0, "first"},
+    {"llama-3-8b", "dp=128, compiled", 128, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 62.0, "fits"},
+    {"llama-3-8b", "dp=8, float8", 8, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 76.8, "first"},
+    {"llama-3-8b", "dp=128, float8", 128, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 61.8, "fits"},
+    {"llama-3-8b", "dp=8", 8, 1, 1, 1, 1, 1, 32768, ARI_RECOMPUTE_FULL, 83.9, "first"},
+    {"llama-3-8b", "dp=4 cp=2", 4, 2, 1, 1, 1, 1, 65536, ARI_RECOMPUTE_FULL, 84.2, "equal"},
+    {"llama-3-8b", "dp=2 cp=4", 2, 4, 1, 1, 1, 1, 131072, ARI_RECOMPUTE_FULL, 84.0, "equal"},
+    {"llama-3-8b", "dp=1 cp=8", 1, 8, 1, 1, 1, 1, 262144, ARI_RECOMPUTE_FULL, 84.5, "equal"},
+    {"llama-3-70b", "dp=32 tp=8, float8", 32, 1, 8, 1, 1, 16, 8192, ARI_RECOMPUTE_FULL, 71.9, "first"},
+    {"llama-3-70b", "dp=32 tp=8, float8, asynchronous tp", 32, 1, 8, 1, 1, 16, 8192, ARI_RECOMPUTE_FULL, 67.6,
+     "unexplained"},
+    {"llama-3.1-405b", "dp=8 tp=8 pp=8, 1F1B", 8, 1, 8, 8, 1, 32, 8192, ARI_RECOMPUTE_FULL, 82.5, "first"},
+    {"llama-3.1-405b", "dp=8 tp=8 pp=8, interleaved", 8, 1, 8, 8, 2, 32, 8192, ARI_RECOMPUTE_FULL, 72.7, "unexplained"},
+    {"llama-3.1-405b", "dp=8 tp=8 pp=8", 8, 1, 8, 8, 1, 8, 32768, ARI_RECOMPUTE_FULL, 75.3, "first"},
+    {"llama-3.1-405b", "dp=4 cp=2 tp=8 pp=8", 4, 2, 8, 8, 1, 8, 65536, ARI_RECOMPUTE_FULL, 75.9, "equal"},
+    {"llama-3.1-405b", "dp=2 cp=4 tp=8 pp=8", 2, 4, 8, 8, 1, 8, 131072, ARI_RECOMPUTE_FULL, 77.1, "unexplained"},
+    {"llama-3.1-405b", "dp=1 cp=8 tp=8 pp=8", 1, 8, 8, 8, 1, 8, 262144, ARI_RECOMPUTE_FULL, 84.9, "unexplained"},
 };
 
 static double predicted_gib(size_t i)
@@ -226,7 +251,56 @@ Test(rows, peaks_of_torchtitan_differ_as_their_layouts_do)
             verdict = "equal";
         cr_expect_str_eq(strcmp(peaks[i].verdict, "first") == 0 ? "first" : verdict, peaks[i].verdict,
                          "row %zu: %+.2f GiB, printed %+.2f", i, here - before, change);
+        if (strcmp(peaks[i].verdict, "first") == 0)
+            expect_row("| %s | %s | %zu x %zu | %.1f | %.1f | | | |", peaks[i].model, peaks[i].layout, peaks[i].batch,
+                       peaks[i].seq, peaks[i].gib, here);
+        else
+            expect_row("| %s | %s | %zu x %zu | %.1f | %.1f | %+.1f | %+.1f | %s |", peaks[i].model, peaks[i].layout,
+                       peaks[i].batch, peaks[i].seq, peaks[i].gib, here, change, here - before, verdict);
         before = here;
+    }
+}
+
+/* GiB of Llama 3 8B by kind; peaks as above. */
+Test(rows, memory_of_llama_3_8b)
+{
+    static const ari_memory_kind columns[] = {
+        ARI_MEMORY_WEIGHTS, ARI_MEMORY_GRADIENTS, ARI_MEMORY_MASTER, ARI_MEMORY_OPTIMIZER, ARI_MEMORY_ATTENTION,
+        ARI_MEMORY_MLP,     ARI_MEMORY_BETWEEN,   ARI_MEMORY_OUTER,  ARI_MEMORY_LOGITS,    ARI_MEMORY_WORKSPACE};
+    static const struct {
+        const char *layout;
+        int tp, dp, zero;
+        bool sp;
+        size_t batch, seq; /* of a dp rank */
+        ari_recompute recompute;
+        const char *printed;
+    } rows[] = {
+        {"tp=1", 1, 1, 0, false, 1, 8192, ARI_RECOMPUTE_NONE, ""},
+        {"tp=8", 8, 1, 0, false, 1, 8192, ARI_RECOMPUTE_NONE, ""},
+        {"tp=8 sp", 8, 1, 0, true, 1, 8192, ARI_RECOMPUTE_NONE, ""},
+        {"tp=8 sp, full", 8, 1, 0, true, 1, 8192, ARI_RECOMPUTE_FULL, ""},
+        {"dp=8 zero=1", 1, 8, 1, false, 1, 8192, ARI_RECOMPUTE_NONE, ""},
+        {"dp=8 zero=2", 1, 8, 2, false, 1, 8192, ARI_RECOMPUTE_NONE, ""},
+        {"dp=8 zero=3", 1, 8, 3, false, 1, 8192, ARI_RECOMPUTE_NONE, ""},
+        {"dp=8 zero=3", 1, 8, 3, false, 2, 8192, ARI_RECOMPUTE_NONE, "82.4, selective"},
+        {"dp=8 zero=3, full", 1, 8, 3, false, 2, 8192, ARI_RECOMPUTE_FULL, "82.4, selective"},
+        {"dp=128 zero=3", 1, 128, 3, false, 2, 8192, ARI_RECOMPUTE_NONE, "67.0, selective"},
+        {"dp=128 zero=3, full", 1, 128, 3, false, 2, 8192, ARI_RECOMPUTE_FULL, "67.0, selective"},
+        {"dp=8 zero=3, full", 1, 8, 3, false, 1, 32768, ARI_RECOMPUTE_FULL, "83.9, full"},
+    };
+    const ar_config c = shape_bundled("llama-3-8b");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        ari_planned p = shape_planned(&c, rows[i].tp, rows[i].sp, rows[i].batch * (size_t)rows[i].dp, rows[i].seq);
+        p.step.run.parallel.dp = rows[i].dp;
+        p.step.run.parallel.zero = rows[i].zero;
+        p.recompute = rows[i].recompute;
+        p.flash = true;
+        const ari_memory m = shape_memory(&p);
+        char cells[256] = "";
+        for (size_t k = 0, n = 0; k < sizeof columns / sizeof *columns; k++)
+            n += (size_t)snprintf(cells + n, sizeof cells - n, "%.1f | ", m.of[columns[k]] / 0x1p30);
+        expect_row("| %s | %zu x %zu | %s%.1f | %s |", rows[i].layout, rows[i].batch, rows[i].seq, cells,
+                   ari_memory_sum(&m) / 0x1p30, rows[i].printed);
     }
 }
 
