@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "anyrank/model.h"
+#include "planner/time_impl.h"
 #include "ref/io/file.h"
 #include "tests/planner/shapes.h"
 
@@ -306,14 +307,18 @@ Test(rows, memory_of_llama_3_8b)
 
 /* --- layouts ------------------------------------------------------------------------------------------------------ */
 
-/* Llama 3's three (arXiv:2407.21783, table 4): 16 M tokens a step on 8,192 and 16,384 GPUs. */
-Test(rows, layouts_of_llama_3_405b_are_legal)
+/* Llama 3's three (arXiv:2407.21783, table 4): 16 M tokens a step on 8,192 and 16,384 GPUs, of which each has fewer a
+ * second than those of the layout before. */
+Test(rows, layouts_of_llama_3_405b_are_legal_and_in_order)
 {
     static const struct {
         int tp, cp, pp, dp;
         size_t seq, batch; /* of a dp rank */
     } layouts[] = {{8, 1, 16, 64, 8192, 32}, {8, 1, 16, 128, 8192, 16}, {8, 16, 16, 8, 131072, 16}};
     const ar_config c = shape_bundled("llama-3.1-405b");
+    ari_time_options options = {.account = ARI_ACCOUNT_PRODUCTION};
+    cr_assert_eq(ar_sim_cluster_parse(&options.cluster, "h100"), AR_OK);
+    double before = 0.0;
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         const size_t batch = layouts[i].batch * (size_t)layouts[i].dp;
         ari_planned p = shape_planned(&c, layouts[i].tp, true, batch, layouts[i].seq / (size_t)layouts[i].cp);
@@ -333,5 +338,28 @@ Test(rows, layouts_of_llama_3_405b_are_legal)
         const double block = 2.0 * 16384.0 * 16384.0 + 2.0 * 16384.0 * 1024.0 + 3.0 * 16384.0 * 53248.0;
         const double n = 8.0 * (block / 8.0 + 2.0 * 16384.0);
         cr_expect_eq(states, 2.0 * n + 14.0 * ceil(n / (layouts[i].dp * layouts[i].cp)), "%.0f", states);
+        ari_time t;
+        cr_assert_eq(ari_time_of(&t, &p, &options), AR_OK, "%s", ar_error_message());
+        const double ranks = layouts[i].tp * layouts[i].cp * layouts[i].pp * layouts[i].dp;
+        const double tokens = 0x1p24 / ari_time_step(&t) / ranks;
+        cr_expect(i == 0 || tokens < before, "layout %zu: %.1f tokens a second of a GPU", i, tokens);
+        before = tokens;
+    }
+}
+
+/* 64 MiB over 8 ranks of a node and over 16 ranks of a slower network: a link's rate is that of one direction. */
+Test(rows, ring_all_reduces_take_their_closed_form)
+{
+    static const struct {
+        int ranks;
+        double rate, microseconds;
+    } rings[] = {{8, 450e9, 330.98}, {16, 50e9, 2666.58}};
+    const ar_config c = shape_bundled("llama-3-8b");
+    for (size_t i = 0; i < sizeof rings / sizeof *rings; i++) {
+        const ari_planned p = shape_planned(&c, rings[i].ranks, false, 1, 128);
+        const ari_time_options o = {.cluster = {.inside = {5e-6, rings[i].rate}, .flops = 1e15}};
+        const ari_links l = ari_links_of(&p, &o, ARI_LINKS_TP);
+        cr_expect_float_eq(ari_links_call(&l, ARI_CALL_ALL_REDUCE, 16777216.0, 4.0) * 1e6, rings[i].microseconds,
+                           0.005);
     }
 }
