@@ -314,6 +314,18 @@ MUTANTS = [
      "const bool by_bits = rule == AR_VERIFY_BITS || rule == AR_VERIFY_ULP;",
      "const bool by_bits = rule == AR_VERIFY_BITS;",
      "verify/verify_rules_test cli/verify_test"),
+    # --- planner
+    ("a gathered input counts as kept whole", "planner/production.c",
+     "return a->regathers && v->at", "return a->tp < 0.0 && v->at", "planner/production_test"),
+    ("a stage of a pipeline holds as many micro-batches as the first", "planner/production.c",
+     "return fmin(a->pp - i, a->micro);", "return fmin(a->pp, a->micro);", "planner/production_test planner/rows_test"),
+    ("ZeRO divides over dp alone", "planner/production.c",
+     ".shards = (double)cp * ari_at_least_one(layout->dp)", ".shards = ari_at_least_one(layout->dp)",
+     "planner/production_test"),
+    ("the last stage of a pipeline has the layer that is left over", "planner/memory.c",
+     "begin = (parts - longer) / 2;", "begin = parts - longer;", "planner/production_test"),
+    ("a shrunk MLP is one that more ranks can split", "ref/io/config_shrink.c",
+     "if (gcd(k + away, others) == 1)", "if (k + away > 0)", "io/config_shrink_test"),
     # --- cli
     ("a MB is taken for a MiB", "cli/options/kinds.c",
      "{\"MB\", 1000000u}", "{\"MB\", 1048576u}", "cli/args_test"),

@@ -65,6 +65,25 @@ Test(config_shrink, bundled_models_are_split_as_before)
     }
 }
 
+/* Also where the nearest number would have other divisors: an MLP of 280 by 12 heads may have 4 in common, not 12. */
+Test(config_shrink, every_width_keeps_its_divisors)
+{
+    const ar_plan plain = {0};
+    ar_config large = bundled("llama-3-8b");
+    large.heads = large.kv_heads = 12;
+    large.head_dim = 32;
+    large.hidden = 12 * 32;
+    for (large.ffn = 1; large.ffn <= 600; large.ffn++) {
+        ar_config c = large;
+        cr_assert_eq(ar_config_shrink(&c, 4), AR_OK);
+        cr_expect(c.ffn * 4 + 4 * 4 * 12 >= large.ffn && c.ffn * 4 <= large.ffn + 4 * 4 * 12, "%zu of %zu", c.ffn,
+                  large.ffn);
+        for (int tp = 1; tp <= 12; tp++)
+            cr_expect_eq(ar_config_check_tp(&c, tp, &plain), ar_config_check_tp(&large, tp, &plain),
+                         "tp=%d of %zu and %zu", tp, c.ffn, large.ffn);
+    }
+}
+
 Test(config_shrink, sizes_become_a_part_of_what_they_were)
 {
     ar_config c = bundled("llama-3-8b");
