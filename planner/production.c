@@ -180,7 +180,7 @@ static double in_flight(const account *a, double i, double chunk)
     if (a->p->step.run.parallel.forward_first)
         return a->micro;
     if (a->chunks == 1.0)
-        return fmin(a->pp, a->micro);
+        return fmin(a->pp - i, a->micro);
     const double passes = fmin(2.0 * (a->pp - 1.0 - i) + (a->chunks - 1.0) * a->pp + 1.0, a->micro * a->chunks);
     const double turn = a->pp * a->chunks, rounds = floor(passes / turn);
     const double begun = fmin(fmax(passes - rounds * turn - chunk * a->pp, 0.0), a->pp);
