@@ -347,7 +347,7 @@ ar_status ari_estimate_fits(const ari_estimate *e)
     if (e->bytes > e->available)
         return ar_error_set(AR_ERR_ARG,
                             "this would take about %.1f %s of memory and %.1f %s are free; take a smaller model, batch "
-                            "or sequence, fewer steps or fewer ranks, or shrink the model (--scale 1/16)",
+                            "or sequence, fewer steps or fewer ranks, or shrink the model with --scale 1/N",
                             (double)e->bytes / unit, mega ? "MB" : "GB", (double)e->available / unit,
                             mega ? "MB" : "GB");
     return AR_OK;

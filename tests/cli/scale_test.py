@@ -79,7 +79,7 @@ class Scale(unittest.TestCase):
     def test_a_large_model_is_refused_for_memory_at_once(self):
         for model in LARGE:
             for command in ("check", "train"):
-                self.refused(command, model, says="--scale 1/16")
+                self.refused(command, model, says="shrink the model with --scale 1/N")
 
 
 if __name__ == "__main__":

@@ -182,11 +182,20 @@ Test(rows, parameters_of_llama_3)
     } llama[] = {{"llama-3-8b", 8030261248}, {"llama-3-70b", 70553706496}, {"llama-3.1-405b", 405853388800}};
     for (size_t i = 0; i < sizeof llama / sizeof *llama; i++) {
         const ar_config c = shape_bundled(llama[i].model);
-        const ari_planned p = shape_planned(&c, 1, false, 1, 128);
         size_t n = 0;
         cr_assert_eq(ar_config_parameters(&c, &n), AR_OK);
         cr_expect_eq(n, llama[i].parameters);
-        cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (double)n);
+    }
+}
+
+Test(rows, one_rank_has_the_parameters_of_a_bundled_model)
+{
+    for (size_t i = 0; ari_model_names[i]; i++) {
+        const ar_config c = shape_bundled(ari_model_names[i]);
+        const ari_planned p = shape_planned(&c, 1, false, 1, 128);
+        size_t n = 0;
+        cr_assert_eq(ar_config_parameters(&c, &n), AR_OK);
+        cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (double)n, "%s", c.name);
     }
 }
 
