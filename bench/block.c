@@ -65,10 +65,9 @@ static ar_status side_create(side *s, ar_numerics numerics, ar_precision precisi
 {
     AR_TRY(ar_device_create(&s->d, which, threads));
     const ar_ctx_options options = {.device = s->d, .numerics = numerics, .precision = precision};
-    const ar_plan plan = {0};
     ar_block_options o;
     char name[96];
-    AR_TRY(ar_config_block(config, 0, &plan, &o, name, sizeof name));
+    AR_TRY(ar_config_block(config, 0, &o, name, sizeof name));
     AR_TRY(ar_ctx_create(&s->ctx, &options));
     AR_TRY(ar_block_create(&s->block, s->ctx, name, &o));
     AR_TRY(ar_saved_create(&s->saved));

@@ -131,7 +131,10 @@ typedef struct ari_lint_state {
     ari_operation maker;             /* the product whose output is terms of a sum */
     bool has_maker;                  /* and that is the value */
     ari_lint_type before;            /* the value before the last redistribution */
-    bool gathered;                   /* that redistribution was an all-gather, and the last operation */
+    ari_role moved;                  /* that redistribution's role, if it was the last operation */
+    bool gathered;                   /* and it was an all-gather */
+    ari_operation_kind last;         /* the last operation's */
+    bool after_product;              /* backward: behind a product or a norm, until its gradients have been made */
     ari_lint_type dy[ARI_OP_VALUES]; /* what the last operation with weights has got backward */
     int dys;
     ari_lint_type again; /* its input, as it was computed again */

@@ -95,7 +95,7 @@ static void positions(ari_lint_state *l, const ari_operation *op)
 static void norm(ari_lint_state *l, const ari_operation *op)
 {
     const ari_lint_type x = ari_lint_agree(l, op, &op->input[0], l->at[0]);
-    l->skip = x; /* in a block */
+    l->skip = l->moved == op->role ? l->before : x; /* in a block */
     ari_lint_type out = along(l, op, x, FEATURES, false);
     for (int i = 0; i < op->weights; i++) {
         use(l, op, i);
@@ -110,32 +110,37 @@ static bool gathers(const ari_operation *op)
     return op->calls > 0 && op->call[0].kind == ARI_CALL_ALL_GATHER;
 }
 
-/* Collectives, or without any the own part, which needs none. */
-static ari_lint_type redistributed(ari_lint_state *l, const ari_operation *op, ari_lint_type has)
+/* Value i, by collectives, or without any by taking the own part. What is to be summed and is whole already is what the
+ * collective is judged by. */
+static ari_lint_type redistributed(ari_lint_state *l, const ari_operation *op, int i, ari_lint_type has)
 {
-    ari_lint_type v = ari_lint_agree(l, op, &op->input[0], has);
-    const ari_lint_type to = ari_lint_stated(&op->output[0]);
-    ari_lint_collectives(l, op, &v, 1, NULL, &op->output[0]);
+    const ari_lint_type from = ari_lint_stated(&op->input[i]), to = ari_lint_stated(&op->output[i]);
+    ari_lint_type v = has;
+    bool summed_again = false;
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+        summed_again = summed_again || (ari_lint_partial(from.at[axis]) && ari_lint_whole(has.at[axis]));
+    if (!summed_again)
+        v = ari_lint_agree(l, op, &op->input[i], has);
+    ari_lint_collectives(l, op, &v, 1, NULL, &op->output[i]);
     for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
         if (ari_lint_whole(v.at[axis]) && to.at[axis].kind == AR_SHARD)
             v.at[axis] = to.at[axis];
     }
-    return ari_lint_agree(l, op, &op->output[0], v);
+    return ari_lint_agree(l, op, &op->output[i], v);
 }
 
 static void redistribute(ari_lint_state *l, const ari_operation *op)
 {
     l->before = l->at[0];
-    l->at[0] = redistributed(l, op, l->at[0]);
+    for (int i = 0; i < op->inputs; i++)
+        l->at[i] = redistributed(l, op, i, l->at[i]);
 }
 
-/* What is kept of X for the weight gradients: with sequence parallelism the part before it was gathered, unless that is
- * kept, or every rank computes the same with all of it. */
+/* What is kept of X for the weight gradients: the part before it was gathered, unless that is kept. */
 static void product(ari_lint_state *l, const ari_operation *op)
 {
     const ari_lint_type x = ari_lint_agree(l, op, &op->input[0], l->at[0]);
-    const bool varies = x.at[ARI_AXIS_TP].kind == AR_REPLICATE;
-    const bool again = l->gathered && varies && !l->c->run.parallel.keep_gathered;
+    const bool again = l->gathered && !l->c->run.parallel.keep_gathered;
     ari_lint_type out = x;
     for (int i = 0; i < op->weights; i++)
         out = by(l, op, ari_lint_product, x, use(l, op, i));
@@ -196,20 +201,29 @@ static void attention(ari_lint_state *l, const ari_operation *op)
     keep(l, op, q, l->at[0]);
 }
 
-/* A module whose terms nothing adds up: the finding is where they are made, for the repair belongs there. */
-static void end_of_module(ari_lint_state *l)
+/* Whether terms of a sum go through the operation: it is linear and works on whatever there is, or adds them up. */
+static bool takes_terms(const ari_operation *op)
 {
+    return op->kind == ARI_OPERATION_BIAS || op->kind == ARI_OPERATION_DROPOUT ||
+           op->kind == ARI_OPERATION_REDISTRIBUTE;
+}
+
+/* Terms that nothing has added up where the sum is needed: the finding is where they are made, for the repair belongs
+ * there. */
+static void settle_terms(ari_lint_state *l, const ari_operation *op)
+{
+    if (takes_terms(op))
+        return;
     for (int axis = 0; axis < ARI_LINT_AXES && l->has_maker; axis++) {
-        const ar_placement has = l->at[0].at[axis], needs = l->skip.at[axis];
-        if (ari_lint_partial(has) && !ari_lint_partial(needs))
-            ari_lint_judge(l, &l->maker, axis, &l->at[0], ari_lint_mismatch(has, needs));
+        const ar_placement has = l->at[0].at[axis];
+        for (int i = 0; i < l->maker.outputs && ari_lint_partial(has); i++)
+            ari_lint_judge(l, &l->maker, axis, &l->at[i], ari_lint_mismatch(has, whole));
     }
     l->has_maker = false;
 }
 
 static void residual(ari_lint_state *l, const ari_operation *op)
 {
-    end_of_module(l);
     const ari_lint_type a = ari_lint_agree(l, op, &op->input[0], by(l, op, ari_lint_add, l->at[0], l->skip));
     l->at[0] = ari_lint_agree(l, op, &op->output[0], a);
     keep(l, op, a, l->at[0]);
@@ -347,12 +361,14 @@ static void product_backward(ari_lint_state *l, const ari_operation *op)
 static void redistribute_backward(ari_lint_state *l, const ari_operation *op)
 {
     if (op->again) {
-        l->again = redistributed(l, op, l->stored);
+        l->again = redistributed(l, op, 0, l->stored);
         l->has_again = true;
         return;
     }
-    l->before = l->at[0];
-    l->at[0] = redistributed(l, op, l->at[0]);
+    if (!l->after_product)
+        l->before = l->at[0];
+    for (int i = 0; i < op->inputs; i++)
+        l->at[i] = redistributed(l, op, i, l->at[i]);
 }
 
 static void residual_backward(ari_lint_state *l, const ari_operation *op)
@@ -449,16 +465,23 @@ static const judge judges[ARI_OPERATION_KINDS][2] = {
 
 void ari_lint_pass_operation(ari_lint_state *l, const ari_operation *op)
 {
-    const bool backward = op->pass == ARI_PASS_BACKWARD;
+    const bool backward = op->pass == ARI_PASS_BACKWARD, moves = op->kind == ARI_OPERATION_REDISTRIBUTE;
     const judge f = judges[op->kind][backward];
     if (backward && l->layer == ARI_NO_LAYER && op->layer != ARI_NO_LAYER)
         l->skip = l->at[0]; /* the blocks begin: the last residual's gradient goes both ways */
+    if (!backward)
+        settle_terms(l, op);
+    if (moves && l->last == ARI_OPERATION_WEIGHT_GRADIENT)
+        l->after_product = false;
     if (f)
         f(l, op);
-    if (backward && op->kind != ARI_OPERATION_REDISTRIBUTE && op->kind != ARI_OPERATION_PRODUCT &&
-        op->kind != ARI_OPERATION_WEIGHT_GRADIENT)
+    if (!moves && op->kind != ARI_OPERATION_WEIGHT_GRADIENT)
+        l->after_product = op->kind == ARI_OPERATION_PRODUCT || op->kind == ARI_OPERATION_NORM;
+    if (backward && !moves && op->kind != ARI_OPERATION_PRODUCT && op->kind != ARI_OPERATION_WEIGHT_GRADIENT)
         l->before = l->at[0];
-    l->gathered = op->kind == ARI_OPERATION_REDISTRIBUTE && gathers(op);
+    l->last = op->kind;
+    l->moved = moves ? op->role : ARI_NO_ROLE;
+    l->gathered = moves && gathers(op);
 }
 
 void ari_lint_end_of_passes(ari_lint_state *l)

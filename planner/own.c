@@ -44,9 +44,24 @@ static bool is_pass(ari_operation_pass pass)
     return pass == ARI_PASS_FORWARD || pass == ARI_PASS_BACKWARD;
 }
 
+/* Whether an MLP's first layer leaves something else than it makes. */
+static ar_status see_first(ari_account *a, const ari_operation *op)
+{
+    const ar_placement made = op->output[0].at[ARI_AXIS_TP];
+    ar_block_split block;
+    if (op->kind != ARI_OPERATION_PRODUCT || op->role != ARI_FIRST || op->pass != ARI_PASS_FORWARD)
+        return AR_OK;
+    AR_TRY(ar_plan_block(&a->c->run.plan, a->config, op->layer, a->sequence, &block));
+    const ar_placement left = block.mlp.first.to;
+    const bool whole = made.kind != AR_SHARD && left.kind != AR_SHARD;
+    a->moves = a->tp > 1 && !whole && !ar_placement_same(made, left, 3);
+    return AR_OK;
+}
+
 static ar_status visit(void *user, const ari_operation *op)
 {
     ari_account *a = user;
+    AR_TRY(see_first(a, op));
     if (is_pass(a->pass) && (op->pass != a->pass || op->micro != a->micro))
         end_pass(a);
     if (op->pass == ARI_PASS_STEP)
@@ -59,7 +74,9 @@ static ar_status visit(void *user, const ari_operation *op)
         ari_account_backward(a, op);
     else if (op->kind == ARI_OPERATION_BROADCAST && op->output[0].dtype == AR_BF16)
         ari_account_touch(a, ari_account_bytes(&op->output[0]));
-    else if (op->kind == ARI_OPERATION_VERIFY) /* what all ranks say */
+    else if (op->kind == ARI_OPERATION_AGREEMENT) /* what all ranks say */
+        ari_account_touch(a, (double)ari_at_least_one(a->c->run.parallel.dp) * ari_account_bytes(&op->input[0]));
+    else if (op->kind == ARI_OPERATION_VERIFY)
         ari_account_touch(a, (double)ar_parallel_world(&a->c->run.parallel) * ari_account_bytes(&op->input[0]));
     return AR_OK;
 }
@@ -166,19 +183,22 @@ static ar_status refuse_planned(const ari_planned *p)
 ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int dp_rank, int tp_rank)
 {
     const ari_step_case *c = &p->step;
+    const ar_parallel *parallel = &c->run.parallel;
+    const bool sequence = ar_plan_by_tokens(&c->run.plan, ari_at_least_one(parallel->tp), parallel->sp);
     ar_outer_split outer;
     AR_TRY(refuse_planned(p));
-    AR_TRY(ar_plan_outer(&c->run.plan, c->config, &outer));
+    AR_TRY(ar_plan_outer(&c->run.plan, c->config, sequence, &outer));
     ari_account a = {.c = c,
                      .config = c->config,
-                     .tp = (size_t)ari_at_least_one(c->run.parallel.tp),
+                     .sequence = sequence,
+                     .tp = (size_t)ari_at_least_one(parallel->tp),
                      .tp_rank = (size_t)tp_rank,
                      .exact = c->run.numerics == AR_NUMERICS_EXACT,
                      .head = c->config->arch != AR_ARCH_STACK,
                      .tokens = outer.tokens,
                      .layer = ARI_NO_LAYER,
                      .fresh = {true, true},
-                     .late = {.kept = true}};
+                     .given = {.kept = true}};
     *m = (ari_memory){{0}};
     held h = {.a = &a, .m = m, .states = c->run.steps > 0 ? ari_optimizer_states(&c->run.optimizer) : 0.0};
     h.shares = c->run.parallel.zero > 0;

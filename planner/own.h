@@ -19,6 +19,7 @@ typedef struct ari_account {
     const ar_config *config;
     size_t tp, tp_rank;
     bool exact, head; /* head: logits */
+    bool sequence;    /* as ar_plan_block wants it */
     ar_embedding_split tokens;
     double now, peak, stored;                              /* bytes: held, at most, after the fullest forward pass */
     double held[ARI_MEMORY_KINDS], most[ARI_MEMORY_KINDS]; /* of `now`; of `stored` */
@@ -26,23 +27,25 @@ typedef struct ari_account {
     /* The pass. */
     ari_operation_pass pass;
     size_t micro, layer;
-    bool begun;             /* there has been an operation */
-    bool fresh[2];          /* forward, backward: no pass has made the kept operands */
-    ari_account_value x;    /* what the next operation takes: a value, backward its gradient */
-    bool gathered;          /* x: of the tokens of all ranks, for the layer that comes */
-    ari_account_value late; /* ends with the activation */
+    bool begun;          /* there has been an operation */
+    bool fresh[2];       /* forward, backward: no pass has made the kept operands */
+    ari_account_value x; /* what the next operation takes: a value, backward its gradient */
+    bool gathered;       /* x: for the product that comes, which ends it */
+    bool moves;          /* what an MLP's first layer makes is redistributed: its activation is by itself */
     /* The backward pass. */
-    bool open, summed;          /* a linear layer: its dX has been made; its weights' gradients have begun */
-    ari_account_value dy;       /* of the open layer */
-    double together;            /* bytes that were put together for it alone, of dY and of X */
-    double own;                 /* bytes of its dX's own tokens, which it takes in the end */
-    double dropped;             /* bytes of what a dropout made of the gradient, beside which that stays */
-    ari_account_value residual; /* the gradient that goes past the attention or the MLP */
-    double block;               /* bytes of the gradient that the block was given */
+    bool open, summed;           /* a linear layer: its dX has been made; its weights' gradients have begun */
+    ari_account_value dy, given; /* of the open layer, or of the one that comes: as it takes it, as it was given */
+    double together;             /* bytes of its X that were gathered again */
+    bool placing;                /* x is on its way from `given` to what the layer takes */
+    double dropped;              /* bytes of what a dropout made of the gradient, beside which that stays */
+    ari_account_value residual;  /* the gradient that goes past the attention or the MLP */
+    double block;                /* bytes of the gradient that the block was given */
 } ari_account;
 
 /** Bytes of the rank's own part. */
 double ari_account_bytes(const ari_op_value *v);
+/** Of all of n values. */
+double ari_account_values(int n, const ari_op_value *v);
 void ari_account_take(ari_account *a, ari_memory_kind kind, double bytes);
 void ari_account_give(ari_account *a, ari_memory_kind kind, double bytes);
 /** Takes them and gives them back. */

@@ -29,12 +29,8 @@ static void close_linear(ari_account *a)
         return;
     give(a, a->together);
     ari_account_finish(a, &a->dy);
-    if (a->own > 0.0) {
-        take(a, a->own);
-        ari_account_finish(a, &a->x);
-        next(a, a->own);
-    }
-    a->together = a->own = 0.0;
+    ari_account_finish(a, &a->given);
+    a->together = 0.0;
     a->open = a->summed = false;
 }
 
@@ -61,17 +57,37 @@ static void input_gradient(ari_account *a, const ari_operation *op)
     give(a, ordered);
     a->dy = a->x;
     a->open = true;
+    a->placing = false;
     next(a, ari_account_bytes(dx));
 }
 
-/* dY as a layer takes it, beside the one that it was given. */
-static void put_together(ari_account *a, const ari_operation *op)
+/* The gradient that goes past the attention or the MLP is added to a norm's dX. Ends what the norm was given. */
+static void pass_norm(ari_account *a, const ari_operation *op, double dx)
 {
-    const double out = ari_account_bytes(&op->output[0]);
+    ari_account_finish(a, &a->x);
+    next(a, dx);
+    if (op->layer == ARI_NO_LAYER)
+        return;
+    give(a, dx);
+    ari_account_finish(a, &a->residual);
+    a->residual = a->x;
+    a->x.kept = op->role == ARI_NORM2; /* it goes past the attention */
+}
+
+/* A norm's dX, beside which its terms of the weight's gradient are, placed as its input; then the sum. */
+static void place_norm(ari_account *a, const ari_operation *op)
+{
+    const double dx = ari_account_bytes(&op->output[0]), made = ari_account_bytes(&op->input[0]);
     ari_account_redistribute(a, op, ARI_MEMORY_WORKSPACE);
-    a->together += out + (a->x.kept ? 0.0 : a->x.bytes);
-    next(a, out);
-    a->x.kept = true;
+    give(a, made);
+    take(a, op->layer == ARI_NO_LAYER ? 0.0 : dx);
+    give(a, made);
+    pass_norm(a, op, dx);
+}
+
+static bool is_norm(ari_role role)
+{
+    return role == ARI_NORM1 || role == ARI_NORM2 || role == ARI_FINAL_NORM;
 }
 
 /* The gradients of all rows of the table, as the ranks have them one after the other, or of the own features. */
@@ -84,23 +100,30 @@ static void gather_rows(ari_account *a, const ari_operation *op)
     give(a, ari_account_bytes(&op->output[0]));
 }
 
+/* Of dX the input ends, and of what dY becomes on its way; the dY that was given stays until the layer closes. */
 static void redistribute(ari_account *a, const ari_operation *op)
 {
-    const double out = ari_account_bytes(&op->output[0]);
+    const double out = ari_account_values(op->outputs, op->output);
     if (op->role == ARI_TOKENS) {
         gather_rows(a, op);
-    } else if (op->again) {
-        ari_account_redistribute(a, op, ARI_MEMORY_WORKSPACE);
-        a->together += out;
-    } else if (a->open && ari_account_is_shard(&op->output[0], 1)) {
-        a->own = out;
-    } else if (a->open || op->role == ARI_HEAD) { /* dX of all features; the own logits */
-        ari_account_redistribute(a, op, ARI_MEMORY_WORKSPACE);
-        ari_account_finish(a, &a->x);
-        next(a, out);
-    } else {
-        put_together(a, op);
+        return;
     }
+    if (is_norm(op->role)) {
+        place_norm(a, op);
+        return;
+    }
+    ari_account_redistribute(a, op, ARI_MEMORY_WORKSPACE);
+    if (op->again) {
+        a->together += out;
+        return;
+    }
+    if (a->open || a->placing) {
+        ari_account_finish(a, &a->x);
+    } else {
+        a->given = a->x;
+        a->placing = true;
+    }
+    next(a, out);
 }
 
 /* Of each sample a product of integers, whose exponents are those of its tokens. A bias, a norm or a table of rows needs
@@ -147,23 +170,19 @@ static void drop(ari_account *a, const ari_operation *op)
     a->x.kept = true;
 }
 
-/* dX, its terms of the weight's gradient, and in a block dX with the gradient that went past. */
+/* dX, its terms of the weight's gradient, and in a block dX with the gradient that went past; unless dX is still to be
+ * placed as the input. */
 static void norm(ari_account *a, const ari_operation *op)
 {
     const double y = ari_account_bytes(&op->output[0]);
-    const bool past = op->layer != ARI_NO_LAYER;
+    const bool moved = a->sequence && a->tp > 1 && !ari_account_is_shard(&op->output[0], 1);
     give(a, a->dropped);
     a->dropped = 0.0;
-    take(a, (past ? 3.0 : 2.0) * y);
-    give(a, y);
-    ari_account_finish(a, &a->x);
-    next(a, y);
-    if (!past)
+    take(a, (op->layer == ARI_NO_LAYER || moved ? 2.0 : 3.0) * y);
+    if (moved)
         return;
     give(a, y);
-    ari_account_finish(a, &a->residual);
-    a->residual = a->x;
-    a->x.kept = op->role == ARI_NORM2; /* it goes past the attention */
+    pass_norm(a, op, y);
 }
 
 static void activate(ari_account *a, const ari_operation *op)

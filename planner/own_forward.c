@@ -38,24 +38,26 @@ bool ari_account_is_shard(const ari_op_value *v, int dim)
 
 /* Parts of all ranks that are put together along dimension dim: first as they arrive, unless nothing lies before that
  * dimension. */
-static void arrange(ari_account *a, const ari_op_value *whole, int dim)
+static void arrange(ari_account *a, const ari_operation *op, int dim)
 {
+    const ari_op_value *whole = &op->output[0];
+    const bool blocks = dim == 2 && (op->outputs > 1 || whole->role == ARI_QKV); /* cut by themselves */
     size_t before = 1;
     for (int d = 0; d < dim; d++)
         before *= whole->local[d];
-    if (before != 1)
-        ari_account_touch(a, ari_account_bytes(whole));
+    if (before != 1 || blocks)
+        ari_account_touch(a, ari_account_values(op->outputs, op->output));
 }
 
 void ari_account_redistribute(ari_account *a, const ari_operation *op, ari_memory_kind kind)
 {
     const ari_op_value *in = &op->input[0], *out = &op->output[0];
     const ar_placement from = in->at[ARI_AXIS_TP], to = out->at[ARI_AXIS_TP];
-    ari_account_take(a, kind, ari_account_bytes(out));
+    ari_account_take(a, kind, ari_account_values(op->outputs, op->output));
     if (from.kind != AR_SHARD)
         return;
     if (to.kind != AR_SHARD) {
-        arrange(a, out, from.dim);
+        arrange(a, op, from.dim);
         return;
     }
     /* All to all: the parts for the ranks, then those from them. */
@@ -115,18 +117,15 @@ static void norm(ari_account *a, const ari_operation *op)
     next(a, y, kind, true);
 }
 
+/* Its input ends, unless it is to be redistributed again. */
 static void redistribute(ari_account *a, const ari_operation *op)
 {
-    const bool own_features = op->role == ARI_MLP && ari_account_is_shard(&op->output[0], 2);
     const ari_memory_kind kind = a->x.kind == ARI_MEMORY_LOGITS ? ARI_MEMORY_LOGITS : ari_account_kind(op);
-    const bool gathered = ari_account_is_shard(&op->input[0], 1);
     ari_account_redistribute(a, op, kind);
-    if (own_features)
-        a->late = a->x;
-    else
-        ari_account_finish(a, &a->x);
-    next(a, ari_account_bytes(&op->output[0]), kind, false);
-    a->gathered = gathered;
+    a->x.kept = a->x.kept || op->stays;
+    ari_account_finish(a, &a->x);
+    next(a, ari_account_values(op->outputs, op->output), kind, false);
+    a->gathered = op->stays;
 }
 
 /* The biases of several weights, side by side. */
@@ -155,10 +154,8 @@ static void product(ari_account *a, const ari_operation *op)
     double y = 0.0;
     for (int i = 0; i < op->weights; i++)
         p.cols += (double)op->weight[i].local[0];
-    for (int i = 0; i < op->outputs; i++)
-        y += ari_account_bytes(&op->output[i]);
-    const bool first = op->role == ARI_FIRST; /* with its activation */
-    ari_account_take(a, kind, first ? 2.0 * y : y);
+    y = ari_account_values(op->outputs, op->output);
+    ari_account_take(a, kind, op->role == ARI_FIRST && !a->moves ? 2.0 * y : y); /* with its activation */
     const double biases = joined_biases(a, op, p.cols);
     const double ordered =
         p.fold && ari_account_is_shard(&op->output[0], 1) && x->local[0] != 1 ? WORD * p.rows * p.k : 0.0;
@@ -166,8 +163,7 @@ static void product(ari_account *a, const ari_operation *op)
     ari_account_keep_operand(a, p.cols, p.k);
     ari_account_multiply(a, &p);
     ari_account_give(a, ARI_MEMORY_WORKSPACE, biases + ordered);
-    const bool by_columns = op->made.kind == AR_SHARD;
-    a->x.kept = !(a->gathered && by_columns && !a->c->run.parallel.keep_gathered);
+    a->x.kept = !a->gathered;
     ari_account_finish(a, &a->x);
     next(a, y, kind, false);
 }
@@ -208,13 +204,13 @@ static void attention(ari_account *a, const ari_operation *op)
     next(a, h.q, ARI_MEMORY_ATTENTION, false);
 }
 
-/* Gate and up stay. Without a gate the product has made what follows it. */
+/* What the first layers made stays. Without a gate the product has made what follows it, unless that was
+ * redistributed. */
 static void activate(ari_account *a, const ari_operation *op)
 {
     const double y = ari_account_bytes(&op->output[0]);
-    if (op->kind == ARI_OPERATION_GATE)
+    if (op->kind == ARI_OPERATION_GATE || a->moves)
         ari_account_take(a, ARI_MEMORY_MLP, y);
-    ari_account_finish(a, &a->late);
     next(a, y, ARI_MEMORY_MLP, false);
 }
 

@@ -14,6 +14,14 @@ double ari_account_bytes(const ari_op_value *v)
     return n;
 }
 
+double ari_account_values(int n, const ari_op_value *v)
+{
+    double bytes = 0.0;
+    for (int i = 0; i < n; i++)
+        bytes += ari_account_bytes(&v[i]);
+    return bytes;
+}
+
 void ari_account_take(ari_account *a, ari_memory_kind kind, double bytes)
 {
     a->held[kind] += bytes;

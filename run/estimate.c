@@ -72,6 +72,23 @@ static double largest_of(double a, double b)
     return a > b ? a : b;
 }
 
+static bool by_features(ar_placement p)
+{
+    return p.kind == AR_SHARD && p.dim == -1;
+}
+
+static bool is_whole(const ar_linear_split *s)
+{
+    return s->style == AR_STYLE_REPLICATE;
+}
+
+/* The widths, besides the hidden one, of a block's matrices that every tp rank has all of. */
+static double block_copied(const elements *n, const ar_block_split *s)
+{
+    return is_whole(&s->attention.first) * (n->q + 2.0 * n->kv) + is_whole(&s->attention.second) * n->q +
+           is_whole(&s->mlp.first) * n->fc + is_whole(&s->mlp.second) * n->ffn;
+}
+
 static ar_status count_split(split *s, const elements *n, const ari_estimate_case *run, const ar_parallel *p)
 {
     const double pieces = p->forward_first ? 1.0 : ari_at_least_one(p->micro_batches), kept = 8.0 * n->layers + 6.0;
@@ -83,23 +100,21 @@ static ar_status count_split(split *s, const elements *n, const ari_estimate_cas
     s->at_once = ceil(samples / pieces) * at_work / (double)run->run.batch;
     /* Shared sequences: a part of what is kept; the inputs gathered for a block's two halves are kept or go again. */
     s->whole = s->sp ? kept / s->tp + 6.0 + (p->keep_gathered ? 2.0 * n->layers + 1.0 : 0.0) : kept;
-    /* In another order than column-row the middle of an MLP is whole on every rank. */
+    const bool sequence = ar_plan_by_tokens(&run->run.plan, ari_at_least_one(p->tp), p->sp);
     for (size_t layer = 0; layer < run->config->layers; layer++) {
         ar_block_split block;
-        AR_TRY(ar_plan_block(&run->run.plan, run->config, layer, &block));
-        const bool whole = block.mlp != AR_MLP_COLUMN_ROW && s->tp > 1.0;
-        s->attentions += block.attention_whole ? s->tp : 1.0;
-        s->copied +=
-            (s->tp - 1.0) * n->hidden *
-            ((block.attention_whole ? 2.0 * (n->q + n->kv) : 0.0) + (block.mlp == AR_MLP_WHOLE ? n->fc + n->ffn : 0.0));
+        AR_TRY(ar_plan_block(&run->run.plan, run->config, layer, sequence, &block));
+        const bool whole = !by_features(block.mlp.first.to) && s->tp > 1.0;
+        s->attentions += by_features(block.attention.first.to) ? 1.0 : s->tp;
+        s->copied += (s->tp - 1.0) * n->hidden * block_copied(n, &block);
         s->middles += whole ? s->tp : 1.0;
         s->whole_middle = s->whole_middle || whole;
     }
     ar_outer_split outer;
-    AR_TRY(ar_plan_outer(&run->run.plan, run->config, &outer));
-    const bool head = n->head > 0.0 && !run->config->tied && outer.head == AR_HEAD_WHOLE;
+    AR_TRY(ar_plan_outer(&run->run.plan, run->config, sequence, &outer));
+    const bool head = n->head > 0.0 && !run->config->tied && is_whole(&outer.head);
     s->copied += (s->tp - 1.0) * n->table * ((outer.tokens == AR_EMBEDDING_WHOLE) + head);
-    s->logits = outer.head == AR_HEAD_VOCAB ? 1.0 : s->tp;
+    s->logits = by_features(outer.head.to) ? 1.0 : s->tp;
     return AR_OK;
 }
 

@@ -54,6 +54,54 @@ AR_NODISCARD ar_status ar_scatter_tokens_backward(ar_ctx *ctx, ar_tensor *dx, co
 AR_NODISCARD ar_status ar_redistribution_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_placement from,
                                                 ar_placement to);
 
+/* --- splits ------------------------------------------------------------------------------------------------------- */
+
+/* How a module of a plan is split over the tensor-parallel ranks (anyrank/plan.h). */
+typedef enum ar_style {
+    AR_STYLE_REPLICATE, /* whole on every rank */
+    AR_STYLE_COLWISE,   /* rows of W [out, in]: the output is sharded along features; of an embedding: hidden */
+    AR_STYLE_ROWWISE,   /* columns of W: the output is a sum over the ranks; of an embedding: vocab */
+    AR_STYLE_VOCAB,     /* rows of an embedding or LM head, uneven where the vocabulary does not divide */
+    AR_STYLE_HIDDEN,    /* columns of an embedding: the output is sharded along features */
+    AR_STYLE_SEQUENCE,  /* of a norm: whole on every rank, which takes its own positions (sequence parallelism) */
+    AR_STYLE_PREPARE,   /* of a module of others: only says how its inputs and outputs are placed */
+    AR_STYLES
+} ar_style;
+/** "replicate", "colwise", "rowwise", "vocab", "hidden", "sequence", "prepare"; "?". Static storage. */
+const char *ar_style_name(ar_style s);
+
+/** A linear layer Y = X W^T + b: how W is cut, and how X and Y [.., s, features] are placed over the ranks outside of
+ *  it. Placements of activations are R (or I, the same numbers), S(-2), S(-1) and P(sum), S counted from the end.
+ *
+ *    style      takes X   makes Y   backward: takes dY   makes dX
+ *    colwise    R         S(-1)     S(-1)                P(sum)
+ *    rowwise    S(-1)     P(sum)    R                    S(-1)
+ *    replicate  R         R         R                    R
+ *
+ *  What is between `from` and what the style takes, and between what it makes and `to`, is redistributed; backward the
+ *  transpose. Nothing checks `from`: an X that is placed otherwise and has the shape of `from` is taken for it. A `to`
+ *  of P(sum) leaves rowwise terms as they are, each rank's rounded; for other styles it is AR_ERR_ARG. */
+typedef struct ar_linear_split {
+    ar_style style; /* AR_STYLE_COLWISE, _ROWWISE or _REPLICATE */
+    ar_placement from, to;
+} ar_linear_split;
+
+/** A redistribution over the tensor-parallel ranks; none where both are the same. */
+typedef struct ar_hop {
+    ar_placement from, to;
+} ar_hop;
+
+/** An attention or an MLP: what its input is made, the first layers, which share that input, what is between them (by
+ *  heads or features where first.to is S(-1), else whole on every rank), the last layer, what its output is made. */
+typedef struct ar_branch_split {
+    ar_hop enter;
+    ar_linear_split first, second;
+    ar_hop leave;
+} ar_branch_split;
+/** Layers of these styles between values that are placed as `stream`; between the layers a shard of features where the
+ *  first makes one and the second takes it, else the whole. */
+ar_branch_split ar_branch_of(ar_style first, ar_style second, ar_placement stream);
+
 /* --- linear layers ------------------------------------------------------------------------------------------------ */
 
 typedef struct ar_linear_options {
@@ -113,21 +161,19 @@ AR_NODISCARD ar_status ar_sequential_create(ar_module **gives, const char *name,
 
 typedef enum ar_mlp_order {
     AR_MLP_COLUMN_ROW, /* one all-reduce forward, one backward */
-    AR_MLP_ROW_COLUMN, /* an all-reduce in the middle and an all-gather at the end */
-    AR_MLP_WHOLE       /* every rank has both weights, and nothing moves but tokens */
+    AR_MLP_ROW_COLUMN  /* an all-reduce in the middle and an all-gather at the end */
 } ar_mlp_order;
 typedef struct ar_mlp_options {
     size_t hidden, ffn;
     ar_activation activation;
     bool gated, bias;
-    bool transposed; /* weights stored [in, out] (GPT-2) */
-    ar_mlp_order order;
-    bool leaves_partial; /* column then row: the output is each rank's term, which nobody adds up (a plan's mistake) */
+    bool transposed;              /* weights stored [in, out] (GPT-2) */
+    const ar_branch_split *split; /* borrowed until return; NULL: colwise, then rowwise */
     /* Hugging Face names below the MLP's path; NULL: "fc1", "gate", "fc2" */
     const char *first, *second, *up; /* c_fc / gate_proj, c_proj / down_proj, up_proj */
 } ar_mlp_options;
-/** act(X W1^T + b1) W2^T + b2, or gated: (act(X Wg^T) * (X Wu^T)) W2^T. X, Y replicated [.., hidden]; with sequence
- *  parallelism the own positions. */
+/** act(X W1^T + b1) W2^T + b2, or gated: (act(X Wg^T) * (X Wu^T)) W2^T. X, Y [.., hidden] as the split has them;
+ *  without one replicated, with sequence parallelism the own positions. */
 AR_NODISCARD ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_mlp_options *o);
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
@@ -135,8 +181,7 @@ AR_NODISCARD ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char 
 typedef struct ar_attention_options {
     size_t hidden, heads, kv_heads, head_dim;
     bool qkv_bias, out_bias;
-    bool whole;          /* every rank has all heads and weights, and nothing moves but tokens */
-    bool leaves_partial; /* as in ar_mlp_options */
+    const ar_branch_split *split; /* borrowed until return; NULL: colwise, then rowwise, the heads split */
     bool causal;
     size_t window; /* sliding window: key j of query i is masked where j + window <= i; 0: none */
     bool rope;
@@ -147,19 +192,26 @@ typedef struct ar_attention_options {
     /* Hugging Face names below the path; NULL: "q" (fused, where it names the one parameter: "qkv"), "k", "v", "out" */
     const char *q, *k, *v, *out;
 } ar_attention_options;
-/** Multi-head, grouped-query or multi-query attention; heads split over ranks: rank r has query heads [r*heads/N, ..)
- *  and KV heads [r*kv_heads/N, ..), or with more ranks than KV heads the one KV head floor(r*kv_heads/N), of which
+/** Multi-head, grouped-query or multi-query attention. Heads are split over ranks where q, k and v leave as S(-1), else
+ *  every rank has all of them. Split, rank r has query heads [r*heads/N, ..) and KV heads [r*kv_heads/N, ..), or with more ranks than KV heads the one KV head floor(r*kv_heads/N), of which
  *  N/kv_heads neighbouring ranks then hold equal copies. AR_ERR_INDIVISIBLE unless N divides heads, and divides
- * kv_heads or is a multiple of it. X, Y [b, s, hidden] replicated (sp: the own positions). Masks come from the
- * batch. */
+ * kv_heads or is a multiple of it (as a colwise layer has copies). X, Y [b, s, hidden] as the split has them; without
+ * one replicated (sp: the own positions). Masks come from the batch. */
 AR_NODISCARD ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name,
                                            const ar_attention_options *o);
 
 /* --- block -------------------------------------------------------------------------------------------------------- */
 
+/** A block: what each norm works on, and its two branches. */
+typedef struct ar_block_split {
+    ar_placement norm1, norm2; /* R or S(-2) */
+    ar_branch_split attention, mlp;
+} ar_block_split;
 typedef struct ar_block_options {
     ar_norm_kind norm;
     double norm_eps;
+    const ar_block_split *split; /* borrowed until return; NULL: that of the attention's and the MLP's options, norms on
+                                    what is between them */
     /* below the block's path; NULL: "norm1", "norm2", "attention", "mlp" */
     const char *norm1, *norm2, *attention_name, *mlp_name;
     ar_attention_options attention;
@@ -199,21 +251,17 @@ AR_NODISCARD ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_sa
                                              const ar_batch *batch);
 
 typedef struct ar_lm_head ar_lm_head;
-/* How its weight [V, h] is cut, and where the loss is. The bits of all three are the same. */
-typedef enum ar_head_split {
-    AR_HEAD_VOCAB,  /* ceil(V/N) rows a rank: the loss works on the shards of the logits (loss parallel) */
-    AR_HEAD_GATHER, /* the same rows: the logits are gathered, and every rank has the whole loss */
-    AR_HEAD_WHOLE   /* every rank has all of it: logits and loss without communication */
-} ar_head_split;
-/** Logits X W^T with W [V, h], then the softmax cross-entropy of the context's ar_loss_options. tied: the embedding's
- *  parameter, borrowed, cut as the split says; NULL: an own one, name.weight. Gives; ar_lm_head_destroy, which accepts
+/** Logits X W^T with W [V, h], then the softmax cross-entropy of the context's ar_loss_options. split:
+ *  where it leaves the logits as S(-1), the loss works on the shards (loss parallel), ceil(V/N) of them a rank; else
+ *  every rank has the whole loss; the same bits. NULL: colwise, loss parallel. tied: the embedding's parameter,
+ *  borrowed, cut as the split says; NULL: an own one, name.weight. Gives; ar_lm_head_destroy, which accepts
  *  NULL and leaves a tied parameter to its owner. */
-AR_NODISCARD ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, ar_head_split split, const char *name,
-                                         size_t vocab, size_t h, ar_param *tied);
+AR_NODISCARD ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const ar_linear_split *split,
+                                         const char *name, size_t vocab, size_t h, ar_param *tied);
 void ar_lm_head_destroy(ar_lm_head *l);
 /** The weight, own or tied, borrowed. */
 ar_param *ar_lm_head_weight(ar_lm_head *l);
-/** Adds the batch's loss terms to those since ar_lm_head_zero. x [b, s, h] replicated (sp: the own positions).
+/** Adds the batch's loss terms to those since ar_lm_head_zero. x [b, s, h] as the split has it.
  *  Errors: AR_ERR_DATA (a label outside the vocabulary), AR_ERR_SHAPE, what the communicator gives. */
 AR_NODISCARD ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
                                           const ar_batch *batch);
@@ -223,8 +271,7 @@ AR_NODISCARD ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, 
 AR_NODISCARD ar_status ar_lm_head_zero(ar_lm_head *l, ar_ctx *ctx);
 /** Positions of a batch that predict something. */
 size_t ar_batch_targets(const ar_batch *batch);
-/** dx [b, s, h] of that loss, an all-reduce (sp: the own positions, a reduce-scatter) unless the head is whole; adds to
- *  the weight's gradient. */
+/** dx [b, s, h] of that loss, placed as x; adds to the weight's gradient. */
 AR_NODISCARD ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_batch *batch);
 

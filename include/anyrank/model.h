@@ -11,7 +11,7 @@ typedef struct ar_model ar_model;
 
 /** Whether a layout of `ranks` tensor-parallel ranks is legal, without building anything. Errors: AR_ERR_INDIVISIBLE
  *  (names the dimension, its size and the number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (ranks < 1). */
-AR_NODISCARD ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan);
+AR_NODISCARD ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan, bool sequence);
 /** Number of parameters (elements) of the whole model. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ar_config_parameters(const ar_config *c, size_t *out);
 
@@ -42,9 +42,9 @@ AR_NODISCARD ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx);
 /** ar_params_reduce of all its parameters. */
 AR_NODISCARD ar_status ar_model_reduce_grads(ar_model *m, ar_ctx *ctx);
 
-/** The options of block `layer` of a config, and the names of its parts. `name` (cap bytes) becomes its path. */
-AR_NODISCARD ar_status ar_config_block(const ar_config *c, size_t layer, const ar_plan *plan, ar_block_options *o,
-                                       char *name, size_t cap);
+/** The options of block `layer` of a config, and the names of its parts; its split is the caller's (ar_plan_block).
+ *  `name` (cap bytes) becomes its path. */
+AR_NODISCARD ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o, char *name, size_t cap);
 
 AR_END_DECLS
 #endif

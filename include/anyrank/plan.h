@@ -12,19 +12,6 @@ AR_BEGIN_DECLS
  * parallelize_module and Hugging Face's tp_plan have them. The last rule that matches a module's Hugging Face path
  * decides; a glob may leave out the prefix of the base model ("layers.*.mlp.up_proj" for "model.layers...").
  * docs/plans.md explains plans and the file that holds one. */
-typedef enum ar_style {
-    AR_STYLE_REPLICATE, /* whole on every rank */
-    AR_STYLE_COLWISE,   /* rows of W [out, in]: the output is sharded along features; of an embedding: hidden */
-    AR_STYLE_ROWWISE,   /* columns of W: the output is a sum over the ranks; of an embedding: vocab */
-    AR_STYLE_VOCAB,     /* rows of an embedding or LM head, uneven where the vocabulary does not divide */
-    AR_STYLE_HIDDEN,    /* columns of an embedding: the output is sharded along features */
-    AR_STYLE_SEQUENCE,  /* of a norm: whole on every rank, which takes its own positions (sequence parallelism) */
-    AR_STYLE_PREPARE,   /* of a module of others: only says how its inputs and outputs are placed */
-    AR_STYLES
-} ar_style;
-/** "replicate", "colwise", "rowwise", "vocab", "hidden", "sequence", "prepare"; "?". Static storage. */
-const char *ar_style_name(ar_style s);
-
 #define AR_PLAN_RULES 4096  /* the most of a plan: a model of 400 layers, each module by itself */
 #define AR_PLAN_GLOB 128    /* bytes of a glob or a module's path, with the final 0 */
 #define AR_PLAN_ARGUMENTS 8 /* inputs of a module that a rule can name, by position or by keyword */
@@ -84,23 +71,23 @@ AR_NODISCARD ar_status ar_plan_parse(ar_plan *p, const char *text, size_t length
 /** The style of a module, "model.layers.3.mlp.down_proj"; AR_STYLE_REPLICATE where no rule matches. */
 ar_style ar_plan_style(const ar_plan *p, ar_arch arch, const char *module);
 
-/** What a plan makes of a block. */
-typedef struct ar_block_split {
-    ar_mlp_order mlp;
-    bool attention_whole;   /* q, k, v and the output are replicated: every rank has all heads */
-    bool attention_partial; /* the output is declared P(sum), and nothing adds it up */
-    bool mlp_partial;
-} ar_block_split;
 /** What a plan makes of the parts outside of the blocks. */
 typedef struct ar_outer_split {
     ar_embedding_split tokens;
-    ar_head_split head;
+    ar_placement final_norm; /* what it works on */
+    ar_linear_split head;
 } ar_outer_split;
-/** Errors: AR_ERR_UNSUPPORTED, naming the module, its style and those that would fit. */
-AR_NODISCARD ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, ar_block_split *split);
-AR_NODISCARD ar_status ar_plan_outer(const ar_plan *p, const ar_config *c, ar_outer_split *split);
+/** What a plan makes of a block, and of the rest. sequence: between the branches values are placed by tokens (sequence
+ *  parallelism), else whole. Errors: AR_ERR_UNSUPPORTED, naming the module, its style or placement and those that would
+ *  fit. */
+AR_NODISCARD ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool sequence,
+                                     ar_block_split *split);
+AR_NODISCARD ar_status ar_plan_outer(const ar_plan *p, const ar_config *c, bool sequence, ar_outer_split *split);
 /** Whether the plan asks for sequence parallelism: some rule has that style. */
 bool ar_plan_sequence(const ar_plan *p);
+/** Whether values between the branches are placed by tokens: with sequence parallelism. One rank, which has all of them
+ *  either way, goes by what the plan declares. */
+bool ar_plan_by_tokens(const ar_plan *p, int tp, bool sp);
 /** Whether this version can split a model so, with sequence parallelism or not. Errors: AR_ERR_NOT_FOUND (a glob that
  *  matches no module), AR_ERR_UNSUPPORTED (names the module, its style or placement and those that would fit),
  *  AR_ERR_ARG (norms in sequence style without sequence parallelism). */

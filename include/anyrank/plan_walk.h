@@ -58,7 +58,7 @@ AR_NODISCARD ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ct
  *  replicate), for ar_embedding_create and ar_lm_head_create: the one leaves, the other takes R. Errors:
  *  AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ar_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const char *name);
-AR_NODISCARD ar_status ar_plan_head(ar_head_split *split, ar_plan_walk *w, const char *name);
+AR_NODISCARD ar_status ar_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name);
 /** What a rank holds of the value here, for losses and layers of one's own; AR_HELD_UNTOLD of a rank's positions, which
  *  losses refuse. */
 ar_held ar_plan_held(const ar_plan_walk *w);

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "ref/layers/attention.h"
-#include "ref/layers/parts.h"
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
@@ -58,17 +57,18 @@ static ar_status tap_projections(ari_attention *m, ar_ctx *ctx, const ar_tensor 
     return AR_OK;
 }
 
-/* Whether heads and projections see whole sequences on every rank, though others hold the own positions. */
-static bool gathers(const ari_attention *m, const ar_ctx *ctx)
+/* What enters, and what leaves: ends, where it is the module's own. */
+static ar_status move(const ari_attention *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_hop hop, bool ends)
 {
-    return ari_ctx_sp(ctx) && m->o.whole;
+    const ari_features hidden = {1, {m->o.hidden}};
+    return (ends ? ari_place_on : ari_place)(ctx, y, x, &hidden, hop, m->base.name);
 }
 
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                          const ar_batch *batch)
 {
     ari_attention *m = (ari_attention *)base;
-    const size_t ranks = ari_sequence_ranks(ctx);
+    const size_t ranks = ari_placed_by_tokens(m->split.enter.from) ? (size_t)ar_comm_size(ctx->tp) : 1;
     if (x->ndim != 3 || !batch || x->shape[0] != batch->batch || x->shape[1] * ranks != batch->seq)
         return ar_error_set(AR_ERR_SHAPE, "%s: input must be [batch, seq, hidden] of the batch given with it",
                             base->name);
@@ -77,13 +77,13 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
                             base->name, batch->seq, m->o.max_positions);
     ar_tensor in, qkv, context, out;
     AR_TRY(ensure_tables(m, ctx, batch));
-    AR_TRY(ari_all_tokens(ctx, &in, x, gathers(m, ctx), base->name)); /* kept by the projections */
+    AR_TRY(move(m, ctx, &in, x, m->split.enter, false));
     AR_TRY(ari_linear_forward(&m->qkv, ctx, saved, &qkv, &in, AR_ACT_NONE, NULL));
     AR_TRY(tap_projections(m, ctx, &qkv));
     AR_TRY(ari_attend(m, ctx, saved, &context, &qkv, batch));
     AR_TRY(ari_linear_forward(&m->out, ctx, saved, &out, &context, AR_ACT_NONE, NULL));
-    AR_TRY(ari_only_own_tokens(ctx, y, &out, gathers(m, ctx)));
-    return ari_tap_tokens(ctx, m->out_name, NULL, 'f', y);
+    AR_TRY(move(m, ctx, y, &out, m->split.leave, true));
+    return ari_tap_placed(ctx, m->out_name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
@@ -93,18 +93,16 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
 {
     (void)batch;
     ari_attention *m = (ari_attention *)base;
-    ar_tensor whole, dcontext, dqkv;
-    AR_TRY(ari_all_tokens(ctx, &whole, dy, gathers(m, ctx), base->name));
-    AR_TRY(ari_linear_backward(&m->out, ctx, saved, &dcontext, &whole, m->out_name));
-    if (gathers(m, ctx))
-        ar_ctx_release(ctx, &whole);
+    ar_tensor dout, dcontext, dqkv, din;
+    AR_TRY(move(m, ctx, &dout, dy, ari_hop_back(m->split.leave), false));
+    AR_TRY(ari_linear_backward(&m->out, ctx, saved, &dcontext, &dout, m->out_name));
+    ari_release_placed(ctx, &dout, dy);
     AR_TRY(ari_attend_backward(m, ctx, saved, &dqkv, &dcontext));
     ar_ctx_release(ctx, &dcontext);
     /* q, k and v share one dX: the whole attention's, or c_attn's. */
-    AR_TRY(
-        ari_linear_backward(&m->qkv, ctx, saved, dx ? &whole : NULL, &dqkv, m->o.fused ? m->qkv_name[0] : base->name));
+    AR_TRY(ari_linear_backward(&m->qkv, ctx, saved, dx ? &din : NULL, &dqkv, m->o.fused ? m->qkv_name[0] : base->name));
     ar_ctx_release(ctx, &dqkv);
-    return dx ? ari_only_own_tokens(ctx, dx, &whole, gathers(m, ctx)) : AR_OK;
+    return dx ? move(m, ctx, dx, &din, ari_hop_back(m->split.enter), true) : AR_OK;
 }
 
 /* --- construction ------------------------------------------------------------------------------------------------- */
@@ -127,7 +125,8 @@ static void destroy(ar_module *base)
 
 static ar_status check_heads(ari_attention *m, ar_ctx *ctx)
 {
-    const size_t ranks = (size_t)ar_comm_size(ctx->tp), n = m->o.whole ? 1 : ranks; /* that share the heads */
+    const size_t ranks = (size_t)ar_comm_size(ctx->tp);
+    const size_t n = ari_placed_by_features(m->split.first.to) ? ranks : 1; /* that share the heads */
     const ar_attention_options *o = &m->o;
     if (o->heads == 0 || o->kv_heads == 0 || o->heads % o->kv_heads != 0)
         return ar_error_set(AR_ERR_ARG, "%s: %zu query heads cannot share %zu KV heads", m->base.name, o->heads,
@@ -146,6 +145,11 @@ static ar_status check_heads(ari_attention *m, ar_ctx *ctx)
             "%s: %zu KV heads cannot be split over or copied to tp=%zu; use a tp that divides %zu or is "
             "a multiple of it",
             m->base.name, o->kv_heads, n, o->kv_heads);
+    if (o->kv_heads % n != 0 && m->split.first.style != AR_STYLE_COLWISE)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "%s: %zu KV heads of %s projections cannot be split over tp=%zu; only colwise ones have "
+                            "copies of a head",
+                            m->base.name, o->kv_heads, ar_style_name(m->split.first.style), n);
     m->copies = (int)(ranks / n);
     m->kv_copies = n > o->kv_heads ? (int)(n / o->kv_heads) : m->copies;
     m->heads = o->heads / n;
@@ -159,29 +163,27 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
 {
     const ar_attention_options *o = &m->o;
     const size_t q = o->heads * o->head_dim, kv = o->kv_heads * o->head_dim;
-    ari_linear_spec qkv = {.style = o->whole ? ARI_WHOLE : ARI_COLUMN,
+    const bool by_heads = ari_placed_by_features(m->split.first.to); /* else rows need not be those of heads */
+    ari_linear_spec qkv = {.split = m->split.first,
+                           .n = 3,
                            .in = o->hidden,
                            .bias = o->qkv_bias,
                            .transposed = o->fused,
-                           .sequence = ari_ctx_sp(ctx) && !o->whole};
+                           .ends_input = !ari_placed_alike(m->split.enter.from, m->split.enter.to)};
+    for (int i = 0; i < 3; i++)
+        qkv.part[i] = (ari_linear_part){
+            .name = m->qkv_name[i], .out = i == 0 ? q : kv, .copies = i > 0 && by_heads ? m->kv_copies : 1};
     if (o->fused) {
         qkv.n = 1;
         qkv.part[0] = (ari_linear_part){.name = m->qkv_name[0], .out = 3 * q, .blocks = 3};
-    } else {
-        qkv.n = 3;
-        for (int i = 0; i < 3; i++)
-            qkv.part[i] = (ari_linear_part){
-                .name = m->qkv_name[i], .out = i == 0 ? q : kv, .copies = i == 0 ? m->copies : m->kv_copies};
     }
-    const ari_linear_spec out = {.style = o->whole ? ARI_WHOLE : ARI_ROW,
+    const ari_linear_spec out = {.split = m->split.second,
                                  .n = 1,
                                  .part = {{.name = m->out_name, .out = o->hidden}},
                                  .in = q,
                                  .bias = o->out_bias,
                                  .transposed = o->fused,
-                                 .input_is_sharded = !o->whole,
-                                 .leaves_partial = !o->whole && o->leaves_partial,
-                                 .sequence = ari_ctx_sp(ctx) && !o->whole};
+                                 .ends_input = true};
     AR_TRY(ari_linear_init(&m->qkv, ctx, &qkv));
     return ari_linear_init(&m->out, ctx, &out);
 }
@@ -191,6 +193,7 @@ static ar_status init(ari_attention *m, ar_ctx *ctx, const ar_attention_options 
     const char *const parts[3] = {o->q ? o->q : o->fused ? "qkv" : "q", o->k ? o->k : "k", o->v ? o->v : "v"};
     const char *name = m->base.name;
     m->o = *o;
+    m->split = o->split ? *o->split : ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, ari_placed_stream(ctx));
     for (int i = 0; i < (o->fused ? 1 : 3); i++)
         AR_TRY(ari_path(m->qkv_name[i], sizeof m->qkv_name[i], name, parts[i]));
     AR_TRY(ari_path(m->out_name, sizeof m->out_name, name, o->out ? o->out : "out"));

@@ -9,6 +9,7 @@
 typedef struct ari_attention {
     ar_module base;
     ar_attention_options o;
+    ar_branch_split split;
     char qkv_name[3][96], out_name[96];
     ari_linear qkv, out;
     size_t heads, kv_heads, group; /* of this rank; group = query heads of one KV head */

@@ -105,20 +105,33 @@ static void destroy(ar_module *base)
     free(m);
 }
 
-static ar_status create_children(block_module *m, ar_ctx *ctx, const ar_block_options *o)
+/* The options of the branches as the block's split has them. */
+static void split_branches(ar_block_options *o)
 {
-    const size_t h = o->attention.hidden, positions = o->attention.max_positions;
+    if (!o->split)
+        return;
+    o->attention.split = &o->split->attention;
+    o->mlp.split = &o->split->mlp;
+}
+
+static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options o)
+{
+    const size_t h = o.attention.hidden, positions = o.attention.max_positions;
+    const ar_placement stream = ari_placed_stream(ctx);
+    const ar_hop norm1 = {stream, o.split ? o.split->norm1 : stream},
+                 norm2 = {stream, o.split ? o.split->norm2 : stream};
     char name[96];
-    AR_TRY(ari_path(name, sizeof name, m->base.name, o->norm1 ? o->norm1 : "norm1"));
-    AR_TRY(ar_norm_create(&m->norm1, ctx, name, o->norm, h, o->norm_eps));
-    AR_TRY(ari_path(name, sizeof name, m->base.name, o->attention_name ? o->attention_name : "attention"));
-    AR_TRY(ar_attention_create(&m->attention, ctx, name, &o->attention));
+    split_branches(&o);
+    AR_TRY(ari_path(name, sizeof name, m->base.name, o.norm1 ? o.norm1 : "norm1"));
+    AR_TRY(ari_norm_create(&m->norm1, ctx, name, o.norm, h, o.norm_eps, norm1));
+    AR_TRY(ari_path(name, sizeof name, m->base.name, o.attention_name ? o.attention_name : "attention"));
+    AR_TRY(ar_attention_create(&m->attention, ctx, name, &o.attention));
     AR_TRY(ari_dropout_init(&m->after_attention, name, ARI_DROPPED_ATTENTION, h, positions));
-    AR_TRY(ari_path(name, sizeof name, m->base.name, o->norm2 ? o->norm2 : "norm2"));
-    AR_TRY(ar_norm_create(&m->norm2, ctx, name, o->norm, h, o->norm_eps));
-    AR_TRY(ari_path(name, sizeof name, m->base.name, o->mlp_name ? o->mlp_name : "mlp"));
+    AR_TRY(ari_path(name, sizeof name, m->base.name, o.norm2 ? o.norm2 : "norm2"));
+    AR_TRY(ari_norm_create(&m->norm2, ctx, name, o.norm, h, o.norm_eps, norm2));
+    AR_TRY(ari_path(name, sizeof name, m->base.name, o.mlp_name ? o.mlp_name : "mlp"));
     AR_TRY(ari_dropout_init(&m->after_mlp, name, ARI_DROPPED_MLP, h, positions));
-    return ar_mlp_create(&m->mlp, ctx, name, &o->mlp);
+    return ar_mlp_create(&m->mlp, ctx, name, &o.mlp);
 }
 
 ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o)
@@ -127,5 +140,5 @@ ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, cons
         .kind = "block", .forward = forward, .backward = backward, .children = children, .destroy = destroy};
     block_module *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
-    return ari_module_end(gives, &m->base, create_children(m, ctx, o));
+    return ari_module_end(gives, &m->base, create_children(m, ctx, *o));
 }

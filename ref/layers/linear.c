@@ -5,6 +5,16 @@
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 
+static bool is_column(const ar_linear_split *s)
+{
+    return s->style == AR_STYLE_COLWISE;
+}
+
+static bool is_row(const ar_linear_split *s)
+{
+    return s->style == AR_STYLE_ROWWISE;
+}
+
 /* --- parameters --------------------------------------------------------------------------------------------------- */
 
 /* The blocks of a dimension of a column-parallel part: each is cut by itself. Returns how many. */
@@ -38,12 +48,12 @@ static ar_status weight_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_spec 
 {
     const int n = ar_comm_size(ctx->tp), r = ar_comm_rank(ctx->tp);
     const size_t shape[2] = {s->transposed ? s->in : part->out, s->transposed ? part->out : s->in};
-    const int dim = (s->style == ARI_COLUMN) == s->transposed ? 1 : 0;
-    if (s->style == ARI_WHOLE)
+    const int dim = is_column(&s->split) == s->transposed ? 1 : 0;
+    if (s->split.style == AR_STYLE_REPLICATE)
         return ar_layout_replicate(o, 2, shape, r, n);
-    if (s->uneven)
+    if (s->uneven && is_column(&s->split))
         return ar_layout_shard_uneven(o, 2, shape, dim, r, n);
-    if (s->style == ARI_COLUMN)
+    if (is_column(&s->split))
         return column_layout(o, ctx, part, 2, shape, dim);
     if (ar_layout_shard(o, 2, shape, dim, r, n) != AR_OK)
         return ar_error_set(
@@ -83,32 +93,54 @@ static ar_status init_bias(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s,
     char name[160];
     ar_layout layout;
     AR_TRY(ari_path(name, sizeof name, part->name, "bias"));
-    AR_TRY(s->style == ARI_COLUMN ? column_layout(&layout, ctx, part, 1, &part->out, 0)
-                                  : ar_layout_replicate(&layout, 1, &part->out, r, n));
+    AR_TRY(is_column(&s->split) ? column_layout(&layout, ctx, part, 1, &part->out, 0)
+                                : ar_layout_replicate(&layout, 1, &part->out, r, n));
     AR_TRY(ar_param_init(&l->bias[i], ctx, name, &layout, false));
     l->bias[i].init = AR_INIT_UNIFORM_BIAS;
     l->bias[i].fan_in = s->in;
     l->bias[i].fan_out = part->out;
-    /* A row-parallel bias meets the rank's own positions only. */
-    l->bias[i].spread = s->sequence && s->style == ARI_ROW && !ar_faulty(ctx, AR_FAULT_sp_row_bias_grad_local);
+    /* The bias of a sum that is scattered along the sequence meets the rank's own positions only. */
+    l->bias[i].spread = n > 1 && is_row(&s->split) && ari_placed_by_tokens(s->split.to) &&
+                        !ar_faulty(ctx, AR_FAULT_sp_row_bias_grad_local);
+    return AR_OK;
+}
+
+/* The widths of part i, and its blocks. The rows of a column-parallel weight may be copies of another rank's. */
+static ar_status set_widths(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s, int i)
+{
+    const ari_linear_part *part = &s->part[i];
+    const size_t n = (size_t)ar_comm_size(ctx->tp);
+    const bool column = is_column(&s->split);
+    size_t block[AR_MAX_PARTS], start = 0;
+    const int blocks = blocks_of(block, part, part->out);
+    for (int k = 0; k < blocks; k++)
+        l->out.width[l->out.n++] = block[k];
+    l->own[i] = column ? ar_param_matrix(l->weight[i]).shape[0] : part->out;
+    l->left[i] = part->out;
+    if (ari_placed_by_features(s->split.to) && column)
+        l->left[i] = l->own[i];
+    else if (ari_placed_by_features(s->split.to))
+        ar_split_uneven(part->out, (int)n, ar_comm_rank(ctx->tp), &start, &l->left[i]);
+    if (ari_placed_by_features(s->split.to) && !s->uneven && !column && block[0] % n != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "%s: its output of %zu features cannot be split over %zu ranks; use a tp that divides it",
+                            part->name, block[0], n);
+    l->own_total += l->own[i];
+    l->left_total += l->left[i];
     return AR_OK;
 }
 
 ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s)
 {
-    *l = (ari_linear){.style = s->style,
-                      .n = s->n,
-                      .in = s->in,
-                      .has_bias = s->bias,
-                      .input_is_sharded = s->input_is_sharded || ar_comm_size(ctx->tp) == 1, /* all is the own part */
-                      .leaves_partial = s->leaves_partial,
-                      .sequence = s->sequence};
+    *l = (ari_linear){
+        .split = s->split, .n = s->n, .in = {1, {s->in}}, .has_bias = s->bias, .ends_input = s->ends_input};
     ar_status st = AR_OK;
+    if (!is_row(&s->split) && s->split.to.kind == AR_PARTIAL_SUM)
+        return ar_error_set(AR_ERR_ARG, "%s: only a rowwise layer makes a partial sum; this one is %s", s->part[0].name,
+                            ar_style_name(s->split.style));
     for (int i = 0; i < s->n; i++) {
         AR_TRY_TO(failed, st, init_weight(l, ctx, s, i));
-        l->out[i] = s->part[i].out;
-        l->local_out[i] = s->style == ARI_COLUMN ? ar_param_matrix(l->weight[i]).shape[0] : s->part[i].out;
-        l->local_total += l->local_out[i];
+        AR_TRY_TO(failed, st, set_widths(l, ctx, s, i));
         if (s->bias)
             AR_TRY_TO(failed, st, init_bias(l, ctx, s, i));
     }
@@ -142,24 +174,78 @@ size_t ari_linear_params(ari_linear *l, ar_param **out, size_t cap)
     return count;
 }
 
-ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i)
+static ar_tensor columns_of(const size_t *widths, const ar_tensor *y, int i)
 {
     size_t at = 0;
     for (int k = 0; k < i; k++)
-        at += l->local_out[k];
-    return ar_tensor_slice(y, y->ndim - 1, at, l->local_out[i]);
+        at += widths[k];
+    return ar_tensor_slice(y, y->ndim - 1, at, widths[i]);
+}
+
+ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i)
+{
+    return columns_of(l->left, y, i);
 }
 
 /* The group that cuts W's columns, over which Y is a sum; NULL: every rank has all of them. */
 static ar_comm *column_group(const ari_linear *l, const ar_ctx *ctx)
 {
-    return l->style == ARI_ROW ? ctx->tp : NULL;
+    return is_row(&l->split) ? ctx->tp : NULL;
 }
 
 /* The group that cuts W's rows, over which dX is a sum. */
 static ar_comm *row_group(const ari_linear *l, const ar_ctx *ctx)
 {
-    return l->style == ARI_COLUMN ? ctx->tp : NULL;
+    return is_column(&l->split) ? ctx->tp : NULL;
+}
+
+/* --- placements --------------------------------------------------------------------------------------------------- */
+
+static const ar_placement whole = {AR_REPLICATE, 0};
+
+/* Of X, as the product takes it. */
+static ar_placement taken(const ari_linear *l)
+{
+    return is_row(&l->split) ? ari_shard_features : whole;
+}
+
+/* Of Y, as it comes out of the product: a sum over the ranks is folded where it is wanted, unless by features. */
+static ar_placement made(const ari_linear *l)
+{
+    if (is_column(&l->split))
+        return ari_shard_features;
+    return is_row(&l->split) && !ari_placed_by_features(l->split.to) ? l->split.to : whole;
+}
+
+/* Of dY, as the product takes it. */
+static ar_placement gradient_taken(const ari_linear *l)
+{
+    return is_column(&l->split) ? ari_shard_features : whole;
+}
+
+/* Of dX: a sum over the ranks is folded as X came, unless by features. */
+static ar_placement gradient_made(const ari_linear *l)
+{
+    if (is_row(&l->split))
+        return ari_shard_features;
+    return is_column(&l->split) && ari_placed_by_tokens(l->split.from) ? ari_shard_tokens : whole;
+}
+
+static bool scatters(const ar_ctx *ctx, ar_placement folded)
+{
+    return ari_placed_by_tokens(folded) && ar_comm_size(ctx->tp) > 1;
+}
+
+/* Whether X is gathered for each product by itself: the rank's part is kept between the passes. */
+static bool gathers_again(const ari_linear *l, const ar_ctx *ctx)
+{
+    return l->split.from.kind == AR_SHARD && !is_row(&l->split) && !ctx->keep_gathered;
+}
+
+static ar_status place_input(const ari_linear *l, ar_ctx *ctx, ar_tensor *in, const ar_tensor *x, bool ends)
+{
+    const ar_hop hop = {l->split.from, taken(l)};
+    return (ends ? ari_place_on : ari_place)(ctx, in, x, &l->in, hop, l->weight[0]->name);
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
@@ -171,36 +257,12 @@ static ar_status joined_bias(ari_linear *l, ar_ctx *ctx, ar_buf *bias)
     if (!l->has_bias || l->n == 1)
         return AR_OK;
     size_t at = 0;
-    AR_TRY(ari_step_alloc(ctx, bias, l->local_total * sizeof(float)));
+    AR_TRY(ari_step_alloc(ctx, bias, l->own_total * sizeof(float)));
     for (int i = 0; i < l->n; i++) {
         AR_TRY(ARI_KERNEL(ctx, copy, ar_buf_at(*bias, at * sizeof(float)), ar_const(l->bias[i].value.data),
-                          l->local_out[i] * sizeof(float)));
-        at += l->local_out[i];
+                          l->own[i] * sizeof(float)));
+        at += l->own[i];
     }
-    return AR_OK;
-}
-
-/* Whether X is gathered for the product only, and what is kept for the backward pass is x. */
-static bool gathered_for_now(const ari_linear *l, const ar_ctx *ctx)
-{
-    return l->sequence && l->style == ARI_COLUMN && !ctx->keep_gathered;
-}
-
-/* X as the product takes it: all positions, of a row-parallel group the own features. */
-static ar_status product_input(ari_linear *l, ar_ctx *ctx, ar_tensor *in, const ar_tensor *x)
-{
-    const bool row = l->style == ARI_ROW;
-    *in = *x;
-    if (row && l->input_is_sharded)
-        return AR_OK;
-    if (l->sequence)
-        AR_TRY(ari_gather_tokens(ctx, in, x, l->weight[0]->name));
-    if (!row)
-        return AR_OK;
-    ar_tensor whole = *in;
-    AR_TRY(ari_own_features(ctx, in, &whole));
-    if (l->sequence)
-        ar_ctx_release(ctx, &whole);
     return AR_OK;
 }
 
@@ -210,18 +272,12 @@ static ar_status keep(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tens
     return ar_saved_push(saved, l, 0, x);
 }
 
-static ar_status new_output(ari_linear *l, ar_ctx *ctx, ar_tensor *y, const ar_tensor *in)
-{
-    return l->sequence && l->style == ARI_ROW ? ari_like_own_tokens(ctx, y, in, l->local_total)
-                                              : ari_like(ctx, y, in, l->local_total);
-}
-
 /* y = the product's sum over the ranks that share it, and what follows it. */
 static ar_status multiply(ari_linear *l, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *in, const ar_epilogue *ep)
 {
-    ar_comm *over = l->leaves_partial ? NULL : column_group(l, ctx);
-    const bool scattered = over && l->sequence;
-    const size_t terms = l->leaves_partial ? in->shape[in->ndim - 1] : l->in; /* of the sum that is rounded */
+    const bool left = l->split.to.kind == AR_PARTIAL_SUM, scattered = scatters(ctx, made(l));
+    ar_comm *over = left ? NULL : column_group(l, ctx);
+    const size_t terms = left ? in->shape[in->ndim - 1] : l->in.width[0]; /* of the sum that is rounded */
     const ar_operand *a = NULL, *b = NULL;
     ar_sum *s = NULL;
     ar_parts parts = {.n = 1, .part = {ar_tensor_rows(in)}};
@@ -238,39 +294,54 @@ static ar_status multiply(ari_linear *l, ar_ctx *ctx, const ar_tensor *y, const 
     return AR_OK;
 }
 
+static ar_status new_output(ari_linear *l, ar_ctx *ctx, ar_tensor *y, const ar_tensor *in)
+{
+    return scatters(ctx, made(l)) ? ari_like_own_tokens(ctx, y, in, l->own_total) : ari_like(ctx, y, in, l->own_total);
+}
+
+/* y as it comes out of the product; *z = act(y) where act is not AR_ACT_NONE. */
+static ar_status make_output(ari_linear *l, ar_ctx *ctx, ar_tensor *y, const ar_tensor *in, ar_activation act,
+                             ar_tensor *z)
+{
+    ar_epilogue epilogue = {.act = act};
+    ar_buf bias;
+    AR_TRY(new_output(l, ctx, y, in));
+    if (act != AR_ACT_NONE)
+        AR_TRY(new_output(l, ctx, z, in));
+    const ar_tensor z_rows = ar_tensor_rows(act != AR_ACT_NONE ? z : y);
+    epilogue.z = &z_rows;
+    AR_TRY(joined_bias(l, ctx, &bias));
+    epilogue.bias = ar_const(bias);
+    AR_TRY(multiply(l, ctx, y, in, &epilogue));
+    AR_TRY(ari_fault_linear_output(ctx, is_row(&l->split), y, in, &epilogue));
+    if (l->n > 1)
+        ari_step_free(ctx, bias);
+    return AR_OK;
+}
+
+static ar_status activate(ar_ctx *ctx, ar_tensor *z, const ar_tensor *y, ar_activation act)
+{
+    AR_TRY(ari_like(ctx, z, y, y->shape[y->ndim - 1]));
+    const ar_tensor rows = ar_tensor_rows(y), z_rows = ar_tensor_rows(z);
+    return ARI_KERNEL(ctx, bias_act, &rows, (ar_cbuf){NULL}, act, &z_rows);
+}
+
 ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                              ar_activation act, ar_tensor *z)
 {
     const size_t n = (size_t)ar_comm_size(ctx->tp);
-    const bool sharded = l->style == ARI_ROW && l->input_is_sharded;
-    ar_tensor in;
-    ar_epilogue epilogue = {.act = act};
-    AR_TRY(ari_check_features(l->weight[0]->name, "input", x, sharded ? l->in / n : l->in));
-    AR_TRY(product_input(l, ctx, &in, x));
-    AR_TRY(new_output(l, ctx, y, &in));
-    if (act != AR_ACT_NONE)
-        AR_TRY(new_output(l, ctx, z, &in));
-    const ar_tensor z_rows = ar_tensor_rows(act != AR_ACT_NONE ? z : y);
-    epilogue.z = &z_rows;
-    ar_buf bias;
-    AR_TRY(joined_bias(l, ctx, &bias));
-    epilogue.bias = ar_const(bias);
-    AR_TRY(multiply(l, ctx, y, &in, &epilogue));
-    AR_TRY(ari_fault_linear_output(ctx, l->style == ARI_ROW, y, &in, &epilogue));
-    if (l->n > 1)
-        ari_step_free(ctx, bias);
-    if (!gathered_for_now(l, ctx))
-        return keep(l, ctx, saved, &in);
-    ar_ctx_release(ctx, &in);
-    return keep(l, ctx, saved, x);
-}
-
-static size_t sum_of(const size_t *v, int n)
-{
-    size_t total = 0;
-    for (int i = 0; i < n; i++)
-        total += v[i];
-    return total;
+    const size_t features = ari_placed_by_features(l->split.from) ? l->in.width[0] / n : l->in.width[0];
+    const bool moved = n > 1 && !ari_placed_alike(made(l), l->split.to), again = gathers_again(l, ctx);
+    ar_tensor in, product;
+    AR_TRY(ari_check_features(l->weight[0]->name, "input", x, features));
+    AR_TRY(place_input(l, ctx, &in, x, l->ends_input && !again));
+    AR_TRY(make_output(l, ctx, &product, &in, moved ? AR_ACT_NONE : act, z));
+    if (again)
+        ari_release_placed(ctx, &in, x);
+    AR_TRY(ari_place_on(ctx, y, &product, &l->out, (ar_hop){made(l), l->split.to}, l->weight[0]->name));
+    if (moved && act != AR_ACT_NONE)
+        AR_TRY(activate(ctx, z, y, act));
+    return keep(l, ctx, saved, again ? x : &in);
 }
 
 /* --- dX ----------------------------------------------------------------------------------------------------------- */
@@ -281,13 +352,13 @@ static int counted_weights(ari_linear *l, ar_param **weight, ar_parts *dy_parts,
 {
     int n = 0, others = 0;
     for (int i = 0; i < l->n; i++) {
-        if (l->style != ARI_WHOLE && l->weight[i]->layout.replica > 0)
+        if (l->split.style != AR_STYLE_REPLICATE && l->weight[i]->layout.replica > 0)
             continue;
-        dy_parts->part[n] = ari_linear_part_of(l, dy, i);
+        dy_parts->part[n] = columns_of(l->own, dy, i);
         weight[n++] = l->weight[i];
     }
     for (int i = 0; i < l->n; i++) {
-        if (l->style != ARI_WHOLE && l->weight[i]->layout.replica > 0)
+        if (l->split.style != AR_STYLE_REPLICATE && l->weight[i]->layout.replica > 0)
             weight[n + others++] = l->weight[i];
     }
     dy_parts->n = n;
@@ -306,7 +377,7 @@ static ar_status complete(ar_ctx *ctx, const ar_tensor *dx_rows, ar_sum *s, size
 /* dX = sum over the group's weights and, column-parallel, over the ranks. */
 static ar_status input_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, size_t features)
 {
-    const bool partial = l->style == ARI_COLUMN, scattered = partial && l->sequence;
+    const bool partial = is_column(&l->split), scattered = scatters(ctx, gradient_made(l));
     const char *tag = l->weight[0]->name;
     const ar_operand *a = NULL, *b = NULL;
     ar_sum *s = NULL;
@@ -317,7 +388,7 @@ static ar_status input_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
         AR_TRY(ari_rank_major(ctx, &rows, dy));
     AR_TRY(scattered ? ari_like_own_tokens(ctx, dx, dy, features) : ari_like(ctx, dx, dy, features));
     const int counted = counted_weights(l, weight, &parts, &rows);
-    AR_TRY(ctx->arith->param_operand(ctx, &b, weight, counted, l->n, true, sum_of(l->out, l->n), row_group(l, ctx),
+    AR_TRY(ctx->arith->param_operand(ctx, &b, weight, counted, l->n, true, ari_features_sum(&l->out), row_group(l, ctx),
                                      column_group(l, ctx)));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, tag));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
@@ -329,36 +400,20 @@ static ar_status input_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
     return AR_OK;
 }
 
-/* dx as X was given: of a row-parallel group whose input was whole, all features of (with `sequence`: the own)
- * positions. */
-static ar_status whole_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, size_t features)
+/* dx as X came. */
+static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const ar_tensor *made_dx)
 {
-    ar_tensor slice, wide;
-    AR_TRY(input_gradient(l, ctx, &slice, dy, features));
-    AR_TRY(ar_faulty(ctx, AR_FAULT_row_input_grad_not_gathered)
-               ? ari_fault_narrow_dx(ctx, &wide, &slice)
-               : ari_gather_dim(ctx, &wide, &slice, slice.ndim - 1, l->weight[0]->name));
-    ar_ctx_release(ctx, &slice);
-    *dx = wide;
-    if (!l->sequence)
-        return AR_OK;
-    AR_TRY(ari_own_tokens(ctx, dx, &wide));
-    ar_ctx_release(ctx, &wide);
-    return AR_OK;
-}
-
-static ar_status tap_gradient(const ari_linear *l, ar_ctx *ctx, const char *name, const ar_tensor *dx)
-{
-    if (l->style == ARI_ROW && l->input_is_sharded)
-        return ari_tap_shard(ctx, name, NULL, 'b', dx, dx->ndim - 1, l->in);
-    return l->sequence ? ari_tap_tokens(ctx, name, NULL, 'b', dx) : ari_tap_whole(ctx, name, NULL, 'b', dx);
+    const ar_hop hop = {gradient_made(l), ari_placed_gradient(l->split.from)};
+    if (is_row(&l->split) && ari_placed_whole(hop.to) && ar_faulty(ctx, AR_FAULT_row_input_grad_not_gathered))
+        return ari_fault_narrow_dx(ctx, dx, made_dx);
+    return ari_place_on(ctx, dx, made_dx, &l->in, hop, l->weight[0]->name);
 }
 
 /* --- gradients of the parameters ---------------------------------------------------------------------------------- */
 
 static ar_status bias_gradient(ari_linear *l, ar_ctx *ctx, int i, ar_tensor dy)
 {
-    AR_TRY(ari_fault_bias_rows(ctx, l->style == ARI_ROW, &dy));
+    AR_TRY(ari_fault_bias_rows(ctx, is_row(&l->split), &dy));
     return ctx->arith->grad_rows(ctx, &l->bias[i], &dy, (ar_cbuf){NULL});
 }
 
@@ -371,12 +426,12 @@ static ar_status parameter_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor
     ari_fault_weight_rows(ctx, x, &x_rows, &dy_rows, &samples);
     const ar_tensor bias_rows = ar_tensor_rows(bias_dy);
     for (int i = 0; i < l->n; i++) {
-        const ar_tensor dy_i = ari_linear_part_of(l, &dy_rows, i);
+        const ar_tensor dy_i = columns_of(l->own, &dy_rows, i);
         if (l->weight[i]->uses == 1 || !ar_faulty(ctx, AR_FAULT_tied_weight_untied))
             AR_TRY(ctx->arith->grad_contract(ctx, l->weight[i], &dy_i, &x_rows, samples, column_group(l, ctx),
                                              l->weight[i]->name));
         if (l->has_bias)
-            AR_TRY(bias_gradient(l, ctx, i, ari_linear_part_of(l, &bias_rows, i)));
+            AR_TRY(bias_gradient(l, ctx, i, columns_of(l->own, &bias_rows, i)));
     }
     return AR_OK;
 }
@@ -384,26 +439,22 @@ static ar_status parameter_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor
 ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
                               const char *name)
 {
-    const bool row = l->style == ARI_ROW, gather_dy = row && l->sequence;
-    const bool gather_x = !row && l->sequence && !ctx->keep_gathered;
-    ar_tensor x, all_dy = *dy;
+    const char *tag = l->weight[0]->name;
+    const ar_placement to = ari_placed_gradient(l->split.to);
+    ar_tensor x, made_dx, all_dy, in;
     AR_TRY(ar_saved_pop(saved, l, 0, &x));
-    AR_TRY(ari_check_features(l->weight[0]->name, "gradient", dy, l->local_total));
-    if (gather_dy)
-        AR_TRY(ari_gather_tokens(ctx, &all_dy, dy, l->weight[0]->name));
+    AR_TRY(ari_check_features(tag, "gradient", dy, l->left_total));
+    AR_TRY(ari_place(ctx, &all_dy, dy, &l->out, (ar_hop){to, gradient_taken(l)}, tag));
     if (dx) {
-        const size_t features = x.shape[x.ndim - 1];
-        AR_TRY(row && !l->input_is_sharded ? whole_gradient(l, ctx, dx, &all_dy, features)
-                                           : input_gradient(l, ctx, dx, &all_dy, features));
-        AR_TRY(tap_gradient(l, ctx, name, dx));
+        AR_TRY(input_gradient(l, ctx, &made_dx, &all_dy, ar_param_matrix(l->weight[0]).shape[1]));
+        AR_TRY(place_gradient(l, ctx, dx, &made_dx));
+        AR_TRY(ari_tap_placed(ctx, name, NULL, 'b', dx, l->in.width[0], ari_placed_gradient(l->split.from)));
     }
-    ar_tensor all_x = x;
-    if (gather_x)
-        AR_TRY(ari_gather_tokens(ctx, &all_x, &x, l->weight[0]->name));
-    AR_TRY(parameter_gradients(l, ctx, &all_x, &all_dy, dy));
-    if (gather_x)
-        ar_ctx_release(ctx, &all_x);
-    if (gather_dy)
-        ar_ctx_release(ctx, &all_dy);
+    in = x;
+    if (gathers_again(l, ctx))
+        AR_TRY(place_input(l, ctx, &in, &x, false));
+    AR_TRY(parameter_gradients(l, ctx, &in, &all_dy, is_row(&l->split) && ari_placed_by_tokens(to) ? dy : &all_dy));
+    ari_release_placed(ctx, &in, &x);
+    ari_release_placed(ctx, &all_dy, dy);
     return AR_OK;
 }

@@ -1,34 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
-#include <string.h>
 
 #include "ref/layers/linear.h"
-#include "ref/layers/parts.h"
 
-/* Column -> activation -> row (one all-reduce each way), row -> activation -> column, or both weights on every rank. In
- * the first the middle is sharded along its features, in the others it is whole on every rank. With sequence parallelism
- * the first works on the own positions at both ends; the others gather them at the beginning and take the own ones at the
- * end. */
+/* Linear layers with an activation between them, which works on what the first ones leave: shards of features, of
+ * tokens, or the whole. */
 typedef struct mlp_module {
     ar_module base;
     ar_mlp_options o;
+    ar_branch_split split;
     ari_linear first, second;
     char first_name[96], up_name[96], second_name[96];
 } mlp_module;
 
 enum { SAVED_PRE };
 
-static bool middle_is_sharded(const mlp_module *m)
-{
-    return m->o.order == AR_MLP_COLUMN_ROW;
-}
-
 static ar_status tap_middle(const mlp_module *m, ar_ctx *ctx, const char *base, const char *part, char pass,
                             const ar_tensor *t)
 {
-    if (middle_is_sharded(m))
-        return ari_tap_shard(ctx, base, part, pass, t, t->ndim - 1, m->o.ffn);
-    return ari_tap_whole(ctx, base, part, pass, t);
+    return ari_tap_placed(ctx, base, part, pass, t, m->o.ffn, m->split.first.to);
+}
+
+/* What enters, and what leaves: ends, where it is the module's own. */
+static ar_status move(const mlp_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_hop hop, bool ends)
+{
+    const ari_features hidden = {1, {m->o.hidden}};
+    return (ends ? ari_place_on : ari_place)(ctx, y, x, &hidden, hop, m->base.name);
 }
 
 /* The activation's output from the first layer's: fused with its bias unless gated. */
@@ -43,7 +40,7 @@ static ar_status first_half(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
         const ar_tensor gate = ari_linear_part_of(&m->first, &pre, 0), up = ari_linear_part_of(&m->first, &pre, 1);
         AR_TRY(tap_middle(m, ctx, m->first_name, NULL, 'f', &gate));
         AR_TRY(tap_middle(m, ctx, m->up_name, NULL, 'f', &up));
-        AR_TRY(ari_like(ctx, act, &pre, m->first.local_out[0]));
+        AR_TRY(ari_like(ctx, act, &pre, m->first.left[0]));
         const ar_tensor rows = ar_tensor_rows(&pre), y = ar_tensor_rows(act);
         const ar_tensor gate_rows = ari_linear_part_of(&m->first, &rows, 0);
         const ar_tensor up_rows = ari_linear_part_of(&m->first, &rows, 1);
@@ -53,38 +50,18 @@ static ar_status first_half(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
     return tap_middle(m, ctx, m->base.name, "act", 'f', act);
 }
 
-/* Whether the linear layers see whole sequences on every rank, though others hold the own positions. */
-static bool gathers(const mlp_module *m, const ar_ctx *ctx)
-{
-    return ari_ctx_sp(ctx) && !middle_is_sharded(m);
-}
-
-/* Of a row-parallel layer the second's output is whole features already, of a column-parallel one the own. */
-static bool ends_sharded(const mlp_module *m, const ar_ctx *ctx)
-{
-    return m->second.style == ARI_COLUMN && ar_comm_size(ctx->tp) > 1;
-}
-
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                          const ar_batch *batch)
 {
     (void)batch;
     mlp_module *m = (mlp_module *)base;
-    ar_tensor whole, act, out;
-    if (gathers(m, ctx))
-        AR_TRY(ari_check_features(base->name, "input", x, m->o.hidden));
-    AR_TRY(ari_all_tokens(ctx, &whole, x, gathers(m, ctx), base->name));
-    AR_TRY(first_half(m, ctx, saved, &act, &whole));
-    if (gathers(m, ctx) && m->first.style == ARI_ROW) /* which keeps its own features of it */
-        ar_ctx_release(ctx, &whole);
+    ar_tensor in, act, out;
+    AR_TRY(ari_check_features(base->name, "input", x, m->o.hidden));
+    AR_TRY(move(m, ctx, &in, x, m->split.enter, false));
+    AR_TRY(first_half(m, ctx, saved, &act, &in));
     AR_TRY(ari_linear_forward(&m->second, ctx, saved, &out, &act, AR_ACT_NONE, NULL));
-    whole = out;
-    if (ends_sharded(m, ctx)) {
-        AR_TRY(ari_gather_dim(ctx, &whole, &out, out.ndim - 1, m->second_name));
-        ar_ctx_release(ctx, &out);
-    }
-    AR_TRY(ari_only_own_tokens(ctx, y, &whole, gathers(m, ctx)));
-    return ari_tap_tokens(ctx, m->second_name, NULL, 'f', y);
+    AR_TRY(move(m, ctx, y, &out, m->split.leave, true));
+    return ari_tap_placed(ctx, m->second_name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
 }
 
 /* Gradient of the first layer's output(s) from the activation's. */
@@ -111,26 +88,20 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
 {
     (void)batch;
     mlp_module *m = (mlp_module *)base;
-    ar_tensor whole, own, dact, dpre, pre;
+    ar_tensor dout, dact, dpre, pre, din;
     AR_TRY(ari_check_features(base->name, "gradient", dy, m->o.hidden));
-    AR_TRY(ari_all_tokens(ctx, &whole, dy, gathers(m, ctx), base->name));
-    own = whole;
-    if (ends_sharded(m, ctx))
-        AR_TRY(ari_own_features(ctx, &own, &whole));
-    AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &own, m->second_name));
-    if (ends_sharded(m, ctx))
-        ar_ctx_release(ctx, &own);
-    if (gathers(m, ctx))
-        ar_ctx_release(ctx, &whole);
+    AR_TRY(move(m, ctx, &dout, dy, ari_hop_back(m->split.leave), false));
+    AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &dout, m->second_name));
+    ari_release_placed(ctx, &dout, dy);
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
     AR_TRY(middle_backward(m, ctx, &dpre, &dact, &pre));
     ar_ctx_release(ctx, &dact);
     ar_ctx_release(ctx, &pre);
     /* gate and up share one dX, which is the whole MLP's. */
     AR_TRY(
-        ari_linear_backward(&m->first, ctx, saved, dx ? &whole : NULL, &dpre, m->o.gated ? base->name : m->first_name));
+        ari_linear_backward(&m->first, ctx, saved, dx ? &din : NULL, &dpre, m->o.gated ? base->name : m->first_name));
     ar_ctx_release(ctx, &dpre);
-    return dx ? ari_only_own_tokens(ctx, dx, &whole, gathers(m, ctx)) : AR_OK;
+    return dx ? move(m, ctx, dx, &din, ari_hop_back(m->split.enter), true) : AR_OK;
 }
 
 static size_t params(const ar_module *base, ar_param **out, size_t cap)
@@ -150,27 +121,22 @@ static void destroy(ar_module *base)
 
 static ar_status init_linears(mlp_module *m, ar_ctx *ctx)
 {
-    static const ari_linear_style styles[][2] = {[AR_MLP_COLUMN_ROW] = {ARI_COLUMN, ARI_ROW},
-                                                 [AR_MLP_ROW_COLUMN] = {ARI_ROW, ARI_COLUMN},
-                                                 [AR_MLP_WHOLE] = {ARI_WHOLE, ARI_WHOLE}};
-    const bool column_first = middle_is_sharded(m);
     const ar_mlp_options *o = &m->o;
-    ari_linear_spec first = {.style = styles[o->order][0],
-                             .n = o->gated ? 2 : 1,
-                             .part = {{.name = m->first_name, .out = o->ffn}, {.name = m->up_name, .out = o->ffn}},
-                             .in = o->hidden,
-                             .bias = o->bias,
-                             .transposed = o->transposed,
-                             .sequence = column_first && ari_ctx_sp(ctx)};
-    const ari_linear_spec second = {.style = styles[o->order][1],
+    const ari_linear_spec first = {
+        .split = m->split.first,
+        .n = o->gated ? 2 : 1,
+        .part = {{.name = m->first_name, .out = o->ffn}, {.name = m->up_name, .out = o->ffn}},
+        .in = o->hidden,
+        .bias = o->bias,
+        .transposed = o->transposed,
+        .ends_input = !ari_placed_alike(m->split.enter.from, m->split.enter.to)};
+    const ari_linear_spec second = {.split = m->split.second,
                                     .n = 1,
                                     .part = {{.name = m->second_name, .out = o->hidden}},
                                     .in = o->ffn,
                                     .bias = o->bias,
                                     .transposed = o->transposed,
-                                    .input_is_sharded = column_first,
-                                    .leaves_partial = column_first && o->leaves_partial,
-                                    .sequence = column_first && ari_ctx_sp(ctx)};
+                                    .ends_input = true};
     AR_TRY(ari_linear_init(&m->first, ctx, &first));
     return ari_linear_init(&m->second, ctx, &second);
 }
@@ -179,6 +145,7 @@ static ar_status init(mlp_module *m, ar_ctx *ctx, const ar_mlp_options *o)
 {
     const char *name = m->base.name, *first = o->first ? o->first : o->gated ? "gate" : "fc1";
     m->o = *o;
+    m->split = o->split ? *o->split : ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, ari_placed_stream(ctx));
     AR_TRY(ari_path(m->first_name, sizeof m->first_name, name, first));
     AR_TRY(ari_path(m->up_name, sizeof m->up_name, name, o->up ? o->up : "up"));
     AR_TRY(ari_path(m->second_name, sizeof m->second_name, name, o->second ? o->second : "fc2"));

@@ -9,6 +9,7 @@ typedef struct norm_module {
     ar_norm_kind kind;
     size_t h;
     double eps;
+    ar_hop hop;            /* from what arrives to what the norm works on, and leaves */
     ar_param weight, bias; /* bias: LayerNorm only */
 } norm_module;
 
@@ -21,43 +22,59 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     norm_module *m = (norm_module *)base;
     if (x->ndim < 1 || x->shape[x->ndim - 1] != m->h || !ar_tensor_is_contiguous(x))
         return ar_error_set(AR_ERR_SHAPE, "%s: input's last dimension must be %zu, contiguous", base->name, m->h);
-    const size_t rows = ar_tensor_rows(x).shape[0];
-    ar_tensor mean, rstd;
-    AR_TRY(ari_like(ctx, y, x, m->h));
+    const ari_features features = {1, {m->h}};
+    ar_tensor in, mean, rstd;
+    AR_TRY(ari_place(ctx, &in, x, &features, m->hop, base->name));
+    const size_t rows = ar_tensor_rows(&in).shape[0];
+    AR_TRY(ari_like(ctx, y, &in, m->h));
     AR_TRY(ar_ctx_tensor(ctx, &mean, AR_F64, 1, &rows));
     AR_TRY(ar_ctx_tensor(ctx, &rstd, AR_F32, 1, &rows));
-    const ar_tensor x_rows = ar_tensor_rows(x), y_rows = ar_tensor_rows(y);
-    AR_TRY(ARI_KERNEL(ctx, norm_forward, m->kind, y->data, mean.data, rstd.data, ar_const(x->data),
+    const ar_tensor x_rows = ar_tensor_rows(&in), y_rows = ar_tensor_rows(y);
+    AR_TRY(ARI_KERNEL(ctx, norm_forward, m->kind, y->data, mean.data, rstd.data, ar_const(in.data),
                       ar_const(m->weight.value.data), ar_const(m->bias.value.data), m->eps, rows, m->h));
     AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->weight, &m->bias, &y_rows, &mean, &rstd, &x_rows));
-    AR_TRY(ar_saved_push(saved, m, SAVED_X, x));
+    AR_TRY(ar_saved_push(saved, m, SAVED_X, &in));
     AR_TRY(ar_saved_push(saved, m, SAVED_MEAN, &mean));
     AR_TRY(ar_saved_push(saved, m, SAVED_RSTD, &rstd));
-    return ari_tap_tokens(ctx, base->name, NULL, 'f', y);
+    return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->h, m->hop.to);
+}
+
+/* dx and the terms of the weight's gradient, where the norm works; with a residual *sum = residual + dx in one pass. */
+static ar_status input_gradient(norm_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *terms,
+                                ar_tensor *sum, const ar_tensor *dy, const ar_tensor *residual)
+{
+    ar_tensor x, mean, rstd;
+    AR_TRY(ar_saved_pop(saved, m, SAVED_RSTD, &rstd));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_MEAN, &mean));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_X, &x));
+    const size_t rows = ar_tensor_rows(&x).shape[0];
+    if (ar_tensor_count(dy) != ar_tensor_count(&x))
+        return ar_error_set(AR_ERR_SHAPE, "%s: gradient of %zu elements, expected %zu", m->base.name,
+                            ar_tensor_count(dy), ar_tensor_count(&x));
+    AR_TRY(ari_like(ctx, dx, &x, m->h));
+    AR_TRY(ari_like(ctx, terms, &x, m->h));
+    if (residual)
+        AR_TRY(ari_like(ctx, sum, &x, m->h));
+    AR_TRY(ARI_KERNEL(ctx, norm_backward, m->kind, dx->data, residual ? sum->data : (ar_buf){NULL}, terms->data,
+                      ar_const(dy->data), ar_const(x.data), ar_const(mean.data), ar_const(rstd.data),
+                      ar_const(m->weight.value.data), residual ? ar_const(residual->data) : (ar_cbuf){NULL}, rows,
+                      m->h));
+    return ari_fault_norm_gradient(ctx, dx, sum, residual);
 }
 
 ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *sum,
                             const ar_tensor *dy, const ar_tensor *residual)
 {
     norm_module *m = (norm_module *)base;
-    ar_tensor x, mean, rstd, terms;
-    AR_TRY(ar_saved_pop(saved, m, SAVED_RSTD, &rstd));
-    AR_TRY(ar_saved_pop(saved, m, SAVED_MEAN, &mean));
-    AR_TRY(ar_saved_pop(saved, m, SAVED_X, &x));
-    const size_t rows = ar_tensor_rows(&x).shape[0];
-    if (ar_tensor_count(dy) != ar_tensor_count(&x))
-        return ar_error_set(AR_ERR_SHAPE, "%s: gradient of %zu elements, expected %zu", base->name, ar_tensor_count(dy),
-                            ar_tensor_count(&x));
-    AR_TRY(ari_like(ctx, dx, &x, m->h));
-    AR_TRY(ari_like(ctx, &terms, &x, m->h));
-    if (residual)
-        AR_TRY(ari_like(ctx, sum, &x, m->h));
-    AR_TRY(ARI_KERNEL(ctx, norm_backward, m->kind, dx->data, residual ? sum->data : (ar_buf){NULL}, terms.data,
-                      ar_const(dy->data), ar_const(x.data), ar_const(mean.data), ar_const(rstd.data),
-                      ar_const(m->weight.value.data), residual ? ar_const(residual->data) : (ar_cbuf){NULL}, rows,
-                      m->h));
-    AR_TRY(ari_fault_norm_gradient(ctx, dx, sum, residual));
-    AR_TRY(ari_tap_tokens(ctx, base->name, NULL, 'b', dx));
+    /* The residual is not there where the norm works elsewhere. */
+    const bool moved = ar_comm_size(ctx->tp) > 1 && !ari_placed_alike(m->hop.from, m->hop.to);
+    const ari_features features = {1, {m->h}};
+    ar_tensor made, terms;
+    AR_TRY(input_gradient(m, ctx, saved, &made, &terms, sum, dy, moved ? NULL : residual));
+    AR_TRY(ari_place_on(ctx, dx, &made, &features, ari_hop_back(m->hop), base->name));
+    if (moved && residual)
+        AR_TRY(ar_add(ctx, sum, residual, dx));
+    AR_TRY(ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->h, m->hop.from));
     const ar_tensor term_rows = ar_tensor_rows(&terms), dy_rows = ar_tensor_rows(dy);
     AR_TRY(ctx->arith->grad_rows(ctx, &m->weight, &term_rows, (ar_cbuf){NULL}));
     ar_ctx_release(ctx, &terms);
@@ -96,11 +113,13 @@ static void destroy(ar_module *base)
 static ar_status init_param(ar_param *p, ar_ctx *ctx, const norm_module *m, const char *part, ar_init_scheme init)
 {
     AR_TRY(ar_param_init_whole(p, ctx, m->base.name, part, 1, &m->h, init));
-    p->spread = ari_ctx_sp(ctx) && !ar_faulty(ctx, AR_FAULT_sp_norm_grad_local);
+    p->spread =
+        ar_comm_size(ctx->tp) > 1 && ari_placed_by_tokens(m->hop.to) && !ar_faulty(ctx, AR_FAULT_sp_norm_grad_local);
     return AR_OK;
 }
 
-ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h, double eps)
+ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h, double eps,
+                          ar_hop hop)
 {
     static const ar_module_ops ops = {
         .kind = "norm", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
@@ -109,8 +128,14 @@ ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_no
     m->kind = kind;
     m->h = h;
     m->eps = eps;
+    m->hop = hop;
     ar_status st = init_param(&m->weight, ctx, m, "weight", AR_INIT_ONES);
     if (st == AR_OK && kind == AR_NORM_LAYER)
         st = init_param(&m->bias, ctx, m, "bias", AR_INIT_UNIFORM_BIAS);
     return ari_module_end(gives, &m->base, st);
+}
+
+ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h, double eps)
+{
+    return ari_norm_create(gives, ctx, name, kind, h, eps, (ar_hop){ari_placed_stream(ctx), ari_placed_stream(ctx)});
 }

@@ -36,10 +36,7 @@ static ar_status tap(ar_ctx *ctx, const char *base, const char *part, char pass,
 
 ar_status ari_tap_tokens(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t)
 {
-    const int n = ar_comm_size(ctx->tp);
-    if (!ari_ctx_sp(ctx) || t->ndim < 2)
-        return ari_tap_whole(ctx, base, part, pass, t);
-    return ari_tap_shard(ctx, base, part, pass, t, t->ndim - 2, t->shape[t->ndim - 2] * (size_t)n);
+    return ari_tap_placed(ctx, base, part, pass, t, 0, ari_placed_stream(ctx));
 }
 
 ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t)
@@ -105,15 +102,6 @@ ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t feature
         shape[d] = x->shape[d];
     shape[x->ndim - 1] = features;
     return ar_ctx_tensor(ctx, y, x->dtype, x->ndim, shape);
-}
-
-ar_status ari_own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
-{
-    const ari_axis a = ari_axis_of(x->ndim, x->shape, x->ndim - 1, ar_comm_size(ctx->tp));
-    if (a.extent % (size_t)a.parts != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE, "%zu features cannot be split over %d ranks", a.extent, a.parts);
-    AR_TRY(ari_like(ctx, y, x, a.extent / (size_t)a.parts));
-    return ari_axis_take(ctx, y->data, ar_const(x->data), &a, ar_comm_rank(ctx->tp), x->dtype);
 }
 
 ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count)

@@ -3,6 +3,7 @@
 #ifndef ARI_LAYERS_PARTS_H
 #define ARI_LAYERS_PARTS_H
 
+#include "anyrank/arith.h"
 #include "anyrank/layers.h"
 #include "ref/core/context.h"
 
@@ -27,8 +28,6 @@ AR_NODISCARD ar_status ari_check_features(const char *name, const char *what, co
 void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows);
 /** x's shape with another last extent. */
 AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
-/** The own block of features of a replicated x (contiguous), as a fresh contiguous tensor. */
-AR_NODISCARD ar_status ari_own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 /** All ranks' parts along dimension `dim` in their order. x contiguous, of one shape on every rank. */
 AR_NODISCARD ar_status ari_gather_dim(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, int dim, const char *tag);
 /** The counts of a collective in which every rank has as many elements. Gives; free(). Errors: AR_ERR_MEMORY. */
@@ -42,6 +41,47 @@ AR_NODISCARD ar_status ari_path(char *out, size_t cap, const char *base, const c
 /** Errors: AR_ERR_DATA (a position of the batch, with its place, that is not in [0, positions)). */
 AR_NODISCARD ar_status ari_check_positions(const ar_batch *batch, size_t positions);
 
+/* --- placements --------------------------------------------------------------------------------------------------- */
+
+/* Values between layers, [.., s, features]: how they are placed over the tensor-parallel ranks, and what takes them from
+ * one placement to another. All of it is contiguous fp32. */
+
+extern const ar_placement ari_shard_features, ari_shard_tokens;
+/** Between the blocks' branches: whole, or with sequence parallelism by tokens. */
+ar_placement ari_placed_stream(const ar_ctx *ctx);
+
+bool ari_placed_whole(ar_placement p);
+bool ari_placed_by_features(ar_placement p);
+bool ari_placed_by_tokens(ar_placement p);
+/** Whether the ranks have the same numbers: R and I differ in the gradient alone. */
+bool ari_placed_alike(ar_placement a, ar_placement b);
+/** How the gradient lies that a layer makes or gets of such a value: what is whole forward or a term has a whole one,
+ *  which a layer that uses the value on each rank for itself has summed. */
+ar_placement ari_placed_gradient(ar_placement p);
+/** The way back, of the gradient. */
+ar_hop ari_hop_back(ar_hop hop);
+
+/* Features that are blocks side by side, of which each is cut by itself: q | k | v. */
+typedef struct ari_features {
+    int n;
+    size_t width[AR_MAX_PARTS]; /* of all ranks */
+} ari_features;
+size_t ari_features_sum(const ari_features *f);
+
+/** y = x, redistributed over whole values: an all-gather, an all-reduce in the communicator's order, then the own part.
+ *  *y is x where nothing is to be done, else a fresh tensor, which ari_release_placed ends. Of one block features may be
+ *  cut unevenly. Errors: AR_ERR_INDIVISIBLE (positions), what the communicator gives. */
+AR_NODISCARD ar_status ari_place(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, ar_hop hop,
+                                 const char *tag);
+/** The same of an x that nothing else needs: its memory ends as soon as there is what is made of it. */
+AR_NODISCARD ar_status ari_place_on(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, ar_hop hop,
+                                    const char *tag);
+/** Ends y where it is not x itself. */
+void ari_release_placed(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+/** Taps a value of so many features that is placed so. Terms of a sum are tapped as what they are taken for, the whole. */
+AR_NODISCARD ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
+                                      size_t features, ar_placement p);
+
 /* --- sequence parallelism ----------------------------------------------------------------------------------------- */
 
 /* Sequence parallelism: between the tensor-parallel regions rank r of N holds positions [r*s/N, (r+1)*s/N) of every
@@ -54,11 +94,6 @@ size_t ari_sequence_ranks(const ar_ctx *ctx);
 size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i);
 /** y [.., s, f] of all ranks' x [.., s/N, f]: an all-gather, put in the order of the sequences. */
 AR_NODISCARD ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
-/** The same where `gathers`; else *y is x. For a module that works on all positions between values that do not have
- *  them. */
-AR_NODISCARD ar_status ari_all_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, bool gathers, const char *tag);
-/** Its inverse: the own positions of x, whose memory ends; else *y is x. */
-AR_NODISCARD ar_status ari_only_own_tokens(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, bool gathered);
 /** From shards of features, all positions, to what lies between the regions: whole, or (sp) the own positions with all
  *  features, an all-to-all; and the gradient's way back. y is never x. */
 AR_NODISCARD ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
@@ -126,8 +161,12 @@ AR_NODISCARD ar_status ari_module_list(ar_param ***gives, size_t *n, ar_module *
 /** ar_param_done of the module's own parameters, for a layer that a caller runs without ar_module_backward. */
 AR_NODISCARD ar_status ari_module_done(ar_module *m, ar_ctx *ctx);
 
-/** Backward with the residual in the same pass: dx = the norm's own gradient (tapped), *sum = residual + dx.
- *  residual NULL: sum is not written. */
+/** A norm that works on values placed as hop.to, whole or by tokens, of an input placed as hop.from; ar_norm_create has
+ *  both as what is between the branches. Errors: those. */
+AR_NODISCARD ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h,
+                                       double eps, ar_hop hop);
+/** Backward with the residual in the same pass: dx = the norm's own gradient (tapped), *sum = residual + dx, both placed
+ *  as its input. residual NULL: sum is not written. */
 AR_NODISCARD ar_status ari_norm_backward(ar_module *norm, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *sum,
                                          const ar_tensor *dy, const ar_tensor *residual);
 

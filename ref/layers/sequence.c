@@ -49,22 +49,6 @@ ar_status ari_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
     return ari_axis_take(ctx, y->data, ar_const(x->data), &a, ar_comm_rank(ctx->tp), x->dtype);
 }
 
-ar_status ari_all_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, bool gathers, const char *tag)
-{
-    *y = *x;
-    return gathers ? ari_gather_tokens(ctx, y, x, tag) : AR_OK;
-}
-
-ar_status ari_only_own_tokens(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, bool gathered)
-{
-    *y = *x;
-    if (!gathered)
-        return AR_OK;
-    AR_TRY(ari_own_tokens(ctx, y, x));
-    ar_ctx_release(ctx, x);
-    return AR_OK;
-}
-
 static ar_status new_rows(ar_ctx *ctx, ar_tensor *rows, size_t tokens, size_t features)
 {
     const size_t shape[2] = {tokens, features};

@@ -22,8 +22,7 @@ static void name_parts(const ari_family *f, ar_block_options *o)
     o->mlp.second = ari_part_leaf(f, ARI_DOWN);
 }
 
-ar_status ar_config_block(const ar_config *c, size_t layer, const ar_plan *plan, ar_block_options *o, char *name,
-                          size_t cap)
+ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o, char *name, size_t cap)
 {
     const ari_family *f = ari_family_of(c->arch);
     *o = (ar_block_options){.norm = c->norm, .norm_eps = c->norm_eps};
@@ -48,12 +47,6 @@ ar_status ar_config_block(const ar_config *c, size_t layer, const ar_plan *plan,
                               .transposed = f->transposed};
     o->attention.fused = ari_part_path(f, ARI_QKV) != NULL;
     name_parts(f, o);
-    ar_block_split split;
-    AR_TRY(ar_plan_block(plan, c, layer, &split));
-    o->mlp.order = split.mlp;
-    o->mlp.leaves_partial = split.mlp_partial;
-    o->attention.whole = split.attention_whole;
-    o->attention.leaves_partial = split.attention_partial;
     const int n = snprintf(name, cap, "%s.%zu", f->blocks, layer);
     if (n < 0 || (size_t)n >= cap)
         return ar_error_set(AR_ERR_ARG, "a block's name does not fit %zu bytes", cap);
@@ -68,36 +61,73 @@ static ar_status divides(const char *what, size_t extent, int ranks)
     return AR_OK;
 }
 
-/* What a block's attention and MLP split has to divide. */
-static ar_status check_block(const ar_config *c, int ranks, const ar_block_split *split)
+static bool by_features(ar_placement p)
 {
-    if (!split->attention_whole && (size_t)ranks > c->heads)
+    return p.kind == AR_SHARD && p.dim == -1;
+}
+
+/* Features of which each rank has its part: those that a layer's weight is cut along, or that arrive or leave so. */
+static ar_status check_input(const char *name, size_t in, int ranks, const ar_linear_split *s)
+{
+    return s->style == AR_STYLE_ROWWISE || by_features(s->from) ? divides(name, in, ranks) : AR_OK;
+}
+
+static ar_status check_output(const char *name, size_t out, int ranks, const ar_linear_split *s)
+{
+    return s->style == AR_STYLE_COLWISE || by_features(s->to) ? divides(name, out, ranks) : AR_OK;
+}
+
+/* Heads that are split stay whole; of KV heads neighbouring ranks may have copies. */
+static ar_status check_heads(const ar_config *c, int ranks, const ar_linear_split *qkv)
+{
+    const size_t n = (size_t)ranks;
+    if (n > c->heads)
         return ar_error_set(AR_ERR_INDIVISIBLE, "tp=%d is more than the %zu query heads of %s; every rank needs a head",
                             ranks, c->heads, c->name);
-    if (!split->attention_whole)
-        AR_TRY(divides("the number of query heads", c->heads, ranks));
-    if (!split->attention_whole && c->kv_heads % (size_t)ranks != 0 && (size_t)ranks % c->kv_heads != 0)
+    AR_TRY(divides("the number of query heads", c->heads, ranks));
+    if (qkv->style != AR_STYLE_COLWISE)
+        return divides("the number of KV heads of projections that are not colwise", c->kv_heads, ranks);
+    if (c->kv_heads % n != 0 && n % c->kv_heads != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "the number of KV heads = %zu cannot be split over tp=%d, nor copied to it evenly; use a "
                             "tp that divides %zu, or a multiple of it that divides the %zu query heads",
                             c->kv_heads, ranks, c->kv_heads, c->heads);
-    if (split->mlp != AR_MLP_WHOLE)
-        AR_TRY(divides("the MLP's width", c->ffn, ranks));
-    return split->mlp == AR_MLP_ROW_COLUMN ? divides("the hidden size (MLP rowwise then colwise)", c->hidden, ranks)
-                                           : AR_OK;
+    return AR_OK;
 }
 
-ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
+static ar_status check_attention(const ar_config *c, int ranks, const ar_branch_split *s)
+{
+    const size_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    AR_TRY(check_input("the hidden size (q, k, v rowwise)", c->hidden, ranks, &s->first));
+    if (by_features(s->first.to))
+        AR_TRY(check_heads(c, ranks, &s->first));
+    else
+        AR_TRY(check_output("the width of the KV heads", kv, ranks, &s->first));
+    AR_TRY(check_input("the width of the query heads", q, ranks, &s->second));
+    return check_output("the hidden size (attention colwise at its end)", c->hidden, ranks, &s->second);
+}
+
+static ar_status check_mlp(const ar_config *c, int ranks, const ar_branch_split *s)
+{
+    AR_TRY(check_input("the hidden size (MLP rowwise)", c->hidden, ranks, &s->first));
+    AR_TRY(check_output("the MLP's width", c->ffn, ranks, &s->first));
+    AR_TRY(check_input("the MLP's width", c->ffn, ranks, &s->second));
+    return check_output("the hidden size (MLP colwise at its end)", c->hidden, ranks, &s->second);
+}
+
+ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan, bool sequence)
 {
     ar_outer_split outer;
     if (ranks < 1)
         return ar_error_set(AR_ERR_ARG, "tp=%d is not a number of ranks", ranks);
     for (size_t i = 0; i < c->layers; i++) {
         ar_block_split split;
-        AR_TRY(ar_plan_block(plan, c, i, &split));
-        AR_TRY(check_block(c, ranks, &split));
+        AR_TRY(ar_plan_block(plan, c, i, sequence, &split));
+        AR_TRY(check_attention(c, ranks, &split.attention));
+        AR_TRY(check_mlp(c, ranks, &split.mlp));
     }
-    AR_TRY(ar_plan_outer(plan, c, &outer));
+    AR_TRY(ar_plan_outer(plan, c, sequence, &outer));
+    AR_TRY(check_input("the hidden size (LM head rowwise)", c->hidden, ranks, &outer.head));
     return outer.tokens == AR_EMBEDDING_HIDDEN ? divides("the hidden size (embedding by hidden)", c->hidden, ranks)
                                                : AR_OK;
 }

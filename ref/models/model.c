@@ -29,9 +29,11 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
     const char *head = ari_part_path(f, ARI_HEAD);
     if (!plan)
         plan = &fallback;
+    const int tp = ar_comm_size(ar_ctx_tp(ctx));
+    const bool sequence = ar_plan_by_tokens(plan, tp, ari_ctx_sp(ctx));
     ar_outer_split split;
-    AR_TRY(ar_config_check_tp(c, ar_comm_size(ar_ctx_tp(ctx)), plan));
-    AR_TRY(ar_plan_outer(plan, c, &split));
+    AR_TRY(ar_config_check_tp(c, tp, plan, sequence));
+    AR_TRY(ar_plan_outer(plan, c, sequence, &split));
     AR_TRY(ari_streams_check(c, ctx->seed));
     ar_model *m = NULL;
     ar_status st = AR_OK;
@@ -44,17 +46,20 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
                                   c->max_positions, f->embedded));
     for (size_t i = 0; i < c->layers; i++) {
         ar_block_options o;
+        ar_block_split block;
         char name[96];
-        AR_TRY_TO(failed, st, ar_config_block(c, i, plan, &o, name, sizeof name));
+        AR_TRY_TO(failed, st, ar_config_block(c, i, &o, name, sizeof name));
+        AR_TRY_TO(failed, st, ar_plan_block(plan, c, i, sequence, &block));
+        o.split = &block;
         AR_TRY_TO(failed, st, ar_block_create(&m->blocks[i], ctx, name, &o));
     }
     if (c->final_norm)
-        AR_TRY_TO(
-            failed, st,
-            ar_norm_create(&m->final_norm, ctx, ari_part_path(f, ARI_FINAL_NORM), c->norm, c->hidden, c->norm_eps));
+        AR_TRY_TO(failed, st,
+                  ari_norm_create(&m->final_norm, ctx, ari_part_path(f, ARI_FINAL_NORM), c->norm, c->hidden,
+                                  c->norm_eps, (ar_hop){ari_placed_stream(ctx), split.final_norm}));
     if (head)
         AR_TRY_TO(failed, st,
-                  ar_lm_head_create(&m->head, ctx, split.head, head, c->vocab, c->hidden,
+                  ar_lm_head_create(&m->head, ctx, &split.head, head, c->vocab, c->hidden,
                                     c->tied ? ar_embedding_token(m->embedding) : NULL));
     else
         AR_TRY_TO(failed, st, ari_loss_init(&m->sum, ctx, ari_ctx_sp(ctx)));

@@ -65,9 +65,9 @@ ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_p
     if (p->zero < 0 || p->zero > 1)
         return ar_error_set(AR_ERR_ARG, "zero=%d: 0, or 1 for stage 1 (optimizer states)", p->zero);
     const int tp = ari_at_least_one(p->tp);
-    /* One rank has whole sequences whatever a plan says of the positions. */
-    AR_TRY(ar_plan_check(plan, c, tp > 1 ? p->sp : ar_plan_sequence(plan)));
-    AR_TRY(ar_config_check_tp(c, tp, plan));
+    const bool sequence = ar_plan_by_tokens(plan, tp, p->sp);
+    AR_TRY(ar_plan_check(plan, c, sequence));
+    AR_TRY(ar_config_check_tp(c, tp, plan, sequence));
     AR_TRY(check_batch(p, batch));
     if (p->sp && seq % (size_t)tp != 0)
         return ar_error_set(

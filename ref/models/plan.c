@@ -10,15 +10,6 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
-const char *ar_style_name(ar_style s)
-{
-    static const char *const names[] = {
-        [AR_STYLE_REPLICATE] = "replicate", [AR_STYLE_COLWISE] = "colwise", [AR_STYLE_ROWWISE] = "rowwise",
-        [AR_STYLE_VOCAB] = "vocab",         [AR_STYLE_HIDDEN] = "hidden",   [AR_STYLE_SEQUENCE] = "sequence",
-        [AR_STYLE_PREPARE] = "prepare"};
-    return (unsigned)s < sizeof names / sizeof *names ? names[s] : "?";
-}
-
 /* --- building ----------------------------------------------------------------------------------------------------- */
 
 void ar_plan_fini(ar_plan *p)
@@ -86,8 +77,7 @@ bool ari_plan_is_default(const ar_plan *p)
 }
 
 static const ar_style mlp_styles[][2] = {[AR_MLP_COLUMN_ROW] = {AR_STYLE_COLWISE, AR_STYLE_ROWWISE},
-                                         [AR_MLP_ROW_COLUMN] = {AR_STYLE_ROWWISE, AR_STYLE_COLWISE},
-                                         [AR_MLP_WHOLE] = {AR_STYLE_REPLICATE, AR_STYLE_REPLICATE}};
+                                         [AR_MLP_ROW_COLUMN] = {AR_STYLE_ROWWISE, AR_STYLE_COLWISE}};
 
 static ar_status put_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
 {

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a plan makes of a model: the styles of parts that belong together, and whether what the rules declare of inputs
- * and outputs is what is there. */
+/* What a plan makes of a model: how each part is cut, and how values are placed between the parts. What a rule declares
+ * of an input or an output is believed where a value of its shape is there, as PyTorch believes it; else it is
+ * refused. */
 #include <stdio.h>
 #include <string.h>
 
 #include "ref/core/text.h"
+#include "ref/layers/parts.h"
 #include "ref/models/plan.h"
 
 /* A plan seen from one layer of a model, or (ARI_NO_BLOCK) from outside of them. */
@@ -17,12 +19,15 @@ typedef struct view {
 } view;
 #define ARI_NO_BLOCK SIZE_MAX
 
-static const ar_placement replicated = {AR_REPLICATE, 0}, by_tokens = {AR_SHARD, 1}, by_features = {AR_SHARD, -1},
-                          partial = {AR_PARTIAL_SUM, 0};
+static const ar_placement replicated = {AR_REPLICATE, 0};
 
-static view view_of(const ar_plan *p, const ar_config *c, size_t layer)
+static view view_of(const ar_plan *p, const ar_config *c, size_t layer, bool sequence)
 {
-    return (view){.p = p, .c = c, .f = ari_family_of(c->arch), .layer = layer, .stream = replicated};
+    return (view){.p = p,
+                  .c = c,
+                  .f = ari_family_of(c->arch),
+                  .layer = layer,
+                  .stream = sequence ? ari_shard_tokens : replicated};
 }
 
 static const char *path_of(const view *v, char path[AR_PLAN_GLOB], ari_role role)
@@ -39,11 +44,80 @@ static const char *file_of(const ar_plan *p)
     return p->file ? p->file : "plan";
 }
 
-/* Whether both hold the same numbers on every rank: PyTorch's Replicate is R or I. */
-static bool same(ar_placement a, ar_placement b)
+static const ar_plan_rule *rule_of(const view *v, ari_role role, bool prepares)
 {
-    const bool whole = a.kind == AR_REPLICATE || a.kind == AR_INVARIANT;
-    return (whole && (b.kind == AR_REPLICATE || b.kind == AR_INVARIANT)) || ar_placement_same(a, b, 3);
+    return ari_plan_rule_of(v->p, v->c->arch, PATH(v, role), prepares);
+}
+
+/* --- declared placements ------------------------------------------------------------------------------------------ */
+
+/* A placement of [b, s, features] with its dimension counted from the end. */
+static ar_placement from_end(ar_placement p)
+{
+    if (p.kind == AR_SHARD && p.dim >= 0)
+        p.dim -= 3;
+    return p;
+}
+
+/* Whether a value that is placed as `there` has the shape, on each rank, of one that is placed as declared. */
+static bool fits(ar_placement declared, ar_placement there)
+{
+    if (declared.kind == AR_PARTIAL_MAX)
+        return false;
+    return (declared.kind == AR_SHARD) == (there.kind == AR_SHARD) &&
+           (declared.kind != AR_SHARD || declared.dim == there.dim);
+}
+
+/* As users write it. */
+static const char *shown(char text[AR_PLACEMENT_TEXT], ar_placement p)
+{
+    if (ari_placed_by_tokens(p))
+        p.dim = 1;
+    return ar_placement_text(text, p);
+}
+#define SHOW(p) shown((char[AR_PLACEMENT_TEXT]){0}, (p))
+
+static ar_status wrong(const view *v, const ar_plan_rule *rule, ari_role role, const char *what, ar_placement declared,
+                       const char *would_fit)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "%s: rule %zu, '%s': %s of %s is declared %s; %s would fit",
+                        ARI_SHOW(file_of(v->p)), (size_t)(rule - v->p->rule) + 1, ARI_SHOW(rule->glob), what,
+                        PATH(v, role), SHOW(declared), would_fit);
+}
+
+/* *p = what is declared of a value that is placed as `there`. */
+static ar_status believe(const view *v, const ar_plan_rule *rule, ari_role role, const char *what,
+                         ar_placement declared, ar_placement there, ar_placement *p)
+{
+    *p = from_end(declared);
+    return fits(*p, there) ? AR_OK : wrong(v, rule, role, what, declared, SHOW(there));
+}
+
+/* *p = what is declared that a value is to be made: whole, shards of features, or of tokens where that is possible. */
+static ar_status wanted(const view *v, const ar_plan_rule *rule, ari_role role, const char *what, ar_placement declared,
+                        bool tokens, ar_placement *p)
+{
+    *p = from_end(declared);
+    if (ari_placed_whole(*p) || ari_placed_by_features(*p) || (tokens && ari_placed_by_tokens(*p)))
+        return AR_OK;
+    return wrong(v, rule, role, what, declared, tokens ? "R, S(1) or S(-1)" : "R or S(-1)");
+}
+
+/* Of a part that has no choice: what its rule declares is what is there. */
+static ar_status check_declared(const view *v, const ar_plan_rule *rule, ari_role role, ar_placement in,
+                                ar_placement out)
+{
+    if (rule->input[0].given && !ari_placed_alike(from_end(rule->input[0].from), in))
+        return wrong(v, rule, role, "the input", rule->input[0].from, SHOW(in));
+    if (rule->output.given && !ari_placed_alike(from_end(rule->output.to), out))
+        return wrong(v, rule, role, "the output", rule->output.to, SHOW(out));
+    return AR_OK;
+}
+
+/* Whether values can be placed by tokens here: a sequence then divides. */
+static bool has_tokens(const view *v)
+{
+    return ari_placed_by_tokens(v->stream);
 }
 
 /* --- styles ------------------------------------------------------------------------------------------------------- */
@@ -59,17 +133,56 @@ static ar_status misfit(const view *v, ari_role role, const char *fits)
                         ar_style_name(style_of(v, role)), fits);
 }
 
-/* The first and the second linear layer of an attention or an MLP, and those that share the first one's input. */
-typedef struct pair {
-    ari_role first[3], second;
-    int n;
-} pair;
+/* --- linear layers ------------------------------------------------------------------------------------------------ */
 
-static pair pair_of(const ari_family *f, bool attention)
+static ar_placement natural_input(ar_style style)
+{
+    return style == AR_STYLE_ROWWISE ? ari_shard_features : replicated;
+}
+
+static ar_placement natural_output(ar_style style)
+{
+    return style == AR_STYLE_COLWISE ? ari_shard_features : replicated;
+}
+
+/* What is declared of the layer's input, where a value placed as `there` arrives; `else_from` without a
+ * declaration. */
+static ar_status input_of(const view *v, ari_role role, ar_placement there, ar_placement else_from, ar_placement *from)
+{
+    const ar_plan_rule *rule = rule_of(v, role, false);
+    *from = else_from;
+    if (!rule || !rule->input[0].given)
+        return AR_OK;
+    return believe(v, rule, role, "the input", rule->input[0].from, there, from);
+}
+
+/* What its output is to be; `else_to` without a declaration. Terms of a sum are what rowwise layers have. */
+static ar_status output_of(const view *v, ari_role role, ar_style style, bool tokens, ar_placement else_to,
+                           ar_placement *to)
+{
+    const ar_plan_rule *rule = rule_of(v, role, false);
+    *to = else_to;
+    if (!rule || !rule->output.given)
+        return AR_OK;
+    *to = rule->output.to;
+    if (style == AR_STYLE_ROWWISE && to->kind == AR_PARTIAL_SUM)
+        return AR_OK;
+    return wanted(v, rule, role, "the output", rule->output.to, tokens, to);
+}
+
+/* --- attention, MLP ----------------------------------------------------------------------------------------------- */
+
+/* The layers of an attention or an MLP: those that share its input, and the last one. */
+typedef struct branch {
+    ari_role module, first[3], second;
+    int n;
+} branch;
+
+static branch branch_of(const ari_family *f, bool attention)
 {
     static const ari_role of_attention[] = {ARI_QKV, ARI_Q, ARI_K, ARI_V}, of_mlp[] = {ARI_FIRST, ARI_GATE, ARI_UP};
     const ari_role *all = attention ? of_attention : of_mlp;
-    pair s = {.second = attention ? ARI_OUT : ARI_DOWN};
+    branch s = {.module = attention ? ARI_ATTENTION : ARI_MLP, .second = attention ? ARI_OUT : ARI_DOWN};
     for (size_t i = 0; i < (attention ? 4u : 3u); i++) {
         if (ari_part_path(f, all[i]))
             s.first[s.n++] = all[i];
@@ -77,152 +190,13 @@ static pair pair_of(const ari_family *f, bool attention)
     return s;
 }
 
-/* The style that the first layers have together. */
-static ar_status first_style(const view *v, const pair *s, ar_style *style)
+/* The style of a linear layer in a block. */
+static ar_status linear_style(const view *v, ari_role role, ar_style *style)
 {
-    *style = style_of(v, s->first[0]);
-    for (int i = 1; i < s->n; i++) {
-        const ar_style other = style_of(v, s->first[i]);
-        if (other != *style)
-            return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s, but %s, which has the same input, %s; give both one",
-                                ARI_SHOW(file_of(v->p)), PATH(v, s->first[i]), ar_style_name(other),
-                                PATH(v, s->first[0]), ar_style_name(*style));
-    }
-    return AR_OK;
-}
-
-static ar_status pair_misfit(const view *v, const pair *s, const char *fits)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s and %s behind it %s; %s", ARI_SHOW(file_of(v->p)),
-                        PATH(v, s->first[0]), ar_style_name(style_of(v, s->first[0])), PATH(v, s->second),
-                        ar_style_name(style_of(v, s->second)), fits);
-}
-
-static const ar_plan_rule *rule_of(const view *v, ari_role role, bool prepares)
-{
-    return ari_plan_rule_of(v->p, v->c->arch, PATH(v, role), prepares);
-}
-
-/* Whether the second layer leaves its partial sums, and the module around it does not add them up either. */
-static bool leaves_partial(const view *v, ari_role second, ari_role module)
-{
-    const ar_plan_rule *rule = rule_of(v, second, false), *around = rule_of(v, module, true);
-    const bool left = rule && rule->output.given && rule->output.to.kind == AR_PARTIAL_SUM;
-    return left && !(around && around->output.given && around->output.from.kind == AR_PARTIAL_SUM &&
-                     around->output.to.kind != AR_PARTIAL_SUM);
-}
-
-static ar_status split_attention(const view *v, ar_block_split *split)
-{
-    const pair s = pair_of(v->f, true);
-    const ar_style second = style_of(v, s.second);
-    ar_style first;
-    AR_TRY(first_style(v, &s, &first));
-    split->attention_whole = first == AR_STYLE_REPLICATE && second == AR_STYLE_REPLICATE;
-    if (!split->attention_whole && (first != AR_STYLE_COLWISE || second != AR_STYLE_ROWWISE))
-        return pair_misfit(v, &s, "colwise then rowwise, or both replicate, are possible in an attention");
-    split->attention_partial = second == AR_STYLE_ROWWISE && leaves_partial(v, s.second, ARI_ATTENTION);
-    return AR_OK;
-}
-
-static ar_status split_mlp(const view *v, ar_block_split *split)
-{
-    const pair s = pair_of(v->f, false);
-    const ar_style second = style_of(v, s.second);
-    ar_style first;
-    AR_TRY(first_style(v, &s, &first));
-    if (first == AR_STYLE_COLWISE && second == AR_STYLE_ROWWISE)
-        split->mlp = AR_MLP_COLUMN_ROW;
-    else if (first == AR_STYLE_ROWWISE && second == AR_STYLE_COLWISE)
-        split->mlp = AR_MLP_ROW_COLUMN;
-    else if (first == AR_STYLE_REPLICATE && second == AR_STYLE_REPLICATE)
-        split->mlp = AR_MLP_WHOLE;
-    else
-        return pair_misfit(v, &s,
-                           "colwise then rowwise, rowwise then colwise, or both replicate, are possible in an MLP");
-    split->mlp_partial = split->mlp == AR_MLP_COLUMN_ROW && leaves_partial(v, s.second, ARI_MLP);
-    return AR_OK;
-}
-
-ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, ar_block_split *split)
-{
-    const view v = view_of(p, c, layer);
-    *split = (ar_block_split){.mlp = p->mlp_order};
-    if (ari_plan_is_default(p))
+    *style = style_of(v, role);
+    if (*style == AR_STYLE_COLWISE || *style == AR_STYLE_ROWWISE || *style == AR_STYLE_REPLICATE)
         return AR_OK;
-    AR_TRY(split_attention(&v, split));
-    return split_mlp(&v, split);
-}
-
-static ar_status split_head(const view *v, ar_head_split *split)
-{
-    const ar_style tokens = style_of(v, ARI_TOKENS), head = style_of(v, ARI_HEAD);
-    const ar_plan_rule *rule = rule_of(v, ARI_HEAD, false);
-    if (head != AR_STYLE_VOCAB && head != AR_STYLE_REPLICATE)
-        return misfit(v, ARI_HEAD, "vocab (colwise) and replicate are possible");
-    if (v->c->tied && head != tokens)
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "%s: %s is %s, but its weight is that of %s, which is %s; give both vocab or replicate",
-                            ARI_SHOW(file_of(v->p)), PATH(v, ARI_HEAD), ar_style_name(head), PATH(v, ARI_TOKENS),
-                            ar_style_name(tokens));
-    const bool gathers = rule && rule->output.given && same(rule->output.to, replicated);
-    *split = head == AR_STYLE_REPLICATE ? AR_HEAD_WHOLE : gathers ? AR_HEAD_GATHER : AR_HEAD_VOCAB;
-    return AR_OK;
-}
-
-ar_status ar_plan_outer(const ar_plan *p, const ar_config *c, ar_outer_split *split)
-{
-    const view v = view_of(p, c, ARI_NO_BLOCK);
-    const ar_style tokens = style_of(&v, ARI_TOKENS);
-    *split = (ar_outer_split){.tokens = AR_EMBEDDING_VOCAB, .head = AR_HEAD_VOCAB};
-    if (tokens == AR_STYLE_HIDDEN)
-        split->tokens = AR_EMBEDDING_HIDDEN;
-    else if (tokens == AR_STYLE_REPLICATE)
-        split->tokens = AR_EMBEDDING_WHOLE;
-    else if (tokens != AR_STYLE_VOCAB)
-        return misfit(&v, ARI_TOKENS, "vocab (rowwise), hidden (colwise) and replicate are possible");
-    return ari_part_path(v.f, ARI_HEAD) ? split_head(&v, &split->head) : AR_OK;
-}
-
-/* --- norms, and what has no choice -------------------------------------------------------------------------------- */
-
-static ar_status check_norm(const view *v, ari_role role, bool sequence)
-{
-    const bool all = ar_plan_sequence(v->p);
-    const ar_style style = style_of(v, role);
-    if (style != AR_STYLE_REPLICATE && style != AR_STYLE_SEQUENCE)
-        return misfit(v, role, "a norm is replicate or sequence");
-    if (all != (style == AR_STYLE_SEQUENCE))
-        return misfit(v, role, "a norm of the plan is in sequence style: give all of them that style, or none");
-    if (all && !sequence)
-        return ar_error_set(AR_ERR_ARG, "%s: %s is in sequence style, which needs sequence parallelism (sp)",
-                            ARI_SHOW(file_of(v->p)), PATH(v, role));
-    return AR_OK;
-}
-
-/* --- declared placements ------------------------------------------------------------------------------------------ */
-
-typedef struct placement_text {
-    char text[AR_PLACEMENT_TEXT];
-} placement_text;
-#define SHOW(p) ar_placement_text((placement_text){0}.text, (p))
-
-static ar_status wrong(const view *v, const ar_plan_rule *rule, ari_role role, const char *what, ar_placement declared,
-                       const char *fits)
-{
-    return ar_error_set(AR_ERR_UNSUPPORTED, "%s: rule %zu, '%s': %s of %s is declared %s; %s", ARI_SHOW(file_of(v->p)),
-                        (size_t)(rule - v->p->rule) + 1, ARI_SHOW(rule->glob), what, PATH(v, role), SHOW(declared),
-                        fits);
-}
-
-static ar_status expect(const view *v, const ar_plan_rule *rule, ari_role role, const char *what, ar_placement declared,
-                        ar_placement fits)
-{
-    char text[2 * AR_PLACEMENT_TEXT];
-    if (same(declared, fits))
-        return AR_OK;
-    snprintf(text, sizeof text, "%s would fit", SHOW(fits));
-    return wrong(v, rule, role, what, declared, text);
+    return misfit(v, role, "colwise, rowwise and replicate are possible");
 }
 
 /* What a rule says of the first input, by position or as Hugging Face and PyTorch's examples call it. */
@@ -237,103 +211,211 @@ static const ar_plan_value *first_input(const ar_plan_rule *rule)
     return NULL;
 }
 
-/* An attention or an MLP gathers its input once for all its children, and adds up what its last layer left. */
-static ar_status check_module(const view *v, ari_role module, bool partial_inside)
+/* Masks and positions are whole. */
+static ar_status check_other_inputs(const view *v, const ar_plan_rule *rule, ari_role module,
+                                    const ar_plan_value *first)
 {
-    const ar_plan_rule *rule = rule_of(v, module, true);
-    if (!rule)
-        return AR_OK;
-    const ar_plan_value *in = first_input(rule);
     for (int i = 0; i < AR_PLAN_ARGUMENTS; i++) {
         const ar_plan_value *other = &rule->input[i];
-        if (!other->given || other == in)
+        if (!other->given || other == first)
             continue;
-        AR_TRY(expect(v, rule, module, "another input than the first", other->from, replicated));
-        AR_TRY(expect(v, rule, module, "another input than the first", other->to, replicated));
-    }
-    if (in) {
-        AR_TRY(expect(v, rule, module, "the input that arrives", in->from, v->stream));
-        AR_TRY(expect(v, rule, module, "the input that is wanted", in->to, replicated));
-    }
-    if (!rule->output.given)
-        return AR_OK;
-    AR_TRY(
-        expect(v, rule, module, "the output that there is", rule->output.from, partial_inside ? partial : v->stream));
-    return expect(v, rule, module, "the output that is wanted", rule->output.to, v->stream);
-}
-
-/* Of q, k, v, or the first layers of an MLP: their module may have gathered the input. */
-static ar_placement arrives_inside(const view *v, ari_role module)
-{
-    const ar_plan_rule *rule = rule_of(v, module, true);
-    const ar_plan_value *in = rule ? first_input(rule) : NULL;
-    return in ? in->to : v->stream;
-}
-
-static bool row_leaves_partial(const ar_plan_rule *rule)
-{
-    return rule->output.given && rule->output.to.kind == AR_PARTIAL_SUM;
-}
-
-static ar_status check_pair(const view *v, bool attention)
-{
-    const pair s = pair_of(v->f, attention);
-    const ari_role module = attention ? ARI_ATTENTION : ARI_MLP;
-    const ar_style first = style_of(v, s.first[0]), second = style_of(v, s.second);
-    const ar_placement middle = first == AR_STYLE_COLWISE ? by_features : replicated;
-    const ar_plan_rule *rule = rule_of(v, s.second, false);
-    const bool left = rule && second == AR_STYLE_ROWWISE && first == AR_STYLE_COLWISE && row_leaves_partial(rule);
-    AR_TRY(check_module(v, module, left));
-    if (rule && rule->input[0].given)
-        AR_TRY(expect(v, rule, s.second, "the input", rule->input[0].from, middle));
-    if (rule && rule->output.given && !left)
-        AR_TRY(expect(v, rule, s.second, "the output", rule->output.to, v->stream));
-    if (left && v->stream.kind == AR_SHARD && leaves_partial(v, s.second, module))
-        return wrong(v, rule, s.second, "the output", partial,
-                     "what follows has a rank's own positions, and S(1) would fit");
-    for (int i = 0; i < s.n; i++) {
-        rule = rule_of(v, s.first[i], false);
-        if (rule && rule->input[0].given)
-            AR_TRY(expect(v, rule, s.first[i], "the input", rule->input[0].from, arrives_inside(v, module)));
-        if (rule && rule->output.given)
-            AR_TRY(expect(v, rule, s.first[i], "the output", rule->output.to, middle));
+        const ar_placement odd = ari_placed_whole(other->from) ? other->to : other->from;
+        if (!ari_placed_whole(odd))
+            return wrong(v, rule, module, "another input than the first", odd, "R");
     }
     return AR_OK;
 }
 
-/* A part with the stream on both sides, or with `in` before it and `out` behind. */
-static ar_status check_part(const view *v, ari_role role, ar_placement in, ar_placement out)
+/* What the module's rule makes of its input, which arrives as `arrives`: for all its layers at once. */
+static ar_status enter(const view *v, ari_role module, ar_placement arrives, ar_hop *hop)
 {
-    const ar_plan_rule *rule = ari_part_path(v->f, role) ? rule_of(v, role, false) : NULL;
-    if (rule && rule->input[0].given)
-        AR_TRY(expect(v, rule, role, "the input", rule->input[0].from, in));
-    return rule && rule->output.given ? expect(v, rule, role, "the output", rule->output.to, out) : AR_OK;
+    const ar_plan_rule *rule = rule_of(v, module, true);
+    const ar_plan_value *in = rule ? first_input(rule) : NULL;
+    *hop = (ar_hop){arrives, arrives};
+    if (rule)
+        AR_TRY(check_other_inputs(v, rule, module, in));
+    if (!in)
+        return AR_OK;
+    AR_TRY(believe(v, rule, module, "the input that arrives", in->from, arrives, &hop->from));
+    return wanted(v, rule, module, "the input that is wanted", in->to, has_tokens(v), &hop->to);
 }
 
-static ar_status check_block(const view *v, bool sequence)
+/* The first layers have one style, one input and one output: they are one product. */
+static ar_status split_first(const view *v, const branch *b, ar_placement there, ar_linear_split *split)
 {
-    ar_block_split unused;
-    AR_TRY(ar_plan_block(v->p, v->c, v->layer, &unused));
-    AR_TRY(check_norm(v, ARI_NORM1, sequence));
-    AR_TRY(check_norm(v, ARI_NORM2, sequence));
-    AR_TRY(check_part(v, ARI_NORM1, v->stream, v->stream));
-    AR_TRY(check_part(v, ARI_NORM2, v->stream, v->stream));
-    AR_TRY(check_pair(v, true));
-    return check_pair(v, false);
+    const bool tokens = has_tokens(v) && b->module == ARI_MLP; /* a query sees the keys of all tokens */
+    for (int i = 0; i < b->n; i++) {
+        const ari_role role = b->first[i];
+        ar_linear_split s;
+        AR_TRY(linear_style(v, role, &s.style));
+        AR_TRY(input_of(v, role, there, there, &s.from));
+        AR_TRY(output_of(v, role, s.style, tokens, natural_output(s.style), &s.to));
+        if (i == 0)
+            *split = s;
+        if (s.style != split->style)
+            return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s, but %s, which has the same input, %s; give both one",
+                                ARI_SHOW(file_of(v->p)), PATH(v, role), ar_style_name(s.style), PATH(v, b->first[0]),
+                                ar_style_name(split->style));
+        if (!ari_placed_alike(s.from, split->from) || !ari_placed_alike(s.to, split->to))
+            return ar_error_set(AR_ERR_UNSUPPORTED,
+                                "%s: %s has input %s and output %s, but %s, which is one product with it, %s and %s; "
+                                "give both the same",
+                                ARI_SHOW(file_of(v->p)), PATH(v, role), SHOW(s.from), SHOW(s.to), PATH(v, b->first[0]),
+                                SHOW(split->from), SHOW(split->to));
+    }
+    return AR_OK;
 }
 
-static ar_status check_outer(const view *v, bool sequence)
+/* The last layer's style and input. Inside of a module nothing is moved that no rule says, as in PyTorch: without a
+ * declaration the layer takes what is its style's. */
+static ar_status split_second(const view *v, const branch *b, const ar_linear_split *first, ar_linear_split *split)
 {
-    ar_outer_split split;
-    AR_TRY(ar_plan_outer(v->p, v->c, &split));
-    if (ari_part_path(v->f, ARI_POSITIONS) && style_of(v, ARI_POSITIONS) != AR_STYLE_REPLICATE)
-        return misfit(v, ARI_POSITIONS, "learned positions are replicate");
-    if (ari_part_path(v->f, ARI_FINAL_NORM))
-        AR_TRY(check_norm(v, ARI_FINAL_NORM, sequence));
-    AR_TRY(check_part(v, ARI_TOKENS, replicated, v->stream));
-    AR_TRY(check_part(v, ARI_POSITIONS, replicated, v->stream));
-    AR_TRY(check_part(v, ARI_FINAL_NORM, v->stream, v->stream));
-    return check_part(v, ARI_HEAD, v->stream, split.head == AR_HEAD_VOCAB ? by_features : replicated);
+    const ar_placement there = first->to;
+    AR_TRY(linear_style(v, b->second, &split->style));
+    AR_TRY(input_of(v, b->second, there, natural_input(split->style), &split->from));
+    if (fits(split->from, there))
+        return AR_OK;
+    return ar_error_set(AR_ERR_UNSUPPORTED,
+                        "%s: %s is %s and %s behind it %s, which takes %s where %s arrives; declare its input %s, or "
+                        "the output of the former %s",
+                        ARI_SHOW(file_of(v->p)), PATH(v, b->first[0]), ar_style_name(first->style), PATH(v, b->second),
+                        ar_style_name(split->style), SHOW(split->from), SHOW(there), SHOW(there), SHOW(split->from));
+}
+
+/* The last layer's output, and what the module's rule makes of it. */
+static ar_status leave(const view *v, const branch *b, ar_linear_split *second, ar_hop *hop)
+{
+    const ar_plan_rule *around = rule_of(v, b->module, true), *own = rule_of(v, b->second, false);
+    const bool prepared = around && around->output.given;
+    ar_placement natural = v->stream;
+    *hop = (ar_hop){v->stream, v->stream};
+    if (prepared) {
+        AR_TRY(wanted(v, around, b->module, "the output that is wanted", around->output.to, has_tokens(v), &hop->to));
+        if (!fits(hop->to, v->stream))
+            return wrong(v, around, b->module, "the output that is wanted", around->output.to, SHOW(v->stream));
+        hop->from = from_end(around->output.from);
+        natural = hop->from.kind == AR_PARTIAL_SUM ? replicated : hop->from;
+    }
+    AR_TRY(output_of(v, b->second, second->style, has_tokens(v), natural, &second->to));
+    if (prepared)
+        return believe(v, around, b->module, "the output that there is", around->output.from, second->to, &hop->from);
+    return fits(second->to, v->stream) ? AR_OK
+                                       : wrong(v, own, b->second, "the output", own->output.to, SHOW(v->stream));
+}
+
+/* One redistribution instead of two, where the first makes what the second begins with. */
+static void join(ar_branch_split *s)
+{
+    if (ari_placed_alike(s->enter.to, s->first.from)) {
+        s->first.from = s->enter.from;
+        s->enter.to = s->enter.from;
+    }
+    if (ari_placed_alike(s->second.to, s->leave.from)) {
+        s->second.to = s->leave.to;
+        s->leave.from = s->leave.to;
+    }
+}
+
+static ar_status split_branch(const view *v, bool attention, ar_placement arrives, ar_branch_split *s)
+{
+    const branch b = branch_of(v->f, attention);
+    AR_TRY(enter(v, b.module, arrives, &s->enter));
+    AR_TRY(split_first(v, &b, s->enter.to, &s->first));
+    AR_TRY(split_second(v, &b, &s->first, &s->second));
+    AR_TRY(leave(v, &b, &s->second, &s->leave));
+    join(s);
+    return AR_OK;
+}
+
+/* --- norms -------------------------------------------------------------------------------------------------------- */
+
+/* What a norm works on. A plan without norms in sequence style leaves them where the values between the branches
+ * are. */
+static ar_status split_norm(const view *v, ari_role role, ar_placement *at)
+{
+    const ar_style style = style_of(v, role);
+    const ar_plan_rule *rule = rule_of(v, role, false);
+    if (style != AR_STYLE_REPLICATE && style != AR_STYLE_SEQUENCE)
+        return misfit(v, role, "a norm is replicate or sequence");
+    if (style == AR_STYLE_SEQUENCE && !has_tokens(v))
+        return ar_error_set(AR_ERR_ARG, "%s: %s is in sequence style, which needs sequence parallelism (sp)",
+                            ARI_SHOW(file_of(v->p)), PATH(v, role));
+    *at = style == AR_STYLE_SEQUENCE || !ar_plan_sequence(v->p) ? v->stream : replicated;
+    return rule ? check_declared(v, rule, role, v->stream, *at) : AR_OK;
+}
+
+ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool sequence, ar_block_split *split)
+{
+    const view v = view_of(p, c, layer, sequence);
+    const bool column_row = p->mlp_order == AR_MLP_COLUMN_ROW;
+    if (ari_plan_is_default(p)) {
+        const ar_branch_split usual = ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, v.stream);
+        const ar_branch_split other = ar_branch_of(AR_STYLE_ROWWISE, AR_STYLE_COLWISE, v.stream);
+        *split = (ar_block_split){
+            .norm1 = v.stream, .norm2 = v.stream, .attention = usual, .mlp = column_row ? usual : other};
+        return AR_OK;
+    }
+    AR_TRY(split_norm(&v, ARI_NORM1, &split->norm1));
+    AR_TRY(split_norm(&v, ARI_NORM2, &split->norm2));
+    AR_TRY(split_branch(&v, true, split->norm1, &split->attention));
+    return split_branch(&v, false, split->norm2, &split->mlp);
+}
+
+/* --- outside of the blocks ---------------------------------------------------------------------------------------- */
+
+/* Whether a tied head can be cut as the table is: along the vocabulary, along what the head sums over, or not. */
+static bool cut_alike(ar_style tokens, ar_style head)
+{
+    return tokens == head || (tokens == AR_STYLE_HIDDEN && head == AR_STYLE_ROWWISE);
+}
+
+static ar_status split_head(const view *v, ar_placement arrives, ar_linear_split *split)
+{
+    const ar_style tokens = style_of(v, ARI_TOKENS), head = style_of(v, ARI_HEAD);
+    if (head != AR_STYLE_VOCAB && head != AR_STYLE_ROWWISE && head != AR_STYLE_REPLICATE)
+        return misfit(v, ARI_HEAD, "vocab (colwise), rowwise and replicate are possible");
+    if (v->c->tied && !cut_alike(tokens, head))
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s: %s is %s, but its weight is that of %s, which is %s; give both vocab or replicate, or "
+                            "the former rowwise and the latter hidden",
+                            ARI_SHOW(file_of(v->p)), PATH(v, ARI_HEAD), ar_style_name(head), PATH(v, ARI_TOKENS),
+                            ar_style_name(tokens));
+    split->style = head == AR_STYLE_VOCAB ? AR_STYLE_COLWISE : head;
+    AR_TRY(input_of(v, ARI_HEAD, arrives, arrives, &split->from));
+    return output_of(v, ARI_HEAD, split->style, false, natural_output(split->style), &split->to);
+}
+
+ar_status ar_plan_outer(const ar_plan *p, const ar_config *c, bool sequence, ar_outer_split *split)
+{
+    const view v = view_of(p, c, ARI_NO_BLOCK, sequence);
+    const ar_style tokens = style_of(&v, ARI_TOKENS);
+    *split = (ar_outer_split){.tokens = AR_EMBEDDING_VOCAB, .final_norm = v.stream};
+    if (tokens == AR_STYLE_HIDDEN)
+        split->tokens = AR_EMBEDDING_HIDDEN;
+    else if (tokens == AR_STYLE_REPLICATE)
+        split->tokens = AR_EMBEDDING_WHOLE;
+    else if (tokens != AR_STYLE_VOCAB)
+        return misfit(&v, ARI_TOKENS, "vocab (rowwise), hidden (colwise) and replicate are possible");
+    if (ari_part_path(v.f, ARI_FINAL_NORM))
+        AR_TRY(split_norm(&v, ARI_FINAL_NORM, &split->final_norm));
+    return ari_part_path(v.f, ARI_HEAD) ? split_head(&v, split->final_norm, &split->head) : AR_OK;
+}
+
+static bool has_placement(const ar_plan_value *v, ar_placement p)
+{
+    return v->given && (ari_placed_alike(from_end(v->from), p) || ari_placed_alike(from_end(v->to), p));
+}
+
+bool ar_plan_by_tokens(const ar_plan *p, int tp, bool sp)
+{
+    bool any = ar_plan_sequence(p);
+    for (size_t i = 0; i < p->rules && !any; i++) {
+        const ar_plan_rule *rule = &p->rule[i];
+        any = has_placement(&rule->output, ari_shard_tokens);
+        for (int k = 0; k < AR_PLAN_ARGUMENTS && !any; k++)
+            any = has_placement(&rule->input[k], ari_shard_tokens);
+    }
+    return tp > 1 ? sp : any;
 }
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
@@ -373,7 +455,7 @@ static ari_role nearest_part(const view *v, const ar_plan_rule *rule)
 
 static ar_status check_glob(const ar_plan *p, const ar_config *c, const ar_plan_rule *rule)
 {
-    view v = view_of(p, c, ARI_NO_BLOCK);
+    view v = view_of(p, c, ARI_NO_BLOCK, false);
     bool found = matches_in(&v, rule);
     for (v.layer = 0; v.layer < c->layers && !found; v.layer++)
         found = matches_in(&v, rule);
@@ -387,16 +469,28 @@ static ar_status check_glob(const ar_plan *p, const ar_config *c, const ar_plan_
                         prepares ? "has others in it and can be prepared" : "has parameters", PATH(&v, near));
 }
 
+/* Tables have the ids, which are whole, on one side. */
+static ar_status check_table(const view *v, ari_role role)
+{
+    const ar_plan_rule *rule = ari_part_path(v->f, role) ? rule_of(v, role, false) : NULL;
+    if (rule && role == ARI_POSITIONS && style_of(v, role) != AR_STYLE_REPLICATE)
+        return misfit(v, role, "learned positions are replicate");
+    return rule ? check_declared(v, rule, role, replicated, v->stream) : AR_OK;
+}
+
 ar_status ar_plan_check(const ar_plan *p, const ar_config *c, bool sequence)
 {
-    view v = view_of(p, c, ARI_NO_BLOCK);
+    const view v = view_of(p, c, ARI_NO_BLOCK, sequence);
+    ar_outer_split outer;
+    ar_block_split block;
     if (ari_plan_is_default(p))
         return AR_OK;
-    v.stream = sequence ? by_tokens : replicated;
     for (size_t i = 0; i < p->rules; i++)
         AR_TRY(check_glob(p, c, &p->rule[i]));
-    AR_TRY(check_outer(&v, sequence));
-    for (v.layer = 0; v.layer < c->layers; v.layer++)
-        AR_TRY(check_block(&v, sequence));
+    AR_TRY(ar_plan_outer(p, c, sequence, &outer));
+    AR_TRY(check_table(&v, ARI_TOKENS));
+    AR_TRY(check_table(&v, ARI_POSITIONS));
+    for (size_t layer = 0; layer < c->layers; layer++)
+        AR_TRY(ar_plan_block(p, c, layer, sequence, &block));
     return AR_OK;
 }

@@ -234,43 +234,31 @@ static ar_status create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const c
 
 /* --- layers ------------------------------------------------------------------------------------------------------- */
 
+typedef struct linear_layer {
+    size_t in, out;
+    bool bias;
+    ar_linear_split split;
+} linear_layer;
+
 static ar_status create_linear(ar_module **gives, ar_ctx *ctx, const char *name, const void *what)
 {
-    ari_linear_spec s = *(const ari_linear_spec *)what;
-    s.part[0].name = name;
-    s.sequence = ari_ctx_sp(ctx);
-    return ari_linear_module_create(gives, ctx, &s, false);
+    const linear_layer *l = what;
+    return ari_linear_module_create(gives, ctx, name, l->in, l->out, l->bias, l->split);
 }
 
+/* It redistributes what arrives and what it makes itself. */
 ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t in,
                                 size_t out, bool bias)
 {
     const ar_plan_rule *rule;
-    ar_style style;
-    layer_spec s = {.takes = whole, .makes = whole, .create = create_linear};
+    linear_layer linear = {.in = in, .out = out, .bias = bias};
+    layer_spec s = {.create = create_linear, .what = &linear};
     AR_TRY(ask(w, name, ARI_FIRST, 1u << AR_STYLE_COLWISE | 1u << AR_STYLE_ROWWISE | 1u << AR_STYLE_REPLICATE,
-               "a linear layer is colwise, rowwise or replicate", &rule, &style));
-    if (style == AR_STYLE_COLWISE) {
-        s.makes = features;
-        if (same(w->at, by_tokens)) /* gathers its input itself, and scatters the gradient */
-            s.takes = by_tokens;
-    }
-    AR_TRY(output(w, rule, name, s.makes, style == AR_STYLE_ROWWISE, &s.leaves));
-    if (style == AR_STYLE_ROWWISE) {
-        s.takes = features;
-        if (same(s.leaves, by_tokens) || s.leaves.kind == AR_PARTIAL_SUM) /* what its sum becomes at once */
-            s.makes = s.leaves;
-    }
-    const ari_linear_spec linear = {.style = style == AR_STYLE_COLWISE   ? ARI_COLUMN
-                                             : style == AR_STYLE_ROWWISE ? ARI_ROW
-                                                                         : ARI_WHOLE,
-                                    .n = 1,
-                                    .part = {{.out = out}},
-                                    .in = in,
-                                    .bias = bias,
-                                    .input_is_sharded = true,
-                                    .leaves_partial = s.makes.kind == AR_PARTIAL_SUM};
-    s.what = &linear;
+               "a linear layer is colwise, rowwise or replicate", &rule, &linear.split.style));
+    AR_TRY(output(w, rule, name, linear.split.style == AR_STYLE_COLWISE ? features : whole,
+                  linear.split.style == AR_STYLE_ROWWISE, &s.leaves));
+    s.takes = linear.split.from = w->at;
+    s.makes = linear.split.to = s.leaves;
     return create(gives, ctx, w, name, &s);
 }
 
@@ -390,7 +378,7 @@ ar_status ar_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const ch
     return AR_OK;
 }
 
-ar_status ar_plan_head(ar_head_split *split, ar_plan_walk *w, const char *name)
+ar_status ar_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name)
 {
     const ar_plan_rule *rule;
     ar_style style;
@@ -404,7 +392,7 @@ ar_status ar_plan_head(ar_head_split *split, ar_plan_walk *w, const char *name)
     AR_TRY(output(w, rule, name, style == AR_STYLE_VOCAB ? features : whole, false, &leaves));
     if (!same(leaves, whole) && !(style == AR_STYLE_VOCAB && same(leaves, features)))
         return refuse(w, rule, name, "output", leaves, style == AR_STYLE_VOCAB ? "S(-1) and R fit" : "R would fit");
-    *split = style == AR_STYLE_REPLICATE ? AR_HEAD_WHOLE : same(leaves, whole) ? AR_HEAD_GATHER : AR_HEAD_VOCAB;
+    *split = (ar_linear_split){style == AR_STYLE_VOCAB ? AR_STYLE_COLWISE : style, whole, leaves};
     w->at = leaves;
     return AR_OK;
 }

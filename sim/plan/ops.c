@@ -66,6 +66,7 @@ ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role rol
                             .times = w->times,
                             .role = role,
                             .again = w->again,
+                            .stays = w->stays,
                             .made = ari_walk_stream(w)};
     return &w->op;
 }
@@ -109,6 +110,18 @@ ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call)
 
 const ar_placement ari_whole = {AR_INVARIANT, 0}, ari_by_tokens = {AR_SHARD, 1}, ari_by_features = {AR_SHARD, 2};
 
+ar_placement ari_walk_placed(ar_placement p)
+{
+    if (p.kind == AR_SHARD && p.dim < 0)
+        p.dim += 3;
+    return p.kind == AR_REPLICATE ? ari_whole : p;
+}
+
+bool ari_walk_same(ar_placement a, ar_placement b)
+{
+    return a.kind == b.kind && (a.kind != AR_SHARD || a.dim == b.dim);
+}
+
 ar_placement ari_walk_stream(const ari_walk *w)
 {
     return w->sp ? ari_by_tokens : ari_whole;
@@ -146,32 +159,57 @@ static ar_placement beside(ar_placement stream)
     return stream.kind == AR_SHARD ? (ar_placement){AR_REPLICATE, 0} : ari_whole;
 }
 
-/* The dimension of the matrix [out, in] that tp cuts; -1: none. */
-static int cut_of(const ari_walk *w, ari_role role)
+/* What the plan has for the linear layer of a weight; NULL: it is in none. */
+static const ar_linear_split *linear_of(const ari_walk *w, ari_role role)
 {
-    static const int of_mlp[][2] = {
-        [AR_MLP_COLUMN_ROW] = {0, 1}, [AR_MLP_ROW_COLUMN] = {1, 0}, [AR_MLP_WHOLE] = {-1, -1}};
-    static const int of_tokens[] = {[AR_EMBEDDING_VOCAB] = 0, [AR_EMBEDDING_HIDDEN] = 1, [AR_EMBEDDING_WHOLE] = -1};
     switch (role) {
-    case ARI_TOKENS:
-        return of_tokens[w->outer.tokens];
     case ARI_HEAD:
-        return w->outer.head == AR_HEAD_WHOLE ? -1 : 0;
+        return &w->outer.head;
     case ARI_QKV:
     case ARI_Q:
     case ARI_K:
     case ARI_V:
-        return w->block.attention_whole ? -1 : 0;
+        return &w->block.attention.first;
     case ARI_OUT:
-        return w->block.attention_whole ? -1 : 1;
+        return &w->block.attention.second;
     case ARI_FIRST:
     case ARI_GATE:
     case ARI_UP:
-        return of_mlp[w->block.mlp][0];
+        return &w->block.mlp.first;
     case ARI_DOWN:
-        return of_mlp[w->block.mlp][1];
+        return &w->block.mlp.second;
     default:
-        return -1;
+        return NULL;
+    }
+}
+
+/* The dimension of the matrix [out, in] that tp cuts; -1: none. */
+static int cut_of(const ari_walk *w, ari_role role)
+{
+    static const int of_tokens[] = {[AR_EMBEDDING_VOCAB] = 0, [AR_EMBEDDING_HIDDEN] = 1, [AR_EMBEDDING_WHOLE] = -1};
+    const ar_linear_split *l = linear_of(w, role);
+    if (role == ARI_TOKENS)
+        return of_tokens[w->outer.tokens];
+    return !l ? -1 : l->style == AR_STYLE_COLWISE ? 0 : l->style == AR_STYLE_ROWWISE ? 1 : -1;
+}
+
+/* The values that a parameter meets which every rank has all of: those that a norm or the positions are applied to,
+ * and the sum that a row-parallel layer's bias is added to. A whole matrix has all tokens. */
+static ar_placement met_by(const ari_walk *w, ari_role role, bool bias)
+{
+    const ar_linear_split *l = linear_of(w, role);
+    const ar_placement to = l ? ari_walk_placed(l->to) : ari_whole;
+    switch (role) {
+    case ARI_NORM1:
+        return ari_walk_placed(w->block.norm1);
+    case ARI_NORM2:
+        return ari_walk_placed(w->block.norm2);
+    case ARI_FINAL_NORM:
+        return ari_walk_placed(w->outer.final_norm);
+    case ARI_POSITIONS:
+        return ari_walk_stream(w);
+    default:
+        return bias && cut_of(w, role) == 1 && ari_walk_same(to, ari_by_tokens) ? to : ari_whole;
     }
 }
 
@@ -204,9 +242,14 @@ static void shape_of(ari_walk *w, ari_op_value *v)
     v->shape[1] = in;
 }
 
+bool ari_walk_by_heads(const ari_walk *w)
+{
+    return ari_walk_same(ari_walk_placed(w->block.attention.first.to), ari_by_features);
+}
+
 size_t ari_walk_kv_copies(const ari_walk *w)
 {
-    return w->block.attention_whole ? 1 : w->copies;
+    return ari_walk_by_heads(w) ? w->copies : 1;
 }
 
 size_t ari_walk_copies(const ari_walk *w, ari_role role)
@@ -244,11 +287,7 @@ ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias)
     const int cut = cut_of(w, role);
     ari_op_value v = {.role = role, .bias = bias, .dtype = AR_F32, .copies = ari_walk_copies(w, role)};
     shape_of(w, &v);
-    /* A row-parallel first layer has all tokens on every rank, whatever is outside, and so have whole matrices. */
-    const bool row_first = w->block.mlp == AR_MLP_ROW_COLUMN && cut == 1 && role != ARI_OUT && role != ARI_TOKENS;
-    const bool inside = row_first || (cut < 0 && v.ndim == 2 && role != ARI_POSITIONS);
-    v.at[ARI_AXIS_TP] = cut == 0 || (cut == 1 && !bias) ? (ar_placement){AR_SHARD, cut}
-                                                        : beside(inside ? ari_whole : ari_walk_stream(w));
+    v.at[ARI_AXIS_TP] = cut == 0 || (cut == 1 && !bias) ? (ar_placement){AR_SHARD, cut} : beside(met_by(w, role, bias));
     if (bias)
         v.ndim = 1;
     if (v.ndim == 2 && w->c->run.storage == AR_BF16)
@@ -270,9 +309,8 @@ ar_placement ari_gradient_of(ar_placement p)
 void ari_walk_layer(ari_walk *w, size_t layer)
 {
     w->layer = layer;
-    w->block = (ar_block_split){.mlp = AR_MLP_COLUMN_ROW};
     if (w->st == AR_OK && layer != ARI_NO_LAYER)
-        w->st = ar_plan_block(&w->c->run.plan, w->config, layer, &w->block);
+        w->st = ar_plan_block(&w->c->run.plan, w->config, layer, w->by_tokens, &w->block);
 }
 
 static ari_walk walk_of(const ari_step_case *c, int tp_rank, ari_operation_visitor visit, void *user)
@@ -294,7 +332,8 @@ static ari_walk walk_of(const ari_step_case *c, int tp_rank, ari_operation_visit
                   .fresh = {true, true},
                   .visit = visit,
                   .user = user};
-    w.st = ar_plan_outer(&c->run.plan, c->config, &w.outer);
+    w.by_tokens = ar_plan_by_tokens(&c->run.plan, (int)tp, p->sp);
+    w.st = ar_plan_outer(&c->run.plan, c->config, w.by_tokens, &w.outer);
     return w;
 }
 

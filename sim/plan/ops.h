@@ -140,6 +140,7 @@ typedef struct ari_operation {
     ari_role role;
     bool beside; /* on the queue that communicates beside the main one */
     bool again;  /* backward: of a value of the forward pass, not of a gradient */
+    bool stays;  /* forward, a redistribution: its input stays for the backward pass, which does it again */
     int inputs, weights, outputs, calls;
     ari_op_value input[ARI_OP_VALUES], weight[ARI_OP_VALUES], output[ARI_OP_VALUES];
     ar_placement made; /* of the outputs over tp before the collectives: a partial sum, or as they are */

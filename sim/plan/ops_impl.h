@@ -12,15 +12,16 @@ typedef struct ari_walk {
     size_t dp, tp, dp_rank, tp_rank;
     size_t copies; /* ranks that hold one KV head */
     bool exact, sp;
-    bool packed; /* q, k and v are one parameter */
-    bool head;   /* an LM head and a cross-entropy; without, the loss sums the output */
+    bool by_tokens; /* what the plan is asked for (ar_plan_by_tokens); one rank has all of them */
+    bool packed;    /* q, k and v are one parameter */
+    bool head;      /* an LM head and a cross-entropy; without, the loss sums the output */
     ari_operation_pass pass;
     size_t layer, micro, times; /* as in ari_operation */
     ar_outer_split outer;
-    ar_block_split block; /* of the layer; outside of the blocks that of the default plan */
+    ar_block_split block; /* of the layer; of no use outside of the blocks */
     size_t all, own;      /* samples of the pass: of all dp ranks, of this one */
     size_t tokens;        /* of `own` */
-    bool again;           /* as in ari_operation */
+    bool again, stays;    /* as in ari_operation */
     bool every_bucket;    /* visits buckets that nothing moves too */
     bool fresh[2];        /* forward, backward: no pass has been since the weights changed */
     ari_operation op;     /* the next to be visited */
@@ -44,6 +45,9 @@ void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t 
 
 /* Placements over tp. */
 extern const ar_placement ari_whole, ari_by_tokens, ari_by_features;
+/** A plan's placement, with the dimension of a shard counted from the first. */
+ar_placement ari_walk_placed(ar_placement p);
+bool ari_walk_same(ar_placement a, ar_placement b);
 /** Between the tensor-parallel regions: by tokens with sequence parallelism, else whole. */
 ar_placement ari_walk_stream(const ari_walk *w);
 /** Of a gradient: whole and used by each rank for itself, it is a sum over them, and so on (ar_placement_gradient). */
@@ -52,6 +56,8 @@ ar_placement ari_gradient_of(ar_placement p);
 ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, size_t copies);
 /** A parameter of the layer that the walk is at. */
 ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias);
+/** Whether the layer's heads are split over the ranks. */
+bool ari_walk_by_heads(const ari_walk *w);
 /** Ranks that hold one KV head of the layer between them. */
 size_t ari_walk_kv_copies(const ari_walk *w);
 /** Copies of a weight's part, by its role. */
@@ -63,20 +69,22 @@ void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_o
 
 /* --- products (ops_product.c) ------------------------------------------------------------------------------------- */
 
-typedef enum ari_linear_cut { ARI_CUT_ROWS, ARI_CUT_COLUMNS, ARI_CUT_NONE } ari_linear_cut;
+/* Activations side by side, of which each is cut by itself. */
+typedef struct ari_row_ops {
+    int n;
+    size_t width[ARI_OP_VALUES];
+    ari_role role[ARI_OP_VALUES];
+} ari_row_ops;
 
 /* Weights that multiply the same input, and what arrives and leaves. Column-parallel weights, whose rows are cut, take
  * a whole input and make shards of features; row-parallel ones take shards of features and make a partial sum; whole
  * ones take and make what is whole. What is between that and the placements on both sides is a redistribution, and
- * backward its transpose. */
+ * backward its transpose. A partial sum is folded where it is wanted, but for shards of features. */
 typedef struct ari_linear_ops {
     ari_role part[ARI_OP_VALUES];
     int n;
-    ari_linear_cut cut;
-    ar_placement from, to; /* over tp, of the input and the output, outside */
-    ari_role module;       /* whose input or output that is */
-    bool by_module;        /* it redistributes tokens itself, and the layers work on all of them */
-    bool partial;          /* nobody adds up what row-parallel weights make */
+    ar_linear_split split; /* placements as ari_walk_placed has them */
+    ari_role module;       /* whose input it is that is redistributed */
 } ari_linear_ops;
 
 void ari_walk_linear(ari_walk *w, const ari_linear_ops *l);
@@ -93,9 +101,14 @@ typedef struct ari_fold_ops {
     const char *tag;
 } ari_fold_ops;
 void ari_walk_fold(ari_walk *w, const ari_fold_ops *f);
-/** The same value placed otherwise over tp: an operation, visited; none where both are the same. */
-void ari_walk_redistribute(ari_walk *w, size_t features, ar_placement from, ar_placement to, ari_role role,
-                           ari_role tagged, const char *tag);
+/** The same values placed otherwise over tp: an operation, visited; none where both are the same. By tokens and by
+ *  features change into each other over the whole. */
+void ari_walk_redistribute(ari_walk *w, const ari_row_ops *x, ar_hop hop, ari_role role, ari_role tagged,
+                           const char *tag);
+/** By a module itself, of its input or output. */
+void ari_walk_move(ari_walk *w, ar_hop hop, ari_role module);
+/** The way back, of the gradient. */
+ar_hop ari_walk_back(ar_hop hop);
 /** The same by the layer itself, which exchanges shards along two dimensions directly: an all-to-all. */
 void ari_walk_exchange(ari_walk *w, size_t features, ar_placement from, ar_placement to, ari_role role);
 

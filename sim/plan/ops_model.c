@@ -28,19 +28,34 @@ static void dropout(ari_walk *w, ari_role role)
         elementwise(w, ARI_OPERATION_DROPOUT, role, 1);
 }
 
-static void norm(ari_walk *w, ari_role role)
+/* What a norm works on. */
+static ar_placement norm_at(const ari_walk *w, ari_role role)
 {
-    ari_operation *op = local(w, ARI_OPERATION_NORM, role, 1, w->config->hidden, ari_walk_stream(w));
+    return ari_walk_placed(role == ARI_NORM1   ? w->block.norm1
+                           : role == ARI_NORM2 ? w->block.norm2
+                                               : w->outer.final_norm);
+}
+
+static void norm_operation(ari_walk *w, ari_role role)
+{
+    ari_operation *op = local(w, ARI_OPERATION_NORM, role, 1, w->config->hidden, norm_at(w, role));
     op->weight[op->weights++] = ari_walk_param(w, role, false);
     if (ari_walk_has_bias(w, role))
         op->weight[op->weights++] = ari_walk_param(w, role, true);
     ari_walk_visit(w);
 }
 
+static void norm(ari_walk *w, ari_role role)
+{
+    ari_walk_move(w, (ar_hop){ari_walk_stream(w), norm_at(w, role)}, role);
+    norm_operation(w, role);
+}
+
 static void norm_backward(ari_walk *w, ari_role role)
 {
-    const ari_op_value x = ari_walk_activation(w, w->config->hidden, ari_walk_stream(w), 1);
-    norm(w, role);
+    const ari_op_value x = ari_walk_activation(w, w->config->hidden, norm_at(w, role), 1);
+    norm_operation(w, role);
+    ari_walk_move(w, (ar_hop){norm_at(w, role), ari_walk_stream(w)}, role);
     ari_walk_weight_gradient(w, role, false, &x, &x);
     if (ari_walk_has_bias(w, role))
         ari_walk_weight_gradient(w, role, true, NULL, &x);
@@ -51,7 +66,7 @@ static void norm_backward(ari_walk *w, ari_role role)
 /* The features of heads: cut by heads, or all of them on every rank. */
 static ar_placement by_heads(const ari_walk *w)
 {
-    return w->block.attention_whole ? ari_whole : ari_by_features;
+    return ari_walk_by_heads(w) ? ari_by_features : ari_whole;
 }
 
 static ari_op_value head_value(ari_walk *w, size_t heads, size_t copies, ari_role role)
@@ -94,7 +109,7 @@ static void rope(ari_walk *w)
 /* Of `n` products [s, s] x d of every local query head: the masked half is computed too. */
 static double head_products(const ari_walk *w, double n)
 {
-    const size_t ranks = w->block.attention_whole ? 1 : w->tp;
+    const size_t ranks = ari_walk_by_heads(w) ? w->tp : 1;
     const double s = (double)w->c->run.seq, heads = (double)(w->config->heads / ranks);
     return n * (double)w->own * heads * s * s * (double)w->config->head_dim;
 }
@@ -133,88 +148,102 @@ static void attend_backward(ari_walk *w)
     ari_walk_visit(w);
 }
 
-static ari_linear_ops qkv_of(const ari_walk *w)
+/* --- branches: linear layers with something between them ---------------------------------------------------------- */
+
+typedef struct branch_ops {
+    ar_hop enter, leave;
+    ari_linear_ops first, second;
+    ari_role module;
+} branch_ops;
+
+static ar_hop placed_hop(ar_hop h)
 {
-    ari_linear_ops qkv = {.part = {ARI_Q, ARI_K, ARI_V},
-                          .n = 3,
-                          .cut = w->block.attention_whole ? ARI_CUT_NONE : ARI_CUT_ROWS,
-                          .from = ari_walk_stream(w),
-                          .to = by_heads(w),
-                          .module = ARI_ATTENTION,
-                          .by_module = w->block.attention_whole};
-    if (w->packed) {
-        qkv.part[0] = ARI_QKV;
-        qkv.n = 1;
-    }
-    return qkv;
+    return (ar_hop){ari_walk_placed(h.from), ari_walk_placed(h.to)};
 }
 
-static ari_linear_ops out_of(const ari_walk *w)
+static ar_linear_split placed_split(ar_linear_split s)
 {
-    return (ari_linear_ops){.part = {ARI_OUT},
-                            .n = 1,
-                            .cut = w->block.attention_whole ? ARI_CUT_NONE : ARI_CUT_COLUMNS,
-                            .from = by_heads(w),
-                            .to = ari_walk_stream(w),
-                            .module = ARI_ATTENTION,
-                            .by_module = w->block.attention_whole,
-                            .partial = w->block.attention_partial};
+    return (ar_linear_split){s.style, ari_walk_placed(s.from), ari_walk_placed(s.to)};
+}
+
+/* Without the parts of its first layer. */
+static branch_ops branch_of(const ar_branch_split *s, ari_role module, ari_role last)
+{
+    return (branch_ops){.enter = placed_hop(s->enter),
+                        .leave = placed_hop(s->leave),
+                        .first = {.split = placed_split(s->first), .module = module},
+                        .second = {.part = {last}, .n = 1, .split = placed_split(s->second), .module = last},
+                        .module = module};
+}
+
+static void begin_branch(ari_walk *w, const branch_ops *b)
+{
+    ari_walk_move(w, b->enter, b->module);
+    ari_walk_linear(w, &b->first);
+}
+
+static void end_branch(ari_walk *w, const branch_ops *b)
+{
+    ari_walk_linear(w, &b->second);
+    ari_walk_move(w, b->leave, b->module);
+}
+
+static void begin_branch_backward(ari_walk *w, const branch_ops *b)
+{
+    ari_walk_move(w, ari_walk_back(b->leave), b->module);
+    ari_walk_linear_backward(w, &b->second);
+}
+
+static void end_branch_backward(ari_walk *w, const branch_ops *b)
+{
+    ari_walk_linear_backward(w, &b->first);
+    ari_walk_move(w, ari_walk_back(b->enter), b->module);
+}
+
+static branch_ops attention_of(const ari_walk *w)
+{
+    static const ari_role parts[] = {ARI_Q, ARI_K, ARI_V};
+    branch_ops b = branch_of(&w->block.attention, ARI_ATTENTION, ARI_OUT);
+    for (b.first.n = 0; b.first.n < (w->packed ? 1 : 3); b.first.n++)
+        b.first.part[b.first.n] = w->packed ? ARI_QKV : parts[b.first.n];
+    return b;
 }
 
 static void attention(ari_walk *w)
 {
-    const ari_linear_ops qkv = qkv_of(w), out = out_of(w);
-    ari_walk_linear(w, &qkv);
+    const branch_ops b = attention_of(w);
+    begin_branch(w, &b);
     rope(w);
     attend(w);
-    ari_walk_linear(w, &out);
+    end_branch(w, &b);
 }
 
 static void attention_backward(ari_walk *w)
 {
-    const ari_linear_ops qkv = qkv_of(w), out = out_of(w);
-    ari_walk_linear_backward(w, &out);
+    const branch_ops b = attention_of(w);
+    begin_branch_backward(w, &b);
     attend_backward(w);
     rope(w);
-    ari_walk_linear_backward(w, &qkv);
+    end_branch_backward(w, &b);
 }
 
-/* --- MLP ---------------------------------------------------------------------------------------------------------- */
-
-typedef struct mlp_ops {
-    ari_linear_ops first, second;
-} mlp_ops;
-
-/* Column then row: the middle is cut along its features. Else it is whole on every rank. */
-static mlp_ops mlp_of(const ari_walk *w)
+static branch_ops mlp_of(const ari_walk *w)
 {
-    static const ari_linear_cut cuts[][2] = {[AR_MLP_COLUMN_ROW] = {ARI_CUT_ROWS, ARI_CUT_COLUMNS},
-                                             [AR_MLP_ROW_COLUMN] = {ARI_CUT_COLUMNS, ARI_CUT_ROWS},
-                                             [AR_MLP_WHOLE] = {ARI_CUT_NONE, ARI_CUT_NONE}};
-    const bool whole_middle = w->block.mlp != AR_MLP_COLUMN_ROW, gated = w->config->gated;
-    const ar_placement stream = ari_walk_stream(w), middle = whole_middle ? ari_whole : ari_by_features;
-    return (mlp_ops){.first = {.part = {gated ? ARI_GATE : ARI_FIRST, ARI_UP},
-                               .n = gated ? 2 : 1,
-                               .cut = cuts[w->block.mlp][0],
-                               .from = stream,
-                               .to = middle,
-                               .module = ARI_MLP,
-                               .by_module = whole_middle},
-                     .second = {.part = {ARI_DOWN},
-                                .n = 1,
-                                .cut = cuts[w->block.mlp][1],
-                                .from = middle,
-                                .to = stream,
-                                .module = ARI_MLP,
-                                .by_module = whole_middle,
-                                .partial = w->block.mlp_partial}};
+    const bool gated = w->config->gated;
+    branch_ops b = branch_of(&w->block.mlp, ARI_MLP, ARI_DOWN);
+    b.first.n = gated ? 2 : 1;
+    b.first.part[0] = gated ? ARI_GATE : ARI_FIRST;
+    b.first.part[1] = ARI_UP;
+    return b;
 }
 
-static void activation(ari_walk *w, const mlp_ops *m)
+/* Of terms of a sum, which nothing should be a function of, as if they were the whole. */
+static void activation(ari_walk *w, const branch_ops *b)
 {
     const bool gated = w->config->gated, backward = w->pass == ARI_PASS_BACKWARD;
+    const ar_placement left = b->first.split.to, at = left.kind == AR_PARTIAL_SUM ? ari_whole : left;
     ari_operation *op = local(w, gated ? ARI_OPERATION_GATE : ARI_OPERATION_ACTIVATION, ARI_ACTIVATION,
-                              gated && !backward ? 2 : 1, w->config->ffn, m->first.to);
+                              gated && !backward ? 2 : 1, w->config->ffn, at);
     if (gated && backward)
         op->output[op->outputs++] = op->output[0];
     ari_walk_visit(w);
@@ -222,18 +251,18 @@ static void activation(ari_walk *w, const mlp_ops *m)
 
 static void mlp(ari_walk *w)
 {
-    const mlp_ops m = mlp_of(w);
-    ari_walk_linear(w, &m.first);
-    activation(w, &m);
-    ari_walk_linear(w, &m.second);
+    const branch_ops b = mlp_of(w);
+    begin_branch(w, &b);
+    activation(w, &b);
+    end_branch(w, &b);
 }
 
 static void mlp_backward(ari_walk *w)
 {
-    const mlp_ops m = mlp_of(w);
-    ari_walk_linear_backward(w, &m.second);
-    activation(w, &m);
-    ari_walk_linear_backward(w, &m.first);
+    const branch_ops b = mlp_of(w);
+    begin_branch_backward(w, &b);
+    activation(w, &b);
+    end_branch_backward(w, &b);
 }
 
 /* --- block -------------------------------------------------------------------------------------------------------- */
@@ -322,20 +351,16 @@ static void embedding_backward(ari_walk *w)
 /* A tied weight is the table of tokens. */
 static ari_linear_ops head_of(const ari_walk *w)
 {
-    const bool whole = w->outer.head == AR_HEAD_WHOLE;
     return (ari_linear_ops){.part = {w->config->tied ? ARI_TOKENS : ARI_HEAD},
                             .n = 1,
-                            .cut = whole ? ARI_CUT_NONE : ARI_CUT_ROWS,
-                            .from = ari_walk_stream(w),
-                            .to = whole ? ari_whole : ari_by_features,
-                            .module = ARI_HEAD,
-                            .by_module = whole};
+                            .split = placed_split(w->outer.head),
+                            .module = ARI_HEAD};
 }
 
 /* Whether the loss works on shards of the logits. */
 static bool loss_parallel(const ari_walk *w)
 {
-    return w->outer.head == AR_HEAD_VOCAB;
+    return ari_walk_same(ari_walk_placed(w->outer.head.to), ari_by_features);
 }
 
 static ari_operation *loss_of(ari_walk *w)
@@ -352,8 +377,6 @@ static void loss(ari_walk *w)
     if (w->head) {
         const ari_linear_ops head = head_of(w);
         ari_walk_linear(w, &head);
-        if (!loss_parallel(w))
-            ari_walk_redistribute(w, w->config->vocab, head.to, ari_whole, ARI_HEAD, ARI_HEAD, "");
     }
     ari_operation *op = loss_of(w);
     if (w->head) {
@@ -377,8 +400,6 @@ static void loss_backward(ari_walk *w)
     ari_walk_visit(w);
     if (w->head) {
         const ari_linear_ops head = head_of(w);
-        if (!loss_parallel(w))
-            ari_walk_redistribute(w, w->config->vocab, ari_whole, head.to, ARI_HEAD, ARI_HEAD, "");
         ari_walk_linear_backward(w, &head);
     }
 }

@@ -7,11 +7,6 @@ enum { TERMS_OF_ONE_INT64 = 8191 };
 
 static const char weight_tag[] = ".weight";
 
-static bool is(ar_placement a, ar_placement b)
-{
-    return ar_placement_same(a, b, 3);
-}
-
 static bool is_shard(ar_placement p)
 {
     return p.kind == AR_SHARD;
@@ -19,36 +14,78 @@ static bool is_shard(ar_placement p)
 
 /* --- redistribution ----------------------------------------------------------------------------------------------- */
 
-/* From shards to the whole, or the own shard of it: one of the two. */
-static void hop(ari_walk *w, size_t features, ar_placement from, ar_placement to, ari_role role, ari_role tagged,
-                const char *tag)
+static int row_values(ari_walk *w, ari_op_value *v, const ari_row_ops *x, ar_placement at)
 {
+    for (int i = 0; i < x->n; i++) {
+        v[i] = ari_walk_activation(w, x->width[i], at,
+                                   ari_walk_same(at, ari_by_features) ? ari_walk_copies(w, x->role[i]) : 1);
+        v[i].role = x->role[i];
+    }
+    return x->n;
+}
+
+static size_t row_width(ari_walk *w, const ari_row_ops *x)
+{
+    size_t width = 0;
+    for (int i = 0; i < x->n; i++)
+        width = ari_walk_add(w, width, x->width[i]);
+    return width;
+}
+
+/* To the whole by an all-gather or an all-reduce, or from it to the own part: one of the two. */
+static void step(ari_walk *w, const ari_row_ops *x, ar_hop hop, ari_role role, ari_role tagged, const char *tag)
+{
+    const size_t n = ari_walk_mul(w, w->tokens, row_width(w, x));
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
-    op->input[op->inputs++] = ari_walk_activation(w, features, from, 1);
-    op->output[op->outputs++] = ari_walk_activation(w, features, to, 1);
-    op->made = from;
-    if (is_shard(from))
-        ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, ari_walk_mul(w, w->tokens, features), AR_F32, ARI_EACH_PASS,
-                      tagged, tag);
+    op->inputs = row_values(w, op->input, x, hop.from);
+    op->outputs = row_values(w, op->output, x, hop.to);
+    op->made = hop.from;
+    if (is_shard(hop.from))
+        ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, AR_F32, ARI_EACH_PASS, tagged, tag);
+    else if (hop.from.kind == AR_PARTIAL_SUM)
+        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_F32, ARI_EACH_PASS, tagged, tag);
     ari_walk_visit(w);
 }
 
-void ari_walk_redistribute(ari_walk *w, size_t features, ar_placement from, ar_placement to, ari_role role,
-                           ari_role tagged, const char *tag)
+static bool is_whole(ar_placement p)
 {
-    if (w->tp == 1 || is(from, to) || (!is_shard(from) && !is_shard(to)))
+    return p.kind == AR_INVARIANT || p.kind == AR_REPLICATE;
+}
+
+void ari_walk_redistribute(ari_walk *w, const ari_row_ops *x, ar_hop hop, ari_role role, ari_role tagged,
+                           const char *tag)
+{
+    const bool none = ari_walk_same(hop.from, hop.to) || (is_whole(hop.from) && is_whole(hop.to));
+    if (w->tp == 1 || none)
         return;
-    if (is_shard(from) && is_shard(to)) {
-        hop(w, features, from, ari_whole, role, tagged, tag);
-        from = ari_whole;
-    }
-    hop(w, features, from, to, role, tagged, tag);
+    if (!is_whole(hop.from))
+        step(w, x, (ar_hop){hop.from, is_whole(hop.to) ? hop.to : ari_whole}, role, tagged, tag);
+    if (!is_whole(hop.to))
+        step(w, x, (ar_hop){is_whole(hop.from) ? hop.from : ari_whole, hop.to}, role, tagged, tag);
+}
+
+void ari_walk_move(ari_walk *w, ar_hop hop, ari_role module)
+{
+    const ari_row_ops x = {.n = 1, .width = {w->config->hidden}};
+    ari_walk_redistribute(w, &x, hop, module, module, "");
+}
+
+/* Of what is a term forward, each rank has the whole gradient, as of what is whole. */
+static ar_placement gradient_at(ar_placement p)
+{
+    return is_shard(p) ? p : ari_whole;
+}
+
+ar_hop ari_walk_back(ar_hop hop)
+{
+    return (ar_hop){gradient_at(hop.to), gradient_at(hop.from)};
 }
 
 void ari_walk_exchange(ari_walk *w, size_t features, ar_placement from, ar_placement to, ari_role role)
 {
-    if (w->tp == 1 || is(from, to) || !is_shard(from) || !is_shard(to)) {
-        ari_walk_redistribute(w, features, from, to, role, role, weight_tag);
+    const ari_row_ops x = {.n = 1, .width = {features}};
+    if (w->tp == 1 || ari_walk_same(from, to) || !is_shard(from) || !is_shard(to)) {
+        ari_walk_redistribute(w, &x, (ar_hop){from, to}, role, role, weight_tag);
         return;
     }
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
@@ -58,14 +95,6 @@ void ari_walk_exchange(ari_walk *w, size_t features, ar_placement from, ar_place
     ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_TP, ari_walk_mul(w, w->tokens, features), AR_F32, ARI_EACH_PASS,
                   role, weight_tag);
     ari_walk_visit(w);
-}
-
-/* Tokens are redistributed by the module outside where there is one, features by the layer itself. */
-static void outside(ari_walk *w, const ari_linear_ops *l, size_t features, ar_placement from, ar_placement to)
-{
-    const bool tokens = is(from, ari_by_tokens), backward = w->pass == ARI_PASS_BACKWARD;
-    const bool by_module = tokens && l->by_module, bare = by_module || (!tokens && !backward);
-    ari_walk_redistribute(w, features, from, to, l->module, by_module ? l->module : l->part[0], bare ? "" : weight_tag);
 }
 
 /* --- partial sums ------------------------------------------------------------------------------------------------- */
@@ -112,38 +141,48 @@ static void column_exponents(ari_walk *w, size_t terms, ari_call_often often, ar
 
 /* --- linear layers ------------------------------------------------------------------------------------------------ */
 
-static size_t outputs(ari_walk *w, const ari_linear_ops *l)
+static bool cuts_rows(const ari_linear_ops *l)
 {
-    size_t out = 0;
-    for (int i = 0; i < l->n; i++)
-        out = ari_walk_add(w, out, ari_walk_param(w, l->part[i], false).shape[0]);
-    return out;
+    return l->split.style == AR_STYLE_COLWISE;
 }
 
-/* The placement of the input that the product takes, and of the output that it makes. */
+static bool cuts_columns(const ari_linear_ops *l)
+{
+    return l->split.style == AR_STYLE_ROWWISE;
+}
+
+/* The outputs of all parts. */
+static ari_row_ops outputs_of(ari_walk *w, const ari_linear_ops *l)
+{
+    ari_row_ops x = {.n = l->n};
+    for (int i = 0; i < l->n; i++) {
+        x.width[i] = ari_walk_param(w, l->part[i], false).shape[0];
+        x.role[i] = l->part[i];
+    }
+    return x;
+}
+
+static ari_row_ops input_of(ari_walk *w, const ari_linear_ops *l)
+{
+    return (ari_row_ops){.n = 1, .width = {ari_walk_param(w, l->part[0], false).shape[1]}};
+}
+
+/* The placement of the input that the product takes, */
 static ar_placement taken(const ari_linear_ops *l)
 {
-    return l->cut == ARI_CUT_NONE   ? ari_whole
-           : l->cut == ARI_CUT_ROWS ? (ar_placement){AR_REPLICATE, 0}
-                                    : ari_by_features;
+    return cuts_rows(l) ? (ar_placement){AR_REPLICATE, 0} : cuts_columns(l) ? ari_by_features : ari_whole;
 }
 
+/* of the output that it makes before collectives, */
 static ar_placement made(const ari_linear_ops *l)
 {
-    return l->cut == ARI_CUT_NONE   ? ari_whole
-           : l->cut == ARI_CUT_ROWS ? ari_by_features
-                                    : (ar_placement){AR_PARTIAL_SUM, 0};
+    return cuts_rows(l) ? ari_by_features : cuts_columns(l) ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_whole;
 }
 
-/* The outputs of all parts, or their gradients. */
-static int part_values(ari_walk *w, ari_op_value *v, const ari_linear_ops *l, ar_placement at)
+/* and of a sum when it is folded: where it is wanted, or nowhere. */
+static ar_placement folded(ar_placement made, ar_placement to)
 {
-    for (int i = 0; i < l->n; i++) {
-        const size_t out = ari_walk_param(w, l->part[i], false).shape[0];
-        v[i] = ari_walk_activation(w, out, at, is_shard(at) ? ari_walk_copies(w, l->part[i]) : 1);
-        v[i].role = l->part[i];
-    }
-    return l->n;
+    return made.kind != AR_PARTIAL_SUM ? made : ari_walk_same(to, ari_by_features) ? ari_whole : to;
 }
 
 static ari_role role_of(const ari_linear_ops *l)
@@ -156,64 +195,78 @@ static double product(const ari_op_value *x, double out, double in)
     return (double)x->local[0] * (double)x->local[1] * out * in;
 }
 
-static void add_biases(ari_walk *w, const ari_linear_ops *l, ar_placement at)
+static void add_biases(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *y, ar_placement at)
 {
     if (!ari_walk_has_bias(w, l->part[0]))
         return;
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_BIAS, l->part[0]);
     op->made = at;
-    op->inputs = part_values(w, op->input, l, at);
-    op->outputs = part_values(w, op->output, l, at);
+    op->inputs = row_values(w, op->input, y, at);
+    op->outputs = row_values(w, op->output, y, at);
     for (int i = 0; i < l->n; i++)
         op->weight[op->weights++] = ari_walk_param(w, l->part[i], true);
     ari_walk_visit(w);
 }
 
+/* Of the layer's input or output: the tag is that of its first weight. */
+static void around(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *x, ar_hop hop, ari_role role)
+{
+    ari_walk_redistribute(w, x, hop, role, l->part[0], weight_tag);
+}
+
+/* A gathered input is not kept. */
+static bool gathers_again(const ari_walk *w, const ari_linear_ops *l)
+{
+    return !cuts_columns(l) && is_shard(l->split.from) && !w->c->run.parallel.keep_gathered;
+}
+
 void ari_walk_linear(ari_walk *w, const ari_linear_ops *l)
 {
-    const ari_op_value first = ari_walk_param(w, l->part[0], false);
-    const size_t in = first.shape[1], out = outputs(w, l);
-    const bool row = l->cut == ARI_CUT_COLUMNS;
-    const ar_placement leaves = row && !l->partial ? l->to : made(l);
-    outside(w, l, in, l->from, taken(l));
+    const ari_row_ops x = input_of(w, l), y = outputs_of(w, l);
+    const ar_placement leaves = folded(made(l), l->split.to);
+    w->stays = gathers_again(w, l);
+    around(w, l, &x, (ar_hop){l->split.from, taken(l)}, l->module);
+    w->stays = false;
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
-    op->input[op->inputs++] = ari_walk_activation(w, in, taken(l), 1);
+    op->inputs = row_values(w, op->input, &x, taken(l));
     op->made = made(l);
-    op->outputs = part_values(w, op->output, l, leaves);
+    op->outputs = row_values(w, op->output, &y, leaves);
     for (int i = 0; i < l->n; i++) {
         const ari_op_value weight = ari_walk_param(w, l->part[i], false);
         op->weight[op->weights++] = weight;
         op->multiply_adds += product(&op->input[0], (double)weight.local[0], (double)weight.local[1]);
     }
-    if (row && !l->partial)
-        fold(w, l, out, in, l->to);
-    else if (l->cut == ARI_CUT_ROWS)
-        column_exponents(w, in, ARI_EACH_VERSION, l->part[0]);
+    if (cuts_columns(l) && leaves.kind != AR_PARTIAL_SUM)
+        fold(w, l, row_width(w, &y), x.width[0], leaves);
+    else if (cuts_rows(l))
+        column_exponents(w, x.width[0], ARI_EACH_VERSION, l->part[0]);
     ari_walk_visit(w);
-    add_biases(w, l, leaves);
-    outside(w, l, out, leaves, l->to);
+    add_biases(w, l, &y, leaves);
+    around(w, l, &y, (ar_hop){leaves, l->split.to}, role_of(l));
 }
 
-/* dX from dY of all weights, one sum over them. Of ranks that hold the same part of one the first alone counts it. */
-static void input_gradient(ari_walk *w, const ari_linear_ops *l, ar_placement dy)
+/* dX from dY of all weights, one sum over them. Of ranks that hold the same part of one the first alone counts it.
+ * Where it is placed then. */
+static ar_placement input_gradient(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *x, const ari_row_ops *y,
+                                   ar_placement dy)
 {
-    const size_t in = ari_walk_param(w, l->part[0], false).shape[1], out = outputs(w, l);
+    const ar_placement makes = ari_gradient_of(taken(l)), leaves = folded(makes, gradient_at(l->split.from));
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
-    const bool partial = l->cut == ARI_CUT_ROWS;
-    op->made = ari_gradient_of(taken(l));
-    op->inputs = part_values(w, op->input, l, dy);
-    op->output[op->outputs++] = ari_walk_activation(w, in, partial ? l->from : op->made, 1);
+    op->made = makes;
+    op->inputs = row_values(w, op->input, y, dy);
+    op->outputs = row_values(w, op->output, x, leaves);
     for (int i = 0; i < l->n; i++) {
         const ari_op_value weight = ari_walk_param(w, l->part[i], false);
         op->weight[op->weights++] = weight;
         if (w->tp_rank % weight.copies == 0)
             op->multiply_adds += product(&op->input[0], (double)weight.local[0], (double)weight.local[1]);
     }
-    if (partial)
-        fold(w, l, in, out, l->from);
-    else if (l->cut == ARI_CUT_COLUMNS)
-        column_exponents(w, out, ARI_EACH_VERSION, l->part[0]);
+    if (cuts_rows(l))
+        fold(w, l, x->width[0], row_width(w, y), leaves);
+    else if (cuts_columns(l))
+        column_exponents(w, row_width(w, y), ARI_EACH_VERSION, l->part[0]);
     ari_walk_visit(w);
+    return leaves;
 }
 
 void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_op_value *x, const ari_op_value *dy)
@@ -230,19 +283,20 @@ void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_o
     op->made = op->output[0].at[ARI_AXIS_TP];
     if (x && x->ndim == 3 && param.ndim == 2) { /* dW = dY^T X: Y's and X's features, summed over the tokens */
         op->multiply_adds = product(x, (double)param.local[0], (double)param.local[1]);
-        if (is(x->at[ARI_AXIS_TP], ari_by_features))
+        if (ari_walk_same(x->at[ARI_AXIS_TP], ari_by_features))
             column_exponents(w, w->tokens, ARI_EACH_PASS, role);
     }
     ari_walk_visit(w);
 }
 
 /* In the order of the weights, each with its bias, whose terms are those of the tokens that it was added to. */
-static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_op_value *x, ar_placement dy,
-                             ar_placement outer_dy)
+static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_op_value *x, const ari_row_ops *y,
+                             ar_placement dy)
 {
+    const bool own_tokens = cuts_columns(l) && ari_walk_same(l->split.to, ari_by_tokens);
     ari_op_value part[ARI_OP_VALUES], outer[ARI_OP_VALUES];
-    part_values(w, part, l, dy);
-    part_values(w, outer, l, outer_dy);
+    row_values(w, part, y, dy);
+    row_values(w, outer, y, own_tokens ? l->split.to : dy);
     for (int i = 0; i < l->n; i++) {
         ari_walk_weight_gradient(w, l->part[i], false, x, &part[i]);
         if (ari_walk_has_bias(w, l->part[i]))
@@ -252,16 +306,15 @@ static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_op_
 
 void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l)
 {
-    const size_t in = ari_walk_param(w, l->part[0], false).shape[1], out = outputs(w, l);
-    const ar_placement dy = ari_gradient_of(made(l)), dx = ari_gradient_of(taken(l));
-    const ari_op_value x = ari_walk_activation(w, in, taken(l), 1);
-    outside(w, l, out, l->to, dy);
-    input_gradient(w, l, dy);
-    if (l->cut != ARI_CUT_ROWS)
-        outside(w, l, in, dx, l->from);
+    const ari_row_ops x = input_of(w, l), y = outputs_of(w, l);
+    const ar_placement dy = ari_gradient_of(made(l));
+    const ari_op_value in = ari_walk_activation(w, x.width[0], taken(l), 1);
+    around(w, l, &y, (ar_hop){gradient_at(l->split.to), dy}, role_of(l));
+    const ar_placement dx = input_gradient(w, l, &x, &y, dy);
+    around(w, l, &x, (ar_hop){dx, gradient_at(l->split.from)}, l->module);
     w->again = true;
-    if (l->cut == ARI_CUT_ROWS && !w->c->run.parallel.keep_gathered)
-        outside(w, l, in, l->from, taken(l));
+    if (gathers_again(w, l))
+        around(w, l, &x, (ar_hop){l->split.from, taken(l)}, l->module);
     w->again = false;
-    weight_gradients(w, l, &x, dy, l->cut == ARI_CUT_COLUMNS ? l->to : dy);
+    weight_gradients(w, l, &in, &y, dy);
 }

@@ -62,7 +62,8 @@ Test(layer_errors, mlps_name_the_weight_that_does_not_divide)
 {
     ar_mlp_options o = {.hidden = 8, .ffn = 6, .activation = AR_ACT_SILU, .gated = true, .first = "gate_proj"};
     expect_error(4, create_mlp, &o, AR_ERR_INDIVISIBLE, WORDS("mlp.gate_proj.weight", "6", "4 ranks"));
-    o = (ar_mlp_options){.hidden = 6, .ffn = 8, .activation = AR_ACT_RELU, .order = AR_MLP_ROW_COLUMN};
+    const ar_branch_split other = ar_branch_of(AR_STYLE_ROWWISE, AR_STYLE_COLWISE, (ar_placement){AR_REPLICATE, 0});
+    o = (ar_mlp_options){.hidden = 6, .ffn = 8, .activation = AR_ACT_RELU, .split = &other};
     expect_error(4, create_mlp, &o, AR_ERR_INDIVISIBLE, WORDS("mlp.fc1.weight", "input", "6", "4 ranks"));
 }
 

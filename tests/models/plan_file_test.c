@@ -80,10 +80,12 @@ Test(plan_file, rules_styles_placements_and_aliases_are_read)
     cr_expect_str_eq(p.rule[2].input[2].name, "mask");
     cr_expect(p.rule[2].input[0].given && !p.rule[2].input[1].given);
     cr_assert_eq(ar_plan_check(&p, &c, false), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_plan_block(&p, &c, 1, &block), AR_OK);
-    cr_assert_eq(ar_plan_outer(&p, &c, &outer), AR_OK);
-    cr_expect(!block.attention_whole && !block.attention_partial && block.mlp == AR_MLP_WHOLE);
-    cr_expect(outer.tokens == AR_EMBEDDING_WHOLE && outer.head == AR_HEAD_GATHER);
+    cr_assert_eq(ar_plan_block(&p, &c, 1, false, &block), AR_OK);
+    cr_assert_eq(ar_plan_outer(&p, &c, false, &outer), AR_OK);
+    cr_expect(block.attention.first.to.kind == AR_SHARD && block.mlp.first.style == AR_STYLE_REPLICATE);
+    cr_expect(block.attention.second.to.kind == AR_REPLICATE, "the module adds up what its last layer leaves");
+    cr_expect(outer.tokens == AR_EMBEDDING_WHOLE && outer.head.style == AR_STYLE_COLWISE);
+    cr_expect_eq(outer.head.to.kind, AR_REPLICATE);
     ar_plan_fini(&p);
 }
 
@@ -224,13 +226,43 @@ Test(plan_file, what_cannot_run_is_refused_by_module)
         {"{\"*.down_proj\": \"rowwise\"}", "model.layers.0.mlp.down_proj behind it rowwise", false},
         {"{\"*.1.self_attn.[qkv]_proj\": \"colwise\"}", "model.layers.1.self_attn.o_proj behind it replicate", false},
         {"{\"embed_tokens\": \"sequence_parallel\"}", "model.embed_tokens is sequence; vocab (rowwise)", false},
-        {"{\"lm_head\": \"rowwise\"}", "lm_head is rowwise; vocab (colwise) and replicate", false},
+        {"{\"lm_head\": \"sequence_parallel\"}", "lm_head is sequence; vocab (colwise), rowwise and replicate", false},
         {"{\"norm\": \"colwise\"}", "model.norm is colwise; a norm is", false},
-        {"{\"norm\": \"sequence_parallel\"}", "give all of them that style", true},
         {"{\"*norm\": \"sequence_parallel\"}", "needs sequence parallelism", false},
         {"{\"rules\": [{\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\", \"output\": \"R\"},"
          "{\"modules\": \"*.o_proj\", \"style\": \"rowwise\"}]}",
-         "the output of model.layers.0.self_attn.q_proj is declared R; S(-1) would fit", false},
+         "model.layers.0.self_attn.o_proj behind it rowwise, which takes S(-1) where R arrives; declare its input R, or "
+         "the output of the former S(-1)",
+         false},
+        {"{\"rules\": [{\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\"},"
+         "{\"modules\": \"*.o_proj\", \"style\": \"rowwise\", \"input\": \"R\"}]}",
+         "the input of model.layers.0.self_attn.o_proj is declared R; S(-1) would fit", false},
+        {"{\"rules\": [{\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\", \"output\": \"P(sum)\"},"
+         "{\"modules\": \"*.o_proj\", \"style\": \"rowwise\"}]}",
+         "the output of model.layers.0.self_attn.q_proj is declared P(sum); R or S(-1) would fit", false},
+        {"{\"rules\": [{\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\", \"output\": \"S(1)\"},"
+         "{\"modules\": \"*.o_proj\", \"style\": \"rowwise\"}]}",
+         "the output of model.layers.0.self_attn.q_proj is declared S(1); R or S(-1) would fit", true},
+        {"{\"rules\": [{\"modules\": \"*.[qk]_proj\", \"style\": \"colwise\"},"
+         "{\"modules\": \"*.v_proj\", \"style\": \"colwise\", \"output\": \"R\"},"
+         "{\"modules\": \"*.o_proj\", \"style\": \"rowwise\"}]}",
+         "model.layers.0.self_attn.v_proj has input R and output R, but model.layers.0.self_attn.q_proj, which is one "
+         "product with it, R and S(-1)",
+         false},
+        {"{\"rules\": [{\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"output\": [\"R\", \"P(sum)\"]}]}",
+         "the output that is wanted of model.layers.0.self_attn is declared P(sum); R or S(-1) would fit", false},
+        {"{\"rules\": [{\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"output\": [\"R\", \"S(-1)\"]}]}",
+         "the output that is wanted of model.layers.0.self_attn is declared S(-1); R would fit", false},
+        {"{\"rules\": [{\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"output\": [\"S(1)\", \"S(1)\"]},"
+         "{\"modules\": \"*.o_proj\", \"style\": \"replicate\", \"output\": \"R\"}]}",
+         "the output that there is of model.layers.0.self_attn is declared S(1); R would fit", true},
+        {"{\"rules\": [{\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"input\": [[\"P(max)\", \"R\"]]}]}",
+         "the input that arrives of model.layers.0.self_attn is declared P(max); R would fit", false},
+        {"{\"rules\": [{\"modules\": \"*.down_proj\", \"style\": \"vocab\"}]}",
+         "model.layers.0.mlp.down_proj is vocab; colwise, rowwise and replicate are possible", false},
+        {"{\"rules\": [{\"modules\": \"*.1.input_layernorm\", \"style\": \"sequence\"},"
+         "{\"modules\": \"*.1.post_attention_layernorm\", \"style\": \"replicate\", \"output\": \"S(1)\"}]}",
+         "the output of model.layers.1.post_attention_layernorm is declared S(1); R would fit", true},
         {"{\"rules\": [{\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\", \"input\": \"R\"},"
          "{\"modules\": \"*.o_proj\", \"style\": \"rowwise\"}]}",
          "the input of model.layers.0.self_attn.q_proj is declared R; S(1) would fit", true},

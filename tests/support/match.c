@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "anyrank/parallel.h"
+#include "ref/core/context.h"
 #include "support/bits.h"
 #include "verify/check/compare.h"
 
@@ -129,12 +130,15 @@ static ar_status run_block(ar_ctx *ctx, void *user)
     const job *j = user;
     ar_plan plan;
     ar_block_options o;
+    ar_block_split split;
     char name[96];
     ar_module *block = NULL;
     ar_saved *saved = NULL;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, plan_of(j->c, &plan));
-    AR_TRY_TO(done, st, ar_config_block(&j->c->config, 0, &plan, &o, name, sizeof name));
+    AR_TRY_TO(done, st, ar_config_block(&j->c->config, 0, &o, name, sizeof name));
+    AR_TRY_TO(done, st, ar_plan_block(&plan, &j->c->config, 0, ari_ctx_sp(ctx), &split));
+    o.split = &split;
     AR_TRY_TO(done, st, ar_saved_create(&saved));
     AR_TRY_TO(done, st, ar_block_create(&block, ctx, name, &o));
     AR_TRY_TO(done, st, block_step(ctx, j, block, saved));

@@ -481,7 +481,7 @@ Test(ops, runs_of_random_plans_make_the_collectives_of_the_list)
                                .sp = plan_draw_below(&seed, 2),
                                .keep_gathered = plan_draw_below(&seed, 2),
                                .micro_batches = 1 + (int)(i % 3 == 0)};
-        plan_draw(text, &seed, &c, p.sp);
+        plan_draw(text, &seed, &c, (plan_draw_options){.sp = p.sp, .wrong = i % 3 == 2});
         cr_assert_eq(ar_plan_parse(&plan, text, strlen(text), "drawn"), AR_OK, "%s", ar_error_message());
         const ar_run run = {.plan = plan,
                             .parallel = p,

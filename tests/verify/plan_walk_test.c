@@ -352,7 +352,7 @@ Test(plan_walk, a_plan_by_calls_holds_its_own_rules_alone)
     ar_plan p;
     ar_plan_walk w = {.plan = &p};
     ar_embedding_split tokens;
-    ar_head_split head;
+    ar_linear_split head;
     cr_assert_eq(ar_plan_empty(&p, "mine"), AR_OK);
     cr_assert_eq(ar_plan_add(&p, AR_ARCH_LLAMA, "words", AR_STYLE_ROWWISE), AR_OK);
     cr_assert_eq(ar_plan_add(&p, AR_ARCH_LLAMA, "answer", AR_STYLE_COLWISE), AR_OK);
@@ -363,7 +363,7 @@ Test(plan_walk, a_plan_by_calls_holds_its_own_rules_alone)
     cr_expect_str_eq(ar_error_message(),
                      "mine: rule 2, 'answer': no layer has this name; the layers of chat are words");
     cr_assert_eq(ar_plan_head(&head, &w, "answer"), AR_OK);
-    cr_expect_eq(head, AR_HEAD_VOCAB);
+    cr_expect(head.style == AR_STYLE_COLWISE && head.to.kind == AR_SHARD);
     cr_expect_eq(ar_plan_held(&w), AR_HELD_SHARD);
     cr_expect_eq(ar_plan_end(&w, "chat"), AR_OK);
     cr_expect_eq(ar_plan_head(&head, &w, "other"), AR_ERR_UNSUPPORTED);
@@ -380,20 +380,20 @@ Test(plan_walk, embeddings_and_heads_are_cut_as_those_of_models)
 {
     static const struct {
         const char *style, *output;
-        int tokens, head; /* splits; -1: refused */
-    } rows[] = {{"vocab", "R", AR_EMBEDDING_VOCAB, AR_HEAD_GATHER},
+        int tokens, head; /* split and style; -1: refused */
+    } rows[] = {{"vocab", "R", AR_EMBEDDING_VOCAB, AR_STYLE_COLWISE},
                 {"rowwise", "R", AR_EMBEDDING_VOCAB, -1},
                 {"hidden", "R", AR_EMBEDDING_HIDDEN, -1},
-                {"colwise", "R", AR_EMBEDDING_HIDDEN, AR_HEAD_GATHER},
-                {"colwise", "S(-1)", -1, AR_HEAD_VOCAB},
-                {"replicate", "R", AR_EMBEDDING_WHOLE, AR_HEAD_WHOLE},
+                {"colwise", "R", AR_EMBEDDING_HIDDEN, AR_STYLE_COLWISE},
+                {"colwise", "S(-1)", -1, AR_STYLE_COLWISE},
+                {"replicate", "R", AR_EMBEDDING_WHOLE, AR_STYLE_REPLICATE},
                 {"replicate", "S(-1)", -1, -1},
                 {"vocab", "S(1)", -1, -1},
                 {"sequence", "R", -1, -1}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char text[200];
         ar_embedding_split tokens = 0;
-        ar_head_split head = 0;
+        ar_linear_split head = {0};
         snprintf(text, sizeof text, "{\"rules\": [{\"modules\": \"t\", \"style\": \"%s\", \"output\": \"%s\"}]}",
                  rows[i].style, rows[i].output);
         ar_plan p = plan_of(text);
@@ -401,7 +401,7 @@ Test(plan_walk, embeddings_and_heads_are_cut_as_those_of_models)
         cr_expect_eq(ar_plan_embedding(&tokens, &w, "t"), rows[i].tokens < 0 ? AR_ERR_UNSUPPORTED : AR_OK, "%s", text);
         cr_expect(rows[i].tokens < 0 || (int)tokens == rows[i].tokens, "%s", text);
         cr_expect_eq(ar_plan_head(&head, &other, "t"), rows[i].head < 0 ? AR_ERR_UNSUPPORTED : AR_OK, "%s", text);
-        cr_expect(rows[i].head < 0 || (int)head == rows[i].head, "%s", text);
+        cr_expect(rows[i].head < 0 || (int)head.style == rows[i].head, "%s", text);
         ar_plan_fini(&p);
     }
 }

@@ -243,12 +243,16 @@ static ar_status forward_backward(const ari_block_case *b, ar_ctx *ctx, ar_modul
 ar_status ari_block_case_run(void *user, ar_ctx *ctx)
 {
     const ari_block_case *b = user;
+    const bool sequence = ar_plan_by_tokens(&b->plan, ar_comm_size(ar_ctx_tp(ctx)), ari_ctx_sp(ctx));
     ar_block_options o;
+    ar_block_split split;
     char name[96];
     ar_module *block = NULL;
     ar_saved *saved = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_config_block(&b->config, 0, &b->plan, &o, name, sizeof name));
+    AR_TRY_TO(done, st, ar_config_block(&b->config, 0, &o, name, sizeof name));
+    AR_TRY_TO(done, st, ar_plan_block(&b->plan, &b->config, 0, sequence, &split));
+    o.split = &split;
     AR_TRY_TO(done, st, ar_saved_create(&saved));
     AR_TRY_TO(done, st, ar_block_create(&block, ctx, name, &o));
     AR_TRY_TO(done, st, forward_backward(b, ctx, block, saved));

@@ -34,13 +34,12 @@ static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b
     for (size_t i = 0; i <= c->layers; i++) {
         char tap[96], name[48];
         ar_block_options unused;
-        const ar_plan plan = {0};
         if (i == 0)
             snprintf(tap, sizeof tap, "%s", f->embedded);
         else if (i == c->layers && c->final_norm)
             snprintf(tap, sizeof tap, "%s", ari_part_path(f, ARI_FINAL_NORM));
         else
-            AR_TRY(ar_config_block(c, i - 1, &plan, &unused, tap, sizeof tap));
+            AR_TRY(ar_config_block(c, i - 1, &unused, tap, sizeof tap));
         snprintf(name, sizeof name, "hidden_states.%zu", i);
         AR_TRY(ari_gather_want(g, tap, 'f', name, 3, hidden, OUTPUTS_FILE));
     }
