@@ -12,7 +12,7 @@ typedef struct lint_values {
 
 #define ARI_VALUES lint_values
 static const ari_option options[] = {
-    ARI_PLANNED_OPTIONS,
+    ARI_PLANNED_OPTIONS(1, ARI_ZERO_HELP),
     ARI_OPTION_STRING("inject", r.inject, "BUG",
                       "put a known fault into the list of operations; without MODEL, in a case in which it matters",
                       .choices = ari_fault_names, .more = "A fault that no type shows is refused, with the reason."),

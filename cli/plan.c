@@ -11,17 +11,36 @@
 #include "run/run.h"
 #include "sim/plan/bytes.h"
 
-typedef struct plan_values {
-    ari_common common;
-    ari_run_values r;
-    bool flow, backward, each_layer, markdown;
-    int rank;
-} plan_values;
+typedef ari_plan_values plan_values;
 
 enum { LONGEST_DEFAULT = 4096, DEFAULT_BATCH = 8 };
 
 #define ARI_VALUES plan_values
 static const ari_option options[] = {
+    ARI_OPTION_INT("gpus", gpus, 1, ARI_MOST_RANKS, "N", "compare all layouts of so many GPUs; a given extent is fixed",
+                   .more = "Without it the layout that the extents give is planned in depth."),
+    ARI_OPTION_STRING("cluster", cluster, "SPEC",
+                      "what they are and how they are joined: a machine's name, or words as '8x inside=2us:300GB/s "
+                      "between=5us:25GB/s flops=400T memory=80GB' (default h100)",
+                      .choices = ar_sim_cluster_names),
+    ARI_OPTION_INT("cp", cp, 1, 1 << 20, "N", "context-parallel ranks, by formulas (default 1)"),
+    ARI_OPTION_INT("pp", pp, 1, 1 << 16, "N", "stages of a pipeline, 1F1B, by formulas (default 1)"),
+    ARI_OPTION_INT("chunks", chunks, 1, 1 << 16, "V",
+                   "parts of a stage that take turns with those of the others (interleaving; default 1)"),
+    ARI_OPTION_ENUM("recompute", recompute, ari_recompute_names,
+                    "what of a block is computed again in the backward pass, by formulas (default none)"),
+    ARI_OPTION_FLAG("no-flash", no_flash, "attention that stores its scores (default: flash attention)"),
+    ARI_OPTION_FLAG("hierarchical", hierarchical,
+                    "collectives over nodes go inside them first, then between them (default: one ring)"),
+    ARI_OPTION_FLAG("shared-links", shared_links,
+                    "collectives that are in flight at once on one kind of link share its rate (default: each has it)"),
+    ARI_OPTION_ENUM("table", table, ari_plan_table_names,
+                    "memory: of a rank by tp; scaling: time by tp; decision: the best layout by number of GPUs"),
+    ARI_OPTION_FLAG("all", all,
+                    "every layout, also those that cannot be, with the reason (default: the best of each "
+                    "tp x cp x pp x dp)"),
+    ARI_OPTION_INT("top", top, 0, 1 << 24, "N", "layouts that are listed; 0: all (default 10)"),
+    ARI_OPTION_FILE("csv", csv, "FILE", "write the layouts as rows of numbers", .written = true),
     ARI_OPTION_FLAG("flow", flow,
                     "the operations of one rank: shapes, placements, collectives with their bytes, multiply-adds"),
     ARI_OPTION_FLAG("backward", backward,
@@ -34,7 +53,9 @@ static const ari_option options[] = {
     ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names,
                     "exact: sums of integers, with the exchanges of exponents that they need; native: fp32 (default "
                     "exact)"),
-    ARI_PLANNED_OPTIONS,
+    ARI_PLANNED_OPTIONS(
+        3, "ZeRO: 1 shares optimizer states over --dp, 2 gradients too, 3 weights too; 2 and 3 by formulas "
+           "(default 0)"),
     {0},
 };
 
@@ -46,11 +67,10 @@ static const ari_positional positionals[] = {
     {0},
 };
 
-ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r, const ari_common *common)
+ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_values *r, const ari_common *common)
 {
     char path[4096];
     c->run.plan = (ar_plan){0};
-    AR_TRY(ari_layout_check(r));
     AR_TRY(ari_run_config(config, path, sizeof path, &r->run));
     *c = (ari_step_case){.run = ari_run_of(r, common), .config = config};
     ar_run *run = &c->run;
@@ -61,8 +81,15 @@ ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_va
     run->dropout = isnan(run->dropout) ? 0.0 : run->dropout;
     run->optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     run->steps = 1;
-    AR_TRY(ari_layout_plan(r, run));
-    return ar_run_check(run, config);
+    return ari_layout_plan(r, run);
+}
+
+ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r, const ari_common *common)
+{
+    c->run.plan = (ar_plan){0};
+    AR_TRY(ari_layout_check(r));
+    AR_TRY(ari_planned_begin(c, config, r, common));
+    return ar_run_check(&c->run, config);
 }
 
 json_t *ari_planned_json(const char *command, const ari_step_case *c)
@@ -115,21 +142,31 @@ static ar_status print(FILE *to, const plan_values *v, const ari_flow *f, const 
     return AR_OK;
 }
 
-static ar_status run(void *values, int *exit_code)
+static ar_status check_flow(const plan_values *v)
 {
-    const plan_values *v = values;
-    (void)exit_code;
+    if (v->gpus || v->cluster || v->table >= 0 || v->all || v->csv)
+        return ar_error_set(AR_ERR_ARG,
+                            "--flow shows the operations of one layout; --gpus, --cluster, --table, --all and "
+                            "--csv are about what layouts take: leave one out");
+    if (v->cp > 1 || v->pp > 1 || v->chunks > 1 || v->r.run.parallel.zero > 1 || v->recompute > ARI_RECOMPUTE_NONE)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "--flow lists what this version runs: not cp, pp, chunks, ZeRO-2 and 3, "
+                            "nor recomputation, which 'plan' without it plans by formulas");
+    return AR_OK;
+}
+
+static ar_status run_flow(const plan_values *v)
+{
     ar_config config;
-    ari_step_case c;
+    ari_step_case c = {.run.plan = {0}};
     ari_flow_options o;
     ari_flow f = {.row = NULL};
+    ari_run_values r = v->r;
     uint64_t bytes = 0;
     ar_status st = AR_OK;
-    if (!v->flow)
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "comparing layouts is not in this version; --flow shows one layout: the "
-                            "operations of a rank with what moves and what is multiplied");
-    AR_TRY_TO(done, st, ari_planned_case(&c, &config, &v->r, &v->common));
+    r.run.parallel.zero = r.run.parallel.zero > 0;
+    AR_TRY_TO(done, st, check_flow(v));
+    AR_TRY_TO(done, st, ari_planned_case(&c, &config, &r, &v->common));
     AR_TRY_TO(done, st, flow_options(&o, v, &c.run.parallel));
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &config));
@@ -145,12 +182,23 @@ done:
     return st;
 }
 
-static const plan_values defaults = {.r = ARI_RUN_NOT_GIVEN()};
+static ar_status run(void *values, int *exit_code)
+{
+    const plan_values *v = values;
+    (void)exit_code;
+    return v->flow ? run_flow(v) : ari_plan_layouts(v);
+}
+
+static const plan_values defaults = {
+    .r = ARI_RUN_NOT_GIVEN(.run.parallel.zero = -1), .recompute = -1, .table = -1, .top = 10};
 
 const ari_args_spec ari_plan_spec = {
     .command = "plan",
-    .summary = "Shows what a layout does with a model, from its config alone: no weights, no run.",
-    .example = "anyrank plan llama-demo --flow --tp 4 --sp\n"
+    .summary = "Says what layouts of a model take, and what one does, from its config alone: no weights, no run.",
+    .example = "anyrank plan llama-3-8b --gpus 64 --cluster h100 --batch 512 --seq 8192\n"
+               "anyrank plan llama-3-70b --tp 8 --pp 4 --dp 2 --sp --batch 128 --seq 8192\n"
+               "anyrank plan llama-3-8b --gpus 64 --table decision\n"
+               "anyrank plan llama-demo --flow --tp 4 --sp\n"
                "anyrank plan MODEL --flow --backward --tp 8 --dp 4 --sp --numerics native --markdown\n"
                "anyrank plan config.json --flow --tp 8 --batch 16 --seq 8192 --json -",
     .options = options,

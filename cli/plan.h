@@ -7,17 +7,18 @@
 
 #include "cli/options/run.h"
 #include "plan/flow.h"
+#include "planner/search.h"
 
 /* A step that is looked at without running it: rows of a table of options, whose ARI_VALUES has an ari_run_values called
  * `r`. */
-#define ARI_PLANNED_OPTIONS                                                                                          \
+#define ARI_ZERO_HELP "1: each rank of --dp keeps its share of the optimizer's state (ZeRO-1; default 0)"
+#define ARI_PLANNED_OPTIONS(most_zero, zero_help)                                                                    \
     ARI_OPTION_INT("tp", r.run.parallel.tp, 1, 65536, "N", "tensor-parallel ranks (default 1)"),                     \
         ARI_OPTION_GROUP(ari_plan_options, r),                                                                       \
         ARI_OPTION_ENUM("mlp-order", r.run.plan.mlp_order, ari_mlp_order_names,                                      \
                         "how the MLP's two layers are split (default column-row)"),                                  \
         ARI_OPTION_GROUP(ari_step_layout_options, r),                                                                \
-        ARI_OPTION_INT("zero", r.run.parallel.zero, 0, 1, "STAGE",                                                   \
-                       "1: each rank of --dp keeps its share of the optimizer's state (ZeRO-1; default 0)"),         \
+        ARI_OPTION_INT("zero", r.run.parallel.zero, 0, most_zero, "STAGE", zero_help),                               \
         ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES",                                      \
                          "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default 25MiB)"),       \
         ARI_OPTION_GROUP(ari_bucket_options, r),                                                                     \
@@ -31,6 +32,71 @@ AR_NODISCARD ar_status ari_planned_case(ari_step_case *c, ar_config *config, con
 /** What the JSON of such a command begins with: the model, its layout, plan and batch, and notes of its config. Gives;
  *  NULL without memory. */
 json_t *ari_planned_json(const char *command, const ari_step_case *c);
+
+/* --- what layouts would take ------------------------------------------------------------------------------------- */
+
+typedef enum ari_plan_table { ARI_PLAN_MEMORY, ARI_PLAN_SCALING, ARI_PLAN_DECISION } ari_plan_table;
+extern const char *const ari_plan_table_names[], *const ari_recompute_names[];
+
+/* Options of `plan`; -1 of recompute, table and r.run.parallel.zero: not given. */
+typedef struct ari_plan_values {
+    ari_common common;
+    ari_run_values r;
+    bool flow, backward, each_layer, markdown; /* of --flow */
+    int rank;
+    int gpus, cp, pp, chunks, recompute, table, top;
+    bool no_flash, hierarchical, shared_links, all;
+    const char *cluster, *csv;
+} ari_plan_values;
+
+/* What is asked: a model with its batch on a cluster. */
+typedef struct ari_asked {
+    const ari_plan_values *v;
+    ar_config config;
+    ari_planned base; /* borrows config */
+    ari_time_options time;
+    char cluster[200]; /* in words */
+    size_t parameters;
+    int ranks;
+} ari_asked;
+
+/* A layout in depth. */
+typedef struct ari_depth {
+    ari_planned planned;
+    ari_found found;
+    ari_time time, own_time; /* own: of what this version runs */
+    ari_memory memory, own_memory;
+    ari_worth worth;
+    bool has_own;
+    char advice[400];
+} ari_depth;
+/** faster: as in ari_advice. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). */
+AR_NODISCARD ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, const ari_found *faster);
+
+/** `plan` without --flow. Errors: AR_ERR_ARG, those of files, and of ari_search_run. */
+AR_NODISCARD ar_status ari_plan_layouts(const ari_plan_values *v);
+/** The layouts in a table; the best one's advice is below it. Errors: AR_ERR_MEMORY and those of ari_depth_of. */
+AR_NODISCARD ar_status ari_ranking_print(FILE *to, const ari_asked *a, const ari_ranking *r);
+AR_NODISCARD ar_status ari_depth_print(FILE *to, const ari_asked *a, const ari_depth *d);
+/** A table of a model's layouts: as text, and its rows for JSON (gives). Errors: as ari_search_run. */
+AR_NODISCARD ar_status ari_plan_table_run(json_t **rows, FILE *to, const ari_asked *a);
+/** Gives; NULL without memory. */
+json_t *ari_depth_json(const ari_depth *d);
+json_t *ari_found_json(const ari_found *f);
+json_t *ari_asked_json(const ari_asked *a);
+/** Rows of numbers, a line a layout, with a line of titles. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_asked *a, const ari_ranking *r);
+/** How many layouts a ranking shows. */
+size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r);
+/** The line that says what is planned: model, batch, cluster, account. */
+void ari_asked_print(FILE *to, const ari_asked *a, int ranks);
+
+/* --- the flow table ----------------------------------------------------------------------------------------------- */
+
+/** The config and the step that they ask for, as a training step has it by default, unchecked; *config is its model's.
+ *  In every case ar_plan_fini(&c->run.plan). Errors: AR_ERR_ARG, those of ar_config_load and ar_plan_load. */
+AR_NODISCARD ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_values *r,
+                                         const ari_common *common);
 
 /** The table, a line an operation, then what the passes come to; markdown: as a table of Markdown. Errors:
  *  AR_ERR_MEMORY. */

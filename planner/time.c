@@ -80,6 +80,13 @@ double ari_time_element(const ari_time_options *o, const ari_operation *op, cons
     return (double)ar_dtype_bytes(call->dtype);
 }
 
+/* Megatron-LM's, 40 million parameters or a million for each rank, so that a long ring's latency is paid seldom. */
+static size_t usual_bucket(int dp)
+{
+    const size_t million = 1000000, ranks = (size_t)dp > 40 ? (size_t)dp : 40;
+    return ranks * million * sizeof(float);
+}
+
 ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, const ar_config *config)
 {
     ari_step_case c = p->step;
@@ -92,6 +99,8 @@ ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, con
     run->seq /= (size_t)cp;
     if (o->account == ARI_ACCOUNT_PRODUCTION)
         run->numerics = AR_NUMERICS_NATIVE;
+    if (run->ddp.bucket_bytes == ARI_BUCKETS_USUAL)
+        run->ddp.bucket_bytes = o->account == ARI_ACCOUNT_OWN ? AR_BUCKET_BYTES : usual_bucket(run->parallel.dp);
     return c;
 }
 

@@ -18,6 +18,9 @@ typedef struct ari_time_options {
     bool shared_links; /* collectives that are in flight at once on one kind of link share its rate */
 } ari_time_options;
 
+/* Of ar_ddp_options.bucket_bytes: what each account's system has where nobody says. */
+#define ARI_BUCKETS_USUAL SIZE_MAX
+
 /* Where the time of a step goes: products, and what nothing hides. The sum is the step. */
 /* clang-format off */
 #define ARI_TIME_TABLE(X)                                                              \

@@ -247,7 +247,7 @@ class Plan(unittest.TestCase):
             self.assertEqual(many["totals"]["forward"][key], one["totals"]["forward"][key])
 
     def test_what_it_cannot_show_is_refused(self):
-        self.refused("llama-demo", says="comparing layouts is not in this version; --flow shows one layout")
+        self.refused("llama-demo", says="how many GPUs? --gpus N compares their layouts")
         self.refused("--flow", says="MODEL is missing")
         self.refused("nowhere", "--flow", says="model 'nowhere': no such folder or file")
         self.refused("llama-demo", "--flow", "--tp", 3, says="cannot be split over tp=3")

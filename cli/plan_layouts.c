@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What layouts take: the question as options ask it, and its answer. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/model.h"
+#include "cli/command.h"
+#include "cli/plan.h"
+#include "cli/report/progress.h"
+#include "ref/core/size.h"
+#include "ref/io/json.h"
+
+const char *const ari_plan_table_names[] = {"memory", "scaling", "decision", NULL};
+const char *const ari_recompute_names[] = {"none", "selective", "full", NULL};
+
+/* --- the question ------------------------------------------------------------------------------------------------- */
+
+static bool is_search(const ari_plan_values *v)
+{
+    return v->gpus > 0;
+}
+
+static ar_status check_values(const ari_plan_values *v)
+{
+    const ar_parallel *p = &v->r.run.parallel;
+    if (v->backward || v->each_layer || v->markdown || v->rank > 0)
+        return ar_error_set(AR_ERR_ARG, "--backward, --each-layer, --markdown and --rank are of --flow: give it too");
+    if (!is_search(v) && v->table < 0 && !ari_layout_given(&v->r) && v->cp == 0 && v->pp == 0)
+        return ar_error_set(AR_ERR_ARG,
+                            "how many GPUs? --gpus N compares their layouts; --tp, --cp, --pp and --dp give "
+                            "one layout, planned in depth; --flow lists the operations of one");
+    if (!is_search(v) && (v->all || v->csv))
+        return ar_error_set(AR_ERR_ARG, "--all and --csv list layouts: give --gpus N too");
+    if (is_search(v) && v->table < 0 && p->tp > 0 && p->dp > 0 && v->cp > 0 && v->pp > 0 &&
+        (long long)p->tp * p->dp * v->cp * v->pp != v->gpus)
+        return ar_error_set(AR_ERR_ARG, "tp=%d, cp=%d, pp=%d and dp=%d are not --gpus %d ranks", p->tp, v->cp, v->pp,
+                            p->dp, v->gpus);
+    return AR_OK;
+}
+
+static ar_status check_sequence(const ari_asked *a)
+{
+    const ar_run *run = &a->base.step.run;
+    if (a->config.learned_positions && run->seq > a->config.max_positions)
+        return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of %s", run->seq,
+                            a->config.max_positions, a->config.name);
+    if (!a->v->common.quiet && a->config.rope && run->seq > a->config.max_positions)
+        fprintf(stderr, "note: a sequence of %zu is longer than the %zu positions of %s\n", run->seq,
+                a->config.max_positions, a->config.name);
+    return AR_OK;
+}
+
+/* Ranks of the layout that the extents give. */
+static ar_status count_ranks(ari_asked *a)
+{
+    a->base.cp = a->v->cp;
+    a->base.pp = a->v->pp;
+    if (a->v->gpus == 0)
+        return ari_planned_world(&a->ranks, &a->base);
+    a->ranks = a->v->gpus;
+    return AR_OK;
+}
+
+/* A sequence a GPU where no batch is given. */
+static ar_status begin(ari_asked *a, const ari_plan_values *v)
+{
+    ar_run *run = &a->base.step.run;
+    *a = (ari_asked){.v = v, .base = {.flash = !v->no_flash}};
+    AR_TRY(check_values(v));
+    AR_TRY(ar_sim_cluster_parse(&a->time.cluster, v->cluster ? v->cluster : "h100"));
+    ar_sim_cluster_describe(&a->time.cluster, a->cluster, sizeof a->cluster);
+    a->time.hierarchical = v->hierarchical;
+    a->time.shared_links = v->shared_links;
+    AR_TRY(ari_planned_begin(&a->base.step, &a->config, &v->r, &v->common));
+    AR_TRY(count_ranks(a));
+    if (v->r.run.batch == 0 && run->batch < (size_t)a->ranks)
+        run->batch = (size_t)a->ranks;
+    if (v->r.run.ddp.bucket_bytes == ARI_NOT_GIVEN)
+        run->ddp.bucket_bytes = ARI_BUCKETS_USUAL;
+    if (!v->common.quiet)
+        json_decref(ari_config_notes(stderr, &a->config));
+    AR_TRY(check_sequence(a));
+    return ar_config_parameters(&a->config, &a->parameters);
+}
+
+/* --- a layout in depth -------------------------------------------------------------------------------------------- */
+
+/* What anyrank itself has where it can run the layout. */
+static ar_status add_own(ari_depth *d, const ari_asked *a)
+{
+    ari_time_options o = a->time;
+    ari_planned own = d->planned;
+    o.account = ARI_ACCOUNT_OWN;
+    d->has_own = ari_planned_runs(&d->planned);
+    if (!d->has_own)
+        return AR_OK;
+    own.flash = false;
+    if (own.step.run.ddp.bucket_bytes == ARI_BUCKETS_USUAL)
+        own.step.run.ddp.bucket_bytes = AR_BUCKET_BYTES;
+    AR_TRY(ari_time_of(&d->own_time, &own, &o));
+    return ari_memory_own(&d->own_memory, &own, 0, 0);
+}
+
+ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, const ari_found *faster)
+{
+    const double room = a->time.cluster.memory_bytes;
+    *d = (ari_depth){.planned = ari_choice_planned(&a->base, c), .found.choice = *c};
+    AR_TRY(ari_planned_check(&d->planned));
+    AR_TRY(ari_time_of(&d->time, &d->planned, &a->time));
+    AR_TRY(ari_memory_production(&d->memory, &d->planned));
+    AR_TRY(ari_worth_of(&d->worth, &d->planned, &a->time, &d->time));
+    d->found.seconds = ari_time_step(&d->time);
+    d->found.bytes = ari_memory_sum(&d->memory);
+    d->found.fits = room <= 0.0 || d->found.bytes <= room;
+    ari_advice(d->advice, sizeof d->advice, &d->planned, &d->time, &d->found, faster, room);
+    return add_own(d, a);
+}
+
+/* The layout that the options give; where they do not say, one sample a micro-batch. */
+static ari_choice given(const ari_asked *a)
+{
+    const ar_parallel *p = &a->v->r.run.parallel;
+    const int dp = ari_at_least_one(p->dp);
+    const size_t samples = a->base.step.run.batch / (size_t)dp;
+    return (ari_choice){.tp = ari_at_least_one(p->tp),
+                        .cp = ari_at_least_one(a->v->cp),
+                        .pp = ari_at_least_one(a->v->pp),
+                        .dp = dp,
+                        .zero = p->zero > 0 ? p->zero : 0,
+                        .micro_batches = p->micro_batches > 0 ? p->micro_batches
+                                         : samples > 1        ? (int)samples
+                                                              : 1,
+                        .chunks = ari_at_least_one(a->v->chunks),
+                        .sp = p->sp || a->base.step.run.parallel.sp,
+                        .recompute = a->v->recompute > 0 ? (ari_recompute)a->v->recompute : ARI_RECOMPUTE_NONE};
+}
+
+static ar_status run_depth(const ari_asked *a)
+{
+    const ari_choice c = given(a);
+    ari_depth d;
+    AR_TRY(ari_depth_of(&d, a, &c, NULL));
+    if (ari_wants_text(&a->v->common))
+        AR_TRY(ari_depth_print(stdout, a, &d));
+    if (!a->v->common.json)
+        return AR_OK;
+    json_t *o = ari_asked_json(a), *one = ari_depth_json(&d);
+    if (o && one)
+        json_object_set_new(o, "layouts", json_pack("[o]", one));
+    return ari_json_end(one ? o : NULL, &a->v->common);
+}
+
+/* --- all layouts -------------------------------------------------------------------------------------------------- */
+
+static ari_search search_of(const ari_asked *a, ari_progress *progress)
+{
+    const ari_plan_values *v = a->v;
+    const ar_parallel *p = &v->r.run.parallel;
+    return (ari_search){.base = a->base,
+                        .ranks = a->ranks,
+                        .fixed = {.tp = p->tp,
+                                  .cp = v->cp,
+                                  .pp = v->pp,
+                                  .dp = p->dp,
+                                  .micro_batches = p->micro_batches,
+                                  .chunks = v->chunks},
+                        .sp = p->sp || a->base.step.run.parallel.sp ? 1 : -1,
+                        .zero = p->zero,
+                        .recompute = v->recompute,
+                        .time = a->time,
+                        .every = v->all,
+                        .progress = ari_progress_show,
+                        .user = progress};
+}
+
+static json_t *layouts_json(const ari_asked *a, const ari_ranking *r)
+{
+    json_t *all = json_array();
+    for (size_t i = 0; i < r->n; i++) {
+        const ari_found *f = &r->at[i];
+        ari_depth d;
+        const bool deep =
+            f->legal == AR_OK && i < ari_ranking_shown(a, r) && ari_depth_of(&d, a, &f->choice, NULL) == AR_OK;
+        json_array_append_new(all, deep ? ari_depth_json(&d) : ari_found_json(f));
+    }
+    return all;
+}
+
+static ar_status write_json(const ari_asked *a, const ari_ranking *r)
+{
+    json_t *o = ari_asked_json(a);
+    if (o) {
+        json_object_set_new(o, "searched",
+                            json_pack("{s:I, s:I, s:I, s:I}", "meshes", (json_int_t)r->meshes, "layouts",
+                                      (json_int_t)r->layouts, "legal", (json_int_t)r->legal, "fitting",
+                                      (json_int_t)r->fitting));
+        json_object_set_new(o, "layouts", layouts_json(a, r));
+    }
+    return ari_json_end(o, &a->v->common);
+}
+
+static ar_status run_search(const ari_asked *a)
+{
+    ari_progress progress;
+    ari_ranking r;
+    ari_progress_begin(&progress, a->v->common.quiet);
+    const ari_search s = search_of(a, &progress);
+    ar_status st = ari_search_run(&r, &s);
+    ari_progress_end(&progress);
+    if (st == AR_OK && ari_wants_text(&a->v->common))
+        st = ari_ranking_print(stdout, a, &r);
+    if (st == AR_OK && a->v->csv)
+        st = ari_ranking_csv(a->v->csv, a, &r);
+    if (st == AR_OK && a->v->common.json)
+        st = write_json(a, &r);
+    ari_ranking_fini(&r);
+    return st;
+}
+
+static ar_status run_table(const ari_asked *a)
+{
+    json_t *rows = NULL;
+    FILE *to = ari_wants_text(&a->v->common) ? stdout : NULL;
+    AR_TRY(ari_plan_table_run(&rows, to, a));
+    json_t *o = a->v->common.json ? ari_asked_json(a) : NULL;
+    if (o)
+        json_object_set(o, "rows", rows);
+    json_decref(rows);
+    return a->v->common.json ? ari_json_end(o, &a->v->common) : AR_OK;
+}
+
+ar_status ari_plan_layouts(const ari_plan_values *v)
+{
+    ari_asked a;
+    ar_status st = begin(&a, v);
+    if (st == AR_OK)
+        st = v->table >= 0 ? run_table(&a) : is_search(v) ? run_search(&a) : run_depth(&a);
+    ar_plan_fini(&a.base.step.run.plan);
+    return st;
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What layouts take, for programs: JSON and CSV (docs/planner.md lists the fields). */
+#include <string.h>
+
+#include "cli/command.h"
+#include "cli/plan.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+#include "ref/io/json.h"
+
+static json_t *cluster_json(const ari_asked *a)
+{
+    const ar_sim_cluster *c = &a->time.cluster;
+    return json_pack("{s:s, s:i, s:f, s:f, s:f, s:b, s:b}", "words", a->cluster, "ranks_per_node", c->ranks_per_node,
+                     "flops", c->flops, "peak_flops", c->peak_flops > 0.0 ? c->peak_flops : c->flops, "memory_bytes",
+                     c->memory_bytes, "hierarchical", a->time.hierarchical, "shared_links", a->time.shared_links);
+}
+
+json_t *ari_asked_json(const ari_asked *a)
+{
+    const ar_run *run = &a->base.step.run;
+    json_t *o = ari_json_begin("plan");
+    if (!o)
+        return NULL;
+    json_object_set_new(o, "model", ari_json_text(a->config.name));
+    json_object_set_new(o, "parameters", json_integer((json_int_t)a->parameters));
+    json_object_set_new(o, "gpus", json_integer(a->ranks));
+    json_object_set_new(o, "cluster", cluster_json(a));
+    json_object_set_new(o, "batch", json_integer((json_int_t)run->batch));
+    json_object_set_new(o, "seq", json_integer((json_int_t)run->seq));
+    json_object_set_new(o, "flash", json_boolean(a->base.flash));
+    json_object_set_new(o, "numerics", json_string(ari_numerics_names[run->numerics]));
+    json_object_set_new(o, "notes", ari_config_notes(NULL, &a->config));
+    return o;
+}
+
+/* --- a layout ----------------------------------------------------------------------------------------------------- */
+
+static json_t *choice_json(const ari_choice *c)
+{
+    return json_pack("{s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:i, s:s}", "tp", c->tp, "cp", c->cp, "pp", c->pp, "dp",
+                     c->dp, "sp", c->sp, "zero", c->zero, "micro_batches", c->micro_batches, "chunks", c->chunks,
+                     "recompute", ari_recompute_names[c->recompute]);
+}
+
+json_t *ari_found_json(const ari_found *f)
+{
+    const bool legal = f->legal == AR_OK;
+    return json_pack("{s:o, s:b, s:o, s:o, s:o, s:o}", "layout", choice_json(&f->choice), "legal", legal, "reason",
+                     legal ? json_null() : ari_json_text(f->reason), "fits",
+                     legal ? json_boolean(f->fits) : json_null(), "seconds",
+                     legal ? json_real(f->seconds) : json_null(), "bytes", legal ? json_real(f->bytes) : json_null());
+}
+
+static json_t *memory_json(const ari_memory *m)
+{
+    json_t *o = json_pack("{s:f}", "sum", ari_memory_sum(m));
+    for (int k = 0; k < ARI_MEMORY_KINDS && o; k++)
+        json_object_set_new(o, ari_memory_name((ari_memory_kind)k), json_real(m->of[k]));
+    return o;
+}
+
+static json_t *moved_json(const ari_moves *all)
+{
+    json_t *rows = json_array();
+    for (int i = 0; i < all->n; i++) {
+        const ari_moved *m = &all->row[i];
+        json_array_append_new(rows,
+                              json_pack("{s:s, s:s, s:f, s:s, s:f, s:f, s:f}", "over", ari_time_name(m->over), "call",
+                                        m->call, "ranks", m->ranks, "link", m->between ? "between" : "inside", "calls",
+                                        m->calls, "bytes", m->bytes, "seconds", m->seconds));
+    }
+    return rows;
+}
+
+static json_t *time_json(const ari_time *t)
+{
+    json_t *o =
+        json_pack("{s:f, s:f, s:o}", "sum", ari_time_step(t), "hidden", t->hidden, "moved", moved_json(&t->moved));
+    for (int k = 0; k < ARI_TIME_KINDS && o; k++)
+        json_object_set_new(o, ari_time_name((ari_time_kind)k), json_real(t->of[k]));
+    return o;
+}
+
+json_t *ari_depth_json(const ari_depth *d)
+{
+    json_t *o = ari_found_json(&d->found);
+    if (!o)
+        return NULL;
+    const bool own = d->has_own;
+    json_object_set_new(o, "by_formula", json_boolean(!own));
+    json_object_set_new(o, "time",
+                        json_pack("{s:o, s:o}", ari_account_names[ARI_ACCOUNT_PRODUCTION], time_json(&d->time),
+                                  ari_account_names[ARI_ACCOUNT_OWN], own ? time_json(&d->own_time) : json_null()));
+    json_object_set_new(o, "memory",
+                        json_pack("{s:o, s:o}", ari_account_names[ARI_ACCOUNT_PRODUCTION], memory_json(&d->memory),
+                                  ari_account_names[ARI_ACCOUNT_OWN], own ? memory_json(&d->own_memory) : json_null()));
+    json_object_set_new(o, "tokens_per_second", json_real(d->worth.tokens));
+    json_object_set_new(o, "mfu", json_real(d->worth.mfu));
+    json_object_set_new(o, "hfu", json_real(d->worth.hfu));
+    json_object_set_new(o, "flops_convention", json_string(ari_flops_formula(d->worth.convention)));
+    json_object_set_new(o, "bound", json_string(ari_bound_of(&d->time)));
+    json_object_set_new(o, "advice", ari_json_text(d->advice));
+    return o;
+}
+
+/* --- CSV ---------------------------------------------------------------------------------------------------------- */
+
+static ar_status write_row(ari_out *out, const ari_found *f)
+{
+    const ari_choice *c = &f->choice;
+    char line[400], numbers[120] = ",,";
+    if (f->legal == AR_OK)
+        snprintf(numbers, sizeof numbers, "%.9g,%.0f,%d", f->seconds, f->bytes, f->fits);
+    /* A reason has no quotes of its own that CSV would have to double. */
+    for (const char *q = f->reason; *q; q++)
+        ((char *)(uintptr_t)q)[0] = *q == '"' ? '\'' : *q;
+    const int n = snprintf(line, sizeof line, "%d,%d,%d,%d,%d,%d,%d,%d,%s,%d,%s,\"%s\"\n", c->tp, c->cp, c->pp, c->dp,
+                           c->sp, c->zero, c->micro_batches, c->chunks, ari_recompute_names[c->recompute],
+                           f->legal == AR_OK, numbers, f->reason);
+    return ari_out_write(out, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
+}
+
+ar_status ari_ranking_csv(const char *path, const ari_asked *a, const ari_ranking *r)
+{
+    static const char titles[] = "tp,cp,pp,dp,sp,zero,micro_batches,chunks,recompute,legal,seconds,bytes,fits,reason\n";
+    ari_out *out = NULL;
+    ar_status st = AR_OK;
+    (void)a;
+    AR_TRY(ari_out_create(&out, path));
+    st = ari_out_write(out, titles, strlen(titles));
+    for (size_t i = 0; i < r->n && st == AR_OK; i++)
+        st = write_row(out, &r->at[i]);
+    if (st != AR_OK) {
+        ari_out_discard(out);
+        return st;
+    }
+    return ari_out_commit(out);
+}

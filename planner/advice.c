@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a step is worth, what bounds it, and what would move that. */
+#include <stdio.h>
+
+#include "planner/search.h"
+#include "ref/core/size.h"
+
+ar_status ari_worth_of(ari_worth *w, const ari_planned *p, const ari_time_options *o, const ari_time *t)
+{
+    const double seconds = ari_time_step(t),
+                 peak = o->cluster.peak_flops > 0.0 ? o->cluster.peak_flops : o->cluster.flops;
+    const double tokens = (double)p->step.run.batch * (double)p->step.run.seq;
+    const bool half = p->flash && p->step.config->causal;
+    double model = 0.0, hardware = 0.0;
+    int ranks = 0;
+    *w = (ari_worth){.convention = half ? ARI_FLOPS_CAUSAL : ARI_FLOPS_PARAMETERS};
+    AR_TRY(ari_planned_world(&ranks, p));
+    AR_TRY(ari_flops_token(&model, p->step.config, p->step.run.seq, w->convention, ARI_RECOMPUTE_NONE));
+    AR_TRY(ari_flops_token(&hardware, p->step.config, p->step.run.seq, w->convention,
+                           p->recompute == ARI_RECOMPUTE_FULL || !p->flash ? p->recompute : ARI_RECOMPUTE_NONE));
+    if (!(seconds > 0.0))
+        return AR_OK;
+    w->tokens = tokens / seconds;
+    w->mfu = ari_flops_utilization(model * tokens, seconds, ranks, peak);
+    w->hfu = ari_flops_utilization(hardware * tokens, seconds, ranks, peak);
+    return AR_OK;
+}
+
+/* The largest kind but products; products where they are most of the step. */
+static ari_time_kind bound_kind(const ari_time *t)
+{
+    ari_time_kind most = ARI_TIME_AGAIN;
+    for (int k = ARI_TIME_AGAIN; k < ARI_TIME_KINDS; k++)
+        most = t->of[k] > t->of[most] ? (ari_time_kind)k : most;
+    return t->of[most] < 0.1 * ari_time_step(t) ? ARI_TIME_PRODUCTS : most;
+}
+
+const char *ari_bound_of(const ari_time *t)
+{
+    const ari_time_kind k = bound_kind(t);
+    return k == ARI_TIME_PRODUCTS ? "computation" : ari_time_name(k);
+}
+
+static const char *link_of(const ari_time *t, ari_time_kind over)
+{
+    for (int i = 0; i < t->moved.n; i++) {
+        if (t->moved.row[i].over == over && t->moved.row[i].between)
+            return "between nodes";
+    }
+    return "inside a node";
+}
+
+/* What would make this kind smaller. */
+static void remedy(char *text, size_t size, const ari_planned *p, const ari_time *t, ari_time_kind k)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    switch (k) {
+    case ARI_TIME_PRODUCTS:
+        snprintf(text, size, "faster products or more GPUs would move it, a faster network would not");
+        break;
+    case ARI_TIME_AGAIN:
+        snprintf(text, size,
+                 "more memory, a smaller micro-batch or a longer pipeline would do without computing again");
+        break;
+    case ARI_TIME_TP:
+        snprintf(text, size, "a smaller tp, or faster links %s, would move it", link_of(t, k));
+        break;
+    case ARI_TIME_CP:
+        snprintf(text, size, "a smaller cp, or faster links %s, would move it", link_of(t, k));
+        break;
+    case ARI_TIME_DP:
+        snprintf(text, size, "a larger batch%s, or faster links %s, would move it",
+                 layout->zero >= 3 ? ", a lower stage of ZeRO" : "", link_of(t, k));
+        break;
+    case ARI_TIME_PP:
+        snprintf(text, size, "%sfaster links %s would move it",
+                 ari_at_least_one(p->chunks) > 1 ? "fewer chunks or " : "", link_of(t, k));
+        break;
+    default:
+        snprintf(text, size, "more micro-batches (a larger batch), more chunks or fewer stages would move it");
+        break;
+    }
+}
+
+void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t, const ari_found *self,
+                const ari_found *faster, double memory_bytes)
+{
+    const ari_time_kind k = bound_kind(t);
+    const double step = ari_time_step(t), share = step > 0.0 ? 100.0 * t->of[k] / step : 0.0;
+    char what[160];
+    remedy(what, sizeof what, p, t, k);
+    if (!self->fits) {
+        snprintf(text, size,
+                 "it does not fit: a rank needs %.1f GB, %.1f GB more than it has; a larger tp or pp, a higher "
+                 "stage of ZeRO, recomputation or more GPUs would make it fit",
+                 self->bytes * 1e-9, (self->bytes - memory_bytes) * 1e-9);
+        return;
+    }
+    int used = snprintf(text, size, "the step is bound by %s, %.0f %% of it: %s",
+                        k == ARI_TIME_PRODUCTS ? "computation" : ari_time_name(k), share, what);
+    if (faster && used > 0 && (size_t)used < size)
+        snprintf(text + used, size - (size_t)used,
+                 "; with %.1f GB more a rank, a step of tp=%d cp=%d pp=%d dp=%d would "
+                 "take %.0f %% of that",
+                 (faster->bytes - memory_bytes) * 1e-9, faster->choice.tp, faster->choice.cp, faster->choice.pp,
+                 faster->choice.dp, 100.0 * faster->seconds / step);
+}

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layouts of a number of ranks: which are legal, which fit, and which take least time. */
+#ifndef ARI_PLANNER_SEARCH_H
+#define ARI_PLANNER_SEARCH_H
+
+#include "planner/time.h"
+
+enum { ARI_MOST_RANKS = 1 << 24, ARI_REASON = 240 };
+
+/** dp * cp * pp * tp. Errors: AR_ERR_ARG (negative extents, more than ARI_MOST_RANKS). */
+AR_NODISCARD ar_status ari_planned_world(int *ranks, const ari_planned *p);
+/** Whether a model can be split so: heads, MLP and plan over tp; positions over tp and cp; layers over stages and
+ *  chunks; samples over dp and micro-batches. What this version does not run must divide evenly. Errors: AR_ERR_ARG,
+ *  AR_ERR_INDIVISIBLE, AR_ERR_UNSUPPORTED (the plan), each naming the dimension, its size and what would divide it. */
+AR_NODISCARD ar_status ari_planned_check(const ari_planned *p);
+
+/* A layout, compactly. */
+typedef struct ari_choice {
+    int tp, cp, pp, dp;
+    int zero, micro_batches, chunks;
+    bool sp;
+    ari_recompute recompute;
+} ari_choice;
+/** base with this layout. */
+ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c);
+
+/* What is asked for; 0 of an extent, -1 of the rest: all of them. */
+typedef struct ari_search {
+    ari_planned base; /* model, batch, sequence, flash, and all that is no part of the layout */
+    int ranks;
+    ari_choice fixed;
+    int sp, zero, recompute; /* in place of those of `fixed` */
+    ari_time_options time;
+    bool every; /* all layouts, also those that cannot be; else the best of each mesh tp x cp x pp x dp */
+    void (*progress)(void *user, double fraction, const char *what); /* NULL: none */
+    void *user;
+} ari_search;
+
+typedef struct ari_found {
+    ari_choice choice;
+    ar_status legal;         /* AR_OK, or why not */
+    char reason[ARI_REASON]; /* then in words */
+    double seconds;          /* of a step */
+    double bytes;            /* a rank's memory in the production account */
+    bool fits;
+} ari_found;
+
+typedef struct ari_ranking {
+    ari_found *at; /* [n]: those that fit by seconds, then the others by bytes, then those that cannot be */
+    size_t n, room;
+    size_t meshes, layouts, legal; /* looked at: meshes; layouts, of which so many are legal */
+    size_t fitting;                /* in the list */
+    ari_found fastest;             /* of all legal ones, whether it fits or not */
+    bool has_fastest;
+    double memory_bytes; /* of a rank; 0: no limit */
+} ari_ranking;
+/** Errors: AR_ERR_ARG (ranks), AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). ari_ranking_fini in every
+ *  case. */
+AR_NODISCARD ar_status ari_search_run(ari_ranking *r, const ari_search *s);
+void ari_ranking_fini(ari_ranking *r);
+
+/* What a step of so many seconds is worth. */
+typedef struct ari_worth {
+    double tokens; /* a second, all ranks together */
+    double mfu, hfu;
+    ari_flops_convention convention;
+} ari_worth;
+/** Errors: AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_worth_of(ari_worth *w, const ari_planned *p, const ari_time_options *o, const ari_time *t);
+
+/** One sentence or two: what bounds the step, and what would move it. t: of the layout; faster: the fastest legal layout
+ *  if that does not fit, else NULL. Truncates to size. */
+void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t, const ari_found *self,
+                const ari_found *faster, double memory_bytes);
+/** What takes most of a step besides products: "computation", "tp", "bubble", ... */
+const char *ari_bound_of(const ari_time *t);
+
+#endif
