@@ -7,6 +7,7 @@
 #include "anyrank/process.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+#include "ref/io/config_parts.h"
 #include "ref/io/file.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
@@ -23,7 +24,7 @@ struct ar_checkpoint_writer {
     char *written; /* path of the last checkpoint; NULL before the first */
 };
 
-static ar_status read_config(ar_checkpoint_writer *w, const char *path)
+static ar_status read_config(ar_checkpoint_writer *w, const char *path, const ar_config *shrunk)
 {
     struct stat info;
     char *file = NULL;
@@ -33,6 +34,8 @@ static ar_status read_config(ar_checkpoint_writer *w, const char *path)
     const ar_status st = ari_file_read(&w->config, &w->config_bytes, file, ARI_JSON_MAX_BYTES);
     free(file);
     AR_TRY(st);
+    if (shrunk)
+        AR_TRY(ari_config_resize(&w->config, &w->config_bytes, shrunk));
     return ari_sha256_of(w->config_hash, w->config, w->config_bytes);
 }
 
@@ -44,7 +47,7 @@ ar_status ar_checkpoint_writer_create(ar_checkpoint_writer **gives, const ar_che
     w->keep = o->keep;
     w->folder.fd = -1;
     if (o->config != NULL)
-        AR_TRY_TO(failed, st, read_config(w, o->config));
+        AR_TRY_TO(failed, st, read_config(w, o->config, o->shrunk));
     AR_TRY_TO(failed, st, ari_full_set_create(&w->set, o->process));
     if (!o->process || ar_process_rank(o->process) == 0)
         AR_TRY_TO(failed, st, ari_checkpoint_folder_open(&w->folder, o->folder, o->fresh));

@@ -56,9 +56,9 @@ ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_trai
     ar_run run = o->run;
     if (!run.model)
         run.model = ar_checkpoint_path(o->resume);
-    if (run.shrink > 1 && (o->resume || o->save))
-        return ar_error_set(AR_ERR_ARG, "a shrunk model has no config.json, which a checkpoint holds: train it without "
-                                        "checkpoints");
+    if (run.shrink > 1 && o->resume)
+        return ar_error_set(AR_ERR_ARG, "a checkpoint's model has the size that it was trained in: resume it without "
+                                        "shrinking");
     AR_TRY(ari_run_config(c, folder, cap, &run));
     const char *name = o->run.model ? NULL : ar_checkpoint_state_of(o->resume)->model;
     if (name)
@@ -193,8 +193,12 @@ static ar_status begin(ari_training *j, ari_weights **weights, ar_data **data)
                                        .weights_user = o->resume ? (void *)o->resume : (void *)*weights,
                                        .body = ari_train_rank,
                                        .body_user = j};
-    const ar_checkpoint_options save = {
-        .folder = o->save, .config = r->folder, .keep = o->keep, .fresh = o->resume == NULL, .process = o->run.process};
+    const ar_checkpoint_options save = {.folder = o->save,
+                                        .config = r->folder,
+                                        .shrunk = r->config.shrunk[0] ? &r->config : NULL,
+                                        .keep = o->keep,
+                                        .fresh = o->resume == NULL,
+                                        .process = o->run.process};
     if (o->save)
         AR_TRY(ar_checkpoint_writer_create(&j->writer, &save));
     return find_saved(j);

@@ -19,6 +19,10 @@ typedef struct ari_model_reader {
 /** Static storage; *n: how many. */
 const ari_model_reader *ari_model_readers(size_t *n);
 
+/** The text of the config.json that a config was shrunk from, with the shrunk sizes in it. *text is replaced; free().
+ *  Errors: those of ar_config_parse, AR_ERR_MEMORY; on error *text is as it was. */
+AR_NODISCARD ar_status ari_config_resize(unsigned char **text, size_t *bytes, const ar_config *c);
+
 /* --- one key (config.c) ------------------------------------------------------------------------------------------- */
 /** A dimension, 1 .. ARI_CONFIG_MAX_DIM. */
 AR_NODISCARD ar_status ari_config_dim(const ari_json_at *at, const char *key, size_t *out);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
-#include "anyrank/config.h"
 #include "ref/core/text.h"
+#include "ref/io/config_parts.h"
 
 /* The tokens of a text are bytes, and two blocks have a boundary. */
 enum { LEAST_VOCABULARY = 256, LEAST_LAYERS = 2, LEAST_HEAD = 2 };
@@ -88,5 +90,86 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
         c->layers = larger(rounded(from.layers, n), LEAST_LAYERS);
     shrink_windows(c, &from);
     describe(c, &from, n);
+    return AR_OK;
+}
+
+/* --- its config.json ---------------------------------------------------------------------------------------------- */
+
+/* Keys of the sizes that shrink; another name of one is there only where the file has it. */
+static const struct size_key {
+    ar_arch arch;
+    bool another;
+    char name[24];
+    size_t at;
+} size_keys[] = {{AR_ARCH_LLAMA, false, "hidden_size", offsetof(ar_config, hidden)},
+                 {AR_ARCH_LLAMA, false, "intermediate_size", offsetof(ar_config, ffn)},
+                 {AR_ARCH_LLAMA, false, "num_hidden_layers", offsetof(ar_config, layers)},
+                 {AR_ARCH_LLAMA, false, "vocab_size", offsetof(ar_config, vocab)},
+                 {AR_ARCH_LLAMA, false, "head_dim", offsetof(ar_config, head_dim)},
+                 {AR_ARCH_STACK, false, "hidden_size", offsetof(ar_config, hidden)},
+                 {AR_ARCH_STACK, false, "intermediate_size", offsetof(ar_config, ffn)},
+                 {AR_ARCH_STACK, false, "num_hidden_layers", offsetof(ar_config, layers)},
+                 {AR_ARCH_STACK, false, "vocab_size", offsetof(ar_config, vocab)},
+                 {AR_ARCH_STACK, true, "head_dim", offsetof(ar_config, head_dim)},
+                 {AR_ARCH_GPT2, false, "n_embd", offsetof(ar_config, hidden)},
+                 {AR_ARCH_GPT2, false, "n_inner", offsetof(ar_config, ffn)},
+                 {AR_ARCH_GPT2, false, "n_layer", offsetof(ar_config, layers)},
+                 {AR_ARCH_GPT2, false, "vocab_size", offsetof(ar_config, vocab)},
+                 {AR_ARCH_GPT2, true, "hidden_size", offsetof(ar_config, hidden)},
+                 {AR_ARCH_GPT2, true, "num_hidden_layers", offsetof(ar_config, layers)}};
+
+static json_t *layer_types(const ar_config *c)
+{
+    json_t *types = json_array();
+    for (size_t i = 0; i < c->layers; i++)
+        json_array_append_new(types, json_string(ar_config_window(c, i) > 0 ? "sliding_attention" : "full_attention"));
+    return types;
+}
+
+static void set_sizes(json_t *object, const ar_config *c)
+{
+    for (size_t i = 0; i < sizeof size_keys / sizeof *size_keys; i++) {
+        const struct size_key *k = &size_keys[i];
+        size_t n = 0;
+        memcpy(&n, (const char *)c + k->at, sizeof n);
+        if (k->arch == c->arch && (!k->another || json_is_integer(json_object_get(object, k->name))))
+            json_object_set_new(object, k->name, json_integer((json_int_t)n));
+    }
+    if (c->window > 0 || json_is_array(json_object_get(object, "layer_types")))
+        json_object_set_new(object, "layer_types", layer_types(c));
+}
+
+static bool same_sizes(const ar_config *a, const ar_config *b)
+{
+    if (a->hidden != b->hidden || a->ffn != b->ffn || a->layers != b->layers || a->vocab != b->vocab ||
+        a->heads != b->heads || a->kv_heads != b->kv_heads || a->head_dim != b->head_dim)
+        return false;
+    for (size_t i = 0; i < a->layers; i++) {
+        if (ar_config_window(a, i) != ar_config_window(b, i))
+            return false;
+    }
+    return true;
+}
+
+ar_status ari_config_resize(unsigned char **text, size_t *bytes, const ar_config *c)
+{
+    json_t *object = NULL;
+    ar_config read;
+    AR_TRY(ari_json_parse(&object, (const char *)*text, *bytes, c->name));
+    set_sizes(object, c);
+    char *resized = json_dumps(object, JSON_INDENT(2));
+    json_decref(object);
+    if (!resized)
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its config.json", c->name);
+    ar_status st = ar_config_parse(&read, resized, strlen(resized), c->name);
+    if (st == AR_OK && !same_sizes(&read, c))
+        st = ar_error_set(AR_ERR_INTERNAL, "%s: its config.json describes another model", c->name);
+    if (st != AR_OK) {
+        free(resized);
+        return st;
+    }
+    free(*text);
+    *text = (unsigned char *)resized;
+    *bytes = strlen(resized);
     return AR_OK;
 }

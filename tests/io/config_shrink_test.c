@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "anyrank/config.h"
 #include "anyrank/model.h"
+#include "ref/io/config_parts.h"
 #include "ref/io/file.h"
 
 TestSuite(config_shrink, .timeout = 300);
@@ -81,6 +84,44 @@ Test(config_shrink, every_width_keeps_its_divisors)
         for (int tp = 1; tp <= 12; tp++)
             cr_expect_eq(ar_config_check_tp(&c, tp, &plain), ar_config_check_tp(&large, tp, &plain),
                          "tp=%d of %zu and %zu", tp, c.ffn, large.ffn);
+    }
+}
+
+/* The file of the small model, read again, is the small model. */
+static void expect_same_file(const char *path, size_t n)
+{
+    char file[640];
+    unsigned char *text = NULL;
+    size_t bytes = 0;
+    ar_config c, again;
+    snprintf(file, sizeof file, "%s/config.json", path);
+    cr_assert_eq(ar_config_load(&c, path), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_file_read(&text, &bytes, file, 1 << 20), AR_OK);
+    cr_assert_eq(ar_config_shrink(&c, n), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_config_resize(&text, &bytes, &c), AR_OK, "%s: %s", path, ar_error_message());
+    cr_assert_eq(ar_config_parse(&again, (const char *)text, bytes, "again"), AR_OK, "%s", ar_error_message());
+    expect_same_form(&again, &c);
+    cr_expect(again.hidden == c.hidden && again.ffn == c.ffn && again.layers == c.layers && again.vocab == c.vocab &&
+                  again.head_dim == c.head_dim,
+              "%s", path);
+    for (size_t i = 0; i < c.layers; i++)
+        cr_expect_eq(ar_config_window(&again, i), ar_config_window(&c, i), "%s: layer %zu", path, i);
+    free(text);
+}
+
+Test(config_shrink, a_config_file_takes_the_smaller_sizes)
+{
+    static const char *const golden[] = {"gpt2-tiny",         "llama-gqa-tiny",      "llama-mqa-tied-tiny",
+                                         "llama3-rope-tiny",  "qwen2-tiny",          "qwen2-layers-tiny",
+                                         "qwen2-window-tiny", "mistral-window-tiny", "llama-bias-headdim-tiny"};
+    char path[512];
+    for (const char *const *name = ari_model_names; *name; name++) {
+        cr_assert_eq(ar_model_path(path, sizeof path, *name), AR_OK);
+        expect_same_file(path, 8);
+    }
+    for (size_t i = 0; i < sizeof golden / sizeof *golden; i++) {
+        snprintf(path, sizeof path, TEST_GOLDEN_DIR "/%s", golden[i]);
+        expect_same_file(path, 2);
     }
 }
 

@@ -2,8 +2,10 @@
 /* What must hold of the production account whatever the model and the layout; where it shares a quantity with anyrank's
  * own account, both have the same. */
 #include <math.h>
+#include <string.h>
 
 #include "support/layout_draw.h"
+#include "support/plan_draw.h"
 #include "tests/planner/shapes.h"
 
 TestSuite(accounts, .timeout = 120);
@@ -91,12 +93,28 @@ static void expect_stages_within(ari_planned p, const char *text)
         cr_expect_lt(stage.of[ARI_MEMORY_WEIGHTS], all.of[ARI_MEMORY_WEIGHTS], "%s", text);
 }
 
+/* Half of the layouts have a plan with parts split in any way, where it is legal. */
+static void draw_plan(layout_draw *d)
+{
+    char text[PLAN_DRAW_TEXT];
+    uint64_t seed = d->seed;
+    ar_plan plan, unused = d->plan;
+    plan_draw(text, &seed, &d->config, false);
+    cr_assert_eq(ar_plan_parse(&plan, text, strlen(text), "drawn"), AR_OK, "%s: %s", ar_error_message(), text);
+    if (d->seed % 4 < 2 && ar_parallel_check(&d->parallel, &d->config, &plan, d->batch, d->seq) == AR_OK)
+        d->plan = plan;
+    else
+        unused = plan;
+    ar_plan_fini(&unused);
+}
+
 Test(accounts, random_layouts_keep_what_they_must)
 {
     for (uint64_t seed = 1; seed <= DRAWS; seed++) {
         layout_draw d;
         char text[LAYOUT_DRAW_TEXT];
         layout_draw_make(&d, seed);
+        draw_plan(&d);
         layout_draw_text(text, sizeof text, &d);
         const ari_planned p = planned_of(&d);
         expect_weights_of_both(&p, text);
