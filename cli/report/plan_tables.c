@@ -12,7 +12,8 @@ enum { MOST_TP = 1 << 16 };
 /* Whether tp is one that the model can have; what is no verdict on it is an error. */
 static ar_status can_have(bool *can, const ari_asked *a, int tp)
 {
-    const ar_status st = ar_config_check_tp(&a->config, tp, &a->base.step.run.plan);
+    const ar_plan *plan = &a->base.step.run.plan;
+    const ar_status st = ar_config_check_tp(&a->config, tp, plan, ar_plan_by_tokens(plan, tp, false));
     *can = st == AR_OK;
     return st == AR_ERR_MEMORY || st == AR_ERR_INTERNAL ? st : AR_OK;
 }
