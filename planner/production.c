@@ -39,8 +39,9 @@ typedef struct account {
     ari_step_case step; /* one micro-batch of one rank along the sequence */
     ar_config config;
     double tp, cp, pp, chunks, micro, shards; /* shards: ranks that ZeRO divides over */
-    bool head, regathers;
+    bool head;
     bool blocks_begun;
+    bool gathered; /* the operation before has made the next one's input, which is not kept but made again */
     section before, after;
     section *block; /* [blocks], or one for all where a plan makes no difference between them */
     size_t blocks;
@@ -65,20 +66,15 @@ static double elements(const ari_op_value *v)
 
 /* --- the forward pass --------------------------------------------------------------------------------------------- */
 
-/* The input of a column-parallel layer: gathered from all ranks, of which each keeps its own tokens, or all. */
-static bool is_gathered(const account *a, const ari_op_value *v)
-{
-    return a->regathers && v->at[ARI_AXIS_TP].kind == AR_REPLICATE;
-}
-
+/* What is gathered for a product is kept as it was before. */
 static double inputs_kept(const account *a, const ari_operation *op)
 {
     double n = 0.0;
     for (int i = 0; i < op->inputs; i++)
-        n += elements(&op->input[i]) / (is_gathered(a, &op->input[i]) ? a->tp : 1.0);
-    if (op->kind == ARI_OPERATION_LOSS && !a->head)
+        n += elements(&op->input[i]);
+    if ((op->kind == ARI_OPERATION_LOSS && !a->head) || (op->kind == ARI_OPERATION_PRODUCT && a->gathered))
         return 0.0;
-    return of_inputs[op->kind] * n;
+    return (op->stays ? VALUE : of_inputs[op->kind]) * n;
 }
 
 /* Of this rank's queries and heads. Keys are those of all ranks along the sequence. `v`: a value of so many heads as
@@ -122,6 +118,7 @@ static ar_status forward(void *user, const ari_operation *op)
     const bool full = block && a->p->recompute == ARI_RECOMPUTE_FULL;
     const bool selective = a->p->recompute == ARI_RECOMPUTE_SELECTIVE && !a->p->flash;
     const double kept = (full && op->role != ARI_NORM1 ? 0.0 : inputs) + (full || selective ? 0.0 : rows);
+    a->gathered = op->stays;
     s->kept.of[kind_of(op)] += kept;
     s->again += inputs + rows - kept;
     if (a->step.forward_only) {
@@ -147,7 +144,7 @@ static double values(const account *a, const ari_operation *op)
         return 0.0;
     for (int i = 0; i < op->inputs; i++) {
         const bool forward_value = gradient && op->inputs == 2 && i == 0;
-        n += forward_value && !is_gathered(a, &op->input[i]) ? 0.0 : elements(&op->input[i]);
+        n += forward_value && !a->gathered ? 0.0 : elements(&op->input[i]);
     }
     for (int i = 0; i < op->outputs && !gradient; i++) {
         const bool divided = op->made.kind == AR_PARTIAL_SUM && op->output[i].at[ARI_AXIS_TP].kind == AR_SHARD;
@@ -162,6 +159,8 @@ static ar_status backward(void *user, const ari_operation *op)
 {
     account *a = user;
     section *s = section_of(a, op);
+    if (op->kind != ARI_OPERATION_WEIGHT_GRADIENT)
+        a->gathered = op->again;
     s->widest = fmax(s->widest, values(a, op));
     /* The table that a tied head shares is there once, unless stages hold a copy each. */
     const bool shared = s == &a->after && op->role == ARI_TOKENS && a->pp == 1.0;
@@ -265,8 +264,7 @@ static ar_status begin(account *a, const ari_planned *p)
                    .chunks = ari_at_least_one(p->chunks),
                    .micro = ari_at_least_one(layout->micro_batches),
                    .shards = (double)cp * ari_at_least_one(layout->dp),
-                   .head = ari_part_path(ari_family_of(p->step.config->arch), ARI_HEAD) != NULL,
-                   .regathers = layout->sp && !layout->keep_gathered && layout->tp > 1};
+                   .head = ari_part_path(ari_family_of(p->step.config->arch), ARI_HEAD) != NULL};
     if (a->pp * a->chunks > (double)a->config.layers)
         return ar_error_set(
             AR_ERR_INDIVISIBLE,

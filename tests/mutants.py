@@ -322,8 +322,8 @@ MUTANTS = [
      "const bool by_bits = rule == AR_VERIFY_BITS;",
      "verify/verify_rules_test cli/verify_test"),
     # --- planner
-    ("a gathered input counts as kept whole", "planner/production.c",
-     "return a->regathers && v->at", "return a->tp < 0.0 && v->at", "planner/production_test"),
+    ("of a gathered input nothing is kept", "planner/production.c",
+     "return (op->stays ? VALUE : of_inputs[op->kind]) * n;", "return of_inputs[op->kind] * n;", "planner/production_test"),
     ("a stage of a pipeline holds as many micro-batches as the first", "planner/production.c",
      "return fmin(a->pp - i, a->micro);", "return fmin(a->pp, a->micro);", "planner/production_test planner/rows_test"),
     ("ZeRO divides over dp alone", "planner/production.c",
