@@ -96,6 +96,9 @@ static json_t *json_run(const ari_checked *c, const ar_check_run *u)
     json_object_set_new(o, "loss", json_loss(r, u->loss));
     json_object_set_new(o, "weights_hash", json_string(u->weights_hash));
     json_object_set_new(o, "gradients_hash", json_string(u->gradients_hash));
+    json_object_set_new(o, "outputs_hash", ari_json_text_or_null(u->outputs_hash));
+    json_object_set_new(o, "shapes", json_integer((json_int_t)u->shapes));
+    json_object_set_new(o, "shape_difference", ari_json_text_or_null(u->shape_difference));
     if (u->has_predicted)
         json_object_set_new(o, "predicted", ari_predicted_json(&u->predicted));
     if (u->schedules > 0)
@@ -150,9 +153,10 @@ static json_t *json_model(const ari_checked *c)
         json_decref(runs);
         return NULL;
     }
-    json_t *baseline = json_pack("{s:s, s:s, s:o, s:o, s:f}", "weights_hash", r->weights_hash, "gradients_hash",
-                                 r->gradients_hash, "loss", json_loss(r, r->loss), "max_error_vs_f64",
-                                 ari_json_number(r->max_error_vs_f64), "seconds", r->baseline_seconds);
+    json_t *baseline = json_pack("{s:s, s:s, s:o, s:o, s:o, s:f}", "weights_hash", r->weights_hash, "gradients_hash",
+                                 r->gradients_hash, "outputs_hash", ari_json_text_or_null(r->outputs_hash), "loss",
+                                 json_loss(r, r->loss), "max_error_vs_f64", ari_json_number(r->max_error_vs_f64),
+                                 "seconds", r->baseline_seconds);
     json_t *ddp = json_pack("{s:I, s:s, s:s}", "bucket_bytes", (json_int_t)c->run.ddp.bucket_bytes, "mode",
                             ari_bucket_mode_names[c->run.ddp.mode], "order", ari_bucket_order_names[c->run.ddp.order]);
     json_t *model =

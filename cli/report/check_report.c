@@ -129,23 +129,41 @@ static ar_status print_rows(FILE *to, const ar_check_report *r)
     return ari_table_end(&t, to, 2);
 }
 
-/* Whether all runs end with the baseline's weights. */
-static void print_weights(FILE *to, const ar_check_report *r)
+static void print_hash(FILE *to, const char *of, const char *hash, size_t ended, size_t other, const ar_check_report *r)
 {
-    size_t ended = 0, other = 0;
+    if (other == 0)
+        fprintf(to, "  %s: one hash, %.12s, on one rank and in %s\n", of, hash,
+                r->runs == 1 ? "this layout" : "every layout");
+    else
+        fprintf(to, "  %s: hash %.12s on one rank, another in %zu of %zu run%s\n", of, hash, other, ended,
+                ended == 1 ? "" : "s");
+}
+
+/* Whether all runs end with the baseline's outputs and weights. */
+static void print_hashes(FILE *to, const ar_check_report *r)
+{
+    size_t ended = 0, outputs = 0, weights = 0;
     for (size_t i = 0; i < r->runs; i++) {
         ended += r->run[i].error == NULL;
-        other += r->run[i].error == NULL && strcmp(r->run[i].weights_hash, r->weights_hash) != 0;
+        outputs += r->run[i].error == NULL && strcmp(r->run[i].outputs_hash, r->outputs_hash) != 0;
+        weights += r->run[i].error == NULL && strcmp(r->run[i].weights_hash, r->weights_hash) != 0;
     }
     if (r->numerics == AR_NUMERICS_NATIVE || ended == 0)
         return;
-    const char *when = r->steps == 0 ? "initial weights" : "weights after the last step";
-    if (other == 0)
-        fprintf(to, "  %s: one hash, %.12s, on one rank and in %s\n", when, r->weights_hash,
-                r->runs == 1 ? "this layout" : "every layout");
-    else
-        fprintf(to, "  %s: hash %.12s on one rank, another in %zu of %zu run%s\n", when, r->weights_hash, other, ended,
-                ended == 1 ? "" : "s");
+    print_hash(to, r->steps > 1 ? "outputs of the last step" : "outputs", r->outputs_hash, ended, outputs, r);
+    print_hash(to, r->steps == 0 ? "initial weights" : "weights after the last step", r->weights_hash, ended, weights,
+               r);
+}
+
+/* With the memory of a rank: what it holds. */
+static void print_shapes(FILE *to, const ar_check_report *r)
+{
+    for (size_t i = 0; i < r->runs; i++) {
+        const ar_check_run *u = &r->run[i];
+        if (u->shapes > 0 && !u->shape_difference[0])
+            fprintf(to, "  %s: all %s parts of weights and outputs have the layout's shapes\n", LAYOUT_OF(u, r),
+                    ARI_COUNT(u->shapes));
+    }
 }
 
 /* Each number once where it is the predicted one. */
@@ -291,10 +309,12 @@ ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
     if (r->has_gradcheck)
         AR_TRY(print_gradcheck(to, &r->gradcheck));
     AR_TRY(print_rows(to, r));
-    print_weights(to, r);
+    print_hashes(to, r);
     print_schedules(to, r);
     if (memory)
         AR_TRY(print_memory(to, c));
+    if (memory)
+        print_shapes(to, r);
     if (c->watch->timed)
         AR_TRY(print_predicted(to, c));
     print_dump(to, r);
@@ -312,6 +332,8 @@ ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
                     LAYOUT_OF(u, r), ARI_COUNT(u->bytes_counted), ARI_COUNT(u->bytes_predicted));
         if (u->memory_difference[0])
             fprintf(to, "\n  %s: %s\n", LAYOUT_OF(u, r), u->memory_difference);
+        if (u->shape_difference[0])
+            fprintf(to, "\n  %s: %s\n", LAYOUT_OF(u, r), u->shape_difference);
     }
     fflush(to);
     return AR_OK;

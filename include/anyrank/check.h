@@ -79,6 +79,10 @@ typedef struct ar_check_run {
     uint64_t schedule_seed;     /* of the last one: the one to replay where the result is not AR_CHECK_SAME */
     float *loss;                /* [max(steps, 1)] */
     char weights_hash[65], gradients_hash[65]; /* after the last step; of the last step, before clipping */
+    char outputs_hash[65];      /* of the model's outputs in the last step; "" where they differ from the baseline's,
+                                   and in the native numerics */
+    size_t shapes;              /* weights and outputs of modules whose shape on a rank is in the list of operations */
+    char shape_difference[320]; /* "", or the first rank that holds another shape than the layout has, and of what */
     bool has_difference;
     ar_first_difference first;
     char dump[600];              /* the folder of its ranks' files; "": none (none was asked for, or the run failed) */
@@ -120,7 +124,7 @@ typedef struct ar_check_report {
     double baseline_seconds;
     double max_error_vs_f64; /* worst |exact - binary64| of a gradient over its largest |binary64|; NaN: not measured,
                                 or gradients are NaN; infinity: only one of the two is finite */
-    char weights_hash[65], gradients_hash[65]; /* the baseline's */
+    char weights_hash[65], gradients_hash[65], outputs_hash[65]; /* the baseline's */
     bool has_gradcheck;
     ar_gradcheck gradcheck;
     char dump[600]; /* the file of the reference; "" */

@@ -354,6 +354,7 @@ static ar_status expect_no_more(ar_check_run *run, const comparison *c)
 
 static ar_status sum_up(ar_check_run *run, const comparison *c, const ari_cluster_options *o)
 {
+    const size_t outputs = o->run.numerics == AR_NUMERICS_NATIVE ? c->ref->count : ari_reference_outputs(c->ref);
     for (size_t i = 0; i < c->ref->count; i++) {
         const ari_ref_tensor *t = &c->ref->tensor[i];
         const ari_verdict v = ari_verdict_of(c->rank, c->ranks, i);
@@ -366,8 +367,11 @@ static ar_status sum_up(ar_check_run *run, const comparison *c, const ari_cluste
             run->max_ratio = v.max_ratio;
             snprintf(run->ratio_tensor, sizeof run->ratio_tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
         }
-        if (v.complete && v.different == 0)
+        if (v.complete && v.different == 0) {
+            if (i == outputs) /* the baseline's bits, if the same ones are asked for */
+                AR_TRY(ari_reference_outputs_hash(run->outputs_hash, c->ref));
             continue;
+        }
         if (run->tensors_different++ == 0)
             AR_TRY(describe_first(run, c, i, &v, o));
     }
@@ -450,11 +454,12 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
         goto done; /* the report is process 0's */
     AR_TRY_TO(done, st, sum_up(run, &c, o));
     AR_TRY_TO(done, st, ari_check_memory(run, &options, c.memory));
+    AR_TRY_TO(done, st, ari_check_shapes(run, c.rank, o));
     AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.gathered));
     /* Nobody predicts the bytes of what is no model. */
     const bool other_bytes =
         !o->body && (run->bytes_counted != run->bytes_predicted || run->memory_difference[0] != '\0');
-    if (run->result == AR_CHECK_SAME && (run->tensors_different > 0 || other_bytes))
+    if (run->result == AR_CHECK_SAME && (run->tensors_different > 0 || other_bytes || run->shape_difference[0] != '\0'))
         run->result = AR_CHECK_DIFFERENT;
     else if (run->result == AR_CHECK_SAME && ref->vacuous.tensor[0])
         run->result = AR_CHECK_VACUOUS;
@@ -469,6 +474,7 @@ ar_status ari_check_describe(ar_check_report *r, const ari_reference *ref)
     r->tensors = ref->count;
     r->elements = ari_reference_elements(ref);
     r->vacuous = ref->vacuous;
+    AR_TRY(ari_reference_outputs_hash(r->outputs_hash, ref));
     return ari_reference_hashes(r->weights_hash, r->gradients_hash, ref, NULL);
 }
 

@@ -67,6 +67,9 @@ AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref
 AR_NODISCARD ar_status ari_memory_of_rank(ar_rank_memory *m, const ari_cluster_options *o, int rank);
 /** Fills the memory of `run`. counted: [world]. Errors: those of ari_memory_own. */
 AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_cluster_options *o, const ar_rank_memory *counted);
+/** Fills the shapes of `run`: what the ranks found, all of them, beside the list of operations; nothing of a module.
+ *  Errors: those of ari_operations, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_check_shapes(ar_check_run *run, const ari_comparator *ranks, const ari_cluster_options *o);
 /** Frees what it holds. */
 void ari_check_run_fini(ar_check_run *run);
 /** The same for an array of them, and the array; accepts NULL where there are none. */

@@ -156,6 +156,16 @@ bool ari_reference_is_gradient(const ari_reference *r, size_t tensor)
     return r->tensor[tensor].pass == 'g' && r->tensor[tensor].step == last_step(r);
 }
 
+size_t ari_reference_outputs(const ari_reference *r)
+{
+    for (size_t i = r->count; i-- > 0;) {
+        const ari_ref_tensor *t = &r->tensor[i];
+        if (t->pass == 'f' && t->ndim > 0 && t->step == last_step(r))
+            return i;
+    }
+    return r->count;
+}
+
 ar_st_tensor ari_reference_entry(const ari_ref_tensor *t, const char *name)
 {
     ar_st_tensor e = {.name = name, .dtype = AR_F32, .ndim = t->ndim, .data = t->values};
@@ -186,6 +196,16 @@ ar_status ari_reference_hashes(char weights[65], char gradients[65], const ari_r
 {
     AR_TRY(hash(weights, r, ari_reference_is_weight, values));
     return hash(gradients, r, ari_reference_is_gradient, values);
+}
+
+ar_status ari_reference_outputs_hash(char outputs[65], const ari_reference *r)
+{
+    const size_t i = ari_reference_outputs(r);
+    outputs[0] = '\0';
+    if (i == r->count)
+        return AR_OK;
+    const ar_st_tensor entry = ari_reference_entry(&r->tensor[i], r->tensor[i].name);
+    return ari_tensors_hash(outputs, &entry, 1);
 }
 
 static const struct {

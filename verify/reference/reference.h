@@ -46,12 +46,16 @@ bool ari_reference_is_weight(const ari_reference *r, size_t tensor);
 bool ari_reference_is_gradient(const ari_reference *r, size_t tensor);
 /** Elements of all tensors together. */
 size_t ari_reference_elements(const ari_reference *r);
+/** The outputs of the last step: the last tensor of its forward pass before the loss. r->count: there is none. */
+size_t ari_reference_outputs(const ari_reference *r);
 /** As something to write or to hash; borrows. */
 ar_st_tensor ari_reference_entry(const ari_ref_tensor *t, const char *name);
 /** SHA-256 over the final weights and over the last step's gradients, as io/hash.h defines it. `values`: NULL, or one
  *  array per tensor in place of the reference's own. */
 AR_NODISCARD ar_status ari_reference_hashes(char weights[65], char gradients[65], const ari_reference *r,
                                             float *const *values);
+/** The same over the outputs; "" where there are none. */
+AR_NODISCARD ar_status ari_reference_outputs_hash(char outputs[65], const ari_reference *r);
 /** "NAME:fwd", from the second step on "NAME:fwd@2": the tensor's name in a dump. False: it is too long. */
 enum { ARI_REFERENCE_NAME = 192 };
 bool ari_dump_name(char name[ARI_REFERENCE_NAME], const char *tensor, char pass, uint32_t step);

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A rank that holds another part of a weight or an output than the list of operations has is found, also where every
+ * value is right. */
+#include "tests/verify/support.h"
+
+#include "anyrank/baseline.h"
+#include "verify/check/check_run.h"
+
+TestSuite(shapes, .timeout = 300);
+
+enum { BATCH = 3, SEQ = 8, RANKS = 4 };
+static const int64_t ids[BATCH * SEQ] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4};
+
+/* What the ranks of a layout have found, and the layout. */
+typedef struct held {
+    ar_config config;
+    ar_batch batch;
+    ari_reference ref;
+    ari_cluster_options o;
+    ari_comparator rank[RANKS];
+} held;
+
+static void held_init(held *h, const char *json, ar_parallel p)
+{
+    void *user[RANKS];
+    ari_cluster_result result;
+    *h = (held){.config = config_of(json), .batch = {.batch = BATCH, .seq = SEQ, .input_ids = ids}};
+    const ar_baseline_options b = {.mode = AR_MODE_EXACT, .emit = ari_reference_emit, .emit_user = &h->ref};
+    cr_assert_eq(ar_baseline_run(&h->config, &b, &h->batch, &h->ref.loss), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_reference_finish(&h->ref), AR_OK);
+    for (int r = 0; r < RANKS; r++) {
+        cr_assert_eq(ari_comparator_init(&h->rank[r], &h->ref, NULL), AR_OK);
+        user[r] = &h->rank[r];
+    }
+    h->o = (ari_cluster_options){.config = &h->config,
+                                 .run = {.parallel = p, .threads = 1},
+                                 .batch = &h->batch,
+                                 .tap = ari_comparator_tap,
+                                 .tap_user = user};
+    cr_assert_eq(ari_cluster_run(&result, &h->o), AR_OK, "%s", ar_error_message());
+    free(result.loss);
+}
+
+static void held_fini(held *h)
+{
+    for (int r = 0; r < RANKS; r++)
+        ari_comparator_fini(&h->rank[r]);
+    ari_reference_fini(&h->ref);
+}
+
+static ar_check_run compared(const held *h)
+{
+    ar_check_run run = {.parallel = h->o.run.parallel};
+    cr_assert_eq(ari_check_shapes(&run, h->rank, &h->o), AR_OK, "%s", ar_error_message());
+    return run;
+}
+
+enum { IDLE = 2 }; /* a layout in which a rank has no sample */
+static const ar_parallel layouts[] = {{.tp = 4},
+                                      {.tp = 2, .dp = 2, .sp = true},
+                                      {.tp = 1, .dp = 4},
+                                      {.tp = 2, .dp = 2, .micro_batches = 2},
+                                      {.tp = 4, .sp = true, .micro_batches = 3}};
+
+/* Every weight, and as many outputs of modules as the models have: beside the blocks, and in each of two. */
+Test(shapes, of_all_weights_and_of_the_modules_outputs_are_the_layouts)
+{
+    static const struct {
+        const char *json;
+        size_t outside, block;
+    } models[] = {{LLAMA(31, 32, 36, 2, 8, 4, 4, false), 3, 12},
+                  {GPT2(31, 24, 36, 2, 8), 4, 8},
+                  {STACK(31, 24, 36, 2, 8, 4), 1, 11}};
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        for (size_t k = 0; k < sizeof layouts / sizeof *layouts; k++) {
+            held h;
+            size_t weights = 0;
+            held_init(&h, models[m].json, layouts[k]);
+            for (size_t i = 0; i < h.ref.count; i++)
+                weights += h.ref.tensor[i].pass == 'i';
+            const ar_check_run run = compared(&h);
+            const size_t outputs = (k == IDLE ? RANKS - 1 : RANKS) * (models[m].outside + 2 * models[m].block);
+            cr_expect_eq(run.shapes, RANKS * weights + outputs, "model %zu, layout %zu: %zu shapes, %zu weights", m, k,
+                         run.shapes, weights);
+            cr_expect_str_eq(run.shape_difference, "");
+            held_fini(&h);
+        }
+    }
+}
+
+Test(shapes, of_another_layout_are_a_difference)
+{
+    held h;
+    held_init(&h, LLAMA(31, 32, 36, 2, 8, 4, 4, false), (ar_parallel){.tp = 4, .dp = 1});
+    h.o.run.parallel.sp = true;
+    cr_expect_str_eq(compared(&h).shape_difference,
+                     "rank 0 holds [3, 8, 32] of model.embed_tokens:fwd, the layout has [3, 2, 32] there");
+    h.o.run.parallel = (ar_parallel){.tp = 2, .dp = 2};
+    cr_expect(strstr(compared(&h).shape_difference, "rank 0 holds ["));
+    held_fini(&h);
+}
+
+Test(shapes, of_one_rank_are_a_difference)
+{
+    held h;
+    held_init(&h, STACK(31, 24, 36, 2, 8, 4), (ar_parallel){.tp = 4});
+    const size_t i = ari_reference_find(&h.ref, "layers.1.attn.wq.weight", 'i');
+    cr_assert(i < h.ref.count);
+    h.rank[2].finding[i].shape[0]++;
+    cr_expect_str_eq(compared(&h).shape_difference,
+                     "rank 2 holds [7, 24] of layers.1.attn.wq.weight:init, the layout has [6, 24] there");
+    h.rank[2].finding[i].seen = false;
+    cr_expect_str_eq(compared(&h).shape_difference,
+                     "rank 2 holds [] of layers.1.attn.wq.weight:init, the layout has [6, 24] there");
+    held_fini(&h);
+}
+
+/* In a whole check it is the result, and so is the hash of the outputs: of the last step's, absent where they differ. */
+Test(shapes, outputs_have_a_hash)
+{
+    const struct {
+        ar_fault fault;
+        bool same;
+    } runs[] = {{AR_FAULT_NONE, true}, {AR_FAULT_column_dx_not_reduced, false}};
+    char first[65] = "";
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        char folder[64];
+        ar_check_report *r = NULL;
+        const ar_parallel p = {.tp = 2};
+        ar_check_options o = {.parallel = &p, .layouts = 1, .skip_f64 = true};
+        make_folder(folder);
+        write_file(folder, "config.json", LLAMA(31, 32, 36, 2, 8, 4, 4, false));
+        o.run = (ar_run){.model = folder, .batch = 2, .seq = 4, .steps = 2, .fault = runs[i].fault, .threads = 1};
+        o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+        cr_assert_eq(ar_check(&r, &o), AR_OK, "%s", ar_error_message());
+        cr_expect_eq(strlen(r->outputs_hash), 64);
+        cr_expect_str_eq(r->run[0].outputs_hash, runs[i].same ? r->outputs_hash : "");
+        if (i == 0)
+            memcpy(first, r->outputs_hash, sizeof first);
+        cr_expect_str_eq(r->outputs_hash, first);
+        ar_check_report_destroy(r);
+        remove_folder(folder);
+    }
+}

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The shapes of what the ranks of a run held beside those that the list of operations has of the layout. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/models/family.h"
+#include "sim/plan/ops.h"
+#include "verify/check/check_run.h"
+
+/* What a rank is to hold of a tensor. */
+typedef struct expected {
+    bool is; /* the list has the tensor */
+    int ndim;
+    size_t shape[AR_MAX_DIMS]; /* in the micro-batch `micro` */
+    size_t micro;
+    size_t rows; /* along dimension 0 in earlier micro-batches */
+} expected;
+
+typedef struct expecting {
+    const ari_reference *ref;
+    const ar_config *config;
+    expected *of;       /* [ref->count] */
+    ari_operation last; /* the one before */
+} expecting;
+
+/* Of the tensor of this name; NULL: there is none. */
+static expected *expected_of(const expecting *e, const ari_operation *op, ari_role role, const char *end, char pass)
+{
+    char layer[24], path[160], name[192];
+    snprintf(layer, sizeof layer, "%zu", op->layer);
+    ari_role_path(path, sizeof path, e->config->arch, layer, role);
+    snprintf(name, sizeof name, "%s%s", path, end);
+    const size_t i = ari_reference_find(e->ref, name, pass);
+    return i < e->ref->count ? &e->of[i] : NULL;
+}
+
+static void expect(const expecting *e, const ari_operation *op, ari_role role, const char *end, char pass,
+                   const ari_op_value *v)
+{
+    expected *x = expected_of(e, op, role, end, pass);
+    if (!x || e->ref->tensor[x - e->of].ndim != v->ndim)
+        return;
+    x->rows += x->is && pass == 'f' && x->micro != op->micro ? x->shape[0] : 0;
+    x->is = true;
+    x->micro = op->micro;
+    x->ndim = v->ndim;
+    memcpy(x->shape, v->local, sizeof x->shape);
+}
+
+/* A matrix of the list is [out, in]; some families store the transpose. */
+static void expect_weight(const expecting *e, const ari_operation *op, const ari_op_value *weight)
+{
+    ari_op_value v = *weight;
+    if (v.ndim == 2 && ari_family_of(e->config->arch)->transposed && ari_part_kind_of(v.role)->form == ARI_LINEAR) {
+        v.local[0] = weight->local[1];
+        v.local[1] = weight->local[0];
+    }
+    expect(e, op, v.role, v.bias ? ".bias" : ".weight", 'i', &v);
+}
+
+static ar_status visit_weights(void *user, const ari_operation *op)
+{
+    for (int i = 0; i < op->weights; i++)
+        expect_weight(user, op, &op->weight[i]);
+    return AR_OK;
+}
+
+/* What an output is called: a head by itself, also where its weight is the embedding's. */
+static ari_role output_role(const ari_operation *op, int i)
+{
+    if (op->kind == ARI_OPERATION_POSITIONS) /* with the tokens' rows: what the first block gets */
+        return ARI_EMBEDDED;
+    return op->outputs == 1 ? op->role : op->output[i].role;
+}
+
+/* Of several operations that make one tensor (a product, its bias) the last one's output is it. What a module
+ * redistributes behind a product is reported before or after that: it is not compared, unless it has a name itself. */
+static ar_status visit_outputs(void *user, const ari_operation *op)
+{
+    expecting *e = user;
+    const bool product = e->last.kind == ARI_OPERATION_PRODUCT || e->last.kind == ARI_OPERATION_BIAS;
+    if (op->pass != ARI_PASS_FORWARD)
+        return AR_OK;
+    for (int i = 0; i < e->last.outputs && product && op->kind == ARI_OPERATION_REDISTRIBUTE; i++) {
+        expected *x = expected_of(e, &e->last, output_role(&e->last, i), "", 'f');
+        if (x)
+            x->is = false;
+    }
+    for (int i = 0; i < op->outputs; i++)
+        expect(e, op, output_role(op, i), "", 'f', &op->output[i]);
+    e->last = *op;
+    return AR_OK;
+}
+
+static void shape_text(char out[96], int ndim, const size_t *shape)
+{
+    size_t at = 0;
+    out[0] = '\0';
+    for (int d = 0; d < ndim && at < 90; d++)
+        at += (size_t)snprintf(out + at, 96 - at, "%s%zu", d ? ", " : "", shape[d]);
+}
+
+static void compare(ar_check_run *run, const ari_reference *ref, size_t tensor, int rank, const ari_finding *f,
+                    const expected *x)
+{
+    const ari_ref_tensor *t = &ref->tensor[tensor];
+    size_t shape[AR_MAX_DIMS];
+    char held[96], planned[96];
+    memcpy(shape, x->shape, sizeof shape);
+    shape[0] += x->rows;
+    run->shapes++;
+    const bool same = f->seen ? f->ndim == x->ndim && memcmp(f->shape, shape, (size_t)x->ndim * sizeof *shape) == 0
+                              : shape[0] == 0; /* a rank without samples */
+    if (same || run->shape_difference[0])
+        return;
+    shape_text(held, f->seen ? f->ndim : 0, f->shape);
+    shape_text(planned, x->ndim, shape);
+    snprintf(run->shape_difference, sizeof run->shape_difference,
+             "rank %d holds [%s] of %s%s, the layout has [%s] there", rank, held, t->name, ari_pass_suffix(t->pass),
+             planned);
+}
+
+ar_status ari_check_shapes(ar_check_run *run, const ari_comparator *ranks, const ari_cluster_options *o)
+{
+    const ari_reference *ref = ranks[0].reference;
+    const int tp = ari_at_least_one(o->run.parallel.tp);
+    ari_step_case c = {.run = o->run, .config = o->config, .forward_only = o->forward_only};
+    expecting e = {.ref = ref, .config = o->config};
+    ar_status st = AR_OK;
+    if (o->body) /* no model */
+        return AR_OK;
+    c.run.batch = o->batch->batch;
+    c.run.seq = o->batch->seq;
+    AR_TRY(ari_alloc((void **)&e.of, ref->count, sizeof *e.of, "shapes of a rank"));
+    for (int r = 0; r < ar_parallel_world(&o->run.parallel); r++) {
+        memset(e.of, 0, ref->count * sizeof *e.of);
+        e.last = (ari_operation){0};
+        /* A rank without samples has weights all the same. */
+        AR_TRY_TO(done, st, ari_operations_pass(&c, ARI_PASS_FORWARD, r % tp, visit_weights, &e));
+        AR_TRY_TO(done, st, ari_operations(&c, r / tp, r % tp, visit_outputs, &e));
+        for (size_t i = 0; i < ref->count; i++) {
+            if (e.of[i].is)
+                compare(run, ref, i, r, &ranks[r].finding[i], &e.of[i]);
+        }
+    }
+done:
+    free(e.of);
+    return st;
+}
