@@ -353,7 +353,8 @@ def simple_check(name, command, limit=PROGRAM_LIMIT_S):
     return timed(judge_main(name, ended, limit), ended)
 
 
-NEED_BUILD = {"check/baseline_symbols", "scripts/test_command", "cli/command_test", "install/install_test"}
+NEED_BUILD = {"check/baseline_symbols", "scripts/test_command", "cli/command_test", "install/install_test",
+              "examples/launch_test", "examples/ci_test"}
 FORMAT_MAJOR = 14  # whose output the sources are kept in
 
 
@@ -380,7 +381,8 @@ def check_scripts_parse(name):
     """Every shell script parses, and every Python script compiles."""
     start, problems = time.monotonic(), []
     for path in [ROOT / "test", ROOT / "quickstart", ROOT / ".ci/run", *sorted((ROOT / "scripts").glob("*.sh")),
-                 *sorted((ROOT / "gpu").glob("*.sh"))]:
+                 *sorted((ROOT / "gpu").glob("*.sh")), *sorted((ROOT / "examples").rglob("*.sh")),
+                 ROOT / "examples/launch/slurm.sbatch"]:
         if path.exists():
             ended = run(["sh", "-n", str(path)], PROGRAM_LIMIT_S)
             if ended.status:
