@@ -23,10 +23,10 @@ AR_BEGIN_DECLS
  *             replicate   R                             R
  *             sequence    S(1)                          S(1)
  *
- * The others work element by element: activations and dropout. S(-1) are a rank's features, S(1) its positions of values [samples, positions, features], R values that every rank
- * has. A P(sum) that is declared is never added up: the ranks continue with their terms as if each were the sum, which
- * is wrong on more than one of them, and ar_check_module proves it. All walks of a case make the same calls on every
- * rank. */
+ * The others work element by element: activations and dropout. S(-1) are a rank's features, S(1) its positions of
+ * values [samples, positions, features], R values that every rank has. A P(sum) that is declared is never added up:
+ * the ranks continue with their terms as if each were the sum, which is wrong on more than one of them, and
+ * ar_check_module proves it. All walks of a case make the same calls on every rank. */
 typedef struct ar_plan_walk {
     const ar_plan *plan; /* borrowed; NULL, or without rules: every layer is replicated */
     ar_placement at;     /* zero: whole on every rank. A value with two uses is walked from the same `at` twice */
@@ -44,6 +44,14 @@ AR_NODISCARD ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_
 /** A norm, as ar_norm_create has it. Errors: as above. */
 AR_NODISCARD ar_status ar_plan_norm_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                            ar_norm_kind kind, size_t h, double eps);
+/** An MLP and an attention, as ar_mlp_create and ar_attention_create have them; o->split is not looked at. Each of their
+ *  linear layers is asked for by its own name; those that share the input need one style and output, and an attention's
+ *  leave R (every rank has all heads) or S(-1) (heads are split). They take R, or S(1) as it arrives, and leave R where
+ *  the last layer's output is not declared. Errors: as above. */
+AR_NODISCARD ar_status ar_plan_mlp_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                                          const ar_mlp_options *o);
+AR_NODISCARD ar_status ar_plan_attention_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                                                const ar_attention_options *o);
 /** What works element by element, as ar_activation_create and ar_dropout_create have it, on what a rank holds. Errors: as
  *  above. */
 AR_NODISCARD ar_status ar_plan_activation_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,

@@ -188,15 +188,21 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
     return ari_linear_init(&m->out, ctx, &out);
 }
 
-static ar_status init(ari_attention *m, ar_ctx *ctx, const ar_attention_options *o)
+ar_status ari_attention_paths(char qkv[3][ARI_PART_PATH], char out[ARI_PART_PATH], const char *name,
+                              const ar_attention_options *o)
 {
     const char *const parts[3] = {o->q ? o->q : o->fused ? "qkv" : "q", o->k ? o->k : "k", o->v ? o->v : "v"};
+    for (int i = 0; i < (o->fused ? 1 : 3); i++)
+        AR_TRY(ari_path(qkv[i], ARI_PART_PATH, name, parts[i]));
+    return ari_path(out, ARI_PART_PATH, name, o->out ? o->out : "out");
+}
+
+static ar_status init(ari_attention *m, ar_ctx *ctx, const ar_attention_options *o)
+{
     const char *name = m->base.name;
     m->o = *o;
     m->split = o->split ? *o->split : ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, ari_placed_stream(ctx));
-    for (int i = 0; i < (o->fused ? 1 : 3); i++)
-        AR_TRY(ari_path(m->qkv_name[i], sizeof m->qkv_name[i], name, parts[i]));
-    AR_TRY(ari_path(m->out_name, sizeof m->out_name, name, o->out ? o->out : "out"));
+    AR_TRY(ari_attention_paths(m->qkv_name, m->out_name, name, o));
     AR_TRY(ari_dropout_init(&m->dropout, name, ARI_DROPPED_PROBS, o->heads, o->max_positions));
     AR_TRY(check_heads(m, ctx));
     return init_linears(m, ctx);

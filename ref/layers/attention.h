@@ -10,7 +10,7 @@ typedef struct ari_attention {
     ar_module base;
     ar_attention_options o;
     ar_branch_split split;
-    char qkv_name[3][96], out_name[96];
+    char qkv_name[3][ARI_PART_PATH], out_name[ARI_PART_PATH];
     ari_linear qkv, out;
     size_t heads, kv_heads, group; /* of this rank; group = query heads of one KV head */
     size_t group_full;             /* query heads of a KV head on all ranks that hold it */

@@ -10,7 +10,7 @@ typedef struct mlp_module {
     ar_mlp_options o;
     ar_branch_split split;
     ari_linear first, second;
-    char first_name[96], up_name[96], second_name[96];
+    char first_name[ARI_PART_PATH], up_name[ARI_PART_PATH], second_name[ARI_PART_PATH];
 } mlp_module;
 
 enum { SAVED_PRE };
@@ -141,14 +141,19 @@ static ar_status init_linears(mlp_module *m, ar_ctx *ctx)
     return ari_linear_init(&m->second, ctx, &second);
 }
 
+ar_status ari_mlp_paths(char first[ARI_PART_PATH], char up[ARI_PART_PATH], char second[ARI_PART_PATH], const char *name,
+                        const ar_mlp_options *o)
+{
+    AR_TRY(ari_path(first, ARI_PART_PATH, name, o->first ? o->first : o->gated ? "gate" : "fc1"));
+    AR_TRY(ari_path(up, ARI_PART_PATH, name, o->up ? o->up : "up"));
+    return ari_path(second, ARI_PART_PATH, name, o->second ? o->second : "fc2");
+}
+
 static ar_status init(mlp_module *m, ar_ctx *ctx, const ar_mlp_options *o)
 {
-    const char *name = m->base.name, *first = o->first ? o->first : o->gated ? "gate" : "fc1";
     m->o = *o;
     m->split = o->split ? *o->split : ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, ari_placed_stream(ctx));
-    AR_TRY(ari_path(m->first_name, sizeof m->first_name, name, first));
-    AR_TRY(ari_path(m->up_name, sizeof m->up_name, name, o->up ? o->up : "up"));
-    AR_TRY(ari_path(m->second_name, sizeof m->second_name, name, o->second ? o->second : "fc2"));
+    AR_TRY(ari_mlp_paths(m->first_name, m->up_name, m->second_name, m->base.name, o));
     return init_linears(m, ctx);
 }
 

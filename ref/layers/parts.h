@@ -147,6 +147,16 @@ AR_NODISCARD ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char p
 AR_NODISCARD ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
                                       size_t head_start);
 
+/* --- paths of parts ----------------------------------------------------------------------------------------------- */
+
+enum { ARI_PART_PATH = 96 }; /* bytes, with the final 0 */
+/** The linear layers of an MLP, `up` where it is gated, and of an attention, q alone where q, k and v are one. Errors:
+ *  AR_ERR_ARG (too long). */
+AR_NODISCARD ar_status ari_mlp_paths(char first[ARI_PART_PATH], char up[ARI_PART_PATH], char second[ARI_PART_PATH],
+                                     const char *name, const ar_mlp_options *o);
+AR_NODISCARD ar_status ari_attention_paths(char qkv[3][ARI_PART_PATH], char out[ARI_PART_PATH], const char *name,
+                                           const ar_attention_options *o);
+
 /* --- modules ------------------------------------------------------------------------------------------------------ */
 
 /** A module of `bytes` bytes, which begin with an ar_module and are zero besides: to be completed, and then handed to

@@ -234,6 +234,18 @@ static ar_status create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const c
 
 /* --- layers ------------------------------------------------------------------------------------------------------- */
 
+/* The style of a linear layer, and its rule. */
+static ar_status ask_linear(ar_plan_walk *w, const char *name, const ar_plan_rule **rule, ar_style *style)
+{
+    return ask(w, name, ARI_FIRST, 1u << AR_STYLE_COLWISE | 1u << AR_STYLE_ROWWISE | 1u << AR_STYLE_REPLICATE,
+               "a linear layer is colwise, rowwise or replicate", rule, style);
+}
+
+static ar_placement made_by(ar_style style)
+{
+    return style == AR_STYLE_COLWISE ? features : whole;
+}
+
 typedef struct linear_layer {
     size_t in, out;
     bool bias;
@@ -251,16 +263,100 @@ ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w,
                                 size_t out, bool bias)
 {
     const ar_plan_rule *rule;
-    linear_layer linear = {.in = in, .out = out, .bias = bias};
-    layer_spec s = {.create = create_linear, .what = &linear};
-    AR_TRY(ask(w, name, ARI_FIRST, 1u << AR_STYLE_COLWISE | 1u << AR_STYLE_ROWWISE | 1u << AR_STYLE_REPLICATE,
-               "a linear layer is colwise, rowwise or replicate", &rule, &linear.split.style));
-    AR_TRY(output(w, rule, name, linear.split.style == AR_STYLE_COLWISE ? features : whole,
-                  linear.split.style == AR_STYLE_ROWWISE, &s.leaves));
-    s.takes = linear.split.from = w->at;
-    s.makes = linear.split.to = s.leaves;
+    linear_layer l = {.in = in, .out = out, .bias = bias};
+    AR_TRY(ask_linear(w, name, &rule, &l.split.style));
+    l.split.from = w->at;
+    AR_TRY(output(w, rule, name, made_by(l.split.style), l.split.style == AR_STYLE_ROWWISE, &l.split.to));
+    const ar_placement to = l.split.to;
+    const layer_spec s = {.takes = w->at, .makes = to, .leaves = to, .create = create_linear, .what = &l};
     return create(gives, ctx, w, name, &s);
 }
+
+/* --- an MLP, an attention ----------------------------------------------------------------------------------------- */
+
+/* The first layers, which share their input: all of one style and output. */
+static ar_status split_first(ar_plan_walk *w, const char *const *name, int n, ar_linear_split *split)
+{
+    for (int i = 0; i < n; i++) {
+        const ar_linear_split before = *split;
+        const ar_plan_rule *rule;
+        AR_TRY(ask_linear(w, name[i], &rule, &split->style));
+        AR_TRY(output(w, rule, name[i], made_by(split->style), false, &split->to));
+        if (i > 0 && (before.style != split->style || !same(before.to, split->to)))
+            return ar_error_set(AR_ERR_UNSUPPORTED,
+                                "%s: %s is %s, but %s, which has the same input, is %s or leaves another placement; "
+                                "give both one",
+                                ARI_SHOW(ari_plan_file(w->plan)), ARI_SHOW(name[i]), ar_style_name(split->style),
+                                ARI_SHOW(name[0]), ar_style_name(before.style));
+    }
+    return AR_OK;
+}
+
+/* The module takes all features of what arrives and, but for terms of a sum, makes all of them; *leaves is what is to
+ * leave. */
+static ar_status split_branch(ar_plan_walk *w, const char *const *first, int n, const char *second,
+                              ar_branch_split *split, ar_placement *leaves)
+{
+    const ar_placement at = w->at, takes = same(at, features) ? whole : at;
+    const ar_plan_rule *rule;
+    AR_TRY(split_first(w, first, n, &split->first));
+    w->at = split->first.to;
+    const ar_status st = ask_linear(w, second, &rule, &split->second.style);
+    w->at = at;
+    AR_TRY(st);
+    AR_TRY(output(w, rule, second, whole, split->second.style == AR_STYLE_ROWWISE, leaves));
+    split->first.from = takes;
+    split->second.from = split->first.to;
+    split->second.to = same(*leaves, features) ? whole : *leaves;
+    split->enter = (ar_hop){takes, takes};
+    split->leave = (ar_hop){split->second.to, split->second.to};
+    return AR_OK;
+}
+
+static ar_status create_mlp(ar_module **gives, ar_ctx *ctx, const char *name, const void *what)
+{
+    return ar_mlp_create(gives, ctx, name, what);
+}
+
+ar_status ar_plan_mlp_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, const ar_mlp_options *o)
+{
+    char first[ARI_PART_PATH], up[ARI_PART_PATH], second[ARI_PART_PATH];
+    ar_branch_split split = {.enter = {whole, whole}};
+    ar_mlp_options with = *o;
+    layer_spec s = {.create = create_mlp, .what = &with};
+    AR_TRY(ari_mlp_paths(first, up, second, name, o));
+    AR_TRY(split_branch(w, (const char *const[]){first, up}, o->gated ? 2 : 1, second, &split, &s.leaves));
+    with.split = &split;
+    s.takes = split.first.from;
+    s.makes = split.second.to;
+    return create(gives, ctx, w, name, &s);
+}
+
+static ar_status create_attention(ar_module **gives, ar_ctx *ctx, const char *name, const void *what)
+{
+    return ar_attention_create(gives, ctx, name, what);
+}
+
+ar_status ar_plan_attention_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                                   const ar_attention_options *o)
+{
+    char qkv[3][ARI_PART_PATH], out[ARI_PART_PATH];
+    ar_branch_split split = {.enter = {whole, whole}};
+    ar_attention_options with = *o;
+    layer_spec s = {.create = create_attention, .what = &with};
+    AR_TRY(ari_attention_paths(qkv, out, name, o));
+    AR_TRY(split_branch(w, (const char *const[]){qkv[0], qkv[1], qkv[2]}, o->fused ? 1 : 3, out, &split, &s.leaves));
+    if (same(split.first.to, by_tokens))
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s: %s leaves S(1), but a query sees all keys; R and S(-1) are possible",
+                            ARI_SHOW(ari_plan_file(w->plan)), ARI_SHOW(qkv[0]));
+    with.split = &split;
+    s.takes = split.first.from;
+    s.makes = split.second.to;
+    return create(gives, ctx, w, name, &s);
+}
+
+/* --- norms, and what works element by element --------------------------------------------------------------------- */
 
 typedef struct norm_spec {
     ar_norm_kind kind;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Modules of one's own whose layers a plan splits: every plan of right declarations has one rank's bits, one that leaves
- * terms of a sum has not, and what cannot be built is refused by name. */
+/* Modules of one's own whose layers a plan splits: every plan of right declarations has one rank's bits, one that
+ * leaves terms of a sum has not, and what cannot be built is refused by name. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +53,7 @@ static ar_status batch(void *user, int step, ar_batch *b)
     const ar_batch cube = {.batch = SAMPLES, .sample_ndim = 2, .sample_shape = {POSITIONS, WIDTH}},
                    flat = {.batch = SAMPLES * POSITIONS, .sample_ndim = 1, .sample_shape = {WIDTH}};
     *b = g->flat ? flat : cube;
-    b->seq = 1;
+    b->seq = g->flat ? 1 : POSITIONS;
     b->input = g->x;
     b->target = g->y;
     b->target_width = g->flat ? WIDTH : POSITIONS * WIDTH;
@@ -98,66 +98,119 @@ static ar_check_report *check(const char *text, bool flat, const ar_parallel *p,
 typedef struct layer {
     const char *name;
     const char *style[3];
+    int styles, outputs; /* how many there are, of the outputs the first ones below */
+    bool ends;           /* an attention or an MLP, which leaves R if nothing else is declared */
 } layer;
-static const layer layers[3] = {{"net.norm", {"replicate", "sequence"}},
-                                {"net.up", {"colwise", "rowwise", "replicate"}},
-                                {"net.down", {"colwise", "rowwise", "replicate"}}};
 static const char *const outputs[] = {NULL, "R", "S(-1)", "S(1)"};
-enum { STYLES = 2 * 3 * 3, OUTPUTS = 4 * 4 * 4 };
+static const layer chain[] = {{"net.norm", {"replicate", "sequence"}, 2, 4, false},
+                              {"net.up", {"colwise", "rowwise", "replicate"}, 3, 4, false},
+                              {"net.down", {"colwise", "rowwise", "replicate"}, 3, 4, false}};
+static const layer block[] = {{"net.norm", {"replicate", "sequence"}, 2, 4, false},
+                              {"net.attn.[qkv]", {"colwise", "rowwise", "replicate"}, 3, 3, false},
+                              {"net.attn.out", {"colwise", "rowwise", "replicate"}, 3, 4, true},
+                              {"net.mlp.[gu]*", {"colwise", "rowwise", "replicate"}, 3, 4, false},
+                              {"net.mlp.fc2", {"colwise", "rowwise", "replicate"}, 3, 4, true}};
+
+static int plans_of(const layer *l, size_t n)
+{
+    int all = 1;
+    for (size_t k = 0; k < n; k++)
+        all *= l[k].styles * l[k].outputs;
+    return all;
+}
 
 /* The plan of number i among all styles and outputs; inputs are declared as what the layer before leaves. */
-static void write_plan(char *text, size_t cap, int i)
+static void write_plan(char *text, size_t cap, const layer *l, size_t n, int i)
 {
     const char *at = "R";
     size_t used = (size_t)snprintf(text, cap, "{\"rules\": [");
-    for (int k = 0; k < 3; k++) {
-        const int styles = k == 0 ? 2 : 3;
-        const char *style = layers[k].style[i % styles], *out = outputs[i / styles % 4];
+    for (size_t k = 0; k < n; k++) {
+        const char *style = l[k].style[i % l[k].styles], *out = outputs[i / l[k].styles % l[k].outputs];
         char declared[32] = "";
-        i /= styles * 4;
+        i /= l[k].styles * l[k].outputs;
         if (out)
             snprintf(declared, sizeof declared, ", \"output\": \"%s\"", out);
         used +=
             (size_t)snprintf(text + used, cap - used, "%s{\"modules\": \"%s\", \"style\": \"%s\", \"input\": \"%s\"%s}",
-                             k > 0 ? ", " : "", layers[k].name, style, at, declared);
-        at = out ? out : strcmp(style, "colwise") == 0 ? "S(-1)" : strcmp(style, "sequence") == 0 ? "S(1)" : "R";
+                             k > 0 ? ", " : "", l[k].name, style, at, declared);
+        at = out                                           ? out
+             : strcmp(style, "colwise") == 0 && !l[k].ends ? "S(-1)"
+             : strcmp(style, "sequence") == 0              ? "S(1)"
+                                                           : "R";
     }
     snprintf(text + used, cap - used, "]}");
 }
 
-Test(plan_walk, every_plan_of_right_declarations_has_one_ranks_bits)
+static void expect_same_bits(builder b, const char *text)
 {
     static const ar_parallel layouts[] = {{.tp = 2}, {.dp = 2, .tp = 4, .zero = 1, .micro_batches = 2}};
-    const int stride = by_scale(97, 13, 1); /* odd, and no multiple of 3: all styles and outputs are met */
-    for (int i = 0; i < STYLES * OUTPUTS; i += stride) {
+    ar_check_report *r = check_built(b, text, false, layouts, 2);
+    cr_assert_not_null(r, "%s: %s", text, ar_error_message());
+    for (size_t k = 0; k < 2; k++)
+        cr_expect_eq(r->run[k].result, AR_CHECK_SAME, "%s, layout %zu: %s %s", text, k, r->run[k].first.tensor,
+                     r->run[k].error ? r->run[k].error : "");
+    ar_check_report_destroy(r);
+}
+
+/* Strides are no multiples of 2 or 3, so that all styles and outputs are met. */
+Test(plan_walk, every_plan_of_right_declarations_has_one_ranks_bits)
+{
+    const int stride = by_scale(97, 13, 1);
+    for (int i = 0; i < plans_of(chain, 3); i += stride) {
         char text[800];
-        write_plan(text, sizeof text, i);
-        ar_check_report *r = check(text, false, layouts, 2);
-        cr_assert_not_null(r, "%s: %s", text, ar_error_message());
-        for (size_t k = 0; k < 2; k++)
-            cr_expect_eq(r->run[k].result, AR_CHECK_SAME, "%s, layout %zu: %s %s", text, k, r->run[k].first.tensor,
-                         r->run[k].error ? r->run[k].error : "");
-        ar_check_report_destroy(r);
+        write_plan(text, sizeof text, chain, 3, i);
+        expect_same_bits(build, text);
+    }
+}
+
+/* norm - attention - gated MLP - out (R) */
+static ar_status build_block(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
+{
+    static const ar_attention_options attention = {.hidden = WIDTH,
+                                                   .heads = 8,
+                                                   .kv_heads = 4,
+                                                   .head_dim = 1,
+                                                   .qkv_bias = true,
+                                                   .out_bias = true,
+                                                   .causal = true,
+                                                   .max_positions = POSITIONS};
+    static const ar_mlp_options mlp = {.hidden = WIDTH, .ffn = FFN, .activation = AR_ACT_SILU, .gated = true};
+    ar_plan_walk w = {.plan = ((const given *)user)->plan};
+    ar_module *m[4] = {NULL};
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_RMS, WIDTH, 1e-5));
+    AR_TRY_TO(failed, st, ar_plan_attention_create(&m[1], ctx, &w, "net.attn", &attention));
+    AR_TRY_TO(failed, st, ar_plan_mlp_create(&m[2], ctx, &w, "net.mlp", &mlp));
+    AR_TRY_TO(failed, st, ar_plan_redistribute_create(&m[3], ctx, &w, "net.out", (ar_placement){AR_REPLICATE, 0}));
+    AR_TRY_TO(failed, st, ar_plan_end(&w, "net"));
+    AR_TRY_TO(failed, st, ar_sequential_create(module, "net", m, 4, true));
+    return ar_squared_error_create(loss, ctx, "loss");
+failed:
+    for (int i = 0; i < 4; i++)
+        ar_module_destroy(m[i]);
+    return st;
+}
+
+Test(plan_walk, attentions_and_mlps_of_the_library_are_split_by_the_names_of_their_layers)
+{
+    const int stride = by_scale(62143, 3011, 241);
+    for (int i = 0; i < plans_of(block, 5); i += stride) {
+        char text[800];
+        write_plan(text, sizeof text, block, 5, i);
+        expect_same_bits(build_block, text);
     }
 }
 
 Test(plan_walk, what_works_element_by_element_is_placed_as_its_rule_says)
 {
-    static const ar_parallel layouts[] = {{.tp = 2}, {.dp = 2, .tp = 4, .zero = 1, .micro_batches = 2}};
     static const char *const plans[] = {
         "{\"*.up\": \"colwise\", \"*.act\": \"sequence_parallel\", \"*.down\": \"rowwise\"}",
         "{\"*.up\": \"colwise\", \"*.drop\": \"sequence_parallel\", \"*.down\": \"colwise\"}",
         "{\"*.up\": \"colwise\", \"*.drop\": \"replicate\", \"*.down\": \"rowwise\"}",
         "{\"rules\": [{\"modules\": \"*.up\", \"style\": \"rowwise\", \"output\": \"S(1)\"}, "
         "{\"modules\": \"*.act\", \"style\": \"sequence\", \"input\": \"S(1)\", \"output\": \"S(-1)\"}]}"};
-    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
-        ar_check_report *r = check(plans[i], false, layouts, 2);
-        cr_assert_not_null(r, "%s: %s", plans[i], ar_error_message());
-        for (size_t k = 0; k < 2; k++)
-            cr_expect_eq(r->run[k].result, AR_CHECK_SAME, "%s, layout %zu: %s %s", plans[i], k, r->run[k].first.tensor,
-                         r->run[k].error ? r->run[k].error : "");
-        ar_check_report_destroy(r);
-    }
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++)
+        expect_same_bits(build, plans[i]);
 }
 
 Test(plan_walk, values_without_positions_have_their_features_split)
@@ -308,7 +361,8 @@ Test(plan_walk, what_cannot_be_built_is_refused_by_rule_and_layer)
         const char *rules, *message;
     } rows[] = {
         {"{\"modules\": \"*.dwn\", \"style\": \"rowwise\"}",
-         "p.json: rule 1, '*.dwn': no layer has this name; the layers of net are net.norm, net.up, net.act, net.drop, net.down"},
+         "p.json: rule 1, '*.dwn': no layer has this name; the layers of net are net.norm, net.up, net.act, net.drop, "
+         "net.down"},
         {"{\"modules\": \"net\", \"style\": \"prepare\", \"input\": [[\"S(1)\", \"R\"]]}",
          "p.json: rule 1, 'net': a module of one's own is not prepared: declare"},
         {"{\"modules\": \"*.norm\", \"style\": \"colwise\"}", "p.json: net.norm is colwise; a norm is replicate or"},
@@ -331,6 +385,30 @@ Test(plan_walk, what_cannot_be_built_is_refused_by_rule_and_layer)
         snprintf(text, sizeof text, "{\"rules\": [%s]}", rows[i].rules);
         cr_expect_null(check(text, false, &tp2, 1), "%s", text);
         cr_expect_not_null(strstr(ar_error_message(), rows[i].message), "%s: %s", text, ar_error_message());
+    }
+}
+
+Test(plan_walk, attentions_and_mlps_that_cannot_be_built_are_refused_by_layer)
+{
+    static const ar_parallel tp2 = {.tp = 2};
+    static const struct {
+        const char *text, *message;
+    } rows[] = {
+        {"{\"*.attn.q\": \"colwise\", \"*.attn.out\": \"rowwise\"}",
+         "p.json: net.attn.k is replicate, but net.attn.q, which has the same input, is colwise or leaves another"},
+        {"{\"*.mlp.gate\": \"colwise\", \"*.mlp.up\": \"colwise_rep\"}",
+         "p.json: net.mlp.up is colwise, but net.mlp.gate, which has the same input, is colwise or leaves another"},
+        {"{\"rules\": [{\"modules\": \"*.attn.[qkv]\", \"style\": \"colwise\", \"output\": \"S(1)\"}]}",
+         "p.json: net.attn.q leaves S(1), but a query sees all keys"},
+        {"{\"*.attn.[qkv]\": \"local_rowwise\"}",
+         "p.json: rule 1, '*.attn.[qkv]': the output of net.attn.q is declared P(sum); R, S(-1) and S(1) are possible"},
+        {"{\"*.attn\": \"colwise\"}",
+         "p.json: rule 1, '*.attn': no layer has this name; the layers of net are net.norm, "
+         "net.attn.q, net.attn.k, net.attn.v, net.attn.out, net.mlp.gate"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cr_expect_null(check_built(build_block, rows[i].text, false, &tp2, 1), "%s", rows[i].text);
+        cr_expect_not_null(strstr(ar_error_message(), rows[i].message), "%s: %s", rows[i].text, ar_error_message());
     }
 }
 
