@@ -39,11 +39,6 @@ static const char *path_of(const view *v, char path[AR_PLAN_GLOB], ari_role role
 }
 #define PATH(v, role) path_of((v), (char[AR_PLAN_GLOB]){0}, (role))
 
-static const char *file_of(const ar_plan *p)
-{
-    return p->file ? p->file : "plan";
-}
-
 static const ar_plan_rule *rule_of(const view *v, ari_role role, bool prepares)
 {
     return ari_plan_rule_of(v->p, v->c->arch, PATH(v, role), prepares);
@@ -81,7 +76,7 @@ static ar_status wrong(const view *v, const ar_plan_rule *rule, ari_role role, c
                        const char *would_fit)
 {
     return ar_error_set(AR_ERR_UNSUPPORTED, "%s: rule %zu, '%s': %s of %s is declared %s; %s would fit",
-                        ARI_SHOW(file_of(v->p)), (size_t)(rule - v->p->rule) + 1, ARI_SHOW(rule->glob), what,
+                        ARI_SHOW(ari_plan_file(v->p)), (size_t)(rule - v->p->rule) + 1, ARI_SHOW(rule->glob), what,
                         PATH(v, role), SHOW(declared), would_fit);
 }
 
@@ -129,7 +124,7 @@ static ar_style style_of(const view *v, ari_role role)
 
 static ar_status misfit(const view *v, ari_role role, const char *fits)
 {
-    return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s; %s", ARI_SHOW(file_of(v->p)), PATH(v, role),
+    return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s; %s", ARI_SHOW(ari_plan_file(v->p)), PATH(v, role),
                         ar_style_name(style_of(v, role)), fits);
 }
 
@@ -254,14 +249,14 @@ static ar_status split_first(const view *v, const branch *b, ar_placement there,
             *split = s;
         if (s.style != split->style)
             return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s, but %s, which has the same input, %s; give both one",
-                                ARI_SHOW(file_of(v->p)), PATH(v, role), ar_style_name(s.style), PATH(v, b->first[0]),
-                                ar_style_name(split->style));
+                                ARI_SHOW(ari_plan_file(v->p)), PATH(v, role), ar_style_name(s.style),
+                                PATH(v, b->first[0]), ar_style_name(split->style));
         if (!ari_placed_alike(s.from, split->from) || !ari_placed_alike(s.to, split->to))
             return ar_error_set(AR_ERR_UNSUPPORTED,
                                 "%s: %s has input %s and output %s, but %s, which is one product with it, %s and %s; "
                                 "give both the same",
-                                ARI_SHOW(file_of(v->p)), PATH(v, role), SHOW(s.from), SHOW(s.to), PATH(v, b->first[0]),
-                                SHOW(split->from), SHOW(split->to));
+                                ARI_SHOW(ari_plan_file(v->p)), PATH(v, role), SHOW(s.from), SHOW(s.to),
+                                PATH(v, b->first[0]), SHOW(split->from), SHOW(split->to));
     }
     return AR_OK;
 }
@@ -278,8 +273,9 @@ static ar_status split_second(const view *v, const branch *b, const ar_linear_sp
     return ar_error_set(AR_ERR_UNSUPPORTED,
                         "%s: %s is %s and %s behind it %s, which takes %s where %s arrives; declare its input %s, or "
                         "the output of the former %s",
-                        ARI_SHOW(file_of(v->p)), PATH(v, b->first[0]), ar_style_name(first->style), PATH(v, b->second),
-                        ar_style_name(split->style), SHOW(split->from), SHOW(there), SHOW(there), SHOW(split->from));
+                        ARI_SHOW(ari_plan_file(v->p)), PATH(v, b->first[0]), ar_style_name(first->style),
+                        PATH(v, b->second), ar_style_name(split->style), SHOW(split->from), SHOW(there), SHOW(there),
+                        SHOW(split->from));
 }
 
 /* The last layer's output, and what the module's rule makes of it. */
@@ -339,7 +335,7 @@ static ar_status split_norm(const view *v, ari_role role, ar_placement *at)
         return misfit(v, role, "a norm is replicate or sequence");
     if (style == AR_STYLE_SEQUENCE && !has_tokens(v))
         return ar_error_set(AR_ERR_ARG, "%s: %s is in sequence style, which needs sequence parallelism (sp)",
-                            ARI_SHOW(file_of(v->p)), PATH(v, role));
+                            ARI_SHOW(ari_plan_file(v->p)), PATH(v, role));
     *at = style == AR_STYLE_SEQUENCE || !ar_plan_sequence(v->p) ? v->stream : replicated;
     return rule ? check_declared(v, rule, role, v->stream, *at) : AR_OK;
 }
@@ -378,7 +374,7 @@ static ar_status split_head(const view *v, ar_placement arrives, ar_linear_split
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s: %s is %s, but its weight is that of %s, which is %s; give both vocab or replicate, or "
                             "the former rowwise and the latter hidden",
-                            ARI_SHOW(file_of(v->p)), PATH(v, ARI_HEAD), ar_style_name(head), PATH(v, ARI_TOKENS),
+                            ARI_SHOW(ari_plan_file(v->p)), PATH(v, ARI_HEAD), ar_style_name(head), PATH(v, ARI_TOKENS),
                             ar_style_name(tokens));
     split->style = head == AR_STYLE_VOCAB ? AR_STYLE_COLWISE : head;
     AR_TRY(input_of(v, ARI_HEAD, arrives, arrives, &split->from));
@@ -465,8 +461,9 @@ static ar_status check_glob(const ar_plan *p, const ar_config *c, const ar_plan_
     const ari_role near = prepares ? ARI_ATTENTION : nearest_part(&v, rule);
     v.layer = ari_section_of(near) == ARI_IN_BLOCKS ? 0 : ARI_NO_BLOCK;
     return ar_error_set(AR_ERR_NOT_FOUND, "%s: rule %zu, '%s': no module of %s that %s has this name; %s is one",
-                        ARI_SHOW(file_of(p)), (size_t)(rule - p->rule) + 1, ARI_SHOW(rule->glob), ARI_SHOW(c->name),
-                        prepares ? "has others in it and can be prepared" : "has parameters", PATH(&v, near));
+                        ARI_SHOW(ari_plan_file(p)), (size_t)(rule - p->rule) + 1, ARI_SHOW(rule->glob),
+                        ARI_SHOW(c->name), prepares ? "has others in it and can be prepared" : "has parameters",
+                        PATH(&v, near));
 }
 
 /* Tables have the ids, which are whole, on one side. */
