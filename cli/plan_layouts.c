@@ -207,6 +207,10 @@ static ar_status run_search(const ari_asked *a)
     const ari_search s = search_of(a, &progress);
     ar_status st = ari_search_run(&r, &s);
     ari_progress_end(&progress);
+    if (st == AR_OK && r.legal == 0 && !a->v->all)
+        st = ar_error_set(AR_ERR_INDIVISIBLE,
+                          "no layout of %d GPUs is legal: %s (--all lists every one with its reason)", a->ranks,
+                          r.refused);
     if (st == AR_OK && ari_wants_text(&a->v->common))
         st = ari_ranking_print(stdout, a, &r);
     if (st == AR_OK && a->v->csv)

@@ -3,7 +3,7 @@
  * that the list of operations is walked once for each of these. */
 #include "planner/search.h"
 
-#include <math.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +29,7 @@ ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c)
 
 /* --- variants of a mesh ------------------------------------------------------------------------------------------- */
 
-enum { MOST_MICRO = 96, MOST_CHUNKS = 16 };
+enum { MOST_MICRO = 96, MOST_CHUNKS = 16, MOST_DIVISORS = 512 };
 
 /* What the layouts of a mesh share: passes by sp and micro-batches; sums by sp, by whether optimizer states are shared,
  * and by chunks, of which the first stage's layers depend. */
@@ -45,7 +45,9 @@ typedef struct seeker {
     ari_choice mesh;
     int micro[MOST_MICRO], micros;
     int chunk[MOST_CHUNKS], chunks;
-    ari_found *variant; /* [n] of the mesh */
+    int alike[MOST_CHUNKS];               /* the first number of chunks whose first stage has as many layers */
+    int divisor[MOST_DIVISORS], divisors; /* of the ranks */
+    ari_found *variant;                   /* [n] of the mesh */
     size_t n, room;
     mesh_parts *parts;
 } seeker;
@@ -72,19 +74,31 @@ static bool wanted(int fixed, int value)
     return fixed <= 0 || fixed == value;
 }
 
+/* The divisors of n, rising; at most `most` of them. */
+static int list_divisors(int *list, int most, size_t n)
+{
+    int count = 0;
+    for (size_t d = 1; d <= n / d && count < most; d++) {
+        if (n % d == 0)
+            list[count++] = (int)d;
+    }
+    for (int i = count - 1; i >= 0 && count < most; i--) {
+        const size_t other = n / (size_t)list[i];
+        if (other > (size_t)list[i] && other <= INT_MAX)
+            list[count++] = (int)other;
+    }
+    return count;
+}
+
 /* Micro-batches that divide the samples of a rank; of a batch that dp does not divide those of the fullest rank. */
 static void list_micro(seeker *k)
 {
     const size_t batch = k->s->base.step.run.batch, dp = (size_t)k->mesh.dp, n = (batch + dp - 1) / dp;
-    k->micros = 0;
-    if (k->s->fixed.micro_batches > 0) {
-        k->micro[k->micros++] = k->s->fixed.micro_batches;
-        return;
-    }
-    for (size_t m = 1; m <= n && m <= 1 << 20 && k->micros < MOST_MICRO; m++) {
-        if (n % m == 0)
-            k->micro[k->micros++] = (int)m;
-    }
+    k->micros = 1;
+    if (k->s->fixed.micro_batches > 0)
+        k->micro[0] = k->s->fixed.micro_batches;
+    else
+        k->micros = list_divisors(k->micro, MOST_MICRO, n);
 }
 
 /* Chunks that cut the layers evenly, or as evenly as if embedding and head were a layer each. */
@@ -92,14 +106,19 @@ static void list_chunks(seeker *k)
 {
     const size_t layers = k->s->base.step.config->layers, pp = (size_t)k->mesh.pp;
     k->chunks = 0;
-    if (k->s->fixed.chunks > 0) {
-        k->chunk[k->chunks++] = k->s->fixed.chunks;
-        return;
-    }
-    k->chunk[k->chunks++] = 1;
-    for (size_t v = 2; pp > 1 && v <= layers / pp && k->chunks < MOST_CHUNKS; v++) {
+    k->chunk[k->chunks++] = k->s->fixed.chunks > 0 ? k->s->fixed.chunks : 1;
+    for (size_t v = 2; k->s->fixed.chunks == 0 && pp > 1 && v <= layers / pp && k->chunks < MOST_CHUNKS; v++) {
         if (layers % (pp * v) == 0 || (layers + 2) % (pp * v) == 0)
             k->chunk[k->chunks++] = (int)v;
+    }
+    size_t first[MOST_CHUNKS];
+    for (int i = 0; i < k->chunks && pp <= layers; i++) {
+        ari_choice c = k->mesh;
+        c.chunks = k->chunk[i];
+        const ari_planned p = ari_choice_planned(&k->s->base, &c);
+        first[i] = ari_first_stage(&p);
+        for (k->alike[i] = 0; first[k->alike[i]] != first[i]; k->alike[i]++)
+            ;
     }
 }
 
@@ -112,8 +131,11 @@ static ar_status add(seeker *k, const ari_choice *c)
     return AR_OK;
 }
 
+/* The first reason is kept for the case that nothing is legal. */
 static ar_status refuse(seeker *k, const ari_choice *c, ar_status why)
 {
+    if (k->r->refused[0] == '\0')
+        snprintf(k->r->refused, sizeof k->r->refused, "%s", ar_error_message());
     if (!k->s->every)
         return AR_OK;
     AR_TRY(add(k, c));
@@ -134,8 +156,9 @@ static ar_status time_variant(seeker *k, const ari_choice *c, int m, int v)
     const ari_planned p = ari_choice_planned(&k->s->base, c);
     const ari_time_options *o = &k->s->time;
     ari_passes *passes = &k->parts->passes[c->sp][m];
-    ari_outside *outside = &k->parts->outside[c->sp][c->zero > 0][v];
-    bool *has_passes = &k->parts->has_passes[c->sp][m], *has_outside = &k->parts->has_outside[c->sp][c->zero > 0][v];
+    ari_outside *outside = &k->parts->outside[c->sp][c->zero > 0][k->alike[v]];
+    bool *has_passes = &k->parts->has_passes[c->sp][m],
+         *has_outside = &k->parts->has_outside[c->sp][c->zero > 0][k->alike[v]];
     ari_time t;
     const ar_status legal = ari_planned_check(&p);
     k->r->layouts++;
@@ -264,16 +287,6 @@ static ar_status search_mesh(seeker *k)
     return choose(k);
 }
 
-/* Extents of the next axis: divisors of what is left. */
-static int next_divisor(int n, int after)
-{
-    for (int d = after + 1; d <= n; d++) {
-        if (n % d == 0)
-            return d;
-    }
-    return 0;
-}
-
 static void tell(const seeker *k, double fraction)
 {
     char what[64];
@@ -282,18 +295,21 @@ static void tell(const seeker *k, double fraction)
         k->s->progress(k->s->user, fraction, what);
 }
 
-/* A mesh whose tp, cp or pp the model cannot have is refused once. */
+/* The divisors of what tp leaves are among those of all ranks. */
 static ar_status search_tp(seeker *k, int tp, double begin, double end)
 {
     const ari_search *s = k->s;
     const int of_tp = s->ranks / tp;
-    for (int cp = 1; cp > 0; cp = next_divisor(of_tp, cp)) {
-        const int of_cp = of_tp / cp;
-        tell(k, begin + (end - begin) * log(cp) / log(of_tp + 1.0));
-        for (int pp = 1; pp > 0 && wanted(s->fixed.cp, cp); pp = next_divisor(of_cp, pp)) {
-            const int dp = of_cp / pp;
+    for (int i = 0; i < k->divisors; i++) {
+        const int cp = k->divisor[i];
+        if (of_tp % cp != 0 || !wanted(s->fixed.cp, cp))
+            continue;
+        k->mesh = (ari_choice){.tp = tp, .cp = cp};
+        tell(k, begin + (end - begin) * i / k->divisors);
+        for (int j = 0; j < k->divisors; j++) {
+            const int pp = k->divisor[j], dp = of_tp / cp / pp;
             k->mesh = (ari_choice){.tp = tp, .cp = cp, .pp = pp, .dp = dp};
-            if (wanted(s->fixed.pp, pp) && wanted(s->fixed.dp, dp))
+            if (of_tp / cp % pp == 0 && wanted(s->fixed.pp, pp) && wanted(s->fixed.dp, dp))
                 AR_TRY(search_mesh(k));
         }
     }
@@ -330,14 +346,15 @@ static int by_rank(const void *a, const void *b)
 static ar_status search_all(seeker *k)
 {
     const ari_search *s = k->s;
-    const double whole = log(s->ranks + 1.0);
-    for (int tp = 1; tp > 0; tp = next_divisor(s->ranks, tp)) {
+    const double all = k->divisors;
+    for (int i = 0; i < k->divisors; i++) {
+        const int tp = k->divisor[i];
         bool can = false;
         if (!wanted(s->fixed.tp, tp))
             continue;
         AR_TRY(check_tp(k, tp, &can));
         if (can)
-            AR_TRY(search_tp(k, tp, log(tp) / whole, log(2.0 * tp) / whole));
+            AR_TRY(search_tp(k, tp, i / all, (i + 1) / all));
     }
     return AR_OK;
 }
@@ -348,6 +365,7 @@ ar_status ari_search_run(ari_ranking *r, const ari_search *s)
     *r = (ari_ranking){.memory_bytes = s->time.cluster.memory_bytes};
     if (s->ranks < 1 || s->ranks > ARI_MOST_RANKS)
         return ar_error_set(AR_ERR_ARG, "%d ranks: from 1 to %d are expected", s->ranks, ARI_MOST_RANKS);
+    k.divisors = list_divisors(k.divisor, MOST_DIVISORS, (size_t)s->ranks);
     AR_TRY(ari_alloc_zero((void **)&k.parts, 1, sizeof *k.parts, "parts of a mesh"));
     ar_status st = search_all(&k);
     if (st == AR_OK && r->has_fastest)

@@ -5,7 +5,7 @@
 
 #include "planner/time.h"
 
-enum { ARI_MOST_RANKS = 1 << 24, ARI_REASON = 240 };
+enum { ARI_MOST_RANKS = 1 << 20, ARI_REASON = 240 };
 
 /** dp * cp * pp * tp. Errors: AR_ERR_ARG (negative extents, more than ARI_MOST_RANKS). */
 AR_NODISCARD ar_status ari_planned_world(int *ranks, const ari_planned *p);
@@ -52,7 +52,8 @@ typedef struct ari_ranking {
     size_t fitting;                /* in the list */
     ari_found fastest;             /* of all legal ones, whether it fits or not */
     bool has_fastest;
-    double memory_bytes; /* of a rank; 0: no limit */
+    char refused[ARI_REASON]; /* why the first one that is not legal is not */
+    double memory_bytes;      /* of a rank; 0: no limit */
 } ari_ranking;
 /** Errors: AR_ERR_ARG (ranks), AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). ari_ranking_fini in every
  *  case. */

@@ -184,6 +184,8 @@ static ar_status read_word(ar_sim_cluster *c, const char *word, unsigned *had)
     } else if ((value = after(word, "memory="))) {
         is = HAS_MEMORY;
         AR_TRY(read_quantity(&c->memory_bytes, word, value, sizes, "size of memory"));
+        if (c->memory_bytes <= 0.0)
+            return ar_error_set(AR_ERR_ARG, "cluster: '%s': a rank has more than 0 bytes", word);
     } else {
         is = HAS_NODE;
         AR_TRY(read_node(c, word));

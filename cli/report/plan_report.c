@@ -85,11 +85,7 @@ ar_status ari_ranking_print(FILE *to, const ari_asked *a, const ari_ranking *r)
     fprintf(to, "%s layouts of %s meshes, %s of them legal; %s%zu of %zu listed\n", ARI_COUNT(r->layouts),
             ARI_COUNT(r->meshes), ARI_COUNT(r->legal),
             a->v->all ? "" : "the best of each mesh is ranked (--all: every layout); ", shown, r->n);
-    if (r->n == 0 || r->at[0].legal != AR_OK)
-        fprintf(to, "no layout is legal; --all lists why\n");
-    else
-        AR_TRY(print_advice(to, a, r));
-    return AR_OK;
+    return r->legal > 0 ? print_advice(to, a, r) : AR_OK;
 }
 
 /* --- one layout in depth ------------------------------------------------------------------------------------------ */

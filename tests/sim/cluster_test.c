@@ -103,6 +103,7 @@ Test(cluster, what_is_wrong_is_named_with_what_would_be_right)
         {"inside=infs:1GB/s flops=1T", "has a latency of inf s; 0 or more is expected"},
         {"2x inside=nvlink3 between=1us:0B/s flops=1T", "the link between nodes moves 0 bytes/s"},
         {"inside=nvlink4 flops=2T peak=1T", "flops=2T is more than the peak of 1T"},
+        {"h100 memory=0GB", "'memory=0GB': a rank has more than 0 bytes"},
         {"h100 memory=80", "'80' is no size of memory; a number and a unit are expected, one of MB, GB"},
         {"inside=nvlink4 flops=0", "a rank computes 0 flops; more than 0 is expected"},
         {"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
