@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of `anyrank plan` without --flow, from outside: rankings, a layout in depth, tables, files, and what it refuses.
+
+    tests/cli/planner_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
+"""
+
+import csv
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+COMMAND = str(pathlib.Path(os.environ.get("ANYRANK", ROOT / "build/anyrank")).resolve())
+SMALL = ("llama-3-8b", "--gpus", 8, "--batch", 16, "--seq", 4096)
+
+
+class PlannerTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(prefix="anyrank-planner-")
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+
+    def plan(self, *arguments):
+        return subprocess.run([COMMAND, "plan", *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, errors="replace", timeout=600, cwd=self.folder)
+
+    def passes(self, *arguments):
+        done = self.plan(*arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def json_of(self, *arguments):
+        return json.loads(self.passes(*arguments, "--json", "-"))
+
+    def refused(self, *arguments, says):
+        done = self.plan(*arguments)
+        self.assertEqual(done.returncode, 2, (arguments, done.stdout, done.stderr))
+        self.assertIn(says, done.stderr)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_the_first_screen_has_the_answer_and_what_bounds_it(self):
+        text = self.passes(*SMALL)
+        lines = text.splitlines()
+        self.assertIn("8,030,261,248 parameters, on 8 GPUs", lines[0])
+        self.assertLessEqual(len(lines), 15)
+        self.assertEqual(lines[2].split()[:4], ["tp", "cp", "pp", "dp"])
+        self.assertRegex(lines[-1], r"^advice: the step is bound by \w+, \d+ % of it: ")
+
+    def test_json_has_every_layout_that_is_listed_in_full(self):
+        report = self.json_of(*SMALL, "--top", 0)
+        found = report["layouts"]
+        self.assertEqual(report["searched"]["meshes"], 20)
+        self.assertEqual((report["parameters"], report["gpus"], report["batch"]), (8030261248, 8, 16))
+        for one in found:
+            layout, time = one["layout"], one["time"]["production"]
+            self.assertEqual(layout["tp"] * layout["cp"] * layout["pp"] * layout["dp"], 8)
+            kinds = ("products", "recomputation", "tp", "cp", "dp", "pp", "bubble")
+            self.assertAlmostEqual(sum(time[k] for k in kinds), one["seconds"], delta=1e-9 * one["seconds"])
+            memory = one["memory"]["production"]
+            self.assertAlmostEqual(sum(v for k, v in memory.items() if k != "sum"), one["bytes"], delta=1)
+            runs = layout["cp"] == layout["pp"] == 1 and layout["zero"] < 2 and layout["recompute"] == "none"
+            self.assertEqual(one["by_formula"], not runs)
+            self.assertEqual(one["time"]["own"] is None, not runs)
+            self.assertTrue(0 < one["mfu"] <= one["hfu"] <= 1)
+        fits = [one["seconds"] for one in found if one["fits"]]
+        self.assertEqual(fits, sorted(fits))
+
+    def test_a_layout_in_depth_is_the_one_of_the_ranking(self):
+        best = self.json_of(*SMALL)["layouts"][0]
+        layout = best["layout"]
+        options = [f"--{k}={layout[k]}" for k in ("tp", "cp", "pp", "dp", "zero", "chunks", "recompute")]
+        options += [f"--micro-batches={layout['micro_batches']}"] + (["--sp"] if layout["sp"] else [])
+        alone = self.json_of("llama-3-8b", "--batch", 16, "--seq", 4096, *options)["layouts"]
+        self.assertEqual(alone, [best])
+        text = self.passes("llama-3-8b", "--batch", 16, "--seq", 4096, *options)
+        for words in ("memory of a rank", "time of a step", "moved over", "tokens/s", "advice:"):
+            self.assertIn(words, text)
+
+    def test_extents_that_are_given_are_fixed(self):
+        report = self.json_of(*SMALL, "--tp", 2, "--sp", "--zero", 1, "--recompute", "none", "--all", "--top", 0)
+        legal = [one["layout"] for one in report["layouts"] if one["legal"]]
+        self.assertTrue(legal)
+        for layout in legal:
+            self.assertEqual((layout["tp"], layout["sp"], layout["zero"], layout["recompute"]), (2, True, 1, "none"))
+
+    def test_illegal_layouts_are_listed_on_request_with_the_reason(self):
+        report = self.json_of("llama-3-8b", "--gpus", 3, "--batch", 6, "--all", "--top", 0)
+        reasons = [one["reason"] for one in report["layouts"] if not one["legal"]]
+        self.assertTrue(any("query heads = 32 cannot be split over tp=3" in reason for reason in reasons), reasons)
+        self.assertNotIn("query heads", self.passes("llama-3-8b", "--gpus", 3, "--batch", 6))
+        self.assertIn("query heads = 32", self.passes("llama-3-8b", "--gpus", 3, "--batch", 6, "--all", "--top", 0))
+
+    def test_what_does_not_fit_says_by_how_much(self):
+        text = self.passes("llama-3-70b", "--gpus", 8, "--batch", 8, "--seq", 4096)
+        self.assertIn("does not fit, by ", text)
+        self.assertRegex(text, r"advice: it does not fit: a rank needs [\d.]+ GB, [\d.]+ GB more than it has")
+
+    def test_csv_has_a_line_for_each(self):
+        self.passes(*SMALL, "--all", "--csv", "all.csv", "--top", 3)
+        with open(self.folder / "all.csv", encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertGreater(len(rows), 300)
+        for row in rows:
+            extents = [int(row[k]) for k in ("tp", "cp", "pp", "dp")]
+            self.assertEqual(extents[0] * extents[1] * extents[2] * extents[3], 8)
+            self.assertEqual(row["seconds"] == "", row["legal"] == "0")
+            self.assertEqual(row["reason"] == "", row["legal"] == "1")
+
+    def test_the_founding_table_of_memory_with_what_is_replicated(self):
+        # Without its head the model of 32 layers has 4,754,202,624 parameters; of tp=8 a rank holds 594,848,768, and
+        # not an eighth of all.
+        rows = self.json_of("stack-4.8b", "--table", "memory", "--seq", 4096)["rows"]
+        at = {row["tp"]: row for row in rows}
+        self.assertEqual(list(at), [1, 2, 4, 8, 16, 32])
+        self.assertEqual((at[1]["parameters"], at[8]["parameters"]), (4754202624, 594848768))
+        self.assertAlmostEqual(at[8]["states"] / 1e9, 9.518, delta=5e-4)
+        self.assertAlmostEqual(at[8]["divided"] / 1e9, 9.508, delta=5e-4)
+        self.assertAlmostEqual(at[16]["states"] / 1e9, 5.032, delta=5e-4)
+        self.assertAlmostEqual(at[32]["states"] / 1e9, 2.790, delta=5e-4)
+        self.assertLess(at[8]["activations_sp"], at[8]["activations"])
+
+    def test_tables_of_scaling_and_decisions(self):
+        rows = self.json_of("stack-4.8b", "--table", "scaling", "--seq", 4096)["rows"]
+        self.assertEqual([row["between_nodes"] for row in rows], [False] * 4 + [True] * 2)
+        computing = [row["computing"] for row in rows]
+        self.assertEqual(computing, sorted(computing, reverse=True))
+        rows = self.json_of("llama-3-8b", "--gpus", 4, "--table", "decision", "--seq", 4096, "--batch", 4)["rows"]
+        self.assertEqual([(row["gpus"], row["seq"]) for row in rows],
+                         [(1, 4096), (2, 4096), (4, 4096), (4, 32768), (4, 131072)])
+        self.assertIn("GPUs", self.passes("llama-3-8b", "--gpus", 2, "--table", "decision", "--seq", 4096))
+
+    def test_bad_input_is_refused_and_leaves_no_file(self):
+        for options, says in ((("--gpus", 0), "--gpus"), (("--gpus", 10**18), "--gpus"), ((), "how many GPUs?"),
+                              (("--gpus", 8, "--cluster", "nope"), "'nope' is none of"),
+                              (("--gpus", 8, "--cluster", "h100 memory=0GB"), "more than 0 bytes"),
+                              (("--gpus", 8, "--cluster", "inside=1us:0GB/s flops=1T"), "0 bytes/s"),
+                              (("--tp", 3), "query heads = 8 cannot be split over tp=3"),
+                              (("--pp", 100), "4 layers cannot be split over pp=100"),
+                              (("--dp", 3, "--pp", 2, "--batch", 8), "cannot be split evenly"),
+                              (("--tp", 65536, "--dp", 4096, "--pp", 65536), "are more than"),
+                              (("--gpus", 7, "--batch", 5), "no layout of 7 GPUs is legal"),
+                              (("--gpus", 8, "--tp", 2, "--dp", 2, "--cp", 1, "--pp", 1), "are not --gpus 8"),
+                              (("--gpus", 8, "--flow"), "--flow"), (("--gpus", 8, "--rank", 1), "--rank"),
+                              (("--tp", 2, "--csv", "x.csv"), "--gpus N too"),
+                              (("--gpus", 8, "--batch", 10**9, "--seq", 10**9, "--json", "x"), "does not fit a size"),
+                              (("--gpus", 8, "--csv", "no/such/x.csv"), "no/such/x.csv"),
+                              (("--gpus", 8, "--table", "no"), "memory, scaling or decision")):
+            with self.subTest(options=options):
+                self.refused("llama-demo", *options, says=says)
+        self.refused("gpt2-demo", "--tp", 2, "--seq", 10**6, says="longer than the")
+        self.refused("no-such-model", "--gpus", 8, says="no-such-model")
+
+    def test_a_config_of_absurd_sizes_is_refused(self):
+        config = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+                  "num_attention_heads": 32, "vocab_size": 32000}
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "config.json"
+            for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+                for value in (0, 10**18, "many"):
+                    path.write_text(json.dumps(config | {key: value}), encoding="utf-8")
+                    with self.subTest(key=key, value=value):
+                        self.refused(path, "--gpus", 8, says="config")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.path.exists(sys.argv[1]):
+        COMMAND = str(pathlib.Path(sys.argv.pop(1)).resolve())
+    unittest.main()

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which layouts are legal, how they are ranked, and the closed forms of what no run shows. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "planner/search.h"
+#include "planner/time_impl.h"
+
+TestSuite(planner_search, .timeout = 600);
+
+static ar_config config_of(const char *model)
+{
+    char path[4096];
+    ar_config c;
+    cr_assert_eq(ar_model_path(path, sizeof path, model), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_config_load(&c, path), AR_OK, "%s", ar_error_message());
+    return c;
+}
+
+static ari_planned planned_of(const ar_config *c, size_t batch, size_t seq)
+{
+    return (ari_planned){.step = {.config = c,
+                                  .run = {.batch = batch,
+                                          .seq = seq,
+                                          .steps = 1,
+                                          .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                          .ddp.bucket_bytes = ARI_BUCKETS_USUAL}},
+                         .flash = true};
+}
+
+static ari_time_options on(const char *cluster)
+{
+    ari_time_options o = {.account = ARI_ACCOUNT_PRODUCTION};
+    cr_assert_eq(ar_sim_cluster_parse(&o.cluster, cluster), AR_OK, "%s", ar_error_message());
+    return o;
+}
+
+static ari_time time_of(const ari_planned *p, const ari_time_options *o)
+{
+    ari_time t;
+    cr_assert_eq(ari_planned_check(p), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_time_of(&t, p, o), AR_OK, "%s", ar_error_message());
+    return t;
+}
+
+static double sent(const ari_time *t, ari_time_kind over)
+{
+    double bytes = 0.0;
+    for (int i = 0; i < t->moved.n; i++)
+        bytes += t->moved.row[i].over == over ? t->moved.row[i].bytes : 0.0;
+    return bytes;
+}
+
+/* --- legality ----------------------------------------------------------------------------------------------------- */
+
+Test(planner_search, what_cannot_be_split_is_refused_by_its_name)
+{
+    const ar_config c = config_of("llama-3-8b"); /* 32 heads, 8 KV heads, 32 layers */
+    static const struct {
+        ari_choice choice;
+        const char *says;
+    } wrong[] = {
+        {{.tp = 3}, "query heads = 32 cannot be split over tp=3"},
+        {{.tp = 64}, "more than the 32 query heads"},
+        {{.cp = 3}, "8192 cannot be split over cp=3"},
+        {{.pp = 33}, "32 layers cannot be split over pp=33"},
+        {{.pp = 4, .chunks = 9, .micro_batches = 4}, "chunks=9"},
+        {{.pp = 4, .chunks = 2, .micro_batches = 2}, "which does not divide 2"},
+        {{.chunks = 2}, "pp=1 has none"},
+        {{.dp = 32}, "a batch of 16 has no sample for each of dp=32"},
+        {{.dp = 3, .pp = 2}, "cannot be split evenly over dp=3"},
+        {{.dp = 2, .micro_batches = 3, .zero = 2}, "and 3 micro-batches"},
+        {{.micro_batches = 17}, "17 micro-batches"},
+        {{.zero = 1}, "there is one"},
+        {{.dp = 2, .zero = 4}, "zero=4: a stage from 0 to 3"},
+        {{.pp = -1}, "an extent of -1 ranks"},
+        {{.tp = 1 << 15, .dp = 1 << 15}, "are more than"},
+    };
+    const ari_planned base = planned_of(&c, 16, 8192);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        const ari_planned p = ari_choice_planned(&base, &wrong[i].choice);
+        cr_expect_neq(ari_planned_check(&p), AR_OK, "%s", wrong[i].says);
+        cr_expect(strstr(ar_error_message(), wrong[i].says), "no \"%s\" in: %s", wrong[i].says, ar_error_message());
+    }
+    const ari_choice right = {
+        .tp = 8, .cp = 2, .pp = 2, .dp = 2, .chunks = 2, .micro_batches = 8, .sp = true, .zero = 3};
+    const ari_planned p = ari_choice_planned(&base, &right);
+    cr_expect_eq(ari_planned_check(&p), AR_OK, "%s", ar_error_message());
+}
+
+/* Any extents at all: a verdict, and of what is legal a time and a memory that are numbers. */
+Test(planner_search, no_extents_break_it)
+{
+    static const int extents[] = {-2147483647, -1, 0, 1, 2, 3, 4, 5, 8, 16, 1 << 20, 2147483647};
+    enum { EXTENTS = sizeof extents / sizeof *extents, DRAWS = 3000 };
+    const ar_config c = config_of("llama-demo");
+    const ari_planned base = planned_of(&c, 16, 64);
+    const ari_time_options o = on("h100");
+    uint64_t state = 12345;
+    int legal = 0;
+    for (int i = 0; i < DRAWS; i++) {
+        int e[8];
+        for (int k = 0; k < 8; k++) {
+            state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+            e[k] = extents[i % 3 == 0 ? (state >> 33) % EXTENTS : 2 + (state >> 33) % 6];
+        }
+        const ari_choice d = {.tp = e[0],
+                              .cp = e[1],
+                              .pp = e[2],
+                              .dp = e[3],
+                              .zero = e[4],
+                              .micro_batches = e[5],
+                              .chunks = e[6],
+                              .sp = e[7] & 1,
+                              .recompute = (ari_recompute)((e[7] & 7) % 3)};
+        const ari_planned p = ari_choice_planned(&base, &d);
+        if (ari_planned_check(&p) != AR_OK)
+            continue;
+        ari_memory m;
+        const ari_time t = time_of(&p, &o);
+        cr_assert_eq(ari_memory_production(&m, &p), AR_OK, "%s", ar_error_message());
+        cr_expect(isfinite(ari_time_step(&t)) && ari_time_step(&t) > 0.0 && isfinite(ari_memory_sum(&m)), "draw %d", i);
+        for (int k = 0; k < ARI_TIME_KINDS; k++)
+            cr_expect(t.of[k] >= 0.0, "draw %d: %s is %g s", i, ari_time_name((ari_time_kind)k), t.of[k]);
+        legal++;
+    }
+    cr_expect_gt(legal, 20);
+}
+
+/* --- ranking ------------------------------------------------------------------------------------------------------ */
+
+static ari_ranking ranking_of(const ar_config *c, int ranks, size_t batch, const char *cluster, bool every)
+{
+    const ari_search s = {.base = planned_of(c, batch, 4096),
+                          .ranks = ranks,
+                          .sp = -1,
+                          .zero = -1,
+                          .recompute = -1,
+                          .time = on(cluster),
+                          .every = every};
+    ari_ranking r;
+    cr_assert_eq(ari_search_run(&r, &s), AR_OK, "%s", ar_error_message());
+    return r;
+}
+
+static bool same_mesh(const ari_choice *a, const ari_choice *b)
+{
+    return a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->dp == b->dp;
+}
+
+Test(planner_search, ranks_every_layout_as_it_is_planned_alone)
+{
+    const ar_config c = config_of("llama-3-8b");
+    const ari_planned base = planned_of(&c, 12, 4096);
+    const ari_time_options o = on("h100");
+    ari_ranking r = ranking_of(&c, 12, 12, "h100", true);
+    size_t legal = 0, refused = 0;
+    for (size_t i = 0; i < r.n; i++) {
+        const ari_found *f = &r.at[i];
+        const ari_planned p = ari_choice_planned(&base, &f->choice);
+        refused += f->legal != AR_OK;
+        cr_expect_eq(f->choice.tp * f->choice.cp * f->choice.pp * f->choice.dp, 12);
+        cr_expect_eq(ari_planned_check(&p) == AR_OK, f->legal == AR_OK, "%zu: %s", i, f->reason);
+        cr_expect_eq(f->reason[0] != '\0', f->legal != AR_OK);
+        if (f->legal != AR_OK)
+            continue;
+        cr_expect_eq(refused, 0u, "illegal layouts come last");
+        if (legal++ % 7 == 0) {
+            const ari_time t = time_of(&p, &o);
+            cr_expect_eq(f->seconds, ari_time_step(&t), "%zu: %.17g s, alone %.17g s", i, f->seconds,
+                         ari_time_step(&t));
+        }
+    }
+    cr_expect(legal == r.legal && legal > 100 && refused > 0, "%zu legal, %zu refused", legal, refused);
+    ari_ranking_fini(&r);
+}
+
+Test(planner_search, the_best_of_each_mesh_is_the_fastest_that_fits)
+{
+    const ar_config c = config_of("llama-3-8b");
+    ari_ranking best = ranking_of(&c, 8, 16, "h100 memory=18GB", false);
+    ari_ranking all = ranking_of(&c, 8, 16, "h100 memory=18GB", true);
+    for (size_t i = 0; i < best.n; i++) {
+        const ari_found *f = &best.at[i];
+        for (size_t k = 0; k < all.n && all.at[k].legal == AR_OK; k++) {
+            const ari_found *g = &all.at[k];
+            if (!same_mesh(&f->choice, &g->choice))
+                continue;
+            cr_expect(!g->fits || (f->fits && f->seconds <= g->seconds), "a mesh of tp=%d pp=%d: %g s, better %g s",
+                      f->choice.tp, f->choice.pp, f->seconds, g->seconds);
+        }
+        if (i > 0 && best.at[i - 1].fits && f->fits)
+            cr_expect_leq(best.at[i - 1].seconds, f->seconds);
+    }
+    cr_expect(best.fitting > 0 && best.fitting < best.n, "%zu of %zu fit", best.fitting, best.n);
+    cr_expect_eq(best.legal, all.legal);
+    ari_ranking_fini(&best);
+    ari_ranking_fini(&all);
+}
+
+/* --- closed forms ------------------------------------------------------------------------------------------------- */
+
+/* 2(N-1)a + 2(N-1)/N D/b of the founding documents' message: 64 MiB, 5 us a step. */
+Test(planner_search, an_all_reduce_takes_its_closed_form)
+{
+    const ar_config c = config_of("stack-4.8b");
+    static const struct {
+        int ranks;
+        const char *cluster;
+        double us;
+    } cases[] = {{8, "inside=5us:450GB/s flops=1T", 330.98},
+                 {16, "8x inside=5us:450GB/s between=5us:50GB/s flops=1T", 2666.58}};
+    for (size_t i = 0; i < 2; i++) {
+        const ari_time_options o = on(cases[i].cluster);
+        ari_planned p = planned_of(&c, 1, 16);
+        p.step.run.parallel.tp = cases[i].ranks;
+        const ari_links l = ari_links_of(&p, &o, ARI_LINKS_TP);
+        const double us = ari_links_call(&l, ARI_CALL_ALL_REDUCE, 33554432, 2) * 1e6;
+        cr_expect(fabs(us - cases[i].us) < 0.005, "%d ranks: %.4f us", cases[i].ranks, us);
+    }
+    ari_time_options o = on("8x inside=5us:450GB/s between=5us:50GB/s flops=1T");
+    ari_planned p = planned_of(&c, 1, 16);
+    p.step.run.parallel.tp = 16;
+    o.hierarchical = true;
+    const ari_links l = ari_links_of(&p, &o, ARI_LINKS_TP);
+    const double d = 67108864, by_hand = 2 * 7 * (5e-6 + d / 8 / 450e9) + 2 * 1 * (5e-6 + d / 16 / 50e9);
+    cr_expect(fabs(ari_links_call(&l, ARI_CALL_ALL_REDUCE, 33554432, 2) / by_hand - 1.0) < 1e-12);
+}
+
+/* What a rank sends for a layer of b 2, s 4096, h 4096 over tp=8, in elements of 16 bits: forward 4 all-reduces' halves,
+ * backward as many, and with sp two more gathers. */
+Test(planner_search, a_layer_moves_what_the_founding_documents_count)
+{
+    static const double elements[] = {234881024, 293601280};
+    ar_config c = config_of("stack-4.8b");
+    const ari_time_options o = on("h100");
+    double bytes[2][2];
+    for (int sp = 0; sp < 2; sp++) {
+        for (size_t layers = 1; layers <= 2; layers++) {
+            c.layers = layers;
+            ari_planned p = planned_of(&c, 2, 4096);
+            p.step.run.parallel = (ar_parallel){.tp = 8, .sp = sp};
+            const ari_time t = time_of(&p, &o);
+            bytes[sp][layers - 1] = sent(&t, ARI_TIME_TP);
+        }
+        /* With sp also, once a step, the sums over tp of two norms' gradients and of one bias: five vectors of h. */
+        const double norms = sp ? 5 * 2.0 * 7 / 8 * 4096 * 2 : 0.0, layer = bytes[sp][1] - bytes[sp][0] - norms;
+        cr_expect_eq(layer, 2 * elements[sp], "%s: %.0f elements", sp ? "sp" : "tp", layer / 2);
+    }
+}
+
+Test(planner_search, a_pipeline_of_equal_stages_waits_as_its_formula_says)
+{
+    const ar_config c = config_of("stack-4.8b"); /* 32 layers, no head */
+    const ari_time_options o = on("inside=0s:inf flops=1T");
+    for (int chunks = 1; chunks <= 4; chunks *= 2) {
+        const ari_choice choice = {.tp = 1, .cp = 1, .pp = 4, .dp = 1, .micro_batches = 8, .chunks = chunks};
+        const ari_planned base = planned_of(&c, 8, 64), p = ari_choice_planned(&base, &choice);
+        const ari_time t = time_of(&p, &o);
+        const double share = t.of[ARI_TIME_BUBBLE] / t.of[ARI_TIME_PRODUCTS];
+        cr_expect(fabs(share - 3.0 / (8 * chunks)) < 1e-12, "%d chunks: %.15g", chunks, share);
+    }
+}
+
+Test(planner_search, zero_3_moves_half_as_much_again_and_full_recomputation_a_third_more)
+{
+    const ar_config c = config_of("llama-3-8b");
+    const ari_time_options o = on("h100");
+    ari_choice choice = {.tp = 1, .cp = 1, .pp = 1, .dp = 8, .micro_batches = 1, .chunks = 1, .zero = 1};
+    const ari_planned base = planned_of(&c, 8, 4096);
+    ari_planned p = ari_choice_planned(&base, &choice);
+    const ari_time one = time_of(&p, &o);
+    choice.zero = 3;
+    p = ari_choice_planned(&base, &choice);
+    const ari_time three = time_of(&p, &o);
+    const double share = sent(&three, ARI_TIME_DP) / sent(&one, ARI_TIME_DP);
+    cr_expect(fabs(share - 1.5) < 1e-4, "%.6f", share); /* beside weights the loss, the norm and the targets */
+    choice.recompute = ARI_RECOMPUTE_FULL;
+    p = ari_choice_planned(&base, &choice);
+    const ari_time full = time_of(&p, &o);
+    cr_expect(full.of[ARI_TIME_AGAIN] > 0.28 * full.of[ARI_TIME_PRODUCTS] &&
+              full.of[ARI_TIME_AGAIN] < full.of[ARI_TIME_PRODUCTS] / 3.0);
+    cr_expect_eq(full.of[ARI_TIME_PRODUCTS], three.of[ARI_TIME_PRODUCTS]);
+}
