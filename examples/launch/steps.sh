@@ -21,6 +21,10 @@ if [ $# -eq 0 ]; then
     echo "${0##*/}: give a MODEL and a layout of $((NODES * RANKS_PER_NODE)) ranks, as in: llama-demo --tp 8" >&2
     exit 2
 fi
+if [ -e "$OUT/run" ]; then
+    echo "${0##*/}: $OUT/run is there already: name another folder by OUT, or go on with: anyrank train --resume" >&2
+    exit 2
+fi
 mkdir -p "$OUT"
 
 if [ "${NODE_RANK:-0}" -eq 0 ]; then

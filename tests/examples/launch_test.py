@@ -143,6 +143,13 @@ class Lines(LaunchTest):
             self.assertEqual(status, 2)
             self.assertIn(f"{launcher}: give a MODEL and a layout of 4 ranks", err)
 
+    def test_an_earlier_run_is_not_overwritten(self):
+        (self.folder / "out/run").mkdir(parents=True)
+        status, _, err = self.run_launcher("mpirun.sh", "llama-demo")
+        self.assertEqual(status, 2)
+        self.assertIn("out/run is there already: name another folder by OUT", err)
+        self.assertFalse((self.folder / "record").exists())
+
     def test_the_first_status_that_is_not_0_is_the_launcher_s(self):
         self.put("anyrank", '#!/bin/sh\n[ "$1" != check ] || exit "$((RANK * 3))"\n')
         status, out, _ = self.run_launcher("processes.sh", "llama-demo", RANKS_PER_NODE=3)
@@ -192,6 +199,7 @@ class Runs(LaunchTest):
     def test_a_job_of_slurm(self):
         self.put("srun", STARTER)
         for nodes in (2, 16) if EXTENDED else (2,):
+            shutil.rmtree(self.folder / "out", ignore_errors=True)
             status, out, err = self.run_launcher(
                 "slurm.sbatch", *MODEL, "--tp", 1, "--dp", nodes, "--zero", 1, SLURM_JOB_NUM_NODES=nodes,
                 SLURM_NTASKS_PER_NODE=1, SLURM_CPUS_PER_TASK=1, EXPECT=self.expected())
@@ -236,7 +244,29 @@ class Runs(LaunchTest):
         started.send_signal(signal.SIGTERM)
         out, err = started.communicate(timeout=1800)
         self.assertEqual(started.returncode, 143, err)
-        self.assertEqual(len(list((self.folder / "out/run").iterdir())) > 0, True, out)
+        self.assertTrue(list((self.folder / "out/run").iterdir()), out)
+
+
+class Page(LaunchTest):
+    """docs/launching.md: what its commands print, and that it names every launcher."""
+
+    def setUp(self):
+        super().setUp()
+        (self.folder / "bin/anyrank").symlink_to(pathlib.Path(nccl.COMMAND).resolve())
+        self.page = (ROOT / "docs/launching.md").read_text(encoding="utf-8")
+
+    def test_its_commands_print_what_it_shows(self):
+        shown = re.findall(r"^\$ (anyrank .*)\n((?:  .*\n)+)", self.page, re.MULTILINE)
+        self.assertEqual(len(shown), 2)
+        for line, output in shown:
+            done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                                  timeout=1800, check=False, env=self.environment())
+            self.assertEqual(done.stdout, output, done.stderr)
+
+    def test_every_launcher_is_there_and_can_be_run(self):
+        for path in LAUNCH.iterdir():
+            self.assertIn(path.name, self.page)
+            self.assertEqual(os.access(path, os.X_OK), path.name != "steps.sh", path)
 
 
 if __name__ == "__main__":
