@@ -213,3 +213,16 @@ ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int dp_rank, int t
     m->of[ARI_MEMORY_WORKSPACE] += a.peak - a.stored;
     return AR_OK;
 }
+
+ar_status ari_memory_own_all(double *bytes, const ari_planned *p)
+{
+    const int tp = ari_at_least_one(p->step.run.parallel.tp), dp = ari_at_least_one(p->step.run.parallel.dp);
+    const int longer = (int)(p->step.run.batch % (size_t)dp); /* ranks of one sample more: the first */
+    *bytes = 0.0;
+    for (int r = 0; r < dp; r = r < longer ? longer : dp) {
+        ari_memory m;
+        AR_TRY(ari_memory_own(&m, p, r, 0));
+        *bytes += (double)tp * (r < longer ? longer : dp - longer) * ari_memory_sum(&m);
+    }
+    return AR_OK;
+}

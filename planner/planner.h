@@ -77,6 +77,8 @@ AR_NODISCARD ar_status ari_memory_production(ari_memory *m, const ari_planned *p
  *  values and buckets are the counted ones to the byte. Errors: as above, and AR_ERR_UNSUPPORTED for what does not run
  *  in this version. */
 AR_NODISCARD ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int dp_rank, int tp_rank);
+/** Bytes of all ranks together, each taken for the one of as many samples that holds most. Errors: as above. */
+AR_NODISCARD ar_status ari_memory_own_all(double *bytes, const ari_planned *p);
 
 /* --- floating-point operations ------------------------------------------------------------------------------------ */
 

@@ -9,6 +9,7 @@
 
 #include "anyrank/check.h"
 #include "anyrank/model.h"
+#include "planner/planner.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
 #include "ref/models/family.h"
@@ -16,20 +17,19 @@
 
 /* Bytes of one element. */
 static const double FLOAT = 4.0, DOUBLE = 8.0, INT = 4.0;
-/* A rank's own: an accumulator of 17 bytes (t, h, l) and the weight packed as integers in both orientations. */
-static const double ACCUMULATOR = 17.0, KEPT_OPERANDS = 8.0;
-/* In a bucket of gradients: an accumulator and the index that all ranks agree on. */
-static const double BUCKETED = 18.0;
+/* Of a weight on one rank in exact numerics: fp32, an accumulator, and integers for products both ways. */
+static const double WEIGHT = 4.0 + 17.0 + 8.0;
 /* The baseline sums a gradient over bands of this many rows: nine slices, a top and a product for each element. */
 static const double BAND_ROWS = 256.0, BAND_BYTES = 9.0 * 8.0 + 1.0 + 8.0;
 /* Freed pieces between others that live on, page tables, what an allocation is rounded up to; with steps, tensors of
  * one lie where temporaries of the next would. */
-static const double SLACK = 1.15, SLACK_OF_STEPS = 1.3;
+static const double SLACK = 1.25, SLACK_OF_STEPS = 1.35;
 /* Of the ranks' memory, what the allocator still holds when they have ended: measured with glibc 2.36 in November 2026,
  * on the rows with dumps of tests/verify/estimate_test.c. */
 static const double NOT_RETURNED = 0.4;
-/* The program itself, and what a rank takes whatever the model's size: stacks, tiles, packing scratch. */
-static const double PROGRAM_BYTES = 8e6, RANK_BYTES = 1e6;
+/* The program itself, and what a rank takes whatever the model's size: stacks, tiles, packing scratch, what the
+ * allocator keeps for its thread. */
+static const double PROGRAM_BYTES = 8e6, RANK_BYTES = 3e6;
 /* Tensors that the baseline emits in a step: at most this many in a block of both passes and its parameters, and around
  * them. */
 static const double BLOCK_TENSORS = 106.0, OUTER_TENSORS = 42.0;
@@ -53,74 +53,9 @@ typedef struct elements {
     bool trains;
 } elements;
 
-/* What a layout makes of them. */
-typedef struct split {
-    double tp, dp, ranks;
-    bool zero;         /* each of the dp ranks keeps its part of the optimizer's state */
-    double at_once;    /* share of the batch that goes through a rank at once: micro-batches */
-    double whole;      /* hidden states kept on each of the tp ranks, in copies of all tokens */
-    double middles;    /* copies of an MLP's middle over all blocks: one of a block, or one on each rank of it */
-    double attentions; /* of an attention's heads, likewise */
-    double logits;     /* of the logits: one, or one on each rank */
-    double copied;     /* elements of matrices that the tp ranks have more than once */
-    bool whole_middle; /* somewhere the latter */
-    bool sp;
-} split;
-
 static double largest_of(double a, double b)
 {
     return a > b ? a : b;
-}
-
-static bool by_features(ar_placement p)
-{
-    return p.kind == AR_SHARD && p.dim == -1;
-}
-
-static bool is_whole(const ar_linear_split *s)
-{
-    return s->style == AR_STYLE_REPLICATE;
-}
-
-/* The widths, besides the hidden one, of a block's matrices that every tp rank has all of. */
-static double block_copied(const elements *n, const ar_block_split *s)
-{
-    return is_whole(&s->attention.first) * (n->q + 2.0 * n->kv) + is_whole(&s->attention.second) * n->q +
-           is_whole(&s->mlp.first) * n->fc + is_whole(&s->mlp.second) * n->ffn;
-}
-
-static ar_status count_split(split *s, const elements *n, const ari_estimate_case *run, const ar_parallel *p)
-{
-    const double pieces = p->forward_first ? 1.0 : ari_at_least_one(p->micro_batches), kept = 8.0 * n->layers + 6.0;
-    *s = (split){
-        .tp = ari_at_least_one(p->tp), .dp = ari_at_least_one(p->dp), .zero = p->zero > 0, .sp = p->sp && p->tp > 1};
-    s->ranks = s->tp * s->dp;
-    const double samples = ceil((double)run->run.batch / s->dp);
-    const double at_work = s->dp < (double)run->run.batch ? s->dp : (double)run->run.batch; /* of the dp ranks */
-    s->at_once = ceil(samples / pieces) * at_work / (double)run->run.batch;
-    /* Shared sequences: a part of what is kept; the inputs gathered for a block's two halves are kept or go again. */
-    s->whole = s->sp ? kept / s->tp + 6.0 + (p->keep_gathered ? 2.0 * n->layers + 1.0 : 0.0) : kept;
-    const bool sequence = ar_plan_by_tokens(&run->run.plan, ari_at_least_one(p->tp), p->sp);
-    for (size_t layer = 0; layer < run->config->layers; layer++) {
-        ar_block_split block;
-        AR_TRY(ar_plan_block(&run->run.plan, run->config, layer, sequence, &block));
-        const bool whole = !by_features(block.mlp.first.to) && s->tp > 1.0;
-        s->attentions += by_features(block.attention.first.to) ? 1.0 : s->tp;
-        s->copied += (s->tp - 1.0) * n->hidden * block_copied(n, &block);
-        s->middles += whole ? s->tp : 1.0;
-        s->whole_middle = s->whole_middle || whole;
-    }
-    ar_outer_split outer;
-    AR_TRY(ar_plan_outer(&run->run.plan, run->config, sequence, &outer));
-    const bool head = n->head > 0.0 && !run->config->tied && is_whole(&outer.head);
-    s->copied += (s->tp - 1.0) * n->table * ((outer.tokens == AR_EMBEDDING_WHOLE) + head);
-    s->logits = by_features(outer.head.to) ? 1.0 : s->tp;
-    return AR_OK;
-}
-
-static double states_of(const ar_optimizer_options *o)
-{
-    return o->kind == AR_OPTIMIZER_SGD ? (o->momentum != 0.0 ? 1.0 : 0.0) : 2.0;
 }
 
 static ar_status count_elements(elements *n, const ari_estimate_case *run)
@@ -134,7 +69,7 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     n->trains = run->run.steps > 0;
     n->steps = (double)ari_run_steps(&run->run);
     n->replicated = h * (6.0 * n->layers + 2.0 + (c->learned_positions ? (double)c->max_positions : 0.0));
-    n->states = n->trains ? states_of(&run->run.optimizer) : 0.0;
+    n->states = n->trains ? ari_optimizer_states(&run->run.optimizer) : 0.0;
     n->beside = run->run.numerics == AR_NUMERICS_NATIVE && !run->alone && n->states > 1.0 ? FLOAT + 1.0 : 0.0;
     if (n->beside > 0.0 && run->run.precision != AR_PRECISION_F32)
         n->beside += FLOAT;
@@ -199,50 +134,38 @@ static double baseline_bytes(const elements *n, const ari_estimate_case *run)
     return largest_of(exact, n->noisy > 0.0 ? noisy : run->f64 ? wide : 0.0);
 }
 
-/* Activations of all ranks at once: hidden ones on each, the others split between them. */
-static double step_bytes(const elements *n, const split *s)
+/* Whether a plan has every rank make the middle of some block's MLP. */
+static ar_status has_whole_middle(bool *whole, const ar_parallel *p, const ari_estimate_case *run)
 {
-    const double h = n->tokens * n->hidden, q = n->tokens * n->q, kv = n->tokens * n->kv;
-    const double middle = n->tokens * n->fc, copies = s->whole_middle ? s->tp : 1.0;
-    const double each = s->tp * s->whole * h; /* kept on every rank */
-    const double shared = s->attentions * (3.0 * (q + kv) + n->probs) + 2.0 * s->middles * middle; /* kept once */
-    const double heads = s->attentions > n->layers ? s->tp : 1.0;
-    const double back =
-        3.0 * heads * n->probs + 8.0 * largest_of(copies * n->tokens * n->ffn, heads * q); /* of a block on its way */
-    /* Partial sums of two limbs under way: three of hidden width, or one of a middle. */
-    const double sums = s->tp * 4.0 * largest_of(3.0 * h, s->whole_middle ? middle : 0.0);
-    return s->at_once * FLOAT * (each + shared + 3.0 * s->logits * n->logits + back + sums);
-}
-
-/* Gradients on their way between ranks: all of them over dp; over tp those of replicated parameters whose terms
- * sequence parallelism spreads. A bucket's bytes do not depend on how many there are. */
-static double bucket_bytes(const elements *n, const split *s)
-{
-    return BUCKETED * (s->dp > 1.0 ? s->dp * n->parameters : s->sp ? s->tp * n->replicated : 0.0);
-}
-
-/* An update of shares, when activations are gone: a bucket's weights, in which there may be all, and the gradient of a
- * share. */
-static double update_bytes(const elements *n, const split *s)
-{
-    return s->zero && n->trains ? FLOAT * (s->dp + 1.0) * n->parameters : 0.0;
+    const bool sequence = ar_plan_by_tokens(&run->run.plan, ari_at_least_one(p->tp), p->sp);
+    *whole = false;
+    for (size_t layer = 0; layer < run->config->layers && !*whole; layer++) {
+        ar_block_split block;
+        AR_TRY(ar_plan_block(&run->run.plan, run->config, layer, sequence, &block));
+        *whole = block.mlp.first.to.kind != AR_SHARD;
+    }
+    return AR_OK;
 }
 
 /* What the ranks keep to write it. A replicated value is there once for each rank that has it. */
-static double dump_bytes(const elements *n, const split *s, const ari_estimate_case *run)
+static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel *p, const ari_estimate_case *run)
 {
-    const double others = run->dump == ARI_DUMPS_FIRST ? 0.0 : s->tp - 1.0; /* copies beside the first */
-    const double groups = run->dump == ARI_DUMPS_FIRST ? 1.0 : s->dp;
-    const double hidden = s->sp ? 0.0 : n->tokens * n->hidden, middle = n->tokens * (n->fc + n->ffn);
-    const double in_block = 6.0 * hidden + 4.0 * n->tokens * n->kv + (s->whole_middle ? middle : 0.0);
+    const double tp = ari_at_least_one(p->tp), dp = ari_at_least_one(p->dp);
+    const double others = run->dump == ARI_DUMPS_FIRST ? 0.0 : tp - 1.0; /* copies beside the first */
+    const double groups = run->dump == ARI_DUMPS_FIRST ? 1.0 : dp;
+    const double hidden = p->sp && tp > 1.0 ? 0.0 : n->tokens * n->hidden, middle = n->tokens * (n->fc + n->ffn);
+    bool whole_middle = false;
+    AR_TRY(has_whole_middle(&whole_middle, p, run));
+    const double in_block = 6.0 * hidden + 4.0 * n->tokens * n->kv + (whole_middle ? middle : 0.0);
     const double block = n->block_reference + others * in_block;
     const double activations = 2.0 * (n->layers * block + n->outer_reference + others * 3.0 * hidden);
     const double outputs = n->logits + (1.0 + others) * (n->layers + 1.0) * n->tokens * n->hidden;
     const double weights = n->parameters + others * (n->replicated + 2.0 * n->layers * n->hidden * n->kv);
     const double each = (run->dump == ARI_DUMPS_RESULTS ? outputs : activations) +
-                        groups * (s->zero ? 1.0 / s->dp : 1.0) * (1.0 + n->states) * weights +
+                        groups * (p->zero > 0 ? 1.0 / dp : 1.0) * (1.0 + n->states) * weights +
                         (n->trains ? groups * weights : 0.0);
-    return run->dump == ARI_DUMPS_NOTHING ? 0.0 : FLOAT * (n->steps * each + groups * weights);
+    *bytes = run->dump == ARI_DUMPS_NOTHING ? 0.0 : FLOAT * (n->steps * each + groups * weights);
+    return AR_OK;
 }
 
 /* Full tensors of what was kept, and whose each element is: when the ranks have ended. Their outputs are there too. */
@@ -253,24 +176,23 @@ static double merged_bytes(const elements *n)
     return (FLOAT + 2.0) * (activations + (3.0 + n->states) * n->parameters + outputs);
 }
 
-/* One layout: weights, gradients, kept operands and the optimizer's state once over the ranks of a tensor-parallel
- * group (what they replicate is small), a checkpoint's weights beside them, and one gradient's value and product under
- * way. */
-static double layout_bytes(const elements *n, const split *s, const ari_estimate_case *run)
+/* One layout: what the ranks hold, a checkpoint's weights beside them, and what the run gathers. */
+static ar_status layout_bytes(double *bytes, const elements *n, const ar_parallel *p, const ari_estimate_case *run)
 {
-    const double checkpoint = FLOAT;
-    const double group = FLOAT + ACCUMULATOR + KEPT_OPERANDS + FLOAT * n->states / (s->zero ? s->dp : 1.0);
-    const double own =
-        (s->dp * group + checkpoint) * n->parameters + s->dp * (group * s->copied + 2.0 * FLOAT * n->largest);
-    const double ranks = own + bucket_bytes(n, s) + largest_of(step_bytes(n, s), update_bytes(n, s));
+    ari_planned planned = {.step = {.run = run->run, .config = run->config, .tapped = true}};
+    planned.step.run.parallel = *p;
+    AR_TRY(ari_memory_own_all(bytes, &planned));
+    *bytes += FLOAT * n->parameters;
     /* Full weights for their hash, state too for a checkpoint, and whose each element is. */
     if (run->alone && n->trains)
-        return ranks + (FLOAT + 2.0) * (1.0 + (run->saves ? n->states : 0.0)) * n->parameters;
-    if (run->alone) /* gradients, logits and the hidden states between blocks, and whether each is there */
-        return ranks + (FLOAT + 1.0) * (n->parameters + n->logits + (n->layers + 1.0) * n->tokens * n->hidden);
-    const double findings = n->tensors * ((double)run->bytes_per_tensor + s->ranks * (double)run->bytes_per_finding);
-    /* Beside the reference's, final weights and gradients are gathered from the ranks. */
-    return ranks + reference_bytes(n) + 2.0 * FLOAT * n->parameters + findings;
+        *bytes += (FLOAT + 2.0) * (1.0 + (run->saves ? n->states : 0.0)) * n->parameters;
+    else if (run->alone) /* gradients, logits and the hidden states between blocks, and whether each is there */
+        *bytes += (FLOAT + 1.0) * (n->parameters + n->logits + (n->layers + 1.0) * n->tokens * n->hidden);
+    else /* beside the reference's, final weights and gradients are gathered from the ranks */
+        *bytes += reference_bytes(n) + 2.0 * FLOAT * n->parameters +
+                  n->tensors *
+                      ((double)run->bytes_per_tensor + (double)ar_parallel_world(p) * (double)run->bytes_per_finding);
+    return AR_OK;
 }
 
 /* --- time --------------------------------------------------------------------------------------------------------- */
@@ -321,12 +243,17 @@ static ar_status as_bytes(size_t *bytes, double count)
     return AR_OK;
 }
 
+/* Going through so many layers takes no time that anybody would notice. */
+enum { FEW_LAYERS = 1 << 14 };
+
 ar_status ari_estimate_layers(const ar_config *c)
 {
     ari_estimate e = {.available = ari_available_memory()};
     const double q = (double)c->heads * (double)c->head_dim;
     const double matrices = 2.0 * (double)c->hidden * ((double)c->ffn + q) * (double)c->layers;
-    AR_TRY(as_bytes(&e.bytes, matrices * (FLOAT + ACCUMULATOR + KEPT_OPERANDS)));
+    if (c->layers <= FEW_LAYERS)
+        return AR_OK;
+    AR_TRY(as_bytes(&e.bytes, matrices * WEIGHT));
     return ari_estimate_fits(&e);
 }
 
@@ -337,12 +264,13 @@ ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
     AR_TRY(count_elements(&n, run));
     double most = run->alone && run->noise_runs == 0 ? 0.0 : baseline_bytes(&n, run), ranks = 1.0;
     for (size_t i = 0; i < run->layouts; i++) {
-        split s;
-        AR_TRY(count_split(&s, &n, run, &run->parallel[i]));
-        const double layout = layout_bytes(&n, &s, run), kept = dump_bytes(&n, &s, run);
+        const ar_parallel *p = &run->parallel[i];
+        double layout = 0.0, kept = 0.0;
+        AR_TRY(layout_bytes(&layout, &n, p, run));
+        AR_TRY(dump_bytes(&kept, &n, p, run));
         const double merged = run->merges ? merged_bytes(&n) + NOT_RETURNED * layout : 0.0;
         most = largest_of(most, kept + largest_of(layout, merged));
-        ranks = largest_of(ranks, s.ranks);
+        ranks = largest_of(ranks, ar_parallel_world(p));
     }
     AR_TRY(as_bytes(&r.bytes, (n.trains ? SLACK_OF_STEPS : SLACK) * most + PROGRAM_BYTES + ranks * RANK_BYTES));
     const double pairs = n.tokens * (double)run->run.seq * n.q;

@@ -35,10 +35,12 @@ typedef struct ari_estimate {
     size_t available; /* bytes of memory this process can still take */
 } ari_estimate;
 
-/** Refuses a config whose layers alone do not fit, without a look at one after the other: to be called before anything
- *  that goes through them, which takes minutes where there are 2^31. Errors: AR_ERR_ARG, AR_ERR_OVERFLOW. */
+/** Refuses a config of more than 2^14 layers that alone do not fit, without a look at one after the other: to be called
+ *  before anything that goes through them, which takes minutes where there are 2^31. Errors: AR_ERR_ARG,
+ *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_estimate_layers(const ar_config *c);
-/** What a run of this size takes. Errors: AR_ERR_OVERFLOW (absurd sizes), AR_ERR_UNSUPPORTED (the plan of an MLP). */
+/** What a run of this size takes; its layouts are legal (ar_parallel_check). Errors: AR_ERR_OVERFLOW (absurd sizes),
+ *  AR_ERR_UNSUPPORTED (the plan of an MLP). */
 AR_NODISCARD ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run);
 /** AR_ERR_MEMORY... is for the machine; a check that cannot fit is the caller's: AR_ERR_ARG, with both sizes. */
 AR_NODISCARD ar_status ari_estimate_fits(const ari_estimate *e);

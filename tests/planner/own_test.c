@@ -89,13 +89,39 @@ static void run(ar_rank_memory *counted, const drawn *x)
     free(result.loss);
 }
 
+/* How many of the draws have what decides memory. */
+typedef struct covered {
+    int sp, zero, native, stored, planned, first, tapped;
+} covered;
+
+static void cover(covered *n, const drawn *x)
+{
+    const ar_run *r = &x->o.run;
+    n->sp += r->parallel.sp && r->parallel.tp > 1;
+    n->zero += r->parallel.zero > 0 && r->parallel.dp > 1 && r->steps > 0;
+    n->native += r->numerics == AR_NUMERICS_NATIVE;
+    n->stored += r->storage == AR_BF16;
+    n->planned += r->plan.rules > 0;
+    n->first += r->parallel.forward_first && r->parallel.micro_batches > 1;
+    n->tapped += x->o.tap != NULL;
+}
+
+static void expect_wide(const covered *n, int draws)
+{
+    const int counts[] = {n->sp, n->zero, n->native, n->stored, n->planned, n->first, n->tapped};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        cr_expect_geq(counts[i], draws / 10, "%zu: %d of %d draws", i, counts[i], draws);
+}
+
 Test(own_memory, of_random_layouts_is_what_each_rank_counts)
 {
     const int draws = by_scale(20, 60, 200);
+    covered n = {0};
     for (int i = 0; i < draws; i++) {
         static drawn x;
         ar_rank_memory counted[MOST_RANKS] = {{0}}, own;
         draw(&x, 7000 + (uint64_t)i);
+        cover(&n, &x);
         run(counted, &x);
         for (int r = 0; r < ar_parallel_world(&x.d.parallel); r++) {
             cr_assert_eq(ari_memory_of_rank(&own, &x.o, r), AR_OK, "%s: %s", x.text, ar_error_message());
@@ -107,4 +133,60 @@ Test(own_memory, of_random_layouts_is_what_each_rank_counts)
         }
         ar_plan_fini(&x.d.plan);
     }
+    expect_wide(&n, draws);
+}
+
+/* A block of width 8, 2 query heads of 4 on 1 KV head, a middle of 6; 2 sequences of 3 tokens: T = 6. */
+static const char small[] =
+    "{\"model_type\": \"anyrank-stack\", \"vocab_size\": 16, \"hidden_size\": 8, \"intermediate_size\": 6, "
+    "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"hidden_act\": "
+    "\"gelu_tanh\", \"layer_norm_eps\": 1e-5, \"max_position_embeddings\": 128, \"causal\": true, "
+    "\"initializer_range\": 0.02}";
+
+static ari_planned planned_of(ar_config *c, ar_parallel parallel)
+{
+    cr_assert_eq(ar_config_parse(c, small, sizeof small - 1, "small"), AR_OK, "%s", ar_error_message());
+    return (ari_planned){.step = {.run = {.parallel = parallel, .batch = 2, .seq = 3}, .config = c}};
+}
+
+Test(own_memory, of_a_block_is_counted_by_hand)
+{
+    ar_config c;
+    ari_memory m;
+    const ari_planned p = planned_of(&c, (ar_parallel){.tp = 1});
+    cr_assert_eq(ari_memory_own(&m, &p, 0, 0), AR_OK, "%s", ar_error_message());
+    /* The table [16, 8]; q, k, v, o of 64, 32, 32, 64; two matrices of 48, with biases of 6 and 8. Two norms, each of 8
+     * and a bias. */
+    const double matrices = 64 + 32 + 32 + 64 + 48 + 48, elements = 128 + matrices + 6 + 8 + 2 * 16;
+    cr_expect_eq(m.of[ARI_MEMORY_WEIGHTS], 4 * elements);
+    cr_expect_eq(m.of[ARI_MEMORY_GRADIENTS], 17 * elements);
+    cr_expect_eq(m.of[ARI_MEMORY_OPTIMIZER], 0);
+    cr_expect_eq(m.of[ARI_MEMORY_BUCKETS], 0);
+    /* Both ways, with 16 + 8, 8 + 8, 6 + 8 and 8 + 6 rows and columns of q|k|v, o, and the MLP's. */
+    cr_expect_eq(m.of[ARI_MEMORY_OPERANDS], 2 * 4 * (matrices + 24 + 16 + 14 + 14));
+    cr_expect_eq(m.of[ARI_MEMORY_ATTENTION], 4 * 6 * 4 * (2 + 2 * 1) + 4 * 6 * 3 * 2 + 4 * 6 * 4 * 2);
+    cr_expect_eq(m.of[ARI_MEMORY_MLP], 8 * 6 * 6);
+    cr_expect_eq(m.of[ARI_MEMORY_BETWEEN], 2 * (4 * 6 * 8 + 12 * 6) + 2 * 4 * 6 * 8);
+    cr_expect_eq(m.of[ARI_MEMORY_OUTER], 8 * 6 + 4 * 6 * 8);
+    cr_expect_eq(m.of[ARI_MEMORY_LOGITS], 0);
+}
+
+Test(own_memory, refuses_what_no_run_of_this_version_does)
+{
+    ar_config c;
+    ari_memory m;
+    double all;
+    ari_planned p = planned_of(&c, (ar_parallel){.tp = 1, .dp = 2});
+    cr_assert_eq(ari_memory_own(&m, &p, 1, 0), AR_OK);
+    const double one = ari_memory_sum(&m);
+    cr_assert_eq(ari_memory_own_all(&all, &p), AR_OK);
+    cr_expect_eq(all, 2 * one);
+    const ari_planned wrong[] = {{.step = p.step, .cp = 2},
+                                 {.step = p.step, .pp = 2},
+                                 {.step = p.step, .recompute = ARI_RECOMPUTE_SELECTIVE},
+                                 {.step = p.step, .flash = true}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        cr_expect_eq(ari_memory_own(&m, &wrong[i], 0, 0), AR_ERR_UNSUPPORTED, "%zu", i);
+    p.step.run.parallel.zero = 2;
+    cr_expect_eq(ari_memory_own(&m, &p, 0, 0), AR_ERR_UNSUPPORTED);
 }

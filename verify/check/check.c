@@ -20,8 +20,17 @@ static void tell(const ar_check_options *o, double fraction, const char *what)
         o->progress(o->progress_user, fraction, what);
 }
 
+/* What cannot be split is refused for that, and not for its size. */
+static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
+{
+    for (size_t i = 0; i < o->layouts; i++)
+        AR_TRY(ar_parallel_check(&o->parallel[i], c, &o->run.plan, o->run.batch, o->run.seq));
+    return AR_OK;
+}
+
 ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c)
 {
+    AR_TRY(check_layouts(o, c));
     const ari_estimate_case size = {.run = o->run,
                                     .config = c,
                                     .parallel = o->parallel,
@@ -35,7 +44,7 @@ ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const a
     return ari_estimate_check(e, &size);
 }
 
-/* What is asked for but the layouts, and whether the machine holds it. */
+/* What is asked for, and whether the machine holds it. */
 static ar_status check_run(const ar_check_options *o, const ar_config *c)
 {
     ari_estimate e;
@@ -47,15 +56,6 @@ static ar_status check_run(const ar_check_options *o, const ar_config *c)
         return ar_error_set(AR_ERR_UNSUPPORTED, "storage in bf16: the baseline of a check keeps fp32 weights");
     AR_TRY(ari_check_estimate(&e, o, c));
     return ari_estimate_fits(&e);
-}
-
-static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
-{
-    if (o->layouts == 0)
-        return ar_error_set(AR_ERR_ARG, "a check needs at least one layout");
-    for (size_t i = 0; i < o->layouts; i++)
-        AR_TRY(ar_parallel_check(&o->parallel[i], c, &o->run.plan, o->run.batch, o->run.seq));
-    return AR_OK;
 }
 
 /* Ranks that are processes: every layout is run by all of them. */
@@ -150,8 +150,9 @@ static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
     r->numerics = o->run.numerics;
     r->precision = o->run.precision;
     AR_TRY(ari_run_config(&r->config, r->folder, sizeof r->folder, &o->run));
+    if (o->layouts == 0)
+        return ar_error_set(AR_ERR_ARG, "a check needs at least one layout");
     AR_TRY(check_run(o, &r->config));
-    AR_TRY(check_layouts(o, &r->config));
     AR_TRY(check_processes(o));
     AR_TRY(check_cluster(o));
     if (o->dump)

@@ -9,7 +9,8 @@
 #include "run/run.h"
 #include "verify/check/compare.h"
 
-/** What a whole check takes: the estimate of its largest layout. Errors: those of ari_estimate_check. */
+/** What a whole check takes: the estimate of its largest layout. Errors: those of ar_parallel_check, of
+ *  ari_estimate_check. */
 AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c);
 
 /* --- the baseline (check_base.c) ---------------------------------------------------------------------------------- */
