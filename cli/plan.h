@@ -85,7 +85,7 @@ json_t *ari_depth_json(const ari_depth *d);
 json_t *ari_found_json(const ari_found *f);
 json_t *ari_asked_json(const ari_asked *a);
 /** Rows of numbers, a line a layout, with a line of titles. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_asked *a, const ari_ranking *r);
+AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_ranking *r);
 /** How many layouts a ranking shows. */
 size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r);
 /** The line that says what is planned: model, batch, cluster, account. */

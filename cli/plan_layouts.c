@@ -108,8 +108,9 @@ ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, co
     AR_TRY(ari_planned_check(&d->planned));
     AR_TRY(ari_time_of(&d->time, &d->planned, &a->time));
     AR_TRY(ari_memory_production(&d->memory, &d->planned));
-    AR_TRY(ari_worth_of(&d->worth, &d->planned, &a->time, &d->time));
     d->found.seconds = ari_time_step(&d->time);
+    d->found.bound = ari_bound_of(&d->time);
+    AR_TRY(ari_worth_of(&d->worth, &d->planned, &a->time, d->found.seconds));
     d->found.bytes = ari_memory_sum(&d->memory);
     d->found.fits = room <= 0.0 || d->found.bytes <= room;
     ari_advice(d->advice, sizeof d->advice, &d->planned, &d->time, &d->found, faster, room);
@@ -214,7 +215,7 @@ static ar_status run_search(const ari_asked *a)
     if (st == AR_OK && ari_wants_text(&a->v->common))
         st = ari_ranking_print(stdout, a, &r);
     if (st == AR_OK && a->v->csv)
-        st = ari_ranking_csv(a->v->csv, a, &r);
+        st = ari_ranking_csv(a->v->csv, &r);
     if (st == AR_OK && a->v->common.json)
         st = write_json(a, &r);
     ari_ranking_fini(&r);

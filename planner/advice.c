@@ -5,10 +5,9 @@
 #include "planner/search.h"
 #include "ref/core/size.h"
 
-ar_status ari_worth_of(ari_worth *w, const ari_planned *p, const ari_time_options *o, const ari_time *t)
+ar_status ari_worth_of(ari_worth *w, const ari_planned *p, const ari_time_options *o, double seconds)
 {
-    const double seconds = ari_time_step(t),
-                 peak = o->cluster.peak_flops > 0.0 ? o->cluster.peak_flops : o->cluster.flops;
+    const double peak = o->cluster.peak_flops > 0.0 ? o->cluster.peak_flops : o->cluster.flops;
     const double tokens = (double)p->step.run.batch * (double)p->step.run.seq;
     const bool half = p->flash && p->step.config->causal;
     double model = 0.0, hardware = 0.0;

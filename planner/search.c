@@ -174,6 +174,7 @@ static ar_status time_variant(seeker *k, const ari_choice *c, int m, int v)
     ari_time_compose(&t, &p, o, passes, outside);
     AR_TRY(add(k, c));
     k->variant[k->n - 1].seconds = ari_time_step(&t);
+    k->variant[k->n - 1].bound = ari_bound_of(&t);
     return AR_OK;
 }
 

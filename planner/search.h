@@ -41,6 +41,7 @@ typedef struct ari_found {
     ar_status legal;         /* AR_OK, or why not */
     char reason[ARI_REASON]; /* then in words */
     double seconds;          /* of a step */
+    const char *bound;       /* ari_bound_of; static storage */
     double bytes;            /* a rank's memory in the production account */
     bool fits;
 } ari_found;
@@ -67,7 +68,7 @@ typedef struct ari_worth {
     ari_flops_convention convention;
 } ari_worth;
 /** Errors: AR_ERR_OVERFLOW. */
-AR_NODISCARD ar_status ari_worth_of(ari_worth *w, const ari_planned *p, const ari_time_options *o, const ari_time *t);
+AR_NODISCARD ar_status ari_worth_of(ari_worth *w, const ari_planned *p, const ari_time_options *o, double seconds);
 
 /** One sentence or two: what bounds the step, and what would move it. t: of the layout; faster: the fastest legal layout
  *  if that does not fit, else NULL. Truncates to size. */

@@ -99,7 +99,7 @@ json_t *ari_depth_json(const ari_depth *d)
     json_object_set_new(o, "mfu", json_real(d->worth.mfu));
     json_object_set_new(o, "hfu", json_real(d->worth.hfu));
     json_object_set_new(o, "flops_convention", json_string(ari_flops_formula(d->worth.convention)));
-    json_object_set_new(o, "bound", json_string(ari_bound_of(&d->time)));
+    json_object_set_new(o, "bound", json_string(d->found.bound));
     json_object_set_new(o, "advice", ari_json_text(d->advice));
     return o;
 }
@@ -109,24 +109,23 @@ json_t *ari_depth_json(const ari_depth *d)
 static ar_status write_row(ari_out *out, const ari_found *f)
 {
     const ari_choice *c = &f->choice;
-    char line[400], numbers[120] = ",,";
+    char line[400], numbers[120] = ",,", reason[ARI_REASON];
     if (f->legal == AR_OK)
         snprintf(numbers, sizeof numbers, "%.9g,%.0f,%d", f->seconds, f->bytes, f->fits);
-    /* A reason has no quotes of its own that CSV would have to double. */
-    for (const char *q = f->reason; *q; q++)
-        ((char *)(uintptr_t)q)[0] = *q == '"' ? '\'' : *q;
+    memcpy(reason, f->reason, sizeof reason); /* a quote would have to be doubled */
+    for (char *q = strchr(reason, '"'); q; q = strchr(q, '"'))
+        *q = '\'';
     const int n = snprintf(line, sizeof line, "%d,%d,%d,%d,%d,%d,%d,%d,%s,%d,%s,\"%s\"\n", c->tp, c->cp, c->pp, c->dp,
                            c->sp, c->zero, c->micro_batches, c->chunks, ari_recompute_names[c->recompute],
-                           f->legal == AR_OK, numbers, f->reason);
+                           f->legal == AR_OK, numbers, reason);
     return ari_out_write(out, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 
-ar_status ari_ranking_csv(const char *path, const ari_asked *a, const ari_ranking *r)
+ar_status ari_ranking_csv(const char *path, const ari_ranking *r)
 {
     static const char titles[] = "tp,cp,pp,dp,sp,zero,micro_batches,chunks,recompute,legal,seconds,bytes,fits,reason\n";
     ari_out *out = NULL;
     ar_status st = AR_OK;
-    (void)a;
     AR_TRY(ari_out_create(&out, path));
     st = ari_out_write(out, titles, strlen(titles));
     for (size_t i = 0; i < r->n && st == AR_OK; i++)

@@ -6,6 +6,7 @@
 #include "ref/core/size.h"
 
 static const double GB = 1e-9;
+enum { NOTE = 80 };
 
 void ari_asked_print(FILE *to, const ari_asked *a, int ranks)
 {
@@ -22,11 +23,6 @@ size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r)
     return a->v->top == 0 || (size_t)a->v->top > r->n ? r->n : (size_t)a->v->top;
 }
 
-static const char *planned_by(const ari_planned *p)
-{
-    return ari_planned_runs(p) ? "" : "formula";
-}
-
 /* --- the ranking -------------------------------------------------------------------------------------------------- */
 
 static void add_choice(ari_table *t, const ari_asked *a, const ari_choice *c)
@@ -36,28 +32,41 @@ static void add_choice(ari_table *t, const ari_asked *a, const ari_choice *c)
                   c->micro_batches, samples / (size_t)c->micro_batches, c->chunks, ari_recompute_names[c->recompute]);
 }
 
+/* "does not fit, by 3.1 GB", "formula", "KV heads x2". */
+static void note_of(char note[NOTE], const ari_asked *a, const ari_found *f, const ari_planned *p)
+{
+    const size_t kv = a->config.kv_heads, tp = (size_t)f->choice.tp;
+    int used = 0;
+    if (!f->fits)
+        used = snprintf(note, NOTE, "does not fit, by %.1f GB", (f->bytes - a->time.cluster.memory_bytes) * GB);
+    else
+        used = snprintf(note, NOTE, "%s", ari_planned_runs(p) ? "operations" : "formula");
+    if (kv > 0 && tp > kv)
+        snprintf(note + used, (size_t)(NOTE - used), "; KV heads x%zu", tp / kv);
+}
+
 static ar_status add_found(ari_table *t, const ari_asked *a, const ari_found *f)
 {
-    ari_depth d;
+    const ari_planned p = ari_choice_planned(&a->base, &f->choice);
+    ari_worth w;
+    char note[NOTE];
     add_choice(t, a, &f->choice);
     if (f->legal != AR_OK) {
         ari_table_row(t, "\t\t\t\t\t%s", ARI_SHOW(f->reason));
         return AR_OK;
     }
-    AR_TRY(ari_depth_of(&d, a, &f->choice, NULL));
-    char note[80] = "";
-    if (!f->fits)
-        snprintf(note, sizeof note, "does not fit, by %.1f GB", (f->bytes - a->time.cluster.memory_bytes) * GB);
-    else
-        snprintf(note, sizeof note, "%s", planned_by(&d.planned));
-    ari_table_row(t, "%s\t%.0f\t%.1f %%\t%.1f GB\t%s\t%s", ARI_SECONDS(f->seconds), d.worth.tokens / a->ranks,
-                  100.0 * d.worth.mfu, f->bytes * GB, ari_bound_of(&d.time), note);
+    AR_TRY(ari_worth_of(&w, &p, &a->time, f->seconds));
+    note_of(note, a, f, &p);
+    ari_table_row(t, "%s\t%.0f\t%.1f %%\t%.1f GB\t%s\t%s", ARI_SECONDS(f->seconds), w.tokens / a->ranks, 100.0 * w.mfu,
+                  f->bytes * GB, f->bound, note);
     return AR_OK;
 }
 
 static ar_status print_advice(FILE *to, const ari_asked *a, const ari_ranking *r)
 {
-    const ari_found *best = &r->at[0], *faster = r->fastest.fits ? NULL : &r->fastest;
+    const ari_found *best = &r->at[0];
+    const bool matters = !r->fastest.fits && r->fastest.seconds < 0.95 * best->seconds;
+    const ari_found *faster = matters ? &r->fastest : NULL;
     ari_depth d;
     AR_TRY(ari_depth_of(&d, a, &best->choice, faster));
     fprintf(to, "advice: %s\n", d.advice);
@@ -145,7 +154,7 @@ static ar_status print_moved(FILE *to, const ari_depth *d)
 {
     static const ari_column columns[] = {{"moved over", ARI_LEFT}, {"in", ARI_LEFT},     {"ranks", ARI_RIGHT},
                                          {"link", ARI_LEFT},       {"calls", ARI_RIGHT}, {"a rank sends", ARI_RIGHT},
-                                         {"unhidden", ARI_RIGHT}};
+                                         {"alone", ARI_RIGHT}};
     ari_table t = ARI_TABLE(columns);
     for (int i = 0; i < d->time.moved.n; i++) {
         const ari_moved *m = &d->time.moved.row[i];

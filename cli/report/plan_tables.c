@@ -7,7 +7,7 @@
 #include "ref/io/json.h"
 
 static const double GB = 1e-9;
-enum { MOST_TP = 1 << 16 };
+enum { MOST_TP = 1 << 16, MOST_SHOWN = 32 }; /* tp that is looked at; that is shown without --gpus */
 
 /* Whether tp is one that the model can have; what is no verdict on it is an error. */
 static ar_status can_have(bool *can, const ari_asked *a, int tp)
@@ -132,7 +132,7 @@ static ar_status scaling_row(ari_table *t, json_t *rows, const ari_asked *a, int
 
 static ar_status rows_by_tp(ari_table *t, json_t *rows, const ari_asked *a, bool scaling)
 {
-    const int most = a->v->gpus > 0 ? a->v->gpus : 32;
+    const int most = a->v->gpus > 0 ? a->v->gpus : MOST_SHOWN;
     double one_rank = 0.0;
     for (int tp = 1; tp <= most && tp <= MOST_TP; tp++) {
         bool can = false;
@@ -225,8 +225,10 @@ ar_status ari_plan_table_run(json_t **gives, FILE *to, const ari_asked *a)
     const ari_plan_table which = (ari_plan_table)a->v->table;
     ari_table *t = which == ARI_PLAN_MEMORY ? &memory : which == ARI_PLAN_SCALING ? &scaling : &decision;
     json_t *rows = json_array();
+    const int most = which == ARI_PLAN_DECISION || a->v->gpus > 0 ? a->ranks : MOST_SHOWN;
+    const ari_asked one = alone(a, most);
     if (to)
-        ari_asked_print(to, a, which == ARI_PLAN_DECISION || a->v->gpus > 0 ? a->ranks : 32);
+        ari_asked_print(to, which == ARI_PLAN_DECISION ? a : &one, most);
     ar_status st =
         which == ARI_PLAN_DECISION ? decision_rows(t, rows, a) : rows_by_tp(t, rows, a, which == ARI_PLAN_SCALING);
     const ar_status printed = ari_table_end(t, st == AR_OK ? to : NULL, 2);

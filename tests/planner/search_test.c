@@ -263,6 +263,32 @@ Test(planner_search, a_pipeline_of_equal_stages_waits_as_its_formula_says)
     }
 }
 
+/* tp inside nodes and dp between them never meet on a link. */
+Test(planner_search, links_that_are_shared_take_longer_and_hierarchies_less)
+{
+    const ar_config c = config_of("llama-3-8b");
+    const ari_choice choice = {.tp = 4, .cp = 1, .pp = 1, .dp = 8, .micro_batches = 1, .chunks = 1, .sp = true};
+    const ari_planned base = planned_of(&c, 8, 512), p = ari_choice_planned(&base, &choice);
+    double plain[2], shared[2];
+    for (int nodes = 0; nodes < 2; nodes++) {
+        ari_time_options o =
+            on(nodes ? "4x inside=1us:40GB/s between=1us:40GB/s flops=989T" : "inside=1us:40GB/s flops=989T");
+        ari_time t = time_of(&p, &o);
+        plain[nodes] = ari_time_step(&t);
+        o.shared_links = true;
+        t = time_of(&p, &o);
+        shared[nodes] = ari_time_step(&t);
+    }
+    cr_expect_gt(shared[0], plain[0]);
+    cr_expect_eq(shared[1], plain[1]);
+    ari_time_options o = on("8x inside=1us:400GB/s between=1us:40GB/s flops=989T");
+    const ari_time flat = time_of(&p, &o);
+    o.hierarchical = true;
+    const ari_time tiered = time_of(&p, &o);
+    cr_expect_lt(tiered.of[ARI_TIME_DP], flat.of[ARI_TIME_DP]);
+    cr_expect_eq(tiered.of[ARI_TIME_TP], flat.of[ARI_TIME_TP]);
+}
+
 Test(planner_search, zero_3_moves_half_as_much_again_and_full_recomputation_a_third_more)
 {
     const ar_config c = config_of("llama-3-8b");
