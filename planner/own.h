@@ -81,6 +81,8 @@ void ari_account_backward_end(ari_account *a);
 
 /** Where an operation's values are counted. */
 ari_memory_kind ari_account_kind(const ari_operation *op);
+/** Whether an operation of this role is a norm, or makes a norm's input. */
+bool ari_account_is_norm(ari_role role);
 /** Tokens of an activation [b, s, ..] on this rank. */
 double ari_account_tokens(const ari_op_value *v);
 bool ari_account_is_shard(const ari_op_value *v, int dim);

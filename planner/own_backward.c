@@ -85,11 +85,6 @@ static void place_norm(ari_account *a, const ari_operation *op)
     pass_norm(a, op, dx);
 }
 
-static bool is_norm(ari_role role)
-{
-    return role == ARI_NORM1 || role == ARI_NORM2 || role == ARI_FINAL_NORM;
-}
-
 /* The gradients of all rows of the table, as the ranks have them one after the other, or of the own features. */
 static void gather_rows(ari_account *a, const ari_operation *op)
 {
@@ -108,7 +103,7 @@ static void redistribute(ari_account *a, const ari_operation *op)
         gather_rows(a, op);
         return;
     }
-    if (is_norm(op->role)) {
+    if (ari_account_is_norm(op->role)) {
         place_norm(a, op);
         return;
     }

@@ -26,6 +26,11 @@ ari_memory_kind ari_account_kind(const ari_operation *op)
     }
 }
 
+bool ari_account_is_norm(ari_role role)
+{
+    return role == ARI_NORM1 || role == ARI_NORM2 || role == ARI_FINAL_NORM;
+}
+
 double ari_account_tokens(const ari_op_value *v)
 {
     return (double)v->local[0] * (double)v->local[1];
@@ -117,12 +122,13 @@ static void norm(ari_account *a, const ari_operation *op)
     next(a, y, kind, true);
 }
 
-/* Its input ends, unless it is to be redistributed again. */
+/* Its input ends, unless it is to be redistributed again; what is between the branches, which a norm may gather, nobody
+ * ends. */
 static void redistribute(ari_account *a, const ari_operation *op)
 {
     const ari_memory_kind kind = a->x.kind == ARI_MEMORY_LOGITS ? ARI_MEMORY_LOGITS : ari_account_kind(op);
     ari_account_redistribute(a, op, kind);
-    a->x.kept = a->x.kept || op->stays;
+    a->x.kept = a->x.kept || op->stays || ari_account_is_norm(op->role);
     ari_account_finish(a, &a->x);
     next(a, ari_account_values(op->outputs, op->output), kind, false);
     a->gathered = op->stays;

@@ -57,6 +57,12 @@ class Reports(unittest.TestCase):
         self.assertEqual(again["plan"], plan | {"file": "again.json"})
         self.assertEqual([run["bytes"] for run in again["runs"]], [run["bytes"] for run in model["runs"]])
 
+    def test_norms_that_gather_their_input_keep_the_memory_that_is_predicted(self):
+        for norm in ("model.norm", "*input_layernorm", "*post_attention_layernorm", "model.layers.1.*norm"):
+            (self.folder / "p.json").write_text(json.dumps({norm: "sequence_parallel"}), encoding="utf-8")
+            _, model = self.check("--plan", "p.json", "--steps", 1)
+            self.assertEqual([(run["result"], run["memory_difference"]) for run in model["runs"]], [("same", None)])
+
     def test_default_plans_say_the_order_of_their_mlps(self):
         text, model = self.check()
         self.assertEqual(model["plan"], {"file": None, "mlp_order": "column-row", "sha256": None, "rules": None})
