@@ -35,8 +35,10 @@ static const ari_option options[] = {
                     .more = "The batch has at most 2 sequences of 16 tokens, and several step sizes are tried."),
     ARI_OPTION_FLAG("skip-f64", o.skip_f64,
                     "do not run the binary64 baseline, which only measures the exact one's error"),
-    ARI_OPTION_FLAG("memory", memory, "print the memory of a rank in every layout too, and whether the shapes of its parts are the layout's",
-                    .own = true),
+    ARI_OPTION_FLAG(
+        "memory", memory,
+        "print the memory of a rank in every layout too, and whether the shapes of its parts are the layout's",
+        .own = true),
     ARI_OPTION_FLAG("list-tensors", list_tensors,
                     "print the tensors that are compared, in the order of execution, and compare nothing",
                     .more = "Pass and shape are printed too."),

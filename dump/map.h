@@ -121,7 +121,7 @@ struct ari_map_rule {
     int dim;                      /* that blocks and index are counted along; INT_MAX: not told */
     size_t block[ARI_MAP_BLOCKS];
     size_t blocks;
-    bool straight; /* 'blocks' is null: what may look packed is cut straight across */
+    bool straight;                    /* 'blocks' is null: what may look packed is cut straight across */
     const char *into[ARI_MAP_BLOCKS]; /* NULL: that block is left out */
     size_t intos;
     size_t unit, groups; /* 0: not told */

@@ -45,8 +45,8 @@ Test(model_path, what_is_not_there_is_not_found_with_a_hint)
     cr_expect_eq(ar_model_path(out, sizeof out, "lama-demo"), AR_ERR_NOT_FOUND);
     cr_expect_not_null(strstr(ar_error_message(), "llama-demo, gpt2-demo, stack-demo, llama-3-8b, "), "%s",
                        ar_error_message());
-    cr_expect_not_null(strstr(ar_error_message(), "gpt-1t, stack-4.8b; did you mean 'llama-demo'?"),
-                       "%s", ar_error_message());
+    cr_expect_not_null(strstr(ar_error_message(), "gpt-1t, stack-4.8b; did you mean 'llama-demo'?"), "%s",
+                       ar_error_message());
     cr_expect_eq(ar_model_path(out, sizeof out, "gtp2-demo"), AR_ERR_NOT_FOUND);
     cr_expect_not_null(strstr(ar_error_message(), "did you mean 'gpt2-demo'?"), "%s", ar_error_message());
     cr_expect_eq(ar_model_path(out, sizeof out, "/no/such/model"), AR_ERR_NOT_FOUND);
