@@ -67,6 +67,22 @@ Test(layer_errors, mlps_name_the_weight_that_does_not_divide)
     expect_error(4, create_mlp, &o, AR_ERR_INDIVISIBLE, WORDS("mlp.fc1.weight", "input", "6", "4 ranks"));
 }
 
+/* Terms of a sum are what rowwise weights make. */
+Test(layer_errors, only_rowwise_layers_leave_terms)
+{
+    const ar_placement whole = {AR_REPLICATE, 0};
+    ar_branch_split split = ar_branch_of(AR_STYLE_ROWWISE, AR_STYLE_COLWISE, whole);
+    split.second.to = (ar_placement){AR_PARTIAL_SUM, 0};
+    ar_mlp_options o = {.hidden = 8, .ffn = 8, .activation = AR_ACT_RELU, .split = &split};
+    expect_error(2, create_mlp, &o, AR_ERR_ARG, WORDS("mlp.fc2", "only a rowwise layer", "colwise"));
+    split.second.style = AR_STYLE_REPLICATE;
+    expect_error(2, create_mlp, &o, AR_ERR_ARG, WORDS("mlp.fc2", "only a rowwise layer", "replicate"));
+    split = ar_branch_of(AR_STYLE_REPLICATE, AR_STYLE_ROWWISE, whole);
+    split.first.to = split.second.from = (ar_placement){AR_SHARD, -1};
+    o.ffn = 7;
+    expect_error(2, create_mlp, &o, AR_ERR_INDIVISIBLE, WORDS("mlp.fc1", "7", "2 ranks"));
+}
+
 static ar_status create_attention(ar_ctx *ctx, void *user)
 {
     ar_module *m = NULL;

@@ -4,6 +4,7 @@
 #include <fnmatch.h>
 
 #include "anyrank/lint.h"
+#include "sim/plan/ops.h"
 #include "support/plan_draw.h"
 #include "tests/verify/support.h"
 
@@ -181,5 +182,72 @@ Test(plans, a_declared_partial_sum_that_nobody_adds_up_is_refuted)
         cr_expect_eq(run->bytes_counted, run->bytes_predicted);
         ar_check_report_destroy(r);
         ar_plan_fini(&plan);
+    }
+}
+
+/* --- what moves --------------------------------------------------------------------------------------------------- */
+
+typedef struct moved {
+    char text[400]; /* "all_gather 2592; .." */
+} moved;
+
+static ar_status add_moved(void *user, const ari_operation *op)
+{
+    moved *m = user;
+    for (int i = 0; i < op->calls && op->layer == 0 && op->pass == ARI_PASS_FORWARD; i++) {
+        const size_t used = strlen(m->text);
+        snprintf(m->text + used, sizeof m->text - used, "%s%s %zu", used > 0 ? "; " : "",
+                 ari_call_name(op->call[i].kind), op->call[i].elements);
+    }
+    return AR_OK;
+}
+
+#define RULE(modules, style, more) "{\"modules\": \"*." modules "\", \"style\": \"" style "\"" more "}"
+#define MLP(first, more, last, last_more) RULE("[gu]*_proj", first, more) ", " RULE("down_proj", last, last_more)
+#define ATTENTION(first, more, last, last_more) RULE("[qkv]_proj", first, more) ", " RULE("o_proj", last, last_more)
+#define IN(p) ", \"input\": \"" p "\""
+#define OUT(p) ", \"output\": \"" p "\""
+#define USUAL MLP("colwise", "", "rowwise", "") ", " ATTENTION("colwise", "", "rowwise", "")
+
+/* 3 x 12 tokens of 24 features are 864 elements; gate and up have 36 each, together 2,592; q, k and v 24, 12 and 12,
+ * together 1,728. In fp32, where a sum is one collective. */
+Test(plans, what_moves_in_a_layer_is_what_its_placements_say)
+{
+    static const struct {
+        const char *rules;
+        bool sp;
+        const char *calls;
+    } all[] = {
+        {USUAL, false, "all_reduce 864; all_reduce 864"},
+        {MLP("colwise", OUT("R"), "colwise", ""), false, "all_gather 2592; all_gather 864"},
+        {MLP("rowwise", "", "rowwise", IN("R")), false, "all_reduce 2592; all_reduce 864"},
+        {MLP("rowwise", OUT("S(-1)"), "rowwise", ""), false, "all_reduce 2592; all_reduce 864"},
+        {MLP("replicate", OUT("S(-1)"), "rowwise", ""), false, "all_reduce 864"},
+        {ATTENTION("colwise", OUT("R"), "rowwise", IN("R")), false, "all_gather 1728; all_reduce 864"},
+        {ATTENTION("colwise", OUT("R"), "replicate", ""), false, "all_gather 1728"},
+        {ATTENTION("rowwise", OUT("S(-1)"), "colwise", IN("S(-1)")), false,
+         "all_reduce 1728; all_gather 864; all_gather 864"},
+        {USUAL, true, "all_gather 864; reduce_scatter 864; all_gather 864; reduce_scatter 864"},
+        {MLP("colwise", OUT("S(1)"), "replicate", IN("S(1)")), true,
+         "all_gather 864; all_gather 864; all_gather 2592; all_gather 1296"},
+        {USUAL ", " RULE("input_layernorm", "sequence", ""), true,
+         "all_gather 864; reduce_scatter 864; all_gather 864; reduce_scatter 864"},
+        {USUAL ", {\"modules\": \"*.mlp\", \"style\": \"prepare\", \"output\": [\"P(sum)\", \"R\"]}", false,
+         "all_reduce 864; all_reduce 864; all_reduce 864"},
+    };
+    const ar_config c = config_of(small_llama);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        char text[800];
+        moved m = {""};
+        ari_step_case t = {
+            .config = &c,
+            .run = {
+                .parallel = {.tp = 2, .sp = all[i].sp}, .numerics = AR_NUMERICS_NATIVE, .batch = BATCH, .seq = SEQ}};
+        snprintf(text, sizeof text, "{\"rules\": [%s]}", all[i].rules);
+        cr_assert_eq(ar_plan_parse(&t.run.plan, text, strlen(text), "p"), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ar_plan_check(&t.run.plan, &c, all[i].sp), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ari_operations(&t, 0, 0, add_moved, &m), AR_OK, "%s", ar_error_message());
+        cr_expect_str_eq(m.text, all[i].calls, "%s: %s", text, m.text);
+        ar_plan_fini(&t.run.plan);
     }
 }
