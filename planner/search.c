@@ -321,7 +321,7 @@ static ar_status check_tp(seeker *k, int tp, bool *can)
 {
     const ari_choice alone = {.tp = tp, .cp = 1, .pp = 1, .dp = 1, .chunks = 1, .micro_batches = 1};
     const ar_plan *plan = &k->s->base.step.run.plan;
-    const ar_status st = ar_config_check_tp(k->s->base.step.config, tp, plan, ar_plan_by_tokens(plan, tp, false));
+    const ar_status st = ar_config_check_tp(k->s->base.step.config, tp, plan);
     *can = st == AR_OK;
     if (st == AR_OK || !is_verdict(st))
         return st;

@@ -13,7 +13,7 @@ enum { MOST_TP = 1 << 16, MOST_SHOWN = 32 }; /* tp that is looked at; that is sh
 static ar_status can_have(bool *can, const ari_asked *a, int tp)
 {
     const ar_plan *plan = &a->base.step.run.plan;
-    const ar_status st = ar_config_check_tp(&a->config, tp, plan, ar_plan_by_tokens(plan, tp, false));
+    const ar_status st = ar_config_check_tp(&a->config, tp, plan);
     *can = st == AR_OK;
     return st == AR_ERR_MEMORY || st == AR_ERR_INTERNAL ? st : AR_OK;
 }

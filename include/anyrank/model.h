@@ -11,7 +11,7 @@ typedef struct ar_model ar_model;
 
 /** Whether a layout of `ranks` tensor-parallel ranks is legal, without building anything. Errors: AR_ERR_INDIVISIBLE
  *  (names the dimension, its size and the number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (ranks < 1). */
-AR_NODISCARD ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan, bool sequence);
+AR_NODISCARD ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan);
 /** Number of parameters (elements) of the whole model. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ar_config_parameters(const ar_config *c, size_t *out);
 

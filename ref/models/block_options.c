@@ -115,8 +115,11 @@ static ar_status check_mlp(const ar_config *c, int ranks, const ar_branch_split 
     return check_output("the hidden size (MLP colwise at its end)", c->hidden, ranks, &s->second);
 }
 
-ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan, bool sequence)
+ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
 {
+    /* What divides does not depend on where the values between the branches are, which the plan is asked for as it
+     * declares it. */
+    const bool sequence = ar_plan_by_tokens(plan, 1, false);
     ar_outer_split outer;
     if (ranks < 1)
         return ar_error_set(AR_ERR_ARG, "tp=%d is not a number of ranks", ranks);

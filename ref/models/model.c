@@ -32,7 +32,7 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
     const int tp = ar_comm_size(ar_ctx_tp(ctx));
     const bool sequence = ar_plan_by_tokens(plan, tp, ari_ctx_sp(ctx));
     ar_outer_split split;
-    AR_TRY(ar_config_check_tp(c, tp, plan, sequence));
+    AR_TRY(ar_config_check_tp(c, tp, plan));
     AR_TRY(ar_plan_outer(plan, c, sequence, &split));
     AR_TRY(ari_streams_check(c, ctx->seed));
     ar_model *m = NULL;

@@ -67,7 +67,7 @@ ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_p
     const int tp = ari_at_least_one(p->tp);
     const bool sequence = ar_plan_by_tokens(plan, tp, p->sp);
     AR_TRY(ar_plan_check(plan, c, sequence));
-    AR_TRY(ar_config_check_tp(c, tp, plan, sequence));
+    AR_TRY(ar_config_check_tp(c, tp, plan));
     AR_TRY(check_batch(p, batch));
     if (p->sp && seq % (size_t)tp != 0)
         return ar_error_set(

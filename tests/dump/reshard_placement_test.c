@@ -52,7 +52,7 @@ static int compare_config(const ar_config *c, int most)
     int legal = 0;
     for (int tp = 1; tp <= most; tp++) {
         const rank_run_options o = {.ranks = tp};
-        if (ar_config_check_tp(c, tp, &plan, false) != AR_OK)
+        if (ar_config_check_tp(c, tp, &plan) != AR_OK)
             continue;
         legal++;
         cr_expect_eq(rank_run(&o, on_rank, (void *)(uintptr_t)c), AR_OK, "%s, tp=%d: %s", c->name, tp,

@@ -29,9 +29,9 @@ static void expect_same_layouts(const ar_config *small, const ar_config *large)
         AR_OK);
     for (int tp = 1; tp <= 64; tp++) {
         const ar_plan plain = {0};
-        cr_expect_eq(ar_config_check_tp(small, tp, &plain, false), ar_config_check_tp(large, tp, &plain, false),
-                     "%s: tp=%d: %s", small->name, tp, ar_error_message());
-        cr_expect_eq(ar_config_check_tp(small, tp, &by_hidden, false), ar_config_check_tp(large, tp, &by_hidden, false),
+        cr_expect_eq(ar_config_check_tp(small, tp, &plain), ar_config_check_tp(large, tp, &plain), "%s: tp=%d: %s",
+                     small->name, tp, ar_error_message());
+        cr_expect_eq(ar_config_check_tp(small, tp, &by_hidden), ar_config_check_tp(large, tp, &by_hidden),
                      "%s: tp=%d: %s", small->name, tp, ar_error_message());
     }
     ar_plan_fini(&by_hidden);
@@ -82,7 +82,7 @@ Test(config_shrink, every_width_keeps_its_divisors)
         cr_expect(c.ffn * 4 + 4 * 4 * 12 >= large.ffn && c.ffn * 4 <= large.ffn + 4 * 4 * 12, "%zu of %zu", c.ffn,
                   large.ffn);
         for (int tp = 1; tp <= 12; tp++)
-            cr_expect_eq(ar_config_check_tp(&c, tp, &plain, false), ar_config_check_tp(&large, tp, &plain, false),
+            cr_expect_eq(ar_config_check_tp(&c, tp, &plain), ar_config_check_tp(&large, tp, &plain),
                          "tp=%d of %zu and %zu", tp, c.ffn, large.ffn);
     }
 }

@@ -153,7 +153,7 @@ Test(kv_replica, ranks_divide_the_kv_heads_or_are_a_multiple_of_them)
     for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
         ar_config c = config_of(at[i].heads, at[i].kv_heads);
         c.ffn = 32 * 3;
-        const ar_status st = ar_config_check_tp(&c, at[i].tp, &plan, false);
+        const ar_status st = ar_config_check_tp(&c, at[i].tp, &plan);
         cr_assert_eq(st, at[i].legal ? AR_OK : AR_ERR_INDIVISIBLE, "%zu/%zu heads, tp=%d: %d", at[i].heads,
                      at[i].kv_heads, at[i].tp, (int)st);
     }
@@ -163,7 +163,7 @@ Test(kv_replica, the_error_names_the_kv_heads_and_what_would_be_right)
 {
     const ar_plan plan = {0};
     const ar_config c = config_of(24, 6);
-    cr_assert_eq(ar_config_check_tp(&c, 4, &plan, false), AR_ERR_INDIVISIBLE);
+    cr_assert_eq(ar_config_check_tp(&c, 4, &plan), AR_ERR_INDIVISIBLE);
     cr_assert_str_eq(ar_error_message(),
                      "the number of KV heads = 6 cannot be split over tp=4, nor copied to it evenly; use a tp that "
                      "divides 6, or a multiple of it that divides the 24 query heads");

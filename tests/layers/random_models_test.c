@@ -112,7 +112,7 @@ Test(random_models, every_tensor_has_the_baselines_bits)
         draw_batch(&d, &state);
         describe(&d, text, sizeof text);
         cr_assert_eq(ar_plan_add_mlp_order(&plan, d.m.config.arch, d.m.order), AR_OK);
-        cr_assert_eq(ar_config_check_tp(&d.m.config, d.tp, &plan, false), AR_OK, "%s: %s", text, ar_error_message());
+        cr_assert_eq(ar_config_check_tp(&d.m.config, d.tp, &plan), AR_OK, "%s: %s", text, ar_error_message());
         cr_assert_eq(match(&d.m, (int[]){d.tp, 0}, NULL), AR_OK, "ANYRANK_TEST_SEED=%llu, model %d: %s: %s",
                      (unsigned long long)first, (int)i, text, ar_error_message());
         ranks[d.tp]++;

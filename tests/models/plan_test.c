@@ -85,7 +85,7 @@ Test(plan, the_last_matching_rule_decides_and_no_rules_mean_the_default)
     cr_assert_eq(split.mlp.first.style, AR_STYLE_COLWISE);
     cr_assert_eq(ar_plan_block(&p, &c, 1, false, &split), AR_OK);
     cr_assert_eq(split.mlp.first.style, AR_STYLE_ROWWISE, "layer 1 alone is split the other way");
-    cr_assert_eq(ar_config_check_tp(&c, 3, &p, false), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_config_check_tp(&c, 3, &p), AR_OK, "%s", ar_error_message());
     ar_plan_fini(&p);
 }
 
@@ -99,7 +99,7 @@ Test(plan, what_this_version_cannot_split_is_refused_by_name)
 
     ar_plan half = {0};
     cr_assert_eq(ar_plan_add(&half, c.arch, "*.mlp.c_fc", AR_STYLE_ROWWISE), AR_OK);
-    cr_assert_eq(ar_config_check_tp(&c, 2, &half, false), AR_ERR_UNSUPPORTED);
+    cr_assert_eq(ar_config_check_tp(&c, 2, &half), AR_ERR_UNSUPPORTED);
     cr_assert(strstr(ar_error_message(), "transformer.h.0.mlp.c_fc is rowwise"), "%s", ar_error_message());
     ar_plan_fini(&p);
     ar_plan_fini(&half);
