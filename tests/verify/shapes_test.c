@@ -115,7 +115,40 @@ Test(shapes, of_one_rank_are_a_difference)
     held_fini(&h);
 }
 
-/* In a whole check it is the result, and so is the hash of the outputs: of the last step's, absent where they differ. */
+/* A listener that changes the layout of a check under way: the list is then that of another one. */
+static ar_status claim_sp(void *user, const ar_tap_event *e)
+{
+    ari_cluster_options *o = user;
+    o->run.parallel.sp = e != NULL;
+    return AR_OK;
+}
+
+Test(shapes, that_differ_are_the_result_of_a_check_whose_bits_are_right)
+{
+    held h;
+    held_init(&h, STACK(31, 24, 36, 2, 8, 4), (ar_parallel){.tp = 4});
+    for (int claims = 0; claims < 2; claims++) {
+        ari_cluster_options aside[RANKS];
+        void *user[RANKS] = {claims ? &h.o : &aside[0], &aside[1], &aside[2], &aside[3]};
+        ar_check_run run = {.bytes_predicted = 0};
+        h.o.tap = claim_sp;
+        h.o.tap_user = user;
+        cr_assert_eq(ari_check_run(&run, &h.ref, &h.o), AR_OK, "%s", ar_error_message());
+        const uint64_t bytes = run.bytes_counted;
+        ari_check_run_fini(&run);
+        h.o.run.parallel.sp = false;
+        run.bytes_predicted = bytes;
+        cr_assert_eq(ari_check_run(&run, &h.ref, &h.o), AR_OK, "%s", ar_error_message());
+        cr_expect_eq(run.result, claims ? AR_CHECK_DIFFERENT : AR_CHECK_SAME, "%s", run.shape_difference);
+        cr_expect_eq(run.tensors_different, 0);
+        cr_expect_str_eq(run.memory_difference, "");
+        ari_check_run_fini(&run);
+        h.o.run.parallel.sp = false;
+    }
+    held_fini(&h);
+}
+
+/* Of the last step's, and none where they differ. */
 Test(shapes, outputs_have_a_hash)
 {
     const struct {
