@@ -10,7 +10,7 @@
 extern const unsigned char ari_trace_page[];
 extern const unsigned long ari_trace_page_bytes;
 
-static const char place_of_data[] = "@TRACE@";
+static const char place_of_data[] = "@DATA@";
 
 static void put_string(FILE *t, const char *string)
 {

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/out.h"
 #include "ref/io/file.h"
 
 /* An upper bound: commas and brackets inside strings count too. */
@@ -60,6 +61,51 @@ ar_status ari_json_save(const json_t *value, const char *path)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its JSON", ARI_SHOW(path));
     const ar_status st = ari_file_write(path, line, (size_t)length);
     free(line);
+    return st;
+}
+
+/* JSON inside a script element: a text that holds "</script>" must not end it. */
+static ar_status write_escaped(ari_out *out, const char *json)
+{
+    while (*json) {
+        const size_t n = strcspn(json, "<");
+        AR_TRY(ari_out_write(out, json, n));
+        json += n;
+        if (*json == '<') {
+            AR_TRY(ari_out_write(out, "\\u003c", 6));
+            json++;
+        }
+    }
+    return AR_OK;
+}
+
+static ar_status write_page(const char *json, const unsigned char *page, size_t bytes, const char *path)
+{
+    static const char place[] = "@DATA@";
+    const char *start = (const char *)page, *data = strstr(start, place);
+    ari_out *out = NULL;
+    if (data == NULL)
+        return ar_error_set(AR_ERR_INTERNAL, "%s: the page has no place for its data", ARI_SHOW(path));
+    const char *rest = data + sizeof place - 1;
+    AR_TRY(ari_out_create(&out, path));
+    ar_status st = ari_out_write(out, start, (size_t)(data - start));
+    if (st == AR_OK)
+        st = write_escaped(out, json);
+    if (st == AR_OK)
+        st = ari_out_write(out, rest, bytes - (size_t)(rest - start));
+    if (st == AR_OK)
+        return ari_out_commit(out);
+    ari_out_discard(out);
+    return st;
+}
+
+ar_status ari_json_save_page(const json_t *value, const unsigned char *page, size_t bytes, const char *path)
+{
+    char *json = value == NULL ? NULL : json_dumps(value, JSON_COMPACT);
+    if (json == NULL)
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its data", ARI_SHOW(path));
+    const ar_status st = write_page(json, page, bytes, path);
+    free(json);
     return st;
 }
 

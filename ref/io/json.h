@@ -26,6 +26,11 @@ bool ari_json_no_memory(const json_error_t *error);
 /** Writes `value` and a newline to `path` by way of a temporary file, or to stdout for "-". Borrows. Errors: AR_ERR_IO,
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_json_save(const json_t *value, const char *path);
+/** Writes a page of HTML with `value` where it has "@DATA@", inside a script element, which no text of `value` can end.
+ *  page: [bytes], and a 0 after them. A NULL value is one for which there was no memory. Errors: AR_ERR_IO,
+ *  AR_ERR_MEMORY, AR_ERR_INTERNAL (no such place). */
+AR_NODISCARD ar_status ari_json_save_page(const json_t *value, const unsigned char *page, size_t bytes,
+                                          const char *path);
 /** A JSON number, or one of the strings "NaN", "Infinity", "-Infinity", which JSON cannot spell as numbers. Gives;
  *  NULL without memory, which json_object_set_new and json_array_append_new report. */
 json_t *ari_json_number(double x);

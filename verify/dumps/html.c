@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
 #include "verify/dumps/report.h"
@@ -14,8 +13,6 @@
 /* Made by cmake/Embed.cmake. */
 extern const unsigned char ari_report_page[];
 extern const unsigned long ari_report_page_bytes;
-
-static const char place_of_data[] = "@REPORT@";
 
 static const char *const states[] = {
     [AR_VERIFY_SAME] = "same",        [AR_VERIFY_DIFFERENT] = "different", [AR_VERIFY_SHAPE] = "shape",
@@ -221,50 +218,12 @@ static json_t *report_of(const ar_verify_report *r)
     return o;
 }
 
-/* JSON inside a script element: a name that holds "</script>" must not end it. */
-static ar_status write_json(ari_out *out, const char *json)
-{
-    while (*json) {
-        const size_t n = strcspn(json, "<");
-        AR_TRY(ari_out_write(out, json, n));
-        json += n;
-        if (*json == '<') {
-            AR_TRY(ari_out_write(out, "\\u003c", 6));
-            json++;
-        }
-    }
-    return AR_OK;
-}
-
-static ar_status write_page(ari_out *out, const char *json)
-{
-    const char *page = (const char *)ari_report_page, *data = strstr(page, place_of_data);
-    if (!data)
-        return ar_error_set(AR_ERR_INTERNAL, "the page of the report has no place for it");
-    const char *rest = data + sizeof place_of_data - 1;
-    AR_TRY(ari_out_write(out, page, (size_t)(data - page)));
-    AR_TRY(write_json(out, json));
-    return ari_out_write(out, rest, ari_report_page_bytes - (size_t)(rest - page));
-}
-
 ar_status ar_verify_html(const ar_verify_report *r, const char *path)
 {
     if (!r || !path)
         return ar_error_set(AR_ERR_ARG, "ar_verify_html: no %s", r ? "path" : "report");
     json_t *report = report_of(r);
-    char *json = report ? json_dumps(report, JSON_COMPACT) : NULL;
+    const ar_status st = ari_json_save_page(report, ari_report_page, ari_report_page_bytes, path);
     json_decref(report);
-    if (!json)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for the report", ARI_SHOW(path));
-    ari_out *out = NULL;
-    ar_status st = ari_out_create(&out, path);
-    if (st == AR_OK) {
-        st = write_page(out, json);
-        if (st == AR_OK)
-            st = ari_out_commit(out);
-        else
-            ari_out_discard(out);
-    }
-    free(json);
     return st;
 }
