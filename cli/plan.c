@@ -41,6 +41,10 @@ static const ari_option options[] = {
                     "tp x cp x pp x dp)"),
     ARI_OPTION_INT("top", top, 0, 1 << 24, "N", "layouts that are listed; 0: all (default 10)"),
     ARI_OPTION_FILE("csv", csv, "FILE", "write the layouts as rows of numbers", .written = true),
+    ARI_OPTION_FILE("html", html, "FILE.html", "write the layouts as a page to filter and sort, which needs no network",
+                    .written = true),
+    ARI_OPTION_FILE("svg", svg, "FILE.svg", "write memory and time of the layouts that are listed as a picture",
+                    .written = true),
     ARI_OPTION_FLAG("flow", flow,
                     "the operations of one rank: shapes, placements, collectives with their bytes, multiply-adds"),
     ARI_OPTION_FLAG("backward", backward,
@@ -144,10 +148,10 @@ static ar_status print(FILE *to, const plan_values *v, const ari_flow *f, const 
 
 static ar_status check_flow(const plan_values *v)
 {
-    if (v->gpus || v->cluster || v->table >= 0 || v->all || v->csv)
+    if (v->gpus || v->cluster || v->table >= 0 || v->all || v->csv || v->html || v->svg)
         return ar_error_set(AR_ERR_ARG,
-                            "--flow shows the operations of one layout; --gpus, --cluster, --table, --all and "
-                            "--csv are about what layouts take: leave one out");
+                            "--flow shows the operations of one layout; --gpus, --cluster, --table, --all, --csv, "
+                            "--html and --svg are about what layouts take: leave one out");
     if (v->cp > 1 || v->pp > 1 || v->chunks > 1 || v->r.run.parallel.zero > 1 || v->recompute > ARI_RECOMPUTE_NONE)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "--flow lists what this version runs: not cp, pp, chunks, ZeRO-2 and 3, "

@@ -46,7 +46,7 @@ typedef struct ari_plan_values {
     int rank;
     int gpus, cp, pp, chunks, recompute, table, top;
     bool no_flash, hierarchical, shared_links, all;
-    const char *cluster, *csv;
+    const char *cluster, *csv, *html, *svg;
 } ari_plan_values;
 
 /* What is asked: a model with its batch on a cluster. */
@@ -80,12 +80,16 @@ AR_NODISCARD ar_status ari_ranking_print(FILE *to, const ari_asked *a, const ari
 AR_NODISCARD ar_status ari_depth_print(FILE *to, const ari_asked *a, const ari_depth *d);
 /** A table of a model's layouts: as text, and its rows for JSON (gives). Errors: as ari_search_run. */
 AR_NODISCARD ar_status ari_plan_table_run(json_t **rows, FILE *to, const ari_asked *a);
-/** Gives; NULL without memory. */
+/** Gives; NULL without memory. p: the same layout. */
 json_t *ari_depth_json(const ari_depth *d);
-json_t *ari_found_json(const ari_found *f);
+json_t *ari_found_json(const ari_found *f, const ari_planned *p);
 json_t *ari_asked_json(const ari_asked *a);
 /** Rows of numbers, a line a layout, with a line of titles. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_ranking *r);
+/** The JSON of layouts as a page, and as a picture of the first ones with their parts. Errors: AR_ERR_IO, AR_ERR_MEMORY;
+ *  of the picture also AR_ERR_ARG (no layout has parts). */
+AR_NODISCARD ar_status ari_plan_page_write(const json_t *plan, const char *path);
+AR_NODISCARD ar_status ari_plan_picture_write(const json_t *plan, const char *path);
 /** How many layouts a ranking shows. */
 size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r);
 /** The line that says what is planned: model, batch, cluster, account. */

@@ -31,6 +31,10 @@ static ar_status check_values(const ari_plan_values *v)
                             "one layout, planned in depth; --flow lists the operations of one");
     if (!is_search(v) && (v->all || v->csv))
         return ar_error_set(AR_ERR_ARG, "--all and --csv list layouts: give --gpus N too");
+    if (v->table >= 0 && (v->all || v->csv || v->html || v->svg))
+        return ar_error_set(AR_ERR_ARG,
+                            "--all, --csv, --html and --svg are about single layouts, which --table does not "
+                            "list: leave one out");
     if (is_search(v) && v->table < 0 && p->tp > 0 && p->dp > 0 && v->cp > 0 && v->pp > 0 &&
         (long long)p->tp * p->dp * v->cp * v->pp != v->gpus)
         return ar_error_set(AR_ERR_ARG, "tp=%d, cp=%d, pp=%d and dp=%d are not --gpus %d ranks", p->tp, v->cp, v->pp,
@@ -136,6 +140,25 @@ static ari_choice given(const ari_asked *a)
                         .recompute = a->v->recompute > 0 ? (ari_recompute)a->v->recompute : ARI_RECOMPUTE_NONE};
 }
 
+/* Layouts in every form that is asked for but text. Takes o; NULL: there was no memory for it. */
+static ar_status save_layouts(json_t *o, const ari_plan_values *v)
+{
+    ar_status st = AR_OK;
+    if (o && v->html)
+        st = ari_plan_page_write(o, v->html);
+    if (o && v->svg && st == AR_OK)
+        st = ari_plan_picture_write(o, v->svg);
+    if (st == AR_OK)
+        return ari_json_end(o, &v->common);
+    json_decref(o);
+    return st;
+}
+
+static bool wants_layouts(const ari_plan_values *v)
+{
+    return v->common.json || v->html || v->svg;
+}
+
 static ar_status run_depth(const ari_asked *a)
 {
     const ari_choice c = given(a);
@@ -143,12 +166,15 @@ static ar_status run_depth(const ari_asked *a)
     AR_TRY(ari_depth_of(&d, a, &c, NULL));
     if (ari_wants_text(&a->v->common))
         AR_TRY(ari_depth_print(stdout, a, &d));
-    if (!a->v->common.json)
+    if (!wants_layouts(a->v))
         return AR_OK;
     json_t *o = ari_asked_json(a), *one = ari_depth_json(&d);
     if (o && one)
         json_object_set_new(o, "layouts", json_pack("[o]", one));
-    return ari_json_end(one ? o : NULL, &a->v->common);
+    if (one)
+        return save_layouts(o, a->v);
+    json_decref(o);
+    return save_layouts(NULL, a->v);
 }
 
 /* --- all layouts -------------------------------------------------------------------------------------------------- */
@@ -179,15 +205,16 @@ static json_t *layouts_json(const ari_asked *a, const ari_ranking *r)
     json_t *all = json_array();
     for (size_t i = 0; i < r->n; i++) {
         const ari_found *f = &r->at[i];
+        const ari_planned p = ari_choice_planned(&a->base, &f->choice);
         ari_depth d;
         const bool deep =
             f->legal == AR_OK && i < ari_ranking_shown(a, r) && ari_depth_of(&d, a, &f->choice, NULL) == AR_OK;
-        json_array_append_new(all, deep ? ari_depth_json(&d) : ari_found_json(f));
+        json_array_append_new(all, deep ? ari_depth_json(&d) : ari_found_json(f, &p));
     }
     return all;
 }
 
-static ar_status write_json(const ari_asked *a, const ari_ranking *r)
+static ar_status save_ranking(const ari_asked *a, const ari_ranking *r)
 {
     json_t *o = ari_asked_json(a);
     if (o) {
@@ -197,7 +224,7 @@ static ar_status write_json(const ari_asked *a, const ari_ranking *r)
                                       (json_int_t)r->fitting));
         json_object_set_new(o, "layouts", layouts_json(a, r));
     }
-    return ari_json_end(o, &a->v->common);
+    return save_layouts(o, a->v);
 }
 
 static ar_status run_search(const ari_asked *a)
@@ -216,8 +243,8 @@ static ar_status run_search(const ari_asked *a)
         st = ari_ranking_print(stdout, a, &r);
     if (st == AR_OK && a->v->csv)
         st = ari_ranking_csv(a->v->csv, &r);
-    if (st == AR_OK && a->v->common.json)
-        st = write_json(a, &r);
+    if (st == AR_OK && wants_layouts(a->v))
+        st = save_ranking(a, &r);
     ari_ranking_fini(&r);
     return st;
 }

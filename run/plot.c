@@ -111,7 +111,7 @@ static void put_text(FILE *to, const char *text)
     }
 }
 
-static void put_label(FILE *to, double x, double y, const char *attributes, const char *text)
+void ari_plot_label(FILE *to, double x, double y, const char *attributes, const char *text)
 {
     fprintf(to, "<text x=\"%.1f\" y=\"%.1f\" %s>", x, y, attributes);
     put_text(to, text);
@@ -122,7 +122,7 @@ static void put_number(FILE *to, double x, double y, const char *attributes, dou
 {
     char text[32];
     snprintf(text, sizeof text, "%.6g", fabs(value) < tick * 1e-6 ? 0.0 : value);
-    put_label(to, x, y, attributes, text);
+    ari_plot_label(to, x, y, attributes, text);
 }
 
 static size_t ticks_of(const axis *a, double tick)
@@ -146,15 +146,15 @@ static void put_axes(FILE *to, const axis *x, const axis *y, const axis *right, 
         put_number(to, pixel(x, value), BOTTOM + 19, "text-anchor=\"middle\"", value, tick);
     }
     fprintf(to, "<path class=\"axis\" d=\"M%d %dH%d\"/>\n", LEFT, BOTTOM, RIGHT);
-    put_label(to, (LEFT + RIGHT) / 2.0, BOTTOM + 40, "text-anchor=\"middle\"", p->x_name);
-    put_label(to, LEFT - 8, TOP - 12, "text-anchor=\"end\"", p->y_name);
+    ari_plot_label(to, (LEFT + RIGHT) / 2.0, BOTTOM + 40, "text-anchor=\"middle\"", p->x_name);
+    ari_plot_label(to, LEFT - 8, TOP - 12, "text-anchor=\"end\"", p->y_name);
     if (!right)
         return;
     tick = ari_plot_tick(right->high - right->low);
     for (size_t i = 0; i < ticks_of(right, tick); i++)
         put_number(to, RIGHT + 8, pixel(right, right->low + (double)i * tick) + 4, "class=\"quiet\"",
                    right->low + (double)i * tick, tick);
-    put_label(to, RIGHT + 8, TOP - 12, "class=\"quiet\"", p->r_name);
+    ari_plot_label(to, RIGHT + 8, TOP - 12, "class=\"quiet\"", p->r_name);
 }
 
 static void put_line(FILE *to, const ari_plot_line *l, const axis *x, const axis *y)
@@ -179,7 +179,7 @@ static void put_legend(FILE *to, const ari_plot *p)
     for (size_t i = p->n; i-- > 0;) {
         at -= 7.0 * (double)strlen(p->lines[i].name) + 40.0;
         fprintf(to, "<path class=\"%s\" d=\"M%.1f %dh22\"/>\n", class_names[p->lines[i].style], at, TOP - 16);
-        put_label(to, at + 28, TOP - 12, "class=\"quiet\"", p->lines[i].name);
+        ari_plot_label(to, at + 28, TOP - 12, "class=\"quiet\"", p->lines[i].name);
     }
 }
 
@@ -188,11 +188,26 @@ static void put_mark(FILE *to, const ari_plot *p, const axis *x)
     if (!(p->mark >= x->low && p->mark <= x->high))
         return;
     fprintf(to, "<path class=\"mark\" d=\"M%.1f %dV%d\"/>\n", pixel(x, p->mark), TOP, BOTTOM);
-    put_label(to, pixel(x, p->mark) + 4, TOP + 12, "class=\"quiet\"", p->mark_name);
+    ari_plot_label(to, pixel(x, p->mark) + 4, TOP + 12, "class=\"quiet\"", p->mark_name);
 }
 
-static ar_status draw(FILE *to, const ari_plot *p)
+void ari_plot_begin(FILE *to, int width, int height, int left, const char *title, const char *subtitle,
+                    const char *style)
 {
+    fprintf(to,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" "
+            "role=\"img\">\n<title>",
+            width, height, width, height);
+    put_text(to, title);
+    fprintf(to, "</title>\n<style>%s%s</style>\n<rect class=\"paper\" width=\"100%%\" height=\"100%%\"/>\n",
+            style_sheet, style);
+    ari_plot_label(to, left, 22, "class=\"title\"", title);
+    ari_plot_label(to, left, 40, "class=\"quiet\"", subtitle);
+}
+
+static ar_status draw_lines(FILE *to, const void *what)
+{
+    const ari_plot *p = what;
     axis x = {(double)INFINITY, (double)-INFINITY, LEFT, RIGHT};
     axis left = {(double)INFINITY, (double)-INFINITY, BOTTOM, TOP};
     axis right = {0.0, (double)-INFINITY, BOTTOM, TOP}; /* from 0 on: a constant rate is no noise */
@@ -205,14 +220,7 @@ static ar_status draw(FILE *to, const ari_plot *p)
         x.low -= 0.5;
         x.high += 0.5;
     }
-    fprintf(to,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" "
-            "role=\"img\">\n<title>",
-            WIDTH, HEIGHT, WIDTH, HEIGHT);
-    put_text(to, p->title);
-    fprintf(to, "</title>\n<style>%s</style>\n<rect class=\"paper\" width=\"100%%\" height=\"100%%\"/>\n", style_sheet);
-    put_label(to, LEFT, 22, "class=\"title\"", p->title);
-    put_label(to, LEFT, 40, "class=\"quiet\"", p->subtitle);
+    ari_plot_begin(to, WIDTH, HEIGHT, LEFT, p->title, p->subtitle, "");
     put_axes(to, &x, &left, has_right ? &right : NULL, p);
     put_mark(to, p, &x);
     for (size_t i = 0; i < p->n; i++)
@@ -222,14 +230,14 @@ static ar_status draw(FILE *to, const ari_plot *p)
     return AR_OK;
 }
 
-ar_status ari_plot_write(const ari_plot *p, const char *path)
+ar_status ari_plot_save(const char *path, ar_status (*draw)(FILE *to, const void *what), const void *what)
 {
     char *text = NULL;
     size_t length = 0;
     FILE *to = open_memstream(&text, &length);
     if (!to)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a plot", path);
-    ar_status st = draw(to, p);
+    ar_status st = draw(to, what);
     const bool whole = ferror(to) == 0;
     if ((fclose(to) != 0 || !whole) && st == AR_OK)
         st = ar_error_set(AR_ERR_MEMORY, "%s: no memory for a plot", path);
@@ -237,6 +245,11 @@ ar_status ari_plot_write(const ari_plot *p, const char *path)
         st = ari_file_write(path, text, length);
     free(text);
     return st;
+}
+
+ar_status ari_plot_write(const ari_plot *p, const char *path)
+{
+    return ari_plot_save(path, draw_lines, p);
 }
 
 /* --- the curve of a training run ---------------------------------------------------------------------------------- */

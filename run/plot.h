@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include "anyrank/status.h"
 
@@ -39,5 +40,16 @@ AR_NODISCARD ar_status ari_plot_write(const ari_plot *p, const char *path);
 void ari_plot_smooth(double *smooth, const double *y, size_t n, double window);
 /** The distance of ticks: 1, 2 or 5 times a power of ten, so that a range > 0 has 4 to 10 of them. */
 double ari_plot_tick(double range);
+
+/* --- pieces of such files ----------------------------------------------------------------------------------------- */
+
+/** The head of a file of width x height pixels with its title and subtitle (any bytes) at `left`, in the upper 50.
+ *  Classes of what follows: title, quiet, grid, axis; `style` is CSS of more. The file ends with "</svg>\n". */
+void ari_plot_begin(FILE *to, int width, int height, int left, const char *title, const char *subtitle,
+                    const char *style);
+/** Text that begins at (x, y), any bytes; attributes: of its element. */
+void ari_plot_label(FILE *to, double x, double y, const char *attributes, const char *text);
+/** Writes what `draw` draws of `what`, whole or not at all. Errors: those of draw, AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_plot_save(const char *path, ar_status (*draw)(FILE *to, const void *what), const void *what);
 
 #endif

@@ -43,13 +43,41 @@ static json_t *choice_json(const ari_choice *c)
                      "recompute", ari_recompute_names[c->recompute]);
 }
 
-json_t *ari_found_json(const ari_found *f)
+static void add_word(char *text, size_t size, const char *word, int extent)
+{
+    const size_t n = strlen(text);
+    snprintf(text + n, size - n, "%s%s=%d", n > 0 ? " " : "", word, extent);
+}
+
+/* As layouts are written everywhere, with what only the planner has: "cp=2 dp=2 tp=8 sp zero=1 recompute=full". */
+static json_t *name_of(const ari_choice *c, const ar_parallel *p)
+{
+    char text[240] = "", known[120];
+    ar_parallel_text(known, sizeof known, p);
+    if (c->cp > 1)
+        add_word(text, sizeof text, "cp", c->cp);
+    if (c->pp > 1)
+        add_word(text, sizeof text, "pp", c->pp);
+    const size_t before = strlen(text);
+    snprintf(text + before, sizeof text - before, "%s%s", before > 0 ? " " : "", known);
+    if (c->zero > 0 && c->dp == 1) /* it divides over cp */
+        add_word(text, sizeof text, "zero", c->zero);
+    if (c->chunks > 1)
+        add_word(text, sizeof text, "chunks", c->chunks);
+    const size_t n = strlen(text);
+    if (c->recompute != ARI_RECOMPUTE_NONE)
+        snprintf(text + n, sizeof text - n, " recompute=%s", ari_recompute_names[c->recompute]);
+    return json_string(text);
+}
+
+json_t *ari_found_json(const ari_found *f, const ari_planned *p)
 {
     const bool legal = f->legal == AR_OK;
-    return json_pack("{s:o, s:b, s:o, s:o, s:o, s:o}", "layout", choice_json(&f->choice), "legal", legal, "reason",
-                     legal ? json_null() : ari_json_text(f->reason), "fits",
-                     legal ? json_boolean(f->fits) : json_null(), "seconds",
-                     legal ? json_real(f->seconds) : json_null(), "bytes", legal ? json_real(f->bytes) : json_null());
+    return json_pack(
+        "{s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "name", name_of(&f->choice, &p->step.run.parallel), "layout",
+        choice_json(&f->choice), "legal", legal, "reason", legal ? json_null() : ari_json_text(f->reason), "by_formula",
+        legal ? json_boolean(!ari_planned_runs(p)) : json_null(), "fits", legal ? json_boolean(f->fits) : json_null(),
+        "seconds", legal ? json_real(f->seconds) : json_null(), "bytes", legal ? json_real(f->bytes) : json_null());
 }
 
 static json_t *memory_json(const ari_memory *m)
@@ -84,11 +112,10 @@ static json_t *time_json(const ari_time *t)
 
 json_t *ari_depth_json(const ari_depth *d)
 {
-    json_t *o = ari_found_json(&d->found);
+    json_t *o = ari_found_json(&d->found, &d->planned);
     if (!o)
         return NULL;
     const bool own = d->has_own;
-    json_object_set_new(o, "by_formula", json_boolean(!own));
     json_object_set_new(o, "time",
                         json_pack("{s:o, s:o}", ari_account_names[ARI_ACCOUNT_PRODUCTION], time_json(&d->time),
                                   ari_account_names[ARI_ACCOUNT_OWN], own ? time_json(&d->own_time) : json_null()));
