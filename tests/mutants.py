@@ -356,6 +356,12 @@ MUTANTS = [
     ("memory that a layout does not predict is no difference", "verify/check/check_run.c",
      " || run->memory_difference[0] != '\\0'", "", "verify/compare_test"),
     # --- cli
+    ("text of others ends the data of a page", "ref/io/json.c",
+     "const size_t n = strcspn(json, \"<\");", "const size_t n = strlen(json);", "verify/html_test cli/plan_page_test"),
+    ("bars of memory leave out the GPU's room", "cli/report/plan_picture.c",
+     "p.memory.most = p.room;", "p.room = 0.0;", "cli/plan_page_test"),
+    ("a layout that is not shown in depth says that it runs", "cli/report/plan_json.c",
+     "json_boolean(!ari_planned_runs(p))", "json_boolean(false)", "cli/plan_page_test"),
     ("a MB is taken for a MiB", "cli/options/kinds.c",
      "{\"MB\", 1000000u}", "{\"MB\", 1048576u}", "cli/args_test"),
     ("a manual page may lack an option", "cli/options/describe.c",
