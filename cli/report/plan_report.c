@@ -5,7 +5,6 @@
 #include "cli/report/table.h"
 #include "ref/core/size.h"
 
-static const double GB = 1e-9;
 enum { NOTE = 80 };
 
 void ari_asked_print(FILE *to, const ari_asked *a, int ranks)
@@ -13,9 +12,13 @@ void ari_asked_print(FILE *to, const ari_asked *a, int ranks)
     const ar_run *run = &a->base.step.run;
     fprintf(to, "%s, %s parameters, on %s GPU%s: %s\n", a->config.name, ARI_COUNT(a->parameters),
             ARI_COUNT((uint64_t)ranks), ranks == 1 ? "" : "s", a->cluster);
-    fprintf(to, "a step of %s x %s tokens; 16-bit values, %s%s\n", ARI_COUNT(run->batch), ARI_COUNT(run->seq),
+    const ar_sim_cluster *c = &a->time.cluster;
+    fprintf(to, "a step of %s x %s tokens; 16-bit values, %s%s%s\n", ARI_COUNT(run->batch), ARI_COUNT(run->seq),
             a->base.flash ? "flash attention" : "attention that stores its scores",
-            a->time.hierarchical ? ", hierarchical collectives" : "");
+            a->time.hierarchical ? ", hierarchical collectives" : "",
+            c->peak_flops > 0.0 && c->flops < c->peak_flops
+                ? ""
+                : "; products at the peak rate (flops=RATE: one you measured)");
 }
 
 size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r)
@@ -38,7 +41,8 @@ static void note_of(char note[NOTE], const ari_asked *a, const ari_found *f, con
     const size_t kv = a->config.kv_heads, tp = (size_t)f->choice.tp;
     int used = 0;
     if (!f->fits)
-        used = snprintf(note, NOTE, "does not fit, by %.1f GB", (f->bytes - a->time.cluster.memory_bytes) * GB);
+        used =
+            snprintf(note, NOTE, "does not fit, by %s", ARI_BYTES((uint64_t)(f->bytes - a->time.cluster.memory_bytes)));
     else
         used = snprintf(note, NOTE, "%s", ari_planned_runs(p) ? "operations" : "formula");
     if (kv > 0 && tp > kv)
@@ -57,8 +61,8 @@ static ar_status add_found(ari_table *t, const ari_asked *a, const ari_found *f)
     }
     AR_TRY(ari_worth_of(&w, &p, &a->time, f->seconds));
     note_of(note, a, f, &p);
-    ari_table_row(t, "%s\t%.0f\t%.1f %%\t%.1f GB\t%s\t%s", ARI_SECONDS(f->seconds), w.tokens / a->ranks, 100.0 * w.mfu,
-                  f->bytes * GB, f->bound, note);
+    ari_table_row(t, "%s\t%.0f\t%.1f %%\t%s\t%s\t%s", ARI_SECONDS(f->seconds), w.tokens / a->ranks, 100.0 * w.mfu,
+                  ARI_BYTES((uint64_t)f->bytes), f->bound, note);
     return AR_OK;
 }
 
