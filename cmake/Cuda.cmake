@@ -53,8 +53,8 @@ if(NOT why_no_cuda)
   set(CMAKE_CUDA_ARCHITECTURES ${architectures})
   add_subdirectory(gpu/cuda)
   add_one_object(anyrank anyrank_cuda)
-  # By their paths: whoever uses the installed library needs no package of CMake's for them.
-  link_by_path(anyrank ${CUDA_cudart_LIBRARY} ${CUDA_cublas_LIBRARY})
+  # By its path: whoever uses the installed library needs no package of CMake's for it. cuBLAS is loaded when it is needed.
+  link_by_path(anyrank ${CUDA_cudart_LIBRARY})
   set(ANYRANK_HAVE_CUDA 1)
 endif()
 if(ANYRANK_EMULATED)

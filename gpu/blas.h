@@ -35,7 +35,7 @@ ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_
 
 #if defined(__CUDACC__)
 /* What a CUDA device keeps for the library: made with it, ended with it, in a thread whose GPU
- * is the device's. Errors: AR_ERR_MEMORY. */
+ * is the device's. Errors: AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (no cuBLAS is found, or another one). */
 ar_status blas_create(void **gives);
 void blas_destroy(void *blas); /* accepts NULL */
 /* Where a device keeps it: gpu/cuda/runtime.cu. */

@@ -2,12 +2,14 @@
 /* Matrix products by cuBLAS. A handle belongs to one stream of one device, as cuBLAS asks for where results are to be
  * the same from run to run; no product adds up with atomics. */
 #include <cublas_v2.h>
+#include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "gpu/blas.h"
+#include "gpu/library.h"
 #include "ref/core/size.h"
 
 namespace ari_cuda
@@ -18,6 +20,55 @@ const size_t BLAS_PLANE_BYTES = static_cast<size_t>(384) << 20;
 namespace
 {
 
+/* What is called of cuBLAS. It is loaded with the first device: linked with, it would have every command wait until
+ * several hundred thousand addresses in it are relocated. The types of cublas_v2.h's functions, some of which have C++
+ * overloads beside them. */
+struct cublas {
+    decltype(&cublasCreate) create;
+    decltype(&cublasDestroy) destroy;
+    decltype(&cublasSetStream) set_stream;
+    decltype(&cublasSetAtomicsMode) set_atomics_mode;
+    decltype(&cublasGetStatusString) status_string;
+    cublasStatus_t (*gemm)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int m, int n, int k, const void *alpha,
+                           const void *a, cudaDataType, int lda, const void *b, cudaDataType, int ldb, const void *beta,
+                           void *c, cudaDataType, int ldc, cublasComputeType_t, cublasGemmAlgo_t);
+    cublasStatus_t (*gemm_batched)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int m, int n, int k,
+                                   const void *alpha, const void *a, cudaDataType, int lda, long long a_step,
+                                   const void *b, cudaDataType, int ldb, long long b_step, const void *beta, void *c,
+                                   cudaDataType, int ldc, long long c_step, int batch, cublasComputeType_t,
+                                   cublasGemmAlgo_t);
+};
+
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+
+ar_status load(cublas *f)
+{
+    /* What was built with, by its name and, where that is not found, at its place. */
+    const char *const names[] = {"libcublas.so." TEXT(CUBLAS_VER_MAJOR), ANYRANK_CUBLAS, nullptr};
+    const struct {
+        const char *name;
+        void *slot;
+    } slots[] = {{TEXT(cublasCreate), &f->create},
+                 {TEXT(cublasDestroy), &f->destroy},
+                 {TEXT(cublasSetStream), &f->set_stream},
+                 {TEXT(cublasSetAtomicsMode), &f->set_atomics_mode},
+                 {TEXT(cublasGetStatusString), &f->status_string},
+                 {TEXT(cublasGemmEx), &f->gemm},
+                 {TEXT(cublasGemmStridedBatchedEx), &f->gemm_batched}};
+    void *library = ari_library_load(names);
+    if (!library) {
+        const char *why = dlerror();
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "cuBLAS cannot be loaded: %.300s: install it, or name its folder by LD_LIBRARY_PATH",
+                            why ? why : names[0]);
+    }
+    for (const auto &s : slots)
+        if (!ari_library_find(library, s.name, s.slot))
+            return ar_error_set(AR_ERR_UNSUPPORTED, "%s has no %s", names[0], s.name);
+    return AR_OK;
+}
+
 struct stream_handle {
     cudaStream_t stream;
     cublasHandle_t handle;
@@ -26,6 +77,7 @@ struct stream_handle {
 
 /* The handles of one device, made when a stream first asks for one. */
 struct handles {
+    cublas call;
     pthread_mutex_t lock;
     stream_handle *first;
 };
@@ -33,29 +85,29 @@ struct handles {
 /* The largest batch of one call: what a grid of blocks counts in its third dimension. */
 const size_t BATCH_MAX = 65535;
 
-ar_status refused(cublasStatus_t s, const char *what)
+ar_status refused(const cublas &call, cublasStatus_t s, const char *what)
 {
     const ar_status code = s == CUBLAS_STATUS_ALLOC_FAILED ? AR_ERR_MEMORY : AR_ERR_DEVICE;
-    return ar_error_set(code, "cuBLAS, %s: %s", what, cublasGetStatusString(s));
+    return ar_error_set(code, "cuBLAS, %s: %s", what, call.status_string(s));
 }
 
-ar_status handle_create(stream_handle **gives, cudaStream_t stream)
+ar_status handle_create(stream_handle **gives, const cublas &call, cudaStream_t stream)
 {
     void *memory = nullptr;
     AR_TRY(ari_alloc(&memory, 1, sizeof(stream_handle), "a handle of cuBLAS"));
     stream_handle *h = static_cast<stream_handle *>(memory);
-    cublasStatus_t s = cublasCreate(&h->handle);
+    cublasStatus_t s = call.create(&h->handle);
     if (s != CUBLAS_STATUS_SUCCESS) {
         ::free(memory);
-        return refused(s, "a handle");
+        return refused(call, s, "a handle");
     }
-    s = cublasSetStream(h->handle, stream);
+    s = call.set_stream(h->handle, stream);
     if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasSetAtomicsMode(h->handle, CUBLAS_ATOMICS_NOT_ALLOWED);
+        s = call.set_atomics_mode(h->handle, CUBLAS_ATOMICS_NOT_ALLOWED);
     if (s != CUBLAS_STATUS_SUCCESS) {
-        (void)cublasDestroy(h->handle);
+        (void)call.destroy(h->handle);
         ::free(memory);
-        return refused(s, "a handle's stream");
+        return refused(call, s, "a handle's stream");
     }
     h->stream = stream;
     *gives = h;
@@ -74,7 +126,7 @@ ar_status handle_of(ar_device *d, ar_queue *q, cublasHandle_t *gives)
     while (h && h->stream != stream)
         h = h->next;
     if (!h) {
-        st = handle_create(&h, stream);
+        st = handle_create(&h, all->call, stream);
         if (st == AR_OK) {
             h->next = all->first;
             all->first = h;
@@ -109,6 +161,7 @@ struct product_types {
 ar_status product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                   const blas_matrix &b, const product_types &t, const void *one, const void *factor)
 {
+    const cublas &call = static_cast<handles *>(blas_of(d))->call;
     cublasHandle_t handle;
     AR_TRY(check_sizes(s, c, a, b));
     AR_TRY(handle_of(d, q, &handle));
@@ -121,19 +174,18 @@ ar_status product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_mat
         const void *right = ar_buf_at(b.data, at * b.step * t.operand_bytes).ptr;
         void *to = ar_buf_at(c.data, at * c.step * 4).ptr;
         const cublasStatus_t status =
-            batch == 1
-                ? cublasGemmEx(handle, of_b, of_a, n, m, k, one, right, t.operands, static_cast<int>(b.ld), left,
-                               t.operands, static_cast<int>(a.ld), factor, to, t.result, static_cast<int>(c.ld),
-                               t.compute, CUBLAS_GEMM_DEFAULT)
-                : cublasGemmStridedBatchedEx(handle, of_b, of_a, n, m, k, one, right, t.operands,
-                                             static_cast<int>(b.ld), static_cast<long long>(b.step), left, t.operands,
-                                             static_cast<int>(a.ld), static_cast<long long>(a.step), factor, to,
-                                             t.result, static_cast<int>(c.ld), static_cast<long long>(c.step),
-                                             static_cast<int>(batch), t.compute, CUBLAS_GEMM_DEFAULT);
+            batch == 1 ? call.gemm(handle, of_b, of_a, n, m, k, one, right, t.operands, static_cast<int>(b.ld), left,
+                                   t.operands, static_cast<int>(a.ld), factor, to, t.result, static_cast<int>(c.ld),
+                                   t.compute, CUBLAS_GEMM_DEFAULT)
+                       : call.gemm_batched(handle, of_b, of_a, n, m, k, one, right, t.operands, static_cast<int>(b.ld),
+                                           static_cast<long long>(b.step), left, t.operands, static_cast<int>(a.ld),
+                                           static_cast<long long>(a.step), factor, to, t.result, static_cast<int>(c.ld),
+                                           static_cast<long long>(c.step), static_cast<int>(batch), t.compute,
+                                           CUBLAS_GEMM_DEFAULT);
         if (status != CUBLAS_STATUS_SUCCESS) {
             char what[96];
             snprintf(what, sizeof what, "%zu products [%zu, %zu] of %zu terms", batch, s.m, s.n, s.k);
-            return refused(status, what);
+            return refused(call, status, what);
         }
     }
     return AR_OK;
@@ -143,8 +195,12 @@ ar_status product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_mat
 
 ar_status blas_create(void **gives)
 {
+    cublas call;
+    AR_TRY(load(&call));
     AR_TRY(ari_alloc_zero(gives, 1, sizeof(handles), "the handles of cuBLAS"));
-    pthread_mutex_init(&static_cast<handles *>(*gives)->lock, nullptr);
+    handles *all = static_cast<handles *>(*gives);
+    all->call = call;
+    pthread_mutex_init(&all->lock, nullptr);
     return AR_OK;
 }
 
@@ -156,7 +212,7 @@ void blas_destroy(void *blas)
     while (all->first) {
         stream_handle *h = all->first;
         all->first = h->next;
-        (void)cublasDestroy(h->handle);
+        (void)all->call.destroy(h->handle);
         ::free(h);
     }
     pthread_mutex_destroy(&all->lock);

@@ -2,35 +2,20 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "gpu/library.h"
 #include "gpu/nccl/nccl.h"
 #include "process/process.h"
 
 enum { OLDEST = 21000 }; /* ncclAvg and bf16 */
 
-/* ISO C has no cast from an object's pointer to a function's; POSIX says that this is how it is done. */
-static bool find(void *library, const char *name, void *slot)
-{
-    void *symbol = dlsym(library, name);
-    memcpy(slot, &symbol, sizeof symbol);
-    return symbol != NULL;
-}
-
-static void *open_library(const char *named, const char **name)
-{
-    static const char *const names[] = {"libnccl.so.2", "libnccl.so"};
-    *name = named ? named : names[0];
-    void *library = dlopen(*name, RTLD_NOW | RTLD_LOCAL);
-    if (!library && !named)
-        library = dlopen(names[1], RTLD_NOW | RTLD_LOCAL);
-    return library;
-}
-
 ar_status ari_nccl_load(ari_nccl *out)
 {
-    const char *named = getenv("ANYRANK_NCCL"), *name, *missing = NULL;
-    void *library = open_library(named && named[0] ? named : NULL, &name);
+    const char *const names[] = {"libnccl.so.2", "libnccl.so", NULL};
+    const char *const named[] = {getenv("ANYRANK_NCCL"), NULL}, *missing = NULL;
+    const bool given = named[0] && named[0][0];
+    const char *name = given ? named[0] : names[0];
+    void *library = ari_library_load(given ? named : names);
     *out = (ari_nccl){.version = 0};
     if (!library) {
         const char *why = dlerror();
@@ -38,15 +23,15 @@ ar_status ari_nccl_load(ari_nccl *out)
                             "NCCL cannot be loaded: %.300s: install it (libnccl2), or name the file by ANYRANK_NCCL",
                             why ? why : name);
     }
-#define FIND(slot, arguments)                     \
-    if (!find(library, "nccl" #slot, &out->slot)) \
+#define FIND(slot, arguments)                                 \
+    if (!ari_library_find(library, "nccl" #slot, &out->slot)) \
         missing = "nccl" #slot;
     ARI_NCCL_TABLE(FIND)
 #undef FIND
-    if (!find(library, "ncclGetErrorString", &out->GetErrorString))
+    if (!ari_library_find(library, "ncclGetErrorString", &out->GetErrorString))
         missing = "ncclGetErrorString";
-    (void)find(library, "ncclGetLastError", &out->GetLastError);
-    (void)find(library, "ari_nccl_emulated_gpu", &out->emulated_gpu);
+    (void)ari_library_find(library, "ncclGetLastError", &out->GetLastError);
+    (void)ari_library_find(library, "ari_nccl_emulated_gpu", &out->emulated_gpu);
     if (missing)
         return ar_error_set(AR_ERR_UNSUPPORTED, "%.300s is no NCCL that can be used: it has no %s", name, missing);
     AR_TRY(ari_nccl_check(out, out->GetVersion(&out->version), NULL, "ncclGetVersion"));

@@ -82,7 +82,7 @@ typedef struct ar_check_run {
     char outputs_hash[65];      /* of the model's outputs in the last step; "" where they differ from the baseline's,
                                    and in the native numerics */
     size_t shapes;              /* weights and outputs of modules whose shape on a rank is in the list of operations */
-    char shape_difference[320]; /* "", or the first rank that holds another shape than the layout has, and of what */
+    char shape_difference[448]; /* "", or the first rank that holds another shape than the layout has, and of what */
     bool has_difference;
     ar_first_difference first;
     char dump[600];              /* the folder of its ranks' files; "": none (none was asked for, or the run failed) */

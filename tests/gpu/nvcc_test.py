@@ -62,7 +62,7 @@ class Cuda(unittest.TestCase):
         package = (BUILD / "package/anyrank.pc").read_text(encoding="utf-8")
         private = shlex.split(re.search(r"^Libs.private: (.*)$", package, re.MULTILINE)[1])
         others = shlex.split(must("pkg-config", "--libs", "jansson", "libcrypto"))
-        libraries = [cached("CUDA_cudart_LIBRARY"), cached("CUDA_cublas_LIBRARY")]
+        libraries = [cached("CUDA_cudart_LIBRARY")]
         command = CUDA / "anyrank-linked"
         must(shutil.which("cc") or "gcc", *sorted((BUILD / "CMakeFiles/anyrank_cli.dir").rglob("*.o")),
              CUDA / "anyrank_cuda.o", BUILD / "libanyrank.a", *private, *others, *libraries,
