@@ -73,6 +73,8 @@ typedef struct ari_depth {
 /** faster: as in ari_advice. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). */
 AR_NODISCARD ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, const ari_found *faster);
 
+/** The search for what is asked: extents, stages and forms that are given are fixed. No progress; borrows a. */
+ari_search ari_asked_search(const ari_asked *a);
 /** `plan` without --flow. Errors: AR_ERR_ARG, those of files, and of ari_search_run. */
 AR_NODISCARD ar_status ari_plan_layouts(const ari_plan_values *v);
 /** The layouts in a table; the best one's advice is below it. Errors: AR_ERR_MEMORY and those of ari_depth_of. */

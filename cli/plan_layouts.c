@@ -20,9 +20,29 @@ static bool is_search(const ari_plan_values *v)
     return v->gpus > 0;
 }
 
-static ar_status check_values(const ari_plan_values *v)
+/* The ranks of the extents that are given have to be a divisor of all of them, or all if every extent is given. */
+static ar_status check_extents(const ari_plan_values *v)
 {
     const ar_parallel *p = &v->r.run.parallel;
+    const int extents[] = {p->tp, v->cp, v->pp, p->dp};
+    int left = v->gpus;
+    bool divides = true, open = false;
+    for (size_t i = 0; i < sizeof extents / sizeof *extents; i++) {
+        const int n = ari_at_least_one(extents[i]);
+        open = open || extents[i] == 0;
+        divides = divides && left % n == 0;
+        left = divides ? left / n : left;
+    }
+    if (!divides || (!open && left > 1))
+        return ar_error_set(AR_ERR_ARG,
+                            "--gpus %d is not a mesh of the extents that are given (tp=%d, cp=%d, pp=%d, dp=%d; 0: not "
+                            "given); their product has to divide it, or to be it if all are given",
+                            v->gpus, p->tp, v->cp, v->pp, p->dp);
+    return AR_OK;
+}
+
+static ar_status check_values(const ari_plan_values *v)
+{
     if (v->backward || v->each_layer || v->markdown || v->rank > 0)
         return ar_error_set(AR_ERR_ARG, "--backward, --each-layer, --markdown and --rank are of --flow: give it too");
     if (!is_search(v) && v->table < 0 && !ari_layout_given(&v->r) && v->cp == 0 && v->pp == 0)
@@ -35,11 +55,13 @@ static ar_status check_values(const ari_plan_values *v)
         return ar_error_set(AR_ERR_ARG,
                             "--all, --csv, --html and --svg are about single layouts, which --table does not "
                             "list: leave one out");
-    if (is_search(v) && v->table < 0 && p->tp > 0 && p->dp > 0 && v->cp > 0 && v->pp > 0 &&
-        (long long)p->tp * p->dp * v->cp * v->pp != v->gpus)
-        return ar_error_set(AR_ERR_ARG, "tp=%d, cp=%d, pp=%d and dp=%d are not --gpus %d ranks", p->tp, v->cp, v->pp,
-                            p->dp, v->gpus);
-    return AR_OK;
+    if ((v->table == ARI_PLAN_MEMORY || v->table == ARI_PLAN_SCALING) &&
+        (ari_layout_given(&v->r) || v->cp > 0 || v->pp > 0 || v->chunks > 0 || v->recompute >= 0))
+        return ar_error_set(AR_ERR_ARG,
+                            "--table %s goes through tp=1, 2, 4, .. with nothing else split: leave out --tp and what "
+                            "else chooses a layout (--cp, --pp, --dp, --sp, --zero, --micro-batches, ..)",
+                            ari_plan_table_names[v->table]);
+    return is_search(v) ? check_extents(v) : AR_OK;
 }
 
 static ar_status check_sequence(const ari_asked *a)
@@ -179,7 +201,7 @@ static ar_status run_depth(const ari_asked *a)
 
 /* --- all layouts -------------------------------------------------------------------------------------------------- */
 
-static ari_search search_of(const ari_asked *a, ari_progress *progress)
+ari_search ari_asked_search(const ari_asked *a)
 {
     const ari_plan_values *v = a->v;
     const ar_parallel *p = &v->r.run.parallel;
@@ -195,9 +217,7 @@ static ari_search search_of(const ari_asked *a, ari_progress *progress)
                         .zero = p->zero,
                         .recompute = v->recompute,
                         .time = a->time,
-                        .every = v->all,
-                        .progress = ari_progress_show,
-                        .user = progress};
+                        .every = v->all};
 }
 
 static json_t *layouts_json(const ari_asked *a, const ari_ranking *r)
@@ -232,7 +252,9 @@ static ar_status run_search(const ari_asked *a)
     ari_progress progress;
     ari_ranking r;
     ari_progress_begin(&progress, a->v->common.quiet);
-    const ari_search s = search_of(a, &progress);
+    ari_search s = ari_asked_search(a);
+    s.progress = ari_progress_show;
+    s.user = &progress;
     ar_status st = ari_search_run(&r, &s);
     ari_progress_end(&progress);
     if (st == AR_OK && r.legal == 0 && !a->v->all)

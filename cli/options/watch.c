@@ -71,16 +71,6 @@ ari_table ari_predicted_begin(FILE *to, const ari_watch *w)
     return (ari_table)ARI_TABLE(columns);
 }
 
-/* Collectives of clusters take microseconds. */
-static const char *time_text(char text[ARI_NUMBER], double seconds)
-{
-    if (!(seconds < 1e-3))
-        return ari_seconds_text(text, seconds);
-    snprintf(text, ARI_NUMBER, "%.1f us", seconds * 1e6);
-    return text;
-}
-#define TIME_TEXT(s) time_text((char[ARI_NUMBER]){0}, (s))
-
 /* "31 % computing, 69 % communicating" */
 static void path_cell(ari_table *t, const ar_trace_summary *s)
 {
@@ -100,11 +90,11 @@ void ari_predicted_row(ari_table *t, const ar_parallel *p, size_t batch, const a
         ari_table_row(t, "-\t-\t-\t-\t-\t-");
         return;
     }
-    ari_table_row(t, "%s\t%s\t%s\t%s", TIME_TEXT(s->seconds), TIME_TEXT(s->compute), TIME_TEXT(s->communication),
-                  TIME_TEXT(s->exposed));
+    ari_table_row(t, "%s\t%s\t%s\t%s", ARI_SECONDS(s->seconds), ARI_SECONDS(s->compute), ARI_SECONDS(s->communication),
+                  ARI_SECONDS(s->exposed));
     path_cell(t, s);
     if (s->parts > 0)
-        ari_table_cell(t, "%s, %s on rank %d", s->longest[0].what, TIME_TEXT(s->longest[0].seconds),
+        ari_table_cell(t, "%s, %s on rank %d", s->longest[0].what, ARI_SECONDS(s->longest[0].seconds),
                        s->longest[0].rank);
     else
         ari_table_cell(t, "-");

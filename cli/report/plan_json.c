@@ -133,18 +133,29 @@ json_t *ari_depth_json(const ari_depth *d)
 
 /* --- CSV ---------------------------------------------------------------------------------------------------------- */
 
+/* A field in quotes, with its own quotes doubled (RFC 4180, section 2). */
+static void quote(char text[2 * ARI_REASON + 1], const char *field)
+{
+    size_t n = 0;
+    for (text[n++] = '"'; *field; field++) {
+        if (*field == '"')
+            text[n++] = '"';
+        text[n++] = *field;
+    }
+    text[n++] = '"';
+    text[n] = '\0';
+}
+
 static ar_status write_row(ari_out *out, const ari_found *f)
 {
     const ari_choice *c = &f->choice;
-    char line[400], numbers[120] = ",,", reason[ARI_REASON];
+    char line[400 + 2 * ARI_REASON], numbers[120] = ",,", reason[2 * ARI_REASON + 1];
     if (f->legal == AR_OK)
         snprintf(numbers, sizeof numbers, "%.9g,%.0f,%d", f->seconds, f->bytes, f->fits);
-    memcpy(reason, f->reason, sizeof reason); /* a quote would have to be doubled */
-    for (char *q = strchr(reason, '"'); q; q = strchr(q, '"'))
-        *q = '\'';
-    const int n = snprintf(line, sizeof line, "%d,%d,%d,%d,%d,%d,%d,%d,%s,%d,%s,\"%s\"\n", c->tp, c->cp, c->pp, c->dp,
-                           c->sp, c->zero, c->micro_batches, c->chunks, ari_recompute_names[c->recompute],
-                           f->legal == AR_OK, numbers, reason);
+    quote(reason, f->reason);
+    const int n =
+        snprintf(line, sizeof line, "%d,%d,%d,%d,%d,%d,%d,%d,%s,%d,%s,%s\n", c->tp, c->cp, c->pp, c->dp, c->sp, c->zero,
+                 c->micro_batches, c->chunks, ari_recompute_names[c->recompute], f->legal == AR_OK, numbers, reason);
     return ari_out_write(out, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 

@@ -95,8 +95,8 @@ ar_status ari_ranking_print(FILE *to, const ari_asked *a, const ari_ranking *r)
         return st;
     }
     AR_TRY(ari_table_end(&t, to, 2));
-    fprintf(to, "%s layouts of %s meshes, %s of them legal; %s%zu of %zu listed\n", ARI_COUNT(r->layouts),
-            ARI_COUNT(r->meshes), ARI_COUNT(r->legal),
+    fprintf(to, "%s layouts of %s mesh%s, %s of them legal; %s%zu of %zu listed\n", ARI_COUNT(r->layouts),
+            ARI_COUNT(r->meshes), r->meshes == 1 ? "" : "es", ARI_COUNT(r->legal),
             a->v->all ? "" : "the best of each mesh is ranked (--all: every layout); ", shown, r->n);
     return r->legal > 0 ? print_advice(to, a, r) : AR_OK;
 }

@@ -118,11 +118,11 @@ static ar_status scaling_row(ari_table *t, json_t *rows, const ari_asked *a, int
     const double computing = d.found.seconds > 0.0 ? d.time.of[ARI_TIME_PRODUCTS] / d.found.seconds : 1.0;
     *one_rank = *one_rank > 0.0 ? *one_rank : d.found.seconds * tp;
     const double speed = *one_rank / d.found.seconds;
-    ari_table_row(t, "%d\t%s\t%s\t%.0f %%\t%.2f\t%.1f GB\t%s\t%s", tp,
+    ari_table_row(t, "%d\t%s\t%s\t%.0f %%\t%.2f\t%s\t%s\t%s", tp,
                   tp == 1   ? ""
                   : between ? "between nodes"
                             : "inside",
-                  ARI_SECONDS(d.found.seconds), 100.0 * computing, speed, d.found.bytes * GB,
+                  ARI_SECONDS(d.found.seconds), 100.0 * computing, speed, ARI_BYTES((uint64_t)d.found.bytes),
                   ARI_BYTES((uint64_t)bytes), d.found.fits ? "" : "does not fit");
     json_array_append_new(rows, json_pack("{s:i, s:b, s:f, s:f, s:f, s:f, s:f, s:b}", "tp", tp, "between_nodes",
                                           between, "seconds", d.found.seconds, "computing", computing, "speedup", speed,
@@ -154,7 +154,7 @@ static ar_status decision_row(ari_table *t, json_t *rows, const ari_asked *a, in
     here.base.step.config = &a->config;
     here.base.step.run.seq = seq;
     here.ranks = ranks;
-    const ari_search s = {.base = here.base, .ranks = ranks, .sp = -1, .zero = -1, .recompute = -1, .time = here.time};
+    const ari_search s = ari_asked_search(&here);
     ar_status st = ari_search_run(&r, &s);
     const ari_found *best = r.n > 0 && r.at[0].legal == AR_OK ? &r.at[0] : NULL;
     ari_depth d;
@@ -162,9 +162,9 @@ static ar_status decision_row(ari_table *t, json_t *rows, const ari_asked *a, in
         st = ari_depth_of(&d, &here, &best->choice, NULL);
     if (st == AR_OK && best) {
         const ari_choice *c = &best->choice;
-        ari_table_row(t, "%d\t%zu\t%d\t%d\t%d\t%d\t%s\t%d\t%s\t%s\t%.1f %%\t%.1f GB\t%s", ranks, seq, c->tp, c->cp,
-                      c->pp, c->dp, c->sp ? "sp" : "", c->zero, ari_recompute_names[c->recompute],
-                      ARI_SECONDS(best->seconds), 100.0 * d.worth.mfu, best->bytes * GB,
+        ari_table_row(t, "%d\t%zu\t%d\t%d\t%d\t%d\t%s\t%d\t%s\t%s\t%.1f %%\t%s\t%s", ranks, seq, c->tp, c->cp, c->pp,
+                      c->dp, c->sp ? "sp" : "", c->zero, ari_recompute_names[c->recompute], ARI_SECONDS(best->seconds),
+                      100.0 * d.worth.mfu, ARI_BYTES((uint64_t)best->bytes),
                       best->fits ? ari_bound_of(&d.time) : "does not fit");
         json_array_append_new(
             rows, json_pack("{s:i, s:I, s:o}", "gpus", ranks, "seq", (json_int_t)seq, "best", ari_depth_json(&d)));

@@ -289,6 +289,8 @@ const char *ari_seconds_text(char *text, double seconds)
 {
     if (!(seconds >= 0.0) || seconds > 1e9)
         snprintf(text, ARI_NUMBER, "?");
+    else if (seconds < 0.99995e-3)
+        snprintf(text, ARI_NUMBER, "%.1f us", seconds * 1e6);
     else if (seconds < 0.9995)
         snprintf(text, ARI_NUMBER, "%.1f ms", seconds * 1e3);
     else if (seconds < 99.995)

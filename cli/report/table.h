@@ -95,7 +95,7 @@ enum { ARI_NUMBER = 32 };
 const char *ari_count_text(char *text, uint64_t n);
 /** "999 B", "1.2 kB", "1.2 MB": powers of 1000. */
 const char *ari_bytes_text(char *text, uint64_t bytes);
-/** "12.3 ms", "4.56 s", "3 min 07 s". */
+/** "12.3 us", "12.3 ms", "4.56 s", "3 min 07 s"; "?": no time. */
 const char *ari_seconds_text(char *text, double seconds);
 
 /* The same as expressions, in storage that lives to the end of the enclosing block. */

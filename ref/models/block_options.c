@@ -82,16 +82,17 @@ static ar_status check_heads(const ar_config *c, int ranks, const ar_linear_spli
 {
     const size_t n = (size_t)ranks;
     if (n > c->heads)
-        return ar_error_set(AR_ERR_INDIVISIBLE, "tp=%d is more than the %zu query heads of %s; every rank needs a head",
-                            ranks, c->heads, c->name);
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "tp=%d is more than the %zu query head%s of %s; every rank needs a head", ranks, c->heads,
+                            c->heads == 1 ? "" : "s", c->name);
     AR_TRY(divides("the number of query heads", c->heads, ranks));
     if (qkv->style != AR_STYLE_COLWISE)
         return divides("the number of KV heads of projections that are not colwise", c->kv_heads, ranks);
     if (c->kv_heads % n != 0 && n % c->kv_heads != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "the number of KV heads = %zu cannot be split over tp=%d, nor copied to it evenly; use a "
-                            "tp that divides %zu, or a multiple of it that divides the %zu query heads",
-                            c->kv_heads, ranks, c->kv_heads, c->heads);
+                            "tp that divides %zu, or a multiple of %zu that divides the %zu query heads",
+                            c->kv_heads, ranks, c->kv_heads, c->kv_heads, c->heads);
     return AR_OK;
 }
 

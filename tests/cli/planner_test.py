@@ -114,6 +114,19 @@ class PlannerTest(unittest.TestCase):
             self.assertEqual(row["seconds"] == "", row["legal"] == "0")
             self.assertEqual(row["reason"] == "", row["legal"] == "1")
 
+    def test_csv_and_json_give_the_same_reasons_for_a_model_with_quotes_in_its_name(self):
+        folder = self.folder / 'a "model", <b>'
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(
+            {"model_type": "llama", "hidden_size": 12, "intermediate_size": 8, "num_hidden_layers": 2,
+             "num_attention_heads": 3, "vocab_size": 16, "max_position_embeddings": 8}), encoding="utf-8")
+        report = self.json_of(folder, "--gpus", 4, "--all", "--csv", "quoted.csv")
+        with open(self.folder / "quoted.csv", encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        reasons = [layout["reason"] or "" for layout in report["layouts"]]
+        self.assertEqual([row["reason"] for row in rows], reasons)
+        self.assertTrue(any(folder.name in reason for reason in reasons))
+
     def test_the_founding_table_of_memory_with_what_is_replicated(self):
         # Without its head the model of 32 layers has 4,754,202,624 parameters; of tp=8 a rank holds 594,848,768, and
         # not an eighth of all.
@@ -137,6 +150,13 @@ class PlannerTest(unittest.TestCase):
                          [(1, 4096), (2, 4096), (4, 4096), (4, 32768), (4, 131072)])
         self.assertIn("GPUs", self.passes("llama-3-8b", "--gpus", 2, "--table", "decision", "--seq", 4096))
 
+    def test_a_decision_keeps_what_is_given(self):
+        rows = self.json_of("llama-demo", "--gpus", 8, "--table", "decision", "--tp", 2, "--zero", 1)["rows"]
+        self.assertEqual([row["gpus"] for row in rows], [4, 8, 8, 8], "tp=2 shares optimizer states out from 4 GPUs on")
+        for row in rows:
+            layout = row["best"]["layout"]
+            self.assertEqual((layout["tp"], layout["zero"]), (2, 1))
+
     def test_bad_input_is_refused_and_leaves_no_file(self):
         for options, says in ((("--gpus", 0), "--gpus"), (("--gpus", 10**18), "--gpus"), ((), "how many GPUs?"),
                               (("--gpus", 8, "--cluster", "nope"), "'nope' is none of"),
@@ -147,7 +167,11 @@ class PlannerTest(unittest.TestCase):
                               (("--dp", 3, "--pp", 2, "--batch", 8), "cannot be split evenly"),
                               (("--tp", 65536, "--dp", 4096, "--pp", 65536), "are more than"),
                               (("--gpus", 7, "--batch", 5), "no layout of 7 GPUs is legal"),
-                              (("--gpus", 8, "--tp", 2, "--dp", 2, "--cp", 1, "--pp", 1), "are not --gpus 8"),
+                              (("--gpus", 8, "--tp", 2, "--dp", 2, "--cp", 1, "--pp", 1), "--gpus 8 is not a mesh"),
+                              (("--gpus", 7, "--tp", 2), "--gpus 7 is not a mesh"),
+                              (("--gpus", 7, "--tp", 2, "--table", "decision"), "--gpus 7 is not a mesh"),
+                              (("--table", "memory", "--tp", 2), "leave out --tp"),
+                              (("--table", "scaling", "--gpus", 4, "--pp", 2), "leave out --tp"),
                               (("--gpus", 8, "--flow"), "--flow"), (("--gpus", 8, "--rank", 1), "--rank"),
                               (("--tp", 2, "--csv", "x.csv"), "--gpus N too"),
                               (("--gpus", 8, "--batch", 10**9, "--seq", 10**9, "--json", "x"), "does not fit a size"),

@@ -96,6 +96,9 @@ Test(table, numbers_read_as_a_person_writes_them)
     cr_assert_str_eq(ARI_BYTES(999949), "999.9 kB");
     cr_assert_str_eq(ARI_BYTES(999999), "1.0 MB");
     cr_assert_str_eq(ARI_BYTES(UINT64_MAX), "18.4 EB");
+    cr_assert_str_eq(ARI_SECONDS(0.0), "0.0 us");
+    cr_assert_str_eq(ARI_SECONDS(4.356e-4), "435.6 us");
+    cr_assert_str_eq(ARI_SECONDS(0.99996e-3), "1.0 ms");
     cr_assert_str_eq(ARI_SECONDS(0.0123), "12.3 ms");
     cr_assert_str_eq(ARI_SECONDS(0.99996), "1.00 s");
     cr_assert_str_eq(ARI_SECONDS(99.99), "99.99 s");

@@ -166,7 +166,7 @@ Test(kv_replica, the_error_names_the_kv_heads_and_what_would_be_right)
     cr_assert_eq(ar_config_check_tp(&c, 4, &plan), AR_ERR_INDIVISIBLE);
     cr_assert_str_eq(ar_error_message(),
                      "the number of KV heads = 6 cannot be split over tp=4, nor copied to it evenly; use a tp that "
-                     "divides 6, or a multiple of it that divides the 24 query heads");
+                     "divides 6, or a multiple of 6 that divides the 24 query heads");
 }
 
 /* --- the native numerics ------------------------------------------------------------------------------------------ */
