@@ -40,13 +40,30 @@ static ar_status counts_of(counts *n, const ar_config *c)
     return AR_OK;
 }
 
+/* Keys of a query, summed over layers. Half of all are masked, which the formula has in its factor; a window w leaves
+ * w s - w^2/2 of a sequence's s^2/2. */
+static double keys_of(const ar_config *c, size_t seq, bool causal)
+{
+    const double s = (double)seq;
+    double sum = 0.0;
+    if (!causal || c->window == 0)
+        return (double)c->layers * s;
+    for (size_t i = 0; i < c->layers; i++) {
+        const size_t window = ar_config_window(c, i);
+        const double w = window > 0 && window < seq ? (double)window : s;
+        sum += 2.0 * w - w * w / s;
+    }
+    return sum;
+}
+
 ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flops_convention k,
                           ari_recompute recompute)
 {
     counts n;
     AR_TRY(counts_of(&n, c));
-    const double pairs = (double)c->layers * (double)seq * (double)c->heads * (double)c->head_dim;
-    const double attention = (k == ARI_FLOPS_CAUSAL ? STEP : 2.0 * STEP) * pairs;
+    const bool causal = k == ARI_FLOPS_CAUSAL;
+    const double pairs = keys_of(c, seq, causal) * (double)c->heads * (double)c->head_dim;
+    const double attention = (causal ? STEP : 2.0 * STEP) * pairs;
     const double blocks = STEP * (n.matrices + (k == ARI_FLOPS_PRODUCTS ? 0.0 : n.vectors)) + attention;
     const double again = recompute == ARI_RECOMPUTE_FULL        ? blocks / 3.0
                          : recompute == ARI_RECOMPUTE_SELECTIVE ? attention

@@ -213,6 +213,7 @@ static stage add_stages(composed *c)
 typedef struct drain {
     double length, shared; /* seconds; share of them in which tp's collectives are on the same kind of link */
     double again;          /* seconds before each layer in which its forward pass is computed again */
+    double absent;         /* seconds before the last block that only the last stage has: head and final norm */
 } drain;
 
 static drain drain_of(const composed *c, const stage *s)
@@ -220,7 +221,8 @@ static drain drain_of(const composed *c, const stage *s)
     const double layers = (double)c->passes->layers;
     const ari_cost a = again(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
     const ari_links tp = ari_links_of(c->p, c->o, ARI_LINKS_TP), dp = ari_links_of(c->p, c->o, ARI_LINKS_DP);
-    drain d = {.again = ari_cost_sum(&a) / layers};
+    const ari_cost *after = &c->passes->last[ARI_GOES_BACKWARD][ARI_PART_AFTER];
+    drain d = {.again = ari_cost_sum(&a) / layers, .absent = (1.0 - s->share[ARI_PART_AFTER]) * ari_cost_sum(after)};
     double tp_seconds = s->share[ARI_PART_BLOCKS] * a.tp;
     d.length = s->layers * d.again;
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {
@@ -244,7 +246,7 @@ static double drained(const composed *c, const drain *d, double backlog)
         const ari_bucket_cost *b = &s->bucket[i];
         const bool outside = b->last.layer == ARI_NO_LAYER, before = ari_section_of(b->last.role) == ARI_BEFORE_BLOCKS;
         const double done = outside ? (before ? layers : 0.0) : layers - (double)b->last.layer;
-        const double ready = ari_passes_ready(c->passes, &b->last, s->layers) + done * d->again;
+        const double ready = ari_passes_ready(c->passes, &b->last, s->layers) - d->absent + done * d->again;
         at = fmax(at, b->beside && !c->idle ? ready : d->length + s->loss);
         const double slowed = fmax(0.0, fmin(b->seconds, (d->length - at) * (1.0 - d->shared)));
         at += slowed / (1.0 - fmin(d->shared, 0.99)) + (b->seconds - slowed);

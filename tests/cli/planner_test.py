@@ -140,6 +140,29 @@ class PlannerTest(unittest.TestCase):
         self.assertAlmostEqual(at[32]["states"] / 1e9, 2.790, delta=5e-4)
         self.assertLess(at[8]["activations_sp"], at[8]["activations"])
 
+    def model(self, **sizes):
+        config = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+                  "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 128,
+                  "max_position_embeddings": 4096, **sizes}
+        (self.folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return self.folder / "config.json"
+
+    def test_a_sliding_window_makes_no_step_better_than_the_peak(self):
+        for window in (None, 64, 4000):
+            model = self.model(model_type="mistral", sliding_window=window)
+            best = self.json_of(model, "--dp", 1, "--batch", 1, "--seq", 4096)["layouts"][0]
+            # All is products at the peak rate; of attention's, seven for each six that MFU counts.
+            self.assertGreater(best["mfu"], 6 / 7)
+            self.assertLess(best["mfu"], 1.001)
+
+    def test_sums_of_gradients_wait_for_no_head_that_their_stage_lacks(self):
+        model = self.model(vocab_size=65536)
+        best = self.json_of(model, "--pp", 2, "--dp", 2, "--batch", 2, "--seq", 4096)["layouts"][0]
+        time = best["time"]["production"]
+        alone = sum(row["seconds"] for row in time["moved"] if row["over"] == "dp")
+        self.assertGreaterEqual(time["hidden"], 0.0)
+        self.assertLessEqual(time["dp"], alone * (1 + 1e-9))
+
     def test_tables_of_scaling_and_decisions(self):
         rows = self.json_of("stack-4.8b", "--table", "scaling", "--seq", 4096)["rows"]
         self.assertEqual([row["between_nodes"] for row in rows], [False] * 4 + [True] * 2)
