@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What layouts take, for programs: JSON and CSV (docs/planner.md lists the fields). */
+#include <math.h>
+
 #include <string.h>
 
 #include "cli/command.h"
@@ -70,6 +72,12 @@ static json_t *name_of(const ari_choice *c, const ar_parallel *p)
     return json_string(text);
 }
 
+/* Counts are whole numbers, though they are added up in binary64; those beyond 2^63 stay what they are. */
+static json_t *whole(double n)
+{
+    return fabs(n) < 0x1p63 ? json_integer((json_int_t)n) : json_real(n);
+}
+
 json_t *ari_found_json(const ari_found *f, const ari_planned *p)
 {
     const bool legal = f->legal == AR_OK;
@@ -77,14 +85,14 @@ json_t *ari_found_json(const ari_found *f, const ari_planned *p)
         "{s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "name", name_of(&f->choice, &p->step.run.parallel), "layout",
         choice_json(&f->choice), "legal", legal, "reason", legal ? json_null() : ari_json_text(f->reason), "by_formula",
         legal ? json_boolean(!ari_planned_runs(p)) : json_null(), "fits", legal ? json_boolean(f->fits) : json_null(),
-        "seconds", legal ? json_real(f->seconds) : json_null(), "bytes", legal ? json_real(f->bytes) : json_null());
+        "seconds", legal ? json_real(f->seconds) : json_null(), "bytes", legal ? whole(f->bytes) : json_null());
 }
 
 static json_t *memory_json(const ari_memory *m)
 {
-    json_t *o = json_pack("{s:f}", "sum", ari_memory_sum(m));
+    json_t *o = json_pack("{s:o}", "sum", whole(ari_memory_sum(m)));
     for (int k = 0; k < ARI_MEMORY_KINDS && o; k++)
-        json_object_set_new(o, ari_memory_name((ari_memory_kind)k), json_real(m->of[k]));
+        json_object_set_new(o, ari_memory_name((ari_memory_kind)k), whole(m->of[k]));
     return o;
 }
 
@@ -94,9 +102,9 @@ static json_t *moved_json(const ari_moves *all)
     for (int i = 0; i < all->n; i++) {
         const ari_moved *m = &all->row[i];
         json_array_append_new(rows,
-                              json_pack("{s:s, s:s, s:f, s:s, s:f, s:f, s:f}", "over", ari_time_name(m->over), "call",
-                                        m->call, "ranks", m->ranks, "link", m->between ? "between" : "inside", "calls",
-                                        m->calls, "bytes", m->bytes, "seconds", m->seconds));
+                              json_pack("{s:s, s:s, s:o, s:s, s:o, s:o, s:f}", "over", ari_time_name(m->over), "call",
+                                        m->call, "ranks", whole(m->ranks), "link", m->between ? "between" : "inside",
+                                        "calls", whole(m->calls), "bytes", whole(m->bytes), "seconds", m->seconds));
     }
     return rows;
 }

@@ -178,8 +178,9 @@ ar_status ari_depth_print(FILE *to, const ari_asked *a, const ari_depth *d)
     AR_TRY(print_time(to, d));
     if (d->time.moved.n > 0)
         AR_TRY(print_moved(to, d));
-    fprintf(to, "%s tokens/s, %.0f a GPU; MFU %.1f %%, HFU %.1f %% (%s a token)\n", ARI_COUNT((uint64_t)w->tokens),
-            w->tokens / a->ranks, 100.0 * w->mfu, 100.0 * w->hfu, ari_flops_formula(w->convention));
+    fprintf(to, "%s tokens/s, %s a GPU; MFU %.1f %%, HFU %.1f %% (%s a token)\n", ARI_COUNT((uint64_t)w->tokens),
+            ARI_COUNT((uint64_t)(w->tokens / a->ranks)), 100.0 * w->mfu, 100.0 * w->hfu,
+            ari_flops_formula(w->convention));
     fprintf(to, "advice: %s\n", d->advice);
     return AR_OK;
 }

@@ -135,7 +135,7 @@ class Picture(Case):
                 most = max(f[what]["production"]["sum"] for f in deep)
                 for f, row in zip(deep, rows):
                     expected = {f"{what}-{kind.replace(' ', '-')}": 190 * x / most for kind, x in f[what]["production"].items()
-                                if isinstance(x, float) and x > 0 and kind not in ("sum", "hidden")}
+                                if isinstance(x, (int, float)) and x > 0 and kind not in ("sum", "hidden")}
                     drawn = dict(bar for bar in row if bar[0].startswith(what))
                     self.assertEqual(set(drawn), set(expected))
                     for kind, width in drawn.items():
