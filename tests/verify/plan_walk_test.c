@@ -272,7 +272,8 @@ static size_t gated_children(const ar_module *base, ar_module **out, size_t cap)
 {
     const gated *m = (const gated *)base;
     ar_module *const all[] = {m->up, m->gate, m->down, m->back};
-    memcpy(out, all, (cap < 4 ? cap : 4) * sizeof *out);
+    for (size_t i = 0; i < 4 && i < cap; i++)
+        out[i] = all[i];
     return 4;
 }
 
