@@ -32,7 +32,7 @@ except ImportError as missing:
 sys.path.insert(0, str(ROOT / "examples/pytorch"))
 
 BLOCKS = ["from anyrank_dump import Dumper", "anyrank verify one dump", 'Dumper(model, "dump", mesh={"tp": 4}',
-          "loss.backward()", "model = AutoModelForCausalLM", "$ anyrank grads tests/golden", "verify: the same within rtol",
+          "activations = ", "loss.backward()", "model = AutoModelForCausalLM", "$ anyrank grads tests/golden", "verify: the same within rtol",
           "different: 14 of 47"]
 MESH = ', mesh={"dp": 2, "tp": 4}'
 
@@ -150,6 +150,20 @@ class PytorchPage(PageTest):
         printed = self.run_line("anyrank verify one dump --rtol 1e-4 --atol 1e-5 --only '*q_proj*,*o_proj.weight:*'", [0])
         self.assertIn(": 6 tensors, ", printed)
 
+    def test_samples_in_dimension_1_are_written_in_front(self):
+        from anyrank_dump import Dumper
+        os.chdir(self.folder)
+        told = {}
+        exec(block("pytorch.md", BLOCKS[3]), told)
+        x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(5))  # samples, positions, features
+        for folder, value, shard in (("one", x, None), ("dump", x.transpose(0, 1), told["activations"])):
+            torch.manual_seed(6)
+            model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.Linear(6, 4))
+            dump = Dumper(model, folder, mesh={"dp": 1, "tp": 1}, shard=shard)
+            model(value).square().sum().backward()
+            dump.write()
+        self.assertIn("the same", self.run_line("anyrank verify one dump --rtol 1e-5 --atol 1e-6", [0]))
+
     def test_a_mapping_adds_what_the_dumper_was_not_told(self):
         for world in (1, 2):
             run_ranks(unplaced, world, self.folder)
@@ -170,7 +184,7 @@ class PytorchPage(PageTest):
         model, ids = tiny(), a_batch()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         dump = Dumper(model, "dump")
-        code = block("pytorch.md", BLOCKS[3])
+        code = block("pytorch.md", BLOCKS[4])
         for _ in range(2):
             exec(code, {"torch": torch, "model": model, "optimizer": optimizer, "dump": dump,
                         "loss": model(ids, labels=ids).loss})
@@ -185,9 +199,9 @@ class PytorchPage(PageTest):
         (self.folder / "batch.safetensors").symlink_to(GOLDEN / "batch.safetensors")
         ids = safetensors.torch.load_file("batch.safetensors")["input_ids"]
         from anyrank_dump import Dumper
-        exec(block("pytorch.md", BLOCKS[4]), {"torch": torch, "Dumper": Dumper, "folder": GOLDEN, "ids": ids,
+        exec(block("pytorch.md", BLOCKS[5]), {"torch": torch, "Dumper": Dumper, "folder": GOLDEN, "ids": ids,
                                               "AutoModelForCausalLM": transformers.AutoModelForCausalLM})
-        self.assertEqual(self.run_session(block("pytorch.md", BLOCKS[5]), rounded), 1)
+        self.assertEqual(self.run_session(block("pytorch.md", BLOCKS[6]), rounded), 1)
 
     def test_checkpoints_of_pytorch_are_read(self):
         line = block("dumps.md", "python3 tests/golden/dcp.py").strip().replace("DUMP", "tests/golden/dcp-tiny")
@@ -204,9 +218,9 @@ class WorkedExample(PageTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         parts = re.split(r"^=== (\w+)\n", done.stdout, flags=re.MULTILINE)
         printed = dict(zip(parts[1::2], parts[2::2]))
-        self.assertEqual(rounded(printed["none"]), rounded(block("pytorch.md", BLOCKS[6])))
+        self.assertEqual(rounded(printed["none"]), rounded(block("pytorch.md", BLOCKS[7])))
         self.assertIn("verify: the same within ", printed["dtensor"])
-        for line in block("pytorch.md", BLOCKS[7]).replace("\n              ", " ").splitlines():
+        for line in block("pytorch.md", BLOCKS[8]).replace("\n              ", " ").splitlines():
             self.assertIn(rounded(line), rounded(printed["dx_not_reduced"]))
         rows = re.findall(r"^\| \*\*(\w+)\*\*: .* \| (\d+) \| `(\S+)` \| (.*) \| (.*) \|$", text("pytorch.md"), re.MULTILINE)
         self.assertEqual(len(rows), 4)
