@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "planner/planner.h"
+#include "ref/core/size.h"
 
 static const char *const names[] = {
 #define ARI_MEMORY_NAME(name, text) [ARI_MEMORY_##name] = text,
@@ -27,6 +28,12 @@ double ari_optimizer_states(const ar_optimizer_options *o)
     return o->momentum != 0.0 ? 1.0 : 0.0;
 }
 
+bool ari_planned_runs(const ari_planned *p)
+{
+    return ari_at_least_one(p->cp) == 1 && ari_at_least_one(p->pp) == 1 && ari_at_least_one(p->chunks) == 1 &&
+           p->step.run.parallel.zero <= 1 && p->recompute == ARI_RECOMPUTE_NONE;
+}
+
 size_t ari_layers_walked(const ari_step_case *c)
 {
     return c->run.plan.rules == 0 ? 1 : c->config->layers;
@@ -38,4 +45,16 @@ void ari_stage_layers(size_t *first, size_t *count, size_t layers, size_t parts,
     const size_t before = i < begin ? 0 : i - begin < longer ? i - begin : longer;
     *first = i * least + before;
     *count = least + (i >= begin && i - begin < longer);
+}
+
+size_t ari_stage_count(const ari_planned *p, size_t i)
+{
+    const size_t pp = (size_t)ari_at_least_one(p->pp), parts = pp * (size_t)ari_at_least_one(p->chunks);
+    size_t layers = 0;
+    for (size_t part = i; part < parts; part += pp) {
+        size_t first = 0, count = 0;
+        ari_stage_layers(&first, &count, p->step.config->layers, parts, part);
+        layers += count;
+    }
+    return layers;
 }

@@ -2,17 +2,14 @@
 /* What anyrank itself holds: of each parameter and bucket, and of a step the replay of its operations. */
 #include "planner/own.h"
 
+#include <math.h>
+
 #include "anyrank/model.h"
 #include "ref/core/size.h"
 
 static const double FLOAT = 4.0, NARROW = 2.0, LONG = 8.0;
 /* An accumulator (t, H, L); the same in a bucket, with the t that the ranks agree on. */
 static const double ACCUMULATOR = 17.0, BUCKETED = 18.0;
-
-static double larger(double a, double b)
-{
-    return a > b ? a : b;
-}
 
 /* --- passes ------------------------------------------------------------------------------------------------------- */
 
@@ -92,11 +89,6 @@ typedef struct held {
     double bucket, narrow, gradient; /* of a bucket, of one of bf16, of the own share of one */
 } held;
 
-static double elements(const ari_op_value *v)
-{
-    return ari_account_bytes(v) / (double)ar_dtype_bytes(v->dtype);
-}
-
 static void add_state(held *h, double n, ar_dtype storage)
 {
     h->m->of[ARI_MEMORY_OPTIMIZER] += FLOAT * h->states * n;
@@ -108,16 +100,16 @@ static ar_status add_param(void *user, size_t layer, const ari_op_value *v)
 {
     held *h = user;
     const ari_account *a = h->a;
-    const double n = elements(v);
+    const double n = ari_op_elements(v);
     (void)layer;
     h->m->of[ARI_MEMORY_WEIGHTS] += FLOAT * n;
     if (!a->c->forward_only)
         h->m->of[ARI_MEMORY_GRADIENTS] += (a->exact ? ACCUMULATOR : FLOAT) * n;
     if (!h->shares)
         add_state(h, n, v->dtype);
-    h->largest = larger(h->largest, n);
+    h->largest = fmax(h->largest, n);
     if (v->at[ARI_AXIS_TP].kind == AR_SHARD ? a->tp_rank % v->copies == 0 : a->tp_rank == 0)
-        h->counted = larger(h->counted, n);
+        h->counted = fmax(h->counted, n);
     return AR_OK;
 }
 
@@ -126,15 +118,15 @@ static ar_status add_bucket(void *user, const ari_operation *op)
 {
     held *h = user;
     const ari_op_value *all = &op->input[0], *own = &op->output[0];
-    const double n = elements(all), share = elements(own);
+    const double n = ari_op_elements(all), share = ari_op_elements(own);
     if (op->calls > 0)
         h->m->of[ARI_MEMORY_BUCKETS] += n * (h->a->exact ? BUCKETED : (double)ar_dtype_bytes(all->dtype));
     if (h->shares)
         add_state(h, share, all->dtype);
-    h->bucket = larger(h->bucket, n);
-    h->gradient = larger(h->gradient, share);
+    h->bucket = fmax(h->bucket, n);
+    h->gradient = fmax(h->gradient, share);
     if (all->dtype == AR_BF16)
-        h->narrow = larger(h->narrow, n);
+        h->narrow = fmax(h->narrow, n);
     return AR_OK;
 }
 
@@ -172,12 +164,11 @@ static ar_status replay(ari_account *a, int dp_rank, int tp_rank)
 
 static ar_status refuse_planned(const ari_planned *p)
 {
-    const bool runs =
-        p->cp <= 1 && p->pp <= 1 && p->recompute == ARI_RECOMPUTE_NONE && !p->flash && p->step.run.parallel.zero <= 1;
-    return runs ? AR_OK
-                : ar_error_set(AR_ERR_UNSUPPORTED,
-                               "memory of a run of this version: it has neither context nor pipeline parallelism, "
-                               "recomputation, flash attention nor ZeRO-2 and 3");
+    return ari_planned_runs(p) && !p->flash
+               ? AR_OK
+               : ar_error_set(AR_ERR_UNSUPPORTED,
+                              "memory of a run of this version: it has neither context nor pipeline parallelism, "
+                              "recomputation, flash attention nor ZeRO-2 and 3");
 }
 
 ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int dp_rank, int tp_rank)

@@ -8,10 +8,7 @@ static const double WORD = 4.0, SUM = 8.0;
 
 double ari_account_bytes(const ari_op_value *v)
 {
-    double n = (double)ar_dtype_bytes(v->dtype);
-    for (int d = 0; d < v->ndim; d++)
-        n *= (double)v->local[d];
-    return n;
+    return (double)ar_dtype_bytes(v->dtype) * ari_op_elements(v);
 }
 
 double ari_account_values(int n, const ari_op_value *v)

@@ -25,6 +25,9 @@ typedef struct ari_planned {
     bool flash; /* attention whose scores are never stored */
 } ari_planned;
 
+/** Whether this version runs such a layout: no context or pipeline parallelism, ZeRO-1 at most, no recomputation. Else
+ *  it is planned by formulas alone. */
+bool ari_planned_runs(const ari_planned *p);
 /** How many layers a walk over the operations has to go through to know them all: one where the plan makes no difference
  *  between layers, which then does for each. */
 size_t ari_layers_walked(const ari_step_case *c);
@@ -33,6 +36,9 @@ size_t ari_layers_walked(const ari_step_case *c);
  *  has the embedding and the last the head: 126 over 16 are 7, 14 times 8, and 7, as Llama 3 has it
  *  (arXiv:2407.21783, section 3.3.2). */
 void ari_stage_layers(size_t *first, size_t *count, size_t layers, size_t parts, size_t i);
+
+/** Layers of stage i of the pipeline, all its chunks together. */
+size_t ari_stage_count(const ari_planned *p, size_t i);
 
 /* Kinds of a rank's memory. */
 /* clang-format off */

@@ -56,14 +56,6 @@ static section *section_of(account *a, const ari_operation *op)
     return outside_first == backward ? &a->after : &a->before;
 }
 
-static double elements(const ari_op_value *v)
-{
-    double n = 1.0;
-    for (int d = 0; d < v->ndim; d++)
-        n *= (double)v->local[d];
-    return n;
-}
-
 /* --- the forward pass --------------------------------------------------------------------------------------------- */
 
 /* What is gathered for a product is kept as it was before. */
@@ -71,7 +63,7 @@ static double inputs_kept(const account *a, const ari_operation *op)
 {
     double n = 0.0;
     for (int i = 0; i < op->inputs; i++)
-        n += elements(&op->input[i]);
+        n += ari_op_elements(&op->input[i]);
     if ((op->kind == ARI_OPERATION_LOSS && !a->head) || (op->kind == ARI_OPERATION_PRODUCT && a->gathered))
         return 0.0;
     return (op->stays ? VALUE : of_inputs[op->kind]) * n;
@@ -81,7 +73,7 @@ static double inputs_kept(const account *a, const ari_operation *op)
  * there are queries. */
 static double score_rows(const account *a, const ari_op_value *v)
 {
-    return elements(v) / (double)a->config.head_dim;
+    return ari_op_elements(v) / (double)a->config.head_dim;
 }
 
 static double scores(const account *a, const ari_op_value *v)
@@ -124,9 +116,9 @@ static ar_status forward(void *user, const ari_operation *op)
     if (a->step.forward_only) {
         double n = 0.0;
         for (int i = 0; i < op->inputs; i++)
-            n += elements(&op->input[i]);
+            n += ari_op_elements(&op->input[i]);
         for (int i = 0; i < op->outputs; i++)
-            n += elements(&op->output[i]);
+            n += ari_op_elements(&op->output[i]);
         s->widest = fmax(s->widest, VALUE * n);
     }
     return AR_OK;
@@ -144,11 +136,11 @@ static double values(const account *a, const ari_operation *op)
         return 0.0;
     for (int i = 0; i < op->inputs; i++) {
         const bool forward_value = gradient && op->inputs == 2 && i == 0;
-        n += forward_value && !a->gathered ? 0.0 : elements(&op->input[i]);
+        n += forward_value && !a->gathered ? 0.0 : ari_op_elements(&op->input[i]);
     }
     for (int i = 0; i < op->outputs && !gradient; i++) {
         const bool divided = op->made.kind == AR_PARTIAL_SUM && op->output[i].at[ARI_AXIS_TP].kind == AR_SHARD;
-        n += elements(&op->output[i]) * (divided ? a->tp : 1.0);
+        n += ari_op_elements(&op->output[i]) * (divided ? a->tp : 1.0);
     }
     if (op->kind == ARI_OPERATION_ATTENTION && !a->p->flash)
         return VALUE * n + OF_SCORE_BACKWARD * scores(a, &op->input[0]);
@@ -165,7 +157,7 @@ static ar_status backward(void *user, const ari_operation *op)
     /* The table that a tied head shares is there once, unless stages hold a copy each. */
     const bool shared = s == &a->after && op->role == ARI_TOKENS && a->pp == 1.0;
     if (op->kind == ARI_OPERATION_WEIGHT_GRADIENT && !shared)
-        s->parameters += elements(&op->output[0]);
+        s->parameters += ari_op_elements(&op->output[0]);
     return AR_OK;
 }
 

@@ -116,7 +116,7 @@ static void list_chunks(seeker *k)
         ari_choice c = k->mesh;
         c.chunks = k->chunk[i];
         const ari_planned p = ari_choice_planned(&k->s->base, &c);
-        first[i] = ari_first_stage(&p);
+        first[i] = ari_stage_count(&p, 0);
         for (k->alike[i] = 0; first[k->alike[i]] != first[i]; k->alike[i]++)
             ;
     }
@@ -144,8 +144,7 @@ static ar_status refuse(seeker *k, const ari_choice *c, ar_status why)
     return AR_OK;
 }
 
-/* Errors of the machine are not verdicts on a layout. */
-static bool is_verdict(ar_status st)
+bool ari_is_verdict(ar_status st)
 {
     return st != AR_ERR_MEMORY && st != AR_ERR_INTERNAL;
 }
@@ -163,7 +162,7 @@ static ar_status time_variant(seeker *k, const ari_choice *c, int m, int v)
     const ar_status legal = ari_planned_check(&p);
     k->r->layouts++;
     if (legal != AR_OK)
-        return is_verdict(legal) ? refuse(k, c, legal) : legal;
+        return ari_is_verdict(legal) ? refuse(k, c, legal) : legal;
     k->r->legal++;
     if (!*has_passes)
         AR_TRY(ari_passes_init(passes, &p, o));
@@ -323,7 +322,7 @@ static ar_status check_tp(seeker *k, int tp, bool *can)
     const ar_plan *plan = &k->s->base.step.run.plan;
     const ar_status st = ar_config_check_tp(k->s->base.step.config, tp, plan);
     *can = st == AR_OK;
-    if (st == AR_OK || !is_verdict(st))
+    if (st == AR_OK || !ari_is_verdict(st))
         return st;
     k->n = 0;
     k->r->layouts++;

@@ -13,6 +13,8 @@ AR_NODISCARD ar_status ari_planned_world(int *ranks, const ari_planned *p);
  *  chunks; samples over dp and micro-batches. What this version does not run must divide evenly. Errors: AR_ERR_ARG,
  *  AR_ERR_INDIVISIBLE, AR_ERR_UNSUPPORTED (the plan), each naming the dimension, its size and what would divide it. */
 AR_NODISCARD ar_status ari_planned_check(const ari_planned *p);
+/** Whether an error is one on a layout; not that the machine failed. */
+bool ari_is_verdict(ar_status st);
 
 /* A layout, compactly. */
 typedef struct ari_choice {

@@ -30,12 +30,6 @@ double ari_time_step(const ari_time *t)
     return sum;
 }
 
-bool ari_planned_runs(const ari_planned *p)
-{
-    return ari_at_least_one(p->cp) == 1 && ari_at_least_one(p->pp) == 1 && ari_at_least_one(p->chunks) == 1 &&
-           p->step.run.parallel.zero <= 1 && p->recompute == ARI_RECOMPUTE_NONE;
-}
-
 /* --- what moves --------------------------------------------------------------------------------------------------- */
 
 static void add_row(ari_moves *to, const ari_moved *from, double times)
@@ -114,16 +108,10 @@ typedef struct stage {
 
 static stage stage_of(const ari_planned *p, size_t i)
 {
-    const size_t pp = (size_t)ari_at_least_one(p->pp), parts = pp * (size_t)ari_at_least_one(p->chunks);
-    const size_t all = p->step.config->layers;
-    stage s = {.share = {[ARI_PART_BEFORE] = i == 0, [ARI_PART_AFTER] = i == pp - 1}};
-    for (size_t part = i; part < parts; part += pp) {
-        size_t first = 0, count = all;
-        if (parts > 1)
-            ari_stage_layers(&first, &count, all, parts, part);
-        s.layers += (double)count;
-    }
-    s.share[ARI_PART_BLOCKS] = s.layers / (double)all;
+    const size_t last = (size_t)ari_at_least_one(p->pp) - 1;
+    stage s = {.share = {[ARI_PART_BEFORE] = i == 0, [ARI_PART_AFTER] = i == last}};
+    s.layers = (double)ari_stage_count(p, i);
+    s.share[ARI_PART_BLOCKS] = s.layers / (double)p->step.config->layers;
     return s;
 }
 

@@ -67,10 +67,6 @@ typedef struct ari_time {
 } ari_time;
 double ari_time_step(const ari_time *t);
 
-/** Whether this version runs such a layout: no context or pipeline parallelism, ZeRO-1 at most, no recomputation. Else
- *  it is planned by formulas alone. */
-bool ari_planned_runs(const ari_planned *p);
-
 /** The time of a step of the rank that takes longest. The layout is a legal one (ari_planned_check). Errors:
  *  AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). */
 AR_NODISCARD ar_status ari_time_of(ari_time *t, const ari_planned *p, const ari_time_options *o);

@@ -68,8 +68,6 @@ typedef struct ari_outside {
 /** Of the first stage, whose backward pass is the last to end. */
 AR_NODISCARD ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_options *o);
 void ari_outside_fini(ari_outside *s);
-/** Layers of the first stage. */
-size_t ari_first_stage(const ari_planned *p);
 
 /* --- together (time.c) -------------------------------------------------------------------------------------------- */
 

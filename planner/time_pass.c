@@ -170,12 +170,9 @@ static void add_calls(const walk *w, const ari_operation *op, ari_cost *c, doubl
 static void note_gradient(walk *w, const ari_operation *op, ari_model_part part, double layers)
 {
     const ari_op_value *g = &op->output[0];
-    double n = layers;
-    for (int d = 0; d < g->ndim; d++)
-        n *= (double)g->local[d];
     if (ends(w, op))
         w->to->ready[ready_at(w->to, op->layer, g->role)] = w->clock;
-    w->to->parameters[part] += op->micro == 0 ? n : 0.0; /* each micro-batch makes all */
+    w->to->parameters[part] += op->micro == 0 ? layers * ari_op_elements(g) : 0.0; /* each micro-batch makes all */
 }
 
 static ar_status visit(void *user, const ari_operation *op)
@@ -214,7 +211,7 @@ ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_ti
     ar_config config = *p->step.config;
     ari_step_case c = ari_time_case(p, o, &config);
     *passes = (ari_passes){.layers = config.layers};
-    passes->blocks = config.layers = c.run.plan.rules == 0 ? 1 : config.layers;
+    passes->blocks = config.layers = ari_layers_walked(&c);
     walk w = {.p = p,
               .o = o,
               .to = passes,

@@ -50,26 +50,12 @@ static ar_status visit(void *user, const ari_operation *op)
     return AR_OK;
 }
 
-size_t ari_first_stage(const ari_planned *p)
-{
-    const size_t pp = (size_t)ari_at_least_one(p->pp), parts = pp * (size_t)ari_at_least_one(p->chunks);
-    size_t layers = 0;
-    if (pp == 1)
-        return p->step.config->layers;
-    for (size_t i = 0; i < parts; i += pp) {
-        size_t first = 0, count = 0;
-        ari_stage_layers(&first, &count, p->step.config->layers, parts, i);
-        layers += count;
-    }
-    return layers;
-}
-
 /* The embedding is of the first stage, the head of the last. */
 ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_options *o)
 {
     ar_config config = *p->step.config;
     const ari_step_case c = ari_time_case(p, o, &config);
-    *s = (ari_outside){.layers = ari_first_stage(p)};
+    *s = (ari_outside){.layers = ari_stage_count(p, 0)};
     config.layers = s->layers;
     config.tied = config.tied || ari_at_least_one(p->pp) > 1;
     walk w = {.o = o, .to = s, .tp = ari_links_of(p, o, ARI_LINKS_TP), .dp = ari_links_of(p, o, ARI_LINKS_DP)};

@@ -15,7 +15,7 @@ static ar_status can_have(bool *can, const ari_asked *a, int tp)
     const ar_plan *plan = &a->base.step.run.plan;
     const ar_status st = ar_config_check_tp(&a->config, tp, plan);
     *can = st == AR_OK;
-    return st == AR_ERR_MEMORY || st == AR_ERR_INTERNAL ? st : AR_OK;
+    return *can || ari_is_verdict(st) ? AR_OK : st;
 }
 
 /* tp ranks alone with one sample, as the tables compare them. */

@@ -96,6 +96,14 @@ void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t 
         w->op.call[w->op.calls++] = (ari_op_call){kind, over, ranks, elements, dtype, often, role, tag};
 }
 
+double ari_op_elements(const ari_op_value *v)
+{
+    double n = 1.0;
+    for (int d = 0; d < v->ndim; d++)
+        n *= (double)v->local[d];
+    return n;
+}
+
 ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call)
 {
     const size_t passes = call->kind == ARI_CALL_ALL_REDUCE ? 2 : 1;

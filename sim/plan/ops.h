@@ -180,6 +180,8 @@ AR_NODISCARD ar_status ari_operations_params(const ari_step_case *c, int tp_rank
 AR_NODISCARD ar_status ari_operations_buckets(const ari_step_case *c, int dp_rank, int tp_rank,
                                               ari_operation_visitor visit, void *user);
 
+/** Elements of the rank's own part of a value. */
+double ari_op_elements(const ari_op_value *v);
 /** Bytes of an element of a call's dtype, times its elements, times how often a ring passes them: what all ranks of the
  *  group move together, (N-1)*D for a reduce-scatter, an all-gather or a broadcast of D bytes, twice that for an
  *  all-reduce; (N-1)/N*D for an all-to-all, in which each rank keeps its own part of its part. Errors:
