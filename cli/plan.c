@@ -148,10 +148,12 @@ static ar_status print(FILE *to, const plan_values *v, const ari_flow *f, const 
 
 static ar_status check_flow(const plan_values *v)
 {
-    if (v->gpus || v->cluster || v->table >= 0 || v->all || v->csv || v->html || v->svg)
-        return ar_error_set(AR_ERR_ARG,
-                            "--flow shows the operations of one layout; --gpus, --cluster, --table, --all, --csv, "
-                            "--html and --svg are about what layouts take: leave one out");
+    if (v->gpus || v->cluster || v->table >= 0 || v->all || v->csv || v->html || v->svg || v->top >= 0 || v->no_flash ||
+        v->hierarchical || v->shared_links)
+        return ar_error_set(
+            AR_ERR_ARG, "--flow shows the operations of one layout; --gpus, --cluster, --table, --all, --top, --csv, "
+                        "--html, --svg, --no-flash, --hierarchical and --shared-links are about what layouts take: "
+                        "leave one out");
     if (v->cp > 1 || v->pp > 1 || v->chunks > 1 || v->r.run.parallel.zero > 1 || v->recompute > ARI_RECOMPUTE_NONE)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "--flow lists what this version runs: not cp, pp, chunks, ZeRO-2 and 3, "
@@ -194,7 +196,7 @@ static ar_status run(void *values, int *exit_code)
 }
 
 static const plan_values defaults = {
-    .r = ARI_RUN_NOT_GIVEN(.run.parallel.zero = -1), .recompute = -1, .table = -1, .top = 10};
+    .r = ARI_RUN_NOT_GIVEN(.run.parallel.zero = -1), .recompute = -1, .table = -1, .top = -1};
 
 const ari_args_spec ari_plan_spec = {
     .command = "plan",

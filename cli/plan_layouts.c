@@ -49,11 +49,11 @@ static ar_status check_values(const ari_plan_values *v)
         return ar_error_set(AR_ERR_ARG,
                             "how many GPUs? --gpus N compares their layouts; --tp, --cp, --pp and --dp give "
                             "one layout, planned in depth; --flow lists the operations of one");
-    if (!is_search(v) && (v->all || v->csv))
-        return ar_error_set(AR_ERR_ARG, "--all and --csv list layouts: give --gpus N too");
-    if (v->table >= 0 && (v->all || v->csv || v->html || v->svg))
+    if (!is_search(v) && (v->all || v->csv || v->top >= 0))
+        return ar_error_set(AR_ERR_ARG, "--all, --top and --csv list layouts: give --gpus N too");
+    if (v->table >= 0 && (v->all || v->csv || v->html || v->svg || v->top >= 0))
         return ar_error_set(AR_ERR_ARG,
-                            "--all, --csv, --html and --svg are about single layouts, which --table does not "
+                            "--all, --top, --csv, --html and --svg are about single layouts, which --table does not "
                             "list: leave one out");
     if ((v->table == ARI_PLAN_MEMORY || v->table == ARI_PLAN_SCALING) &&
         (ari_layout_given(&v->r) || v->cp > 0 || v->pp > 0 || v->chunks > 0 || v->recompute >= 0))
@@ -162,6 +162,20 @@ static ari_choice given(const ari_asked *a)
                         .recompute = a->v->recompute > 0 ? (ari_recompute)a->v->recompute : ARI_RECOMPUTE_NONE};
 }
 
+/* Options that would say nothing are refused as `check` refuses them. A search chooses what is left open. */
+static ar_status check_options(const ari_asked *a)
+{
+    ari_run_values r = a->v->r;
+    ar_parallel *p = &r.run.parallel;
+    if (is_search(a->v) || a->v->table >= 0)
+        *p =
+            (ar_parallel){.micro_batches = p->micro_batches, .forward_first = p->forward_first && p->micro_batches > 0};
+    else
+        p->micro_batches = given(a).micro_batches;
+    p->zero = 0; /* over dp and cp here: ari_planned_check */
+    return ari_layout_check(&r);
+}
+
 /* Layouts in every form that is asked for but text. Takes o; NULL: there was no memory for it. */
 static ar_status save_layouts(json_t *o, const ari_plan_values *v)
 {
@@ -220,30 +234,37 @@ ari_search ari_asked_search(const ari_asked *a)
                         .every = v->all};
 }
 
-static json_t *layouts_json(const ari_asked *a, const ari_ranking *r)
+static ar_status layouts_json(json_t *all, const ari_asked *a, const ari_ranking *r)
 {
-    json_t *all = json_array();
     for (size_t i = 0; i < r->n; i++) {
         const ari_found *f = &r->at[i];
         const ari_planned p = ari_choice_planned(&a->base, &f->choice);
+        const bool deep = f->legal == AR_OK && i < ari_ranking_shown(a, r);
         ari_depth d;
-        const bool deep =
-            f->legal == AR_OK && i < ari_ranking_shown(a, r) && ari_depth_of(&d, a, &f->choice, NULL) == AR_OK;
+        if (deep)
+            AR_TRY(ari_depth_of(&d, a, &f->choice, NULL));
         json_array_append_new(all, deep ? ari_depth_json(&d) : ari_found_json(f, &p));
     }
-    return all;
+    return AR_OK;
 }
 
 static ar_status save_ranking(const ari_asked *a, const ari_ranking *r)
 {
-    json_t *o = ari_asked_json(a);
+    json_t *o = ari_asked_json(a), *layouts = json_array();
+    const ar_status st = layouts_json(layouts, a, r);
+    if (st != AR_OK) {
+        json_decref(layouts);
+        json_decref(o);
+        return st;
+    }
     if (o) {
         json_object_set_new(o, "searched",
                             json_pack("{s:I, s:I, s:I, s:I}", "meshes", (json_int_t)r->meshes, "layouts",
                                       (json_int_t)r->layouts, "legal", (json_int_t)r->legal, "fitting",
                                       (json_int_t)r->fitting));
-        json_object_set_new(o, "layouts", layouts_json(a, r));
+        json_object_set(o, "layouts", layouts);
     }
+    json_decref(layouts);
     return save_layouts(o, a->v);
 }
 
@@ -287,6 +308,8 @@ ar_status ari_plan_layouts(const ari_plan_values *v)
 {
     ari_asked a;
     ar_status st = begin(&a, v);
+    if (st == AR_OK)
+        st = check_options(&a);
     if (st == AR_OK)
         st = v->table >= 0 ? run_table(&a) : is_search(v) ? run_search(&a) : run_depth(&a);
     ar_plan_fini(&a.base.step.run.plan);

@@ -117,11 +117,10 @@ static void put_row(FILE *to, const picture *p, size_t i)
 {
     const json_t *layout = p->row[i];
     const double y = TOP + (double)i * ROW, text_y = y + BAR - 4;
-    char sum[64];
     ari_plot_label(to, LEFT, text_y, "", json_string_value(json_object_get(layout, "name")));
     put_bar(to, &p->memory, layout, y);
-    snprintf(sum, sizeof sum, "%.1f GB", number_of(layout, "bytes") * 1e-9);
-    ari_plot_label(to, p->memory.at + LENGTH + SUM_GAP, text_y, "class=\"quiet\"", sum);
+    ari_plot_label(to, p->memory.at + LENGTH + SUM_GAP, text_y, "class=\"quiet\"",
+                   ARI_BYTES((uint64_t)number_of(layout, "bytes")));
     put_bar(to, &p->time, layout, y);
     ari_plot_label(to, p->time.at + LENGTH + SUM_GAP, text_y, "class=\"quiet\"",
                    ARI_SECONDS(number_of(layout, "seconds")));

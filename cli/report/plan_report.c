@@ -5,7 +5,7 @@
 #include "cli/report/table.h"
 #include "ref/core/size.h"
 
-enum { NOTE = 80 };
+enum { NOTE = 80, USUAL_TOP = 10 };
 
 void ari_asked_print(FILE *to, const ari_asked *a, int ranks)
 {
@@ -23,7 +23,8 @@ void ari_asked_print(FILE *to, const ari_asked *a, int ranks)
 
 size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r)
 {
-    return a->v->top == 0 || (size_t)a->v->top > r->n ? r->n : (size_t)a->v->top;
+    const size_t top = a->v->top < 0 ? USUAL_TOP : (size_t)a->v->top;
+    return top == 0 || top > r->n ? r->n : top;
 }
 
 /* --- the ranking -------------------------------------------------------------------------------------------------- */
