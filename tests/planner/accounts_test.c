@@ -8,7 +8,7 @@
 #include "support/plan_draw.h"
 #include "tests/planner/shapes.h"
 
-TestSuite(accounts, .timeout = 120);
+TestSuite(accounts, .timeout = 300);
 
 enum { DRAWS = 150 };
 

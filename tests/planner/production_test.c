@@ -4,7 +4,7 @@
 
 #include "tests/planner/shapes.h"
 
-TestSuite(production, .timeout = 60);
+TestSuite(production, .timeout = 300);
 
 /* Table 2 of Korthikanti et al. 2022 (arXiv:2205.05198), bytes of a layer: s, b, h, a, t as there. */
 static double korthikanti(const ari_planned *p)

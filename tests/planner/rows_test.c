@@ -12,7 +12,7 @@
 #include "ref/io/file.h"
 #include "tests/planner/shapes.h"
 
-TestSuite(rows, .timeout = 60);
+TestSuite(rows, .timeout = 300);
 
 /* A bundled name; or a form and its sizes. */
 typedef struct shape {

@@ -4,7 +4,7 @@
 
 #include "verify/verify_support.h"
 
-TestSuite(gradient_trace, .timeout = 60);
+TestSuite(gradient_trace, .timeout = 300);
 
 enum { ROWS = 40, COLS = 24, N = ROWS * COLS };
 

@@ -4,7 +4,7 @@
 
 #include "verify/verify_support.h"
 
-TestSuite(update, .timeout = 60);
+TestSuite(update, .timeout = 300);
 
 enum { N = 96, NOISE = 8, KINDS = 6 };
 
