@@ -119,19 +119,49 @@ static ar_status train(ar_ctx *ctx, const ari_cluster_options *o, rank_result *r
     return st;
 }
 
-/* The groups of a rank: tp ranks are neighbours, dp ranks a stride of tp apart; with the wrong stride, a mistake, dp
- * ranks are neighbours too. Both gives are split off the world. */
-static ar_status split_groups(ar_comm **tp, ar_comm **dp, ar_comm *world, const ar_parallel *p, bool wrong_stride)
+/* The groups of a rank, split off the world. */
+typedef struct rank_groups {
+    ar_comm *tp, *dp;
+    ar_context_groups cp;
+} rank_groups;
+
+static void end_groups(rank_groups *g)
 {
-    const int rank = ar_comm_rank(world), ranks = ari_at_least_one(p->dp);
-    const ar_mesh mesh = {.ndim = 2, .dim = {{"dp", ranks}, {"tp", ari_at_least_one(p->tp)}}};
-    int at[2];
+    ar_comm *const all[] = {g->cp.inner, g->cp.ring, g->cp.all, g->dp, g->tp};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        ar_comm_destroy(all[i]);
+}
+
+/* Those that share a sequence. In what ranks are numbered by: `lane`, the ranks that differ in nothing else. */
+static ar_status split_context(ar_context_groups *g, ar_comm *world, const int at[4], const ar_parallel *p)
+{
+    const int inner = ari_at_least_one(p->cp_inner), ring = ari_at_least_one(p->cp) / inner;
+    const int tp = ari_at_least_one(p->tp), lane = at[0] * tp + at[3];
+    g->zigzag = p->zigzag;
+    if (inner * ring == 1)
+        return AR_OK;
+    AR_TRY(ar_comm_split(&g->all, world, lane, at[1] * inner + at[2]));
+    AR_TRY(ar_comm_split(&g->ring, world, lane * inner + at[2], at[1]));
+    return ar_comm_split(&g->inner, world, lane * ring + at[1], at[2]);
+}
+
+/* tp ranks are neighbours, then come the context-parallel ones, then data parallelism; with the wrong stride, a
+ * mistake, the ranks that sum gradients are neighbours too. */
+static ar_status split_groups(rank_groups *g, ar_comm *world, const ar_parallel *p, bool wrong_stride)
+{
+    const int inner = ari_at_least_one(p->cp_inner), cp = ari_at_least_one(p->cp), dp = ari_at_least_one(p->dp);
+    const ar_mesh mesh = {.ndim = 4,
+                          .dim = {{"dp", dp}, {"ring", cp / inner}, {"inner", inner}, {"tp", ari_at_least_one(p->tp)}}};
+    const int rank = ar_comm_rank(world), summed = dp * cp;
+    int at[4];
     AR_TRY(ar_mesh_check(&mesh, ar_comm_size(world)));
     ar_mesh_coords(&mesh, rank, at);
-    AR_TRY(ar_comm_split(tp, world, at[0], at[1]));
+    const int place = (at[0] * (cp / inner) + at[1]) * inner + at[2];
+    AR_TRY(ar_comm_split(&g->tp, world, place, at[3]));
+    AR_TRY(split_context(&g->cp, world, at, p));
     if (wrong_stride)
-        return ar_comm_split(dp, world, rank / ranks, rank % ranks);
-    return ar_comm_split(dp, world, at[1], at[0]);
+        return ar_comm_split(&g->dp, world, rank / summed, rank % summed);
+    return ar_comm_split(&g->dp, world, at[3], place);
 }
 
 /* One rank on its device. */
@@ -142,12 +172,13 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
     const int r = ar_comm_rank(world);
     rank_result *result = &j->rank[r];
     ar_ctx *ctx = NULL;
-    ar_comm *tp = NULL, *dp = NULL;
+    rank_groups groups = {.tp = NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, split_groups(&tp, &dp, world, &o->run.parallel, o->run.fault == AR_FAULT_group_wrong_stride));
+    AR_TRY_TO(done, st, split_groups(&groups, world, &o->run.parallel, o->run.fault == AR_FAULT_group_wrong_stride));
     const ar_ctx_options options = {.device = device,
-                                    .tp = tp,
-                                    .dp = dp,
+                                    .tp = groups.tp,
+                                    .dp = groups.dp,
+                                    .cp = groups.cp,
                                     .world = world,
                                     .sp = o->run.parallel.sp,
                                     .keep_gathered = o->run.parallel.keep_gathered,
@@ -169,8 +200,7 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
     ar_ctx_memory(ctx, &now, &result->memory.peak);
 done:
     ar_ctx_destroy(ctx);
-    ar_comm_destroy(dp);
-    ar_comm_destroy(tp);
+    end_groups(&groups);
     return st;
 }
 

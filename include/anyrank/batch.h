@@ -15,8 +15,12 @@ typedef struct ar_batch {
     const int64_t *labels;       /* [b, s] or NULL: input_ids. Position s predicts labels[s+1]; AR_IGNORE_INDEX and the
                                     last position of each sample are left out. Of a classifier (loss.h): the classes,
                                     one for each row of logits, not shifted */
-    const int64_t *position_ids; /* [b, s], each in [0, the model's positions), or NULL: 0 .. s-1 in every row. Of
-                                    rotary and learned positions; masks and windows go by the place in the row */
+    const int64_t *position_ids; /* [b, s], each in [0, the model's positions), or NULL: 0 .. s-1 in every row, or from
+                                    0 in every document. Of rotary and learned positions; masks and windows go by the
+                                    place in the row */
+    const int32_t *documents;    /* [b, s], or NULL: each row is one. The document that a position belongs to, from 0
+                                    in every row, not decreasing: attention stays inside a document, and its last
+                                    position predicts nothing */
     const uint8_t *padding_mask; /* [b, s] of 0 (masked key) and 1, or NULL */
     const float *additive_mask;  /* [mask_batch, mask_heads, s, s], or NULL; -inf masks, NaN and +inf are errors */
     size_t mask_batch;           /* b or 1 */

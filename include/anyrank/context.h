@@ -35,11 +35,21 @@ typedef struct ar_tap_event {
 /** Called on the rank's own thread; may copy, must not wait for a peer. A failure ends the rank. */
 typedef ar_status (*ar_tap_fn)(void *user, const ar_tap_event *event);
 
+/** The context-parallel ranks of a sequence (ar_parallel): all, borrowed; NULL: this one alone. */
+typedef struct ar_context_groups {
+    ar_comm *all;
+    ar_comm *ring;  /* of them, those that pass keys and values on; NULL: a group of one */
+    ar_comm *inner; /* of them, those that exchange heads for positions; NULL: a group of one */
+    bool zigzag;
+} ar_context_groups;
+
 typedef struct ar_ctx_options {
-    ar_device *device; /* borrowed until ar_ctx_destroy */
-    ar_comm *tp;       /* tensor-parallel group, borrowed; NULL: a group of one */
-    ar_comm *dp;       /* data-parallel group, borrowed; NULL: a group of one */
-    ar_comm *world;    /* all ranks, borrowed; NULL: the tensor-parallel group */
+    ar_device *device;    /* borrowed until ar_ctx_destroy */
+    ar_comm *tp;          /* tensor-parallel group, borrowed; NULL: a group of one */
+    ar_comm *dp;          /* the group over which gradients are summed: the data-parallel ranks, and with them the
+                          context-parallel ones, who are neighbours in it; borrowed; NULL: a group of one */
+    ar_context_groups cp; /* who share a sequence; all zero: nobody */
+    ar_comm *world;       /* all ranks, borrowed; NULL: the tensor-parallel group */
     ar_numerics numerics;
     ar_precision precision; /* of the native numerics; exact ones have F32 only */
     ar_dtype storage; /* of the parameters of two dimensions: AR_BF16, in native numerics (ar_param.storage); AR_F32, or
@@ -68,8 +78,10 @@ void ar_ctx_end_step(ar_ctx *c);
 
 /** The tensor-parallel group; where none was given, a group of one that the context owns. Never NULL. */
 ar_comm *ar_ctx_tp(const ar_ctx *c);
-/** The data-parallel group, in the same way. */
+/** The group over which gradients are summed, in the same way. */
 ar_comm *ar_ctx_dp(const ar_ctx *c);
+/** Which of the data-parallel ranks this is, of those that hold other samples. */
+int ar_ctx_data_rank(const ar_ctx *c);
 /** The step that runs: dropout masks and taps know it. 1 before the first call. */
 void ar_ctx_begin_step(ar_ctx *c, uint32_t step);
 /** Bytes of other ranks' memory that this rank read and wrote through the context's groups, those it made for itself

@@ -7,11 +7,18 @@
 
 AR_BEGIN_DECLS
 
-/** How a training step is split over W = dp * tp ranks, tp ranks being neighbours. Plain data; an extent of 0 counts as
- *  1, so that {.tp = 4} is a layout. */
+/** How a training step is split over W = dp * cp * tp ranks: tp ranks are neighbours, the groups of them that share a
+ *  sequence come next. Plain data; an extent of 0 counts as 1, so that {.tp = 4} is a layout. */
 typedef struct ar_parallel {
     int tp;             /* tensor-parallel ranks */
     int dp;             /* data-parallel ranks: each holds some samples of the global batch */
+    int cp;             /* context-parallel ranks: each holds seq/cp positions of every sequence, in all layers */
+    int cp_inner;       /* so many neighbours among them exchange heads for positions, so that in attention each has
+                           fewer heads and all the neighbours' positions (all-to-all: Jacobs et al. 2023,
+                           arXiv:2309.14509); the cp/cp_inner groups of such neighbours pass keys and values on in a
+                           ring (Liu et al. 2023, arXiv:2310.01889). 1: the ring alone; cp: the all-to-all alone */
+    bool zigzag;        /* a place r of a ring of R has the chunks r and 2R-1-r of 2R, so that causal attention gives
+                           every place as much to do; false: the r-th of R */
     int micro_batches;  /* each rank goes through its samples in so many pieces */
     bool sp;            /* sequence parallelism: between the tensor-parallel regions each of the tp ranks holds seq/tp
                            positions of every sequence; nothing changes with tp = 1 */
@@ -23,10 +30,10 @@ typedef struct ar_parallel {
                            goes forward and backward before the next */
 } ar_parallel;
 
-/** The number of ranks, dp * tp. */
+/** The number of ranks, dp * cp * tp. */
 int ar_parallel_world(const ar_parallel *p);
-/** "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "dp=2 zero=1", "dp=3 micro-batches=2": what the layout differs in from one
- *  rank. */
+/** "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "cp=4 (inner 2) zigzag", "dp=2 zero=1", "dp=3 micro-batches=2": what the layout
+ *  differs in from one rank. */
 void ar_parallel_text(char *out, size_t cap, const ar_parallel *p);
 /** Whether a model can be split so, without building anything. seq: tokens of a sequence; batch: samples of the global
  *  batch; 0 for either: not known yet, not checked. With more dp ranks than samples the last ones have none, and go
@@ -35,6 +42,22 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p);
  *  micro-batches than samples of the rank that has most of them). */
 AR_NODISCARD ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch,
                                          size_t seq);
+/** Positions of a sequence in the order in which a rank keeps them: runs of consecutive ones, the empty ones last. */
+typedef struct ar_positions {
+    size_t first[2], count[2];
+} ar_positions;
+/** All of [0, seq). */
+ar_positions ar_positions_whole(size_t seq);
+/** Part `part` of `parts` equal ones, in their order; parts divides their number. */
+ar_positions ar_positions_part(const ar_positions *p, size_t part, size_t parts);
+/** How many they are. */
+size_t ar_positions_count(const ar_positions *p);
+/** The i-th of them. */
+size_t ar_positions_at(const ar_positions *p, size_t i);
+/** Those that context-parallel rank `cp_rank` holds of a sequence that ar_parallel_check accepts: the place
+ *  cp_rank / cp_inner of the ring has chunks, of which the neighbours cp_rank mod cp_inner hold equal parts. */
+ar_positions ar_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank);
+
 /** The rows [start, start + count) of a global batch that micro-batch `micro` of data-parallel rank `dp_rank` holds.
  *  Ranks take consecutive runs of samples, the first (batch mod dp) of them one more; a rank's micro-batches cut its
  *  run in the same way. A micro-batch may be empty. */

@@ -77,10 +77,13 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     c->owned.next = c->owned.prev = &c->owned;
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, o->device->ops->queue_create(o->device, &c->queue, AR_QUEUE_INLINE, "main"));
-    if (!o->tp || !o->dp)
-        AR_TRY_TO(failed, st, ar_comm_self(&c->self));
+    AR_TRY_TO(failed, st, ar_comm_self(&c->self));
     c->tp = o->tp ? o->tp : c->self;
     c->dp = o->dp ? o->dp : c->self;
+    c->cp = (ar_context_groups){.all = o->cp.all ? o->cp.all : c->self,
+                                .ring = o->cp.ring ? o->cp.ring : c->self,
+                                .inner = o->cp.inner ? o->cp.inner : c->self,
+                                .zigzag = o->cp.zigzag};
     c->world = o->world ? o->world : c->tp;
     *gives = c;
     return AR_OK;
@@ -181,6 +184,11 @@ ar_comm *ar_ctx_tp(const ar_ctx *c)
 ar_comm *ar_ctx_dp(const ar_ctx *c)
 {
     return c->dp;
+}
+
+int ar_ctx_data_rank(const ar_ctx *c)
+{
+    return ar_comm_rank(c->dp) / ar_comm_size(c->cp.all);
 }
 
 ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads)

@@ -29,7 +29,8 @@ struct ar_ctx {
     ar_device *device;
     ar_queue *queue;          /* the main queue */
     ar_comm *tp, *dp, *world; /* never NULL */
-    ar_comm *self;            /* owned; what tp and dp are where none was given */
+    ar_context_groups cp;     /* none of them NULL */
+    ar_comm *self;            /* owned; what groups are that were not given */
     ari_replica_group replicas;
     ari_communication communication; /* owned */
     bool sp, keep_gathered;

@@ -5,6 +5,7 @@
 
 #include "anyrank/arith.h"
 #include "anyrank/layers.h"
+#include "anyrank/parallel.h"
 #include "ref/core/context.h"
 
 /* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold some only (ar_ctx_place). */
@@ -88,6 +89,13 @@ AR_NODISCARD ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char 
  * sequence, [.., s/N, features]; inside them it sees all positions. What moves between the two. All of it is contiguous
  * fp32; the dimensions before the sequence are the samples. */
 
+/* Context parallelism: a rank holds some positions of every sequence in all layers (ar_parallel_positions). A batch has
+ * all positions on every rank; layers take their own. What sequence parallelism says of a sequence is then said of the
+ * positions of the context-parallel rank. */
+
+/** The positions of this rank in a sequence of seq: its context-parallel ones, inside the tensor-parallel regions, or
+ *  (stream) between them, which with sequence parallelism are its part of those. */
+ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream);
 /** The ranks that share the positions of a sequence: 1 without sequence parallelism. */
 size_t ari_sequence_ranks(const ar_ctx *ctx);
 /** The token of [b, s] that row i of the token rows is: i, or in the order of the ranks that hold the positions. */

@@ -7,6 +7,16 @@
 #include "ref/placement/axis.h"
 #include "ref/placement/redistribute.h"
 
+ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream)
+{
+    const ar_parallel layout = {
+        .cp = ar_comm_size(ctx->cp.all), .cp_inner = ar_comm_size(ctx->cp.inner), .zigzag = ctx->cp.zigzag};
+    const ar_positions own = ar_parallel_positions(&layout, seq, ar_comm_rank(ctx->cp.all));
+    return stream && ari_ctx_sp(ctx)
+               ? ar_positions_part(&own, (size_t)ar_comm_rank(ctx->tp), (size_t)ar_comm_size(ctx->tp))
+               : own;
+}
+
 size_t ari_sequence_ranks(const ar_ctx *ctx)
 {
     return ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;

@@ -10,7 +10,7 @@
 
 int ar_parallel_world(const ar_parallel *p)
 {
-    return ari_at_least_one(p->tp) * ari_at_least_one(p->dp);
+    return ari_at_least_one(p->tp) * ari_at_least_one(p->dp) * ari_at_least_one(p->cp);
 }
 
 /* Appends " word" or " word=extent" to a text of `cap` bytes; what does not fit is cut. */
@@ -27,12 +27,22 @@ static void append(char *out, size_t cap, const char *word, int extent)
 void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
 {
     const int tp = ari_at_least_one(p->tp), dp = ari_at_least_one(p->dp), micro = ari_at_least_one(p->micro_batches);
+    const int cp = ari_at_least_one(p->cp), inner = ari_at_least_one(p->cp_inner);
+    char neighbours[32];
     if (cap == 0)
         return;
     out[0] = '\0';
     if (dp > 1)
         append(out, cap, "dp", dp);
-    if (tp > 1 || (dp == 1 && micro == 1))
+    if (cp > 1)
+        append(out, cap, "cp", cp);
+    if (cp > 1 && inner > 1) {
+        snprintf(neighbours, sizeof neighbours, "(inner %d)", inner);
+        append(out, cap, neighbours, 0);
+    }
+    if (cp > 1 && p->zigzag)
+        append(out, cap, "zigzag", 0);
+    if (tp > 1 || (dp == 1 && cp == 1 && micro == 1))
         append(out, cap, "tp", tp);
     if (p->sp && tp > 1)
         append(out, cap, p->keep_gathered ? "sp (kept)" : "sp", 0);
@@ -57,11 +67,32 @@ static ar_status check_batch(const ar_parallel *p, size_t batch)
     return AR_OK;
 }
 
+/* The positions of a sequence over context-parallel ranks; seq 0: not known yet. */
+static ar_status check_context(const ar_parallel *p, size_t seq)
+{
+    const size_t cp = (size_t)ari_at_least_one(p->cp), inner = (size_t)ari_at_least_one(p->cp_inner);
+    const size_t pieces = cp % inner == 0 && p->zigzag && cp > inner ? 2 * cp / inner : 1;
+    if (cp % inner != 0)
+        return ar_error_set(AR_ERR_ARG,
+                            "cp=%zu is not a number of groups of %zu neighbours; use an inner cp that "
+                            "divides it",
+                            cp, inner);
+    if (seq % cp != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "a sequence of %zu cannot be split over cp=%zu; use a seq that cp divides", seq, cp);
+    if (seq % pieces != 0)
+        return ar_error_set(
+            AR_ERR_INDIVISIBLE,
+            "a sequence of %zu cannot be cut into the %zu chunks of a zigzag; use a seq that %zu divides", seq, pieces,
+            pieces);
+    return AR_OK;
+}
+
 ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch, size_t seq)
 {
-    if (p->tp < 0 || p->dp < 0 || p->micro_batches < 0)
-        return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, micro-batches=%d: extents are at least 1", p->tp, p->dp,
-                            p->micro_batches);
+    if (p->tp < 0 || p->dp < 0 || p->micro_batches < 0 || p->cp < 0 || p->cp_inner < 0)
+        return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, cp=%d, inner cp=%d, micro-batches=%d: extents are at least 1",
+                            p->tp, p->dp, p->cp, p->cp_inner, p->micro_batches);
     if (p->zero < 0 || p->zero > 1)
         return ar_error_set(AR_ERR_ARG, "zero=%d: 0, or 1 for stage 1 (optimizer states)", p->zero);
     const int tp = ari_at_least_one(p->tp);
@@ -69,12 +100,59 @@ ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_p
     AR_TRY(ar_plan_check(plan, c, sequence));
     AR_TRY(ar_config_check_tp(c, tp, plan));
     AR_TRY(check_batch(p, batch));
-    if (p->sp && seq % (size_t)tp != 0)
+    AR_TRY(check_context(p, seq));
+    const size_t own = seq / (size_t)ari_at_least_one(p->cp);
+    if (p->sp && own % (size_t)tp != 0)
         return ar_error_set(
             AR_ERR_INDIVISIBLE,
-            "a sequence of %zu cannot be split over tp=%d (sequence parallelism); use a seq that tp divides", seq, tp);
+            "a sequence of %zu cannot be split over tp=%d (sequence parallelism); use a seq that tp divides", own, tp);
     return AR_OK;
 }
+
+/* --- positions ---------------------------------------------------------------------------------------------------- */
+
+ar_positions ar_positions_whole(size_t seq)
+{
+    return (ar_positions){.first = {0}, .count = {seq}};
+}
+
+size_t ar_positions_count(const ar_positions *p)
+{
+    return p->count[0] + p->count[1];
+}
+
+size_t ar_positions_at(const ar_positions *p, size_t i)
+{
+    return i < p->count[0] ? p->first[0] + i : p->first[1] + (i - p->count[0]);
+}
+
+ar_positions ar_positions_part(const ar_positions *p, size_t part, size_t parts)
+{
+    const size_t n = ar_positions_count(p) / parts, from = part * n, to = from + n;
+    ar_positions own = {.first = {0}};
+    int runs = 0;
+    for (size_t run = 0, at = 0; run < 2; at += p->count[run++]) {
+        const size_t first = from > at ? from : at, end = to < at + p->count[run] ? to : at + p->count[run];
+        if (first >= end)
+            continue;
+        own.first[runs] = p->first[run] + (first - at);
+        own.count[runs++] = end - first;
+    }
+    return own;
+}
+
+ar_positions ar_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank)
+{
+    const size_t cp = (size_t)ari_at_least_one(p->cp), inner = (size_t)ari_at_least_one(p->cp_inner);
+    const size_t ring = cp / inner, place = (size_t)cp_rank / inner, chunk = seq / (2 * ring);
+    const ar_positions all = ar_positions_whole(seq);
+    ar_positions own = ar_positions_part(&all, place, ring);
+    if (p->zigzag && ring > 1)
+        own = (ar_positions){.first = {place * chunk, (2 * ring - 1 - place) * chunk}, .count = {chunk, chunk}};
+    return ar_positions_part(&own, (size_t)cp_rank % inner, inner);
+}
+
+/* --- samples ------------------------------------------------------------------------------------------------------ */
 
 void ar_parallel_rows(const ar_parallel *p, size_t batch, int dp_rank, int micro, size_t *start, size_t *count)
 {
@@ -94,6 +172,7 @@ void ar_parallel_slice(ar_batch *out, const ar_parallel *p, const ar_batch *glob
     out->input_ids = global->input_ids ? global->input_ids + tokens : NULL;
     out->labels = global->labels ? global->labels + tokens : NULL;
     out->position_ids = global->position_ids ? global->position_ids + tokens : NULL;
+    out->documents = global->documents ? global->documents + tokens : NULL;
     out->padding_mask = global->padding_mask ? global->padding_mask + tokens : NULL;
     if (global->additive_mask && global->mask_batch > 1) {
         out->additive_mask = global->additive_mask + start * global->mask_heads * global->seq * global->seq;

@@ -70,10 +70,11 @@ static ar_status zero(const ari_trained *t, ar_ctx *ctx)
 static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
 {
     const ar_parallel *p = &o->parallel;
-    const int tp = ar_comm_size(ctx->tp), dp = ar_comm_size(ctx->dp);
-    if (ari_at_least_one(p->tp) != tp || ari_at_least_one(p->dp) != dp)
-        return ar_error_set(AR_ERR_ARG, "a training step of layout tp=%d, dp=%d in a context of tp=%d, dp=%d",
-                            ari_at_least_one(p->tp), ari_at_least_one(p->dp), tp, dp);
+    const int tp = ar_comm_size(ctx->tp), cp = ar_comm_size(ctx->cp.all), dp = ar_comm_size(ctx->dp) / cp;
+    if (ari_at_least_one(p->tp) != tp || ari_at_least_one(p->dp) != dp || ari_at_least_one(p->cp) != cp)
+        return ar_error_set(AR_ERR_ARG,
+                            "a training step of layout tp=%d, cp=%d, dp=%d in a context of tp=%d, cp=%d, dp=%d",
+                            ari_at_least_one(p->tp), ari_at_least_one(p->cp), ari_at_least_one(p->dp), tp, cp, dp);
     if (tp > 1 && p->sp != ctx->sp)
         return ar_error_set(AR_ERR_ARG, "a training step %s sequence parallelism in a context %s it",
                             p->sp ? "with" : "without", ctx->sp ? "with" : "without");
@@ -107,7 +108,7 @@ static ar_status own_batches(ar_batch **gives, size_t *n, const ar_ctx *ctx, con
     AR_TRY(ari_alloc((void **)&micro, (size_t)pieces, sizeof *micro, "micro-batches"));
     *n = 0;
     for (int i = 0; i < pieces; i++) {
-        ar_parallel_slice(&micro[*n], p, global, ar_comm_rank(ctx->dp), i);
+        ar_parallel_slice(&micro[*n], p, global, ar_ctx_data_rank(ctx), i);
         *n += micro[*n].batch > 0;
     }
     *gives = micro;
