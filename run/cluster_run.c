@@ -119,13 +119,7 @@ static ar_status train(ar_ctx *ctx, const ari_cluster_options *o, rank_result *r
     return st;
 }
 
-/* The groups of a rank, split off the world. */
-typedef struct rank_groups {
-    ar_comm *tp, *dp;
-    ar_context_groups cp;
-} rank_groups;
-
-static void end_groups(rank_groups *g)
+void ari_rank_groups_destroy(ari_rank_groups *g)
 {
     ar_comm *const all[] = {g->cp.inner, g->cp.ring, g->cp.all, g->dp, g->tp};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -145,15 +139,14 @@ static ar_status split_context(ar_context_groups *g, ar_comm *world, const int a
     return ar_comm_split(&g->inner, world, lane * ring + at[1], at[2]);
 }
 
-/* tp ranks are neighbours, then come the context-parallel ones, then data parallelism; with the wrong stride, a
- * mistake, the ranks that sum gradients are neighbours too. */
-static ar_status split_groups(rank_groups *g, ar_comm *world, const ar_parallel *p, bool wrong_stride)
+ar_status ari_rank_groups_create(ari_rank_groups *g, ar_comm *world, const ar_parallel *p, bool wrong_stride)
 {
     const int inner = ari_at_least_one(p->cp_inner), cp = ari_at_least_one(p->cp), dp = ari_at_least_one(p->dp);
     const ar_mesh mesh = {.ndim = 4,
                           .dim = {{"dp", dp}, {"ring", cp / inner}, {"inner", inner}, {"tp", ari_at_least_one(p->tp)}}};
     const int rank = ar_comm_rank(world), summed = dp * cp;
     int at[4];
+    *g = (ari_rank_groups){.tp = NULL};
     AR_TRY(ar_mesh_check(&mesh, ar_comm_size(world)));
     ar_mesh_coords(&mesh, rank, at);
     const int place = (at[0] * (cp / inner) + at[1]) * inner + at[2];
@@ -172,9 +165,10 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
     const int r = ar_comm_rank(world);
     rank_result *result = &j->rank[r];
     ar_ctx *ctx = NULL;
-    rank_groups groups = {.tp = NULL};
+    ari_rank_groups groups = {.tp = NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, split_groups(&groups, world, &o->run.parallel, o->run.fault == AR_FAULT_group_wrong_stride));
+    AR_TRY_TO(done, st,
+              ari_rank_groups_create(&groups, world, &o->run.parallel, o->run.fault == AR_FAULT_group_wrong_stride));
     const ar_ctx_options options = {.device = device,
                                     .tp = groups.tp,
                                     .dp = groups.dp,
@@ -200,7 +194,7 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
     ar_ctx_memory(ctx, &now, &result->memory.peak);
 done:
     ar_ctx_destroy(ctx);
-    end_groups(&groups);
+    ari_rank_groups_destroy(&groups);
     return st;
 }
 

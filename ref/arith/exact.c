@@ -29,12 +29,6 @@ struct ar_sum {
     int limbs;
 };
 
-/* Two int64 where a sum of that many terms need not fit one. */
-static int limbs_of(size_t k_full)
-{
-    return k_full > ARI_CONTRACT_BLOCK ? 2 : 1;
-}
-
 static ar_status max_over(ar_ctx *ctx, ar_comm *over, ar_buf e, size_t n, const char *tag)
 {
     if (!ari_has_peers(over))
@@ -275,7 +269,7 @@ static ar_status exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a sum"));
     s->a = a;
     s->b = b;
-    s->limbs = limbs_of(b->k_full);
+    s->limbs = ari_contract_limbs(b->k_full);
     AR_TRY(ari_step_own(ctx, s, ari_object_free));
     *gives = s; /* the multiplication waits for fold or round: a sum that nobody folds is rounded tile by tile */
     return AR_OK;

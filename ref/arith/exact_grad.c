@@ -7,6 +7,7 @@
 #include "ref/arith/operand.h"
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+#include "ref/numerics/integer_sum.h"
 
 void ari_exact_grad_release(ar_param *p)
 {
@@ -63,16 +64,13 @@ static ar_tensor by_sample(const ar_tensor *t, size_t samples)
                        .data = t->data};
 }
 
-/* Exponents and integers of one operand, all samples at once. */
-static ar_status quantise(ar_ctx *ctx, ar_packed **packed, ar_buf *e, const ar_tensor *t, ar_cbuf c, int sign)
+/* The integers of one operand, whose exponents are e. */
+static ar_status quantise(ar_ctx *ctx, ar_packed **packed, const ar_tensor *t, ar_cbuf c, int sign, ar_cbuf e)
 {
     const ar_device_ops *dev = ctx->device->ops;
-    const size_t samples = t->shape[0], rows = t->shape[1];
-    AR_TRY(ari_step_alloc(ctx, e, samples * rows * sizeof(int32_t)));
-    AR_TRY(dev->row_exponents(ctx->device, ctx->queue, *e, t, c, sign, false));
-    AR_TRY(dev->packed_create(ctx->device, packed, samples, rows, t->shape[2], sign > 0));
+    AR_TRY(dev->packed_create(ctx->device, packed, t->shape[0], t->shape[1], t->shape[2], sign > 0));
     ari_step_took(ctx, dev->packed_bytes(*packed));
-    return dev->pack(ctx->device, ctx->queue, *packed, 0, 0, t, c, sign, ar_const(*e));
+    return dev->pack(ctx->device, ctx->queue, *packed, 0, 0, t, c, sign, e);
 }
 
 static void end_packed(ar_ctx *ctx, ar_packed *p)
@@ -81,23 +79,142 @@ static void end_packed(ar_ctx *ctx, ar_packed *p)
     ctx->device->ops->packed_destroy(ctx->device, p);
 }
 
-/* For every sample A = dy^T, B = x^T scaled by the tokens' exponents c. */
-static ar_status add_samples(ar_ctx *ctx, ar_param *p, const ar_tensor *dy_t, const ar_tensor *x_t, ar_cbuf c)
+/* A contraction for each sample: A = dy^T [samples, out, tokens], B = x^T [samples, in, tokens], scaled by the tokens'
+ * exponents c [samples, tokens]; and the exponents of their rows, e [samples, out] and f [samples, in]. */
+typedef struct contractions {
+    ar_tensor a, b;
+    ar_cbuf c, e, f;
+} contractions;
+
+static contractions sample_of(const contractions *all, size_t i)
+{
+    const size_t word = sizeof(int32_t), out = all->a.shape[1], in = all->b.shape[1], tokens = all->a.shape[2];
+    return (contractions){.a = ar_tensor_slice(&all->a, 0, i, 1),
+                          .b = ar_tensor_slice(&all->b, 0, i, 1),
+                          .c = ar_cbuf_at(all->c, i * tokens * word),
+                          .e = ar_cbuf_at(all->e, i * out * word),
+                          .f = ar_cbuf_at(all->f, i * in * word)};
+}
+
+static ar_status quantise_both(ar_ctx *ctx, ar_packed **a, ar_packed **b, const contractions *k)
+{
+    AR_TRY(quantise(ctx, a, &k->a, k->c, +1, k->e));
+    return quantise(ctx, b, &k->b, k->c, -1, k->f);
+}
+
+/* Every sample's tokens are all here: rounded and added tile by tile. */
+static ar_status add_samples(ar_ctx *ctx, ar_param *p, const contractions *k)
 {
     ar_packed *a = NULL, *b = NULL;
-    ar_buf e = {NULL}, f = {NULL};
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, quantise(ctx, &a, &e, dy_t, c, +1));
-    AR_TRY_TO(done, st, quantise(ctx, &b, &f, x_t, c, -1));
-    AR_TRY_TO(
-        done, st,
-        ctx->device->ops->gemm_acc(ctx->device, ctx->queue, p->grad->t, p->grad->hl, a, b, ar_const(e), ar_const(f)));
-done:
+    ar_status st = quantise_both(ctx, &a, &b, k);
+    if (st == AR_OK)
+        st = ctx->device->ops->gemm_acc(ctx->device, ctx->queue, p->grad->t, p->grad->hl, a, b, k->e, k->f);
     end_packed(ctx, a);
     end_packed(ctx, b);
-    ari_step_free(ctx, e);
-    ari_step_free(ctx, f);
     return st;
+}
+
+/* --- samples whose tokens are on several ranks -------------------------------------------------------------------- */
+
+/* The ranks share the rows of every sample's sums, [out, in] of `limbs` int64: each completes, rounds and adds its own
+ * ones. What the others hold of those rows is nothing, which the sum over the ranks completes. */
+typedef struct shared_rows {
+    ar_comm *over;
+    size_t *counts; /* elements that each rank completes; owned */
+    size_t first, rows, in;
+    int limbs;
+    ar_buf sums;   /* [out, in], of a sample */
+    ar_buf value;  /* fp32 [rows, in] */
+    ar_buf row_of; /* int64 [rows], first .. first + rows - 1 */
+} shared_rows;
+
+static ar_status shared_rows_init(shared_rows *s, ar_ctx *ctx, ar_comm *over, const contractions *k)
+{
+    const size_t out = k->a.shape[1], in = k->b.shape[1];
+    const size_t terms = k->a.shape[2] * (size_t)ar_comm_size(over);
+    size_t sums = 0;
+    int64_t *row_of = NULL;
+    *s = (shared_rows){.over = over, .in = in, .limbs = ari_contract_limbs(terms)};
+    ar_comm_slice(out, ar_comm_size(over), ar_comm_rank(over), &s->first, &s->rows);
+    AR_TRY(ari_mul_size(&sums, out * in, (size_t)s->limbs * sizeof(int64_t)));
+    AR_TRY(ari_step_alloc(ctx, &s->sums, sums));
+    AR_TRY(ari_step_alloc(ctx, &s->value, s->rows * in * sizeof(float)));
+    AR_TRY(ari_step_alloc(ctx, &s->row_of, s->rows * sizeof *row_of));
+    AR_TRY(ari_slice_counts(&s->counts, over, out, in * (size_t)s->limbs));
+    AR_TRY(ari_alloc((void **)&row_of, s->rows, sizeof *row_of, "numbers of rows"));
+    for (size_t i = 0; i < s->rows; i++)
+        row_of[i] = (int64_t)(s->first + i);
+    const ar_status st =
+        ctx->device->ops->copy(ctx->device, ctx->queue, s->row_of, (ar_cbuf){row_of}, s->rows * sizeof *row_of);
+    free(row_of);
+    return st;
+}
+
+static void shared_rows_fini(shared_rows *s, ar_ctx *ctx)
+{
+    free(s->counts);
+    ari_step_free(ctx, s->row_of);
+    ari_step_free(ctx, s->value);
+    ari_step_free(ctx, s->sums);
+}
+
+/* One sample. */
+static ar_status add_shared_sample(ar_ctx *ctx, ar_param *p, const shared_rows *s, const contractions *k,
+                                   const char *tag)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t shape[2] = {s->rows, s->in}, width = s->in * (size_t)s->limbs * sizeof(int64_t);
+    const ar_buf own = ar_buf_at(s->sums, s->first * width);
+    ar_packed *a = NULL, *b = NULL;
+    ar_tensor value;
+    AR_TRY(ar_tensor_view(&value, AR_F32, 2, shape, s->value));
+    ar_status st = quantise_both(ctx, &a, &b, k);
+    if (st == AR_OK)
+        st = dev->gemm_i64(ctx->device, ctx->queue, s->sums, a, b, s->limbs);
+    end_packed(ctx, a);
+    end_packed(ctx, b);
+    AR_TRY(st);
+    AR_TRY(ar_comm_reduce_scatter(s->over, ctx->queue, own, ar_const(s->sums), s->counts, AR_I64, AR_SUM, tag));
+    if (s->rows == 0)
+        return AR_OK;
+    AR_TRY(dev->round_i64(ctx->device, ctx->queue, s->value, ar_const(own), s->limbs, s->first * s->in, s->rows * s->in,
+                          s->in, k->e, k->f));
+    return dev->acc_add(ctx->device, ctx->queue, p->grad->t, p->grad->hl, k->a.shape[1], &value, ar_const(s->row_of));
+}
+
+static ar_status add_shared(ar_ctx *ctx, ar_param *p, ar_comm *over, const contractions *k, const char *tag)
+{
+    shared_rows s;
+    ar_status st = shared_rows_init(&s, ctx, over, k);
+    for (size_t i = 0; i < k->a.shape[0] && st == AR_OK; i++) {
+        const contractions one = sample_of(k, i);
+        st = add_shared_sample(ctx, p, &s, &one, tag);
+    }
+    shared_rows_fini(&s, ctx);
+    return st;
+}
+
+/* Exponents of the rows of both, over all ranks that share the tokens, then the integers. */
+static ar_status add_contractions(ar_ctx *ctx, ar_param *p, contractions *k, const char *tag)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    ar_comm *over = ctx->cp.all;
+    const size_t samples = k->a.shape[0], out = k->a.shape[1], in = k->b.shape[1];
+    ar_buf e = {NULL}; /* e, then f */
+    AR_TRY(ari_step_alloc(ctx, &e, samples * (out + in) * sizeof(int32_t)));
+    const ar_buf f = ar_buf_at(e, samples * out * sizeof(int32_t));
+    k->e = ar_const(e);
+    k->f = ar_const(f);
+    AR_TRY(dev->row_exponents(ctx->device, ctx->queue, e, &k->a, k->c, +1, false));
+    AR_TRY(dev->row_exponents(ctx->device, ctx->queue, f, &k->b, k->c, -1, false));
+    if (ari_has_peers(over)) {
+        AR_TRY(ar_comm_all_reduce(over, ctx->queue, e, k->e, samples * (out + in), AR_I32, AR_MAX, tag));
+        AR_TRY(add_shared(ctx, p, over, k, tag));
+    } else {
+        AR_TRY(add_samples(ctx, p, k));
+    }
+    ari_step_free(ctx, e);
+    return AR_OK;
 }
 
 ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x, size_t samples,
@@ -117,8 +234,8 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
     AR_TRY(ctx->device->ops->col_exponents(ctx->device, ctx->queue, c, &x_t, false));
     if (ari_has_peers(x_rows_over))
         AR_TRY(ar_comm_all_reduce(x_rows_over, ctx->queue, c, ar_const(c), tokens, AR_I32, AR_MAX, tag));
-    const ar_tensor dy_by = by_sample(dy, samples), x_by = by_sample(x, samples);
-    AR_TRY(add_samples(ctx, p, &dy_by, &x_by, ar_const(c)));
+    contractions k = {.a = by_sample(dy, samples), .b = by_sample(x, samples), .c = ar_const(c)};
+    AR_TRY(add_contractions(ctx, p, &k, tag));
     ari_work_of_product(&(ari_extents){.batch = 1, .rows = out, .k = tokens}, &(ari_extents){.rows = in});
     ari_step_free(ctx, c);
     return AR_OK;

@@ -224,19 +224,19 @@ void ar_ctx_begin_step(ar_ctx *c, uint32_t step)
 }
 
 /* The groups that the context's collectives go through, each once. */
-#define GROUPS 5
+#define GROUPS 8
 static int groups_of(const ar_ctx *c, const ar_comm *group[GROUPS])
 {
+    const ar_comm *const all[GROUPS] = {
+        c->tp, c->dp, c->cp.all, c->cp.ring, c->cp.inner, c->replicas.comm, c->communication.tp, c->communication.dp};
     int n = 0;
-    group[n++] = c->tp;
-    if (c->dp != c->tp)
-        group[n++] = c->dp;
-    if (c->replicas.comm)
-        group[n++] = c->replicas.comm;
-    if (c->communication.tp)
-        group[n++] = c->communication.tp;
-    if (c->communication.dp)
-        group[n++] = c->communication.dp;
+    for (int i = 0; i < GROUPS; i++) {
+        int seen = 0;
+        while (seen < n && group[seen] != all[i])
+            seen++;
+        if (all[i] && seen == n)
+            group[n++] = all[i];
+    }
     return n;
 }
 

@@ -52,6 +52,12 @@ ARI_FN double ari_rowsum_value(int64_t s, int32_t e, int32_t p)
 #define ARI_CONTRACT_LIMIT 33554431 /* 2^25 - 1 */
 #define ARI_CONTRACT_BLOCK 8191     /* terms whose exact sum fits int64: 8191*(2^25 - 1)^2 < 2^63 */
 
+/** Two int64 where a sum of that many terms need not fit one. */
+ARI_FN int ari_contract_limbs(size_t terms)
+{
+    return terms > ARI_CONTRACT_BLOCK ? 2 : 1;
+}
+
 /** clamp(rint(a*2^c*2^(25-e)), +-(2^25 - 1)); 0 where e says all zero or non-finite. c is the shift applied to this
  *  element, +c_k in A and -c_k in B, e the exponent of its shifted row. */
 ARI_FN int32_t ari_contract_quantise(float a, int32_t c, int32_t e)

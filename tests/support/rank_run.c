@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/rank_run.h"
 
+#include "ref/core/size.h"
+#include "run/cluster_run.h"
+
 typedef struct job {
     const rank_run_options *o;
     rank_fn fn;
@@ -11,19 +14,20 @@ static ar_status rank_main(ar_comm *world, void *arg)
 {
     const job *j = arg;
     const int r = ar_comm_rank(world);
-    const int dp_ranks = j->o->dp > 0 ? j->o->dp : 1, tp_ranks = j->o->ranks / dp_ranks;
+    const int others = ari_at_least_one(j->o->dp) * ari_at_least_one(j->o->cp);
+    const ar_parallel layout = {
+        .tp = j->o->ranks / others, .dp = j->o->dp, .cp = j->o->cp, .cp_inner = j->o->cp_inner, .zigzag = j->o->zigzag};
     ar_device *device = NULL;
-    ar_comm *tp = NULL, *dp = NULL;
+    ari_rank_groups groups = {.tp = NULL};
     ar_ctx *ctx = NULL;
     ar_status st = AR_OK;
-    if (dp_ranks > 1) {
-        AR_TRY_TO(done, st, ar_comm_split(&tp, world, r / tp_ranks, r % tp_ranks));
-        AR_TRY_TO(done, st, ar_comm_split(&dp, world, r % tp_ranks, r / tp_ranks));
-    }
+    if (others > 1)
+        AR_TRY_TO(done, st, ari_rank_groups_create(&groups, world, &layout, false));
     AR_TRY_TO(done, st, ar_device_cpu_create(&device, 1));
     const ar_ctx_options options = {.device = device,
-                                    .tp = tp ? tp : world,
-                                    .dp = dp,
+                                    .tp = groups.tp ? groups.tp : world,
+                                    .dp = groups.dp,
+                                    .cp = groups.cp,
                                     .world = world,
                                     .sp = j->o->sp,
                                     .keep_gathered = j->o->keep_gathered,
@@ -41,8 +45,7 @@ static ar_status rank_main(ar_comm *world, void *arg)
 done:
     ar_ctx_destroy(ctx);
     ar_device_destroy(device);
-    ar_comm_destroy(dp);
-    ar_comm_destroy(tp);
+    ari_rank_groups_destroy(&groups);
     return st;
 }
 

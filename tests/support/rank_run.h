@@ -10,8 +10,10 @@
 typedef ar_status (*rank_fn)(ar_ctx *ctx, void *user);
 
 typedef struct rank_run_options {
-    int ranks; /* all of them */
-    int dp;    /* data-parallel ranks among them, tensor-parallel ones being neighbours; 0: one */
+    int ranks;        /* all of them */
+    int dp;           /* data-parallel ranks among them, tensor-parallel ones being neighbours; 0: one */
+    int cp, cp_inner; /* context-parallel ranks among them, as in ar_parallel; 0: one */
+    bool zigzag;
     bool sp, keep_gathered;
     double dropout;
     uint64_t seed; /* of its masks */
