@@ -121,7 +121,7 @@ MUTANTS = [
      "if (outer > 0 && ari_json_get(rope, key) != NULL && outer != *out)", "if (outer > 0 && outer < *out)",
      "io/config_test io/config_models_test"),
     # --- ref/layers
-    ("a KV head's gradient counts the terms of one query head", "ref/layers/attention_core.c",
+    ("a KV head's gradient counts the terms of one query head", "ref/layers/attention/attention_core.c",
      ".k_full = m->group_full * s,", ".k_full = s,", "layers/kv_replica_test layers/block_test"),
     ("a share of a packed parameter is placed as if it were one block", "ref/layers/share.c",
      "held->global[d] + (out->local[d] - held->local[d])", "held->global[d] + out->local[d]",
@@ -316,7 +316,7 @@ MUTANTS = [
      "b->batch.mask_heads = e->shape[1];", "b->batch.mask_heads = 1;", "verify/golden_test"),
     ("positions of a batch are checked and not used", "verify/grads/input_batch.c",
      "b->batch.position_ids = b->positions;", "b->batch.position_ids = NULL;", "verify/golden_test"),
-    ("rotary angles go by the column where the batch has positions", "ref/layers/attention_core.c",
+    ("rotary angles go by the column where the batch has positions", "ref/layers/attention/attention_core.c",
      "if (m->o.rope && batch->position_ids) {", "if (m->o.rope && batch->position_ids && !batch) {",
      "verify/golden_test"),
     ("the rank named is the number of the part", "verify/dumps/verify_scan.c",

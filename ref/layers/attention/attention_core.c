@@ -2,7 +2,7 @@
 /* What lies between the projections and the output layer. Inside a rank everything works on local head counts. Memory:
  * the projections' output is [b, s, q | k | v]; queries, keys and values are then laid out head by head, [b, heads,
  * s, d], so that the query heads of a KV head's group are consecutive rows of one matrix: [b, kv heads, group * s, d]. */
-#include "ref/layers/attention.h"
+#include "ref/layers/attention/attention.h"
 
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"

@@ -3,7 +3,7 @@
  * of one KV head, each with some of its query heads. */
 #include <stdlib.h>
 
-#include "ref/layers/attention.h"
+#include "ref/layers/attention/attention.h"
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
