@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/layers/attention/context_parallel.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+
+/* --- heads against positions -------------------------------------------------------------------------------------- */
+
+ari_head_share ari_head_share_of(size_t heads, size_t n, size_t i)
+{
+    const size_t copies = heads < n ? n / heads : 1, count = heads < n ? 1 : heads / n;
+    return (ari_head_share){.first = i / copies * count, .count = count, .copies = copies};
+}
+
+/* An all-to-all of some tensors between n neighbours. Before or after it a neighbour has its own positions and all heads
+ * of its tensor-parallel rank, and on the other side (by heads) all positions and its own share of the heads. */
+typedef struct exchange {
+    size_t n, own;       /* neighbours, and which of them this is */
+    const size_t *heads; /* of a tensor-parallel rank, for each tensor */
+    int tensors;
+    bool together;           /* from its own heads to all: of copies of a head the first one sends it */
+    size_t *sent, *received; /* elements to and from each; owned */
+    ar_buf in, out;          /* packed neighbour by neighbour, tensor by tensor; of the step */
+} exchange;
+
+static ar_status exchange_init(exchange *e, ar_ctx *ctx, const size_t *heads, int tensors, bool together)
+{
+    *e = (exchange){.n = (size_t)ar_comm_size(ctx->cp.inner),
+                    .own = (size_t)ar_comm_rank(ctx->cp.inner),
+                    .heads = heads,
+                    .tensors = tensors,
+                    .together = together};
+    AR_TRY(ari_alloc_zero((void **)&e->sent, e->n, sizeof *e->sent, "sizes of the neighbours' parts"));
+    return ari_alloc_zero((void **)&e->received, e->n, sizeof *e->received, "sizes of the neighbours' parts");
+}
+
+static void exchange_fini(exchange *e, ar_ctx *ctx)
+{
+    ari_step_free(ctx, e->out);
+    ari_step_free(ctx, e->in);
+    free(e->received);
+    free(e->sent);
+}
+
+/* What of tensor t moves between this neighbour and neighbour i, as a view of x; by_heads: x has this neighbour's share
+ * of the heads. Without heads where another copy sends them. */
+static ar_tensor part_with(const exchange *e, const ar_tensor *x, int t, size_t i, bool sends)
+{
+    const bool by_heads = sends == e->together;
+    const size_t rows = x->shape[2] / (by_heads ? e->n : 1), sender = sends ? e->own : i;
+    ari_head_share share = ari_head_share_of(e->heads[t], e->n, by_heads ? e->own : i);
+    if (e->together && sender % share.copies != 0)
+        share.count = 0;
+    const ar_tensor heads = ar_tensor_slice(x, 1, by_heads ? 0 : share.first, share.count);
+    return ar_tensor_slice(&heads, 2, by_heads ? i * rows : 0, rows);
+}
+
+/* Adds up what goes to each neighbour, or comes from it, and takes memory for all of it. */
+static ar_status count_parts(const exchange *e, ar_ctx *ctx, const ar_tensor *x, bool sends, size_t *counts,
+                             ar_buf *packed)
+{
+    size_t total = 0;
+    for (size_t i = 0; i < e->n; i++) {
+        for (int t = 0; t < e->tensors; t++) {
+            const ar_tensor part = part_with(e, &x[t], t, i, sends);
+            counts[i] += ar_tensor_count(&part);
+        }
+        total += counts[i];
+    }
+    return ari_step_alloc(ctx, packed, total * sizeof(float));
+}
+
+static ar_status copy_parts(const exchange *e, ar_ctx *ctx, const ar_tensor *x, bool sends, ar_buf packed)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < e->n; i++) {
+        for (int t = 0; t < e->tensors; t++) {
+            const ar_tensor part = part_with(e, &x[t], t, i, sends);
+            ar_tensor place;
+            if (ar_tensor_count(&part) == 0)
+                continue;
+            AR_TRY(ar_tensor_view(&place, AR_F32, 4, part.shape, ar_buf_at(packed, at * sizeof(float))));
+            AR_TRY(ARI_KERNEL(ctx, copy_strided, sends ? &place : &part, sends ? &part : &place));
+            at += ar_tensor_count(&part);
+        }
+    }
+    return AR_OK;
+}
+
+/* x's shape on the other side. */
+static ar_status replace(const exchange *e, ar_ctx *ctx, ar_tensor *x, int t)
+{
+    const size_t own = ari_head_share_of(e->heads[t], e->n, e->own).count;
+    const size_t shape[4] = {x->shape[0], e->together ? e->heads[t] : own,
+                             e->together ? x->shape[2] / e->n : x->shape[2] * e->n, x->shape[3]};
+    ar_ctx_release(ctx, x);
+    return ar_ctx_tensor(ctx, x, AR_F32, 4, shape);
+}
+
+static ar_status move(exchange *e, ar_ctx *ctx, ar_tensor *x, const char *tag)
+{
+    AR_TRY(count_parts(e, ctx, x, true, e->sent, &e->in));
+    AR_TRY(copy_parts(e, ctx, x, true, e->in));
+    for (int t = 0; t < e->tensors; t++)
+        AR_TRY(replace(e, ctx, &x[t], t));
+    AR_TRY(count_parts(e, ctx, x, false, e->received, &e->out));
+    AR_TRY(ar_comm_all_to_all(ctx->cp.inner, ctx->queue, e->out, ar_const(e->in), e->sent, e->received, AR_F32, tag));
+    return copy_parts(e, ctx, x, false, e->out);
+}
+
+static ar_status exchange_heads(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, bool together, const char *tag)
+{
+    exchange e;
+    if (ar_comm_size(ctx->cp.inner) == 1)
+        return AR_OK;
+    ar_status st = exchange_init(&e, ctx, heads, n, together);
+    if (st == AR_OK)
+        st = move(&e, ctx, x, tag);
+    exchange_fini(&e, ctx);
+    return st;
+}
+
+ar_status ari_heads_apart(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag)
+{
+    return exchange_heads(ctx, x, heads, n, false, tag);
+}
+
+ar_status ari_heads_together(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag)
+{
+    return exchange_heads(ctx, x, heads, n, true, tag);
+}
+
+/* --- the ring ----------------------------------------------------------------------------------------------------- */
+
+/* The other places see the ring as if there were no inner neighbours. */
+static ar_parallel ring_of(const ar_ctx *ctx)
+{
+    return (ar_parallel){.cp = ar_comm_size(ctx->cp.ring), .zigzag = ctx->cp.zigzag};
+}
+
+ar_positions ari_ring_positions(const ar_ctx *ctx, size_t seq, int place)
+{
+    const ar_parallel ring = ring_of(ctx);
+    return ar_parallel_positions(&ring, seq, place);
+}
+
+/* The place whose keys and values arrive in hop 1, 2, .. R - 1. */
+static int arriving(const ar_ctx *ctx, int hop)
+{
+    const int n = ar_comm_size(ctx->cp.ring);
+    return (ar_comm_rank(ctx->cp.ring) + n - hop) % n;
+}
+
+ar_status ari_ring_hops_init(ari_ring_hops *h, const ar_ctx *ctx, const char *base)
+{
+    const int n = ar_comm_size(ctx->cp.ring);
+    *h = (ari_ring_hops){.tag = NULL};
+    if (n == 1)
+        return AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&h->tag, (size_t)n - 1, sizeof *h->tag, "names of a ring's hops"));
+    for (int hop = 1; hop < n; hop++) {
+        const int from = arriving(ctx, hop);
+        char *tag = h->tag[hop - 1];
+        if (ctx->cp.zigzag)
+            snprintf(tag, sizeof *h->tag, "%s: hop %d of %d, chunks %d and %d", base, hop, n - 1, from,
+                     2 * n - 1 - from);
+        else
+            snprintf(tag, sizeof *h->tag, "%s: hop %d of %d, chunk %d", base, hop, n - 1, from);
+    }
+    return AR_OK;
+}
+
+void ari_ring_hops_fini(ari_ring_hops *h)
+{
+    free(h->tag);
+    h->tag = NULL;
+}
+
+/* Puts what a place has, [b, kv heads, its positions, d], among all positions. */
+static ar_status place_chunk(ar_ctx *ctx, const ar_tensor *all, const ar_tensor *chunk, int place)
+{
+    const ar_positions p = ari_ring_positions(ctx, all->shape[2], place);
+    for (size_t run = 0, at = 0; run < 2; at += p.count[run++]) {
+        const ar_tensor to = ar_tensor_slice(all, 2, p.first[run], p.count[run]);
+        const ar_tensor from = ar_tensor_slice(chunk, 2, at, p.count[run]);
+        if (p.count[run] > 0)
+            AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
+    }
+    return AR_OK;
+}
+
+/* Sends the keys and values of `from` to the next place and receives those of the place before. */
+static ar_status hop_on(ar_ctx *ctx, ar_tensor to[2], const ar_tensor from[2], const char *tag)
+{
+    const int n = ar_comm_size(ctx->cp.ring), r = ar_comm_rank(ctx->cp.ring);
+    const size_t count = ar_tensor_count(&from[0]);
+    ar_p2p ops[4];
+    for (int i = 0; i < 2; i++) {
+        ops[2 * i] = (ar_p2p){.peer = (r + 1) % n, .send = true, .buf = from[i].data, .count = count};
+        ops[2 * i + 1] = (ar_p2p){.peer = (r + n - 1) % n, .buf = to[i].data, .count = count};
+    }
+    return ar_comm_exchange(ctx->cp.ring, ctx->queue, ops, 4, AR_F32, tag);
+}
+
+ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2], size_t seq, const ari_ring_hops *h)
+{
+    const int n = ar_comm_size(ctx->cp.ring);
+    const size_t shape[4] = {own[0].shape[0], own[0].shape[1], seq, own[0].shape[3]};
+    ar_tensor chunk[2][2] = {{{0}}},
+              last[2] = {own[0], own[1]}; /* chunk: one pair arrives while the other one leaves */
+    all[0] = own[0];
+    all[1] = own[1];
+    if (n == 1)
+        return AR_OK;
+    for (int i = 0; i < 2; i++) {
+        AR_TRY(ar_ctx_tensor(ctx, &all[i], AR_F32, 4, shape));
+        AR_TRY(place_chunk(ctx, &all[i], &own[i], ar_comm_rank(ctx->cp.ring)));
+        for (int side = 0; side < 2 && side < n - 1; side++)
+            AR_TRY(ar_ctx_tensor(ctx, &chunk[side][i], AR_F32, 4, own[i].shape));
+    }
+    for (int hop = 1; hop < n; hop++) {
+        ar_tensor *const to = chunk[hop % 2 == 1 ? 0 : 1];
+        AR_TRY(hop_on(ctx, to, last, h->tag[hop - 1]));
+        for (int i = 0; i < 2; i++) {
+            AR_TRY(place_chunk(ctx, &all[i], &to[i], arriving(ctx, hop)));
+            last[i] = to[i];
+        }
+    }
+    for (int i = 0; i < 4; i++)
+        ar_ctx_release(ctx, &chunk[i / 2][i % 2]);
+    return AR_OK;
+}
+
+void ari_ring_release(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2])
+{
+    for (int i = 0; i < 2; i++) {
+        if (all[i].data.ptr != own[i].data.ptr)
+            ar_ctx_release(ctx, &all[i]);
+    }
+}

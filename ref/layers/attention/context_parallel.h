@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Context parallelism inside the attention: how queries come to the keys and values of all positions. Each of the N
+ * inner neighbours of a place of the ring has some of its positions, and of those all heads of its tensor-parallel rank;
+ * an all-to-all makes that all positions of the place and some of the heads (Jacobs et al. 2023, arXiv:2309.14509). Keys
+ * and values then travel round the ring of R places (Liu et al. 2023, arXiv:2310.01889). Tensors are contiguous fp32,
+ * [b, heads, positions, d]. */
+#ifndef ARI_LAYERS_ATTENTION_CONTEXT_PARALLEL_H
+#define ARI_LAYERS_ATTENTION_CONTEXT_PARALLEL_H
+
+#include "anyrank/parallel.h"
+#include "ref/core/context.h"
+
+/* --- heads against positions -------------------------------------------------------------------------------------- */
+
+/* Heads [first, first + count) of a tensor-parallel rank, on which a neighbour works. */
+typedef struct ari_head_share {
+    size_t first, count;
+    size_t copies; /* neighbours that follow each other and work on the same heads */
+} ari_head_share;
+
+/** The share of neighbour i of n: heads/n each, or where n is a multiple of the heads one, which n/heads neighbours have.
+ *  One of them divides the other. */
+ari_head_share ari_head_share_of(size_t heads, size_t n, size_t i);
+
+/** x[t] [b, heads[t], own positions, d] becomes [b, the heads of this neighbour, the positions of all neighbours, d], for
+ *  n tensors in one all-to-all; without neighbours x stays what it is. Each of the copies of a head gets it. What was in
+ *  x is released. Collective over ctx->cp.inner. Errors: AR_ERR_MEMORY, those of the communicator. */
+AR_NODISCARD ar_status ari_heads_apart(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag);
+/** The way back, to all heads[t] and the own positions. Copies have the same values: the first of them sends them. */
+AR_NODISCARD ar_status ari_heads_together(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag);
+
+/* --- the ring ----------------------------------------------------------------------------------------------------- */
+
+/** The positions of a sequence of seq that a place of the ring has. */
+ar_positions ari_ring_positions(const ar_ctx *ctx, size_t seq, int place);
+
+/* The names of this place's hops, R - 1 of them, which a trace shows: what arrives in each. */
+typedef struct ari_ring_hops {
+    char (*tag)[160];
+} ari_ring_hops;
+/** base: the attention's name. Gives, also where there is no ring; ari_ring_hops_fini. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_ring_hops_init(ari_ring_hops *h, const ar_ctx *ctx, const char *base);
+void ari_ring_hops_fini(ari_ring_hops *h);
+
+/** all[0], all[1] [b, kv heads, seq, d], in the order of positions, of all places' keys and values own[0], own[1]
+ *  [b, kv heads, seq/R, d], in R - 1 hops: in each a place sends to the next one what came last, first its own, and
+ *  receives from the one before. Fresh tensors, or without a ring own itself: ari_ring_release. Collective over
+ *  ctx->cp.ring. Errors: AR_ERR_MEMORY, those of the communicator. */
+AR_NODISCARD ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2], size_t seq,
+                                       const ari_ring_hops *h);
+void ari_ring_release(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2]);
+
+#endif

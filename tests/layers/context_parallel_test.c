@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What moves inside the attention between context-parallel ranks: heads against positions, and keys and values round the
+ * ring. Every number says which tensor, sample, head, position and feature it belongs to. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/layers/attention/context_parallel.h"
+#include "ref/layers/parts.h"
+#include "support/rank_run.h"
+
+TestSuite(context_parallel, .timeout = 300);
+
+enum { BATCH = 2, WIDTH = 3, MOST_RANKS = 12 };
+
+typedef struct moving_case {
+    int cp, inner;
+    bool zigzag;
+    size_t seq, heads, kv_heads;
+} moving_case;
+
+typedef struct moving_job {
+    moving_case c;
+    uint64_t read[MOST_RANKS], hops[MOST_RANKS];
+} moving_job;
+
+static float number_of(size_t tensor, size_t sample, size_t head, size_t position, size_t feature)
+{
+    return (float)((((tensor * BATCH + sample) * 16 + head) * 64 + position) * WIDTH + feature + 1);
+}
+
+/* The numbers of heads [head, head + heads) and of these positions, [b, heads, positions, d]. Gives; free(). */
+static float *numbers(size_t tensor, size_t head, size_t heads, const ar_positions *p, size_t *count)
+{
+    const size_t rows = ar_positions_count(p);
+    float *x = malloc((BATCH * heads * rows * WIDTH + 1) * sizeof *x);
+    *count = 0;
+    for (size_t i = 0; x && i < BATCH * heads * rows * WIDTH; i++) {
+        const size_t d = i % WIDTH, row = i / WIDTH % rows, h = i / WIDTH / rows % heads, b = i / WIDTH / rows / heads;
+        x[(*count)++] = number_of(tensor, b, head + h, ar_positions_at(p, row), d);
+    }
+    return x;
+}
+
+static ar_status fresh(ar_ctx *ctx, ar_tensor *t, size_t tensor, size_t head, size_t heads, const ar_positions *p)
+{
+    const size_t shape[4] = {BATCH, heads, ar_positions_count(p), WIDTH};
+    size_t count = 0;
+    float *x = numbers(tensor, head, heads, p, &count);
+    const ar_status st = x ? rank_upload(ctx, t, 4, shape, x) : AR_ERR_MEMORY;
+    free(x);
+    return st;
+}
+
+/* AR_ERR_DATA unless t has these heads and positions, and no others. */
+static ar_status expect(ar_ctx *ctx, const ar_tensor *t, size_t tensor, size_t head, size_t heads,
+                        const ar_positions *p)
+{
+    const size_t shape[4] = {BATCH, heads, ar_positions_count(p), WIDTH};
+    size_t count = 0;
+    float *expected = numbers(tensor, head, heads, p, &count), *actual = malloc((count + 1) * sizeof *actual);
+    ar_status st = expected && actual ? AR_OK : AR_ERR_MEMORY;
+    if (st == AR_OK && (t->ndim != 4 || memcmp(t->shape, shape, sizeof shape) != 0 || !ar_tensor_is_contiguous(t)))
+        st = ar_error_set(AR_ERR_DATA, "tensor %zu: shape [%zu, %zu, %zu, %zu]", tensor, t->shape[0], t->shape[1],
+                          t->shape[2], t->shape[3]);
+    if (st == AR_OK)
+        st = ar_ctx_download(ctx, actual, t);
+    if (st == AR_OK && memcmp(actual, expected, count * sizeof *actual) != 0)
+        st = ar_error_set(AR_ERR_DATA, "tensor %zu: another number", tensor);
+    free(expected);
+    free(actual);
+    return st;
+}
+
+/* Queries, keys and values to all positions of the place and back. The copies of a head that do not send it back have
+ * no numbers by then. */
+static ar_status exchange_rank(ar_ctx *ctx, void *user)
+{
+    moving_job *j = user;
+    const moving_case *c = &j->c;
+    const size_t inner = (size_t)c->inner, neighbour = (size_t)ar_comm_rank(ctx->cp.inner);
+    const size_t heads[3] = {c->heads, c->kv_heads, c->kv_heads};
+    const ar_positions own = ari_own_positions(ctx, c->seq, false);
+    const ar_positions place = ari_ring_positions(ctx, c->seq, ar_comm_rank(ctx->cp.ring));
+    ar_tensor x[3];
+    for (size_t t = 0; t < 3; t++)
+        AR_TRY(fresh(ctx, &x[t], t, 0, heads[t], &own));
+    AR_TRY(ari_heads_apart(ctx, x, heads, 3, "apart"));
+    for (size_t t = 0; t < 3; t++) {
+        const ari_head_share share = ari_head_share_of(heads[t], inner, neighbour);
+        AR_TRY(expect(ctx, &x[t], t, share.first, share.count, &place));
+        if (neighbour % share.copies != 0)
+            AR_TRY(ARI_KERNEL(ctx, fill, x[t].data, -1.0f, ar_tensor_count(&x[t])));
+    }
+    AR_TRY(ari_heads_together(ctx, x, heads, 3, "together"));
+    for (size_t t = 0; t < 3; t++)
+        AR_TRY(expect(ctx, &x[t], t, 0, heads[t], &own));
+    return AR_OK;
+}
+
+/* Keys and values of this place to those of all positions; own ones stay what they are. */
+static ar_status ring_rank(ar_ctx *ctx, void *user)
+{
+    moving_job *j = user;
+    const int rank = ar_comm_rank(ctx->world), place = ar_comm_rank(ctx->cp.ring);
+    const ar_positions own = ari_ring_positions(ctx, j->c.seq, place), whole = ar_positions_whole(j->c.seq);
+    uint64_t written = 0;
+    ari_ring_hops hops;
+    ar_tensor kv[2], all[2];
+    AR_TRY(ari_ring_hops_init(&hops, ctx, "attn"));
+    ar_status st = AR_OK;
+    for (size_t t = 0; t < 2; t++)
+        AR_TRY_TO(done, st, fresh(ctx, &kv[t], t, 0, j->c.kv_heads, &own));
+    AR_TRY_TO(done, st, ari_ring_gather(ctx, all, kv, j->c.seq, &hops));
+    for (size_t t = 0; t < 2; t++) {
+        AR_TRY_TO(done, st, expect(ctx, &all[t], t, 0, j->c.kv_heads, &whole));
+        AR_TRY_TO(done, st, expect(ctx, &kv[t], t, 0, j->c.kv_heads, &own));
+    }
+    ari_ring_release(ctx, all, kv);
+    ar_comm_counted(ctx->cp.ring, &j->read[rank], &written);
+    j->read[rank] += written;
+    j->hops[rank] = ar_comm_size(ctx->cp.ring) > 1 ? ar_comm_calls(ctx->cp.ring, "exchange") : 0;
+done:
+    ari_ring_hops_fini(&hops);
+    return st;
+}
+
+static void run(moving_job *j, rank_fn fn)
+{
+    const moving_case *c = &j->c;
+    const rank_run_options o = {.ranks = c->cp, .cp = c->cp, .cp_inner = c->inner, .zigzag = c->zigzag};
+    cr_assert_eq(rank_run(&o, fn, j), AR_OK, "cp=%d inner=%d zigzag=%d seq=%zu heads=%zu kv=%zu: %s", c->cp, c->inner,
+                 c->zigzag, c->seq, c->heads, c->kv_heads, ar_error_message());
+}
+
+Test(context_parallel, heads_go_apart_and_come_together_with_and_without_copies)
+{
+    static const moving_case cases[] = {
+        {.cp = 1, .inner = 1, .seq = 5, .heads = 3, .kv_heads = 1},
+        {.cp = 2, .inner = 2, .seq = 6, .heads = 4, .kv_heads = 2},
+        {.cp = 4, .inner = 4, .seq = 8, .heads = 8, .kv_heads = 2}, /* two copies of each KV head */
+        {.cp = 3, .inner = 3, .seq = 9, .heads = 6, .kv_heads = 1}, /* all of them copies */
+        {.cp = 4, .inner = 2, .seq = 16, .heads = 6, .kv_heads = 2, .zigzag = true},
+        {.cp = 12, .inner = 6, .seq = 48, .heads = 12, .kv_heads = 3, .zigzag = true},
+        {.cp = 12, .inner = 4, .seq = 24, .heads = 8, .kv_heads = 8},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static moving_job j;
+        j = (moving_job){.c = cases[i]};
+        run(&j, exchange_rank);
+    }
+}
+
+Test(context_parallel, keys_and_values_of_all_places_lie_in_the_order_of_positions)
+{
+    static const int rings[] = {1, 2, 3, 4, 7};
+    for (size_t i = 0; i < 2 * sizeof rings / sizeof *rings; i++) {
+        static moving_job j;
+        const int n = rings[i / 2], inner = n <= 4 ? 1 + (int)(i % 3) : 1;
+        const size_t seq = (size_t)(2 * n * inner);
+        j = (moving_job){.c = {.cp = n * inner, .inner = inner, .zigzag = i % 2 == 1, .seq = seq, .kv_heads = 2}};
+        run(&j, ring_rank);
+        for (int r = 0; r < n * inner; r++) {
+            const size_t hop = 2 * BATCH * 2 * (seq / (size_t)n) * WIDTH * sizeof(float);
+            cr_assert_eq(j.hops[r], (uint64_t)n - 1, "rank %d of %d: %llu hops", r, n, (unsigned long long)j.hops[r]);
+            cr_assert_eq(j.read[r], ((uint64_t)n - 1) * hop, "rank %d of %d: %llu bytes", r, n,
+                         (unsigned long long)j.read[r]);
+        }
+    }
+}
+
+static ar_status tags_rank(ar_ctx *ctx, void *user)
+{
+    const bool *zigzag = user;
+    ari_ring_hops hops;
+    AR_TRY(ari_ring_hops_init(&hops, ctx, "layers.0.attn"));
+    const char *const straight = "layers.0.attn: hop 2 of 3, chunk 3";
+    const char *const folded = "layers.0.attn: hop 2 of 3, chunks 3 and 4";
+    const bool right = ar_comm_rank(ctx->world) != 1 || strcmp(hops.tag[1], *zigzag ? folded : straight) == 0;
+    const ar_status st = right ? AR_OK : ar_error_set(AR_ERR_DATA, "'%s'", hops.tag[1]);
+    ari_ring_hops_fini(&hops);
+    return st;
+}
+
+Test(context_parallel, a_hop_is_called_by_the_chunks_that_arrive)
+{
+    for (int i = 0; i < 2; i++) {
+        bool zigzag = i == 1;
+        const rank_run_options o = {.ranks = 4, .cp = 4, .zigzag = zigzag};
+        cr_assert_eq(rank_run(&o, tags_rank, &zigzag), AR_OK, "%s", ar_error_message());
+    }
+}
