@@ -49,7 +49,7 @@ typedef struct ar_ctx_options {
     ar_comm *dp;          /* the group over which gradients are summed: the data-parallel ranks, and with them the
                           context-parallel ones, who are neighbours in it; borrowed; NULL: a group of one */
     ar_context_groups cp; /* who share a sequence; all zero: nobody */
-    ar_comm *world;       /* all ranks, borrowed; NULL: the tensor-parallel group */
+    ar_comm *world;       /* all ranks, borrowed; NULL: the tensor-parallel group, where cp.inner has no peers */
     ar_numerics numerics;
     ar_precision precision; /* of the native numerics; exact ones have F32 only */
     ar_dtype storage; /* of the parameters of two dimensions: AR_BF16, in native numerics (ar_param.storage); AR_F32, or

@@ -56,6 +56,9 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     if (!(o->dropout >= 0.0 && o->dropout < 1.0))
         return ar_error_set(AR_ERR_ARG, "dropout %g, expected a probability from 0 to less than 1", o->dropout);
     AR_TRY(ar_loss_options_check(&o->loss, "a context"));
+    if (o->cp.inner && ar_comm_size(o->cp.inner) > 1 && !o->world)
+        return ar_error_set(AR_ERR_ARG, "a context with inner context-parallel neighbours needs the world, of which "
+                                        "groups of ranks with copies of a KV head are made");
     AR_TRY(check_storage(o));
     AR_TRY(check_precision(o));
     ar_ctx *c = calloc(1, sizeof *c);
@@ -100,7 +103,8 @@ void ar_ctx_destroy(ar_ctx *c)
     ar_queue_destroy(c->communication.queue); /* first: what it runs uses the groups */
     ar_comm_destroy(c->communication.dp);
     ar_comm_destroy(c->communication.tp);
-    ar_comm_destroy(c->replicas.comm);
+    for (int i = 0; i < 2; i++)
+        ar_comm_destroy(c->replicas[i].comm);
     ar_comm_destroy(c->self);
     ar_queue_destroy(c->queue);
     free(c);
@@ -191,17 +195,23 @@ int ar_ctx_data_rank(const ar_ctx *c)
     return ar_comm_rank(c->dp) / ar_comm_size(c->cp.all);
 }
 
-ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads)
+ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_tp)
 {
-    const int n = ar_comm_size(c->tp), r = ar_comm_rank(c->tp);
-    if (c->replicas.heads == 0) {
-        AR_TRY(ar_comm_split(&c->replicas.comm, c->tp, r * kv_heads / n, r));
-        c->replicas.heads = kv_heads;
+    ari_replica_group *made = &c->replicas[over_tp];
+    const int inner = ar_comm_size(c->cp.inner), tp = ar_comm_size(c->tp), r = ar_comm_rank(c->tp);
+    const int n = (over_tp ? tp : 1) * inner, place = (over_tp ? r : 0) * inner + ar_comm_rank(c->cp.inner);
+    /* Those that share the heads: of one place of the ring of one data-parallel rank. */
+    const int shared = ar_ctx_data_rank(c) * ar_comm_size(c->cp.ring) + ar_comm_rank(c->cp.ring);
+    const int team = over_tp ? shared : shared * tp + r;
+    if (made->heads == 0) {
+        AR_TRY(ar_comm_split(&made->comm, inner > 1 ? c->world : c->tp,
+                             (inner > 1 ? team * kv_heads : 0) + place * kv_heads / n, place));
+        made->heads = kv_heads;
     }
-    if (c->replicas.heads != kv_heads)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "replicas of %d KV heads and of %d in one context", c->replicas.heads,
+    if (made->heads != kv_heads)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "replicas of %d KV heads and of %d in one context", made->heads,
                             kv_heads);
-    *group = c->replicas.comm;
+    *group = made->comm;
     return AR_OK;
 }
 
@@ -224,11 +234,18 @@ void ar_ctx_begin_step(ar_ctx *c, uint32_t step)
 }
 
 /* The groups that the context's collectives go through, each once. */
-#define GROUPS 8
+#define GROUPS 9
 static int groups_of(const ar_ctx *c, const ar_comm *group[GROUPS])
 {
-    const ar_comm *const all[GROUPS] = {
-        c->tp, c->dp, c->cp.all, c->cp.ring, c->cp.inner, c->replicas.comm, c->communication.tp, c->communication.dp};
+    const ar_comm *const all[GROUPS] = {c->tp,
+                                        c->dp,
+                                        c->cp.all,
+                                        c->cp.ring,
+                                        c->cp.inner,
+                                        c->replicas[0].comm,
+                                        c->replicas[1].comm,
+                                        c->communication.tp,
+                                        c->communication.dp};
     int n = 0;
     for (int i = 0; i < GROUPS; i++) {
         int seen = 0;

@@ -12,9 +12,9 @@ typedef struct ari_owned {
     void (*destroy)(ar_ctx *c, void *object); /* NULL: buf is device memory */
 } ari_owned;
 
-/* The ranks that hold copies of one KV head: made by the first attention that needs it, for all that follow. */
+/* The ranks that work on copies of one KV head: made by the first attention that needs it, for all that follow. */
 typedef struct ari_replica_group {
-    int heads;     /* KV heads that the tensor-parallel group shares; 0: not made yet */
+    int heads;     /* KV heads that are shared; 0: not made yet */
     ar_comm *comm; /* owned */
 } ari_replica_group;
 
@@ -31,7 +31,7 @@ struct ar_ctx {
     ar_comm *tp, *dp, *world; /* never NULL */
     ar_context_groups cp;     /* none of them NULL */
     ar_comm *self;            /* owned; what groups are that were not given */
-    ari_replica_group replicas;
+    ari_replica_group replicas[2]; /* of heads that are whole on every tensor-parallel rank, and that they share */
     ari_communication communication; /* owned */
     bool sp, keep_gathered;
     double dropout;
@@ -70,10 +70,12 @@ AR_NODISCARD ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_
 /** Ends an owned object early. */
 void ari_step_disown(ar_ctx *c, void *object);
 
-/** The group of the N/kv_heads ranks that hold KV head floor(r*kv_heads/N), borrowed; kv_heads divides N. Collective
- *  over the tensor-parallel group where it is made, the first time. Errors: AR_ERR_UNSUPPORTED (another number of heads
- *  in the same context), what the communicator gives. */
-AR_NODISCARD ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads);
+/** N ranks share kv_heads heads, which divides N: the n tensor-parallel ranks (over_tp; else each has all heads, n = 1)
+ *  times their I inner context-parallel neighbours, neighbour i of rank r being the (r*I + i)-th. The group of the
+ *  N/kv_heads of them that work on the same KV head as this one, borrowed. Collective where it is made, the first time:
+ *  over the tensor-parallel group, or with inner neighbours over the world. Errors: AR_ERR_UNSUPPORTED (another number of
+ *  heads in the same context), what the communicator gives. */
+AR_NODISCARD ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_tp);
 /** The communication queue with a copy of the data-parallel group, and with `tp` one of the tensor-parallel group too;
  *  borrowed, made once for the context. Collective over the groups that are copied, where they are. Errors: what queue
  *  and communicator give. */

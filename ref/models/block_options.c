@@ -136,6 +136,37 @@ ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
                                                : AR_OK;
 }
 
+/* Heads of every tensor-parallel rank, and KV heads or their copies, for the inner neighbours. */
+static ar_status check_inner_heads(const ar_config *c, size_t ranks, size_t inner)
+{
+    const size_t heads = c->heads / ranks, kv = c->kv_heads > ranks ? c->kv_heads / ranks : 1;
+    if (heads % inner != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "the %zu query heads of a tensor-parallel rank of %s cannot be shared by %zu inner "
+                            "neighbours of cp; use an inner cp that divides %zu",
+                            heads, c->name, inner, heads);
+    if (kv % inner != 0 && inner % kv != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "the %zu KV heads of a tensor-parallel rank of %s cannot be shared by %zu inner neighbours "
+                            "of cp, nor copied to them evenly; use an inner cp that divides %zu, or a multiple of %zu "
+                            "that divides the %zu query heads",
+                            kv, c->name, inner, kv, kv, heads);
+    return AR_OK;
+}
+
+ar_status ar_config_check_inner(const ar_config *c, int ranks, int inner, const ar_plan *plan)
+{
+    const bool sequence = ar_plan_by_tokens(plan, 1, false);
+    if (inner < 1)
+        return ar_error_set(AR_ERR_ARG, "an inner cp of %d is not a number of neighbours", inner);
+    for (size_t i = 0; inner > 1 && i < c->layers; i++) {
+        ar_block_split split;
+        AR_TRY(ar_plan_block(plan, c, i, sequence, &split));
+        AR_TRY(check_inner_heads(c, by_features(split.attention.first.to) ? (size_t)ranks : 1, (size_t)inner));
+    }
+    return AR_OK;
+}
+
 static ar_status add_elements(void *user, const char *name, int ndim, const size_t *shape)
 {
     (void)name;

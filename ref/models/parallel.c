@@ -101,6 +101,7 @@ ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_p
     AR_TRY(ar_config_check_tp(c, tp, plan));
     AR_TRY(check_batch(p, batch));
     AR_TRY(check_context(p, seq));
+    AR_TRY(ar_config_check_inner(c, tp, ari_at_least_one(p->cp_inner), plan));
     const size_t own = seq / (size_t)ari_at_least_one(p->cp);
     if (p->sp && own % (size_t)tp != 0)
         return ar_error_set(

@@ -169,6 +169,67 @@ Test(context_parallel, keys_and_values_of_all_places_lie_in_the_order_of_positio
     }
 }
 
+/* Whom a rank shares its KV head with. */
+typedef struct replica_job {
+    int tp, inner, kv_heads, ring, dp;
+    bool over_tp;
+    int size[MOST_RANKS], sum[MOST_RANKS]; /* of the group, and of the world's numbers of its ranks */
+} replica_job;
+
+static ar_status replica_rank(ar_ctx *ctx, void *user)
+{
+    replica_job *j = user;
+    const int rank = ar_comm_rank(ctx->world);
+    int32_t sum = rank;
+    ar_comm *group = NULL;
+    AR_TRY(ari_ctx_replicas(ctx, &group, j->kv_heads, j->over_tp));
+    AR_TRY(ari_combine(ctx, group, &sum, 1, AR_I32, AR_SUM, "ranks"));
+    j->size[rank] = ar_comm_size(group);
+    j->sum[rank] = sum;
+    return AR_OK;
+}
+
+static int head_of(const replica_job *j, int rank)
+{
+    const int cp = j->inner * j->ring, tp_rank = j->over_tp ? rank % j->tp : 0, inner = rank / j->tp % cp % j->inner;
+    return (tp_rank * j->inner + inner) * j->kv_heads / ((j->over_tp ? j->tp : 1) * j->inner);
+}
+
+/* Ranks of one place of the ring of one data-parallel rank; of one tensor-parallel rank where that has all heads. */
+static bool work_together(const replica_job *j, int a, int b)
+{
+    const int place = j->tp * j->inner;
+    return a / place == b / place && head_of(j, a) == head_of(j, b) && (j->over_tp || a % j->tp == b % j->tp);
+}
+
+Test(context_parallel, copies_of_a_kv_head_are_a_group_of_tensor_parallel_ranks_and_their_neighbours)
+{
+    static const replica_job cases[] = {
+        {.tp = 4, .inner = 1, .kv_heads = 2, .ring = 1, .dp = 2, .over_tp = true},
+        {.tp = 2, .inner = 2, .kv_heads = 1, .ring = 2, .dp = 1, .over_tp = true},
+        {.tp = 2, .inner = 3, .kv_heads = 2, .ring = 1, .dp = 2, .over_tp = true},
+        {.tp = 2, .inner = 2, .kv_heads = 2, .ring = 2, .dp = 1, .over_tp = true},
+        {.tp = 2, .inner = 2, .kv_heads = 1, .ring = 2, .dp = 1, .over_tp = false},
+        {.tp = 1, .inner = 4, .kv_heads = 2, .ring = 1, .dp = 3, .over_tp = true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static replica_job j;
+        j = cases[i];
+        const int ranks = j.tp * j.inner * j.ring * j.dp;
+        const rank_run_options o = {.ranks = ranks, .dp = j.dp, .cp = j.inner * j.ring, .cp_inner = j.inner};
+        cr_assert_eq(rank_run(&o, replica_rank, &j), AR_OK, "case %zu: %s", i, ar_error_message());
+        for (int r = 0; r < ranks; r++) {
+            int size = 0, sum = 0;
+            for (int other = 0; other < ranks; other++) {
+                size += work_together(&j, r, other);
+                sum += work_together(&j, r, other) ? other : 0;
+            }
+            cr_assert_eq(j.size[r], size, "case %zu, rank %d: %d ranks, not %d", i, r, j.size[r], size);
+            cr_assert_eq(j.sum[r], sum, "case %zu, rank %d: other ranks", i, r);
+        }
+    }
+}
+
 static ar_status tags_rank(ar_ctx *ctx, void *user)
 {
     const bool *zigzag = user;

@@ -169,6 +169,44 @@ Test(kv_replica, the_error_names_the_kv_heads_and_what_would_be_right)
                      "divides 6, or a multiple of 6 that divides the 24 query heads");
 }
 
+Test(kv_replica, inner_neighbours_share_the_heads_of_every_tensor_parallel_rank)
+{
+    const struct {
+        size_t heads, kv_heads;
+        int tp, inner;
+        bool legal;
+    } at[] = {{32, 8, 1, 8, true},  {32, 8, 2, 4, true},  {32, 8, 4, 8, true},  {32, 8, 8, 4, true},
+              {32, 8, 16, 2, true}, {32, 8, 1, 3, false}, {32, 8, 8, 8, false}, {32, 8, 16, 4, false},
+              {12, 3, 1, 6, true},  {12, 3, 1, 2, false}, {12, 3, 1, 4, false}, {12, 3, 3, 4, true},
+              {12, 1, 2, 3, true},  {12, 12, 1, 12, true}};
+    const ar_plan plan = {0};
+    for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
+        ar_config c = config_of(at[i].heads, at[i].kv_heads);
+        c.ffn = 32 * 3;
+        const ar_parallel p = {.tp = at[i].tp, .cp = at[i].inner, .cp_inner = at[i].inner};
+        const ar_status st = ar_parallel_check(&p, &c, &plan, 0, 0);
+        cr_assert_eq(st, at[i].legal ? AR_OK : AR_ERR_INDIVISIBLE, "%zu/%zu heads, tp=%d, inner cp %d: %d", at[i].heads,
+                     at[i].kv_heads, at[i].tp, at[i].inner, (int)st);
+    }
+}
+
+Test(kv_replica, the_error_names_the_heads_that_neighbours_cannot_share)
+{
+    const ar_plan plan = {0};
+    ar_config c = config_of(12, 3);
+    const ar_parallel p = {.cp = 5, .cp_inner = 5}, q = {.cp = 2, .cp_inner = 2};
+    snprintf(c.name, sizeof c.name, "m");
+    cr_assert_eq(ar_parallel_check(&p, &c, &plan, 0, 0), AR_ERR_INDIVISIBLE);
+    cr_assert_str_eq(ar_error_message(),
+                     "the 12 query heads of a tensor-parallel rank of m cannot be shared by 5 inner "
+                     "neighbours of cp; use an inner cp that divides 12");
+    cr_assert_eq(ar_parallel_check(&q, &c, &plan, 0, 0), AR_ERR_INDIVISIBLE);
+    cr_assert_str_eq(ar_error_message(),
+                     "the 3 KV heads of a tensor-parallel rank of m cannot be shared by 2 inner neighbours of cp, nor "
+                     "copied to them evenly; use an inner cp that divides 3, or a multiple of 3 that divides the 12 "
+                     "query heads");
+}
+
 /* --- the native numerics ------------------------------------------------------------------------------------------ */
 
 /* The largest |difference| of any element to the baseline's, over the largest magnitude of its tensor. */

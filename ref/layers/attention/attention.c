@@ -119,14 +119,29 @@ static void destroy(ar_module *base)
     ari_attention *m = (ari_attention *)base;
     ari_linear_fini(&m->qkv);
     ari_linear_fini(&m->out);
+    ari_ring_hops_fini(&m->hops);
     free_tables(m);
     free(m);
+}
+
+/* Whether the inner neighbours can share the heads of a tensor-parallel rank. */
+static ar_status check_inner(const ari_attention *m, const ar_ctx *ctx, size_t heads, size_t kv_heads)
+{
+    const size_t inner = (size_t)ar_comm_size(ctx->cp.inner);
+    if (heads % inner != 0 || (kv_heads % inner != 0 && inner % kv_heads != 0))
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "%s: %zu query heads and %zu KV heads of a tensor-parallel rank cannot be shared by %zu "
+                            "inner neighbours of cp; use an inner cp that divides both, or is a multiple of %zu that "
+                            "divides %zu",
+                            m->base.name, heads, kv_heads, inner, kv_heads, heads);
+    return AR_OK;
 }
 
 static ar_status check_heads(ari_attention *m, ar_ctx *ctx)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->tp);
-    const size_t n = ari_placed_by_features(m->split.first.to) ? ranks : 1; /* that share the heads */
+    const bool by_heads = ari_placed_by_features(m->split.first.to);
+    const size_t n = by_heads ? ranks : 1, inner = (size_t)ar_comm_size(ctx->cp.inner); /* that share the heads */
     const ar_attention_options *o = &m->o;
     if (o->heads == 0 || o->kv_heads == 0 || o->heads % o->kv_heads != 0)
         return ar_error_set(AR_ERR_ARG, "%s: %zu query heads cannot share %zu KV heads", m->base.name, o->heads,
@@ -150,13 +165,14 @@ static ar_status check_heads(ari_attention *m, ar_ctx *ctx)
                             "%s: %zu KV heads of %s projections cannot be split over tp=%zu; only colwise ones have "
                             "copies of a head",
                             m->base.name, o->kv_heads, ar_style_name(m->split.first.style), n);
+    AR_TRY(check_inner(m, ctx, o->heads / n, o->kv_heads > n ? o->kv_heads / n : 1));
     m->copies = (int)(ranks / n);
     m->kv_copies = n > o->kv_heads ? (int)(n / o->kv_heads) : m->copies;
     m->heads = o->heads / n;
     m->kv_heads = o->kv_heads > n ? o->kv_heads / n : 1;
     m->group = m->heads / m->kv_heads;
     m->group_full = o->heads / o->kv_heads;
-    return n > o->kv_heads ? ari_ctx_replicas(ctx, &m->replicas, (int)o->kv_heads) : AR_OK;
+    return n * inner > o->kv_heads ? ari_ctx_replicas(ctx, &m->replicas, (int)o->kv_heads, by_heads) : AR_OK;
 }
 
 static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
@@ -205,6 +221,7 @@ static ar_status init(ari_attention *m, ar_ctx *ctx, const ar_attention_options 
     AR_TRY(ari_attention_paths(m->qkv_name, m->out_name, name, o));
     AR_TRY(ari_dropout_init(&m->dropout, name, ARI_DROPPED_PROBS, o->heads, o->max_positions));
     AR_TRY(check_heads(m, ctx));
+    AR_TRY(ari_ring_hops_init(&m->hops, ctx, name));
     return init_linears(m, ctx);
 }
 

@@ -3,6 +3,7 @@
 #ifndef ARI_LAYERS_ATTENTION_H
 #define ARI_LAYERS_ATTENTION_H
 
+#include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/linear.h"
 #include "ref/layers/parts.h"
 
@@ -15,9 +16,11 @@ typedef struct ari_attention {
     size_t heads, kv_heads, group; /* of this rank; group = query heads of one KV head */
     size_t group_full;             /* query heads of a KV head on all ranks that hold it */
     int copies, kv_copies;         /* ranks that hold each query head, each KV head */
-    ar_comm *replicas;             /* those that share this rank's KV head and no query head, borrowed; NULL: none */
-    ari_dropout dropout;           /* of the probabilities */
-    ar_buf cos, sin;               /* [positions, d/2], made for the longest sequence so far */
+    ar_comm *replicas;             /* those that work on this rank's KV head and on no query head of its, of the
+                                      tensor-parallel ranks and their inner neighbours, borrowed; NULL: none */
+    ari_ring_hops hops;
+    ari_dropout dropout; /* of the probabilities */
+    ar_buf cos, sin;     /* [positions, d/2], made for the longest sequence so far */
     size_t positions;
     ar_device *device; /* that owns the tables */
 } ari_attention;
