@@ -8,10 +8,12 @@
 
 #include "anyrank/parallel.h"
 #include "ref/core/context.h"
+#include "ref/core/size.h"
+#include "ref/layers/parts.h"
 #include "support/bits.h"
 #include "verify/check/compare.h"
 
-enum { MOST_RANKS = 16, MOST_PARTS = 4 };
+enum { MOST_RANKS = 32, MOST_PARTS = 4 };
 
 /* --- weights ------------------------------------------------------------------------------------------------------ */
 
@@ -79,17 +81,16 @@ typedef struct job {
     float loss[MOST_RANKS];
 } job;
 
-/* This rank's part of a value between the regions: with sequence parallelism positions [r*s/N, (r+1)*s/N) of each
- * sequence. */
+/* This rank's part of a value between the regions: its own positions of each sequence. */
 static ar_status upload_own(ar_ctx *ctx, ar_tensor *t, const match_case *c, const float *full)
 {
-    const size_t n = c->sp ? ranks_of(ctx) : 1, r = c->sp ? rank_of(ctx) : 0;
-    const size_t own = c->batch.seq / n, h = c->config.hidden, shape[3] = {c->batch.batch, own, h};
+    const ar_positions p = ari_own_positions(ctx, c->batch.seq, true);
+    const size_t own = ar_positions_count(&p), h = c->config.hidden, shape[3] = {c->batch.batch, own, h};
     float *part = malloc((c->batch.batch * own * h + 1) * sizeof *part);
     if (!part)
         return AR_ERR_MEMORY;
-    for (size_t b = 0; b < c->batch.batch; b++)
-        memcpy(part + b * own * h, full + (b * c->batch.seq + r * own) * h, own * h * sizeof *part);
+    for (size_t i = 0; i < c->batch.batch * own; i++)
+        memcpy(part + i * h, full + (i / own * c->batch.seq + ar_positions_at(&p, i % own)) * h, h * sizeof *part);
     const ar_status st = rank_upload(ctx, t, 3, shape, part);
     free(part);
     return st;
@@ -157,7 +158,7 @@ static ar_status forward_backward(ar_ctx *ctx, const match_case *c, ar_model *mo
     if (n > MOST_PARTS)
         return ar_error_set(AR_ERR_ARG, "no room for %d micro-batches", n);
     for (int i = 0; i < n; i++) {
-        ar_parallel_slice(&part[i], &p, &c->batch, ar_comm_rank(ar_ctx_dp(ctx)), i);
+        ar_parallel_slice(&part[i], &p, &c->batch, ar_ctx_data_rank(ctx), i);
         part[i].targets = ar_batch_targets(&c->batch);
         if (part[i].batch > 0)
             AR_TRY(ar_model_forward(model, ctx, saved, &part[i]));
@@ -183,8 +184,7 @@ static ar_status run_model(ar_ctx *ctx, void *user)
     AR_TRY_TO(done, st, ar_model_create(&model, ctx, &j->c->config, &plan));
     AR_TRY_TO(done, st, ar_model_set(model, ctx, match_weights_find, j->w));
     AR_TRY_TO(done, st, forward_backward(ctx, j->c, model, saved));
-    const size_t rank = (size_t)ar_comm_rank(ar_ctx_dp(ctx)) * ranks_of(ctx) + rank_of(ctx);
-    AR_TRY_TO(done, st, ar_model_loss(model, ctx, &j->loss[rank], ar_batch_targets(&j->c->batch)));
+    AR_TRY_TO(done, st, ar_model_loss(model, ctx, &j->loss[ar_comm_rank(ctx->world)], ar_batch_targets(&j->c->batch)));
     AR_TRY_TO(done, st, ar_model_reduce_grads(model, ctx));
 done:
     ar_model_destroy(model);
@@ -280,8 +280,11 @@ done:
 ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference *r, int tp)
 {
     job j = {.c = c, .w = w};
-    const rank_run_options o = {.ranks = c->dp > 1 ? tp * c->dp : tp,
+    const rank_run_options o = {.ranks = tp * ari_at_least_one(c->dp) * ari_at_least_one(c->cp),
                                 .dp = c->dp,
+                                .cp = c->cp,
+                                .cp_inner = c->cp_inner,
+                                .zigzag = c->zigzag,
                                 .sp = c->sp,
                                 .keep_gathered = c->keep_gathered,
                                 .dropout = c->dropout,

@@ -18,6 +18,8 @@ typedef struct match_case {
     double scale;        /* their largest magnitude; 0: 0.5 */
     bool sp, keep_gathered;
     int dp, micro_batches; /* of whole models; 0: one. A tensor's first report is looked for in its place */
+    int cp, cp_inner;      /* context-parallel ranks, as in ar_parallel; 0: one */
+    bool zigzag;
     bool forward_first;
     ar_fault fault; /* of the ranks */
     double dropout; /* probability; the seed is that of the weights */
