@@ -22,6 +22,7 @@ typedef struct gradient_case {
     size_t samples, each, out, in;
     bool transposed;
     size_t nan_at; /* of x; 0: none */
+    bool largest;  /* every integer is the largest one */
 } gradient_case;
 
 typedef struct gradient_job {
@@ -99,6 +100,10 @@ static gradient_job *job_new(const gradient_case *c)
     /* Tokens and samples of very different magnitude: an exponent that one rank alone has shows. */
     for (size_t i = 0; i < tokens * c->out; i++)
         j->dy[i] = ldexpf(j->dy[i], (int)(i / c->out % c->each * 7 % 23) + (int)(i / c->out / c->each * 11) - 40);
+    for (size_t i = 0; c->largest && i < tokens * c->in; i++)
+        j->x[i] = 0x1.fffffep-1f;
+    for (size_t i = 0; c->largest && i < tokens * c->out; i++)
+        j->dy[i] = 0x1.fffffep-1f;
     if (c->nan_at > 0)
         j->x[c->nan_at] = NAN;
     for (size_t i = 0, seed = 1; i < c->each; i++) { /* Durstenfeld's shuffle, from the front */
@@ -162,7 +167,10 @@ Test(context_grad, sums_too_long_for_one_int64_are_added_as_two)
 {
     /* 8,196 tokens, of which no rank has more than one int64 can hold. */
     const gradient_case c = {.dp = 1, .cp = 3, .tp = 1, .samples = 1, .each = 8196, .out = 2, .in = 2};
+    gradient_case largest = c;
+    largest.largest = true;
     expect_the_definition(&c);
+    expect_the_definition(&largest);
 }
 
 Test(context_grad, a_nan_of_one_rank_is_in_everybodys_gradient)

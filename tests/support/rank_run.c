@@ -23,7 +23,7 @@ static ar_status rank_main(ar_comm *world, void *arg)
     ar_status st = AR_OK;
     if (others > 1)
         AR_TRY_TO(done, st, ari_rank_groups_create(&groups, world, &layout, false));
-    AR_TRY_TO(done, st, ar_device_cpu_create(&device, 1));
+    AR_TRY_TO(done, st, ar_device_create(&device, &j->o->device, 1));
     const ar_ctx_options options = {.device = device,
                                     .tp = groups.tp ? groups.tp : world,
                                     .dp = groups.dp,
@@ -52,7 +52,10 @@ done:
 ar_status rank_run(const rank_run_options *o, rank_fn fn, void *user)
 {
     job j = {o, fn, user};
-    const ar_sim_options options = {.algorithm = o->algorithm, .timeout_ns = 60000000000u}; /* ranks may be slow */
+    const ar_sim_options options = {.algorithm = o->algorithm,
+                                    .explore = o->schedule != 0,
+                                    .schedule_seed = o->schedule,
+                                    .timeout_ns = 60000000000u}; /* ranks may be slow */
     ar_cpu_select_kernels();
     return ar_sim_run(o->ranks, &options, rank_main, &j, NULL);
 }

@@ -3,6 +3,7 @@
 #define TESTS_SUPPORT_RANK_RUN_H
 
 #include "anyrank/context.h"
+#include "anyrank/device.h"
 #include "anyrank/sim.h"
 
 /* What one simulated rank does, on its own thread: it returns its status and never asserts; results go through `user`
@@ -23,11 +24,13 @@ typedef struct rank_run_options {
     ar_dtype storage;       /* of the weights' matrices; 0: fp32 */
     ar_fault fault;
     ar_sim_algorithm algorithm;
-    ar_tap_fn tap;         /* NULL: nobody listens */
-    void *const *tap_user; /* [ranks] */
+    ar_device_choice device; /* of every rank; zero: the CPU */
+    uint64_t schedule;       /* the seed of an explored schedule; 0: the system's */
+    ar_tap_fn tap;           /* NULL: nobody listens */
+    void *const *tap_user;   /* [ranks] */
 } rank_run_options;
 
-/** Runs fn on `ranks` simulated ranks, each with a CPU device of one thread and a context of its own. The first rank's
+/** Runs fn on `ranks` simulated ranks, each with a device, of one thread on the CPU, and a context of its own. The first rank's
  *  error, with its message in ar_error_message. */
 AR_NODISCARD ar_status rank_run(const rank_run_options *o, rank_fn fn, void *user);
 
