@@ -9,5 +9,5 @@ enum { DRAWS = 500, FIRST_SEED = 1000 };
 
 int main(void)
 {
-    return layout_draws_run(FIRST_SEED, DRAWS, stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return layout_draws_run(FIRST_SEED, DRAWS, false, stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

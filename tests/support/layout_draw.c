@@ -22,31 +22,52 @@ static bool coin(uint64_t *state)
 
 #define PICK(state, list) ((list)[pick((state), sizeof(list) / sizeof *(list))])
 
+/* A ring, inner neighbours, or both. */
+static void draw_context(ar_parallel *p, uint64_t *s)
+{
+    static const int rings[] = {1, 2, 2, 2, 3, 4, 4, 8}, inners[] = {1, 1, 1, 2, 2, 2, 3, 4};
+    const int ring = PICK(s, rings);
+    p->cp_inner = PICK(s, inners);
+    p->cp = ring * p->cp_inner;
+    p->zigzag = ring > 1 && coin(s);
+}
+
+/* What divides the length of a sequence. */
+static size_t unit_of(const ar_parallel *p)
+{
+    const size_t unit = (size_t)(p->cp * (p->sp ? p->tp : 1)), chunks = (size_t)(2 * p->cp / p->cp_inner);
+    return p->zigzag && unit % chunks != 0 ? 2 * unit : unit;
+}
+
 static void draw_parallel(layout_draw *d, uint64_t *s)
 {
     static const int tps[] = {1, 1, 2, 2, 3, 4, 4, 4, 5, 6, 6, 8}, dps[] = {1, 1, 2, 2, 3, 4, 5};
+    static const int few_tps[] = {1, 1, 2, 2, 3, 4}, few_dps[] = {1, 1, 2, 3};
     ar_parallel *p = &d->parallel;
-    p->tp = PICK(s, tps);
-    p->dp = PICK(s, dps);
+    p->tp = d->context ? PICK(s, few_tps) : PICK(s, tps);
+    p->dp = d->context ? PICK(s, few_dps) : PICK(s, dps);
+    p->cp = p->cp_inner = 1;
     p->micro_batches = 1 + (int)pick(s, 3);
     p->sp = pick(s, 5) < 3;
     p->keep_gathered = coin(s);
     p->forward_first = coin(s);
     d->batch = 1 + pick(s, LAYOUT_DRAW_BATCH);
-    d->seq = p->sp ? (size_t)p->tp * (1 + pick(s, 3)) : 1 + pick(s, 12);
+    if (d->context)
+        draw_context(p, s);
+    d->seq = p->sp || d->context ? unit_of(p) * (1 + pick(s, 3)) : 1 + pick(s, 12);
 }
 
-/* Heads that the ranks can share: KV heads a multiple of them, or (replicas) a divisor. */
+/* Heads that the ranks and their inner neighbours can share: KV heads a multiple of them, or (replicas) a divisor. */
 static void draw_heads(layout_draw *d, uint64_t *s)
 {
     ar_config *c = &d->config;
-    const size_t tp = (size_t)d->parallel.tp;
-    c->kv_heads = tp * (tp < 4 ? 1 + pick(s, 2) : 1);
-    c->heads = c->kv_heads * (c->arch == AR_ARCH_GPT2 || tp > 4 ? 1 : 1 + pick(s, 3));
+    const size_t n = (size_t)(d->parallel.tp * d->parallel.cp_inner);
+    c->kv_heads = n * (n < 4 ? 1 + pick(s, 2) : 1);
+    c->heads = c->kv_heads * (c->arch == AR_ARCH_GPT2 || n > 4 ? 1 : 1 + pick(s, 3));
     if (c->arch == AR_ARCH_GPT2 || pick(s, 4) == 0)
         return;
-    size_t kv = 1 + pick(s, tp);
-    while (tp % kv != 0)
+    size_t kv = 1 + pick(s, n);
+    while (n % kv != 0)
         kv--;
     c->kv_heads = kv;
 }
@@ -225,16 +246,16 @@ static bool is_legal(layout_draw *d)
     if (d->order != AR_MLP_COLUMN_ROW && ar_plan_add_mlp_order(&d->plan, d->config.arch, d->order) != AR_OK)
         return false;
     return ar_parallel_world(&d->parallel) <= MOST_RANKS && d->seq <= LAYOUT_DRAW_SEQ &&
-           d->config.heads <= LAYOUT_DRAW_HEADS &&
+           d->config.heads <= LAYOUT_DRAW_HEADS && (ar_parallel_world(&d->parallel) > 1 || !d->context) &&
            ar_parallel_check(&d->parallel, &d->config, &d->plan, d->batch, d->seq) == AR_OK;
 }
 
-void layout_draw_make(layout_draw *d, uint64_t seed)
+static void make(layout_draw *d, uint64_t seed, bool context)
 {
     uint64_t state = seed * SEEDS_APART;
     pick(&state, 2);
     do {
-        *d = (layout_draw){.seed = seed};
+        *d = (layout_draw){.seed = seed, .context = context};
         draw_parallel(d, &state);
         draw_model(d, &state);
         draw_training(d, &state);
@@ -243,6 +264,16 @@ void layout_draw_make(layout_draw *d, uint64_t seed)
         draw_loss(d, &state);
     } while (!is_legal(d));
     ar_error_clear();
+}
+
+void layout_draw_make(layout_draw *d, uint64_t seed)
+{
+    make(d, seed, false);
+}
+
+void layout_draw_make_context(layout_draw *d, uint64_t seed)
+{
+    make(d, seed, true);
 }
 
 static void model_text(char *out, size_t cap, const ar_config *c)
@@ -289,7 +320,11 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
     h->ranks[ar_parallel_world(p)]++;
     h->tp += p->tp > 1;
     h->sp += p->tp > 1 && p->sp;
-    h->replicas += (size_t)p->tp > d->config.kv_heads;
+    h->replicas += (size_t)(p->tp * p->cp_inner) > d->config.kv_heads;
+    h->ring += p->cp > p->cp_inner;
+    h->inner += p->cp_inner > 1;
+    h->both += p->cp > p->cp_inner && p->cp_inner > 1;
+    h->zigzag += p->zigzag;
     h->dp += p->dp > 1;
     h->zero += p->dp > 1 && p->zero > 0;
     h->eager += p->dp > 1 && d->ddp.mode == AR_BUCKETS_EAGER;
@@ -312,19 +347,28 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
 {
     fprintf(
         to,
-        "%d draws: tp > 1: %d, sp: %d, replicas of KV heads: %d, dp > 1: %d (zero: %d, eager: %d), uneven: %d (ranks "
+        "%d draws: tp > 1: %d, sp: %d, replicas of KV heads: %d, rings: %d (zigzag: %d), inner neighbours: %d (of a ring: "
+        "%d), dp > 1: %d (zero: %d, eager: %d), uneven: %d (ranks "
         "without samples: "
         "%d), micro-batches: %d, row-column: %d, tied: %d, windows: %d, llama3: %d, dropout: %d, clipping: %d, label smoothing: "
         "%d, z-loss: %d, steps "
         "0, 1, 2: %d, %d, %d, whole checks: %d; ranks",
-        h->draws, h->tp, h->sp, h->replicas, h->dp, h->zero, h->eager, h->uneven, h->empty, h->micro, h->row_column,
-        h->tied, h->window, h->llama3, h->dropout, h->clip, h->smoothed, h->z_loss, h->steps[0], h->steps[1],
-        h->steps[2], h->by_check);
+        h->draws, h->tp, h->sp, h->replicas, h->ring, h->zigzag, h->inner, h->both, h->dp, h->zero, h->eager, h->uneven,
+        h->empty, h->micro, h->row_column, h->tied, h->window, h->llama3, h->dropout, h->clip, h->smoothed, h->z_loss,
+        h->steps[0], h->steps[1], h->steps[2], h->by_check);
     for (int i = 1; i <= MOST_RANKS; i++) {
         if (h->ranks[i] > 0)
             fprintf(to, " %d: %d", i, h->ranks[i]);
     }
     fprintf(to, "\n");
+}
+
+bool layout_histogram_has_contexts(const layout_histogram *h)
+{
+    return 10 * h->ring >= 6 * h->draws && 10 * h->zigzag >= 3 * h->draws && 10 * h->inner >= 4 * h->draws &&
+           10 * h->both >= 2 * h->draws && 10 * h->tp >= 4 * h->draws && 10 * h->sp >= 2 * h->draws &&
+           10 * h->replicas >= 2 * h->draws && 10 * h->dp >= 3 * h->draws && 10 * h->zero >= h->draws &&
+           20 * h->window >= 3 * h->draws;
 }
 
 bool layout_histogram_is_wide(const layout_histogram *h)
@@ -341,7 +385,7 @@ static uint64_t from_environment(const char *name, uint64_t otherwise)
     return text ? strtoull(text, NULL, 10) : otherwise;
 }
 
-int layout_draws_run(uint64_t first, int draws, FILE *to)
+int layout_draws_run(uint64_t first, int draws, bool context, FILE *to)
 {
     const bool asked = getenv("ANYRANK_TEST_DRAWS") != NULL;
     const uint64_t start = from_environment("ANYRANK_TEST_SEED", first);
@@ -351,7 +395,7 @@ int layout_draws_run(uint64_t first, int draws, FILE *to)
     for (int i = 0; i < n; i++) {
         char text[LAYOUT_DRAW_TEXT];
         layout_draw d;
-        layout_draw_make(&d, start + (uint64_t)i);
+        make(&d, start + (uint64_t)i, context);
         layout_histogram_add(&h, &d);
         if (layout_draw_run(&d) == AR_OK)
             continue;
@@ -361,10 +405,11 @@ int layout_draws_run(uint64_t first, int draws, FILE *to)
                 ar_error_message());
     }
     layout_histogram_print(&h, to);
-    if (!asked && !layout_histogram_is_wide(&h)) {
+    if (!asked && !(context ? layout_histogram_has_contexts(&h) : layout_histogram_is_wide(&h))) {
         fprintf(
             to,
-            "too few of the draws have tp, sp, replicas, uneven dp, ranks without samples, ZeRO, windows or llama3\n");
+            "too few of the draws have tp, sp, replicas, uneven dp, ranks without samples, ZeRO, windows or llama3, or a "
+            "ring, neighbours, zigzag\n");
         failures++;
     }
     return failures;

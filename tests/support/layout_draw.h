@@ -8,7 +8,7 @@
 #include "anyrank/check.h"
 #include "support/match.h"
 
-enum { LAYOUT_DRAW_BATCH = 6, LAYOUT_DRAW_SEQ = 24, LAYOUT_DRAW_HEADS = 16, LAYOUT_DRAW_STEPS = 2 };
+enum { LAYOUT_DRAW_BATCH = 6, LAYOUT_DRAW_SEQ = 32, LAYOUT_DRAW_HEADS = 16, LAYOUT_DRAW_STEPS = 2 };
 enum { LAYOUT_DRAW_TEXT = 900 }; /* of a draw in one line */
 enum { LAYOUT_DRAW_TOKENS = LAYOUT_DRAW_BATCH * LAYOUT_DRAW_SEQ };
 
@@ -21,6 +21,7 @@ typedef enum layout_draw_form { DRAW_LLAMA, DRAW_QWEN2, DRAW_MISTRAL } layout_dr
 
 typedef struct layout_draw {
     uint64_t seed; /* makes the same draw again */
+    bool context;  /* as layout_draw_make_context does */
     ar_config config;
     layout_draw_form form;
     ar_plan plan;
@@ -45,6 +46,8 @@ typedef struct layout_draw {
 
 /** The draw of a seed. Draws that are not legal are drawn again. */
 void layout_draw_make(layout_draw *d, uint64_t seed);
+/** The same with a sequence that context-parallel ranks share. */
+void layout_draw_make_context(layout_draw *d, uint64_t seed);
 /** All of it in one line. */
 void layout_draw_text(char *out, size_t cap, const layout_draw *d);
 /** AR_OK: same tensors, hashes, losses and predicted bytes. Errors: AR_ERR_DATA with what differs first, or what
@@ -55,6 +58,7 @@ AR_NODISCARD ar_status layout_draw_run(const layout_draw *d);
 typedef struct layout_histogram {
     int draws, tp, sp, replicas, uneven, empty; /* uneven: dp ranks with different numbers of samples; empty: of them
                                                    some without */
+    int ring, inner, both, zigzag;              /* both: a ring of places with neighbours */
     int dp, zero, eager, micro, ranks[33], by_check, dropout, clip, smoothed, z_loss, row_column, tied, window, llama3,
         steps[LAYOUT_DRAW_STEPS + 1];
 } layout_histogram;
@@ -64,10 +68,13 @@ void layout_histogram_print(const layout_histogram *h, FILE *to);
  *  ZeRO, 15 % a sliding window shorter than the sequence, 15 % label smoothing, 15 % z-loss, 5 % Llama 3's rotary frequencies, 5 % ranks without
  *  samples. */
 bool layout_histogram_is_wide(const layout_histogram *h);
+/** Of draws with contexts: at least 60 % have a ring, 30 % zigzag, 40 % inner neighbours, 20 % both, 40 % tp > 1, 20 %
+ *  sequence parallelism, 20 % replicas of KV heads, 30 % dp > 1, 10 % ZeRO, 15 % a sliding window. */
+bool layout_histogram_has_contexts(const layout_histogram *h);
 
-/** Runs `draws` draws from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed, and
+/** Runs `draws` draws (context: with contexts) from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed, and
  *  ANYRANK_TEST_DRAWS. Each failure is one paragraph on `to`, which says how to run its draw alone; then the histogram.
  *  Returns the number of failures; one more where the draws were not asked for and do not cover enough. */
-int layout_draws_run(uint64_t first, int draws, FILE *to);
+int layout_draws_run(uint64_t first, int draws, bool context, FILE *to);
 
 #endif

@@ -44,5 +44,5 @@ static bool wrong_groups_are_told(void)
 int main(void)
 {
     const bool told = wrong_groups_are_told();
-    return layout_draws_run(FIRST_SEED, DRAWS, stderr) == 0 && told ? EXIT_SUCCESS : EXIT_FAILURE;
+    return layout_draws_run(FIRST_SEED, DRAWS, false, stderr) == 0 && told ? EXIT_SUCCESS : EXIT_FAILURE;
 }
