@@ -5,6 +5,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "anyrank/status.h"
+
+AR_BEGIN_DECLS
+
 #define AR_IGNORE_INDEX (-100)
 #define AR_SAMPLE_DIMS 3
 
@@ -13,13 +17,13 @@ typedef struct ar_batch {
     size_t batch, seq;
     const int64_t *input_ids;    /* [b, s], each in [0, vocab) */
     const int64_t *labels;       /* [b, s] or NULL: input_ids. Position s predicts labels[s+1]; AR_IGNORE_INDEX and the
-                                    last position of each sample are left out. Of a classifier (loss.h): the classes,
-                                    one for each row of logits, not shifted */
+                                    last position of each document are left out. Of a classifier (loss.h): the
+                                    classes, one for each row of logits, not shifted */
     const int64_t *position_ids; /* [b, s], each in [0, the model's positions), or NULL: 0 .. s-1 in every row, or from
                                     0 in every document. Of rotary and learned positions; masks and windows go by the
                                     place in the row */
-    const int32_t *documents;    /* [b, s], or NULL: each row is one. The document that a position belongs to, from 0
-                                    in every row, not decreasing: attention stays inside a document, and its last
+    const int32_t *documents;    /* [b, s], or NULL: each row is one. The number of the document that a position belongs
+                                    to: 0, 1, .. in every row. Attention stays inside a document, and its last
                                     position predicts nothing */
     const uint8_t *padding_mask; /* [b, s] of 0 (masked key) and 1, or NULL */
     const float *additive_mask;  /* [mask_batch, mask_heads, s, s], or NULL; -inf masks, NaN and +inf are errors */
@@ -37,6 +41,20 @@ typedef struct ar_batch {
     size_t target_width;
 } ar_batch;
 
+/** Whether `documents` numbers the documents of every row 0, 1, .. in their order, and every one of `position_ids` is in
+ *  [0, positions). Errors: AR_ERR_DATA (names the row, the place and both values). */
+AR_NODISCARD ar_status ar_batch_check(const ar_batch *b, size_t positions);
+/** The document of a row that place `at` belongs to: places [*first, *end) of the row, all of it without documents. A
+ *  binary search: `b` is one that ar_batch_check accepts. 0 <= row < batch, 0 <= at < seq. */
+void ar_batch_document(const ar_batch *b, size_t row, size_t at, size_t *first, size_t *end);
+/** The position of the token at place `at` of a row, of which rotary and learned positions are taken: position_ids, or
+ *  what has passed of its document. */
+size_t ar_batch_position(const ar_batch *b, size_t row, size_t at);
+/** What place `at` of a row must predict: the label of the next place, AR_IGNORE_INDEX at the end of a document. */
+int64_t ar_batch_target(const ar_batch *b, size_t row, size_t at);
+/** The number of places that predict a token: the T of one batch. */
+size_t ar_batch_targets(const ar_batch *b);
+
 /** What a softmax cross-entropy makes of a token with the logits z of V classes and the label y:
  *    loss = (1 - e)*(lse - z_y) + e*(lse - mean over v of z_v) + c*lse^2,  lse = log(sum over v of exp(z_v)),
  *  and of the batch the mean over its T targets, so dz_v = (p_v*(1 + 2*c*lse) - (1 - e)*[v = y] - e/V)/T, p = softmax(z).
@@ -47,4 +65,6 @@ typedef struct ar_loss_options {
     double label_smoothing; /* e: from 0 to below 1 */
     double z_loss;          /* c: finite, from 0 */
 } ar_loss_options;
+
+AR_END_DECLS
 #endif

@@ -269,8 +269,6 @@ AR_NODISCARD ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *
  * rank; tapped as "loss". */
 AR_NODISCARD ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t targets);
 AR_NODISCARD ar_status ar_lm_head_zero(ar_lm_head *l, ar_ctx *ctx);
-/** Positions of a batch that predict something. */
-size_t ar_batch_targets(const ar_batch *batch);
 /** dx [b, s, h] of that loss, placed as x; adds to the weight's gradient. */
 AR_NODISCARD ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_batch *batch);

@@ -161,7 +161,7 @@ static void mask_row(const ari_bl_run *run, uint8_t *visible, double *scores, si
         additive = batch->additive_mask + ((n * batch->mask_heads + a) * s + query) * s;
     }
     for (size_t key = 0; key < s; key++) {
-        visible[key] = !(run->c->causal && key > query) &&
+        visible[key] = !(run->c->causal && key > query) && !ari_bl_apart(batch, sample, query, key) &&
                        !(run->window > 0 && query >= key && query - key >= run->window) &&
                        !(batch->padding_mask != NULL && batch->padding_mask[sample * s + key] == 0) &&
                        !(additive != NULL && isinf(additive[key]));

@@ -40,6 +40,21 @@ static ar_status check_config(const ar_config *c)
     return AR_OK;
 }
 
+/* Every row's documents are 0, 1, 2, .. in their order. */
+static ar_status check_documents(const ar_batch *batch)
+{
+    int64_t document = 0;
+    for (size_t i = 0; batch->documents != NULL && i < batch->batch * batch->seq; i++) {
+        const bool begins = i % batch->seq == 0;
+        const int64_t least = begins ? 0 : document, most = begins ? 0 : document + 1;
+        document = batch->documents[i];
+        if (document < least || document > most)
+            return ar_error_set(AR_ERR_DATA, "baseline: documents[%zu, %zu] is %lld, expected %lld%s", i / batch->seq,
+                                i % batch->seq, (long long)document, (long long)least, begins ? "" : " or one more");
+    }
+    return AR_OK;
+}
+
 static ar_status check_masks(const ar_config *c, const ar_batch *batch)
 {
     const size_t b = batch->batch, s = batch->seq;
@@ -128,18 +143,32 @@ ar_status ari_bl_check_batch(const ar_config *c, const ar_baseline_options *o, c
                             c->max_positions);
     if (c->rope && batch->seq >= (size_t)1 << 20) /* the domain of the shared sine and cosine */
         return ar_error_set(AR_ERR_UNSUPPORTED, "baseline: seq %zu with rope, expected below 2^20", batch->seq);
+    AR_TRY(check_documents(batch));
     return check_masks(c, batch);
+}
+
+bool ari_bl_apart(const ar_batch *batch, size_t sample, size_t t, size_t u)
+{
+    const int32_t *documents = batch->documents;
+    return documents != NULL && documents[sample * batch->seq + t] != documents[sample * batch->seq + u];
 }
 
 size_t ari_bl_position(const ar_batch *batch, size_t sample, size_t t)
 {
-    return batch->position_ids != NULL ? (size_t)batch->position_ids[sample * batch->seq + t] : t;
+    if (batch->position_ids != NULL)
+        return (size_t)batch->position_ids[sample * batch->seq + t];
+    size_t first = t;
+    while (first > 0 && !ari_bl_apart(batch, sample, first - 1, t))
+        first--;
+    return t - first;
 }
 
 int64_t ari_bl_target(const ar_batch *batch, size_t row, size_t position)
 {
     const int64_t *labels = batch->labels != NULL ? batch->labels : batch->input_ids;
-    return position + 1 < batch->seq ? labels[row * batch->seq + position + 1] : AR_IGNORE_INDEX;
+    if (position + 1 == batch->seq || ari_bl_apart(batch, row, position, position + 1))
+        return AR_IGNORE_INDEX;
+    return labels[row * batch->seq + position + 1];
 }
 
 ar_status ari_bl_check_tokens(const ar_config *c, const ar_batch *batch)

@@ -274,9 +274,11 @@ AR_NODISCARD ar_status ari_bl_block_backward(ari_bl_run *run, size_t layer, cons
 AR_NODISCARD ar_status ari_bl_check(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch);
 AR_NODISCARD ar_status ari_bl_check_batch(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch);
 AR_NODISCARD ar_status ari_bl_check_tokens(const ar_config *c, const ar_batch *batch);
-/** What sample `row` must predict at `position`: a token id, or AR_IGNORE_INDEX. */
-/** The position of token t of a sample: the batch's, or t. */
+/** Whether tokens t and u of a sample belong to different documents. */
+bool ari_bl_apart(const ar_batch *batch, size_t sample, size_t t, size_t u);
+/** The position of token t of a sample: the batch's, or the number of tokens before t in its document. */
 size_t ari_bl_position(const ar_batch *batch, size_t sample, size_t t);
+/** What sample `row` must predict at `position`: a token id, or AR_IGNORE_INDEX. */
 int64_t ari_bl_target(const ar_batch *batch, size_t row, size_t position);
 
 /* --- a whole model: its parameters, and what one pass over it keeps ------------------------------------------------ */

@@ -113,8 +113,7 @@ static ar_status check_batch(const ar_embedding *e, const ar_ctx *ctx, const ar_
     if (e->learned && batch->seq > e->positions)
         return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of the model", batch->seq,
                             e->positions);
-    if (e->learned)
-        AR_TRY(ari_check_positions(batch, e->positions));
+    AR_TRY(ar_batch_check(batch, e->learned ? e->positions : SIZE_MAX));
     if (batch->seq % ari_sequence_ranks(ctx) != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE, "a sequence of %zu cannot be split over tp=%zu; use a multiple of %zu",
                             batch->seq, ari_sequence_ranks(ctx), ari_sequence_ranks(ctx));
@@ -163,10 +162,8 @@ static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *b
         first = 0;
     int64_t *host = NULL;
     AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "positions"));
-    for (size_t i = 0; i < n; i++) {
-        const size_t place = first + i % own;
-        host[i] = batch->position_ids ? batch->position_ids[i / own * batch->seq + place] : (int64_t)place;
-    }
+    for (size_t i = 0; i < n; i++)
+        host[i] = (int64_t)ar_batch_position(batch, i / own, first + i % own);
     return upload(ctx, row_of, host, n);
 }
 

@@ -60,14 +60,11 @@ ar_param *ar_lm_head_weight(ar_lm_head *l)
     return l->linear.weight[0];
 }
 
-/* Position s predicts labels[s+1] of its own sample; the last one and AR_IGNORE_INDEX predict nothing. */
 static ar_status next_labels(const ar_lm_head *l, const ar_batch *batch, int64_t *ids)
 {
-    const int64_t *labels = batch->labels ? batch->labels : batch->input_ids;
     const size_t vocab = l->entropy.classes;
     for (size_t i = 0; i < batch->batch * batch->seq; i++) {
-        const bool last = i % batch->seq + 1 == batch->seq;
-        ids[i] = last ? AR_IGNORE_INDEX : labels[i + 1];
+        ids[i] = ar_batch_target(batch, i / batch->seq, i % batch->seq);
         if (ids[i] != AR_IGNORE_INDEX && (ids[i] < 0 || (size_t)ids[i] >= vocab))
             return ar_error_set(AR_ERR_DATA, "labels[%zu, %zu] is %lld, neither an id below %zu nor %d", i / batch->seq,
                                 i % batch->seq + 1, (long long)ids[i], vocab, AR_IGNORE_INDEX);
@@ -120,17 +117,6 @@ ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const 
         AR_TRY(ari_fault_logits(ctx, &logits, l->entropy.owned));
     AR_TRY(tap_logits(l, ctx, NULL, 'f', &logits));
     return add_terms(l, ctx, saved, &logits, batch);
-}
-
-size_t ar_batch_targets(const ar_batch *batch)
-{
-    const int64_t *labels = batch->labels ? batch->labels : batch->input_ids;
-    size_t count = 0;
-    for (size_t row = 0; row < batch->batch; row++) {
-        for (size_t s = 1; s < batch->seq; s++)
-            count += labels[row * batch->seq + s] != AR_IGNORE_INDEX;
-    }
-    return count;
 }
 
 ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_batch *batch)

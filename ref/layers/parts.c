@@ -134,13 +134,3 @@ ar_status ari_gather_dim(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, int dim,
     AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, x->ndim, shape));
     return ari_axis_gather(ctx, ctx->tp, y->data, ar_const(x->data), &a, x->dtype, tag);
 }
-
-ar_status ari_check_positions(const ar_batch *batch, size_t positions)
-{
-    for (size_t i = 0; batch->position_ids && i < batch->batch * batch->seq; i++) {
-        if (batch->position_ids[i] < 0 || (size_t)batch->position_ids[i] >= positions)
-            return ar_error_set(AR_ERR_DATA, "position_ids[%zu, %zu] is %lld, the model has %zu positions",
-                                i / batch->seq, i % batch->seq, (long long)batch->position_ids[i], positions);
-    }
-    return AR_OK;
-}

@@ -39,9 +39,6 @@ AR_NODISCARD ar_status ari_combine(ar_ctx *ctx, ar_comm *over, void *numbers, si
 /** "base.part" into out[cap]; part NULL: base. Errors: AR_ERR_ARG (too long). */
 AR_NODISCARD ar_status ari_path(char *out, size_t cap, const char *base, const char *part);
 
-/** Errors: AR_ERR_DATA (a position of the batch, with its place, that is not in [0, positions)). */
-AR_NODISCARD ar_status ari_check_positions(const ar_batch *batch, size_t positions);
-
 /* --- placements --------------------------------------------------------------------------------------------------- */
 
 /* Values between layers, [.., s, features]: how they are placed over the tensor-parallel ranks, and what takes them from

@@ -179,6 +179,26 @@ Test(baseline_gradcheck, gpt2_untied_with_erf_activation_and_ignored_labels)
     check_gradients("gpt2, untied, erf, ignored labels", &c, &batch);
 }
 
+/* A window that ends inside a document, padding inside another, a label that only a crossing would predict (4). */
+Test(baseline_gradcheck, llama_with_documents_a_window_and_padding)
+{
+    ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
+    ar_batch batch = tiny_batch();
+    c.window = 2;
+    batch.documents = tiny_documents;
+    batch.padding_mask = padding;
+    batch.labels = some_labels;
+    check_gradients("llama, documents, a window, padding", &c, &batch);
+}
+
+Test(baseline_gradcheck, gpt2_with_documents)
+{
+    const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
+    ar_batch batch = tiny_batch();
+    batch.documents = tiny_documents;
+    check_gradients("gpt2, documents", &c, &batch);
+}
+
 /* An additive mask a sample and head, with a query row that sees nothing. */
 Test(baseline_gradcheck, stack_with_an_additive_mask_and_a_blind_query)
 {

@@ -346,6 +346,79 @@ Test(baseline_run, bad_masks_are_named)
     refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_ARG, "additive_mask is [1, 2, s, s]");
 }
 
+Test(baseline_run, bad_documents_are_named)
+{
+    static const int32_t not_from_0[15] = {0, 0, 0, 0, 0, 1}, gap[15] = {0, 0, 0, 0, 0, 0, 0, 2};
+    static const int32_t back[15] = {0, 1, 1, 0}, negative[15] = {-1};
+    const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
+    const ar_baseline_options o = {.mode = AR_MODE_EXACT};
+    double loss = 5.0;
+    ar_batch batch = tiny_batch();
+    batch.documents = not_from_0;
+    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "documents[1, 0] is 1, expected 0");
+    batch.documents = gap;
+    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "documents[1, 2] is 2, expected 0 or one more");
+    batch.documents = back;
+    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "documents[0, 3] is 0, expected 1 or one more");
+    batch.documents = negative;
+    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "documents[0, 0] is -1, expected 0");
+    cr_assert_eq(loss, 5.0, "the loss is untouched");
+}
+
+/* Logits of every document of a row, and those of the document as a row of its own. Terms that a mask leaves out are
+ * zeros, which change no sum of the binary64 mode. */
+static void expect_documents_alone(const ar_config *c)
+{
+    static tape together, alone;
+    ar_batch batch = tiny_batch();
+    batch.documents = tiny_documents;
+    run_or_fail(c, AR_MODE_F64, &batch, &together);
+    const taped *all = tape_find(&together, "lm_head", 'f');
+    size_t documents = 0;
+    for (size_t first = 0, end = 0; first < 15; first = end, documents++) {
+        for (end = first + 1; end < 15 && end % 5 != 0 && tiny_documents[end] == tiny_documents[first];)
+            end++;
+        const ar_batch one = {.batch = 1, .seq = end - first, .input_ids = tiny_ids + first};
+        run_or_fail(c, AR_MODE_F64, &one, &alone);
+        const taped *own = tape_find(&alone, "lm_head", 'f');
+        cr_assert_eq(own->count, (end - first) * c->vocab);
+        cr_expect_arr_eq(own->values, all->values + first * c->vocab, own->count * sizeof *own->values,
+                         "tokens %zu to %zu", first, end - 1);
+        tape_clear(&alone);
+    }
+    cr_assert_eq(documents, 6U);
+    tape_clear(&together);
+}
+
+Test(baseline_run, a_document_of_a_row_is_computed_as_if_it_were_a_row)
+{
+    ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
+    expect_documents_alone(&c);
+    c.window = 2;
+    expect_documents_alone(&c);
+    c.window = 0;
+    c.causal = false;
+    expect_documents_alone(&c);
+    c = tiny_config(AR_ARCH_GPT2, 2);
+    expect_documents_alone(&c);
+}
+
+/* Each token but the first of every document: 1 + 2, 4, 0 + 2 + 0. */
+Test(baseline_run, loss_is_that_of_the_documents_weighted_by_their_targets)
+{
+    const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
+    ar_batch batch = tiny_batch();
+    batch.documents = tiny_documents;
+    static const size_t first[] = {0, 2, 5, 11}, tokens[] = {2, 3, 5, 3};
+    double sum = 0.0;
+    for (size_t i = 0; i < 4; i++) {
+        const ar_batch one = {.batch = 1, .seq = tokens[i], .input_ids = tiny_ids + first[i]};
+        sum += (double)(tokens[i] - 1) * run_or_fail(&c, AR_MODE_F64, &one, NULL);
+    }
+    const double loss = run_or_fail(&c, AR_MODE_F64, &batch, NULL);
+    cr_expect(fabs(loss - sum / 9.0) < 1e-14, "%.17g, expected %.17g", loss, sum / 9.0); /* a few roundings of 2^-53 */
+}
+
 Test(baseline_run, bad_shapes_are_refused)
 {
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);

@@ -202,6 +202,9 @@ static inline ar_config tiny_config(ar_arch arch, size_t layers)
 
 static const int64_t tiny_ids[] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9};
 
+/* Of them: two, one, and three, of which the first and the last have one token. */
+static const int32_t tiny_documents[] = {0, 0, 1, 1, 1, /**/ 0, 0, 0, 0, 0, /**/ 0, 1, 1, 1, 2};
+
 /* 3 samples of 5 tokens. */
 static inline ar_batch tiny_batch(void)
 {

@@ -23,7 +23,6 @@ static ar_status ensure_tables(ari_attention *m, ar_ctx *ctx, const ar_batch *ba
     size_t positions = batch->seq;
     if (!m->o.rope)
         return AR_OK;
-    AR_TRY(ari_check_positions(batch, m->o.max_positions));
     for (size_t i = 0; batch->position_ids && i < batch->batch * batch->seq; i++) {
         if ((size_t)batch->position_ids[i] >= positions)
             positions = (size_t)batch->position_ids[i] + 1;
@@ -75,6 +74,7 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     if (m->o.rope && batch->seq > m->o.max_positions)
         return ar_error_set(AR_ERR_SHAPE, "%s: a sequence of %zu is longer than the %zu positions of the model",
                             base->name, batch->seq, m->o.max_positions);
+    AR_TRY(ar_batch_check(batch, m->o.rope ? m->o.max_positions : SIZE_MAX));
     ar_tensor in, qkv, context, out;
     AR_TRY(ensure_tables(m, ctx, batch));
     AR_TRY(move(m, ctx, &in, x, m->split.enter, false));

@@ -4,6 +4,9 @@
  * s, d], so that the query heads of a KV head's group are consecutive rows of one matrix: [b, kv heads, group * s, d]. */
 #include "ref/layers/attention/attention.h"
 
+#include <stdlib.h>
+
+#include "ref/core/size.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/scalar.h"
@@ -112,15 +115,29 @@ typedef struct rotation {
     ar_tensor cos, sin;
 } rotation;
 
+/* The position of every token. */
+static ar_status upload_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *batch)
+{
+    const size_t n = batch->batch * batch->seq;
+    int64_t *host = NULL;
+    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "positions"));
+    for (size_t i = 0; i < n; i++)
+        host[i] = (int64_t)ar_batch_position(batch, i / batch->seq, i % batch->seq);
+    ar_status st = ar_ctx_tensor(ctx, at, AR_I64, 1, &n);
+    if (st == AR_OK)
+        st = ar_ctx_upload(ctx, at, host);
+    free(host);
+    return st;
+}
+
 static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rotation *r, const ar_batch *batch)
 {
     const size_t n = batch->batch * batch->seq, half = m->o.head_dim / 2;
     *r = (rotation){.cos = {0}};
-    if (m->o.rope && batch->position_ids) {
+    if (m->o.rope && (batch->position_ids || batch->documents)) {
         const size_t whole[2] = {m->positions, half}, rows[2] = {n, half};
         ar_tensor at, cos, sin;
-        AR_TRY(ar_ctx_tensor(ctx, &at, AR_I64, 1, &n));
-        AR_TRY(ar_ctx_upload(ctx, &at, batch->position_ids));
+        AR_TRY(upload_positions(ctx, &at, batch));
         AR_TRY(ar_tensor_view(&cos, AR_F32, 2, whole, m->cos));
         AR_TRY(ar_tensor_view(&sin, AR_F32, 2, whole, m->sin));
         AR_TRY(ar_ctx_tensor(ctx, &r->cos, AR_F32, 2, rows));

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a batch says of each of its places. */
+#include "anyrank/batch.h"
+
+#include <stdbool.h>
+
+static ar_status check_documents(const int32_t *documents, size_t row, size_t seq)
+{
+    for (size_t at = 0; at < seq; at++) {
+        const int32_t last = at > 0 ? documents[at - 1] : 0;
+        if (at == 0 && documents[0] != 0)
+            return ar_error_set(AR_ERR_DATA, "documents[%zu, 0] is %d: the documents of a row are numbered from 0", row,
+                                (int)documents[0]);
+        if (documents[at] != last && (int64_t)documents[at] != (int64_t)last + 1)
+            return ar_error_set(AR_ERR_DATA,
+                                "documents[%zu, %zu] is %d after %d: the documents of a row are numbered 0, 1, 2, ..",
+                                row, at, (int)documents[at], (int)last);
+    }
+    return AR_OK;
+}
+
+ar_status ar_batch_check(const ar_batch *b, size_t positions)
+{
+    for (size_t row = 0; b->documents && row < b->batch; row++)
+        AR_TRY(check_documents(b->documents + row * b->seq, row, b->seq));
+    for (size_t i = 0; b->position_ids && i < b->batch * b->seq; i++) {
+        if (b->position_ids[i] < 0 || (uint64_t)b->position_ids[i] >= positions)
+            return ar_error_set(AR_ERR_DATA, "position_ids[%zu, %zu] is %lld, the model has %zu positions", i / b->seq,
+                                i % b->seq, (long long)b->position_ids[i], positions);
+    }
+    return AR_OK;
+}
+
+/* The first of the places [from, to) whose document is not below `number`, or `to`. */
+static size_t first_of(const int32_t *documents, size_t from, size_t to, int64_t number)
+{
+    while (from < to) {
+        const size_t middle = from + (to - from) / 2;
+        if (documents[middle] < number)
+            from = middle + 1;
+        else
+            to = middle;
+    }
+    return from;
+}
+
+void ar_batch_document(const ar_batch *b, size_t row, size_t at, size_t *first, size_t *end)
+{
+    *first = 0;
+    *end = b->seq;
+    if (!b->documents)
+        return;
+    const int32_t *documents = b->documents + row * b->seq;
+    *first = first_of(documents, 0, at, documents[at]);
+    *end = first_of(documents, at, b->seq, (int64_t)documents[at] + 1);
+}
+
+size_t ar_batch_position(const ar_batch *b, size_t row, size_t at)
+{
+    size_t first, end;
+    if (b->position_ids)
+        return (size_t)b->position_ids[row * b->seq + at];
+    ar_batch_document(b, row, at, &first, &end);
+    return at - first;
+}
+
+int64_t ar_batch_target(const ar_batch *b, size_t row, size_t at)
+{
+    const int64_t *labels = b->labels ? b->labels : b->input_ids;
+    const size_t i = row * b->seq + at;
+    const bool last = at + 1 == b->seq || (b->documents && b->documents[i + 1] != b->documents[i]);
+    return last ? AR_IGNORE_INDEX : labels[i + 1];
+}
+
+size_t ar_batch_targets(const ar_batch *b)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < b->batch * b->seq; i++)
+        count += ar_batch_target(b, i / b->seq, i % b->seq) != AR_IGNORE_INDEX;
+    return count;
+}
