@@ -50,6 +50,7 @@ static const ari_option options[] = {
     ARI_OPTION_SIZE("max-report", max_report, 0, 0, "N", "print at most N rows of a table (default 20)"),
     ARI_OPTION_INT("tp", o.tp, 1, 4096, "N",
                    "tensor-parallel ranks of OTHER's run, where its files do not tell: for the hints alone"),
+    ARI_OPTION_INT("cp", o.cp, 1, 4096, "N", "its context-parallel ranks, for the hints alone"),
     ARI_OPTION_INT("dp", o.dp, 1, 4096, "N", "its data-parallel ranks, for the hints alone"),
     ARI_OPTION_SIZE("heads", o.heads, 1, 1e6, "H", "attention heads of the model, for the hints alone"),
     ARI_OPTION_SIZE("kv-heads", o.kv_heads, 1, 1e6, "K", "key/value heads of the model, for the hints alone"),

@@ -33,7 +33,7 @@ typedef struct ar_verify_options {
     bool
         all_matched; /* what one dump lacks, and a rule of a mapping that matches nothing, is an error; not with common */
     bool nan_differs; /* NaN against NaN is a difference too; else equal by every rule but bits, whose payloads count */
-    int tp, dp; /* ranks of the other run, where its dump does not tell: for the explanation alone; 0: not known */
+    int tp, cp, dp; /* ranks of the other run, where its dump does not tell: for the explanation alone; 0: not known */
     size_t heads, kv_heads; /* of the model, for the explanation alone; 0: not known */
     size_t explain;         /* how many of the tensors that differ are explained: the first in execution order, then the
                                worst; 0: 8 */

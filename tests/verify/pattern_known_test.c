@@ -49,24 +49,12 @@ Test(pattern_known, a_norm_names_what_it_counts_too_often_or_leaves_out)
 
 /* --- the reference's other tensors -------------------------------------------------------------------------------- */
 
-/* The cause of a tensor among others; the caller has filled w. */
+/* The cause of a tensor beside one of its shape; the caller has filled w. */
 static void expect_among(world *w, const char *full, const char *other, const float *values, const char *cause)
 {
-    ar_dump *dump = NULL;
-    ari_diagnosis found;
-    ar_dump_tensor all[2] = {{.name = full, .dtype = AR_F32, .whole = w->reference},
-                             {.name = other, .dtype = AR_F32, .whole = values}};
-    for (int i = 0; i < 2; i++) {
-        all[i].ndim = w->d.ndim;
-        all[i].count = w->count;
-        memcpy(all[i].shape, w->shape, sizeof w->shape);
-    }
-    cr_assert_eq(ari_dump_of_tensors(&dump, "the reference", all, 2), AR_OK);
-    w->d.known = dump;
-    w->d.of = ar_dump_find(dump, full);
-    cr_assert_eq(ari_diagnose(&found, &w->d), AR_OK);
-    cr_expect_str_eq(found.evidence.cause, cause, "%s: %s: %s", full, found.evidence.cause, found.hint);
-    ar_dump_close(dump);
+    ar_dump_tensor beside = {.name = other, .dtype = AR_F32, .whole = values, .ndim = w->d.ndim, .count = w->count};
+    memcpy(beside.shape, w->shape, sizeof w->shape);
+    expect_beside(w, full, &beside, cause);
 }
 
 Test(pattern_known, copies_of_ranks_are_compared_with_the_references_other_tensors)

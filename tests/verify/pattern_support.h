@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/dump.h"
+#include "anyrank/parallel.h"
+#include "dump/dump.h"
 #include "tests/support/noise.h"
 #include "verify/diagnose/diagnose.h"
 
@@ -132,32 +135,48 @@ static inline void grouped(world *w, const char *name, char pass, int ranks, int
 
 #define SHAPE(...) ((const size_t[]){__VA_ARGS__})
 
-/* dp groups of tp ranks. An activation's samples lie over dp, in runs whose lengths differ by one; dimension `dim` over
- * tp (-1: all of it on every rank). A parameter is whole on every dp rank. */
-static inline void mesh(world *w, const char *name, char pass, int dp, int tp, int ndim, const size_t *shape, int dim)
+/* The layout's ranks: an activation's samples lie over dp, in runs whose lengths differ by one, its positions over cp,
+ * dimension `dim` over tp (-1: all of it on every rank). A parameter is whole on every dp and cp rank. */
+static inline void parallel_mesh(world *w, const char *name, char pass, const ar_parallel *p, int ndim,
+                                 const size_t *shape, int dim)
 {
     const bool activation = (pass == 'f' || pass == 'b') && ndim >= 3;
-    world_begin(w, name, pass, dp * tp, ndim, shape);
+    const int tp = p->tp ? p->tp : 1, cp = p->cp ? p->cp : 1, dp = p->dp ? p->dp : 1;
+    world_begin(w, name, pass, dp * cp * tp, ndim, shape);
     w->d.dp = dp;
+    w->d.cp = cp;
     w->d.tp = tp;
     w->d.batch = shape[0];
     w->d.seq = ndim > 1 ? shape[1] : 1;
-    for (int r = 0; r < dp * tp; r++) {
+    for (int r = 0; r < dp * cp * tp; r++) {
         ar_layout *o = &w->layout[r];
         if (dim < 0)
             cr_assert_eq(ar_layout_replicate(o, ndim, shape, r % tp, tp), AR_OK);
         else
             cr_assert_eq(ar_layout_shard(o, ndim, shape, dim, r % tp, tp), AR_OK);
-        if (activation) {
-            const size_t rank = (size_t)(r / tp), n = (size_t)dp, most = shape[0] % n;
-            o->box[0].global[0] = rank * (shape[0] / n) + (rank < most ? rank : most);
-            o->box[0].extent[0] = shape[0] / n + (rank < most);
-        } else {
+        if (!activation) {
             o->replica += o->replicas * (r / tp);
-            o->replicas *= dp;
+            o->replicas *= dp * cp;
+            continue;
+        }
+        const size_t rank = (size_t)(r / tp / cp), n = (size_t)dp, most = shape[0] % n;
+        const ar_positions own = ar_parallel_positions(p, shape[1], r / tp % cp);
+        o->box[0].global[0] = rank * (shape[0] / n) + (rank < most ? rank : most);
+        o->box[0].extent[0] = shape[0] / n + (rank < most);
+        o->nbox = cp > 1 && own.count[1] > 0 ? 2 : 1;
+        o->box[1] = o->box[0];
+        for (size_t k = 0; cp > 1 && k < o->nbox; k++) {
+            o->box[k].global[1] = own.first[k];
+            o->box[k].extent[1] = own.count[k];
+            o->box[k].local[1] = k * own.count[0];
         }
     }
     world_end(w);
+}
+
+static inline void mesh(world *w, const char *name, char pass, int dp, int tp, int ndim, const size_t *shape, int dim)
+{
+    parallel_mesh(w, name, pass, &(ar_parallel){.dp = dp, .tp = tp}, ndim, shape, dim);
 }
 
 /* Every rank's copy of element i becomes f(rank, i, reference). */
@@ -216,6 +235,24 @@ static inline void expect_pattern(const world *w, const char *text)
 {
     const ari_diagnosis p = found(w);
     cr_expect(strstr(p.pattern, text), "expected '%s'\n  pattern %s\n  hint    %s", text, p.pattern, p.hint);
+}
+
+/* The cause of a tensor beside another of the reference (NULL: none). */
+static inline void expect_beside(world *w, const char *full, const ar_dump_tensor *other, const char *id)
+{
+    ar_dump *dump = NULL;
+    ar_dump_tensor all[2] = {{.name = full, .dtype = AR_F32, .ndim = w->d.ndim, .count = w->count}};
+    memcpy(all[0].shape, w->shape, sizeof w->shape);
+    all[0].whole = w->reference;
+    if (other)
+        all[1] = *other;
+    cr_assert_eq(ari_dump_of_tensors(&dump, "the reference", all, other ? 2 : 1), AR_OK);
+    w->d.known = dump;
+    w->d.of = ar_dump_find(dump, full);
+    expect_cause(w, id);
+    ar_dump_close(dump);
+    w->d.known = NULL;
+    w->d.of = NULL;
 }
 
 #endif

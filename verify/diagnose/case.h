@@ -235,7 +235,7 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 /* clang-format off */
 #define ARI_KINDS(X) \
     X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(BLOCK_OF_RANK) X(CONSTANT_ADDED) \
-    X(DECAY) X(DRIFT) X(DROPOUT) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(FACTOR) X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) \
+    X(DECAY) X(DOCUMENTS) X(DRIFT) X(DROPOUT) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(FACTOR) X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) \
     X(GRID) X(GROUP) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) X(LATER_TOKENS) X(LEFT_OVER) X(LINEAR) X(LOOKUP) X(LOSS) X(LOSS_OPTIONS) X(MASK) \
     X(MEAN) X(MEANS) X(NAN) X(NOISE) X(NORM) X(NORM_AGAIN) X(OTHER_TENSOR) X(OWN_BLOCK) X(OWN_PART) X(PADDING) \
     X(POSITIONS) X(PRECISION) X(RANKS_WRONG) X(RANK_FACTORS) X(RANK_MAJOR) X(REORDERED) X(REPEATED) X(REVERSED) \
@@ -251,10 +251,10 @@ typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace
  * latter means is said where it is set. */
 /* clang-format off */
 #define ARI_PROPERTIES(X) \
-    X(SEEN) X(HIDDEN) X(DP) X(SQUARE) X(SP) X(APART) X(EQUAL) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) X(ALL) \
+    X(SEEN) X(HIDDEN) X(DP) X(SP) X(APART) X(EQUAL) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) X(ALL) \
     X(ALONE) X(AVERAGE) X(BLOCKS) X(BY_HEADS) X(CAUSAL) X(COUNT) X(CUT) X(EVERYWHERE) X(EXCHANGED) X(FEATURES) \
-    X(FIRST_MOMENT) X(FLOOR) X(FOREIGN) X(FRACTION) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) \
-    X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT) X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_RANKS) X(OF_SHARDS) \
+    X(FIRST_MOMENT) X(DOCUMENTS) X(FOREIGN) X(FRACTION) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) \
+    X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT) X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_CP) X(OF_SHARDS) \
     X(OF_STEP) X(OF_THETA) X(OF_TP) X(OF_WEIGHT) X(ONE) X(OVERWRITTEN) X(PACKED) X(PADDED) X(PAIRS) X(PERHAPS) \
     X(POWER) X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SECOND_MOMENT) X(SHIFT) X(SOME) X(TOKENS) X(TWICE) X(ZERO)
 /* clang-format on */
@@ -333,17 +333,25 @@ const ari_cause *ari_causes_of_places(size_t *n);
 
 /* --- the mesh ----------------------------------------------------------------------------------------------------- */
 
-/* Ranks along tp and dp; where the layout is not known or is none, all along tp. */
+/* Ranks along tp, cp and dp; where the layout is not known or is none, all along tp. */
 int ari_tp_of(const ari_difference *d);
+int ari_cp_of(const ari_difference *d);
 int ari_dp_of(const ari_difference *d);
 
-typedef enum ari_over { ARI_OVER_TP, ARI_OVER_DP, ARI_OVER_BOTH } ari_over;
-/* "tp", "dp", "tp and dp". */
+/* A set of axes of the mesh. */
+typedef enum ari_over {
+    ARI_OVER_NONE = 0,
+    ARI_OVER_TP = 1,
+    ARI_OVER_CP = 2,
+    ARI_OVER_DP = 4,
+    ARI_OVER_ALL = 7
+} ari_over;
+/* "tp", "tp and dp". */
 const char *ari_over_name(ari_over over);
-/* Along which groups copies of one part differ from each other. */
+/* Along which axes copies of one part differ from each other. */
 ari_over ari_apart_over(const ari_difference *d);
-/* Groups of a kind, and whether a rank is in group `key` of them: of the tensor-parallel ones the key is the dp rank,
- * of the data-parallel ones the tp rank; both: one group of all ranks. */
+/* Groups of ranks that differ along these axes alone, and whether a rank is in group `key` of them: the place along the
+ * other axes, the innermost last. */
 int ari_groups(const ari_difference *d, ari_over over);
 bool ari_in_group(const ari_difference *d, int rank, ari_over over, int key);
 
@@ -353,8 +361,8 @@ typedef struct ari_group_view {
     ari_rank_copy *copy; /* NULL: nothing was made */
     size_t shape[AR_MAX_DIMS];
 } ari_group_view;
-/* The difference as the tensor-parallel group of `rank` sees it: its ranks alone, of an activation its samples alone.
- * Leaves view->copy NULL where there is one group only, or the group's ranks hold unlike samples. Errors:
+/* The difference as the ranks see it that have the samples of `rank`: they alone, of an activation their samples alone.
+ * Leaves view->copy NULL where there is one data-parallel rank only, or its ranks hold unlike samples. Errors:
  * AR_ERR_MEMORY. */
 ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_difference *d, int rank);
 void ari_group_view_fini(ari_group_view *view);
@@ -379,7 +387,7 @@ void ari_sample_fini(ari_sample *s);
 
 /* The copies of the ranks of a dump. */
 typedef struct ari_rank_copies {
-    int ranks, tp, dp;
+    int ranks, tp, cp, dp;
     ari_rank_copy *copy; /* [ranks]; NULL: the dump is no ranks', or their parts are no copies of boxes */
     ar_layout *layout;   /* [ranks] */
     float *data;
@@ -395,6 +403,11 @@ void ari_say_ranks(ari_text *t, const ari_case *c, bool right);
 void ari_say_indices(ari_text *t, const ari_case *c, int dim);
 /* What an index along `dim` is called: "token"; plural: "tokens". */
 const char *ari_dim_name(const ari_grid *g, int dim, bool plural);
+/* ", the second chunk of every cp rank": what indices along a dimension that context-parallel ranks share out are;
+ * nothing where it is not such a set. */
+void ari_say_chunks(ari_text *t, const ari_case *c, int dim);
+/* The first document, counted from 0 in every row, with a difference; -1 where none has one, or each row is one. */
+int ari_first_document(const ari_case *c);
 /* The line that says where; `looks` is what the elements look like, "" if nothing is to be said. */
 void ari_say_where(ari_text *t, const ari_case *c, const char *looks);
 /* Appends what part of the tensor the differences are in: shard, heads, which of q|k|v; nothing if it is all of it. */
@@ -440,6 +453,7 @@ enum { ARI_RANKS = 1, ARI_VALUES = 2, ARI_WHOLE = 4, ARI_BOX = 8 };
     M(order, ARI_IDENTITY + 8, ARI_WHOLE | ARI_BOX)        \
     M(transposed, ARI_IDENTITY + 8, ARI_WHOLE | ARI_BOX)   \
     M(bits, ARI_IDENTITY + 7, ARI_WHOLE)                   \
+    M(documents, ARI_IDENTITY + 6, ARI_WHOLE)              \
     M(normed, ARI_IDENTITY + 6, ARI_VALUES | ARI_WHOLE)    \
     M(attention, ARI_IDENTITY + 6, ARI_WHOLE)              \
     M(probs, ARI_IDENTITY + 6, ARI_WHOLE)                  \

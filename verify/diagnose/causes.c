@@ -87,7 +87,6 @@ static uint64_t properties_of(const ari_case *c)
         {!d->hidden, ARI_IF(SEEN)},
         {d->hidden, ARI_IF(HIDDEN)},
         {ari_dp_of(d) > 1, ARI_IF(DP)},
-        {ari_dp_of(d) == ari_tp_of(d), ARI_IF(SQUARE)},
         {d->sp, ARI_IF(SP)},
         {c->survey.disagree > 0, ARI_IF(APART)},
         {c->survey.shared > 0 && c->survey.disagree == 0, ARI_IF(EQUAL)},
@@ -128,6 +127,7 @@ static bool fact_of_case(ari_fact *f, const ari_case *c, const char *name, size_
         bool whole;
     } numbers[] = {
         {"tp", ari_tp_of(d), true},
+        {"cp", ari_cp_of(d), true},
         {"dp", ari_dp_of(d), true},
         {"ranks", d->ranks, true},
         {"batch", (double)d->batch, true},

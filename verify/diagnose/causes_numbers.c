@@ -36,12 +36,18 @@ static const ari_cause rows[] = {
      "every different element is the reference times {factor} = {features} features / {tokens} tokens: a bias gradient "
      "summed over the wrong axis, where each dY is the same; or, if dY is not, a wrong divisor"},
     {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_DP) | IF(INVERSE), 0, TIMES,
-     FACTOR " (dp = {dp} ranks): averaged over dp where the sum was wanted"},
-    ALSO(ANY, IF(SQUARE), 0, ", or the same over tp"),
+     FACTOR " (dp = {dp} ranks): averaged over dp where the sum was wanted{as_many}"},
     {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_DP), 0, TIMES,
      FACTOR " (dp = {dp} ranks): a value that was complete on every data-parallel rank was added over dp (a bucket "
-            "reduced a second time), or each rank divided by its own number of targets in place of the global one"},
-    ALSO(ANY, IF(SQUARE), 0, "; or the same over tp"),
+            "reduced a second time), or each rank divided by its own number of targets in place of the global "
+            "one{as_many}"},
+    {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_CP) | IF(INVERSE), 0, TIMES,
+     FACTOR
+     " (cp = {cp} ranks): every context-parallel rank counted the targets of whole sequences, and the counts were "
+     "added over cp too; or averaged over cp where the sum was wanted{as_many}"},
+    {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_CP), 0, TIMES,
+     FACTOR " (cp = {cp} ranks): targets were counted over dp alone, so that each rank divided by those of its own "
+            "positions; or a value that was complete on every context-parallel rank was added over cp{as_many}"},
     {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_TP) | IF(INVERSE), 0, TIMES,
      FACTOR " (N = {tp} ranks): averaged over tp where the sum was wanted, or divided by N before each rank added its "
             "own"},
@@ -307,7 +313,7 @@ static const ari_cause rows[] = {
     {"one_sample", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(SAMPLES), 0, "",
      PART ", about 1/{batch}: as if one of {batch} samples counted; leading dimensions not flattened, or the last "
           "micro-batch alone"},
-    {"missing_all_reduce", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_RANKS), 0, "",
+    {"missing_all_reduce", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(COUNT), 0, "",
      PART ", about 1/{ranks}: what one of {ranks} ranks contributes; a reduction is missing"},
     {"partial_sum", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(HIDDEN), 0, "",
      PART ": of the ranks, samples, micro-batches or uses of a tied weight some are left out (not reduced over tp or "

@@ -43,14 +43,16 @@ static const ari_cause rows[] = {
          "; the input gradient of a column-parallel layer, or of a head held by several ranks, is partial "
          "until it is reduced"),
     ALSO("f", 0, 0, "; a row-parallel output is partial until it is reduced"),
-    ALSO("g", IF(OF_DP), 0,
+    ALSO("g", IF(OF_CP), 0,
+         "; each context-parallel rank saw its own positions: gradients are added over dp and cp before the update"),
+    ALSO("g", IF(OF_DP), IF(OF_CP),
          "; each data-parallel rank saw its own samples: gradients are added over dp before the "
          "update"),
     ALSO("g", IF(OF_DP) | IF(LATER), 0, "; in the step before they were: what said so then was not reset"),
-    ALSO("g", IF(SP), IF(OF_DP),
+    ALSO("g", IF(SP), IF(OF_DP) | IF(OF_CP),
          "; a replicated parameter of which each rank saw its own positions only (sequence "
          "parallelism): its gradient is spread over the ranks and must be added over tp"),
-    ALSO("g", 0, IF(OF_DP) | IF(SP),
+    ALSO("g", 0, IF(OF_DP) | IF(OF_CP) | IF(SP),
          "; a replicated parameter whose ranks saw different tokens or heads needs its "
          "gradients added"),
     {"wrong_group", K(GROUP), ARI_IDENTITY + 5, ANY, 0, 0, 0, "",
@@ -129,7 +131,7 @@ static const ari_cause rows[] = {
     {"block_not_written", K(ZERO_BLOCK), ARI_TRACE + 3, ANY, 0, 0, 0, ZERO,
      "a block of zeros: all {different} different elements are zero here and make up one block, the rest is right"
      "{part}; that part was never written, not gathered or left out of a loop (a size rounded down)"},
-    {"divided_twice", K(TAIL), ARI_TRACE + 8, ANY, 0, IF(FLOOR), 0, "",
+    {"divided_twice", K(TAIL), ARI_TRACE + 8, ANY, 0, IF(FRACTION), 0, "",
      TAIL "; that is {local} / {shards} rounded down: the local {count} was divided by the number of ranks twice"},
     {"divided_twice", K(TAIL), ARI_TRACE + 8, ANY, 0, IF(TWICE), 0, "",
      TAIL "; that is 1/{shards} for {shards} {ranks}: the local {count} was divided by the number of ranks twice"},
@@ -360,6 +362,12 @@ static const ari_cause rows[] = {
      ROPE "other positions, or other frequencies (position {first} is the first, its fastest pair turned by "
           "{angle:.4g})"},
     ALWAYS(K(ROPE), "b", 0, 0, "; a gradient is turned back by the same angles"),
+    /* Of probabilities themselves. */
+    {"softmax_scale", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ROOT) | IF(LOG), 0, "",
+     "in each row the logarithms of the probabilities are {factor:.4g} times as far apart: another scale before the "
+     "softmax (1/sqrt(d) of one head's size d is the wanted one)"},
+    {"attention_window", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(LOG), 0, "",
+     "no query sees more than {window:.0f} keys, up to itself: sliding_window on one side alone"},
     /* A module computed again with one mistake. */
     {"softmax_scale", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ROOT), 0, "",
      AGAIN "scores times {factor:.4g}: another scale before the softmax (1/sqrt(d) of one head's size d is the wanted "
@@ -457,6 +465,18 @@ static const ari_cause rows[] = {
     {"part_of_one_rank", K(BLOCK_OF_RANK), ARI_PLACE + 6, ANY, 0, 0, 0, "",
      "only {where} {differ}, the block that rank {rank} of {ranks} contributes, and every copy has it so: look at that "
      "rank's part before it was gathered"},
+    {"document_boundaries", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(SHIFT), 0, MASK_LOOKS,
+     "documents begin elsewhere: {gained} scores across the reference's boundaries are seen, and {lost} within a document "
+     "are not; boundaries (cu_seqlens) that are counted in a chunk or a shard, not in the whole row"},
+    {"attention_across_documents", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, IF(CUT), 0, MASK_LOOKS,
+     "attention crosses documents: all {gained} scores that are seen here and not in the reference have a key of another "
+     "document; packed documents need a mask each (cu_seqlens)"},
+    {"positions_over_documents", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
+     "positions run on over packed documents: every wrong token counts as its place in the row, not in its document "
+     "(position_ids that restart with each)"},
+    {"later_documents", K(LATER_TOKENS), ARI_PLACE + 2, ANY, 0, IF(DOCUMENTS), 0, "",
+     "the first document of every row is right, later ones are not: boundaries (cu_seqlens), positions or labels of "
+     "packed documents"},
     {"later_tokens", K(LATER_TOKENS), ARI_PLACE, ANY, 0, 0, 0, "",
      "the first tokens are right and later ones are not: a mask, a position offset or a chunk's border"},
     {"other_initial_values", K(ANYTHING), ARI_LAST_RESORT, "i", 0, 0, 0, "",

@@ -92,7 +92,8 @@ static void found_sum(ari_trace *t, const ari_case *c, const fold *sums, ari_ove
     const ari_survey *s = &c->survey;
     const int right = s->holding_ranks - s->wrong_ranks;
     ari_found(t, ARI_FOUND_SUM, right == 1 && others_are_zero(s, d->ranks) ? ARI_IF(ONE) : 0);
-    t->is |= (over == ARI_OVER_DP ? ARI_IF(OF_DP) : 0) | (beside ? ARI_IF(ROWS) : 0);
+    t->is |= (over & ARI_OVER_DP ? ARI_IF(OF_DP) : 0) | (over & ARI_OVER_CP ? ARI_IF(OF_CP) : 0) |
+             (beside ? ARI_IF(ROWS) : 0);
     ari_words(t, "over", "%s", ari_over_name(over));
     ari_words(t, "holders", "%s", s->whole ? "the ranks" : "the ranks that hold copies of an element");
     ari_number(t, "worst", sums->worst / s->max_reference);
@@ -145,7 +146,14 @@ static relation relation_in(fold *sums, const ari_case *c, fold_row *row, ari_ov
 ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    static const ari_over kinds[] = {ARI_OVER_BOTH, ARI_OVER_TP, ARI_OVER_DP};
+    /* All ranks first, then groups along one axis, then along two of three. */
+    static const ari_over kinds[] = {ARI_OVER_ALL,
+                                     ARI_OVER_TP,
+                                     ARI_OVER_CP,
+                                     ARI_OVER_DP,
+                                     ARI_OVER_CP | ARI_OVER_DP,
+                                     ARI_OVER_TP | ARI_OVER_CP,
+                                     ARI_OVER_TP | ARI_OVER_DP};
     if (c->survey.disagree == 0 || c->survey.total.nan > 0)
         return AR_OK;
     ar_status st = AR_OK;
@@ -154,10 +162,10 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.apart, g->cols, sizeof *row.apart, g->d->name));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.excess, g->cols, sizeof *row.excess, g->d->name));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.holders, g->cols, sizeof *row.holders, g->d->name));
-    for (size_t i = 0; i < 3 && t->kind == ARI_FOUND_NOTHING; i++) {
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds && t->kind == ARI_FOUND_NOTHING; i++) {
         fold sums = {0};
         const relation is = relation_in(&sums, c, &row, kinds[i]);
-        const ari_over over = kinds[i] == ARI_OVER_BOTH ? ari_apart_over(g->d) : kinds[i];
+        const ari_over over = kinds[i] == ARI_OVER_ALL ? ari_apart_over(g->d) : kinds[i];
         if (is == ADD_UP || is == ADD_UP_BESIDE_A_VECTOR)
             found_sum(t, c, &sums, over, is != ADD_UP);
         else if (is == AVERAGE)
@@ -252,7 +260,7 @@ ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
-    const int dp = ari_dp_of(d);
+    const int dp = ari_dp_of(d) * ari_cp_of(d);
     bool sum = true, mean = true;
     if (d->pass != 'g' || dp < 2 || s->disagree == 0 || s->wrong_ranks == s->holding_ranks || s->total.nan > 0)
         return AR_OK;

@@ -180,7 +180,7 @@ static ar_status look_at_copies(ari_trace *best, const ari_case *c)
     return !seen && best->confidence < ARI_IDENTITY && c->survey.total.nan == 0 ? look_at_boxes(best, c) : AR_OK;
 }
 
-/* Traces that a tensor-parallel group leaves are sought in one group alone too, where the other groups would hide
+/* Traces that the ranks of one data-parallel rank leave are sought among them alone too, where the others would hide
  * them. */
 static ar_status look_in_one_group(ari_trace *best, const ari_case *c)
 {
@@ -202,8 +202,9 @@ static ar_status look_in_one_group(ari_trace *best, const ari_case *c)
     if (st == AR_OK && t.confidence > best->confidence) {
         *best = t;
         ari_text text = {.at = best->hint, .cap = sizeof best->hint, .used = strlen(best->hint)};
-        if (rank >= d.tp)
-            ari_say(&text, "; ranks are counted from %d, the first of this tensor-parallel group", rank / d.tp * d.tp);
+        if (rank >= d.ranks)
+            ari_say(&text, "; ranks are counted from %d, the first of this %s", rank / d.ranks * d.ranks,
+                    d.ranks == d.tp ? "tensor-parallel group" : "data-parallel rank's");
     }
 done:
     ari_group_view_fini(&view);
@@ -252,7 +253,7 @@ static ar_status look_at_one_copy(ari_trace *best, const ari_case *c)
     if (!d->known || c->survey.disagree > 0)
         return AR_OK;
     memcpy(v.shape, d->shape, (size_t)d->ndim * sizeof *v.shape);
-    v.d.tp = v.d.dp = 0;
+    v.d.tp = v.d.cp = v.d.dp = 0;
     v.c = (ari_case){.known = c->known, .ref = d->reference, .reference = d->of, .other = d->of, .full = d->of};
     v.c.facts = ari_facts_of(c->known);
     v.c.noisy = d->allowed > 0.0;

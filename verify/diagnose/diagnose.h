@@ -48,12 +48,14 @@ typedef struct ari_difference {
     double noise;                 /* largest |value| that rounding makes of a zero */
     const float *beside;          /* what is allowed beside that, an element at a time; NULL: nothing */
     int step;                     /* 1, 2, .. */
-    int tp, dp;                   /* the layout: rank = dp_rank * tp + tp_rank; 0: tp is all ranks */
+    int tp, cp, dp;               /* the layout: rank = (dp_rank * cp + cp_rank) * tp + tp_rank; cp 0: 1; all 0: tp is
+                                     all ranks */
     int micro_batches;            /* of each rank; 0: one */
     bool forward_first;           /* all micro-batches go forward before the first goes back */
     bool sp;                      /* positions are spread over tp between the tensor-parallel regions */
     size_t batch, seq;            /* of the run */
     const int64_t *ids;           /* [batch, seq] of this step, or NULL */
+    const int32_t *documents;     /* [batch, seq] of this step, or NULL: each row is one document */
     size_t head_dim;              /* of a tensor whose features are heads side by side */
     const float *before;          /* of new weights: the reference's before the step, or NULL */
     const float *last;            /* of a gradient: the reference's of the step before, or NULL */
@@ -100,7 +102,7 @@ typedef struct ari_explain_case {
     const ar_dump *reference, *other; /* for values that are another tensor's; NULL: the tensor alone */
     double atol, rtol;                /* an element may differ by atol + rtol*|reference| without being different; both
                                          0: equal bits or different */
-    int tp, dp;                       /* of the other run; 0: not known */
+    int tp, cp, dp;                   /* of the other run; 0: not known */
     size_t heads, kv_heads;           /* of the model; 0: not known */
     const ari_doubt *doubt;           /* of new weights; NULL: none */
 } ari_explain_case;
@@ -109,9 +111,9 @@ typedef struct ari_explain_case {
 #define ARI_EXPLAIN_ELEMENTS ((size_t)1 << 22)
 #define ARI_EXPLAIN_SAMPLED ((size_t)1 << 20)
 
-/** Ranks along "tp", if that is the innermost dimension of the dump's mesh, and along all others; left as they are where
- *  the dump tells no mesh. */
-void ari_mesh_of(int *tp, int *dp, const ar_dump *d);
+/** Ranks along "tp", if that is the innermost dimension of the dump's mesh, along those whose names begin with "cp" and
+ *  that come next, and along all others; left as they are where the dump tells no mesh. */
+void ari_mesh_of(int *tp, int *cp, int *dp, const ar_dump *d);
 
 /** Fills row->pattern, row->hint and row->evidence. Of the row it reads name, pass, step and first. Where the other
  *  dump is of ranks, their parts are looked at one by one; where it is whole, its layout is found from the data. The

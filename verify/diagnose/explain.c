@@ -233,6 +233,7 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
     d.ranks = r->ranks;
     d.copy = r->copy;
     d.tp = r->tp;
+    d.cp = r->cp;
     d.dp = r->dp;
     d.sp = v->c.facts.sp;
     d.hidden = false;

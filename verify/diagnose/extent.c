@@ -221,26 +221,33 @@ static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_du
     return st;
 }
 
-/* Ranks along tp and dp from the mesh, where ranks are counted dp * tp; else what the case says. */
-void ari_mesh_of(int *tp, int *dp, const ar_dump *d)
+void ari_mesh_of(int *tp, int *cp, int *dp, const ar_dump *d)
 {
     const ar_mesh *mesh = d ? ar_dump_mesh(d) : NULL;
     if (!mesh || mesh->ndim == 0)
         return;
-    *tp = *dp = 1;
-    for (int i = 0; i < mesh->ndim; i++)
-        *(i + 1 == mesh->ndim && strcmp(mesh->dim[i].name, "tp") == 0 ? tp : dp) *= mesh->dim[i].size;
+    int i = mesh->ndim - 1;
+    *tp = *cp = *dp = 1;
+    if (strcmp(mesh->dim[i].name, "tp") == 0)
+        *tp = mesh->dim[i--].size;
+    while (i >= 0 && strncmp(mesh->dim[i].name, "cp", 2) == 0)
+        *cp *= mesh->dim[i--].size;
+    while (i >= 0)
+        *dp *= mesh->dim[i--].size;
 }
 
+/* Where the dump tells no mesh, what the case says; ranks that it does not count are along dp. */
 static void find_mesh(ari_rank_copies *r, const ari_explain_case *c)
 {
     r->tp = c->tp;
+    r->cp = c->cp;
     r->dp = c->dp;
-    ari_mesh_of(&r->tp, &r->dp, c->other);
-    if (r->tp > 0 && r->dp == 0 && r->ranks % r->tp == 0)
-        r->dp = r->ranks / r->tp;
-    if (r->tp * r->dp != r->ranks)
-        r->tp = r->dp = 0;
+    ari_mesh_of(&r->tp, &r->cp, &r->dp, c->other);
+    const int shared = r->tp * ari_at_least_one(r->cp);
+    if (r->tp > 0 && r->dp == 0 && r->ranks % shared == 0)
+        r->dp = r->ranks / shared;
+    if (shared * r->dp != r->ranks)
+        r->tp = r->cp = r->dp = 0;
 }
 
 ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, const ari_explain_case *c)

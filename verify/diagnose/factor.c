@@ -95,17 +95,37 @@ static bool is_features_per_token(const ari_difference *d, double factor)
 }
 
 /* Of a row-parallel bias alone a factor is the tensor-parallel group's, which holds it whole: one of the data-parallel
- * group would be in every gradient. */
+ * or the context-parallel group would be in every gradient. */
 static bool is_of_tp(const ari_difference *d)
 {
     const bool row_bias = d->pass == 'g' && d->ndim == 1 && (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL);
-    return ari_tp_of(d) > 1 && (ari_dp_of(d) == 1 || row_bias);
+    return ari_tp_of(d) > 1 && (ari_dp_of(d) * ari_cp_of(d) == 1 || row_bias);
+}
+
+/* The other axes that have as many ranks as the one whose number the factor is: ", or over tp". */
+static void say_as_many(ari_trace *t, const ari_difference *d)
+{
+    const struct {
+        const char *name;
+        int ranks;
+        uint64_t is;
+    } axes[] = {
+        {"dp", ari_dp_of(d), ARI_IF(OF_DP)}, {"cp", ari_cp_of(d), ARI_IF(OF_CP)}, {"tp", ari_tp_of(d), ARI_IF(OF_TP)}};
+    int ranks = 0;
+    ari_text text = ari_list(t, "as_many");
+    for (size_t i = 0; i < sizeof axes / sizeof *axes; i++)
+        ranks = t->is & axes[i].is ? axes[i].ranks : ranks;
+    for (size_t i = 0; i < sizeof axes / sizeof *axes; i++) {
+        if (ranks > 1 && axes[i].ranks == ranks && !(t->is & axes[i].is))
+            ari_say(&text, ", or the same over %s", axes[i].name);
+    }
 }
 
 static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, double tolerance)
 {
     const bool of_tp = is_of_tp(d) && ari_tp_of(d) == ari_dp_of(d);
     const double n = ari_tp_of(d), dp = of_tp ? 1 : ari_dp_of(d), b = (double)d->batch, micro = d->micro_batches;
+    const double cp = is_of_tp(d) && ari_tp_of(d) == ari_cp_of(d) ? 1 : ari_cp_of(d);
     const double tokens = d->seq > 1 ? b * (double)(d->seq - 1) : 0.0;
     const struct {
         double value;
@@ -114,6 +134,8 @@ static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, 
     } known[] = {
         {dp > 1 ? dp : 0, "dp", ARI_IF(OF_DP)},
         {dp > 1 ? 1 / dp : 0, "1/dp", ARI_IF(OF_DP) | ARI_IF(INVERSE)},
+        {cp > 1 ? cp : 0, "cp", ARI_IF(OF_CP)},
+        {cp > 1 ? 1 / cp : 0, "1/cp", ARI_IF(OF_CP) | ARI_IF(INVERSE)},
         {n > 1 ? n : 0, "N", ARI_IF(OF_TP)},
         {n > 1 ? 1 / n : 0, "1/N", ARI_IF(OF_TP) | ARI_IF(INVERSE)},
         {micro > 1 ? 1 / micro : 0, "1/m", ARI_IF(OF_MICRO) | ARI_IF(INVERSE)},
@@ -133,6 +155,7 @@ static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, 
             continue;
         t->is |= ARI_IF(NAMED) | known[i].is;
         ari_words(t, "name", "%.6g = %s", factor, known[i].text);
+        say_as_many(t, d);
         return true;
     }
     ari_words(t, "name", "%.6g", factor);
@@ -251,6 +274,17 @@ static double worst_left(const ari_case *c, double factor)
     return worst;
 }
 
+/* The axes that may have n ranks, as far as they are known; what all tensors have is not tp's. */
+static const char *axis_of(const ari_case *c, int n, bool everywhere)
+{
+    const bool tp = c->known->tp == n, cp = c->known->cp == n, dp = c->known->dp == n;
+    if (cp && !dp && (!tp || everywhere))
+        return "cp";
+    if (!tp && (dp || everywhere))
+        return "dp";
+    return tp && !dp && !cp ? "tp" : cp ? "tp, cp or dp" : "tp or dp";
+}
+
 static void found_hidden(ari_trace *t, const ari_case *c, const ari_sums *s)
 {
     const double factor = ari_factor_of(s), worst = worst_left(c, factor);
@@ -262,7 +296,7 @@ static void found_hidden(ari_trace *t, const ari_case *c, const ari_sums *s)
     ari_number(t, "factor", factor);
     ari_name_number(t, factor, uncertainty(s));
     const int n = (int)ari_value(t, "n"), shards = fan_shards(c, factor);
-    if (c->known->tp == 1 && c->known->dp == 1 && n != c->facts.micro_batches) /* no number of ranks */
+    if (c->known->tp == 1 && c->known->dp == 1 && c->known->cp <= 1 && n != c->facts.micro_batches) /* of no ranks */
         t->is &= ~ARI_IF(COUNT);
     t->is |= (shards ? ARI_IF(OF_SHARDS) : 0) | (n == 2 && !(t->is & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0);
     ari_words(t, "fans", "the root of a ratio for one of %d shards", shards);
@@ -280,10 +314,7 @@ static void found_hidden(ari_trace *t, const ari_case *c, const ari_sums *s)
     ari_count(t, "asked", asked);
     ari_count(t, "tokens", tokens);
     ari_words(t, "what", "%s", tokens == c->grid.d->seq ? "tokens of a sample" : "the batch's tokens or targets");
-    ari_words(t, "over", "%s",
-              (t->is & ARI_IF(EVERYWHERE) && c->known->tp != n) || (c->known->dp == n && c->known->tp != n) ? "dp"
-              : c->known->tp == n && c->known->dp != n                                                      ? "tp"
-                                                       : "tp or dp");
+    ari_words(t, "over", "%s", axis_of(c, n, t->is & ARI_IF(EVERYWHERE)));
     ari_words(t, "fit", " (to within %.0e of the largest)", fmax(worst / (c->max_ref * fabs(factor)), 1e-9));
 }
 

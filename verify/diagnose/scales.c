@@ -142,15 +142,18 @@ static bool parts_of_samples(parts *p, const ari_case *c, const ari_sums *s, int
     return true;
 }
 
-/* One value of all samples, of which every data-parallel rank has its own. */
-static bool parts_of_ranks(parts *p, const ari_case *c)
+/* One factor of all that a rank holds: of one value, or of its own positions. The parts are the ranks along `over`. */
+static bool parts_of_ranks(parts *p, const ari_case *c, ari_over over)
 {
     const ari_difference *d = c->grid.d;
-    for (int rank = 0; rank < d->ranks; rank += ari_tp_of(d)) {
-        ari_runs it = ari_runs_of_rank(&c->grid, rank);
-        ari_run run;
-        const double factor = ari_runs_next(&it, &run) ? (double)run.value[0] / (double)run.ref[0] : 0.0;
-        if (!(factor > 0.0) || !isfinite(factor))
+    *p = (parts){.n = 0};
+    for (int rank = 0; rank < d->ranks; rank++) {
+        const ari_tally *own = &c->survey.rank[rank];
+        const ari_sums s = {own->vr, own->rr, own->vv, own->different};
+        if (!ari_in_group(d, rank, over, 0) || own->held == 0)
+            continue;
+        const double factor = own->different > 0 ? ari_factor_of(&s) : 1.0;
+        if (!(factor > 0.0) || !isfinite(factor) || (own->different > 0 && ari_factor_left(&s) > 1e-10 * s.vv))
             return false;
         add_part(p, factor);
     }
@@ -226,6 +229,7 @@ static bool are_means(ari_trace *t, const parts *p, int expected, uint64_t is)
     ari_number(t, "inverse", p->inverse);
     ari_words(t, "of", "%s",
               is & ARI_IF(OF_DP)      ? "data-parallel ranks"
+              : is & ARI_IF(OF_CP)    ? "context-parallel ranks"
               : is & ARI_IF(OF_MICRO) ? "micro-batches"
                                       : "ranks or micro-batches");
     return true;
@@ -249,24 +253,43 @@ static ar_status measure_ids(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
+/* Whether all that each data-parallel or context-parallel rank holds, or each of both kinds, has a factor of its own. */
+static bool are_means_of_ranks(ari_trace *t, const ari_case *c)
+{
+    static const struct {
+        ari_over over;
+        uint64_t is;
+    } axes[] = {{ARI_OVER_DP, ARI_IF(OF_DP)}, {ARI_OVER_CP, ARI_IF(OF_CP)}, {ARI_OVER_CP | ARI_OVER_DP, 0}};
+    const ari_difference *d = c->grid.d;
+    for (size_t i = 0; i < sizeof axes / sizeof *axes; i++) {
+        const bool there =
+            (!(axes[i].over & ARI_OVER_DP) || ari_dp_of(d) > 1) && (!(axes[i].over & ARI_OVER_CP) || ari_cp_of(d) > 1);
+        parts p;
+        if (there && parts_of_ranks(&p, c, axes[i].over) && p.n > 1 && are_means(t, &p, p.n, axes[i].is))
+            return true;
+    }
+    return false;
+}
+
 ar_status ari_measure_means(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    const int dp = ari_dp_of(d), micro = d->micro_batches > 1 ? d->micro_batches : 1;
+    const int dp = ari_dp_of(d), cp = ari_cp_of(d), micro = d->micro_batches > 1 ? d->micro_batches : 1;
     const bool samples = d->pass == 'b' && d->ndim >= 3, value = d->pass == 'f' && c->grid.count == 1;
     parts p = {.n = 0}, of_micro = {.n = 0}, runs = {.n = 0};
     ari_sums *s = NULL;
     size_t n = 0;
     if (d->pass == 'g' && d->hidden && c->known->reference && c->known->other && c->survey.total.nan == 0)
         return measure_ids(t, c);
-    if ((!samples && !(value && dp > 1)) || c->survey.total.nan > 0)
+    if ((!samples && !(value && dp * cp > 1)) || c->survey.total.nan > 0)
         return AR_OK;
     if (samples)
         AR_TRY(sum_slices(&s, &n, c, 0));
     if (d->hidden && n > 1 && parts_of_samples(&runs, c, s, 1) && runs.n > 1)
         are_means(t, &runs, runs.n, ARI_IF(HIDDEN));
-    else if (dp > 1 && (samples ? parts_of_samples(&p, c, s, 1) : parts_of_ranks(&p, c)) && p.n > 1 &&
-             are_means(t, &p, p.n, ARI_IF(OF_DP)))
+    else if (dp > 1 && samples && parts_of_samples(&p, c, s, 1) && p.n > 1 && are_means(t, &p, p.n, ARI_IF(OF_DP)))
+        ;
+    else if (!d->hidden && (value || cp > 1) && are_means_of_ranks(t, c))
         ;
     else if (micro > 1 && samples && parts_of_samples(&of_micro, c, s, micro))
         are_means(t, &of_micro, micro, ARI_IF(OF_MICRO));
@@ -488,10 +511,10 @@ ar_status ari_measure_probs(ari_trace *t, const ari_case *c)
     const size_t before = band_of(g, c->ref), now = band_of(g, c->val);
     const double factor = factor_of_scores(c);
     if (before > 0 && now > 0 && before != now) {
-        ari_found(t, ARI_FOUND_ATTENTION, ARI_IF(CUT));
+        ari_found(t, ARI_FOUND_ATTENTION, ARI_IF(CUT) | ARI_IF(LOG));
         ari_number(t, "window", (double)now);
     } else if (factor > 0.0) {
-        ari_found(t, ARI_FOUND_ATTENTION, ARI_IF(ROOT));
+        ari_found(t, ARI_FOUND_ATTENTION, ARI_IF(ROOT) | ARI_IF(LOG));
         ari_number(t, "factor", factor);
     }
     return AR_OK;

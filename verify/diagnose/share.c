@@ -138,7 +138,7 @@ static void found_part(ari_trace *t, const ari_case *c, double angle, double sha
     else if (samples < log(1.5)) /* samples differ, and this still tells 1/8 from 1/2 */
         t->is |= ARI_IF(SAMPLES) | (keeps_several_inputs(d) ? ARI_IF(OF_INPUT) : 0);
     else if (all_shared && is_one_of(share, d->ranks, 1.5))
-        t->is |= ARI_IF(OF_RANKS);
+        t->is |= ARI_IF(COUNT);
     if (!(t->is & (ARI_IF(OVERWRITTEN) | ARI_IF(FOREIGN))) && overwritten < log(1.25))
         t->is |= ARI_IF(PERHAPS);
     ari_count(t, "out", out);
@@ -175,8 +175,8 @@ static void say_how_many(ari_trace *trace, const ari_case *c, double share)
 {
     const double low = fmax(2.0, floor(1.0 / (share * 1.4))), high = ceil(1.4 / share);
     ari_text t = ari_list(trace, "contributes");
-    const int known[] = {c->known->tp, c->known->dp};
-    for (size_t i = 0; i < 2; i++) {
+    const int known[] = {c->known->tp, c->known->cp, c->known->dp};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (known[i] > 1 && known[i] >= low && known[i] <= high) {
             ari_say(&t, "what one of %d ranks contributes", known[i]);
             return;

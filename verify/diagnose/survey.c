@@ -277,9 +277,16 @@ void ari_survey_fini(ari_survey *s)
 
 /* --- the mesh ----------------------------------------------------------------------------------------------------- */
 
+/* An axis of the mesh: ranks along it are `stride` apart. */
+typedef struct mesh_axis {
+    ari_over over;
+    int size, stride;
+} mesh_axis;
+enum { MESH_AXES = 3 };
+
 static bool is_mesh(const ari_difference *d)
 {
-    return d->tp > 0 && d->dp > 0 && d->tp * d->dp == d->ranks;
+    return d->tp > 0 && d->dp > 0 && d->tp * ari_at_least_one(d->cp) * d->dp == d->ranks;
 }
 
 int ari_tp_of(const ari_difference *d)
@@ -287,14 +294,30 @@ int ari_tp_of(const ari_difference *d)
     return is_mesh(d) ? d->tp : d->ranks;
 }
 
+int ari_cp_of(const ari_difference *d)
+{
+    return is_mesh(d) ? ari_at_least_one(d->cp) : 1;
+}
+
 int ari_dp_of(const ari_difference *d)
 {
     return is_mesh(d) ? d->dp : 1;
 }
 
+/* From the innermost on. */
+static void mesh_of(mesh_axis axis[MESH_AXES], const ari_difference *d)
+{
+    const int tp = ari_tp_of(d), cp = ari_cp_of(d);
+    axis[0] = (mesh_axis){ARI_OVER_TP, tp, 1};
+    axis[1] = (mesh_axis){ARI_OVER_CP, cp, tp};
+    axis[2] = (mesh_axis){ARI_OVER_DP, ari_dp_of(d), tp * cp};
+}
+
 const char *ari_over_name(ari_over over)
 {
-    return over == ARI_OVER_TP ? "tp" : over == ARI_OVER_DP ? "dp" : "tp and dp";
+    static const char *const names[] = {"no ranks", "tp",        "cp",        "tp and cp",
+                                        "dp",       "tp and dp", "cp and dp", "tp, cp and dp"};
+    return names[over & ARI_OVER_ALL];
 }
 
 /* --- along which groups copies differ ----------------------------------------------------------------------------- */
@@ -311,44 +334,69 @@ static bool same_boxes(const ar_layout *a, const ar_layout *b)
     return a->nbox > 0;
 }
 
+/* The one axis along which two ranks are apart; none, where it is more than one. */
+static ari_over axis_between(const mesh_axis axis[MESH_AXES], int a, int b)
+{
+    ari_over over = ARI_OVER_NONE;
+    int axes = 0;
+    for (int i = 0; i < MESH_AXES; i++) {
+        if (a / axis[i].stride % axis[i].size != b / axis[i].stride % axis[i].size) {
+            over = axis[i].over;
+            axes++;
+        }
+    }
+    return axes == 1 ? over : ARI_OVER_NONE;
+}
+
 ari_over ari_apart_over(const ari_difference *d)
 {
-    const int tp = ari_tp_of(d), dp = ari_dp_of(d);
-    bool within_tp = false, within_dp = false;
+    mesh_axis axis[MESH_AXES];
+    unsigned apart = ARI_OVER_NONE;
+    mesh_of(axis, d);
     for (int a = 0; a < d->ranks; a++) {
         for (int b = 0; b < a; b++) {
-            const bool neighbours = a / tp == b / tp, strided = a % tp == b % tp;
-            if ((!neighbours && !strided) || !same_boxes(d->copy[a].layout, d->copy[b].layout) ||
+            const ari_over over = axis_between(axis, a, b);
+            if (over == ARI_OVER_NONE || !same_boxes(d->copy[a].layout, d->copy[b].layout) ||
                 memcmp(d->copy[a].local, d->copy[b].local,
                        ari_volume(d->copy[a].shape, d->copy[a].ndim) * sizeof(float)) == 0)
                 continue;
-            within_tp = within_tp || neighbours;
-            within_dp = within_dp || strided;
+            apart |= over;
         }
     }
-    if (within_tp && within_dp)
-        return ARI_OVER_BOTH;
-    return within_dp || (!within_tp && dp > 1 && tp == 1) ? ARI_OVER_DP : ARI_OVER_TP;
+    for (int i = 0; i < MESH_AXES && apart == ARI_OVER_NONE; i++) /* the innermost there is */
+        apart = axis[i].size > 1 ? axis[i].over : ARI_OVER_NONE;
+    return apart == ARI_OVER_NONE ? ARI_OVER_TP : (ari_over)apart;
 }
 
 bool ari_in_group(const ari_difference *d, int rank, ari_over over, int key)
 {
-    const int tp = ari_tp_of(d);
-    return over == ARI_OVER_BOTH || (over == ARI_OVER_TP ? rank / tp : rank % tp) == key;
+    mesh_axis axis[MESH_AXES];
+    int own = 0;
+    mesh_of(axis, d);
+    for (int i = MESH_AXES - 1; i >= 0; i--) {
+        if (!(over & axis[i].over))
+            own = own * axis[i].size + rank / axis[i].stride % axis[i].size;
+    }
+    return own == key;
 }
 
 int ari_groups(const ari_difference *d, ari_over over)
 {
-    return over == ARI_OVER_BOTH ? 1 : over == ARI_OVER_TP ? ari_dp_of(d) : ari_tp_of(d);
+    mesh_axis axis[MESH_AXES];
+    int groups = 1;
+    mesh_of(axis, d);
+    for (int i = 0; i < MESH_AXES; i++)
+        groups *= over & axis[i].over ? 1 : axis[i].size;
+    return groups;
 }
 
-/* --- one tensor-parallel group alone ------------------------------------------------------------------------------ */
+/* --- the ranks of one data-parallel rank alone -------------------------------------------------------------------- */
 
 /* The samples that a group holds, the same on each of its ranks; false where they are not. */
-static bool samples_of(const ari_difference *d, int first, int tp, size_t *start, size_t *count)
+static bool samples_of(const ari_difference *d, int first, int ranks, size_t *start, size_t *count)
 {
     bool any = false;
-    for (int r = first; r < first + tp; r++) {
+    for (int r = first; r < first + ranks; r++) {
         const ar_layout *o = d->copy[r].layout;
         for (size_t k = 0; k < o->nbox; k++) {
             if (any && (o->box[k].global[0] != *start || o->box[k].extent[0] != *count))
@@ -362,10 +410,10 @@ static bool samples_of(const ari_difference *d, int first, int tp, size_t *start
 }
 
 /* Whether the groups have shares of a parameter's gradient (ZeRO), so that no group has all of it. */
-static bool is_shared_out(const ari_difference *d, int tp)
+static bool is_shared_out(const ari_difference *d, int ranks)
 {
-    for (int r = tp; r < d->ranks; r++) {
-        const ar_layout *a = d->copy[r % tp].layout, *b = d->copy[r].layout;
+    for (int r = ranks; r < d->ranks; r++) {
+        const ar_layout *a = d->copy[r % ranks].layout, *b = d->copy[r].layout;
         if (a->nbox + b->nbox > 0 && !same_boxes(a, b))
             return true;
     }
@@ -383,14 +431,15 @@ static void renumber(ar_layout *o, int dp)
 
 ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_difference *d, int rank)
 {
-    const int tp = ari_tp_of(d), dp = ari_dp_of(d), first = rank / tp * tp;
+    const int dp = ari_dp_of(d), ranks = d->ranks / dp, first = rank / ranks * ranks;
     const bool activation = ari_is_activation(d) && d->ndim >= 3;
     size_t start = 0, count = 0;
     *view = (ari_group_view){NULL, NULL, {0}};
-    if (dp < 2 || (activation && !samples_of(d, first, tp, &start, &count)) || (d->pass == 'g' && is_shared_out(d, tp)))
+    if (dp < 2 || (activation && !samples_of(d, first, ranks, &start, &count)) ||
+        (d->pass == 'g' && is_shared_out(d, ranks)))
         return AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&view->layout, (size_t)tp, sizeof *view->layout, "layouts of a group"));
-    ar_status st = ari_alloc_zero((void **)&view->copy, (size_t)tp, sizeof *view->copy, "copies of a group");
+    AR_TRY(ari_alloc_zero((void **)&view->layout, (size_t)ranks, sizeof *view->layout, "layouts of a group"));
+    ar_status st = ari_alloc_zero((void **)&view->copy, (size_t)ranks, sizeof *view->copy, "copies of a group");
     if (st != AR_OK) {
         ari_group_view_fini(view);
         return st;
@@ -403,8 +452,9 @@ ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_dif
         view->shape[0] = out->batch = count;
         out->reference = d->reference + start * inner;
         out->ids = d->ids ? d->ids + start * d->seq : NULL;
+        out->documents = d->documents ? d->documents + start * d->seq : NULL;
     }
-    for (int r = 0; r < tp; r++) {
+    for (int r = 0; r < ranks; r++) {
         view->copy[r] = d->copy[first + r];
         view->layout[r] = *d->copy[first + r].layout;
         view->copy[r].layout = &view->layout[r];
@@ -417,7 +467,9 @@ ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_dif
     }
     out->shape = view->shape;
     out->copy = view->copy;
-    out->ranks = out->tp = tp;
+    out->ranks = ranks;
+    out->tp = ari_tp_of(d);
+    out->cp = ari_cp_of(d);
     out->dp = 1;
     return AR_OK;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Words: names of dimensions, heads and packed parts, lists of indices and ranks, the line that says where. */
+/* Words: names of dimensions, heads and packed parts, lists of indices and ranks, chunks of context-parallel
+ * ranks, the line that says where. */
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"
 
@@ -311,6 +312,99 @@ void ari_say_indices(ari_text *t, const ari_case *c, int dim)
         ari_say(t, ")");
 }
 
+/* --- context-parallel ranks --------------------------------------------------------------------------------------- */
+
+/* The context-parallel rank, of the first data-parallel rank, that holds an index along a dimension; -1: none, or each
+ * holds all of it. */
+static int holder_of(const ari_case *c, int dim, size_t index)
+{
+    const ari_difference *d = c->grid.d;
+    for (int r = 0; r < d->ranks / ari_dp_of(d); r++) {
+        const ar_layout *o = d->copy[r].layout;
+        for (size_t k = 0; k < o->nbox && o->ndim == c->grid.nd; k++) {
+            const ar_box *b = &o->box[k];
+            if (index >= b->global[dim] && index < b->global[dim] + b->extent[dim])
+                return b->extent[dim] < c->grid.shape[dim] ? r / ari_tp_of(d) : -1;
+        }
+    }
+    return -1;
+}
+
+/* What is the same of all indices that differ, and of none that does not. */
+typedef struct chunk_set {
+    bool ranks, first, second, begins, ends;
+    bool right[ARI_MOST_RANKS], wrong[ARI_MOST_RANKS]; /* a context-parallel rank has indices that are */
+} chunk_set;
+
+static void say_ranks_of(ari_text *t, const chunk_set *s, int cp)
+{
+    int wrong = 0, said = 0;
+    for (int r = 0; r < cp; r++)
+        wrong += s->wrong[r];
+    ari_say(t, wrong == 1 ? ", the chunks of cp rank" : ", the chunks of cp ranks");
+    for (int r = 0; r < cp; r++) {
+        if (s->wrong[r])
+            ari_say(t, said++ ? ", %d" : " %d", r);
+    }
+}
+
+/* Whether a rank holds indices apart: of a zigzag, whose places have one chunk in either half. */
+static bool is_zigzag(const ari_case *c, int dim)
+{
+    int runs[ARI_MOST_RANKS] = {0};
+    bool apart = false;
+    for (size_t i = 0; i < c->grid.shape[dim]; i++) {
+        const int rank = holder_of(c, dim, i);
+        runs[rank] += i == 0 || holder_of(c, dim, i - 1) != rank;
+        apart = apart || runs[rank] > 1;
+    }
+    return apart;
+}
+
+/* Whether a chunk begins at an index; one does after the last. */
+static bool begins_at(const ari_case *c, int dim, size_t i, bool zigzag)
+{
+    const size_t n = c->grid.shape[dim];
+    return i == 0 || i == n || (zigzag && i == n / 2) || holder_of(c, dim, i) != holder_of(c, dim, i - 1);
+}
+
+static chunk_set compare_chunks(const ari_case *c, int dim, bool zigzag)
+{
+    const size_t n = c->grid.shape[dim], *hits = c->survey.hits[dim];
+    chunk_set s = {.ranks = true, .first = zigzag, .second = zigzag, .begins = true, .ends = true};
+    for (size_t i = 0; i < n; i++) {
+        const int rank = holder_of(c, dim, i);
+        const bool hit = hits[i] > 0;
+        s.right[rank] = s.right[rank] || !hit;
+        s.wrong[rank] = s.wrong[rank] || hit;
+        s.ranks = s.ranks && !(s.right[rank] && s.wrong[rank]);
+        s.first = s.first && hit == (i < n / 2);
+        s.second = s.second && hit == (i >= n / 2);
+        s.begins = s.begins && hit == begins_at(c, dim, i, zigzag);
+        /* The last position of a sequence predicts nothing, so that it may be right where others are not. */
+        s.ends = s.ends && (i + 1 == n || hit == begins_at(c, dim, i + 1, zigzag));
+    }
+    return s;
+}
+
+void ari_say_chunks(ari_text *t, const ari_case *c, int dim)
+{
+    const int cp = ari_cp_of(c->grid.d);
+    if (cp < 2 || cp > ARI_MOST_RANKS || c->survey.hit[dim] == c->grid.shape[dim])
+        return;
+    for (size_t i = 0; i < c->grid.shape[dim]; i++) {
+        if (holder_of(c, dim, i) < 0)
+            return;
+    }
+    const chunk_set s = compare_chunks(c, dim, is_zigzag(c, dim));
+    if (s.ranks)
+        say_ranks_of(t, &s, cp);
+    else if (s.first || s.second)
+        ari_say(t, ", the %s chunk of every cp rank", s.first ? "first" : "second");
+    else if (s.begins || s.ends)
+        ari_say(t, ", where chunks of cp ranks %s", s.begins ? "begin" : "end");
+}
+
 /* --- the line that says where ------------------------------------------------------------------------------------- */
 
 /* Rows (tokens) that differ: all of their elements, or some. */
@@ -364,6 +458,7 @@ static void say_place(ari_text *t, const ari_case *c)
             continue;
         ari_say(t, named++ ? ", " : s->product ? ": " : ", all within ");
         ari_say_indices(t, c, dim);
+        ari_say_chunks(t, c, dim);
     }
     if (!named && !s->product)
         ari_say(t, ", scattered");
@@ -416,6 +511,9 @@ void ari_say_where(ari_text *t, const ari_case *c, const char *looks)
         ari_say(t, ", %s", looks);
     if (s->different < g->count && !every)
         say_place(t, c);
+    const int document = ari_first_document(c);
+    if (document > 0)
+        ari_say(t, "; rows from document %d on (from 0)", document);
     if (s->total.nan > 0)
         ari_say(t, g->d->hidden ? "; %zu NaN" : "; %zu NaN over the ranks", s->total.nan);
     say_where_ranks(t, c);

@@ -49,7 +49,7 @@ static void found_tail(ari_trace *t, const ari_case *c, int dim, size_t cut, siz
     const size_t local = by_heads ? extent / d->head_dim : 0, right = by_heads ? cut / d->head_dim : 0;
     ari_found(t, ARI_FOUND_TAIL, 0);
     if (by_heads && local % ranks != 0 && right == local / ranks)
-        t->is |= ARI_IF(FLOOR);
+        t->is |= ARI_IF(FRACTION);
     else if (extent % cut == 0 && extent / cut == ranks)
         t->is |= ARI_IF(TWICE);
     t->less = seen ? zero ? 0 : 18 : 4;
@@ -378,6 +378,8 @@ ar_status ari_measure_place(ari_trace *t, const ari_case *c)
         ari_found(t, ARI_FOUND_FIRST_SAMPLE, 0);
     if (t->kind == ARI_FOUND_NOTHING)
         place_of_rank(t, c);
+    if (t->kind == ARI_FOUND_NOTHING && ari_first_document(c) > 0)
+        ari_found(t, ARI_FOUND_LATER_TOKENS, ARI_IF(DOCUMENTS));
     if (t->kind == ARI_FOUND_NOTHING && activation && begins_later(c))
         ari_found(t, ARI_FOUND_LATER_TOKENS, 0);
     return AR_OK;

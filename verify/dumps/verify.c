@@ -171,11 +171,12 @@ static ar_status explain_row(ari_verifying *v, size_t i)
                  "the reference's own copies differ from each other: which of them is right, it does not say");
         return AR_OK;
     }
-    int tp = 0, dp = 0;
-    ari_mesh_of(&tp, &dp, v->dump[1]);
+    int tp = 0, cp = 0, dp = 0;
+    ari_mesh_of(&tp, &cp, &dp, v->dump[1]);
     ari_explain_case c = {.reference = v->dump[0],
                           .other = v->dump[1],
                           .tp = o->tp ? o->tp : tp,
+                          .cp = o->cp ? o->cp : cp,
                           .dp = o->dp ? o->dp : dp,
                           .heads = o->heads,
                           .kv_heads = o->kv_heads,
