@@ -481,7 +481,8 @@ def parse_arguments():
     parser.add_argument("--extended", action="store_true", help="also run the long programs of tests/extended")
     parser.add_argument("--times", action="store_true", help="print the 20 slowest programs and checks at the end")
     parser.add_argument("--list", action="store_true", help="print the names and run nothing")
-    parser.add_argument("--jobs", type=int, default=min(3, 1 + (os.cpu_count() or 1)), metavar="N",
+    # Two more than processors: tests of launchers and processes spend most of their time waiting for each other.
+    parser.add_argument("--jobs", type=int, default=min(4, 2 + (os.cpu_count() or 1)), metavar="N",
                         help="programs run at once (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.jobs < 1:
