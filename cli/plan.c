@@ -23,7 +23,11 @@ static const ari_option options[] = {
                       "what they are and how they are joined: a machine's name, or words as '8x inside=2us:300GB/s "
                       "between=5us:25GB/s flops=400T memory=80GB' (default h100)",
                       .choices = ar_sim_cluster_names),
-    ARI_OPTION_INT("cp", cp, 1, 1 << 20, "N", "context-parallel ranks, by formulas (default 1)"),
+    ARI_OPTION_INT("cp", r.run.parallel.cp, 1, 1 << 20, "N", "context-parallel ranks (default 1)"),
+    ARI_OPTION_INT("cp-inner", r.run.parallel.cp_inner, 1, 1 << 20, "U",
+                   "so many neighbours of --cp exchange heads for positions; 1: the ring alone (default 1)"),
+    ARI_OPTION_FLAG("zigzag", r.run.parallel.zigzag,
+                    "the ring of --cp goes zig-zag: causal attention gives every rank as much to do"),
     ARI_OPTION_INT("pp", pp, 1, 1 << 16, "N", "stages of a pipeline, 1F1B, by formulas (default 1)"),
     ARI_OPTION_INT("chunks", chunks, 1, 1 << 16, "V",
                    "parts of a stage that take turns with those of the others (interleaving; default 1)"),
@@ -51,8 +55,7 @@ static const ari_option options[] = {
                     "the whole step: backward pass, sums of gradients and update too (default: the forward pass)"),
     ARI_OPTION_FLAG("each-layer", each_layer, "a line for every layer (default: equal layers in one)"),
     ARI_OPTION_INT("rank", rank, 0, 1 << 24, "R",
-                   "whose: data-parallel rank R / tp, tensor-parallel rank R mod tp "
-                   "(default 0)"),
+                   "whose: ranks are numbered over tp, then over cp, then over dp (default 0)"),
     ARI_OPTION_FLAG("markdown", markdown, "the table as Markdown"),
     ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names,
                     "exact: sums of integers, with the exchanges of exponents that they need; native: fp32 (default "
@@ -115,10 +118,7 @@ static ar_status flow_options(ari_flow_options *o, const plan_values *v, const a
     if (v->rank >= world)
         return ar_error_set(AR_ERR_ARG, "--rank %d: the layout has %d rank%s, numbered from 0", v->rank, world,
                             world == 1 ? "" : "s");
-    *o = (ari_flow_options){.dp_rank = v->rank / p->tp,
-                            .tp_rank = v->rank % p->tp,
-                            .passes_only = !v->backward,
-                            .each_layer = v->each_layer};
+    *o = (ari_flow_options){.rank = v->rank, .passes_only = !v->backward, .each_layer = v->each_layer};
     return AR_OK;
 }
 
@@ -154,10 +154,10 @@ static ar_status check_flow(const plan_values *v)
             AR_ERR_ARG, "--flow shows the operations of one layout; --gpus, --cluster, --table, --all, --top, --csv, "
                         "--html, --svg, --no-flash, --hierarchical and --shared-links are about what layouts take: "
                         "leave one out");
-    if (v->cp > 1 || v->pp > 1 || v->chunks > 1 || v->r.run.parallel.zero > 1 || v->recompute > ARI_RECOMPUTE_NONE)
+    if (v->pp > 1 || v->chunks > 1 || v->r.run.parallel.zero > 1 || v->recompute > ARI_RECOMPUTE_NONE)
         return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "--flow lists what this version runs: not cp, pp, chunks, ZeRO-2 and 3, "
-                            "nor recomputation, which 'plan' without it plans by formulas");
+                            "--flow lists what this version runs: not pp, chunks, ZeRO-2 and 3, nor "
+                            "recomputation, which 'plan' without it plans by formulas");
     return AR_OK;
 }
 

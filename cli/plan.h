@@ -44,7 +44,7 @@ typedef struct ari_plan_values {
     ari_run_values r;
     bool flow, backward, each_layer, markdown; /* of --flow */
     int rank;
-    int gpus, cp, pp, chunks, recompute, table, top;
+    int gpus, pp, chunks, recompute, table, top;
     bool no_flash, hierarchical, shared_links, all;
     const char *cluster, *csv, *html, *svg;
 } ari_plan_values;
@@ -92,6 +92,10 @@ AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_ranking *r);
  *  of the picture also AR_ERR_ARG (no layout has parts). */
 AR_NODISCARD ar_status ari_plan_page_write(const json_t *plan, const char *path);
 AR_NODISCARD ar_status ari_plan_picture_write(const json_t *plan, const char *path);
+enum { ARI_CP_WORDS = 64 };
+/** "4", "8 (inner 2) zigzag". Returns `text`. */
+const char *ari_cp_text(char text[ARI_CP_WORDS], const ari_choice *c);
+#define ARI_CP_TEXT(c) ari_cp_text((char[ARI_CP_WORDS]){0}, (c))
 /** How many layouts a ranking shows. */
 size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r);
 /** The line that says what is planned: model, batch, cluster, account. */

@@ -24,7 +24,7 @@ static bool is_search(const ari_plan_values *v)
 static ar_status check_extents(const ari_plan_values *v)
 {
     const ar_parallel *p = &v->r.run.parallel;
-    const int extents[] = {p->tp, v->cp, v->pp, p->dp};
+    const int extents[] = {p->tp, p->cp, v->pp, p->dp};
     int left = v->gpus;
     bool divides = true, open = false;
     for (size_t i = 0; i < sizeof extents / sizeof *extents; i++) {
@@ -37,7 +37,7 @@ static ar_status check_extents(const ari_plan_values *v)
         return ar_error_set(AR_ERR_ARG,
                             "--gpus %d is not a mesh of the extents that are given (tp=%d, cp=%d, pp=%d, dp=%d; 0: not "
                             "given); their product has to divide it, or to be it if all are given",
-                            v->gpus, p->tp, v->cp, v->pp, p->dp);
+                            v->gpus, p->tp, p->cp, v->pp, p->dp);
     return AR_OK;
 }
 
@@ -45,7 +45,7 @@ static ar_status check_values(const ari_plan_values *v)
 {
     if (v->backward || v->each_layer || v->markdown || v->rank > 0)
         return ar_error_set(AR_ERR_ARG, "--backward, --each-layer, --markdown and --rank are of --flow: give it too");
-    if (!is_search(v) && v->table < 0 && !ari_layout_given(&v->r) && v->cp == 0 && v->pp == 0)
+    if (!is_search(v) && v->table < 0 && !ari_layout_given(&v->r) && v->r.run.parallel.cp == 0 && v->pp == 0)
         return ar_error_set(AR_ERR_ARG,
                             "how many GPUs? --gpus N compares their layouts; --tp, --cp, --pp and --dp give "
                             "one layout, planned in depth; --flow lists the operations of one");
@@ -56,7 +56,7 @@ static ar_status check_values(const ari_plan_values *v)
                             "--all, --top, --csv, --html and --svg are about single layouts, which --table does not "
                             "list: leave one out");
     if ((v->table == ARI_PLAN_MEMORY || v->table == ARI_PLAN_SCALING) &&
-        (ari_layout_given(&v->r) || v->cp > 0 || v->pp > 0 || v->chunks > 0 || v->recompute >= 0))
+        (ari_layout_given(&v->r) || v->r.run.parallel.cp > 0 || v->pp > 0 || v->chunks > 0 || v->recompute >= 0))
         return ar_error_set(AR_ERR_ARG,
                             "--table %s goes through tp=1, 2, 4, .. with nothing else split: leave out --tp and what "
                             "else chooses a layout (--cp, --pp, --dp, --sp, --zero, --micro-batches, ..)",
@@ -79,7 +79,6 @@ static ar_status check_sequence(const ari_asked *a)
 /* Ranks of the layout that the extents give. */
 static ar_status count_ranks(ari_asked *a)
 {
-    a->base.cp = a->v->cp;
     a->base.pp = a->v->pp;
     if (a->v->gpus == 0)
         return ari_planned_world(&a->ranks, &a->base);
@@ -124,7 +123,7 @@ static ar_status add_own(ari_depth *d, const ari_asked *a)
     if (own.step.run.ddp.bucket_bytes == ARI_BUCKETS_USUAL)
         own.step.run.ddp.bucket_bytes = AR_BUCKET_BYTES;
     AR_TRY(ari_time_of(&d->own_time, &own, &o));
-    return ari_memory_own(&d->own_memory, &own, 0, 0);
+    return ari_memory_own(&d->own_memory, &own, 0);
 }
 
 ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, const ari_found *faster)
@@ -139,7 +138,7 @@ ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, co
     AR_TRY(ari_worth_of(&d->worth, &d->planned, &a->time, d->found.seconds));
     d->found.bytes = ari_memory_sum(&d->memory);
     d->found.fits = room <= 0.0 || d->found.bytes <= room;
-    ari_advice(d->advice, sizeof d->advice, &d->planned, &d->time, &d->found, faster, room);
+    ari_advice(d->advice, sizeof d->advice, &d->planned, &d->time, &d->memory, faster, room);
     return add_own(d, a);
 }
 
@@ -150,7 +149,9 @@ static ari_choice given(const ari_asked *a)
     const int dp = ari_at_least_one(p->dp);
     const size_t samples = a->base.step.run.batch / (size_t)dp;
     return (ari_choice){.tp = ari_at_least_one(p->tp),
-                        .cp = ari_at_least_one(a->v->cp),
+                        .cp = ari_at_least_one(p->cp),
+                        .cp_inner = ari_at_least_one(p->cp_inner),
+                        .zigzag = p->zigzag,
                         .pp = ari_at_least_one(a->v->pp),
                         .dp = dp,
                         .zero = p->zero > 0 ? p->zero : 0,
@@ -222,7 +223,9 @@ ari_search ari_asked_search(const ari_asked *a)
     return (ari_search){.base = a->base,
                         .ranks = a->ranks,
                         .fixed = {.tp = p->tp,
-                                  .cp = v->cp,
+                                  .cp = p->cp,
+                                  .cp_inner = p->cp_inner,
+                                  .zigzag = p->zigzag,
                                   .pp = v->pp,
                                   .dp = p->dp,
                                   .micro_batches = p->micro_batches,

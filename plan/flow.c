@@ -42,7 +42,7 @@ static bool same_calls(const ari_operation *a, const ari_operation *b)
     for (int i = 0; i < a->calls && a->calls == b->calls; i++) {
         const ari_op_call *x = &a->call[i], *y = &b->call[i];
         if (x->kind != y->kind || x->over != y->over || x->elements != y->elements || x->dtype != y->dtype ||
-            x->often != y->often || x->role != y->role || strcmp(x->tag, y->tag) != 0)
+            x->often != y->often || x->repeats != y->repeats || x->role != y->role || strcmp(x->tag, y->tag) != 0)
             return false;
     }
     return a->calls == b->calls;
@@ -80,10 +80,11 @@ static void end_layer(builder *b)
 
 static void add_total(ari_flow_total *t, const ari_operation *op)
 {
-    t->calls += (size_t)op->calls * op->times;
     t->multiply_adds += op->multiply_adds * (double)op->times;
-    for (int i = 0; i < op->calls; i++)
+    for (int i = 0; i < op->calls; i++) {
+        t->calls += op->call[i].repeats * op->times;
         t->bytes += ari_call_sent(&op->call[i]) * (double)op->times;
+    }
 }
 
 static ar_status add(void *user, const ari_operation *op)
@@ -114,7 +115,7 @@ ar_status ari_flow_init(ari_flow *f, const ari_step_case *c, const ari_flow_opti
     for (int i = 0; i <= ARI_PASS_STEP; i++)
         b.shown[i] = SIZE_MAX;
     *f = (ari_flow){0};
-    AR_TRY(ari_operations_once(c, o->dp_rank, o->tp_rank, add, &b));
+    AR_TRY(ari_operations_once(c, o->rank, add, &b));
     end_layer(&b);
     return AR_OK;
 }

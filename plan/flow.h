@@ -25,7 +25,7 @@ typedef struct ari_flow {
 } ari_flow;
 
 typedef struct ari_flow_options {
-    int dp_rank, tp_rank;
+    int rank;         /* whose, of the world */
     bool passes_only; /* forward passes alone: neither the backward passes nor what is outside of both */
     bool each_layer;  /* a row for every layer */
 } ari_flow_options;

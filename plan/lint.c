@@ -32,11 +32,11 @@ const char *ar_lint_rule_text(ar_lint_rule r)
 
 const char *ari_lint_axis_name(int axis)
 {
-    static const ari_call_group groups[ARI_LINT_AXES] = {
-        [ARI_AXIS_DP] = ARI_OVER_DP, [ARI_AXIS_TP] = ARI_OVER_TP, [ARI_LINT_COPIES] = ARI_OVER_COPIES};
-    if (axis == ARI_LINT_NO_AXIS)
-        return "";
-    return axis == ARI_LINT_MICRO ? "micro-batches" : ari_call_group_name(groups[axis]);
+    if (axis < ARI_PLACED_AXES)
+        return ari_axis_name(axis);
+    return axis == ARI_LINT_NO_AXIS ? ""
+           : axis == ARI_LINT_MICRO ? "micro-batches"
+                                    : ari_call_group_name(ARI_OVER_COPIES);
 }
 
 /* --- repairs ------------------------------------------------------------------------------------------------------ */
@@ -154,7 +154,7 @@ static ar_status walk(ari_lint_state *l, const ari_step_case *c)
 {
     const char *fault = ar_fault_name(c->run.fault);
     ari_lint_editor e = {.c = c, .fault = c->run.fault, .visit = ari_lint_visit, .user = l};
-    AR_TRY(ari_operations_once(c, 0, 0, ari_lint_edit, &e));
+    AR_TRY(ari_operations_once(c, 0, ari_lint_edit, &e));
     if (c->run.fault != AR_FAULT_NONE && e.edits == 0)
         return ar_error_set(AR_ERR_ARG,
                             "fault %s changes nothing in this model and layout: 'anyrank lint --inject %s' alone takes "

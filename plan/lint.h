@@ -9,9 +9,8 @@
 
 /* --- types -------------------------------------------------------------------------------------------------------- */
 
-/* Along what a value has a type: the axes of the mesh, and the neighbouring ranks of tp that hold copies of a KV head.
- * Micro-batches, and no axis at all, are
- * for reports alone. */
+/* Along what a value has a type: the axes of the mesh, and the neighbouring ranks that hold copies of a KV head.
+ * Micro-batches, and no axis at all, are for reports alone. */
 enum { ARI_LINT_COPIES = ARI_PLACED_AXES, ARI_LINT_AXES, ARI_LINT_MICRO = ARI_LINT_AXES, ARI_LINT_NO_AXIS };
 typedef struct ari_lint_type {
     ar_placement at[ARI_LINT_AXES];
@@ -47,8 +46,10 @@ ari_lint_verdict ari_lint_add(ar_placement a, ar_placement b);
 ari_lint_verdict ari_lint_add_parameter(ar_placement x, ar_placement w, int features);
 /** A function of each element alone. */
 ari_lint_verdict ari_lint_elementwise(ar_placement x, bool linear);
-/** A function of all features of a token (norm), or of all tokens of a head's features (attention). */
+/** A function of all features of a token (norm). */
 ari_lint_verdict ari_lint_along(ar_placement x, int dim, bool linear);
+/** Attention of queries to keys, or to values: a query sees those of all tokens. */
+ari_lint_verdict ari_lint_attend(ar_placement q, ar_placement k);
 /** Rows of a table [ids, features] by id, and the table's gradient. */
 ari_lint_verdict ari_lint_lookup(ar_placement ids, ar_placement table);
 ari_lint_verdict ari_lint_lookup_gradient(ar_placement dy, ar_placement table);
@@ -164,6 +165,8 @@ ar_status ari_lint_visit(void *user, const ari_operation *op);
 AR_NODISCARD ar_status ari_lint_end(ari_lint_state *l);
 void ari_lint_fini(ari_lint_state *l);
 
+/** Places a value along all axes over which gradients are summed. */
+void ari_lint_over_dp(ari_lint_type *v, ar_placement p);
 /** What the list says of a value. */
 ari_lint_type ari_lint_stated(const ari_op_value *v);
 /** The value that an operation takes or makes as `v` of the list, of which `has` is known: what the list says where that

@@ -388,14 +388,23 @@ static ar_status count_targets(ari_lint_editor *e, const ari_operation *op)
                            .times = op->times,
                            .inputs = 1,
                            .outputs = 1};
-    const size_t dp = (size_t)ari_at_least_one(e->c->run.parallel.dp);
-    count.output[0] = (ari_op_value){
-        .dtype = AR_I64, .ndim = 1, .shape = {1}, .local = {1}, .at = {{AR_INVARIANT, 0}, {AR_INVARIANT, 0}}};
-    count.input[0] = count.output[0];
-    count.input[0].at[ARI_AXIS_DP] = (ar_placement){AR_PARTIAL_SUM, 0};
-    if (dp > 1)
-        count.call[count.calls++] =
-            (ari_op_call){ARI_CALL_ALL_REDUCE, ARI_OVER_DP, dp, 1, AR_I64, ARI_EACH_STEP, ARI_NO_ROLE, "targets"};
+    const int ranks = ar_parallel_world(&e->c->run.parallel) / ari_at_least_one(e->c->run.parallel.tp);
+    count.output[0] = count.input[0] = (ari_op_value){.dtype = AR_I64, .ndim = 1, .shape = {1}, .local = {1}};
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+        const bool summed = ari_call_group_has(ARI_OVER_DP, axis);
+        count.output[0].at[axis] = (ar_placement){AR_INVARIANT, 0};
+        count.input[0].at[axis] = (ar_placement){summed ? AR_PARTIAL_SUM : AR_INVARIANT, 0};
+    }
+    if (ranks > 1)
+        count.call[count.calls++] = (ari_op_call){.kind = ARI_CALL_ALL_REDUCE,
+                                                  .over = ARI_OVER_DP,
+                                                  .ranks = (size_t)ranks,
+                                                  .elements = 1,
+                                                  .dtype = AR_I64,
+                                                  .often = ARI_EACH_STEP,
+                                                  .repeats = 1,
+                                                  .role = ARI_NO_ROLE,
+                                                  .tag = "targets"};
     e->edits++;
     return pass_on(e, &count);
 }

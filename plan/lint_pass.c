@@ -6,7 +6,7 @@
 #include "plan/lint.h"
 
 static const ar_placement whole = {AR_INVARIANT, 0};
-enum { TOKENS = 1, FEATURES = 2 }; /* dimensions of an activation */
+enum { FEATURES = 2 }; /* the dimension of an activation */
 
 static bool is_vector(const ari_op_value *v)
 {
@@ -58,8 +58,11 @@ static ari_lint_type use(ari_lint_state *l, const ari_operation *op, int i)
     if (!p)
         return ari_lint_stated(v);
     p->uses++;
-    if (!p->broadcast && l->size[ARI_AXIS_DP] > 1) {
-        ari_lint_find(l->f, op, ARI_AXIS_DP, AR_LINT_missing_broadcast, "V", "R",
+    int axis = 0; /* along which there are other ranks that hold it */
+    while (axis < ARI_AXIS_TP && l->size[axis] == 1)
+        axis++;
+    if (!p->broadcast && axis < ARI_AXIS_TP) {
+        ari_lint_find(l->f, op, axis, AR_LINT_missing_broadcast, "V", "R",
                       "broadcast the parameter over dp from rank 0 before the first step");
         p->broadcast = true;
     }
@@ -77,7 +80,12 @@ static void keep(ari_lint_state *l, const ari_operation *op, ari_lint_type store
 
 static void embedding(ari_lint_state *l, const ari_operation *op)
 {
-    ari_lint_type ids = {.at = {[ARI_AXIS_DP] = {AR_SHARD, 0}, [ARI_AXIS_TP] = whole, [ARI_LINT_COPIES] = whole}};
+    static const ar_placement positions = {AR_SHARD, 1};
+    ari_lint_type ids = {.at = {[ARI_AXIS_DP] = {AR_SHARD, 0},
+                                [ARI_AXIS_RING] = positions,
+                                [ARI_AXIS_INNER] = positions,
+                                [ARI_AXIS_TP] = whole,
+                                [ARI_LINT_COPIES] = whole}};
     ids = ari_lint_agree(l, op, &op->input[0], ids);
     ari_lint_type out = by(l, op, ari_lint_lookup, ids, use(l, op, 0));
     ari_lint_collectives(l, op, &out, 1, NULL, &op->output[0]);
@@ -147,6 +155,8 @@ static void product(ari_lint_state *l, const ari_operation *op)
     ari_lint_collectives(l, op, &out, 1, NULL, &op->output[0]);
     for (int i = 0; i < op->outputs; i++)
         l->at[i] = ari_lint_agree(l, op, &op->output[i], out);
+    for (int i = op->outputs; i < ARI_OP_VALUES; i++) /* of one parameter, several may be taken out of it */
+        l->at[i] = l->at[0];
     l->has_maker = ari_lint_partial(l->at[0].at[ARI_AXIS_TP]);
     if (l->has_maker)
         l->maker = *op;
@@ -188,15 +198,40 @@ static void other_function(ari_lint_state *l, const ari_operation *op)
     functions(l, op, false);
 }
 
-/* Every query sees the keys of all tokens. */
+/* Queries, keys and values on their way, each by the operation's collectives unless it stays as it is. */
+static void travel(ari_lint_state *l, const ari_operation *op)
+{
+    for (int i = 0; i < op->inputs; i++) {
+        const ari_lint_type from = ari_lint_stated(&op->input[i]), to = ari_lint_stated(&op->output[i]);
+        bool moves = false;
+        for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+            moves = moves || (l->size[axis] > 1 && !ari_lint_same(from.at[axis], to.at[axis]));
+        l->at[i] = moves ? redistributed(l, op, i, l->at[i]) : ari_lint_agree(l, op, &op->input[i], l->at[i]);
+    }
+}
+
+/* The keys and values of the forward pass once more, beside the gradients. */
+static void travel_again(ari_lint_state *l, const ari_operation *op)
+{
+    ari_lint_type gradients[ARI_OP_VALUES];
+    for (int i = 0; i < op->inputs; i++) {
+        gradients[i] = l->at[i];
+        l->at[i] = ari_lint_stated(&op->input[i]);
+    }
+    travel(l, op);
+    for (int i = 0; i < op->inputs; i++)
+        l->at[i] = gradients[i];
+}
+
+/* Every query sees the keys and the values of all tokens. */
 static void attention(ari_lint_state *l, const ari_operation *op)
 {
-    ari_lint_type q = l->at[0];
-    for (int i = 0; i < op->inputs; i++) {
-        const ari_lint_type x = ari_lint_agree(l, op, &op->input[i], l->at[i]);
-        const ari_lint_type y = along(l, op, x, TOKENS, false);
-        q = i == 0 ? y : by(l, op, ari_lint_add, q, y);
-    }
+    ari_lint_type x[ARI_OP_VALUES];
+    for (int i = 0; i < op->inputs; i++)
+        x[i] = ari_lint_agree(l, op, &op->input[i], l->at[i]);
+    ari_lint_type q = x[0];
+    for (int i = op->inputs > 1; i < op->inputs; i++)
+        q = by(l, op, ari_lint_attend, q, x[i]);
     l->at[0] = ari_lint_agree(l, op, &op->output[0], q);
     keep(l, op, q, l->at[0]);
 }
@@ -252,9 +287,13 @@ static void check_count(ari_lint_state *l, const ari_operation *op)
     if (l->per_micro && l->c->run.parallel.micro_batches > 1)
         ari_lint_find(l->f, op, ARI_LINT_MICRO, AR_LINT_local_count, "V", "I",
                       "count the targets of all micro-batches before the first one, and divide each loss by that");
-    if (ari_lint_partial(l->targets.at[ARI_AXIS_DP]) && l->size[ARI_AXIS_DP] > 1)
-        ari_lint_find(l->f, op, ARI_AXIS_DP, AR_LINT_local_count, "P(sum)", "I",
-                      "all-reduce the number of targets over dp, and divide by the sum");
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+        char repair[AR_LINT_REPAIR];
+        snprintf(repair, sizeof repair, "all-reduce the number of targets over %s, and divide by the sum",
+                 ari_axis_name(axis));
+        if (ari_lint_partial(l->targets.at[axis]) && l->size[axis] > 1)
+            ari_lint_find(l->f, op, axis, AR_LINT_local_count, "P(sum)", "I", repair);
+    }
 }
 
 static void loss(ari_lint_state *l, const ari_operation *op)
@@ -328,7 +367,7 @@ static void norm_backward(ari_lint_state *l, const ari_operation *op)
     l->at[0] = ari_lint_agree(l, op, &op->output[0], l->dy[0]);
 }
 
-/* dK and dV of copies of a KV head: each rank's are those of its own queries. */
+/* dK and dV of copies of a KV head, and on the places of a ring: each rank's are those of its own queries. */
 static void attention_backward(ari_lint_state *l, const ari_operation *op)
 {
     const ari_lint_type dy = arrives(l, op, comes_back(l, op), 0);
@@ -336,6 +375,8 @@ static void attention_backward(ari_lint_state *l, const ari_operation *op)
         l->at[i] = dy;
         if (op->output[i].copies > 1)
             l->at[i].at[ARI_LINT_COPIES] = (ar_placement){AR_PARTIAL_SUM, 0};
+        if (i > 0)
+            l->at[i].at[ARI_AXIS_RING] = (ar_placement){AR_PARTIAL_SUM, 0};
     }
     ari_lint_collectives(l, op, l->at, op->outputs, NULL, &op->output[0]);
     for (int i = 0; i < op->outputs; i++)
@@ -454,6 +495,8 @@ static const judge judges[ARI_OPERATION_KINDS][2] = {
     [ARI_OPERATION_PRODUCT] = {product, product_backward},
     [ARI_OPERATION_BIAS] = {bias, NULL},
     [ARI_OPERATION_ROPE] = {linear_function, functions_backward},
+    [ARI_OPERATION_HEADS] = {travel, travel},
+    [ARI_OPERATION_RING] = {travel, travel_again},
     [ARI_OPERATION_ATTENTION] = {attention, attention_backward},
     [ARI_OPERATION_ACTIVATION] = {other_function, functions_backward},
     [ARI_OPERATION_GATE] = {other_function, functions_backward},

@@ -4,7 +4,7 @@
 #include "plan/lint.h"
 
 static const ar_placement whole = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM, 0};
-enum { FEATURES = 2 }; /* the dimension of an activation */
+enum { TOKENS = 1, FEATURES = 2 }; /* dimensions of an activation */
 
 bool ari_lint_whole(ar_placement p)
 {
@@ -136,6 +136,17 @@ ari_lint_verdict ari_lint_elementwise(ar_placement x, bool linear)
 ari_lint_verdict ari_lint_along(ar_placement x, int dim, bool linear)
 {
     return cut_at(x, dim) ? ari_lint_mismatch(x, whole) : ari_lint_elementwise(x, linear);
+}
+
+ari_lint_verdict ari_lint_attend(ar_placement q, ar_placement k)
+{
+    if (ari_lint_partial(q) || ari_lint_partial(k))
+        return broken(AR_LINT_nonlinear_of_partial, ari_lint_partial(k) ? k : q, whole);
+    if (cut_at(k, TOKENS))
+        return ari_lint_mismatch(k, whole);
+    if (cut_at(q, TOKENS)) /* each rank has its own queries */
+        return ari_lint_whole(k) ? makes(q) : ari_lint_mismatch(k, whole);
+    return ari_lint_add(q, k);
 }
 
 ari_lint_verdict ari_lint_lookup(ar_placement ids, ar_placement table)

@@ -26,13 +26,14 @@ static ari_lint_type through(ari_lint_state *l, const ari_operation *op, ari_lin
 static void broadcast(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_param *p = ari_lint_parameter(l, op->layer, &op->output[0]);
+    const size_t holders = l->size[ARI_AXIS_DP] * l->size[ARI_AXIS_RING] * l->size[ARI_AXIS_INNER];
     char has[AR_LINT_PLACED], repair[AR_LINT_REPAIR];
     if (!p)
         return;
     for (int i = 0; i < op->calls; i++) {
         const ari_op_call *call = &op->call[i];
         p->broadcast = true;
-        if (call->over == ARI_OVER_DP && call->ranks == l->size[ARI_AXIS_DP])
+        if (call->over == ARI_OVER_DP && call->ranks == holders)
             continue;
         snprintf(has, sizeof has, "%zu ranks of %s", call->ranks,
                  call->over == ARI_OVER_DP ? "the world" : ari_call_group_name(call->over));
@@ -41,8 +42,8 @@ static void broadcast(ari_lint_state *l, const ari_operation *op)
             "broadcast over the parameter's dp group: the ranks of one tp rank, %zu apart; others hold other parts",
             l->size[ARI_AXIS_TP]);
         char needs[AR_LINT_PLACED];
-        snprintf(needs, sizeof needs, "%zu ranks of dp", l->size[ARI_AXIS_DP]);
-        find(l, op, ARI_AXIS_DP, AR_LINT_wrong_group, has, needs, repair);
+        snprintf(needs, sizeof needs, "%zu ranks of dp", holders);
+        ari_lint_find(l->f, op, ARI_AXIS_DP, AR_LINT_wrong_group, has, needs, repair);
     }
 }
 
@@ -51,7 +52,7 @@ static void broadcast(ari_lint_state *l, const ari_operation *op)
 static void targets(ari_lint_state *l, const ari_operation *op)
 {
     l->per_micro = op->pass != ARI_PASS_STEP;
-    l->targets.at[ARI_AXIS_DP] = term; /* what is left of that, the loss tells */
+    ari_lint_over_dp(&l->targets, term); /* what is left of that, the loss tells */
     ari_lint_collectives(l, op, &l->targets, 1, NULL, &op->output[0]);
 }
 
@@ -64,7 +65,7 @@ static void loss_sum(ari_lint_state *l, const ari_operation *op)
 static void unused(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_type used = ari_lint_stated(&op->input[0]);
-    used.at[ARI_AXIS_DP] = (ar_placement){AR_PARTIAL_MAX, 0};
+    ari_lint_over_dp(&used, (ar_placement){AR_PARTIAL_MAX, 0});
     (void)through(l, op, used);
 }
 
@@ -86,7 +87,7 @@ static void gradient_norm(ari_lint_state *l, const ari_operation *op)
     ari_lint_type v[2]; /* an exponent, then the squares */
     v[0] = l->weights;
     v[0].at[ARI_AXIS_TP] = term;
-    v[0].at[ARI_AXIS_DP] = l->summed.kind == AR_SHARD ? term : whole;
+    ari_lint_over_dp(&v[0], l->summed.kind == AR_SHARD ? term : whole);
     v[0] = v[1] = ari_lint_agree(l, op, &op->input[0], v[0]);
     ari_lint_collectives(l, op, v, 2, NULL, &op->output[0]);
     for (int i = 0; i < 2; i++)
@@ -96,7 +97,7 @@ static void gradient_norm(ari_lint_state *l, const ari_operation *op)
 static void update(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_type gradient = l->weights;
-    gradient.at[ARI_AXIS_DP] = l->summed;
+    ari_lint_over_dp(&gradient, l->summed);
     l->weights = ari_lint_agree(l, op, &op->output[0], ari_lint_agree(l, op, &op->input[0], gradient));
 }
 

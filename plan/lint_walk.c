@@ -13,6 +13,12 @@ static const ar_placement whole = {AR_INVARIANT, 0};
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
 
+void ari_lint_over_dp(ari_lint_type *v, ar_placement p)
+{
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+        v->at[axis] = ari_call_group_has(ARI_OVER_DP, axis) ? p : v->at[axis];
+}
+
 ari_lint_type ari_lint_stated(const ari_op_value *v)
 {
     ari_lint_type t;
@@ -43,27 +49,37 @@ ari_lint_type ari_lint_agree(ari_lint_state *l, const ari_operation *op, const a
     return stated;
 }
 
-/* The rank's extents are those that the placement over tp gives it: along dp ranks share samples, of which not every
- * micro-batch has the same number. */
+/* Ranks that hold one part along a dimension: copies are of heads, never of positions. */
+static size_t copies_along(const ari_op_value *v, int dim)
+{
+    const bool positions = v->ndim == 3 && dim == 1;
+    return v->copies > 0 && !positions ? v->copies : 1;
+}
+
+/* The rank's extents are those that its placements give it: along dp ranks share samples, of which not every micro-batch
+ * has the same number. */
 static void check_extent(ari_lint_state *l, const ari_operation *op, const ari_op_value *v)
 {
-    const ar_placement tp = v->at[ARI_AXIS_TP];
-    const int parts = (int)l->size[ARI_AXIS_TP] / (int)(v->copies > 0 ? v->copies : 1);
     for (int d = 0; d < v->ndim; d++) {
-        const bool cut = tp.kind == AR_SHARD && tp.dim == d;
-        size_t start = 0, own = v->shape[d];
+        int cutting = ARI_AXIS_TP;
+        size_t parts = 1, start = 0, own = v->shape[d];
         if (v->at[ARI_AXIS_DP].kind == AR_SHARD && d == 0)
             continue;
-        if (cut)
-            ar_split_uneven(v->shape[d], parts, 0, &start, &own);
+        for (int axis = ARI_AXIS_RING; axis < ARI_PLACED_AXES; axis++) {
+            const bool cuts = l->size[axis] > 1 && v->at[axis].kind == AR_SHARD && v->at[axis].dim == d;
+            parts *= cuts ? l->size[axis] : 1;
+            cutting = cuts ? axis : cutting;
+        }
+        if (parts > 1)
+            ar_split_uneven(v->shape[d], (int)(parts / copies_along(v, d)), 0, &start, &own);
         if (v->local[d] == own)
             continue;
         char has[AR_LINT_PLACED], needs[AR_LINT_PLACED], repair[AR_LINT_REPAIR];
         snprintf(has, sizeof has, "%zu of %zu", v->local[d], v->shape[d]);
         snprintf(needs, sizeof needs, "%zu of %zu", own, v->shape[d]);
-        snprintf(repair, sizeof repair, "dimension %d: divide by the %d parts once, the first ones longer by the rest",
-                 d, cut ? parts : 1);
-        ari_lint_find(l->f, op, ARI_AXIS_TP, AR_LINT_wrong_extent, has, needs, repair);
+        snprintf(repair, sizeof repair, "dimension %d: divide by the %zu parts once, the first ones longer by the rest",
+                 d, parts > 1 ? parts / copies_along(v, d) : 1);
+        ari_lint_find(l->f, op, cutting, AR_LINT_wrong_extent, has, needs, repair);
     }
 }
 
@@ -80,26 +96,61 @@ static void check_extents(ari_lint_state *l, const ari_operation *op)
 
 /* --- collectives -------------------------------------------------------------------------------------------------- */
 
-static int axis_of(ari_call_group over)
+/* Whether the call's ranks differ along the axis. */
+static bool goes_along(const ari_lint_state *l, const ari_op_call *call, int axis)
 {
-    return over == ARI_OVER_DP ? ARI_AXIS_DP : over == ARI_OVER_TP ? ARI_AXIS_TP : ARI_LINT_COPIES;
+    const bool has = axis == ARI_LINT_COPIES ? call->over == ARI_OVER_COPIES : ari_call_group_has(call->over, axis);
+    return has && l->size[axis] > 1;
 }
 
-/* Whether the collective does with a value what it is for; then the value is what comes out. */
-static bool serves(ar_placement *p, const ari_op_call *call, ar_placement to)
+/* The ranks of the group that a call names, for a value of so many copies. */
+static size_t ranks_of(const ari_lint_state *l, const ari_op_call *call, const ari_op_value *v)
+{
+    size_t ranks = 1;
+    if (call->over == ARI_OVER_COPIES)
+        return v->copies > 0 ? v->copies : 1;
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+        ranks *= goes_along(l, call, axis) ? l->size[axis] : 1;
+    return ranks;
+}
+
+/* The first axis along which its ranks differ; of a group of one any that it is over. */
+static int axis_of(const ari_lint_state *l, const ari_op_call *call)
+{
+    int any = ARI_LINT_COPIES;
+    for (int axis = ARI_PLACED_AXES; axis-- > 0;)
+        any = ari_call_group_has(call->over, axis) && (l->size[axis] > 1 || any == ARI_LINT_COPIES) ? axis : any;
+    return any;
+}
+
+/* Whether the collective does with a value what it is for, along one axis; then *p is what comes out. */
+static bool serves_along(ar_placement *p, const ari_op_call *call, ar_placement to)
 {
     const bool partial = ari_lint_partial(*p);
     if (call->kind == ARI_CALL_ALL_REDUCE && partial)
         *p = whole;
     else if (call->kind == ARI_CALL_REDUCE_SCATTER && partial)
         *p = to.kind == AR_SHARD ? to : (ar_placement){AR_SHARD, 0};
-    else if (call->kind == ARI_CALL_ALL_GATHER && p->kind == AR_SHARD)
+    else if ((call->kind == ARI_CALL_ALL_GATHER || call->kind == ARI_CALL_EXCHANGE) && p->kind == AR_SHARD)
         *p = whole;
     else if (call->kind == ARI_CALL_ALL_TO_ALL && p->kind == AR_SHARD && to.kind == AR_SHARD)
         *p = to;
     else
         return false;
     return true;
+}
+
+/* The first axis of the call along which it does not serve a value; ARI_LINT_NO_AXIS: it serves it along all, and the
+ * value is what comes out. */
+static int serves(const ari_lint_state *l, ari_lint_type *v, const ari_op_call *call, const ari_lint_type *to)
+{
+    ari_lint_type out = *v;
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+        if (goes_along(l, call, axis) && !serves_along(&out.at[axis], call, to->at[axis]))
+            return axis;
+    }
+    *v = out;
+    return ARI_LINT_NO_AXIS;
 }
 
 /* The axis along which a value waits for a sum that no call of the operation makes; -1: there is none. */
@@ -110,7 +161,8 @@ static int waiting(const ari_lint_state *l, const ari_operation *op, const ari_l
         for (int i = 0; i < n; i++)
             pending = pending || ari_lint_partial(v[i].at[axis]);
         for (int i = 0; i < op->calls; i++)
-            called = called || (axis_of(op->call[i].over) == axis && op->call[i].ranks == l->size[axis]);
+            called = called || (goes_along(l, &op->call[i], axis) &&
+                                op->call[i].ranks == ranks_of(l, &op->call[i], &op->output[op->outputs - 1]));
         if (l->size[axis] > 1 && pending && !called)
             return axis;
     }
@@ -120,23 +172,25 @@ static int waiting(const ari_lint_state *l, const ari_operation *op, const ari_l
 static void find_group(ari_lint_state *l, const ari_operation *op, const ari_op_call *call, int right)
 {
     char has[AR_LINT_PLACED], needs[AR_LINT_PLACED], repair[AR_LINT_REPAIR];
-    const int axis = axis_of(call->over);
+    const bool more = call->ranks > ranks_of(l, call, &op->output[op->outputs - 1]);
     snprintf(has, sizeof has, "%zu ranks of %s", call->ranks,
-             call->ranks > l->size[axis] && axis != ARI_LINT_COPIES ? "the world" : ari_lint_axis_name(axis));
+             more && call->over != ARI_OVER_COPIES ? "the world" : ari_call_group_name(call->over));
     snprintf(needs, sizeof needs, "%zu ranks of %s", l->size[right], ari_lint_axis_name(right));
-    snprintf(repair, sizeof repair, "%s over the value's %s group: rank = dp rank * %zu + tp rank",
-             ari_call_name(call->kind), ari_lint_axis_name(right), l->size[ARI_AXIS_TP]);
+    snprintf(repair, sizeof repair, "%s over the value's %s group: tp ranks are neighbours%s, dp ranks %zu apart",
+             ari_call_name(call->kind), ari_lint_axis_name(right),
+             ari_axis_ranks(&l->c->run.parallel, ARI_AXIS_RING) * l->size[ARI_AXIS_INNER] > 1 ? ", then cp ranks" : "",
+             l->size[ARI_AXIS_RING] * l->size[ARI_AXIS_INNER] * l->size[ARI_AXIS_TP]);
     ari_lint_find(l->f, op, right, AR_LINT_wrong_group, has, needs, repair);
 }
 
-/* A call that serves no value. */
+/* A call that serves no value, along `axis` for one. */
 static void misplaced(ari_lint_state *l, const ari_operation *op, const ari_op_call *call, ari_lint_type *v, int n,
-                      const ari_op_value *to)
+                      const ari_op_value *to, int axis)
 {
-    const int axis = axis_of(call->over), other = waiting(l, op, v, n);
+    const int other = waiting(l, op, v, n);
     const ari_lint_type end = ari_lint_stated(to);
     const ar_placement has = v[0].at[axis];
-    if (call->ranks != l->size[axis] || other >= 0) {
+    if (call->ranks != ranks_of(l, call, &op->output[op->outputs - 1]) || other >= 0) {
         const int right = other >= 0 ? other : axis;
         find_group(l, op, call, right);
         for (int i = 0; i < n; i++)
@@ -150,7 +204,8 @@ static void misplaced(ari_lint_state *l, const ari_operation *op, const ari_op_c
         wrong.rule = ari_lint_whole(has) || op->kind == ARI_OPERATION_GRADIENT_SUM ? AR_LINT_redundant_reduction
                                                                                    : AR_LINT_wrong_reduction;
     ari_lint_find_placed(l->f, op, axis, &wrong);
-    v[0].at[axis] = end.at[axis];
+    for (int i = 0; i < ARI_LINT_AXES; i++)
+        v[0].at[i] = goes_along(l, call, i) ? end.at[i] : v[0].at[i];
 }
 
 void ari_lint_collectives(ari_lint_state *l, const ari_operation *op, ari_lint_type *v, int n, const char *const *tags,
@@ -159,14 +214,18 @@ void ari_lint_collectives(ari_lint_state *l, const ari_operation *op, ari_lint_t
     const ari_lint_type end = ari_lint_stated(to);
     for (int i = 0; i < op->calls; i++) {
         const ari_op_call *call = &op->call[i];
-        const int axis = axis_of(call->over);
+        const bool right = call->ranks == ranks_of(l, call, &op->output[op->outputs - 1]);
+        int amiss = axis_of(l, call);
         bool served = false;
-        for (int k = 0; k < n && !served && call->ranks == l->size[axis]; k++) {
-            if (!tags || strcmp(tags[k], call->tag) == 0)
-                served = serves(&v[k].at[axis], call, end.at[axis]);
+        for (int k = 0; k < n && !served && right; k++) {
+            if (tags && strcmp(tags[k], call->tag) != 0)
+                continue;
+            const int unserved = serves(l, &v[k], call, &end);
+            served = unserved == ARI_LINT_NO_AXIS;
+            amiss = k == 0 && !served ? unserved : amiss;
         }
         if (!served)
-            misplaced(l, op, call, v, n, to);
+            misplaced(l, op, call, v, n, to, amiss);
     }
 }
 
@@ -248,21 +307,21 @@ ar_status ari_lint_visit(void *user, const ari_operation *op)
 ar_status ari_lint_begin(ari_lint_state *l, ari_lint_findings *f, ar_lint_report *counts, const ari_step_case *c)
 {
     const ar_parallel *p = &c->run.parallel;
-    const size_t tp = (size_t)ari_at_least_one(p->tp), kv = c->config->kv_heads;
+    const size_t kv = c->config->kv_heads, heads = ari_axis_ranks(p, ARI_AXIS_TP) * ari_axis_ranks(p, ARI_AXIS_INNER);
     size_t places = 0;
     *l = (ari_lint_state){.c = c,
                           .f = f,
                           .counts = counts,
-                          .size = {[ARI_AXIS_DP] = (size_t)ari_at_least_one(p->dp),
-                                   [ARI_AXIS_TP] = tp,
-                                   [ARI_LINT_COPIES] = kv > 0 && tp > kv ? tp / kv : 1},
+                          .size = {[ARI_LINT_COPIES] = kv > 0 && heads > kv ? heads / kv : 1},
                           .head = c->config->arch != AR_ARCH_STACK,
                           .layer = ARI_NO_LAYER,
                           .pass = ARI_PASS_START,
                           .summed = {AR_PARTIAL_SUM, 0}};
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)
         l->targets.at[axis] = l->loss.at[axis] = l->weights.at[axis] = whole;
-    l->targets.at[ARI_AXIS_DP] = (ar_placement){AR_PARTIAL_SUM, 0};
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+        l->size[axis] = ari_axis_ranks(p, axis);
+    ari_lint_over_dp(&l->targets, (ar_placement){AR_PARTIAL_SUM, 0});
     AR_TRY(ari_mul_size(&places, c->config->layers + 1, PLACES));
     AR_TRY(ari_alloc_zero((void **)&l->param_at, places, sizeof *l->param_at, "the parameters of lint"));
     return ari_alloc_zero((void **)&l->record_at, places, sizeof *l->record_at, "the operations of lint");

@@ -65,7 +65,8 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
         snprintf(text, size, "a smaller tp, or faster links %s, would move it", link_of(t, k));
         break;
     case ARI_TIME_CP:
-        snprintf(text, size, "a smaller cp, or faster links %s, would move it", link_of(t, k));
+        snprintf(text, size, "a smaller cp%s, or faster links %s, would move it",
+                 ari_axis_ranks(layout, ARI_AXIS_RING) > 1 ? ", more of it within cp-inner" : "", link_of(t, k));
         break;
     case ARI_TIME_DP:
         snprintf(text, size, "a larger batch%s, or faster links %s, would move it",
@@ -81,18 +82,40 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
     }
 }
 
-void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t, const ari_found *self,
+/* Of a rank's bytes what it keeps of its positions between the passes. */
+static double share_of_positions(const ari_memory *m)
+{
+    double kept = 0.0;
+    for (int k = ARI_MEMORY_ATTENTION; k <= ARI_MEMORY_LOGITS; k++)
+        kept += m->of[k];
+    return kept / ari_memory_sum(m);
+}
+
+static void too_large(char *text, size_t size, const ari_planned *p, const ari_memory *m, double memory_bytes)
+{
+    const double bytes = ari_memory_sum(m), share = share_of_positions(m);
+    const size_t own = p->step.run.seq / (size_t)ari_at_least_one(p->step.run.parallel.cp);
+    char context[160] = "";
+    if (share > 0.5)
+        snprintf(context, sizeof context,
+                 " %.0f %% of that are what %zu positions of a sequence keep, which context parallelism divides: a "
+                 "larger cp,",
+                 100.0 * share, own);
+    snprintf(text, size,
+             "it does not fit: a rank needs %.1f GB, %.1f GB more than it has;%s a larger tp or pp, a higher stage of "
+             "ZeRO, recomputation or more GPUs would make it fit",
+             bytes * 1e-9, (bytes - memory_bytes) * 1e-9, context);
+}
+
+void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t, const ari_memory *m,
                 const ari_found *faster, double memory_bytes)
 {
     const ari_time_kind k = bound_kind(t);
     const double step = ari_time_step(t), share = step > 0.0 ? 100.0 * t->of[k] / step : 0.0;
     char what[160];
     remedy(what, sizeof what, p, t, k);
-    if (!self->fits) {
-        snprintf(text, size,
-                 "it does not fit: a rank needs %.1f GB, %.1f GB more than it has; a larger tp or pp, a higher "
-                 "stage of ZeRO, recomputation or more GPUs would make it fit",
-                 self->bytes * 1e-9, (self->bytes - memory_bytes) * 1e-9);
+    if (memory_bytes > 0.0 && ari_memory_sum(m) > memory_bytes) {
+        too_large(text, size, p, m, memory_bytes);
         return;
     }
     int used = snprintf(text, size, "the step is bound by %s, %.0f %% of it: %s",

@@ -5,7 +5,8 @@
 
 ar_status ari_planned_world(int *ranks, const ari_planned *p)
 {
-    const int extents[] = {p->step.run.parallel.tp, p->cp, p->pp, p->step.run.parallel.dp};
+    const ar_parallel *layout = &p->step.run.parallel;
+    const int extents[] = {layout->tp, layout->cp, p->pp, layout->dp};
     size_t world = 1;
     for (int i = 0; i < 4; i++) {
         if (extents[i] < 0)
@@ -16,23 +17,6 @@ ar_status ari_planned_world(int *ranks, const ari_planned *p)
                                 extents[2], extents[3], ARI_MOST_RANKS);
     }
     *ranks = (int)world;
-    return AR_OK;
-}
-
-static ar_status check_positions(const ari_planned *p)
-{
-    const ar_run *run = &p->step.run;
-    const size_t cp = (size_t)ari_at_least_one(p->cp), tp = (size_t)ari_at_least_one(run->parallel.tp);
-    const size_t pieces = p->step.config->causal ? 2 * cp : cp;
-    if (cp > 1 && run->seq % pieces != 0)
-        return ar_error_set(
-            AR_ERR_INDIVISIBLE,
-            "a sequence of %zu cannot be split over cp=%zu, %zu pieces of which each rank has %zu; use a "
-            "cp with which %zu is divisible",
-            run->seq, cp, pieces, pieces / cp, run->seq);
-    if (cp > 1 && run->parallel.sp && run->seq / cp % tp != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE, "the %zu positions of a cp rank cannot be split over tp=%zu (sp)",
-                            run->seq / cp, tp);
     return AR_OK;
 }
 
@@ -84,10 +68,9 @@ ar_status ari_planned_check(const ari_planned *p)
     layout.zero = layout.zero > 0;
     AR_TRY(ari_planned_world(&world, p));
     AR_TRY(ar_parallel_check(&layout, p->step.config, &run->plan, run->batch, run->seq));
-    if (run->parallel.zero > 0 && ari_at_least_one(layout.dp) * ari_at_least_one(p->cp) == 1)
+    if (run->parallel.zero > 0 && ari_at_least_one(layout.dp) * ari_at_least_one(layout.cp) == 1)
         return ar_error_set(AR_ERR_ARG, "zero=%d shares out to the ranks of dp and cp: there is one",
                             run->parallel.zero);
-    AR_TRY(check_positions(p));
     AR_TRY(check_stages(p));
     return check_samples(p);
 }

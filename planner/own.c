@@ -72,7 +72,7 @@ static ar_status visit(void *user, const ari_operation *op)
     else if (op->kind == ARI_OPERATION_BROADCAST && op->output[0].dtype == AR_BF16)
         ari_account_touch(a, ari_account_bytes(&op->output[0]));
     else if (op->kind == ARI_OPERATION_AGREEMENT) /* what all ranks say */
-        ari_account_touch(a, (double)ari_at_least_one(a->c->run.parallel.dp) * ari_account_bytes(&op->input[0]));
+        ari_account_touch(a, (double)op->call[0].elements * LONG);
     else if (op->kind == ARI_OPERATION_VERIFY)
         ari_account_touch(a, (double)ar_parallel_world(&a->c->run.parallel) * ari_account_bytes(&op->input[0]));
     return AR_OK;
@@ -152,10 +152,10 @@ static void after(held *h)
         ari_account_touch(a, FLOAT * (h->bucket + h->gradient + h->largest) + NARROW * h->narrow);
 }
 
-static ar_status replay(ari_account *a, int dp_rank, int tp_rank)
+static ar_status replay(ari_account *a, int rank)
 {
     const bool each = a->c->run.parallel.forward_first;
-    AR_TRY((each ? ari_operations : ari_operations_once)(a->c, dp_rank, tp_rank, visit, a));
+    AR_TRY((each ? ari_operations : ari_operations_once)(a->c, rank, visit, a));
     if (is_pass(a->pass))
         end_pass(a);
     clear(a);
@@ -167,11 +167,11 @@ static ar_status refuse_planned(const ari_planned *p)
     return ari_planned_runs(p) && !p->flash
                ? AR_OK
                : ar_error_set(AR_ERR_UNSUPPORTED,
-                              "memory of a run of this version: it has neither context nor pipeline parallelism, "
-                              "recomputation, flash attention nor ZeRO-2 and 3");
+                              "memory of a run of this version: it has neither pipeline parallelism, recomputation, "
+                              "flash attention nor ZeRO-2 and 3");
 }
 
-ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int dp_rank, int tp_rank)
+ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank)
 {
     const ari_step_case *c = &p->step;
     const ar_parallel *parallel = &c->run.parallel;
@@ -183,7 +183,8 @@ ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int dp_rank, int t
                      .config = c->config,
                      .sequence = sequence,
                      .tp = (size_t)ari_at_least_one(parallel->tp),
-                     .tp_rank = (size_t)tp_rank,
+                     .tp_rank = (size_t)(rank % ari_at_least_one(parallel->tp)),
+                     .cp_rank = (size_t)(rank / ari_at_least_one(parallel->tp) % ari_at_least_one(parallel->cp)),
                      .exact = c->run.numerics == AR_NUMERICS_EXACT,
                      .head = c->config->arch != AR_ARCH_STACK,
                      .tokens = outer.tokens,
@@ -193,10 +194,10 @@ ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int dp_rank, int t
     *m = (ari_memory){{0}};
     held h = {.a = &a, .m = m, .states = c->run.steps > 0 ? ari_optimizer_states(&c->run.optimizer) : 0.0};
     h.shares = c->run.parallel.zero > 0;
-    AR_TRY(ari_operations_params(c, tp_rank, add_param, &h));
+    AR_TRY(ari_operations_params(c, rank, add_param, &h));
     if (!c->forward_only)
-        AR_TRY(ari_operations_buckets(c, dp_rank, tp_rank, add_bucket, &h));
-    AR_TRY(replay(&a, dp_rank, tp_rank));
+        AR_TRY(ari_operations_buckets(c, rank, add_bucket, &h));
+    AR_TRY(replay(&a, rank));
     after(&h);
     for (int k = 0; k < ARI_MEMORY_KINDS; k++)
         m->of[k] += a.most[k];
@@ -207,13 +208,13 @@ ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int dp_rank, int t
 
 ar_status ari_memory_own_all(double *bytes, const ari_planned *p)
 {
-    const int tp = ari_at_least_one(p->step.run.parallel.tp), dp = ari_at_least_one(p->step.run.parallel.dp);
+    const int dp = ari_at_least_one(p->step.run.parallel.dp), each = ar_parallel_world(&p->step.run.parallel) / dp;
     const int longer = (int)(p->step.run.batch % (size_t)dp); /* ranks of one sample more: the first */
     *bytes = 0.0;
     for (int r = 0; r < dp; r = r < longer ? longer : dp) {
         ari_memory m;
-        AR_TRY(ari_memory_own(&m, p, r, 0));
-        *bytes += (double)tp * (r < longer ? longer : dp - longer) * ari_memory_sum(&m);
+        AR_TRY(ari_memory_own(&m, p, r * each));
+        *bytes += (double)each * (r < longer ? longer : dp - longer) * ari_memory_sum(&m);
     }
     return AR_OK;
 }

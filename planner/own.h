@@ -17,7 +17,7 @@ typedef struct ari_account_value {
 typedef struct ari_account {
     const ari_step_case *c;
     const ar_config *config;
-    size_t tp, tp_rank;
+    size_t tp, tp_rank, cp_rank;
     bool exact, head; /* head: logits */
     bool sequence;    /* as ar_plan_block wants it */
     ar_embedding_split tokens;

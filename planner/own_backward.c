@@ -3,7 +3,7 @@
  * pass kept for it. A linear layer holds its dY, and what it put together, until its weights' gradients are made. */
 #include "planner/own.h"
 
-static const double WORD = 4.0;
+static const double WORD = 4.0, LONG = 8.0;
 
 static void take(ari_account *a, double bytes)
 {
@@ -121,6 +121,15 @@ static void redistribute(ari_account *a, const ari_operation *op)
     next(a, out);
 }
 
+/* Of ranks that share the tokens each completes some rows of every sample's sums [out, in], one sample after the other:
+ * the sums of all rows, and the numbers and rounded values of its own. */
+static void sum_over_positions(ari_account *a, const ari_op_call *sums, double tokens, double out, double in)
+{
+    const size_t rows = (size_t)out, ranks = sums->ranks;
+    const double own = (double)(rows / ranks + (a->cp_rank < rows % ranks));
+    ari_account_touch(a, LONG * (double)sums->elements + (WORD * in + LONG) * own + WORD * tokens * (out + in));
+}
+
 /* Of each sample a product of integers, whose exponents are those of its tokens. A bias, a norm or a table of rows needs
  * nothing. */
 static void weight_gradient(ari_account *a, const ari_operation *op)
@@ -131,9 +140,16 @@ static void weight_gradient(ari_account *a, const ari_operation *op)
     a->summed = a->open;
     if (op->inputs < 2 || x->ndim != 3 || weight->ndim != 2)
         return;
-    if (a->exact)
-        ari_account_touch(a, WORD * (tokens + (samples + tokens) * (out + in)));
-    else
+    const ari_op_call *sums =
+        op->calls > 0 && op->call[op->calls - 1].over == ARI_OVER_CP ? &op->call[op->calls - 1] : NULL;
+    const double exponents = WORD * (tokens + samples * (out + in));
+    take(a, a->exact ? exponents : 0.0);
+    if (sums)
+        sum_over_positions(a, sums, tokens / samples, out, in);
+    else if (a->exact)
+        ari_account_touch(a, WORD * tokens * (out + in));
+    give(a, a->exact ? exponents : 0.0);
+    if (!a->exact)
         ari_account_round(a, WORD * tokens * out, WORD * tokens * in);
 }
 

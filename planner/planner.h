@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a layout of a model would take on a cluster: memory of a rank by kind, bytes and time. From config, layout and
- * batch alone, over the list of operations (sim/plan/ops.h). Layouts that no run of this version can take (context and
- * pipeline parallelism, ZeRO-2 and 3, recomputation) are planned by formulas (docs/planner.md). */
+ * batch alone, over the list of operations (sim/plan/ops.h). Layouts that no run of this version can take (pipeline
+ * parallelism, ZeRO-2 and 3, recomputation) are planned by formulas (docs/planner.md). */
 #ifndef ARI_PLANNER_H
 #define ARI_PLANNER_H
 
@@ -15,18 +15,18 @@ typedef enum ari_recompute {
     ARI_RECOMPUTE_FULL       /* all but the block's input */
 } ari_recompute;
 
-/* A layout on W = dp * pp * cp * tp ranks. */
+/* A layout on W = dp * pp * cp * tp ranks, in this order. */
 typedef struct ari_planned {
-    ari_step_case step; /* run.parallel: tp, dp, sp, micro-batches, ZeRO stage 0 to 3; run.batch, run.seq: of all ranks
-                           together */
-    int cp, pp;         /* ranks along the sequence, stages; 0 counts as 1 */
+    ari_step_case step; /* run.parallel: tp, cp, dp, sp, micro-batches, ZeRO stage 0 to 3; run.batch, run.seq: of all
+                           ranks together */
+    int pp;             /* stages; 0 counts as 1 */
     int chunks;         /* parts of a stage that take turns with those of others (interleaving); 0 counts as 1 */
     ari_recompute recompute;
     bool flash; /* attention whose scores are never stored */
 } ari_planned;
 
-/** Whether this version runs such a layout: no context or pipeline parallelism, ZeRO-1 at most, no recomputation. Else
- *  it is planned by formulas alone. */
+/** Whether this version runs such a layout: no pipeline parallelism, ZeRO-1 at most, no recomputation. Else it is planned
+ *  by formulas alone. */
 bool ari_planned_runs(const ari_planned *p);
 /** How many layers a walk over the operations has to go through to know them all: one where the plan makes no difference
  *  between layers, which then does for each. */
@@ -79,10 +79,10 @@ double ari_optimizer_states(const ar_optimizer_options *o);
  *  most: of the stage with most, the first along dp, cp and tp. Errors: AR_ERR_INDIVISIBLE (fewer layers than
  *  parts of the pipeline), AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_memory_production(ari_memory *m, const ari_planned *p);
-/** What anyrank itself holds for rank (dp_rank, tp_rank), in either numerics: weights, gradients, optimizer, kept
+/** What anyrank itself holds for a rank of the world, in either numerics: weights, gradients, optimizer, kept
  *  values and buckets are the counted ones to the byte. Errors: as above, and AR_ERR_UNSUPPORTED for what does not run
  *  in this version. */
-AR_NODISCARD ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int dp_rank, int tp_rank);
+AR_NODISCARD ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank);
 /** Bytes of all ranks together, each taken for the one of as many samples that holds most. Errors: as above. */
 AR_NODISCARD ar_status ari_memory_own_all(double *bytes, const ari_planned *p);
 

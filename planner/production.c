@@ -36,9 +36,9 @@ typedef struct section {
 
 typedef struct account {
     const ari_planned *p;
-    ari_step_case step; /* one micro-batch of one rank along the sequence */
+    ari_step_case step; /* one micro-batch */
     ar_config config;
-    double tp, cp, pp, chunks, micro, shards; /* shards: ranks that ZeRO divides over */
+    double tp, ring, pp, chunks, micro, shards; /* shards: ranks that ZeRO divides over */
     bool head;
     bool blocks_begun;
     bool gathered; /* the operation before has made the next one's input, which is not kept but made again */
@@ -58,19 +58,26 @@ static section *section_of(account *a, const ari_operation *op)
 
 /* --- the forward pass --------------------------------------------------------------------------------------------- */
 
+/* Of keys and values that go round a ring its own are the rank's. */
+static double own_elements(const account *a, const ari_op_value *v)
+{
+    const bool round = v->ndim == 3 && v->at[ARI_AXIS_RING].kind == AR_REPLICATE;
+    return ari_op_elements(v) / (round ? a->ring : 1.0);
+}
+
 /* What is gathered for a product is kept as it was before. */
 static double inputs_kept(const account *a, const ari_operation *op)
 {
     double n = 0.0;
     for (int i = 0; i < op->inputs; i++)
-        n += ari_op_elements(&op->input[i]);
+        n += own_elements(a, &op->input[i]);
     if ((op->kind == ARI_OPERATION_LOSS && !a->head) || (op->kind == ARI_OPERATION_PRODUCT && a->gathered))
         return 0.0;
     return (op->stays ? VALUE : of_inputs[op->kind]) * n;
 }
 
-/* Of this rank's queries and heads. Keys are those of all ranks along the sequence. `v`: a value of so many heads as
- * there are queries. */
+/* Of this rank's queries and heads. Keys are those of the whole sequence. `v`: a value of so many heads as there are
+ * queries. */
 static double score_rows(const account *a, const ari_op_value *v)
 {
     return ari_op_elements(v) / (double)a->config.head_dim;
@@ -78,7 +85,7 @@ static double score_rows(const account *a, const ari_op_value *v)
 
 static double scores(const account *a, const ari_op_value *v)
 {
-    return score_rows(a, v) * (double)v->shape[1] * a->cp;
+    return score_rows(a, v) * (double)v->shape[1];
 }
 
 static double scores_kept(const account *a, const ari_operation *op)
@@ -132,7 +139,7 @@ static double values(const account *a, const ari_operation *op)
 {
     const bool gradient = op->kind == ARI_OPERATION_WEIGHT_GRADIENT;
     double n = 0.0;
-    if (op->kind == ARI_OPERATION_LOSS)
+    if (op->kind == ARI_OPERATION_LOSS || op->kind == ARI_OPERATION_RING)
         return 0.0;
     for (int i = 0; i < op->inputs; i++) {
         const bool forward_value = gradient && op->inputs == 2 && i == 0;
@@ -245,17 +252,16 @@ static ari_memory memory_of(const account *a, const stage *s)
 static ar_status begin(account *a, const ari_planned *p)
 {
     const ar_parallel *layout = &p->step.run.parallel;
-    const size_t cp = (size_t)ari_at_least_one(p->cp);
     size_t start = 0;
     *a = (account){.p = p,
                    .step = p->step,
                    .config = *p->step.config,
                    .tp = ari_at_least_one(layout->tp),
-                   .cp = (double)cp,
+                   .ring = (double)ari_axis_ranks(layout, ARI_AXIS_RING),
                    .pp = ari_at_least_one(p->pp),
                    .chunks = ari_at_least_one(p->chunks),
                    .micro = ari_at_least_one(layout->micro_batches),
-                   .shards = (double)cp * ari_at_least_one(layout->dp),
+                   .shards = (double)ari_at_least_one(layout->cp) * ari_at_least_one(layout->dp),
                    .head = ari_part_path(ari_family_of(p->step.config->arch), ARI_HEAD) != NULL};
     if (a->pp * a->chunks > (double)a->config.layers)
         return ar_error_set(
@@ -264,7 +270,6 @@ static ar_status begin(account *a, const ari_planned *p)
             a->config.layers, ari_at_least_one(p->pp), ari_at_least_one(p->chunks));
     a->blocks = a->config.layers = ari_layers_walked(&p->step);
     a->step.config = &a->config;
-    a->step.run.seq = (p->step.run.seq + cp - 1) / cp;
     ar_parallel_rows(layout, p->step.run.batch, 0, 0, &start, &a->step.run.batch);
     return ari_alloc_zero((void **)&a->block, a->blocks, sizeof *a->block, "blocks");
 }

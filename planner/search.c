@@ -20,7 +20,9 @@ ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c)
     layout->sp = c->sp && c->tp > 1;
     layout->zero = c->zero;
     layout->micro_batches = c->micro_batches;
-    p.cp = c->cp;
+    layout->cp = c->cp;
+    layout->cp_inner = c->cp_inner;
+    layout->zigzag = c->zigzag && c->cp > ari_at_least_one(c->cp_inner);
     p.pp = c->pp;
     p.chunks = c->chunks;
     p.recompute = c->recompute;
@@ -193,11 +195,9 @@ static ar_status time_family(seeker *k, ari_choice c, int m, int v)
     return AR_OK;
 }
 
-static ar_status time_mesh(seeker *k)
+/* All layouts of a mesh whose context-parallel ranks are joined in one way. */
+static ar_status time_form(seeker *k)
 {
-    k->n = 0;
-    list_micro(k);
-    list_chunks(k);
     forget_parts(k->parts);
     for (int sp = 0; sp <= (k->mesh.tp > 1); sp++) {
         for (int i = 0; i < k->micros * k->chunks && (k->s->sp < 0 || k->s->sp == sp || k->mesh.tp == 1); i++) {
@@ -207,6 +207,26 @@ static ar_status time_mesh(seeker *k)
             c.chunks = k->chunk[i % k->chunks];
             AR_TRY(time_family(k, c, i / k->chunks, i % k->chunks));
         }
+    }
+    return AR_OK;
+}
+
+/* The ring alone, the all-to-all alone, and both; a ring of causal attention zig-zag where the sequence can be cut so. */
+static ar_status time_mesh(seeker *k)
+{
+    const ari_search *s = k->s;
+    const int cp = k->mesh.cp;
+    k->n = 0;
+    list_micro(k);
+    list_chunks(k);
+    for (int inner = 1; inner <= cp; inner++) {
+        if (cp % inner != 0 || !wanted(s->fixed.cp_inner, inner))
+            continue;
+        const size_t pieces = 2 * (size_t)(cp / inner);
+        const bool balanced = s->base.step.config->causal && s->base.step.run.seq % pieces == 0;
+        k->mesh.cp_inner = inner;
+        k->mesh.zigzag = cp > inner && (balanced || s->fixed.zigzag);
+        AR_TRY(time_form(k));
     }
     return AR_OK;
 }
@@ -318,7 +338,7 @@ static ar_status search_tp(seeker *k, int tp, double begin, double end)
 
 static ar_status check_tp(seeker *k, int tp, bool *can)
 {
-    const ari_choice alone = {.tp = tp, .cp = 1, .pp = 1, .dp = 1, .chunks = 1, .micro_batches = 1};
+    const ari_choice alone = {.tp = tp, .cp = 1, .cp_inner = 1, .pp = 1, .dp = 1, .chunks = 1, .micro_batches = 1};
     const ar_plan *plan = &k->s->base.step.run.plan;
     const ar_status st = ar_config_check_tp(k->s->base.step.config, tp, plan);
     *can = st == AR_OK;

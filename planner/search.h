@@ -19,8 +19,9 @@ bool ari_is_verdict(ar_status st);
 /* A layout, compactly. */
 typedef struct ari_choice {
     int tp, cp, pp, dp;
+    int cp_inner; /* of cp, neighbours that exchange heads for positions */
     int zero, micro_batches, chunks;
-    bool sp;
+    bool sp, zigzag;
     ari_recompute recompute;
 } ari_choice;
 /** base with this layout. */
@@ -31,7 +32,7 @@ typedef struct ari_search {
     ari_planned base; /* model, batch, sequence, flash, and all that is no part of the layout */
     int ranks;
     ari_choice fixed;
-    int sp, zero, recompute; /* in place of those of `fixed` */
+    int sp, zero, recompute; /* in place of those of `fixed`; zigzag: a causal ring is one unless it cannot be */
     ari_time_options time;
     bool every; /* all layouts, also those that cannot be; else the best of each mesh tp x cp x pp x dp */
     void (*progress)(void *user, double fraction, const char *what); /* NULL: none */
@@ -72,9 +73,9 @@ typedef struct ari_worth {
 /** Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_worth_of(ari_worth *w, const ari_planned *p, const ari_time_options *o, double seconds);
 
-/** One sentence or two: what bounds the step, and what would move it. t: of the layout; faster: the fastest legal layout
- *  if that does not fit, else NULL. Truncates to size. */
-void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t, const ari_found *self,
+/** One sentence or two: what bounds the step, and what would move it. t, m: of the layout in the production account;
+ *  faster: the fastest legal layout if that does not fit, else NULL. Truncates to size. */
+void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t, const ari_memory *m,
                 const ari_found *faster, double memory_bytes);
 /** What takes most of a step besides products: "computation", "tp", "bubble", ... */
 const char *ari_bound_of(const ari_time *t);

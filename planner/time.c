@@ -74,27 +74,24 @@ double ari_time_element(const ari_time_options *o, const ari_operation *op, cons
     return (double)ar_dtype_bytes(call->dtype);
 }
 
-/* Megatron-LM's, 40 million parameters or a million for each rank, so that a long ring's latency is paid seldom. */
-static size_t usual_bucket(int dp)
+/* Megatron-LM's, 40 million parameters or a million for each rank of the sum, so that a long ring's latency is paid seldom. */
+static size_t usual_bucket(int ranks)
 {
-    const size_t million = 1000000, ranks = (size_t)dp > 40 ? (size_t)dp : 40;
-    return ranks * million * sizeof(float);
+    const size_t million = 1000000;
+    return (size_t)(ranks > 40 ? ranks : 40) * million * sizeof(float);
 }
 
 ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, const ar_config *config)
 {
     ari_step_case c = p->step;
-    const int cp = ari_at_least_one(p->cp);
     ar_run *run = &c.run;
+    const int summing = ari_at_least_one(run->parallel.dp) * ari_at_least_one(run->parallel.cp);
     c.config = config;
-    run->parallel.dp = ari_at_least_one(run->parallel.dp) * cp;
     run->parallel.zero = run->parallel.zero > 0;
-    run->batch *= (size_t)cp;
-    run->seq /= (size_t)cp;
     if (o->account == ARI_ACCOUNT_PRODUCTION)
         run->numerics = AR_NUMERICS_NATIVE;
     if (run->ddp.bucket_bytes == ARI_BUCKETS_USUAL)
-        run->ddp.bucket_bytes = o->account == ARI_ACCOUNT_OWN ? AR_BUCKET_BYTES : usual_bucket(run->parallel.dp);
+        run->ddp.bucket_bytes = o->account == ARI_ACCOUNT_OWN ? AR_BUCKET_BYTES : usual_bucket(summing);
     return c;
 }
 
@@ -160,12 +157,12 @@ static double stage_seconds(const composed *c, const stage *s, double of[ARI_TIM
 static void add_sends(composed *c)
 {
     const ar_run *run = &c->p->step.run;
-    const double cp = ari_at_least_one(c->p->cp), dp = ari_at_least_one(run->parallel.dp);
+    const double cp = ari_at_least_one(run->parallel.cp), dp = ari_at_least_one(run->parallel.dp);
     const double tp = run->parallel.sp ? ari_at_least_one(run->parallel.tp) : 1.0;
     const double tokens = ceil((double)run->batch / dp) * (double)run->seq / cp / c->micro / tp;
     const double bytes = 2.0 * tokens * (double)c->p->step.config->hidden;
     const double sends = 2.0 * ari_at_least_one(c->p->chunks) * c->micro;
-    const ari_links l = ari_links_of(c->p, c->o, ARI_LINKS_PP);
+    const ari_links l = ari_links_of_stages(c->p, c->o);
     if (l.n <= 1.0)
         return;
     const double seconds = ari_links_send(&l, bytes);
@@ -208,7 +205,7 @@ static drain drain_of(const composed *c, const stage *s)
 {
     const double layers = (double)c->passes->layers;
     const ari_cost a = again(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
-    const ari_links tp = ari_links_of(c->p, c->o, ARI_LINKS_TP), dp = ari_links_of(c->p, c->o, ARI_LINKS_DP);
+    const ari_links tp = ari_links_of(c->p, c->o, ARI_OVER_TP), dp = ari_links_of(c->p, c->o, ARI_OVER_DP);
     const ari_cost *after = &c->passes->last[ARI_GOES_BACKWARD][ARI_PART_AFTER];
     drain d = {.again = ari_cost_sum(&a) / layers, .absent = (1.0 - s->share[ARI_PART_AFTER]) * ari_cost_sum(after)};
     double tp_seconds = s->share[ARI_PART_BLOCKS] * a.tp;
@@ -258,7 +255,7 @@ static void add_sums(composed *c, const stage *s, double pass_seconds)
     const double backlog = before * fmax(0.0, sums - pass_seconds / c->micro);
     const double done = drained(c, &d, backlog), end = d.length + c->outside->loss;
     const double exposed = fmax(0.0, done - end) + c->outside->before + c->outside->loss + c->outside->after;
-    const bool dp = ari_links_of(c->p, c->o, ARI_LINKS_DP).n > 1.0;
+    const bool dp = ari_links_of(c->p, c->o, ARI_OVER_DP).n > 1.0;
     c->t->of[dp ? ARI_TIME_DP : ARI_TIME_TP] += exposed;
     c->t->hidden += (before + 1.0) * sums - fmax(0.0, done - end);
     ari_moves_add(&c->t->moved, &c->outside->moved, 1.0);
@@ -277,7 +274,7 @@ static void add_sums(composed *c, const stage *s, double pass_seconds)
  * to hide them. */
 static void add_gathers(composed *c, const stage *s)
 {
-    const ari_links l = ari_links_of(c->p, c->o, ARI_LINKS_DP);
+    const ari_links l = ari_links_of(c->p, c->o, ARI_OVER_DP);
     const double layers = (double)c->passes->layers, width = (double)ar_dtype_bytes(AR_BF16);
     const ari_cost a = again(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
     const double forward = ari_cost_sum(&c->passes->last[ARI_GOES_FORWARD][ARI_PART_BLOCKS]) / layers;
@@ -372,7 +369,7 @@ static ar_status add_start(void *user, const ari_operation *op)
 ar_status ari_time_start(double *seconds, const ari_planned *p, const ari_time_options *o)
 {
     const ari_step_case c = ari_time_case(p, o, p->step.config);
-    start s = {.links = ari_links_of(p, o, ARI_LINKS_DP)};
+    start s = {.links = ari_links_of(p, o, ARI_OVER_DP)};
     AR_TRY(ari_operations_start(&c, 0, add_start, &s));
     *seconds = s.seconds;
     return AR_OK;

@@ -14,9 +14,10 @@ typedef struct ari_links {
     double n, in_node; /* members; of them neighbours in a node */
     bool inside, between;
 } ari_links;
-typedef enum ari_link_group { ARI_LINKS_TP, ARI_LINKS_COPIES, ARI_LINKS_CP, ARI_LINKS_PP, ARI_LINKS_DP } ari_link_group;
-/** DP: the ranks that hold the same parameters, dp times cp of them. */
-ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_link_group g);
+/** Of a group of the list of operations (DP: the ranks that hold the same parameters, dp times cp of them). */
+ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_call_group g);
+/** Of the stages of a pipeline. */
+ari_links ari_links_of_stages(const ari_planned *p, const ari_time_options *o);
 /** Seconds of a collective of so many elements in full length, all members coming at once. */
 double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, double element_bytes);
 /** Bytes that a member sends in it. */
@@ -71,8 +72,7 @@ void ari_outside_fini(ari_outside *s);
 
 /* --- together (time.c) -------------------------------------------------------------------------------------------- */
 
-/** What the list of operations is asked about: cp ranks are dp ranks whose samples are pieces of sequences. *config is
- *  p's, of which this borrows. */
+/** What the list of operations is asked about. *config is p's, of which this borrows. */
 ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, const ar_config *config);
 /** Bytes of an element of an operation's call. */
 double ari_time_element(const ari_time_options *o, const ari_operation *op, const ari_op_call *call);

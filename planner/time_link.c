@@ -30,23 +30,42 @@ static ari_links links(const ari_time_options *o, run inner, run outer, double w
     return l;
 }
 
-ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_link_group g)
+static double ranks_along(const ari_planned *p, int axis)
 {
-    const double tp = ari_at_least_one(p->step.run.parallel.tp), dp = ari_at_least_one(p->step.run.parallel.dp);
-    const double cp = ari_at_least_one(p->cp), pp = ari_at_least_one(p->pp), world = tp * cp * pp * dp;
-    const double kv = (double)p->step.config->kv_heads, copies = kv > 0.0 && tp > kv ? floor(tp / kv) : 1.0;
+    return (double)ari_axis_ranks(&p->step.run.parallel, axis);
+}
+
+static double world_of(const ari_planned *p)
+{
+    return (double)ar_parallel_world(&p->step.run.parallel) * ari_at_least_one(p->pp);
+}
+
+ari_links ari_links_of_stages(const ari_planned *p, const ari_time_options *o)
+{
+    const double each = ranks_along(p, ARI_AXIS_TP) * ranks_along(p, ARI_AXIS_INNER) * ranks_along(p, ARI_AXIS_RING);
+    return links(o, (run){each, ari_at_least_one(p->pp)}, (run){world_of(p), 1.0}, world_of(p));
+}
+
+ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_call_group g)
+{
+    const double tp = ranks_along(p, ARI_AXIS_TP), inner = ranks_along(p, ARI_AXIS_INNER),
+                 ring = ranks_along(p, ARI_AXIS_RING), dp = ranks_along(p, ARI_AXIS_DP);
+    const double kv = (double)p->step.config->kv_heads, heads = tp * inner, world = world_of(p);
+    const double copies = kv > 0.0 && heads > kv ? floor(heads / kv) : 1.0;
     const run none = {world, 1.0};
     switch (g) {
-    case ARI_LINKS_TP:
+    case ARI_OVER_TP:
         return links(o, (run){1.0, tp}, none, world);
-    case ARI_LINKS_COPIES:
-        return links(o, (run){1.0, copies}, none, world);
-    case ARI_LINKS_CP:
-        return links(o, (run){tp, cp}, none, world);
-    case ARI_LINKS_PP:
-        return links(o, (run){tp * cp, pp}, none, world);
+    case ARI_OVER_COPIES: /* of those that exchange heads, then of tp */
+        return links(o, (run){1.0, ceil(copies / inner)}, inner > 1.0 ? (run){tp, fmin(copies, inner)} : none, world);
+    case ARI_OVER_CP:
+        return links(o, (run){tp, ring * inner}, none, world);
+    case ARI_OVER_RING:
+        return links(o, (run){tp * inner, ring}, none, world);
+    case ARI_OVER_INNER:
+        return links(o, (run){tp, inner}, none, world);
     default:
-        return links(o, (run){tp, cp}, (run){tp * cp * pp, dp}, world);
+        return links(o, (run){tp, ring * inner}, (run){tp * ring * inner * ari_at_least_one(p->pp), dp}, world);
     }
 }
 
@@ -101,6 +120,8 @@ double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, d
         return broadcast(l, elements * element_bytes);
     if (kind == ARI_CALL_ALL_TO_ALL)
         return all_to_all(l, elements * element_bytes / (l->n * l->n));
+    if (kind == ARI_CALL_EXCHANGE)
+        return step(l, elements * element_bytes);
     if (l->o->hierarchical && l->between && m > 1.0 && nodes == floor(nodes)) {
         const double inside = over(&c->inside, ceil(elements / m) * element_bytes);
         const double between = over(&c->between, ceil(elements / l->n) * element_bytes);
@@ -112,5 +133,7 @@ double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, d
 double ari_links_sent(const ari_links *l, ari_call_kind kind, double elements, double element_bytes)
 {
     const double bytes = elements * element_bytes, share = l->n > 1.0 ? (l->n - 1.0) / l->n : 0.0;
+    if (kind == ARI_CALL_EXCHANGE)
+        return bytes;
     return kind == ARI_CALL_ALL_TO_ALL ? share * bytes / l->n : ring_steps(kind) * share * bytes;
 }

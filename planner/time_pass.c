@@ -10,8 +10,9 @@ typedef struct walk {
     const ari_planned *p;
     const ari_time_options *o;
     ari_passes *to;
-    ari_links tp, copies, cp;
-    double seen;           /* share of the scores that are computed */
+    ari_links links[ARI_OVER_COPIES + 1]; /* of each group */
+    double seen;                          /* share of the scores that flash attention computes */
+    double hop, hops;      /* production: bytes of keys and values that go round beside the attention that follows */
     double layers_a_visit; /* layers that a visited block stands for */
     double clock;          /* in the pass: of the part so far */
     double block;          /* seconds of the pass's blocks */
@@ -33,19 +34,31 @@ static void add_cost(ari_cost *to, const ari_cost *c, double times)
     to->cp += times * c->cp;
 }
 
-/* Of all pairs of a query and a key those that no mask hides, over all layers: what flash attention computes. */
+/* Keys that the first n queries of a sequence see under a window of w. */
+static double keys_before(double n, double w)
+{
+    return n <= w ? n * (n + 1.0) / 2.0 : w * (w + 1.0) / 2.0 + (n - w) * w;
+}
+
+/* Of all pairs of a key and one of this rank's queries those that no mask hides, over all layers: what flash attention
+ * computes. The last place of a ring has no less of them than another. */
 static double seen_scores(const ari_planned *p)
 {
     const ar_config *c = p->step.config;
+    const ar_parallel *layout = &p->step.run.parallel;
+    const int ring = (int)ari_axis_ranks(layout, ARI_AXIS_RING);
+    const ar_parallel places = {.cp = ring, .zigzag = layout->zigzag};
+    const ar_positions own = ar_parallel_positions(&places, p->step.run.seq, ring - 1);
     const double s = (double)p->step.run.seq;
     double sum = 0.0;
     if (!c->causal)
         return 1.0;
     for (size_t i = 0; i < c->layers; i++) {
         const double window = (double)ar_config_window(c, i), w = window > 0.0 ? fmin(window, s) : s;
-        sum += (w * s - w * (w - 1.0) / 2.0) / (s * s);
+        for (int run = 0; run < 2; run++)
+            sum += keys_before((double)(own.first[run] + own.count[run]), w) - keys_before((double)own.first[run], w);
     }
-    return sum / (double)c->layers;
+    return sum / (double)c->layers / (s * (double)ar_positions_count(&own));
 }
 
 /* --- a pass ------------------------------------------------------------------------------------------------------- */
@@ -123,47 +136,56 @@ static size_t ready_at(const ari_passes *to, size_t layer, ari_role role)
 
 /* --- what an operation takes -------------------------------------------------------------------------------------- */
 
-/* Flash attention skips what is masked, and computes the scores once more in its backward pass: five products instead
- * of four (Dao 2023, arXiv:2307.08691). Queries are multiplied by the keys of all ranks along the sequence. */
+static bool is_production(const walk *w)
+{
+    return w->o->account == ARI_ACCOUNT_PRODUCTION;
+}
+
+/* Own: the products that a run makes. Production: flash attention skips what is masked, and computes the scores once
+ * more in its backward pass, five products instead of four (Dao 2023, arXiv:2307.08691); without it all scores are
+ * computed. */
 static double attention_seconds(const walk *w, const ari_operation *op)
 {
-    const bool flash = w->p->flash && w->o->account == ARI_ACCOUNT_PRODUCTION;
-    const double again = flash && op->pass == ARI_PASS_BACKWARD ? 5.0 / 4.0 : 1.0;
-    return 2.0 * op->multiply_adds / w->o->cluster.flops * w->cp.n * (flash ? w->seen : 1.0) * again;
+    const bool forward = op->pass == ARI_PASS_FORWARD;
+    const ari_op_value *context = forward ? &op->output[0] : &op->input[0];
+    const double products = forward ? 2.0 : w->p->flash ? 5.0 : 4.0;
+    const double pairs = ari_op_elements(context) * (double)context->shape[1] * (w->p->flash ? w->seen : 1.0);
+    return 2.0 * (is_production(w) ? products * pairs : op->multiply_adds) / w->o->cluster.flops;
 }
 
-/* Ring attention (Liu et al. 2023, arXiv:2310.01889): keys and values go round in cp - 1 steps, backward with their
- * gradients, each beside the scores of those before. */
-static void ring_attention(walk *w, const ari_operation *op, ari_cost *c, double times, ari_moves *moved,
-                           double *hidden)
+/* Ring attention (Liu et al. 2023, arXiv:2310.01889): keys and values go round beside the scores of those before,
+ * backward with their gradients. */
+static void hide_ring(walk *w, const ari_operation *op, ari_cost *c, double times, ari_moves *moved, double *hidden)
 {
-    const ari_op_value *context = op->pass == ARI_PASS_FORWARD ? &op->output[0] : &op->input[0];
-    const ar_config *config = w->p->step.config;
-    const double heads = (double)config->kv_heads * (double)context->local[2] / (double)context->shape[2];
-    const double kv = fmax(1.0, heads) * (double)config->head_dim;
-    const double tensors = op->pass == ARI_PASS_FORWARD ? 2.0 : 4.0, width = 2.0, steps = w->cp.n - 1.0;
-    const double bytes = tensors * (double)context->local[0] * (double)context->local[1] * kv * width;
-    if (w->cp.n <= 1.0)
+    const ari_links *l = &w->links[ARI_OVER_RING];
+    const double bytes = w->hop * (op->pass == ARI_PASS_BACKWARD ? 2.0 : 1.0), send = ari_links_send(l, bytes);
+    if (w->hops == 0.0)
         return;
-    const double send = ari_links_send(&w->cp, bytes);
-    c->cp = steps * fmax(0.0, send - c->attention / w->cp.n);
-    *hidden += times * (steps * send - c->cp);
-    ari_moves_row(moved, ARI_TIME_CP, "send", &w->cp, times * steps, times * steps * bytes, times * steps * send);
+    c->cp = w->hops * fmax(0.0, send - c->attention / l->n);
+    *hidden += times * (w->hops * send - c->cp);
+    ari_moves_row(moved, ARI_TIME_CP, "send", l, times * w->hops, times * w->hops * bytes, times * w->hops * send);
+    w->hops = 0.0;
 }
 
-/* Of one micro-batch. *fresh: the part of them that a pass has only while weights are new. */
-static void add_calls(const walk *w, const ari_operation *op, ari_cost *c, double times, ari_moves *moved,
-                      double *fresh)
+/* Of one micro-batch. *fresh: the part of them that a pass has only while weights are new. In production what goes round
+ * the ring is hidden. */
+static void add_calls(walk *w, const ari_operation *op, ari_cost *c, double times, ari_moves *moved, double *fresh)
 {
     for (int i = 0; i < op->calls; i++) {
         const ari_op_call *call = &op->call[i];
-        const ari_links *l = call->over == ARI_OVER_COPIES ? &w->copies : &w->tp;
+        const ari_links *l = &w->links[call->over];
+        const bool cp = call->over == ARI_OVER_RING || call->over == ARI_OVER_INNER || call->over == ARI_OVER_CP;
         const double n = (double)call->elements, width = ari_time_element(w->o, op, call);
-        const double seconds = ari_links_call(l, call->kind, n, width);
-        c->tp += seconds;
+        const double repeats = (double)call->repeats, seconds = repeats * ari_links_call(l, call->kind, n, width);
+        if (is_production(w) && call->over == ARI_OVER_RING) {
+            w->hop = call->kind == ARI_CALL_EXCHANGE ? n * width : w->hop;
+            w->hops = call->kind == ARI_CALL_EXCHANGE ? repeats : w->hops;
+            continue;
+        }
+        *(cp ? &c->cp : &c->tp) += seconds;
         *fresh += call->often == ARI_EACH_VERSION ? seconds : 0.0;
-        ari_moves_row(moved, ARI_TIME_TP, ari_call_name(call->kind), l, times,
-                      times * ari_links_sent(l, call->kind, n, width), times * seconds);
+        ari_moves_row(moved, cp ? ARI_TIME_CP : ARI_TIME_TP, ari_call_name(call->kind), l, times * repeats,
+                      times * repeats * ari_links_sent(l, call->kind, n, width), times * seconds);
     }
 }
 
@@ -189,7 +211,7 @@ static ar_status visit(void *user, const ari_operation *op)
     const double layers = part == ARI_PART_BLOCKS ? w->layers_a_visit : 1.0, times = layers * (double)op->times;
     if (op->kind == ARI_OPERATION_ATTENTION) {
         c.attention = attention_seconds(w, op);
-        ring_attention(w, op, &c, times, &to->moved[part], &to->hidden[part]);
+        hide_ring(w, op, &c, times, &to->moved[part], &to->hidden[part]);
     } else {
         c.products = 2.0 * op->multiply_adds / w->o->cluster.flops;
     }
@@ -206,6 +228,13 @@ static ar_status visit(void *user, const ari_operation *op)
 
 /* --- all passes --------------------------------------------------------------------------------------------------- */
 
+/* The rank that computes longest: the last place of a causal ring sees most keys. */
+static int busiest(const ari_step_case *c)
+{
+    const ar_parallel *p = &c->run.parallel;
+    return (ari_at_least_one(p->cp) - 1) * ari_at_least_one(p->tp);
+}
+
 ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o)
 {
     ar_config config = *p->step.config;
@@ -215,15 +244,14 @@ ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_ti
     walk w = {.p = p,
               .o = o,
               .to = passes,
-              .tp = ari_links_of(p, o, ARI_LINKS_TP),
-              .copies = ari_links_of(p, o, ARI_LINKS_COPIES),
-              .cp = ari_links_of(p, o, ARI_LINKS_CP),
               .seen = seen_scores(p),
               .layers_a_visit = (double)passes->layers / (double)passes->blocks,
               .pass = ARI_PASS_START};
     AR_TRY(ari_alloc_zero((void **)&passes->ready, (passes->blocks + 1) * ARI_ROLES, sizeof *passes->ready,
                           "times of gradients"));
-    const ar_status st = ari_operations_once(&c, 0, 0, visit, &w);
+    for (int g = 0; g <= ARI_OVER_COPIES; g++)
+        w.links[g] = ari_links_of(p, o, (ari_call_group)g);
+    const ar_status st = ari_operations_once(&c, busiest(&c), visit, &w);
     if (st != AR_OK)
         ari_passes_fini(passes);
     return st;

@@ -58,7 +58,7 @@ ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_
     *s = (ari_outside){.layers = ari_stage_count(p, 0)};
     config.layers = s->layers;
     config.tied = config.tied || ari_at_least_one(p->pp) > 1;
-    walk w = {.o = o, .to = s, .tp = ari_links_of(p, o, ARI_LINKS_TP), .dp = ari_links_of(p, o, ARI_LINKS_DP)};
+    walk w = {.o = o, .to = s, .tp = ari_links_of(p, o, ARI_OVER_TP), .dp = ari_links_of(p, o, ARI_OVER_DP)};
     const ar_status st = ari_operations_step(&c, 0, visit, &w);
     if (st != AR_OK)
         ari_outside_fini(s);

@@ -34,10 +34,10 @@ static void add_text(char cell[CELL], const char *format, ...)
 static int axes_of(int axis[ARI_PLACED_AXES], const ari_step_case *c)
 {
     int n = 0;
-    if (c->run.parallel.dp > 1)
-        axis[n++] = ARI_AXIS_DP;
-    if (c->run.parallel.tp > 1)
-        axis[n++] = ARI_AXIS_TP;
+    for (int i = 0; i < ARI_PLACED_AXES; i++) {
+        if (ari_axis_ranks(&c->run.parallel, i) > 1)
+            axis[n++] = i;
+    }
     return n;
 }
 
@@ -75,8 +75,10 @@ static void calls_cell(char cell[CELL], const ari_operation *op)
         const ari_op_call *first = &op->call[i];
         double sent = 0.0;
         int n = 0;
-        for (; i < op->calls && op->call[i].kind == first->kind && op->call[i].over == first->over; i++, n++)
+        for (; i < op->calls && op->call[i].kind == first->kind && op->call[i].over == first->over; i++) {
             sent += ari_call_sent(&op->call[i]);
+            n += (int)op->call[i].repeats;
+        }
         add_text(cell, "%s", cell[0] ? ", " : "");
         if (n > 1)
             add_text(cell, "%d ", n);
@@ -155,16 +157,24 @@ static json_t *shape_json(const size_t *shape, int ndim)
     return a;
 }
 
+/* By axis. */
+static json_t *placement_json(const ari_op_value *v)
+{
+    json_t *o = json_object();
+    char text[AR_PLACEMENT_TEXT];
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+        json_object_set_new(o, ari_axis_name(axis), json_string(ar_placement_text(text, v->at[axis])));
+    return o;
+}
+
 static json_t *values_json(const ari_op_value *v, int n)
 {
     json_t *a = json_array();
-    char dp[AR_PLACEMENT_TEXT], tp[AR_PLACEMENT_TEXT];
     for (int i = 0; i < n; i++)
-        json_array_append_new(
-            a, json_pack("{s:o, s:o, s:s, s:{s:s, s:s}, s:I}", "shape", shape_json(v[i].shape, v[i].ndim), "local",
-                         shape_json(v[i].local, v[i].ndim), "dtype", ar_dtype_name(v[i].dtype), "placement", "dp",
-                         ar_placement_text(dp, v[i].at[ARI_AXIS_DP]), "tp", ar_placement_text(tp, v[i].at[ARI_AXIS_TP]),
-                         "copies", (json_int_t)v[i].copies));
+        json_array_append_new(a,
+                              json_pack("{s:o, s:o, s:s, s:o, s:I}", "shape", shape_json(v[i].shape, v[i].ndim),
+                                        "local", shape_json(v[i].local, v[i].ndim), "dtype", ar_dtype_name(v[i].dtype),
+                                        "placement", placement_json(&v[i]), "copies", (json_int_t)v[i].copies));
     return a;
 }
 
@@ -178,12 +188,12 @@ static json_t *calls_json(const ari_operation *op, const ar_config *config)
         const ar_status st = ari_call_bytes(&bytes, call);
         (void)st; /* the walk has multiplied the same */
         ari_operation_tag(tag, sizeof tag, config, op, call);
-        json_array_append_new(a, json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:o, s:s, s:o}", "collective",
+        json_array_append_new(a, json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:o, s:s, s:o}", "collective",
                                            ari_call_name(call->kind), "group", ari_call_group_name(call->over), "ranks",
                                            (json_int_t)call->ranks, "elements", (json_int_t)call->elements, "dtype",
-                                           ar_dtype_name(call->dtype), "bytes", (json_int_t)bytes, "bytes_per_rank",
-                                           ari_json_number(ari_call_sent(call)), "each", often_names[call->often],
-                                           "tag", ari_json_text(tag)));
+                                           ar_dtype_name(call->dtype), "repeats", (json_int_t)call->repeats, "bytes",
+                                           (json_int_t)bytes, "bytes_per_rank", ari_json_number(ari_call_sent(call)),
+                                           "each", often_names[call->often], "tag", ari_json_text(tag)));
     }
     return a;
 }

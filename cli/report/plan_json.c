@@ -40,9 +40,10 @@ json_t *ari_asked_json(const ari_asked *a)
 
 static json_t *choice_json(const ari_choice *c)
 {
-    return json_pack("{s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:i, s:s}", "tp", c->tp, "cp", c->cp, "pp", c->pp, "dp",
-                     c->dp, "sp", c->sp, "zero", c->zero, "micro_batches", c->micro_batches, "chunks", c->chunks,
-                     "recompute", ari_recompute_names[c->recompute]);
+    return json_pack("{s:i, s:i, s:i, s:b, s:i, s:i, s:b, s:i, s:i, s:i, s:s}", "tp", c->tp, "cp", c->cp, "cp_inner",
+                     c->cp_inner, "zigzag", c->zigzag, "pp", c->pp, "dp", c->dp, "sp", c->sp, "zero", c->zero,
+                     "micro_batches", c->micro_batches, "chunks", c->chunks, "recompute",
+                     ari_recompute_names[c->recompute]);
 }
 
 static void add_word(char *text, size_t size, const char *word, int extent)
@@ -56,8 +57,6 @@ static json_t *name_of(const ari_choice *c, const ar_parallel *p)
 {
     char text[240] = "", known[120];
     ar_parallel_text(known, sizeof known, p);
-    if (c->cp > 1)
-        add_word(text, sizeof text, "cp", c->cp);
     if (c->pp > 1)
         add_word(text, sizeof text, "pp", c->pp);
     const size_t before = strlen(text);
@@ -161,15 +160,16 @@ static ar_status write_row(ari_out *out, const ari_found *f)
     if (f->legal == AR_OK)
         snprintf(numbers, sizeof numbers, "%.9g,%.0f,%d", f->seconds, f->bytes, f->fits);
     quote(reason, f->reason);
-    const int n =
-        snprintf(line, sizeof line, "%d,%d,%d,%d,%d,%d,%d,%d,%s,%d,%s,%s\n", c->tp, c->cp, c->pp, c->dp, c->sp, c->zero,
-                 c->micro_batches, c->chunks, ari_recompute_names[c->recompute], f->legal == AR_OK, numbers, reason);
+    const int n = snprintf(line, sizeof line, "%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%s,%d,%s,%s\n", c->tp, c->cp, c->cp_inner,
+                           c->zigzag, c->pp, c->dp, c->sp, c->zero, c->micro_batches, c->chunks,
+                           ari_recompute_names[c->recompute], f->legal == AR_OK, numbers, reason);
     return ari_out_write(out, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 
 ar_status ari_ranking_csv(const char *path, const ari_ranking *r)
 {
-    static const char titles[] = "tp,cp,pp,dp,sp,zero,micro_batches,chunks,recompute,legal,seconds,bytes,fits,reason\n";
+    static const char titles[] =
+        "tp,cp,cp_inner,zigzag,pp,dp,sp,zero,micro_batches,chunks,recompute,legal,seconds,bytes,fits,reason\n";
     ari_out *out = NULL;
     ar_status st = AR_OK;
     AR_TRY(ari_out_create(&out, path));

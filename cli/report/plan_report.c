@@ -27,13 +27,23 @@ size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r)
     return top == 0 || top > r->n ? r->n : top;
 }
 
+const char *ari_cp_text(char text[ARI_CP_WORDS], const ari_choice *c)
+{
+    char inner[24] = "";
+    if (c->cp > 1 && c->cp_inner > 1)
+        snprintf(inner, sizeof inner, " (inner %d)", c->cp_inner);
+    snprintf(text, ARI_CP_WORDS, "%d%s%s", c->cp, inner, c->zigzag ? " zigzag" : "");
+    return text;
+}
+
 /* --- the ranking -------------------------------------------------------------------------------------------------- */
 
 static void add_choice(ari_table *t, const ari_asked *a, const ari_choice *c)
 {
     const size_t dp = (size_t)c->dp, samples = (a->base.step.run.batch + dp - 1) / dp;
-    ari_table_row(t, "%d\t%d\t%d\t%d\t%s\t%d\t%d x %zu\t%d\t%s", c->tp, c->cp, c->pp, c->dp, c->sp ? "sp" : "", c->zero,
-                  c->micro_batches, samples / (size_t)c->micro_batches, c->chunks, ari_recompute_names[c->recompute]);
+    ari_table_row(t, "%d\t%s\t%d\t%d\t%s\t%d\t%d x %zu\t%d\t%s", c->tp, ARI_CP_TEXT(c), c->pp, c->dp, c->sp ? "sp" : "",
+                  c->zero, c->micro_batches, samples / (size_t)c->micro_batches, c->chunks,
+                  ari_recompute_names[c->recompute]);
 }
 
 /* "does not fit, by 3.1 GB", "formula", "KV heads x2". */
@@ -108,9 +118,9 @@ static void print_layout(FILE *to, const ari_asked *a, const ari_depth *d)
 {
     const ari_choice *c = &d->found.choice;
     const size_t dp = (size_t)c->dp, samples = (a->base.step.run.batch + dp - 1) / dp, kv = a->config.kv_heads;
-    fprintf(to, "tp=%d cp=%d pp=%d dp=%d%s zero=%d, %d micro-batches of %zu, %d chunk%s, recompute %s%s\n", c->tp,
-            c->cp, c->pp, c->dp, c->sp ? " sp" : "", c->zero, c->micro_batches, samples / (size_t)c->micro_batches,
-            c->chunks, c->chunks == 1 ? "" : "s", ari_recompute_names[c->recompute],
+    fprintf(to, "tp=%d cp=%s pp=%d dp=%d%s zero=%d, %d micro-batches of %zu, %d chunk%s, recompute %s%s\n", c->tp,
+            ARI_CP_TEXT(c), c->pp, c->dp, c->sp ? " sp" : "", c->zero, c->micro_batches,
+            samples / (size_t)c->micro_batches, c->chunks, c->chunks == 1 ? "" : "s", ari_recompute_names[c->recompute],
             d->has_own ? "" : ": planned by formula, this version does not run it");
     if (kv > 0 && (size_t)c->tp > kv)
         fprintf(to, "  note: %zu ranks hold a copy of each of the %zu KV heads\n", (size_t)c->tp / kv, kv);

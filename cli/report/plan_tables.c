@@ -32,6 +32,7 @@ static ari_choice choice_of(int tp, bool sp, ari_recompute recompute)
 {
     return (ari_choice){.tp = tp,
                         .cp = 1,
+                        .cp_inner = 1,
                         .pp = 1,
                         .dp = 1,
                         .micro_batches = 1,
@@ -162,9 +163,9 @@ static ar_status decision_row(ari_table *t, json_t *rows, const ari_asked *a, in
         st = ari_depth_of(&d, &here, &best->choice, NULL);
     if (st == AR_OK && best) {
         const ari_choice *c = &best->choice;
-        ari_table_row(t, "%d\t%zu\t%d\t%d\t%d\t%d\t%s\t%d\t%s\t%s\t%.1f %%\t%s\t%s", ranks, seq, c->tp, c->cp, c->pp,
-                      c->dp, c->sp ? "sp" : "", c->zero, ari_recompute_names[c->recompute], ARI_SECONDS(best->seconds),
-                      100.0 * d.worth.mfu, ARI_BYTES((uint64_t)best->bytes),
+        ari_table_row(t, "%d\t%zu\t%d\t%s\t%d\t%d\t%s\t%d\t%s\t%s\t%.1f %%\t%s\t%s", ranks, seq, c->tp, ARI_CP_TEXT(c),
+                      c->pp, c->dp, c->sp ? "sp" : "", c->zero, ari_recompute_names[c->recompute],
+                      ARI_SECONDS(best->seconds), 100.0 * d.worth.mfu, ARI_BYTES((uint64_t)best->bytes),
                       best->fits ? ari_bound_of(&d.time) : "does not fit");
         json_array_append_new(
             rows, json_pack("{s:i, s:I, s:o}", "gpus", ranks, "seq", (json_int_t)seq, "best", ari_depth_json(&d)));

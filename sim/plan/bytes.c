@@ -6,26 +6,31 @@
 /* How often each kind of call happens in a run, and what counts it. */
 typedef struct tally {
     const ari_step_case *c;
-    size_t dp, tp, kv_heads;
+    size_t dp, cp, tp;
     size_t times[ARI_EACH_VERIFIED_STEP + 1];
     size_t alike;      /* tp ranks that this walk stands for */
     bool once_a_group; /* the first of the group is among them */
     size_t bytes;
 } tally;
 
-/* Groups that make the call at once, as far as this walk stands for them. In the passes it stands for all dp groups,
- * since a call's elements are proportional to the samples; but each group makes its own exponents of the weights. */
+/* Groups that make the call at once, as far as this walk stands for them. In the passes it stands for all data-parallel
+ * ranks, since a call's elements are proportional to the samples; but each makes its own exponents of the weights. */
 static size_t groups(const tally *t, const ari_operation *op, const ari_op_call *call)
 {
-    if (call->over == ARI_OVER_DP)
+    const bool passes = op->pass == ARI_PASS_FORWARD || op->pass == ARI_PASS_BACKWARD;
+    const size_t with_samples = t->dp < t->c->run.batch ? t->dp : t->c->run.batch;
+    switch (call->over) {
+    case ARI_OVER_DP:
         return t->alike;
-    if (!t->once_a_group)
-        return 0;
-    if (call->often == ARI_EACH_VERSION)
-        return t->dp < t->c->run.batch ? t->dp : t->c->run.batch; /* those with samples */
-    if (op->pass == ARI_PASS_FORWARD || op->pass == ARI_PASS_BACKWARD)
-        return call->over == ARI_OVER_COPIES ? t->kv_heads : 1;
-    return t->dp;
+    case ARI_OVER_CP:
+    case ARI_OVER_RING:
+    case ARI_OVER_INNER: /* of each tp rank */
+        return t->alike * t->cp / call->ranks;
+    case ARI_OVER_COPIES:
+        return t->once_a_group ? t->cp * t->tp / call->ranks : 0;
+    default:
+        return !t->once_a_group ? 0 : t->cp * (call->often == ARI_EACH_VERSION ? with_samples : passes ? 1 : t->dp);
+    }
 }
 
 static ar_status add(void *user, const ari_operation *op)
@@ -61,20 +66,21 @@ ar_status ari_traffic_bytes(uint64_t *bytes, const ari_step_case *c)
     const int tp = ari_at_least_one(c->run.parallel.tp);
     tally t = {.c = c,
                .dp = (size_t)ari_at_least_one(c->run.parallel.dp),
-               .kv_heads = c->config->kv_heads,
+               .cp = (size_t)ari_at_least_one(c->run.parallel.cp),
+               .tp = (size_t)tp,
                .times = {[ARI_AT_START] = 1,
                          [ARI_EACH_PASS] = steps,
                          [ARI_EACH_VERSION] = c->forward_only ? 1 : steps,
                          [ARI_EACH_STEP] = steps,
                          [ARI_EACH_VERIFIED_STEP] = (size_t)c->verified},
                .once_a_group = true};
-    AR_TRY(ari_operations_pass(c, ARI_PASS_FORWARD, 0, add, &t));
-    if (!c->forward_only)
-        AR_TRY(ari_operations_pass(c, ARI_PASS_BACKWARD, 0, add, &t));
-    for (int r = 0; r < tp; r += (int)t.alike) { /* what they hold, they make equal and sum over dp */
+    for (int r = 0; r < tp; r += (int)t.alike) { /* what they hold, they make equal, and sum over dp and cp */
         t.once_a_group = r == 0;
         t.alike = alike(c->config->vocab, tp, r);
         AR_TRY(ari_operations_start(c, r, add, &t));
+        AR_TRY(ari_operations_pass(c, ARI_PASS_FORWARD, r, add, &t));
+        if (!c->forward_only)
+            AR_TRY(ari_operations_pass(c, ARI_PASS_BACKWARD, r, add, &t));
         AR_TRY(ari_operations_step(c, r, add, &t));
     }
     *bytes = t.bytes;

@@ -16,18 +16,56 @@ const char *ari_operation_name(ari_operation_kind k)
 
 const char *ari_call_name(ari_call_kind k)
 {
-    static const char *const names[] = {[ARI_CALL_ALL_REDUCE] = "all_reduce",
-                                        [ARI_CALL_REDUCE_SCATTER] = "reduce_scatter",
-                                        [ARI_CALL_ALL_GATHER] = "all_gather",
-                                        [ARI_CALL_BROADCAST] = "broadcast",
-                                        [ARI_CALL_ALL_TO_ALL] = "all_to_all"};
+    static const char *const names[] = {
+        [ARI_CALL_ALL_REDUCE] = "all_reduce", [ARI_CALL_REDUCE_SCATTER] = "reduce_scatter",
+        [ARI_CALL_ALL_GATHER] = "all_gather", [ARI_CALL_BROADCAST] = "broadcast",
+        [ARI_CALL_ALL_TO_ALL] = "all_to_all", [ARI_CALL_EXCHANGE] = "exchange"};
     return (unsigned)k < sizeof names / sizeof *names ? names[k] : "?";
 }
 
 const char *ari_call_group_name(ari_call_group g)
 {
-    static const char *const names[] = {[ARI_OVER_TP] = "tp", [ARI_OVER_DP] = "dp", [ARI_OVER_COPIES] = "KV copies"};
+    static const char *const names[] = {
+        [ARI_OVER_TP] = "tp",        [ARI_OVER_DP] = "dp",          [ARI_OVER_CP] = "cp",
+        [ARI_OVER_RING] = "cp_ring", [ARI_OVER_INNER] = "cp_inner", [ARI_OVER_COPIES] = "KV copies"};
     return (unsigned)g < sizeof names / sizeof *names ? names[g] : "?";
+}
+
+bool ari_call_group_has(ari_call_group g, int axis)
+{
+    switch (g) {
+    case ARI_OVER_TP:
+        return axis == ARI_AXIS_TP;
+    case ARI_OVER_DP:
+        return axis != ARI_AXIS_TP;
+    case ARI_OVER_CP:
+        return axis == ARI_AXIS_RING || axis == ARI_AXIS_INNER;
+    case ARI_OVER_RING:
+        return axis == ARI_AXIS_RING;
+    case ARI_OVER_INNER:
+        return axis == ARI_AXIS_INNER;
+    default:
+        return false;
+    }
+}
+
+const char *ari_axis_name(int axis)
+{
+    static const ari_call_group groups[] = {[ARI_AXIS_DP] = ARI_OVER_DP,
+                                            [ARI_AXIS_RING] = ARI_OVER_RING,
+                                            [ARI_AXIS_INNER] = ARI_OVER_INNER,
+                                            [ARI_AXIS_TP] = ARI_OVER_TP};
+    return ari_call_group_name(groups[axis]);
+}
+
+size_t ari_axis_ranks(const ar_parallel *p, int axis)
+{
+    const int cp = ari_at_least_one(p->cp), inner = cp > 1 ? ari_at_least_one(p->cp_inner) : 1;
+    const int ranks[] = {[ARI_AXIS_DP] = ari_at_least_one(p->dp),
+                         [ARI_AXIS_RING] = cp / inner,
+                         [ARI_AXIS_INNER] = inner,
+                         [ARI_AXIS_TP] = ari_at_least_one(p->tp)};
+    return (size_t)ranks[axis];
 }
 
 const char *ari_operation_pass_name(ari_operation_pass p)
@@ -77,9 +115,19 @@ void ari_walk_visit(ari_walk *w)
         w->st = w->visit(w->user, &w->op);
 }
 
+size_t ari_walk_cp(const ari_walk *w)
+{
+    return w->ranks[ARI_AXIS_RING] * w->ranks[ARI_AXIS_INNER];
+}
+
 static size_t ranks_of(const ari_walk *w, ari_call_group over)
 {
-    return over == ARI_OVER_TP ? w->tp : over == ARI_OVER_DP ? w->dp : ari_walk_kv_copies(w);
+    size_t ranks = 1;
+    if (over == ARI_OVER_COPIES)
+        return ari_walk_kv_copies(w, true);
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+        ranks *= ari_call_group_has(over, axis) ? w->ranks[axis] : 1;
+    return ranks;
 }
 
 void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t elements, ar_dtype dtype,
@@ -93,7 +141,13 @@ void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t 
         w->st = ar_error_set(AR_ERR_INTERNAL, "an operation '%s' of more than %d collectives",
                              ari_operation_name(w->op.kind), ARI_OP_CALLS);
     else
-        w->op.call[w->op.calls++] = (ari_op_call){kind, over, ranks, elements, dtype, often, role, tag};
+        w->op.call[w->op.calls++] = (ari_op_call){kind, over, ranks, elements, dtype, often, 1, role, tag};
+}
+
+void ari_walk_repeat(ari_walk *w, size_t times)
+{
+    if (w->op.calls > 0)
+        w->op.call[w->op.calls - 1].repeats = times;
 }
 
 double ari_op_elements(const ari_op_value *v)
@@ -106,12 +160,14 @@ double ari_op_elements(const ari_op_value *v)
 
 ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call)
 {
+    const size_t others = call->kind == ARI_CALL_EXCHANGE ? call->ranks : call->ranks - 1;
     const size_t passes = call->kind == ARI_CALL_ALL_REDUCE ? 2 : 1;
     size_t product = 0;
     AR_TRY(ari_mul_size(&product, call->elements, ar_dtype_bytes(call->dtype)));
     if (call->kind == ARI_CALL_ALL_TO_ALL)
         product /= call->ranks;
-    return ari_mul_size(bytes, product, passes * (call->ranks - 1));
+    AR_TRY(ari_mul_size(&product, product, call->repeats));
+    return ari_mul_size(bytes, product, passes * others);
 }
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
@@ -135,18 +191,26 @@ ar_placement ari_walk_stream(const ari_walk *w)
     return w->sp ? ari_by_tokens : ari_whole;
 }
 
-/* This rank's extents. Samples are cut as ar_parallel_rows cuts them, everything over tp by ar_split_uneven. */
-static void place(const ari_walk *w, ari_op_value *v)
+enum { POSITIONS = 1 }; /* the dimension of an activation of which nobody has copies */
+
+/* Samples are cut as ar_parallel_rows cuts them, everything else by ar_split_uneven. */
+void ari_walk_place(const ari_walk *w, ari_op_value *v)
 {
-    const ar_placement tp = v->at[ARI_AXIS_TP];
-    const size_t copies = v->copies > 0 ? v->copies : 1;
-    for (int d = 0; d < v->ndim; d++)
+    for (int d = 0; d < v->ndim; d++) {
+        const size_t copies = v->copies > 0 && !(v->ndim == 3 && d == POSITIONS) ? v->copies : 1;
+        size_t parts = 1, part = 0, start = 0;
+        for (int axis = ARI_AXIS_RING; axis < ARI_PLACED_AXES; axis++) {
+            if (v->at[axis].kind != AR_SHARD || v->at[axis].dim != d)
+                continue;
+            part = part * w->ranks[axis] + w->at[axis];
+            parts *= w->ranks[axis];
+        }
         v->local[d] = v->shape[d];
+        if (parts > 1)
+            ar_split_uneven(v->shape[d], (int)(parts / copies), (int)(part / copies), &start, &v->local[d]);
+    }
     if (v->at[ARI_AXIS_DP].kind == AR_SHARD)
         v->local[0] = w->own;
-    size_t start = 0;
-    if (tp.kind == AR_SHARD)
-        ar_split_uneven(v->shape[tp.dim], (int)(w->tp / copies), (int)(w->tp_rank / copies), &start, &v->local[tp.dim]);
 }
 
 ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, size_t copies)
@@ -154,9 +218,9 @@ ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, 
     ari_op_value v = {.dtype = AR_F32,
                       .ndim = 3,
                       .shape = {w->all, w->c->run.seq, features},
-                      .at = {{AR_SHARD, 0}, tp},
+                      .at = {{AR_SHARD, 0}, ari_by_tokens, ari_by_tokens, tp},
                       .copies = copies};
-    place(w, &v);
+    ari_walk_place(w, &v);
     return v;
 }
 
@@ -255,14 +319,16 @@ bool ari_walk_by_heads(const ari_walk *w)
     return ari_walk_same(ari_walk_placed(w->block.attention.first.to), ari_by_features);
 }
 
-size_t ari_walk_kv_copies(const ari_walk *w)
+size_t ari_walk_kv_copies(const ari_walk *w, bool heads)
 {
-    return ari_walk_by_heads(w) ? w->copies : 1;
+    const size_t ranks = (ari_walk_by_heads(w) ? w->ranks[ARI_AXIS_TP] : 1) * (heads ? w->ranks[ARI_AXIS_INNER] : 1),
+                 kv = w->config->kv_heads;
+    return kv > 0 && ranks > kv ? ranks / kv : 1;
 }
 
 size_t ari_walk_copies(const ari_walk *w, ari_role role)
 {
-    return role == ARI_K || role == ARI_V ? ari_walk_kv_copies(w) : 1;
+    return role == ARI_K || role == ARI_V ? ari_walk_kv_copies(w, false) : 1;
 }
 
 bool ari_walk_has_bias(const ari_walk *w, ari_role role)
@@ -300,7 +366,7 @@ ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias)
         v.ndim = 1;
     if (v.ndim == 2 && w->c->run.storage == AR_BF16)
         v.dtype = AR_BF16;
-    place(w, &v);
+    ari_walk_place(w, &v);
     return v;
 }
 
@@ -321,16 +387,23 @@ void ari_walk_layer(ari_walk *w, size_t layer)
         w->st = ar_plan_block(&w->c->run.plan, w->config, layer, w->by_tokens, &w->block);
 }
 
-static ari_walk walk_of(const ari_step_case *c, int tp_rank, ari_operation_visitor visit, void *user)
+/* Where rank r of the world is along each axis. */
+static void place_rank(ari_walk *w, const ar_parallel *p, size_t r)
+{
+    w->summing_rank = r / ari_axis_ranks(p, ARI_AXIS_TP);
+    for (int axis = ARI_PLACED_AXES; axis-- > 0; r /= w->ranks[axis]) {
+        w->ranks[axis] = ari_axis_ranks(p, axis);
+        w->at[axis] = r % w->ranks[axis];
+    }
+    w->summing = ranks_of(w, ARI_OVER_DP);
+}
+
+static ari_walk walk_of(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
     const ar_parallel *p = &c->run.parallel;
-    const size_t tp = (size_t)ari_at_least_one(p->tp), kv = c->config->kv_heads;
+    const int tp = ari_at_least_one(p->tp);
     ari_walk w = {.c = c,
                   .config = c->config,
-                  .dp = (size_t)ari_at_least_one(p->dp),
-                  .tp = tp,
-                  .tp_rank = (size_t)tp_rank,
-                  .copies = kv > 0 && tp > kv ? tp / kv : 1,
                   .exact = c->run.numerics == AR_NUMERICS_EXACT,
                   .sp = p->sp && tp > 1,
                   .packed = c->config->arch == AR_ARCH_GPT2,
@@ -340,8 +413,10 @@ static ari_walk walk_of(const ari_step_case *c, int tp_rank, ari_operation_visit
                   .fresh = {true, true},
                   .visit = visit,
                   .user = user};
-    w.by_tokens = ar_plan_by_tokens(&c->run.plan, (int)tp, p->sp);
-    w.st = ar_plan_outer(&c->run.plan, c->config, w.by_tokens, &w.outer);
+    place_rank(&w, p, (size_t)rank);
+    w.by_tokens = ar_plan_by_tokens(&c->run.plan, tp, p->sp);
+    if (w.st == AR_OK)
+        w.st = ar_plan_outer(&c->run.plan, c->config, w.by_tokens, &w.outer);
     return w;
 }
 
@@ -350,7 +425,7 @@ static void pass(ari_walk *w, ari_operation_pass which, size_t all, size_t own)
     w->pass = which;
     w->all = all;
     w->own = own;
-    w->tokens = ari_walk_mul(w, own, w->c->run.seq);
+    w->tokens = ari_walk_mul(w, own, w->c->run.seq / ari_walk_cp(w));
     if (which == ARI_PASS_FORWARD)
         ari_walk_forward(w);
     else
@@ -363,8 +438,8 @@ static void micro_pass(ari_walk *w, ari_operation_pass which, int micro)
 {
     const ar_parallel *p = &w->c->run.parallel;
     size_t all = 0, start = 0, own = 0, other = 0;
-    ar_parallel_rows(p, w->c->run.batch, (int)w->dp_rank, micro, &start, &own);
-    for (size_t r = 0; r < w->dp && own > 0; r++) {
+    ar_parallel_rows(p, w->c->run.batch, (int)w->at[ARI_AXIS_DP], micro, &start, &own);
+    for (size_t r = 0; r < w->ranks[ARI_AXIS_DP] && own > 0; r++) {
         ar_parallel_rows(p, w->c->run.batch, (int)r, micro, &start, &other);
         all += other;
     }
@@ -379,7 +454,7 @@ static int alike(const ari_walk *w, int i)
     const ar_parallel *p = &w->c->run.parallel;
     const size_t n = (size_t)ari_at_least_one(p->micro_batches);
     size_t own = 0, start = 0;
-    ar_parallel_rows(&(ar_parallel){.dp = p->dp}, w->c->run.batch, (int)w->dp_rank, 0, &start, &own);
+    ar_parallel_rows(&(ar_parallel){.dp = p->dp}, w->c->run.batch, (int)w->at[ARI_AXIS_DP], 0, &start, &own);
     const size_t longer = own % n, end = (size_t)i < longer ? longer : n;
     return (int)(end - (size_t)i);
 }
@@ -401,11 +476,9 @@ static void passes(ari_walk *w, bool each)
     w->times = 1;
 }
 
-static ar_status rank_of(const ari_step_case *c, int dp_rank, int tp_rank, bool each, ari_operation_visitor visit,
-                         void *user)
+static ar_status rank_of(const ari_step_case *c, int rank, bool each, ari_operation_visitor visit, void *user)
 {
-    ari_walk w = walk_of(c, tp_rank, visit, user);
-    w.dp_rank = (size_t)dp_rank;
+    ari_walk w = walk_of(c, rank, visit, user);
     ari_walk_start(&w);
     ari_walk_before(&w);
     passes(&w, each);
@@ -413,51 +486,49 @@ static ar_status rank_of(const ari_step_case *c, int dp_rank, int tp_rank, bool 
     return w.st;
 }
 
-ar_status ari_operations(const ari_step_case *c, int dp_rank, int tp_rank, ari_operation_visitor visit, void *user)
+ar_status ari_operations(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
-    return rank_of(c, dp_rank, tp_rank, true, visit, user);
+    return rank_of(c, rank, true, visit, user);
 }
 
-ar_status ari_operations_once(const ari_step_case *c, int dp_rank, int tp_rank, ari_operation_visitor visit, void *user)
+ar_status ari_operations_once(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
-    return rank_of(c, dp_rank, tp_rank, false, visit, user);
+    return rank_of(c, rank, false, visit, user);
 }
 
-ar_status ari_operations_start(const ari_step_case *c, int tp_rank, ari_operation_visitor visit, void *user)
+ar_status ari_operations_start(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
-    ari_walk w = walk_of(c, tp_rank, visit, user);
+    ari_walk w = walk_of(c, rank, visit, user);
     ari_walk_start(&w);
     return w.st;
 }
 
-ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass which, int tp_rank,
-                              ari_operation_visitor visit, void *user)
+ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass which, int rank, ari_operation_visitor visit,
+                              void *user)
 {
-    ari_walk w = walk_of(c, tp_rank, visit, user);
+    ari_walk w = walk_of(c, rank, visit, user);
     pass(&w, which, c->run.batch, c->run.batch);
     return w.st;
 }
 
-ar_status ari_operations_step(const ari_step_case *c, int tp_rank, ari_operation_visitor visit, void *user)
+ar_status ari_operations_step(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
-    ari_walk w = walk_of(c, tp_rank, visit, user);
+    ari_walk w = walk_of(c, rank, visit, user);
     ari_walk_before(&w);
     ari_walk_after(&w);
     return w.st;
 }
 
-ar_status ari_operations_params(const ari_step_case *c, int tp_rank, ari_param_visitor visit, void *user)
+ar_status ari_operations_params(const ari_step_case *c, int rank, ari_param_visitor visit, void *user)
 {
-    ari_walk w = walk_of(c, tp_rank, NULL, user);
+    ari_walk w = walk_of(c, rank, NULL, user);
     ari_walk_params(&w, visit);
     return w.st;
 }
 
-ar_status ari_operations_buckets(const ari_step_case *c, int dp_rank, int tp_rank, ari_operation_visitor visit,
-                                 void *user)
+ar_status ari_operations_buckets(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
-    ari_walk w = walk_of(c, tp_rank, visit, user);
-    w.dp_rank = (size_t)dp_rank;
+    ari_walk w = walk_of(c, rank, visit, user);
     ari_walk_buckets(&w);
     return w.st;
 }

@@ -34,6 +34,8 @@ typedef struct ari_step_case {
     X(PRODUCT, "product")                 /* Y = X W^T of weights that share X; backward: the dX that they share */   \
     X(BIAS, "bias")                       /* added to the product */                                                  \
     X(ROPE, "rope")                                                                                                   \
+    X(HEADS, "heads for positions")       /* among cp ranks: fewer heads, of all their positions; and back */         \
+    X(RING, "keys and values round")      /* of all positions, from cp rank to cp rank */                             \
     X(ATTENTION, "attention")             /* scores, softmax, probabilities times values */                           \
     X(ACTIVATION, "activation")                                                                                       \
     X(GATE, "gate product")               /* act(gate) * up */                                                        \
@@ -67,8 +69,13 @@ typedef enum ari_operation_pass {
 /** "forward". Static storage. */
 const char *ari_operation_pass_name(ari_operation_pass p);
 
-/* Dimensions of the mesh on which values are placed, outermost first. */
-enum { ARI_AXIS_DP, ARI_AXIS_TP, ARI_PLACED_AXES };
+/* Dimensions of the mesh on which values are placed, outermost first. Context-parallel ranks are two of them: the places
+ * of a ring, and the neighbours that exchange heads for positions (ar_parallel). */
+enum { ARI_AXIS_DP, ARI_AXIS_RING, ARI_AXIS_INNER, ARI_AXIS_TP, ARI_PLACED_AXES };
+/** "dp", "cp_ring". Static storage. */
+const char *ari_axis_name(int axis);
+/** Ranks along it. */
+size_t ari_axis_ranks(const ar_parallel *p, int axis);
 
 /* A value: an activation [b, s, features], a parameter (a matrix as the layer has it, [out, in], also where it is
  * stored transposed), a gradient. */
@@ -80,7 +87,7 @@ typedef struct ari_op_value {
     size_t shape[AR_MAX_DIMS]; /* of all ranks together */
     size_t local[AR_MAX_DIMS]; /* of this rank */
     ar_placement at[ARI_PLACED_AXES];
-    size_t copies; /* so many neighbouring tp ranks hold the same part of a shard: KV heads; else 1 */
+    size_t copies; /* so many neighbours among the ranks that share its heads hold the same part: KV heads; else 1 */
 } ari_op_value;
 
 typedef enum ari_call_kind {
@@ -88,7 +95,8 @@ typedef enum ari_call_kind {
     ARI_CALL_REDUCE_SCATTER,
     ARI_CALL_ALL_GATHER,
     ARI_CALL_BROADCAST,
-    ARI_CALL_ALL_TO_ALL /* of equal parts */
+    ARI_CALL_ALL_TO_ALL, /* of equal parts */
+    ARI_CALL_EXCHANGE    /* each rank sends its elements to the next one of a ring */
 } ari_call_kind;
 /** "all_reduce". Static storage. */
 const char *ari_call_name(ari_call_kind k);
@@ -96,11 +104,16 @@ const char *ari_call_name(ari_call_kind k);
 /* Over which ranks. */
 typedef enum ari_call_group {
     ARI_OVER_TP,
-    ARI_OVER_DP,
-    ARI_OVER_COPIES /* the neighbouring tp ranks that hold one KV head */
+    ARI_OVER_DP,    /* the ranks over which gradients are summed: those that share a sequence too */
+    ARI_OVER_CP,    /* those that share a sequence */
+    ARI_OVER_RING,  /* of them, those that pass keys and values on */
+    ARI_OVER_INNER, /* of them, those that exchange heads for positions */
+    ARI_OVER_COPIES /* the neighbours that hold one KV head */
 } ari_call_group;
-/** "tp". Static storage. */
+/** "tp", "cp_ring". Static storage. */
 const char *ari_call_group_name(ari_call_group g);
+/** Whether ranks that differ along the axis are in one such group. */
+bool ari_call_group_has(ari_call_group g, int axis);
 
 typedef enum ari_call_often {
     ARI_AT_START,     /* once a run */
@@ -115,9 +128,10 @@ typedef struct ari_op_call {
     ari_call_kind kind;
     ari_call_group over;
     size_t ranks;    /* of the group */
-    size_t elements; /* in full length */
+    size_t elements; /* in full length; of an exchange: that a rank sends */
     ar_dtype dtype;
     ari_call_often often;
+    size_t repeats;  /* so many such calls follow each other: the hops of a ring, a sum for each sample; else 1 */
     ari_role role;   /* its tag is the path of that part, and `tag` behind it; ARI_NO_ROLE: `tag` alone */
     const char *tag; /* static storage */
 } ari_op_call;
@@ -130,7 +144,7 @@ typedef struct ari_op_param {
 } ari_op_param;
 
 #define ARI_OP_VALUES 3
-#define ARI_OP_CALLS 8
+#define ARI_OP_CALLS 16
 typedef struct ari_operation {
     ari_operation_kind kind;
     ari_operation_pass pass;
@@ -154,38 +168,34 @@ typedef struct ari_operation {
 
 typedef ar_status (*ari_operation_visitor)(void *user, const ari_operation *op);
 
-/** Visits what the rank at these coordinates does from its first weight to the end of its first step. A status of the
- *  visitor other than AR_OK ends the walk and is its result. The case is a legal one (ar_run_check).
+/** Visits what rank `rank` of the world does from its first weight to the end of its first step. A status of the visitor
+ *  other than AR_OK ends the walk and is its result. The case is a legal one (ar_run_check).
  *  Errors: AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan). */
-AR_NODISCARD ar_status ari_operations(const ari_step_case *c, int dp_rank, int tp_rank, ari_operation_visitor visit,
-                                      void *user);
+AR_NODISCARD ar_status ari_operations(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
 /** The same with one pass for all micro-batches of as many samples (ari_operation.times), but for the first, which has
  *  the exchanges of new weights. So no number of them costs anything. Errors: as above. */
-AR_NODISCARD ar_status ari_operations_once(const ari_step_case *c, int dp_rank, int tp_rank,
-                                           ari_operation_visitor visit, void *user);
-/** The same in parts: before the first step; one forward or backward pass of all samples by a single group of tp ranks,
+AR_NODISCARD ar_status ari_operations_once(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
+/** The same in parts: before the first step; one forward or backward pass of all samples by the ranks that share them,
  *  the first since the weights changed; what is outside of the passes in a step. Together they hold every collective of
  *  a run, each as often as ari_call_often says. Errors: as above. */
-AR_NODISCARD ar_status ari_operations_start(const ari_step_case *c, int tp_rank, ari_operation_visitor visit,
-                                            void *user);
-AR_NODISCARD ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass pass, int tp_rank,
+AR_NODISCARD ar_status ari_operations_start(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
+AR_NODISCARD ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass pass, int rank,
                                            ari_operation_visitor visit, void *user);
-AR_NODISCARD ar_status ari_operations_step(const ari_step_case *c, int tp_rank, ari_operation_visitor visit,
-                                           void *user);
+AR_NODISCARD ar_status ari_operations_step(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
 
 typedef ar_status (*ari_param_visitor)(void *user, size_t layer, const ari_op_value *v);
 /** Visits the rank's parameters in the order of their registration, a tied one once. Errors: as above. */
-AR_NODISCARD ar_status ari_operations_params(const ari_step_case *c, int tp_rank, ari_param_visitor visit, void *user);
+AR_NODISCARD ar_status ari_operations_params(const ari_step_case *c, int rank, ari_param_visitor visit, void *user);
 /** Visits the gradient sum of every bucket, also of those that nothing moves. Errors: as above. */
-AR_NODISCARD ar_status ari_operations_buckets(const ari_step_case *c, int dp_rank, int tp_rank,
-                                              ari_operation_visitor visit, void *user);
+AR_NODISCARD ar_status ari_operations_buckets(const ari_step_case *c, int rank, ari_operation_visitor visit,
+                                              void *user);
 
 /** Elements of the rank's own part of a value. */
 double ari_op_elements(const ari_op_value *v);
 /** Bytes of an element of a call's dtype, times its elements, times how often a ring passes them: what all ranks of the
  *  group move together, (N-1)*D for a reduce-scatter, an all-gather or a broadcast of D bytes, twice that for an
- *  all-reduce; (N-1)/N*D for an all-to-all, in which each rank keeps its own part of its part. Errors:
- *  AR_ERR_OVERFLOW. */
+ *  all-reduce; (N-1)/N*D for an all-to-all, in which each rank keeps its own part of its part; N*D for each hop of an
+ *  exchange. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call);
 
 #endif

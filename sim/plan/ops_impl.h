@@ -9,8 +9,8 @@
 typedef struct ari_walk {
     const ari_step_case *c;
     const ar_config *config;
-    size_t dp, tp, dp_rank, tp_rank;
-    size_t copies; /* ranks that hold one KV head */
+    size_t ranks[ARI_PLACED_AXES], at[ARI_PLACED_AXES]; /* along each axis; where this one is */
+    size_t summing, summing_rank; /* the ranks over which gradients are summed; this one's number among them */
     bool exact, sp;
     bool by_tokens; /* what the plan is asked for (ar_plan_by_tokens); one rank has all of them */
     bool packed;    /* q, k and v are one parameter */
@@ -20,7 +20,7 @@ typedef struct ari_walk {
     ar_outer_split outer;
     ar_block_split block; /* of the layer; of no use outside of the blocks */
     size_t all, own;      /* samples of the pass: of all dp ranks, of this one */
-    size_t tokens;        /* of `own` */
+    size_t tokens;        /* of `own`, at this rank's positions */
     bool again, stays;    /* as in ari_operation */
     bool every_bucket;    /* visits buckets that nothing moves too */
     bool fresh[2];        /* forward, backward: no pass has been since the weights changed */
@@ -42,6 +42,8 @@ void ari_walk_visit(ari_walk *w);
 /** A collective in the operation that has been begun; none in a group of one, or where its weights are not new. */
 void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t elements, ar_dtype dtype,
                    ari_call_often often, ari_role role, const char *tag);
+/** The collective that has been added last happens so many times. */
+void ari_walk_repeat(ari_walk *w, size_t times);
 
 /* Placements over tp. */
 extern const ar_placement ari_whole, ari_by_tokens, ari_by_features;
@@ -52,14 +54,19 @@ bool ari_walk_same(ar_placement a, ar_placement b);
 ar_placement ari_walk_stream(const ari_walk *w);
 /** Of a gradient: whole and used by each rank for itself, it is a sum over them, and so on (ar_placement_gradient). */
 ar_placement ari_gradient_of(ar_placement p);
+/** This rank's extents of a value that is placed so. */
+void ari_walk_place(const ari_walk *w, ari_op_value *v);
 /** An activation [b, s, features]. copies as in ari_op_value. */
 ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, size_t copies);
 /** A parameter of the layer that the walk is at. */
 ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias);
 /** Whether the layer's heads are split over the ranks. */
 bool ari_walk_by_heads(const ari_walk *w);
-/** Ranks that hold one KV head of the layer between them. */
-size_t ari_walk_kv_copies(const ari_walk *w);
+/** Ranks that hold one KV head of the layer between them: of those of tp, or in attention (heads) of these and of the
+ *  neighbours with which they exchange heads for positions. */
+size_t ari_walk_kv_copies(const ari_walk *w, bool heads);
+/** Ranks that share the positions of a sequence. */
+size_t ari_walk_cp(const ari_walk *w);
 /** Copies of a weight's part, by its role. */
 size_t ari_walk_copies(const ari_walk *w, ari_role role);
 bool ari_walk_has_bias(const ari_walk *w, ari_role role);

@@ -69,30 +69,53 @@ static ar_placement by_heads(const ari_walk *w)
     return ari_walk_by_heads(w) ? ari_by_features : ari_whole;
 }
 
-static ari_op_value head_value(ari_walk *w, size_t heads, size_t copies, ari_role role)
+/* Where the values of an attention are on their way: as the projections make them; with fewer heads, of all positions
+ * of the neighbours that exchange them; keys and values of all positions of the sequence. */
+typedef enum heads_at { AS_PROJECTED, EXCHANGED, EVERYWHERE } heads_at;
+
+static ari_op_value head_value(ari_walk *w, size_t heads, ari_role role, heads_at at)
 {
-    ari_op_value v = ari_walk_activation(w, ari_walk_mul(w, heads, w->config->head_dim), by_heads(w), copies);
+    const bool of_keys = role == ARI_K || role == ARI_V;
+    ari_op_value v = ari_walk_activation(w, ari_walk_mul(w, heads, w->config->head_dim), by_heads(w), 1);
     v.role = role;
+    v.copies = of_keys ? ari_walk_kv_copies(w, at != AS_PROJECTED) : 1;
+    if (at != AS_PROJECTED)
+        v.at[ARI_AXIS_INNER] = ari_by_features;
+    if (at == EVERYWHERE && of_keys)
+        v.at[ARI_AXIS_RING] = (ar_placement){AR_REPLICATE, 0};
+    ari_walk_place(w, &v);
     return v;
 }
 
-static ari_op_value context(ari_walk *w)
+static ari_op_value context(ari_walk *w, heads_at at)
 {
-    return head_value(w, w->config->heads, 1, ARI_NO_ROLE);
+    return head_value(w, w->config->heads, ARI_NO_ROLE, at);
 }
 
-/* The first n of q, k and v, or all of them in one. */
-static int qkv_values(ari_walk *w, ari_op_value *v, int n)
+/* The first n of q, k and v. Of one parameter they are one value, unless keys and values go elsewhere than queries. */
+static int qkv_values(ari_walk *w, ari_op_value *v, int n, heads_at at)
 {
     static const ari_role roles[] = {ARI_Q, ARI_K, ARI_V};
     const ar_config *c = w->config;
-    if (w->packed) {
-        v[0] = head_value(w, c->heads + 2 * c->kv_heads, 1, ARI_QKV);
+    if (w->packed && ari_walk_cp(w) == 1) {
+        v[0] = head_value(w, c->heads + 2 * c->kv_heads, ARI_QKV, at);
         return 1;
     }
     for (int i = 0; i < n; i++)
-        v[i] = head_value(w, i == 0 ? c->heads : c->kv_heads, i == 0 ? 1 : ari_walk_kv_copies(w), roles[i]);
+        v[i] = head_value(w, i == 0 ? c->heads : c->kv_heads, roles[i], at);
     return n;
+}
+
+static size_t local_elements(ari_walk *w, int n, const ari_op_value *v)
+{
+    size_t sum = 0;
+    for (int i = 0; i < n; i++) {
+        size_t elements = 1;
+        for (int d = 0; d < v[i].ndim; d++)
+            elements = ari_walk_mul(w, elements, v[i].local[d]);
+        sum = ari_walk_add(w, sum, elements);
+    }
+    return sum;
 }
 
 static void rope(ari_walk *w)
@@ -101,39 +124,86 @@ static void rope(ari_walk *w)
     if (!w->config->rope)
         return;
     op->made = by_heads(w);
-    op->inputs = qkv_values(w, op->input, 2);
-    op->outputs = qkv_values(w, op->output, 2);
+    op->inputs = qkv_values(w, op->input, 2, AS_PROJECTED);
+    op->outputs = qkv_values(w, op->output, 2, AS_PROJECTED);
     ari_walk_visit(w);
 }
 
-/* Of `n` products [s, s] x d of every local query head: the masked half is computed too. */
-static double head_products(const ari_walk *w, double n)
+/* Between the projections and attention; or of the context alone. */
+static void exchange_heads(ari_walk *w, bool of_context, heads_at from, heads_at to)
 {
-    const size_t ranks = ari_walk_by_heads(w) ? w->tp : 1;
-    const double s = (double)w->c->run.seq, heads = (double)(w->config->heads / ranks);
-    return n * (double)w->own * heads * s * s * (double)w->config->head_dim;
+    ari_op_value exchanged[ARI_OP_VALUES];
+    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_HEADS, ARI_ATTENTION);
+    if (w->ranks[ARI_AXIS_INNER] == 1)
+        return;
+    op->made = by_heads(w);
+    if (of_context) {
+        op->input[op->inputs++] = context(w, from);
+        op->output[op->outputs++] = context(w, to);
+        exchanged[0] = context(w, EXCHANGED);
+    } else {
+        op->inputs = qkv_values(w, op->input, ARI_OP_VALUES, from);
+        op->outputs = qkv_values(w, op->output, ARI_OP_VALUES, to);
+        (void)qkv_values(w, exchanged, ARI_OP_VALUES, EXCHANGED);
+    }
+    const size_t n = local_elements(w, op->outputs, exchanged);
+    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_INNER, ari_walk_mul(w, w->ranks[ARI_AXIS_INNER], n), AR_F32,
+                  ARI_EACH_PASS, ARI_ATTENTION, "");
+    ari_walk_visit(w);
+}
+
+/* Each hop passes on the keys and values of one place. */
+static void pass_round(ari_walk *w)
+{
+    const ar_config *c = w->config;
+    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_RING, ARI_ATTENTION);
+    if (w->ranks[ARI_AXIS_RING] == 1)
+        return;
+    op->made = by_heads(w);
+    op->again = w->pass == ARI_PASS_BACKWARD;
+    op->inputs = qkv_values(w, op->input, ARI_OP_VALUES, EXCHANGED);
+    op->outputs = qkv_values(w, op->output, ARI_OP_VALUES, EVERYWHERE);
+    const ari_op_value kv[] = {head_value(w, c->kv_heads, ARI_K, EXCHANGED),
+                               head_value(w, c->kv_heads, ARI_V, EXCHANGED)};
+    ari_walk_call(w, ARI_CALL_EXCHANGE, ARI_OVER_RING, local_elements(w, 2, kv), AR_F32, ARI_EACH_PASS, ARI_ATTENTION,
+                  "");
+    ari_walk_repeat(w, w->ranks[ARI_AXIS_RING] - 1);
+    ari_walk_visit(w);
+}
+
+/* Of `n` products [queries, keys] x d of every query head that this rank attends with: the masked half is computed
+ * too. */
+static double head_products(ari_walk *w, double n)
+{
+    const ari_op_value queries = context(w, EXCHANGED);
+    return n * ari_op_elements(&queries) * (double)w->c->run.seq;
 }
 
 /* Scores and P V. */
 static void attend(ari_walk *w)
 {
+    exchange_heads(w, false, AS_PROJECTED, EXCHANGED);
+    pass_round(w);
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ATTENTION, ARI_ATTENTION);
     op->made = by_heads(w);
-    op->inputs = qkv_values(w, op->input, 3);
-    op->output[op->outputs++] = context(w);
+    op->inputs = qkv_values(w, op->input, ARI_OP_VALUES, EVERYWHERE);
+    op->output[op->outputs++] = context(w, EXCHANGED);
     op->multiply_adds = head_products(w, 2);
     ari_walk_visit(w);
+    exchange_heads(w, true, EXCHANGED, AS_PROJECTED);
 }
 
 /* dP, dQ, dK, dV. dK and dV [s, d] of a KV head are one sum over the queries of all its query heads, which its copies
- * share. */
+ * share, and the places of the ring. */
 static void attend_backward(ari_walk *w)
 {
     const ar_config *c = w->config;
+    exchange_heads(w, true, AS_PROJECTED, EXCHANGED);
+    pass_round(w);
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ATTENTION, ARI_ATTENTION);
     op->made = by_heads(w);
-    op->input[op->inputs++] = context(w);
-    op->outputs = qkv_values(w, op->output, 3);
+    op->input[op->inputs++] = context(w, EXCHANGED);
+    op->outputs = qkv_values(w, op->output, ARI_OP_VALUES, EXCHANGED);
     op->multiply_adds = head_products(w, 4);
     const ari_fold_ops fold = {.over = ARI_OVER_COPIES,
                                .batch = w->own,
@@ -143,9 +213,15 @@ static void attend_backward(ari_walk *w)
                                .b = ARI_EACH_PASS,
                                .role = ARI_ATTENTION,
                                .tag = ""};
-    for (int i = 0; i < 2; i++)
+    ari_fold_ops ring = fold;
+    ring.over = ARI_OVER_RING;
+    ring.scatter = true;
+    for (int i = 0; i < 2; i++) {
+        ari_walk_fold(w, &ring);
         ari_walk_fold(w, &fold);
+    }
     ari_walk_visit(w);
+    exchange_heads(w, false, EXCHANGED, AS_PROJECTED);
 }
 
 /* --- branches: linear layers with something between them ---------------------------------------------------------- */

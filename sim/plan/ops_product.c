@@ -7,6 +7,11 @@ enum { TERMS_OF_ONE_INT64 = 8191 };
 
 static const char weight_tag[] = ".weight";
 
+static size_t limbs_of(size_t terms)
+{
+    return terms > TERMS_OF_ONE_INT64 ? 2 : 1;
+}
+
 static bool is_shard(ar_placement p)
 {
     return p.kind == AR_SHARD;
@@ -56,7 +61,7 @@ void ari_walk_redistribute(ari_walk *w, const ari_row_ops *x, ar_hop hop, ari_ro
                            const char *tag)
 {
     const bool none = ari_walk_same(hop.from, hop.to) || (is_whole(hop.from) && is_whole(hop.to));
-    if (w->tp == 1 || none)
+    if (w->ranks[ARI_AXIS_TP] == 1 || none)
         return;
     if (!is_whole(hop.from))
         step(w, x, (ar_hop){hop.from, is_whole(hop.to) ? hop.to : ari_whole}, role, tagged, tag);
@@ -84,7 +89,7 @@ ar_hop ari_walk_back(ar_hop hop)
 void ari_walk_exchange(ari_walk *w, size_t features, ar_placement from, ar_placement to, ari_role role)
 {
     const ari_row_ops x = {.n = 1, .width = {features}};
-    if (w->tp == 1 || ari_walk_same(from, to) || !is_shard(from) || !is_shard(to)) {
+    if (w->ranks[ARI_AXIS_TP] == 1 || ari_walk_same(from, to) || !is_shard(from) || !is_shard(to)) {
         ari_walk_redistribute(w, &x, (ar_hop){from, to}, role, role, weight_tag);
         return;
     }
@@ -102,7 +107,7 @@ void ari_walk_exchange(ari_walk *w, size_t features, ar_placement from, ar_place
 void ari_walk_fold(ari_walk *w, const ari_fold_ops *f)
 {
     const size_t n = ari_walk_mul(w, f->batch, ari_walk_mul(w, f->rows, f->cols));
-    const size_t limbs = f->terms > TERMS_OF_ONE_INT64 ? 2 : 1;
+    const size_t limbs = limbs_of(f->terms);
     if (!w->exact) {
         ari_walk_call(w, f->scatter ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, f->over, n, AR_F32, ARI_EACH_PASS,
                       f->role, f->tag);
@@ -258,7 +263,7 @@ static ar_placement input_gradient(ari_walk *w, const ari_linear_ops *l, const a
     for (int i = 0; i < l->n; i++) {
         const ari_op_value weight = ari_walk_param(w, l->part[i], false);
         op->weight[op->weights++] = weight;
-        if (w->tp_rank % weight.copies == 0)
+        if (w->at[ARI_AXIS_TP] % weight.copies == 0)
             op->multiply_adds += product(&op->input[0], (double)weight.local[0], (double)weight.local[1]);
     }
     if (cuts_rows(l))
@@ -267,6 +272,20 @@ static ar_placement input_gradient(ari_walk *w, const ari_linear_ops *l, const a
         column_exponents(w, row_width(w, y), ARI_EACH_VERSION, l->part[0]);
     ari_walk_visit(w);
     return leaves;
+}
+
+/* Within a sample dW is one sum over all positions: of those that share them each rank rounds a part of it. Their sum
+ * over dp adds the parts up, as it does the terms of native numerics. */
+static void sum_over_positions(ari_walk *w, const ari_op_value *weight, ari_role role)
+{
+    const size_t out = weight->local[0], in = weight->local[1];
+    const size_t sums = ari_walk_mul(w, ari_walk_mul(w, out, in), limbs_of(w->c->run.seq));
+    if (!w->exact || ari_walk_cp(w) == 1)
+        return;
+    ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_CP, ari_walk_mul(w, w->own, ari_walk_add(w, out, in)), AR_I32,
+                  ARI_EACH_PASS, role, weight_tag);
+    ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_CP, sums, AR_I64, ARI_EACH_PASS, role, weight_tag);
+    ari_walk_repeat(w, w->own); /* a sample at a time */
 }
 
 void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_op_value *x, const ari_op_value *dy)
@@ -285,6 +304,7 @@ void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_o
         op->multiply_adds = product(x, (double)param.local[0], (double)param.local[1]);
         if (ari_walk_same(x->at[ARI_AXIS_TP], ari_by_features))
             column_exponents(w, w->tokens, ARI_EACH_PASS, role);
+        sum_over_positions(w, &param, role);
     }
     ari_walk_visit(w);
 }

@@ -134,7 +134,8 @@ static size_t bytes_of(ari_walk *w, const param *p)
     size_t n = sizeof(float), start = 0, extent = 0;
     for (int d = 0; d < p->value.ndim; d++) {
         const bool cut = tp.kind == AR_SHARD && tp.dim == d;
-        ar_split_uneven(p->value.shape[d], cut ? (int)(w->tp / p->value.copies) : 1, 0, &start, &extent);
+        ar_split_uneven(p->value.shape[d], cut ? (int)(w->ranks[ARI_AXIS_TP] / p->value.copies) : 1, 0, &start,
+                        &extent);
         n = ari_walk_mul(w, n, extent);
     }
     return n;
@@ -143,7 +144,7 @@ static size_t bytes_of(ari_walk *w, const param *p)
 static int kind_of(const ari_walk *w, const param *p)
 {
     const ar_placement tp = p->value.at[ARI_AXIS_TP];
-    const bool uneven = tp.kind == AR_SHARD && p->value.shape[tp.dim] % (w->tp / p->value.copies) != 0;
+    const bool uneven = tp.kind == AR_SHARD && p->value.shape[tp.dim] % (w->ranks[ARI_AXIS_TP] / p->value.copies) != 0;
     return (uneven ? UNEVEN : 0) + (tp.kind == AR_REPLICATE ? SPREAD : 0) + (p->value.dtype == AR_BF16 ? NARROW : 0);
 }
 
@@ -261,16 +262,26 @@ static void sum_terms(ari_walk *w, ari_call_group over, size_t n, ar_dtype dtype
 
 static bool shares(const ari_walk *w)
 {
-    return w->c->run.parallel.zero > 0 && w->dp > 1;
+    return w->c->run.parallel.zero > 0 && w->summing > 1;
 }
 
-/* A run of n elements; over dp whole on each rank, or each has its share, the first (n mod dp) of one more. */
+/* Places a value over all axes along which gradients are summed. */
+static void over_dp(ari_op_value *v, ar_placement p)
+{
+    for (int axis = ARI_AXIS_DP; axis <= ARI_AXIS_INNER; axis++)
+        v->at[axis] = p;
+}
+
+/* A run of n elements; whole on each of the N ranks over which gradients are summed, or each has its share, the first
+ * (n mod N) of one more. */
 static ari_op_value run_of(const ari_walk *w, size_t n, ar_dtype dtype, bool share)
 {
-    ari_op_value v = {.dtype = dtype, .ndim = 1, .shape = {n}, .local = {n}, .at = {ari_whole, ari_whole}, .copies = 1};
+    ari_op_value v = {.dtype = dtype, .ndim = 1, .shape = {n}, .local = {n}, .copies = 1};
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+        v.at[axis] = ari_whole;
     if (share) {
-        v.at[ARI_AXIS_DP] = (ar_placement){AR_SHARD, 0};
-        v.local[0] = n / w->dp + (w->dp_rank < n % w->dp);
+        over_dp(&v, (ar_placement){AR_SHARD, 0});
+        v.local[0] = n / w->summing + (w->summing_rank < n % w->summing);
     }
     return v;
 }
@@ -293,7 +304,7 @@ static void sum_bucket(ari_walk *w, const bucket *b, size_t index)
     ari_operation *op = begin_bucket(w, ARI_OPERATION_GRADIENT_SUM, b, index);
     ari_op_value *in = &op->input[op->inputs++];
     *in = run_of(w, b->elements, dtype, false);
-    in->at[ARI_AXIS_DP] = partial;
+    over_dp(in, partial);
     in->at[ARI_AXIS_TP] = op->made = spread ? partial : ari_whole;
     op->output[op->outputs++] = run_of(w, b->elements, dtype, shares(w));
     op->output[0].bias = b->first.of.bias;
@@ -322,7 +333,7 @@ static void begin_sum(ari_walk *w, ari_operation_kind kind, size_t n, ar_dtype d
     ari_operation *op = ari_walk_begin(w, kind, ARI_NO_ROLE);
     op->made = ari_whole;
     op->input[op->inputs++] = run_of(w, n, dtype, false);
-    op->input[0].at[ARI_AXIS_DP] = (ar_placement){AR_PARTIAL_SUM, 0};
+    over_dp(&op->input[0], (ar_placement){AR_PARTIAL_SUM, 0});
     op->output[op->outputs++] = run_of(w, n, dtype, false);
 }
 
@@ -338,8 +349,8 @@ static void visit_if_moved(ari_walk *w)
 static void agree(ari_walk *w)
 {
     begin_sum(w, ARI_OPERATION_AGREEMENT, 2, AR_I64);
-    ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_DP, ari_walk_mul(w, 2, w->dp), AR_I64, ARI_AT_START, ARI_NO_ROLE,
-                  "parameters of data parallelism");
+    ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_DP, ari_walk_mul(w, 2, w->summing), AR_I64, ARI_AT_START,
+                  ARI_NO_ROLE, "parameters of data parallelism");
     visit_if_moved(w);
 }
 
@@ -347,7 +358,7 @@ void ari_walk_start(ari_walk *w)
 {
     const params all = params_of(w);
     w->pass = ARI_PASS_START;
-    for (size_t i = 0; i < all.n && w->dp > 1 && w->st == AR_OK; i++) {
+    for (size_t i = 0; i < all.n && w->summing > 1 && w->st == AR_OK; i++) {
         const param p = param_at(w, &all, i);
         ari_operation *op = ari_walk_begin(w, ARI_OPERATION_BROADCAST, p.of.role);
         op->made = p.value.at[ARI_AXIS_TP];
@@ -398,7 +409,7 @@ static void norm_of_gradients(ari_walk *w)
     static const char tag[] = "grad_norm";
     begin_sum(w, ARI_OPERATION_GRADIENT_NORM, 1, AR_F32);
     w->op.input[0].at[ARI_AXIS_TP] = (ar_placement){AR_PARTIAL_SUM, 0};
-    w->op.input[0].at[ARI_AXIS_DP] = shares(w) ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_whole;
+    over_dp(&w->op.input[0], shares(w) ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_whole);
     for (int i = 0; i < 2; i++) {
         const size_t n = i == 0 ? 1 : 2;
         const ar_dtype dtype = i == 0 ? AR_I32 : AR_I64;
@@ -415,11 +426,11 @@ static void verify(ari_walk *w, const params *all)
     enum { WORDS_OF_A_PARAMETER = 16, WORDS_OF_A_RANK = 2 };
     static const char tag[] = "gradients:verify";
     const size_t words = ari_walk_add(w, ari_walk_mul(w, all->n, WORDS_OF_A_PARAMETER), WORDS_OF_A_RANK);
-    const size_t of_tp = ari_walk_mul(w, w->tp, words);
+    const size_t of_tp = ari_walk_mul(w, w->ranks[ARI_AXIS_TP], words);
     begin_sum(w, ARI_OPERATION_VERIFY, words, AR_I64);
     ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, of_tp, AR_I64, ARI_EACH_VERIFIED_STEP, ARI_NO_ROLE, tag);
-    ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_DP, ari_walk_mul(w, w->dp, of_tp), AR_I64, ARI_EACH_VERIFIED_STEP,
-                  ARI_NO_ROLE, tag);
+    ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_DP, ari_walk_mul(w, w->summing, of_tp), AR_I64,
+                  ARI_EACH_VERIFIED_STEP, ARI_NO_ROLE, tag);
     ari_walk_visit(w);
 }
 

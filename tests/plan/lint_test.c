@@ -359,7 +359,7 @@ static size_t findings(const layout_draw *d, breaker *b)
     c.run.numerics = AR_NUMERICS_NATIVE;
     cr_assert_eq(ari_lint_begin(&l, &f, &counts, &c), AR_OK);
     b->l = &l;
-    cr_assert_eq(ari_operations_once(&c, 0, 0, visit_damaged, b), AR_OK);
+    cr_assert_eq(ari_operations_once(&c, 0, visit_damaged, b), AR_OK);
     cr_assert_eq(ari_lint_end(&l), AR_OK);
     ari_lint_fini(&l);
     free(f.found);

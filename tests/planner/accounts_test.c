@@ -43,7 +43,7 @@ static void expect_weights_of_both(const ari_planned *p, const char *text)
     runs.flash = false;
     for (int r = 0; r < p->step.run.parallel.tp; r++) {
         ari_memory own;
-        cr_assert_eq(ari_memory_own(&own, &runs, 0, r), AR_OK, "%s: %s", text, ar_error_message());
+        cr_assert_eq(ari_memory_own(&own, &runs, r), AR_OK, "%s: %s", text, ar_error_message());
         most = own.of[ARI_MEMORY_WEIGHTS] > most ? own.of[ARI_MEMORY_WEIGHTS] : most;
     }
     cr_expect_eq(production.of[ARI_MEMORY_WEIGHTS] / 2.0, most / 4.0, "%s", text);

@@ -154,7 +154,7 @@ Test(own_memory, of_a_block_is_counted_by_hand)
     ar_config c;
     ari_memory m;
     const ari_planned p = planned_of(&c, (ar_parallel){.tp = 1});
-    cr_assert_eq(ari_memory_own(&m, &p, 0, 0), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_memory_own(&m, &p, 0), AR_OK, "%s", ar_error_message());
     /* The table [16, 8]; q, k, v, o of 64, 32, 32, 64; two matrices of 48, with biases of 6 and 8. Two norms, each of 8
      * and a bias. */
     const double matrices = 64 + 32 + 32 + 64 + 48 + 48, elements = 128 + matrices + 6 + 8 + 2 * 16;
@@ -177,16 +177,16 @@ Test(own_memory, refuses_what_no_run_of_this_version_does)
     ari_memory m;
     double all;
     ari_planned p = planned_of(&c, (ar_parallel){.tp = 1, .dp = 2});
-    cr_assert_eq(ari_memory_own(&m, &p, 1, 0), AR_OK);
+    cr_assert_eq(ari_memory_own(&m, &p, 1), AR_OK);
     const double one = ari_memory_sum(&m);
     cr_assert_eq(ari_memory_own_all(&all, &p), AR_OK);
     cr_expect_eq(all, 2 * one);
-    const ari_planned wrong[] = {{.step = p.step, .cp = 2},
+    const ari_planned wrong[] = {{.step = p.step, .pp = 3},
                                  {.step = p.step, .pp = 2},
                                  {.step = p.step, .recompute = ARI_RECOMPUTE_SELECTIVE},
                                  {.step = p.step, .flash = true}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
-        cr_expect_eq(ari_memory_own(&m, &wrong[i], 0, 0), AR_ERR_UNSUPPORTED, "%zu", i);
+        cr_expect_eq(ari_memory_own(&m, &wrong[i], 0), AR_ERR_UNSUPPORTED, "%zu", i);
     p.step.run.parallel.zero = 2;
-    cr_expect_eq(ari_memory_own(&m, &p, 0, 0), AR_ERR_UNSUPPORTED);
+    cr_expect_eq(ari_memory_own(&m, &p, 0), AR_ERR_UNSUPPORTED);
 }

@@ -146,7 +146,7 @@ Test(production, zero_divides_states_then_gradients_then_weights_over_dp_and_cp)
         ari_planned p = shape_planned(&c, 1, false, 8, 8192);
         p.step.run.parallel.dp = 8;
         p.step.run.parallel.zero = stage;
-        p.cp = 4;
+        p.step.run.parallel.cp = 4;
         const ari_memory m = shape_memory(&p);
         cr_expect_eq(m.of[ARI_MEMORY_OPTIMIZER], 8.0 * n / (stage >= 1 ? 32.0 : 1.0));
         cr_expect_eq(m.of[ARI_MEMORY_MASTER], 4.0 * n / (stage >= 1 ? 32.0 : 1.0));
@@ -196,7 +196,7 @@ Test(production, a_llama_keeps_its_own_terms)
     p.flash = false; /* probabilities in 16 bits, no dropout */
     m = shape_memory(&p);
     cr_expect_eq(shape_kept(&m), 32.0 * tokens * ((sharded + 2.0 * heads * 8192.0) / 8.0 + streams));
-    p.cp = 4; /* a quarter of the queries, each with all keys */
+    p.step.run.parallel.cp = 4; /* a quarter of the queries, each with all keys */
     m = shape_memory(&p);
     cr_expect_eq(shape_kept(&m), 32.0 * tokens / 4.0 * ((sharded + 2.0 * heads * 8192.0) / 8.0 + streams));
 }

@@ -240,7 +240,7 @@ static double predicted_gib(size_t i)
     p.step.run.parallel.dp = peaks[i].dp;
     p.step.run.parallel.zero = 3;
     p.step.run.parallel.micro_batches = peaks[i].pp > 1 ? (int)peaks[i].batch : 1;
-    p.cp = peaks[i].cp;
+    p.step.run.parallel.cp = peaks[i].cp;
     p.pp = peaks[i].pp;
     p.chunks = peaks[i].chunks;
     p.recompute = peaks[i].recompute;
@@ -330,14 +330,14 @@ Test(rows, layouts_of_llama_3_405b_are_legal_and_in_order)
     double before = 0.0;
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         const size_t batch = layouts[i].batch * (size_t)layouts[i].dp;
-        ari_planned p = shape_planned(&c, layouts[i].tp, true, batch, layouts[i].seq / (size_t)layouts[i].cp);
+        ari_planned p = shape_planned(&c, layouts[i].tp, true, batch, layouts[i].seq);
         p.step.run.parallel.dp = layouts[i].dp;
+        p.step.run.parallel.cp = layouts[i].cp;
+        p.step.run.parallel.zigzag = layouts[i].cp > 1;
         p.step.run.parallel.micro_batches = (int)layouts[i].batch;
         cr_expect_eq(ar_run_check(&p.step.run, &c), AR_OK, "%s", ar_error_message());
         cr_expect_eq(layouts[i].seq * batch, (size_t)1 << 24, "tokens of a step");
-        p.step.run.seq = layouts[i].seq;
         p.step.run.parallel.zero = 2;
-        p.cp = layouts[i].cp;
         p.pp = layouts[i].pp;
         p.flash = true;
         const ari_memory m = shape_memory(&p);
@@ -367,7 +367,7 @@ Test(rows, ring_all_reduces_take_their_closed_form)
     for (size_t i = 0; i < sizeof rings / sizeof *rings; i++) {
         const ari_planned p = shape_planned(&c, rings[i].ranks, false, 1, 128);
         const ari_time_options o = {.cluster = {.inside = {5e-6, rings[i].rate}, .flops = 1e15}};
-        const ari_links l = ari_links_of(&p, &o, ARI_LINKS_TP);
+        const ari_links l = ari_links_of(&p, &o, ARI_OVER_TP);
         cr_expect_float_eq(ari_links_call(&l, ARI_CALL_ALL_REDUCE, 16777216.0, 4.0) * 1e6, rings[i].microseconds,
                            0.005);
     }

@@ -215,7 +215,7 @@ Test(planner_search, an_all_reduce_takes_its_closed_form)
         const ari_time_options o = on(cases[i].cluster);
         ari_planned p = planned_of(&c, 1, 16);
         p.step.run.parallel.tp = cases[i].ranks;
-        const ari_links l = ari_links_of(&p, &o, ARI_LINKS_TP);
+        const ari_links l = ari_links_of(&p, &o, ARI_OVER_TP);
         const double us = ari_links_call(&l, ARI_CALL_ALL_REDUCE, 33554432, 2) * 1e6;
         cr_expect(fabs(us - cases[i].us) < 0.005, "%d ranks: %.4f us", cases[i].ranks, us);
     }
@@ -223,7 +223,7 @@ Test(planner_search, an_all_reduce_takes_its_closed_form)
     ari_planned p = planned_of(&c, 1, 16);
     p.step.run.parallel.tp = 16;
     o.hierarchical = true;
-    const ari_links l = ari_links_of(&p, &o, ARI_LINKS_TP);
+    const ari_links l = ari_links_of(&p, &o, ARI_OVER_TP);
     const double d = 67108864, by_hand = 2 * 7 * (5e-6 + d / 8 / 450e9) + 2 * 1 * (5e-6 + d / 16 / 50e9);
     cr_expect(fabs(ari_links_call(&l, ARI_CALL_ALL_REDUCE, 33554432, 2) / by_hand - 1.0) < 1e-12);
 }

@@ -61,8 +61,10 @@ static ar_status compare(void *user, const ari_operation *op)
     rank_trace *t = user;
     if (op->pass == ARI_PASS_START && t->later)
         return AR_OK;
-    for (int i = 0; i < op->calls; i++)
-        AR_TRY(compare_call(t, op, &op->call[i]));
+    for (int i = 0; i < op->calls; i++) {
+        for (size_t k = 0; k < op->call[i].repeats; k++)
+            AR_TRY(compare_call(t, op, &op->call[i]));
+    }
     t->multiply_adds += op->multiply_adds;
     return AR_OK;
 }
@@ -87,9 +89,8 @@ static ar_status compare_end(rank_trace *t, bool timed)
 
 ar_status ops_trace_compare(const ari_step_case *c, const ar_trace *t)
 {
-    const int tp = ari_at_least_one(c->run.parallel.tp), dp = ari_at_least_one(c->run.parallel.dp);
     const uint64_t steps = c->run.steps > 0 ? c->run.steps : 1;
-    for (int rank = 0; rank < tp * dp; rank++) {
+    for (int rank = 0; rank < ar_parallel_world(&c->run.parallel); rank++) {
         rank_trace r = {.c = c, .rank = rank};
         for (size_t i = 0; i < ari_trace_lanes(t); i++) {
             const ari_trace_lane lane = ari_trace_lane_at(t, i);
@@ -98,7 +99,7 @@ ar_status ops_trace_compare(const ari_step_case *c, const ar_trace *t)
         }
         for (uint64_t s = 0; s < steps; s++) {
             r.later = s > 0;
-            AR_TRY(ari_operations(c, rank / tp, rank % tp, compare, &r));
+            AR_TRY(ari_operations(c, rank, compare, &r));
         }
         AR_TRY(compare_end(&r, ari_trace_is_virtual(t)));
     }

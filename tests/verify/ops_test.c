@@ -37,7 +37,7 @@ static ari_operation the_only(const ari_step_case *c, ari_operation_kind kind, a
                               size_t layer)
 {
     finder f = {.kind = kind, .pass = pass, .role = role, .layer = layer};
-    cr_assert_eq(ari_operations(c, 0, 0, look, &f), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_operations(c, 0, look, &f), AR_OK, "%s", ar_error_message());
     cr_assert_eq(f.found, 1, "%d operations '%s'", f.found, ari_operation_name(kind));
     return f.op;
 }
@@ -224,9 +224,9 @@ Test(ops, kv_heads_are_copied_where_they_are_too_few)
 {
     const ar_config c = config_of(LARGE);
     const ari_step_case t = case_of(&c, (ar_parallel){.tp = 16}, 2, 4096);
-    for (int rank = 0; rank < 2; rank++) {
+    for (int rank = 0; rank < 2; rank++) { /* of dp */
         finder f = {.kind = ARI_OPERATION_PRODUCT, .pass = ARI_PASS_BACKWARD, .role = ARI_Q, .layer = 0};
-        cr_assert_eq(ari_operations(&t, 0, rank, look, &f), AR_OK);
+        cr_assert_eq(ari_operations(&t, rank, look, &f), AR_OK);
         LOCAL(f.op.weight[0], 256, 4096);
         LOCAL(f.op.weight[1], 128, 4096);
         cr_expect_eq(f.op.weight[1].copies, 2);
@@ -257,7 +257,7 @@ static ar_status add_volume(void *user, const ari_operation *op)
 static volume volume_of(const ari_step_case *t, ari_operation_pass pass)
 {
     volume v = {.layer = 0, .pass = pass};
-    cr_assert_eq(ari_operations(t, 0, 0, add_volume, &v), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_operations(t, 0, add_volume, &v), AR_OK, "%s", ar_error_message());
     return v;
 }
 
@@ -322,15 +322,15 @@ Test(ops, samples_are_shared_out_unevenly)
     const ar_config c = config_of(PAPER_STACK(1));
     const ari_step_case t = case_of(&c, (ar_parallel){.dp = 2, .tp = 2}, 5, 12);
     const ari_step_case many = case_of(&c, (ar_parallel){.dp = 6}, 5, 12);
-    for (int rank = 0; rank < 2; rank++) {
+    for (int rank = 0; rank < 2; rank++) { /* of dp */
         finder f = {.kind = ARI_OPERATION_NORM, .pass = ARI_PASS_FORWARD, .role = ARI_NORM1, .layer = 0};
-        cr_assert_eq(ari_operations(&t, rank, 0, look, &f), AR_OK);
+        cr_assert_eq(ari_operations(&t, 2 * rank, look, &f), AR_OK);
         cr_expect_eq(f.op.input[0].shape[0], 5);
         LOCAL(f.op.input[0], rank == 0 ? 3 : 2, 12, 768);
         AT(f.op.input[0].at[ARI_AXIS_DP], "S(0)");
     }
     finder f = {.kind = ARI_OPERATION_NORM, .pass = ARI_PASS_FORWARD, .role = ARI_NORM1, .layer = 0};
-    cr_assert_eq(ari_operations(&many, 5, 0, look, &f), AR_OK);
+    cr_assert_eq(ari_operations(&many, 5, look, &f), AR_OK);
     cr_expect_eq(f.found, 0);
 }
 
@@ -391,7 +391,7 @@ Test(ops, each_takes_what_the_one_before_made)
             t.run.plan = plan_of(c.arch, i % 2 ? AR_MLP_ROW_COLUMN : AR_MLP_COLUMN_ROW);
             t.run.dropout = 0.1;
             chain k = {.parallel = &t.run.parallel};
-            cr_assert_eq(ari_operations(&t, 0, 0, follow, &k), AR_OK, "%s", ar_error_message());
+            cr_assert_eq(ari_operations(&t, 0, follow, &k), AR_OK, "%s", ar_error_message());
             cr_expect_gt(k.operations, 12);
             cr_expect_str_eq(k.broken, "", "model %zu, layout %zu: %s", m, i, k.broken);
         }
@@ -577,8 +577,8 @@ Test(ops, micro_batches_that_do_the_same_can_be_visited_once)
             t.run.numerics = order < 2 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE;
             for (int rank = 0; rank < 2; rank++) {
                 sums each = {0}, once = {0};
-                cr_assert_eq(ari_operations(&t, rank, 1, add_sums, &each), AR_OK);
-                cr_assert_eq(ari_operations_once(&t, rank, 1, add_sums, &once), AR_OK);
+                cr_assert_eq(ari_operations(&t, 2 * rank + 1, add_sums, &each), AR_OK);
+                cr_assert_eq(ari_operations_once(&t, 2 * rank + 1, add_sums, &once), AR_OK);
                 cr_expect_gt(each.elements, 0);
                 cr_expect(each.passes == once.passes && each.calls == once.calls && each.elements == once.elements &&
                               each.multiply_adds == once.multiply_adds,
@@ -600,7 +600,7 @@ Test(ops, the_list_of_a_rank_does_not_grow_with_the_world)
         t.run.ddp = ar_ddp_defaults();
         count n = {0};
         uint64_t bytes = 0;
-        cr_assert_eq(ari_operations_once(&t, 0, 7, tally, &n), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ari_operations_once(&t, 7, tally, &n), AR_OK, "%s", ar_error_message());
         cr_assert_eq(ari_traffic_bytes(&bytes, &t), AR_OK, "%s", ar_error_message());
         visits[i] = n.visits;
     }
@@ -619,8 +619,8 @@ Test(ops, a_visitor_ends_the_walk_and_sizes_that_overflow_are_refused)
     const ar_config c = config_of(PAPER_STACK(2));
     const ari_step_case t = case_of(&c, tp2, 4, 512), huge = case_of(&c, tp2, (size_t)1 << 40, (size_t)1 << 40);
     count n = {0};
-    cr_expect_eq(ari_operations(&huge, 0, 0, tally, &n), AR_ERR_OVERFLOW);
+    cr_expect_eq(ari_operations(&huge, 0, tally, &n), AR_ERR_OVERFLOW);
     n.visits = 0;
-    cr_expect_eq(ari_operations(&t, 0, 0, refuse, &n), AR_ERR_DATA);
+    cr_expect_eq(ari_operations(&t, 0, refuse, &n), AR_ERR_DATA);
     cr_expect_eq(n.visits, 2); /* the embedding, the first norm */
 }

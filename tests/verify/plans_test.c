@@ -246,7 +246,7 @@ Test(plans, what_moves_in_a_layer_is_what_its_placements_say)
         snprintf(text, sizeof text, "{\"rules\": [%s]}", all[i].rules);
         cr_assert_eq(ar_plan_parse(&t.run.plan, text, strlen(text), "p"), AR_OK, "%s", ar_error_message());
         cr_assert_eq(ar_plan_check(&t.run.plan, &c, all[i].sp), AR_OK, "%s", ar_error_message());
-        cr_assert_eq(ari_operations(&t, 0, 0, add_moved, &m), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ari_operations(&t, 0, add_moved, &m), AR_OK, "%s", ar_error_message());
         cr_expect_str_eq(m.text, all[i].calls, "%s: %s", text, m.text);
         ar_plan_fini(&t.run.plan);
     }

@@ -28,13 +28,12 @@ static ar_rank_memory as_counted(const ari_memory *m)
 
 ar_status ari_memory_of_rank(ar_rank_memory *m, const ari_cluster_options *o, int rank)
 {
-    const int tp = ari_at_least_one(o->run.parallel.tp);
     ari_planned p = {
         .step = {.run = o->run, .config = o->config, .forward_only = o->forward_only, .tapped = o->tap != NULL}};
     ari_memory own;
     p.step.run.batch = o->batch->batch;
     p.step.run.seq = o->batch->seq;
-    AR_TRY(ari_memory_own(&own, &p, rank / tp, rank % tp));
+    AR_TRY(ari_memory_own(&own, &p, rank));
     *m = as_counted(&own);
     return AR_OK;
 }

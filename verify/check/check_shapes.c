@@ -125,7 +125,6 @@ static void compare(ar_check_run *run, const ari_reference *ref, size_t tensor, 
 ar_status ari_check_shapes(ar_check_run *run, const ari_comparator *ranks, const ari_cluster_options *o)
 {
     const ari_reference *ref = ranks[0].reference;
-    const int tp = ari_at_least_one(o->run.parallel.tp);
     ari_step_case c = {.run = o->run, .config = o->config, .forward_only = o->forward_only};
     expecting e = {.ref = ref, .config = o->config};
     ar_status st = AR_OK;
@@ -138,8 +137,8 @@ ar_status ari_check_shapes(ar_check_run *run, const ari_comparator *ranks, const
         memset(e.of, 0, ref->count * sizeof *e.of);
         e.last = (ari_operation){0};
         /* A rank without samples has weights all the same. */
-        AR_TRY_TO(done, st, ari_operations_pass(&c, ARI_PASS_FORWARD, r % tp, visit_weights, &e));
-        AR_TRY_TO(done, st, ari_operations(&c, r / tp, r % tp, visit_outputs, &e));
+        AR_TRY_TO(done, st, ari_operations_pass(&c, ARI_PASS_FORWARD, r, visit_weights, &e));
+        AR_TRY_TO(done, st, ari_operations(&c, r, visit_outputs, &e));
         for (size_t i = 0; i < ref->count; i++) {
             if (e.of[i].is)
                 compare(run, ref, i, r, &ranks[r].finding[i], &e.of[i]);
