@@ -197,7 +197,7 @@ static ar_status ddp_rank_create(ddp_rank *k)
     const ar_bench_step_options *o = k->r->o;
     const ar_ctx_options alone = {.device = ar_ctx_device(k->together), .numerics = o->run.numerics};
     k->batch = (ar_batch){.batch = o->run.batch, .seq = o->run.seq, .input_ids = o->input_ids};
-    ar_parallel_slice(&k->own, &o->run.parallel, &k->batch, ar_comm_rank(ar_ctx_dp(k->together)), 0);
+    ar_parallel_slice(&k->own, &o->run.parallel, &k->batch, ar_ctx_data_rank(k->together), 0);
     k->own.global_batch = 0;
     AR_TRY(ar_ctx_create(&k->alone, &alone));
     AR_TRY(trainee_create(&k->t, k->together, o));

@@ -358,7 +358,7 @@ static ar_status run_ddp(session *s)
     const size_t n = ddp_rows(rows);
     int64_t *ids = NULL;
     ar_bench_step_options o = {.config = &s->config, .repetitions = s->repetitions};
-    if (given->parallel.tp > 1 || given->parallel.micro_batches > 1)
+    if (given->parallel.tp > 1 || given->parallel.cp > 1 || given->parallel.micro_batches > 1)
         return ar_error_set(AR_ERR_ARG, "bench ddp splits the samples alone: use --dp");
     ar_status st = begin_run(s, &o.run, &ids);
     o.input_ids = ids;

@@ -21,7 +21,8 @@ static const ari_option options[] = {
     ARI_OPTION_INT("sweep", sweep, 1, 4096, "W", "every legal layout of up to W ranks (W: 8 unless given)",
                    .otherwise = "8",
                    .more = "These are the layouts that leave no rank without a sequence, with and without sequence "
-                           "parallelism, in one and in two micro-batches, and with and without ZeRO."),
+                           "parallelism, in one and in two micro-batches, and with and without ZeRO; of context "
+                           "parallelism with every inner extent, and with and without zigzag."),
     ARI_BATCH_OPTIONS(
         "tokens of each (default 64, or the next number that fits the layouts; fewer if the model holds fewer)"),
     ARI_OPTION_FILE("text", o.text, "FILE", "any file, one byte one token (default: the project's own text)"),
@@ -105,7 +106,8 @@ ar_status ari_check_values_check(const ari_check_values *v)
     if (ari_layout_given(&v->r) && v->sweep > 0)
         return ar_error_set(
             AR_ERR_ARG,
-            "--sweep %d takes all layouts, --tp, --dp, --sp, --zero and --micro-batches name one: give one of both",
+            "--sweep %d takes all layouts, --tp, --dp, --cp, --sp, --zero and --micro-batches name one: give one of "
+            "both",
             v->sweep);
     AR_TRY(ari_layout_check(&v->r));
     return ari_transport_check(&v->transport, v->o.dump                       ? "dump"

@@ -23,11 +23,6 @@ static const ari_option options[] = {
                       "what they are and how they are joined: a machine's name, or words as '8x inside=2us:300GB/s "
                       "between=5us:25GB/s flops=400T memory=80GB' (default h100)",
                       .choices = ar_sim_cluster_names),
-    ARI_OPTION_INT("cp", r.run.parallel.cp, 1, 1 << 20, "N", "context-parallel ranks (default 1)"),
-    ARI_OPTION_INT("cp-inner", r.run.parallel.cp_inner, 1, 1 << 20, "U",
-                   "so many neighbours of --cp exchange heads for positions; 1: the ring alone (default 1)"),
-    ARI_OPTION_FLAG("zigzag", r.run.parallel.zigzag,
-                    "the ring of --cp goes zig-zag: causal attention gives every rank as much to do"),
     ARI_OPTION_INT("pp", pp, 1, 1 << 16, "N", "stages of a pipeline, 1F1B, by formulas (default 1)"),
     ARI_OPTION_INT("chunks", chunks, 1, 1 << 16, "V",
                    "parts of a stage that take turns with those of the others (interleaving; default 1)"),

@@ -45,7 +45,7 @@ static ar_status check_values(const ari_plan_values *v)
 {
     if (v->backward || v->each_layer || v->markdown || v->rank > 0)
         return ar_error_set(AR_ERR_ARG, "--backward, --each-layer, --markdown and --rank are of --flow: give it too");
-    if (!is_search(v) && v->table < 0 && !ari_layout_given(&v->r) && v->r.run.parallel.cp == 0 && v->pp == 0)
+    if (!is_search(v) && v->table < 0 && !ari_layout_given(&v->r) && v->pp == 0)
         return ar_error_set(AR_ERR_ARG,
                             "how many GPUs? --gpus N compares their layouts; --tp, --cp, --pp and --dp give "
                             "one layout, planned in depth; --flow lists the operations of one");
@@ -56,7 +56,7 @@ static ar_status check_values(const ari_plan_values *v)
                             "--all, --top, --csv, --html and --svg are about single layouts, which --table does not "
                             "list: leave one out");
     if ((v->table == ARI_PLAN_MEMORY || v->table == ARI_PLAN_SCALING) &&
-        (ari_layout_given(&v->r) || v->r.run.parallel.cp > 0 || v->pp > 0 || v->chunks > 0 || v->recompute >= 0))
+        (ari_layout_given(&v->r) || v->pp > 0 || v->chunks > 0 || v->recompute >= 0))
         return ar_error_set(AR_ERR_ARG,
                             "--table %s goes through tp=1, 2, 4, .. with nothing else split: leave out --tp and what "
                             "else chooses a layout (--cp, --pp, --dp, --sp, --zero, --micro-batches, ..)",

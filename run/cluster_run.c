@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "anyrank/placement.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
+#include "ref/models/groups.h"
 #include "ref/models/model.h"
 #include "run/process_run.h"
 #include "run/run.h"
@@ -119,44 +119,6 @@ static ar_status train(ar_ctx *ctx, const ari_cluster_options *o, rank_result *r
     return st;
 }
 
-void ari_rank_groups_destroy(ari_rank_groups *g)
-{
-    ar_comm *const all[] = {g->cp.inner, g->cp.ring, g->cp.all, g->dp, g->tp};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        ar_comm_destroy(all[i]);
-}
-
-/* Those that share a sequence. In what ranks are numbered by: `lane`, the ranks that differ in nothing else. */
-static ar_status split_context(ar_context_groups *g, ar_comm *world, const int at[4], const ar_parallel *p)
-{
-    const int inner = ari_at_least_one(p->cp_inner), ring = ari_at_least_one(p->cp) / inner;
-    const int tp = ari_at_least_one(p->tp), lane = at[0] * tp + at[3];
-    g->zigzag = p->zigzag;
-    if (inner * ring == 1)
-        return AR_OK;
-    AR_TRY(ar_comm_split(&g->all, world, lane, at[1] * inner + at[2]));
-    AR_TRY(ar_comm_split(&g->ring, world, lane * inner + at[2], at[1]));
-    return ar_comm_split(&g->inner, world, lane * ring + at[1], at[2]);
-}
-
-ar_status ari_rank_groups_create(ari_rank_groups *g, ar_comm *world, const ar_parallel *p, bool wrong_stride)
-{
-    const int inner = ari_at_least_one(p->cp_inner), cp = ari_at_least_one(p->cp), dp = ari_at_least_one(p->dp);
-    const ar_mesh mesh = {.ndim = 4,
-                          .dim = {{"dp", dp}, {"ring", cp / inner}, {"inner", inner}, {"tp", ari_at_least_one(p->tp)}}};
-    const int rank = ar_comm_rank(world), summed = dp * cp;
-    int at[4];
-    *g = (ari_rank_groups){.tp = NULL};
-    AR_TRY(ar_mesh_check(&mesh, ar_comm_size(world)));
-    ar_mesh_coords(&mesh, rank, at);
-    const int place = (at[0] * (cp / inner) + at[1]) * inner + at[2];
-    AR_TRY(ar_comm_split(&g->tp, world, place, at[3]));
-    AR_TRY(split_context(&g->cp, world, at, p));
-    if (wrong_stride)
-        return ar_comm_split(&g->dp, world, rank / summed, rank % summed);
-    return ar_comm_split(&g->dp, world, at[3], place);
-}
-
 /* One rank on its device. */
 static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
 {
@@ -165,10 +127,10 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
     const int r = ar_comm_rank(world);
     rank_result *result = &j->rank[r];
     ar_ctx *ctx = NULL;
-    ari_rank_groups groups = {.tp = NULL};
+    ar_parallel_groups groups = {.tp = NULL};
     ar_status st = AR_OK;
     AR_TRY_TO(done, st,
-              ari_rank_groups_create(&groups, world, &o->run.parallel, o->run.fault == AR_FAULT_group_wrong_stride));
+              ari_groups_begin(&groups, world, &o->run.parallel, o->run.fault == AR_FAULT_group_wrong_stride));
     const ar_ctx_options options = {.device = device,
                                     .tp = groups.tp,
                                     .dp = groups.dp,
@@ -194,7 +156,7 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
     ar_ctx_memory(ctx, &now, &result->memory.peak);
 done:
     ar_ctx_destroy(ctx);
-    ari_rank_groups_destroy(&groups);
+    ar_parallel_groups_end(&groups);
     return st;
 }
 

@@ -23,20 +23,6 @@ typedef struct ari_cluster_options {
     void *body_user;
 } ari_cluster_options;
 
-/* The groups of a rank, split off the world. */
-typedef struct ari_rank_groups {
-    ar_comm *tp, *dp; /* dp: over which gradients are summed */
-    ar_context_groups cp;
-} ari_rank_groups;
-
-/** The groups of a layout. tp ranks are neighbours, then come the context-parallel ones, then data parallelism; with the
- *  wrong stride, a fault, the ranks that sum gradients are neighbours too. Collective over the world. Gives, what it has
- *  also after an error; ari_rank_groups_destroy. Errors: AR_ERR_ARG (a world of another size), those of
- *  ar_comm_split. */
-AR_NODISCARD ar_status ari_rank_groups_create(ari_rank_groups *g, ar_comm *world, const ar_parallel *p,
-                                              bool wrong_stride);
-void ari_rank_groups_destroy(ari_rank_groups *g);
-
 #define ARI_COLLECTIVE_KINDS 7
 extern const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS];
 

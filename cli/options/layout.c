@@ -48,7 +48,6 @@ const ari_option ari_device_options[] = {
                       "what the ranks compute on: cpu, cuda (cuda:N: GPU N, which they share) or emulated, the CUDA "
                       "device's kernels on the host (default cpu)",
                       .choices = device_names),
-    ARI_OPTION_LATER("cp"),
     ARI_OPTION_LATER("pp"),
     {0},
 };
@@ -60,6 +59,16 @@ const ari_option ari_step_layout_options[] = {
     ARI_OPTION_INT("dp", run.parallel.dp, 1, 4096, "N",
                    "data-parallel ranks, or groups of --tp ranks: each holds some of the sequences",
                    .more = "Ranks need not hold equally many."),
+    ARI_OPTION_INT("cp", run.parallel.cp, 1, 4096, "N",
+                   "context-parallel ranks, or groups of --tp ranks: each holds some positions of every sequence",
+                   .more = "In attention keys and values go round a ring of them; N has to divide --seq."),
+    ARI_OPTION_INT("cp-inner", run.parallel.cp_inner, 1, 4096, "U",
+                   "so many neighbours of --cp exchange heads for positions instead, so that the ring has N/U places "
+                   "(default 1: the ring alone; N: the all-to-all alone)",
+                   .more = "U has to divide N and the query heads of a tensor-parallel rank."),
+    ARI_OPTION_FLAG("zigzag", run.parallel.zigzag,
+                    "each of the R places of the ring of --cp takes the chunks r and 2R-1-r of 2R of a sequence, so "
+                    "that causal attention gives all as much to do"),
     ARI_OPTION_INT("micro-batches", run.parallel.micro_batches, 1, 1e9, "M",
                    "pieces in which a rank goes through its sequences; gradients are accumulated (default 1)"),
     ARI_OPTION_FLAG("forward-first", run.parallel.forward_first,
@@ -84,7 +93,7 @@ const ari_option ari_bucket_options[] = {
 bool ari_layout_given(const ari_run_values *v)
 {
     const ar_parallel *p = &v->run.parallel;
-    return p->tp > 0 || p->dp > 0 || p->micro_batches > 0 || p->sp || p->zero > 0;
+    return p->tp > 0 || p->dp > 0 || p->cp > 0 || p->micro_batches > 0 || p->sp || p->zero > 0;
 }
 
 ar_device_choice ari_layout_device(const ari_run_values *v)
@@ -99,6 +108,8 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
     ar_parallel *p = &run.parallel;
     p->tp = ari_at_least_one(p->tp);
     p->dp = ari_at_least_one(p->dp);
+    p->cp = ari_at_least_one(p->cp);
+    p->cp_inner = ari_at_least_one(p->cp_inner);
     p->micro_batches = ari_at_least_one(p->micro_batches);
     run.ddp.zero = p->zero;
     run.ddp.bucket_bytes = run.ddp.bucket_bytes == ARI_NOT_GIVEN ? AR_BUCKET_BYTES : run.ddp.bucket_bytes;
@@ -133,6 +144,20 @@ ar_status ari_precision_check(ar_precision precision, ar_numerics numerics)
                         ari_precision_names[precision]);
 }
 
+static ar_status check_context(const ar_parallel *p)
+{
+    const int cp = ari_at_least_one(p->cp), inner = ari_at_least_one(p->cp_inner);
+    if (p->cp_inner > 0 && p->cp == 0)
+        return ar_error_set(AR_ERR_ARG, "--cp-inner %d is about the ranks of --cp: give --cp N too", p->cp_inner);
+    if (cp % inner != 0)
+        return ar_error_set(AR_ERR_ARG, "--cp %d is not a number of groups of --cp-inner %d: give one that divides %d",
+                            cp, inner, cp);
+    if (p->zigzag && cp / inner == 1)
+        return ar_error_set(AR_ERR_ARG, "--zigzag is an order of the ring of --cp, which has one place here: give a "
+                                        "--cp N above --cp-inner, and above 1");
+    return AR_OK;
+}
+
 ar_status ari_layout_check(const ari_run_values *v)
 {
     const ar_parallel *p = &v->run.parallel;
@@ -151,9 +176,11 @@ ar_status ari_layout_check(const ari_run_values *v)
     if (p->forward_first && p->micro_batches < 2)
         return ar_error_set(AR_ERR_ARG,
                             "--forward-first is an order of micro-batches: give --micro-batches M of at least 2 too");
-    if (p->zero > 0 && p->dp == 0)
-        return ar_error_set(
-            AR_ERR_ARG, "--zero %d shares the optimizer's state out to the ranks of --dp: give --dp N too", p->zero);
+    if (p->zero > 0 && p->dp == 0 && p->cp == 0)
+        return ar_error_set(AR_ERR_ARG,
+                            "--zero %d shares the optimizer's state out to the ranks of --dp and --cp: give --dp N too",
+                            p->zero);
+    AR_TRY(check_context(p));
     return check_device(v);
 }
 
@@ -232,8 +259,9 @@ json_t *ari_layout_json(const ar_parallel *p, size_t batch)
     json_t *samples = json_array();
     for (int d = 0; d < ari_at_least_one(p->dp); d++)
         json_array_append_new(samples, json_integer((json_int_t)samples_of(p, batch, d)));
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:o, s:b, s:b}", "world", ar_parallel_world(p), "tp",
-                     ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp", 1, "pp", 1, "sp", p->sp, "zero",
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:b, s:i, s:i, s:o, s:b, s:b}", "world", ar_parallel_world(p),
+                     "tp", ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp", ari_at_least_one(p->cp),
+                     "cp_inner", ari_at_least_one(p->cp_inner), "zigzag", p->zigzag, "pp", 1, "sp", p->sp, "zero",
                      p->zero, "micro_batches", ari_at_least_one(p->micro_batches), "samples_per_rank", samples,
                      "keep_gathered", p->keep_gathered, "forward_first", p->forward_first);
 }

@@ -60,12 +60,12 @@ extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_o
         ARI_OPTION_GROUP(ari_movement_options, r),                                                                 \
         ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names, numerics_help),                            \
         ARI_OPTION_GROUP(ari_device_options, r)
-#define ARI_LAYOUT_DDP_OPTIONS(bytes_help)                                                                       \
-    ARI_OPTION_INT("zero", r.run.parallel.zero, 0, 1, "STAGE",                                                   \
-                   "1: each rank of --dp keeps its share of the optimizer's state and updates its share of the " \
-                   "weights (ZeRO-1); 0: each does all (default 0)"),                                            \
-        ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES", bytes_help,                      \
-                         .more = "The bits do not depend on it in exact numerics."),                             \
+#define ARI_LAYOUT_DDP_OPTIONS(bytes_help)                                                                   \
+    ARI_OPTION_INT("zero", r.run.parallel.zero, 0, 1, "STAGE",                                               \
+                   "1: each rank of --dp and --cp keeps its share of the optimizer's state and updates its " \
+                   "share of the weights (ZeRO-1); 0: each does all (default 0)"),                           \
+        ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES", bytes_help,                  \
+                         .more = "The bits do not depend on it in exact numerics."),                         \
         ARI_OPTION_GROUP(ari_bucket_options, r)
 #define ARI_PRECISION_OPTION                                                                                        \
     ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,                                              \

@@ -33,6 +33,11 @@ static void print_layout(FILE *to, const ar_training_options *o)
             fprintf(to, "%sthe ranks share out the sequences", before);
         before = "; ";
     }
+    if (p->cp > 1) {
+        fprintf(to, "%s%d %s share each sequence%s", before, p->cp, p->tp > 1 ? "groups" : "ranks",
+                p->zigzag ? ", each with a chunk from its beginning and one from its end" : "");
+        before = "; ";
+    }
     if (p->tp > 1) {
         fprintf(to, "%seach of %d ranks holds a slice of every matrix%s", before, p->tp,
                 p->sp ? ", and between the matrices a part of every sequence" : "");

@@ -42,6 +42,30 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p);
  *  micro-batches than samples of the rank that has most of them). */
 AR_NODISCARD ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch,
                                          size_t seq);
+/** The part of that check that is about the positions alone: over cp, its ring's chunks, and (sp) tp. */
+AR_NODISCARD ar_status ar_parallel_check_sequence(const ar_parallel *p, size_t seq);
+
+/** The lengths of sequences that a layout can share out are the multiples of this. At least 1, of any layout. */
+size_t ar_parallel_sequence_unit(const ar_parallel *p);
+
+/** Where a rank is: rank = (dp * the layout's cp + cp) * the layout's tp + tp. */
+typedef struct ar_parallel_rank {
+    int dp, cp, tp;
+} ar_parallel_rank;
+ar_parallel_rank ar_parallel_rank_of(const ar_parallel *p, int rank);
+
+/** A rank's groups, as ar_ctx_options takes them. Owned. */
+typedef struct ar_parallel_groups {
+    ar_comm *tp, *dp;
+    ar_context_groups cp; /* NULL where nobody shares a sequence */
+} ar_parallel_groups;
+/** Splits them off the world, whose ranks are those of the layout. Collective over it. ar_parallel_groups_end, in every
+ *  case and before the world ends. Errors: AR_ERR_ARG (another number of ranks, an inner extent that does not divide
+ *  cp), what the communicator gives. */
+AR_NODISCARD ar_status ar_parallel_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_parallel *p);
+/** Accepts what is all NULL. */
+void ar_parallel_groups_end(ar_parallel_groups *groups);
+
 /** Positions of a sequence in the order in which a rank keeps them: runs of consecutive ones, the empty ones last. */
 typedef struct ar_positions {
     size_t first[2], count[2];

@@ -52,15 +52,39 @@ static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, con
     return ARI_KERNEL(ctx, dropout, y, x, &w);
 }
 
+/* The same of a value [samples, positions, ..] with these positions. Consecutive elements of a sample have consecutive
+ * numbers in each run of them. */
+static ar_status drop_positions(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
+                                const place *first, const ar_positions *own)
+{
+    place p = *first;
+    p.start[1] = own->first[0];
+    if (own->count[1] == 0)
+        return drop(d, ctx, y, x, &p);
+    for (size_t i = 0; i < x->shape[0]; i++) {
+        const ar_tensor y_i = ar_tensor_slice(y, 0, i, 1), x_i = ar_tensor_slice(x, 0, i, 1);
+        p.start[0] = first->start[0] + i;
+        for (int run = 0; run < 2; run++) {
+            const size_t at = run ? own->count[0] : 0;
+            const ar_tensor y_run = ar_tensor_slice(&y_i, 1, at, own->count[run]);
+            const ar_tensor x_run = ar_tensor_slice(&x_i, 1, at, own->count[run]);
+            p.start[1] = own->first[run];
+            AR_TRY(drop(d, ctx, &y_run, &x_run, &p));
+        }
+    }
+    return AR_OK;
+}
+
 ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y, const ar_tensor *x)
 {
     const size_t r = (size_t)ar_comm_rank(ctx->tp);
+    const size_t ranks = ari_sequence_ranks(ctx), seq = x->shape[1] * ranks * (size_t)ar_comm_size(ctx->cp.all);
+    ar_positions own = ari_own_positions(ctx, seq, false);
+    own = ar_positions_part(&own, ranks > 1 && !ar_faulty(ctx, AR_FAULT_dropout_same_mask_in_shard) ? r : 0, ranks);
     place p = {.extent = {0, d->positions, d->width}, .start = {ctx->first_sample}, .seed = ctx->seed};
-    if (ari_ctx_sp(ctx) && !ar_faulty(ctx, AR_FAULT_dropout_same_mask_in_shard))
-        p.start[1] = r * x->shape[1];
     if (!ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_dropout_different_mask_in_replica))
         p.seed += r;
-    AR_TRY(drop(d, ctx, y, x, &p));
+    AR_TRY(drop_positions(d, ctx, y, x, &p, &own));
     return pass ? ari_tap_tokens(ctx, d->name, NULL, pass, y) : AR_OK;
 }
 
@@ -80,7 +104,10 @@ static ar_status drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tenso
     place p = {.extent = {0, d->positions, d->width}, .start = {ctx->first_sample}, .seed = ctx->seed};
     p.extent[last] = d->width;
     p.start[last] = sharded ? r * x->shape[last] : 0;
-    return drop(d, ctx, y, x, &p);
+    if (last == 1)
+        return drop(d, ctx, y, x, &p);
+    const ar_positions own = ari_own_positions(ctx, x->shape[1] * (size_t)ar_comm_size(ctx->cp.all), false);
+    return drop_positions(d, ctx, y, x, &p, &own);
 }
 
 ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x, size_t head_start)

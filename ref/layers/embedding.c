@@ -114,10 +114,7 @@ static ar_status check_batch(const ar_embedding *e, const ar_ctx *ctx, const ar_
         return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of the model", batch->seq,
                             e->positions);
     AR_TRY(ar_batch_check(batch, e->learned ? e->positions : SIZE_MAX));
-    if (batch->seq % ari_sequence_ranks(ctx) != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE, "a sequence of %zu cannot be split over tp=%zu; use a multiple of %zu",
-                            batch->seq, ari_sequence_ranks(ctx), ari_sequence_ranks(ctx));
-    return AR_OK;
+    return ari_check_sequence(ctx, batch->seq);
 }
 
 /* A tensor of numbers on the device. Takes over `host`. */
@@ -137,15 +134,22 @@ static bool rank_major(const ar_embedding *e, const ar_ctx *ctx)
     return ari_ctx_sp(ctx) && e->split != AR_EMBEDDING_HIDDEN;
 }
 
+/* Positions of a sequence that this rank has inside the tensor-parallel regions, or (stream) between them. */
+static size_t own_count(const ar_ctx *ctx, const ar_batch *batch, bool stream)
+{
+    const ar_positions own = ari_own_positions(ctx, batch->seq, stream);
+    return ar_positions_count(&own);
+}
+
 /* Which local row each token takes, -1 where another rank holds it. */
 static ar_status own_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch)
 {
-    const size_t n = batch->batch * batch->seq;
+    const size_t n = batch->batch * own_count(ctx, batch, false);
     int64_t *host = NULL;
     ar_tensor ids;
     AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "ids"));
     for (size_t i = 0; i < n; i++)
-        host[i] = batch->input_ids[rank_major(e, ctx) ? ari_token_at(ctx, batch, i) : i];
+        host[i] = batch->input_ids[ari_token_at(ctx, batch, i, rank_major(e, ctx))];
     AR_TRY(upload(ctx, &ids, host, n));
     AR_TRY(ar_ctx_tensor(ctx, row_of, AR_I64, 1, &n));
     AR_TRY(ARI_KERNEL(ctx, rows_in_range, row_of->data, ar_const(ids.data), n, (int64_t)e->start, (int64_t)e->rows));
@@ -153,17 +157,17 @@ static ar_status own_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *row_of, const
     return AR_OK;
 }
 
-/* The rows of the own positions, [b, s] or with sequence parallelism [b, s/N]. */
+/* The rows of the positions that this rank has between the regions. */
 static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch)
 {
-    const size_t own = batch->seq / ari_sequence_ranks(ctx), n = batch->batch * own;
-    size_t first = ari_ctx_sp(ctx) ? own * (size_t)ar_comm_rank(ctx->tp) : 0;
+    ar_positions own = ari_own_positions(ctx, batch->seq, true);
+    const size_t count = ar_positions_count(&own), n = batch->batch * count;
     if (ar_faulty(ctx, AR_FAULT_positions_local))
-        first = 0;
+        own = ar_positions_whole(count);
     int64_t *host = NULL;
     AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "positions"));
     for (size_t i = 0; i < n; i++)
-        host[i] = (int64_t)ar_batch_position(batch, i / own, first + i % own);
+        host[i] = (int64_t)ar_batch_position(batch, i / count, ar_positions_at(&own, i % count));
     return upload(ctx, row_of, host, n);
 }
 
@@ -190,11 +194,12 @@ static ar_status own_rows_of(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, con
                       bytes);
 }
 
-/* The tokens' rows, [b, s, h] or the own positions of it. */
+/* The tokens' rows, [b, s, h] of the positions that this rank has between the regions. */
 static ar_status token_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *row_of,
                             const ar_batch *batch)
 {
-    const size_t n = batch->batch * batch->seq, shape[3] = {batch->batch, batch->seq, e->columns};
+    const size_t own = own_count(ctx, batch, false), n = batch->batch * own;
+    const size_t shape[3] = {batch->batch, own, e->columns};
     ar_tensor all;
     AR_TRY(ar_ctx_tensor(ctx, &all, AR_F32, 3, shape));
     AR_TRY(ARI_KERNEL(ctx, gather_rows, all.data, &e->token.value, ar_const(row_of->data), n));

@@ -247,11 +247,11 @@ void ari_fault_own_ids(const ar_ctx *ctx, size_t vocab, size_t *start, size_t *r
 ar_status ari_fault_token_rows(ar_ctx *ctx, const ar_tensor *y, const ar_param *token, size_t start, size_t rows,
                                const ar_batch *batch)
 {
-    const size_t n = batch->batch * batch->seq, row_bytes = y->shape[y->ndim - 1] * sizeof(float);
+    const size_t n = ar_tensor_rows(y).shape[0], row_bytes = y->shape[y->ndim - 1] * sizeof(float);
     if (rows == 0 || !ar_faulty(ctx, AR_FAULT_embedding_edge_twice))
         return AR_OK;
     for (size_t i = 0; i < n; i++) {
-        if ((size_t)batch->input_ids[ari_token_at(ctx, batch, i)] == start + rows)
+        if ((size_t)batch->input_ids[ari_token_at(ctx, batch, i, true)] == start + rows)
             AR_TRY(ARI_KERNEL(ctx, copy, ar_buf_at(y->data, i * row_bytes),
                               ar_cbuf_at(ar_const(token->value.data), (rows - 1) * row_bytes), row_bytes));
     }

@@ -60,25 +60,31 @@ ar_param *ar_lm_head_weight(ar_lm_head *l)
     return l->linear.weight[0];
 }
 
-static ar_status next_labels(const ar_lm_head *l, const ar_batch *batch, int64_t *ids)
+/* What the own positions predict. */
+static ar_status next_labels(const ar_lm_head *l, const ar_batch *batch, const ar_positions *own, int64_t *ids)
 {
-    const size_t vocab = l->entropy.classes;
-    for (size_t i = 0; i < batch->batch * batch->seq; i++) {
-        ids[i] = ar_batch_target(batch, i / batch->seq, i % batch->seq);
+    const size_t vocab = l->entropy.classes, n = ar_positions_count(own);
+    for (size_t i = 0; i < batch->batch * n; i++) {
+        const size_t row = i / n, position = ar_positions_at(own, i % n);
+        ids[i] = ar_batch_target(batch, row, position);
         if (ids[i] != AR_IGNORE_INDEX && (ids[i] < 0 || (size_t)ids[i] >= vocab))
-            return ar_error_set(AR_ERR_DATA, "labels[%zu, %zu] is %lld, neither an id below %zu nor %d", i / batch->seq,
-                                i % batch->seq + 1, (long long)ids[i], vocab, AR_IGNORE_INDEX);
+            return ar_error_set(AR_ERR_DATA, "labels[%zu, %zu] is %lld, neither an id below %zu nor %d", row,
+                                position + 1, (long long)ids[i], vocab, AR_IGNORE_INDEX);
     }
     return AR_OK;
 }
 
 static ar_status add_terms(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *logits, const ar_batch *batch)
 {
-    const size_t n = batch->batch * batch->seq;
+    const ar_positions own = ari_own_positions(ctx, batch->seq, false);
+    const size_t n = batch->batch * ar_positions_count(&own);
     int64_t *ids = NULL;
     ar_tensor terms;
+    if (ar_tensor_rows(logits).shape[0] != n)
+        return ar_error_set(AR_ERR_SHAPE, "%s: logits of %zu tokens, expected %zu samples of %zu positions", l->name,
+                            ar_tensor_rows(logits).shape[0], batch->batch, ar_positions_count(&own));
     AR_TRY(ari_alloc((void **)&ids, n, sizeof *ids, "targets"));
-    ar_status st = next_labels(l, batch, ids);
+    ar_status st = next_labels(l, batch, &own, ids);
     if (st == AR_OK)
         st = ari_cross_entropy_forward(&l->entropy, ctx, saved, &terms, logits, ids, n);
     if (st == AR_OK)

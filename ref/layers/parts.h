@@ -8,7 +8,8 @@
 #include "anyrank/parallel.h"
 #include "ref/core/context.h"
 
-/* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold some only (ar_ctx_place). */
+/* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold some only (ar_ctx_place); of
+ * three dimensions or more the last but one is the positions, of which it may hold some only (ari_own_positions). */
 /** A value between the tensor-parallel regions, [.., s, features]: whole on every rank, or with sequence parallelism
  * the rank's positions. */
 AR_NODISCARD ar_status ari_tap_tokens(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
@@ -20,6 +21,10 @@ AR_NODISCARD ar_status ari_tap_shard(ar_ctx *ctx, const char *base, const char *
 /** The same where every part is on `copies` neighbouring ranks. */
 AR_NODISCARD ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                       int dim, size_t full, int copies);
+/** A value [b, heads, rows, keys] of the attention: of `heads` query heads those from head_start on, of all positions
+ * those of the queries `rows`, and all keys; on `copies` neighbouring tensor-parallel ranks. */
+AR_NODISCARD ar_status ari_tap_queries(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
+                                       size_t heads, size_t head_start, int copies, const ar_positions *rows);
 /** Value of the whole world: no dimension is shared out (the loss). */
 AR_NODISCARD ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t);
 
@@ -95,8 +100,11 @@ AR_NODISCARD ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char 
 ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream);
 /** The ranks that share the positions of a sequence: 1 without sequence parallelism. */
 size_t ari_sequence_ranks(const ar_ctx *ctx);
-/** The token of [b, s] that row i of the token rows is: i, or in the order of the ranks that hold the positions. */
-size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i);
+/** Whether the context's groups can share a sequence. Errors: those of ar_parallel_check_sequence. */
+AR_NODISCARD ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq);
+/** The token of [b, s] that row i of this rank's token rows is, inside the tensor-parallel regions: sample by sample, or
+ *  (rank_major) in the order of the tensor-parallel ranks that hold the positions. */
+size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool rank_major);
 /** y [.., s, f] of all ranks' x [.., s/N, f]: an all-gather, put in the order of the sequences. */
 AR_NODISCARD ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
 /** From shards of features, all positions, to what lies between the regions: whole, or (sp) the own positions with all

@@ -7,10 +7,25 @@
 #include "ref/placement/axis.h"
 #include "ref/placement/redistribute.h"
 
+/* The layout that the context's groups were made for, as far as it cuts sequences. */
+static ar_parallel layout_of(const ar_ctx *ctx)
+{
+    return (ar_parallel){.tp = ar_comm_size(ctx->tp),
+                         .sp = ctx->sp,
+                         .cp = ar_comm_size(ctx->cp.all),
+                         .cp_inner = ar_comm_size(ctx->cp.inner),
+                         .zigzag = ctx->cp.zigzag};
+}
+
+ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq)
+{
+    const ar_parallel layout = layout_of(ctx);
+    return ar_parallel_check_sequence(&layout, seq);
+}
+
 ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream)
 {
-    const ar_parallel layout = {
-        .cp = ar_comm_size(ctx->cp.all), .cp_inner = ar_comm_size(ctx->cp.inner), .zigzag = ctx->cp.zigzag};
+    const ar_parallel layout = layout_of(ctx);
     const ar_positions own = ar_parallel_positions(&layout, seq, ar_comm_rank(ctx->cp.all));
     return stream && ari_ctx_sp(ctx)
                ? ar_positions_part(&own, (size_t)ar_comm_rank(ctx->tp), (size_t)ar_comm_size(ctx->tp))
@@ -22,10 +37,12 @@ size_t ari_sequence_ranks(const ar_ctx *ctx)
     return ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
 }
 
-size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i)
+size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool rank_major)
 {
-    const size_t own = batch->seq / ari_sequence_ranks(ctx), sample = i / own % batch->batch;
-    return sample * batch->seq + i / own / batch->batch * own + i % own;
+    const ar_positions all = ari_own_positions(ctx, batch->seq, false);
+    const size_t own = ar_positions_count(&all) / (rank_major ? ari_sequence_ranks(ctx) : 1);
+    const size_t sample = i / own % batch->batch, rank = i / own / batch->batch;
+    return sample * batch->seq + ar_positions_at(&all, rank * own + i % own);
 }
 
 /* The positions of an x that has all of them, cut for the ranks. */

@@ -239,8 +239,8 @@ ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_
         ari_span_begin("%s:bwd", ari_part_path(f, ARI_HEAD));
         AR_TRY(ari_span_end(ar_lm_head_backward(m->head, ctx, saved, &dy, batch)));
     } else {
-        const size_t ranks = ari_sequence_ranks(ctx);
-        const size_t shape[3] = {batch->batch, batch->seq / ranks, m->config.hidden};
+        const ar_positions own = ari_own_positions(ctx, batch->seq, true);
+        const size_t shape[3] = {batch->batch, ar_positions_count(&own), m->config.hidden};
         AR_TRY(ar_ctx_tensor(ctx, &dy, AR_F32, 3, shape));
         AR_TRY(ARI_KERNEL(ctx, fill, dy.data, (float)ctx->loss_scale, ar_tensor_count(&dy)));
     }

@@ -67,25 +67,59 @@ static ar_status check_batch(const ar_parallel *p, size_t batch)
     return AR_OK;
 }
 
+/* Into how many chunks the places of the ring cut a sequence. */
+static size_t chunks_of(const ar_parallel *p)
+{
+    const size_t ring = (size_t)ari_at_least_one(p->cp) / (size_t)ari_at_least_one(p->cp_inner);
+    return p->zigzag && ring > 1 ? 2 * ring : 1;
+}
+
+size_t ar_parallel_sequence_unit(const ar_parallel *p)
+{
+    const size_t chunks = chunks_of(p);
+    const size_t ranks = (size_t)ari_at_least_one(p->cp) * (size_t)(p->sp ? ari_at_least_one(p->tp) : 1);
+    size_t unit = ranks;
+    while (unit % chunks != 0)
+        unit += ranks;
+    return unit;
+}
+
 /* The positions of a sequence over context-parallel ranks; seq 0: not known yet. */
 static ar_status check_context(const ar_parallel *p, size_t seq)
 {
     const size_t cp = (size_t)ari_at_least_one(p->cp), inner = (size_t)ari_at_least_one(p->cp_inner);
-    const size_t pieces = cp % inner == 0 && p->zigzag && cp > inner ? 2 * cp / inner : 1;
+    const size_t pieces = chunks_of(p), unit = ar_parallel_sequence_unit(p);
     if (cp % inner != 0)
         return ar_error_set(AR_ERR_ARG,
                             "cp=%zu is not a number of groups of %zu neighbours; use an inner cp that "
                             "divides it",
                             cp, inner);
     if (seq % cp != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "a sequence of %zu cannot be split over cp=%zu; use a seq that cp divides", seq, cp);
+        return ar_error_set(AR_ERR_INDIVISIBLE, "a sequence of %zu cannot be split over cp=%zu; use a multiple of %zu",
+                            seq, cp, unit);
     if (seq % pieces != 0)
         return ar_error_set(
             AR_ERR_INDIVISIBLE,
-            "a sequence of %zu cannot be cut into the %zu chunks of a zigzag; use a seq that %zu divides", seq, pieces,
-            pieces);
+            "a sequence of %zu cannot be cut into the %zu chunks of a zigzag over %zu places; use a multiple of %zu",
+            seq, pieces, cp / inner, unit);
     return AR_OK;
+}
+
+ar_status ar_parallel_check_sequence(const ar_parallel *p, size_t seq)
+{
+    const size_t tp = (size_t)ari_at_least_one(p->tp), cp = (size_t)ari_at_least_one(p->cp);
+    AR_TRY(check_context(p, seq));
+    if (!p->sp || seq / cp % tp == 0)
+        return AR_OK;
+    return cp == 1
+               ? ar_error_set(AR_ERR_INDIVISIBLE,
+                              "a sequence of %zu cannot be split over tp=%zu (sequence parallelism); use a seq that "
+                              "tp divides",
+                              seq, tp)
+               : ar_error_set(AR_ERR_INDIVISIBLE,
+                              "a sequence of %zu over cp=%zu leaves %zu positions, which cannot be split over tp=%zu "
+                              "(sequence parallelism); use a multiple of %zu",
+                              seq, cp, seq / cp, tp, ar_parallel_sequence_unit(p));
 }
 
 ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch, size_t seq)
@@ -100,14 +134,8 @@ ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_p
     AR_TRY(ar_plan_check(plan, c, sequence));
     AR_TRY(ar_config_check_tp(c, tp, plan));
     AR_TRY(check_batch(p, batch));
-    AR_TRY(check_context(p, seq));
-    AR_TRY(ar_config_check_inner(c, tp, ari_at_least_one(p->cp_inner), plan));
-    const size_t own = seq / (size_t)ari_at_least_one(p->cp);
-    if (p->sp && own % (size_t)tp != 0)
-        return ar_error_set(
-            AR_ERR_INDIVISIBLE,
-            "a sequence of %zu cannot be split over tp=%d (sequence parallelism); use a seq that tp divides", own, tp);
-    return AR_OK;
+    AR_TRY(ar_parallel_check_sequence(p, seq));
+    return ar_config_check_inner(c, tp, ari_at_least_one(p->cp_inner), plan);
 }
 
 /* --- positions ---------------------------------------------------------------------------------------------------- */

@@ -36,7 +36,7 @@ ar_status ari_fault_divisors(size_t *targets, const ari_trained *what, ar_ctx *c
         return AR_OK;
     AR_TRY(ari_alloc_zero((void **)&own, pieces, sizeof *own, "counts of targets"));
     for (size_t i = 0; i < n; i++) {
-        own[i] = (int64_t)ari_trained_targets(what, &micro[i]);
+        own[i] = (int64_t)ari_trained_targets(what, ctx, &micro[i]);
         mine += (size_t)own[i];
     }
     if (average || local)

@@ -18,9 +18,16 @@
 
 /* --- what is trained ---------------------------------------------------------------------------------------------- */
 
-size_t ari_trained_targets(const ari_trained *t, const ar_batch *batch)
+size_t ari_trained_targets(const ari_trained *t, const ar_ctx *ctx, const ar_batch *batch)
 {
-    return t->model ? ar_batch_targets(batch) : ar_loss_targets(t->loss, batch);
+    const ar_positions own = ari_own_positions(ctx, batch->seq, false);
+    const size_t n = ar_positions_count(&own);
+    size_t count = 0;
+    if (!t->model)
+        return ar_loss_targets(t->loss, batch);
+    for (size_t i = 0; i < batch->batch * n; i++)
+        count += ar_batch_target(batch, i / n, ar_positions_at(&own, i % n)) != AR_IGNORE_INDEX;
+    return count;
 }
 
 ar_status ari_trained_params(ar_param ***gives, size_t *n, const ari_trained *t)
@@ -75,6 +82,11 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
         return ar_error_set(AR_ERR_ARG,
                             "a training step of layout tp=%d, cp=%d, dp=%d in a context of tp=%d, cp=%d, dp=%d",
                             ari_at_least_one(p->tp), ari_at_least_one(p->cp), ari_at_least_one(p->dp), tp, cp, dp);
+    if (ari_at_least_one(p->cp_inner) != ar_comm_size(ctx->cp.inner) || (cp > 1 && p->zigzag != ctx->cp.zigzag))
+        return ar_error_set(
+            AR_ERR_ARG, "a training step of layout cp=%d, inner %d%s, in a context whose inner group has %d ranks%s",
+            cp, ari_at_least_one(p->cp_inner), p->zigzag ? ", zigzag" : "", ar_comm_size(ctx->cp.inner),
+            ctx->cp.zigzag ? ", zigzag" : "");
     if (tp > 1 && p->sp != ctx->sp)
         return ar_error_set(AR_ERR_ARG, "a training step %s sequence parallelism in a context %s it",
                             p->sp ? "with" : "without", ctx->sp ? "with" : "without");
@@ -83,14 +95,14 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
     return o->scaling ? ari_scaling_check(o->scaling, ctx) : AR_OK;
 }
 
-/* T over all micro-batches and data-parallel ranks, known before the first backward pass: what everything is divided
+/* T over all micro-batches and the ranks that sum gradients, known before the first backward pass: what everything is divided
  * by. */
 static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro, size_t n,
                                size_t pieces)
 {
     int64_t sum = 0;
     for (size_t i = 0; i < n; i++)
-        sum += (int64_t)ari_trained_targets(what, &micro[i]);
+        sum += (int64_t)ari_trained_targets(what, ctx, &micro[i]);
     AR_TRY(ari_combine(ctx, ctx->dp, &sum, 1, AR_I64, AR_SUM, "targets"));
     *targets = (size_t)sum;
     for (size_t i = 0; i < n; i++)
@@ -295,11 +307,12 @@ static ar_status check_batch(const ar_ctx *ctx, const ar_batch *global)
 {
     if (!global->input)
         return ar_error_set(AR_ERR_ARG, "the training step of a module takes its input from the batch, which has none");
-    if (ari_ctx_sp(ctx))
-        return ar_error_set(
-            AR_ERR_UNSUPPORTED,
-            "sequence parallelism shares out the positions of a model's input; a module of one's own is "
-            "given all of it on every rank: leave sp out");
+    const bool sp = ari_ctx_sp(ctx);
+    if (sp || ar_comm_size(ctx->cp.all) > 1)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s parallelism shares out the positions of a model's input; a module of one's own is "
+                            "given all of it on every rank: leave %s out",
+                            sp ? "sequence" : "context", sp ? "sp" : "cp");
     return AR_OK;
 }
 

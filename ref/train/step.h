@@ -12,8 +12,8 @@ typedef struct ari_trained {
     ar_loss *loss;
 } ari_trained;
 
-/** What the rows of a batch add to T, by which everything is divided. */
-size_t ari_trained_targets(const ari_trained *t, const ar_batch *batch);
+/** What the rows of a batch, and of them the positions that this rank has, add to T, by which everything is divided. */
+size_t ari_trained_targets(const ari_trained *t, const ar_ctx *ctx, const ar_batch *batch);
 /** All parameters. Gives; free(). */
 AR_NODISCARD ar_status ari_trained_params(ar_param ***gives, size_t *n, const ari_trained *t);
 

@@ -252,7 +252,8 @@ class Check(CommandTest):
                          {"name": "adamw", "lr": 0.001, "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999})
         self.assertTrue(0.0 < baseline["max_error_vs_f64"] < 1e-5)
         (one,) = model["runs"]
-        self.assertEqual(one["layout"], {"world": 2, "tp": 2, "dp": 1, "cp": 1, "pp": 1, "sp": False, "zero": 0,
+        self.assertEqual(one["layout"], {"world": 2, "tp": 2, "dp": 1, "cp": 1, "cp_inner": 1, "zigzag": False,
+                                         "pp": 1, "sp": False, "zero": 0,
                                          "micro_batches": 1, "samples_per_rank": [2], "keep_gathered": False,
                                          "forward_first": False})
         self.assertEqual((one["result"], one["tensors_different"], one["elements_different"], one["max_ulp"]),
@@ -295,7 +296,8 @@ class Check(CommandTest):
         self.assertEqual(result["result"], "same")
         (model,) = result["models"]
         (one,) = model["runs"]
-        self.assertEqual(one["layout"], {"world": 6, "tp": 2, "dp": 3, "cp": 1, "pp": 1, "sp": True, "zero": 0,
+        self.assertEqual(one["layout"], {"world": 6, "tp": 2, "dp": 3, "cp": 1, "cp_inner": 1, "zigzag": False,
+                                         "pp": 1, "sp": True, "zero": 0,
                                          "micro_batches": 2, "samples_per_rank": [3, 3, 2], "keep_gathered": True,
                                          "forward_first": True})
         self.assertEqual(len(one["loss"]), 2)
@@ -606,7 +608,7 @@ class Others(CommandTest):
 
 class Options(CommandTest):
     def test_those_of_later_versions_say_so(self):
-        later = [("--cp", "2"), ("--pp", "2")]
+        later = [("--pp", "2")]
         for option in later:
             with self.subTest(option=option):
                 self.refused("check", self.config(), *option, says=[option[0], "not in this version"])
@@ -658,8 +660,19 @@ class Options(CommandTest):
         self.refused("check", model, "--dp", "2", "--sp", says=["--sp", "--tp"])
         self.refused("check", model, "--tp", "2", "--keep-gathered", says=["--keep-gathered", "--sp"])
         self.refused("check", model, "--forward-first", says=["--forward-first", "--micro-batches"])
-        for option in (("--tp", "2"), ("--dp", "2"), ("--micro-batches", "2")):
+        for option in (("--tp", "2"), ("--dp", "2"), ("--cp", "2"), ("--micro-batches", "2")):
             self.refused("check", model, "--sweep", "4", *option, says="--sweep")
+        for option, says in ((("--cp-inner", "2"), ["--cp-inner", "--cp N"]),
+                             (("--zigzag",), ["--zigzag", "--cp N"]),
+                             (("--cp", "2", "--cp-inner", "2", "--zigzag"), "has one place"),
+                             (("--cp", "4", "--cp-inner", "3"), "divides 4"),
+                             (("--cp", "3", "--seq", "8"), "use a multiple of 3"),
+                             (("--cp", "4", "--zigzag", "--seq", "12"), "8 chunks of a zigzag over 4 places; use a "
+                              "multiple of 8"),
+                             (("--cp", "2", "--tp", "4", "--sp", "--seq", "12"), "use a multiple of 8"),
+                             (("--cp", "0"), "--cp"), (("--cp", "two"), "--cp"), (("--cp-inner", "-1"), "--cp-inner")):
+            with self.subTest(option=option):
+                self.refused("check", model, *option, says=says)
         self.refused("check", model, "another", says="another")
         self.refused("grads", model, "--input", "x", says="--out")
         self.refused("grads", model, "--out", "x", says="--input")

@@ -39,13 +39,14 @@ static void expect_box(const heard *h, const char *name, const ar_layout *expect
         if (strcmp(h->tap[i].name, name) != 0)
             continue;
         cr_assert_eq(o->ndim, expected->ndim);
-        cr_assert_eq(o->nbox, 1);
-        for (int d = 0; d < o->ndim; d++) {
+        cr_assert_eq(o->nbox, expected->nbox, "%s has %zu boxes", name, o->nbox);
+        for (int k = 0; k < o->ndim * (int)o->nbox; k++) {
+            const int d = k % o->ndim;
+            const ar_box *box = &o->box[k / o->ndim], *wanted = &expected->box[k / o->ndim];
             cr_assert_eq(o->shape[d], expected->shape[d], "%s is %zu long along %d", name, o->shape[d], d);
-            cr_assert_eq(o->box[0].global[d], expected->box[0].global[d], "%s begins at %zu along %d", name,
-                         o->box[0].global[d], d);
-            cr_assert_eq(o->box[0].extent[d], expected->box[0].extent[d], "%s extends %zu along %d", name,
-                         o->box[0].extent[d], d);
+            cr_assert_eq(box->global[d], wanted->global[d], "%s begins at %zu along %d", name, box->global[d], d);
+            cr_assert_eq(box->local[d], wanted->local[d], "%s lies at %zu along %d", name, box->local[d], d);
+            cr_assert_eq(box->extent[d], wanted->extent[d], "%s extends %zu along %d", name, box->extent[d], d);
         }
         cr_assert_eq(o->replica, expected->replica, "%s is copy %d", name, o->replica);
         cr_assert_eq(o->replicas, expected->replicas);
@@ -96,6 +97,54 @@ Test(tap_place, samples_positions_and_features_stand_at_their_places)
         expect_box(&h[r], "matrix:f", &(ar_layout){2, {5, 6}, 1, {{.global = {3, 0}, .extent = {2, 6}}}, copy, 2});
         expect_box(&h[r], "alone:f",
                    &(ar_layout){3, {2, 4, 6}, 1, {{.global = {0, 0, 0}, .extent = {2, 4, 6}}}, copy, 2});
+    }
+}
+
+static const ar_batch eight = {.batch = 2, .seq = 8, .global_batch = 5, .first_sample = 3};
+
+/* Of 8 positions a rank of two has 4, and with sequence parallelism over two half of them. */
+static ar_status tap_context(ar_ctx *ctx, void *user)
+{
+    const size_t own[3] = {2, 2, 6}, all[3] = {2, 4, 6}, probs[4] = {2, 1, 4, 8};
+    const ar_positions queries = ari_own_positions(ctx, 8, false);
+    ar_tensor t;
+    (void)user;
+    ar_ctx_place(ctx, &eight);
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 3, own));
+    AR_TRY(ari_tap_tokens(ctx, "tokens", NULL, 'f', &t));
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 3, all));
+    AR_TRY(ari_tap_shard(ctx, "features", NULL, 'f', &t, 2, 12));
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 4, probs));
+    return ari_tap_queries(ctx, "probs", NULL, 'f', &t, 2, rank_of(ctx), 1, &queries);
+}
+
+/* Rank c of the two has chunks c and 3-c of four. */
+Test(tap_place, zigzag_positions_stand_at_their_places)
+{
+    heard h[4] = {{0}, {0}, {0}, {0}};
+    void *user[4] = {&h[0], &h[1], &h[2], &h[3]};
+    const rank_run_options o = {.ranks = 4, .cp = 2, .zigzag = true, .sp = true, .tap = hear, .tap_user = user};
+    cr_assert_eq(rank_run(&o, tap_context, NULL), AR_OK, "%s", ar_error_message());
+    for (size_t rank = 0; rank < 4; rank++) {
+        const size_t c = rank / 2, r = rank % 2, first = 2 * c, second = 2 * (3 - c);
+        expect_box(&h[rank], "tokens:f",
+                   &(ar_layout){3, {5, 8, 6}, 1, {{.global = {3, r ? second : first, 0}, .extent = {2, 2, 6}}}, 0, 1});
+        expect_box(&h[rank], "features:f",
+                   &(ar_layout){3,
+                                {5, 8, 12},
+                                2,
+                                {{.global = {3, first, 6 * r}, .extent = {2, 2, 6}},
+                                 {.global = {3, second, 6 * r}, .local = {0, 2, 0}, .extent = {2, 2, 6}}},
+                                0,
+                                1});
+        expect_box(&h[rank], "probs:f",
+                   &(ar_layout){4,
+                                {5, 2, 8, 8},
+                                2,
+                                {{.global = {3, r, first, 0}, .extent = {2, 1, 2, 8}},
+                                 {.global = {3, r, second, 0}, .local = {0, 0, 2, 0}, .extent = {2, 1, 2, 8}}},
+                                0,
+                                1});
     }
 }
 

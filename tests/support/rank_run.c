@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/rank_run.h"
 
+#include "anyrank/parallel.h"
 #include "ref/core/size.h"
-#include "run/cluster_run.h"
 
 typedef struct job {
     const rank_run_options *o;
@@ -18,14 +18,14 @@ static ar_status rank_main(ar_comm *world, void *arg)
     const ar_parallel layout = {
         .tp = j->o->ranks / others, .dp = j->o->dp, .cp = j->o->cp, .cp_inner = j->o->cp_inner, .zigzag = j->o->zigzag};
     ar_device *device = NULL;
-    ari_rank_groups groups = {.tp = NULL};
+    ar_parallel_groups groups = {.tp = NULL};
     ar_ctx *ctx = NULL;
     ar_status st = AR_OK;
     if (others > 1)
-        AR_TRY_TO(done, st, ari_rank_groups_create(&groups, world, &layout, false));
+        AR_TRY_TO(done, st, ar_parallel_groups_begin(&groups, world, &layout));
     AR_TRY_TO(done, st, ar_device_create(&device, &j->o->device, 1));
     const ar_ctx_options options = {.device = device,
-                                    .tp = groups.tp ? groups.tp : world,
+                                    .tp = others > 1 ? groups.tp : world,
                                     .dp = groups.dp,
                                     .cp = groups.cp,
                                     .world = world,
@@ -45,7 +45,7 @@ static ar_status rank_main(ar_comm *world, void *arg)
 done:
     ar_ctx_destroy(ctx);
     ar_device_destroy(device);
-    ari_rank_groups_destroy(&groups);
+    ar_parallel_groups_end(&groups);
     return st;
 }
 

@@ -60,6 +60,12 @@ static ar_status check_options(const ar_module_case *c, const ar_check_module_op
             return ar_error_set(AR_ERR_ARG,
                                 "%s: tp=%d, dp=%d, micro-batches=%d, zero=%d: extents are at least 1, zero is 0 or 1",
                                 c->name, p->tp, p->dp, p->micro_batches, p->zero);
+        if (p->cp < 0 || p->cp > 1)
+            return ar_error_set(
+                AR_ERR_UNSUPPORTED,
+                "%s: cp=%d: context parallelism shares out the positions of a model's input; a module of "
+                "one's own is given all of it on every rank: leave cp out",
+                c->name, p->cp);
     }
     return AR_OK;
 }

@@ -277,12 +277,12 @@ ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, 
 
 ar_dump_place ar_dump_place_of(const ar_parallel *p, int rank)
 {
-    const int tp = ari_at_least_one(p->tp), cp = ari_at_least_one(p->cp), dp = ari_at_least_one(p->dp);
+    const int dp = ari_at_least_one(p->dp), cp = ari_at_least_one(p->cp), tp = ari_at_least_one(p->tp);
+    const ar_parallel_rank at = ar_parallel_rank_of(p, rank);
     if (cp > 1)
         return (ar_dump_place){.rank = rank,
                                .world = dp * cp * tp,
                                .mesh = {3, {{"dp", dp}, {"cp", cp}, {"tp", tp}}},
-                               .at = {rank / tp / cp, rank / tp % cp, rank % tp}};
-    return (ar_dump_place){
-        .rank = rank, .world = dp * tp, .mesh = {2, {{"dp", dp}, {"tp", tp}}}, .at = {rank / tp, rank % tp}};
+                               .at = {at.dp, at.cp, at.tp}};
+    return (ar_dump_place){.rank = rank, .world = dp * tp, .mesh = {2, {{"dp", dp}, {"tp", tp}}}, .at = {at.dp, at.tp}};
 }

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_MODELS_GROUPS_H
+#define ARI_MODELS_GROUPS_H
+
+#include "anyrank/parallel.h"
+
+/** As ar_parallel_groups_begin; wrong_stride, a fault: the ranks that sum gradients are neighbours too. */
+AR_NODISCARD ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_parallel *p,
+                                        bool wrong_stride);
+
+#endif
