@@ -310,3 +310,28 @@ Test(pattern_context, masks_across_documents_are_told_from_boundaries_elsewhere)
     expect_beside(&w, "model.layers.0.self_attn.probs:fwd", NULL, "document_boundaries");
     world_free(&w);
 }
+
+/* --- order -------------------------------------------------------------------------------------------------------- */
+
+/* Tokens of places one after the other: chunks r and 2n-1-r of 2n; back: the sequence's order, where places' is wanted. */
+static float zigzagged(const world *w, int places, size_t i, bool back)
+{
+    const size_t n = 2 * (size_t)places, chunk = w->shape[1] / n, token = i / w->shape[2] % w->shape[1];
+    const size_t at = token / chunk;
+    const size_t to = back ? (at < n / 2 ? 2 * at : 2 * (n - 1 - at) + 1) : at % 2 == 0 ? at / 2 : n - 1 - at / 2;
+    return w->reference[i + (to * chunk + token % chunk) * w->shape[2] - token * w->shape[2]];
+}
+
+Test(pattern_context, the_order_of_a_zigzag_is_named)
+{
+    for (int places = 2; places <= 4; places++) {
+        for (int back = 0; back < 2; back++) {
+            world w;
+            replicated(&w, "model.layers.1.mlp", 'f', 1, 3, SHAPE(2, 24, 8));
+            for (size_t i = 0; i < w.count; i++)
+                *at(&w, 0, i) = zigzagged(&w, places, i, back == 1);
+            expect_beside(&w, "model.layers.1.mlp:fwd", NULL, "zigzag_order");
+            world_free(&w);
+        }
+    }
+}

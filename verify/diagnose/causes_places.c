@@ -221,6 +221,11 @@ static const ari_cause rows[] = {
     {"dimension_flattened", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
      DEALT
      "a [{p}, {q}] dimension flattened the other way round (heads and lanes, gate and up, shards and rows)" SLICES},
+    {"zigzag_order", K(ZIGZAG), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS), 0, MOVED,
+     "the order of a zigzag: of {shards} chunks the r-th from either end stand together, those of one of {places} "
+     "context-parallel ranks, where they should stand in the sequence's order, or the other way round" SLICES},
+    {"slices_reordered", K(ZIGZAG), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
+     "in another order: of {shards} blocks the r-th from either end stand together" SLICES},
     {"wrong_kv_head", K(EXCHANGED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
      "exchanged: {unit} {a} has {b}'s and the other way round{moved}; " HEAD_RULE SLICES},
     {"shards_misplaced", K(EXCHANGED), ARI_IDENTITY + 7, ANY, 0, IF(OF_SHARDS), 0, MOVED,

@@ -164,6 +164,7 @@ typedef enum rule_kind {
     SHIFTED,     /* the same, but what comes in from the edge is none */
     REVERSED,    /* that of n-1-i */
     INTERLEAVED, /* blocks written as a [p, q] table are read as [q, p] */
+    ZIGZAG,      /* the r-th from either end are neighbours: those of place r of a balanced ring */
     EXCHANGED,   /* two and two */
     REPEATED,    /* several have the same one's */
     OTHER        /* another permutation */
@@ -227,6 +228,22 @@ static bool is_reversed(const rule *r, size_t u, size_t source)
 static bool is_interleaved(const rule *r, size_t u, size_t source)
 {
     return source == u % r->p * r->q + u / r->p;
+}
+
+/* Places' chunks one after the other, where the reference has the sequence's; or the other way round. */
+static size_t zigzag_at(size_t u, size_t n)
+{
+    return u % 2 == 0 ? u / 2 : n - 1 - u / 2;
+}
+
+static bool is_zigzag(const rule *r, size_t u, size_t source)
+{
+    return source == zigzag_at(u, r->period);
+}
+
+static bool is_out_of_zigzag(const rule *r, size_t u, size_t source)
+{
+    return u == zigzag_at(source, r->period);
 }
 
 /* Whether a formula gives the source of every unit within its period. */
@@ -332,6 +349,8 @@ static bool find_rule(const axis *a, rule *r)
             return true;
     }
     r->period = r->units;
+    if (r->units % 2 == 0 && r->units >= 4 && (r->kind = ZIGZAG, fits(a, r, is_zigzag) || fits(a, r, is_out_of_zigzag)))
+        return true;
     if (find_shift(a, r))
         return true;
     find_exchange(a, r);
@@ -424,6 +443,7 @@ static void describe_rule(ari_trace *t, const ari_case *c, const axis *a, const 
     ari_count(t, "a", r->a);
     ari_count(t, "b", r->b);
     ari_count(t, "shards", r->units);
+    ari_count(t, "places", r->units / 2);
     ari_words(t, "moved", r->moved > 2 || (r->moved == 2 && r->kind != EXCHANGED) ? " (%zu of %zu %ss moved)" : "",
               r->moved, r->units, unit);
     say_units(t, c, a, r, head);
@@ -432,9 +452,9 @@ static void describe_rule(ari_trace *t, const ari_case *c, const axis *a, const 
 /* By what rule slices moved, if it is one. */
 static void found_order(ari_trace *t, const ari_case *c, const axis *a)
 {
-    static const ari_trace_kind kinds[] = {ARI_FOUND_NOTHING,  ARI_FOUND_ROTATED,     ARI_FOUND_SHIFTED_SLICES,
-                                           ARI_FOUND_REVERSED, ARI_FOUND_INTERLEAVED, ARI_FOUND_EXCHANGED,
-                                           ARI_FOUND_REPEATED, ARI_FOUND_REORDERED};
+    static const ari_trace_kind kinds[] = {ARI_FOUND_NOTHING,   ARI_FOUND_ROTATED,     ARI_FOUND_SHIFTED_SLICES,
+                                           ARI_FOUND_REVERSED,  ARI_FOUND_INTERLEAVED, ARI_FOUND_ZIGZAG,
+                                           ARI_FOUND_EXCHANGED, ARI_FOUND_REPEATED,    ARI_FOUND_REORDERED};
     rule r;
     if (!ari_explains(c, a->worst) || !find_rule(a, &r))
         return;
