@@ -111,7 +111,7 @@ static ar_status block_step(ar_ctx *ctx, const job *j, ar_module *block, ar_save
         if (!full)
             return ar_error_set(AR_ERR_NOT_FOUND, "the baseline has no parameter %s", params[i]->name);
         AR_TRY(ar_param_set(params[i], ctx, full));
-        AR_TRY(ar_tap(ctx, params[i]->name, 'i', &params[i]->value, &params[i]->layout));
+        AR_TRY(ar_param_tap(params[i], ctx, 'i', &params[i]->value));
     }
     AR_TRY(upload_own(ctx, &x, c, c->x));
     AR_TRY(upload_own(ctx, &dy, c, c->dy));

@@ -68,7 +68,8 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
 {
     ari_attention *m = (ari_attention *)base;
     const size_t ranks = ari_placed_by_tokens(m->split.enter.from) ? (size_t)ar_comm_size(ctx->tp) : 1;
-    if (x->ndim != 3 || !batch || x->shape[0] != batch->batch || x->shape[1] * ranks != batch->seq)
+    const size_t shared = ranks * (size_t)ar_comm_size(ctx->cp.all);
+    if (x->ndim != 3 || !batch || x->shape[0] != batch->batch || x->shape[1] * shared != batch->seq)
         return ar_error_set(AR_ERR_SHAPE, "%s: input must be [batch, seq, hidden] of the batch given with it",
                             base->name);
     if (m->o.rope && batch->seq > m->o.max_positions)

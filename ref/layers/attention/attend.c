@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What lies between the projections and the output layer: rotation, what moves between context-parallel ranks, attention
+ * itself (core.h). Memory: the projections' output is [b, s, q | k | v] of this rank's positions; queries, keys and
+ * values are then laid out head by head, [b, heads, s, d]. */
+#include "ref/layers/attention/attention.h"
+
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/layers/attention/core.h"
+#include "ref/layers/faults.h"
+#include "ref/layers/parts.h"
+
+enum { SAVED_Q, SAVED_K, SAVED_V, SAVED_COS, SAVED_SIN };
+
+/* --- views -------------------------------------------------------------------------------------------------------- */
+
+/* Heads [first, first + heads) of the projections' output, as [b, s, heads, d]. */
+static ar_tensor projected(const ar_tensor *qkv, size_t first, size_t heads, size_t d)
+{
+    const ptrdiff_t width = (ptrdiff_t)qkv->shape[2];
+    ar_tensor t = {.dtype = AR_F32,
+                   .ndim = 4,
+                   .shape = {qkv->shape[0], qkv->shape[1], heads, d},
+                   .stride = {width * (ptrdiff_t)qkv->shape[1], width, (ptrdiff_t)d, 1},
+                   .data = ar_buf_at(qkv->data, first * d * sizeof(float))};
+    return t;
+}
+
+/* [b, s, heads, d] <-> [b, heads, s, d], as a view. */
+static ar_tensor swapped(const ar_tensor *t)
+{
+    ar_tensor v = *t;
+    v.shape[1] = t->shape[2];
+    v.shape[2] = t->shape[1];
+    v.stride[1] = t->stride[2];
+    v.stride[2] = t->stride[1];
+    return v;
+}
+
+static ar_status new_heads(ar_ctx *ctx, ar_tensor *t, size_t b, size_t heads, size_t rows, size_t cols)
+{
+    const size_t shape[4] = {b, heads, rows, cols};
+    return ar_ctx_tensor(ctx, t, AR_F32, 4, shape);
+}
+
+/* Reports queries (copies 1), keys or values [b, s, heads, d], however they lie in memory, as the features
+ * [b, s, heads * d] that they are, one head after the other. */
+static ar_status tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part, char pass, const ar_tensor *t,
+                           size_t heads, int copies)
+{
+    const size_t d = m->o.head_dim, shape[3] = {t->shape[0], t->shape[1], t->shape[2] * d};
+    ar_tensor features;
+    if (!ar_tapped(ctx))
+        return AR_OK;
+    AR_TRY(ar_ctx_tensor(ctx, &features, AR_F32, 3, shape));
+    const ar_tensor by_head = projected(&features, 0, t->shape[2], d);
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &by_head, t));
+    AR_TRY(ari_tap_copies(ctx, m->base.name, part, pass, &features, 2, heads * d, copies));
+    ar_ctx_release(ctx, &features);
+    return AR_OK;
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
+
+/* The rows of the tables at the positions of the tokens here, [b * s, d/2]; empty where all rows have 0 .. s-1. */
+typedef struct rotation {
+    ar_tensor cos, sin;
+} rotation;
+
+/* The position of every token here. */
+static ar_status upload_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *batch, const ar_positions *own)
+{
+    const size_t each = ar_positions_count(own), n = batch->batch * each;
+    int64_t *host = NULL;
+    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "positions"));
+    for (size_t i = 0; i < n; i++)
+        host[i] = (int64_t)ar_batch_position(batch, i / each, ar_positions_at(own, i % each));
+    ar_status st = ar_ctx_tensor(ctx, at, AR_I64, 1, &n);
+    if (st == AR_OK)
+        st = ar_ctx_upload(ctx, at, host);
+    free(host);
+    return st;
+}
+
+static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rotation *r, const ar_batch *batch)
+{
+    const ar_positions own = ari_own_positions(ctx, batch->seq, false);
+    const size_t n = batch->batch * ar_positions_count(&own), half = m->o.head_dim / 2;
+    const bool counted = ar_comm_size(ctx->cp.all) == 1 && !batch->position_ids && !batch->documents;
+    *r = (rotation){.cos = {0}};
+    if (m->o.rope && !counted) {
+        const size_t whole[2] = {m->positions, half}, rows[2] = {n, half};
+        ar_tensor at, cos, sin;
+        AR_TRY(upload_positions(ctx, &at, batch, &own));
+        AR_TRY(ar_tensor_view(&cos, AR_F32, 2, whole, m->cos));
+        AR_TRY(ar_tensor_view(&sin, AR_F32, 2, whole, m->sin));
+        AR_TRY(ar_ctx_tensor(ctx, &r->cos, AR_F32, 2, rows));
+        AR_TRY(ar_ctx_tensor(ctx, &r->sin, AR_F32, 2, rows));
+        AR_TRY(ARI_KERNEL(ctx, gather_rows, r->cos.data, &cos, ar_const(at.data), n));
+        AR_TRY(ARI_KERNEL(ctx, gather_rows, r->sin.data, &sin, ar_const(at.data), n));
+        ar_ctx_release(ctx, &at);
+    }
+    AR_TRY(ar_saved_push(saved, m, SAVED_COS, &r->cos));
+    return ar_saved_push(saved, m, SAVED_SIN, &r->sin);
+}
+
+/* [b, s, heads, d], each sample by its own positions where the batch has some. */
+static ar_status rotate(ari_attention *m, ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from, const rotation *r,
+                        int direction)
+{
+    if (!r->cos.ndim)
+        return ARI_KERNEL(ctx, rope, to, from, ar_const(m->cos), ar_const(m->sin), direction);
+    for (size_t i = 0; i < from->shape[0]; i++) {
+        const size_t at = i * from->shape[1] * (m->o.head_dim / 2) * sizeof(float);
+        const ar_tensor y = ar_tensor_slice(to, 0, i, 1), x = ar_tensor_slice(from, 0, i, 1);
+        AR_TRY(ARI_KERNEL(ctx, rope, &y, &x, ar_cbuf_at(ar_const(r->cos.data), at),
+                          ar_cbuf_at(ar_const(r->sin.data), at), direction));
+    }
+    return AR_OK;
+}
+
+/* Queries, keys or values head by head; r: rotated, where the model does that. */
+static ar_status lay_out(ari_attention *m, ar_ctx *ctx, ar_tensor *to, const ar_tensor *from, const rotation *r)
+{
+    AR_TRY(new_heads(ctx, to, from->shape[0], from->shape[2], from->shape[1], from->shape[3]));
+    const ar_tensor view = swapped(to);
+    if (m->o.rope && r)
+        return rotate(m, ctx, &view, from, r, +1);
+    return ARI_KERNEL(ctx, copy_strided, &view, from);
+}
+
+/* What this rank's attention works on: its tensor-parallel rank's heads, or its share of them among inner neighbours. */
+static ari_core core_of(const ari_attention *m, const ar_ctx *ctx, size_t seq)
+{
+    const size_t n = (size_t)ar_comm_size(ctx->cp.inner), i = (size_t)ar_comm_rank(ctx->cp.inner);
+    const ari_head_share q = ari_head_share_of(m->heads, n, i), kv = ari_head_share_of(m->kv_heads, n, i);
+    return (ari_core){.name = m->base.name,
+                      .heads = q.count,
+                      .kv_heads = kv.count,
+                      .head_dim = m->o.head_dim,
+                      .heads_full = m->o.heads,
+                      .head_start = (size_t)(ar_comm_rank(ctx->tp) / m->copies) * m->heads + q.first,
+                      .group_full = m->group_full,
+                      .copies = m->copies,
+                      .replicas = m->replicas,
+                      .seq = seq,
+                      .rows = ari_ring_positions(ctx, seq, ar_comm_rank(ctx->cp.ring)),
+                      .causal = m->o.causal,
+                      .window = m->o.window,
+                      .dropout = &m->dropout};
+}
+
+/* The heads' outputs side by side, [b, s, heads * d]. */
+static ar_status assemble(ari_attention *m, ar_ctx *ctx, ar_tensor *context, const ar_tensor *per_head)
+{
+    const size_t b = per_head->shape[0], s = per_head->shape[2], d = m->o.head_dim;
+    const size_t shape[3] = {b, s, m->heads * d};
+    AR_TRY(ar_ctx_tensor(ctx, context, AR_F32, 3, shape));
+    size_t filled = m->heads;
+    AR_TRY(ari_fault_heads(ctx, context, &filled));
+    const ar_tensor all = projected(context, 0, m->heads, d), from_all = swapped(per_head);
+    const ar_tensor to = ar_tensor_slice(&all, 2, 0, filled), from = ar_tensor_slice(&from_all, 2, 0, filled);
+    return ARI_KERNEL(ctx, copy_strided, &to, &from);
+}
+
+/* Queries, keys and values of this rank's positions and all its heads, rotated. */
+static ar_status split_heads(ari_attention *m, ar_ctx *ctx, ar_tensor x[3], ar_tensor *qkv, const rotation *r)
+{
+    const size_t d = m->o.head_dim;
+    const ar_tensor q = projected(qkv, 0, m->heads, d), k = projected(qkv, m->heads, m->kv_heads, d);
+    const ar_tensor v = projected(qkv, m->heads + m->kv_heads, m->kv_heads, d);
+    AR_TRY(lay_out(m, ctx, &x[0], &q, r));
+    AR_TRY(lay_out(m, ctx, &x[1], &k, r));
+    AR_TRY(lay_out(m, ctx, &x[2], &v, NULL));
+    ar_ctx_release(ctx, qkv);
+    if (!m->o.rope)
+        return AR_OK;
+    const ar_tensor tq = swapped(&x[0]), tk = swapped(&x[1]);
+    AR_TRY(tap_heads(m, ctx, "q_rope", 'f', &tq, m->o.heads, m->copies));
+    return tap_heads(m, ctx, "k_rope", 'f', &tk, m->o.kv_heads, m->kv_copies);
+}
+
+ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context, ar_tensor *qkv,
+                     const ar_batch *batch)
+{
+    const size_t heads[3] = {m->heads, m->kv_heads, m->kv_heads};
+    const ari_core core = core_of(m, ctx, batch->seq);
+    ar_tensor x[3], all[2], o; /* x: queries, keys, values; all: keys and values of all positions */
+    rotation r;
+    AR_TRY(rotation_of(m, ctx, saved, &r, batch));
+    AR_TRY(split_heads(m, ctx, x, qkv, &r));
+    AR_TRY(ari_heads_apart(ctx, x, heads, 3, m->base.name));
+    AR_TRY(ari_ring_gather(ctx, all, &x[1], batch->seq, &m->hops));
+    AR_TRY(ari_core_forward(&core, ctx, saved, m, &o, &x[0], &all[0], &all[1], batch));
+    ari_ring_release(ctx, all, &x[1]);
+    AR_TRY(ari_heads_together(ctx, &o, heads, 1, m->base.name));
+    AR_TRY(assemble(m, ctx, context, &o));
+    ar_ctx_release(ctx, &o);
+    AR_TRY(ari_tap_copies(ctx, m->base.name, "context", 'f', context, 2, m->o.heads * m->o.head_dim, m->copies));
+    for (int i = 0; i < 3; i++)
+        AR_TRY(ar_saved_push(saved, m, SAVED_Q + i, &x[i]));
+    return AR_OK;
+}
+
+/* --- backward ----------------------------------------------------------------------------------------------------- */
+
+/* The heads' gradients back into [b, s, q | k | v], unrotated. */
+static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_tensor *dqkv, const ar_tensor g[3], const rotation *r)
+{
+    const size_t d = m->o.head_dim;
+    const ar_tensor to_q = projected(dqkv, 0, m->heads, d), to_k = projected(dqkv, m->heads, m->kv_heads, d);
+    const ar_tensor to_v = projected(dqkv, m->heads + m->kv_heads, m->kv_heads, d);
+    const ar_tensor q = swapped(&g[0]), k = swapped(&g[1]), v = swapped(&g[2]);
+    if (m->o.rope) {
+        AR_TRY(tap_heads(m, ctx, "q_rope", 'b', &q, m->o.heads, m->copies));
+        AR_TRY(tap_heads(m, ctx, "k_rope", 'b', &k, m->o.kv_heads, m->kv_copies));
+        AR_TRY(rotate(m, ctx, &to_q, &q, r, -1));
+        AR_TRY(rotate(m, ctx, &to_k, &k, r, -1));
+    } else {
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_q, &q));
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_k, &k));
+    }
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_v, &v));
+    AR_TRY(tap_heads(m, ctx, "v", 'b', &to_v, m->o.kv_heads, m->kv_copies));
+    AR_TRY(tap_heads(m, ctx, "q", 'b', &to_q, m->o.heads, m->copies));
+    return tap_heads(m, ctx, "k", 'b', &to_k, m->o.kv_heads, m->kv_copies);
+}
+
+ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,
+                              const ar_tensor *dcontext)
+{
+    const size_t heads[3] = {m->heads, m->kv_heads, m->kv_heads};
+    const size_t shape[3] = {dcontext->shape[0], dcontext->shape[1], (m->heads + 2 * m->kv_heads) * m->o.head_dim};
+    ar_tensor x[3], all[2], dout;
+    ar_tensor g[3]; /* of x, of this rank's positions */
+    rotation r;
+    for (int i = 2; i >= 0; i--)
+        AR_TRY(ar_saved_pop(saved, m, SAVED_Q + i, &x[i]));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_SIN, &r.sin));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_COS, &r.cos));
+    AR_TRY(new_heads(ctx, &dout, shape[0], m->heads, shape[1], m->o.head_dim));
+    const ar_tensor to = swapped(&dout), from = projected(dcontext, 0, m->heads, m->o.head_dim);
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
+    AR_TRY(ari_heads_apart(ctx, &dout, heads, 1, m->base.name));
+    const size_t seq = x[0].shape[2] * (size_t)ar_comm_size(ctx->cp.ring);
+    const ari_core core = core_of(m, ctx, seq);
+    AR_TRY(ari_ring_gather(ctx, all, &x[1], seq, &m->hops));
+    AR_TRY(ari_core_backward(&core, ctx, saved, m, g, &dout, &x[0], &all[0], &all[1]));
+    ari_ring_release(ctx, all, &x[1]);
+    ar_ctx_release(ctx, &dout);
+    for (int i = 2; i >= 0; i--)
+        ar_ctx_release(ctx, &x[i]);
+    AR_TRY(ari_heads_together(ctx, g, heads, 3, m->base.name));
+    AR_TRY(ar_ctx_tensor(ctx, dqkv, AR_F32, 3, shape));
+    AR_TRY(collect(m, ctx, dqkv, g, &r));
+    for (int i = 0; i < 3; i++)
+        ar_ctx_release(ctx, &g[i]);
+    return AR_OK;
+}

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention over a sequence that context-parallel ranks share: every tensor of a block, its probabilities and gradients
+ * among them, has the bits of the independent baseline's, round the ring, by inner neighbours, and both. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "support/bits.h"
+#include "support/match.h"
+
+TestSuite(context_attention, .timeout = 300);
+
+enum { B = 2, S = 24, H = 12 };
+
+typedef struct layout {
+    int tp, cp, inner;
+    bool zigzag, sp;
+} layout;
+
+static ar_config config_of(size_t heads, size_t kv_heads)
+{
+    ar_config c = match_config(AR_ARCH_LLAMA, 1);
+    c.heads = heads;
+    c.kv_heads = kv_heads;
+    c.ffn = 12;
+    c.max_positions = S;
+    c.qkv_bias = c.out_bias = true;
+    return c;
+}
+
+static match_case block_of(const ar_config *c)
+{
+    static float x[B * S * H], dy[B * S * H];
+    fill_values(x, B * S * H, 13, 2.0);
+    fill_values(dy, B * S * H, 14, 0.25);
+    return (match_case){.config = *c, .batch = {.batch = B, .seq = S}, .x = x, .dy = dy, .seed = 15};
+}
+
+static void expect_same_bits(const match_case *c, const layout *layouts, size_t n)
+{
+    match_weights w = {.seed = c->seed};
+    ari_reference r = {0};
+    cr_assert_eq(match_baseline(c, &w, &r), AR_OK, "%s", ar_error_message());
+    for (size_t i = 0; i < n; i++) {
+        const layout *l = &layouts[i];
+        match_case m = *c;
+        m.cp = l->cp;
+        m.cp_inner = l->inner;
+        m.zigzag = l->zigzag;
+        m.sp = l->sp;
+        cr_expect_eq(match_ranks(&m, &w, &r, l->tp), AR_OK, "%zu/%zu heads, tp=%d cp=%d inner %d zigzag %d sp %d: %s",
+                     c->config.heads, c->config.kv_heads, l->tp, l->cp, l->inner, l->zigzag, l->sp, ar_error_message());
+    }
+    ari_reference_fini(&r);
+    match_weights_fini(&w);
+}
+
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+static const layout layouts[] = {
+    {.tp = 1, .cp = 2},
+    {.tp = 1, .cp = 3, .zigzag = true},
+    {.tp = 1, .cp = 2, .inner = 2},
+    {.tp = 1, .cp = 4, .inner = 2, .zigzag = true},
+    {.tp = 2, .cp = 2, .zigzag = true, .sp = true},
+    {.tp = 2, .cp = 2, .inner = 2, .sp = true},
+    {.tp = 1, .cp = 8, .inner = 2},
+};
+
+Test(context_attention, every_layout_has_the_baselines_bits)
+{
+    for (int rope = 0; rope < 2; rope++) {
+        ar_config c = config_of(8, 4);
+        c.rope = rope == 1;
+        c.causal = rope == 1;
+        const match_case m = block_of(&c);
+        expect_same_bits(&m, layouts, COUNT(layouts));
+    }
+}
+
+Test(context_attention, windows_shorter_and_longer_than_a_chunk_have_the_baselines_bits)
+{
+    static const size_t windows[] = {1, 3, 5, 13};
+    for (size_t i = 0; i < COUNT(windows); i++) {
+        ar_config c = config_of(4, 4);
+        c.window = windows[i];
+        const match_case m = block_of(&c);
+        expect_same_bits(&m, layouts, 5);
+    }
+}
+
+/* Copies of a KV head on neighbours, and on tensor-parallel ranks and their neighbours. */
+Test(context_attention, copies_of_kv_heads_have_the_baselines_bits)
+{
+    static const layout copied[] = {
+        {.tp = 1, .cp = 4, .inner = 4},
+        {.tp = 2, .cp = 2, .inner = 2},
+        {.tp = 2, .cp = 6, .inner = 6, .sp = true},
+    };
+    for (size_t kv_heads = 1; kv_heads <= 2; kv_heads++) {
+        const ar_config c = config_of(12, kv_heads);
+        const match_case m = block_of(&c);
+        expect_same_bits(&m, copied, COUNT(copied));
+    }
+}
+
+Test(context_attention, masks_positions_and_dropout_go_by_the_place_in_the_sequence)
+{
+    static uint8_t padding[B * S];
+    static float additive[B * 8 * S * S];
+    static int64_t positions[B * S];
+    const ar_config c = config_of(8, 4);
+    match_case m = block_of(&c);
+    for (size_t i = 0; i < B * S; i++) {
+        padding[i] = i % S < S - 3 * (i / S);
+        positions[i] = (int64_t)((i * 7 + i / S) % S);
+    }
+    fill_values(additive, B * 8 * S * S, 5, 1.0);
+    for (size_t i = 0; i < B * 8 * S * S; i += 11)
+        additive[i] = -INFINITY;
+    m.batch.padding_mask = padding;
+    m.batch.additive_mask = additive;
+    m.batch.mask_batch = B;
+    m.batch.mask_heads = 8;
+    m.batch.position_ids = positions;
+    m.dropout = 0.3;
+    expect_same_bits(&m, layouts, COUNT(layouts));
+}
