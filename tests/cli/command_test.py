@@ -98,6 +98,10 @@ def write_safetensors(path, tensors):
     pathlib.Path(path).write_bytes(raw_safetensors(header, data))
 
 
+def i32(*values):
+    return struct.pack(f"<{len(values)}i", *values)
+
+
 def i64(*values):
     return struct.pack(f"<{len(values)}q", *values)
 
@@ -539,6 +543,27 @@ class Grads(CommandTest):
                                    self.folder / "out", "--tp", "2")["outputs_hash"])
         self.assertEqual(len(hashes), len(extras))
 
+    def test_documents_are_those_of_every_spelling(self):
+        """Rows of 20 and 12 tokens, and of 32: bounds of all tokens, of each row, under the names of transformers."""
+        folder = self.golden()
+        ids = read_safetensors(folder / "batch.safetensors")["input_ids"]
+        flat = i32(0, 20, 32, 64)
+        same = [{"cu_seqlens": ["I32", [4], flat]}, {"cu_seqlens": ["I64", [5], i64(0, 20, 20, 32, 64)]},
+                {"cu_seqlens": ["I32", [2, 3], i32(0, 20, 32, 0, 32, 32)]},
+                {"cu_seq_lens_q": ["I32", [4], flat], "cu_seq_lens_k": ["I32", [4], flat]}]
+        results = []
+        for extra in [{}] + same:
+            write_safetensors(folder / "batch.safetensors", {"input_ids": ids, **extra})
+            results.append(self.result("grads", folder, "--input", folder / "batch.safetensors", "--out",
+                                       self.folder / "out", "--tp", "2"))
+        hashes = [result["outputs_hash"] for result in results]
+        self.assertEqual(len(set(hashes[1:])), 1, hashes)
+        self.assertNotEqual(hashes[0], hashes[1])
+        write_safetensors(folder / "batch.safetensors", {"input_ids": ids, "cu_seqlens": ["I32", [4], flat],
+                                                         "position_ids": ["I64", [1, 32], i64(*range(32))]})
+        note = self.result("grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out")["notes"]
+        self.assertIn("1 of 3 documents begin at another position than 0", note[0])
+
 
 class Others(CommandTest):
     def test_bugs_lists_every_fault(self):
@@ -888,6 +913,22 @@ class Files(CommandTest):
             ({"input_ids": good, "attention_mask": ["F32", [1, 1, 4, 4], inf]}, ["attention_mask", "inf"]),
             ({"input_ids": good, "attention_mask": ["F32", [2, 1, 2, 4], f32(*[0] * 16)]}, "attention_mask"),
             ({"input_ids": good, "attention_mask": ["I64", [1, 1, 4, 4], i64(*[0] * 16)]}, ["attention_mask", "I64"]),
+            ({"input_ids": good, "cu_seqlens": ["I32", [3], i32(1, 2, 4)]}, ["cu_seqlens", "from 1 to 4"]),
+            ({"input_ids": good, "cu_seqlens": ["I32", [3], i32(0, 2, 3)]}, ["cu_seqlens", "from 0 to 3", "4 tokens"]),
+            ({"input_ids": good, "cu_seqlens": ["I32", [3], i32(0, 2, 1 << 30)]}, ["cu_seqlens", "4 tokens"]),
+            ({"input_ids": good, "cu_seqlens": ["I32", [4], i32(0, 3, 2, 4)]}, ["cu_seqlens", "falls from 3 to 2"]),
+            ({"input_ids": good, "cu_seqlens": ["I32", [4], i32(0, -7, 2, 4)]}, ["cu_seqlens", "falls from 0 to -7"]),
+            ({"input_ids": good, "cu_seqlens": ["I64", [1], i64(4)]}, ["cu_seqlens", "from 4 to 4"]),
+            ({"input_ids": good, "cu_seqlens": ["I32", [0], b""]}, ["cu_seqlens", "from 0 to 0"]),
+            ({"input_ids": good, "cu_seqlens": ["I32", [2, 2], i32(0, 4, 0, 4)]}, ["cu_seqlens", "[1, documents + 1]"]),
+            ({"input_ids": good, "cu_seqlens": ["I32", [], i32(4)]}, "cu_seqlens"),
+            ({"input_ids": good, "cu_seqlens": ["F32", [2], f32(0, 4)]}, ["cu_seqlens", "F32"]),
+            ({"input_ids": ["I64", [2, 2], i64(1, 2, 3, 4)], "cu_seqlens": ["I32", [3], i32(0, 3, 4)]},
+             ["cu_seqlens", "goes on from row 0"]),
+            ({"input_ids": ["I64", [2, 2], i64(1, 2, 3, 4)], "cu_seqlens": ["I32", [2, 2], i32(0, 2, 0, 1)]},
+             ["cu_seqlens[1]", "the 2 tokens"]),
+            ({"input_ids": good, "cu_seq_lens_q": ["I32", [2], i32(0, 4)],
+              "cu_seq_lens_k": ["I32", [3], i32(0, 1, 4)]}, ["cu_seq_lens_q", "cu_seq_lens_k", "differ"]),
             ({"input_ids": ["U8", [1, 1 << 26], bytes(1 << 26)]}, "64"),
         ]
         for tensors, says in cases:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the golden models beside this file: small models of Hugging Face's transformers with random weights, one batch,
 and the loss, logits, hidden states and gradients that PyTorch computes from them in fp32 on a CPU with eager attention.
-The models of BATCHES are plain, and their batch has what a batch may have: labels, a mask, positions. Those of LOSSES
-have another loss: label smoothing, z-loss.
+The models of BATCHES are plain, and their batch has what a batch may have: labels, a mask, positions, documents. Those of
+LOSSES have another loss: label smoothing, z-loss. Those of PACKED also have outputs64 and grads64, computed in fp64.
 
 Run by hand, never by the tests; it needs torch, transformers and safetensors from PyPI:
 
@@ -13,6 +13,7 @@ The committed files were made with torch 2.11.0 and transformers 5.17.0, those o
 transformers 5.23.0; provenance.json of each case says so, with the seed. Another version writes the same tensors up to round-off. `--check` compares with what is there and writes nothing.
 """
 import argparse
+import contextlib
 import json
 import math
 import pathlib
@@ -150,6 +151,38 @@ def positions(ids, vocab):
     return {"position_ids": steps[None], "attention_mask": torch.ones_like(ids)}
 
 
+def packed_rows(ids, vocab):
+    """Documents of each row, the shorter list padded with the row's end; positions and targets are left to them."""
+    return {"cu_seqlens": torch.tensor([[0, 5, 6, 11, 14], [0, 8, 14, 14, 14]], dtype=torch.int32)}
+
+
+def packed_flat(ids, vocab):
+    """One sequence of all documents with all that DataCollatorWithFlattening gives for it; some labels are left out."""
+    lengths = (9, 1, 12, 6)
+    labels = draw_labels(torch.cat([ids, ids]), vocab)[:1]
+    for first in (0, 9, 10, 22):
+        labels[0, first] = -100
+    return {"cu_seqlens": torch.tensor([0, 9, 10, 22, 28], dtype=torch.int32), "labels": labels,
+            "position_ids": restarting((lengths,))[0]}
+
+
+def arguments(batch):
+    """What a model of transformers is called with. The documents of cu_seqlens become positions, where there are none, a
+    block-diagonal mask, and labels that leave out the first token of each: no document predicts the next one's."""
+    ids, cu = batch["input_ids"], batch.get("cu_seqlens")
+    given = {"labels": ids, **{name: t for name, t in batch.items() if name != "cu_seqlens"}}
+    if cu is None:
+        return given
+    place = torch.arange(ids.shape[1])
+    number = torch.stack([torch.searchsorted(row, place.int(), right=True) for row in cu.reshape(len(ids), -1)])
+    begins = torch.stack([torch.cat([torch.tensor([True]), row[1:] != row[:-1]]) for row in number])
+    first = torch.cummax(torch.where(begins, place, 0), 1).values
+    given["attention_mask"] = hidden_unless((number[:, :, None] == number[:, None, :])[:, None])
+    given.setdefault("position_ids", place - first)
+    given["labels"] = given["labels"].masked_fill(begins, -100)
+    return given
+
+
 SMALLER = {"vocab_size": 32, "use_cache": False, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA = (LlamaConfig, LlamaForCausalLM,
          {**SMALLER, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -171,14 +204,36 @@ BATCHES = {
     "gpt2-positions-tiny": (GPT2, 30, positions),
     "llama-positions-tiny": (LLAMA, 31, positions),
 }
+# name: the model, the seed, what the batch holds, its rows; with more positions where a row holds all documents.
+PACKED = {
+    "llama-packed-tiny": (LLAMA, 35, packed_rows, (2, 14)),
+    "gpt2-packed-tiny": ((*GPT2[:2], {**GPT2[2], "n_positions": 32}), 36, packed_flat, (1, 28)),
+}
 # name: the model, the seed, what the batch holds, label smoothing and the weight of the z-loss.
 LOSSES = {
     "llama-smoothing-tiny": (LLAMA, 32, labels, 0.1, 0.0),
     "gpt2-z-loss-tiny": (GPT2, 33, labels, 0.0, 0.02),
     "gpt2-smoothing-z-loss-tiny": (GPT2, 34, padding, 0.25, 0.01),
 }
-BATCHES.update({name: case[:3] for name, case in LOSSES.items()})
+BATCHES.update({name: case[:3] for name, case in (*LOSSES.items(), *PACKED.items())})
 CASES.update({name: (*model, 14, seed, {}) for name, (model, seed, _) in BATCHES.items()})
+
+
+@contextlib.contextmanager
+def float_is(dtype):
+    """transformers computes norms, rotary angles, softmax and loss in "float32" whatever the model's dtype; in fp64 they
+    must not."""
+    names = {"float32": torch.float32, "float": torch.float}
+    method = torch.Tensor.float
+    for name in names:
+        setattr(torch, name, dtype)
+    torch.Tensor.float = lambda self: self.to(dtype)
+    try:
+        yield
+    finally:
+        torch.Tensor.float = method
+        for name, was in names.items():
+            setattr(torch, name, was)
 
 
 def bands(config):
@@ -205,6 +260,17 @@ def loss_of(name, out, labels):
     return entropy + z_loss * logits[target != -100].logsumexp(-1).square().mean()
 
 
+def run(name, model, batch):
+    """{"outputs": .., "grads": ..} of one forward and backward pass."""
+    given = arguments(batch)
+    out = model(**given, output_hidden_states=True)
+    loss = loss_of(name, out, given["labels"])
+    loss.backward()
+    outputs = {"loss": loss.detach().reshape(1), "logits": out.logits.detach()}
+    outputs.update({f"hidden_states.{i}": h.detach().contiguous() for i, h in enumerate(out.hidden_states)})
+    return {"outputs": outputs, "grads": {n: p.grad for n, p in model.named_parameters()}}
+
+
 def compute(name):
     config_class, model_class, keys, seq, seed, replaced = CASES[name]
     torch.manual_seed(seed)
@@ -218,16 +284,17 @@ def compute(name):
                 parameter.normal_(0.0, 0.3)
             elif "norm" in parameter_name or ".ln_" in parameter_name:
                 parameter.uniform_(0.5, 1.5)
-    ids = torch.randint(0, config.vocab_size, (BATCH, seq))
+    ids = torch.randint(0, config.vocab_size, PACKED[name][3] if name in PACKED else (BATCH, seq))
     batch = {"input_ids": ids}
     if name in BATCHES:
         batch.update(BATCHES[name][2](ids, config.vocab_size))
-    out = model(**{"labels": ids, **batch}, output_hidden_states=True)
-    loss = loss_of(name, out, batch.get("labels", ids))
-    loss.backward()
-    outputs = {"loss": loss.detach().reshape(1), "logits": out.logits.detach()}
-    outputs.update({f"hidden_states.{i}": h.detach().contiguous() for i, h in enumerate(out.hidden_states)})
-    grads = {n: p.grad for n, p in model.named_parameters()}
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+    computed = run(name, model, batch)
+    if name in PACKED:
+        with float_is(torch.float64):
+            wide = model_class(config).double().eval()
+            wide.load_state_dict(model.state_dict())  # exact: every fp32 number is one of fp64
+            computed.update({f"{file}64": tensors for file, tensors in run(name, wide, batch).items()})
     written = json.loads(config.to_json_string(use_diff=False))
     written["architectures"] = [model_class.__name__]
     for key, value in replaced.items():
@@ -235,18 +302,20 @@ def compute(name):
             written.pop(key, None)
         else:
             written[key] = value
-    return written, {n: p.detach() for n, p in model.named_parameters()}, batch, outputs, grads, seed
+    return written, {"model": weights, "batch": batch, **computed}, seed
 
 
 def write(name):
-    config, weights, batch, outputs, grads, seed = compute(name)
+    config, files, seed = compute(name)
+    batch, outputs = files["batch"], files["outputs"]
     folder = HERE / name
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
-    for file, tensors in (("model", weights), ("batch", batch), ("outputs", outputs), ("grads", grads)):
+    for file, tensors in files.items():
         safetensors.torch.save_file({n: t.contiguous() for n, t in tensors.items()}, folder / f"{file}.safetensors",
                                     metadata={"format": "pt"})
-    over = "the positions whose next label is not -100" if "labels" in batch else "b*(s-1) positions"
+    over = ("the positions whose next label is not -100" if "labels" in batch else
+            "all positions but the last of each document" if "cu_seqlens" in batch else "b*(s-1) positions")
     note = f"float32, eager attention, CPU; loss = mean next-token cross entropy over {over}"
     provenance = {"torch": torch.__version__, "transformers": transformers.__version__, "seed": seed,
                   "script": "tests/golden/make_golden.py", "note": note}
@@ -255,17 +324,19 @@ def write(name):
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
     # What was written is what Hugging Face reads: the file's own keys must describe the model that was run.
     model = CASES[name][1].from_pretrained(folder, attn_implementation="eager").float().eval()
-    again = model(**{"labels": batch["input_ids"], **batch})
-    loss = loss_of(name, again, batch.get("labels", batch["input_ids"]))
+    again = model(**arguments(batch))
+    loss = loss_of(name, again, arguments(batch)["labels"])
     assert torch.equal(loss.detach(), outputs["loss"][0]), name
     assert torch.equal(again.logits.detach(), outputs["logits"]), name
     print(f"  {name}: loss {outputs['loss'].item():.6f}, {sum(f.stat().st_size for f in folder.iterdir())} bytes")
 
 
 def check(name):
-    _, _, _, outputs, grads, _ = compute(name)
+    _, files, _ = compute(name)
     worst = 0.0
-    for file, tensors in (("outputs", outputs), ("grads", grads)):
+    for file, tensors in files.items():
+        if not file.startswith(("outputs", "grads")):
+            continue
         stored = safetensors.torch.load_file(HERE / name / f"{file}.safetensors")
         assert stored.keys() == tensors.keys()
         for n, t in tensors.items():

@@ -84,10 +84,95 @@ static ar_status load_positions(ari_input_batch *b, const ar_config *c, const ar
     return AR_OK;
 }
 
+/* Where documents begin and the last one ends, as flash-attn's varlen functions have it, and transformers in its keyword
+ * arguments, once for queries and once for keys. */
+static const char *const bounds_names[] = {"cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k"};
+#define BOUNDS_NAMES (sizeof bounds_names / sizeof *bounds_names)
+
+/* One list of bounds of `length` tokens: which of them begin a document. An empty document is none. */
+static ar_status mark_documents(bool *begins, const int64_t *at, size_t n, size_t length, const char *where)
+{
+    if (n < 2 || at[0] != 0 || at[n - 1] < 0 || (size_t)at[n - 1] != length)
+        return ar_error_set(AR_ERR_DATA, "%s goes from %lld to %lld, expected from 0 to the %zu tokens", where,
+                            n > 0 ? (long long)at[0] : 0, n > 0 ? (long long)at[n - 1] : 0, length);
+    for (size_t i = 0; i + 1 < n; i++) {
+        if (at[i + 1] < at[i])
+            return ar_error_set(AR_ERR_DATA, "%s falls from %lld to %lld at place %zu, expected bounds in their order",
+                                where, (long long)at[i], (long long)at[i + 1], i + 1);
+        if (at[i + 1] > at[i])
+            begins[at[i]] = true;
+    }
+    return AR_OK;
+}
+
+/* Numbers the documents of each row. */
+static ar_status number_documents(ari_input_batch *b, const bool *begins, const char *path, const char *name)
+{
+    const size_t s = b->batch.seq, n = b->batch.batch * s;
+    AR_TRY(ari_alloc((void **)&b->documents, n, sizeof *b->documents, name));
+    for (size_t i = 0; i < n; i++) {
+        if (i % s == 0 && !begins[i])
+            return ar_error_set(AR_ERR_DATA,
+                                "%s: in %s a document goes on from row %zu to the next: every row's end, %zu, must be "
+                                "the end of one",
+                                ARI_SHOW(path), name, i / s - 1, i);
+        b->documents[i] = i % s == 0 ? 0 : b->documents[i - 1] + begins[i];
+    }
+    b->batch.documents = b->documents;
+    return AR_OK;
+}
+
+/* [n + 1] of all tokens, row after row, or [b, n + 1] of each row. */
+static ar_status load_documents(ari_input_batch *b, const ar_st_entry *e, const char *path)
+{
+    const size_t s = b->batch.seq, tokens = b->batch.batch * s;
+    const size_t lists = e->ndim == 2 ? b->batch.batch : 1, n = e->count / lists;
+    int64_t *at = NULL;
+    bool *begins = NULL;
+    ar_status st = AR_OK;
+    if (e->ndim < 1 || e->ndim > 2 || (e->ndim == 2 && e->shape[0] != b->batch.batch))
+        return ar_error_set(AR_ERR_SHAPE,
+                            "%s: %s must be [documents + 1] of all tokens, or [%zu, documents + 1] of "
+                            "each row",
+                            ARI_SHOW(path), e->name, b->batch.batch);
+    AR_TRY_TO(done, st, ari_alloc((void **)&at, e->count, sizeof *at, e->name));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&begins, tokens, sizeof *begins, e->name));
+    AR_TRY_TO(done, st, ar_st_to_i64(e, at));
+    for (size_t i = 0; i < lists; i++) {
+        char where[400];
+        snprintf(where, sizeof where, lists > 1 ? "%s: %s[%zu]" : "%s: %s", ARI_SHOW(path), e->name, i);
+        AR_TRY_TO(done, st, mark_documents(begins + i * s, at + i * n, n, tokens / lists, where));
+    }
+    st = number_documents(b, begins, path, e->name);
+done:
+    free(at);
+    free(begins);
+    return st;
+}
+
+/* By whichever names they are given: queries and keys have the same. */
+static ar_status load_bounds(ari_input_batch *b, const ar_st_file *f, const char *path)
+{
+    const ar_st_entry *first = NULL;
+    for (size_t i = 0; i < BOUNDS_NAMES; i++) {
+        const ar_st_entry *e = ar_st_find(f, bounds_names[i]);
+        if (e && first &&
+            (e->dtype != first->dtype || e->ndim != first->ndim || e->bytes != first->bytes ||
+             memcmp(e->data, first->data, e->bytes) != 0))
+            return ar_error_set(AR_ERR_UNSUPPORTED,
+                                "%s: %s and %s differ, and queries and keys are those of the same "
+                                "documents here",
+                                ARI_SHOW(path), first->name, e->name);
+        first = first ? first : e;
+    }
+    return first ? load_documents(b, first, path) : AR_OK;
+}
+
 /* What is not understood would go unread, and the gradients be those of another batch. */
 static ar_status refuse_unknown(const ar_st_file *f, const char *path)
 {
-    static const char *const known[] = {"input_ids", "labels", "attention_mask", "position_ids"};
+    static const char *const known[] = {"input_ids",     "labels",        "attention_mask", "position_ids",
+                                        bounds_names[0], bounds_names[1], bounds_names[2]};
     for (size_t i = 0; i < ar_st_count(f); i++) {
         const char *name = ar_st_at(f, i)->name;
         size_t k = 0;
@@ -96,7 +181,7 @@ static ar_status refuse_unknown(const ar_st_file *f, const char *path)
         if (k == sizeof known / sizeof *known)
             return ar_error_set(AR_ERR_UNSUPPORTED,
                                 "%s: holds a tensor '%s', which no model here takes; known are input_ids, labels, "
-                                "attention_mask and position_ids",
+                                "attention_mask, position_ids and cu_seqlens",
                                 ARI_SHOW(path), ARI_SHOW(name));
     }
     return AR_OK;
@@ -104,11 +189,7 @@ static ar_status refuse_unknown(const ar_st_file *f, const char *path)
 
 static void note_labels(ari_input_batch *b)
 {
-    const ar_batch *x = &b->batch;
-    size_t targets = 0;
-    for (size_t i = 0; x->labels && i < x->batch * x->seq; i++)
-        targets += i % x->seq > 0 && x->labels[i] != AR_IGNORE_INDEX;
-    if ((x->labels && targets == 0) || x->seq < 2)
+    if (ar_batch_targets(&b->batch) == 0)
         snprintf(b->note[0], sizeof b->note[0],
                  "no token has a target: the loss is NaN, the mean of nothing, as in PyTorch; all gradients are zero");
 }
@@ -131,18 +212,38 @@ static void note_left_padding(ari_input_batch *b, const ar_config *c)
                  rows, x->batch);
 }
 
+/* A document whose first position is not 0: position_ids and cu_seqlens may be of two different batches. */
+static void note_positions(ari_input_batch *b)
+{
+    const ar_batch *x = &b->batch;
+    size_t documents = 0, odd = 0;
+    for (size_t i = 0; i < x->batch * x->seq; i++) {
+        const bool begins = i % x->seq == 0 || x->documents[i] != x->documents[i - 1];
+        documents += begins;
+        odd += begins && x->position_ids[i] != 0;
+    }
+    if (odd > 0)
+        snprintf(b->note[2], sizeof b->note[2],
+                 "%zu of %zu documents begin at another position than 0: position_ids are taken as they are; without "
+                 "them positions restart in each document",
+                 odd, documents);
+}
+
 static void note_documents(ari_input_batch *b)
 {
     const ar_batch *x = &b->batch;
     size_t restarts = 0;
+    if (x->documents && x->position_ids) {
+        note_positions(b);
+        return;
+    }
     for (size_t i = 0; x->position_ids && i < x->batch * x->seq; i++)
         restarts += i % x->seq > 0 && x->position_ids[i] < x->position_ids[i - 1];
     if (restarts > 0 && !x->additive_mask)
         snprintf(
             b->note[2], sizeof b->note[2],
             "positions restart %zu time%s within a row: attention crosses these documents, as in transformers with "
-            "a mask of ones (without a mask it keeps them apart); to keep them apart here, give an attention_mask [b, "
-            "1, s, s]",
+            "a mask of ones (without a mask it keeps them apart); to keep them apart here, give cu_seqlens",
             restarts, restarts == 1 ? "" : "s");
 }
 
@@ -208,6 +309,7 @@ ar_status ari_input_batch_load(ari_input_batch *b, const ar_config *c, const cha
     AR_TRY_TO(done, st, refuse_unknown(f, path));
     AR_TRY_TO(done, st, load_labels(b, c, f, path));
     AR_TRY_TO(done, st, load_positions(b, c, f, path));
+    AR_TRY_TO(done, st, load_bounds(b, f, path));
     const ar_st_entry *mask = ar_st_find(f, "attention_mask");
     if (mask && mask->ndim == 4)
         st = load_additive(b, c, mask, path);
@@ -228,6 +330,7 @@ void ari_input_batch_fini(ari_input_batch *b)
     free(b->ids);
     free(b->labels);
     free(b->positions);
+    free(b->documents);
     free(b->padding);
     free(b->additive);
     *b = (ari_input_batch){0};
