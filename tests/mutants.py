@@ -130,7 +130,7 @@ MUTANTS = [
     ("a copy of a KV head is given to the neighbour of another one", "ref/layers/attention/context_parallel.c",
      ".first = i / copies * count", ".first = i % (heads < n ? heads : n) * count", "layers/context_parallel_test"),
     ("every copy of a KV head sends its gradient", "ref/layers/attention/context_parallel.c",
-     "if (e->together && sender % share.copies != 0)", "if (e->together && sender > e->n)",
+     "if (e->together && e->own % share.copies != i % share.copies)", "if (e->together && i > e->n)",
      "layers/context_parallel_test"),
     ("keys of the ring lie in the order in which they arrive", "ref/layers/attention/context_parallel.c",
      "place_chunk(ctx, &all[i], &to[i], arriving(ctx, hop))",

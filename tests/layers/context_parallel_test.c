@@ -72,8 +72,26 @@ static ar_status expect(ar_ctx *ctx, const ar_tensor *t, size_t tensor, size_t h
     return st;
 }
 
-/* Queries, keys and values to all positions of the place and back. The copies of a head that do not send it back have
- * no numbers by then. */
+/* Ruins what copy `own` of a head has for neighbours to whom another copy sends it. */
+static ar_status ruin_other_copies(ar_ctx *ctx, const ar_tensor *x, size_t own, size_t inner, size_t copies)
+{
+    const size_t rows = x->shape[2] / inner;
+    for (size_t i = 0; i < inner; i++) {
+        const ar_tensor of_i = ar_tensor_slice(x, 2, i * rows, rows);
+        const float wrong = -1.0f;
+        ar_tensor number;
+        const size_t shape[4] = {1, 1, 1, 1};
+        if (i % copies == own % copies)
+            continue;
+        AR_TRY(rank_upload(ctx, &number, 4, shape, &wrong));
+        memset(number.stride, 0, sizeof number.stride);
+        memcpy(number.shape, of_i.shape, sizeof number.shape);
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &of_i, &number));
+    }
+    return AR_OK;
+}
+
+/* Queries, keys and values to all positions of the place and back. */
 static ar_status exchange_rank(ar_ctx *ctx, void *user)
 {
     moving_job *j = user;
@@ -89,8 +107,7 @@ static ar_status exchange_rank(ar_ctx *ctx, void *user)
     for (size_t t = 0; t < 3; t++) {
         const ari_head_share share = ari_head_share_of(heads[t], inner, neighbour);
         AR_TRY(expect(ctx, &x[t], t, share.first, share.count, &place));
-        if (neighbour % share.copies != 0)
-            AR_TRY(ARI_KERNEL(ctx, fill, x[t].data, -1.0f, ar_tensor_count(&x[t])));
+        AR_TRY(ruin_other_copies(ctx, &x[t], neighbour, inner, share.copies));
     }
     AR_TRY(ari_heads_together(ctx, x, heads, 3, "together"));
     for (size_t t = 0; t < 3; t++)

@@ -20,7 +20,7 @@ typedef struct exchange {
     size_t n, own;       /* neighbours, and which of them this is */
     const size_t *heads; /* of a tensor-parallel rank, for each tensor */
     int tensors;
-    bool together;           /* from its own heads to all: of copies of a head the first one sends it */
+    bool together;           /* from its own heads to all: the c-th copy of a head sends it to the c-th of others' */
     size_t *sent, *received; /* elements to and from each; owned */
     ar_buf in, out;          /* packed neighbour by neighbour, tensor by tensor; of the step */
 } exchange;
@@ -49,9 +49,9 @@ static void exchange_fini(exchange *e, ar_ctx *ctx)
 static ar_tensor part_with(const exchange *e, const ar_tensor *x, int t, size_t i, bool sends)
 {
     const bool by_heads = sends == e->together;
-    const size_t rows = x->shape[2] / (by_heads ? e->n : 1), sender = sends ? e->own : i;
+    const size_t rows = x->shape[2] / (by_heads ? e->n : 1);
     ari_head_share share = ari_head_share_of(e->heads[t], e->n, by_heads ? e->own : i);
-    if (e->together && sender % share.copies != 0)
+    if (e->together && e->own % share.copies != i % share.copies)
         share.count = 0;
     const ar_tensor heads = ar_tensor_slice(x, 1, by_heads ? 0 : share.first, share.count);
     return ar_tensor_slice(&heads, 2, by_heads ? i * rows : 0, rows);

@@ -26,7 +26,8 @@ ari_head_share ari_head_share_of(size_t heads, size_t n, size_t i);
  *  n tensors in one all-to-all; without neighbours x stays what it is. Each of the copies of a head gets it. What was in
  *  x is released. Collective over ctx->cp.inner. Errors: AR_ERR_MEMORY, those of the communicator. */
 AR_NODISCARD ar_status ari_heads_apart(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag);
-/** The way back, to all heads[t] and the own positions. Copies have the same values: the first of them sends them. */
+/** The way back, to all heads[t] and the own positions. Copies have the same values: of C of them neighbour i receives
+ *  from the one that is, like itself, (i mod C)-th, which is itself for its own head. */
 AR_NODISCARD ar_status ari_heads_together(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag);
 
 /* --- the ring ----------------------------------------------------------------------------------------------------- */
