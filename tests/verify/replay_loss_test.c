@@ -11,7 +11,18 @@ typedef struct loss_case {
     size_t shift, divisor; /* divisor 0: the number of targets */
     bool all;              /* tokens without a target count too */
     const char *cause;
+    size_t chunks; /* labels are shifted in each of so many alone; 0: in the sample */
+    bool zigzag;   /* the r-th chunk from either end follow each other */
 } loss_case;
+
+/* The row whose id is the row's label; B * S: it has none. */
+static size_t label_of(const loss_case *p, size_t row)
+{
+    const size_t size = p->chunks ? S / p->chunks : S, at = row % S, chunk = at / size;
+    if ((at + 1) % size == 0 && p->chunks)
+        return p->zigzag && chunk < p->chunks / 2 ? row - at + (p->chunks - 1 - chunk) * size : B * S;
+    return at + p->shift < S ? row + p->shift : B * S;
+}
 
 static bool is_target(size_t row)
 {
@@ -24,20 +35,22 @@ static double loss_of(const float *logits, const loss_case *p, bool *counts)
     double total = 0.0;
     size_t n = 0;
     for (size_t row = 0; row < B * S; row++) {
-        const bool within = row % S + p->shift < S;
+        const size_t label = label_of(p, row);
         double sum = 0.0;
-        counts[row] = within && (is_target(row) || (p->all && row % S + 1 < S));
+        counts[row] = label < B * S && (is_target(row) || (p->all && row % S + 1 < S));
         for (size_t i = 0; i < IDS && counts[row]; i++)
             sum += exp((double)logits[row * IDS + i]);
-        total += counts[row] ? log(sum) - (double)logits[row * IDS + id_at(row + p->shift)] : 0.0;
+        total += counts[row] ? log(sum) - (double)logits[row * IDS + id_at(label)] : 0.0;
         n += counts[row];
     }
     return total / (double)(p->divisor ? p->divisor : n);
 }
 
 static const loss_case loss_cases[] = {
-    {2, 0, false, "labels_shifted"},  {0, 0, false, "labels_shifted"}, {1, 0, true, "ignored_labels"},
-    {1, B *S, false, "target_count"}, {1, 20, false, "target_count"},
+    {2, 0, false, "labels_shifted", 0, false}, {0, 0, false, "labels_shifted", 0, false},
+    {1, 0, true, "ignored_labels", 0, false},  {1, B *S, false, "target_count", 0, false},
+    {1, 20, false, "target_count", 0, false},  {1, 0, false, "labels_shifted", 2, false},
+    {1, 0, false, "labels_shifted", 4, true},  {1, 0, false, "labels_shifted", 4, false},
 };
 
 Test(replay_loss, one_mistake_of_the_loss_is_named)
@@ -46,7 +59,7 @@ Test(replay_loss, one_mistake_of_the_loss_is_named)
         const loss_case *p = &loss_cases[k];
         made m = {.n = 0};
         bool counts[2][B * S];
-        const loss_case right = {1, 0, false, NULL};
+        const loss_case right = {1, 0, false, NULL, 0, false};
         const float *table = put(&m, "tok_embeddings.weight:init", 2, IDS, H, 0);
         look_up(put(&m, "tok_embeddings:fwd", 3, B, S, H), table);
         const float *logits = put(&m, "output_layer:fwd", 3, B, S, IDS);

@@ -156,6 +156,10 @@ static const ari_cause rows[] = {
     {"z_loss", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(LOG), 0, "",
      "computed again from the logits, the loss has a z-loss of {z:.4g} where the reference has one of {z_there:.4g} "
      "(0: none): the coefficient of the squared logarithm of the softmax's denominator"},
+    {"labels_shifted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT) | IF(BLOCKS), 0, "",
+     "the loss computed again from the logits: labels were shifted after the sequence was cut, by each of {ranks} ranks "
+     "among its own tokens{order}, so that the last of a rank's has no target, where the reference has {targets} "
+     "targets"},
     {"labels_shifted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
      "the loss computed again from the logits: it is that of the ids {by:.0f} tokens on, where the reference takes the next "
      "one (labels shifted in the data and in the model, or in neither)"},

@@ -141,6 +141,42 @@ static void find_count(ari_trace *t, const losses *l, double sum)
                                                                         : "");
 }
 
+/* --- labels shifted after the cut --------------------------------------------------------------------------------- */
+
+/* The next position among those of a rank that has one of n chunks, or (zigzag) the r-th from either end; seq: none. */
+static size_t next_of_rank(size_t at, size_t seq, size_t n, bool zigzag)
+{
+    const size_t size = seq / n, chunk = at / size;
+    if ((at + 1) % size != 0)
+        return at + 1;
+    return zigzag && chunk < n / 2 ? (n - 1 - chunk) * size : seq;
+}
+
+/* The loss of labels that each of some ranks has shifted among its own positions. */
+static void find_chunks(ari_trace *t, const losses *l, const side *s)
+{
+    for (size_t n = 2; n <= 2 * (size_t)ARI_MOST_RANKS && n < l->seq; n++) {
+        for (int zigzag = 0; zigzag < (n >= 4 && n % 2 == 0 ? 2 : 1) && l->seq % n == 0; zigzag++) {
+            double sum = 0.0;
+            size_t targets = 0;
+            for (size_t i = 0; i < l->tokens; i++) {
+                const size_t at = i % l->seq, next = next_of_rank(at, l->seq, n, zigzag);
+                if (!s->counts[i] || next >= l->seq)
+                    continue;
+                sum += entropy(l, s, i, l->ids[i - at + next]);
+                targets++;
+            }
+            if (targets == l->of[0].targets || !gives(l, &l->of[1], sum, targets))
+                continue;
+            ari_found(t, ARI_FOUND_TARGETS, ARI_IF(SHIFT) | ARI_IF(BLOCKS));
+            ari_count(t, "ranks", zigzag ? n / 2 : n);
+            ari_count(t, "targets", l->of[0].targets);
+            ari_words(t, "order", zigzag ? ", the r-th chunk from either end each" : "");
+            return;
+        }
+    }
+}
+
 /* --- label smoothing and z-loss ----------------------------------------------------------------------------------- */
 
 /* Sums over a gradient d of logits, of which a target token's row is, with p = softmax(z) and 1 at y,
@@ -339,6 +375,8 @@ static void look_at(ari_trace *t, const losses *l)
     } else if (t->kind == ARI_FOUND_NOTHING && more == 0 && less == 0) {
         find_count(t, l, same);
     }
+    if (t->kind == ARI_FOUND_NOTHING)
+        find_chunks(t, l, other);
     if (t->kind != ARI_FOUND_NOTHING)
         ari_count(t, "targets", ref->targets);
 }
@@ -365,24 +403,28 @@ ar_status ari_measure_targets(ari_trace *t, const ari_case *c)
     losses l = {.c = c};
     const ari_difference *d = c->grid.d;
     const bool of_loss = c->count == 1 && d->pass == 'f' && (ari_name_is(d->name) & ARI_IS_LOSS);
-    bool held = c->known->reference && c->known->other && c->reference && c->val &&
+    /* Of a loss that differs first, before which all is right, the reference's logits are the other's too. */
+    const ar_dump *dumps[2] = {c->known->reference, c->known->other ? c->known->other : c->known->reference};
+    const bool alone = !c->known->other;
+    bool held = c->known->reference && (c->known->other || of_loss) && c->reference && c->val &&
                 (of_loss ? isfinite(c->val[0]) && isfinite(c->ref[0])
                          : d->pass == 'b' && (ari_name_is(d->name) & ARI_IS_LOGITS) != 0);
     ar_status st = AR_OK;
     for (int k = 0; k < 2 && held; k++) {
-        const ar_dump *dump = k == 0 ? c->known->reference : c->known->other;
-        AR_TRY_TO(done, st, read_side(&l.of[k], &held, &l, dump));
-        if (held)
-            AR_TRY_TO(done, st, fit_gradient(&l.of[k], &l, dump));
+        AR_TRY_TO(done, st, read_side(&l.of[k], &held, &l, dumps[k]));
+        if (held && !alone)
+            AR_TRY_TO(done, st, fit_gradient(&l.of[k], &l, dumps[k]));
         l.of[k].value = of_loss ? (double)(k == 0 ? c->ref[0] : c->val[0]) : 0.0;
     }
     if (held && of_loss)
         AR_TRY_TO(done, st, ari_replay_ids(&l.ids, c, l.tokens));
     for (size_t i = 0; l.ids && i < l.tokens; i++)
         held = held && l.ids[i] < l.vocabulary;
-    if (held && l.ids)
+    if (held && l.ids && alone)
+        find_chunks(t, &l, &l.of[0]);
+    else if (held && l.ids)
         look_at_loss(t, &l);
-    else if (held)
+    else if (held && !alone)
         find_options(t, &l);
 done:
     for (int k = 0; k < 2; k++) {
