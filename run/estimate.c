@@ -147,12 +147,18 @@ static ar_status has_whole_middle(bool *whole, const ar_parallel *p, const ari_e
     return AR_OK;
 }
 
+/* Ranks that hold the same parameters. */
+static double holders_of(const ar_parallel *p)
+{
+    return (double)ar_parallel_world(p) / ari_at_least_one(p->tp);
+}
+
 /* What the ranks keep to write it. A replicated value is there once for each rank that has it. */
 static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel *p, const ari_estimate_case *run)
 {
-    const double tp = ari_at_least_one(p->tp), dp = ari_at_least_one(p->dp);
+    const double tp = ari_at_least_one(p->tp), holders = holders_of(p);
     const double others = run->dump == ARI_DUMPS_FIRST ? 0.0 : tp - 1.0; /* copies beside the first */
-    const double groups = run->dump == ARI_DUMPS_FIRST ? 1.0 : dp;
+    const double groups = run->dump == ARI_DUMPS_FIRST ? 1.0 : holders;
     const double hidden = p->sp && tp > 1.0 ? 0.0 : n->tokens * n->hidden, middle = n->tokens * (n->fc + n->ffn);
     bool whole_middle = false;
     AR_TRY(has_whole_middle(&whole_middle, p, run));
@@ -162,7 +168,7 @@ static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel 
     const double outputs = n->logits + (1.0 + others) * (n->layers + 1.0) * n->tokens * n->hidden;
     const double weights = n->parameters + others * (n->replicated + 2.0 * n->layers * n->hidden * n->kv);
     const double each = (run->dump == ARI_DUMPS_RESULTS ? outputs : activations) +
-                        groups * (p->zero > 0 ? 1.0 / dp : 1.0) * (1.0 + n->states) * weights +
+                        groups * (p->zero > 0 ? 1.0 / holders : 1.0) * (1.0 + n->states) * weights +
                         (n->trains ? groups * weights : 0.0);
     *bytes = run->dump == ARI_DUMPS_NOTHING ? 0.0 : FLOAT * (n->steps * each + groups * weights);
     return AR_OK;
@@ -221,7 +227,7 @@ static double seconds_of(const elements *n, double macs, const ari_estimate_case
     const double tensors = VALUE_SECONDS * values, weights = PARAMETER_SECONDS * n->parameters;
     double seconds = 0.0;
     for (size_t i = 0; i < run->layouts; i++)
-        seconds += n->steps * (macs / LAYOUT_RATE + tensors + ari_at_least_one(run->parallel[i].dp) * weights);
+        seconds += n->steps * (macs / LAYOUT_RATE + tensors + holders_of(&run->parallel[i]) * weights);
     if (run->alone)
         return seconds;
     seconds += n->steps * (macs / EXACT_RATE + tensors + weights);

@@ -199,6 +199,53 @@ Test(planner_search, the_best_of_each_mesh_is_the_fastest_that_fits)
     ari_ranking_fini(&all);
 }
 
+/* Of four ranks a ring, two pairs of neighbours in a ring of two, and four neighbours: rings of causal attention go
+ * zig-zag. What is asked for is fixed. */
+Test(planner_search, context_parallel_ranks_are_joined_in_every_way)
+{
+    const ar_config c = config_of("llama-3-8b");
+    ari_search s = {.base = planned_of(&c, 4, 4096),
+                    .ranks = 4,
+                    .fixed = {.cp = 4},
+                    .sp = -1,
+                    .zero = -1,
+                    .recompute = -1,
+                    .time = on("h100"),
+                    .every = true};
+    for (int inner = 0; inner <= 4; inner += 2) {
+        size_t of[5] = {0};
+        ari_ranking r;
+        s.fixed.cp_inner = inner;
+        cr_assert_eq(ari_search_run(&r, &s), AR_OK, "%s", ar_error_message());
+        for (size_t i = 0; i < r.n; i++) {
+            const ari_choice *found = &r.at[i].choice;
+            of[found->cp_inner]++;
+            cr_expect_eq(found->zigzag, found->cp_inner < 4);
+        }
+        for (int k = 1; k <= 4; k++)
+            cr_expect_eq(of[k] > 0, inner == 0 ? k != 3 : k == inner, "--cp-inner %d: %zu layouts of %d", inner, of[k],
+                         k);
+        ari_ranking_fini(&r);
+    }
+}
+
+/* The last quarter of the queries sees s(s+1)/2 - 3s/4(3s/4+1)/2 keys, a zig-zag one an equal share of s(s+1)/2; in
+ * seven products of every head, two forward and five backward. */
+Test(planner_search, a_ring_without_zigzag_waits_for_its_last_place)
+{
+    const ar_config c = config_of("llama-3-8b"); /* 32 layers, 32 heads of 128 */
+    ari_planned p = planned_of(&c, 1, 4096);
+    const ari_time_options o = on("inside=1us:100GB/s flops=1T");
+    p.flash = true;
+    p.step.run.parallel.cp = 4;
+    const double straight = time_of(&p, &o).of[ARI_TIME_PRODUCTS];
+    p.step.run.parallel.zigzag = true;
+    const double zigzag = time_of(&p, &o).of[ARI_TIME_PRODUCTS];
+    const double all = 4096.0 * 4097.0 / 2.0, last = all - 3072.0 * 3073.0 / 2.0;
+    const double want = 2.0 * 7.0 * 32.0 * 32.0 * 128.0 * (last - all / 4.0) / 1e12;
+    cr_expect(fabs((straight - zigzag) / want - 1.0) < 1e-9, "%.9g s, expected %.9g", straight - zigzag, want);
+}
+
 /* --- closed forms ------------------------------------------------------------------------------------------------- */
 
 /* 2(N-1)a + 2(N-1)/N D/b of the founding documents' message: 64 MiB, 5 us a step. */
