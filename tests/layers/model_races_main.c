@@ -1,29 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole models on 2, 4 and 8 ranks, directly and around the ring, with sequences and samples shared out too, compared
- * with the baseline: a plain program, so that
- * ThreadSanitizer can watch the ranks and the collectives under real layers. */
+/* Whole models on 2, 4 and 8 ranks, directly and around the ring, with sequences and samples shared out too, and
+ * sequences over context-parallel ranks, compared with the baseline: a plain program, so that ThreadSanitizer can watch
+ * the ranks and the collectives under real layers. */
 #include <stdio.h>
 
 #include "support/match.h"
 
+static const int64_t ids[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1, 1, 2, 3, 5};
+
+static bool same(ar_arch arch, ar_sim_algorithm algorithm, const match_case *layout, const int *tps)
+{
+    match_case c = *layout;
+    c.config = match_config(arch, 2);
+    c.config.heads = c.config.kv_heads = 8;
+    c.batch = (ar_batch){.batch = 2, .seq = 8, .input_ids = ids};
+    c.seed = 3;
+    c.algorithm = algorithm;
+    if (match(&c, tps, NULL) == AR_OK)
+        return true;
+    printf("arch %d, algorithm %d, sp %d dp %d cp %d: %s\n", (int)arch, (int)algorithm, c.sp, c.dp, c.cp,
+           ar_error_message());
+    return false;
+}
+
 int main(void)
 {
-    static const int64_t ids[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1, 1, 2, 3, 5};
-    static const int tps[] = {2, 4, 8, 0};
-    for (int arch = AR_ARCH_LLAMA; arch <= AR_ARCH_STACK; arch++) {
-        for (int algorithm = AR_SIM_DIRECT; algorithm <= AR_SIM_RING; algorithm++) {
-            for (int layout = 0; layout < 3; layout++) {
-                match_case c = {.config = match_config((ar_arch)arch, 2), .batch = {2, 8, ids}, .seed = 3};
-                c.algorithm = (ar_sim_algorithm)algorithm;
-                c.sp = layout > 0;
-                c.dp = layout == 2 ? 2 : 1;
-                c.config.heads = c.config.kv_heads = 8;
-                if (match(&c, tps, NULL) != AR_OK) {
-                    printf("arch %d, algorithm %d, layout %d: %s\n", arch, algorithm, layout, ar_error_message());
-                    return 1;
-                }
-            }
+    static const int tps[] = {2, 4, 8, 0}, few[] = {1, 2, 0};
+    static const match_case layouts[] = {{.sp = false}, {.sp = true}, {.sp = true, .dp = 2}};
+    static const match_case contexts[] = {{.cp = 2, .zigzag = true}, {.cp = 4, .cp_inner = 2, .sp = true}};
+    bool ok = true;
+    for (int arch = AR_ARCH_LLAMA; arch <= AR_ARCH_STACK && ok; arch++) {
+        for (int algorithm = AR_SIM_DIRECT; algorithm <= AR_SIM_RING && ok; algorithm++) {
+            for (size_t i = 0; i < sizeof layouts / sizeof *layouts && ok; i++)
+                ok = same((ar_arch)arch, (ar_sim_algorithm)algorithm, &layouts[i], tps);
+            for (size_t i = 0; i < sizeof contexts / sizeof *contexts && ok; i++)
+                ok = same((ar_arch)arch, (ar_sim_algorithm)algorithm, &contexts[i], few);
         }
     }
-    return 0;
+    return ok ? 0 : 1;
 }
