@@ -27,6 +27,18 @@ static const trajectory_layout layouts[] = {
     {{.dp = 2, .tp = 2, .sp = true, .zero = 1, .micro_batches = 2}, 20000, AR_BUCKETS_OVERLAP},
     {{.dp = 7, .zero = 1}, 20000, AR_BUCKETS_OVERLAP}, /* more ranks than samples */
     {{.dp = 3, .tp = 4, .sp = true, .zero = 1}, 30000, AR_BUCKETS_OVERLAP},
+    {{.cp = 2}, AR_BUCKET_BYTES, AR_BUCKETS_OVERLAP},
+    {{.cp = 4, .zigzag = true}, 20000, AR_BUCKETS_EAGER},
+    {{.cp = 3, .micro_batches = 2}, 0, AR_BUCKETS_OVERLAP},
+    {{.cp = 2, .cp_inner = 2}, 20000, AR_BUCKETS_OVERLAP},
+    {{.cp = 4, .cp_inner = 4, .micro_batches = 3}, 20000, AR_BUCKETS_OVERLAP},
+    {{.cp = 4, .cp_inner = 2, .zigzag = true, .zero = 1}, 20000, AR_BUCKETS_OVERLAP},
+    {{.cp = 6, .zigzag = true, .micro_batches = 2, .forward_first = true}, 20000, AR_BUCKETS_EAGER},
+    {{.cp = 2, .tp = 2, .sp = true}, 50000, AR_BUCKETS_OVERLAP},
+    {{.cp = 2, .cp_inner = 2, .tp = 2, .sp = true, .zero = 1}, 20000, AR_BUCKETS_OVERLAP},
+    {{.cp = 2, .dp = 5, .zero = 1}, 20000, AR_BUCKETS_OVERLAP},
+    {{.cp = 3, .zigzag = true, .tp = 2, .sp = true, .dp = 2}, 30000, AR_BUCKETS_OVERLAP},
+    {{.cp = 4, .cp_inner = 2, .tp = 2, .dp = 2, .sp = true, .zero = 1, .micro_batches = 2}, 0, AR_BUCKETS_OVERLAP},
 };
 #define LAYOUTS (sizeof layouts / sizeof *layouts)
 
@@ -71,7 +83,8 @@ static ar_status model(bool *same, const char *type, uint64_t steps)
     }
     AR_TRY(interrupted(same, &o, expected, 12, 1));
     AR_TRY(interrupted(same, &o, expected, 0, 14));
-    return interrupted(same, &o, expected, 9, 6);
+    AR_TRY(interrupted(same, &o, expected, 9, 6));
+    return interrupted(same, &o, expected, 20, 25);
 }
 
 int main(int argc, char **argv)

@@ -18,6 +18,7 @@ Test(trajectory, every_layout_ends_with_the_baselines_weights)
         {{.tp = 2, .dp = 2, .sp = true, .micro_batches = 2}, 20000, AR_BUCKETS_OVERLAP},
         {{.dp = 4, .zero = 1}, 20000, AR_BUCKETS_OVERLAP},
         {{.dp = 7, .zero = 1}, 0, AR_BUCKETS_EAGER},
+        {{.cp = 4, .cp_inner = 2, .zigzag = true, .dp = 2, .zero = 1}, 20000, AR_BUCKETS_OVERLAP},
     };
     const char *const types[] = {"llama", "gpt2"};
     for (size_t m = 0; m < 2; m++) {
@@ -37,8 +38,9 @@ Test(trajectory, every_layout_ends_with_the_baselines_weights)
 
 Test(trajectory, an_interruption_and_another_layout_change_no_bit)
 {
-    static const trajectory_layout first = {{.dp = 2, .zero = 1, .tp = 2, .sp = true}, 20000, AR_BUCKETS_OVERLAP};
-    static const trajectory_layout then = {{.dp = 3, .micro_batches = 2}, 0, AR_BUCKETS_EAGER};
+    static const trajectory_layout first = {
+        {.dp = 2, .cp = 2, .zero = 1, .tp = 2, .sp = true}, 20000, AR_BUCKETS_OVERLAP};
+    static const trajectory_layout then = {{.cp = 3, .zigzag = true, .micro_batches = 2}, 0, AR_BUCKETS_EAGER};
     char folder[] = "/tmp/anyrank-trajectory-XXXXXX", command[96], straight[65], hash[65];
     const char *path = trajectory_model("gpt2");
     cr_assert_not_null(path);

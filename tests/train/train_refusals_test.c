@@ -135,9 +135,14 @@ Test(train_refusals, without_clipping_such_gradients_reach_the_weights)
 
 Test(train_refusals, a_layout_that_is_not_the_contexts_is_refused)
 {
-    static const ar_train_options wrong[] = {
-        {.parallel = {.tp = 4}}, {.parallel = {.tp = 2, .dp = 2}}, {.parallel = {.tp = 2, .sp = true}}};
-    static const char *const says[] = {"tp=4, dp=1 in a context of tp=2, dp=1", "tp=2, dp=2 in a context",
+    static const ar_train_options wrong[] = {{.parallel = {.tp = 4}},
+                                             {.parallel = {.tp = 2, .dp = 2}},
+                                             {.parallel = {.tp = 2, .cp = 2}},
+                                             {.parallel = {.tp = 2, .cp_inner = 2}},
+                                             {.parallel = {.tp = 2, .sp = true}}};
+    static const char *const says[] = {"tp=4, cp=1, dp=1 in a context of tp=2, cp=1, dp=1",
+                                       "tp=2, cp=1, dp=2 in a context", "tp=2, cp=2, dp=1 in a context",
+                                       "inner 2, in a context whose inner group has 1 ranks",
                                        "with sequence parallelism in a context without"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         static job j;
