@@ -347,7 +347,7 @@ MUTANTS = [
     ("positions of a batch are checked and not used", "verify/grads/input_batch.c",
      "b->batch.position_ids = b->positions;", "b->batch.position_ids = NULL;", "verify/golden_test"),
     ("rotary angles go by the column where the batch has positions", "ref/layers/attention/attend.c",
-     "if (m->o.rope && !counted) {", "if (m->o.rope && !counted && !batch) {",
+     "if (m->o.rope && (batch->position_ids || batch->documents)) {", "if (m->o.rope && batch->documents) {",
      "verify/golden_test"),
     ("the rank named is the number of the part", "verify/dumps/verify_scan.c",
      "return t->part[i].rank;", "return (int)i;", "verify/explain_ranks_test"),

@@ -63,8 +63,10 @@ static ar_status tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* The rows of the tables at the positions of the tokens here, [b * s, d/2]; empty where all rows have 0 .. s-1. */
+/* Where the tokens here are in their rows, and the rows of the tables at their positions, [b * own, d/2]; empty where a
+ * token's position is its place. */
 typedef struct rotation {
+    ar_positions own;
     ar_tensor cos, sin;
 } rotation;
 
@@ -85,14 +87,12 @@ static ar_status upload_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *ba
 
 static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rotation *r, const ar_batch *batch)
 {
-    const ar_positions own = ari_own_positions(ctx, batch->seq, false);
-    const size_t n = batch->batch * ar_positions_count(&own), half = m->o.head_dim / 2;
-    const bool counted = ar_comm_size(ctx->cp.all) == 1 && !batch->position_ids && !batch->documents;
-    *r = (rotation){.cos = {0}};
-    if (m->o.rope && !counted) {
+    *r = (rotation){.own = ari_own_positions(ctx, batch->seq, false)};
+    const size_t n = batch->batch * ar_positions_count(&r->own), half = m->o.head_dim / 2;
+    if (m->o.rope && (batch->position_ids || batch->documents)) {
         const size_t whole[2] = {m->positions, half}, rows[2] = {n, half};
         ar_tensor at, cos, sin;
-        AR_TRY(upload_positions(ctx, &at, batch, &own));
+        AR_TRY(upload_positions(ctx, &at, batch, &r->own));
         AR_TRY(ar_tensor_view(&cos, AR_F32, 2, whole, m->cos));
         AR_TRY(ar_tensor_view(&sin, AR_F32, 2, whole, m->sin));
         AR_TRY(ar_ctx_tensor(ctx, &r->cos, AR_F32, 2, rows));
@@ -105,17 +105,33 @@ static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rot
     return ar_saved_push(saved, m, SAVED_SIN, &r->sin);
 }
 
-/* [b, s, heads, d], each sample by its own positions where the batch has some. */
-static ar_status rotate(ari_attention *m, ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from, const rotation *r,
-                        int direction)
+/* The tokens [first, first + n) of some samples, rotated by rows of the tables from `row` on. */
+typedef struct stretch {
+    size_t sample, samples, first, n, row;
+} stretch;
+
+static ar_status rotate_stretch(const ari_attention *m, ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from,
+                                ar_cbuf cos, ar_cbuf sin, const stretch *s, int direction)
 {
-    if (!r->cos.ndim)
-        return ARI_KERNEL(ctx, rope, to, from, ar_const(m->cos), ar_const(m->sin), direction);
-    for (size_t i = 0; i < from->shape[0]; i++) {
-        const size_t at = i * from->shape[1] * (m->o.head_dim / 2) * sizeof(float);
-        const ar_tensor y = ar_tensor_slice(to, 0, i, 1), x = ar_tensor_slice(from, 0, i, 1);
-        AR_TRY(ARI_KERNEL(ctx, rope, &y, &x, ar_cbuf_at(ar_const(r->cos.data), at),
-                          ar_cbuf_at(ar_const(r->sin.data), at), direction));
+    const size_t at = s->row * (m->o.head_dim / 2) * sizeof(float);
+    const ar_tensor of_y = ar_tensor_slice(to, 0, s->sample, s->samples);
+    const ar_tensor of_x = ar_tensor_slice(from, 0, s->sample, s->samples);
+    const ar_tensor y = ar_tensor_slice(&of_y, 1, s->first, s->n), x = ar_tensor_slice(&of_x, 1, s->first, s->n);
+    return ARI_KERNEL(ctx, rope, &y, &x, ar_cbuf_at(cos, at), ar_cbuf_at(sin, at), direction);
+}
+
+/* [b, s, heads, d]: each run of consecutive places at once, or each sample by its own positions. */
+static ar_status rotate(const ari_attention *m, ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from,
+                        const rotation *r, int direction)
+{
+    const size_t b = from->shape[0], each = from->shape[1];
+    for (size_t i = 0; r->cos.ndim && i < b; i++)
+        AR_TRY(rotate_stretch(m, ctx, to, from, ar_const(r->cos.data), ar_const(r->sin.data),
+                              &(stretch){.sample = i, .samples = 1, .n = each, .row = i * each}, direction));
+    for (size_t run = 0, at = 0; !r->cos.ndim && run < 2; at += r->own.count[run++]) {
+        const stretch s = {.samples = b, .first = at, .n = r->own.count[run], .row = r->own.first[run]};
+        if (s.n > 0)
+            AR_TRY(rotate_stretch(m, ctx, to, from, ar_const(m->cos), ar_const(m->sin), &s, direction));
     }
     return AR_OK;
 }
@@ -239,6 +255,7 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
         AR_TRY(ar_saved_pop(saved, m, SAVED_Q + i, &x[i]));
     AR_TRY(ar_saved_pop(saved, m, SAVED_SIN, &r.sin));
     AR_TRY(ar_saved_pop(saved, m, SAVED_COS, &r.cos));
+    r.own = ari_own_positions(ctx, dcontext->shape[1] * (size_t)ar_comm_size(ctx->cp.all), false);
     AR_TRY(new_heads(ctx, &dout, shape[0], m->heads, shape[1], m->o.head_dim));
     const ar_tensor to = swapped(&dout), from = projected(dcontext, 0, m->heads, m->o.head_dim);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
