@@ -28,6 +28,15 @@ static const ari_option options[] = {
                             "tensor input_ids or tokens."),
     ARI_OPTION_FLAG("in-order", o.in_order,
                     "take the data's windows as they come, in place of shuffling them anew in every epoch"),
+    ARI_OPTION_FLAG("pack", o.packing.on,
+                    "the data is documents, one after another: attention, positions and predictions keep to each",
+                    .more =
+                        "Samples run on over the ends of documents. A document that does not end in its sample goes "
+                        "on in the next one as a document of its own. Without --separator the rows of a "
+                        "safetensors file are its documents."),
+    ARI_OPTION_SIZE("separator", o.packing.separator, 0, 9e18, "ID",
+                    "with --pack: the token that ends a document, its last one; of text 10 is the end of a line, 0 "
+                    "the byte 0"),
     ARI_OPTION_INT("steps", steps, 1, 1e9, "K",
                    "training steps since the start of the run, also with --resume (default 100)"),
     ARI_BATCH_OPTIONS("tokens of each (default 64)"),
@@ -92,6 +101,7 @@ static const ari_positional positionals[] = {
 
 static const ari_train_values defaults = {
     .o.data_format = (ar_data_format)-1,
+    .o.packing.separator = AR_NO_SEPARATOR,
     .r = ARI_RUN_NOT_GIVEN(.run.numerics = (ar_numerics)-1, .run.seed = ARI_NOT_GIVEN),
     .storage = -1};
 
@@ -201,6 +211,8 @@ ar_status ari_train_values_complete(ari_train_values *v, ari_estimate *e, ar_che
     if (v->steps > 0)
         o->run.steps = (uint64_t)v->steps;
     AR_TRY(ari_run_again(&v->r, &o->run, &ari_train_spec, v));
+    if (o->packing.separator != AR_NO_SEPARATOR && !o->packing.on)
+        return ar_error_set(AR_ERR_ARG, "--separator ends the documents of --pack: give --pack too");
     o->run = ari_run_of(&v->r, &v->common);
     o->save_every = (uint64_t)v->save_every;
     o->stop_after = (uint64_t)v->stop_after;

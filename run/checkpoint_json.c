@@ -212,6 +212,20 @@ static ar_status seed(const object *o, uint64_t *value)
     return AR_OK;
 }
 
+/* Without the key, as in older checkpoints: not packed. */
+static ar_status packing(const object *whole, ar_packing *p)
+{
+    object o;
+    if (!whole->out)
+        *p = (ar_packing){ari_json_get(&whole->at, "packing") != NULL, AR_NO_SEPARATOR};
+    if (!p->on)
+        return AR_OK;
+    AR_TRY(inner_object(&o, whole, "packing"));
+    if (o.out ? p->separator != AR_NO_SEPARATOR : ari_json_get(&o.at, "separator") != NULL)
+        return count(&o, "separator", &p->separator);
+    return AR_OK;
+}
+
 /* Without the key: of a version that had none of this. */
 static ar_status loss_options(const object *whole, ar_loss_options *options)
 {
@@ -319,6 +333,7 @@ static ar_status state(const object *o, ari_checkpoint_read *r)
     AR_TRY(count(o, "batch", &s->batch));
     AR_TRY(count(o, "seq", &s->seq));
     AR_TRY(flag(o, "in_order", &s->in_order));
+    AR_TRY(packing(o, &s->packing));
     AR_TRY(samples(o, s));
     AR_TRY(data(o, r));
     AR_TRY(hash(o, "config_hash", r->hashes.config));

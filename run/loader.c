@@ -15,10 +15,12 @@ struct ar_loader {
     ar_loader_options options;
     uint64_t key;
     size_t per_row, windows;
-    size_t *order;  /* [windows] of the epoch below; NULL: in order */
-    uint64_t epoch; /* UINT64_MAX: none yet */
-    int64_t *ids;   /* [batch, seq] */
-    size_t *sample; /* [batch] */
+    size_t *order;      /* [windows] of the epoch below; NULL: in order */
+    uint64_t epoch;     /* UINT64_MAX: none yet */
+    size_t row;         /* tokens of a row: of the data's, or packed all of them */
+    int64_t *ids;       /* [batch, seq] */
+    int32_t *documents; /* [batch, seq]; NULL: not packed */
+    size_t *sample;     /* [batch] */
 };
 
 uint64_t ari_shuffle_key(uint64_t seed)
@@ -46,18 +48,41 @@ void ari_shuffle(size_t *order, size_t n, uint64_t key, uint32_t epoch)
     }
 }
 
+/* Packed, the rows of the data are one. */
+static size_t rows_of(const ar_data *d, const ar_packing *p)
+{
+    return p->on ? 1 : ar_data_rows(d);
+}
+
+static ar_status check_packing(const ar_data *d, const ar_loader_options *o)
+{
+    const ar_packing *p = &o->packing;
+    if (!p->on)
+        return AR_OK;
+    if (p->separator == AR_NO_SEPARATOR && ar_data_rows(d) == 1)
+        return ar_error_set(AR_ERR_DATA,
+                            "%s: is one row of tokens, to be packed: say which token ends a document (the separator), "
+                            "or give a tensor with a document in each row",
+                            ARI_SHOW(ar_data_path(d)));
+    if (p->separator != AR_NO_SEPARATOR && o->vocab > 0 && p->separator >= o->vocab)
+        return ar_error_set(AR_ERR_ARG, "token %zu is to end a document, but the vocabulary has %zu entries",
+                            p->separator, o->vocab);
+    return AR_OK;
+}
+
 static ar_status check_options(const ar_data *d, const ar_loader_options *o)
 {
-    const size_t row = ar_data_tokens(d) / ar_data_rows(d);
+    const size_t rows = rows_of(d, &o->packing), row = ar_data_tokens(d) / rows;
     if (o->batch == 0 || o->seq == 0)
         return ar_error_set(AR_ERR_ARG, "a batch of %zu samples of %zu tokens, expected at least 1 of each", o->batch,
                             o->seq);
     if (row < o->seq)
         return ar_error_set(AR_ERR_DATA, "%s: has %zu tokens%s, expected at least the %zu of one sample",
-                            ARI_SHOW(ar_data_path(d)), row, ar_data_rows(d) > 1 ? " in each row" : "", o->seq);
-    if ((uint64_t)(row / o->seq) * ar_data_rows(d) > MAX_WINDOWS)
+                            ARI_SHOW(ar_data_path(d)), row, rows > 1 ? " in each row" : "", o->seq);
+    if ((uint64_t)(row / o->seq) * rows > MAX_WINDOWS)
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: has %zu samples of %zu tokens, at most 2^32 are supported",
-                            ARI_SHOW(ar_data_path(d)), row / o->seq * ar_data_rows(d), o->seq);
+                            ARI_SHOW(ar_data_path(d)), row / o->seq * rows, o->seq);
+    AR_TRY(check_packing(d, o));
     return o->vocab == 0 ? AR_OK : ar_data_check_vocab(d, o->vocab);
 }
 
@@ -72,10 +97,14 @@ ar_status ar_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_
     l->data = d;
     l->options = *o;
     l->key = ari_shuffle_key(o->seed);
-    l->per_row = ar_data_tokens(d) / ar_data_rows(d) / o->seq;
-    l->windows = l->per_row * ar_data_rows(d);
+    l->row = ar_data_tokens(d) / rows_of(d, &o->packing);
+    l->per_row = l->row / o->seq;
+    l->windows = l->per_row * rows_of(d, &o->packing);
     l->epoch = UINT64_MAX;
     AR_TRY_TO(failed, st, ari_alloc((void **)&l->ids, tokens, sizeof *l->ids, "the tokens of a batch"));
+    if (o->packing.on)
+        AR_TRY_TO(failed, st,
+                  ari_alloc((void **)&l->documents, tokens, sizeof *l->documents, "the documents of a batch"));
     AR_TRY_TO(failed, st, ari_alloc((void **)&l->sample, o->batch, sizeof *l->sample, "the samples of a batch"));
     if (!o->in_order)
         AR_TRY_TO(failed, st, ari_alloc((void **)&l->order, l->windows, sizeof *l->order, "the order of an epoch"));
@@ -92,6 +121,7 @@ void ar_loader_destroy(ar_loader *l)
         return;
     free(l->order);
     free(l->sample);
+    free(l->documents);
     free(l->ids);
     free(l);
 }
@@ -140,14 +170,25 @@ ar_status ar_loader_samples(ar_loader *l, size_t *out, uint64_t step)
     return AR_OK;
 }
 
+/* Of the window whose first token is number `start` of the data. A separator belongs to the document that it ends. */
+static void number_documents(const ar_loader *l, int32_t *documents, const int64_t *ids, size_t start)
+{
+    const size_t length = ar_data_tokens(l->data) / ar_data_rows(l->data), separator = l->options.packing.separator;
+    documents[0] = 0;
+    for (size_t i = 1; i < l->options.seq; i++)
+        documents[i] = documents[i - 1] + ((start + i) % length == 0 || (size_t)ids[i - 1] == separator);
+}
+
 ar_status ar_loader_batch(ar_loader *l, ar_batch *out, uint64_t step)
 {
-    const size_t seq = l->options.seq, row = ar_data_tokens(l->data) / ar_data_rows(l->data);
+    const size_t seq = l->options.seq;
     AR_TRY(ar_loader_samples(l, l->sample, step));
     for (size_t i = 0; i < l->options.batch; i++) {
-        const size_t start = l->sample[i] / l->per_row * row + l->sample[i] % l->per_row * seq;
+        const size_t start = l->sample[i] / l->per_row * l->row + l->sample[i] % l->per_row * seq;
         AR_TRY(ar_data_read(l->data, l->ids + i * seq, start, seq));
+        if (l->documents != NULL)
+            number_documents(l, l->documents + i * seq, l->ids + i * seq, start);
     }
-    *out = (ar_batch){.batch = l->options.batch, .seq = seq, .input_ids = l->ids};
+    *out = (ar_batch){.batch = l->options.batch, .seq = seq, .input_ids = l->ids, .documents = l->documents};
     return AR_OK;
 }

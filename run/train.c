@@ -22,6 +22,7 @@ ar_training_options ar_training_defaults(void)
                                  .run.seq = 64,
                                  .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                                  .run.clip = 1.0,
+                                 .packing.separator = AR_NO_SEPARATOR,
                                  .run.ddp = ar_ddp_defaults(),
                                  .run.sim.algorithm = AR_SIM_DIRECT};
 }
@@ -46,8 +47,12 @@ static ar_status check_options(const ar_training_options *o, const ar_config *c)
 
 ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_training_options *o, size_t vocab)
 {
-    const ar_loader_options options = {
-        .batch = o->run.batch, .seq = o->run.seq, .vocab = vocab, .seed = o->run.seed, .in_order = o->in_order};
+    const ar_loader_options options = {.batch = o->run.batch,
+                                       .seq = o->run.seq,
+                                       .vocab = vocab,
+                                       .seed = o->run.seed,
+                                       .in_order = o->in_order,
+                                       .packing = o->packing};
     return ar_loader_create(gives, data, &options);
 }
 

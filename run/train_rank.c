@@ -186,6 +186,7 @@ static ar_checkpoint_state state_of(const member *m)
                                  .batch = o->run.batch,
                                  .seq = o->run.seq,
                                  .in_order = o->in_order,
+                                 .packing = o->packing,
                                  .data_path = j->data_path,
                                  .data_format = ar_data_format_of(j->data),
                                  .data_tokens = ar_data_tokens(j->data),

@@ -31,11 +31,30 @@ void ar_training_resume(ar_training_options *o, ar_checkpoint *c)
         o->run.batch = s->batch;
         o->run.seq = s->seq;
         o->in_order = s->in_order;
+        o->packing = s->packing;
     }
     if (s->data_hash) {
         o->data = s->data_path; /* NULL: the project's text */
         o->data_format = s->data_format;
     }
+}
+
+static void packing_text(char *out, size_t cap, const ar_packing *p)
+{
+    if (p->on && p->separator != AR_NO_SEPARATOR)
+        snprintf(out, cap, "packed, with separator %zu", p->separator);
+    else
+        snprintf(out, cap, "%s", p->on ? "packed by its rows" : "not packed");
+}
+
+static ar_status check_packing(const ar_packing *now, const ar_packing *before)
+{
+    char is[64], was[64];
+    packing_text(is, sizeof is, now);
+    packing_text(was, sizeof was, before);
+    if (strcmp(is, was) != 0)
+        return ar_error_set(AR_ERR_ARG, "resumed with the data %s, the run has it %s: only that goes on", is, was);
+    return AR_OK;
 }
 
 /* What cannot change without another run: the order of the samples, and what a step is. */
@@ -50,6 +69,8 @@ static ar_status check_same(const ar_training_options *o, const ar_checkpoint_st
     if (s->batch > 0 && o->in_order != s->in_order)
         return ar_error_set(AR_ERR_ARG, "resumed with the data %s, the run has it %s: only that goes on",
                             o->in_order ? "in order" : "shuffled", s->in_order ? "in order" : "shuffled");
+    if (s->batch > 0)
+        AR_TRY(check_packing(&o->packing, &s->packing));
     if (o->run.seed != s->seed)
         return ar_error_set(AR_ERR_ARG, "resumed with seed %" PRIu64 ", the run has %" PRIu64 ": only that goes on",
                             o->run.seed, s->seed);

@@ -64,9 +64,9 @@ void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_traini
     const char *weights = o->resume ? "the checkpoint's weights" : r->fresh ? "fresh weights" : "weights of the folder";
     fprintf(to, "%s: %s parameters (%s), %s numerics\n", r->config.name, ARI_COUNT(r->parameters), weights,
             ari_numerics_names[o->run.numerics]);
-    fprintf(to, "data %s: %s tokens, %s window%s of %zu; %.3g epoch%s%s\n", ARI_SHOW(r->data_path),
+    fprintf(to, "data %s: %s tokens, %s window%s of %zu; %.3g epoch%s%s%s\n", ARI_SHOW(r->data_path),
             ARI_COUNT(r->data_tokens), ARI_COUNT(r->windows), plural(r->windows), o->run.seq, r->epochs,
-            r->epochs == 1.0 ? "" : "s", o->in_order ? ", in order" : "");
+            r->epochs == 1.0 ? "" : "s", o->in_order ? ", in order" : "", o->packing.on ? ", packed" : "");
     fprintf(to, "%" PRIu64 " step%s of %zu sequence%s, ", o->run.steps, plural(o->run.steps), o->run.batch,
             plural(o->run.batch));
     ari_step_print(to, &o->run);
@@ -188,9 +188,11 @@ static json_t *json_rates(const ar_training_report *r)
 
 static json_t *json_data(const ar_training_report *r, const ar_training_options *o)
 {
-    return json_pack("{s:o, s:I, s:I, s:f, s:b}", "path", ari_json_text(r->data_path), "tokens",
+    const bool separated = o->packing.on && o->packing.separator != AR_NO_SEPARATOR;
+    return json_pack("{s:o, s:I, s:I, s:f, s:b, s:b, s:o}", "path", ari_json_text(r->data_path), "tokens",
                      (json_int_t)r->data_tokens, "windows", (json_int_t)r->windows, "epochs", r->epochs, "in_order",
-                     o->in_order);
+                     o->in_order, "packed", o->packing.on, "separator",
+                     separated ? json_integer((json_int_t)o->packing.separator) : json_null());
 }
 
 static const char *result_name(const ar_training_report *r)

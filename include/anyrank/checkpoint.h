@@ -32,6 +32,7 @@ typedef struct ar_checkpoint_state {
     bool loss_scale_static;    /* it never does */
     size_t batch, seq;         /* of a global batch; 0: no ar_loader */
     bool in_order;             /* of the loader */
+    ar_packing packing;        /* of the loader */
     const char *data_hash;     /* of ar_data_hash; NULL: no data, and the three below mean nothing */
     const char *data_path;     /* NULL: the bundled text */
     ar_data_format data_format;

@@ -3,6 +3,7 @@
 #define ANYRANK_DATA_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "anyrank/batch.h"
 #include "anyrank/status.h"
@@ -19,7 +20,7 @@ typedef enum ar_data_format {
     AR_DATA_BYTES, /* one byte is one token: any file will do */
     AR_DATA_U16,   /* little-endian, without a header */
     AR_DATA_U32,
-    AR_DATA_SAFETENSORS /* a tensor `input_ids` or `tokens`, I32 or I64: [n], or [rows, s], one document a row */
+    AR_DATA_SAFETENSORS /* a tensor `input_ids` or `tokens`, I32 or I64: [n], or [rows, s] */
 } ar_data_format;
 
 /** "auto", "bytes", "u16", "u32", "safetensors". Static storage. */
@@ -38,7 +39,7 @@ void ar_data_close(ar_data *d);
 const char *ar_data_path(const ar_data *d);
 /** Never AR_DATA_AUTO. */
 ar_data_format ar_data_format_of(const ar_data *d);
-/** All tokens, and in how many documents of the same length they come: 1, or a tensor's rows. */
+/** All tokens, and in how many rows of the same length they come: 1, or a tensor's rows. */
 size_t ar_data_tokens(const ar_data *d);
 size_t ar_data_rows(const ar_data *d);
 /** SHA-256 of the file's bytes (of a safetensors file: all of it), lower-case hexadecimal; what sha256sum prints.
@@ -51,8 +52,20 @@ AR_NODISCARD ar_status ar_data_read(const ar_data *d, int64_t *out, size_t start
  *  smallest vocabulary that has them all; AR_ERR_IO. */
 AR_NODISCARD ar_status ar_data_check_vocab(const ar_data *d, size_t vocab);
 
-/* Samples are the data's windows of `seq` tokens, one after another without overlap from the start of each document;
- * the last tokens of a document, too few for a window, are left out. An epoch is all windows once, in an order of its
+#define AR_NO_SEPARATOR SIZE_MAX
+/** Packed samples: windows run on over the ends of documents, each sample says which documents it holds
+ *  (ar_batch.documents), and attention, positions and predictions keep to them. A document that a window's end cuts goes
+ *  on in the next window as a document of its own, whose positions begin at 0; nothing is padded, and nothing is left
+ *  out but what is too short for a window at the end of the data. So Megatron-LM packs with --reset-position-ids,
+ *  --reset-attention-mask and --eod-mask-loss. */
+typedef struct ar_packing {
+    bool on;          /* false: samples know of no documents, and none crosses the end of a row of the data */
+    size_t separator; /* a token that ends a document, as its last token; AR_NO_SEPARATOR: there is none, and the rows
+                         of the data are its documents */
+} ar_packing;
+
+/* Samples are the data's windows of `seq` tokens, one after another without overlap from the start of each row (packed:
+ * of the data); the last tokens of a row, too few for a window, are left out. An epoch is all windows once, in an order of its
  * own: the Fisher-Yates shuffle of (seed, epoch), docs/numerics.md, section 5. The batch of step t = 1, 2, .. is
  * samples (t - 1)*batch .. t*batch - 1 of the epochs 0, 1, .. one after another, so a batch may hold the end of one and
  * the start of the next. */
@@ -62,9 +75,10 @@ typedef struct ar_loader_options {
     size_t vocab;      /* checked; 0: not */
     uint64_t seed;
     bool in_order; /* no shuffle: every epoch has the windows in the data's order */
+    ar_packing packing;
 } ar_loader_options;
 /** Borrows the data until ar_loader_destroy; copies the options. Gives. Errors: AR_ERR_ARG, AR_ERR_DATA (a token
- *  outside the vocabulary; documents shorter than one window), AR_ERR_UNSUPPORTED (more than 2^32 windows),
+ *  outside the vocabulary; rows shorter than one window; packed data of one row without a separator), AR_ERR_UNSUPPORTED (more than 2^32 windows),
  *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. Threads: a loader belongs to one; make one for each rank. */
 AR_NODISCARD ar_status ar_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_options *o);
 /** Accepts NULL. */
@@ -74,8 +88,8 @@ size_t ar_loader_windows(const ar_loader *l);
 /** Where the batch of a step begins: epoch and place in it, both from 0. Errors: AR_ERR_ARG (step 0),
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ar_loader_position(const ar_loader *l, uint64_t step, uint64_t *epoch, size_t *place);
-/** The global batch of a step (host): input_ids of [batch, seq], labels NULL (the ids themselves), no masks. Its arrays
- *  are the loader's, valid until the next call. Any step costs the same: one shuffle where it lies in another epoch
+/** The global batch of a step (host): input_ids of [batch, seq], labels NULL (the ids themselves), no masks; packed:
+ *  documents. Its arrays are the loader's, valid until the next call. Any step costs the same: one shuffle where it lies in another epoch
  *  than the last call's. Errors: AR_ERR_ARG (step 0), AR_ERR_OVERFLOW (beyond epoch 2^32). */
 AR_NODISCARD ar_status ar_loader_batch(ar_loader *l, ar_batch *out, uint64_t step);
 /** Which windows these samples are: out[batch]. Errors: as ar_loader_batch. */

@@ -44,6 +44,7 @@ typedef struct ar_training_options {
     const char *data; /* as ar_data_open; NULL: the project's own text */
     ar_data_format data_format;
     bool in_order;           /* the data's windows are not shuffled */
+    ar_packing packing;      /* how windows are made of documents */
     bool scale_loss;         /* native numerics: with `scaling` */
     ar_loss_scaling scaling; /* as the first step finds it */
     ar_checkpoint *resume;   /* goes on from there, under whatever layout; NULL: from the start. Borrowed */
@@ -55,7 +56,8 @@ typedef struct ar_training_options {
                                 verified before the update (ar_train_options.verify); 0: never */
     ar_training_listener listener;
 } ar_training_options;
-/** 100 steps of AdamW on 8 sequences of 64 tokens, clipped at 1, on one rank, with PyTorch's defaults. No model. */
+/** 100 steps of AdamW on 8 sequences of 64 tokens, clipped at 1, on one rank, with PyTorch's defaults. No model, and
+ *  windows that are not packed. */
 ar_training_options ar_training_defaults(void);
 /** Goes on with a checkpoint: takes from it what decides the values of the weights (data, steps, batch, seq, optimizer,
  *  clip, dropout, loss, numerics, seed), and leaves the rest. Strings are borrowed from the checkpoint, and so is it. */

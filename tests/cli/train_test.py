@@ -106,6 +106,20 @@ class Trajectories(Case):
                                ["--weight-decay", "0.5"], ["--optimizer", "sgd"], ["--clip", "0.01"])]
         self.assertEqual(len(set(hashes)), len(hashes))
 
+    def test_packed_documents_end_in_one_hash(self):
+        packed = [*SIZE, "--steps", 2, "--pack", "--separator", 10]
+        run = self.trained(self.model, *packed)
+        self.assertEqual((run["data"]["packed"], run["data"]["separator"]), (True, 10))
+        self.assertEqual(self.trained(self.model, *packed, *LAYOUTS[1])["weights_hash"], run["weights_hash"])
+        self.assertNotEqual(self.trained(self.model, *SIZE, "--steps", 2)["weights_hash"], run["weights_hash"])
+        save = self.folder / "run"
+        self.trained(self.model, *packed, "--stop-after", 1, "--save", save)
+        self.assertEqual(self.trained("--resume", save)["weights_hash"], run["weights_hash"])
+        self.refused("--resume", save, "--separator", 9, says="separator 9, the run has it packed, with separator 10")
+        self.refused(self.model, "--pack", says="which token ends a document")
+        self.refused(self.model, "--separator", 10, says="--pack")
+        self.refused(self.model, "--pack", "--separator", 100000, says="token 100000")
+
     def test_a_run_that_is_stopped_goes_on_under_another_layout(self):
         whole = self.trained(self.model, *STEP)
         save = self.folder / "run"
@@ -196,6 +210,7 @@ class Trajectories(Case):
         self.trained(self.model, *STEP, "--stop-after", 5, "--save", save)
         for change, says in ((["--batch", "8"], "batch of 8"), (["--seq", "16"], "16 tokens"), (["--seed", "6"], "seed 6"),
                              (["--data", other], "other data"), (["--in-order"], "in order"),
+                             (["--pack", "--separator", "10"], "packed, with separator 10, the run has it not packed"),
                              (["--steps", "4"], "has 5 behind it")):
             with self.subTest(change=change):
                 self.refused("--resume", save, *change, says=says)

@@ -47,6 +47,7 @@ static ar_checkpoint_state unusual(void)
                              .batch = 14,
                              .seq = 15,
                              .in_order = true,
+                             .packing = {.on = true, .separator = 18},
                              .data_hash = hash,
                              .data_path = "a \"path\"/\xc3\xbc",
                              .data_format = AR_DATA_U16,
@@ -94,7 +95,7 @@ Test(checkpoint_json, everything_that_is_written_is_read)
     cr_assert(s->loss_options.label_smoothing == 0.13 && s->loss_options.z_loss == 1e-4);
     cr_assert(s->numerics == AR_NUMERICS_NATIVE && s->storage == AR_BF16);
     cr_assert(s->loss_scale == 65536 && s->loss_scale_steps == 13 && s->loss_scale_static);
-    cr_assert(s->batch == 14 && s->seq == 15 && s->in_order);
+    cr_assert(s->batch == 14 && s->seq == 15 && s->in_order && s->packing.on && s->packing.separator == 18);
     cr_assert_str_eq(s->data_hash, hash);
     cr_assert_str_eq(s->data_path, want.data_path);
     cr_assert(s->data_format == AR_DATA_U16 && s->data_tokens == 16);

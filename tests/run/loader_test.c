@@ -180,6 +180,70 @@ Test(loader, a_window_never_crosses_from_one_document_to_the_next)
     close(fd);
 }
 
+/* Tokens 0, 1, 2, ..: the separator is there once, in window 0 or 1, at its end or before it. */
+Test(loader, packed_windows_say_where_documents_end)
+{
+    ar_data *d = counting();
+    ar_batch b;
+    for (size_t separator = 3; separator < 20; separator += 6) { /* 3, 9, 15 */
+        const ar_loader_options o = {
+            .batch = 2, .seq = SEQ, .in_order = true, .packing = {.on = true, .separator = separator}};
+        ar_loader *l = NULL;
+        cr_assert_eq(ar_loader_create(&l, d, &o), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ar_loader_windows(l), WINDOWS);
+        cr_assert_eq(ar_loader_batch(l, &b, 1), AR_OK);
+        cr_assert_eq(ar_batch_check(&b, 1), AR_OK, "%s", ar_error_message());
+        for (size_t i = 0; i < (size_t)2 * SEQ; i++) {
+            const bool behind = i % SEQ > separator % SEQ && i / SEQ == separator / SEQ;
+            cr_expect_eq(b.documents[i], behind, "separator %zu, token %zu", separator, i);
+        }
+        ar_loader_destroy(l);
+    }
+    ar_data_close(d);
+}
+
+/* Two rows of five tokens are two documents, and three windows of three tokens: 0 1 2, 3 4 | 5, 6 7 8. */
+Test(loader, packed_rows_of_the_data_are_documents)
+{
+    char path[] = "/tmp/anyrank-rows-XXXXXX.safetensors";
+    const int fd = mkstemps(path, 12);
+    const int64_t tokens[10] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+    const ar_st_tensor t = {.name = "tokens", .dtype = AR_I64, .ndim = 2, .shape = {2, 5}, .data = tokens};
+    cr_assert_eq(ar_st_write(path, &t, 1, NULL, 0), AR_OK);
+    ar_data *d = NULL;
+    cr_assert_eq(ar_data_open(&d, path, AR_DATA_AUTO), AR_OK);
+    ar_loader_options o = {
+        .batch = 3, .seq = 3, .in_order = true, .packing = {.on = true, .separator = AR_NO_SEPARATOR}};
+    ar_loader *l = NULL;
+    ar_batch b;
+    for (int separated = 0; separated < 2; separated++) {
+        static const int32_t documents[2][9] = {{0, 0, 0, 0, 0, 1, 0, 0, 0}, {0, 0, 0, 0, 0, 1, 0, 0, 1}};
+        o.packing.separator = separated ? 7 : AR_NO_SEPARATOR; /* besides the rows' ends */
+        cr_assert_eq(ar_loader_create(&l, d, &o), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ar_loader_batch(l, &b, 1), AR_OK);
+        cr_expect_eq(memcmp(b.input_ids, tokens, 9 * sizeof *tokens), 0);
+        cr_expect_eq(memcmp(b.documents, documents[separated], sizeof documents[0]), 0, "separated %d", separated);
+        ar_loader_destroy(l);
+    }
+    ar_data_close(d);
+    unlink(path);
+    close(fd);
+}
+
+Test(loader, packing_that_finds_no_documents_is_refused)
+{
+    ar_data *d = counting();
+    ar_loader *l = NULL;
+    const ar_loader_options none = {.batch = 1, .seq = 1, .packing = {.on = true, .separator = AR_NO_SEPARATOR}};
+    const ar_loader_options beyond = {.batch = 1, .seq = 1, .vocab = 256, .packing = {.on = true, .separator = 256}};
+    cr_assert_eq(ar_loader_create(&l, d, &none), AR_ERR_DATA);
+    cr_assert(strstr(ar_error_message(), "which token ends a document"), "%s", ar_error_message());
+    cr_assert_eq(ar_loader_create(&l, d, &beyond), AR_ERR_ARG);
+    cr_assert(strstr(ar_error_message(), "token 256 is to end a document"), "%s", ar_error_message());
+    cr_assert_null(l);
+    ar_data_close(d);
+}
+
 Test(loader, what_cannot_be_loaded_is_refused)
 {
     ar_data *d = counting();
