@@ -153,6 +153,8 @@ static void draw_unusual(layout_draw *d, uint64_t *s)
     d->additive = pick(s, 3) == 0;
     d->mask_per_sample = coin(s);
     d->mask_per_head = coin(s);
+    d->packed = d->context && pick(s, 4) > 0; /* of half of the draws */
+    d->positions = d->context && pick(s, 3) == 0;
 }
 
 static void draw_model(layout_draw *d, uint64_t *s)
@@ -300,15 +302,16 @@ void layout_draw_text(char *out, size_t cap, const layout_draw *d)
                               d->threads, d->algorithm == AR_SIM_RING ? "ring" : "direct");
     if (used < 0 || (size_t)used >= cap)
         return;
-    snprintf(out + used, cap - (size_t)used,
-             ", buckets of %zu %s%s%s, steps %d %s lr %g momentum %g%s decay %g betas %g %g, clip %g, dropout %g, "
-             "smoothing %g z-loss %g, %s warm-up %d decay of %s, %zu groups, labels %d padding %d additive %d (%d %d)",
-             d->ddp.bucket_bytes, d->ddp.mode == AR_BUCKETS_EAGER ? "eager" : "overlap",
-             d->ddp.order == AR_BUCKETS_BY_SIZE ? " by size" : "", d->ddp.find_unused ? " find unused" : "", d->steps,
-             ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->weight_decay, o->beta1,
-             o->beta2, d->clip, d->dropout, d->loss.label_smoothing, d->loss.z_loss, ar_schedule_name(o->schedule),
-             (int)o->warmup_steps, o->decay == AR_DECAY_MATRICES ? "matrices" : "all", o->groups, d->labels, d->padding,
-             d->additive, d->mask_per_sample, d->mask_per_head);
+    snprintf(
+        out + used, cap - (size_t)used,
+        ", buckets of %zu %s%s%s, steps %d %s lr %g momentum %g%s decay %g betas %g %g, clip %g, dropout %g, "
+        "smoothing %g z-loss %g, %s warm-up %d decay of %s, %zu groups, labels %d padding %d additive %d (%d %d) packed %d positions %d",
+        d->ddp.bucket_bytes, d->ddp.mode == AR_BUCKETS_EAGER ? "eager" : "overlap",
+        d->ddp.order == AR_BUCKETS_BY_SIZE ? " by size" : "", d->ddp.find_unused ? " find unused" : "", d->steps,
+        ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->weight_decay, o->beta1,
+        o->beta2, d->clip, d->dropout, d->loss.label_smoothing, d->loss.z_loss, ar_schedule_name(o->schedule),
+        (int)o->warmup_steps, o->decay == AR_DECAY_MATRICES ? "matrices" : "all", o->groups, d->labels, d->padding,
+        d->additive, d->mask_per_sample, d->mask_per_head, d->packed, d->positions);
 }
 
 /* --- what the draws cover ----------------------------------------------------------------------------------------- */
@@ -325,6 +328,7 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
     h->inner += p->cp_inner > 1;
     h->both += p->cp > p->cp_inner && p->cp_inner > 1;
     h->zigzag += p->zigzag;
+    h->packed += d->packed;
     h->dp += p->dp > 1;
     h->zero += p->dp > 1 && p->zero > 0;
     h->eager += p->dp > 1 && d->ddp.mode == AR_BUCKETS_EAGER;
@@ -348,14 +352,14 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
     fprintf(
         to,
         "%d draws: tp > 1: %d, sp: %d, replicas of KV heads: %d, rings: %d (zigzag: %d), inner neighbours: %d (of a ring: "
-        "%d), dp > 1: %d (zero: %d, eager: %d), uneven: %d (ranks "
+        "%d), packed documents: %d, dp > 1: %d (zero: %d, eager: %d), uneven: %d (ranks "
         "without samples: "
         "%d), micro-batches: %d, row-column: %d, tied: %d, windows: %d, llama3: %d, dropout: %d, clipping: %d, label smoothing: "
         "%d, z-loss: %d, steps "
         "0, 1, 2: %d, %d, %d, whole checks: %d; ranks",
-        h->draws, h->tp, h->sp, h->replicas, h->ring, h->zigzag, h->inner, h->both, h->dp, h->zero, h->eager, h->uneven,
-        h->empty, h->micro, h->row_column, h->tied, h->window, h->llama3, h->dropout, h->clip, h->smoothed, h->z_loss,
-        h->steps[0], h->steps[1], h->steps[2], h->by_check);
+        h->draws, h->tp, h->sp, h->replicas, h->ring, h->zigzag, h->inner, h->both, h->packed, h->dp, h->zero, h->eager,
+        h->uneven, h->empty, h->micro, h->row_column, h->tied, h->window, h->llama3, h->dropout, h->clip, h->smoothed,
+        h->z_loss, h->steps[0], h->steps[1], h->steps[2], h->by_check);
     for (int i = 1; i <= MOST_RANKS; i++) {
         if (h->ranks[i] > 0)
             fprintf(to, " %d: %d", i, h->ranks[i]);
@@ -368,7 +372,7 @@ bool layout_histogram_has_contexts(const layout_histogram *h)
     return 10 * h->ring >= 6 * h->draws && 10 * h->zigzag >= 3 * h->draws && 10 * h->inner >= 4 * h->draws &&
            10 * h->both >= 2 * h->draws && 10 * h->tp >= 4 * h->draws && 10 * h->sp >= 2 * h->draws &&
            10 * h->replicas >= 2 * h->draws && 10 * h->dp >= 3 * h->draws && 10 * h->zero >= h->draws &&
-           20 * h->window >= 3 * h->draws;
+           10 * h->window >= 2 * h->draws && 10 * h->packed >= 3 * h->draws;
 }
 
 bool layout_histogram_is_wide(const layout_histogram *h)

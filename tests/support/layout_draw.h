@@ -41,6 +41,7 @@ typedef struct layout_draw {
     bool given; /* training steps: weights that no fresh parameter would hold */
     bool huge;  /* so large that sums overflow */
     bool labels, padding, additive, mask_per_sample, mask_per_head;
+    bool packed, positions; /* rows of several documents; positions of the batch's own */
     layout_draw_ignored ignored;
 } layout_draw;
 
@@ -58,7 +59,7 @@ AR_NODISCARD ar_status layout_draw_run(const layout_draw *d);
 typedef struct layout_histogram {
     int draws, tp, sp, replicas, uneven, empty; /* uneven: dp ranks with different numbers of samples; empty: of them
                                                    some without */
-    int ring, inner, both, zigzag;              /* both: a ring of places with neighbours */
+    int ring, inner, both, zigzag, packed;      /* both: a ring of places with neighbours */
     int dp, zero, eager, micro, ranks[33], by_check, dropout, clip, smoothed, z_loss, row_column, tied, window, llama3,
         steps[LAYOUT_DRAW_STEPS + 1];
 } layout_histogram;
@@ -69,7 +70,8 @@ void layout_histogram_print(const layout_histogram *h, FILE *to);
  *  samples. */
 bool layout_histogram_is_wide(const layout_histogram *h);
 /** Of draws with contexts: at least 60 % have a ring, 30 % zigzag, 40 % inner neighbours, 20 % both, 40 % tp > 1, 20 %
- *  sequence parallelism, 20 % replicas of KV heads, 30 % dp > 1, 10 % ZeRO, 15 % a sliding window. */
+ *  sequence parallelism, 20 % replicas of KV heads, 30 % dp > 1, 10 % ZeRO, 20 % a sliding window, 30 % packed
+ *  documents. */
 bool layout_histogram_has_contexts(const layout_histogram *h);
 
 /** Runs `draws` draws (context: with contexts) from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed, and

@@ -214,6 +214,8 @@ static ar_status run_check(const layout_draw *d)
 typedef struct step_data {
     ar_batch batch;
     int64_t ids[LAYOUT_DRAW_TOKENS], labels[LAYOUT_DRAW_TOKENS];
+    int64_t positions[LAYOUT_DRAW_TOKENS];
+    int32_t documents[LAYOUT_DRAW_TOKENS];
     uint8_t padding[LAYOUT_DRAW_TOKENS];
     float additive[MOST_MASK];
 } step_data;
@@ -228,6 +230,19 @@ static void ignore_sample(step_data *t, const layout_draw *d, size_t sample)
 {
     for (size_t i = 0; i < d->seq; i++)
         t->labels[sample * d->seq + i] = AR_IGNORE_INDEX;
+}
+
+/* Rows of documents of a few places each, and positions in no order. */
+static void fill_places(step_data *t, const layout_draw *d, uint64_t seed)
+{
+    uint64_t state = ~seed;
+    for (size_t i = 0; i < d->batch * d->seq; i++) {
+        const bool begins = next(&state) % 4 == 0;
+        t->documents[i] = i % d->seq == 0 ? 0 : t->documents[i - 1] + begins;
+        t->positions[i] = (int64_t)(next(&state) % d->config.max_positions);
+    }
+    t->batch.documents = d->packed ? t->documents : NULL;
+    t->batch.position_ids = d->positions ? t->positions : NULL;
 }
 
 static void fill_step(step_data *t, const layout_draw *d, uint64_t seed)
@@ -246,6 +261,7 @@ static void fill_step(step_data *t, const layout_draw *d, uint64_t seed)
     }
     t->batch.labels = d->labels ? t->labels : NULL;
     t->batch.padding_mask = d->padding ? t->padding : NULL;
+    fill_places(t, d, seed);
     if (!d->additive)
         return;
     t->batch.additive_mask = t->additive;
