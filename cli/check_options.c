@@ -26,6 +26,10 @@ static const ari_option options[] = {
     ARI_BATCH_OPTIONS(
         "tokens of each (default 64, or the next number that fits the layouts; fewer if the model holds fewer)"),
     ARI_OPTION_FILE("text", o.text, "FILE", "any file, one byte one token (default: the project's own text)"),
+    ARI_OPTION_SIZE("documents", o.documents, 1, 1e6, "N",
+                    "cut every sequence at random into up to N packed documents (default 1: none)",
+                    .more = "Attention stays inside a document, positions restart in each, and its last token predicts "
+                            "nothing."),
     ARI_OPTION_INT("steps", steps, 0, 1e6, "K", "training steps; 0: one forward and backward, no update (default 3)"),
     ARI_OPTION_GROUP(ari_optimizer_options, r),
     ARI_CLIP_OPTIONS,

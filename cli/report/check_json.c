@@ -159,14 +159,14 @@ static json_t *json_model(const ari_checked *c)
                                  "seconds", r->baseline_seconds);
     json_t *ddp = json_pack("{s:I, s:s, s:s}", "bucket_bytes", (json_int_t)c->run.ddp.bucket_bytes, "mode",
                             ari_bucket_mode_names[c->run.ddp.mode], "order", ari_bucket_order_names[c->run.ddp.order]);
-    json_t *model =
-        json_pack("{s:o, s:I, s:s, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
-                  ari_json_text(r->config.name), "parameters", (json_int_t)r->parameters, "weights",
-                  r->fresh ? "fresh" : "folder", "batch", (json_int_t)r->batch, "seq", (json_int_t)r->seq, "steps",
-                  r->steps, "optimizer", json_optimizer(c), "clip", c->run.clip, "dropout", c->run.dropout, "ddp", ddp,
-                  "first_nan", r->vacuous.tensor[0] ? json_string(r->vacuous.tensor) : json_null(), "vacuous",
-                  json_vacuous(&r->vacuous), "baseline", baseline, "gradcheck", json_gradcheck(r), "notes",
-                  ari_config_notes(NULL, &r->config), "dump", ari_json_text_or_null(r->dump), "runs", runs);
+    json_t *model = json_pack(
+        "{s:o, s:I, s:s, s:I, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
+        ari_json_text(r->config.name), "parameters", (json_int_t)r->parameters, "weights",
+        r->fresh ? "fresh" : "folder", "batch", (json_int_t)r->batch, "seq", (json_int_t)r->seq, "documents",
+        (json_int_t)r->documents, "steps", r->steps, "optimizer", json_optimizer(c), "clip", c->run.clip, "dropout",
+        c->run.dropout, "ddp", ddp, "first_nan", r->vacuous.tensor[0] ? json_string(r->vacuous.tensor) : json_null(),
+        "vacuous", json_vacuous(&r->vacuous), "baseline", baseline, "gradcheck", json_gradcheck(r), "notes",
+        ari_config_notes(NULL, &r->config), "dump", ari_json_text_or_null(r->dump), "runs", runs);
     ari_loss_json(model, &c->run.loss);
     if (!c->module)
         json_object_set_new(model, "plan", ari_plan_json(&c->run.plan));

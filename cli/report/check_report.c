@@ -52,6 +52,8 @@ static void print_head(FILE *to, const ari_checked *c)
     fprintf(to, "\n%s: %s parameters (%s), %zu sequence%s of %zu token%s, ", r->config.name, ARI_COUNT(r->parameters),
             r->fresh ? "fresh weights" : "weights of the folder", r->batch, r->batch == 1 ? "" : "s", r->seq,
             r->seq == 1 ? "" : "s");
+    if (r->documents > 1)
+        fprintf(to, "up to %zu documents in each, ", r->documents);
     if (r->steps > 0)
         fprintf(to, "%d step%s of ", r->steps, r->steps == 1 ? "" : "s");
     ari_step_print(to, &c->run);

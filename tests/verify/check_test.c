@@ -5,6 +5,8 @@
 #include "tests/verify/support.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "ref/core/context.h"
 #include "verify/check/check_run.h"
@@ -375,6 +377,37 @@ Test(check, tensors_are_listed_without_a_layout)
     cr_expect_eq(ar_check_tensors(&o, count_tensor, &n), AR_OK, "%s", ar_error_message());
     cr_expect_gt(n, 20);
     remove_folder(folder);
+}
+
+/* Cuts that fall on one place make fewer documents; of so many rows some have 1, and some the most. */
+Test(check, random_documents_are_legal_and_those_of_their_seed)
+{
+    enum { ROWS = 60, SEQ = 40, MOST = 4 };
+    int32_t *documents[3] = {NULL};
+    size_t with[MOST + 1] = {0};
+    for (uint64_t i = 0; i < 3; i++) {
+        ar_batch batch[2] = {{.batch = ROWS, .seq = SEQ}, {.batch = ROWS, .seq = SEQ}};
+        cr_assert_eq(ari_random_documents(&documents[i], batch, 2, MOST, i / 2), AR_OK, "%s", ar_error_message());
+        for (size_t step = 0; step < 2; step++) {
+            cr_assert_eq(ar_batch_check(&batch[step], 1), AR_OK, "%s", ar_error_message());
+            for (size_t row = 0; row < ROWS; row++) {
+                const int32_t last = batch[step].documents[row * SEQ + SEQ - 1];
+                cr_assert_lt(last, MOST);
+                with[last + 1]++;
+            }
+        }
+        cr_assert_neq(memcmp(batch[0].documents, batch[1].documents, ROWS * SEQ * sizeof(int32_t)), 0);
+    }
+    for (size_t n = 1; n <= MOST; n++)
+        cr_expect_gt(with[n], 0U, "no row has %zu documents", n);
+    cr_expect_eq(memcmp(documents[0], documents[1], 2 * ROWS * SEQ * sizeof(int32_t)), 0, "one seed");
+    cr_expect_neq(memcmp(documents[0], documents[2], 2 * ROWS * SEQ * sizeof(int32_t)), 0, "two seeds");
+    for (size_t i = 0; i < 3; i++)
+        free(documents[i]);
+    ar_batch short_one = {.batch = 1, .seq = 1};
+    cr_assert_eq(ari_random_documents(&documents[0], &short_one, 1, 9, 0), AR_OK);
+    cr_expect_eq(documents[0][0], 0);
+    free(documents[0]);
 }
 
 Test(check, impossible_requests_are_refused_by_name)

@@ -200,6 +200,28 @@ Test(gradcheck, takes_what_a_short_model_and_a_small_batch_hold)
     cr_assert(g.ok, "%.3g in %s", g.max_relative_error, g.worst_tensor);
 }
 
+/* Of the documents that begin at 5 and 17 of row 0 and at 1 of row 1, what 16 tokens hold. */
+static ar_status with_documents(const ar_config *c, const ar_baseline_options *o, const ar_batch *b, double *loss)
+{
+    cr_assert(b->documents && b->batch == 2 && b->seq == 16);
+    for (size_t i = 0; i < 32; i++)
+        cr_expect_eq(b->documents[i], i < 16 ? i >= 5 : i >= 17, "token %zu", i);
+    return ar_baseline_run(c, o, b, loss);
+}
+
+Test(gradcheck, takes_the_documents_of_the_batch)
+{
+    const ar_config c = tiny(AR_ARCH_LLAMA);
+    int32_t documents[3 * 18];
+    for (size_t i = 0; i < 3 * 18; i++)
+        documents[i] = i < 18 ? (i >= 5) + (i >= 17) : i < 36 ? i >= 19 : 0;
+    ar_batch packed = batch;
+    packed.documents = documents;
+    const ar_gradcheck g =
+        check(&(ari_gradcheck_case){.config = &c, .batch = &packed, .threads = 1, .gradients = with_documents});
+    cr_assert(g.ok, "%.3g in %s", g.max_relative_error, g.worst_tensor);
+}
+
 static bool twice(void *user, double fraction)
 {
     int *calls = user;

@@ -146,6 +146,7 @@ static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
 {
     r->batch = o->run.batch;
     r->seq = o->run.seq;
+    r->documents = o->documents > 1 ? o->documents : 1;
     r->steps = (int)o->run.steps;
     r->numerics = o->run.numerics;
     r->precision = o->run.precision;

@@ -9,6 +9,7 @@
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
 #include "ref/io/file.h"
+#include "ref/numerics/philox.h"
 #include "run/process_run.h"
 #include "verify/check/check_run.h"
 #include "verify/reference/sensitivity.h"
@@ -303,12 +304,34 @@ ar_status ari_text_batches(int64_t **ids, ar_batch **batch, const ar_run *r, siz
     return AR_OK;
 }
 
+ar_status ari_random_documents(int32_t **gives, ar_batch *batch, size_t batches, size_t most, uint64_t seed)
+{
+    const uint64_t key = ari_stream_key(seed, "documents");
+    const size_t rows = batch->batch, seq = batch->seq;
+    size_t count = 0;
+    AR_TRY(ari_mul_size(&count, batches * rows, seq));
+    AR_TRY(ari_alloc_zero((void **)gives, count, sizeof **gives, "documents"));
+    for (size_t row = 0; row < batches * rows; row++) {
+        int32_t *documents = *gives + row * seq;
+        const uint32_t step = (uint32_t)(row / rows);
+        const size_t cuts = ari_random_u32(key, row % rows, step, 0) % most;
+        for (uint32_t cut = 0; seq > 1 && cut < cuts; cut++) /* some fall on one place, which makes fewer documents */
+            documents[1 + ari_random_u32(key, row % rows, step, cut + 1) % (seq - 1)] = 1;
+        for (size_t i = 1; i < seq; i++)
+            documents[i] += documents[i - 1];
+        batch[row / rows].documents = *gives + row / rows * rows * seq;
+    }
+    return AR_OK;
+}
+
 ar_status ari_check_base_init(ari_check_base *b, const ar_check_options *o, const ar_config *c, const char *folder)
 {
     *b = (ari_check_base){.config = *c};
     AR_TRY(ari_weights_load(&b->weights, c, folder));
     AR_TRY(ari_alloc_zero((void **)&b->loss, ari_run_steps(&o->run), sizeof *b->loss, "losses"));
     AR_TRY(ari_text_batches(&b->ids, &b->batch, &o->run, c->vocab, o->text));
+    if (o->documents > 1)
+        AR_TRY(ari_random_documents(&b->documents, b->batch, ari_run_steps(&o->run), o->documents, o->run.seed));
     const uint64_t start = ari_now_ns();
     AR_TRY(name_not_finite(o->run.process ? run_shared(b, o) : ari_check_baseline(b, o), &b->ref));
     b->seconds = (double)(ari_now_ns() - start) * 1e-9;
@@ -321,6 +344,7 @@ void ari_check_base_fini(ari_check_base *b)
     ari_weights_destroy(b->weights);
     free(b->loss);
     free(b->batch);
+    free(b->documents);
     free(b->ids);
     *b = (ari_check_base){.weights = NULL};
 }

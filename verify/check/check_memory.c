@@ -63,14 +63,14 @@ static void compare(ar_check_run *run, int rank, const ar_rank_memory *counted, 
 #undef COMPARE
 }
 
-/* Nobody predicts what is no model, batches of several sizes, masks, and positions of a batch's own. */
+/* Nobody predicts what is no model, batches of several sizes, masks, positions and documents of a batch's own. */
 static bool is_predicted(const ari_cluster_options *o)
 {
     bool plain = !o->body;
     for (size_t i = 0; plain && i < ari_run_steps(&o->run); i++) {
         const ar_batch *b = &o->batch[i];
         plain = b->batch == o->batch->batch && b->seq == o->batch->seq && !b->padding_mask && !b->additive_mask &&
-                !b->position_ids;
+                !b->position_ids && !b->documents;
     }
     return plain;
 }

@@ -25,13 +25,19 @@ AR_NODISCARD ar_status ari_text_ids(int64_t **gives, size_t batch, size_t seq, s
 AR_NODISCARD ar_status ari_text_batches(int64_t **ids, ar_batch **batch, const ar_run *r, size_t vocab,
                                         const char *text);
 
+/** Gives every row of these batches, all of one size, 1 to `most` documents of random lengths: a function of the seed, the
+ *  step and the row. Gives the array that they share; free(). Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_random_documents(int32_t **gives, ar_batch *batch, size_t batches, size_t most,
+                                            uint64_t seed);
+
 /* What the layouts of a check are compared with: the model, its input, and what the baseline made of them. One serves
  * any number of layouts, faults and ways to sum gradients up. */
 typedef struct ari_check_base {
     ar_config config;
     ari_weights *weights; /* NULL: fresh */
     int64_t *ids;
-    ar_batch *batch; /* [steps, at least 1], global */
+    int32_t *documents; /* NULL: each sequence is one */
+    ar_batch *batch;    /* [steps, at least 1], global */
     ari_reference ref;
     float *loss;             /* [steps, at least 1] */
     double max_error_vs_f64; /* as in ar_check_report */

@@ -287,26 +287,31 @@ static void finish(ar_gradcheck *out, const gradcheck *g)
 
 /* --- the check ---------------------------------------------------------------------------------------------------- */
 
-static ar_status shrink(gradcheck *g, int64_t *ids)
+static ar_status shrink(gradcheck *g, int64_t *ids, int32_t *documents)
 {
     const ar_batch *b = g->c->batch;
     g->batch = (ar_batch){.batch = b->batch < SAMPLES ? b->batch : SAMPLES,
                           .seq = b->seq < POSITIONS ? b->seq : POSITIONS,
-                          .input_ids = ids};
+                          .input_ids = ids,
+                          .documents = b->documents ? documents : NULL};
     if (!b->input_ids)
         return ar_error_set(AR_ERR_ARG, "gradcheck: input_ids is NULL");
     if (g->batch.seq > g->c->config->max_positions)
         g->batch.seq = g->c->config->max_positions;
-    for (size_t i = 0; i < g->batch.batch * g->batch.seq; i++)
-        ids[i] = b->input_ids[i / g->batch.seq * b->seq + i % g->batch.seq];
+    for (size_t i = 0; i < g->batch.batch * g->batch.seq; i++) {
+        const size_t at = i / g->batch.seq * b->seq + i % g->batch.seq;
+        ids[i] = b->input_ids[at];
+        documents[i] = b->documents ? b->documents[at] : 0;
+    }
     return AR_OK;
 }
 
 ar_status ari_gradcheck(ar_gradcheck *out, const ari_gradcheck_case *c)
 {
     int64_t ids[SAMPLES * POSITIONS];
+    int32_t documents[SAMPLES * POSITIONS];
     gradcheck g = {.c = c};
-    ar_status st = shrink(&g, ids);
+    ar_status st = shrink(&g, ids, documents);
     if (st == AR_OK)
         st = take_gradients(&g);
     if (st == AR_OK)
