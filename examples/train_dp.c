@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ten training steps of a small Llama, on one rank and on four: two groups of samples, each on two tensor-parallel
- * ranks. Every loss has the same bits, so the weights have gone the same way. */
+/* Ten training steps of a small Llama: on one rank; on four, two groups of samples, each on two tensor-parallel ranks;
+ * and on four that share every sequence, each with a chunk from its beginning and one from its end. Every loss has the
+ * same bits, so the weights have gone the same way. */
 #include "anyrank/sim.h"
 #include "anyrank/train.h"
 #include <stdio.h>
@@ -46,40 +47,49 @@ done:
     return st;
 }
 
-/* A rank finds its groups: tensor-parallel ranks are neighbours, data-parallel ones hold the same shard. */
+/* A rank finds its groups: tensor-parallel ranks are neighbours; those that hold the same shard, with other samples or
+ * other positions, sum its gradient. */
 static ar_status rank_main(ar_comm *world, void *user)
 {
     run *r = user;
-    const int rank = ar_comm_rank(world), tp = r->parallel.tp;
     ar_ctx_options o = {.world = world, .sp = r->parallel.sp};
+    ar_parallel_groups groups = {0};
     ar_ctx *ctx = NULL;
     ar_status st = ar_device_cpu_create(&o.device, 1);
-    AR_TRY_TO(done, st, ar_comm_split(&o.tp, world, rank / tp, rank % tp));
-    AR_TRY_TO(done, st, ar_comm_split(&o.dp, world, rank % tp, rank / tp));
+    AR_TRY_TO(done, st, ar_parallel_groups_begin(&groups, world, &r->parallel));
+    o.tp = groups.tp;
+    o.dp = groups.dp;
+    o.cp = groups.cp;
     AR_TRY_TO(done, st, ar_ctx_create(&ctx, &o));
-    AR_TRY_TO(done, st, train(ctx, r, rank == 0));
+    AR_TRY_TO(done, st, train(ctx, r, ar_comm_rank(world) == 0));
 done:
     ar_ctx_destroy(ctx);
     ar_device_destroy(o.device);
-    ar_comm_destroy(o.dp);
-    ar_comm_destroy(o.tp);
+    ar_parallel_groups_end(&groups);
     return st;
 }
 
 int main(void)
 {
-    static run one = {.parallel = {.tp = 1}}, four = {.parallel = {.tp = 2, .dp = 2, .sp = true}};
+    static run runs[] = {{.parallel = {.tp = 1}},
+                         {.parallel = {.tp = 2, .dp = 2, .sp = true}},
+                         {.parallel = {.cp = 4, .zigzag = true}}};
+    const run *one = &runs[0];
+    bool same = true;
     for (size_t i = 0; i < (size_t)(BATCH * SEQ); i++)
         tokens[i] = (unsigned char)text[i % (sizeof text - 1)];
-    ar_status st = ar_config_parse(&one.config, config_json, strlen(config_json), "example");
-    four.config = one.config;
-    if (st == AR_OK)
-        st = ar_sim_run(ar_parallel_world(&one.parallel), NULL, rank_main, &one, NULL);
-    if (st == AR_OK)
-        st = ar_sim_run(ar_parallel_world(&four.parallel), NULL, rank_main, &four, NULL);
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < sizeof runs / sizeof *runs && st == AR_OK; i++) {
+        st = ar_config_parse(&runs[i].config, config_json, strlen(config_json), "example");
+        if (st == AR_OK)
+            st = ar_sim_run(ar_parallel_world(&runs[i].parallel), NULL, rank_main, &runs[i], NULL);
+        same = same && memcmp(one->loss, runs[i].loss, sizeof one->loss) == 0;
+    }
     for (int i = 0; i < STEPS && st == AR_OK; i++)
-        printf("step %2d: loss %.6f on one rank, %.6f on four\n", i + 1, (double)one.loss[i], (double)four.loss[i]);
-    const bool same = st == AR_OK && memcmp(one.loss, four.loss, sizeof one.loss) == 0;
-    printf("1 rank and 2 x 2 ranks: %s\n", same ? "the same bits" : st == AR_OK ? "other bits" : ar_error_message());
+        printf("step %2d: loss %.6f on one rank, %.6f on 2 x 2, %.6f on 4 that share sequences\n", i + 1,
+               (double)one->loss[i], (double)runs[1].loss[i], (double)runs[2].loss[i]);
+    same = same && st == AR_OK;
+    printf("1 rank, 2 x 2 ranks, 4 with cp: %s\n",
+           same ? "the same bits" : st == AR_OK ? "other bits" : ar_error_message());
     return same ? 0 : 1;
 }

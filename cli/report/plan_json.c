@@ -61,8 +61,6 @@ static json_t *name_of(const ari_choice *c, const ar_parallel *p)
         add_word(text, sizeof text, "pp", c->pp);
     const size_t before = strlen(text);
     snprintf(text + before, sizeof text - before, "%s%s", before > 0 ? " " : "", known);
-    if (c->zero > 0 && c->dp == 1) /* it divides over cp */
-        add_word(text, sizeof text, "zero", c->zero);
     if (c->chunks > 1)
         add_word(text, sizeof text, "chunks", c->chunks);
     const size_t n = strlen(text);

@@ -46,7 +46,7 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
         append(out, cap, "tp", tp);
     if (p->sp && tp > 1)
         append(out, cap, p->keep_gathered ? "sp (kept)" : "sp", 0);
-    if (p->zero > 0 && dp > 1)
+    if (p->zero > 0 && dp * cp > 1)
         append(out, cap, "zero", p->zero);
     if (micro > 1)
         append(out, cap, "micro-batches", micro);

@@ -140,7 +140,8 @@ class Grads(DumpTest):
         block = GOLDEN / "block-gqa"
         self.passes("grads", "--block", block, "--out", self.folder / "out", "--tp", "3", "--per-rank", "--activations")
         self.verify(self.folder / "out/activations.safetensors", self.folder / "out/ranks")
-        for option in (("--dp", "2"), ("--micro-batches", "2"), ("--tp", "3", "--sp"), ("--dp", "2", "--zero", "1")):
+        for option in (("--dp", "2"), ("--micro-batches", "2"), ("--tp", "3", "--sp"), ("--dp", "2", "--zero", "1"),
+                       ("--cp", "2")):
             with self.subTest(option=option):
                 self.refused("grads", "--block", block, "--out", self.folder / "x", *option, says=["tensor-parallel"])
         self.assertFalse((self.folder / "x").exists())

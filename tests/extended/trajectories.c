@@ -55,7 +55,7 @@ static ar_status interrupted(bool *same, const ar_training_options *o, const cha
     char folder[] = "/tmp/anyrank-trajectory-XXXXXX", name[2][64], what[160], hash[65];
     if (!mkdtemp(folder))
         return ar_error_set(AR_ERR_IO, "cannot make a folder in /tmp");
-    const uint64_t start = ari_now_ns(), stop = o->steps > STOP ? STOP : o->steps / 2;
+    const uint64_t start = ari_now_ns(), stop = o->run.steps > STOP ? STOP : o->run.steps / 2;
     ar_parallel_text(name[0], sizeof name[0], &layouts[first].parallel);
     ar_parallel_text(name[1], sizeof name[1], &layouts[then].parallel);
     snprintf(what, sizeof what, "%s to step %llu, %s on", name[0], (unsigned long long)stop, name[1]);
