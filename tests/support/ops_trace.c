@@ -32,13 +32,22 @@ static const ari_record *next_call(rank_trace *t, int lane)
     return NULL;
 }
 
+/* A hop of a ring: the count is of messages, and its name says besides the layer what arrives. */
+static bool is_hop(const ari_record *r)
+{
+    return r->op_kind == ARI_EXCHANGE && strstr(r->name, ": hop ") != NULL;
+}
+
 static void describe(char *text, size_t cap, const ari_record *r)
 {
-    if (r)
-        snprintf(text, cap, "%s of %d ranks, %zu %s, '%s'", ari_kind_name((ari_kind)r->op_kind), r->ranks, r->count,
-                 ar_dtype_name(r->dtype), r->name);
-    else
+    if (!r) {
         snprintf(text, cap, "nothing more");
+        return;
+    }
+    const size_t elements = is_hop(r) ? (size_t)r->bytes_read / ar_dtype_bytes(r->dtype) : r->count;
+    const int named = (int)(is_hop(r) ? strstr(r->name, ": hop ") - r->name : (ptrdiff_t)strlen(r->name));
+    snprintf(text, cap, "%s of %d ranks, %zu %s, '%.*s'", ari_kind_name((ari_kind)r->op_kind), r->ranks, elements,
+             ar_dtype_name(r->dtype), named, r->name);
 }
 
 static ar_status compare_call(rank_trace *t, const ari_operation *op, const ari_op_call *call)
