@@ -2,9 +2,11 @@
 /* Which positions of a sequence a context-parallel rank holds. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "anyrank/config.h"
 #include "anyrank/parallel.h"
+#include "anyrank/sim.h"
 #include "support/match.h"
 
 TestSuite(positions, .timeout = 300);
@@ -73,4 +75,105 @@ Test(positions, layouts_that_do_not_divide_are_refused)
     for (size_t i = 0; i < sizeof row / sizeof *row; i++)
         cr_assert_eq(ar_parallel_check(&row[i].p, &c, &plan, 4, row[i].seq), row[i].status, "row %zu: %s", i,
                      ar_error_message());
+}
+
+Test(positions, a_layout_shares_out_the_multiples_of_its_unit)
+{
+    static const struct {
+        ar_parallel p;
+        size_t unit;
+    } row[] = {
+        {{.tp = 1}, 1},
+        {{.tp = 4}, 1},
+        {{.tp = 4, .sp = true}, 4},
+        {{.cp = 3}, 3},
+        {{.cp = 4, .zigzag = true}, 8},
+        {{.cp = 4, .cp_inner = 2, .zigzag = true}, 4},
+        {{.cp = 4, .cp_inner = 4, .zigzag = true}, 4},
+        {{.cp = 6, .cp_inner = 2, .zigzag = true, .tp = 3, .sp = true}, 18},
+        {{.cp = 3, .zigzag = true, .tp = 3, .sp = true}, 18},
+    };
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        cr_expect_eq(ar_parallel_sequence_unit(&row[i].p), row[i].unit, "row %zu", i);
+        for (size_t seq = 1; seq <= 40; seq++)
+            cr_expect_eq(ar_parallel_check_sequence(&row[i].p, seq) == AR_OK, seq % row[i].unit == 0, "row %zu of %zu",
+                         i, seq);
+    }
+}
+
+/* --- ranks -------------------------------------------------------------------------------------------------------- */
+
+static const ar_parallel mesh = {.dp = 2, .cp = 6, .cp_inner = 3, .tp = 2};
+enum { WORLD = 24, GROUPS = 5 };
+
+/* A rank's number and the group's size in each group: tp, dp, all, ring, inner. */
+typedef struct seen {
+    int rank[GROUPS], size[GROUPS], sum[GROUPS]; /* sum of the members' world ranks */
+} seen;
+
+static ar_status look(ar_comm *world, void *user)
+{
+    seen *own = (seen *)user + ar_comm_rank(world);
+    ar_parallel_groups g = {.tp = NULL};
+    ar_queue *queue = NULL;
+    ar_device *device = NULL;
+    ar_status st = ar_parallel_groups_begin(&g, world, &mesh);
+    ar_comm *const group[GROUPS] = {g.tp, g.dp, g.cp.all, g.cp.ring, g.cp.inner};
+    AR_TRY_TO(done, st, st);
+    AR_TRY_TO(done, st, ar_device_cpu_create(&device, 1));
+    AR_TRY_TO(done, st, device->ops->queue_create(device, &queue, AR_QUEUE_INLINE, "main"));
+    for (int i = 0; i < GROUPS; i++) {
+        int32_t sum = ar_comm_rank(world);
+        const ar_buf b = {&sum};
+        AR_TRY_TO(done, st, ar_comm_all_reduce(group[i], queue, b, ar_const(b), 1, AR_I32, AR_SUM, "members"));
+        own->rank[i] = ar_comm_rank(group[i]);
+        own->size[i] = ar_comm_size(group[i]);
+        own->sum[i] = sum;
+    }
+done:
+    ar_queue_destroy(queue);
+    ar_device_destroy(device);
+    ar_parallel_groups_end(&g);
+    return st;
+}
+
+/* Rank ((dp * 2 + place) * 3 + neighbour) * 2 + tp, with the members of its groups counted by these four. */
+Test(positions, the_groups_of_a_rank_are_those_that_share_all_but_one_coordinate)
+{
+    static seen at[WORLD];
+    cr_assert_eq(ar_sim_run(WORLD, NULL, look, at, NULL), AR_OK, "%s", ar_error_message());
+    for (int r = 0; r < WORLD; r++) {
+        const int tp = r % 2, neighbour = r / 2 % 3, place = r / 6 % 2, dp = r / 12;
+        const ar_parallel_rank of = ar_parallel_rank_of(&mesh, r);
+        cr_expect(of.tp == tp && of.cp == place * 3 + neighbour && of.dp == dp, "rank %d", r);
+        seen wanted = {.rank = {tp, r / 2, r / 2 % 6, place, neighbour}, .size = {2, 12, 6, 2, 3}};
+        for (int k = 0; k < WORLD; k++) {
+            const int same_tp = k % 2 == tp, same_dp = k / 12 == dp;
+            const int same_neighbour = k / 2 % 3 == neighbour, same_place = k / 6 % 2 == place;
+            const int member[GROUPS] = {k / 2 == r / 2, same_tp, same_tp && same_dp,
+                                        same_tp && same_dp && same_neighbour, same_tp && same_dp && same_place};
+            for (int i = 0; i < GROUPS; i++)
+                wanted.sum[i] += member[i] ? k : 0;
+        }
+        for (int i = 0; i < GROUPS; i++)
+            cr_expect(at[r].rank[i] == wanted.rank[i] && at[r].size[i] == wanted.size[i] &&
+                          at[r].sum[i] == wanted.sum[i],
+                      "rank %d, group %d: %d of %d, sum %d", r, i, at[r].rank[i], at[r].size[i], at[r].sum[i]);
+    }
+}
+
+static ar_status split_wrong(ar_comm *world, void *user)
+{
+    ar_parallel_groups g = {.tp = NULL};
+    const ar_status st = ar_parallel_groups_begin(&g, world, user);
+    ar_parallel_groups_end(&g);
+    return st;
+}
+
+Test(positions, a_world_of_another_size_has_no_groups)
+{
+    ar_parallel p = {.cp = 2, .dp = 2}, inner = {.cp = 4, .cp_inner = 3};
+    cr_expect_eq(ar_sim_run(3, NULL, split_wrong, &p, NULL), AR_ERR_ARG);
+    cr_expect_not_null(strstr(ar_error_message(), "in a world of 3 ranks, expected 4"));
+    cr_expect_eq(ar_sim_run(4, NULL, split_wrong, &inner, NULL), AR_ERR_ARG);
 }

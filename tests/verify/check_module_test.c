@@ -257,11 +257,11 @@ Test(check_module, a_frozen_parameter_keeps_its_bits)
 
 Test(check_module, a_layout_that_cannot_be_built_is_an_error_of_that_run_alone)
 {
-    static const ar_parallel layouts[] = {{.tp = 2}, {.dp = 2}, {.tp = 4, .sp = true}};
+    static const ar_parallel layouts[] = {{.tp = 2}, {.dp = 2}, {.tp = 4, .sp = true}, {.cp = 2, .zigzag = true}};
     given g = {.mistake = OWN_RIGHT, .fails = true};
     fill(&g);
     const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
-    const ar_check_module_options o = options(layouts, 3);
+    const ar_check_module_options o = options(layouts, 4);
     ar_check_report *r = NULL;
     char text[2048];
     cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
@@ -270,6 +270,8 @@ Test(check_module, a_layout_that_cannot_be_built_is_an_error_of_that_run_alone)
     cr_expect_eq(r->run[1].result, AR_CHECK_SAME);
     cr_expect_eq(r->run[2].result, AR_CHECK_ERROR);
     cr_expect_not_null(strstr(r->run[2].error, "leave sp out"));
+    cr_expect_eq(r->run[3].result, AR_CHECK_ERROR);
+    cr_expect_not_null(strstr(r->run[3].error, "leave cp out"));
     cr_expect_eq(r->result, AR_CHECK_ERROR);
     ar_check_module_text(r, text, sizeof text);
     cr_expect_not_null(strstr(text, "ERROR"));

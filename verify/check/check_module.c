@@ -56,16 +56,11 @@ static ar_status check_options(const ar_module_case *c, const ar_check_module_op
     AR_TRY(ari_module_run_check(&o->run, c->name));
     for (size_t i = 0; i < o->layouts; i++) {
         const ar_parallel *p = &o->parallel[i];
-        if (p->tp < 0 || p->dp < 0 || p->micro_batches < 0 || p->zero < 0 || p->zero > 1)
-            return ar_error_set(AR_ERR_ARG,
-                                "%s: tp=%d, dp=%d, micro-batches=%d, zero=%d: extents are at least 1, zero is 0 or 1",
-                                c->name, p->tp, p->dp, p->micro_batches, p->zero);
-        if (p->cp < 0 || p->cp > 1)
+        if (p->tp < 0 || p->dp < 0 || p->cp < 0 || p->micro_batches < 0 || p->zero < 0 || p->zero > 1)
             return ar_error_set(
-                AR_ERR_UNSUPPORTED,
-                "%s: cp=%d: context parallelism shares out the positions of a model's input; a module of "
-                "one's own is given all of it on every rank: leave cp out",
-                c->name, p->cp);
+                AR_ERR_ARG,
+                "%s: tp=%d, dp=%d, cp=%d, micro-batches=%d, zero=%d: extents are at least 1, zero is 0 or 1", c->name,
+                p->tp, p->dp, p->cp, p->micro_batches, p->zero);
     }
     return AR_OK;
 }
