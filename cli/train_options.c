@@ -11,7 +11,7 @@
 #include "run/train_rank.h"
 
 /* In the order of ar_data_format. */
-static const char *const data_format_names[] = {"auto", "bytes", "u16", "u32", "safetensors", NULL};
+static const char *const data_format_names[] = {"auto", "bytes", "u16", "u32", "safetensors", "jsonl", NULL};
 
 static const char *const loss_scale_names[] = {"dynamic", NULL};
 
@@ -23,17 +23,17 @@ static const ari_option options[] = {
                     "what to train on: any file, one byte one token, or a token file (default: the project's own text)",
                     .more = "Bytes need a vocabulary of 256, or of the largest byte in the file and one."),
     ARI_OPTION_ENUM("data-format", o.data_format, data_format_names,
-                    "of --data; auto: by its name (.u16, .u32, .safetensors; else bytes)",
+                    "of --data; auto: by its name (.u16, .u32, .safetensors, .jsonl; else bytes)",
                     .more = "Files of u16 and u32 are little-endian, without a header; a safetensors file has a "
-                            "tensor input_ids or tokens."),
+                            "tensor input_ids or tokens, a line of jsonl a text or input_ids."),
     ARI_OPTION_FLAG("in-order", o.in_order,
                     "take the data's windows as they come, in place of shuffling them anew in every epoch"),
     ARI_OPTION_FLAG("pack", o.packing.on,
                     "the data is documents, one after another: attention, positions and predictions keep to each",
                     .more =
                         "Samples run on over the ends of documents. A document that does not end in its sample goes "
-                        "on in the next one as a document of its own. Without --separator the rows of a "
-                        "safetensors file are its documents."),
+                        "on in the next one as a document of its own. Documents are the lines of a jsonl file, the "
+                        "rows of a safetensors file, and what --separator ends."),
     ARI_OPTION_SIZE("separator", o.packing.separator, 0, 9e18, "ID",
                     "with --pack: the token that ends a document, its last one; of text 10 is the end of a line, 0 "
                     "the byte 0"),

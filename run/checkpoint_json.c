@@ -262,7 +262,8 @@ static ar_status samples(const object *o, const ar_checkpoint_state *s)
 static ar_status data(const object *whole, ari_checkpoint_read *r)
 {
     const char *const formats[] = {ar_data_format_name(AR_DATA_BYTES), ar_data_format_name(AR_DATA_U16),
-                                   ar_data_format_name(AR_DATA_U32), ar_data_format_name(AR_DATA_SAFETENSORS), NULL};
+                                   ar_data_format_name(AR_DATA_U32),   ar_data_format_name(AR_DATA_SAFETENSORS),
+                                   ar_data_format_name(AR_DATA_JSONL), NULL};
     ar_checkpoint_state *s = &r->state;
     int format = 0;
     object o;

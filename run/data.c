@@ -12,9 +12,10 @@
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/io/hash.h"
+#include "ref/io/json.h"
 
-typedef enum token_kind { TOKEN_U8, TOKEN_U16, TOKEN_U32, TOKEN_I32, TOKEN_I64 } token_kind;
-static const size_t token_bytes[] = {1, 2, 4, 4, 8};
+typedef enum token_kind { TOKEN_U8, TOKEN_U16, TOKEN_U32, TOKEN_I32, TOKEN_I64, TOKEN_HELD } token_kind;
+static const size_t token_bytes[] = {1, 2, 4, 4, 8, 4};
 enum { MOST_TOKEN_BYTES = 8, TOKENS_AT_ONCE = 4096 };
 
 struct ar_data {
@@ -24,9 +25,10 @@ struct ar_data {
     size_t rows, tokens;
     int fd;               /* read, not mapped: a file that shrinks meanwhile is then an error and not a signal */
     size_t bytes, offset; /* of the file; where its tokens begin */
+    ari_documents held;   /* TOKEN_HELD: of a file whose tokens do not lie there as they are */
 };
 
-static const char *const format_names[] = {"auto", "bytes", "u16", "u32", "safetensors"};
+static const char *const format_names[] = {"auto", "bytes", "u16", "u32", "safetensors", "jsonl"};
 #define FORMATS (sizeof format_names / sizeof format_names[0])
 
 const char *ar_data_format_name(ar_data_format format)
@@ -42,7 +44,7 @@ ar_status ar_data_format_parse(ar_data_format *format, const char *name)
             return AR_OK;
         }
     }
-    return ar_error_set(AR_ERR_ARG, "data format '%s': expected auto, bytes, u16, u32 or safetensors",
+    return ar_error_set(AR_ERR_ARG, "data format '%s': expected auto, bytes, u16, u32, safetensors or jsonl",
                         ARI_SHOW(name == NULL ? "" : name));
 }
 
@@ -58,6 +60,7 @@ static ar_status format_of_name(ar_data_format *format, const char *path)
                                 ARI_SHOW(path), unclear[i]);
     }
     *format = ari_ends_in(path, ".safetensors") ? AR_DATA_SAFETENSORS
+              : ari_ends_in(path, ".jsonl")     ? AR_DATA_JSONL
               : ari_ends_in(path, ".u16")       ? AR_DATA_U16
               : ari_ends_in(path, ".u32")       ? AR_DATA_U32
                                                 : AR_DATA_BYTES;
@@ -113,6 +116,15 @@ static ar_status open_safetensors(ar_data *d)
     return st;
 }
 
+static ar_status open_jsonl(ar_data *d)
+{
+    AR_TRY(ari_jsonl_read(&d->held, d->fd, d->bytes, d->path));
+    d->kind = TOKEN_HELD;
+    d->rows = 1;
+    d->tokens = d->held.tokens;
+    return AR_OK;
+}
+
 ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
 {
     ar_data *d = NULL;
@@ -132,7 +144,10 @@ ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
         AR_TRY_TO(failed, st, ari_foreign_refuse_file(d->fd, d->bytes, d->path, ARI_WANT_TOKENS));
     if (format == AR_DATA_AUTO)
         AR_TRY_TO(failed, st, format_of_name(&d->format, d->path));
-    AR_TRY_TO(failed, st, d->format == AR_DATA_SAFETENSORS ? open_safetensors(d) : open_raw(d));
+    AR_TRY_TO(failed, st,
+              d->format == AR_DATA_SAFETENSORS ? open_safetensors(d)
+              : d->format == AR_DATA_JSONL     ? open_jsonl(d)
+                                               : open_raw(d));
     *gives = d;
     return AR_OK;
 failed:
@@ -146,6 +161,7 @@ void ar_data_close(ar_data *d)
         return;
     if (d->fd >= 0)
         close(d->fd);
+    ari_documents_fini(&d->held);
     free(d->path);
     free(d);
 }
@@ -168,6 +184,16 @@ size_t ar_data_tokens(const ar_data *d)
 size_t ar_data_rows(const ar_data *d)
 {
     return d->rows;
+}
+
+size_t ar_data_documents(const ar_data *d)
+{
+    return d->kind == TOKEN_HELD ? d->held.documents : d->rows;
+}
+
+bool ar_data_document_begins(const ar_data *d, size_t token)
+{
+    return d->kind == TOKEN_HELD ? ari_documents_begins(&d->held, token) : token % (d->tokens / d->rows) == 0;
 }
 
 static ar_status hash_file(ari_sha256 *s, int fd, size_t bytes, const char *path)
@@ -212,6 +238,7 @@ static int64_t token_of(token_kind kind, const unsigned char *at)
     case TOKEN_U32:
         memcpy(&u32, at, sizeof u32);
         return u32;
+    case TOKEN_HELD:
     case TOKEN_I32:
         memcpy(&i32, at, sizeof i32);
         return i32;
@@ -228,7 +255,9 @@ ar_status ar_data_read(const ar_data *d, int64_t *out, size_t start, size_t coun
     if (start > d->tokens || count > d->tokens - start)
         return ar_error_set(AR_ERR_ARG, "%s: %zu tokens from %zu on are asked for, it has %zu", ARI_SHOW(d->path),
                             count, start, d->tokens);
-    for (size_t done = 0; done < count; done += TOKENS_AT_ONCE) {
+    for (size_t i = 0; d->kind == TOKEN_HELD && i < count; i++)
+        out[i] = d->held.token[start + i];
+    for (size_t done = 0; d->kind != TOKEN_HELD && done < count; done += TOKENS_AT_ONCE) {
         unsigned char room[TOKENS_AT_ONCE * MOST_TOKEN_BYTES];
         const size_t n = count - done < TOKENS_AT_ONCE ? count - done : TOKENS_AT_ONCE;
         AR_TRY(ari_file_pread(d->fd, room, n * each, d->offset + (start + done) * each, d->path));

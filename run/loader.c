@@ -59,10 +59,10 @@ static ar_status check_packing(const ar_data *d, const ar_loader_options *o)
     const ar_packing *p = &o->packing;
     if (!p->on)
         return AR_OK;
-    if (p->separator == AR_NO_SEPARATOR && ar_data_rows(d) == 1)
+    if (p->separator == AR_NO_SEPARATOR && ar_data_documents(d) == 1)
         return ar_error_set(AR_ERR_DATA,
-                            "%s: is one row of tokens, to be packed: say which token ends a document (the separator), "
-                            "or give a tensor with a document in each row",
+                            "%s: is one document, to be packed: say which token ends a document (the separator), or "
+                            "give lines of JSON or a tensor with a document in each row",
                             ARI_SHOW(ar_data_path(d)));
     if (p->separator != AR_NO_SEPARATOR && o->vocab > 0 && p->separator >= o->vocab)
         return ar_error_set(AR_ERR_ARG, "token %zu is to end a document, but the vocabulary has %zu entries",
@@ -173,10 +173,11 @@ ar_status ar_loader_samples(ar_loader *l, size_t *out, uint64_t step)
 /* Of the window whose first token is number `start` of the data. A separator belongs to the document that it ends. */
 static void number_documents(const ar_loader *l, int32_t *documents, const int64_t *ids, size_t start)
 {
-    const size_t length = ar_data_tokens(l->data) / ar_data_rows(l->data), separator = l->options.packing.separator;
+    const size_t separator = l->options.packing.separator;
     documents[0] = 0;
     for (size_t i = 1; i < l->options.seq; i++)
-        documents[i] = documents[i - 1] + ((start + i) % length == 0 || (size_t)ids[i - 1] == separator);
+        documents[i] =
+            documents[i - 1] + (ar_data_document_begins(l->data, start + i) || (size_t)ids[i - 1] == separator);
 }
 
 ar_status ar_loader_batch(ar_loader *l, ar_batch *out, uint64_t step)

@@ -15,22 +15,24 @@ AR_BEGIN_DECLS
 typedef struct ar_data ar_data;
 
 typedef enum ar_data_format {
-    AR_DATA_AUTO,  /* by the end of the name: .safetensors, .u16, .u32; anything else: bytes, but for .bin, .npy,
+    AR_DATA_AUTO, /* by the end of the name: .safetensors, .jsonl, .u16, .u32; anything else: bytes, but for .bin, .npy,
                       .gz and .zst, which do not say what they hold and are refused */
     AR_DATA_BYTES, /* one byte is one token: any file will do */
     AR_DATA_U16,   /* little-endian, without a header */
     AR_DATA_U32,
-    AR_DATA_SAFETENSORS /* a tensor `input_ids` or `tokens`, I32 or I64: [n], or [rows, s] */
+    AR_DATA_SAFETENSORS, /* a tensor `input_ids` or `tokens`, I32 or I64: [n], or [rows, s] */
+    AR_DATA_JSONL        /* an object a line, with a string `text`, whose bytes are tokens, or a list `input_ids`: a
+                            document each, one row in all. Held in memory; the other formats are read as needed */
 } ar_data_format;
 
-/** "auto", "bytes", "u16", "u32", "safetensors". Static storage. */
+/** "auto", "bytes", "u16", "u32", "safetensors", "jsonl". Static storage. */
 const char *ar_data_format_name(ar_data_format format);
 /** The inverse. Errors: AR_ERR_ARG (lists the names). */
 AR_NODISCARD ar_status ar_data_format_parse(ar_data_format *format, const char *name);
 
 /** Opens a token file; path NULL: the bundled text (bytes). Gives; ar_data_close. Errors: AR_ERR_IO; AR_ERR_DATA
  * (empty, or a size that is no multiple of the tokens'); AR_ERR_FORMAT (safetensors: malformed, without the tensor, or
- * with one of another type or shape); AR_ERR_ARG (a name that does not tell the format); AR_ERR_MEMORY. Threads: open
+ * with one of another type or shape; jsonl: a line that is no such object, which is named); AR_ERR_ARG (a name that does not tell the format); AR_ERR_MEMORY. Threads: open
  * data may be read by many. */
 AR_NODISCARD ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format);
 /** Accepts NULL. */
@@ -42,6 +44,10 @@ ar_data_format ar_data_format_of(const ar_data *d);
 /** All tokens, and in how many rows of the same length they come: 1, or a tensor's rows. */
 size_t ar_data_tokens(const ar_data *d);
 size_t ar_data_rows(const ar_data *d);
+/** Documents of which the data itself tells: the lines of JSON, else the rows. */
+size_t ar_data_documents(const ar_data *d);
+/** Whether one of them begins with this token. token < ar_data_tokens(d). */
+bool ar_data_document_begins(const ar_data *d, size_t token);
 /** SHA-256 of the file's bytes (of a safetensors file: all of it), lower-case hexadecimal; what sha256sum prints.
  *  Reads the whole file. Errors: AR_ERR_MEMORY, AR_ERR_INTERNAL, AR_ERR_IO. */
 AR_NODISCARD ar_status ar_data_hash(const ar_data *d, char hex[65]);
@@ -60,8 +66,8 @@ AR_NODISCARD ar_status ar_data_check_vocab(const ar_data *d, size_t vocab);
  *  --reset-attention-mask and --eod-mask-loss. */
 typedef struct ar_packing {
     bool on;          /* false: samples know of no documents, and none crosses the end of a row of the data */
-    size_t separator; /* a token that ends a document, as its last token; AR_NO_SEPARATOR: there is none, and the rows
-                         of the data are its documents */
+    size_t separator; /* a token that ends a document, as its last token, besides those of which the data itself tells
+                         (ar_data_documents); AR_NO_SEPARATOR: there is none */
 } ar_packing;
 
 /* Samples are the data's windows of `seq` tokens, one after another without overlap from the start of each row (packed:
@@ -78,7 +84,7 @@ typedef struct ar_loader_options {
     ar_packing packing;
 } ar_loader_options;
 /** Borrows the data until ar_loader_destroy; copies the options. Gives. Errors: AR_ERR_ARG, AR_ERR_DATA (a token
- *  outside the vocabulary; rows shorter than one window; packed data of one row without a separator), AR_ERR_UNSUPPORTED (more than 2^32 windows),
+ *  outside the vocabulary; rows shorter than one window; packed data of one document without a separator), AR_ERR_UNSUPPORTED (more than 2^32 windows),
  *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. Threads: a loader belongs to one; make one for each rank. */
 AR_NODISCARD ar_status ar_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_options *o);
 /** Accepts NULL. */

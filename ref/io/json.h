@@ -5,6 +5,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "anyrank/cause.h"
 #include "anyrank/status.h"
@@ -75,5 +76,23 @@ AR_NODISCARD ar_status ari_json_size_or(const ari_json_at *at, const char *key, 
 AR_NODISCARD ar_status ari_json_real_or(const ari_json_at *at, const char *key, double *out);
 AR_NODISCARD ar_status ari_json_bool_or(const ari_json_at *at, const char *key, bool *out);
 AR_NODISCARD ar_status ari_json_string_or(const ari_json_at *at, const char *key, const char **out);
+
+/* --- JSON Lines (jsonl.c) ------------------------------------------------------------------------------------------ */
+
+/* Documents one after another. */
+typedef struct ari_documents {
+    int32_t *token; /* [tokens] */
+    size_t *end;    /* [documents]: behind the last token of each; they rise, and the last is `tokens` */
+    size_t tokens, documents;
+} ari_documents;
+
+/** Reads a file of `bytes` bytes with an object a line: the bytes of a string "text" (UTF-8) as tokens, or the numbers of
+ *  a list "input_ids". Other members are left out, and so are empty lines and documents without a token. Gives;
+ *  ari_documents_fini. Errors, with the line: AR_ERR_FORMAT (no such object, or both), AR_ERR_DATA (a token below 0 or
+ *  above 2^31 - 1; no document at all), AR_ERR_OVERFLOW (a line beyond ARI_JSON_MAX_BYTES); AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_jsonl_read(ari_documents *d, int fd, size_t bytes, const char *path);
+void ari_documents_fini(ari_documents *d);
+/** Whether a document begins with this token. */
+bool ari_documents_begins(const ari_documents *d, size_t token);
 
 #endif

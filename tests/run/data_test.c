@@ -138,6 +138,58 @@ Test(data, a_name_that_does_not_tell_the_format_is_refused_until_told)
     cr_assert_str_eq(ar_data_format_name(AR_DATA_SAFETENSORS), "safetensors");
 }
 
+static ar_status open_lines(ar_data **d, const char *lines)
+{
+    char path[] = "/tmp/anyrank-lines-XXXXXX.jsonl";
+    const int fd = mkstemps(path, 6);
+    cr_assert(fd >= 0 && write(fd, lines, strlen(lines)) == (ssize_t)strlen(lines));
+    *d = NULL;
+    const ar_status st = ar_data_open(d, path, AR_DATA_AUTO);
+    unlink(path);
+    close(fd);
+    return st;
+}
+
+/* Texts and numbers, other members, an empty line, an empty document, no newline at the end. */
+Test(data, a_line_of_json_is_a_document)
+{
+    static const int64_t tokens[] = {'a', 'b', 0xc3, 0xbc, 7, 2147483647, 'c'};
+    static const bool begins[] = {true, false, false, false, true, false, true};
+    ar_data *d = NULL;
+    cr_assert_eq(open_lines(&d, "{\"text\": \"ab\\u00fc\", \"id\": 3}\n\n{\"input_ids\": [7, 2147483647]}\r\n"
+                                "{\"text\": \"\"}\n{\"text\": \"c\"}"),
+                 AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_data_format_of(d), AR_DATA_JSONL);
+    cr_assert_eq(ar_data_rows(d), 1);
+    cr_assert_eq(ar_data_documents(d), 3);
+    expect_tokens(d, tokens, 7);
+    for (size_t i = 0; i < 7; i++)
+        cr_expect_eq(ar_data_document_begins(d, i), begins[i], "token %zu", i);
+    cr_expect_eq(ar_data_check_vocab(d, 256), AR_ERR_DATA);
+    ar_data_close(d);
+}
+
+Test(data, lines_that_are_no_documents_are_named)
+{
+    static const struct {
+        const char *lines, *says;
+        ar_status status;
+    } cases[] = {{"{\"text\": \"a\"}\n{\"text\": 3}\n", "line 2: expected an object", AR_ERR_FORMAT},
+                 {"{\"text\": \"a\", \"input_ids\": [1]}\n", "and not both", AR_ERR_FORMAT},
+                 {"[1, 2]\n", "line 1: expected an object", AR_ERR_FORMAT},
+                 {"{\"text\": \"a\"}\n\n{\"text\": \"b\n", "line 3", AR_ERR_FORMAT},
+                 {"{\"input_ids\": [1, -1]}\n", "line 1: token 1", AR_ERR_DATA},
+                 {"{\"input_ids\": [1.0]}\n", "line 1: token 0", AR_ERR_DATA},
+                 {"{\"input_ids\": [2147483648]}\n", "token 0", AR_ERR_DATA},
+                 {"\n{\"text\": \"\"}\n", "is empty", AR_ERR_DATA}};
+    ar_data *d = NULL;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cr_expect_eq(open_lines(&d, cases[i].lines), cases[i].status, "case %zu: %s", i, ar_error_message());
+        cr_expect(says(cases[i].says), "case %zu: %s", i, ar_error_message());
+        cr_assert_null(d);
+    }
+}
+
 /* The header of an array would be read as tokens. */
 Test(data, files_of_other_programs_are_refused_in_every_format)
 {

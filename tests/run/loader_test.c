@@ -230,6 +230,29 @@ Test(loader, packed_rows_of_the_data_are_documents)
     close(fd);
 }
 
+/* Lines of 4, 1 and 3 tokens, and windows of 3: a a a, a | b | c, of which two tokens are left. */
+Test(loader, packed_lines_of_json_are_documents)
+{
+    char path[] = "/tmp/anyrank-lines-XXXXXX.jsonl";
+    static const char lines[] = "{\"text\": \"aaaa\"}\n{\"text\": \"b\"}\n{\"text\": \"ccc\"}\n";
+    const int fd = mkstemps(path, 6);
+    cr_assert_eq(write(fd, lines, sizeof lines - 1), (ssize_t)sizeof lines - 1);
+    ar_data *d = NULL;
+    cr_assert_eq(ar_data_open(&d, path, AR_DATA_AUTO), AR_OK, "%s", ar_error_message());
+    const ar_loader_options o = {
+        .batch = 2, .seq = 3, .in_order = true, .packing = {.on = true, .separator = AR_NO_SEPARATOR}};
+    ar_loader *l = NULL;
+    ar_batch b;
+    cr_assert_eq(ar_loader_create(&l, d, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_loader_batch(l, &b, 1), AR_OK);
+    cr_expect_eq(memcmp(b.input_ids, (const int64_t[]){'a', 'a', 'a', 'a', 'b', 'c'}, 6 * sizeof(int64_t)), 0);
+    cr_expect_eq(memcmp(b.documents, (const int32_t[]){0, 0, 0, 0, 1, 2}, 6 * sizeof(int32_t)), 0);
+    ar_loader_destroy(l);
+    ar_data_close(d);
+    unlink(path);
+    close(fd);
+}
+
 Test(loader, packing_that_finds_no_documents_is_refused)
 {
     ar_data *d = counting();

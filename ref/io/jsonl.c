@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Documents of a JSON Lines file: one object a line, with the text or the tokens of a document. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/core/text.h"
+#include "ref/io/file.h"
+#include "ref/io/json.h"
+
+typedef struct reader {
+    ari_documents *d;
+    const char *path;
+    size_t line, token_capacity, end_capacity;
+} reader;
+
+static ar_status add_token(reader *r, int32_t token)
+{
+    AR_TRY(ari_grow(&r->d->token, &r->token_capacity, r->d->tokens, sizeof token, "tokens"));
+    r->d->token[r->d->tokens++] = token;
+    return AR_OK;
+}
+
+static ar_status add_text(reader *r, const json_t *text)
+{
+    const unsigned char *bytes = (const unsigned char *)json_string_value(text);
+    for (size_t i = 0; i < json_string_length(text); i++)
+        AR_TRY(add_token(r, bytes[i]));
+    return AR_OK;
+}
+
+static ar_status add_ids(reader *r, const json_t *ids)
+{
+    for (size_t i = 0; i < json_array_size(ids); i++) {
+        const json_t *id = json_array_get(ids, i);
+        if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) > INT32_MAX)
+            return ar_error_set(AR_ERR_DATA, "%s: line %zu: token %zu of 'input_ids' is no integer from 0 to 2^31 - 1",
+                                ARI_SHOW(r->path), r->line, i);
+        AR_TRY(add_token(r, (int32_t)json_integer_value(id)));
+    }
+    return AR_OK;
+}
+
+static ar_status add_object(reader *r, const json_t *object)
+{
+    const json_t *text = json_object_get(object, "text"), *ids = json_object_get(object, "input_ids");
+    const size_t before = r->d->tokens;
+    if (json_is_string(text) == json_is_array(ids))
+        return ar_error_set(AR_ERR_FORMAT,
+                            "%s: line %zu: expected an object with a string 'text' or a list 'input_ids'%s",
+                            ARI_SHOW(r->path), r->line, json_is_string(text) ? ", and not both" : "");
+    AR_TRY(json_is_string(text) ? add_text(r, text) : add_ids(r, ids));
+    if (r->d->tokens == before)
+        return AR_OK;
+    AR_TRY(ari_grow(&r->d->end, &r->end_capacity, r->d->documents, sizeof *r->d->end, "documents"));
+    r->d->end[r->d->documents++] = r->d->tokens;
+    return AR_OK;
+}
+
+static ar_status add_line(reader *r, const char *line, size_t length)
+{
+    char name[400];
+    json_t *object = NULL;
+    r->line++;
+    if (strspn(line, " \t\r\n") >= length)
+        return AR_OK;
+    snprintf(name, sizeof name, "%s: line %zu", ARI_SHOW(r->path), r->line);
+    AR_TRY(ari_json_parse(&object, line, length, name));
+    const ar_status st = add_object(r, object);
+    json_decref(object);
+    return st;
+}
+
+ar_status ari_jsonl_read(ari_documents *d, int fd, size_t bytes, const char *path)
+{
+    char *text = NULL;
+    reader r = {.d = d, .path = path};
+    ar_status st = AR_OK;
+    *d = (ari_documents){.token = NULL};
+    AR_TRY(ari_alloc_zero((void **)&text, bytes + 1, 1, "the lines of a file"));
+    AR_TRY_TO(done, st, ari_file_pread(fd, text, bytes, 0, path));
+    for (size_t at = 0, end = 0; at < bytes; at = end + 1) {
+        const char *newline = memchr(text + at, '\n', bytes - at);
+        end = newline != NULL ? (size_t)(newline - text) : bytes;
+        AR_TRY_TO(done, st, add_line(&r, text + at, end - at));
+    }
+    if (d->tokens == 0)
+        st = ar_error_set(AR_ERR_DATA, "%s: is empty, expected documents, one a line", ARI_SHOW(path));
+done:
+    free(text);
+    if (st != AR_OK)
+        ari_documents_fini(d);
+    return st;
+}
+
+void ari_documents_fini(ari_documents *d)
+{
+    free(d->token);
+    free(d->end);
+    *d = (ari_documents){.token = NULL};
+}
+
+bool ari_documents_begins(const ari_documents *d, size_t token)
+{
+    size_t from = 0, to = d->documents; /* of the ends, which rise */
+    while (from < to) {
+        const size_t middle = from + (to - from) / 2;
+        if (d->end[middle] < token)
+            from = middle + 1;
+        else
+            to = middle;
+    }
+    return token == 0 || (from < d->documents && d->end[from] == token);
+}
