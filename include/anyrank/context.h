@@ -35,7 +35,8 @@ typedef struct ar_tap_event {
 /** Called on the rank's own thread; may copy, must not wait for a peer. A failure ends the rank. */
 typedef ar_status (*ar_tap_fn)(void *user, const ar_tap_event *event);
 
-/** The context-parallel ranks of a sequence (ar_parallel): all, borrowed; NULL: this one alone. */
+/** The context-parallel ranks of a sequence (ar_parallel), borrowed; NULL: this one alone. ar_parallel_groups_begin makes
+ *  them and the other groups of a layout; examples/train_dp.c uses it. */
 typedef struct ar_context_groups {
     ar_comm *all;
     ar_comm *ring;  /* of them, those that pass keys and values on; NULL: a group of one */

@@ -30,7 +30,7 @@ typedef struct ar_parallel {
                            goes forward and backward before the next */
 } ar_parallel;
 
-/** The number of ranks, dp * cp * tp. */
+/** The number of ranks, dp * cp * tp, of a layout that ar_parallel_check accepts. */
 int ar_parallel_world(const ar_parallel *p);
 /** "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "cp=4 (inner 2) zigzag", "dp=2 zero=1", "dp=3 micro-batches=2": what the layout
  *  differs in from one rank. */
@@ -39,7 +39,7 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p);
  *  batch; 0 for either: not known yet, not checked. With more dp ranks than samples the last ones have none, and go
  *  through no forward or backward pass: they only sum gradients and update. Errors: AR_ERR_INDIVISIBLE (names the
  *  dimension, its size and the number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (negative extents, more
- *  micro-batches than samples of the rank that has most of them). */
+ *  micro-batches than samples of the rank that has most of them), AR_ERR_OVERFLOW (more ranks than an int counts). */
 AR_NODISCARD ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch,
                                          size_t seq);
 /** The part of that check that is about the positions alone: over cp, its ring's chunks, and (sp) tp. */

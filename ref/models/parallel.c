@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/parallel.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -122,11 +123,21 @@ ar_status ar_parallel_check_sequence(const ar_parallel *p, size_t seq)
                               seq, cp, seq / cp, tp, ar_parallel_sequence_unit(p));
 }
 
+/* The number of ranks where an int may be too small: two extents fit, and the third as far as that goes. */
+static uint64_t ranks_of(const ar_parallel *p)
+{
+    const uint64_t two = (uint64_t)ari_at_least_one(p->tp) * (uint64_t)ari_at_least_one(p->cp);
+    return two > (uint64_t)INT_MAX ? two : two * (uint64_t)ari_at_least_one(p->dp);
+}
+
 ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch, size_t seq)
 {
     if (p->tp < 0 || p->dp < 0 || p->micro_batches < 0 || p->cp < 0 || p->cp_inner < 0)
         return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, cp=%d, inner cp=%d, micro-batches=%d: extents are at least 1",
                             p->tp, p->dp, p->cp, p->cp_inner, p->micro_batches);
+    if (ranks_of(p) > (uint64_t)INT_MAX)
+        return ar_error_set(AR_ERR_OVERFLOW, "tp=%d, cp=%d, dp=%d: more ranks than an int can number", p->tp, p->cp,
+                            p->dp);
     if (p->zero < 0 || p->zero > 1)
         return ar_error_set(AR_ERR_ARG, "zero=%d: 0, or 1 for stage 1 (optimizer states)", p->zero);
     const int tp = ari_at_least_one(p->tp);

@@ -67,10 +67,16 @@ Test(positions, layouts_that_do_not_divide_are_refused)
         size_t seq;
         ar_status status;
     } row[] = {
-        {{.cp = 3}, 16, AR_ERR_INDIVISIBLE},         {{.cp = 4, .zigzag = true}, 12, AR_ERR_INDIVISIBLE},
-        {{.cp = 4, .cp_inner = 3}, 24, AR_ERR_ARG},  {{.cp = -1}, 16, AR_ERR_ARG},
-        {{.cp = 2, .cp_inner = -1}, 16, AR_ERR_ARG}, {{.cp = 2, .tp = 2, .sp = true}, 6, AR_ERR_INDIVISIBLE},
-        {{.cp = 2, .tp = 2, .sp = true}, 8, AR_OK},  {{.cp = 4, .zigzag = true}, 16, AR_OK},
+        {{.cp = 3}, 16, AR_ERR_INDIVISIBLE},
+        {{.cp = 4, .zigzag = true}, 12, AR_ERR_INDIVISIBLE},
+        {{.cp = 4, .cp_inner = 3}, 24, AR_ERR_ARG},
+        {{.cp = -1}, 16, AR_ERR_ARG},
+        {{.cp = 2, .cp_inner = -1}, 16, AR_ERR_ARG},
+        {{.cp = 2, .tp = 2, .sp = true}, 6, AR_ERR_INDIVISIBLE},
+        {{.cp = 65536, .dp = 32768}, 65536, AR_ERR_OVERFLOW},
+        {{.cp = 65536, .dp = 65536, .tp = 65536}, 65536, AR_ERR_OVERFLOW},
+        {{.cp = 2, .tp = 2, .sp = true}, 8, AR_OK},
+        {{.cp = 4, .zigzag = true}, 16, AR_OK},
     };
     for (size_t i = 0; i < sizeof row / sizeof *row; i++)
         cr_assert_eq(ar_parallel_check(&row[i].p, &c, &plan, 4, row[i].seq), row[i].status, "row %zu: %s", i,
