@@ -120,6 +120,21 @@ class Grads(DumpTest):
         self.assertEqual((facts["layout"], facts["numerics"], facts["num_key_value_heads"]), ("dp=2", "exact", "2"))
         self.assertEqual(sorted(os.listdir(self.folder / "out")), ["grads.safetensors", "outputs.safetensors", "ranks"])
 
+    def test_packed_documents_are_named(self):
+        result = self.folder / "documents"
+        run = subprocess.run([COMMAND, "check", "llama-demo", "--tp", "2", "--documents", "4", "--batch", "2", "--seq", "16",
+                              "--steps", "2", "--skip-f64", "--dump", result], capture_output=True, text=True, check=False)
+        self.assertIn(run.returncode, (0, 1), run.stderr)
+        (ranks,) = [path for path in result.iterdir() if path.is_dir()]
+        of = [header(path)["__metadata__"]["cu_seqlens"] for path in (result / "reference.safetensors",
+                                                                     ranks / "rank-00001.safetensors")]
+        rows = json.loads(of[0])
+        self.assertEqual(of[0], of[1])
+        self.assertEqual(len(rows), 4)
+        for row in rows:
+            self.assertEqual((row[0], row[-1], sorted(set(row))), (0, 16, row))
+        self.assertTrue(any(len(row) > 2 for row in rows), rows)
+
     def test_a_folder_with_something_else_in_it_stays_as_it_is(self):
         golden, ranks = GOLDEN / "gpt2-tiny", self.folder / "out/ranks"
         ranks.mkdir(parents=True)

@@ -13,6 +13,7 @@
 #include "run/process_run.h"
 #include "verify/check/check_run.h"
 #include "verify/reference/sensitivity.h"
+#include "verify/writer/dump_ranks.h"
 
 /* --- the error against binary64 ----------------------------------------------------------------------------------- */
 
@@ -332,6 +333,7 @@ ar_status ari_check_base_init(ari_check_base *b, const ar_check_options *o, cons
     AR_TRY(ari_text_batches(&b->ids, &b->batch, &o->run, c->vocab, o->text));
     if (o->documents > 1)
         AR_TRY(ari_random_documents(&b->documents, b->batch, ari_run_steps(&o->run), o->documents, o->run.seed));
+    AR_TRY(ari_documents_text(&b->documents_text, b->batch, ari_run_steps(&o->run)));
     const uint64_t start = ari_now_ns();
     AR_TRY(name_not_finite(o->run.process ? run_shared(b, o) : ari_check_baseline(b, o), &b->ref));
     b->seconds = (double)(ari_now_ns() - start) * 1e-9;
@@ -344,6 +346,7 @@ void ari_check_base_fini(ari_check_base *b)
     ari_weights_destroy(b->weights);
     free(b->loss);
     free(b->batch);
+    free(b->documents_text);
     free(b->documents);
     free(b->ids);
     *b = (ari_check_base){.weights = NULL};

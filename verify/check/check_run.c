@@ -530,6 +530,7 @@ static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar
     ar_run of = o->run;
     of.parallel = dump->parallel;
     AR_TRY(ari_dump_facts_of(&facts, &b->config, &of));
+    ari_dump_fact(&facts, "cu_seqlens", b->documents_text);
     return ari_dump_ranks_write(dump, run->dump, &facts);
 }
 

@@ -36,8 +36,9 @@ typedef struct ari_check_base {
     ar_config config;
     ari_weights *weights; /* NULL: fresh */
     int64_t *ids;
-    int32_t *documents; /* NULL: each sequence is one */
-    ar_batch *batch;    /* [steps, at least 1], global */
+    int32_t *documents;   /* NULL: each sequence is one */
+    char *documents_text; /* ari_documents_text of all steps */
+    ar_batch *batch;      /* [steps, at least 1], global */
     ari_reference ref;
     float *loss;             /* [steps, at least 1] */
     double max_error_vs_f64; /* as in ar_check_report */

@@ -110,11 +110,12 @@ static ar_status file_path(ar_grads_result *result, int file, const ar_grads_opt
 
 /* The files of names (the first `files`), then activations and ranks as asked for. */
 static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, const ar_grads_options *o,
-                             const ar_config *c, const char *const *names, int files, const ari_reference *sensitive)
+                             const ari_cluster_options *cluster, const char *const *names, int files,
+                             const ari_reference *sensitive)
 {
     ari_gatherer *g = taps->outputs;
     const char *path[ARI_GATHER_FILES] = {NULL}, *placement[ARI_GATHER_FILES] = {NULL};
-    char *order = NULL;
+    char *order = NULL, *documents = NULL;
     ar_status st = AR_OK;
     AR_TRY(check_complete(g, o->run.fault));
     AR_TRY(ari_gather_hash(g, files, result->outputs_hash));
@@ -137,7 +138,9 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
     AR_TRY_TO(done, st, ari_gather_write(g, files + (o->activations ? 1 : 0), path, placement));
     if (o->per_rank) {
         ari_dump_facts facts;
-        AR_TRY_TO(done, st, ari_dump_facts_of(&facts, c, &o->run));
+        AR_TRY_TO(done, st, ari_dump_facts_of(&facts, cluster->config, &o->run));
+        AR_TRY_TO(done, st, ari_documents_text(&documents, cluster->batch, 1));
+        ari_dump_fact(&facts, "cu_seqlens", documents);
         AR_TRY_TO(done, st, file_path(result, RANKS_FOLDER, o, RANKS_NAME));
         AR_TRY_TO(done, st, ari_dump_ranks_write(&taps->ranks, result->file[RANKS_FOLDER], &facts));
     }
@@ -147,6 +150,7 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
             ari_gather_write_allowed(g, sensitive, result->file[ALLOWED_FILE], o->sensitivity_of, result->outputs_hash);
     }
 done:
+    free(documents);
     free(order);
     return st;
 }
@@ -191,8 +195,8 @@ static ar_status run_and_write(ar_grads_result *result, const ar_grads_options *
     AR_TRY_TO(done, st, run(cluster, &taps, result));
     if (o->sensitivity)
         AR_TRY_TO(done, st, allow(&sensitive, cluster, o));
-    st = cluster->body ? write_files(result, &taps, o, cluster->config, block_names, 1, &sensitive)
-                       : write_files(result, &taps, o, cluster->config, names, 2, &sensitive);
+    st = cluster->body ? write_files(result, &taps, o, cluster, block_names, 1, &sensitive)
+                       : write_files(result, &taps, o, cluster, names, 2, &sensitive);
 done:
     ari_reference_fini(&sensitive);
     ari_grads_taps_fini(&taps);

@@ -53,6 +53,8 @@ ar_status ari_tap_both(void *user, const ar_tap_event *event)
 
 void ari_dump_fact(ari_dump_facts *f, const char *key, const char *value)
 {
+    if (!value)
+        return;
     f->pair[2 * f->n] = key;
     f->pair[2 * f->n + 1] = value;
     f->n++;
@@ -82,6 +84,29 @@ ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run 
     if (run->fault != AR_FAULT_NONE)
         ari_dump_fact(f, "fault", ar_fault_name(run->fault));
     return AR_OK;
+}
+
+ar_status ari_documents_text(char **gives, const ar_batch *batch, size_t batches)
+{
+    size_t bytes = 0;
+    *gives = NULL;
+    if (!batch->documents)
+        return AR_OK;
+    FILE *to = open_memstream(gives, &bytes);
+    for (size_t i = 0; to && i < batches * batch->batch; i++) {
+        const ar_batch *b = &batch[i / batch->batch];
+        fprintf(to, "%s[0", i > 0 ? "," : "[");
+        for (size_t at = 0, first, end; at < b->seq; at = end) {
+            ar_batch_document(b, i % batch->batch, at, &first, &end);
+            fprintf(to, ",%zu", end);
+        }
+        fputc(']', to);
+    }
+    if (to && fputc(']', to) != EOF && fclose(to) == 0)
+        return AR_OK;
+    free(*gives);
+    *gives = NULL;
+    return ar_error_set(AR_ERR_MEMORY, "no memory for the documents of a dump");
 }
 
 /* --- the folder --------------------------------------------------------------------------------------------------- */

@@ -72,14 +72,18 @@ AR_NODISCARD ar_status ari_tap_both(void *user, const ar_tap_event *event);
 /* What a dump says of the run beside its tensors: pairs for the files' __metadata__. */
 typedef struct ari_dump_facts {
     char layout[96], heads[24], kv_heads[24], plan[ARI_PRINTABLE + 128];
-    const char *pair[2 * 9];
+    const char *pair[2 * 10];
     size_t n;
 } ari_dump_facts;
-/** Adds a pair; at most nine have room. Borrows. */
+/** Adds a pair; at most ten have room, and a value that is NULL is left out. Borrows. */
 void ari_dump_fact(ari_dump_facts *f, const char *key, const char *value);
 /** The model's name and heads, and of a run its numerics, layout, plan and fault; run NULL: of full tensors in exact
  *  numerics. Borrows the name; do not copy. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run *run);
+
+/** Where the documents of every row of these batches begin and the last one ends, as JSON: "[[0,5,14],[0,14]]". NULL
+ *  where the first has none. Gives; free(). Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_documents_text(char **gives, const ar_batch *batch, size_t batches);
 
 /** Writes all ranks' files to a folder beside, which then takes the place of `folder`: a folder never holds ranks of
  * two runs. Its parent is there. Errors: those of ar_dump_write, AR_ERR_IO; `folder` is as it was, or gone. */
