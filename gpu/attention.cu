@@ -5,6 +5,7 @@
 
 #include "gpu/kernels.h"
 #include "ref/numerics/rope_check.h"
+#include "ref/numerics/scores.h"
 
 namespace ARI_GPU
 {
@@ -53,117 +54,111 @@ ar_status rope(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x
     });
 }
 
-/* --- masks -------------------------------------------------------------------------------------------------------- */
-
-/* Which keys one query may see. */
-struct row_mask {
-    size_t first, keys;     /* [first, first + keys), where padding and additive do not mask */
-    const uint8_t *padding; /* of the row's keys, 0 = masked; NULL: none */
-    const float *additive;  /* of the row's keys, -inf = masked; NULL: none */
-    ARI_KERNEL bool sees(size_t key) const
-    {
-        return key - first < keys && (!additive || additive[key] != -INFINITY) && (!padding || padding[key]);
-    }
-};
-
-/* ar_mask as a kernel sees it. */
-struct mask_view {
-    bool causal;
-    size_t window;
-    const uint8_t *padding;
-    const float *additive;
-    size_t mask_batch, mask_heads, head_start, heads, s;
-    ARI_KERNEL row_mask of_row(size_t row) const
-    {
-        const size_t query = row % s, head = row / s % heads, sample = row / s / heads;
-        row_mask m = {0, 0, nullptr, nullptr};
-        m.first = window > 0 && query >= window ? query - window + 1 : 0;
-        m.keys = (causal ? query + 1 : s) - m.first;
-        if (padding)
-            m.padding = padding + sample * s;
-        if (additive) {
-            const size_t plane = (mask_batch > 1 ? sample : 0) * mask_heads + (mask_heads > 1 ? head_start + head : 0);
-            m.additive = additive + (plane * s + query) * s;
-        }
-        return m;
-    }
-};
-
-static mask_view view_of_mask(const ar_mask *m, size_t heads, size_t s)
-{
-    return mask_view{m->causal,
-                     m->window,
-                     dev<uint8_t>(m->padding),
-                     dev<float>(m->additive),
-                     m->mask_batch,
-                     m->mask_heads,
-                     m->head_start,
-                     heads,
-                     s};
-}
-
 /* --- softmax ------------------------------------------------------------------------------------------------------ */
 
+/* A block of scores as a kernel sees it. */
+struct block_view {
+    ar_scores scores;
+    ar_mask mask; /* its numbers alone */
+    const int32_t *visible;
+    const uint8_t *padding;
+    const float *additive;
+    ARI_KERNEL ari_score_row row(size_t i) const
+    {
+        return ari_score_row_of(&scores, &mask, visible, padding, additive, i);
+    }
+};
+
+static block_view view_of_block(const ar_scores *b, const ar_mask *m)
+{
+    return {*b, *m, dev<int32_t>(m->visible), dev<uint8_t>(m->padding), dev<float>(m->additive)};
+}
+
+/* Whether a row sees a column of its block. */
+ARI_KERNEL inline bool sees(const ari_score_row &r, size_t key)
+{
+    return key - r.first < r.keys && (!r.additive || r.additive[key] != -INFINITY) && (!r.padding || r.padding[key]);
+}
+
+ARI_KERNEL inline float score_of(const ari_score_row &r, const float *in, size_t key, float scale)
+{
+    const float scaled = ari_mul32(in[key], scale);
+    return r.additive ? ari_add32(scaled, r.additive[key]) : scaled;
+}
+
 /* probs may be scores: until the sums are known only a value's own thread writes its place, and reads it no more. */
-ar_status softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf scores, size_t b, size_t heads, size_t s,
-                          float scale, const ar_mask *mask)
+ar_status softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf scores, ar_buf max, ar_buf sum, bool known,
+                          float scale, const ar_scores *of, const ar_mask *mask)
 {
     float *to = dev<float>(probs);
     const float *from = dev<float>(scores);
-    const mask_view masks = view_of_mask(mask, heads, s);
-    const int32_t p = ari_rowsum_bits(s);
-    return launch_blocks(d, q, b * heads * s, s, [=] ARI_KERNEL(const block &own) {
-        const row_mask m = masks.of_row(own.index);
-        float *row = to + own.index * s;
-        const float *in = from + own.index * s;
-        auto score = [&](size_t key) {
-            const float scaled = ari_mul32(in[key], scale);
-            return m.additive ? ari_add32(scaled, m.additive[key]) : scaled;
-        };
-        const int32_t top = own.max(m.keys, [&](size_t j) {
-            const size_t key = m.first + j;
-            return m.sees(key) ? ari_key32(score(key)) : INT32_MIN;
+    int32_t *tops = dev<int32_t>(max);
+    double *sums = dev<double>(sum);
+    const block_view rows = view_of_block(of, mask);
+    const size_t keys = of->part.cols;
+    const int32_t p = ari_rowsum_bits(of->seq);
+    return launch_blocks(d, q, of->part.matrices * of->part.rows, keys, [=] ARI_KERNEL(const block &own) {
+        const ari_score_row r = rows.row(own.index);
+        float *row = to + own.index * keys;
+        const float *in = from + own.index * keys;
+        const int32_t top = known ? tops[r.at] : own.max(r.keys, [&](size_t j) {
+            const size_t key = r.first + j;
+            return sees(r, key) ? ari_key32(score_of(r, in, key, scale)) : INT32_MIN;
         });
+        if (!known)
+            own.each(1, [&](size_t) { tops[r.at] = top; });
         if (top == INT32_MIN || top == INT32_MAX) { /* no visible key; a visible score that is not finite */
-            own.each(s, [&](size_t key) { row[key] = top == INT32_MAX && m.sees(key) ? ari_nan32() : 0.0f; });
+            own.each(keys, [&](size_t key) { row[key] = top == INT32_MAX && sees(r, key) ? ari_nan32() : 0.0f; });
             return;
         }
         const float largest = ari_key32_value(top);
+        auto exponential = [&](size_t key) {
+            return sees(r, key) ? ari_softmax_exp(score_of(r, in, key, scale), largest) : 0.0f;
+        };
+        if (known) {
+            const double l = sums[r.at];
+            own.each(keys, [&](size_t key) { row[key] = sees(r, key) ? ari_softmax_p(exponential(key), l) : 0.0f; });
+            return;
+        }
         /* Exponent 1: every term is at most exp(0) = 1. */
-        const int64_t sum = row_integer(own, m.keys, 1, p, [&](size_t j) {
-            const size_t key = m.first + j;
-            const float e = m.sees(key) ? ari_softmax_exp(score(key), largest) : 0.0f;
-            row[key] = e;
+        const int64_t total = row_integer(own, r.keys, 1, p, [&](size_t j) {
+            const float e = exponential(r.first + j);
+            row[r.first + j] = e;
             return static_cast<double>(e);
         });
-        const double l = ari_rowsum_value(sum, 1, p);
-        own.each(s, [&](size_t key) { row[key] = key - m.first < m.keys ? ari_softmax_p(row[key], l) : 0.0f; });
+        const double l = ari_rowsum_value(total, 1, p);
+        own.each(1, [&](size_t) { sums[r.at] = l; });
+        own.each(keys, [&](size_t key) { row[key] = key - r.first < r.keys ? ari_softmax_p(row[key], l) : 0.0f; });
     });
 }
 
 /* ds may be dprobs. */
-ar_status softmax_backward(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, ar_buf dprobs, size_t b, size_t heads,
-                           size_t s, float scale, const ar_mask *mask)
+ar_status softmax_backward(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot, bool known,
+                           float scale, const ar_scores *of, const ar_mask *mask)
 {
     float *to = dev<float>(ds), *gradients = dev<float>(dprobs);
     const float *values = dev<float>(probs);
-    const mask_view masks = view_of_mask(mask, heads, s);
-    const int32_t p = ari_rowsum_bits(s);
-    return launch_blocks(d, q, b * heads * s, s, [=] ARI_KERNEL(const block &own) {
-        const row_mask m = masks.of_row(own.index);
-        const size_t start = own.index * s;
+    double *dots = dev<double>(dot);
+    const block_view rows = view_of_block(of, mask);
+    const size_t keys = of->part.cols;
+    const int32_t p = ari_rowsum_bits(of->seq);
+    return launch_blocks(d, q, of->part.matrices * of->part.rows, keys, [=] ARI_KERNEL(const block &own) {
+        const ari_score_row r = rows.row(own.index);
+        const size_t start = own.index * keys;
         const float *pr = values + start;
         float *dp = gradients + start, *out = to + start;
-        own.each(s, [&](size_t key) {
-            if (!m.sees(key))
+        own.each(keys, [&](size_t key) {
+            if (!sees(r, key))
                 dp[key] = 0.0f;
         });
-        const double dot = row_sum(own, m.keys, p, [&](size_t j) {
-            const size_t key = m.first + j;
+        const double sum = known ? dots[r.at] : row_sum(own, r.keys, p, [&](size_t j) {
+            const size_t key = r.first + j;
             return static_cast<double>(pr[key]) * static_cast<double>(dp[key]);
         });
-        own.each(s,
-                 [&](size_t key) { out[key] = m.sees(key) ? ari_attention_ds(pr[key], dp[key], dot, scale) : 0.0f; });
+        if (!known)
+            own.each(1, [&](size_t) { dots[r.at] = sum; });
+        own.each(keys,
+                 [&](size_t key) { out[key] = sees(r, key) ? ari_attention_ds(pr[key], dp[key], sum, scale) : 0.0f; });
     });
 }
 

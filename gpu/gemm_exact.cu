@@ -68,16 +68,14 @@ ar_status multiply(ar_device *d, ar_queue *q, ar_buf planes, size_t step, const 
 {
     const size_t n = a.ten ? PLANES_10 : PLANES_16;
     const run_product *products = a.ten ? PRODUCTS_10 : PRODUCTS_16;
-    const size_t left = (t.matrix * a.all_rows + t.row) * a.row_bytes, right = t.matrix * b.all_rows * b.row_bytes;
+    const size_t left = t.matrix * a.step + t.row * a.row_bytes, right = t.matrix * b.step;
     for (size_t i = 0; i < a.blocks * n; i++) {
         const run_product &p = products[i % n];
         const size_t at = i / n * a.block_bytes();
         const blas_shape shape = {t.rows, b.all_rows, p.count * a.width, t.matrices};
         const blas_matrix c = {ar_buf_at(planes, i * step * sizeof(int32_t)), b.all_rows, t.rows * b.all_rows, false};
-        const blas_matrix l = {ar_buf_at(a.runs, left + at + p.a * a.width), a.row_bytes, a.all_rows * a.row_bytes,
-                               false};
-        const blas_matrix r = {ar_buf_at(b.runs, right + at + p.b * b.width), b.row_bytes, b.all_rows * b.row_bytes,
-                               false};
+        const blas_matrix l = {ar_buf_at(a.runs, left + at + p.a * a.width), a.row_bytes, a.step, false};
+        const blas_matrix r = {ar_buf_at(b.runs, right + at + p.b * b.width), b.row_bytes, b.step, false};
         AR_TRY(blas_int8(d, q, shape, c, l, r));
     }
     return AR_OK;
@@ -93,16 +91,18 @@ struct extents {
 struct integers_out {
     int64_t *s;
     size_t limbs;
+    bool add;
 
     ARI_KERNEL void operator()(const extents &x, size_t matrix, size_t row, size_t col, const wide_sum &sum) const
     {
         int64_t *to = s + ((matrix * x.m + row) * x.n + col) * limbs;
         if (limbs == 1) {
-            *to = ari_add64(static_cast<int64_t>(static_cast<uint64_t>(sum.high) << 32), sum.low);
+            const int64_t one = ari_add64(static_cast<int64_t>(static_cast<uint64_t>(sum.high) << 32), sum.low);
+            *to = add ? ari_add64(*to, one) : one;
             return;
         }
-        to[0] = sum.high;
-        to[1] = sum.low;
+        to[0] = add ? ari_add64(to[0], sum.high) : sum.high;
+        to[1] = add ? ari_add64(to[1], sum.low) : sum.low;
     }
 };
 
@@ -207,7 +207,8 @@ ar_status for_each_tile(ar_device *d, ar_queue *q, const packed &a, const packed
 
 } // namespace
 
-ar_status gemm_i64(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *left, const ar_packed *right, int limbs)
+ar_status gemm_i64(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *left, const ar_packed *right, int limbs,
+                   bool add)
 {
     const packed &a = *packed_of(left), &b = *packed_of(right);
     AR_TRY(check_pair(a, b, "gemm_i64"));
@@ -216,7 +217,7 @@ ar_status gemm_i64(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *left, c
     if (limbs == 1 && a.k > ARI_CONTRACT_BLOCK)
         return ar_error_set(AR_ERR_ARG, "gemm_i64: k %zu needs two limbs, one holds up to %d terms", a.k,
                             ARI_CONTRACT_BLOCK);
-    return for_each_tile(d, q, a, b, give_to<integers_out>{{dev<int64_t>(s), static_cast<size_t>(limbs)}});
+    return for_each_tile(d, q, a, b, give_to<integers_out>{{dev<int64_t>(s), static_cast<size_t>(limbs), add}});
 }
 
 ar_status gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *left, const ar_packed *right,

@@ -108,7 +108,7 @@ template <bool TEN> struct pack_tile {
         b.each(ROWS * COLS / 4, [&](size_t i) {
             const size_t row = first_row + i / (COLS / 4), col = i % (COLS / 4) * 4;
             if (row < row_end && first_col + col < k_end)
-                store(runs + (at * p.all_rows + row) * p.row_bytes, first_col + col, tile + i / (COLS / 4) * LD + col);
+                store(runs + at * p.step + row * p.row_bytes, first_col + col, tile + i / (COLS / 4) * LD + col);
         });
     }
 };
@@ -122,6 +122,41 @@ template <bool TEN> ar_status pack_tiles(ar_device *d, ar_queue *q, pack_tile<TE
     return launch_blocks(d, q, t.p.batch * t.down * t.across, ROWS * COLS, t);
 }
 
+/* Where run `run` of term k of a row lies. */
+ARI_KERNEL inline size_t place_of(const packed &p, int run, size_t k)
+{
+    return (k / p.width * (p.ten ? 8 : 4) + static_cast<size_t>(run)) * p.width + k % p.width;
+}
+
+/* The digits of a part's rows and terms, a thread a term; what pads them is 0. */
+ar_status copy_digits(ar_device *d, ar_queue *q, const packed &to, const packed &from, const ar_part &part)
+{
+    const size_t terms = to.blocks * to.width, n = to.batch * to.all_rows * terms;
+    const int8_t *in = dev<int8_t>(ar_const(from.runs));
+    int8_t *out = dev<int8_t>(to.runs);
+    return launch_each(d, q, n, [=] ARI_KERNEL(size_t i) {
+        const size_t k = i % terms, row = i / terms % to.all_rows, at = i / terms / to.all_rows;
+        const int8_t *source = in + (part.matrix + at) * from.step + (part.row + row) * from.row_bytes;
+        int8_t *target = out + at * to.step + row * to.row_bytes;
+        digits v = {{0, 0, 0, 0}};
+        for (int digit = 0; digit < 4 && row < to.rows && k < to.k; digit++)
+            v.d[digit] = source[place_of(from, from.ten || from.left ? digit : 3 - digit, part.col + k)];
+        for (int run = 0; run < (to.ten ? 8 : 4); run++)
+            target[place_of(to, run, k)] =
+                static_cast<int8_t>(to.ten ? run_value<true>(v, to.left, run) : run_value<false>(v, to.left, run));
+    });
+}
+
+/* A host object of that form. Errors: AR_ERR_MEMORY. */
+ar_status give(ar_packed **gives, const packed &form)
+{
+    void *memory = nullptr;
+    AR_TRY(ari_alloc(&memory, 1, sizeof form, "a packed operand"));
+    *static_cast<packed *>(memory) = form;
+    *gives = static_cast<ar_packed *>(memory);
+    return AR_OK;
+}
+
 /* The form of an operand of k terms. */
 ar_status lay_out(packed *p, size_t *bytes, ari_imma path)
 {
@@ -130,8 +165,8 @@ ar_status lay_out(packed *p, size_t *bytes, ari_imma path)
     p->width = p->blocks ? ceil_div(ceil_div(p->k, p->blocks), 16) * 16 : 0;
     AR_TRY(ari_add_size(&p->all_rows, p->rows, (4 - p->rows % 4) % 4));
     AR_TRY(ari_mul_size(&p->row_bytes, p->blocks, p->block_bytes()));
-    AR_TRY(ari_mul_size(bytes, p->batch, p->all_rows));
-    return ari_mul_size(bytes, *bytes, p->row_bytes);
+    AR_TRY(ari_mul_size(&p->step, p->all_rows, p->row_bytes));
+    return ari_mul_size(bytes, p->batch, p->step);
 }
 
 } // namespace
@@ -139,7 +174,6 @@ ar_status lay_out(packed *p, size_t *bytes, ari_imma path)
 ar_status packed_create(ar_device *d, ar_packed **gives, size_t batch, size_t rows, size_t k, bool split)
 {
     packed form = {};
-    void *memory = nullptr;
     size_t bytes = 0;
     form.batch = batch;
     form.rows = rows;
@@ -147,13 +181,36 @@ ar_status packed_create(ar_device *d, ar_packed **gives, size_t batch, size_t ro
     form.left = split;
     AR_TRY(lay_out(&form, &bytes, imma_of(d)));
     AR_TRY(alloc(d, &form.runs, bytes ? bytes : 16));
-    const ar_status st = ari_alloc(&memory, 1, sizeof form, "a packed operand");
-    if (st != AR_OK) {
+    const ar_status st = give(gives, form);
+    if (st != AR_OK)
         ARI_GPU::free(d, form.runs);
+    return st;
+}
+
+/* Rows with all their terms are where they are; with the last rows' padding they must lie inside the whole. Of some
+ * terms, or where the form changes with their number, the digits are copied. */
+ar_status packed_part(ar_device *d, ar_queue *q, ar_packed **gives, const ar_packed *of, const ar_part *part)
+{
+    const packed &whole = *packed_of(of);
+    AR_TRY(ar_part_check(part, whole.batch, whole.rows, whole.k, "packed_part"));
+    const size_t all_rows = ceil_div(part->rows, 4) * 4;
+    if (part->cols == whole.k && all_rows <= whole.all_rows - part->row) {
+        packed form = whole;
+        form.batch = part->matrices;
+        form.rows = part->rows;
+        form.all_rows = all_rows;
+        form.runs = ar_buf_at(whole.runs, part->matrix * whole.step + part->row * whole.row_bytes);
+        form.part = true;
+        return give(gives, form);
+    }
+    ar_packed *copy = nullptr;
+    AR_TRY(packed_create(d, &copy, part->matrices, part->rows, part->cols, whole.left));
+    const ar_status st = copy_digits(d, q, *packed_of(copy), whole, *part);
+    if (st != AR_OK) {
+        packed_destroy(d, copy);
         return st;
     }
-    *static_cast<packed *>(memory) = form;
-    *gives = static_cast<ar_packed *>(memory);
+    *gives = copy;
     return AR_OK;
 }
 
@@ -161,14 +218,15 @@ void packed_destroy(ar_device *d, ar_packed *p)
 {
     if (!p)
         return;
-    ARI_GPU::free(d, packed_of(p)->runs);
+    if (!packed_of(p)->part)
+        ARI_GPU::free(d, packed_of(p)->runs);
     ::free(p);
 }
 
 size_t packed_bytes(const ar_packed *p)
 {
     const packed &form = *packed_of(p);
-    return form.batch * form.all_rows * form.row_bytes;
+    return form.part ? 0 : form.batch * form.step;
 }
 
 /* The part that reaches the last row, or the last term, writes the padding that follows. */

@@ -28,7 +28,9 @@ struct packed {
     size_t blocks;    /* 0 where k is */
     size_t all_rows;  /* of a matrix in memory: a multiple of 4, which cuBLAS asks for; those past `rows` are 0 */
     size_t row_bytes; /* from one row to the next */
+    size_t step;      /* bytes from one matrix to the next */
     ar_buf runs;      /* int8 [batch, all_rows, row_bytes] */
+    bool part;        /* of another's memory: those past `rows` are whatever is there */
 
     size_t block_bytes() const
     {

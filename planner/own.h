@@ -102,5 +102,8 @@ typedef struct ari_account_heads {
 } ari_account_heads;
 /** v: q, k, v or (n 1) all in one. */
 ari_account_heads ari_account_heads_of(const ari_account *a, const ari_op_value *v, int n);
+/** Attention, forward and backward. */
+void ari_account_attention(ari_account *a, const ari_operation *op);
+void ari_account_attention_back(ari_account *a, const ari_operation *op);
 
 #endif

@@ -207,34 +207,6 @@ static void activate(ari_account *a, const ari_operation *op)
     next(a, pre);
 }
 
-/* Gradients of the scores, then of queries, keys and values head by head, then of the projections. */
-static void attention(ari_account *a, const ari_operation *op)
-{
-    const ari_account_heads h = ari_account_heads_of(a, op->output, op->outputs);
-    const double dropped = a->c->run.dropout > 0.0 ? h.probs : 0.0, made = h.q + 2.0 * h.k;
-    const double b = h.batch * h.kv, rows = h.group * h.seq;
-    const ari_op_call *fold = ari_account_fold(a, op);
-    const size_t rank = fold ? a->tp_rank % fold->ranks : 0;
-    const ari_account_product dprobs = {.batch = b, .rows = rows, .cols = h.seq, .k = h.dim};
-    const ari_account_product dq = {.batch = b, .rows = rows, .cols = h.dim, .k = h.seq, .scaled = true};
-    const ari_account_product dkv = {
-        .batch = b, .rows = h.seq, .cols = h.dim, .k = rows, .scaled = true, .fold = fold, .rank = rank};
-    take(a, h.q + 2.0 * h.probs);
-    ari_account_multiply(a, &dprobs);
-    give(a, h.probs);
-    take(a, made + dropped);
-    ari_account_multiply(a, &dq);
-    ari_account_multiply(a, &dkv);
-    give(a, dropped + h.probs + h.q);
-    ari_account_give(a, ARI_MEMORY_ATTENTION, h.probs + made);
-    take(a, made);
-    if (a->c->tapped)
-        ari_account_touch(a, h.q);
-    give(a, made);
-    ari_account_finish(a, &a->x);
-    next(a, made);
-}
-
 /* In place of the logits; without them every element of the output is a term. */
 static void loss(ari_account *a, const ari_operation *op)
 {
@@ -284,7 +256,7 @@ void ari_account_backward(ari_account *a, const ari_operation *op)
         activate(a, op);
         break;
     case ARI_OPERATION_ATTENTION:
-        attention(a, op);
+        ari_account_attention_back(a, op);
         break;
     case ARI_OPERATION_DROPOUT:
         drop(a, op);

@@ -187,29 +187,6 @@ ari_account_heads ari_account_heads_of(const ari_account *a, const ari_op_value 
     return h;
 }
 
-/* Queries, keys and values head by head in place of x; scores that become probabilities; what they make of the
- * values. */
-static void attention(ari_account *a, const ari_operation *op)
-{
-    const ari_account_heads h = ari_account_heads_of(a, op->input, op->inputs);
-    const double dropped = a->c->run.dropout > 0.0 ? h.probs : 0.0;
-    const ari_account_product scores = {.batch = h.batch * h.kv, .rows = h.group * h.seq, .cols = h.seq, .k = h.dim};
-    const ari_account_product weighted = {
-        .batch = h.batch * h.kv, .rows = h.group * h.seq, .cols = h.dim, .k = h.seq, .scaled = true};
-    ari_account_take(a, ARI_MEMORY_ATTENTION, h.q + 2.0 * h.k);
-    ari_account_finish(a, &a->x);
-    if (a->c->tapped && a->config->rope)
-        ari_account_touch(a, h.q);
-    ari_account_take(a, ARI_MEMORY_ATTENTION, h.probs);
-    ari_account_multiply(a, &scores);
-    ari_account_take(a, ARI_MEMORY_WORKSPACE, dropped + h.q);
-    ari_account_multiply(a, &weighted);
-    ari_account_give(a, ARI_MEMORY_WORKSPACE, dropped);
-    ari_account_take(a, ARI_MEMORY_ATTENTION, h.q);
-    ari_account_give(a, ARI_MEMORY_WORKSPACE, h.q);
-    next(a, h.q, ARI_MEMORY_ATTENTION, false);
-}
-
 /* What the first layers made stays. Without a gate the product has made what follows it, unless that was
  * redistributed. */
 static void activate(ari_account *a, const ari_operation *op)
@@ -265,7 +242,7 @@ void ari_account_forward(ari_account *a, const ari_operation *op)
         product(a, op);
         break;
     case ARI_OPERATION_ATTENTION:
-        attention(a, op);
+        ari_account_attention(a, op);
         break;
     case ARI_OPERATION_ACTIVATION:
     case ARI_OPERATION_GATE:

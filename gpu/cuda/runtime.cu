@@ -440,6 +440,9 @@ ar_status ari_gpu_native_stream(ar_device *d, ar_queue *q, void **borrows)
     return AR_OK;
 }
 
+/* Enough rows of scores to keep every processor busy. */
+static const size_t BLOCK_BYTES = static_cast<size_t>(64) << 20;
+
 ar_status ar_device_cuda_create(ar_device **gives, int index)
 {
     using namespace ari_cuda;
@@ -453,6 +456,7 @@ ar_status ar_device_cuda_create(ar_device **gives, int index)
     d->ops = table_of("cuda");
     d->base.ops = &d->ops;
     d->base.threads = 1;
+    d->base.block_bytes = BLOCK_BYTES;
     const int rc = pthread_mutex_init(&d->lock, nullptr);
     if (rc != 0) {
         ::free(d);

@@ -448,6 +448,9 @@ static ar_status read_order(order *o)
 
 } // namespace ari_emulated
 
+/* So small that short sequences are cut too. */
+static const size_t BLOCK_BYTES = 16384;
+
 ar_status ar_device_emulated_create(ar_device **gives)
 {
     using namespace ari_emulated;
@@ -464,6 +467,7 @@ ar_status ar_device_emulated_create(ar_device **gives)
     d->ops = table_of("emulated");
     d->base.ops = &d->ops;
     d->base.threads = 1;
+    d->base.block_bytes = BLOCK_BYTES;
     *gives = &d->base;
     return AR_OK;
 }

@@ -27,6 +27,17 @@ typedef struct ar_parts {
     bool along_k;                 /* else along rows */
 } ar_parts;
 
+/* A contraction whose A comes in blocks of rows and terms, and whose terms lie on several ranks: attention's gradients of
+ * keys and values. Every block is given twice: first all of them for the exponents, then all of them for the sums. */
+typedef struct ar_blocks ar_blocks;
+typedef struct ar_blocks_options {
+    size_t rows;     /* of each of A's matrices */
+    size_t k_full;   /* terms on all ranks together */
+    ar_comm *places; /* that have other terms, and of the result equal parts of the rows, in their order; NULL: none */
+    ar_comm *replicas; /* that have other terms of the same rows, and all of the result; NULL: none */
+    const char *tag;
+} ar_blocks_options;
+
 typedef enum ar_fold {
     AR_KEEP,        /* the sum is complete here */
     AR_ALL,         /* partial over the group: reduce, every rank gets all of it */
@@ -64,13 +75,27 @@ struct ar_arith_ops {
                                bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over);
     /* Bytes of the operands that are kept with a parameter: the first of those that they are made of. */
     size_t (*operand_bytes)(const ar_param *p);
-    /* Ends an operand that operand_a or operand_b gave before the step does; the sums made of it are rounded. */
+    /* Rows and terms (columns) of an operand that operand_a or operand_b gave, which outlives it, with the exponents of
+     * the whole. Several matrices: all their rows and terms. No fold follows. */
+    ar_status (*operand_part)(ar_ctx *ctx, const ar_operand **gives, const ar_operand *whole, const ar_part *part);
+    /* Ends an operand that one of these gave before the step does; the sums made of it are rounded. */
     void (*operand_done)(ar_ctx *ctx, const ar_operand *o);
     ar_status (*contract)(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b);
     ar_status (*fold)(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, const char *tag);
     /* y[batch.., m, n] = the sum rounded, then the epilogue (NULL: none); after AR_SCATTER_ROWS y has the own rows. y
      * contiguous, or contiguous along n where the sum was never folded. Ends the sum. */
     ar_status (*round)(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue);
+
+    /* b [.., n, k], equilibrated, with all the terms of this rank. Collective over both groups, as the two below that
+     * say so. */
+    ar_status (*blocks_begin)(ar_ctx *ctx, ar_blocks **gives, const ar_tensor *b, const ar_blocks_options *o);
+    /* A block of A, at these rows and terms (columns), whose elements outside its blocks are zero. */
+    ar_status (*blocks_measure)(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a);
+    /* All were measured. Collective. */
+    ar_status (*blocks_measured)(ar_ctx *ctx, ar_blocks *s);
+    ar_status (*blocks_add)(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a);
+    /* y [.., rows / places, n], contiguous. AR_KEEP instead of AR_ALL: each replica keeps its own terms. Collective. */
+    ar_status (*blocks_end)(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar_fold replicas);
 
     /* grad(p) += sum over samples of dy^T x: dy [tokens, out], x [tokens, in] 2-D views, `samples` runs of
      * `tokens/samples` tokens. x_rows_over: the group that shards x's features, or NULL. Of a frozen parameter neither

@@ -27,12 +27,20 @@ struct ari_optimizer_constants; /* what the updates of one step share: ref/numer
 /* Quantised rows in the device's own form: [batch, rows, k] of 26-bit signed integers. */
 typedef struct ar_packed ar_packed;
 
-/* Where in the global problem a local probability matrix [b, heads, s, s] stands, for masks. */
+/* A block of attention's scores. All scores of a rank are the matrices [b, kv_heads], each [group * rows, seq]: row r is
+ * query r mod rows, of query head r / rows of the KV head's group, and a column is a key, by its position. The part lies
+ * contiguous in memory, [matrices, rows, cols]; where a slot needs what belongs to whole rows, all keys that its
+ * queries see are in it. */
+typedef struct ar_scores {
+    size_t kv_heads, group, rows, seq;
+    ar_part part;
+} ar_scores;
+
+/* Which keys the queries see. */
 typedef struct ar_mask {
-    bool causal;                   /* key > query is masked */
-    size_t window;                 /* key + window <= query is masked; 0: none is */
-    ar_cbuf padding;               /* u8 [b, s], 0 = masked key; ptr NULL: none */
-    ar_cbuf additive;              /* f32 [mask_batch, mask_heads, s, s]; ptr NULL: none; -inf = masked */
+    ar_cbuf visible;               /* int32 [b, rows, 2]: keys [first, end), of which the others may mask some */
+    ar_cbuf padding;               /* u8 [b, seq], 0 = masked key; ptr NULL: none */
+    ar_cbuf additive;              /* f32 [mask_batch, mask_heads, rows, seq]; ptr NULL: none; -inf = masked */
     size_t mask_batch, mask_heads; /* b or 1; ALL query heads or 1 */
     size_t head_start;             /* global number of local head 0 */
 } ar_mask;
@@ -102,8 +110,11 @@ typedef struct ar_device_ops {
                                bool max_into);
     /* Storage for [batch, rows, k]. split: this operand will be the A of gemm_i64 and gemm_round. */
     ar_status (*packed_create)(ar_device *d, ar_packed **gives, size_t batch, size_t rows, size_t k, bool split);
+    /* Part of what was packed, for the products below; `whole` is not packed again, and outlives it. It shares its
+     * memory where the device can. */
+    ar_status (*packed_part)(ar_device *d, ar_queue *q, ar_packed **gives, const ar_packed *whole, const ar_part *part);
     void (*packed_destroy)(ar_device *d, ar_packed *p); /* accepts NULL */
-    size_t (*packed_bytes)(const ar_packed *p);         /* of the device's memory that it takes */
+    size_t (*packed_bytes)(const ar_packed *p);         /* of the device's memory that it takes for itself */
     /* q[i, k_at + k] = clamp(rint(a[i,k]*2^(sign*c[k] + 25 - e[i])), +-(2^25 - 1)), 0 where e or c says all zero or e
      * says non-finite. Rows [row_at, row_at + a's rows), columns [k_at, k_at + a's k). e: [batch, ALL rows of p]; c:
      * [batch, k of a] or NULL. */
@@ -111,8 +122,10 @@ typedef struct ar_device_ops {
                       ar_cbuf c, int sign, ar_cbuf e);
     /* s[batch, m, n] = exact integer sums over k of qA*qB. limbs = 1: one int64 an element, k <= 8191; limbs = 2: two,
      * side by side, the sums of S_b >> 32 and of S_b & 0xffffffff over blocks b of the terms, which each device cuts
-     * for itself, at most one for every 8191 terms begun: the sum is the first times 2^32 plus the second. */
-    ar_status (*gemm_i64)(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs);
+     * for itself, at most one for every 8191 terms begun: the sum is the first times 2^32 plus the second. add: to what
+     * s holds. */
+    ar_status (*gemm_i64)(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs,
+                          bool add);
     /* y[batch, m, n] = the contraction rounded once to fp32, without storing the integers: e [batch, m], f [batch, n].
      * y: rows are contiguous runs of n (stride 1 along n), other strides free. Then bias [n] (fl32(y + bias)) and act
      * into z (same shape and strides rules) as in bias_act; batch 1 for those. */
@@ -174,15 +187,18 @@ typedef struct ar_device_ops {
      * backward (sin negated). Position of row s is s. */
     ar_status (*rope)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,
                       int direction);
-    /* probs[b,H,s,s] from scores (may be the same memory), contiguous: s = fl32(score*scale), + additive mask; row max
-     * over visible keys; p = exp32(fl32(s - m)); l = row sum, exponent 1; fl32(p/l). Masked +0; no visible key: all +0.
-     * A NaN score among the visible ones makes the row NaN. */
-    ar_status (*softmax_forward)(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf scores, size_t b, size_t heads,
-                                 size_t s, float scale, const ar_mask *mask);
-    /* D = row sum of probs*dprobs; ds = fl32(fl32(probs*(dprobs - D))*scale), masked +0. dprobs at masked keys is set
-     * to +0 in place first. ds may be dprobs only if the caller no longer needs dprobs. */
-    ar_status (*softmax_backward)(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, ar_buf dprobs, size_t b,
-                                  size_t heads, size_t s, float scale, const ar_mask *mask);
+    /* probs from a block of scores (may be the same memory): s = fl32(score*scale), + additive mask; m = row max over
+     * visible keys; p = exp32(fl32(s - m)); l = row sum of seq terms, exponent 1; fl32(p/l). Masked +0; no visible key:
+     * all +0. A NaN score among the visible ones makes the row NaN. max (int32) and sum (f64) [b, kv_heads, group *
+     * rows]: of each row the order-preserving key of m (INT32_MIN: no visible key, INT32_MAX: one that is not finite)
+     * and l (undefined with those two): written, or (known) read, and then the block may have some of the keys only. */
+    ar_status (*softmax_forward)(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf scores, ar_buf max, ar_buf sum,
+                                 bool known, float scale, const ar_scores *block, const ar_mask *mask);
+    /* D = row sum of seq terms probs*dprobs; ds = fl32(fl32(probs*(dprobs - D))*scale), masked +0. dprobs at masked keys
+     * is set to +0 in place first. ds may be dprobs only if the caller no longer needs dprobs. dot (f64) [b, kv_heads,
+     * group * rows]: D, written, or (known) read, as above. */
+    ar_status (*softmax_backward)(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot,
+                                  bool known, float scale, const ar_scores *block, const ar_mask *mask);
 
     /* --- embedding and loss --------------------------------------------------------------------------------------- */
     /* row_of[t] = ids[t] - start if ids[t] in [start, start + count), else -1 */
@@ -238,7 +254,7 @@ typedef struct ar_device_ops {
 /* clang-format off */
 #define AR_DEVICE_SLOTS(X)                                                                               \
     X(queue_create) X(destroy) X(alloc) X(free) X(copy) X(zero) X(copy_strided) X(combine)               \
-    X(gemm_f32) X(bias_act) X(col_exponents) X(row_exponents) X(packed_create) X(packed_destroy)         \
+    X(gemm_f32) X(bias_act) X(col_exponents) X(row_exponents) X(packed_create) X(packed_part) X(packed_destroy) \
     X(packed_bytes) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) X(acc_raise)   \
     X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(act_backward) X(gated_forward) X(gated_backward) X(dropout)  \
     X(norm_forward) X(norm_backward) X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward)       \
@@ -247,11 +263,18 @@ typedef struct ar_device_ops {
     X(widen_bf16) X(optimizer_step)
 /* clang-format on */
 
-/** An instance: its table, and how many threads of the host a kernel may use. Of one rank; ranks may share a GPU. */
+/** An instance: its table, how many threads of the host a kernel may use, and how many bytes of a value that several
+ *  kernels pass on to each other are worked on at a time: its cache holds a few such pieces. Of one rank; ranks may share
+ *  a GPU. */
 struct ar_device {
     const ar_device_ops *ops;
     int threads;
+    size_t block_bytes;
 };
+
+/* The CPU device's block_bytes. A second cache level alone would hold too few rows to be worth their packing: measured at
+ * sequences of 4,096. */
+#define AR_CPU_BLOCK_BYTES ((size_t)2 << 20)
 
 typedef enum ar_device_kind {
     AR_DEVICE_CPU,

@@ -81,6 +81,16 @@ ar_tensor ar_tensor_transposed(const ar_tensor *t);
 /** Elements [start, start + extent) along dimension `dim`, as a view. */
 ar_tensor ar_tensor_slice(const ar_tensor *t, int dim, size_t start, size_t extent);
 
+/** Part of [batch, rows, cols] matrices: the columns [col, col + cols) of the rows [row, row + rows) of some of them. */
+typedef struct ar_part {
+    size_t matrix, matrices, row, rows, col, cols;
+} ar_part;
+/** Errors: AR_ERR_SHAPE, the part is not inside such matrices; what: of which, for the message. */
+AR_NODISCARD ar_status ar_part_check(const ar_part *p, size_t batch, size_t rows, size_t cols, const char *what);
+/** That part of a tensor whose last two dimensions are rows and columns, and whose matrices lie equally far apart, as a
+ *  view of three dimensions. */
+ar_tensor ar_tensor_part(const ar_tensor *t, const ar_part *p);
+
 /** A layout says which boxes of a global tensor a rank holds. Several boxes: packed q|k|v, gate|up. A box copies
  *  local[..local+extent) <-> global[..global+extent). Replicated values carry their replica number. */
 typedef struct ar_box {

@@ -9,27 +9,15 @@
 #include "ref/core/size.h"
 #include "ref/numerics/integer_sum.h"
 
-struct ar_operand {
-    ari_extents x;
-    size_t k_full;
-    ar_comm *k_over;   /* NULL: K is whole here */
-    ar_packed *packed; /* [batch, rows, k] */
-    ar_buf c;          /* int32 [batch, k], of B; ptr NULL: not equilibrated */
-    ar_buf e;          /* int32 [batch, rows] */
-    bool kept;         /* owned by a parameter's cache: c and e are device memory of their own */
-    size_t counted;    /* bytes of `packed` in the step's memory; 0: kept */
-};
-
 struct ar_sum {
     const ar_operand *a, *b;
     ar_comm *over;  /* the group that a fold reduced over; NULL: complete here */
     bool scattered; /* AR_SCATTER_ROWS: the slice, of whole rows, is what is wanted; else it is gathered once rounded */
-    ar_buf s;       /* int64 slice of the reduced sums, where `over` is set */
-    size_t start, count; /* the slice: elements of the row-major [batch, m, n] */
+    ari_sum_slice own; /* the slice of the reduced sums, where `over` is set */
     int limbs;
 };
 
-static ar_status max_over(ar_ctx *ctx, ar_comm *over, ar_buf e, size_t n, const char *tag)
+ar_status ari_exact_max(ar_ctx *ctx, ar_comm *over, ar_buf e, size_t n, const char *tag)
 {
     if (!ari_has_peers(over))
         return AR_OK;
@@ -50,8 +38,10 @@ static void operand_destroy(ar_ctx *ctx, void *object)
 {
     ar_operand *o = object;
     ari_step_gave(ctx, o->counted);
-    ari_step_free(ctx, o->c);
-    ari_step_free(ctx, o->e);
+    if (!o->part) {
+        ari_step_free(ctx, o->c);
+        ari_step_free(ctx, o->e);
+    }
     operand_fini(ctx->device, o);
 }
 
@@ -75,7 +65,7 @@ static ar_status equilibrate(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_c
                                   i > 0 && !p->along_k));
         at += p->along_k ? t->shape[t->ndim - 1] : 0;
     }
-    return max_over(ctx, rows_over, o->c, o->x.batch * o->x.k, tag);
+    return ari_exact_max(ctx, rows_over, o->c, o->x.batch * o->x.k, tag);
 }
 
 /* Row exponents of all parts scaled by 2^(sign*c), over all ranks that share K; then the integers. sign: +1 for A, -1
@@ -94,7 +84,8 @@ static ar_status quantise(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_cbuf
         row += p->along_k ? 0 : t->shape[t->ndim - 2];
         k += p->along_k ? t->shape[t->ndim - 1] : 0;
     }
-    AR_TRY(max_over(ctx, o->k_over, o->e, o->x.batch * o->x.rows, tag));
+    for (int i = 0; i < 2; i++)
+        AR_TRY(ari_exact_max(ctx, o->over[i], o->e, o->x.batch * o->x.rows, tag));
     AR_TRY(dev->packed_create(ctx->device, &o->packed, o->x.batch, o->x.rows, o->x.k, split));
     o->counted = o->kept ? 0 : dev->packed_bytes(o->packed);
     ari_step_took(ctx, o->counted);
@@ -109,14 +100,15 @@ static ar_status quantise(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_cbuf
     return AR_OK;
 }
 
-static ar_status operand_init(ar_operand *o, const ar_parts *p, size_t k_full, ar_comm *k_over, bool kept,
+static ar_status operand_init(ar_operand *o, const ar_parts *p, size_t k_full, ar_comm *const over[2], bool kept,
                               const char *tag)
 {
     AR_TRY(ari_parts_extents(&o->x, p));
-    if (!ari_has_peers(k_over) && o->x.k != k_full)
+    if (!ari_has_peers(over[0]) && !ari_has_peers(over[1]) && o->x.k != k_full)
         return ar_error_set(AR_ERR_SHAPE, "%s: a contraction over %zu terms was given %zu", tag, k_full, o->x.k);
     o->k_full = k_full;
-    o->k_over = k_over;
+    o->over[0] = over[0];
+    o->over[1] = over[1];
     o->kept = kept;
     return AR_OK;
 }
@@ -128,15 +120,24 @@ static ar_status step_operand(ar_ctx *ctx, ar_operand **gives)
     return ari_step_own(ctx, *gives, operand_destroy);
 }
 
+ar_status ari_exact_operand_over(ar_ctx *ctx, ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
+                                 ar_comm *const over[2], ar_comm *rows_over, const char *tag)
+{
+    ar_operand *o = NULL;
+    AR_TRY(step_operand(ctx, &o));
+    AR_TRY(operand_init(o, b, k_full, over, false, tag));
+    if (scale)
+        AR_TRY(equilibrate(ctx, o, b, rows_over, tag));
+    AR_TRY(quantise(ctx, o, b, ar_const(o->c), -1, false, tag));
+    *gives = o;
+    return AR_OK;
+}
+
 static ar_status exact_operand_b(ar_ctx *ctx, const ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
                                  ar_comm *k_over, ar_comm *rows_over, const char *tag)
 {
     ar_operand *o = NULL;
-    AR_TRY(step_operand(ctx, &o));
-    AR_TRY(operand_init(o, b, k_full, k_over, false, tag));
-    if (scale)
-        AR_TRY(equilibrate(ctx, o, b, rows_over, tag));
-    AR_TRY(quantise(ctx, o, b, ar_const(o->c), -1, false, tag));
+    AR_TRY(ari_exact_operand_over(ctx, &o, b, scale, k_full, (ar_comm *const[2]){k_over, NULL}, rows_over, tag));
     *gives = o;
     return AR_OK;
 }
@@ -146,9 +147,31 @@ static ar_status exact_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar
 {
     ar_operand *o = NULL;
     AR_TRY(step_operand(ctx, &o));
-    AR_TRY(operand_init(o, a, b->k_full, b->k_over, false, tag));
+    AR_TRY(operand_init(o, a, b->k_full, b->over, false, tag));
     AR_TRY(ari_check_pair(&o->x, &b->x, tag));
     AR_TRY(quantise(ctx, o, a, ar_const(b->c), +1, true, tag));
+    *gives = o;
+    return AR_OK;
+}
+
+static ar_buf exponents_at(ar_buf all, size_t first)
+{
+    return all.ptr ? ar_buf_at(all, first * sizeof(int32_t)) : all;
+}
+
+static ar_status exact_operand_part(ar_ctx *ctx, const ar_operand **gives, const ar_operand *whole, const ar_part *part)
+{
+    ar_operand *o = NULL;
+    AR_TRY(ari_check_part(&whole->x, part));
+    AR_TRY(step_operand(ctx, &o));
+    o->part = true;
+    o->x = (ari_extents){.batch = part->matrices, .rows = part->rows, .k = part->cols};
+    o->k_full = part->cols;
+    o->c = exponents_at(whole->c, part->matrix * whole->x.k + part->col);
+    o->e = exponents_at(whole->e, part->matrix * whole->x.rows + part->row);
+    AR_TRY(ctx->device->ops->packed_part(ctx->device, ctx->queue, &o->packed, whole->packed, part));
+    o->counted = ctx->device->ops->packed_bytes(o->packed);
+    ari_step_took(ctx, o->counted);
     *gives = o;
     return AR_OK;
 }
@@ -197,7 +220,7 @@ static ar_status cache_fill(ar_ctx *ctx, ar_param_cache *k, size_t k_full, ar_co
     const char *tag = k->params[0]->name;
     AR_TRY(ari_alloc_zero((void **)&k->operand, 1, sizeof *k->operand, "a kept operand"));
     ar_operand *o = k->operand;
-    AR_TRY(operand_init(o, &parts, k_full, k_over, true, tag));
+    AR_TRY(operand_init(o, &parts, k_full, (ar_comm *const[2]){k_over, NULL}, true, tag));
     AR_TRY(equilibrate(ctx, o, &parts, rows_over, tag));
     return quantise(ctx, o, &parts, ar_const(o->c), -1, false, tag);
 }
@@ -275,56 +298,69 @@ static ar_status exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a
     return AR_OK;
 }
 
-static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, const char *tag)
+ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over, const char *tag)
 {
-    if (how == AR_KEEP || !ari_has_peers(over))
-        return AR_OK;
-    const ar_device_ops *dev = ctx->device->ops;
-    const size_t total = s->a->x.batch * s->a->x.rows * s->b->x.rows, limbs = (size_t)s->limbs;
-    size_t bytes = 0;
-    AR_TRY(ari_check_scatter(&s->a->x, over, how, tag));
-    AR_TRY(ari_mul_size(&bytes, total, limbs * sizeof(int64_t)));
-    ar_buf partial = {NULL};
-    AR_TRY(ari_step_alloc(ctx, &partial, bytes));
-    AR_TRY(dev->gemm_i64(ctx->device, ctx->queue, partial, s->a->packed, s->b->packed, s->limbs));
-    ari_work_of_product(&s->a->x, &s->b->x);
+    const size_t total = s->count, limbs = (size_t)s->limbs;
+    const ar_buf partial = s->s;
     size_t *counts = NULL;
+    ar_status st = AR_OK;
     AR_TRY(ari_slice_counts(&counts, over, total, limbs));
     ar_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &s->start, &s->count);
-    ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
     AR_TRY_TO(done, st, ar_comm_reduce_scatter(over, ctx->queue, s->s, ar_const(partial), counts, AR_I64, AR_SUM, tag));
     ari_step_free(ctx, partial);
-    s->over = over;
-    s->scattered = how == AR_SCATTER_ROWS;
 done:
     free(counts);
     return st;
 }
 
-/* Rounds the own slice, matrix by matrix. */
-static ar_status round_slice(ar_ctx *ctx, ar_buf y, const ar_sum *s)
+static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, const char *tag)
 {
-    const size_t rows = s->a->x.rows, cols = s->b->x.rows, matrix = rows * cols, end = s->start + s->count;
+    if (how == AR_KEEP || !ari_has_peers(over))
+        return AR_OK;
+    const ari_extents *a = &s->a->x, *b = &s->b->x;
+    size_t bytes = 0;
+    s->own = (ari_sum_slice){.limbs = s->limbs,
+                             .count = a->batch * a->rows * b->rows,
+                             .rows = a->rows,
+                             .cols = b->rows,
+                             .e = ar_const(s->a->e),
+                             .f = ar_const(s->b->e),
+                             .e_step = a->rows};
+    AR_TRY(ari_check_scatter(a, over, how, tag));
+    AR_TRY(ari_mul_size(&bytes, s->own.count, (size_t)s->limbs * sizeof(int64_t)));
+    AR_TRY(ari_step_alloc(ctx, &s->own.s, bytes));
+    AR_TRY(ctx->device->ops->gemm_i64(ctx->device, ctx->queue, s->own.s, s->a->packed, s->b->packed, s->limbs, false));
+    ari_work_of_product(a, b);
+    AR_TRY(ari_exact_slice(ctx, &s->own, over, tag));
+    s->over = over;
+    s->scattered = how == AR_SCATTER_ROWS;
+    return AR_OK;
+}
+
+ar_status ari_exact_round(ar_ctx *ctx, ar_buf y, const ari_sum_slice *s)
+{
+    const size_t matrix = s->rows * s->cols, end = s->start + s->count;
     for (size_t at = s->start; at < end;) {
         const size_t batch = at / matrix, stop = (batch + 1) * matrix < end ? (batch + 1) * matrix : end;
         const size_t done = at - s->start;
         AR_TRY(ctx->device->ops->round_i64(ctx->device, ctx->queue, ar_buf_at(y, done * sizeof(float)),
                                            ar_cbuf_at(ar_const(s->s), done * (size_t)s->limbs * sizeof(int64_t)),
-                                           s->limbs, at - batch * matrix, stop - at, cols,
-                                           ar_cbuf_at(ar_const(s->a->e), batch * rows * sizeof(int32_t)),
-                                           ar_cbuf_at(ar_const(s->b->e), batch * cols * sizeof(int32_t))));
+                                           s->limbs, at - batch * matrix, stop - at, s->cols,
+                                           ar_cbuf_at(s->e, batch * s->e_step * sizeof(int32_t)),
+                                           ar_cbuf_at(s->f, batch * s->cols * sizeof(int32_t))));
         at = stop;
     }
     return AR_OK;
 }
 
-static ar_status gather_rounded(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s, ar_buf own)
+ar_status ari_exact_gather(ar_ctx *ctx, ar_buf y, size_t total, ar_comm *over)
 {
-    size_t *counts = NULL;
-    AR_TRY(ari_slice_counts(&counts, s->over, s->a->x.batch * s->a->x.rows * s->b->x.rows, 1));
-    const ar_status st =
-        ar_comm_all_gather(s->over, ctx->queue, y->data, ar_const(own), counts, AR_F32, "rounded sums");
+    size_t *counts = NULL, start = 0, count = 0;
+    AR_TRY(ari_slice_counts(&counts, over, total, 1));
+    ar_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &start, &count);
+    const ar_cbuf own = ar_cbuf_at(ar_const(y), start * sizeof(float));
+    const ar_status st = ar_comm_all_gather(over, ctx->queue, y, own, counts, AR_F32, "rounded sums");
     free(counts);
     return st;
 }
@@ -336,10 +372,9 @@ static ar_status round_folded(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
     const ar_device_ops *dev = ctx->device->ops;
     if (!ar_tensor_is_contiguous(y))
         return ar_error_set(AR_ERR_SHAPE, "a folded sum is rounded into a contiguous tensor");
-    const ar_buf own = s->scattered ? y->data : ar_buf_at(y->data, s->start * sizeof(float));
-    AR_TRY(round_slice(ctx, own, s));
+    AR_TRY(ari_exact_round(ctx, s->scattered ? y->data : ar_buf_at(y->data, s->own.start * sizeof(float)), &s->own));
     if (!s->scattered)
-        AR_TRY(gather_rounded(ctx, y, s, own));
+        AR_TRY(ari_exact_gather(ctx, y->data, ar_tensor_count(y), s->over));
     if (ep && (ep->bias.ptr || ep->act != AR_ACT_NONE))
         AR_TRY(dev->bias_act(ctx->device, ctx->queue, y, ep->bias, ep->act, ep->z));
     return AR_OK;
@@ -347,7 +382,7 @@ static ar_status round_folded(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
 
 static ar_status exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue)
 {
-    const size_t expected = s->scattered ? s->count : s->a->x.batch * s->a->x.rows * s->b->x.rows;
+    const size_t expected = s->scattered ? s->own.count : s->a->x.batch * s->a->x.rows * s->b->x.rows;
     if (ar_tensor_count(y) != expected)
         return ar_error_set(AR_ERR_SHAPE, "a contraction of %zu elements is rounded into %zu", expected,
                             ar_tensor_count(y));
@@ -355,11 +390,12 @@ static ar_status exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const a
     const ar_epilogue *ep = epilogue ? epilogue : &none;
     if (s->over) {
         AR_TRY(round_folded(ctx, y, s, ep));
-        ari_step_free(ctx, s->s);
+        ari_step_free(ctx, s->own.s);
     } else {
         AR_TRY(ctx->device->ops->gemm_round(ctx->device, ctx->queue, y, s->a->packed, s->b->packed, ar_const(s->a->e),
                                             ar_const(s->b->e), ep->bias, ep->act, ep->z));
-        ari_work_of_product(&s->a->x, &s->b->x);
+        if (!s->b->part) /* whose work who cuts it counts */
+            ari_work_of_product(&s->a->x, &s->b->x);
     }
     ari_step_disown(ctx, s);
     return AR_OK;
@@ -373,10 +409,16 @@ const ar_arith_ops *ar_arith_exact(void)
         .operand_a = exact_operand_a,
         .param_operand = exact_param_operand,
         .operand_bytes = exact_operand_bytes,
+        .operand_part = exact_operand_part,
         .operand_done = ari_operand_done,
         .contract = exact_contract,
         .fold = exact_fold,
         .round = exact_round,
+        .blocks_begin = ari_exact_blocks_begin,
+        .blocks_measure = ari_exact_blocks_measure,
+        .blocks_measured = ari_exact_blocks_measured,
+        .blocks_add = ari_exact_blocks_add,
+        .blocks_end = ari_exact_blocks_end,
         .grad_contract = ari_exact_grad_contract,
         .grad_rows = ari_exact_grad_rows,
         .grad_reduce = ari_exact_grad_reduce,

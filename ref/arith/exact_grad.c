@@ -170,7 +170,7 @@ static ar_status add_shared_sample(ar_ctx *ctx, ar_param *p, const shared_rows *
     AR_TRY(ar_tensor_view(&value, AR_F32, 2, shape, s->value));
     ar_status st = quantise_both(ctx, &a, &b, k);
     if (st == AR_OK)
-        st = dev->gemm_i64(ctx->device, ctx->queue, s->sums, a, b, s->limbs);
+        st = dev->gemm_i64(ctx->device, ctx->queue, s->sums, a, b, s->limbs, false);
     end_packed(ctx, a);
     end_packed(ctx, b);
     AR_TRY(st);

@@ -16,6 +16,7 @@ struct ar_param_grad {
 struct ar_operand {
     ari_extents x;
     ar_parts parts; /* views: the caller's memory, valid for the step */
+    bool part;      /* of another operand */
 };
 
 struct ar_sum {
@@ -23,7 +24,7 @@ struct ar_sum {
     ar_tensor folded; /* the reduced matrix, or the own rows of it; data NULL: never folded */
 };
 
-static ar_status operand(ar_ctx *ctx, const ar_operand **gives, const ar_parts *p)
+static ar_status operand(ar_ctx *ctx, const ar_operand **gives, const ar_parts *p, bool part)
 {
     ari_extents x;
     AR_TRY(ari_parts_extents(&x, p));
@@ -31,6 +32,7 @@ static ar_status operand(ar_ctx *ctx, const ar_operand **gives, const ar_parts *
     AR_TRY(ari_alloc_zero((void **)&o, 1, sizeof *o, "an operand"));
     o->x = x;
     o->parts = *p;
+    o->part = part;
     AR_TRY(ari_step_own(ctx, o, ari_object_free));
     *gives = o;
     return AR_OK;
@@ -40,14 +42,22 @@ static ar_status native_operand_b(ar_ctx *ctx, const ar_operand **gives, const a
                                   ar_comm *k_over, ar_comm *rows_over, const char *tag)
 {
     (void)scale, (void)k_full, (void)k_over, (void)rows_over, (void)tag;
-    return operand(ctx, gives, b);
+    return operand(ctx, gives, b, false);
 }
 
 static ar_status native_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar_parts *a, const ar_operand *b,
                                   const char *tag)
 {
-    AR_TRY(operand(ctx, gives, a));
+    AR_TRY(operand(ctx, gives, a, false));
     return ari_check_pair(&(*gives)->x, &b->x, tag);
+}
+
+static ar_status native_operand_part(ar_ctx *ctx, const ar_operand **gives, const ar_operand *whole,
+                                     const ar_part *part)
+{
+    AR_TRY(ari_check_part(&whole->x, part));
+    const ar_parts view = {.n = 1, .part = {ar_tensor_part(&whole->parts.part[0], part)}};
+    return operand(ctx, gives, &view, true);
 }
 
 static ar_status native_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n,
@@ -61,7 +71,7 @@ static ar_status native_param_operand(ar_ctx *ctx, const ar_operand **borrows, a
         const ar_tensor w = ar_param_matrix(params[i]);
         parts.part[i] = along_k ? ar_tensor_transposed(&w) : w;
     }
-    return operand(ctx, borrows, &parts);
+    return operand(ctx, borrows, &parts, false);
 }
 
 static size_t native_operand_bytes(const ar_param *p)
@@ -149,7 +159,8 @@ static ar_status multiply(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
         column += rows;
         k += depth;
     }
-    ari_work_of_product(&s->a->x, &s->b->x);
+    if (!s->b->part) /* whose work who cuts it counts */
+        ari_work_of_product(&s->a->x, &s->b->x);
     return AR_OK;
 }
 
@@ -220,6 +231,79 @@ static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
         AR_TRY(multiply(ctx, y, s));
     }
     AR_TRY(finish(ctx, y, epilogue ? epilogue : &(ar_epilogue){.act = AR_ACT_NONE}));
+    ari_step_disown(ctx, s);
+    return AR_OK;
+}
+
+/* --- blocks ------------------------------------------------------------------------------------------------------- */
+
+struct ar_blocks {
+    ar_blocks_options o;
+    ar_tensor b, sum; /* [batch, n, k] of any strides; fp32 [places, batch, rows of a place, n] */
+};
+
+static void blocks_destroy(ar_ctx *ctx, void *object)
+{
+    ar_blocks *s = object;
+    ar_ctx_release(ctx, &s->sum);
+    free(s);
+}
+
+static ar_status native_blocks_begin(ar_ctx *ctx, ar_blocks **gives, const ar_tensor *b, const ar_blocks_options *o)
+{
+    ari_extents x;
+    ar_blocks *s = NULL;
+    AR_TRY(ari_parts_extents(&x, &(ar_parts){.n = 1, .part = {*b}}));
+    AR_TRY(ari_check_blocks(&x, o));
+    AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a contraction in blocks"));
+    AR_TRY(ari_step_own(ctx, s, blocks_destroy));
+    s->o = *o;
+    s->b = *b;
+    const size_t places = ari_places(o), shape[4] = {places, x.batch, o->rows / places, x.rows};
+    AR_TRY(ar_ctx_tensor(ctx, &s->sum, AR_F32, 4, shape));
+    *gives = s;
+    return ctx->device->ops->zero(ctx->device, ctx->queue, s->sum.data, ar_tensor_count(&s->sum) * sizeof(float));
+}
+
+static ar_status native_blocks_measure(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a)
+{
+    (void)ctx, (void)s, (void)at, (void)a;
+    return AR_OK;
+}
+
+static ar_status native_blocks_measured(ar_ctx *ctx, ar_blocks *s)
+{
+    (void)ctx, (void)s;
+    return AR_OK;
+}
+
+static ar_status native_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a)
+{
+    const size_t batch = s->sum.shape[1], n = s->sum.shape[3], each = s->sum.shape[2];
+    const ar_part sums = ari_place_part(at, batch, each, n);
+    const ar_part terms = {at->matrix, at->matrices, 0, n, at->col, at->cols};
+    AR_TRY(ar_part_check(at, batch, s->o.rows, s->b.shape[s->b.ndim - 1], s->o.tag));
+    const ar_tensor c = ar_tensor_part(&s->sum, &sums), b = ar_tensor_part(&s->b, &terms);
+    return product(ctx, &c, a, &b, true);
+}
+
+static ar_status native_blocks_end(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar_fold replicas)
+{
+    const size_t each = ar_tensor_count(&s->sum) / s->sum.shape[0];
+    AR_TRY(leave(ctx, &s->sum));
+    if (ari_has_peers(s->o.places)) {
+        size_t *counts = NULL;
+        AR_TRY(ari_slice_counts(&counts, s->o.places, s->sum.shape[0], each));
+        const ar_status st = ar_comm_reduce_scatter(s->o.places, ctx->queue, y->data, ar_const(s->sum.data), counts,
+                                                    AR_F32, AR_SUM, s->o.tag);
+        free(counts);
+        AR_TRY(st);
+    } else {
+        AR_TRY(ctx->device->ops->copy(ctx->device, ctx->queue, y->data, ar_const(s->sum.data), each * sizeof(float)));
+    }
+    if (replicas != AR_KEEP && ari_has_peers(s->o.replicas))
+        AR_TRY(
+            ar_comm_all_reduce(s->o.replicas, ctx->queue, y->data, ar_const(y->data), each, AR_F32, AR_SUM, s->o.tag));
     ari_step_disown(ctx, s);
     return AR_OK;
 }
@@ -367,16 +451,19 @@ static ar_status native_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_
 }
 
 /* One table a precision, alike but for it. */
-#define NATIVE(of)                                                                                                   \
-    {                                                                                                                \
-        .name = "native", .precision = (of), .operand_b = native_operand_b, .operand_a = native_operand_a,           \
-        .param_operand = native_param_operand, .operand_bytes = native_operand_bytes,                                \
-        .operand_done = ari_operand_done, .contract = native_contract, .fold = native_fold, .round = native_round,   \
-        .grad_contract = native_grad_contract, .grad_rows = native_grad_rows, .grad_reduce = native_grad_reduce,     \
-        .grad_value = native_grad_value, .grad_zero = native_grad_zero, .bucket_bytes = native_bucket_bytes,         \
-        .bucket_pack = native_bucket_pack, .bucket_zero = native_bucket_zero, .bucket_reduce = native_bucket_reduce, \
-        .bucket_unpack = native_bucket_unpack, .grad_ensure = native_grad_ensure, .grad_bytes = native_grad_bytes,   \
-        .param_release = grad_release                                                                                \
+#define NATIVE(of)                                                                                                 \
+    {                                                                                                              \
+        .name = "native", .precision = (of), .operand_b = native_operand_b, .operand_a = native_operand_a,         \
+        .param_operand = native_param_operand, .operand_bytes = native_operand_bytes,                              \
+        .operand_part = native_operand_part, .operand_done = ari_operand_done, .contract = native_contract,        \
+        .fold = native_fold, .round = native_round, .blocks_begin = native_blocks_begin,                           \
+        .blocks_measure = native_blocks_measure, .blocks_measured = native_blocks_measured,                        \
+        .blocks_add = native_blocks_add, .blocks_end = native_blocks_end, .grad_contract = native_grad_contract,   \
+        .grad_rows = native_grad_rows, .grad_reduce = native_grad_reduce, .grad_value = native_grad_value,         \
+        .grad_zero = native_grad_zero, .bucket_bytes = native_bucket_bytes, .bucket_pack = native_bucket_pack,     \
+        .bucket_zero = native_bucket_zero, .bucket_reduce = native_bucket_reduce,                                  \
+        .bucket_unpack = native_bucket_unpack, .grad_ensure = native_grad_ensure, .grad_bytes = native_grad_bytes, \
+        .param_release = grad_release                                                                              \
     }
 
 const ar_arith_ops *ar_arith_native(ar_precision precision)

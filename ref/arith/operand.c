@@ -54,6 +54,27 @@ ar_status ari_check_scatter(const ari_extents *a, const ar_comm *over, ar_fold h
     return AR_OK;
 }
 
+ar_status ari_check_part(const ari_extents *x, const ar_part *part)
+{
+    AR_TRY(ar_part_check(part, x->batch, x->rows, x->k, "part of an operand"));
+    if (part->matrices > 1 && (part->rows != x->rows || part->cols != x->k))
+        return ar_error_set(AR_ERR_SHAPE,
+                            "part of an operand: [%zu, %zu] of each of %zu matrices [%zu, %zu], not whole", part->rows,
+                            part->cols, part->matrices, x->rows, x->k);
+    return AR_OK;
+}
+
+ar_status ari_check_blocks(const ari_extents *b, const ar_blocks_options *o)
+{
+    const bool alone = !ari_has_peers(o->places) && !ari_has_peers(o->replicas);
+    if (o->rows % ari_places(o) != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE, "%s: %zu rows cannot be cut into %zu equal parts", o->tag, o->rows,
+                            ari_places(o));
+    if (alone && b->k != o->k_full)
+        return ar_error_set(AR_ERR_SHAPE, "%s: a contraction over %zu terms was given %zu", o->tag, o->k_full, b->k);
+    return AR_OK;
+}
+
 ar_status ari_check_pair(const ari_extents *a, const ari_extents *b, const char *tag)
 {
     if (a->k != b->k || a->batch != b->batch)

@@ -18,6 +18,28 @@ AR_NODISCARD ar_status ari_parts_extents(ari_extents *x, const ar_parts *p);
  *  AR_ERR_UNSUPPORTED (several matrices). */
 AR_NODISCARD ar_status ari_check_scatter(const ari_extents *a, const ar_comm *over, ar_fold how, const char *tag);
 
+/** Whether an operand has this part: several matrices only whole. Errors: AR_ERR_SHAPE. */
+AR_NODISCARD ar_status ari_check_part(const ari_extents *x, const ar_part *part);
+
+/** Whether b can be the B of a contraction in blocks. Errors: AR_ERR_SHAPE, AR_ERR_INDIVISIBLE (the places do not
+ *  divide the rows). */
+AR_NODISCARD ar_status ari_check_blocks(const ari_extents *b, const ar_blocks_options *o);
+/** The number of places. */
+static inline size_t ari_places(const ar_blocks_options *o)
+{
+    return o->places ? (size_t)ar_comm_size(o->places) : 1;
+}
+/** Where the result of a block is in [places * batch, each, n]: the rows of a place come after all those of the one
+ *  before. The block's rows are of one place; several matrices: all rows, of the one place there is. */
+static inline ar_part ari_place_part(const ar_part *at, size_t batch, size_t each, size_t n)
+{
+    return (ar_part){.matrix = at->row / each * batch + at->matrix,
+                     .matrices = at->matrices,
+                     .row = at->row % each,
+                     .rows = at->rows,
+                     .cols = n};
+}
+
 /** Whether A fits B. Errors: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ari_check_pair(const ari_extents *a, const ari_extents *b, const char *tag);
 

@@ -74,6 +74,32 @@ ar_tensor ar_tensor_slice(const ar_tensor *t, int dim, size_t start, size_t exte
     return v;
 }
 
+static bool is_inside(size_t start, size_t extent, size_t whole)
+{
+    return start <= whole && extent <= whole - start;
+}
+
+ar_status ar_part_check(const ar_part *p, size_t batch, size_t rows, size_t cols, const char *what)
+{
+    if (is_inside(p->matrix, p->matrices, batch) && is_inside(p->row, p->rows, rows) &&
+        is_inside(p->col, p->cols, cols))
+        return AR_OK;
+    return ar_error_set(AR_ERR_SHAPE,
+                        "%s: [%zu, %zu, %zu] at matrix %zu, row %zu, column %zu is outside [%zu, %zu, %zu]", what,
+                        p->matrices, p->rows, p->cols, p->matrix, p->row, p->col, batch, rows, cols);
+}
+
+ar_tensor ar_tensor_part(const ar_tensor *t, const ar_part *p)
+{
+    const ptrdiff_t *stride = t->stride + t->ndim - 2, step = t->ndim > 2 ? stride[-1] : 0;
+    const ptrdiff_t first = (ptrdiff_t)p->matrix * step + (ptrdiff_t)p->row * stride[0] + (ptrdiff_t)p->col * stride[1];
+    return (ar_tensor){.dtype = t->dtype,
+                       .ndim = 3,
+                       .shape = {p->matrices, p->rows, p->cols},
+                       .stride = {step, stride[0], stride[1]},
+                       .data = {(char *)t->data.ptr + first * (ptrdiff_t)ar_dtype_bytes(t->dtype)}};
+}
+
 /* --- data types --------------------------------------------------------------------------------------------------- */
 
 static const struct {

@@ -78,7 +78,7 @@ ar_status ar_device_cpu_create(ar_device **gives, int threads)
     ari_cpu_device *d = memory;
     ari_pool_init(&d->pool);
     d->path = path;
-    d->base = (ar_device){.ops = &cpu_ops, .threads = threads};
+    d->base = (ar_device){.ops = &cpu_ops, .threads = threads, .block_bytes = AR_CPU_BLOCK_BYTES};
     *gives = &d->base;
     return AR_OK;
 }

@@ -16,8 +16,16 @@
  * the integers are in the cache (gemm_exact.c), so that a cached weight costs what the weight costs. */
 struct ar_packed {
     size_t batch, rows, k;
+    size_t ld, step; /* integers from one row to the next, from one matrix to the next */
     int32_t *q;
+    bool part; /* of another's memory */
 };
+
+/** The integers of row `row` of matrix `at` from term k on. */
+static inline int32_t *ari_packed_at(const ar_packed *p, size_t at, size_t row, size_t k)
+{
+    return p->q + at * p->step + row * p->ld + k;
+}
 
 #define ARI_QUANTISED_BITS 25
 #define ARI_QUANTISED_MAX ((1 << ARI_QUANTISED_BITS) - 1)

@@ -117,6 +117,7 @@ static ar_status for_each_tile(ar_device *d, const ar_packed *a, const ar_packed
 typedef struct int_output {
     int64_t *s; /* [batch, m, n] of `limbs` */
     int limbs;
+    bool add;
 } int_output;
 
 static void int_tile(const ari_exact_path *path, const void *context, const ari_tile *t)
@@ -131,9 +132,9 @@ static void int_tile(const ari_exact_path *path, const void *context, const ari_
         for (size_t i = 0; i < t->rows; i++) {
             int64_t *s = o->s + ((t->at * t->a->rows + t->row + i) * n + t->col) * limbs;
             if (limbs == 1)
-                path->row_to_int64(t, i, s, from > 0);
+                path->row_to_int64(t, i, s, o->add || from > 0);
             else
-                path->row_to_limbs(t, i, s, from > 0);
+                path->row_to_limbs(t, i, s, o->add || from > 0);
         }
         from = to;
     } while (from < k);
@@ -141,7 +142,8 @@ static void int_tile(const ari_exact_path *path, const void *context, const ari_
 
 /** Slot gemm_i64. Errors: AR_ERR_SHAPE, AR_ERR_ARG (limbs; one limb for more than 8191 terms), AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */
-ar_status ari_cpu_gemm_i64(ar_device *d, ARI_AT_ONCE, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs)
+ar_status ari_cpu_gemm_i64(ar_device *d, ARI_AT_ONCE, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs,
+                           bool add)
 {
     AR_TRY(check_pair(a, b, "gemm_i64"));
     if (limbs != 1 && limbs != 2)
@@ -149,7 +151,7 @@ ar_status ari_cpu_gemm_i64(ar_device *d, ARI_AT_ONCE, ar_buf s, const ar_packed 
     if (limbs == 1 && a->k > ARI_CONTRACT_BLOCK)
         return ar_error_set(AR_ERR_ARG, "gemm_i64: k %zu needs two limbs, one holds up to %d terms", a->k,
                             ARI_CONTRACT_BLOCK);
-    const int_output o = {.s = s.ptr, .limbs = limbs};
+    const int_output o = {.s = s.ptr, .limbs = limbs, .add = add};
     const tile_request r = {.matrices = a->batch, .terms = ARI_CONTRACT_BLOCK};
     return for_each_tile(d, a, b, &r, int_tile, &o);
 }

@@ -154,7 +154,7 @@ static size_t panel_width(size_t cols, size_t j)
 
 static strip strip_of(const ar_packed *p, size_t at, size_t row, size_t rows, size_t k)
 {
-    return (strip){p->q + (at * p->rows + row) * p->k + k, p->k, rows < GROUP ? rows : GROUP};
+    return (strip){ari_packed_at(p, at, row, k), p->ld, rows < GROUP ? rows : GROUP};
 }
 
 static void pack_slice(const workspace *w, const ari_tile *t, size_t k, size_t terms)

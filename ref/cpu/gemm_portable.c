@@ -76,12 +76,12 @@ static void sum(const ari_tile *t, size_t from, size_t to)
         memset(w.products, 0, 2 * t->rows * w.product_ld * sizeof(double));
     for (size_t k = from; k < to; k += slice) {
         const size_t n = to - k < slice ? to - k : slice;
-        const int32_t *qa = t->a->q + (t->at * t->a->rows + t->row) * t->a->k + k;
-        const int32_t *qb = t->b->q + (t->at * t->b->rows + t->col) * t->b->k + k;
+        const int32_t *qa = ari_packed_at(t->a, t->at, t->row, k);
+        const int32_t *qb = ari_packed_at(t->b, t->at, t->col, k);
         for (size_t i = 0; i < t->rows; i++)
-            widen_split(w.left + i * w.slice_ld, w.left + (t->rows + i) * w.slice_ld, qa + i * t->a->k, n);
+            widen_split(w.left + i * w.slice_ld, w.left + (t->rows + i) * w.slice_ld, qa + i * t->a->ld, n);
         for (size_t j = 0; j < t->cols; j++)
-            widen(w.right + j * w.slice_ld, qb + j * t->b->k, n);
+            widen(w.right + j * w.slice_ld, qb + j * t->b->ld, n);
         ari_blis_dgemm(w.products, cv, w.left, (ari_blis_view){2 * t->rows, n, ld, 1}, w.right,
                        (ari_blis_view){n, t->cols, 1, ld}, k > from);
     }

@@ -22,7 +22,7 @@ ar_status ari_cpu_packed_create(ar_device *d, ar_packed **gives, size_t batch, s
     AR_TRY_TO(done, st, ari_alloc(&memory, 1, sizeof(ar_packed), "a packed operand"));
     AR_TRY_TO(done, st, ari_cpu_alloc(d, &q, n));
     ar_packed *p = memory;
-    *p = (ar_packed){.batch = batch, .rows = rows, .k = k, .q = q.ptr};
+    *p = (ar_packed){.batch = batch, .rows = rows, .k = k, .ld = k, .step = rows * k, .q = q.ptr};
     *gives = p;
     memory = NULL;
 done:
@@ -30,19 +30,39 @@ done:
     return st;
 }
 
+/** Slot packed_part. Errors: AR_ERR_SHAPE (not inside `whole`), AR_ERR_MEMORY. */
+ar_status ari_cpu_packed_part(ar_device *d, ARI_AT_ONCE, ar_packed **gives, const ar_packed *whole, const ar_part *part)
+{
+    (void)d;
+    void *memory = NULL;
+    AR_TRY(ar_part_check(part, whole->batch, whole->rows, whole->k, "packed_part"));
+    AR_TRY(ari_alloc(&memory, 1, sizeof(ar_packed), "a part of a packed operand"));
+    ar_packed *p = memory;
+    *p = (ar_packed){.batch = part->matrices,
+                     .rows = part->rows,
+                     .k = part->cols,
+                     .ld = whole->ld,
+                     .step = whole->step,
+                     .q = ari_packed_at(whole, part->matrix, part->row, part->col),
+                     .part = true};
+    *gives = p;
+    return AR_OK;
+}
+
 /** Slot packed_destroy. */
 void ari_cpu_packed_destroy(ar_device *d, ar_packed *p)
 {
     if (!p)
         return;
-    ari_cpu_free(d, (ar_buf){p->q});
+    if (!p->part)
+        ari_cpu_free(d, (ar_buf){p->q});
     free(p);
 }
 
 /** Slot packed_bytes. */
 size_t ari_cpu_packed_bytes(const ar_packed *p)
 {
-    return p->batch * p->rows * p->k * sizeof(int32_t);
+    return p->part ? 0 : p->batch * p->rows * p->k * sizeof(int32_t);
 }
 
 /* q = clamp(rint(x*2^c*2^(25-e))): ari_contract_quantise with its two powers of two taken out of the loop. Both
@@ -139,8 +159,8 @@ ar_status ari_cpu_pack(ar_device *d, ARI_AT_ONCE, ar_packed *p, size_t row_at, s
     const size_t blocks = (m.rows + ROWS - 1) / ROWS;
     ARI_PARALLEL_FOR (i, m.batch * blocks, d, m.batch * m.rows * m.cols) {
         const size_t at = i / blocks, first = i % blocks * ROWS;
-        const pack_job job = {.q = p->q + (at * p->rows + row_at) * p->k + k_at,
-                              .ld = p->k,
+        const pack_job job = {.q = ari_packed_at(p, at, row_at, k_at),
+                              .ld = p->ld,
                               .x = ari_matrix_at(a, at),
                               .row_stride = m.row_stride,
                               .col_stride = m.col_stride,

@@ -2,31 +2,27 @@
 #include <math.h>
 
 #include "ref/cpu/row_sum.h"
+#include "ref/numerics/scores.h"
 
 /* Attention's softmax and its gradient, one row (one query of one head) after the other. Masks are structural: a masked
  * key is left out. While a row is worked on, its masked places hold -inf, which no visible place does then: a visible
  * score that is not finite has been written as NaN, since it makes the whole row NaN. */
 
-/* What one query may see: of keys [first, first + keys), which are looked at, all that the others do not mask. */
+/* What one row may see: of its block's columns [first, first + keys), all that the others do not mask. */
 typedef struct row_mask {
-    size_t first, keys;     /* before them lies what the sliding window leaves behind, after them the future (causal) */
+    size_t first, keys;
     const uint8_t *padding; /* of these keys, 0 = masked; NULL: none */
     const float *additive;  /* of these keys, -inf = masked; NULL: none */
 } row_mask;
 
-static row_mask mask_of_row(const ar_mask *mask, size_t heads, size_t s, size_t row)
+static row_mask mask_of_row(size_t *at, const ar_scores *block, const ar_mask *mask, size_t i)
 {
-    const size_t query = row % s, head = row / s % heads, sample = row / s / heads;
-    const size_t first = mask->window > 0 && query >= mask->window ? query - mask->window + 1 : 0;
-    row_mask m = {.first = first, .keys = (mask->causal ? query + 1 : s) - first};
-    if (mask->padding.ptr)
-        m.padding = (const uint8_t *)mask->padding.ptr + sample * s + first;
-    if (mask->additive.ptr) {
-        const size_t plane = (mask->mask_batch > 1 ? sample : 0) * mask->mask_heads +
-                             (mask->mask_heads > 1 ? mask->head_start + head : 0);
-        m.additive = (const float *)mask->additive.ptr + (plane * s + query) * s + first;
-    }
-    return m;
+    const ari_score_row r = ari_score_row_of(block, mask, mask->visible.ptr, mask->padding.ptr, mask->additive.ptr, i);
+    *at = r.at;
+    return (row_mask){.first = r.first,
+                      .keys = r.keys,
+                      .padding = r.padding ? r.padding + r.first : NULL,
+                      .additive = r.additive ? r.additive + r.first : NULL};
 }
 
 ARI_ROW_LOOP float nan_unless_finite(float x)
@@ -78,53 +74,80 @@ ARI_ROW_LOOP void set_zero(float *row, size_t from, size_t to)
         row[j] = 0.0f;
 }
 
-/* +0 outside the mask's keys; `all` is the whole row. */
-ARI_ROW_LOOP void clear_outside(float *all, const row_mask *m, size_t s)
+/* +0 outside the mask's keys; `all` is the block's row. */
+ARI_ROW_LOOP void clear_outside(float *all, const row_mask *m, size_t cols)
 {
     set_zero(all, 0, m->first);
-    set_zero(all, m->first + m->keys, s);
+    set_zero(all, m->first + m->keys, cols);
 }
 
-ARI_ROW_KERNEL void softmax_row(float *all, const float *all_scores, float scale, const row_mask *m, size_t s)
+/* The row's exponentials divided by their sum l. */
+ARI_ROW_LOOP void probabilities(float *row, size_t n, float max, double l)
+{
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++) {
+        const float e = row[j] == -INFINITY ? 0.0f : ari_softmax_exp(row[j], max);
+        row[j] = ari_softmax_p(e, l);
+    }
+}
+
+/* Of rows that have no visible key, or one that is not finite. */
+ARI_ROW_LOOP void without_sum(float *row, size_t n, int32_t top)
+{
+    for (size_t j = 0; j < n; j++)
+        row[j] = top == INT32_MIN || row[j] == -INFINITY ? 0.0f : ari_nan32();
+}
+
+/* What is known of a row once all of it was seen. */
+typedef struct row_sums {
+    int32_t *top;
+    double *l;
+    bool known;
+} row_sums;
+
+ARI_ROW_KERNEL void softmax_row(float *all, const float *all_scores, float scale, const row_mask *m, const ar_scores *b,
+                                const row_sums *sums)
 {
     const size_t n = m->keys;
     float *row = all + m->first;
-    const float *scores = all_scores + m->first;
-    scale_and_mask(row, scores, scale, m);
-    const int32_t top = ari_row_largest_key(row, n, -INFINITY);
-    if (top == INT32_MIN) { /* no visible key */
-        set_zero(row, 0, n);
-    } else if (top == INT32_MAX) { /* a visible score that is not finite */
-        for (size_t j = 0; j < n; j++)
-            row[j] = row[j] == -INFINITY ? 0.0f : ari_nan32();
+    scale_and_mask(row, all_scores + m->first, scale, m);
+    const int32_t top = sums->known ? *sums->top : ari_row_largest_key(row, n, -INFINITY);
+    *sums->top = top;
+    if (top == INT32_MIN || top == INT32_MAX) {
+        without_sum(row, n, top);
+    } else if (sums->known) {
+        probabilities(row, n, ari_key32_value(top), *sums->l);
     } else {
-        const double l = exponentials(row, n, ari_key32_value(top), ari_rowsum_bits(s));
+        const double l = exponentials(row, n, ari_key32_value(top), ari_rowsum_bits(b->seq));
+        *sums->l = l;
 #pragma GCC ivdep
         for (size_t j = 0; j < n; j++)
             row[j] = ari_softmax_p(row[j], l);
     }
-    clear_outside(all, m, s);
+    clear_outside(all, m, b->part.cols);
 }
 
 /** Slot softmax_forward. probs may be scores; no other overlap. */
-ar_status ari_cpu_softmax_forward(ar_device *d, ARI_AT_ONCE, ar_buf probs, ar_cbuf scores, size_t b, size_t heads,
-                                  size_t s, float scale, const ar_mask *mask)
+ar_status ari_cpu_softmax_forward(ar_device *d, ARI_AT_ONCE, ar_buf probs, ar_cbuf scores, ar_buf max, ar_buf sum,
+                                  bool known, float scale, const ar_scores *block, const ar_mask *mask)
 {
-    if (heads == 0 || s == 0)
-        return AR_OK;
-    const size_t rows = b * heads * s;
+    const size_t rows = block->part.matrices * block->part.rows, keys = block->part.cols;
     float *out = probs.ptr;
     const float *in = scores.ptr;
+    int32_t *tops = max.ptr;
+    double *l = sum.ptr;
     /* Dynamic: a causal row's length grows with its query. */
-    ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * s) {
-        const row_mask m = mask_of_row(mask, heads, s, i);
-        softmax_row(out + i * s, in + i * s, scale, &m, s);
+    ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys) {
+        size_t at = 0;
+        const row_mask m = mask_of_row(&at, block, mask, i);
+        const row_sums sums = {tops + at, l + at, known};
+        softmax_row(out + i * keys, in + i * keys, scale, &m, block, &sums);
     }
     return AR_OK;
 }
 
-/* +0 at the masked keys of a whole row. */
-ARI_ROW_LOOP void clear_masked(float *all, const row_mask *m, size_t s)
+/* +0 at the masked keys of a block's row. */
+ARI_ROW_LOOP void clear_masked(float *all, const row_mask *m, size_t cols)
 {
     float *row = all + m->first;
     if (m->additive) {
@@ -137,7 +160,7 @@ ARI_ROW_LOOP void clear_masked(float *all, const row_mask *m, size_t s)
         for (size_t j = 0; j < m->keys; j++)
             row[j] = m->padding[j] ? row[j] : 0.0f;
     }
-    clear_outside(all, m, s);
+    clear_outside(all, m, cols);
 }
 
 /* Row sum of probs*dprobs over the keys; the products of two fp32 are exact in binary64. */
@@ -156,31 +179,32 @@ ARI_ROW_LOOP double row_dot(const float *probs, const float *dprobs, size_t n, i
     return ari_row_value(sum, n, e, p);
 }
 
-ARI_ROW_KERNEL void softmax_backward_row(float *all_ds, const float *all_probs, float *all_dprobs, float scale,
-                                         const row_mask *m, size_t s)
+ARI_ROW_KERNEL void softmax_backward_row(float *all_ds, const float *all_probs, float *all_dprobs, double *dot,
+                                         bool known, float scale, const row_mask *m, const ar_scores *b)
 {
-    clear_masked(all_dprobs, m, s);
+    clear_masked(all_dprobs, m, b->part.cols);
     float *ds = all_ds + m->first;
     const float *probs = all_probs + m->first, *dprobs = all_dprobs + m->first;
-    const double dot = row_dot(probs, dprobs, m->keys, ari_rowsum_bits(s));
+    const double sum = known ? *dot : row_dot(probs, dprobs, m->keys, ari_rowsum_bits(b->seq));
+    *dot = sum;
 #pragma GCC ivdep
     for (size_t j = 0; j < m->keys; j++)
-        ds[j] = ari_attention_ds(probs[j], dprobs[j], dot, scale);
-    clear_masked(all_ds, m, s); /* -0, or NaN in a row that has one, stands at masked keys now */
+        ds[j] = ari_attention_ds(probs[j], dprobs[j], sum, scale);
+    clear_masked(all_ds, m, b->part.cols); /* -0, or NaN in a row that has one, stands at masked keys now */
 }
 
 /** Slot softmax_backward. ds may be dprobs; no other overlap. */
-ar_status ari_cpu_softmax_backward(ar_device *d, ARI_AT_ONCE, ar_buf ds, ar_cbuf probs, ar_buf dprobs, size_t b,
-                                   size_t heads, size_t s, float scale, const ar_mask *mask)
+ar_status ari_cpu_softmax_backward(ar_device *d, ARI_AT_ONCE, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot,
+                                   bool known, float scale, const ar_scores *block, const ar_mask *mask)
 {
-    if (heads == 0 || s == 0)
-        return AR_OK;
-    const size_t rows = b * heads * s;
+    const size_t rows = block->part.matrices * block->part.rows, keys = block->part.cols;
     float *out = ds.ptr, *dp = dprobs.ptr;
     const float *pr = probs.ptr;
-    ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * s) {
-        const row_mask m = mask_of_row(mask, heads, s, i);
-        softmax_backward_row(out + i * s, pr + i * s, dp + i * s, scale, &m, s);
+    double *dots = dot.ptr;
+    ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys) {
+        size_t at = 0;
+        const row_mask m = mask_of_row(&at, block, mask, i);
+        softmax_backward_row(out + i * keys, pr + i * keys, dp + i * keys, dots + at, known, scale, &m, block);
     }
     return AR_OK;
 }

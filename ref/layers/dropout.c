@@ -110,13 +110,13 @@ static ar_status drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tenso
     return drop_positions(d, ctx, y, x, &p, &own);
 }
 
-ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x, size_t head_start)
+ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
+                         const size_t first[AR_MAX_DIMS])
 {
-    place p = {.extent = {0, d->width, d->positions, d->positions},
-               .start = {ctx->first_sample, head_start},
-               .seed = ctx->seed};
-    if (ar_faulty(ctx, AR_FAULT_dropout_same_mask_in_shard))
-        p.start[1] = 0;
+    const size_t head = ar_faulty(ctx, AR_FAULT_dropout_same_mask_in_shard) ? 0 : first[1];
+    const place p = {.extent = {0, d->width, d->positions, d->positions},
+                     .start = {ctx->first_sample + first[0], head, first[2], first[3]},
+                     .seed = ctx->seed};
     return drop(d, ctx, y, x, &p);
 }
 

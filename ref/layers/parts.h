@@ -155,10 +155,10 @@ bool ari_dropout_on(const ar_ctx *ctx);
  * bits). */
 AR_NODISCARD ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y,
                                        const ar_tensor *x);
-/** The same for a value [samples, heads of this rank, queries, keys], whose first head is `head_start` of `width`. Not
- *  tapped. */
+/** The same for a part of all [samples, heads, queries, keys] of a layer that begins with this element: a sample of the
+ *  batch, a head of `width`, two positions. Not tapped. */
 AR_NODISCARD ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
-                                      size_t head_start);
+                                      const size_t first[AR_MAX_DIMS]);
 
 /* --- paths of parts ----------------------------------------------------------------------------------------------- */
 

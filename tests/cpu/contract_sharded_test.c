@@ -74,7 +74,7 @@ static void check_sharded_k(const problem *p, const size_t *cuts, size_t parts, 
         cr_assert_eq(ops->pack(d, NULL, pa, 0, 0, &a, shifts, 1, (ar_cbuf){e}), AR_OK);
         cr_assert_eq(ops->pack(d, NULL, pb, 0, 0, &b, shifts, -1, (ar_cbuf){f}), AR_OK);
         memset(partial, 0x77, words * sizeof *partial);
-        cr_assert_eq(ops->gemm_i64(d, NULL, (ar_buf){partial}, pa, pb, limbs), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ops->gemm_i64(d, NULL, (ar_buf){partial}, pa, pb, limbs, false), AR_OK, "%s", ar_error_message());
         for (size_t j = 0; j < words; j++)
             sum[j] = ari_add64(sum[j], partial[j]);
         ops->packed_destroy(d, pa);
@@ -159,8 +159,8 @@ static void check_integers(data_kind kind)
     const ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k);
     prepared p;
     cr_assert_eq(prepared_create(&p, d, &av, &bv, true), AR_OK);
-    cr_assert_eq(d->ops->gemm_i64(d, NULL, (ar_buf){one}, p.a, p.b, 1), AR_OK);
-    cr_assert_eq(d->ops->gemm_i64(d, NULL, (ar_buf){two}, p.a, p.b, 2), AR_OK);
+    cr_assert_eq(d->ops->gemm_i64(d, NULL, (ar_buf){one}, p.a, p.b, 1, false), AR_OK);
+    cr_assert_eq(d->ops->gemm_i64(d, NULL, (ar_buf){two}, p.a, p.b, 2, false), AR_OK);
     const int32_t *c = p.c.ptr, *e = p.e.ptr, *f = p.f.ptr;
     for (size_t i = 0; i < m * n; i++) {
         int64_t want = 0;

@@ -279,9 +279,9 @@ PATH_TEST(contract, refuses_operands_that_do_not_belong_together)
     const ar_tensor yv = case_view2(y, 2, 3), part = case_view2(y, 2, 3);
     cr_expect_eq(ops->gemm_round(d, NULL, &yv, a, b, none, none, none, AR_ACT_NONE, NULL), AR_ERR_SHAPE);
     cr_expect_eq(ops->gemm_round(d, NULL, &yv, a, a, none, none, none, AR_ACT_NONE, NULL), AR_ERR_SHAPE);
-    cr_expect_eq(ops->gemm_i64(d, NULL, (ar_buf){s}, a, b, 1), AR_ERR_SHAPE);
-    cr_expect_eq(ops->gemm_i64(d, NULL, (ar_buf){s}, a, a, 3), AR_ERR_ARG);
-    cr_expect_eq(ops->gemm_i64(d, NULL, (ar_buf){s}, wide, wide, 1), AR_ERR_ARG);
+    cr_expect_eq(ops->gemm_i64(d, NULL, (ar_buf){s}, a, b, 1, false), AR_ERR_SHAPE);
+    cr_expect_eq(ops->gemm_i64(d, NULL, (ar_buf){s}, a, a, 3, false), AR_ERR_ARG);
+    cr_expect_eq(ops->gemm_i64(d, NULL, (ar_buf){s}, wide, wide, 1, false), AR_ERR_ARG);
     cr_expect_eq(ops->pack(d, NULL, a, 1, 0, &part, none, 1, none), AR_ERR_SHAPE);
     cr_expect_eq(ops->pack(d, NULL, a, 0, 2, &part, none, 1, none), AR_ERR_SHAPE);
     cr_expect_eq(ops->packed_create(d, &a, SIZE_MAX, 2, 4, true), AR_ERR_OVERFLOW);

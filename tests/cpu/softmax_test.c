@@ -3,11 +3,25 @@
 
 TestSuite(softmax, .timeout = 300);
 
-/* A local probability matrix [b, heads, s, s] that stands at head `head_start` of `all_heads`. */
+/* Local probabilities [b, heads, s, s] that stand at head `head_start` of `all_heads`; the first half of the heads, if
+ * they are even, are one KV head's group. */
 typedef struct shape {
     size_t b, heads, s, head_start, all_heads;
     size_t window; /* 0: none */
 } shape;
+
+static size_t group_of(const shape *o)
+{
+    return o->heads % 2 == 0 ? o->heads / 2 : 1;
+}
+
+/* All of them. */
+static ar_scores whole(const shape *o)
+{
+    const size_t group = group_of(o), kv = o->heads / group;
+    return (ar_scores){
+        .kv_heads = kv, .group = group, .rows = o->s, .seq = o->s, .part = {0, o->b * kv, 0, group * o->s, 0, o->s}};
+}
 
 static const shape shapes[] = {{1, 1, 1, 0, 1, 0},   {2, 3, 3, 0, 3, 0}, {2, 2, 7, 1, 4, 0},   {1, 2, 33, 2, 4, 0},
                                {2, 1, 100, 1, 2, 0}, {2, 2, 7, 1, 4, 3}, {1, 2, 33, 2, 4, 1},  {2, 1, 100, 1, 2, 40},
@@ -20,13 +34,28 @@ static const shape shapes[] = {{1, 1, 1, 0, 1, 0},   {2, 3, 3, 0, 3, 0}, {2, 2, 
 
 typedef struct masks {
     ar_mask mask;
+    bool causal;
+    int32_t *visible;
     uint8_t *padding;
     float *additive;
 } masks;
 
+/* The keys that the rows see by order. */
+static int32_t *new_visible(const shape *o, bool causal)
+{
+    int32_t *keys = malloc(o->b * o->s * 2 * sizeof *keys);
+    for (size_t i = 0; i < o->b * o->s; i++) {
+        const size_t q = i % o->s;
+        keys[2 * i] = (int32_t)(o->window > 0 && q >= o->window ? q - o->window + 1 : 0);
+        keys[2 * i + 1] = (int32_t)(causal ? q + 1 : o->s);
+    }
+    return keys;
+}
+
 static masks masks_new(const shape *o, int which)
 {
-    masks m = {.mask = {.causal = which & 1, .window = o->window, .head_start = o->head_start}};
+    masks m = {.mask = {.head_start = o->head_start}, .causal = which & 1, .visible = new_visible(o, which & 1)};
+    m.mask.visible.ptr = m.visible;
     uint64_t state = 77 + (uint64_t)which;
     if (which & 2) {
         m.padding = malloc(o->b * o->s);
@@ -59,7 +88,7 @@ static float additive_at(const masks *m, const shape *o, size_t i, size_t h, siz
 
 static bool visible(const masks *m, const shape *o, size_t i, size_t h, size_t q, size_t k)
 {
-    return !(m->mask.causal && k > q) && !(o->window > 0 && k + o->window <= q) &&
+    return !(m->causal && k > q) && !(o->window > 0 && k + o->window <= q) &&
            !(m->padding && m->padding[i * o->s + k] == 0) && additive_at(m, o, i, h, q, k) != -INFINITY;
 }
 
@@ -116,6 +145,63 @@ static float *new_scores(size_t n, size_t s, enum values kind, uint64_t seed)
     return x;
 }
 
+/* A block of the last matrix: some of its rows, and of its keys those from `key` on. */
+static ar_scores block_of(const shape *o, size_t row, size_t rows, size_t key, size_t keys)
+{
+    ar_scores b = whole(o);
+    b.part = (ar_part){b.part.matrices - 1, 1, row, rows, key, keys};
+    return b;
+}
+
+static float *new_block(const ar_scores *b, const float *all)
+{
+    const ar_part *p = &b->part;
+    float *x = malloc(p->rows * p->cols * sizeof *x);
+    for (size_t i = 0; i < p->rows; i++)
+        memcpy(x + i * p->cols, all + ((p->matrix * b->group * b->rows + p->row + i) * b->seq + p->col),
+               p->cols * sizeof *x);
+    return x;
+}
+
+/* The rows' sums of a block that has all their keys, and with them the probabilities of one that has some. */
+static void check_blocks(ar_device *d, const shape *o, const masks *m, const float *scores, const float *expected,
+                         const int32_t *max, const double *sum)
+{
+    const float scale = ari_softmax_scale(16);
+    const size_t rows = group_of(o) * o->s, row = rows / 3, key = o->s / 2, all = o->b * o->heads * o->s;
+    const ar_scores wide = block_of(o, row, rows - row, 0, o->s);
+    const ar_scores narrow = block_of(o, row, (rows - row + 1) / 2, key, o->s - key);
+    const size_t first = wide.part.matrix * rows + row;
+    int32_t *found = calloc(all, sizeof *found);
+    double *l = calloc(all, sizeof *l);
+    float *x = new_block(&wide, scores), *want = new_block(&wide, expected);
+    assert_ok(ari_cpu_softmax_forward(d, NULL, buf(x), cbuf(x), buf(found), buf(l), false, scale, &wide, &m->mask));
+    assert_bits(x, want, (rows - row) * o->s, "rows of a block");
+    for (size_t i = first; i < first + rows - row; i++) {
+        const bool finite = max[i] != INT32_MIN && max[i] != INT32_MAX;
+        cr_assert_eq(found[i], max[i], "maximum of row %zu", i);
+        cr_assert(!finite || memcmp(&l[i], &sum[i], sizeof l[i]) == 0, "sum of row %zu", i);
+    }
+    free(x), free(want);
+    x = new_block(&narrow, scores), want = new_block(&narrow, expected);
+    assert_ok(ari_cpu_softmax_forward(d, NULL, buf(x), cbuf(x), buf(found), buf(l), true, scale, &narrow, &m->mask));
+    assert_bits(x, want, narrow.part.rows * narrow.part.cols, "keys of a block");
+    free(x), free(want), free(found), free(l);
+}
+
+/* Gradients of some keys' scores, from the rows' D. */
+static void check_backward_blocks(ar_device *d, const shape *o, const masks *m, const float *probs, const float *dprobs,
+                                  const float *expected, double *dot)
+{
+    const size_t rows = group_of(o) * o->s, row = rows / 4, key = o->s / 3;
+    const ar_scores narrow = block_of(o, row, rows - row, key, o->s - key);
+    float *p = new_block(&narrow, probs), *dp = new_block(&narrow, dprobs), *want = new_block(&narrow, expected);
+    assert_ok(ari_cpu_softmax_backward(d, NULL, buf(dp), cbuf(p), buf(dp), buf(dot), true, ari_softmax_scale(16),
+                                       &narrow, &m->mask));
+    assert_bits(dp, want, narrow.part.rows * narrow.part.cols, "ds of a block");
+    free(p), free(dp), free(want);
+}
+
 static void check(const shape *o, int which, enum values kind, int threads)
 {
     const size_t s = o->s, rows = o->b * o->heads * s, n = rows * s;
@@ -130,17 +216,24 @@ static void check(const shape *o, int which, enum values kind, int threads)
         plain_forward_row(expected_p + r * s, scores + r * s, scale, &m, o, i, h, q);
         plain_backward_row(expected_ds + r * s, expected_dp + r * s, expected_p + r * s, scale, &m, o, i, h, q);
     }
-    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), o->b, o->heads, s, scale, &m.mask));
+    const ar_scores all = whole(o);
+    int32_t *max = calloc(rows, sizeof *max);
+    double *sum = calloc(rows, sizeof *sum), *dot = calloc(rows, sizeof *dot);
+    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), buf(max), buf(sum), false, scale, &all, &m.mask));
     assert_bits(p, expected_p, n, "probs");
-    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(scores), cbuf(scores), o->b, o->heads, s, scale, &m.mask));
-    assert_bits(scores, expected_p, n, "probs in the scores' place");
-    assert_ok(ari_cpu_softmax_backward(&d, NULL, buf(ds), cbuf(p), buf(dp), o->b, o->heads, s, scale, &m.mask));
+    check_blocks(&d, o, &m, scores, expected_p, max, sum);
+    assert_ok(
+        ari_cpu_softmax_forward(&d, NULL, buf(scores), cbuf(scores), buf(max), buf(sum), true, scale, &all, &m.mask));
+    assert_bits(scores, expected_p, n, "probs in the scores' place, again");
+    float *dp_again = new_copy(dp, n);
+    assert_ok(ari_cpu_softmax_backward(&d, NULL, buf(ds), cbuf(p), buf(dp), buf(dot), false, scale, &all, &m.mask));
     assert_bits(ds, expected_ds, n, "ds");
     assert_bits(dp, expected_dp, n, "dprobs, masked keys set to +0");
-    assert_ok(ari_cpu_softmax_backward(&d, NULL, buf(dp), cbuf(p), buf(dp), o->b, o->heads, s, scale, &m.mask));
-    assert_bits(dp, expected_ds, n, "ds in the place of dprobs");
-    free(scores), free(dp), free(p), free(ds), free(expected_p), free(expected_ds), free(expected_dp);
-    free(m.padding), free(m.additive);
+    check_backward_blocks(&d, o, &m, p, dp_again, expected_ds, dot);
+    assert_ok(ari_cpu_softmax_backward(&d, NULL, buf(dp), cbuf(p), buf(dp), buf(dot), true, scale, &all, &m.mask));
+    assert_bits(dp, expected_ds, n, "ds in the place of dprobs, again");
+    free(scores), free(dp), free(dp_again), free(p), free(ds), free(expected_p), free(expected_ds), free(expected_dp);
+    free(max), free(sum), free(dot), free(m.visible), free(m.padding), free(m.additive);
 }
 
 Test(softmax, forward_and_backward_match_the_formulas_under_every_mask)
@@ -160,20 +253,29 @@ Test(softmax, two_threads_give_the_same_bits)
     check(&wide, 1, ORDINARY, 2);
 }
 
-Test(softmax, of_equal_scores_is_uniform_and_causal_rows_are_one_over_their_length)
+static void forward_of(float *p, const float *scores, const shape *o, bool causal, const uint8_t *padding, float scale)
 {
     ar_device d = test_device(1);
+    const ar_scores all = whole(o);
+    int32_t *visible = new_visible(o, causal), max[8];
+    double sum[8];
+    const ar_mask mask = {.visible = {visible}, .padding = {padding}};
+    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), buf(max), buf(sum), false, scale, &all, &mask));
+    free(visible);
+}
+
+Test(softmax, of_equal_scores_is_uniform_and_causal_rows_are_one_over_their_length)
+{
     float scores[16], expected[16] = {0};
     for (size_t i = 0; i < 16; i++)
         scores[i] = 3.0f;
     for (size_t q = 0; q < 4; q++)
         for (size_t k = 0; k <= q; k++)
             expected[4 * q + k] = 1.0f / (float)(q + 1);
-    const ar_mask causal = {.causal = true}, none = {.causal = false};
     float p[16];
-    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), 1, 1, 4, 0.5f, &causal));
+    forward_of(p, scores, &(shape){1, 1, 4, 0, 1, 0}, true, NULL, 0.5f);
     assert_bits(p, expected, 16, "causal");
-    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), 1, 1, 4, 0.5f, &none));
+    forward_of(p, scores, &(shape){1, 1, 4, 0, 1, 0}, false, NULL, 0.5f);
     for (size_t i = 0; i < 16; i++)
         cr_assert_eq(ari_bits32(p[i]), ari_bits32(0.25f));
 }
@@ -181,26 +283,22 @@ Test(softmax, of_equal_scores_is_uniform_and_causal_rows_are_one_over_their_leng
 /* Hugging Face's words for it: key > query - window. */
 Test(softmax, of_equal_scores_in_a_window_is_one_over_the_keys_in_it)
 {
-    ar_device d = test_device(1);
     float scores[25], p[25], want[25] = {0};
     for (size_t i = 0; i < 25; i++)
         scores[i] = -2.0f;
     for (size_t q = 0; q < 5; q++)
         for (size_t k = q >= 2 ? q - 1 : 0; k <= q; k++)
             want[5 * q + k] = q == 0 ? 1.0f : 0.5f;
-    const ar_mask two = {.causal = true, .window = 2};
-    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), 1, 1, 5, 0.5f, &two));
+    forward_of(p, scores, &(shape){1, 1, 5, 0, 1, 2}, true, NULL, 0.5f);
     assert_bits(p, want, 25, "a window of two");
 }
 
 /* One query of three keys; what stands at a masked key never matters, what stands at a visible one always does. */
 static void check_three(const float *scores, const uint8_t *padding, const uint32_t *expected)
 {
-    ar_device d = test_device(1);
-    const ar_mask mask = {.padding = {padding}};
     float nine[9] = {0}, p[9];
     memcpy(nine, scores, 3 * sizeof *scores);
-    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(nine), 1, 1, 3, 1.0f, &mask));
+    forward_of(p, nine, &(shape){1, 1, 3, 0, 1, 0}, false, padding, 1.0f);
     assert_bits(p, expected, 3, "first row");
 }
 
@@ -221,10 +319,15 @@ Test(softmax, backward_of_a_constant_dprobs_is_zero)
 {
     ar_device d = test_device(1);
     float p[] = {0.25f, 0.25f, 0.5f, 0.5f, 0.5f, 0, 1, 0, 0}, dp[9], ds[9];
-    const ar_mask none = {.causal = false};
+    const shape o = {1, 1, 3, 0, 1, 0};
+    const ar_scores all = whole(&o);
+    int32_t *visible = new_visible(&o, false);
+    const ar_mask none = {.visible = {visible}};
+    double dot[3];
     for (size_t i = 0; i < 9; i++)
         dp[i] = 3.0f;
-    assert_ok(ari_cpu_softmax_backward(&d, NULL, buf(ds), cbuf(p), buf(dp), 1, 1, 3, 0.5f, &none));
+    assert_ok(ari_cpu_softmax_backward(&d, NULL, buf(ds), cbuf(p), buf(dp), buf(dot), false, 0.5f, &all, &none));
+    free(visible);
     const float zero[9] = {0};
     assert_bits(ds, zero, 9, "ds");
 }

@@ -27,6 +27,7 @@ void sum_rows_f32_cases(device_pair *p);
 void col_exponents_cases(device_pair *p);
 void row_exponents_cases(device_pair *p);
 void packed_create_cases(device_pair *p);
+void packed_part_cases(device_pair *p);
 void packed_destroy_cases(device_pair *p);
 void packed_bytes_cases(device_pair *p);
 void pack_cases(device_pair *p);

@@ -181,10 +181,15 @@ static void begin_product(device_pair *p, const product *o, const char *more)
 static void gemm_i64_case(device_pair *p, product *o)
 {
     const int limbs = o->k > ARI_CONTRACT_BLOCK || pair_below(p, 2) ? 2 : 1;
+    const size_t n = o->batch * o->m * o->n;
     begin_product(p, o, limbs == 1 ? ", one limb" : ", two limbs");
-    const pair_buf sums = pair_words(p, "s", limbs == 1 ? PAIR_W64 : PAIR_LIMBS, o->batch * o->m * o->n);
+    const pair_buf sums = pair_words(p, "s", limbs == 1 ? PAIR_W64 : PAIR_LIMBS, n);
+    const pair_buf added = pair_zeros(p, "added", limbs == 1 ? PAIR_W64 : PAIR_LIMBS, n);
+    for (size_t i = 0; i < n * (size_t)limbs && added.host; i++)
+        ((int64_t *)added.host)[i] = (int64_t)pair_random(p) >> 20;
     prepare(p, o);
-    PAIR_RUN(p, gemm_i64, sums.at[s], o->a[s], o->b[s], limbs);
+    PAIR_RUN(p, gemm_i64, sums.at[s], o->a[s], o->b[s], limbs, false);
+    PAIR_RUN(p, gemm_i64, added.at[s], o->a[s], o->b[s], limbs, true);
     pair_end(p);
     destroy_packed(p, o);
 }
@@ -283,7 +288,7 @@ static void pack_case(device_pair *p, product *o)
     PAIR_PACKED(p, o->b, o->batch, o->k, o->k, false);
     pack_parts(p, o->a, a, o->c, sign, o->e);
     PAIR_RUN(p, pack, o->b[s], 0, 0, &b.at[s], (ar_cbuf){NULL}, -1, ar_const(o->f.at[s]));
-    PAIR_RUN(p, gemm_i64, sums.at[s], o->a[s], o->b[s], 1);
+    PAIR_RUN(p, gemm_i64, sums.at[s], o->a[s], o->b[s], 1, false);
     pair_end(p);
     destroy_packed(p, o);
 }
@@ -311,10 +316,37 @@ void packed_create_cases(device_pair *p)
         }
         PAIR_RUN(p, row_exponents, o.e.at[s], &again.at[s], (ar_cbuf){NULL}, 1, false);
         PAIR_RUN(p, pack, o.a[s], 0, 0, &again.at[s], (ar_cbuf){NULL}, 1, ar_const(o.e.at[s]));
-        PAIR_RUN(p, gemm_i64, sums.at[s], o.a[s], o.b[s], 1);
+        PAIR_RUN(p, gemm_i64, sums.at[s], o.a[s], o.b[s], 1, false);
         pair_end(p);
         destroy_packed(p, &o);
     }
+}
+
+/* Part of both operands, with the same terms. */
+static void packed_part_case(device_pair *p, product *o)
+{
+    const size_t m = pair_below(p, o->m), n = pair_below(p, o->n) / (pair_below(p, 2) ? 4 : 1) * 4 % (o->n + 1);
+    const size_t k = pair_below(p, 3) ? pair_below(p, o->k) : 0, matrix = pair_below(p, o->batch);
+    ar_part left = {matrix, o->batch - matrix, m, 1 + pair_below(p, o->m - m), k, o->k - k}, right = left;
+    right.row = n < o->n ? n : 0;
+    right.rows = 1 + pair_below(p, o->n - right.row);
+    if (k > 0)
+        left.cols = right.cols = 1 + pair_below(p, o->k - k);
+    product part = {.batch = left.matrices};
+    begin_product(p, o, ", a part");
+    const pair_buf sums = pair_words(p, "s", PAIR_LIMBS, left.matrices * left.rows * right.rows);
+    prepare(p, o);
+    PAIR_RUN(p, packed_part, &part.a[s], o->a[s], &left);
+    PAIR_RUN(p, packed_part, &part.b[s], o->b[s], &right);
+    PAIR_RUN(p, gemm_i64, sums.at[s], part.a[s], part.b[s], 2, false);
+    pair_end(p);
+    destroy_packed(p, &part);
+    destroy_packed(p, o);
+}
+
+void packed_part_cases(device_pair *p)
+{
+    every_product(p, packed_part_case);
 }
 
 /* NULL is accepted; hundreds of them, of all sizes, one after the other. */

@@ -163,13 +163,48 @@ typedef struct attention {
 } attention;
 
 typedef struct masks {
-    pair_buf padding, additive;
+    pair_buf visible, padding, additive;
     ar_mask at[2];
+    ar_scores block;
 } masks;
 
-static masks new_masks(device_pair *p, const attention *o)
+/* All scores, or some rows of some matrices; with `any` some keys too. */
+static ar_scores draw_block(device_pair *p, const attention *o, bool any)
 {
-    masks m = {.padding = pair_none(), .additive = pair_none()};
+    const size_t group = o->heads % 2 == 0 ? o->heads / 2 : 1, kv = o->heads / group, rows = group * o->s;
+    ar_scores b = {.kv_heads = kv, .group = group, .rows = o->s, .seq = o->s, .part = {0, o->b * kv, 0, rows, 0, o->s}};
+    ar_part *part = &b.part;
+    if (pair_below(p, 3) == 0 || o->s == 0)
+        return b;
+    part->matrix = pair_below(p, part->matrices);
+    part->matrices -= part->matrix;
+    part->row = pair_below(p, rows);
+    part->rows = 1 + pair_below(p, rows - part->row);
+    if (any) {
+        part->col = pair_below(p, o->s);
+        part->cols = 1 + pair_below(p, o->s - part->col);
+    }
+    return b;
+}
+
+/* What the rows see by order. */
+static pair_buf new_visible(device_pair *p, const attention *o)
+{
+    const pair_buf v = pair_zeros(p, "visible", PAIR_W32, 2 * o->b * o->s);
+    for (size_t i = 0; i < o->b * o->s && v.host; i++) {
+        const size_t query = i % o->s;
+        ((int32_t *)v.host)[2 * i] = (int32_t)(o->window > 0 && query >= o->window ? query - o->window + 1 : 0);
+        ((int32_t *)v.host)[2 * i + 1] = (int32_t)(o->which & 1 ? query + 1 : o->s);
+    }
+    return v;
+}
+
+static masks new_masks(device_pair *p, const attention *o, bool any_keys)
+{
+    masks m = {.visible = new_visible(p, o),
+               .padding = pair_none(),
+               .additive = pair_none(),
+               .block = draw_block(p, o, any_keys)};
     const size_t batch = o->which & 8 ? 1 : o->b, heads = o->which & 16 ? 1 : o->all_heads;
     if (o->which & 2) {
         m.padding = pair_bytes(p, "padding", o->b * o->s, 6);
@@ -184,8 +219,7 @@ static masks new_masks(device_pair *p, const attention *o)
                 ((float *)m.additive.host)[i] = -INFINITY;
     }
     for (int s = 0; s < 2; s++)
-        m.at[s] = (ar_mask){.causal = o->which & 1,
-                            .window = o->window,
+        m.at[s] = (ar_mask){.visible = ar_const(m.visible.at[s]),
                             .padding = ar_const(m.padding.at[s]),
                             .additive = ar_const(m.additive.at[s]),
                             .mask_batch = o->which & 4 ? batch : 0,
@@ -202,29 +236,58 @@ static void begin_attention(device_pair *p, const attention *o, bool in_place)
                o->which & 16 ? " of one head" : "", in_place ? " in place" : "");
 }
 
+/* Rows of a block's scores. */
+static size_t rows_of(const masks *m)
+{
+    return m->block.part.matrices * m->block.part.rows;
+}
+
+/* Maxima that rows may have, and sums that go with them. */
+static void known_rows(device_pair *p, pair_buf max, pair_buf sum, size_t rows)
+{
+    for (size_t i = 0; i < rows && max.host && sum.host; i++) {
+        const size_t kind = pair_below(p, 8);
+        ((int32_t *)max.host)[i] = kind == 0   ? INT32_MIN
+                                   : kind == 1 ? INT32_MAX
+                                               : ari_key32(pair_value(p, PAIR_ORDINARY));
+        ((double *)sum.host)[i] = 1.0 + (double)pair_below(p, 1000) / 7.0;
+    }
+}
+
 static void softmax_forward_case(device_pair *p, const attention *o)
 {
-    const bool in_place = pair_below(p, 3) == 0;
-    const size_t rows = o->b * o->heads * o->s;
+    const bool in_place = pair_below(p, 3) == 0, known = pair_below(p, 2);
+    const size_t all = o->b * o->heads * o->s;
     const float scale = ari_softmax_scale(16);
     begin_attention(p, o, in_place);
-    const masks m = new_masks(p, o);
-    const pair_buf scores = pair_rows(p, "scores", rows, o->s, PAIR_CALM_ROWS);
-    const pair_buf apart = pair_words(p, "probs", PAIR_W32, rows * o->s), probs = in_place ? scores : apart;
-    PAIR_RUN(p, softmax_forward, probs.at[s], ar_const(scores.at[s]), o->b, o->heads, o->s, scale, &m.at[s]);
+    const masks m = new_masks(p, o, known);
+    const size_t n = rows_of(&m) * m.block.part.cols;
+    const pair_buf max = pair_zeros(p, "max", PAIR_W32, all), sum = pair_zeros(p, "sum", PAIR_W64, all);
+    const pair_values values = known ? PAIR_ORDINARY : PAIR_CALM_ROWS; /* a row that has NaN is known to have it */
+    const pair_buf scores = pair_rows(p, "scores", rows_of(&m), m.block.part.cols, values);
+    const pair_buf apart = pair_words(p, "probs", PAIR_W32, n), probs = in_place ? scores : apart;
+    if (known)
+        known_rows(p, max, sum, all);
+    PAIR_RUN(p, softmax_forward, probs.at[s], ar_const(scores.at[s]), max.at[s], sum.at[s], known, scale, &m.block,
+             &m.at[s]);
     pair_end(p);
 }
 
 static void softmax_backward_case(device_pair *p, const attention *o)
 {
-    const bool in_place = pair_below(p, 3) == 0;
-    const size_t rows = o->b * o->heads * o->s;
+    const bool in_place = pair_below(p, 3) == 0, known = pair_below(p, 2);
+    const size_t all = o->b * o->heads * o->s;
     begin_attention(p, o, in_place);
-    const masks m = new_masks(p, o);
-    const pair_buf probs = pair_rows(p, "probs", rows, o->s, PAIR_CALM_ROWS);
-    const pair_buf dprobs = pair_rows(p, "dprobs", rows, o->s, PAIR_CALM_ROWS);
-    const pair_buf apart = pair_words(p, "ds", PAIR_W32, rows * o->s), ds = in_place ? dprobs : apart;
-    PAIR_RUN(p, softmax_backward, ds.at[s], ar_const(probs.at[s]), dprobs.at[s], o->b, o->heads, o->s, 0.25f, &m.at[s]);
+    const masks m = new_masks(p, o, known);
+    const size_t cols = m.block.part.cols;
+    const pair_buf dot = pair_zeros(p, "dot", PAIR_W64, all);
+    const pair_buf probs = pair_rows(p, "probs", rows_of(&m), cols, PAIR_CALM_ROWS);
+    const pair_buf dprobs = pair_rows(p, "dprobs", rows_of(&m), cols, PAIR_CALM_ROWS);
+    const pair_buf apart = pair_words(p, "ds", PAIR_W32, rows_of(&m) * cols), ds = in_place ? dprobs : apart;
+    for (size_t i = 0; i < all && known && dot.host; i++)
+        ((double *)dot.host)[i] = (double)pair_value(p, PAIR_ORDINARY) / 3.0;
+    PAIR_RUN(p, softmax_backward, ds.at[s], ar_const(probs.at[s]), dprobs.at[s], dot.at[s], known, 0.25f, &m.block,
+             &m.at[s]);
     pair_end(p);
 }
 

@@ -101,7 +101,7 @@ static ar_status drop_part(ar_ctx *ctx, void *user)
     AR_TRY(ari_drop_tokens(&tokens, ctx, 'f', &t, &t));
     AR_TRY(ar_ctx_download(ctx, p->tokens[r], &t));
     AR_TRY(ones(ctx, &t, 4, heads));
-    AR_TRY(ari_drop_heads(&probs, ctx, &t, &t, r * (HEADS / n)));
+    AR_TRY(ari_drop_heads(&probs, ctx, &t, &t, (const size_t[AR_MAX_DIMS]){0, r * (HEADS / n)}));
     return ar_ctx_download(ctx, p->heads[r], &t);
 }
 

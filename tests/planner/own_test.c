@@ -164,7 +164,8 @@ Test(own_memory, of_a_block_is_counted_by_hand)
     cr_expect_eq(m.of[ARI_MEMORY_BUCKETS], 0);
     /* Both ways, with 16 + 8, 8 + 8, 6 + 8 and 8 + 6 rows and columns of q|k|v, o, and the MLP's. */
     cr_expect_eq(m.of[ARI_MEMORY_OPERANDS], 2 * 4 * (matrices + 24 + 16 + 14 + 14));
-    cr_expect_eq(m.of[ARI_MEMORY_ATTENTION], 4 * 6 * 4 * (2 + 2 * 1) + 4 * 6 * 3 * 2 + 4 * 6 * 4 * 2);
+    /* Of each query head's row a maximum and a sum, of each row the keys that it sees. */
+    cr_expect_eq(m.of[ARI_MEMORY_ATTENTION], 4 * 6 * 4 * (2 + 2 * 1) + 12 * 6 * 2 + 8 * 6 + 4 * 6 * 4 * 2);
     cr_expect_eq(m.of[ARI_MEMORY_MLP], 8 * 6 * 6);
     cr_expect_eq(m.of[ARI_MEMORY_BETWEEN], 2 * (4 * 6 * 8 + 12 * 6) + 2 * 4 * 6 * 8);
     cr_expect_eq(m.of[ARI_MEMORY_OUTER], 8 * 6 + 4 * 6 * 8);

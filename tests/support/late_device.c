@@ -344,7 +344,7 @@ ar_status late_device_create(ar_device **gives, int fails_at)
     late_device *d = calloc(1, sizeof *d);
     if (!d)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a late device");
-    d->base = (ar_device){.ops = &device_ops, .threads = 1};
+    d->base = (ar_device){.ops = &device_ops, .threads = 1, .block_bytes = 1 << 20};
     d->fails_at = fails_at;
     atomic_init(&d->calls, 0);
     *gives = &d->base;

@@ -1,285 +1,490 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The query heads of a KV head's group are consecutive rows of one matrix: [b, kv heads, group * s, d]. */
+/* Attention in blocks of rows, so that no matrix of all scores exists. The backward pass computes the probabilities
+ * again, from each row's maximum and sum (Dao et al. 2022, arXiv:2205.14135; the sums are exact: docs/numerics.md, section
+ * 4). */
 #include "ref/layers/attention/core.h"
 
+#include "anyrank/trace.h"
+#include "ref/layers/attention/context_parallel.h"
+#include "ref/layers/attention/mask.h"
 #include "ref/numerics/scalar.h"
 
-enum { SAVED_PROBS = 16, SAVED_PADDING, SAVED_ADDITIVE };
+/* The query heads of a KV head's group are consecutive rows of one matrix: q is [b, kv_heads, group * rows, d]. A block
+ * is rows of one head, or several whole matrices where they are small (ar_scores). */
 
-/* --- views -------------------------------------------------------------------------------------------------------- */
+enum { SAVED_CORE = 16 }; /* besides what the owner saves itself */
 
-/* Contiguous [b, heads, rows, cols] as [b, kv heads, group * rows, cols]. */
-static ar_tensor grouped(const ari_core *c, const ar_tensor *t)
+#define KEY_STEP ((size_t)16) /* a block's keys begin and end at multiples of it, where a GPU reads a part in place */
+#define ROWS_LEAST ((size_t)32)
+
+/* What does not change from block to block. */
+typedef struct pass {
+    const ari_core *c;
+    ar_ctx *ctx;
+    const ari_core_kept *kept;
+    ar_mask mask;
+    float scale;
+    size_t matrices, group, rows; /* b * kv_heads; query heads of a KV head; queries of a head */
+    bool whole;                   /* a block is whole matrices */
+    size_t most;                  /* scores of a block */
+} pass;
+
+static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *kept)
 {
-    const size_t shape[4] = {t->shape[0], c->kv_heads, c->heads / c->kv_heads * t->shape[2], t->shape[3]};
-    ar_tensor v = *t;
-    ptrdiff_t stride = 1;
-    for (int i = 3; i >= 0; i--) {
-        v.shape[i] = shape[i];
-        v.stride[i] = stride;
-        stride *= (ptrdiff_t)shape[i];
+    pass p = {.c = c,
+              .ctx = ctx,
+              .kept = kept,
+              .mask = ari_core_mask(c, kept),
+              .scale = ari_softmax_scale(c->head_dim),
+              .matrices = kept->batch * c->kv_heads,
+              .group = c->heads / c->kv_heads,
+              .rows = ar_positions_count(&c->rows),
+              .most = ctx->device->block_bytes / sizeof(float)};
+    p.whole = p.group * p.rows * c->seq <= p.most && ar_comm_size(ctx->cp.ring) == 1;
+    return p;
+}
+
+/* --- blocks ------------------------------------------------------------------------------------------------------- */
+
+/* Queries [first, ..) of a head, as many as fit a block with the keys that they see, of one run of positions. */
+static size_t height_at(const pass *p, size_t sample, size_t first, ari_keys *keys)
+{
+    const size_t run = p->c->rows.count[0], end = first < run ? run : p->rows;
+    size_t n = 0;
+    *keys = ari_core_hull(p->c, p->kept, sample, first, 1);
+    while (first + n < end) {
+        const size_t more = end - first - n < ROWS_LEAST ? end - first - n : ROWS_LEAST;
+        const ari_keys next = ari_core_hull(p->c, p->kept, sample, first + n, more);
+        const ari_keys all = {next.first < keys->first ? next.first : keys->first,
+                              next.end > keys->end ? next.end : keys->end};
+        if (n > 0 && (n + more) * (size_t)(all.end - all.first) > p->most)
+            break;
+        *keys = all;
+        n += more;
     }
-    return v;
+    return n;
 }
 
-static ar_status new_heads(ar_ctx *ctx, ar_tensor *t, size_t b, size_t heads, size_t rows, size_t cols)
+/* The block that follows *at, the first one after a zero *at; false: there is none. */
+static bool next_block(const pass *p, ar_part *at)
 {
-    const size_t shape[4] = {b, heads, rows, cols};
-    return ar_ctx_tensor(ctx, t, AR_F32, 4, shape);
+    const size_t height = p->group * p->rows, seq = p->c->seq;
+    const bool first = at->matrices == 0, goes_on = !first && at->row + at->rows < height;
+    const size_t matrix = first ? 0 : at->matrix + (goes_on ? 0 : at->matrices);
+    if (matrix >= p->matrices || height == 0)
+        return false;
+    if (p->whole) {
+        const size_t fit = p->most / (height * seq), left = p->matrices - matrix;
+        *at = (ar_part){matrix, left < fit ? left : fit, 0, height, 0, seq};
+        return true;
+    }
+    ari_keys keys;
+    const size_t row = goes_on ? at->row + at->rows : 0;
+    const size_t rows = height_at(p, matrix / p->c->kv_heads, row % p->rows, &keys);
+    const size_t from = (size_t)keys.first / KEY_STEP * KEY_STEP;
+    const size_t end = ((size_t)keys.end + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
+    *at = (ar_part){matrix, 1, row, rows, from, (end < seq ? end : seq) - from};
+    return true;
 }
 
-/* y = a b^T for every (sample, head). scale: equilibrate by b's columns. over: the group that shares the k_full terms,
- * or NULL; partial: a mistake leaves each rank its own. */
-typedef struct product_options {
-    bool scale;
-    ar_comm *over;
-    size_t k_full;
-    bool partial;
-} product_options;
-
-static ar_status product_over(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b,
-                              const product_options *o, const char *tag)
+static ar_scores scores_of(const pass *p, const ar_part *at)
 {
-    const ar_operand *oa = NULL, *ob = NULL;
+    return (ar_scores){.kv_heads = p->c->kv_heads, .group = p->group, .rows = p->rows, .seq = p->c->seq, .part = *at};
+}
+
+/* Parts of what has the block's rows, and of what has its keys, [b * kv_heads, .., width]. */
+static ar_part rows_part(const ar_part *at, size_t width)
+{
+    return (ar_part){at->matrix, at->matrices, at->row, at->rows, 0, width};
+}
+
+static ar_part keys_part(const ar_part *at, size_t width)
+{
+    return (ar_part){at->matrix, at->matrices, at->col, at->cols, 0, width};
+}
+
+static ar_part turned(const ar_part *at)
+{
+    return (ar_part){at->matrix, at->matrices, at->col, at->cols, at->row, at->rows};
+}
+
+static ar_status new_block(ar_ctx *ctx, ar_tensor *t, const ar_part *at)
+{
+    const size_t shape[3] = {at->matrices, at->rows, at->cols};
+    return ar_ctx_tensor(ctx, t, AR_F32, 3, shape);
+}
+
+/* --- views and whole operands ------------------------------------------------------------------------------------- */
+
+/* Contiguous [b, heads, rows, d] as [b * kv_heads, group * rows, d]. */
+static ar_tensor by_matrix(const pass *p, const ar_tensor *t)
+{
+    const size_t rows = t->shape[1] / p->c->kv_heads * t->shape[2], d = p->c->head_dim;
+    return (ar_tensor){.dtype = AR_F32,
+                       .ndim = 3,
+                       .shape = {p->matrices, rows, d},
+                       .stride = {(ptrdiff_t)(rows * d), (ptrdiff_t)d, 1},
+                       .data = t->data};
+}
+
+static ar_status right(const pass *p, const ar_operand **gives, const ar_tensor *b, bool scale)
+{
+    const ar_parts parts = {.n = 1, .part = {*b}};
+    return p->ctx->arith->operand_b(p->ctx, gives, &parts, scale, b->shape[2], NULL, NULL, p->c->name);
+}
+
+static ar_status left(const pass *p, const ar_operand **gives, const ar_tensor *a, const ar_operand *b)
+{
+    const ar_parts parts = {.n = 1, .part = {*a}};
+    return p->ctx->arith->operand_a(p->ctx, gives, &parts, b, p->c->name);
+}
+
+static void done(const pass *p, const ar_operand *const *all, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        p->ctx->arith->operand_done(p->ctx, all[i]);
+}
+
+/* y = parts of two operands multiplied. */
+static ar_status multiply(const pass *p, const ar_tensor *y, const ar_operand *a, const ar_operand *b)
+{
     ar_sum *s = NULL;
-    const ar_parts pa = {.n = 1, .part = {*a}}, pb = {.n = 1, .part = {*b}};
-    AR_TRY(ctx->arith->operand_b(ctx, &ob, &pb, o->scale, o->k_full, o->over, NULL, tag));
-    AR_TRY(ctx->arith->operand_a(ctx, &oa, &pa, ob, tag));
-    AR_TRY(ctx->arith->contract(ctx, &s, oa, ob));
-    AR_TRY(ctx->arith->fold(ctx, s, o->over, o->partial ? AR_KEEP : AR_ALL, tag));
-    AR_TRY(ctx->arith->round(ctx, y, s, NULL));
-    ctx->arith->operand_done(ctx, oa);
-    ctx->arith->operand_done(ctx, ob);
+    AR_TRY(p->ctx->arith->contract(p->ctx, &s, a, b));
+    return p->ctx->arith->round(p->ctx, y, s, NULL);
+}
+
+/* y = (the block's rows of a) (the block's keys of b)^T, both whole operands. */
+static ar_status rows_by_keys(const pass *p, const ar_tensor *y, const ar_part *at, const ar_operand *a,
+                              const ar_operand *b)
+{
+    const ar_operand *part[2] = {NULL};
+    const ar_part of_a = rows_part(at, p->c->head_dim), of_b = keys_part(at, p->c->head_dim);
+    AR_TRY(p->ctx->arith->operand_part(p->ctx, &part[0], a, &of_a));
+    AR_TRY(p->ctx->arith->operand_part(p->ctx, &part[1], b, &of_b));
+    AR_TRY(multiply(p, y, part[0], part[1]));
+    done(p, part, 2);
     return AR_OK;
 }
 
-/* The same with all terms here. */
-static ar_status product(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b, bool scale,
-                         const char *tag)
+/* The block's rows of y [matrices, rows, d] = block times the block's keys of b [matrices, d, keys]. */
+static ar_status block_by_values(const pass *p, const ar_tensor *y, const ar_part *at, const ar_tensor *block,
+                                 const ar_operand *b)
 {
-    const product_options o = {.scale = scale, .k_full = b->shape[3]};
-    return product_over(ctx, y, a, b, &o, tag);
+    const ar_operand *part[2] = {NULL};
+    const ar_part of_y = rows_part(at, p->c->head_dim);
+    const ar_part of_b = {at->matrix, at->matrices, 0, p->c->head_dim, at->col, at->cols};
+    const ar_tensor to = ar_tensor_part(y, &of_y);
+    AR_TRY(p->ctx->arith->operand_part(p->ctx, &part[1], b, &of_b));
+    AR_TRY(left(p, &part[0], block, part[1]));
+    AR_TRY(multiply(p, &to, part[0], part[1]));
+    done(p, part, 2);
+    return AR_OK;
 }
 
-/* --- queries of some positions ------------------------------------------------------------------------------------ */
-
-/* Copies between rows [b, heads, rows, d] and their places among all positions, [b, heads, seq, d]. */
-static ar_status copy_rows(const ari_core *c, ar_ctx *ctx, const ar_tensor *whole, const ar_tensor *rows, bool spread)
+/* The work of `n` products of all rows with all keys, masked or not, for virtual time: what a block computes of them, and
+ * what it computes again, is the device's own business. */
+static void count_work(const pass *p, double n)
 {
-    for (size_t run = 0, at = 0; run < 2; at += c->rows.count[run++]) {
-        const ar_tensor there = ar_tensor_slice(whole, 2, c->rows.first[run], c->rows.count[run]);
-        const ar_tensor here = ar_tensor_slice(rows, 2, at, c->rows.count[run]);
-        if (c->rows.count[run] > 0)
-            AR_TRY(ARI_KERNEL(ctx, copy_strided, spread ? &there : &here, spread ? &here : &there));
+    const double scores = (double)p->matrices * (double)(p->group * p->rows) * (double)p->c->seq;
+    ar_trace_work(2.0 * n * scores * (double)p->c->head_dim);
+}
+
+/* --- dropout and taps --------------------------------------------------------------------------------------------- */
+
+/* y = drop(x), both a block's [matrices, rows, keys]; y may be x. */
+static ar_status drop_block(const pass *p, const ar_part *at, const ar_tensor *y, const ar_tensor *x)
+{
+    const ari_core *c = p->c;
+    for (size_t i = 0; i < at->matrices * at->rows;) {
+        const size_t matrix = at->matrix + i / at->rows, row = at->row + i % at->rows, query = row % p->rows;
+        const size_t run = c->rows.count[0], to_edge = (query < run ? run : p->rows) - query;
+        const size_t left_here = at->rows - i % at->rows, n = to_edge < left_here ? to_edge : left_here;
+        const size_t shape[4] = {1, 1, n, at->cols}, start = i * at->cols * sizeof(float);
+        const size_t head = c->head_start + matrix % c->kv_heads * p->group + row / p->rows;
+        const size_t place[4] = {matrix / c->kv_heads, head, ar_positions_at(&c->rows, query), at->col};
+        ar_tensor to, from;
+        AR_TRY(ar_tensor_view(&to, AR_F32, 4, shape, ar_buf_at(y->data, start)));
+        AR_TRY(ar_tensor_view(&from, AR_F32, 4, shape, ar_buf_at(x->data, start)));
+        AR_TRY(ari_drop_heads(c->dropout, p->ctx, &to, &from, place));
+        i += n;
     }
     return AR_OK;
 }
 
-static bool has_all_rows(const ari_core *c)
+/* The probabilities that weigh the values: a tensor of their own, or the probabilities themselves. */
+static ar_status weights_of(const pass *p, const ar_part *at, ar_tensor *weights, const ar_tensor *probs)
 {
-    return ar_positions_count(&c->rows) == c->seq;
-}
-
-/* *y = rows among zeros for the other positions; x itself where it has all of them. */
-static ar_status spread_rows(const ari_core *c, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
-{
-    *y = *x;
-    if (has_all_rows(c))
+    *weights = *probs;
+    if (!ari_dropout_on(p->ctx))
         return AR_OK;
-    AR_TRY(new_heads(ctx, y, x->shape[0], x->shape[1], c->seq, x->shape[3]));
-    AR_TRY(ARI_KERNEL(ctx, zero, y->data, ar_tensor_count(y) * sizeof(float)));
-    return copy_rows(c, ctx, y, x, true);
+    AR_TRY(new_block(p->ctx, weights, at));
+    return drop_block(p, at, weights, probs);
 }
 
-/* x becomes its rows at the positions here. */
-static ar_status own_rows(const ari_core *c, ar_ctx *ctx, ar_tensor *x)
+static void release_weights(const pass *p, ar_tensor *weights)
 {
-    ar_tensor rows;
-    if (has_all_rows(c))
+    if (ari_dropout_on(p->ctx))
+        ar_ctx_release(p->ctx, weights);
+}
+
+/* All scores of a kind, where somebody listens: the only tensor of this size. ndim 0: nobody does. */
+static ar_status listen(const pass *p, ar_tensor *whole)
+{
+    const size_t shape[3] = {p->matrices, p->group * p->rows, p->c->seq};
+    *whole = (ar_tensor){.ndim = 0};
+    if (!ar_tapped(p->ctx))
         return AR_OK;
-    AR_TRY(new_heads(ctx, &rows, x->shape[0], x->shape[1], ar_positions_count(&c->rows), x->shape[3]));
-    AR_TRY(copy_rows(c, ctx, x, &rows, false));
-    ar_ctx_release(ctx, x);
-    *x = rows;
-    return AR_OK;
+    AR_TRY(ar_ctx_tensor(p->ctx, whole, AR_F32, 3, shape));
+    return ARI_KERNEL(p->ctx, zero, whole->data, ar_tensor_count(whole) * sizeof(float));
 }
 
-static void release_spread(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+static ar_status hear(const pass *p, const ar_tensor *whole, const ar_part *at, const ar_tensor *block)
 {
-    if (y->data.ptr != x->data.ptr)
-        ar_ctx_release(ctx, y);
-}
-
-static ar_status tap_rows(const ari_core *c, ar_ctx *ctx, const char *part, char pass, const ar_tensor *t)
-{
-    ar_tensor rows = *t;
-    if (!ar_tapped(ctx))
+    if (whole->ndim == 0)
         return AR_OK;
-    if (!has_all_rows(c)) {
-        AR_TRY(new_heads(ctx, &rows, t->shape[0], t->shape[1], ar_positions_count(&c->rows), t->shape[3]));
-        AR_TRY(copy_rows(c, ctx, t, &rows, false));
-    }
-    AR_TRY(ari_tap_queries(ctx, c->name, part, pass, &rows, c->heads_full, c->head_start, c->copies, &c->rows));
-    release_spread(ctx, &rows, t);
+    const ar_tensor to = ar_tensor_part(whole, at);
+    return ARI_KERNEL(p->ctx, copy_strided, &to, block);
+}
+
+static ar_status report(const pass *p, ar_tensor *whole, const char *part, char direction)
+{
+    const size_t shape[4] = {p->kept->batch, p->c->heads, p->rows, p->c->seq};
+    ar_tensor t;
+    if (whole->ndim == 0)
+        return AR_OK;
+    AR_TRY(ar_tensor_view(&t, AR_F32, 4, shape, whole->data));
+    AR_TRY(ari_tap_queries(p->ctx, p->c->name, part, direction, &t, p->c->heads_full, p->c->head_start, p->c->copies,
+                           &p->c->rows));
+    ar_ctx_release(p->ctx, whole);
     return AR_OK;
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-static ar_status upload_masks(ar_ctx *ctx, ar_saved *saved, const void *owner, const ari_core *c, ar_mask *mask,
-                              const ar_batch *batch)
+/* Scores, and with what is known of the rows or not, probabilities. */
+static ar_status probabilities(const pass *p, ar_tensor *probs, const ar_part *at, const ar_operand *q,
+                               const ar_operand *k, bool known)
 {
-    *mask = (ar_mask){.causal = c->causal, .window = c->window, .head_start = c->head_start};
-    ar_tensor padding = {0}, additive = {0};
-    if (batch->padding_mask) {
-        const size_t shape[2] = {batch->batch, batch->seq};
-        AR_TRY(ar_ctx_tensor(ctx, &padding, AR_U8, 2, shape));
-        AR_TRY(ar_ctx_upload(ctx, &padding, batch->padding_mask));
-        mask->padding = ar_const(padding.data);
-    }
-    if (batch->additive_mask) {
-        const size_t shape[4] = {batch->mask_batch, batch->mask_heads, batch->seq, batch->seq};
-        AR_TRY(ar_ctx_tensor(ctx, &additive, AR_F32, 4, shape));
-        AR_TRY(ar_ctx_upload(ctx, &additive, batch->additive_mask));
-        mask->additive = ar_const(additive.data);
-        mask->mask_batch = batch->mask_batch;
-        mask->mask_heads = batch->mask_heads;
-    }
-    AR_TRY(ar_saved_push(saved, owner, SAVED_PADDING, &padding));
-    return ar_saved_push(saved, owner, SAVED_ADDITIVE, &additive);
+    const ar_scores block = scores_of(p, at);
+    AR_TRY(new_block(p->ctx, probs, at));
+    AR_TRY(rows_by_keys(p, probs, at, q, k));
+    return ARI_KERNEL(p->ctx, softmax_forward, probs->data, ar_const(probs->data), p->kept->max.data, p->kept->sum.data,
+                      known, p->scale, &block, &p->mask);
 }
 
-/* The probabilities that weigh the values: what dropout leaves, as a tensor of its own, or `probs` itself. Drawn again
- * in the backward pass, not kept. */
-static ar_status weights_of(const ari_core *c, ar_ctx *ctx, ar_tensor *weights, const ar_tensor *probs)
+typedef struct forward_operands {
+    const ar_operand *k, *q, *v_t;
+} forward_operands;
+
+static ar_status forward_block(const pass *p, const ar_part *at, const ar_tensor *o, const forward_operands *of,
+                               const ar_tensor heard[2])
 {
-    *weights = *probs;
-    if (!ari_dropout_on(ctx))
-        return AR_OK;
-    AR_TRY(ari_like(ctx, weights, probs, probs->shape[3]));
-    return ari_drop_heads(c->dropout, ctx, weights, probs, c->head_start);
+    ar_tensor probs, weights;
+    AR_TRY(probabilities(p, &probs, at, of->q, of->k, false));
+    AR_TRY(hear(p, &heard[0], at, &probs));
+    AR_TRY(weights_of(p, at, &weights, &probs));
+    AR_TRY(hear(p, &heard[1], at, &weights));
+    AR_TRY(block_by_values(p, o, at, &weights, of->v_t));
+    release_weights(p, &weights);
+    ar_ctx_release(p->ctx, &probs);
+    return AR_OK;
 }
 
-static void release_weights(ar_ctx *ctx, ar_tensor *weights)
+/* Maximum and sum of every row. */
+static ar_status new_row_sums(ari_core_kept *kept, ar_ctx *ctx, const ari_core *c)
 {
-    if (ari_dropout_on(ctx))
-        ar_ctx_release(ctx, weights);
+    const size_t rows = kept->batch * c->heads * ar_positions_count(&c->rows);
+    AR_TRY(ar_ctx_tensor(ctx, &kept->max, AR_I32, 1, &rows));
+    return ar_ctx_tensor(ctx, &kept->sum, AR_F64, 1, &rows);
+}
+
+/* It is an object of the step on the host: saved as its address. */
+static ar_status push_kept(ar_saved *saved, const void *owner, ari_core_kept *kept)
+{
+    const ar_tensor t = {.dtype = AR_U8, .ndim = 1, .shape = {sizeof *kept}, .stride = {1}, .data = {kept}};
+    return ar_saved_push(saved, owner, SAVED_CORE, &t);
 }
 
 ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, const void *owner, ar_tensor *o,
                            const ar_tensor *q, const ar_tensor *k, const ar_tensor *v, const ar_batch *batch)
 {
-    const size_t b = q->shape[0], s = c->seq, d = c->head_dim;
-    ar_tensor all_q, probs, weights;
-    ar_mask mask;
-    AR_TRY(spread_rows(c, ctx, &all_q, q));
-    AR_TRY(new_heads(ctx, &probs, b, c->heads, s, s));
-    const ar_tensor scores = grouped(c, &probs), queries = grouped(c, &all_q);
-    AR_TRY(product(ctx, &scores, &queries, k, false, c->name));
-    release_spread(ctx, &all_q, q);
-    AR_TRY(upload_masks(ctx, saved, owner, c, &mask, batch));
-    AR_TRY(ARI_KERNEL(ctx, softmax_forward, probs.data, ar_const(probs.data), b, c->heads, s, ari_softmax_scale(d),
-                      &mask));
-    AR_TRY(tap_rows(c, ctx, "probs", 'f', &probs));
-    AR_TRY(weights_of(c, ctx, &weights, &probs));
+    forward_operands of = {NULL, NULL, NULL};
+    ari_core_kept *kept = NULL;
+    ar_tensor heard[2] = {{.ndim = 0}, {.ndim = 0}};
+    AR_TRY(ari_core_masks(c, ctx, &kept, batch));
+    AR_TRY(new_row_sums(kept, ctx, c));
+    AR_TRY(ar_ctx_tensor(ctx, o, AR_F32, 4, q->shape));
+    const pass p = pass_of(c, ctx, kept);
+    const ar_tensor queries = by_matrix(&p, q), keys = by_matrix(&p, k), values = by_matrix(&p, v);
+    const ar_tensor values_t = ar_tensor_transposed(&values), out = by_matrix(&p, o);
+    AR_TRY(right(&p, &of.k, &keys, false));
+    AR_TRY(left(&p, &of.q, &queries, of.k));
+    AR_TRY(right(&p, &of.v_t, &values_t, true));
+    AR_TRY(listen(&p, &heard[0]));
     if (ari_dropout_on(ctx))
-        AR_TRY(tap_rows(c, ctx, ARI_DROPPED_PROBS, 'f', &weights));
-    AR_TRY(new_heads(ctx, o, b, c->heads, s, d));
-    const ar_tensor values = ar_tensor_transposed(v), out = grouped(c, o), weighing = grouped(c, &weights);
-    AR_TRY(product(ctx, &out, &weighing, &values, true, c->name));
-    release_weights(ctx, &weights);
-    AR_TRY(own_rows(c, ctx, o));
-    return ar_saved_push(saved, owner, SAVED_PROBS, &probs);
+        AR_TRY(listen(&p, &heard[1]));
+    for (ar_part at = {0}; next_block(&p, &at);)
+        AR_TRY(forward_block(&p, &at, &out, &of, heard));
+    count_work(&p, 2.0);
+    done(&p, (const ar_operand *const[]){of.q, of.k, of.v_t}, 3);
+    AR_TRY(report(&p, &heard[0], "probs", 'f'));
+    AR_TRY(report(&p, &heard[1], ARI_DROPPED_PROBS, 'f'));
+    return push_kept(saved, owner, kept);
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* What the forward pass kept, and its inputs. */
-typedef struct kept {
-    ar_tensor qh, kh, vh, probs;
-    ar_mask mask;
-} kept;
+typedef struct backward_operands {
+    const ar_operand *q, *k, *dout, *v, *k_t;
+    ar_blocks *dk, *dv;
+} backward_operands;
 
-static ar_status take_back(const ari_core *c, ar_saved *saved, const void *owner, kept *f)
+/* A block's probabilities after dropout, and gradients of its scores. */
+typedef struct block_gradients {
+    ar_tensor probs, weights, ds;
+} block_gradients;
+
+static void release_gradients(const pass *p, block_gradients *g)
 {
-    ar_tensor padding, additive;
-    AR_TRY(ar_saved_pop(saved, owner, SAVED_PROBS, &f->probs));
-    AR_TRY(ar_saved_pop(saved, owner, SAVED_ADDITIVE, &additive));
-    AR_TRY(ar_saved_pop(saved, owner, SAVED_PADDING, &padding));
-    f->mask = (ar_mask){.causal = c->causal,
-                        .window = c->window,
-                        .padding = ar_const(padding.data),
-                        .additive = ar_const(additive.data),
-                        .mask_batch = additive.shape[0],
-                        .mask_heads = additive.shape[1],
-                        .head_start = c->head_start};
-    return AR_OK;
+    release_weights(p, &g->weights);
+    ar_ctx_release(p->ctx, &g->probs);
+    ar_ctx_release(p->ctx, &g->ds);
 }
 
-/* ds, the gradient of the scores, from doh, that of the heads' outputs. */
-static ar_status score_gradients(const ari_core *c, ar_ctx *ctx, ar_tensor *ds, const kept *f, const ar_tensor *doh)
+/* From what was kept. dot: the rows' sums of probabilities times their gradients; known: from an earlier time. */
+static ar_status gradients_of(const pass *p, block_gradients *g, const ar_part *at, const backward_operands *of,
+                              const ar_tensor *dot, bool known, const ar_tensor *heard)
 {
-    const size_t b = f->qh.shape[0], s = f->qh.shape[2], d = c->head_dim;
+    const ar_scores block = scores_of(p, at);
     ar_tensor dprobs;
-    AR_TRY(new_heads(ctx, &dprobs, b, c->heads, s, s));
-    AR_TRY(new_heads(ctx, ds, b, c->heads, s, s));
-    const ar_tensor dp = grouped(c, &dprobs), dout = grouped(c, doh);
-    AR_TRY(product(ctx, &dp, &dout, &f->vh, false, c->name));
-    if (ari_dropout_on(ctx))
-        AR_TRY(ari_drop_heads(c->dropout, ctx, &dprobs, &dprobs, c->head_start));
-    AR_TRY(ARI_KERNEL(ctx, softmax_backward, ds->data, ar_const(f->probs.data), dprobs.data, b, c->heads, s,
-                      ari_softmax_scale(d), &f->mask));
-    AR_TRY(tap_rows(c, ctx, "probs", 'b', &dprobs));
-    ar_ctx_release(ctx, &dprobs);
+    AR_TRY(probabilities(p, &g->probs, at, of->q, of->k, true));
+    AR_TRY(weights_of(p, at, &g->weights, &g->probs));
+    AR_TRY(new_block(p->ctx, &dprobs, at));
+    AR_TRY(rows_by_keys(p, &dprobs, at, of->dout, of->v));
+    if (ari_dropout_on(p->ctx))
+        AR_TRY(drop_block(p, at, &dprobs, &dprobs));
+    g->ds = dprobs;
+    if (heard->ndim > 0)
+        AR_TRY(new_block(p->ctx, &g->ds, at));
+    AR_TRY(ARI_KERNEL(p->ctx, softmax_backward, g->ds.data, ar_const(g->probs.data), dprobs.data, dot->data, known,
+                      p->scale, &block, &p->mask));
+    AR_TRY(hear(p, heard, at, &dprobs));
+    if (heard->ndim > 0)
+        ar_ctx_release(p->ctx, &dprobs);
     return AR_OK;
 }
 
-/* A KV head's dK and dV are one contraction over (query heads of its group x queries), whichever ranks hold those:
- * completed before the rounding and before RoPE's backward. */
-static ar_status head_gradients(const ari_core *c, ar_ctx *ctx, ar_tensor g[3], const kept *f, const ar_tensor *ds,
-                                const ar_tensor *doh)
+/* Gives f the pieces of a block's transpose whose rows, keys, are those of one place of the ring, in the order in which
+ * the place has them. */
+static ar_status each_place(const pass *p, ar_blocks *s, const ar_part *at, const ar_tensor *block,
+                            ar_status (*f)(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a))
 {
-    const size_t b = f->qh.shape[0], s = f->qh.shape[2], d = c->head_dim;
-    const product_options over_group = {.scale = true,
-                                        .over = ar_comm_size(ctx->cp.ring) > 1 ? ctx->cp.ring : c->replicas,
-                                        .k_full = c->group_full * s,
-                                        .partial = ar_faulty(ctx, AR_FAULT_kv_replica_grad_local)};
-    ar_tensor weights;
-    AR_TRY(new_heads(ctx, &g[0], b, c->heads, s, d));
-    AR_TRY(new_heads(ctx, &g[1], b, c->kv_heads, s, d));
-    AR_TRY(new_heads(ctx, &g[2], b, c->kv_heads, s, d));
-    AR_TRY(weights_of(c, ctx, &weights, &f->probs));
-    const ar_tensor dscores = grouped(c, ds), dscores_t = ar_tensor_transposed(&dscores);
-    const ar_tensor p = grouped(c, &weights), p_t = ar_tensor_transposed(&p), dq = grouped(c, &g[0]);
-    const ar_tensor q = grouped(c, &f->qh), q_t = ar_tensor_transposed(&q), dout = grouped(c, doh);
-    const ar_tensor k_t = ar_tensor_transposed(&f->kh), do_t = ar_tensor_transposed(&dout);
-    AR_TRY(product(ctx, &dq, &dscores, &k_t, true, c->name));
-    AR_TRY(product_over(ctx, &g[1], &dscores_t, &q_t, &over_group, c->name));
-    AR_TRY(product_over(ctx, &g[2], &p_t, &do_t, &over_group, c->name));
-    release_weights(ctx, &weights);
+    const ar_part whole = turned(at);
+    const ar_tensor a = ar_tensor_transposed(block);
+    const int places = ar_comm_size(p->ctx->cp.ring);
+    const size_t end = whole.row + whole.rows;
+    size_t row = 0;
+    for (int place = 0; place < places; place++) {
+        const ar_positions here = ari_ring_positions(p->ctx, p->c->seq, place);
+        for (int run = 0; run < 2; row += here.count[run++]) {
+            const size_t first = here.first[run] > whole.row ? here.first[run] : whole.row;
+            const size_t last = here.first[run] + here.count[run], stop = last < end ? last : end;
+            if (here.count[run] == 0 || first >= stop)
+                continue;
+            ar_part piece = whole;
+            piece.row = row + (first - here.first[run]);
+            piece.rows = stop - first;
+            const ar_tensor rows = ar_tensor_slice(&a, 1, first - whole.row, piece.rows);
+            AR_TRY(f(p->ctx, s, &piece, &rows));
+        }
+    }
     return AR_OK;
+}
+
+static ar_status each_gradient(const pass *p, const backward_operands *of, const ar_part *at, const block_gradients *g,
+                               ar_status (*f)(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a))
+{
+    AR_TRY(each_place(p, of->dk, at, &g->ds, f));
+    return each_place(p, of->dv, at, &g->weights, f);
+}
+
+/* First time: D, dQ, and the exponents of dK and dV. Second time: their sums; what is the only block is still there. */
+static ar_status go_back(const pass *p, const backward_operands *of, const ar_tensor *dq, const ar_tensor *heard)
+{
+    const ar_arith_ops *arith = p->ctx->arith;
+    ar_tensor dot;
+    block_gradients g;
+    size_t blocks = 0;
+    AR_TRY(ar_ctx_tensor(p->ctx, &dot, AR_F64, 1, p->kept->sum.shape));
+    for (ar_part at = {0}; next_block(p, &at);) {
+        if (blocks++ > 0)
+            release_gradients(p, &g);
+        AR_TRY(gradients_of(p, &g, &at, of, &dot, false, heard));
+        AR_TRY(block_by_values(p, dq, &at, &g.ds, of->k_t));
+        AR_TRY(each_gradient(p, of, &at, &g, arith->blocks_measure));
+    }
+    AR_TRY(arith->blocks_measured(p->ctx, of->dk));
+    AR_TRY(arith->blocks_measured(p->ctx, of->dv));
+    for (ar_part at = {0}; next_block(p, &at);) {
+        if (blocks > 1) {
+            release_gradients(p, &g);
+            AR_TRY(gradients_of(p, &g, &at, of, &dot, true, &(ar_tensor){.ndim = 0}));
+        }
+        AR_TRY(each_gradient(p, of, &at, &g, arith->blocks_add));
+    }
+    if (blocks > 0)
+        release_gradients(p, &g);
+    ar_ctx_release(p->ctx, &dot);
+    return AR_OK;
+}
+
+/* A KV head's dK and dV are one contraction over (query heads of its group x queries), whichever ranks hold those. */
+static ar_status begin_blocks(const pass *p, ar_blocks **gives, const ar_tensor *b)
+{
+    ar_comm *ring = p->ctx->cp.ring;
+    const ar_tensor b_t = ar_tensor_transposed(b);
+    const ar_blocks_options o = {.rows = p->c->seq,
+                                 .k_full = p->c->group_full * p->c->seq,
+                                 .places = ar_comm_size(ring) > 1 ? ring : NULL,
+                                 .replicas = p->c->replicas,
+                                 .tag = p->c->name};
+    return p->ctx->arith->blocks_begin(p->ctx, gives, &b_t, &o);
+}
+
+static ar_status end_blocks(const pass *p, ar_tensor *y, ar_blocks *s)
+{
+    const size_t places = (size_t)ar_comm_size(p->ctx->cp.ring);
+    const size_t shape[4] = {p->kept->batch, p->c->kv_heads, p->c->seq / places, p->c->head_dim};
+    const ar_fold how = ar_faulty(p->ctx, AR_FAULT_kv_replica_grad_local) ? AR_KEEP : AR_ALL;
+    AR_TRY(ar_ctx_tensor(p->ctx, y, AR_F32, 4, shape));
+    return p->ctx->arith->blocks_end(p->ctx, y, s, how);
 }
 
 ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, const void *owner, ar_tensor g[3],
                             const ar_tensor *dout, const ar_tensor *q, const ar_tensor *k, const ar_tensor *v)
 {
-    kept f;
-    ar_tensor all_dout, ds;
-    if (c->replicas && ar_comm_size(ctx->cp.ring) > 1)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a ring over ranks with copies of a KV head is not in this version",
-                            c->name);
-    AR_TRY(take_back(c, saved, owner, &f));
-    AR_TRY(spread_rows(c, ctx, &f.qh, q));
-    AR_TRY(spread_rows(c, ctx, &all_dout, dout));
-    f.kh = *k;
-    f.vh = *v;
-    AR_TRY(score_gradients(c, ctx, &ds, &f, &all_dout));
-    AR_TRY(head_gradients(c, ctx, g, &f, &ds, &all_dout));
-    ar_ctx_release(ctx, &ds);
-    ar_ctx_release(ctx, &f.probs);
-    release_spread(ctx, &all_dout, dout);
-    release_spread(ctx, &f.qh, q);
-    for (int i = 0; i < 3; i++)
-        AR_TRY(own_rows(c, ctx, &g[i]));
+    backward_operands of = {.q = NULL};
+    ar_tensor heard, kept;
+    AR_TRY(ar_saved_pop(saved, owner, SAVED_CORE, &kept));
+    const pass p = pass_of(c, ctx, kept.data.ptr);
+    const ar_tensor queries = by_matrix(&p, q), keys = by_matrix(&p, k), values = by_matrix(&p, v);
+    const ar_tensor out = by_matrix(&p, dout), keys_t = ar_tensor_transposed(&keys);
+    AR_TRY(ar_ctx_tensor(ctx, &g[0], AR_F32, 4, q->shape));
+    const ar_tensor dq = by_matrix(&p, &g[0]);
+    AR_TRY(right(&p, &of.k, &keys, false));
+    AR_TRY(left(&p, &of.q, &queries, of.k));
+    AR_TRY(right(&p, &of.v, &values, false));
+    AR_TRY(left(&p, &of.dout, &out, of.v));
+    AR_TRY(right(&p, &of.k_t, &keys_t, true));
+    AR_TRY(begin_blocks(&p, &of.dk, &queries));
+    AR_TRY(begin_blocks(&p, &of.dv, &out));
+    AR_TRY(listen(&p, &heard));
+    AR_TRY(go_back(&p, &of, &dq, &heard));
+    count_work(&p, 4.0);
+    done(&p, (const ar_operand *const[]){of.q, of.k, of.dout, of.v, of.k_t}, 5);
+    AR_TRY(report(&p, &heard, "probs", 'b'));
+    AR_TRY(end_blocks(&p, &g[1], of.dk));
+    AR_TRY(end_blocks(&p, &g[2], of.dv));
+    ari_step_disown(ctx, kept.data.ptr);
     return AR_OK;
 }

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which keys a query sees: an interval by order (causal, sliding window, the document), and masks. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/layers/attention/mask.h"
+
+/* Without documents. */
+static ari_keys by_order(const ari_core *c, size_t p)
+{
+    const size_t first = c->window > 0 && p >= c->window ? p - c->window + 1 : 0;
+    return (ari_keys){(int32_t)first, (int32_t)(c->causal ? p + 1 : c->seq)};
+}
+
+static void fill_sample(ari_keys *visible, const ari_core *c, const ar_batch *batch, size_t sample)
+{
+    const size_t rows = ar_positions_count(&c->rows);
+    size_t first = 0, end = 0; /* of the document */
+    for (size_t i = 0; i < rows; i++) {
+        const size_t p = ar_positions_at(&c->rows, i);
+        const ari_keys order = by_order(c, p);
+        if (p < first || p >= end)
+            ar_batch_document(batch, sample, p, &first, &end);
+        visible[i].first = order.first > (int32_t)first ? order.first : (int32_t)first;
+        visible[i].end = order.end < (int32_t)end ? order.end : (int32_t)end;
+    }
+}
+
+static ar_status upload_padding(ar_ctx *ctx, ari_core_kept *kept, const ar_batch *batch)
+{
+    const size_t shape[2] = {batch->batch, batch->seq};
+    if (!batch->padding_mask)
+        return AR_OK;
+    AR_TRY(ar_ctx_tensor(ctx, &kept->padding, AR_U8, 2, shape));
+    return ar_ctx_upload(ctx, &kept->padding, batch->padding_mask);
+}
+
+/* The own rows of the additive mask. */
+static ar_status upload_additive(const ari_core *c, ar_ctx *ctx, ari_core_kept *kept, const ar_batch *batch)
+{
+    const size_t rows = ar_positions_count(&c->rows), planes = batch->mask_batch * batch->mask_heads;
+    const size_t shape[4] = {batch->mask_batch, batch->mask_heads, rows, c->seq};
+    if (!batch->additive_mask)
+        return AR_OK;
+    AR_TRY(ar_ctx_tensor(ctx, &kept->additive, AR_F32, 4, shape));
+    for (size_t plane = 0; plane < planes; plane++) {
+        size_t at = plane * rows;
+        for (int run = 0; run < 2; run++) {
+            const size_t count[2] = {c->rows.count[run], c->seq};
+            ar_tensor part;
+            AR_TRY(
+                ar_tensor_view(&part, AR_F32, 2, count, ar_buf_at(kept->additive.data, at * c->seq * sizeof(float))));
+            AR_TRY(ar_ctx_upload(ctx, &part, batch->additive_mask + (plane * c->seq + c->rows.first[run]) * c->seq));
+            at += count[0];
+        }
+    }
+    return AR_OK;
+}
+
+static void kept_destroy(ar_ctx *ctx, void *object)
+{
+    ari_core_kept *kept = object;
+    ar_tensor *const all[] = {&kept->keys, &kept->padding, &kept->additive, &kept->max, &kept->sum};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        ar_ctx_release(ctx, all[i]);
+    free(kept->visible);
+    free(kept);
+}
+
+ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_kept **gives, const ar_batch *batch)
+{
+    const size_t rows = ar_positions_count(&c->rows), shape[3] = {batch->batch, rows, 2};
+    ari_core_kept *kept = NULL;
+    size_t n = 0;
+    if (c->seq >= INT32_MAX)
+        return ar_error_set(AR_ERR_SHAPE, "%s: a sequence of %zu positions; attention numbers fewer than %d", c->name,
+                            c->seq, INT32_MAX);
+    AR_TRY(ari_mul_size(&n, batch->batch, rows));
+    AR_TRY(ari_alloc_zero((void **)&kept, 1, sizeof *kept, "what an attention keeps"));
+    AR_TRY(ari_step_own(ctx, kept, kept_destroy));
+    kept->batch = batch->batch;
+    AR_TRY(ari_alloc((void **)&kept->visible, n, sizeof *kept->visible, "the keys that queries see"));
+    for (size_t i = 0; i < batch->batch; i++)
+        fill_sample(kept->visible + i * rows, c, batch, i);
+    AR_TRY(ar_ctx_tensor(ctx, &kept->keys, AR_I32, 3, shape));
+    AR_TRY(ar_ctx_upload(ctx, &kept->keys, kept->visible));
+    AR_TRY(upload_padding(ctx, kept, batch));
+    AR_TRY(upload_additive(c, ctx, kept, batch));
+    *gives = kept;
+    return AR_OK;
+}
+
+ar_mask ari_core_mask(const ari_core *c, const ari_core_kept *kept)
+{
+    return (ar_mask){.visible = ar_const(kept->keys.data),
+                     .padding = ar_const(kept->padding.data),
+                     .additive = ar_const(kept->additive.data),
+                     .mask_batch = kept->additive.shape[0],
+                     .mask_heads = kept->additive.shape[1],
+                     .head_start = c->head_start};
+}
+
+ari_keys ari_core_hull(const ari_core *c, const ari_core_kept *kept, size_t sample, size_t first, size_t rows)
+{
+    const ari_keys *visible = kept->visible + sample * ar_positions_count(&c->rows) + first;
+    ari_keys hull = visible[0];
+    for (size_t i = 1; i < rows; i++) {
+        hull.first = visible[i].first < hull.first ? visible[i].first : hull.first;
+        hull.end = visible[i].end > hull.end ? visible[i].end : hull.end;
+    }
+    return hull;
+}

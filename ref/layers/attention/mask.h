@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_LAYERS_ATTENTION_MASK_H
+#define ARI_LAYERS_ATTENTION_MASK_H
+
+#include "ref/layers/attention/core.h"
+
+/* Keys [first, end). */
+typedef struct ari_keys {
+    int32_t first, end;
+} ari_keys;
+
+/* What an attention keeps for its backward pass besides q, k and v. An object of the step. */
+typedef struct ari_core_kept {
+    size_t batch;
+    ari_keys *visible;                 /* [b, rows], on the host: what a query sees by order alone */
+    ar_tensor keys, padding, additive; /* the same on the device, and the masks; additive: of the rows here */
+    ar_tensor max, sum;                /* int32, f64 [b * heads * rows]: of the scores' rows */
+} ari_core_kept;
+
+/** An empty one, with the masks of a batch. Ends with the step, or by ari_step_disown. Errors: AR_ERR_MEMORY,
+ *  AR_ERR_SHAPE (a sequence too long to number), those of the device. */
+AR_NODISCARD ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_kept **gives, const ar_batch *batch);
+/** The masks as the device's slots take them. */
+ar_mask ari_core_mask(const ari_core *c, const ari_core_kept *kept);
+/** The keys that any of the rows [first, first + rows) of a sample sees; rows > 0. */
+ari_keys ari_core_hull(const ari_core *c, const ari_core_kept *kept, size_t sample, size_t first, size_t rows);
+
+#endif

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_NUMERICS_SCORES_H
+#define ARI_NUMERICS_SCORES_H
+
+/* Where a row of a block of attention's scores stands, and what it may see: the same on every device. */
+#include "anyrank/device.h"
+#include "ref/core/float_bits.h"
+
+typedef struct ari_score_row {
+    size_t at;              /* among all rows of all matrices */
+    size_t first, keys;     /* of the block's columns, [first, first + keys) are visible, as far as the others let it */
+    const uint8_t *padding; /* of the block's columns, 0 = masked; NULL: none */
+    const float *additive;  /* of the block's columns, -inf = masked; NULL: none */
+} ari_score_row;
+
+/** Row i of all rows of a block, with the memory of `mask`: NULL where it has none. */
+ARI_FN ari_score_row ari_score_row_of(const ar_scores *b, const ar_mask *mask, const int32_t *visible,
+                                      const uint8_t *padding, const float *additive, size_t i)
+{
+    const ar_part *p = &b->part;
+    const size_t matrix = p->matrix + i / p->rows, row = p->row + i % p->rows;
+    const size_t sample = matrix / b->kv_heads, query = row % b->rows;
+    const size_t head = mask->head_start + matrix % b->kv_heads * b->group + row / b->rows;
+    const size_t plane = (mask->mask_batch > 1 ? sample : 0) * mask->mask_heads + (mask->mask_heads > 1 ? head : 0);
+    const int32_t *keys = visible + 2 * (sample * b->rows + query);
+    const size_t from = (size_t)keys[0] > p->col ? (size_t)keys[0] : p->col;
+    const size_t end = (size_t)keys[1] < p->col + p->cols ? (size_t)keys[1] : p->col + p->cols;
+    ari_score_row r;
+    r.at = matrix * b->group * b->rows + row;
+    r.first = from < end ? from - p->col : 0;
+    r.keys = from < end ? end - from : 0;
+    r.padding = padding ? padding + sample * b->seq + p->col : padding;
+    r.additive = additive ? additive + (plane * b->rows + query) * b->seq + p->col : additive;
+    return r;
+}
+
+#endif
