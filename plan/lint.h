@@ -141,6 +141,7 @@ typedef struct ari_lint_state {
     ari_lint_type again; /* its input, as it was computed again */
     bool has_again;
     ari_lint_type stored; /* and as the forward pass has left it */
+    bool keys_again;      /* backward: keys and values have gone round the ring once more */
     ari_lint_record *record;
     ari_lint_param *param;
     size_t records, record_capacity, params, param_capacity;
@@ -167,6 +168,8 @@ void ari_lint_fini(ari_lint_state *l);
 
 /** Places a value along all axes over which gradients are summed. */
 void ari_lint_over_dp(ari_lint_type *v, ar_placement p);
+/** The first of those axes that has more than one rank; ARI_LINT_NO_AXIS: none. */
+int ari_lint_dp_axis(const ari_lint_state *l);
 /** What the list says of a value. */
 ari_lint_type ari_lint_stated(const ari_op_value *v);
 /** The value that an operation takes or makes as `v` of the list, of which `has` is known: what the list says where that

@@ -58,10 +58,8 @@ static ari_lint_type use(ari_lint_state *l, const ari_operation *op, int i)
     if (!p)
         return ari_lint_stated(v);
     p->uses++;
-    int axis = 0; /* along which there are other ranks that hold it */
-    while (axis < ARI_AXIS_TP && l->size[axis] == 1)
-        axis++;
-    if (!p->broadcast && axis < ARI_AXIS_TP) {
+    const int axis = ari_lint_dp_axis(l);
+    if (!p->broadcast && axis != ARI_LINT_NO_AXIS) {
         ari_lint_find(l->f, op, axis, AR_LINT_missing_broadcast, "V", "R",
                       "broadcast the parameter over dp from rank 0 before the first step");
         p->broadcast = true;
@@ -214,6 +212,9 @@ static void travel(ari_lint_state *l, const ari_operation *op)
 static void travel_again(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_type gradients[ARI_OP_VALUES];
+    if (l->keys_again)
+        ari_lint_find(l->f, op, ARI_AXIS_RING, AR_LINT_repeated_operation, "twice", "once", "leave one of the two out");
+    l->keys_again = true;
     for (int i = 0; i < op->inputs; i++) {
         gradients[i] = l->at[i];
         l->at[i] = ari_lint_stated(&op->input[i]);
@@ -370,6 +371,10 @@ static void norm_backward(ari_lint_state *l, const ari_operation *op)
 /* dK and dV of copies of a KV head, and on the places of a ring: each rank's are those of its own queries. */
 static void attention_backward(ari_lint_state *l, const ari_operation *op)
 {
+    if (l->size[ARI_AXIS_RING] > 1 && !l->keys_again)
+        ari_lint_find(l->f, op, ARI_AXIS_RING, AR_LINT_missing_gather, "S(1)", "R",
+                      "pass keys and values round once more: the forward pass has kept the own ones");
+    l->keys_again = false;
     const ari_lint_type dy = arrives(l, op, comes_back(l, op), 0);
     for (int i = 0; i < op->outputs; i++) {
         l->at[i] = dy;

@@ -9,7 +9,7 @@ static const ar_placement whole = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM, 0};
 static void find(ari_lint_state *l, const ari_operation *op, int axis, ar_lint_rule rule, const char *has,
                  const char *needs, const char *repair)
 {
-    if (axis == ARI_LINT_MICRO || l->size[axis] > 1)
+    if (axis == ARI_LINT_MICRO || (axis != ARI_LINT_NO_AXIS && l->size[axis] > 1))
         ari_lint_find(l->f, op, axis, rule, has, needs, repair);
 }
 
@@ -43,7 +43,7 @@ static void broadcast(ari_lint_state *l, const ari_operation *op)
             l->size[ARI_AXIS_TP]);
         char needs[AR_LINT_PLACED];
         snprintf(needs, sizeof needs, "%zu ranks of dp", holders);
-        ari_lint_find(l->f, op, ARI_AXIS_DP, AR_LINT_wrong_group, has, needs, repair);
+        find(l, op, ari_lint_dp_axis(l), AR_LINT_wrong_group, has, needs, repair);
     }
 }
 
@@ -147,6 +147,6 @@ void ari_lint_end_of_step(ari_lint_state *l)
             find(l, &loss, axis, AR_LINT_missing_reduction, "P(sum)", "I", "all-reduce the loss");
     }
     if (l->weights.at[ARI_AXIS_DP].kind == AR_SHARD && l->gathers < l->params)
-        find(l, &weights, ARI_AXIS_DP, AR_LINT_missing_gather, "S(0)", "I",
+        find(l, &weights, ari_lint_dp_axis(l), AR_LINT_missing_gather, "S(0)", "I",
              "all-gather over dp what each rank has updated");
 }

@@ -19,6 +19,15 @@ void ari_lint_over_dp(ari_lint_type *v, ar_placement p)
         v->at[axis] = ari_call_group_has(ARI_OVER_DP, axis) ? p : v->at[axis];
 }
 
+int ari_lint_dp_axis(const ari_lint_state *l)
+{
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+        if (ari_call_group_has(ARI_OVER_DP, axis) && l->size[axis] > 1)
+            return axis;
+    }
+    return ARI_LINT_NO_AXIS;
+}
+
 ari_lint_type ari_lint_stated(const ari_op_value *v)
 {
     ari_lint_type t;
@@ -133,7 +142,7 @@ static bool serves_along(ar_placement *p, const ari_op_call *call, ar_placement 
         *p = to.kind == AR_SHARD ? to : (ar_placement){AR_SHARD, 0};
     else if ((call->kind == ARI_CALL_ALL_GATHER || call->kind == ARI_CALL_EXCHANGE) && p->kind == AR_SHARD)
         *p = whole;
-    else if (call->kind == ARI_CALL_ALL_TO_ALL && p->kind == AR_SHARD && to.kind == AR_SHARD)
+    else if (call->kind == ARI_CALL_ALL_TO_ALL && p->kind == AR_SHARD && to.kind == AR_SHARD && p->dim != to.dim)
         *p = to;
     else
         return false;
@@ -198,8 +207,10 @@ static void misplaced(ari_lint_state *l, const ari_operation *op, const ari_op_c
         return;
     }
     ari_lint_verdict wrong = {.broken = true, .has = has, .needs = end.at[axis]};
-    if (call->kind == ARI_CALL_ALL_GATHER)
+    if (call->kind == ARI_CALL_ALL_GATHER || call->kind == ARI_CALL_EXCHANGE)
         wrong.rule = ari_lint_whole(has) ? AR_LINT_redundant_gather : AR_LINT_missing_reduction;
+    else if (call->kind == ARI_CALL_ALL_TO_ALL)
+        wrong.rule = ari_lint_partial(has) ? AR_LINT_missing_reduction : AR_LINT_wrong_placement;
     else
         wrong.rule = ari_lint_whole(has) || op->kind == ARI_OPERATION_GRADIENT_SUM ? AR_LINT_redundant_reduction
                                                                                    : AR_LINT_wrong_reduction;

@@ -29,10 +29,11 @@ static ar_run run_of(const layout_draw *d, ar_fault fault)
                     .fault = fault};
 }
 
+/* In a third of the draws ranks share sequences. */
 static layout_draw draw(int i)
 {
     layout_draw d;
-    layout_draw_make(&d, FIRST_SEED + (uint64_t)i);
+    (i % 3 == 2 ? layout_draw_make_context : layout_draw_make)(&d, FIRST_SEED + (uint64_t)i);
     return d;
 }
 
@@ -295,7 +296,7 @@ static void damage_call(breaker *b, ari_operation *op)
         if (b->what == OTHER_RANKS) {
             call->ranks++;
         } else if (b->what == OTHER_GROUP) {
-            call->over = call->over == ARI_OVER_DP ? ARI_OVER_TP : ARI_OVER_DP;
+            call->over = call->over == ARI_OVER_TP ? ARI_OVER_DP : ARI_OVER_TP;
         } else if (b->what == DOUBLE_CALL) {
             memmove(call + 1, call, (size_t)(op->calls - i) * sizeof *call);
             op->calls++;
