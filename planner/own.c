@@ -66,9 +66,9 @@ static ar_status visit(void *user, const ari_operation *op)
     a->pass = op->pass;
     a->micro = op->micro;
     if (op->pass == ARI_PASS_FORWARD)
-        ari_account_forward(a, op);
+        return ari_account_forward(a, op);
     else if (op->pass == ARI_PASS_BACKWARD)
-        ari_account_backward(a, op);
+        return ari_account_backward(a, op);
     else if (op->kind == ARI_OPERATION_BROADCAST && op->output[0].dtype == AR_BF16)
         ari_account_touch(a, ari_account_bytes(&op->output[0]));
     else if (op->kind == ARI_OPERATION_AGREEMENT) /* what all ranks say */

@@ -14,6 +14,13 @@ typedef struct ari_account_value {
     bool kept; /* whoever takes it does not give it back: it stays for the backward pass, or another owner ends it */
 } ari_account_value;
 
+/* The blocks in which an attention goes through its scores: the most bytes that one takes forward, and in the two loops
+ * of the backward pass; bytes of the last one's scores and their gradients. Of so many samples, a window, heads. */
+typedef struct ari_account_blocks {
+    size_t samples, window, heads; /* samples 0: none are known */
+    double most[3], last;
+} ari_account_blocks;
+
 typedef struct ari_account {
     const ari_step_case *c;
     const ar_config *config;
@@ -40,6 +47,7 @@ typedef struct ari_account {
     double dropped;              /* bytes of what a dropout made of the gradient, beside which that stays */
     ari_account_value residual;  /* the gradient that goes past the attention or the MLP */
     double block;                /* bytes of the gradient that the block was given */
+    ari_account_blocks blocks;
 } ari_account;
 
 /** Bytes of the rank's own part. */
@@ -74,8 +82,9 @@ const ari_op_call *ari_account_fold(const ari_account *a, const ari_operation *o
 
 /* --- passes ------------------------------------------------------------------------------------------------------- */
 
-void ari_account_forward(ari_account *a, const ari_operation *op);
-void ari_account_backward(ari_account *a, const ari_operation *op);
+/** An operation of a pass. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_account_forward(ari_account *a, const ari_operation *op);
+AR_NODISCARD ar_status ari_account_backward(ari_account *a, const ari_operation *op);
 /** After the last operation of a backward pass. */
 void ari_account_backward_end(ari_account *a);
 
@@ -95,15 +104,8 @@ void ari_account_keep_operand(ari_account *a, double rows, double k);
 /** What a loss over logits keeps besides them. */
 double ari_account_loss(const ari_account *a, double tokens);
 
-/* An attention's values on this rank. */
-typedef struct ari_account_heads {
-    double batch, seq, dim, heads, kv, group; /* group: query heads of a KV head */
-    double q, k, probs;                       /* bytes: of the queries, of the keys and of the values, of the scores */
-} ari_account_heads;
-/** v: q, k, v or (n 1) all in one. */
-ari_account_heads ari_account_heads_of(const ari_account *a, const ari_op_value *v, int n);
-/** Attention, forward and backward. */
-void ari_account_attention(ari_account *a, const ari_operation *op);
-void ari_account_attention_back(ari_account *a, const ari_operation *op);
+/** Attention forward, and backward (own_attention.c). Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_account_attend(ari_account *a, const ari_operation *op);
+AR_NODISCARD ar_status ari_account_attend_backward(ari_account *a, const ari_operation *op);
 
 #endif

@@ -1,14 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an attention takes: queries, keys and values head by head, the integers of products with them, and of the scores a
- * block at a time; where values are reported, all of them at once. */
+/* What attention takes and keeps. Queries, keys and values head by head stay for the backward pass, with maximum and sum
+ * of every row of scores; scores exist a block at a time (ref/layers/attention/blocks.h), unless somebody listens to
+ * them. Between ranks that share a sequence heads are exchanged for positions, and keys and values of all positions are
+ * there while a layer attends. */
 #include "planner/own.h"
 
-#include <math.h>
+#include <stdlib.h>
 
 #include "anyrank/device.h"
-#include "ref/numerics/integer_sum.h"
+#include "anyrank/parallel.h"
+#include "ref/core/size.h"
+#include "ref/layers/attention/blocks.h"
 
-static const double WORD = 4.0, LONG = 8.0, ROW_SUMS = 12.0, KEYS = 8.0;
+static const double WORD = 4.0, LONG = 8.0;
+
+/* An attention on this rank: as it is projected, and as it attends. Bytes of q, k and v on both sides of the exchange are
+ * q, and k0 and k each; `all` those of keys or of values of all positions. */
+typedef struct heads {
+    size_t batch, rows, seq, dim, heads, kv, group;
+    size_t inner, ring;
+    double matrices, q, k0, k, all;
+} heads;
+
+/* context: as this rank attends; split: its heads are those of a tensor-parallel rank. */
+static heads heads_of(const ari_account *a, const ari_op_value *context)
+{
+    const ar_config *c = a->config;
+    const size_t ranks = ari_account_is_shard(context, 2) ? a->tp : 1;
+    heads h = {.batch = context->local[0], .rows = context->local[1], .seq = context->shape[1], .dim = c->head_dim};
+    h.inner = ari_axis_ranks(&a->c->run.parallel, ARI_AXIS_INNER);
+    h.ring = ari_axis_ranks(&a->c->run.parallel, ARI_AXIS_RING);
+    h.heads = context->local[2] / c->head_dim;
+    const size_t kv0 = c->kv_heads > ranks ? c->kv_heads / ranks : 1;
+    h.kv = kv0 > h.inner ? kv0 / h.inner : 1;
+    h.group = h.heads / h.kv;
+    h.matrices = (double)(h.batch * h.kv);
+    const double token = WORD * (double)h.batch * (double)h.dim;
+    h.q = token * (double)(h.rows * h.heads);
+    h.k0 = token * (double)(h.rows / h.inner * kv0);
+    h.k = token * (double)(h.rows * h.kv);
+    h.all = token * (double)(h.seq * h.kv);
+    return h;
+}
 
 static void take(ari_account *a, double bytes)
 {
@@ -20,126 +53,271 @@ static void give(ari_account *a, double bytes)
     ari_account_give(a, ARI_MEMORY_WORKSPACE, bytes);
 }
 
-/* The largest block of scores, in bytes: its scores, and what its rows and its keys have of d features. */
+/* --- between ranks ------------------------------------------------------------------------------------------------ */
+
+/* n values of so many bytes are replaced by others, packed on both sides: what is sent and received. */
+static void exchange(ari_account *a, const heads *h, ari_memory_kind kind, int n, const double *from, const double *to,
+                     double packed)
+{
+    if (h->inner == 1)
+        return;
+    take(a, packed);
+    for (int i = 0; i < n; i++) {
+        ari_account_give(a, kind, from[i]);
+        ari_account_take(a, kind, to[i]);
+    }
+    ari_account_touch(a, packed);
+    give(a, packed);
+}
+
+/* Keys and values of all places, beside those of one place that arrive while others leave. */
+static void gather(ari_account *a, const heads *h)
+{
+    const double sides = h->ring > 2 ? 2.0 : 1.0;
+    if (h->ring == 1)
+        return;
+    take(a, 2.0 * h->all);
+    ari_account_touch(a, 2.0 * sides * h->k);
+}
+
+static void release(ari_account *a, const heads *h)
+{
+    give(a, h->ring == 1 ? 0.0 : 2.0 * h->all);
+}
+
+/* --- operands and blocks ------------------------------------------------------------------------------------------ */
+
+/* Integers of `matrices` [rows, k] with an exponent of each row, or of k where they are scaled; native: a view. */
+static double operand(const ari_account *a, const heads *h, double rows, double k, bool scaled)
+{
+    return a->exact ? WORD * h->matrices * (rows * (1.0 + k) + (scaled ? k : 0.0)) : 0.0;
+}
+
+/* A block, and the most that any has of each. */
 typedef struct block {
-    double scores, exponents, rows, keys; /* exponents: of its rows */
+    double scores, rows, keys; /* numbers: of all; of rows and keys of its matrices */
+    double piece;              /* scores of keys that one place of the ring has in a run */
 } block;
 
-/* Whole matrices where they fit, or some rows of one head. */
-static block block_of(const ari_account_heads *h)
+static double piece_of(const ari_account *a, const heads *h, const ar_part *at)
 {
-    const double most = (double)AR_CPU_BLOCK_BYTES / WORD, matrix = h->group * h->seq * h->seq, all = h->batch * h->kv;
-    const double fit = matrix > 0.0 && matrix <= most ? floor(most / matrix) : 1.0;
-    const double matrices = fit < all ? fit : all;
-    const double rows = matrix <= most ? matrices * h->group * h->seq : floor(most / h->seq);
-    return (block){.scores = WORD * rows * h->seq,
-                   .exponents = WORD * rows,
-                   .rows = WORD * rows * h->dim,
-                   .keys = WORD * matrices * h->seq * h->dim};
+    const ar_parallel places = {.cp = (int)h->ring, .zigzag = a->c->run.parallel.zigzag};
+    size_t most = 0;
+    for (int place = 0; place < (int)h->ring; place++) {
+        const ar_positions p = ar_parallel_positions(&places, h->seq, place);
+        for (int run = 0; run < 2; run++) {
+            const size_t first = p.first[run] > at->col ? p.first[run] : at->col;
+            const size_t last = p.first[run] + p.count[run], end = at->col + at->cols;
+            const size_t stop = last < end ? last : end;
+            most = stop > first && stop - first > most ? stop - first : most;
+        }
+    }
+    return (double)(most * at->rows * at->matrices);
 }
 
-/* What the product of a block with all its keys takes: exact: the integers of one of them. */
-static void multiply_block(ari_account *a, const block *b)
+static block block_at(const ari_account *a, const heads *h, const ar_part *at)
 {
-    if (a->exact)
-        ari_account_touch(a, b->scores + b->exponents);
-    ari_account_round(a, b->scores, b->keys);
+    return (block){.scores = (double)(at->matrices * at->rows * at->cols),
+                   .rows = (double)(at->matrices * at->rows),
+                   .keys = (double)(at->matrices * at->cols),
+                   .piece = piece_of(a, h, at)};
 }
 
-/* Exact: integers of an operand of as many words, with an exponent of each row and column. */
-static double operand(const ari_account *a, double words, double rows, double columns)
+/* The copies that native numerics make below fp32's precision. */
+static double rounded(const ari_account *a, double left, double right)
 {
-    return a->exact ? words + WORD * (rows + columns) : 0.0;
+    return !a->exact && a->c->run.precision != AR_PRECISION_F32 ? WORD * (left + right) : 0.0;
 }
 
-static double reported(const ari_account *a, const ari_account_heads *h)
+/* A block as the left operand of its product with so many numbers. */
+static double as_left(const ari_account *a, const block *b, double scores, double right)
 {
-    return a->c->tapped ? h->probs : 0.0;
+    return a->exact ? WORD * (scores + (right > 0.0 ? b->rows : 0.0)) : rounded(a, scores, right);
 }
 
-static double kept_of(const ari_account_heads *h)
+/* What a block takes in its turn, in the three loops. Scores that become probabilities, and with dropout those that it
+ * leaves, then also their gradients, twice where somebody listens. */
+typedef enum loop { FORWARD, MEASURE, ADD } loop;
+
+static double block_bytes(const ari_account *a, const heads *h, const block *b, loop in)
 {
-    return ROW_SUMS * h->batch * h->heads * h->seq + KEYS * h->batch * h->seq;
+    const double d = (double)h->dim, of_scores = rounded(a, b->rows * d, b->keys * d);
+    const double probs = WORD * b->scores, kept = a->c->run.dropout > 0.0 ? 2.0 * probs : probs;
+    const double beside = in == FORWARD ? 0.0 : probs, twice = in == MEASURE && a->c->tapped ? probs : 0.0;
+    const double values = in == ADD ? (a->exact ? WORD * b->piece : rounded(a, b->piece, b->rows * d))
+                                    : as_left(a, b, b->scores, b->keys * d);
+    const double made = in == FORWARD ? probs + of_scores : kept + beside + (of_scores > twice ? of_scores : twice);
+    const double used = kept + beside + values;
+    return made > used ? made : used;
 }
 
-void ari_account_attention(ari_account *a, const ari_operation *op)
+static void see_block(ari_account_blocks *to, const ari_account *a, const heads *h, const block *b)
 {
-    const ari_account_heads h = ari_account_heads_of(a, op->input, op->inputs);
-    const block b = block_of(&h);
-    const bool drops = a->c->run.dropout > 0.0;
-    const double matrices = h.batch * h.kv, queries = matrices * h.group * h.seq, keys = matrices * h.seq;
-    const double operands = operand(a, h.k, keys, 0.0) + operand(a, h.q, queries, 0.0) +
-                            operand(a, h.k, matrices * h.dim, keys) + (drops ? 2.0 : 1.0) * reported(a, &h);
-    const double block_bytes = (drops ? 2.0 : 1.0) * b.scores;
-    ari_account_take(a, ARI_MEMORY_ATTENTION, h.q + 2.0 * h.k);
+    for (int in = FORWARD; in <= ADD; in++) {
+        const double bytes = block_bytes(a, h, b, (loop)in);
+        to->most[in] = bytes > to->most[in] ? bytes : to->most[in];
+    }
+    to->last = WORD * b->scores * (a->c->run.dropout > 0.0 ? 3.0 : 2.0);
+}
+
+/* Beyond so many queries nobody counts blocks: the highest of one that no device could hold more of, with all keys. */
+enum { MOST_QUERIES = 1 << 20 };
+
+/* All samples, and all heads, see alike: blocks of the first ones, unless they are of whole matrices. */
+static ar_status walk_blocks(ari_account_blocks *to, const ari_account *a, const heads *h, const ari_order *order)
+{
+    ari_keys *visible = NULL;
+    AR_TRY(ari_alloc((void **)&visible, h->rows, sizeof *visible, "the keys that queries see"));
+    for (size_t i = 0; i < h->rows; i++)
+        visible[i] = ari_order_keys(order, ar_positions_at(&order->rows, i));
+    ari_score_blocks blocks =
+        ari_score_blocks_of(order, visible, h->batch, h->kv, h->group, AR_CPU_BLOCK_BYTES / sizeof(float), h->ring > 1);
+    if (!blocks.whole)
+        blocks.samples = blocks.kv_heads = blocks.group = 1;
+    for (ar_part at = {0}; ari_next_block(&blocks, &at);) {
+        const block b = block_at(a, h, &at);
+        see_block(to, a, h, &b);
+    }
+    free(visible);
+    return AR_OK;
+}
+
+/* Once for layers and micro-batches that are alike. */
+static ar_status find_blocks(ari_account *a, const heads *h, size_t layer)
+{
+    const ar_parallel places = {.cp = (int)h->ring, .zigzag = a->c->run.parallel.zigzag};
+    const ari_order order = {.rows = ar_parallel_positions(&places, h->seq, (int)(a->cp_rank / h->inner)),
+                             .seq = h->seq,
+                             .causal = a->config->causal,
+                             .window = ar_config_window(a->config, layer)};
+    ari_account_blocks *to = &a->blocks;
+    if (to->samples == h->batch && to->window == order.window && to->heads == h->heads)
+        return AR_OK;
+    *to = (ari_account_blocks){.samples = h->batch, .window = order.window, .heads = h->heads};
+    if (h->rows <= MOST_QUERIES)
+        return walk_blocks(to, a, h, &order);
+    const ar_part high = {.matrices = 1, .rows = ARI_BLOCK_ROWS, .cols = h->seq};
+    const block b = block_at(a, h, &high);
+    see_block(to, a, h, &b);
+    return AR_OK;
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
+
+/* The keys that each query sees, and maximum and sum of its scores. */
+static double row_bytes(const heads *h)
+{
+    return (double)(h->batch * h->rows) * (LONG + (double)h->heads * (WORD + LONG));
+}
+
+/* All scores, where somebody listens: probabilities, and with dropout what it leaves of them. */
+static double heard(const ari_account *a, const heads *h, bool dropped)
+{
+    return a->c->tapped ? (dropped ? 2.0 : 1.0) * WORD * (double)(h->batch * h->heads * h->rows) * (double)h->seq : 0.0;
+}
+
+ar_status ari_account_attend(ari_account *a, const ari_operation *op)
+{
+    const heads h = heads_of(a, &op->output[0]);
+    const double rows = (double)(h.group * h.rows), d = (double)h.dim, s = (double)h.seq;
+    const double operands = operand(a, &h, s, d, false) + operand(a, &h, rows, d, false) + operand(a, &h, d, s, true);
+    AR_TRY(find_blocks(a, &h, op->layer));
+    ari_account_take(a, ARI_MEMORY_ATTENTION, h.q + 2.0 * h.k0);
     ari_account_finish(a, &a->x);
     if (a->c->tapped && a->config->rope)
         ari_account_touch(a, h.q);
-    ari_account_take(a, ARI_MEMORY_ATTENTION, kept_of(&h));
-    take(a, h.q + operands + b.scores);
-    ari_account_round(a, b.rows, b.keys);
-    take(a, block_bytes - b.scores);
-    multiply_block(a, &b);
-    give(a, block_bytes + operands);
+    exchange(a, &h, ARI_MEMORY_ATTENTION, 3, (double[]){h.q, h.k0, h.k0}, (double[]){h.q, h.k, h.k}, h.q + 2.0 * h.k);
+    gather(a, &h);
+    ari_account_take(a, ARI_MEMORY_ATTENTION, row_bytes(&h));
+    take(a, h.q);
+    take(a, operands);
+    ari_account_touch(a, heard(a, &h, a->c->run.dropout > 0.0) + a->blocks.most[FORWARD]);
+    give(a, operands);
+    release(a, &h);
+    exchange(a, &h, ARI_MEMORY_WORKSPACE, 1, &h.q, &h.q, h.q);
     ari_account_take(a, ARI_MEMORY_ATTENTION, h.q);
     give(a, h.q);
     a->x = (ari_account_value){h.q, ARI_MEMORY_ATTENTION, false};
+    a->gathered = false;
+    return AR_OK;
 }
 
-/* One of dK and dV is complete: its sums, or the own slice of them, become values. */
-static void end_sums(ari_account *a, const ari_account_heads *h, const ari_op_call *fold, double sums, double b)
+/* --- backward ----------------------------------------------------------------------------------------------------- */
+
+/* dK's and dV's sums over queries: an operand of the queries with the exponents of all keys' rows, then the sums; native
+ * the fp32 ones at once. */
+typedef struct key_sums {
+    double begun, sums, own, shared; /* bytes: at first; of the sums; of those of the own positions; of the own copy */
+} key_sums;
+
+static key_sums key_sums_of(const ari_account *a, const heads *h, const ari_operation *op)
 {
-    const double n = h->batch * h->kv * h->seq * h->dim;
-    take(a, h->k);
-    if (a->exact && fold) {
-        const size_t all = (size_t)n, ranks = fold->ranks, rank = a->tp_rank % ranks;
-        ari_account_touch(a, sums / n * (double)(all / ranks + (rank < all % ranks)));
+    const double d = (double)h->dim, s = (double)h->seq, n = h->matrices * s * d;
+    const size_t terms = a->config->heads / a->config->kv_heads * h->seq, own = (size_t)n / h->ring;
+    const double each = LONG * (double)ari_sum_limbs(terms);
+    key_sums k = {.begun =
+                      operand(a, h, d, (double)(h->group * h->rows), true) + WORD * (a->exact ? h->matrices * s : n),
+                  .sums = a->exact ? each * n : 0.0,
+                  .own = a->exact && h->ring > 1 ? each * (double)own : 0.0};
+    for (int i = 0; i < op->calls && a->exact; i++) {
+        const size_t ranks = op->call[i].ranks, rank = (a->tp_rank * h->inner + a->cp_rank % h->inner) % ranks;
+        if (op->call[i].over == ARI_OVER_COPIES)
+            k.shared = each * (double)(own / ranks + (rank < own % ranks));
     }
-    give(a, sums + b);
+    return k;
 }
 
-/* Twice: probabilities and gradients of the scores, from which dQ is made and then dK and dV are. */
-static void go_back(ari_account *a, const block *b, double sums)
+/* Reduced to the own positions, then among copies; the parts that went in end when theirs are there. */
+static void end_sums(ari_account *a, const heads *h, const key_sums *k)
 {
-    const bool drops = a->c->run.dropout > 0.0;
-    const double block_bytes = (drops ? 3.0 : 2.0) * b->scores;
-    take(a, b->scores);
-    ari_account_round(a, b->rows, b->keys);
-    take(a, block_bytes - b->scores);
-    ari_account_round(a, b->rows, b->keys);
-    if (a->c->tapped)
-        ari_account_touch(a, b->scores);
-    multiply_block(a, b);
-    take(a, a->exact ? 2.0 * sums : 0.0);
-    if (a->exact)
-        ari_account_touch(a, b->scores);
-    ari_account_round(a, b->scores, b->rows);
-    give(a, block_bytes);
+    double left = k->sums;
+    take(a, h->k);
+    take(a, k->own);
+    if (k->own > 0.0) {
+        give(a, left);
+        left = k->own;
+    }
+    take(a, k->shared);
+    give(a, left + k->shared + k->begun);
 }
 
-void ari_account_attention_back(ari_account *a, const ari_operation *op)
+/* Two loops over the blocks: dQ and the exponents of dK and dV, then their sums. What is the only block stays. */
+static void go_back(ari_account *a, const key_sums *k)
 {
-    const ari_account_heads h = ari_account_heads_of(a, op->output, op->outputs);
-    const block b = block_of(&h);
-    const ari_op_call *fold = ari_account_fold(a, op);
-    const double made = h.q + 2.0 * h.k, matrices = h.batch * h.kv, queries = matrices * h.group * h.seq;
-    const double keys = matrices * h.seq, features = matrices * h.dim;
-    const double limbs = (double)ari_contract_limbs(a->config->heads / a->config->kv_heads * a->c->run.seq);
-    const double sums = a->exact ? LONG * limbs * keys * h.dim : h.k;
-    const double right = operand(a, h.q, features, queries) + (a->exact ? WORD * keys : 0.0); /* of a sum */
-    const double operands = 2.0 * operand(a, h.k, keys, 0.0) + 2.0 * operand(a, h.q, queries, 0.0) +
-                            operand(a, h.k, features, keys) + reported(a, &h);
-    take(a, 2.0 * h.q + operands + 2.0 * right + (a->exact ? 0.0 : 2.0 * sums) + LONG * queries);
-    go_back(a, &b, sums);
-    give(a, operands + LONG * queries);
-    end_sums(a, &h, fold, sums, right);
-    end_sums(a, &h, fold, sums, right);
+    ari_account_touch(a, a->blocks.most[MEASURE]);
+    take(a, a->blocks.last);
+    take(a, 2.0 * k->sums);
+    give(a, a->blocks.last);
+    ari_account_touch(a, a->blocks.most[ADD]);
+}
+
+ar_status ari_account_attend_backward(ari_account *a, const ari_operation *op)
+{
+    const heads h = heads_of(a, &op->input[0]);
+    const key_sums k = key_sums_of(a, &h, op);
+    const double rows = (double)(h.group * h.rows), d = (double)h.dim, s = (double)h.seq, made = h.q + 2.0 * h.k0;
+    const double operands =
+        2.0 * operand(a, &h, s, d, false) + 2.0 * operand(a, &h, rows, d, false) + operand(a, &h, d, s, true);
+    const double beside = heard(a, &h, false), dot = LONG * (double)(h.batch * h.heads * h.rows);
+    AR_TRY(find_blocks(a, &h, op->layer));
+    take(a, h.q);
+    exchange(a, &h, ARI_MEMORY_WORKSPACE, 1, &h.q, &h.q, h.q);
+    gather(a, &h);
+    take(a, h.q + operands + 2.0 * k.begun + beside + dot);
+    go_back(a, &k);
+    give(a, dot + operands + beside);
+    end_sums(a, &h, &k);
+    end_sums(a, &h, &k);
+    ari_account_give(a, ARI_MEMORY_ATTENTION, row_bytes(&h));
+    release(a, &h);
     give(a, h.q);
-    ari_account_give(a, ARI_MEMORY_ATTENTION, made + kept_of(&h));
+    ari_account_give(a, ARI_MEMORY_ATTENTION, h.q + 2.0 * h.k);
+    exchange(a, &h, ARI_MEMORY_WORKSPACE, 3, (double[]){h.q, h.k, h.k}, (double[]){h.q, h.k0, h.k0}, made);
     take(a, made);
     if (a->c->tapped)
         ari_account_touch(a, h.q);
     give(a, made);
     ari_account_finish(a, &a->x);
     a->x = (ari_account_value){made, ARI_MEMORY_WORKSPACE, false};
+    return AR_OK;
 }

@@ -227,7 +227,7 @@ void ari_account_backward_end(ari_account *a)
     a->layer = ARI_NO_LAYER;
 }
 
-void ari_account_backward(ari_account *a, const ari_operation *op)
+ar_status ari_account_backward(ari_account *a, const ari_operation *op)
 {
     const bool inside =
         op->kind == ARI_OPERATION_WEIGHT_GRADIENT || (op->kind == ARI_OPERATION_REDISTRIBUTE && !a->summed);
@@ -256,8 +256,7 @@ void ari_account_backward(ari_account *a, const ari_operation *op)
         activate(a, op);
         break;
     case ARI_OPERATION_ATTENTION:
-        ari_account_attention_back(a, op);
-        break;
+        return ari_account_attend_backward(a, op);
     case ARI_OPERATION_DROPOUT:
         drop(a, op);
         break;
@@ -268,4 +267,5 @@ void ari_account_backward(ari_account *a, const ari_operation *op)
     default:
         break;
     }
+    return AR_OK;
 }

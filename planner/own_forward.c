@@ -174,19 +174,6 @@ static void product(ari_account *a, const ari_operation *op)
     next(a, y, kind, false);
 }
 
-ari_account_heads ari_account_heads_of(const ari_account *a, const ari_op_value *v, int n)
-{
-    const double d = (double)a->config->head_dim, b = (double)v[0].local[0], s = (double)v[0].local[1];
-    const double part = n == 1 ? 1.0 / 3.0 : 1.0;
-    ari_account_heads h = {.batch = b, .seq = s, .dim = d, .heads = (double)v[0].local[2] * part / d};
-    h.kv = n == 1 ? h.heads : (double)v[1].local[2] / d;
-    h.group = h.heads / h.kv;
-    h.q = WORD * b * s * h.heads * d;
-    h.k = WORD * b * s * h.kv * d;
-    h.probs = WORD * b * h.heads * s * s;
-    return h;
-}
-
 /* What the first layers made stays. Without a gate the product has made what follows it, unless that was
  * redistributed. */
 static void activate(ari_account *a, const ari_operation *op)
@@ -223,7 +210,7 @@ static void loss(ari_account *a, const ari_operation *op)
     ari_account_touch(a, 2.0 * WORD * tokens);
 }
 
-void ari_account_forward(ari_account *a, const ari_operation *op)
+ar_status ari_account_forward(ari_account *a, const ari_operation *op)
 {
     switch (op->kind) {
     case ARI_OPERATION_EMBEDDING:
@@ -242,8 +229,7 @@ void ari_account_forward(ari_account *a, const ari_operation *op)
         product(a, op);
         break;
     case ARI_OPERATION_ATTENTION:
-        ari_account_attention(a, op);
-        break;
+        return ari_account_attend(a, op);
     case ARI_OPERATION_ACTIVATION:
     case ARI_OPERATION_GATE:
         activate(a, op);
@@ -254,7 +240,8 @@ void ari_account_forward(ari_account *a, const ari_operation *op)
     case ARI_OPERATION_LOSS:
         loss(a, op);
         break;
-    default: /* in place */
+    default: /* in place, or with the attention */
         break;
     }
+    return AR_OK;
 }

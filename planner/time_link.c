@@ -119,7 +119,7 @@ double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, d
     if (kind == ARI_CALL_BROADCAST)
         return broadcast(l, elements * element_bytes);
     if (kind == ARI_CALL_ALL_TO_ALL)
-        return all_to_all(l, elements * element_bytes / (l->n * l->n));
+        return all_to_all(l, elements * element_bytes / (l->n * (l->n - 1.0)));
     if (kind == ARI_CALL_EXCHANGE)
         return step(l, elements * element_bytes);
     if (l->o->hierarchical && l->between && m > 1.0 && nodes == floor(nodes)) {
@@ -135,5 +135,5 @@ double ari_links_sent(const ari_links *l, ari_call_kind kind, double elements, d
     const double bytes = elements * element_bytes, share = l->n > 1.0 ? (l->n - 1.0) / l->n : 0.0;
     if (kind == ARI_CALL_EXCHANGE)
         return bytes;
-    return kind == ARI_CALL_ALL_TO_ALL ? share * bytes / l->n : ring_steps(kind) * share * bytes;
+    return kind == ARI_CALL_ALL_TO_ALL ? bytes / l->n : ring_steps(kind) * share * bytes;
 }

@@ -34,12 +34,6 @@ static void add_cost(ari_cost *to, const ari_cost *c, double times)
     to->cp += times * c->cp;
 }
 
-/* Keys that the first n queries of a sequence see under a window of w. */
-static double keys_before(double n, double w)
-{
-    return n <= w ? n * (n + 1.0) / 2.0 : w * (w + 1.0) / 2.0 + (n - w) * w;
-}
-
 /* Of all pairs of a key and one of this rank's queries those that no mask hides, over all layers: what flash attention
  * computes. The last place of a ring has no less of them than another. */
 static double seen_scores(const ari_planned *p)
@@ -54,9 +48,8 @@ static double seen_scores(const ari_planned *p)
     if (!c->causal)
         return 1.0;
     for (size_t i = 0; i < c->layers; i++) {
-        const double window = (double)ar_config_window(c, i), w = window > 0.0 ? fmin(window, s) : s;
         for (int run = 0; run < 2; run++)
-            sum += keys_before((double)(own.first[run] + own.count[run]), w) - keys_before((double)own.first[run], w);
+            sum += ari_keys_seen(own.first[run], own.count[run], ar_config_window(c, i));
     }
     return sum / (double)c->layers / (s * (double)ar_positions_count(&own));
 }

@@ -50,7 +50,7 @@ ALLOWED = {
     "gpu/nccl": ["ref/core", "ref/comm", "process", "gpu"],
     "run": ["ref/core", "ref/comm", "process", "ref/numerics", "ref/layers", "ref/io", "ref/models", "ref/train", "sim/plan", "planner"],
     "plan": ["ref/core", "ref/io", "ref/models", "sim/plan"],
-    "planner": ["ref/core", "ref/io", "ref/models", "sim/plan"],
+    "planner": ["ref/core", "ref/io", "ref/layers", "ref/models", "sim/plan"],
     "dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
     # Its rooms: VERIFY and, of one another, what follows.
     "verify": VERIFY,

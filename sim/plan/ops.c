@@ -160,14 +160,15 @@ double ari_op_elements(const ari_op_value *v)
 
 ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call)
 {
-    const size_t others = call->kind == ARI_CALL_EXCHANGE ? call->ranks : call->ranks - 1;
-    const size_t passes = call->kind == ARI_CALL_ALL_REDUCE ? 2 : 1;
+    const size_t
+        others = call->ranks - 1,
+        passed[] = {
+            [ARI_CALL_ALL_REDUCE] = 2 * others, [ARI_CALL_REDUCE_SCATTER] = others, [ARI_CALL_ALL_GATHER] = others,
+            [ARI_CALL_BROADCAST] = others,      [ARI_CALL_ALL_TO_ALL] = 1,          [ARI_CALL_EXCHANGE] = call->ranks};
     size_t product = 0;
     AR_TRY(ari_mul_size(&product, call->elements, ar_dtype_bytes(call->dtype)));
-    if (call->kind == ARI_CALL_ALL_TO_ALL)
-        product /= call->ranks;
     AR_TRY(ari_mul_size(&product, product, call->repeats));
-    return ari_mul_size(bytes, product, passes * others);
+    return ari_mul_size(bytes, product, passed[call->kind]);
 }
 
 /* --- values ------------------------------------------------------------------------------------------------------- */

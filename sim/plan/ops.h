@@ -95,8 +95,8 @@ typedef enum ari_call_kind {
     ARI_CALL_REDUCE_SCATTER,
     ARI_CALL_ALL_GATHER,
     ARI_CALL_BROADCAST,
-    ARI_CALL_ALL_TO_ALL, /* of equal parts */
-    ARI_CALL_EXCHANGE    /* each rank sends its elements to the next one of a ring */
+    ARI_CALL_ALL_TO_ALL,
+    ARI_CALL_EXCHANGE /* each rank sends its elements to the next one of a ring */
 } ari_call_kind;
 /** "all_reduce". Static storage. */
 const char *ari_call_name(ari_call_kind k);
@@ -128,7 +128,7 @@ typedef struct ari_op_call {
     ari_call_kind kind;
     ari_call_group over;
     size_t ranks;    /* of the group */
-    size_t elements; /* in full length; of an exchange: that a rank sends */
+    size_t elements; /* in full length; of an exchange that a rank sends, of an all-to-all that all ranks send others */
     ar_dtype dtype;
     ari_call_often often;
     size_t repeats;  /* so many such calls follow each other: the hops of a ring, a sum for each sample; else 1 */
@@ -190,12 +190,16 @@ AR_NODISCARD ar_status ari_operations_params(const ari_step_case *c, int rank, a
 AR_NODISCARD ar_status ari_operations_buckets(const ari_step_case *c, int rank, ari_operation_visitor visit,
                                               void *user);
 
+/** int64 that an exact sum of so many products takes (docs/numerics.md, section 2). */
+size_t ari_sum_limbs(size_t terms);
+/** Keys that the queries at [first, first + count) see, all together, of those before them and themselves; of a window's
+ *  (0: none) as many at most. */
+double ari_keys_seen(size_t first, size_t count, size_t window);
 /** Elements of the rank's own part of a value. */
 double ari_op_elements(const ari_op_value *v);
 /** Bytes of an element of a call's dtype, times its elements, times how often a ring passes them: what all ranks of the
  *  group move together, (N-1)*D for a reduce-scatter, an all-gather or a broadcast of D bytes, twice that for an
- *  all-reduce; (N-1)/N*D for an all-to-all, in which each rank keeps its own part of its part; N*D for each hop of an
- *  exchange. Errors: AR_ERR_OVERFLOW. */
+ *  all-reduce; D for an all-to-all; N*D for each hop of an exchange. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call);
 
 #endif

@@ -96,18 +96,6 @@ typedef struct ari_linear_ops {
 
 void ari_walk_linear(ari_walk *w, const ari_linear_ops *l);
 void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l);
-/* The fold of a partial product, `batch` matrices [rows, cols] of so many terms. Exact numerics exchange the exponents
- * of B's rows (cols of them, as often as `b` says) and of A's, then int64 partial sums, two where the terms are
- * many. */
-typedef struct ari_fold_ops {
-    ari_call_group over;
-    size_t batch, rows, cols, terms;
-    ari_call_often b;
-    bool scatter; /* each rank keeps its own tokens */
-    ari_role role;
-    const char *tag;
-} ari_fold_ops;
-void ari_walk_fold(ari_walk *w, const ari_fold_ops *f);
 /** The same values placed otherwise over tp: an operation, visited; none where both are the same. By tokens and by
  *  features change into each other over the whole. */
 void ari_walk_redistribute(ari_walk *w, const ari_row_ops *x, ar_hop hop, ari_role role, ari_role tagged,

@@ -129,12 +129,15 @@ static void rope(ari_walk *w)
     ari_walk_visit(w);
 }
 
-/* Between the projections and attention; or of the context alone. */
+/* Between the projections and attention; or of the context alone. Of what a rank works on with the positions of all
+ * neighbours the own ones stay; backward the C copies of a KV head share out whom they send it to. */
 static void exchange_heads(ari_walk *w, bool of_context, heads_at from, heads_at to)
 {
     ari_op_value exchanged[ARI_OP_VALUES];
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_HEADS, ARI_ATTENTION);
-    if (w->ranks[ARI_AXIS_INNER] == 1)
+    const size_t inner = w->ranks[ARI_AXIS_INNER];
+    size_t n = 0;
+    if (inner == 1)
         return;
     op->made = by_heads(w);
     if (of_context) {
@@ -146,9 +149,11 @@ static void exchange_heads(ari_walk *w, bool of_context, heads_at from, heads_at
         op->outputs = qkv_values(w, op->output, ARI_OP_VALUES, to);
         (void)qkv_values(w, exchanged, ARI_OP_VALUES, EXCHANGED);
     }
-    const size_t n = local_elements(w, op->outputs, exchanged);
-    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_INNER, ari_walk_mul(w, w->ranks[ARI_AXIS_INNER], n), AR_F32,
-                  ARI_EACH_PASS, ARI_ATTENTION, "");
+    for (int i = 0; i < op->outputs; i++) {
+        const size_t copies = to == AS_PROJECTED ? exchanged[i].copies / op->output[i].copies : 1;
+        n = ari_walk_add(w, n, ari_walk_mul(w, inner / copies - 1, local_elements(w, 1, &exchanged[i])));
+    }
+    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_INNER, n, AR_F32, ARI_EACH_PASS, ARI_ATTENTION, "");
     ari_walk_visit(w);
 }
 
@@ -171,12 +176,39 @@ static void pass_round(ari_walk *w)
     ari_walk_visit(w);
 }
 
-/* Of `n` products [queries, keys] x d of every query head that this rank attends with: the masked half is computed
- * too. */
+/* Keys that the first n queries of a sequence see of a window's. */
+static double keys_before(double n, double window)
+{
+    return n <= window ? n * (n + 1.0) / 2.0 : window * (window + 1.0) / 2.0 + (n - window) * window;
+}
+
+double ari_keys_seen(size_t first, size_t count, size_t window)
+{
+    const double end = (double)(first + count), w = window > 0 ? (double)window : end;
+    return keys_before(end, w) - keys_before((double)first, w);
+}
+
+/* Pairs of a key and a query of the rank's place of the ring that causal attention and its window leave: what is
+ * multiplied. Masks and documents are the batch's own. */
+static double pairs_seen(const ari_walk *w)
+{
+    const ar_parallel places = {.cp = (int)w->ranks[ARI_AXIS_RING], .zigzag = w->c->run.parallel.zigzag};
+    const ar_positions own = ar_parallel_positions(&places, w->c->run.seq, (int)w->at[ARI_AXIS_RING]);
+    const size_t window = ar_config_window(w->config, w->layer);
+    double pairs = 0.0;
+    for (int run = 0; run < 2; run++) {
+        const size_t first = own.first[run], count = own.count[run];
+        const double before = ari_keys_seen(first, count, 0), too_far = before - ari_keys_seen(first, count, window);
+        pairs += (w->config->causal ? before : (double)count * (double)w->c->run.seq) - too_far;
+    }
+    return pairs;
+}
+
+/* Of `n` products [queries, keys] x d of every query head that this rank attends with. */
 static double head_products(ari_walk *w, double n)
 {
     const ari_op_value queries = context(w, EXCHANGED);
-    return n * ari_op_elements(&queries) * (double)w->c->run.seq;
+    return n * (double)queries.local[0] * (double)queries.local[2] * pairs_seen(w);
 }
 
 /* Scores and P V. */
@@ -193,11 +225,35 @@ static void attend(ari_walk *w)
     exchange_heads(w, true, EXCHANGED, AS_PROJECTED);
 }
 
-/* dP, dQ, dK, dV. dK and dV [s, d] of a KV head are one sum over the queries of all its query heads, which its copies
- * share, and the places of the ring. */
+/* dK and dV [s, d] of a KV head are each one sum over the queries of all its query heads, of which its copies and the
+ * places of the ring have parts. Each place gets the rows of its own positions. Exact: exponents of B's rows, then of
+ * A's, each of all that have terms; then the integers. */
+static void sum_over_queries(ari_walk *w)
+{
+    const ari_op_value own = head_value(w, w->config->kv_heads, ARI_K, EXCHANGED);
+    const size_t n = local_elements(w, 1, &own), d = w->config->head_dim, ring = w->ranks[ARI_AXIS_RING];
+    const size_t matrices = ari_walk_mul(w, w->own, own.local[2] / d), all = ari_walk_mul(w, n, ring);
+    const size_t exponents[] = {ari_walk_mul(w, matrices, d), ari_walk_mul(w, matrices, w->c->run.seq)};
+    const size_t limbs = ari_sum_limbs(ari_walk_mul(w, w->config->heads / w->config->kv_heads, w->c->run.seq));
+    const ari_call_group over[] = {ARI_OVER_RING, ARI_OVER_COPIES};
+    for (int i = 0; i < 8 && w->exact; i++)
+        ari_walk_call(w, ARI_CALL_ALL_REDUCE, over[i % 2], exponents[i / 4], AR_I32, ARI_EACH_PASS, ARI_ATTENTION, "");
+    for (int i = 0; i < 2 && w->exact; i++) {
+        ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, ari_walk_mul(w, all, limbs), AR_I64, ARI_EACH_PASS,
+                      ARI_ATTENTION, "");
+        ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_COPIES, ari_walk_mul(w, n, limbs), AR_I64, ARI_EACH_PASS,
+                      ARI_ATTENTION, "");
+        ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_COPIES, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
+    }
+    for (int i = 0; i < 2 && !w->exact; i++) {
+        ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, all, AR_F32, ARI_EACH_PASS, ARI_ATTENTION, "");
+        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_COPIES, n, AR_F32, ARI_EACH_PASS, ARI_ATTENTION, "");
+    }
+}
+
+/* dP, dQ, dK, dV. */
 static void attend_backward(ari_walk *w)
 {
-    const ar_config *c = w->config;
     exchange_heads(w, true, AS_PROJECTED, EXCHANGED);
     pass_round(w);
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ATTENTION, ARI_ATTENTION);
@@ -205,21 +261,7 @@ static void attend_backward(ari_walk *w)
     op->input[op->inputs++] = context(w, EXCHANGED);
     op->outputs = qkv_values(w, op->output, ARI_OP_VALUES, EXCHANGED);
     op->multiply_adds = head_products(w, 4);
-    const ari_fold_ops fold = {.over = ARI_OVER_COPIES,
-                               .batch = w->own,
-                               .rows = w->c->run.seq,
-                               .cols = c->head_dim,
-                               .terms = ari_walk_mul(w, c->heads / c->kv_heads, w->c->run.seq),
-                               .b = ARI_EACH_PASS,
-                               .role = ARI_ATTENTION,
-                               .tag = ""};
-    ari_fold_ops ring = fold;
-    ring.over = ARI_OVER_RING;
-    ring.scatter = true;
-    for (int i = 0; i < 2; i++) {
-        ari_walk_fold(w, &ring);
-        ari_walk_fold(w, &fold);
-    }
+    sum_over_queries(w);
     ari_walk_visit(w);
     exchange_heads(w, false, EXCHANGED, AS_PROJECTED);
 }

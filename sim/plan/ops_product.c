@@ -7,7 +7,7 @@ enum { TERMS_OF_ONE_INT64 = 8191 };
 
 static const char weight_tag[] = ".weight";
 
-static size_t limbs_of(size_t terms)
+size_t ari_sum_limbs(size_t terms)
 {
     return terms > TERMS_OF_ONE_INT64 ? 2 : 1;
 }
@@ -97,44 +97,31 @@ void ari_walk_exchange(ari_walk *w, size_t features, ar_placement from, ar_place
     op->input[op->inputs++] = ari_walk_activation(w, features, from, 1);
     op->output[op->outputs++] = ari_walk_activation(w, features, to, 1);
     op->made = from;
-    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_TP, ari_walk_mul(w, w->tokens, features), AR_F32, ARI_EACH_PASS,
-                  role, weight_tag);
+    const size_t part = ari_walk_mul(w, w->tokens, features) / w->ranks[ARI_AXIS_TP]; /* of each, one stays */
+    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_TP, ari_walk_mul(w, part, w->ranks[ARI_AXIS_TP] - 1), AR_F32,
+                  ARI_EACH_PASS, role, weight_tag);
     ari_walk_visit(w);
 }
 
 /* --- partial sums ------------------------------------------------------------------------------------------------- */
 
-void ari_walk_fold(ari_walk *w, const ari_fold_ops *f)
-{
-    const size_t n = ari_walk_mul(w, f->batch, ari_walk_mul(w, f->rows, f->cols));
-    const size_t limbs = limbs_of(f->terms);
-    if (!w->exact) {
-        ari_walk_call(w, f->scatter ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, f->over, n, AR_F32, ARI_EACH_PASS,
-                      f->role, f->tag);
-        return;
-    }
-    ari_walk_call(w, ARI_CALL_ALL_REDUCE, f->over, ari_walk_mul(w, f->batch, f->cols), AR_I32, f->b, f->role, f->tag);
-    ari_walk_call(w, ARI_CALL_ALL_REDUCE, f->over, ari_walk_mul(w, f->batch, f->rows), AR_I32, ARI_EACH_PASS, f->role,
-                  f->tag);
-    ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, f->over, ari_walk_mul(w, n, limbs), AR_I64, ARI_EACH_PASS, f->role,
-                  f->tag);
-    if (!f->scatter)
-        ari_walk_call(w, ARI_CALL_ALL_GATHER, f->over, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
-}
-
-/* The product [tokens, cols] of a layer, of which every rank has a term. */
+/* The product [tokens, cols] of a layer, of which every rank has a term. Exact numerics exchange the exponents of B's
+ * rows, once for every version of the weights, and of A's, then int64 partial sums, two where the terms are many. */
 static void fold(ari_walk *w, const ari_linear_ops *l, size_t cols, size_t terms, ar_placement to)
 {
-    const ari_fold_ops f = {.over = ARI_OVER_TP,
-                            .batch = 1,
-                            .rows = w->tokens,
-                            .cols = cols,
-                            .terms = terms,
-                            .b = ARI_EACH_VERSION,
-                            .scatter = is_shard(to),
-                            .role = l->part[0],
-                            .tag = weight_tag};
-    ari_walk_fold(w, &f);
+    const size_t rows = w->tokens, n = ari_walk_mul(w, rows, cols);
+    const ari_role role = l->part[0];
+    if (!w->exact) {
+        ari_walk_call(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_F32,
+                      ARI_EACH_PASS, role, weight_tag);
+        return;
+    }
+    ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, cols, AR_I32, ARI_EACH_VERSION, role, weight_tag);
+    ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, rows, AR_I32, ARI_EACH_PASS, role, weight_tag);
+    ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_TP, ari_walk_mul(w, n, ari_sum_limbs(terms)), AR_I64,
+                  ARI_EACH_PASS, role, weight_tag);
+    if (!is_shard(to))
+        ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
 }
 
 /* Where B's rows are cut, the exponents of its columns, one for each of the `terms`, are those of all ranks. */
@@ -279,7 +266,7 @@ static ar_placement input_gradient(ari_walk *w, const ari_linear_ops *l, const a
 static void sum_over_positions(ari_walk *w, const ari_op_value *weight, ari_role role)
 {
     const size_t out = weight->local[0], in = weight->local[1];
-    const size_t sums = ari_walk_mul(w, ari_walk_mul(w, out, in), limbs_of(w->c->run.seq));
+    const size_t sums = ari_walk_mul(w, ari_walk_mul(w, out, in), ari_sum_limbs(w->c->run.seq));
     if (!w->exact || ari_walk_cp(w) == 1)
         return;
     ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_CP, ari_walk_mul(w, w->own, ari_walk_add(w, out, in)), AR_I32,

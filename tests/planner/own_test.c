@@ -41,11 +41,11 @@ static void draw_plan(layout_draw *d, uint64_t *seed)
     ar_plan_fini(&unused);
 }
 
-static void draw(drawn *x, uint64_t first)
+static void draw(drawn *x, uint64_t first, bool context)
 {
     uint64_t seed = first;
     layout_draw *d = &x->d;
-    layout_draw_make(d, first);
+    (context ? layout_draw_make_context : layout_draw_make)(d, first);
     draw_plan(d, &seed);
     const bool native = plan_draw_below(&seed, 2);
     for (size_t i = 0; i < LAYOUT_DRAW_TOKENS; i++)
@@ -113,15 +113,13 @@ static void expect_wide(const covered *n, int draws)
         cr_expect_geq(counts[i], draws / 10, "%zu: %d of %d draws", i, counts[i], draws);
 }
 
-Test(own_memory, of_random_layouts_is_what_each_rank_counts)
+static void expect_counted(covered *n, int draws, uint64_t first, bool context)
 {
-    const int draws = by_scale(20, 60, 200);
-    covered n = {0};
     for (int i = 0; i < draws; i++) {
         static drawn x;
         ar_rank_memory counted[MOST_RANKS] = {{0}}, own;
-        draw(&x, 7000 + (uint64_t)i);
-        cover(&n, &x);
+        draw(&x, first + (uint64_t)i, context);
+        cover(n, &x);
         run(counted, &x);
         for (int r = 0; r < ar_parallel_world(&x.d.parallel); r++) {
             cr_assert_eq(ari_memory_of_rank(&own, &x.o, r), AR_OK, "%s: %s", x.text, ar_error_message());
@@ -133,7 +131,20 @@ Test(own_memory, of_random_layouts_is_what_each_rank_counts)
         }
         ar_plan_fini(&x.d.plan);
     }
+}
+
+Test(own_memory, of_random_layouts_is_what_each_rank_counts)
+{
+    const int draws = by_scale(20, 60, 200);
+    covered n = {0};
+    expect_counted(&n, draws, 7000, false);
     expect_wide(&n, draws);
+}
+
+Test(own_memory, of_ranks_that_share_sequences_is_what_each_rank_counts)
+{
+    covered n = {0};
+    expect_counted(&n, by_scale(12, 60, 200), 7600, true);
 }
 
 /* A block of width 8, 2 query heads of 4 on 1 KV head, a middle of 6; 2 sequences of 3 tokens: T = 6. */
@@ -164,12 +175,55 @@ Test(own_memory, of_a_block_is_counted_by_hand)
     cr_expect_eq(m.of[ARI_MEMORY_BUCKETS], 0);
     /* Both ways, with 16 + 8, 8 + 8, 6 + 8 and 8 + 6 rows and columns of q|k|v, o, and the MLP's. */
     cr_expect_eq(m.of[ARI_MEMORY_OPERANDS], 2 * 4 * (matrices + 24 + 16 + 14 + 14));
-    /* Of each query head's row a maximum and a sum, of each row the keys that it sees. */
-    cr_expect_eq(m.of[ARI_MEMORY_ATTENTION], 4 * 6 * 4 * (2 + 2 * 1) + 12 * 6 * 2 + 8 * 6 + 4 * 6 * 4 * 2);
+    cr_expect_eq(m.of[ARI_MEMORY_ATTENTION], 4 * 6 * 4 * (2 + 2 * 1) + (8 + 12 * 2) * 6 + 4 * 6 * 4 * 2);
     cr_expect_eq(m.of[ARI_MEMORY_MLP], 8 * 6 * 6);
     cr_expect_eq(m.of[ARI_MEMORY_BETWEEN], 2 * (4 * 6 * 8 + 12 * 6) + 2 * 4 * 6 * 8);
     cr_expect_eq(m.of[ARI_MEMORY_OUTER], 8 * 6 + 4 * 6 * 8);
     cr_expect_eq(m.of[ARI_MEMORY_LOGITS], 0);
+}
+
+/* Sequences whose scores take several blocks, of unlike heights under a window, on one rank and in a zig-zag ring. */
+Test(own_memory, of_blocks_of_scores_is_what_each_rank_counts)
+{
+    enum { SEQ = 1536 };
+    static const struct {
+        ar_parallel parallel;
+        size_t window;
+        ar_numerics numerics;
+        double dropout;
+        bool tapped;
+    } cases[] = {{{.tp = 1}, 0, AR_NUMERICS_EXACT, 0.0, false},
+                 {{.tp = 2}, 500, AR_NUMERICS_EXACT, 0.1, true},
+                 {{.cp = 2, .zigzag = true}, 0, AR_NUMERICS_EXACT, 0.0, false},
+                 {{.cp = 3}, 700, AR_NUMERICS_NATIVE, 0.1, false},
+                 {{.cp = 2, .cp_inner = 2}, 0, AR_NUMERICS_NATIVE, 0.0, true}};
+    int64_t ids[SEQ] = {0};
+    const ar_batch batch = {.batch = 1, .seq = SEQ, .input_ids = ids};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static drawn x;
+        ar_rank_memory counted[MOST_RANKS] = {{0}}, own;
+        ar_config c;
+        (void)planned_of(&c, cases[i].parallel);
+        c.window = cases[i].window;
+        c.max_positions = SEQ;
+        x.o = (ari_cluster_options){.config = &c,
+                                    .batch = &batch,
+                                    .tap = cases[i].tapped ? ignore : NULL,
+                                    .run = {.parallel = cases[i].parallel,
+                                            .numerics = cases[i].numerics,
+                                            .dropout = cases[i].dropout,
+                                            .threads = 2,
+                                            .sim = {.timeout_ns = 120000000000u}}};
+        snprintf(x.text, sizeof x.text, "case %zu", i);
+        run(counted, &x);
+        for (int r = 0; r < ar_parallel_world(&cases[i].parallel); r++) {
+            cr_assert_eq(ari_memory_of_rank(&own, &x.o, r), AR_OK, "%s", ar_error_message());
+            cr_expect_eq(own.stored, counted[r].stored, "case %zu, rank %d: %zu kept, counted %zu", i, r, own.stored,
+                         counted[r].stored);
+            cr_expect_eq(own.peak, counted[r].peak, "case %zu, rank %d: at most %zu, counted %zu", i, r, own.peak,
+                         counted[r].peak);
+        }
+    }
 }
 
 Test(own_memory, refuses_what_no_run_of_this_version_does)

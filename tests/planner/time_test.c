@@ -116,6 +116,22 @@ Test(planner_time, is_virtual_time_within_one_percent)
     cr_expect_gt(moved, draws / 2);
 }
 
+/* Rings, neighbours that exchange heads, and both; on one node, and a node for each sequence's ranks. */
+Test(planner_time, of_ranks_that_share_sequences_is_virtual_time_within_one_percent)
+{
+    const int draws = by_scale(12, 60, 200);
+    for (int i = 0; i < draws; i++) {
+        layout_draw d;
+        char text[LAYOUT_DRAW_TEXT];
+        layout_draw_make_context(&d, 9000 + (uint64_t)i);
+        ar_sim_cluster cluster = clusters[i % CLUSTERS];
+        cluster.ranks_per_node = i % 2 ? d.parallel.tp * d.parallel.cp : 0;
+        const double share = share_of(&d, i, &cluster, text);
+        cr_expect(fabs(share - 1.0) <= 0.01, "%+.2f %%: %s", 100.0 * (share - 1.0), text);
+        ar_plan_fini(&d.plan);
+    }
+}
+
 /* Then some groups of a kind span nodes and others do not; the planner takes the slower ones for all. */
 Test(planner_time, is_at_least_virtual_time_where_groups_do_not_fill_nodes)
 {

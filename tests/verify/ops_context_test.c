@@ -73,8 +73,7 @@ Test(ops_context, a_ring_passes_keys_and_values_on)
 }
 
 /* Two neighbours that exchange heads for positions, in a ring of two: q of 4 heads and 32 positions, k and v of 2
- * heads. The all-to-all's buffers together have 2 ranks x 2 x 32 x (4 + 2 + 2) x 4 elements, then those of the
- * context. */
+ * heads. Of 2 x 32 x (4 + 2 + 2) x 4 elements each of the two sends the other half; then of the context. */
 Test(ops_context, neighbours_exchange_heads_for_positions)
 {
     const ar_config c = config_of(MODEL);
@@ -87,8 +86,8 @@ Test(ops_context, neighbours_exchange_heads_for_positions)
     LOCAL(heads.op[1].input[0], 2, 32, 16);
     LOCAL(heads.op[1].output[0], 2, 16, 32);
     cr_expect(heads.op[0].call[0].kind == ARI_CALL_ALL_TO_ALL && heads.op[0].call[0].over == ARI_OVER_INNER);
-    cr_expect_eq(heads.op[0].call[0].elements, 2 * 2 * 32 * (4 + 2 + 2) * 4);
-    cr_expect_eq(heads.op[1].call[0].elements, 2 * 2 * 32 * 4 * 4);
+    cr_expect_eq(heads.op[0].call[0].elements, 2 * 32 * (4 + 2 + 2) * 4);
+    cr_expect_eq(heads.op[1].call[0].elements, 2 * 32 * 4 * 4);
     const found ring = all_of(&t, ARI_OPERATION_RING, ARI_PASS_FORWARD);
     LOCAL(ring.op[0].output[0], 2, 32, 16);
     LOCAL(ring.op[0].output[1], 2, 64, 8);
@@ -104,6 +103,11 @@ Test(ops_context, neighbours_may_hold_copies_of_a_kv_head)
     LOCAL(attention.op[0].input[0], 2, 64, 4);
     LOCAL(attention.op[0].input[1], 2, 64, 4);
     cr_expect_eq(attention.op[0].input[1].copies, 2);
+    /* A head of q, k and v to each of 3 neighbours; back of k and v to the one that has none of the two copies. */
+    const found there = all_of(&t, ARI_OPERATION_HEADS, ARI_PASS_FORWARD);
+    const found back = all_of(&t, ARI_OPERATION_HEADS, ARI_PASS_BACKWARD);
+    cr_expect_eq(there.op[0].call[0].elements, 3 * 2 * 64 * (1 + 1 + 1) * 4);
+    cr_expect_eq(back.op[1].call[0].elements, 2 * 64 * (3 * 1 + 1 * 1 + 1 * 1) * 4);
     const found product = all_of(&t, ARI_OPERATION_PRODUCT, ARI_PASS_FORWARD);
     cr_expect_eq(product.op[0].weight[1].copies, 1, "of the weights each rank of tp has other heads");
 }

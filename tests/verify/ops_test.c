@@ -186,7 +186,7 @@ Test(ops, attention_works_on_its_own_heads)
     }
     const ari_operation core = the_only(&t, ARI_OPERATION_ATTENTION, ARI_PASS_FORWARD, ARI_ATTENTION, 0);
     LOCAL(core.output[0], 4, 512, 384);
-    cr_expect_eq(core.multiply_adds, 2.0 * 4 * 6 * 512 * 512 * 64);
+    cr_expect_eq(core.multiply_adds, 2.0 * 4 * 6 * (512 * 513 / 2) * 64);
     const ari_operation out = the_only(&t, ARI_OPERATION_PRODUCT, ARI_PASS_FORWARD, ARI_OUT, 0);
     LOCAL(out.weight[0], 768, 384);
     LOCAL(out.output[0], 4, 256, 768);

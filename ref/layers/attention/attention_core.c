@@ -9,13 +9,7 @@
 #include "ref/layers/attention/mask.h"
 #include "ref/numerics/scalar.h"
 
-/* The query heads of a KV head's group are consecutive rows of one matrix: q is [b, kv_heads, group * rows, d]. A block
- * is rows of one head, or several whole matrices where they are small (ar_scores). */
-
 enum { SAVED_CORE = 16 }; /* besides what the owner saves itself */
-
-#define KEY_STEP ((size_t)16) /* a block's keys begin and end at multiples of it, where a GPU reads a part in place */
-#define ROWS_LEAST ((size_t)32)
 
 /* What does not change from block to block. */
 typedef struct pass {
@@ -24,13 +18,13 @@ typedef struct pass {
     const ari_core_kept *kept;
     ar_mask mask;
     float scale;
+    ari_score_blocks blocks;
     size_t matrices, group, rows; /* b * kv_heads; query heads of a KV head; queries of a head */
-    bool whole;                   /* a block is whole matrices */
-    size_t most;                  /* scores of a block */
 } pass;
 
 static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *kept)
 {
+    const ari_order order = ari_core_order(c);
     pass p = {.c = c,
               .ctx = ctx,
               .kept = kept,
@@ -38,54 +32,13 @@ static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *kept)
               .scale = ari_softmax_scale(c->head_dim),
               .matrices = kept->batch * c->kv_heads,
               .group = c->heads / c->kv_heads,
-              .rows = ar_positions_count(&c->rows),
-              .most = ctx->device->block_bytes / sizeof(float)};
-    p.whole = p.group * p.rows * c->seq <= p.most && ar_comm_size(ctx->cp.ring) == 1;
+              .rows = ar_positions_count(&c->rows)};
+    p.blocks = ari_score_blocks_of(&order, kept->visible, kept->batch, c->kv_heads, p.group,
+                                   ctx->device->block_bytes / sizeof(float), ar_comm_size(ctx->cp.ring) > 1);
     return p;
 }
 
 /* --- blocks ------------------------------------------------------------------------------------------------------- */
-
-/* Queries [first, ..) of a head, as many as fit a block with the keys that they see, of one run of positions. */
-static size_t height_at(const pass *p, size_t sample, size_t first, ari_keys *keys)
-{
-    const size_t run = p->c->rows.count[0], end = first < run ? run : p->rows;
-    size_t n = 0;
-    *keys = ari_core_hull(p->c, p->kept, sample, first, 1);
-    while (first + n < end) {
-        const size_t more = end - first - n < ROWS_LEAST ? end - first - n : ROWS_LEAST;
-        const ari_keys next = ari_core_hull(p->c, p->kept, sample, first + n, more);
-        const ari_keys all = {next.first < keys->first ? next.first : keys->first,
-                              next.end > keys->end ? next.end : keys->end};
-        if (n > 0 && (n + more) * (size_t)(all.end - all.first) > p->most)
-            break;
-        *keys = all;
-        n += more;
-    }
-    return n;
-}
-
-/* The block that follows *at, the first one after a zero *at; false: there is none. */
-static bool next_block(const pass *p, ar_part *at)
-{
-    const size_t height = p->group * p->rows, seq = p->c->seq;
-    const bool first = at->matrices == 0, goes_on = !first && at->row + at->rows < height;
-    const size_t matrix = first ? 0 : at->matrix + (goes_on ? 0 : at->matrices);
-    if (matrix >= p->matrices || height == 0)
-        return false;
-    if (p->whole) {
-        const size_t fit = p->most / (height * seq), left = p->matrices - matrix;
-        *at = (ar_part){matrix, left < fit ? left : fit, 0, height, 0, seq};
-        return true;
-    }
-    ari_keys keys;
-    const size_t row = goes_on ? at->row + at->rows : 0;
-    const size_t rows = height_at(p, matrix / p->c->kv_heads, row % p->rows, &keys);
-    const size_t from = (size_t)keys.first / KEY_STEP * KEY_STEP;
-    const size_t end = ((size_t)keys.end + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
-    *at = (ar_part){matrix, 1, row, rows, from, (end < seq ? end : seq) - from};
-    return true;
-}
 
 static ar_scores scores_of(const pass *p, const ar_part *at)
 {
@@ -181,12 +134,12 @@ static ar_status block_by_values(const pass *p, const ar_tensor *y, const ar_par
     return AR_OK;
 }
 
-/* The work of `n` products of all rows with all keys, masked or not, for virtual time: what a block computes of them, and
- * what it computes again, is the device's own business. */
+/* The work of `n` products of the scores that order leaves, for virtual time: what a block computes besides at its edge,
+ * and what it computes again, is the device's own business. */
 static void count_work(const pass *p, double n)
 {
-    const double scores = (double)p->matrices * (double)(p->group * p->rows) * (double)p->c->seq;
-    ar_trace_work(2.0 * n * scores * (double)p->c->head_dim);
+    const double heads = (double)(p->matrices * p->group);
+    ar_trace_work(2.0 * n * heads * ari_order_pairs(&p->blocks.order) * (double)p->c->head_dim);
 }
 
 /* --- dropout and taps --------------------------------------------------------------------------------------------- */
@@ -323,7 +276,7 @@ ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, cons
     AR_TRY(listen(&p, &heard[0]));
     if (ari_dropout_on(ctx))
         AR_TRY(listen(&p, &heard[1]));
-    for (ar_part at = {0}; next_block(&p, &at);)
+    for (ar_part at = {0}; ari_next_block(&p.blocks, &at);)
         AR_TRY(forward_block(&p, &at, &out, &of, heard));
     count_work(&p, 2.0);
     done(&p, (const ar_operand *const[]){of.q, of.k, of.v_t}, 3);
@@ -416,7 +369,7 @@ static ar_status go_back(const pass *p, const backward_operands *of, const ar_te
     block_gradients g;
     size_t blocks = 0;
     AR_TRY(ar_ctx_tensor(p->ctx, &dot, AR_F64, 1, p->kept->sum.shape));
-    for (ar_part at = {0}; next_block(p, &at);) {
+    for (ar_part at = {0}; ari_next_block(&p->blocks, &at);) {
         if (blocks++ > 0)
             release_gradients(p, &g);
         AR_TRY(gradients_of(p, &g, &at, of, &dot, false, heard));
@@ -425,7 +378,7 @@ static ar_status go_back(const pass *p, const backward_operands *of, const ar_te
     }
     AR_TRY(arith->blocks_measured(p->ctx, of->dk));
     AR_TRY(arith->blocks_measured(p->ctx, of->dv));
-    for (ar_part at = {0}; next_block(p, &at);) {
+    for (ar_part at = {0}; ari_next_block(&p->blocks, &at);) {
         if (blocks > 1) {
             release_gradients(p, &g);
             AR_TRY(gradients_of(p, &g, &at, of, &dot, true, &(ar_tensor){.ndim = 0}));

@@ -5,20 +5,19 @@
 #include "ref/core/size.h"
 #include "ref/layers/attention/mask.h"
 
-/* Without documents. */
-static ari_keys by_order(const ari_core *c, size_t p)
+ari_order ari_core_order(const ari_core *c)
 {
-    const size_t first = c->window > 0 && p >= c->window ? p - c->window + 1 : 0;
-    return (ari_keys){(int32_t)first, (int32_t)(c->causal ? p + 1 : c->seq)};
+    return (ari_order){.rows = c->rows, .seq = c->seq, .causal = c->causal, .window = c->window};
 }
 
 static void fill_sample(ari_keys *visible, const ari_core *c, const ar_batch *batch, size_t sample)
 {
+    const ari_order by_order = ari_core_order(c);
     const size_t rows = ar_positions_count(&c->rows);
     size_t first = 0, end = 0; /* of the document */
     for (size_t i = 0; i < rows; i++) {
         const size_t p = ar_positions_at(&c->rows, i);
-        const ari_keys order = by_order(c, p);
+        const ari_keys order = ari_order_keys(&by_order, p);
         if (p < first || p >= end)
             ar_batch_document(batch, sample, p, &first, &end);
         visible[i].first = order.first > (int32_t)first ? order.first : (int32_t)first;
@@ -98,15 +97,4 @@ ar_mask ari_core_mask(const ari_core *c, const ari_core_kept *kept)
                      .mask_batch = kept->additive.shape[0],
                      .mask_heads = kept->additive.shape[1],
                      .head_start = c->head_start};
-}
-
-ari_keys ari_core_hull(const ari_core *c, const ari_core_kept *kept, size_t sample, size_t first, size_t rows)
-{
-    const ari_keys *visible = kept->visible + sample * ar_positions_count(&c->rows) + first;
-    ari_keys hull = visible[0];
-    for (size_t i = 1; i < rows; i++) {
-        hull.first = visible[i].first < hull.first ? visible[i].first : hull.first;
-        hull.end = visible[i].end > hull.end ? visible[i].end : hull.end;
-    }
-    return hull;
 }

@@ -2,12 +2,8 @@
 #ifndef ARI_LAYERS_ATTENTION_MASK_H
 #define ARI_LAYERS_ATTENTION_MASK_H
 
+#include "ref/layers/attention/blocks.h"
 #include "ref/layers/attention/core.h"
-
-/* Keys [first, end). */
-typedef struct ari_keys {
-    int32_t first, end;
-} ari_keys;
 
 /* What an attention keeps for its backward pass besides q, k and v. An object of the step. */
 typedef struct ari_core_kept {
@@ -22,7 +18,7 @@ typedef struct ari_core_kept {
 AR_NODISCARD ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_kept **gives, const ar_batch *batch);
 /** The masks as the device's slots take them. */
 ar_mask ari_core_mask(const ari_core *c, const ari_core_kept *kept);
-/** The keys that any of the rows [first, first + rows) of a sample sees; rows > 0. */
-ari_keys ari_core_hull(const ari_core *c, const ari_core_kept *kept, size_t sample, size_t first, size_t rows);
+/** Without documents. */
+ari_order ari_core_order(const ari_core *c);
 
 #endif

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/layers/attention/blocks.h"
+
+#define KEY_STEP ((size_t)16) /* a block's keys begin and end at multiples of it, where a GPU reads a part in place */
+
+ari_keys ari_order_keys(const ari_order *o, size_t position)
+{
+    const size_t first = o->window > 0 && position >= o->window ? position - o->window + 1 : 0;
+    return (ari_keys){(int32_t)first, (int32_t)(o->causal ? position + 1 : o->seq)};
+}
+
+double ari_order_pairs(const ari_order *o)
+{
+    const size_t rows = ar_positions_count(&o->rows);
+    double pairs = 0.0;
+    for (size_t i = 0; i < rows; i++) {
+        const ari_keys keys = ari_order_keys(o, ar_positions_at(&o->rows, i));
+        pairs += (double)(keys.end - keys.first);
+    }
+    return pairs;
+}
+
+ari_score_blocks ari_score_blocks_of(const ari_order *order, const ari_keys *visible, size_t samples, size_t kv_heads,
+                                     size_t group, size_t most, bool ring)
+{
+    const size_t rows = ar_positions_count(&order->rows);
+    return (ari_score_blocks){.order = *order,
+                              .visible = visible,
+                              .samples = samples,
+                              .kv_heads = kv_heads,
+                              .group = group,
+                              .rows = rows,
+                              .most = most,
+                              .whole = group * rows * order->seq <= most && !ring};
+}
+
+static ari_keys both(ari_keys a, ari_keys b)
+{
+    return (ari_keys){a.first < b.first ? a.first : b.first, a.end > b.end ? a.end : b.end};
+}
+
+/* The keys that any of n > 0 queries sees. */
+static ari_keys hull(const ari_keys *visible, size_t n)
+{
+    ari_keys all = visible[0];
+    for (size_t i = 1; i < n; i++)
+        all = both(all, visible[i]);
+    return all;
+}
+
+/* Queries [first, ..) of a head, as many as fit a block with the keys that they see, of one run of positions. */
+static size_t height_at(const ari_score_blocks *b, size_t sample, size_t first, ari_keys *keys)
+{
+    const size_t run = b->order.rows.count[0], end = first < run ? run : b->rows;
+    const ari_keys *visible = b->visible + sample * b->rows + first;
+    size_t n = 0;
+    *keys = visible[0];
+    while (first + n < end) {
+        const size_t left = end - first - n, more = left < ARI_BLOCK_ROWS ? left : ARI_BLOCK_ROWS;
+        const ari_keys all = both(*keys, hull(visible + n, more));
+        if (n > 0 && (n + more) * (size_t)(all.end - all.first) > b->most)
+            break;
+        *keys = all;
+        n += more;
+    }
+    return n;
+}
+
+bool ari_next_block(const ari_score_blocks *b, ar_part *at)
+{
+    const size_t height = b->group * b->rows, seq = b->order.seq, matrices = b->samples * b->kv_heads;
+    const bool first = at->matrices == 0, goes_on = !first && at->row + at->rows < height;
+    const size_t matrix = first ? 0 : at->matrix + (goes_on ? 0 : at->matrices);
+    if (matrix >= matrices || height == 0)
+        return false;
+    if (b->whole) {
+        const size_t fit = b->most / (height * seq), left = matrices - matrix;
+        *at = (ar_part){matrix, left < fit ? left : fit, 0, height, 0, seq};
+        return true;
+    }
+    ari_keys keys;
+    const size_t row = goes_on ? at->row + at->rows : 0;
+    const size_t rows = height_at(b, matrix / b->kv_heads, row % b->rows, &keys);
+    const size_t from = (size_t)keys.first / KEY_STEP * KEY_STEP;
+    const size_t end = ((size_t)keys.end + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
+    *at = (ar_part){matrix, 1, row, rows, from, (end < seq ? end : seq) - from};
+    return true;
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The blocks in which attention goes through its scores: their edges follow from the order of positions, the numbers of
+ * heads, and what a device holds at once. Whoever predicts their memory asks here too. */
+#ifndef ARI_LAYERS_ATTENTION_BLOCKS_H
+#define ARI_LAYERS_ATTENTION_BLOCKS_H
+
+#include "anyrank/parallel.h"
+#include "anyrank/tensor.h"
+
+/* Keys [first, end). */
+typedef struct ari_keys {
+    int32_t first, end;
+} ari_keys;
+
+/* Queries at some positions of a sequence, and which keys they may see by order. */
+typedef struct ari_order {
+    ar_positions rows;
+    size_t seq; /* keys */
+    bool causal;
+    size_t window; /* 0: none */
+} ari_order;
+
+/** The keys that the query at a position sees. */
+ari_keys ari_order_keys(const ari_order *o, size_t position);
+/** The keys that all queries see, added up: what one product of a head's scores multiplies. */
+double ari_order_pairs(const ari_order *o);
+
+/* The query heads of a KV head's group are consecutive rows of one matrix, [group * rows, seq], of which there are
+ * samples * kv_heads. A block is rows of one head with the keys that any of them sees, or several whole matrices where
+ * they are small. */
+typedef struct ari_score_blocks {
+    ari_order order;
+    const ari_keys *visible; /* borrowed: [samples, rows] */
+    size_t samples, kv_heads, group;
+    size_t rows; /* of order.rows */
+    size_t most; /* scores of a block */
+    bool whole;  /* blocks are whole matrices */
+} ari_score_blocks;
+
+enum { ARI_BLOCK_ROWS = 32 }; /* that a block which is not whole matrices has at least, if there are so many */
+
+/** ring: keys and values come from several ranks. */
+ari_score_blocks ari_score_blocks_of(const ari_order *order, const ari_keys *visible, size_t samples, size_t kv_heads,
+                                     size_t group, size_t most, bool ring);
+/** The block that follows *at, the first one after a zero *at; false: there is none. */
+bool ari_next_block(const ari_score_blocks *b, ar_part *at);
+
+#endif
