@@ -139,6 +139,10 @@ ari_facts ari_facts_of(const ari_explain_case *c);
 /* The ids of the batch, where a dump has them; NULL. */
 const ar_dump_tensor *ari_find_ids(const ari_explain_case *c);
 
+/* The document of each of a step's positions [rows, seq], where a dump's metadata (cu_seqlens) or position_ids say that
+ * rows hold several; else NULL. Gives; free(). Errors: AR_ERR_MEMORY, those of reading. */
+AR_NODISCARD ar_status ari_find_documents(int32_t **gives, const ari_explain_case *c, size_t rows, size_t seq, int step);
+
 typedef struct ari_case {
     ari_grid grid;
     ari_survey survey;
@@ -453,7 +457,7 @@ enum { ARI_RANKS = 1, ARI_VALUES = 2, ARI_WHOLE = 4, ARI_BOX = 8 };
     M(order, ARI_IDENTITY + 8, ARI_WHOLE | ARI_BOX)        \
     M(transposed, ARI_IDENTITY + 8, ARI_WHOLE | ARI_BOX)   \
     M(bits, ARI_IDENTITY + 7, ARI_WHOLE)                   \
-    M(documents, ARI_IDENTITY + 6, ARI_WHOLE)              \
+    M(positions, ARI_IDENTITY + 6, ARI_WHOLE)              \
     M(normed, ARI_IDENTITY + 6, ARI_VALUES | ARI_WHOLE)    \
     M(attention, ARI_IDENTITY + 6, ARI_WHOLE)              \
     M(probs, ARI_IDENTITY + 6, ARI_WHOLE)                  \

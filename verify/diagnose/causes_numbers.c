@@ -345,6 +345,10 @@ static const ari_cause rows[] = {
          "micro-batch alone (leading dimensions not flattened, overwritten in place of added)"),
     ALSO("b", 0, 0, "; a missing all-reduce (or reduce-scatter) over tp of a column-parallel layer's input gradient"),
     ALSO("^gb", 0, 0, "; a missing all-reduce (or reduce-scatter) over tp of a row-parallel layer's output"),
+    {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, "b", 0, IF(OF_CP), 0, "",
+     "looks like a missing reduce-scatter over the ring of {cp} context-parallel ranks: gradients of keys and values are "
+     "sums over the queries of all of them, and here {share:.3g} of them is left (cosine {angle:.2f}), what the own "
+     "queries contribute"},
     {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, "b", 0, 0, 0, "",
      SCATTER "the input gradient of a column-parallel layer is partial until the ranks' are added and each keeps its "
              "positions (sequence parallelism)"},

@@ -131,6 +131,9 @@ static const ari_cause rows[] = {
     {"block_not_written", K(ZERO_BLOCK), ARI_TRACE + 3, ANY, 0, 0, 0, ZERO,
      "a block of zeros: all {different} different elements are zero here and make up one block, the rest is right"
      "{part}; that part was never written, not gathered or left out of a loop (a size rounded down)"},
+    {"sequence_floored", K(TAIL), ARI_TRACE - 5, ANY, 0, IF(TOKENS), 0, ZERO,
+     "the last tokens have nothing: {cut} is {extent} rounded down to a multiple of {unit}, twice the context-parallel "
+     "ranks, and what is beyond was dropped; pad the sequence, or refuse its length"},
     {"divided_twice", K(TAIL), ARI_TRACE + 8, ANY, 0, IF(FRACTION), 0, "",
      TAIL "; that is {local} / {shards} rounded down: the local {count} was divided by the number of ranks twice"},
     {"divided_twice", K(TAIL), ARI_TRACE + 8, ANY, 0, IF(TWICE), 0, "",
@@ -221,6 +224,15 @@ static const ari_cause rows[] = {
     {"dimension_flattened", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
      DEALT
      "a [{p}, {q}] dimension flattened the other way round (heads and lanes, gate and up, shards and rows)" SLICES},
+    {"zigzag_positions", K(ZIGZAG), ARI_IDENTITY + 6, ANY, 0, IF(COUNT), 0, "",
+     "positions of contiguous chunks for the tokens of a zigzag: place r of {places} has the chunks r and 2*{places}-1-r, "
+     "and its tokens count as if they were consecutive ones"},
+    {"zigzag_order", K(ZIGZAG), ARI_IDENTITY + 6, ANY, 0, IF(HEADS), 0, "",
+     "keys in the order of a zigzag: those of {places} context-parallel ranks are put down as contiguous chunks where they "
+     "are a zigzag's, or the other way round, so that masks and values belong to other keys"},
+    {"ring_own_keys", K(ZIGZAG), ARI_IDENTITY + 6, ANY, 0, IF(OF_CP), 0, "",
+     "the rank's own keys and values at every hop of the ring: where those of another of {places} places should be, the "
+     "values are those of the own chunk (a backward pass that keeps the first step's K and V)"},
     {"zigzag_order", K(ZIGZAG), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS), 0, MOVED,
      "the order of a zigzag: of {shards} chunks the r-th from either end stand together, those of one of {places} "
      "context-parallel ranks, where they should stand in the sequence's order, or the other way round" SLICES},

@@ -169,7 +169,7 @@ static void set_sizes(ari_view *v)
     const bool activation = v->d.ndim >= 3 && ari_is_activation(&v->d);
     v->d.head_dim = activation && v->d.ndim == 3 ? ari_head_size(&v->c, 2) : 0;
     v->d.batch = activation ? v->shape[0] : v->c.facts.batch;
-    v->d.seq = activation && v->d.ndim == 3 ? v->shape[1] : v->c.facts.seq;
+    v->d.seq = activation && (v->d.ndim == 3 || v->d.documents) ? v->shape[v->d.ndim - 2] : v->c.facts.seq;
 }
 
 static double worst_difference(const ari_view *v)
@@ -328,6 +328,7 @@ static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify
     const bool rule = known->atol > 0.0 || known->rtol > 0.0;
     ari_view v = {.c = {.reference = e->reference, .other = e->other, .full = e->full, .step = e->step}};
     ari_rank_copies ranks = {.copy = NULL};
+    int32_t *documents = NULL;
     ar_status st = AR_OK;
     *seen = SEEN_NOTHING - 1;
     name_case(&v, row, known);
@@ -341,6 +342,9 @@ static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify
     v.c.val = v.val;
     v.c.facts = ari_facts_of(known);
     v.d.micro_batches = v.c.facts.micro_batches;
+    if (!e->stretch && !e->step && v.d.ndim >= 3 && ari_is_activation(&v.d))
+        AR_TRY_TO(done, st, ari_find_documents(&documents, known, v.shape[0], v.shape[v.d.ndim - 2], v.d.step));
+    v.d.documents = documents;
     if (!e->stretch)
         AR_TRY_TO(done, st, ari_rank_copies_of(&ranks, e->other, known));
     for (size_t i = 0; i < (rule ? 3 : 1) && *seen < SEEN_DIFFERENCE + ARI_SHAPE && *seen != SEEN_ROUNDING; i++) {
@@ -358,6 +362,7 @@ static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify
 done:
     ari_rank_copies_fini(&ranks);
     ari_view_fini(&v);
+    free(documents);
     return st;
 }
 

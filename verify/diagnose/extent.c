@@ -318,13 +318,17 @@ static void learn(ari_facts *f, size_t *q, size_t *k, const ar_dump_tensor *t, c
         *k = t->shape[2];
 }
 
-/* Whether ranks hold different positions of a forward value. */
-static bool shares_positions(const ar_dump_tensor *t, const ari_order_key *key)
+/* Whether the ranks of a tensor-parallel group hold different positions of a forward value: of those that a
+ * context-parallel rank has. */
+static bool shares_positions(const ar_dump_tensor *t, const ari_order_key *key, size_t cp)
 {
+    size_t held = 0;
     if (key->pass != 'f' || t->ndim != 3 || t->parts < 2 || t->part[0].boxes == 0)
         return false;
-    const ar_dump_box *b = &t->part[0].box[0];
-    return b->extent[1] < t->shape[1] && b->extent[2] == t->shape[2];
+    const ar_dump_part *p = &t->part[0];
+    for (size_t i = 0; i < p->boxes; i++)
+        held += p->box[i].global[0] == p->box[0].global[0] ? p->box[i].extent[1] : 0;
+    return held * cp < t->shape[1] && p->box[0].extent[2] == t->shape[2];
 }
 
 /* What examples/pytorch/anyrank_dump.py says of the run; 0: nothing, or no number. */
@@ -340,6 +344,8 @@ ari_facts ari_facts_of(const ari_explain_case *c)
     ari_facts f = {.micro_batches = micro_batches_of(c->other)};
     size_t q = 0, k = 0;
     const ar_dump *dumps[] = {c->reference, c->other};
+    int tp = c->tp, cp = c->cp, dp = c->dp;
+    ari_mesh_of(&tp, &cp, &dp, c->other);
     for (size_t d = 0; d < 2; d++) {
         for (size_t i = 0; dumps[d] && i < ar_dump_count(dumps[d]); i++) {
             const ar_dump_tensor *t = ar_dump_at(dumps[d], i);
@@ -347,7 +353,7 @@ ari_facts ari_facts_of(const ari_explain_case *c)
             if (d == 0)
                 learn(&f, &q, &k, t, &key);
             else
-                f.sp = f.sp || shares_positions(t, &key);
+                f.sp = f.sp || shares_positions(t, &key, (size_t)ari_at_least_one(cp));
         }
     }
     if (f.heads > 0 && q > 0 && k > 0 && q % f.heads == 0 && k % (q / f.heads) == 0)
@@ -367,4 +373,79 @@ const ar_dump_tensor *ari_find_ids(const ari_explain_case *c)
             return t;
     }
     return NULL;
+}
+
+/* --- documents ---------------------------------------------------------------------------------------------------- */
+
+/* Rows [first, first + rows) of "[[0,5,14],[0,14], ..]", where documents begin and the last one ends. */
+static bool read_ends(int32_t *documents, const char *text, size_t first, size_t rows, size_t seq)
+{
+    size_t row = 0, last = 0;
+    int32_t document = -1;
+    for (const char *p = text + strspn(text, " ["); *p && row < first + rows;) {
+        char *end = NULL;
+        const unsigned long long at = strtoull(p, &end, 10);
+        if (end == p || at > seq || (document < 0 ? at != 0 : at <= last))
+            return false;
+        for (size_t i = last; row >= first && i < at; i++)
+            documents[(row - first) * seq + i] = document;
+        document++;
+        last = (size_t)at;
+        p = end + strspn(end, " ,");
+        if (*p != ']')
+            continue;
+        if (last != seq)
+            return false;
+        p += strspn(p, " ],[");
+        row++;
+        last = 0;
+        document = -1;
+    }
+    return row == first + rows;
+}
+
+/* Positions that do not go on begin a document. */
+static ar_status read_positions(int32_t *documents, bool *any, const ar_dump_tensor *t, size_t rows, size_t seq)
+{
+    double *position = NULL;
+    AR_TRY(ari_alloc((void **)&position, seq, sizeof *position, t->name));
+    ar_status st = AR_OK;
+    for (size_t row = 0; row < rows && st == AR_OK; row++) {
+        st = ar_dump_read_f64(t, t->count == seq ? 0 : row * seq, seq, position);
+        documents[row * seq] = 0;
+        for (size_t i = 1; i < seq && st == AR_OK; i++) {
+            const bool begins = !(position[i] > position[i - 1]);
+            documents[row * seq + i] = documents[row * seq + i - 1] + begins;
+            *any = *any || begins;
+        }
+    }
+    free(position);
+    return st;
+}
+
+ar_status ari_find_documents(int32_t **gives, const ari_explain_case *c, size_t rows, size_t seq, int step)
+{
+    static const char *const names[] = {"position_ids", "position_ids:fwd"};
+    const ar_dump *dumps[] = {c->reference, c->other};
+    bool any = false;
+    size_t count = 0;
+    ar_status st = AR_OK;
+    *gives = NULL;
+    if (rows == 0 || seq < 2 || step < 1 || ari_mul_size(&count, rows, seq) != AR_OK)
+        return AR_OK;
+    AR_TRY(ari_alloc_zero((void **)gives, count, sizeof **gives, "documents"));
+    for (size_t k = 0; k < 2 && !any; k++) {
+        const char *text = dumps[k] ? ar_dump_metadata(dumps[k], "cu_seqlens") : NULL;
+        any = text && read_ends(*gives, text, ((size_t)step - 1) * rows, rows, seq);
+    }
+    for (size_t k = 0; k < 4 && !any && st == AR_OK; k++) {
+        const ar_dump_tensor *t = dumps[k / 2] ? ar_dump_find(dumps[k / 2], names[k % 2]) : NULL;
+        if (t && t->ndim > 0 && (t->count == count || t->count == seq))
+            st = read_positions(*gives, &any, t, rows, seq);
+    }
+    if (any && st == AR_OK)
+        return AR_OK;
+    free(*gives);
+    *gives = NULL;
+    return st == AR_ERR_DTYPE ? AR_OK : st;
 }

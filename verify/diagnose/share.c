@@ -217,6 +217,26 @@ static bool positions_are_shared(const ari_difference *d)
     return true;
 }
 
+/* Keys' and values' gradients are sums over the queries of all places of a ring: on each rank with a difference what one
+ * place's queries leave is a part of the reference, unrelated to what is missing. The last keys have queries of one place
+ * alone, and may be right. */
+static bool is_part_of_ring(const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_role role = ari_module_of(d->name, strlen(d->name)).role;
+    if (ari_cp_of(d) < 2 || d->pass != 'b' || d->ndim != 3 || !positions_are_shared(d) ||
+        (role != ARI_K_ROPE && role != ARI_K_HEADS && role != ARI_V_HEADS && role != ARI_K && role != ARI_V))
+        return false;
+    for (int r = 0; r < d->ranks; r++) {
+        const ari_tally *own = &c->survey.rank[r];
+        const double share = own->vr / own->rr, over = own->vv / own->vr;
+        if (own->different > 0 &&
+            (own->different < 32 || own->nan > 0 || !(share > 0.02 && share < 1.0) || !(fabs(over - 1.0) <= 0.5)))
+            return false;
+    }
+    return true;
+}
+
 /* No rank has a second copy of its tokens to add up. But one of N contributions to a sum, unrelated to the others, is
  * orthogonal to what is missing: of the reference its share is about 1/N, and v*r = v*v. */
 ar_status ari_measure_scatter(ari_trace *t, const ari_case *c)
@@ -224,6 +244,11 @@ ar_status ari_measure_scatter(ari_trace *t, const ari_case *c)
     const ari_difference *d = c->grid.d;
     const ari_tally *all = &c->survey.total;
     const int tp = ari_tp_of(d);
+    if (is_part_of_ring(c)) {
+        ari_found(t, ARI_FOUND_SCATTER, ARI_IF(OF_CP));
+        ari_number(t, "share", all->vr / all->rr);
+        return AR_OK;
+    }
     if (!d->sp || tp < 2 || !ari_is_activation(d) || d->ndim != 3 || !positions_are_shared(d) || all->different < 64 ||
         all->nan > 0 || all->kept * 20 > all->held || c->survey.wrong_ranks < c->survey.holding_ranks)
         return AR_OK;

@@ -4,10 +4,29 @@
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"
 
+/* All tokens from a position on, and no others, are zero: the length rounded down to a multiple of twice the
+ * context-parallel ranks. */
+static bool is_floored(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const size_t unit = 2 * (size_t)ari_cp_of(g->d);
+    size_t from, to;
+    if (unit == 2 || !ari_is_activation(g->d) || g->nd != 3 || g->shape[1] % unit == 0)
+        return false;
+    ari_hull(c, 1, &from, &to);
+    if (from != g->shape[1] / unit * unit || to != g->shape[1] || c->survey.hit[1] != to - from)
+        return false;
+    ari_found(t, ARI_FOUND_TAIL, ARI_IF(TOKENS));
+    ari_count(t, "cut", from);
+    ari_count(t, "extent", to);
+    ari_count(t, "unit", unit);
+    return true;
+}
+
 ar_status ari_measure_zero(ari_trace *t, const ari_case *c)
 {
     const ari_survey *s = &c->survey;
-    if (s->total.zero < s->total.different)
+    if (s->total.zero < s->total.different || is_floored(t, c))
         return AR_OK;
     ari_found(t, ARI_FOUND_ZERO,
               s->wrong_ranks == s->holding_ranks && s->total.kept == 0 ? ARI_IF(ALL)
