@@ -89,13 +89,16 @@ Test(context_attention, windows_shorter_and_longer_than_a_chunk_have_the_baselin
     }
 }
 
-/* Copies of a KV head on neighbours, and on tensor-parallel ranks and their neighbours. */
+/* Copies of a KV head on tensor-parallel ranks, on neighbours, and on both; with a ring they share its gradient too. */
 Test(context_attention, copies_of_kv_heads_have_the_baselines_bits)
 {
     static const layout copied[] = {
         {.tp = 1, .cp = 4, .inner = 4},
         {.tp = 2, .cp = 2, .inner = 2},
         {.tp = 2, .cp = 6, .inner = 6, .sp = true},
+        {.tp = 4, .cp = 2},
+        {.tp = 2, .cp = 4, .inner = 2, .zigzag = true, .sp = true},
+        {.tp = 2, .cp = 12, .inner = 6, .zigzag = true},
     };
     for (size_t kv_heads = 1; kv_heads <= 2; kv_heads++) {
         const ar_config c = config_of(12, kv_heads);

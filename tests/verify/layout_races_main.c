@@ -8,7 +8,7 @@
 #include "anyrank/check.h"
 #include "support/layout_draw.h"
 
-enum { DRAWS = 20, FIRST_SEED = 85 };
+enum { DRAWS = 20, FIRST_SEED = 85, CONTEXT_DRAWS = 12, FIRST_CONTEXT = 236 };
 
 /* Two ranks with the same place in the mesh hold the same part of every tensor, and others' is nobody's: that is told,
  * with the same hash each time. */
@@ -44,5 +44,7 @@ static bool wrong_groups_are_told(void)
 int main(void)
 {
     const bool told = wrong_groups_are_told();
-    return layout_draws_run(FIRST_SEED, DRAWS, false, stderr) == 0 && told ? EXIT_SUCCESS : EXIT_FAILURE;
+    const int failures = layout_draws_run(FIRST_SEED, DRAWS, false, stderr) +
+                         layout_draws_run(FIRST_CONTEXT, CONTEXT_DRAWS, true, stderr);
+    return failures == 0 && told ? EXIT_SUCCESS : EXIT_FAILURE;
 }

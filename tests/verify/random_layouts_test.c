@@ -9,11 +9,16 @@
 
 TestSuite(random_layouts, .timeout = 300);
 
-enum { FIRST_SEED = 1 };
+enum { FIRST_SEED = 1, FIRST_CONTEXT = 236 };
 
 Test(random_layouts, every_tensor_has_the_baselines_bits)
 {
     cr_assert_eq(layout_draws_run(FIRST_SEED, by_scale(30, 80, 120), false, stderr), 0);
+}
+
+Test(random_layouts, sequences_that_ranks_share_have_the_baselines_bits)
+{
+    cr_assert_eq(layout_draws_run(FIRST_CONTEXT, by_scale(12, 12, 60), true, stderr), 0);
 }
 
 Test(random_layouts, a_seed_makes_the_same_draw_again)
