@@ -107,16 +107,18 @@ Test(context_attention, copies_of_kv_heads_have_the_baselines_bits)
     }
 }
 
-Test(context_attention, masks_positions_and_dropout_go_by_the_place_in_the_sequence)
+Test(context_attention, masks_documents_positions_and_dropout_go_by_the_place_in_the_sequence)
 {
     static uint8_t padding[B * S];
     static float additive[B * 8 * S * S];
     static int64_t positions[B * S];
+    static int32_t documents[B * S];
     const ar_config c = config_of(8, 4);
     match_case m = block_of(&c);
     for (size_t i = 0; i < B * S; i++) {
         padding[i] = i % S < S - 3 * (i / S);
         positions[i] = (int64_t)((i * 7 + i / S) % S);
+        documents[i] = (int32_t)(i % S / (5 + i / S));
     }
     fill_values(additive, B * 8 * S * S, 5, 1.0);
     for (size_t i = 0; i < B * 8 * S * S; i += 11)
@@ -126,6 +128,29 @@ Test(context_attention, masks_positions_and_dropout_go_by_the_place_in_the_seque
     m.batch.mask_batch = B;
     m.batch.mask_heads = 8;
     m.batch.position_ids = positions;
+    m.batch.documents = documents;
     m.dropout = 0.3;
     expect_same_bits(&m, layouts, COUNT(layouts));
+}
+
+static const layout folded = {.tp = 1, .cp = 6, .inner = 2, .zigzag = true};
+
+Test(context_attention, every_schedule_of_the_ranks_has_the_baselines_bits)
+{
+    const ar_config c = config_of(4, 1);
+    match_case m = block_of(&c);
+    for (m.schedule = 1; m.schedule <= 12; m.schedule++)
+        expect_same_bits(&m, &folded, 1);
+}
+
+Test(context_attention, a_device_without_the_hosts_memory_has_the_baselines_bits)
+{
+    ar_device *device = NULL;
+    const ar_config c = config_of(4, 2);
+    match_case m = block_of(&c);
+    if (ar_device_emulated_create(&device) == AR_ERR_UNSUPPORTED)
+        cr_skip_test("%s", ar_error_message());
+    ar_device_destroy(device);
+    m.device.kind = AR_DEVICE_EMULATED;
+    expect_same_bits(&m, &folded, 1);
 }

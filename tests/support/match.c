@@ -285,6 +285,8 @@ ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference
                                 .cp = c->cp,
                                 .cp_inner = c->cp_inner,
                                 .zigzag = c->zigzag,
+                                .device = c->device,
+                                .schedule = c->schedule,
                                 .sp = c->sp,
                                 .keep_gathered = c->keep_gathered,
                                 .dropout = c->dropout,

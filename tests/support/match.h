@@ -20,6 +20,8 @@ typedef struct match_case {
     int dp, micro_batches; /* of whole models; 0: one. A tensor's first report is looked for in its place */
     int cp, cp_inner;      /* context-parallel ranks, as in ar_parallel; 0: one */
     bool zigzag;
+    ar_device_choice device; /* of every rank; zero: the CPU */
+    uint64_t schedule;       /* the seed of an explored schedule; 0: the system's */
     bool forward_first;
     ar_fault fault; /* of the ranks */
     double dropout; /* probability; the seed is that of the weights */
