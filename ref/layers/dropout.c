@@ -113,9 +113,8 @@ static ar_status drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tenso
 ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
                          const size_t first[AR_MAX_DIMS])
 {
-    const size_t head = ar_faulty(ctx, AR_FAULT_dropout_same_mask_in_shard) ? 0 : first[1];
     const place p = {.extent = {0, d->width, d->positions, d->positions},
-                     .start = {ctx->first_sample + first[0], head, first[2], first[3]},
+                     .start = {ctx->first_sample + first[0], first[1], first[2], first[3]},
                      .seed = ctx->seed};
     return drop(d, ctx, y, x, &p);
 }

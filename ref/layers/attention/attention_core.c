@@ -148,12 +148,13 @@ static void count_work(const pass *p, double n)
 static ar_status drop_block(const pass *p, const ar_part *at, const ar_tensor *y, const ar_tensor *x)
 {
     const ari_core *c = p->c;
+    const size_t first = ar_faulty(p->ctx, AR_FAULT_dropout_same_mask_in_shard) ? 0 : c->head_start;
     for (size_t i = 0; i < at->matrices * at->rows;) {
         const size_t matrix = at->matrix + i / at->rows, row = at->row + i % at->rows, query = row % p->rows;
         const size_t run = c->rows.count[0], to_edge = (query < run ? run : p->rows) - query;
         const size_t left_here = at->rows - i % at->rows, n = to_edge < left_here ? to_edge : left_here;
         const size_t shape[4] = {1, 1, n, at->cols}, start = i * at->cols * sizeof(float);
-        const size_t head = c->head_start + matrix % c->kv_heads * p->group + row / p->rows;
+        const size_t head = first + matrix % c->kv_heads * p->group + row / p->rows;
         const size_t place[4] = {matrix / c->kv_heads, head, ar_positions_at(&c->rows, query), at->col};
         ar_tensor to, from;
         AR_TRY(ar_tensor_view(&to, AR_F32, 4, shape, ar_buf_at(y->data, start)));
