@@ -175,8 +175,15 @@ static ar_status walk_blocks(ari_account_blocks *to, const ari_account *a, const
     if (!blocks.whole)
         blocks.samples = blocks.kv_heads = blocks.group = 1;
     for (ar_part at = {0}; ari_next_block(&blocks, &at);) {
-        const block b = block_at(a, h, &at);
+        const size_t left = blocks.samples * blocks.kv_heads - at.matrix, last = (left - 1) % at.matrices + 1;
+        block b = block_at(a, h, &at);
         see_block(to, a, h, &b);
+        if (!blocks.whole)
+            continue;
+        at.matrices = last; /* those between are like the first one */
+        b = block_at(a, h, &at);
+        see_block(to, a, h, &b);
+        break;
     }
     free(visible);
     return AR_OK;
