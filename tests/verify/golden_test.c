@@ -45,6 +45,8 @@ static const golden_case cases[] = {
     {"llama-documents-tiny", false, {1, 2, 4}},
     {"gpt2-positions-tiny", false, {1, 2, 4}},
     {"llama-positions-tiny", false, {1, 2, 4}},
+    {"llama-packed-tiny", false, {1, 2, 4}},
+    {"gpt2-packed-tiny", false, {1, 2, 4}},
     /* Another loss, which provenance.json names. */
     {"llama-smoothing-tiny", false, {1, 2, 4}},
     {"gpt2-z-loss-tiny", false, {1, 2, 4}},
@@ -67,22 +69,24 @@ static const struct {
     {"block-mha", true, 3, "query heads"},       {"llama-mqa-tied-tiny", false, 3, "query heads"},
 };
 
-static ar_status grads_in_order(ar_grads_result *result, const char *name, bool block, int tp,
-                                ar_sim_algorithm algorithm, ar_mlp_order order, const char *out)
+/* run: layout, numerics, algorithm and order. */
+static ar_status grads_as(ar_grads_result *result, const char *name, bool block, const ar_run *run, const char *out)
 {
     char folder[600], input[700];
     snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN_DIR, name);
     snprintf(input, sizeof input, "%s/batch.safetensors", folder);
-    const ar_grads_options o = {.run.model = block ? NULL : folder,
-                                .block = block ? folder : NULL,
-                                .input = block ? NULL : input,
-                                .out = out,
-                                .run.parallel = {.tp = tp},
-                                .run.loss = golden_loss(name),
-                                .run.sim.algorithm = algorithm,
-                                .run.plan.mlp_order = order,
-                                .run.threads = 1};
+    ar_grads_options o = {.run = *run, .block = block ? folder : NULL, .input = block ? NULL : input, .out = out};
+    o.run.model = block ? NULL : folder;
+    o.run.loss = golden_loss(name);
+    o.run.threads = 1;
     return ar_grads(result, &o);
+}
+
+static ar_status grads_in_order(ar_grads_result *result, const char *name, bool block, int tp,
+                                ar_sim_algorithm algorithm, ar_mlp_order order, const char *out)
+{
+    const ar_run run = {.parallel = {.tp = tp}, .sim.algorithm = algorithm, .plan.mlp_order = order};
+    return grads_as(result, name, block, &run, out);
 }
 
 static ar_status grads_of(ar_grads_result *result, const char *name, bool block, int tp, ar_sim_algorithm algorithm,
@@ -238,6 +242,38 @@ Test(golden, files_are_the_same_bytes_on_any_number_of_ranks)
                 expect_same_bits(c, c->tp[k], AR_SIM_RING, one, &r);
         }
         remove_folder(one);
+    }
+}
+
+/* Documents of 1 to 12 tokens, cut by chunks of 1 to 14: a ring, a zigzag, heads against positions, all with tp and dp. */
+static const struct {
+    const char *name;
+    ar_parallel p;
+} packed[] = {
+    {"llama-packed-tiny", {.cp = 2}},
+    {"llama-packed-tiny", {.cp = 14}},
+    {"llama-packed-tiny", {.dp = 2, .cp = 2, .cp_inner = 2, .tp = 2}},
+    {"gpt2-packed-tiny", {.cp = 7, .zigzag = true}},
+    {"gpt2-packed-tiny", {.cp = 4, .cp_inner = 2, .zigzag = true, .tp = 2}},
+    {"gpt2-packed-tiny", {.cp = 2, .zigzag = true, .tp = 2, .sp = true}},
+};
+
+Test(golden, packed_documents_that_ranks_share_have_one_ranks_bits_and_pytorchs_values)
+{
+    for (size_t i = 0; i < sizeof packed / sizeof *packed; i++) {
+        const golden_case c = {packed[i].name, false, {0}};
+        char out[64], layout[96];
+        ar_grads_result one, r;
+        ar_run run = {.parallel = packed[i].p};
+        make_folder(out);
+        ar_parallel_text(layout, sizeof layout, &packed[i].p);
+        cr_assert_eq(grads_of(&one, c.name, false, 1, AR_SIM_DIRECT, out), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(grads_as(&r, c.name, false, &run, out), AR_OK, "%s: %s", layout, ar_error_message());
+        cr_expect_str_eq(r.outputs_hash, one.outputs_hash, "%s, %s", c.name, layout);
+        run.numerics = AR_NUMERICS_NATIVE;
+        cr_assert_eq(grads_as(&r, c.name, false, &run, out), AR_OK, "%s: %s", layout, ar_error_message());
+        check_values(&c, out);
+        remove_folder(out);
     }
 }
 
