@@ -365,18 +365,20 @@ class Check(CommandTest):
 
     def test_layouts_are_those_asked_for(self):
         def layouts(*arguments):
-            runs = [r["layout"] for r in self.result("check", *arguments, *SMALL, "--steps", "1")["models"][0]["runs"]]
+            runs = [r["layout"] for r in self.result("check", *SMALL, *arguments, "--steps", "1")["models"][0]["runs"]]
             for run_of in runs:
-                self.assertIn(run_of["zero"], (0, 1) if run_of["dp"] > 1 else (0,))
-            return [(r["dp"], r["tp"], r["sp"], r["micro_batches"]) + ("zero",) * r["zero"] for r in runs]
+                self.assertIn(run_of["zero"], (0, 1) if run_of["dp"] * run_of["cp"] > 1 else (0,))
+            return [(r["dp"], r["tp"], r["sp"], r["micro_batches"]) + ("zero",) * r["zero"] for r in runs if r["cp"] == 1]
         four = [(1, 1, False, 1), (1, 1, False, 2), (1, 2, False, 1), (1, 2, True, 1), (1, 2, False, 2), (1, 2, True, 2),
                 (2, 1, False, 1), (2, 2, False, 1), (2, 2, True, 1), (1, 4, False, 1), (1, 4, True, 1), (1, 4, False, 2),
                 (1, 4, True, 2), (2, 1, False, 1, "zero"), (2, 2, False, 1, "zero"), (2, 2, True, 1, "zero")]
         self.assertEqual(sorted(layouts(self.config(), "--sweep", "4")), sorted(four))
-        # Heads divide by 1, 2 and 4, and there are two sequences: no layout has more than 8 ranks.
-        self.assertEqual(len(layouts(self.config(), "--sweep")), len(four) + 4)
-        self.assertEqual(layouts(self.config(), "--sweep"), layouts(self.config(), "--sweep", "64"))
-        self.assertEqual(layouts("--sweep", self.config()), layouts(self.config(), "--sweep", "8"))
+        # Seven tokens are not shared by two. Heads divide by 1, 2 and 4, and there are two sequences: no layout without
+        # cp has more than 8 ranks.
+        short = (self.config(), "--seq", "7")
+        self.assertEqual(len(layouts("--sweep", *short)), len([one for one in four if not one[2]]) + 2)
+        self.assertEqual(layouts("--sweep", *short), layouts(*short, "--sweep", "9"))
+        self.assertEqual(layouts("--sweep", *short), layouts(*short, "--sweep", "8"))
         usual = layouts(self.config())
         self.assertTrue({(1, 2, False, 1), (1, 4, True, 1), (2, 1, False, 1), (2, 2, False, 1, "zero"),
                          (1, 1, False, 2)} <= set(usual), usual)
@@ -393,7 +395,8 @@ class Check(CommandTest):
                         ("--tp", 4, "--sp", "--keep-gathered"), ("--dp", 2), ("--dp", 2, "--tp", 2, "--sp"),
                         ("--micro-batches", 2), ("--micro-batches", 2, "--forward-first"), ("--dp", 2, "--zero", 1),
                         ("--dp", 2, "--bucket-bytes", 0, "--bucket-mode", "eager"), ("--dp", 2, "--find-unused"),
-                        ("--dp", 2, "--zero", 1, "--bucket-bytes", "1KiB")):
+                        ("--dp", 2, "--zero", 1, "--bucket-bytes", "1KiB"), ("--cp", 4, "--zigzag", "--collectives", "ring"),
+                        ("--cp", 2, "--cp-inner", 2, "--tp", 2, "--sp", "--zero", 1)):
             runs = self.result("check", self.config(num_key_value_heads=4), *options, *SMALL)["models"][0]["runs"]
             hashes |= {(r["weights_hash"], r["gradients_hash"]) for r in runs}
         self.assertEqual(len(hashes), 1)
@@ -472,7 +475,7 @@ class Check(CommandTest):
         self.assertIn("worst relative error", done.out)
 
     def test_native_numerics_are_held_to_an_allowance(self):
-        for layout in (("--tp", "2", "--sp"), ("--dp", "2")):
+        for layout in (("--tp", "2", "--sp"), ("--dp", "2"), ("--cp", "4", "--cp-inner", "2", "--zigzag")):
             result = self.result("check", self.config(), *layout, "--numerics", "native", *SMALL)
             self.assertEqual((result["numerics"], result["result"]), ("native", "same"))
             (one,) = result["models"][0]["runs"]
@@ -551,11 +554,12 @@ class Grads(CommandTest):
         same = [{"cu_seqlens": ["I32", [4], flat]}, {"cu_seqlens": ["I64", [5], i64(0, 20, 20, 32, 64)]},
                 {"cu_seqlens": ["I32", [2, 3], i32(0, 20, 32, 0, 32, 32)]},
                 {"cu_seq_lens_q": ["I32", [4], flat], "cu_seq_lens_k": ["I32", [4], flat]}]
+        layouts = [("--tp", "2"), ("--tp", "2"), ("--cp", "2", "--zigzag"), ("--cp", "4"), ("--cp", "2", "--cp-inner", "2")]
         results = []
-        for extra in [{}] + same:
+        for extra, layout in zip([{}] + same, layouts):
             write_safetensors(folder / "batch.safetensors", {"input_ids": ids, **extra})
             results.append(self.result("grads", folder, "--input", folder / "batch.safetensors", "--out",
-                                       self.folder / "out", "--tp", "2"))
+                                       self.folder / "out", *layout))
         hashes = [result["outputs_hash"] for result in results]
         self.assertEqual(len(set(hashes[1:])), 1, hashes)
         self.assertNotEqual(hashes[0], hashes[1])

@@ -61,7 +61,7 @@ class Emulated(DeviceTest):
 
     def test_every_tensor_of_every_layout_has_the_bits_of_one_rank(self):
         for model, *layout in (("llama-gqa-tiny", "--tp", "2", "--dp", "2", "--sp"),
-                               ("gpt2-tiny", "--dp", "2", "--zero", "1", "--micro-batches", "2", "--batch", "4"),
+                               ("gpt2-tiny", "--cp", "2", "--zigzag", "--zero", "1", "--micro-batches", "2"),
                                ("llama-mqa-tied-tiny", "--dp", "2", "--find-unused", "--bucket-bytes", "4096"),
                                ("gpt2-tiny", "--tp", "2", "--dropout", "0.1", "--optimizer", "sgd", "--momentum", "0.9")):
             with self.subTest(model=model, layout=layout):

@@ -78,7 +78,7 @@ class Processes(unittest.TestCase):
         return processes
 
     def test_processes_have_the_bits_of_one_rank(self):
-        one = self.alike(GOLDEN / "llama-gqa-tiny", "--tp", "2", "--dp", "2", "--sp", "--zero", "1", ranks=4)
+        one = self.alike(GOLDEN / "llama-gqa-tiny", "--tp", "2", "--cp", "2", "--zigzag", "--sp", "--zero", "1", ranks=4)
         self.assertEqual((one["result"], one["tensors_different"]), ("same", 0))
         self.assertEqual(one["bytes"]["counted"], one["bytes"]["predicted"])
 
@@ -96,7 +96,7 @@ class Processes(unittest.TestCase):
             self.assertEqual(first.returncode, 0, first.stderr)
             self.assertIn("ranks: 2 processes, connected by MPI", first.stdout)
             self.assertEqual(first.stdout.count("weights after step 2"), 1, first.stdout)
-            rest = run("train", "--resume", saved, "--tp", "2")
+            rest = run("train", "--resume", saved, "--cp", "2")
             self.assertEqual(rest.returncode, 0, rest.stderr)
             hashes = [next(line.split()[4] for line in done.stdout.splitlines() if line.startswith("weights after"))
                       for done in (whole, rest)]

@@ -36,7 +36,8 @@ SIZE = ["--batch", "4", "--seq", "8"]
 STEP = [*SIZE, "--steps", "12", "--dropout", "0.1", "--warmup", "3", "--lr-schedule", "cosine", "--clip", "0.5",
         "--decay", "matrices", "--seed", "5"]
 LAYOUTS = [[], ["--tp", "2", "--sp"], ["--dp", "2", "--zero", "1", "--bucket-bytes", "4096"],
-           ["--dp", "3", "--micro-batches", "2"], ["--dp", "2", "--tp", "2", "--bucket-mode", "eager"]]
+           ["--dp", "3", "--micro-batches", "2"], ["--dp", "2", "--tp", "2", "--bucket-mode", "eager"],
+           ["--cp", "4", "--cp-inner", "2", "--zigzag", "--zero", "1"]]
 
 
 def run(*arguments, **options):
@@ -84,7 +85,7 @@ class Trajectories(Case):
         self.assertEqual(len({r["weights_hash"] for r in runs}), 1)
         self.assertEqual(len({tuple(r["loss"]) for r in runs}), 1)
         self.assertEqual(len({tuple(r["gradient_norms"]) for r in runs}), 1)
-        self.assertEqual([r["layout"]["world"] for r in runs], [1, 2, 2, 3, 4])
+        self.assertEqual([r["layout"]["world"] for r in runs], [1, 2, 2, 3, 4, 4])
         self.assertEqual([r["bytes"]["counted"] for r in runs[1:]], [r["bytes"]["predicted"] for r in runs[1:]])
         self.assertTrue(all(r["bytes"]["counted"] > 0 for r in runs[1:]))
 
@@ -125,7 +126,7 @@ class Trajectories(Case):
         save = self.folder / "run"
         part = self.trained(self.model, *STEP, *LAYOUTS[1], "--stop-after", 5, "--save", save)
         self.assertEqual((part["result"], part["steps"], part["steps_in_all"]), ("stopped", 5, 12))
-        middle = self.trained("--resume", save, *LAYOUTS[2], "--stop-after", 7, "--save", save)
+        middle = self.trained("--resume", save, *LAYOUTS[5], "--stop-after", 7, "--save", save)
         self.assertEqual((middle["first_step"], middle["steps"]), (6, 7))
         last = self.trained("--resume", save, *LAYOUTS[4])
         self.assertEqual((last["result"], last["first_step"], last["steps"]), ("done", 8, 12))

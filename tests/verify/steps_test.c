@@ -348,22 +348,45 @@ static void expect_defaults(const char *model, size_t seq, const char *const *ex
 
 Test(steps, default_layouts_are_of_every_kind_and_legal)
 {
-    static const char *const llama[] = {"tp=1",           "tp=2",
-                                        "tp=4",           "tp=4 sp",
-                                        "tp=8 sp",        "dp=2",
-                                        "dp=2 tp=2 sp",   "dp=2 tp=2 zero=1",
-                                        "dp=3",           "micro-batches=2",
-                                        "micro-batches=4"};
-    static const char *const gpt2[] = {"tp=1", "tp=3 sp",         "tp=6",
-                                       "dp=2", "dp=2 tp=3 sp",    "dp=2 tp=2 zero=1",
-                                       "dp=3", "micro-batches=2", "micro-batches=4"};
-    static const char *const gpt2_64[] = {"tp=1", "tp=4 sp",         "tp=6",
-                                          "dp=2", "dp=2 tp=2 sp",    "dp=2 tp=2 zero=1",
-                                          "dp=3", "micro-batches=2", "micro-batches=4"};
-    expect_defaults("llama-demo", 64, llama, 11);
-    expect_defaults("stack-demo", 64, llama, 11);
-    expect_defaults("gpt2-demo", 72, gpt2, 9);
-    expect_defaults("gpt2-demo", 64, gpt2_64, 9); /* 64 positions do not divide by 3 */
+    static const char *const llama[] = {"tp=1",
+                                        "tp=2",
+                                        "tp=4",
+                                        "tp=4 sp",
+                                        "tp=8 sp",
+                                        "dp=2",
+                                        "dp=2 tp=2 sp",
+                                        "dp=2 tp=2 zero=1",
+                                        "dp=3",
+                                        "micro-batches=2",
+                                        "micro-batches=4",
+                                        "cp=2 zigzag",
+                                        "cp=4 (inner 2) tp=2 sp zero=1"};
+    static const char *const gpt2[] = {"tp=1",
+                                       "tp=3 sp",
+                                       "tp=6",
+                                       "dp=2",
+                                       "dp=2 tp=3 sp",
+                                       "dp=2 tp=2 zero=1",
+                                       "dp=3",
+                                       "micro-batches=2",
+                                       "micro-batches=4",
+                                       "cp=3 zigzag",
+                                       "cp=2 (inner 2) tp=2 sp zero=1"};
+    static const char *const gpt2_64[] = {"tp=1",
+                                          "tp=4 sp",
+                                          "tp=6",
+                                          "dp=2",
+                                          "dp=2 tp=2 sp",
+                                          "dp=2 tp=2 zero=1",
+                                          "dp=3",
+                                          "micro-batches=2",
+                                          "micro-batches=4",
+                                          "cp=2 zigzag",
+                                          "cp=2 (inner 2) tp=2 sp zero=1"};
+    expect_defaults("llama-demo", 64, llama, 13);
+    expect_defaults("stack-demo", 64, llama, 13);
+    expect_defaults("gpt2-demo", 72, gpt2, 11);
+    expect_defaults("gpt2-demo", 64, gpt2_64, 11); /* 64 positions do not divide by 3 */
 }
 
 Test(steps, a_sequence_fits_the_layouts_where_nobody_says_how_long_it_is)
@@ -374,6 +397,9 @@ Test(steps, a_sequence_fits_the_layouts_where_nobody_says_how_long_it_is)
     cr_expect_eq(ar_check_default_seq(&c, &three), 64);
     cr_expect_eq(ar_check_default_seq(&c, &three_sp), 66);
     cr_expect_eq(ar_check_default_seq(&c, &one_sp), 64);
+    cr_expect_eq(ar_check_default_seq(&c, &(ar_parallel){.cp = 3}), 66);
+    cr_expect_eq(ar_check_default_seq(&c, &(ar_parallel){.cp = 6, .cp_inner = 2, .zigzag = true}), 66);
+    cr_expect_eq(ar_check_default_seq(&c, &(ar_parallel){.cp = 5, .tp = 3, .sp = true, .zigzag = true}), 90);
     c.max_positions = 50;
     cr_expect_eq(ar_check_default_seq(&c, NULL), 48);
     cr_expect_eq(ar_check_default_seq(&c, &three), 50);
@@ -384,26 +410,47 @@ Test(steps, a_sequence_fits_the_layouts_where_nobody_says_how_long_it_is)
     cr_expect_eq(ar_check_default_seq(&c, NULL), 64);
 }
 
-/* The tied llama: 12 heads and KV heads. Up to three ranks with two samples of 6 positions: dp=3 has no sample left. */
+/* The tied llama: 12 heads and KV heads. Up to three ranks with two samples of 6 positions: dp=3 has no sample left, and
+ * a zigzag over two places four chunks. */
 Test(steps, a_sweep_lists_every_legal_layout_by_world_size)
 {
     static const char *const expected[] = {"tp=1",
                                            "micro-batches=2",
                                            "dp=2",
                                            "dp=2 zero=1",
+                                           "cp=2",
+                                           "cp=2 micro-batches=2",
+                                           "cp=2 zero=1",
+                                           "cp=2 zero=1 micro-batches=2",
+                                           "cp=2 (inner 2)",
+                                           "cp=2 (inner 2) micro-batches=2",
+                                           "cp=2 (inner 2) zero=1",
+                                           "cp=2 (inner 2) zero=1 micro-batches=2",
                                            "tp=2",
                                            "tp=2 sp",
                                            "tp=2 micro-batches=2",
                                            "tp=2 sp micro-batches=2",
+                                           "cp=3",
+                                           "cp=3 micro-batches=2",
+                                           "cp=3 zero=1",
+                                           "cp=3 zero=1 micro-batches=2",
+                                           "cp=3 zigzag",
+                                           "cp=3 zigzag micro-batches=2",
+                                           "cp=3 zigzag zero=1",
+                                           "cp=3 zigzag zero=1 micro-batches=2",
+                                           "cp=3 (inner 3)",
+                                           "cp=3 (inner 3) micro-batches=2",
+                                           "cp=3 (inner 3) zero=1",
+                                           "cp=3 (inner 3) zero=1 micro-batches=2",
                                            "tp=3",
                                            "tp=3 sp",
                                            "tp=3 micro-batches=2",
                                            "tp=3 sp micro-batches=2"};
-    ar_parallel p[16];
+    ar_parallel p[40];
     char text[96];
     const ar_config c = config_of(tiny_models[TINY_TIED]);
     const ar_plan plan = {0};
-    const size_t n = ar_check_sweep(&c, &plan, 2, 6, 3, p, 16);
+    const size_t n = ar_check_sweep(&c, &plan, 2, 6, 3, p, 40);
     cr_assert_eq(n, sizeof expected / sizeof *expected, "%zu layouts", n);
     for (size_t i = 0; i < n; i++) {
         ar_parallel_text(text, sizeof text, &p[i]);

@@ -8,7 +8,7 @@ typedef struct choice {
     ar_parallel first, otherwise;
 } choice;
 
-/* Each kind of parallelism alone, tensor parallelism beyond the KV heads, and both kinds together. Heads that divide by
+/* Each kind of parallelism alone, tensor parallelism beyond the KV heads, and several kinds together. Heads that divide by
  * 3 take the second list: ranks that are no power of two. A sequence that does not divide by 3 cannot be spread over 3
  * ranks; then over 4 or 2. */
 static const choice powers_of_two[] = {
@@ -23,6 +23,9 @@ static const choice powers_of_two[] = {
     {.first = {.dp = 3}},
     {.first = {.micro_batches = 2}},
     {.first = {.micro_batches = 4}},
+    {.first = {.cp = 2, .zigzag = true}},
+    {.first = {.cp = 4, .cp_inner = 2, .tp = 2, .sp = true, .zero = 1},
+     .otherwise = {.cp = 4, .tp = 2, .sp = true, .zero = 1}},
 };
 static const choice multiples_of_three[] = {
     {.first = {.tp = 1}},
@@ -34,6 +37,9 @@ static const choice multiples_of_three[] = {
     {.first = {.dp = 3}},
     {.first = {.micro_batches = 2}},
     {.first = {.micro_batches = 4}},
+    {.first = {.cp = 3, .zigzag = true}, .otherwise = {.tp = 1, .cp = 2, .zigzag = true}},
+    {.first = {.cp = 2, .cp_inner = 2, .tp = 2, .sp = true, .zero = 1},
+     .otherwise = {.cp = 2, .tp = 2, .sp = true, .zero = 1}},
 };
 
 size_t ar_check_default_seq(const ar_config *c, const ar_parallel *p)
@@ -41,7 +47,7 @@ size_t ar_check_default_seq(const ar_config *c, const ar_parallel *p)
     const size_t usual = 64, of_threes = 24; /* the first multiple of 2, 3, 4, 6 and 8 */
     size_t unit = 1;
     if (p)
-        unit = p->sp && p->tp > 1 ? (size_t)p->tp : 1;
+        unit = ar_parallel_sequence_unit(p);
     else if (c->heads % 3 == 0)
         unit = of_threes;
     const size_t wanted = (usual + unit - 1) / unit * unit;
@@ -79,29 +85,56 @@ size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t 
     return n;
 }
 
+/* Layouts as a sweep finds them. */
+typedef struct sweep {
+    const ar_config *config;
+    const ar_plan *plan;
+    size_t batch, seq;
+    ar_parallel *at; /* [cap] */
+    size_t cap, n;
+} sweep;
+
+/* Every legal form of a mesh: with and without sp, two micro-batches, ZeRO and zigzag, as far as they mean something. */
+static void add_forms(sweep *s, const ar_parallel *mesh)
+{
+    const bool ring = mesh->cp > mesh->cp_inner;
+    for (int form = 0; form < 16; form++) {
+        ar_parallel one = *mesh;
+        one.sp = (form & 1) != 0;
+        one.micro_batches = (form & 2) != 0 ? 2 : 1;
+        one.zero = (form & 4) != 0 ? 1 : 0;
+        one.zigzag = (form & 8) != 0;
+        if ((one.sp && one.tp == 1) || (one.zero > 0 && one.dp * one.cp == 1) || (one.zigzag && !ring) ||
+            ar_parallel_check(&one, s->config, s->plan, s->batch, s->seq) != AR_OK)
+            continue;
+        if (s->n < s->cap)
+            s->at[s->n] = one;
+        s->n++;
+    }
+}
+
+/* Every mesh of so many ranks, of which `others` are not tensor-parallel ones. */
+static void add_meshes(sweep *s, int ranks, int others)
+{
+    for (int cp = 1; cp <= others; cp++) {
+        for (int inner = 1; inner <= cp && others % cp == 0; inner++) {
+            const ar_parallel mesh = {.tp = ranks / others, .cp = cp, .cp_inner = inner, .dp = others / cp};
+            if (cp % inner == 0 && (s->batch == 0 || (size_t)mesh.dp <= s->batch))
+                add_forms(s, &mesh);
+        }
+    }
+}
+
 size_t ar_check_sweep(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, int world, ar_parallel *p,
                       size_t cap)
 {
-    size_t n = 0;
+    sweep s = {.config = c, .plan = plan, .batch = batch, .seq = seq, .at = p, .cap = cap};
     for (int ranks = 1; ranks <= world; ranks++) {
         for (int tp = 1; tp <= ranks; tp++) {
-            if (ranks % tp != 0)
-                continue;
-            for (int kind = 0; kind < 8; kind++) {
-                const ar_parallel one = {.tp = tp,
-                                         .dp = ranks / tp,
-                                         .sp = (kind & 1) != 0,
-                                         .micro_batches = (kind & 2) != 0 ? 2 : 1,
-                                         .zero = (kind & 4) != 0 ? 1 : 0};
-                if ((one.sp && tp == 1) || (one.zero > 0 && one.dp == 1) || (batch > 0 && (size_t)one.dp > batch) ||
-                    ar_parallel_check(&one, c, plan, batch, seq) != AR_OK)
-                    continue;
-                if (n < cap)
-                    p[n] = one;
-                n++;
-            }
+            if (ranks % tp == 0)
+                add_meshes(&s, ranks, ranks / tp);
         }
     }
     ar_error_clear();
-    return n;
+    return s.n;
 }
