@@ -171,7 +171,6 @@ static ar_status check_heads(ari_attention *m, ar_ctx *ctx)
     m->kv_copies = n > o->kv_heads ? (int)(n / o->kv_heads) : m->copies;
     m->heads = o->heads / n;
     m->kv_heads = o->kv_heads > n ? o->kv_heads / n : 1;
-    m->group = m->heads / m->kv_heads;
     m->group_full = o->heads / o->kv_heads;
     return n * inner > o->kv_heads ? ari_ctx_replicas(ctx, &m->replicas, (int)o->kv_heads, by_heads) : AR_OK;
 }

@@ -13,10 +13,10 @@ typedef struct ari_attention {
     ar_branch_split split;
     char qkv_name[3][ARI_PART_PATH], out_name[ARI_PART_PATH];
     ari_linear qkv, out;
-    size_t heads, kv_heads, group; /* of this rank; group = query heads of one KV head */
-    size_t group_full;             /* query heads of a KV head on all ranks that hold it */
-    int copies, kv_copies;         /* ranks that hold each query head, each KV head */
-    ar_comm *replicas;             /* those that work on this rank's KV head and on no query head of its, of the
+    size_t heads, kv_heads; /* of this tensor-parallel rank */
+    size_t group_full;      /* query heads of a KV head, wherever they are */
+    int copies, kv_copies;  /* tensor-parallel ranks that hold each query head, each KV head */
+    ar_comm *replicas;      /* those that work on this rank's KV head and on no query head of its, of the
                                       tensor-parallel ranks and their inner neighbours, borrowed; NULL: none */
     ari_ring_hops hops;
     ari_dropout dropout; /* of the probabilities */
