@@ -127,6 +127,20 @@ Test(plans, random_ones_have_the_baselines_bits_or_are_refuted)
 static const char *const small_llama = LLAMA(61, 24, 36, 2, 4, 2, 6, false);
 static const char *const small_gpt2 = GPT2(61, 24, 36, 2, 4);
 
+/* With a plan's own way between the branches. */
+static void expect_plan_same(const char *file, const char *json, ar_parallel layout, bool steps)
+{
+    char path[600];
+    ar_plan plan;
+    snprintf(path, sizeof path, "%s/%s.json", TEST_SOURCE_DIR, file);
+    cr_assert_eq(ar_plan_load(&plan, path), AR_OK, "%s", ar_error_message());
+    layout.sp = ar_plan_sequence(&plan);
+    ar_check_report *r = check_plan(json, &plan, layout, steps);
+    expect_same(r, file);
+    ar_check_report_destroy(r);
+    ar_plan_fini(&plan);
+}
+
 Test(plans, those_of_files_have_the_baselines_bits)
 {
     const struct {
@@ -146,16 +160,13 @@ Test(plans, those_of_files_have_the_baselines_bits)
                {"data/plans/llama-sequence", small_llama},
                {"data/plans/llama-sequence-loss", small_llama}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        char path[600];
-        ar_plan plan;
-        snprintf(path, sizeof path, "%s/%s.json", TEST_SOURCE_DIR, all[i].file);
-        cr_assert_eq(ar_plan_load(&plan, path), AR_OK, "%s", ar_error_message());
-        ar_check_report *r =
-            check_plan(all[i].json, &plan, (ar_parallel){.tp = 2, .sp = ar_plan_sequence(&plan)}, i % 2 == 0);
-        expect_same(r, all[i].file);
-        ar_check_report_destroy(r);
-        ar_plan_fini(&plan);
+        const ar_parallel shared[] = {{.tp = 2, .cp = 2, .zigzag = true}, {.tp = 2, .cp = 2, .cp_inner = 2}};
+        expect_plan_same(all[i].file, all[i].json, (ar_parallel){.tp = 2}, i % 2 == 0);
+        expect_plan_same(all[i].file, all[i].json, shared[i % 2], false);
     }
+    /* Every tensor-parallel rank has all heads: copies of a KV head are neighbours'. */
+    expect_plan_same("tests/plans/qwen2-attention-replicated", QWEN2, (ar_parallel){.tp = 2, .cp = 4, .cp_inner = 4},
+                     true);
 }
 
 /* Nobody adds up what the rowwise layers leave: the declared placement is believed, and the first value after it is
