@@ -4,6 +4,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "support/bits.h"
 #include "support/match.h"
@@ -131,6 +132,23 @@ Test(context_attention, masks_documents_positions_and_dropout_go_by_the_place_in
     m.batch.documents = documents;
     m.dropout = 0.3;
     expect_same_bits(&m, layouts, COUNT(layouts));
+}
+
+/* A block alone, on lengths that no model's layout would have: the attention looks at them itself. */
+Test(context_attention, a_sequence_that_cannot_be_shared_out_is_refused)
+{
+    const ar_config c = config_of(4, 4);
+    match_case m = block_of(&c);
+    match_weights w = {.seed = m.seed};
+    ari_reference r = {0};
+    cr_assert_eq(match_baseline(&m, &w, &r), AR_OK, "%s", ar_error_message());
+    m.batch.seq = 10; /* 2 ranks have 5 positions each, and a zigzag has 4 chunks */
+    m.cp = 2;
+    m.zigzag = true;
+    cr_expect_eq(match_ranks(&m, &w, &r, 1), AR_ERR_INDIVISIBLE);
+    cr_expect_not_null(strstr(ar_error_message(), "10"), "%s", ar_error_message());
+    ari_reference_fini(&r);
+    match_weights_fini(&w);
 }
 
 static const layout folded = {.tp = 1, .cp = 6, .inner = 2, .zigzag = true};

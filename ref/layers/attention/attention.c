@@ -69,8 +69,11 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     ari_attention *m = (ari_attention *)base;
     const size_t ranks = ari_placed_by_tokens(m->split.enter.from) ? (size_t)ar_comm_size(ctx->tp) : 1;
     const size_t shared = ranks * (size_t)ar_comm_size(ctx->cp.all);
+    AR_TRY(batch ? ari_check_sequence(ctx, batch->seq) : AR_OK);
     if (x->ndim != 3 || !batch || x->shape[0] != batch->batch || x->shape[1] * shared != batch->seq)
-        return ar_error_set(AR_ERR_SHAPE, "%s: input must be [batch, seq, hidden] of the batch given with it",
+        return ar_error_set(AR_ERR_SHAPE,
+                            "%s: input must be [batch, seq, hidden] of the batch given with it, or this rank's "
+                            "positions of that",
                             base->name);
     if (m->o.rope && batch->seq > m->o.max_positions)
         return ar_error_set(AR_ERR_SHAPE, "%s: a sequence of %zu is longer than the %zu positions of the model",
