@@ -133,6 +133,7 @@ ar_status ari_check_values_inject(ari_check_values *v)
     r->seq = c.run.seq;
     r->clip = c.run.clip;
     r->dropout = c.run.dropout;
+    v->o.documents = c.documents;
     v->steps = (int)c.run.steps;
     AR_TRY(ari_args_again(&ari_check_spec, v));
     r->ddp.mode = c.run.ddp.mode;

@@ -110,6 +110,12 @@ static bool targets(const ari_operation *op, const ari_step_case *c)
     return op->kind == ARI_OPERATION_TARGETS && has_head(c);
 }
 
+/* Where dp is 1 a sum over dp alone is none. */
+static bool shared_targets(const ari_operation *op, const ari_step_case *c)
+{
+    return targets(op, c) && c->run.parallel.cp > 1 && ari_at_least_one(c->run.parallel.dp) == 1;
+}
+
 static bool micro_batch(const ari_operation *op, const ari_step_case *c)
 {
     return is(op, ARI_OPERATION_EMBEDDING, ARI_PASS_FORWARD) && has_head(c) && c->run.parallel.micro_batches > 1;
@@ -257,6 +263,17 @@ static const edit edits[AR_FAULT_COUNT] = {
     [AR_FAULT_optimizer_counter_ahead] = {.why = STATE},
     [AR_FAULT_weight_decay_on_shard_only] = {.why = COUNTED},
     [AR_FAULT_norm_fp16_store] = {.why = KERNEL},
+    [AR_FAULT_ring_backward_first_kv] = {.why = BUFFER},
+    [AR_FAULT_ring_kv_grad_local] = {NULL, DROP_CALLS, attention_gradients, ARI_OVER_RING, NULL},
+    [AR_FAULT_cp_tail_dropped] = {.why = KERNEL},
+    [AR_FAULT_cp_targets_own] = {NULL, DROP_CALLS, shared_targets, ARI_OVER_DP, NULL},
+    [AR_FAULT_cp_targets_whole] = {.why = COUNTED},
+    [AR_FAULT_labels_after_cut] = {.why = INDEX},
+    [AR_FAULT_zigzag_positions] = {.why = INDEX},
+    [AR_FAULT_allgather_token_order] = {.why = INDEX},
+    [AR_FAULT_attention_over_documents] = {.why = KERNEL},
+    [AR_FAULT_document_boundaries_local] = {.why = INDEX},
+    [AR_FAULT_positions_over_documents] = {.why = INDEX},
 };
 
 const char *ar_lint_cannot_see(ar_fault f)

@@ -13,12 +13,14 @@ COLUMNS = ["fault", "model and layout", "first tensor that differs", "rank", "by
 def layout(fault):
     split = fault["layout"]
     words = [fault["model"].removesuffix("-demo")]
-    for name in ("dp", "tp"):
-        if split[name] > 1:
+    for name in ("dp", "cp", "tp"):
+        if split.get(name, 1) > 1:
             words.append(f"{name}={split[name]}")
     if split["dp"] > 1 and fault["batch"] % split["dp"]:
         each, more = divmod(fault["batch"], split["dp"])
         words.append("(" + "+".join(str(each + (rank < more)) for rank in range(split["dp"])) + ")")
+    if split.get("zigzag"):
+        words.append("zigzag")
     if split["sp"]:
         words.append("sp")
     if split["zero"]:
@@ -29,6 +31,8 @@ def layout(fault):
         words.append("forward first")
     if split["mlp_order"] != "column-row":
         words.append(split["mlp_order"])
+    if fault.get("documents", 0) > 1:
+        words.append(f"documents {fault['documents']}")
     if fault["dropout"]:
         words.append(f"dropout {fault['dropout']:g}")
     return " ".join(words)

@@ -43,6 +43,8 @@ static const char *case_text(char *text, size_t size, const ari_fault_case *c)
     size_t at = n > 0 && (size_t)n < size ? (size_t)n : size - 1;
     if (c->order != AR_MLP_COLUMN_ROW)
         at += (size_t)snprintf(text + at, size - at, " row-column");
+    if (c->documents > 1 && at < size)
+        at += (size_t)snprintf(text + at, size - at, " documents %zu", c->documents);
     if (c->run.dropout > 0.0 && at < size)
         snprintf(text + at, size - at, " dropout %g", c->run.dropout);
     return text;
@@ -246,18 +248,20 @@ static json_t *json_predicted(const ari_bug_run *r)
 static json_t *json_bug(const ari_bug_run *r)
 {
     const ar_parallel *p = &r->at.run.parallel;
-    json_t *layout = json_pack("{s:i, s:i, s:i, s:b, s:i, s:i, s:b, s:s}", "world", ar_parallel_world(p), "tp",
-                               ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "sp", p->sp, "zero", p->zero,
-                               "micro_batches", ari_at_least_one(p->micro_batches), "forward_first", p->forward_first,
-                               "mlp_order", ari_mlp_order_names[r->at.order]);
+    json_t *layout = json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:b, s:i, s:i, s:b, s:s}", "world", ar_parallel_world(p),
+                               "tp", ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp",
+                               ari_at_least_one(p->cp), "cp_inner", ari_at_least_one(p->cp_inner), "zigzag", p->zigzag,
+                               "sp", p->sp, "zero", p->zero, "micro_batches", ari_at_least_one(p->micro_batches),
+                               "forward_first", p->forward_first, "mlp_order", ari_mlp_order_names[r->at.order]);
     return json_pack(
-        "{s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:o, s:o, s:{s:I, s:o}, s:f, s:o}", "name",
-        ar_fault_name(r->fault), "text", ar_fault_text(r->fault), "model", r->at.run.model, "module", r->at.module,
-        "layout", layout, "batch", (json_int_t)r->at.run.batch, "seq", (json_int_t)r->at.run.seq, "steps",
-        (int)r->at.run.steps, "dropout", r->at.run.dropout, "caught", r->caught, "clean", r->clean == AR_CHECK_SAME,
-        "ratio", ari_json_number(r->ratio), "ratio_clean", ari_json_number(r->ratio_clean), "first_difference",
-        json_first(r), "error", ari_json_text_or_null(r->error), "bytes", "counted", (json_int_t)r->bytes_counted,
-        "predicted", json_predicted(r), "seconds", r->seconds, "curve", json_curve(r));
+        "{s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:o, s:o, s:{s:I, s:o}, s:f, s:o}",
+        "name", ar_fault_name(r->fault), "text", ar_fault_text(r->fault), "model", r->at.run.model, "module",
+        r->at.module, "layout", layout, "batch", (json_int_t)r->at.run.batch, "seq", (json_int_t)r->at.run.seq,
+        "documents", (json_int_t)(r->at.documents > 0 ? r->at.documents : 1), "steps", (int)r->at.run.steps, "dropout",
+        r->at.run.dropout, "caught", r->caught, "clean", r->clean == AR_CHECK_SAME, "ratio", ari_json_number(r->ratio),
+        "ratio_clean", ari_json_number(r->ratio_clean), "first_difference", json_first(r), "error",
+        ari_json_text_or_null(r->error), "bytes", "counted", (json_int_t)r->bytes_counted, "predicted",
+        json_predicted(r), "seconds", r->seconds, "curve", json_curve(r));
 }
 
 json_t *ari_bugs_json(const ari_bug_run *run)

@@ -7,75 +7,86 @@
 AR_BEGIN_DECLS
 
 /* Mistakes that real systems have made, each of which can be switched on. name, what it does. */
-#define AR_FAULT_TABLE(X)                                                                                             \
-    X(column_dx_not_reduced, "the input gradient of a column-parallel layer is left partial")                         \
-    X(row_bias_every_rank, "every rank adds the row-parallel bias before the reduction")                              \
-    X(row_input_grad_not_gathered, "a row-parallel layer with replicated input returns only its slice of dX")         \
-    X(heads_divided_twice, "the local head count is divided by the number of ranks again")                            \
-    X(allreduce_aliases_input, "a row-parallel output is reduced into the buffer of the saved input")                 \
-    X(init_local_fan, "the initial scale comes from the shard's size")                                                \
-    X(init_per_shard_seed, "every shard draws the values of the first one")                                           \
-    X(vocab_target_off_by_shard, "the shard before takes the target at a shard's edge")                               \
-    X(loss_parallel_no_max, "softmax denominators are combined without a common maximum")                             \
-    X(embedding_edge_twice, "the first id of a shard is looked up by two shards")                                     \
-    X(weight_grad_leading_dims, "weight gradients use the first sample only: leading dimensions not flattened")       \
-    X(bias_grad_wrong_axis, "bias gradients are summed over features in place of tokens")                             \
-    X(norm_backward_missing, "a norm inside a block returns no gradient: only the residual carries it")               \
-    X(sp_norm_grad_local, "sequence parallelism: a norm's gradient covers the rank's own tokens only")                \
-    X(sp_row_bias_grad_local, "sequence parallelism: a row-parallel bias's gradient covers the own tokens only")      \
-    X(sp_position_grad_local, "sequence parallelism: learned positions' gradient covers the own tokens only")         \
-    X(kv_replica_grad_local, "dK and dV of a replicated KV head are not summed over its replicas")                    \
-    X(kv_replica_wrong_head, "a rank takes KV head r mod n_kv in place of floor(r * n_kv / N)")                       \
-    X(dropout_same_mask_in_shard, "every shard drops the elements of the first one")                                  \
-    X(dropout_different_mask_in_replica, "the ranks that hold a replicated value drop different elements")            \
-    X(dp_mean_of_means, "each rank divides by its own token count, and the ranks' means are averaged")                \
-    X(dp_sum_of_local_means, "each rank divides by its own token count, and the ranks' means are added")              \
-    X(dp_group_missing, "gradients are not summed over the data-parallel ranks")                                      \
-    X(dp_broadcast_over_world, "parameters are broadcast over the world: every tp rank gets shard 0")                 \
-    X(accum_mean_of_means, "each micro-batch divides by its own token count, and the means are averaged")             \
-    X(saved_input_overwritten, "a second forward overwrites the input saved for the first one's backward")            \
-    X(embedding_tied_once, "only the LM head's use of a tied weight contributes to its gradient")                     \
-    X(tied_weight_untied, "a tied weight has two storages: only the embedding's use contributes to its gradient")     \
-    X(gradnorm_counts_replicas, "clipping counts replicated parameters once per rank")                                \
-    X(gradnorm_local_clip, "each rank clips by the norm of its own shards")                                           \
-    X(group_wrong_stride, "data-parallel groups are made of neighbours: stride 1 in the mesh in place of tp")         \
-    X(world_rank_in_group, "the rank in the world is used where the rank in the tp group belongs")                    \
-    X(positions_local, "sequence parallelism: learned positions count from 0 on every rank")                          \
-    X(silent_truncation, "a vocabulary that does not divide is floored: the last ids belong to nobody")               \
-    X(gate_up_interleaved_wrong, "a fused q|k|v is sharded as one block, so that a rank holds rows of q only")        \
-    X(norm_padded_lanes, "a norm's mean and variance include lanes of padding")                                       \
-    X(bias_added_twice, "a linear layer's bias is added in the product's epilogue and again after it")                \
-    X(row_bias_partial_grad, "a row-parallel bias's gradient is divided by the number of ranks")                      \
-    X(init_replica_differs, "replicated parameters are drawn with the rank in their seed")                            \
-    X(gather_batch_order, "sequence parallelism: gathered tokens are interleaved wrongly when batch > 1")             \
-    X(collective_order_swapped, "one rank reduces the gradients of two parameters in the other order")                \
-    X(collective_size_mismatch, "one rank leaves the last token out of a reduction over tokens")                      \
-    X(collective_dtype_mismatch, "one rank takes part in a parameter's broadcast as if it were bf16")                 \
-    X(bucket_first_ready, "a bucket is reduced when the first of its gradients is ready")                             \
-    X(bucket_reduced_twice, "a bucket is reduced a second time")                                                      \
-    X(bucket_not_packed, "a bucket is reduced with what it held in the step before")                                  \
-    X(bucket_stale_done, "a bucket's completion flag of the step before is believed")                                 \
-    X(step_before_copy_back, "weights are updated before the reduced gradients are copied back")                      \
-    X(comm_before_producer, "a reduction is started before the gradient that it reads is written")                    \
-    X(stale_activation_reuse, "a buffer is used again before the asynchronous reduction that reads it has finished")  \
-    X(unused_skips_collective, "a rank without a gradient for a bucket skips its reduction")                          \
-    X(unused_set_empty, "the set of unused parameters is taken to be empty")                                          \
-    X(unused_in_last_micro_batch, "gradients that the last micro-batch did not add to are not reduced")               \
-    X(tied_reduced_at_first_use, "a tied weight is reduced when the first of its two uses is done")                   \
-    X(accum_last_only, "each micro-batch overwrites the gradients: only the last one counts")                         \
-    X(accum_sum_of_means, "each micro-batch divides by its own token count, and the means are added")                 \
-    X(mean_divides_by_world, "a mean over the data-parallel ranks divides by the size of the world")                  \
-    X(dp_init_differs, "each data-parallel rank draws its own weights, and none are broadcast")                       \
-    X(zero_gather_missing, "ZeRO: the weights that other ranks have updated are not gathered")                        \
-    X(zero_shards_misaligned, "ZeRO: a rank updates its weights with the next rank's share of the gradient")          \
-    X(zero_grad_not_recursive, "zero_grad does not reach a module's children: their gradients add up")                \
-    X(gradnorm_first_rank_only, "clipping counts sharded parameters on the first rank of the group only")             \
-    X(gradnorm_copy_as_shard, "clipping takes one replicated parameter for a sharded one: it counts once per rank")   \
-    X(gradnorm_mean_of_ranks, "clipping takes the mean of the ranks' norms in place of the root of all squares")      \
-    X(adam_step_not_synced, "the ranks that hold copies of a parameter count their Adam steps differently")           \
-    X(optimizer_counter_ahead, "a step without gradients has advanced Adam's counter: bias corrections begin at 2")   \
-    X(weight_decay_on_shard_only, "weight decay reaches the first of the ranks that hold copies of a parameter only") \
-    X(norm_fp16_store, "a norm's output is stored in 16 bits")
+#define AR_FAULT_TABLE(X)                                                                                              \
+    X(column_dx_not_reduced, "the input gradient of a column-parallel layer is left partial")                          \
+    X(row_bias_every_rank, "every rank adds the row-parallel bias before the reduction")                               \
+    X(row_input_grad_not_gathered, "a row-parallel layer with replicated input returns only its slice of dX")          \
+    X(heads_divided_twice, "the local head count is divided by the number of ranks again")                             \
+    X(allreduce_aliases_input, "a row-parallel output is reduced into the buffer of the saved input")                  \
+    X(init_local_fan, "the initial scale comes from the shard's size")                                                 \
+    X(init_per_shard_seed, "every shard draws the values of the first one")                                            \
+    X(vocab_target_off_by_shard, "the shard before takes the target at a shard's edge")                                \
+    X(loss_parallel_no_max, "softmax denominators are combined without a common maximum")                              \
+    X(embedding_edge_twice, "the first id of a shard is looked up by two shards")                                      \
+    X(weight_grad_leading_dims, "weight gradients use the first sample only: leading dimensions not flattened")        \
+    X(bias_grad_wrong_axis, "bias gradients are summed over features in place of tokens")                              \
+    X(norm_backward_missing, "a norm inside a block returns no gradient: only the residual carries it")                \
+    X(sp_norm_grad_local, "sequence parallelism: a norm's gradient covers the rank's own tokens only")                 \
+    X(sp_row_bias_grad_local, "sequence parallelism: a row-parallel bias's gradient covers the own tokens only")       \
+    X(sp_position_grad_local, "sequence parallelism: learned positions' gradient covers the own tokens only")          \
+    X(kv_replica_grad_local, "dK and dV of a replicated KV head are not summed over its replicas")                     \
+    X(kv_replica_wrong_head, "a rank takes KV head r mod n_kv in place of floor(r * n_kv / N)")                        \
+    X(dropout_same_mask_in_shard, "every shard drops the elements of the first one")                                   \
+    X(dropout_different_mask_in_replica, "the ranks that hold a replicated value drop different elements")             \
+    X(dp_mean_of_means, "each rank divides by its own token count, and the ranks' means are averaged")                 \
+    X(dp_sum_of_local_means, "each rank divides by its own token count, and the ranks' means are added")               \
+    X(dp_group_missing, "gradients are not summed over the data-parallel ranks")                                       \
+    X(dp_broadcast_over_world, "parameters are broadcast over the world: every tp rank gets shard 0")                  \
+    X(accum_mean_of_means, "each micro-batch divides by its own token count, and the means are averaged")              \
+    X(saved_input_overwritten, "a second forward overwrites the input saved for the first one's backward")             \
+    X(embedding_tied_once, "only the LM head's use of a tied weight contributes to its gradient")                      \
+    X(tied_weight_untied, "a tied weight has two storages: only the embedding's use contributes to its gradient")      \
+    X(gradnorm_counts_replicas, "clipping counts replicated parameters once per rank")                                 \
+    X(gradnorm_local_clip, "each rank clips by the norm of its own shards")                                            \
+    X(group_wrong_stride, "data-parallel groups are made of neighbours: stride 1 in the mesh in place of tp")          \
+    X(world_rank_in_group, "the rank in the world is used where the rank in the tp group belongs")                     \
+    X(positions_local, "sequence parallelism: learned positions count from 0 on every rank")                           \
+    X(silent_truncation, "a vocabulary that does not divide is floored: the last ids belong to nobody")                \
+    X(gate_up_interleaved_wrong, "a fused q|k|v is sharded as one block, so that a rank holds rows of q only")         \
+    X(norm_padded_lanes, "a norm's mean and variance include lanes of padding")                                        \
+    X(bias_added_twice, "a linear layer's bias is added in the product's epilogue and again after it")                 \
+    X(row_bias_partial_grad, "a row-parallel bias's gradient is divided by the number of ranks")                       \
+    X(init_replica_differs, "replicated parameters are drawn with the rank in their seed")                             \
+    X(gather_batch_order, "sequence parallelism: gathered tokens are interleaved wrongly when batch > 1")              \
+    X(collective_order_swapped, "one rank reduces the gradients of two parameters in the other order")                 \
+    X(collective_size_mismatch, "one rank leaves the last token out of a reduction over tokens")                       \
+    X(collective_dtype_mismatch, "one rank takes part in a parameter's broadcast as if it were bf16")                  \
+    X(bucket_first_ready, "a bucket is reduced when the first of its gradients is ready")                              \
+    X(bucket_reduced_twice, "a bucket is reduced a second time")                                                       \
+    X(bucket_not_packed, "a bucket is reduced with what it held in the step before")                                   \
+    X(bucket_stale_done, "a bucket's completion flag of the step before is believed")                                  \
+    X(step_before_copy_back, "weights are updated before the reduced gradients are copied back")                       \
+    X(comm_before_producer, "a reduction is started before the gradient that it reads is written")                     \
+    X(stale_activation_reuse, "a buffer is used again before the asynchronous reduction that reads it has finished")   \
+    X(unused_skips_collective, "a rank without a gradient for a bucket skips its reduction")                           \
+    X(unused_set_empty, "the set of unused parameters is taken to be empty")                                           \
+    X(unused_in_last_micro_batch, "gradients that the last micro-batch did not add to are not reduced")                \
+    X(tied_reduced_at_first_use, "a tied weight is reduced when the first of its two uses is done")                    \
+    X(accum_last_only, "each micro-batch overwrites the gradients: only the last one counts")                          \
+    X(accum_sum_of_means, "each micro-batch divides by its own token count, and the means are added")                  \
+    X(mean_divides_by_world, "a mean over the data-parallel ranks divides by the size of the world")                   \
+    X(dp_init_differs, "each data-parallel rank draws its own weights, and none are broadcast")                        \
+    X(zero_gather_missing, "ZeRO: the weights that other ranks have updated are not gathered")                         \
+    X(zero_shards_misaligned, "ZeRO: a rank updates its weights with the next rank's share of the gradient")           \
+    X(zero_grad_not_recursive, "zero_grad does not reach a module's children: their gradients add up")                 \
+    X(gradnorm_first_rank_only, "clipping counts sharded parameters on the first rank of the group only")              \
+    X(gradnorm_copy_as_shard, "clipping takes one replicated parameter for a sharded one: it counts once per rank")    \
+    X(gradnorm_mean_of_ranks, "clipping takes the mean of the ranks' norms in place of the root of all squares")       \
+    X(adam_step_not_synced, "the ranks that hold copies of a parameter count their Adam steps differently")            \
+    X(optimizer_counter_ahead, "a step without gradients has advanced Adam's counter: bias corrections begin at 2")    \
+    X(weight_decay_on_shard_only, "weight decay reaches the first of the ranks that hold copies of a parameter only")  \
+    X(norm_fp16_store, "a norm's output is stored in 16 bits")                                                         \
+    X(ring_backward_first_kv, "a ring's backward pass has a rank's own keys and values in place of those of each hop") \
+    X(ring_kv_grad_local, "ring attention: dK and dV of a chunk cover the queries of its own rank, not of the whole ring") \
+    X(cp_tail_dropped, "context parallelism: attention floors the length to a multiple of 2 cp and drops the rest")    \
+    X(cp_targets_own, "context parallelism: targets are counted over dp alone: each rank divides by its positions'")   \
+    X(cp_targets_whole, "context parallelism: every rank counts the targets of whole sequences: T is cp times that")   \
+    X(labels_after_cut, "context parallelism: labels are shifted within a rank's positions, after the cut")            \
+    X(zigzag_positions, "context parallelism: a zigzag's tokens get the positions of contiguous ones")                 \
+    X(allgather_token_order, "gathered tokens are put down in another order than they were cut (zigzag, contiguous)")  \
+    X(attention_over_documents, "packed documents: attention crosses their ends")                                      \
+    X(document_boundaries_local, "packed documents: a rank takes the ends of the row's first positions for its own's") \
+    X(positions_over_documents, "packed documents: positions run on over the row in place of restarting in each")
 
 typedef enum ar_fault {
     AR_FAULT_NONE,

@@ -162,12 +162,13 @@ static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *b
 {
     ar_positions own = ari_own_positions(ctx, batch->seq, true);
     const size_t count = ar_positions_count(&own), n = batch->batch * count;
+    own = ari_fault_positions(ctx, batch->seq, true, own);
     if (ar_faulty(ctx, AR_FAULT_positions_local))
         own = ar_positions_whole(count);
     int64_t *host = NULL;
     AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "positions"));
     for (size_t i = 0; i < n; i++)
-        host[i] = (int64_t)ar_batch_position(batch, i / count, ar_positions_at(&own, i % count));
+        host[i] = (int64_t)ari_fault_position(ctx, batch, i / count, ar_positions_at(&own, i % count));
     return upload(ctx, row_of, host, n);
 }
 

@@ -6,6 +6,7 @@
 #define ARI_LAYERS_FAULTS_H
 
 #include "anyrank/arith.h"
+#include "anyrank/parallel.h"
 #include "ref/layers/loss.h"
 
 /* --- parameters --------------------------------------------------------------------------------------------------- */
@@ -71,5 +72,27 @@ void ari_fault_targets_at_edge(const ar_ctx *ctx, const ari_cross_entropy *c, in
 size_t ari_fault_token_count(const ar_ctx *ctx, size_t n);
 /** heads_divided_twice: how many heads of `context`, which is then zero, are filled. */
 AR_NODISCARD ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads);
+
+/* --- context parallelism, order of tokens, documents (faults_context.c) ------------------------------------------- */
+
+/** zigzag_positions: the positions that this rank's tokens get. stream: as of ari_own_positions. */
+ar_positions ari_fault_positions(const ar_ctx *ctx, size_t seq, bool stream, ar_positions own);
+/** positions_over_documents: the position of a place of a row (ar_batch_position). */
+size_t ari_fault_position(const ar_ctx *ctx, const ar_batch *batch, size_t row, size_t at);
+/** attention_over_documents, document_boundaries_local: the batch as attention of queries at `rows` sees it. Its documents
+ *  may be *made; free(). */
+AR_NODISCARD ar_status ari_fault_documents(ar_batch *seen, int32_t **made, const ar_ctx *ctx, const ar_batch *batch,
+                                           const ar_positions *rows);
+/** labels_after_cut: what the i-th of the own positions of a row predicts. */
+int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *own, size_t i,
+                         int64_t target);
+/** allgather_token_order: where the chunk of a place of the ring is put down. */
+ar_positions ari_fault_chunk(const ar_ctx *ctx, size_t seq, int place, ar_positions positions);
+/** allgather_token_order: y [.., positions, features], gathered over tp. */
+AR_NODISCARD ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y);
+/** ring_backward_first_kv: keys and values of all positions, of which own[2] are this rank's, in the backward pass. */
+AR_NODISCARD ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2]);
+/** cp_tail_dropped: x [b, heads, positions, d] of queries at `rows` of a sequence: outputs, or gradients of them. */
+AR_NODISCARD ar_status ari_fault_tail(ar_ctx *ctx, const ar_tensor *x, const ar_positions *rows, size_t seq);
 
 #endif

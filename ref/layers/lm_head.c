@@ -61,12 +61,13 @@ ar_param *ar_lm_head_weight(ar_lm_head *l)
 }
 
 /* What the own positions predict. */
-static ar_status next_labels(const ar_lm_head *l, const ar_batch *batch, const ar_positions *own, int64_t *ids)
+static ar_status next_labels(const ar_lm_head *l, const ar_ctx *ctx, const ar_batch *batch, const ar_positions *own,
+                             int64_t *ids)
 {
     const size_t vocab = l->entropy.classes, n = ar_positions_count(own);
     for (size_t i = 0; i < batch->batch * n; i++) {
         const size_t row = i / n, position = ar_positions_at(own, i % n);
-        ids[i] = ar_batch_target(batch, row, position);
+        ids[i] = ari_own_target(ctx, batch, row, own, i % n);
         if (ids[i] != AR_IGNORE_INDEX && (ids[i] < 0 || (size_t)ids[i] >= vocab))
             return ar_error_set(AR_ERR_DATA, "labels[%zu, %zu] is %lld, neither an id below %zu nor %d", row,
                                 position + 1, (long long)ids[i], vocab, AR_IGNORE_INDEX);
@@ -84,7 +85,7 @@ static ar_status add_terms(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const ar
         return ar_error_set(AR_ERR_SHAPE, "%s: logits of %zu tokens, expected %zu samples of %zu positions", l->name,
                             ar_tensor_rows(logits).shape[0], batch->batch, ar_positions_count(&own));
     AR_TRY(ari_alloc((void **)&ids, n, sizeof *ids, "targets"));
-    ar_status st = next_labels(l, batch, &own, ids);
+    ar_status st = next_labels(l, ctx, batch, &own, ids);
     if (st == AR_OK)
         st = ari_cross_entropy_forward(&l->entropy, ctx, saved, &terms, logits, ids, n);
     if (st == AR_OK)

@@ -102,6 +102,8 @@ ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream);
 size_t ari_sequence_ranks(const ar_ctx *ctx);
 /** Whether the context's groups can share a sequence. Errors: those of ar_parallel_check_sequence. */
 AR_NODISCARD ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq);
+/** What the i-th of a row's own positions predicts (ar_batch_target). */
+int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *own, size_t i);
 /** The token of [b, s] that row i of this rank's token rows is, inside the tensor-parallel regions: sample by sample, or
  *  (rank_major) in the order of the tensor-parallel ranks that hold the positions. */
 size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool rank_major);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "anyrank/arith.h"
+#include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 #include "ref/placement/axis.h"
 #include "ref/placement/redistribute.h"
@@ -43,6 +44,12 @@ size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool ran
     const size_t own = ar_positions_count(&all) / (rank_major ? ari_sequence_ranks(ctx) : 1);
     const size_t sample = i / own % batch->batch, rank = i / own / batch->batch;
     return sample * batch->seq + ar_positions_at(&all, rank * own + i % own);
+}
+
+int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *own, size_t i)
+{
+    const int64_t target = ar_batch_target(batch, row, ar_positions_at(own, i));
+    return ari_fault_target(ctx, batch, row, own, i, target);
 }
 
 /* The positions of an x that has all of them, cut for the ranks. */
@@ -110,8 +117,10 @@ ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x
 
 ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
-    if (!ar_faulty(ctx, AR_FAULT_gather_batch_order))
-        return ari_gather_dim(ctx, y, x, x->ndim - 2, tag);
+    if (!ar_faulty(ctx, AR_FAULT_gather_batch_order)) {
+        AR_TRY(ari_gather_dim(ctx, y, x, x->ndim - 2, tag));
+        return ari_fault_gathered(ctx, y);
+    }
     ar_tensor rows, shape = *x;
     shape.shape[x->ndim - 2] *= (size_t)ar_comm_size(ctx->tp);
     AR_TRY(ari_gather_rank_major(ctx, &rows, x, tag));

@@ -16,6 +16,22 @@ static ar_status divide_by_micro(ar_batch *micro, int64_t *own, ar_ctx *ctx, siz
     return AR_OK;
 }
 
+/* cp_targets_own: the ranks that have the same positions of their sequences add up theirs; each puts its count where
+ * only they look. cp_targets_whole: every rank counts all positions. */
+static ar_status count_over(size_t *count, ar_ctx *ctx, size_t mine)
+{
+    const size_t cp = (size_t)ar_comm_size(ctx->cp.all), at = (size_t)ar_comm_rank(ctx->cp.all);
+    int64_t *of = NULL;
+    AR_TRY(ari_alloc_zero((void **)&of, cp, sizeof *of, "counts of targets"));
+    of[at] = (int64_t)mine;
+    const ar_status st = ari_combine(ctx, ctx->dp, of, cp, AR_I64, AR_SUM, "targets");
+    *count = 0;
+    for (size_t i = 0; i < cp; i++)
+        *count += ar_faulty(ctx, AR_FAULT_cp_targets_whole) ? cp * (size_t)of[i] : i == at ? (size_t)of[i] : 0;
+    free(of);
+    return st;
+}
+
 static void divide_by(size_t *targets, ar_batch *micro, size_t n, size_t all)
 {
     *targets = all;
@@ -29,17 +45,22 @@ ar_status ari_fault_divisors(size_t *targets, const ari_trained *what, ar_ctx *c
     const bool average = ar_faulty(ctx, AR_FAULT_dp_mean_of_means), mean = ar_faulty(ctx, AR_FAULT_accum_mean_of_means);
     const bool local = ar_faulty(ctx, AR_FAULT_dp_sum_of_local_means),
                sum = ar_faulty(ctx, AR_FAULT_accum_sum_of_means);
+    const bool of_context = ar_comm_size(ctx->cp.all) > 1 &&
+                            (ar_faulty(ctx, AR_FAULT_cp_targets_own) || ar_faulty(ctx, AR_FAULT_cp_targets_whole));
     int64_t *own = NULL;
-    size_t mine = 0;
+    size_t mine = 0, count = 0;
     ar_status st = AR_OK;
-    if (!average && !local && !mean && !sum)
+    if (!average && !local && !mean && !sum && !of_context)
         return AR_OK;
     AR_TRY(ari_alloc_zero((void **)&own, pieces, sizeof *own, "counts of targets"));
     for (size_t i = 0; i < n; i++) {
         own[i] = (int64_t)ari_trained_targets(what, ctx, &micro[i]);
         mine += (size_t)own[i];
     }
-    if (average || local)
+    if (of_context) {
+        st = count_over(&count, ctx, mine);
+        divide_by(targets, micro, n, count);
+    } else if (average || local)
         divide_by(targets, micro, n, average ? mine * (size_t)ar_comm_size(ctx->dp) : mine);
     else
         st = divide_by_micro(micro, own, ctx, n, pieces, mean ? pieces : 1);

@@ -26,7 +26,7 @@ size_t ari_trained_targets(const ari_trained *t, const ar_ctx *ctx, const ar_bat
     if (!t->model)
         return ar_loss_targets(t->loss, batch);
     for (size_t i = 0; i < batch->batch * n; i++)
-        count += ar_batch_target(batch, i / n, ar_positions_at(&own, i % n)) != AR_IGNORE_INDEX;
+        count += ari_own_target(ctx, batch, i / n, &own, i % n) != AR_IGNORE_INDEX;
     return count;
 }
 

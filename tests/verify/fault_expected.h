@@ -10,6 +10,7 @@
 typedef struct setting {
     ar_parallel parallel;
     size_t batch; /* 0: BATCH */
+    size_t documents;
     double dropout;
     int steps; /* 0: 1 */
     ar_ddp_options ddp;
@@ -61,6 +62,26 @@ typedef struct expected {
         .parallel = {.tp = (t), .micro_batches = (n), .forward_first = true}, .batch = (samples) \
     }
 
+#define CP(n)                    \
+    {                            \
+        .parallel = {.cp = (n) } \
+    }
+#define ZIGZAG(n, t)                                        \
+    {                                                       \
+        .parallel = {.cp = (n), .zigzag = true, .tp = (t) } \
+    }
+#define INNER(n, i, t)                                       \
+    {                                                        \
+        .parallel = {.cp = (n), .cp_inner = (i), .tp = (t) } \
+    }
+#define DP_CP(d, n, samples)                                   \
+    {                                                          \
+        .parallel = {.dp = (d), .cp = (n)}, .batch = (samples) \
+    }
+#define PACKED(n, t, most)                                                  \
+    {                                                                       \
+        .parallel = {.cp = (n), .tp = (t)}, .batch = 4, .documents = (most) \
+    }
 #define BUCKETS(d, t, samples, bytes)                                                             \
     {                                                                                             \
         .parallel = {.dp = (d), .tp = (t)}, .batch = (samples), .ddp = {.bucket_bytes = (bytes) } \
@@ -206,6 +227,29 @@ static const expected once[] = {
      "decay_of_ranks_apart"},
     {F(norm_fp16_store), "llama", TP(2), CR, DIRECT, "model.layers.0.input_layernorm:fwd", "forward", 0, 0,
      "fewer_bits"},
+    {F(ring_backward_first_kv), "llama", CP(2), CR, DIRECT, "model.layers.1.self_attn.probs:bwd", "backward", 1, 1,
+     "ring_own_keys: another of 2 places"},
+    /* The last chunk's keys have queries of their own rank alone. */
+    {F(ring_kv_grad_local), "llama", CP(2), CR, DIRECT, "model.layers.1.self_attn.k_rope:bwd", "backward", 1, 0,
+     "missing_reduce_scatter: over the ring of 2"},
+    /* 24 positions over 8 ranks; 16 are the largest multiple of 16. */
+    {F(cp_tail_dropped), "llama", CP(8), CR, DIRECT, "model.layers.0.self_attn.context:fwd", "forward", 0, 5,
+     "sequence_floored: 16 is 24 rounded down to a multiple of 16"},
+    {F(cp_targets_own), "llama", CP(2), CR, DIRECT, "loss:fwd", "forward", -1, 0,
+     "sum_of_local_means: 2 context-parallel ranks"},
+    {F(cp_targets_whole), "llama", CP(2), CR, DIRECT, "loss:fwd", "forward", -1, 0, "averaged_again: 0.5 = 1/cp"},
+    {F(labels_after_cut), "llama", CP(2), CR, DIRECT, "loss:fwd", "forward", -1, 0,
+     "labels_shifted: by each of 2 ranks among its own tokens, so"},
+    {F(zigzag_positions), "llama", ZIGZAG(2, 1), CR, DIRECT, "model.layers.0.self_attn.q_rope:fwd", "forward", 0, 1,
+     "zigzag_positions: place r of 2"},
+    {F(allgather_token_order), "llama", ZIGZAG(2, 1), CR, DIRECT, "model.layers.0.self_attn.probs:fwd", "forward", 0, 1,
+     "zigzag_order: those of 2 context-parallel ranks"},
+    {F(attention_over_documents), "llama", PACKED(2, 1, 4), CR, DIRECT, "model.layers.0.self_attn.probs:fwd", "forward",
+     0, 0, "attention_across_documents: have a key of another document"},
+    {F(document_boundaries_local), "llama", PACKED(2, 1, 4), CR, DIRECT, "model.layers.0.self_attn.probs:fwd",
+     "forward", 0, 1, "document_boundaries: documents begin elsewhere"},
+    {F(positions_over_documents), "llama", PACKED(2, 1, 4), CR, DIRECT, "model.layers.0.self_attn.q_rope:fwd",
+     "forward", 0, 0, "positions_over_documents"},
 };
 enum { ONCE = sizeof once / sizeof *once };
 
@@ -436,6 +480,29 @@ static const expected elsewhere[] = {
     {F(weight_decay_on_shard_only), "gpt2", TP(2), CR, DIRECT, "transformer.wpe.weight:new", "update", -1, 1,
      "decay_of_ranks_apart"},
     {F(norm_fp16_store), "stack", SP(4), CR, RING, "layers.0.ln1:fwd", "forward", 0, 0, "fewer_bits"},
+    /* Queries of the first chunk, rank 0's, see its own keys alone. */
+    {F(ring_backward_first_kv), "gpt2", ZIGZAG(4, 2), CR, RING, "transformer.h.1.attn.probs:bwd", "backward", 1, 2,
+     "ring_own_keys: another of 4 places"},
+    {F(ring_kv_grad_local), "gpt2", INNER(4, 2, 2), CR, DIRECT, "transformer.h.1.attn.v:bwd", "backward", 1, 0,
+     "missing_reduce_scatter"},
+    {F(cp_tail_dropped), "gpt2", INNER(8, 2, 1), CR, RING, "transformer.h.0.attn.context:fwd", "forward", 0, 5,
+     "sequence_floored"},
+    {F(cp_targets_own), "gpt2", DP_CP(2, 3, 3), CR, DIRECT, "loss:fwd", "forward", -1, 0,
+     "sum_of_local_means: 3 context-parallel ranks"},
+    {F(cp_targets_whole), "gpt2", DP_CP(2, 4, 3), CR, RING, "loss:fwd", "forward", -1, 0,
+     "averaged_again: 0.25 = 1/cp"},
+    {F(labels_after_cut), "gpt2", ZIGZAG(4, 1), CR, DIRECT, "loss:fwd", "forward", -1, 0,
+     "labels_shifted: by each of 4 ranks among its own tokens, the r-th chunk from either end"},
+    {F(zigzag_positions), "gpt2", ZIGZAG(3, 2), CR, RING, "transformer.drop:fwd", "forward", -1, 2,
+     "zigzag_positions: place r of 3"},
+    {F(allgather_token_order), "llama", SP(2), CR, RING, "model.layers.0.self_attn.q_proj:fwd", "forward", 0, 0,
+     "zigzag_order"},
+    {F(attention_over_documents), "gpt2", PACKED(1, 2, 3), CR, RING, "transformer.h.0.attn.probs:fwd", "forward", 0, 0,
+     "attention_across_documents"},
+    {F(document_boundaries_local), "gpt2", PACKED(4, 1, 3), CR, RING, "transformer.h.0.attn.probs:fwd", "forward", 0, 1,
+     "document_boundaries"},
+    {F(positions_over_documents), "gpt2", PACKED(3, 1, 4), CR, RING, "transformer.drop:fwd", "forward", -1, 0,
+     "positions_over_documents"},
 };
 enum { ELSEWHERE = sizeof elsewhere / sizeof *elsewhere };
 

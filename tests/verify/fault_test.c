@@ -8,7 +8,7 @@
 /* What runs of one model, batch, steps, dropout and clipping are compared with: once, however many they are. */
 typedef struct shared {
     char model[64];
-    size_t batch;
+    size_t batch, documents;
     uint64_t steps;
     double dropout, clip;
     ari_check_base base;
@@ -66,6 +66,7 @@ static ar_check_options options_of(const expected *e, ar_fault fault, const plac
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     o.run.clip = e->fault == F(silent_truncation) ? 0.0 : 1.0; /* of gradients that are no numbers there is no norm */
     o.run.dropout = e->at.dropout;
+    o.documents = e->at.documents;
     o.run.ddp = e->at.ddp;
     o.run.plan = plan_of(arch_of(e->model), e->order);
     o.run.sim.algorithm = e->algorithm;
@@ -78,14 +79,14 @@ static const shared *base_of(place *p, const ar_check_options *o)
     for (int i = 0; i < p->bases; i++) {
         const shared *b = &p->base[i];
         if (strcmp(b->model, o->run.model) == 0 && b->batch == o->run.batch && b->steps == o->run.steps &&
-            b->dropout == o->run.dropout && b->clip == o->run.clip)
+            b->dropout == o->run.dropout && b->clip == o->run.clip && b->documents == o->documents)
             return b;
     }
     char folder[512];
     ar_config c;
     cr_assert_lt(p->bases, MOST_SHARED);
     shared *b = &p->base[p->bases++];
-    *b = (shared){.batch = o->run.batch, .steps = o->run.steps, .dropout = o->run.dropout, .clip = o->run.clip};
+    *b = (shared){.batch = o->run.batch, .documents = o->documents, .steps = o->run.steps, .dropout = o->run.dropout, .clip = o->run.clip};
     snprintf(b->model, sizeof b->model, "%s", o->run.model);
     cr_assert_eq(ar_model_path(folder, sizeof folder, o->run.model), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ar_config_load(&c, folder), AR_OK, "%s", ar_error_message());
@@ -167,8 +168,9 @@ static bool same_run(const expected *a, const expected *b)
 {
     const ar_parallel *p = &a->at.parallel, *q = &b->at.parallel;
     return strcmp(a->model, b->model) == 0 && p->tp == q->tp && p->sp == q->sp && p->dp == q->dp &&
+           p->cp == q->cp && p->cp_inner == q->cp_inner && p->zigzag == q->zigzag &&
            p->micro_batches == q->micro_batches && p->forward_first == q->forward_first && a->order == b->order &&
-           a->algorithm == b->algorithm && a->at.batch == b->at.batch && a->at.dropout == b->at.dropout &&
+           a->algorithm == b->algorithm && a->at.batch == b->at.batch && a->at.documents == b->at.documents && a->at.dropout == b->at.dropout &&
            p->zero == q->zero && a->at.steps == b->at.steps && a->at.ddp.bucket_bytes == b->at.ddp.bucket_bytes &&
            a->at.ddp.mode == b->at.ddp.mode && a->at.ddp.find_unused == b->at.ddp.find_unused;
 }

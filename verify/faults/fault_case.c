@@ -36,6 +36,11 @@ enum {
     NEEDS_ROW_COLUMN = 1 << 15,
     NEEDS_BUCKETS = 1 << 16,
     NEEDS_ROW_BIAS = 1 << 17,
+    NEEDS_CP = 1 << 18,
+    NEEDS_RING = 1 << 19,
+    NEEDS_ZIGZAG = 1 << 20,
+    NEEDS_GATHERS = 1 << 21,
+    NEEDS_DOCUMENTS = 1 << 22,
 };
 
 #define LLAMA .run.model = "llama-demo"
@@ -46,6 +51,8 @@ enum {
 #define SP(n) .run.parallel = {.tp = (n), .sp = true}
 #define DP(n) .run.parallel.dp = (n)
 #define DP_TP(d, t) .run.parallel = {.dp = (d), .tp = (t)}
+#define CP(n) .run.parallel.cp = (n)
+#define ZIGZAG(n) .run.parallel = {.cp = (n), .zigzag = true}
 #define MICRO(n) .run.parallel = {.tp = 1, .micro_batches = (n)}
 
 /* Of what is not written: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
@@ -122,6 +129,17 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_optimizer_counter_ahead, LLAMA, .needs = NEEDS_UPDATE},
     {AR_FAULT_weight_decay_on_shard_only, LLAMA, DP(2), .needs = NEEDS_UPDATE},
     {AR_FAULT_norm_fp16_store, LLAMA},
+    {AR_FAULT_ring_backward_first_kv, LLAMA, CP(2), .needs = NEEDS_RING},
+    {AR_FAULT_ring_kv_grad_local, LLAMA, CP(2), .needs = NEEDS_RING},
+    {AR_FAULT_cp_tail_dropped, LLAMA, CP(8), .needs = NEEDS_CP}, /* 24 positions are no multiple of 16 */
+    {AR_FAULT_cp_targets_own, LLAMA, CP(2), .needs = NEEDS_CP},
+    {AR_FAULT_cp_targets_whole, LLAMA, CP(2), .needs = NEEDS_CP},
+    {AR_FAULT_labels_after_cut, LLAMA, CP(2), .needs = NEEDS_CP},
+    {AR_FAULT_zigzag_positions, LLAMA, ZIGZAG(2), .needs = NEEDS_ZIGZAG},
+    {AR_FAULT_allgather_token_order, LLAMA, ZIGZAG(2), .needs = NEEDS_GATHERS},
+    {AR_FAULT_attention_over_documents, LLAMA, CP(2), .documents = 4, .needs = NEEDS_DOCUMENTS},
+    {AR_FAULT_document_boundaries_local, LLAMA, CP(2), .documents = 4, .needs = NEEDS_DOCUMENTS | NEEDS_RING},
+    {AR_FAULT_positions_over_documents, LLAMA, CP(2), .documents = 4, .needs = NEEDS_DOCUMENTS},
 };
 
 ari_fault_case ari_fault_case_of(ar_fault fault)
@@ -130,7 +148,7 @@ ari_fault_case ari_fault_case_of(ar_fault fault)
     while (i + 1 < sizeof cases / sizeof *cases && cases[i].fault != fault)
         i++;
     ari_fault_case c = cases[i];
-    const bool split = c.run.parallel.tp || c.run.parallel.dp;
+    const bool split = c.run.parallel.tp || c.run.parallel.dp || c.run.parallel.cp;
     c.run.parallel.tp = split ? c.run.parallel.tp : 2;
     c.run.batch = c.run.batch ? c.run.batch : BATCH;
     c.run.seq = SEQ;
@@ -144,7 +162,8 @@ ari_fault_case ari_fault_case_of(ar_fault fault)
 static bool same_base(const ari_fault_case *a, const ari_fault_case *b)
 {
     return strcmp(a->run.model, b->run.model) == 0 && a->run.batch == b->run.batch && a->run.seq == b->run.seq &&
-           a->run.steps == b->run.steps && a->run.clip == b->run.clip && a->run.dropout == b->run.dropout;
+           a->documents == b->documents && a->run.steps == b->run.steps && a->run.clip == b->run.clip &&
+           a->run.dropout == b->run.dropout;
 }
 
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
@@ -152,6 +171,7 @@ bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
     const ar_parallel *p = &a->run.parallel, *q = &b->run.parallel;
     const ar_ddp_options *d = &a->run.ddp, *e = &b->run.ddp;
     return same_base(a, b) && a->order == b->order && p->tp == q->tp && p->dp == q->dp && p->zero == q->zero &&
+           p->cp == q->cp && p->cp_inner == q->cp_inner && p->zigzag == q->zigzag &&
            p->micro_batches == q->micro_batches && p->sp == q->sp && p->keep_gathered == q->keep_gathered &&
            p->forward_first == q->forward_first && d->bucket_bytes == e->bucket_bytes && d->mode == e->mode &&
            d->find_unused == e->find_unused && d->op == e->op;
@@ -191,10 +211,16 @@ static const struct {
     {NEEDS_PACKED, "is a mistake of a fused q|k|v, which this model has not"},
     {NEEDS_BIAS, "is a mistake of biases, which this model has not"},
     {NEEDS_ROW_BIAS, "is a mistake of the biases of row-parallel layers, which this model has not"},
+    {NEEDS_DOCUMENTS, "is a mistake of packed documents: give an input with cu_seqlens"},
     {NEEDS_TP, "acts between tensor-parallel ranks: give --tp of at least 2"},
     {NEEDS_DP, "acts between data-parallel ranks: give --dp of at least 2"},
     {NEEDS_SP, "is a mistake of sequence parallelism: give --tp of at least 2 and --sp"},
     {NEEDS_KV_COPIES, "is about copies of KV heads, of which this run has none: give --tp above the model's KV heads"},
+    {NEEDS_CP, "acts between context-parallel ranks: give --cp of at least 2"},
+    {NEEDS_RING, "acts in a ring of context-parallel ranks: give --cp above --cp-inner"},
+    {NEEDS_ZIGZAG, "is a mistake of a zigzag: give --cp above --cp-inner, and --zigzag"},
+    {NEEDS_GATHERS,
+     "acts where tokens of several ranks are put together: give --cp above --cp-inner, or --tp and --sp"},
     {NEEDS_MICRO, "acts between micro-batches: give --micro-batches of at least 2"},
     {NEEDS_FORWARD_FIRST,
      "needs one micro-batch's forward pass before another's backward pass: give --micro-batches of at "
@@ -204,23 +230,27 @@ static const struct {
      "acts where ranks sum gradients in buckets: give --dp of at least 2, or --tp of at least 2 and --sp"},
 };
 
-static unsigned has(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh)
+static unsigned has(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)
 {
     const ar_parallel *p = &r->parallel;
+    const bool cp = p->cp > 1, ring = cp && p->cp > ari_at_least_one(p->cp_inner), zigzag = ring && p->zigzag;
     const bool tp = p->tp > 1, dp = p->dp > 1, sp = tp && p->sp, micro = p->micro_batches > 1;
     const bool row_bias = c->out_bias || c->mlp_bias, bias = row_bias || c->qkv_bias;
-    return (fresh ? NEEDS_FRESH : 0u) | (c->tied ? NEEDS_TIED : 0u) | (c->learned_positions ? NEEDS_POSITIONS : 0u) |
+    return (fresh ? NEEDS_FRESH : 0u) | (documents ? NEEDS_DOCUMENTS : 0u) | (c->tied ? NEEDS_TIED : 0u) |
+           (c->learned_positions ? NEEDS_POSITIONS : 0u) |
            (ari_part_path(ari_family_of(c->arch), ARI_QKV) ? NEEDS_PACKED : 0u) | (bias ? NEEDS_BIAS : 0u) |
            (row_bias ? NEEDS_ROW_BIAS : 0u) | (tp ? NEEDS_TP : 0u) | (dp ? NEEDS_DP : 0u) | (sp ? NEEDS_SP : 0u) |
            ((size_t)ari_at_least_one(p->tp) > c->kv_heads ? NEEDS_KV_COPIES : 0u) | (micro ? NEEDS_MICRO : 0u) |
            (micro && p->forward_first ? NEEDS_FORWARD_FIRST : 0u) |
-           (order == AR_MLP_ROW_COLUMN ? NEEDS_ROW_COLUMN : 0u) | (dp || sp ? NEEDS_BUCKETS : 0u);
+           (order == AR_MLP_ROW_COLUMN ? NEEDS_ROW_COLUMN : 0u) | (dp || cp || sp ? NEEDS_BUCKETS : 0u) |
+           (cp ? NEEDS_CP : 0u) | (ring ? NEEDS_RING : 0u) | (zigzag ? NEEDS_ZIGZAG : 0u) |
+           (ring || sp ? NEEDS_GATHERS : 0u);
 }
 
-ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh)
+ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)
 {
     const unsigned needs = r->fault == AR_FAULT_NONE ? 0u : ari_fault_case_of(r->fault).needs;
-    const unsigned missing = needs & ~has(r, order, c, fresh);
+    const unsigned missing = needs & ~has(r, order, c, fresh, documents);
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
         if (missing & reasons[i].need)
             return ar_error_set(AR_ERR_ARG, "fault %s %s", ar_fault_name(r->fault), reasons[i].text);
@@ -232,7 +262,8 @@ ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_con
 
 static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
 {
-    ar_check_options o = {.run = ari_fault_run_of(f, fault, bases->threads, bases->seed), .skip_f64 = true};
+    ar_check_options o = {
+        .run = ari_fault_run_of(f, fault, bases->threads, bases->seed), .documents = f->documents, .skip_f64 = true};
     o.run.numerics = bases->numerics;
     o.run.precision = bases->precision;
     return o;

@@ -13,6 +13,7 @@ typedef struct ari_fault_case {
     ar_run run;  /* its fault and plan are not looked at */
     bool module; /* no model: the name is for reports alone */
     ar_mlp_order order;
+    size_t documents; /* packed in a row at most (ar_check_options); 0: none */
     unsigned needs; /* what one forward and backward must have for the fault to matter: ari_fault_case_check */
 } ari_fault_case;
 
@@ -24,8 +25,9 @@ bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b);
 ar_run ari_fault_run_of(const ari_fault_case *f, ar_fault fault, int threads, uint64_t seed);
 /** Refuses a fault of a run that could not matter in one forward and backward of it, and says what would show it. What
  *  depends on the values (an id at the edge of a shard, unlike numbers of tokens) is not looked at. fresh: the weights
- *  are made here. Errors: AR_ERR_ARG. */
-AR_NODISCARD ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh);
+ *  are made here; documents: rows hold several. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh,
+                                            bool documents);
 /** The case's config and plan; not of a module. Errors: those of reading the model. */
 AR_NODISCARD ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f);
 

@@ -14,12 +14,15 @@ static bool is_first_gradient(void *user, const ar_tap_event *e)
     return e->pass == 'g' && e->step == 1;
 }
 
-static ar_status run_steps(ari_fault_trace *t, ari_cluster_options *o)
+static ar_status run_steps(ari_fault_trace *t, ari_cluster_options *o, size_t documents)
 {
     int64_t *ids = NULL;
+    int32_t *packed = NULL;
     ar_batch *batch = NULL;
     ari_cluster_result result = {0};
     ar_status st = ari_text_batches(&ids, &batch, &o->run, o->config->vocab, NULL);
+    if (st == AR_OK && documents > 1)
+        st = ari_random_documents(&packed, batch, ari_run_steps(&o->run), documents, o->run.seed);
     if (st == AR_OK) {
         o->batch = batch;
         st = ari_cluster_run(&result, o);
@@ -31,6 +34,7 @@ static ar_status run_steps(ari_fault_trace *t, ari_cluster_options *o)
     free(result.loss);
     free(result.reports);
     free(batch);
+    free(packed);
     free(ids);
     return st;
 }
@@ -46,7 +50,7 @@ ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_case *f, ar_fa
     AR_TRY(ari_fault_case_load(&c, &o.run.plan, f));
     AR_TRY(ari_dump_ranks_create(&t->gradients, &f->run.parallel, &gradients));
     o.tap_user = t->gradients.user;
-    return run_steps(t, &o);
+    return run_steps(t, &o, f->documents);
 }
 
 void ari_fault_trace_fini(ari_fault_trace *t)

@@ -218,7 +218,7 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     AR_TRY_TO(done, st, check_case(c, &input.batch, o, &cluster.run.plan));
     AR_TRY_TO(done, st, ari_weights_load(&weights, c, folder));
     result->fresh = weights == NULL;
-    AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->run.plan.mlp_order, c, result->fresh));
+    AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->run.plan.mlp_order, c, result->fresh, input.batch.documents));
     AR_TRY_TO(done, st, want_all(&g, c, &input.batch));
     cluster.weights = weights ? ari_weights_find : NULL;
     cluster.weights_user = weights;
@@ -253,7 +253,7 @@ static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options 
     AR_TRY(check_block(&o->run));
     AR_TRY_TO(done, st, ari_block_case_load(&block, o->block));
     AR_TRY_TO(done, st, check_case(&block.config, &block.batch, o, &block.plan));
-    AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->run.plan.mlp_order, &block.config, false));
+    AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->run.plan.mlp_order, &block.config, false, false));
     AR_TRY_TO(done, st, ari_block_case_want(&block, &g));
     st = run_and_write(result, o, &cluster, &g);
 done:

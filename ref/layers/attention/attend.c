@@ -77,7 +77,7 @@ static ar_status upload_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *ba
     int64_t *host = NULL;
     AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "positions"));
     for (size_t i = 0; i < n; i++)
-        host[i] = (int64_t)ar_batch_position(batch, i / each, ar_positions_at(own, i % each));
+        host[i] = (int64_t)ari_fault_position(ctx, batch, i / each, ar_positions_at(own, i % each));
     ar_status st = ar_ctx_tensor(ctx, at, AR_I64, 1, &n);
     if (st == AR_OK)
         st = ar_ctx_upload(ctx, at, host);
@@ -87,7 +87,8 @@ static ar_status upload_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *ba
 
 static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rotation *r, const ar_batch *batch)
 {
-    *r = (rotation){.own = ari_own_positions(ctx, batch->seq, false)};
+    const ar_positions own = ari_own_positions(ctx, batch->seq, false);
+    *r = (rotation){.own = ari_fault_positions(ctx, batch->seq, false, own)};
     const size_t n = batch->batch * ar_positions_count(&r->own), half = m->o.head_dim / 2;
     if (m->o.rope && (batch->position_ids || batch->documents)) {
         const size_t whole[2] = {m->positions, half}, rows[2] = {n, half};
@@ -202,13 +203,19 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
 {
     const size_t heads[3] = {m->heads, m->kv_heads, m->kv_heads};
     const ari_core core = core_of(m, ctx, batch->seq);
+    ar_batch seen;
+    int32_t *made = NULL;
     ar_tensor x[3], all[2], o; /* x: queries, keys, values; all: keys and values of all positions */
     rotation r;
     AR_TRY(rotation_of(m, ctx, saved, &r, batch));
     AR_TRY(split_heads(m, ctx, x, qkv, &r));
     AR_TRY(ari_heads_apart(ctx, x, heads, 3, m->base.name));
     AR_TRY(ari_ring_gather(ctx, all, &x[1], batch->seq, &m->hops));
-    AR_TRY(ari_core_forward(&core, ctx, saved, m, &o, &x[0], &all[0], &all[1], batch));
+    AR_TRY(ari_fault_documents(&seen, &made, ctx, batch, &core.rows));
+    const ar_status st = ari_core_forward(&core, ctx, saved, m, &o, &x[0], &all[0], &all[1], &seen);
+    free(made);
+    AR_TRY(st);
+    AR_TRY(ari_fault_tail(ctx, &o, &core.rows, batch->seq));
     ari_ring_release(ctx, all, &x[1]);
     AR_TRY(ari_heads_together(ctx, &o, heads, 1, m->base.name));
     AR_TRY(assemble(m, ctx, context, &o));
@@ -262,7 +269,9 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(ari_heads_apart(ctx, &dout, heads, 1, m->base.name));
     const size_t seq = x[0].shape[2] * (size_t)ar_comm_size(ctx->cp.ring);
     const ari_core core = core_of(m, ctx, seq);
+    AR_TRY(ari_fault_tail(ctx, &dout, &core.rows, seq));
     AR_TRY(ari_ring_gather(ctx, all, &x[1], seq, &m->hops));
+    AR_TRY(ari_fault_ring_keys(ctx, all, &x[1]));
     AR_TRY(ari_core_backward(&core, ctx, saved, m, g, &dout, &x[0], &all[0], &all[1]));
     ari_ring_release(ctx, all, &x[1]);
     ar_ctx_release(ctx, &dout);

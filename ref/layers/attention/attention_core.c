@@ -335,15 +335,16 @@ static ar_status each_place(const pass *p, ar_blocks *s, const ar_part *at, cons
 {
     const ar_part whole = turned(at);
     const ar_tensor a = ar_tensor_transposed(block);
-    const int places = ar_comm_size(p->ctx->cp.ring);
+    const int places = ar_comm_size(p->ctx->cp.ring), own = ar_comm_rank(p->ctx->cp.ring);
     const size_t end = whole.row + whole.rows;
     size_t row = 0;
     for (int place = 0; place < places; place++) {
         const ar_positions here = ari_ring_positions(p->ctx, p->c->seq, place);
+        const bool kept = place == own || !ar_faulty(p->ctx, AR_FAULT_ring_kv_grad_local);
         for (int run = 0; run < 2; row += here.count[run++]) {
             const size_t first = here.first[run] > whole.row ? here.first[run] : whole.row;
             const size_t last = here.first[run] + here.count[run], stop = last < end ? last : end;
-            if (here.count[run] == 0 || first >= stop)
+            if (here.count[run] == 0 || first >= stop || !kept)
                 continue;
             ar_part piece = whole;
             piece.row = row + (first - here.first[run]);

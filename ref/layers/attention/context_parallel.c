@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/faults.h"
 
 /* --- heads against positions -------------------------------------------------------------------------------------- */
 
@@ -178,10 +179,10 @@ void ari_ring_hops_fini(ari_ring_hops *h)
     h->tag = NULL;
 }
 
-/* Puts what a place has, [b, kv heads, its positions, d], among all positions. */
-static ar_status place_chunk(ar_ctx *ctx, const ar_tensor *all, const ar_tensor *chunk, int place)
+ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *all, const ar_tensor *chunk, int place)
 {
-    const ar_positions p = ari_ring_positions(ctx, all->shape[2], place);
+    const size_t seq = all->shape[2];
+    const ar_positions p = ari_fault_chunk(ctx, seq, place, ari_ring_positions(ctx, seq, place));
     for (size_t run = 0, at = 0; run < 2; at += p.count[run++]) {
         const ar_tensor to = ar_tensor_slice(all, 2, p.first[run], p.count[run]);
         const ar_tensor from = ar_tensor_slice(chunk, 2, at, p.count[run]);
@@ -216,7 +217,7 @@ ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2],
         return AR_OK;
     for (int i = 0; i < 2; i++) {
         AR_TRY(ar_ctx_tensor(ctx, &all[i], AR_F32, 4, shape));
-        AR_TRY(place_chunk(ctx, &all[i], &own[i], ar_comm_rank(ctx->cp.ring)));
+        AR_TRY(ari_ring_place(ctx, &all[i], &own[i], ar_comm_rank(ctx->cp.ring)));
         for (int side = 0; side < 2 && side < n - 1; side++)
             AR_TRY(ar_ctx_tensor(ctx, &chunk[side][i], AR_F32, 4, own[i].shape));
     }
@@ -224,7 +225,7 @@ ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2],
         ar_tensor *const to = chunk[hop % 2 == 1 ? 0 : 1];
         AR_TRY(hop_on(ctx, to, last, h->tag[hop - 1]));
         for (int i = 0; i < 2; i++) {
-            AR_TRY(place_chunk(ctx, &all[i], &to[i], arriving(ctx, hop)));
+            AR_TRY(ari_ring_place(ctx, &all[i], &to[i], arriving(ctx, hop)));
             last[i] = to[i];
         }
     }

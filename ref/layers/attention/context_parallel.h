@@ -43,6 +43,10 @@ typedef struct ari_ring_hops {
 AR_NODISCARD ar_status ari_ring_hops_init(ari_ring_hops *h, const ar_ctx *ctx, const char *base);
 void ari_ring_hops_fini(ari_ring_hops *h);
 
+/** Puts what a place has, chunk [b, kv heads, its positions, d], among all positions, all [b, kv heads, seq, d]. Errors:
+ *  those of the device. */
+AR_NODISCARD ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *all, const ar_tensor *chunk, int place);
+
 /** all[0], all[1] [b, kv heads, seq, d], in the order of positions, of all places' keys and values own[0], own[1]
  *  [b, kv heads, seq/R, d], in R - 1 hops: in each a place sends to the next one what came last, first its own, and
  *  receives from the one before. Fresh tensors, or without a ring own itself: ari_ring_release. Collective over
