@@ -547,14 +547,24 @@ class Grads(CommandTest):
         self.assertEqual(len(hashes), len(extras))
 
     def test_documents_are_those_of_every_spelling(self):
-        """Rows of 20 and 12 tokens, and of 32: bounds of all tokens, of each row, under the names of transformers."""
+        """Rows of 20 and 12 tokens, and of 32: bounds of all tokens, of each row, under the names of transformers, and the
+        mask, positions and labels that say the same."""
+        row = [0] * 20 + [1] * 12
+        apart = f32(*[0.0 if key <= query and a[key] == a[query] else -math.inf
+                      for a in (row, [0] * 32) for query in range(32) for key in range(32)])
         folder = self.golden()
         ids = read_safetensors(folder / "batch.safetensors")["input_ids"]
+        tokens = list(struct.unpack("<64q", ids[2]))
         flat = i32(0, 20, 32, 64)
         same = [{"cu_seqlens": ["I32", [4], flat]}, {"cu_seqlens": ["I64", [5], i64(0, 20, 20, 32, 64)]},
                 {"cu_seqlens": ["I32", [2, 3], i32(0, 20, 32, 0, 32, 32)]},
-                {"cu_seq_lens_q": ["I32", [4], flat], "cu_seq_lens_k": ["I32", [4], flat]}]
-        layouts = [("--tp", "2"), ("--tp", "2"), ("--cp", "2", "--zigzag"), ("--cp", "4"), ("--cp", "2", "--cp-inner", "2")]
+                {"cu_seq_lens_q": ["I32", [4], flat], "cu_seq_lens_k": ["I32", [4], flat]},
+                {"attention_mask": ["F32", [2, 1, 32, 32], apart],
+                 "position_ids": ["I64", [2, 32], i64(*range(20), *range(12), *range(32))],
+                 "labels": ["I64", [2, 32], i64(*[-100 if i == 20 else t for i, t in enumerate(tokens)])]}]
+        layouts = [("--tp", "2"), ("--tp", "2"), ("--cp", "2", "--zigzag"), ("--cp", "4"),
+                   ("--cp", "2", "--cp-inner", "2"), ("--cp", "2")]
+        self.assertEqual(len(layouts), 1 + len(same))
         results = []
         for extra, layout in zip([{}] + same, layouts):
             write_safetensors(folder / "batch.safetensors", {"input_ids": ids, **extra})
