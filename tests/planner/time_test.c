@@ -119,7 +119,7 @@ Test(planner_time, is_virtual_time_within_one_percent)
 /* Rings, neighbours that exchange heads, and both; on one node, and a node for each sequence's ranks. */
 Test(planner_time, of_ranks_that_share_sequences_is_virtual_time_within_one_percent)
 {
-    const int draws = by_scale(12, 60, 200);
+    const int draws = by_scale(8, 60, 200);
     for (int i = 0; i < draws; i++) {
         layout_draw d;
         char text[LAYOUT_DRAW_TEXT];
