@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* However few scores a block has, an attention's output and gradients have the bits of the one that has them all. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/arith.h"
+#include "anyrank/layers.h"
+
+TestSuite(attention_blocks, .timeout = 300);
+
+enum { BATCH = 2, SEQ = 75, HIDDEN = 12, HEADS = 6, HEAD = 4, PARAMS = 4 };
+#define TOKENS ((size_t)BATCH * SEQ * HIDDEN)
+
+typedef struct masked {
+    size_t kv_heads, window;
+    bool causal, documents, padding, additive;
+    double dropout;
+} masked;
+
+/* Of a run: the output, the gradient of the input, those of the parameters. */
+typedef struct values {
+    float y[TOKENS], dx[TOKENS], grad[PARAMS][HEADS * HEAD * HIDDEN];
+    size_t kept; /* bytes of the step's memory between the passes */
+} values;
+
+static void fill(float *x, size_t n, uint32_t seed)
+{
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        x[i] = (float)(int32_t)seed / 2147483648.0f;
+    }
+}
+
+typedef struct inputs {
+    float x[TOKENS], dy[TOKENS], additive[SEQ * SEQ];
+    int32_t documents[BATCH * SEQ];
+    uint8_t padding[BATCH * SEQ];
+    ar_batch batch;
+} inputs;
+
+static void make_inputs(inputs *in, const masked *o)
+{
+    fill(in->x, TOKENS, 1);
+    fill(in->dy, TOKENS, 2);
+    fill(in->additive, SEQ * SEQ, 3);
+    for (size_t i = 0; i < SEQ * SEQ; i++)
+        in->additive[i] = i % 11 == 3 ? -INFINITY : in->additive[i];
+    for (size_t i = 0; i < BATCH * SEQ; i++) {
+        in->documents[i] = (int32_t)(i % SEQ / (i < SEQ ? 19 : 50));
+        in->padding[i] = i % 7 != 2;
+    }
+    in->batch = (ar_batch){.batch = BATCH,
+                           .seq = SEQ,
+                           .documents = o->documents ? in->documents : NULL,
+                           .padding_mask = o->padding ? in->padding : NULL,
+                           .additive_mask = o->additive ? in->additive : NULL,
+                           .mask_batch = 1,
+                           .mask_heads = 1};
+}
+
+static ar_status run(values *v, ar_ctx *ctx, const masked *o)
+{
+    static inputs in;
+    const size_t shape[3] = {BATCH, SEQ, HIDDEN};
+    const ar_attention_options options = {.hidden = HIDDEN,
+                                          .heads = HEADS,
+                                          .kv_heads = o->kv_heads,
+                                          .head_dim = HEAD,
+                                          .causal = o->causal,
+                                          .window = o->window,
+                                          .rope = true,
+                                          .rope_theta = 10000.0,
+                                          .rope_factor = 1.0,
+                                          .max_positions = SEQ};
+    ar_module *m = NULL;
+    ar_saved *saved = NULL;
+    ar_tensor x, y, dy, dx;
+    ar_param *params[PARAMS];
+    make_inputs(&in, o);
+    AR_TRY(ar_attention_create(&m, ctx, "attention", &options));
+    AR_TRY(ar_module_fresh(m, ctx, 5));
+    AR_TRY(ar_saved_create(&saved));
+    AR_TRY(ar_ctx_tensor(ctx, &x, AR_F32, 3, shape));
+    AR_TRY(ar_ctx_tensor(ctx, &dy, AR_F32, 3, shape));
+    AR_TRY(ar_ctx_upload(ctx, &x, in.x));
+    AR_TRY(ar_ctx_upload(ctx, &dy, in.dy));
+    AR_TRY(ar_module_forward(m, ctx, saved, &y, &x, &in.batch));
+    ar_ctx_memory(ctx, &v->kept, &(size_t){0});
+    AR_TRY(ar_ctx_download(ctx, v->y, &y));
+    AR_TRY(ar_module_backward(m, ctx, saved, &dx, &dy, &in.batch));
+    AR_TRY(ar_ctx_download(ctx, v->dx, &dx));
+    const size_t n = ar_module_params(m, params, PARAMS, true);
+    for (size_t i = 0; i < n; i++) {
+        ar_tensor g;
+        AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, params[i]->value.ndim, params[i]->value.shape));
+        AR_TRY(ar_ctx_arith(ctx)->grad_value(ctx, &g, params[i]));
+        AR_TRY(ar_ctx_download(ctx, v->grad[i], &g));
+    }
+    ar_saved_destroy(saved);
+    ar_module_destroy(m);
+    return AR_OK;
+}
+
+static void with_blocks_of(values *v, const masked *o, size_t bytes)
+{
+    ar_device *d = NULL;
+    ar_ctx *ctx = NULL;
+    memset(v, 0, sizeof *v);
+    cr_assert_eq(ar_device_cpu_create(&d, 2), AR_OK);
+    d->block_bytes = bytes;
+    const ar_ctx_options options = {.device = d, .dropout = o->dropout, .seed = 9};
+    cr_assert_eq(ar_ctx_create(&ctx, &options), AR_OK);
+    cr_assert_eq(run(v, ctx, o), AR_OK, "%s", ar_error_message());
+    ar_ctx_destroy(ctx);
+    ar_device_destroy(d);
+}
+
+static const masked cases[] = {{HEADS, 0, true, false, false, false, 0.0}, {2, 0, true, false, false, false, 0.0},
+                               {1, 20, true, false, true, false, 0.2},     {3, 0, false, false, true, true, 0.0},
+                               {2, 7, true, true, false, true, 0.0},       {2, 0, false, true, false, false, 0.3}};
+
+Test(attention_blocks, of_any_size_give_the_bits_of_one_block)
+{
+    /* Whole matrices one by one, rows of a head, and as few rows as there may be. */
+    static const size_t bytes[] = {6 * SEQ * SEQ * 4, 40 * SEQ * 4, 1};
+    static values all, some;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        with_blocks_of(&all, &cases[i], (size_t)1 << 30);
+        for (size_t k = 0; k < sizeof bytes / sizeof *bytes; k++) {
+            with_blocks_of(&some, &cases[i], bytes[k]);
+            cr_expect_arr_eq(some.y, all.y, sizeof all.y, "case %zu, %zu bytes: y", i, bytes[k]);
+            cr_expect_arr_eq(some.dx, all.dx, sizeof all.dx, "case %zu, %zu bytes: dx", i, bytes[k]);
+            cr_expect_arr_eq(some.grad, all.grad, sizeof all.grad, "case %zu, %zu bytes: gradients", i, bytes[k]);
+        }
+    }
+}
+
+Test(attention_blocks, keep_less_than_a_matrix_of_scores)
+{
+    static values v;
+    with_blocks_of(&v, &cases[0], 1);
+    cr_expect_lt(v.kept, sizeof(float) * BATCH * HEADS * SEQ * SEQ, "%zu bytes", v.kept);
+}
