@@ -19,6 +19,7 @@ typedef struct ari_account_value {
 typedef struct ari_account_blocks {
     size_t samples, window, heads; /* samples 0: none are known */
     double most[3], last;
+    bool whole; /* of matrices */
 } ari_account_blocks;
 
 typedef struct ari_account {

@@ -172,6 +172,7 @@ static ar_status walk_blocks(ari_account_blocks *to, const ari_account *a, const
         visible[i] = ari_order_keys(order, ar_positions_at(&order->rows, i));
     ari_score_blocks blocks =
         ari_score_blocks_of(order, visible, h->batch, h->kv, h->group, AR_CPU_BLOCK_BYTES / sizeof(float), h->ring > 1);
+    to->whole = blocks.whole;
     if (!blocks.whole)
         blocks.samples = blocks.kv_heads = blocks.group = 1;
     for (ar_part at = {0}; ari_next_block(&blocks, &at);) {
@@ -255,6 +256,7 @@ ar_status ari_account_attend(ari_account *a, const ari_operation *op)
  * the fp32 ones at once. */
 typedef struct key_sums {
     double begun, sums, own, shared; /* bytes: at first; of the sums; of those of the own positions; of the own copy */
+    bool copies;                     /* of the KV heads */
 } key_sums;
 
 static key_sums key_sums_of(const ari_account *a, const heads *h, const ari_operation *op)
@@ -268,6 +270,7 @@ static key_sums key_sums_of(const ari_account *a, const heads *h, const ari_oper
                   .own = a->exact && h->ring > 1 ? each * (double)own : 0.0};
     for (int i = 0; i < op->calls && a->exact; i++) {
         const size_t ranks = op->call[i].ranks, rank = (a->tp_rank * h->inner + a->cp_rank % h->inner) % ranks;
+        k.copies = k.copies || op->call[i].over == ARI_OVER_COPIES;
         if (op->call[i].over == ARI_OVER_COPIES)
             k.shared = each * (double)(own / ranks + (rank < own % ranks));
     }
@@ -288,9 +291,16 @@ static void end_sums(ari_account *a, const heads *h, const key_sums *k)
     give(a, left + k->shared + k->begun);
 }
 
-/* Two loops over the blocks: dQ and the exponents of dK and dV, then their sums. What is the only block stays. */
+/* Two loops over the blocks: dQ and the exponents of dK and dV, then their sums. What is the only block stays. Blocks of
+ * whole matrices have all terms: one loop. */
 static void go_back(ari_account *a, const key_sums *k)
 {
+    if (a->blocks.whole && !k->copies) {
+        take(a, 2.0 * k->sums);
+        ari_account_touch(a, a->blocks.most[MEASURE]);
+        ari_account_touch(a, a->blocks.most[ADD]);
+        return;
+    }
     ari_account_touch(a, a->blocks.most[MEASURE]);
     take(a, a->blocks.last);
     take(a, 2.0 * k->sums);

@@ -91,7 +91,7 @@ struct ar_arith_ops {
     ar_status (*blocks_begin)(ar_ctx *ctx, ar_blocks **gives, const ar_tensor *b, const ar_blocks_options *o);
     /* A block of A, at these rows and terms (columns), whose elements outside its blocks are zero. */
     ar_status (*blocks_measure)(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a);
-    /* All were measured. Collective. */
+    /* All were measured; where no other rank has terms, all of a row before its first is added. Collective. */
     ar_status (*blocks_measured)(ar_ctx *ctx, ar_blocks *s);
     ar_status (*blocks_add)(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a);
     /* y [.., rows / places, n], contiguous. AR_KEEP instead of AR_ALL: each replica keeps its own terms. Collective. */

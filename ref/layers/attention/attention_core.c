@@ -363,30 +363,49 @@ static ar_status each_gradient(const pass *p, const backward_operands *of, const
     return each_place(p, of->dv, at, &g->weights, f);
 }
 
-/* First time: D, dQ, and the exponents of dK and dV. Second time: their sums; what is the only block is still there. */
+static ar_status all_measured(const pass *p, const backward_operands *of)
+{
+    AR_TRY(p->ctx->arith->blocks_measured(p->ctx, of->dk));
+    return p->ctx->arith->blocks_measured(p->ctx, of->dv);
+}
+
+/* The sums, once all exponents are known; what is the only block is still there. */
+static ar_status add_blocks(const pass *p, const backward_operands *of, const ar_tensor *dot, block_gradients *g,
+                            size_t blocks)
+{
+    AR_TRY(all_measured(p, of));
+    for (ar_part at = {0}; ari_next_block(&p->blocks, &at);) {
+        if (blocks > 1) {
+            release_gradients(p, g);
+            AR_TRY(gradients_of(p, g, &at, of, dot, true, &(ar_tensor){.ndim = 0}));
+        }
+        AR_TRY(each_gradient(p, of, &at, g, p->ctx->arith->blocks_add));
+    }
+    return AR_OK;
+}
+
+/* D, dQ, and the exponents of dK and dV. Where a block has all terms of its keys' rows, their sums follow at once, else
+ * when the last block has been measured. */
 static ar_status go_back(const pass *p, const backward_operands *of, const ar_tensor *dq, const ar_tensor *heard)
 {
-    const ar_arith_ops *arith = p->ctx->arith;
+    const bool at_once = p->blocks.whole && !p->c->replicas;
     ar_tensor dot;
     block_gradients g;
     size_t blocks = 0;
     AR_TRY(ar_ctx_tensor(p->ctx, &dot, AR_F64, 1, p->kept->sum.shape));
+    if (at_once)
+        AR_TRY(all_measured(p, of));
     for (ar_part at = {0}; ari_next_block(&p->blocks, &at);) {
         if (blocks++ > 0)
             release_gradients(p, &g);
         AR_TRY(gradients_of(p, &g, &at, of, &dot, false, heard));
         AR_TRY(block_by_values(p, dq, &at, &g.ds, of->k_t));
-        AR_TRY(each_gradient(p, of, &at, &g, arith->blocks_measure));
+        AR_TRY(each_gradient(p, of, &at, &g, p->ctx->arith->blocks_measure));
+        if (at_once)
+            AR_TRY(each_gradient(p, of, &at, &g, p->ctx->arith->blocks_add));
     }
-    AR_TRY(arith->blocks_measured(p->ctx, of->dk));
-    AR_TRY(arith->blocks_measured(p->ctx, of->dv));
-    for (ar_part at = {0}; ari_next_block(&p->blocks, &at);) {
-        if (blocks > 1) {
-            release_gradients(p, &g);
-            AR_TRY(gradients_of(p, &g, &at, of, &dot, true, &(ar_tensor){.ndim = 0}));
-        }
-        AR_TRY(each_gradient(p, of, &at, &g, arith->blocks_add));
-    }
+    if (!at_once)
+        AR_TRY(add_blocks(p, of, &dot, &g, blocks));
     if (blocks > 0)
         release_gradients(p, &g);
     ar_ctx_release(p->ctx, &dot);
