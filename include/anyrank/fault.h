@@ -77,7 +77,8 @@ AR_BEGIN_DECLS
     X(weight_decay_on_shard_only, "weight decay reaches the first of the ranks that hold copies of a parameter only")  \
     X(norm_fp16_store, "a norm's output is stored in 16 bits")                                                         \
     X(ring_backward_first_kv, "a ring's backward pass has a rank's own keys and values in place of those of each hop") \
-    X(ring_kv_grad_local, "ring attention: dK and dV of a chunk cover the queries of its own rank, not of the whole ring") \
+    X(ring_kv_grad_local,                                                                                              \
+      "ring attention: dK and dV of a chunk cover the queries of its own rank, not of all of them")                    \
     X(cp_tail_dropped, "context parallelism: attention floors the length to a multiple of 2 cp and drops the rest")    \
     X(cp_targets_own, "context parallelism: targets are counted over dp alone: each rank divides by its positions'")   \
     X(cp_targets_whole, "context parallelism: every rank counts the targets of whole sequences: T is cp times that")   \
