@@ -86,7 +86,11 @@ static const shared *base_of(place *p, const ar_check_options *o)
     ar_config c;
     cr_assert_lt(p->bases, MOST_SHARED);
     shared *b = &p->base[p->bases++];
-    *b = (shared){.batch = o->run.batch, .documents = o->documents, .steps = o->run.steps, .dropout = o->run.dropout, .clip = o->run.clip};
+    *b = (shared){.batch = o->run.batch,
+                  .documents = o->documents,
+                  .steps = o->run.steps,
+                  .dropout = o->run.dropout,
+                  .clip = o->run.clip};
     snprintf(b->model, sizeof b->model, "%s", o->run.model);
     cr_assert_eq(ar_model_path(folder, sizeof folder, o->run.model), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ar_config_load(&c, folder), AR_OK, "%s", ar_error_message());
@@ -167,10 +171,10 @@ static void expect_ended(const expected_end *e, place *p)
 static bool same_run(const expected *a, const expected *b)
 {
     const ar_parallel *p = &a->at.parallel, *q = &b->at.parallel;
-    return strcmp(a->model, b->model) == 0 && p->tp == q->tp && p->sp == q->sp && p->dp == q->dp &&
-           p->cp == q->cp && p->cp_inner == q->cp_inner && p->zigzag == q->zigzag &&
-           p->micro_batches == q->micro_batches && p->forward_first == q->forward_first && a->order == b->order &&
-           a->algorithm == b->algorithm && a->at.batch == b->at.batch && a->at.documents == b->at.documents && a->at.dropout == b->at.dropout &&
+    return strcmp(a->model, b->model) == 0 && p->tp == q->tp && p->sp == q->sp && p->dp == q->dp && p->cp == q->cp &&
+           p->cp_inner == q->cp_inner && p->zigzag == q->zigzag && p->micro_batches == q->micro_batches &&
+           p->forward_first == q->forward_first && a->order == b->order && a->algorithm == b->algorithm &&
+           a->at.batch == b->at.batch && a->at.documents == b->at.documents && a->at.dropout == b->at.dropout &&
            p->zero == q->zero && a->at.steps == b->at.steps && a->at.ddp.bucket_bytes == b->at.ddp.bucket_bytes &&
            a->at.ddp.mode == b->at.ddp.mode && a->at.ddp.find_unused == b->at.ddp.find_unused;
 }

@@ -141,7 +141,8 @@ const ar_dump_tensor *ari_find_ids(const ari_explain_case *c);
 
 /* The document of each of a step's positions [rows, seq], where a dump's metadata (cu_seqlens) or position_ids say that
  * rows hold several; else NULL. Gives; free(). Errors: AR_ERR_MEMORY, those of reading. */
-AR_NODISCARD ar_status ari_find_documents(int32_t **gives, const ari_explain_case *c, size_t rows, size_t seq, int step);
+AR_NODISCARD ar_status ari_find_documents(int32_t **gives, const ari_explain_case *c, size_t rows, size_t seq,
+                                          int step);
 
 typedef struct ari_case {
     ari_grid grid;
