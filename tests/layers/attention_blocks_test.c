@@ -124,7 +124,7 @@ static const masked cases[] = {{HEADS, 0, true, false, false, false, 0.0}, {2, 0
 Test(attention_blocks, of_any_size_give_the_bits_of_one_block)
 {
     /* Whole matrices one by one, rows of a head, and as few rows as there may be. */
-    static const size_t bytes[] = {6 * SEQ * SEQ * 4, 40 * SEQ * 4, 1};
+    static const size_t bytes[] = {4 * 6 * SEQ * SEQ * 4, 40 * SEQ * 4, 1};
     static values all, some;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         with_blocks_of(&all, &cases[i], (size_t)1 << 30);

@@ -20,6 +20,10 @@ double ari_order_pairs(const ari_order *o)
     return pairs;
 }
 
+/* A matrix that is not so many times smaller than a block is cut all the same: what its queries do not see is not
+ * computed. Measured at sequences of 512. */
+#define LARGER ((size_t)4)
+
 ari_score_blocks ari_score_blocks_of(const ari_order *order, const ari_keys *visible, size_t samples, size_t kv_heads,
                                      size_t group, size_t most, bool ring)
 {
@@ -31,7 +35,7 @@ ari_score_blocks ari_score_blocks_of(const ari_order *order, const ari_keys *vis
                               .group = group,
                               .rows = rows,
                               .most = most,
-                              .whole = group * rows * order->seq <= most && !ring};
+                              .whole = group * rows * order->seq <= most / LARGER && !ring};
 }
 
 static ari_keys both(ari_keys a, ari_keys b)
@@ -48,14 +52,16 @@ static ari_keys hull(const ari_keys *visible, size_t n)
     return all;
 }
 
-/* Queries [first, ..) of a head, as many as fit a block with the keys that they see, of one run of positions. */
+/* Queries [first, ..) of a head, as many as fit a block with the keys that they see, of one run of positions, and no more
+ * than an eighth of them: a block computes what the last of its queries sees and the first one does not, too. */
 static size_t height_at(const ari_score_blocks *b, size_t sample, size_t first, ari_keys *keys)
 {
     const size_t run = b->order.rows.count[0], end = first < run ? run : b->rows;
     const ari_keys *visible = b->visible + sample * b->rows + first;
+    const size_t most = b->rows / 8 > ARI_BLOCK_ROWS ? b->rows / 8 : ARI_BLOCK_ROWS;
     size_t n = 0;
     *keys = visible[0];
-    while (first + n < end) {
+    while (first + n < end && n < most) {
         const size_t left = end - first - n, more = left < ARI_BLOCK_ROWS ? left : ARI_BLOCK_ROWS;
         const ari_keys all = both(*keys, hull(visible + n, more));
         if (n > 0 && (n + more) * (size_t)(all.end - all.first) > b->most)
