@@ -71,9 +71,8 @@ done:
 
 int main(void)
 {
-    static run runs[] = {{.parallel = {.tp = 1}},
-                         {.parallel = {.tp = 2, .dp = 2, .sp = true}},
-                         {.parallel = {.cp = 4, .zigzag = true}}};
+    static run runs[] = {
+        {.parallel = {.tp = 1}}, {.parallel = {.tp = 2, .dp = 2, .sp = true}}, {.parallel = {.cp = 4, .zigzag = true}}};
     const run *one = &runs[0];
     bool same = true;
     for (size_t i = 0; i < (size_t)(BATCH * SEQ); i++)
@@ -89,7 +88,8 @@ int main(void)
         printf("step %2d: loss %.6f on one rank, %.6f on 2 x 2, %.6f on 4 that share sequences\n", i + 1,
                (double)one->loss[i], (double)runs[1].loss[i], (double)runs[2].loss[i]);
     same = same && st == AR_OK;
-    printf("1 rank, 2 x 2 ranks, 4 with cp: %s\n",
-           same ? "the same bits" : st == AR_OK ? "other bits" : ar_error_message());
+    printf("1 rank, 2 x 2 ranks, 4 with cp: %s\n", same          ? "the same bits"
+                                                   : st == AR_OK ? "other bits"
+                                                                 : ar_error_message());
     return same ? 0 : 1;
 }

@@ -27,11 +27,11 @@ typedef struct ari_communication {
 
 struct ar_ctx {
     ar_device *device;
-    ar_queue *queue;          /* the main queue */
-    ar_comm *tp, *dp, *world; /* never NULL */
-    ar_context_groups cp;     /* none of them NULL */
-    ar_comm *self;            /* owned; what groups are that were not given */
-    ari_replica_group replicas[2]; /* of heads that are whole on every tensor-parallel rank, and that they share */
+    ar_queue *queue;                 /* the main queue */
+    ar_comm *tp, *dp, *world;        /* never NULL */
+    ar_context_groups cp;            /* none of them NULL */
+    ar_comm *self;                   /* owned; what groups are that were not given */
+    ari_replica_group replicas[2];   /* of heads that are whole on every tensor-parallel rank, and that they share */
     ari_communication communication; /* owned */
     bool sp, keep_gathered;
     double dropout;
