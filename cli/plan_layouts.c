@@ -163,14 +163,18 @@ static ari_choice given(const ari_asked *a)
                         .recompute = a->v->recompute > 0 ? (ari_recompute)a->v->recompute : ARI_RECOMPUTE_NONE};
 }
 
-/* Options that would say nothing are refused as `check` refuses them. A search chooses what is left open. */
+/* Options that would say nothing are refused as `check` refuses them. A search chooses what is left open: without --cp,
+ * --cp-inner and --zigzag are about every cp that it tries. */
 static ar_status check_options(const ari_asked *a)
 {
     ari_run_values r = a->v->r;
     ar_parallel *p = &r.run.parallel;
     if (is_search(a->v) || a->v->table >= 0)
-        *p =
-            (ar_parallel){.micro_batches = p->micro_batches, .forward_first = p->forward_first && p->micro_batches > 0};
+        *p = (ar_parallel){.cp = p->cp,
+                           .cp_inner = p->cp > 0 ? p->cp_inner : 0,
+                           .zigzag = p->cp > 0 && p->zigzag,
+                           .micro_batches = p->micro_batches,
+                           .forward_first = p->forward_first && p->micro_batches > 0};
     else
         p->micro_batches = given(a).micro_batches;
     p->zero = 0; /* over dp and cp here: ari_planned_check */
@@ -281,6 +285,9 @@ static ar_status run_search(const ari_asked *a)
     s.user = &progress;
     ar_status st = ari_search_run(&r, &s);
     ari_progress_end(&progress);
+    if (st == AR_OK && r.layouts == 0)
+        st = ar_error_set(AR_ERR_INDIVISIBLE, "no cp that %d GPUs can have is a number of groups of --cp-inner %d",
+                          a->ranks, s.fixed.cp_inner);
     if (st == AR_OK && r.legal == 0 && !a->v->all)
         st = ar_error_set(AR_ERR_INDIVISIBLE,
                           "no layout of %d GPUs is legal: %s (--all lists every one with its reason)", a->ranks,
