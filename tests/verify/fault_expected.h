@@ -82,6 +82,10 @@ typedef struct expected {
     {                                                                       \
         .parallel = {.cp = (n), .tp = (t)}, .batch = 4, .documents = (most) \
     }
+#define PACKED_ZIGZAG(n, i, most)                                                                 \
+    {                                                                                             \
+        .parallel = {.cp = (n), .cp_inner = (i), .zigzag = true}, .batch = 4, .documents = (most) \
+    }
 #define BUCKETS(d, t, samples, bytes)                                                             \
     {                                                                                             \
         .parallel = {.dp = (d), .tp = (t)}, .batch = (samples), .ddp = {.bucket_bytes = (bytes) } \
@@ -503,6 +507,13 @@ static const expected elsewhere[] = {
      "document_boundaries"},
     {F(positions_over_documents), "gpt2", PACKED(3, 1, 4), CR, RING, "transformer.drop:fwd", "forward", -1, 0,
      "positions_over_documents"},
+    /* The loss is the output's sum, so that all queries' contributions are alike. */
+    {F(ring_kv_grad_local), "stack", ZIGZAG(4, 1), CR, DIRECT, "layers.1.attn.v:bwd", "backward", 1, 0,
+     "missing_reduce_scatter"},
+    {F(zigzag_positions), "llama", PACKED_ZIGZAG(4, 2, 4), CR, DIRECT, "model.layers.0.self_attn.q_rope:fwd", "forward",
+     0, 2, "zigzag_positions: place r of 2"},
+    {F(labels_after_cut), "gpt2", PACKED_ZIGZAG(4, 1, 4), CR, DIRECT, "loss:fwd", "forward", -1, 0,
+     "labels_shifted: by each of 4 ranks among its own tokens, the r-th chunk from either end"},
 };
 enum { ELSEWHERE = sizeof elsewhere / sizeof *elsewhere };
 

@@ -308,6 +308,14 @@ Test(pattern_context, masks_across_documents_are_told_from_boundaries_elsewhere)
     expect_beside(&w, "model.layers.0.self_attn.probs:fwd", NULL, "attention_across_documents");
     score(&w, starts, local);
     expect_beside(&w, "model.layers.0.self_attn.probs:fwd", NULL, "document_boundaries");
+    for (size_t i = 0; i < 32; i++) /* its own begin is one more, of a document that goes on */
+        local[i] = i % 16 < 8 || starts[i] > i / 16 * 16 + 8 ? starts[i] : 8;
+    score(&w, starts, local);
+    expect_beside(&w, "model.layers.0.self_attn.probs:fwd", NULL, "document_boundaries");
+    for (size_t i = 0; i < 32; i++) /* a window of three keys cuts no document: here keys are lost, no more */
+        local[i] = i % 16 < starts[i] + 3 ? starts[i] : i % 16 - 2;
+    score(&w, starts, local);
+    expect_beside(&w, "model.layers.0.self_attn.probs:fwd", NULL, "partly_written");
     world_free(&w);
 }
 

@@ -217,21 +217,25 @@ static bool positions_are_shared(const ari_difference *d)
     return true;
 }
 
-/* Keys' and values' gradients are sums over the queries of all places of a ring: on each rank with a difference what one
- * place's queries leave is a part of the reference, unrelated to what is missing. The last keys have queries of one place
- * alone, and may be right. */
+/* Keys' and values' gradients are sums over the queries of all places of a ring: what one place's queries leave is a part
+ * of the reference, unrelated to what is missing or of its kind where all queries pull alike: v*v is about v*r, or less.
+ * A multiple of the reference is another mistake. Few values of a rank tell less than those of all. The last keys have
+ * queries of one place alone, and may be right. */
 static bool is_part_of_ring(const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
+    const ari_tally *all = &c->survey.total;
     const ari_role role = ari_module_of(d->name, strlen(d->name)).role;
+    const double over = all->vv / all->vr;
     if (ari_cp_of(d) < 2 || d->pass != 'b' || d->ndim != 3 || !positions_are_shared(d) ||
         (role != ARI_K_ROPE && role != ARI_K_HEADS && role != ARI_V_HEADS && role != ARI_K && role != ARI_V))
         return false;
+    if (all->different < 64 || !(over >= 0.25 && over <= 1.5) || !(ari_cosine(all) < 0.97))
+        return false;
     for (int r = 0; r < d->ranks; r++) {
         const ari_tally *own = &c->survey.rank[r];
-        const double share = own->vr / own->rr, over = own->vv / own->vr;
-        if (own->different > 0 &&
-            (own->different < 32 || own->nan > 0 || !(share > 0.02 && share < 1.0) || !(fabs(over - 1.0) <= 0.5)))
+        const double share = own->vr / own->rr;
+        if (own->different > 0 && (own->different < 32 || own->nan > 0 || !(share > 0.02 && share < 1.0)))
             return false;
     }
     return true;

@@ -64,13 +64,13 @@ static size_t right_position(const counting *n, size_t sample, size_t at)
     return n->c->grid.d->documents ? at - start_of(n->c, sample, at) : at;
 }
 
-static size_t wrong_position(const counting *n, size_t at)
+static size_t wrong_position(const counting *n, size_t sample, size_t at)
 {
     const size_t chunk = n->places ? n->c->grid.shape[1] / (2 * n->places) : 0;
     if (chunk == 0)
         return at;
     const size_t k = at / chunk, to = k < n->places ? 2 * k : 2 * (2 * n->places - 1 - k) + 1;
-    return to * chunk + at % chunk;
+    return right_position(n, sample, to * chunk + at % chunk);
 }
 
 /* Of a row of heads: by how much the fastest pair of all heads is turned from the reference, as cosine and sine; false
@@ -97,7 +97,7 @@ static bool turns_by(const counting *n, size_t head, size_t apart)
     size_t turned = 0;
     for (size_t row = 0; row < g->rows; row++) {
         const size_t sample = ari_grid_index(g, row * g->cols, 0), at = ari_grid_index(g, row * g->cols, 1);
-        const double by = (double)wrong_position(n, at) - (double)right_position(n, sample, at);
+        const double by = (double)wrong_position(n, sample, at) - (double)right_position(n, sample, at);
         double turn[2];
         if (!ari_row_differs(n->c, row))
             continue;
@@ -117,7 +117,8 @@ static bool moves_rows(const counting *n, const ari_lookup_table *table)
     size_t moved = 0;
     for (size_t row = 0; row < g->rows; row++) {
         const size_t first = row * g->cols, at = ari_grid_index(g, first, 1);
-        const size_t right = right_position(n, ari_grid_index(g, first, 0), at), wrong = wrong_position(n, at);
+        const size_t sample = ari_grid_index(g, first, 0);
+        const size_t right = right_position(n, sample, at), wrong = wrong_position(n, sample, at);
         if (!ari_row_differs(c, row))
             continue;
         for (size_t i = 0; i < g->cols; i++) {
@@ -190,10 +191,41 @@ static other_scores compare_masks(const ari_case *c)
     return n;
 }
 
+/* The first key that a row of scores sees; the number of keys: none. */
+static size_t first_seen(const ari_case *c, const float *scores, size_t row)
+{
+    size_t key = 0;
+    while (key < c->grid.cols && !(fabs((double)scores[row * c->grid.cols + key]) > c->grid.d->noise))
+        key++;
+    return key;
+}
+
+/* Whether wrong rows lack the first keys that they should see, and queries one after the other begin at the same key, as
+ * in a document that is cut in two. A window's begin would move with the query. */
+static bool begins_within(const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    size_t together = 0;
+    for (size_t row = 0; row < g->rows; row++) {
+        const size_t query = ari_grid_index(g, row * g->cols, 2), here = first_seen(c, c->val, row);
+        if (!ari_row_differs(c, row))
+            continue;
+        if (here <= first_seen(c, c->ref, row) || here > query)
+            return false;
+        for (size_t key = here; key <= query; key++) {
+            const size_t at = row * g->cols + key;
+            if ((fabs((double)c->val[at]) > g->d->noise) != (fabs((double)c->ref[at]) > g->d->noise))
+                return false;
+        }
+        together += query > 0 && ari_row_differs(c, row - 1) && first_seen(c, c->val, row - 1) == here;
+    }
+    return together > 0;
+}
+
 static void measure_boundaries(ari_trace *t, const ari_case *c)
 {
     const other_scores n = compare_masks(c);
-    if (n.across < 2 || n.within > 0)
+    if (n.within > 0 || (n.across < 2 && !(n.across == 0 && begins_within(c))))
         return;
     ari_found(t, ARI_FOUND_DOCUMENTS, ARI_IF(CUT) | (n.lost > 0 ? ARI_IF(SHIFT) : 0));
     ari_count(t, "gained", n.gained);

@@ -152,21 +152,36 @@ static size_t next_of_rank(size_t at, size_t seq, size_t n, bool zigzag)
     return zigzag && chunk < n / 2 ? (n - 1 - chunk) * size : seq;
 }
 
-/* The loss of labels that each of some ranks has shifted among its own positions. */
+/* The sum over targets of labels that each rank has shifted among its own positions; *n of them. `every`: also the last
+ * token of a packed document has one. *cut: whether a target of the reference has another label, or none. */
+static double sum_of_chunks(const losses *l, const side *s, size_t n_chunks, bool zigzag, bool every, size_t *n,
+                            bool *cut)
+{
+    double sum = 0.0;
+    *n = 0;
+    *cut = false;
+    for (size_t i = 0; i < l->tokens; i++) {
+        const size_t at = i % l->seq, next = next_of_rank(at, l->seq, n_chunks, zigzag);
+        *cut = *cut || (l->of[0].counts[i] && next != at + 1);
+        if ((!s->counts[i] && !every) || next >= l->seq)
+            continue;
+        sum += entropy(l, s, i, l->ids[i - at + next]);
+        ++*n;
+    }
+    return sum;
+}
+
+/* The loss of labels shifted after the cut, within documents or over their ends. */
 static void find_chunks(ari_trace *t, const losses *l, const side *s)
 {
     for (size_t n = 2; n <= 2 * (size_t)ARI_MOST_RANKS && n < l->seq; n++) {
-        for (int zigzag = 0; zigzag < (n >= 4 && n % 2 == 0 ? 2 : 1) && l->seq % n == 0; zigzag++) {
-            double sum = 0.0;
-            size_t targets = 0;
-            for (size_t i = 0; i < l->tokens; i++) {
-                const size_t at = i % l->seq, next = next_of_rank(at, l->seq, n, zigzag);
-                if (!s->counts[i] || next >= l->seq)
-                    continue;
-                sum += entropy(l, s, i, l->ids[i - at + next]);
-                targets++;
-            }
-            if (targets == l->of[0].targets || !gives(l, &l->of[1], sum, targets))
+        const size_t forms = l->seq % n != 0 ? 0 : n >= 4 && n % 2 == 0 ? 4 : 2;
+        for (size_t form = 0; form < forms; form++) {
+            const bool zigzag = form >= 2, every = form % 2 == 1;
+            size_t targets;
+            bool cut;
+            const double sum = sum_of_chunks(l, s, n, zigzag, every, &targets, &cut);
+            if (!cut || !gives(l, &l->of[1], sum, targets))
                 continue;
             ari_found(t, ARI_FOUND_TARGETS, ARI_IF(SHIFT) | ARI_IF(BLOCKS));
             ari_count(t, "ranks", zigzag ? n / 2 : n);
