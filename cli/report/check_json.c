@@ -89,7 +89,8 @@ static json_t *json_run(const ari_checked *c, const ar_check_run *u)
     json_object_set_new(o, "bytes", json_bytes(c, u));
     json_object_set_new(o, "collectives", json_collectives(u));
     json_object_set_new(o, "peak_bytes_per_rank", json_memory(&u->memory));
-    json_object_set_new(o, "predicted_bytes_per_rank", c->module ? json_null() : json_memory(&u->memory_predicted));
+    json_object_set_new(o, "predicted_bytes_per_rank",
+                        u->has_memory_predicted ? json_memory(&u->memory_predicted) : json_null());
     json_object_set_new(o, "memory_difference",
                         u->memory_difference[0] ? json_string(u->memory_difference) : json_null());
     json_object_set_new(o, "seconds", ari_json_number(u->seconds));

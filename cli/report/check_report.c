@@ -184,7 +184,7 @@ static ar_status print_memory(FILE *to, const ari_checked *c)
 #define CELL(field, json, title) ari_table_cell(&t, "%s", ARI_BYTES(u->memory.field));
         AR_RANK_MEMORY_TABLE(CELL)
 #undef CELL
-        if (c->module || u->error)
+        if (!u->has_memory_predicted)
             continue;
         ari_table_cell(&t, "  predicted");
 #define CELL(field, json, title) \

@@ -34,8 +34,11 @@ static void print_layout(FILE *to, const ar_training_options *o)
         before = "; ";
     }
     if (p->cp > 1) {
-        fprintf(to, "%s%d %s share each sequence%s", before, p->cp, p->tp > 1 ? "groups" : "ranks",
-                p->zigzag ? ", each with a chunk from its beginning and one from its end" : "");
+        fprintf(to, "%s%d %s share each sequence", before, p->cp, p->tp > 1 ? "groups" : "ranks");
+        if (p->zigzag && p->cp_inner > 1)
+            fprintf(to, ", each %d of them a chunk from its beginning and one from its end", p->cp_inner);
+        else if (p->zigzag)
+            fprintf(to, ", each with a chunk from its beginning and one from its end");
         before = "; ";
     }
     if (p->tp > 1) {

@@ -338,7 +338,15 @@ class Check(CommandTest):
         self.assertIn("dp=3 (3+3+2)", done.out)
         self.assertIn("memory of a rank", done.out)
         self.assertIn("weights after the last step: one hash", done.out)
+        self.assertIn("    predicted", done.out)
         self.assertNotIn("memory of a rank", self.passes("check", self.config(), "--tp", "2", *SMALL).out)
+
+    def test_memory_that_nothing_predicts_is_no_prediction_of_nothing(self):
+        packed = ("check", self.config(), "--cp", "2", "--documents", "3", "--memory", *SMALL)
+        self.assertNotIn("    predicted", self.passes(*packed).out)
+        run = self.result(*packed)["models"][0]["runs"][0]
+        self.assertIsNone(run["predicted_bytes_per_rank"])
+        self.assertGreater(run["peak_bytes_per_rank"]["weights"], 0)
 
     def test_the_dropout_of_a_config_is_noted_and_left_out(self):
         folder = self.config(attention_dropout=0.1)

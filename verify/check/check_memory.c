@@ -77,11 +77,11 @@ static bool is_predicted(const ari_cluster_options *o)
 
 ar_status ari_check_memory(ar_check_run *run, const ari_cluster_options *o, const ar_rank_memory *counted)
 {
-    const bool is = is_predicted(o);
     ar_rank_memory predicted;
+    run->has_memory_predicted = is_predicted(o);
     for (int r = 0; r < ar_parallel_world(&o->run.parallel); r++) {
         raise(&run->memory, &counted[r]);
-        if (!is)
+        if (!run->has_memory_predicted)
             continue;
         AR_TRY(ari_memory_of_rank(&predicted, o, r));
         raise(&run->memory_predicted, &predicted);
