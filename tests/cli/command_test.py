@@ -715,6 +715,7 @@ class Options(CommandTest):
                              (("--cp", "2", "--cp-inner", "2", "--zigzag"), "has one place"),
                              (("--cp", "4", "--cp-inner", "3"), "divides 4"),
                              (("--cp", "3", "--seq", "8"), "use a multiple of 3"),
+                             (("--documents", "9", "--seq", "8"), "use at most 8"),
                              (("--cp", "4", "--zigzag", "--seq", "12"), "8 chunks of a zigzag over 4 places; use a "
                               "multiple of 8"),
                              (("--cp", "2", "--tp", "4", "--sp", "--seq", "12"), "use a multiple of 8"),

@@ -405,7 +405,8 @@ Test(check, random_documents_are_legal_and_those_of_their_seed)
     for (size_t i = 0; i < 3; i++)
         free(documents[i]);
     ar_batch short_one = {.batch = 1, .seq = 1};
-    cr_assert_eq(ari_random_documents(&documents[0], &short_one, 1, 9, 0), AR_OK);
+    cr_expect_eq(ari_random_documents(&documents[0], &short_one, 1, 2, 0), AR_ERR_ARG, "more than tokens");
+    cr_assert_eq(ari_random_documents(&documents[0], &short_one, 1, 1, 0), AR_OK);
     cr_expect_eq(documents[0][0], 0);
     free(documents[0]);
 }

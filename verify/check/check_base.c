@@ -310,6 +310,10 @@ ar_status ari_random_documents(int32_t **gives, ar_batch *batch, size_t batches,
     const uint64_t key = ari_stream_key(seed, "documents");
     const size_t rows = batch->batch, seq = batch->seq;
     size_t count = 0;
+    if (most > seq)
+        return ar_error_set(AR_ERR_ARG,
+                            "%zu documents in a sequence of %zu tokens: each has at least one; use at most %zu", most,
+                            seq, seq);
     AR_TRY(ari_mul_size(&count, batches * rows, seq));
     AR_TRY(ari_alloc_zero((void **)gives, count, sizeof **gives, "documents"));
     for (size_t row = 0; row < batches * rows; row++) {

@@ -26,7 +26,8 @@ AR_NODISCARD ar_status ari_text_batches(int64_t **ids, ar_batch **batch, const a
                                         const char *text);
 
 /** Gives every row of these batches, all of one size, 1 to `most` documents of random lengths: a function of the seed, the
- *  step and the row. Gives the array that they share; free(). Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+ *  step and the row. Gives the array that they share; free(). Errors: AR_ERR_ARG (more than tokens), AR_ERR_OVERFLOW,
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_random_documents(int32_t **gives, ar_batch *batch, size_t batches, size_t most,
                                             uint64_t seed);
 
