@@ -384,9 +384,9 @@ class Check(CommandTest):
         # Seven tokens are not shared by two. Heads divide by 1, 2 and 4, and there are two sequences: no layout without
         # cp has more than 8 ranks.
         short = (self.config(), "--seq", "7")
-        self.assertEqual(len(layouts("--sweep", *short)), len([one for one in four if not one[2]]) + 2)
-        self.assertEqual(layouts("--sweep", *short), layouts(*short, "--sweep", "9"))
-        self.assertEqual(layouts("--sweep", *short), layouts(*short, "--sweep", "8"))
+        swept = layouts("--sweep", *short)
+        self.assertEqual(len(swept), len([one for one in four if not one[2]]) + 2)
+        self.assertEqual(swept, layouts(*short, "--sweep", "9"))
         usual = layouts(self.config())
         self.assertTrue({(1, 2, False, 1), (1, 4, True, 1), (2, 1, False, 1), (2, 2, False, 1, "zero"),
                          (1, 1, False, 2)} <= set(usual), usual)

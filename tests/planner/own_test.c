@@ -144,7 +144,7 @@ Test(own_memory, of_random_layouts_is_what_each_rank_counts)
 Test(own_memory, of_ranks_that_share_sequences_is_what_each_rank_counts)
 {
     covered n = {0};
-    expect_counted(&n, by_scale(8, 60, 200), 7600, true);
+    expect_counted(&n, by_scale(8, 20, 200), 7600, true);
 }
 
 /* A block of width 8, 2 query heads of 4 on 1 KV head, a middle of 6; 2 sequences of 3 tokens: T = 6. */

@@ -101,7 +101,7 @@ static double share_of(const layout_draw *d, int i, const ar_sim_cluster *cluste
 
 Test(planner_time, is_virtual_time_within_one_percent)
 {
-    const int draws = by_scale(30, 120, 400);
+    const int draws = by_scale(30, 60, 400);
     int moved = 0;
     for (int i = 0; i < draws; i++) {
         layout_draw d;
@@ -119,7 +119,7 @@ Test(planner_time, is_virtual_time_within_one_percent)
 /* Rings, neighbours that exchange heads, and both; on one node, and a node for each sequence's ranks. */
 Test(planner_time, of_ranks_that_share_sequences_is_virtual_time_within_one_percent)
 {
-    const int draws = by_scale(8, 60, 200);
+    const int draws = by_scale(8, 20, 200);
     for (int i = 0; i < draws; i++) {
         layout_draw d;
         char text[LAYOUT_DRAW_TEXT];
@@ -135,7 +135,7 @@ Test(planner_time, of_ranks_that_share_sequences_is_virtual_time_within_one_perc
 /* Then some groups of a kind span nodes and others do not; the planner takes the slower ones for all. */
 Test(planner_time, is_at_least_virtual_time_where_groups_do_not_fill_nodes)
 {
-    const int draws = by_scale(10, 40, 200);
+    const int draws = by_scale(10, 20, 200);
     for (int i = 0; i < draws; i++) {
         layout_draw d;
         char text[LAYOUT_DRAW_TEXT];
