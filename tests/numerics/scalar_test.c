@@ -11,7 +11,7 @@
 #if defined(__SANITIZE_ADDRESS__) || !defined(__OPTIMIZE__)
 enum { STRIDE = 8009 };
 #else
-enum { STRIDE = 503 };
+enum { STRIDE = 1009 };
 #endif
 enum { CHUNK = 4096, SCALAR_EVERY = 64 };
 

@@ -183,7 +183,7 @@ static bool same_run(const expected *a, const expected *b)
 static bool left_out(const expected *e, const expected *table, size_t i)
 {
     return small_only() ? i % 6 != 1 || strstr(e->model, "-demo") != NULL
-                        : table == elsewhere && i % (size_t)by_scale(1, 3, 1) != 0;
+                        : table == elsewhere && i % (size_t)by_scale(1, 6, 1) != 0;
 }
 
 static void expect_clean(const expected *e, place *p)
