@@ -77,13 +77,14 @@ static block_view view_of_block(const ar_scores *b, const ar_mask *m)
 /* Whether a row sees a column of its block. */
 ARI_KERNEL inline bool sees(const ari_score_row &r, size_t key)
 {
-    return key - r.first < r.keys && (!r.additive || r.additive[key] != -INFINITY) && (!r.padding || r.padding[key]);
+    const size_t j = key - r.first;
+    return j < r.keys && (!r.additive || r.additive[j] != -INFINITY) && (!r.padding || r.padding[j]);
 }
 
 ARI_KERNEL inline float score_of(const ari_score_row &r, const float *in, size_t key, float scale)
 {
     const float scaled = ari_mul32(in[key], scale);
-    return r.additive ? ari_add32(scaled, r.additive[key]) : scaled;
+    return r.additive ? ari_add32(scaled, r.additive[key - r.first]) : scaled;
 }
 
 /* probs may be scores: until the sums are known only a value's own thread writes its place, and reads it no more. */

@@ -8,21 +8,9 @@
  * key is left out. While a row is worked on, its masked places hold -inf, which no visible place does then: a visible
  * score that is not finite has been written as NaN, since it makes the whole row NaN. */
 
-/* What one row may see: of its block's columns [first, first + keys), all that the others do not mask. */
-typedef struct row_mask {
-    size_t first, keys;
-    const uint8_t *padding; /* of these keys, 0 = masked; NULL: none */
-    const float *additive;  /* of these keys, -inf = masked; NULL: none */
-} row_mask;
-
-static row_mask mask_of_row(size_t *at, const ar_scores *block, const ar_mask *mask, size_t i)
+static ari_score_row row_of(const ar_scores *block, const ar_mask *mask, size_t i)
 {
-    const ari_score_row r = ari_score_row_of(block, mask, mask->visible.ptr, mask->padding.ptr, mask->additive.ptr, i);
-    *at = r.at;
-    return (row_mask){.first = r.first,
-                      .keys = r.keys,
-                      .padding = r.padding ? r.padding + r.first : NULL,
-                      .additive = r.additive ? r.additive + r.first : NULL};
+    return ari_score_row_of(block, mask, mask->visible.ptr, mask->padding.ptr, mask->additive.ptr, i);
 }
 
 ARI_ROW_LOOP float nan_unless_finite(float x)
@@ -30,10 +18,10 @@ ARI_ROW_LOOP float nan_unless_finite(float x)
     return (ari_bits32(x) & 0x7f800000u) == 0x7f800000u ? ari_nan32() : x;
 }
 
-/* In what follows the rows begin at the mask's first key. */
+/* In what follows the rows begin at the first key that the row may see. */
 
 /* row = scaled scores with the additive mask, masked -inf, visible ones finite or NaN. row may be scores. */
-ARI_ROW_LOOP void scale_and_mask(float *row, const float *scores, float scale, const row_mask *m)
+ARI_ROW_LOOP void scale_and_mask(float *row, const float *scores, float scale, const ari_score_row *m)
 {
     if (m->additive) {
 #pragma GCC ivdep
@@ -74,8 +62,8 @@ ARI_ROW_LOOP void set_zero(float *row, size_t from, size_t to)
         row[j] = 0.0f;
 }
 
-/* +0 outside the mask's keys; `all` is the block's row. */
-ARI_ROW_LOOP void clear_outside(float *all, const row_mask *m, size_t cols)
+/* +0 outside the keys that the row may see; `all` is the block's row. */
+ARI_ROW_LOOP void clear_outside(float *all, const ari_score_row *m, size_t cols)
 {
     set_zero(all, 0, m->first);
     set_zero(all, m->first + m->keys, cols);
@@ -105,8 +93,8 @@ typedef struct row_sums {
     bool known;
 } row_sums;
 
-ARI_ROW_KERNEL void softmax_row(float *all, const float *all_scores, float scale, const row_mask *m, const ar_scores *b,
-                                const row_sums *sums)
+ARI_ROW_KERNEL void softmax_row(float *all, const float *all_scores, float scale, const ari_score_row *m,
+                                const ar_scores *b, const row_sums *sums)
 {
     const size_t n = m->keys;
     float *row = all + m->first;
@@ -138,16 +126,15 @@ ar_status ari_cpu_softmax_forward(ar_device *d, ARI_AT_ONCE, ar_buf probs, ar_cb
     double *l = sum.ptr;
     /* Dynamic: a causal row's length grows with its query. */
     ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys) {
-        size_t at = 0;
-        const row_mask m = mask_of_row(&at, block, mask, i);
-        const row_sums sums = {tops + at, l + at, known};
+        const ari_score_row m = row_of(block, mask, i);
+        const row_sums sums = {tops + m.at, l + m.at, known};
         softmax_row(out + i * keys, in + i * keys, scale, &m, block, &sums);
     }
     return AR_OK;
 }
 
 /* +0 at the masked keys of a block's row. */
-ARI_ROW_LOOP void clear_masked(float *all, const row_mask *m, size_t cols)
+ARI_ROW_LOOP void clear_masked(float *all, const ari_score_row *m, size_t cols)
 {
     float *row = all + m->first;
     if (m->additive) {
@@ -180,7 +167,7 @@ ARI_ROW_LOOP double row_dot(const float *probs, const float *dprobs, size_t n, i
 }
 
 ARI_ROW_KERNEL void softmax_backward_row(float *all_ds, const float *all_probs, float *all_dprobs, double *dot,
-                                         bool known, float scale, const row_mask *m, const ar_scores *b)
+                                         bool known, float scale, const ari_score_row *m, const ar_scores *b)
 {
     clear_masked(all_dprobs, m, b->part.cols);
     float *ds = all_ds + m->first;
@@ -202,9 +189,8 @@ ar_status ari_cpu_softmax_backward(ar_device *d, ARI_AT_ONCE, ar_buf ds, ar_cbuf
     const float *pr = probs.ptr;
     double *dots = dot.ptr;
     ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys) {
-        size_t at = 0;
-        const row_mask m = mask_of_row(&at, block, mask, i);
-        softmax_backward_row(out + i * keys, pr + i * keys, dp + i * keys, dots + at, known, scale, &m, block);
+        const ari_score_row m = row_of(block, mask, i);
+        softmax_backward_row(out + i * keys, pr + i * keys, dp + i * keys, dots + m.at, known, scale, &m, block);
     }
     return AR_OK;
 }

@@ -9,8 +9,8 @@
 typedef struct ari_score_row {
     size_t at;              /* among all rows of all matrices */
     size_t first, keys;     /* of the block's columns, [first, first + keys) are visible, as far as the others let it */
-    const uint8_t *padding; /* of the block's columns, 0 = masked; NULL: none */
-    const float *additive;  /* of the block's columns, -inf = masked; NULL: none */
+    const uint8_t *padding; /* of these keys, 0 = masked; NULL: none */
+    const float *additive;  /* of these keys, -inf = masked; NULL: none */
 } ari_score_row;
 
 /** Row i of all rows of a block, with the memory of `mask`: NULL where it has none. */
@@ -29,8 +29,8 @@ ARI_FN ari_score_row ari_score_row_of(const ar_scores *b, const ar_mask *mask, c
     r.at = matrix * b->group * b->rows + row;
     r.first = from < end ? from - p->col : 0;
     r.keys = from < end ? end - from : 0;
-    r.padding = padding ? padding + sample * b->seq + p->col : padding;
-    r.additive = additive ? additive + (plane * b->rows + query) * b->seq + p->col : additive;
+    r.padding = padding ? padding + sample * b->seq + p->col + r.first : padding;
+    r.additive = additive ? additive + (plane * b->rows + query) * b->seq + p->col + r.first : additive;
     return r;
 }
 
