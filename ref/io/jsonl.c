@@ -43,15 +43,30 @@ static ar_status add_ids(reader *r, const json_t *ids)
     return AR_OK;
 }
 
+/* What says more of the tokens than they do themselves would be expected to count. */
+static ar_status check_members(const reader *r, const json_t *object)
+{
+    static const char *const refused[] = {"labels", "attention_mask", "position_ids"};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        if (json_object_get(object, refused[i]) != NULL)
+            return ar_error_set(AR_ERR_UNSUPPORTED,
+                                "%s: line %zu: '%s' would not be looked at: training predicts each next token of its "
+                                "data, from positions and masks of its own",
+                                ARI_SHOW(r->path), r->line, refused[i]);
+    }
+    return AR_OK;
+}
+
 static ar_status add_object(reader *r, const json_t *object)
 {
     const json_t *text = json_object_get(object, "text"), *ids = json_object_get(object, "input_ids");
     const size_t before = r->d->tokens;
-    if (json_is_string(text) == json_is_array(ids))
+    if ((text != NULL) == (ids != NULL) || (text != NULL ? !json_is_string(text) : !json_is_array(ids)))
         return ar_error_set(AR_ERR_FORMAT,
                             "%s: line %zu: expected an object with a string 'text' or a list 'input_ids'%s",
-                            ARI_SHOW(r->path), r->line, json_is_string(text) ? ", and not both" : "");
-    AR_TRY(json_is_string(text) ? add_text(r, text) : add_ids(r, ids));
+                            ARI_SHOW(r->path), r->line, text != NULL && ids != NULL ? ", and not both" : "");
+    AR_TRY(check_members(r, object));
+    AR_TRY(text != NULL ? add_text(r, text) : add_ids(r, ids));
     if (r->d->tokens == before)
         return AR_OK;
     AR_TRY(ari_grow(&r->d->end, &r->end_capacity, r->d->documents, sizeof *r->d->end, "documents"));

@@ -176,6 +176,9 @@ Test(data, lines_that_are_no_documents_are_named)
         ar_status status;
     } cases[] = {{"{\"text\": \"a\"}\n{\"text\": 3}\n", "line 2: expected an object", AR_ERR_FORMAT},
                  {"{\"text\": \"a\", \"input_ids\": [1]}\n", "and not both", AR_ERR_FORMAT},
+                 {"{\"text\": \"a\", \"input_ids\": 1}\n", "and not both", AR_ERR_FORMAT},
+                 {"{\"text\": null, \"input_ids\": [1]}\n", "and not both", AR_ERR_FORMAT},
+                 {"{\"text\": \"a\"}\n{\"input_ids\": [1], \"labels\": [1]}\n", "line 2: 'labels'", AR_ERR_UNSUPPORTED},
                  {"[1, 2]\n", "line 1: expected an object", AR_ERR_FORMAT},
                  {"{\"text\": \"a\"}\n\n{\"text\": \"b\n", "line 3", AR_ERR_FORMAT},
                  {"{\"input_ids\": [1, -1]}\n", "line 1: token 1", AR_ERR_DATA},
