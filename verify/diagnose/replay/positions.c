@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Positions counted otherwise, and keys that are others: documents that share a row, whose positions run on or whose ends
  * a mask does not know; chunks of context-parallel ranks in another order, or the own one in place of all. */
+#include "anyrank/parallel.h"
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/replay/replay.h"
 #include "verify/diagnose/roles.h"
@@ -51,6 +52,31 @@ int ari_first_document(const ari_case *c)
     return last > 0 ? first : -1;
 }
 
+/* --- rings -------------------------------------------------------------------------------------------------------- */
+
+/* The place of a ring of n that has a position, and the index of that among the place's own. */
+static size_t place_in_ring(size_t *index, size_t seq, size_t n, bool zigzag, size_t at)
+{
+    const size_t chunk = seq / (zigzag ? 2 * n : n), k = at / chunk;
+    *index = at % chunk + (zigzag && k >= n ? chunk : 0);
+    return zigzag && k >= n ? 2 * n - 1 - k : k;
+}
+
+static size_t at_in_ring(size_t place, size_t index, size_t seq, size_t n, bool zigzag)
+{
+    const ar_parallel ring = {.cp = (int)n, .zigzag = zigzag};
+    const ar_positions own = ar_parallel_positions(&ring, seq, (int)place);
+    return ar_positions_at(&own, index);
+}
+
+/* Where a position of a zigzag is taken to be if its chunks are put down as contiguous ones, or the other way round. */
+static size_t recut(size_t seq, size_t n, bool zigzag, size_t at)
+{
+    size_t index;
+    const size_t place = place_in_ring(&index, seq, n, zigzag, at);
+    return at_in_ring(place, index, seq, n, !zigzag);
+}
+
 /* --- positions counted otherwise ---------------------------------------------------------------------------------- */
 
 /* What the tokens of a row count as: in the reference, and by one mistake. */
@@ -66,11 +92,7 @@ static size_t right_position(const counting *n, size_t sample, size_t at)
 
 static size_t wrong_position(const counting *n, size_t sample, size_t at)
 {
-    const size_t chunk = n->places ? n->c->grid.shape[1] / (2 * n->places) : 0;
-    if (chunk == 0)
-        return at;
-    const size_t k = at / chunk, to = k < n->places ? 2 * k : 2 * (2 * n->places - 1 - k) + 1;
-    return right_position(n, sample, to * chunk + at % chunk);
+    return n->places ? right_position(n, sample, recut(n->c->grid.shape[1], n->places, true, at)) : at;
 }
 
 /* Of a row of heads: by how much the fastest pair of all heads is turned from the reference, as cosine and sine; false
@@ -240,33 +262,15 @@ typedef size_t (*other_key)(const ari_case *c, size_t n, size_t query, size_t ke
 /* Chunks of a zigzag of n places put down as contiguous ones. */
 static size_t out_of_zigzag(const ari_case *c, size_t n, size_t query, size_t key)
 {
-    const size_t chunk = c->grid.cols / (2 * n), k = key / chunk;
     (void)query;
-    return (k % 2 == 0 ? k / 2 : 2 * n - 1 - k / 2) * chunk + key % chunk;
+    return recut(c->grid.cols, n, false, key);
 }
 
 /* Contiguous chunks put down as those of a zigzag. */
 static size_t into_zigzag(const ari_case *c, size_t n, size_t query, size_t key)
 {
-    const size_t chunk = c->grid.cols / (2 * n), k = key / chunk;
     (void)query;
-    return (k < n ? 2 * k : 2 * (2 * n - 1 - k) + 1) * chunk + key % chunk;
-}
-
-/* The i-th place of the ring in which an index is, of n, and its index there: of contiguous chunks, or a zigzag's. */
-static size_t place_in_ring(size_t *index, size_t seq, size_t n, bool zigzag, size_t at)
-{
-    const size_t chunk = seq / (zigzag ? 2 * n : n), k = at / chunk;
-    *index = at % chunk + (zigzag && k >= n ? chunk : 0);
-    return zigzag && k >= n ? 2 * n - 1 - k : k;
-}
-
-static size_t at_in_ring(size_t place, size_t index, size_t seq, size_t n, bool zigzag)
-{
-    const size_t chunk = seq / (zigzag ? 2 * n : n);
-    if (zigzag && index >= chunk)
-        return (2 * n - 1 - place) * chunk + index - chunk;
-    return place * chunk + index;
+    return recut(c->grid.cols, n, true, key);
 }
 
 /* In each place the own chunk's keys, whichever chunk's should be there. */
