@@ -138,7 +138,7 @@ MUTANTS = [
     ("neighbours of several data-parallel ranks are copies of one KV head", "ref/core/context.c",
      "const int shared = ar_ctx_data_rank(c) * ar_comm_size(c->cp.ring) + ar_comm_rank(c->cp.ring);",
      "const int shared = ar_comm_rank(c->cp.ring);", "layers/context_parallel_test"),
-    ("a KV head's gradient counts the terms of one query head", "ref/layers/attention/attention_core.c",
+    ("a KV head's gradient counts the terms of one query head", "ref/layers/attention/core.c",
      ".k_full = p->c->group_full * p->c->seq,", ".k_full = p->c->seq,", "layers/kv_replica_test layers/block_test"),
     ("a block's row counts the terms of the block alone", "ref/cpu/softmax.c",
      "exponentials(row, n, ari_key32_value(top), ari_rowsum_bits(b->seq))",
