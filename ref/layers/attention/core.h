@@ -29,9 +29,9 @@ AR_NODISCARD ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved
                                         const ar_batch *batch);
 
 /** The gradients of q, k and v from dout, that of o; all fresh: g[0] [b, heads, rows, d], g[1], g[2] [b, kv_heads, rows,
- *  d], of the keys and values at the positions of the queries here. A KV head's dk and dv are one contraction over the query heads of its
- *  group and all queries, whichever ranks have them: complete on every rank of `replicas`. Collective over it and the
- *  ring. Releases what the forward pass kept. */
+ *  d], of the keys and values at the positions of the queries here. A KV head's dk and dv are one contraction over the
+ *  query heads of its group and all queries, whichever ranks have them: complete on every rank of `replicas`. Collective
+ *  over it and the ring. Releases what the forward pass kept. */
 AR_NODISCARD ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, const void *owner,
                                          ar_tensor g[3], const ar_tensor *dout, const ar_tensor *q, const ar_tensor *k,
                                          const ar_tensor *v);
