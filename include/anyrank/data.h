@@ -32,8 +32,8 @@ AR_NODISCARD ar_status ar_data_format_parse(ar_data_format *format, const char *
 
 /** Opens a token file; path NULL: the bundled text (bytes). Gives; ar_data_close. Errors: AR_ERR_IO; AR_ERR_DATA
  * (empty, or a size that is no multiple of the tokens'); AR_ERR_FORMAT (safetensors: malformed, without the tensor, or
- * with one of another type or shape; jsonl: a line that is no such object, which is named); AR_ERR_ARG (a name that does not tell the format); AR_ERR_MEMORY. Threads: open
- * data may be read by many. */
+ * with one of another type or shape; jsonl: a line that is no such object, which is named); AR_ERR_ARG (a name that does
+ * not tell the format); AR_ERR_MEMORY. Threads: open data may be read by many. */
 AR_NODISCARD ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format);
 /** Accepts NULL. */
 void ar_data_close(ar_data *d);
@@ -71,8 +71,8 @@ typedef struct ar_packing {
 } ar_packing;
 
 /* Samples are the data's windows of `seq` tokens, one after another without overlap from the start of each row (packed:
- * of the data); the last tokens of a row, too few for a window, are left out. An epoch is all windows once, in an order of its
- * own: the Fisher-Yates shuffle of (seed, epoch), docs/numerics.md, section 5. The batch of step t = 1, 2, .. is
+ * of the data); the last tokens of a row, too few for a window, are left out. An epoch is all windows once, in an order
+ * of its own: the Fisher-Yates shuffle of (seed, epoch), docs/numerics.md, section 5. The batch of step t = 1, 2, .. is
  * samples (t - 1)*batch .. t*batch - 1 of the epochs 0, 1, .. one after another, so a batch may hold the end of one and
  * the start of the next. */
 typedef struct ar_loader ar_loader;
@@ -84,8 +84,8 @@ typedef struct ar_loader_options {
     ar_packing packing;
 } ar_loader_options;
 /** Borrows the data until ar_loader_destroy; copies the options. Gives. Errors: AR_ERR_ARG, AR_ERR_DATA (a token
- *  outside the vocabulary; rows shorter than one window; packed data of one document without a separator), AR_ERR_UNSUPPORTED (more than 2^32 windows),
- *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. Threads: a loader belongs to one; make one for each rank. */
+ *  outside the vocabulary; rows shorter than one window; packed data of one document without a separator),
+ *  AR_ERR_UNSUPPORTED (more than 2^32 windows), AR_ERR_OVERFLOW, AR_ERR_MEMORY. Threads: a loader belongs to one; make one for each rank. */
 AR_NODISCARD ar_status ar_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_options *o);
 /** Accepts NULL. */
 void ar_loader_destroy(ar_loader *l);
@@ -95,8 +95,8 @@ size_t ar_loader_windows(const ar_loader *l);
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ar_loader_position(const ar_loader *l, uint64_t step, uint64_t *epoch, size_t *place);
 /** The global batch of a step (host): input_ids of [batch, seq], labels NULL (the ids themselves), no masks; packed:
- *  documents. Its arrays are the loader's, valid until the next call. Any step costs the same: one shuffle where it lies in another epoch
- *  than the last call's. Errors: AR_ERR_ARG (step 0), AR_ERR_OVERFLOW (beyond epoch 2^32). */
+ *  documents. Its arrays are the loader's, valid until the next call. Any step costs the same: one shuffle where it
+ *  lies in another epoch than the last call's. Errors: AR_ERR_ARG (step 0), AR_ERR_OVERFLOW (beyond epoch 2^32). */
 AR_NODISCARD ar_status ar_loader_batch(ar_loader *l, ar_batch *out, uint64_t step);
 /** Which windows these samples are: out[batch]. Errors: as ar_loader_batch. */
 AR_NODISCARD ar_status ar_loader_samples(ar_loader *l, size_t *out, uint64_t step);

@@ -95,8 +95,8 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
     return o->scaling ? ari_scaling_check(o->scaling, ctx) : AR_OK;
 }
 
-/* T over all micro-batches and the ranks that sum gradients, known before the first backward pass: what everything is divided
- * by. */
+/* T over all micro-batches and the ranks that sum gradients, known before the first backward pass: what everything is
+ * divided by. */
 static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro, size_t n,
                                size_t pieces)
 {
