@@ -149,7 +149,7 @@ static ar_status check_flow(const plan_values *v)
             AR_ERR_ARG, "--flow shows the operations of one layout; --gpus, --cluster, --table, --all, --top, --csv, "
                         "--html, --svg, --no-flash, --hierarchical and --shared-links are about what layouts take: "
                         "leave one out");
-    if (v->pp > 1 || v->chunks > 1 || v->r.run.parallel.zero > 1 || v->recompute > ARI_RECOMPUTE_NONE)
+    if (v->pp > 1 || v->chunks > 1 || v->r.run.parallel.zero > 1 || v->recompute > AR_RECOMPUTE_NONE)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "--flow lists what this version runs: not pp, chunks, ZeRO-2 and 3, nor "
                             "recomputation, which 'plan' without it plans by formulas");

@@ -36,7 +36,7 @@ json_t *ari_planned_json(const char *command, const ari_step_case *c);
 /* --- what layouts would take ------------------------------------------------------------------------------------- */
 
 typedef enum ari_plan_table { ARI_PLAN_MEMORY, ARI_PLAN_SCALING, ARI_PLAN_DECISION } ari_plan_table;
-extern const char *const ari_plan_table_names[], *const ari_recompute_names[];
+extern const char *const ari_plan_table_names[];
 
 /* Options of `plan`; -1 of recompute, table, top and r.run.parallel.zero: not given. */
 typedef struct ari_plan_values {

@@ -11,7 +11,6 @@
 #include "ref/io/json.h"
 
 const char *const ari_plan_table_names[] = {"memory", "scaling", "decision", NULL};
-const char *const ari_recompute_names[] = {"none", "selective", "full", NULL};
 
 /* --- the question ------------------------------------------------------------------------------------------------- */
 
@@ -160,7 +159,7 @@ static ari_choice given(const ari_asked *a)
                                                               : 1,
                         .chunks = ari_at_least_one(a->v->chunks),
                         .sp = p->sp || a->base.step.run.parallel.sp,
-                        .recompute = a->v->recompute > 0 ? (ari_recompute)a->v->recompute : ARI_RECOMPUTE_NONE};
+                        .recompute = a->v->recompute > 0 ? (ar_recompute)a->v->recompute : AR_RECOMPUTE_NONE};
 }
 
 /* Options that would say nothing are refused as `check` refuses them. A search chooses what is left open: without --cp,

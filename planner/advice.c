@@ -14,9 +14,9 @@ ar_status ari_worth_of(ari_worth *w, const ari_planned *p, const ari_time_option
     int ranks = 0;
     *w = (ari_worth){.convention = half ? ARI_FLOPS_CAUSAL : ARI_FLOPS_PARAMETERS};
     AR_TRY(ari_planned_world(&ranks, p));
-    AR_TRY(ari_flops_token(&model, p->step.config, p->step.run.seq, w->convention, ARI_RECOMPUTE_NONE));
+    AR_TRY(ari_flops_token(&model, p->step.config, p->step.run.seq, w->convention, AR_RECOMPUTE_NONE));
     AR_TRY(ari_flops_token(&hardware, p->step.config, p->step.run.seq, w->convention,
-                           p->recompute == ARI_RECOMPUTE_FULL || !p->flash ? p->recompute : ARI_RECOMPUTE_NONE));
+                           p->recompute == AR_RECOMPUTE_FULL || !p->flash ? p->recompute : AR_RECOMPUTE_NONE));
     if (!(seconds > 0.0))
         return AR_OK;
     w->tokens = tokens / seconds;

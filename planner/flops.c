@@ -56,8 +56,7 @@ static double keys_of(const ar_config *c, size_t seq, bool causal)
     return sum;
 }
 
-ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flops_convention k,
-                          ari_recompute recompute)
+ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flops_convention k, ar_recompute recompute)
 {
     counts n;
     AR_TRY(counts_of(&n, c));
@@ -65,9 +64,9 @@ ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flo
     const double pairs = keys_of(c, seq, causal) * (double)c->heads * (double)c->head_dim;
     const double attention = (causal ? STEP : 2.0 * STEP) * pairs;
     const double blocks = STEP * (n.matrices + (k == ARI_FLOPS_PRODUCTS ? 0.0 : n.vectors)) + attention;
-    const double again = recompute == ARI_RECOMPUTE_FULL        ? blocks / 3.0
-                         : recompute == ARI_RECOMPUTE_SELECTIVE ? attention
-                                                                : 0.0;
+    const double again = recompute == AR_RECOMPUTE_FULL        ? blocks / 3.0
+                         : recompute == AR_RECOMPUTE_SELECTIVE ? attention
+                                                               : 0.0;
     *flops = blocks + STEP * n.table * (k == ARI_FLOPS_TABLES ? 2.0 : 1.0) + again;
     return AR_OK;
 }
@@ -122,10 +121,10 @@ ar_status ari_flops_counted(double *model, double *hardware, const ari_planned *
     AR_TRY(count_ranks(&one, &p->step, 1));
     AR_TRY(count_ranks(&all, &p->step, ari_at_least_one(p->step.run.parallel.tp)));
     /* Flash attention, whose backward pass computes scores from rows, has nothing to compute again beforehand. */
-    const double again = p->step.forward_only                                   ? 0.0
-                         : p->recompute == ARI_RECOMPUTE_FULL                   ? all.blocks
-                         : p->recompute == ARI_RECOMPUTE_SELECTIVE && !p->flash ? all.attention
-                                                                                : 0.0;
+    const double again = p->step.forward_only                                  ? 0.0
+                         : p->recompute == AR_RECOMPUTE_FULL                   ? all.blocks
+                         : p->recompute == AR_RECOMPUTE_SELECTIVE && !p->flash ? all.attention
+                                                                               : 0.0;
     const double tokens = (double)p->step.run.seq;
     *model = 2.0 * one.all / tokens;
     *hardware = 2.0 * (all.all + again) / tokens;

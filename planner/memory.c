@@ -31,7 +31,7 @@ double ari_optimizer_states(const ar_optimizer_options *o)
 bool ari_planned_runs(const ari_planned *p)
 {
     return ari_at_least_one(p->pp) == 1 && ari_at_least_one(p->chunks) == 1 && p->step.run.parallel.zero <= 1 &&
-           p->recompute == ARI_RECOMPUTE_NONE;
+           p->recompute == AR_RECOMPUTE_NONE;
 }
 
 size_t ari_layers_walked(const ari_step_case *c)

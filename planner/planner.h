@@ -8,20 +8,13 @@
 #include "anyrank/sim.h"
 #include "sim/plan/ops.h"
 
-/* What of a block's forward pass is computed again in the backward pass instead of kept. */
-typedef enum ari_recompute {
-    ARI_RECOMPUTE_NONE,
-    ARI_RECOMPUTE_SELECTIVE, /* scores, softmax and its dropout (Korthikanti et al. 2022, arXiv:2205.05198) */
-    ARI_RECOMPUTE_FULL       /* all but the block's input */
-} ari_recompute;
-
 /* A layout on W = dp * pp * cp * tp ranks, in this order. */
 typedef struct ari_planned {
     ari_step_case step; /* run.parallel: tp, cp, dp, sp, micro-batches, ZeRO stage 0 to 3; run.batch, run.seq: of all
                            ranks together */
     int pp;             /* stages; 0 counts as 1 */
     int chunks;         /* parts of a stage that take turns with those of others (interleaving); 0 counts as 1 */
-    ari_recompute recompute;
+    ar_recompute recompute;
     bool flash; /* attention whose scores are never stored */
 } ari_planned;
 
@@ -111,7 +104,7 @@ const char *ari_flops_formula(ari_flops_convention k);
  *  by the same one: full adds a third of the blocks' operations, selective those of attention once more, as Korthikanti
  *  et al. count. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flops_convention k,
-                                       ari_recompute recompute);
+                                       ar_recompute recompute);
 /** The same counted, two for each multiply-add of the list of operations: what one rank would do, and what all ranks do
  *  together, with the products of KV copies and what recomputation adds. It is the forward pass of attention there, a
  *  third of what Korthikanti et al. count. Errors: AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan). */

@@ -114,8 +114,8 @@ static ar_status forward(void *user, const ari_operation *op)
     section *s = section_of(a, op);
     const bool block = op->layer != ARI_NO_LAYER;
     const double inputs = inputs_kept(a, op), rows = scores_kept(a, op);
-    const bool full = block && a->p->recompute == ARI_RECOMPUTE_FULL;
-    const bool selective = a->p->recompute == ARI_RECOMPUTE_SELECTIVE && !a->p->flash;
+    const bool full = block && a->p->recompute == AR_RECOMPUTE_FULL;
+    const bool selective = a->p->recompute == AR_RECOMPUTE_SELECTIVE && !a->p->flash;
     const double kept = (full && op->role != ARI_NORM1 ? 0.0 : inputs) + (full || selective ? 0.0 : rows);
     a->gathered = op->stays;
     s->kept.of[kind_of(op)] += kept;

@@ -186,9 +186,9 @@ static ar_status time_family(seeker *k, ari_choice c, int m, int v)
     for (c.zero = 0; c.zero <= 3; c.zero++) {
         if (s->zero >= 0 ? s->zero != c.zero : c.zero > 0 && c.dp * c.cp == 1)
             continue;
-        for (int again = ARI_RECOMPUTE_NONE; again <= ARI_RECOMPUTE_FULL; again++) {
-            c.recompute = (ari_recompute)again;
-            if (s->recompute >= 0 ? s->recompute == again : again != ARI_RECOMPUTE_SELECTIVE || !s->base.flash)
+        for (int again = AR_RECOMPUTE_NONE; again <= AR_RECOMPUTE_FULL; again++) {
+            c.recompute = (ar_recompute)again;
+            if (s->recompute >= 0 ? s->recompute == again : again != AR_RECOMPUTE_SELECTIVE || !s->base.flash)
                 AR_TRY(time_variant(k, &c, m, v));
         }
     }

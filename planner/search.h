@@ -22,7 +22,7 @@ typedef struct ari_choice {
     int cp_inner; /* of cp, neighbours that exchange heads for positions */
     int zero, micro_batches, chunks;
     bool sp, zigzag;
-    ari_recompute recompute;
+    ar_recompute recompute;
 } ari_choice;
 /** base with this layout. */
 ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c);

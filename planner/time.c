@@ -316,8 +316,8 @@ void ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options 
                   .t = t,
                   .idle = p->step.run.batch < (size_t)ari_at_least_one(p->step.run.parallel.dp),
                   .micro = ari_at_least_one(p->step.run.parallel.micro_batches),
-                  .whole_again = p->recompute == ARI_RECOMPUTE_FULL && !p->step.forward_only,
-                  .scores_again = p->recompute == ARI_RECOMPUTE_SELECTIVE && !p->flash && !p->step.forward_only};
+                  .whole_again = p->recompute == AR_RECOMPUTE_FULL && !p->step.forward_only,
+                  .scores_again = p->recompute == AR_RECOMPUTE_SELECTIVE && !p->flash && !p->step.forward_only};
     const stage slowest = add_stages(&c), first = stage_of(p, 0);
     const double pass_seconds = ari_time_step(t) - t->of[ARI_TIME_BUBBLE];
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {

@@ -138,6 +138,8 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
                                     .world = world,
                                     .sp = o->run.parallel.sp,
                                     .keep_gathered = o->run.parallel.keep_gathered,
+                                    .overlap = o->run.parallel.overlap,
+                                    .recompute = o->run.parallel.recompute,
                                     .dropout = o->run.dropout,
                                     .loss = o->run.loss,
                                     .seed = o->run.seed,

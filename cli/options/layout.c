@@ -17,6 +17,7 @@ const char *const ari_bucket_order_names[] = {"reverse", "largest-first", NULL};
 /* Those of ar_sim_algorithm whose bytes of each rank a layout decides; with the others the last rank to come moves
  * those of all. */
 static const char *const collectives_names[] = {"direct", "ring", NULL};
+const char *const ari_recompute_names[] = {"none", "selective", "full", NULL};
 const char *const ari_numerics_names[] = {"exact", "native", NULL};
 static const char *const device_names[] = {"cpu", "cuda", "emulated", NULL};
 const char *const ari_precision_names[] = {"f32", "tf32", "bf16", NULL};
@@ -56,6 +57,15 @@ const ari_option ari_step_layout_options[] = {
                     "sequence parallel beside --tp: each rank holds a part of every sequence between the regions"),
     ARI_OPTION_FLAG("keep-gathered", run.parallel.keep_gathered,
                     "with --sp: keep gathered inputs for the backward pass, in place of gathering them again"),
+    ARI_OPTION_INT("overlap", run.parallel.overlap, 1, 4096, "K",
+                   "with --sp: gathers and reduce-scatters in K chunks of tokens, each beside the product of another "
+                   "(default 1: one after the other)",
+                   .more = "4 is a usual number."),
+    ARI_OPTION_ENUM("recompute", run.parallel.recompute.what, ari_recompute_names,
+                    "what of a block's forward pass the backward pass computes again in place of keeping it: none, "
+                    "selective (the attention) or full (default none)"),
+    ARI_OPTION_INT("recompute-every", run.parallel.recompute.every, 1, 4096, "N",
+                   "with --recompute: of every N blocks the first is computed again (default 1: each)"),
     ARI_OPTION_INT("dp", run.parallel.dp, 1, 4096, "N",
                    "data-parallel ranks, or groups of --tp ranks: each holds some of the sequences",
                    .more = "Ranks need not hold equally many."),
@@ -111,6 +121,8 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
     p->cp = ari_at_least_one(p->cp);
     p->cp_inner = ari_at_least_one(p->cp_inner);
     p->micro_batches = ari_at_least_one(p->micro_batches);
+    p->overlap = ari_at_least_one(p->overlap);
+    p->recompute.every = ari_at_least_one(p->recompute.every);
     run.ddp.zero = p->zero;
     run.ddp.bucket_bytes = run.ddp.bucket_bytes == ARI_NOT_GIVEN ? AR_BUCKET_BYTES : run.ddp.bucket_bytes;
     run.device = ari_layout_device(v);
@@ -173,6 +185,14 @@ ar_status ari_layout_check(const ari_run_values *v)
         return ar_error_set(AR_ERR_ARG, "--sp splits sequences over the ranks of --tp: give --tp N too");
     if (p->keep_gathered && !p->sp)
         return ar_error_set(AR_ERR_ARG, "--keep-gathered is about the gathers of --sp: give --tp N --sp too");
+    if (p->overlap > 1 && !p->sp)
+        return ar_error_set(AR_ERR_ARG, "--overlap %d is about the collectives of --sp: give --tp N --sp too",
+                            p->overlap);
+    if (p->recompute.every > 0 && p->recompute.what == AR_RECOMPUTE_NONE)
+        return ar_error_set(AR_ERR_ARG,
+                            "--recompute-every %d is about the blocks of --recompute: give --recompute "
+                            "selective or full too",
+                            p->recompute.every);
     if (p->forward_first && p->micro_batches < 2)
         return ar_error_set(AR_ERR_ARG,
                             "--forward-first is an order of micro-batches: give --micro-batches M of at least 2 too");
@@ -259,9 +279,11 @@ json_t *ari_layout_json(const ar_parallel *p, size_t batch)
     json_t *samples = json_array();
     for (int d = 0; d < ari_at_least_one(p->dp); d++)
         json_array_append_new(samples, json_integer((json_int_t)samples_of(p, batch, d)));
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:b, s:i, s:i, s:o, s:b, s:b}", "world", ar_parallel_world(p),
-                     "tp", ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp", ari_at_least_one(p->cp),
-                     "cp_inner", ari_at_least_one(p->cp_inner), "zigzag", p->zigzag, "pp", 1, "sp", p->sp, "zero",
-                     p->zero, "micro_batches", ari_at_least_one(p->micro_batches), "samples_per_rank", samples,
-                     "keep_gathered", p->keep_gathered, "forward_first", p->forward_first);
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:b, s:i, s:i, s:o, s:b, s:b, s:i, s:s, s:i}", "world",
+                     ar_parallel_world(p), "tp", ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp",
+                     ari_at_least_one(p->cp), "cp_inner", ari_at_least_one(p->cp_inner), "zigzag", p->zigzag, "pp", 1,
+                     "sp", p->sp, "zero", p->zero, "micro_batches", ari_at_least_one(p->micro_batches),
+                     "samples_per_rank", samples, "keep_gathered", p->keep_gathered, "forward_first", p->forward_first,
+                     "overlap", ari_at_least_one(p->overlap), "recompute", ari_recompute_names[p->recompute.what],
+                     "recompute_every", ari_at_least_one(p->recompute.every));
 }

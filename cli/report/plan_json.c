@@ -64,7 +64,7 @@ static json_t *name_of(const ari_choice *c, const ar_parallel *p)
     if (c->chunks > 1)
         add_word(text, sizeof text, "chunks", c->chunks);
     const size_t n = strlen(text);
-    if (c->recompute != ARI_RECOMPUTE_NONE)
+    if (c->recompute != AR_RECOMPUTE_NONE)
         snprintf(text + n, sizeof text - n, " recompute=%s", ari_recompute_names[c->recompute]);
     return json_string(text);
 }

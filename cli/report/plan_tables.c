@@ -28,7 +28,7 @@ static ari_asked alone(const ari_asked *a, int tp)
     return one;
 }
 
-static ari_choice choice_of(int tp, bool sp, ari_recompute recompute)
+static ari_choice choice_of(int tp, bool sp, ar_recompute recompute)
 {
     return (ari_choice){.tp = tp,
                         .cp = 1,
@@ -54,7 +54,7 @@ static double activations(const ari_memory *m)
 }
 
 /* Bytes of activations; -1: there is no such layout, as where tp does not divide the sequence. */
-static ar_status kept(double *bytes, const ari_asked *one, bool sp, ari_recompute recompute)
+static ar_status kept(double *bytes, const ari_asked *one, bool sp, ar_recompute recompute)
 {
     const ari_choice c = choice_of(one->ranks, sp, recompute);
     const ari_planned p = ari_choice_planned(&one->base, &c);
@@ -84,14 +84,14 @@ static json_t *number(double x)
 static ar_status memory_row(ari_table *t, json_t *rows, const ari_asked *a, int tp)
 {
     const ari_asked one = alone(a, tp);
-    const ari_choice c = choice_of(tp, false, ARI_RECOMPUTE_NONE);
+    const ari_choice c = choice_of(tp, false, AR_RECOMPUTE_NONE);
     const ari_planned p = ari_choice_planned(&one.base, &c);
     ari_memory m;
     double plain = 0.0, sp = 0.0, full = 0.0;
     AR_TRY(ari_memory_production(&m, &p));
-    AR_TRY(kept(&plain, &one, false, ARI_RECOMPUTE_NONE));
-    AR_TRY(kept(&sp, &one, true, ARI_RECOMPUTE_NONE));
-    AR_TRY(kept(&full, &one, true, ARI_RECOMPUTE_FULL));
+    AR_TRY(kept(&plain, &one, false, AR_RECOMPUTE_NONE));
+    AR_TRY(kept(&sp, &one, true, AR_RECOMPUTE_NONE));
+    AR_TRY(kept(&full, &one, true, AR_RECOMPUTE_FULL));
     const double parameters = m.of[ARI_MEMORY_WEIGHTS] / 2.0;
     ari_table_row(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s", tp, ARI_COUNT((uint64_t)parameters), GIGABYTES(states(&m)),
                   GIGABYTES(16.0 * (double)a->parameters / tp), GIGABYTES(plain), GIGABYTES(sp), GIGABYTES(full));
@@ -107,7 +107,7 @@ static ar_status memory_row(ari_table *t, json_t *rows, const ari_asked *a, int 
 static ar_status scaling_row(ari_table *t, json_t *rows, const ari_asked *a, int tp, double *one_rank)
 {
     const ari_asked one = alone(a, tp);
-    const ari_choice c = choice_of(tp, (a->base.step.run.seq % (size_t)tp) == 0, ARI_RECOMPUTE_NONE);
+    const ari_choice c = choice_of(tp, (a->base.step.run.seq % (size_t)tp) == 0, AR_RECOMPUTE_NONE);
     ari_depth d;
     double bytes = 0.0;
     bool between = false;

@@ -21,6 +21,20 @@ typedef enum ar_numerics { AR_NUMERICS_EXACT, AR_NUMERICS_NATIVE } ar_numerics;
  * rounded to 11 bits of significand. AR_PRECISION_BF16: to bf16, and what leaves a product too: a mixed-precision
  * run. */
 
+/* What of a block's forward pass is computed again in the backward pass, in place of being kept. */
+typedef enum ar_recompute {
+    AR_RECOMPUTE_NONE,
+    AR_RECOMPUTE_SELECTIVE, /* the attention: from its input on all but its last layer, whose input is kept no more */
+    AR_RECOMPUTE_FULL,      /* all of a block, from its input (Chen et al. 2016, arXiv:1604.06174) */
+    AR_RECOMPUTES
+} ar_recompute;
+/** "none", "selective", "full"; "?" for an unknown value. Static storage. */
+const char *ar_recompute_name(ar_recompute r);
+typedef struct ar_recomputation {
+    ar_recompute what;
+    int every; /* of every so many blocks, counted from block 0, the first is computed again; 0 counts as 1 */
+} ar_recomputation;
+
 /** A complete value (never a partial sum) of a rank, at the moment it exists. `local` lies in the host's memory (a
  * copy, where the host does not reach the device's) as `layout` says: box k copies local[box.local ..] <->
  *  global[box.global ..]. Valid during the call only. */
@@ -56,12 +70,14 @@ typedef struct ar_ctx_options {
     ar_dtype storage; /* of the parameters of two dimensions: AR_BF16, in native numerics (ar_param.storage); AR_F32, or
                          0 where nothing is said */
     bool sp;          /* sequence parallelism over tp (ar_parallel); layers ask when they are made */
-    bool keep_gathered;   /* of ar_parallel */
-    double dropout;       /* probability, below 1; 0: none */
-    uint64_t seed;        /* of the dropout masks */
-    ar_loss_options loss; /* of every cross-entropy made in it: LM heads, ar_cross_entropy_create */
-    ar_fault fault;       /* AR_FAULT_NONE */
-    ar_tap_fn tap;        /* NULL: nobody listens */
+    bool keep_gathered;         /* of ar_parallel */
+    int overlap;                /* of ar_parallel; below 2: not */
+    ar_recomputation recompute; /* of ar_parallel; blocks ask when they are made */
+    double dropout;             /* probability, below 1; 0: none */
+    uint64_t seed;              /* of the dropout masks */
+    ar_loss_options loss;       /* of every cross-entropy made in it: LM heads, ar_cross_entropy_create */
+    ar_fault fault;             /* AR_FAULT_NONE */
+    ar_tap_fn tap;              /* NULL: nobody listens */
     void *tap_user;
 } ar_ctx_options;
 

@@ -24,6 +24,10 @@ typedef struct ar_parallel {
                            positions of every sequence; nothing changes with tp = 1 */
     bool keep_gathered; /* sp: a column-parallel layer keeps its gathered input for the backward pass; false: it keeps
                            its own positions and gathers again (less memory, more bytes) */
+    int overlap;        /* sp: collectives along the tokens beside a linear layer's product go in so many chunks of
+                           positions, each beside the product of the one before it (forward: gather, then multiply;
+                           multiply, then reduce-scatter); the last may be shorter. 1: one after the other */
+    ar_recomputation recompute;
     int zero;           /* 1: ZeRO stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054): each of the dp ranks keeps its
                            share of the optimizer state and updates its share of the weights; 0: each does all */
     bool forward_first; /* all micro-batches go forward before the first goes backward, in reverse order; false: each

@@ -20,6 +20,12 @@ static ar_status check_storage(const ar_ctx_options *o)
     return AR_OK;
 }
 
+const char *ar_recompute_name(ar_recompute r)
+{
+    static const char *const names[] = {"none", "selective", "full"};
+    return (unsigned)r < AR_RECOMPUTES ? names[r] : "?";
+}
+
 const char *ar_precision_name(ar_precision p)
 {
     static const char *const names[AR_PRECISION_COUNT] = {"f32", "tf32", "bf16"};
@@ -71,6 +77,8 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     c->tap_user = o->tap_user;
     c->sp = o->sp;
     c->keep_gathered = o->keep_gathered;
+    c->overlap = o->overlap > 1 ? o->overlap : 1;
+    c->recompute = o->recompute;
     c->dropout = o->dropout;
     c->loss = o->loss;
     c->loss_scale = 1.0;

@@ -34,6 +34,8 @@ struct ar_ctx {
     ari_replica_group replicas[2];   /* of heads that are whole on every tensor-parallel rank, and that they share */
     ari_communication communication; /* owned */
     bool sp, keep_gathered;
+    int overlap; /* at least 1 */
+    ar_recomputation recompute;
     double dropout;
     ar_loss_options loss;
     double loss_scale; /* 1: none */

@@ -25,6 +25,18 @@ static void append(char *out, size_t cap, const char *word, int extent)
         snprintf(out + used, cap - used, "%s%s", space, word);
 }
 
+static void append_recompute(char *out, size_t cap, const ar_recomputation *r)
+{
+    char text[64];
+    if (r->what == AR_RECOMPUTE_NONE)
+        return;
+    if (r->every > 1)
+        snprintf(text, sizeof text, "recompute=%s/%d", ar_recompute_name(r->what), r->every);
+    else
+        snprintf(text, sizeof text, "recompute=%s", ar_recompute_name(r->what));
+    append(out, cap, text, 0);
+}
+
 void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
 {
     const int tp = ari_at_least_one(p->tp), dp = ari_at_least_one(p->dp), micro = ari_at_least_one(p->micro_batches);
@@ -47,6 +59,9 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
         append(out, cap, "tp", tp);
     if (p->sp && tp > 1)
         append(out, cap, p->keep_gathered ? "sp (kept)" : "sp", 0);
+    if (p->sp && tp > 1 && p->overlap > 1)
+        append(out, cap, "overlap", p->overlap);
+    append_recompute(out, cap, &p->recompute);
     if (p->zero > 0 && dp * cp > 1)
         append(out, cap, "zero", p->zero);
     if (micro > 1)
@@ -140,6 +155,9 @@ ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_p
                             p->dp);
     if (p->zero < 0 || p->zero > 1)
         return ar_error_set(AR_ERR_ARG, "zero=%d: 0, or 1 for stage 1 (optimizer states)", p->zero);
+    if (p->overlap < 0 || p->recompute.every < 0 || (unsigned)p->recompute.what >= AR_RECOMPUTES)
+        return ar_error_set(AR_ERR_ARG, "overlap=%d, recompute %d of every %d: chunks and blocks are at least 1",
+                            p->overlap, (int)p->recompute.what, p->recompute.every);
     const int tp = ari_at_least_one(p->tp);
     const bool sequence = ar_plan_by_tokens(plan, tp, p->sp);
     AR_TRY(ar_plan_check(plan, c, sequence));

@@ -90,6 +90,10 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
     if (tp > 1 && p->sp != ctx->sp)
         return ar_error_set(AR_ERR_ARG, "a training step %s sequence parallelism in a context %s it",
                             p->sp ? "with" : "without", ctx->sp ? "with" : "without");
+    if ((tp > 1 && ctx->sp && ari_at_least_one(p->overlap) != ctx->overlap) || p->recompute.what != ctx->recompute.what)
+        return ar_error_set(AR_ERR_ARG, "a training step of overlap %d, recompute %s, in a context of overlap %d, %s",
+                            ari_at_least_one(p->overlap), ar_recompute_name(p->recompute.what), ctx->overlap,
+                            ar_recompute_name(ctx->recompute.what));
     if (!(o->clip >= 0.0))
         return ar_error_set(AR_ERR_ARG, "the largest gradient norm is %g, expected at least 0", o->clip);
     return o->scaling ? ari_scaling_check(o->scaling, ctx) : AR_OK;

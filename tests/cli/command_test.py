@@ -259,7 +259,8 @@ class Check(CommandTest):
         self.assertEqual(one["layout"], {"world": 2, "tp": 2, "dp": 1, "cp": 1, "cp_inner": 1, "zigzag": False,
                                          "pp": 1, "sp": False, "zero": 0,
                                          "micro_batches": 1, "samples_per_rank": [2], "keep_gathered": False,
-                                         "forward_first": False})
+                                         "forward_first": False, "overlap": 1, "recompute": "none",
+                                         "recompute_every": 1})
         self.assertEqual((one["result"], one["tensors_different"], one["elements_different"], one["max_ulp"]),
                          ("same", 0, 0, 0))
         self.assertGreater(one["tensors"], 50)
@@ -303,7 +304,8 @@ class Check(CommandTest):
         self.assertEqual(one["layout"], {"world": 6, "tp": 2, "dp": 3, "cp": 1, "cp_inner": 1, "zigzag": False,
                                          "pp": 1, "sp": True, "zero": 0,
                                          "micro_batches": 2, "samples_per_rank": [3, 3, 2], "keep_gathered": True,
-                                         "forward_first": True})
+                                         "forward_first": True, "overlap": 1, "recompute": "none",
+                                         "recompute_every": 1})
         self.assertEqual(len(one["loss"]), 2)
         self.assertEqual((model["steps"], model["clip"], model["dropout"]), (2, 0.0, 0.25))
         self.assertEqual({key: model["optimizer"][key] for key in ("name", "lr", "momentum", "nesterov", "weight_decay")},

@@ -238,7 +238,7 @@ Test(own_memory, refuses_what_no_run_of_this_version_does)
     cr_expect_eq(all, 2 * one);
     const ari_planned wrong[] = {{.step = p.step, .pp = 3},
                                  {.step = p.step, .pp = 2},
-                                 {.step = p.step, .recompute = ARI_RECOMPUTE_SELECTIVE},
+                                 {.step = p.step, .recompute = AR_RECOMPUTE_SELECTIVE},
                                  {.step = p.step, .flash = true}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         cr_expect_eq(ari_memory_own(&m, &wrong[i], 0), AR_ERR_UNSUPPORTED, "%zu", i);

@@ -14,9 +14,9 @@ static double korthikanti(const ari_planned *p)
     const double scores = 5.0 * (double)c->heads * s * s * b, t = p->step.run.parallel.tp;
     const bool sp = p->step.run.parallel.sp;
     switch (p->recompute) {
-    case ARI_RECOMPUTE_NONE:
+    case AR_RECOMPUTE_NONE:
         return sp ? (34.0 * s * b * h + scores) / t : s * b * h * (10.0 + 24.0 / t) + scores / t;
-    case ARI_RECOMPUTE_SELECTIVE:
+    case AR_RECOMPUTE_SELECTIVE:
         return sp ? 34.0 * s * b * h / t : s * b * h * (10.0 + 24.0 / t);
     default:
         return 2.0 * s * b * h / (sp ? t : 1.0);
@@ -31,7 +31,7 @@ Test(production, blocks_keep_what_korthikanti_et_al_count_to_the_byte)
         const ar_config c = shape_bundled(models[i % 4]);
         const bool sp = i / 24 % 2 != 0;
         ari_planned p = shape_planned(&c, tp[i / 4 % 3], sp, i / 12 % 2 != 0 ? 4 : 1, 2048);
-        p.recompute = (ari_recompute)(i / 48);
+        p.recompute = (ar_recompute)(i / 48);
         p.step.run.dropout = 0.1;
         const ari_memory m = shape_memory(&p);
         cr_expect_eq(shape_kept(&m), (double)c.layers * korthikanti(&p), "%s tp=%d sp=%d batch %zu recompute %d: %.0f",
@@ -222,9 +222,9 @@ Test(production, recomputation_works_on_a_whole_block_at_a_time)
     ari_planned p = shape_planned(&c, 8, true, 1, 2048);
     p.step.run.dropout = 0.1;
     const double base = shape_memory(&p).of[ARI_MEMORY_WORKSPACE];
-    p.recompute = ARI_RECOMPUTE_SELECTIVE;
+    p.recompute = AR_RECOMPUTE_SELECTIVE;
     cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WORKSPACE] - base, scores / 8.0);
-    p.recompute = ARI_RECOMPUTE_FULL;
+    p.recompute = AR_RECOMPUTE_FULL;
     cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WORKSPACE] - base, (32.0 * sbh + scores) / 8.0);
 }
 

@@ -87,7 +87,7 @@ Test(rows, printed_rates_are_those_of_their_convention)
     for (size_t i = 0; i < sizeof throughput / sizeof *throughput; i++) {
         const ar_config c = config_of(&throughput[i].model);
         double flops = 0.0;
-        cr_assert_eq(ari_flops_token(&flops, &c, throughput[i].seq, throughput[i].convention, ARI_RECOMPUTE_NONE),
+        cr_assert_eq(ari_flops_token(&flops, &c, throughput[i].seq, throughput[i].convention, AR_RECOMPUTE_NONE),
                      AR_OK);
         const double rate = flops * throughput[i].tokens * 1e-12, error = rate / throughput[i].teraflops - 1.0;
         cr_expect_str_eq(fabs(error) <= 0.005 ? "fits" : "unexplained", throughput[i].verdict, "%s: %.1f",
@@ -115,8 +115,8 @@ Test(rows, utilisations_are_those_of_korthikanti_et_al)
     for (size_t i = 0; i < sizeof korthikanti / sizeof *korthikanti; i++) {
         const ar_config c = shape_bundled(korthikanti[i].model);
         double model = 0.0, hardware = 0.0;
-        cr_assert_eq(ari_flops_token(&model, &c, 2048, ARI_FLOPS_PRODUCTS, ARI_RECOMPUTE_NONE), AR_OK);
-        cr_assert_eq(ari_flops_token(&hardware, &c, 2048, ARI_FLOPS_PRODUCTS, ARI_RECOMPUTE_SELECTIVE), AR_OK);
+        cr_assert_eq(ari_flops_token(&model, &c, 2048, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE), AR_OK);
+        cr_assert_eq(ari_flops_token(&hardware, &c, 2048, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_SELECTIVE), AR_OK);
         const double h = (double)c.hidden, layers = (double)c.layers, tokens = korthikanti[i].batch * 2048.0;
         const double formula = 72.0 * layers * h * h * (1.0 + 2048.0 / (6.0 * h) + 51200.0 / (12.0 * h * layers));
         cr_expect_float_eq(model / formula, 1.0, 1e-12, "%s: %.17g", c.name, model / formula);
@@ -144,7 +144,7 @@ Test(rows, counted_products_are_the_formulas)
         for (size_t k = 0; k < sizeof tp / sizeof *tp; k++) {
             const ari_planned p = shape_planned(&c, c.heads % (size_t)tp[k] == 0 ? tp[k] : 1, true, 2, 64);
             double formula = 0.0, model = 0.0, hardware = 0.0;
-            cr_assert_eq(ari_flops_token(&formula, &c, 64, ARI_FLOPS_PRODUCTS, ARI_RECOMPUTE_NONE), AR_OK);
+            cr_assert_eq(ari_flops_token(&formula, &c, 64, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE), AR_OK);
             cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK, "%s", ar_error_message());
             const double features = (double)(c.layers * c.heads * c.head_dim);
             formula -= c.causal ? 12.0 * features * (64.0 - 1.0) / 2.0 : 0.0;
@@ -163,13 +163,13 @@ Test(rows, hardware_counts_copies_and_recomputation)
     double model = 0.0, hardware = 0.0, blocks = 0.0, all = 0.0;
     cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK);
     cr_expect_eq(hardware, model);
-    p.recompute = ARI_RECOMPUTE_SELECTIVE;
+    p.recompute = AR_RECOMPUTE_SELECTIVE;
     cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK);
     cr_expect_float_eq(hardware - model, 2.0 * layers * (s + 1.0) * h, 1.0);
-    p.recompute = ARI_RECOMPUTE_FULL;
+    p.recompute = AR_RECOMPUTE_FULL;
     cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK);
-    cr_assert_eq(ari_flops_token(&blocks, &c, 512, ARI_FLOPS_PRODUCTS, ARI_RECOMPUTE_FULL), AR_OK);
-    cr_assert_eq(ari_flops_token(&all, &c, 512, ARI_FLOPS_PRODUCTS, ARI_RECOMPUTE_NONE), AR_OK);
+    cr_assert_eq(ari_flops_token(&blocks, &c, 512, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_FULL), AR_OK);
+    cr_assert_eq(ari_flops_token(&all, &c, 512, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE), AR_OK);
     cr_expect_float_eq((hardware - model) / (blocks - all - 2.0 * layers * (s - 1.0) * h), 1.0, 1e-12);
     p = shape_planned(&c, 32, true, 1,
                       512); /* 4 copies of each KV head: forward and weights, not the input's gradient */
@@ -211,29 +211,29 @@ static const struct {
     const char *model, *layout;
     int dp, cp, tp, pp, chunks;
     size_t batch, seq; /* of a dp rank */
-    ari_recompute recompute;
+    ar_recompute recompute;
     double gib;
     const char *verdict; /* of the difference: "first" of a group, "fits", "equal" or "unexplained" */
 } peaks[] = {
-    {"llama-3-8b", "dp=8", 8, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 82.4, "first"},
-    {"llama-3-8b", "dp=128", 128, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 67.0, "fits"},
-    {"llama-3-8b", "dp=8, compiled", 8, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 77.0, "first"},
-    {"llama-3-8b", "dp=128, compiled", 128, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 62.0, "fits"},
-    {"llama-3-8b", "dp=8, float8", 8, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 76.8, "first"},
-    {"llama-3-8b", "dp=128, float8", 128, 1, 1, 1, 1, 2, 8192, ARI_RECOMPUTE_SELECTIVE, 61.8, "fits"},
-    {"llama-3-8b", "dp=8", 8, 1, 1, 1, 1, 1, 32768, ARI_RECOMPUTE_FULL, 83.9, "first"},
-    {"llama-3-8b", "dp=4 cp=2", 4, 2, 1, 1, 1, 1, 65536, ARI_RECOMPUTE_FULL, 84.2, "equal"},
-    {"llama-3-8b", "dp=2 cp=4", 2, 4, 1, 1, 1, 1, 131072, ARI_RECOMPUTE_FULL, 84.0, "equal"},
-    {"llama-3-8b", "dp=1 cp=8", 1, 8, 1, 1, 1, 1, 262144, ARI_RECOMPUTE_FULL, 84.5, "equal"},
-    {"llama-3-70b", "dp=32 tp=8, float8", 32, 1, 8, 1, 1, 16, 8192, ARI_RECOMPUTE_FULL, 71.9, "first"},
-    {"llama-3-70b", "dp=32 tp=8, float8, asynchronous tp", 32, 1, 8, 1, 1, 16, 8192, ARI_RECOMPUTE_FULL, 67.6,
+    {"llama-3-8b", "dp=8", 8, 1, 1, 1, 1, 2, 8192, AR_RECOMPUTE_SELECTIVE, 82.4, "first"},
+    {"llama-3-8b", "dp=128", 128, 1, 1, 1, 1, 2, 8192, AR_RECOMPUTE_SELECTIVE, 67.0, "fits"},
+    {"llama-3-8b", "dp=8, compiled", 8, 1, 1, 1, 1, 2, 8192, AR_RECOMPUTE_SELECTIVE, 77.0, "first"},
+    {"llama-3-8b", "dp=128, compiled", 128, 1, 1, 1, 1, 2, 8192, AR_RECOMPUTE_SELECTIVE, 62.0, "fits"},
+    {"llama-3-8b", "dp=8, float8", 8, 1, 1, 1, 1, 2, 8192, AR_RECOMPUTE_SELECTIVE, 76.8, "first"},
+    {"llama-3-8b", "dp=128, float8", 128, 1, 1, 1, 1, 2, 8192, AR_RECOMPUTE_SELECTIVE, 61.8, "fits"},
+    {"llama-3-8b", "dp=8", 8, 1, 1, 1, 1, 1, 32768, AR_RECOMPUTE_FULL, 83.9, "first"},
+    {"llama-3-8b", "dp=4 cp=2", 4, 2, 1, 1, 1, 1, 65536, AR_RECOMPUTE_FULL, 84.2, "equal"},
+    {"llama-3-8b", "dp=2 cp=4", 2, 4, 1, 1, 1, 1, 131072, AR_RECOMPUTE_FULL, 84.0, "equal"},
+    {"llama-3-8b", "dp=1 cp=8", 1, 8, 1, 1, 1, 1, 262144, AR_RECOMPUTE_FULL, 84.5, "equal"},
+    {"llama-3-70b", "dp=32 tp=8, float8", 32, 1, 8, 1, 1, 16, 8192, AR_RECOMPUTE_FULL, 71.9, "first"},
+    {"llama-3-70b", "dp=32 tp=8, float8, asynchronous tp", 32, 1, 8, 1, 1, 16, 8192, AR_RECOMPUTE_FULL, 67.6,
      "unexplained"},
-    {"llama-3.1-405b", "dp=8 tp=8 pp=8, 1F1B", 8, 1, 8, 8, 1, 32, 8192, ARI_RECOMPUTE_FULL, 82.5, "first"},
-    {"llama-3.1-405b", "dp=8 tp=8 pp=8, interleaved", 8, 1, 8, 8, 2, 32, 8192, ARI_RECOMPUTE_FULL, 72.7, "unexplained"},
-    {"llama-3.1-405b", "dp=8 tp=8 pp=8", 8, 1, 8, 8, 1, 8, 32768, ARI_RECOMPUTE_FULL, 75.3, "first"},
-    {"llama-3.1-405b", "dp=4 cp=2 tp=8 pp=8", 4, 2, 8, 8, 1, 8, 65536, ARI_RECOMPUTE_FULL, 75.9, "equal"},
-    {"llama-3.1-405b", "dp=2 cp=4 tp=8 pp=8", 2, 4, 8, 8, 1, 8, 131072, ARI_RECOMPUTE_FULL, 77.1, "unexplained"},
-    {"llama-3.1-405b", "dp=1 cp=8 tp=8 pp=8", 1, 8, 8, 8, 1, 8, 262144, ARI_RECOMPUTE_FULL, 84.9, "unexplained"},
+    {"llama-3.1-405b", "dp=8 tp=8 pp=8, 1F1B", 8, 1, 8, 8, 1, 32, 8192, AR_RECOMPUTE_FULL, 82.5, "first"},
+    {"llama-3.1-405b", "dp=8 tp=8 pp=8, interleaved", 8, 1, 8, 8, 2, 32, 8192, AR_RECOMPUTE_FULL, 72.7, "unexplained"},
+    {"llama-3.1-405b", "dp=8 tp=8 pp=8", 8, 1, 8, 8, 1, 8, 32768, AR_RECOMPUTE_FULL, 75.3, "first"},
+    {"llama-3.1-405b", "dp=4 cp=2 tp=8 pp=8", 4, 2, 8, 8, 1, 8, 65536, AR_RECOMPUTE_FULL, 75.9, "equal"},
+    {"llama-3.1-405b", "dp=2 cp=4 tp=8 pp=8", 2, 4, 8, 8, 1, 8, 131072, AR_RECOMPUTE_FULL, 77.1, "unexplained"},
+    {"llama-3.1-405b", "dp=1 cp=8 tp=8 pp=8", 1, 8, 8, 8, 1, 8, 262144, AR_RECOMPUTE_FULL, 84.9, "unexplained"},
 };
 
 static double predicted_gib(size_t i)
@@ -285,21 +285,21 @@ Test(rows, memory_of_llama_3_8b)
         int tp, dp, zero;
         bool sp;
         size_t batch, seq; /* of a dp rank */
-        ari_recompute recompute;
+        ar_recompute recompute;
         const char *printed;
     } rows[] = {
-        {"tp=1", 1, 1, 0, false, 1, 8192, ARI_RECOMPUTE_NONE, ""},
-        {"tp=8", 8, 1, 0, false, 1, 8192, ARI_RECOMPUTE_NONE, ""},
-        {"tp=8 sp", 8, 1, 0, true, 1, 8192, ARI_RECOMPUTE_NONE, ""},
-        {"tp=8 sp, full", 8, 1, 0, true, 1, 8192, ARI_RECOMPUTE_FULL, ""},
-        {"dp=8 zero=1", 1, 8, 1, false, 1, 8192, ARI_RECOMPUTE_NONE, ""},
-        {"dp=8 zero=2", 1, 8, 2, false, 1, 8192, ARI_RECOMPUTE_NONE, ""},
-        {"dp=8 zero=3", 1, 8, 3, false, 1, 8192, ARI_RECOMPUTE_NONE, ""},
-        {"dp=8 zero=3", 1, 8, 3, false, 2, 8192, ARI_RECOMPUTE_NONE, "82.4, selective"},
-        {"dp=8 zero=3, full", 1, 8, 3, false, 2, 8192, ARI_RECOMPUTE_FULL, "82.4, selective"},
-        {"dp=128 zero=3", 1, 128, 3, false, 2, 8192, ARI_RECOMPUTE_NONE, "67.0, selective"},
-        {"dp=128 zero=3, full", 1, 128, 3, false, 2, 8192, ARI_RECOMPUTE_FULL, "67.0, selective"},
-        {"dp=8 zero=3, full", 1, 8, 3, false, 1, 32768, ARI_RECOMPUTE_FULL, "83.9, full"},
+        {"tp=1", 1, 1, 0, false, 1, 8192, AR_RECOMPUTE_NONE, ""},
+        {"tp=8", 8, 1, 0, false, 1, 8192, AR_RECOMPUTE_NONE, ""},
+        {"tp=8 sp", 8, 1, 0, true, 1, 8192, AR_RECOMPUTE_NONE, ""},
+        {"tp=8 sp, full", 8, 1, 0, true, 1, 8192, AR_RECOMPUTE_FULL, ""},
+        {"dp=8 zero=1", 1, 8, 1, false, 1, 8192, AR_RECOMPUTE_NONE, ""},
+        {"dp=8 zero=2", 1, 8, 2, false, 1, 8192, AR_RECOMPUTE_NONE, ""},
+        {"dp=8 zero=3", 1, 8, 3, false, 1, 8192, AR_RECOMPUTE_NONE, ""},
+        {"dp=8 zero=3", 1, 8, 3, false, 2, 8192, AR_RECOMPUTE_NONE, "82.4, selective"},
+        {"dp=8 zero=3, full", 1, 8, 3, false, 2, 8192, AR_RECOMPUTE_FULL, "82.4, selective"},
+        {"dp=128 zero=3", 1, 128, 3, false, 2, 8192, AR_RECOMPUTE_NONE, "67.0, selective"},
+        {"dp=128 zero=3, full", 1, 128, 3, false, 2, 8192, AR_RECOMPUTE_FULL, "67.0, selective"},
+        {"dp=8 zero=3, full", 1, 8, 3, false, 1, 32768, AR_RECOMPUTE_FULL, "83.9, full"},
     };
     const ar_config c = shape_bundled("llama-3-8b");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

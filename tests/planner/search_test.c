@@ -113,7 +113,7 @@ Test(planner_search, no_extents_break_it)
                               .micro_batches = e[5],
                               .chunks = e[6],
                               .sp = e[7] & 1,
-                              .recompute = (ari_recompute)((e[7] & 7) % 3)};
+                              .recompute = (ar_recompute)((e[7] & 7) % 3)};
         const ari_planned p = ari_choice_planned(&base, &d);
         if (ari_planned_check(&p) != AR_OK)
             continue;
@@ -349,7 +349,7 @@ Test(planner_search, zero_3_moves_half_as_much_again_and_full_recomputation_a_th
     const ari_time three = time_of(&p, &o);
     const double share = sent(&three, ARI_TIME_DP) / sent(&one, ARI_TIME_DP);
     cr_expect(fabs(share - 1.5) < 1e-4, "%.6f", share); /* beside weights the loss, the norm and the targets */
-    choice.recompute = ARI_RECOMPUTE_FULL;
+    choice.recompute = AR_RECOMPUTE_FULL;
     p = ari_choice_planned(&base, &choice);
     const ari_time full = time_of(&p, &o);
     cr_expect(full.of[ARI_TIME_AGAIN] > 0.28 * full.of[ARI_TIME_PRODUCTS] &&

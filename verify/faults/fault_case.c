@@ -173,8 +173,10 @@ bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
     return same_base(a, b) && a->order == b->order && p->tp == q->tp && p->dp == q->dp && p->zero == q->zero &&
            p->cp == q->cp && p->cp_inner == q->cp_inner && p->zigzag == q->zigzag &&
            p->micro_batches == q->micro_batches && p->sp == q->sp && p->keep_gathered == q->keep_gathered &&
-           p->forward_first == q->forward_first && d->bucket_bytes == e->bucket_bytes && d->mode == e->mode &&
-           d->find_unused == e->find_unused && d->op == e->op;
+           p->overlap == q->overlap && p->recompute.what == q->recompute.what &&
+           p->recompute.every == q->recompute.every && p->forward_first == q->forward_first &&
+           d->bucket_bytes == e->bucket_bytes && d->mode == e->mode && d->find_unused == e->find_unused &&
+           d->op == e->op;
 }
 
 ar_run ari_fault_run_of(const ari_fault_case *f, ar_fault fault, int threads, uint64_t seed)
