@@ -9,24 +9,25 @@ namespace ARI_GPU
 
 /* --- contiguous --------------------------------------------------------------------------------------------------- */
 
-ar_status add(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n)
+ar_status add(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    return launch_each(d, q, n, [y = dev<float>(y), a = dev<float>(a), b = dev<float>(b)] ARI_KERNEL(size_t i) {
-        y[i] = ari_add32(a[i], b[i]);
-    });
+    float *to = dev<float>(y->data);
+    const float *left = dev<float>(a->data), *right = dev<float>(b->data);
+    return launch_each(d, q, ar_tensor_count(y), [=] ARI_KERNEL(size_t i) { to[i] = ari_add32(left[i], right[i]); });
 }
 
-ar_status mul(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n)
+ar_status mul(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    return launch_each(d, q, n, [y = dev<float>(y), a = dev<float>(a), b = dev<float>(b)] ARI_KERNEL(size_t i) {
-        y[i] = ari_mul32(a[i], b[i]);
-    });
+    float *to = dev<float>(y->data);
+    const float *left = dev<float>(a->data), *right = dev<float>(b->data);
+    return launch_each(d, q, ar_tensor_count(y), [=] ARI_KERNEL(size_t i) { to[i] = ari_mul32(left[i], right[i]); });
 }
 
-ar_status fill(ar_device *d, ar_queue *q, ar_buf y, float value, size_t n)
+ar_status fill(ar_device *d, ar_queue *q, const ar_tensor *y, float value)
 {
-    return launch_each(d, q, n,
-                       [y = dev<float>(y), value = ari_canonical32(value)] ARI_KERNEL(size_t i) { y[i] = value; });
+    return launch_each(
+        d, q, ar_tensor_count(y),
+        [to = dev<float>(y->data), value = ari_canonical32(value)] ARI_KERNEL(size_t i) { to[i] = value; });
 }
 
 /* --- activations -------------------------------------------------------------------------------------------------- */
@@ -157,15 +158,6 @@ ar_status round_bits(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_ten
     return launch_each(d, q, from.count(), [=] ARI_KERNEL(size_t i) {
         const place p = from.where(i);
         *to.at(p) = ari_f32_to_bits(*from.at(p), bits);
-    });
-}
-
-ar_status take_bf16(ar_device *d, ar_queue *q, ar_buf master, ar_cbuf weight, size_t n)
-{
-    return launch_each(d, q, n, [master = dev<float>(master), weight = dev<float>(weight)] ARI_KERNEL(size_t i) {
-        const float rounded = ari_f32_of_bf16(ari_bf16_of_f32(master[i]));
-        if (ari_bits32(rounded) != ari_bits32(weight[i]))
-            master[i] = weight[i];
     });
 }
 

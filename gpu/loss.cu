@@ -5,22 +5,26 @@
 namespace ARI_GPU
 {
 
-ar_status ce_max(ar_device *d, ar_queue *q, ar_buf key, ar_cbuf logits, size_t n, size_t v_local)
+ar_status ce_max(ar_device *d, ar_queue *q, ar_buf key, const ar_tensor *logits)
 {
+    const ar_tensor view = ar_tensor_rows(logits);
+    const size_t n = view.shape[0], v_local = view.shape[1];
     int32_t *tops = dev<int32_t>(key);
-    return launch_blocks(d, q, n, v_local, [=, logits = dev<float>(logits)] ARI_KERNEL(const block &b) {
-        const float *x = logits + b.index * v_local;
+    return launch_blocks(d, q, n, v_local, [=, values = dev<float>(logits->data)] ARI_KERNEL(const block &b) {
+        const float *x = values + b.index * v_local;
         const int32_t top = b.max(v_local, [&](size_t j) { return ari_key32(x[j]); });
         b.each(1, [&](size_t) { tops[b.index] = top; });
     });
 }
 
-ar_status ce_sum(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, ar_cbuf key, size_t n, size_t v_local, size_t v)
+ar_status ce_sum(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logits, ar_cbuf key, size_t v)
 {
+    const ar_tensor view = ar_tensor_rows(logits);
+    const size_t n = view.shape[0], v_local = view.shape[1];
     const int32_t *tops = dev<int32_t>(key), p = ari_rowsum_bits(v);
     return launch_blocks(
-        d, q, n, v_local, [=, sum = dev<int64_t>(sum), logits = dev<float>(logits)] ARI_KERNEL(const block &b) {
-            const float *x = logits + b.index * v_local;
+        d, q, n, v_local, [=, sum = dev<int64_t>(sum), values = dev<float>(logits->data)] ARI_KERNEL(const block &b) {
+            const float *x = values + b.index * v_local;
             const int32_t top = tops[b.index];
             const float m = ari_key32_value(top);
             /* Exponent 1: every term is at most exp(0) = 1. */
@@ -30,22 +34,25 @@ ar_status ce_sum(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, ar_cbuf 
         });
 }
 
-ar_status ce_logits(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, ar_cbuf e, size_t n, size_t v_local,
-                    size_t v)
+ar_status ce_logits(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logits, ar_cbuf e, size_t v)
 {
+    const ar_tensor view = ar_tensor_rows(logits);
+    const size_t n = view.shape[0], v_local = view.shape[1];
     const int32_t *exponents = dev<int32_t>(e), p = ari_rowsum_bits(v);
     return launch_blocks(
-        d, q, n, v_local, [=, sum = dev<int64_t>(sum), logits = dev<float>(logits)] ARI_KERNEL(const block &b) {
-            const float *x = logits + b.index * v_local;
+        d, q, n, v_local, [=, sum = dev<int64_t>(sum), values = dev<float>(logits->data)] ARI_KERNEL(const block &b) {
+            const float *x = values + b.index * v_local;
             const int64_t total =
                 row_integer(b, v_local, exponents[b.index], p, [&](size_t j) { return static_cast<double>(x[j]); });
             b.each(1, [&](size_t) { sum[b.index] = total; });
         });
 }
 
-ar_status ce_target(ar_device *d, ar_queue *q, ar_buf bits, ar_cbuf logits, ar_cbuf row_of, size_t n, size_t v_local)
+ar_status ce_target(ar_device *d, ar_queue *q, ar_buf bits, const ar_tensor *logits, ar_cbuf row_of)
 {
-    const float *x = dev<float>(logits);
+    const ar_tensor view = ar_tensor_rows(logits);
+    const size_t n = view.shape[0], v_local = view.shape[1];
+    const float *x = dev<float>(logits->data);
     return launch_each(d, q, n, [=, bits = dev<uint32_t>(bits), row_of = dev<int64_t>(row_of)] ARI_KERNEL(size_t i) {
         const int64_t at = row_of[i];
         bits[i] = at >= 0 ? ari_bits32(x[i * v_local + static_cast<size_t>(at)]) : 0;
@@ -71,14 +78,15 @@ ar_status ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf
 }
 
 /* dlogits may be logits: each value is read by the thread that writes its place. */
-ar_status ce_backward(ar_device *d, ar_queue *q, ar_buf dlogits, ar_cbuf logits, ar_cbuf key, ar_cbuf sum,
-                      ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets, size_t n, size_t v_local,
-                      size_t v)
+ar_status ce_backward(ar_device *d, ar_queue *q, const ar_tensor *dlogits, const ar_tensor *logits, ar_cbuf key,
+                      ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets, size_t v)
 {
+    const ar_tensor view = ar_tensor_rows(logits);
+    const size_t n = view.shape[0], v_local = view.shape[1];
     const ar_loss_options options = *o;
     const double miss = ari_ce_label(0, v, o), hit = ari_ce_label(1, v, o);
-    float *gradients = dev<float>(dlogits);
-    const float *values = dev<float>(logits);
+    float *gradients = dev<float>(dlogits->data);
+    const float *values = dev<float>(logits->data);
     const int32_t *tops = dev<int32_t>(key), p = ari_rowsum_bits(v);
     const int64_t *sums = dev<int64_t>(sum), *rows = dev<int64_t>(row_of);
     return launch_blocks(d, q, n, v_local, [=, valid = dev<uint8_t>(valid)] ARI_KERNEL(const block &b) {

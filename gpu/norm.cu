@@ -14,12 +14,14 @@ template <bool centred> ARI_KERNEL float deviation(float x, double mean)
 
 /* mean: unused if not centred. */
 template <bool centred>
-ar_status forward(ar_device *d, ar_queue *q, ar_buf y, ar_buf mean, ar_buf rstd, ar_cbuf x, ar_cbuf gamma, ar_cbuf beta,
-                  double eps, size_t rows, size_t h)
+ar_status forward(ar_device *d, ar_queue *q, const ar_tensor *y, ar_buf mean, ar_buf rstd, const ar_tensor *x,
+                  ar_cbuf gamma, ar_cbuf beta, double eps)
 {
-    float *to = dev<float>(y), *inverses = dev<float>(rstd);
+    const ar_tensor all = ar_tensor_rows(x);
+    const size_t rows = all.shape[0], h = all.shape[1];
+    float *to = dev<float>(y->data), *inverses = dev<float>(rstd);
     double *means = dev<double>(mean);
-    const float *from = dev<float>(x), *weight = dev<float>(gamma), *bias = dev<float>(beta);
+    const float *from = dev<float>(x->data), *weight = dev<float>(gamma), *bias = dev<float>(beta);
     const int32_t p = ari_rowsum_bits(h);
     return launch_blocks(d, q, h > 0 ? rows : 0, h, [=] ARI_KERNEL(const block &b) {
         const float *in = from + b.index * h;
@@ -45,10 +47,10 @@ ar_status forward(ar_device *d, ar_queue *q, ar_buf y, ar_buf mean, ar_buf rstd,
     });
 }
 
-ar_status norm_forward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf y, ar_buf mean, ar_buf rstd, ar_cbuf x,
-                       ar_cbuf gamma, ar_cbuf beta, double eps, size_t rows, size_t h)
+ar_status norm_forward(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *y, ar_buf mean, ar_buf rstd,
+                       const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta, double eps)
 {
-    return (kind == AR_NORM_LAYER ? forward<true> : forward<false>)(d, q, y, mean, rstd, x, gamma, beta, eps, rows, h);
+    return (kind == AR_NORM_LAYER ? forward<true> : forward<false>)(d, q, y, mean, rstd, x, gamma, beta, eps);
 }
 
 /* mean: unused if not centred; sum and dgamma_terms NULL: not wanted. */

@@ -30,36 +30,52 @@ struct sum_squares_block {
     }
 };
 
-ar_status sum_squares(ar_device *d, ar_queue *q, ar_buf sums, ar_cbuf g, ar_cbuf e, size_t n)
+ar_status sum_squares(ar_device *d, ar_queue *q, ar_buf sums, const ar_tensor *g, ar_cbuf e)
 {
+    const size_t n = ar_tensor_count(g);
     const size_t most = sum_squares_block::most;
     return launch_blocks(d, q, n / most + (n % most != 0), most,
-                         sum_squares_block{dev<int64_t>(sums), dev<float>(g), dev<int32_t>(e), n});
+                         sum_squares_block{dev<int64_t>(sums), dev<float>(g->data), dev<int32_t>(e), n});
 }
 
 /* --- updates ------------------------------------------------------------------------------------------------------ */
 
-ar_status scale(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float factor, size_t n)
+ar_status scale(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float factor)
 {
-    return launch_each(d, q, n, [factor, y = dev<float>(y), x = dev<float>(x)] ARI_KERNEL(size_t i) {
-        y[i] = ari_clipped(x[i], factor);
-    });
+    float *to = dev<float>(y->data);
+    const float *from = dev<float>(x->data);
+    return launch_each(d, q, ar_tensor_count(x), [=] ARI_KERNEL(size_t i) { to[i] = ari_clipped(from[i], factor); });
 }
 
+/* An element of the weights, of its master copy where there is one, of the moments that the kind has. */
+struct optimizer_element {
+    ari_optimizer_constants k;
+    float *weight, *master, *first, *second;
+    const float *gradient;
+    ARI_KERNEL void operator()(size_t i) const
+    {
+        const float w = weight[i];
+        float value = master ? master[i] : w;
+        if (ari_bits32(ari_f32_of_bf16(ari_bf16_of_f32(value))) != ari_bits32(w))
+            value = w; /* it was set since */
+        if (second)
+            ari_adam_update(&k, &value, first + i, second + i, gradient[i]);
+        else
+            ari_sgd_update(&k, &value, first ? first + i : nullptr, gradient[i]);
+        if (master)
+            master[i] = value;
+        weight[i] = master ? ari_f32_of_bf16(ari_bf16_of_f32(value)) : value;
+    }
+};
+
 /* v NULL: SGD; m NULL: without momentum. */
-ar_status optimizer_step(ar_device *d, ar_queue *q, ar_buf w, ar_buf m, ar_buf v, ar_cbuf g,
-                         const struct ari_optimizer_constants *k, size_t n)
+ar_status optimizer_step(ar_device *d, ar_queue *q, const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v,
+                         const ar_tensor *g, const struct ari_optimizer_constants *k)
 {
-    float *weight = dev<float>(w), *first = dev<float>(m), *second = dev<float>(v);
-    ari_optimizer_constants own = *k;
-    if (second)
-        return launch_each(d, q, n, [=, g = dev<float>(g)] ARI_KERNEL(size_t i) {
-            ari_adam_update(&own, weight + i, first + i, second + i, g[i]);
-        });
-    own.has_momentum = first != nullptr;
-    return launch_each(d, q, n, [=, g = dev<float>(g)] ARI_KERNEL(size_t i) {
-        ari_sgd_update(&own, weight + i, first ? first + i : nullptr, g[i]);
-    });
+    optimizer_element one = {
+        *k, dev<float>(w->data), dev<float>(master), dev<float>(m), dev<float>(v), dev<float>(g->data)};
+    one.k.has_momentum = one.first != nullptr;
+    return launch_each(d, q, ar_tensor_count(w), one);
 }
 
 } // namespace ARI_GPU

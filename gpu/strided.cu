@@ -108,11 +108,11 @@ ar_status rows_in_range(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, s
     });
 }
 
-ar_status gather_rows(ar_device *d, ar_queue *q, ar_buf y, const ar_tensor *w, ar_cbuf row_of, size_t n)
+ar_status gather_rows(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of)
 {
-    const size_t cols = w->shape[1];
+    const size_t n = ar_tensor_rows(y).shape[0], cols = w->shape[1];
     const ptrdiff_t stride = w->stride[0];
-    uint32_t *rows = dev<uint32_t>(y);
+    uint32_t *rows = dev<uint32_t>(y->data);
     const uint32_t *all = dev<uint32_t>(ar_const(w->data));
     return launch_blocks(d, q, n, cols, [=, row_of = dev<int64_t>(row_of)] ARI_KERNEL(const block &b) {
         const int64_t row = row_of[b.index];

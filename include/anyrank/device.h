@@ -153,10 +153,11 @@ typedef struct ar_device_ops {
     ar_status (*sum_rows_f32)(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
                               ar_cbuf row_of);
 
-    /* --- element-wise: contiguous fp32, n elements ---------------------------------------------------------------- */
-    ar_status (*add)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n); /* y = fl32(a + b) */
-    ar_status (*mul)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n); /* y = fl32(a * b) */
-    ar_status (*fill)(ar_device *d, ar_queue *q, ar_buf y, float value, size_t n);
+    /* --- element-wise: contiguous, of one number of elements ------------------------------------------------------ */
+    /* y = fl32(a + b), y = fl32(a * b); y may be a or b */
+    ar_status (*add)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
+    ar_status (*mul)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
+    ar_status (*fill)(ar_device *d, ar_queue *q, const ar_tensor *y, float value);
     /* dx = fl32(dy * act'(x)); dx may be dy */
     ar_status (*act_backward)(ar_device *d, ar_queue *q, ar_buf dx, ar_cbuf dy, ar_cbuf x, ar_activation act, size_t n);
     /* 2-D fp32 views (rows may be strided, columns contiguous): y = fl32(act(gate)*up) */
@@ -169,10 +170,11 @@ typedef struct ar_device_ops {
      * x. */
     ar_status (*dropout)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_dropout *which);
 
-    /* --- norms: x, y [rows, h] contiguous fp32. mean f64 [rows] (LayerNorm only), rstd f32 [rows] are saved ------- */
-    ar_status (*norm_forward)(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf y, ar_buf mean, ar_buf rstd,
-                              ar_cbuf x, ar_cbuf gamma, ar_cbuf beta, double eps, size_t rows,
-                              size_t h); /* beta NULL for RMS */
+    /* --- norms: x, y [.., h] contiguous, a row along the last dimension. gamma, beta f32 [h]. mean f64 [rows] (LayerNorm
+     * only) and rstd f32 [rows] are saved -------------------------------------------------------------------------- */
+    ar_status (*norm_forward)(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *y, ar_buf mean,
+                              ar_buf rstd, const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta,
+                              double eps); /* beta NULL for RMS */
     /* dx = the norm's own gradient; sum = fl32(residual + dx) if residual is given (ptr NULL: sum is not written);
      * dgamma_terms [rows, h] = fl32(dy*xhat); dbeta's terms are dy itself. One pass. */
     ar_status (*norm_backward)(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf dx, ar_buf sum, ar_buf dgamma_terms,
@@ -204,51 +206,48 @@ typedef struct ar_device_ops {
     /* row_of[t] = ids[t] - start if ids[t] in [start, start + count), else -1 */
     ar_status (*rows_in_range)(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, size_t n, int64_t start,
                                int64_t count);
-    /* y[t, :] (fp32 [n, cols] contiguous) = w[row_of[t], :] or all zero bits; w: 2-D fp32 view with contiguous
-     * columns. */
-    ar_status (*gather_rows)(ar_device *d, ar_queue *q, ar_buf y, const ar_tensor *w, ar_cbuf row_of, size_t n);
-    /* Vocab-parallel cross-entropy. logits: [n, v_local] contiguous. v: the whole vocabulary's size.
+    /* y[t, :] ([.., cols] contiguous, row t of n) = w[row_of[t], :] or all zero bits; w: 2-D view with contiguous
+     * columns, of y's dtype. */
+    ar_status (*gather_rows)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of);
+    /* Vocab-parallel cross-entropy. logits: [.., v_local] contiguous, row t of n. v: the whole vocabulary's size.
      * key[t] int32 = order-preserving key of the largest local logit (INT32_MIN where v_local = 0). */
-    ar_status (*ce_max)(ar_device *d, ar_queue *q, ar_buf key, ar_cbuf logits, size_t n, size_t v_local);
+    ar_status (*ce_max)(ar_device *d, ar_queue *q, ar_buf key, const ar_tensor *logits);
     /* sum[t] int64 = row sum, exponent 1, of exp32(fl32(x - m)), m = value of key[t]; +0 for a NaN key. */
-    ar_status (*ce_sum)(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, ar_cbuf key, size_t n, size_t v_local,
-                        size_t v);
+    ar_status (*ce_sum)(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logits, ar_cbuf key, size_t v);
     /* sum[t] int64 = row sum of the logits, of the exponent e[t] int32 (row_exponents, the maximum over all shards), 0
      * where that says non-finite. For their mean, which label smoothing needs. */
-    ar_status (*ce_logits)(ar_device *d, ar_queue *q, ar_buf sum, ar_cbuf logits, ar_cbuf e, size_t n, size_t v_local,
-                           size_t v);
-    /* bits[t] int32 = bit pattern of logits[t, row_of[t]], 0 where row_of[t] < 0 */
-    ar_status (*ce_target)(ar_device *d, ar_queue *q, ar_buf bits, ar_cbuf logits, ar_cbuf row_of, size_t n,
-                           size_t v_local);
+    ar_status (*ce_logits)(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logits, ar_cbuf e, size_t v);
+    /* bits[t] int32 = bit pattern of logits[t, row_of[t]] as fp32, 0 where row_of[t] < 0 */
+    ar_status (*ce_target)(ar_device *d, ar_queue *q, ar_buf bits, const ar_tensor *logits, ar_cbuf row_of);
     /* terms[t] fp32 = the loss of ar_loss_options, lse = m + log l; +0 where valid[t] (u8) is 0. e, logits: exponents
      * and sums of ce_logits, over all shards; ptr NULL without label smoothing. */
     ar_status (*ce_terms)(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits,
                           ar_cbuf valid, ar_cbuf e, ar_cbuf logits, const ar_loss_options *o, size_t n, size_t v);
     /* dlogits[t, j] = fl32(fl32(p*weight - label)/targets), p = fl32(exp/l), weight = 1 + 2*c*lse, label = (1 - e)*(j ==
      * row_of[t]) + e/v; +0 where valid[t] is 0 or targets is 0. dlogits may be logits. */
-    ar_status (*ce_backward)(ar_device *d, ar_queue *q, ar_buf dlogits, ar_cbuf logits, ar_cbuf key, ar_cbuf sum,
-                             ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets, size_t n,
-                             size_t v_local, size_t v);
+    ar_status (*ce_backward)(ar_device *d, ar_queue *q, const ar_tensor *dlogits, const ar_tensor *logits, ar_cbuf key,
+                             ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets,
+                             size_t v);
 
-    /* --- gradients and weights: contiguous fp32, n elements ------------------------------------------------------- */
+    /* --- gradients and weights: contiguous ------------------------------------------------------------------------ */
     /* sums (int64 [2]) += the sums over g of q >> 30 and of q & (2^30 - 1), q = rint((g*2^-e)^2*2^60), e (int32 [1])
      * at least the exponent of g; nothing where e says all zero or non-finite. */
-    ar_status (*sum_squares)(ar_device *d, ar_queue *q, ar_buf sums, ar_cbuf g, ar_cbuf e, size_t n);
-    ar_status (*scale)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, float factor, size_t n); /* y = fl32(x*factor) */
+    ar_status (*sum_squares)(ar_device *d, ar_queue *q, ar_buf sums, const ar_tensor *g, ar_cbuf e);
+    /* y = fl32(x*factor); y may be x */
+    ar_status (*scale)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float factor);
     /* y = x rounded to the nearest bf16 number, ties to even; both fp32 words, y may be x. */
     ar_status (*round_bf16)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
     /* y = x rounded to the nearest number of `bits` bits of significand (1 < bits < 24; bf16: 8, TF32: 11), ties to
      * even; the exponents are fp32's. One shape, any strides; y may be x. */
     ar_status (*round_bits)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, int bits);
-    /* master = weight where master, so rounded, has not the bits of weight; both fp32 words. */
-    ar_status (*take_bf16)(ar_device *d, ar_queue *q, ar_buf master, ar_cbuf weight, size_t n);
     /* y (bf16 [n]) = x (fp32) rounded to nearest, ties to even; y (fp32) = x (bf16). No overlap. */
     ar_status (*narrow_bf16)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
     ar_status (*widen_bf16)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
-    /* One step of w from its gradient g, and of the moments: m where SGD has a momentum, m and v for Adam and AdamW;
-     * a moment that the kind does not have: ptr NULL. No two may overlap. */
-    ar_status (*optimizer_step)(ar_device *d, ar_queue *q, ar_buf w, ar_buf m, ar_buf v, ar_cbuf g,
-                                const struct ari_optimizer_constants *k, size_t n);
+    /* One step of w from its gradient g, and of the moments (f32): m where SGD has a momentum, m and v for Adam and
+     * AdamW; a moment that the kind does not have: ptr NULL. master (f32) given: the step is master's, which w is
+     * rounded to bf16; where w was set since, and is not, master = w comes first. No two may overlap. */
+    ar_status (*optimizer_step)(ar_device *d, ar_queue *q, const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v,
+                                const ar_tensor *g, const struct ari_optimizer_constants *k);
 } ar_device_ops;
 /* The functions of that table by name, for macros. */
 /* clang-format off */
@@ -259,7 +258,7 @@ typedef struct ar_device_ops {
     X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(act_backward) X(gated_forward) X(gated_backward) X(dropout)  \
     X(norm_forward) X(norm_backward) X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward)       \
     X(rows_in_range) X(gather_rows) X(ce_max) X(ce_sum) X(ce_logits) X(ce_target) X(ce_terms)            \
-    X(ce_backward) X(sum_squares) X(scale) X(round_bf16) X(round_bits) X(take_bf16) X(narrow_bf16)       \
+    X(ce_backward) X(sum_squares) X(scale) X(round_bf16) X(round_bits) X(narrow_bf16)       \
     X(widen_bf16) X(optimizer_step)
 /* clang-format on */
 

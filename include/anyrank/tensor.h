@@ -70,6 +70,8 @@ typedef struct ar_tensor {
 
 /** Row-major view of `data`. Errors: AR_ERR_ARG (ndim out of range). */
 AR_NODISCARD ar_status ar_tensor_view(ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape, ar_buf data);
+/** The n elements from `data` on, as a view of one dimension. */
+ar_tensor ar_tensor_flat(ar_dtype dtype, ar_buf data, size_t n);
 /** Number of elements (1 for ndim 0). Extents were checked when the view was made, so the product fits. */
 size_t ar_tensor_count(const ar_tensor *t);
 /** True if the elements lie in row-major order without gaps. */

@@ -45,7 +45,8 @@ ar_status ari_exact_blocks_begin(ar_ctx *ctx, ar_blocks **gives, const ar_tensor
     AR_TRY(ari_step_alloc(ctx, &s->e, bytes));
     *gives = s;
     /* -0 has the bits of AR_EXP_ZERO, the exponent of no terms. */
-    return ctx->device->ops->fill(ctx->device, ctx->queue, s->e, -0.0f, n);
+    const ar_tensor none = ar_tensor_flat(AR_F32, s->e, n);
+    return ctx->device->ops->fill(ctx->device, ctx->queue, &none, -0.0f);
 }
 
 /* A block's exponents in an array of one for each of `width` rows or terms of every matrix. */

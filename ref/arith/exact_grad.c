@@ -257,7 +257,7 @@ ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, 
 ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)
 {
     if (!p->grad)
-        return ctx->device->ops->fill(ctx->device, ctx->queue, g->data, 0.0f, ar_tensor_count(g));
+        return ctx->device->ops->fill(ctx->device, ctx->queue, g, 0.0f);
     const ar_tensor matrix = p->transposed ? ar_tensor_transposed(g) : *g;
     return ctx->device->ops->acc_value(ctx->device, ctx->queue, &matrix, ar_const(p->grad->t), ar_const(p->grad->hl),
                                        p->grad->n);

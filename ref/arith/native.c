@@ -378,7 +378,7 @@ static ar_status native_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *ter
 static ar_status native_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)
 {
     if (!p->grad)
-        return ctx->device->ops->fill(ctx->device, ctx->queue, g->data, 0.0f, ar_tensor_count(g));
+        return ctx->device->ops->fill(ctx->device, ctx->queue, g, 0.0f);
     const ar_tensor matrix = p->transposed ? ar_tensor_transposed(g) : *g;
     ar_tensor sum;
     AR_TRY(ar_tensor_view(&sum, AR_F32, matrix.ndim, matrix.shape, p->grad->sum));

@@ -41,6 +41,11 @@ bool ar_tensor_is_contiguous(const ar_tensor *t)
     return true;
 }
 
+ar_tensor ar_tensor_flat(ar_dtype dtype, ar_buf data, size_t n)
+{
+    return (ar_tensor){.dtype = dtype, .ndim = 1, .shape = {n}, .stride = {1}, .data = data};
+}
+
 ar_tensor ar_tensor_rows(const ar_tensor *t)
 {
     const size_t cols = t->ndim > 0 ? t->shape[t->ndim - 1] : 1;

@@ -22,35 +22,35 @@ ARI_ROW_KERNEL void mul_loop(float *y, const float *a, const float *b, size_t n)
 }
 
 /* y = loop(a, b), block by block. */
-static ar_status for_blocks(ar_device *d, void (*loop)(float *, const float *, const float *, size_t), ar_buf y,
-                            ar_cbuf a, ar_cbuf b, size_t n)
+static ar_status for_blocks(ar_device *d, void (*loop)(float *, const float *, const float *, size_t),
+                            const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    const size_t blocks = ari_blocks_of(n);
-    float *out = y.ptr;
-    const float *l = a.ptr, *r = b.ptr;
+    const size_t n = ar_tensor_count(y), blocks = ari_blocks_of(n);
+    float *out = y->data.ptr;
+    const float *l = a->data.ptr, *r = b->data.ptr;
     ARI_PARALLEL_FOR (i, blocks, d, n)
         loop(out + i * ARI_BLOCK, l + i * ARI_BLOCK, r + i * ARI_BLOCK, ari_block_length(n, i));
     return AR_OK;
 }
 
 /** Slot add. y may be a or b. */
-ar_status ari_cpu_add(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n)
+ar_status ari_cpu_add(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    return for_blocks(d, add_loop, y, a, b, n);
+    return for_blocks(d, add_loop, y, a, b);
 }
 
 /** Slot mul. y may be a or b. */
-ar_status ari_cpu_mul(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n)
+ar_status ari_cpu_mul(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    return for_blocks(d, mul_loop, y, a, b, n);
+    return for_blocks(d, mul_loop, y, a, b);
 }
 
 /** Slot fill. */
-ar_status ari_cpu_fill(ar_device *d, ARI_AT_ONCE, ar_buf y, float value, size_t n)
+ar_status ari_cpu_fill(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, float value)
 {
-    const size_t blocks = ari_blocks_of(n);
+    const size_t n = ar_tensor_count(y), blocks = ari_blocks_of(n);
     const float stored = ari_canonical32(value);
-    float *out = y.ptr;
+    float *out = y->data.ptr;
     ARI_PARALLEL_FOR (i, blocks, d, n) {
         const size_t end = i * ARI_BLOCK + ari_block_length(n, i);
         for (size_t j = i * ARI_BLOCK; j < end; j++)
@@ -129,7 +129,12 @@ ar_status ari_cpu_bias_act(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbu
 /** Slot act_backward. dx may be dy or x. */
 ar_status ari_cpu_act_backward(ar_device *d, ARI_AT_ONCE, ar_buf dx, ar_cbuf dy, ar_cbuf x, ar_activation act, size_t n)
 {
-    return for_blocks(d, loops[act].dact, dx, dy, x, n);
+    const size_t blocks = ari_blocks_of(n);
+    float *out = dx.ptr;
+    const float *slopes = dy.ptr, *in = x.ptr;
+    ARI_PARALLEL_FOR (i, blocks, d, n)
+        loops[act].dact(out + i * ARI_BLOCK, slopes + i * ARI_BLOCK, in + i * ARI_BLOCK, ari_block_length(n, i));
+    return AR_OK;
 }
 
 /* Row i of a 2-D fp32 view. */

@@ -21,10 +21,10 @@ ar_status ari_cpu_rows_in_range(ar_device *d, ARI_AT_ONCE, ar_buf row_of, ar_cbu
 }
 
 /** Slot gather_rows. */
-ar_status ari_cpu_gather_rows(ar_device *d, ARI_AT_ONCE, ar_buf y, const ar_tensor *w, ar_cbuf row_of, size_t n)
+ar_status ari_cpu_gather_rows(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of)
 {
-    const size_t cols = w->shape[1];
-    float *out = y.ptr;
+    const size_t n = ar_tensor_rows(y).shape[0], cols = w->shape[1];
+    float *out = y->data.ptr;
     const float *rows = w->data.ptr;
     const int64_t *at = row_of.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * cols) {

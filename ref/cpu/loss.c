@@ -12,10 +12,12 @@ ARI_ROW_KERNEL int32_t largest_key(const float *x, size_t n)
 }
 
 /** Slot ce_max. */
-ar_status ari_cpu_ce_max(ar_device *d, ARI_AT_ONCE, ar_buf key, ar_cbuf logits, size_t n, size_t v_local)
+ar_status ari_cpu_ce_max(ar_device *d, ARI_AT_ONCE, ar_buf key, const ar_tensor *logits)
 {
+    const ar_tensor all = ar_tensor_rows(logits);
+    const size_t n = all.shape[0], v_local = all.shape[1];
     int32_t *out = key.ptr;
-    const float *x = logits.ptr;
+    const float *x = logits->data.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * v_local)
         out[t] = largest_key(x + t * v_local, v_local);
     return AR_OK;
@@ -32,12 +34,13 @@ ARI_ROW_KERNEL uint64_t sum_exponentials(const float *x, float m, size_t n, int3
 }
 
 /** Slot ce_sum. */
-ar_status ari_cpu_ce_sum(ar_device *d, ARI_AT_ONCE, ar_buf sum, ar_cbuf logits, ar_cbuf key, size_t n, size_t v_local,
-                         size_t v)
+ar_status ari_cpu_ce_sum(ar_device *d, ARI_AT_ONCE, ar_buf sum, const ar_tensor *logits, ar_cbuf key, size_t v)
 {
+    const ar_tensor all = ar_tensor_rows(logits);
+    const size_t n = all.shape[0], v_local = all.shape[1];
     const int32_t p = ari_rowsum_bits(v);
     int64_t *out = sum.ptr;
-    const float *x = logits.ptr;
+    const float *x = logits->data.ptr;
     const int32_t *keys = key.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * v_local) {
         const int nan = keys[t] == INT32_MAX;
@@ -52,12 +55,13 @@ ARI_ROW_KERNEL uint64_t sum_values(const float *x, size_t n, int32_t e, int32_t 
 }
 
 /** Slot ce_logits. */
-ar_status ari_cpu_ce_logits(ar_device *d, ARI_AT_ONCE, ar_buf sum, ar_cbuf logits, ar_cbuf e, size_t n, size_t v_local,
-                            size_t v)
+ar_status ari_cpu_ce_logits(ar_device *d, ARI_AT_ONCE, ar_buf sum, const ar_tensor *logits, ar_cbuf e, size_t v)
 {
+    const ar_tensor all = ar_tensor_rows(logits);
+    const size_t n = all.shape[0], v_local = all.shape[1];
     const int32_t p = ari_rowsum_bits(v);
     int64_t *out = sum.ptr;
-    const float *x = logits.ptr;
+    const float *x = logits->data.ptr;
     const int32_t *exponents = e.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * v_local) {
         const int finite = exponents[t] != ARI_EXP_NONFINITE;
@@ -67,12 +71,13 @@ ar_status ari_cpu_ce_logits(ar_device *d, ARI_AT_ONCE, ar_buf sum, ar_cbuf logit
 }
 
 /** Slot ce_target. */
-ar_status ari_cpu_ce_target(ar_device *d, ARI_AT_ONCE, ar_buf bits, ar_cbuf logits, ar_cbuf row_of, size_t n,
-                            size_t v_local)
+ar_status ari_cpu_ce_target(ar_device *d, ARI_AT_ONCE, ar_buf bits, const ar_tensor *logits, ar_cbuf row_of)
 {
     (void)d;
+    const ar_tensor all = ar_tensor_rows(logits);
+    const size_t n = all.shape[0], v_local = all.shape[1];
     int32_t *out = bits.ptr;
-    const float *x = logits.ptr;
+    const float *x = logits->data.ptr;
     const int64_t *at = row_of.ptr;
     for (size_t t = 0; t < n; t++) {
         out[t] = 0;
@@ -122,14 +127,16 @@ static void fill_row(float *row, float value, size_t n)
 }
 
 /** Slot ce_backward. dlogits may be logits; no other overlap. */
-ar_status ari_cpu_ce_backward(ar_device *d, ARI_AT_ONCE, ar_buf dlogits, ar_cbuf logits, ar_cbuf key, ar_cbuf sum,
-                              ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets, size_t n,
-                              size_t v_local, size_t v)
+ar_status ari_cpu_ce_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dlogits, const ar_tensor *logits, ar_cbuf key,
+                              ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets,
+                              size_t v)
 {
+    const ar_tensor all = ar_tensor_rows(logits);
+    const size_t n = all.shape[0], v_local = all.shape[1];
     const int32_t bits = ari_rowsum_bits(v);
     const double miss = ari_ce_label(0, v, o), hit = ari_ce_label(1, v, o);
-    float *out = dlogits.ptr;
-    const float *x = logits.ptr;
+    float *out = dlogits->data.ptr;
+    const float *x = logits->data.ptr;
     const int32_t *keys = key.ptr;
     const int64_t *sums = sum.ptr, *at = row_of.ptr;
     const uint8_t *counts = valid.ptr;

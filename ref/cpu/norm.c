@@ -50,13 +50,15 @@ ARI_ROW_KERNEL void rms_forward(float *y, float *rstd, const float *x, const flo
 }
 
 /** Slot norm_forward. y may be x. h = 0 or rows = 0: nothing to do. */
-ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, ar_buf y, ar_buf mean, ar_buf rstd,
-                               ar_cbuf x, ar_cbuf gamma, ar_cbuf beta, double eps, size_t rows, size_t h)
+ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, const ar_tensor *y, ar_buf mean,
+                               ar_buf rstd, const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta, double eps)
 {
+    const ar_tensor all = ar_tensor_rows(x);
+    const size_t rows = all.shape[0], h = all.shape[1];
     if (h == 0)
         return AR_OK;
-    const float *in = x.ptr, *gains = gamma.ptr, *shifts = beta.ptr;
-    float *out = y.ptr, *r = rstd.ptr;
+    const float *in = x->data.ptr, *gains = gamma.ptr, *shifts = beta.ptr;
+    float *out = y->data.ptr, *r = rstd.ptr;
     double *m = mean.ptr;
     ARI_PARALLEL_FOR (i, rows, d, rows * h) {
         if (kind == AR_NORM_LAYER)

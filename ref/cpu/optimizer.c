@@ -25,12 +25,13 @@ ARI_ROW_KERNEL halves square_loop(const float *g, int32_t e, size_t n)
 }
 
 /** Slot sum_squares. Integers, so that no order of the threads changes the sums. Errors: none. */
-ar_status ari_cpu_sum_squares(ar_device *d, ARI_AT_ONCE, ar_buf sums, ar_cbuf g, ar_cbuf e, size_t n)
+ar_status ari_cpu_sum_squares(ar_device *d, ARI_AT_ONCE, ar_buf sums, const ar_tensor *g, ar_cbuf e)
 {
+    const size_t n = ar_tensor_count(g);
     const size_t blocks = ari_blocks_of(n);
     const int threads = ari_threads_for(d, blocks, n);
     (void)threads;
-    const float *values = g.ptr;
+    const float *values = g->data.ptr;
     const int32_t exponent = *(const int32_t *)e.ptr;
     uint64_t high = 0, low = 0;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : high, low)
@@ -55,11 +56,11 @@ ARI_ROW_KERNEL void scale_loop(float *y, const float *x, float factor, size_t n)
 }
 
 /** Slot scale. y may be x. Errors: none. */
-ar_status ari_cpu_scale(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf x, float factor, size_t n)
+ar_status ari_cpu_scale(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *x, float factor)
 {
-    const size_t blocks = ari_blocks_of(n);
-    float *out = y.ptr;
-    const float *in = x.ptr;
+    const size_t n = ar_tensor_count(x), blocks = ari_blocks_of(n);
+    float *out = y->data.ptr;
+    const float *in = x->data.ptr;
     ARI_PARALLEL_FOR (i, blocks, d, n)
         scale_loop(out + i * ARI_BLOCK, in + i * ARI_BLOCK, factor, ari_block_length(n, i));
     return AR_OK;
@@ -97,12 +98,6 @@ ARI_ROW_KERNEL void take_bf16_loop(float *master, const float *weight, size_t n)
         const float rounded = ari_f32_of_bf16(ari_bf16_of_f32(master[j]));
         master[j] = ari_bits32(rounded) == ari_bits32(weight[j]) ? master[j] : weight[j];
     }
-}
-
-/** Slot take_bf16. Errors: none. */
-ar_status ari_cpu_take_bf16(ar_device *d, ARI_AT_ONCE, ar_buf master, ar_cbuf weight, size_t n)
-{
-    return for_blocks(d, take_bf16_loop, master, weight, n);
 }
 
 /* --- updates ------------------------------------------------------------------------------------------------------ */
@@ -145,16 +140,20 @@ static void step_block(const ari_optimizer_constants *k, float *w, float *m, flo
 }
 
 /** Slot optimizer_step. Errors: none. */
-ar_status ari_cpu_optimizer_step(ar_device *d, ARI_AT_ONCE, ar_buf w, ar_buf m, ar_buf v, ar_cbuf g,
-                                 const struct ari_optimizer_constants *k, size_t n)
+ar_status ari_cpu_optimizer_step(ar_device *d, ARI_AT_ONCE, const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v,
+                                 const ar_tensor *g, const struct ari_optimizer_constants *k)
 {
-    const size_t blocks = ari_blocks_of(n);
-    float *weight = w.ptr, *first = m.ptr, *second = v.ptr;
-    const float *gradient = g.ptr;
+    const size_t n = ar_tensor_count(w), blocks = ari_blocks_of(n);
+    float *weight = w->data.ptr, *own = master.ptr, *first = m.ptr, *second = v.ptr;
+    const float *gradient = g->data.ptr;
     ARI_PARALLEL_FOR (i, blocks, d, n) {
-        const size_t at = i * ARI_BLOCK;
-        step_block(k, weight + at, first ? first + at : NULL, second ? second + at : NULL, gradient + at,
-                   ari_block_length(n, i));
+        const size_t at = i * ARI_BLOCK, length = ari_block_length(n, i);
+        float *stepped = own ? own + at : weight + at;
+        if (own)
+            take_bf16_loop(stepped, weight + at, length);
+        step_block(k, stepped, first ? first + at : NULL, second ? second + at : NULL, gradient + at, length);
+        if (own)
+            round_bf16_loop(weight + at, stepped, length);
     }
     return AR_OK;
 }

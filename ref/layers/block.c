@@ -14,7 +14,7 @@ typedef struct block_module {
 static ar_status add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, ar_tensor *b)
 {
     AR_TRY(ari_like(ctx, y, a, a->shape[a->ndim - 1]));
-    AR_TRY(ARI_KERNEL(ctx, add, y->data, ar_const(a->data), ar_const(b->data), ar_tensor_count(a)));
+    AR_TRY(ARI_KERNEL(ctx, add, y, a, b));
     ar_ctx_release(ctx, b);
     return AR_OK;
 }

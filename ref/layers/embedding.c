@@ -199,11 +199,10 @@ static ar_status own_rows_of(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, con
 static ar_status token_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *row_of,
                             const ar_batch *batch)
 {
-    const size_t own = own_count(ctx, batch, false), n = batch->batch * own;
-    const size_t shape[3] = {batch->batch, own, e->columns};
+    const size_t shape[3] = {batch->batch, own_count(ctx, batch, false), e->columns};
     ar_tensor all;
     AR_TRY(ar_ctx_tensor(ctx, &all, AR_F32, 3, shape));
-    AR_TRY(ARI_KERNEL(ctx, gather_rows, all.data, &e->token.value, ar_const(row_of->data), n));
+    AR_TRY(ARI_KERNEL(ctx, gather_rows, &all, &e->token.value, ar_const(row_of->data)));
     AR_TRY(ari_fault_token_rows(ctx, &all, &e->token, e->start, e->rows, batch));
     if (e->split == AR_EMBEDDING_HIDDEN)
         AR_TRY(ari_features_to_stream(ctx, token, &all, e->token.name));
@@ -218,13 +217,12 @@ static ar_status token_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, cons
 static ar_status add_positions(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, ar_tensor *token,
                                const ar_batch *batch)
 {
-    const size_t count = ar_tensor_count(token);
     ar_tensor at, position;
     AR_TRY(position_rows(ctx, &at, batch));
     AR_TRY(ari_like(ctx, &position, token, e->h));
     AR_TRY(ari_like(ctx, y, token, e->h));
-    AR_TRY(ARI_KERNEL(ctx, gather_rows, position.data, &e->position.value, ar_const(at.data), ar_tensor_count(&at)));
-    AR_TRY(ARI_KERNEL(ctx, add, y->data, ar_const(token->data), ar_const(position.data), count));
+    AR_TRY(ARI_KERNEL(ctx, gather_rows, &position, &e->position.value, ar_const(at.data)));
+    AR_TRY(ARI_KERNEL(ctx, add, y, token, &position));
     ar_ctx_release(ctx, &position);
     ar_ctx_release(ctx, token);
     return ar_saved_push(saved, e, SAVED_POSITION_ROWS, &at);

@@ -121,7 +121,7 @@ ar_status ari_fault_narrow_dx(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *slice
 {
     const size_t n = (size_t)ar_comm_size(ctx->tp), width = slice->shape[slice->ndim - 1];
     AR_TRY(ari_like(ctx, dx, slice, n * width));
-    AR_TRY(ARI_KERNEL(ctx, fill, dx->data, 0.0f, ar_tensor_count(dx)));
+    AR_TRY(ARI_KERNEL(ctx, fill, dx, 0.0f));
     const ar_tensor to = ar_tensor_rows(dx), from = ar_tensor_rows(slice);
     const ar_tensor own = ar_tensor_slice(&to, 1, (size_t)ar_comm_rank(ctx->tp) * width, width);
     return ARI_KERNEL(ctx, copy_strided, &own, &from);
@@ -144,7 +144,7 @@ static ar_status sum_features(ar_ctx *ctx, ar_tensor *dy)
     const size_t shape[2] = {dy->shape[1], dy->shape[1]};
     ar_tensor zeros;
     AR_TRY(ar_ctx_tensor(ctx, &zeros, AR_F32, 2, shape));
-    AR_TRY(ARI_KERNEL(ctx, fill, zeros.data, 0.0f, shape[0] * shape[1]));
+    AR_TRY(ARI_KERNEL(ctx, fill, &zeros, 0.0f));
     const ar_tensor swapped = ar_tensor_transposed(dy);
     const ar_tensor from = ar_tensor_slice(&swapped, 1, 0, tokens), wrong = ar_tensor_slice(&zeros, 1, 0, tokens);
     *dy = zeros;
@@ -154,14 +154,13 @@ static ar_status sum_features(ar_ctx *ctx, ar_tensor *dy)
 /* row_bias_partial_grad: a row-parallel bias is taken for one that each rank has a part of. */
 static ar_status divide_by_ranks(ar_ctx *ctx, ar_tensor *dy)
 {
-    const size_t n = ar_tensor_count(dy);
     ar_tensor part, factor;
     AR_TRY(ari_like(ctx, &part, dy, dy->shape[1]));
     AR_TRY(ari_like(ctx, &factor, dy, dy->shape[1]));
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &part, dy));
-    AR_TRY(ARI_KERNEL(ctx, fill, factor.data, 1.0f / (float)ar_comm_size(ctx->tp), n));
+    AR_TRY(ARI_KERNEL(ctx, fill, &factor, 1.0f / (float)ar_comm_size(ctx->tp)));
     *dy = part;
-    return ARI_KERNEL(ctx, mul, part.data, ar_const(part.data), ar_const(factor.data), n);
+    return ARI_KERNEL(ctx, mul, &part, &part, &factor);
 }
 
 ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy)
@@ -178,7 +177,7 @@ static ar_status pad(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *rows, size_t
 {
     const size_t shape[2] = {rows->shape[0], width};
     AR_TRY(ar_ctx_tensor(ctx, wide, AR_F32, 2, shape));
-    AR_TRY(ARI_KERNEL(ctx, fill, wide->data, 0.0f, shape[0] * width));
+    AR_TRY(ARI_KERNEL(ctx, fill, wide, 0.0f));
     const ar_tensor to = ar_tensor_slice(wide, 1, 0, rows->shape[1]);
     return ARI_KERNEL(ctx, copy_strided, &to, rows);
 }
@@ -204,8 +203,8 @@ static ar_status normalise_padded(ar_ctx *ctx, ar_norm_kind kind, double eps, co
     AR_TRY(pad(ctx, &wide_y, x, width));
     AR_TRY(pad_param(ctx, &wide_weight, weight, width));
     AR_TRY(pad_param(ctx, &wide_bias, kind == AR_NORM_LAYER ? bias : weight, width));
-    AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, wide_y.data, mean->data, rstd->data, ar_const(wide_x.data),
-                      ar_const(wide_weight.data), ar_const(wide_bias.data), eps, x->shape[0], width));
+    AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, &wide_y, mean->data, rstd->data, &wide_x, ar_const(wide_weight.data),
+                      ar_const(wide_bias.data), eps));
     const ar_tensor from = ar_tensor_slice(&wide_y, 1, 0, x->shape[1]);
     return ARI_KERNEL(ctx, copy_strided, y, &from);
 }
@@ -226,7 +225,7 @@ ar_status ari_fault_norm_gradient(ar_ctx *ctx, const ar_tensor *dx, const ar_ten
     const size_t n = ar_tensor_count(dx);
     if (!residual || !ar_faulty(ctx, AR_FAULT_norm_backward_missing))
         return AR_OK;
-    AR_TRY(ARI_KERNEL(ctx, fill, dx->data, 0.0f, n));
+    AR_TRY(ARI_KERNEL(ctx, fill, dx, 0.0f));
     return ARI_KERNEL(ctx, copy, sum->data, ar_const(residual->data), n * sizeof(float));
 }
 
@@ -267,7 +266,7 @@ ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t owned)
     const ar_tensor lost = ar_tensor_slice(&rows, 1, owned, rows.shape[1] - owned);
     ar_tensor nothing;
     AR_TRY(ar_ctx_tensor(ctx, &nothing, AR_F32, 2, lost.shape));
-    AR_TRY(ARI_KERNEL(ctx, fill, nothing.data, -INFINITY, ar_tensor_count(&nothing)));
+    AR_TRY(ARI_KERNEL(ctx, fill, &nothing, -INFINITY));
     return ARI_KERNEL(ctx, copy_strided, &lost, &nothing);
 }
 
@@ -291,5 +290,5 @@ ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads)
     if (!ar_faulty(ctx, AR_FAULT_heads_divided_twice))
         return AR_OK;
     *heads /= (size_t)ar_comm_size(ctx->tp);
-    return ARI_KERNEL(ctx, fill, context->data, 0.0f, ar_tensor_count(context));
+    return ARI_KERNEL(ctx, fill, context, 0.0f);
 }

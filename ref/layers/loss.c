@@ -128,7 +128,7 @@ ar_status ar_loss_add(ar_loss *loss, ar_ctx *ctx, const ar_tensor *terms)
     if (!loss->subtract)
         return ari_loss_add(&loss->sum, ctx, terms);
     AR_TRY(ar_like(ctx, &negated, terms));
-    AR_TRY(ARI_KERNEL(ctx, scale, negated.data, ar_const(terms->data), -1.0f, ar_tensor_count(terms)));
+    AR_TRY(ARI_KERNEL(ctx, scale, &negated, terms, -1.0f));
     AR_TRY(ari_loss_add(&loss->sum, ctx, &negated));
     ar_ctx_release(ctx, &negated);
     return AR_OK;
@@ -204,7 +204,7 @@ ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved 
     AR_TRY(ar_ctx_tensor(ctx, &sum, AR_I64, 1, &reduced));
     AR_TRY(ar_ctx_tensor(ctx, &bits, AR_I32, 1, &n));
     AR_TRY(ar_ctx_tensor(ctx, terms, AR_F32, 1, &n));
-    AR_TRY(ARI_KERNEL(ctx, ce_max, key.data, ar_const(logits->data), n, c->rows));
+    AR_TRY(ARI_KERNEL(ctx, ce_max, key.data, logits));
     if (smoothed) {
         exponents = ar_buf_at(key.data, n * sizeof(int32_t));
         values = ar_buf_at(sum.data, n * sizeof(int64_t));
@@ -212,11 +212,11 @@ ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved 
     }
     if (!ar_faulty(ctx, AR_FAULT_loss_parallel_no_max))
         AR_TRY(over_ranks(c, ctx, &key, ari_fault_token_count(ctx, reduced), AR_MAX, "loss max"));
-    AR_TRY(ARI_KERNEL(ctx, ce_sum, sum.data, ar_const(logits->data), ar_const(key.data), n, c->rows, c->classes));
+    AR_TRY(ARI_KERNEL(ctx, ce_sum, sum.data, logits, ar_const(key.data), c->classes));
     if (smoothed)
-        AR_TRY(ARI_KERNEL(ctx, ce_logits, values, ar_const(logits->data), ar_const(exponents), n, c->rows, c->classes));
+        AR_TRY(ARI_KERNEL(ctx, ce_logits, values, logits, ar_const(exponents), c->classes));
     AR_TRY(over_ranks(c, ctx, &sum, reduced, AR_SUM, "loss sum"));
-    AR_TRY(ARI_KERNEL(ctx, ce_target, bits.data, ar_const(logits->data), ar_const(t.row_of.data), n, c->rows));
+    AR_TRY(ARI_KERNEL(ctx, ce_target, bits.data, logits, ar_const(t.row_of.data)));
     AR_TRY(over_ranks(c, ctx, &bits, n, AR_SUM, "loss target"));
     AR_TRY(ARI_KERNEL(ctx, ce_terms, terms->data, ar_const(key.data), ar_const(sum.data), ar_const(bits.data),
                       ar_const(t.valid.data), ar_const(exponents), ar_const(values), &c->options, n, c->classes));
@@ -240,9 +240,8 @@ ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved
     *dlogits = logits;
     if (!in_place)
         AR_TRY(ari_like(ctx, dlogits, &logits, c->rows));
-    AR_TRY(ARI_KERNEL(ctx, ce_backward, dlogits->data, ar_const(logits.data), ar_const(key.data), ar_const(sum.data),
-                      ar_const(row_of.data), ar_const(valid.data), &c->options, targets, row_of.shape[0], c->rows,
-                      c->classes));
+    AR_TRY(ARI_KERNEL(ctx, ce_backward, dlogits, &logits, ar_const(key.data), ar_const(sum.data), ar_const(row_of.data),
+                      ar_const(valid.data), &c->options, targets, c->classes));
     ar_tensor *const used[] = {&key, &sum, &row_of, &valid};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         ar_ctx_release(ctx, used[i]);
@@ -361,7 +360,7 @@ static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_save
                             s->name, n, y->ndim, squared_targets(s, batch), batch->batch);
     AR_TRY(ar_like(ctx, &minus_t, y));
     AR_TRY(ar_ctx_upload(ctx, &minus_t, batch->target));
-    AR_TRY(ARI_KERNEL(ctx, scale, minus_t.data, ar_const(minus_t.data), -1.0f, n));
+    AR_TRY(ARI_KERNEL(ctx, scale, &minus_t, &minus_t, -1.0f));
     AR_TRY(ar_add(ctx, &difference, y, &minus_t));
     AR_TRY(ar_mul(ctx, &terms, &difference, &difference));
     AR_TRY(ar_loss_add(loss, ctx, &terms));
@@ -377,8 +376,7 @@ static ar_status squared_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_sav
     ar_tensor difference;
     AR_TRY(ar_saved_pop(saved, self, 0, &difference));
     AR_TRY(ar_like(ctx, dy, &difference));
-    AR_TRY(ARI_KERNEL(ctx, scale, dy->data, ar_const(difference.data), t > 0.0 ? (float)(2.0 / t) : 0.0f,
-                      ar_tensor_count(dy)));
+    AR_TRY(ARI_KERNEL(ctx, scale, dy, &difference, t > 0.0 ? (float)(2.0 / t) : 0.0f));
     return ar_tap_value(ctx, ((const squared_error *)self)->name, 'b', dy, AR_HELD_WHOLE);
 }
 

@@ -55,11 +55,12 @@ static ar_status check_same(const char *what, const ar_tensor *a, const ar_tenso
 }
 
 static ar_status combine(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b, const char *what,
-                         ar_status (*kernel)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf a, ar_cbuf b, size_t n))
+                         ar_status (*kernel)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a,
+                                             const ar_tensor *b))
 {
     AR_TRY(check_same(what, a, b));
     AR_TRY(ar_like(ctx, y, a));
-    return kernel(ctx->device, ctx->queue, y->data, ar_const(a->data), ar_const(b->data), ar_tensor_count(a));
+    return kernel(ctx->device, ctx->queue, y, a, b);
 }
 
 ar_status ar_add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)

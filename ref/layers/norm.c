@@ -30,8 +30,8 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(ar_ctx_tensor(ctx, &mean, AR_F64, 1, &rows));
     AR_TRY(ar_ctx_tensor(ctx, &rstd, AR_F32, 1, &rows));
     const ar_tensor x_rows = ar_tensor_rows(&in), y_rows = ar_tensor_rows(y);
-    AR_TRY(ARI_KERNEL(ctx, norm_forward, m->kind, y->data, mean.data, rstd.data, ar_const(in.data),
-                      ar_const(m->weight.value.data), ar_const(m->bias.value.data), m->eps, rows, m->h));
+    AR_TRY(ARI_KERNEL(ctx, norm_forward, m->kind, y, mean.data, rstd.data, &in, ar_const(m->weight.value.data),
+                      ar_const(m->bias.value.data), m->eps));
     AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->weight, &m->bias, &y_rows, &mean, &rstd, &x_rows));
     AR_TRY(ar_saved_push(saved, m, SAVED_X, &in));
     AR_TRY(ar_saved_push(saved, m, SAVED_MEAN, &mean));

@@ -278,5 +278,5 @@ ar_status ar_param_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g
     AR_TRY(ctx->arith->grad_value(ctx, g, p));
     if (p->grad_scale == 1.0f)
         return AR_OK;
-    return ARI_KERNEL(ctx, scale, g->data, ar_const(g->data), p->grad_scale, ar_tensor_count(g));
+    return ARI_KERNEL(ctx, scale, g, g, p->grad_scale);
 }

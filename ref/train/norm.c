@@ -26,8 +26,7 @@ static ar_status raise_exponent(const norm_sum *s, ar_ctx *ctx, const ar_tensor 
 
 static ar_status add_squares(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g)
 {
-    return ARI_KERNEL(ctx, sum_squares, s->squares.data, ar_const(g->data), ar_const(s->exponent.data),
-                      ar_tensor_count(g));
+    return ARI_KERNEL(ctx, sum_squares, s->squares.data, g, ar_const(s->exponent.data));
 }
 
 /* Whether this rank counts a parameter's elements, or its share of them: of the ranks of a group that hold the same

@@ -54,15 +54,11 @@ ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, c
     return ari_optimizer_constants_of(&own, o, rule.lr_scale, rule.weight_decay);
 }
 
-ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, ar_cbuf g, const ari_optimizer_constants *k,
-                           size_t n)
+ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, const ar_tensor *g,
+                           const ari_optimizer_constants *k)
 {
-    if (!part->master.ptr)
-        return ARI_KERNEL(ctx, optimizer_step, part->weight, part->m, part->v, g, k, n);
-    /* Weights that were set since the last step are not what the master copy rounds to. */
-    AR_TRY(ARI_KERNEL(ctx, take_bf16, part->master, ar_const(part->weight), n));
-    AR_TRY(ARI_KERNEL(ctx, optimizer_step, part->master, part->m, part->v, g, k, n));
-    return ARI_KERNEL(ctx, round_bf16, part->weight, ar_const(part->master), n);
+    const ar_tensor w = ar_tensor_flat(AR_F32, part->weight, ar_tensor_count(g));
+    return ARI_KERNEL(ctx, optimizer_step, &w, part->master, part->m, part->v, g, k);
 }
 
 /* --- the optimizer ------------------------------------------------------------------------------------------------ */
@@ -136,7 +132,7 @@ static ar_status gradient_of(ar_tensor *g, ar_ctx *ctx, const ar_param *p, const
     AR_TRY(ar_param_grad_value(p, ctx, g));
     if (scale == 1.0f)
         return AR_OK;
-    return ARI_KERNEL(ctx, scale, g->data, ar_const(g->data), scale, ar_tensor_count(g));
+    return ARI_KERNEL(ctx, scale, g, g, scale);
 }
 
 static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *room, float scale)
@@ -151,7 +147,7 @@ static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *room, f
         const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
         ari_update_part all = s->part;
         all.weight = s->param->value.data;
-        AR_TRY(ari_update_apply(ctx, &all, ar_const(g.data), &k, ar_tensor_count(&g)));
+        AR_TRY(ari_update_apply(ctx, &all, &g, &k));
         s->param->version++;
     }
     return AR_OK;

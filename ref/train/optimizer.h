@@ -32,9 +32,9 @@ typedef struct ari_update_part {
     ar_buf m, v;
 } ari_update_part;
 
-/** The part from its n gradients g on the device. The caller counts a new version of the parameter. */
-AR_NODISCARD ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, ar_cbuf g,
-                                        const ari_optimizer_constants *k, size_t n);
+/** The part from its gradients g, contiguous on the device. The caller counts a new version of the parameter. */
+AR_NODISCARD ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, const ar_tensor *g,
+                                        const ari_optimizer_constants *k);
 
 /* --- state -------------------------------------------------------------------------------------------------------- */
 

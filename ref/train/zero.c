@@ -108,7 +108,8 @@ static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const room
     AR_TRY(gradient_run(ar_buf_at(g, first * sizeof(float)), ctx, b, r, 0, b->own_count - first));
     if (scale == 1.0f)
         return AR_OK;
-    return ARI_KERNEL(ctx, scale, g, ar_const(g), scale, b->own_count);
+    const ar_tensor own = ar_tensor_flat(AR_F32, g, b->own_count);
+    return ARI_KERNEL(ctx, scale, &own, &own, scale);
 }
 
 /* The weights of this rank's slice, updated, at their place in the bucket. */
@@ -124,8 +125,8 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
         if (!ari_is_updated(s->param))
             continue;
         const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
-        const ar_buf g = ar_buf_at(r->gradient.data, (s->at - b->own_start) * sizeof(float));
-        AR_TRY(ari_update_apply(ctx, &part, ar_const(g), &k, s->count));
+        const ar_tensor g = ar_tensor_slice(&r->gradient, 0, s->at - b->own_start, s->count);
+        AR_TRY(ari_update_apply(ctx, &part, &g, &k));
     }
     return AR_OK;
 }

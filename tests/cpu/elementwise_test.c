@@ -55,8 +55,8 @@ static void check_add_mul(size_t n, enum values kind, int threads)
         expected_sum[i] = stored(a[i] + b[i]);
         expected_product[i] = stored(a[i] * b[i]);
     }
-    assert_ok(ari_cpu_add(&d, NULL, buf(sum), cbuf(a), cbuf(b), n));
-    assert_ok(ari_cpu_mul(&d, NULL, buf(product), cbuf(product), cbuf(b), n)); /* in place */
+    assert_ok(ari_cpu_add(&d, NULL, rows_of(sum, 1, n), rows_of(a, 1, n), rows_of(b, 1, n)));
+    assert_ok(ari_cpu_mul(&d, NULL, rows_of(product, 1, n), rows_of(product, 1, n), rows_of(b, 1, n))); /* in place */
     assert_bits(sum, expected_sum, n, "add");
     assert_bits(product, expected_product, n, "mul");
     free(a), free(b), free(sum), free(product), free(expected_sum), free(expected_product);
@@ -80,7 +80,7 @@ Test(elementwise, fill_sets_every_element_and_only_those)
             ar_device d = test_device(2);
             uint32_t *y = calloc(n + 1, sizeof *y);
             y[n] = 0xdeadbeefu;
-            assert_ok(ari_cpu_fill(&d, NULL, buf(y), ari_float32(given[v]), n));
+            assert_ok(ari_cpu_fill(&d, NULL, rows_of(y, 1, n), ari_float32(given[v])));
             for (size_t j = 0; j < n; j++)
                 cr_assert_eq(y[j], expected[v]);
             cr_assert_eq(y[n], 0xdeadbeefu);

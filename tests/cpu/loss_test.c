@@ -135,8 +135,9 @@ static void check_backward(const problem *p, shard *s, int parts, ar_device *d, 
 {
     for (int r = 0; r < parts; r++) {
         float *to = in_place ? s[r].logits : s[r].dlogits;
-        assert_ok(ari_cpu_ce_backward(d, NULL, buf(to), cbuf(s[r].logits), cbuf(s[r].key), cbuf(s[r].sum),
-                                      cbuf(s[r].row_of), cbuf(p->valid), &p->o, p->targets, p->n, s[r].count, p->v));
+        assert_ok(ari_cpu_ce_backward(d, NULL, rows_of(to, p->n, s[r].count), rows_of(s[r].logits, p->n, s[r].count),
+                                      cbuf(s[r].key), cbuf(s[r].sum), cbuf(s[r].row_of), cbuf(p->valid), &p->o,
+                                      p->targets, p->v));
         for (size_t t = 0; t < p->n; t++)
             assert_bits(to + t * s[r].count, p->dlogits + t * p->v + s[r].start, s[r].count, "dlogits");
     }
@@ -145,12 +146,12 @@ static void check_backward(const problem *p, shard *s, int parts, ar_device *d, 
 /* The sums of one shard, once the maxima are known. */
 static void sum_up(const problem *p, shard *s, ar_device *d)
 {
-    assert_ok(ari_cpu_ce_sum(d, NULL, buf(s->sum), cbuf(s->logits), cbuf(s->key), p->n, s->count, p->v));
+    assert_ok(ari_cpu_ce_sum(d, NULL, buf(s->sum), rows_of(s->logits, p->n, s->count), cbuf(s->key), p->v));
     assert_ok(
-        ari_cpu_ce_logits(d, NULL, buf(s->sum + p->n), cbuf(s->logits), cbuf(s->key + p->n), p->n, s->count, p->v));
+        ari_cpu_ce_logits(d, NULL, buf(s->sum + p->n), rows_of(s->logits, p->n, s->count), cbuf(s->key + p->n), p->v));
     for (size_t t = 0; t < p->n; t++)
         cr_assert(s->key[t] != INT32_MAX || (s->sum[t] == 0 && s->sum[p->n + t] == 0));
-    assert_ok(ari_cpu_ce_target(d, NULL, buf(s->bits), cbuf(s->logits), cbuf(s->row_of), p->n, s->count));
+    assert_ok(ari_cpu_ce_target(d, NULL, buf(s->bits), rows_of(s->logits, p->n, s->count), cbuf(s->row_of)));
 }
 
 static void check(size_t n, size_t v, enum values kind, int parts, int threads, double targets,
@@ -165,7 +166,7 @@ static void check(size_t n, size_t v, enum values kind, int parts, int threads, 
         const ar_tensor rows = view2(s[r].logits, n, s[r].count, s[r].count);
         assert_ok(ari_cpu_rows_in_range(&d, NULL, buf(s[r].row_of), cbuf(p.target), n, (int64_t)s[r].start,
                                         (int64_t)s[r].count));
-        assert_ok(ari_cpu_ce_max(&d, NULL, buf(s[r].key), cbuf(s[r].logits), n, s[r].count));
+        assert_ok(ari_cpu_ce_max(&d, NULL, buf(s[r].key), rows_of(s[r].logits, n, s[r].count)));
         assert_ok(ari_cpu_row_exponents(&d, NULL, buf(s[r].key + n), &rows, cbuf(NULL), 1, false));
         for (size_t t = 0; t < n && s[r].count == 0; t++)
             cr_assert(s[r].key[t] == INT32_MIN && s[r].key[n + t] == INT32_MIN);
@@ -249,16 +250,16 @@ Test(loss, of_equal_logits_is_log_of_their_number)
     int32_t key[1], bits[1];
     int64_t sum[1];
     float term[1], dx[4];
-    assert_ok(ari_cpu_ce_max(&d, NULL, buf(key), cbuf(x), 1, 4));
-    assert_ok(ari_cpu_ce_sum(&d, NULL, buf(sum), cbuf(x), cbuf(key), 1, 4, 4));
+    assert_ok(ari_cpu_ce_max(&d, NULL, buf(key), rows_of(x, 1, 4)));
+    assert_ok(ari_cpu_ce_sum(&d, NULL, buf(sum), rows_of(x, 1, 4), cbuf(key), 4));
     cr_assert_eq(sum[0], (int64_t)4 << 39); /* 4*exp(0) with exponent 1 and P' = 40 */
-    assert_ok(ari_cpu_ce_target(&d, NULL, buf(bits), cbuf(x), cbuf(row_of), 1, 4));
+    assert_ok(ari_cpu_ce_target(&d, NULL, buf(bits), rows_of(x, 1, 4), cbuf(row_of)));
     assert_ok(ari_cpu_ce_terms(&d, NULL, buf(term), cbuf(key), cbuf(sum), cbuf(bits), cbuf(valid), cbuf(NULL),
                                cbuf(NULL), &losses[0], 1, 4));
     const float log4 = 1.3862943611198906f;
     assert_bits(term, &log4, 1, "term");
-    assert_ok(ari_cpu_ce_backward(&d, NULL, buf(dx), cbuf(x), cbuf(key), cbuf(sum), cbuf(row_of), cbuf(valid),
-                                  &losses[0], 2.0, 1, 4, 4));
+    assert_ok(ari_cpu_ce_backward(&d, NULL, rows_of(dx, 1, 4), rows_of(x, 1, 4), cbuf(key), cbuf(sum), cbuf(row_of),
+                                  cbuf(valid), &losses[0], 2.0, 4));
     assert_bits(dx, quarter, 4, "dlogits");
 }
 
@@ -274,14 +275,14 @@ Test(loss, of_a_huge_vocabulary_uses_fewer_bits)
     int32_t key[1], bits[1];
     int64_t sum[1], expected = 0;
     float term[1], dx[4], expected_dx[4];
-    assert_ok(ari_cpu_ce_max(&d, NULL, buf(key), cbuf(x), 1, 4));
-    assert_ok(ari_cpu_ce_sum(&d, NULL, buf(sum), cbuf(x), cbuf(key), 1, 4, v));
+    assert_ok(ari_cpu_ce_max(&d, NULL, buf(key), rows_of(x, 1, 4)));
+    assert_ok(ari_cpu_ce_sum(&d, NULL, buf(sum), rows_of(x, 1, 4), cbuf(key), v));
     for (size_t j = 0; j < 4; j++)
         expected += plain_quantised((double)ari_exp32(x[j] - 2.0f), 1, 31);
     cr_assert_eq(sum[0], expected);
     const double l = ldexp((double)expected, 1 - 31);
     const float expected_term = (float)((2.0 + ari_log64(l)) - 1.0);
-    assert_ok(ari_cpu_ce_target(&d, NULL, buf(bits), cbuf(x), cbuf(row_of), 1, 4));
+    assert_ok(ari_cpu_ce_target(&d, NULL, buf(bits), rows_of(x, 1, 4), cbuf(row_of)));
     assert_ok(ari_cpu_ce_terms(&d, NULL, buf(term), cbuf(key), cbuf(sum), cbuf(bits), cbuf(valid), cbuf(NULL),
                                cbuf(NULL), &losses[0], 1, v));
     assert_bits(term, &expected_term, 1, "term");
@@ -289,8 +290,8 @@ Test(loss, of_a_huge_vocabulary_uses_fewer_bits)
         const float p = (float)((double)ari_exp32(x[j] - 2.0f) / l), difference = p - (j == 1 ? 1.0f : 0.0f);
         expected_dx[j] = (float)((double)difference / 3.0);
     }
-    assert_ok(ari_cpu_ce_backward(&d, NULL, buf(dx), cbuf(x), cbuf(key), cbuf(sum), cbuf(row_of), cbuf(valid),
-                                  &losses[0], 3.0, 1, 4, v));
+    assert_ok(ari_cpu_ce_backward(&d, NULL, rows_of(dx, 1, 4), rows_of(x, 1, 4), cbuf(key), cbuf(sum), cbuf(row_of),
+                                  cbuf(valid), &losses[0], 3.0, v));
     assert_bits(dx, expected_dx, 4, "dlogits");
 }
 
@@ -300,7 +301,7 @@ Test(loss, a_target_keeps_its_bits)
     const float x[] = {1, -0.0f, 3, 4};
     const int64_t row_of[] = {1, -1};
     int32_t bits[2];
-    assert_ok(ari_cpu_ce_target(&d, NULL, buf(bits), cbuf(x), cbuf(row_of), 2, 2));
+    assert_ok(ari_cpu_ce_target(&d, NULL, buf(bits), rows_of(x, 2, 2), cbuf(row_of)));
     cr_assert_eq((uint32_t)bits[0], 0x80000000u);
     cr_assert_eq(bits[1], 0);
 }

@@ -80,8 +80,8 @@ static void check_rows(const norm_case *c, const float *x, const float *gamma, c
     double *mean = calloc(ROWS, sizeof *mean);
     const ar_cbuf shift = cbuf(c->kind == AR_NORM_LAYER ? beta : NULL);
     plain_norm p = plain_new(h);
-    assert_ok(ari_cpu_norm_forward(&d, NULL, c->kind, buf(y), buf(mean), buf(rstd), cbuf(x), cbuf(gamma), shift, eps,
-                                   ROWS, h));
+    assert_ok(ari_cpu_norm_forward(&d, NULL, c->kind, rows_of(y, ROWS, h), buf(mean), buf(rstd), rows_of(x, ROWS, h),
+                                   cbuf(gamma), shift, eps));
     assert_ok(ari_cpu_norm_backward(&d, NULL, c->kind, buf(dx), buf(sum), buf(dgamma), cbuf(dy), cbuf(x), cbuf(mean),
                                     cbuf(rstd), cbuf(gamma), cbuf(residual), ROWS, h));
     for (size_t i = 0; i < ROWS; i++) {
@@ -150,8 +150,8 @@ Test(norm, rows_longer_than_2_to_the_22_use_fewer_bits)
         ones[j] = 1.0f;
     plain_norm p = plain_new(h);
     plain_forward(&p, AR_NORM_LAYER, x, ones, ones, h);
-    assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_LAYER, buf(y), buf(&mean), buf(&rstd), cbuf(x), cbuf(ones),
-                                   cbuf(ones), eps, 1, h));
+    assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_LAYER, rows_of(y, 1, h), buf(&mean), buf(&rstd), rows_of(x, 1, h),
+                                   cbuf(ones), cbuf(ones), eps));
     cr_assert(memcmp(&mean, &p.mean, 8) == 0, "mean %a, expected %a", mean, p.mean);
     assert_bits(&rstd, &p.rstd, 1, "rstd");
     assert_bits(y, p.y, h, "y");
@@ -166,8 +166,8 @@ Test(norm, of_one_two_three_is_known)
     const float x[] = {1, 2, 3}, gamma[] = {1, 1, 1}, beta[] = {0, 0, 0}, dy[] = {5, 5, 5}, zero[] = {0, 0, 0};
     float y[3], rstd = 0.0f, dx[3] = {7, 7, 7};
     double mean = 0.0;
-    assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_LAYER, buf(y), buf(&mean), buf(&rstd), cbuf(x), cbuf(gamma),
-                                   cbuf(beta), 0.0, 1, 3));
+    assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_LAYER, rows_of(y, 1, 3), buf(&mean), buf(&rstd), rows_of(x, 1, 3),
+                                   cbuf(gamma), cbuf(beta), 0.0));
     cr_assert(memcmp(&mean, &(double){2.0}, 8) == 0);
     const float r = (float)(1.0 / sqrt(2.0 / 3.0)), expected[] = {-r, 0, r};
     assert_bits(&rstd, &r, 1, "rstd of variance 2/3");
@@ -187,8 +187,8 @@ Test(norm, a_row_with_a_nan_is_nan_and_no_other_row_is)
             float rstd[3];
             double mean[3];
             x[33 + 20] = ari_float32(bad[v]);
-            assert_ok(ari_cpu_norm_forward(&d, NULL, (ar_norm_kind)kind, buf(y), buf(mean), buf(rstd), cbuf(x),
-                                           cbuf(ones), cbuf(ones), eps, 3, 33));
+            assert_ok(ari_cpu_norm_forward(&d, NULL, (ar_norm_kind)kind, rows_of(y, 3, 33), buf(mean), buf(rstd),
+                                           rows_of(x, 3, 33), cbuf(ones), cbuf(ones), eps));
             for (size_t j = 0; j < 3 * 33; j++)
                 cr_assert_eq(ari_bits32(y[j]) == 0x7fc00000u, j / 33 == 1, "element %zu is 0x%08x", j,
                              ari_bits32(y[j]));
@@ -203,15 +203,15 @@ Test(norm, of_constant_rows_without_eps_is_nan_and_of_zero_rows_with_eps_is_beta
     const float x[] = {0, 0, -0.0f, 0}, gamma[] = {1, 2, 3, 4}, beta[] = {1, -2, 3, 0};
     float y[4], rstd = 0.0f;
     double mean = 1.0;
-    assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_LAYER, buf(y), buf(&mean), buf(&rstd), cbuf(x), cbuf(gamma),
-                                   cbuf(beta), eps, 1, 4));
+    assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_LAYER, rows_of(y, 1, 4), buf(&mean), buf(&rstd), rows_of(x, 1, 4),
+                                   cbuf(gamma), cbuf(beta), eps));
     assert_bits(y, beta, 4, "a zero row");
-    assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_LAYER, buf(y), buf(&mean), buf(&rstd), cbuf(x), cbuf(gamma),
-                                   cbuf(beta), 0.0, 1, 4));
+    assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_LAYER, rows_of(y, 1, 4), buf(&mean), buf(&rstd), rows_of(x, 1, 4),
+                                   cbuf(gamma), cbuf(beta), 0.0));
     const uint32_t nan[] = {0x7fc00000u, 0x7fc00000u, 0x7fc00000u, 0x7fc00000u}; /* x86 gives 0 * inf a sign bit */
     assert_bits(y, nan, 4, "LayerNorm, 0 * (1/sqrt(0))");
-    assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_RMS, buf(y), buf(NULL), buf(&rstd), cbuf(x), cbuf(gamma),
-                                   cbuf(NULL), 0.0, 1, 4));
+    assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_RMS, rows_of(y, 1, 4), buf(NULL), buf(&rstd), rows_of(x, 1, 4),
+                                   cbuf(gamma), cbuf(NULL), 0.0));
     assert_bits(y, nan, 4, "RMSNorm, 0 * (1/sqrt(0))");
 }
 
@@ -223,12 +223,12 @@ Test(norm, forward_in_place_and_in_parts_of_the_rows_gives_the_same_bits)
         float *x = new_values(n, ORDINARY, 9), *y = new_copy(x, n), *gamma = new_values(h, ORDINARY, 10);
         float *rstd = new_copy(x, ROWS);
         double *mean = calloc(ROWS, sizeof *mean);
-        assert_ok(ari_cpu_norm_forward(&d, NULL, (ar_norm_kind)kind, buf(y), buf(mean), buf(rstd), cbuf(x), cbuf(gamma),
-                                       cbuf(gamma), eps, ROWS, h));
+        assert_ok(ari_cpu_norm_forward(&d, NULL, (ar_norm_kind)kind, rows_of(y, ROWS, h), buf(mean), buf(rstd),
+                                       rows_of(x, ROWS, h), cbuf(gamma), cbuf(gamma), eps));
         for (size_t from = 0; from < ROWS; from += part) {
             const size_t rows = from + part < ROWS ? part : ROWS - from;
-            assert_ok(ari_cpu_norm_forward(&d, NULL, (ar_norm_kind)kind, buf(x + from * h), buf(mean), buf(rstd),
-                                           cbuf(x + from * h), cbuf(gamma), cbuf(gamma), eps, rows, h));
+            assert_ok(ari_cpu_norm_forward(&d, NULL, (ar_norm_kind)kind, rows_of(x + from * h, rows, h), buf(mean),
+                                           buf(rstd), rows_of(x + from * h, rows, h), cbuf(gamma), cbuf(gamma), eps));
         }
         assert_bits(x, y, n, "y, in x's place and in parts");
         free(x), free(y), free(gamma), free(rstd), free(mean);
@@ -245,8 +245,8 @@ static void check_backward_in_place(ar_norm_kind kind)
           *dgamma = new_copy(x, n);
     float *sum = new_copy(x, n), *dx2 = new_copy(dy, n), *sum2 = new_copy(residual, n), *dgamma2 = new_copy(x, n);
     double *mean = calloc(ROWS, sizeof *mean);
-    assert_ok(ari_cpu_norm_forward(&d, NULL, kind, buf(dx), buf(mean), buf(rstd), cbuf(x), cbuf(gamma), cbuf(gamma),
-                                   eps, ROWS, h));
+    assert_ok(ari_cpu_norm_forward(&d, NULL, kind, rows_of(dx, ROWS, h), buf(mean), buf(rstd), rows_of(x, ROWS, h),
+                                   cbuf(gamma), cbuf(gamma), eps));
     assert_ok(ari_cpu_norm_backward(&d, NULL, kind, buf(dx), buf(sum), buf(dgamma), cbuf(dy), cbuf(x), cbuf(mean),
                                     cbuf(rstd), cbuf(gamma), cbuf(residual), ROWS, h));
     assert_ok(ari_cpu_norm_backward(&d, NULL, kind, buf(dx2), buf(sum2), buf(dgamma2), cbuf(dx2), cbuf(x), cbuf(mean),

@@ -92,6 +92,11 @@ static inline ar_tensor view2(float *p, size_t rows, size_t cols, size_t ld)
     return t;
 }
 
+/* The address of a contiguous view, for an argument. */
+#define rows_of(p, n, h) \
+    (&(ar_tensor){       \
+        .dtype = AR_F32, .ndim = 2, .shape = {n, h}, .stride = {(ptrdiff_t)(h), 1}, .data = {(void *)(uintptr_t)(p)}})
+
 /* Equal bits, or a failure with the first index and both values in hex. */
 #define assert_bits(actual, expected, n, ...) assert_bits_at(__LINE__, actual, expected, n, __VA_ARGS__)
 static inline void assert_bits_at(int line, const void *actual, const void *expected, size_t n, const char *what)

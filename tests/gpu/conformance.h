@@ -54,7 +54,6 @@ void sum_squares_cases(device_pair *p);
 void scale_cases(device_pair *p);
 void round_bf16_cases(device_pair *p);
 void round_bits_cases(device_pair *p);
-void take_bf16_cases(device_pair *p);
 void narrow_bf16_cases(device_pair *p);
 void widen_bf16_cases(device_pair *p);
 

@@ -23,21 +23,22 @@ static void sizes_and_values(device_pair *p, void (*one)(device_pair *, size_t, 
 
 typedef enum place { APART, IN_FIRST, IN_SECOND, ALL_ONE, PLACES } place;
 
-#define TWO_INPUTS(slot)                                                             \
-    static void slot##_case(device_pair *p, size_t n, pair_values v)                 \
-    {                                                                                \
-        const place where = (place)pair_below(p, PLACES);                            \
-        pair_begin(p, "n %zu, %s values, place %d", n, pair_values_name(v), where);  \
-        const pair_buf a = pair_floats(p, "a", n, v), b = pair_floats(p, "b", n, v); \
-        const pair_buf apart = pair_words(p, "y", PAIR_W32, n);                      \
-        const pair_buf r = where == ALL_ONE ? a : b;                                 \
-        const pair_buf y = where == APART ? apart : where == IN_SECOND ? b : a;      \
-        PAIR_RUN(p, slot, y.at[s], ar_const(a.at[s]), ar_const(r.at[s]), n);         \
-        pair_end(p);                                                                 \
-    }                                                                                \
-    void slot##_cases(device_pair *p)                                                \
-    {                                                                                \
-        sizes_and_values(p, slot##_case);                                            \
+#define TWO_INPUTS(slot)                                                                                     \
+    static void slot##_case(device_pair *p, size_t n, pair_values v)                                         \
+    {                                                                                                        \
+        const place where = (place)pair_below(p, PLACES);                                                    \
+        pair_begin(p, "n %zu, %s values, place %d", n, pair_values_name(v), where);                          \
+        const pair_buf a = pair_floats(p, "a", n, v), b = pair_floats(p, "b", n, v);                         \
+        const pair_buf apart = pair_words(p, "y", PAIR_W32, n);                                              \
+        const pair_buf r = where == ALL_ONE ? a : b;                                                         \
+        const pair_buf y = where == APART ? apart : where == IN_SECOND ? b : a;                              \
+        const pair_tensor to = pair_view(y, 1, &n), left = pair_view(a, 1, &n), right = pair_view(r, 1, &n); \
+        PAIR_RUN(p, slot, &to.at[s], &left.at[s], &right.at[s]);                                             \
+        pair_end(p);                                                                                         \
+    }                                                                                                        \
+    void slot##_cases(device_pair *p)                                                                        \
+    {                                                                                                        \
+        sizes_and_values(p, slot##_case);                                                                    \
     }
 TWO_INPUTS(add)
 TWO_INPUTS(mul)
@@ -47,7 +48,8 @@ static void fill_case(device_pair *p, size_t n, pair_values v)
     const float value = pair_value(p, v);
     pair_begin(p, "n %zu, value 0x%08x", n, ari_bits32(value));
     const pair_buf y = pair_words(p, "y", PAIR_W32, n);
-    PAIR_RUN(p, fill, y.at[s], value, n);
+    const pair_tensor to = pair_view(y, 1, &n);
+    PAIR_RUN(p, fill, &to.at[s], value);
     pair_end(p);
 }
 
@@ -63,7 +65,8 @@ static void scale_case(device_pair *p, size_t n, pair_values v)
     pair_begin(p, "n %zu, %s values, factor 0x%08x%s", n, pair_values_name(v), ari_bits32(factor),
                in_place ? ", in place" : "");
     const pair_buf x = pair_floats(p, "x", n, v), y = pair_words(p, "y", PAIR_W32, n);
-    PAIR_RUN(p, scale, in_place ? x.at[s] : y.at[s], ar_const(x.at[s]), factor, n);
+    const pair_tensor from = pair_view(x, 1, &n), to = pair_view(in_place ? x : y, 1, &n);
+    PAIR_RUN(p, scale, &to.at[s], &from.at[s], factor);
     pair_end(p);
 }
 
@@ -210,7 +213,8 @@ static void sum_squares_case(device_pair *p, size_t n, pair_values v)
     }
     if (e.host) /* other ranks' gradients may be larger */
         *(int32_t *)e.host = top < 100 && top > ARI_EXP_ZERO ? top + (int32_t)pair_below(p, 20) : top;
-    PAIR_RUN(p, sum_squares, sums.at[s], ar_const(g.at[s]), ar_const(e.at[s]), n);
+    const pair_tensor from = pair_view(g, 1, &n);
+    PAIR_RUN(p, sum_squares, sums.at[s], &from.at[s], ar_const(e.at[s]));
     pair_end(p);
 }
 
@@ -252,26 +256,6 @@ void round_bits_cases(device_pair *p)
             PAIR_RUN(p, round_bits, in_place ? &x.at[s] : &y.at[s], &x.at[s], bits);
             pair_end(p);
         }
-}
-
-/* Masters that round to the weight, and others; weights that are bf16 numbers, and others. */
-static void take_bf16_case(device_pair *p, size_t n, pair_values v)
-{
-    pair_begin(p, "n %zu, %s values", n, pair_values_name(v));
-    const pair_buf master = pair_floats(p, "master", n, v), weight = pair_floats(p, "weight", n, v);
-    for (size_t i = 0; i < n && weight.host && master.host; i++) {
-        float *w = (float *)weight.host + i;
-        const float m = ((float *)master.host)[i];
-        const size_t what = pair_below(p, 3);
-        *w = what == 2 ? *w : ari_f32_of_bf16(ari_bf16_of_f32(what == 0 ? m : *w));
-    }
-    PAIR_RUN(p, take_bf16, master.at[s], ar_const(weight.at[s]), n);
-    pair_end(p);
-}
-
-void take_bf16_cases(device_pair *p)
-{
-    sizes_and_values(p, take_bf16_case);
 }
 
 static void narrow_bf16_case(device_pair *p, size_t n, pair_values v)

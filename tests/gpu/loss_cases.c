@@ -33,13 +33,18 @@ void gather_rows_cases(device_pair *p)
             const pair_tensor w =
                 pair_input(p, "w", 2, (const size_t[]){rows, cols}, padded ? PAIR_PADDED : PAIR_ROW_MAJOR, PAIR_ANY);
             const pair_buf row_of = pair_integers(p, "row_of", PAIR_W64, n, -2, rows + 2);
-            const pair_buf y = pair_words(p, "y", PAIR_W32, n * cols);
-            PAIR_RUN(p, gather_rows, y.at[s], &w.at[s], ar_const(row_of.at[s]), n);
+            const pair_tensor y = pair_output(p, "y", 2, (const size_t[]){n, cols}, PAIR_ROW_MAJOR);
+            PAIR_RUN(p, gather_rows, &y.at[s], &w.at[s], ar_const(row_of.at[s]));
             pair_end(p);
         }
 }
 
 /* --- cross-entropy ------------------------------------------------------------------------------------------------ */
+
+static pair_tensor logits_of(pair_buf b, size_t n, size_t v_local)
+{
+    return pair_view(b, 2, (const size_t[]){n, v_local});
+}
 
 /* What a rank with v_local columns of v holds, as other slots and other ranks would have left it. */
 typedef struct loss {
@@ -101,7 +106,8 @@ static void ce_max_case(device_pair *p, size_t n, size_t v_local, size_t v)
     (void)v;
     pair_begin(p, "%zu rows of %zu", n, v_local);
     const pair_buf logits = pair_rows(p, "logits", n, v_local, PAIR_EACH_ROW), key = pair_words(p, "key", PAIR_W32, n);
-    PAIR_RUN(p, ce_max, key.at[s], ar_const(logits.at[s]), n, v_local);
+    const pair_tensor x = logits_of(logits, n, v_local);
+    PAIR_RUN(p, ce_max, key.at[s], &x.at[s]);
     pair_end(p);
 }
 
@@ -115,7 +121,8 @@ static void ce_sum_case(device_pair *p, size_t n, size_t v_local, size_t v)
     pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
     const loss o = new_loss(p, n, v_local, v);
     const pair_buf sum = pair_words(p, "sum", PAIR_W64, n);
-    PAIR_RUN(p, ce_sum, sum.at[s], ar_const(o.logits.at[s]), ar_const(o.key.at[s]), n, v_local, v);
+    const pair_tensor x = logits_of(o.logits, n, v_local);
+    PAIR_RUN(p, ce_sum, sum.at[s], &x.at[s], ar_const(o.key.at[s]), v);
     pair_end(p);
 }
 
@@ -139,7 +146,8 @@ static void ce_logits_case(device_pair *p, size_t n, size_t v_local, size_t v)
         const bool known = largest != ARI_EXP_ZERO && largest != ARI_EXP_NONFINITE;
         ((int32_t *)e.host)[t] = known ? largest + (int32_t)pair_below(p, 3) : largest;
     }
-    PAIR_RUN(p, ce_logits, sum.at[s], ar_const(logits.at[s]), ar_const(e.at[s]), n, v_local, v);
+    const pair_tensor x = logits_of(logits, n, v_local);
+    PAIR_RUN(p, ce_logits, sum.at[s], &x.at[s], ar_const(e.at[s]), v);
     pair_end(p);
 }
 
@@ -153,7 +161,8 @@ static void ce_target_case(device_pair *p, size_t n, size_t v_local, size_t v)
     pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
     const pair_buf logits = pair_rows(p, "logits", n, v_local, PAIR_ANY), bits = pair_words(p, "bits", PAIR_W32, n);
     const pair_buf row_of = pair_integers(p, "row_of", PAIR_W64, n, -1, v_local + 1);
-    PAIR_RUN(p, ce_target, bits.at[s], ar_const(logits.at[s]), ar_const(row_of.at[s]), n, v_local);
+    const pair_tensor x = logits_of(logits, n, v_local);
+    PAIR_RUN(p, ce_target, bits.at[s], &x.at[s], ar_const(row_of.at[s]));
     pair_end(p);
 }
 
@@ -195,8 +204,9 @@ static void ce_backward_case(device_pair *p, size_t n, size_t v_local, size_t v)
     pair_begin(p, "%zu rows of %zu of %zu, %g targets%s", n, v_local, v, t, in_place ? ", in place" : "");
     const loss o = new_loss(p, n, v_local, v);
     const pair_buf apart = pair_words(p, "dlogits", PAIR_W32, n * v_local), d = in_place ? o.logits : apart;
-    PAIR_RUN(p, ce_backward, d.at[s], ar_const(o.logits.at[s]), ar_const(o.key.at[s]), ar_const(o.sum.at[s]),
-             ar_const(o.row_of.at[s]), ar_const(o.valid.at[s]), options, t, n, v_local, v);
+    const pair_tensor x = logits_of(o.logits, n, v_local), dx = logits_of(d, n, v_local);
+    PAIR_RUN(p, ce_backward, &dx.at[s], &x.at[s], ar_const(o.key.at[s]), ar_const(o.sum.at[s]),
+             ar_const(o.row_of.at[s]), ar_const(o.valid.at[s]), options, t, v);
     pair_end(p);
 }
 

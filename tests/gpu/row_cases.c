@@ -31,8 +31,10 @@ static void norm_forward_case(device_pair *p, ar_norm_kind kind, size_t rows, si
     const pair_buf beta = layer ? pair_floats(p, "beta", h, PAIR_ORDINARY) : pair_none();
     const pair_buf mean = layer ? pair_words(p, "mean", PAIR_F64_NAN, rows) : pair_none();
     const pair_buf rstd = pair_words(p, "rstd", PAIR_W32, rows), y = in_place ? x : apart;
-    PAIR_RUN(p, norm_forward, kind, y.at[s], mean.at[s], rstd.at[s], ar_const(x.at[s]), ar_const(gamma.at[s]),
-             ar_const(beta.at[s]), eps, rows, h);
+    const size_t shape[2] = {rows, h};
+    const pair_tensor from = pair_view(x, 2, shape), to = pair_view(y, 2, shape);
+    PAIR_RUN(p, norm_forward, kind, &to.at[s], mean.at[s], rstd.at[s], &from.at[s], ar_const(gamma.at[s]),
+             ar_const(beta.at[s]), eps);
     pair_end(p);
 }
 

@@ -82,7 +82,7 @@ typedef struct part {
 static ar_status ones(ar_ctx *ctx, ar_tensor *t, int ndim, const size_t *shape)
 {
     AR_TRY(ar_ctx_tensor(ctx, t, AR_F32, ndim, shape));
-    return ctx->device->ops->fill(ctx->device, ctx->queue, t->data, 1.0f, ar_tensor_count(t));
+    return ctx->device->ops->fill(ctx->device, ctx->queue, t, 1.0f);
 }
 
 static ar_status drop_part(ar_ctx *ctx, void *user)

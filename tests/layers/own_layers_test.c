@@ -238,8 +238,7 @@ static ar_status mean_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved 
     (void)loss, (void)batch;
     AR_TRY(ar_saved_pop(saved, self, 0, &y));
     AR_TRY(ar_like(ctx, dy, &y));
-    return ar_ctx_device(ctx)->ops->fill(ar_ctx_device(ctx), ar_ctx_queue(ctx), dy->data, (float)(1.0 / t),
-                                         ar_tensor_count(dy));
+    return ar_ctx_device(ctx)->ops->fill(ar_ctx_device(ctx), ar_ctx_queue(ctx), dy, (float)(1.0 / t));
 }
 
 Test(own_layers, a_loss_of_ones_own_adds_up_over_micro_batches)

@@ -106,7 +106,7 @@ static ar_status one_share(ar_ctx *ctx, job *j, ar_param *p, const float *local,
     AR_TRY(ari_share_layout(&share, p, start, count));
     AR_TRY(ar_ctx_tensor(ctx, &run, AR_F32, 1, &count));
     AR_TRY(ar_ctx_tensor(ctx, &back, AR_F32, p->value.ndim, p->value.shape));
-    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, back.data, -1.0f, ar_tensor_count(&back)));
+    AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, &back, -1.0f));
     AR_TRY(ari_share_get(ctx, run.data, p, &p->value, start, count));
     AR_TRY(ari_share_put(ctx, ar_const(run.data), p, &back, start, count));
     AR_TRY(ar_ctx_download(ctx, out, &back));

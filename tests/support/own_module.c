@@ -14,8 +14,7 @@ enum { SAVED_X, SAVED_F };
 
 static ar_status times(ar_ctx *ctx, ar_tensor *t, float factor)
 {
-    return ar_ctx_device(ctx)->ops->scale(ar_ctx_device(ctx), ar_ctx_queue(ctx), t->data, ar_const(t->data), factor,
-                                          ar_tensor_count(t));
+    return ar_ctx_device(ctx)->ops->scale(ar_ctx_device(ctx), ar_ctx_queue(ctx), t, t, factor);
 }
 
 /* x with zeros in place of the features that belong to other ranks. */
@@ -26,8 +25,7 @@ static ar_status own_features_only(ar_ctx *ctx, ar_tensor *x)
     const ar_tensor *given = x;
     ar_tensor part;
     AR_TRY(ar_like(ctx, &part, given));
-    AR_TRY(
-        ar_ctx_device(ctx)->ops->fill(ar_ctx_device(ctx), ar_ctx_queue(ctx), part.data, 0.0f, ar_tensor_count(&part)));
+    AR_TRY(ar_ctx_device(ctx)->ops->fill(ar_ctx_device(ctx), ar_ctx_queue(ctx), &part, 0.0f));
     const ar_tensor from = ar_tensor_slice(given, 1, r * width, width),
                     to = ar_tensor_slice(&part, 1, r * width, width);
     AR_TRY(ar_ctx_device(ctx)->ops->copy_strided(ar_ctx_device(ctx), ar_ctx_queue(ctx), &to, &from));

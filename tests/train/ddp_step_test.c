@@ -199,7 +199,7 @@ static ar_status ten_steps(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, 
     for (size_t i = 0; i < n; i++) {
         const size_t shape[2] = {1, ar_tensor_count(&params[i]->value)};
         AR_TRY(ar_ctx_tensor(ctx, &terms[i], AR_F32, 2, shape));
-        AR_TRY(device->ops->fill(device, NULL, terms[i].data, 1.0f, shape[1]));
+        AR_TRY(device->ops->fill(device, NULL, &terms[i], 1.0f));
     }
     counting own = {.ops = *device->ops, .real = device->ops};
     own.ops.alloc = count_alloc;

@@ -58,7 +58,7 @@ static ar_status poison(void *user, ar_param *p)
     if (!strstr(p->name, "norm.weight"))
         return AR_OK;
     AR_TRY(ar_ctx_tensor(ctx, &terms, AR_F32, 2, shape));
-    AR_TRY(ar_ctx_device(ctx)->ops->fill(ctx->device, ctx->queue, terms.data, NAN, shape[0] * shape[1]));
+    AR_TRY(ar_ctx_device(ctx)->ops->fill(ctx->device, ctx->queue, &terms, NAN));
     return ar_ctx_arith(ctx)->grad_rows(ctx, p, &terms, (ar_cbuf){NULL});
 }
 
