@@ -20,6 +20,10 @@ typedef enum ar_numerics { AR_NUMERICS_EXACT, AR_NUMERICS_NATIVE } ar_numerics;
  * the products is fp32, and so are gradients of parameters, their sums and the updates. AR_PRECISION_TF32: operands are
  * rounded to 11 bits of significand. AR_PRECISION_BF16: to bf16, and what leaves a product too: a mixed-precision
  * run. */
+/** The dtype of activations in this precision: AR_BF16 or AR_F32. */
+ar_dtype ar_activations_of(ar_precision p);
+/** The dtype of parameters of two dimensions in this precision, where `storage` is asked for (0: nothing is). */
+ar_dtype ar_matrices_of(ar_precision p, ar_dtype storage);
 
 /* What of a block's forward pass is computed again in the backward pass, in place of being kept. */
 typedef enum ar_recompute {
@@ -35,8 +39,8 @@ typedef struct ar_recomputation {
     int every; /* of every so many blocks, counted from block 0, the first is computed again; 0 counts as 1 */
 } ar_recomputation;
 
-/** A complete value (never a partial sum) of a rank, at the moment it exists. `local` lies in the host's memory (a
- * copy, where the host does not reach the device's) as `layout` says: box k copies local[box.local ..] <->
+/** A complete value (never a partial sum) of a rank, at the moment it exists. `local`, fp32, lies in the host's memory
+ * (a copy, where the host does not reach the device's, or the value has 16 bits) as `layout` says: box k copies local[box.local ..] <->
  *  global[box.global ..]. Valid during the call only. */
 typedef struct ar_tap_event {
     const char *name; /* docs/names.md, without the pass */
@@ -107,6 +111,8 @@ void ar_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_writt
 uint64_t ar_ctx_calls(const ar_ctx *c, const char *kind);
 /** The device of the options. */
 ar_device *ar_ctx_device(const ar_ctx *c);
+/** What a new activation's dtype is (ar_activations_of). Layers take that of their input. */
+ar_dtype ar_ctx_activations(const ar_ctx *c);
 /** The main queue, on which a layer puts its kernels and collectives. Never NULL. */
 ar_queue *ar_ctx_queue(const ar_ctx *c);
 
@@ -120,6 +126,10 @@ void ar_ctx_release(ar_ctx *c, ar_tensor *t);
  *  until return. Errors: those of the device. */
 AR_NODISCARD ar_status ar_ctx_upload(ar_ctx *c, const ar_tensor *t, const void *host);
 AR_NODISCARD ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t);
+/** The same of a `t` of AR_F32 or AR_BF16 and fp32 numbers on the host: what goes to AR_BF16 is rounded to nearest, ties
+ *  to even. Errors: also AR_ERR_DTYPE, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_ctx_upload_floats(ar_ctx *c, const ar_tensor *t, const float *host);
+AR_NODISCARD ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_tensor *t);
 /** Bytes of step memory now and at most so far. */
 void ar_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak);
 

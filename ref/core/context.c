@@ -7,8 +7,21 @@
 
 #include "anyrank/arith.h"
 #include "anyrank/fault.h"
+#include "ref/core/float_bits.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+
+ar_dtype ar_activations_of(ar_precision p)
+{
+    (void)p;
+    return AR_F32;
+}
+
+ar_dtype ar_matrices_of(ar_precision p, ar_dtype storage)
+{
+    (void)p;
+    return storage == AR_BF16 ? AR_BF16 : AR_F32;
+}
 
 static ar_status check_storage(const ar_ctx_options *o)
 {
@@ -82,7 +95,8 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     c->dropout = o->dropout;
     c->loss = o->loss;
     c->loss_scale = 1.0;
-    c->storage = o->storage == AR_BF16 ? AR_BF16 : AR_F32;
+    c->activations = ar_activations_of(o->precision);
+    c->matrices = ar_matrices_of(o->precision, o->storage);
     c->seed = o->seed;
     c->step = 1;
     c->owned.next = c->owned.prev = &c->owned;
@@ -299,6 +313,11 @@ ar_device *ar_ctx_device(const ar_ctx *c)
     return c->device;
 }
 
+ar_dtype ar_ctx_activations(const ar_ctx *c)
+{
+    return c->activations;
+}
+
 ar_queue *ar_ctx_queue(const ar_ctx *c)
 {
     return c->queue;
@@ -335,6 +354,57 @@ ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t)
     AR_TRY(c->device->ops->copy(c->device, c->queue, (ar_buf){host}, ar_const(t->data),
                                 ar_tensor_count(t) * ar_dtype_bytes(t->dtype)));
     return ar_queue_sync(c->queue, 0);
+}
+
+/* --- 16-bit numbers as the host has them --------------------------------------------------------------------------- */
+
+static void widen(float *to, const uint16_t *from, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = ari_f32_of_bf16(from[i]);
+}
+
+static void narrow(uint16_t *to, const float *from, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = ari_bf16_of_f32(from[i]);
+}
+
+static ar_status check_floats(const ar_tensor *t)
+{
+    return t->dtype == AR_F32 || t->dtype == AR_BF16
+               ? AR_OK
+               : ar_error_set(AR_ERR_DTYPE, "fp32 numbers of the host for a tensor of %s, expected F32 or BF16",
+                              ar_dtype_name(t->dtype));
+}
+
+ar_status ar_ctx_upload_floats(ar_ctx *c, const ar_tensor *t, const float *host)
+{
+    const size_t n = ar_tensor_count(t);
+    uint16_t *rounded = NULL;
+    AR_TRY(check_floats(t));
+    if (t->dtype == AR_F32)
+        return ar_ctx_upload(c, t, host);
+    AR_TRY(ari_alloc((void **)&rounded, n, sizeof *rounded, "numbers of 16 bits"));
+    narrow(rounded, host, n);
+    const ar_status st = ar_ctx_upload(c, t, rounded);
+    free(rounded);
+    return st;
+}
+
+ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_tensor *t)
+{
+    const size_t n = ar_tensor_count(t);
+    uint16_t *stored = NULL;
+    AR_TRY(check_floats(t));
+    if (t->dtype == AR_F32)
+        return ar_ctx_download(c, host, t);
+    AR_TRY(ari_alloc((void **)&stored, n, sizeof *stored, "numbers of 16 bits"));
+    const ar_status st = ar_ctx_download(c, stored, t);
+    if (st == AR_OK)
+        widen(host, stored, n);
+    free(stored);
+    return st;
 }
 
 void ar_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak)
@@ -404,27 +474,33 @@ ar_status ar_fault_parse(ar_fault *f, const char *name)
 
 /* --- tensors as the host reads them ---------------------------------------------------------------------------------- */
 
+static ar_status get(ar_ctx *c, void *host, const ar_tensor *t)
+{
+    return t->dtype == AR_BF16 ? ar_ctx_download_floats(c, host, t) : ar_ctx_download(c, host, t);
+}
+
 static ar_status download(ar_ctx *c, void *host, const ar_tensor *t)
 {
     ar_tensor packed;
     if (ar_tensor_is_contiguous(t))
-        return ar_ctx_download(c, host, t);
+        return get(c, host, t);
     AR_TRY(ar_ctx_tensor(c, &packed, t->dtype, t->ndim, t->shape));
     ar_status st = c->device->ops->copy_strided(c->device, c->queue, &packed, t);
     if (st == AR_OK)
-        st = ar_ctx_download(c, host, &packed);
+        st = get(c, host, &packed);
     ar_ctx_release(c, &packed);
     return st;
 }
 
 ar_status ari_host_view(ar_ctx *c, ar_tensor *view, const ar_tensor *t)
 {
+    const ar_dtype seen = t->dtype == AR_BF16 ? AR_F32 : t->dtype;
     void *host = NULL;
     *view = *t;
-    if (c->device->ops->host_reaches)
+    if (c->device->ops->host_reaches && seen == t->dtype)
         return AR_OK;
-    AR_TRY(ari_alloc(&host, ar_tensor_count(t), ar_dtype_bytes(t->dtype), "a tensor's values on the host"));
-    ar_status st = ar_tensor_view(view, t->dtype, t->ndim, t->shape, (ar_buf){host});
+    AR_TRY(ari_alloc(&host, ar_tensor_count(t), ar_dtype_bytes(seen), "a tensor's values on the host"));
+    ar_status st = ar_tensor_view(view, seen, t->ndim, t->shape, (ar_buf){host});
     if (st == AR_OK)
         st = download(c, host, t);
     if (st != AR_OK)

@@ -38,8 +38,8 @@ struct ar_ctx {
     ar_recomputation recompute;
     double dropout;
     ar_loss_options loss;
-    double loss_scale; /* 1: none */
-    ar_dtype storage;  /* of the parameters of two dimensions */
+    double loss_scale;              /* 1: none */
+    ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
     uint64_t seed;
     uint32_t step;
     size_t first_sample, samples; /* of the batch under way in the global one; samples 0: it is all there is */
@@ -91,7 +91,7 @@ static inline bool ari_ctx_sp(const ar_ctx *c)
 /* --- tensors as the host reads them ---------------------------------------------------------------------------------- */
 
 /** t as the host can read it: t itself where the host reaches the device's memory, else a packed copy, once everything
- *  enqueued before is done. ari_host_view_end. Errors: AR_ERR_MEMORY, those of the device. */
+ *  enqueued before is done; of BF16 a packed copy in fp32. ari_host_view_end. Errors: AR_ERR_MEMORY, those of the device. */
 AR_NODISCARD ar_status ari_host_view(ar_ctx *c, ar_tensor *view, const ar_tensor *t);
 /** Of what ari_host_view made of t. */
 void ari_host_view_end(ar_tensor *view, const ar_tensor *t);

@@ -177,8 +177,8 @@ static ar_status select_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, con
 {
     *token = *all;
     if (!ari_ctx_sp(ctx))
-        return ar_comm_all_reduce(ctx->tp, ctx->queue, all->data, ar_const(all->data), ar_tensor_count(all), AR_I32,
-                                  AR_SUM, e->token.name);
+        return ar_comm_all_reduce(ctx->tp, ctx->queue, all->data, ar_const(all->data), ar_tensor_count(all),
+                                  ari_selected_as(all->dtype), AR_SUM, e->token.name);
     AR_TRY(ari_like_own_tokens(ctx, token, all, e->h));
     return ari_select_tokens(ctx, token, all, e->token.name);
 }
@@ -190,7 +190,7 @@ static ar_status own_rows_of(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, con
     if (!ari_ctx_sp(ctx))
         return AR_OK;
     AR_TRY(ari_like_own_tokens(ctx, token, all, e->h));
-    const size_t bytes = ar_tensor_count(token) * sizeof(float);
+    const size_t bytes = ar_tensor_count(token) * ar_dtype_bytes(token->dtype);
     return ARI_KERNEL(ctx, copy, token->data, ar_const(ar_buf_at(all->data, (size_t)ar_comm_rank(ctx->tp) * bytes)),
                       bytes);
 }

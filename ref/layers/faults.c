@@ -66,12 +66,13 @@ ar_status ari_fault_broadcast_over_world(ar_param *p, ar_ctx *ctx)
 {
     int64_t count = (int64_t)ar_tensor_count(&p->value);
     AR_TRY(ari_combine(ctx, ctx->world, &count, 1, AR_I64, AR_MIN, p->name));
-    return ar_comm_broadcast(ctx->world, ctx->queue, p->value.data, (size_t)count, AR_F32, 0, p->name);
+    return ar_comm_broadcast(ctx->world, ctx->queue, p->value.data, (size_t)count, p->value.dtype, 0, p->name);
 }
 
-ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx)
+ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx, ar_dtype right)
 {
-    return ar_faulty(ctx, AR_FAULT_collective_dtype_mismatch) && ar_comm_rank(ctx->dp) == 1 ? AR_BF16 : AR_F32;
+    const ar_dtype wrong = right == AR_F32 ? AR_BF16 : AR_F16;
+    return ar_faulty(ctx, AR_FAULT_collective_dtype_mismatch) && ar_comm_rank(ctx->dp) == 1 ? wrong : right;
 }
 
 /* --- linear ------------------------------------------------------------------------------------------------------- */
@@ -88,7 +89,7 @@ ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ar_tensor *y, con
         AR_TRY(ARI_KERNEL(ctx, bias_act, &rows, ep->bias, ep->act, ep->z));
     if (row && ar_comm_size(ctx->tp) > 1 && ar_faulty(ctx, AR_FAULT_allreduce_aliases_input)) {
         const size_t nx = ar_tensor_count(x), ny = ar_tensor_count(y);
-        AR_TRY(ARI_KERNEL(ctx, copy, x->data, ar_const(y->data), (nx < ny ? nx : ny) * sizeof(float)));
+        AR_TRY(ARI_KERNEL(ctx, copy, x->data, ar_const(y->data), (nx < ny ? nx : ny) * ar_dtype_bytes(y->dtype)));
     }
     return AR_OK;
 }
@@ -100,7 +101,7 @@ ar_status ari_fault_saved_input(ar_ctx *ctx, ar_saved *saved, const void *owner,
     if (!ar_faulty(ctx, AR_FAULT_saved_input_overwritten) || !saved || ar_saved_pop(saved, owner, 0, &before) != AR_OK)
         return AR_OK;
     const size_t old = ar_tensor_count(&before), new = ar_tensor_count(x);
-    AR_TRY(ARI_KERNEL(ctx, copy, before.data, ar_const(x->data), (old < new ? old : new) * sizeof(float)));
+    AR_TRY(ARI_KERNEL(ctx, copy, before.data, ar_const(x->data), (old < new ? old : new) * ar_dtype_bytes(x->dtype)));
     return ar_saved_push(saved, owner, 0, &before);
 }
 
@@ -109,9 +110,9 @@ ar_status ari_fault_partial_dx(ar_ctx *ctx, const ar_tensor *dx_rows, ar_sum *s,
     AR_TRY(ctx->arith->fold(ctx, s, ctx->tp, AR_KEEP, tag));
     if (dx_rows->shape[0] == all)
         return ctx->arith->round(ctx, dx_rows, s, NULL);
-    const size_t shape[2] = {all, dx_rows->shape[1]}, bytes = ar_tensor_count(dx_rows) * sizeof(float);
+    const size_t shape[2] = {all, dx_rows->shape[1]}, bytes = ar_tensor_count(dx_rows) * ar_dtype_bytes(dx_rows->dtype);
     ar_tensor wide;
-    AR_TRY(ar_ctx_tensor(ctx, &wide, AR_F32, 2, shape));
+    AR_TRY(ar_ctx_tensor(ctx, &wide, dx_rows->dtype, 2, shape));
     AR_TRY(ctx->arith->round(ctx, &wide, s, NULL));
     return ARI_KERNEL(ctx, copy, dx_rows->data, ar_cbuf_at(ar_const(wide.data), (size_t)ar_comm_rank(ctx->tp) * bytes),
                       bytes);
@@ -143,7 +144,7 @@ static ar_status sum_features(ar_ctx *ctx, ar_tensor *dy)
     const size_t tokens = dy->shape[0] < dy->shape[1] ? dy->shape[0] : dy->shape[1];
     const size_t shape[2] = {dy->shape[1], dy->shape[1]};
     ar_tensor zeros;
-    AR_TRY(ar_ctx_tensor(ctx, &zeros, AR_F32, 2, shape));
+    AR_TRY(ar_ctx_tensor(ctx, &zeros, dy->dtype, 2, shape));
     AR_TRY(ARI_KERNEL(ctx, fill, &zeros, 0.0f));
     const ar_tensor swapped = ar_tensor_transposed(dy);
     const ar_tensor from = ar_tensor_slice(&swapped, 1, 0, tokens), wrong = ar_tensor_slice(&zeros, 1, 0, tokens);
@@ -176,7 +177,7 @@ ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy)
 static ar_status pad(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *rows, size_t width)
 {
     const size_t shape[2] = {rows->shape[0], width};
-    AR_TRY(ar_ctx_tensor(ctx, wide, AR_F32, 2, shape));
+    AR_TRY(ar_ctx_tensor(ctx, wide, rows->dtype, 2, shape));
     AR_TRY(ARI_KERNEL(ctx, fill, wide, 0.0f));
     const ar_tensor to = ar_tensor_slice(wide, 1, 0, rows->shape[1]);
     return ARI_KERNEL(ctx, copy_strided, &to, rows);
@@ -216,7 +217,7 @@ ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, cons
     if (ar_faulty(ctx, AR_FAULT_norm_padded_lanes))
         return normalise_padded(ctx, kind, eps, weight, bias, y, mean, rstd, x);
     if (ar_faulty(ctx, AR_FAULT_norm_fp16_store)) /* in the 16 bits of bf16 */
-        return ARI_KERNEL(ctx, round_bf16, y->data, ar_const(y->data), ar_tensor_count(y));
+        return y->dtype == AR_F32 ? ARI_KERNEL(ctx, round_bits, y, y, 8) : AR_OK;
     return AR_OK;
 }
 
@@ -226,7 +227,7 @@ ar_status ari_fault_norm_gradient(ar_ctx *ctx, const ar_tensor *dx, const ar_ten
     if (!residual || !ar_faulty(ctx, AR_FAULT_norm_backward_missing))
         return AR_OK;
     AR_TRY(ARI_KERNEL(ctx, fill, dx, 0.0f));
-    return ARI_KERNEL(ctx, copy, sum->data, ar_const(residual->data), n * sizeof(float));
+    return ARI_KERNEL(ctx, copy, sum->data, ar_const(residual->data), n * ar_dtype_bytes(sum->dtype));
 }
 
 /* --- vocabulary, loss, attention ---------------------------------------------------------------------------------- */
@@ -246,7 +247,7 @@ void ari_fault_own_ids(const ar_ctx *ctx, size_t vocab, size_t *start, size_t *r
 ar_status ari_fault_token_rows(ar_ctx *ctx, const ar_tensor *y, const ar_param *token, size_t start, size_t rows,
                                const ar_batch *batch)
 {
-    const size_t n = ar_tensor_rows(y).shape[0], row_bytes = y->shape[y->ndim - 1] * sizeof(float);
+    const size_t n = ar_tensor_rows(y).shape[0], row_bytes = y->shape[y->ndim - 1] * ar_dtype_bytes(y->dtype);
     if (rows == 0 || !ar_faulty(ctx, AR_FAULT_embedding_edge_twice))
         return AR_OK;
     for (size_t i = 0; i < n; i++) {
@@ -265,7 +266,7 @@ ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t owned)
     const ar_tensor rows = ar_tensor_rows(logits);
     const ar_tensor lost = ar_tensor_slice(&rows, 1, owned, rows.shape[1] - owned);
     ar_tensor nothing;
-    AR_TRY(ar_ctx_tensor(ctx, &nothing, AR_F32, 2, lost.shape));
+    AR_TRY(ar_ctx_tensor(ctx, &nothing, lost.dtype, 2, lost.shape));
     AR_TRY(ARI_KERNEL(ctx, fill, &nothing, -INFINITY));
     return ARI_KERNEL(ctx, copy_strided, &lost, &nothing);
 }

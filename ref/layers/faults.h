@@ -27,7 +27,7 @@ size_t ari_fault_turn(const ar_ctx *ctx, size_t i, size_t n);
 /** if dp_broadcast_over_world */
 AR_NODISCARD ar_status ari_fault_broadcast_over_world(ar_param *p, ar_ctx *ctx);
 /** collective_dtype_mismatch: the dtype of a broadcast of fp32 weights. */
-ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx);
+ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx, ar_dtype right);
 
 /* --- linear ------------------------------------------------------------------------------------------------------- */
 

@@ -124,7 +124,7 @@ ar_status ari_fault_tail(ar_ctx *ctx, const ar_tensor *x, const ar_positions *ro
         ar_tensor lost = ar_tensor_slice(x, 2, i, 1), nothing;
         if (ar_positions_at(rows, i) < kept)
             continue;
-        AR_TRY(ar_ctx_tensor(ctx, &nothing, AR_F32, lost.ndim, lost.shape));
+        AR_TRY(ar_ctx_tensor(ctx, &nothing, lost.dtype, lost.ndim, lost.shape));
         AR_TRY(ARI_KERNEL(ctx, fill, &nothing, 0.0f));
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &lost, &nothing));
         ar_ctx_release(ctx, &nothing);

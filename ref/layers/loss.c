@@ -23,7 +23,7 @@ ar_status ari_loss_add(ar_param *sum, ar_ctx *ctx, const ar_tensor *x)
 {
     const size_t column[2] = {ar_tensor_count(x), 1};
     ar_tensor terms;
-    AR_TRY(ar_tensor_view(&terms, AR_F32, 2, column, x->data));
+    AR_TRY(ar_tensor_view(&terms, x->dtype, 2, column, x->data));
     return ctx->arith->grad_rows(ctx, sum, &terms, (ar_cbuf){NULL});
 }
 

@@ -35,14 +35,18 @@ ar_status ar_spread_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *v, const ar
     if (v->ndim != 1 || x->ndim < 1 || v->shape[0] != x->shape[x->ndim - 1])
         return ar_error_set(AR_ERR_SHAPE, "a vector of %zu elements for rows of %zu", ar_tensor_count(v),
                             x->ndim > 0 ? x->shape[x->ndim - 1] : 1);
+    ar_tensor row;
+    AR_TRY(ari_cast(ctx, &row, v, x->dtype));
     AR_TRY(ar_like(ctx, y, x));
     const ar_tensor to = ar_tensor_rows(y);
-    const ar_tensor from = {.dtype = v->dtype,
+    const ar_tensor from = {.dtype = row.dtype,
                             .ndim = 2,
                             .shape = {to.shape[0], to.shape[1]},
-                            .stride = {0, v->stride[0]},
-                            .data = v->data};
-    return ARI_KERNEL(ctx, copy_strided, &to, &from);
+                            .stride = {0, row.stride[0]},
+                            .data = row.data};
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
+    ari_release_placed(ctx, &row, v);
+    return AR_OK;
 }
 
 static ar_status check_same(const char *what, const ar_tensor *a, const ar_tensor *b)
@@ -140,8 +144,8 @@ ar_status ar_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch)
     size_t shape[AR_MAX_DIMS] = {batch->batch};
     for (int d = 0; d < batch->sample_ndim; d++)
         shape[d + 1] = batch->sample_shape[d];
-    AR_TRY(ar_ctx_tensor(ctx, x, AR_F32, batch->sample_ndim + 1, shape));
-    return ar_ctx_upload(ctx, x, batch->input);
+    AR_TRY(ar_ctx_tensor(ctx, x, ctx->activations, batch->sample_ndim + 1, shape));
+    return ar_ctx_upload_floats(ctx, x, batch->input);
 }
 
 /* --- activations -------------------------------------------------------------------------------------------------- */

@@ -20,7 +20,7 @@ ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_lay
                     .requires_grad = true,
                     .version = 1,
                     .uses = 1,
-                    .storage = layout->ndim == 2 ? ctx->storage : AR_F32,
+                    .storage = layout->ndim == 2 ? ctx->matrices : AR_F32,
                     .grad_scale = 1.0f};
     const int written = snprintf(p->name, sizeof p->name, "%s", name);
     if (written < 0 || (size_t)written >= sizeof p->name)
@@ -200,7 +200,7 @@ static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
     if (p->storage == AR_BF16)
         return broadcast_bf16(p, ctx);
     return ar_comm_broadcast(ctx->dp, ctx->queue, p->value.data, ar_tensor_count(&p->value),
-                             ari_fault_broadcast_dtype(ctx), 0, p->name);
+                             ari_fault_broadcast_dtype(ctx, AR_F32), 0, p->name);
 }
 
 ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx)

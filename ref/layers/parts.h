@@ -32,8 +32,11 @@ AR_NODISCARD ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, c
 AR_NODISCARD ar_status ari_check_features(const char *name, const char *what, const ar_tensor *t, size_t features);
 /** The ids whose rows of a vocabulary of `vocab` this rank holds: [start, start + rows). */
 void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows);
-/** x's shape with another last extent. */
+/** x's shape and dtype with another last extent. */
 AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
+/** y = x in another dtype, rounded to nearest, ties to even, where that has fewer bits; y is x itself where it is its own.
+ *  x contiguous; F32 and BF16. ari_release_placed ends y. */
+AR_NODISCARD ar_status ari_cast(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_dtype dtype);
 /** All ranks' parts along dimension `dim` in their order. x contiguous, of one shape on every rank. */
 AR_NODISCARD ar_status ari_gather_dim(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, int dim, const char *tag);
 /** The counts of a collective in which every rank has as many elements. Gives; free(). Errors: AR_ERR_MEMORY. */
@@ -47,7 +50,7 @@ AR_NODISCARD ar_status ari_path(char *out, size_t cap, const char *base, const c
 /* --- placements --------------------------------------------------------------------------------------------------- */
 
 /* Values between layers, [.., s, features]: how they are placed over the tensor-parallel ranks, and what takes them from
- * one placement to another. All of it is contiguous fp32. */
+ * one placement to another. All of it is contiguous, of any dtype. */
 
 extern const ar_placement ari_shard_features, ari_shard_tokens;
 /** Between the blocks' branches: whole, or with sequence parallelism by tokens. */
@@ -88,8 +91,8 @@ AR_NODISCARD ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char 
 /* --- sequence parallelism ----------------------------------------------------------------------------------------- */
 
 /* Sequence parallelism: between the tensor-parallel regions rank r of N holds positions [r*s/N, (r+1)*s/N) of every
- * sequence, [.., s/N, features]; inside them it sees all positions. What moves between the two. All of it is contiguous
- * fp32; the dimensions before the sequence are the samples. */
+ * sequence, [.., s/N, features]; inside them it sees all positions. What moves between the two. All of it is contiguous,
+ * of any dtype; the dimensions before the sequence are the samples. */
 
 /* Context parallelism: a rank holds some positions of every sequence in all layers (ar_parallel_positions). A batch has
  * all positions on every rank; layers take their own. What sequence parallelism says of a sequence is then said of the
@@ -125,8 +128,11 @@ AR_NODISCARD ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_ten
 void ari_release_rows(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x);
 /** The all-gather alone: rows [tokens, f] in that order. */
 AR_NODISCARD ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x, const char *tag);
+/** The dtype in which a sum selects values of this one, of which one rank has each and the others zero bits: their bit
+ *  patterns as int32, or as they are (BF16: -0 becomes +0). */
+ar_dtype ari_selected_as(ar_dtype t);
 /** y [.., s/N, f] = the own positions of rows [tokens, f] in the order of the ranks, of which one rank has each and the
- * others zero bits: a selection, on int32. `y` has its shape. */
+ * others zero bits: a selection. `y` has its shape. */
 AR_NODISCARD ar_status ari_select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, const char *tag);
 
 /* --- dropout ------------------------------------------------------------------------------------------------------ */

@@ -79,19 +79,19 @@ static ar_status copy_blocks(ar_ctx *ctx, const ar_tensor *whole, const ar_tenso
                              int first, size_t n, bool take)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->tp), all = ari_features_sum(f), own = all / ranks;
-    const size_t rows = ar_tensor_rows(whole).shape[0];
+    const size_t rows = ar_tensor_rows(whole).shape[0], each = ar_dtype_bytes(whole->dtype);
     size_t at = 0;
     for (int i = 0; i < f->n; i++) {
         const size_t width = f->width[i] / ranks;
-        const ar_tensor in_whole = {.dtype = AR_F32,
+        const ar_tensor in_whole = {.dtype = whole->dtype,
                                     .ndim = 3,
                                     .shape = {n, rows, width},
                                     .stride = {(ptrdiff_t)width, (ptrdiff_t)all, 1},
-                                    .data = ar_buf_at(whole->data, (at + (size_t)first * width) * sizeof(float))};
+                                    .data = ar_buf_at(whole->data, (at + (size_t)first * width) * each)};
         ar_tensor in_parts = in_whole;
         in_parts.stride[0] = (ptrdiff_t)(rows * own);
         in_parts.stride[1] = (ptrdiff_t)own;
-        in_parts.data = ar_buf_at(parts->data, at / ranks * sizeof(float));
+        in_parts.data = ar_buf_at(parts->data, at / ranks * each);
         AR_TRY(ARI_KERNEL(ctx, copy_strided, take ? &in_parts : &in_whole, take ? &in_whole : &in_parts));
         at += f->width[i];
     }
@@ -109,7 +109,7 @@ static ar_status gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, 
     AR_TRY(ari_like(ctx, y, x, ari_features_sum(f)));
     if (f->n == 1) {
         const ari_axis a = features_axis(ctx, y);
-        return ari_axis_gather(ctx, ctx->tp, y->data, ar_const(x->data), &a, AR_F32, tag);
+        return ari_axis_gather(ctx, ctx->tp, y->data, ar_const(x->data), &a, x->dtype, tag);
     }
     AR_TRY(ari_gather_rank_major(ctx, &parts, x, tag));
     AR_TRY(copy_blocks(ctx, y, &parts, f, 0, (size_t)ar_comm_size(ctx->tp), false));
@@ -128,7 +128,7 @@ static ar_status own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, con
     const ari_axis a = features_axis(ctx, x);
     ar_split_uneven(f->width[0], n, r, &start, &own);
     AR_TRY(ari_like(ctx, y, x, own));
-    return ari_axis_take(ctx, y->data, ar_const(x->data), &a, r, AR_F32);
+    return ari_axis_take(ctx, y->data, ar_const(x->data), &a, r, x->dtype);
 }
 
 /* --- redistribution ----------------------------------------------------------------------------------------------- */
@@ -136,7 +136,8 @@ static ar_status own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, con
 static ar_status sum_terms(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
     AR_TRY(ari_like(ctx, y, x, x->shape[x->ndim - 1]));
-    return ar_comm_all_reduce(ctx->tp, ctx->queue, y->data, ar_const(x->data), ar_tensor_count(x), AR_F32, AR_SUM, tag);
+    return ar_comm_all_reduce(ctx->tp, ctx->queue, y->data, ar_const(x->data), ar_tensor_count(x), x->dtype, AR_SUM,
+                              tag);
 }
 
 static ar_status make_whole(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, ar_placement from,

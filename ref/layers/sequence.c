@@ -83,10 +83,10 @@ ar_status ari_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
     return ari_axis_take(ctx, y->data, ar_const(x->data), &a, ar_comm_rank(ctx->tp), x->dtype);
 }
 
-static ar_status new_rows(ar_ctx *ctx, ar_tensor *rows, size_t tokens, size_t features)
+static ar_status new_rows(ar_ctx *ctx, ar_tensor *rows, ar_dtype dtype, size_t tokens, size_t features)
 {
     const size_t shape[2] = {tokens, features};
-    return ar_ctx_tensor(ctx, rows, AR_F32, 2, shape);
+    return ar_ctx_tensor(ctx, rows, dtype, 2, shape);
 }
 
 ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
@@ -96,8 +96,8 @@ ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
     *rows = ar_tensor_rows(x);
     if (a.before == 1)
         return AR_OK;
-    AR_TRY(new_rows(ctx, rows, a.before * a.extent, a.after));
-    return ari_axis_pack(ctx, rows->data, ar_const(x->data), &a, AR_F32);
+    AR_TRY(new_rows(ctx, rows, x->dtype, a.before * a.extent, a.after));
+    return ari_axis_pack(ctx, rows->data, ar_const(x->data), &a, x->dtype);
 }
 
 void ari_release_rows(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
@@ -110,9 +110,9 @@ ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x
 {
     const int n = ar_comm_size(ctx->tp);
     const ar_tensor own = ar_tensor_rows(x);
-    AR_TRY(new_rows(ctx, rows, (size_t)n * own.shape[0], own.shape[1]));
+    AR_TRY(new_rows(ctx, rows, x->dtype, (size_t)n * own.shape[0], own.shape[1]));
     const ari_axis a = ari_axis_of(2, rows->shape, 0, n);
-    return ari_axis_gather(ctx, ctx->tp, rows->data, ar_const(x->data), &a, AR_F32, tag);
+    return ari_axis_gather(ctx, ctx->tp, rows->data, ar_const(x->data), &a, x->dtype, tag);
 }
 
 ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
@@ -124,15 +124,20 @@ ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const
     ar_tensor rows, shape = *x;
     shape.shape[x->ndim - 2] *= (size_t)ar_comm_size(ctx->tp);
     AR_TRY(ari_gather_rank_major(ctx, &rows, x, tag));
-    return ar_tensor_view(y, AR_F32, x->ndim, shape.shape, rows.data);
+    return ar_tensor_view(y, x->dtype, x->ndim, shape.shape, rows.data);
+}
+
+ar_dtype ari_selected_as(ar_dtype t)
+{
+    return t == AR_F32 ? AR_I32 : t;
 }
 
 ar_status ari_select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, const char *tag)
 {
     size_t *counts = NULL;
     AR_TRY(ari_equal_counts(&counts, ctx->tp, ar_tensor_count(y)));
-    const ar_status st =
-        ar_comm_reduce_scatter(ctx->tp, ctx->queue, y->data, ar_const(rows->data), counts, AR_I32, AR_SUM, tag);
+    const ar_status st = ar_comm_reduce_scatter(ctx->tp, ctx->queue, y->data, ar_const(rows->data), counts,
+                                                ari_selected_as(y->dtype), AR_SUM, tag);
     free(counts);
     return st;
 }

@@ -165,7 +165,7 @@ static ar_status views(ar_tensor *box, ar_tensor *flat, const ar_tensor *matrix,
     *box = *matrix;
     for (int d = 0; d < matrix->ndim; d++)
         *box = ar_tensor_slice(box, d, b->origin[d], b->extent[d]);
-    return ar_tensor_view(flat, AR_F32, matrix->ndim, box->shape, run);
+    return ar_tensor_view(flat, matrix->dtype, matrix->ndim, box->shape, run);
 }
 
 static ar_status move(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_tensor *value, size_t start, size_t count,
@@ -177,7 +177,7 @@ static ar_status move(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_tenso
     size_t done = 0;
     for (size_t i = 0; i < n; i++) {
         ar_tensor part, flat;
-        AR_TRY(views(&part, &flat, &matrix, &box[i], ar_buf_at(run, done * sizeof(float))));
+        AR_TRY(views(&part, &flat, &matrix, &box[i], ar_buf_at(run, done * ar_dtype_bytes(value->dtype))));
         AR_TRY(ARI_KERNEL(ctx, copy_strided, get ? &flat : &part, get ? &part : &flat));
         done += ar_tensor_count(&flat);
     }
@@ -252,7 +252,7 @@ static ar_status hash_value(uint64_t *hash, ar_ctx *ctx, const ar_param *p)
     const size_t n = ar_tensor_count(&p->value);
     float *values = NULL;
     AR_TRY(ari_alloc((void **)&values, n, sizeof *values, p->name));
-    const ar_status st = ar_ctx_download(ctx, values, &p->value);
+    const ar_status st = ar_ctx_download_floats(ctx, values, &p->value);
     if (st == AR_OK)
         *hash = ari_hash_values(ARI_FNV1A_BASIS, values, n);
     free(values);

@@ -22,7 +22,7 @@ AR_NODISCARD ar_status ari_share_layout(ar_layout *o, const ar_param *p, size_t 
 /** The whole parameter, as one of the copies that the tensor-parallel and the data-parallel ranks hold. */
 ar_layout ari_whole_layout(const ar_param *p, const ar_ctx *ctx);
 /** Copies elements [start, start + count) of the matrix that is a tensor of the value's shape (`value`: any memory of
- *  the device) to `run`, where they lie one after the other, or back. fp32. */
+ *  the device) to `run`, where they lie one after the other, or back. Of value's dtype. */
 AR_NODISCARD ar_status ari_share_get(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_tensor *value, size_t start,
                                      size_t count);
 AR_NODISCARD ar_status ari_share_put(ar_ctx *ctx, ar_cbuf run, const ar_param *p, const ar_tensor *value, size_t start,

@@ -241,7 +241,7 @@ ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_
     } else {
         const ar_positions own = ari_own_positions(ctx, batch->seq, true);
         const size_t shape[3] = {batch->batch, ar_positions_count(&own), m->config.hidden};
-        AR_TRY(ar_ctx_tensor(ctx, &dy, AR_F32, 3, shape));
+        AR_TRY(ar_ctx_tensor(ctx, &dy, ctx->activations, 3, shape));
         AR_TRY(ARI_KERNEL(ctx, fill, &dy, (float)ctx->loss_scale));
     }
     if (m->final_norm) {

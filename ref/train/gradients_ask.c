@@ -20,7 +20,7 @@ static ar_status values_of(float **gives, ar_ctx *ctx, const ar_tensor *t)
 {
     float *values = NULL;
     AR_TRY(ari_alloc((void **)&values, ar_tensor_count(t), sizeof *values, "copies to compare"));
-    const ar_status st = ar_ctx_download(ctx, values, t);
+    const ar_status st = ar_ctx_download_floats(ctx, values, t);
     if (st != AR_OK) {
         free(values);
         return st;
@@ -57,6 +57,7 @@ static ar_status look_at(elements *e, ari_copy *c, ar_ctx *ctx, const ar_tensor 
         return AR_OK;
     AR_TRY(values_of(&values, ctx, local));
     ar_tensor host = *local; /* contiguous, or it could not have been copied */
+    host.dtype = AR_F32;
     host.data.ptr = values;
     ari_for_each_run(&host, layout, look_at_run, e);
     free(values);

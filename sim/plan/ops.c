@@ -216,7 +216,7 @@ void ari_walk_place(const ari_walk *w, ari_op_value *v)
 
 ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, size_t copies)
 {
-    ari_op_value v = {.dtype = AR_F32,
+    ari_op_value v = {.dtype = w->activations,
                       .ndim = 3,
                       .shape = {w->all, w->c->run.seq, features},
                       .at = {{AR_SHARD, 0}, ari_by_tokens, ari_by_tokens, tp},
@@ -365,8 +365,8 @@ ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias)
     v.at[ARI_AXIS_TP] = cut == 0 || (cut == 1 && !bias) ? (ar_placement){AR_SHARD, cut} : beside(met_by(w, role, bias));
     if (bias)
         v.ndim = 1;
-    if (v.ndim == 2 && w->c->run.storage == AR_BF16)
-        v.dtype = AR_BF16;
+    if (v.ndim == 2)
+        v.dtype = w->matrices;
     ari_walk_place(w, &v);
     return v;
 }
@@ -406,6 +406,8 @@ static ari_walk walk_of(const ari_step_case *c, int rank, ari_operation_visitor 
     ari_walk w = {.c = c,
                   .config = c->config,
                   .exact = c->run.numerics == AR_NUMERICS_EXACT,
+                  .activations = ar_activations_of(c->run.precision),
+                  .matrices = ar_matrices_of(c->run.precision, c->run.storage),
                   .sp = p->sp && tp > 1,
                   .packed = c->config->arch == AR_ARCH_GPT2,
                   .head = c->config->arch != AR_ARCH_STACK,

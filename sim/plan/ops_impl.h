@@ -12,9 +12,10 @@ typedef struct ari_walk {
     size_t ranks[ARI_PLACED_AXES], at[ARI_PLACED_AXES]; /* along each axis; where this one is */
     size_t summing, summing_rank; /* the ranks over which gradients are summed; this one's number among them */
     bool exact, sp;
-    bool by_tokens; /* what the plan is asked for (ar_plan_by_tokens); one rank has all of them */
-    bool packed;    /* q, k and v are one parameter */
-    bool head;      /* an LM head and a cross-entropy; without, the loss sums the output */
+    ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
+    bool by_tokens;                 /* what the plan is asked for (ar_plan_by_tokens); one rank has all of them */
+    bool packed;                    /* q, k and v are one parameter */
+    bool head;                      /* an LM head and a cross-entropy; without, the loss sums the output */
     ari_operation_pass pass;
     size_t layer, micro, times; /* as in ari_operation */
     ar_outer_split outer;

@@ -153,7 +153,7 @@ static void exchange_heads(ari_walk *w, bool of_context, heads_at from, heads_at
         const size_t copies = to == AS_PROJECTED ? exchanged[i].copies / op->output[i].copies : 1;
         n = ari_walk_add(w, n, ari_walk_mul(w, inner / copies - 1, local_elements(w, 1, &exchanged[i])));
     }
-    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_INNER, n, AR_F32, ARI_EACH_PASS, ARI_ATTENTION, "");
+    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_INNER, n, w->activations, ARI_EACH_PASS, ARI_ATTENTION, "");
     ari_walk_visit(w);
 }
 
@@ -170,8 +170,8 @@ static void pass_round(ari_walk *w)
     op->outputs = qkv_values(w, op->output, ARI_OP_VALUES, EVERYWHERE);
     const ari_op_value kv[] = {head_value(w, c->kv_heads, ARI_K, EXCHANGED),
                                head_value(w, c->kv_heads, ARI_V, EXCHANGED)};
-    ari_walk_call(w, ARI_CALL_EXCHANGE, ARI_OVER_RING, local_elements(w, 2, kv), AR_F32, ARI_EACH_PASS, ARI_ATTENTION,
-                  "");
+    ari_walk_call(w, ARI_CALL_EXCHANGE, ARI_OVER_RING, local_elements(w, 2, kv), w->activations, ARI_EACH_PASS,
+                  ARI_ATTENTION, "");
     ari_walk_repeat(w, w->ranks[ARI_AXIS_RING] - 1);
     ari_walk_visit(w);
 }
@@ -246,8 +246,8 @@ static void sum_over_queries(ari_walk *w)
         ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_COPIES, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
     }
     for (int i = 0; i < 2 && !w->exact; i++) {
-        ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, all, AR_F32, ARI_EACH_PASS, ARI_ATTENTION, "");
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_COPIES, n, AR_F32, ARI_EACH_PASS, ARI_ATTENTION, "");
+        ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, all, w->activations, ARI_EACH_PASS, ARI_ATTENTION, "");
+        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_COPIES, n, w->activations, ARI_EACH_PASS, ARI_ATTENTION, "");
     }
 }
 
@@ -434,8 +434,8 @@ static void embedding(ari_walk *w)
     op->made = made[w->outer.tokens];
     op->output[op->outputs++] = ari_walk_activation(w, h, vocab ? ari_walk_stream(w) : op->made, 1);
     if (vocab)
-        ari_walk_call(w, w->sp ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, ARI_EACH_PASS,
-                      ARI_TOKENS, ".weight");
+        ari_walk_call(w, w->sp ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,
+                      w->activations == AR_F32 ? AR_I32 : w->activations, ARI_EACH_PASS, ARI_TOKENS, ".weight");
     ari_walk_visit(w);
     if (!vocab)
         ari_walk_exchange(w, h, made[w->outer.tokens], ari_walk_stream(w), ARI_TOKENS);

@@ -46,9 +46,9 @@ static void step(ari_walk *w, const ari_row_ops *x, ar_hop hop, ari_role role, a
     op->outputs = row_values(w, op->output, x, hop.to);
     op->made = hop.from;
     if (is_shard(hop.from))
-        ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, AR_F32, ARI_EACH_PASS, tagged, tag);
+        ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, w->activations, ARI_EACH_PASS, tagged, tag);
     else if (hop.from.kind == AR_PARTIAL_SUM)
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_F32, ARI_EACH_PASS, tagged, tag);
+        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->activations, ARI_EACH_PASS, tagged, tag);
     ari_walk_visit(w);
 }
 
@@ -98,7 +98,7 @@ void ari_walk_exchange(ari_walk *w, size_t features, ar_placement from, ar_place
     op->output[op->outputs++] = ari_walk_activation(w, features, to, 1);
     op->made = from;
     const size_t part = ari_walk_mul(w, w->tokens, features) / w->ranks[ARI_AXIS_TP]; /* of each, one stays */
-    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_TP, ari_walk_mul(w, part, w->ranks[ARI_AXIS_TP] - 1), AR_F32,
+    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_TP, ari_walk_mul(w, part, w->ranks[ARI_AXIS_TP] - 1), w->activations,
                   ARI_EACH_PASS, role, weight_tag);
     ari_walk_visit(w);
 }
@@ -112,7 +112,7 @@ static void fold(ari_walk *w, const ari_linear_ops *l, size_t cols, size_t terms
     const size_t rows = w->tokens, n = ari_walk_mul(w, rows, cols);
     const ari_role role = l->part[0];
     if (!w->exact) {
-        ari_walk_call(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_F32,
+        ari_walk_call(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->activations,
                       ARI_EACH_PASS, role, weight_tag);
         return;
     }
@@ -283,7 +283,6 @@ void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_o
         op->input[op->inputs++] = *x;
     op->input[op->inputs++] = *dy;
     op->output[op->outputs++] = param;
-    op->output[0].dtype = AR_F32;
     for (int i = 0; i < ARI_PLACED_AXES; i++)
         op->output[0].at[i] = ari_gradient_of(param.at[i]);
     op->made = op->output[0].at[ARI_AXIS_TP];

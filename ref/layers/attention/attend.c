@@ -19,11 +19,11 @@ enum { SAVED_Q, SAVED_K, SAVED_V, SAVED_COS, SAVED_SIN };
 static ar_tensor projected(const ar_tensor *qkv, size_t first, size_t heads, size_t d)
 {
     const ptrdiff_t width = (ptrdiff_t)qkv->shape[2];
-    ar_tensor t = {.dtype = AR_F32,
+    ar_tensor t = {.dtype = qkv->dtype,
                    .ndim = 4,
                    .shape = {qkv->shape[0], qkv->shape[1], heads, d},
                    .stride = {width * (ptrdiff_t)qkv->shape[1], width, (ptrdiff_t)d, 1},
-                   .data = ar_buf_at(qkv->data, first * d * sizeof(float))};
+                   .data = ar_buf_at(qkv->data, first * d * ar_dtype_bytes(qkv->dtype))};
     return t;
 }
 
@@ -38,10 +38,10 @@ static ar_tensor swapped(const ar_tensor *t)
     return v;
 }
 
-static ar_status new_heads(ar_ctx *ctx, ar_tensor *t, size_t b, size_t heads, size_t rows, size_t cols)
+static ar_status new_heads(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, size_t b, size_t heads, size_t rows, size_t cols)
 {
     const size_t shape[4] = {b, heads, rows, cols};
-    return ar_ctx_tensor(ctx, t, AR_F32, 4, shape);
+    return ar_ctx_tensor(ctx, t, dtype, 4, shape);
 }
 
 /* Reports queries (copies 1), keys or values [b, s, heads, d], however they lie in memory, as the features
@@ -53,7 +53,7 @@ static ar_status tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part
     ar_tensor features;
     if (!ar_tapped(ctx))
         return AR_OK;
-    AR_TRY(ar_ctx_tensor(ctx, &features, AR_F32, 3, shape));
+    AR_TRY(ar_ctx_tensor(ctx, &features, t->dtype, 3, shape));
     const ar_tensor by_head = projected(&features, 0, t->shape[2], d);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &by_head, t));
     AR_TRY(ari_tap_copies(ctx, m->base.name, part, pass, &features, 2, heads * d, copies));
@@ -140,7 +140,7 @@ static ar_status rotate(const ari_attention *m, ar_ctx *ctx, const ar_tensor *to
 /* Queries, keys or values head by head; r: rotated, where the model does that. */
 static ar_status lay_out(ari_attention *m, ar_ctx *ctx, ar_tensor *to, const ar_tensor *from, const rotation *r)
 {
-    AR_TRY(new_heads(ctx, to, from->shape[0], from->shape[2], from->shape[1], from->shape[3]));
+    AR_TRY(new_heads(ctx, to, from->dtype, from->shape[0], from->shape[2], from->shape[1], from->shape[3]));
     const ar_tensor view = swapped(to);
     if (m->o.rope && r)
         return rotate(m, ctx, &view, from, r, +1);
@@ -173,7 +173,7 @@ static ar_status assemble(ari_attention *m, ar_ctx *ctx, ar_tensor *context, con
 {
     const size_t b = per_head->shape[0], s = per_head->shape[2], d = m->o.head_dim;
     const size_t shape[3] = {b, s, m->heads * d};
-    AR_TRY(ar_ctx_tensor(ctx, context, AR_F32, 3, shape));
+    AR_TRY(ar_ctx_tensor(ctx, context, per_head->dtype, 3, shape));
     size_t filled = m->heads;
     AR_TRY(ari_fault_heads(ctx, context, &filled));
     const ar_tensor all = projected(context, 0, m->heads, d), from_all = swapped(per_head);
@@ -263,7 +263,7 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(ar_saved_pop(saved, m, SAVED_SIN, &r.sin));
     AR_TRY(ar_saved_pop(saved, m, SAVED_COS, &r.cos));
     r.own = ari_own_positions(ctx, dcontext->shape[1] * (size_t)ar_comm_size(ctx->cp.all), false);
-    AR_TRY(new_heads(ctx, &dout, shape[0], m->heads, shape[1], m->o.head_dim));
+    AR_TRY(new_heads(ctx, &dout, dcontext->dtype, shape[0], m->heads, shape[1], m->o.head_dim));
     const ar_tensor to = swapped(&dout), from = projected(dcontext, 0, m->heads, m->o.head_dim);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
     AR_TRY(ari_heads_apart(ctx, &dout, heads, 1, m->base.name));
@@ -278,7 +278,7 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     for (int i = 2; i >= 0; i--)
         ar_ctx_release(ctx, &x[i]);
     AR_TRY(ari_heads_together(ctx, g, heads, 3, m->base.name));
-    AR_TRY(ar_ctx_tensor(ctx, dqkv, AR_F32, 3, shape));
+    AR_TRY(ar_ctx_tensor(ctx, dqkv, dcontext->dtype, 3, shape));
     AR_TRY(collect(m, ctx, dqkv, g, &r));
     for (int i = 0; i < 3; i++)
         ar_ctx_release(ctx, &g[i]);

@@ -70,11 +70,12 @@ static ar_status count_parts(const exchange *e, ar_ctx *ctx, const ar_tensor *x,
         }
         total += counts[i];
     }
-    return ari_step_alloc(ctx, packed, total * sizeof(float));
+    return ari_step_alloc(ctx, packed, total * ar_dtype_bytes(x[0].dtype));
 }
 
 static ar_status copy_parts(const exchange *e, ar_ctx *ctx, const ar_tensor *x, bool sends, ar_buf packed)
 {
+    const ar_dtype dtype = x[0].dtype;
     size_t at = 0;
     for (size_t i = 0; i < e->n; i++) {
         for (int t = 0; t < e->tensors; t++) {
@@ -82,7 +83,7 @@ static ar_status copy_parts(const exchange *e, ar_ctx *ctx, const ar_tensor *x, 
             ar_tensor place;
             if (ar_tensor_count(&part) == 0)
                 continue;
-            AR_TRY(ar_tensor_view(&place, AR_F32, 4, part.shape, ar_buf_at(packed, at * sizeof(float))));
+            AR_TRY(ar_tensor_view(&place, dtype, 4, part.shape, ar_buf_at(packed, at * ar_dtype_bytes(dtype))));
             AR_TRY(ARI_KERNEL(ctx, copy_strided, sends ? &place : &part, sends ? &part : &place));
             at += ar_tensor_count(&part);
         }
@@ -96,8 +97,9 @@ static ar_status replace(const exchange *e, ar_ctx *ctx, ar_tensor *x, int t)
     const size_t own = ari_head_share_of(e->heads[t], e->n, e->own).count;
     const size_t shape[4] = {x->shape[0], e->together ? e->heads[t] : own,
                              e->together ? x->shape[2] / e->n : x->shape[2] * e->n, x->shape[3]};
+    const ar_dtype dtype = x->dtype;
     ar_ctx_release(ctx, x);
-    return ar_ctx_tensor(ctx, x, AR_F32, 4, shape);
+    return ar_ctx_tensor(ctx, x, dtype, 4, shape);
 }
 
 static ar_status move(exchange *e, ar_ctx *ctx, ar_tensor *x, const char *tag)
@@ -107,7 +109,8 @@ static ar_status move(exchange *e, ar_ctx *ctx, ar_tensor *x, const char *tag)
     for (int t = 0; t < e->tensors; t++)
         AR_TRY(replace(e, ctx, &x[t], t));
     AR_TRY(count_parts(e, ctx, x, false, e->received, &e->out));
-    AR_TRY(ar_comm_all_to_all(ctx->cp.inner, ctx->queue, e->out, ar_const(e->in), e->sent, e->received, AR_F32, tag));
+    AR_TRY(
+        ar_comm_all_to_all(ctx->cp.inner, ctx->queue, e->out, ar_const(e->in), e->sent, e->received, x[0].dtype, tag));
     return copy_parts(e, ctx, x, false, e->out);
 }
 
@@ -202,7 +205,7 @@ static ar_status hop_on(ar_ctx *ctx, ar_tensor to[2], const ar_tensor from[2], c
         ops[2 * i] = (ar_p2p){.peer = (r + 1) % n, .send = true, .buf = from[i].data, .count = count};
         ops[2 * i + 1] = (ar_p2p){.peer = (r + n - 1) % n, .buf = to[i].data, .count = count};
     }
-    return ar_comm_exchange(ctx->cp.ring, ctx->queue, ops, 4, AR_F32, tag);
+    return ar_comm_exchange(ctx->cp.ring, ctx->queue, ops, 4, from[0].dtype, tag);
 }
 
 ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2], size_t seq, const ari_ring_hops *h)
@@ -216,10 +219,10 @@ ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2],
     if (n == 1)
         return AR_OK;
     for (int i = 0; i < 2; i++) {
-        AR_TRY(ar_ctx_tensor(ctx, &all[i], AR_F32, 4, shape));
+        AR_TRY(ar_ctx_tensor(ctx, &all[i], own[i].dtype, 4, shape));
         AR_TRY(ari_ring_place(ctx, &all[i], &own[i], ar_comm_rank(ctx->cp.ring)));
         for (int side = 0; side < 2 && side < n - 1; side++)
-            AR_TRY(ar_ctx_tensor(ctx, &chunk[side][i], AR_F32, 4, own[i].shape));
+            AR_TRY(ar_ctx_tensor(ctx, &chunk[side][i], own[i].dtype, 4, own[i].shape));
     }
     for (int hop = 1; hop < n; hop++) {
         ar_tensor *const to = chunk[hop % 2 == 1 ? 0 : 1];

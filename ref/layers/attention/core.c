@@ -73,7 +73,7 @@ static ar_status new_block(ar_ctx *ctx, ar_tensor *t, const ar_part *at)
 static ar_tensor by_matrix(const pass *p, const ar_tensor *t)
 {
     const size_t rows = t->shape[1] / p->c->kv_heads * t->shape[2], d = p->c->head_dim;
-    return (ar_tensor){.dtype = AR_F32,
+    return (ar_tensor){.dtype = t->dtype,
                        .ndim = 3,
                        .shape = {p->matrices, rows, d},
                        .stride = {(ptrdiff_t)(rows * d), (ptrdiff_t)d, 1},
@@ -267,7 +267,7 @@ ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, cons
     ar_tensor heard[2] = {{.ndim = 0}, {.ndim = 0}};
     AR_TRY(ari_core_masks(c, ctx, &kept, batch));
     AR_TRY(new_row_sums(kept, ctx, c));
-    AR_TRY(ar_ctx_tensor(ctx, o, AR_F32, 4, q->shape));
+    AR_TRY(ar_ctx_tensor(ctx, o, q->dtype, 4, q->shape));
     const pass p = pass_of(c, ctx, kept);
     const ar_tensor queries = by_matrix(&p, q), keys = by_matrix(&p, k), values = by_matrix(&p, v);
     const ar_tensor values_t = ar_tensor_transposed(&values), out = by_matrix(&p, o);
@@ -425,12 +425,12 @@ static ar_status begin_blocks(const pass *p, ar_blocks **gives, const ar_tensor 
     return p->ctx->arith->blocks_begin(p->ctx, gives, &b_t, &o);
 }
 
-static ar_status end_blocks(const pass *p, ar_tensor *y, ar_blocks *s)
+static ar_status end_blocks(const pass *p, ar_tensor *y, ar_dtype dtype, ar_blocks *s)
 {
     const size_t places = (size_t)ar_comm_size(p->ctx->cp.ring);
     const size_t shape[4] = {p->kept->batch, p->c->kv_heads, p->c->seq / places, p->c->head_dim};
     const ar_fold how = ar_faulty(p->ctx, AR_FAULT_kv_replica_grad_local) ? AR_KEEP : AR_ALL;
-    AR_TRY(ar_ctx_tensor(p->ctx, y, AR_F32, 4, shape));
+    AR_TRY(ar_ctx_tensor(p->ctx, y, dtype, 4, shape));
     return p->ctx->arith->blocks_end(p->ctx, y, s, how);
 }
 
@@ -443,7 +443,7 @@ ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, con
     const pass p = pass_of(c, ctx, kept.data.ptr);
     const ar_tensor queries = by_matrix(&p, q), keys = by_matrix(&p, k), values = by_matrix(&p, v);
     const ar_tensor out = by_matrix(&p, dout), keys_t = ar_tensor_transposed(&keys);
-    AR_TRY(ar_ctx_tensor(ctx, &g[0], AR_F32, 4, q->shape));
+    AR_TRY(ar_ctx_tensor(ctx, &g[0], q->dtype, 4, q->shape));
     const ar_tensor dq = by_matrix(&p, &g[0]);
     AR_TRY(right(&p, &of.k, &keys, false));
     AR_TRY(left(&p, &of.q, &queries, of.k));
@@ -457,8 +457,8 @@ ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, con
     count_work(&p, 4.0);
     done(&p, (const ar_operand *const[]){of.q, of.k, of.dout, of.v, of.k_t}, 5);
     AR_TRY(report(&p, &heard, "probs", 'b'));
-    AR_TRY(end_blocks(&p, &g[1], of.dk));
-    AR_TRY(end_blocks(&p, &g[2], of.dv));
+    AR_TRY(end_blocks(&p, &g[1], k->dtype, of.dk));
+    AR_TRY(end_blocks(&p, &g[2], v->dtype, of.dv));
     ari_step_disown(ctx, kept.data.ptr);
     return AR_OK;
 }
