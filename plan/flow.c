@@ -42,7 +42,8 @@ static bool same_calls(const ari_operation *a, const ari_operation *b)
     for (int i = 0; i < a->calls && a->calls == b->calls; i++) {
         const ari_op_call *x = &a->call[i], *y = &b->call[i];
         if (x->kind != y->kind || x->over != y->over || x->elements != y->elements || x->dtype != y->dtype ||
-            x->often != y->often || x->repeats != y->repeats || x->role != y->role || strcmp(x->tag, y->tag) != 0)
+            x->often != y->often || x->queue != y->queue || x->chunk != y->chunk || x->repeats != y->repeats ||
+            x->role != y->role || strcmp(x->tag, y->tag) != 0)
             return false;
     }
     return a->calls == b->calls;
@@ -82,7 +83,7 @@ static void add_total(ari_flow_total *t, const ari_operation *op)
 {
     t->multiply_adds += op->multiply_adds * (double)op->times;
     for (int i = 0; i < op->calls; i++) {
-        t->calls += op->call[i].repeats * op->times;
+        t->calls += op->call[i].repeats * ari_call_chunks(&op->call[i]) * op->times;
         t->bytes += ari_call_sent(&op->call[i]) * (double)op->times;
     }
 }

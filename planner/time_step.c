@@ -30,7 +30,7 @@ static double calls(walk *w, const ari_operation *op)
 static ar_status add_bucket(ari_outside *s, const ari_operation *op, double seconds)
 {
     AR_TRY(ari_grow(&s->bucket, &s->room, s->n, sizeof *s->bucket, "buckets"));
-    s->bucket[s->n++] = (ari_bucket_cost){op->last, seconds, op->beside};
+    s->bucket[s->n++] = (ari_bucket_cost){op->last, seconds, op->calls > 0 && op->call[0].queue == ARI_ON_BUCKETS};
     return AR_OK;
 }
 

@@ -67,7 +67,8 @@ static void values_cell(char cell[CELL], const ari_op_value *v, int n, const ari
     }
 }
 
-/* "2 all_reduce tp 10.2 kB, reduce_scatter tp 3.1 MB": bytes that the rank sends; calls of one kind together. */
+/* "2 all_reduce tp 10.2 kB, 4 reduce_scatter tp 3.1 MB beside": bytes that the rank sends; calls of one kind together;
+ * those that go beside products. */
 static void calls_cell(char cell[CELL], const ari_operation *op)
 {
     cell[0] = '\0';
@@ -77,13 +78,13 @@ static void calls_cell(char cell[CELL], const ari_operation *op)
         int n = 0;
         for (; i < op->calls && op->call[i].kind == first->kind && op->call[i].over == first->over; i++) {
             sent += ari_call_sent(&op->call[i]);
-            n += (int)op->call[i].repeats;
+            n += (int)(op->call[i].repeats * ari_call_chunks(&op->call[i]));
         }
         add_text(cell, "%s", cell[0] ? ", " : "");
         if (n > 1)
             add_text(cell, "%d ", n);
-        add_text(cell, "%s %s %s", ari_call_name(first->kind), ari_call_group_name(first->over),
-                 ARI_BYTES((uint64_t)sent));
+        add_text(cell, "%s %s %s%s", ari_call_name(first->kind), ari_call_group_name(first->over),
+                 ARI_BYTES((uint64_t)sent), first->queue == ARI_ON_TP ? " beside" : "");
     }
 }
 
@@ -188,12 +189,14 @@ static json_t *calls_json(const ari_operation *op, const ar_config *config)
         const ar_status st = ari_call_bytes(&bytes, call);
         (void)st; /* the walk has multiplied the same */
         ari_operation_tag(tag, sizeof tag, config, op, call);
-        json_array_append_new(a, json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:o, s:s, s:o}", "collective",
+        json_array_append_new(a, json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:s, s:I, s:o, s:s, s:o}", "collective",
                                            ari_call_name(call->kind), "group", ari_call_group_name(call->over), "ranks",
                                            (json_int_t)call->ranks, "elements", (json_int_t)call->elements, "dtype",
-                                           ar_dtype_name(call->dtype), "repeats", (json_int_t)call->repeats, "bytes",
-                                           (json_int_t)bytes, "bytes_per_rank", ari_json_number(ari_call_sent(call)),
-                                           "each", often_names[call->often], "tag", ari_json_text(tag)));
+                                           ar_dtype_name(call->dtype), "repeats", (json_int_t)call->repeats, "chunks",
+                                           (json_int_t)ari_call_chunks(call), "queue", ari_call_queue_name(call->queue),
+                                           "bytes", (json_int_t)bytes, "bytes_per_rank",
+                                           ari_json_number(ari_call_sent(call)), "each", often_names[call->often],
+                                           "tag", ari_json_text(tag)));
     }
     return a;
 }

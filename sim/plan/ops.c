@@ -49,6 +49,12 @@ bool ari_call_group_has(ari_call_group g, int axis)
     }
 }
 
+const char *ari_call_queue_name(ari_call_queue q)
+{
+    static const char *const names[] = {[ARI_ON_MAIN] = "main", [ARI_ON_BUCKETS] = "buckets", [ARI_ON_TP] = "tp"};
+    return (unsigned)q < sizeof names / sizeof *names ? names[q] : "?";
+}
+
 const char *ari_axis_name(int axis)
 {
     static const ari_call_group groups[] = {[ARI_AXIS_DP] = ARI_OVER_DP,
@@ -141,7 +147,28 @@ void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t 
         w->st = ar_error_set(AR_ERR_INTERNAL, "an operation '%s' of more than %d collectives",
                              ari_operation_name(w->op.kind), ARI_OP_CALLS);
     else
-        w->op.call[w->op.calls++] = (ari_op_call){kind, over, ranks, elements, dtype, often, 1, role, tag};
+        w->op.call[w->op.calls++] = (ari_op_call){.kind = kind,
+                                                  .over = over,
+                                                  .ranks = ranks,
+                                                  .elements = elements,
+                                                  .chunk = elements,
+                                                  .dtype = dtype,
+                                                  .often = often,
+                                                  .repeats = 1,
+                                                  .role = role,
+                                                  .tag = tag};
+}
+
+/* K chunks of n tokens are of ceil(n/K), and fewer than K where that many are enough. */
+void ari_walk_beside(ari_walk *w, bool cut)
+{
+    const size_t k = (size_t)ari_at_least_one(w->c->run.parallel.overlap);
+    const size_t n = w->c->run.seq / ari_walk_cp(w) / w->ranks[ARI_AXIS_TP];
+    if (w->op.calls == 0 || !w->overlaps)
+        return;
+    ari_op_call *call = &w->op.call[w->op.calls - 1];
+    call->queue = ARI_ON_TP;
+    call->chunk = cut ? call->elements / n * ((n + k - 1) / k) : call->elements;
 }
 
 void ari_walk_repeat(ari_walk *w, size_t times)
@@ -156,6 +183,17 @@ double ari_op_elements(const ari_op_value *v)
     for (int d = 0; d < v->ndim; d++)
         n *= (double)v->local[d];
     return n;
+}
+
+size_t ari_call_chunks(const ari_op_call *call)
+{
+    return call->chunk > 0 ? (call->elements - 1) / call->chunk + 1 : 1;
+}
+
+size_t ari_call_chunk(const ari_op_call *call, size_t i)
+{
+    const size_t before = i * call->chunk;
+    return call->elements - before < call->chunk ? call->elements - before : call->chunk;
 }
 
 ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call)
@@ -409,6 +447,7 @@ static ari_walk walk_of(const ari_step_case *c, int rank, ari_operation_visitor 
                   .activations = ar_activations_of(c->run.precision),
                   .matrices = ar_matrices_of(c->run.precision, c->run.storage),
                   .sp = p->sp && tp > 1,
+                  .overlaps = p->sp && tp > 1 && p->overlap > 1,
                   .packed = c->config->arch == AR_ARCH_GPT2,
                   .head = c->config->arch != AR_ARCH_STACK,
                   .layer = ARI_NO_LAYER,

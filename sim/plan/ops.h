@@ -123,14 +123,25 @@ typedef enum ari_call_often {
     ARI_EACH_VERIFIED_STEP
 } ari_call_often;
 
+/* Which of the rank's queues makes it. What is not on the main one goes on while that computes. */
+typedef enum ari_call_queue {
+    ARI_ON_MAIN,
+    ARI_ON_BUCKETS, /* sums of gradients */
+    ARI_ON_TP       /* tokens gathered for a product, or scattered from one */
+} ari_call_queue;
+/** "main". Static storage. */
+const char *ari_call_queue_name(ari_call_queue q);
+
 /* A collective. */
 typedef struct ari_op_call {
     ari_call_kind kind;
     ari_call_group over;
     size_t ranks;    /* of the group */
     size_t elements; /* in full length; of an exchange that a rank sends, of an all-to-all that all ranks send others */
+    size_t chunk;    /* it is cut along each rank's tokens into calls of so many, the last of what is left; else all */
     ar_dtype dtype;
     ari_call_often often;
+    ari_call_queue queue;
     size_t repeats;  /* so many such calls follow each other: the hops of a ring, a sum for each sample; else 1 */
     ari_role role;   /* its tag is the path of that part, and `tag` behind it; ARI_NO_ROLE: `tag` alone */
     const char *tag; /* static storage */
@@ -152,9 +163,8 @@ typedef struct ari_operation {
     size_t micro; /* the rank's micro-batch, in its passes */
     size_t times; /* micro-batches that do the same, this and later ones */
     ari_role role;
-    bool beside; /* on the queue that communicates beside the main one */
-    bool again;  /* backward: of a value of the forward pass, not of a gradient */
-    bool stays;  /* forward, a redistribution: its input stays for the backward pass, which does it again */
+    bool again; /* backward: of a value of the forward pass, not of a gradient */
+    bool stays; /* forward, a redistribution: its input stays for the backward pass, which does it again */
     int inputs, weights, outputs, calls;
     ari_op_value input[ARI_OP_VALUES], weight[ARI_OP_VALUES], output[ARI_OP_VALUES];
     ar_placement made; /* of the outputs over tp before the collectives: a partial sum, or as they are */
@@ -197,6 +207,9 @@ size_t ari_sum_limbs(size_t terms);
 double ari_keys_seen(size_t first, size_t count, size_t window);
 /** Elements of the rank's own part of a value. */
 double ari_op_elements(const ari_op_value *v);
+/** How many calls a call is cut into, and the elements of the i-th of them. */
+size_t ari_call_chunks(const ari_op_call *call);
+size_t ari_call_chunk(const ari_op_call *call, size_t i);
 /** Bytes of an element of a call's dtype, times its elements, times how often a ring passes them: what all ranks of the
  *  group move together, (N-1)*D for a reduce-scatter, an all-gather or a broadcast of D bytes, twice that for an
  *  all-reduce; D for an all-to-all; N*D for each hop of an exchange. Errors: AR_ERR_OVERFLOW. */

@@ -14,6 +14,7 @@ typedef struct ari_walk {
     bool exact, sp;
     ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
     bool by_tokens;                 /* what the plan is asked for (ar_plan_by_tokens); one rank has all of them */
+    bool overlaps;                  /* collectives of tokens go beside products */
     bool packed;                    /* q, k and v are one parameter */
     bool head;                      /* an LM head and a cross-entropy; without, the loss sums the output */
     ari_operation_pass pass;
@@ -23,6 +24,7 @@ typedef struct ari_walk {
     size_t all, own;      /* samples of the pass: of all dp ranks, of this one */
     size_t tokens;        /* of `own`, at this rank's positions */
     bool again, stays;    /* as in ari_operation */
+    bool multiplied;      /* what is gathered next is multiplied then */
     bool every_bucket;    /* visits buckets that nothing moves too */
     bool fresh[2];        /* forward, backward: no pass has been since the weights changed */
     ari_operation op;     /* the next to be visited */
@@ -43,6 +45,9 @@ void ari_walk_visit(ari_walk *w);
 /** A collective in the operation that has been begun; none in a group of one, or where its weights are not new. */
 void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t elements, ar_dtype dtype,
                    ari_call_often often, ari_role role, const char *tag);
+/** The collective that has been added last is of tokens that a product takes or makes: where collectives go beside
+ *  products it does, cut into chunks of each rank's tokens, or whole. */
+void ari_walk_beside(ari_walk *w, bool cut);
 /** The collective that has been added last happens so many times. */
 void ari_walk_repeat(ari_walk *w, size_t times);
 
@@ -96,7 +101,10 @@ typedef struct ari_linear_ops {
 } ari_linear_ops;
 
 void ari_walk_linear(ari_walk *w, const ari_linear_ops *l);
-void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l);
+/** before: the layer that has gone backward before it, behind whose products its input has been gathered again where
+ *  collectives go beside products; after: the one that follows, of which this one does that. NULL: none. */
+void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_linear_ops *before,
+                              const ari_linear_ops *after);
 /** The same values placed otherwise over tp: an operation, visited; none where both are the same. By tokens and by
  *  features change into each other over the whole. */
 void ari_walk_redistribute(ari_walk *w, const ari_row_ops *x, ar_hop hop, ari_role role, ari_role tagged,

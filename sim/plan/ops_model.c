@@ -309,12 +309,12 @@ static void end_branch(ari_walk *w, const branch_ops *b)
 static void begin_branch_backward(ari_walk *w, const branch_ops *b)
 {
     ari_walk_move(w, ari_walk_back(b->leave), b->module);
-    ari_walk_linear_backward(w, &b->second);
+    ari_walk_linear_backward(w, &b->second, NULL, &b->first);
 }
 
 static void end_branch_backward(ari_walk *w, const branch_ops *b)
 {
-    ari_walk_linear_backward(w, &b->first);
+    ari_walk_linear_backward(w, &b->first, &b->second, NULL);
     ari_walk_move(w, ari_walk_back(b->enter), b->module);
 }
 
@@ -518,7 +518,7 @@ static void loss_backward(ari_walk *w)
     ari_walk_visit(w);
     if (w->head) {
         const ari_linear_ops head = head_of(w);
-        ari_walk_linear_backward(w, &head);
+        ari_walk_linear_backward(w, &head, NULL, NULL);
     }
 }
 

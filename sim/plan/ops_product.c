@@ -49,6 +49,8 @@ static void step(ari_walk *w, const ari_row_ops *x, ar_hop hop, ari_role role, a
         ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, w->activations, ARI_EACH_PASS, tagged, tag);
     else if (hop.from.kind == AR_PARTIAL_SUM)
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->activations, ARI_EACH_PASS, tagged, tag);
+    if (w->multiplied) /* what is gathered again is summed over all tokens */
+        ari_walk_beside(w, !w->again);
     ari_walk_visit(w);
 }
 
@@ -111,16 +113,18 @@ static void fold(ari_walk *w, const ari_linear_ops *l, size_t cols, size_t terms
 {
     const size_t rows = w->tokens, n = ari_walk_mul(w, rows, cols);
     const ari_role role = l->part[0];
-    if (!w->exact) {
+    if (w->exact) {
+        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, cols, AR_I32, ARI_EACH_VERSION, role, weight_tag);
+        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, rows, AR_I32, ARI_EACH_PASS, role, weight_tag);
+        ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_TP, ari_walk_mul(w, n, ari_sum_limbs(terms)), AR_I64,
+                      ARI_EACH_PASS, role, weight_tag);
+    } else {
         ari_walk_call(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->activations,
                       ARI_EACH_PASS, role, weight_tag);
-        return;
     }
-    ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, cols, AR_I32, ARI_EACH_VERSION, role, weight_tag);
-    ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, rows, AR_I32, ARI_EACH_PASS, role, weight_tag);
-    ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_TP, ari_walk_mul(w, n, ari_sum_limbs(terms)), AR_I64,
-                  ARI_EACH_PASS, role, weight_tag);
-    if (!is_shard(to))
+    if (is_shard(to))
+        ari_walk_beside(w, true);
+    else if (w->exact)
         ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
 }
 
@@ -200,10 +204,12 @@ static void add_biases(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *
     ari_walk_visit(w);
 }
 
-/* Of the layer's input or output: the tag is that of its first weight. */
+/* Of the layer's input or output: the tag is that of its first weight. Tokens that it gathers are multiplied next. */
 static void around(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *x, ar_hop hop, ari_role role)
 {
+    w->multiplied = ari_walk_same(hop.from, ari_by_tokens) && is_whole(hop.to);
     ari_walk_redistribute(w, x, hop, role, l->part[0], weight_tag);
+    w->multiplied = false;
 }
 
 /* A gathered input is not kept. */
@@ -310,17 +316,30 @@ static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_op_
     }
 }
 
-void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l)
+/* The layer's input once more, for its weights' gradients. */
+static void gather_again(ari_walk *w, const ari_linear_ops *l)
+{
+    const ari_row_ops x = input_of(w, l);
+    w->again = true;
+    if (gathers_again(w, l))
+        around(w, l, &x, (ar_hop){l->split.from, taken(l)}, l->module);
+    w->again = false;
+}
+
+void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_linear_ops *before,
+                              const ari_linear_ops *after)
 {
     const ari_row_ops x = input_of(w, l), y = outputs_of(w, l);
     const ar_placement dy = ari_gradient_of(made(l));
     const ari_op_value in = ari_walk_activation(w, x.width[0], taken(l), 1);
     around(w, l, &y, (ar_hop){gradient_at(l->split.to), dy}, role_of(l));
+    if (w->overlaps && !before)
+        gather_again(w, l);
+    if (w->overlaps && after)
+        gather_again(w, after);
     const ar_placement dx = input_gradient(w, l, &x, &y, dy);
     around(w, l, &x, (ar_hop){dx, gradient_at(l->split.from)}, l->module);
-    w->again = true;
-    if (gathers_again(w, l))
-        around(w, l, &x, (ar_hop){l->split.from, taken(l)}, l->module);
-    w->again = false;
+    if (!w->overlaps)
+        gather_again(w, l);
     weight_gradients(w, l, &in, &y, dy);
 }

@@ -296,6 +296,13 @@ static ari_operation *begin_bucket(ari_walk *w, ari_operation_kind kind, const b
     return op;
 }
 
+/* With buckets that overlap the backward pass its collectives are on their queue. */
+static void beside_passes(ari_walk *w)
+{
+    for (int i = 0; i < w->op.calls; i++)
+        w->op.call[i].queue = w->c->run.ddp.mode == AR_BUCKETS_OVERLAP ? ARI_ON_BUCKETS : ARI_ON_MAIN;
+}
+
 static void sum_bucket(ari_walk *w, const bucket *b, size_t index)
 {
     const bool spread = (b->kind & SPREAD) != 0;
@@ -308,10 +315,10 @@ static void sum_bucket(ari_walk *w, const bucket *b, size_t index)
     in->at[ARI_AXIS_TP] = op->made = spread ? partial : ari_whole;
     op->output[op->outputs++] = run_of(w, b->elements, dtype, shares(w));
     op->output[0].bias = b->first.of.bias;
-    op->beside = w->c->run.ddp.mode == AR_BUCKETS_OVERLAP;
     if (spread)
         sum_terms(w, ARI_OVER_TP, b->elements, dtype, false, b->first.of.role, suffix(b->first.of));
     sum_terms(w, ARI_OVER_DP, b->elements, dtype, shares(w), b->first.of.role, suffix(b->first.of));
+    beside_passes(w);
     if (op->calls > 0 || w->every_bucket)
         ari_walk_visit(w);
 }
@@ -398,8 +405,8 @@ static void sum_loss(ari_walk *w)
 static void find_unused(ari_walk *w, const params *all)
 {
     begin_sum(w, ARI_OPERATION_UNUSED, all->n, AR_U8);
-    w->op.beside = w->c->run.ddp.mode == AR_BUCKETS_OVERLAP;
     ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_DP, all->n, AR_U8, ARI_EACH_STEP, ARI_NO_ROLE, "used parameters");
+    beside_passes(w);
     visit_if_moved(w);
 }
 

@@ -9,7 +9,7 @@
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 
-enum { MAIN, BESIDE, LANES };
+enum { LANES = ARI_ON_TP + 1 };
 
 /* What one rank recorded, and how far it has been compared. */
 typedef struct rank_trace {
@@ -50,15 +50,15 @@ static void describe(char *text, size_t cap, const ari_record *r)
              ar_dtype_name(r->dtype), named, r->name);
 }
 
-static ar_status compare_call(rank_trace *t, const ari_operation *op, const ari_op_call *call)
+static ar_status compare_call(rank_trace *t, const ari_operation *op, const ari_op_call *call, size_t chunk)
 {
     char tag[200], listed[320], recorded[320];
     ari_operation_tag(tag, sizeof tag, t->c->config, op, call);
     /* An all-to-all has a count for each rank, and its record none: the bytes of a run are compared elsewhere. */
-    const size_t elements = call->kind == ARI_CALL_ALL_TO_ALL ? 0 : call->elements;
+    const size_t elements = call->kind == ARI_CALL_ALL_TO_ALL ? 0 : ari_call_chunk(call, chunk);
     snprintf(listed, sizeof listed, "%s of %zu ranks, %zu %s, '%s'", ari_call_name(call->kind), call->ranks, elements,
              ar_dtype_name(call->dtype), tag);
-    describe(recorded, sizeof recorded, next_call(t, op->beside ? BESIDE : MAIN));
+    describe(recorded, sizeof recorded, next_call(t, (int)call->queue));
     if (strcmp(listed, recorded) == 0)
         return AR_OK;
     return ar_error_set(AR_ERR_DATA, "rank %d, layer %zd, %s: the list has %s; the run %s", t->rank, (ssize_t)op->layer,
@@ -71,8 +71,9 @@ static ar_status compare(void *user, const ari_operation *op)
     if (op->pass == ARI_PASS_START && t->later)
         return AR_OK;
     for (int i = 0; i < op->calls; i++) {
-        for (size_t k = 0; k < op->call[i].repeats; k++)
-            AR_TRY(compare_call(t, op, &op->call[i]));
+        const ari_op_call *call = &op->call[i];
+        for (size_t k = 0; k < call->repeats * ari_call_chunks(call); k++)
+            AR_TRY(compare_call(t, op, call, k % ari_call_chunks(call)));
     }
     t->multiply_adds += op->multiply_adds;
     return AR_OK;
@@ -96,6 +97,14 @@ static ar_status compare_end(rank_trace *t, bool timed)
     return AR_OK;
 }
 
+/* The tracks of a rank are its main thread and its queues, by their names. */
+static ari_call_queue queue_of(const ari_trace_lane *lane)
+{
+    if (lane->track == 0)
+        return ARI_ON_MAIN;
+    return strcmp(lane->name, "communication") == 0 ? ARI_ON_BUCKETS : ARI_ON_TP;
+}
+
 ar_status ops_trace_compare(const ari_step_case *c, const ar_trace *t)
 {
     const uint64_t steps = c->run.steps > 0 ? c->run.steps : 1;
@@ -104,7 +113,7 @@ ar_status ops_trace_compare(const ari_step_case *c, const ar_trace *t)
         for (size_t i = 0; i < ari_trace_lanes(t); i++) {
             const ari_trace_lane lane = ari_trace_lane_at(t, i);
             if (lane.rank == rank)
-                r.lane[lane.track == 0 ? MAIN : BESIDE] = lane;
+                r.lane[queue_of(&lane)] = lane;
         }
         for (uint64_t s = 0; s < steps; s++) {
             r.later = s > 0;
