@@ -115,7 +115,8 @@ typedef struct ari_lint_record {
     ari_operation_kind kind;
     ari_role role;
     ari_lint_type stored, out; /* what the backward pass has of the input; the output */
-    bool backward;             /* it has been met there */
+    ari_lint_type again;       /* the input, as it was gathered again there */
+    bool has_again, backward;  /* that has been; the operation has been met there */
 } ari_lint_record;
 
 typedef struct ari_lint_state {
@@ -138,10 +139,8 @@ typedef struct ari_lint_state {
     bool after_product;              /* backward: behind a product or a norm, until its gradients have been made */
     ari_lint_type dy[ARI_OP_VALUES]; /* what the last operation with weights has got backward */
     int dys;
-    ari_lint_type again; /* its input, as it was computed again */
-    bool has_again;
-    ari_lint_type stored; /* and as the forward pass has left it */
-    bool keys_again;      /* backward: keys and values have gone round the ring once more */
+    ari_lint_record *multiplied; /* its forward product, if it is one */
+    bool keys_again;             /* backward: keys and values have gone round the ring once more */
     ari_lint_record *record;
     ari_lint_param *param;
     size_t records, record_capacity, params, param_capacity;

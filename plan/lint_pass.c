@@ -361,10 +361,9 @@ static void functions_backward(ari_lint_state *l, const ari_operation *op)
 static void norm_backward(ari_lint_state *l, const ari_operation *op)
 {
     const ari_lint_record *r = comes_back(l, op);
+    l->multiplied = NULL;
     l->dy[0] = arrives(l, op, r, 0);
     l->dys = 1;
-    l->has_again = false;
-    l->stored = r ? r->stored : l->dy[0];
     l->at[0] = ari_lint_agree(l, op, &op->output[0], l->dy[0]);
 }
 
@@ -391,24 +390,38 @@ static void attention_backward(ari_lint_state *l, const ari_operation *op)
 
 static void product_backward(ari_lint_state *l, const ari_operation *op)
 {
-    const ari_lint_record *r = comes_back(l, op);
     ari_lint_type dx = l->at[0];
+    l->multiplied = comes_back(l, op);
     for (int i = 0; i < op->inputs; i++) {
         l->dy[i] = ari_lint_agree(l, op, &op->input[i], l->at[i]);
         dx = by(l, op, ari_lint_product_dx, l->dy[i], ari_lint_stated(&op->weight[i]));
     }
     l->dys = op->inputs;
-    l->has_again = false;
     ari_lint_collectives(l, op, &dx, 1, NULL, &op->output[0]);
     l->at[0] = ari_lint_agree(l, op, &op->output[0], dx);
-    l->stored = r ? r->stored : l->dy[0];
+}
+
+/* What a product takes is called as its first weight: of tied ones as the head. */
+static ari_role product_of(const ari_operation *gather)
+{
+    return gather->role == ARI_HEAD || gather->calls == 0 ? gather->role : gather->call[0].role;
+}
+
+/* The input of a product of the forward pass, for its weights' gradients: right behind its dX, or before. */
+static void gather_again(ari_lint_state *l, const ari_operation *op)
+{
+    ari_lint_record *r = ari_lint_recorded(l, op->layer, ARI_OPERATION_PRODUCT, product_of(op));
+    const ari_lint_type again = redistributed(l, op, 0, r ? r->stored : ari_lint_stated(&op->input[0]));
+    if (!r)
+        return;
+    r->again = again;
+    r->has_again = true;
 }
 
 static void redistribute_backward(ari_lint_state *l, const ari_operation *op)
 {
     if (op->again) {
-        l->again = redistributed(l, op, 0, l->stored);
-        l->has_again = true;
+        gather_again(l, op);
         return;
     }
     if (!l->after_product)
@@ -470,7 +483,8 @@ static ari_lint_type weight_gradient_of(ari_lint_state *l, const ari_operation *
         return sum_over_tokens(l, op, dy);
     if (op->input[0].ndim == 2) /* ids */
         return by(l, op, ari_lint_lookup_gradient, dy, p->is);
-    const ari_lint_type x = ari_lint_agree(l, op, &op->input[0], l->has_again ? l->again : l->stored);
+    const ari_lint_record *r = l->multiplied;
+    const ari_lint_type x = ari_lint_agree(l, op, &op->input[0], !r ? l->dy[0] : r->has_again ? r->again : r->stored);
     return by(l, op, ari_lint_product_dw, x, dy);
 }
 

@@ -92,8 +92,28 @@ static void check_extent(ari_lint_state *l, const ari_operation *op, const ari_o
     }
 }
 
+/* A collective that is cut into chunks has each of them of whole tokens: those of the value that the ranks have by
+ * tokens. */
+static void check_chunks(ari_lint_state *l, const ari_operation *op)
+{
+    for (int i = 0; i < op->calls; i++) {
+        const ari_op_call *call = &op->call[i];
+        const ari_op_value *v = call->kind == ARI_CALL_ALL_GATHER ? &op->input[0] : &op->output[0];
+        const size_t tokens = v->local[1], each = tokens > 0 ? call->elements / tokens : 0;
+        const bool cut = v->at[ARI_AXIS_TP].kind == AR_SHARD && v->at[ARI_AXIS_TP].dim == 1;
+        char has[AR_LINT_PLACED], needs[AR_LINT_PLACED];
+        if (call->chunk == call->elements || (cut && each > 0 && call->chunk > 0 && call->chunk % each == 0))
+            continue;
+        snprintf(has, sizeof has, "chunks of %zu", call->chunk);
+        snprintf(needs, sizeof needs, cut ? "whole tokens of %zu" : "no chunks", each);
+        ari_lint_find(l->f, op, ARI_AXIS_TP, AR_LINT_wrong_extent, has, needs,
+                      "cut what is gathered or scattered along each rank's own tokens");
+    }
+}
+
 static void check_extents(ari_lint_state *l, const ari_operation *op)
 {
+    check_chunks(l, op);
     for (int i = 0; i < op->inputs; i++)
         check_extent(l, op, &op->input[i]);
     for (int i = 0; i < op->weights; i++)

@@ -29,11 +29,13 @@ static ar_run run_of(const layout_draw *d, ar_fault fault)
                     .fault = fault};
 }
 
-/* In a third of the draws ranks share sequences. */
+/* In a third of the draws ranks share sequences. With sequence parallelism collectives go beside products, in 1 to 9
+ * chunks. */
 static layout_draw draw(int i)
 {
     layout_draw d;
     (i % 3 == 2 ? layout_draw_make_context : layout_draw_make)(&d, FIRST_SEED + (uint64_t)i);
+    d.parallel.overlap = d.parallel.sp ? 1 + i % 9 : 1;
     return d;
 }
 
@@ -243,6 +245,7 @@ typedef enum damage {
     DOUBLE_OPERATION,
     FALSE_CLAIM,
     SHORT_PART,
+    CUT_TOKEN,
     DAMAGES
 } damage;
 
@@ -254,7 +257,8 @@ static const char *const damage_names[] = {"no damage",
                                            "an operation dropped",
                                            "an operation doubled",
                                            "a false claim",
-                                           "a short part"};
+                                           "a short part",
+                                           "a token cut in two"};
 
 typedef struct breaker {
     damage what;
@@ -297,6 +301,8 @@ static void damage_call(breaker *b, ari_operation *op)
             call->ranks++;
         } else if (b->what == OTHER_GROUP) {
             call->over = call->over == ARI_OVER_TP ? ARI_OVER_DP : ARI_OVER_TP;
+        } else if (b->what == CUT_TOKEN) {
+            call->chunk--;
         } else if (b->what == DOUBLE_CALL) {
             memmove(call + 1, call, (size_t)(op->calls - i) * sizeof *call);
             op->calls++;
@@ -336,7 +342,7 @@ static ar_status visit_damaged(void *user, const ari_operation *op)
     ari_operation copy = *op;
     if (is_message(b, op))
         return AR_OK;
-    if (b->what >= DROP_CALL && b->what <= OTHER_RANKS)
+    if ((b->what >= DROP_CALL && b->what <= OTHER_RANKS) || b->what == CUT_TOKEN)
         damage_call(b, &copy);
     else if (b->what == FALSE_CLAIM || b->what == SHORT_PART)
         damage_value(b, &copy);
@@ -413,6 +419,11 @@ Test(lint, every_operation_that_is_left_out_is_missed)
 Test(lint, every_operation_that_is_made_twice_is_found)
 {
     every_damage_is_found(DOUBLE_OPERATION);
+}
+
+Test(lint, every_chunk_that_is_not_of_whole_tokens_is_found)
+{
+    every_damage_is_found(CUT_TOKEN);
 }
 
 Test(lint, no_placement_of_an_output_is_believed)
