@@ -25,6 +25,38 @@ double ari_links_sent(const ari_links *l, ari_call_kind kind, double elements, d
 /** Seconds of a message between neighbours. */
 double ari_links_send(const ari_links *l, double bytes);
 
+/* --- collectives beside products (time_beside.c) ------------------------------------------------------------------ */
+
+/* A call that is cut into chunks, and the seconds of each and of the last. */
+typedef struct ari_chunks {
+    ari_op_call call;
+    double each, last;
+} ari_chunks;
+ari_chunks ari_chunks_of(const ari_links *l, const ari_op_call *call, double element_bytes);
+/** Of all of them, one after the other. */
+double ari_chunks_seconds(const ari_chunks *c);
+
+/* What has been gathered on the queue beside the main one and is still to be waited for; when it began. */
+typedef struct ari_gathered {
+    ari_chunks chunks;
+    double begin;
+    bool waits;
+} ari_gathered;
+/* That queue, in seconds of the main one's clock. A product takes what was gathered before it; what was gathered again
+ * is for the gradients of the weights that took it forward, of at most two layers at once. */
+enum { ARI_AGAINS = 2 };
+typedef struct ari_beside {
+    double until; /* it has done all that was enqueued */
+    ari_gathered next, again[ARI_AGAINS];
+    size_t agains;
+} ari_beside;
+void ari_beside_gather(ari_beside *b, double now, const ari_chunks *c, bool again);
+/** When the main queue has multiplied what was gathered for it, if anything was, in so many seconds, and has what it
+ *  scattered (NULL: nothing) back. */
+double ari_beside_multiply(ari_beside *b, double now, double seconds, const ari_chunks *scattered);
+/** When it has what was gathered again for the gradient of this role's weight; `now` if nothing was. */
+double ari_beside_wait(ari_beside *b, double now, ari_role role);
+
 /* --- passes (time_pass.c) ----------------------------------------------------------------------------------------- */
 
 /* The parts of a model, and seconds in them. */
@@ -38,7 +70,7 @@ enum { ARI_GOES_FORWARD, ARI_GOES_BACKWARD, ARI_DIRECTIONS };
 typedef struct ari_passes {
     ari_cost all[ARI_DIRECTIONS][ARI_MODEL_PARTS];  /* of all micro-batches of a rank, and of all layers */
     ari_cost last[ARI_DIRECTIONS][ARI_MODEL_PARTS]; /* of the last micro-batch */
-    double hidden[ARI_MODEL_PARTS];                 /* seconds of cp beside products, of all */
+    double hidden[ARI_MODEL_PARTS];                 /* seconds of tp and cp beside products, of all */
     double parameters[ARI_MODEL_PARTS];             /* of this rank, of all layers */
     ari_moves moved[ARI_MODEL_PARTS];
     double

@@ -15,7 +15,8 @@ typedef struct walk {
     double hop, hops;      /* production: bytes of keys and values that go round beside the attention that follows */
     double layers_a_visit; /* layers that a visited block stands for */
     double clock;          /* in the pass: of the part so far */
-    double block;          /* seconds of the pass's blocks */
+    ari_beside beside;
+    double block; /* seconds of the pass's blocks */
     size_t micro;
     ari_operation_pass pass;
     bool in_blocks, behind;
@@ -83,6 +84,7 @@ static void begin_pass(walk *w, const ari_operation *op)
     w->pass = op->pass;
     w->micro = op->micro;
     w->clock = w->block = 0.0;
+    w->beside = (ari_beside){.until = 0.0};
     w->in_blocks = w->behind = false;
     for (int i = 0; i < ARI_MODEL_PARTS && ends(w, op); i++)
         to->last[op->pass == ARI_PASS_BACKWARD][i] = (ari_cost){.products = 0.0};
@@ -96,7 +98,7 @@ static void enter(walk *w, const ari_operation *op)
     const bool block = op->layer != ARI_NO_LAYER;
     if (w->in_blocks && !block) {
         w->clock += (w->layers_a_visit - 1.0) * w->block;
-        w->behind = true;
+        w->behind = true; /* the queue beside has done what the blocks gave it */
     }
     w->in_blocks = block;
 }
@@ -160,26 +162,66 @@ static void hide_ring(walk *w, const ari_operation *op, ari_cost *c, double time
     w->hops = 0.0;
 }
 
-/* Of one micro-batch. *fresh: the part of them that a pass has only while weights are new. In production what goes round
- * the ring is hidden. */
-static void add_calls(walk *w, const ari_operation *op, ari_cost *c, double times, ari_moves *moved, double *fresh)
+/* What an operation takes besides its products: collectives of the main queue; of them those that a pass has only while
+ * weights are new; what its product scatters chunk by chunk. */
+typedef struct called {
+    double tp, cp, fresh, beside; /* seconds; beside: of the queue beside the main one */
+    ari_chunks scattered;
+    bool scatters;
+} called;
+
+static void call_beside(walk *w, const ari_operation *op, const ari_op_call *call, called *c)
 {
+    const ari_chunks chunks = ari_chunks_of(&w->links[call->over], call, ari_time_element(w->o, op, call));
+    c->beside += ari_chunks_seconds(&chunks);
+    if (op->kind == ARI_OPERATION_PRODUCT) {
+        c->scattered = chunks;
+        c->scatters = true;
+    } else {
+        ari_beside_gather(&w->beside, w->clock, &chunks, op->again);
+    }
+}
+
+/* Of one micro-batch. In production what goes round the ring is hidden. */
+static called add_calls(walk *w, const ari_operation *op, double times, ari_moves *moved)
+{
+    called c = {.tp = 0.0};
     for (int i = 0; i < op->calls; i++) {
         const ari_op_call *call = &op->call[i];
         const ari_links *l = &w->links[call->over];
         const bool cp = call->over == ARI_OVER_RING || call->over == ARI_OVER_INNER || call->over == ARI_OVER_CP;
         const double n = (double)call->elements, width = ari_time_element(w->o, op, call);
-        const double repeats = (double)call->repeats, seconds = repeats * ari_links_call(l, call->kind, n, width);
+        const double repeats = (double)call->repeats, calls = times * repeats * (double)ari_call_chunks(call);
+        const double before = c.beside;
+        double seconds = repeats * ari_links_call(l, call->kind, n, width);
         if (is_production(w) && call->over == ARI_OVER_RING) {
             w->hop = call->kind == ARI_CALL_EXCHANGE ? n * width : w->hop;
             w->hops = call->kind == ARI_CALL_EXCHANGE ? repeats : w->hops;
             continue;
         }
-        *(cp ? &c->cp : &c->tp) += seconds;
-        *fresh += call->often == ARI_EACH_VERSION ? seconds : 0.0;
-        ari_moves_row(moved, cp ? ARI_TIME_CP : ARI_TIME_TP, ari_call_name(call->kind), l, times * repeats,
+        if (call->queue == ARI_ON_TP) {
+            call_beside(w, op, call, &c);
+            seconds = c.beside - before;
+        } else {
+            *(cp ? &c.cp : &c.tp) += seconds;
+            c.fresh += call->often == ARI_EACH_VERSION ? seconds : 0.0;
+        }
+        ari_moves_row(moved, cp ? ARI_TIME_CP : ARI_TIME_TP, ari_call_name(call->kind), l, calls,
                       times * repeats * ari_links_sent(l, call->kind, n, width), times * seconds);
     }
+    return c;
+}
+
+/* Seconds in which the main queue has nothing to do but wait for the one beside it. */
+static double waiting(walk *w, const ari_operation *op, const called *calls, double products)
+{
+    const double begin = w->clock + calls->tp + calls->cp;
+    if (op->kind == ARI_OPERATION_WEIGHT_GRADIENT)
+        return ari_beside_wait(&w->beside, w->clock, op->role) - w->clock;
+    if (op->kind != ARI_OPERATION_PRODUCT)
+        return 0.0;
+    return ari_beside_multiply(&w->beside, begin, products, calls->scatters ? &calls->scattered : NULL) - begin -
+           products;
 }
 
 static void note_gradient(walk *w, const ari_operation *op, ari_model_part part, double layers)
@@ -196,7 +238,6 @@ static ar_status visit(void *user, const ari_operation *op)
     ari_passes *to = w->to;
     const bool backward = op->pass == ARI_PASS_BACKWARD;
     ari_cost c = {.products = 0.0};
-    double fresh = 0.0;
     if (op->pass != ARI_PASS_FORWARD && !backward)
         return AR_OK;
     enter(w, op);
@@ -208,9 +249,13 @@ static ar_status visit(void *user, const ari_operation *op)
     } else {
         c.products = 2.0 * op->multiply_adds / w->o->cluster.flops;
     }
-    add_calls(w, op, &c, times, &to->moved[part], &fresh);
+    const called calls = add_calls(w, op, times, &to->moved[part]);
+    const double waits = waiting(w, op, &calls, c.products);
+    to->hidden[part] += times * (calls.beside - waits);
+    c.cp += calls.cp;
+    c.tp += calls.tp + waits;
     add_cost(&to->all[backward][part], &c, times);
-    c.tp -= reverse(w) ? fresh : 0.0; /* those of the first to come back */
+    c.tp -= reverse(w) ? calls.fresh : 0.0; /* those of the first to come back */
     add_cost(&to->last[backward][part], &c, ends(w, op) ? layers : 0.0);
     w->clock += ari_cost_sum(&c);
     w->block += part == ARI_PART_BLOCKS ? ari_cost_sum(&c) : 0.0;
