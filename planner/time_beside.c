@@ -6,58 +6,92 @@
 
 #include "planner/time_impl.h"
 
-static double chunk_seconds(const ari_chunks *c, size_t i)
+static double chunk_seconds(const ari_cut *c, size_t i)
 {
     return i + 1 < ari_call_chunks(&c->call) ? c->each : c->last;
 }
 
-static double share(const ari_chunks *c, size_t i)
+static double share(const ari_cut *c, size_t i)
 {
     return (double)ari_call_chunk(&c->call, i) / (double)c->call.elements;
 }
 
-double ari_chunks_seconds(const ari_chunks *c)
+double ari_cut_seconds(const ari_cut *c)
 {
     return (double)(ari_call_chunks(&c->call) - 1) * c->each + c->last;
 }
 
-ari_chunks ari_chunks_of(const ari_links *l, const ari_op_call *call, double element_bytes)
+ari_cut ari_cut_of(const ari_links *l, const ari_op_call *call, double element_bytes)
 {
     const size_t n = ari_call_chunks(call);
-    return (ari_chunks){.call = *call,
-                        .each = ari_links_call(l, call->kind, (double)ari_call_chunk(call, 0), element_bytes),
-                        .last = ari_links_call(l, call->kind, (double)ari_call_chunk(call, n - 1), element_bytes)};
+    return (ari_cut){.call = *call,
+                     .each = ari_links_call(l, call->kind, (double)ari_call_chunk(call, 0), element_bytes),
+                     .last = ari_links_call(l, call->kind, (double)ari_call_chunk(call, n - 1), element_bytes)};
 }
 
-/* Behind what the queue has to do already. */
+/* Behind what the queue has to do already; when it has done it. */
 static double enqueue(ari_beside *b, double now, double seconds)
 {
-    const double begin = fmax(b->until, now);
-    b->until = begin + seconds;
-    return begin;
+    b->until = fmax(b->until, now) + seconds;
+    return b->until;
 }
 
-void ari_beside_gather(ari_beside *b, double now, const ari_chunks *c, bool again)
+void ari_beside_gather(ari_beside *b, double now, const ari_cut *c, bool again)
 {
-    const double begin = enqueue(b, now, ari_chunks_seconds(c));
-    ari_gathered *to = again ? &b->again[b->agains++ % ARI_AGAINS] : &b->next;
-    *to = (ari_gathered){.chunks = *c, .begin = begin, .waits = true};
+    ari_gathered *to = !again ? &b->next : b->again[0].waits ? &b->again[1] : &b->again[0];
+    *to = (ari_gathered){.chunks = *c, .waits = true, .begun = again && !b->next.waits};
+    if (to->begun)
+        to->done = enqueue(b, now, ari_cut_seconds(c));
 }
 
-double ari_beside_multiply(ari_beside *b, double now, double seconds, const ari_chunks *scattered)
+/* Behind the last chunk that a product takes. */
+static void begin_agains(ari_beside *b, double now)
 {
-    const bool gathered = b->next.waits;
-    const ari_chunks *cut = gathered ? &b->next.chunks : scattered;
-    const size_t n = cut ? ari_call_chunks(&cut->call) : 1;
-    double came = b->next.begin, scatters = b->until;
-    for (size_t i = 0; i < n; i++) {
-        came += gathered ? chunk_seconds(&b->next.chunks, i) : 0.0;
-        now = fmax(now, gathered ? came : now) + seconds * (cut ? share(cut, i) : 1.0);
-        scatters = scattered ? fmax(scatters, now) + chunk_seconds(scattered, i) : scatters;
+    for (int i = 0; i < ARI_AGAINS; i++) {
+        ari_gathered *g = &b->again[i];
+        if (!g->waits || g->begun)
+            continue;
+        g->begun = true;
+        g->done = enqueue(b, now, ari_cut_seconds(&g->chunks));
     }
+}
+
+static double multiply_gathered(ari_beside *b, double now, double seconds, const ari_cut *c)
+{
+    const size_t n = ari_call_chunks(&c->call);
+    double come = enqueue(b, now, chunk_seconds(c, 0));
+    for (size_t i = 0; i < n; i++) {
+        now = fmax(now, come);
+        if (i + 1 < n)
+            come = enqueue(b, now, chunk_seconds(c, i + 1));
+        if (i + 2 >= n)
+            begin_agains(b, now);
+        now += seconds * share(c, i);
+    }
+    return now;
+}
+
+/* A chunk's sum is waited for when the next one has been multiplied. */
+static double multiply_scattered(ari_beside *b, double now, double seconds, const ari_cut *c)
+{
+    const size_t n = ari_call_chunks(&c->call);
+    double before = now;
+    for (size_t i = 0; i < n; i++) {
+        const double made = now + seconds * share(c, i);
+        now = fmax(made, before);
+        before = enqueue(b, made, chunk_seconds(c, i));
+    }
+    return fmax(now, before);
+}
+
+double ari_beside_multiply(ari_beside *b, double now, double seconds, const ari_cut *scattered)
+{
+    if (scattered)
+        return multiply_scattered(b, now, seconds, scattered);
+    if (!b->next.waits)
+        return now + seconds;
     b->next.waits = false;
-    b->until = scatters;
-    return scattered ? fmax(now, scatters) : now;
+    return multiply_gathered(b, now, seconds, &b->next.chunks);
 }
 
 double ari_beside_wait(ari_beside *b, double now, ari_role role)
@@ -67,7 +101,7 @@ double ari_beside_wait(ari_beside *b, double now, ari_role role)
         if (!g->waits || g->chunks.call.role != role)
             continue;
         g->waits = false;
-        now = fmax(now, g->begin + ari_chunks_seconds(&g->chunks));
+        now = fmax(now, g->done);
     }
     return now;
 }

@@ -28,32 +28,31 @@ double ari_links_send(const ari_links *l, double bytes);
 /* --- collectives beside products (time_beside.c) ------------------------------------------------------------------ */
 
 /* A call that is cut into chunks, and the seconds of each and of the last. */
-typedef struct ari_chunks {
+typedef struct ari_cut {
     ari_op_call call;
     double each, last;
-} ari_chunks;
-ari_chunks ari_chunks_of(const ari_links *l, const ari_op_call *call, double element_bytes);
+} ari_cut;
+ari_cut ari_cut_of(const ari_links *l, const ari_op_call *call, double element_bytes);
 /** Of all of them, one after the other. */
-double ari_chunks_seconds(const ari_chunks *c);
+double ari_cut_seconds(const ari_cut *c);
 
-/* What has been gathered on the queue beside the main one and is still to be waited for; when it began. */
+/* What the queue beside the main one gathers and the main one is still to wait for. */
 typedef struct ari_gathered {
-    ari_chunks chunks;
-    double begin;
-    bool waits;
+    ari_cut chunks;
+    bool waits, begun;
+    double done; /* begun: seconds of the main queue's clock */
 } ari_gathered;
-/* That queue, in seconds of the main one's clock. A product takes what was gathered before it; what was gathered again
- * is for the gradients of the weights that took it forward, of at most two layers at once. */
+/* That queue. Of what a product takes in chunks each is enqueued when the product of the one before begins; what is
+ * gathered again, for the gradients of weights of at most two layers at once, goes behind the last of them. */
 enum { ARI_AGAINS = 2 };
 typedef struct ari_beside {
-    double until; /* it has done all that was enqueued */
+    double until; /* it has done what is enqueued */
     ari_gathered next, again[ARI_AGAINS];
-    size_t agains;
 } ari_beside;
-void ari_beside_gather(ari_beside *b, double now, const ari_chunks *c, bool again);
+void ari_beside_gather(ari_beside *b, double now, const ari_cut *c, bool again);
 /** When the main queue has multiplied what was gathered for it, if anything was, in so many seconds, and has what it
  *  scattered (NULL: nothing) back. */
-double ari_beside_multiply(ari_beside *b, double now, double seconds, const ari_chunks *scattered);
+double ari_beside_multiply(ari_beside *b, double now, double seconds, const ari_cut *scattered);
 /** When it has what was gathered again for the gradient of this role's weight; `now` if nothing was. */
 double ari_beside_wait(ari_beside *b, double now, ari_role role);
 

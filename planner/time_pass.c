@@ -166,14 +166,14 @@ static void hide_ring(walk *w, const ari_operation *op, ari_cost *c, double time
  * weights are new; what its product scatters chunk by chunk. */
 typedef struct called {
     double tp, cp, fresh, beside; /* seconds; beside: of the queue beside the main one */
-    ari_chunks scattered;
+    ari_cut scattered;
     bool scatters;
 } called;
 
 static void call_beside(walk *w, const ari_operation *op, const ari_op_call *call, called *c)
 {
-    const ari_chunks chunks = ari_chunks_of(&w->links[call->over], call, ari_time_element(w->o, op, call));
-    c->beside += ari_chunks_seconds(&chunks);
+    const ari_cut chunks = ari_cut_of(&w->links[call->over], call, ari_time_element(w->o, op, call));
+    c->beside += ari_cut_seconds(&chunks);
     if (op->kind == ARI_OPERATION_PRODUCT) {
         c->scattered = chunks;
         c->scatters = true;

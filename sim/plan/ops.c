@@ -159,11 +159,16 @@ void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t 
                                                   .tag = tag};
 }
 
-/* K chunks of n tokens are of ceil(n/K), and fewer than K where that many are enough. */
+/* Positions of a rank between the tensor-parallel regions. */
+static size_t own_positions(const ari_walk *w)
+{
+    return w->c->run.seq / ari_walk_cp(w) / w->ranks[ARI_AXIS_TP];
+}
+
+/* K chunks of n positions are of ceil(n/K), and fewer than K where that many are enough. */
 void ari_walk_beside(ari_walk *w, bool cut)
 {
-    const size_t k = (size_t)ari_at_least_one(w->c->run.parallel.overlap);
-    const size_t n = w->c->run.seq / ari_walk_cp(w) / w->ranks[ARI_AXIS_TP];
+    const size_t n = own_positions(w), k = (size_t)w->c->run.parallel.overlap;
     if (w->op.calls == 0 || !w->overlaps)
         return;
     ari_op_call *call = &w->op.call[w->op.calls - 1];
@@ -447,7 +452,6 @@ static ari_walk walk_of(const ari_step_case *c, int rank, ari_operation_visitor 
                   .activations = ar_activations_of(c->run.precision),
                   .matrices = ar_matrices_of(c->run.precision, c->run.storage),
                   .sp = p->sp && tp > 1,
-                  .overlaps = p->sp && tp > 1 && p->overlap > 1,
                   .packed = c->config->arch == AR_ARCH_GPT2,
                   .head = c->config->arch != AR_ARCH_STACK,
                   .layer = ARI_NO_LAYER,
@@ -457,6 +461,7 @@ static ari_walk walk_of(const ari_step_case *c, int rank, ari_operation_visitor 
                   .user = user};
     place_rank(&w, p, (size_t)rank);
     w.by_tokens = ar_plan_by_tokens(&c->run.plan, tp, p->sp);
+    w.overlaps = w.sp && p->overlap > 1 && own_positions(&w) > 1;
     if (w.st == AR_OK)
         w.st = ar_plan_outer(&c->run.plan, c->config, w.by_tokens, &w.outer);
     return w;

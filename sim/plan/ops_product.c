@@ -204,10 +204,15 @@ static void add_biases(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *
     ari_walk_visit(w);
 }
 
+static bool gathers_tokens(ar_hop hop)
+{
+    return ari_walk_same(hop.from, ari_by_tokens) && is_whole(hop.to);
+}
+
 /* Of the layer's input or output: the tag is that of its first weight. Tokens that it gathers are multiplied next. */
 static void around(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *x, ar_hop hop, ari_role role)
 {
-    w->multiplied = ari_walk_same(hop.from, ari_by_tokens) && is_whole(hop.to);
+    w->multiplied = gathers_tokens(hop);
     ari_walk_redistribute(w, x, hop, role, l->part[0], weight_tag);
     w->multiplied = false;
 }
@@ -316,13 +321,18 @@ static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_op_
     }
 }
 
+/* Whether what the layer gathers again comes behind the products of an earlier one. */
+static bool comes_early(const ari_walk *w, const ari_linear_ops *l)
+{
+    return w->overlaps && gathers_again(w, l) && gathers_tokens((ar_hop){l->split.from, taken(l)});
+}
+
 /* The layer's input once more, for its weights' gradients. */
 static void gather_again(ari_walk *w, const ari_linear_ops *l)
 {
     const ari_row_ops x = input_of(w, l);
     w->again = true;
-    if (gathers_again(w, l))
-        around(w, l, &x, (ar_hop){l->split.from, taken(l)}, l->module);
+    around(w, l, &x, (ar_hop){l->split.from, taken(l)}, l->module);
     w->again = false;
 }
 
@@ -333,13 +343,13 @@ void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_li
     const ar_placement dy = ari_gradient_of(made(l));
     const ari_op_value in = ari_walk_activation(w, x.width[0], taken(l), 1);
     around(w, l, &y, (ar_hop){gradient_at(l->split.to), dy}, role_of(l));
-    if (w->overlaps && !before)
+    if (!before && comes_early(w, l))
         gather_again(w, l);
-    if (w->overlaps && after)
+    if (after && comes_early(w, after))
         gather_again(w, after);
     const ar_placement dx = input_gradient(w, l, &x, &y, dy);
     around(w, l, &x, (ar_hop){dx, gradient_at(l->split.from)}, l->module);
-    if (!w->overlaps)
+    if (gathers_again(w, l) && !comes_early(w, l))
         gather_again(w, l);
     weight_gradients(w, l, &in, &y, dy);
 }
