@@ -76,12 +76,17 @@ struct ar_arith_ops {
     /* Bytes of the operands that are kept with a parameter: the first of those that they are made of. */
     size_t (*operand_bytes)(const ar_param *p);
     /* Rows and terms (columns) of an operand that operand_a or operand_b gave, which outlives it, with the exponents of
-     * the whole. Several matrices: all their rows and terms. No fold follows. */
+     * the whole. Several matrices: all their rows and terms; of parts side by side: all their terms. A fold follows of
+     * whole rows alone. */
     ar_status (*operand_part)(ar_ctx *ctx, const ar_operand **gives, const ar_operand *whole, const ar_part *part);
     /* Ends an operand that one of these gave before the step does; the sums made of it are rounded. */
     void (*operand_done)(ar_ctx *ctx, const ar_operand *o);
     ar_status (*contract)(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b);
-    ar_status (*fold)(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, const char *tag);
+    /* The collective is enqueued on q: the context's queue or, where the rows are scattered, another one, whose own
+     * `over` is; then the context's queue may go on with other products, and what the sum is made of stays until round,
+     * which waits. Errors: AR_ERR_UNSUPPORTED (another queue, and all rows are wanted), AR_ERR_INDIVISIBLE, what queue
+     * and communicator give. */
+    ar_status (*fold)(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_fold how, const char *tag);
     /* y[batch.., m, n] = the sum rounded, then the epilogue (NULL: none); after AR_SCATTER_ROWS y has the own rows. y
      * contiguous, or contiguous along n where the sum was never folded. Ends the sum. */
     ar_status (*round)(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue);

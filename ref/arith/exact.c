@@ -15,6 +15,8 @@ struct ar_sum {
     bool scattered; /* AR_SCATTER_ROWS: the slice, of whole rows, is what is wanted; else it is gathered once rounded */
     ari_sum_slice own; /* the slice of the reduced sums, where `over` is set */
     int limbs;
+    ar_event *reduced; /* on another queue than the context's; NULL: on that */
+    ar_buf partial;    /* what is reduced there, until it is */
 };
 
 ar_status ari_exact_max(ar_ctx *ctx, ar_comm *over, ar_buf e, size_t n, const char *tag)
@@ -286,6 +288,14 @@ static void exact_param_release(ar_param *p)
 
 /* --- contract, fold, round ---------------------------------------------------------------------------------------- */
 
+static void sum_destroy(ar_ctx *ctx, void *object)
+{
+    ar_sum *s = object;
+    (void)ctx;
+    ar_event_destroy(s->reduced);
+    free(s);
+}
+
 static ar_status exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b)
 {
     ar_sum *s = NULL;
@@ -293,12 +303,12 @@ static ar_status exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a
     s->a = a;
     s->b = b;
     s->limbs = ari_contract_limbs(b->k_full);
-    AR_TRY(ari_step_own(ctx, s, ari_object_free));
+    AR_TRY(ari_step_own(ctx, s, sum_destroy));
     *gives = s; /* the multiplication waits for fold or round: a sum that nobody folds is rounded tile by tile */
     return AR_OK;
 }
 
-ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over, const char *tag)
+ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *reduced, ar_comm *over, const char *tag)
 {
     const size_t total = s->count, limbs = (size_t)s->limbs;
     const ar_buf partial = s->s;
@@ -307,14 +317,18 @@ ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over, const ch
     AR_TRY(ari_slice_counts(&counts, over, total, limbs));
     ar_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &s->start, &s->count);
     AR_TRY_TO(done, st, ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
-    AR_TRY_TO(done, st, ar_comm_reduce_scatter(over, ctx->queue, s->s, ar_const(partial), counts, AR_I64, AR_SUM, tag));
-    ari_step_free(ctx, partial);
+    AR_TRY_TO(done, st, ari_queue_follow(q, ctx->queue, reduced));
+    AR_TRY_TO(done, st, ar_comm_reduce_scatter(over, q, s->s, ar_const(partial), counts, AR_I64, AR_SUM, tag));
+    if (q != ctx->queue)
+        st = ar_event_record(reduced, q);
+    else
+        ari_step_free(ctx, partial);
 done:
     free(counts);
     return st;
 }
 
-static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, const char *tag)
+static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_fold how, const char *tag)
 {
     if (how == AR_KEEP || !ari_has_peers(over))
         return AR_OK;
@@ -327,12 +341,15 @@ static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, 
                              .e = ar_const(s->a->e),
                              .f = ar_const(s->b->e),
                              .e_step = a->rows};
-    AR_TRY(ari_check_scatter(a, over, how, tag));
+    AR_TRY(ari_check_fold(ctx, a, q, over, how, tag));
     AR_TRY(ari_mul_size(&bytes, s->own.count, (size_t)s->limbs * sizeof(int64_t)));
     AR_TRY(ari_step_alloc(ctx, &s->own.s, bytes));
     AR_TRY(ctx->device->ops->gemm_i64(ctx->device, ctx->queue, s->own.s, s->a->packed, s->b->packed, s->limbs, false));
     ari_work_of_product(a, b);
-    AR_TRY(ari_exact_slice(ctx, &s->own, over, tag));
+    if (q != ctx->queue)
+        AR_TRY(ar_event_create(&s->reduced));
+    s->partial = s->own.s;
+    AR_TRY(ari_exact_slice(ctx, &s->own, q, s->reduced, over, tag));
     s->over = over;
     s->scattered = how == AR_SCATTER_ROWS;
     return AR_OK;
@@ -388,6 +405,10 @@ static ar_status exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const a
                             ar_tensor_count(y));
     const ar_epilogue none = {{NULL}, AR_ACT_NONE, NULL};
     const ar_epilogue *ep = epilogue ? epilogue : &none;
+    if (s->reduced) {
+        AR_TRY(ar_queue_wait(ctx->queue, s->reduced));
+        ari_step_free(ctx, s->partial);
+    }
     if (s->over) {
         AR_TRY(round_folded(ctx, y, s, ep));
         ari_step_free(ctx, s->own.s);

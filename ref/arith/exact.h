@@ -28,8 +28,10 @@ typedef struct ari_sum_slice {
 /** y = the slice rounded, matrix by matrix. */
 AR_NODISCARD ar_status ari_exact_round(ar_ctx *ctx, ar_buf y, const ari_sum_slice *s);
 /** Sums over the group of all `s->count` elements: each rank keeps a slice. `s->s` was memory of the step, and is the
- *  slice's afterwards. */
-AR_NODISCARD ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over, const char *tag);
+ *  slice's afterwards. Done on q, where `reduced` is recorded; unless that is the context's queue, what was summed is
+ *  then the caller's to end. */
+AR_NODISCARD ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *reduced, ar_comm *over,
+                                       const char *tag);
 /** y, of `total` elements, = all ranks' rounded slices; the own one is at its place. */
 AR_NODISCARD ar_status ari_exact_gather(ar_ctx *ctx, ar_buf y, size_t total, ar_comm *over);
 /** e = the maximum over a group, of n exponents; NULL: nothing to do. */

@@ -113,7 +113,7 @@ static ar_status fold_places(ar_ctx *ctx, ar_blocks *s, ari_sum_slice *own)
     const size_t places = ari_places(&s->o);
     if (places == 1)
         return AR_OK;
-    AR_TRY(ari_exact_slice(ctx, own, s->o.places, s->o.tag));
+    AR_TRY(ari_exact_slice(ctx, own, ctx->queue, NULL, s->o.places, s->o.tag));
     own->start = 0; /* of the place's own elements */
     own->e = ar_cbuf_at(own->e, (size_t)ar_comm_rank(s->o.places) * own->rows * sizeof(int32_t));
     return AR_OK;
@@ -137,7 +137,7 @@ ar_status ari_exact_blocks_end(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar
     s->s.ptr = NULL; /* whoever folds it ends it */
     AR_TRY(fold_places(ctx, s, &own));
     if (over)
-        AR_TRY(ari_exact_slice(ctx, &own, over, s->o.tag));
+        AR_TRY(ari_exact_slice(ctx, &own, ctx->queue, NULL, over, s->o.tag));
     AR_TRY(ari_exact_round(ctx, ar_buf_at(y->data, own.start * sizeof(float)), &own));
     ari_step_free(ctx, own.s);
     if (over)

@@ -21,7 +21,9 @@ struct ar_operand {
 
 struct ar_sum {
     const ar_operand *a, *b;
-    ar_tensor folded; /* the reduced matrix, or the own rows of it; data NULL: never folded */
+    ar_tensor folded;  /* the reduced matrix, or the own rows of it; data NULL: never folded */
+    ar_event *reduced; /* on another queue than the context's; NULL: on that */
+    ar_tensor partial; /* what is reduced there, until it is */
 };
 
 static ar_status operand(ar_ctx *ctx, const ar_operand **gives, const ar_parts *p, bool part)
@@ -52,11 +54,29 @@ static ar_status native_operand_a(ar_ctx *ctx, const ar_operand **gives, const a
     return ari_check_pair(&(*gives)->x, &b->x, tag);
 }
 
+/* Of one matrix as one, of more as ar_tensor_part has it. */
+static ar_tensor part_of(const ar_tensor *t, const ar_part *part)
+{
+    if (t->ndim > 2)
+        return ar_tensor_part(t, part);
+    const ar_tensor rows = ar_tensor_slice(t, 0, part->row, part->rows);
+    return ar_tensor_slice(&rows, 1, part->col, part->cols);
+}
+
 static ar_status native_operand_part(ar_ctx *ctx, const ar_operand **gives, const ar_operand *whole,
                                      const ar_part *part)
 {
+    ar_parts view = whole->parts;
     AR_TRY(ari_check_part(&whole->x, part));
-    const ar_parts view = {.n = 1, .part = {ar_tensor_part(&whole->parts.part[0], part)}};
+    if (view.n > 1 && (!view.along_k || part->cols != whole->x.k))
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "part of an operand made of %d parts: of whole rows of parts side by "
+                            "side alone",
+                            view.n);
+    for (int i = 0; i < view.n; i++) {
+        ar_tensor *t = &view.part[i];
+        *t = view.n > 1 ? ar_tensor_slice(t, 0, part->row, part->rows) : part_of(t, part);
+    }
     return operand(ctx, gives, &view, true);
 }
 
@@ -80,13 +100,21 @@ static size_t native_operand_bytes(const ar_param *p)
     return 0;
 }
 
+static void sum_destroy(ar_ctx *ctx, void *object)
+{
+    ar_sum *s = object;
+    (void)ctx;
+    ar_event_destroy(s->reduced);
+    free(s);
+}
+
 static ar_status native_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b)
 {
     ar_sum *s = NULL;
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a sum"));
     s->a = a;
     s->b = b;
-    AR_TRY(ari_step_own(ctx, s, ari_object_free));
+    AR_TRY(ari_step_own(ctx, s, sum_destroy));
     *gives = s;
     return AR_OK;
 }
@@ -165,28 +193,34 @@ static ar_status multiply(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
 }
 
 /* The own rows of the one matrix's sum over the group: an equal number on every rank. */
-static ar_status scatter_rows(ar_ctx *ctx, ar_sum *s, ar_comm *over, const char *tag)
+static ar_status scatter_rows(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, const char *tag)
 {
     const size_t n = (size_t)ar_comm_size(over), cols = s->b->x.rows;
     const size_t shape[2] = {s->a->x.rows / n, cols};
     ar_tensor own;
     size_t *counts = NULL;
     AR_TRY(ar_ctx_tensor(ctx, &own, AR_F32, 2, shape));
+    if (q != ctx->queue)
+        AR_TRY(ar_event_create(&s->reduced));
+    AR_TRY(ari_queue_follow(q, ctx->queue, s->reduced));
     AR_TRY(ari_slice_counts(&counts, over, s->a->x.rows * cols, 1));
     const ar_status st =
-        ar_comm_reduce_scatter(over, ctx->queue, own.data, ar_const(s->folded.data), counts, AR_F32, AR_SUM, tag);
+        ar_comm_reduce_scatter(over, q, own.data, ar_const(s->folded.data), counts, AR_F32, AR_SUM, tag);
     free(counts);
     AR_TRY(st);
-    ar_ctx_release(ctx, &s->folded);
+    s->partial = s->folded;
     s->folded = own;
+    if (q != ctx->queue)
+        return ar_event_record(s->reduced, q);
+    ar_ctx_release(ctx, &s->partial);
     return AR_OK;
 }
 
-static ar_status native_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how, const char *tag)
+static ar_status native_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_fold how, const char *tag)
 {
     if (how == AR_KEEP || !ari_has_peers(over))
         return AR_OK;
-    AR_TRY(ari_check_scatter(&s->a->x, over, how, tag));
+    AR_TRY(ari_check_fold(ctx, &s->a->x, q, over, how, tag));
     const ari_extents *x = &s->a->x;
     size_t shape[AR_MAX_DIMS] = {0};
     for (int d = 0; d < x->batch_dims; d++)
@@ -197,7 +231,7 @@ static ar_status native_fold(ar_ctx *ctx, ar_sum *s, ar_comm *over, ar_fold how,
     AR_TRY(multiply(ctx, &s->folded, s));
     AR_TRY(leave(ctx, &s->folded));
     if (how == AR_SCATTER_ROWS)
-        return scatter_rows(ctx, s, over, tag);
+        return scatter_rows(ctx, s, q, over, tag);
     return ar_comm_all_reduce(over, ctx->queue, s->folded.data, ar_const(s->folded.data), ar_tensor_count(&s->folded),
                               AR_F32, AR_SUM, tag);
 }
@@ -224,6 +258,10 @@ static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
     if (ar_tensor_count(y) != count)
         return ar_error_set(AR_ERR_SHAPE, "a contraction of %zu elements is rounded into %zu", count,
                             ar_tensor_count(y));
+    if (s->reduced) {
+        AR_TRY(ar_queue_wait(ctx->queue, s->reduced));
+        ar_ctx_release(ctx, &s->partial);
+    }
     if (folded) {
         AR_TRY(dev->copy(ctx->device, ctx->queue, y->data, ar_const(s->folded.data), count * sizeof(float)));
         ar_ctx_release(ctx, &s->folded);

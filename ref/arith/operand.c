@@ -39,9 +39,15 @@ ar_status ari_parts_extents(ari_extents *x, const ar_parts *p)
     return AR_OK;
 }
 
-ar_status ari_check_scatter(const ari_extents *a, const ar_comm *over, ar_fold how, const char *tag)
+ar_status ari_check_fold(const ar_ctx *ctx, const ari_extents *a, const ar_queue *q, const ar_comm *over, ar_fold how,
+                         const char *tag)
 {
     const size_t n = (size_t)ar_comm_size(over);
+    if (q != ctx->queue && how != AR_SCATTER_ROWS)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s: a sum of which every rank wants all rows is folded on the "
+                            "context's queue alone",
+                            tag);
     if (how != AR_SCATTER_ROWS)
         return AR_OK;
     if (a->batch != 1)

@@ -14,9 +14,10 @@ typedef struct ari_extents {
 /** Extents of `p` put together. Errors: AR_ERR_SHAPE (parts do not fit), AR_ERR_ARG, AR_ERR_DTYPE. */
 AR_NODISCARD ar_status ari_parts_extents(ari_extents *x, const ar_parts *p);
 
-/** Whether the rows of a product, those of `a`, can be scattered, where `how` does that. Errors: AR_ERR_INDIVISIBLE,
- *  AR_ERR_UNSUPPORTED (several matrices). */
-AR_NODISCARD ar_status ari_check_scatter(const ari_extents *a, const ar_comm *over, ar_fold how, const char *tag);
+/** Whether a product with the rows of `a` can be folded so on this queue. Errors: AR_ERR_INDIVISIBLE (the rows cannot be
+ *  scattered), AR_ERR_UNSUPPORTED (several matrices scattered; another queue than the context's, and not scattered). */
+AR_NODISCARD ar_status ari_check_fold(const ar_ctx *ctx, const ari_extents *a, const ar_queue *q, const ar_comm *over,
+                                      ar_fold how, const char *tag);
 
 /** Whether an operand has this part: several matrices only whole. Errors: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ari_check_part(const ari_extents *x, const ar_part *part);

@@ -8,6 +8,7 @@
 #include "anyrank/arith.h"
 #include "anyrank/fault.h"
 #include "ref/core/float_bits.h"
+#include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
@@ -122,9 +123,12 @@ void ar_ctx_destroy(ar_ctx *c)
     if (!c)
         return;
     ar_ctx_end_step(c);
-    ar_queue_destroy(c->communication.queue); /* first: what it runs uses the groups */
-    ar_comm_destroy(c->communication.dp);
-    ar_comm_destroy(c->communication.tp);
+    ari_communication *const both[] = {&c->communication, &c->beside};
+    for (int i = 0; i < 2; i++) {
+        ar_queue_destroy(both[i]->queue); /* first: what it runs uses the groups */
+        ar_comm_destroy(both[i]->dp);
+        ar_comm_destroy(both[i]->tp);
+    }
     for (int i = 0; i < 2; i++)
         ar_comm_destroy(c->replicas[i].comm);
     ar_comm_destroy(c->self);
@@ -146,6 +150,12 @@ static void release(ar_ctx *c, ari_owned *o)
 
 void ar_ctx_end_step(ar_ctx *c)
 {
+    /* A step that has failed may have left collectives under way, whose memory this is. */
+    if (c->beside.queue && c->owned.next != &c->owned) {
+        const ari_outcome kept = ari_outcome_of(AR_ERR_ABORTED);
+        if (ar_queue_sync(c->beside.queue, 0) != AR_OK)
+            (void)ari_outcome_status(&kept); /* the step's own message stays */
+    }
     /* The newest first: objects may refer to older ones. */
     for (ari_owned *o = c->owned.next, *next = NULL; o != &c->owned; o = next) {
         next = o->next;
@@ -202,6 +212,14 @@ void ari_step_free(ar_ctx *c, ar_buf b)
     ari_step_disown(c, b.ptr);
 }
 
+ar_status ari_queue_follow(ar_queue *q, ar_queue *of, ar_event *e)
+{
+    if (q == of)
+        return AR_OK;
+    AR_TRY(ar_event_record(e, of));
+    return ar_queue_wait(q, e);
+}
+
 ar_comm *ar_ctx_tp(const ar_ctx *c)
 {
     return c->tp;
@@ -250,13 +268,24 @@ ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bo
     return AR_OK;
 }
 
+ar_status ari_ctx_beside(ar_ctx *c, const ari_communication **borrows)
+{
+    ari_communication *m = &c->beside;
+    if (!m->tp)
+        AR_TRY(ar_comm_split(&m->tp, c->tp, 0, ar_comm_rank(c->tp)));
+    if (!m->queue)
+        AR_TRY(c->device->ops->queue_create(c->device, &m->queue, AR_QUEUE_THREAD, "tp"));
+    *borrows = m;
+    return AR_OK;
+}
+
 void ar_ctx_begin_step(ar_ctx *c, uint32_t step)
 {
     c->step = step;
 }
 
 /* The groups that the context's collectives go through, each once. */
-#define GROUPS 9
+#define GROUPS 10
 static int groups_of(const ar_ctx *c, const ar_comm *group[GROUPS])
 {
     const ar_comm *const all[GROUPS] = {c->tp,
@@ -267,7 +296,8 @@ static int groups_of(const ar_ctx *c, const ar_comm *group[GROUPS])
                                         c->replicas[0].comm,
                                         c->replicas[1].comm,
                                         c->communication.tp,
-                                        c->communication.dp};
+                                        c->communication.dp,
+                                        c->beside.tp};
     int n = 0;
     for (int i = 0; i < GROUPS; i++) {
         int seen = 0;

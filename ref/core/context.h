@@ -18,8 +18,8 @@ typedef struct ari_replica_group {
     ar_comm *comm; /* owned */
 } ari_replica_group;
 
-/* What reduces gradients while the main queue goes on: a queue of its own, on a thread, and copies of the groups for
- * it, since the calls of one communicator stay on one queue. */
+/* What communicates while the main queue goes on: a queue of its own, on a thread, and copies of the groups for it, since
+ * the calls of one communicator stay on one queue. */
 typedef struct ari_communication {
     ar_queue *queue;  /* NULL: not made yet */
     ar_comm *tp, *dp; /* NULL: not made yet, or dp without peers */
@@ -32,7 +32,8 @@ struct ar_ctx {
     ar_context_groups cp;            /* none of them NULL */
     ar_comm *self;                   /* owned; what groups are that were not given */
     ari_replica_group replicas[2];   /* of heads that are whole on every tensor-parallel rank, and that they share */
-    ari_communication communication; /* owned */
+    ari_communication communication; /* of gradients; owned */
+    ari_communication beside;        /* of layers, beside their products: tp alone; owned */
     bool sp, keep_gathered;
     int overlap; /* at least 1 */
     ar_recomputation recompute;
@@ -72,6 +73,10 @@ AR_NODISCARD ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_
 /** Ends an owned object early. */
 void ari_step_disown(ar_ctx *c, void *object);
 
+/** What is enqueued on q from now on comes after what was enqueued on `of` so far; e is recorded there. One queue: nothing,
+ *  and e may be NULL. Errors: those of ar_event_record and ar_queue_wait. */
+AR_NODISCARD ar_status ari_queue_follow(ar_queue *q, ar_queue *of, ar_event *e);
+
 /** N ranks share kv_heads heads, which divides N: the n tensor-parallel ranks (over_tp; else each has all heads, n = 1)
  *  times their I inner context-parallel neighbours, neighbour i of rank r being the (r*I + i)-th. The group of the
  *  N/kv_heads of them that work on the same KV head as this one, borrowed. Collective where it is made, the first time:
@@ -82,6 +87,9 @@ AR_NODISCARD ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads
  *  borrowed, made once for the context. Collective over the groups that are copied, where they are. Errors: what queue
  *  and communicator give. */
 AR_NODISCARD ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp);
+/** The queue of collectives beside a layer's products, with a copy of the tensor-parallel group; as above. Before the step's
+ *  memory ends, so does what is under way there. */
+AR_NODISCARD ar_status ari_ctx_beside(ar_ctx *c, const ari_communication **borrows);
 /** Whether activations between the tensor-parallel regions are sharded along the sequence. */
 static inline bool ari_ctx_sp(const ar_ctx *c)
 {

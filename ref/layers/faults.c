@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "ref/layers/linear/product.h"
 #include "ref/layers/parts.h"
 
 /* --- parameters --------------------------------------------------------------------------------------------------- */
@@ -77,16 +78,16 @@ ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx, ar_dtype right)
 
 /* --- linear ------------------------------------------------------------------------------------------------------- */
 
-ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ar_tensor *y, const ar_tensor *x, const ar_epilogue *ep)
+ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ari_output *o, const ar_tensor *x)
 {
-    const ar_tensor rows = ar_tensor_rows(y);
+    const ar_tensor *y = &o->y, rows = ar_tensor_rows(y), z_rows = ar_tensor_rows(&o->z);
     int times = 0;
     if (row && ar_faulty(ctx, AR_FAULT_row_bias_every_rank))
         times = ar_comm_size(ctx->tp) - 1;
     if (ar_faulty(ctx, AR_FAULT_bias_added_twice))
         times = 1;
-    for (int i = 0; ep->bias.ptr && i < times; i++)
-        AR_TRY(ARI_KERNEL(ctx, bias_act, &rows, ep->bias, ep->act, ep->z));
+    for (int i = 0; o->bias.ptr && i < times; i++)
+        AR_TRY(ARI_KERNEL(ctx, bias_act, &rows, o->bias, o->act, &z_rows));
     if (row && ar_comm_size(ctx->tp) > 1 && ar_faulty(ctx, AR_FAULT_allreduce_aliases_input)) {
         const size_t nx = ar_tensor_count(x), ny = ar_tensor_count(y);
         AR_TRY(ARI_KERNEL(ctx, copy, x->data, ar_const(y->data), (nx < ny ? nx : ny) * ar_dtype_bytes(y->dtype)));
@@ -107,7 +108,7 @@ ar_status ari_fault_saved_input(ar_ctx *ctx, ar_saved *saved, const void *owner,
 
 ar_status ari_fault_partial_dx(ar_ctx *ctx, const ar_tensor *dx_rows, ar_sum *s, size_t all, const char *tag)
 {
-    AR_TRY(ctx->arith->fold(ctx, s, ctx->tp, AR_KEEP, tag));
+    AR_TRY(ctx->arith->fold(ctx, s, ctx->queue, ctx->tp, AR_KEEP, tag));
     if (dx_rows->shape[0] == all)
         return ctx->arith->round(ctx, dx_rows, s, NULL);
     const size_t shape[2] = {all, dx_rows->shape[1]}, bytes = ar_tensor_count(dx_rows) * ar_dtype_bytes(dx_rows->dtype);

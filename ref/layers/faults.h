@@ -32,8 +32,8 @@ ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx, ar_dtype right);
 /* --- linear ------------------------------------------------------------------------------------------------------- */
 
 /** row_bias_every_rank, bias_added_twice, allreduce_aliases_input: after y = x W^T + b. row: row-parallel. */
-AR_NODISCARD ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ar_tensor *y, const ar_tensor *x,
-                                               const ar_epilogue *ep);
+struct ari_output;
+AR_NODISCARD ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const struct ari_output *o, const ar_tensor *x);
 /** saved_input_overwritten: before x is saved for `owner`. */
 AR_NODISCARD ar_status ari_fault_saved_input(ar_ctx *ctx, ar_saved *saved, const void *owner, const ar_tensor *x);
 /** if column_dx_not_reduced: the rows of dX from this rank's part of their sum, which has `all` rows. */
@@ -90,6 +90,9 @@ int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, c
 ar_positions ari_fault_chunk(const ar_ctx *ctx, size_t seq, int place, ar_positions positions);
 /** allgather_token_order: y [.., positions, features], gathered over tp. */
 AR_NODISCARD ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y);
+/** allgather_token_order, gather_batch_order: after the rows `from` [ranks, samples, positions, features] of a chunk were
+ *  put to their places, the view `to` of a value of all positions. */
+AR_NODISCARD ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from);
 /** ring_backward_first_kv: keys and values of all positions, of which own[2] are this rank's, in the backward pass. */
 AR_NODISCARD ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2]);
 /** cp_tail_dropped: x [b, heads, positions, d] of queries at `rows` of a sequence: outputs, or gradients of them. */

@@ -103,6 +103,23 @@ ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y)
     return AR_OK;
 }
 
+/* Each rank begins with its own rows, and takes the order in which they came for that of the ranks; or the order in which
+ * they came for that of the samples. */
+ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from)
+{
+    const size_t n = to->shape[0], r = (size_t)ar_comm_rank(ctx->tp), all = (size_t)to->stride[1], own = all / n;
+    for (size_t p = 0; p < n && ar_faulty(ctx, AR_FAULT_allgather_token_order); p++) {
+        const ar_tensor place = ar_tensor_slice(to, 0, p, 1), rows = ar_tensor_slice(from, 0, (r + p) % n, 1);
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &place, &rows));
+    }
+    if (!ar_faulty(ctx, AR_FAULT_gather_batch_order))
+        return AR_OK;
+    ar_tensor by_rank = *to;
+    by_rank.stride[0] = (ptrdiff_t)(own * to->shape[1]);
+    by_rank.stride[1] = (ptrdiff_t)own;
+    return ARI_KERNEL(ctx, copy_strided, &by_rank, from);
+}
+
 /* --- the ring ----------------------------------------------------------------------------------------------------- */
 
 ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2])

@@ -4,7 +4,7 @@
 
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
-#include "ref/layers/linear.h"
+#include "ref/layers/linear/linear.h"
 #include "ref/layers/loss.h"
 
 struct ar_lm_head {
@@ -133,7 +133,7 @@ ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_te
     ar_ctx_place(ctx, batch);
     AR_TRY(ari_cross_entropy_backward(&l->entropy, ctx, saved, &dlogits, (double)targets / ctx->loss_scale, true));
     AR_TRY(tap_logits(l, ctx, "logits", 'b', &dlogits));
-    AR_TRY(ari_linear_backward(&l->linear, ctx, saved, dx, &dlogits, l->name));
+    AR_TRY(ari_linear_backward(&l->linear, ctx, saved, dx, &dlogits, l->name, NULL));
     ar_ctx_release(ctx, &dlogits);
     return ar_param_done(l->linear.weight[0], ctx);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
 
-#include "ref/layers/linear.h"
+#include "ref/layers/linear/linear.h"
 
 /* Linear layers with an activation between them, which works on what the first ones leave: shards of features, of
  * tokens, or the whole. */
@@ -89,17 +89,18 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     (void)batch;
     mlp_module *m = (mlp_module *)base;
     ar_tensor dout, dact, dpre, pre, din;
+    ari_ahead ahead = {.next = &m->first};
     AR_TRY(ari_check_features(base->name, "gradient", dy, m->o.hidden));
     AR_TRY(move(m, ctx, &dout, dy, ari_hop_back(m->split.leave), false));
-    AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &dout, m->second_name));
+    AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &dout, m->second_name, &ahead));
     ari_release_placed(ctx, &dout, dy);
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
     AR_TRY(middle_backward(m, ctx, &dpre, &dact, &pre));
     ar_ctx_release(ctx, &dact);
     ar_ctx_release(ctx, &pre);
     /* gate and up share one dX, which is the whole MLP's. */
-    AR_TRY(
-        ari_linear_backward(&m->first, ctx, saved, dx ? &din : NULL, &dpre, m->o.gated ? base->name : m->first_name));
+    AR_TRY(ari_linear_backward(&m->first, ctx, saved, dx ? &din : NULL, &dpre, m->o.gated ? base->name : m->first_name,
+                               &ahead));
     ar_ctx_release(ctx, &dpre);
     return dx ? move(m, ctx, dx, &din, ari_hop_back(m->split.enter), true) : AR_OK;
 }

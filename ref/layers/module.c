@@ -49,18 +49,34 @@ ar_status ar_saved_push(ar_saved *s, const void *owner, int slot, const ar_tenso
     return AR_OK;
 }
 
-ar_status ar_saved_pop(ar_saved *s, const void *owner, int slot, ar_tensor *t)
+/* The newest entry under (owner, slot). */
+static ar_status find(size_t *at, const ar_saved *s, const void *owner, int slot)
 {
     for (size_t i = s ? s->count : 0; i-- > 0;) {
-        if (s->entries[i].owner != owner || s->entries[i].slot != slot)
-            continue;
-        *t = s->entries[i].tensor;
-        s->count--;
-        for (size_t k = i; k < s->count; k++)
-            s->entries[k] = s->entries[k + 1];
-        return AR_OK;
+        *at = i;
+        if (s->entries[i].owner == owner && s->entries[i].slot == slot)
+            return AR_OK;
     }
     return ar_error_set(AR_ERR_ARG, "backward of a module whose forward saved nothing");
+}
+
+ar_status ar_saved_pop(ar_saved *s, const void *owner, int slot, ar_tensor *t)
+{
+    size_t at = 0;
+    AR_TRY(find(&at, s, owner, slot));
+    *t = s->entries[at].tensor;
+    s->count--;
+    for (size_t k = at; k < s->count; k++)
+        s->entries[k] = s->entries[k + 1];
+    return AR_OK;
+}
+
+ar_status ari_saved_newest(const ar_saved *s, const void *owner, int slot, ar_tensor *t)
+{
+    size_t at = 0;
+    AR_TRY(find(&at, s, owner, slot));
+    *t = s->entries[at].tensor;
+    return AR_OK;
 }
 
 /* --- modules ------------------------------------------------------------------------------------------------------ */

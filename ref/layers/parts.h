@@ -178,6 +178,11 @@ AR_NODISCARD ar_status ari_mlp_paths(char first[ARI_PART_PATH], char up[ARI_PART
 AR_NODISCARD ar_status ari_attention_paths(char qkv[3][ARI_PART_PATH], char out[ARI_PART_PATH], const char *name,
                                            const ar_attention_options *o);
 
+/* --- saved activations -------------------------------------------------------------------------------------------- */
+
+/** The newest view under (owner, slot), which stays. Errors: those of ar_saved_pop. */
+AR_NODISCARD ar_status ari_saved_newest(const ar_saved *s, const void *owner, int slot, ar_tensor *t);
+
 /* --- modules ------------------------------------------------------------------------------------------------------ */
 
 /** A module of `bytes` bytes, which begin with an ar_module and are zero besides: to be completed, and then handed to

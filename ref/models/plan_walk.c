@@ -8,7 +8,7 @@
 
 #include "ref/core/context.h"
 #include "ref/core/text.h"
-#include "ref/layers/linear.h"
+#include "ref/layers/linear/linear.h"
 #include "ref/layers/parts.h"
 #include "ref/models/plan.h"
 

@@ -88,7 +88,7 @@ static ar_status contract_rank(ar_ctx *ctx, void *user)
                             c->cut_rows ? ar_ctx_tp(ctx) : NULL, "b"));
     AR_TRY(arith->operand_a(ctx, &oa, &pa, ob, "a"));
     AR_TRY(arith->contract(ctx, &sum, oa, ob));
-    AR_TRY(arith->fold(ctx, sum, ar_ctx_tp(ctx), c->cut_k ? AR_ALL : AR_KEEP, "fold"));
+    AR_TRY(arith->fold(ctx, sum, ar_ctx_queue(ctx), ar_ctx_tp(ctx), c->cut_k ? AR_ALL : AR_KEEP, "fold"));
     const size_t y_shape[2] = {M, b.shape[0]};
     AR_TRY(ar_ctx_tensor(ctx, &y, AR_F32, 2, y_shape));
     AR_TRY(arith->round(ctx, &y, sum, NULL));
@@ -291,7 +291,7 @@ static ar_status shared_batches_rank(ar_ctx *ctx, void *user)
     AR_TRY(arith->operand_b(ctx, &ob, &pb, t->scale, DEPTH, ar_ctx_tp(ctx), NULL, "b"));
     AR_TRY(arith->operand_a(ctx, &oa, &pa, ob, "a"));
     AR_TRY(arith->contract(ctx, &sum, oa, ob));
-    AR_TRY(arith->fold(ctx, sum, ar_ctx_tp(ctx), AR_ALL, "fold"));
+    AR_TRY(arith->fold(ctx, sum, ar_ctx_queue(ctx), ar_ctx_tp(ctx), AR_ALL, "fold"));
     AR_TRY(ar_ctx_tensor(ctx, &y, AR_F32, 4, y_shape));
     AR_TRY(arith->round(ctx, &y, sum, NULL));
     return ar_ctx_download(ctx, t->y[rank_of(ctx)], &y);

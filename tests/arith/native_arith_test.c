@@ -62,7 +62,7 @@ static ar_status native_rank(ar_ctx *ctx, void *user)
     AR_TRY(arith->operand_b(ctx, &ob, &pb, true, K, group, NULL, "b"));
     AR_TRY(arith->operand_a(ctx, &oa, &pa, ob, "a"));
     AR_TRY(arith->contract(ctx, &sum, oa, ob));
-    AR_TRY(arith->fold(ctx, sum, group, AR_ALL, "fold"));
+    AR_TRY(arith->fold(ctx, sum, ar_ctx_queue(ctx), group, AR_ALL, "fold"));
     AR_TRY(ar_ctx_tensor(ctx, &y, AR_F32, 2, y_shape));
     AR_TRY(arith->round(ctx, &y, sum, NULL));
     return ar_ctx_download(ctx, j->y[rank_of(ctx)], &y);

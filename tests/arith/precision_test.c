@@ -52,7 +52,7 @@ static ar_status product_rank(ar_ctx *ctx, void *user)
     AR_TRY(arith->operand_b(ctx, &ob, &b, true, K, over, NULL, "b"));
     AR_TRY(arith->operand_a(ctx, &oa, &a, ob, "a"));
     AR_TRY(arith->contract(ctx, &sum, oa, ob));
-    AR_TRY(arith->fold(ctx, sum, over, AR_ALL, "fold"));
+    AR_TRY(arith->fold(ctx, sum, ar_ctx_queue(ctx), over, AR_ALL, "fold"));
     AR_TRY(ar_ctx_tensor(ctx, &y, AR_F32, 2, y_shape));
     const ar_epilogue epilogue = {.bias = ar_const(bias.data), .act = AR_ACT_NONE};
     AR_TRY(arith->round(ctx, &y, sum, &epilogue));

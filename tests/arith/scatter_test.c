@@ -39,7 +39,7 @@ static ar_status multiply(ar_ctx *ctx, const scattered *s, const ar_tensor *y, c
     AR_TRY(arith->operand_b(ctx, &ob, &pb, true, s->k, ar_ctx_tp(ctx), NULL, "b"));
     AR_TRY(arith->operand_a(ctx, &oa, &pa, ob, "a"));
     AR_TRY(arith->contract(ctx, &sum, oa, ob));
-    AR_TRY(arith->fold(ctx, sum, ar_ctx_tp(ctx), AR_SCATTER_ROWS, "the sum"));
+    AR_TRY(arith->fold(ctx, sum, ar_ctx_queue(ctx), ar_ctx_tp(ctx), AR_SCATTER_ROWS, "the sum"));
     return arith->round(ctx, y, sum, ep);
 }
 

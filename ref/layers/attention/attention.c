@@ -98,13 +98,15 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     (void)batch;
     ari_attention *m = (ari_attention *)base;
     ar_tensor dout, dcontext, dqkv, din;
+    ari_ahead ahead = {.next = &m->qkv};
     AR_TRY(move(m, ctx, &dout, dy, ari_hop_back(m->split.leave), false));
-    AR_TRY(ari_linear_backward(&m->out, ctx, saved, &dcontext, &dout, m->out_name));
+    AR_TRY(ari_linear_backward(&m->out, ctx, saved, &dcontext, &dout, m->out_name, &ahead));
     ari_release_placed(ctx, &dout, dy);
     AR_TRY(ari_attend_backward(m, ctx, saved, &dqkv, &dcontext));
     ar_ctx_release(ctx, &dcontext);
     /* q, k and v share one dX: the whole attention's, or c_attn's. */
-    AR_TRY(ari_linear_backward(&m->qkv, ctx, saved, dx ? &din : NULL, &dqkv, m->o.fused ? m->qkv_name[0] : base->name));
+    AR_TRY(ari_linear_backward(&m->qkv, ctx, saved, dx ? &din : NULL, &dqkv, m->o.fused ? m->qkv_name[0] : base->name,
+                               &ahead));
     ar_ctx_release(ctx, &dqkv);
     return dx ? move(m, ctx, dx, &din, ari_hop_back(m->split.enter), true) : AR_OK;
 }

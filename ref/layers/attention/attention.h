@@ -4,7 +4,7 @@
 #define ARI_LAYERS_ATTENTION_H
 
 #include "ref/layers/attention/context_parallel.h"
-#include "ref/layers/linear.h"
+#include "ref/layers/linear/linear.h"
 #include "ref/layers/parts.h"
 
 typedef struct ari_attention {

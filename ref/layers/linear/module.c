@@ -2,7 +2,7 @@
 /* Linear layers as modules: a group of one weight. */
 #include <stdlib.h>
 
-#include "ref/layers/linear.h"
+#include "ref/layers/linear/linear.h"
 
 typedef struct linear_module {
     ar_module base;
@@ -22,7 +22,7 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
                           const ar_batch *batch)
 {
     (void)batch;
-    return ari_linear_backward(&((linear_module *)base)->linear, ctx, saved, dx, dy, base->name);
+    return ari_linear_backward(&((linear_module *)base)->linear, ctx, saved, dx, dy, base->name, NULL);
 }
 
 static size_t params(const ar_module *base, ar_param **out, size_t cap)

@@ -48,10 +48,27 @@ void ari_linear_fini(ari_linear *l);
  *  placed as the split says; the parts of a group share what x is made. */
 AR_NODISCARD ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                           ar_activation act, ar_tensor *z);
-/** dx from dy [.., left_total], placed as the gradients of x and y, tapped as `name` (dx NULL: neither computed nor tapped); then the gradients of the
- *  weights and biases, in order. What a sample is of a 2-D input says ar_ctx_samples. */
+/* The input of the layer whose backward pass comes next, gathered for the gradients of its weights (ar_parallel.overlap)
+ * behind the products of the one before it. Of a backward pass of both; {.next}: not begun. */
+typedef struct ari_ahead {
+    ari_linear *next;
+    struct ari_gathering *gathering; /* an object of the step; NULL: not under way */
+} ari_ahead;
+
+static inline bool ari_is_colwise(const ar_linear_split *s)
+{
+    return s->style == AR_STYLE_COLWISE;
+}
+static inline bool ari_is_rowwise(const ar_linear_split *s)
+{
+    return s->style == AR_STYLE_ROWWISE;
+}
+
+/** dx from dy [.., left_total], placed as the gradients of x and y, tapped as `name` (dx NULL: neither computed nor
+ *  tapped); then the gradients of the weights and biases, in order. What a sample is of a 2-D input says ar_ctx_samples. ahead: begins, for another layer than l, or
+ *  (l itself) is what has begun; NULL: neither. */
 AR_NODISCARD ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
-                                           const ar_tensor *dy, const char *name);
+                                           const ar_tensor *dy, const char *name, ari_ahead *ahead);
 /** Columns of a y that leaves that belong to weight i, as a view. */
 ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i);
 /** Each weight, then its bias; tied weights too. Returns how many; writes at most cap. */

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/layers/linear/chunks.h"
+
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/layers/faults.h"
+#include "ref/placement/axis.h"
+
+/* --- chunks ------------------------------------------------------------------------------------------------------- */
+
+ari_chunks ari_chunks_of(const ar_ctx *ctx, const ar_tensor *x, bool own)
+{
+    const size_t ranks = (size_t)ar_comm_size(ctx->tp), wanted = (size_t)ctx->overlap;
+    const size_t positions = x->ndim > 1 ? x->shape[x->ndim - 2] / (own ? 1 : ranks) : 0;
+    ari_chunks c = {.n = 1, .ranks = ranks, .samples = 1, .own = positions, .each = positions};
+    for (int d = 0; d + 2 < x->ndim; d++)
+        c.samples *= x->shape[d];
+    if (!ari_ctx_sp(ctx) || wanted == 1 || positions == 0)
+        return c;
+    c.each = (positions + wanted - 1) / wanted;
+    c.n = (positions + c.each - 1) / c.each;
+    return c;
+}
+
+size_t ari_chunk_positions(const ari_chunks *c, size_t i)
+{
+    const size_t start = i * c->each;
+    return c->own - start < c->each ? c->own - start : c->each;
+}
+
+size_t ari_chunk_rows(const ari_chunks *c, size_t i)
+{
+    return c->ranks * c->samples * ari_chunk_positions(c, i);
+}
+
+ar_tensor ari_chunk_view(const ari_chunks *c, const ar_tensor *t, size_t i, bool own)
+{
+    const size_t f = t->shape[t->ndim - 1], seq = own ? c->own : c->ranks * c->own;
+    return (ar_tensor){.dtype = t->dtype,
+                       .ndim = 4,
+                       .shape = {own ? 1 : c->ranks, c->samples, ari_chunk_positions(c, i), f},
+                       .stride = {(ptrdiff_t)(c->own * f), (ptrdiff_t)(seq * f), (ptrdiff_t)f, 1},
+                       .data = ar_buf_at(t->data, i * c->each * f * ar_dtype_bytes(t->dtype))};
+}
+
+ar_status ari_chunk_put(ar_ctx *ctx, const ari_chunks *c, const ar_tensor *t, size_t i, bool own, const ar_tensor *rows)
+{
+    const ar_tensor to = ari_chunk_view(c, t, i, own);
+    ar_tensor from;
+    AR_TRY(ar_tensor_view(&from, rows->dtype, 4, to.shape, rows->data));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
+    return own ? AR_OK : ari_fault_chunk_put(ctx, &to, &from);
+}
+
+ar_status ari_chunk_order(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, const ar_tensor *t)
+{
+    const size_t shape[2] = {c->ranks * c->samples * c->own, t->shape[t->ndim - 1]};
+    AR_TRY(ar_ctx_tensor(ctx, rows, t->dtype, 2, shape));
+    for (size_t i = 0, at = 0; i < c->n; at += ari_chunk_rows(c, i++)) {
+        const ar_tensor from = ari_chunk_view(c, t, i, false), chunk = ar_tensor_slice(rows, 0, at, shape[0] - at);
+        ar_tensor to;
+        AR_TRY(ar_tensor_view(&to, t->dtype, 4, from.shape, chunk.data));
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
+    }
+    return AR_OK;
+}
+
+/* --- all-gathers in chunks ---------------------------------------------------------------------------------------- */
+
+struct ari_gathering {
+    ari_chunks c;
+    ar_tensor x; /* the caller's */
+    const ari_communication *beside;
+    const char *tag;
+    ar_buf rows[2];    /* of chunks 0, 2, .. and 1, 3, .. */
+    ar_event *come[2]; /* and the points at which they are there */
+    size_t *counts;    /* [ranks] */
+};
+
+static void destroy(ar_ctx *ctx, void *object)
+{
+    ari_gathering *g = object;
+    for (int i = 0; i < 2; i++) {
+        ari_step_free(ctx, g->rows[i]);
+        ar_event_destroy(g->come[i]);
+    }
+    free(g->counts);
+    free(g);
+}
+
+/* The own part is put where it lies among all parts. */
+static ar_status enqueue(ar_ctx *ctx, ari_gathering *g, size_t i)
+{
+    const size_t f = g->x.shape[g->x.ndim - 1], part = g->c.samples * ari_chunk_positions(&g->c, i) * f;
+    const size_t place = (size_t)ar_comm_rank(ctx->tp) * part * ar_dtype_bytes(g->x.dtype);
+    const ar_tensor from = ari_chunk_view(&g->c, &g->x, i, true);
+    ar_tensor own;
+    AR_TRY(ar_tensor_view(&own, g->x.dtype, 4, from.shape, ar_buf_at(g->rows[i % 2], place)));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &own, &from));
+    for (size_t r = 0; r < g->c.ranks; r++)
+        g->counts[r] = part;
+    ar_queue *q = g->beside->queue;
+    AR_TRY(ari_queue_follow(q, ctx->queue, g->come[i % 2]));
+    AR_TRY(ar_comm_all_gather(g->beside->tp, q, g->rows[i % 2], ar_const(own.data), g->counts, ari_moved_as(g->x.dtype),
+                              g->tag));
+    return ar_event_record(g->come[i % 2], q);
+}
+
+ar_status ari_gather_begin(ar_ctx *ctx, ari_gathering **gives, const ar_tensor *x, const ari_chunks *c, const char *tag)
+{
+    ari_gathering *g = NULL;
+    const size_t row = x->shape[x->ndim - 1] * ar_dtype_bytes(x->dtype);
+    AR_TRY(ari_alloc_zero((void **)&g, 1, sizeof *g, "an all-gather in chunks"));
+    AR_TRY(ari_step_own(ctx, g, destroy));
+    *g = (ari_gathering){.c = *c, .x = *x, .tag = tag};
+    AR_TRY(ari_alloc((void **)&g->counts, c->ranks, sizeof *g->counts, "sizes of the ranks' parts"));
+    AR_TRY(ari_ctx_beside(ctx, &g->beside));
+    for (size_t i = 0; i < 2 && i < c->n; i++) {
+        AR_TRY(ar_event_create(&g->come[i]));
+        AR_TRY(ari_step_alloc(ctx, &g->rows[i], ari_chunk_rows(c, i) * row));
+    }
+    *gives = g;
+    return enqueue(ctx, g, 0);
+}
+
+ar_status ari_gather_chunk(ar_ctx *ctx, ari_gathering *g, size_t i, ar_tensor *rows)
+{
+    const size_t shape[2] = {ari_chunk_rows(&g->c, i), g->x.shape[g->x.ndim - 1]};
+    AR_TRY(ar_tensor_view(rows, g->x.dtype, 2, shape, g->rows[i % 2]));
+    AR_TRY(ar_queue_wait(ctx->queue, g->come[i % 2]));
+    return i + 1 < g->c.n ? enqueue(ctx, g, i + 1) : AR_OK;
+}
+
+void ari_gather_end(ar_ctx *ctx, ari_gathering *g)
+{
+    ari_step_disown(ctx, g);
+}
+
+ar_status ari_like_all_tokens(ar_ctx *ctx, ar_tensor *whole, const ar_tensor *x, const ari_chunks *c, size_t features)
+{
+    size_t shape[AR_MAX_DIMS] = {0};
+    for (int d = 0; d < x->ndim; d++)
+        shape[d] = x->shape[d];
+    shape[x->ndim - 2] = c->ranks * c->own;
+    shape[x->ndim - 1] = features;
+    return ar_ctx_tensor(ctx, whole, x->dtype, x->ndim, shape);
+}
+
+ar_status ari_gather_whole(ar_ctx *ctx, ari_gathering *g, ar_tensor *whole)
+{
+    ar_tensor rows;
+    AR_TRY(ari_gather_chunk(ctx, g, 0, &rows));
+    if (g->c.samples == 1) { /* they are in that order */
+        *whole = g->x;
+        whole->shape[whole->ndim - 2] *= g->c.ranks;
+        whole->data = rows.data;
+        g->rows[0].ptr = NULL;
+    } else {
+        AR_TRY(ari_like_all_tokens(ctx, whole, &g->x, &g->c, g->x.shape[g->x.ndim - 1]));
+        AR_TRY(ari_chunk_put(ctx, &g->c, whole, 0, false, &rows));
+    }
+    ari_gather_end(ctx, g);
+    return AR_OK;
+}

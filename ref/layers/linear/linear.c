@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A parallel linear layer: Y = X W^T + b, and the gradients of X, W and b. */
+#include "ref/layers/linear/linear.h"
+
+#include "ref/layers/faults.h"
+#include "ref/layers/linear/product.h"
+
+static ar_tensor columns_of(const size_t *widths, const ar_tensor *y, int i)
+{
+    size_t at = 0;
+    for (int k = 0; k < i; k++)
+        at += widths[k];
+    return ar_tensor_slice(y, y->ndim - 1, at, widths[i]);
+}
+
+ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i)
+{
+    return columns_of(l->left, y, i);
+}
+
+/* The group that cuts W's columns, over which Y is a sum; NULL: every rank has all of them. */
+static ar_comm *column_group(const ari_linear *l, const ar_ctx *ctx)
+{
+    return ari_is_rowwise(&l->split) ? ctx->tp : NULL;
+}
+
+/* The group that cuts W's rows, over which dX is a sum. */
+static ar_comm *row_group(const ari_linear *l, const ar_ctx *ctx)
+{
+    return ari_is_colwise(&l->split) ? ctx->tp : NULL;
+}
+
+/* --- placements --------------------------------------------------------------------------------------------------- */
+
+static const ar_placement whole = {AR_REPLICATE, 0};
+
+/* Of X, as the product takes it. */
+static ar_placement taken(const ari_linear *l)
+{
+    return ari_is_rowwise(&l->split) ? ari_shard_features : whole;
+}
+
+/* Of Y, as it comes out of the product: a sum over the ranks is folded where it is wanted, unless by features. */
+static ar_placement made(const ari_linear *l)
+{
+    if (ari_is_colwise(&l->split))
+        return ari_shard_features;
+    return ari_is_rowwise(&l->split) && !ari_placed_by_features(l->split.to) ? l->split.to : whole;
+}
+
+/* Of dY, as the product takes it. */
+static ar_placement gradient_taken(const ari_linear *l)
+{
+    return ari_is_colwise(&l->split) ? ari_shard_features : whole;
+}
+
+/* Of dX: a sum over the ranks is folded as X came, unless by features. */
+static ar_placement gradient_made(const ari_linear *l)
+{
+    if (ari_is_rowwise(&l->split))
+        return ari_shard_features;
+    return ari_is_colwise(&l->split) && ari_placed_by_tokens(l->split.from) ? ari_shard_tokens : whole;
+}
+
+static bool scatters(const ar_ctx *ctx, ar_placement folded)
+{
+    return ari_placed_by_tokens(folded) && ar_comm_size(ctx->tp) > 1;
+}
+
+/* Whether X is gathered for each product by itself: the rank's part is kept between the passes. */
+static bool gathers_again(const ari_linear *l, const ar_ctx *ctx)
+{
+    return l->split.from.kind == AR_SHARD && !ari_is_rowwise(&l->split) && !ctx->keep_gathered;
+}
+
+/* Whether a value that comes so, and is taken whole, comes in chunks beside the product that takes it. */
+static bool comes_in_chunks(ari_chunks *c, const ar_ctx *ctx, const ar_tensor *x, ar_placement from, ar_placement to)
+{
+    *c = ari_chunks_of(ctx, x, true);
+    return c->n > 1 && ari_placed_by_tokens(from) && ari_placed_whole(to);
+}
+
+static ar_status place_input(const ari_linear *l, ar_ctx *ctx, ar_tensor *in, const ar_tensor *x, bool ends)
+{
+    const ar_hop hop = {l->split.from, taken(l)};
+    return (ends ? ari_place_on : ari_place)(ctx, in, x, &l->in, hop, l->weight[0]->name);
+}
+
+/* --- gathers beside products -------------------------------------------------------------------------------------- */
+
+/* Gathers for the gradients of weights, which go on behind the products of a backward pass: of the layer's own input x,
+ * and of the input of the layer after it (NULL: none), which `saved` has. */
+typedef struct next_gathers {
+    ari_ahead *own, *after;
+    const ar_tensor *x;
+    ar_saved *saved;
+} next_gathers;
+
+/* What goes on while a value comes in chunks. */
+typedef struct beside {
+    const ari_product *product; /* of which its rows are the A; NULL: of none */
+    const ari_output *output;
+    ar_tensor *whole; /* a tensor of the step with all of it; NULL: not wanted */
+    const next_gathers *next;
+} beside;
+
+/* Enqueues the gather of an input that is wanted whole later in the backward pass. */
+static ar_status gather_ahead(ar_ctx *ctx, ari_ahead *a, const ar_tensor *x)
+{
+    ari_chunks c;
+    if (!gathers_again(a->next, ctx) || !comes_in_chunks(&c, ctx, x, a->next->split.from, taken(a->next)))
+        return AR_OK;
+    c.each = c.own;
+    c.n = 1;
+    return ari_gather_begin(ctx, &a->gathering, x, &c, a->next->weight[0]->name);
+}
+
+/* The layer's own input, unless it is under way, and that of the layer whose backward pass comes next. */
+static ar_status gather_next(ar_ctx *ctx, const next_gathers *n)
+{
+    ar_tensor x;
+    if (!n->own->gathering)
+        AR_TRY(gather_ahead(ctx, n->own, n->x));
+    if (!n->after)
+        return AR_OK;
+    AR_TRY(ari_saved_newest(n->saved, n->after->next, 0, &x));
+    return gather_ahead(ctx, n->after, &x);
+}
+
+/* x, in chunks: one is multiplied and put to its place while the next one comes. */
+static ar_status gather_chunks(ar_ctx *ctx, const beside *b, const ari_chunks *c, const ar_tensor *x, const char *tag)
+{
+    ari_gathering *g = NULL;
+    AR_TRY(ari_gather_begin(ctx, &g, x, c, tag));
+    if (b->whole)
+        AR_TRY(ari_like_all_tokens(ctx, b->whole, x, c, x->shape[x->ndim - 1]));
+    for (size_t i = 0; i < c->n; i++) {
+        ar_tensor rows;
+        AR_TRY(ari_gather_chunk(ctx, g, i, &rows));
+        if (b->next && i + 2 == c->n) /* all of x's own are enqueued */
+            AR_TRY(gather_next(ctx, b->next));
+        if (b->product)
+            AR_TRY(ari_multiply_chunk(ctx, b->product, b->output, c, i, &rows));
+        if (b->whole)
+            AR_TRY(ari_chunk_put(ctx, c, b->whole, i, false, &rows));
+    }
+    ari_gather_end(ctx, g);
+    return AR_OK;
+}
+
+/* A product that is a sum over the ranks, or complete here: where its rows are scattered in chunks, or at once. */
+static ar_status multiply(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ar_tensor *in)
+{
+    const ari_chunks c = ari_chunks_of(ctx, in, false);
+    return p->scattered && c.n > 1 ? ari_multiply_scattered(ctx, p, o, &c, in) : ari_multiply(ctx, p, o, in);
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
+
+/* The biases side by side, as the outputs are: of several, memory of the step. */
+static ar_status joined_bias(ari_linear *l, ar_ctx *ctx, ar_buf *bias)
+{
+    *bias = l->has_bias ? l->bias[0].value.data : (ar_buf){NULL};
+    if (!l->has_bias || l->n == 1)
+        return AR_OK;
+    size_t at = 0;
+    AR_TRY(ari_step_alloc(ctx, bias, l->own_total * sizeof(float)));
+    for (int i = 0; i < l->n; i++) {
+        AR_TRY(ARI_KERNEL(ctx, copy, ar_buf_at(*bias, at * sizeof(float)), ar_const(l->bias[i].value.data),
+                          l->own[i] * sizeof(float)));
+        at += l->own[i];
+    }
+    return AR_OK;
+}
+
+static ar_status keep(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x)
+{
+    AR_TRY(ari_fault_saved_input(ctx, saved, l, x));
+    return ar_saved_push(saved, l, 0, x);
+}
+
+/* X W^T of an X of so many features. */
+static ar_status output_product(ari_linear *l, ar_ctx *ctx, ari_product *p, size_t width)
+{
+    const bool left = l->split.to.kind == AR_PARTIAL_SUM;
+    const size_t terms = left ? width : l->in.width[0]; /* of the sum that is rounded */
+    *p = (ari_product){.n = 1,
+                       .width = {width},
+                       .over = left ? NULL : column_group(l, ctx),
+                       .scattered = scatters(ctx, made(l)),
+                       .tag = l->weight[0]->name};
+    return ctx->arith->param_operand(ctx, &p->b, l->weight, l->n, l->n, false, terms, p->over, row_group(l, ctx));
+}
+
+/* What comes out of the product. gathered: how X, which is the own positions, comes; NULL: x is what is multiplied. */
+static ar_status new_output(ari_linear *l, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_chunks *gathered)
+{
+    if (gathered)
+        return ari_like_all_tokens(ctx, y, x, gathered, l->own_total);
+    return scatters(ctx, made(l)) ? ari_like_own_tokens(ctx, y, x, l->own_total) : ari_like(ctx, y, x, l->own_total);
+}
+
+static ar_status new_outputs(ari_linear *l, ar_ctx *ctx, ari_output *o, const ar_tensor *x, const ari_chunks *gathered)
+{
+    ar_buf bias;
+    AR_TRY(new_output(l, ctx, &o->y, x, gathered));
+    if (o->act != AR_ACT_NONE)
+        AR_TRY(new_output(l, ctx, &o->z, x, gathered));
+    AR_TRY(joined_bias(l, ctx, &bias));
+    o->bias = ar_const(bias);
+    return AR_OK;
+}
+
+/* o from x as it comes; *kept = what the backward pass wants of it. */
+static ar_status output_of(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor *kept, const ar_tensor *x)
+{
+    const bool again = gathers_again(l, ctx);
+    ar_tensor in;
+    ari_product p;
+    AR_TRY(place_input(l, ctx, &in, x, l->ends_input && !again));
+    AR_TRY(new_outputs(l, ctx, o, &in, NULL));
+    AR_TRY(output_product(l, ctx, &p, in.shape[in.ndim - 1]));
+    AR_TRY(multiply(ctx, &p, o, &in));
+    AR_TRY(ari_fault_linear_output(ctx, ari_is_rowwise(&l->split), o, &in));
+    if (again)
+        ari_release_placed(ctx, &in, x);
+    *kept = again ? *x : in;
+    return AR_OK;
+}
+
+/* The same of an x that comes in chunks. */
+static ar_status output_of_gathered(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor *kept, const ar_tensor *x,
+                                    const ari_chunks *c)
+{
+    const bool again = gathers_again(l, ctx);
+    ar_tensor ended = *x;
+    ari_product p;
+    AR_TRY(new_outputs(l, ctx, o, x, c));
+    AR_TRY(output_product(l, ctx, &p, x->shape[x->ndim - 1]));
+    const beside b = {.product = &p, .output = o, .whole = again ? NULL : kept};
+    AR_TRY(gather_chunks(ctx, &b, c, x, p.tag));
+    AR_TRY(ari_fault_linear_output(ctx, false, o, x));
+    if (l->ends_input && !again)
+        ar_ctx_release(ctx, &ended);
+    if (again)
+        *kept = *x;
+    return AR_OK;
+}
+
+static ar_status activate(ar_ctx *ctx, ar_tensor *z, const ar_tensor *y, ar_activation act)
+{
+    AR_TRY(ari_like(ctx, z, y, y->shape[y->ndim - 1]));
+    const ar_tensor rows = ar_tensor_rows(y), z_rows = ar_tensor_rows(z);
+    return ARI_KERNEL(ctx, bias_act, &rows, (ar_cbuf){NULL}, act, &z_rows);
+}
+
+ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                             ar_activation act, ar_tensor *z)
+{
+    const size_t n = (size_t)ar_comm_size(ctx->tp);
+    const size_t features = ari_placed_by_features(l->split.from) ? l->in.width[0] / n : l->in.width[0];
+    const bool moved = n > 1 && !ari_placed_alike(made(l), l->split.to);
+    ari_output o = {.act = moved ? AR_ACT_NONE : act};
+    ari_chunks c;
+    ar_tensor kept;
+    AR_TRY(ari_check_features(l->weight[0]->name, "input", x, features));
+    AR_TRY(comes_in_chunks(&c, ctx, x, l->split.from, taken(l)) ? output_of_gathered(l, ctx, &o, &kept, x, &c)
+                                                                : output_of(l, ctx, &o, &kept, x));
+    if (l->n > 1)
+        ari_step_free(ctx, (ar_buf){(void *)(uintptr_t)o.bias.ptr});
+    if (o.act != AR_ACT_NONE)
+        *z = o.z;
+    AR_TRY(ari_place_on(ctx, y, &o.y, &l->out, (ar_hop){made(l), l->split.to}, l->weight[0]->name));
+    if (moved && act != AR_ACT_NONE)
+        AR_TRY(activate(ctx, z, y, act));
+    return keep(l, ctx, saved, &kept);
+}
+
+/* --- dX ----------------------------------------------------------------------------------------------------------- */
+
+/* The weights whose part of dX this rank counts: of those that several ranks hold, the first rank's alone. Gives their
+ * columns of dy. Returns how many; the other weights come after them. */
+static int counted_weights(const ari_linear *l, ar_param **weight, ari_product *p)
+{
+    int n = 0, others = 0;
+    size_t at = 0;
+    for (int i = 0; i < l->n; at += l->own[i++]) {
+        if (l->split.style != AR_STYLE_REPLICATE && l->weight[i]->layout.replica > 0)
+            continue;
+        p->column[n] = at;
+        p->width[n] = l->own[i];
+        weight[n++] = l->weight[i];
+    }
+    for (int i = 0; i < l->n; i++) {
+        if (l->split.style != AR_STYLE_REPLICATE && l->weight[i]->layout.replica > 0)
+            weight[n + others++] = l->weight[i];
+    }
+    p->n = n;
+    return n;
+}
+
+/* dX = sum over the group's weights and, column-parallel, over the ranks. */
+static ar_status gradient_product(ari_linear *l, ar_ctx *ctx, ari_product *p)
+{
+    const bool partial = ari_is_colwise(&l->split);
+    ar_param *weight[AR_MAX_PARTS];
+    *p = (ari_product){.over = row_group(l, ctx),
+                       .scattered = scatters(ctx, gradient_made(l)),
+                       .unreduced = partial && ar_faulty(ctx, AR_FAULT_column_dx_not_reduced),
+                       .tag = l->weight[0]->name};
+    const int counted = counted_weights(l, weight, p);
+    return ctx->arith->param_operand(ctx, &p->b, weight, counted, l->n, true, ari_features_sum(&l->out),
+                                     row_group(l, ctx), column_group(l, ctx));
+}
+
+/* *all = dY as the products take it, and *dx = dX as it comes out of the product (NULL: not wanted). */
+static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tensor *all, const ar_tensor *dy,
+                             const next_gathers *next)
+{
+    const ar_hop hop = {ari_placed_gradient(l->split.to), gradient_taken(l)};
+    const size_t features = ar_param_matrix(l->weight[0]).shape[1];
+    ari_output o = {.act = AR_ACT_NONE};
+    ari_product p;
+    ari_chunks c;
+    const bool chunks = comes_in_chunks(&c, ctx, dy, hop.from, hop.to);
+    if (!chunks) {
+        AR_TRY(ari_place(ctx, all, dy, &l->out, hop, l->weight[0]->name));
+        AR_TRY(gather_next(ctx, next));
+    }
+    if (dx) {
+        AR_TRY(chunks                            ? ari_like_all_tokens(ctx, &o.y, dy, &c, features)
+               : scatters(ctx, gradient_made(l)) ? ari_like_own_tokens(ctx, &o.y, all, features)
+                                                 : ari_like(ctx, &o.y, all, features));
+        AR_TRY(gradient_product(l, ctx, &p));
+        *dx = o.y;
+    }
+    const beside b = {.product = dx ? &p : NULL, .output = &o, .whole = all, .next = next};
+    if (chunks)
+        return gather_chunks(ctx, &b, &c, dy, l->weight[0]->name);
+    return dx ? multiply(ctx, &p, &o, all) : AR_OK;
+}
+
+/* dx as X came. */
+static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const ar_tensor *made_dx)
+{
+    const ar_hop hop = {gradient_made(l), ari_placed_gradient(l->split.from)};
+    if (ari_is_rowwise(&l->split) && ari_placed_whole(hop.to) && ar_faulty(ctx, AR_FAULT_row_input_grad_not_gathered))
+        return ari_fault_narrow_dx(ctx, dx, made_dx);
+    return ari_place_on(ctx, dx, made_dx, &l->in, hop, l->weight[0]->name);
+}
+
+/* --- gradients of the parameters ---------------------------------------------------------------------------------- */
+
+static ar_status bias_gradient(ari_linear *l, ar_ctx *ctx, int i, ar_tensor dy)
+{
+    AR_TRY(ari_fault_bias_rows(ctx, ari_is_rowwise(&l->split), &dy));
+    return ctx->arith->grad_rows(ctx, &l->bias[i], &dy, (ar_cbuf){NULL});
+}
+
+/* x, dy: all positions. bias_dy: those that this rank's biases have met. */
+static ar_status parameter_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *x, const ar_tensor *dy,
+                                     const ar_tensor *bias_dy)
+{
+    size_t samples = ar_ctx_samples(ctx, x);
+    ar_tensor x_rows = ar_tensor_rows(x), dy_rows = ar_tensor_rows(dy);
+    ari_fault_weight_rows(ctx, x, &x_rows, &dy_rows, &samples);
+    const ar_tensor bias_rows = ar_tensor_rows(bias_dy);
+    for (int i = 0; i < l->n; i++) {
+        const ar_tensor dy_i = columns_of(l->own, &dy_rows, i);
+        if (l->weight[i]->uses == 1 || !ar_faulty(ctx, AR_FAULT_tied_weight_untied))
+            AR_TRY(ctx->arith->grad_contract(ctx, l->weight[i], &dy_i, &x_rows, samples, column_group(l, ctx),
+                                             l->weight[i]->name));
+        if (l->has_bias)
+            AR_TRY(bias_gradient(l, ctx, i, columns_of(l->own, &bias_rows, i)));
+    }
+    return AR_OK;
+}
+
+ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                              const char *name, ari_ahead *ahead)
+{
+    const ar_placement to = ari_placed_gradient(l->split.to);
+    const bool was_ahead = ahead && ahead->next == l;
+    ari_ahead late = {.next = l};
+    ar_tensor x, made_dx, all_dy, in;
+    AR_TRY(ar_saved_pop(saved, l, 0, &x));
+    AR_TRY(ari_check_features(l->weight[0]->name, "gradient", dy, l->left_total));
+    const next_gathers next = {
+        .own = was_ahead ? ahead : &late, .x = &x, .after = was_ahead ? NULL : ahead, .saved = saved};
+    AR_TRY(gradient_of(l, ctx, dx ? &made_dx : NULL, &all_dy, dy, &next));
+    if (dx) {
+        AR_TRY(place_gradient(l, ctx, dx, &made_dx));
+        AR_TRY(ari_tap_placed(ctx, name, NULL, 'b', dx, l->in.width[0], ari_placed_gradient(l->split.from)));
+    }
+    in = x;
+    if (next.own->gathering)
+        AR_TRY(ari_gather_whole(ctx, next.own->gathering, &in));
+    else if (gathers_again(l, ctx))
+        AR_TRY(place_input(l, ctx, &in, &x, false));
+    AR_TRY(parameter_gradients(l, ctx, &in, &all_dy,
+                               ari_is_rowwise(&l->split) && ari_placed_by_tokens(to) ? dy : &all_dy));
+    ari_release_placed(ctx, &in, &x);
+    ari_release_placed(ctx, &all_dy, dy);
+    return AR_OK;
+}

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parameters of a parallel linear layer: which block of each weight and bias a rank holds. */
+#include "ref/layers/faults.h"
+#include "ref/layers/linear/linear.h"
+
+/* The blocks of a dimension of a column-parallel part: each is cut by itself. Returns how many. */
+static int blocks_of(size_t block[AR_MAX_PARTS], const ari_linear_part *part, size_t extent)
+{
+    const int blocks = part->blocks > 0 ? part->blocks : 1;
+    for (int i = 0; i < blocks; i++)
+        block[i] = extent / (size_t)blocks;
+    return blocks;
+}
+
+/* The part of a column-parallel dimension that this rank holds, and which copy of it. */
+static ar_status column_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_part *part, int ndim, const size_t *shape,
+                               int dim)
+{
+    const int n = ar_comm_size(ctx->tp), r = ar_comm_rank(ctx->tp), copies = part->copies > 1 ? part->copies : 1;
+    size_t block[AR_MAX_PARTS];
+    const int blocks = blocks_of(block, part, shape[dim]);
+    if (ar_layout_packed(o, ndim, shape, dim, block, blocks, r / copies, n / copies) != AR_OK)
+        return ar_error_set(
+            AR_ERR_INDIVISIBLE,
+            "%s.weight: its output dimension of %zu cannot be split over %d ranks; use a tp that divides it",
+            part->name, block[0], n / copies);
+    o->replica = r % copies;
+    o->replicas = copies;
+    return AR_OK;
+}
+
+/* Shards the weight along its output (column) or input (row) dimension, wherever its storage has that. */
+static ar_status weight_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_spec *s, const ari_linear_part *part)
+{
+    const int n = ar_comm_size(ctx->tp), r = ar_comm_rank(ctx->tp);
+    const size_t shape[2] = {s->transposed ? s->in : part->out, s->transposed ? part->out : s->in};
+    const int dim = ari_is_colwise(&s->split) == s->transposed ? 1 : 0;
+    if (s->split.style == AR_STYLE_REPLICATE)
+        return ar_layout_replicate(o, 2, shape, r, n);
+    if (s->uneven && ari_is_colwise(&s->split))
+        return ar_layout_shard_uneven(o, 2, shape, dim, r, n);
+    if (ari_is_colwise(&s->split))
+        return column_layout(o, ctx, part, 2, shape, dim);
+    if (ar_layout_shard(o, 2, shape, dim, r, n) != AR_OK)
+        return ar_error_set(
+            AR_ERR_INDIVISIBLE,
+            "%s.weight: its input dimension of %zu cannot be split over %d ranks; use a tp that divides it", part->name,
+            shape[dim], n);
+    return AR_OK;
+}
+
+static ar_status init_weight(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s, int i)
+{
+    const ari_linear_part *part = &s->part[i];
+    if (part->tied) {
+        l->weight[i] = part->tied;
+        part->tied->uses++;
+        return AR_OK;
+    }
+    char name[160];
+    ar_layout layout;
+    AR_TRY(ari_path(name, sizeof name, part->name, "weight"));
+    AR_TRY(weight_layout(&layout, ctx, s, part));
+    AR_TRY(ar_param_init(&l->own_weight[i], ctx, name, &layout, s->transposed));
+    /* A rank without rows still has columns, or its matrix would be [0, 0]. */
+    if (s->uneven && layout.nbox == 0)
+        l->own_weight[i].value.shape[s->transposed ? 0 : 1] = s->in;
+    l->weight[i] = &l->own_weight[i];
+    l->weight[i]->init = AR_INIT_XAVIER_NORMAL;
+    l->weight[i]->fan_in = s->in;
+    l->weight[i]->fan_out = part->out;
+    return AR_OK;
+}
+
+static ar_status init_bias(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s, int i)
+{
+    const ari_linear_part *part = &s->part[i];
+    const int n = ar_comm_size(ctx->tp), r = ar_comm_rank(ctx->tp);
+    char name[160];
+    ar_layout layout;
+    AR_TRY(ari_path(name, sizeof name, part->name, "bias"));
+    AR_TRY(ari_is_colwise(&s->split) ? column_layout(&layout, ctx, part, 1, &part->out, 0)
+                                     : ar_layout_replicate(&layout, 1, &part->out, r, n));
+    AR_TRY(ar_param_init(&l->bias[i], ctx, name, &layout, false));
+    l->bias[i].init = AR_INIT_UNIFORM_BIAS;
+    l->bias[i].fan_in = s->in;
+    l->bias[i].fan_out = part->out;
+    /* The bias of a sum that is scattered along the sequence meets the rank's own positions only. */
+    l->bias[i].spread = n > 1 && ari_is_rowwise(&s->split) && ari_placed_by_tokens(s->split.to) &&
+                        !ar_faulty(ctx, AR_FAULT_sp_row_bias_grad_local);
+    return AR_OK;
+}
+
+/* The widths of part i, and its blocks. The rows of a column-parallel weight may be copies of another rank's. */
+static ar_status set_widths(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s, int i)
+{
+    const ari_linear_part *part = &s->part[i];
+    const size_t n = (size_t)ar_comm_size(ctx->tp);
+    const bool column = ari_is_colwise(&s->split);
+    size_t block[AR_MAX_PARTS], start = 0;
+    const int blocks = blocks_of(block, part, part->out);
+    for (int k = 0; k < blocks; k++)
+        l->out.width[l->out.n++] = block[k];
+    l->own[i] = column ? ar_param_matrix(l->weight[i]).shape[0] : part->out;
+    l->left[i] = part->out;
+    if (ari_placed_by_features(s->split.to) && column)
+        l->left[i] = l->own[i];
+    else if (ari_placed_by_features(s->split.to))
+        ar_split_uneven(part->out, (int)n, ar_comm_rank(ctx->tp), &start, &l->left[i]);
+    if (ari_placed_by_features(s->split.to) && !s->uneven && !column && block[0] % n != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "%s: its output of %zu features cannot be split over %zu ranks; use a tp that divides it",
+                            part->name, block[0], n);
+    l->own_total += l->own[i];
+    l->left_total += l->left[i];
+    return AR_OK;
+}
+
+ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s)
+{
+    *l = (ari_linear){
+        .split = s->split, .n = s->n, .in = {1, {s->in}}, .has_bias = s->bias, .ends_input = s->ends_input};
+    ar_status st = AR_OK;
+    if (!ari_is_rowwise(&s->split) && s->split.to.kind == AR_PARTIAL_SUM)
+        return ar_error_set(AR_ERR_ARG, "%s: only a rowwise layer makes a partial sum; this one is %s", s->part[0].name,
+                            ar_style_name(s->split.style));
+    for (int i = 0; i < s->n; i++) {
+        AR_TRY_TO(failed, st, init_weight(l, ctx, s, i));
+        AR_TRY_TO(failed, st, set_widths(l, ctx, s, i));
+        if (s->bias)
+            AR_TRY_TO(failed, st, init_bias(l, ctx, s, i));
+    }
+    return AR_OK;
+failed:
+    ari_linear_fini(l);
+    return st;
+}
+
+void ari_linear_fini(ari_linear *l)
+{
+    for (int i = 0; i < l->n; i++) {
+        ar_param_fini(&l->own_weight[i]);
+        ar_param_fini(&l->bias[i]);
+    }
+}
+
+size_t ari_linear_params(ari_linear *l, ar_param **out, size_t cap)
+{
+    size_t count = 0;
+    for (int i = 0; i < l->n; i++) {
+        if (count < cap)
+            out[count] = l->weight[i];
+        count++;
+        if (!l->has_bias)
+            continue;
+        if (count < cap)
+            out[count] = &l->bias[i];
+        count++;
+    }
+    return count;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The products of a linear layer, Y = X W^T and dX = dY W, and the sums over ranks that follow them: at once, or chunk by
+ * chunk of the tokens beside their collectives. */
+#ifndef ARI_LAYERS_LINEAR_PRODUCT_H
+#define ARI_LAYERS_LINEAR_PRODUCT_H
+
+#include "ref/layers/linear/chunks.h"
+
+typedef struct ari_product {
+    const ar_operand *b;                              /* the weights */
+    int n;                                            /* parts of A, side by side: */
+    size_t column[AR_MAX_PARTS], width[AR_MAX_PARTS]; /* of its rows */
+    ar_comm *over;  /* the group over which the product is a sum; NULL: it is complete here */
+    bool scattered; /* each rank wants its own positions of that sum */
+    bool unreduced; /* the fault column_dx_not_reduced */
+    const char *tag;
+} ari_product;
+
+/* What a product is rounded into: contiguous [.., features], of the positions that are wanted. */
+typedef struct ari_output {
+    ar_tensor y, z; /* z = act(y), where act is not AR_ACT_NONE */
+    ar_cbuf bias;   /* ptr NULL: none */
+    ar_activation act;
+} ari_output;
+
+ar_epilogue ari_output_epilogue(const ari_output *o, const ar_tensor *z_rows);
+
+/** o = in B^T, in [.., s, f] contiguous: at once. */
+AR_NODISCARD ar_status ari_multiply(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ar_tensor *in);
+/** The rows of chunk i, of which `rows` are A's, to their places; the product is complete here. */
+AR_NODISCARD ar_status ari_multiply_chunk(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ari_chunks *c,
+                                          size_t i, const ar_tensor *rows);
+/** As ari_multiply of a scattered sum: a chunk is reduced and scattered beside the product of the next one. A is made
+ *  once, of all rows. */
+AR_NODISCARD ar_status ari_multiply_scattered(ar_ctx *ctx, const ari_product *p, const ari_output *o,
+                                              const ari_chunks *c, const ar_tensor *in);
+
+#endif
