@@ -1,63 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order-independent accumulator (docs/numerics.md, section 3) and the native sum over rows, whose order is that of
- * the rows. Each element has one writer in each launch; no sum is atomic. */
-#include "gpu/kernels.h"
-#include "ref/core/size.h"
-#include "ref/numerics/accumulator.h"
+/* The slots of sums over rows: row by row, all rows into one, and to the rows that a list names. */
+#include "gpu/sums.h"
 
 namespace ARI_GPU
 {
-
-/* --- what is added, and to what ----------------------------------------------------------------------------------- */
-
-struct exact_sums {
-    uint8_t *t;
-    int64_t *h, *l;
-    struct element {
-        uint8_t t;
-        int64_t h, l;
-        ARI_KERNEL void add(float v)
-        {
-            ari_acc_add(&t, &h, &l, v);
-        }
-    };
-    ARI_KERNEL element load(size_t i) const
-    {
-        return element{t[i], h[i], l[i]};
-    }
-    ARI_KERNEL void store(size_t i, const element &e) const
-    {
-        t[i] = e.t;
-        h[i] = e.h;
-        l[i] = e.l;
-    }
-};
-
-/* Of n elements. */
-static exact_sums exact_sums_of(ar_buf t, ar_buf hl, size_t n)
-{
-    int64_t *sums = dev<int64_t>(hl);
-    return exact_sums{dev<uint8_t>(t), sums, sums + n};
-}
-
-struct native_sums {
-    float *sum;
-    struct element {
-        float sum;
-        ARI_KERNEL void add(float v)
-        {
-            sum = ari_add32(sum, v);
-        }
-    };
-    ARI_KERNEL element load(size_t i) const
-    {
-        return element{sum[i]};
-    }
-    ARI_KERNEL void store(size_t i, const element &e) const
-    {
-        sum[i] = e.sum;
-    }
-};
 
 struct term_rows {
     const float *data;
@@ -144,66 +90,10 @@ static ar_status add_rows(ar_device *d, ar_queue *q, const Sums &sums, const ter
 
 /* --- every row to one row ----------------------------------------------------------------------------------------- */
 
-/* Parts enough to keep a GPU busy, but of 16 rows or more, and 1024 at most, which one thread merges. */
-static size_t rows_in_part(const term_rows &terms)
+static ar_status add_all(ar_device *d, ar_queue *q, const ar_row_sum &to, const term_rows &terms)
 {
-    const size_t threads = (size_t)1 << 18, wanted = threads / terms.cols;
-    const size_t most = wanted < 1 ? 1 : wanted < 1024 ? wanted : 1024;
-    const size_t rows = ceil_div(terms.rows, most);
-    return rows < 16 ? 16 : rows;
-}
-
-/* First a thread a column of one part sums it up from nothing, then one a column merges the parts. */
-static ar_status add_all_exact(ar_device *d, ar_queue *q, const exact_sums &sums, const term_rows &terms)
-{
-    if (terms.rows == 0 || terms.cols == 0)
-        return AR_OK;
-    const size_t rows_of_part = rows_in_part(terms), count = ceil_div(terms.rows, rows_of_part), cols = terms.cols;
-    size_t n, bytes;
-    AR_TRY(ari_mul_size(&n, count, cols));
-    AR_TRY(ari_mul_size(&bytes, n, 2 * sizeof(int64_t) + sizeof(uint8_t)));
-    scratch memory(d, q);
-    AR_TRY(memory.take(bytes));
-    const exact_sums parts = exact_sums_of(ar_buf_at(memory.buf(), n * 2 * sizeof(int64_t)), memory.buf(), n);
-    AR_TRY(launch_each(d, q, n, [=] ARI_KERNEL(size_t i) {
-        const size_t from = i / cols * rows_of_part, left = terms.rows - from;
-        exact_sums::element e = {0, 0, 0};
-        for (size_t r = 0; r < (left < rows_of_part ? left : rows_of_part); r++)
-            e.add(terms.at(from + r, i % cols));
-        parts.store(i, e);
-    }));
-    return launch_each(d, q, cols, [=] ARI_KERNEL(size_t i) {
-        exact_sums::element e = sums.load(i);
-        for (size_t k = 0; k < count; k++) {
-            const exact_sums::element part = parts.load(k * cols + i);
-            ari_acc_merge(&e.t, &e.h, &e.l, part.t, part.h, part.l);
-        }
-        sums.store(i, e);
-    });
-}
-
-/* In the order of the rows, a block a few columns: many threads bring the terms, one a column adds them. */
-static ar_status add_all_native(ar_device *d, ar_queue *q, const native_sums &sums, const term_rows &terms)
-{
-    constexpr size_t ROWS = 256, COLUMNS = 16;
-    return launch_blocks(d, q, ceil_div(terms.cols, COLUMNS), ROWS * COLUMNS, [=] ARI_KERNEL(const block &b) {
-        ARI_SHARED float tile[ROWS * COLUMNS];
-        const size_t first = b.index * COLUMNS, left = terms.cols - first, n = left < COLUMNS ? left : COLUMNS;
-        for (size_t from = 0; from < terms.rows; from += ROWS) {
-            const size_t rest = terms.rows - from, count = rest < ROWS ? rest : ROWS;
-            b.each(count * COLUMNS, [&](size_t i) {
-                const size_t col = i % COLUMNS;
-                if (col < n)
-                    tile[i] = terms.at(from + i / COLUMNS, first + col);
-            });
-            b.each(n, [&](size_t col) {
-                native_sums::element e = sums.load(first + col);
-                for (size_t r = 0; r < count; r++)
-                    e.add(tile[r * COLUMNS + col]);
-                sums.store(first + col, e);
-            });
-        }
-    });
+    return add_to_sums<1>(d, q, {&to}, terms.rows, terms.cols,
+                          [=] ARI_KERNEL(size_t row, size_t col, float(&v)[1]) { v[0] = terms.at(row, col); });
 }
 
 /* --- slots -------------------------------------------------------------------------------------------------------- */
@@ -229,7 +119,7 @@ ar_status acc_add(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t rows_in
     AR_TRY(check_rows(terms, rows_in_acc));
     if (rows_in_acc > 1)
         return add_apart(d, q, sums, in);
-    return add_all_exact(d, q, sums, in);
+    return add_all(d, q, {t, hl, {nullptr}}, in);
 }
 
 ar_status sum_rows_f32(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
@@ -241,7 +131,7 @@ ar_status sum_rows_f32(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc
         return add_rows(d, q, sums, in, dev<int64_t>(row_of), rows_in_acc);
     if (rows_in_acc > 1)
         return add_apart(d, q, sums, in);
-    return add_all_native(d, q, sums, in);
+    return add_all(d, q, {{nullptr}, {nullptr}, acc}, in);
 }
 
 ar_status acc_raise(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n)

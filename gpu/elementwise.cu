@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One thread an element, in dropout four; the definitions are those of ref/numerics and ref/core/half.h. Each thread
  * reads what it needs before it writes, so that outputs may be inputs. */
-#include "gpu/kernels.h"
+#include "gpu/sums.h"
 #include "ref/core/float_bits.h"
 
 namespace ARI_GPU
@@ -47,12 +47,20 @@ ar_status bias_act(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bias, 
     });
 }
 
-ar_status act_backward(ar_device *d, ar_queue *q, ar_buf dx, ar_cbuf dy, ar_cbuf x, ar_activation act, size_t n)
+ar_status act_backward(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
+                       ar_activation act, const ar_row_sum *dbias)
 {
-    return launch_each(d, q, n,
-                       [act, dx = dev<float>(dx), dy = dev<float>(dy), x = dev<float>(x)] ARI_KERNEL(size_t i) {
-                           dx[i] = ari_mul32(dy[i], ari_dact32(act, x[i]));
-                       });
+    float *to = dev<float>(dx->data);
+    const float *slopes = dev<float>(ar_const(dy->data)), *from = dev<float>(ar_const(x->data));
+    const ar_tensor all = ar_tensor_rows(x);
+    const size_t rows = all.shape[0], cols = all.shape[1];
+    if (!wanted(dbias))
+        return launch_each(d, q, rows * cols,
+                           [=] ARI_KERNEL(size_t i) { to[i] = ari_mul32(slopes[i], ari_dact32(act, from[i])); });
+    return add_to_sums<1>(d, q, {dbias}, rows, cols, [=] ARI_KERNEL(size_t row, size_t col, float(&v)[1]) {
+        const size_t i = row * cols + col;
+        v[0] = to[i] = ari_mul32(slopes[i], ari_dact32(act, from[i]));
+    });
 }
 
 /* A 2-D view whose columns are contiguous. */
@@ -82,19 +90,37 @@ ar_status gated_forward(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_
     });
 }
 
+/* The backward pass at one place. */
+struct gated_gradient {
+    ar_activation act;
+    strided_rows<float> dgate, dup;
+    strided_rows<const float> dy, gate, up;
+    ARI_KERNEL void operator()(size_t row, size_t col, float (&v)[2]) const
+    {
+        const float slope = *dy.at(row, col), g = *gate.at(row, col);
+        v[0] = ari_gated_dgate(act, slope, *up.at(row, col), g);
+        v[1] = ari_gated_dup(act, slope, g);
+        *dup.at(row, col) = v[1];
+        *dgate.at(row, col) = v[0];
+    }
+};
+
 ar_status gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup, const ar_tensor *dy,
-                         const ar_tensor *gate, const ar_tensor *up, ar_activation act)
+                         const ar_tensor *gate, const ar_tensor *up, ar_activation act, const ar_row_sum *dgate_bias,
+                         const ar_row_sum *dup_bias)
 {
-    const size_t cols = dy->shape[1];
-    const strided_rows<float> to_gate = rows_of<float>(dgate), to_up = rows_of<float>(dup);
-    const strided_rows<const float> slopes = rows_of<const float>(dy);
-    const strided_rows<const float> gates = rows_of<const float>(gate), ups = rows_of<const float>(up);
-    return launch_each(d, q, dy->shape[0] * cols, [=] ARI_KERNEL(size_t i) {
-        const size_t row = i / cols, col = i % cols;
-        const float slope = *slopes.at(row, col), g = *gates.at(row, col);
-        const float by_gate = ari_gated_dgate(act, slope, *ups.at(row, col), g);
-        *to_up.at(row, col) = ari_gated_dup(act, slope, g);
-        *to_gate.at(row, col) = by_gate;
+    const size_t rows = dy->shape[0], cols = dy->shape[1];
+    const gated_gradient at = {act,
+                               rows_of<float>(dgate),
+                               rows_of<float>(dup),
+                               rows_of<const float>(dy),
+                               rows_of<const float>(gate),
+                               rows_of<const float>(up)};
+    if (wanted(dgate_bias) || wanted(dup_bias))
+        return add_to_sums<2>(d, q, {dgate_bias, dup_bias}, rows, cols, at);
+    return launch_each(d, q, rows * cols, [=] ARI_KERNEL(size_t i) {
+        float v[2];
+        at(i / cols, i % cols, v);
     });
 }
 
@@ -103,8 +129,8 @@ ar_status gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dgate, cons
 /* Four elements of a full value share a block of random bits. A row may begin inside one: a thread draws one block and
  * takes those of its lanes that are in the row, of which there are `blocks` at most. */
 struct dropout_block {
-    float *y;
-    const float *x;
+    float *y, *sum; /* NULL: not written */
+    const float *x, *residual;
     size_t cols, blocks, shape[AR_MAX_DIMS];
     ar_dropout which; /* its strides moved to the dimensions of shape */
     ARI_KERNEL void operator()(size_t i) const
@@ -124,16 +150,23 @@ struct dropout_block {
             if (number < first || number - first >= cols)
                 continue;
             const size_t at = row * cols + static_cast<size_t>(number - first);
-            y[at] = bits[lane] >= which.threshold ? ari_mul32(x[at], which.scale) : 0.0f;
+            const float kept = bits[lane] >= which.threshold ? ari_mul32(x[at], which.scale) : 0.0f;
+            if (y)
+                y[at] = kept;
+            if (sum)
+                sum[at] = ari_add32(residual[at], kept);
         }
     }
 };
 
-ar_status dropout(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_dropout *which)
+ar_status dropout(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *sum, const ar_tensor *x,
+                  const ar_tensor *residual, const ar_dropout *which)
 {
+    const ar_buf none = {nullptr}, beside = residual ? residual->data : none;
+    float *to = dev<float>(y ? y->data : none), *to_sum = dev<float>(residual ? sum->data : none);
     const view<const float> from = view_of<const float>(x);
     const size_t cols = from.shape[3], blocks = cols / 4 + 2;
-    dropout_block kernel = {dev<float>(y->data), from.data, cols, blocks, {}, *which};
+    dropout_block kernel = {to, to_sum, from.data, dev<float>(ar_const(beside)), cols, blocks, {}, *which};
     const int missing = AR_MAX_DIMS - x->ndim;
     for (int k = 0; k < AR_MAX_DIMS; k++) {
         kernel.shape[k] = from.shape[k];

@@ -2,7 +2,7 @@
 /* LayerNorm and RMSNorm, a block a row: what ref/cpu/norm.c does. Nothing is kept between the passes over a row but its
  * sums: what lies between x and the result costs less than memory for it, and an output may be an input, since no value
  * is written before its last use. */
-#include "gpu/kernels.h"
+#include "gpu/sums.h"
 
 namespace ARI_GPU
 {
@@ -53,18 +53,41 @@ ar_status norm_forward(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_te
     return (kind == AR_NORM_LAYER ? forward<true> : forward<false>)(d, q, y, mean, rstd, x, gamma, beta, eps);
 }
 
-/* mean: unused if not centred; sum and dgamma_terms NULL: not wanted. */
+/* The parameters' gradients: a second reading of x and dy costs as much as terms that are written and read, and takes no
+ * memory. */
 template <bool centred>
-ar_status backward(ar_device *d, ar_queue *q, ar_buf dx, ar_buf sum, ar_buf dgamma_terms, ar_cbuf dy, ar_cbuf x,
-                   ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma, ar_cbuf residual, size_t rows, size_t h)
+ar_status parameter_gradients(ar_device *d, ar_queue *q, const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean,
+                              ar_cbuf rstd, const ar_row_sum *dgamma, const ar_row_sum *dbeta)
 {
-    float *to = dev<float>(dx), *to_sum = residual.ptr ? dev<float>(sum) : nullptr;
-    float *dgamma = dev<float>(dgamma_terms);
-    const float *slopes = dev<float>(dy), *from = dev<float>(x), *inverses = dev<float>(rstd);
-    const float *weight = dev<float>(gamma), *beside = dev<float>(residual);
+    const ar_tensor all = ar_tensor_rows(x);
+    const size_t h = all.shape[1];
+    const float *slopes = dev<float>(ar_const(dy->data)), *from = dev<float>(ar_const(x->data));
+    const float *inverses = dev<float>(rstd);
     const double *means = dev<double>(mean);
+    return add_to_sums<2>(d, q, {dgamma, dbeta}, all.shape[0], h, [=] ARI_KERNEL(size_t row, size_t col, float(&v)[2]) {
+        const size_t i = row * h + col;
+        const double m = centred ? means[row] : 0.0;
+        const float xhat = ari_mul32(deviation<centred>(from[i], m), inverses[row]);
+        v[0] = ari_mul32(slopes[i], xhat);
+        v[1] = slopes[i];
+    });
+}
+
+/* mean: unused if not centred; sum NULL: not wanted. */
+template <bool centred>
+ar_status input_gradient(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *sum, const ar_tensor *dy,
+                         const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma, const ar_tensor *residual)
+{
+    const ar_buf none = {nullptr};
+    float *to = dev<float>(dx->data), *to_sum = dev<float>(residual ? sum->data : none);
+    const float *slopes = dev<float>(ar_const(dy->data)), *from = dev<float>(ar_const(x->data));
+    const float *weight = dev<float>(gamma), *beside = dev<float>(ar_const(residual ? residual->data : none));
+    const float *inverses = dev<float>(rstd);
+    const double *means = dev<double>(mean);
+    const ar_tensor all = ar_tensor_rows(x);
+    const size_t h = all.shape[1];
     const int32_t p = ari_rowsum_bits(h);
-    return launch_blocks(d, q, rows, h, [=] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, all.shape[0], h, [=] ARI_KERNEL(const block &b) {
         const size_t first = b.index * h;
         const float *slope = slopes + first, *in = from + first;
         const double m = centred ? means[b.index] : 0.0, width = static_cast<double>(h);
@@ -79,8 +102,6 @@ ar_status backward(ar_device *d, ar_queue *q, ar_buf dx, ar_buf sum, ar_buf dgam
         const double mean_product = products / width;
         b.each(h, [&](size_t j) {
             const float at = xhat(j), down = g(j);
-            if (dgamma)
-                dgamma[first + j] = ari_mul32(slope[j], at);
             const float own = centred ? ari_layernorm_dx(down, mean_g, mean_product, at, r)
                                       : ari_rmsnorm_dx(down, mean_product, at, r);
             to[first + j] = own;
@@ -90,12 +111,23 @@ ar_status backward(ar_device *d, ar_queue *q, ar_buf dx, ar_buf sum, ar_buf dgam
     });
 }
 
-ar_status norm_backward(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf dx, ar_buf sum, ar_buf dgamma_terms,
-                        ar_cbuf dy, ar_cbuf x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma, ar_cbuf residual, size_t rows,
-                        size_t h)
+/* The parameters' first: dx may take the place of x or dy. */
+template <bool centred>
+ar_status backward(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *sum, const ar_tensor *dy,
+                   const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma, const ar_tensor *residual,
+                   const ar_row_sum *dgamma, const ar_row_sum *dbeta)
 {
-    return (kind == AR_NORM_LAYER ? backward<true> : backward<false>)(d, q, dx, sum, dgamma_terms, dy, x, mean, rstd,
-                                                                      gamma, residual, rows, h);
+    if (wanted(dgamma) || wanted(dbeta))
+        AR_TRY(parameter_gradients<centred>(d, q, dy, x, mean, rstd, dgamma, dbeta));
+    return input_gradient<centred>(d, q, dx, sum, dy, x, mean, rstd, gamma, residual);
+}
+
+ar_status norm_backward(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *dx, const ar_tensor *sum,
+                        const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
+                        const ar_tensor *residual, const ar_row_sum *dgamma, const ar_row_sum *dbeta)
+{
+    return (kind == AR_NORM_LAYER ? backward<true> : backward<false>)(d, q, dx, sum, dy, x, mean, rstd, gamma, residual,
+                                                                      dgamma, dbeta);
 }
 
 } // namespace ARI_GPU

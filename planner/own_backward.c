@@ -74,14 +74,13 @@ static void pass_norm(ari_account *a, const ari_operation *op, double dx)
     a->x.kept = op->role == ARI_NORM2; /* it goes past the attention */
 }
 
-/* A norm's dX, beside which its terms of the weight's gradient are, placed as its input; then the sum. */
+/* A norm's dX, placed as its input; then the sum. */
 static void place_norm(ari_account *a, const ari_operation *op)
 {
     const double dx = ari_account_bytes(&op->output[0]), made = ari_account_bytes(&op->input[0]);
     ari_account_redistribute(a, op, ARI_MEMORY_WORKSPACE);
     give(a, made);
     take(a, op->layer == ARI_NO_LAYER ? 0.0 : dx);
-    give(a, made);
     pass_norm(a, op, dx);
 }
 
@@ -181,19 +180,16 @@ static void drop(ari_account *a, const ari_operation *op)
     a->x.kept = true;
 }
 
-/* dX, its terms of the weight's gradient, and in a block dX with the gradient that went past; unless dX is still to be
- * placed as the input. */
+/* dX, and in a block dX with the gradient that went past; unless dX is still to be placed as the input. */
 static void norm(ari_account *a, const ari_operation *op)
 {
     const double y = ari_account_bytes(&op->output[0]);
     const bool moved = a->sequence && a->tp > 1 && !ari_account_is_shard(&op->output[0], 1);
     give(a, a->dropped);
     a->dropped = 0.0;
-    take(a, (op->layer == ARI_NO_LAYER || moved ? 2.0 : 3.0) * y);
-    if (moved)
-        return;
-    give(a, y);
-    pass_norm(a, op, y);
+    take(a, (op->layer == ARI_NO_LAYER || moved ? 1.0 : 2.0) * y);
+    if (!moved)
+        pass_norm(a, op, y);
 }
 
 static void activate(ari_account *a, const ari_operation *op)

@@ -401,7 +401,7 @@ MUTANTS = [
     ("a shrunk MLP is one that more ranks can split", "ref/io/config_shrink.c",
      "if (gcd(k + away, others) == 1)", "if (k + away > 0)", "io/config_shrink_test"),
     ("what a block has added stays until the step ends", "ref/layers/block.c",
-     "    ar_ctx_release(ctx, b);\n", "    (void)b;\n", "planner/own_test verify/compare_test"),
+     "    ar_ctx_release(ctx, x);\n", "    (void)x;\n", "planner/own_test verify/compare_test"),
     ("the accumulators of a bucket are counted as those of a gradient", "planner/own.c",
      "BUCKETED = 18.0", "BUCKETED = 17.0", "planner/own_test"),
     ("kept operands are counted for one orientation", "planner/own_forward.c",

@@ -110,6 +110,9 @@ struct ar_arith_ops {
     /* grad(p)[row_of[r]] += terms[r], terms [n, cols] a 2-D view; row_of int64 [n] on the device (negative: skip), or
      * ptr NULL: all into the one row of a vector parameter. */
     ar_status (*grad_rows)(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of);
+    /* Where grad_rows adds up the rows of a vector parameter, for a kernel that makes the terms and adds them in one pass:
+     * afterwards the parameter has a gradient. Of a frozen one no sum is wanted. Borrowed until param_release. */
+    ar_status (*grad_sum)(ar_ctx *ctx, ar_param *p, ar_row_sum *borrows);
     /* Sums the gradient over a group (data parallelism), where it is: as bucket_reduce does a bucket of it alone. */
     ar_status (*grad_reduce)(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag);
     /* g (local, contiguous, the parameter's stored shape) = the gradient. */

@@ -54,6 +54,14 @@ typedef struct ar_dropout {
     uint64_t first, stride[AR_MAX_DIMS];
 } ar_dropout;
 
+/* The sum over rows of a parameter of one row, [n], to which a kernel adds the terms that it makes: an order-independent
+ * accumulator, t u8 [n] and hl int64 [2n] (all H, then all L), or f32 [n], to which it adds in the order of the rows.
+ * The other has ptr NULL; where both have, no sum is wanted. */
+typedef struct ar_row_sum {
+    ar_buf t, hl;
+    ar_buf f32;
+} ar_row_sum;
+
 /* What a native product's operands hold. */
 typedef enum ar_precision {
     AR_PRECISION_F32,
@@ -158,28 +166,36 @@ typedef struct ar_device_ops {
     ar_status (*add)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
     ar_status (*mul)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
     ar_status (*fill)(ar_device *d, ar_queue *q, const ar_tensor *y, float value);
-    /* dx = fl32(dy * act'(x)); dx may be dy */
-    ar_status (*act_backward)(ar_device *d, ar_queue *q, ar_buf dx, ar_cbuf dy, ar_cbuf x, ar_activation act, size_t n);
+    /* dx = fl32(dy * act'(x)), and dbias[j] += dx[.., j] over all rows, in one pass. Contiguous, of one shape; dx may be
+     * dy or x. */
+    ar_status (*act_backward)(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
+                              ar_activation act, const ar_row_sum *dbias);
     /* 2-D fp32 views (rows may be strided, columns contiguous): y = fl32(act(gate)*up) */
     ar_status (*gated_forward)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *gate,
                                const ar_tensor *up, ar_activation act);
+    /* Likewise, dgate = fl32(fl32(dy*up)*act'(gate)), dup = fl32(dy*act(gate)), and the sums of their rows. dgate may be
+     * gate, dup may be up, either may be dy. */
     ar_status (*gated_backward)(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup,
-                                const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act);
+                                const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act,
+                                const ar_row_sum *dgate_bias, const ar_row_sum *dup_bias);
 
-    /* y = fl32(x*scale) where the element is kept, +0 where it is dropped. x, y contiguous, of one shape; y may be
-     * x. */
-    ar_status (*dropout)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_dropout *which);
+    /* y = fl32(x*scale) where the element is kept, +0 where it is dropped; sum = fl32(residual + y) in the same pass if
+     * residual is given (NULL: sum is not written). y NULL: not written. Contiguous, of one shape; y may be x, sum may be
+     * residual. */
+    ar_status (*dropout)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *sum, const ar_tensor *x,
+                         const ar_tensor *residual, const ar_dropout *which);
 
     /* --- norms: x, y [.., h] contiguous, a row along the last dimension. gamma, beta f32 [h]. mean f64 [rows] (LayerNorm
      * only) and rstd f32 [rows] are saved -------------------------------------------------------------------------- */
     ar_status (*norm_forward)(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *y, ar_buf mean,
                               ar_buf rstd, const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta,
                               double eps); /* beta NULL for RMS */
-    /* dx = the norm's own gradient; sum = fl32(residual + dx) if residual is given (ptr NULL: sum is not written);
-     * dgamma_terms [rows, h] = fl32(dy*xhat); dbeta's terms are dy itself. One pass. */
-    ar_status (*norm_backward)(ar_device *d, ar_queue *q, ar_norm_kind kind, ar_buf dx, ar_buf sum, ar_buf dgamma_terms,
-                               ar_cbuf dy, ar_cbuf x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma, ar_cbuf residual,
-                               size_t rows, size_t h);
+    /* dx = the norm's own gradient; sum = fl32(residual + dx) if residual is given (NULL: sum is not written); over all
+     * rows dgamma[j] += fl32(dy*xhat), dbeta[j] += dy. One pass. Tensors contiguous, of one number of elements; h is x's
+     * last extent. dx may be dy or x, sum may be residual. */
+    ar_status (*norm_backward)(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *dx, const ar_tensor *sum,
+                               const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
+                               const ar_tensor *residual, const ar_row_sum *dgamma, const ar_row_sum *dbeta);
 
     /* --- attention ------------------------------------------------------------------------------------------------ */
     /* cos, sin [positions, d/2] fp32; llama3 NULL: no such scaling */

@@ -442,6 +442,7 @@ const ar_arith_ops *ar_arith_exact(void)
         .blocks_end = ari_exact_blocks_end,
         .grad_contract = ari_exact_grad_contract,
         .grad_rows = ari_exact_grad_rows,
+        .grad_sum = ari_exact_grad_sum,
         .grad_reduce = ari_exact_grad_reduce,
         .grad_value = ari_exact_grad_value,
         .grad_zero = ari_exact_grad_zero,

@@ -59,6 +59,7 @@ struct ar_param_grad {
 AR_NODISCARD ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x,
                                                size_t samples, ar_comm *x_rows_over, const char *tag);
 AR_NODISCARD ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of);
+AR_NODISCARD ar_status ari_exact_grad_sum(ar_ctx *ctx, ar_param *p, ar_row_sum *borrows);
 AR_NODISCARD ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag);
 AR_NODISCARD ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p);
 AR_NODISCARD ar_status ari_exact_grad_zero(ar_ctx *ctx, ar_param *p);

@@ -241,17 +241,28 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
     return AR_OK;
 }
 
-ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of)
+ar_status ari_exact_grad_sum(ar_ctx *ctx, ar_param *p, ar_row_sum *borrows)
 {
+    *borrows = (ar_row_sum){.t = {NULL}};
     if (!p->requires_grad)
         return AR_OK;
     AR_TRY(ari_exact_grad_ensure(ctx, p));
     p->has_grad = true;
+    *borrows = (ar_row_sum){.t = p->grad->t, .hl = p->grad->hl};
+    return AR_OK;
+}
+
+ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of)
+{
+    ar_row_sum sum;
+    AR_TRY(ari_exact_grad_sum(ctx, p, &sum));
+    if (!sum.t.ptr)
+        return AR_OK;
     const size_t rows = rows_of(p);
     if (terms->ndim != 2 || terms->shape[1] * rows != p->grad->n)
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient terms of %zu columns for %zu x %zu elements", p->name,
                             terms->ndim == 2 ? terms->shape[1] : 0, rows, p->grad->n / (rows ? rows : 1));
-    return ctx->device->ops->acc_add(ctx->device, ctx->queue, p->grad->t, p->grad->hl, rows, terms, row_of);
+    return ctx->device->ops->acc_add(ctx->device, ctx->queue, sum.t, sum.hl, rows, terms, row_of);
 }
 
 ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)

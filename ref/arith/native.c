@@ -401,16 +401,27 @@ static ar_status native_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor 
     return AR_OK;
 }
 
-static ar_status native_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of)
+static ar_status native_grad_sum(ar_ctx *ctx, ar_param *p, ar_row_sum *borrows)
 {
+    *borrows = (ar_row_sum){.f32 = {NULL}};
     if (!p->requires_grad)
         return AR_OK;
     AR_TRY(native_grad_ensure(ctx, p));
     p->has_grad = true;
+    *borrows = (ar_row_sum){.f32 = p->grad->sum};
+    return AR_OK;
+}
+
+static ar_status native_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of)
+{
+    ar_row_sum sum;
+    AR_TRY(native_grad_sum(ctx, p, &sum));
+    if (!sum.f32.ptr)
+        return AR_OK;
     const size_t rows = p->value.ndim > 1 ? ar_param_matrix(p).shape[0] : 1;
     if (terms->ndim != 2 || terms->shape[1] * rows != p->grad->n)
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient terms do not fit %zu elements", p->name, p->grad->n);
-    return ctx->device->ops->sum_rows_f32(ctx->device, ctx->queue, p->grad->sum, rows, terms, row_of);
+    return ctx->device->ops->sum_rows_f32(ctx->device, ctx->queue, sum.f32, rows, terms, row_of);
 }
 
 static ar_status native_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)
@@ -489,19 +500,19 @@ static ar_status native_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_
 }
 
 /* One table a precision, alike but for it. */
-#define NATIVE(of)                                                                                                 \
-    {                                                                                                              \
-        .name = "native", .precision = (of), .operand_b = native_operand_b, .operand_a = native_operand_a,         \
-        .param_operand = native_param_operand, .operand_bytes = native_operand_bytes,                              \
-        .operand_part = native_operand_part, .operand_done = ari_operand_done, .contract = native_contract,        \
-        .fold = native_fold, .round = native_round, .blocks_begin = native_blocks_begin,                           \
-        .blocks_measure = native_blocks_measure, .blocks_measured = native_blocks_measured,                        \
-        .blocks_add = native_blocks_add, .blocks_end = native_blocks_end, .grad_contract = native_grad_contract,   \
-        .grad_rows = native_grad_rows, .grad_reduce = native_grad_reduce, .grad_value = native_grad_value,         \
-        .grad_zero = native_grad_zero, .bucket_bytes = native_bucket_bytes, .bucket_pack = native_bucket_pack,     \
-        .bucket_zero = native_bucket_zero, .bucket_reduce = native_bucket_reduce,                                  \
-        .bucket_unpack = native_bucket_unpack, .grad_ensure = native_grad_ensure, .grad_bytes = native_grad_bytes, \
-        .param_release = grad_release                                                                              \
+#define NATIVE(of)                                                                                                   \
+    {                                                                                                                \
+        .name = "native", .precision = (of), .operand_b = native_operand_b, .operand_a = native_operand_a,           \
+        .param_operand = native_param_operand, .operand_bytes = native_operand_bytes,                                \
+        .operand_part = native_operand_part, .operand_done = ari_operand_done, .contract = native_contract,          \
+        .fold = native_fold, .round = native_round, .blocks_begin = native_blocks_begin,                             \
+        .blocks_measure = native_blocks_measure, .blocks_measured = native_blocks_measured,                          \
+        .blocks_add = native_blocks_add, .blocks_end = native_blocks_end, .grad_contract = native_grad_contract,     \
+        .grad_rows = native_grad_rows, .grad_sum = native_grad_sum, .grad_reduce = native_grad_reduce,               \
+        .grad_value = native_grad_value, .grad_zero = native_grad_zero, .bucket_bytes = native_bucket_bytes,         \
+        .bucket_pack = native_bucket_pack, .bucket_zero = native_bucket_zero, .bucket_reduce = native_bucket_reduce, \
+        .bucket_unpack = native_bucket_unpack, .grad_ensure = native_grad_ensure, .grad_bytes = native_grad_bytes,   \
+        .param_release = grad_release                                                                                \
     }
 
 const ar_arith_ops *ar_arith_native(ar_precision precision)

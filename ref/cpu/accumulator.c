@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/numerics/accumulator.h"
-#include "ref/cpu/gemm.h"
-#include "ref/cpu/kernels.h"
 
-/* The order-independent accumulator (docs/numerics.md, section 3) over arrays, in its two-phase form: the highest slice
- * of state and value first, raise where that is new (rare after the first few values), then plain additions. The same
- * states as ari_acc_add's. */
+#include <math.h>
+
+#include "ref/cpu/gemm.h"
+#include "ref/cpu/row_sum.h"
+
+/* Sums over rows: the order-independent accumulator (docs/numerics.md, section 3) over arrays, and the native sum, whose
+ * order is that of the rows. The accumulator is in its two-phase form: the highest slice of state and values first,
+ * raise where that is new (rare after the first few values), then plain additions. The same states as ari_acc_add's. */
 
 #define CHUNK ((size_t)512) /* elements whose state, 17 bytes each, stays in the first cache level */
 
@@ -75,6 +78,153 @@ void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *v, size_t n
     }
 }
 
+/* --- many rows into one ------------------------------------------------------------------------------------------- */
+
+/* Columns whose sums stay in registers while rows are added to them, and rows whose slices, below 2^32 each, a binary64
+ * number sums up exactly below the 2^51 that ARI_ROUND_MAGIC makes an integer of. */
+#define LANES ((size_t)16)
+#define ROWS_EXACT ((size_t)1 << 18)
+
+/* The highest magnitude of each column is that of its top slice. Returns whether any slice is above t. */
+ARI_ROW_LOOP bool column_tops(uint8_t *now, const uint8_t *t, const float *x, ptrdiff_t stride, size_t rows)
+{
+    uint32_t top[LANES] = {0};
+    for (size_t r = 0; r < rows; r++)
+        for (size_t j = 0; j < LANES; j++) {
+            const uint32_t bits = ari_row_magnitude32(x[(ptrdiff_t)r * stride + (ptrdiff_t)j]);
+            top[j] = bits > top[j] ? bits : top[j];
+        }
+    bool raised = false;
+    for (size_t j = 0; j < LANES; j++) {
+        const uint8_t slice = (uint8_t)ari_acc_top(ari_float32(top[j]));
+        now[j] = slice > t[j] ? slice : t[j];
+        raised |= now[j] != t[j];
+    }
+    return raised;
+}
+
+/* rows <= ROWS_EXACT rows into LANES elements. |v|*2^(149-32t) has slice t above the point and slice t-1 in the 32 bits
+ * below it, and no operation here rounds: v has 24 bits. A flagged element takes nothing. */
+ARI_ROW_KERNEL void accumulate_lanes(uint8_t *t, int64_t *h, int64_t *l, const float *x, ptrdiff_t stride, size_t rows)
+{
+    uint8_t now[LANES];
+    double unit[LANES], high[LANES] = {0.0}, low[LANES] = {0.0};
+    if (column_tops(now, t, x, stride, rows))
+        raise_run(t, h, l, now, LANES);
+    for (size_t j = 0; j < LANES; j++)
+        unit[j] = t[j] == ARI_ACC_NONFINITE ? 0.0 : ari_pow2(149 - 32 * (int32_t)t[j]);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t j = 0; j < LANES; j++) {
+            const double v = (double)x[(ptrdiff_t)r * stride + (ptrdiff_t)j] * unit[j], above = trunc(v);
+            high[j] += above;
+            low[j] += trunc((v - above) * 0x1p32);
+        }
+    for (size_t j = 0; j < LANES; j++) {
+        const bool flagged = t[j] == ARI_ACC_NONFINITE;
+        const uint64_t to_h = ari_bits64((flagged ? 0.0 : high[j]) + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS;
+        const uint64_t to_l = ari_bits64((flagged ? 0.0 : low[j]) + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS;
+        h[j] = (int64_t)((uint64_t)h[j] + to_h);
+        l[j] = (int64_t)((uint64_t)l[j] + to_l);
+    }
+}
+
+/* The rows x[r * stride, + n) into elements [0, n). */
+static void accumulate_rows(uint8_t *t, int64_t *h, int64_t *l, const float *x, ptrdiff_t stride, size_t rows, size_t n)
+{
+    const size_t whole = n - n % LANES;
+    for (size_t from = 0; from < rows; from += ROWS_EXACT) {
+        const size_t count = rows - from < ROWS_EXACT ? rows - from : ROWS_EXACT;
+        const float *first = x + (ptrdiff_t)from * stride;
+        for (size_t j = 0; j < whole; j += LANES)
+            accumulate_lanes(t + j, h + j, l + j, first + j, stride, count);
+    }
+    for (size_t r = 0; r < rows && whole < n; r++)
+        ari_accumulate(t + whole, h + whole, l + whole, x + (ptrdiff_t)r * stride + whole, n - whole);
+}
+
+/* sum[j] = fl32(sum[j] + x[r][j]), row by row; a NaN stays one, so that the stored form of it is made at the end. */
+ARI_ROW_KERNEL void add_rows_f32(float *sum, const float *x, ptrdiff_t stride, size_t rows, size_t n)
+{
+    size_t at = 0;
+    for (; at + LANES <= n; at += LANES) {
+        float own[LANES];
+        for (size_t j = 0; j < LANES; j++)
+            own[j] = sum[at + j];
+        for (size_t r = 0; r < rows; r++)
+            for (size_t j = 0; j < LANES; j++)
+                own[j] += x[(ptrdiff_t)r * stride + (ptrdiff_t)(at + j)];
+        for (size_t j = 0; j < LANES; j++)
+            sum[at + j] = ari_canonical32(own[j]);
+    }
+    for (; at < n; at++)
+        for (size_t r = 0; r < rows; r++)
+            sum[at] = ari_add32(sum[at], x[(ptrdiff_t)r * stride + (ptrdiff_t)at]);
+}
+
+/* Columns that a thread takes at a time: 16 cache lines of fp32, and so no two threads share one. */
+#define COLUMN_BLOCK ((size_t)256)
+/* Terms of a block of rows for each thread: 128 KiB, which the second cache level holds beside what made them. */
+#define BLOCK_TERMS ((size_t)32768)
+
+size_t ari_block_rows(const ar_device *d, size_t rows, size_t cols)
+{
+    const size_t each = cols < BLOCK_TERMS ? BLOCK_TERMS / cols : 1;
+    const size_t all = each * (size_t)ari_threads_for(d, rows, rows * cols);
+    return all < rows ? all : rows;
+}
+
+/* The columns [from, ..) of `rows` rows from `first` on. */
+static void add_block(const ari_row_pass *p, const ari_row_terms *s, size_t first, size_t rows, size_t from)
+{
+    const size_t n = p->cols - from < COLUMN_BLOCK ? p->cols - from : COLUMN_BLOCK;
+    const float *x = s->terms + (s->of_block ? 0 : (ptrdiff_t)first * s->stride) + from;
+    if (s->to->t.ptr) {
+        int64_t *h = (int64_t *)s->to->hl.ptr + from;
+        accumulate_rows((uint8_t *)s->to->t.ptr + from, h, h + p->cols, x, s->stride, rows, n);
+    } else if (s->to->f32.ptr) {
+        add_rows_f32((float *)s->to->f32.ptr + from, x, s->stride, rows, n);
+    }
+}
+
+void ari_make_rows(ar_device *d, const ari_row_pass *p)
+{
+    if (p->rows == 0 || p->cols == 0)
+        return;
+    const size_t at_once = ari_block_rows(d, p->rows, p->cols);
+    const size_t blocks = (p->cols + COLUMN_BLOCK - 1) / COLUMN_BLOCK, pieces = blocks * (size_t)p->sums;
+#pragma omp parallel num_threads(ari_threads_for(d, p->rows, p->rows * p->cols))
+    for (size_t first = 0; first < p->rows; first += at_once) {
+        const size_t n = p->rows - first < at_once ? p->rows - first : at_once;
+#pragma omp for schedule(static)
+        for (size_t i = 0; i < n; i++)
+            p->make(p->user, first + i, i);
+#pragma omp for schedule(static)
+        for (size_t i = 0; i < pieces; i++)
+            add_block(p, &p->sum[i / blocks], first, n, i % blocks * COLUMN_BLOCK);
+    }
+}
+
+/* All rows of the terms into one; their columns are contiguous. */
+static ar_status add_all_rows(ar_device *d, const ar_row_sum *to, const ar_tensor *terms)
+{
+    const ari_row_pass p = {.rows = terms->shape[0],
+                            .cols = terms->shape[1],
+                            .sums = 1,
+                            .sum = {{.to = to, .terms = terms->data.ptr, .stride = terms->stride[0]}}};
+    const size_t blocks = (p.cols + COLUMN_BLOCK - 1) / COLUMN_BLOCK;
+    ARI_PARALLEL_FOR (i, blocks, d, p.rows * p.cols)
+        add_block(&p, &p.sum[0], 0, p.rows, i * COLUMN_BLOCK);
+    return AR_OK;
+}
+
+/* Whether that is what a slot is asked for. */
+static bool all_into_one(const ar_tensor *terms, size_t rows_in_acc, ar_cbuf row_of)
+{
+    return !row_of.ptr && rows_in_acc == 1 && terms->stride[1] == 1;
+}
+
+/* --- slots -------------------------------------------------------------------------------------------------------- */
+
 /* The accumulator as arrays, [rows, cols] of elements. */
 typedef struct acc_view {
     uint8_t *t;
@@ -118,6 +268,8 @@ ar_status ari_cpu_acc_add(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, size_t
         if (target_row(targets, rows_in_acc, r) >= (int64_t)rows_in_acc)
             return ar_error_set(AR_ERR_SHAPE, "acc_add: row %zu goes to row %lld of %zu", r,
                                 (long long)target_row(targets, rows_in_acc, r), rows_in_acc);
+    if (all_into_one(terms, rows_in_acc, row_of))
+        return add_all_rows(d, &(ar_row_sum){.t = t, .hl = hl}, terms);
     const bool disjoint = !targets && rows_in_acc > 1;
     const size_t chunks = (cols + CHUNK - 1) / CHUNK, groups = disjoint ? rows : 1;
     ARI_PARALLEL_FOR (i, chunks * groups, d, rows * cols) {
@@ -127,6 +279,41 @@ ar_status ari_cpu_acc_add(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, size_t
             const int64_t row = target_row(targets, rows_in_acc, r);
             if (row >= 0)
                 add_piece(&acc, (size_t)row, terms, r, from, n);
+        }
+    }
+    return AR_OK;
+}
+
+/* acc[j] = fl32(acc[j] + terms[j]), j in [0, n). */
+ARI_ROW_KERNEL void add_terms(float *restrict acc, const float *restrict terms, ptrdiff_t stride, size_t n)
+{
+    if (stride == 1) {
+        for (size_t j = 0; j < n; j++)
+            acc[j] = ari_add32(acc[j], terms[j]);
+    } else {
+        for (size_t j = 0; j < n; j++)
+            acc[j] = ari_add32(acc[j], terms[(ptrdiff_t)j * stride]);
+    }
+}
+
+/** Slot sum_rows_f32. The summation order is that of the rows, for every element and any number of threads, since
+ *  threads share out the columns. fp32 accumulator. */
+ar_status ari_cpu_sum_rows_f32(ar_device *d, ARI_AT_ONCE, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
+                               ar_cbuf row_of)
+{
+    const size_t rows = terms->shape[0], cols = terms->shape[1];
+    const size_t blocks = cols / COLUMN_BLOCK + (cols % COLUMN_BLOCK != 0);
+    if (all_into_one(terms, rows_in_acc, row_of))
+        return add_all_rows(d, &(ar_row_sum){.f32 = acc}, terms);
+    float *sums = acc.ptr;
+    const int64_t *at = row_of.ptr;
+    ARI_PARALLEL_FOR (block, blocks, d, rows * cols) {
+        const size_t from = block * COLUMN_BLOCK, left = cols - from, n = left < COLUMN_BLOCK ? left : COLUMN_BLOCK;
+        const float *in = (const float *)terms->data.ptr + (ptrdiff_t)from * terms->stride[1];
+        for (size_t r = 0; r < rows; r++) {
+            const int64_t row = at ? at[r] : rows_in_acc > 1 ? (int64_t)r : 0;
+            if (row >= 0)
+                add_terms(sums + (size_t)row * cols + from, in + (ptrdiff_t)r * terms->stride[0], terms->stride[1], n);
         }
     }
     return AR_OK;

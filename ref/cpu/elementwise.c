@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
 #include "ref/core/float_bits.h"
 #include "ref/cpu/row_sum.h"
 #include "ref/numerics/philox.h"
@@ -126,21 +128,52 @@ ar_status ari_cpu_bias_act(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbu
     return AR_OK;
 }
 
-/** Slot act_backward. dx may be dy or x. */
-ar_status ari_cpu_act_backward(ar_device *d, ARI_AT_ONCE, ar_buf dx, ar_cbuf dy, ar_cbuf x, ar_activation act, size_t n)
-{
-    const size_t blocks = ari_blocks_of(n);
-    float *out = dx.ptr;
-    const float *slopes = dy.ptr, *in = x.ptr;
-    ARI_PARALLEL_FOR (i, blocks, d, n)
-        loops[act].dact(out + i * ARI_BLOCK, slopes + i * ARI_BLOCK, in + i * ARI_BLOCK, ari_block_length(n, i));
-    return AR_OK;
-}
-
 /* Row i of a 2-D fp32 view. */
 static float *row_at(const ar_tensor *t, size_t i)
 {
     return (float *)t->data.ptr + (ptrdiff_t)i * t->stride[0];
+}
+
+/* Rows of an activation's backward pass: gated or not; x is the gate, or what the activation is of. */
+typedef struct act_rows {
+    const act_loops *loops;
+    const ar_tensor *dx, *dy, *x;
+    const ar_tensor *dup, *up; /* NULL: not gated */
+} act_rows;
+
+static void make_act_row(const void *user, size_t i, size_t in_block)
+{
+    (void)in_block;
+    const act_rows *a = user;
+    const size_t cols = a->dy->shape[1];
+    if (a->up)
+        a->loops->dgated(row_at(a->dx, i), row_at(a->dup, i), row_at(a->dy, i), row_at(a->x, i), row_at(a->up, i),
+                         cols);
+    else
+        a->loops->dact(row_at(a->dx, i), row_at(a->dy, i), row_at(a->x, i), cols);
+}
+
+static ari_row_terms rows_of(const ar_tensor *t, const ar_row_sum *to)
+{
+    return (ari_row_terms){.to = to, .terms = t->data.ptr, .stride = t->stride[0]};
+}
+
+/** Slot act_backward. */
+ar_status ari_cpu_act_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
+                               ar_activation act, const ar_row_sum *dbias)
+{
+    if (!ari_sum_wanted(dbias))
+        return for_blocks(d, loops[act].dact, dx, dy, x);
+    const ar_tensor to = ar_tensor_rows(dx), slope = ar_tensor_rows(dy), from = ar_tensor_rows(x);
+    const act_rows rows = {.loops = &loops[act], .dx = &to, .dy = &slope, .x = &from};
+    const ari_row_pass p = {.rows = from.shape[0],
+                            .cols = from.shape[1],
+                            .make = make_act_row,
+                            .user = &rows,
+                            .sums = 1,
+                            .sum = {rows_of(&to, dbias)}};
+    ari_make_rows(d, &p);
+    return AR_OK;
 }
 
 /** Slot gated_forward. y may be gate or up. */
@@ -153,13 +186,19 @@ ar_status ari_cpu_gated_forward(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, c
     return AR_OK;
 }
 
-/** Slot gated_backward. dgate may be gate, dup may be up, either may be dy. */
+/** Slot gated_backward. */
 ar_status ari_cpu_gated_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dgate, const ar_tensor *dup,
-                                 const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act)
+                                 const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act,
+                                 const ar_row_sum *dgate_bias, const ar_row_sum *dup_bias)
 {
-    const size_t rows = dy->shape[0], cols = dy->shape[1];
-    ARI_PARALLEL_FOR (i, rows, d, rows * cols)
-        loops[act].dgated(row_at(dgate, i), row_at(dup, i), row_at(dy, i), row_at(gate, i), row_at(up, i), cols);
+    const act_rows rows = {.loops = &loops[act], .dx = dgate, .dy = dy, .x = gate, .dup = dup, .up = up};
+    const ari_row_pass p = {.rows = dy->shape[0],
+                            .cols = dy->shape[1],
+                            .make = make_act_row,
+                            .user = &rows,
+                            .sums = 2,
+                            .sum = {rows_of(dgate, dgate_bias), rows_of(dup, dup_bias)}};
+    ari_make_rows(d, &p);
     return AR_OK;
 }
 
@@ -168,9 +207,12 @@ ar_status ari_cpu_gated_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dga
 /* Elements whose bits are drawn before they are used. */
 #define LANES ((size_t)64)
 
-/* n neighbouring elements, the first of which is number `first` of the full value. y may be x. */
-ARI_ROW_KERNEL void drop_row(float *y, const float *x, size_t n, const ar_dropout *w, uint64_t first)
+/* n neighbouring elements, the first of which is number `first` of the full value. y may be x, sum may be residual; each
+ * of y and sum with residual may be NULL. */
+ARI_ROW_KERNEL void drop_row(float *y, float *sum, const float *x, const float *residual, size_t n, const ar_dropout *w,
+                             uint64_t first)
 {
+    float dropped[LANES];
     uint32_t bits[LANES];
     size_t skip = (size_t)(first & 3u); /* a block holds four elements: the row may begin inside one */
     uint64_t block = first >> 2;
@@ -182,8 +224,12 @@ ARI_ROW_KERNEL void drop_row(float *y, const float *x, size_t n, const ar_dropou
 #pragma GCC ivdep
         for (size_t i = 0; i < count; i++) {
             const float kept = ari_mul32(x[at + i], w->scale);
-            y[at + i] = bits[skip + i] >= w->threshold ? kept : 0.0f;
+            dropped[i] = bits[skip + i] >= w->threshold ? kept : 0.0f;
         }
+        if (y)
+            memcpy(y + at, dropped, count * sizeof *y);
+        for (size_t i = 0; sum && i < count; i++)
+            sum[at + i] = ari_add32(residual[at + i], dropped[i]);
         at += count;
         skip = 0;
     }
@@ -201,13 +247,17 @@ static uint64_t number_of(const ar_tensor *x, const ar_dropout *w, size_t row)
 }
 
 /** Slot dropout. */
-ar_status ari_cpu_dropout(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *x, const ar_dropout *which)
+ar_status ari_cpu_dropout(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *sum, const ar_tensor *x,
+                          const ar_tensor *residual, const ar_dropout *which)
 {
     const size_t n = ar_tensor_count(x), cols = x->ndim > 0 ? x->shape[x->ndim - 1] : 1, rows = n > 0 ? n / cols : 0;
-    float *to = y->data.ptr;
-    const float *from = x->data.ptr;
-    ARI_PARALLEL_FOR (r, rows, d, n * 8)
-        drop_row(to + r * cols, from + r * cols, cols, which, number_of(x, which, r));
+    float *to = y ? y->data.ptr : NULL, *to_sum = residual ? sum->data.ptr : NULL;
+    const float *from = x->data.ptr, *beside = residual ? residual->data.ptr : NULL;
+    ARI_PARALLEL_FOR (r, rows, d, n * 8) {
+        const size_t at = r * cols;
+        drop_row(to ? to + at : NULL, to_sum ? to_sum + at : NULL, from + at, beside ? beside + at : NULL, cols, which,
+                 number_of(x, which, r));
+    }
     return AR_OK;
 }
 

@@ -77,6 +77,36 @@ static inline size_t ari_block_length(size_t n, size_t block)
     return left < ARI_BLOCK ? left : ARI_BLOCK;
 }
 
+/* --- sums over rows ----------------------------------------------------------------------------------------------- */
+
+static inline bool ari_sum_wanted(const ar_row_sum *s)
+{
+    return s->t.ptr || s->f32.ptr;
+}
+
+/* Terms of a sum over rows. */
+typedef struct ari_row_terms {
+    const ar_row_sum *to;
+    const float *terms; /* of row 0, or of the block's first row */
+    ptrdiff_t stride;   /* from one row's to the next's */
+    bool of_block;
+} ari_row_terms;
+
+/* A kernel that makes rows, and adds terms of them to sums: in blocks of rows, whose rows the threads share out first,
+ * and then, while the terms are in the caches, the columns of the sums. So each element of a sum has its terms in the
+ * order of the rows, and no more terms are in memory than a block's. */
+typedef struct ari_row_pass {
+    size_t rows, cols;
+    void (*make)(const void *user, size_t row, size_t in_block);
+    const void *user;
+    int sums;
+    ari_row_terms sum[2];
+} ari_row_pass;
+
+/** Rows of a block. cols > 0. */
+size_t ari_block_rows(const ar_device *d, size_t rows, size_t cols);
+void ari_make_rows(ar_device *d, const ari_row_pass *p);
+
 /* --- views -------------------------------------------------------------------------------------------------------- */
 
 /* A batch of equally shaped fp32 matrices inside an ar_tensor: the last two dimensions are rows and columns. */

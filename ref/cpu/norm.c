@@ -71,10 +71,10 @@ ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, con
 
 /* What the backward pass of one row reads and writes. */
 typedef struct norm_row {
-    float *dx, *sum, *dgamma;    /* [h]; sum, dgamma NULL: not wanted */
-    const float *dy, *x, *gamma; /* [h] */
-    const float *residual;       /* [h]; NULL: none */
-    double mean;                 /* LayerNorm's; unused for RMSNorm */
+    float *dx, *sum, *dgamma, *dbeta; /* [h]; sum, and dgamma's and dbeta's terms: NULL: not wanted */
+    const float *dy, *x, *gamma;      /* [h] */
+    const float *residual;            /* [h]; NULL: none */
+    double mean;                      /* LayerNorm's; unused for RMSNorm */
     float rstd;
     float *g, *xhat; /* [h] scratch, kept between the passes over the row */
 } norm_row;
@@ -85,7 +85,7 @@ ARI_ROW_LOOP void backward_terms(const norm_row *row, size_t h, int centred, uin
 {
     uint32_t largest_g = 0;
     uint64_t largest = 0;
-    float *g_row = row->g, *xhat_row = row->xhat, *dgamma = row->dgamma;
+    float *g_row = row->g, *xhat_row = row->xhat, *dgamma = row->dgamma, *dbeta = row->dbeta;
 #pragma GCC ivdep
     for (size_t j = 0; j < h; j++) {
         const float dy = row->dy[j];
@@ -97,6 +97,8 @@ ARI_ROW_LOOP void backward_terms(const norm_row *row, size_t h, int centred, uin
         largest = bits > largest ? bits : largest;
         if (dgamma)
             dgamma[j] = ari_mul32(dy, xhat);
+        if (dbeta)
+            dbeta[j] = dy;
         xhat_row[j] = xhat;
         g_row[j] = g;
     }
@@ -147,42 +149,90 @@ ARI_ROW_KERNEL void rms_backward(const norm_row *row, size_t h)
 }
 
 /* Row i of an optional array of rows of h floats; NULL stays NULL. */
-static float *optional_row(ar_buf all, size_t i, size_t h)
+static float *optional_row(float *all, size_t i, size_t h)
 {
-    return all.ptr ? (float *)all.ptr + i * h : NULL;
+    return all ? all + i * h : NULL;
 }
 
-/** Slot norm_backward. In place: dx may be dy or x, sum may be residual; no other overlap. dgamma_terms NULL: not
- *  written (a frozen gain). Errors: AR_ERR_MEMORY (two rows of scratch a thread), nothing is written then. */
-ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, ar_buf dx, ar_buf sum,
-                                ar_buf dgamma_terms, ar_cbuf dy, ar_cbuf x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
-                                ar_cbuf residual, size_t rows, size_t h)
+/* All rows. */
+typedef struct norm_rows {
+    ar_norm_kind kind;
+    size_t h;
+    float *dx, *sum;
+    const float *dy, *x, *gamma, *rstd;
+    float *residual;
+    const double *mean;
+    float *scratch;        /* two rows a thread */
+    float *dgamma, *dbeta; /* the terms of a block of rows; NULL: not wanted, or (dbeta) dy itself */
+} norm_rows;
+
+/* From one thread's scratch to the next's: a cache line is between them. */
+static size_t scratch_of(size_t h)
 {
-    const int threads = ari_threads_for(d, rows, rows * h);
-    const size_t stride = 2 * h + 16; /* a cache line between two threads' scratch */
-    const float *r = rstd.ptr;
-    const double *m = mean.ptr;
-    void *scratch = NULL;
-    AR_TRY(ari_alloc(&scratch, (size_t)threads * stride, sizeof(float), "norm_backward's scratch"));
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (size_t i = 0; i < rows; i++) {
-        float *own = (float *)scratch + ari_thread_number() * stride;
-        const norm_row row = {.dx = (float *)dx.ptr + i * h,
-                              .sum = optional_row(sum, i, h),
-                              .dgamma = optional_row(dgamma_terms, i, h),
-                              .dy = (const float *)dy.ptr + i * h,
-                              .x = (const float *)x.ptr + i * h,
-                              .gamma = gamma.ptr,
-                              .residual = residual.ptr ? (const float *)residual.ptr + i * h : NULL,
-                              .mean = kind == AR_NORM_LAYER ? m[i] : 0.0,
-                              .rstd = r[i],
-                              .g = own,
-                              .xhat = own + h};
-        if (kind == AR_NORM_LAYER)
-            layer_backward(&row, h);
-        else
-            rms_backward(&row, h);
-    }
-    free(scratch);
+    return 2 * h + 16;
+}
+
+static void make_row(const void *user, size_t i, size_t in_block)
+{
+    const norm_rows *n = user;
+    const size_t h = n->h;
+    float *own = n->scratch + ari_thread_number() * scratch_of(h);
+    const norm_row row = {.dx = n->dx + i * h,
+                          .sum = optional_row(n->sum, i, h),
+                          .dgamma = optional_row(n->dgamma, in_block, h),
+                          .dbeta = optional_row(n->dbeta, in_block, h),
+                          .dy = n->dy + i * h,
+                          .x = n->x + i * h,
+                          .gamma = n->gamma,
+                          .residual = optional_row(n->residual, i, h),
+                          .mean = n->kind == AR_NORM_LAYER ? n->mean[i] : 0.0,
+                          .rstd = n->rstd[i],
+                          .g = own,
+                          .xhat = own + h};
+    if (n->kind == AR_NORM_LAYER)
+        layer_backward(&row, h);
+    else
+        rms_backward(&row, h);
+}
+
+/** Slot norm_backward. Errors: AR_ERR_MEMORY (two rows of scratch a thread, and the terms of a block of rows), nothing
+ *  is written then. */
+ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, const ar_tensor *dx, const ar_tensor *sum,
+                                const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
+                                const ar_tensor *residual, const ar_row_sum *dgamma, const ar_row_sum *dbeta)
+{
+    const ar_tensor all = ar_tensor_rows(x);
+    const size_t rows = all.shape[0], h = all.shape[1];
+    if (rows == 0 || h == 0)
+        return AR_OK;
+    const size_t own = scratch_of(h) * (size_t)ari_threads_for(d, rows, rows * h),
+                 terms = ari_block_rows(d, rows, h) * h;
+    /* dbeta's terms are dy, unless dx takes its place. */
+    const bool copied = ari_sum_wanted(dbeta) && dx->data.ptr == dy->data.ptr;
+    void *memory = NULL;
+    AR_TRY(ari_alloc(&memory, own + 2 * terms, sizeof(float), "norm_backward's scratch"));
+    float *scratch = memory;
+    const norm_rows n = {.kind = kind,
+                         .h = h,
+                         .dx = dx->data.ptr,
+                         .sum = residual ? sum->data.ptr : NULL,
+                         .dy = dy->data.ptr,
+                         .x = x->data.ptr,
+                         .gamma = gamma.ptr,
+                         .rstd = rstd.ptr,
+                         .residual = residual ? residual->data.ptr : NULL,
+                         .mean = mean.ptr,
+                         .scratch = scratch,
+                         .dgamma = ari_sum_wanted(dgamma) ? scratch + own : NULL,
+                         .dbeta = copied ? scratch + own + terms : NULL};
+    const ari_row_pass p = {
+        .rows = rows,
+        .cols = h,
+        .make = make_row,
+        .user = &n,
+        .sums = 2,
+        .sum = {{dgamma, n.dgamma, (ptrdiff_t)h, true}, {dbeta, copied ? n.dbeta : n.dy, (ptrdiff_t)h, copied}}};
+    ari_make_rows(d, &p);
+    free(memory);
     return AR_OK;
 }

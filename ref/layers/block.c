@@ -10,19 +10,15 @@ typedef struct block_module {
     ari_dropout after_attention, after_mlp; /* of what each adds to the residual */
 } block_module;
 
-/* y = a + b. Ends b, which nothing keeps. */
-static ar_status add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, ar_tensor *b)
+/* y = residual + drop(x). Ends x, an attention's or MLP's output, which nothing keeps. */
+static ar_status add(const ari_dropout *d, ar_ctx *ctx, ar_tensor *y, const ar_tensor *residual, ar_tensor *x)
 {
-    AR_TRY(ari_like(ctx, y, a, a->shape[a->ndim - 1]));
-    AR_TRY(ARI_KERNEL(ctx, add, y, a, b));
-    ar_ctx_release(ctx, b);
+    AR_TRY(ari_like(ctx, y, residual, residual->shape[residual->ndim - 1]));
+    AR_TRY(ari_dropout_on(ctx)
+               ? ari_drop_add_tokens(d, ctx, y, residual, x)
+               : ARI_KERNEL(ctx, add, y, residual, x));
+    ar_ctx_release(ctx, x);
     return AR_OK;
-}
-
-/* In place: nobody keeps the output of an attention or an MLP. */
-static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *t)
-{
-    return ari_dropout_on(ctx) ? ari_drop_tokens(d, ctx, 'f', t, t) : AR_OK;
 }
 
 /* dy as it reaches an attention or an MLP: a tensor of its own, or dy itself. */
@@ -48,13 +44,11 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     ar_tensor n1, a, r, n2, f;
     AR_TRY(ar_module_forward(m->norm1, ctx, saved, &n1, x, batch));
     AR_TRY(ar_module_forward(m->attention, ctx, saved, &a, &n1, batch));
-    AR_TRY(drop(&m->after_attention, ctx, &a));
-    AR_TRY(add(ctx, &r, x, &a));
+    AR_TRY(add(&m->after_attention, ctx, &r, x, &a));
     AR_TRY(ari_tap_tokens(ctx, base->name, "attn_residual", 'f', &r));
     AR_TRY(ar_module_forward(m->norm2, ctx, saved, &n2, &r, batch));
     AR_TRY(ar_module_forward(m->mlp, ctx, saved, &f, &n2, batch));
-    AR_TRY(drop(&m->after_mlp, ctx, &f));
-    AR_TRY(add(ctx, y, &r, &f));
+    AR_TRY(add(&m->after_mlp, ctx, y, &r, &f));
     return ari_tap_tokens(ctx, base->name, NULL, 'f', y);
 }
 

@@ -42,41 +42,69 @@ static ar_status number_elements(ar_dropout *w, const ari_dropout *d, ar_ctx *ct
     return AR_OK;
 }
 
-static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x, const place *p)
+/* y = drop(x) and sum = residual + that, as the kernel has them; NULL as there. */
+typedef struct dropped {
+    const ar_tensor *y, *sum, *x, *residual;
+} dropped;
+
+static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const dropped *v, const place *p)
 {
     ar_dropout w = {.key = ari_stream_key(p->seed, d->name),
                     .step = ctx->step,
                     .threshold = ari_dropout_threshold(ctx->dropout),
                     .scale = ari_dropout_scale(ctx->dropout)};
-    AR_TRY(number_elements(&w, d, ctx, x, p));
-    return ARI_KERNEL(ctx, dropout, y, x, &w);
+    AR_TRY(number_elements(&w, d, ctx, v->x, p));
+    return ARI_KERNEL(ctx, dropout, v->y, v->sum, v->x, v->residual, &w);
+}
+
+/* The part of each of them along a dimension. */
+typedef struct dropped_part {
+    ar_tensor y, sum, x, residual;
+    dropped at;
+} dropped_part;
+
+static const ar_tensor *slice(ar_tensor *part, const ar_tensor *t, int dim, size_t start, size_t count)
+{
+    if (!t)
+        return NULL;
+    *part = ar_tensor_slice(t, dim, start, count);
+    return part;
+}
+
+static const dropped *part_of(dropped_part *p, const dropped *v, int dim, size_t start, size_t count)
+{
+    p->at = (dropped){.y = slice(&p->y, v->y, dim, start, count),
+                      .sum = slice(&p->sum, v->sum, dim, start, count),
+                      .x = slice(&p->x, v->x, dim, start, count),
+                      .residual = slice(&p->residual, v->residual, dim, start, count)};
+    return &p->at;
 }
 
 /* The same of a value [samples, positions, ..] with these positions. Consecutive elements of a sample have consecutive
  * numbers in each run of them. */
-static ar_status drop_positions(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
-                                const place *first, const ar_positions *own)
+static ar_status drop_positions(const ari_dropout *d, ar_ctx *ctx, const dropped *v, const place *first,
+                                const ar_positions *own)
 {
     place p = *first;
     p.start[1] = own->first[0];
     if (own->count[1] == 0)
-        return drop(d, ctx, y, x, &p);
-    for (size_t i = 0; i < x->shape[0]; i++) {
-        const ar_tensor y_i = ar_tensor_slice(y, 0, i, 1), x_i = ar_tensor_slice(x, 0, i, 1);
+        return drop(d, ctx, v, &p);
+    for (size_t i = 0; i < v->x->shape[0]; i++) {
+        dropped_part sample, run_of;
+        const dropped *v_i = part_of(&sample, v, 0, i, 1);
         p.start[0] = first->start[0] + i;
         for (int run = 0; run < 2; run++) {
             const size_t at = run ? own->count[0] : 0;
-            const ar_tensor y_run = ar_tensor_slice(&y_i, 1, at, own->count[run]);
-            const ar_tensor x_run = ar_tensor_slice(&x_i, 1, at, own->count[run]);
             p.start[1] = own->first[run];
-            AR_TRY(drop(d, ctx, &y_run, &x_run, &p));
+            AR_TRY(drop(d, ctx, part_of(&run_of, v_i, 1, at, own->count[run]), &p));
         }
     }
     return AR_OK;
 }
 
-ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y, const ar_tensor *x)
+static ar_status drop_tokens(const ari_dropout *d, ar_ctx *ctx, const dropped *v)
 {
+    const ar_tensor *x = v->x;
     const size_t r = (size_t)ar_comm_rank(ctx->tp);
     const size_t ranks = ari_sequence_ranks(ctx), seq = x->shape[1] * ranks * (size_t)ar_comm_size(ctx->cp.all);
     ar_positions own = ari_own_positions(ctx, seq, false);
@@ -84,8 +112,21 @@ ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar
     place p = {.extent = {0, d->positions, d->width}, .start = {ctx->first_sample}, .seed = ctx->seed};
     if (!ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_dropout_different_mask_in_replica))
         p.seed += r;
-    AR_TRY(drop_positions(d, ctx, y, x, &p, &own));
+    return drop_positions(d, ctx, v, &p, &own);
+}
+
+ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y, const ar_tensor *x)
+{
+    AR_TRY(drop_tokens(d, ctx, &(dropped){.y = y, .x = x}));
     return pass ? ari_tap_tokens(ctx, d->name, NULL, pass, y) : AR_OK;
+}
+
+ar_status ari_drop_add_tokens(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *sum, const ar_tensor *residual,
+                              const ar_tensor *x)
+{
+    const bool told = ar_tapped(ctx);
+    AR_TRY(drop_tokens(d, ctx, &(dropped){.y = told ? x : NULL, .sum = sum, .x = x, .residual = residual}));
+    return told ? ari_tap_tokens(ctx, d->name, NULL, 'f', x) : AR_OK;
 }
 
 /* The same for a value [samples, width] or [samples, positions, width], or (sharded) the tensor-parallel rank's block
@@ -104,10 +145,11 @@ static ar_status drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tenso
     place p = {.extent = {0, d->positions, d->width}, .start = {ctx->first_sample}, .seed = ctx->seed};
     p.extent[last] = d->width;
     p.start[last] = sharded ? r * x->shape[last] : 0;
+    const dropped v = {.y = y, .x = x};
     if (last == 1)
-        return drop(d, ctx, y, x, &p);
+        return drop(d, ctx, &v, &p);
     const ar_positions own = ari_own_positions(ctx, x->shape[1] * (size_t)ar_comm_size(ctx->cp.all), false);
-    return drop_positions(d, ctx, y, x, &p, &own);
+    return drop_positions(d, ctx, &v, &p, &own);
 }
 
 ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
@@ -116,7 +158,7 @@ ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, 
     const place p = {.extent = {0, d->width, d->positions, d->positions},
                      .start = {ctx->first_sample + first[0], first[1], first[2], first[3]},
                      .seed = ctx->seed};
-    return drop(d, ctx, y, x, &p);
+    return drop(d, ctx, &(dropped){.y = y, .x = x}, &p);
 }
 
 /* --- as a module -------------------------------------------------------------------------------------------------- */

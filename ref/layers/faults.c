@@ -165,6 +165,11 @@ static ar_status divide_by_ranks(ar_ctx *ctx, ar_tensor *dy)
     return ARI_KERNEL(ctx, mul, &part, &part, &factor);
 }
 
+bool ari_fault_moves_bias_rows(const ar_ctx *ctx, bool row)
+{
+    return ar_faulty(ctx, AR_FAULT_bias_grad_wrong_axis) || (row && ar_faulty(ctx, AR_FAULT_row_bias_partial_grad));
+}
+
 ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy)
 {
     if (ar_faulty(ctx, AR_FAULT_bias_grad_wrong_axis))

@@ -44,7 +44,9 @@ AR_NODISCARD ar_status ari_fault_narrow_dx(ar_ctx *ctx, ar_tensor *dx, const ar_
 /** weight_grad_leading_dims: the rows of x and dy that a weight's gradient is summed over. */
 void ari_fault_weight_rows(const ar_ctx *ctx, const ar_tensor *x, ar_tensor *x_rows, ar_tensor *dy_rows,
                            size_t *samples);
-/** bias_grad_wrong_axis, row_bias_partial_grad: the rows of dy that a bias's gradient is the sum of. */
+/** bias_grad_wrong_axis, row_bias_partial_grad: the rows of dy that a bias's gradient is the sum of, and whether they are
+ *  other ones than without a fault. */
+bool ari_fault_moves_bias_rows(const ar_ctx *ctx, bool row);
 AR_NODISCARD ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy);
 
 /* --- norm --------------------------------------------------------------------------------------------------------- */

@@ -64,20 +64,21 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     return ari_tap_placed(ctx, m->second_name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
 }
 
-/* Gradient of the first layer's output(s) from the activation's. */
+/* Gradient of the first layer's output(s) from the activation's, and of its biases in the same pass. */
 static ar_status middle_backward(mlp_module *m, ar_ctx *ctx, ar_tensor *dpre, const ar_tensor *dact,
-                                 const ar_tensor *pre)
+                                 const ar_tensor *pre, ari_ahead *ahead)
 {
+    ar_row_sum sums[AR_MAX_PARTS];
+    AR_TRY(ari_linear_bias_sums(ctx, sums, ahead));
     AR_TRY(ari_like(ctx, dpre, pre, pre->shape[pre->ndim - 1]));
     if (!m->o.gated) {
-        AR_TRY(ARI_KERNEL(ctx, act_backward, dpre->data, ar_const(dact->data), ar_const(pre->data), m->o.activation,
-                          ar_tensor_count(pre)));
+        AR_TRY(ARI_KERNEL(ctx, act_backward, dpre, dact, pre, m->o.activation, &sums[0]));
         return tap_middle(m, ctx, m->base.name, "fc", 'b', dpre);
     }
     const ar_tensor d = ar_tensor_rows(dpre), p = ar_tensor_rows(pre), dy = ar_tensor_rows(dact);
     const ar_tensor dgate = ari_linear_part_of(&m->first, &d, 0), dup = ari_linear_part_of(&m->first, &d, 1);
     const ar_tensor gate = ari_linear_part_of(&m->first, &p, 0), up = ari_linear_part_of(&m->first, &p, 1);
-    AR_TRY(ARI_KERNEL(ctx, gated_backward, &dgate, &dup, &dy, &gate, &up, m->o.activation));
+    AR_TRY(ARI_KERNEL(ctx, gated_backward, &dgate, &dup, &dy, &gate, &up, m->o.activation, &sums[0], &sums[1]));
     const ar_tensor tap_gate = ari_linear_part_of(&m->first, dpre, 0), tap_up = ari_linear_part_of(&m->first, dpre, 1);
     AR_TRY(tap_middle(m, ctx, m->base.name, "gate", 'b', &tap_gate));
     return tap_middle(m, ctx, m->base.name, "up", 'b', &tap_up);
@@ -95,7 +96,7 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &dout, m->second_name, &ahead));
     ari_release_placed(ctx, &dout, dy);
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
-    AR_TRY(middle_backward(m, ctx, &dpre, &dact, &pre));
+    AR_TRY(middle_backward(m, ctx, &dpre, &dact, &pre, &ahead));
     ar_ctx_release(ctx, &dact);
     ar_ctx_release(ctx, &pre);
     /* gate and up share one dX, which is the whole MLP's. */

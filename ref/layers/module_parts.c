@@ -187,8 +187,7 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient of %zu elements, expected %zu", base->name, ar_tensor_count(dy),
                             ar_tensor_count(&x));
     AR_TRY(ar_like(ctx, dx, &x));
-    return ARI_KERNEL(ctx, act_backward, dx->data, ar_const(dy->data), ar_const(x.data),
-                      ((activation_module *)base)->act, ar_tensor_count(&x));
+    return ARI_KERNEL(ctx, act_backward, dx, dy, &x, ((activation_module *)base)->act, &(ar_row_sum){.t = {NULL}});
 }
 
 static void destroy(ar_module *base)

@@ -39,26 +39,26 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->h, m->hop.to);
 }
 
-/* dx and the terms of the weight's gradient, where the norm works; with a residual *sum = residual + dx in one pass. */
-static ar_status input_gradient(norm_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *terms,
-                                ar_tensor *sum, const ar_tensor *dy, const ar_tensor *residual)
+/* dx, where the norm works, and the parameters' gradients; with a residual *sum = residual + dx. One pass. */
+static ar_status gradients(norm_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *sum,
+                           const ar_tensor *dy, const ar_tensor *residual)
 {
     ar_tensor x, mean, rstd;
+    ar_row_sum of_weight, of_bias = {.t = {NULL}};
     AR_TRY(ar_saved_pop(saved, m, SAVED_RSTD, &rstd));
     AR_TRY(ar_saved_pop(saved, m, SAVED_MEAN, &mean));
     AR_TRY(ar_saved_pop(saved, m, SAVED_X, &x));
-    const size_t rows = ar_tensor_rows(&x).shape[0];
     if (ar_tensor_count(dy) != ar_tensor_count(&x))
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient of %zu elements, expected %zu", m->base.name,
                             ar_tensor_count(dy), ar_tensor_count(&x));
     AR_TRY(ari_like(ctx, dx, &x, m->h));
-    AR_TRY(ari_like(ctx, terms, &x, m->h));
     if (residual)
         AR_TRY(ari_like(ctx, sum, &x, m->h));
-    AR_TRY(ARI_KERNEL(ctx, norm_backward, m->kind, dx->data, residual ? sum->data : (ar_buf){NULL}, terms->data,
-                      ar_const(dy->data), ar_const(x.data), ar_const(mean.data), ar_const(rstd.data),
-                      ar_const(m->weight.value.data), residual ? ar_const(residual->data) : (ar_cbuf){NULL}, rows,
-                      m->h));
+    AR_TRY(ctx->arith->grad_sum(ctx, &m->weight, &of_weight));
+    if (m->kind == AR_NORM_LAYER)
+        AR_TRY(ctx->arith->grad_sum(ctx, &m->bias, &of_bias));
+    AR_TRY(ARI_KERNEL(ctx, norm_backward, m->kind, dx, sum, dy, &x, ar_const(mean.data), ar_const(rstd.data),
+                      ar_const(m->weight.value.data), residual, &of_weight, &of_bias));
     return ari_fault_norm_gradient(ctx, dx, sum, residual);
 }
 
@@ -69,18 +69,12 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
     /* The residual is not there where the norm works elsewhere. */
     const bool moved = ar_comm_size(ctx->tp) > 1 && !ari_placed_alike(m->hop.from, m->hop.to);
     const ari_features features = {1, {m->h}};
-    ar_tensor made, terms;
-    AR_TRY(input_gradient(m, ctx, saved, &made, &terms, sum, dy, moved ? NULL : residual));
+    ar_tensor made;
+    AR_TRY(gradients(m, ctx, saved, &made, sum, dy, moved ? NULL : residual));
     AR_TRY(ari_place_on(ctx, dx, &made, &features, ari_hop_back(m->hop), base->name));
     if (moved && residual)
         AR_TRY(ar_add(ctx, sum, residual, dx));
-    AR_TRY(ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->h, m->hop.from));
-    const ar_tensor term_rows = ar_tensor_rows(&terms), dy_rows = ar_tensor_rows(dy);
-    AR_TRY(ctx->arith->grad_rows(ctx, &m->weight, &term_rows, (ar_cbuf){NULL}));
-    ar_ctx_release(ctx, &terms);
-    if (m->kind == AR_NORM_LAYER)
-        AR_TRY(ctx->arith->grad_rows(ctx, &m->bias, &dy_rows, (ar_cbuf){NULL}));
-    return AR_OK;
+    return ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->h, m->hop.from);
 }
 
 static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,

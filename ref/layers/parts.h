@@ -163,7 +163,11 @@ bool ari_dropout_on(const ar_ctx *ctx);
  * bits). */
 AR_NODISCARD ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y,
                                        const ar_tensor *x);
-/** The same for a part of all [samples, heads, queries, keys] of a layer that begins with this element: a sample of the
+/** sum = residual + drop(x) of the forward pass, in one pass over memory; what is dropped is written, in x's place, only
+ *  where it is tapped. Errors: the same. */
+AR_NODISCARD ar_status ari_drop_add_tokens(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *sum,
+                                           const ar_tensor *residual, const ar_tensor *x);
+/** The same as the first for a part of all [samples, heads, queries, keys] of a layer that begins with this element: a sample of the
  *  batch, a head of `width`, two positions. Not tapped. */
 AR_NODISCARD ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
                                       const size_t first[AR_MAX_DIMS]);

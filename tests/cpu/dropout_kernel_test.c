@@ -34,19 +34,40 @@ Test(dropout_kernel, rows_that_begin_anywhere_in_a_block_have_the_definitions_bi
             const ar_dropout w = {
                 .key = 77, .step = 3, .threshold = 0x60000000u, .scale = 1.6f, .first = first, .stride = {1}};
             const ar_tensor tx = view(1, &n, x), ty = view(1, &n, y);
-            cr_assert_eq(d->ops->dropout(d, NULL, &ty, &tx, &w), AR_OK);
+            cr_assert_eq(d->ops->dropout(d, NULL, &ty, NULL, &tx, NULL, &w), AR_OK);
             for (size_t i = 0; i < n; i++)
                 cr_assert_eq(ari_bits32(y[i]), ari_bits32(plain(x[i], &w, first + i)), "%zu of %zu from %d", i, n,
                              (int)first);
         }
         const ar_dropout w = {.key = 78, .step = 4, .threshold = 0x60000000u, .scale = 1.6f, .first = 2, .stride = {1}};
         const ar_tensor tx = view(1, &n, x), ty = view(1, &n, y);
-        cr_assert_eq(d->ops->dropout(d, NULL, &ty, &tx, &w), AR_OK);
-        cr_assert_eq(d->ops->dropout(d, NULL, &tx, &tx, &w), AR_OK);
+        cr_assert_eq(d->ops->dropout(d, NULL, &ty, NULL, &tx, NULL, &w), AR_OK);
+        cr_assert_eq(d->ops->dropout(d, NULL, &tx, NULL, &tx, NULL, &w), AR_OK);
         cr_assert_eq(memcmp(x, y, n * sizeof *x), 0, "in place, %zu", n);
         free(x);
         free(y);
     }
+    ar_device_destroy(d);
+}
+
+/* y and its sum with the residual, the sum alone in the residual's place: the bits of the two one after the other. */
+Test(dropout_kernel, the_sum_with_the_residual_has_the_bits_of_dropout_then_add)
+{
+    ar_device *d = new_device(2);
+    const size_t shape[2] = {17, 141}, n = shape[0] * shape[1];
+    float *x = new_values(n, SPECIAL, 5), *residual = new_values(n, SPECIAL, 6), *y = new_copy(x, n);
+    float *dropped = new_copy(x, n), *sum = new_copy(x, n), *expected = new_copy(x, n);
+    const ar_dropout w = {.key = 9, .step = 2, .threshold = 0x60000000u, .scale = 1.6f, .first = 3, .stride = {141, 1}};
+    const ar_tensor tx = view(2, shape, x), ty = view(2, shape, y), tr = view(2, shape, residual);
+    const ar_tensor td = view(2, shape, dropped), ts = view(2, shape, sum), te = view(2, shape, expected);
+    cr_assert_eq(d->ops->dropout(d, NULL, &td, NULL, &tx, NULL, &w), AR_OK);
+    cr_assert_eq(d->ops->add(d, NULL, &te, &tr, &td), AR_OK);
+    cr_assert_eq(d->ops->dropout(d, NULL, &ty, &ts, &tx, &tr, &w), AR_OK);
+    assert_bits(y, dropped, n, "what is dropped");
+    assert_bits(sum, expected, n, "its sum with the residual");
+    cr_assert_eq(d->ops->dropout(d, NULL, NULL, &tr, &tx, &tr, &w), AR_OK);
+    assert_bits(residual, expected, n, "the sum in the residual's place");
+    free(x), free(residual), free(y), free(dropped), free(sum), free(expected);
     ar_device_destroy(d);
 }
 
@@ -63,7 +84,7 @@ Test(dropout_kernel, large_element_numbers_have_the_definitions_bits)
         const ar_dropout w = {
             .key = 5, .step = 1, .threshold = 0x80000000u, .scale = 2.0f, .first = firsts[k], .stride = {1}};
         const ar_tensor tx = view(1, &n, x), ty = view(1, &n, y);
-        cr_assert_eq(d->ops->dropout(d, NULL, &ty, &tx, &w), AR_OK);
+        cr_assert_eq(d->ops->dropout(d, NULL, &ty, NULL, &tx, NULL, &w), AR_OK);
         for (size_t i = 0; i < n; i++)
             cr_assert_eq(ari_bits32(y[i]), ari_bits32(plain(1.0f, &w, firsts[k] + i)), "%zu from place %zu", i, k);
     }
@@ -78,8 +99,8 @@ Test(dropout_kernel, strides_number_every_dimension_on_one_and_two_threads)
     float *x = new_values(n, ORDINARY, 8), *one = new_values(n, ORDINARY, 9), *two = new_values(n, ORDINARY, 10);
     ar_device *d1 = new_device(1), *d2 = new_device(2);
     const ar_tensor tx = view(4, shape, x), t1 = view(4, shape, one), t2 = view(4, shape, two);
-    cr_assert_eq(d1->ops->dropout(d1, NULL, &t1, &tx, &w), AR_OK);
-    cr_assert_eq(d2->ops->dropout(d2, NULL, &t2, &tx, &w), AR_OK);
+    cr_assert_eq(d1->ops->dropout(d1, NULL, &t1, NULL, &tx, NULL, &w), AR_OK);
+    cr_assert_eq(d2->ops->dropout(d2, NULL, &t2, NULL, &tx, NULL, &w), AR_OK);
     for (size_t i = 0; i < n; i++) {
         const uint64_t number =
             1000 + i / (5 * 64 * 37) * 100000 + i / (64 * 37) % 5 * 10000 + i / 37 % 64 * 101 + i % 37;
@@ -100,7 +121,7 @@ Test(dropout_kernel, an_empty_value_is_left_alone)
     ar_device *d = new_device(1);
     float x = 7.0f;
     const ar_tensor t = view(2, shape, &x);
-    cr_assert_eq(d->ops->dropout(d, NULL, &t, &t, &w), AR_OK);
+    cr_assert_eq(d->ops->dropout(d, NULL, &t, NULL, &t, NULL, &w), AR_OK);
     cr_assert_eq(ari_bits32(x), ari_bits32(7.0f));
     ar_device_destroy(d);
 }
@@ -115,7 +136,7 @@ Test(dropout_kernel, a_kept_nan_stays_and_a_dropped_one_becomes_zero)
     for (size_t i = 0; i < n; i++)
         x[i] = NAN;
     const ar_tensor tx = view(1, &n, x), ty = view(1, &n, y);
-    cr_assert_eq(d->ops->dropout(d, NULL, &ty, &tx, &w), AR_OK);
+    cr_assert_eq(d->ops->dropout(d, NULL, &ty, NULL, &tx, NULL, &w), AR_OK);
     for (size_t i = 0; i < n; i++) {
         const bool keep = ari_dropout_keep(11, i, 1, 0x80000000u);
         cr_assert(keep ? isnan(y[i]) : ari_bits32(y[i]) == 0, "element %zu", i);

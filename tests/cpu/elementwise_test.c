@@ -122,17 +122,38 @@ Test(elementwise, bias_act_goes_on_past_one_block_of_columns)
     check_bias_act(AR_ACT_SILU, true, 16385, SPECIAL, 2);
 }
 
-static void check_act_backward(ar_activation act, size_t n, enum values kind, int threads)
+/* What becomes of a sum over rows. */
+enum sums { NO_SUM, EXACT_SUM, NATIVE_SUM, SUM_KINDS };
+
+static plain_sum new_sum(size_t n, enum sums kind)
+{
+    return kind == NO_SUM ? (plain_sum){0, unsummed} : plain_sum_new(n, kind == EXACT_SUM);
+}
+
+static void check_act_backward(ar_activation act, size_t rows, size_t cols, enum values kind, enum sums sums,
+                               int threads)
 {
     ar_device d = test_device(threads);
+    const size_t n = rows * cols;
     float *x = new_values(n, kind, 7), *dy = new_values(n, kind, 8), *dx = new_values(n, ORDINARY, 9);
     float *expected = new_copy(dy, n);
-    for (size_t i = 0; i < n; i++)
+    plain_sum sum = new_sum(cols, sums), same = new_sum(cols, sums), added = new_sum(cols, sums);
+    for (size_t i = 0; i < n; i++) {
         expected[i] = stored(dy[i] * plain_dact(act, x[i]));
-    assert_ok(ari_cpu_act_backward(&d, NULL, buf(dx), cbuf(dy), cbuf(x), act, n));
+        if (sums != NO_SUM)
+            plain_add(&added, i % cols, expected[i]);
+    }
+    const ar_tensor tx = view2(x, rows, cols, cols), tdy = view2(dy, rows, cols, cols),
+                    tdx = view2(dx, rows, cols, cols);
+    assert_ok(ari_cpu_act_backward(&d, NULL, &tdx, &tdy, &tx, act, &sum.at));
     assert_bits(dx, expected, n, "act_backward");
-    assert_ok(ari_cpu_act_backward(&d, NULL, buf(dy), cbuf(dy), cbuf(x), act, n));
+    assert_ok(ari_cpu_act_backward(&d, NULL, &tdy, &tdy, &tx, act, &same.at));
     assert_bits(dy, expected, n, "act_backward in place");
+    if (sums != NO_SUM) {
+        assert_sum(&sum, &added, "the bias's gradient");
+        assert_sum(&same, &added, "the bias's gradient, dx in dy's place");
+    }
+    plain_sum_free(&sum), plain_sum_free(&same), plain_sum_free(&added);
     free(x), free(dy), free(dx), free(expected);
 }
 
@@ -141,16 +162,30 @@ Test(elementwise, act_backward_multiplies_by_the_derivative)
     for (size_t a = 0; a < ACTIVATIONS; a++)
         for (size_t i = 0; i < LENGTHS; i++)
             for (int kind = 0; kind < VALUE_KINDS; kind++)
-                check_act_backward(activations[a], lengths[i], (enum values)kind, 1 + (int)(i & 1u));
+                check_act_backward(activations[a], 1, lengths[i], (enum values)kind, NO_SUM, 1 + (int)(i & 1u));
+}
+
+Test(elementwise, act_backward_adds_its_rows_to_the_gradient_of_the_bias)
+{
+    for (size_t a = 0; a < ACTIVATIONS; a++)
+        for (size_t i = 0; i < ROW_LENGTHS; i++)
+            for (int kind = 0; kind < VALUE_KINDS; kind++)
+                for (int sums = EXACT_SUM; sums < SUM_KINDS; sums++)
+                    check_act_backward(activations[a], ROWS, row_lengths[i], (enum values)kind, (enum sums)sums,
+                                       1 + (int)((a + i) & 1u));
+    check_act_backward(AR_ACT_SILU, 700, 523, SPECIAL, EXACT_SUM, 2); /* several blocks of rows and columns */
+    check_act_backward(AR_ACT_SILU, 700, 523, WIDE, NATIVE_SUM, 4);
 }
 
 /* gate and up stand side by side in rows of 2*cols, as a fused projection leaves them; so do dgate and dup. */
-static void check_gated(ar_activation act, size_t cols, enum values kind, int threads)
+static void check_gated(ar_activation act, size_t cols, enum values kind, enum sums sums, int threads)
 {
     ar_device d = test_device(threads);
     const size_t n = ROWS * cols;
     float *both = new_values(2 * n, kind, 10), *dy = new_values(n, kind, 11), *y = new_values(n, ORDINARY, 12);
     float *dboth = new_values(2 * n, ORDINARY, 13), *expected_y = new_copy(y, n), *expected = new_copy(both, 2 * n);
+    plain_sum of_gate = new_sum(cols, sums), of_up = new_sum(cols, sums);
+    plain_sum gate_added = new_sum(cols, sums), up_added = new_sum(cols, sums);
     for (size_t r = 0; r < ROWS; r++)
         for (size_t c = 0; c < cols; c++) {
             const float gate = both[r * 2 * cols + c], up = both[r * 2 * cols + cols + c], g = dy[r * cols + c];
@@ -158,16 +193,23 @@ static void check_gated(ar_activation act, size_t cols, enum values kind, int th
             expected_y[r * cols + c] = stored(a * up);
             expected[r * 2 * cols + c] = stored(by_up * plain_dact(act, gate));
             expected[r * 2 * cols + cols + c] = stored(g * a);
+            plain_add(&gate_added, c, expected[r * 2 * cols + c]);
+            plain_add(&up_added, c, expected[r * 2 * cols + cols + c]);
         }
     const ar_tensor ty = view2(y, ROWS, cols, cols), tdy = view2(dy, ROWS, cols, cols);
     const ar_tensor gate = view2(both, ROWS, cols, 2 * cols), up = view2(both + cols, ROWS, cols, 2 * cols);
     const ar_tensor dgate = view2(dboth, ROWS, cols, 2 * cols), dup = view2(dboth + cols, ROWS, cols, 2 * cols);
     assert_ok(ari_cpu_gated_forward(&d, NULL, &ty, &gate, &up, act));
-    assert_ok(ari_cpu_gated_backward(&d, NULL, &dgate, &dup, &tdy, &gate, &up, act));
+    assert_ok(ari_cpu_gated_backward(&d, NULL, &dgate, &dup, &tdy, &gate, &up, act, &of_gate.at, &of_up.at));
+    if (sums != NO_SUM) {
+        assert_sum(&of_gate, &gate_added, "the gradient of gate's bias");
+        assert_sum(&of_up, &up_added, "the gradient of up's bias");
+    }
     assert_bits(y, expected_y, n, "gated_forward");
     assert_bits(dboth, expected, 2 * n, "gated_backward");
-    assert_ok(ari_cpu_gated_backward(&d, NULL, &gate, &up, &tdy, &gate, &up, act));
+    assert_ok(ari_cpu_gated_backward(&d, NULL, &gate, &up, &tdy, &gate, &up, act, &unsummed, &unsummed));
     assert_bits(both, expected, 2 * n, "gated_backward in place");
+    plain_sum_free(&of_gate), plain_sum_free(&of_up), plain_sum_free(&gate_added), plain_sum_free(&up_added);
     free(both), free(dy), free(y), free(dboth), free(expected_y), free(expected);
 }
 
@@ -177,7 +219,8 @@ Test(elementwise, gated_forward_and_backward_match_the_formula_on_strided_rows)
         for (size_t i = 0; i < ROW_LENGTHS; i++)
             for (int kind = 0; kind < VALUE_KINDS; kind++)
                 for (int threads = 1; threads <= 2; threads++)
-                    check_gated(activations[a], row_lengths[i], (enum values)kind, threads);
+                    check_gated(activations[a], row_lengths[i], (enum values)kind,
+                                (enum sums)((a + i + (size_t)threads) % SUM_KINDS), threads);
 }
 
 /* Element (i, j, k, l) of a view, as an address. */

@@ -68,6 +68,7 @@ typedef struct norm_case {
     size_t h;
     enum values values;
     int threads;
+    bool exact; /* the sums of the parameters' gradients */
 } norm_case;
 
 static void check_rows(const norm_case *c, const float *x, const float *gamma, const float *beta, const float *dy,
@@ -76,14 +77,18 @@ static void check_rows(const norm_case *c, const float *x, const float *gamma, c
     const size_t h = c->h, n = ROWS * h;
     ar_device d = test_device(c->threads);
     float *y = new_copy(x, n), *rstd = new_copy(x, ROWS), *dx = new_copy(x, n), *sum = new_copy(x, n);
-    float *dgamma = new_copy(x, n);
+    plain_sum dgamma = plain_sum_new(h, c->exact), expected_dgamma = plain_sum_copy(&dgamma);
+    plain_sum dbeta = plain_sum_new(h, c->exact), expected_dbeta = plain_sum_copy(&dbeta);
     double *mean = calloc(ROWS, sizeof *mean);
     const ar_cbuf shift = cbuf(c->kind == AR_NORM_LAYER ? beta : NULL);
+    const ar_tensor tx = view2((float *)(uintptr_t)x, ROWS, h, h), tdy = view2((float *)(uintptr_t)dy, ROWS, h, h);
+    const ar_tensor tdx = view2(dx, ROWS, h, h), tsum = view2(sum, ROWS, h, h);
+    const ar_tensor beside = view2((float *)(uintptr_t)residual, ROWS, h, h);
     plain_norm p = plain_new(h);
     assert_ok(ari_cpu_norm_forward(&d, NULL, c->kind, rows_of(y, ROWS, h), buf(mean), buf(rstd), rows_of(x, ROWS, h),
                                    cbuf(gamma), shift, eps));
-    assert_ok(ari_cpu_norm_backward(&d, NULL, c->kind, buf(dx), buf(sum), buf(dgamma), cbuf(dy), cbuf(x), cbuf(mean),
-                                    cbuf(rstd), cbuf(gamma), cbuf(residual), ROWS, h));
+    assert_ok(ari_cpu_norm_backward(&d, NULL, c->kind, &tdx, &tsum, &tdy, &tx, cbuf(mean), cbuf(rstd), cbuf(gamma),
+                                    &beside, &dgamma.at, &dbeta.at));
     for (size_t i = 0; i < ROWS; i++) {
         plain_forward(&p, c->kind, x + i * h, gamma, beta, h);
         plain_backward(&p, c->kind, dy + i * h, gamma, h);
@@ -91,13 +96,19 @@ static void check_rows(const norm_case *c, const float *x, const float *gamma, c
         assert_bits(&rstd[i], &p.rstd, 1, "rstd");
         cr_assert(c->kind == AR_NORM_RMS || isnan(p.mean) || memcmp(&mean[i], &p.mean, 8) == 0, "mean of row %zu", i);
         assert_bits(dx + i * h, p.dx, h, "dx");
-        assert_bits(dgamma + i * h, p.dgamma, h, "terms of dgamma");
+        for (size_t j = 0; j < h; j++) {
+            plain_add(&expected_dgamma, j, p.dgamma[j]);
+            plain_add(&expected_dbeta, j, dy[i * h + j]);
+        }
         for (size_t j = 0; j < h; j++)
             p.y[j] = stored(residual[i * h + j] + p.dx[j]);
         assert_bits(sum + i * h, p.y, h, "residual + dx");
     }
+    assert_sum(&dgamma, &expected_dgamma, "dgamma");
+    assert_sum(&dbeta, &expected_dbeta, "dbeta");
     plain_free(&p);
-    free(y), free(rstd), free(dx), free(sum), free(dgamma), free(mean);
+    plain_sum_free(&dgamma), plain_sum_free(&expected_dgamma), plain_sum_free(&dbeta), plain_sum_free(&expected_dbeta);
+    free(y), free(rstd), free(dx), free(sum), free(mean);
 }
 
 static void check_case(const norm_case *c)
@@ -115,8 +126,8 @@ Test(norm, forward_and_backward_match_the_formulas)
     for (int kind = AR_NORM_LAYER; kind <= AR_NORM_RMS; kind++)
         for (size_t i = 0; i < ROW_LENGTHS; i++)
             for (int values = 0; values < VALUE_KINDS; values++)
-                for (int threads = 1; threads <= 2; threads++) {
-                    const norm_case c = {(ar_norm_kind)kind, row_lengths[i], (enum values)values, threads};
+                for (int way = 0; way < 4; way++) {
+                    const norm_case c = {(ar_norm_kind)kind, row_lengths[i], (enum values)values, 1 + way / 2, way % 2};
                     check_case(&c);
                 }
 }
@@ -130,13 +141,20 @@ Test(norm, backward_gives_the_same_bits_on_every_run_with_four_threads)
     float *x = new_values(n, ORDINARY, 15), *dy = new_values(n, ORDINARY, 16), *gamma = new_values(h, ORDINARY, 17);
     float *rstd = new_values(ROWS, ORDINARY, 18), *dx = new_copy(x, n), *again = new_copy(x, n);
     double *mean = calloc(ROWS, sizeof *mean);
-    assert_ok(ari_cpu_norm_backward(&one, NULL, AR_NORM_LAYER, buf(dx), buf(NULL), buf(NULL), cbuf(dy), cbuf(x),
-                                    cbuf(mean), cbuf(rstd), cbuf(gamma), cbuf(NULL), ROWS, h));
+    const ar_tensor tx = view2(x, ROWS, h, h), tdy = view2(dy, ROWS, h, h);
+    const ar_tensor first = view2(dx, ROWS, h, h), other = view2(again, ROWS, h, h);
+    plain_sum sum = plain_sum_new(h, false), start = plain_sum_copy(&sum);
+    assert_ok(ari_cpu_norm_backward(&one, NULL, AR_NORM_LAYER, &first, NULL, &tdy, &tx, cbuf(mean), cbuf(rstd),
+                                    cbuf(gamma), NULL, &sum.at, &unsummed));
     for (int run = 0; run < 100; run++) {
-        assert_ok(ari_cpu_norm_backward(&four, NULL, AR_NORM_LAYER, buf(again), buf(NULL), buf(NULL), cbuf(dy), cbuf(x),
-                                        cbuf(mean), cbuf(rstd), cbuf(gamma), cbuf(NULL), ROWS, h));
+        plain_sum same = plain_sum_copy(&start);
+        assert_ok(ari_cpu_norm_backward(&four, NULL, AR_NORM_LAYER, &other, NULL, &tdy, &tx, cbuf(mean), cbuf(rstd),
+                                        cbuf(gamma), NULL, &same.at, &unsummed));
         assert_bits(again, dx, n, "dx on four threads");
+        assert_sum(&same, &sum, "dgamma on four threads");
+        plain_sum_free(&same);
     }
+    plain_sum_free(&sum), plain_sum_free(&start);
     free(x), free(dy), free(gamma), free(rstd), free(dx), free(again), free(mean);
 }
 
@@ -172,8 +190,10 @@ Test(norm, of_one_two_three_is_known)
     const float r = (float)(1.0 / sqrt(2.0 / 3.0)), expected[] = {-r, 0, r};
     assert_bits(&rstd, &r, 1, "rstd of variance 2/3");
     assert_bits(y, expected, 3, "y");
-    assert_ok(ari_cpu_norm_backward(&d, NULL, AR_NORM_LAYER, buf(dx), buf(NULL), buf(NULL), cbuf(dy), cbuf(x),
-                                    cbuf(&mean), cbuf(&rstd), cbuf(gamma), cbuf(NULL), 1, 3));
+    const ar_tensor tdx = view2(dx, 1, 3, 3), tdy = view2((float *)(uintptr_t)dy, 1, 3, 3),
+                    tx = view2((float *)(uintptr_t)x, 1, 3, 3);
+    assert_ok(ari_cpu_norm_backward(&d, NULL, AR_NORM_LAYER, &tdx, NULL, &tdy, &tx, cbuf(&mean), cbuf(&rstd),
+                                    cbuf(gamma), NULL, &unsummed, &unsummed));
     assert_bits(dx, zero, 3, "dx of a constant dy");
 }
 
@@ -235,35 +255,41 @@ Test(norm, forward_in_place_and_in_parts_of_the_rows_gives_the_same_bits)
     }
 }
 
-/* dx in the place of dy, and sum in the place of the residual; then dx in the place of x and no terms of dgamma. */
-static void check_backward_in_place(ar_norm_kind kind)
+/* dx in the place of dy, and sum in the place of the residual; then dx in the place of x and no sums. */
+static void check_backward_in_place(ar_norm_kind kind, bool exact)
 {
     ar_device d = test_device(2);
     const size_t h = 257, n = ROWS * h;
     float *x = new_values(n, ORDINARY, 11), *dy = new_values(n, ORDINARY, 12), *gamma = new_values(h, ORDINARY, 13);
-    float *residual = new_values(n, ORDINARY, 14), *rstd = new_copy(x, ROWS), *dx = new_copy(x, n),
-          *dgamma = new_copy(x, n);
-    float *sum = new_copy(x, n), *dx2 = new_copy(dy, n), *sum2 = new_copy(residual, n), *dgamma2 = new_copy(x, n);
+    float *residual = new_values(n, ORDINARY, 14), *rstd = new_copy(x, ROWS), *dx = new_copy(x, n);
+    float *sum = new_copy(x, n), *dx2 = new_copy(dy, n), *sum2 = new_copy(residual, n);
+    const ar_tensor tx = view2(x, ROWS, h, h), tdy = view2(dy, ROWS, h, h), beside = view2(residual, ROWS, h, h);
+    const ar_tensor tdx = view2(dx, ROWS, h, h), tsum = view2(sum, ROWS, h, h);
+    const ar_tensor tdx2 = view2(dx2, ROWS, h, h), tsum2 = view2(sum2, ROWS, h, h);
+    plain_sum gain = plain_sum_new(h, exact), shift = plain_sum_copy(&gain);
+    plain_sum gain2 = plain_sum_copy(&gain), shift2 = plain_sum_copy(&gain);
     double *mean = calloc(ROWS, sizeof *mean);
     assert_ok(ari_cpu_norm_forward(&d, NULL, kind, rows_of(dx, ROWS, h), buf(mean), buf(rstd), rows_of(x, ROWS, h),
                                    cbuf(gamma), cbuf(gamma), eps));
-    assert_ok(ari_cpu_norm_backward(&d, NULL, kind, buf(dx), buf(sum), buf(dgamma), cbuf(dy), cbuf(x), cbuf(mean),
-                                    cbuf(rstd), cbuf(gamma), cbuf(residual), ROWS, h));
-    assert_ok(ari_cpu_norm_backward(&d, NULL, kind, buf(dx2), buf(sum2), buf(dgamma2), cbuf(dx2), cbuf(x), cbuf(mean),
-                                    cbuf(rstd), cbuf(gamma), cbuf(sum2), ROWS, h));
+    assert_ok(ari_cpu_norm_backward(&d, NULL, kind, &tdx, &tsum, &tdy, &tx, cbuf(mean), cbuf(rstd), cbuf(gamma),
+                                    &beside, &gain.at, &shift.at));
+    assert_ok(ari_cpu_norm_backward(&d, NULL, kind, &tdx2, &tsum2, &tdx2, &tx, cbuf(mean), cbuf(rstd), cbuf(gamma),
+                                    &tsum2, &gain2.at, &shift2.at));
     assert_bits(dx2, dx, n, "dx in dy's place");
     assert_bits(sum2, sum, n, "the sum in the residual's place");
-    assert_bits(dgamma2, dgamma, n, "terms of dgamma beside it");
-    assert_ok(ari_cpu_norm_backward(&d, NULL, kind, buf(x), buf(NULL), buf(NULL), cbuf(dy), cbuf(x), cbuf(mean),
-                                    cbuf(rstd), cbuf(gamma), cbuf(NULL), ROWS, h));
+    assert_sum(&gain2, &gain, "dgamma beside it");
+    assert_sum(&shift2, &shift, "dbeta of a dy that is lost");
+    assert_ok(ari_cpu_norm_backward(&d, NULL, kind, &tx, NULL, &tdy, &tx, cbuf(mean), cbuf(rstd), cbuf(gamma), NULL,
+                                    &unsummed, &unsummed));
     assert_bits(x, dx, n, "dx in x's place, alone");
-    free(x), free(dy), free(gamma), free(residual), free(rstd), free(dx), free(dgamma), free(sum), free(dx2),
-        free(sum2);
-    free(dgamma2), free(mean);
+    plain_sum_free(&gain), plain_sum_free(&shift), plain_sum_free(&gain2), plain_sum_free(&shift2);
+    free(x), free(dy), free(gamma), free(residual), free(rstd), free(dx), free(sum), free(dx2), free(sum2), free(mean);
 }
 
 Test(norm, backward_in_place_gives_the_same_bits)
 {
-    check_backward_in_place(AR_NORM_LAYER);
-    check_backward_in_place(AR_NORM_RMS);
+    for (int exact = 0; exact < 2; exact++) {
+        check_backward_in_place(AR_NORM_LAYER, exact);
+        check_backward_in_place(AR_NORM_RMS, exact);
+    }
 }

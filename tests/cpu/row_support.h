@@ -12,6 +12,7 @@
 
 #include "anyrank/device.h"
 #include "ref/cpu/kernels.h"
+#include "ref/numerics/accumulator.h"
 #include "ref/numerics/scalar.h"
 
 /* Odd row lengths, below, at and above the widths of vector registers. */
@@ -151,5 +152,67 @@ static inline double plain_row_sum(const double *x, size_t n)
         sum += plain_quantised(x[i], e, p);
     return ldexp((double)sum, e - p);
 }
+
+/* A sum over rows of n elements, exact or native, to which terms are added one by one, by the scalar definitions. It
+ * begins with something in it. */
+typedef struct plain_sum {
+    size_t n;
+    ar_row_sum at;
+} plain_sum;
+
+static inline void plain_add(const plain_sum *s, size_t j, float term)
+{
+    int64_t *h = s->at.hl.ptr;
+    float *f = s->at.f32.ptr;
+    if (s->at.t.ptr)
+        ari_acc_add((uint8_t *)s->at.t.ptr + j, h + j, h + s->n + j, term);
+    else if (f)
+        f[j] = stored(f[j] + term);
+}
+
+static inline plain_sum plain_sum_new(size_t n, bool exact)
+{
+    plain_sum s = {n, {.t = {NULL}}};
+    if (exact)
+        s.at = (ar_row_sum){.t = {calloc(n + 1, 1)}, .hl = {calloc(2 * n + 1, 8)}};
+    else
+        s.at.f32.ptr = calloc(n + 1, 4);
+    for (size_t j = 0; j < n; j++)
+        plain_add(&s, j, (float)j * 0.37f);
+    return s;
+}
+
+/* As it is now. */
+static inline plain_sum plain_sum_copy(const plain_sum *s)
+{
+    plain_sum copy = plain_sum_new(s->n, s->at.t.ptr != NULL);
+    if (s->at.t.ptr) {
+        memcpy(copy.at.t.ptr, s->at.t.ptr, s->n);
+        memcpy(copy.at.hl.ptr, s->at.hl.ptr, 16 * s->n);
+    } else {
+        memcpy(copy.at.f32.ptr, s->at.f32.ptr, 4 * s->n);
+    }
+    return copy;
+}
+
+static inline void plain_sum_free(plain_sum *s)
+{
+    free(s->at.t.ptr), free(s->at.hl.ptr), free(s->at.f32.ptr);
+}
+
+#define assert_sum(actual, expected, what) assert_sum_at(__LINE__, actual, expected, what)
+static inline void assert_sum_at(int line, const plain_sum *actual, const plain_sum *expected, const char *what)
+{
+    const size_t n = expected->n;
+    if (expected->at.f32.ptr) {
+        assert_bits_at(line, actual->at.f32.ptr, expected->at.f32.ptr, n, what);
+        return;
+    }
+    cr_assert(memcmp(actual->at.t.ptr, expected->at.t.ptr, n) == 0, "line %d, %s: highest slices", line, what);
+    assert_bits_at(line, actual->at.hl.ptr, expected->at.hl.ptr, 4 * n, what);
+}
+
+/* No sum. */
+static const ar_row_sum unsummed = {.t = {NULL}};
 
 #endif

@@ -32,6 +32,21 @@ static acc new_acc(device_pair *p, size_t n, pair_values v)
 
 typedef enum rows { ITSELF, LISTED, RARE, ROWS } rows;
 
+pair_sum pair_new_sum(device_pair *p, const char *name, size_t n, bool exact)
+{
+    pair_sum sum = pair_no_sum();
+    const acc a = exact ? new_acc(p, n, PAIR_ORDINARY) : (acc){pair_none(), pair_none()};
+    const pair_buf plain = exact ? pair_none() : pair_floats(p, name, n, PAIR_ORDINARY);
+    for (int s = 0; s < 2; s++)
+        sum.at[s] = (ar_row_sum){.t = a.t.at[s], .hl = a.hl.at[s], .f32 = plain.at[s]};
+    return sum;
+}
+
+pair_sum pair_no_sum(void)
+{
+    return (pair_sum){{{.t = {NULL}}, {.t = {NULL}}}};
+}
+
 /* Rows of the terms go to rows of their own, or into one; to listed ones, many to the same, some to none. */
 static void acc_add_case(device_pair *p, size_t in_acc, size_t n, size_t cols, pair_layout layout, rows which)
 {

@@ -37,6 +37,12 @@ void gemm_acc_cases(device_pair *p);
 void round_i64_cases(device_pair *p);
 
 /* accumulator_cases.c */
+/* A sum over rows of n elements, with what earlier kernels left in it; or none that is wanted. */
+typedef struct pair_sum {
+    ar_row_sum at[2];
+} pair_sum;
+pair_sum pair_new_sum(device_pair *p, const char *name, size_t n, bool exact);
+pair_sum pair_no_sum(void);
 void acc_add_cases(device_pair *p);
 void acc_raise_cases(device_pair *p);
 void acc_value_cases(device_pair *p);

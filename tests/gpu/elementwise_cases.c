@@ -97,22 +97,33 @@ void bias_act_cases(device_pair *p)
                               pair_below(p, 4) == 0);
 }
 
-static void act_backward_case(device_pair *p, size_t n, pair_values v)
+static pair_sum bias_sum(device_pair *p, const char *name, size_t cols)
 {
-    for (int act = 0; act <= AR_ACT_NONE && pair_goes_on(p); act++) {
-        const place where = (place)pair_below(p, 3);
-        pair_begin(p, "n %zu, %s values, %s, place %d", n, pair_values_name(v), acts[act], where);
-        const pair_buf dy = pair_floats(p, "dy", n, PAIR_SPECIAL), x = pair_floats(p, "x", n, v);
-        const pair_buf apart = pair_words(p, "dx", PAIR_W32, n);
-        const pair_buf dx = where == APART ? apart : where == IN_FIRST ? dy : x;
-        PAIR_RUN(p, act_backward, dx.at[s], ar_const(dy.at[s]), ar_const(x.at[s]), (ar_activation)act, n);
-        pair_end(p);
-    }
+    const size_t which = pair_below(p, 3);
+    return which == 2 ? pair_no_sum() : pair_new_sum(p, name, cols, which);
+}
+
+static void act_backward_case(device_pair *p, const size_t shape[2], ar_activation act, place where)
+{
+    pair_begin(p, "[%zu, %zu] %s, place %d", shape[0], shape[1], acts[act], where);
+    const pair_sum dbias = bias_sum(p, "dbias", shape[1]);
+    const pair_tensor dy = pair_input(p, "dy", 2, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW);
+    const pair_tensor x = pair_input(p, "x", 2, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW);
+    const pair_tensor apart = pair_output(p, "dx", 2, shape, PAIR_ROW_MAJOR);
+    const pair_tensor dx = where == APART ? apart : where == IN_FIRST ? dy : x;
+    PAIR_RUN(p, act_backward, &dx.at[s], &dy.at[s], &x.at[s], act, &dbias.at[s]);
+    pair_end(p);
 }
 
 void act_backward_cases(device_pair *p)
 {
-    sizes_and_values(p, act_backward_case);
+    size_t cols;
+    for (size_t i = 0; (cols = pair_size(p, i)) != SIZE_MAX; i++)
+        for (int act = 0; act <= AR_ACT_NONE && pair_goes_on(p); act++)
+            act_backward_case(p, (const size_t[]){1 + (i + (size_t)act) % 40, cols}, (ar_activation)act,
+                              (place)pair_below(p, 3));
+    for (int where = 0; where < 3 && pair_goes_on(p); where++)
+        act_backward_case(p, (const size_t[]){700, 70}, AR_ACT_RELU, (place)where);
 }
 
 static pair_layout rows_layout(device_pair *p)
@@ -142,7 +153,11 @@ static void gated_backward_case(device_pair *p, const size_t shape[2], ar_activa
     const pair_tensor own_up = pair_output(p, "dup", 2, shape, rows_layout(p));
     const pair_tensor dgate = where == 1 || where == 3 ? gate : where == 4 ? dy : own_gate;
     const pair_tensor dup = where == 2 || where == 3 ? up : where == 5 ? dy : own_up;
-    PAIR_RUN(p, gated_backward, &dgate.at[s], &dup.at[s], &dy.at[s], &gate.at[s], &up.at[s], act);
+    const pair_sum gate_bias = bias_sum(p, "gate_bias", shape[1]);
+    const bool exact = gate_bias.at[0].t.ptr != NULL; /* sums are of one kind */
+    const pair_sum up_bias = pair_below(p, 3) ? pair_new_sum(p, "up_bias", shape[1], exact) : pair_no_sum();
+    PAIR_RUN(p, gated_backward, &dgate.at[s], &dup.at[s], &dy.at[s], &gate.at[s], &up.at[s], act, &gate_bias.at[s],
+             &up_bias.at[s]);
     pair_end(p);
 }
 
@@ -175,12 +190,18 @@ static void dropout_case(device_pair *p, int ndim, const size_t *shape, uint64_t
                     .first = first};
     for (int d = 0; d < ndim; d++)
         w.stride[d] = d == ndim - 1 ? 1 : pair_random(p) >> (pair_below(p, 2) ? 54 : 20);
-    const bool in_place = pair_below(p, 3) == 0;
-    pair_begin(p, "%d dimensions, the last %zu, first %llu, threshold 0x%08x%s", ndim, shape[ndim - 1],
-               (unsigned long long)first, threshold, in_place ? ", in place" : "");
+    const bool in_place = pair_below(p, 3) == 0, added = pair_below(p, 2), alone = added && pair_below(p, 2);
+    pair_begin(p, "%d dimensions, the last %zu, first %llu, threshold 0x%08x%s%s", ndim, shape[ndim - 1],
+               (unsigned long long)first, threshold, in_place ? ", in place" : "",
+               alone   ? ", added alone"
+               : added ? ", added"
+                       : "");
     const pair_tensor x = pair_input(p, "x", ndim, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW);
-    const pair_tensor y = pair_output(p, "y", ndim, shape, PAIR_ROW_MAJOR);
-    PAIR_RUN(p, dropout, in_place ? &x.at[s] : &y.at[s], &x.at[s], &w);
+    const pair_tensor residual = pair_input(p, "residual", ndim, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW);
+    const pair_tensor own = pair_output(p, "sum", ndim, shape, PAIR_ROW_MAJOR), sum = in_place ? residual : own;
+    const pair_tensor apart = pair_output(p, "y", ndim, shape, PAIR_ROW_MAJOR), y = in_place ? x : apart;
+    PAIR_RUN(p, dropout, alone ? NULL : &y.at[s], added ? &sum.at[s] : NULL, &x.at[s], added ? &residual.at[s] : NULL,
+             &w);
     pair_end(p);
 }
 

@@ -54,21 +54,27 @@ typedef enum norm_form { NORM_APART, NORM_IN_DY, NORM_IN_X, NORM_NO_SUM, NORM_NO
 
 static void norm_backward_case(device_pair *p, ar_norm_kind kind, size_t rows, size_t h, norm_form form)
 {
-    const bool layer = kind == AR_NORM_LAYER;
-    pair_begin(p, "%s [%zu, %zu] form %d", norm_name(kind), rows, h, form);
-    const pair_buf x = pair_rows(p, "x", rows, h, PAIR_CALM_ROWS), dy = pair_rows(p, "dy", rows, h, PAIR_CALM_ROWS);
-    const pair_buf gamma = pair_floats(p, "gamma", h, PAIR_ORDINARY), apart = pair_words(p, "dx", PAIR_W32, rows * h);
-    const pair_buf residual = form == NORM_NO_SUM ? pair_none() : pair_rows(p, "residual", rows, h, PAIR_EACH_ROW);
-    const pair_buf own_sum = form == NORM_NO_SUM ? pair_none() : pair_words(p, "sum", PAIR_W32, rows * h);
-    const pair_buf sum = form == NORM_IN_DY ? residual : own_sum;
-    const pair_buf dgamma = form == NORM_NO_DGAMMA ? pair_none() : pair_words(p, "dgamma", PAIR_W32, rows * h);
+    const bool layer = kind == AR_NORM_LAYER, exact = pair_below(p, 2);
+    const size_t shape[2] = {rows, h};
+    pair_begin(p, "%s [%zu, %zu] form %d, %s sums", norm_name(kind), rows, h, form, exact ? "exact" : "native");
+    const pair_tensor x = pair_view(pair_rows(p, "x", rows, h, PAIR_CALM_ROWS), 2, shape);
+    const pair_tensor dy = pair_view(pair_rows(p, "dy", rows, h, PAIR_CALM_ROWS), 2, shape);
+    const pair_buf gamma = pair_floats(p, "gamma", h, PAIR_ORDINARY);
+    const pair_tensor apart = pair_output(p, "dx", 2, shape, PAIR_ROW_MAJOR);
+    const pair_tensor residual = pair_view(pair_rows(p, "residual", rows, h, PAIR_EACH_ROW), 2, shape);
+    const pair_tensor own_sum = pair_output(p, "sum", 2, shape, PAIR_ROW_MAJOR);
+    const pair_tensor sum = form == NORM_IN_DY ? residual : own_sum, dx = form == NORM_IN_DY  ? dy
+                                                                          : form == NORM_IN_X ? x
+                                                                                              : apart;
+    const bool alone = form == NORM_NO_SUM;
+    const pair_sum dgamma = form == NORM_NO_DGAMMA ? pair_no_sum() : pair_new_sum(p, "dgamma", h, exact);
+    const pair_sum dbeta = layer ? pair_new_sum(p, "dbeta", h, exact) : pair_no_sum();
     const pair_buf rstd = pair_floats(p, "rstd", rows, rows > 20 ? PAIR_SPECIAL : PAIR_ORDINARY);
     const pair_buf mean = layer ? pair_zeros(p, "mean", PAIR_W64, rows) : pair_none();
     for (size_t i = 0; i < rows && mean.host; i++)
         ((double *)mean.host)[i] = (double)pair_value(p, PAIR_ORDINARY) * 0.9999999;
-    const pair_buf dx = form == NORM_IN_DY ? dy : form == NORM_IN_X ? x : apart;
-    PAIR_RUN(p, norm_backward, kind, dx.at[s], sum.at[s], dgamma.at[s], ar_const(dy.at[s]), ar_const(x.at[s]),
-             ar_const(mean.at[s]), ar_const(rstd.at[s]), ar_const(gamma.at[s]), ar_const(residual.at[s]), rows, h);
+    PAIR_RUN(p, norm_backward, kind, &dx.at[s], alone ? NULL : &sum.at[s], &dy.at[s], &x.at[s], ar_const(mean.at[s]),
+             ar_const(rstd.at[s]), ar_const(gamma.at[s]), alone ? NULL : &residual.at[s], &dgamma.at[s], &dbeta.at[s]);
     pair_end(p);
 }
 
@@ -79,6 +85,8 @@ void norm_backward_cases(device_pair *p)
             for (int form = 0; form < NORM_FORMS && pair_goes_on(p); form++)
                 norm_backward_case(p, (ar_norm_kind)kind, 1 + pair_below(p, 8), width(p, i), (norm_form)form);
         norm_backward_case(p, (ar_norm_kind)kind, 40, 33, NORM_APART);
+        norm_backward_case(p, (ar_norm_kind)kind, 300, 100, NORM_IN_DY); /* more than one part, and block of rows */
+        norm_backward_case(p, (ar_norm_kind)kind, 300, 257, NORM_NO_SUM);
         norm_backward_case(p, (ar_norm_kind)kind, 0, 33, NORM_APART);
     }
 }

@@ -351,26 +351,46 @@ static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
 
 /* --- gradients of the parameters ---------------------------------------------------------------------------------- */
 
+/* Of dY, that this rank's biases have met: of a sum that is scattered over the ranks, the own rows as they are given. */
+static bool biases_meet_own(const ari_linear *l)
+{
+    return ari_is_rowwise(&l->split) && ari_placed_by_tokens(ari_placed_gradient(l->split.to));
+}
+
+ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_PARTS], ari_ahead *ahead)
+{
+    ari_linear *l = ahead->next;
+    const bool as_given = ar_comm_size(ctx->tp) == 1 || biases_meet_own(l) ||
+                          ari_placed_alike(ari_placed_gradient(l->split.to), gradient_taken(l));
+    ahead->biases_summed = l->has_bias && as_given && !ari_fault_moves_bias_rows(ctx, ari_is_rowwise(&l->split));
+    for (int i = 0; i < AR_MAX_PARTS; i++) {
+        sum[i] = (ar_row_sum){.t = {NULL}};
+        if (ahead->biases_summed && i < l->n)
+            AR_TRY(ctx->arith->grad_sum(ctx, &l->bias[i], &sum[i]));
+    }
+    return AR_OK;
+}
+
 static ar_status bias_gradient(ari_linear *l, ar_ctx *ctx, int i, ar_tensor dy)
 {
     AR_TRY(ari_fault_bias_rows(ctx, ari_is_rowwise(&l->split), &dy));
     return ctx->arith->grad_rows(ctx, &l->bias[i], &dy, (ar_cbuf){NULL});
 }
 
-/* x, dy: all positions. bias_dy: those that this rank's biases have met. */
+/* x, dy: all positions. bias_dy: those that this rank's biases have met; NULL: they are summed. */
 static ar_status parameter_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *x, const ar_tensor *dy,
                                      const ar_tensor *bias_dy)
 {
     size_t samples = ar_ctx_samples(ctx, x);
     ar_tensor x_rows = ar_tensor_rows(x), dy_rows = ar_tensor_rows(dy);
     ari_fault_weight_rows(ctx, x, &x_rows, &dy_rows, &samples);
-    const ar_tensor bias_rows = ar_tensor_rows(bias_dy);
+    const ar_tensor bias_rows = ar_tensor_rows(bias_dy ? bias_dy : dy);
     for (int i = 0; i < l->n; i++) {
         const ar_tensor dy_i = columns_of(l->own, &dy_rows, i);
         if (l->weight[i]->uses == 1 || !ar_faulty(ctx, AR_FAULT_tied_weight_untied))
             AR_TRY(ctx->arith->grad_contract(ctx, l->weight[i], &dy_i, &x_rows, samples, column_group(l, ctx),
                                              l->weight[i]->name));
-        if (l->has_bias)
+        if (l->has_bias && bias_dy)
             AR_TRY(bias_gradient(l, ctx, i, columns_of(l->own, &bias_rows, i)));
     }
     return AR_OK;
@@ -379,7 +399,6 @@ static ar_status parameter_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor
 ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
                               const char *name, ari_ahead *ahead)
 {
-    const ar_placement to = ari_placed_gradient(l->split.to);
     const bool was_ahead = ahead && ahead->next == l;
     ari_ahead late = {.next = l};
     ar_tensor x, made_dx, all_dy, in;
@@ -397,8 +416,8 @@ ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_te
         AR_TRY(ari_gather_whole(ctx, next.own->gathering, &in));
     else if (gathers_again(l, ctx))
         AR_TRY(place_input(l, ctx, &in, &x, false));
-    AR_TRY(parameter_gradients(l, ctx, &in, &all_dy,
-                               ari_is_rowwise(&l->split) && ari_placed_by_tokens(to) ? dy : &all_dy));
+    const ar_tensor *bias_dy = biases_meet_own(l) ? dy : &all_dy;
+    AR_TRY(parameter_gradients(l, ctx, &in, &all_dy, was_ahead && ahead->biases_summed ? NULL : bias_dy));
     ari_release_placed(ctx, &in, &x);
     ari_release_placed(ctx, &all_dy, dy);
     return AR_OK;

@@ -53,6 +53,7 @@ AR_NODISCARD ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *
 typedef struct ari_ahead {
     ari_linear *next;
     struct ari_gathering *gathering; /* an object of the step; NULL: not under way */
+    bool biases_summed;              /* the kernel that made its dY has added it to its biases' gradients */
 } ari_ahead;
 
 static inline bool ari_is_colwise(const ar_linear_split *s)
@@ -64,9 +65,12 @@ static inline bool ari_is_rowwise(const ar_linear_split *s)
     return s->style == AR_STYLE_ROWWISE;
 }
 
+/** Where the kernel that makes the dY of ahead->next adds its columns up: sum[i] of part i's bias, and ahead says that it
+ *  does. Where there are no biases, or they have not met dY as it will be given, no sum is wanted. */
+AR_NODISCARD ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_PARTS], ari_ahead *ahead);
 /** dx from dy [.., left_total], placed as the gradients of x and y, tapped as `name` (dx NULL: neither computed nor
- *  tapped); then the gradients of the weights and biases, in order. What a sample is of a 2-D input says ar_ctx_samples. ahead: begins, for another layer than l, or
- *  (l itself) is what has begun; NULL: neither. */
+ *  tapped); then the gradients of the weights and biases, in order. What a sample is of a 2-D input says ar_ctx_samples.
+ *  ahead: begins, for another layer than l, or (l itself) is what has begun; NULL: neither. */
 AR_NODISCARD ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_tensor *dy, const char *name, ari_ahead *ahead);
 /** Columns of a y that leaves that belong to weight i, as a view. */

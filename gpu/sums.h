@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_GPU_SUMS_H
+#define ARI_GPU_SUMS_H
+
+/* Sums over rows: the order-independent accumulator (docs/numerics.md, section 3) and the native sum, whose order is
+ * that of the rows. Each element has one writer in each launch; no sum is atomic. */
+#include "gpu/kernels.h"
+#include "ref/core/size.h"
+#include "ref/numerics/accumulator.h"
+
+namespace ARI_GPU
+{
+
+/* --- what is added, and to what ----------------------------------------------------------------------------------- */
+
+struct exact_sums {
+    uint8_t *t;
+    int64_t *h, *l;
+    struct element {
+        uint8_t t;
+        int64_t h, l;
+        ARI_KERNEL void add(float v)
+        {
+            ari_acc_add(&t, &h, &l, v);
+        }
+    };
+    ARI_KERNEL element load(size_t i) const
+    {
+        return element{t[i], h[i], l[i]};
+    }
+    ARI_KERNEL void store(size_t i, const element &e) const
+    {
+        t[i] = e.t;
+        h[i] = e.h;
+        l[i] = e.l;
+    }
+};
+
+/* Of n elements. */
+inline exact_sums exact_sums_of(ar_buf t, ar_buf hl, size_t n)
+{
+    int64_t *sums = dev<int64_t>(hl);
+    return exact_sums{dev<uint8_t>(t), sums, sums + n};
+}
+
+struct native_sums {
+    float *sum;
+    struct element {
+        float sum;
+        ARI_KERNEL void add(float v)
+        {
+            sum = ari_add32(sum, v);
+        }
+    };
+    ARI_KERNEL element load(size_t i) const
+    {
+        return element{sum[i]};
+    }
+    ARI_KERNEL void store(size_t i, const element &e) const
+    {
+        sum[i] = e.sum;
+    }
+};
+
+inline bool wanted(const ar_row_sum *s)
+{
+    return s->t.ptr || s->f32.ptr;
+}
+
+/* --- every row to one row ----------------------------------------------------------------------------------------- */
+
+/* N sums of [cols] over the same rows. terms(row, col, v) makes the N terms there; it is asked once for each element, so
+ * that it may also write what it has made. */
+
+/* Parts enough to keep a GPU busy, but of 16 rows or more, and 1024 at most, which one thread merges. */
+inline size_t rows_in_part(size_t all, size_t cols)
+{
+    const size_t threads = (size_t)1 << 18, wanted = threads / cols;
+    const size_t most = wanted < 1 ? 1 : wanted < 1024 ? wanted : 1024;
+    const size_t rows = ceil_div(all, most);
+    return rows < 16 ? 16 : rows;
+}
+
+template <class Sums, size_t N> struct sums_of {
+    Sums at[N];
+    bool wanted[N];
+};
+
+/* First a thread a column of one part sums it up from nothing, then one a column merges the parts. */
+template <size_t N, class F>
+ar_status add_exact(ar_device *d, ar_queue *q, const sums_of<exact_sums, N> &to, size_t rows, size_t cols,
+                    const F &terms)
+{
+    const size_t rows_of_part = rows_in_part(rows, cols), count = ceil_div(rows, rows_of_part);
+    size_t each, n, bytes;
+    AR_TRY(ari_mul_size(&each, count, cols));
+    AR_TRY(ari_mul_size(&n, each, N));
+    AR_TRY(ari_mul_size(&bytes, n, 2 * sizeof(int64_t) + sizeof(uint8_t)));
+    scratch memory(d, q);
+    AR_TRY(memory.take(bytes));
+    const exact_sums parts = exact_sums_of(ar_buf_at(memory.buf(), n * 2 * sizeof(int64_t)), memory.buf(), n);
+    AR_TRY(launch_each(d, q, each, [=] ARI_KERNEL(size_t i) {
+        const size_t from = i / cols * rows_of_part, left = rows - from;
+        exact_sums::element e[N] = {};
+        for (size_t r = 0; r < (left < rows_of_part ? left : rows_of_part); r++) {
+            float v[N];
+            terms(from + r, i % cols, v);
+            for (size_t s = 0; s < N; s++)
+                e[s].add(v[s]);
+        }
+        for (size_t s = 0; s < N; s++)
+            parts.store(s * each + i, e[s]);
+    }));
+    return launch_each(d, q, N * cols, [=] ARI_KERNEL(size_t i) {
+        const size_t s = i / cols, col = i % cols;
+        if (!to.wanted[s])
+            return;
+        exact_sums::element e = to.at[s].load(col);
+        for (size_t k = 0; k < count; k++) {
+            const exact_sums::element part = parts.load(s * each + k * cols + col);
+            ari_acc_merge(&e.t, &e.h, &e.l, part.t, part.h, part.l);
+        }
+        to.at[s].store(col, e);
+    });
+}
+
+/* In the order of the rows, a block a few columns: many threads make the terms, one a column adds them. */
+template <size_t N, class F>
+ar_status add_native(ar_device *d, ar_queue *q, const sums_of<native_sums, N> &to, size_t rows, size_t cols,
+                     const F &terms)
+{
+    constexpr size_t ROWS = 256, COLUMNS = 16, TILE = ROWS * COLUMNS;
+    return launch_blocks(d, q, ceil_div(cols, COLUMNS), TILE, [=] ARI_KERNEL(const block &b) {
+        ARI_SHARED float tile[N * TILE];
+        const size_t first = b.index * COLUMNS, left = cols - first, n = left < COLUMNS ? left : COLUMNS;
+        for (size_t from = 0; from < rows; from += ROWS) {
+            const size_t rest = rows - from, count = rest < ROWS ? rest : ROWS;
+            b.each(count * COLUMNS, [&](size_t i) {
+                const size_t col = i % COLUMNS;
+                float v[N];
+                if (col >= n)
+                    return;
+                terms(from + i / COLUMNS, first + col, v);
+                for (size_t s = 0; s < N; s++)
+                    tile[s * TILE + i] = v[s];
+            });
+            b.each(N * n, [&](size_t i) {
+                const size_t s = i / n, col = i % n;
+                if (!to.wanted[s])
+                    return;
+                native_sums::element e = to.at[s].load(first + col);
+                for (size_t r = 0; r < count; r++)
+                    e.add(tile[s * TILE + r * COLUMNS + col]);
+                to.at[s].store(first + col, e);
+            });
+        }
+    });
+}
+
+/* All sums that are wanted are of one kind. */
+template <size_t N, class F>
+ar_status add_to_sums(ar_device *d, ar_queue *q, const ar_row_sum *const (&sum)[N], size_t rows, size_t cols,
+                      const F &terms)
+{
+    sums_of<exact_sums, N> exact = {};
+    sums_of<native_sums, N> native = {};
+    bool is_exact = false;
+    if (rows == 0 || cols == 0)
+        return AR_OK;
+    for (size_t s = 0; s < N; s++) {
+        exact.at[s] = exact_sums_of(sum[s]->t, sum[s]->hl, sum[s]->t.ptr ? cols : 0);
+        native.at[s].sum = dev<float>(sum[s]->f32);
+        exact.wanted[s] = native.wanted[s] = wanted(sum[s]);
+        is_exact = is_exact || sum[s]->t.ptr;
+    }
+    return is_exact ? add_exact<N>(d, q, exact, rows, cols, terms) : add_native<N>(d, q, native, rows, cols, terms);
+}
+
+} // namespace ARI_GPU
+
+#endif
