@@ -25,6 +25,7 @@ typedef struct linear_case {
     int ranks;
     ar_numerics numerics;
     bool sp, keep_gathered;
+    int overlap; /* of ar_ctx_options */
 } linear_case;
 
 /* One rank's tensors, in the shapes it holds. */
@@ -149,8 +150,11 @@ done:
 
 static inline void run_linear(linear_job *j)
 {
-    const rank_run_options o = {
-        .ranks = j->c.ranks, .numerics = j->c.numerics, .sp = j->c.sp, .keep_gathered = j->c.keep_gathered};
+    const rank_run_options o = {.ranks = j->c.ranks,
+                                .numerics = j->c.numerics,
+                                .sp = j->c.sp,
+                                .keep_gathered = j->c.keep_gathered,
+                                .overlap = j->c.overlap};
     cr_assert_eq(rank_run(&o, linear_rank, j), AR_OK, "%d ranks: %s", j->c.ranks, ar_error_message());
 }
 
@@ -167,7 +171,7 @@ static inline void linear_job_fini(linear_job *j)
 /* Given tensors of a layer with 24 inputs and 36 outputs, whose rows and columns vary in magnitude. */
 static inline plain_linear given(size_t samples, size_t each, bool bias)
 {
-    enum { IN = 24, OUT = 36, MOST_TOKENS = 36 };
+    enum { IN = 24, OUT = 36, MOST_TOKENS = 60 };
     static float x[MOST_TOKENS * IN], w[OUT * IN], b[OUT], dy[MOST_TOKENS * OUT];
     fill_values(x, MOST_TOKENS * IN, 1, 1.0);
     fill_values(w, OUT * IN, 2, 0.5);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whole models on 2, 4 and 8 ranks, directly and around the ring, with sequences and samples shared out too, and
  * sequences over context-parallel ranks, compared with the baseline: a plain program, so that ThreadSanitizer can watch
- * the ranks and the collectives under real layers. */
+ * the ranks, their queues and the collectives under real layers. */
 #include <stdio.h>
 
 #include "support/match.h"
@@ -26,7 +26,7 @@ static bool same(ar_arch arch, ar_sim_algorithm algorithm, const match_case *lay
 int main(void)
 {
     static const int tps[] = {2, 4, 8, 0}, few[] = {1, 2, 0};
-    static const match_case layouts[] = {{.sp = false}, {.sp = true}, {.sp = true, .dp = 2}};
+    static const match_case layouts[] = {{.sp = false}, {.sp = true}, {.sp = true, .dp = 2, .overlap = 2}};
     static const match_case contexts[] = {{.cp = 2, .zigzag = true}, {.cp = 4, .cp_inner = 2, .sp = true}};
     bool ok = true;
     for (int arch = AR_ARCH_LLAMA; arch <= AR_ARCH_STACK && ok; arch++) {

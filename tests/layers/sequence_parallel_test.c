@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sequence parallelism: between the regions a rank holds its positions of every sequence, and nothing changes: every
- * tensor has the baseline's bits, whatever the number of samples, of ranks, and what is kept for the backward pass. */
+ * tensor has the baseline's bits, whatever the number of samples, of ranks, and what is kept for the backward pass; and
+ * in how many chunks collectives go beside products. */
 #include <criterion/criterion.h>
 
 #include "support/bits.h"
@@ -10,15 +11,17 @@ TestSuite(sequence_parallel, .timeout = 300);
 
 enum { MOST = 3 * 8 * 12 };
 
-/* A case on 1, 2 and 4 ranks, its gathered inputs kept and not. */
+/* A case on 1, 2 and 4 ranks, its gathered inputs kept and not, at once and in three chunks: of 4 positions 2 and 2, of
+ * 2 positions 1 and 1. */
 static void expect_match(match_case *c)
 {
-    static const int tps[] = {1, 2, 4, 0};
+    static const int tps[] = {1, 2, 4, 0}, chunked[] = {2, 4, 0};
     c->sp = true;
-    for (int keep = 0; keep < 2; keep++) {
-        c->keep_gathered = keep;
-        cr_assert_eq(match(c, tps, NULL), AR_OK, "b=%zu s=%zu keep=%d: %s", c->batch.batch, c->batch.seq, keep,
-                     ar_error_message());
+    for (int i = 0; i < 4; i++) {
+        c->keep_gathered = i % 2;
+        c->overlap = i < 2 ? 1 : 3;
+        cr_assert_eq(match(c, i < 2 ? tps : chunked, NULL), AR_OK, "b=%zu s=%zu keep=%d overlap=%d: %s", c->batch.batch,
+                     c->batch.seq, c->keep_gathered, c->overlap, ar_error_message());
     }
 }
 
@@ -69,6 +72,7 @@ Test(sequence_parallel, three_ranks_share_out_what_three_divides)
     fill_ids(ids, 2 * 6);
     for (int arch = 0; arch < 3; arch++) {
         match_case c = {.config = match_config((ar_arch)arch, 1), .batch = {2, 6, ids}, .seed = 5, .sp = true};
+        c.overlap = 2;
         c.config.heads = c.config.kv_heads = 3;
         c.config.ffn = 9;
         cr_assert_eq(match(&c, tps, NULL), AR_OK, "%s", ar_error_message());
@@ -87,10 +91,23 @@ Test(sequence_parallel, micro_batches_and_data_parallel_ranks_change_no_bit)
                             .batch = {5, 8, ids},
                             .seed = 6,
                             .sp = i % 2 == 0,
+                            .overlap = 2 + i,
                             .dp = i < 2 ? 2 : 1,
                             .micro_batches = 2,
                             .forward_first = i > 1};
             cr_assert_eq(match(&c, tps, NULL), AR_OK, "case %d: %s", i, ar_error_message());
         }
     }
+}
+
+/* The chunks of 3 positions, 2 and 1, under schedules of the ranks and of their queues. */
+Test(sequence_parallel, every_schedule_of_chunks_has_the_baselines_bits)
+{
+    static const int tps[] = {2, 0};
+    int64_t ids[2 * 6];
+    fill_ids(ids, 2 * 6);
+    match_case c = {
+        .config = match_config(AR_ARCH_LLAMA, 1), .batch = {2, 6, ids}, .seed = 7, .sp = true, .overlap = 2};
+    for (c.schedule = 1; c.schedule <= 12; c.schedule++)
+        cr_assert_eq(match(&c, tps, NULL), AR_OK, "schedule %d: %s", (int)c.schedule, ar_error_message());
 }

@@ -289,6 +289,7 @@ ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference
                                 .schedule = c->schedule,
                                 .sp = c->sp,
                                 .keep_gathered = c->keep_gathered,
+                                .overlap = c->overlap,
                                 .dropout = c->dropout,
                                 .loss = c->loss,
                                 .seed = c->seed,

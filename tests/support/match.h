@@ -17,6 +17,7 @@ typedef struct match_case {
     unsigned seed;       /* of the weights */
     double scale;        /* their largest magnitude; 0: 0.5 */
     bool sp, keep_gathered;
+    int overlap;           /* of ar_ctx_options */
     int dp, micro_batches; /* of whole models; 0: one. A tensor's first report is looked for in its place */
     int cp, cp_inner;      /* context-parallel ranks, as in ar_parallel; 0: one */
     bool zigzag;

@@ -31,6 +31,7 @@ static ar_status rank_main(ar_comm *world, void *arg)
                                     .world = world,
                                     .sp = j->o->sp,
                                     .keep_gathered = j->o->keep_gathered,
+                                    .overlap = j->o->overlap,
                                     .dropout = j->o->dropout,
                                     .seed = j->o->seed,
                                     .loss = j->o->loss,

@@ -16,6 +16,7 @@ typedef struct rank_run_options {
     int cp, cp_inner; /* context-parallel ranks among them, as in ar_parallel; 0: one */
     bool zigzag;
     bool sp, keep_gathered;
+    int overlap; /* of ar_ctx_options */
     double dropout;
     uint64_t seed; /* of its masks */
     ar_loss_options loss;
