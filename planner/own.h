@@ -14,6 +14,12 @@ typedef struct ari_account_value {
     bool kept; /* whoever takes it does not give it back: it stays for the backward pass, or another owner ends it */
 } ari_account_value;
 
+/* An input that is gathered beside earlier products, for the gradient of the weight of this role. */
+typedef struct ari_account_early {
+    ari_role role;
+    double bytes; /* 0: there is none */
+} ari_account_early;
+
 /* The blocks in which an attention goes through its scores: the most bytes that one takes forward, and in the two loops
  * of the backward pass; bytes of the last one's scores and their gradients. Of so many samples, a window, heads. */
 typedef struct ari_account_blocks {
@@ -35,15 +41,19 @@ typedef struct ari_account {
     /* The pass. */
     ari_operation_pass pass;
     size_t micro, layer;
-    bool begun;          /* there has been an operation */
-    bool fresh[2];       /* forward, backward: no pass has made the kept operands */
-    ari_account_value x; /* what the next operation takes: a value, backward its gradient */
-    bool gathered;       /* x: for the product that comes, which ends it */
-    bool moves;          /* what an MLP's first layer makes is redistributed: its activation is by itself */
+    bool begun;            /* there has been an operation */
+    bool fresh[2];         /* forward, backward: no pass has made the kept operands */
+    ari_account_value x;   /* what the next operation takes: a value, backward its gradient */
+    bool gathered;         /* x: for the product that comes, which ends it */
+    ari_op_call comes;     /* x comes in chunks, for the product that comes; */
+    bool in_chunks;        /* whether it does */
+    ari_account_value all; /* what is put together of them */
+    bool moves;            /* what an MLP's first layer makes is redistributed: its activation is by itself */
     /* The backward pass. */
     bool open, summed;           /* a linear layer: its dX has been made; its weights' gradients have begun */
     ari_account_value dy, given; /* of the open layer, or of the one that comes: as it takes it, as it was given */
     double together;             /* bytes of its X that were gathered again */
+    ari_account_early early[2];  /* what is gathered again before its layer opens */
     bool placing;                /* x is on its way from `given` to what the layer takes */
     double dropped;              /* bytes of what a dropout made of the gradient, beside which that stays */
     ari_account_value residual;  /* the gradient that goes past the attention or the MLP */
@@ -68,9 +78,17 @@ typedef struct ari_account_product {
     bool along_k;            /* the weights lie side by side along k: of dX */
     const ari_op_call *fold; /* what adds the ranks' parts of it up; NULL: nothing */
     size_t rank;             /* of this one among those */
+    double apart;            /* bytes of a result whose chunks are each made apart, and then put to their place */
 } ari_account_product;
 /** What it takes while it is computed, besides its result. */
 void ari_account_multiply(ari_account *a, const ari_account_product *p);
+/** The same of an A that comes in chunks, of which two are there; each is multiplied by itself. */
+void ari_account_multiply_chunks(ari_account *a, const ari_account_product *p, const ari_op_call *gather);
+/** Bytes of a copy of a product's `rows` bytes of A in the order in which its sum is scattered: rank by rank, chunk by
+ *  chunk. */
+double ari_account_ordered(const ari_operation *op, double rows);
+/** Whether an operation's input comes, or its sum goes, in chunks beside products. */
+bool ari_account_is_cut(const ari_operation *op);
 /** Whether this rank counts a weight's part of dX: of those that hold copies of it the first does. */
 static inline bool ari_account_counts(const ari_account *a, const ari_op_value *weight)
 {

@@ -50,10 +50,17 @@ static void input_gradient(ari_account *a, const ari_operation *op)
         p.k += ari_account_counts(a, &op->weight[i]) ? (double)op->weight[i].local[0] : 0.0;
         all += ari_account_bytes(&op->input[i]);
     }
-    const double ordered = p.fold && ari_account_is_shard(dx, 1) && dy->local[0] != 1 ? all : 0.0;
+    const double ordered = ari_account_ordered(op, all);
     take(a, ordered + ari_account_bytes(dx));
     ari_account_keep_operand(a, p.cols, p.k);
-    ari_account_multiply(a, &p);
+    p.apart = a->in_chunks || dy->local[0] != 1 ? ari_account_bytes(dx) : 0.0;
+    if (a->in_chunks) {
+        take(a, a->x.bytes);
+        ari_account_multiply_chunks(a, &p, &a->comes);
+        a->in_chunks = false;
+    } else {
+        ari_account_multiply(a, &p);
+    }
     give(a, ordered);
     a->dy = a->x;
     a->open = true;
@@ -94,6 +101,28 @@ static void gather_rows(ari_account *a, const ari_operation *op)
     give(a, ari_account_bytes(&op->output[0]));
 }
 
+/* It is there, rank by rank, until the gradients of its weights are made. */
+static void gather_early(ari_account *a, const ari_operation *op, double bytes)
+{
+    ari_account_early *e = &a->early[a->early[0].bytes > 0.0];
+    *e = (ari_account_early){op->call[0].role, bytes};
+    take(a, bytes);
+}
+
+/* Several samples are put into their order, in memory of their own. */
+static void take_early(ari_account *a, const ari_operation *op, double samples)
+{
+    for (int i = 0; i < 2; i++) {
+        ari_account_early *e = &a->early[i];
+        if (e->bytes == 0.0 || e->role != op->role)
+            continue;
+        if (samples > 1.0)
+            ari_account_touch(a, e->bytes);
+        a->together += e->bytes;
+        e->bytes = 0.0;
+    }
+}
+
 /* Of dX the input ends, and of what dY becomes on its way; the dY that was given stays until the layer closes. */
 static void redistribute(ari_account *a, const ari_operation *op)
 {
@@ -106,7 +135,15 @@ static void redistribute(ari_account *a, const ari_operation *op)
         place_norm(a, op);
         return;
     }
-    ari_account_redistribute(a, op, ARI_MEMORY_WORKSPACE);
+    if (op->again && op->call[0].queue == ARI_ON_TP) {
+        gather_early(a, op, out);
+        return;
+    }
+    a->in_chunks = ari_account_is_cut(op);
+    if (a->in_chunks) /* its product puts it together */
+        a->comes = op->call[0];
+    else
+        ari_account_redistribute(a, op, ARI_MEMORY_WORKSPACE);
     if (op->again) {
         a->together += out;
         return;
@@ -137,6 +174,7 @@ static void weight_gradient(ari_account *a, const ari_operation *op)
     const double tokens = ari_account_tokens(x), samples = (double)x->local[0];
     const double out = (double)weight->local[0], in = (double)weight->local[1];
     a->summed = a->open;
+    take_early(a, op, samples);
     if (op->inputs < 2 || x->ndim != 3 || weight->ndim != 2)
         return;
     const ari_op_call *sums =

@@ -127,8 +127,14 @@ static void norm(ari_account *a, const ari_operation *op)
 static void redistribute(ari_account *a, const ari_operation *op)
 {
     const ari_memory_kind kind = a->x.kind == ARI_MEMORY_LOGITS ? ARI_MEMORY_LOGITS : ari_account_kind(op);
-    ari_account_redistribute(a, op, kind);
     a->x.kept = a->x.kept || op->stays || ari_account_is_norm(op->role);
+    if (ari_account_is_cut(op)) {
+        a->comes = op->call[0];
+        a->in_chunks = true;
+        a->all = (ari_account_value){op->stays ? 0.0 : ari_account_values(op->outputs, op->output), kind, true};
+        return;
+    }
+    ari_account_redistribute(a, op, kind);
     ari_account_finish(a, &a->x);
     next(a, ari_account_values(op->outputs, op->output), kind, false);
     a->gathered = op->stays;
@@ -147,6 +153,19 @@ void ari_account_keep_operand(ari_account *a, double rows, double k)
         a->operands += WORD * (rows * k + rows + k);
 }
 
+/* The product of what is there, or comes in chunks; an input that does not stay ends. */
+static void multiply(ari_account *a, const ari_account_product *p)
+{
+    if (a->in_chunks) {
+        ari_account_take(a, a->all.kind, a->all.bytes);
+        ari_account_multiply_chunks(a, p, &a->comes);
+        a->in_chunks = false;
+    } else {
+        ari_account_multiply(a, p);
+        a->x.kept = !a->gathered;
+    }
+}
+
 static void product(ari_account *a, const ari_operation *op)
 {
     const ari_op_value *x = &op->input[0];
@@ -161,15 +180,16 @@ static void product(ari_account *a, const ari_operation *op)
     for (int i = 0; i < op->weights; i++)
         p.cols += (double)op->weight[i].local[0];
     y = ari_account_values(op->outputs, op->output);
-    ari_account_take(a, kind, op->role == ARI_FIRST && !a->moves ? 2.0 * y : y); /* with its activation */
+    p.apart = op->role == ARI_FIRST && !a->moves ? 2.0 * y : y; /* with its activation */
+    ari_account_take(a, kind, p.apart);
+    if (!a->in_chunks && x->local[0] == 1)
+        p.apart = 0.0;
     const double biases = joined_biases(a, op, p.cols);
-    const double ordered =
-        p.fold && ari_account_is_shard(&op->output[0], 1) && x->local[0] != 1 ? WORD * p.rows * p.k : 0.0;
+    const double ordered = ari_account_ordered(op, WORD * p.rows * p.k);
     ari_account_take(a, ARI_MEMORY_WORKSPACE, biases + ordered);
     ari_account_keep_operand(a, p.cols, p.k);
-    ari_account_multiply(a, &p);
+    multiply(a, &p);
     ari_account_give(a, ARI_MEMORY_WORKSPACE, biases + ordered);
-    a->x.kept = !a->gathered;
     ari_account_finish(a, &a->x);
     next(a, y, kind, false);
 }

@@ -63,16 +63,6 @@ static void fold_exact(ari_account *a, const ari_account_product *p)
     ari_account_touch(a, sums + SUM * limbs * slice_of(p, n));
 }
 
-static void multiply_exact(ari_account *a, const ari_account_product *p)
-{
-    const double left = WORD * p->batch * p->rows * (1.0 + p->k);
-    const double right = p->of ? 0.0 : WORD * p->batch * (p->cols * (1.0 + p->k) + (p->scaled ? p->k : 0.0));
-    ari_account_take(a, ARI_MEMORY_WORKSPACE, left + right);
-    if (p->fold)
-        fold_exact(a, p);
-    ari_account_give(a, ARI_MEMORY_WORKSPACE, left + right);
-}
-
 void ari_account_round(ari_account *a, double left, double right)
 {
     if (!a->exact && a->c->run.precision != AR_PRECISION_F32)
@@ -92,10 +82,98 @@ static void round_operands(ari_account *a, const ari_account_product *p)
     }
 }
 
+/* --- in chunks ---------------------------------------------------------------------------------------------------- */
+
+bool ari_account_is_cut(const ari_operation *op)
+{
+    return op->calls > 0 && op->call[op->calls - 1].queue == ARI_ON_TP && !op->again;
+}
+
+double ari_account_ordered(const ari_operation *op, double rows)
+{
+    const bool scattered = op->calls > 0 && op->call[op->calls - 1].kind == ARI_CALL_REDUCE_SCATTER &&
+                           ari_account_is_shard(&op->output[0], 1);
+    return scattered && (ari_account_is_cut(op) || op->input[0].local[0] != 1) ? rows : 0.0;
+}
+
+static bool is_cut(const ari_account_product *p)
+{
+    return p->fold && p->fold->queue == ARI_ON_TP;
+}
+
+/* Chunk i's part of n, which belongs to all of the call. */
+static double part(const ari_op_call *call, size_t i, double n)
+{
+    return n * (double)ari_call_chunk(call, i) / (double)call->elements;
+}
+
+static double chunk_bytes(const ari_op_call *call, size_t i)
+{
+    return (double)ar_dtype_bytes(call->dtype) * (double)ari_call_chunk(call, i);
+}
+
+/* Its sums, then those of the own slice beside them. */
+static void begin_chunk(ari_account *a, const ari_account_product *p, size_t i)
+{
+    const double sums = chunk_bytes(p->fold, i);
+    ari_account_product chunk = *p;
+    chunk.rows = part(p->fold, i, p->rows);
+    ari_account_take(a, ARI_MEMORY_WORKSPACE, sums);
+    round_operands(a, &chunk);
+    ari_account_take(a, ARI_MEMORY_WORKSPACE, sums / (double)p->fold->ranks);
+}
+
+static void end_chunk(ari_account *a, const ari_account_product *p, size_t i)
+{
+    const double sums = chunk_bytes(p->fold, i);
+    ari_account_touch(a, part(p->fold, i, p->apart));
+    ari_account_give(a, ARI_MEMORY_WORKSPACE, sums + sums / (double)p->fold->ranks);
+}
+
+/* A chunk is rounded when the next one has been multiplied. */
+static void scatter_chunks(ari_account *a, const ari_account_product *p)
+{
+    const size_t n = ari_call_chunks(p->fold);
+    for (size_t i = 0; i < n; i++) {
+        begin_chunk(a, p, i);
+        if (i > 0)
+            end_chunk(a, p, i - 1);
+    }
+    end_chunk(a, p, n - 1);
+}
+
+void ari_account_multiply_chunks(ari_account *a, const ari_account_product *p, const ari_op_call *gather)
+{
+    const double two = chunk_bytes(gather, 0) + chunk_bytes(gather, 1), made = part(gather, 0, p->apart);
+    ari_account_product chunk = *p;
+    chunk.rows = part(gather, 0, p->rows);
+    ari_account_take(a, ARI_MEMORY_WORKSPACE, two + made);
+    ari_account_multiply(a, &chunk);
+    ari_account_give(a, ARI_MEMORY_WORKSPACE, two + made);
+}
+
+/* --- at once ------------------------------------------------------------------------------------------------------ */
+
+static void multiply_exact(ari_account *a, const ari_account_product *p)
+{
+    const double left = WORD * p->batch * p->rows * (1.0 + p->k);
+    const double right = p->of ? 0.0 : WORD * p->batch * (p->cols * (1.0 + p->k) + (p->scaled ? p->k : 0.0));
+    ari_account_take(a, ARI_MEMORY_WORKSPACE, left + right);
+    if (is_cut(p))
+        scatter_chunks(a, p);
+    else if (p->fold)
+        fold_exact(a, p);
+    ari_account_give(a, ARI_MEMORY_WORKSPACE, left + right);
+}
+
 /* The product is made in memory of its own where ranks add it up; of scattered rows there are the own ones besides. */
 static void multiply_native(ari_account *a, const ari_account_product *p)
 {
     const double n = p->batch * p->rows * p->cols, folded = p->fold ? WORD * n : 0.0;
+    if (is_cut(p)) {
+        scatter_chunks(a, p);
+        return;
+    }
     ari_account_take(a, ARI_MEMORY_WORKSPACE, folded);
     round_operands(a, p);
     if (p->fold && p->fold->kind == ARI_CALL_REDUCE_SCATTER)

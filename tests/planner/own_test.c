@@ -47,6 +47,7 @@ static void draw(drawn *x, uint64_t first, bool context)
     layout_draw *d = &x->d;
     (context ? layout_draw_make_context : layout_draw_make)(d, first);
     draw_plan(d, &seed);
+    d->parallel.overlap = d->parallel.sp && d->parallel.tp > 1 ? 1 + (int)plan_draw_below(&seed, 9) : 1;
     const bool native = plan_draw_below(&seed, 2);
     for (size_t i = 0; i < LAYOUT_DRAW_TOKENS; i++)
         x->ids[i] = (int64_t)(i * 7 % d->config.vocab);
@@ -91,13 +92,14 @@ static void run(ar_rank_memory *counted, const drawn *x)
 
 /* How many of the draws have what decides memory. */
 typedef struct covered {
-    int sp, zero, native, stored, planned, first, tapped;
+    int sp, cut, zero, native, stored, planned, first, tapped;
 } covered;
 
 static void cover(covered *n, const drawn *x)
 {
     const ar_run *r = &x->o.run;
     n->sp += r->parallel.sp && r->parallel.tp > 1;
+    n->cut += r->parallel.overlap > 1;
     n->zero += r->parallel.zero > 0 && r->parallel.dp > 1 && r->steps > 0;
     n->native += r->numerics == AR_NUMERICS_NATIVE;
     n->stored += r->storage == AR_BF16;
@@ -108,7 +110,7 @@ static void cover(covered *n, const drawn *x)
 
 static void expect_wide(const covered *n, int draws)
 {
-    const int counts[] = {n->sp, n->zero, n->native, n->stored, n->planned, n->first, n->tapped};
+    const int counts[] = {n->sp, n->cut, n->zero, n->native, n->stored, n->planned, n->first, n->tapped};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         cr_expect_geq(counts[i], draws / 10, "%zu: %d of %d draws", i, counts[i], draws);
 }
