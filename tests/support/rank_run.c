@@ -54,6 +54,7 @@ ar_status rank_run(const rank_run_options *o, rank_fn fn, void *user)
 {
     job j = {o, fn, user};
     const ar_sim_options options = {.algorithm = o->algorithm,
+                                    .cluster = o->cluster,
                                     .explore = o->schedule != 0,
                                     .schedule_seed = o->schedule,
                                     .timeout_ns = 60000000000u}; /* ranks may be slow */

@@ -25,10 +25,11 @@ typedef struct rank_run_options {
     ar_dtype storage;       /* of the weights' matrices; 0: fp32 */
     ar_fault fault;
     ar_sim_algorithm algorithm;
-    ar_device_choice device; /* of every rank; zero: the CPU */
-    uint64_t schedule;       /* the seed of an explored schedule; 0: the system's */
-    ar_tap_fn tap;           /* NULL: nobody listens */
-    void *const *tap_user;   /* [ranks] */
+    const ar_sim_cluster *cluster; /* of virtual time; NULL: none */
+    ar_device_choice device;       /* of every rank; zero: the CPU */
+    uint64_t schedule;             /* the seed of an explored schedule; 0: the system's */
+    ar_tap_fn tap;                 /* NULL: nobody listens */
+    void *const *tap_user;         /* [ranks] */
 } rank_run_options;
 
 /** Runs fn on `ranks` simulated ranks, each with a device, of one thread on the CPU, and a context of its own. The first rank's
