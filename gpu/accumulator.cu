@@ -5,24 +5,25 @@
 namespace ARI_GPU
 {
 
-struct term_rows {
-    const float *data;
+template <class T> struct term_rows {
+    const T *data;
     ptrdiff_t row_stride, col_stride;
     size_t rows, cols;
     ARI_KERNEL float at(size_t row, size_t col) const
     {
-        return data[static_cast<ptrdiff_t>(row) * row_stride + static_cast<ptrdiff_t>(col) * col_stride];
+        return load(data[static_cast<ptrdiff_t>(row) * row_stride + static_cast<ptrdiff_t>(col) * col_stride]);
     }
 };
 
-static term_rows terms_of(const ar_tensor *t)
+template <class T> term_rows<T> terms_of(const ar_tensor *t)
 {
-    return term_rows{dev<float>(ar_const(t->data)), t->stride[0], t->stride[1], t->shape[0], t->shape[1]};
+    return term_rows<T>{dev<T>(ar_const(t->data)), t->stride[0], t->stride[1], t->shape[0], t->shape[1]};
 }
 
 /* --- row r to row r ----------------------------------------------------------------------------------------------- */
 
-template <class Sums> ar_status add_apart(ar_device *d, ar_queue *q, const Sums &sums, const term_rows &terms)
+template <class Sums, class T>
+ar_status add_apart(ar_device *d, ar_queue *q, const Sums &sums, const term_rows<T> &terms)
 {
     return launch_each(d, q, terms.rows * terms.cols, [=] ARI_KERNEL(size_t i) {
         typename Sums::element e = sums.load(i);
@@ -37,8 +38,8 @@ template <class Sums> ar_status add_apart(ar_device *d, ar_queue *q, const Sums 
  * to do. A launch looks for such rows among ROWS_AT_ONCE. */
 constexpr size_t ROWS_AT_ONCE = 1024, COLUMNS_AT_ONCE = 1024;
 
-template <class Sums>
-ar_status add_chosen(ar_device *d, ar_queue *q, const Sums &sums, const term_rows &terms, const int64_t *row_of,
+template <class Sums, class T>
+ar_status add_chosen(ar_device *d, ar_queue *q, const Sums &sums, const term_rows<T> &terms, const int64_t *row_of,
                      size_t rows_in_acc, size_t from, size_t count)
 {
     const size_t cols = terms.cols, tiles = ceil_div(cols, COLUMNS_AT_ONCE);
@@ -77,9 +78,9 @@ ar_status add_chosen(ar_device *d, ar_queue *q, const Sums &sums, const term_row
     });
 }
 
-template <class Sums>
-static ar_status add_rows(ar_device *d, ar_queue *q, const Sums &sums, const term_rows &terms, const int64_t *row_of,
-                          size_t rows_in_acc)
+template <class Sums, class T>
+ar_status add_rows(ar_device *d, ar_queue *q, const Sums &sums, const term_rows<T> &terms, const int64_t *row_of,
+                   size_t rows_in_acc)
 {
     for (size_t from = 0; from < terms.rows; from += ROWS_AT_ONCE) {
         const size_t left = terms.rows - from, count = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
@@ -90,7 +91,7 @@ static ar_status add_rows(ar_device *d, ar_queue *q, const Sums &sums, const ter
 
 /* --- every row to one row ----------------------------------------------------------------------------------------- */
 
-static ar_status add_all(ar_device *d, ar_queue *q, const ar_row_sum &to, const term_rows &terms)
+template <class T> ar_status add_all(ar_device *d, ar_queue *q, const ar_row_sum &to, const term_rows<T> &terms)
 {
     return add_to_sums<1>(d, q, {&to}, terms.rows, terms.cols,
                           [=] ARI_KERNEL(size_t row, size_t col, float(&v)[1]) { v[0] = terms.at(row, col); });
@@ -109,29 +110,38 @@ static ar_status check_rows(const ar_tensor *terms, size_t rows_in_acc)
     return ar_error_set(AR_ERR_SHAPE, "acc_add: row %zu goes to row %zu of %zu", row, row, rows_in_acc);
 }
 
-ar_status acc_add(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t rows_in_acc, const ar_tensor *terms,
-                  ar_cbuf row_of)
+template <class T>
+ar_status acc_add_of(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t rows_in_acc, const ar_tensor *terms,
+                     ar_cbuf row_of)
 {
-    const term_rows in = terms_of(terms);
+    const term_rows<T> in = terms_of<T>(terms);
     const exact_sums sums = exact_sums_of(t, hl, rows_in_acc * in.cols);
     if (row_of.ptr)
         return add_rows(d, q, sums, in, dev<int64_t>(row_of), rows_in_acc);
     AR_TRY(check_rows(terms, rows_in_acc));
-    if (rows_in_acc > 1)
-        return add_apart(d, q, sums, in);
-    return add_all(d, q, {t, hl, {nullptr}}, in);
+    return rows_in_acc > 1 ? add_apart(d, q, sums, in) : add_all(d, q, {t, hl, {nullptr}}, in);
+}
+
+ar_status acc_add(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t rows_in_acc, const ar_tensor *terms,
+                  ar_cbuf row_of)
+{
+    return ARI_BY_DTYPE(terms, acc_add_of)(d, q, t, hl, rows_in_acc, terms, row_of);
+}
+
+template <class T>
+ar_status sum_rows_of(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms, ar_cbuf row_of)
+{
+    const term_rows<T> in = terms_of<T>(terms);
+    const native_sums sums = {dev<float>(acc)};
+    if (row_of.ptr)
+        return add_rows(d, q, sums, in, dev<int64_t>(row_of), rows_in_acc);
+    return rows_in_acc > 1 ? add_apart(d, q, sums, in) : add_all(d, q, {{nullptr}, {nullptr}, acc}, in);
 }
 
 ar_status sum_rows_f32(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
                        ar_cbuf row_of)
 {
-    const term_rows in = terms_of(terms);
-    const native_sums sums = {dev<float>(acc)};
-    if (row_of.ptr)
-        return add_rows(d, q, sums, in, dev<int64_t>(row_of), rows_in_acc);
-    if (rows_in_acc > 1)
-        return add_apart(d, q, sums, in);
-    return add_all(d, q, {{nullptr}, {nullptr}, acc}, in);
+    return ARI_BY_DTYPE(terms, sum_rows_of)(d, q, acc, rows_in_acc, terms, row_of);
 }
 
 ar_status acc_raise(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n)

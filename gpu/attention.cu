@@ -29,29 +29,36 @@ ar_status rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t 
 
 /* A block a position of a sample, all its heads. A thread reads both halves of a pair before it writes them: y may be
  * x. */
-ar_status rope(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,
-               int direction)
+template <class T>
+ar_status rope_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,
+                  int direction)
 {
-    const view<float> all_to = view_of<float>(y);
-    const view<const float> all_from = view_of<const float>(x);
+    const view<T> all_to = view_of<T>(y);
+    const view<const T> all_from = view_of<const T>(x);
     const size_t positions = x->shape[1], heads = x->shape[2], half = x->shape[3] / 2;
     const float *cosines = dev<float>(cos), *sines = dev<float>(sin);
     const uint32_t flip = direction < 0 ? 0x80000000u : 0; /* the sign bit that makes sin -sin */
     return launch_blocks(d, q, x->shape[0] * positions, heads * half, [=] ARI_KERNEL(const block &b) {
         const size_t position = b.index % positions;
-        const float *from = all_from.matrix(b.index);
-        float *to = all_to.matrix(b.index);
+        const T *from = all_from.matrix(b.index);
+        T *to = all_to.matrix(b.index);
         b.each(heads * half, [&](size_t i) {
             const ptrdiff_t head = static_cast<ptrdiff_t>(i / half);
             const size_t pair = i % half;
-            const float *in = from + head * all_from.stride[2];
-            float *out = to + head * all_to.stride[2];
-            const float x1 = in[pair], x2 = in[half + pair], c = cosines[position * half + pair];
+            const T *in = from + head * all_from.stride[2];
+            T *out = to + head * all_to.stride[2];
+            const float x1 = load(in[pair]), x2 = load(in[half + pair]), c = cosines[position * half + pair];
             const float s = ari_float32(ari_bits32(sines[position * half + pair]) ^ flip);
-            out[pair] = ari_rope_first(x1, x2, c, s);
-            out[half + pair] = ari_rope_second(x1, x2, c, s);
+            store(out + pair, ari_rope_first(x1, x2, c, s));
+            store(out + half + pair, ari_rope_second(x1, x2, c, s));
         });
     });
+}
+
+ar_status rope(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,
+               int direction)
+{
+    return ARI_BY_DTYPE(y, rope_of)(d, q, y, x, cos, sin, direction);
 }
 
 /* --- softmax ------------------------------------------------------------------------------------------------------ */

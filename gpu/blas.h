@@ -28,10 +28,10 @@ struct blas_matrix {
  * addresses; n and ld of c: multiples of 4. Errors: AR_ERR_DEVICE, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (too large). */
 ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                     const blas_matrix &b);
-/* a and b: fp32 words or, for AR_PRECISION_BF16, bf16 numbers of two bytes; c: fp32, as are the sums. c is not
- * transposed. Errors: as above. */
+/* a and b: fp32 words or, for AR_PRECISION_BF16, bf16 numbers of two bytes; c: AR_F32 or, where a and b are bf16
+ * numbers, AR_BF16, as `result` says; the sums: fp32. c is not transposed. Errors: as above. */
 ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
-                     const blas_matrix &b, bool add, ar_precision operands);
+                     const blas_matrix &b, bool add, ar_precision operands, ar_dtype result);
 
 #if defined(__CUDACC__)
 /* What a CUDA device keeps for the library: made with it, ended with it, in a thread whose GPU

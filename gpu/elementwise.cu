@@ -9,58 +9,91 @@ namespace ARI_GPU
 
 /* --- contiguous --------------------------------------------------------------------------------------------------- */
 
+template <class T>
+ar_status add_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
+{
+    T *to = dev<T>(y->data);
+    const T *left = dev<T>(a->data), *right = dev<T>(b->data);
+    return launch_each(d, q, ar_tensor_count(y),
+                       [=] ARI_KERNEL(size_t i) { store(to + i, ari_add32(load(left[i]), load(right[i]))); });
+}
+
 ar_status add(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    float *to = dev<float>(y->data);
-    const float *left = dev<float>(a->data), *right = dev<float>(b->data);
-    return launch_each(d, q, ar_tensor_count(y), [=] ARI_KERNEL(size_t i) { to[i] = ari_add32(left[i], right[i]); });
+    return ARI_BY_DTYPE(y, add_of)(d, q, y, a, b);
+}
+
+template <class T>
+ar_status mul_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
+{
+    T *to = dev<T>(y->data);
+    const T *left = dev<T>(a->data), *right = dev<T>(b->data);
+    return launch_each(d, q, ar_tensor_count(y),
+                       [=] ARI_KERNEL(size_t i) { store(to + i, ari_mul32(load(left[i]), load(right[i]))); });
 }
 
 ar_status mul(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    float *to = dev<float>(y->data);
-    const float *left = dev<float>(a->data), *right = dev<float>(b->data);
-    return launch_each(d, q, ar_tensor_count(y), [=] ARI_KERNEL(size_t i) { to[i] = ari_mul32(left[i], right[i]); });
+    return ARI_BY_DTYPE(y, mul_of)(d, q, y, a, b);
+}
+
+template <class T> ar_status fill_of(ar_device *d, ar_queue *q, const ar_tensor *y, float value)
+{
+    T *to = dev<T>(y->data);
+    const float same = ari_canonical32(value);
+    return launch_each(d, q, ar_tensor_count(y), [=] ARI_KERNEL(size_t i) { store(to + i, same); });
 }
 
 ar_status fill(ar_device *d, ar_queue *q, const ar_tensor *y, float value)
 {
-    return launch_each(
-        d, q, ar_tensor_count(y),
-        [to = dev<float>(y->data), value = ari_canonical32(value)] ARI_KERNEL(size_t i) { to[i] = value; });
+    return ARI_BY_DTYPE(y, fill_of)(d, q, y, value);
 }
 
 /* --- activations -------------------------------------------------------------------------------------------------- */
 
-ar_status bias_act(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bias, ar_activation act, const ar_tensor *z)
+template <class T>
+ar_status bias_act_of(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bias, ar_activation act,
+                      const ar_tensor *z)
 {
-    float *sums = dev<float>(y->data), *values = act == AR_ACT_NONE ? nullptr : dev<float>(z->data);
+    T *sums = dev<T>(y->data), *values = act == AR_ACT_NONE ? nullptr : dev<T>(z->data);
     const size_t cols = y->shape[1];
     return launch_each(d, q, y->shape[0] * cols, [=, bias = dev<float>(bias)] ARI_KERNEL(size_t i) {
-        float sum = sums[i];
-        if (bias) {
-            sum = ari_add32(sum, bias[i % cols]);
-            sums[i] = sum;
-        }
+        if (bias)
+            store(sums + i, ari_add32(load(sums[i]), bias[i % cols]));
         if (values)
-            values[i] = ari_act32(act, sum);
+            store(values + i, ari_act32(act, load(sums[i]))); /* of y as it is stored */
+    });
+}
+
+ar_status bias_act(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bias, ar_activation act, const ar_tensor *z)
+{
+    return ARI_BY_DTYPE(y, bias_act_of)(d, q, y, bias, act, z);
+}
+
+/* dbias adds dx as it is stored. */
+template <class T>
+ar_status act_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
+                          ar_activation act, const ar_row_sum *dbias)
+{
+    T *to = dev<T>(dx->data);
+    const T *slopes = dev<T>(ar_const(dy->data)), *from = dev<T>(ar_const(x->data));
+    const ar_tensor all = ar_tensor_rows(x);
+    const size_t rows = all.shape[0], cols = all.shape[1];
+    if (!wanted(dbias))
+        return launch_each(d, q, rows * cols, [=] ARI_KERNEL(size_t i) {
+            store(to + i, ari_mul32(load(slopes[i]), ari_dact32(act, load(from[i]))));
+        });
+    return add_to_sums<1>(d, q, {dbias}, rows, cols, [=] ARI_KERNEL(size_t row, size_t col, float(&v)[1]) {
+        const size_t i = row * cols + col;
+        store(to + i, ari_mul32(load(slopes[i]), ari_dact32(act, load(from[i]))));
+        v[0] = load(to[i]);
     });
 }
 
 ar_status act_backward(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                        ar_activation act, const ar_row_sum *dbias)
 {
-    float *to = dev<float>(dx->data);
-    const float *slopes = dev<float>(ar_const(dy->data)), *from = dev<float>(ar_const(x->data));
-    const ar_tensor all = ar_tensor_rows(x);
-    const size_t rows = all.shape[0], cols = all.shape[1];
-    if (!wanted(dbias))
-        return launch_each(d, q, rows * cols,
-                           [=] ARI_KERNEL(size_t i) { to[i] = ari_mul32(slopes[i], ari_dact32(act, from[i])); });
-    return add_to_sums<1>(d, q, {dbias}, rows, cols, [=] ARI_KERNEL(size_t row, size_t col, float(&v)[1]) {
-        const size_t i = row * cols + col;
-        v[0] = to[i] = ari_mul32(slopes[i], ari_dact32(act, from[i]));
-    });
+    return ARI_BY_DTYPE(dx, act_backward_of)(d, q, dx, dy, x, act, dbias);
 }
 
 /* A 2-D view whose columns are contiguous. */
@@ -78,44 +111,49 @@ template <class T> strided_rows<T> rows_of(const ar_tensor *t)
     return strided_rows<T>{dev<T>(t->data), t->stride[0]};
 }
 
-ar_status gated_forward(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *gate, const ar_tensor *up,
-                        ar_activation act)
+template <class T>
+ar_status gated_forward_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *gate, const ar_tensor *up,
+                           ar_activation act)
 {
     const size_t cols = y->shape[1];
-    const strided_rows<float> to = rows_of<float>(y);
-    const strided_rows<const float> g = rows_of<const float>(gate), u = rows_of<const float>(up);
+    const strided_rows<T> to = rows_of<T>(y);
+    const strided_rows<const T> g = rows_of<const T>(gate), u = rows_of<const T>(up);
     return launch_each(d, q, y->shape[0] * cols, [=] ARI_KERNEL(size_t i) {
         const size_t row = i / cols, col = i % cols;
-        *to.at(row, col) = ari_gated_act(act, *g.at(row, col), *u.at(row, col));
+        store(to.at(row, col), ari_gated_act(act, load(*g.at(row, col)), load(*u.at(row, col))));
     });
 }
 
-/* The backward pass at one place. */
-struct gated_gradient {
+ar_status gated_forward(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *gate, const ar_tensor *up,
+                        ar_activation act)
+{
+    return ARI_BY_DTYPE(y, gated_forward_of)(d, q, y, gate, up, act);
+}
+
+/* The backward pass at one place; the biases' sums add what is stored. */
+template <class T> struct gated_gradient {
     ar_activation act;
-    strided_rows<float> dgate, dup;
-    strided_rows<const float> dy, gate, up;
+    strided_rows<T> dgate, dup;
+    strided_rows<const T> dy, gate, up;
     ARI_KERNEL void operator()(size_t row, size_t col, float (&v)[2]) const
     {
-        const float slope = *dy.at(row, col), g = *gate.at(row, col);
-        v[0] = ari_gated_dgate(act, slope, *up.at(row, col), g);
-        v[1] = ari_gated_dup(act, slope, g);
-        *dup.at(row, col) = v[1];
-        *dgate.at(row, col) = v[0];
+        const float slope = load(*dy.at(row, col)), g = load(*gate.at(row, col));
+        const float by_gate = ari_gated_dgate(act, slope, load(*up.at(row, col)), g);
+        store(dup.at(row, col), ari_gated_dup(act, slope, g));
+        v[1] = load(*dup.at(row, col));
+        store(dgate.at(row, col), by_gate);
+        v[0] = load(*dgate.at(row, col));
     }
 };
 
-ar_status gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup, const ar_tensor *dy,
-                         const ar_tensor *gate, const ar_tensor *up, ar_activation act, const ar_row_sum *dgate_bias,
-                         const ar_row_sum *dup_bias)
+template <class T>
+ar_status gated_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup,
+                            const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act,
+                            const ar_row_sum *dgate_bias, const ar_row_sum *dup_bias)
 {
     const size_t rows = dy->shape[0], cols = dy->shape[1];
-    const gated_gradient at = {act,
-                               rows_of<float>(dgate),
-                               rows_of<float>(dup),
-                               rows_of<const float>(dy),
-                               rows_of<const float>(gate),
-                               rows_of<const float>(up)};
+    const gated_gradient<T> at = {
+        act, rows_of<T>(dgate), rows_of<T>(dup), rows_of<const T>(dy), rows_of<const T>(gate), rows_of<const T>(up)};
     if (wanted(dgate_bias) || wanted(dup_bias))
         return add_to_sums<2>(d, q, {dgate_bias, dup_bias}, rows, cols, at);
     return launch_each(d, q, rows * cols, [=] ARI_KERNEL(size_t i) {
@@ -124,13 +162,20 @@ ar_status gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dgate, cons
     });
 }
 
+ar_status gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup, const ar_tensor *dy,
+                         const ar_tensor *gate, const ar_tensor *up, ar_activation act, const ar_row_sum *dgate_bias,
+                         const ar_row_sum *dup_bias)
+{
+    return ARI_BY_DTYPE(dy, gated_backward_of)(d, q, dgate, dup, dy, gate, up, act, dgate_bias, dup_bias);
+}
+
 /* --- dropout ------------------------------------------------------------------------------------------------------ */
 
 /* Four elements of a full value share a block of random bits. A row may begin inside one: a thread draws one block and
  * takes those of its lanes that are in the row, of which there are `blocks` at most. */
-struct dropout_block {
-    float *y, *sum; /* NULL: not written */
-    const float *x, *residual;
+template <class T> struct dropout_block {
+    T *y, *sum; /* NULL: not written */
+    const T *x, *residual;
     size_t cols, blocks, shape[AR_MAX_DIMS];
     ar_dropout which; /* its strides moved to the dimensions of shape */
     ARI_KERNEL void operator()(size_t i) const
@@ -150,29 +195,36 @@ struct dropout_block {
             if (number < first || number - first >= cols)
                 continue;
             const size_t at = row * cols + static_cast<size_t>(number - first);
-            const float kept = bits[lane] >= which.threshold ? ari_mul32(x[at], which.scale) : 0.0f;
+            const float kept = bits[lane] >= which.threshold ? ari_mul32(load(x[at]), which.scale) : 0.0f;
             if (y)
-                y[at] = kept;
+                store(y + at, kept);
             if (sum)
-                sum[at] = ari_add32(residual[at], kept);
+                store(sum + at, ari_add32(load(residual[at]), kept));
         }
     }
 };
 
-ar_status dropout(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *sum, const ar_tensor *x,
-                  const ar_tensor *residual, const ar_dropout *which)
+template <class T>
+ar_status dropout_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *sum, const ar_tensor *x,
+                     const ar_tensor *residual, const ar_dropout *which)
 {
     const ar_buf none = {nullptr}, beside = residual ? residual->data : none;
-    float *to = dev<float>(y ? y->data : none), *to_sum = dev<float>(residual ? sum->data : none);
-    const view<const float> from = view_of<const float>(x);
+    T *to = dev<T>(y ? y->data : none), *to_sum = dev<T>(residual ? sum->data : none);
+    const view<const T> from = view_of<const T>(x);
     const size_t cols = from.shape[3], blocks = cols / 4 + 2;
-    dropout_block kernel = {to, to_sum, from.data, dev<float>(ar_const(beside)), cols, blocks, {}, *which};
+    dropout_block<T> kernel = {to, to_sum, from.data, dev<T>(ar_const(beside)), cols, blocks, {}, *which};
     const int missing = AR_MAX_DIMS - x->ndim;
     for (int k = 0; k < AR_MAX_DIMS; k++) {
         kernel.shape[k] = from.shape[k];
         kernel.which.stride[k] = k < missing ? 0 : which->stride[k - missing];
     }
     return launch_each(d, q, cols > 0 ? from.rows() * blocks : 0, kernel);
+}
+
+ar_status dropout(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *sum, const ar_tensor *x,
+                  const ar_tensor *residual, const ar_dropout *which)
+{
+    return ARI_BY_DTYPE(x, dropout_of)(d, q, y, sum, x, residual, which);
 }
 
 /* --- numbers of fewer bits ---------------------------------------------------------------------------------------- */

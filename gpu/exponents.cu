@@ -15,36 +15,36 @@ const size_t SPLIT = 8;     /* runs of elements of each such group */
 const size_t STRETCH = 256; /* elements of each such group */
 
 /* Groups are the rows of x; e [matrices, rows]. */
-struct groups {
-    view<const float> x;
+template <class T> struct groups {
+    view<const T> x;
     const int32_t *c; /* [matrices, cols] or NULL */
     int32_t sign;
     int32_t *e;
 
     /* Element k of a line of matrix `at`. */
-    ARI_KERNEL int32_t exponent(const float *line, size_t at, size_t k) const
+    ARI_KERNEL int32_t exponent(const T *line, size_t at, size_t k) const
     {
         const int32_t shift = c ? ari_contract_shift(c[at * x.shape[3] + k], sign) : 0;
-        return ari_contract_exponent(line[static_cast<ptrdiff_t>(k) * x.stride[3]], shift);
+        return ari_contract_exponent(load(line[static_cast<ptrdiff_t>(k) * x.stride[3]]), shift);
     }
 };
 
 /* A block looks at one part of one group: the elements of a group lie side by side. */
-ar_status along_lines(ar_device *d, ar_queue *q, const groups &g)
+template <class T> ar_status along_lines(ar_device *d, ar_queue *q, const groups<T> &g)
 {
     const size_t rows = g.x.shape[2], cols = g.x.shape[3], parts = ceil_div(cols, PART);
     const size_t width = cols < PART ? cols : PART;
     return launch_blocks(d, q, g.x.matrices() * rows * parts, width, [=] ARI_KERNEL(const block &b) {
         const size_t line = b.index / parts, from = b.index % parts * PART, at = line / rows;
         const size_t n = cols - from < PART ? cols - from : PART;
-        const float *x = g.x.row(line);
+        const T *x = g.x.row(line);
         const int32_t found = b.max(n, [&](size_t i) { return g.exponent(x, at, from + i); });
         b.each(1, [&](size_t) { atomic_max(g.e + line, found); });
     });
 }
 
 /* One stretch of GROUPS groups: elements of different groups lie side by side. */
-ar_status across_lines(ar_device *d, ar_queue *q, const groups &g)
+template <class T> ar_status across_lines(ar_device *d, ar_queue *q, const groups<T> &g)
 {
     const size_t rows = g.x.shape[2], cols = g.x.shape[3];
     const size_t bundles = ceil_div(rows, GROUPS), stretches = ceil_div(cols, STRETCH);
@@ -54,7 +54,7 @@ ar_status across_lines(ar_device *d, ar_queue *q, const groups &g)
         const size_t at = b.index / (bundles * stretches);
         const size_t first = b.index / stretches % bundles * GROUPS, from = b.index % stretches * STRETCH;
         const size_t to = cols - from < STRETCH ? cols : from + STRETCH;
-        const float *x = g.x.matrix(at);
+        const T *x = g.x.matrix(at);
         b.each(GROUPS * SPLIT, [&](size_t i) {
             const size_t row = first + i % GROUPS;
             int32_t e = ARI_EXP_ZERO;
@@ -73,8 +73,10 @@ ar_status across_lines(ar_device *d, ar_queue *q, const groups &g)
     });
 }
 
-ar_status exponents(ar_device *d, ar_queue *q, const groups &g, bool max_into)
+template <class T>
+ar_status exponents(ar_device *d, ar_queue *q, const ar_tensor *a, ar_cbuf c, int32_t sign, ar_buf e, bool max_into)
 {
+    const groups<T> g = {view_of<const T>(a), dev<int32_t>(c), sign, dev<int32_t>(e)};
     if (!max_into)
         AR_TRY(launch_each(d, q, g.x.rows(), [e = g.e] ARI_KERNEL(size_t i) { e[i] = ARI_EXP_ZERO; }));
     return g.x.stride[3] == 1 || g.x.shape[2] == 1 ? along_lines(d, q, g) : across_lines(d, q, g);
@@ -85,12 +87,14 @@ ar_status exponents(ar_device *d, ar_queue *q, const groups &g, bool max_into)
 ar_status col_exponents(ar_device *d, ar_queue *q, ar_buf c, const ar_tensor *b, bool max_into)
 {
     const ar_tensor columns = ar_tensor_transposed(b);
-    return exponents(d, q, {view_of<const float>(&columns), nullptr, 1, dev<int32_t>(c)}, max_into);
+    return exponents<float>(d, q, &columns, {nullptr}, 1, c, max_into);
 }
 
 ar_status row_exponents(ar_device *d, ar_queue *q, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign, bool max_into)
 {
-    return exponents(d, q, {view_of<const float>(a), dev<int32_t>(c), sign, dev<int32_t>(e)}, max_into);
+    if (a->dtype == AR_BF16 && c.ptr)
+        return ar_error_set(AR_ERR_DTYPE, "row_exponents: scaled rows are F32, not BF16");
+    return ARI_BY_DTYPE(a, exponents)(d, q, a, c, sign, e, max_into);
 }
 
 } // namespace ARI_GPU

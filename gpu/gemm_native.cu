@@ -60,19 +60,20 @@ bool one_step(size_t *step, const operand &o)
     return o.batch[0] == 1 || o.batch[1] == 1 || o.step[0] == o.batch[1] * o.step[1];
 }
 
-/* Memory like t's shape, contiguous, of elements of `bytes`. */
-ar_status take_like(scratch *to, const ar_tensor *t, size_t bytes)
+/* Memory like t's shape, contiguous, of elements of a dtype. */
+ar_status take_like(scratch *to, const ar_tensor *t, ar_dtype dtype)
 {
-    size_t count = bytes;
+    size_t count = ar_dtype_bytes(dtype);
     for (int i = 0; i < t->ndim; i++)
         AR_TRY(ari_mul_size(&count, count, t->shape[i]));
     return to->take(count);
 }
 
-ar_status copy_of(ar_device *d, ar_queue *q, ar_tensor *gives, scratch *to, const ar_tensor *t, bool with_values)
+ar_status copy_of(ar_device *d, ar_queue *q, ar_tensor *gives, scratch *to, const ar_tensor *t, ar_dtype dtype,
+                  bool with_values)
 {
-    AR_TRY(take_like(to, t, sizeof(float)));
-    AR_TRY(ar_tensor_view(gives, AR_F32, t->ndim, t->shape, to->buf()));
+    AR_TRY(take_like(to, t, dtype));
+    AR_TRY(ar_tensor_view(gives, dtype, t->ndim, t->shape, to->buf()));
     return with_values ? copy_strided(d, q, gives, t) : AR_OK;
 }
 
@@ -83,7 +84,7 @@ ar_status narrowed(ar_device *d, ar_queue *q, operand *o, scratch *to, const ar_
     const bool flip = t->stride[t->ndim - 1] != 1 && t->stride[t->ndim - 2] == 1;
     const view<const float> v = view_of<const float>(flip ? &flipped : t);
     const size_t n = v.shape[3], chunks = ceil_div(n, CHUNK);
-    AR_TRY(take_like(to, t, sizeof(uint16_t)));
+    AR_TRY(take_like(to, t, AR_BF16));
     const size_t matrix = v.shape[2] * n;
     *o = {to->buf(), {v.shape[0], v.shape[1]}, n, {v.shape[1] * matrix, matrix}, flip};
     uint16_t *halves = dev<uint16_t>(to->buf());
@@ -102,11 +103,12 @@ ar_status narrowed(ar_device *d, ar_queue *q, operand *o, scratch *to, const ar_
 ar_status bring(ar_device *d, ar_queue *q, operand *o, scratch *to, const ar_tensor *t, ar_precision operands)
 {
     ar_tensor copied;
-    if (operands == AR_PRECISION_BF16)
+    const ar_dtype dtype = operands == AR_PRECISION_BF16 ? AR_BF16 : AR_F32;
+    if (t->dtype != dtype && dtype == AR_BF16)
         return narrowed(d, q, o, to, t);
-    if (lies_ready(o, t))
+    if (t->dtype == dtype && lies_ready(o, t))
         return AR_OK;
-    AR_TRY(copy_of(d, q, &copied, to, t, true));
+    AR_TRY(copy_of(d, q, &copied, to, t, dtype, true));
     (void)lies_ready(o, &copied);
     return AR_OK;
 }
@@ -119,9 +121,10 @@ blas_matrix matrices_of(const operand &o, size_t at, size_t step, size_t bytes)
 
 /* c (+)= a b^T, of s.batch matrices: as many of them in one call as lie evenly in every operand. */
 ar_status multiply(ar_device *d, ar_queue *q, blas_shape s, const operand &c, const operand &a, const operand &b,
-                   bool add, ar_precision operands)
+                   bool add, ar_precision operands, ar_dtype result)
 {
     const size_t bytes = operands == AR_PRECISION_BF16 ? sizeof(uint16_t) : sizeof(float), matrices = s.batch;
+    const size_t result_bytes = ar_dtype_bytes(result);
     size_t of_a = 0, of_b = 0, of_c = 0;
     const bool even = one_step(&of_a, a) && one_step(&of_b, b) && one_step(&of_c, c);
     const bool alike = a.batch[1] == c.batch[1] && b.batch[1] == c.batch[1];
@@ -132,9 +135,16 @@ ar_status multiply(ar_device *d, ar_queue *q, blas_shape s, const operand &c, co
         s.batch = alike ? c.batch[1] : 1;
     }
     for (size_t at = 0; at < matrices; at += s.batch)
-        AR_TRY(blas_float(d, q, s, matrices_of(c, at, of_c, sizeof(float)), matrices_of(a, at, of_a, bytes),
-                          matrices_of(b, at, of_b, bytes), add, operands));
+        AR_TRY(blas_float(d, q, s, matrices_of(c, at, of_c, result_bytes), matrices_of(a, at, of_a, bytes),
+                          matrices_of(b, at, of_b, bytes), add, operands, result));
     return AR_OK;
+}
+
+/* Elements of any strides, set to zero. */
+template <class T> ar_status clear(ar_device *d, ar_queue *q, const ar_tensor *c)
+{
+    const view<T> to = view_of<T>(c);
+    return launch_each(d, q, to.count(), [=] ARI_KERNEL(size_t i) { store(to.at(i), 0.0f); });
 }
 
 ar_status check_shapes(const view<float> &c, const view<const float> &a, const view<const float> &b)
@@ -159,24 +169,26 @@ ar_status gemm_f32(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tenso
     if (result.count() == 0)
         return AR_OK;
     if (left.shape[3] == 0)
-        return add ? AR_OK : launch_each(d, q, result.count(), [=] ARI_KERNEL(size_t i) { *result.at(i) = 0.0f; });
+        return add ? AR_OK : ARI_BY_DTYPE(c, clear)(d, q, c);
     scratch of_a(d, q), of_b(d, q), of_c(d, q);
     operand oa, ob, oc;
     ar_tensor copied;
     AR_TRY(bring(d, q, &oa, &of_a, a, operands));
     AR_TRY(bring(d, q, &ob, &of_b, b, operands));
-    const bool ready = lies_ready(&oc, c);
+    /* The library rounds what bf16 numbers make alone. */
+    const ar_dtype type = c->dtype == AR_BF16 && operands == AR_PRECISION_BF16 ? AR_BF16 : AR_F32;
+    const bool ready = c->dtype == type && lies_ready(&oc, c);
     if (!ready) {
-        AR_TRY(copy_of(d, q, &copied, &of_c, c, add));
+        AR_TRY(copy_of(d, q, &copied, &of_c, c, type, add));
         (void)lies_ready(&oc, &copied);
     }
     blas_shape s = {result.shape[2], result.shape[3], left.shape[3], result.matrices()};
     if (oc.transposed) { /* c^T = b a^T */
         oc.transposed = false;
         s = {s.n, s.m, s.k, s.batch};
-        AR_TRY(multiply(d, q, s, oc, ob, oa, add, operands));
+        AR_TRY(multiply(d, q, s, oc, ob, oa, add, operands, type));
     } else {
-        AR_TRY(multiply(d, q, s, oc, oa, ob, add, operands));
+        AR_TRY(multiply(d, q, s, oc, oa, ob, add, operands, type));
     }
     return ready ? AR_OK : copy_strided(d, q, c, &copied);
 }

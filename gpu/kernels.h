@@ -61,6 +61,34 @@ class scratch
     ar_buf b;
 };
 
+/* --- elements ------------------------------------------------------------------------------------------------------ */
+
+/* Values are in memory as fp32 or as bf16; every kernel computes in fp32. */
+struct bf16 {
+    uint16_t bits;
+};
+ARI_KERNEL inline float load(float x)
+{
+    return x;
+}
+ARI_KERNEL inline float load(bf16 x)
+{
+    return ari_f32_of_bf16(x.bits);
+}
+/* *to = x, rounded to nearest, ties to even. */
+ARI_KERNEL inline void store(float *to, float x)
+{
+    *to = x;
+}
+ARI_KERNEL inline void store(bf16 *to, float x)
+{
+    to->bits = ari_bf16_of_f32(x);
+}
+
+/* f<float> or f<bf16>, by what a tensor's elements are: functions, since a kernel may not be defined in a lambda of
+ * any type. */
+#define ARI_BY_DTYPE(tensor, f) ((tensor)->dtype == AR_BF16 ? f<bf16> : f<float>)
+
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
 
 /* ar_tensor as a kernel sees it: its memory made reachable, dimensions of extent 1 in front until there are four. T is

@@ -5,58 +5,82 @@
 namespace ARI_GPU
 {
 
+template <class T> ar_status ce_max_of(ar_device *d, ar_queue *q, ar_buf key, const ar_tensor *logits)
+{
+    const ar_tensor all = ar_tensor_rows(logits);
+    const size_t n = all.shape[0], v_local = all.shape[1];
+    int32_t *tops = dev<int32_t>(key);
+    return launch_blocks(d, q, n, v_local, [=, values = dev<T>(logits->data)] ARI_KERNEL(const block &b) {
+        const T *x = values + b.index * v_local;
+        const int32_t top = b.max(v_local, [&](size_t j) { return ari_key32(load(x[j])); });
+        b.each(1, [&](size_t) { tops[b.index] = top; });
+    });
+}
+
 ar_status ce_max(ar_device *d, ar_queue *q, ar_buf key, const ar_tensor *logits)
 {
-    const ar_tensor view = ar_tensor_rows(logits);
-    const size_t n = view.shape[0], v_local = view.shape[1];
-    int32_t *tops = dev<int32_t>(key);
-    return launch_blocks(d, q, n, v_local, [=, values = dev<float>(logits->data)] ARI_KERNEL(const block &b) {
-        const float *x = values + b.index * v_local;
-        const int32_t top = b.max(v_local, [&](size_t j) { return ari_key32(x[j]); });
-        b.each(1, [&](size_t) { tops[b.index] = top; });
+    return ARI_BY_DTYPE(logits, ce_max_of)(d, q, key, logits);
+}
+
+template <class T>
+ar_status ce_sum_of(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logits, ar_cbuf key, size_t v)
+{
+    const ar_tensor all = ar_tensor_rows(logits);
+    const size_t n = all.shape[0], v_local = all.shape[1];
+    const T *values = dev<T>(logits->data);
+    const int32_t *tops = dev<int32_t>(key), p = ari_rowsum_bits(v);
+    return launch_blocks(d, q, n, v_local, [=, sum = dev<int64_t>(sum)] ARI_KERNEL(const block &b) {
+        const T *x = values + b.index * v_local;
+        const int32_t top = tops[b.index];
+        const float m = ari_key32_value(top);
+        /* Exponent 1: every term is at most exp(0) = 1. */
+        const int64_t total = row_integer(b, top == INT32_MAX ? 0 : v_local, 1, p, [&](size_t j) {
+            return static_cast<double>(ari_softmax_exp(load(x[j]), m));
+        });
+        b.each(1, [&](size_t) { sum[b.index] = total; });
     });
 }
 
 ar_status ce_sum(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logits, ar_cbuf key, size_t v)
 {
-    const ar_tensor view = ar_tensor_rows(logits);
-    const size_t n = view.shape[0], v_local = view.shape[1];
-    const int32_t *tops = dev<int32_t>(key), p = ari_rowsum_bits(v);
-    return launch_blocks(
-        d, q, n, v_local, [=, sum = dev<int64_t>(sum), values = dev<float>(logits->data)] ARI_KERNEL(const block &b) {
-            const float *x = values + b.index * v_local;
-            const int32_t top = tops[b.index];
-            const float m = ari_key32_value(top);
-            /* Exponent 1: every term is at most exp(0) = 1. */
-            const int64_t total = row_integer(b, top == INT32_MAX ? 0 : v_local, 1, p,
-                                              [&](size_t j) { return static_cast<double>(ari_softmax_exp(x[j], m)); });
-            b.each(1, [&](size_t) { sum[b.index] = total; });
-        });
+    return ARI_BY_DTYPE(logits, ce_sum_of)(d, q, sum, logits, key, v);
+}
+
+template <class T>
+ar_status ce_logits_of(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logits, ar_cbuf e, size_t v)
+{
+    const ar_tensor all = ar_tensor_rows(logits);
+    const size_t n = all.shape[0], v_local = all.shape[1];
+    const T *values = dev<T>(logits->data);
+    const int32_t *exponents = dev<int32_t>(e), p = ari_rowsum_bits(v);
+    return launch_blocks(d, q, n, v_local, [=, sum = dev<int64_t>(sum)] ARI_KERNEL(const block &b) {
+        const T *x = values + b.index * v_local;
+        const int64_t total =
+            row_integer(b, v_local, exponents[b.index], p, [&](size_t j) { return static_cast<double>(load(x[j])); });
+        b.each(1, [&](size_t) { sum[b.index] = total; });
+    });
 }
 
 ar_status ce_logits(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logits, ar_cbuf e, size_t v)
 {
-    const ar_tensor view = ar_tensor_rows(logits);
-    const size_t n = view.shape[0], v_local = view.shape[1];
-    const int32_t *exponents = dev<int32_t>(e), p = ari_rowsum_bits(v);
-    return launch_blocks(
-        d, q, n, v_local, [=, sum = dev<int64_t>(sum), values = dev<float>(logits->data)] ARI_KERNEL(const block &b) {
-            const float *x = values + b.index * v_local;
-            const int64_t total =
-                row_integer(b, v_local, exponents[b.index], p, [&](size_t j) { return static_cast<double>(x[j]); });
-            b.each(1, [&](size_t) { sum[b.index] = total; });
-        });
+    return ARI_BY_DTYPE(logits, ce_logits_of)(d, q, sum, logits, e, v);
+}
+
+template <class T>
+ar_status ce_target_of(ar_device *d, ar_queue *q, ar_buf bits, const ar_tensor *logits, ar_cbuf row_of)
+{
+    const ar_tensor all = ar_tensor_rows(logits);
+    const size_t n = all.shape[0], v_local = all.shape[1];
+    const T *x = dev<T>(logits->data);
+    return launch_each(d, q, n, [=, bits = dev<uint32_t>(bits), row_of = dev<int64_t>(row_of)] ARI_KERNEL(size_t i) {
+        const int64_t at = row_of[i];
+        bits[i] = at >= 0 ? ari_bits32(load(x[i * v_local + static_cast<size_t>(at)])) : 0;
+    });
 }
 
 ar_status ce_target(ar_device *d, ar_queue *q, ar_buf bits, const ar_tensor *logits, ar_cbuf row_of)
 {
-    const ar_tensor view = ar_tensor_rows(logits);
-    const size_t n = view.shape[0], v_local = view.shape[1];
-    const float *x = dev<float>(logits->data);
-    return launch_each(d, q, n, [=, bits = dev<uint32_t>(bits), row_of = dev<int64_t>(row_of)] ARI_KERNEL(size_t i) {
-        const int64_t at = row_of[i];
-        bits[i] = at >= 0 ? ari_bits32(x[i * v_local + static_cast<size_t>(at)]) : 0;
-    });
+    return ARI_BY_DTYPE(logits, ce_target_of)(d, q, bits, logits, row_of);
 }
 
 ar_status ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits, ar_cbuf valid,
@@ -78,24 +102,25 @@ ar_status ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf
 }
 
 /* dlogits may be logits: each value is read by the thread that writes its place. */
-ar_status ce_backward(ar_device *d, ar_queue *q, const ar_tensor *dlogits, const ar_tensor *logits, ar_cbuf key,
-                      ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets, size_t v)
+template <class T>
+ar_status ce_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dlogits, const ar_tensor *logits, ar_cbuf key,
+                         ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets, size_t v)
 {
-    const ar_tensor view = ar_tensor_rows(logits);
-    const size_t n = view.shape[0], v_local = view.shape[1];
+    const ar_tensor all = ar_tensor_rows(logits);
+    const size_t n = all.shape[0], v_local = all.shape[1];
     const ar_loss_options options = *o;
     const double miss = ari_ce_label(0, v, o), hit = ari_ce_label(1, v, o);
-    float *gradients = dev<float>(dlogits->data);
-    const float *values = dev<float>(logits->data);
+    T *gradients = dev<T>(dlogits->data);
+    const T *values = dev<T>(logits->data);
     const int32_t *tops = dev<int32_t>(key), p = ari_rowsum_bits(v);
     const int64_t *sums = dev<int64_t>(sum), *rows = dev<int64_t>(row_of);
     return launch_blocks(d, q, n, v_local, [=, valid = dev<uint8_t>(valid)] ARI_KERNEL(const block &b) {
-        const float *x = values + b.index * v_local;
-        float *out = gradients + b.index * v_local;
+        const T *x = values + b.index * v_local;
+        T *out = gradients + b.index * v_local;
         const int32_t top = tops[b.index];
         if (!valid[b.index] || !(targets > 0.0) || top == INT32_MAX) {
-            const float all = valid[b.index] && targets > 0.0 ? ari_nan32() : 0.0f;
-            b.each(v_local, [&](size_t j) { out[j] = all; });
+            const float same = valid[b.index] && targets > 0.0 ? ari_nan32() : 0.0f;
+            b.each(v_local, [&](size_t j) { store(out + j, same); });
             return;
         }
         const float m = ari_key32_value(top);
@@ -103,10 +128,16 @@ ar_status ce_backward(ar_device *d, ar_queue *q, const ar_tensor *dlogits, const
         const double weight = ari_ce_weight(ari_ce_lse(m, l), &options);
         const int64_t at = rows[b.index];
         b.each(v_local, [&](size_t j) {
-            const float share = ari_softmax_p(ari_softmax_exp(x[j], m), l);
-            out[j] = ari_ce_dlogit(share, weight, static_cast<int64_t>(j) == at ? hit : miss, targets);
+            const float share = ari_softmax_p(ari_softmax_exp(load(x[j]), m), l);
+            store(out + j, ari_ce_dlogit(share, weight, static_cast<int64_t>(j) == at ? hit : miss, targets));
         });
     });
+}
+
+ar_status ce_backward(ar_device *d, ar_queue *q, const ar_tensor *dlogits, const ar_tensor *logits, ar_cbuf key,
+                      ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets, size_t v)
+{
+    return ARI_BY_DTYPE(logits, ce_backward_of)(d, q, dlogits, logits, key, sum, row_of, valid, o, targets, v);
 }
 
 } // namespace ARI_GPU

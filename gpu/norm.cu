@@ -13,31 +13,33 @@ template <bool centred> ARI_KERNEL float deviation(float x, double mean)
 }
 
 /* mean: unused if not centred. */
-template <bool centred>
-ar_status forward(ar_device *d, ar_queue *q, const ar_tensor *y, ar_buf mean, ar_buf rstd, const ar_tensor *x,
-                  ar_cbuf gamma, ar_cbuf beta, double eps)
+template <bool centred, class T>
+ar_status forward_of(ar_device *d, ar_queue *q, const ar_tensor *y, ar_buf mean, ar_buf rstd, const ar_tensor *x,
+                     ar_cbuf gamma, ar_cbuf beta, double eps)
 {
     const ar_tensor all = ar_tensor_rows(x);
     const size_t rows = all.shape[0], h = all.shape[1];
-    float *to = dev<float>(y->data), *inverses = dev<float>(rstd);
+    T *to = dev<T>(y->data);
+    float *inverses = dev<float>(rstd);
     double *means = dev<double>(mean);
-    const float *from = dev<float>(x->data), *weight = dev<float>(gamma), *bias = dev<float>(beta);
+    const T *from = dev<T>(x->data);
+    const float *weight = dev<float>(gamma), *bias = dev<float>(beta);
     const int32_t p = ari_rowsum_bits(h);
     return launch_blocks(d, q, h > 0 ? rows : 0, h, [=] ARI_KERNEL(const block &b) {
-        const float *in = from + b.index * h;
-        float *out = to + b.index * h;
+        const T *in = from + b.index * h;
+        T *out = to + b.index * h;
         const double width = static_cast<double>(h);
         double m = 0.0;
         if (centred)
-            m = row_sum(b, h, p, [&](size_t j) { return static_cast<double>(in[j]); }) / width;
+            m = row_sum(b, h, p, [&](size_t j) { return static_cast<double>(load(in[j])); }) / width;
         const double squares = row_sum(b, h, p, [&](size_t j) {
-            const double difference = static_cast<double>(deviation<centred>(in[j], m));
+            const double difference = static_cast<double>(deviation<centred>(load(in[j]), m));
             return difference * difference;
         });
         const float r = ari_norm_rstd(squares / width, eps);
         b.each(h, [&](size_t j) {
-            const float xhat = ari_mul32(deviation<centred>(in[j], m), r);
-            out[j] = centred ? ari_layernorm_y(xhat, weight[j], bias[j]) : ari_mul32(xhat, weight[j]);
+            const float xhat = ari_mul32(deviation<centred>(load(in[j]), m), r);
+            store(out + j, centred ? ari_layernorm_y(xhat, weight[j], bias[j]) : ari_mul32(xhat, weight[j]));
         });
         b.each(1, [&](size_t) {
             if (centred) /* a quotient's NaN has the bits that a processor gives it */
@@ -47,41 +49,50 @@ ar_status forward(ar_device *d, ar_queue *q, const ar_tensor *y, ar_buf mean, ar
     });
 }
 
+template <class T>
+ar_status forward(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *y, ar_buf mean, ar_buf rstd,
+                  const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta, double eps)
+{
+    return (kind == AR_NORM_LAYER ? forward_of<true, T> : forward_of<false, T>)(d, q, y, mean, rstd, x, gamma, beta,
+                                                                                eps);
+}
+
 ar_status norm_forward(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *y, ar_buf mean, ar_buf rstd,
                        const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta, double eps)
 {
-    return (kind == AR_NORM_LAYER ? forward<true> : forward<false>)(d, q, y, mean, rstd, x, gamma, beta, eps);
+    return ARI_BY_DTYPE(y, forward)(d, q, kind, y, mean, rstd, x, gamma, beta, eps);
 }
 
 /* The parameters' gradients: a second reading of x and dy costs as much as terms that are written and read, and takes no
  * memory. */
-template <bool centred>
+template <bool centred, class T>
 ar_status parameter_gradients(ar_device *d, ar_queue *q, const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean,
                               ar_cbuf rstd, const ar_row_sum *dgamma, const ar_row_sum *dbeta)
 {
     const ar_tensor all = ar_tensor_rows(x);
     const size_t h = all.shape[1];
-    const float *slopes = dev<float>(ar_const(dy->data)), *from = dev<float>(ar_const(x->data));
+    const T *slopes = dev<T>(ar_const(dy->data)), *from = dev<T>(ar_const(x->data));
     const float *inverses = dev<float>(rstd);
     const double *means = dev<double>(mean);
     return add_to_sums<2>(d, q, {dgamma, dbeta}, all.shape[0], h, [=] ARI_KERNEL(size_t row, size_t col, float(&v)[2]) {
         const size_t i = row * h + col;
         const double m = centred ? means[row] : 0.0;
-        const float xhat = ari_mul32(deviation<centred>(from[i], m), inverses[row]);
-        v[0] = ari_mul32(slopes[i], xhat);
-        v[1] = slopes[i];
+        const float xhat = ari_mul32(deviation<centred>(load(from[i]), m), inverses[row]);
+        v[0] = ari_mul32(load(slopes[i]), xhat);
+        v[1] = load(slopes[i]);
     });
 }
 
 /* mean: unused if not centred; sum NULL: not wanted. */
-template <bool centred>
+template <bool centred, class T>
 ar_status input_gradient(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *sum, const ar_tensor *dy,
                          const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma, const ar_tensor *residual)
 {
     const ar_buf none = {nullptr};
-    float *to = dev<float>(dx->data), *to_sum = dev<float>(residual ? sum->data : none);
-    const float *slopes = dev<float>(ar_const(dy->data)), *from = dev<float>(ar_const(x->data));
-    const float *weight = dev<float>(gamma), *beside = dev<float>(ar_const(residual ? residual->data : none));
+    T *to = dev<T>(dx->data), *to_sum = dev<T>(residual ? sum->data : none);
+    const T *slopes = dev<T>(ar_const(dy->data)), *from = dev<T>(ar_const(x->data));
+    const T *beside = dev<T>(ar_const(residual ? residual->data : none));
+    const float *weight = dev<float>(gamma);
     const float *inverses = dev<float>(rstd);
     const double *means = dev<double>(mean);
     const ar_tensor all = ar_tensor_rows(x);
@@ -89,11 +100,11 @@ ar_status input_gradient(ar_device *d, ar_queue *q, const ar_tensor *dx, const a
     const int32_t p = ari_rowsum_bits(h);
     return launch_blocks(d, q, all.shape[0], h, [=] ARI_KERNEL(const block &b) {
         const size_t first = b.index * h;
-        const float *slope = slopes + first, *in = from + first;
+        const T *slope = slopes + first, *in = from + first;
         const double m = centred ? means[b.index] : 0.0, width = static_cast<double>(h);
         const float r = inverses[b.index];
-        auto xhat = [&](size_t j) { return ari_mul32(deviation<centred>(in[j], m), r); };
-        auto g = [&](size_t j) { return ari_mul32(slope[j], weight[j]); };
+        auto xhat = [&](size_t j) { return ari_mul32(deviation<centred>(load(in[j]), m), r); };
+        auto g = [&](size_t j) { return ari_mul32(load(slope[j]), weight[j]); };
         double mean_g = 0.0;
         if (centred)
             mean_g = row_sum(b, h, p, [&](size_t j) { return static_cast<double>(g(j)); }) / width;
@@ -104,30 +115,38 @@ ar_status input_gradient(ar_device *d, ar_queue *q, const ar_tensor *dx, const a
             const float at = xhat(j), down = g(j);
             const float own = centred ? ari_layernorm_dx(down, mean_g, mean_product, at, r)
                                       : ari_rmsnorm_dx(down, mean_product, at, r);
-            to[first + j] = own;
+            store(to + first + j, own);
             if (to_sum)
-                to_sum[first + j] = ari_add32(beside[first + j], own);
+                store(to_sum + first + j, ari_add32(load(beside[first + j]), own));
         });
     });
 }
 
 /* The parameters' first: dx may take the place of x or dy. */
-template <bool centred>
-ar_status backward(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *sum, const ar_tensor *dy,
-                   const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma, const ar_tensor *residual,
-                   const ar_row_sum *dgamma, const ar_row_sum *dbeta)
+template <bool centred, class T>
+ar_status backward_of(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *sum, const ar_tensor *dy,
+                      const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma, const ar_tensor *residual,
+                      const ar_row_sum *dgamma, const ar_row_sum *dbeta)
 {
     if (wanted(dgamma) || wanted(dbeta))
-        AR_TRY(parameter_gradients<centred>(d, q, dy, x, mean, rstd, dgamma, dbeta));
-    return input_gradient<centred>(d, q, dx, sum, dy, x, mean, rstd, gamma, residual);
+        AR_TRY((parameter_gradients<centred, T>(d, q, dy, x, mean, rstd, dgamma, dbeta)));
+    return input_gradient<centred, T>(d, q, dx, sum, dy, x, mean, rstd, gamma, residual);
+}
+
+template <class T>
+ar_status backward(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *dx, const ar_tensor *sum,
+                   const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
+                   const ar_tensor *residual, const ar_row_sum *dgamma, const ar_row_sum *dbeta)
+{
+    return (kind == AR_NORM_LAYER ? backward_of<true, T> : backward_of<false, T>)(d, q, dx, sum, dy, x, mean, rstd,
+                                                                                  gamma, residual, dgamma, dbeta);
 }
 
 ar_status norm_backward(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *dx, const ar_tensor *sum,
                         const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
                         const ar_tensor *residual, const ar_row_sum *dgamma, const ar_row_sum *dbeta)
 {
-    return (kind == AR_NORM_LAYER ? backward<true> : backward<false>)(d, q, dx, sum, dy, x, mean, rstd, gamma, residual,
-                                                                      dgamma, dbeta);
+    return ARI_BY_DTYPE(x, backward)(d, q, kind, dx, sum, dy, x, mean, rstd, gamma, residual, dgamma, dbeta);
 }
 
 } // namespace ARI_GPU

@@ -8,74 +8,100 @@ namespace ARI_GPU
 
 /* --- the gradient norm: integers, so that no order changes the sums ----------------------------------------------- */
 
-struct sum_squares_block {
+template <class T> struct sum_squares_block {
     static const size_t most = 8192; /* elements of a block */
     int64_t *sums;
-    const float *g;
+    const T *g;
     const int32_t *e;
     size_t n;
     ARI_KERNEL void operator()(const block &b) const
     {
         const size_t from = b.index * most, length = n - from < most ? n - from : most;
-        const float *values = g + from;
+        const T *values = g + from;
         const int32_t exponent = *e;
         const uint64_t high = b.sum(length, [=](size_t i) {
-            return static_cast<uint64_t>(ari_norm_high(ari_norm_square(values[i], exponent)));
+            return static_cast<uint64_t>(ari_norm_high(ari_norm_square(load(values[i]), exponent)));
         });
         const uint64_t low = b.sum(length, [=](size_t i) {
-            return static_cast<uint64_t>(ari_norm_low(ari_norm_square(values[i], exponent)));
+            return static_cast<uint64_t>(ari_norm_low(ari_norm_square(load(values[i]), exponent)));
         });
         int64_t *out = sums;
         b.each(2, [=](size_t i) { atomic_add(out + i, static_cast<int64_t>(i == 0 ? high : low)); });
     }
 };
 
+template <class T> ar_status sum_squares_of(ar_device *d, ar_queue *q, ar_buf sums, const ar_tensor *g, ar_cbuf e)
+{
+    typedef sum_squares_block<T> kernel;
+    const size_t n = ar_tensor_count(g);
+    return launch_blocks(d, q, ceil_div(n, kernel::most), kernel::most,
+                         kernel{dev<int64_t>(sums), dev<T>(g->data), dev<int32_t>(e), n});
+}
+
 ar_status sum_squares(ar_device *d, ar_queue *q, ar_buf sums, const ar_tensor *g, ar_cbuf e)
 {
-    const size_t n = ar_tensor_count(g);
-    const size_t most = sum_squares_block::most;
-    return launch_blocks(d, q, n / most + (n % most != 0), most,
-                         sum_squares_block{dev<int64_t>(sums), dev<float>(g->data), dev<int32_t>(e), n});
+    return ARI_BY_DTYPE(g, sum_squares_of)(d, q, sums, g, e);
 }
 
 /* --- updates ------------------------------------------------------------------------------------------------------ */
 
+template <class T> ar_status scale_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float factor)
+{
+    T *to = dev<T>(y->data);
+    const T *from = dev<T>(x->data);
+    return launch_each(d, q, ar_tensor_count(x),
+                       [=] ARI_KERNEL(size_t i) { store(to + i, ari_clipped(load(from[i]), factor)); });
+}
+
 ar_status scale(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float factor)
 {
-    float *to = dev<float>(y->data);
-    const float *from = dev<float>(x->data);
-    return launch_each(d, q, ar_tensor_count(x), [=] ARI_KERNEL(size_t i) { to[i] = ari_clipped(from[i], factor); });
+    return ARI_BY_DTYPE(y, scale_of)(d, q, y, x, factor);
 }
 
 /* An element of the weights, of its master copy where there is one, of the moments that the kind has. */
-struct optimizer_element {
+template <class W, class G> struct optimizer_element {
     ari_optimizer_constants k;
-    float *weight, *master, *first, *second;
-    const float *gradient;
+    W *weight;
+    float *master, *first, *second;
+    const G *gradient;
     ARI_KERNEL void operator()(size_t i) const
     {
-        const float w = weight[i];
+        const float w = load(weight[i]), g = load(gradient[i]);
         float value = master ? master[i] : w;
         if (ari_bits32(ari_f32_of_bf16(ari_bf16_of_f32(value))) != ari_bits32(w))
             value = w; /* it was set since */
         if (second)
-            ari_adam_update(&k, &value, first + i, second + i, gradient[i]);
+            ari_adam_update(&k, &value, first + i, second + i, g);
         else
-            ari_sgd_update(&k, &value, first ? first + i : nullptr, gradient[i]);
+            ari_sgd_update(&k, &value, first ? first + i : nullptr, g);
         if (master)
             master[i] = value;
-        weight[i] = master ? ari_f32_of_bf16(ari_bf16_of_f32(value)) : value;
+        store(weight + i, master ? ari_f32_of_bf16(ari_bf16_of_f32(value)) : value);
     }
 };
 
 /* v NULL: SGD; m NULL: without momentum. */
+template <class W, class G>
+ar_status step_of(ar_device *d, ar_queue *q, const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v, const ar_tensor *g,
+                  const struct ari_optimizer_constants *k)
+{
+    optimizer_element<W, G> one = {
+        *k, dev<W>(w->data), dev<float>(master), dev<float>(m), dev<float>(v), dev<G>(g->data)};
+    one.k.has_momentum = one.first != nullptr;
+    return launch_each(d, q, ar_tensor_count(w), one);
+}
+
+template <class W>
+ar_status step_of_weight(ar_device *d, ar_queue *q, const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v,
+                         const ar_tensor *g, const struct ari_optimizer_constants *k)
+{
+    return (g->dtype == AR_BF16 ? step_of<W, bf16> : step_of<W, float>)(d, q, w, master, m, v, g, k);
+}
+
 ar_status optimizer_step(ar_device *d, ar_queue *q, const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v,
                          const ar_tensor *g, const struct ari_optimizer_constants *k)
 {
-    optimizer_element one = {
-        *k, dev<float>(w->data), dev<float>(master), dev<float>(m), dev<float>(v), dev<float>(g->data)};
-    one.k.has_momentum = one.first != nullptr;
-    return launch_each(d, q, ar_tensor_count(w), one);
+    return ARI_BY_DTYPE(w, step_of_weight)(d, q, w, master, m, v, g, k);
 }
 
 } // namespace ARI_GPU

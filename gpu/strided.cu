@@ -5,6 +5,20 @@
 namespace ARI_GPU
 {
 
+/* *to = x: the same bits, or the same value. */
+template <class T> ARI_KERNEL void put(T *to, T x)
+{
+    *to = x;
+}
+ARI_KERNEL inline void put(bf16 *to, float x)
+{
+    store(to, x);
+}
+ARI_KERNEL inline void put(float *to, bf16 x)
+{
+    *to = load(x);
+}
+
 /* The dimension along which neighbours lie closest: the smallest stride that is not 0 among those of more than one
  * element; -1: none. */
 template <class T> int densest(const view<T> &v)
@@ -32,16 +46,17 @@ template <class T> void swap_dimensions(view<T> *v, int a, int b)
 /* Where the source is dense along another dimension (2) than the destination (3): a block moves a square tile through
  * its own memory, reading and writing whole lines. Rows of the tile are one longer than the square, so that its columns
  * too fall into different banks. */
-template <class T> ar_status copy_tiles(ar_device *d, ar_queue *q, const view<T> &to, const view<const T> &from)
+template <class T, class F>
+ar_status copy_tiles(ar_device *d, ar_queue *q, const view<T> &to, const view<const F> &from)
 {
     constexpr size_t side = 32;
     const size_t down = ceil_div(to.shape[2], side), across = ceil_div(to.shape[3], side);
     return launch_blocks(d, q, to.matrices() * down * across, side * side, [=] ARI_KERNEL(const block &b) {
-        ARI_SHARED T tile[side][side + 1];
+        ARI_SHARED F tile[side][side + 1];
         const size_t matrix = b.index / (down * across), at = b.index % (down * across);
         const size_t row = at / across * side, col = at % across * side;
         const size_t rows = to.shape[2] - row, cols = to.shape[3] - col;
-        const T *in = from.matrix(matrix) + static_cast<ptrdiff_t>(row) * from.stride[2] +
+        const F *in = from.matrix(matrix) + static_cast<ptrdiff_t>(row) * from.stride[2] +
                       static_cast<ptrdiff_t>(col) * from.stride[3];
         T *out =
             to.matrix(matrix) + static_cast<ptrdiff_t>(row) * to.stride[2] + static_cast<ptrdiff_t>(col) * to.stride[3];
@@ -54,16 +69,18 @@ template <class T> ar_status copy_tiles(ar_device *d, ar_queue *q, const view<T>
         b.each(side * side, [&](size_t i) {
             const size_t r = i / side, c = i % side;
             if (r < rows && c < cols)
-                out[static_cast<ptrdiff_t>(r) * to.stride[2] + static_cast<ptrdiff_t>(c) * to.stride[3]] = tile[r][c];
+                put(out + static_cast<ptrdiff_t>(r) * to.stride[2] + static_cast<ptrdiff_t>(c) * to.stride[3],
+                    tile[r][c]);
         });
     });
 }
 
-template <class T> ar_status copy_elements(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src)
+template <class T, class F>
+ar_status copy_elements(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src)
 {
     const size_t worth = 8; /* a shorter side leaves most of a tile's lines empty */
     view<T> to = view_of<T>(dst);
-    view<const T> from = view_of<const T>(src);
+    view<const F> from = view_of<const F>(src);
     const int last = densest(to);
     if (last >= 0) {
         swap_dimensions(&to, last, 3);
@@ -73,7 +90,7 @@ template <class T> ar_status copy_elements(ar_device *d, ar_queue *q, const ar_t
     if (other < 0 || other == 3 || to.shape[other] < worth || to.shape[3] < worth)
         return launch_each(d, q, to.count(), [=] ARI_KERNEL(size_t i) {
             const place p = to.where(i); /* neighbours of a row of the destination by neighbouring threads */
-            *to.at(p) = *from.at(p);
+            put(to.at(p), *from.at(p));
         });
     swap_dimensions(&to, other, 2);
     swap_dimensions(&from, other, 2);
@@ -82,17 +99,24 @@ template <class T> ar_status copy_elements(ar_device *d, ar_queue *q, const ar_t
 
 ar_status copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src)
 {
-    switch (ar_dtype_bytes(dst->dtype)) {
+    const size_t width = ar_dtype_bytes(dst->dtype);
+    if (dst->dtype == AR_BF16 && src->dtype == AR_F32)
+        return copy_elements<bf16, float>(d, q, dst, src);
+    if (dst->dtype == AR_F32 && src->dtype == AR_BF16)
+        return copy_elements<float, bf16>(d, q, dst, src);
+    switch (width == ar_dtype_bytes(src->dtype) ? width : 0) {
     case 1:
-        return copy_elements<uint8_t>(d, q, dst, src);
+        return copy_elements<uint8_t, uint8_t>(d, q, dst, src);
     case 2:
-        return copy_elements<uint16_t>(d, q, dst, src);
+        return copy_elements<uint16_t, uint16_t>(d, q, dst, src);
     case 4:
-        return copy_elements<uint32_t>(d, q, dst, src);
+        return copy_elements<uint32_t, uint32_t>(d, q, dst, src);
     case 8:
-        return copy_elements<uint64_t>(d, q, dst, src);
+        return copy_elements<uint64_t, uint64_t>(d, q, dst, src);
     default:
-        return ar_error_set(AR_ERR_DTYPE, "copy_strided: elements of less than a byte (%s)", ar_dtype_name(dst->dtype));
+        return ar_error_set(AR_ERR_DTYPE,
+                            "copy_strided: %s from %s, expected one dtype of whole bytes, or F32 and BF16",
+                            ar_dtype_name(dst->dtype), ar_dtype_name(src->dtype));
     }
 }
 
@@ -108,18 +132,25 @@ ar_status rows_in_range(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, s
     });
 }
 
-ar_status gather_rows(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of)
+/* Elements are bits here. */
+template <class T>
+ar_status gather_rows_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of)
 {
     const size_t n = ar_tensor_rows(y).shape[0], cols = w->shape[1];
     const ptrdiff_t stride = w->stride[0];
-    uint32_t *rows = dev<uint32_t>(y->data);
-    const uint32_t *all = dev<uint32_t>(ar_const(w->data));
+    T *rows = dev<T>(y->data);
+    const T *all = dev<T>(ar_const(w->data));
     return launch_blocks(d, q, n, cols, [=, row_of = dev<int64_t>(row_of)] ARI_KERNEL(const block &b) {
         const int64_t row = row_of[b.index];
-        const uint32_t *from = all + static_cast<ptrdiff_t>(row) * stride;
-        uint32_t *to = rows + b.index * cols;
-        b.each(cols, [&](size_t j) { to[j] = row >= 0 ? from[j] : 0; });
+        const T *from = all + static_cast<ptrdiff_t>(row) * stride;
+        T *to = rows + b.index * cols;
+        b.each(cols, [&](size_t j) { to[j] = row >= 0 ? from[j] : T{}; });
     });
+}
+
+ar_status gather_rows(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of)
+{
+    return ARI_BY_DTYPE(y, gather_rows_of)(d, q, y, w, row_of);
 }
 
 } // namespace ARI_GPU

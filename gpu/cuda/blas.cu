@@ -28,6 +28,7 @@ struct cublas {
     decltype(&cublasDestroy) destroy;
     decltype(&cublasSetStream) set_stream;
     decltype(&cublasSetAtomicsMode) set_atomics_mode;
+    decltype(&cublasSetMathMode) set_math_mode;
     decltype(&cublasGetStatusString) status_string;
     cublasStatus_t (*gemm)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int m, int n, int k, const void *alpha,
                            const void *a, cudaDataType, int lda, const void *b, cudaDataType, int ldb, const void *beta,
@@ -53,6 +54,7 @@ ar_status load(cublas *f)
                  {TEXT(cublasDestroy), &f->destroy},
                  {TEXT(cublasSetStream), &f->set_stream},
                  {TEXT(cublasSetAtomicsMode), &f->set_atomics_mode},
+                 {TEXT(cublasSetMathMode), &f->set_math_mode},
                  {TEXT(cublasGetStatusString), &f->status_string},
                  {TEXT(cublasGemmEx), &f->gemm},
                  {TEXT(cublasGemmStridedBatchedEx), &f->gemm_batched}};
@@ -104,6 +106,9 @@ ar_status handle_create(stream_handle **gives, const cublas &call, cudaStream_t 
     s = call.set_stream(h->handle, stream);
     if (s == CUBLAS_STATUS_SUCCESS)
         s = call.set_atomics_mode(h->handle, CUBLAS_ATOMICS_NOT_ALLOWED);
+    if (s == CUBLAS_STATUS_SUCCESS) /* or partial sums of a bf16 result could be bf16 numbers too */
+        s = call.set_math_mode(h->handle, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
+                                                                    CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION));
     if (s != CUBLAS_STATUS_SUCCESS) {
         (void)call.destroy(h->handle);
         ::free(memory);
@@ -154,7 +159,7 @@ ar_status check_sizes(const blas_shape &s, const blas_matrix &c, const blas_matr
 struct product_types {
     cudaDataType_t operands, result;
     cublasComputeType_t compute;
-    size_t operand_bytes; /* a result's are 4 */
+    size_t operand_bytes, result_bytes;
 };
 
 /* Row-major c = a b^T is, to cuBLAS, which takes columns first, c^T = b a^T. */
@@ -172,7 +177,7 @@ ar_status product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_mat
         const size_t batch = s.batch - at < BATCH_MAX ? s.batch - at : BATCH_MAX;
         const void *left = ar_buf_at(a.data, at * a.step * t.operand_bytes).ptr;
         const void *right = ar_buf_at(b.data, at * b.step * t.operand_bytes).ptr;
-        void *to = ar_buf_at(c.data, at * c.step * 4).ptr;
+        void *to = ar_buf_at(c.data, at * c.step * t.result_bytes).ptr;
         const cublasStatus_t status =
             batch == 1 ? call.gemm(handle, of_b, of_a, n, m, k, one, right, t.operands, static_cast<int>(b.ld), left,
                                    t.operands, static_cast<int>(a.ld), factor, to, t.result, static_cast<int>(c.ld),
@@ -222,20 +227,22 @@ void blas_destroy(void *blas)
 ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                     const blas_matrix &b)
 {
-    const product_types types = {CUDA_R_8I, CUDA_R_32I, CUBLAS_COMPUTE_32I, 1};
+    const product_types types = {CUDA_R_8I, CUDA_R_32I, CUBLAS_COMPUTE_32I, 1, 4};
     const int32_t one = 1, zero = 0;
     return product(d, q, s, c, a, b, types, &one, &zero);
 }
 
 ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
-                     const blas_matrix &b, bool add, ar_precision operands)
+                     const blas_matrix &b, bool add, ar_precision operands, ar_dtype result)
 {
-    const product_types f32 = {CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F_PEDANTIC, 4};
-    const product_types tf32 = {CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32, 4};
-    const product_types bf16 = {CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, 2};
+    const product_types f32 = {CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F_PEDANTIC, 4, 4};
+    const product_types tf32 = {CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32, 4, 4};
+    const product_types bf16 = {CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, 2, 4};
+    const product_types rounded = {CUDA_R_16BF, CUDA_R_16BF, CUBLAS_COMPUTE_32F, 2, 2};
     const float one = 1.0f, zero = 0.0f;
     return product(d, q, s, c, a, b,
-                   operands == AR_PRECISION_BF16   ? bf16
+                   result == AR_BF16               ? rounded
+                   : operands == AR_PRECISION_BF16 ? bf16
                    : operands == AR_PRECISION_TF32 ? tf32
                                                    : f32,
                    &one, add ? &one : &zero);

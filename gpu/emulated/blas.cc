@@ -88,26 +88,41 @@ HOT static void add_scaled(float *y, const float *x, float factor, size_t n)
         y[j] += factor * x[j];
 }
 
-/* One matrix; right: [k, n], sum: [n]. An element's terms are added up in the order of k. */
-static void product(float *to, const blas_shape &s, const blas_matrix &c, const blas_matrix &a, const void *left,
-                    size_t at, const float *right, float *sum, bool add, ar_precision operands)
+/* Element i of c: its value, and what it is set to. */
+static float result_at(const void *c, size_t i, ar_dtype t)
+{
+    return t == AR_BF16 ? ari_f32_of_bf16(static_cast<const uint16_t *>(c)[i]) : static_cast<const float *>(c)[i];
+}
+static void set_result(void *c, size_t i, ar_dtype t, float value)
+{
+    if (t == AR_BF16)
+        static_cast<uint16_t *>(c)[i] = ari_bf16_of_f32(value);
+    else
+        static_cast<float *>(c)[i] = value;
+}
+
+/* One matrix, at element `first` of c; right: [k, n], sum: [n]. An element's terms are added up in the order of k. */
+static void product(void *to, ar_dtype result, size_t first, const blas_shape &s, const blas_matrix &c,
+                    const blas_matrix &a, const void *left, size_t at, const float *right, float *sum, bool add,
+                    ar_precision operands)
 {
     for (size_t i = 0; i < s.m; i++) {
         memset(sum, 0, s.n * sizeof *sum);
         for (size_t k = 0; k < s.k; k++)
             add_scaled(sum, right + k * s.n, element(a, left, at, i, k, operands), s.n);
         for (size_t j = 0; j < s.n; j++)
-            to[i * c.ld + j] = add ? to[i * c.ld + j] + sum[j] : sum[j];
+            set_result(to, first + i * c.ld + j, result,
+                       add ? result_at(to, first + i * c.ld + j, result) + sum[j] : sum[j]);
     }
 }
 
 ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
-                     const blas_matrix &b, bool add, ar_precision operands)
+                     const blas_matrix &b, bool add, ar_precision operands, ar_dtype result)
 {
     order o;
     size_t words = 0;
     void *memory = nullptr;
-    float *to = dev<float>(c.data);
+    void *to = dev<char>(c.data);
     const void *left = dev<char>(a.data), *right = dev<char>(b.data);
     AR_TRY(enter(d, q, &o));
     AR_TRY(ari_add_size(&words, s.k, 1));
@@ -118,7 +133,7 @@ ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_
         for (size_t j = 0; j < s.n; j++)
             for (size_t k = 0; k < s.k; k++)
                 columns[k * s.n + j] = element(b, right, g, j, k, operands);
-        product(to + g * c.step, s, c, a, left, g, columns, sum, add, operands);
+        product(to, result, g * c.step, s, c, a, left, g, columns, sum, add, operands);
     }
     ::free(memory);
     return AR_OK;

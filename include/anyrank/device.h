@@ -15,6 +15,9 @@ AR_BEGIN_DECLS
  *
  * Matrices are ar_tensor views of 2 to 4 dimensions: the last two are rows and columns, the ones before are batch
  * dimensions, "batch" below is their product in row-major order. Strides are free unless a slot says "contiguous".
+ * Activations, their gradients and what is added up of them are F32 or, in native numerics, BF16: the tensors of a call
+ * have one dtype, unless a slot says otherwise. Kernels compute in fp32, as if they had been given these numbers in fp32,
+ * and round what they store as BF16 once, to nearest, ties to even.
  * Arrays of exponents are int32 and contiguous. Exponents: the smallest integer e with |x| < 2^e for all x of a group;
  * AR_EXP_ZERO where all are zero, AR_EXP_NONFINITE where one is NaN or infinite; so they combine by integer max.
  * Element-wise definitions stand once, in ref/numerics; docs/numerics.md explains them. */
@@ -90,7 +93,8 @@ typedef struct ar_device_ops {
      * when the queue is waited for. */
     ar_status (*copy)(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes);
     ar_status (*zero)(ar_device *d, ar_queue *q, ar_buf dst, size_t bytes);
-    /* dst = src, element by element; same dtype (of whole bytes) and shape, any strides, no overlap. */
+    /* dst = src, element by element; one dtype (of whole bytes), or F32 and BF16: rounded to nearest, ties to even,
+     * where dst is BF16. One shape, any strides, no overlap. */
     ar_status (*copy_strided)(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src);
 
     /* --- sums over ranks, of ranks that share the device ---------------------------------------------------------- */
@@ -99,12 +103,13 @@ typedef struct ar_device_ops {
     ar_status (*combine)(ar_device *d, ar_queue *q, ar_buf out, const ar_cbuf *in, int n, size_t count, ar_dtype t,
                          ar_op op);
 
-    /* --- contraction, native: c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T, fp32 words, added up in fp32 ------------------ */
-    /* a and b hold numbers of `operands` alone, whose products are exact in fp32: a device may multiply them so. */
+    /* --- contraction, native: c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T, F32 or BF16 each, added up in fp32 ------------- */
+    /* Rounded once, when all terms (and c) are added up. fp32 words of a and b hold numbers of `operands` alone, whose
+     * products are exact in fp32: a device may multiply them so. */
     ar_status (*gemm_f32)(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
                           bool add, ar_precision operands);
-    /* y[i,j] = fl32(y[i,j] + bias[j]), then act (AR_ACT_NONE: z is not written) z = act32(y). y, z contiguous
-     * [rows, cols]; bias ptr NULL: none. One pass. */
+    /* y[i,j] = fl32(y[i,j] + bias[j]), then act (AR_ACT_NONE: z is not written) z = act32(y), of y as it is stored.
+     * y, z contiguous [rows, cols]; bias f32, ptr NULL: none. One pass. */
     ar_status (*bias_act)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bias, ar_activation act,
                           const ar_tensor *z);
 
@@ -166,11 +171,11 @@ typedef struct ar_device_ops {
     ar_status (*add)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
     ar_status (*mul)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
     ar_status (*fill)(ar_device *d, ar_queue *q, const ar_tensor *y, float value);
-    /* dx = fl32(dy * act'(x)), and dbias[j] += dx[.., j] over all rows, in one pass. Contiguous, of one shape; dx may be
-     * dy or x. */
+    /* dx = fl32(dy * act'(x)), and dbias[j] += dx[.., j], as it is stored, over all rows, in one pass. Contiguous, of one
+     * shape; dx may be dy or x. */
     ar_status (*act_backward)(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                               ar_activation act, const ar_row_sum *dbias);
-    /* 2-D fp32 views (rows may be strided, columns contiguous): y = fl32(act(gate)*up) */
+    /* 2-D views (rows may be strided, columns contiguous): y = fl32(act(gate)*up) */
     ar_status (*gated_forward)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *gate,
                                const ar_tensor *up, ar_activation act);
     /* Likewise, dgate = fl32(fl32(dy*up)*act'(gate)), dup = fl32(dy*act(gate)), and the sums of their rows. dgate may be

@@ -5,6 +5,7 @@
 
 #include "ref/cpu/gemm.h"
 #include "ref/cpu/row_sum.h"
+#include "ref/cpu/storage.h"
 
 /* Sums over rows: the order-independent accumulator (docs/numerics.md, section 3) over arrays, and the native sum, whose
  * order is that of the rows. The accumulator is in its two-phase form: the highest slice of state and values first,
@@ -173,16 +174,35 @@ size_t ari_block_rows(const ar_device *d, size_t rows, size_t cols)
     return all < rows ? all : rows;
 }
 
-/* The columns [from, ..) of `rows` rows from `first` on. */
+/* The rows x[r * stride, + n) to the sums of `cols` columns from `from` on. */
+static void add_piece(const ar_row_sum *to, size_t cols, size_t from, const float *x, ptrdiff_t stride, size_t rows,
+                      size_t n)
+{
+    if (to->t.ptr) {
+        int64_t *h = (int64_t *)to->hl.ptr + from;
+        accumulate_rows((uint8_t *)to->t.ptr + from, h, h + cols, x, stride, rows, n);
+    } else if (to->f32.ptr) {
+        add_rows_f32((float *)to->f32.ptr + from, x, stride, rows, n);
+    }
+}
+
+/* The columns [from, ..) of `rows` rows from `first` on: where they are bf16 numbers, as many rows at a time as the
+ * first cache level holds widened. */
 static void add_block(const ari_row_pass *p, const ari_row_terms *s, size_t first, size_t rows, size_t from)
 {
+    enum { WIDENED = 16 };
     const size_t n = p->cols - from < COLUMN_BLOCK ? p->cols - from : COLUMN_BLOCK;
-    const float *x = s->terms + (s->of_block ? 0 : (ptrdiff_t)first * s->stride) + from;
-    if (s->to->t.ptr) {
-        int64_t *h = (int64_t *)s->to->hl.ptr + from;
-        accumulate_rows((uint8_t *)s->to->t.ptr + from, h, h + p->cols, x, s->stride, rows, n);
-    } else if (s->to->f32.ptr) {
-        add_rows_f32((float *)s->to->f32.ptr + from, x, s->stride, rows, n);
+    const ptrdiff_t stride = s->terms.stride[0], at = (s->of_block ? 0 : (ptrdiff_t)first * stride) + (ptrdiff_t)from;
+    float room[WIDENED * COLUMN_BLOCK];
+    if (s->terms.dtype != AR_BF16) {
+        add_piece(s->to, p->cols, from, (const float *)s->terms.data.ptr + at, stride, rows, n);
+        return;
+    }
+    for (size_t r = 0; r < rows && ari_sum_wanted(s->to); r += WIDENED) {
+        const size_t count = rows - r < WIDENED ? rows - r : WIDENED;
+        for (size_t i = 0; i < count; i++)
+            (void)ari_run_load(&s->terms, at + (ptrdiff_t)(r + i) * stride, n, room + i * n);
+        add_piece(s->to, p->cols, from, room, (ptrdiff_t)n, count, n);
     }
 }
 
@@ -207,10 +227,8 @@ void ari_make_rows(ar_device *d, const ari_row_pass *p)
 /* All rows of the terms into one; their columns are contiguous. */
 static ar_status add_all_rows(ar_device *d, const ar_row_sum *to, const ar_tensor *terms)
 {
-    const ari_row_pass p = {.rows = terms->shape[0],
-                            .cols = terms->shape[1],
-                            .sums = 1,
-                            .sum = {{.to = to, .terms = terms->data.ptr, .stride = terms->stride[0]}}};
+    const ari_row_pass p = {
+        .rows = terms->shape[0], .cols = terms->shape[1], .sums = 1, .sum = {{.to = to, .terms = *terms}}};
     const size_t blocks = (p.cols + COLUMN_BLOCK - 1) / COLUMN_BLOCK;
     ARI_PARALLEL_FOR (i, blocks, d, p.rows * p.cols)
         add_block(&p, &p.sum[0], 0, p.rows, i * COLUMN_BLOCK);
@@ -233,16 +251,11 @@ typedef struct acc_view {
 } acc_view;
 
 /* Adds terms of row r, columns [from, from + n), to row `row` of the accumulator. */
-static void add_piece(const acc_view *acc, size_t row, const ar_tensor *terms, size_t r, size_t from, size_t n)
+static void add_run(const acc_view *acc, size_t row, const ar_tensor *terms, size_t r, size_t from, size_t n)
 {
-    float gathered[CHUNK];
-    const ptrdiff_t stride = terms->stride[1];
-    const float *x = (const float *)terms->data.ptr + (ptrdiff_t)r * terms->stride[0] + (ptrdiff_t)from * stride;
-    if (stride != 1) {
-        for (size_t j = 0; j < n; j++)
-            gathered[j] = x[(ptrdiff_t)j * stride];
-        x = gathered;
-    }
+    float room[CHUNK];
+    const ptrdiff_t first = (ptrdiff_t)r * terms->stride[0] + (ptrdiff_t)from * terms->stride[1];
+    const float *x = ari_run_gather(terms, first, terms->stride[1], n, room);
     const size_t at = row * acc->cols + from;
     ari_accumulate(acc->t + at, acc->h + at, acc->l + at, x, n);
 }
@@ -278,22 +291,17 @@ ar_status ari_cpu_acc_add(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, size_t
         for (size_t r = first; r < last; r++) {
             const int64_t row = target_row(targets, rows_in_acc, r);
             if (row >= 0)
-                add_piece(&acc, (size_t)row, terms, r, from, n);
+                add_run(&acc, (size_t)row, terms, r, from, n);
         }
     }
     return AR_OK;
 }
 
 /* acc[j] = fl32(acc[j] + terms[j]), j in [0, n). */
-ARI_ROW_KERNEL void add_terms(float *restrict acc, const float *restrict terms, ptrdiff_t stride, size_t n)
+ARI_ROW_KERNEL void add_terms(float *restrict acc, const float *restrict terms, size_t n)
 {
-    if (stride == 1) {
-        for (size_t j = 0; j < n; j++)
-            acc[j] = ari_add32(acc[j], terms[j]);
-    } else {
-        for (size_t j = 0; j < n; j++)
-            acc[j] = ari_add32(acc[j], terms[(ptrdiff_t)j * stride]);
-    }
+    for (size_t j = 0; j < n; j++)
+        acc[j] = ari_add32(acc[j], terms[j]);
 }
 
 /** Slot sum_rows_f32. The summation order is that of the rows, for every element and any number of threads, since
@@ -309,11 +317,13 @@ ar_status ari_cpu_sum_rows_f32(ar_device *d, ARI_AT_ONCE, ar_buf acc, size_t row
     const int64_t *at = row_of.ptr;
     ARI_PARALLEL_FOR (block, blocks, d, rows * cols) {
         const size_t from = block * COLUMN_BLOCK, left = cols - from, n = left < COLUMN_BLOCK ? left : COLUMN_BLOCK;
-        const float *in = (const float *)terms->data.ptr + (ptrdiff_t)from * terms->stride[1];
+        const ptrdiff_t first = (ptrdiff_t)from * terms->stride[1];
+        float room[COLUMN_BLOCK];
         for (size_t r = 0; r < rows; r++) {
             const int64_t row = at ? at[r] : rows_in_acc > 1 ? (int64_t)r : 0;
+            const ptrdiff_t here = first + (ptrdiff_t)r * terms->stride[0];
             if (row >= 0)
-                add_terms(sums + (size_t)row * cols + from, in + (ptrdiff_t)r * terms->stride[0], terms->stride[1], n);
+                add_terms(sums + (size_t)row * cols + from, ari_run_gather(terms, here, terms->stride[1], n, room), n);
         }
     }
     return AR_OK;

@@ -3,6 +3,7 @@
 
 #include "ref/core/float_bits.h"
 #include "ref/cpu/row_sum.h"
+#include "ref/cpu/storage.h"
 #include "ref/numerics/philox.h"
 
 /* Element-wise kernels. Definitions of the functions: ref/numerics/scalar.h. Every loop reads an element of all its
@@ -28,10 +29,13 @@ static ar_status for_blocks(ar_device *d, void (*loop)(float *, const float *, c
                             const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
     const size_t n = ar_tensor_count(y), blocks = ari_blocks_of(n);
-    float *out = y->data.ptr;
-    const float *l = a->data.ptr, *r = b->data.ptr;
-    ARI_PARALLEL_FOR (i, blocks, d, n)
-        loop(out + i * ARI_BLOCK, l + i * ARI_BLOCK, r + i * ARI_BLOCK, ari_block_length(n, i));
+    ARI_PARALLEL_FOR (i, blocks, d, n) {
+        const size_t length = ari_block_length(n, i);
+        const ptrdiff_t at = (ptrdiff_t)(i * ARI_BLOCK);
+        float room[3][ARI_BLOCK], *out = ari_run_at(y, at, room[0]);
+        loop(out, ari_run_load(a, at, length, room[1]), ari_run_load(b, at, length, room[2]), length);
+        ari_run_store(y, at, length, out);
+    }
     return AR_OK;
 }
 
@@ -52,11 +56,13 @@ ar_status ari_cpu_fill(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, float valu
 {
     const size_t n = ar_tensor_count(y), blocks = ari_blocks_of(n);
     const float stored = ari_canonical32(value);
-    float *out = y->data.ptr;
     ARI_PARALLEL_FOR (i, blocks, d, n) {
-        const size_t end = i * ARI_BLOCK + ari_block_length(n, i);
-        for (size_t j = i * ARI_BLOCK; j < end; j++)
+        const size_t length = ari_block_length(n, i);
+        const ptrdiff_t at = (ptrdiff_t)(i * ARI_BLOCK);
+        float room[ARI_BLOCK], *out = ari_run_at(y, at, room);
+        for (size_t j = 0; j < length; j++)
             out[j] = stored;
+        ari_run_store(y, at, length, out);
     }
     return AR_OK;
 }
@@ -115,23 +121,23 @@ ar_status ari_cpu_bias_act(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbu
                            const ar_tensor *z)
 {
     const size_t rows = y->shape[0], cols = y->shape[1], blocks = ari_blocks_of(cols);
-    float *sums = y->data.ptr, *values = act == AR_ACT_NONE ? NULL : z->data.ptr;
     const float *added = bias.ptr;
-    ARI_PARALLEL_FOR (i, rows, d, rows * cols)
-        for (size_t block = 0; block < blocks; block++) {
-            const size_t from = block * ARI_BLOCK, at = i * cols + from, n = ari_block_length(cols, block);
-            if (added)
-                add_loop(sums + at, sums + at, added + from, n);
-            if (values)
-                loops[act].act(values + at, sums + at, n);
+    ARI_PARALLEL_FOR (i, rows * blocks, d, rows * cols) {
+        const size_t from = i % blocks * ARI_BLOCK, n = ari_block_length(cols, i % blocks);
+        const ptrdiff_t at = (ptrdiff_t)(i / blocks * cols + from);
+        float room[2][ARI_BLOCK], *sums = ari_run_at(y, at, room[0]);
+        const float *given = ari_run_load(y, at, n, room[0]);
+        if (added) {
+            add_loop(sums, given, added + from, n);
+            ari_run_store(y, at, n, sums);
         }
+        if (act != AR_ACT_NONE) {
+            float *values = ari_run_at(z, at, room[1]);
+            loops[act].act(values, added ? ari_run_load(y, at, n, room[0]) : given, n); /* of y as it is stored */
+            ari_run_store(z, at, n, values);
+        }
+    }
     return AR_OK;
-}
-
-/* Row i of a 2-D fp32 view. */
-static float *row_at(const ar_tensor *t, size_t i)
-{
-    return (float *)t->data.ptr + (ptrdiff_t)i * t->stride[0];
 }
 
 /* Rows of an activation's backward pass: gated or not; x is the gate, or what the activation is of. */
@@ -141,21 +147,28 @@ typedef struct act_rows {
     const ar_tensor *dup, *up; /* NULL: not gated */
 } act_rows;
 
-static void make_act_row(const void *user, size_t i, size_t in_block)
+static void make_act_row(const void *user, size_t row, size_t in_block)
 {
     (void)in_block;
     const act_rows *a = user;
-    const size_t cols = a->dy->shape[1];
-    if (a->up)
-        a->loops->dgated(row_at(a->dx, i), row_at(a->dup, i), row_at(a->dy, i), row_at(a->x, i), row_at(a->up, i),
-                         cols);
-    else
-        a->loops->dact(row_at(a->dx, i), row_at(a->dy, i), row_at(a->x, i), cols);
-}
-
-static ari_row_terms rows_of(const ar_tensor *t, const ar_row_sum *to)
-{
-    return (ari_row_terms){.to = to, .terms = t->data.ptr, .stride = t->stride[0]};
+    const ptrdiff_t i = (ptrdiff_t)row;
+    for (size_t from = 0, n; from < a->dy->shape[1]; from += n) {
+        float dx_room[ARI_BLOCK], dup_room[ARI_BLOCK], dy_room[ARI_BLOCK], x_room[ARI_BLOCK], up_room[ARI_BLOCK];
+        const ptrdiff_t col = (ptrdiff_t)from, to = i * a->dx->stride[0] + col;
+        n = ari_block_length(a->dy->shape[1], from / ARI_BLOCK);
+        const float *dy = ari_run_load(a->dy, i * a->dy->stride[0] + col, n, dy_room);
+        const float *x = ari_run_load(a->x, i * a->x->stride[0] + col, n, x_room);
+        float *dx = ari_run_at(a->dx, to, dx_room);
+        if (a->up) {
+            const ptrdiff_t to_up = i * a->dup->stride[0] + col;
+            float *dup = ari_run_at(a->dup, to_up, dup_room);
+            a->loops->dgated(dx, dup, dy, x, ari_run_load(a->up, i * a->up->stride[0] + col, n, up_room), n);
+            ari_run_store(a->dup, to_up, n, dup);
+        } else {
+            a->loops->dact(dx, dy, x, n);
+        }
+        ari_run_store(a->dx, to, n, dx);
+    }
 }
 
 /** Slot act_backward. */
@@ -171,7 +184,7 @@ ar_status ari_cpu_act_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dx, c
                             .make = make_act_row,
                             .user = &rows,
                             .sums = 1,
-                            .sum = {rows_of(&to, dbias)}};
+                            .sum = {{.to = dbias, .terms = to}}};
     ari_make_rows(d, &p);
     return AR_OK;
 }
@@ -180,9 +193,16 @@ ar_status ari_cpu_act_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dx, c
 ar_status ari_cpu_gated_forward(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *gate,
                                 const ar_tensor *up, ar_activation act)
 {
-    const size_t rows = y->shape[0], cols = y->shape[1];
-    ARI_PARALLEL_FOR (i, rows, d, rows * cols)
-        loops[act].gated(row_at(y, i), row_at(gate, i), row_at(up, i), cols);
+    const size_t rows = y->shape[0], cols = y->shape[1], blocks = ari_blocks_of(cols);
+    ARI_PARALLEL_FOR (i, rows * blocks, d, rows * cols) {
+        const ptrdiff_t row = (ptrdiff_t)(i / blocks), col = (ptrdiff_t)(i % blocks * ARI_BLOCK);
+        const size_t n = ari_block_length(cols, i % blocks);
+        const ptrdiff_t at = row * y->stride[0] + col;
+        float room[3][ARI_BLOCK], *out = ari_run_at(y, at, room[0]);
+        loops[act].gated(out, ari_run_load(gate, row * gate->stride[0] + col, n, room[1]),
+                         ari_run_load(up, row * up->stride[0] + col, n, room[2]), n);
+        ari_run_store(y, at, n, out);
+    }
     return AR_OK;
 }
 
@@ -197,7 +217,7 @@ ar_status ari_cpu_gated_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dga
                             .make = make_act_row,
                             .user = &rows,
                             .sums = 2,
-                            .sum = {rows_of(dgate, dgate_bias), rows_of(dup, dup_bias)}};
+                            .sum = {{.to = dgate_bias, .terms = *dgate}, {.to = dup_bias, .terms = *dup}}};
     ari_make_rows(d, &p);
     return AR_OK;
 }
@@ -251,30 +271,25 @@ ar_status ari_cpu_dropout(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const a
                           const ar_tensor *residual, const ar_dropout *which)
 {
     const size_t n = ar_tensor_count(x), cols = x->ndim > 0 ? x->shape[x->ndim - 1] : 1, rows = n > 0 ? n / cols : 0;
-    float *to = y ? y->data.ptr : NULL, *to_sum = residual ? sum->data.ptr : NULL;
-    const float *from = x->data.ptr, *beside = residual ? residual->data.ptr : NULL;
-    ARI_PARALLEL_FOR (r, rows, d, n * 8) {
-        const size_t at = r * cols;
-        drop_row(to ? to + at : NULL, to_sum ? to_sum + at : NULL, from + at, beside ? beside + at : NULL, cols, which,
-                 number_of(x, which, r));
+    const size_t blocks = ari_blocks_of(cols);
+    ARI_PARALLEL_FOR (i, rows * blocks, d, n * 8) {
+        const size_t row = i / blocks, col = i % blocks * ARI_BLOCK, length = ari_block_length(cols, i % blocks);
+        const ptrdiff_t at = (ptrdiff_t)(row * cols + col);
+        float room[ARI_BLOCK], sum_room[ARI_BLOCK], *to = y ? ari_run_at(y, at, room) : NULL;
+        float *to_sum = residual ? ari_run_at(sum, at, sum_room) : NULL;
+        drop_row(to, to_sum, ari_run_load(x, at, length, room),
+                 residual ? ari_run_load(residual, at, length, sum_room) : NULL, length, which,
+                 number_of(x, which, row) + col);
+        if (y)
+            ari_run_store(y, at, length, to);
+        if (residual)
+            ari_run_store(sum, at, length, to_sum);
     }
     return AR_OK;
 }
 
 /* --- numbers that are stored in 16 bits --------------------------------------------------------------------------- */
 /* A loop does what memory allows; threads would not help it. */
-
-ARI_ROW_KERNEL void narrow_loop(uint16_t *restrict y, const float *restrict x, size_t n)
-{
-    for (size_t j = 0; j < n; j++)
-        y[j] = ari_bf16_of_f32(x[j]);
-}
-
-ARI_ROW_KERNEL void widen_loop(float *restrict y, const uint16_t *restrict x, size_t n)
-{
-    for (size_t j = 0; j < n; j++)
-        y[j] = ari_f32_of_bf16(x[j]);
-}
 
 ARI_ROW_KERNEL void round_loop(float *y, const float *x, size_t n, int bits)
 {
@@ -317,7 +332,7 @@ ar_status ari_cpu_round_bits(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, cons
 ar_status ari_cpu_narrow_bf16(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf x, size_t n)
 {
     (void)d;
-    narrow_loop(y.ptr, x.ptr, n);
+    ari_narrow(y.ptr, x.ptr, n);
     return AR_OK;
 }
 
@@ -325,6 +340,6 @@ ar_status ari_cpu_narrow_bf16(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf x, si
 ar_status ari_cpu_widen_bf16(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf x, size_t n)
 {
     (void)d;
-    widen_loop(y.ptr, x.ptr, n);
+    ari_widen(y.ptr, x.ptr, n);
     return AR_OK;
 }

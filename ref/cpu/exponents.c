@@ -4,7 +4,7 @@
 
 #include "ref/core/size.h"
 #include "ref/cpu/gemm.h"
-#include "ref/cpu/kernels.h"
+#include "ref/cpu/storage.h"
 #include "ref/numerics/bits.h"
 
 /* Exponents of rows and columns (docs/numerics.md, "Contraction", steps 0 and 1). The bits of magnitudes order as the
@@ -166,12 +166,37 @@ ar_status ari_cpu_col_exponents(ar_device *d, ARI_AT_ONCE, ar_buf c, const ar_te
     return AR_OK;
 }
 
-/** Slot row_exponents. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW (the table of factors 2^c). */
+/* e[batch, rows] of bf16 numbers. */
+static void bf16_exponents(const ar_device *d, int32_t *e, const ar_tensor *a, bool max_into)
+{
+    const ari_matrices m = ari_matrices_of(a);
+    ARI_PARALLEL_FOR (i, m.batch * m.rows, d, m.batch * m.rows * m.cols) {
+        const ptrdiff_t first = ari_matrix_offset(a, i / m.rows) + (ptrdiff_t)(i % m.rows) * m.row_stride;
+        float room[ARI_BLOCK];
+        uint32_t top = 0;
+        for (size_t from = 0; from < m.cols; from += ARI_BLOCK) {
+            const size_t n = ari_block_length(m.cols, from / ARI_BLOCK);
+            const ptrdiff_t at = first + (ptrdiff_t)from * m.col_stride;
+            const uint32_t found = top_of_run(ari_run_gather(a, at, m.col_stride, n, room), n);
+            top = found > top ? found : top;
+        }
+        store(e + i, ari_exponent32(ari_float32(top)), max_into);
+    }
+}
+
+/** Slot row_exponents. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW (the table of factors 2^c), AR_ERR_DTYPE
+ *  (scaled bf16). */
 ar_status ari_cpu_row_exponents(ar_device *d, ARI_AT_ONCE, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign,
                                 bool max_into)
 {
     const ari_matrices m = ari_matrices_of(a);
     double *scale = NULL;
+    if (a->dtype == AR_BF16) {
+        if (c.ptr)
+            return ar_error_set(AR_ERR_DTYPE, "row_exponents: scaled rows are F32, not BF16");
+        bf16_exponents(d, e.ptr, a, max_into);
+        return AR_OK;
+    }
     if (c.ptr)
         AR_TRY(ari_shift_factors(&scale, c.ptr, sign, m.batch, m.cols));
     exponents(d, e.ptr, a, scale, max_into);

@@ -62,9 +62,9 @@ static inline int ari_threads_for(const ar_device *d, size_t items, size_t work)
 #endif
 #define ARI_PARALLEL_FOR(i, n, d, work) ARI_PARALLEL_BY ((static), i, n, d, work)
 
-/* Elements a thread of an element-wise kernel takes at a time: 32 KiB of fp32, which stays in the first two cache
- * levels between two loops. */
-#define ARI_BLOCK ((size_t)8192)
+/* Elements a thread of an element-wise kernel takes at a time: 8 KiB of fp32, of which the first cache level holds those
+ * of three operands between two loops. */
+#define ARI_BLOCK ((size_t)2048)
 
 static inline size_t ari_blocks_of(size_t n)
 {
@@ -87,8 +87,7 @@ static inline bool ari_sum_wanted(const ar_row_sum *s)
 /* Terms of a sum over rows. */
 typedef struct ari_row_terms {
     const ar_row_sum *to;
-    const float *terms; /* of row 0, or of the block's first row */
-    ptrdiff_t stride;   /* from one row's to the next's */
+    ar_tensor terms; /* rows of them, side by side: from row 0 on, or from the block's first row */
     bool of_block;
 } ari_row_terms;
 
@@ -109,7 +108,7 @@ void ari_make_rows(ar_device *d, const ari_row_pass *p);
 
 /* --- views -------------------------------------------------------------------------------------------------------- */
 
-/* A batch of equally shaped fp32 matrices inside an ar_tensor: the last two dimensions are rows and columns. */
+/* A batch of equally shaped matrices inside an ar_tensor: the last two dimensions are rows and columns. */
 typedef struct ari_matrices {
     size_t batch, rows, cols;
     ptrdiff_t row_stride, col_stride; /* elements */
@@ -123,15 +122,21 @@ static inline ari_matrices ari_matrices_of(const ar_tensor *t)
     return v;
 }
 
-/* Element (0, 0) of matrix `at` of the batch, in row-major order of the batch dimensions. */
-static inline float *ari_matrix_at(const ar_tensor *t, size_t at)
+/* How far from t's first element that of matrix `at` of the batch is, in row-major order of the batch dimensions. */
+static inline ptrdiff_t ari_matrix_offset(const ar_tensor *t, size_t at)
 {
-    float *p = t->data.ptr;
+    ptrdiff_t offset = 0;
     for (int i = t->ndim - 3; i >= 0; i--) {
-        p += (ptrdiff_t)(at % t->shape[i]) * t->stride[i];
+        offset += (ptrdiff_t)(at % t->shape[i]) * t->stride[i];
         at /= t->shape[i];
     }
-    return p;
+    return offset;
+}
+
+/* Element (0, 0) of an fp32 matrix. */
+static inline float *ari_matrix_at(const ar_tensor *t, size_t at)
+{
+    return (float *)t->data.ptr + ari_matrix_offset(t, at);
 }
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <string.h>
-
 #include "ref/cpu/row_sum.h"
+#include "ref/cpu/storage.h"
 
 /* Cross-entropy over a vocabulary that may be sharded: leaf kernels for one shard. What ranks combine between them is
  * integer: keys by max, sums and bit patterns by addition. Formulas: docs/numerics.md, "Sums along a row". */
@@ -11,15 +10,29 @@ ARI_ROW_KERNEL int32_t largest_key(const float *x, size_t n)
     return ari_row_largest_key(x, n, ari_nan32()); /* no place equals a NaN: all count */
 }
 
+/* The logits of row t from column `from` on, and how many of them a loop takes at a time. */
+static const float *piece_of(const ar_tensor *rows, size_t t, size_t from, size_t *n, float *room)
+{
+    *n = ari_block_length(rows->shape[1], from / ARI_BLOCK);
+    return ari_run_load(rows, (ptrdiff_t)(t * rows->shape[1] + from), *n, room);
+}
+
 /** Slot ce_max. */
 ar_status ari_cpu_ce_max(ar_device *d, ARI_AT_ONCE, ar_buf key, const ar_tensor *logits)
 {
-    const ar_tensor all = ar_tensor_rows(logits);
-    const size_t n = all.shape[0], v_local = all.shape[1];
+    const ar_tensor rows = ar_tensor_rows(logits);
+    const size_t n = rows.shape[0], v_local = rows.shape[1];
     int32_t *out = key.ptr;
-    const float *x = logits->data.ptr;
-    ARI_PARALLEL_FOR (t, n, d, n * v_local)
-        out[t] = largest_key(x + t * v_local, v_local);
+    ARI_PARALLEL_FOR (t, n, d, n * v_local) {
+        float room[ARI_BLOCK];
+        int32_t top = INT32_MIN;
+        for (size_t from = 0, count; from < v_local; from += count) {
+            const float *x = piece_of(&rows, t, from, &count, room);
+            const int32_t found = largest_key(x, count);
+            top = found > top ? found : top;
+        }
+        out[t] = top;
+    }
     return AR_OK;
 }
 
@@ -36,15 +49,19 @@ ARI_ROW_KERNEL uint64_t sum_exponentials(const float *x, float m, size_t n, int3
 /** Slot ce_sum. */
 ar_status ari_cpu_ce_sum(ar_device *d, ARI_AT_ONCE, ar_buf sum, const ar_tensor *logits, ar_cbuf key, size_t v)
 {
-    const ar_tensor all = ar_tensor_rows(logits);
-    const size_t n = all.shape[0], v_local = all.shape[1];
+    const ar_tensor rows = ar_tensor_rows(logits);
+    const size_t n = rows.shape[0], v_local = rows.shape[1];
     const int32_t p = ari_rowsum_bits(v);
     int64_t *out = sum.ptr;
-    const float *x = logits->data.ptr;
     const int32_t *keys = key.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * v_local) {
-        const int nan = keys[t] == INT32_MAX;
-        out[t] = nan ? 0 : (int64_t)sum_exponentials(x + t * v_local, ari_key32_value(keys[t]), v_local, p);
+        float room[ARI_BLOCK];
+        uint64_t total = 0;
+        for (size_t from = 0, count; from < v_local && keys[t] != INT32_MAX; from += count) {
+            const float *x = piece_of(&rows, t, from, &count, room);
+            total += sum_exponentials(x, ari_key32_value(keys[t]), count, p);
+        }
+        out[t] = (int64_t)total;
     }
     return AR_OK;
 }
@@ -57,15 +74,19 @@ ARI_ROW_KERNEL uint64_t sum_values(const float *x, size_t n, int32_t e, int32_t 
 /** Slot ce_logits. */
 ar_status ari_cpu_ce_logits(ar_device *d, ARI_AT_ONCE, ar_buf sum, const ar_tensor *logits, ar_cbuf e, size_t v)
 {
-    const ar_tensor all = ar_tensor_rows(logits);
-    const size_t n = all.shape[0], v_local = all.shape[1];
+    const ar_tensor rows = ar_tensor_rows(logits);
+    const size_t n = rows.shape[0], v_local = rows.shape[1];
     const int32_t p = ari_rowsum_bits(v);
     int64_t *out = sum.ptr;
-    const float *x = logits->data.ptr;
     const int32_t *exponents = e.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * v_local) {
-        const int finite = exponents[t] != ARI_EXP_NONFINITE;
-        out[t] = finite ? (int64_t)sum_values(x + t * v_local, v_local, exponents[t], p) : 0;
+        float room[ARI_BLOCK];
+        uint64_t total = 0;
+        for (size_t from = 0, count; from < v_local && exponents[t] != ARI_EXP_NONFINITE; from += count) {
+            const float *x = piece_of(&rows, t, from, &count, room);
+            total += sum_values(x, count, exponents[t], p);
+        }
+        out[t] = (int64_t)total;
     }
     return AR_OK;
 }
@@ -74,16 +95,11 @@ ar_status ari_cpu_ce_logits(ar_device *d, ARI_AT_ONCE, ar_buf sum, const ar_tens
 ar_status ari_cpu_ce_target(ar_device *d, ARI_AT_ONCE, ar_buf bits, const ar_tensor *logits, ar_cbuf row_of)
 {
     (void)d;
-    const ar_tensor all = ar_tensor_rows(logits);
-    const size_t n = all.shape[0], v_local = all.shape[1];
-    int32_t *out = bits.ptr;
-    const float *x = logits->data.ptr;
+    const ar_tensor rows = ar_tensor_rows(logits);
+    uint32_t *out = bits.ptr; /* int32 that are summed over ranks: the same bits */
     const int64_t *at = row_of.ptr;
-    for (size_t t = 0; t < n; t++) {
-        out[t] = 0;
-        if (at[t] >= 0)
-            memcpy(&out[t], &x[t * v_local + (size_t)at[t]], sizeof out[t]);
-    }
+    for (size_t t = 0; t < rows.shape[0]; t++)
+        out[t] = at[t] >= 0 ? ari_bits32(ari_value_at(&rows, (ptrdiff_t)(t * rows.shape[1]) + (ptrdiff_t)at[t])) : 0;
     return AR_OK;
 }
 
@@ -109,10 +125,20 @@ ar_status ari_cpu_ce_terms(ar_device *d, ARI_AT_ONCE, ar_buf terms, ar_cbuf key,
     return AR_OK;
 }
 
-/* dlogits of a row whose key is finite, as if no entry were the target. dlogits may be logits. */
-ARI_ROW_KERNEL void backward_row(float *dlogits, const float *x, float m, double l, double weight, double label,
-                                 double targets, size_t n)
+/* What the gradients of a row share. */
+typedef struct loss_row {
+    float m;
+    double l, weight, targets;
+    double miss, hit; /* the labels of other entries and of the target */
+    float all;        /* if `constant`: what each of them is */
+    bool constant;
+} loss_row;
+
+/* n neighbouring gradients of a row, as if none of them were the target's. dlogits may be logits. */
+ARI_ROW_KERNEL void backward_piece(float *dlogits, const float *x, const loss_row *row, size_t n)
 {
+    const float m = row->m;
+    const double l = row->l, weight = row->weight, label = row->miss, targets = row->targets;
 #pragma GCC ivdep
     for (size_t j = 0; j < n; j++) {
         const float p = ari_softmax_p(ari_softmax_exp(x[j], m), l);
@@ -120,10 +146,28 @@ ARI_ROW_KERNEL void backward_row(float *dlogits, const float *x, float m, double
     }
 }
 
-static void fill_row(float *row, float value, size_t n)
+/* Row t, whose target is column `target`, or none of them. */
+static void backward_row(const ar_tensor *dlogits, const ar_tensor *rows, size_t t, int64_t target, const loss_row *row)
 {
-    for (size_t j = 0; j < n; j++)
-        row[j] = value;
+    const size_t v_local = rows->shape[1];
+    float room[ARI_BLOCK];
+    for (size_t from = 0, n; from < v_local; from += n) {
+        const ptrdiff_t at = (ptrdiff_t)(t * v_local + from);
+        const float *x = piece_of(rows, t, from, &n, room);
+        float *out = ari_run_at(dlogits, at, room);
+        const size_t own = (size_t)target - from;                   /* n or more: not in this piece */
+        const float logit = target >= 0 && own < n ? x[own] : 0.0f; /* before it may be overwritten */
+        if (row->constant) {
+            for (size_t j = 0; j < n; j++)
+                out[j] = row->all;
+        } else {
+            backward_piece(out, x, row, n);
+            if (target >= 0 && own < n)
+                out[own] = ari_ce_dlogit(ari_softmax_p(ari_softmax_exp(logit, row->m), row->l), row->weight, row->hit,
+                                         row->targets);
+        }
+        ari_run_store(dlogits, at, n, out);
+    }
 }
 
 /** Slot ce_backward. dlogits may be logits; no other overlap. */
@@ -131,31 +175,24 @@ ar_status ari_cpu_ce_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dlogit
                               ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets,
                               size_t v)
 {
-    const ar_tensor all = ar_tensor_rows(logits);
-    const size_t n = all.shape[0], v_local = all.shape[1];
+    const ar_tensor rows = ar_tensor_rows(logits);
+    const size_t n = rows.shape[0];
     const int32_t bits = ari_rowsum_bits(v);
-    const double miss = ari_ce_label(0, v, o), hit = ari_ce_label(1, v, o);
-    float *out = dlogits->data.ptr;
-    const float *x = logits->data.ptr;
     const int32_t *keys = key.ptr;
     const int64_t *sums = sum.ptr, *at = row_of.ptr;
     const uint8_t *counts = valid.ptr;
-    ARI_PARALLEL_FOR (t, n, d, n * v_local) {
-        float *row = out + t * v_local;
-        if (!counts[t] || !(targets > 0.0)) {
-            fill_row(row, 0.0f, v_local);
-        } else if (keys[t] == INT32_MAX) {
-            fill_row(row, ari_nan32(), v_local);
-        } else {
-            const float m = ari_key32_value(keys[t]);
-            const double l = ari_rowsum_value(sums[t], 1, bits);
-            const double weight = ari_ce_weight(ari_ce_lse(m, l), o);
-            const int here = at[t] >= 0;
-            const float target = here ? x[t * v_local + (size_t)at[t]] : 0.0f; /* before it may be overwritten */
-            backward_row(row, x + t * v_local, m, l, weight, miss, targets, v_local);
-            if (here)
-                row[at[t]] = ari_ce_dlogit(ari_softmax_p(ari_softmax_exp(target, m), l), weight, hit, targets);
+    const loss_row shared = {.targets = targets, .miss = ari_ce_label(0, v, o), .hit = ari_ce_label(1, v, o)};
+    ARI_PARALLEL_FOR (t, n, d, n * rows.shape[1]) {
+        loss_row row = shared;
+        const bool nothing = !counts[t] || !(targets > 0.0);
+        row.constant = nothing || keys[t] == INT32_MAX;
+        row.all = nothing ? 0.0f : ari_nan32();
+        if (!row.constant) {
+            row.m = ari_key32_value(keys[t]);
+            row.l = ari_rowsum_value(sums[t], 1, bits);
+            row.weight = ari_ce_weight(ari_ce_lse(row.m, row.l), o);
         }
+        backward_row(dlogits, &rows, t, at[t], &row);
     }
     return AR_OK;
 }

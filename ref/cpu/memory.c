@@ -3,7 +3,7 @@
 
 #include "ref/core/reduce.h"
 #include "ref/cpu/device.h"
-#include "ref/cpu/kernels.h"
+#include "ref/cpu/storage.h"
 
 /* Memory of the device, which is memory of the host: copies, and sums of buffers. */
 
@@ -134,12 +134,29 @@ static ar_tensor four_dimensions(const ar_tensor *t, size_t width)
     return v;
 }
 
-/** Slot copy_strided. Errors: AR_ERR_DTYPE (elements of less than a byte), nothing is written then. */
+/* Between F32 and BF16. */
+static ar_status convert(const ar_device *d, const ar_tensor *dst, const ar_tensor *src)
+{
+    const ar_tensor to = ari_two_dimensions(dst), from = ari_two_dimensions(src);
+    const ari_matrices m = ari_matrices_of(&to);
+    ARI_PARALLEL_FOR (i, m.batch, d, m.batch * m.rows * m.cols) {
+        const ar_tensor y = ari_matrix_view(&to, i), x = ari_matrix_view(&from, i);
+        ari_convert(&y, &x);
+    }
+    return AR_OK;
+}
+
+/** Slot copy_strided. Errors: AR_ERR_DTYPE (elements of less than a byte, or of other widths than F32 and BF16), nothing
+ *  is written then. */
 ar_status ari_cpu_copy_strided(ar_device *d, ARI_AT_ONCE, const ar_tensor *dst, const ar_tensor *src)
 {
     const size_t width = ar_dtype_bytes(dst->dtype);
-    if (width == 0)
-        return ar_error_set(AR_ERR_DTYPE, "copy_strided: elements of less than a byte (%s)", ar_dtype_name(dst->dtype));
+    if (ari_converts(dst->dtype, src->dtype))
+        return convert(d, dst, src);
+    if (width == 0 || width != ar_dtype_bytes(src->dtype))
+        return ar_error_set(AR_ERR_DTYPE,
+                            "copy_strided: %s from %s, expected one dtype of whole bytes, or F32 and BF16",
+                            ar_dtype_name(dst->dtype), ar_dtype_name(src->dtype));
     const ar_tensor to = four_dimensions(dst, width), from = four_dimensions(src, width);
     const size_t planes = to.shape[0] * to.shape[1];
     const plane p = {.rows = to.shape[2],

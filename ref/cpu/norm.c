@@ -3,6 +3,7 @@
 
 #include "ref/core/size.h"
 #include "ref/cpu/row_sum.h"
+#include "ref/cpu/storage.h"
 
 /* LayerNorm (Ba, Kiros, Hinton 2016) and RMSNorm (Zhang, Sennrich 2019), forward and backward, one row after the other.
  * Formulas, in the order in which they are rounded: docs/numerics.md, "Sums along a row". */
@@ -49,7 +50,8 @@ ARI_ROW_KERNEL void rms_forward(float *y, float *rstd, const float *x, const flo
     }
 }
 
-/** Slot norm_forward. y may be x. h = 0 or rows = 0: nothing to do. */
+/** Slot norm_forward. y may be x. h = 0 or rows = 0: nothing to do. Errors: AR_ERR_MEMORY (bf16: a row of scratch a
+ *  thread), nothing is written then. */
 ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, const ar_tensor *y, ar_buf mean,
                                ar_buf rstd, const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta, double eps)
 {
@@ -57,15 +59,24 @@ ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, con
     const size_t rows = all.shape[0], h = all.shape[1];
     if (h == 0)
         return AR_OK;
-    const float *in = x->data.ptr, *gains = gamma.ptr, *shifts = beta.ptr;
-    float *out = y->data.ptr, *r = rstd.ptr;
+    const float *gains = gamma.ptr, *shifts = beta.ptr;
+    float *r = rstd.ptr;
     double *m = mean.ptr;
+    const size_t threads = (size_t)ari_threads_for(d, rows, rows * h);
+    const size_t stride = x->dtype == AR_BF16 || y->dtype == AR_BF16 ? h + ARI_LINE : 0;
+    void *scratch = NULL;
+    AR_TRY(ari_alloc(&scratch, threads * stride, sizeof(float), "norm_forward's scratch"));
     ARI_PARALLEL_FOR (i, rows, d, rows * h) {
+        const ptrdiff_t at = (ptrdiff_t)(i * h);
+        float *room = (float *)scratch + ari_thread_number() * stride, *out = ari_run_at(y, at, room);
+        const float *in = ari_run_load(x, at, h, room);
         if (kind == AR_NORM_LAYER)
-            layer_forward(out + i * h, m + i, r + i, in + i * h, gains, shifts, eps, h);
+            layer_forward(out, m + i, r + i, in, gains, shifts, eps, h);
         else
-            rms_forward(out + i * h, r + i, in + i * h, gains, eps, h);
+            rms_forward(out, r + i, in, gains, eps, h);
+        ari_run_store(y, at, h, out);
     }
+    free(scratch);
     return AR_OK;
 }
 
@@ -148,54 +159,55 @@ ARI_ROW_KERNEL void rms_backward(const norm_row *row, size_t h)
     backward_row(row, h, 0);
 }
 
-/* Row i of an optional array of rows of h floats; NULL stays NULL. */
-static float *optional_row(float *all, size_t i, size_t h)
-{
-    return all ? all + i * h : NULL;
-}
-
 /* All rows. */
 typedef struct norm_rows {
     ar_norm_kind kind;
     size_t h;
-    float *dx, *sum;
-    const float *dy, *x, *gamma, *rstd;
-    float *residual;
+    const ar_tensor *dx, *sum, *dy, *x, *residual; /* sum and residual NULL: not wanted */
+    const float *gamma, *rstd;
     const double *mean;
-    float *scratch;        /* two rows a thread */
+    float *scratch;        /* SCRATCH rows a thread */
     float *dgamma, *dbeta; /* the terms of a block of rows; NULL: not wanted, or (dbeta) dy itself */
 } norm_rows;
 
-/* From one thread's scratch to the next's: a cache line is between them. */
-static size_t scratch_of(size_t h)
+/* Rows of a thread's scratch: two that are kept between the passes, and those that are bf16 in memory. dx may take x's
+ * room, and the sum the residual's. */
+enum { G, XHAT, X_ROOM, DY_ROOM, RESIDUAL_ROOM, SCRATCH };
+
+static float *scratch_row(const norm_rows *n, int which)
 {
-    return 2 * h + 16;
+    const size_t own = SCRATCH * n->h + ARI_LINE;
+    return n->scratch + ari_thread_number() * own + (size_t)which * n->h;
 }
 
 static void make_row(const void *user, size_t i, size_t in_block)
 {
     const norm_rows *n = user;
     const size_t h = n->h;
-    float *own = n->scratch + ari_thread_number() * scratch_of(h);
-    const norm_row row = {.dx = n->dx + i * h,
-                          .sum = optional_row(n->sum, i, h),
-                          .dgamma = optional_row(n->dgamma, in_block, h),
-                          .dbeta = optional_row(n->dbeta, in_block, h),
-                          .dy = n->dy + i * h,
-                          .x = n->x + i * h,
+    const ptrdiff_t at = (ptrdiff_t)(i * h);
+    const ar_tensor *beside = n->residual;
+    const norm_row row = {.dx = ari_run_at(n->dx, at, scratch_row(n, X_ROOM)),
+                          .sum = beside ? ari_run_at(n->sum, at, scratch_row(n, RESIDUAL_ROOM)) : NULL,
+                          .dgamma = n->dgamma ? n->dgamma + in_block * h : NULL,
+                          .dbeta = n->dbeta ? n->dbeta + in_block * h : NULL,
+                          .dy = ari_run_load(n->dy, at, h, scratch_row(n, DY_ROOM)),
+                          .x = ari_run_load(n->x, at, h, scratch_row(n, X_ROOM)),
                           .gamma = n->gamma,
-                          .residual = optional_row(n->residual, i, h),
+                          .residual = beside ? ari_run_load(beside, at, h, scratch_row(n, RESIDUAL_ROOM)) : NULL,
                           .mean = n->kind == AR_NORM_LAYER ? n->mean[i] : 0.0,
                           .rstd = n->rstd[i],
-                          .g = own,
-                          .xhat = own + h};
+                          .g = scratch_row(n, G),
+                          .xhat = scratch_row(n, XHAT)};
     if (n->kind == AR_NORM_LAYER)
         layer_backward(&row, h);
     else
         rms_backward(&row, h);
+    ari_run_store(n->dx, at, h, row.dx);
+    if (beside)
+        ari_run_store(n->sum, at, h, row.sum);
 }
 
-/** Slot norm_backward. Errors: AR_ERR_MEMORY (two rows of scratch a thread, and the terms of a block of rows), nothing
+/** Slot norm_backward. Errors: AR_ERR_MEMORY (a few rows of scratch a thread, and the terms of a block of rows), nothing
  *  is written then. */
 ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, const ar_tensor *dx, const ar_tensor *sum,
                                 const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
@@ -205,8 +217,8 @@ ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, co
     const size_t rows = all.shape[0], h = all.shape[1];
     if (rows == 0 || h == 0)
         return AR_OK;
-    const size_t own = scratch_of(h) * (size_t)ari_threads_for(d, rows, rows * h),
-                 terms = ari_block_rows(d, rows, h) * h;
+    const size_t threads = (size_t)ari_threads_for(d, rows, rows * h), block = ari_block_rows(d, rows, h);
+    const size_t own = (SCRATCH * h + ARI_LINE) * threads, terms = block * h;
     /* dbeta's terms are dy, unless dx takes its place. */
     const bool copied = ari_sum_wanted(dbeta) && dx->data.ptr == dy->data.ptr;
     void *memory = NULL;
@@ -214,24 +226,32 @@ ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, co
     float *scratch = memory;
     const norm_rows n = {.kind = kind,
                          .h = h,
-                         .dx = dx->data.ptr,
-                         .sum = residual ? sum->data.ptr : NULL,
-                         .dy = dy->data.ptr,
-                         .x = x->data.ptr,
+                         .dx = dx,
+                         .sum = sum,
+                         .dy = dy,
+                         .x = x,
                          .gamma = gamma.ptr,
                          .rstd = rstd.ptr,
-                         .residual = residual ? residual->data.ptr : NULL,
+                         .residual = residual,
                          .mean = mean.ptr,
                          .scratch = scratch,
                          .dgamma = ari_sum_wanted(dgamma) ? scratch + own : NULL,
                          .dbeta = copied ? scratch + own + terms : NULL};
-    const ari_row_pass p = {
-        .rows = rows,
-        .cols = h,
-        .make = make_row,
-        .user = &n,
-        .sums = 2,
-        .sum = {{dgamma, n.dgamma, (ptrdiff_t)h, true}, {dbeta, copied ? n.dbeta : n.dy, (ptrdiff_t)h, copied}}};
+    ar_tensor slopes = all, of_block[2] = {all, all};
+    slopes.dtype = dy->dtype;
+    slopes.data = dy->data;
+    slopes.stride[0] = (ptrdiff_t)h;
+    for (int i = 0; i < 2; i++) {
+        of_block[i].dtype = AR_F32;
+        of_block[i].data.ptr = scratch + own + (size_t)i * terms;
+        of_block[i].stride[0] = (ptrdiff_t)h;
+    }
+    const ari_row_pass p = {.rows = rows,
+                            .cols = h,
+                            .make = make_row,
+                            .user = &n,
+                            .sums = 2,
+                            .sum = {{dgamma, of_block[0], true}, {dbeta, copied ? of_block[1] : slopes, copied}}};
     ari_make_rows(d, &p);
     free(memory);
     return AR_OK;

@@ -3,6 +3,7 @@
 
 #include "ref/core/float_bits.h"
 #include "ref/cpu/row_sum.h"
+#include "ref/cpu/storage.h"
 
 /* Gradients and weights, element by element: the norm's integer sums, clipping, the optimizers' updates. What an
  * element becomes is said once, in ref/numerics/optimizer.h. */
@@ -31,12 +32,13 @@ ar_status ari_cpu_sum_squares(ar_device *d, ARI_AT_ONCE, ar_buf sums, const ar_t
     const size_t blocks = ari_blocks_of(n);
     const int threads = ari_threads_for(d, blocks, n);
     (void)threads;
-    const float *values = g->data.ptr;
     const int32_t exponent = *(const int32_t *)e.ptr;
     uint64_t high = 0, low = 0;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : high, low)
     for (size_t i = 0; i < blocks; i++) {
-        const halves sum = square_loop(values + i * ARI_BLOCK, exponent, ari_block_length(n, i));
+        const size_t length = ari_block_length(n, i);
+        float room[ARI_BLOCK];
+        const halves sum = square_loop(ari_run_load(g, (ptrdiff_t)(i * ARI_BLOCK), length, room), exponent, length);
         high += sum.high;
         low += sum.low;
     }
@@ -59,10 +61,13 @@ ARI_ROW_KERNEL void scale_loop(float *y, const float *x, float factor, size_t n)
 ar_status ari_cpu_scale(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *x, float factor)
 {
     const size_t n = ar_tensor_count(x), blocks = ari_blocks_of(n);
-    float *out = y->data.ptr;
-    const float *in = x->data.ptr;
-    ARI_PARALLEL_FOR (i, blocks, d, n)
-        scale_loop(out + i * ARI_BLOCK, in + i * ARI_BLOCK, factor, ari_block_length(n, i));
+    ARI_PARALLEL_FOR (i, blocks, d, n) {
+        const size_t length = ari_block_length(n, i);
+        const ptrdiff_t at = (ptrdiff_t)(i * ARI_BLOCK);
+        float room[ARI_BLOCK], *out = ari_run_at(y, at, room);
+        scale_loop(out, ari_run_load(x, at, length, room), factor, length);
+        ari_run_store(y, at, length, out);
+    }
     return AR_OK;
 }
 
@@ -144,16 +149,19 @@ ar_status ari_cpu_optimizer_step(ar_device *d, ARI_AT_ONCE, const ar_tensor *w, 
                                  const ar_tensor *g, const struct ari_optimizer_constants *k)
 {
     const size_t n = ar_tensor_count(w), blocks = ari_blocks_of(n);
-    float *weight = w->data.ptr, *own = master.ptr, *first = m.ptr, *second = v.ptr;
-    const float *gradient = g->data.ptr;
+    float *own = master.ptr, *first = m.ptr, *second = v.ptr;
     ARI_PARALLEL_FOR (i, blocks, d, n) {
         const size_t at = i * ARI_BLOCK, length = ari_block_length(n, i);
-        float *stepped = own ? own + at : weight + at;
+        float room[2][ARI_BLOCK], *weight = ari_run_at(w, (ptrdiff_t)at, room[0]);
+        float *stepped = own ? own + at : weight;
+        const float *held = ari_run_load(w, (ptrdiff_t)at, length, room[0]);
+        const float *gradient = ari_run_load(g, (ptrdiff_t)at, length, room[1]);
         if (own)
-            take_bf16_loop(stepped, weight + at, length);
-        step_block(k, stepped, first ? first + at : NULL, second ? second + at : NULL, gradient + at, length);
+            take_bf16_loop(stepped, held, length);
+        step_block(k, stepped, first ? first + at : NULL, second ? second + at : NULL, gradient, length);
         if (own)
-            round_bf16_loop(weight + at, stepped, length);
+            round_bf16_loop(weight, stepped, length);
+        ari_run_store(w, (ptrdiff_t)at, length, weight);
     }
     return AR_OK;
 }

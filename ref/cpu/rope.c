@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/cpu/row_sum.h"
+#include "ref/cpu/storage.h"
 #include "ref/numerics/rope_check.h"
 
 /* Rotary positions (Su et al. 2021, arXiv:2104.09864), in the form of Hugging Face's Llama: the pairs are (i, i +
@@ -29,15 +30,32 @@ ar_status ari_cpu_rope_tables(ar_device *d, ARI_AT_ONCE, ar_buf cos, ar_buf sin,
     return AR_OK;
 }
 
-/* One head: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin; flip is the sign bit that makes sin -sin. y may be x. */
-ARI_ROW_KERNEL void rotate(float *y, const float *x, const float *cos, const float *sin, uint32_t flip, size_t half)
+/* Pairs: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin; flip is the sign bit that makes sin -sin. y1 may be x1, y2 x2. */
+ARI_ROW_KERNEL void rotate(float *y1, float *y2, const float *x1, const float *x2, const float *cos, const float *sin,
+                           uint32_t flip, size_t n)
 {
 #pragma GCC ivdep
-    for (size_t i = 0; i < half; i++) {
-        const float x1 = x[i], x2 = x[half + i], c = cos[i];
+    for (size_t i = 0; i < n; i++) {
+        const float first = x1[i], second = x2[i], c = cos[i];
         const float s = ari_float32(ari_bits32(sin[i]) ^ flip);
-        y[i] = ari_rope_first(x1, x2, c, s);
-        y[half + i] = ari_rope_second(x1, x2, c, s);
+        y1[i] = ari_rope_first(first, second, c, s);
+        y2[i] = ari_rope_second(first, second, c, s);
+    }
+}
+
+/* One head, whose elements are side by side from `to` of y and `from` of x on. */
+static void rotate_head(const ar_tensor *y, ptrdiff_t to, const ar_tensor *x, ptrdiff_t from, const float *cos,
+                        const float *sin, uint32_t flip, size_t half)
+{
+    float room[2][256];
+    for (size_t i = 0; i < half; i += 256) {
+        const size_t n = half - i < 256 ? half - i : 256;
+        const ptrdiff_t first = (ptrdiff_t)i, second = (ptrdiff_t)(half + i);
+        float *y1 = ari_run_at(y, to + first, room[0]), *y2 = ari_run_at(y, to + second, room[1]);
+        rotate(y1, y2, ari_run_load(x, from + first, n, room[0]), ari_run_load(x, from + second, n, room[1]), cos + i,
+               sin + i, flip, n);
+        ari_run_store(y, to + first, n, y1);
+        ari_run_store(y, to + second, n, y2);
     }
 }
 
@@ -51,11 +69,10 @@ ar_status ari_cpu_rope(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_t
     const float *c = cos.ptr, *sn = sin.ptr;
     ARI_PARALLEL_FOR (r, rows, d, rows * heads * half) {
         const ptrdiff_t b = (ptrdiff_t)(r / positions), s = (ptrdiff_t)(r % positions);
-        const float *from = (const float *)x->data.ptr + b * x->stride[0] + s * x->stride[1];
-        float *to = (float *)y->data.ptr + b * y->stride[0] + s * y->stride[1];
+        const ptrdiff_t from = b * x->stride[0] + s * x->stride[1], to = b * y->stride[0] + s * y->stride[1];
         const size_t row = (size_t)s * half;
         for (ptrdiff_t head = 0; head < (ptrdiff_t)heads; head++)
-            rotate(to + head * y->stride[2], from + head * x->stride[2], c + row, sn + row, flip, half);
+            rotate_head(y, to + head * y->stride[2], x, from + head * x->stride[2], c + row, sn + row, flip, half);
     }
     return AR_OK;
 }

@@ -53,7 +53,8 @@ static void acc_add_case(device_pair *p, size_t in_acc, size_t n, size_t cols, p
     static const char *const names[] = {"itself", "listed", "listed, few"};
     pair_begin(p, "[%zu, %zu] %s into %zu rows, %s", n, cols, pair_layout_name(layout), in_acc, names[which]);
     const acc a = new_acc(p, in_acc * cols, pair_below(p, 2) ? PAIR_WIDE : PAIR_ORDINARY);
-    const pair_tensor terms = pair_input(p, "terms", 2, (const size_t[]){n, cols}, layout, PAIR_EACH_ROW);
+    const pair_tensor terms =
+        pair_stored(p, pair_input(p, "terms", 2, (const size_t[]){n, cols}, layout, PAIR_EACH_ROW));
     pair_buf row_of = pair_none();
     if (which == LISTED)
         row_of = pair_integers(p, "row_of", PAIR_W64, n, -1, in_acc + 1);

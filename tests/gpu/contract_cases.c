@@ -54,7 +54,7 @@ static void row_exponents_case(device_pair *p, const size_t shape[4], pair_layou
     pair_begin(p, "[%zu, %zu, %zu, %zu] %s, %s values, sign %d%s%s", shape[0], shape[1], shape[2], shape[3],
                pair_layout_name(layout), pair_values_name(v), sign, scaled ? ", scaled" : "",
                max_into ? ", max into" : "");
-    const pair_tensor a = pair_input(p, "a", 4, shape, layout, v);
+    const pair_tensor values = pair_input(p, "a", 4, shape, layout, v), a = scaled ? values : pair_stored(p, values);
     const pair_buf c = scaled ? old_exponents(p, "c", shape[0] * shape[1] * shape[3]) : pair_none();
     const size_t n = shape[0] * shape[1] * shape[2];
     const pair_buf e = max_into ? old_exponents(p, "e", n) : pair_words(p, "e", PAIR_W32, n);

@@ -23,22 +23,22 @@ static void sizes_and_values(device_pair *p, void (*one)(device_pair *, size_t, 
 
 typedef enum place { APART, IN_FIRST, IN_SECOND, ALL_ONE, PLACES } place;
 
-#define TWO_INPUTS(slot)                                                                                     \
-    static void slot##_case(device_pair *p, size_t n, pair_values v)                                         \
-    {                                                                                                        \
-        const place where = (place)pair_below(p, PLACES);                                                    \
-        pair_begin(p, "n %zu, %s values, place %d", n, pair_values_name(v), where);                          \
-        const pair_buf a = pair_floats(p, "a", n, v), b = pair_floats(p, "b", n, v);                         \
-        const pair_buf apart = pair_words(p, "y", PAIR_W32, n);                                              \
-        const pair_buf r = where == ALL_ONE ? a : b;                                                         \
-        const pair_buf y = where == APART ? apart : where == IN_SECOND ? b : a;                              \
-        const pair_tensor to = pair_view(y, 1, &n), left = pair_view(a, 1, &n), right = pair_view(r, 1, &n); \
-        PAIR_RUN(p, slot, &to.at[s], &left.at[s], &right.at[s]);                                             \
-        pair_end(p);                                                                                         \
-    }                                                                                                        \
-    void slot##_cases(device_pair *p)                                                                        \
-    {                                                                                                        \
-        sizes_and_values(p, slot##_case);                                                                    \
+#define TWO_INPUTS(slot)                                                                                              \
+    static void slot##_case(device_pair *p, size_t n, pair_values v)                                                  \
+    {                                                                                                                 \
+        const place where = (place)pair_below(p, PLACES);                                                             \
+        pair_begin(p, "n %zu, %s values, place %d", n, pair_values_name(v), where);                                   \
+        const pair_buf a = pair_floats(p, "a", n, v), b = pair_floats(p, "b", n, v);                                  \
+        const pair_buf apart = pair_words(p, "y", PAIR_W32, n);                                                       \
+        const pair_tensor first = pair_stored(p, pair_view(a, 1, &n)), second = pair_stored(p, pair_view(b, 1, &n));  \
+        const pair_tensor other = pair_stored(p, pair_view(apart, 1, &n)), right = where == ALL_ONE ? first : second; \
+        const pair_tensor to = where == APART ? other : where == IN_SECOND ? second : first;                          \
+        PAIR_RUN(p, slot, &to.at[s], &first.at[s], &right.at[s]);                                                     \
+        pair_end(p);                                                                                                  \
+    }                                                                                                                 \
+    void slot##_cases(device_pair *p)                                                                                 \
+    {                                                                                                                 \
+        sizes_and_values(p, slot##_case);                                                                             \
     }
 TWO_INPUTS(add)
 TWO_INPUTS(mul)
@@ -48,7 +48,7 @@ static void fill_case(device_pair *p, size_t n, pair_values v)
     const float value = pair_value(p, v);
     pair_begin(p, "n %zu, value 0x%08x", n, ari_bits32(value));
     const pair_buf y = pair_words(p, "y", PAIR_W32, n);
-    const pair_tensor to = pair_view(y, 1, &n);
+    const pair_tensor to = pair_stored(p, pair_view(y, 1, &n));
     PAIR_RUN(p, fill, &to.at[s], value);
     pair_end(p);
 }
@@ -65,8 +65,8 @@ static void scale_case(device_pair *p, size_t n, pair_values v)
     pair_begin(p, "n %zu, %s values, factor 0x%08x%s", n, pair_values_name(v), ari_bits32(factor),
                in_place ? ", in place" : "");
     const pair_buf x = pair_floats(p, "x", n, v), y = pair_words(p, "y", PAIR_W32, n);
-    const pair_tensor from = pair_view(x, 1, &n), to = pair_view(in_place ? x : y, 1, &n);
-    PAIR_RUN(p, scale, &to.at[s], &from.at[s], factor);
+    const pair_tensor from = pair_stored(p, pair_view(x, 1, &n)), apart = pair_stored(p, pair_view(y, 1, &n));
+    PAIR_RUN(p, scale, in_place ? &from.at[s] : &apart.at[s], &from.at[s], factor);
     pair_end(p);
 }
 
@@ -80,8 +80,8 @@ void scale_cases(device_pair *p)
 static void bias_act_case(device_pair *p, const size_t shape[2], ar_activation act, bool bias, bool in_place)
 {
     pair_begin(p, "[%zu, %zu] %s%s%s", shape[0], shape[1], acts[act], bias ? " bias" : "", in_place ? " in place" : "");
-    const pair_tensor y = pair_input(p, "y", 2, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW);
-    const pair_tensor z = pair_output(p, "z", 2, shape, PAIR_ROW_MAJOR);
+    const pair_tensor y = pair_stored(p, pair_input(p, "y", 2, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW));
+    const pair_tensor z = pair_stored(p, pair_output(p, "z", 2, shape, PAIR_ROW_MAJOR));
     const pair_buf b = bias ? pair_floats(p, "bias", shape[1], PAIR_SPECIAL) : pair_none();
     PAIR_RUN(p, bias_act, &y.at[s], ar_const(b.at[s]), act, in_place ? &y.at[s] : &z.at[s]);
     pair_end(p);
@@ -107,9 +107,9 @@ static void act_backward_case(device_pair *p, const size_t shape[2], ar_activati
 {
     pair_begin(p, "[%zu, %zu] %s, place %d", shape[0], shape[1], acts[act], where);
     const pair_sum dbias = bias_sum(p, "dbias", shape[1]);
-    const pair_tensor dy = pair_input(p, "dy", 2, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW);
-    const pair_tensor x = pair_input(p, "x", 2, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW);
-    const pair_tensor apart = pair_output(p, "dx", 2, shape, PAIR_ROW_MAJOR);
+    const pair_tensor dy = pair_stored(p, pair_input(p, "dy", 2, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW));
+    const pair_tensor x = pair_stored(p, pair_input(p, "x", 2, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW));
+    const pair_tensor apart = pair_stored(p, pair_output(p, "dx", 2, shape, PAIR_ROW_MAJOR));
     const pair_tensor dx = where == APART ? apart : where == IN_FIRST ? dy : x;
     PAIR_RUN(p, act_backward, &dx.at[s], &dy.at[s], &x.at[s], act, &dbias.at[s]);
     pair_end(p);
@@ -134,9 +134,9 @@ static pair_layout rows_layout(device_pair *p)
 static void gated_forward_case(device_pair *p, const size_t shape[2], ar_activation act, place where)
 {
     pair_begin(p, "[%zu, %zu] %s, place %d", shape[0], shape[1], acts[act], where);
-    const pair_tensor gate = pair_input(p, "gate", 2, shape, rows_layout(p), PAIR_EACH_ROW);
-    const pair_tensor up = pair_input(p, "up", 2, shape, rows_layout(p), PAIR_EACH_ROW);
-    const pair_tensor apart = pair_output(p, "y", 2, shape, rows_layout(p));
+    const pair_tensor gate = pair_stored(p, pair_input(p, "gate", 2, shape, rows_layout(p), PAIR_EACH_ROW));
+    const pair_tensor up = pair_stored(p, pair_input(p, "up", 2, shape, rows_layout(p), PAIR_EACH_ROW));
+    const pair_tensor apart = pair_stored(p, pair_output(p, "y", 2, shape, rows_layout(p)));
     const pair_tensor y = where == APART ? apart : where == IN_FIRST ? gate : up;
     PAIR_RUN(p, gated_forward, &y.at[s], &gate.at[s], &up.at[s], act);
     pair_end(p);
@@ -146,11 +146,11 @@ static void gated_forward_case(device_pair *p, const size_t shape[2], ar_activat
 static void gated_backward_case(device_pair *p, const size_t shape[2], ar_activation act, size_t where)
 {
     pair_begin(p, "[%zu, %zu] %s, place %zu", shape[0], shape[1], acts[act], where);
-    const pair_tensor gate = pair_input(p, "gate", 2, shape, rows_layout(p), PAIR_EACH_ROW);
-    const pair_tensor up = pair_input(p, "up", 2, shape, rows_layout(p), PAIR_EACH_ROW);
-    const pair_tensor dy = pair_input(p, "dy", 2, shape, rows_layout(p), PAIR_EACH_ROW);
-    const pair_tensor own_gate = pair_output(p, "dgate", 2, shape, rows_layout(p));
-    const pair_tensor own_up = pair_output(p, "dup", 2, shape, rows_layout(p));
+    const pair_tensor gate = pair_stored(p, pair_input(p, "gate", 2, shape, rows_layout(p), PAIR_EACH_ROW));
+    const pair_tensor up = pair_stored(p, pair_input(p, "up", 2, shape, rows_layout(p), PAIR_EACH_ROW));
+    const pair_tensor dy = pair_stored(p, pair_input(p, "dy", 2, shape, rows_layout(p), PAIR_EACH_ROW));
+    const pair_tensor own_gate = pair_stored(p, pair_output(p, "dgate", 2, shape, rows_layout(p)));
+    const pair_tensor own_up = pair_stored(p, pair_output(p, "dup", 2, shape, rows_layout(p)));
     const pair_tensor dgate = where == 1 || where == 3 ? gate : where == 4 ? dy : own_gate;
     const pair_tensor dup = where == 2 || where == 3 ? up : where == 5 ? dy : own_up;
     const pair_sum gate_bias = bias_sum(p, "gate_bias", shape[1]);
@@ -196,10 +196,12 @@ static void dropout_case(device_pair *p, int ndim, const size_t *shape, uint64_t
                alone   ? ", added alone"
                : added ? ", added"
                        : "");
-    const pair_tensor x = pair_input(p, "x", ndim, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW);
-    const pair_tensor residual = pair_input(p, "residual", ndim, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW);
-    const pair_tensor own = pair_output(p, "sum", ndim, shape, PAIR_ROW_MAJOR), sum = in_place ? residual : own;
-    const pair_tensor apart = pair_output(p, "y", ndim, shape, PAIR_ROW_MAJOR), y = in_place ? x : apart;
+    const pair_tensor x = pair_stored(p, pair_input(p, "x", ndim, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW));
+    const pair_tensor residual = pair_stored(p, pair_input(p, "residual", ndim, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW));
+    const pair_tensor own = pair_stored(p, pair_output(p, "sum", ndim, shape, PAIR_ROW_MAJOR)),
+                      sum = in_place ? residual : own;
+    const pair_tensor apart = pair_stored(p, pair_output(p, "y", ndim, shape, PAIR_ROW_MAJOR)),
+                      y = in_place ? x : apart;
     PAIR_RUN(p, dropout, alone ? NULL : &y.at[s], added ? &sum.at[s] : NULL, &x.at[s], added ? &residual.at[s] : NULL,
              &w);
     pair_end(p);
@@ -227,6 +229,7 @@ static void sum_squares_case(device_pair *p, size_t n, pair_values v)
     pair_begin(p, "n %zu, %s values", n, pair_values_name(v));
     const pair_buf g = pair_floats(p, "g", n, v), e = pair_zeros(p, "e", PAIR_W32, 1);
     const pair_buf sums = pair_integers(p, "sums", PAIR_W64, 2, -1000, 2000);
+    const pair_tensor from = pair_stored(p, pair_view(g, 1, &n));
     int32_t top = ARI_EXP_ZERO;
     for (size_t i = 0; i < n && g.host; i++) {
         const int32_t one = ari_exponent32(((float *)g.host)[i]);
@@ -234,7 +237,6 @@ static void sum_squares_case(device_pair *p, size_t n, pair_values v)
     }
     if (e.host) /* other ranks' gradients may be larger */
         *(int32_t *)e.host = top < 100 && top > ARI_EXP_ZERO ? top + (int32_t)pair_below(p, 20) : top;
-    const pair_tensor from = pair_view(g, 1, &n);
     PAIR_RUN(p, sum_squares, sums.at[s], &from.at[s], ar_const(e.at[s]));
     pair_end(p);
 }

@@ -30,10 +30,10 @@ void gather_rows_cases(device_pair *p)
         for (int padded = 0; padded < 2 && pair_goes_on(p); padded++) {
             const size_t rows = 1 + pair_below(p, 20), cols = n > 1000 ? 3 : pair_below(p, 70);
             pair_begin(p, "%zu rows of [%zu, %zu], layout %d", n, rows, cols, padded);
-            const pair_tensor w =
-                pair_input(p, "w", 2, (const size_t[]){rows, cols}, padded ? PAIR_PADDED : PAIR_ROW_MAJOR, PAIR_ANY);
+            const pair_tensor w = pair_stored(p, pair_input(p, "w", 2, (const size_t[]){rows, cols},
+                                                            padded ? PAIR_PADDED : PAIR_ROW_MAJOR, PAIR_ANY));
             const pair_buf row_of = pair_integers(p, "row_of", PAIR_W64, n, -2, rows + 2);
-            const pair_tensor y = pair_output(p, "y", 2, (const size_t[]){n, cols}, PAIR_ROW_MAJOR);
+            const pair_tensor y = pair_stored(p, pair_output(p, "y", 2, (const size_t[]){n, cols}, PAIR_ROW_MAJOR));
             PAIR_RUN(p, gather_rows, &y.at[s], &w.at[s], ar_const(row_of.at[s]));
             pair_end(p);
         }
@@ -41,15 +41,16 @@ void gather_rows_cases(device_pair *p)
 
 /* --- cross-entropy ------------------------------------------------------------------------------------------------ */
 
-static pair_tensor logits_of(pair_buf b, size_t n, size_t v_local)
+static pair_tensor logits_of(device_pair *p, pair_buf b, size_t n, size_t v_local)
 {
-    return pair_view(b, 2, (const size_t[]){n, v_local});
+    return pair_stored(p, pair_view(b, 2, (const size_t[]){n, v_local}));
 }
 
 /* What a rank with v_local columns of v holds, as other slots and other ranks would have left it. */
 typedef struct loss {
     size_t n, v_local, v;
-    pair_buf logits, key, sum, row_of, valid;
+    pair_tensor logits;
+    pair_buf key, sum, row_of, valid;
 } loss;
 
 static int32_t key_of_row(const float *x, size_t n)
@@ -65,7 +66,8 @@ static int32_t key_of_row(const float *x, size_t n)
 static loss new_loss(device_pair *p, size_t n, size_t v_local, size_t v)
 {
     loss o = {.n = n, .v_local = v_local, .v = v};
-    o.logits = pair_rows(p, "logits", n, v_local, PAIR_CALM_ROWS);
+    const pair_buf values = pair_rows(p, "logits", n, v_local, PAIR_CALM_ROWS);
+    o.logits = logits_of(p, values, n, v_local);
     o.key = pair_zeros(p, "key", PAIR_W32, n);
     o.sum = pair_zeros(p, "sum", PAIR_W64, n);
     o.row_of = pair_integers(p, "row_of", PAIR_W64, n, v_local < v || v_local == 0 ? -1 : 0,
@@ -73,7 +75,7 @@ static loss new_loss(device_pair *p, size_t n, size_t v_local, size_t v)
     o.valid = pair_bytes(p, "valid", n, 6);
     const int32_t bits = ari_rowsum_bits(v);
     for (size_t t = 0; t < n && o.sum.host && o.key.host; t++) {
-        const float *x = (const float *)o.logits.host + t * v_local;
+        const float *x = (const float *)values.host + t * v_local;
         int32_t key = key_of_row(x, v_local);
         if (v_local < v && key != INT32_MAX) { /* another shard may hold a larger one */
             const int32_t other = ari_key32(pair_value(p, PAIR_ORDINARY));
@@ -106,7 +108,7 @@ static void ce_max_case(device_pair *p, size_t n, size_t v_local, size_t v)
     (void)v;
     pair_begin(p, "%zu rows of %zu", n, v_local);
     const pair_buf logits = pair_rows(p, "logits", n, v_local, PAIR_EACH_ROW), key = pair_words(p, "key", PAIR_W32, n);
-    const pair_tensor x = logits_of(logits, n, v_local);
+    const pair_tensor x = logits_of(p, logits, n, v_local);
     PAIR_RUN(p, ce_max, key.at[s], &x.at[s]);
     pair_end(p);
 }
@@ -121,8 +123,7 @@ static void ce_sum_case(device_pair *p, size_t n, size_t v_local, size_t v)
     pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
     const loss o = new_loss(p, n, v_local, v);
     const pair_buf sum = pair_words(p, "sum", PAIR_W64, n);
-    const pair_tensor x = logits_of(o.logits, n, v_local);
-    PAIR_RUN(p, ce_sum, sum.at[s], &x.at[s], ar_const(o.key.at[s]), v);
+    PAIR_RUN(p, ce_sum, sum.at[s], &o.logits.at[s], ar_const(o.key.at[s]), v);
     pair_end(p);
 }
 
@@ -136,6 +137,7 @@ static void ce_logits_case(device_pair *p, size_t n, size_t v_local, size_t v)
 {
     pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
     const pair_buf logits = pair_rows(p, "logits", n, v_local, PAIR_EACH_ROW);
+    const pair_tensor x = logits_of(p, logits, n, v_local);
     const pair_buf e = pair_zeros(p, "e", PAIR_W32, n), sum = pair_words(p, "sum", PAIR_W64, n);
     for (size_t t = 0; t < n && e.host; t++) {
         int32_t largest = ARI_EXP_ZERO;
@@ -146,7 +148,6 @@ static void ce_logits_case(device_pair *p, size_t n, size_t v_local, size_t v)
         const bool known = largest != ARI_EXP_ZERO && largest != ARI_EXP_NONFINITE;
         ((int32_t *)e.host)[t] = known ? largest + (int32_t)pair_below(p, 3) : largest;
     }
-    const pair_tensor x = logits_of(logits, n, v_local);
     PAIR_RUN(p, ce_logits, sum.at[s], &x.at[s], ar_const(e.at[s]), v);
     pair_end(p);
 }
@@ -161,7 +162,7 @@ static void ce_target_case(device_pair *p, size_t n, size_t v_local, size_t v)
     pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
     const pair_buf logits = pair_rows(p, "logits", n, v_local, PAIR_ANY), bits = pair_words(p, "bits", PAIR_W32, n);
     const pair_buf row_of = pair_integers(p, "row_of", PAIR_W64, n, -1, v_local + 1);
-    const pair_tensor x = logits_of(logits, n, v_local);
+    const pair_tensor x = logits_of(p, logits, n, v_local);
     PAIR_RUN(p, ce_target, bits.at[s], &x.at[s], ar_const(row_of.at[s]));
     pair_end(p);
 }
@@ -203,10 +204,9 @@ static void ce_backward_case(device_pair *p, size_t n, size_t v_local, size_t v)
     const ar_loss_options *options = &loss_options[pair_below(p, 4)];
     pair_begin(p, "%zu rows of %zu of %zu, %g targets%s", n, v_local, v, t, in_place ? ", in place" : "");
     const loss o = new_loss(p, n, v_local, v);
-    const pair_buf apart = pair_words(p, "dlogits", PAIR_W32, n * v_local), d = in_place ? o.logits : apart;
-    const pair_tensor x = logits_of(o.logits, n, v_local), dx = logits_of(d, n, v_local);
-    PAIR_RUN(p, ce_backward, &dx.at[s], &x.at[s], ar_const(o.key.at[s]), ar_const(o.sum.at[s]),
-             ar_const(o.row_of.at[s]), ar_const(o.valid.at[s]), options, t, v);
+    const pair_tensor apart = logits_of(p, pair_words(p, "dlogits", PAIR_W32, n * v_local), n, v_local);
+    PAIR_RUN(p, ce_backward, in_place ? &o.logits.at[s] : &apart.at[s], &o.logits.at[s], ar_const(o.key.at[s]),
+             ar_const(o.sum.at[s]), ar_const(o.row_of.at[s]), ar_const(o.valid.at[s]), options, t, v);
     pair_end(p);
 }
 

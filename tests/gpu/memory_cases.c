@@ -148,6 +148,21 @@ void zero_cases(device_pair *p)
     }
 }
 
+/* Between F32 and BF16. */
+static void convert_view(device_pair *p, int ndim, const size_t *shape, pair_layout to, pair_layout from)
+{
+    pair_begin(p, "%d dimensions %zu %zu.. %s from %s, converted", ndim, shape[0], ndim > 1 ? shape[1] : 0,
+               pair_layout_name(to), pair_layout_name(from));
+    p->stored = AR_BF16;
+    const pair_tensor wide = pair_input(p, "x", ndim, shape, from, pair_below(p, 2) ? PAIR_TIES : PAIR_EACH_ROW);
+    const pair_tensor narrow = pair_stored(p, pair_input(p, "z", ndim, shape, from, PAIR_EACH_ROW));
+    const pair_tensor y = pair_stored(p, pair_output(p, "y", ndim, shape, to));
+    const pair_tensor w = pair_output(p, "w", ndim, shape, to);
+    PAIR_RUN(p, copy_strided, &y.at[s], &wide.at[s]);
+    PAIR_RUN(p, copy_strided, &w.at[s], &narrow.at[s]);
+    pair_end(p);
+}
+
 static void copy_view(device_pair *p, ar_dtype t, int ndim, const size_t *shape, pair_layout to, pair_layout from)
 {
     pair_begin(p, "%s %d dimensions %zu %zu.. %s from %s", ar_dtype_name(t), ndim, shape[0], ndim > 1 ? shape[1] : 0,
@@ -172,5 +187,6 @@ void copy_strided_cases(device_pair *p)
                     shape[k] = pair_below(p, 40);
                 copy_view(p, types[(i + (size_t)to + (size_t)from) % (sizeof types / sizeof *types)], (int)shapes[i][0],
                           shape, (pair_layout)to, (pair_layout)from);
+                convert_view(p, (int)shapes[i][0], shape, (pair_layout)to, (pair_layout)from);
             }
 }

@@ -10,23 +10,25 @@ TESTS = "gpu/conformance_main"
 
 # What is wrong, the file, what stands there, what stands there instead.
 MUTANTS = [
-    ("add: an operand twice", "gpu/elementwise.cu", "ari_add32(left[i], right[i])", "ari_add32(left[i], left[i])"),
+    ("add: an operand twice", "gpu/elementwise.cu", "ari_add32(load(left[i]), load(right[i]))",
+     "ari_add32(load(left[i]), load(left[i]))"),
     ("bias_act: the first bias for every column", "gpu/elementwise.cu", "bias[i % cols]", "bias[0 * (i % cols)]"),
-    ("act_backward: the activation in place of its slope", "gpu/elementwise.cu", "v[0] = to[i] = ari_mul32(slopes[i], ari_dact32(act, from[i]));",
-     "v[0] = to[i] = ari_mul32(slopes[i], ari_act32(act, from[i]));"),
-    ("act_backward: what is added up is not what is written", "gpu/elementwise.cu",
-     "v[0] = to[i] = ari_mul32(slopes[i], ari_dact32(act, from[i]));",
-     "to[i] = ari_mul32(slopes[i], ari_dact32(act, from[i]));\n        v[0] = slopes[i];"),
+    ("act_backward: the activation in place of its slope", "gpu/elementwise.cu",
+     "ari_dact32(act, load(from[i]))));\n        v[0]", "ari_act32(act, load(from[i]))));\n        v[0]"),
+    ("act_backward: what is added up is not what is written", "gpu/elementwise.cu", "v[0] = load(to[i]);",
+     "v[0] = load(slopes[i]);"),
+    ("act_backward: what is added up is not rounded", "gpu/elementwise.cu", "v[0] = load(to[i]);",
+     "v[0] = ari_mul32(load(slopes[i]), ari_dact32(act, load(from[i])));"),
     ("gated_backward: the two biases' sums change places", "gpu/elementwise.cu", "{dgate_bias, dup_bias}",
      "{dup_bias, dgate_bias}"),
     ("dropout: the residual is added to what was there before", "gpu/elementwise.cu",
-     "ari_add32(residual[at], kept)", "ari_add32(residual[at], x[at])"),
-    ("norm_backward: the offset's gradient is the gain's", "gpu/norm.cu", "v[1] = slopes[i];", "v[1] = v[0];"),
+     "ari_add32(load(residual[at]), kept)", "ari_add32(load(residual[at]), load(x[at]))"),
+    ("norm_backward: the offset's gradient is the gain's", "gpu/norm.cu", "v[1] = load(slopes[i]);", "v[1] = v[0];"),
     ("norm_backward: dx before the sums that read what it replaces", "gpu/norm.cu",
-     "    if (wanted(dgamma) || wanted(dbeta))\n        AR_TRY(parameter_gradients<centred>(d, q, dy, x, mean, rstd, "
-     "dgamma, dbeta));\n    return input_gradient<centred>(d, q, dx, sum, dy, x, mean, rstd, gamma, residual);",
-     "    AR_TRY(input_gradient<centred>(d, q, dx, sum, dy, x, mean, rstd, gamma, residual));\n    return "
-     "parameter_gradients<centred>(d, q, dy, x, mean, rstd, dgamma, dbeta);"),
+     "    if (wanted(dgamma) || wanted(dbeta))\n        AR_TRY((parameter_gradients<centred, T>(d, q, dy, x, mean, "
+     "rstd, dgamma, dbeta)));\n    return input_gradient<centred, T>(d, q, dx, sum, dy, x, mean, rstd, gamma, residual);",
+     "    AR_TRY((input_gradient<centred, T>(d, q, dx, sum, dy, x, mean, rstd, gamma, residual)));\n    return "
+     "parameter_gradients<centred, T>(d, q, dy, x, mean, rstd, dgamma, dbeta);"),
     ("dropout: the wrong lane of Philox", "gpu/elementwise.cu", "bits[lane] >= which.threshold",
      "bits[lane ^ 1u] >= which.threshold"),
     ("softmax: a sum of the block's terms alone", "gpu/attention.cu",
@@ -48,8 +50,8 @@ MUTANTS = [
      "sees(r, key) ? ari_attention_ds(pr[key], dp[key], sum, scale) : 0.0f",
      "ari_attention_ds(pr[key], dp[key], sum, scale)"),
     ("rope: backward turns forward", "gpu/attention.cu", "^ flip);", "^ (0u * flip));"),
-    ("norm_forward: a rounding dropped", "gpu/norm.cu", "static_cast<double>(deviation<centred>(in[j], m));",
-     "static_cast<double>(in[j]) - m;"),
+    ("norm_forward: a rounding dropped", "gpu/norm.cu", "static_cast<double>(deviation<centred>(load(in[j]), m));",
+     "static_cast<double>(load(in[j])) - m;"),
     ("norm_backward: two means swapped", "gpu/norm.cu", "ari_layernorm_dx(down, mean_g, mean_product, at, r)",
      "ari_layernorm_dx(down, mean_product, mean_g, at, r)"),
     ("row sums: one bit less", "gpu/kernels.h", "ari_rowsum_value(row_integer(b, n, e, p, term), e, p)",
@@ -64,17 +66,25 @@ MUTANTS = [
      "row_integer(b, v_local - (v_local > 0), exponents[b.index]"),
     ("ce_terms: tokens that do not count, counted", "gpu/loss.cu", "valid[i] ? term : 0.0f", "term"),
     ("ce_max: each thread keeps a largest value of its own", "gpu/loss.cu",
-     "const int32_t top = b.max(v_local, [&](size_t j) { return ari_key32(x[j]); });",
-     "int32_t top = INT32_MIN;\n        b.each(v_local, [&](size_t j) { top = ari_key32(x[j]) > top ? ari_key32(x[j]) "
-     ": "
-     "top; });"),
-    ("ce_sum: threads part at a value of their own", "gpu/loss.cu", "const int64_t total = row_integer(",
+     "const int32_t top = b.max(v_local, [&](size_t j) { return ari_key32(load(x[j])); });",
+     "int32_t top = INT32_MIN;\n        b.each(v_local, [&](size_t j) { top = ari_key32(load(x[j])) > top "
+     "? ari_key32(load(x[j])) : top; });"),
+    ("ce_sum: threads part at a value of their own", "gpu/loss.cu", "const int64_t total = row_integer(b, top ==",
      "bool mine = false;\n        b.each(1, [&](size_t) { mine = true; });\n        if (mine)\n            "
-     "b.each(1, [&](size_t) { sum[b.index] = 0; });\n        const int64_t total = row_integer("),
+     "b.each(1, [&](size_t) { sum[b.index] = 0; });\n        const int64_t total = row_integer(b, top =="),
     ("rows_in_range: one row too many", "gpu/strided.cu", "row < rows", "row <= rows"),
     ("combine: the other ranks in reverse", "gpu/combine.cu", "N::combined(op, sum, in[k][i])",
      "N::combined(op, sum, in[n - k][i])"),
     ("sum_squares: the upper half twice", "gpu/optimizer.cu", "i == 0 ? high : low", "i == 0 ? high : high + 0 * low"),
+    ("16 bits: cut off in place of rounded", "gpu/kernels.h", "to->bits = ari_bf16_of_f32(x);",
+     "to->bits = static_cast<uint16_t>(ari_bits32(x) >> 16);"),
+    ("copy_strided: bf16 numbers widened by their bits' value", "gpu/strided.cu", "*to = load(x);",
+     "*to = static_cast<float>(x.bits);"),
+    ("gemm_f32: partial sums of a bf16 result are rounded", "gpu/emulated/blas.cc",
+     "add_scaled(sum, right + k * s.n, element(a, left, at, i, k, operands), s.n);",
+     "{\n            add_scaled(sum, right + k * s.n, element(a, left, at, i, k, operands), s.n);\n            for (size_t j = "
+     "0; result == AR_BF16 && j < s.n; j++)\n                sum[j] = ari_f32_of_bf16(ari_bf16_of_f32(sum[j]));\n"
+     "        }"),
     ("round_bits: a bit less", "gpu/elementwise.cu", "ari_f32_to_bits(*from.at(p), bits)",
      "ari_f32_to_bits(*from.at(p), bits - 1)"),
     ("narrow_bf16: cut off in place of rounded", "gpu/elementwise.cu", "y[i] = ari_bf16_of_f32(x[i]);",
@@ -106,8 +116,8 @@ MUTANTS = [
      "for (size_t g = 0; g + 1 < x.t.matrices; g++) {"),
     ("round_i64: another row's exponent", "gpu/gemm_exact.cu", "const size_t row = start / n + b.index / chunks",
      "const size_t row = start / n + 0 * b.index / chunks"),
-    ("gemm_f32: what is added to forgotten", "gpu/gemm_native.cu", "copy_of(d, q, &copied, &of_c, c, add)",
-     "copy_of(d, q, &copied, &of_c, c, false)"),
+    ("gemm_f32: what is added to forgotten", "gpu/gemm_native.cu", "copy_of(d, q, &copied, &of_c, c, type, add)",
+     "copy_of(d, q, &copied, &of_c, c, type, false)"),
     ("gemm_f32: a column's line for a transposed operand", "gpu/gemm_native.cu", "s = {s.n, s.m, s.k, s.batch};",
      "s = {s.m, s.n, s.k, s.batch};"),
 ]

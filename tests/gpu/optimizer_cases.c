@@ -42,7 +42,8 @@ static void step_case(device_pair *p, const kind_case *c, size_t n, pair_values 
         const size_t what = pair_below(p, 3);
         *own = what == 2 ? *own : ari_f32_of_bf16(ari_bf16_of_f32(what == 0 ? ((float *)master.host)[i] : *own));
     }
-    const pair_tensor weight = pair_view(w, 1, &n), gradient = pair_view(g, 1, &n);
+    const pair_tensor weight = pair_stored(p, pair_view(w, 1, &n)), own = pair_view(g, 1, &n);
+    const pair_tensor gradient = pair_below(p, 2) ? pair_stored(p, own) : own;
     PAIR_RUN(p, optimizer_step, &weight.at[s], master.at[s], m.at[s], u.at[s], &gradient.at[s], &k);
     pair_end(p);
 }

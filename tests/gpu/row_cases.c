@@ -30,11 +30,11 @@ static void norm_forward_case(device_pair *p, ar_norm_kind kind, size_t rows, si
     const pair_buf gamma = pair_floats(p, "gamma", h, PAIR_ORDINARY);
     const pair_buf beta = layer ? pair_floats(p, "beta", h, PAIR_ORDINARY) : pair_none();
     const pair_buf mean = layer ? pair_words(p, "mean", PAIR_F64_NAN, rows) : pair_none();
-    const pair_buf rstd = pair_words(p, "rstd", PAIR_W32, rows), y = in_place ? x : apart;
+    const pair_buf rstd = pair_words(p, "rstd", PAIR_W32, rows);
     const size_t shape[2] = {rows, h};
-    const pair_tensor from = pair_view(x, 2, shape), to = pair_view(y, 2, shape);
-    PAIR_RUN(p, norm_forward, kind, &to.at[s], mean.at[s], rstd.at[s], &from.at[s], ar_const(gamma.at[s]),
-             ar_const(beta.at[s]), eps);
+    const pair_tensor from = pair_stored(p, pair_view(x, 2, shape)), other = pair_stored(p, pair_view(apart, 2, shape));
+    PAIR_RUN(p, norm_forward, kind, in_place ? &from.at[s] : &other.at[s], mean.at[s], rstd.at[s], &from.at[s],
+             ar_const(gamma.at[s]), ar_const(beta.at[s]), eps);
     pair_end(p);
 }
 
@@ -57,12 +57,12 @@ static void norm_backward_case(device_pair *p, ar_norm_kind kind, size_t rows, s
     const bool layer = kind == AR_NORM_LAYER, exact = pair_below(p, 2);
     const size_t shape[2] = {rows, h};
     pair_begin(p, "%s [%zu, %zu] form %d, %s sums", norm_name(kind), rows, h, form, exact ? "exact" : "native");
-    const pair_tensor x = pair_view(pair_rows(p, "x", rows, h, PAIR_CALM_ROWS), 2, shape);
-    const pair_tensor dy = pair_view(pair_rows(p, "dy", rows, h, PAIR_CALM_ROWS), 2, shape);
+    const pair_tensor x = pair_stored(p, pair_view(pair_rows(p, "x", rows, h, PAIR_CALM_ROWS), 2, shape));
+    const pair_tensor dy = pair_stored(p, pair_view(pair_rows(p, "dy", rows, h, PAIR_CALM_ROWS), 2, shape));
     const pair_buf gamma = pair_floats(p, "gamma", h, PAIR_ORDINARY);
-    const pair_tensor apart = pair_output(p, "dx", 2, shape, PAIR_ROW_MAJOR);
-    const pair_tensor residual = pair_view(pair_rows(p, "residual", rows, h, PAIR_EACH_ROW), 2, shape);
-    const pair_tensor own_sum = pair_output(p, "sum", 2, shape, PAIR_ROW_MAJOR);
+    const pair_tensor apart = pair_stored(p, pair_output(p, "dx", 2, shape, PAIR_ROW_MAJOR));
+    const pair_tensor residual = pair_stored(p, pair_view(pair_rows(p, "residual", rows, h, PAIR_EACH_ROW), 2, shape));
+    const pair_tensor own_sum = pair_stored(p, pair_output(p, "sum", 2, shape, PAIR_ROW_MAJOR));
     const pair_tensor sum = form == NORM_IN_DY ? residual : own_sum, dx = form == NORM_IN_DY  ? dy
                                                                           : form == NORM_IN_X ? x
                                                                                               : apart;
@@ -144,8 +144,8 @@ static void rope_case(device_pair *p, const size_t shape[4], pair_layout to, pai
 {
     pair_begin(p, "[%zu, %zu, %zu, %zu] %s from %s, direction %d%s", shape[0], shape[1], shape[2], shape[3],
                pair_layout_name(to), pair_layout_name(from), direction, in_place ? ", in place" : "");
-    const pair_tensor x = pair_input(p, "x", 4, shape, from, PAIR_EACH_ROW);
-    const pair_tensor y = pair_output(p, "y", 4, shape, to);
+    const pair_tensor x = pair_stored(p, pair_input(p, "x", 4, shape, from, PAIR_EACH_ROW));
+    const pair_tensor y = pair_stored(p, pair_output(p, "y", 4, shape, to));
     const size_t half = shape[3] / 2;
     const pair_buf cos = pair_rows(p, "cos", shape[1], half, PAIR_ORDINARY);
     const pair_buf sin = pair_rows(p, "sin", shape[1], half, PAIR_ORDINARY);

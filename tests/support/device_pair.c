@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/float_bits.h"
 #include "ref/numerics/bits.h"
 
 #define GUARD ((size_t)64) /* bytes before and after each buffer */
@@ -345,6 +346,32 @@ pair_tensor pair_view(pair_buf b, int ndim, const size_t *shape)
     return placed_view(b, AR_F32, ndim, shape, &o);
 }
 
+pair_tensor pair_stored(device_pair *p, pair_tensor v)
+{
+    const pair_memory *from = NULL;
+    for (int i = 0; i < p->buffers; i++)
+        from = p->memory[i].host + p->memory[i].front == v.buf.host ? &p->memory[i] : from;
+    if (p->stored != AR_BF16 || !from || p->status != AR_OK)
+        return v;
+    const size_t n = strlen(p->text);
+    if (!strstr(p->text, ", BF16"))
+        snprintf(p->text + n, sizeof p->text - n, ", BF16");
+    const size_t begin = (size_t)((const char *)v.at[0].data.ptr - (const char *)v.buf.at[0].ptr) / sizeof(float);
+    pair_tensor to = v;
+    to.buf = new_buffer(p, from->name, PAIR_W16, from->count, from->output);
+    for (size_t i = 0; i < from->count && to.buf.host && !from->output; i++) {
+        float *x = (float *)v.buf.host + i;
+        const uint16_t half = ari_bf16_of_f32(*x);
+        ((uint16_t *)to.buf.host)[i] = half;
+        *x = ari_f32_of_bf16(half);
+    }
+    for (int s = 0; s < 2; s++) {
+        to.at[s].dtype = AR_BF16;
+        to.at[s].data = ar_buf_at(to.buf.at[s], begin * sizeof(uint16_t));
+    }
+    return to;
+}
+
 size_t pair_count(pair_tensor v)
 {
     return ar_tensor_count(&v.at[0]);
@@ -354,7 +381,7 @@ size_t pair_count(pair_tensor v)
 static size_t place_in_buffer(const pair_tensor *v, size_t i)
 {
     const ar_tensor *t = &v->at[0];
-    ptrdiff_t at = ((const char *)t->data.ptr - (const char *)v->buf.at[0].ptr) / (ptrdiff_t)sizeof(float);
+    ptrdiff_t at = ((const char *)t->data.ptr - (const char *)v->buf.at[0].ptr) / (ptrdiff_t)ar_dtype_bytes(t->dtype);
     for (int d = t->ndim - 1; d >= 0; d--) {
         at += (ptrdiff_t)(i % t->shape[d]) * t->stride[d];
         i /= t->shape[d];
@@ -397,6 +424,7 @@ void pair_begin(device_pair *p, const char *format, ...)
     p->status = AR_OK;
     p->uploaded = false;
     p->buffers = 0;
+    p->stored = pair_below(p, 3) == 0 ? AR_BF16 : AR_F32;
 }
 
 bool pair_goes_on(const device_pair *p)
@@ -484,7 +512,12 @@ static bool same_limbs(const void *a, const void *b)
 static bool lies_within(const pair_memory *m, size_t i, const unsigned char *x)
 {
     float v;
-    memcpy(&v, x, sizeof v);
+    uint16_t half;
+    memcpy(&half, x, sizeof half);
+    if (m->kind == PAIR_W16)
+        v = ari_f32_of_bf16(half);
+    else
+        memcpy(&v, x, sizeof v);
     if (isnan(m->expected[i]))
         return isnan(v);
     return fabs((double)v - m->expected[i]) <= m->bound[i];

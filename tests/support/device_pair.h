@@ -87,9 +87,10 @@ typedef struct pair_tally {
 typedef struct device_pair {
     ar_device *side[2]; /* the reference, and the other */
     ar_queue *queue[2];
-    uint64_t state; /* of the random numbers */
-    int round;      /* 0: the sizes that are written down; more: random ones */
-    bool small;     /* no long ones: a checker makes each access slow */
+    uint64_t state;  /* of the random numbers */
+    int round;       /* 0: the sizes that are written down; more: random ones */
+    ar_dtype stored; /* of the case's activations */
+    bool small;      /* no long ones: a checker makes each access slow */
     const char *slot;
     bool spoil; /* one bit of what the other wrote, after each case */
     pair_tally tally;
@@ -137,6 +138,10 @@ pair_tensor pair_typed(device_pair *p, const char *name, ar_dtype t, int ndim, c
                        bool random);
 /** A row-major view of a buffer. */
 pair_tensor pair_view(pair_buf b, int ndim, const size_t *shape);
+
+/** The same view in the dtype that activations have in this case: itself, or in one case of three a copy of bf16 numbers
+ *  in the same layout. What it held is rounded to them first, in `v` too, so that expected values may be made of that. */
+pair_tensor pair_stored(device_pair *p, pair_tensor v);
 
 /** Element i, in row-major order of the view, in what both will hold. */
 float *pair_element(pair_tensor v, size_t i);

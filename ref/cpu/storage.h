@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CPU_STORAGE_H
+#define ARI_CPU_STORAGE_H
+
+#include "ref/cpu/kernels.h"
+
+/* Values are in memory as fp32 or as bf16; every loop computes in fp32. A run of neighbouring fp32 numbers is the memory
+ * itself. A run of bf16 numbers is widened into `room`, which stays in the cache, and what a loop wrote there is rounded
+ * once, when the run is stored.
+ *
+ *     float room[ARI_BLOCK], *out = ari_run_at(y, at, room);
+ *     loop(out, ari_run_load(x, at, n, other), n);
+ *     ari_run_store(y, at, n, out);
+ *
+ * `at` counts elements of the tensor's memory. A loop that may work in place may do so in `room` too. */
+
+/* Floats between the rooms of two threads: a cache line. */
+#define ARI_LINE ((size_t)16)
+
+/** y[i] = x[i], rounded to the nearest bf16 number with ties to even; y[i] = x[i]. No overlap. */
+void ari_narrow(uint16_t *y, const float *x, size_t n);
+void ari_widen(float *y, const uint16_t *x, size_t n);
+
+/** Where n values that will be stored at `at` are to be written. */
+static inline float *ari_run_at(const ar_tensor *t, ptrdiff_t at, float *room)
+{
+    return t->dtype == AR_BF16 ? room : (float *)t->data.ptr + at;
+}
+
+static inline const float *ari_run_load(const ar_tensor *t, ptrdiff_t at, size_t n, float *room)
+{
+    if (t->dtype == AR_BF16)
+        ari_widen(room, (const uint16_t *)t->data.ptr + at, n);
+    return ari_run_at(t, at, room);
+}
+
+/** run: of ari_run_at for the same place. */
+static inline void ari_run_store(const ar_tensor *t, ptrdiff_t at, size_t n, const float *run)
+{
+    if (t->dtype == AR_BF16)
+        ari_narrow((uint16_t *)t->data.ptr + at, run, n);
+}
+
+static inline float ari_value_at(const ar_tensor *t, ptrdiff_t at)
+{
+    return t->dtype == AR_BF16 ? ari_f32_of_bf16(((const uint16_t *)t->data.ptr)[at])
+                               : ((const float *)t->data.ptr)[at];
+}
+
+static inline void ari_value_put(const ar_tensor *t, ptrdiff_t at, float value)
+{
+    if (t->dtype == AR_BF16)
+        ((uint16_t *)t->data.ptr)[at] = ari_bf16_of_f32(value);
+    else
+        ((float *)t->data.ptr)[at] = value;
+}
+
+/** The n elements `stride` apart from `at` on, side by side. */
+static inline const float *ari_run_gather(const ar_tensor *t, ptrdiff_t at, ptrdiff_t stride, size_t n, float *room)
+{
+    if (stride == 1)
+        return ari_run_load(t, at, n, room);
+    for (size_t j = 0; j < n; j++)
+        room[j] = ari_value_at(t, at + (ptrdiff_t)j * stride);
+    return room;
+}
+
+/* --- matrices ----------------------------------------------------------------------------------------------------- */
+
+/** Whether a copy between these dtypes converts. */
+static inline bool ari_converts(ar_dtype to, ar_dtype from)
+{
+    return (to == AR_F32 && from == AR_BF16) || (to == AR_BF16 && from == AR_F32);
+}
+/** t, with dimensions of extent 1 in front where it has fewer than two. */
+ar_tensor ari_two_dimensions(const ar_tensor *t);
+/** Matrix `at` of the batch that t is. */
+ar_tensor ari_matrix_view(const ar_tensor *t, size_t at);
+/** y = x, element by element: matrices of one shape and any strides, F32 or BF16 each. No overlap. */
+void ari_convert(const ar_tensor *y, const ar_tensor *x);
+
+#endif
