@@ -56,6 +56,24 @@ extern const ar_bench_grad_row ari_bench_grad_shapes[ARI_BENCH_GRAD_SHAPES];
 AR_NODISCARD ar_status ari_bench_grad(ar_bench_grad_row *row, const ar_device_choice *which, int threads,
                                       size_t repetitions);
 
+/* What a kernel of activations costs that memory bounds: on tensors [rows, cols] of fp32, and of bf16. */
+typedef struct ar_bench_kernel_row {
+    const char *name;
+    ar_dtype dtype;
+    size_t rows, cols; /* in: the first row's */
+    size_t bytes;      /* an element, of the tensors that one call reads and writes at the least */
+    double seconds;    /* median */
+    double gbps;       /* those bytes in that time */
+    double over_f32;   /* median of (time)/(time in fp32) */
+    double spread;     /* of that ratio; of the seconds in fp32 */
+} ar_bench_kernel_row;
+
+/** NULL after the last. */
+const char *ari_bench_kernel_name(size_t i);
+/** Kernel number i. Fills row[0], fp32, and row[1], bf16. Errors: also AR_ERR_ARG (a size of 0, another number). */
+AR_NODISCARD ar_status ari_bench_kernel(ar_bench_kernel_row row[2], size_t i, const ar_device_choice *which,
+                                        int threads, size_t repetitions);
+
 /* --- blocks and steps --------------------------------------------------------------------------------------------- */
 
 /* One of two sides, of which the first is the reference, beside the reference's matrix products run alone. */

@@ -30,9 +30,10 @@ static const char *const algorithm_names[] = {"auto", "direct", "ring", "last", 
 
 #define ARI_VALUES bench_values
 static const ari_option options[] = {
-    ARI_OPTION_SIZE("m", m, 1, 1e6, "M", "rows of X; with --n and --k: one shape in place of the default ones"),
-    ARI_OPTION_SIZE("n", n, 1, 1e6, "N", "rows of W"),
-    ARI_OPTION_SIZE("k", k, 1, 1e6, "K", "columns of both"),
+    ARI_OPTION_SIZE("m", m, 1, 1e6, "M",
+                    "gemm: rows of X; with --n and --k: one shape in place of the default ones; kernels: rows"),
+    ARI_OPTION_SIZE("n", n, 1, 1e6, "N", "gemm: rows of W; kernels: columns (default 2048 of each)"),
+    ARI_OPTION_SIZE("k", k, 1, 1e6, "K", "gemm: columns of both"),
     ARI_OPTION_SIZE("batch", r.run.batch, 1, 1e6, "B",
                     "gemm: matrices of that shape (default 1); block, step, ddp: sequences (default 2, 8, 8)"),
     ARI_OPTION_SIZE("seq", r.run.seq, 1, 4096, "S", "block, step, ddp: tokens of a sequence (default 512, 64, 64)"),
@@ -54,10 +55,10 @@ static const ari_option options[] = {
     {0},
 };
 
-static const char *const benchmarks[] = {"gemm", "grad", "block", "step", "ddp", "allreduce", NULL};
+static const char *const benchmarks[] = {"gemm", "grad", "kernels", "block", "step", "ddp", "allreduce", NULL};
 
 static const ari_positional positionals[] = {
-    ARI_POSITIONAL("WHAT", STRING, what, "gemm, grad, block, step, ddp or allreduce", .required = true,
+    ARI_POSITIONAL("WHAT", STRING, what, "gemm, grad, kernels, block, step, ddp or allreduce", .required = true,
                    .choices = benchmarks),
     ARI_POSITIONAL("MODEL", FOLDER, model,
                    "step, ddp: as check has it (default llama-demo); block: the model whose block is timed",
@@ -174,6 +175,47 @@ static ar_status run_grad(session *s)
         "into\nthe accumulator. Medians of its time over that of one exact contraction over all tokens, and of "
         "sgemm.\n'spread': of the first ratio, (largest - smallest)/median.\n",
         s->threads, plural(s->threads));
+}
+
+/* A kernel in one of the dtypes. */
+typedef struct kernel_line {
+    const char *dtype;
+    ar_bench_kernel_row row;
+} kernel_line;
+
+#define ARI_ROW kernel_line
+static const ari_field kernel_fields[] = {
+    ARI_FIELD("kernel", "kernel", TEXT, row.name),
+    ARI_FIELD("dtype", "type", TEXT, dtype),
+    ARI_FIELD("rows", "rows", COUNT, row.rows),
+    ARI_FIELD("cols", "columns", COUNT, row.cols),
+    ARI_FIELD("bytes_per_element", "bytes", COUNT, row.bytes),
+    ARI_FIELD("seconds", "time", MILLISECONDS, row.seconds),
+    ARI_FIELD("gbps", "GB/s", RATIO, row.gbps),
+    ARI_FIELD("over_f32", "of fp32", RATIO, row.over_f32),
+    ARI_FIELD("spread", "spread", SHARE, row.spread),
+};
+#undef ARI_ROW
+
+static ar_status run_kernels(session *s)
+{
+    enum { MOST = 32 };
+    kernel_line lines[MOST];
+    size_t n = 0, all = 0;
+    while (ari_bench_kernel_name(all))
+        all++;
+    for (size_t i = 0; i < all && n + 2 <= MOST; i++, n += 2) {
+        ar_bench_kernel_row rows[2] = {{.rows = s->v->m ? s->v->m : 2048, .cols = s->v->n ? s->v->n : 2048}};
+        show_progress(s, i, all);
+        AR_TRY(ari_bench_kernel(rows, i, &s->device, s->threads, s->repetitions));
+        lines[n] = (kernel_line){"f32", rows[0]};
+        lines[n + 1] = (kernel_line){"bf16", rows[1]};
+    }
+    return end(s, ARI_ROWS(kernel_fields, lines, n), s->threads,
+               "\nKernels on [rows, columns], %d thread%s; medians. 'bytes': of an element, in the tensors that a call "
+               "must read\nand write. 'GB/s': those bytes in that time. 'of fp32': over the time of the same kernel in "
+               "fp32.\n'spread': of that ratio, of the time in fp32, (largest - smallest)/median.\n",
+               s->threads, plural(s->threads));
 }
 
 /* A block in one of the numerics. */
@@ -460,10 +502,13 @@ typedef struct benchmark {
 
 static const benchmark *find_benchmark(const char *name)
 {
-    static const benchmark all[] = {
-        {"gemm", run_gemm, 7, true, false},    {"grad", run_grad, 15, true, false},
-        {"block", run_block, 15, false, true}, {"step", run_step, 15, false, true},
-        {"ddp", run_ddp, 7, false, true},      {"allreduce", run_allreduce, 15, false, false}};
+    static const benchmark all[] = {{"gemm", run_gemm, 7, true, false},
+                                    {"grad", run_grad, 15, true, false},
+                                    {"kernels", run_kernels, 15, true, false},
+                                    {"block", run_block, 15, false, true},
+                                    {"step", run_step, 15, false, true},
+                                    {"ddp", run_ddp, 7, false, true},
+                                    {"allreduce", run_allreduce, 15, false, false}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strcmp(name, all[i].name) == 0)
             return &all[i];
@@ -488,8 +533,9 @@ static ar_status run(void *values, int *exit_code)
     if (v->r.device)
         AR_TRY(ari_layout_check(&r));
     if (!b)
-        return ar_error_set(
-            AR_ERR_ARG, "there is no benchmark '%s'; there are gemm, grad, block, step, ddp and allreduce", v->what);
+        return ar_error_set(AR_ERR_ARG,
+                            "there is no benchmark '%s'; there are gemm, grad, kernels, block, step, ddp and allreduce",
+                            v->what);
     session s = {.v = v,
                  .device = ari_layout_device(&v->r),
                  .threads = v->common.threads > 0 ? v->common.threads

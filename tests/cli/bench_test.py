@@ -71,6 +71,18 @@ class Bench(unittest.TestCase):
             self.assertEqual((row["out"], row["in"], row["tokens"]), (3072, 768, 1024))
             self.positive(row, "seconds", "over_contraction", "over_native")
 
+    def test_kernels_in_fp32_and_in_half_of_the_bytes(self):
+        rows = self.rows("kernels", "--m", "5", "--n", "33", "--repetitions", "2", head="of fp32")
+        self.assertIn("LayerNorm backward", [row["kernel"] for row in rows])
+        for wide, narrow in zip(rows[0::2], rows[1::2]):
+            self.assertEqual((wide["kernel"], wide["dtype"], wide["rows"], wide["cols"], wide["over_f32"]),
+                             (narrow["kernel"], "f32", 5, 33, 1))
+            self.assertEqual((narrow["dtype"], 2 * narrow["bytes_per_element"]), ("bf16", wide["bytes_per_element"]))
+            for row in (wide, narrow):
+                self.positive(row, "seconds", "gbps", "over_f32")
+                self.assertAlmostEqual(row["gbps"] * row["seconds"] * 1e9 / (row["bytes_per_element"] * 5 * 33), 1,
+                                       places=6)
+
     def test_a_step_in_a_layout_beside_one_rank(self):
         rows = self.rows("step", "stack-demo", "--dp", "2", "--tp", "2", "--sp", "--micro-batches", "2", "--batch", "4",
                          "--seq", "8", "--repetitions", "1", head="of tp=1")
