@@ -26,8 +26,6 @@ static const ari_option options[] = {
     ARI_OPTION_INT("pp", pp, 1, 1 << 16, "N", "stages of a pipeline, 1F1B, by formulas (default 1)"),
     ARI_OPTION_INT("chunks", chunks, 1, 1 << 16, "V",
                    "parts of a stage that take turns with those of the others (interleaving; default 1)"),
-    ARI_OPTION_ENUM("recompute", recompute, ari_recompute_names,
-                    "what of a block is computed again in the backward pass, by formulas (default none)"),
     ARI_OPTION_FLAG("no-flash", no_flash, "attention that stores its scores (default: flash attention)"),
     ARI_OPTION_FLAG("hierarchical", hierarchical,
                     "collectives over nodes go inside them first, then between them (default: one ring)"),
@@ -149,10 +147,9 @@ static ar_status check_flow(const plan_values *v)
             AR_ERR_ARG, "--flow shows the operations of one layout; --gpus, --cluster, --table, --all, --top, --csv, "
                         "--html, --svg, --no-flash, --hierarchical and --shared-links are about what layouts take: "
                         "leave one out");
-    if (v->pp > 1 || v->chunks > 1 || v->r.run.parallel.zero > 1 || v->recompute > AR_RECOMPUTE_NONE)
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "--flow lists what this version runs: not pp, chunks, ZeRO-2 and 3, nor "
-                            "recomputation, which 'plan' without it plans by formulas");
+    if (v->pp > 1 || v->chunks > 1 || v->r.run.parallel.zero > 1)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "--flow lists what this version runs: not pp, chunks, ZeRO-2 and 3, "
+                                                "which 'plan' without it plans by formulas");
     return AR_OK;
 }
 
@@ -166,6 +163,8 @@ static ar_status run_flow(const plan_values *v)
     uint64_t bytes = 0;
     ar_status st = AR_OK;
     r.run.parallel.zero = r.run.parallel.zero > 0;
+    if (r.run.parallel.recompute.what == ARI_RECOMPUTE_NOT_GIVEN)
+        r.run.parallel.recompute.what = AR_RECOMPUTE_NONE;
     AR_TRY_TO(done, st, check_flow(v));
     AR_TRY_TO(done, st, ari_planned_case(&c, &config, &r, &v->common));
     AR_TRY_TO(done, st, flow_options(&o, v, &c.run.parallel));
@@ -191,7 +190,9 @@ static ar_status run(void *values, int *exit_code)
 }
 
 static const plan_values defaults = {
-    .r = ARI_RUN_NOT_GIVEN(.run.parallel.zero = -1), .recompute = -1, .table = -1, .top = -1};
+    .r = ARI_RUN_NOT_GIVEN(.run.parallel = {.zero = -1, .recompute.what = ARI_RECOMPUTE_NOT_GIVEN}),
+    .table = -1,
+    .top = -1};
 
 const ari_args_spec ari_plan_spec = {
     .command = "plan",

@@ -38,13 +38,15 @@ json_t *ari_planned_json(const char *command, const ari_step_case *c);
 typedef enum ari_plan_table { ARI_PLAN_MEMORY, ARI_PLAN_SCALING, ARI_PLAN_DECISION } ari_plan_table;
 extern const char *const ari_plan_table_names[];
 
-/* Options of `plan`; -1 of recompute, table, top and r.run.parallel.zero: not given. */
+/* Of r.run.parallel.recompute.what: a search tries each. */
+#define ARI_RECOMPUTE_NOT_GIVEN ((ar_recompute)-1)
+/* Options of `plan`; -1 of table, top and r.run.parallel.zero: not given. */
 typedef struct ari_plan_values {
     ari_common common;
     ari_run_values r;
     bool flow, backward, each_layer, markdown; /* of --flow */
     int rank;
-    int gpus, pp, chunks, recompute, table, top;
+    int gpus, pp, chunks, table, top;
     bool no_flash, hierarchical, shared_links, all;
     const char *cluster, *csv, *html, *svg;
 } ari_plan_values;

@@ -19,6 +19,11 @@ static bool is_search(const ari_plan_values *v)
     return v->gpus > 0;
 }
 
+static bool recompute_given(const ari_plan_values *v)
+{
+    return v->r.run.parallel.recompute.what != ARI_RECOMPUTE_NOT_GIVEN;
+}
+
 /* The ranks of the extents that are given have to be a divisor of all of them, or all if every extent is given. */
 static ar_status check_extents(const ari_plan_values *v)
 {
@@ -55,7 +60,7 @@ static ar_status check_values(const ari_plan_values *v)
                             "--all, --top, --csv, --html and --svg are about single layouts, which --table does not "
                             "list: leave one out");
     if ((v->table == ARI_PLAN_MEMORY || v->table == ARI_PLAN_SCALING) &&
-        (ari_layout_given(&v->r) || v->pp > 0 || v->chunks > 0 || v->recompute >= 0))
+        (ari_layout_given(&v->r) || v->pp > 0 || v->chunks > 0 || recompute_given(v)))
         return ar_error_set(AR_ERR_ARG,
                             "--table %s goes through tp=1, 2, 4, .. with nothing else split: leave out --tp and what "
                             "else chooses a layout (--cp, --pp, --dp, --sp, --zero, --micro-batches, ..)",
@@ -159,7 +164,7 @@ static ari_choice given(const ari_asked *a)
                                                               : 1,
                         .chunks = ari_at_least_one(a->v->chunks),
                         .sp = p->sp || a->base.step.run.parallel.sp,
-                        .recompute = a->v->recompute > 0 ? (ar_recompute)a->v->recompute : AR_RECOMPUTE_NONE};
+                        .recompute = a->base.step.run.parallel.recompute.what};
 }
 
 /* Options that would say nothing are refused as `check` refuses them. A search chooses what is left open: without --cp,
@@ -173,9 +178,12 @@ static ar_status check_options(const ari_asked *a)
                            .cp_inner = p->cp > 0 ? p->cp_inner : 0,
                            .zigzag = p->cp > 0 && p->zigzag,
                            .micro_batches = p->micro_batches,
+                           .recompute = p->recompute,
                            .forward_first = p->forward_first && p->micro_batches > 0};
     else
         p->micro_batches = given(a).micro_batches;
+    if (!is_search(a->v) && !recompute_given(a->v))
+        p->recompute.what = AR_RECOMPUTE_NONE;
     p->zero = 0; /* over dp and cp here: ari_planned_check */
     return ari_layout_check(&r);
 }
@@ -235,7 +243,7 @@ ari_search ari_asked_search(const ari_asked *a)
                                   .chunks = v->chunks},
                         .sp = p->sp || a->base.step.run.parallel.sp ? 1 : -1,
                         .zero = p->zero,
-                        .recompute = v->recompute,
+                        .recompute = recompute_given(v) ? (int)p->recompute.what : -1,
                         .time = a->time,
                         .every = v->all};
 }

@@ -52,8 +52,8 @@ static bool same_calls(const ari_operation *a, const ari_operation *b)
 /* But for the layer. */
 static bool same(const ari_operation *a, const ari_operation *b)
 {
-    return a->kind == b->kind && a->pass == b->pass && a->role == b->role && a->params == b->params &&
-           same_values(a->inputs, b->inputs, a->input, b->input) &&
+    return a->kind == b->kind && a->pass == b->pass && a->recomputed == b->recomputed && a->role == b->role &&
+           a->params == b->params && same_values(a->inputs, b->inputs, a->input, b->input) &&
            same_values(a->weights, b->weights, a->weight, b->weight) &&
            same_values(a->outputs, b->outputs, a->output, b->output) && same_calls(a, b);
 }

@@ -96,9 +96,9 @@ static bool joins(ari_lint_found *have, const ari_operation *op, const ari_lint_
 {
     const ari_operation *first = &have->row.op;
     if (have->is.rule != new->is.rule || have->axis != new->axis || first->kind != op->kind ||
-        first->pass != op->pass || first->role != op->role || first->output[0].bias != op->output[0].bias ||
-        strcmp(have->is.has, new->is.has) != 0 || strcmp(have->is.needs, new->is.needs) != 0 ||
-        strcmp(have->is.repair, new->is.repair) != 0)
+        first->pass != op->pass || first->recomputed != op->recomputed || first->role != op->role ||
+        first->output[0].bias != op->output[0].bias || strcmp(have->is.has, new->is.has) != 0 ||
+        strcmp(have->is.needs, new->is.needs) != 0 || strcmp(have->is.repair, new->is.repair) != 0)
         return false;
     if (op->layer == ARI_NO_LAYER || first->layer == ARI_NO_LAYER)
         return op->layer == first->layer;

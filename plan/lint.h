@@ -117,7 +117,17 @@ typedef struct ari_lint_record {
     ari_lint_type stored, out; /* what the backward pass has of the input; the output */
     ari_lint_type again;       /* the input, as it was gathered again there */
     bool has_again, backward;  /* that has been; the operation has been met there */
+    ar_recompute within;       /* the part of the layer that it is of, if that is computed again */
+    bool recomputed;           /* and it has been */
 } ari_lint_record;
+
+/* Where the gradients are while operations of the forward pass are computed again. */
+typedef struct ari_lint_way {
+    ari_lint_type at[ARI_OP_VALUES], skip, before;
+    ari_role moved;
+    bool gathered, after_product;
+    ari_operation_kind last;
+} ari_lint_way;
 
 typedef struct ari_lint_state {
     const ari_step_case *c;
@@ -141,6 +151,9 @@ typedef struct ari_lint_state {
     int dys;
     ari_lint_record *multiplied; /* its forward product, if it is one */
     bool keys_again;             /* backward: keys and values have gone round the ring once more */
+    bool recomputing;            /* backward: in operations of the forward pass */
+    ari_lint_way way;            /* then where the gradients are meanwhile */
+    bool within;                 /* backward: in the gradients of a part that has been computed again */
     ari_lint_record *record;
     ari_lint_param *param;
     size_t records, record_capacity, params, param_capacity;
@@ -188,6 +201,9 @@ ari_lint_record *ari_lint_recorded(const ari_lint_state *l, size_t layer, ari_op
 void ari_lint_keep(ari_lint_state *l, const ari_operation *op, ari_lint_type stored, ari_lint_type out);
 void ari_lint_forget(ari_lint_state *l);
 
+/** Before an operation of a pass: turns to the values of the forward pass where it is computed again, and back to the
+ *  gradients. */
+void ari_lint_turn(ari_lint_state *l, const ari_operation *op);
 /** Types one operation outside of the passes (lint_step.c). */
 void ari_lint_step_operation(ari_lint_state *l, const ari_operation *op);
 /** What must be so at the end. */

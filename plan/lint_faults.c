@@ -33,7 +33,7 @@ typedef struct edit {
 
 static bool is(const ari_operation *op, ari_operation_kind kind, ari_operation_pass pass)
 {
-    return op->kind == kind && op->pass == pass;
+    return op->kind == kind && op->pass == pass && !op->recomputed;
 }
 
 static bool cut(const ari_op_value *v, int dim)
@@ -274,6 +274,8 @@ static const edit edits[AR_FAULT_COUNT] = {
     [AR_FAULT_attention_over_documents] = {.why = KERNEL},
     [AR_FAULT_document_boundaries_local] = {.why = INDEX},
     [AR_FAULT_positions_over_documents] = {.why = INDEX},
+    [AR_FAULT_recompute_new_dropout_mask] = {.why = SEED},
+    [AR_FAULT_recompute_stale_input] = {.why = BUFFER},
 };
 
 const char *ar_lint_cannot_see(ar_fault f)

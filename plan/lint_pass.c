@@ -57,7 +57,7 @@ static ari_lint_type use(ari_lint_state *l, const ari_operation *op, int i)
     ari_lint_param *p = ari_lint_parameter(l, op->layer, v);
     if (!p)
         return ari_lint_stated(v);
-    p->uses++;
+    p->uses += !op->recomputed;
     const int axis = ari_lint_dp_axis(l);
     if (!p->broadcast && axis != ARI_LINT_NO_AXIS) {
         ari_lint_find(l->f, op, axis, AR_LINT_missing_broadcast, "V", "R",
@@ -67,9 +67,29 @@ static ari_lint_type use(ari_lint_state *l, const ari_operation *op, int i)
     return ari_lint_agree(l, op, v, p->is);
 }
 
+/* What is computed again is placed as it was before. */
+static void keep_again(ari_lint_state *l, const ari_operation *op, ari_lint_record *before, ari_lint_type out)
+{
+    ari_lint_type ignored;
+    if (!before || before->within != op->within)
+        ari_lint_find(l->f, op, ARI_LINT_NO_AXIS, AR_LINT_missing_forward, "none", "one",
+                      "leave it out, or add it to the forward pass");
+    else if (before->recomputed)
+        ari_lint_find(l->f, op, ARI_LINT_NO_AXIS, AR_LINT_repeated_operation, "twice", "once",
+                      "leave one of the two out");
+    for (int axis = 0; before && axis < ARI_LINT_AXES; axis++) {
+        before->recomputed = true;
+        if (!ari_lint_same(out.at[axis], before->out.at[axis]))
+            ari_lint_judge(l, op, axis, &ignored, ari_lint_mismatch(out.at[axis], before->out.at[axis]));
+    }
+}
+
 static void keep(ari_lint_state *l, const ari_operation *op, ari_lint_type stored, ari_lint_type out)
 {
-    if (ari_lint_recorded(l, op->layer, op->kind, op->role))
+    ari_lint_record *before = ari_lint_recorded(l, op->layer, op->kind, op->role);
+    if (op->recomputed)
+        keep_again(l, op, before, out);
+    else if (before)
         ari_lint_find(l->f, op, ARI_LINT_NO_AXIS, AR_LINT_repeated_operation, "twice", "once",
                       "leave one of the two out");
     else
@@ -165,7 +185,7 @@ static void bias(ari_lint_state *l, const ari_operation *op)
 {
     for (int i = 0; i < op->inputs; i++) {
         const ari_lint_type x = ari_lint_agree(l, op, &op->input[i], l->at[i]);
-        if (!ari_lint_recorded(l, op->layer, op->kind, op->role))
+        if (op->recomputed || !ari_lint_recorded(l, op->layer, op->kind, op->role))
             use(l, op, i);
         l->at[i] = add_parameter(l, op, x, &op->weight[i]);
     }
@@ -527,10 +547,12 @@ static const judge judges[ARI_OPERATION_KINDS][2] = {
 
 void ari_lint_pass_operation(ari_lint_state *l, const ari_operation *op)
 {
-    const bool backward = op->pass == ARI_PASS_BACKWARD, moves = op->kind == ARI_OPERATION_REDISTRIBUTE;
+    const bool backward = op->pass == ARI_PASS_BACKWARD && !op->recomputed;
+    const bool moves = op->kind == ARI_OPERATION_REDISTRIBUTE;
     const judge f = judges[op->kind][backward];
-    if (backward && l->layer == ARI_NO_LAYER && op->layer != ARI_NO_LAYER)
+    if (op->pass == ARI_PASS_BACKWARD && l->layer == ARI_NO_LAYER && op->layer != ARI_NO_LAYER)
         l->skip = l->at[0]; /* the blocks begin: the last residual's gradient goes both ways */
+    ari_lint_turn(l, op);
     if (!backward)
         settle_terms(l, op);
     if (moves && l->last == ARI_OPERATION_WEIGHT_GRADIENT)

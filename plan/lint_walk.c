@@ -299,8 +299,8 @@ void ari_lint_keep(ari_lint_state *l, const ari_operation *op, ari_lint_type sto
         l->st = ari_grow(&l->record, &l->record_capacity, l->records, sizeof *l->record, "the operations of lint");
     if (l->st != AR_OK)
         return;
-    l->record[l->records++] =
-        (ari_lint_record){.layer = op->layer, .kind = op->kind, .role = op->role, .stored = stored, .out = out};
+    l->record[l->records++] = (ari_lint_record){
+        .layer = op->layer, .kind = op->kind, .role = op->role, .stored = stored, .out = out, .within = op->within};
     *place(l->record_at, op->layer, op->role, second) = (uint32_t)l->records;
 }
 
@@ -311,6 +311,74 @@ void ari_lint_forget(ari_lint_state *l)
         *place(l->record_at, r->layer, r->role, r->kind == ARI_OPERATION_BIAS || r->kind == ARI_OPERATION_ROPE) = 0;
     }
     l->records = 0;
+}
+
+/* --- what is computed again ---------------------------------------------------------------------------------------- */
+
+/* Into operations of the forward pass that are computed again, from what it has kept; the gradients wait. */
+static void turn_again(ari_lint_state *l, const ari_operation *op)
+{
+    l->way = (ari_lint_way){.skip = l->skip,
+                            .before = l->before,
+                            .moved = l->moved,
+                            .gathered = l->gathered,
+                            .after_product = l->after_product,
+                            .last = l->last};
+    memcpy(l->way.at, l->at, sizeof l->at);
+    for (int i = 0; i < ARI_OP_VALUES; i++)
+        l->at[i] = ari_lint_stated(&op->input[0]);
+    l->moved = ARI_NO_ROLE;
+    l->gathered = l->has_maker = false;
+}
+
+static void turn_back(ari_lint_state *l)
+{
+    memcpy(l->at, l->way.at, sizeof l->at);
+    l->skip = l->way.skip;
+    l->before = l->way.before;
+    l->moved = l->way.moved;
+    l->gathered = l->way.gathered;
+    l->after_product = l->way.after_product;
+    l->last = l->way.last;
+    l->has_maker = false;
+}
+
+/* The part's gradients begin: what lies before its last product has been computed again, up to that product's input.
+ * What only its output needs comes with that product or after it. */
+static void check_again(ari_lint_state *l, const ari_operation *first)
+{
+    size_t end = SIZE_MAX;
+    for (size_t i = 0; i < l->records; i++) {
+        const ari_lint_record *r = &l->record[i];
+        if (r->layer == first->layer && r->within == first->within && r->kind == ARI_OPERATION_PRODUCT)
+            end = i;
+    }
+    for (int axis = 0; end < SIZE_MAX && l->recomputing && axis < ARI_LINT_AXES; axis++) {
+        const ar_placement has = l->at[0].at[axis], needs = l->record[end].stored.at[axis];
+        ari_lint_type ignored;
+        if (!ari_lint_same(has, needs))
+            ari_lint_judge(l, first, axis, &ignored, ari_lint_mismatch(has, needs));
+    }
+    for (size_t i = 0; end < SIZE_MAX && i < end; i++) {
+        const ari_lint_record *r = &l->record[i];
+        const ari_operation op = {.kind = r->kind, .pass = ARI_PASS_BACKWARD, .layer = r->layer, .role = r->role};
+        if (r->layer == first->layer && r->within == first->within && !r->recomputed)
+            ari_lint_find(l->f, &op, ARI_LINT_NO_AXIS, AR_LINT_missing_forward, "none", "one",
+                          "compute it again: what it makes has not been kept");
+    }
+}
+
+void ari_lint_turn(ari_lint_state *l, const ari_operation *op)
+{
+    const bool within = op->pass == ARI_PASS_BACKWARD && !op->recomputed && op->within != AR_RECOMPUTE_NONE;
+    if (within && !(l->within && l->layer == op->layer))
+        check_again(l, op);
+    l->within = within;
+    if (op->recomputed && !l->recomputing)
+        turn_again(l, op);
+    if (!op->recomputed && l->recomputing)
+        turn_back(l);
+    l->recomputing = op->recomputed;
 }
 
 /* --- the walk ----------------------------------------------------------------------------------------------------- */

@@ -15,8 +15,10 @@ ar_status ari_worth_of(ari_worth *w, const ari_planned *p, const ari_time_option
     *w = (ari_worth){.convention = half ? ARI_FLOPS_CAUSAL : ARI_FLOPS_PARAMETERS};
     AR_TRY(ari_planned_world(&ranks, p));
     AR_TRY(ari_flops_token(&model, p->step.config, p->step.run.seq, w->convention, AR_RECOMPUTE_NONE));
+    const ar_recompute what = p->step.run.parallel.recompute.what;
     AR_TRY(ari_flops_token(&hardware, p->step.config, p->step.run.seq, w->convention,
-                           p->recompute == AR_RECOMPUTE_FULL || !p->flash ? p->recompute : AR_RECOMPUTE_NONE));
+                           what == AR_RECOMPUTE_FULL || !p->flash ? what : AR_RECOMPUTE_NONE));
+    hardware = model + ari_recomputed_share(&p->step) * (hardware - model);
     if (!(seconds > 0.0))
         return AR_OK;
     w->tokens = tokens / seconds;

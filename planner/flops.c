@@ -102,7 +102,8 @@ static ar_status count_ranks(counted *n, const ari_step_case *step, int ranks)
 {
     ari_step_case one = *step;
     ar_config config = *step->config;
-    config.layers = ari_layers_walked(step);
+    one.run.parallel.recompute.what = AR_RECOMPUTE_NONE;
+    config.layers = ari_layers_walked(&one);
     one.config = &config;
     one.run.parallel.tp = ranks;
     one.run.batch = 1;
@@ -121,12 +122,13 @@ ar_status ari_flops_counted(double *model, double *hardware, const ari_planned *
     AR_TRY(count_ranks(&one, &p->step, 1));
     AR_TRY(count_ranks(&all, &p->step, ari_at_least_one(p->step.run.parallel.tp)));
     /* Flash attention, whose backward pass computes scores from rows, has nothing to compute again beforehand. */
-    const double again = p->step.forward_only                                  ? 0.0
-                         : p->recompute == AR_RECOMPUTE_FULL                   ? all.blocks
-                         : p->recompute == AR_RECOMPUTE_SELECTIVE && !p->flash ? all.attention
-                                                                               : 0.0;
+    const ar_recompute what = p->step.run.parallel.recompute.what;
+    const double again = p->step.forward_only                          ? 0.0
+                         : what == AR_RECOMPUTE_FULL                   ? all.blocks
+                         : what == AR_RECOMPUTE_SELECTIVE && !p->flash ? all.attention
+                                                                       : 0.0;
     const double tokens = (double)p->step.run.seq;
     *model = 2.0 * one.all / tokens;
-    *hardware = 2.0 * (all.all + again) / tokens;
+    *hardware = 2.0 * (all.all + ari_recomputed_share(&p->step) * again) / tokens;
     return AR_OK;
 }

@@ -30,13 +30,22 @@ double ari_optimizer_states(const ar_optimizer_options *o)
 
 bool ari_planned_runs(const ari_planned *p)
 {
-    return ari_at_least_one(p->pp) == 1 && ari_at_least_one(p->chunks) == 1 && p->step.run.parallel.zero <= 1 &&
-           p->recompute == AR_RECOMPUTE_NONE;
+    return ari_at_least_one(p->pp) == 1 && ari_at_least_one(p->chunks) == 1 && p->step.run.parallel.zero <= 1;
 }
 
 size_t ari_layers_walked(const ari_step_case *c)
 {
-    return c->run.plan.rules == 0 ? 1 : c->config->layers;
+    const ar_recomputation *r = &c->run.parallel.recompute;
+    const bool alike = c->run.plan.rules == 0 && (r->what == AR_RECOMPUTE_NONE || ari_at_least_one(r->every) == 1);
+    return alike ? 1 : c->config->layers;
+}
+
+double ari_recomputed_share(const ari_step_case *c)
+{
+    const size_t every = (size_t)ari_at_least_one(c->run.parallel.recompute.every), layers = c->config->layers;
+    if (c->run.parallel.recompute.what == AR_RECOMPUTE_NONE || layers == 0)
+        return 0.0;
+    return (double)(layers / every + (layers % every != 0)) / (double)layers;
 }
 
 void ari_stage_layers(size_t *first, size_t *count, size_t layers, size_t parts, size_t i)

@@ -3,6 +3,7 @@
 #include "planner/own.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "anyrank/model.h"
 #include "ref/core/size.h"
@@ -46,7 +47,8 @@ static ar_status see_first(ari_account *a, const ari_operation *op)
 {
     const ar_placement made = op->output[0].at[ARI_AXIS_TP];
     ar_block_split block;
-    if (op->kind != ARI_OPERATION_PRODUCT || op->role != ARI_FIRST || op->pass != ARI_PASS_FORWARD)
+    const bool forward = op->pass == ARI_PASS_FORWARD || op->recomputed;
+    if (op->kind != ARI_OPERATION_PRODUCT || op->role != ARI_FIRST || !forward)
         return AR_OK;
     AR_TRY(ar_plan_block(&a->c->run.plan, a->config, op->layer, a->sequence, &block));
     const ar_placement left = block.mlp.first.to;
@@ -76,6 +78,31 @@ static ar_status visit(void *user, const ari_operation *op)
     else if (op->kind == ARI_OPERATION_VERIFY)
         ari_account_touch(a, (double)ar_parallel_world(&a->c->run.parallel) * ari_account_bytes(&op->input[0]));
     return AR_OK;
+}
+
+/* --- parts that are computed again -------------------------------------------------------------------------------- */
+
+void ari_account_leave(ari_account *a)
+{
+    if (a->within == AR_RECOMPUTE_NONE)
+        return;
+    a->within = AR_RECOMPUTE_NONE;
+    a->now = a->x.bytes;
+    memcpy(a->held, a->outside, sizeof a->held);
+    for (int k = 0; k < ARI_MEMORY_KINDS; k++)
+        a->now += a->held[k];
+    a->held[a->x.kind] += a->x.bytes;
+}
+
+void ari_account_part(ari_account *a, const ari_operation *op)
+{
+    if (op->within != a->within || op->layer != a->part_layer)
+        ari_account_leave(a);
+    if (op->within == a->within)
+        return;
+    a->within = op->within;
+    a->part_layer = op->layer;
+    memcpy(a->outside, a->held, sizeof a->held);
 }
 
 /* --- parameters and buckets --------------------------------------------------------------------------------------- */
@@ -167,8 +194,8 @@ static ar_status refuse_planned(const ari_planned *p)
     return ari_planned_runs(p) && !p->flash
                ? AR_OK
                : ar_error_set(AR_ERR_UNSUPPORTED,
-                              "memory of a run of this version: it has neither pipeline parallelism, recomputation, "
-                              "flash attention nor ZeRO-2 and 3");
+                              "memory of a run of this version: it has neither pipeline parallelism, flash attention "
+                              "nor ZeRO-2 and 3");
 }
 
 ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank)

@@ -59,6 +59,13 @@ typedef struct ari_account {
     ari_account_value residual;  /* the gradient that goes past the attention or the MLP */
     double block;                /* bytes of the gradient that the block was given */
     ari_account_blocks blocks;
+    /* A part of a layer that is computed again: its forward pass holds nothing but what comes out when it has ended, and
+     * so does its backward pass. */
+    ar_recompute within; /* AR_RECOMPUTE_NONE: not in one */
+    size_t part_layer;
+    double outside[ARI_MEMORY_KINDS]; /* of `now`, when it began */
+    bool again;                       /* in its second forward pass */
+    ari_account_value waiting;        /* the gradient, until that has ended */
 } ari_account;
 
 /** Bytes of the rank's own part. */
@@ -98,6 +105,11 @@ static inline bool ari_account_counts(const ari_account *a, const ari_op_value *
 void ari_account_round(ari_account *a, double left, double right);
 /** The collective that adds up an operation's parts; NULL: none. */
 const ari_op_call *ari_account_fold(const ari_account *a, const ari_operation *op);
+
+/** An operation of either pass begins: with it a part may, or may have ended before. */
+void ari_account_part(ari_account *a, const ari_operation *op);
+/** The end of a part, if the walk is in one: x has come out of it. */
+void ari_account_leave(ari_account *a);
 
 /* --- passes ------------------------------------------------------------------------------------------------------- */
 

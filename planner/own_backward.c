@@ -261,14 +261,40 @@ void ari_account_backward_end(ari_account *a)
     a->layer = ARI_NO_LAYER;
 }
 
+/* --- what is computed again ---------------------------------------------------------------------------------------- */
+
+/* The gradient waits meanwhile; the input is what the forward pass has kept. */
+static ar_status go_again(ari_account *a, const ari_operation *op)
+{
+    if (!a->again) {
+        a->again = true;
+        a->waiting = a->x;
+        a->x = (ari_account_value){.kept = true};
+    }
+    return ari_account_forward(a, op);
+}
+
+static void end_again(ari_account *a)
+{
+    if (a->again)
+        a->x = a->waiting;
+    a->again = false;
+}
+
+/* --- all ---------------------------------------------------------------------------------------------------------- */
+
 ar_status ari_account_backward(ari_account *a, const ari_operation *op)
 {
     const bool inside =
         op->kind == ARI_OPERATION_WEIGHT_GRADIENT || (op->kind == ARI_OPERATION_REDISTRIBUTE && !a->summed);
     if (!inside)
         close_linear(a);
+    ari_account_part(a, op);
     if (op->layer != a->layer)
         begin_block(a, op->layer);
+    if (op->recomputed)
+        return go_again(a, op);
+    end_again(a);
     switch (op->kind) {
     case ARI_OPERATION_LOSS:
         loss(a, op);
@@ -295,8 +321,10 @@ ar_status ari_account_backward(ari_account *a, const ari_operation *op)
         drop(a, op);
         break;
     case ARI_OPERATION_RESIDUAL:
-        if (op->role == ARI_LAYER)
+        if (op->role == ARI_LAYER) {
+            ari_account_leave(a);
             end_block(a);
+        }
         break;
     default:
         break;

@@ -149,7 +149,7 @@ static double joined_biases(const ari_account *a, const ari_operation *op, doubl
 
 void ari_account_keep_operand(ari_account *a, double rows, double k)
 {
-    if (a->exact && a->fresh[a->pass == ARI_PASS_BACKWARD])
+    if (a->exact && a->fresh[a->pass == ARI_PASS_BACKWARD && !a->again])
         a->operands += WORD * (rows * k + rows + k);
 }
 
@@ -232,6 +232,7 @@ static void loss(ari_account *a, const ari_operation *op)
 
 ar_status ari_account_forward(ari_account *a, const ari_operation *op)
 {
+    ari_account_part(a, op);
     switch (op->kind) {
     case ARI_OPERATION_EMBEDDING:
         embed(a, op);

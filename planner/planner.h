@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a layout of a model would take on a cluster: memory of a rank by kind, bytes and time. From config, layout and
  * batch alone, over the list of operations (sim/plan/ops.h). Layouts that no run of this version can take (pipeline
- * parallelism, ZeRO-2 and 3, recomputation) are planned by formulas (docs/planner.md). */
+ * parallelism, ZeRO-2 and 3) are planned by formulas (docs/planner.md). */
 #ifndef ARI_PLANNER_H
 #define ARI_PLANNER_H
 
@@ -10,20 +10,21 @@
 
 /* A layout on W = dp * pp * cp * tp ranks, in this order. */
 typedef struct ari_planned {
-    ari_step_case step; /* run.parallel: tp, cp, dp, sp, micro-batches, ZeRO stage 0 to 3; run.batch, run.seq: of all
-                           ranks together */
+    ari_step_case step; /* run.parallel: tp, cp, dp, sp, micro-batches, recomputation, ZeRO stage 0 to 3; run.batch,
+                           run.seq: of all ranks together */
     int pp;             /* stages; 0 counts as 1 */
     int chunks;         /* parts of a stage that take turns with those of others (interleaving); 0 counts as 1 */
-    ar_recompute recompute;
-    bool flash; /* attention whose scores are never stored */
+    bool flash;         /* attention whose scores are never stored */
 } ari_planned;
 
-/** Whether this version runs such a layout: no pipeline parallelism, ZeRO-1 at most, no recomputation. Else it is planned
- *  by formulas alone. */
+/** Whether this version runs such a layout: no pipeline parallelism, ZeRO-1 at most. Else it is planned by formulas
+ *  alone. */
 bool ari_planned_runs(const ari_planned *p);
-/** How many layers a walk over the operations has to go through to know them all: one where the plan makes no difference
- *  between layers, which then does for each. */
+/** How many layers a walk over the operations has to go through to know them all: one where neither the plan nor
+ *  recomputation makes a difference between layers, which then does for each. */
 size_t ari_layers_walked(const ari_step_case *c);
+/** Of all layers those that are computed again, in whole or their attention, from 0 to 1. */
+double ari_recomputed_share(const ari_step_case *c);
 /** The layers [first, first + count) of part i of `parts`, which a pipeline takes one after the other: part i belongs to
  *  stage i mod pp. Where `parts` does not divide the layers, the parts in the middle have one more, since the first also
  *  has the embedding and the last the head: 126 over 16 are 7, 14 times 8, and 7, as Llama 3 has it

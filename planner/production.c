@@ -114,8 +114,9 @@ static ar_status forward(void *user, const ari_operation *op)
     section *s = section_of(a, op);
     const bool block = op->layer != ARI_NO_LAYER;
     const double inputs = inputs_kept(a, op), rows = scores_kept(a, op);
-    const bool full = block && a->p->recompute == AR_RECOMPUTE_FULL;
-    const bool selective = a->p->recompute == AR_RECOMPUTE_SELECTIVE && !a->p->flash;
+    const bool again = ari_step_recomputes(&a->p->step, op->layer);
+    const bool whole = a->p->step.run.parallel.recompute.what == AR_RECOMPUTE_FULL;
+    const bool full = block && again && whole, selective = again && !whole && !a->p->flash;
     const double kept = (full && op->role != ARI_NORM1 ? 0.0 : inputs) + (full || selective ? 0.0 : rows);
     a->gathered = op->stays;
     s->kept.of[kind_of(op)] += kept;
@@ -270,6 +271,7 @@ static ar_status begin(account *a, const ari_planned *p)
             a->config.layers, ari_at_least_one(p->pp), ari_at_least_one(p->chunks));
     a->blocks = a->config.layers = ari_layers_walked(&p->step);
     a->step.config = &a->config;
+    a->step.run.parallel.recompute.what = AR_RECOMPUTE_NONE; /* by what `forward` finds, not by anyrank's list */
     ar_parallel_rows(layout, p->step.run.batch, 0, 0, &start, &a->step.run.batch);
     return ari_alloc_zero((void **)&a->block, a->blocks, sizeof *a->block, "blocks");
 }

@@ -25,7 +25,7 @@ ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c)
     layout->zigzag = c->zigzag && c->cp > ari_at_least_one(c->cp_inner);
     p.pp = c->pp;
     p.chunks = c->chunks;
-    p.recompute = c->recompute;
+    layout->recompute.what = c->recompute;
     return p;
 }
 

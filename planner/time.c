@@ -88,8 +88,10 @@ ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, con
     const int summing = ari_at_least_one(run->parallel.dp) * ari_at_least_one(run->parallel.cp);
     c.config = config;
     run->parallel.zero = run->parallel.zero > 0;
-    if (o->account == ARI_ACCOUNT_PRODUCTION)
+    if (o->account == ARI_ACCOUNT_PRODUCTION) {
         run->numerics = AR_NUMERICS_NATIVE;
+        run->parallel.recompute.what = AR_RECOMPUTE_NONE; /* ari_time_compose adds it */
+    }
     if (run->ddp.bucket_bytes == ARI_BUCKETS_USUAL)
         run->ddp.bucket_bytes = o->account == ARI_ACCOUNT_OWN ? AR_BUCKET_BYTES : usual_bucket(summing);
     return c;
@@ -119,6 +121,7 @@ typedef struct composed {
     const ari_outside *outside;
     ari_time *t;
     double micro;
+    double share_again;             /* of the layers, by formula; 0: nothing */
     bool whole_again, scores_again; /* of what is computed again: blocks, or only scores */
     bool idle; /* some rank has no samples: its gradients are complete when it has heard the loss */
 } composed;
@@ -127,9 +130,12 @@ typedef struct composed {
 static ari_cost again(const composed *c, const ari_cost forward[ARI_MODEL_PARTS], ari_model_part part)
 {
     const ari_cost *f = &forward[part];
-    if (part != ARI_PART_BLOCKS || !(c->whole_again || c->scores_again))
-        return (ari_cost){.products = 0.0};
-    return c->whole_again ? *f : (ari_cost){.attention = f->attention};
+    ari_cost a = {.products = 0.0};
+    if (part == ARI_PART_BLOCKS && c->whole_again)
+        ari_cost_add(&a, f, c->share_again);
+    else if (part == ARI_PART_BLOCKS && c->scores_again)
+        a.attention = c->share_again * f->attention;
+    return a;
 }
 
 /* All micro-batches through a stage, without waiting. */
@@ -144,6 +150,7 @@ static double stage_seconds(const composed *c, const stage *s, double of[ARI_TIM
         for (int d = 0; d < ARI_DIRECTIONS; d++) {
             const ari_cost *all = &c->passes->all[d][part];
             of[ARI_TIME_PRODUCTS] += s->share[part] * (all->products + all->attention);
+            of[ARI_TIME_AGAIN] += s->share[part] * all->again;
             of[ARI_TIME_TP] += s->share[part] * all->tp;
             of[ARI_TIME_CP] += s->share[part] * all->cp;
         }
@@ -308,6 +315,8 @@ static void add_gathers(composed *c, const stage *s)
 void ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
                       const ari_outside *outside)
 {
+    const bool formula = o->account == ARI_ACCOUNT_PRODUCTION && !p->step.forward_only; /* else the list has it */
+    const ar_recompute what = p->step.run.parallel.recompute.what;
     *t = (ari_time){.hidden = 0.0};
     composed c = {.p = p,
                   .o = o,
@@ -316,8 +325,9 @@ void ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options 
                   .t = t,
                   .idle = p->step.run.batch < (size_t)ari_at_least_one(p->step.run.parallel.dp),
                   .micro = ari_at_least_one(p->step.run.parallel.micro_batches),
-                  .whole_again = p->recompute == AR_RECOMPUTE_FULL && !p->step.forward_only,
-                  .scores_again = p->recompute == AR_RECOMPUTE_SELECTIVE && !p->flash && !p->step.forward_only};
+                  .share_again = formula ? ari_recomputed_share(&p->step) : 0.0,
+                  .whole_again = what == AR_RECOMPUTE_FULL,
+                  .scores_again = what == AR_RECOMPUTE_SELECTIVE && !p->flash};
     const stage slowest = add_stages(&c), first = stage_of(p, 0);
     const double pass_seconds = ari_time_step(t) - t->of[ARI_TIME_BUBBLE];
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {

@@ -62,8 +62,10 @@ double ari_beside_wait(ari_beside *b, double now, ari_role role);
 typedef enum ari_model_part { ARI_PART_BEFORE, ARI_PART_BLOCKS, ARI_PART_AFTER, ARI_MODEL_PARTS } ari_model_part;
 typedef struct ari_cost {
     double products, attention, tp, cp;
+    double again; /* of products and attention, those of what is computed again: by the list of operations */
 } ari_cost;
 double ari_cost_sum(const ari_cost *c);
+void ari_cost_add(ari_cost *to, const ari_cost *c, double times);
 
 enum { ARI_GOES_FORWARD, ARI_GOES_BACKWARD, ARI_DIRECTIONS };
 typedef struct ari_passes {

@@ -24,15 +24,16 @@ typedef struct walk {
 
 double ari_cost_sum(const ari_cost *c)
 {
-    return c->products + c->attention + c->tp + c->cp;
+    return c->products + c->attention + c->tp + c->cp + c->again;
 }
 
-static void add_cost(ari_cost *to, const ari_cost *c, double times)
+void ari_cost_add(ari_cost *to, const ari_cost *c, double times)
 {
     to->products += times * c->products;
     to->attention += times * c->attention;
     to->tp += times * c->tp;
     to->cp += times * c->cp;
+    to->again += times * c->again;
 }
 
 /* Of all pairs of a key and one of this rank's queries those that no mask hides, over all layers: what flash attention
@@ -252,11 +253,13 @@ static ar_status visit(void *user, const ari_operation *op)
     const called calls = add_calls(w, op, times, &to->moved[part]);
     const double waits = waiting(w, op, &calls, c.products);
     to->hidden[part] += times * (calls.beside - waits);
+    if (op->recomputed)
+        c = (ari_cost){.again = c.products + c.attention};
     c.cp += calls.cp;
     c.tp += calls.tp + waits;
-    add_cost(&to->all[backward][part], &c, times);
+    ari_cost_add(&to->all[backward][part], &c, times);
     c.tp -= reverse(w) ? calls.fresh : 0.0; /* those of the first to come back */
-    add_cost(&to->last[backward][part], &c, ends(w, op) ? layers : 0.0);
+    ari_cost_add(&to->last[backward][part], &c, ends(w, op) ? layers : 0.0);
     w->clock += ari_cost_sum(&c);
     w->block += part == ARI_PART_BLOCKS ? ari_cost_sum(&c) : 0.0;
     if (op->kind == ARI_OPERATION_WEIGHT_GRADIENT)

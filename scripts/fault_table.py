@@ -29,6 +29,8 @@ def layout(fault):
         words.append(f"micro-batches={split['micro_batches']}")
     if split["forward_first"]:
         words.append("forward first")
+    if split.get("recompute", "none") != "none":
+        words.append(f"recompute={split['recompute']}")
     if split["mlp_order"] != "column-row":
         words.append(split["mlp_order"])
     if fault.get("documents", 0) > 1:

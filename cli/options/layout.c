@@ -103,7 +103,8 @@ const ari_option ari_bucket_options[] = {
 bool ari_layout_given(const ari_run_values *v)
 {
     const ar_parallel *p = &v->run.parallel;
-    return p->tp > 0 || p->dp > 0 || p->cp > 0 || p->micro_batches > 0 || p->sp || p->zero > 0;
+    const bool recomputes = p->recompute.what != AR_RECOMPUTE_NONE && (unsigned)p->recompute.what < AR_RECOMPUTES;
+    return p->tp > 0 || p->dp > 0 || p->cp > 0 || p->micro_batches > 0 || p->sp || p->zero > 0 || recomputes;
 }
 
 ar_device_choice ari_layout_device(const ari_run_values *v)
@@ -123,6 +124,8 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
     p->micro_batches = ari_at_least_one(p->micro_batches);
     p->overlap = ari_at_least_one(p->overlap);
     p->recompute.every = ari_at_least_one(p->recompute.every);
+    if ((unsigned)p->recompute.what >= AR_RECOMPUTES) /* not given */
+        p->recompute.what = AR_RECOMPUTE_NONE;
     run.ddp.zero = p->zero;
     run.ddp.bucket_bytes = run.ddp.bucket_bytes == ARI_NOT_GIVEN ? AR_BUCKET_BYTES : run.ddp.bucket_bytes;
     run.device = ari_layout_device(v);

@@ -100,7 +100,9 @@ static void cells_of(char cell[COLUMNS][CELL], const ari_flow_row *row, const ar
     const ari_operation *op = &row->op;
     ari_flow_title(cell[0], CELL, c->config, row);
     snprintf(cell[1], CELL, "%s%s", ari_operation_name(op->kind),
-             op->kind == ARI_OPERATION_PRODUCT && op->pass == ARI_PASS_BACKWARD ? " (dX)" : "");
+             op->recomputed                                                       ? " (again)"
+             : op->kind == ARI_OPERATION_PRODUCT && op->pass == ARI_PASS_BACKWARD ? " (dX)"
+                                                                                  : "");
     values_cell(cell[2], op->input, op->inputs, c);
     values_cell(cell[3], op->weight, op->weights, c);
     values_cell(cell[4], op->output, op->outputs, c);
@@ -209,12 +211,12 @@ static json_t *row_json(const ari_flow_row *row, const ari_step_case *c)
     json_t *layers = op->layer == ARI_NO_LAYER
                          ? json_null()
                          : json_pack("[I, I]", (json_int_t)op->layer, (json_int_t)(op->layer + row->layers - 1));
-    return json_pack("{s:s, s:o, s:s, s:o, s:o, s:o, s:s, s:o, s:o, s:o}", "pass", ari_operation_pass_name(op->pass),
-                     "module", ari_json_text_or_null(title), "operation", ari_operation_name(op->kind), "layers",
-                     layers, "inputs", values_json(op->input, op->inputs), "weights",
-                     values_json(op->weight, op->weights), "made", ar_placement_text(made, op->made), "outputs",
-                     values_json(op->output, op->outputs), "communication", calls_json(op, c->config), "multiply_adds",
-                     ari_json_number(op->multiply_adds));
+    return json_pack("{s:s, s:b, s:o, s:s, s:o, s:o, s:o, s:s, s:o, s:o, s:o}", "pass",
+                     ari_operation_pass_name(op->pass), "recomputed", op->recomputed, "module",
+                     ari_json_text_or_null(title), "operation", ari_operation_name(op->kind), "layers", layers,
+                     "inputs", values_json(op->input, op->inputs), "weights", values_json(op->weight, op->weights),
+                     "made", ar_placement_text(made, op->made), "outputs", values_json(op->output, op->outputs),
+                     "communication", calls_json(op, c->config), "multiply_adds", ari_json_number(op->multiply_adds));
 }
 
 json_t *ari_flow_json(const ari_flow *f, const ari_step_case *c)

@@ -38,12 +38,12 @@ json_t *ari_asked_json(const ari_asked *a)
 
 /* --- a layout ----------------------------------------------------------------------------------------------------- */
 
-static json_t *choice_json(const ari_choice *c)
+static json_t *choice_json(const ari_choice *c, const ar_recomputation *r)
 {
-    return json_pack("{s:i, s:i, s:i, s:b, s:i, s:i, s:b, s:i, s:i, s:i, s:s}", "tp", c->tp, "cp", c->cp, "cp_inner",
-                     c->cp_inner, "zigzag", c->zigzag, "pp", c->pp, "dp", c->dp, "sp", c->sp, "zero", c->zero,
-                     "micro_batches", c->micro_batches, "chunks", c->chunks, "recompute",
-                     ari_recompute_names[c->recompute]);
+    return json_pack("{s:i, s:i, s:i, s:b, s:i, s:i, s:b, s:i, s:i, s:i, s:s, s:i}", "tp", c->tp, "cp", c->cp,
+                     "cp_inner", c->cp_inner, "zigzag", c->zigzag, "pp", c->pp, "dp", c->dp, "sp", c->sp, "zero",
+                     c->zero, "micro_batches", c->micro_batches, "chunks", c->chunks, "recompute",
+                     ari_recompute_names[c->recompute], "recompute_every", ari_at_least_one(r->every));
 }
 
 static void add_word(char *text, size_t size, const char *word, int extent)
@@ -52,7 +52,7 @@ static void add_word(char *text, size_t size, const char *word, int extent)
     snprintf(text + n, size - n, "%s%s=%d", n > 0 ? " " : "", word, extent);
 }
 
-/* As layouts are written everywhere, with what only the planner has: "cp=2 dp=2 tp=8 sp zero=1 recompute=full". */
+/* As layouts are written everywhere, with what only the planner has: "pp=2 dp=2 tp=8 sp recompute=full". */
 static json_t *name_of(const ari_choice *c, const ar_parallel *p)
 {
     char text[240] = "", known[120];
@@ -63,9 +63,6 @@ static json_t *name_of(const ari_choice *c, const ar_parallel *p)
     snprintf(text + before, sizeof text - before, "%s%s", before > 0 ? " " : "", known);
     if (c->chunks > 1)
         add_word(text, sizeof text, "chunks", c->chunks);
-    const size_t n = strlen(text);
-    if (c->recompute != AR_RECOMPUTE_NONE)
-        snprintf(text + n, sizeof text - n, " recompute=%s", ari_recompute_names[c->recompute]);
     return json_string(text);
 }
 
@@ -78,11 +75,12 @@ static json_t *whole(double n)
 json_t *ari_found_json(const ari_found *f, const ari_planned *p)
 {
     const bool legal = f->legal == AR_OK;
-    return json_pack(
-        "{s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "name", name_of(&f->choice, &p->step.run.parallel), "layout",
-        choice_json(&f->choice), "legal", legal, "reason", legal ? json_null() : ari_json_text(f->reason), "by_formula",
-        legal ? json_boolean(!ari_planned_runs(p)) : json_null(), "fits", legal ? json_boolean(f->fits) : json_null(),
-        "seconds", legal ? json_real(f->seconds) : json_null(), "bytes", legal ? whole(f->bytes) : json_null());
+    return json_pack("{s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "name", name_of(&f->choice, &p->step.run.parallel),
+                     "layout", choice_json(&f->choice, &p->step.run.parallel.recompute), "legal", legal, "reason",
+                     legal ? json_null() : ari_json_text(f->reason), "by_formula",
+                     legal ? json_boolean(!ari_planned_runs(p)) : json_null(), "fits",
+                     legal ? json_boolean(f->fits) : json_null(), "seconds",
+                     legal ? json_real(f->seconds) : json_null(), "bytes", legal ? whole(f->bytes) : json_null());
 }
 
 static json_t *memory_json(const ari_memory *m)

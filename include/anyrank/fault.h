@@ -87,7 +87,9 @@ AR_BEGIN_DECLS
     X(allgather_token_order, "gathered tokens are put down in another order than they were cut (zigzag, contiguous)")  \
     X(attention_over_documents, "packed documents: attention crosses their ends")                                      \
     X(document_boundaries_local, "packed documents: a rank takes the ends of the row's first positions for its own's") \
-    X(positions_over_documents, "packed documents: positions run on over the row in place of restarting in each")
+    X(positions_over_documents, "packed documents: positions run on over the row in place of restarting in each")      \
+    X(recompute_new_dropout_mask, "recomputation: the second forward pass draws other dropout masks than the first")   \
+    X(recompute_stale_input, "recomputation: the kept input has been written over by its module's output")
 
 typedef enum ar_fault {
     AR_FAULT_NONE,

@@ -219,8 +219,10 @@ typedef struct ar_block_options {
     const char *norm1, *norm2, *attention_name, *mlp_name;
     ar_attention_options attention;
     ar_mlp_options mlp;
+    size_t index; /* among the model's blocks, of which ar_ctx_options.recompute takes every n-th */
 } ar_block_options;
-/** Pre-norm transformer block: r = x + attention(norm1(x)); y = r + mlp(norm2(r)). */
+/** Pre-norm transformer block: r = x + attention(norm1(x)); y = r + mlp(norm2(r)). As ar_ctx_options.recompute says of
+ *  its index, its attention or all of it is recomputed (ar_module_recompute). */
 AR_NODISCARD ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o);
 
 /* --- embedding and loss ------------------------------------------------------------------------------------------- */

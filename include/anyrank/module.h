@@ -41,6 +41,9 @@ typedef struct ar_module_ops {
     /* required: *dx becomes a tensor of the step, gradients are added to the parameters. dx == NULL: not wanted. */
     ar_status (*backward)(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
                           const ar_batch *batch);
+    /* optional: once more what forward keeps in `saved`, from the same x; for ar_module_recompute, which else calls
+     * forward. What y alone needs, such as the last product of all, it leaves out. */
+    ar_status (*again)(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch);
     /* optional: own parameters without the children's, and the children, in order; returns
      * how many there are and writes at most cap of them */
     size_t (*params)(const ar_module *m, ar_param **out, size_t cap);
@@ -56,8 +59,9 @@ typedef enum ar_held {
 } ar_held;
 struct ar_module {
     const ar_module_ops *ops;
-    char name[96]; /* Hugging Face path */
-    ar_held tap;   /* what ar_module_forward and _backward report to a listener: y as name:fwd, dx as name:bwd */
+    char name[96];   /* Hugging Face path */
+    ar_held tap;     /* what ar_module_forward and _backward report to a listener: y as name:fwd, dx as name:bwd */
+    bool recomputed; /* ar_module_recompute */
 };
 /** Fills in a module whose memory is the caller's: its table and its name. Errors: AR_ERR_ARG (the name is too long, a
  *  required slot is missing). */
@@ -74,6 +78,17 @@ AR_NODISCARD ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *sa
  *  (no forward has saved). */
 AR_NODISCARD ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                           const ar_tensor *dy, const ar_batch *batch);
+/** From now on m's forward pass is computed again in its backward pass, in place of being kept (activation
+ *  checkpointing: Chen et al. 2016, arXiv:1604.06174): forward keeps x alone and gives back all memory of the step that
+ *  it took but for y, backward begins with a second forward pass from that x and at its end gives back all but dx. x and
+ *  what it is a view of must not change between the two. Same bits, dropout included; the second pass reports nothing to
+ *  a listener and counts no use of a parameter, but it calls the collectives of the first again, and its work is counted.
+ *  m may have children that are recomputed too. */
+void ar_module_recompute(ar_module *m);
+/** What `again` of a parent calls for a child: its `again`, or forward; of a recomputed one its x is kept, no more.
+ *  Errors: as ar_module_forward. */
+AR_NODISCARD ar_status ar_module_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
+                                       const ar_batch *batch);
 /** All parameters of m and its children, depth first, a shared one once. Borrowed from the modules. Returns how many;
  *  writes at most cap. (With a cap too small for all, a shared one may be counted for each of its uses.) SIZE_MAX
  *  where memory is too short to list them. */

@@ -3,14 +3,11 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "anyrank/arith.h"
-#include "anyrank/fault.h"
 #include "ref/core/float_bits.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
-#include "ref/core/text.h"
 
 ar_dtype ar_activations_of(ar_precision p)
 {
@@ -168,7 +165,8 @@ static ar_status own(ar_ctx *c, ar_buf buf, size_t bytes, void (*destroy)(ar_ctx
     ari_owned *o = malloc(sizeof *o);
     if (!o)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a record of the step");
-    *o = (ari_owned){.next = c->owned.next, .prev = &c->owned, .buf = buf, .bytes = bytes, .destroy = destroy};
+    *o = (ari_owned){
+        .next = c->owned.next, .prev = &c->owned, .number = ++c->given, .buf = buf, .bytes = bytes, .destroy = destroy};
     o->next->prev = o;
     c->owned.next = o;
     ari_step_took(c, bytes);
@@ -204,6 +202,23 @@ void ari_step_disown(ar_ctx *c, void *object)
             release(c, o);
             return;
         }
+    }
+}
+
+static bool holds(const ari_owned *o, const ar_tensor *t)
+{
+    const char *begin = o->buf.ptr, *at = t ? t->data.ptr : NULL;
+    return at && !o->destroy && at >= begin && at < begin + (o->bytes ? o->bytes : 1);
+}
+
+void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *kept)
+{
+    ari_owned *newer = &c->owned; /* what stays of those at hand: an object may end older things with it */
+    while (newer->next != &c->owned && newer->next->number > mark) {
+        if (holds(newer->next, kept))
+            newer = newer->next;
+        else
+            release(c, newer->next);
     }
 }
 
@@ -463,43 +478,6 @@ bool ar_tapped(const ar_ctx *c)
 bool ar_faulty(const ar_ctx *c, ar_fault fault)
 {
     return c->fault == fault;
-}
-
-/* --- names of faults ---------------------------------------------------------------------------------------------- */
-
-static const char *const names[AR_FAULT_COUNT] = {"none",
-#define FAULT_NAME(name, text) #name,
-                                                  AR_FAULT_TABLE(FAULT_NAME)
-#undef FAULT_NAME
-};
-
-static const char *const texts[AR_FAULT_COUNT] = {"no fault",
-#define FAULT_TEXT(name, text) text,
-                                                  AR_FAULT_TABLE(FAULT_TEXT)
-#undef FAULT_TEXT
-};
-
-const char *ar_fault_name(ar_fault f)
-{
-    return (unsigned)f < AR_FAULT_COUNT ? names[f] : "?";
-}
-
-const char *ar_fault_text(ar_fault f)
-{
-    return (unsigned)f < AR_FAULT_COUNT ? texts[f] : "?";
-}
-
-ar_status ar_fault_parse(ar_fault *f, const char *name)
-{
-    for (int i = 1; i < AR_FAULT_COUNT; i++) {
-        if (strcmp(name, names[i]) == 0) {
-            *f = (ar_fault)i;
-            return AR_OK;
-        }
-    }
-    const char *near = ari_nearest(name, names + 1, AR_FAULT_COUNT - 1);
-    return ar_error_set(AR_ERR_NOT_FOUND, "there is no fault '%s'%s%s%s; 'anyrank bugs' lists them", name,
-                        near ? "; did you mean '" : "", near ? near : "", near ? "'" : "");
 }
 
 /* --- tensors as the host reads them ---------------------------------------------------------------------------------- */

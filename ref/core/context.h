@@ -7,6 +7,7 @@
 /* One thing the step owns: a buffer of the device, or an object with its own destructor. */
 typedef struct ari_owned {
     struct ari_owned *next, *prev;
+    uint64_t number;                          /* rises from one to the next */
     ar_buf buf;                               /* what it is found by */
     size_t bytes;                             /* 0 for objects */
     void (*destroy)(ar_ctx *c, void *object); /* NULL: buf is device memory */
@@ -48,7 +49,9 @@ struct ar_ctx {
     ar_fault fault;
     ar_tap_fn tap;
     void *tap_user;
-    ari_owned owned; /* head of a ring of everything that ends with the step */
+    bool again;      /* the forward pass under way has been before: nobody hears of it, and it uses no parameter anew */
+    uint64_t given;  /* the number of the newest thing that the step was given */
+    ari_owned owned; /* head of a ring of everything that ends with the step, the newest first */
     size_t bytes_now, bytes_peak;
 };
 
@@ -72,6 +75,14 @@ static inline void ari_step_gave(ar_ctx *c, size_t bytes)
 AR_NODISCARD ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void *object));
 /** Ends an owned object early. */
 void ari_step_disown(ar_ctx *c, void *object);
+/** The number of the newest thing that the step was given; what comes later has higher ones. */
+static inline uint64_t ari_step_mark(const ar_ctx *c)
+{
+    return c->given;
+}
+/** Ends all that the step was given since a mark, the newest first, but for the memory that `kept` lies in (NULL:
+ *  nothing). */
+void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *kept);
 
 /** What is enqueued on q from now on comes after what was enqueued on `of` so far; e is recorded there. One queue: nothing,
  *  and e may be NULL. Errors: those of ar_event_record and ar_queue_wait. */

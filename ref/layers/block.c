@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "ref/core/record.h"
+#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 
 typedef struct block_module {
@@ -37,19 +38,35 @@ static void release_dropped(ar_ctx *ctx, ar_tensor *dropped)
         ar_ctx_release(ctx, dropped);
 }
 
+/* r = x + attention(norm1(x)), and norm2(r). */
+static ar_status up_to_mlp(block_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *r, ar_tensor *n2,
+                           const ar_tensor *x, const ar_batch *batch)
+{
+    ar_tensor n1, a;
+    AR_TRY(ar_module_forward(m->norm1, ctx, saved, &n1, x, batch));
+    AR_TRY(ar_module_forward(m->attention, ctx, saved, &a, &n1, batch));
+    AR_TRY(add(&m->after_attention, ctx, r, x, &a));
+    AR_TRY(ari_tap_tokens(ctx, m->base.name, "attn_residual", 'f', r));
+    return ar_module_forward(m->norm2, ctx, saved, n2, r, batch);
+}
+
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                          const ar_batch *batch)
 {
     block_module *m = (block_module *)base;
-    ar_tensor n1, a, r, n2, f;
-    AR_TRY(ar_module_forward(m->norm1, ctx, saved, &n1, x, batch));
-    AR_TRY(ar_module_forward(m->attention, ctx, saved, &a, &n1, batch));
-    AR_TRY(add(&m->after_attention, ctx, &r, x, &a));
-    AR_TRY(ari_tap_tokens(ctx, base->name, "attn_residual", 'f', &r));
-    AR_TRY(ar_module_forward(m->norm2, ctx, saved, &n2, &r, batch));
+    ar_tensor r, n2, f;
+    AR_TRY(up_to_mlp(m, ctx, saved, &r, &n2, x, batch));
     AR_TRY(ar_module_forward(m->mlp, ctx, saved, &f, &n2, batch));
     AR_TRY(add(&m->after_mlp, ctx, y, &r, &f));
     return ari_tap_tokens(ctx, base->name, NULL, 'f', y);
+}
+
+static ar_status again(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
+{
+    block_module *m = (block_module *)base;
+    ar_tensor r, n2;
+    AR_TRY(up_to_mlp(m, ctx, saved, &r, &n2, x, batch));
+    return ar_module_again(m->mlp, ctx, saved, &n2, batch);
 }
 
 static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
@@ -130,9 +147,19 @@ static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options 
 
 ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o)
 {
-    static const ar_module_ops ops = {
-        .kind = "block", .forward = forward, .backward = backward, .children = children, .destroy = destroy};
+    static const ar_module_ops ops = {.kind = "block",
+                                      .forward = forward,
+                                      .backward = backward,
+                                      .again = again,
+                                      .children = children,
+                                      .destroy = destroy};
+    const bool recomputes = o->index % (size_t)ari_at_least_one(ctx->recompute.every) == 0;
     block_module *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
-    return ari_module_end(gives, &m->base, create_children(m, ctx, *o));
+    const ar_status st = create_children(m, ctx, *o);
+    if (st == AR_OK && recomputes && ctx->recompute.what == AR_RECOMPUTE_SELECTIVE)
+        ar_module_recompute(m->attention);
+    if (st == AR_OK && recomputes && ctx->recompute.what == AR_RECOMPUTE_FULL)
+        ar_module_recompute(&m->base);
+    return ari_module_end(gives, &m->base, st);
 }

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
 
@@ -50,7 +51,7 @@ typedef struct dropped {
 static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const dropped *v, const place *p)
 {
     ar_dropout w = {.key = ari_stream_key(p->seed, d->name),
-                    .step = ctx->step,
+                    .step = ari_fault_mask_step(ctx),
                     .threshold = ari_dropout_threshold(ctx->dropout),
                     .scale = ari_dropout_scale(ctx->dropout)};
     AR_TRY(number_elements(&w, d, ctx, v->x, p));

@@ -76,6 +76,23 @@ ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx, ar_dtype right)
     return ar_faulty(ctx, AR_FAULT_collective_dtype_mismatch) && ar_comm_rank(ctx->dp) == 1 ? wrong : right;
 }
 
+/* --- recomputation ------------------------------------------------------------------------------------------------ */
+
+/* As where a module writes its output over its input. */
+ar_status ari_fault_kept_input(ar_ctx *ctx, const ar_tensor *x, const ar_tensor *y)
+{
+    const size_t n = ar_tensor_count(x);
+    if (!ar_faulty(ctx, AR_FAULT_recompute_stale_input) || n != ar_tensor_count(y) || x->data.ptr == y->data.ptr)
+        return AR_OK;
+    return ARI_KERNEL(ctx, copy, x->data, ar_const(y->data), n * ar_dtype_bytes(x->dtype));
+}
+
+/* As where the second forward pass goes on in the stream of random numbers: masks of a step that no run reaches. */
+uint32_t ari_fault_mask_step(const ar_ctx *ctx)
+{
+    return ctx->again && ar_faulty(ctx, AR_FAULT_recompute_new_dropout_mask) ? ~ctx->step : ctx->step;
+}
+
 /* --- linear ------------------------------------------------------------------------------------------------------- */
 
 ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ari_output *o, const ar_tensor *x)

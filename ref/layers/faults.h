@@ -29,6 +29,13 @@ AR_NODISCARD ar_status ari_fault_broadcast_over_world(ar_param *p, ar_ctx *ctx);
 /** collective_dtype_mismatch: the dtype of a broadcast of fp32 weights. */
 ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx, ar_dtype right);
 
+/* --- recomputation ------------------------------------------------------------------------------------------------ */
+
+/** recompute_stale_input: after y = module(x), of which x alone is kept. */
+AR_NODISCARD ar_status ari_fault_kept_input(ar_ctx *ctx, const ar_tensor *x, const ar_tensor *y);
+/** recompute_new_dropout_mask: the step whose masks are drawn. */
+uint32_t ari_fault_mask_step(const ar_ctx *ctx);
+
 /* --- linear ------------------------------------------------------------------------------------------------------- */
 
 /** row_bias_every_rank, bias_added_twice, allreduce_aliases_input: after y = x W^T + b. row: row-parallel. */

@@ -50,18 +50,34 @@ static ar_status first_half(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
     return tap_middle(m, ctx, m->base.name, "act", 'f', act);
 }
 
+/* The second layer's input from the module's. */
+static ar_status up_to_second(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *act, const ar_tensor *x)
+{
+    ar_tensor in;
+    AR_TRY(ari_check_features(m->base.name, "input", x, m->o.hidden));
+    AR_TRY(move(m, ctx, &in, x, m->split.enter, false));
+    return first_half(m, ctx, saved, act, &in);
+}
+
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                          const ar_batch *batch)
 {
     (void)batch;
     mlp_module *m = (mlp_module *)base;
-    ar_tensor in, act, out;
-    AR_TRY(ari_check_features(base->name, "input", x, m->o.hidden));
-    AR_TRY(move(m, ctx, &in, x, m->split.enter, false));
-    AR_TRY(first_half(m, ctx, saved, &act, &in));
+    ar_tensor act, out;
+    AR_TRY(up_to_second(m, ctx, saved, &act, x));
     AR_TRY(ari_linear_forward(&m->second, ctx, saved, &out, &act, AR_ACT_NONE, NULL));
     AR_TRY(move(m, ctx, y, &out, m->split.leave, true));
     return ari_tap_placed(ctx, m->second_name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
+}
+
+static ar_status again(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
+{
+    (void)batch;
+    mlp_module *m = (mlp_module *)base;
+    ar_tensor act;
+    AR_TRY(up_to_second(m, ctx, saved, &act, x));
+    return ari_linear_again(&m->second, ctx, saved, &act);
 }
 
 /* Gradient of the first layer's output(s) from the activation's, and of its biases in the same pass. */
@@ -162,7 +178,7 @@ static ar_status init(mlp_module *m, ar_ctx *ctx, const ar_mlp_options *o)
 ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_mlp_options *o)
 {
     static const ar_module_ops ops = {
-        .kind = "mlp", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
+        .kind = "mlp", .forward = forward, .backward = backward, .again = again, .params = params, .destroy = destroy};
     mlp_module *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
     return ari_module_end(gives, &m->base, init(m, ctx, o));

@@ -5,6 +5,7 @@
 
 #include "ref/core/record.h"
 #include "ref/core/size.h"
+#include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 
 /* --- saved activations -------------------------------------------------------------------------------------------- */
@@ -107,7 +108,7 @@ static ar_status use(ar_param *p, ar_ctx *ctx)
 
 static ar_status use_own(ar_module *m, ar_ctx *ctx, const ar_saved *saved)
 {
-    return saved ? for_own(m, ctx, use) : AR_OK;
+    return saved && !ctx->again ? for_own(m, ctx, use) : AR_OK;
 }
 
 ar_status ari_module_done(ar_module *m, ar_ctx *ctx)
@@ -119,6 +120,7 @@ ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, const char *nam
 {
     m->ops = ops;
     m->tap = tap;
+    m->recomputed = false;
     if (!ops->forward || !ops->backward || !ops->destroy)
         return ar_error_set(AR_ERR_ARG, "%s: a module needs forward, backward and destroy", name);
     return ari_path(m->name, sizeof m->name, name, NULL);
@@ -155,6 +157,70 @@ ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor
     return ari_tap_shard(ctx, name, NULL, pass, t, last, t->shape[last] * (size_t)ar_comm_size(ctx->tp));
 }
 
+/* --- recomputation ------------------------------------------------------------------------------------------------ */
+
+enum { SAVED_INPUT = -1 }; /* besides what the module saves itself */
+
+void ar_module_recompute(ar_module *m)
+{
+    m->recomputed = true;
+}
+
+/* Keeps x alone of what the forward pass keeps and takes. */
+static ar_status forward_for_now(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                                 const ar_batch *batch)
+{
+    const uint64_t mark = ari_step_mark(ctx);
+    const size_t count = saved ? saved->count : 0;
+    AR_TRY(m->ops->forward(m, ctx, saved, y, x, batch));
+    if (saved)
+        saved->count = count;
+    ari_step_release_since(ctx, mark, y);
+    AR_TRY(ari_fault_kept_input(ctx, x, y));
+    return ar_saved_push(saved, m, SAVED_INPUT, x);
+}
+
+/* What forward keeps, of a module that does not compute it anew for itself. */
+static ar_status keep_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
+{
+    ar_tensor unwanted;
+    ari_span_begin("%s:again", m->name);
+    return ari_span_end(m->ops->again ? m->ops->again(m, ctx, saved, x, batch)
+                                      : m->ops->forward(m, ctx, saved, &unwanted, x, batch));
+}
+
+ar_status ar_module_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
+{
+    return m->recomputed ? ar_saved_push(saved, m, SAVED_INPUT, x) : keep_again(m, ctx, saved, x, batch);
+}
+
+/* Unheard: what the second forward pass makes has been reported. */
+static ar_status forward_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
+{
+    const ar_tap_fn tap = ctx->tap;
+    const bool again = ctx->again;
+    ctx->tap = NULL;
+    ctx->again = true;
+    const ar_status st = keep_again(m, ctx, saved, x, batch);
+    ctx->tap = tap;
+    ctx->again = again;
+    return st;
+}
+
+static ar_status backward_of_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                   const ar_batch *batch)
+{
+    const uint64_t mark = ari_step_mark(ctx);
+    ar_tensor x;
+    AR_TRY(ar_saved_pop(saved, m, SAVED_INPUT, &x));
+    AR_TRY(forward_again(m, ctx, saved, &x, batch));
+    AR_TRY(m->ops->backward(m, ctx, saved, dx, dy, batch));
+    ari_step_release_since(ctx, mark, dx);
+    return AR_OK;
+}
+
+/* --- both passes -------------------------------------------------------------------------------------------------- */
+
 ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                             const ar_batch *batch)
 {
@@ -162,7 +228,7 @@ ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
         ar_ctx_place(ctx, batch);
     AR_TRY(use_own(m, ctx, saved));
     ari_span_begin("%s:fwd", m->name);
-    AR_TRY(ari_span_end(m->ops->forward(m, ctx, saved, y, x, batch)));
+    AR_TRY(ari_span_end((m->recomputed ? forward_for_now : m->ops->forward)(m, ctx, saved, y, x, batch)));
     return ar_tap_value(ctx, m->name, 'f', y, m->tap);
 }
 
@@ -172,7 +238,7 @@ ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
     if (batch)
         ar_ctx_place(ctx, batch);
     ari_span_begin("%s:bwd", m->name);
-    AR_TRY(ari_span_end(m->ops->backward(m, ctx, saved, dx, dy, batch)));
+    AR_TRY(ari_span_end((m->recomputed ? backward_of_again : m->ops->backward)(m, ctx, saved, dx, dy, batch)));
     if (dx)
         AR_TRY(ar_tap_value(ctx, m->name, 'b', dx, m->tap));
     return ari_module_done(m, ctx);

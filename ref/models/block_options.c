@@ -25,7 +25,7 @@ static void name_parts(const ari_family *f, ar_block_options *o)
 ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o, char *name, size_t cap)
 {
     const ari_family *f = ari_family_of(c->arch);
-    *o = (ar_block_options){.norm = c->norm, .norm_eps = c->norm_eps};
+    *o = (ar_block_options){.norm = c->norm, .norm_eps = c->norm_eps, .index = layer};
     o->attention = (ar_attention_options){.hidden = c->hidden,
                                           .heads = c->heads,
                                           .kv_heads = c->kv_heads,

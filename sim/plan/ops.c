@@ -104,13 +104,15 @@ size_t ari_walk_add(ari_walk *w, size_t a, size_t b)
 ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role role)
 {
     w->op = (ari_operation){.kind = kind,
-                            .pass = w->pass,
+                            .pass = w->recomputed ? ARI_PASS_BACKWARD : w->pass,
                             .layer = w->layer,
                             .micro = w->micro,
                             .times = w->times,
                             .role = role,
                             .again = w->again,
                             .stays = w->stays,
+                            .recomputed = w->recomputed,
+                            .within = w->within,
                             .made = ari_walk_stream(w)};
     return &w->op;
 }
@@ -140,7 +142,7 @@ void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t 
                    ari_call_often often, ari_role role, const char *tag)
 {
     const size_t ranks = ranks_of(w, over);
-    const bool known = often == ARI_EACH_VERSION && !w->fresh[w->pass == ARI_PASS_BACKWARD];
+    const bool known = often == ARI_EACH_VERSION && (w->recomputed || !w->fresh[w->pass == ARI_PASS_BACKWARD]);
     if (ranks <= 1 || known)
         return;
     if (w->op.calls == ARI_OP_CALLS)
@@ -180,6 +182,12 @@ void ari_walk_repeat(ari_walk *w, size_t times)
 {
     if (w->op.calls > 0)
         w->op.call[w->op.calls - 1].repeats = times;
+}
+
+bool ari_step_recomputes(const ari_step_case *c, size_t layer)
+{
+    const ar_recomputation *r = &c->run.parallel.recompute;
+    return r->what != AR_RECOMPUTE_NONE && layer != ARI_NO_LAYER && layer % (size_t)ari_at_least_one(r->every) == 0;
 }
 
 double ari_op_elements(const ari_op_value *v)

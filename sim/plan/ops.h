@@ -164,6 +164,8 @@ typedef struct ari_operation {
     size_t times; /* micro-batches that do the same, this and later ones */
     ari_role role;
     bool again; /* backward: of a value of the forward pass, not of a gradient */
+    bool recomputed; /* backward: an operation of the forward pass, computed again before those of its gradients */
+    ar_recompute within; /* the part of the layer that is computed again, if the operation is of one: either pass */
     bool stays; /* forward, a redistribution: its input stays for the backward pass, which does it again */
     int inputs, weights, outputs, calls;
     ari_op_value input[ARI_OP_VALUES], weight[ARI_OP_VALUES], output[ARI_OP_VALUES];
@@ -200,6 +202,8 @@ AR_NODISCARD ar_status ari_operations_params(const ari_step_case *c, int rank, a
 AR_NODISCARD ar_status ari_operations_buckets(const ari_step_case *c, int rank, ari_operation_visitor visit,
                                               void *user);
 
+/** Whether the backward pass computes a block, or its attention, again. */
+bool ari_step_recomputes(const ari_step_case *c, size_t layer);
 /** int64 that an exact sum of so many products takes (docs/numerics.md, section 2). */
 size_t ari_sum_limbs(size_t terms);
 /** Keys that the queries at [first, first + count) see, all together, of those before them and themselves; of a window's

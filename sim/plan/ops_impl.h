@@ -24,6 +24,8 @@ typedef struct ari_walk {
     size_t all, own;      /* samples of the pass: of all dp ranks, of this one */
     size_t tokens;        /* of `own`, at this rank's positions */
     bool again, stays;    /* as in ari_operation */
+    bool recomputed;      /* as in ari_operation: the walk is in the forward pass, that of the operations is not */
+    ar_recompute within;
     bool multiplied;      /* what is gathered next is multiplied then */
     bool every_bucket;    /* visits buckets that nothing moves too */
     bool fresh[2];        /* forward, backward: no pass has been since the weights changed */
@@ -105,6 +107,8 @@ void ari_walk_linear(ari_walk *w, const ari_linear_ops *l);
  *  collectives go beside products; after: the one that follows, of which this one does that. NULL: none. */
 void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_linear_ops *before,
                               const ari_linear_ops *after);
+/** Of its forward pass what its backward pass needs. */
+void ari_walk_linear_again(ari_walk *w, const ari_linear_ops *l);
 /** The same values placed otherwise over tp: an operation, visited; none where both are the same. By tokens and by
  *  features change into each other over the whole. */
 void ari_walk_redistribute(ari_walk *w, const ari_row_ops *x, ar_hop hop, ari_role role, ari_role tagged,
@@ -115,6 +119,11 @@ void ari_walk_move(ari_walk *w, ar_hop hop, ari_role module);
 ar_hop ari_walk_back(ar_hop hop);
 /** The same by the layer itself, which exchanges shards along two dimensions directly: an all-to-all. */
 void ari_walk_exchange(ari_walk *w, size_t features, ar_placement from, ar_placement to, ari_role role);
+
+/* --- attention (ops_attention.c) ---------------------------------------------------------------------------------- */
+void ari_walk_rope(ari_walk *w);
+void ari_walk_attend(ari_walk *w);
+void ari_walk_attend_backward(ari_walk *w);
 
 /* --- the model (ops_model.c) -------------------------------------------------------------------------------------- */
 void ari_walk_forward(ari_walk *w);

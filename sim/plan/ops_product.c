@@ -248,6 +248,13 @@ void ari_walk_linear(ari_walk *w, const ari_linear_ops *l)
     around(w, l, &y, (ar_hop){leaves, l->split.to}, role_of(l));
 }
 
+void ari_walk_linear_again(ari_walk *w, const ari_linear_ops *l)
+{
+    const ari_row_ops x = input_of(w, l);
+    if (!gathers_again(w, l))
+        around(w, l, &x, (ar_hop){l->split.from, taken(l)}, l->module);
+}
+
 /* dX from dY of all weights, one sum over them. Of ranks that hold the same part of one the first alone counts it.
  * Where it is placed then. */
 static ar_placement input_gradient(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *x, const ari_row_ops *y,

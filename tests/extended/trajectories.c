@@ -27,6 +27,10 @@ static const trajectory_layout layouts[] = {
     {{.dp = 2, .tp = 2, .sp = true, .zero = 1, .micro_batches = 2}, 20000, AR_BUCKETS_OVERLAP},
     {{.dp = 7, .zero = 1}, 20000, AR_BUCKETS_OVERLAP}, /* more ranks than samples */
     {{.dp = 3, .tp = 4, .sp = true, .zero = 1}, 30000, AR_BUCKETS_OVERLAP},
+    {{.dp = 2, .tp = 2, .sp = true, .micro_batches = 2, .recompute = {AR_RECOMPUTE_SELECTIVE, 1}},
+     20000,
+     AR_BUCKETS_OVERLAP},
+    {{.dp = 3, .zero = 1, .recompute = {AR_RECOMPUTE_FULL, 2}}, 20000, AR_BUCKETS_OVERLAP},
     {{.cp = 2}, AR_BUCKET_BYTES, AR_BUCKETS_OVERLAP},
     {{.cp = 4, .zigzag = true}, 20000, AR_BUCKETS_EAGER},
     {{.cp = 3, .micro_batches = 2}, 0, AR_BUCKETS_OVERLAP},

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "anyrank/arith.h"
 #include "anyrank/layers.h"
 
 TestSuite(module, .timeout = 300);
@@ -96,4 +97,151 @@ Test(module, parts_of_a_block_that_were_given_no_names_have_different_ones)
     ar_module_destroy(block);
     ar_ctx_destroy(ctx);
     ar_device_destroy(device);
+}
+
+/* --- recomputation ------------------------------------------------------------------------------------------------ */
+
+enum { B = 2, S = 5, H = 8, HEARD = 64, GRADIENTS = 1024 };
+
+/* What a forward and a backward pass give, what they report, and bytes of the step between them and after them. */
+typedef struct passes {
+    float y[B * S * H], dx[B * S * H], gradient[GRADIENTS];
+    size_t gradients, between, after;
+    char heard[HEARD][64];
+    int reports, ready;
+} passes;
+
+static ar_status hear(void *user, const ar_tap_event *event)
+{
+    passes *p = user;
+    if (p->reports < HEARD)
+        snprintf(p->heard[p->reports], sizeof p->heard[0], "%s:%c", event->name, event->pass);
+    p->reports++;
+    return AR_OK;
+}
+
+static ar_status count_ready(void *user, ar_param *param)
+{
+    (void)param;
+    ((passes *)user)->ready++;
+    return AR_OK;
+}
+
+static void read_gradients(passes *p, ar_ctx *ctx, ar_module *m)
+{
+    ar_param *all[32];
+    const size_t n = ar_module_params(m, all, 32, false);
+    for (size_t i = 0; i < n; i++) {
+        ar_tensor g;
+        cr_assert_eq(ar_like(ctx, &g, &all[i]->value), AR_OK);
+        cr_assert_leq(p->gradients + ar_tensor_count(&g), GRADIENTS);
+        cr_assert_eq(ar_param_grad_value(all[i], ctx, &g), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ar_ctx_download(ctx, p->gradient + p->gradients, &g), AR_OK);
+        p->gradients += ar_tensor_count(&g);
+    }
+}
+
+/* Two forward passes, then the backward passes in reverse order: only the first one's results are taken. */
+static void go(passes *p, ar_ctx *ctx, ar_module *m)
+{
+    static const int64_t ids[B * S];
+    const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};
+    const size_t shape[3] = {B, S, H};
+    ar_param *all[32];
+    ar_tensor x, y, dy, dx, other;
+    ar_saved *saved = NULL;
+    float values[B * S * H];
+    size_t peak = 0;
+    const size_t n = ar_module_params(m, all, 32, false);
+    for (size_t i = 0; i < n; i++)
+        cr_assert_eq(ar_param_add_hook(all[i], (ar_param_hook){count_ready, p}), AR_OK);
+    for (size_t i = 0; i < B * S * H; i++)
+        values[i] = (float)((i * 37) % 19) / 8.0f - 1.0f;
+    cr_assert_eq(ar_module_fresh(m, ctx, 5), AR_OK);
+    cr_assert_eq(ar_module_zero_grad(m, ctx), AR_OK);
+    cr_assert_eq(ar_saved_create(&saved), AR_OK);
+    cr_assert_eq(ar_ctx_tensor(ctx, &x, AR_F32, 3, shape), AR_OK);
+    cr_assert_eq(ar_ctx_tensor(ctx, &dy, AR_F32, 3, shape), AR_OK);
+    cr_assert_eq(ar_ctx_upload(ctx, &x, values), AR_OK);
+    cr_assert_eq(ar_ctx_upload(ctx, &dy, values), AR_OK);
+    cr_assert_eq(ar_module_forward(m, ctx, saved, &y, &x, &batch), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_module_forward(m, ctx, saved, &other, &dy, &batch), AR_OK);
+    ar_ctx_memory(ctx, &p->between, &peak);
+    cr_assert_eq(ar_module_backward(m, ctx, saved, &other, &dy, &batch), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(p->ready, 0, "a gradient is complete after the last backward pass");
+    cr_assert_eq(ar_module_backward(m, ctx, saved, &dx, &dy, &batch), AR_OK, "%s", ar_error_message());
+    ar_ctx_memory(ctx, &p->after, &peak);
+    cr_assert_eq(ar_ctx_download(ctx, p->y, &y), AR_OK);
+    cr_assert_eq(ar_ctx_download(ctx, p->dx, &dx), AR_OK);
+    read_gradients(p, ctx, m);
+    cr_expect_eq(p->ready, (int)n);
+    cr_expect_eq(ar_module_backward(m, ctx, saved, &dx, &dy, &batch), AR_ERR_ARG, "everything has been taken back");
+    ar_saved_destroy(saved);
+}
+
+/* A block and, behind it, a sequence of two norms with a dropout between them. */
+static void run(passes *p, ar_recomputation r, bool also)
+{
+    const ar_block_options o = {
+        .norm = AR_NORM_LAYER,
+        .norm_eps = 1e-5,
+        .attention = {.hidden = H, .heads = 2, .kv_heads = 1, .head_dim = 4, .qkv_bias = true, .max_positions = S},
+        .mlp = {.hidden = H, .ffn = 6, .bias = true},
+        .index = 2};
+    ar_device *device = NULL;
+    ar_ctx *ctx = NULL;
+    ar_module *block = NULL, *tail[3] = {NULL}, *behind = NULL, *all = NULL;
+    *p = (passes){.reports = 0};
+    cr_assert_eq(ar_device_cpu_create(&device, 1), AR_OK);
+    cr_assert_eq(
+        ar_ctx_create(
+            &ctx,
+            &(ar_ctx_options){.device = device, .dropout = 0.3, .seed = 3, .recompute = r, .tap = hear, .tap_user = p}),
+        AR_OK);
+    cr_assert_eq(ar_block_create(&block, ctx, "b", &o), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ar_norm_create(&tail[0], ctx, "n0", AR_NORM_RMS, H, 1e-5), AR_OK);
+    cr_assert_eq(ar_dropout_create(&tail[1], ctx, "d", S, H, AR_HELD_WHOLE), AR_OK);
+    cr_assert_eq(ar_norm_create(&tail[2], ctx, "n1", AR_NORM_RMS, H, 1e-5), AR_OK);
+    cr_assert_eq(ar_sequential_create(&behind, "s", tail, 3, true), AR_OK);
+    cr_assert_eq(ar_sequential_create(&all, "all", (ar_module *const[]){block, behind}, 2, true), AR_OK);
+    if (also) { /* one in another too */
+        ar_module_recompute(behind);
+        ar_module_recompute(all);
+    }
+    go(p, ctx, all);
+    ar_module_destroy(all);
+    ar_ctx_destroy(ctx);
+    ar_device_destroy(device);
+}
+
+Test(module, that_is_recomputed_has_the_same_bits_and_reports_and_keeps_less)
+{
+    static const struct {
+        ar_recomputation r;
+        bool also;
+    } cases[] = {{{AR_RECOMPUTE_SELECTIVE, 1}, false},
+                 {{AR_RECOMPUTE_FULL, 2}, false},
+                 {{AR_RECOMPUTE_NONE, 1}, true},
+                 {{AR_RECOMPUTE_SELECTIVE, 1}, true},
+                 {{AR_RECOMPUTE_FULL, 1}, true}};
+    static passes plain, again;
+    run(&plain, (ar_recomputation){AR_RECOMPUTE_NONE, 1}, false);
+    cr_assert_gt(plain.reports, 40);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        run(&again, cases[i].r, cases[i].also);
+        cr_expect_arr_eq(again.y, plain.y, sizeof plain.y, "case %zu", i);
+        cr_expect_arr_eq(again.dx, plain.dx, sizeof plain.dx, "case %zu", i);
+        cr_expect_arr_eq(again.gradient, plain.gradient, sizeof plain.gradient, "case %zu", i);
+        cr_expect_eq(again.reports, plain.reports, "case %zu: %d reports, not %d", i, again.reports, plain.reports);
+        for (int k = 0; k < plain.reports && k < HEARD; k++)
+            cr_expect_str_eq(again.heard[k], plain.heard[k], "case %zu, report %d", i, k);
+        cr_expect_lt(again.between, plain.between, "case %zu", i);
+        cr_expect_lt(again.after, plain.after, "case %zu", i);
+    }
+    /* Of all: x, dy and y of both passes; then dx too. */
+    const size_t tensor = B * S * H * sizeof(float);
+    cr_expect_eq(again.between, 4 * tensor);
+    cr_expect_eq(again.after, 6 * tensor);
+    run(&again, (ar_recomputation){AR_RECOMPUTE_FULL, 3}, false);
+    cr_expect_eq(again.between, plain.between, "block 2 is not the first of three");
 }

@@ -238,10 +238,7 @@ Test(own_memory, refuses_what_no_run_of_this_version_does)
     const double one = ari_memory_sum(&m);
     cr_assert_eq(ari_memory_own_all(&all, &p), AR_OK);
     cr_expect_eq(all, 2 * one);
-    const ari_planned wrong[] = {{.step = p.step, .pp = 3},
-                                 {.step = p.step, .pp = 2},
-                                 {.step = p.step, .recompute = AR_RECOMPUTE_SELECTIVE},
-                                 {.step = p.step, .flash = true}};
+    const ari_planned wrong[] = {{.step = p.step, .pp = 3}, {.step = p.step, .pp = 2}, {.step = p.step, .flash = true}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         cr_expect_eq(ari_memory_own(&m, &wrong[i], 0), AR_ERR_UNSUPPORTED, "%zu", i);
     p.step.run.parallel.zero = 2;

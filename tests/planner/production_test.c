@@ -13,7 +13,7 @@ static double korthikanti(const ari_planned *p)
     const double s = (double)p->step.run.seq, b = (double)p->step.run.batch, h = (double)c->hidden;
     const double scores = 5.0 * (double)c->heads * s * s * b, t = p->step.run.parallel.tp;
     const bool sp = p->step.run.parallel.sp;
-    switch (p->recompute) {
+    switch (p->step.run.parallel.recompute.what) {
     case AR_RECOMPUTE_NONE:
         return sp ? (34.0 * s * b * h + scores) / t : s * b * h * (10.0 + 24.0 / t) + scores / t;
     case AR_RECOMPUTE_SELECTIVE:
@@ -31,11 +31,12 @@ Test(production, blocks_keep_what_korthikanti_et_al_count_to_the_byte)
         const ar_config c = shape_bundled(models[i % 4]);
         const bool sp = i / 24 % 2 != 0;
         ari_planned p = shape_planned(&c, tp[i / 4 % 3], sp, i / 12 % 2 != 0 ? 4 : 1, 2048);
-        p.recompute = (ar_recompute)(i / 48);
+        p.step.run.parallel.recompute.what = (ar_recompute)(i / 48);
         p.step.run.dropout = 0.1;
         const ari_memory m = shape_memory(&p);
         cr_expect_eq(shape_kept(&m), (double)c.layers * korthikanti(&p), "%s tp=%d sp=%d batch %zu recompute %d: %.0f",
-                     c.name, p.step.run.parallel.tp, sp, p.step.run.batch, (int)p.recompute, shape_kept(&m));
+                     c.name, p.step.run.parallel.tp, sp, p.step.run.batch, (int)p.step.run.parallel.recompute.what,
+                     shape_kept(&m));
     }
 }
 
@@ -222,9 +223,9 @@ Test(production, recomputation_works_on_a_whole_block_at_a_time)
     ari_planned p = shape_planned(&c, 8, true, 1, 2048);
     p.step.run.dropout = 0.1;
     const double base = shape_memory(&p).of[ARI_MEMORY_WORKSPACE];
-    p.recompute = AR_RECOMPUTE_SELECTIVE;
+    p.step.run.parallel.recompute.what = AR_RECOMPUTE_SELECTIVE;
     cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WORKSPACE] - base, scores / 8.0);
-    p.recompute = AR_RECOMPUTE_FULL;
+    p.step.run.parallel.recompute.what = AR_RECOMPUTE_FULL;
     cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WORKSPACE] - base, (32.0 * sbh + scores) / 8.0);
 }
 

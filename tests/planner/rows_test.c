@@ -163,10 +163,10 @@ Test(rows, hardware_counts_copies_and_recomputation)
     double model = 0.0, hardware = 0.0, blocks = 0.0, all = 0.0;
     cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK);
     cr_expect_eq(hardware, model);
-    p.recompute = AR_RECOMPUTE_SELECTIVE;
+    p.step.run.parallel.recompute.what = AR_RECOMPUTE_SELECTIVE;
     cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK);
     cr_expect_float_eq(hardware - model, 2.0 * layers * (s + 1.0) * h, 1.0);
-    p.recompute = AR_RECOMPUTE_FULL;
+    p.step.run.parallel.recompute.what = AR_RECOMPUTE_FULL;
     cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK);
     cr_assert_eq(ari_flops_token(&blocks, &c, 512, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_FULL), AR_OK);
     cr_assert_eq(ari_flops_token(&all, &c, 512, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE), AR_OK);
@@ -246,7 +246,7 @@ static double predicted_gib(size_t i)
     p.step.run.parallel.cp = peaks[i].cp;
     p.pp = peaks[i].pp;
     p.chunks = peaks[i].chunks;
-    p.recompute = peaks[i].recompute;
+    p.step.run.parallel.recompute.what = peaks[i].recompute;
     p.flash = true;
     const ari_memory m = shape_memory(&p);
     return ari_memory_sum(&m) / 0x1p30;
@@ -306,7 +306,7 @@ Test(rows, memory_of_llama_3_8b)
         ari_planned p = shape_planned(&c, rows[i].tp, rows[i].sp, rows[i].batch * (size_t)rows[i].dp, rows[i].seq);
         p.step.run.parallel.dp = rows[i].dp;
         p.step.run.parallel.zero = rows[i].zero;
-        p.recompute = rows[i].recompute;
+        p.step.run.parallel.recompute.what = rows[i].recompute;
         p.flash = true;
         const ari_memory m = shape_memory(&p);
         char cells[256] = "";

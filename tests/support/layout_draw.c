@@ -243,6 +243,13 @@ static void draw_loss(layout_draw *d, uint64_t *s)
         d->loss = (ar_loss_options){smoothed ? PICK(s, shares) : 0.0, squared ? PICK(s, weights) : 0.0};
 }
 
+/* In half of the draws, of each block or of every other. */
+static void draw_recompute(ar_recomputation *r, uint64_t *s)
+{
+    r->what = coin(s) ? (ar_recompute)(1 + pick(s, AR_RECOMPUTES - 1)) : AR_RECOMPUTE_NONE;
+    r->every = 1 + (int)pick(s, 2);
+}
+
 static bool is_legal(layout_draw *d)
 {
     if (d->order != AR_MLP_COLUMN_ROW && ar_plan_add_mlp_order(&d->plan, d->config.arch, d->order) != AR_OK)
@@ -254,8 +261,10 @@ static bool is_legal(layout_draw *d)
 
 static void make(layout_draw *d, uint64_t seed, bool context)
 {
-    uint64_t state = seed * SEEDS_APART;
+    uint64_t state = seed * SEEDS_APART, again = ~state * SEEDS_APART;
     pick(&state, 2);
+    for (int i = 0; i < 3; i++) /* neighbours' first numbers are alike */
+        pick(&again, 2);
     do {
         *d = (layout_draw){.seed = seed, .context = context};
         draw_parallel(d, &state);
@@ -264,6 +273,7 @@ static void make(layout_draw *d, uint64_t seed, bool context)
         draw_ddp(d, &state);
         draw_rates(d, &state);
         draw_loss(d, &state);
+        draw_recompute(&d->parallel.recompute, &again);
     } while (!is_legal(d));
     ar_error_clear();
 }
@@ -335,6 +345,8 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
     h->uneven += d->batch % (size_t)p->dp != 0;
     h->empty += d->batch < (size_t)p->dp;
     h->micro += p->micro_batches > 1;
+    h->selective += p->recompute.what == AR_RECOMPUTE_SELECTIVE;
+    h->full += p->recompute.what == AR_RECOMPUTE_FULL;
     h->by_check += d->by_check;
     h->dropout += d->dropout > 0.0;
     h->clip += d->clip > 0.0;
@@ -354,12 +366,12 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
         "%d draws: tp > 1: %d, sp: %d, replicas of KV heads: %d, rings: %d (zigzag: %d), inner neighbours: %d (of a ring: "
         "%d), packed documents: %d, dp > 1: %d (zero: %d, eager: %d), uneven: %d (ranks "
         "without samples: "
-        "%d), micro-batches: %d, row-column: %d, tied: %d, windows: %d, llama3: %d, dropout: %d, clipping: %d, label smoothing: "
+        "%d), micro-batches: %d, recomputed: %d and %d, row-column: %d, tied: %d, windows: %d, llama3: %d, dropout: %d, clipping: %d, label smoothing: "
         "%d, z-loss: %d, steps "
         "0, 1, 2: %d, %d, %d, whole checks: %d; ranks",
         h->draws, h->tp, h->sp, h->replicas, h->ring, h->zigzag, h->inner, h->both, h->packed, h->dp, h->zero, h->eager,
-        h->uneven, h->empty, h->micro, h->row_column, h->tied, h->window, h->llama3, h->dropout, h->clip, h->smoothed,
-        h->z_loss, h->steps[0], h->steps[1], h->steps[2], h->by_check);
+        h->uneven, h->empty, h->micro, h->selective, h->full, h->row_column, h->tied, h->window, h->llama3, h->dropout,
+        h->clip, h->smoothed, h->z_loss, h->steps[0], h->steps[1], h->steps[2], h->by_check);
     for (int i = 1; i <= MOST_RANKS; i++) {
         if (h->ranks[i] > 0)
             fprintf(to, " %d: %d", i, h->ranks[i]);
@@ -372,15 +384,16 @@ bool layout_histogram_has_contexts(const layout_histogram *h)
     return 10 * h->ring >= 6 * h->draws && 10 * h->zigzag >= 3 * h->draws && 10 * h->inner >= 4 * h->draws &&
            10 * h->both >= 2 * h->draws && 10 * h->tp >= 4 * h->draws && 10 * h->sp >= 2 * h->draws &&
            10 * h->replicas >= 2 * h->draws && 10 * h->dp >= 3 * h->draws && 10 * h->zero >= h->draws &&
-           10 * h->window >= 2 * h->draws && 10 * h->packed >= 3 * h->draws;
+           20 * h->selective >= 3 * h->draws && 20 * h->full >= 3 * h->draws && 10 * h->window >= 2 * h->draws &&
+           10 * h->packed >= 3 * h->draws;
 }
 
 bool layout_histogram_is_wide(const layout_histogram *h)
 {
     return 10 * h->tp >= 6 * h->draws && 10 * h->sp >= 3 * h->draws && 10 * h->replicas >= 2 * h->draws &&
            10 * h->uneven >= 2 * h->draws && 10 * h->zero >= 2 * h->draws && 20 * h->window >= 3 * h->draws &&
-           20 * h->smoothed >= 3 * h->draws && 20 * h->z_loss >= 3 * h->draws && 20 * h->llama3 >= h->draws &&
-           20 * h->empty >= h->draws;
+           20 * h->selective >= 3 * h->draws && 20 * h->full >= 3 * h->draws && 20 * h->smoothed >= 3 * h->draws &&
+           20 * h->z_loss >= 3 * h->draws && 20 * h->llama3 >= h->draws && 20 * h->empty >= h->draws;
 }
 
 static uint64_t from_environment(const char *name, uint64_t otherwise)

@@ -41,6 +41,7 @@ enum {
     NEEDS_ZIGZAG = 1 << 20,
     NEEDS_GATHERS = 1 << 21,
     NEEDS_DOCUMENTS = 1 << 22,
+    NEEDS_RECOMPUTE = 1 << 23,
 };
 
 #define LLAMA .run.model = "llama-demo"
@@ -53,6 +54,7 @@ enum {
 #define DP_TP(d, t) .run.parallel = {.dp = (d), .tp = (t)}
 #define CP(n) .run.parallel.cp = (n)
 #define ZIGZAG(n) .run.parallel = {.cp = (n), .zigzag = true}
+#define RECOMPUTED .run.parallel = {.tp = 2, .recompute = {AR_RECOMPUTE_FULL, 1}}
 #define MICRO(n) .run.parallel = {.tp = 1, .micro_batches = (n)}
 
 /* Of what is not written: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
@@ -140,6 +142,9 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_attention_over_documents, LLAMA, CP(2), .documents = 4, .needs = NEEDS_DOCUMENTS},
     {AR_FAULT_document_boundaries_local, LLAMA, CP(2), .documents = 4, .needs = NEEDS_DOCUMENTS | NEEDS_RING},
     {AR_FAULT_positions_over_documents, LLAMA, CP(2), .documents = 4, .needs = NEEDS_DOCUMENTS},
+    {AR_FAULT_recompute_new_dropout_mask, LLAMA, RECOMPUTED, .run.dropout = 0.1,
+     .needs = NEEDS_DROPOUT | NEEDS_RECOMPUTE},
+    {AR_FAULT_recompute_stale_input, LLAMA, RECOMPUTED, .needs = NEEDS_RECOMPUTE},
 };
 
 ari_fault_case ari_fault_case_of(ar_fault fault)
@@ -227,6 +232,7 @@ static const struct {
     {NEEDS_FORWARD_FIRST,
      "needs one micro-batch's forward pass before another's backward pass: give --micro-batches of at "
      "least 2 and --forward-first"},
+    {NEEDS_RECOMPUTE, "is a mistake of recomputation: give --recompute selective or full"},
     {NEEDS_ROW_COLUMN, "is a mistake of an MLP that is split by rows first: give --mlp-order row-column"},
     {NEEDS_BUCKETS,
      "acts where ranks sum gradients in buckets: give --dp of at least 2, or --tp of at least 2 and --sp"},
@@ -246,7 +252,7 @@ static unsigned has(const ar_run *r, ar_mlp_order order, const ar_config *c, boo
            (micro && p->forward_first ? NEEDS_FORWARD_FIRST : 0u) |
            (order == AR_MLP_ROW_COLUMN ? NEEDS_ROW_COLUMN : 0u) | (dp || cp || sp ? NEEDS_BUCKETS : 0u) |
            (cp ? NEEDS_CP : 0u) | (ring ? NEEDS_RING : 0u) | (zigzag ? NEEDS_ZIGZAG : 0u) |
-           (ring || sp ? NEEDS_GATHERS : 0u);
+           (ring || sp ? NEEDS_GATHERS : 0u) | (p->recompute.what != AR_RECOMPUTE_NONE ? NEEDS_RECOMPUTE : 0u);
 }
 
 ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)

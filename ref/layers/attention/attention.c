@@ -63,10 +63,8 @@ static ar_status move(const ari_attention *m, ar_ctx *ctx, ar_tensor *y, const a
     return (ends ? ari_place_on : ari_place)(ctx, y, x, &hidden, hop, m->base.name);
 }
 
-static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                         const ar_batch *batch)
+static ar_status check_input(const ari_attention *m, const ar_ctx *ctx, const ar_tensor *x, const ar_batch *batch)
 {
-    ari_attention *m = (ari_attention *)base;
     const size_t ranks = ari_placed_by_tokens(m->split.enter.from) ? (size_t)ar_comm_size(ctx->tp) : 1;
     const size_t shared = ranks * (size_t)ar_comm_size(ctx->cp.all);
     AR_TRY(batch ? ari_check_sequence(ctx, batch->seq) : AR_OK);
@@ -74,20 +72,43 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
         return ar_error_set(AR_ERR_SHAPE,
                             "%s: input must be [batch, seq, hidden] of the batch given with it, or this rank's "
                             "positions of that",
-                            base->name);
+                            m->base.name);
     if (m->o.rope && batch->seq > m->o.max_positions)
         return ar_error_set(AR_ERR_SHAPE, "%s: a sequence of %zu is longer than the %zu positions of the model",
-                            base->name, batch->seq, m->o.max_positions);
-    AR_TRY(ar_batch_check(batch, m->o.rope ? m->o.max_positions : SIZE_MAX));
-    ar_tensor in, qkv, context, out;
+                            m->base.name, batch->seq, m->o.max_positions);
+    return ar_batch_check(batch, m->o.rope ? m->o.max_positions : SIZE_MAX);
+}
+
+/* All but the output layer. */
+static ar_status make_context(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context, const ar_tensor *x,
+                              const ar_batch *batch)
+{
+    ar_tensor in, qkv;
+    AR_TRY(check_input(m, ctx, x, batch));
     AR_TRY(ensure_tables(m, ctx, batch));
     AR_TRY(move(m, ctx, &in, x, m->split.enter, false));
     AR_TRY(ari_linear_forward(&m->qkv, ctx, saved, &qkv, &in, AR_ACT_NONE, NULL));
     AR_TRY(tap_projections(m, ctx, &qkv));
-    AR_TRY(ari_attend(m, ctx, saved, &context, &qkv, batch));
+    return ari_attend(m, ctx, saved, context, &qkv, batch);
+}
+
+static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                         const ar_batch *batch)
+{
+    ari_attention *m = (ari_attention *)base;
+    ar_tensor context, out;
+    AR_TRY(make_context(m, ctx, saved, &context, x, batch));
     AR_TRY(ari_linear_forward(&m->out, ctx, saved, &out, &context, AR_ACT_NONE, NULL));
     AR_TRY(move(m, ctx, y, &out, m->split.leave, true));
     return ari_tap_placed(ctx, m->out_name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
+}
+
+static ar_status again(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
+{
+    ari_attention *m = (ari_attention *)base;
+    ar_tensor context;
+    AR_TRY(make_context(m, ctx, saved, &context, x, batch));
+    return ari_linear_again(&m->out, ctx, saved, &context);
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
@@ -232,8 +253,12 @@ static ar_status init(ari_attention *m, ar_ctx *ctx, const ar_attention_options 
 
 ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_attention_options *o)
 {
-    static const ar_module_ops ops = {
-        .kind = "attention", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
+    static const ar_module_ops ops = {.kind = "attention",
+                                      .forward = forward,
+                                      .backward = backward,
+                                      .again = again,
+                                      .params = params,
+                                      .destroy = destroy};
     ari_attention *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
     return ari_module_end(gives, &m->base, init(m, ctx, o));

@@ -276,6 +276,14 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
     return keep(l, ctx, saved, &kept);
 }
 
+ar_status ari_linear_again(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x)
+{
+    ar_tensor in = *x;
+    if (!gathers_again(l, ctx))
+        AR_TRY(place_input(l, ctx, &in, x, l->ends_input));
+    return keep(l, ctx, saved, &in);
+}
+
 /* --- dX ----------------------------------------------------------------------------------------------------------- */
 
 /* The weights whose part of dX this rank counts: of those that several ranks hold, the first rank's alone. Gives their

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between the projections and the output layer: what turns, travels and attends. */
+#include "sim/plan/ops_impl.h"
+
+/* The features of heads: cut by heads, or all of them on every rank. */
+static ar_placement by_heads(const ari_walk *w)
+{
+    return ari_walk_by_heads(w) ? ari_by_features : ari_whole;
+}
+
+/* Where the values of an attention are on their way: as the projections make them; with fewer heads, of all positions
+ * of the neighbours that exchange them; keys and values of all positions of the sequence. */
+typedef enum heads_at { AS_PROJECTED, EXCHANGED, EVERYWHERE } heads_at;
+
+static ari_op_value head_value(ari_walk *w, size_t heads, ari_role role, heads_at at)
+{
+    const bool of_keys = role == ARI_K || role == ARI_V;
+    ari_op_value v = ari_walk_activation(w, ari_walk_mul(w, heads, w->config->head_dim), by_heads(w), 1);
+    v.role = role;
+    v.copies = of_keys ? ari_walk_kv_copies(w, at != AS_PROJECTED) : 1;
+    if (at != AS_PROJECTED)
+        v.at[ARI_AXIS_INNER] = ari_by_features;
+    if (at == EVERYWHERE && of_keys)
+        v.at[ARI_AXIS_RING] = (ar_placement){AR_REPLICATE, 0};
+    ari_walk_place(w, &v);
+    return v;
+}
+
+static ari_op_value context(ari_walk *w, heads_at at)
+{
+    return head_value(w, w->config->heads, ARI_NO_ROLE, at);
+}
+
+/* The first n of q, k and v. Of one parameter they are one value, unless keys and values go elsewhere than queries. */
+static int qkv_values(ari_walk *w, ari_op_value *v, int n, heads_at at)
+{
+    static const ari_role roles[] = {ARI_Q, ARI_K, ARI_V};
+    const ar_config *c = w->config;
+    if (w->packed && ari_walk_cp(w) == 1) {
+        v[0] = head_value(w, c->heads + 2 * c->kv_heads, ARI_QKV, at);
+        return 1;
+    }
+    for (int i = 0; i < n; i++)
+        v[i] = head_value(w, i == 0 ? c->heads : c->kv_heads, roles[i], at);
+    return n;
+}
+
+static size_t local_elements(ari_walk *w, int n, const ari_op_value *v)
+{
+    size_t sum = 0;
+    for (int i = 0; i < n; i++) {
+        size_t elements = 1;
+        for (int d = 0; d < v[i].ndim; d++)
+            elements = ari_walk_mul(w, elements, v[i].local[d]);
+        sum = ari_walk_add(w, sum, elements);
+    }
+    return sum;
+}
+
+void ari_walk_rope(ari_walk *w)
+{
+    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ROPE, ARI_ATTENTION);
+    if (!w->config->rope)
+        return;
+    op->made = by_heads(w);
+    op->inputs = qkv_values(w, op->input, 2, AS_PROJECTED);
+    op->outputs = qkv_values(w, op->output, 2, AS_PROJECTED);
+    ari_walk_visit(w);
+}
+
+/* Between the projections and attention; or of the context alone. Of what a rank works on with the positions of all
+ * neighbours the own ones stay; backward the C copies of a KV head share out whom they send it to. */
+static void exchange_heads(ari_walk *w, bool of_context, heads_at from, heads_at to)
+{
+    ari_op_value exchanged[ARI_OP_VALUES];
+    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_HEADS, ARI_ATTENTION);
+    const size_t inner = w->ranks[ARI_AXIS_INNER];
+    size_t n = 0;
+    if (inner == 1)
+        return;
+    op->made = by_heads(w);
+    if (of_context) {
+        op->input[op->inputs++] = context(w, from);
+        op->output[op->outputs++] = context(w, to);
+        exchanged[0] = context(w, EXCHANGED);
+    } else {
+        op->inputs = qkv_values(w, op->input, ARI_OP_VALUES, from);
+        op->outputs = qkv_values(w, op->output, ARI_OP_VALUES, to);
+        (void)qkv_values(w, exchanged, ARI_OP_VALUES, EXCHANGED);
+    }
+    for (int i = 0; i < op->outputs; i++) {
+        const size_t copies = to == AS_PROJECTED ? exchanged[i].copies / op->output[i].copies : 1;
+        n = ari_walk_add(w, n, ari_walk_mul(w, inner / copies - 1, local_elements(w, 1, &exchanged[i])));
+    }
+    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_INNER, n, w->activations, ARI_EACH_PASS, ARI_ATTENTION, "");
+    ari_walk_visit(w);
+}
+
+/* Each hop passes on the keys and values of one place. */
+static void pass_round(ari_walk *w)
+{
+    const ar_config *c = w->config;
+    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_RING, ARI_ATTENTION);
+    if (w->ranks[ARI_AXIS_RING] == 1)
+        return;
+    op->made = by_heads(w);
+    op->again = w->pass == ARI_PASS_BACKWARD;
+    op->inputs = qkv_values(w, op->input, ARI_OP_VALUES, EXCHANGED);
+    op->outputs = qkv_values(w, op->output, ARI_OP_VALUES, EVERYWHERE);
+    const ari_op_value kv[] = {head_value(w, c->kv_heads, ARI_K, EXCHANGED),
+                               head_value(w, c->kv_heads, ARI_V, EXCHANGED)};
+    ari_walk_call(w, ARI_CALL_EXCHANGE, ARI_OVER_RING, local_elements(w, 2, kv), w->activations, ARI_EACH_PASS,
+                  ARI_ATTENTION, "");
+    ari_walk_repeat(w, w->ranks[ARI_AXIS_RING] - 1);
+    ari_walk_visit(w);
+}
+
+/* Keys that the first n queries of a sequence see of a window's. */
+static double keys_before(double n, double window)
+{
+    return n <= window ? n * (n + 1.0) / 2.0 : window * (window + 1.0) / 2.0 + (n - window) * window;
+}
+
+double ari_keys_seen(size_t first, size_t count, size_t window)
+{
+    const double end = (double)(first + count), w = window > 0 ? (double)window : end;
+    return keys_before(end, w) - keys_before((double)first, w);
+}
+
+/* Pairs of a key and a query of the rank's place of the ring that causal attention and its window leave: what is
+ * multiplied. Masks and documents are the batch's own. */
+static double pairs_seen(const ari_walk *w)
+{
+    const ar_parallel places = {.cp = (int)w->ranks[ARI_AXIS_RING], .zigzag = w->c->run.parallel.zigzag};
+    const ar_positions own = ar_parallel_positions(&places, w->c->run.seq, (int)w->at[ARI_AXIS_RING]);
+    const size_t window = ar_config_window(w->config, w->layer);
+    double pairs = 0.0;
+    for (int run = 0; run < 2; run++) {
+        const size_t first = own.first[run], count = own.count[run];
+        const double before = ari_keys_seen(first, count, 0), too_far = before - ari_keys_seen(first, count, window);
+        pairs += (w->config->causal ? before : (double)count * (double)w->c->run.seq) - too_far;
+    }
+    return pairs;
+}
+
+/* Of `n` products [queries, keys] x d of every query head that this rank attends with. */
+static double head_products(ari_walk *w, double n)
+{
+    const ari_op_value queries = context(w, EXCHANGED);
+    return n * (double)queries.local[0] * (double)queries.local[2] * pairs_seen(w);
+}
+
+/* Scores and P V. */
+void ari_walk_attend(ari_walk *w)
+{
+    exchange_heads(w, false, AS_PROJECTED, EXCHANGED);
+    pass_round(w);
+    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ATTENTION, ARI_ATTENTION);
+    op->made = by_heads(w);
+    op->inputs = qkv_values(w, op->input, ARI_OP_VALUES, EVERYWHERE);
+    op->output[op->outputs++] = context(w, EXCHANGED);
+    op->multiply_adds = head_products(w, 2);
+    ari_walk_visit(w);
+    exchange_heads(w, true, EXCHANGED, AS_PROJECTED);
+}
+
+/* dK and dV [s, d] of a KV head are each one sum over the queries of all its query heads, of which its copies and the
+ * places of the ring have parts. Each place gets the rows of its own positions. Exact: exponents of B's rows, then of
+ * A's, each of all that have terms; then the integers. */
+static void sum_over_queries(ari_walk *w)
+{
+    const ari_op_value own = head_value(w, w->config->kv_heads, ARI_K, EXCHANGED);
+    const size_t n = local_elements(w, 1, &own), d = w->config->head_dim, ring = w->ranks[ARI_AXIS_RING];
+    const size_t matrices = ari_walk_mul(w, w->own, own.local[2] / d), all = ari_walk_mul(w, n, ring);
+    const size_t exponents[] = {ari_walk_mul(w, matrices, d), ari_walk_mul(w, matrices, w->c->run.seq)};
+    const size_t limbs = ari_sum_limbs(ari_walk_mul(w, w->config->heads / w->config->kv_heads, w->c->run.seq));
+    const ari_call_group over[] = {ARI_OVER_RING, ARI_OVER_COPIES};
+    for (int i = 0; i < 8 && w->exact; i++)
+        ari_walk_call(w, ARI_CALL_ALL_REDUCE, over[i % 2], exponents[i / 4], AR_I32, ARI_EACH_PASS, ARI_ATTENTION, "");
+    for (int i = 0; i < 2 && w->exact; i++) {
+        ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, ari_walk_mul(w, all, limbs), AR_I64, ARI_EACH_PASS,
+                      ARI_ATTENTION, "");
+        ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_COPIES, ari_walk_mul(w, n, limbs), AR_I64, ARI_EACH_PASS,
+                      ARI_ATTENTION, "");
+        ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_COPIES, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
+    }
+    for (int i = 0; i < 2 && !w->exact; i++) {
+        ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, all, w->activations, ARI_EACH_PASS, ARI_ATTENTION, "");
+        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_COPIES, n, w->activations, ARI_EACH_PASS, ARI_ATTENTION, "");
+    }
+}
+
+/* dP, dQ, dK, dV. */
+void ari_walk_attend_backward(ari_walk *w)
+{
+    exchange_heads(w, true, AS_PROJECTED, EXCHANGED);
+    pass_round(w);
+    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ATTENTION, ARI_ATTENTION);
+    op->made = by_heads(w);
+    op->input[op->inputs++] = context(w, EXCHANGED);
+    op->outputs = qkv_values(w, op->output, ARI_OP_VALUES, EXCHANGED);
+    op->multiply_adds = head_products(w, 4);
+    sum_over_queries(w);
+    ari_walk_visit(w);
+    exchange_heads(w, false, EXCHANGED, AS_PROJECTED);
+}
