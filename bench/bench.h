@@ -73,6 +73,30 @@ const char *ari_bench_kernel_name(size_t i);
 /** Kernel number i. Fills row[0], fp32, and row[1], bf16. Errors: also AR_ERR_ARG (a size of 0, another number). */
 AR_NODISCARD ar_status ari_bench_kernel(ar_bench_kernel_row row[2], size_t i, const ar_device_choice *which,
                                         int threads, size_t repetitions);
+/* --- fused kernels ------------------------------------------------------------------------------------------------ */
+
+/* What a backward kernel saves that also adds up its parameters' gradients, and the gradient that goes past it, in the
+ * pass in which it makes dX; and dropout that adds the residual. Beside the same done one thing after the other. */
+typedef struct ar_bench_fused_row {
+    const char *kernel;        /* in: static storage */
+    ar_numerics numerics;      /* in */
+    const char *numerics_name; /* its name */
+    size_t rows, cols;         /* in: the shape, elements of one tensor */
+    double bytes;              /* that the kernel reads and writes, of fp32 tensors, an element */
+    double bytes_apart;        /* that one thing after the other does */
+    double seconds;            /* median of the kernel */
+    double gbps;               /* its bytes over that time */
+    double apart_over;         /* median of (time one after the other)/(time) */
+    double spread;             /* of that ratio */
+} ar_bench_fused_row;
+
+#define ARI_BENCH_FUSED 6
+/** Kernel i, 0 <= i < ARI_BENCH_FUSED, with the shape that takes the device's time: of the CPU's blocks of width 768,
+ *  of a GPU's of width 4096. */
+ar_bench_fused_row ari_bench_fused_at(size_t i, ar_numerics numerics, const ar_device_choice *which);
+/** Fills the last six fields of *row. Errors: also AR_ERR_ARG (another kernel, a zero size). */
+AR_NODISCARD ar_status ari_bench_fused(ar_bench_fused_row *row, const ar_device_choice *which, int threads,
+                                       size_t repetitions);
 
 /* --- blocks and steps --------------------------------------------------------------------------------------------- */
 

@@ -38,7 +38,7 @@ static const ari_option options[] = {
                     "gemm: matrices of that shape (default 1); block, step, ddp: sequences (default 2, 8, 8)"),
     ARI_OPTION_SIZE("seq", r.run.seq, 1, 4096, "S", "block, step, ddp: tokens of a sequence (default 512, 64, 64)"),
     ARI_OPTION_INT("repetitions", repetitions, 1, 1000, "R",
-                   "of which the medians are told (default 7; block, step, allreduce 15)"),
+                   "of which the medians are told (default 7; grad, kernels, fused, block, step, allreduce 15)"),
     ARI_OPTION_INT("ranks", ranks, 2, 4096, "N", "allreduce: simulated ranks (default: 2, 4 and 8)"),
     ARI_OPTION_SIZE("bytes", bytes, 1, 1e12, "D",
                     "allreduce: bytes of each rank's input (default: seven sizes, 1 KiB to 100 MiB)",
@@ -55,10 +55,10 @@ static const ari_option options[] = {
     {0},
 };
 
-static const char *const benchmarks[] = {"gemm", "grad", "kernels", "block", "step", "ddp", "allreduce", NULL};
+static const char *const benchmarks[] = {"gemm", "grad", "kernels", "fused", "block", "step", "ddp", "allreduce", NULL};
 
 static const ari_positional positionals[] = {
-    ARI_POSITIONAL("WHAT", STRING, what, "gemm, grad, kernels, block, step, ddp or allreduce", .required = true,
+    ARI_POSITIONAL("WHAT", STRING, what, "gemm, grad, kernels, fused, block, step, ddp or allreduce", .required = true,
                    .choices = benchmarks),
     ARI_POSITIONAL("MODEL", FOLDER, model,
                    "step, ddp: as check has it (default llama-demo); block: the model whose block is timed",
@@ -216,6 +216,39 @@ static ar_status run_kernels(session *s)
                "must read\nand write. 'GB/s': those bytes in that time. 'of fp32': over the time of the same kernel in "
                "fp32.\n'spread': of that ratio, of the time in fp32, (largest - smallest)/median.\n",
                s->threads, plural(s->threads));
+}
+
+#define ARI_ROW ar_bench_fused_row
+static const ari_field fused_fields[] = {
+    ARI_FIELD("kernel", "kernel", TEXT, kernel),
+    ARI_FIELD("numerics", "numerics", TEXT, numerics_name),
+    ARI_FIELD("rows", "rows", COUNT, rows),
+    ARI_FIELD("cols", "columns", COUNT, cols),
+    ARI_FIELD("bytes", "bytes", RATE, bytes),
+    ARI_FIELD("bytes_apart", "apart", RATE, bytes_apart),
+    ARI_FIELD("seconds", "time", MILLISECONDS, seconds),
+    ARI_FIELD("gbps", "GB/s", RATE, gbps),
+    ARI_FIELD("apart_over", "apart takes", RATIO, apart_over),
+    ARI_FIELD("spread", "spread", SHARE, spread),
+};
+#undef ARI_ROW
+
+static ar_status run_fused(session *s)
+{
+    enum { n = 2 * ARI_BENCH_FUSED };
+    ar_bench_fused_row rows[n];
+    for (size_t i = 0; i < n; i++) {
+        const ar_numerics numerics = i < ARI_BENCH_FUSED ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
+        show_progress(s, i, n);
+        rows[i] = ari_bench_fused_at(i % ARI_BENCH_FUSED, numerics, &s->device);
+        AR_TRY(ari_bench_fused(&rows[i], &s->device, s->threads, s->repetitions));
+    }
+    return end(
+        s, ARI_ROWS(fused_fields, rows, n), s->threads,
+        "\nWith the sums of the parameters' gradients, %d thread%s; medians. 'bytes': of the tensors that the "
+        "kernel moves,\nan element; 'apart': where dX, each sum and the residual have a pass of their own, whose "
+        "time is 'apart takes'\ntimes the kernel's. 'spread': of that ratio, (largest - smallest)/median.\n",
+        s->threads, plural(s->threads));
 }
 
 /* A block in one of the numerics. */
@@ -502,13 +535,11 @@ typedef struct benchmark {
 
 static const benchmark *find_benchmark(const char *name)
 {
-    static const benchmark all[] = {{"gemm", run_gemm, 7, true, false},
-                                    {"grad", run_grad, 15, true, false},
-                                    {"kernels", run_kernels, 15, true, false},
-                                    {"block", run_block, 15, false, true},
-                                    {"step", run_step, 15, false, true},
-                                    {"ddp", run_ddp, 7, false, true},
-                                    {"allreduce", run_allreduce, 15, false, false}};
+    static const benchmark all[] = {
+        {"gemm", run_gemm, 7, true, false},        {"grad", run_grad, 15, true, false},
+        {"kernels", run_kernels, 15, true, false}, {"fused", run_fused, 15, true, false},
+        {"block", run_block, 15, false, true},     {"step", run_step, 15, false, true},
+        {"ddp", run_ddp, 7, false, true},          {"allreduce", run_allreduce, 15, false, false}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strcmp(name, all[i].name) == 0)
             return &all[i];
@@ -533,9 +564,10 @@ static ar_status run(void *values, int *exit_code)
     if (v->r.device)
         AR_TRY(ari_layout_check(&r));
     if (!b)
-        return ar_error_set(AR_ERR_ARG,
-                            "there is no benchmark '%s'; there are gemm, grad, kernels, block, step, ddp and allreduce",
-                            v->what);
+        return ar_error_set(
+            AR_ERR_ARG,
+            "there is no benchmark '%s'; there are gemm, grad, kernels, fused, block, step, ddp and allreduce",
+            v->what);
     session s = {.v = v,
                  .device = ari_layout_device(&v->r),
                  .threads = v->common.threads > 0 ? v->common.threads

@@ -122,6 +122,36 @@ AR_NODISCARD ar_status ar_mul(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, con
 AR_NODISCARD ar_status ar_contract(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w);
 AR_NODISCARD ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                                             ar_param *w);
+/* Fused operators, each one pass over its tensors: contiguous [.., n], F32 or BF16 (one dtype), computed in fp32, with
+ * the formulas and roundings of docs/numerics.md, section 4. What they make belongs to the step; sums over rows go into the
+ * parameters' gradients as grad_rows' do, and a frozen parameter gets none. Errors of all: AR_ERR_SHAPE, AR_ERR_DTYPE,
+ * AR_ERR_ARG, AR_ERR_MEMORY; nothing is written then. */
+
+/** x becomes x + bias, in place, which is what the backward pass takes, and y = act(x + bias). bias [n]; NULL: none.
+ *  GELU: Hendrycks, Gimpel 2016, arXiv:1606.08415; SiLU: Elfwing, Uchibe, Doya 2017, arXiv:1702.03118. Errors: also
+ *  AR_ERR_ARG (AR_ACT_NONE). */
+AR_NODISCARD ar_status ar_bias_act_forward(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_param *bias,
+                                           ar_activation act);
+/** dx = dy * act'(x), of the x that the forward pass left, and bias's gradient [n] += the rows of dx. */
+AR_NODISCARD ar_status ar_bias_act_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
+                                            ar_param *bias, ar_activation act);
+
+/* What the backward pass of a norm takes besides its input. */
+typedef struct ar_norm_saved {
+    ar_tensor mean, rstd; /* of each row: f64 [rows], which RMSNorm leaves undefined, and f32 [rows] */
+} ar_norm_saved;
+/** Rows of length n: y = (x - mean)*rstd*gain + offset, mean = sum(x)/n, rstd = 1/sqrt(sum((x - mean)^2)/n + eps)
+ *  (LayerNorm: Ba, Kiros, Hinton 2016, arXiv:1607.06450), or y = x*rstd*gain, rstd = 1/sqrt(sum(x^2)/n + eps) (RMSNorm:
+ *  Zhang, Sennrich 2019, arXiv:1910.07467; offset is NULL). gain, offset [n]. Errors: also AR_ERR_ARG (eps negative or
+ *  NaN, an offset that the kind does not have, or none). */
+AR_NODISCARD ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_saved *saved,
+                                       const ar_tensor *x, const ar_param *gain, const ar_param *offset, double eps);
+/** With xhat = (x - mean)*rstd and g = dy*gain: dx = (g - sum(g)/n - xhat*sum(g*xhat)/n)*rstd, for RMSNorm without the
+ *  sum of g. gain's gradient += the rows of dy*xhat, offset's += those of dy. residual, of x's shape, is the gradient that
+ *  went past the norm: *sum = residual + dx; NULL: sum is not made, and may be NULL. */
+AR_NODISCARD ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *dx, ar_tensor *sum,
+                                        const ar_tensor *dy, const ar_tensor *x, const ar_norm_saved *saved,
+                                        ar_param *gain, ar_param *offset, const ar_tensor *residual);
 /** p's gradient += the sum of the rows of terms [.., n]: of a bias, dY itself. p is a vector [n]. */
 AR_NODISCARD ar_status ar_grad_add_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms);
 /** How many runs of equal length the rows of a contiguous x [.., features] fall into, each of them one sample's: its

@@ -143,23 +143,37 @@ static void accumulate_rows(uint8_t *t, int64_t *h, int64_t *l, const float *x, 
         ari_accumulate(t + whole, h + whole, l + whole, x + (ptrdiff_t)r * stride + whole, n - whole);
 }
 
+/* Columns of a native sum that stay in registers: several chains of additions, none of which waits for another. */
+#define NATIVE_LANES ((size_t)64)
+
 /* sum[j] = fl32(sum[j] + x[r][j]), row by row; a NaN stays one, so that the stored form of it is made at the end. */
-ARI_ROW_KERNEL void add_rows_f32(float *sum, const float *x, ptrdiff_t stride, size_t rows, size_t n)
+ARI_ROW_KERNEL void add_lanes(float *restrict sum, const float *restrict x, ptrdiff_t stride, size_t rows)
+{
+    float own[NATIVE_LANES];
+    for (size_t j = 0; j < NATIVE_LANES; j++)
+        own[j] = sum[j];
+    for (size_t r = 0; r < rows; r++)
+        for (size_t j = 0; j < NATIVE_LANES; j++)
+            own[j] += x[(ptrdiff_t)r * stride + (ptrdiff_t)j];
+    for (size_t j = 0; j < NATIVE_LANES; j++)
+        sum[j] = ari_canonical32(own[j]);
+}
+
+/* acc[j] = fl32(acc[j] + terms[j]), j in [0, n). */
+ARI_ROW_KERNEL void add_terms(float *restrict acc, const float *restrict terms, size_t n)
+{
+    for (size_t j = 0; j < n; j++)
+        acc[j] = ari_add32(acc[j], terms[j]);
+}
+
+/* The rows x[r * stride, + n) into elements [0, n). */
+static void add_rows_f32(float *sum, const float *x, ptrdiff_t stride, size_t rows, size_t n)
 {
     size_t at = 0;
-    for (; at + LANES <= n; at += LANES) {
-        float own[LANES];
-        for (size_t j = 0; j < LANES; j++)
-            own[j] = sum[at + j];
-        for (size_t r = 0; r < rows; r++)
-            for (size_t j = 0; j < LANES; j++)
-                own[j] += x[(ptrdiff_t)r * stride + (ptrdiff_t)(at + j)];
-        for (size_t j = 0; j < LANES; j++)
-            sum[at + j] = ari_canonical32(own[j]);
-    }
-    for (; at < n; at++)
-        for (size_t r = 0; r < rows; r++)
-            sum[at] = ari_add32(sum[at], x[(ptrdiff_t)r * stride + (ptrdiff_t)at]);
+    for (; at + NATIVE_LANES <= n; at += NATIVE_LANES)
+        add_lanes(sum + at, x + at, stride, rows);
+    for (size_t r = 0; r < rows && at < n; r++)
+        add_terms(sum + at, x + (ptrdiff_t)r * stride + at, n - at);
 }
 
 /* Columns that a thread takes at a time: 16 cache lines of fp32, and so no two threads share one. */
@@ -295,13 +309,6 @@ ar_status ari_cpu_acc_add(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, size_t
         }
     }
     return AR_OK;
-}
-
-/* acc[j] = fl32(acc[j] + terms[j]), j in [0, n). */
-ARI_ROW_KERNEL void add_terms(float *restrict acc, const float *restrict terms, size_t n)
-{
-    for (size_t j = 0; j < n; j++)
-        acc[j] = ari_add32(acc[j], terms[j]);
 }
 
 /** Slot sum_rows_f32. The summation order is that of the rows, for every element and any number of threads, since

@@ -90,62 +90,79 @@ typedef struct norm_row {
     float *g, *xhat; /* [h] scratch, kept between the passes over the row */
 } norm_row;
 
-/* Pass 1: g, xhat and dgamma's terms; the largest magnitudes' bits of g and of g*xhat. The forward pass saved mean and
- * rstd only: xhat again costs less than its memory traffic. */
-ARI_ROW_LOOP void backward_terms(const norm_row *row, size_t h, int centred, uint32_t *top_g, uint64_t *top_product)
+/* The magnitudes' bits of the largest g, and of the largest g*xhat as fp32 rounds it. */
+typedef struct norm_tops {
+    uint32_t g, product;
+} norm_tops;
+
+/* Pass 1: g, xhat and the terms of dgamma and dbeta, whose NaNs a sum stores. The forward pass saved mean and rstd only:
+ * xhat again costs less than its memory traffic. */
+ARI_ROW_LOOP norm_tops backward_terms(const norm_row *row, size_t h, int centred)
 {
-    uint32_t largest_g = 0;
-    uint64_t largest = 0;
-    float *g_row = row->g, *xhat_row = row->xhat, *dgamma = row->dgamma, *dbeta = row->dbeta;
+    uint32_t largest_g = 0, largest = 0;
+    const norm_row r = *row; /* whose fields no store changes */
 #pragma GCC ivdep
     for (size_t j = 0; j < h; j++) {
-        const float dy = row->dy[j];
-        const float xhat = (centred ? ari_layernorm_d(row->x[j], row->mean) : row->x[j]) * row->rstd;
-        const float g = dy * row->gamma[j];
-        const uint32_t bits_g = ari_row_magnitude32(g);
-        const uint64_t bits = ari_row_magnitude64((double)g * (double)xhat);
+        const float dy = r.dy[j];
+        const float xhat = (centred ? ari_layernorm_d(r.x[j], r.mean) : r.x[j]) * r.rstd;
+        const float g = dy * r.gamma[j];
+        const uint32_t bits_g = ari_row_magnitude32(g), bits = ari_row_magnitude32(g * xhat);
         largest_g = bits_g > largest_g ? bits_g : largest_g;
         largest = bits > largest ? bits : largest;
-        if (dgamma)
-            dgamma[j] = ari_mul32(dy, xhat);
-        if (dbeta)
-            dbeta[j] = dy;
-        xhat_row[j] = xhat;
-        g_row[j] = g;
+        if (r.dgamma)
+            r.dgamma[j] = dy * xhat;
+        if (r.dbeta)
+            r.dbeta[j] = dy;
+        r.xhat[j] = xhat;
+        r.g[j] = g;
     }
-    *top_g = largest_g;
-    *top_product = largest;
+    return (norm_tops){largest_g, largest};
 }
 
-/* Pass 2: b = S(g*xhat)/h. */
-ARI_ROW_LOOP double backward_mean_product(const norm_row *row, size_t h, uint64_t top, int32_t p)
+/* The exponent of the largest |g*xhat|, exact in binary64. Rounding to fp32 keeps the order, and only to a power of two
+ * the exponent may change; where it overflows or is subnormal the products themselves are looked at too. */
+ARI_ROW_LOOP int32_t product_exponent(const norm_row *row, size_t h, uint32_t rounded)
 {
-    const int32_t e = ari_exponent64(ari_float64(top));
-    const double step = ari_row_step(e, p);
-    uint64_t sum = 0;
-    for (size_t j = 0; j < h; j++)
-        sum += ari_row_biased((double)row->g[j] * (double)row->xhat[j], step);
-    return ari_row_value(sum, h, e, p) / (double)h;
+    if ((rounded & 0x7fffffu) != 0 && rounded >= 0x00800000u && rounded < 0x7f800000u)
+        return ari_exponent32(ari_float32(rounded));
+    uint64_t largest = 0;
+    for (size_t j = 0; j < h; j++) {
+        const uint64_t bits = ari_row_magnitude64((double)row->g[j] * (double)row->xhat[j]);
+        largest = bits > largest ? bits : largest;
+    }
+    return ari_exponent64(ari_float64(largest));
+}
+
+/* Pass 2: a = S(g)/h, 0 if not centred, and b = S(g*xhat)/h. */
+ARI_ROW_LOOP void backward_means(const norm_row *row, size_t h, int centred, norm_tops top, double *a, double *b)
+{
+    const int32_t p = ari_rowsum_bits(h), e_g = ari_exponent32(ari_float32(top.g));
+    const int32_t e = product_exponent(row, h, top.product);
+    const double step_g = ari_row_step(e_g, p), step = ari_row_step(e, p);
+    uint64_t sum_g = 0, sum = 0;
+    for (size_t j = 0; j < h; j++) {
+        const double g = (double)row->g[j];
+        if (centred)
+            sum_g += ari_row_biased(g, step_g);
+        sum += ari_row_biased(g * (double)row->xhat[j], step);
+    }
+    *a = centred ? ari_row_value(sum_g, h, e_g, p) / (double)h : 0.0;
+    *b = ari_row_value(sum, h, e, p) / (double)h;
 }
 
 ARI_ROW_LOOP void backward_row(const norm_row *row, size_t h, int centred)
 {
-    const int32_t p = ari_rowsum_bits(h);
-    uint32_t top_g;
-    uint64_t top_product;
-    backward_terms(row, h, centred, &top_g, &top_product);
-    const double a = centred ? ari_row_sum(row->g, h, ari_exponent32(ari_float32(top_g)), p) / (double)h : 0.0;
-    const double b = backward_mean_product(row, h, top_product, p);
-    const float *g = row->g, *xhat = row->xhat;
-    float *dx = row->dx;
+    double a, b;
+    backward_means(row, h, centred, backward_terms(row, h, centred), &a, &b);
+    const float *g = row->g, *xhat = row->xhat, *residual = row->residual, rstd = row->rstd;
+    float *dx = row->dx, *sum = residual ? row->sum : NULL;
 #pragma GCC ivdep
-    for (size_t j = 0; j < h; j++)
-        dx[j] =
-            centred ? ari_layernorm_dx(g[j], a, b, xhat[j], row->rstd) : ari_rmsnorm_dx(g[j], b, xhat[j], row->rstd);
-    if (row->sum && row->residual) {
-#pragma GCC ivdep
-        for (size_t j = 0; j < h; j++)
-            row->sum[j] = ari_add32(row->residual[j], dx[j]);
+    for (size_t j = 0; j < h; j++) {
+        const float own =
+            centred ? ari_layernorm_dx(g[j], a, b, xhat[j], rstd) : ari_rmsnorm_dx(g[j], b, xhat[j], rstd);
+        dx[j] = own;
+        if (sum)
+            sum[j] = ari_add32(residual[j], own);
     }
 }
 

@@ -132,6 +132,56 @@ ar_status ar_grad_add_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms)
     return ctx->arith->grad_rows(ctx, p, &rows, (ar_cbuf){NULL});
 }
 
+/* --- fused operators ---------------------------------------------------------------------------------------------- */
+
+ar_status ari_check_rows(const char *what, const ar_tensor *t, const ar_tensor *like)
+{
+    if (t->dtype != AR_F32 && t->dtype != AR_BF16)
+        return ar_error_set(AR_ERR_DTYPE, "%s is of %s, expected f32 or bf16", what, ar_dtype_name(t->dtype));
+    if (t->dtype != like->dtype)
+        return ar_error_set(AR_ERR_DTYPE, "%s is of %s beside %s, expected one type", what, ar_dtype_name(t->dtype),
+                            ar_dtype_name(like->dtype));
+    if (t->ndim < 1)
+        return ar_error_set(AR_ERR_SHAPE, "%s has no dimension, expected rows of features", what);
+    return check_same(what, t, like);
+}
+
+ar_status ari_check_vector(const ar_param *p, const ar_tensor *x)
+{
+    if (p->value.ndim == 1 && p->value.shape[0] == x->shape[x->ndim - 1])
+        return AR_OK;
+    return ar_error_set(AR_ERR_SHAPE, "%s: %zu elements in %d dimensions for rows of %zu, expected a vector as long",
+                        p->name, ar_tensor_count(&p->value), p->value.ndim, x->shape[x->ndim - 1]);
+}
+
+static ar_status check_bias_act(const ar_tensor *x, const ar_param *bias, ar_activation act)
+{
+    AR_TRY(ari_check_rows("an activation's input", x, x));
+    if (act < AR_ACT_GELU_ERF || act >= AR_ACT_NONE)
+        return ar_error_set(AR_ERR_ARG, "%d is no activation", (int)act);
+    return bias ? ari_check_vector(bias, x) : AR_OK;
+}
+
+ar_status ar_bias_act_forward(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_param *bias, ar_activation act)
+{
+    AR_TRY(check_bias_act(x, bias, act));
+    AR_TRY(ar_like(ctx, y, x));
+    const ar_tensor from = ar_tensor_rows(x), to = ar_tensor_rows(y);
+    return ARI_KERNEL(ctx, bias_act, &from, bias ? ar_const(bias->value.data) : (ar_cbuf){NULL}, act, &to);
+}
+
+ar_status ar_bias_act_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x, ar_param *bias,
+                               ar_activation act)
+{
+    ar_row_sum sum = {.t = {NULL}};
+    AR_TRY(check_bias_act(x, bias, act));
+    AR_TRY(ari_check_rows("an activation's gradient", dy, x));
+    AR_TRY(ar_like(ctx, dx, x));
+    if (bias)
+        AR_TRY(ctx->arith->grad_sum(ctx, bias, &sum));
+    return ARI_KERNEL(ctx, act_backward, dx, dy, x, act, &sum);
+}
+
 /* --- input -------------------------------------------------------------------------------------------------------- */
 
 ar_status ar_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch)
@@ -155,22 +205,11 @@ typedef struct activation_module {
     ar_activation act;
 } activation_module;
 
-static ar_status check(const char *name, const char *what, const ar_tensor *t)
-{
-    if (t->ndim >= 1 && ar_tensor_is_contiguous(t))
-        return AR_OK;
-    return ar_error_set(AR_ERR_SHAPE, "%s: %s of %d dimensions, expected at least one, contiguous", name, what,
-                        t->ndim);
-}
-
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                          const ar_batch *batch)
 {
     (void)batch;
-    AR_TRY(check(base->name, "input", x));
-    AR_TRY(ar_like(ctx, y, x));
-    const ar_tensor from = ar_tensor_rows(x), to = ar_tensor_rows(y);
-    AR_TRY(ARI_KERNEL(ctx, bias_act, &from, (ar_cbuf){NULL}, ((activation_module *)base)->act, &to));
+    AR_TRY(ar_bias_act_forward(ctx, y, x, NULL, ((activation_module *)base)->act));
     return ar_saved_push(saved, base, 0, x);
 }
 
@@ -180,14 +219,7 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     (void)batch;
     ar_tensor x;
     AR_TRY(ar_saved_pop(saved, base, 0, &x));
-    AR_TRY(check(base->name, "gradient", dy));
-    if (!dx)
-        return AR_OK;
-    if (ar_tensor_count(dy) != ar_tensor_count(&x))
-        return ar_error_set(AR_ERR_SHAPE, "%s: gradient of %zu elements, expected %zu", base->name, ar_tensor_count(dy),
-                            ar_tensor_count(&x));
-    AR_TRY(ar_like(ctx, dx, &x));
-    return ARI_KERNEL(ctx, act_backward, dx, dy, &x, ((activation_module *)base)->act, &(ar_row_sum){.t = {NULL}});
+    return dx ? ar_bias_act_backward(ctx, dx, dy, &x, NULL, ((activation_module *)base)->act) : AR_OK;
 }
 
 static void destroy(ar_module *base)

@@ -4,6 +4,53 @@
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 
+/* --- the operator ------------------------------------------------------------------------------------------------- */
+
+static ar_status check_norm(ar_norm_kind kind, const ar_tensor *x, const ar_param *gain, const ar_param *offset)
+{
+    AR_TRY(ari_check_rows("a norm's input", x, x));
+    AR_TRY(ari_check_vector(gain, x));
+    if ((kind == AR_NORM_LAYER) != (offset != NULL))
+        return ar_error_set(AR_ERR_ARG, "%s: %s", gain->name,
+                            offset ? "RMSNorm has no offset" : "LayerNorm has an offset beside its gain");
+    return offset ? ari_check_vector(offset, x) : AR_OK;
+}
+
+ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_saved *saved, const ar_tensor *x,
+                          const ar_param *gain, const ar_param *offset, double eps)
+{
+    AR_TRY(check_norm(kind, x, gain, offset));
+    if (!(eps >= 0.0))
+        return ar_error_set(AR_ERR_ARG, "%s: eps is %g, expected a number that is not negative", gain->name, eps);
+    const size_t rows = ar_tensor_rows(x).shape[0];
+    AR_TRY(ar_like(ctx, y, x));
+    AR_TRY(ar_ctx_tensor(ctx, &saved->mean, AR_F64, 1, &rows));
+    AR_TRY(ar_ctx_tensor(ctx, &saved->rstd, AR_F32, 1, &rows));
+    return ARI_KERNEL(ctx, norm_forward, kind, y, saved->mean.data, saved->rstd.data, x, ar_const(gain->value.data),
+                      offset ? ar_const(offset->value.data) : (ar_cbuf){NULL}, eps);
+}
+
+ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *dx, ar_tensor *sum, const ar_tensor *dy,
+                           const ar_tensor *x, const ar_norm_saved *saved, ar_param *gain, ar_param *offset,
+                           const ar_tensor *residual)
+{
+    ar_row_sum of_gain, of_offset = {.t = {NULL}};
+    AR_TRY(check_norm(kind, x, gain, offset));
+    AR_TRY(ari_check_rows("a norm's gradient", dy, x));
+    if (residual)
+        AR_TRY(ari_check_rows("the gradient that goes past a norm", residual, x));
+    AR_TRY(ar_like(ctx, dx, x));
+    if (residual)
+        AR_TRY(ar_like(ctx, sum, x));
+    AR_TRY(ctx->arith->grad_sum(ctx, gain, &of_gain));
+    if (offset)
+        AR_TRY(ctx->arith->grad_sum(ctx, offset, &of_offset));
+    return ARI_KERNEL(ctx, norm_backward, kind, dx, sum, dy, x, ar_const(saved->mean.data), ar_const(saved->rstd.data),
+                      ar_const(gain->value.data), residual, &of_gain, &of_offset);
+}
+
+/* --- the layer ---------------------------------------------------------------------------------------------------- */
+
 typedef struct norm_module {
     ar_module base;
     ar_norm_kind kind;
@@ -15,6 +62,11 @@ typedef struct norm_module {
 
 enum { SAVED_X, SAVED_MEAN, SAVED_RSTD };
 
+static ar_param *offset_of(norm_module *m)
+{
+    return m->kind == AR_NORM_LAYER ? &m->bias : NULL;
+}
+
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                          const ar_batch *batch)
 {
@@ -23,19 +75,15 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     if (x->ndim < 1 || x->shape[x->ndim - 1] != m->h || !ar_tensor_is_contiguous(x))
         return ar_error_set(AR_ERR_SHAPE, "%s: input's last dimension must be %zu, contiguous", base->name, m->h);
     const ari_features features = {1, {m->h}};
-    ar_tensor in, mean, rstd;
+    ar_tensor in;
+    ar_norm_saved rows;
     AR_TRY(ari_place(ctx, &in, x, &features, m->hop, base->name));
-    const size_t rows = ar_tensor_rows(&in).shape[0];
-    AR_TRY(ari_like(ctx, y, &in, m->h));
-    AR_TRY(ar_ctx_tensor(ctx, &mean, AR_F64, 1, &rows));
-    AR_TRY(ar_ctx_tensor(ctx, &rstd, AR_F32, 1, &rows));
+    AR_TRY(ar_norm_forward(ctx, m->kind, y, &rows, &in, &m->weight, offset_of(m), m->eps));
     const ar_tensor x_rows = ar_tensor_rows(&in), y_rows = ar_tensor_rows(y);
-    AR_TRY(ARI_KERNEL(ctx, norm_forward, m->kind, y, mean.data, rstd.data, &in, ar_const(m->weight.value.data),
-                      ar_const(m->bias.value.data), m->eps));
-    AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->weight, &m->bias, &y_rows, &mean, &rstd, &x_rows));
+    AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->weight, &m->bias, &y_rows, &rows.mean, &rows.rstd, &x_rows));
     AR_TRY(ar_saved_push(saved, m, SAVED_X, &in));
-    AR_TRY(ar_saved_push(saved, m, SAVED_MEAN, &mean));
-    AR_TRY(ar_saved_push(saved, m, SAVED_RSTD, &rstd));
+    AR_TRY(ar_saved_push(saved, m, SAVED_MEAN, &rows.mean));
+    AR_TRY(ar_saved_push(saved, m, SAVED_RSTD, &rows.rstd));
     return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->h, m->hop.to);
 }
 
@@ -43,22 +91,15 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
 static ar_status gradients(norm_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *sum,
                            const ar_tensor *dy, const ar_tensor *residual)
 {
-    ar_tensor x, mean, rstd;
-    ar_row_sum of_weight, of_bias = {.t = {NULL}};
-    AR_TRY(ar_saved_pop(saved, m, SAVED_RSTD, &rstd));
-    AR_TRY(ar_saved_pop(saved, m, SAVED_MEAN, &mean));
+    ar_tensor x;
+    ar_norm_saved rows;
+    AR_TRY(ar_saved_pop(saved, m, SAVED_RSTD, &rows.rstd));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_MEAN, &rows.mean));
     AR_TRY(ar_saved_pop(saved, m, SAVED_X, &x));
     if (ar_tensor_count(dy) != ar_tensor_count(&x))
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient of %zu elements, expected %zu", m->base.name,
                             ar_tensor_count(dy), ar_tensor_count(&x));
-    AR_TRY(ari_like(ctx, dx, &x, m->h));
-    if (residual)
-        AR_TRY(ari_like(ctx, sum, &x, m->h));
-    AR_TRY(ctx->arith->grad_sum(ctx, &m->weight, &of_weight));
-    if (m->kind == AR_NORM_LAYER)
-        AR_TRY(ctx->arith->grad_sum(ctx, &m->bias, &of_bias));
-    AR_TRY(ARI_KERNEL(ctx, norm_backward, m->kind, dx, sum, dy, &x, ar_const(mean.data), ar_const(rstd.data),
-                      ar_const(m->weight.value.data), residual, &of_weight, &of_bias));
+    AR_TRY(ar_norm_backward(ctx, m->kind, dx, sum, dy, &x, &rows, &m->weight, offset_of(m), residual));
     return ari_fault_norm_gradient(ctx, dx, sum, residual);
 }
 

@@ -30,6 +30,11 @@ AR_NODISCARD ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, c
 
 /** AR_ERR_SHAPE, naming `name` and `what`, unless t is contiguous, has tokens and `features` features. */
 AR_NODISCARD ar_status ari_check_features(const char *name, const char *what, const ar_tensor *t, size_t features);
+/** AR_ERR_DTYPE, AR_ERR_SHAPE, naming `what`, unless t is F32 or BF16, as `like`, contiguous and of its shape, which has a
+ *  dimension. */
+AR_NODISCARD ar_status ari_check_rows(const char *what, const ar_tensor *t, const ar_tensor *like);
+/** AR_ERR_SHAPE, naming p, unless it is a vector as long as x's rows. */
+AR_NODISCARD ar_status ari_check_vector(const ar_param *p, const ar_tensor *x);
 /** The ids whose rows of a vocabulary of `vocab` this rank holds: [start, start + rows). */
 void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows);
 /** x's shape and dtype with another last extent. */

@@ -63,6 +63,20 @@ class Bench(unittest.TestCase):
         for row in rows[0::2]:
             self.assertEqual(row["over_native"], 1)
 
+    def test_fused_kernels_beside_one_thing_after_the_other(self):
+        rows = self.rows("fused", "--repetitions", "1", head="apart takes")
+        # Tensors of fp32 that are read and written, of each kernel and of the passes it stands for.
+        tensors = {"LayerNorm": (5, 11), "RMSNorm": (5, 10), "bias + GELU": (3, 4), "bias + ReLU": (3, 4),
+                   "bias + SiLU gate": (5, 7), "dropout + residual": (3, 5)}
+        self.assertEqual([(row["kernel"], row["numerics"]) for row in rows],
+                         [(name, numerics) for numerics in ("native", "exact") for name in tensors])
+        for row in rows:
+            self.assertEqual((row["bytes"] / 4, row["bytes_apart"] / 4), tensors[row["kernel"]])
+            self.positive(row, "seconds", "gbps", "apart_over")
+            moved = row["bytes"] * row["rows"] * row["cols"]
+            self.assertAlmostEqual(row["gbps"] * row["seconds"] * 1e9 / moved, 1, places=6)
+        self.refused("fused", "llama-demo", says="no model")
+
     @unittest.skipUnless("ANYRANK_TEST_EXTENDED" in os.environ, "three sizes of gigabytes of arithmetic")
     def test_a_weight_gradient(self):
         rows = self.rows("grad", "--repetitions", "1")
