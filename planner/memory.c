@@ -28,6 +28,12 @@ double ari_optimizer_states(const ar_optimizer_options *o)
     return o->momentum != 0.0 ? 1.0 : 0.0;
 }
 
+int ari_planned_overlap(const ari_planned *p)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    return layout->sp && layout->tp > 1 ? ari_at_least_one(layout->overlap) : 1;
+}
+
 bool ari_planned_runs(const ari_planned *p)
 {
     return ari_at_least_one(p->pp) == 1 && ari_at_least_one(p->chunks) == 1 && p->step.run.parallel.zero <= 1;

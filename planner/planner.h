@@ -17,6 +17,8 @@ typedef struct ari_planned {
     bool flash;         /* attention whose scores are never stored */
 } ari_planned;
 
+/** Into how many chunks tp's collectives of tokens are cut, to go beside products; 1: they are not. */
+int ari_planned_overlap(const ari_planned *p);
 /** Whether this version runs such a layout: no pipeline parallelism, ZeRO-1 at most. Else it is planned by formulas
  *  alone. */
 bool ari_planned_runs(const ari_planned *p);

@@ -26,11 +26,11 @@ STYLE = ("text{font:12px system-ui,sans-serif;fill:#333}.title{font-size:15px;fo
          ".work{fill:#47678c}.attention{fill:#7db4f0}.hop{fill:#f0a050}.wait{fill:#4a4e55}.own{fill:#7db4f0}}")
 
 
-def events_of(anyrank, more):
+def events_of(anyrank, arguments):
     """The complete events of one run, each with its rank as "pid"; times in microseconds."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "trace.json"
-        done = subprocess.run([anyrank, *CHECK, *more, "--trace", path], capture_output=True, text=True, check=False)
+        done = subprocess.run([anyrank, *arguments, "--trace", path], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"{anyrank} exits {done.returncode}: {done.stdout}{done.stderr}")
         return [e for e in json.loads(path.read_text(encoding="utf-8"))["traceEvents"] if e["ph"] == "X"]
@@ -86,7 +86,7 @@ def panel(out, top, events, zigzag, scale):
 
 def main():
     anyrank = sys.argv[1] if len(sys.argv) > 1 else "build/anyrank"
-    runs = [(False, events_of(anyrank, [])), (True, events_of(anyrank, ["--zigzag"]))]
+    runs = [(False, events_of(anyrank, CHECK)), (True, events_of(anyrank, [*CHECK, "--zigzag"]))]
     longest = max(end - begin for begin, end in (window(events) for _, events in runs))
     scale = (RIGHT - LEFT) / longest
     height = PANEL + 2 * (RANKS * ROW + 46) + 20

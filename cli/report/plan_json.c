@@ -38,12 +38,13 @@ json_t *ari_asked_json(const ari_asked *a)
 
 /* --- a layout ----------------------------------------------------------------------------------------------------- */
 
-static json_t *choice_json(const ari_choice *c, const ar_recomputation *r)
+static json_t *choice_json(const ari_choice *c, const ari_planned *p)
 {
-    return json_pack("{s:i, s:i, s:i, s:b, s:i, s:i, s:b, s:i, s:i, s:i, s:s, s:i}", "tp", c->tp, "cp", c->cp,
-                     "cp_inner", c->cp_inner, "zigzag", c->zigzag, "pp", c->pp, "dp", c->dp, "sp", c->sp, "zero",
-                     c->zero, "micro_batches", c->micro_batches, "chunks", c->chunks, "recompute",
-                     ari_recompute_names[c->recompute], "recompute_every", ari_at_least_one(r->every));
+    const ar_recomputation *r = &p->step.run.parallel.recompute;
+    return json_pack("{s:i, s:i, s:i, s:b, s:i, s:i, s:b, s:i, s:i, s:i, s:i, s:s, s:i}", "tp", c->tp, "cp", c->cp,
+                     "cp_inner", c->cp_inner, "zigzag", c->zigzag, "pp", c->pp, "dp", c->dp, "sp", c->sp, "overlap",
+                     ari_planned_overlap(p), "zero", c->zero, "micro_batches", c->micro_batches, "chunks", c->chunks,
+                     "recompute", ari_recompute_names[c->recompute], "recompute_every", ari_at_least_one(r->every));
 }
 
 static void add_word(char *text, size_t size, const char *word, int extent)
@@ -76,7 +77,7 @@ json_t *ari_found_json(const ari_found *f, const ari_planned *p)
 {
     const bool legal = f->legal == AR_OK;
     return json_pack("{s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "name", name_of(&f->choice, &p->step.run.parallel),
-                     "layout", choice_json(&f->choice, &p->step.run.parallel.recompute), "legal", legal, "reason",
+                     "layout", choice_json(&f->choice, p), "legal", legal, "reason",
                      legal ? json_null() : ari_json_text(f->reason), "by_formula",
                      legal ? json_boolean(!ari_planned_runs(p)) : json_null(), "fits",
                      legal ? json_boolean(f->fits) : json_null(), "seconds",

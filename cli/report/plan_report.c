@@ -118,8 +118,12 @@ static void print_layout(FILE *to, const ari_asked *a, const ari_depth *d)
 {
     const ari_choice *c = &d->found.choice;
     const size_t dp = (size_t)c->dp, samples = (a->base.step.run.batch + dp - 1) / dp, kv = a->config.kv_heads;
-    fprintf(to, "tp=%d cp=%s pp=%d dp=%d%s zero=%d, %d micro-batches of %zu, %d chunk%s, recompute %s%s\n", c->tp,
-            ARI_CP_TEXT(c), c->pp, c->dp, c->sp ? " sp" : "", c->zero, c->micro_batches,
+    const int overlap = ari_planned_overlap(&d->planned);
+    char cut[32] = "";
+    if (overlap > 1)
+        snprintf(cut, sizeof cut, " overlap=%d", overlap);
+    fprintf(to, "tp=%d cp=%s pp=%d dp=%d%s%s zero=%d, %d micro-batches of %zu, %d chunk%s, recompute %s%s\n", c->tp,
+            ARI_CP_TEXT(c), c->pp, c->dp, c->sp ? " sp" : "", cut, c->zero, c->micro_batches,
             samples / (size_t)c->micro_batches, c->chunks, c->chunks == 1 ? "" : "s", ari_recompute_names[c->recompute],
             d->has_own ? "" : ": planned by formula, this version does not run it");
     if (kv > 0 && (size_t)c->tp > kv)
