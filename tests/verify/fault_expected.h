@@ -99,6 +99,15 @@ typedef struct expected {
         .parallel = {.dp = (d), .tp = (t)}, .batch = (samples), .steps = (n), .ddp = {.bucket_bytes = (bytes) } \
     }
 
+#define AGAIN(t, part, n, p)                                                             \
+    {                                                                                    \
+        .parallel = {.tp = (t), .recompute = {AR_RECOMPUTE_##part, (n)}}, .dropout = (p) \
+    }
+#define AGAIN_DP(d, part, samples)                                                                             \
+    {                                                                                                          \
+        .parallel = {.dp = (d), .micro_batches = 2, .recompute = {AR_RECOMPUTE_##part, 1}}, .batch = (samples) \
+    }
+
 /* Small enough to be fast; every text below has, early on, the ids at which 2, 3 and 4 ranks split 256 of them. */
 enum { BATCH = 2, SEQ = 24 };
 
@@ -254,6 +263,10 @@ static const expected once[] = {
      "forward", 0, 1, "document_boundaries: documents begin elsewhere"},
     {F(positions_over_documents), "llama", PACKED(2, 1, 4), CR, DIRECT, "model.layers.0.self_attn.q_rope:fwd",
      "forward", 0, 0, "positions_over_documents"},
+    {F(recompute_new_dropout_mask), "llama", AGAIN(2, FULL, 1, 0.2), CR, DIRECT,
+     "model.layers.1.mlp.down_proj.weight:grad", "backward", 1, 0, "input_of_second_pass"},
+    {F(recompute_stale_input), "llama", AGAIN(2, FULL, 1, 0.0), CR, DIRECT, "model.layers.1.mlp.down_proj.weight:grad",
+     "backward", 1, 0, "input_of_second_pass"},
 };
 enum { ONCE = sizeof once / sizeof *once };
 
@@ -514,6 +527,11 @@ static const expected elsewhere[] = {
      0, 2, "zigzag_positions: place r of 2"},
     {F(labels_after_cut), "gpt2", PACKED_ZIGZAG(4, 1, 4), CR, DIRECT, "loss:fwd", "forward", -1, 0,
      "labels_shifted: by each of 4 ranks among its own tokens, the r-th chunk from either end"},
+    /* The first of two blocks alone, from whose attention's input on everything else is kept. */
+    {F(recompute_new_dropout_mask), "gpt2", AGAIN(2, SELECTIVE, 2, 0.3), CR, RING,
+     "transformer.h.0.attn.c_proj.weight:grad", "backward", 0, 0, "input_of_second_pass"},
+    {F(recompute_stale_input), "gpt2", AGAIN_DP(2, SELECTIVE, 4), CR, RING, "transformer.h.1.attn.c_proj.weight:grad",
+     "backward", 1, 0, "input_of_second_pass"},
 };
 enum { ELSEWHERE = sizeof elsewhere / sizeof *elsewhere };
 

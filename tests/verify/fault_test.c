@@ -174,6 +174,7 @@ static bool same_run(const expected *a, const expected *b)
     return strcmp(a->model, b->model) == 0 && p->tp == q->tp && p->sp == q->sp && p->dp == q->dp && p->cp == q->cp &&
            p->cp_inner == q->cp_inner && p->zigzag == q->zigzag && p->micro_batches == q->micro_batches &&
            p->forward_first == q->forward_first && a->order == b->order && a->algorithm == b->algorithm &&
+           p->recompute.what == q->recompute.what && p->recompute.every == q->recompute.every &&
            a->at.batch == b->at.batch && a->at.documents == b->at.documents && a->at.dropout == b->at.dropout &&
            p->zero == q->zero && a->at.steps == b->at.steps && a->at.ddp.bucket_bytes == b->at.ddp.bucket_bytes &&
            a->at.ddp.mode == b->at.ddp.mode && a->at.ddp.find_unused == b->at.ddp.find_unused;

@@ -220,6 +220,7 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .dp = ari_at_least_one(o->run.parallel.dp),
                               .micro_batches = o->run.parallel.micro_batches,
                               .forward_first = o->run.parallel.forward_first,
+                              .recomputed = o->run.parallel.recompute.what != AR_RECOMPUTE_NONE,
                               .sp = o->run.parallel.sp && o->run.parallel.tp > 1,
                               .batch = o->batch->batch,
                               .seq = o->batch->seq,

@@ -285,6 +285,10 @@ static const ari_cause rows[] = {
      BIAS_AXIS ", and zero from element {end} on, as if an element were a token"},
     {"bias_gradient_wrong_axis", K(BIAS_AXIS), ARI_TRACE + 5, ANY, 0, 0, 0, "",
      BIAS_AXIS "; a bias gradient sums dY over all tokens of all samples, one sum a feature"},
+    {"input_of_second_pass", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(TWICE) | IF(FOREIGN), 0, "",
+     "{share:.3g} of the reference is in the gradient (cosine {angle:.2f}), and something foreign: with recomputation "
+     "its input is that of a second forward pass, which has to begin from the same input (kept, and not written over "
+     "in between) and to draw the same dropout masks as the first"},
     {"input_of_other_micro_batch", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_INPUT) | IF(FOREIGN), 0, "",
      "the saved input of another micro-batch: the gradient points the reference's way (cosine {angle:.2f}, its share "
      "of "

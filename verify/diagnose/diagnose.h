@@ -52,6 +52,7 @@ typedef struct ari_difference {
                                      all ranks */
     int micro_batches;            /* of each rank; 0: one */
     bool forward_first;           /* all micro-batches go forward before the first goes back */
+    bool recomputed;              /* the backward pass computes forward passes of blocks, or of attentions, again */
     bool sp;                      /* positions are spread over tp between the tensor-parallel regions */
     size_t batch, seq;            /* of the run */
     const int64_t *ids;           /* [batch, seq] of this step, or NULL */
