@@ -166,6 +166,8 @@ static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
     snprintf(run->ratio_tensor, sizeof run->ratio_tensor, "%s", u.ratio_tensor);
     run->bytes_counted = u.bytes_counted;
     run->bytes_predicted = u.bytes_predicted;
+    snprintf(run->call_difference, sizeof run->call_difference, "%s", u.call_difference);
+    run->call_cause = u.call_cause;
     if (u.has_difference)
         run->first = u.first;
     if (u.error)

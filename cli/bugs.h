@@ -17,6 +17,8 @@ typedef struct ari_bug_run {
     char ratio_tensor[176];    /* with it */
     ar_first_difference first; /* with tensor "": the run ended in an error, or only its bytes differ */
     uint64_t bytes_counted, bytes_predicted;
+    char call_difference[448]; /* where only the bytes differ: which collective */
+    const char *call_cause;
     char error[256]; /* the first line; "" if there is none */
     double seconds;
     bool has_curve, curve_ended; /* curve_ended: false where an error ended the 20 steps */

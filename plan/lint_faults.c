@@ -65,6 +65,21 @@ static bool row_dx_gather(const ari_operation *op, const ari_step_case *c)
            op->calls > 0;
 }
 
+/* Of dY, which a reduce-scatter of the forward pass has left by tokens. */
+static bool row_gradient_gather(const ari_operation *op, const ari_step_case *c)
+{
+    (void)c;
+    return is(op, ARI_OPERATION_REDISTRIBUTE, ARI_PASS_BACKWARD) && !op->again && cut(&op->input[0], 1) &&
+           op->calls > 0;
+}
+
+static bool qkv_gather(const ari_operation *op, const ari_step_case *c)
+{
+    (void)c;
+    return is(op, ARI_OPERATION_REDISTRIBUTE, ARI_PASS_FORWARD) && op->role == ARI_ATTENTION && cut(&op->input[0], 1) &&
+           op->calls > 0;
+}
+
 static bool attention(const ari_operation *op, const ari_step_case *c)
 {
     return is(op, ARI_OPERATION_ATTENTION, ARI_PASS_FORWARD) && c->run.parallel.tp > 1;
@@ -276,6 +291,11 @@ static const edit edits[AR_FAULT_COUNT] = {
     [AR_FAULT_positions_over_documents] = {.why = INDEX},
     [AR_FAULT_recompute_new_dropout_mask] = {.why = SEED},
     [AR_FAULT_recompute_stale_input] = {.why = BUFFER},
+    [AR_FAULT_qkv_gathered_three_times] = {NULL, REPEAT_CALLS, qkv_gather, ARI_OVER_TP, NULL},
+    [AR_FAULT_collective_not_differentiable] = {NULL, DROP_CALLS, row_gradient_gather, ARI_OVER_TP, NULL},
+    [AR_FAULT_unordered_param_grad] = {.why = KERNEL},
+    [AR_FAULT_dp_averaged_again] = {.why = FACTOR},
+    [AR_FAULT_accum_divided_each_time] = {.why = FACTOR},
 };
 
 const char *ar_lint_cannot_see(ar_fault f)

@@ -147,6 +147,7 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
                                     .precision = o->run.precision,
                                     .storage = o->run.storage,
                                     .fault = o->run.fault,
+                                    .attempt = o->attempt,
                                     .tap = o->tap,
                                     .tap_user = o->tap_user ? o->tap_user[r] : NULL};
     AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));

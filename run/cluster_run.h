@@ -14,6 +14,7 @@ typedef struct ari_cluster_options {
     const ar_batch *batch;                                 /* [max(steps, 1)], global */
     const float *(*weights)(void *, const char *, size_t); /* as in ar_model_set; NULL: fresh */
     void *weights_user;
+    uint64_t attempt;       /* which of several runs alike this is, from 0 */
     bool forward_only;      /* neither a DDP object nor an optimizer */
     ar_tap_fn tap;          /* NULL: nobody listens */
     void **tap_user;        /* [world] */

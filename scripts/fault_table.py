@@ -55,7 +55,8 @@ def row(fault):
     if curve:
         seen = [percent(curve["first_ten"]), percent(curve["loss_deviation"]),
                 "passes" if curve["tolerance_passes"] else "fails"]
-    return [link, layout(fault), f"`{first['tensor']}`", str(first["rank"]), moved, *seen]
+    where = [f"`{first['tensor']}`", str(first["rank"])] if first else ["none: only the bytes", ""]
+    return [link, layout(fault), *where, moved, *seen]
 
 
 def print_lint(faults):

@@ -65,6 +65,11 @@ static const char *short_hint(char *text, size_t size, const char *hint)
 }
 #define SHORT_HINT(hint) short_hint((char[80]){0}, 80, (hint))
 
+static const char *hint_of(const ari_bug_run *r)
+{
+    return r->error[0] ? r->error : r->first.tensor[0] ? r->first.hint : r->call_cause ? r->call_cause : "";
+}
+
 static const char *verdict_of(const ari_bug_run *r)
 {
     if (r->clean != AR_CHECK_SAME)
@@ -136,8 +141,8 @@ ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, bool curves)
         const bool ranked = r->first.tensor[0] && r->first.rank >= 0;
         ari_table_row(&t, "%s\t%s\t%s", ar_fault_name(r->fault), CASE_TEXT(&r->at), what_differs(r));
         ari_table_cell(&t, ranked ? "%d" : "-", r->first.rank);
-        ari_table_row(&t, "%s\t%s\t%s\t%s", r->first.pass, SHORT_HINT(r->error[0] ? r->error : r->first.hint),
-                      verdict_of(r), ARI_SECONDS(r->seconds));
+        ari_table_row(&t, "%s\t%s\t%s\t%s", r->first.pass, SHORT_HINT(hint_of(r)), verdict_of(r),
+                      ARI_SECONDS(r->seconds));
         if (curves)
             curve_cells(&t, r);
     }
@@ -255,14 +260,15 @@ static json_t *json_bug(const ari_bug_run *r)
                                "forward_first", p->forward_first, "recompute",
                                ar_recompute_name(p->recompute.what), "mlp_order", ari_mlp_order_names[r->at.order]);
     return json_pack(
-        "{s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:o, s:o, s:{s:I, s:o}, s:f, s:o}",
+        "{s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:o, s:o, s:{s:I, s:o}, s:s?, s:o, s:f, s:o}",
         "name", ar_fault_name(r->fault), "text", ar_fault_text(r->fault), "model", r->at.run.model, "module",
         r->at.module, "layout", layout, "batch", (json_int_t)r->at.run.batch, "seq", (json_int_t)r->at.run.seq,
         "documents", (json_int_t)(r->at.documents > 0 ? r->at.documents : 1), "steps", (int)r->at.run.steps, "dropout",
         r->at.run.dropout, "caught", r->caught, "clean", r->clean == AR_CHECK_SAME, "ratio", ari_json_number(r->ratio),
         "ratio_clean", ari_json_number(r->ratio_clean), "first_difference", json_first(r), "error",
         ari_json_text_or_null(r->error), "bytes", "counted", (json_int_t)r->bytes_counted, "predicted",
-        json_predicted(r), "seconds", r->seconds, "curve", json_curve(r));
+        json_predicted(r), "call_cause", r->call_cause, "call_difference", ari_json_text_or_null(r->call_difference),
+        "seconds", r->seconds, "curve", json_curve(r));
 }
 
 json_t *ari_bugs_json(const ari_bug_run *run)

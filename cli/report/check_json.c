@@ -88,6 +88,8 @@ static json_t *json_run(const ari_checked *c, const ar_check_run *u)
     }
     json_object_set_new(o, "bytes", json_bytes(c, u));
     json_object_set_new(o, "collectives", json_collectives(u));
+    json_object_set_new(o, "call_difference", ari_json_text_or_null(u->call_difference));
+    json_object_set_new(o, "call_cause", u->call_cause ? json_string(u->call_cause) : json_null());
     json_object_set_new(o, "peak_bytes_per_rank", json_memory(&u->memory));
     json_object_set_new(o, "predicted_bytes_per_rank",
                         u->has_memory_predicted ? json_memory(&u->memory_predicted) : json_null());

@@ -332,6 +332,8 @@ ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
                     "\n  %s: %s bytes were moved between ranks, the layout predicts %s: a collective is missing or "
                     "one too many\n",
                     LAYOUT_OF(u, r), ARI_COUNT(u->bytes_counted), ARI_COUNT(u->bytes_predicted));
+        if (u->call_difference[0])
+            fprintf(to, "    %s\n", u->call_difference);
         if (u->memory_difference[0])
             fprintf(to, "\n  %s: %s\n", LAYOUT_OF(u, r), u->memory_difference);
         if (u->shape_difference[0])

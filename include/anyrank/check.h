@@ -85,6 +85,9 @@ typedef struct ar_check_run {
                                    and in the native numerics */
     size_t shapes;              /* weights and outputs of modules whose shape on a rank is in the list of operations */
     char shape_difference[448]; /* "", or the first rank that holds another shape than the layout has, and of what */
+    char call_difference[448];  /* "", or where other bytes moved than the layout has, and all tensors are right: the
+                                   first collective that is another one */
+    const char *call_cause;     /* what kind of difference that is (docs/causes.md); NULL: none. Static storage */
     bool has_difference;
     ar_first_difference first;
     char dump[600];              /* the folder of its ranks' files; "": none (none was asked for, or the run failed) */

@@ -81,6 +81,7 @@ typedef struct ar_ctx_options {
     uint64_t seed;              /* of the dropout masks */
     ar_loss_options loss;       /* of every cross-entropy made in it: LM heads, ar_cross_entropy_create */
     ar_fault fault;             /* AR_FAULT_NONE */
+    uint64_t attempt;           /* of how many runs alike this is: what a fault does may differ from run to run */
     ar_tap_fn tap;              /* NULL: nobody listens */
     void *tap_user;
 } ar_ctx_options;

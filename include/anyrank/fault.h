@@ -89,7 +89,13 @@ AR_BEGIN_DECLS
     X(document_boundaries_local, "packed documents: a rank takes the ends of the row's first positions for its own's") \
     X(positions_over_documents, "packed documents: positions run on over the row in place of restarting in each")      \
     X(recompute_new_dropout_mask, "recomputation: the second forward pass draws other dropout masks than the first")   \
-    X(recompute_stale_input, "recomputation: the kept input has been written over by its module's output")
+    X(recompute_stale_input, "recomputation: the kept input has been written over by its module's output")             \
+    X(qkv_gathered_three_times, "sequence parallelism: q, k and v each gather the same input")                         \
+    X(collective_not_differentiable,                                                                                   \
+      "sequence parallelism: the backward pass of a row-parallel layer's reduce-scatter is the identity")              \
+    X(unordered_param_grad, "the gradients of linear layers' weights are sums in fp32 in an order of each run's own")  \
+    X(dp_averaged_again, "gradients of a loss that is divided by all targets are averaged over the dp ranks besides")  \
+    X(accum_divided_each_time, "the accumulated gradients are divided after each micro-batch, not once")
 
 typedef enum ar_fault {
     AR_FAULT_NONE,

@@ -84,6 +84,7 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     c->device = o->device;
     c->arith = o->numerics == AR_NUMERICS_NATIVE ? ar_arith_native(o->precision) : ar_arith_exact();
     c->fault = o->fault;
+    c->attempt = o->attempt;
     c->tap = o->tap;
     c->tap_user = o->tap_user;
     c->sp = o->sp;

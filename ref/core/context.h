@@ -47,6 +47,7 @@ struct ar_ctx {
     size_t first_sample, samples; /* of the batch under way in the global one; samples 0: it is all there is */
     const ar_arith_ops *arith;
     ar_fault fault;
+    uint64_t attempt;
     ar_tap_fn tap;
     void *tap_user;
     bool again;      /* the forward pass under way has been before: nobody hears of it, and it uses no parameter anew */

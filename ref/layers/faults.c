@@ -5,6 +5,7 @@
 
 #include "ref/layers/linear/product.h"
 #include "ref/layers/parts.h"
+#include "ref/placement/axis.h"
 
 /* --- parameters --------------------------------------------------------------------------------------------------- */
 
@@ -192,6 +193,29 @@ ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy)
     if (ar_faulty(ctx, AR_FAULT_bias_grad_wrong_axis))
         return sum_features(ctx, dy);
     return row && ar_faulty(ctx, AR_FAULT_row_bias_partial_grad) ? divide_by_ranks(ctx, dy) : AR_OK;
+}
+
+/* As where autograd knows nothing of the collective: what a rank put into the sum has the gradient of what it got. */
+ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const ar_tensor *own)
+{
+    const int n = ar_comm_size(ctx->tp), positions = own->ndim - 2;
+    size_t shape[AR_MAX_DIMS];
+    for (int d = 0; d < own->ndim; d++)
+        shape[d] = own->shape[d] * (d == positions ? (size_t)n : 1);
+    AR_TRY(ar_ctx_tensor(ctx, dy, own->dtype, own->ndim, shape));
+    AR_TRY(ARI_KERNEL(ctx, zero, dy->data, ar_tensor_count(dy) * ar_dtype_bytes(own->dtype)));
+    const ari_axis a = ari_axis_of(own->ndim, shape, positions, n);
+    return ari_axis_put(ctx, dy->data, ar_const(own->data), &a, ar_comm_rank(ctx->tp), own->dtype);
+}
+
+ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f, ar_hop hop, const char *tag)
+{
+    for (int more = 0; more < 2 && ar_faulty(ctx, AR_FAULT_qkv_gathered_three_times); more++) {
+        ar_tensor copy;
+        AR_TRY(ari_place(ctx, &copy, x, f, hop, tag));
+        ari_release_placed(ctx, &copy, x);
+    }
+    return AR_OK;
 }
 
 /* --- norm --------------------------------------------------------------------------------------------------------- */

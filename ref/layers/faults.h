@@ -8,6 +8,7 @@
 #include "anyrank/arith.h"
 #include "anyrank/parallel.h"
 #include "ref/layers/loss.h"
+#include "ref/layers/parts.h"
 
 /* --- parameters --------------------------------------------------------------------------------------------------- */
 
@@ -51,10 +52,26 @@ AR_NODISCARD ar_status ari_fault_narrow_dx(ar_ctx *ctx, ar_tensor *dx, const ar_
 /** weight_grad_leading_dims: the rows of x and dy that a weight's gradient is summed over. */
 void ari_fault_weight_rows(const ar_ctx *ctx, const ar_tensor *x, ar_tensor *x_rows, ar_tensor *dy_rows,
                            size_t *samples);
+/** if collective_not_differentiable: dy [.., s, f] of the own positions' gradients own [.., s/N, f], among zeros. */
+AR_NODISCARD ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const ar_tensor *own);
+/** qkv_gathered_three_times: x is placed twice more, as the hop says, for nobody. */
+AR_NODISCARD ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f, ar_hop hop,
+                                              const char *tag);
 /** bias_grad_wrong_axis, row_bias_partial_grad: the rows of dy that a bias's gradient is the sum of, and whether they are
  *  other ones than without a fault. */
 bool ari_fault_moves_bias_rows(const ar_ctx *ctx, bool row);
 AR_NODISCARD ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy);
+
+/* --- sums of gradients (faults_gradient.c) ------------------------------------------------------------------------ */
+
+/** if unordered_param_grad: grad(p) += dy^T x, a term a token, in fp32, begun at a token that depends on the run and the
+ *  rank. dy [tokens, out], x [tokens, in]. */
+AR_NODISCARD ar_status ari_fault_gradient_as_it_comes(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
+                                                      const ar_tensor *x);
+/** What was added to p's gradient so far times a factor. */
+AR_NODISCARD ar_status ari_fault_scale_gradient(ar_ctx *ctx, ar_param *p, float factor);
+/** grad(p) += g, fp32, of the shape of the layer's matrix, or of p. */
+AR_NODISCARD ar_status ari_fault_add_gradient(ar_ctx *ctx, ar_param *p, const ar_tensor *g);
 
 /* --- norm --------------------------------------------------------------------------------------------------------- */
 

@@ -219,13 +219,14 @@ static bool has_gradient(const ar_ddp *d, size_t i)
 void ari_ddp_complete(ar_ddp *d, ar_op op)
 {
     const ar_ctx *ctx = d->ctx;
+    const bool mean = op == AR_AVG || ar_faulty(ctx, AR_FAULT_dp_averaged_again);
     const int ranks = ar_comm_size(ar_faulty(ctx, AR_FAULT_mean_divides_by_world) ? ctx->world : ctx->dp);
     for (size_t i = 0; i < d->trained; i++) {
         ar_param *p = d->bucketed[i];
         if (!p->requires_grad)
             continue;
         p->has_grad = has_gradient(d, i);
-        p->grad_scale = op == AR_AVG ? 1.0f / (float)ranks : 1.0f;
+        p->grad_scale = mean ? 1.0f / (float)ranks : 1.0f;
     }
     d->unused_count = 0;
     for (size_t i = 0; d->options.find_unused && i < d->n && d->unused_count < d->trained; i++) {

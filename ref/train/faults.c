@@ -68,20 +68,26 @@ ar_status ari_fault_divisors(size_t *targets, const ari_trained *what, ar_ctx *c
     return st;
 }
 
-/* A micro-batch overwrites instead of adding: what those before it have added is gone. */
-ar_status ari_fault_forget_gradients(const ari_trained *what, ar_ctx *ctx)
+/* accum_last_only: what the micro-batches before have added is gone. */
+static ar_status forget_gradient(ar_param *p, ar_ctx *ctx)
 {
+    const int pending = p->pending; /* of this micro-batch, which has gone forward */
+    AR_TRY(ar_param_zero_grad(p, ctx));
+    p->pending = pending;
+    return AR_OK;
+}
+
+ar_status ari_fault_accumulated(const ari_trained *what, ar_ctx *ctx, int pieces)
+{
+    const bool forget = ar_faulty(ctx, AR_FAULT_accum_last_only);
     size_t n = 0;
     ar_param **all = NULL;
     ar_status st = AR_OK;
-    if (!ar_faulty(ctx, AR_FAULT_accum_last_only))
+    if (!forget && !ar_faulty(ctx, AR_FAULT_accum_divided_each_time))
         return AR_OK;
     AR_TRY(ari_trained_params(&all, &n, what));
-    for (size_t i = 0; i < n && st == AR_OK; i++) {
-        const int pending = all[i]->pending; /* of this micro-batch, which has gone forward */
-        st = ar_param_zero_grad(all[i], ctx);
-        all[i]->pending = pending;
-    }
+    for (size_t i = 0; i < n && st == AR_OK; i++)
+        st = forget ? forget_gradient(all[i], ctx) : ari_fault_scale_gradient(ctx, all[i], 1.0f / (float)pieces);
     free(all);
     return st;
 }

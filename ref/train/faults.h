@@ -13,8 +13,8 @@
  *  micro-batches is divided by; `pieces` are all that there are. Collective over the data-parallel ranks. */
 AR_NODISCARD ar_status ari_fault_divisors(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro,
                                           size_t n, size_t pieces);
-/** accum_last_only: before a micro-batch's backward pass. */
-AR_NODISCARD ar_status ari_fault_forget_gradients(const ari_trained *what, ar_ctx *ctx);
+/** accum_last_only, accum_divided_each_time: before a micro-batch's backward pass, of so many. */
+AR_NODISCARD ar_status ari_fault_accumulated(const ari_trained *what, ar_ctx *ctx, int pieces);
 /** optimizer_counter_ahead: before the clock is advanced. */
 void ari_fault_clock(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx);
 /** adam_step_not_synced, weight_decay_on_shard_only: what p is updated by. */

@@ -143,9 +143,9 @@ static ar_status forward_micro(const ari_trained *what, ar_ctx *ctx, ar_saved *s
 }
 
 static ar_status backward_micro(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch,
-                                size_t index)
+                                size_t index, const ar_train_options *o)
 {
-    AR_TRY(ari_fault_forget_gradients(what, ctx));
+    AR_TRY(ari_fault_accumulated(what, ctx, ari_at_least_one(o->parallel.micro_batches)));
     ari_span_begin("micro-batch %zu:bwd", index);
     return ari_span_end(backward(what, ctx, saved, batch));
 }
@@ -166,7 +166,7 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
         sync_in_last(o, i + 1 == n);
         AR_TRY(forward_micro(what, ctx, saved, &micro[i], i, result));
         if (!o->forward_only && !all_first)
-            AR_TRY(backward_micro(what, ctx, saved, &micro[i], i));
+            AR_TRY(backward_micro(what, ctx, saved, &micro[i], i, o));
         if (!all_first) {
             ar_saved_clear(saved);
             ar_ctx_end_step(ctx);
@@ -174,7 +174,7 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
     }
     for (size_t i = n; all_first && !o->forward_only && i-- > 0;) {
         sync_in_last(o, i == 0);
-        AR_TRY(backward_micro(what, ctx, saved, &micro[i], i));
+        AR_TRY(backward_micro(what, ctx, saved, &micro[i], i, o));
     }
     return AR_OK;
 }

@@ -216,7 +216,7 @@ static const expected once[] = {
     {F(tied_reduced_at_first_use), "gpt2", BUCKETS(2, 1, 2, 100000), CR, DIRECT, "transformer.wte.weight:grad",
      "backward", -1, 0, "tied_weight"},
     {F(accum_last_only), "llama", MICRO(2, 1, 2), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0,
-     "one_micro_batch: 2 micro-batches"},
+     "one_micro_batch: of 2 micro-batches' contributions"},
     {F(accum_sum_of_means), "llama", MICRO(2, 1, 3), CR, DIRECT, "lm_head.logits:bwd", "backward", -1, 0,
      "sum_of_local_means"},
     {F(dp_init_differs), "llama", DP(2, 1, 2), CR, DIRECT, "model.embed_tokens.weight:init", "init", -1, 1,
@@ -267,6 +267,13 @@ static const expected once[] = {
      "model.layers.1.mlp.down_proj.weight:grad", "backward", 1, 0, "input_of_second_pass"},
     {F(recompute_stale_input), "llama", AGAIN(2, FULL, 1, 0.0), CR, DIRECT, "model.layers.1.mlp.down_proj.weight:grad",
      "backward", 1, 0, "input_of_second_pass"},
+    {F(collective_not_differentiable), "llama", SP(2), CR, DIRECT, "model.layers.1.mlp.down_proj:bwd", "backward", 1, 1,
+     "collective_without_backward"},
+    {F(unordered_param_grad), "llama", TP(2), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0, "unordered_sum"},
+    {F(dp_averaged_again), "llama", DP(2, 1, 2), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0,
+     "averaged_again: 0.5 = 1/dp"},
+    {F(accum_divided_each_time), "llama", MICRO(2, 1, 3), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0,
+     "accumulation_divided: 0.5, 1 are in it"},
 };
 enum { ONCE = sizeof once / sizeof *once };
 
@@ -351,6 +358,22 @@ static const struct {
     {F(mean_divides_by_world), "pair.weight:grad", "averaged_again: times 0.5"},
 };
 enum { MODULES = sizeof modules / sizeof *modules };
+
+/* Mistakes that change no value: what was moved between ranks shows them. */
+typedef struct expected_bytes {
+    ar_fault fault;
+    const char *model;
+    setting at;
+    const char *cause, *says; /* of the collective that is another one */
+} expected_bytes;
+
+static const expected_bytes bytes_alone[] = {
+    {F(qkv_gathered_three_times), "llama", SP(2), "collective_repeated",
+     "all_gather of 2 ranks, 3072 F32, 'model.layers.0.self_attn.q_proj.weight' is made 2 times more"},
+    {F(qkv_gathered_three_times), "gpt2", SP(3), "collective_repeated",
+     "all_gather of 3 ranks, 4608 F32, 'transformer.h.0.attn.c_attn.weight' is made 2 times more"},
+};
+enum { BYTES_ALONE = sizeof bytes_alone / sizeof *bytes_alone };
 
 /* The same on other models, numbers of ranks, orders of the MLP, and with the ring. */
 static const char *const small_names[] = {"llama", "gpt2", "stack"};
@@ -475,7 +498,7 @@ static const expected elsewhere[] = {
     {F(tied_reduced_at_first_use), "gpt2", BUCKETS(2, 2, 2, 1 << 20), CR, RING, "transformer.wte.weight:grad",
      "backward", -1, 0, "tied_weight"},
     {F(accum_last_only), "gpt2", MICRO(2, 2, 2), CR, RING, "transformer.ln_f.weight:grad", "backward", -1, 0,
-     "one_micro_batch: 2 micro-batches"},
+     "one_micro_batch: of 2 micro-batches' contributions"},
     {F(accum_sum_of_means), "gpt2", MICRO(2, 2, 3), CR, RING, "lm_head.logits:bwd", "backward", -1, 0,
      "sum_of_local_means"},
     {F(dp_init_differs), "gpt2", DP(2, 2, 2), CR, DIRECT, "transformer.wte.weight:init", "init", -1, 2,
@@ -532,6 +555,14 @@ static const expected elsewhere[] = {
      "transformer.h.0.attn.c_proj.weight:grad", "backward", 0, 0, "input_of_second_pass"},
     {F(recompute_stale_input), "gpt2", AGAIN_DP(2, SELECTIVE, 4), CR, RING, "transformer.h.1.attn.c_proj.weight:grad",
      "backward", 1, 0, "input_of_second_pass"},
+    {F(collective_not_differentiable), "gpt2", SP(3), CR, RING, "transformer.h.1.mlp.c_proj:bwd", "backward", 1, 1,
+     "collective_without_backward"},
+    {F(unordered_param_grad), "gpt2", DP(2, 2, 2), CR, RING, "transformer.h.1.mlp.c_proj.weight:grad", "backward", 1, 0,
+     "unordered_sum"},
+    {F(dp_averaged_again), "gpt2", DP(3, 2, 4), CR, RING, "transformer.ln_f.weight:grad", "backward", -1, 0,
+     "averaged_again: 1/dp"},
+    {F(accum_divided_each_time), "gpt2", MICRO(3, 2, 4), CR, RING, "transformer.ln_f.weight:grad", "backward", -1, 0,
+     "accumulation_divided: 0.1111, 0.3333, 1 are in it"},
 };
 enum { ELSEWHERE = sizeof elsewhere / sizeof *elsewhere };
 

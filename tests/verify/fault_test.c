@@ -143,6 +143,26 @@ static void expect_caught(const expected *e, place *p)
     ari_check_run_fini(&made);
 }
 
+/* All values are right. */
+static void expect_bytes(const expected_bytes *e, place *p)
+{
+    const expected as = {.fault = e->fault, .model = e->model, .at = e->at};
+    const char *name = ar_fault_name(e->fault);
+    const shared *base = NULL;
+    ar_check_run run = run_case(&as, e->fault, p, &base);
+    cr_expect_eq(run.result, AR_CHECK_DIFFERENT, "%s: result %d", name, (int)run.result);
+    cr_expect(run.tensors_different == 0 && !run.has_difference, "%s: %s", name, first_of(&run));
+    cr_expect_str_eq(run.weights_hash, base->weights_hash);
+    cr_expect_gt(run.bytes_counted, run.bytes_predicted, "%s", name);
+    cr_expect(run.call_cause && strcmp(run.call_cause, e->cause) == 0, "%s: %s", name, run.call_cause);
+    cr_expect(strstr(run.call_difference, e->says), "%s: no \"%s\" in \"%s\"", name, e->says, run.call_difference);
+    ari_check_run_fini(&run);
+    run = run_case(&as, AR_FAULT_NONE, p, &base);
+    cr_expect(run.result == AR_CHECK_SAME && !run.call_cause && !run.call_difference[0], "%s: %s", name,
+              run.call_difference);
+    ari_check_run_fini(&run);
+}
+
 /* The run ends in the mismatch, on all ranks, with a table of all of them. */
 static void expect_ended(const expected_end *e, place *p)
 {
@@ -226,6 +246,8 @@ Test(fault, tables_have_every_fault)
             ended += ends[i].fault == (ar_fault)f;
         for (size_t i = 0; i < MODULES; i++)
             ended += modules[i].fault == (ar_fault)f;
+        for (size_t i = 0; i < BYTES_ALONE; i++)
+            ended += bytes_alone[i].fault == (ar_fault)f;
         cr_expect(rows == 1 ? ended == 0 : rows == 0 && ended > 0, "%s", ar_fault_name((ar_fault)f));
     }
 }
@@ -255,6 +277,15 @@ Test(fault, each_is_caught_in_other_layouts_and_models)
     place p;
     place_init(&p);
     expect_all(elsewhere, ELSEWHERE, &p);
+    place_fini(&p);
+}
+
+Test(fault, those_that_change_no_value_are_named_by_their_collective)
+{
+    place p;
+    place_init(&p);
+    for (size_t i = 0; i < BYTES_ALONE; i++)
+        expect_bytes(&bytes_alone[i], &p);
     place_fini(&p);
 }
 
@@ -288,7 +319,8 @@ Test(fault, those_of_communication_change_nothing_on_one_rank)
     for (int f = 1; f < AR_FAULT_COUNT; f += by_scale(5, 2, 1)) {
         const bool local = f == F(weight_grad_leading_dims) || f == F(bias_grad_wrong_axis) ||
                            f == F(norm_backward_missing) || f == F(embedding_tied_once) || f == F(tied_weight_untied) ||
-                           f == F(norm_padded_lanes) || f == F(bias_added_twice) || f == F(norm_fp16_store);
+                           f == F(norm_padded_lanes) || f == F(bias_added_twice) || f == F(norm_fp16_store) ||
+                           f == F(unordered_param_grad);
         ar_check_options o = check_of(folder, &one, 1, 2, 12);
         o.run.fault = (ar_fault)f;
         ar_check_report *r = check_or_fail(&o);

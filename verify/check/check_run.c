@@ -22,6 +22,7 @@ typedef struct comparison {
     void **user;            /* [ranks]: the same, as taps see them */
     float **gathered;       /* [ref->count]: the run's own final weights and gradients; NULL for the others */
     ar_rank_memory *memory; /* [ranks] */
+    const ar_first_difference *earlier; /* of a run alike; NULL: none */
 } comparison;
 
 static void comparison_fini(comparison *c)
@@ -185,6 +186,14 @@ static bool adam(const ari_cluster_options *o)
     return o->run.optimizer.kind != AR_OPTIMIZER_SGD;
 }
 
+/* Whether two runs alike went wrong alike. */
+static bool same_difference(const ar_first_difference *a, const ar_first_difference *b)
+{
+    return a->step == b->step && strcmp(a->tensor, b->tensor) == 0 && a->rank == b->rank &&
+           memcmp(a->index, b->index, sizeof a->index) == 0 && memcmp(&a->actual, &b->actual, sizeof a->actual) == 0 &&
+           a->elements_different == b->elements_different;
+}
+
 /* The pattern and what it looks like, from all ranks' copies of one tensor. */
 static ar_status explain(ar_first_difference *f, const comparison *c, size_t tensor, const ari_cluster_options *o)
 {
@@ -235,7 +244,8 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .of = ar_dump_find(b.dump, b.name[tensor]),
                               .beta1 = adam(o) ? o->run.optimizer.beta1 : 0.0,
                               .beta2 = adam(o) ? o->run.optimizer.beta2 : 0.0,
-                              .zero = o->run.parallel.zero > 0};
+                              .zero = o->run.parallel.zero > 0,
+                              .unsteady = c->earlier && !same_difference(c->earlier, f)};
     ari_diagnosis p = {.hint = ""};
     AR_TRY_TO(done, st, ari_diagnose(&p, &d));
     snprintf(f->pattern, sizeof f->pattern, "%s", p.pattern);
@@ -420,7 +430,8 @@ static ar_status share_verdict(ar_check_run *run, ar_process *p, ar_status st)
     return ar_process_broadcast(p, &run->result, sizeof run->result);
 }
 
-ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o)
+ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
+                              const ar_first_difference *earlier)
 {
     comparison c;
     ari_cluster_result result = {0};
@@ -431,6 +442,7 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     /* Each tensor-parallel group does; but with ZeRO a gradient is shared out over them. */
     const int holders = o->run.parallel.zero > 0 ? world : ari_at_least_one(o->run.parallel.tp);
     AR_TRY_TO(done, st, comparison_init(&c, ref, world, holders, o));
+    c.earlier = earlier;
     options.tap = ari_tap_both;
     options.tap_user = c.user;
     options.memory = c.memory;
@@ -472,6 +484,11 @@ done:
     return o->run.process && ended == AR_OK ? share_verdict(run, o->run.process, st) : st;
 }
 
+ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o)
+{
+    return ari_check_run_after(run, ref, o, NULL);
+}
+
 ar_status ari_check_describe(ar_check_report *r, const ari_reference *ref)
 {
     r->tensors = ref->count;
@@ -494,70 +511,4 @@ void ari_check_runs_destroy(ar_check_run *run, size_t runs)
     for (size_t i = 0; i < runs; i++)
         ari_check_run_fini(&run[i]);
     free(run);
-}
-
-/* --- a layout of a check ------------------------------------------------------------------------------------------ */
-
-/* One layout, under as many schedules as are asked for: until one run is not the same. The dump is the last one's. */
-static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_cluster_options *o, uint64_t first,
-                               uint64_t schedules, ari_dump_ranks *dump)
-{
-    const uint64_t predicted = run->bytes_predicted;
-    o->run.sim.explore = schedules > 0;
-    for (uint64_t k = 0; k < (schedules > 0 ? schedules : 1); k++) {
-        ari_check_run_fini(run);
-        ari_dump_ranks_clear(dump);
-        run->bytes_predicted = predicted;
-        o->run.sim.schedule_seed = first + k;
-        AR_TRY(ari_check_run(run, ref, o));
-        run->schedules = schedules > 0 ? k + 1 : 0;
-        run->schedule_seed = o->run.sim.schedule_seed;
-        if (run->result >= AR_CHECK_DIFFERENT)
-            break;
-    }
-    return AR_OK;
-}
-
-/* A run that failed has reported some tensors of some ranks: nothing that could be put together. */
-static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
-                            const ari_dump_ranks *dump)
-{
-    ari_dump_facts facts;
-    char layout[96];
-    if (run->reports)
-        return AR_OK;
-    ari_dump_layout_name(layout, sizeof layout, &dump->parallel);
-    AR_TRY(ari_folder_path(run->dump, sizeof run->dump, o->dump, layout));
-    ar_run of = o->run;
-    of.parallel = dump->parallel;
-    AR_TRY(ari_dump_facts_of(&facts, &b->config, &of));
-    ari_dump_fact(&facts, "cu_seqlens", b->documents_text);
-    return ari_dump_ranks_write(dump, run->dump, &facts);
-}
-
-ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
-                             const ar_parallel *p)
-{
-    ari_cluster_options cluster = {.run = o->run,
-                                   .config = &b->config,
-                                   .batch = b->batch,
-                                   .weights = b->weights ? ari_weights_find : NULL,
-                                   .weights_user = b->weights};
-    cluster.run.parallel = *p;
-    const ari_step_case traffic = {.run = cluster.run, .config = &b->config};
-    *run = (ar_check_run){.parallel = *p};
-    AR_TRY(ari_traffic_bytes(&run->bytes_predicted, &traffic));
-    ari_dump_ranks dump = {.ranks = 0};
-    ar_status st = AR_OK;
-    if (o->dump) {
-        AR_TRY_TO(done, st, ari_dump_ranks_create(&dump, p, NULL));
-        cluster.tap = ar_dump_listener_tap;
-        cluster.tap_user = dump.user;
-    }
-    AR_TRY_TO(done, st, run_schedules(run, &b->ref, &cluster, o->run.sim.schedule_seed, o->schedules, &dump));
-    if (o->dump)
-        st = write_dump(run, b, o, &dump);
-done:
-    ari_dump_ranks_fini(&dump);
-    return st;
 }

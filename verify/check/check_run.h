@@ -59,7 +59,7 @@ void ari_check_base_fini(ari_check_base *b);
  *  AR_ERR_INTERNAL (they emit other tensors). */
 AR_NODISCARD ar_status ari_check_baseline(ari_check_base *b, const ar_check_options *o);
 
-/* --- a layout (check_run.c) --------------------------------------------------------------------------------------- */
+/* --- a layout (check_layout.c, check_run.c) --------------------------------------------------------------------------------------- */
 
 /** Runs one layout as o says, under as many schedules as it asks for, and compares it. o: as ari_check_base_init had
  *  it, but for what is said above. Gives *run; ari_check_run_fini, also after a failure. Errors: those of
@@ -71,6 +71,10 @@ AR_NODISCARD ar_status ari_check_base_run(ar_check_run *run, const ari_check_bas
  * (AR_CHECK_ERROR), not a failure; but for AR_ERR_MEMORY, which is the machine's and not the layout's. Errors:
  * AR_ERR_MEMORY, of a rank or of the comparing itself. */
 AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
+/** The same of a run that an earlier one was alike: what differs is compared with what differed then (NULL: there was
+ *  none), so that values which change from run to run are told. */
+AR_NODISCARD ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
+                                           const ar_first_difference *earlier);
 /** What a rank of a run holds by the planner's own account, of batches as large as the first. Errors: those of
  *  ari_memory_own. */
 AR_NODISCARD ar_status ari_memory_of_rank(ar_rank_memory *m, const ari_cluster_options *o, int rank);

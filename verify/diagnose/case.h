@@ -133,6 +133,7 @@ void ari_survey_fini(ari_survey *s);
 typedef struct ari_facts {
     size_t heads, kv_heads, batch, seq;
     int micro_batches; /* of each of the other run's ranks */
+    int dp;            /* its data-parallel ranks */
     bool sp;           /* ranks hold different positions between the tensor-parallel regions */
 } ari_facts;
 ari_facts ari_facts_of(const ari_explain_case *c);
@@ -239,15 +240,15 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 /* Of a measure: what was found. */
 /* clang-format off */
 #define ARI_KINDS(X) \
-    X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(BLOCK_OF_RANK) X(CONSTANT_ADDED) \
+    X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(BLOCK_OF_RANK) X(CONSTANT_ADDED) \
     X(DECAY) X(DOCUMENTS) X(DRIFT) X(DROPOUT) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(FACTOR) X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) \
     X(GRID) X(GROUP) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) X(LATER_TOKENS) X(LEFT_OVER) X(LINEAR) X(LOOKUP) X(LOSS) X(LOSS_OPTIONS) X(MASK) \
-    X(MEAN) X(MEANS) X(NAN) X(NOISE) X(NORM) X(NORM_AGAIN) X(OTHER_TENSOR) X(OWN_BLOCK) X(OWN_PART) X(PADDING) \
+    X(MEAN) X(MEANS) X(NAN) X(NOISE) X(NORM) X(NORM_AGAIN) X(OTHER_TENSOR) X(OWN_BLOCK) X(OWN_PART) X(OWN_TOKENS) X(PADDING) \
     X(POSITIONS) X(PRECISION) X(RANKS_WRONG) X(RANK_FACTORS) X(RANK_MAJOR) X(REORDERED) X(REPEATED) X(REVERSED) \
     X(ROPE) X(ROTATED) X(ROUNDING) X(ROWS_ZERO) X(ROW_ADDED) X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS) X(SHARDS_ADDED) \
     X(SHARD_FACTORS) X(SHARD_WRONG) X(SHARE) X(SHARED_TENSOR) X(SHARE_UPDATE) X(SHIFTED) X(SHIFTED_SLICES) \
     X(SLICE_FACTORS) X(STATE) X(STATISTIC) X(SUM) X(TABLE_ADDED) X(TAIL) X(TARGETS) X(TENSOR_ADDED) X(TRANSPOSED) \
-    X(UPDATE) X(VECTOR_ADDED) X(WORLD_RANK) X(ZERO) X(ZERO_BLOCK) X(ZIGZAG)
+    X(UNSTEADY) X(UPDATE) X(VECTOR_ADDED) X(WORLD_RANK) X(ZERO) X(ZERO_BLOCK) X(ZIGZAG)
 /* clang-format on */
 #define ARI_KIND(name) ARI_FOUND_##name,
 typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace_kind;
@@ -473,10 +474,12 @@ enum { ARI_RANKS = 1, ARI_VALUES = 2, ARI_WHOLE = 4, ARI_BOX = 8 };
     M(group, ARI_IDENTITY + 5, ARI_RANKS)                  \
     M(norm, ARI_IDENTITY + 5, ARI_RANKS | ARI_WHOLE)       \
     M(factor, ARI_IDENTITY + 5, ARI_RANKS | ARI_WHOLE)     \
+    M(own_tokens, ARI_IDENTITY + 4, ARI_RANKS)             \
     M(last, ARI_IDENTITY + 4, ARI_VALUES | ARI_WHOLE)      \
     M(share_update, ARI_IDENTITY + 4, ARI_RANKS)           \
     M(added, ARI_IDENTITY + 4, ARI_VALUES | ARI_WHOLE)     \
     M(means, ARI_IDENTITY + 3, ARI_RANKS | ARI_WHOLE)      \
+    M(accumulated, ARI_IDENTITY + 3, ARI_WHOLE)            \
     M(dropped, ARI_IDENTITY + 3, ARI_WHOLE)                \
     M(precision, ARI_IDENTITY + 3, ARI_VALUES | ARI_WHOLE) \
     M(scales, ARI_IDENTITY + 3, ARI_VALUES | ARI_WHOLE)    \

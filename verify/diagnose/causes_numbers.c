@@ -236,6 +236,10 @@ static const ari_cause rows[] = {
      "{flipped}: {bit}, of {elements}; {others}: memory or storage, not arithmetic"},
     {"few_elements", K(BITS), ARI_SHAPE + 15, ANY, 0, 0, 0, "",
      "{which}: {elements}; {others}: a write to one place, or one value from elsewhere"},
+    {"unordered_sum", K(UNSTEADY), ARI_TRACE - 10, ANY, 0, 0, 0, "within rounding",
+     "a sum in an order of each run's own: the largest difference is {largest:.1e} of the largest value, in no pattern, "
+     "and the same layout, run again, has other bits (atomic additions of floats, what comes first is added first)"},
+    ALSO(ANY, IF(APART), 0, "; even the copies of one value differ"),
     {"rounding", K(ROUNDING), ARI_TRACE - 10, ANY, 0, 0, 0, "within rounding",
      "rounding: the largest difference is {largest:.1e} of the largest value, in no pattern; sums taken in another "
      "order (a ring, atomics, another blocking), a fused multiply-add, or another exp or rsqrt"},
@@ -337,6 +341,18 @@ static const ari_cause rows[] = {
     {"counted_twice", K(SHARE), ARI_STATISTIC + 6, ANY, 0, IF(TWICE), 0, "",
      "a contribution counted twice: the difference is {share:.3g} of the reference and orthogonal to the rest: "
      "{contributes} was added once more"},
+    {"one_micro_batch", K(ACCUMULATED), ARI_IDENTITY + 3, ANY, 0, IF(ONE), 0, "",
+     "the last micro-batch's gradient alone: of {micro} micro-batches' contributions, computed again from the "
+     "reference's values, {weights} are in it; each one's gradients are added to those of the ones before, not written "
+     "over them"},
+    {"accumulation_divided", K(ACCUMULATED), ARI_IDENTITY + 3, ANY, 0, IF(INVERSE), 0, "",
+     "the accumulated gradient was divided by {micro} after each of {micro} micro-batches in place of once: of their "
+     "contributions, computed again from the reference's values, {weights} are in it, in the order in which they went "
+     "back"},
+    {"micro_batches_weighted", K(ACCUMULATED), ARI_IDENTITY + 3, ANY, 0, 0, 0, "",
+     "micro-batches with weights of their own: of the contributions of {micro}, computed again from the reference's "
+     "values, {weights} are in the gradient, in the order in which they went back; all must divide by T, the count of "
+     "the global batch, and be added once"},
     {"one_micro_batch", K(SHARE), ARI_STATISTIC + 7, ANY, 0, IF(OF_MICRO), 0, "",
      "one micro-batch alone: cosine with the reference {angle:.2f}, its share of it {share:.3g}, about 1/{micro}, and "
      "what is missing is orthogonal to it: each of {micro} micro-batches' gradients are added to those of the ones "

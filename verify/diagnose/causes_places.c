@@ -29,6 +29,13 @@
     "difference's squares) with "
 
 static const ari_cause rows[] = {
+    {"collective_without_backward", K(OWN_TOKENS), ARI_IDENTITY + 4, "b", 0, 0, 0, "zero",
+     "each of {tp} tensor-parallel ranks has the gradient of its own positions alone, and zeros elsewhere: the forward "
+     "pass scattered a sum over the sequence, and the backward pass gathers nothing, as if the collective had no "
+     "derivative (sequence parallelism)"},
+    {"missing_all_gather", K(OWN_TOKENS), ARI_IDENTITY + 4, ANY, 0, 0, 0, "zero",
+     "each of {tp} tensor-parallel ranks has its own positions alone, and zeros elsewhere: looks like a missing "
+     "all-gather along the sequence (sequence parallelism)"},
     /* Copies that should be equal. */
     {"missing_broadcast", K(SUM), ARI_IDENTITY + 2, ANY, 0, IF(ONE), 0, "",
      "looks like a missing broadcast or all-reduce over {over}: {who} has the value, the others hold zeros where the "

@@ -240,6 +240,44 @@ ar_status ari_measure_own_block(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
+/* --- the tokens that a rank has between the tensor-parallel regions ----------------------------------------------- */
+
+/* Whether element i of a run, which lies in [.., positions, features] of its rank, is among the rank's own positions: of
+ * those that a tensor-parallel group has at once each rank owns as many, one after the other. */
+static bool is_own_token(const ari_case *c, const ari_run *run, size_t i)
+{
+    const ari_rank_copy *copy = &c->grid.d->copy[run->rank];
+    const size_t features = copy->shape[copy->ndim - 1], positions = copy->shape[copy->ndim - 2];
+    const size_t tp = (size_t)ari_tp_of(c->grid.d), at = (run->at + i) / features % positions;
+    return at / (positions / tp) == (size_t)run->rank % tp;
+}
+
+/* Every rank's own tokens are right, and all others are zero. */
+ar_status ari_measure_own_tokens(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    ari_runs it = ari_runs_of(&c->grid);
+    ari_run run;
+    size_t others = 0;
+    if (!d->sp || !ari_is_activation(d) || d->ndim < 3 || c->survey.total.zero < c->survey.total.different)
+        return AR_OK;
+    for (int r = 0; r < d->ranks; r++) {
+        if (d->copy[r].ndim < 3 || d->copy[r].shape[d->copy[r].ndim - 2] % (size_t)ari_tp_of(d) != 0)
+            return AR_OK;
+    }
+    while (ari_runs_next(&it, &run)) {
+        for (size_t i = 0; i < run.count; i++) {
+            const bool own = is_own_token(c, &run, i);
+            if (own ? ari_run_differs(&c->grid, &run, i) : !(run.value[i] == 0.0f))
+                return AR_OK;
+            others += !own;
+        }
+    }
+    if (others > 0)
+        ari_found(t, ARI_FOUND_OWN_TOKENS, 0);
+    return AR_OK;
+}
+
 /* --- some copies are right, some are not -------------------------------------------------------------------------- */
 
 ar_status ari_measure_drift(ari_trace *t, const ari_case *c)

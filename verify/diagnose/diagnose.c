@@ -256,6 +256,7 @@ static ar_status look_at_one_copy(ari_trace *best, const ari_case *c)
     v.d.tp = v.d.cp = v.d.dp = 0;
     v.c = (ari_case){.known = c->known, .ref = d->reference, .reference = d->of, .other = d->of, .full = d->of};
     v.c.facts = ari_facts_of(c->known);
+    v.c.facts.dp = ari_dp_of(d);
     v.c.noisy = d->allowed > 0.0;
     AR_TRY_TO(done, st, assemble(&v.val, c));
     v.c.val = v.val;

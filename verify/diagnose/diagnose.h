@@ -66,6 +66,7 @@ typedef struct ari_difference {
     const ar_dump_tensor *of;
     double beta1, beta2; /* of Adam; both 0: another optimizer */
     bool zero;           /* each dp rank updates its share of the weights */
+    bool unsteady;       /* another run alike had other values */
     bool hidden;         /* the one rank stands for a run whose ranks are not seen */
 } ari_difference;
 

@@ -358,6 +358,7 @@ ari_facts ari_facts_of(const ari_explain_case *c)
     }
     if (f.heads > 0 && q > 0 && k > 0 && q % f.heads == 0 && k % (q / f.heads) == 0)
         f.kv_heads = k / (q / f.heads);
+    f.dp = dp;
     f.heads = c->heads ? c->heads : f.heads;
     f.kv_heads = c->kv_heads ? c->kv_heads : f.kv_heads ? f.kv_heads : f.heads;
     return f;

@@ -145,6 +145,11 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_recompute_new_dropout_mask, LLAMA, RECOMPUTED, .run.dropout = 0.1,
      .needs = NEEDS_DROPOUT | NEEDS_RECOMPUTE},
     {AR_FAULT_recompute_stale_input, LLAMA, RECOMPUTED, .needs = NEEDS_RECOMPUTE},
+    {AR_FAULT_qkv_gathered_three_times, LLAMA, SP(2), .needs = NEEDS_SP},
+    {AR_FAULT_collective_not_differentiable, LLAMA, SP(2), .needs = NEEDS_SP},
+    {AR_FAULT_unordered_param_grad, LLAMA},
+    {AR_FAULT_dp_averaged_again, LLAMA, DP(2), .needs = NEEDS_DP},
+    {AR_FAULT_accum_divided_each_time, LLAMA, MICRO(2), .needs = NEEDS_MICRO},
 };
 
 ari_fault_case ari_fault_case_of(ar_fault fault)

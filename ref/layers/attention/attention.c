@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "ref/layers/attention/attention.h"
+#include "ref/layers/faults.h"
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
@@ -63,6 +64,14 @@ static ar_status move(const ari_attention *m, ar_ctx *ctx, ar_tensor *y, const a
     return (ends ? ari_place_on : ari_place)(ctx, y, x, &hidden, hop, m->base.name);
 }
 
+/* A mistake gathers the projections' input for each of them; they share one product, and what that gathers. */
+static ar_status gather_for_each(const ari_attention *m, ar_ctx *ctx, const ar_tensor *in)
+{
+    const ar_hop hop = {m->split.first.from, {AR_REPLICATE, 0}};
+    const bool gathers = m->split.first.style != AR_STYLE_ROWWISE;
+    return gathers ? ari_fault_gather_again(ctx, in, &m->qkv.in, hop, m->qkv.weight[0]->name) : AR_OK;
+}
+
 static ar_status check_input(const ari_attention *m, const ar_ctx *ctx, const ar_tensor *x, const ar_batch *batch)
 {
     const size_t ranks = ari_placed_by_tokens(m->split.enter.from) ? (size_t)ar_comm_size(ctx->tp) : 1;
@@ -87,6 +96,7 @@ static ar_status make_context(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(check_input(m, ctx, x, batch));
     AR_TRY(ensure_tables(m, ctx, batch));
     AR_TRY(move(m, ctx, &in, x, m->split.enter, false));
+    AR_TRY(gather_for_each(m, ctx, &in));
     AR_TRY(ari_linear_forward(&m->qkv, ctx, saved, &qkv, &in, AR_ACT_NONE, NULL));
     AR_TRY(tap_projections(m, ctx, &qkv));
     return ari_attend(m, ctx, saved, context, &qkv, batch);

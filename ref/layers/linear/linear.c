@@ -321,6 +321,13 @@ static ar_status gradient_product(ari_linear *l, ar_ctx *ctx, ari_product *p)
                                      row_group(l, ctx), column_group(l, ctx));
 }
 
+/* A mistake leaves the reduce-scatter of a row-parallel layer without a backward pass. */
+static bool gathers_nothing(const ari_linear *l, const ar_ctx *ctx)
+{
+    return ari_is_rowwise(&l->split) && scatters(ctx, ari_placed_gradient(l->split.to)) &&
+           ar_faulty(ctx, AR_FAULT_collective_not_differentiable);
+}
+
 /* *all = dY as the products take it, and *dx = dX as it comes out of the product (NULL: not wanted). */
 static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tensor *all, const ar_tensor *dy,
                              const next_gathers *next)
@@ -330,9 +337,10 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
     ari_output o = {.act = AR_ACT_NONE};
     ari_product p;
     ari_chunks c;
-    const bool chunks = comes_in_chunks(&c, ctx, dy, hop.from, hop.to);
+    const bool chunks = !gathers_nothing(l, ctx) && comes_in_chunks(&c, ctx, dy, hop.from, hop.to);
     if (!chunks) {
-        AR_TRY(ari_place(ctx, all, dy, &l->out, hop, l->weight[0]->name));
+        AR_TRY(gathers_nothing(l, ctx) ? ari_fault_own_gradient(ctx, all, dy)
+                                       : ari_place(ctx, all, dy, &l->out, hop, l->weight[0]->name));
         AR_TRY(gather_next(ctx, next));
     }
     if (dx) {
@@ -395,7 +403,9 @@ static ar_status parameter_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor
     const ar_tensor bias_rows = ar_tensor_rows(bias_dy ? bias_dy : dy);
     for (int i = 0; i < l->n; i++) {
         const ar_tensor dy_i = columns_of(l->own, &dy_rows, i);
-        if (l->weight[i]->uses == 1 || !ar_faulty(ctx, AR_FAULT_tied_weight_untied))
+        if (ar_faulty(ctx, AR_FAULT_unordered_param_grad))
+            AR_TRY(ari_fault_gradient_as_it_comes(ctx, l->weight[i], &dy_i, &x_rows));
+        else if (l->weight[i]->uses == 1 || !ar_faulty(ctx, AR_FAULT_tied_weight_untied))
             AR_TRY(ctx->arith->grad_contract(ctx, l->weight[i], &dy_i, &x_rows, samples, column_group(l, ctx),
                                              l->weight[i]->name));
         if (l->has_bias && bias_dy)

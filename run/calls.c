@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "support/ops_trace.h"
+/* The collectives of a recorded run beside those of the list of operations, one by one; and its products. */
+#include "run/calls.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -19,6 +20,8 @@ typedef struct rank_trace {
     size_t next[LANES];
     bool later; /* than the first step */
     double multiply_adds;
+    char last[LANES][320]; /* the call before, which was as listed */
+    const char *cause;     /* of the first difference */
 } rank_trace;
 
 /* Calls that combine or move values between different ranks; a split of groups moves none. */
@@ -50,19 +53,60 @@ static void describe(char *text, size_t cap, const ari_record *r)
              ar_dtype_name(r->dtype), named, r->name);
 }
 
+/* How often the call of this text follows from here on, one right after the other. */
+static size_t count_alike(rank_trace *t, int lane, const char *text)
+{
+    char other[320];
+    for (size_t n = 0;; n++) {
+        describe(other, sizeof other, next_call(t, lane));
+        if (strcmp(other, text) != 0)
+            return n;
+    }
+}
+
+/* Whether a call of this text comes later. */
+static bool comes_later(rank_trace *t, int lane, const char *text)
+{
+    char other[320];
+    const ari_record *r = next_call(t, lane);
+    for (; r; r = next_call(t, lane)) {
+        describe(other, sizeof other, r);
+        if (strcmp(other, text) == 0)
+            return true;
+    }
+    return false;
+}
+
+static ar_status say_difference(rank_trace *t, const ari_operation *op, int lane, const char *listed,
+                                const char *recorded)
+{
+    if (strcmp(recorded, t->last[lane]) == 0) {
+        t->cause = "collective_repeated";
+        return ar_error_set(AR_ERR_DATA,
+                            "rank %d: %s is made %zu times more than the layout has it: its result was "
+                            "there already, and each time costs what the first one did",
+                            t->rank, recorded, 1 + count_alike(t, lane, recorded));
+    }
+    t->cause = comes_later(t, lane, listed) ? "collective_added" : "collective_left_out";
+    return ar_error_set(AR_ERR_DATA, "rank %d, layer %zd, %s: the layout has %s, the run %s", t->rank,
+                        op->layer == ARI_NO_LAYER ? (ssize_t)-1 : (ssize_t)op->layer, ari_operation_name(op->kind),
+                        listed, recorded);
+}
+
 static ar_status compare_call(rank_trace *t, const ari_operation *op, const ari_op_call *call, size_t chunk)
 {
+    const int lane = (int)call->queue;
     char tag[200], listed[320], recorded[320];
     ari_operation_tag(tag, sizeof tag, t->c->config, op, call);
     /* An all-to-all has a count for each rank, and its record none: the bytes of a run are compared elsewhere. */
     const size_t elements = call->kind == ARI_CALL_ALL_TO_ALL ? 0 : ari_call_chunk(call, chunk);
     snprintf(listed, sizeof listed, "%s of %zu ranks, %zu %s, '%s'", ari_call_name(call->kind), call->ranks, elements,
              ar_dtype_name(call->dtype), tag);
-    describe(recorded, sizeof recorded, next_call(t, (int)call->queue));
-    if (strcmp(listed, recorded) == 0)
-        return AR_OK;
-    return ar_error_set(AR_ERR_DATA, "rank %d, layer %zd, %s: the list has %s; the run %s", t->rank, (ssize_t)op->layer,
-                        ari_operation_name(op->kind), listed, recorded);
+    describe(recorded, sizeof recorded, next_call(t, lane));
+    if (strcmp(listed, recorded) != 0)
+        return say_difference(t, op, lane, listed, recorded);
+    snprintf(t->last[lane], sizeof t->last[lane], "%s", recorded);
+    return AR_OK;
 }
 
 static ar_status compare(void *user, const ari_operation *op)
@@ -86,8 +130,9 @@ static ar_status compare_end(rank_trace *t, bool timed)
         char left[320];
         const ari_record *r = next_call(t, i);
         describe(left, sizeof left, r);
+        t->cause = !r ? NULL : strcmp(left, t->last[i]) == 0 ? "collective_repeated" : "collective_added";
         if (r)
-            return ar_error_set(AR_ERR_DATA, "rank %d: the list ends, the run has %s", t->rank, left);
+            return ar_error_set(AR_ERR_DATA, "rank %d: the layout's calls end, the run has %s", t->rank, left);
         for (size_t k = 0; k < t->lane[i].count; k++)
             flops += t->lane[i].records[k].flops;
     }
@@ -105,21 +150,29 @@ static ari_call_queue queue_of(const ari_trace_lane *lane)
     return strcmp(lane->name, "communication") == 0 ? ARI_ON_BUCKETS : ARI_ON_TP;
 }
 
-ar_status ops_trace_compare(const ari_step_case *c, const ar_trace *t)
+static ar_status compare_rank(rank_trace *r, const ari_step_case *c, const ar_trace *t)
 {
     const uint64_t steps = c->run.steps > 0 ? c->run.steps : 1;
-    for (int rank = 0; rank < ar_parallel_world(&c->run.parallel); rank++) {
-        rank_trace r = {.c = c, .rank = rank};
-        for (size_t i = 0; i < ari_trace_lanes(t); i++) {
-            const ari_trace_lane lane = ari_trace_lane_at(t, i);
-            if (lane.rank == rank)
-                r.lane[queue_of(&lane)] = lane;
-        }
-        for (uint64_t s = 0; s < steps; s++) {
-            r.later = s > 0;
-            AR_TRY(ari_operations(c, rank, compare, &r));
-        }
-        AR_TRY(compare_end(&r, ari_trace_is_virtual(t)));
+    for (size_t i = 0; i < ari_trace_lanes(t); i++) {
+        const ari_trace_lane lane = ari_trace_lane_at(t, i);
+        if (lane.rank == r->rank)
+            r->lane[queue_of(&lane)] = lane;
     }
-    return AR_OK;
+    for (uint64_t s = 0; s < steps; s++) {
+        r->later = s > 0;
+        AR_TRY(ari_operations(c, r->rank, compare, r));
+    }
+    return compare_end(r, ari_trace_is_virtual(t));
+}
+
+ar_status ari_calls_compare(const char **cause, const ari_step_case *c, const ar_trace *t)
+{
+    ar_status st = AR_OK;
+    *cause = NULL;
+    for (int rank = 0; st == AR_OK && rank < ar_parallel_world(&c->run.parallel); rank++) {
+        rank_trace r = {.c = c, .rank = rank};
+        st = compare_rank(&r, c, t);
+        *cause = r.cause;
+    }
+    return st;
 }

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One layout of a check: under as many schedules as are asked for, again where a difference asks for it, with its dump. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dump/dump.h"
+#include "run/calls.h"
+#include "sim/plan/bytes.h"
+#include "verify/check/check_run.h"
+#include "verify/writer/dump_ranks.h"
+
+/* One layout, under as many schedules as are asked for: until one run is not the same. The dump is the last one's. */
+static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_cluster_options *o, uint64_t first,
+                               uint64_t schedules, ari_dump_ranks *dump)
+{
+    const uint64_t predicted = run->bytes_predicted;
+    o->run.sim.explore = schedules > 0;
+    for (uint64_t k = 0; k < (schedules > 0 ? schedules : 1); k++) {
+        ari_check_run_fini(run);
+        ari_dump_ranks_clear(dump);
+        run->bytes_predicted = predicted;
+        o->run.sim.schedule_seed = first + k;
+        AR_TRY(ari_check_run(run, ref, o));
+        run->schedules = schedules > 0 ? k + 1 : 0;
+        run->schedule_seed = o->run.sim.schedule_seed;
+        if (run->result >= AR_CHECK_DIFFERENT)
+            break;
+    }
+    return AR_OK;
+}
+
+/* A difference that looks like rounding: the exact numerics have none, so the layout runs once more, to see whether the
+ * values are the same again. */
+static ar_status run_again(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
+                           ari_dump_ranks *dump)
+{
+    const ar_first_difference earlier = run->first;
+    const uint64_t predicted = run->bytes_predicted;
+    ari_cluster_options again = *o;
+    if (!run->has_difference || run->error || o->run.numerics == AR_NUMERICS_NATIVE || o->run.sim.explore ||
+        o->run.sim.trace || !earlier.evidence.cause || strcmp(earlier.evidence.cause, "rounding") != 0)
+        return AR_OK;
+    again.attempt++;
+    ari_check_run_fini(run);
+    ari_dump_ranks_clear(dump);
+    run->bytes_predicted = predicted;
+    return ari_check_run_after(run, ref, &again, &earlier);
+}
+
+/* Other bytes, and all values right: the same run with its collectives recorded says which is another one. */
+static ar_status explain_bytes(ar_check_run *run, const ari_cluster_options *o)
+{
+    const ari_step_case listed = {.run = o->run, .config = o->config};
+    ari_cluster_options again = *o;
+    ari_cluster_result result = {0};
+    ar_trace *own = NULL;
+    ar_status st = AR_OK;
+    if (run->error || run->tensors_different > 0 || run->bytes_counted == run->bytes_predicted || o->run.process)
+        return AR_OK;
+    again.tap = NULL;
+    if (!o->run.sim.trace) {
+        AR_TRY(ar_trace_create(&own));
+        again.run.sim.trace = own;
+        AR_TRY_TO(done, st, ari_cluster_run(&result, &again));
+    }
+    st = ari_calls_compare(&run->call_cause, &listed, again.run.sim.trace);
+    if (st == AR_ERR_DATA) {
+        snprintf(run->call_difference, sizeof run->call_difference, "%s", ar_error_message());
+        st = AR_OK;
+    }
+done:
+    free(result.loss);
+    free(result.reports);
+    ar_trace_destroy(own);
+    return st;
+}
+
+/* A run that failed has reported some tensors of some ranks: nothing that could be put together. */
+static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
+                            const ari_dump_ranks *dump)
+{
+    ari_dump_facts facts;
+    char layout[96];
+    if (run->reports)
+        return AR_OK;
+    ari_dump_layout_name(layout, sizeof layout, &dump->parallel);
+    AR_TRY(ari_folder_path(run->dump, sizeof run->dump, o->dump, layout));
+    ar_run of = o->run;
+    of.parallel = dump->parallel;
+    AR_TRY(ari_dump_facts_of(&facts, &b->config, &of));
+    ari_dump_fact(&facts, "cu_seqlens", b->documents_text);
+    return ari_dump_ranks_write(dump, run->dump, &facts);
+}
+
+ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
+                             const ar_parallel *p)
+{
+    ari_cluster_options cluster = {.run = o->run,
+                                   .config = &b->config,
+                                   .batch = b->batch,
+                                   .weights = b->weights ? ari_weights_find : NULL,
+                                   .weights_user = b->weights};
+    cluster.run.parallel = *p;
+    const ari_step_case traffic = {.run = cluster.run, .config = &b->config};
+    *run = (ar_check_run){.parallel = *p};
+    AR_TRY(ari_traffic_bytes(&run->bytes_predicted, &traffic));
+    ari_dump_ranks dump = {.ranks = 0};
+    ar_status st = AR_OK;
+    if (o->dump) {
+        AR_TRY_TO(done, st, ari_dump_ranks_create(&dump, p, NULL));
+        cluster.tap = ar_dump_listener_tap;
+        cluster.tap_user = dump.user;
+    }
+    AR_TRY_TO(done, st, run_schedules(run, &b->ref, &cluster, o->run.sim.schedule_seed, o->schedules, &dump));
+    AR_TRY_TO(done, st, run_again(run, &b->ref, &cluster, &dump));
+    AR_TRY_TO(done, st, explain_bytes(run, &cluster));
+    if (o->dump)
+        st = write_dump(run, b, o, &dump);
+done:
+    ari_dump_ranks_fini(&dump);
+    return st;
+}

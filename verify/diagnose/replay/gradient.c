@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A parameter's gradient as what each micro-batch contributes to it, computed from the reference's own values: of a
+ * linear layer dY^T X, of a bias the sum of dY, of a norm's weight that of dY times what was normalised. Which dY and X
+ * are the parameter's is learned from the reference's gradient, at some elements. */
+#include <stdlib.h>
+
+#include "anyrank/parallel.h"
+#include "ref/core/size.h"
+#include "verify/diagnose/replay/replay.h"
+
+enum { MOST_ELEMENTS = 192, MOST_NUMBERS = 1 << 19, MOST_VALUES = 96, MOST_MICRO = 32, PROBES = 8 };
+
+/* The columns of a value [tokens, width] that the elements need: those of their rows, and those of their columns. */
+enum { BY_ROW, BY_COLUMN };
+typedef struct columns {
+    char pass;
+    double *by[2]; /* [elements, tokens]; NULL: it is not as wide */
+} columns;
+
+typedef struct gradient {
+    const ari_case *c;
+    size_t tokens, rows, cols; /* of the stored parameter: rows 1 for a vector */
+    size_t n, element[MOST_ELEMENTS];
+    columns value[MOST_VALUES];
+    size_t values;
+    const double *left, *right; /* [elements, tokens] of the pair that makes the reference; right NULL: ones */
+    double *normed;             /* [elements, tokens]: what a norm's weight was multiplied with; NULL: none */
+} gradient;
+
+/* Elements all over it, whatever its shape. */
+static void choose_elements(gradient *g, size_t count)
+{
+    g->n = MOST_NUMBERS / g->tokens < MOST_ELEMENTS ? MOST_NUMBERS / g->tokens : MOST_ELEMENTS;
+    g->n = count < g->n ? count : g->n;
+    for (size_t e = 0; e < g->n; e++)
+        g->element[e] = count <= g->n ? e : (size_t)((uint64_t)e * 2654435761u % count);
+}
+
+/* by: BY_ROW or BY_COLUMN. Gives; free(), also after a failure. */
+static ar_status read_columns(double **gives, const gradient *g, const ar_dump_tensor *t, int by)
+{
+    const size_t width = by == BY_ROW ? g->rows : g->cols;
+    float *row = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_alloc((void **)&row, width, sizeof *row, t->name));
+    AR_TRY_TO(done, st, ari_alloc((void **)gives, g->n * g->tokens, sizeof **gives, t->name));
+    for (size_t k = 0; k < g->tokens; k++) {
+        AR_TRY_TO(done, st, ar_dump_read_f32(t, k * width, width, row));
+        for (size_t e = 0; e < g->n; e++)
+            (*gives)[e * g->tokens + k] = (double)row[by == BY_ROW ? g->element[e] / g->cols : g->element[e] % g->cols];
+    }
+done:
+    free(row);
+    return st;
+}
+
+/* The values of the step that may be a factor: as wide as the parameter is along one of its dimensions. */
+static ar_status read_values(gradient *g)
+{
+    const ar_dump *dump = g->c->known->reference;
+    for (size_t i = 0; i < ar_dump_count(dump) && g->values < MOST_VALUES; i++) {
+        const ar_dump_tensor *t = ar_dump_at(dump, i);
+        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
+        const size_t width = t->ndim >= 2 ? t->shape[t->ndim - 1] : 0;
+        if ((key.pass != 'f' && key.pass != 'b') || key.step != g->c->grid.d->step || width == 0 ||
+            (width != g->cols && width != g->rows) || t->count != g->tokens * width)
+            continue;
+        columns *v = &g->value[g->values++];
+        *v = (columns){.pass = key.pass};
+        if (width == g->rows)
+            AR_TRY(read_columns(&v->by[BY_ROW], g, t, BY_ROW));
+        if (width == g->cols)
+            AR_TRY(read_columns(&v->by[BY_COLUMN], g, t, BY_COLUMN));
+    }
+    return AR_OK;
+}
+
+/* What a norm's weight multiplies, from its own output: (y - bias)/weight, of the first step's weights. */
+static ar_status read_normed(gradient *g)
+{
+    const ari_role role = ari_replay_role(g->c);
+    const ar_dump_tensor *y = ari_replay_input(g->c, role), *w = ari_replay_parameter(g->c, role, ".weight"),
+                         *b = ari_replay_parameter(g->c, role, ".bias");
+    float weight = 1.0f, bias = 0.0f;
+    if (g->rows > 1 || g->c->grid.d->step > 1 || !(ari_name_is(g->c->grid.d->name) & ARI_IS_NORM) || !y || !w ||
+        y->count != g->tokens * g->cols || w->count != g->cols)
+        return AR_OK;
+    AR_TRY(read_columns(&g->normed, g, y, BY_COLUMN));
+    for (size_t e = 0; e < g->n; e++) {
+        AR_TRY(ar_dump_read_f32(w, g->element[e], 1, &weight));
+        if (b && b->count == g->cols)
+            AR_TRY(ar_dump_read_f32(b, g->element[e], 1, &bias));
+        for (size_t k = 0; k < g->tokens; k++)
+            g->normed[e * g->tokens + k] = (g->normed[e * g->tokens + k] - (double)bias) / (double)weight;
+    }
+    return AR_OK;
+}
+
+/* The sum over tokens [first, first + count) of an element's terms. */
+static double sum_of(const gradient *g, const double *left, const double *right, size_t e, size_t first, size_t count)
+{
+    double sum = 0.0;
+    for (size_t k = e * g->tokens + first; k < e * g->tokens + first + count; k++)
+        sum += left[k] * (right ? right[k] : 1.0);
+    return sum;
+}
+
+/* Whether they make the reference's gradient. */
+static bool is_pair(const gradient *g, const double *left, const double *right, size_t n)
+{
+    bool same = true;
+    for (size_t e = 0; e < n && same; e++)
+        same = fabs(sum_of(g, left, right, e, 0, g->tokens) - (double)g->c->ref[g->element[e]]) <= 1e-4 * g->c->max_ref;
+    return same;
+}
+
+/* right NULL: ones. */
+static bool try_pair(gradient *g, const double *left, const double *right)
+{
+    const size_t probes = g->n < PROBES ? g->n : PROBES;
+    if (!left || !is_pair(g, left, right, probes) || !is_pair(g, left, right, g->n))
+        return false;
+    g->left = left;
+    g->right = right;
+    return true;
+}
+
+/* dY, of a matrix [out, in] or [in, out] with X. */
+static bool find_pair(gradient *g)
+{
+    for (size_t i = 0; i < g->values; i++) {
+        const columns *dy = &g->value[i];
+        if (dy->pass != 'b')
+            continue;
+        if (g->rows == 1 &&
+            (try_pair(g, dy->by[BY_COLUMN], NULL) || (g->normed && try_pair(g, dy->by[BY_COLUMN], g->normed))))
+            return true;
+        for (size_t k = 0; g->rows > 1 && k < 2 * g->values; k++) {
+            const columns *x = &g->value[k / 2];
+            const int along = k % 2 == 0 ? BY_ROW : BY_COLUMN;
+            if (x->pass == 'f' && x->by[1 - along] && try_pair(g, dy->by[along], x->by[1 - along]))
+                return true;
+        }
+    }
+    return false;
+}
+
+/* --- weights of the micro-batches --------------------------------------------------------------------------------- */
+
+/* Solves a w = y, [n, n] and [n], both overwritten, by elimination with pivots; false: no single solution. */
+static bool solve(double a[MOST_MICRO][MOST_MICRO], double *y, int n)
+{
+    for (int i = 0; i < n; i++) {
+        int pivot = i;
+        for (int r = i + 1; r < n; r++)
+            pivot = fabs(a[r][i]) > fabs(a[pivot][i]) ? r : pivot;
+        if (!(fabs(a[pivot][i]) > 1e-9 * fabs(a[0][0])))
+            return false;
+        for (int k = 0; k < n && pivot != i; k++) {
+            const double t = a[i][k];
+            a[i][k] = a[pivot][k];
+            a[pivot][k] = t;
+        }
+        const double t = y[i];
+        y[i] = y[pivot];
+        y[pivot] = t;
+        for (int r = 0; r < n; r++) {
+            const double f = r == i ? 0.0 : a[r][i] / a[i][i];
+            for (int k = i; k < n; k++)
+                a[r][k] -= f * a[i][k];
+            y[r] -= f * y[i];
+        }
+    }
+    for (int i = 0; i < n; i++)
+        y[i] /= a[i][i];
+    return true;
+}
+
+/* What micro-batch m of every data-parallel rank contributes to element e. */
+static double contribution(const gradient *g, int m, size_t e)
+{
+    const ari_facts *f = &g->c->facts;
+    const ar_parallel p = {.tp = 1, .dp = f->dp, .micro_batches = g->c->grid.d->micro_batches};
+    double sum = 0.0;
+    for (int r = 0; r < ari_at_least_one(f->dp); r++) {
+        size_t start = 0, count = 0;
+        ar_parallel_rows(&p, f->batch, r, m, &start, &count);
+        sum += sum_of(g, g->left, g->right, e, start * f->seq, count * f->seq);
+    }
+    return sum;
+}
+
+/* weight[m]: how often micro-batch m is in the values, by least squares; false: they are no such sum. */
+static bool fit_weights(const gradient *g, double *weight)
+{
+    const int n = g->c->grid.d->micro_batches;
+    double a[MOST_MICRO][MOST_MICRO] = {{0.0}}, part[MOST_ELEMENTS][MOST_MICRO], left = 0.0, all = 0.0;
+    for (int i = 0; i < n; i++)
+        weight[i] = 0.0;
+    for (size_t e = 0; e < g->n; e++) {
+        for (int i = 0; i < n; i++)
+            part[e][i] = contribution(g, i, e);
+        for (int i = 0; i < n; i++) {
+            weight[i] += part[e][i] * (double)g->c->val[g->element[e]];
+            for (int k = 0; k < n; k++)
+                a[i][k] += part[e][i] * part[e][k];
+        }
+    }
+    if (!solve(a, weight, n))
+        return false;
+    for (size_t e = 0; e < g->n; e++) {
+        double off = (double)g->c->val[g->element[e]];
+        const double apart = off - (double)g->c->ref[g->element[e]];
+        for (int i = 0; i < n; i++)
+            off -= weight[i] * part[e][i];
+        left += off * off;
+        all += apart * apart;
+    }
+    return left <= 1e-4 * all;
+}
+
+/* In the order in which they went back. */
+static void state_weights(ari_trace *t, const ari_case *c, const double *weight)
+{
+    const int n = c->grid.d->micro_batches;
+    const bool backwards = c->grid.d->forward_first;
+    bool one = true, decays = true, alike = true;
+    for (int i = 0; i < n; i++) {
+        const double w = weight[backwards ? n - 1 - i : i], next = weight[backwards   ? n - 2 - i
+                                                                          : i + 1 < n ? i + 1
+                                                                                      : i];
+        one = one && fabs(w - (i + 1 == n ? 1.0 : 0.0)) < 1e-3;
+        decays =
+            decays && (i + 1 == n ? fabs(w - 1.0) < 1e-3 || fabs(w * n - 1.0) < 1e-3 : ari_is_near(w * n, next, 1e-3));
+        alike = alike && fabs(w - weight[0]) < 1e-3;
+    }
+    if (alike)
+        return;
+    ari_found(t, ARI_FOUND_ACCUMULATED, one ? ARI_IF(ONE) : decays ? ARI_IF(INVERSE) : 0);
+    ari_text list = ari_list(t, "weights");
+    for (int i = 0; i < n; i++)
+        ari_say(&list, "%s%.4g", i > 0 ? ", " : "", round(weight[backwards ? n - 1 - i : i] * 1e6) / 1e6 + 0.0);
+}
+
+ar_status ari_measure_accumulated(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const size_t tokens = c->facts.batch * c->facts.seq;
+    gradient g = {.c = c, .tokens = tokens, .rows = c->grid.rows, .cols = c->grid.cols};
+    double weight[MOST_MICRO];
+    ar_status st = AR_OK;
+    if (d->pass != 'g' || d->micro_batches < 2 || d->micro_batches > MOST_MICRO || !c->known->reference ||
+        !c->reference || !c->val || c->step || c->inner || c->start > 0 || d->ndim < 1 || d->ndim > 2 || tokens == 0 ||
+        tokens > MOST_NUMBERS / PROBES || c->survey.total.nan > 0 || c->survey.different * 4 < c->count)
+        return AR_OK;
+    choose_elements(&g, c->count);
+    AR_TRY_TO(done, st, read_values(&g));
+    AR_TRY_TO(done, st, read_normed(&g));
+    if (find_pair(&g) && fit_weights(&g, weight))
+        state_weights(t, c, weight);
+done:
+    for (size_t i = 0; i < g.values; i++) {
+        free(g.value[i].by[BY_ROW]);
+        free(g.value[i].by[BY_COLUMN]);
+    }
+    free(g.normed);
+    return st;
+}
