@@ -60,7 +60,7 @@ ar_status ari_fault_scale_gradient(ar_ctx *ctx, ar_param *p, float factor)
         return AR_OK;
     AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
     AR_TRY(ctx->arith->grad_value(ctx, &g, p));
-    AR_TRY(ARI_KERNEL(ctx, scale, g.data, ar_const(g.data), factor, ar_tensor_count(&g)));
+    AR_TRY(ARI_KERNEL(ctx, scale, &g, &g, factor));
     AR_TRY(ctx->arith->grad_zero(ctx, p));
     const ar_tensor matrix = p->transposed ? ar_tensor_transposed(&g) : g;
     AR_TRY(ari_fault_add_gradient(ctx, p, &matrix));

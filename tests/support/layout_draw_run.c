@@ -7,7 +7,7 @@
 #include "sim/plan/bytes.h"
 #include "support/bits.h"
 #include "support/layout_draw.h"
-#include "run/calls.h"
+#include "verify/check/check_calls.h"
 #include "verify/check/check_run.h"
 
 static const double huge_scale = 1e25; /* of weights whose products overflow */
@@ -325,7 +325,7 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
     AR_TRY_TO(done, st, ari_reference_hashes(weights, gradients, ref, NULL));
     AR_TRY_TO(done, st, judge_run(&run, weights, gradients));
     AR_TRY_TO(done, st, judge_losses(run.loss, losses, d->steps));
-    AR_TRY_TO(done, st, ari_calls_compare(&(const char *){NULL}, &step, trace));
+    AR_TRY_TO(done, st, ari_recorded_calls(&(const char *){NULL}, &step, trace));
 done:
     ari_check_run_fini(&run);
     ar_trace_destroy(trace);

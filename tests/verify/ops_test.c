@@ -6,7 +6,7 @@
 
 #include "run/cluster_run.h"
 #include "sim/plan/bytes.h"
-#include "run/calls.h"
+#include "verify/check/check_calls.h"
 
 TestSuite(ops, .timeout = 300);
 
@@ -418,7 +418,7 @@ static ar_status run_and_compare(const ar_config *c, const ar_run *run, bool for
     o.run.sim = (ar_sim_options){.trace = trace, .cluster = &timed, .timeout_ns = 60000000000u};
     const ari_step_case t = {.run = o.run, .config = c, .forward_only = forward_only};
     AR_TRY_TO(done, st, ari_cluster_run(&result, &o));
-    AR_TRY_TO(done, st, ari_calls_compare(&(const char *){NULL}, &t, trace));
+    AR_TRY_TO(done, st, ari_recorded_calls(&(const char *){NULL}, &t, trace));
 done:
     free(result.loss);
     ar_trace_destroy(trace);

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "dump/dump.h"
-#include "run/calls.h"
 #include "sim/plan/bytes.h"
+#include "verify/check/check_calls.h"
 #include "verify/check/check_run.h"
 #include "verify/writer/dump_ranks.h"
 
@@ -64,7 +64,7 @@ static ar_status explain_bytes(ar_check_run *run, const ari_cluster_options *o)
         again.run.sim.trace = own;
         AR_TRY_TO(done, st, ari_cluster_run(&result, &again));
     }
-    st = ari_calls_compare(&run->call_cause, &listed, again.run.sim.trace);
+    st = ari_recorded_calls(&run->call_cause, &listed, again.run.sim.trace);
     if (st == AR_ERR_DATA) {
         snprintf(run->call_difference, sizeof run->call_difference, "%s", ar_error_message());
         st = AR_OK;

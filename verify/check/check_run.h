@@ -59,7 +59,7 @@ void ari_check_base_fini(ari_check_base *b);
  *  AR_ERR_INTERNAL (they emit other tensors). */
 AR_NODISCARD ar_status ari_check_baseline(ari_check_base *b, const ar_check_options *o);
 
-/* --- a layout (check_layout.c, check_run.c) --------------------------------------------------------------------------------------- */
+/* --- a layout (check_layout.c, check_run.c) ---------------------------------------------------------------------- */
 
 /** Runs one layout as o says, under as many schedules as it asks for, and compares it. o: as ari_check_base_init had
  *  it, but for what is said above. Gives *run; ari_check_run_fini, also after a failure. Errors: those of

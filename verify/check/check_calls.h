@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_RUN_CALLS_H
-#define ARI_RUN_CALLS_H
+#ifndef ARI_VERIFY_CHECK_CHECK_CALLS_H
+#define ARI_VERIFY_CHECK_CHECK_CALLS_H
 
 #include "anyrank/trace.h"
 #include "sim/plan/ops.h"
@@ -9,6 +9,6 @@
  *  elements, dtype and tag; and, where the trace has virtual time, the flops of all products are 2 a multiply-add. The
  *  run is of max(steps, 1) steps. Errors: AR_ERR_DATA with the first that differs in the message, *cause is then what
  *  kind of difference it is (docs/causes.md), or NULL where the products differ; AR_ERR_OVERFLOW. */
-AR_NODISCARD ar_status ari_calls_compare(const char **cause, const ari_step_case *c, const ar_trace *t);
+AR_NODISCARD ar_status ari_recorded_calls(const char **cause, const ari_step_case *c, const ar_trace *t);
 
 #endif

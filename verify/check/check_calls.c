@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The collectives of a recorded run beside those of the list of operations, one by one; and its products. */
-#include "run/calls.h"
+#include "verify/check/check_calls.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -165,7 +165,7 @@ static ar_status compare_rank(rank_trace *r, const ari_step_case *c, const ar_tr
     return compare_end(r, ari_trace_is_virtual(t));
 }
 
-ar_status ari_calls_compare(const char **cause, const ari_step_case *c, const ar_trace *t)
+ar_status ari_recorded_calls(const char **cause, const ari_step_case *c, const ar_trace *t)
 {
     ar_status st = AR_OK;
     *cause = NULL;
