@@ -194,6 +194,21 @@ static bool same_difference(const ar_first_difference *a, const ar_first_differe
            a->elements_different == b->elements_different;
 }
 
+/* Every rank's part of a tensor. local: [ranks], freed by the caller, also after a failure. */
+static ar_status copy_parts(ari_rank_copy *copy, float **local, const comparison *c, size_t tensor,
+                            const ar_layout *nothing)
+{
+    for (int r = 0; r < c->ranks; r++) {
+        const ari_finding *found = &c->rank[r].finding[tensor];
+        AR_TRY(ari_comparator_copy(&local[r], &c->rank[r], tensor));
+        copy[r] = (ari_rank_copy){.local = local[r], .ndim = found->ndim, .layout = &found->layout};
+        if (!found->seen)
+            copy[r] = (ari_rank_copy){.ndim = nothing->ndim, .layout = nothing};
+        memcpy(copy[r].shape, found->shape, sizeof copy[r].shape);
+    }
+    return AR_OK;
+}
+
 /* The pattern and what it looks like, from all ranks' copies of one tensor. */
 static ar_status explain(ar_first_difference *f, const comparison *c, size_t tensor, const ari_cluster_options *o)
 {
@@ -206,14 +221,7 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
     AR_TRY_TO(done, st, beside_init(&b, c, t, ari_at_least_one(o->run.parallel.tp)));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&copy, (size_t)c->ranks, sizeof *copy, "copies of a tensor"));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&local, (size_t)c->ranks, sizeof *local, "copies of a tensor"));
-    for (int r = 0; r < c->ranks; r++) {
-        const ari_finding *found = &c->rank[r].finding[tensor];
-        AR_TRY_TO(done, st, ari_comparator_copy(&local[r], &c->rank[r], tensor));
-        copy[r] = (ari_rank_copy){.local = local[r], .ndim = found->ndim, .layout = &found->layout};
-        if (!found->seen)
-            copy[r] = (ari_rank_copy){.ndim = nothing.ndim, .layout = &nothing};
-        memcpy(copy[r].shape, found->shape, sizeof copy[r].shape);
-    }
+    AR_TRY_TO(done, st, copy_parts(copy, local, c, tensor, &nothing));
     const ari_difference d = {.name = t->name,
                               .pass = t->pass,
                               .step = t->step,
