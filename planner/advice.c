@@ -64,7 +64,9 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
                  "more memory, a smaller micro-batch or a longer pipeline would do without computing again");
         break;
     case ARI_TIME_TP:
-        snprintf(text, size, "a smaller tp, or faster links %s, would move it", link_of(t, k));
+        snprintf(text, size, "a smaller tp,%s or faster links %s, would move it",
+                 layout->sp && ari_planned_overlap(p) == 1 ? " collectives beside products (--overlap)," : "",
+                 link_of(t, k));
         break;
     case ARI_TIME_CP:
         snprintf(text, size, "a smaller cp%s, or faster links %s, would move it",

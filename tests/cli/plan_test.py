@@ -179,6 +179,18 @@ class Plan(unittest.TestCase):
                 self.assertEqual((call["elements"], call["bytes"], call["bytes_per_rank"]),
                                  (4 * 512 * 768, 4 * 4 * 512 * 768, 2 * 4 * 512 * 768))
 
+    def test_collectives_in_chunks_are_shown_beside_products(self):
+        layout = ("paper", "--tp", 2, "--sp", "--batch", 4, "--seq", 512, "--numerics", "native")
+        plain, cut = (self.flow(*layout, *more)["flow"] for more in ((), ("--overlap", 4)))
+        calls = [[(call["collective"], call["elements"], call["bytes"], call["tag"]) for row in rows
+                  for call in row["communication"]] for rows in (plain, cut)]
+        self.assertEqual(calls[0], calls[1])
+        beside = [call for row in cut for call in row["communication"] if call["queue"] == "tp"]
+        self.assertEqual({call["chunks"] for call in beside}, {4})
+        self.assertEqual({row["operation"] for row in cut for call in row["communication"] if call["chunks"] > 1},
+                         {"redistribute", "product"})
+        self.assertIn("4 all_gather tp", self.text(*layout, "--flow", "--overlap", 4))
+
     def test_the_pages_example_is_what_the_command_prints(self):
         line = re.search(r"^anyrank plan (.*--markdown)$", PAGE, re.MULTILINE).group(1)
         printed = self.text(*line.split())

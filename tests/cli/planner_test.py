@@ -84,6 +84,26 @@ class PlannerTest(unittest.TestCase):
         for words in ("memory of a rank", "time of a step", "moved over", "tokens/s", "advice:"):
             self.assertIn(words, text)
 
+    def test_collectives_beside_products_are_exposed_less(self):
+        depth = ("llama-3-8b", "--tp", 8, "--sp", "--batch", 8, "--seq", 8192)
+        plain, cut = (self.json_of(*depth, *more)["layouts"][0] for more in ((), ("--overlap", 2)))
+        self.assertEqual((plain["layout"]["overlap"], cut["layout"]["overlap"]), (1, 2))
+        self.assertIn("sp overlap=2", cut["name"])
+        self.assertIn("(--overlap)", plain["advice"])
+        for account in ("production", "own"):
+            before, after = plain["time"][account], cut["time"][account]
+            self.assertEqual(before["products"], after["products"])
+            self.assertLess(after["tp"], 0.9 * before["tp"])
+            self.assertGreater(after["hidden"], before["hidden"])
+            bytes_of = [sum(row["bytes"] for row in time["moved"] if row["over"] == "tp") for time in (before, after)]
+            self.assertAlmostEqual(bytes_of[0], bytes_of[1], delta=1e-9 * bytes_of[0])
+        self.assertIn(" sp overlap=2 zero=0", self.passes(*depth, "--overlap", 2))
+        # A search keeps it wherever there is sequence parallelism.
+        listed = self.json_of(*SMALL, "--overlap", 2, "--all")["layouts"]
+        self.assertEqual({one["layout"]["overlap"] for one in listed if one["layout"]["sp"]}, {2})
+        self.assertEqual({one["layout"]["overlap"] for one in listed if not one["layout"]["sp"]}, {1})
+        self.refused("llama-3-8b", "--tp", 8, "--overlap", 2, says="--sp")
+
     def test_extents_that_are_given_are_fixed(self):
         report = self.json_of(*SMALL, "--tp", 2, "--sp", "--zero", 1, "--recompute", "none", "--all", "--top", 0)
         legal = [one["layout"] for one in report["layouts"] if one["legal"]]
