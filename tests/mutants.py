@@ -243,7 +243,7 @@ MUTANTS = [
     ("a declared placement of another shape is taken for what is there", "ref/models/plan_split.c",
      "return fits(*p, there) ? AR_OK", "return fits(*p, *p) ? AR_OK", "models/plan_file_test"),
     ("each rank takes the first one's part of features", "ref/layers/place.c",
-     "&a, r, AR_F32);", "&a, 0 * r, AR_F32);", "verify/plans_test"),
+     "&a, r, x->dtype);", "&a, 0 * r, x->dtype);", "verify/plans_test"),
     ("features of several layers side by side are gathered as those of one", "ref/layers/place.c",
      "if (f->n == 1) {", "if (f->n >= 1) {", "verify/plans_test"),
     ("behind a norm that is replicated the residual's gradient goes on twice", "ref/layers/norm.c",
