@@ -60,6 +60,24 @@ static ari_bench_device place_of(const side *s)
     return (ari_bench_device){s->d, ar_ctx_queue(s->ctx)};
 }
 
+/* Values as activations are stored. */
+static ar_status store(side *s, ar_tensor *t, const size_t shape[3], uint64_t seed)
+{
+    const ari_bench_device on = place_of(s);
+    ar_tensor values;
+    AR_TRY(ari_bench_tensor(&on, &values, 3, shape, seed));
+    *t = values;
+    if (ar_ctx_activations(s->ctx) == AR_F32)
+        return AR_OK;
+    t->dtype = ar_ctx_activations(s->ctx);
+    t->data.ptr = NULL;
+    ar_status st = s->d->ops->alloc(s->d, &t->data, ar_tensor_count(t) * ar_dtype_bytes(t->dtype));
+    if (st == AR_OK)
+        st = s->d->ops->copy_strided(s->d, on.q, t, &values);
+    s->d->ops->free(s->d, values.data);
+    return st;
+}
+
 static ar_status side_create(side *s, ar_numerics numerics, ar_precision precision, const ar_config *config,
                              const ar_batch *batch, const ar_device_choice *which, int threads)
 {
@@ -75,10 +93,9 @@ static ar_status side_create(side *s, ar_numerics numerics, ar_precision precisi
     s->n = ar_module_params(s->block, s->params, PARAMS, true);
     if (s->n > PARAMS)
         return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of a block");
-    const ari_bench_device on = place_of(s);
     const size_t shape[3] = {batch->batch, batch->seq, config->hidden};
-    AR_TRY(ari_bench_tensor(&on, &s->x, 3, shape, 1));
-    return ari_bench_tensor(&on, &s->dy, 3, shape, 2);
+    AR_TRY(store(s, &s->x, shape, 1));
+    return store(s, &s->dy, shape, 2);
 }
 
 static void side_destroy(side *s)

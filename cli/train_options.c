@@ -46,8 +46,10 @@ static const ari_option options[] = {
     ARI_OPTION_GROUP(ari_plan_options, r),
     ARI_LAYOUT_OPTIONS("tensor-parallel ranks (default 1)",
                        "exact: the same bits under every layout; native: fp32 (default exact)"),
+    ARI_PRECISION_OPTION,
     ARI_OPTION_ENUM("storage", storage, storage_names,
-                    "with --numerics native: of the matrices; bf16: the optimizer keeps fp32 ones (default f32)"),
+                    "with --numerics native: of the matrices and their gradients alone; bf16: the optimizer keeps fp32 "
+                    "ones (default: bf16 with --precision bf16, else f32)"),
     ARI_OPTION_STRING("loss-scale", loss_scale, "S",
                       "with --numerics native: gradients are taken of S times the loss; dynamic: S begins at 65536 "
                       "and falls where they overflow (default: none)",
@@ -191,6 +193,7 @@ static ar_status set_numerics(ari_train_values *v)
     ar_training_options *o = &v->o;
     if (v->storage >= 0)
         o->run.storage = v->storage == 1 ? AR_BF16 : AR_F32;
+    AR_TRY(ari_precision_check(o->run.precision, o->run.numerics));
     if (v->loss_scale)
         AR_TRY(set_scaling(o, v->loss_scale));
     if (o->run.numerics == AR_NUMERICS_EXACT && (o->run.storage == AR_BF16 || o->scale_loss))

@@ -8,7 +8,7 @@
 #include "anyrank/model.h"
 #include "ref/core/size.h"
 
-static const double FLOAT = 4.0, NARROW = 2.0, LONG = 8.0;
+static const double FLOAT = 4.0, LONG = 8.0;
 /* An accumulator (t, H, L); the same in a bucket, with the t that the ranks agree on. */
 static const double ACCUMULATOR = 17.0, BUCKETED = 18.0;
 
@@ -71,8 +71,6 @@ static ar_status visit(void *user, const ari_operation *op)
         return ari_account_forward(a, op);
     else if (op->pass == ARI_PASS_BACKWARD)
         return ari_account_backward(a, op);
-    else if (op->kind == ARI_OPERATION_BROADCAST && op->output[0].dtype == AR_BF16)
-        ari_account_touch(a, ari_account_bytes(&op->output[0]));
     else if (op->kind == ARI_OPERATION_AGREEMENT) /* what all ranks say */
         ari_account_touch(a, (double)op->call[0].elements * LONG);
     else if (op->kind == ARI_OPERATION_VERIFY)
@@ -110,10 +108,10 @@ void ari_account_part(ari_account *a, const ari_operation *op)
 typedef struct held {
     ari_account *a;
     ari_memory *m;
-    double states;                   /* of the optimizer, numbers an element */
-    bool shares;                     /* of them each data-parallel rank has a part: by bucket */
-    double largest, counted;         /* elements: of a parameter; of one that counts for the norm of the gradients */
-    double bucket, narrow, gradient; /* of a bucket, of one of bf16, of the own share of one */
+    double states;           /* of the optimizer, numbers an element */
+    bool shares;             /* of them each data-parallel rank has a part: by bucket */
+    double largest, counted; /* elements: of a parameter; of one that counts for the norm of the gradients */
+    double bucket, gradient; /* bytes of a bucket's weights; elements of the own share of one */
 } held;
 
 static void add_state(held *h, double n, ar_dtype storage)
@@ -129,9 +127,9 @@ static ar_status add_param(void *user, size_t layer, const ari_op_value *v)
     const ari_account *a = h->a;
     const double n = ari_op_elements(v);
     (void)layer;
-    h->m->of[ARI_MEMORY_WEIGHTS] += FLOAT * n;
+    h->m->of[ARI_MEMORY_WEIGHTS] += ari_account_bytes(v);
     if (!a->c->forward_only)
-        h->m->of[ARI_MEMORY_GRADIENTS] += (a->exact ? ACCUMULATOR : FLOAT) * n;
+        h->m->of[ARI_MEMORY_GRADIENTS] += a->exact ? ACCUMULATOR * n : ari_account_bytes(v);
     if (!h->shares)
         add_state(h, n, v->dtype);
     h->largest = fmax(h->largest, n);
@@ -150,10 +148,8 @@ static ar_status add_bucket(void *user, const ari_operation *op)
         h->m->of[ARI_MEMORY_BUCKETS] += n * (h->a->exact ? BUCKETED : (double)ar_dtype_bytes(all->dtype));
     if (h->shares)
         add_state(h, share, all->dtype);
-    h->bucket = fmax(h->bucket, n);
+    h->bucket = fmax(h->bucket, ari_account_bytes(all));
     h->gradient = fmax(h->gradient, share);
-    if (all->dtype == AR_BF16)
-        h->narrow = fmax(h->narrow, n);
     return AR_OK;
 }
 
@@ -176,7 +172,7 @@ static void after(held *h)
         return;
     ari_account_touch(a, FLOAT * h->largest);
     if (h->shares)
-        ari_account_touch(a, FLOAT * (h->bucket + h->gradient + h->largest) + NARROW * h->narrow);
+        ari_account_touch(a, h->bucket + FLOAT * (h->gradient + h->largest));
 }
 
 static ar_status replay(ari_account *a, int rank)
@@ -213,6 +209,8 @@ ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank)
                      .tp_rank = (size_t)(rank % ari_at_least_one(parallel->tp)),
                      .cp_rank = (size_t)(rank / ari_at_least_one(parallel->tp) % ari_at_least_one(parallel->cp)),
                      .exact = c->run.numerics == AR_NUMERICS_EXACT,
+                     .activations = ar_activations_of(c->run.precision),
+                     .word = (double)ar_dtype_bytes(ar_activations_of(c->run.precision)),
                      .head = c->config->arch != AR_ARCH_STACK,
                      .tokens = outer.tokens,
                      .layer = ARI_NO_LAYER,

@@ -33,7 +33,9 @@ typedef struct ari_account {
     const ar_config *config;
     size_t tp, tp_rank, cp_rank;
     bool exact, head; /* head: logits */
-    bool sequence;    /* as ar_plan_block wants it */
+    ar_dtype activations;
+    double word;   /* bytes of a number of those */
+    bool sequence; /* as ar_plan_block wants it */
     ar_embedding_split tokens;
     double now, peak, stored;                              /* bytes: held, at most, after the fullest forward pass */
     double held[ARI_MEMORY_KINDS], most[ARI_MEMORY_KINDS]; /* of `now`; of `stored` */
@@ -101,8 +103,8 @@ static inline bool ari_account_counts(const ari_account *a, const ari_op_value *
 {
     return a->tp_rank % weight->copies == 0;
 }
-/** The copies of its operands that native numerics make below fp32's precision. */
-void ari_account_round(ari_account *a, double left, double right);
+/** Bytes of the copy of n numbers of an operand that native numerics make where they multiply fewer bits than it has. */
+double ari_account_copied(const ari_account *a, ar_dtype dtype, double n);
 /** The collective that adds up an operation's parts; NULL: none. */
 const ari_op_call *ari_account_fold(const ari_account *a, const ari_operation *op);
 

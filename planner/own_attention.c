@@ -35,7 +35,7 @@ static heads heads_of(const ari_account *a, const ari_op_value *context)
     h.kv = kv0 > h.inner ? kv0 / h.inner : 1;
     h.group = h.heads / h.kv;
     h.matrices = (double)(h.batch * h.kv);
-    const double token = WORD * (double)h.batch * (double)h.dim;
+    const double token = a->word * (double)h.batch * (double)h.dim;
     h.q = token * (double)(h.rows * h.heads);
     h.k0 = token * (double)(h.rows / h.inner * kv0);
     h.k = token * (double)(h.rows * h.kv);
@@ -123,10 +123,10 @@ static block block_at(const ari_account *a, const heads *h, const ar_part *at)
                    .piece = piece_of(a, h, at)};
 }
 
-/* The copies that native numerics make below fp32's precision. */
-static double rounded(const ari_account *a, double left, double right)
+/* The copies that a product of scores, which are fp32, with activations makes. */
+static double rounded(const ari_account *a, double scores, double right)
 {
-    return !a->exact && a->c->run.precision != AR_PRECISION_F32 ? WORD * (left + right) : 0.0;
+    return ari_account_copied(a, AR_F32, scores) + ari_account_copied(a, a->activations, right);
 }
 
 /* A block as the left operand of its product with so many numbers. */
@@ -141,7 +141,7 @@ typedef enum loop { FORWARD, MEASURE, ADD } loop;
 
 static double block_bytes(const ari_account *a, const heads *h, const block *b, loop in)
 {
-    const double d = (double)h->dim, of_scores = rounded(a, b->rows * d, b->keys * d);
+    const double d = (double)h->dim, of_scores = rounded(a, 0.0, (b->rows + b->keys) * d);
     const double probs = WORD * b->scores, kept = a->c->run.dropout > 0.0 ? 2.0 * probs : probs;
     const double beside = in == FORWARD ? 0.0 : probs, twice = in == MEASURE && a->c->tapped ? probs : 0.0;
     const double values = in == ADD ? (a->exact ? WORD * b->piece : rounded(a, b->piece, b->rows * d))
@@ -258,6 +258,7 @@ ar_status ari_account_attend(ari_account *a, const ari_operation *op)
  * the fp32 ones at once. */
 typedef struct key_sums {
     double begun, sums, own, shared; /* bytes: at first; of the sums; of those of the own positions; of the own copy */
+    double sent;                     /* native: of the rounded sums of all positions, where others get theirs */
     bool copies;                     /* of the KV heads */
 } key_sums;
 
@@ -269,7 +270,8 @@ static key_sums key_sums_of(const ari_account *a, const heads *h, const ari_oper
     key_sums k = {.begun =
                       operand(a, h, d, (double)(h->group * h->rows), true) + WORD * (a->exact ? h->matrices * s : n),
                   .sums = a->exact ? each * n : 0.0,
-                  .own = a->exact && h->ring > 1 ? each * (double)own : 0.0};
+                  .own = a->exact && h->ring > 1 ? each * (double)own : 0.0,
+                  .sent = !a->exact && h->ring > 1 && a->activations != AR_F32 ? a->word * n : 0.0};
     for (int i = 0; i < op->calls && a->exact; i++) {
         const size_t ranks = op->call[i].ranks, rank = (a->tp_rank * h->inner + a->cp_rank % h->inner) % ranks;
         k.copies = k.copies || op->call[i].over == ARI_OVER_COPIES;
@@ -284,6 +286,7 @@ static void end_sums(ari_account *a, const heads *h, const key_sums *k)
 {
     double left = k->sums;
     take(a, h->k);
+    ari_account_touch(a, k->sent);
     take(a, k->own);
     if (k->own > 0.0) {
         give(a, left);

@@ -175,8 +175,11 @@ static void weight_gradient(ari_account *a, const ari_operation *op)
     const double out = (double)weight->local[0], in = (double)weight->local[1];
     a->summed = a->open;
     take_early(a, op, samples);
-    if (op->inputs < 2 || x->ndim != 3 || weight->ndim != 2)
+    if (op->inputs < 2 || x->ndim != 3 || weight->ndim != 2) {
+        if (!a->exact && weight->dtype != AR_F32) /* rows of a table are added up in fp32 */
+            ari_account_touch(a, WORD * ari_op_elements(weight));
         return;
+    }
     const ari_op_call *sums =
         op->calls > 0 && op->call[op->calls - 1].over == ARI_OVER_CP ? &op->call[op->calls - 1] : NULL;
     const double exponents = WORD * (tokens + samples * (out + in));
@@ -186,8 +189,7 @@ static void weight_gradient(ari_account *a, const ari_operation *op)
     else if (a->exact)
         ari_account_touch(a, WORD * tokens * (out + in));
     give(a, a->exact ? exponents : 0.0);
-    if (!a->exact)
-        ari_account_round(a, WORD * tokens * out, WORD * tokens * in);
+    ari_account_touch(a, ari_account_copied(a, a->activations, tokens * (out + in)));
 }
 
 /* --- between linear layers ---------------------------------------------------------------------------------------- */

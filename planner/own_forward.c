@@ -91,10 +91,13 @@ static void embed(ari_account *a, const ari_operation *op)
 {
     const ari_op_value *table = &op->weight[0];
     const double tokens = ari_account_tokens(&op->input[0]), y = ari_account_bytes(&op->output[0]);
-    const double all = WORD * tokens * (double)table->local[1];
+    const double all = a->word * tokens * (double)table->local[1];
+    const bool cast = table->dtype != a->activations;
+    const double rows = cast ? (double)ar_dtype_bytes(table->dtype) * tokens * (double)table->local[1] : 0.0;
     ari_account_take(a, ARI_MEMORY_OUTER, INDEX * tokens);
     ari_account_touch(a, INDEX * tokens);
-    ari_account_take(a, ARI_MEMORY_OUTER, all);
+    ari_account_take(a, ARI_MEMORY_OUTER, rows + all);
+    ari_account_give(a, ARI_MEMORY_OUTER, rows);
     const bool copied = a->tokens == AR_EMBEDDING_HIDDEN && a->tp == 1;
     if (y != all || copied) {
         ari_account_take(a, ARI_MEMORY_OUTER, y);
@@ -108,7 +111,7 @@ static void positions(ari_account *a, const ari_operation *op)
     const double y = ari_account_bytes(&op->output[0]);
     ari_account_take(a, ARI_MEMORY_OUTER, INDEX * ari_account_tokens(&op->output[0]));
     ari_account_take(a, ARI_MEMORY_OUTER, y);
-    ari_account_touch(a, y);
+    ari_account_touch(a, y / a->word * (double)ar_dtype_bytes(op->weight[0].dtype));
     ari_account_finish(a, &a->x);
     next(a, y, ARI_MEMORY_OUTER, false);
 }
@@ -185,7 +188,7 @@ static void product(ari_account *a, const ari_operation *op)
     if (!a->in_chunks && x->local[0] == 1)
         p.apart = 0.0;
     const double biases = joined_biases(a, op, p.cols);
-    const double ordered = ari_account_ordered(op, WORD * p.rows * p.k);
+    const double ordered = ari_account_ordered(op, a->word * p.rows * p.k);
     ari_account_take(a, ARI_MEMORY_WORKSPACE, biases + ordered);
     ari_account_keep_operand(a, p.cols, p.k);
     multiply(a, &p);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a product takes while it is computed. Exact numerics hold both operands as integers, with an exponent of each
- * row, and the sums that ranks exchange in one or two int64; native ones the fp32 sums, and with products of fewer bits
- * the rounded operands (docs/numerics.md). */
+ * row, and the sums that ranks exchange in one or two int64; native ones the sums as they are exchanged, and where products
+ * are of fewer bits than their operands have, rounded copies of these (docs/numerics.md). */
 #include "planner/own.h"
 
 static const double WORD = 4.0, SUM = 8.0;
@@ -42,7 +42,7 @@ void ari_account_touch(ari_account *a, double bytes)
 const ari_op_call *ari_account_fold(const ari_account *a, const ari_operation *op)
 {
     for (int i = 0; i < op->calls; i++) {
-        if (op->call[i].dtype == (a->exact ? AR_I64 : AR_F32))
+        if (op->call[i].dtype == (a->exact ? AR_I64 : a->activations))
             return &op->call[i];
     }
     return NULL;
@@ -63,23 +63,29 @@ static void fold_exact(ari_account *a, const ari_account_product *p)
     ari_account_touch(a, sums + SUM * limbs * slice_of(p, n));
 }
 
-void ari_account_round(ari_account *a, double left, double right)
+double ari_account_copied(const ari_account *a, ar_dtype dtype, double n)
 {
-    if (!a->exact && a->c->run.precision != AR_PRECISION_F32)
-        ari_account_touch(a, left + right);
+    const bool copied = !a->exact && a->c->run.precision != AR_PRECISION_F32 && dtype == AR_F32;
+    return copied ? a->word * n : 0.0;
 }
 
-/* One weight after the other. */
-static void round_operands(ari_account *a, const ari_account_product *p)
+/* One weight after the other; their sum is in fp32 until it is rounded. */
+static void multiply_weights(ari_account *a, const ari_account_product *p)
 {
-    if (!p->of)
-        ari_account_round(a, WORD * p->batch * p->rows * p->k, WORD * p->batch * p->cols * p->k);
-    for (int i = 0; p->of && i < p->of->weights; i++) {
+    int counted = 0;
+    double most = 0.0;
+    for (int i = 0; i < p->of->weights; i++) {
         const ari_op_value *w = &p->of->weight[i];
         const double out = (double)w->local[0], in = (double)w->local[1];
-        if (!p->along_k || ari_account_counts(a, w))
-            ari_account_round(a, WORD * p->rows * (p->along_k ? out : in), WORD * out * in);
+        if (p->along_k && !ari_account_counts(a, w))
+            continue;
+        const double copies = ari_account_copied(a, a->activations, p->rows * (p->along_k ? out : in)) +
+                              ari_account_copied(a, w->dtype, out * in);
+        most = copies > most ? copies : most;
+        counted++;
     }
+    const bool sums = p->along_k && counted > 1 && a->activations != AR_F32;
+    ari_account_touch(a, most + (sums ? WORD * p->rows * p->cols : 0.0));
 }
 
 /* --- in chunks ---------------------------------------------------------------------------------------------------- */
@@ -119,7 +125,7 @@ static void begin_chunk(ari_account *a, const ari_account_product *p, size_t i)
     ari_account_product chunk = *p;
     chunk.rows = part(p->fold, i, p->rows);
     ari_account_take(a, ARI_MEMORY_WORKSPACE, sums);
-    round_operands(a, &chunk);
+    multiply_weights(a, &chunk);
     ari_account_take(a, ARI_MEMORY_WORKSPACE, sums / (double)p->fold->ranks);
 }
 
@@ -169,13 +175,16 @@ static void multiply_exact(ari_account *a, const ari_account_product *p)
 /* The product is made in memory of its own where ranks add it up; of scattered rows there are the own ones besides. */
 static void multiply_native(ari_account *a, const ari_account_product *p)
 {
-    const double n = p->batch * p->rows * p->cols, folded = p->fold ? WORD * n : 0.0;
+    const double n = p->batch * p->rows * p->cols, folded = p->fold ? a->word * n : 0.0;
     if (is_cut(p)) {
         scatter_chunks(a, p);
         return;
     }
     ari_account_take(a, ARI_MEMORY_WORKSPACE, folded);
-    round_operands(a, p);
+    if (p->of)
+        multiply_weights(a, p);
+    else
+        ari_account_touch(a, ari_account_copied(a, a->activations, p->batch * (p->rows + p->cols) * p->k));
     if (p->fold && p->fold->kind == ARI_CALL_REDUCE_SCATTER)
         ari_account_touch(a, folded / (double)p->fold->ranks);
     ari_account_give(a, ARI_MEMORY_WORKSPACE, folded);

@@ -248,6 +248,18 @@ static ar_status storage(const object *o, ar_dtype *dtype)
     return AR_OK;
 }
 
+/* Without the key: of a version that trained in f32 alone. */
+static ar_status precision(const object *o, ar_precision *p)
+{
+    static const char *const names[] = {"f32", "tf32", "bf16", NULL};
+    int value = (int)*p;
+    if (!o->out && !ari_json_get(&o->at, "precision"))
+        return AR_OK;
+    AR_TRY(choice(o, "precision", ar_precision_name(*p), names, &value, "expected f32, tf32 or bf16"));
+    *p = (ar_precision)value;
+    return AR_OK;
+}
+
 /* How many samples have been trained on follows from the step. */
 static ar_status samples(const object *o, const ar_checkpoint_state *s)
 {
@@ -326,6 +338,7 @@ static ar_status state(const object *o, ari_checkpoint_read *r)
     AR_TRY(loss_options(o, &s->loss_options));
     AR_TRY(choice(o, "numerics", all_numerics[numerics], all_numerics, &numerics, UNKNOWN));
     s->numerics = (ar_numerics)numerics;
+    AR_TRY(precision(o, &s->precision));
     AR_TRY(storage(o, &s->storage));
     AR_TRY(number(o, "loss_scale", &s->loss_scale));
     AR_TRY(count(o, "loss_scale_steps", &s->loss_scale_steps));

@@ -85,7 +85,7 @@ static void measure(const ar_ctx *ctx, const ari_trainer *t, ar_rank_memory *m)
 {
     const ar_arith_ops *arith = ar_ctx_arith(ctx);
     for (size_t i = 0; i < t->n; i++) {
-        m->weights += ar_tensor_count(&t->params[i]->value) * sizeof(float);
+        m->weights += ar_tensor_count(&t->params[i]->value) * ar_dtype_bytes(t->params[i]->value.dtype);
         m->operands += arith->operand_bytes(t->params[i]);
         m->gradients += arith->grad_bytes(t->params[i]);
     }

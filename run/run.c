@@ -43,6 +43,9 @@ ar_status ari_run_check_training(const ar_run *r, const char *name)
 
 ar_status ari_run_check_numerics(const ar_run *r)
 {
+    if (r->precision == AR_PRECISION_BF16 && r->storage == AR_F32)
+        return ar_error_set(AR_ERR_ARG, "storage in f32 with precision bf16, which stores matrices in 16 bits: take "
+                                        "storage bf16, or precision f32 or tf32");
     if (r->numerics != AR_NUMERICS_EXACT)
         return AR_OK;
     if (r->precision != AR_PRECISION_F32)

@@ -35,11 +35,6 @@ static ar_status check_options(const ar_training_options *o, const ar_config *c)
         return ar_error_set(AR_ERR_ARG, "seed %" PRIu64 ": at most %" PRId64 ", which checkpoints can hold",
                             o->run.seed, INT64_MAX);
     AR_TRY(ar_run_check(&o->run, c));
-    if (o->run.precision != AR_PRECISION_F32)
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "products in %s: training multiplies fp32 numbers, and checkpoints tell "
-                            "of no others",
-                            ar_precision_name(o->run.precision));
     if (o->scale_loss && o->run.numerics == AR_NUMERICS_EXACT)
         return ar_error_set(AR_ERR_ARG, "loss scaling is of native numerics: exact ones have none");
     return o->scale_loss ? ar_loss_scaling_check(&o->scaling) : AR_OK;

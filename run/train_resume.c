@@ -20,7 +20,8 @@ void ar_training_resume(ar_training_options *o, ar_checkpoint *c)
     o->run.dropout = s->dropout;
     o->run.loss = s->loss_options;
     o->run.numerics = s->numerics;
-    o->run.storage = s->storage;
+    o->run.precision = s->precision;
+    o->run.storage = s->precision == AR_PRECISION_BF16 ? 0 : s->storage;
     o->scale_loss = s->loss_scale > 0.0;
     if (o->scale_loss) {
         o->scaling = ar_loss_scaling_defaults(!s->loss_scale_static);
@@ -88,8 +89,9 @@ static ar_status check_same(const ar_training_options *o, const ar_checkpoint_st
 static ar_status check_state(const ar_training_options *o, const ar_checkpoint_state *s)
 {
     static const char *const all[] = {"momentum_buffer", "exp_avg", "master"};
+    const ar_dtype matrices = ar_matrices_of(o->run.precision, o->run.storage);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        if (ari_checkpoint_keeps(&o->run.optimizer, o->run.storage, all[i]) &&
+        if (ari_checkpoint_keeps(&o->run.optimizer, matrices, all[i]) &&
             !ari_checkpoint_keeps(&s->optimizer, s->storage, all[i]))
             return ar_error_set(
                 AR_ERR_ARG,
@@ -145,7 +147,8 @@ static void list_changes(char *text, size_t cap, const ar_training_options *o, c
     list(text, cap, o->run.loss.label_smoothing != s->loss_options.label_smoothing, "label-smoothing");
     list(text, cap, o->run.loss.z_loss != s->loss_options.z_loss, "z-loss");
     list(text, cap, o->run.numerics != s->numerics, "numerics");
-    list(text, cap, (o->run.storage == AR_BF16) != (s->storage == AR_BF16), "storage");
+    list(text, cap, o->run.precision != s->precision, "precision");
+    list(text, cap, ar_matrices_of(o->run.precision, o->run.storage) != s->storage, "storage");
     list(text, cap, (o->scale_loss ? o->scaling.scale : 0.0) != s->loss_scale, "loss-scale");
 }
 

@@ -153,7 +153,7 @@ static ar_status check_device(const ari_run_values *v)
 
 ar_status ari_precision_check(ar_precision precision, ar_numerics numerics)
 {
-    if (precision == AR_PRECISION_F32 || numerics == AR_NUMERICS_NATIVE)
+    if (precision == AR_PRECISION_F32 || numerics != AR_NUMERICS_EXACT) /* native, or not said yet */
         return AR_OK;
     return ar_error_set(AR_ERR_ARG, "--precision %s: exact numerics multiply fp32 numbers, give --numerics native too",
                         ari_precision_names[precision]);

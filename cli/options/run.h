@@ -68,10 +68,13 @@ extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_o
         ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES", bytes_help,                  \
                          .more = "The bits do not depend on it in exact numerics."),                         \
         ARI_OPTION_GROUP(ari_bucket_options, r)
-#define ARI_PRECISION_OPTION                                                                                        \
-    ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,                                              \
-                    "with --numerics native, of products: f32, tf32 or bf16; sums and all else fp32 (default f32)", \
-                    .more = "What enters a product is rounded to TF32 or bf16, and with bf16 what leaves one too.")
+#define ARI_PRECISION_OPTION                                                                                          \
+    ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,                                                \
+                    "with --numerics native: f32; tf32: of products; bf16: of activations and matrices, in memory "   \
+                    "and between ranks (default f32)",                                                                \
+                    .more = "With tf32 what enters a product is rounded to 11 bits. With bf16 activations, matrices " \
+                            "and the gradients of both take 2 bytes an element; sums, vectors, statistics, the loss " \
+                            "and the optimizer's weights are fp32.")
 
 /** Whether any option asks for one layout. */
 bool ari_layout_given(const ari_run_values *v);
@@ -132,6 +135,8 @@ extern const char *const ari_fault_names[]; /* that --inject takes */
 /** "AdamW (lr 0.001, cosine to 0.0001 after 5 steps of warm-up, weight decay 0.01 of matrices, 1 group), clip 1,
  *  dropout 0.1"; of 0 steps what a single forward and backward is. */
 void ari_step_print(FILE *to, const ar_run *run);
+/** ", products in tf32", ", activations and matrices in bf16", ", matrices in bf16", or nothing. */
+void ari_storage_print(FILE *to, ar_precision precision, ar_dtype storage);
 /** ", label smoothing 0.1, z-loss 0.0001", as far as there is any. */
 void ari_loss_print(FILE *to, const ar_loss_options *o);
 /** The same into a result. */

@@ -185,6 +185,15 @@ void ari_step_print(FILE *to, const ar_run *run)
     ari_loss_print(to, &run->loss);
 }
 
+void ari_storage_print(FILE *to, ar_precision precision, ar_dtype storage)
+{
+    const bool activations = ar_activations_of(precision) == AR_BF16;
+    if (precision == AR_PRECISION_TF32)
+        fprintf(to, ", products in %s", ar_precision_name(precision));
+    if (ar_matrices_of(precision, storage) == AR_BF16)
+        fprintf(to, ", %smatrices in bf16", activations ? "activations and " : "");
+}
+
 void ari_loss_print(FILE *to, const ar_loss_options *o)
 {
     if (o->label_smoothing > 0.0)

@@ -58,8 +58,7 @@ static void print_head(FILE *to, const ari_checked *c)
         fprintf(to, "%d step%s of ", r->steps, r->steps == 1 ? "" : "s");
     ari_step_print(to, &c->run);
     fprintf(to, ", %s numerics", ari_numerics_names[r->numerics]);
-    if (r->precision != AR_PRECISION_F32)
-        fprintf(to, ", products in %s", ar_precision_name(r->precision));
+    ari_storage_print(to, r->precision, 0);
     fprintf(to, "\n");
     ari_plan_print(to, &c->run.plan);
     fprintf(to, "baseline on one rank, independent code: loss");

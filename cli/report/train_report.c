@@ -73,8 +73,7 @@ void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_traini
     fprintf(to, "%" PRIu64 " step%s of %zu sequence%s, ", o->run.steps, plural(o->run.steps), o->run.batch,
             plural(o->run.batch));
     ari_step_print(to, &o->run);
-    if (o->run.storage == AR_BF16)
-        fprintf(to, ", matrices in bf16");
+    ari_storage_print(to, o->run.precision, o->run.storage);
     if (o->scale_loss)
         fprintf(to, ", loss times %g%s", o->scaling.scale, o->scaling.dynamic ? " at first" : "");
     fprintf(to, "\n");
@@ -242,7 +241,9 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     json_object_set_new(j, "clip", json_real(o->run.clip));
     json_object_set_new(j, "dropout", json_real(o->run.dropout));
     ari_loss_json(j, &o->run.loss);
-    json_object_set_new(j, "storage", json_string(o->run.storage == AR_BF16 ? "bf16" : "f32"));
+    json_object_set_new(j, "precision", json_string(ar_precision_name(o->run.precision)));
+    json_object_set_new(j, "storage",
+                        json_string(ar_matrices_of(o->run.precision, o->run.storage) == AR_BF16 ? "bf16" : "f32"));
     json_object_set_new(j, "loss_scale", o->scale_loss ? json_real(o->scaling.scale) : json_null());
     json_object_set_new(j, "seed", json_integer((json_int_t)o->run.seed));
     json_course(j, r, o);

@@ -26,7 +26,8 @@ typedef struct ar_checkpoint_state {
     double clip, dropout;
     ar_loss_options loss_options;
     ar_numerics numerics;
-    ar_dtype storage;          /* of the weights: AR_F32, AR_BF16 */
+    ar_precision precision;    /* of native numerics */
+    ar_dtype storage;          /* of the matrices: AR_F32, AR_BF16 */
     double loss_scale;         /* 0: no loss scaling */
     uint64_t loss_scale_steps; /* since it last changed */
     bool loss_scale_static;    /* it never does */

@@ -16,10 +16,10 @@ typedef struct ar_arith_ops ar_arith_ops;
 
 typedef enum ar_numerics { AR_NUMERICS_EXACT, AR_NUMERICS_NATIVE } ar_numerics;
 
-/* ar_precision: what the native numerics multiply. Whatever it is, products are added up in fp32, everything between
- * the products is fp32, and so are gradients of parameters, their sums and the updates. AR_PRECISION_TF32: operands are
- * rounded to 11 bits of significand. AR_PRECISION_BF16: to bf16, and what leaves a product too: a mixed-precision
- * run. */
+/* ar_precision: what the native numerics multiply. Whatever it is, products are added up in fp32, and updates are made
+ * of fp32 weights. AR_PRECISION_TF32: operands are rounded to 11 bits of significand. AR_PRECISION_BF16: activations and
+ * parameters of two dimensions, and the gradients of both, lie in memory as bf16 numbers, 2 bytes each, and move so
+ * between ranks; what has one dimension (biases, norms' gains), statistics of rows and the loss are fp32. */
 /** The dtype of activations in this precision: AR_BF16 or AR_F32. */
 ar_dtype ar_activations_of(ar_precision p);
 /** The dtype of parameters of two dimensions in this precision, where `storage` is asked for (0: nothing is). */
@@ -71,11 +71,11 @@ typedef struct ar_ctx_options {
     ar_comm *world;       /* all ranks, borrowed; NULL: the tensor-parallel group, where cp.inner has no peers */
     ar_numerics numerics;
     ar_precision precision; /* of the native numerics; exact ones have F32 only */
-    ar_dtype storage; /* of the parameters of two dimensions: AR_BF16, in native numerics (ar_param.storage); AR_F32, or
-                         0 where nothing is said */
-    bool sp;          /* sequence parallelism over tp (ar_parallel); layers ask when they are made */
-    bool keep_gathered;         /* of ar_parallel */
-    int overlap;                /* of ar_parallel; below 2: not */
+    ar_dtype storage;       /* of the parameters of two dimensions and their gradients: AR_F32, or AR_BF16, in native
+                         numerics: 2 bytes each, the fp32 ones are the optimizer's. 0: what the precision says */
+    bool sp;                /* sequence parallelism over tp (ar_parallel); layers ask when they are made */
+    bool keep_gathered;     /* of ar_parallel */
+    int overlap;            /* of ar_parallel; below 2: not */
     ar_recomputation recompute; /* of ar_parallel; blocks ask when they are made */
     double dropout;             /* probability, below 1; 0: none */
     uint64_t seed;              /* of the dropout masks */

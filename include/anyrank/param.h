@@ -21,10 +21,11 @@ typedef struct ar_param_hook {
 
 /** A trainable tensor: this rank's boxes of it, its gradient, and how it starts. */
 typedef struct ar_param {
-    char name[128];     /* Hugging Face name */
-    ar_layout layout;   /* in the Hugging Face shape */
-    ar_tensor value;    /* local, contiguous, fp32 */
-    bool transposed;    /* stored [in, out] (GPT-2's Conv1D): the layer's matrix is the transposed view */
+    char name[128];   /* Hugging Face name */
+    ar_layout layout; /* in the Hugging Face shape */
+    ar_tensor value;  /* local, contiguous; fp32, or (native numerics) BF16: then the gradient is too, and the optimizer
+                           keeps the fp32 number of each */
+    bool transposed;  /* stored [in, out] (GPT-2's Conv1D): the layer's matrix is the transposed view */
     bool requires_grad; /* false: frozen. No gradient is made, summed or applied */
     uint64_t version;   /* counts changes of value: kept operands of an older version are made anew */
     int uses;           /* how many places of the model use it (a tied weight: 2) */
@@ -33,8 +34,6 @@ typedef struct ar_param {
     ar_init_scheme init;
     size_t fan_in, fan_out; /* of the FULL matrix */
     double init_range;      /* of AR_INIT_NORMAL */
-    ar_dtype storage; /* of the numbers that value holds: AR_F32, or AR_BF16 (native numerics), where every element is a
-                         bf16 number and the optimizer keeps the fp32 one */
     /* The gradient on its way. */
     bool has_grad;               /* something was added since it was zeroed; once reduced: on any rank of the group */
     int pending;                 /* uses in forward passes whose backward has not come yet */
@@ -51,7 +50,7 @@ typedef struct ar_param {
     void (*release)(struct ar_param *p); /* frees cache and grad: the slot of the arithmetic that made them */
 } ar_param;
 
-/** Storage for the boxes of `layout`; value undefined, gradient zero. Errors: AR_ERR_ARG (name too long),
+/** Memory for the boxes of `layout`, of two dimensions as the context stores those (ar_ctx_options.storage); value undefined, gradient zero. Errors: AR_ERR_ARG (name too long),
  *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_layout *layout,
                                      bool transposed);

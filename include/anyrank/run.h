@@ -30,8 +30,8 @@ typedef struct ar_run {
     ar_ddp_options ddp; /* how gradients are summed over dp; its `zero` comes from the layout. {0}: one bucket for each
                            parameter */
     ar_numerics numerics;
-    ar_precision precision; /* of the products of native numerics */
-    ar_dtype storage;       /* of ar_ctx_options: AR_BF16 in native numerics; 0: AR_F32 */
+    ar_precision precision; /* of native numerics */
+    ar_dtype storage;       /* of ar_ctx_options: AR_BF16 in native numerics; 0: what the precision says */
     uint64_t seed;          /* of fresh weights, of dropout, and of the place in the data */
     ar_fault fault;
     ar_device_choice device; /* of the ranks: those of one process share it, ranks of processes take the GPU of their
@@ -50,10 +50,10 @@ AR_NODISCARD ar_status ar_run_check(const ar_run *r, const ar_config *c);
 /* Kinds of a rank's memory: field, name in JSON, name in tables. */
 /* clang-format off */
 #define AR_RANK_MEMORY_TABLE(X)                                                                               \
-    X(weights, "weights", "weights")       /* 4 bytes an element, of either storage */                        \
+    X(weights, "weights", "weights")       /* 4 bytes an element, of BF16 matrices 2 */                       \
     X(operands, "operands", "kept operands") /* exact: weights as integers with their exponents, kept for     \
                                                 products until the weights change */                          \
-    X(gradients, "gradients", "gradients") /* exact: accumulators, 17 bytes an element; native: 4 */          \
+    X(gradients, "gradients", "gradients") /* exact: accumulators, 17 bytes an element; native: as weights */ \
     X(optimizer, "optimizer", "optimizer") /* its state, and fp32 weights beside those of 16 bits */          \
     X(buckets, "buckets", "buckets")       /* gradients on their way between ranks */                         \
     X(stored, "activations_stored", "kept for backward") /* of a step: what forward passes leave */           \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The native arithmetic: the device's fp32 GEMM, and fp32 sums in the order the communicator's ring gives them. What
- * production does; its results depend on the layout by rounding. With a precision below fp32's, what enters a product
- * is rounded to it first, and in bf16 what leaves one too. */
+ * production does; its results depend on the layout by rounding. In TF32 what enters a product is rounded first; in bf16
+ * it lies in memory so, but for what is computed in fp32 within a layer, and what leaves a product does. */
 #include <stdlib.h>
 
 #include "ref/arith/operand.h"
@@ -9,8 +9,7 @@
 #include "ref/core/size.h"
 
 struct ar_param_grad {
-    size_t n;
-    ar_buf sum; /* fp32 [n], in the order of the layer's matrix [out, in] */
+    ar_tensor sum; /* [n], in the order of the layer's matrix [out, in], of the value's dtype */
 };
 
 struct ar_operand {
@@ -29,7 +28,7 @@ struct ar_sum {
 static ar_status operand(ar_ctx *ctx, const ar_operand **gives, const ar_parts *p, bool part)
 {
     ari_extents x;
-    AR_TRY(ari_parts_extents(&x, p));
+    AR_TRY(ari_parts_extents(&x, p, true));
     ar_operand *o = NULL;
     AR_TRY(ari_alloc_zero((void **)&o, 1, sizeof *o, "an operand"));
     o->x = x;
@@ -121,24 +120,21 @@ static ar_status native_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *
 
 /* --- precision ---------------------------------------------------------------------------------------------------- */
 
-/* Bits of significand of what enters a product, and of what leaves one. */
-enum { F32_BITS = 24 };
-static const int operand_bits[] = {[AR_PRECISION_F32] = F32_BITS, [AR_PRECISION_TF32] = 11, [AR_PRECISION_BF16] = 8};
-static const int result_bits[] = {
-    [AR_PRECISION_F32] = F32_BITS, [AR_PRECISION_TF32] = F32_BITS, [AR_PRECISION_BF16] = 8};
-
-/* x as it enters a product: itself, or a copy that drop_operand ends. The copy of a transposed matrix is one too. */
+/* x as it enters a product: itself, or a copy that drop_operand ends, of fewer bits. The copy of a transposed matrix is one
+ * too. */
 static ar_status take_operand(ar_ctx *ctx, ar_tensor *taken, const ar_tensor *x)
 {
-    const int bits = operand_bits[ctx->arith->precision];
+    enum { TF32_BITS = 11 };
+    const ar_precision precision = ctx->arith->precision;
     *taken = *x;
-    if (bits == F32_BITS)
+    if (precision == AR_PRECISION_F32 || x->dtype == AR_BF16)
         return AR_OK;
     const bool turned = x->stride[x->ndim - 2] == 1 && x->stride[x->ndim - 1] != 1;
     const ar_tensor from = turned ? ar_tensor_transposed(x) : *x;
     ar_tensor copy;
-    AR_TRY(ar_ctx_tensor(ctx, &copy, AR_F32, from.ndim, from.shape));
-    AR_TRY(ctx->device->ops->round_bits(ctx->device, ctx->queue, &copy, &from, bits));
+    AR_TRY(ar_ctx_tensor(ctx, &copy, ar_activations_of(precision), from.ndim, from.shape));
+    AR_TRY(copy.dtype == AR_BF16 ? ARI_KERNEL(ctx, copy_strided, &copy, &from)
+                                 : ARI_KERNEL(ctx, round_bits, &copy, &from, TF32_BITS));
     *taken = turned ? ar_tensor_transposed(&copy) : copy;
     return AR_OK;
 }
@@ -147,13 +143,6 @@ static void drop_operand(ar_ctx *ctx, ar_tensor *taken, const ar_tensor *x)
 {
     if (taken->data.ptr != x->data.ptr)
         ar_ctx_release(ctx, taken);
-}
-
-/* y as it leaves a product. */
-static ar_status leave(ar_ctx *ctx, const ar_tensor *y)
-{
-    const int bits = result_bits[ctx->arith->precision];
-    return bits == F32_BITS ? AR_OK : ctx->device->ops->round_bits(ctx->device, ctx->queue, y, y, bits);
 }
 
 /* c (+)= a b^T. */
@@ -171,7 +160,7 @@ static ar_status product(ar_ctx *ctx, const ar_tensor *c, const ar_tensor *a, co
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
 /* y = A B^T, parts along K added up, parts of B along rows side by side in y's columns. A has one part, or B's. */
-static ar_status multiply(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
+static ar_status multiply_parts(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
 {
     const ar_parts *a = &s->a->parts, *b = &s->b->parts;
     const int last = y->ndim - 1;
@@ -192,6 +181,19 @@ static ar_status multiply(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
     return AR_OK;
 }
 
+/* Rounded to y once: parts along K are added up in fp32. */
+static ar_status multiply(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
+{
+    ar_tensor sum;
+    if (y->dtype == AR_F32 || !s->b->parts.along_k || s->b->parts.n == 1)
+        return multiply_parts(ctx, y, s);
+    AR_TRY(ar_ctx_tensor(ctx, &sum, AR_F32, y->ndim, y->shape));
+    AR_TRY(multiply_parts(ctx, &sum, s));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, y, &sum));
+    ar_ctx_release(ctx, &sum);
+    return AR_OK;
+}
+
 /* The own rows of the one matrix's sum over the group: an equal number on every rank. */
 static ar_status scatter_rows(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, const char *tag)
 {
@@ -199,13 +201,13 @@ static ar_status scatter_rows(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over
     const size_t shape[2] = {s->a->x.rows / n, cols};
     ar_tensor own;
     size_t *counts = NULL;
-    AR_TRY(ar_ctx_tensor(ctx, &own, AR_F32, 2, shape));
+    AR_TRY(ar_ctx_tensor(ctx, &own, s->folded.dtype, 2, shape));
     if (q != ctx->queue)
         AR_TRY(ar_event_create(&s->reduced));
     AR_TRY(ari_queue_follow(q, ctx->queue, s->reduced));
     AR_TRY(ari_slice_counts(&counts, over, s->a->x.rows * cols, 1));
     const ar_status st =
-        ar_comm_reduce_scatter(over, q, own.data, ar_const(s->folded.data), counts, AR_F32, AR_SUM, tag);
+        ar_comm_reduce_scatter(over, q, own.data, ar_const(s->folded.data), counts, own.dtype, AR_SUM, tag);
     free(counts);
     AR_TRY(st);
     s->partial = s->folded;
@@ -227,32 +229,16 @@ static ar_status native_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over,
         shape[d] = x->batch_shape[d];
     shape[x->batch_dims] = x->rows;
     shape[x->batch_dims + 1] = s->b->x.rows;
-    AR_TRY(ar_ctx_tensor(ctx, &s->folded, AR_F32, x->batch_dims + 2, shape));
+    AR_TRY(ar_ctx_tensor(ctx, &s->folded, s->a->parts.part[0].dtype, x->batch_dims + 2, shape));
     AR_TRY(multiply(ctx, &s->folded, s));
-    AR_TRY(leave(ctx, &s->folded));
     if (how == AR_SCATTER_ROWS)
         return scatter_rows(ctx, s, q, over, tag);
     return ar_comm_all_reduce(over, ctx->queue, s->folded.data, ar_const(s->folded.data), ar_tensor_count(&s->folded),
-                              AR_F32, AR_SUM, tag);
-}
-
-/* Bias and activation; what leaves the product has the bias, and the activation is of that. */
-static ar_status finish(ar_ctx *ctx, const ar_tensor *y, const ar_epilogue *e)
-{
-    const ar_device_ops *dev = ctx->device->ops;
-    const bool rounds = result_bits[ctx->arith->precision] != F32_BITS;
-    const ar_activation at_once = rounds ? AR_ACT_NONE : e->act;
-    if (e->bias.ptr || at_once != AR_ACT_NONE)
-        AR_TRY(dev->bias_act(ctx->device, ctx->queue, y, e->bias, at_once, e->z));
-    AR_TRY(leave(ctx, y));
-    if (!rounds || e->act == AR_ACT_NONE)
-        return AR_OK;
-    return dev->bias_act(ctx->device, ctx->queue, y, (ar_cbuf){NULL}, e->act, e->z);
+                              s->folded.dtype, AR_SUM, tag);
 }
 
 static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     const bool folded = s->folded.data.ptr != NULL;
     const size_t count = folded ? ar_tensor_count(&s->folded) : s->a->x.batch * s->a->x.rows * s->b->x.rows;
     if (ar_tensor_count(y) != count)
@@ -263,12 +249,15 @@ static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
         ar_ctx_release(ctx, &s->partial);
     }
     if (folded) {
-        AR_TRY(dev->copy(ctx->device, ctx->queue, y->data, ar_const(s->folded.data), count * sizeof(float)));
+        const ar_tensor to = ar_tensor_flat(y->dtype, y->data, count);
+        const ar_tensor from = ar_tensor_flat(s->folded.dtype, s->folded.data, count);
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
         ar_ctx_release(ctx, &s->folded);
     } else {
         AR_TRY(multiply(ctx, y, s));
     }
-    AR_TRY(finish(ctx, y, epilogue ? epilogue : &(ar_epilogue){.act = AR_ACT_NONE}));
+    if (epilogue && (epilogue->bias.ptr || epilogue->act != AR_ACT_NONE))
+        AR_TRY(ARI_KERNEL(ctx, bias_act, y, epilogue->bias, epilogue->act, epilogue->z));
     ari_step_disown(ctx, s);
     return AR_OK;
 }
@@ -291,7 +280,7 @@ static ar_status native_blocks_begin(ar_ctx *ctx, ar_blocks **gives, const ar_te
 {
     ari_extents x;
     ar_blocks *s = NULL;
-    AR_TRY(ari_parts_extents(&x, &(ar_parts){.n = 1, .part = {*b}}));
+    AR_TRY(ari_parts_extents(&x, &(ar_parts){.n = 1, .part = {*b}}, true));
     AR_TRY(ari_check_blocks(&x, o));
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a contraction in blocks"));
     AR_TRY(ari_step_own(ctx, s, blocks_destroy));
@@ -325,34 +314,51 @@ static ar_status native_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *at,
     return product(ctx, &c, a, &b, true);
 }
 
+/* Every place's rows, rounded to y before they are sent. */
+static ar_status scatter_places(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, size_t each)
+{
+    ar_tensor sent = s->sum;
+    size_t *counts = NULL;
+    if (y->dtype != AR_F32) {
+        AR_TRY(ar_ctx_tensor(ctx, &sent, y->dtype, s->sum.ndim, s->sum.shape));
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &sent, &s->sum));
+    }
+    AR_TRY(ari_slice_counts(&counts, s->o.places, s->sum.shape[0], each));
+    const ar_status st = ar_comm_reduce_scatter(s->o.places, ctx->queue, y->data, ar_const(sent.data), counts, y->dtype,
+                                                AR_SUM, s->o.tag);
+    free(counts);
+    drop_operand(ctx, &sent, &s->sum);
+    return st;
+}
+
 static ar_status native_blocks_end(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar_fold replicas)
 {
     const size_t each = ar_tensor_count(&s->sum) / s->sum.shape[0];
-    AR_TRY(leave(ctx, &s->sum));
     if (ari_has_peers(s->o.places)) {
-        size_t *counts = NULL;
-        AR_TRY(ari_slice_counts(&counts, s->o.places, s->sum.shape[0], each));
-        const ar_status st = ar_comm_reduce_scatter(s->o.places, ctx->queue, y->data, ar_const(s->sum.data), counts,
-                                                    AR_F32, AR_SUM, s->o.tag);
-        free(counts);
-        AR_TRY(st);
+        AR_TRY(scatter_places(ctx, y, s, each));
     } else {
-        AR_TRY(ctx->device->ops->copy(ctx->device, ctx->queue, y->data, ar_const(s->sum.data), each * sizeof(float)));
+        const ar_tensor to = ar_tensor_flat(y->dtype, y->data, each), from = ar_tensor_flat(AR_F32, s->sum.data, each);
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
     }
     if (replicas != AR_KEEP && ari_has_peers(s->o.replicas))
-        AR_TRY(
-            ar_comm_all_reduce(s->o.replicas, ctx->queue, y->data, ar_const(y->data), each, AR_F32, AR_SUM, s->o.tag));
+        AR_TRY(ar_comm_all_reduce(s->o.replicas, ctx->queue, y->data, ar_const(y->data), each, y->dtype, AR_SUM,
+                                  s->o.tag));
     ari_step_disown(ctx, s);
     return AR_OK;
 }
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
+static size_t native_grad_bytes(const ar_param *p)
+{
+    return p->grad ? ar_tensor_count(&p->grad->sum) * ar_dtype_bytes(p->grad->sum.dtype) : 0;
+}
+
 static void grad_release(ar_param *p)
 {
     if (!p->grad)
         return;
-    p->device->ops->free(p->device, p->grad->sum);
+    p->device->ops->free(p->device, p->grad->sum.data);
     free(p->grad);
     p->grad = NULL;
 }
@@ -361,7 +367,7 @@ static ar_status native_grad_zero(ar_ctx *ctx, ar_param *p)
 {
     if (!p->grad)
         return AR_OK;
-    return ctx->device->ops->zero(ctx->device, ctx->queue, p->grad->sum, p->grad->n * sizeof(float));
+    return ctx->device->ops->zero(ctx->device, ctx->queue, p->grad->sum.data, native_grad_bytes(p));
 }
 
 static ar_status native_grad_ensure(ar_ctx *ctx, ar_param *p)
@@ -369,15 +375,34 @@ static ar_status native_grad_ensure(ar_ctx *ctx, ar_param *p)
     if (p->grad)
         return AR_OK;
     AR_TRY(ari_alloc_zero((void **)&p->grad, 1, sizeof *p->grad, "a gradient"));
-    p->grad->n = ar_tensor_count(&p->value);
+    const size_t n = ar_tensor_count(&p->value);
     ar_status st = AR_OK;
-    AR_TRY_TO(failed, st,
-              ctx->device->ops->alloc(ctx->device, &p->grad->sum, (p->grad->n ? p->grad->n : 1) * sizeof(float)));
+    AR_TRY_TO(failed, st, ar_tensor_view(&p->grad->sum, p->value.dtype, 1, &n, (ar_buf){NULL}));
+    AR_TRY_TO(failed, st, ctx->device->ops->alloc(ctx->device, &p->grad->sum.data, n > 0 ? native_grad_bytes(p) : 1));
     AR_TRY_TO(failed, st, native_grad_zero(ctx, p));
     return AR_OK;
 failed:
     grad_release(p);
     return st;
+}
+
+/* The sum in fp32, to which something is added and which put_sum rounds: itself, or a copy. */
+static ar_status take_sum(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *sum)
+{
+    *wide = *sum;
+    if (sum->dtype == AR_F32)
+        return AR_OK;
+    AR_TRY(ar_ctx_tensor(ctx, wide, AR_F32, sum->ndim, sum->shape));
+    return ARI_KERNEL(ctx, copy_strided, wide, sum);
+}
+
+static ar_status put_sum(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *sum)
+{
+    if (sum->dtype == AR_F32)
+        return AR_OK;
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, sum, wide));
+    ar_ctx_release(ctx, wide);
+    return AR_OK;
 }
 
 static ar_status native_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x, size_t samples,
@@ -393,7 +418,7 @@ static ar_status native_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor 
     AR_TRY(native_grad_ensure(ctx, p));
     p->has_grad = true;
     ar_tensor sum;
-    AR_TRY(ar_tensor_view(&sum, AR_F32, 2, shape, p->grad->sum));
+    AR_TRY(ar_tensor_view(&sum, p->grad->sum.dtype, 2, shape, p->grad->sum.data));
     const ar_tensor dy_t = ar_tensor_transposed(dy), x_t = ar_tensor_transposed(x);
     AR_TRY(product(ctx, &sum, &dy_t, &x_t, true));
     ari_work_of_product(&(ari_extents){.batch = 1, .rows = shape[0], .k = dy->shape[0]},
@@ -408,20 +433,23 @@ static ar_status native_grad_sum(ar_ctx *ctx, ar_param *p, ar_row_sum *borrows)
         return AR_OK;
     AR_TRY(native_grad_ensure(ctx, p));
     p->has_grad = true;
-    *borrows = (ar_row_sum){.f32 = p->grad->sum};
+    *borrows = (ar_row_sum){.f32 = p->grad->sum.data};
     return AR_OK;
 }
 
 static ar_status native_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of)
 {
-    ar_row_sum sum;
-    AR_TRY(native_grad_sum(ctx, p, &sum));
-    if (!sum.f32.ptr)
+    ar_tensor wide;
+    if (!p->requires_grad)
         return AR_OK;
-    const size_t rows = p->value.ndim > 1 ? ar_param_matrix(p).shape[0] : 1;
-    if (terms->ndim != 2 || terms->shape[1] * rows != p->grad->n)
-        return ar_error_set(AR_ERR_SHAPE, "%s: gradient terms do not fit %zu elements", p->name, p->grad->n);
-    return ctx->device->ops->sum_rows_f32(ctx->device, ctx->queue, sum.f32, rows, terms, row_of);
+    AR_TRY(native_grad_ensure(ctx, p));
+    p->has_grad = true;
+    const size_t rows = p->value.ndim > 1 ? ar_param_matrix(p).shape[0] : 1, n = ar_tensor_count(&p->grad->sum);
+    if (terms->ndim != 2 || terms->shape[1] * rows != n)
+        return ar_error_set(AR_ERR_SHAPE, "%s: gradient terms do not fit %zu elements", p->name, n);
+    AR_TRY(take_sum(ctx, &wide, &p->grad->sum));
+    AR_TRY(ARI_KERNEL(ctx, sum_rows_f32, wide.data, rows, terms, row_of));
+    return put_sum(ctx, &wide, &p->grad->sum);
 }
 
 static ar_status native_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)
@@ -430,16 +458,11 @@ static ar_status native_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_par
         return ctx->device->ops->fill(ctx->device, ctx->queue, g, 0.0f);
     const ar_tensor matrix = p->transposed ? ar_tensor_transposed(g) : *g;
     ar_tensor sum;
-    AR_TRY(ar_tensor_view(&sum, AR_F32, matrix.ndim, matrix.shape, p->grad->sum));
+    AR_TRY(ar_tensor_view(&sum, p->grad->sum.dtype, matrix.ndim, matrix.shape, p->grad->sum.data));
     return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &matrix, &sum);
 }
 
-static size_t native_grad_bytes(const ar_param *p)
-{
-    return p->grad ? p->grad->n * sizeof(float) : 0;
-}
-
-/* --- buckets: the numbers themselves, fp32 or bf16, summed in ring order ------------------------------------------ */
+/* --- buckets: the numbers themselves, stored as the gradients are, summed in ring order ------------------------------------------ */
 
 static size_t native_bucket_bytes(size_t n, ar_dtype storage)
 {
@@ -456,9 +479,7 @@ static ar_status native_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, siz
     const ar_buf to = ar_buf_at(bucket, at * width);
     if (!p->grad || !p->has_grad)
         return dev->zero(ctx->device, q, to, count * width);
-    if (storage == AR_BF16)
-        return dev->narrow_bf16(ctx->device, q, to, ar_const(p->grad->sum), count);
-    return dev->copy(ctx->device, q, to, ar_const(p->grad->sum), count * width);
+    return dev->copy(ctx->device, q, to, ar_const(p->grad->sum.data), count * width);
 }
 
 static ar_status native_bucket_zero(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage)
@@ -483,20 +504,18 @@ static ar_status native_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, con
     if (!ari_has_peers(over))
         return AR_OK;
     AR_TRY(native_grad_ensure(ctx, p));
-    return native_bucket_reduce(ctx, ctx->queue, p->grad->sum, p->grad->n, AR_F32, over, NULL, tag);
+    const ar_tensor *sum = &p->grad->sum;
+    return native_bucket_reduce(ctx, ctx->queue, sum->data, ar_tensor_count(sum), sum->dtype, over, NULL, tag);
 }
 
 static ar_status native_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,
                                       ar_dtype storage)
 {
     (void)n;
-    const ar_device_ops *dev = ctx->device->ops;
     const size_t width = ar_dtype_bytes(storage);
     const ar_cbuf from = ar_cbuf_at(bucket, (at + p->own_start) * width);
-    const ar_buf to = ar_buf_at(p->grad->sum, p->own_start * sizeof(float));
-    if (storage == AR_BF16)
-        return dev->widen_bf16(ctx->device, q, to, from, p->own_count);
-    return dev->copy(ctx->device, q, to, from, p->own_count * width);
+    const ar_buf to = ar_buf_at(p->grad->sum.data, p->own_start * width);
+    return ctx->device->ops->copy(ctx->device, q, to, from, p->own_count * width);
 }
 
 /* One table a precision, alike but for it. */

@@ -11,14 +11,12 @@
 
 ar_dtype ar_activations_of(ar_precision p)
 {
-    (void)p;
-    return AR_F32;
+    return p == AR_PRECISION_BF16 ? AR_BF16 : AR_F32;
 }
 
 ar_dtype ar_matrices_of(ar_precision p, ar_dtype storage)
 {
-    (void)p;
-    return storage == AR_BF16 ? AR_BF16 : AR_F32;
+    return p == AR_PRECISION_BF16 || storage == AR_BF16 ? AR_BF16 : AR_F32;
 }
 
 static ar_status check_storage(const ar_ctx_options *o)
@@ -28,6 +26,10 @@ static ar_status check_storage(const ar_ctx_options *o)
     if (o->storage == AR_BF16 && o->numerics == AR_NUMERICS_EXACT)
         return ar_error_set(AR_ERR_ARG, "parameters stored as BF16 in exact numerics, whose weights and baseline are "
                                         "fp32: give F32, or native numerics");
+    if (o->storage == AR_F32 && o->precision == AR_PRECISION_BF16)
+        return ar_error_set(AR_ERR_ARG,
+                            "parameters stored as F32 in precision bf16, which stores them in 16 bits: give "
+                            "BF16, or precision f32 or tf32");
     return AR_OK;
 }
 
@@ -491,6 +493,10 @@ static ar_status get(ar_ctx *c, void *host, const ar_tensor *t)
 static ar_status download(ar_ctx *c, void *host, const ar_tensor *t)
 {
     ar_tensor packed;
+    if (c->device->ops->host_reaches) {
+        ari_pack_elements(host, t);
+        return AR_OK;
+    }
     if (ar_tensor_is_contiguous(t))
         return get(c, host, t);
     AR_TRY(ar_ctx_tensor(c, &packed, t->dtype, t->ndim, t->shape));
@@ -532,7 +538,8 @@ void ari_pack_elements(float *to, const ar_tensor *t)
         ari_coordinates(at, i, t->ndim, t->shape);
         for (int d = 0; d < t->ndim; d++)
             offset += (ptrdiff_t)at[d] * t->stride[d];
-        to[i] = ((const float *)t->data.ptr)[offset];
+        to[i] = t->dtype == AR_BF16 ? ari_f32_of_bf16(((const uint16_t *)t->data.ptr)[offset])
+                                    : ((const float *)t->data.ptr)[offset];
     }
 }
 

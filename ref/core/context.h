@@ -116,7 +116,7 @@ AR_NODISCARD ar_status ari_host_view(ar_ctx *c, ar_tensor *view, const ar_tensor
 /** Of what ari_host_view made of t. */
 void ari_host_view_end(ar_tensor *view, const ar_tensor *t);
 
-/** The elements of a view of any strides, packed row-major; fp32, host memory, no overlap. */
+/** The elements of a view of any strides, packed row-major; F32 or BF16, host memory, no overlap. */
 void ari_pack_elements(float *to, const ar_tensor *t);
 
 /* Elements that lie next to each other in the full tensor: a run along the last dimension of a box. */

@@ -195,15 +195,31 @@ static ar_status own_rows_of(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, con
                       bytes);
 }
 
+/* y [b, s, columns] = rows of a table, of its dtype. */
+static ar_status take_rows(ar_ctx *ctx, ar_tensor *y, const ar_param *table, const size_t shape[3],
+                           const ar_tensor *row_of)
+{
+    AR_TRY(ar_ctx_tensor(ctx, y, table->value.dtype, 3, shape));
+    return ARI_KERNEL(ctx, gather_rows, y, &table->value, ar_const(row_of->data));
+}
+
+/* The same value in the dtype of activations: of 16-bit weights alone a copy. Ends x. */
+static ar_status as_activation(ar_ctx *ctx, ar_tensor *y, ar_tensor *x)
+{
+    AR_TRY(ari_cast(ctx, y, x, ctx->activations));
+    ari_release_placed(ctx, x, y);
+    return AR_OK;
+}
+
 /* The tokens' rows, [b, s, h] of the positions that this rank has between the regions. */
 static ar_status token_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *row_of,
                             const ar_batch *batch)
 {
     const size_t shape[3] = {batch->batch, own_count(ctx, batch, false), e->columns};
-    ar_tensor all;
-    AR_TRY(ar_ctx_tensor(ctx, &all, AR_F32, 3, shape));
-    AR_TRY(ARI_KERNEL(ctx, gather_rows, &all, &e->token.value, ar_const(row_of->data)));
-    AR_TRY(ari_fault_token_rows(ctx, &all, &e->token, e->start, e->rows, batch));
+    ar_tensor rows, all;
+    AR_TRY(take_rows(ctx, &rows, &e->token, shape, row_of));
+    AR_TRY(ari_fault_token_rows(ctx, &rows, &e->token, e->start, e->rows, batch));
+    AR_TRY(as_activation(ctx, &all, &rows));
     if (e->split == AR_EMBEDDING_HIDDEN)
         AR_TRY(ari_features_to_stream(ctx, token, &all, e->token.name));
     else
@@ -219,9 +235,8 @@ static ar_status add_positions(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
 {
     ar_tensor at, position;
     AR_TRY(position_rows(ctx, &at, batch));
-    AR_TRY(ari_like(ctx, &position, token, e->h));
+    AR_TRY(take_rows(ctx, &position, &e->position, token->shape, &at));
     AR_TRY(ari_like(ctx, y, token, e->h));
-    AR_TRY(ARI_KERNEL(ctx, gather_rows, &position, &e->position.value, ar_const(at.data)));
     AR_TRY(ARI_KERNEL(ctx, add, y, token, &position));
     ar_ctx_release(ctx, &position);
     ar_ctx_release(ctx, token);

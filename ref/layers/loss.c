@@ -347,7 +347,7 @@ static size_t squared_targets(const void *self, const ar_batch *batch)
     return batch->target ? batch->batch * batch->target_width : 0;
 }
 
-/* difference = y - t, terms = its squares. */
+/* difference = y - t, terms = its squares, in fp32. */
 static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,
                                  const ar_batch *batch)
 {
@@ -358,10 +358,11 @@ static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_save
         return ar_error_set(AR_ERR_SHAPE,
                             "%s: %zu elements (%d dimensions) and %zu targets of %zu samples, expected one for each",
                             s->name, n, y->ndim, squared_targets(s, batch), batch->batch);
-    AR_TRY(ar_like(ctx, &minus_t, y));
+    AR_TRY(ar_ctx_tensor(ctx, &minus_t, AR_F32, y->ndim, y->shape));
     AR_TRY(ar_ctx_upload(ctx, &minus_t, batch->target));
     AR_TRY(ARI_KERNEL(ctx, scale, &minus_t, &minus_t, -1.0f));
-    AR_TRY(ar_add(ctx, &difference, y, &minus_t));
+    AR_TRY(ar_ctx_tensor(ctx, &difference, AR_F32, y->ndim, y->shape));
+    AR_TRY(ARI_KERNEL(ctx, add, &difference, y, &minus_t));
     AR_TRY(ar_mul(ctx, &terms, &difference, &difference));
     AR_TRY(ar_loss_add(loss, ctx, &terms));
     ar_ctx_release(ctx, &terms);
@@ -375,7 +376,7 @@ static ar_status squared_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_sav
     (void)loss, (void)batch;
     ar_tensor difference;
     AR_TRY(ar_saved_pop(saved, self, 0, &difference));
-    AR_TRY(ar_like(ctx, dy, &difference));
+    AR_TRY(ar_ctx_tensor(ctx, dy, ctx->activations, difference.ndim, difference.shape));
     AR_TRY(ARI_KERNEL(ctx, scale, dy, &difference, t > 0.0 ? (float)(2.0 / t) : 0.0f));
     return ar_tap_value(ctx, ((const squared_error *)self)->name, 'b', dy, AR_HELD_WHOLE);
 }

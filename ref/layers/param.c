@@ -20,19 +20,20 @@ ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_lay
                     .requires_grad = true,
                     .version = 1,
                     .uses = 1,
-                    .storage = layout->ndim == 2 ? ctx->matrices : AR_F32,
                     .grad_scale = 1.0f};
     const int written = snprintf(p->name, sizeof p->name, "%s", name);
     if (written < 0 || (size_t)written >= sizeof p->name)
         return ar_error_set(AR_ERR_ARG, "a parameter's name has at most %zu bytes: '%s'", sizeof p->name - 1, name);
+    const ar_dtype dtype = layout->ndim == 2 ? ctx->matrices : AR_F32;
     size_t shape[AR_MAX_DIMS] = {0};
     for (int d = 0; d < layout->ndim; d++)
         shape[d] = ar_layout_local(layout, d);
-    AR_TRY(ar_tensor_view(&p->value, AR_F32, layout->ndim, shape, (ar_buf){NULL}));
+    AR_TRY(ar_tensor_view(&p->value, dtype, layout->ndim, shape, (ar_buf){NULL}));
     p->own_count = ar_tensor_count(&p->value);
     p->device = ctx->device;
     p->release = ctx->arith->param_release;
-    return ctx->device->ops->alloc(ctx->device, &p->value.data, (ar_tensor_count(&p->value) + 1) * sizeof(float));
+    return ctx->device->ops->alloc(ctx->device, &p->value.data,
+                                   (ar_tensor_count(&p->value) + 1) * ar_dtype_bytes(dtype));
 }
 
 void ar_param_fini(ar_param *p)
@@ -66,10 +67,7 @@ ARI_SIMD __attribute__((flatten)) static void put_fresh(void *user, const ari_bo
 
 static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)
 {
-    const ar_buf value = p->value.data;
-    AR_TRY(ar_ctx_upload(ctx, &p->value, host));
-    if (p->storage == AR_BF16)
-        AR_TRY(ARI_KERNEL(ctx, round_bf16, value, ar_const(value), ar_tensor_count(&p->value)));
+    AR_TRY(ar_ctx_upload_floats(ctx, &p->value, host));
     p->version++;
     return AR_OK;
 }
@@ -179,28 +177,13 @@ ar_status ar_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx)
     return ar_params_tap_grads(params, n, ctx);
 }
 
-/* bf16 numbers in fp32 words: half of the bytes need to move. */
-static ar_status broadcast_bf16(ar_param *p, ar_ctx *ctx)
-{
-    const size_t n = ar_tensor_count(&p->value);
-    ar_tensor narrow;
-    AR_TRY(ar_ctx_tensor(ctx, &narrow, AR_BF16, 1, &n));
-    AR_TRY(ARI_KERNEL(ctx, narrow_bf16, narrow.data, ar_const(p->value.data), n));
-    AR_TRY(ar_comm_broadcast(ctx->dp, ctx->queue, narrow.data, n, AR_BF16, 0, p->name));
-    AR_TRY(ARI_KERNEL(ctx, widen_bf16, p->value.data, ar_const(narrow.data), n));
-    ar_ctx_release(ctx, &narrow);
-    return AR_OK;
-}
-
 static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
 {
     p->version++;
     if (ar_faulty(ctx, AR_FAULT_dp_broadcast_over_world))
         return ari_fault_broadcast_over_world(p, ctx);
-    if (p->storage == AR_BF16)
-        return broadcast_bf16(p, ctx);
     return ar_comm_broadcast(ctx->dp, ctx->queue, p->value.data, ar_tensor_count(&p->value),
-                             ari_fault_broadcast_dtype(ctx, AR_F32), 0, p->name);
+                             ari_fault_broadcast_dtype(ctx, p->value.dtype), 0, p->name);
 }
 
 ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx)

@@ -40,7 +40,7 @@ void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows);
 /** x's shape and dtype with another last extent. */
 AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
 /** y = x in another dtype, rounded to nearest, ties to even, where that has fewer bits; y is x itself where it is its own.
- *  x contiguous; F32 and BF16. ari_release_placed ends y. */
+ *  F32 and BF16. ari_release_placed ends y. */
 AR_NODISCARD ar_status ari_cast(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_dtype dtype);
 /** All ranks' parts along dimension `dim` in their order. x contiguous, of one shape on every rank. */
 AR_NODISCARD ar_status ari_gather_dim(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, int dim, const char *tag);

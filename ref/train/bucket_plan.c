@@ -70,7 +70,7 @@ static ar_status collect(draft *f, const ar_ddp *d)
         if (!p->requires_grad)
             continue;
         AR_TRY(measure(&c, d, p));
-        c.kind = 4 * c.uneven + 2 * is_spread(d, p) + (p->storage == AR_BF16);
+        c.kind = 4 * c.uneven + 2 * is_spread(d, p) + (p->value.dtype == AR_BF16);
         f->at[f->n++] = c;
     }
     if (d->options.order == AR_BUCKETS_BY_SIZE)
@@ -117,7 +117,7 @@ static void init_bucket(ar_ddp *d, ari_bucket *b, const candidate *first)
     b->ddp = d;
     b->info.index = (size_t)(b - d->buckets);
     b->info.spread = is_spread(d, first->param);
-    b->info.storage = first->param->storage;
+    b->info.storage = first->param->value.dtype;
     b->info.capacity = first->bytes > option ? first->bytes : option;
     b->moves = ari_ddp_has_peers(d) || b->info.spread;
     snprintf(b->tag, sizeof b->tag, "bucket %zu: %s", b->info.index, first->param->name);

@@ -146,9 +146,9 @@ static ar_status check_params(const ar_ddp *d)
             if (d->params[k] == p)
                 return ar_error_set(AR_ERR_ARG, "%s is given the parameter %s twice", d->name, p->name);
         }
-        if (p->storage != AR_F32 && p->storage != AR_BF16)
+        if (p->value.dtype != AR_F32 && p->value.dtype != AR_BF16)
             return ar_error_set(AR_ERR_DTYPE, "%s: the parameter %s is stored as %s, expected f32 or bf16", d->name,
-                                p->name, ar_dtype_name(p->storage));
+                                p->name, ar_dtype_name(p->value.dtype));
     }
     return AR_OK;
 }

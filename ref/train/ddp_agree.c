@@ -40,8 +40,8 @@ static void describe(char text[TEXT], const ar_param *p)
     for (int i = 0; i < p->value.ndim && used < TEXT; i++)
         used += (size_t)snprintf(text + used, TEXT - used, "%s%zu", i > 0 ? ", " : "", p->value.shape[i]);
     if (used < TEXT)
-        snprintf(text + used, TEXT - used, "] %s%s%s%s", ar_dtype_name(p->storage), p->transposed ? ", transposed" : "",
-                 p->spread ? ", spread" : "", p->requires_grad ? "" : ", frozen");
+        snprintf(text + used, TEXT - used, "] %s%s%s%s", ar_dtype_name(p->value.dtype),
+                 p->transposed ? ", transposed" : "", p->spread ? ", spread" : "", p->requires_grad ? "" : ", frozen");
 }
 
 static uint64_t mix(uint64_t hash, const char *text)

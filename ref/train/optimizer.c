@@ -57,7 +57,7 @@ ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, c
 ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, const ar_tensor *g,
                            const ari_optimizer_constants *k)
 {
-    const ar_tensor w = ar_tensor_flat(AR_F32, part->weight, ar_tensor_count(g));
+    const ar_tensor w = ar_tensor_flat(part->master.ptr ? AR_BF16 : AR_F32, part->weight, ar_tensor_count(g));
     return ARI_KERNEL(ctx, optimizer_step, &w, part->master, part->m, part->v, g, k);
 }
 

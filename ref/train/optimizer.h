@@ -25,10 +25,10 @@ void ari_update_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o,
 ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, const ar_optimizer_options *o,
                                              const ar_param *p, const ar_ctx *ctx);
 
-/* Neighbouring elements of one parameter. fp32 each; ptr NULL: there is none. */
+/* Neighbouring elements of one parameter. fp32 each, but a weight that has a master; ptr NULL: there is none. */
 typedef struct ari_update_part {
     ar_buf weight; /* what the layers read */
-    ar_buf master; /* bf16 storage: the weight itself, which `weight` holds rounded */
+    ar_buf master; /* of a BF16 weight: the weight itself, which `weight` holds rounded */
     ar_buf m, v;
 } ari_update_part;
 
@@ -54,7 +54,7 @@ static inline bool ari_is_updated(const ar_param *p)
 {
     return p->requires_grad && p->has_grad;
 }
-/** Before the first step: moments zero, the master copy of bf16 storage the value. param, whole, start and count are
+/** Before the first step: moments zero, the master copy of a BF16 parameter its value. param, whole, start and count are
  *  set. Adds to *bytes what it takes. On failure what was made stays, for ari_state_destroy. Errors: AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx, const ar_optimizer_options *o);

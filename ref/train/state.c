@@ -44,6 +44,21 @@ static ar_status create_zero(ar_buf *gives, size_t *bytes, ar_ctx *ctx, size_t c
     return ARI_KERNEL(ctx, zero, *gives, size);
 }
 
+/* The master copy is what the weights round: at first the same numbers. */
+static ar_status fill_master(const ari_state *s, ar_ctx *ctx)
+{
+    const ar_param *p = s->param;
+    const ar_tensor master = ar_tensor_flat(AR_F32, s->part.master, s->count);
+    ar_tensor run = ar_tensor_flat(AR_BF16, p->value.data, s->count);
+    if (s->whole)
+        return ARI_KERNEL(ctx, copy_strided, &master, &run);
+    AR_TRY(ar_ctx_tensor(ctx, &run, AR_BF16, 1, &s->count));
+    AR_TRY(ari_share_get(ctx, run.data, p, &p->value, s->start, s->count));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &master, &run));
+    ar_ctx_release(ctx, &run);
+    return AR_OK;
+}
+
 ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx, const ar_optimizer_options *o)
 {
     const bool adam = o->kind != AR_OPTIMIZER_SGD;
@@ -52,12 +67,10 @@ ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx, const ar_op
         AR_TRY(create_zero(&s->part.m, bytes, ctx, s->count));
     if (adam)
         AR_TRY(create_zero(&s->part.v, bytes, ctx, s->count));
-    if (p->storage != AR_BF16)
+    if (p->value.dtype != AR_BF16)
         return AR_OK;
     AR_TRY(create_zero(&s->part.master, bytes, ctx, s->count));
-    if (!s->whole)
-        return ari_share_get(ctx, s->part.master, p, &p->value, s->start, s->count);
-    return ARI_KERNEL(ctx, copy, s->part.master, ar_const(p->value.data), s->count * sizeof(float));
+    return fill_master(s, ctx);
 }
 
 void ari_state_destroy(ari_state *s, ar_device *d)

@@ -11,8 +11,7 @@
 
 /* Memory of a step, large enough for each bucket. */
 typedef struct room {
-    ar_tensor weights;  /* of a bucket */
-    ar_tensor narrow;   /* the same in bf16 */
+    ar_buf weights;     /* of a bucket, in its storage */
     ar_tensor gradient; /* of a slice */
     ar_tensor value;    /* of a parameter's gradient */
 } room;
@@ -55,19 +54,18 @@ ar_status ari_zero_init(ar_optimizer *o, ar_ctx *ctx)
 /* Everything is taken before the first weight changes: later there is nothing left to run out of. */
 static ar_status take_room(room *r, ar_ctx *ctx, const ar_ddp *ddp)
 {
-    size_t weights = 0, narrow = 0, gradient = 0, value = 0;
+    size_t weights = 0, gradient = 0, value = 0;
     for (size_t i = 0; i < ar_ddp_buckets(ddp); i++) {
         const ar_bucket_info b = ar_ddp_bucket(ddp, i);
-        weights = b.elements > weights ? b.elements : weights;
+        const size_t bytes = b.elements * ar_dtype_bytes(b.storage);
+        weights = bytes > weights ? bytes : weights;
         gradient = b.own_count > gradient ? b.own_count : gradient;
-        narrow = b.storage == AR_BF16 && b.elements > narrow ? b.elements : narrow;
         for (size_t k = 0; k < b.params; k++) {
             const size_t count = ar_tensor_count(&b.param[k]->value);
             value = count > value ? count : value;
         }
     }
-    AR_TRY(ar_ctx_tensor(ctx, &r->weights, AR_F32, 1, &weights));
-    AR_TRY(ar_ctx_tensor(ctx, &r->narrow, AR_BF16, 1, &narrow));
+    AR_TRY(ari_step_alloc(ctx, &r->weights, weights));
     AR_TRY(ar_ctx_tensor(ctx, &r->gradient, AR_F32, 1, &gradient));
     return ar_ctx_tensor(ctx, &r->value, AR_F32, 1, &value);
 }
@@ -76,8 +74,7 @@ static void give_room(room *r, ar_ctx *ctx)
 {
     ar_ctx_release(ctx, &r->value);
     ar_ctx_release(ctx, &r->gradient);
-    ar_ctx_release(ctx, &r->narrow);
-    ar_ctx_release(ctx, &r->weights);
+    ari_step_free(ctx, r->weights);
 }
 
 /* Elements [start, start + count) of a bucket's gradient, into `out`. */
@@ -120,7 +117,7 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
         if (s->bucket != b->index)
             continue;
         ari_update_part part = s->part;
-        part.weight = ar_buf_at(r->weights.data, s->at * sizeof(float));
+        part.weight = ar_buf_at(r->weights, s->at * ar_dtype_bytes(b->storage));
         AR_TRY(ari_share_get(ctx, part.weight, s->param, &s->param->value, s->start, s->count));
         if (!ari_is_updated(s->param))
             continue;
@@ -131,25 +128,12 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
     return AR_OK;
 }
 
-/* Weights of bf16 storage are bf16 numbers in fp32 words: half of the bytes need to move. */
-static ar_status gather_bf16(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_info *b, const room *r,
-                             const size_t *counts)
-{
-    const size_t own = b->own_start;
-    const ar_buf all = r->narrow.data, mine = ar_buf_at(all, own * 2), weights = r->weights.data;
-    AR_TRY(ARI_KERNEL(ctx, narrow_bf16, mine, ar_cbuf_at(ar_const(weights), own * sizeof(float)), b->own_count));
-    AR_TRY(ar_comm_all_gather(ctx->dp, ctx->queue, all, ar_const(mine), counts, AR_BF16, ar_ddp_name(ddp)));
-    return ARI_KERNEL(ctx, widen_bf16, weights, ar_const(all), b->elements);
-}
-
 /* Each slice from the rank that updated it. */
 static ar_status gather(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_info *b, const room *r)
 {
     const size_t *counts = ddp->all_counts + b->index * (size_t)ar_comm_size(ctx->dp);
-    if (b->storage == AR_BF16)
-        return gather_bf16(ddp, ctx, b, r, counts);
-    const ar_buf all = r->weights.data, own = ar_buf_at(all, b->own_start * sizeof(float));
-    return ar_comm_all_gather(ctx->dp, ctx->queue, all, ar_const(own), counts, AR_F32, ar_ddp_name(ddp));
+    const ar_buf own = ar_buf_at(r->weights, b->own_start * ar_dtype_bytes(b->storage));
+    return ar_comm_all_gather(ctx->dp, ctx->queue, r->weights, ar_const(own), counts, b->storage, ar_ddp_name(ddp));
 }
 
 /* The bucket's weights back into the parameters; own: only this rank's slice. */
@@ -164,7 +148,7 @@ static ar_status put_weights(ar_ctx *ctx, const ar_bucket_info *b, const room *r
         p->version++;
         if (!ari_overlap(&from, &n, b->offset[i], ar_tensor_count(&p->value), start, count))
             continue;
-        const ar_cbuf weights = ar_cbuf_at(ar_const(r->weights.data), from * sizeof(float));
+        const ar_cbuf weights = ar_cbuf_at(ar_const(r->weights), from * ar_dtype_bytes(b->storage));
         AR_TRY(ari_share_put(ctx, weights, p, &p->value, from - b->offset[i], n));
     }
     return AR_OK;

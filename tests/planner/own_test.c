@@ -68,15 +68,15 @@ static void draw(drawn *x, uint64_t first, bool context)
                 .ddp = d->ddp,
                 .numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
                 .precision = native ? (ar_precision)plan_draw_below(&seed, AR_PRECISION_COUNT) : AR_PRECISION_F32,
-                .storage = native && plan_draw_below(&seed, 2) ? AR_BF16 : AR_F32,
+                .storage = native && plan_draw_below(&seed, 2) ? AR_BF16 : 0,
                 .threads = 2,
                 .sim = {.algorithm = AR_SIM_DIRECT, .timeout_ns = 120000000000u}}};
     char layout[LAYOUT_DRAW_TEXT];
     layout_draw_text(layout, sizeof layout, d);
     snprintf(x->text, sizeof x->text, "seed %llu: %s, %s %s, storage %s%s%s, %zu rules", (unsigned long long)first,
              layout, native ? "native" : "exact", ar_precision_name(x->o.run.precision),
-             ar_dtype_name(x->o.run.storage), x->o.forward_only ? ", forward only" : "", x->o.tap ? ", tapped" : "",
-             d->plan.rules);
+             ar_dtype_name(ar_matrices_of(x->o.run.precision, x->o.run.storage)),
+             x->o.forward_only ? ", forward only" : "", x->o.tap ? ", tapped" : "", d->plan.rules);
 }
 
 static void run(ar_rank_memory *counted, const drawn *x)

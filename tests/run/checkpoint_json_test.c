@@ -40,6 +40,7 @@ static ar_checkpoint_state unusual(void)
                              .dropout = 0.12,
                              .loss_options = {.label_smoothing = 0.13, .z_loss = 1e-4},
                              .numerics = AR_NUMERICS_NATIVE,
+                             .precision = AR_PRECISION_TF32,
                              .storage = AR_BF16,
                              .loss_scale = 65536,
                              .loss_scale_steps = 13,
@@ -93,7 +94,7 @@ Test(checkpoint_json, everything_that_is_written_is_read)
     cr_assert(b->group[1].lr_scale == 0 && isnan(b->group[1].weight_decay));
     cr_assert(s->clip == want.clip && s->dropout == want.dropout);
     cr_assert(s->loss_options.label_smoothing == 0.13 && s->loss_options.z_loss == 1e-4);
-    cr_assert(s->numerics == AR_NUMERICS_NATIVE && s->storage == AR_BF16);
+    cr_assert(s->numerics == AR_NUMERICS_NATIVE && s->precision == AR_PRECISION_TF32 && s->storage == AR_BF16);
     cr_assert(s->loss_scale == 65536 && s->loss_scale_steps == 13 && s->loss_scale_static);
     cr_assert(s->batch == 14 && s->seq == 15 && s->in_order && s->packing.on && s->packing.separator == 18);
     cr_assert_str_eq(s->data_hash, hash);

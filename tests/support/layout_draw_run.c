@@ -179,12 +179,14 @@ static ar_status judge_report(const ar_check_report *r, const layout_draw *d)
     return judge_losses(r->run[0].loss, losses, d->steps);
 }
 
-static ar_status run_check(const layout_draw *d)
+ar_status layout_draw_check(ar_check_report **gives, const layout_draw *d, ar_precision precision, ar_fault fault)
 {
     char path[] = "/tmp/anyrank-draw-XXXXXX.json";
-    ar_check_report *r = NULL;
     AR_TRY(write_config(path, d));
     const ar_check_options o = {.run.model = path,
+                                .run.numerics = precision == AR_PRECISION_F32 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE,
+                                .run.precision = precision,
+                                .run.fault = fault,
                                 .parallel = &d->parallel,
                                 .layouts = 1,
                                 .run.batch = d->batch,
@@ -201,10 +203,16 @@ static ar_status run_check(const layout_draw *d)
                                 .run.threads = d->threads,
                                 .run.sim.timeout_ns = 120000000000u,
                                 .skip_f64 = true};
-    ar_status st = ar_check(&r, &o);
+    const ar_status st = ar_check(gives, &o);
     unlink(path);
-    if (st == AR_OK)
-        st = judge_report(r, d);
+    return st;
+}
+
+static ar_status run_check(const layout_draw *d)
+{
+    ar_check_report *r = NULL;
+    AR_TRY(layout_draw_check(&r, d, AR_PRECISION_F32, AR_FAULT_NONE));
+    const ar_status st = judge_report(r, d);
     ar_check_report_destroy(r);
     return st;
 }

@@ -63,7 +63,7 @@ static inline ar_status toy_init(ar_param *p, ar_ctx *ctx, const toy *t, size_t 
     AR_TRY(ar_param_init(p, ctx, name, &layout, false));
     p->requires_grad = !t->frozen[i];
     p->spread = t->spread[i];
-    p->storage = t->bf16[i] ? AR_BF16 : AR_F32;
+    p->value.dtype = t->bf16[i] ? AR_BF16 : AR_F32; /* in memory for fp32 numbers */
     p->init = AR_INIT_NORMAL;
     p->init_range = 1.0;
     return ar_param_fresh(p, ctx, (uint64_t)ar_comm_rank(ar_ctx_dp(ctx)));

@@ -45,7 +45,7 @@ static inline ar_status native_append(native_rank *r, ar_ctx *ctx, const ar_para
     const size_t count = ar_tensor_count(&p->value);
     if (r->n + count > NATIVE_WEIGHTS)
         return ar_error_set(AR_ERR_INTERNAL, "more than %d weights", NATIVE_WEIGHTS);
-    AR_TRY(ar_ctx_download(ctx, r->weights + r->n, &p->value));
+    AR_TRY(ar_ctx_download_floats(ctx, r->weights + r->n, &p->value));
     r->n += count;
     return AR_OK;
 }

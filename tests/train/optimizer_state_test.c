@@ -78,7 +78,7 @@ static ar_status steps(ar_ctx *ctx, job *j, ar_optimizer *o, ar_param *matrix, a
         AR_TRY(ar_optimizer_step(o, ctx, 1.0f));
         ar_ctx_end_step(ctx);
     }
-    AR_TRY(ar_ctx_download(ctx, j->weights.matrix + own, &matrix->value));
+    AR_TRY(ar_ctx_download_floats(ctx, j->weights.matrix + own, &matrix->value));
     if (rank_of(ctx) == 0) {
         j->steps = ar_optimizer_steps(o);
         AR_TRY(ar_ctx_download(ctx, j->weights.vector, &vector->value));

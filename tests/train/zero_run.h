@@ -160,7 +160,7 @@ static inline ar_status train(ar_ctx *ctx, job *j, ar_param **p)
     j->bytes[rank] = ar_optimizer_bytes(o);
     for (size_t i = 0; i < PARAMS; i++) {
         j->versions[rank][i] = p[i]->version - version[i];
-        AR_TRY_TO(done, st, ar_ctx_download(ctx, j->end[rank].at[i], &p[i]->value));
+        AR_TRY_TO(done, st, ar_ctx_download_floats(ctx, j->end[rank].at[i], &p[i]->value));
     }
     AR_TRY_TO(done, st, ar_optimizer_save(o, ctx, keep, j));
 done:

@@ -354,8 +354,9 @@ Test(check, what_of_a_run_has_no_place_in_a_check_or_in_gradients_or_in_training
     t.run.seq = 6;
     t.run.numerics = AR_NUMERICS_NATIVE;
     t.run.precision = AR_PRECISION_BF16;
-    cr_expect_eq(ar_train_run(&r, &t), AR_ERR_UNSUPPORTED);
-    cr_expect(strstr(ar_error_message(), "products in bf16"), "%s", ar_error_message());
+    t.run.storage = AR_F32;
+    cr_expect_eq(ar_train_run(&r, &t), AR_ERR_ARG);
+    cr_expect(strstr(ar_error_message(), "storage in f32 with precision bf16"), "%s", ar_error_message());
     remove_folder(folder);
 }
 

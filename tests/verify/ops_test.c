@@ -425,7 +425,7 @@ done:
     return st;
 }
 
-/* Native numerics, in which sums stay fp32; exact ones are compared in random_layouts_test. */
+/* Native numerics, in which sums stay fp32 or bf16; exact ones are compared in random_layouts_test. */
 Test(ops, native_runs_make_the_collectives_and_products_of_the_list)
 {
     static const char *const models[] = {LLAMA(31, 24, 36, 1, 24, 12, 4, false), LLAMA(31, 12, 36, 2, 12, 2, 2, true),
@@ -450,7 +450,8 @@ Test(ops, native_runs_make_the_collectives_and_products_of_the_list)
                           .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                           .clip = i % 2 ? 0.1 : 0.0,
                           .numerics = AR_NUMERICS_NATIVE,
-                          .storage = i % 3 == 0 ? AR_BF16 : AR_F32,
+                          .precision = i % 3 == 1 ? AR_PRECISION_BF16 : AR_PRECISION_F32,
+                          .storage = i % 3 == 0 ? AR_BF16 : 0,
                           .ddp = {.bucket_bytes = bucket_bytes[(m + i) % 3],
                                   .order = i % 2 ? AR_BUCKETS_BY_SIZE : AR_BUCKETS_REVERSE,
                                   .find_unused = m % 2 == 1},
@@ -490,6 +491,7 @@ Test(ops, runs_of_random_plans_make_the_collectives_of_the_list)
                             .steps = i % 2 ? STEPS : 0,
                             .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                             .numerics = i / 4 % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                            .precision = i / 4 % 4 == 3 ? AR_PRECISION_BF16 : AR_PRECISION_F32,
                             .threads = 1};
         const ar_status fits = ar_parallel_check(&p, &c, &plan, BATCH, SEQ);
         cr_expect(fits == AR_OK || fits == AR_ERR_INDIVISIBLE, "%s", ar_error_message()); /* KV heads */

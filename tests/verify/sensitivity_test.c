@@ -12,18 +12,25 @@ TestSuite(sensitivity, .timeout = 300);
 
 #define GOLDEN TEST_GOLDEN_DIR "/llama-mqa-tied-tiny"
 
-static void grads(const char *out, bool block, ar_sensitivity of)
+static void grads_in(ar_precision precision, const char *out, bool block, ar_sensitivity of)
 {
     ar_grads_result r;
     const ar_grads_options o = {.run.model = block ? NULL : GOLDEN,
                                 .input = block ? NULL : GOLDEN "/batch.safetensors",
                                 .block = block ? TEST_GOLDEN_DIR "/block-mqa-bidirectional" : NULL,
                                 .out = out,
-                                .run.parallel = {.tp = 1},
+                                .run.parallel = {.tp = precision == AR_PRECISION_F32 ? 1 : 2},
+                                .run.numerics = precision == AR_PRECISION_F32 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE,
+                                .run.precision = precision,
                                 .sensitivity = true,
                                 .sensitivity_of = of,
                                 .run.threads = 2};
     cr_assert_eq(ar_grads(&r, &o), AR_OK, "%s", ar_error_message());
+}
+
+static void grads(const char *out, bool block, ar_sensitivity of)
+{
+    grads_in(AR_PRECISION_F32, out, block, of);
 }
 
 static ar_st_file *open_in(const char *folder, const char *name)
@@ -88,6 +95,24 @@ Test(sensitivity, pytorchs_results_are_within_and_a_percent_is_not)
     cr_expect_gt(worst_ratio(out, "grads.safetensors", allowed, 1.01f), 30.0);
     cr_expect_str_eq(ar_st_metadata(allowed, "anyrank.allows"), "f32");
     cr_expect_str_eq(ar_st_metadata(allowed, "anyrank.seeds"), "3");
+    ar_st_close(allowed);
+    remove_folder(out);
+}
+
+/* Loss, logits and gradients of two ranks that store all of it in 16 bits, beside PyTorch's fp32 ones. */
+Test(sensitivity, a_run_in_16_bits_is_within_pure_bf16_of_pytorchs_results)
+{
+    char out[64];
+    make_folder(out);
+    grads_in(AR_PRECISION_BF16, out, false, AR_SENSITIVITY_BF16_PURE);
+    ar_st_file *allowed = open_in(out, "allowed.safetensors"), *outputs = open_in(out, "outputs.safetensors");
+    const double of_outputs = worst_ratio(out, "outputs.safetensors", allowed, 1.0f);
+    const double gradients = worst_ratio(out, "grads.safetensors", allowed, 1.0f);
+    cr_expect_not_null(ar_st_find(outputs, "loss"));
+    cr_expect(of_outputs > 0.01 && of_outputs < 0.5, "%g", of_outputs);
+    cr_expect(gradients > 0.01 && gradients < 0.5, "%g", gradients);
+    cr_expect_gt(worst_ratio(out, "grads.safetensors", allowed, 2.0f), 1.0);
+    ar_st_close(outputs);
     ar_st_close(allowed);
     remove_folder(out);
 }

@@ -231,10 +231,10 @@ static ar_status forward_backward(const ari_block_case *b, ar_ctx *ctx, ar_modul
     const size_t shape[3] = {b->batch.batch, b->batch.seq, b->config.hidden};
     ar_tensor x, y, dy, dx;
     AR_TRY(set_parameters(b, ctx, block));
-    AR_TRY(ar_ctx_tensor(ctx, &x, AR_F32, 3, shape));
-    AR_TRY(ar_ctx_tensor(ctx, &dy, AR_F32, 3, shape));
-    AR_TRY(ar_ctx_upload(ctx, &x, b->values[X]));
-    AR_TRY(ar_ctx_upload(ctx, &dy, b->values[DY]));
+    AR_TRY(ar_ctx_tensor(ctx, &x, ar_ctx_activations(ctx), 3, shape));
+    AR_TRY(ar_ctx_tensor(ctx, &dy, ar_ctx_activations(ctx), 3, shape));
+    AR_TRY(ar_ctx_upload_floats(ctx, &x, b->values[X]));
+    AR_TRY(ar_ctx_upload_floats(ctx, &dy, b->values[DY]));
     AR_TRY(ar_module_forward(block, ctx, saved, &y, &x, &b->batch));
     AR_TRY(ar_module_backward(block, ctx, saved, &dx, &dy, &b->batch));
     return ar_module_reduce_grads(block, ctx);

@@ -269,8 +269,9 @@ static ar_status check_given(const ar_run *r)
         return ar_error_set(AR_ERR_ARG, "batch and seq of gradients are those of the input: leave them 0");
     if (r->steps > 0 || r->clip != 0.0 || r->dropout != 0.0)
         return ar_error_set(AR_ERR_ARG, "gradients are made without an update: steps, clip and dropout are 0");
-    if (r->storage == AR_BF16 || r->process)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "gradients are made from fp32 storage, by ranks that are threads");
+    if ((r->storage == AR_BF16 && r->precision != AR_PRECISION_BF16) || r->process)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "gradients are made in fp32 storage or precision bf16, by ranks that are threads");
     return AR_OK;
 }
 

@@ -56,9 +56,18 @@ static void advance(element *e, const adam_step *s)
     }
 }
 
-static ar_status keep(ari_ref_tensor *t, const element *e, const adam_step *s)
+/* What rounding to the format in which matrices are stored makes of one: half of a step of its largest element. */
+static double stored_off(const ari_ref_tensor *t, const ari_adam_case *c)
 {
-    t->allowed = s->shrink * s->old_allowed + 2.0 * ari_step_of_largest(t) + ROUNDINGS * s->reach;
+    const double steps = c->stored / 0x1p-24; /* of fp32's */
+    return t->ndim == 2 && steps > 1.0 ? 0.5 * steps * ari_step_of_largest(t) : 0.0;
+}
+
+/* *off: of the weights that the next step updates; what is stored is rounded besides. */
+static ar_status keep(double *off, ari_ref_tensor *t, const element *e, const adam_step *s, const ari_adam_case *c)
+{
+    *off = s->shrink * s->old_allowed + 2.0 * ari_step_of_largest(t) + ROUNDINGS * s->reach;
+    t->allowed = *off + stored_off(t, c);
     if (!t->beside) /* there is one where the gradients' allowances have changed since */
         AR_TRY(ari_alloc((void **)&t->beside, t->count, sizeof *t->beside, t->name));
     for (size_t i = 0; i < t->count; i++)
@@ -95,7 +104,7 @@ static adam_step begin_step(const ari_reference *ref, const ari_adam_case *c, co
 static ar_status allow_parameter(ari_reference *ref, const ari_ref_tensor *initial, const ari_adam_case *c)
 {
     const float *old = initial->values;
-    double old_allowed = 0.0; /* the initial values are exact */
+    double old_allowed = stored_off(initial, c); /* the initial values are exact but for that */
     element *e = NULL;
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&e, initial->count, sizeof *e, initial->name));
@@ -111,9 +120,8 @@ static ar_status allow_parameter(ari_reference *ref, const ari_ref_tensor *initi
         s.old = old;
         s.old_allowed = old_allowed;
         advance(e, &s);
-        AR_TRY_TO(done, st, keep(&ref->tensor[new], e, &s));
+        AR_TRY_TO(done, st, keep(&old_allowed, &ref->tensor[new], e, &s, c));
         old = ref->tensor[new].values;
-        old_allowed = ref->tensor[new].allowed;
     }
 done:
     free(e);

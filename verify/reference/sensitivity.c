@@ -46,7 +46,7 @@ const char *ar_sensitivity_name(ar_sensitivity s)
 
 ar_sensitivity ar_sensitivity_of_precision(ar_precision p)
 {
-    return p == AR_PRECISION_BF16   ? AR_SENSITIVITY_BF16
+    return p == AR_PRECISION_BF16   ? AR_SENSITIVITY_BF16_PURE
            : p == AR_PRECISION_TF32 ? AR_SENSITIVITY_TF32
                                     : AR_SENSITIVITY_F32;
 }
@@ -283,8 +283,11 @@ static ar_status allow_once(measuring *m, measured_run *runs)
     const ar_baseline_options *o = &m->c->options;
     AR_TRY(run_seeds(m, runs));
     allow(m->ref, runs, formats[m->c->of].stored);
-    return ari_adam_allow(
-        m->ref, &(ari_adam_case){.optimizer = &o->optimizer, .steps = o->steps, .clip = o->clip, .rounds = m->rounds});
+    return ari_adam_allow(m->ref, &(ari_adam_case){.optimizer = &o->optimizer,
+                                                   .steps = o->steps,
+                                                   .clip = o->clip,
+                                                   .stored = formats[m->c->of].stored,
+                                                   .rounds = m->rounds});
 }
 
 static void measuring_fini(measuring *m)

@@ -58,7 +58,8 @@ double ari_sensitivity_safety(size_t elements);
 typedef struct ari_adam_case {
     const ar_optimizer_options *optimizer;
     int steps;
-    double clip;            /* largest norm of all gradients; 0: none */
+    double clip;   /* largest norm of all gradients; 0: none */
+    double stored; /* unit round-off of the format that matrices are stored in, beside fp32 ones that are updated */
     uint8_t *const *rounds; /* [ref->count], of ':grad' tensors: whether the element is other than zero in any run; one
                                that is zero in all of them is exact */
 } ari_adam_case;

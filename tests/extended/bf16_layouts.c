@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* 150 random layouts of random small models with activations and matrices of 16 bits, and 150 whose ranks share sequences:
+ * each is within what rounding to bf16 can do, with the predicted bytes; with a sum left out that the layout needs each is
+ * outside. ANYRANK_TEST_SEED and ANYRANK_TEST_DRAWS ask for others. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "support/layout_draw.h"
+
+enum { DRAWS = 150, FIRST_SEED = 7000 };
+
+static uint64_t asked(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+    return text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+/* A mistake that no rounding hides, where this layout can have it. */
+static ar_fault fault_of(const ar_parallel *p)
+{
+    return p->dp > 1 ? AR_FAULT_dp_group_missing : p->tp > 1 ? AR_FAULT_column_dx_not_reduced : AR_FAULT_NONE;
+}
+
+static int judge(const layout_draw *d, ar_fault fault, double *worst)
+{
+    ar_check_report *r = NULL;
+    char text[LAYOUT_DRAW_TEXT];
+    const ar_status st = layout_draw_check(&r, d, AR_PRECISION_BF16, fault);
+    const ar_check_run *run = st == AR_OK ? &r->run[0] : NULL;
+    const ar_check_result wanted = fault == AR_FAULT_NONE ? AR_CHECK_SAME : AR_CHECK_DIFFERENT;
+    const bool right = run && run->result == wanted && run->bytes_counted == run->bytes_predicted;
+    if (run && fault == AR_FAULT_NONE && run->max_ratio > *worst)
+        *worst = run->max_ratio;
+    if (!right) {
+        layout_draw_text(text, sizeof text, d);
+        printf("%s\n  %s: %s, worst of allowed %g in %s, %llu bytes of %llu\n", text, ar_fault_name(fault),
+               run ? run->error ? run->error : "result" : ar_error_message(), run ? run->max_ratio : 0.0,
+               run ? run->ratio_tensor : "-", run ? (unsigned long long)run->bytes_counted : 0,
+               run ? (unsigned long long)run->bytes_predicted : 0);
+    }
+    ar_check_report_destroy(r);
+    return !right;
+}
+
+/* Weights of 0.3 give some draws probabilities of 0 and 1; a clip of 0 leaves the norm out. */
+static int run(uint64_t first, int draws, bool context)
+{
+    int failures = 0, faulty = 0;
+    double worst = 0.0;
+    for (int i = 0; i < draws; i++) {
+        layout_draw d;
+        (context ? layout_draw_make_context : layout_draw_make)(&d, first + (uint64_t)i);
+        const ar_fault fault = fault_of(&d.parallel);
+        failures += judge(&d, AR_FAULT_NONE, &worst);
+        if (fault != AR_FAULT_NONE) {
+            faulty++;
+            failures += judge(&d, fault, &worst);
+        }
+        fflush(stdout);
+    }
+    printf("%d draws%s, %d of them also with a fault: %d failures, worst of allowed %g\n", draws,
+           context ? " of shared sequences" : "", faulty, failures, worst);
+    return failures;
+}
+
+int main(void)
+{
+    const uint64_t first = asked("ANYRANK_TEST_SEED", FIRST_SEED);
+    const int draws = (int)asked("ANYRANK_TEST_DRAWS", DRAWS);
+    return run(first, draws, false) + run(first, draws, true) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
