@@ -86,44 +86,63 @@ void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *v, size_t n
 #define LANES ((size_t)16)
 #define ROWS_EXACT ((size_t)1 << 18)
 
-/* The highest magnitude of each column is that of its top slice. Returns whether any slice is above t. */
-ARI_ROW_LOOP bool column_tops(uint8_t *now, const uint8_t *t, const float *x, ptrdiff_t stride, size_t rows)
-{
-    uint32_t top[LANES] = {0};
-    for (size_t r = 0; r < rows; r++)
-        for (size_t j = 0; j < LANES; j++) {
-            const uint32_t bits = ari_row_magnitude32(x[(ptrdiff_t)r * stride + (ptrdiff_t)j]);
-            top[j] = bits > top[j] ? bits : top[j];
-        }
-    bool raised = false;
-    for (size_t j = 0; j < LANES; j++) {
-        const uint8_t slice = (uint8_t)ari_acc_top(ari_float32(top[j]));
-        now[j] = slice > t[j] ? slice : t[j];
-        raised |= now[j] != t[j];
-    }
-    return raised;
-}
+/* Slices t and t - 1 of a column's values, added up, and the largest magnitude of these. */
+typedef struct column_sums {
+    double high[LANES], low[LANES];
+    uint32_t top[LANES];
+} column_sums;
 
-/* rows <= ROWS_EXACT rows into LANES elements. |v|*2^(149-32t) has slice t above the point and slice t-1 in the 32 bits
- * below it, and no operation here rounds: v has 24 bits. A flagged element takes nothing. */
-ARI_ROW_KERNEL void accumulate_lanes(uint8_t *t, int64_t *h, int64_t *l, const float *x, ptrdiff_t stride, size_t rows)
+/* |v|*2^(149-32t) has slice t above the point and slice t-1 in the 32 bits below it, and no operation here rounds: v has
+ * 24 bits. */
+ARI_ROW_LOOP void sum_columns(column_sums *s, const uint8_t *t, const float *x, ptrdiff_t stride, size_t rows)
 {
-    uint8_t now[LANES];
     double unit[LANES], high[LANES] = {0.0}, low[LANES] = {0.0};
-    if (column_tops(now, t, x, stride, rows))
-        raise_run(t, h, l, now, LANES);
+    uint32_t top[LANES] = {0};
     for (size_t j = 0; j < LANES; j++)
         unit[j] = t[j] == ARI_ACC_NONFINITE ? 0.0 : ari_pow2(149 - 32 * (int32_t)t[j]);
     for (size_t r = 0; r < rows; r++)
         for (size_t j = 0; j < LANES; j++) {
-            const double v = (double)x[(ptrdiff_t)r * stride + (ptrdiff_t)j] * unit[j], above = trunc(v);
+            const float value = x[(ptrdiff_t)r * stride + (ptrdiff_t)j];
+            const double v = (double)value * unit[j], above = trunc(v);
+            const uint32_t bits = ari_row_magnitude32(value);
             high[j] += above;
             low[j] += trunc((v - above) * 0x1p32);
+            top[j] = bits > top[j] ? bits : top[j];
         }
     for (size_t j = 0; j < LANES; j++) {
+        s->high[j] = high[j];
+        s->low[j] = low[j];
+        s->top[j] = top[j];
+    }
+}
+
+/* now[j] = the larger of t[j] and the top slice of the magnitude; whether any is larger than t[j]. */
+ARI_ROW_LOOP bool raised_tops(uint8_t *now, const uint8_t *t, const uint32_t *top)
+{
+    unsigned int raised = 0;
+    for (size_t j = 0; j < LANES; j++) {
+        const uint8_t slice = (uint8_t)ari_acc_top(ari_float32(top[j]));
+        now[j] = slice > t[j] ? slice : t[j];
+        raised |= (unsigned int)(now[j] ^ t[j]);
+    }
+    return raised != 0;
+}
+
+/* rows <= ROWS_EXACT rows into LANES elements. Where a value reaches above t, which is rare after the first rows, the
+ * sums are made again. A flagged element takes nothing. */
+ARI_ROW_KERNEL void accumulate_lanes(uint8_t *t, int64_t *h, int64_t *l, const float *x, ptrdiff_t stride, size_t rows)
+{
+    uint8_t now[LANES];
+    column_sums s;
+    sum_columns(&s, t, x, stride, rows);
+    if (raised_tops(now, t, s.top)) {
+        raise_run(t, h, l, now, LANES);
+        sum_columns(&s, t, x, stride, rows);
+    }
+    for (size_t j = 0; j < LANES; j++) {
         const bool flagged = t[j] == ARI_ACC_NONFINITE;
-        const uint64_t to_h = ari_bits64((flagged ? 0.0 : high[j]) + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS;
-        const uint64_t to_l = ari_bits64((flagged ? 0.0 : low[j]) + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS;
+        const uint64_t to_h = ari_bits64((flagged ? 0.0 : s.high[j]) + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS;
+        const uint64_t to_l = ari_bits64((flagged ? 0.0 : s.low[j]) + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS;
         h[j] = (int64_t)((uint64_t)h[j] + to_h);
         l[j] = (int64_t)((uint64_t)l[j] + to_l);
     }
