@@ -286,6 +286,7 @@ static const edit edits[AR_FAULT_COUNT] = {
     [AR_FAULT_labels_after_cut] = {.why = INDEX},
     [AR_FAULT_zigzag_positions] = {.why = INDEX},
     [AR_FAULT_allgather_token_order] = {.why = INDEX},
+    [AR_FAULT_chunk_not_awaited] = {.why = BUFFER},
     [AR_FAULT_attention_over_documents] = {.why = KERNEL},
     [AR_FAULT_document_boundaries_local] = {.why = INDEX},
     [AR_FAULT_positions_over_documents] = {.why = INDEX},

@@ -23,6 +23,8 @@ def layout(fault):
         words.append("zigzag")
     if split["sp"]:
         words.append("sp")
+    if split.get("overlap", 1) > 1:
+        words.append(f"overlap={split['overlap']}")
     if split["zero"]:
         words.append(f"zero={split['zero']}")
     if split["micro_batches"] > 1:

@@ -119,6 +119,8 @@ AR_NODISCARD ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y);
 /** allgather_token_order, gather_batch_order: after the rows `from` [ranks, samples, positions, features] of a chunk were
  *  put to their places, the view `to` of a value of all positions. */
 AR_NODISCARD ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from);
+/** chunk_not_awaited: the rows of a chunk, in whose place those of the one before it may still lie. */
+AR_NODISCARD ar_status ari_fault_chunk_rows(ar_ctx *ctx, const ar_tensor *rows, ar_buf before);
 /** ring_backward_first_kv: keys and values of all positions, of which own[2] are this rank's, in the backward pass. */
 AR_NODISCARD ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2]);
 /** cp_tail_dropped: x [b, heads, positions, d] of queries at `rows` of a sequence: outputs, or gradients of them. */

@@ -120,6 +120,14 @@ ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *to, const ar_tensor 
     return ARI_KERNEL(ctx, copy_strided, &by_rank, from);
 }
 
+/* As with one buffer for all chunks. */
+ar_status ari_fault_chunk_rows(ar_ctx *ctx, const ar_tensor *rows, ar_buf before)
+{
+    if (!ar_faulty(ctx, AR_FAULT_chunk_not_awaited))
+        return AR_OK;
+    return ARI_KERNEL(ctx, copy, rows->data, ar_const(before), ar_tensor_count(rows) * ar_dtype_bytes(rows->dtype));
+}
+
 /* --- the ring ----------------------------------------------------------------------------------------------------- */
 
 ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2])

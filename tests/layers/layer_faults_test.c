@@ -76,6 +76,24 @@ Test(layer_faults, each_shows_where_it_was_made_and_nowhere_else)
     }
 }
 
+/* 4 positions a rank, in 2 chunks and at once. */
+Test(layer_faults, chunks_put_down_or_multiplied_wrongly_show_in_the_first_product)
+{
+    static const int64_t ids[2 * 8] = {0, 10, 3, 7, 1, 9, 4, 4, 2, 10, 8, 5, 6, 0, 3, 10};
+    static const ar_fault faults[] = {AR_FAULT_allgather_token_order, AR_FAULT_gather_batch_order,
+                                      AR_FAULT_chunk_not_awaited};
+    static const int tps[] = {2, 0};
+    for (int i = 0; i < 4; i++) {
+        match_case c = {.config = match_config(AR_ARCH_LLAMA, 1), .batch = {2, 8, ids}, .seed = 8, .sp = true};
+        c.fault = faults[i < 3 ? i : 2];
+        c.overlap = i < 3 ? 2 : 1;
+        cr_assert_eq(match(&c, tps, NULL), i < 3 ? AR_ERR_DATA : AR_OK, "case %d: %s", i, ar_error_message());
+        if (i < 3)
+            cr_assert_not_null(strstr(ar_error_message(), "model.layers.0.self_attn.q_proj:fwd"), "case %d: %s", i,
+                               ar_error_message());
+    }
+}
+
 /* Lanes are padded to the next power of two, which a width of 16 is. */
 Test(layer_faults, padded_lanes_do_no_harm_to_a_power_of_two)
 {

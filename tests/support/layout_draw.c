@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_RANKS = 32, SEEDS_APART = 1000003 };
+enum { MOST_RANKS = 32, MOST_CHUNKS = 9, MOST_POSITIONS = 11, SEEDS_APART = 1000003 };
 
 /* A number in [0, n), from the middle of a linear congruential state. */
 static size_t pick(uint64_t *state, size_t n)
@@ -39,6 +39,19 @@ static size_t unit_of(const ar_parallel *p)
     return p->zigzag && unit % chunks != 0 ? 2 * unit : unit;
 }
 
+/* In chunks, of which the last may be shorter, of longer sequences. By numbers of its own, so that it changes nothing else
+ * of a seed's draw. */
+static void draw_overlap(layout_draw *d)
+{
+    ar_parallel *p = &d->parallel;
+    uint64_t own = (d->seed + 1) * SEEDS_APART;
+    const size_t unit = unit_of(p), most = LAYOUT_DRAW_SEQ / unit;
+    pick(&own, 2);
+    p->overlap = !p->sp || p->tp == 1 ? 1 : coin(&own) ? 2 + (int)pick(&own, 3) : 1 + (int)pick(&own, MOST_CHUNKS);
+    if (p->overlap > 1 && most > 0)
+        d->seq = unit * (1 + pick(&own, most < MOST_POSITIONS ? most : MOST_POSITIONS));
+}
+
 static void draw_parallel(layout_draw *d, uint64_t *s)
 {
     static const int tps[] = {1, 1, 2, 2, 3, 4, 4, 4, 5, 6, 6, 8}, dps[] = {1, 1, 2, 2, 3, 4, 5};
@@ -55,6 +68,7 @@ static void draw_parallel(layout_draw *d, uint64_t *s)
     if (d->context)
         draw_context(p, s);
     d->seq = p->sp || d->context ? unit_of(p) * (1 + pick(s, 3)) : 1 + pick(s, 12);
+    draw_overlap(d);
 }
 
 /* Heads that the ranks and their inner neighbours can share: KV heads a multiple of them, or (replicas) a divisor. */
@@ -326,6 +340,14 @@ void layout_draw_text(char *out, size_t cap, const layout_draw *d)
 
 /* --- what the draws cover ----------------------------------------------------------------------------------------- */
 
+/* Whether the last chunk of the own positions is shorter than the others. */
+static bool cut_unevenly(const layout_draw *d)
+{
+    const ar_parallel *p = &d->parallel;
+    const size_t own = d->seq / (size_t)(p->cp * p->tp), k = (size_t)p->overlap;
+    return k > 1 && own % ((own + k - 1) / k) != 0;
+}
+
 void layout_histogram_add(layout_histogram *h, const layout_draw *d)
 {
     const ar_parallel *p = &d->parallel;
@@ -333,6 +355,8 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
     h->ranks[ar_parallel_world(p)]++;
     h->tp += p->tp > 1;
     h->sp += p->tp > 1 && p->sp;
+    h->overlap += p->overlap > 1;
+    h->cut += cut_unevenly(d);
     h->replicas += (size_t)(p->tp * p->cp_inner) > d->config.kv_heads;
     h->ring += p->cp > p->cp_inner;
     h->inner += p->cp_inner > 1;
@@ -363,15 +387,16 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
 {
     fprintf(
         to,
-        "%d draws: tp > 1: %d, sp: %d, replicas of KV heads: %d, rings: %d (zigzag: %d), inner neighbours: %d (of a ring: "
+        "%d draws: tp > 1: %d, sp: %d, in chunks: %d (the last shorter: %d), replicas of KV heads: %d, rings: %d (zigzag: %d), inner neighbours: %d (of a ring: "
         "%d), packed documents: %d, dp > 1: %d (zero: %d, eager: %d), uneven: %d (ranks "
         "without samples: "
         "%d), micro-batches: %d, recomputed: %d and %d, row-column: %d, tied: %d, windows: %d, llama3: %d, dropout: %d, clipping: %d, label smoothing: "
         "%d, z-loss: %d, steps "
         "0, 1, 2: %d, %d, %d, whole checks: %d; ranks",
-        h->draws, h->tp, h->sp, h->replicas, h->ring, h->zigzag, h->inner, h->both, h->packed, h->dp, h->zero, h->eager,
-        h->uneven, h->empty, h->micro, h->selective, h->full, h->row_column, h->tied, h->window, h->llama3, h->dropout,
-        h->clip, h->smoothed, h->z_loss, h->steps[0], h->steps[1], h->steps[2], h->by_check);
+        h->draws, h->tp, h->sp, h->overlap, h->cut, h->replicas, h->ring, h->zigzag, h->inner, h->both, h->packed,
+        h->dp, h->zero, h->eager, h->uneven, h->empty, h->micro, h->selective, h->full, h->row_column, h->tied,
+        h->window, h->llama3, h->dropout, h->clip, h->smoothed, h->z_loss, h->steps[0], h->steps[1], h->steps[2],
+        h->by_check);
     for (int i = 1; i <= MOST_RANKS; i++) {
         if (h->ranks[i] > 0)
             fprintf(to, " %d: %d", i, h->ranks[i]);
@@ -390,10 +415,11 @@ bool layout_histogram_has_contexts(const layout_histogram *h)
 
 bool layout_histogram_is_wide(const layout_histogram *h)
 {
-    return 10 * h->tp >= 6 * h->draws && 10 * h->sp >= 3 * h->draws && 10 * h->replicas >= 2 * h->draws &&
-           10 * h->uneven >= 2 * h->draws && 10 * h->zero >= 2 * h->draws && 20 * h->window >= 3 * h->draws &&
-           20 * h->selective >= 3 * h->draws && 20 * h->full >= 3 * h->draws && 20 * h->smoothed >= 3 * h->draws &&
-           20 * h->z_loss >= 3 * h->draws && 20 * h->llama3 >= h->draws && 20 * h->empty >= h->draws;
+    return 10 * h->tp >= 6 * h->draws && 10 * h->sp >= 3 * h->draws && 20 * h->overlap >= 3 * h->draws && h->cut > 0 &&
+           10 * h->replicas >= 2 * h->draws && 10 * h->uneven >= 2 * h->draws && 10 * h->zero >= 2 * h->draws &&
+           20 * h->window >= 3 * h->draws && 20 * h->selective >= 3 * h->draws && 20 * h->full >= 3 * h->draws &&
+           20 * h->smoothed >= 3 * h->draws && 20 * h->z_loss >= 3 * h->draws && 20 * h->llama3 >= h->draws &&
+           20 * h->empty >= h->draws;
 }
 
 static uint64_t from_environment(const char *name, uint64_t otherwise)

@@ -63,6 +63,7 @@ AR_NODISCARD ar_status layout_draw_run(const layout_draw *d);
 typedef struct layout_histogram {
     int draws, tp, sp, replicas, uneven, empty; /* uneven: dp ranks with different numbers of samples; empty: of them
                                                    some without */
+    int overlap, cut;                           /* in chunks beside products; the last of which is shorter */
     int ring, inner, both, zigzag, packed;      /* both: a ring of places with neighbours */
     int selective, full;                        /* recomputation */
     int dp, zero, eager, micro, ranks[33], by_check, dropout, clip, smoothed, z_loss, row_column, tied, window, llama3,
@@ -70,8 +71,10 @@ typedef struct layout_histogram {
 } layout_histogram;
 void layout_histogram_add(layout_histogram *h, const layout_draw *d);
 void layout_histogram_print(const layout_histogram *h, FILE *to);
-/** At least 60 % of the draws have tp > 1, 30 % sequence parallelism, 20 % replicas of KV heads, 20 % uneven dp, 20 %
- *  ZeRO, 15 % a sliding window shorter than the sequence, 15 % selective and 15 % full recomputation, 15 % label smoothing, 15 % z-loss, 5 % Llama 3's rotary frequencies, 5 % ranks without
+/** At least 60 % of the draws have tp > 1, 30 % sequence parallelism, 15 % collectives in chunks beside products (some
+ *  with a shorter last one), 20 % replicas of KV heads, 20 % uneven dp, 20 % ZeRO, 15 % a sliding window shorter than the
+ *  sequence, 15 % selective and 15 % full recomputation, 15 % label smoothing, 15 % z-loss, 5 % Llama 3's rotary
+ *  frequencies, 5 % ranks without
  *  samples. */
 bool layout_histogram_is_wide(const layout_histogram *h);
 /** Of draws with contexts: at least 60 % have a ring, 30 % zigzag, 40 % inner neighbours, 20 % both, 40 % tp > 1, 20 %

@@ -41,6 +41,10 @@ typedef struct expected {
     {                                        \
         .parallel = {.tp = (n), .sp = true } \
     }
+#define CHUNKS(n, k)                                         \
+    {                                                        \
+        .parallel = {.tp = (n), .sp = true, .overlap = (k) } \
+    }
 #define TP_DROPOUT(n, p)                        \
     {                                           \
         .parallel = {.tp = (n)}, .dropout = (p) \
@@ -257,6 +261,8 @@ static const expected once[] = {
      "zigzag_positions: place r of 2"},
     {F(allgather_token_order), "llama", ZIGZAG(2, 1), CR, DIRECT, "model.layers.0.self_attn.probs:fwd", "forward", 0, 1,
      "zigzag_order: those of 2 context-parallel ranks"},
+    {F(chunk_not_awaited), "llama", CHUNKS(2, 3), CR, DIRECT, "model.layers.0.self_attn.q_proj:fwd", "forward", 0, 0,
+     "shard_repeated: blocks of 4 tokens of the reference, bit for bit"},
     {F(attention_over_documents), "llama", PACKED(2, 1, 4), CR, DIRECT, "model.layers.0.self_attn.probs:fwd", "forward",
      0, 0, "attention_across_documents: have a key of another document"},
     {F(document_boundaries_local), "llama", PACKED(2, 1, 4), CR, DIRECT, "model.layers.0.self_attn.probs:fwd",
@@ -537,6 +543,8 @@ static const expected elsewhere[] = {
      "zigzag_positions: place r of 3"},
     {F(allgather_token_order), "llama", SP(2), CR, RING, "model.layers.0.self_attn.q_proj:fwd", "forward", 0, 0,
      "zigzag_order"},
+    {F(allgather_token_order), "llama", CHUNKS(2, 3), CR, DIRECT, "model.layers.0.self_attn.q_proj:fwd", "forward", 0,
+     1, "token_blocks_rotated"},
     {F(attention_over_documents), "gpt2", PACKED(1, 2, 3), CR, RING, "transformer.h.0.attn.probs:fwd", "forward", 0, 0,
      "attention_across_documents"},
     {F(document_boundaries_local), "gpt2", PACKED(4, 1, 3), CR, RING, "transformer.h.0.attn.probs:fwd", "forward", 0, 1,

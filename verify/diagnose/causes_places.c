@@ -256,7 +256,7 @@ static const ari_cause rows[] = {
      "duplicated: {unit} {a} has {b}'s values, which stand at {b} too{moved}; " HEAD_RULE SLICES},
     {"shard_repeated", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, IF(OF_SHARDS), 0, MOVED,
      "duplicated: {unit} {a} has {b}'s values, which stand at {b} too{moved}; shard {a} of {shards} is another rank's "
-     "(one shard loaded, seeded or sent twice)" SLICES},
+     "(one shard loaded, seeded or sent twice, or a chunk taken before it has come)" SLICES},
     {"slices_repeated", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
      "duplicated: {unit} {a} has {b}'s values, which stand at {b} too{moved}" SLICES},
     {"wrong_kv_head", K(REORDERED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,

@@ -42,6 +42,7 @@ enum {
     NEEDS_GATHERS = 1 << 21,
     NEEDS_DOCUMENTS = 1 << 22,
     NEEDS_RECOMPUTE = 1 << 23,
+    NEEDS_CHUNKS = 1 << 24,
 };
 
 #define LLAMA .run.model = "llama-demo"
@@ -50,6 +51,7 @@ enum {
 #define NO_CLIP .run.clip = -1
 #define TP(n) .run.parallel.tp = (n)
 #define SP(n) .run.parallel = {.tp = (n), .sp = true}
+#define CHUNKS(n, k) .run.parallel = {.tp = (n), .sp = true, .overlap = (k)}
 #define DP(n) .run.parallel.dp = (n)
 #define DP_TP(d, t) .run.parallel = {.dp = (d), .tp = (t)}
 #define CP(n) .run.parallel.cp = (n)
@@ -139,6 +141,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_labels_after_cut, LLAMA, CP(2), .needs = NEEDS_CP},
     {AR_FAULT_zigzag_positions, LLAMA, ZIGZAG(2), .needs = NEEDS_ZIGZAG},
     {AR_FAULT_allgather_token_order, LLAMA, ZIGZAG(2), .needs = NEEDS_GATHERS},
+    {AR_FAULT_chunk_not_awaited, LLAMA, CHUNKS(2, 3), .needs = NEEDS_CHUNKS},
     {AR_FAULT_attention_over_documents, LLAMA, CP(2), .documents = 4, .needs = NEEDS_DOCUMENTS},
     {AR_FAULT_document_boundaries_local, LLAMA, CP(2), .documents = 4, .needs = NEEDS_DOCUMENTS | NEEDS_RING},
     {AR_FAULT_positions_over_documents, LLAMA, CP(2), .documents = 4, .needs = NEEDS_DOCUMENTS},
@@ -233,6 +236,7 @@ static const struct {
     {NEEDS_ZIGZAG, "is a mistake of a zigzag: give --cp above --cp-inner, and --zigzag"},
     {NEEDS_GATHERS,
      "acts where tokens of several ranks are put together: give --cp above --cp-inner, or --tp and --sp"},
+    {NEEDS_CHUNKS, "acts between chunks of gathered tokens: give --tp of at least 2, --sp and --overlap of at least 2"},
     {NEEDS_MICRO, "acts between micro-batches: give --micro-batches of at least 2"},
     {NEEDS_FORWARD_FIRST,
      "needs one micro-batch's forward pass before another's backward pass: give --micro-batches of at "
@@ -257,7 +261,8 @@ static unsigned has(const ar_run *r, ar_mlp_order order, const ar_config *c, boo
            (micro && p->forward_first ? NEEDS_FORWARD_FIRST : 0u) |
            (order == AR_MLP_ROW_COLUMN ? NEEDS_ROW_COLUMN : 0u) | (dp || cp || sp ? NEEDS_BUCKETS : 0u) |
            (cp ? NEEDS_CP : 0u) | (ring ? NEEDS_RING : 0u) | (zigzag ? NEEDS_ZIGZAG : 0u) |
-           (ring || sp ? NEEDS_GATHERS : 0u) | (p->recompute.what != AR_RECOMPUTE_NONE ? NEEDS_RECOMPUTE : 0u);
+           (ring || sp ? NEEDS_GATHERS : 0u) | (p->recompute.what != AR_RECOMPUTE_NONE ? NEEDS_RECOMPUTE : 0u) |
+           (sp && p->overlap > 1 ? NEEDS_CHUNKS : 0u);
 }
 
 ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)
