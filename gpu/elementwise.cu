@@ -229,13 +229,6 @@ ar_status dropout(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor
 
 /* --- numbers of fewer bits ---------------------------------------------------------------------------------------- */
 
-ar_status round_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n)
-{
-    return launch_each(d, q, n, [y = dev<float>(y), x = dev<float>(x)] ARI_KERNEL(size_t i) {
-        y[i] = ari_f32_of_bf16(ari_bf16_of_f32(x[i]));
-    });
-}
-
 ar_status round_bits(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, int bits)
 {
     const view<float> to = view_of<float>(y);
@@ -244,18 +237,6 @@ ar_status round_bits(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_ten
         const place p = from.where(i);
         *to.at(p) = ari_f32_to_bits(*from.at(p), bits);
     });
-}
-
-ar_status narrow_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n)
-{
-    return launch_each(
-        d, q, n, [y = dev<uint16_t>(y), x = dev<float>(x)] ARI_KERNEL(size_t i) { y[i] = ari_bf16_of_f32(x[i]); });
-}
-
-ar_status widen_bf16(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n)
-{
-    return launch_each(
-        d, q, n, [y = dev<float>(y), x = dev<uint16_t>(x)] ARI_KERNEL(size_t i) { y[i] = ari_f32_of_bf16(x[i]); });
 }
 
 } // namespace ARI_GPU

@@ -76,7 +76,7 @@ template <class W, class G> struct optimizer_element {
             ari_sgd_update(&k, &value, first ? first + i : nullptr, g);
         if (master)
             master[i] = value;
-        store(weight + i, master ? ari_f32_of_bf16(ari_bf16_of_f32(value)) : value);
+        store(weight + i, value);
     }
 };
 

@@ -256,17 +256,13 @@ typedef struct ar_device_ops {
     ar_status (*sum_squares)(ar_device *d, ar_queue *q, ar_buf sums, const ar_tensor *g, ar_cbuf e);
     /* y = fl32(x*factor); y may be x */
     ar_status (*scale)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float factor);
-    /* y = x rounded to the nearest bf16 number, ties to even; both fp32 words, y may be x. */
-    ar_status (*round_bf16)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
     /* y = x rounded to the nearest number of `bits` bits of significand (1 < bits < 24; bf16: 8, TF32: 11), ties to
      * even; the exponents are fp32's. One shape, any strides; y may be x. */
     ar_status (*round_bits)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, int bits);
-    /* y (bf16 [n]) = x (fp32) rounded to nearest, ties to even; y (fp32) = x (bf16). No overlap. */
-    ar_status (*narrow_bf16)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
-    ar_status (*widen_bf16)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf x, size_t n);
     /* One step of w from its gradient g, and of the moments (f32): m where SGD has a momentum, m and v for Adam and
-     * AdamW; a moment that the kind does not have: ptr NULL. master (f32) given: the step is master's, which w is
-     * rounded to bf16; where w was set since, and is not, master = w comes first. No two may overlap. */
+     * AdamW; a moment that the kind does not have: ptr NULL. master (f32 [n]), where w is BF16 and a copy of it: the step
+     * is master's, and w is what it rounds to; an element of w that was not, was set since, and is master's first. No
+     * two may overlap. */
     ar_status (*optimizer_step)(ar_device *d, ar_queue *q, const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v,
                                 const ar_tensor *g, const struct ari_optimizer_constants *k);
 } ar_device_ops;
@@ -279,8 +275,7 @@ typedef struct ar_device_ops {
     X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(act_backward) X(gated_forward) X(gated_backward) X(dropout)  \
     X(norm_forward) X(norm_backward) X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward)       \
     X(rows_in_range) X(gather_rows) X(ce_max) X(ce_sum) X(ce_logits) X(ce_target) X(ce_terms)            \
-    X(ce_backward) X(sum_squares) X(scale) X(round_bf16) X(round_bits) X(narrow_bf16)       \
-    X(widen_bf16) X(optimizer_step)
+    X(ce_backward) X(sum_squares) X(scale) X(round_bits) X(optimizer_step)
 /* clang-format on */
 
 /** An instance: its table, how many threads of the host a kernel may use, and how many bytes of a value that several

@@ -288,7 +288,7 @@ ar_status ari_cpu_dropout(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const a
     return AR_OK;
 }
 
-/* --- numbers that are stored in 16 bits --------------------------------------------------------------------------- */
+/* --- numbers of fewer bits ---------------------------------------------------------------------------------------- */
 /* A loop does what memory allows; threads would not help it. */
 
 ARI_ROW_KERNEL void round_loop(float *y, const float *x, size_t n, int bits)
@@ -325,21 +325,5 @@ ar_status ari_cpu_round_bits(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, cons
         round_strided((float *)y->data.ptr + to, y->stride[x->ndim - 1], (const float *)x->data.ptr + from,
                       x->stride[x->ndim - 1], row, bits);
     }
-    return AR_OK;
-}
-
-/** Slot narrow_bf16. Errors: none. */
-ar_status ari_cpu_narrow_bf16(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf x, size_t n)
-{
-    (void)d;
-    ari_narrow(y.ptr, x.ptr, n);
-    return AR_OK;
-}
-
-/** Slot widen_bf16. Errors: none. */
-ar_status ari_cpu_widen_bf16(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf x, size_t n)
-{
-    (void)d;
-    ari_widen(y.ptr, x.ptr, n);
     return AR_OK;
 }

@@ -71,31 +71,9 @@ ar_status ari_cpu_scale(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_
     return AR_OK;
 }
 
-/* --- storage in 16 bits ------------------------------------------------------------------------------------------- */
+/* --- updates ------------------------------------------------------------------------------------------------------ */
 
-static ar_status for_blocks(ar_device *d, void (*loop)(float *, const float *, size_t), ar_buf y, ar_cbuf x, size_t n)
-{
-    const size_t blocks = ari_blocks_of(n);
-    float *out = y.ptr;
-    const float *in = x.ptr;
-    ARI_PARALLEL_FOR (i, blocks, d, n)
-        loop(out + i * ARI_BLOCK, in + i * ARI_BLOCK, ari_block_length(n, i));
-    return AR_OK;
-}
-
-ARI_ROW_KERNEL void round_bf16_loop(float *y, const float *x, size_t n)
-{
-#pragma GCC ivdep
-    for (size_t j = 0; j < n; j++)
-        y[j] = ari_f32_of_bf16(ari_bf16_of_f32(x[j]));
-}
-
-/** Slot round_bf16. y may be x. Errors: none. */
-ar_status ari_cpu_round_bf16(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf x, size_t n)
-{
-    return for_blocks(d, round_bf16_loop, y, x, n);
-}
-
+/* A weight that is not what its master copy rounds to was set since. */
 ARI_ROW_KERNEL void take_bf16_loop(float *master, const float *weight, size_t n)
 {
 #pragma GCC ivdep
@@ -104,8 +82,6 @@ ARI_ROW_KERNEL void take_bf16_loop(float *master, const float *weight, size_t n)
         master[j] = ari_bits32(rounded) == ari_bits32(weight[j]) ? master[j] : weight[j];
     }
 }
-
-/* --- updates ------------------------------------------------------------------------------------------------------ */
 
 /* What does not change within a step is read once: the compiler takes the choices out of the loops. */
 ARI_ROW_KERNEL void plain_loop(const ari_optimizer_constants *k, float *w, const float *g, size_t n)
@@ -159,9 +135,7 @@ ar_status ari_cpu_optimizer_step(ar_device *d, ARI_AT_ONCE, const ar_tensor *w, 
         if (own)
             take_bf16_loop(stepped, held, length);
         step_block(k, stepped, first ? first + at : NULL, second ? second + at : NULL, gradient, length);
-        if (own)
-            round_bf16_loop(weight, stepped, length);
-        ari_run_store(w, (ptrdiff_t)at, length, weight);
+        ari_run_store(w, (ptrdiff_t)at, length, stepped);
     }
     return AR_OK;
 }

@@ -58,10 +58,7 @@ void gated_backward_cases(device_pair *p);
 void dropout_cases(device_pair *p);
 void sum_squares_cases(device_pair *p);
 void scale_cases(device_pair *p);
-void round_bf16_cases(device_pair *p);
 void round_bits_cases(device_pair *p);
-void narrow_bf16_cases(device_pair *p);
-void widen_bf16_cases(device_pair *p);
 
 /* optimizer_cases.c */
 void optimizer_step_cases(device_pair *p);

@@ -248,20 +248,6 @@ void sum_squares_cases(device_pair *p)
 
 /* --- numbers of fewer bits ---------------------------------------------------------------------------------------- */
 
-static void round_bf16_case(device_pair *p, size_t n, pair_values v)
-{
-    const bool in_place = pair_below(p, 2);
-    pair_begin(p, "n %zu, %s values%s", n, pair_values_name(v), in_place ? ", in place" : "");
-    const pair_buf x = pair_floats(p, "x", n, v), y = pair_words(p, "y", PAIR_W32, n);
-    PAIR_RUN(p, round_bf16, in_place ? x.at[s] : y.at[s], ar_const(x.at[s]), n);
-    pair_end(p);
-}
-
-void round_bf16_cases(device_pair *p)
-{
-    sizes_and_values(p, round_bf16_case);
-}
-
 void round_bits_cases(device_pair *p)
 {
     static const size_t shapes[][4] = {{2, 3, 5, 33}, {1, 1, 1, 1}, {1, 2, 0, 7}, {3, 1, 4, 64}};
@@ -279,32 +265,4 @@ void round_bits_cases(device_pair *p)
             PAIR_RUN(p, round_bits, in_place ? &x.at[s] : &y.at[s], &x.at[s], bits);
             pair_end(p);
         }
-}
-
-static void narrow_bf16_case(device_pair *p, size_t n, pair_values v)
-{
-    pair_begin(p, "n %zu, %s values", n, pair_values_name(v));
-    const pair_buf x = pair_floats(p, "x", n, v), y = pair_words(p, "y", PAIR_W16, n);
-    PAIR_RUN(p, narrow_bf16, y.at[s], ar_const(x.at[s]), n);
-    pair_end(p);
-}
-
-void narrow_bf16_cases(device_pair *p)
-{
-    sizes_and_values(p, narrow_bf16_case);
-}
-
-static void widen_bf16_case(device_pair *p, size_t n, pair_values v)
-{
-    pair_begin(p, "n %zu, upper halves of %s values", n, pair_values_name(v));
-    const pair_buf x = pair_zeros(p, "x", PAIR_W16, n), y = pair_words(p, "y", PAIR_W32, n);
-    for (size_t i = 0; i < n && x.host; i++)
-        ((uint16_t *)x.host)[i] = (uint16_t)(ari_bits32(pair_value(p, v)) >> 16);
-    PAIR_RUN(p, widen_bf16, y.at[s], ar_const(x.at[s]), n);
-    pair_end(p);
-}
-
-void widen_bf16_cases(device_pair *p)
-{
-    sizes_and_values(p, widen_bf16_case);
 }

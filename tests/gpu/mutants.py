@@ -87,8 +87,6 @@ MUTANTS = [
      "        }"),
     ("round_bits: a bit less", "gpu/elementwise.cu", "ari_f32_to_bits(*from.at(p), bits)",
      "ari_f32_to_bits(*from.at(p), bits - 1)"),
-    ("narrow_bf16: cut off in place of rounded", "gpu/elementwise.cu", "y[i] = ari_bf16_of_f32(x[i]);",
-     "y[i] = static_cast<uint16_t>(ari_bits32(x[i]) >> 16);"),
     ("optimizer_step: a weight that was set is not taken", "gpu/optimizer.cu", "value = w; /* it was set since */",
      "value = value; /* it was set since */"),
     ("copy_strided: a corner of each tile forgotten", "gpu/strided.cu",

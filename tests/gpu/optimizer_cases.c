@@ -36,7 +36,8 @@ static void step_case(device_pair *p, const kind_case *c, size_t n, pair_values 
         float *x = (float *)u.host + i;
         *x = *x < 0.0f && i % 16 != 3 ? -*x : *x;
     }
-    const pair_buf master = pair_below(p, 2) ? pair_floats(p, "master", n, v) : pair_none();
+    const bool kept = p->stored == AR_BF16 && pair_below(p, 3) != 0;
+    const pair_buf master = kept ? pair_floats(p, "master", n, v) : pair_none();
     for (size_t i = 0; i < n && w.host && master.host; i++) { /* most weights are what the master rounds to, bf16 */
         float *own = (float *)w.host + i;
         const size_t what = pair_below(p, 3);
