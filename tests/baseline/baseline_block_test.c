@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One block against values computed in binary64 by PyTorch from inputs that fp32 represents. */
+#include "support/together.h"
 #include "tests/baseline/support.h"
 
 typedef struct block_case {
@@ -92,7 +93,7 @@ static void check_block(const block_case *at, ar_number_mode mode, double bound)
 
 TestSuite(baseline_block, .timeout = 300);
 
-Test(baseline_block, multi_head_block_agrees)
+static void multi_head_block_agrees(void)
 {
     const block_case at = {"block-mha", block_config(64, 4, 4, 256, true), 2, 16};
     check_block(&at, AR_MODE_F64, F64_BOUND);
@@ -100,7 +101,7 @@ Test(baseline_block, multi_head_block_agrees)
     check_block(&at, AR_MODE_FP32, FP32_BOUND);
 }
 
-Test(baseline_block, grouped_query_block_agrees)
+static void grouped_query_block_agrees(void)
 {
     const block_case at = {"block-gqa", block_config(96, 12, 3, 384, true), 2, 16};
     check_block(&at, AR_MODE_F64, F64_BOUND);
@@ -108,10 +109,15 @@ Test(baseline_block, grouped_query_block_agrees)
     check_block(&at, AR_MODE_FP32, FP32_BOUND);
 }
 
-Test(baseline_block, bidirectional_multi_query_block_agrees)
+static void bidirectional_multi_query_block_agrees(void)
 {
     const block_case at = {"block-mqa-bidirectional", block_config(64, 8, 1, 128, false), 1, 24};
     check_block(&at, AR_MODE_F64, F64_BOUND);
     check_block(&at, AR_MODE_EXACT, FP32_BOUND);
     check_block(&at, AR_MODE_FP32, FP32_BOUND);
+}
+
+Test(baseline_block, every_claim)
+{
+    TOGETHER(multi_head_block_agrees, grouped_query_block_agrees, bidirectional_multi_query_block_agrees);
 }

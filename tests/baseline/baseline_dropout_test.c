@@ -5,6 +5,7 @@
 
 #include "ref/baseline/perturb.h"
 #include "ref/numerics/philox.h"
+#include "support/together.h"
 
 #define P 0.25
 
@@ -38,7 +39,7 @@ enum { SITES = sizeof sites / sizeof *sites };
 
 TestSuite(baseline_dropout, .timeout = 300);
 
-Test(baseline_dropout, names_the_sites_and_nothing_without_dropout)
+static void names_the_sites_and_nothing_without_dropout(void)
 {
     static tape with, without;
     const ar_batch batch = tiny_batch();
@@ -90,7 +91,7 @@ static void check_site(const site *s, const tape *t, const ar_config *c)
     cr_assert(dropped > 0 && dropped < y->count, "%s: %zu of %zu dropped", s->name, dropped, y->count);
 }
 
-Test(baseline_dropout, drops_and_scales_as_the_formulas_say)
+static void drops_and_scales_as_the_formulas_say(void)
 {
     static tape t;
     const ar_batch batch = tiny_batch();
@@ -103,7 +104,7 @@ Test(baseline_dropout, drops_and_scales_as_the_formulas_say)
 }
 
 /* Of n independent elements n*P are dropped, within 5 standard deviations. */
-Test(baseline_dropout, keeps_the_stated_share)
+static void keeps_the_stated_share(void)
 {
     static tape t;
     ar_config c = tiny_config(AR_ARCH_GPT2, 1);
@@ -136,7 +137,7 @@ static bool same_mask(const taped *a, const taped *b)
     return same == a->count;
 }
 
-Test(baseline_dropout, number_modes_share_their_masks_and_seeds_and_sites_do_not)
+static void number_modes_share_their_masks_and_seeds_and_sites_do_not(void)
 {
     static tape exact, fp32, f64, other;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
@@ -161,7 +162,7 @@ Test(baseline_dropout, number_modes_share_their_masks_and_seeds_and_sites_do_not
 }
 
 /* The same samples, cut after three tokens: what stands at (sample, position) is dropped as before. */
-Test(baseline_dropout, a_mask_does_not_know_how_long_the_batch_is)
+static void a_mask_does_not_know_how_long_the_batch_is(void)
 {
     static tape whole, cut;
     int64_t ids[3 * 3];
@@ -188,7 +189,7 @@ Test(baseline_dropout, a_mask_does_not_know_how_long_the_batch_is)
     tape_clear(&cut);
 }
 
-Test(baseline_dropout, every_step_has_its_own_mask)
+static void every_step_has_its_own_mask(void)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
@@ -250,7 +251,7 @@ static void check_derivative(ar_arch arch)
     tape_clear(&t);
 }
 
-Test(baseline_dropout, the_backward_pass_is_the_derivative_with_the_same_mask)
+static void the_backward_pass_is_the_derivative_with_the_same_mask(void)
 {
     check_derivative(AR_ARCH_LLAMA);
     check_derivative(AR_ARCH_GPT2);
@@ -258,7 +259,7 @@ Test(baseline_dropout, the_backward_pass_is_the_derivative_with_the_same_mask)
 }
 
 /* What was dropped has no gradient, what was kept has it scaled; at the last block's MLP it is that of the block. */
-Test(baseline_dropout, gradients_of_a_site_are_those_of_its_input)
+static void gradients_of_a_site_are_those_of_its_input(void)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_STACK, 1);
@@ -272,7 +273,7 @@ Test(baseline_dropout, gradients_of_a_site_are_those_of_its_input)
 
 /* --- what is refused ---------------------------------------------------------------------------------------------- */
 
-Test(baseline_dropout, refuses_elements_that_it_cannot_number)
+static void refuses_elements_that_it_cannot_number(void)
 {
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_batch batch = tiny_batch();
@@ -280,4 +281,12 @@ Test(baseline_dropout, refuses_elements_that_it_cannot_number)
     double loss;
     c.max_positions = (size_t)1 << 31; /* 3 samples, 4 heads, 2^62 pairs */
     cr_assert_eq(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_OVERFLOW);
+}
+
+Test(baseline_dropout, every_claim)
+{
+    TOGETHER(names_the_sites_and_nothing_without_dropout, drops_and_scales_as_the_formulas_say, keeps_the_stated_share,
+             number_modes_share_their_masks_and_seeds_and_sites_do_not, a_mask_does_not_know_how_long_the_batch_is,
+             every_step_has_its_own_mask, the_backward_pass_is_the_derivative_with_the_same_mask,
+             gradients_of_a_site_are_those_of_its_input, refuses_elements_that_it_cannot_number);
 }

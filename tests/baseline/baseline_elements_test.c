@@ -5,6 +5,7 @@
 
 #include "ref/baseline/run.h"
 #include "ref/numerics/scalar.h"
+#include "support/together.h"
 
 enum { B = 3, S = 5, W = 8, HEADS = 4, D = 4, F = 12, V = 11, T = B * S };
 
@@ -122,7 +123,7 @@ static void check_rope(const char *from, const char *to, char pass, size_t heads
 
 TestSuite(baseline_elements, .timeout = 300);
 
-Test(baseline_elements, rmsnorm_and_layernorm_are_their_definitions)
+static void rmsnorm_and_layernorm_are_their_definitions(void)
 {
     const ar_batch batch = tiny_batch();
     const ar_config llama = tiny_config(AR_ARCH_LLAMA, 1), gpt2 = tiny_config(AR_ARCH_GPT2, 1);
@@ -147,7 +148,7 @@ Test(baseline_elements, rmsnorm_and_layernorm_are_their_definitions)
     check_narrow_norm();
 }
 
-Test(baseline_elements, rotary_positions_are_their_definition_and_turn_back)
+static void rotary_positions_are_their_definition_and_turn_back(void)
 {
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_batch batch = tiny_batch();
@@ -160,7 +161,7 @@ Test(baseline_elements, rotary_positions_are_their_definition_and_turn_back)
     tape_clear(&t);
 }
 
-Test(baseline_elements, gated_and_plain_activations_are_their_definitions)
+static void gated_and_plain_activations_are_their_definitions(void)
 {
     const ar_config llama = tiny_config(AR_ARCH_LLAMA, 1), gpt2 = tiny_config(AR_ARCH_GPT2, 1);
     const ar_batch batch = tiny_batch();
@@ -182,7 +183,7 @@ Test(baseline_elements, gated_and_plain_activations_are_their_definitions)
     tape_clear(&t);
 }
 
-Test(baseline_elements, residuals_and_positions_are_single_additions)
+static void residuals_and_positions_are_single_additions(void)
 {
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
     const ar_batch batch = tiny_batch();
@@ -252,9 +253,16 @@ static void expect_loss(const ar_loss_options *o)
     tape_clear(&t);
 }
 
-Test(baseline_elements, cross_entropy_is_its_definition)
+static void cross_entropy_is_its_definition(void)
 {
     static const ar_loss_options losses[] = {{0}, {.label_smoothing = 0.1}, {.z_loss = 1e-4}, {0.6, 0.25}};
     for (size_t i = 0; i < sizeof losses / sizeof *losses; i++)
         expect_loss(&losses[i]);
+}
+
+Test(baseline_elements, every_claim)
+{
+    TOGETHER(rmsnorm_and_layernorm_are_their_definitions, rotary_positions_are_their_definition_and_turn_back,
+             gated_and_plain_activations_are_their_definitions, residuals_and_positions_are_single_additions,
+             cross_entropy_is_its_definition);
 }

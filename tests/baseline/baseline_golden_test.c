@@ -7,6 +7,7 @@
 #include "tests/baseline/support.h"
 
 #include "anyrank/config.h"
+#include "support/together.h"
 #include "tests/support/golden_loss.h"
 
 #define FP32_BOUND 6.1e-6
@@ -157,21 +158,21 @@ static void check_model(const char *folder, ar_number_mode mode, const char *mod
 
 TestSuite(baseline_golden, .timeout = 300);
 
-Test(baseline_golden, gpt2_tiny_agrees_with_pytorch_in_every_mode)
+static void gpt2_tiny_agrees_with_pytorch_in_every_mode(void)
 {
     check_model("gpt2-tiny", AR_MODE_F64, "binary64");
     check_model("gpt2-tiny", AR_MODE_EXACT, "exact");
     check_model("gpt2-tiny", AR_MODE_FP32, "fp32");
 }
 
-Test(baseline_golden, llama_gqa_tiny_agrees_with_pytorch_in_every_mode)
+static void llama_gqa_tiny_agrees_with_pytorch_in_every_mode(void)
 {
     check_model("llama-gqa-tiny", AR_MODE_F64, "binary64");
     check_model("llama-gqa-tiny", AR_MODE_EXACT, "exact");
     check_model("llama-gqa-tiny", AR_MODE_FP32, "fp32");
 }
 
-Test(baseline_golden, llama_mqa_tied_tiny_agrees_with_pytorch_in_every_mode)
+static void llama_mqa_tied_tiny_agrees_with_pytorch_in_every_mode(void)
 {
     check_model("llama-mqa-tied-tiny", AR_MODE_F64, "binary64");
     check_model("llama-mqa-tied-tiny", AR_MODE_EXACT, "exact");
@@ -192,7 +193,7 @@ static void check_models(const char *const *folders, size_t n)
 static const char *const others[] = {"qwen2-tiny",          "qwen2-window-tiny", "qwen2-layers-tiny",
                                      "mistral-window-tiny", "llama3-rope-tiny",  "llama-bias-headdim-tiny"};
 
-Test(baseline_golden, other_models_agree_with_pytorch_in_every_mode)
+static void other_models_agree_with_pytorch_in_every_mode(void)
 {
     check_models(others, sizeof others / sizeof *others);
 }
@@ -202,7 +203,7 @@ static const char *const batches[] = {"gpt2-padding-tiny",   "llama-padding-tiny
                                       "llama-labels-tiny",   "gpt2-documents-tiny", "llama-documents-tiny",
                                       "gpt2-positions-tiny", "llama-positions-tiny"};
 
-Test(baseline_golden, batches_with_labels_masks_and_positions_agree_with_pytorch_in_every_mode)
+static void batches_with_labels_masks_and_positions_agree_with_pytorch_in_every_mode(void)
 {
     check_models(batches, sizeof batches / sizeof *batches);
 }
@@ -210,12 +211,12 @@ Test(baseline_golden, batches_with_labels_masks_and_positions_agree_with_pytorch
 /* position_ids, a block-diagonal mask and labels in PyTorch; documents here. */
 static const char *const packed[] = {"llama-packed-tiny", "gpt2-packed-tiny"};
 
-Test(baseline_golden, packed_documents_agree_with_pytorch_in_every_mode)
+static void packed_documents_agree_with_pytorch_in_every_mode(void)
 {
     check_models(packed, sizeof packed / sizeof *packed);
 }
 
-Test(baseline_golden, packed_documents_agree_with_pytorch_in_fp64_to_its_rounding)
+static void packed_documents_agree_with_pytorch_in_fp64_to_its_rounding(void)
 {
     for (size_t i = 0; i < sizeof packed / sizeof *packed; i++)
         check_against(packed[i], AR_MODE_F64, "binary64", "64");
@@ -223,11 +224,21 @@ Test(baseline_golden, packed_documents_agree_with_pytorch_in_fp64_to_its_roundin
 
 static const char *const smoothed[] = {"llama-smoothing-tiny", "gpt2-z-loss-tiny", "gpt2-smoothing-z-loss-tiny"};
 
-Test(baseline_golden, label_smoothing_and_z_loss_agree_with_pytorch_in_every_mode)
+static void label_smoothing_and_z_loss_agree_with_pytorch_in_every_mode(void)
 {
     for (size_t i = 0; i < sizeof smoothed / sizeof *smoothed; i++) {
         const ar_loss_options loss = golden_loss(smoothed[i]);
         cr_assert(loss.label_smoothing > 0.0 || loss.z_loss > 0.0, "%s says no loss of its own", smoothed[i]);
     }
     check_models(smoothed, sizeof smoothed / sizeof *smoothed);
+}
+
+Test(baseline_golden, every_claim)
+{
+    TOGETHER(gpt2_tiny_agrees_with_pytorch_in_every_mode, llama_gqa_tiny_agrees_with_pytorch_in_every_mode,
+             llama_mqa_tied_tiny_agrees_with_pytorch_in_every_mode, other_models_agree_with_pytorch_in_every_mode,
+             batches_with_labels_masks_and_positions_agree_with_pytorch_in_every_mode,
+             packed_documents_agree_with_pytorch_in_every_mode,
+             packed_documents_agree_with_pytorch_in_fp64_to_its_rounding,
+             label_smoothing_and_z_loss_agree_with_pytorch_in_every_mode);
 }

@@ -3,6 +3,7 @@
 #include "tests/baseline/support.h"
 
 #include "ref/numerics/philox.h"
+#include "support/together.h"
 
 typedef struct expected_tensor {
     const char *name;
@@ -236,7 +237,7 @@ static void check_list(const ar_config *c, ar_number_mode mode, const expected_t
 
 TestSuite(baseline_names, .timeout = 300);
 
-Test(baseline_names, llama_emits_its_list_in_every_mode)
+static void llama_emits_its_list_in_every_mode(void)
 {
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     check_list(&c, AR_MODE_EXACT, llama_list, COUNT(llama_list));
@@ -244,7 +245,7 @@ Test(baseline_names, llama_emits_its_list_in_every_mode)
     check_list(&c, AR_MODE_F64, llama_list, COUNT(llama_list));
 }
 
-Test(baseline_names, gpt2_emits_its_list_in_every_mode)
+static void gpt2_emits_its_list_in_every_mode(void)
 {
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
     check_list(&c, AR_MODE_EXACT, gpt2_list, COUNT(gpt2_list));
@@ -252,7 +253,7 @@ Test(baseline_names, gpt2_emits_its_list_in_every_mode)
     check_list(&c, AR_MODE_F64, gpt2_list, COUNT(gpt2_list));
 }
 
-Test(baseline_names, stack_emits_its_list_in_every_mode)
+static void stack_emits_its_list_in_every_mode(void)
 {
     const ar_config c = tiny_config(AR_ARCH_STACK, 1);
     check_list(&c, AR_MODE_EXACT, stack_list, COUNT(stack_list));
@@ -260,7 +261,7 @@ Test(baseline_names, stack_emits_its_list_in_every_mode)
     check_list(&c, AR_MODE_F64, stack_list, COUNT(stack_list));
 }
 
-Test(baseline_names, tied_llama_has_no_head_weight)
+static void tied_llama_has_no_head_weight(void)
 {
     static tape t;
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
@@ -273,7 +274,7 @@ Test(baseline_names, tied_llama_has_no_head_weight)
     tape_clear(&t);
 }
 
-Test(baseline_names, forward_only_stops_after_the_loss)
+static void forward_only_stops_after_the_loss(void)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
@@ -287,7 +288,7 @@ Test(baseline_names, forward_only_stops_after_the_loss)
 }
 
 /* The block inside a one-layer stack and the block alone, fed with its input and the gradient of its output. */
-Test(baseline_names, block_alone_emits_what_it_emits_inside_a_model)
+static void block_alone_emits_what_it_emits_inside_a_model(void)
 {
     static tape model, block;
     const ar_config c = tiny_config(AR_ARCH_STACK, 1);
@@ -311,7 +312,7 @@ Test(baseline_names, block_alone_emits_what_it_emits_inside_a_model)
 
 /* --- fresh weights: docs/numerics.md section 5 -------------------------------------------------------------------- */
 
-Test(baseline_names, fresh_matrix_is_xavier_normal_with_the_full_fans)
+static void fresh_matrix_is_xavier_normal_with_the_full_fans(void)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
@@ -330,7 +331,7 @@ Test(baseline_names, fresh_matrix_is_xavier_normal_with_the_full_fans)
     tape_clear(&t);
 }
 
-Test(baseline_names, fresh_gpt2_counts_the_inputs_of_a_transposed_weight)
+static void fresh_gpt2_counts_the_inputs_of_a_transposed_weight(void)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
@@ -346,4 +347,12 @@ Test(baseline_names, fresh_gpt2_counts_the_inputs_of_a_transposed_weight)
     for (size_t i = 0; i < a->count; i++)
         cr_assert_eq(a->values[i], (double)ari_random_uniform(ari_stream_key(7, a->name), i, 1.0 / sqrt(8.0)));
     tape_clear(&t);
+}
+
+Test(baseline_names, every_claim)
+{
+    TOGETHER(llama_emits_its_list_in_every_mode, gpt2_emits_its_list_in_every_mode, stack_emits_its_list_in_every_mode,
+             tied_llama_has_no_head_weight, forward_only_stops_after_the_loss,
+             block_alone_emits_what_it_emits_inside_a_model, fresh_matrix_is_xavier_normal_with_the_full_fans,
+             fresh_gpt2_counts_the_inputs_of_a_transposed_weight);
 }

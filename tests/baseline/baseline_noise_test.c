@@ -4,6 +4,7 @@
 
 #include "ref/baseline/run.h"
 #include "ref/numerics/philox.h"
+#include "support/together.h"
 
 static void run(tape *t, const ar_config *c, const ar_batch *batch, ar_number_mode mode, uint64_t noise)
 {
@@ -43,7 +44,7 @@ static double distance(const taped *a, const taped *b)
 
 TestSuite(baseline_noise, .timeout = 300);
 
-Test(baseline_noise, one_seed_errs_the_same_way_twice_and_another_errs_otherwise)
+static void one_seed_errs_the_same_way_twice_and_another_errs_otherwise(void)
 {
     static tape a, b, other;
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
@@ -63,7 +64,7 @@ Test(baseline_noise, one_seed_errs_the_same_way_twice_and_another_errs_otherwise
 }
 
 /* Nothing is off by more than some hundred roundings, nor by much less than one. */
-Test(baseline_noise, errors_have_the_size_of_fp32)
+static void errors_have_the_size_of_fp32(void)
 {
     static tape quiet, noisy;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
@@ -113,7 +114,7 @@ static void check_cover(ar_arch arch, const char *what)
         tape_clear(&noisy[k]);
 }
 
-Test(baseline_noise, eight_times_the_spread_of_three_seeds_covers_fp32)
+static void eight_times_the_spread_of_three_seeds_covers_fp32(void)
 {
     check_cover(AR_ARCH_LLAMA, "llama");
     check_cover(AR_ARCH_GPT2, "gpt2");
@@ -122,7 +123,7 @@ Test(baseline_noise, eight_times_the_spread_of_three_seeds_covers_fp32)
 
 /* --- the numbers -------------------------------------------------------------------------------------------------- */
 
-Test(baseline_noise, numbers_have_the_stated_range_mean_and_variance)
+static void numbers_have_the_stated_range_mean_and_variance(void)
 {
     enum { N = 1 << 16 };
     ari_bl_noise noise = {.key = ari_stream_key(5, "noise")};
@@ -149,7 +150,7 @@ Test(baseline_noise, numbers_have_the_stated_range_mean_and_variance)
 
 /* A sum of K ones errs, in K additions, by 2^-24 of 1, 2, .., K each: the root of the sum of their squares. K*2^-24
  * would be 18 times too small for K = 1000, K^2*2^-24 55 times too large. */
-Test(baseline_noise, a_contraction_errs_as_its_partial_sums_do)
+static void a_contraction_errs_as_its_partial_sums_do(void)
 {
     enum { M = 64, K = 1000 };
     static double ones[M * K], c[M * M];
@@ -168,4 +169,11 @@ Test(baseline_noise, a_contraction_errs_as_its_partial_sums_do)
     const double expected = 0x1p-24 * sqrt(model), got = sqrt(squares / (M * M));
     cr_assert(got > 0.9 * expected && got < 1.1 * expected, "%.3g, expected %.3g", got, expected);
     ari_bl_release(&r, NULL);
+}
+
+Test(baseline_noise, every_claim)
+{
+    TOGETHER(one_seed_errs_the_same_way_twice_and_another_errs_otherwise, errors_have_the_size_of_fp32,
+             eight_times_the_spread_of_three_seeds_covers_fp32, numbers_have_the_stated_range_mean_and_variance,
+             a_contraction_errs_as_its_partial_sums_do);
 }

@@ -4,6 +4,7 @@
 #include "tests/baseline/support.h"
 
 #include "ref/numerics/optimizer.h"
+#include "support/together.h"
 
 /* The constants of the step that begins, of a parameter without options of its own. */
 static ari_optimizer_constants begin_step(ari_optimizer_clock *clock, const ar_optimizer_options *o)
@@ -16,7 +17,7 @@ static ari_optimizer_constants begin_step(ari_optimizer_clock *clock, const ar_o
 
 TestSuite(baseline_optimizer, .timeout = 300);
 
-Test(baseline_optimizer, sgd_by_hand)
+static void sgd_by_hand(void)
 {
     const ar_optimizer_options o = {.kind = AR_OPTIMIZER_SGD, .lr = 0.5, .momentum = 0.5, .weight_decay = 0.25};
     ari_optimizer_clock clock = {0};
@@ -30,7 +31,7 @@ Test(baseline_optimizer, sgd_by_hand)
     cr_assert_eq(clock.steps, 2);
 }
 
-Test(baseline_optimizer, nesterov_looks_one_momentum_ahead)
+static void nesterov_looks_one_momentum_ahead(void)
 {
     const ar_optimizer_options o = {.kind = AR_OPTIMIZER_SGD, .lr = 1.0, .momentum = 0.5, .nesterov = true};
     ari_optimizer_clock clock = {0};
@@ -41,7 +42,7 @@ Test(baseline_optimizer, nesterov_looks_one_momentum_ahead)
 }
 
 /* m = 2/2 = 1, v = 4/2 = 2; lr/(1 - 1/2) = 1/2; sqrt(2)/sqrt(1/2) = 2, and eps is lost in it: the step is 1/2 * 1/2. */
-Test(baseline_optimizer, adam_and_adamw_by_hand)
+static void adam_and_adamw_by_hand(void)
 {
     ar_optimizer_options o = {
         .kind = AR_OPTIMIZER_ADAM, .lr = 0.25, .beta1 = 0.5, .beta2 = 0.5, .eps = 1e-8, .weight_decay = 0.25};
@@ -61,7 +62,7 @@ Test(baseline_optimizer, adam_and_adamw_by_hand)
     cr_assert(clock.beta1_t == 0.25 && clock.beta2_t == 0.25 && k.step_size == (float)(0.25 / 0.75));
 }
 
-Test(baseline_optimizer, what_is_not_a_number_becomes_the_one_nan)
+static void what_is_not_a_number_becomes_the_one_nan(void)
 {
     const ar_optimizer_options o = {.kind = AR_OPTIMIZER_ADAMW, .lr = 1.0, .beta1 = 0.5, .beta2 = 0.5, .eps = 1.0};
     ari_optimizer_clock clock = {0};
@@ -73,7 +74,7 @@ Test(baseline_optimizer, what_is_not_a_number_becomes_the_one_nan)
 }
 
 /* 3 and 4 in units of 2^-140, where squares are no longer fp32 or binary64 values. */
-Test(baseline_optimizer, the_norm_of_tiny_gradients_is_exact)
+static void the_norm_of_tiny_gradients_is_exact(void)
 {
     const float g[] = {3.0F * 0x1p-140F, -4.0F * 0x1p-140F, 0.0F};
     const int32_t e = ari_exponent32(g[1]);
@@ -202,7 +203,7 @@ static void check_optimizer(const ar_optimizer_options *o)
     tape_clear(&t);
 }
 
-Test(baseline_optimizer, sgd_follows_its_formula)
+static void sgd_follows_its_formula(void)
 {
     check_optimizer(&(ar_optimizer_options){.kind = AR_OPTIMIZER_SGD, .lr = 0.1});
     check_optimizer(&(ar_optimizer_options){.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .momentum = 0.9});
@@ -210,7 +211,7 @@ Test(baseline_optimizer, sgd_follows_its_formula)
         .kind = AR_OPTIMIZER_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 0.03});
 }
 
-Test(baseline_optimizer, adam_and_adamw_follow_their_formulas)
+static void adam_and_adamw_follow_their_formulas(void)
 {
     ar_optimizer_options o = {
         .kind = AR_OPTIMIZER_ADAM, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.0};
@@ -224,7 +225,7 @@ Test(baseline_optimizer, adam_and_adamw_follow_their_formulas)
 static const ar_optimizer_options plain_sgd = {.kind = AR_OPTIMIZER_SGD, .lr = 0.25};
 
 /* In binary64 nothing rounds to fp32: new weights are the formula in binary64. */
-Test(baseline_optimizer, binary64_weights_are_not_rounded)
+static void binary64_weights_are_not_rounded(void)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
@@ -291,7 +292,7 @@ static void check_continuation(ar_arch arch)
     tape_clear(&last);
 }
 
-Test(baseline_optimizer, a_step_starts_from_the_weights_of_the_one_before)
+static void a_step_starts_from_the_weights_of_the_one_before(void)
 {
     check_continuation(AR_ARCH_LLAMA);
     check_continuation(AR_ARCH_GPT2);
@@ -299,7 +300,7 @@ Test(baseline_optimizer, a_step_starts_from_the_weights_of_the_one_before)
 }
 
 /* 'i' once, then each step forward, backward and gradients, the norm, new weights in the order of first use. */
-Test(baseline_optimizer, a_step_emits_its_values_in_order)
+static void a_step_emits_its_values_in_order(void)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
@@ -344,7 +345,7 @@ static double norm_of(const tape *t, int step)
 
 /* In binary64 the sum of some thousand squares errs by far less than half a unit of fp32; so does the exact one, whose
  * terms are good to 2^-60 of the largest. Equal, unless the norm lies next to a tie. */
-Test(baseline_optimizer, the_norm_is_that_of_all_gradients_and_scales_them)
+static void the_norm_is_that_of_all_gradients_and_scales_them(void)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
@@ -363,7 +364,7 @@ Test(baseline_optimizer, the_norm_is_that_of_all_gradients_and_scales_them)
     tape_clear(&t);
 }
 
-Test(baseline_optimizer, a_norm_below_the_limit_changes_nothing)
+static void a_norm_below_the_limit_changes_nothing(void)
 {
     static tape clipped, plain;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
@@ -396,7 +397,7 @@ static const float *infinite_weight(void *user, const char *name, size_t count)
     return values;
 }
 
-Test(baseline_optimizer, a_norm_that_is_not_finite_ends_the_run_before_any_update)
+static void a_norm_that_is_not_finite_ends_the_run_before_any_update(void)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
@@ -424,7 +425,7 @@ Test(baseline_optimizer, a_norm_that_is_not_finite_ends_the_run_before_any_updat
 
 /* --- options ------------------------------------------------------------------------------------------------------ */
 
-Test(baseline_optimizer, refuses_options_out_of_range)
+static void refuses_options_out_of_range(void)
 {
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_batch batch = tiny_batch();
@@ -452,7 +453,7 @@ Test(baseline_optimizer, refuses_options_out_of_range)
 }
 
 /* The second batch has a token that the model does not know: nothing runs. */
-Test(baseline_optimizer, looks_at_every_batch_before_the_first_step)
+static void looks_at_every_batch_before_the_first_step(void)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
@@ -465,7 +466,7 @@ Test(baseline_optimizer, looks_at_every_batch_before_the_first_step)
 }
 
 /* Batches of a step may have shapes of their own. */
-Test(baseline_optimizer, steps_may_have_batches_of_other_shapes)
+static void steps_may_have_batches_of_other_shapes(void)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
@@ -477,4 +478,15 @@ Test(baseline_optimizer, steps_may_have_batches_of_other_shapes)
     cr_assert_eq(tape_find_step(&t, "lm_head", 'f', 1)->shape[1], 5);
     cr_assert_eq(tape_find_step(&t, "lm_head", 'f', 2)->shape[1], 9);
     tape_clear(&t);
+}
+
+Test(baseline_optimizer, every_claim)
+{
+    TOGETHER(sgd_by_hand, nesterov_looks_one_momentum_ahead, adam_and_adamw_by_hand,
+             what_is_not_a_number_becomes_the_one_nan, the_norm_of_tiny_gradients_is_exact, sgd_follows_its_formula,
+             adam_and_adamw_follow_their_formulas, binary64_weights_are_not_rounded,
+             a_step_starts_from_the_weights_of_the_one_before, a_step_emits_its_values_in_order,
+             the_norm_is_that_of_all_gradients_and_scales_them, a_norm_below_the_limit_changes_nothing,
+             a_norm_that_is_not_finite_ends_the_run_before_any_update, refuses_options_out_of_range,
+             looks_at_every_batch_before_the_first_step, steps_may_have_batches_of_other_shapes);
 }

@@ -3,6 +3,7 @@
 #include "tests/baseline/support.h"
 
 #include "ref/numerics/bits.h"
+#include "support/together.h"
 
 TestSuite(baseline_run, .timeout = 300);
 
@@ -121,7 +122,7 @@ static void check_hand(ar_number_mode mode)
     tape_clear(&t);
 }
 
-Test(baseline_run, block_computed_by_hand_is_met_exactly_in_every_mode)
+static void block_computed_by_hand_is_met_exactly_in_every_mode(void)
 {
     check_hand(AR_MODE_EXACT);
     check_hand(AR_MODE_FP32);
@@ -142,7 +143,7 @@ static const float *zero_head(void *user, const char *name, size_t count)
     return values;
 }
 
-Test(baseline_run, equal_logits_give_log_v_and_ignored_positions_nothing)
+static void equal_logits_give_log_v_and_ignored_positions_nothing(void)
 {
     static tape t;
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
@@ -170,7 +171,7 @@ static void check_no_target(const ar_config *c, const ar_batch *batch, ar_number
     tape_clear(&t);
 }
 
-Test(baseline_run, no_target_gives_loss_nan_and_gradients_of_positive_zeros)
+static void no_target_gives_loss_nan_and_gradients_of_positive_zeros(void)
 {
     const int64_t labels[] = {1,    -100, -100,   -100, -100, /**/ 2, -100, -100,
                               -100, -100, /**/ 3, -100, -100, -100,   -100};
@@ -188,7 +189,7 @@ Test(baseline_run, no_target_gives_loss_nan_and_gradients_of_positive_zeros)
 }
 
 /* Gradients are sums over samples whose order must not matter. */
-Test(baseline_run, exact_gradients_do_not_depend_on_the_order_of_samples)
+static void exact_gradients_do_not_depend_on_the_order_of_samples(void)
 {
     static tape t, turned;
     const ar_config c = tiny_config(AR_ARCH_GPT2, 2);
@@ -209,7 +210,7 @@ Test(baseline_run, exact_gradients_do_not_depend_on_the_order_of_samples)
 }
 
 /* The masks say the same thing twice: equal bits. */
-Test(baseline_run, padding_and_an_additive_mask_of_minus_infinity_are_the_same)
+static void padding_and_an_additive_mask_of_minus_infinity_are_the_same(void)
 {
     static tape t, other;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
@@ -249,7 +250,7 @@ static const float *infinite_up(void *user, const char *name, size_t count)
     return values;
 }
 
-Test(baseline_run, infinite_weight_makes_what_depends_on_it_the_canonical_nan)
+static void infinite_weight_makes_what_depends_on_it_the_canonical_nan(void)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
@@ -300,7 +301,7 @@ static const float *no_weight(void *user, const char *name, size_t count)
     return strstr(name, "v_proj") != NULL ? NULL : values;
 }
 
-Test(baseline_run, bad_values_are_named)
+static void bad_values_are_named(void)
 {
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_batch good = tiny_batch();
@@ -323,7 +324,7 @@ Test(baseline_run, bad_values_are_named)
     cr_assert_eq(loss, 5.0, "the loss is untouched");
 }
 
-Test(baseline_run, bad_masks_are_named)
+static void bad_masks_are_named(void)
 {
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_baseline_options o = {.mode = AR_MODE_EXACT};
@@ -346,7 +347,7 @@ Test(baseline_run, bad_masks_are_named)
     refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_ARG, "additive_mask is [1, 2, s, s]");
 }
 
-Test(baseline_run, bad_documents_are_named)
+static void bad_documents_are_named(void)
 {
     static const int32_t not_from_0[15] = {0, 0, 0, 0, 0, 1}, gap[15] = {0, 0, 0, 0, 0, 0, 0, 2};
     static const int32_t back[15] = {0, 1, 1, 0}, negative[15] = {-1};
@@ -390,7 +391,7 @@ static void expect_documents_alone(const ar_config *c)
     tape_clear(&together);
 }
 
-Test(baseline_run, a_document_of_a_row_is_computed_as_if_it_were_a_row)
+static void a_document_of_a_row_is_computed_as_if_it_were_a_row(void)
 {
     ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
     expect_documents_alone(&c);
@@ -404,7 +405,7 @@ Test(baseline_run, a_document_of_a_row_is_computed_as_if_it_were_a_row)
 }
 
 /* Each token but the first of every document: 1 + 2, 4, 0 + 2 + 0. */
-Test(baseline_run, loss_is_that_of_the_documents_weighted_by_their_targets)
+static void loss_is_that_of_the_documents_weighted_by_their_targets(void)
 {
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     ar_batch batch = tiny_batch();
@@ -419,7 +420,7 @@ Test(baseline_run, loss_is_that_of_the_documents_weighted_by_their_targets)
     cr_expect(fabs(loss - sum / 9.0) < 1e-14, "%.17g, expected %.17g", loss, sum / 9.0); /* a few roundings of 2^-53 */
 }
 
-Test(baseline_run, bad_shapes_are_refused)
+static void bad_shapes_are_refused(void)
 {
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_baseline_options o = {.mode = AR_MODE_EXACT};
@@ -470,7 +471,7 @@ static ar_status refuse_fifth(void *user, const char *name, char pass, int ndim,
     return ++*count == 5 ? ar_error_set(AR_ERR_IO, "the disk is full") : AR_OK;
 }
 
-Test(baseline_run, caller_can_end_a_run)
+static void caller_can_end_a_run(void)
 {
     const ar_config c = tiny_config(AR_ARCH_STACK, 2);
     const ar_batch batch = tiny_batch();
@@ -481,4 +482,15 @@ Test(baseline_run, caller_can_end_a_run)
     o = (ar_baseline_options){.emit = refuse_fifth, .emit_user = &count};
     refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_IO, "the disk is full");
     cr_assert_eq(count, 5U);
+}
+
+Test(baseline_run, every_claim)
+{
+    TOGETHER(block_computed_by_hand_is_met_exactly_in_every_mode, equal_logits_give_log_v_and_ignored_positions_nothing,
+             no_target_gives_loss_nan_and_gradients_of_positive_zeros,
+             exact_gradients_do_not_depend_on_the_order_of_samples,
+             padding_and_an_additive_mask_of_minus_infinity_are_the_same,
+             infinite_weight_makes_what_depends_on_it_the_canonical_nan, bad_values_are_named, bad_masks_are_named,
+             bad_documents_are_named, a_document_of_a_row_is_computed_as_if_it_were_a_row,
+             loss_is_that_of_the_documents_weighted_by_their_targets, bad_shapes_are_refused, caller_can_end_a_run);
 }

@@ -6,6 +6,7 @@
 #include "ref/baseline/run.h"
 #include "ref/numerics/accumulator.h"
 #include "ref/numerics/integer_sum.h"
+#include "support/together.h"
 #include "tests/support/contraction.h"
 
 static uint64_t state = 88172645463325252U;
@@ -62,7 +63,7 @@ static void check_contraction(const char *what, size_t m, size_t n, size_t k, co
 
 TestSuite(baseline_sums, .timeout = 300);
 
-Test(baseline_sums, contraction_is_the_definition_for_every_spread_of_exponents)
+static void contraction_is_the_definition_for_every_spread_of_exponents(void)
 {
     enum { M = 5, N = 7, K = 33 };
     static float a[M * K], b[N * K];
@@ -76,7 +77,7 @@ Test(baseline_sums, contraction_is_the_definition_for_every_spread_of_exponents)
     }
 }
 
-Test(baseline_sums, contraction_keeps_the_flags_of_the_definition)
+static void contraction_keeps_the_flags_of_the_definition(void)
 {
     enum { M = 4, N = 5, K = 6 };
     float a[M * K], b[N * K];
@@ -96,7 +97,7 @@ Test(baseline_sums, contraction_keeps_the_flags_of_the_definition)
     check_contraction("infinity in B, not scaled", M, N, K, a, b, false);
 }
 
-Test(baseline_sums, contraction_of_more_than_8191_terms_is_the_definition)
+static void contraction_of_more_than_8191_terms_is_the_definition(void)
 {
     enum { M = 2, N = 3, K = 3 * 8191 + 5 };
     static float a[M * K], b[N * K];
@@ -112,14 +113,14 @@ Test(baseline_sums, contraction_of_more_than_8191_terms_is_the_definition)
     check_contraction("longest", M, N, K, a, b, true);
 }
 
-Test(baseline_sums, contraction_overflows_and_underflows_as_the_definition)
+static void contraction_overflows_and_underflows_as_the_definition(void)
 {
     const float a[] = {0x1p127F, 0x1p127F, 0x1p-149F, -0x1p-149F}, b[] = {4.0F, 4.0F, 0.25F, -0.5F};
     check_contraction("overflow", 2, 2, 2, a, b, true);
     check_contraction("overflow, not scaled", 2, 2, 2, a, b, false);
 }
 
-Test(baseline_sums, nine_slices_give_the_accumulators_bits_in_any_order)
+static void nine_slices_give_the_accumulators_bits_in_any_order(void)
 {
     ari_bl_run run = exact_run();
     for (int r = 0; r < 3000; r++) {
@@ -143,7 +144,7 @@ Test(baseline_sums, nine_slices_give_the_accumulators_bits_in_any_order)
     }
 }
 
-Test(baseline_sums, one_value_comes_back_and_a_nan_stays)
+static void one_value_comes_back_and_a_nan_stays(void)
 {
     ari_bl_run run = exact_run();
     const float values[] = {0x1p-149F, -0x1.fffffep127F, 1.0F, -0x1.234566p-20F, 0x1p-126F, 0x1.8p31F};
@@ -161,7 +162,7 @@ Test(baseline_sums, one_value_comes_back_and_a_nan_stays)
     ari_bl_release(&run, NULL);
 }
 
-Test(baseline_sums, row_sum_is_the_definition)
+static void row_sum_is_the_definition(void)
 {
     const ari_bl_run run = exact_run();
     static double x[300];
@@ -182,4 +183,13 @@ Test(baseline_sums, row_sum_is_the_definition)
     cr_assert_eq(ari_bits32((float)ari_bl_row_sum(&run, x, 3)), ARI_NAN_BITS);
     x[0] = x[1] = -0.0;
     cr_assert_eq(ari_bits64(ari_bl_row_sum(&run, x, 2)), 0U);
+}
+
+Test(baseline_sums, every_claim)
+{
+    TOGETHER(contraction_is_the_definition_for_every_spread_of_exponents, contraction_keeps_the_flags_of_the_definition,
+             contraction_of_more_than_8191_terms_is_the_definition,
+             contraction_overflows_and_underflows_as_the_definition,
+             nine_slices_give_the_accumulators_bits_in_any_order, one_value_comes_back_and_a_nan_stays,
+             row_sum_is_the_definition);
 }

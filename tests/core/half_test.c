@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "ref/core/float_bits.h"
+#include "support/together.h"
 
 /* BF16 and F16 against their definition in exact double arithmetic: all 65,536 values one way, and the other way every
  * boundary between two neighbours with the fp32 numbers beside it. */
@@ -42,7 +43,7 @@ static void expect_rounded(const format *f, double x, int code)
                  code | 0x8000);
 }
 
-Test(half, every_code_widens_to_its_value)
+static void every_code_widens_to_its_value(void)
 {
     for (int which = 0; which < 2; which++) {
         const format *f = &formats[which];
@@ -60,7 +61,7 @@ Test(half, every_code_widens_to_its_value)
     }
 }
 
-Test(half, every_code_survives_the_way_there_and_back)
+static void every_code_survives_the_way_there_and_back(void)
 {
     for (int which = 0; which < 2; which++) {
         const format *f = &formats[which];
@@ -74,7 +75,7 @@ Test(half, every_code_survives_the_way_there_and_back)
     }
 }
 
-Test(half, ties_go_to_the_even_neighbour_and_all_else_to_the_nearest)
+static void ties_go_to_the_even_neighbour_and_all_else_to_the_nearest(void)
 {
     for (int which = 0; which < 2; which++) {
         const format *f = &formats[which];
@@ -90,7 +91,7 @@ Test(half, ties_go_to_the_even_neighbour_and_all_else_to_the_nearest)
     }
 }
 
-Test(half, random_numbers_round_to_the_nearest)
+static void random_numbers_round_to_the_nearest(void)
 {
     uint64_t state = 1;
     for (int i = 0; i < 2000000; i++) {
@@ -114,14 +115,14 @@ Test(half, random_numbers_round_to_the_nearest)
     }
 }
 
-Test(half, nan_stays_nan_where_only_its_lowest_bits_say_so)
+static void nan_stays_nan_where_only_its_lowest_bits_say_so(void)
 {
     const float nan = ari_float32(0xff800001u);
     cr_assert_eq(ari_bf16_of_f32(nan), 0xffc0);
     cr_assert_eq(ari_f16_of_f32(nan), 0xfe00);
 }
 
-Test(half, what_is_too_large_becomes_infinite)
+static void what_is_too_large_becomes_infinite(void)
 {
     cr_assert_eq(ari_f16_of_f32(65504.0f), 0x7bff);
     cr_assert_eq(ari_f16_of_f32(65519.0f), 0x7bff);
@@ -130,4 +131,11 @@ Test(half, what_is_too_large_becomes_infinite)
     cr_assert_eq(ari_bf16_of_f32(0x1.fep127f), 0x7f7f);
     cr_assert_eq(ari_bf16_of_f32(0x1.ffp127f), 0x7f80);
     cr_assert_eq(ari_bf16_of_f32(INFINITY), 0x7f80);
+}
+
+Test(half, every_claim)
+{
+    TOGETHER(every_code_widens_to_its_value, every_code_survives_the_way_there_and_back,
+             ties_go_to_the_even_neighbour_and_all_else_to_the_nearest, random_numbers_round_to_the_nearest,
+             nan_stays_nan_where_only_its_lowest_bits_say_so, what_is_too_large_becomes_infinite);
 }

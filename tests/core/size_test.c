@@ -4,10 +4,11 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "support/together.h"
 
 TestSuite(size, .timeout = 300);
 
-Test(size, products_and_sums_that_do_not_fit_are_errors_and_change_nothing)
+static void products_and_sums_that_do_not_fit_are_errors_and_change_nothing(void)
 {
     size_t out = 7;
     cr_assert_eq(ari_mul_size(&out, SIZE_MAX / 2 + 1, 2), AR_ERR_OVERFLOW);
@@ -17,7 +18,7 @@ Test(size, products_and_sums_that_do_not_fit_are_errors_and_change_nothing)
     cr_assert_eq(out, SIZE_MAX);
 }
 
-Test(size, a_list_grows_and_keeps_what_it_holds)
+static void a_list_grows_and_keeps_what_it_holds(void)
 {
     uint32_t *list = NULL;
     size_t capacity = 0;
@@ -32,11 +33,17 @@ Test(size, a_list_grows_and_keeps_what_it_holds)
     free(list);
 }
 
-Test(size, a_list_too_long_for_memory_stays_as_it_was)
+static void a_list_too_long_for_memory_stays_as_it_was(void)
 {
     int *list = NULL;
     size_t capacity = SIZE_MAX / 4;
     cr_assert_eq(ari_grow(&list, &capacity, capacity, sizeof *list, "numbers"), AR_ERR_OVERFLOW);
     cr_assert_null(list);
     cr_assert_eq(capacity, SIZE_MAX / 4);
+}
+
+Test(size, every_claim)
+{
+    TOGETHER(products_and_sums_that_do_not_fit_are_errors_and_change_nothing, a_list_grows_and_keeps_what_it_holds,
+             a_list_too_long_for_memory_stays_as_it_was);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "anyrank/config.h"
+#include "support/together.h"
 
 TestSuite(config_models, .timeout = 300);
 
@@ -36,7 +37,7 @@ static ar_config read(const char *base, const char *more)
 
 /* --- what a model is ---------------------------------------------------------------------------------------------- */
 
-Test(config_models, qwen2_has_biases_of_q_k_and_v_and_no_others)
+static void qwen2_has_biases_of_q_k_and_v_and_no_others(void)
 {
     const ar_config c = read(QWEN2, "");
     cr_expect(c.arch == AR_ARCH_LLAMA && c.gated && c.rope && c.norm == AR_NORM_RMS && c.norm_eps == 1e-6 && !c.tied);
@@ -46,7 +47,7 @@ Test(config_models, qwen2_has_biases_of_q_k_and_v_and_no_others)
     cr_expect(read(QWEN2, "\"tie_word_embeddings\":true,\"attention_bias\":true").tied);
 }
 
-Test(config_models, mistral_has_no_biases_and_its_own_head_size)
+static void mistral_has_no_biases_and_its_own_head_size(void)
 {
     const ar_config c = read(MISTRAL, "\"head_dim\":16,\"rope_theta\":1e6,\"rms_norm_eps\":1e-5");
     cr_expect(c.arch == AR_ARCH_LLAMA && c.gated && c.rope && c.rope_theta == 1e6 && c.norm_eps == 1e-5);
@@ -55,7 +56,7 @@ Test(config_models, mistral_has_no_biases_and_its_own_head_size)
 
 /* configuration_qwen2.py: 32, configuration_mistral.py: 8, configuration_llama.py: as many as query heads. null is the
  * latter for all. */
-Test(config_models, kv_heads_that_are_not_given_are_those_of_hugging_face)
+static void kv_heads_that_are_not_given_are_those_of_hugging_face(void)
 {
     static const char most[] = "\"vocab_size\":9,\"hidden_size\":64,\"intermediate_size\":9,\"num_hidden_layers\":1";
     static const struct {
@@ -85,7 +86,7 @@ static void expect_windows(const char *base, const char *more, const size_t wind
                      ar_config_window(&c, i), window[i]);
 }
 
-Test(config_models, qwen2_slides_where_its_file_says)
+static void qwen2_slides_where_its_file_says(void)
 {
     static const struct {
         const char *more;
@@ -110,7 +111,7 @@ Test(config_models, qwen2_slides_where_its_file_says)
         expect_windows(QWEN2, cases[i].more, cases[i].window);
 }
 
-Test(config_models, mistral_slides_everywhere_or_nowhere)
+static void mistral_slides_everywhere_or_nowhere(void)
 {
     expect_windows(MISTRAL, "", (size_t[4]){4096, 4096, 4096, 4096});
     expect_windows(MISTRAL, "\"sliding_window\":null", (size_t[4]){0});
@@ -121,13 +122,13 @@ Test(config_models, mistral_slides_everywhere_or_nowhere)
                    (size_t[4]){5, 5, 5, 5});
 }
 
-Test(config_models, a_window_that_is_not_in_use_is_no_window_of_llama)
+static void a_window_that_is_not_in_use_is_no_window_of_llama(void)
 {
     expect_windows(LLAMA, "\"sliding_window\":4096,\"use_sliding_window\":false", (size_t[4]){0});
 }
 
 /* The first 1024 layers each have a say. */
-Test(config_models, more_layers_than_bits_go_with_the_last_bit)
+static void more_layers_than_bits_go_with_the_last_bit(void)
 {
     static const char sizes[] = "\"model_type\":\"qwen2\",\"vocab_size\":9,\"hidden_size\":2,\"intermediate_size\":1,"
                                 "\"num_attention_heads\":1,\"num_key_value_heads\":1,\"num_hidden_layers\":1100,"
@@ -144,7 +145,7 @@ Test(config_models, more_layers_than_bits_go_with_the_last_bit)
 
 #define LLAMA3 "\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4"
 
-Test(config_models, scaling_of_llama_3_is_read_from_both_spellings)
+static void scaling_of_llama_3_is_read_from_both_spellings(void)
 {
     static const char *const cases[] = {
         "\"rope_theta\":5e5,\"rope_scaling\":{" LLAMA3 ",\"original_max_position_embeddings\":8192}",
@@ -177,7 +178,7 @@ static void refuse_all(const refused_case *cases, size_t n)
     }
 }
 
-Test(config_models, windows_that_make_no_sense_are_refused)
+static void windows_that_make_no_sense_are_refused(void)
 {
 #define TYPES(a, b, c, d) "\"layer_types\":[\"" a "\",\"" b "\",\"" c "\",\"" d "\"]"
 #define FULL "full_attention"
@@ -205,7 +206,7 @@ Test(config_models, windows_that_make_no_sense_are_refused)
     refuse_all(cases, sizeof cases / sizeof *cases);
 }
 
-Test(config_models, biases_that_a_model_does_not_have_are_refused)
+static void biases_that_a_model_does_not_have_are_refused(void)
 {
     static const refused_case cases[] = {
         {QWEN2, "\"attention_bias\":false", "'attention_bias' is false"},
@@ -217,7 +218,7 @@ Test(config_models, biases_that_a_model_does_not_have_are_refused)
     cr_expect_not(read(MISTRAL, "\"attention_bias\":false,\"mlp_bias\":false").qkv_bias);
 }
 
-Test(config_models, scaling_of_llama_3_that_makes_no_sense_is_refused)
+static void scaling_of_llama_3_that_makes_no_sense_is_refused(void)
 {
 #define SCALED(factor, low, high)                                                          \
     "\"rope_scaling\":{\"type\":\"llama3\",\"factor\":" factor ",\"low_freq_factor\":" low \
@@ -240,7 +241,7 @@ Test(config_models, scaling_of_llama_3_that_makes_no_sense_is_refused)
     refuse_all(cases, sizeof cases / sizeof *cases);
 }
 
-Test(config_models, keys_of_other_models_of_the_family_are_refused)
+static void keys_of_other_models_of_the_family_are_refused(void)
 {
     static const refused_case cases[] = {
         {LLAMA, "\"is_causal\":false", "'is_causal'"},
@@ -263,7 +264,7 @@ Test(config_models, keys_of_other_models_of_the_family_are_refused)
 
 /* --- what is noted ------------------------------------------------------------------------------------------------ */
 
-Test(config_models, keys_that_nobody_knows_are_noted_by_name)
+static void keys_that_nobody_knows_are_noted_by_name(void)
 {
     ar_config c = read(LLAMA, "\"no_such_key\":1,\"torch_dtype\":\"bfloat16\",\"another\\u001b\":{},\"unset\":null");
     cr_expect_eq(c.unknown_keys, 2);
@@ -278,7 +279,7 @@ Test(config_models, keys_that_nobody_knows_are_noted_by_name)
     cr_expect_eq(read(GPT2, "\"rope_theta\":1e4").unknown_keys, 1);
 }
 
-Test(config_models, more_unknown_keys_than_are_kept_are_counted)
+static void more_unknown_keys_than_are_kept_are_counted(void)
 {
     char more[600] = "";
     for (int i = 0; i < 11; i++)
@@ -291,7 +292,7 @@ Test(config_models, more_unknown_keys_than_are_kept_are_counted)
 }
 
 /* Whatever Hugging Face's own save_pretrained writes is known. */
-Test(config_models, files_of_transformers_give_no_notes)
+static void files_of_transformers_give_no_notes(void)
 {
     static const char *const names[] = {"gpt2-tiny",        "llama-gqa-tiny",      "llama-mqa-tied-tiny",
                                         "qwen2-tiny",       "qwen2-window-tiny",   "qwen2-layers-tiny",
@@ -303,4 +304,16 @@ Test(config_models, files_of_transformers_give_no_notes)
         cr_assert_eq(ar_config_load(&c, path), AR_OK, "%s", ar_error_message());
         cr_expect_eq(c.unknown_keys, 0, "%s: %s", names[i], c.unknown[0]);
     }
+}
+
+Test(config_models, every_claim)
+{
+    TOGETHER(qwen2_has_biases_of_q_k_and_v_and_no_others, mistral_has_no_biases_and_its_own_head_size,
+             kv_heads_that_are_not_given_are_those_of_hugging_face, qwen2_slides_where_its_file_says,
+             mistral_slides_everywhere_or_nowhere, a_window_that_is_not_in_use_is_no_window_of_llama,
+             more_layers_than_bits_go_with_the_last_bit, scaling_of_llama_3_is_read_from_both_spellings,
+             windows_that_make_no_sense_are_refused, biases_that_a_model_does_not_have_are_refused,
+             scaling_of_llama_3_that_makes_no_sense_is_refused, keys_of_other_models_of_the_family_are_refused,
+             keys_that_nobody_knows_are_noted_by_name, more_unknown_keys_than_are_kept_are_counted,
+             files_of_transformers_give_no_notes);
 }

@@ -8,6 +8,7 @@
 #include "anyrank/model.h"
 #include "ref/io/config_parts.h"
 #include "ref/io/file.h"
+#include "support/together.h"
 
 TestSuite(config_shrink, .timeout = 300);
 
@@ -52,7 +53,7 @@ static void expect_same_form(const ar_config *small, const ar_config *large)
     cr_expect_arr_eq(&like, large, sizeof like, "%s", small->name);
 }
 
-Test(config_shrink, bundled_models_are_split_as_before)
+static void bundled_models_are_split_as_before(void)
 {
     static const size_t parts[] = {2, 8, 16, 32};
     for (const char *const *name = ari_model_names; *name; name++) {
@@ -69,7 +70,7 @@ Test(config_shrink, bundled_models_are_split_as_before)
 }
 
 /* Also where the nearest number would have other divisors: an MLP of 280 by 12 heads may have 4 in common, not 12. */
-Test(config_shrink, every_width_keeps_its_divisors)
+static void every_width_keeps_its_divisors(void)
 {
     const ar_plan plain = {0};
     ar_config large = bundled("llama-3-8b");
@@ -109,7 +110,7 @@ static void expect_same_file(const char *path, size_t n)
     free(text);
 }
 
-Test(config_shrink, a_config_file_takes_the_smaller_sizes)
+static void a_config_file_takes_the_smaller_sizes(void)
 {
     static const char *const golden[] = {"gpt2-tiny",         "llama-gqa-tiny",      "llama-mqa-tied-tiny",
                                          "llama3-rope-tiny",  "qwen2-tiny",          "qwen2-layers-tiny",
@@ -125,7 +126,7 @@ Test(config_shrink, a_config_file_takes_the_smaller_sizes)
     }
 }
 
-Test(config_shrink, sizes_become_a_part_of_what_they_were)
+static void sizes_become_a_part_of_what_they_were(void)
 {
     ar_config c = bundled("llama-3-8b");
     cr_assert_eq(ar_config_shrink(&c, 16), AR_OK);
@@ -144,7 +145,7 @@ Test(config_shrink, sizes_become_a_part_of_what_they_were)
     cr_expect(c.vocab == 256 && c.layers == 2 && c.hidden == 16);
 }
 
-Test(config_shrink, what_has_no_smaller_form_is_refused)
+static void what_has_no_smaller_form_is_refused(void)
 {
     const ar_config large = bundled("llama-3-8b");
     ar_config c = large;
@@ -160,7 +161,7 @@ Test(config_shrink, what_has_no_smaller_form_is_refused)
 }
 
 /* The last layer has the last one's window, the first the first one's. */
-Test(config_shrink, layers_keep_their_kinds_of_attention)
+static void layers_keep_their_kinds_of_attention(void)
 {
     ar_config c = bundled("llama-3-8b");
     c.window = 64;
@@ -170,4 +171,11 @@ Test(config_shrink, layers_keep_their_kinds_of_attention)
     cr_assert_eq(c.layers, 4);
     for (size_t i = 0; i < 4; i++) /* like layers 0, 10, 20, 31 */
         cr_expect_eq(ar_config_window(&c, i), i < 2 ? 0 : 64, "layer %zu", i);
+}
+
+Test(config_shrink, every_claim)
+{
+    TOGETHER(bundled_models_are_split_as_before, every_width_keeps_its_divisors, a_config_file_takes_the_smaller_sizes,
+             sizes_become_a_part_of_what_they_were, what_has_no_smaller_form_is_refused,
+             layers_keep_their_kinds_of_attention);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "anyrank/config.h"
+#include "support/together.h"
 
 TestSuite(config, .timeout = 300);
 
@@ -41,7 +42,7 @@ static ar_config parse(const char *text)
     return c;
 }
 
-Test(config, golden_llama_is_read)
+static void golden_llama_is_read(void)
 {
     ar_config c;
     cr_assert_eq(ar_config_load(&c, TEST_GOLDEN_DIR "/llama-gqa-tiny"), AR_OK, "%s", ar_error_message());
@@ -57,7 +58,7 @@ Test(config, golden_llama_is_read)
     cr_expect(c.tied && c.hidden == 48 && c.heads == 4 && c.kv_heads == 1 && c.head_dim == 12 && c.norm_eps == 1e-6);
 }
 
-Test(config, golden_gpt2_is_read)
+static void golden_gpt2_is_read(void)
 {
     ar_config c;
     cr_assert_eq(ar_config_load(&c, TEST_GOLDEN_DIR "/gpt2-tiny/"), AR_OK, "%s", ar_error_message());
@@ -70,7 +71,7 @@ Test(config, golden_gpt2_is_read)
     cr_expect_eq(c.config_dropout, 0); /* summary_first_dropout belongs to another head */
 }
 
-Test(config, bundled_models_are_the_documented_ones)
+static void bundled_models_are_the_documented_ones(void)
 {
     ar_config c;
     cr_assert_eq(ar_config_load(&c, TEST_DATA_DIR "/llama-demo"), AR_OK, "%s", ar_error_message());
@@ -86,7 +87,7 @@ Test(config, bundled_models_are_the_documented_ones)
     cr_expect(c.mlp_bias && !c.qkv_bias && !c.out_bias && c.activation == AR_ACT_GELU_TANH && c.norm == AR_NORM_LAYER);
 }
 
-Test(config, what_may_be_left_out_has_its_default)
+static void what_may_be_left_out_has_its_default(void)
 {
     ar_config c = parse(LLAMA);
     cr_expect(c.kv_heads == 8 && c.head_dim == 8 && c.max_positions == 2048 && c.activation == AR_ACT_SILU);
@@ -98,7 +99,7 @@ Test(config, what_may_be_left_out_has_its_default)
     cr_expect(c.causal && c.initializer_range == 0.02);
 }
 
-Test(config, rotary_positions_are_read_from_either_form)
+static void rotary_positions_are_read_from_either_form(void)
 {
     static const struct {
         const char *key, *value;
@@ -123,7 +124,7 @@ typedef struct set_case {
     const char *base, *key, *value; /* value NULL: removed */
 } set_case;
 
-Test(config, harmless_and_neutral_keys_are_accepted)
+static void harmless_and_neutral_keys_are_accepted(void)
 {
     static const set_case cases[] = {{LLAMA, "architectures", "null"},
                                      {LLAMA, "torch_dtype", "\"bfloat16\""},
@@ -155,7 +156,7 @@ Test(config, harmless_and_neutral_keys_are_accepted)
     }
 }
 
-Test(config, biases_and_activations_follow_their_keys)
+static void biases_and_activations_follow_their_keys(void)
 {
     ar_config c;
     cr_assert_eq(parse_with(&c, LLAMA, "attention_bias", "true"), AR_OK);
@@ -174,7 +175,7 @@ Test(config, biases_and_activations_follow_their_keys)
     cr_expect_not(c.causal);
 }
 
-Test(config, the_largest_dropout_is_kept_for_the_note)
+static void the_largest_dropout_is_kept_for_the_note(void)
 {
     ar_config c;
     cr_assert_eq(parse_with(&c, GPT2, "resid_pdrop", "0.1"), AR_OK);
@@ -201,7 +202,7 @@ static void refuse_all(const set_case *cases, size_t n)
     }
 }
 
-Test(config, missing_keys_are_named)
+static void missing_keys_are_named(void)
 {
     static const set_case cases[] = {{LLAMA, "model_type", NULL},
                                      {LLAMA, "vocab_size", NULL},
@@ -224,7 +225,7 @@ Test(config, missing_keys_are_named)
     refuse_all(cases, sizeof cases / sizeof cases[0]);
 }
 
-Test(config, ill_typed_and_absurd_values_are_named)
+static void ill_typed_and_absurd_values_are_named(void)
 {
     static const set_case cases[] = {
         {LLAMA, "vocab_size", "\"256\""},
@@ -277,7 +278,7 @@ Test(config, ill_typed_and_absurd_values_are_named)
     cr_expect_not_null(strstr(ar_error_message(), "eps"), "%s", ar_error_message());
 }
 
-Test(config, keys_that_change_the_mathematics_are_refused)
+static void keys_that_change_the_mathematics_are_refused(void)
 {
     static const set_case cases[] = {
         {LLAMA, "sliding_window", "4096"},
@@ -302,7 +303,7 @@ Test(config, keys_that_change_the_mathematics_are_refused)
     refuse_all(cases, sizeof cases / sizeof cases[0]);
 }
 
-Test(config, unsupported_rotary_positions_are_refused)
+static void unsupported_rotary_positions_are_refused(void)
 {
     static const struct {
         const char *key, *value, *says;
@@ -337,7 +338,7 @@ Test(config, unsupported_rotary_positions_are_refused)
     cr_expect_eq(ar_config_parse(&c, text, strlen(text), "x"), AR_OK);
 }
 
-Test(config, sizes_whose_products_overflow_are_absurd)
+static void sizes_whose_products_overflow_are_absurd(void)
 {
     static const char *const bad[] = {
         "{\"model_type\":\"llama\",\"vocab_size\":2147483648,\"hidden_size\":2147483648,\"intermediate_size\":1,"
@@ -355,7 +356,7 @@ Test(config, sizes_whose_products_overflow_are_absurd)
     }
 }
 
-Test(config, more_layers_than_anybody_has_are_refused_by_name)
+static void more_layers_than_anybody_has_are_refused_by_name(void)
 {
     ar_config c;
     cr_expect_eq(parse_with(&c, LLAMA, "num_hidden_layers", "65537"), AR_ERR_CONFIG);
@@ -363,7 +364,7 @@ Test(config, more_layers_than_anybody_has_are_refused_by_name)
     cr_expect_eq(parse_with(&c, GPT2, "n_layer", "65536"), AR_OK, "%s", ar_error_message());
 }
 
-Test(config, an_unknown_model_type_lists_the_known_ones)
+static void an_unknown_model_type_lists_the_known_ones(void)
 {
     ar_config c;
     cr_expect_eq(parse_with(&c, LLAMA, "model_type", "\"gemma3\""), AR_ERR_CONFIG);
@@ -376,7 +377,7 @@ Test(config, an_unknown_model_type_lists_the_known_ones)
 }
 
 /* A suggestion would invite to rename it. */
-Test(config, another_architecture_is_never_suggested)
+static void another_architecture_is_never_suggested(void)
 {
     static const char *const others[] = {"\"mixtral\"", "\"qwen3\"",     "\"qwen2_moe\"", "\"gptj\"",
                                          "\"llama4\"",  "\"ministral\"", "\"gpt_neo\""};
@@ -389,7 +390,7 @@ Test(config, another_architecture_is_never_suggested)
     cr_expect_not_null(strstr(ar_error_message(), "did you mean 'llama'?"), "%s", ar_error_message());
 }
 
-Test(config, another_models_file_under_a_known_type_is_refused)
+static void another_models_file_under_a_known_type_is_refused(void)
 {
     static const char *const right[] = {"[\"LlamaForCausalLM\"]",
                                         "[\"LLaMAForCausalLM\"]",
@@ -411,7 +412,7 @@ Test(config, another_models_file_under_a_known_type_is_refused)
     cr_expect_eq(parse_with(&c, LLAMA, "hidden_activation", "null"), AR_OK, "%s", ar_error_message());
 }
 
-Test(config, what_is_not_an_object_or_not_json_is_told_apart)
+static void what_is_not_an_object_or_not_json_is_told_apart(void)
 {
     ar_config c;
     cr_expect_eq(ar_config_parse(&c, "[]", 2, "x"), AR_ERR_CONFIG);
@@ -423,4 +424,16 @@ Test(config, what_is_not_an_object_or_not_json_is_told_apart)
     cr_expect_eq(ar_config_load(&c, "/no/such/model"), AR_ERR_IO);
     cr_expect_eq(ar_config_load(&c, "/tmp/.."), AR_ERR_IO); /* a folder without config.json */
     cr_expect_not_null(strstr(ar_error_message(), "config.json"));
+}
+
+Test(config, every_claim)
+{
+    TOGETHER(golden_llama_is_read, golden_gpt2_is_read, bundled_models_are_the_documented_ones,
+             what_may_be_left_out_has_its_default, rotary_positions_are_read_from_either_form,
+             harmless_and_neutral_keys_are_accepted, biases_and_activations_follow_their_keys,
+             the_largest_dropout_is_kept_for_the_note, missing_keys_are_named, ill_typed_and_absurd_values_are_named,
+             keys_that_change_the_mathematics_are_refused, unsupported_rotary_positions_are_refused,
+             sizes_whose_products_overflow_are_absurd, more_layers_than_anybody_has_are_refused_by_name,
+             an_unknown_model_type_lists_the_known_ones, another_architecture_is_never_suggested,
+             another_models_file_under_a_known_type_is_refused, what_is_not_an_object_or_not_json_is_told_apart);
 }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "ref/io/file.h"
+#include "support/together.h"
 #include "tests/io/st_bytes.h"
 
 TestSuite(foreign, .timeout = 300);
@@ -16,7 +17,7 @@ static bool says(const char *word)
     return strstr(ar_error_message(), word) != NULL;
 }
 
-Test(foreign, each_kind_is_known_by_its_first_bytes)
+static void each_kind_is_known_by_its_first_bytes(void)
 {
     static const struct {
         const char *path, *what;
@@ -43,7 +44,7 @@ Test(foreign, each_kind_is_known_by_its_first_bytes)
     }
 }
 
-Test(foreign, what_is_asked_for_is_not_foreign)
+static void what_is_asked_for_is_not_foreign(void)
 {
     static const char tensors[] = "\x40\0\0\0\0\0\0\0{\"a\":", words[] = "GGUF and HDF5 are formats";
     static const char gzip_tokens[] = "\x1f\x8b\x08\0\1\0\2\0";
@@ -70,7 +71,7 @@ static ar_status ask(const char *name, const void *bytes, size_t n)
     return st;
 }
 
-Test(foreign, a_folder_with_weights_that_are_not_read_is_refused_with_the_file)
+static void a_folder_with_weights_that_are_not_read_is_refused_with_the_file(void)
 {
     static const char *const names[] = {"pytorch_model.bin",
                                         "pytorch_model-00001-of-00002.bin",
@@ -96,7 +97,7 @@ Test(foreign, a_folder_with_weights_that_are_not_read_is_refused_with_the_file)
     cr_expect_eq(ask("any.pt", "PK\3\4archive/data.pkl", 20), AR_ERR_FORMAT);
 }
 
-Test(foreign, safetensors_of_any_name_are_weights_by_their_tensors)
+static void safetensors_of_any_name_are_weights_by_their_tensors(void)
 {
     const float x[] = {1, 2};
     ar_st_tensor t = {.name = "a.weight", .dtype = AR_F32, .ndim = 1, .shape = {2}, .data = x};
@@ -122,10 +123,17 @@ Test(foreign, safetensors_of_any_name_are_weights_by_their_tensors)
     }
 }
 
-Test(foreign, what_is_no_weight_may_lie_in_a_model_s_folder)
+static void what_is_no_weight_may_lie_in_a_model_s_folder(void)
 {
     static const char *const names[] = {"train.bin",      "training_args.bin", "optimizer.pt", "rng_state_0.pth",
                                         "tokenizer.json", "README.md",         "notes.pt"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         cr_expect_eq(ask(names[i], "\1\0\2\0", 4), AR_OK, "%s: %s", names[i], ar_error_message());
+}
+
+Test(foreign, every_claim)
+{
+    TOGETHER(each_kind_is_known_by_its_first_bytes, what_is_asked_for_is_not_foreign,
+             a_folder_with_weights_that_are_not_read_is_refused_with_the_file,
+             safetensors_of_any_name_are_weights_by_their_tensors, what_is_no_weight_may_lie_in_a_model_s_folder);
 }

@@ -4,11 +4,12 @@
 #include <string.h>
 
 #include "ref/io/hash.h"
+#include "support/together.h"
 
 TestSuite(hash, .timeout = 300);
 
 /* FIPS 180-4's examples: "abc", nothing, a million times "a". */
-Test(hash, sha256_gives_the_standards_digests)
+static void sha256_gives_the_standards_digests(void)
 {
     ari_sha256 s;
     char hex[65];
@@ -39,7 +40,7 @@ static const ar_st_tensor four[4] = {{.name = "b", .dtype = AR_F32, .ndim = 2, .
  * "\0" + data, where data is struct.pack("<q", -5), "xyz", struct.pack("<4f", 1, 2, 3, 4) and nothing. */
 #define FOUR "001559c22c7d123e367739ef6fc2bacc58c44a1d714de8f27c7719df313db398"
 
-Test(hash, tensors_hash_is_the_documented_one_in_any_order)
+static void tensors_hash_is_the_documented_one_in_any_order(void)
 {
     static const int orders[][4] = {{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}};
     for (size_t i = 0; i < 3; i++) {
@@ -52,7 +53,7 @@ Test(hash, tensors_hash_is_the_documented_one_in_any_order)
     }
 }
 
-Test(hash, any_change_gives_another_hash)
+static void any_change_gives_another_hash(void)
 {
     static const float other[4] = {1, 2, 3, 0x1.000002p+2f};
     char hex[65];
@@ -77,7 +78,7 @@ Test(hash, any_change_gives_another_hash)
 }
 
 /* Computed apart, with Python's hashlib, from the file's header and bytes. */
-Test(hash, golden_weights_have_their_hash)
+static void golden_weights_have_their_hash(void)
 {
     ar_st_file *f = NULL;
     ar_st_tensor t[21];
@@ -94,7 +95,7 @@ Test(hash, golden_weights_have_their_hash)
     ar_st_close(f);
 }
 
-Test(hash, what_has_no_hash_is_an_error)
+static void what_has_no_hash_is_an_error(void)
 {
     char hex[65] = "untouched";
     ar_st_tensor t[2] = {four[0], four[0]};
@@ -108,4 +109,10 @@ Test(hash, what_has_no_hash_is_an_error)
     t[1].name = "z", t[1].shape[0] = t[1].shape[1] = (size_t)1 << 40;
     cr_expect_eq(ari_tensors_hash(hex, t, 2), AR_ERR_OVERFLOW);
     cr_expect_str_eq(hex, "untouched");
+}
+
+Test(hash, every_claim)
+{
+    TOGETHER(sha256_gives_the_standards_digests, tensors_hash_is_the_documented_one_in_any_order,
+             any_change_gives_another_hash, golden_weights_have_their_hash, what_has_no_hash_is_an_error);
 }

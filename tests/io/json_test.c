@@ -5,6 +5,7 @@
 #include "io/st_bytes.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
+#include "support/together.h"
 
 TestSuite(json, .timeout = 300);
 
@@ -16,7 +17,7 @@ static ar_status parse(const char *text)
     return st;
 }
 
-Test(json, what_is_not_json_is_refused_with_its_place)
+static void what_is_not_json_is_refused_with_its_place(void)
 {
     static const char *const bad[] = {"",
                                       "{",
@@ -42,7 +43,7 @@ Test(json, what_is_not_json_is_refused_with_its_place)
 }
 
 /* jansson's own limit of 2048 levels keeps its recursion off the end of the stack. */
-Test(json, deep_nesting_is_refused)
+static void deep_nesting_is_refused(void)
 {
     const size_t depth[] = {2000, 3000, 1000000};
     for (size_t i = 0; i < 3; i++) {
@@ -56,7 +57,7 @@ Test(json, deep_nesting_is_refused)
     }
 }
 
-Test(json, too_much_is_refused_before_it_is_read)
+static void too_much_is_refused_before_it_is_read(void)
 {
     json_t *value = NULL;
     const size_t n = ARI_JSON_MAX_BYTES + 1;
@@ -70,7 +71,7 @@ Test(json, too_much_is_refused_before_it_is_read)
     cr_expect_null(value);
 }
 
-Test(json, a_file_is_loaded_or_the_error_names_it)
+static void a_file_is_loaded_or_the_error_names_it(void)
 {
     json_t *value = NULL;
     const mem_file m = mem_file_of("{\"k\": [1, 2.5]}\n", 16);
@@ -82,7 +83,7 @@ Test(json, a_file_is_loaded_or_the_error_names_it)
     cr_expect_eq(ari_json_load(&value, "/"), AR_ERR_IO);
 }
 
-Test(json, members_of_the_wrong_kind_are_named)
+static void members_of_the_wrong_kind_are_named(void)
 {
     json_t *o = json_pack("{s:i,s:f,s:s,s:b,s:n,s:[],s:{}}", "int", 7, "real", 0.5, "text", "t", "yes", 1, "null",
                           "list", "map");
@@ -122,7 +123,7 @@ Test(json, members_of_the_wrong_kind_are_named)
     json_decref(o);
 }
 
-Test(json, numbers_that_json_cannot_spell_are_strings)
+static void numbers_that_json_cannot_spell_are_strings(void)
 {
     json_t *list = json_array();
     const double x[] = {0.1, -0.0, NAN, INFINITY, -INFINITY, 1e308, 5e-324};
@@ -156,7 +157,7 @@ Test(json, numbers_that_json_cannot_spell_are_strings)
     unlink(path);
 }
 
-Test(json, a_dash_is_standard_output)
+static void a_dash_is_standard_output(void)
 {
     char path[] = "/tmp/anyrank-stdout-XXXXXX";
     const int fd = mkstemp(path), keep = dup(STDOUT_FILENO);
@@ -184,7 +185,7 @@ static void *scarce_malloc(size_t bytes)
 
 /* Every allocation fails in turn, and with it all that follow. A string is left out: jansson calls one that it has no
  * room for an invalid token. */
-Test(json, no_memory_is_not_an_error_of_the_text)
+static void no_memory_is_not_an_error_of_the_text(void)
 {
     static const char text[] = "[1, [2.5, [], true], null, [-3, 4e2, 5, 6, 7, 8, 9, 10, 11]]";
     size_t n = 1;
@@ -201,4 +202,12 @@ Test(json, no_memory_is_not_an_error_of_the_text)
     allocations_left = SIZE_MAX;
     cr_expect_eq(parse("[1 2]"), AR_ERR_FORMAT); /* and an error of the text is none of memory */
     json_set_alloc_funcs(malloc, free);
+}
+
+Test(json, every_claim)
+{
+    TOGETHER(what_is_not_json_is_refused_with_its_place, deep_nesting_is_refused, too_much_is_refused_before_it_is_read,
+             a_file_is_loaded_or_the_error_names_it, members_of_the_wrong_kind_are_named,
+             numbers_that_json_cannot_spell_are_strings, a_dash_is_standard_output,
+             no_memory_is_not_an_error_of_the_text);
 }

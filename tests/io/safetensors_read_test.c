@@ -7,6 +7,7 @@
 #include "io/st_bytes.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
+#include "support/together.h"
 
 #define H(text) text, sizeof(text) - 1
 #define T(name, dtype, shape, begin, end) \
@@ -164,22 +165,22 @@ static void refuse_all(const bad_case *cases, size_t n)
     }
 }
 
-Test(safetensors_read, malformed_json_is_named)
+static void malformed_json_is_named(void)
 {
     refuse_all(bad_json, sizeof bad_json / sizeof bad_json[0]);
 }
 
-Test(safetensors_read, malformed_fields_are_named)
+static void malformed_fields_are_named(void)
 {
     refuse_all(bad_fields, sizeof bad_fields / sizeof bad_fields[0]);
 }
 
-Test(safetensors_read, malformed_layouts_are_named)
+static void malformed_layouts_are_named(void)
 {
     refuse_all(bad_layout, sizeof bad_layout / sizeof bad_layout[0]);
 }
 
-Test(safetensors_read, files_too_short_or_too_long_are_named)
+static void files_too_short_or_too_long_are_named(void)
 {
     for (size_t n = 0; n < 8; n++) {
         cr_expect_eq(st_try(mem_file_of("\x02\0\0\0\0\0\0\0", n)), AR_ERR_FORMAT);
@@ -198,7 +199,7 @@ Test(safetensors_read, files_too_short_or_too_long_are_named)
     }
 }
 
-Test(safetensors_read, bytes_that_are_not_utf8_are_an_invalid_header)
+static void bytes_that_are_not_utf8_are_an_invalid_header(void)
 {
     const char *const bad[] = {
         "{\"\xff\":1}", "{\"\xc0\x80\":1}",         "{\"\xed\xa0\x80\":1}",    "{\"\xe2\x82\":1}",
@@ -209,7 +210,7 @@ Test(safetensors_read, bytes_that_are_not_utf8_are_an_invalid_header)
     }
 }
 
-Test(safetensors_read, every_error_names_the_file_and_the_tensor)
+static void every_error_names_the_file_and_the_tensor(void)
 {
     cr_assert_eq(st_try(st_bytes(H("{" T("wte", "U8", "[2]", 0, 1) "}"), 1)), AR_ERR_FORMAT);
     cr_expect_str_eq(strstr(ar_error_message(), "tensor 'wte'"), "tensor 'wte' U8 [2] [0, 1): has 1 bytes, expected 2");
@@ -217,7 +218,7 @@ Test(safetensors_read, every_error_names_the_file_and_the_tensor)
 }
 
 /* A name is somebody else's text: it must not reach a terminal as escapes, nor fill the screen. */
-Test(safetensors_read, messages_show_hostile_names_harmlessly)
+static void messages_show_hostile_names_harmlessly(void)
 {
     char header[4096], name[2048];
     memset(name, 'x', sizeof name);
@@ -231,7 +232,7 @@ Test(safetensors_read, messages_show_hostile_names_harmlessly)
     cr_expect_lt(strlen(ar_error_message()), 500);
 }
 
-Test(safetensors_read, what_the_format_allows_is_read)
+static void what_the_format_allows_is_read(void)
 {
     static const bad_case good[] = {
         {H("{}"), 0, ""},
@@ -257,7 +258,7 @@ Test(safetensors_read, what_the_format_allows_is_read)
                      ar_error_message());
 }
 
-Test(safetensors_read, nine_dimensions_are_unsupported_not_malformed)
+static void nine_dimensions_are_unsupported_not_malformed(void)
 {
     cr_expect_eq(st_try(st_bytes(H("{" T("a", "U8", "[1,1,1,1,1,1,1,1,1]", 0, 1) "}"), 1)), AR_ERR_UNSUPPORTED);
 }
@@ -277,7 +278,7 @@ static ar_status try_depth(size_t depth)
     return st;
 }
 
-Test(safetensors_read, nesting_is_limited)
+static void nesting_is_limited(void)
 {
     cr_expect_eq(try_depth(100), AR_OK);
     cr_expect_eq(try_depth(127), AR_OK);
@@ -297,7 +298,7 @@ static size_t peak_kib(void)
 
 /* As a tree, every "{}," of the first header would take some 250 bytes: 80 times the header. The bound leaves room for
  * the copies that the test itself makes and for a sanitizer that keeps freed memory back. */
-Test(safetensors_read, a_large_header_takes_memory_in_proportion)
+static void a_large_header_takes_memory_in_proportion(void)
 {
     const size_t n = (size_t)24 << 20;
     char *text = malloc(n);
@@ -317,7 +318,7 @@ Test(safetensors_read, a_large_header_takes_memory_in_proportion)
     cr_expect_lt(peak_kib() - before, 10 * (n >> 10));
 }
 
-Test(safetensors_read, a_header_of_exactly_the_cap_is_read)
+static void a_header_of_exactly_the_cap_is_read(void)
 {
     const size_t n = 100000000;
     char *text = malloc(n);
@@ -328,7 +329,7 @@ Test(safetensors_read, a_header_of_exactly_the_cap_is_read)
     free(text);
 }
 
-Test(safetensors_read, too_many_metadata_keys_are_refused)
+static void too_many_metadata_keys_are_refused(void)
 {
     char *text = NULL;
     size_t n = 0;
@@ -344,7 +345,7 @@ Test(safetensors_read, too_many_metadata_keys_are_refused)
     free(text);
 }
 
-Test(safetensors_read, what_is_no_regular_file_is_an_io_error)
+static void what_is_no_regular_file_is_an_io_error(void)
 {
     ar_st_file *f = NULL;
     char fifo[] = "/tmp/anyrank-fifo-XXXXXX";
@@ -361,7 +362,7 @@ Test(safetensors_read, what_is_no_regular_file_is_an_io_error)
     cr_expect_null(f);
 }
 
-Test(safetensors_read, a_file_that_shrinks_meanwhile_is_an_io_error)
+static void a_file_that_shrinks_meanwhile_is_an_io_error(void)
 {
     char bytes[16];
     const mem_file m = mem_file_of("0123456789", 10);
@@ -371,7 +372,7 @@ Test(safetensors_read, a_file_that_shrinks_meanwhile_is_an_io_error)
     cr_expect_not_null(strstr(ar_error_message(), "shorter"));
 }
 
-Test(safetensors_read, entries_come_in_the_order_of_the_header_and_by_name)
+static void entries_come_in_the_order_of_the_header_and_by_name(void)
 {
     static const char header[] = "{\"__metadata__\":{\"format\":\"pt\",\"\":\"empty\"}," T(
         "b", "U8", "[2,3]", 4, 10) "," T("a", "I16", "[2]", 0, 4) "}";
@@ -398,4 +399,15 @@ Test(safetensors_read, entries_come_in_the_order_of_the_header_and_by_name)
     ar_st_close(f);
     ar_st_close(NULL);
     close(m.fd);
+}
+
+Test(safetensors_read, every_claim)
+{
+    TOGETHER(malformed_json_is_named, malformed_fields_are_named, malformed_layouts_are_named,
+             files_too_short_or_too_long_are_named, bytes_that_are_not_utf8_are_an_invalid_header,
+             every_error_names_the_file_and_the_tensor, messages_show_hostile_names_harmlessly,
+             what_the_format_allows_is_read, nine_dimensions_are_unsupported_not_malformed, nesting_is_limited,
+             a_large_header_takes_memory_in_proportion, a_header_of_exactly_the_cap_is_read,
+             too_many_metadata_keys_are_refused, what_is_no_regular_file_is_an_io_error,
+             a_file_that_shrinks_meanwhile_is_an_io_error, entries_come_in_the_order_of_the_header_and_by_name);
 }

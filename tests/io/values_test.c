@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "anyrank/safetensors.h"
+#include "support/together.h"
 
 TestSuite(values, .timeout = 300);
 
@@ -23,7 +24,7 @@ static double read_one(ar_dtype dtype, uint64_t bits)
     return wide;
 }
 
-Test(values, every_dtype_reads_as_a_number)
+static void every_dtype_reads_as_a_number(void)
 {
     static const struct {
         ar_dtype dtype;
@@ -70,7 +71,7 @@ Test(values, every_dtype_reads_as_a_number)
     cr_expect(signbit(read_one(AR_F8_E4M3, 0x80)) && signbit(read_one(AR_F8_E5M2, 0x80)));
 }
 
-Test(values, not_a_number_stays_one)
+static void not_a_number_stays_one(void)
 {
     static const struct {
         ar_dtype dtype;
@@ -83,7 +84,7 @@ Test(values, not_a_number_stays_one)
 }
 
 /* Every value of the 8-bit floats is between its neighbours: 2^mantissa bits to a power of two, and none left out. */
-Test(values, eight_bit_floats_ascend)
+static void eight_bit_floats_ascend(void)
 {
     for (unsigned bits = 1; bits < 0x7f; bits++)
         cr_expect(read_one(AR_F8_E4M3, bits) > read_one(AR_F8_E4M3, bits - 1) &&
@@ -95,7 +96,7 @@ Test(values, eight_bit_floats_ascend)
         cr_expect(read_one(AR_F8_E8M0, bits) == 2 * read_one(AR_F8_E8M0, bits - 1), "%02x", bits);
 }
 
-Test(values, integers_and_doubles_round_once_to_fp32)
+static void integers_and_doubles_round_once_to_fp32(void)
 {
     static const uint64_t above = 0x4000004000000001; /* nearest double is a tie between two floats */
     float out = 0;
@@ -111,7 +112,7 @@ Test(values, integers_and_doubles_round_once_to_fp32)
 }
 
 /* The second of each pair rounds wrongly where it goes through a nearest fp32 first. */
-Test(values, doubles_round_once_to_half_precision)
+static void doubles_round_once_to_half_precision(void)
 {
     static const struct {
         ar_dtype dtype;
@@ -150,7 +151,7 @@ Test(values, doubles_round_once_to_half_precision)
     cr_expect(half[0] == 0x7c00 && (half[1] & 0x7fffu) > 0x7c00u);
 }
 
-Test(values, what_is_no_number_is_named)
+static void what_is_no_number_is_named(void)
 {
     static const ar_dtype none[] = {AR_C64, AR_F4, AR_F6_E2M3, AR_F6_E3M2};
     for (size_t i = 0; i < 4; i++) {
@@ -165,7 +166,7 @@ Test(values, what_is_no_number_is_named)
     }
 }
 
-Test(values, a_range_of_an_entry_is_read_from_its_start)
+static void a_range_of_an_entry_is_read_from_its_start(void)
 {
     static const int16_t data[4] = {10, 20, 30, 40};
     const ar_st_entry e = {.name = "w", .dtype = AR_I16, .ndim = 1, .shape = {4}, .count = 4, .bytes = 8, .data = data};
@@ -176,4 +177,11 @@ Test(values, a_range_of_an_entry_is_read_from_its_start)
     cr_expect_eq(ar_st_read_f64(&e, 3, 2, out), AR_ERR_ARG);
     cr_expect_eq(ar_st_read_f64(&e, 5, 0, out), AR_ERR_ARG);
     cr_expect_eq(ar_st_read_f64(&e, 1, SIZE_MAX, out), AR_ERR_ARG);
+}
+
+Test(values, every_claim)
+{
+    TOGETHER(every_dtype_reads_as_a_number, not_a_number_stays_one, eight_bit_floats_ascend,
+             integers_and_doubles_round_once_to_fp32, doubles_round_once_to_half_precision, what_is_no_number_is_named,
+             a_range_of_an_entry_is_read_from_its_start);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "anyrank/model.h"
+#include "support/together.h"
 
 TestSuite(parameters, .timeout = 300);
 
@@ -18,7 +19,7 @@ static size_t count(const char *json)
     return n;
 }
 
-Test(parameters, published_models_have_their_published_size)
+static void published_models_have_their_published_size(void)
 {
     /* Llama-3-8B and the smallest GPT-2 (124 million, its head tied) */
     cr_expect_eq(count("{\"model_type\": \"llama\", \"vocab_size\": 128256, \"hidden_size\": 4096, "
@@ -30,7 +31,7 @@ Test(parameters, published_models_have_their_published_size)
                  124439808u);
 }
 
-Test(parameters, a_tied_head_is_counted_once)
+static void a_tied_head_is_counted_once(void)
 {
     static const char format[] = "{\"model_type\": \"llama\", \"vocab_size\": 100, \"hidden_size\": 8, "
                                  "\"intermediate_size\": 12, \"num_hidden_layers\": 1, \"num_attention_heads\": 2, "
@@ -43,7 +44,7 @@ Test(parameters, a_tied_head_is_counted_once)
     cr_expect_eq(count(untied) - count(tied), 800u);
 }
 
-Test(parameters, a_sum_that_overflows_is_refused)
+static void a_sum_that_overflows_is_refused(void)
 {
     ar_config c = {.arch = AR_ARCH_STACK,
                    .vocab = SIZE_MAX / 4,
@@ -55,4 +56,9 @@ Test(parameters, a_sum_that_overflows_is_refused)
                    .ffn = 8};
     size_t n = 0;
     cr_expect_eq(ar_config_parameters(&c, &n), AR_ERR_OVERFLOW, "%s", ar_error_message());
+}
+
+Test(parameters, every_claim)
+{
+    TOGETHER(published_models_have_their_published_size, a_tied_head_is_counted_once, a_sum_that_overflows_is_refused);
 }

@@ -7,6 +7,7 @@
 
 #include "anyrank/model.h"
 #include "ref/models/plan.h"
+#include "support/together.h"
 
 TestSuite(plan_file, .timeout = 300);
 
@@ -38,7 +39,7 @@ static bool same_value(const ar_plan_value *a, const ar_plan_value *b, bool from
 }
 
 /* Shipped plans and the default ones are the same rules. */
-Test(plan_file, the_shipped_default_plans_are_the_default_plans)
+static void the_shipped_default_plans_are_the_default_plans(void)
 {
     static const struct {
         ar_arch arch;
@@ -60,7 +61,7 @@ Test(plan_file, the_shipped_default_plans_are_the_default_plans)
     }
 }
 
-Test(plan_file, rules_styles_placements_and_aliases_are_read)
+static void rules_styles_placements_and_aliases_are_read(void)
 {
     ar_plan p;
     const ar_config c = llama();
@@ -120,7 +121,7 @@ static void expect_same_when_written(const char *text)
     ar_plan_fini(&again);
 }
 
-Test(plan_file, rules_written_as_json_say_what_was_read)
+static void rules_written_as_json_say_what_was_read(void)
 {
     static const char *const texts[] = {
         "{\"a\": \"colwise\", \"b\": \"rowwise_rep\", \"c\": \"local_rowwise\", \"d\": \"gather\", "
@@ -136,7 +137,7 @@ Test(plan_file, rules_written_as_json_say_what_was_read)
         expect_same_when_written(texts[i]);
 }
 
-Test(plan_file, a_plans_hash_is_of_what_it_says)
+static void a_plans_hash_is_of_what_it_says(void)
 {
     static const char *const same[] = {
         "{\"*.q\": \"colwise\", \"*.o\": \"local_rowwise\"}",
@@ -155,7 +156,7 @@ Test(plan_file, a_plans_hash_is_of_what_it_says)
     }
 }
 
-Test(plan_file, what_is_malformed_is_refused_by_file_and_rule)
+static void what_is_malformed_is_refused_by_file_and_rule(void)
 {
     static const struct {
         const char *text, *says;
@@ -211,7 +212,7 @@ Test(plan_file, what_is_malformed_is_refused_by_file_and_rule)
 }
 
 /* What is well written and does not fit the model. */
-Test(plan_file, what_cannot_run_is_refused_by_module)
+static void what_cannot_run_is_refused_by_module(void)
 {
     static const struct {
         const char *text, *says;
@@ -285,7 +286,7 @@ Test(plan_file, what_cannot_run_is_refused_by_module)
     }
 }
 
-Test(plan_file, a_tied_head_is_cut_as_its_table_is)
+static void a_tied_head_is_cut_as_its_table_is(void)
 {
     ar_plan p;
     ar_config c = llama();
@@ -297,7 +298,7 @@ Test(plan_file, a_tied_head_is_cut_as_its_table_is)
 }
 
 /* 10^5 rules end with a message, and a plan as large as is possible is asked quickly. */
-Test(plan_file, too_many_rules_are_refused)
+static void too_many_rules_are_refused(void)
 {
     enum { MANY = 100000, EACH = 24 };
     char *text = malloc((size_t)MANY * EACH + 16);
@@ -311,4 +312,12 @@ Test(plan_file, too_many_rules_are_refused)
     cr_expect_eq(parse(&p, text), AR_ERR_OVERFLOW);
     cr_expect(strstr(ar_error_message(), "p.json: more than 4096 rules"), "%s", ar_error_message());
     free(text);
+}
+
+Test(plan_file, every_claim)
+{
+    TOGETHER(the_shipped_default_plans_are_the_default_plans, rules_styles_placements_and_aliases_are_read,
+             rules_written_as_json_say_what_was_read, a_plans_hash_is_of_what_it_says,
+             what_is_malformed_is_refused_by_file_and_rule, what_cannot_run_is_refused_by_module,
+             a_tied_head_is_cut_as_its_table_is, too_many_rules_are_refused);
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "anyrank/model.h"
+#include "support/together.h"
 
 TestSuite(plan, .timeout = 300);
 
@@ -30,7 +31,7 @@ static void expect_rules(ar_arch arch, const rule *expected, size_t n)
     ar_plan_fini(&p);
 }
 
-Test(plan, llama_splits_as_megatron_does)
+static void llama_splits_as_megatron_does(void)
 {
     const rule expected[] = {{"model.embed_tokens", AR_STYLE_VOCAB},
                              {"model.layers.*.input_layernorm", AR_STYLE_REPLICATE},
@@ -47,7 +48,7 @@ Test(plan, llama_splits_as_megatron_does)
     expect_rules(AR_ARCH_LLAMA, expected, sizeof expected / sizeof *expected);
 }
 
-Test(plan, gpt2_and_stack_have_their_own_names)
+static void gpt2_and_stack_have_their_own_names(void)
 {
     const rule of_gpt2[] = {{"transformer.wte", AR_STYLE_VOCAB},
                             {"transformer.wpe", AR_STYLE_REPLICATE},
@@ -72,7 +73,7 @@ Test(plan, gpt2_and_stack_have_their_own_names)
     expect_rules(AR_ARCH_STACK, of_stack, sizeof of_stack / sizeof *of_stack);
 }
 
-Test(plan, the_last_matching_rule_decides_and_no_rules_mean_the_default)
+static void the_last_matching_rule_decides_and_no_rules_mean_the_default(void)
 {
     const ar_config c = gpt2();
     ar_plan p = {0};
@@ -89,7 +90,7 @@ Test(plan, the_last_matching_rule_decides_and_no_rules_mean_the_default)
     ar_plan_fini(&p);
 }
 
-Test(plan, what_this_version_cannot_split_is_refused_by_name)
+static void what_this_version_cannot_split_is_refused_by_name(void)
 {
     const ar_config c = gpt2();
     ar_plan p = {0};
@@ -105,7 +106,7 @@ Test(plan, what_this_version_cannot_split_is_refused_by_name)
     ar_plan_fini(&half);
 }
 
-Test(plan, a_rule_that_does_not_fit_is_refused)
+static void a_rule_that_does_not_fit_is_refused(void)
 {
     char longest[AR_PLAN_GLOB + 1];
     memset(longest, 'x', AR_PLAN_GLOB);
@@ -118,4 +119,11 @@ Test(plan, a_rule_that_does_not_fit_is_refused)
     cr_assert_eq(st, AR_ERR_ARG);
     cr_assert_eq(p.rules, (size_t)AR_PLAN_RULES);
     ar_plan_fini(&p);
+}
+
+Test(plan, every_claim)
+{
+    TOGETHER(llama_splits_as_megatron_does, gpt2_and_stack_have_their_own_names,
+             the_last_matching_rule_decides_and_no_rules_mean_the_default,
+             what_this_version_cannot_split_is_refused_by_name, a_rule_that_does_not_fit_is_refused);
 }

@@ -8,6 +8,7 @@
 #include "anyrank/parallel.h"
 #include "anyrank/sim.h"
 #include "support/match.h"
+#include "support/together.h"
 
 TestSuite(positions, .timeout = 300);
 
@@ -21,7 +22,7 @@ static size_t counted(const ar_parallel *p, size_t seq, int cp_rank, size_t i)
     return row < half ? place * half + row : (2 * ring - 1 - place) * half + (row - half);
 }
 
-Test(positions, every_one_is_held_once)
+static void every_one_is_held_once(void)
 {
     static const int layout[][2] = {{1, 1}, {2, 1}, {2, 2}, {4, 1}, {4, 2}, {4, 4}, {6, 3}, {6, 2}, {12, 3}};
     for (size_t l = 0; l < sizeof layout / sizeof *layout; l++) {
@@ -44,7 +45,7 @@ Test(positions, every_one_is_held_once)
     }
 }
 
-Test(positions, parts_of_parts_keep_the_order)
+static void parts_of_parts_keep_the_order(void)
 {
     const ar_positions two = {.first = {8, 40}, .count = {4, 8}};
     for (size_t parts = 1; parts <= 12; parts++) {
@@ -58,7 +59,7 @@ Test(positions, parts_of_parts_keep_the_order)
     }
 }
 
-Test(positions, layouts_that_do_not_divide_are_refused)
+static void layouts_that_do_not_divide_are_refused(void)
 {
     const ar_config c = match_config(AR_ARCH_LLAMA, 100);
     const ar_plan plan = {0};
@@ -83,7 +84,7 @@ Test(positions, layouts_that_do_not_divide_are_refused)
                      ar_error_message());
 }
 
-Test(positions, a_layout_shares_out_the_multiples_of_its_unit)
+static void a_layout_shares_out_the_multiples_of_its_unit(void)
 {
     static const struct {
         ar_parallel p;
@@ -144,7 +145,7 @@ done:
 }
 
 /* Rank ((dp * 2 + place) * 3 + neighbour) * 2 + tp, with the members of its groups counted by these four. */
-Test(positions, the_groups_of_a_rank_are_those_that_share_all_but_one_coordinate)
+static void the_groups_of_a_rank_are_those_that_share_all_but_one_coordinate(void)
 {
     static seen at[WORLD];
     cr_assert_eq(ar_sim_run(WORLD, NULL, look, at, NULL), AR_OK, "%s", ar_error_message());
@@ -176,10 +177,17 @@ static ar_status split_wrong(ar_comm *world, void *user)
     return st;
 }
 
-Test(positions, a_world_of_another_size_has_no_groups)
+static void a_world_of_another_size_has_no_groups(void)
 {
     ar_parallel p = {.cp = 2, .dp = 2}, inner = {.cp = 4, .cp_inner = 3};
     cr_expect_eq(ar_sim_run(3, NULL, split_wrong, &p, NULL), AR_ERR_ARG);
     cr_expect_not_null(strstr(ar_error_message(), "in a world of 3 ranks, expected 4"));
     cr_expect_eq(ar_sim_run(4, NULL, split_wrong, &inner, NULL), AR_ERR_ARG);
+}
+
+Test(positions, every_claim)
+{
+    TOGETHER(every_one_is_held_once, parts_of_parts_keep_the_order, layouts_that_do_not_divide_are_refused,
+             a_layout_shares_out_the_multiples_of_its_unit,
+             the_groups_of_a_rank_are_those_that_share_all_but_one_coordinate, a_world_of_another_size_has_no_groups);
 }

@@ -8,6 +8,7 @@
 
 #include "ref/numerics/accumulator.h"
 #include "ref/numerics/philox.h"
+#include "support/together.h"
 
 TestSuite(accumulator, .timeout = 300);
 
@@ -108,7 +109,7 @@ static uint32_t sum_in_shards(dice *d, float *v, size_t n)
     return value_bits(&shards[0]);
 }
 
-Test(accumulator, random_multisets_in_any_order_and_grouping_match_the_definition)
+static void random_multisets_in_any_order_and_grouping_match_the_definition(void)
 {
     dice d = {0x5eed, 0};
     float v[64];
@@ -131,7 +132,7 @@ Test(accumulator, random_multisets_in_any_order_and_grouping_match_the_definitio
     }
 }
 
-Test(accumulator, error_stays_below_n_times_2_to_minus_32_of_the_largest_term)
+static void error_stays_below_n_times_2_to_minus_32_of_the_largest_term(void)
 {
     dice d = {0xe11, 0};
     for (uint32_t trial = 0; trial < 2000; trial++) {
@@ -151,7 +152,7 @@ Test(accumulator, error_stays_below_n_times_2_to_minus_32_of_the_largest_term)
     }
 }
 
-Test(accumulator, a_single_value_comes_back_unchanged)
+static void a_single_value_comes_back_unchanged(void)
 {
     for (uint64_t u = 0; u <= UINT32_MAX; u += 10007) {
         const float v = ari_float32((uint32_t)u);
@@ -160,7 +161,7 @@ Test(accumulator, a_single_value_comes_back_unchanged)
     }
 }
 
-Test(accumulator, minus_zero_and_cancellation_give_plus_zero)
+static void minus_zero_and_cancellation_give_plus_zero(void)
 {
     const float zeros[] = {-0.0f, -0.0f}, cancelled[] = {0x1p100f, 0x1.8p-149f, -0x1p100f};
     cr_assert(sum_in_order(zeros, 2) == 0u);
@@ -168,7 +169,7 @@ Test(accumulator, minus_zero_and_cancellation_give_plus_zero)
     cr_assert(sum_in_order(NULL, 0) == 0u, "the identity is +0");
 }
 
-Test(accumulator, subnormals_add_exactly)
+static void subnormals_add_exactly(void)
 {
     state s = {0};
     for (int i = 0; i < 1000; i++)
@@ -176,7 +177,7 @@ Test(accumulator, subnormals_add_exactly)
     cr_assert(value_bits(&s) == 2000u);
 }
 
-Test(accumulator, overflow_of_fp32_is_infinity_and_can_be_taken_back)
+static void overflow_of_fp32_is_infinity_and_can_be_taken_back(void)
 {
     const float up[] = {0x1.fffffep127f, 0x1.fffffep127f};
     const float back[] = {0x1.fffffep127f, 0x1.fffffep127f, 0x1.fffffep127f, -0x1.fffffep127f, -0x1.fffffep127f};
@@ -184,7 +185,7 @@ Test(accumulator, overflow_of_fp32_is_infinity_and_can_be_taken_back)
     cr_assert(sum_in_order(back, 5) == 0x7f7fffffu, "the sum itself is finite, whatever its prefixes are");
 }
 
-Test(accumulator, a_non_finite_value_absorbs_everything)
+static void a_non_finite_value_absorbs_everything(void)
 {
     static const uint32_t bad[] = {0x7f800000u, 0xff800000u, 0x7fc00000u, 0xff800001u};
     for (size_t i = 0; i < 4; i++) {
@@ -203,7 +204,7 @@ Test(accumulator, a_non_finite_value_absorbs_everything)
     }
 }
 
-Test(accumulator, empty_shards_change_nothing)
+static void empty_shards_change_nothing(void)
 {
     state s = {0};
     const state empty = {0};
@@ -217,7 +218,7 @@ Test(accumulator, empty_shards_change_nothing)
     cr_assert(other.t == before.t && other.h == before.h && other.l == before.l);
 }
 
-Test(accumulator, two_phases_give_the_same_state)
+static void two_phases_give_the_same_state(void)
 {
     dice d = {0x2f, 0};
     for (int trial = 0; trial < 3000; trial++) {
@@ -238,7 +239,7 @@ Test(accumulator, two_phases_give_the_same_state)
     }
 }
 
-Test(accumulator, raising_by_one_keeps_a_slice_and_by_two_keeps_none)
+static void raising_by_one_keeps_a_slice_and_by_two_keeps_none(void)
 {
     state s = {2, 7, 9};
     ari_acc_raise(&s.t, &s.h, &s.l, 1);
@@ -249,7 +250,7 @@ Test(accumulator, raising_by_one_keeps_a_slice_and_by_two_keeps_none)
     cr_assert(s.t == 5 && s.h == 0 && s.l == 0);
 }
 
-Test(accumulator, slices_cut_the_value_at_every_exponent)
+static void slices_cut_the_value_at_every_exponent(void)
 {
     for (uint32_t exponent = 0; exponent < 255; exponent++)
         for (uint32_t fraction = 1; fraction < 0x800000u; fraction = fraction * 3 + 1) {
@@ -267,7 +268,7 @@ Test(accumulator, slices_cut_the_value_at_every_exponent)
 }
 
 /* 2^31 values of the largest slice stay within int64; checked at the edge by merging full states. */
-Test(accumulator, two_to_the_31_largest_slices_fit)
+static void two_to_the_31_largest_slices_fit(void)
 {
     state s = {0};
     add(&s, 0x1.fffffep74f); /* its 24 bits are the top ones of slice 6: 2^32 - 2^8 */
@@ -278,4 +279,15 @@ Test(accumulator, two_to_the_31_largest_slices_fit)
     }
     cr_assert(s.h == 0xffffff00LL && doubled.h == s.h * (1LL << 31) && doubled.l == s.l * (1LL << 31));
     cr_assert(value_bits(&doubled) == ari_bits32(0x1.fffffep105f));
+}
+
+Test(accumulator, every_claim)
+{
+    TOGETHER(random_multisets_in_any_order_and_grouping_match_the_definition,
+             error_stays_below_n_times_2_to_minus_32_of_the_largest_term, a_single_value_comes_back_unchanged,
+             minus_zero_and_cancellation_give_plus_zero, subnormals_add_exactly,
+             overflow_of_fp32_is_infinity_and_can_be_taken_back, a_non_finite_value_absorbs_everything,
+             empty_shards_change_nothing, two_phases_give_the_same_state,
+             raising_by_one_keeps_a_slice_and_by_two_keeps_none, slices_cut_the_value_at_every_exponent,
+             two_to_the_31_largest_slices_fit);
 }

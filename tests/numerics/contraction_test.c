@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "ref/numerics/scalar.h"
+#include "support/together.h"
 #include "tests/support/contraction.h"
 
 TestSuite(contraction, .timeout = 300);
@@ -209,7 +210,7 @@ static void fill(problem *p, const family *f)
             p->b[r * p->k + k] = f->b(0x10000000 + r * p->k + k, r, k);
 }
 
-Test(contraction, element_steps_in_any_order_and_grouping_give_the_defined_bits)
+static void element_steps_in_any_order_and_grouping_give_the_defined_bits(void)
 {
     static const size_t lengths[] = {1, 2, 17, 300, 8190, 8191, 8192, 40000};
     for (size_t f = 0; f < FAMILIES; f++)
@@ -248,7 +249,7 @@ static void expect_bound(const problem *p, bool scale, const char *what)
     free(c);
 }
 
-Test(contraction, error_stays_below_the_stated_bound)
+static void error_stays_below_the_stated_bound(void)
 {
     static const size_t judged[] = {0, 2, 3, 5, 6, 7};
     static const size_t lengths[] = {1, 5, 257, 9000};
@@ -264,7 +265,7 @@ Test(contraction, error_stays_below_the_stated_bound)
 
 /* --- worked cases ------------------------------------------------------------------------------------------------- */
 
-Test(contraction, small_integers_are_exact)
+static void small_integers_are_exact(void)
 {
     const float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, 0, -1, 7, 8, 9};
     float c[4];
@@ -274,7 +275,7 @@ Test(contraction, small_integers_are_exact)
     }
 }
 
-Test(contraction, strides_read_transposed_operands)
+static void strides_read_transposed_operands(void)
 {
     const float a_transposed[] = {1, 4, 2, 5, 3, 6}, b_transposed[] = {1, 7, 0, 8, -1, 9};
     float c[4];
@@ -285,7 +286,7 @@ Test(contraction, strides_read_transposed_operands)
     cr_assert(c[0] == -2.0f && c[3] == 122.0f);
 }
 
-Test(contraction, one_product_of_25_bit_values_is_exact)
+static void one_product_of_25_bit_values_is_exact(void)
 {
     const float a[] = {0x1.fffffep0f}, b[] = {-0x1.fffffep-3f};
     float c;
@@ -294,7 +295,7 @@ Test(contraction, one_product_of_25_bit_values_is_exact)
 }
 
 /* Without step 0 the small column's 24 bits below the outlier are lost; with it they are kept. */
-Test(contraction, equilibration_keeps_a_small_column_beside_a_large_one)
+static void equilibration_keeps_a_small_column_beside_a_large_one(void)
 {
     const float a[] = {0x1p40f, 0.0f, 1.0f}, b[] = {0x1p-40f, 0.0f, 1.0f, -0x1p-40f, 0.0f, 1.0f};
     float scaled[2], plain[2];
@@ -305,7 +306,7 @@ Test(contraction, equilibration_keeps_a_small_column_beside_a_large_one)
 }
 
 /* A large A beside a zero column of B takes part in no exponent: the other column keeps all its bits. */
-Test(contraction, a_zero_column_of_b_takes_part_in_no_exponent)
+static void a_zero_column_of_b_takes_part_in_no_exponent(void)
 {
     const float a[] = {0x1.fffffep127f, 0x1.555556p-20f}, b[] = {0.0f, 0x1p-20f};
     float c;
@@ -316,7 +317,7 @@ Test(contraction, a_zero_column_of_b_takes_part_in_no_exponent)
     cr_assert(ari_bits32(c) == ARI_NAN_BITS, "but an infinity there still flags its row");
 }
 
-Test(contraction, a_flagged_row_makes_its_results_nan_and_no_other)
+static void a_flagged_row_makes_its_results_nan_and_no_other(void)
 {
     const float a[] = {1, 2, NAN, 1, 0, 0}, b[] = {1, 1, 0, 0};
     float c[6];
@@ -327,7 +328,7 @@ Test(contraction, a_flagged_row_makes_its_results_nan_and_no_other)
     cr_assert(ari_bits32(c[4]) == 0u && ari_bits32(c[5]) == 0u);
 }
 
-Test(contraction, a_non_finite_column_of_b_is_not_scaled)
+static void a_non_finite_column_of_b_is_not_scaled(void)
 {
     const float a[] = {0x1p30f, 1.0f}, b[] = {INFINITY, 1.0f, 0x1p-30f, 1.0f};
     float c[2];
@@ -338,7 +339,7 @@ Test(contraction, a_non_finite_column_of_b_is_not_scaled)
     cr_assert(ari_bits32(c[1]) == 0u);
 }
 
-Test(contraction, an_empty_sum_is_plus_zero)
+static void an_empty_sum_is_plus_zero(void)
 {
     float c[4] = {1, 1, 1, 1};
     cr_assert(ar_contract_definition(c, 2, 2, 0, NULL, 0, 1, NULL, 0, 1, true) == AR_OK);
@@ -346,7 +347,7 @@ Test(contraction, an_empty_sum_is_plus_zero)
         cr_assert(ari_bits32(c[i]) == 0u);
 }
 
-Test(contraction, a_finite_sum_may_overflow_to_infinity)
+static void a_finite_sum_may_overflow_to_infinity(void)
 {
     const float a[] = {0x1p100f, 0x1p100f}, b[] = {0x1p100f, -0x1p100f};
     float c;
@@ -356,7 +357,7 @@ Test(contraction, a_finite_sum_may_overflow_to_infinity)
     cr_assert(ari_bits32(c) == 0u, "while the whole sum cancels");
 }
 
-Test(contraction, the_longest_block_of_largest_terms_fits_63_bits)
+static void the_longest_block_of_largest_terms_fits_63_bits(void)
 {
     problem p = make(1, 1, 8191);
     for (size_t k = 0; k < p.k; k++)
@@ -366,7 +367,7 @@ Test(contraction, the_longest_block_of_largest_terms_fits_63_bits)
     drop(&p);
 }
 
-Test(contraction, refuses_null_operands_and_sizes_that_overflow)
+static void refuses_null_operands_and_sizes_that_overflow(void)
 {
     float c[1] = {7.0f}, x[1] = {1.0f};
     cr_assert(ar_contract_definition(NULL, 1, 1, 1, x, 1, 1, x, 1, 1, true) == AR_ERR_ARG);
@@ -376,7 +377,7 @@ Test(contraction, refuses_null_operands_and_sizes_that_overflow)
     cr_assert(c[0] == 7.0f);
 }
 
-Test(contraction, one_flipped_bit_is_seen)
+static void one_flipped_bit_is_seen(void)
 {
     problem p = make(2, 2, 64);
     fill(&p, &families[0]);
@@ -386,4 +387,15 @@ Test(contraction, one_flipped_bit_is_seen)
     define(&p, true);
     cr_assert(ari_bits32(p.c[0]) != before);
     drop(&p);
+}
+
+Test(contraction, every_claim)
+{
+    TOGETHER(element_steps_in_any_order_and_grouping_give_the_defined_bits, error_stays_below_the_stated_bound,
+             small_integers_are_exact, strides_read_transposed_operands, one_product_of_25_bit_values_is_exact,
+             equilibration_keeps_a_small_column_beside_a_large_one, a_zero_column_of_b_takes_part_in_no_exponent,
+             a_flagged_row_makes_its_results_nan_and_no_other, a_non_finite_column_of_b_is_not_scaled,
+             an_empty_sum_is_plus_zero, a_finite_sum_may_overflow_to_infinity,
+             the_longest_block_of_largest_terms_fits_63_bits, refuses_null_operands_and_sizes_that_overflow,
+             one_flipped_bit_is_seen);
 }

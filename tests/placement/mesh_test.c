@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "anyrank/placement.h"
+#include "support/together.h"
 
 TestSuite(mesh, .timeout = 300);
 
@@ -15,7 +16,7 @@ static void check_group(const ar_mesh *m, int rank, const char *name, const int 
         cr_assert_eq(got[i], want[i], "rank %d %s[%d] is %d, expected %d", rank, name, i, got[i], want[i]);
 }
 
-Test(mesh, sixteen_ranks_with_tp_4_have_the_documented_groups)
+static void sixteen_ranks_with_tp_4_have_the_documented_groups(void)
 {
     const ar_mesh m = {4, {{"pp", 1}, {"dp", 4}, {"cp", 1}, {"tp", 4}}};
     cr_assert_eq(ar_mesh_check(&m, 16), AR_OK);
@@ -28,7 +29,7 @@ Test(mesh, sixteen_ranks_with_tp_4_have_the_documented_groups)
     }
 }
 
-Test(mesh, ten_ranks_do_not_make_a_mesh_with_tp_4)
+static void ten_ranks_do_not_make_a_mesh_with_tp_4(void)
 {
     const ar_mesh m = {2, {{"dp", 2}, {"tp", 4}}};
     cr_assert_eq(ar_mesh_check(&m, 10), AR_ERR_INDIVISIBLE);
@@ -40,7 +41,7 @@ Test(mesh, ten_ranks_do_not_make_a_mesh_with_tp_4)
     cr_assert_eq(ar_mesh_check(&(ar_mesh){0}, 2), AR_ERR_INDIVISIBLE);
 }
 
-Test(mesh, what_is_no_mesh_is_refused)
+static void what_is_no_mesh_is_refused(void)
 {
     ar_mesh unended = {1, {{"tp", 4}}};
     memset(unended.dim[0].name, 'x', AR_MESH_NAME);
@@ -53,7 +54,7 @@ Test(mesh, what_is_no_mesh_is_refused)
     cr_assert_eq(ar_mesh_check(&(ar_mesh){0}, 0), AR_ERR_ARG);
 }
 
-Test(mesh, coordinates_and_groups_agree_in_four_dimensions)
+static void coordinates_and_groups_agree_in_four_dimensions(void)
 {
     const ar_mesh m = {4, {{"pp", 2}, {"dp", 3}, {"cp", 2}, {"tp", 2}}};
     cr_assert_eq(ar_mesh_check(&m, 24), AR_OK);
@@ -75,7 +76,7 @@ Test(mesh, coordinates_and_groups_agree_in_four_dimensions)
     }
 }
 
-Test(mesh, another_name_has_no_group_and_a_short_list_is_not_overrun)
+static void another_name_has_no_group_and_a_short_list_is_not_overrun(void)
 {
     const ar_mesh m = {1, {{"tp", 4}}};
     int got[3] = {-1, -1, -1};
@@ -86,7 +87,7 @@ Test(mesh, another_name_has_no_group_and_a_short_list_is_not_overrun)
     cr_assert_eq(got[2], -1);
 }
 
-Test(mesh, meshes_are_the_same_by_names_sizes_and_order)
+static void meshes_are_the_same_by_names_sizes_and_order(void)
 {
     const ar_mesh m = {2, {{"dp", 2}, {"tp", 4}}};
     const ar_mesh others[] = {
@@ -94,4 +95,11 @@ Test(mesh, meshes_are_the_same_by_names_sizes_and_order)
     cr_assert(ar_mesh_same(&m, &(ar_mesh){2, {{"dp", 2}, {"tp", 4}}}));
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         cr_assert_not(ar_mesh_same(&m, &others[i]), "%zu", i);
+}
+
+Test(mesh, every_claim)
+{
+    TOGETHER(sixteen_ranks_with_tp_4_have_the_documented_groups, ten_ranks_do_not_make_a_mesh_with_tp_4,
+             what_is_no_mesh_is_refused, coordinates_and_groups_agree_in_four_dimensions,
+             another_name_has_no_group_and_a_short_list_is_not_overrun, meshes_are_the_same_by_names_sizes_and_order);
 }

@@ -4,10 +4,11 @@
 #include <string.h>
 
 #include "anyrank/placement.h"
+#include "support/together.h"
 
 TestSuite(placement, .timeout = 300);
 
-Test(placement, every_spelling_is_read_and_the_short_one_is_printed)
+static void every_spelling_is_read_and_the_short_one_is_printed(void)
 {
     static const struct {
         const char *text, *canonical;
@@ -41,7 +42,7 @@ Test(placement, every_spelling_is_read_and_the_short_one_is_printed)
     cr_assert_str_eq(ar_placement_text(text, (ar_placement){.kind = AR_PLACEMENT_KINDS}), "?");
 }
 
-Test(placement, what_is_no_placement_is_refused)
+static void what_is_no_placement_is_refused(void)
 {
     static const char *const bad[] = {"",      "S",       "S()",    "S(x)",    "S(1",         "S(1))",   "S(--1)",
                                       "S(-)",  "r",       "R()",    "P(avg)",  "P(min)",      "S(1) x",  "Shard",
@@ -56,7 +57,7 @@ Test(placement, what_is_no_placement_is_refused)
     }
 }
 
-Test(placement, lists_are_read_as_python_prints_them)
+static void lists_are_read_as_python_prints_them(void)
 {
     static const char *const good[] = {"[S(0), R]", "S(0),R", "(Shard(dim=0), Replicate())", " [ S(0) ,R ] ",
                                        "(Shard(dim=0), Replicate(),)"};
@@ -82,7 +83,7 @@ Test(placement, lists_are_read_as_python_prints_them)
     cr_assert_str_eq(ar_placements_text(little, sizeof little, p, 2), "[S(1...");
 }
 
-Test(placement, a_gradient_is_placed_by_the_rule_and_twice_it_is_the_value)
+static void a_gradient_is_placed_by_the_rule_and_twice_it_is_the_value(void)
 {
     static const char *const pairs[][2] = {{"R", "P(sum)"}, {"I", "I"}, {"S(2)", "S(2)"}, {"P(sum)", "R"}};
     for (size_t i = 0; i < 4; i++) {
@@ -132,7 +133,7 @@ static void check_cover(const ar_mesh *mesh, const char *list, const size_t *sha
                   times);
 }
 
-Test(placement, ranks_share_out_a_tensor_however_it_does_not_divide)
+static void ranks_share_out_a_tensor_however_it_does_not_divide(void)
 {
     const ar_mesh m = {2, {{"dp", 2}, {"tp", 3}}};
     static const size_t shapes[][2] = {{6, 9}, {7, 5}, {1, 2}, {0, 4}, {5, 8}};
@@ -148,7 +149,7 @@ Test(placement, ranks_share_out_a_tensor_however_it_does_not_divide)
     }
 }
 
-Test(placement, the_outer_dimension_cuts_first)
+static void the_outer_dimension_cuts_first(void)
 {
     const ar_mesh m = {2, {{"dp", 2}, {"tp", 3}}};
     static const size_t start[6] = {0, 2, 4, 5, 7, 9}, count[6] = {2, 2, 1, 2, 2, 1}; /* 10 = 5 + 5, 5 = 2 + 2 + 1 */
@@ -161,7 +162,7 @@ Test(placement, the_outer_dimension_cuts_first)
     }
 }
 
-Test(placement, replicas_are_numbered_over_the_dimensions_that_replicate)
+static void replicas_are_numbered_over_the_dimensions_that_replicate(void)
 {
     const ar_mesh m = {3, {{"a", 2}, {"b", 2}, {"c", 2}}};
     for (int rank = 0; rank < 8; rank++) {
@@ -172,7 +173,7 @@ Test(placement, replicas_are_numbered_over_the_dimensions_that_replicate)
     }
 }
 
-Test(placement, what_a_tensor_cannot_have_is_refused_by_name)
+static void what_a_tensor_cannot_have_is_refused_by_name(void)
 {
     const ar_mesh m = {2, {{"dp", 2}, {"tp", 3}}};
     const size_t shape[2] = {4, 9};
@@ -193,7 +194,7 @@ Test(placement, what_a_tensor_cannot_have_is_refused_by_name)
 }
 
 /* Texts out of pieces of placements: whatever is read is printed so that it is read again. */
-Test(placement, drawn_texts_are_refused_or_read_as_they_are_printed)
+static void drawn_texts_are_refused_or_read_as_they_are_printed(void)
 {
     static const char *const pieces[] = {"R", "I",    "S(",     "P(",          "1",        "-",   "0",
                                          ")", "sum",  "max",    ",",           "(",        "[",   "]",
@@ -215,4 +216,13 @@ Test(placement, drawn_texts_are_refused_or_read_as_they_are_printed)
         cr_assert(memcmp(p, again, sizeof p) == 0, "'%s' as '%s'", text, printed);
     }
     cr_assert_gt(good, 20);
+}
+
+Test(placement, every_claim)
+{
+    TOGETHER(every_spelling_is_read_and_the_short_one_is_printed, what_is_no_placement_is_refused,
+             lists_are_read_as_python_prints_them, a_gradient_is_placed_by_the_rule_and_twice_it_is_the_value,
+             ranks_share_out_a_tensor_however_it_does_not_divide, the_outer_dimension_cuts_first,
+             replicas_are_numbered_over_the_dimensions_that_replicate, what_a_tensor_cannot_have_is_refused_by_name,
+             drawn_texts_are_refused_or_read_as_they_are_printed);
 }

@@ -6,6 +6,7 @@
 
 #include "anyrank/redistribute.h"
 #include "support/rank_run.h"
+#include "support/together.h"
 
 TestSuite(redistribute_sums, .timeout = 300);
 
@@ -61,7 +62,7 @@ static void check_sums(sum_job *j, const char *from, const char *to)
     }
 }
 
-Test(redistribute_sums, neither_the_order_of_ranks_nor_the_shape_of_the_mesh_decides_a_bit)
+static void neither_the_order_of_ranks_nor_the_shape_of_the_mesh_decides_a_bit(void)
 {
     sum_job j = {.mesh = {1, {{"tp", 6}}}};
     for (j.shift = 0; j.shift < TERMS; j.shift++) {
@@ -108,7 +109,7 @@ done:
     return st;
 }
 
-Test(redistribute_sums, what_cannot_be_is_refused_with_the_reason)
+static void what_cannot_be_is_refused_with_the_reason(void)
 {
     static const refused cases[] = {
         {"part", 0, AR_F32, "S(0)", "R", 9, AR_ERR_SHAPE, "the part by [S(0)] is [5]"},
@@ -127,7 +128,7 @@ Test(redistribute_sums, what_cannot_be_is_refused_with_the_reason)
     }
 }
 
-Test(redistribute_sums, sums_and_maxima_do_not_mix_and_a_maximum_has_no_gradient)
+static void sums_and_maxima_do_not_mix_and_a_maximum_has_no_gradient(void)
 {
     const ar_mesh mesh = {2, {{"dp", 2}, {"tp", 2}}};
     ar_redistribution r = {.ndim = 1, .shape = {4}};
@@ -153,7 +154,7 @@ static ar_status other_mesh(ar_ctx *ctx, void *user)
     return st;
 }
 
-Test(redistribute_sums, ranks_with_different_meshes_get_an_error)
+static void ranks_with_different_meshes_get_an_error(void)
 {
     static const ar_mesh pairs[][2] = {{{2, {{"dp", 2}, {"tp", 2}}}, {1, {{"tp", 4}}}},
                                        {{2, {{"dp", 1}, {"tp", 4}}}, {2, {{"dp", 4}, {"tp", 1}}}},
@@ -175,8 +176,15 @@ static ar_status other_target(ar_ctx *ctx, void *user)
     return try_it(ctx, &c);
 }
 
-Test(redistribute_sums, ranks_with_different_placements_get_an_error)
+static void ranks_with_different_placements_get_an_error(void)
 {
     const rank_run_options o = {.ranks = 3, .numerics = AR_NUMERICS_NATIVE};
     cr_assert_eq(rank_run(&o, other_target, NULL), AR_ERR_MISMATCH, "%s", ar_error_message());
+}
+
+Test(redistribute_sums, every_claim)
+{
+    TOGETHER(neither_the_order_of_ranks_nor_the_shape_of_the_mesh_decides_a_bit,
+             what_cannot_be_is_refused_with_the_reason, sums_and_maxima_do_not_mix_and_a_maximum_has_no_gradient,
+             ranks_with_different_meshes_get_an_error, ranks_with_different_placements_get_an_error);
 }

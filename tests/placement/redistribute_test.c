@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "support/rank_run.h"
+#include "support/together.h"
 #include "tests/placement/plain_placement.h"
 
 TestSuite(redistribute, .timeout = 300);
@@ -280,13 +281,13 @@ static void check_pairs(int ranks, bool native)
     free(list.item);
 }
 
-Test(redistribute, every_pair_on_1_to_8_ranks_keeps_the_tensor_and_moves_the_tables_bytes)
+static void every_pair_on_1_to_8_ranks_keeps_the_tensor_and_moves_the_tables_bytes(void)
 {
     for (int ranks = 1; ranks <= 8; ranks++)
         check_pairs(ranks, false);
 }
 
-Test(redistribute, every_pair_in_native_numerics_keeps_the_tensor_and_moves_the_tables_bytes)
+static void every_pair_in_native_numerics_keeps_the_tensor_and_moves_the_tables_bytes(void)
 {
     for (int ranks = 1; ranks <= 8; ranks += ranks == 4 ? 4 : 1)
         check_pairs(ranks, true);
@@ -294,7 +295,7 @@ Test(redistribute, every_pair_in_native_numerics_keeps_the_tensor_and_moves_the_
 
 /* --- several dimensions of the mesh ------------------------------------------------------------------------------- */
 
-Test(redistribute, every_pair_of_lists_on_two_axes_keeps_the_tensor)
+static void every_pair_of_lists_on_two_axes_keeps_the_tensor(void)
 {
     static const ar_mesh meshes[] = {{2, {{"dp", 2}, {"tp", 3}}}, {2, {{"dp", 3}, {"tp", 2}}}};
     static const size_t shapes[][3] = {{5, 3, 2}, {4, 7, 1}};
@@ -311,7 +312,7 @@ Test(redistribute, every_pair_of_lists_on_two_axes_keeps_the_tensor)
     }
 }
 
-Test(redistribute, drawn_lists_on_three_axes_keep_the_tensor)
+static void drawn_lists_on_three_axes_keep_the_tensor(void)
 {
     const ar_mesh mesh = {3, {{"a", 2}, {"b", 2}, {"c", 2}}};
     move_list list = {NULL, 0, 0};
@@ -330,7 +331,7 @@ Test(redistribute, drawn_lists_on_three_axes_keep_the_tensor)
     free(list.item);
 }
 
-Test(redistribute, steps_come_in_the_documented_order)
+static void steps_come_in_the_documented_order(void)
 {
     static const struct {
         const char *from, *to, *steps;
@@ -361,4 +362,12 @@ Test(redistribute, steps_come_in_the_documented_order)
                      ar_move_name(step[k].move), mesh.dim[step[k].dim].name);
         cr_assert_str_eq(text, cases[i].steps, "%s to %s", cases[i].from, cases[i].to);
     }
+}
+
+Test(redistribute, every_claim)
+{
+    TOGETHER(every_pair_on_1_to_8_ranks_keeps_the_tensor_and_moves_the_tables_bytes,
+             every_pair_in_native_numerics_keeps_the_tensor_and_moves_the_tables_bytes,
+             every_pair_of_lists_on_two_axes_keeps_the_tensor, drawn_lists_on_three_axes_keep_the_tensor,
+             steps_come_in_the_documented_order);
 }

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "planner/time_impl.h"
+#include "support/together.h"
 
 TestSuite(beside, .timeout = 60);
 
@@ -35,7 +36,7 @@ static double scattered(size_t n, size_t each, double t_s, double t_g)
     return ari_beside_multiply(&b, 0.0, t_g * (double)n, &c);
 }
 
-Test(beside, four_chunks_of_two_and_three_take_fourteen)
+static void four_chunks_of_two_and_three_take_fourteen(void)
 {
     cr_expect_float_eq(gathered(4, 1, 2.0, 3.0), 14.0, 1e-9);
     cr_expect_float_eq(gathered(4, 1, 3.0, 2.0), 14.0, 1e-9);
@@ -49,7 +50,7 @@ static double closed_form(double k, double first, double second, double r)
     return k < 2.0 ? first + second : first + (k - 2.0) * fmax(first, second) + fmax(second, r * first) + r * second;
 }
 
-Test(beside, chunks_are_as_the_closed_form_has_them)
+static void chunks_are_as_the_closed_form_has_them(void)
 {
     enum { POSITIONS = 23 };
     static const double ratios[][2] = {{1.0, 1.0}, {1.0, 3.0}, {3.0, 1.0}, {0.5, 0.4}, {1e-3, 7.0}};
@@ -68,7 +69,7 @@ Test(beside, chunks_are_as_the_closed_form_has_them)
 
 /* An input for the gradients of the layer that follows comes behind the last of four chunks. With t_a = 2, t_g = 3 the
  * third product begins at 2 + 2 * 3 = 8, and the last chunk with it: until 10; the input takes 5 more. */
-Test(beside, what_is_gathered_again_comes_behind_the_last_chunk)
+static void what_is_gathered_again_comes_behind_the_last_chunk(void)
 {
     const ari_cut dy = cut_of(ARI_CALL_ALL_GATHER, 4, 1, 2.0, ARI_OUT),
                   x = cut_of(ARI_CALL_ALL_GATHER, 5, 5, 1.0, ARI_Q);
@@ -83,7 +84,7 @@ Test(beside, what_is_gathered_again_comes_behind_the_last_chunk)
 }
 
 /* Nothing goes before it: the first chunk of what is scattered waits for it. */
-Test(beside, the_queue_does_one_thing_after_the_other)
+static void the_queue_does_one_thing_after_the_other(void)
 {
     const ari_cut x = cut_of(ARI_CALL_ALL_GATHER, 5, 5, 2.0, ARI_HEAD),
                   dx = cut_of(ARI_CALL_REDUCE_SCATTER, 2, 1, 1.0, ARI_HEAD);
@@ -93,4 +94,10 @@ Test(beside, the_queue_does_one_thing_after_the_other)
     cr_expect_float_eq(end, 112.0, 1e-9);
     const double there = ari_beside_wait(&b, end, ARI_HEAD);
     cr_expect_float_eq(there, 112.0, 1e-9);
+}
+
+Test(beside, every_claim)
+{
+    TOGETHER(four_chunks_of_two_and_three_take_fourteen, chunks_are_as_the_closed_form_has_them,
+             what_is_gathered_again_comes_behind_the_last_chunk, the_queue_does_one_thing_after_the_other);
 }

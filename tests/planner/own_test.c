@@ -7,6 +7,7 @@
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
 #include "support/small.h"
+#include "support/together.h"
 #include "verify/check/check_run.h"
 
 TestSuite(own_memory, .timeout = 300);
@@ -135,7 +136,7 @@ static void expect_counted(covered *n, int draws, uint64_t first, bool context)
     }
 }
 
-Test(own_memory, of_random_layouts_is_what_each_rank_counts)
+static void of_random_layouts_is_what_each_rank_counts(void)
 {
     const int draws = by_scale(20, 60, 200);
     covered n = {0};
@@ -143,7 +144,7 @@ Test(own_memory, of_random_layouts_is_what_each_rank_counts)
     expect_wide(&n, draws);
 }
 
-Test(own_memory, of_ranks_that_share_sequences_is_what_each_rank_counts)
+static void of_ranks_that_share_sequences_is_what_each_rank_counts(void)
 {
     covered n = {0};
     expect_counted(&n, by_scale(8, 20, 200), 7600, true);
@@ -162,7 +163,7 @@ static ari_planned planned_of(ar_config *c, ar_parallel parallel)
     return (ari_planned){.step = {.run = {.parallel = parallel, .batch = 2, .seq = 3}, .config = c}};
 }
 
-Test(own_memory, of_a_block_is_counted_by_hand)
+static void of_a_block_is_counted_by_hand(void)
 {
     ar_config c;
     ari_memory m;
@@ -185,7 +186,7 @@ Test(own_memory, of_a_block_is_counted_by_hand)
 }
 
 /* Sequences whose scores take several blocks, of unlike heights under a window, on one rank and in a zig-zag ring. */
-Test(own_memory, of_blocks_of_scores_is_what_each_rank_counts)
+static void of_blocks_of_scores_is_what_each_rank_counts(void)
 {
     enum { SEQ = 1056 };
     static const struct {
@@ -228,7 +229,7 @@ Test(own_memory, of_blocks_of_scores_is_what_each_rank_counts)
     }
 }
 
-Test(own_memory, refuses_what_no_run_of_this_version_does)
+static void refuses_what_no_run_of_this_version_does(void)
 {
     ar_config c;
     ari_memory m;
@@ -243,4 +244,11 @@ Test(own_memory, refuses_what_no_run_of_this_version_does)
         cr_expect_eq(ari_memory_own(&m, &wrong[i], 0), AR_ERR_UNSUPPORTED, "%zu", i);
     p.step.run.parallel.zero = 2;
     cr_expect_eq(ari_memory_own(&m, &p, 0), AR_ERR_UNSUPPORTED);
+}
+
+Test(own_memory, every_claim)
+{
+    TOGETHER(of_random_layouts_is_what_each_rank_counts, of_ranks_that_share_sequences_is_what_each_rank_counts,
+             of_a_block_is_counted_by_hand, of_blocks_of_scores_is_what_each_rank_counts,
+             refuses_what_no_run_of_this_version_does);
 }

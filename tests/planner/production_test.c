@@ -2,6 +2,7 @@
 /* What a production system holds, against formulas that others have published or that are worked out by hand. */
 #include <limits.h>
 
+#include "support/together.h"
 #include "tests/planner/shapes.h"
 
 TestSuite(production, .timeout = 300);
@@ -23,7 +24,7 @@ static double korthikanti(const ari_planned *p)
     }
 }
 
-Test(production, blocks_keep_what_korthikanti_et_al_count_to_the_byte)
+static void blocks_keep_what_korthikanti_et_al_count_to_the_byte(void)
 {
     static const char *const models[] = {"gpt-22b", "gpt3-175b", "gpt-530b", "gpt-1t"};
     static const int tp[] = {1, 2, 8};
@@ -40,7 +41,7 @@ Test(production, blocks_keep_what_korthikanti_et_al_count_to_the_byte)
     }
 }
 
-Test(production, outside_of_the_blocks_are_mask_norm_projection_and_logits)
+static void outside_of_the_blocks_are_mask_norm_projection_and_logits(void)
 {
     const ar_config c = shape_bundled("gpt3-175b");
     ari_planned p = shape_planned(&c, 8, true, 2, 2048);
@@ -62,7 +63,7 @@ static ari_planned pipeline(const ar_config *c, int chunks, int micro_batches)
     return p;
 }
 
-Test(production, first_stage_keeps_the_worth_of_all_layers)
+static void first_stage_keeps_the_worth_of_all_layers(void)
 {
     const ar_config c = shape_bundled("gpt3-175b");
     const double sbh = 2048.0 * 12288.0, layer = sbh / 8.0 * (34.0 + 5.0 * 96.0 * 2048.0 / 12288.0);
@@ -84,7 +85,7 @@ Test(production, first_stage_keeps_the_worth_of_all_layers)
     cr_expect_eq(shape_kept(&m), 96.0 / 8.0 * 64.0 * layer);
 }
 
-Test(production, layers_that_do_not_divide_leave_the_ends_shorter)
+static void layers_that_do_not_divide_leave_the_ends_shorter(void)
 {
     static const size_t want[16] = {7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7};
     size_t next = 0, first = 0, count = 0;
@@ -107,7 +108,7 @@ Test(production, layers_that_do_not_divide_leave_the_ends_shorter)
     }
 }
 
-Test(production, more_stages_than_layers_are_refused)
+static void more_stages_than_layers_are_refused(void)
 {
     const ar_config c = shape_bundled("llama-3-8b");
     ari_planned p = shape_planned(&c, 1, false, 2, 128);
@@ -121,7 +122,7 @@ Test(production, more_stages_than_layers_are_refused)
 }
 
 /* bf16 weights and gradients, fp32 master weights and two moments. */
-Test(production, states_divide_only_where_they_are_sharded)
+static void states_divide_only_where_they_are_sharded(void)
 {
     static const struct {
         int tp;
@@ -139,7 +140,7 @@ Test(production, states_divide_only_where_they_are_sharded)
     }
 }
 
-Test(production, zero_divides_states_then_gradients_then_weights_over_dp_and_cp)
+static void zero_divides_states_then_gradients_then_weights_over_dp_and_cp(void)
 {
     const ar_config c = shape_bundled("llama-3-8b");
     const double n = 8030261248.0;
@@ -167,7 +168,7 @@ Test(production, zero_divides_states_then_gradients_then_weights_over_dp_and_cp)
 }
 
 /* Of working copies the largest is that of the embedding or the head here: V h parameters, weights and gradients. */
-Test(production, zero_3_works_on_whole_copies)
+static void zero_3_works_on_whole_copies(void)
 {
     const ar_config c = shape_bundled("llama-3-8b");
     ari_planned p = shape_planned(&c, 1, false, 8, 8192);
@@ -182,7 +183,7 @@ Test(production, zero_3_works_on_whole_copies)
 
 /* A token of a layer, in units of a value: the inputs of two norms, of q|k|v, of gate|up and of the output projection,
  * each h; q, k and v; gate, up and their product. Flash attention adds an fp32 number for each head. */
-Test(production, a_llama_keeps_its_own_terms)
+static void a_llama_keeps_its_own_terms(void)
 {
     const ar_config c = shape_bundled("llama-3-8b");
     const double h = 4096.0, kv = 1024.0, ffn = 14336.0, heads = 32.0, tokens = 2.0 * 8192.0;
@@ -204,7 +205,7 @@ Test(production, a_llama_keeps_its_own_terms)
 
 /* The gathered input of a column-parallel layer is there whole while it is worked on, beside the layer's shard of the
  * MLP: sequence parallelism does not divide the peak by tp. */
-Test(production, workspace_has_the_gathered_input_of_a_column_parallel_layer)
+static void workspace_has_the_gathered_input_of_a_column_parallel_layer(void)
 {
     const ar_config c = shape_bundled("stack-4.8b");
     ari_planned p = shape_planned(&c, 8, true, 2, 4096);
@@ -216,7 +217,7 @@ Test(production, workspace_has_the_gathered_input_of_a_column_parallel_layer)
     cr_expect_eq(shape_kept(&kept) - shape_kept(&m), 32.0 * 2.0 * 2.0 * 33554432.0 * 7.0 / 8.0);
 }
 
-Test(production, recomputation_works_on_a_whole_block_at_a_time)
+static void recomputation_works_on_a_whole_block_at_a_time(void)
 {
     const ar_config c = shape_bundled("gpt-22b");
     const double sbh = 2048.0 * 6144.0, scores = 5.0 * 64.0 * 2048.0 * 2048.0;
@@ -230,7 +231,7 @@ Test(production, recomputation_works_on_a_whole_block_at_a_time)
 }
 
 /* A plan that splits one layer otherwise makes that layer alone keep more. */
-Test(production, a_plan_counts_layer_by_layer)
+static void a_plan_counts_layer_by_layer(void)
 {
     ar_config c = shape_bundled("llama-3-8b");
     c.layers = 4;
@@ -246,7 +247,7 @@ Test(production, a_plan_counts_layer_by_layer)
 }
 
 /* Stages hold a copy each of a tied table, and each part of the model is on one stage. */
-Test(production, stages_have_the_parameters_of_all)
+static void stages_have_the_parameters_of_all(void)
 {
     ar_config c = shape_gpt(2, 256, 4, 1024);
     c.max_positions = 4096; /* more than what the last stage has of logits */
@@ -258,4 +259,16 @@ Test(production, stages_have_the_parameters_of_all)
     const double table = 1024.0 * 256.0, block = 12.0 * 256.0 * 256.0 + 13.0 * 256.0;
     cr_expect_eq((double)all, table + 4096.0 * 256.0 + 2.0 * block + 512.0);
     cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (table + 4096.0 * 256.0 + block));
+}
+
+Test(production, every_claim)
+{
+    TOGETHER(blocks_keep_what_korthikanti_et_al_count_to_the_byte,
+             outside_of_the_blocks_are_mask_norm_projection_and_logits, first_stage_keeps_the_worth_of_all_layers,
+             layers_that_do_not_divide_leave_the_ends_shorter, more_stages_than_layers_are_refused,
+             states_divide_only_where_they_are_sharded, zero_divides_states_then_gradients_then_weights_over_dp_and_cp,
+             zero_3_works_on_whole_copies, a_llama_keeps_its_own_terms,
+             workspace_has_the_gathered_input_of_a_column_parallel_layer,
+             recomputation_works_on_a_whole_block_at_a_time, a_plan_counts_layer_by_layer,
+             stages_have_the_parameters_of_all);
 }

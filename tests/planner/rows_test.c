@@ -10,6 +10,7 @@
 #include "anyrank/model.h"
 #include "planner/time_impl.h"
 #include "ref/io/file.h"
+#include "support/together.h"
 #include "tests/planner/shapes.h"
 
 TestSuite(rows, .timeout = 300);
@@ -82,7 +83,7 @@ static const struct {
     {"Megatron Bridge 26.04.01, Llama3-70B", BUNDLED("llama-3-70b"), 8192, 1664, 731, ARI_FLOPS_CAUSAL, "unexplained"},
 };
 
-Test(rows, printed_rates_are_those_of_their_convention)
+static void printed_rates_are_those_of_their_convention(void)
 {
     for (size_t i = 0; i < sizeof throughput / sizeof *throughput; i++) {
         const ar_config c = config_of(&throughput[i].model);
@@ -110,7 +111,7 @@ static const struct {
     {"gpt-1t", 512, 512, 71.49, 56.3, 57.0, 1.013},
 };
 
-Test(rows, utilisations_are_those_of_korthikanti_et_al)
+static void utilisations_are_those_of_korthikanti_et_al(void)
 {
     for (size_t i = 0; i < sizeof korthikanti / sizeof *korthikanti; i++) {
         const ar_config c = shape_bundled(korthikanti[i].model);
@@ -136,7 +137,7 @@ Test(rows, utilisations_are_those_of_korthikanti_et_al)
 
 /* Two for each multiply-add of the list of operations, whatever the layout: the formula of the products, without the
  * scores that the mask hides, (s - 1)/2 of s keys of a query. */
-Test(rows, counted_products_are_the_formulas)
+static void counted_products_are_the_formulas(void)
 {
     static const int tp[] = {1, 4, 8};
     for (size_t i = 0; ari_model_names[i]; i++) {
@@ -155,7 +156,7 @@ Test(rows, counted_products_are_the_formulas)
 }
 
 /* Copies of KV heads compute their products again; recomputation the blocks' forward pass, or attention's. */
-Test(rows, hardware_counts_copies_and_recomputation)
+static void hardware_counts_copies_and_recomputation(void)
 {
     const ar_config c = shape_bundled("llama-3-8b");
     const double h = 4096.0, kv = 1024.0, s = 512.0, layers = 32.0;
@@ -177,7 +178,7 @@ Test(rows, hardware_counts_copies_and_recomputation)
     cr_expect_float_eq((hardware - model) / (3.0 * 2.0 * 2.0 * 2.0 * layers * h * kv), 1.0, 1e-12);
 }
 
-Test(rows, parameters_of_llama_3)
+static void parameters_of_llama_3(void)
 {
     static const struct {
         const char *model;
@@ -191,7 +192,7 @@ Test(rows, parameters_of_llama_3)
     }
 }
 
-Test(rows, one_rank_has_the_parameters_of_a_bundled_model)
+static void one_rank_has_the_parameters_of_a_bundled_model(void)
 {
     for (size_t i = 0; ari_model_names[i]; i++) {
         const ar_config c = shape_bundled(ari_model_names[i]);
@@ -252,7 +253,7 @@ static double predicted_gib(size_t i)
     return ari_memory_sum(&m) / 0x1p30;
 }
 
-Test(rows, peaks_of_torchtitan_differ_as_their_layouts_do)
+static void peaks_of_torchtitan_differ_as_their_layouts_do(void)
 {
     double before = 0.0;
     for (size_t i = 0; i < sizeof peaks / sizeof *peaks; i++) {
@@ -275,7 +276,7 @@ Test(rows, peaks_of_torchtitan_differ_as_their_layouts_do)
 }
 
 /* GiB of Llama 3 8B by kind; peaks as above. */
-Test(rows, memory_of_llama_3_8b)
+static void memory_of_llama_3_8b(void)
 {
     static const ari_memory_kind columns[] = {
         ARI_MEMORY_WEIGHTS, ARI_MEMORY_GRADIENTS, ARI_MEMORY_MASTER, ARI_MEMORY_OPTIMIZER, ARI_MEMORY_ATTENTION,
@@ -321,7 +322,7 @@ Test(rows, memory_of_llama_3_8b)
 
 /* Llama 3's three (arXiv:2407.21783, table 4): 16 M tokens a step on 8,192 and 16,384 GPUs, of which each has fewer a
  * second than those of the layout before. */
-Test(rows, layouts_of_llama_3_405b_are_legal_and_in_order)
+static void layouts_of_llama_3_405b_are_legal_and_in_order(void)
 {
     static const struct {
         int tp, cp, pp, dp;
@@ -360,7 +361,7 @@ Test(rows, layouts_of_llama_3_405b_are_legal_and_in_order)
 }
 
 /* 64 MiB over 8 ranks of a node and over 16 ranks of a slower network: a link's rate is that of one direction. */
-Test(rows, ring_all_reduces_take_their_closed_form)
+static void ring_all_reduces_take_their_closed_form(void)
 {
     static const struct {
         int ranks;
@@ -374,4 +375,13 @@ Test(rows, ring_all_reduces_take_their_closed_form)
         cr_expect_float_eq(ari_links_call(&l, ARI_CALL_ALL_REDUCE, 16777216.0, 4.0) * 1e6, rings[i].microseconds,
                            0.005);
     }
+}
+
+Test(rows, every_claim)
+{
+    TOGETHER(printed_rates_are_those_of_their_convention, utilisations_are_those_of_korthikanti_et_al,
+             counted_products_are_the_formulas, hardware_counts_copies_and_recomputation, parameters_of_llama_3,
+             one_rank_has_the_parameters_of_a_bundled_model, peaks_of_torchtitan_differ_as_their_layouts_do,
+             memory_of_llama_3_8b, layouts_of_llama_3_405b_are_legal_and_in_order,
+             ring_all_reduces_take_their_closed_form);
 }

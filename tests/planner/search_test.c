@@ -6,6 +6,7 @@
 
 #include "planner/search.h"
 #include "planner/time_impl.h"
+#include "support/together.h"
 
 TestSuite(planner_search, .timeout = 600);
 
@@ -54,7 +55,7 @@ static double sent(const ari_time *t, ari_time_kind over)
 
 /* --- legality ----------------------------------------------------------------------------------------------------- */
 
-Test(planner_search, what_cannot_be_split_is_refused_by_its_name)
+static void what_cannot_be_split_is_refused_by_its_name(void)
 {
     const ar_config c = config_of("llama-3-8b"); /* 32 heads, 8 KV heads, 32 layers */
     static const struct {
@@ -90,7 +91,7 @@ Test(planner_search, what_cannot_be_split_is_refused_by_its_name)
 }
 
 /* Any extents at all: a verdict, and of what is legal a time and a memory that are numbers. */
-Test(planner_search, no_extents_break_it)
+static void no_extents_break_it(void)
 {
     static const int extents[] = {-2147483647, -1, 0, 1, 2, 3, 4, 5, 8, 16, 1 << 20, 2147483647};
     enum { EXTENTS = sizeof extents / sizeof *extents, DRAWS = 3000 };
@@ -149,7 +150,7 @@ static bool same_mesh(const ari_choice *a, const ari_choice *b)
     return a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->dp == b->dp;
 }
 
-Test(planner_search, ranks_every_layout_as_it_is_planned_alone)
+static void ranks_every_layout_as_it_is_planned_alone(void)
 {
     const ar_config c = config_of("llama-3-8b");
     const ari_planned base = planned_of(&c, 12, 4096);
@@ -176,7 +177,7 @@ Test(planner_search, ranks_every_layout_as_it_is_planned_alone)
     ari_ranking_fini(&r);
 }
 
-Test(planner_search, the_best_of_each_mesh_is_the_fastest_that_fits)
+static void the_best_of_each_mesh_is_the_fastest_that_fits(void)
 {
     const ar_config c = config_of("llama-3-8b");
     ari_ranking best = ranking_of(&c, 8, 16, "h100 memory=18GB", false);
@@ -201,7 +202,7 @@ Test(planner_search, the_best_of_each_mesh_is_the_fastest_that_fits)
 
 /* Of four ranks a ring, two pairs of neighbours in a ring of two, and four neighbours: rings of causal attention go
  * zig-zag. What is asked for is fixed. */
-Test(planner_search, context_parallel_ranks_are_joined_in_every_way)
+static void context_parallel_ranks_are_joined_in_every_way(void)
 {
     const ar_config c = config_of("llama-3-8b");
     ari_search s = {.base = planned_of(&c, 4, 4096),
@@ -231,7 +232,7 @@ Test(planner_search, context_parallel_ranks_are_joined_in_every_way)
 
 /* The last quarter of the queries sees s(s+1)/2 - 3s/4(3s/4+1)/2 keys, a zig-zag one an equal share of s(s+1)/2; in
  * seven products of every head, two forward and five backward. */
-Test(planner_search, a_ring_without_zigzag_waits_for_its_last_place)
+static void a_ring_without_zigzag_waits_for_its_last_place(void)
 {
     const ar_config c = config_of("llama-3-8b"); /* 32 layers, 32 heads of 128 */
     ari_planned p = planned_of(&c, 1, 4096);
@@ -249,7 +250,7 @@ Test(planner_search, a_ring_without_zigzag_waits_for_its_last_place)
 /* --- closed forms ------------------------------------------------------------------------------------------------- */
 
 /* 2(N-1)a + 2(N-1)/N D/b of the founding documents' message: 64 MiB, 5 us a step. */
-Test(planner_search, an_all_reduce_takes_its_closed_form)
+static void an_all_reduce_takes_its_closed_form(void)
 {
     const ar_config c = config_of("stack-4.8b");
     static const struct {
@@ -277,7 +278,7 @@ Test(planner_search, an_all_reduce_takes_its_closed_form)
 
 /* What a rank sends for a layer of b 2, s 4096, h 4096 over tp=8, in elements of 16 bits: forward 4 all-reduces' halves,
  * backward as many, and with sp two more gathers. */
-Test(planner_search, a_layer_moves_what_the_founding_documents_count)
+static void a_layer_moves_what_the_founding_documents_count(void)
 {
     static const double elements[] = {234881024, 293601280};
     ar_config c = config_of("stack-4.8b");
@@ -297,7 +298,7 @@ Test(planner_search, a_layer_moves_what_the_founding_documents_count)
     }
 }
 
-Test(planner_search, a_pipeline_of_equal_stages_waits_as_its_formula_says)
+static void a_pipeline_of_equal_stages_waits_as_its_formula_says(void)
 {
     const ar_config c = config_of("stack-4.8b"); /* 32 layers, no head */
     const ari_time_options o = on("inside=0s:inf flops=1T");
@@ -311,7 +312,7 @@ Test(planner_search, a_pipeline_of_equal_stages_waits_as_its_formula_says)
 }
 
 /* tp inside nodes and dp between them never meet on a link. */
-Test(planner_search, links_that_are_shared_take_longer_and_hierarchies_less)
+static void links_that_are_shared_take_longer_and_hierarchies_less(void)
 {
     const ar_config c = config_of("llama-3-8b");
     const ari_choice choice = {.tp = 4, .cp = 1, .pp = 1, .dp = 8, .micro_batches = 1, .chunks = 1, .sp = true};
@@ -336,7 +337,7 @@ Test(planner_search, links_that_are_shared_take_longer_and_hierarchies_less)
     cr_expect_eq(tiered.of[ARI_TIME_TP], flat.of[ARI_TIME_TP]);
 }
 
-Test(planner_search, zero_3_moves_half_as_much_again_and_full_recomputation_a_third_more)
+static void zero_3_moves_half_as_much_again_and_full_recomputation_a_third_more(void)
 {
     const ar_config c = config_of("llama-3-8b");
     const ari_time_options o = on("h100");
@@ -355,4 +356,15 @@ Test(planner_search, zero_3_moves_half_as_much_again_and_full_recomputation_a_th
     cr_expect(full.of[ARI_TIME_AGAIN] > 0.28 * full.of[ARI_TIME_PRODUCTS] &&
               full.of[ARI_TIME_AGAIN] < full.of[ARI_TIME_PRODUCTS] / 3.0);
     cr_expect_eq(full.of[ARI_TIME_PRODUCTS], three.of[ARI_TIME_PRODUCTS]);
+}
+
+Test(planner_search, every_claim)
+{
+    TOGETHER(what_cannot_be_split_is_refused_by_its_name, no_extents_break_it,
+             ranks_every_layout_as_it_is_planned_alone, the_best_of_each_mesh_is_the_fastest_that_fits,
+             context_parallel_ranks_are_joined_in_every_way, a_ring_without_zigzag_waits_for_its_last_place,
+             an_all_reduce_takes_its_closed_form, a_layer_moves_what_the_founding_documents_count,
+             a_pipeline_of_equal_stages_waits_as_its_formula_says,
+             links_that_are_shared_take_longer_and_hierarchies_less,
+             zero_3_moves_half_as_much_again_and_full_recomputation_a_third_more);
 }

@@ -8,6 +8,7 @@
 #include "run/cluster_run.h"
 #include "support/layout_draw.h"
 #include "support/small.h"
+#include "support/together.h"
 
 TestSuite(planner_time, .timeout = 600);
 
@@ -99,7 +100,7 @@ static double share_of(const layout_draw *d, int i, const ar_sim_cluster *cluste
     return fabs(got - want) <= 1e-9 ? 1.0 : got / want;
 }
 
-Test(planner_time, is_virtual_time_within_one_percent)
+static void is_virtual_time_within_one_percent(void)
 {
     const int draws = by_scale(30, 60, 400);
     int moved = 0;
@@ -117,7 +118,7 @@ Test(planner_time, is_virtual_time_within_one_percent)
 }
 
 /* Rings, neighbours that exchange heads, and both; on one node, and a node for each sequence's ranks. */
-Test(planner_time, of_ranks_that_share_sequences_is_virtual_time_within_one_percent)
+static void of_ranks_that_share_sequences_is_virtual_time_within_one_percent(void)
 {
     const int draws = by_scale(8, 20, 200);
     for (int i = 0; i < draws; i++) {
@@ -133,7 +134,7 @@ Test(planner_time, of_ranks_that_share_sequences_is_virtual_time_within_one_perc
 }
 
 /* Then some groups of a kind span nodes and others do not; the planner takes the slower ones for all. */
-Test(planner_time, is_at_least_virtual_time_where_groups_do_not_fill_nodes)
+static void is_at_least_virtual_time_where_groups_do_not_fill_nodes(void)
 {
     const int draws = by_scale(10, 20, 200);
     for (int i = 0; i < draws; i++) {
@@ -146,4 +147,10 @@ Test(planner_time, is_at_least_virtual_time_where_groups_do_not_fill_nodes)
         cr_expect(share >= 0.99, "%+.2f %%: %s", 100.0 * (share - 1.0), text);
         ar_plan_fini(&d.plan);
     }
+}
+
+Test(planner_time, every_claim)
+{
+    TOGETHER(is_virtual_time_within_one_percent, of_ranks_that_share_sequences_is_virtual_time_within_one_percent,
+             is_at_least_virtual_time_where_groups_do_not_fill_nodes);
 }

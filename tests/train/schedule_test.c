@@ -8,6 +8,7 @@
 #include "anyrank/train.h"
 #include "ref/train/optimizer.h"
 #include "support/rank_run.h"
+#include "support/together.h"
 
 TestSuite(schedule, .timeout = 300);
 
@@ -24,14 +25,14 @@ static ar_optimizer_options cosine(double lr, uint64_t warmup, uint64_t total, d
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
 
-Test(schedule, a_constant_one_is_the_learning_rate_itself)
+static void a_constant_one_is_the_learning_rate_itself(void)
 {
     const ar_optimizer_options o = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
     for (uint64_t t = 1; t < 1000; t++)
         cr_assert_eq(ar_optimizer_lr(&o, t), 1e-3);
 }
 
-Test(schedule, a_warm_up_is_linear_and_ends_at_the_learning_rate)
+static void a_warm_up_is_linear_and_ends_at_the_learning_rate(void)
 {
     ar_optimizer_options o = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
     o.lr = 0.5;
@@ -42,7 +43,7 @@ Test(schedule, a_warm_up_is_linear_and_ends_at_the_learning_rate)
     cr_expect_eq(ar_optimizer_lr(&o, UINT64_C(1) << 40), 0.5);
 }
 
-Test(schedule, a_cosine_begins_at_the_learning_rate_is_halfway_in_the_middle_and_stays_at_its_end)
+static void a_cosine_begins_at_the_learning_rate_is_halfway_in_the_middle_and_stays_at_its_end(void)
 {
     const ar_optimizer_options o = cosine(1.0, 4, 20, 0.25);
     cr_expect_eq(ar_optimizer_lr(&o, 3), 0.75);
@@ -56,7 +57,7 @@ Test(schedule, a_cosine_begins_at_the_learning_rate_is_halfway_in_the_middle_and
 
 /* CosineAnnealingLR._get_closed_form_lr of PyTorch 1.13. A cosine, a quotient and five more operations: a few units in
  * the last place. */
-Test(schedule, a_cosine_has_pytorchs_values)
+static void a_cosine_has_pytorchs_values(void)
 {
     static const double expected[] = {0.00075,
                                       0.0015,
@@ -88,7 +89,7 @@ Test(schedule, a_cosine_has_pytorchs_values)
     }
 }
 
-Test(schedule, a_warm_up_may_be_all_of_it_and_a_rate_of_0_stays_0)
+static void a_warm_up_may_be_all_of_it_and_a_rate_of_0_stays_0(void)
 {
     const ar_optimizer_options all = cosine(1.0, 4, 4, 0.5), none = cosine(0.0, 0, 4, 0.0);
     cr_expect_eq(ar_optimizer_lr(&all, 3), 0.75);
@@ -106,7 +107,7 @@ static void expect_rule(const ar_optimizer_options *o, const char *name, int ndi
               rule.weight_decay);
 }
 
-Test(schedule, matrices_alone_decay_where_the_rule_says_so)
+static void matrices_alone_decay_where_the_rule_says_so(void)
 {
     ar_optimizer_options o = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     expect_rule(&o, "model.norm.weight", 1, 1.0, 0.01);
@@ -115,7 +116,7 @@ Test(schedule, matrices_alone_decay_where_the_rule_says_so)
     expect_rule(&o, "lm_head.weight", 2, 1.0, 0.01);
 }
 
-Test(schedule, the_last_group_that_matches_counts_and_a_star_matches_dots)
+static void the_last_group_that_matches_counts_and_a_star_matches_dots(void)
 {
     ar_optimizer_options o = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     o.decay = AR_DECAY_MATRICES;
@@ -216,7 +217,7 @@ done:
 
 /* PyTorch holds lr and decay in binary64 as here; its sqrt and divisions are fp32's, its multiply-adds may be fused: a
  * few units in the last place after seven steps, where another rate or decay is off by thousands. */
-Test(schedule, groups_and_schedule_have_pytorchs_weights)
+static void groups_and_schedule_have_pytorchs_weights(void)
 {
     job j;
     const rank_run_options o = {.ranks = 1, .numerics = AR_NUMERICS_EXACT};
@@ -235,7 +236,7 @@ static void expect_refused(const ar_optimizer_options *o, const char *text)
     cr_expect(strstr(ar_error_message(), text), "'%s' does not say '%s'", ar_error_message(), text);
 }
 
-Test(schedule, one_that_makes_no_sense_is_refused_by_name)
+static void one_that_makes_no_sense_is_refused_by_name(void)
 {
     ar_optimizer_options o = cosine(0.1, 5, 4, 0.0);
     expect_refused(&o, "warmup_steps is 5, expected at most total_steps, 4");
@@ -252,7 +253,7 @@ Test(schedule, one_that_makes_no_sense_is_refused_by_name)
     expect_refused(&o, "schedule 2");
 }
 
-Test(schedule, groups_that_make_no_sense_are_refused_by_name)
+static void groups_that_make_no_sense_are_refused_by_name(void)
 {
     ar_optimizer_options o = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
     o.groups = AR_PARAM_GROUPS + 1;
@@ -271,9 +272,19 @@ Test(schedule, groups_that_make_no_sense_are_refused_by_name)
     expect_refused(&o, "decay rule 2");
 }
 
-Test(schedule, names_are_those_of_the_command_line)
+static void names_are_those_of_the_command_line(void)
 {
     cr_expect_str_eq(ar_schedule_name(AR_SCHEDULE_CONSTANT), "constant");
     cr_expect_str_eq(ar_schedule_name(AR_SCHEDULE_COSINE), "cosine");
     cr_expect_str_eq(ar_schedule_name((ar_schedule)7), "?");
+}
+
+Test(schedule, every_claim)
+{
+    TOGETHER(a_constant_one_is_the_learning_rate_itself, a_warm_up_is_linear_and_ends_at_the_learning_rate,
+             a_cosine_begins_at_the_learning_rate_is_halfway_in_the_middle_and_stays_at_its_end,
+             a_cosine_has_pytorchs_values, a_warm_up_may_be_all_of_it_and_a_rate_of_0_stays_0,
+             matrices_alone_decay_where_the_rule_says_so, the_last_group_that_matches_counts_and_a_star_matches_dots,
+             groups_and_schedule_have_pytorchs_weights, one_that_makes_no_sense_is_refused_by_name,
+             groups_that_make_no_sense_are_refused_by_name, names_are_those_of_the_command_line);
 }

@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
+#include "support/together.h"
 #include "verify/diagnose/roles.h"
 
 TestSuite(order, .timeout = 300);
@@ -35,7 +36,7 @@ static void expect_order(const char *const *names, size_t n, const char *path)
 
 #define B "model.layers.2."
 #define A "model.layers.10."
-Test(order, a_llama_step_goes_forward_then_backward_then_updates)
+static void a_llama_step_goes_forward_then_backward_then_updates(void)
 {
     EXPECT_ORDER(
         NULL, "model.embed_tokens.weight:init", B "self_attn.q_proj.weight:init", A "self_attn.q_proj.weight:init",
@@ -59,7 +60,7 @@ Test(order, a_llama_step_goes_forward_then_backward_then_updates)
 }
 
 #define H "transformer.h.0."
-Test(order, a_gpt2_block_as_names_md_has_it)
+static void a_gpt2_block_as_names_md_has_it(void)
 {
     EXPECT_ORDER(NULL, "transformer.wte:fwd", "transformer.drop:fwd", H "ln_1:fwd", H "attn.q:fwd", H "attn.k:fwd",
                  H "attn.v:fwd", H "attn.probs:fwd", H "attn.context:fwd", H "attn.c_proj:fwd", H "attn_residual:fwd",
@@ -73,32 +74,32 @@ Test(order, a_gpt2_block_as_names_md_has_it)
                  "transformer.h.0:bwd", "transformer.wte.weight:grad", "transformer.wpe.weight:grad");
 }
 
-Test(order, a_file_of_gradients_runs_backward)
+static void a_file_of_gradients_runs_backward(void)
 {
     EXPECT_ORDER("run/grads.safetensors", "lm_head.weight", "model.norm.weight", A "mlp.down_proj.weight",
                  A "input_layernorm.weight", B "mlp.down_proj.weight", B "self_attn.q_proj.weight",
                  B "input_layernorm.weight", "model.embed_tokens.weight");
 }
 
-Test(order, a_file_of_weights_runs_forward)
+static void a_file_of_weights_runs_forward(void)
 {
     EXPECT_ORDER("model.safetensors", "model.embed_tokens.weight", B "input_layernorm.weight",
                  B "self_attn.q_proj.weight", B "self_attn.q_proj.bias", B "mlp.down_proj.weight",
                  A "input_layernorm.weight", "model.norm.weight", "lm_head.weight");
 }
 
-Test(order, hidden_states_stand_behind_their_layers)
+static void hidden_states_stand_behind_their_layers(void)
 {
     EXPECT_ORDER("outputs.safetensors", "hidden_states.0", "hidden_states.1", "hidden_states.2", "hidden_states.10",
                  "logits", "loss");
 }
 
-Test(order, unknown_names_compare_numbers_as_numbers)
+static void unknown_names_compare_numbers_as_numbers(void)
 {
     EXPECT_ORDER(NULL, "a", "a2", "a10", "a10b", "b0003", "b4", "b000000000000000000000000000005");
 }
 
-Test(order, the_pass_and_the_step_are_in_the_name_or_the_file)
+static void the_pass_and_the_step_are_in_the_name_or_the_file(void)
 {
     static const struct {
         const char *name, *path;
@@ -126,11 +127,19 @@ Test(order, the_pass_and_the_step_are_in_the_name_or_the_file)
     }
 }
 
-Test(order, a_number_that_no_model_has_is_none)
+static void a_number_that_no_model_has_is_none(void)
 {
     static const char *const names[] = {"hidden_states.-9223372036854775808", "hidden_states.-9223372036854775807",
                                         "hidden_states.99999999999999999999", "hidden_states."};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         cr_expect_eq(ari_order_of(names[i], NULL).layer, -1, "%s", names[i]);
     cr_expect_eq(ari_order_of("hidden_states.-9223372036854775807:bwd", NULL).layer, 1);
+}
+
+Test(order, every_claim)
+{
+    TOGETHER(a_llama_step_goes_forward_then_backward_then_updates, a_gpt2_block_as_names_md_has_it,
+             a_file_of_gradients_runs_backward, a_file_of_weights_runs_forward, hidden_states_stand_behind_their_layers,
+             unknown_names_compare_numbers_as_numbers, the_pass_and_the_step_are_in_the_name_or_the_file,
+             a_number_that_no_model_has_is_none);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every corruption of a dump is named and located, beside equal bits and beside rounding; nothing is made of what is
  * rounding alone. */
+#include "support/together.h"
 #include "tests/verify/explain_spoil.h"
 
 TestSuite(explain, .timeout = 300);
@@ -96,13 +97,13 @@ static void expect_named(const spoiled *s, size_t i, bool rounding)
     dumps_end(&d);
 }
 
-Test(explain, every_corruption_is_named_and_located)
+static void every_corruption_is_named_and_located(void)
 {
     for (size_t i = 0; i < CASES; i++)
         expect_named(&cases[i], i, false);
 }
 
-Test(explain, every_corruption_is_named_and_located_beside_rounding)
+static void every_corruption_is_named_and_located_beside_rounding(void)
 {
     for (size_t i = 0; i < CASES; i++)
         expect_named(&cases[i], i, true);
@@ -124,7 +125,7 @@ static void expect_only_rounding(const char *file)
     dumps_end(&d);
 }
 
-Test(explain, rounding_is_called_rounding)
+static void rounding_is_called_rounding(void)
 {
     expect_only_rounding(GQA_GRADS);
     expect_only_rounding(MQA_GRADS);
@@ -153,7 +154,7 @@ static void expect_no_cause(const char *file, float size)
     dumps_end(&d);
 }
 
-Test(explain, noise_of_low_precision_is_no_mistake)
+static void noise_of_low_precision_is_no_mistake(void)
 {
     expect_no_cause(GQA_MODEL, 4e-3f);
     expect_no_cause(GPT2_OUTPUTS, 4e-3f);
@@ -162,7 +163,7 @@ Test(explain, noise_of_low_precision_is_no_mistake)
 
 /* A rule that allows a tenth of the largest value, and a mistake that is larger: its trace is sought in the noise that
  * is there, and never called rounding. */
-Test(explain, a_rule_that_allows_much_hides_no_cause)
+static void a_rule_that_allows_much_hides_no_cause(void)
 {
     static const struct {
         corruption f;
@@ -188,7 +189,7 @@ Test(explain, a_rule_that_allows_much_hides_no_cause)
     }
 }
 
-Test(explain, a_mask_the_other_way_round_is_told)
+static void a_mask_the_other_way_round_is_told(void)
 {
     char paths[2][64];
     uint8_t mask[2][128];
@@ -260,7 +261,7 @@ static void expect_rope(double way, double by, double from, double theta, const 
     free(y);
 }
 
-Test(explain, other_angles_of_rope_are_told)
+static void other_angles_of_rope_are_told(void)
 {
     for (int way = -1; way <= 1; way += 2) {
         expect_rope(way, 1.0, 3.0, 1e4, "rope_offset");
@@ -272,7 +273,7 @@ Test(explain, other_angles_of_rope_are_told)
     }
 }
 
-Test(explain, what_the_rule_allows_is_no_difference)
+static void what_the_rule_allows_is_no_difference(void)
 {
     dumps d;
     dumps_begin(&d, GQA_GRADS, true);
@@ -283,7 +284,7 @@ Test(explain, what_the_rule_allows_is_no_difference)
     dumps_end(&d);
 }
 
-Test(explain, other_counts_are_refused)
+static void other_counts_are_refused(void)
 {
     dumps d;
     dumps_begin(&d, GQA_GRADS, false);
@@ -297,7 +298,7 @@ Test(explain, other_counts_are_refused)
 }
 
 /* Of a little noise everywhere a few elements stand out; that is no write to one place. */
-Test(explain, the_tail_of_rounding_is_rounding)
+static void the_tail_of_rounding_is_rounding(void)
 {
     dumps d;
     dumps_begin(&d, GQA_GRADS, true);
@@ -314,7 +315,7 @@ Test(explain, the_tail_of_rounding_is_rounding)
 }
 
 /* A unit in the last place is no flipped bit. */
-Test(explain, one_element_a_step_off_is_rounding)
+static void one_element_a_step_off_is_rounding(void)
 {
     dumps d;
     dumps_begin(&d, GQA_GRADS, false);
@@ -326,7 +327,7 @@ Test(explain, one_element_a_step_off_is_rounding)
     dumps_end(&d);
 }
 
-Test(explain, the_same_dumps_give_the_same_texts)
+static void the_same_dumps_give_the_same_texts(void)
 {
     dumps d;
     dumps_begin(&d, GPT2_GRADS, true);
@@ -337,4 +338,13 @@ Test(explain, the_same_dumps_give_the_same_texts)
     cr_expect_str_eq(a.hint, b.hint);
     cr_expect_str_eq(a.pattern, b.pattern);
     dumps_end(&d);
+}
+
+Test(explain, every_claim)
+{
+    TOGETHER(every_corruption_is_named_and_located, every_corruption_is_named_and_located_beside_rounding,
+             rounding_is_called_rounding, noise_of_low_precision_is_no_mistake, a_rule_that_allows_much_hides_no_cause,
+             a_mask_the_other_way_round_is_told, other_angles_of_rope_are_told, what_the_rule_allows_is_no_difference,
+             other_counts_are_refused, the_tail_of_rounding_is_rounding, one_element_a_step_off_is_rounding,
+             the_same_dumps_give_the_same_texts);
 }

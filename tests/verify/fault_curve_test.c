@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "support/together.h"
 #include "tests/verify/support.h"
 #include "verify/check/check_run.h"
 
@@ -44,7 +45,7 @@ static ari_fault_trace make(void)
     return make_of(usual);
 }
 
-Test(fault_curve, equal_runs_deviate_by_nothing)
+static void equal_runs_deviate_by_nothing(void)
 {
     ari_fault_trace clean = make(), faulty = make();
     const ari_fault_curve c = ari_fault_curve_of(&clean, &faulty);
@@ -54,7 +55,7 @@ Test(fault_curve, equal_runs_deviate_by_nothing)
     ari_fault_trace_fini(&faulty);
 }
 
-Test(fault_curve, the_worst_step_counts_relative_to_the_clean_loss)
+static void the_worst_step_counts_relative_to_the_clean_loss(void)
 {
     ari_fault_trace clean = make(), faulty = make();
     faulty.loss[3] = 4.5f;
@@ -64,7 +65,7 @@ Test(fault_curve, the_worst_step_counts_relative_to_the_clean_loss)
     ari_fault_trace_fini(&faulty);
 }
 
-Test(fault_curve, the_first_ten_losses_have_a_deviation_of_their_own)
+static void the_first_ten_losses_have_a_deviation_of_their_own(void)
 {
     ari_fault_trace clean = make(), faulty = make();
     faulty.loss[9] = 4.25f;
@@ -77,7 +78,7 @@ Test(fault_curve, the_first_ten_losses_have_a_deviation_of_their_own)
 }
 
 /* Rank 1 holds the tensor's largest element, rank 0 the wrong one: 0.5 of 4. */
-Test(fault_curve, a_gradient_is_measured_by_its_largest_element_on_any_rank)
+static void a_gradient_is_measured_by_its_largest_element_on_any_rank(void)
 {
     float values[2][4];
     memcpy(values, usual, sizeof values);
@@ -91,7 +92,7 @@ Test(fault_curve, a_gradient_is_measured_by_its_largest_element_on_any_rank)
     ari_fault_trace_fini(&faulty);
 }
 
-Test(fault_curve, what_is_no_number_or_not_there_is_infinitely_far)
+static void what_is_no_number_or_not_there_is_infinitely_far(void)
 {
     float values[2][4];
     memcpy(values, usual, sizeof values);
@@ -112,7 +113,7 @@ Test(fault_curve, what_is_no_number_or_not_there_is_infinitely_far)
     ari_fault_trace_fini(&faulty);
 }
 
-Test(fault_curve, every_fault_has_a_legal_case_of_its_own)
+static void every_fault_has_a_legal_case_of_its_own(void)
 {
     for (int f = 1; f < AR_FAULT_COUNT; f++) {
         const ari_fault_case c = ari_fault_case_of((ar_fault)f);
@@ -129,7 +130,7 @@ Test(fault_curve, every_fault_has_a_legal_case_of_its_own)
     }
 }
 
-Test(fault_curve, cases_are_alike_up_to_the_fault)
+static void cases_are_alike_up_to_the_fault(void)
 {
     const ari_fault_case a = ari_fault_case_of(AR_FAULT_init_local_fan);
     ari_fault_case b = ari_fault_case_of(AR_FAULT_init_per_shard_seed);
@@ -143,7 +144,7 @@ Test(fault_curve, cases_are_alike_up_to_the_fault)
 }
 
 /* Twenty steps of the smallest case: gradients of every rank, losses that fall, and a fault that shows in both. */
-Test(fault_curve, a_run_is_traced_on_every_rank)
+static void a_run_is_traced_on_every_rank(void)
 {
     ari_fault_case c = ari_fault_case_of(AR_FAULT_dp_group_missing);
     char folder[64];
@@ -170,7 +171,7 @@ Test(fault_curve, a_run_is_traced_on_every_rank)
 }
 
 /* On a curve of ten losses nobody sees them; a check stops at the first step. */
-Test(fault_curve, five_faults_hide_from_ten_losses_and_not_from_a_check)
+static void five_faults_hide_from_ten_losses_and_not_from_a_check(void)
 {
     static const ar_fault hidden[] = {AR_FAULT_bucket_reduced_twice, AR_FAULT_unused_in_last_micro_batch,
                                       AR_FAULT_gradnorm_first_rank_only, AR_FAULT_weight_decay_on_shard_only,
@@ -204,4 +205,14 @@ Test(fault_curve, five_faults_hide_from_ten_losses_and_not_from_a_check)
     }
     ari_fault_bases_fini(&bases);
     remove_folder(folder);
+}
+
+Test(fault_curve, every_claim)
+{
+    TOGETHER(equal_runs_deviate_by_nothing, the_worst_step_counts_relative_to_the_clean_loss,
+             the_first_ten_losses_have_a_deviation_of_their_own,
+             a_gradient_is_measured_by_its_largest_element_on_any_rank,
+             what_is_no_number_or_not_there_is_infinitely_far, every_fault_has_a_legal_case_of_its_own,
+             cases_are_alike_up_to_the_fault, a_run_is_traced_on_every_rank,
+             five_faults_hide_from_ten_losses_and_not_from_a_check);
 }

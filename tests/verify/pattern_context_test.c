@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What differences over context-parallel ranks and packed documents look like. */
+#include "support/together.h"
 #include "tests/verify/pattern_support.h"
 
 TestSuite(pattern_context, .timeout = 60);
@@ -39,7 +40,7 @@ static float over_dp(const world *w, int r, size_t i, float x)
     return part_of(i, x, data_rank(w, r), w->d.dp);
 }
 
-Test(pattern_context, a_sum_left_out_names_the_axes)
+static void a_sum_left_out_names_the_axes(void)
 {
     static const struct {
         float (*f)(const world *, int, size_t, float);
@@ -73,7 +74,7 @@ static float by_cp(const world *w, int r, size_t i, float x)
     return x / (float)w->d.cp;
 }
 
-Test(pattern_context, a_factor_of_their_number_is_named)
+static void a_factor_of_their_number_is_named(void)
 {
     world w;
     parallel_mesh(&w, "lm_head.weight", 'g', &(ar_parallel){.cp = 4, .tp = 2}, 2, SHAPE(16, 8), 0);
@@ -104,7 +105,7 @@ static float by_own_targets(const world *w, int r, size_t i, float x)
     return x * 63.0f / (cp_rank(w, r) == w->d.cp - 1 ? 15.0f : 16.0f);
 }
 
-Test(pattern_context, means_of_each_rank_are_told_from_one_mean)
+static void means_of_each_rank_are_told_from_one_mean(void)
 {
     static const ar_parallel layouts[] = {{.cp = 4}, {.dp = 2, .cp = 4}, {.cp = 4, .zigzag = true, .tp = 2}};
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
@@ -160,7 +161,7 @@ static bool one_within(size_t token)
     return token == 4;
 }
 
-Test(pattern_context, tokens_are_named_by_the_chunks_that_they_are)
+static void tokens_are_named_by_the_chunks_that_they_are(void)
 {
     world w;
     parallel_mesh(&w, "model.layers.1.mlp", 'f', &(ar_parallel){.dp = 2, .cp = 4, .zigzag = true, .tp = 2}, 3,
@@ -221,7 +222,7 @@ static float from_the_second(const world *w, int r, size_t i, float x)
     return starts[i / w->shape[2]] > 0 ? 3.0f * noise(i + 900) : x;
 }
 
-Test(pattern_context, documents_after_the_first_are_told)
+static void documents_after_the_first_are_told(void)
 {
     world w;
     parallel_mesh(&w, "model.layers.1.mlp", 'f', &(ar_parallel){.cp = 2}, 3, SHAPE(2, 16, 8), -1);
@@ -236,7 +237,7 @@ Test(pattern_context, documents_after_the_first_are_told)
 }
 
 /* Heads of 4 lanes, whose pairs turn by 1 and by 0.1 a position. */
-Test(pattern_context, positions_that_run_on_over_documents_are_told_by_the_angle)
+static void positions_that_run_on_over_documents_are_told_by_the_angle(void)
 {
     world w;
     parallel_mesh(&w, "model.layers.0.self_attn.k_rope", 'f', &(ar_parallel){.cp = 2}, 3, SHAPE(2, 16, 8), -1);
@@ -256,7 +257,7 @@ static float other_row(const world *w, int r, size_t i, float x)
     return x + table[position * 8 + i % 8] - table[(position - starts[token]) * 8 + i % 8];
 }
 
-Test(pattern_context, positions_that_run_on_over_documents_are_told_by_the_table)
+static void positions_that_run_on_over_documents_are_told_by_the_table(void)
 {
     const ar_dump_tensor weight = {.name = "transformer.wpe.weight:init",
                                    .dtype = AR_F32,
@@ -291,7 +292,7 @@ static void score(world *w, const size_t *there, const size_t *here)
     }
 }
 
-Test(pattern_context, masks_across_documents_are_told_from_boundaries_elsewhere)
+static void masks_across_documents_are_told_from_boundaries_elsewhere(void)
 {
     size_t local[32];
     world w;
@@ -330,7 +331,7 @@ static float zigzagged(const world *w, int places, size_t i, bool back)
     return w->reference[i + (to * chunk + token % chunk) * w->shape[2] - token * w->shape[2]];
 }
 
-Test(pattern_context, the_order_of_a_zigzag_is_named)
+static void the_order_of_a_zigzag_is_named(void)
 {
     for (int places = 2; places <= 4; places++) {
         for (int back = 0; back < 2; back++) {
@@ -342,4 +343,13 @@ Test(pattern_context, the_order_of_a_zigzag_is_named)
             world_free(&w);
         }
     }
+}
+
+Test(pattern_context, every_claim)
+{
+    TOGETHER(a_sum_left_out_names_the_axes, a_factor_of_their_number_is_named,
+             means_of_each_rank_are_told_from_one_mean, tokens_are_named_by_the_chunks_that_they_are,
+             documents_after_the_first_are_told, positions_that_run_on_over_documents_are_told_by_the_angle,
+             positions_that_run_on_over_documents_are_told_by_the_table,
+             masks_across_documents_are_told_from_boundaries_elsewhere, the_order_of_a_zigzag_is_named);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is known besides the tensor that differs: the reference's other tensors, and the gradients that a norm is of. */
 #include "dump/dump.h"
+#include "support/together.h"
 #include "tests/verify/pattern_support.h"
 
 TestSuite(pattern_known, .timeout = 300);
@@ -33,7 +34,7 @@ static void expect_norm(double square, const char *cause, const char *words)
     world_free(&w);
 }
 
-Test(pattern_known, a_norm_names_what_it_counts_too_often_or_leaves_out)
+static void a_norm_names_what_it_counts_too_often_or_leaves_out(void)
 {
     expect_norm(65.0 + 3 * 9.0, "norm_counts_twice", "input_layernorm.weight (1 parameter) counted once per rank");
     expect_norm(65.0 + 3 * 4.0, "norm_counts_twice", "model.norm.weight (1 parameter) counted once per rank");
@@ -57,7 +58,7 @@ static void expect_among(world *w, const char *full, const char *other, const fl
     expect_beside(w, full, &beside, cause);
 }
 
-Test(pattern_known, copies_of_ranks_are_compared_with_the_references_other_tensors)
+static void copies_of_ranks_are_compared_with_the_references_other_tensors(void)
 {
     float other[2 * 8 * 16];
     world w;
@@ -73,7 +74,7 @@ Test(pattern_known, copies_of_ranks_are_compared_with_the_references_other_tenso
     world_free(&w);
 }
 
-Test(pattern_known, a_layers_output_without_its_residual_is_that_and_no_other_module)
+static void a_layers_output_without_its_residual_is_that_and_no_other_module(void)
 {
     static const struct {
         const char *name, *full, *other, *cause;
@@ -95,7 +96,7 @@ Test(pattern_known, a_layers_output_without_its_residual_is_that_and_no_other_mo
     }
 }
 
-Test(pattern_known, values_before_dropout_at_zeros_of_both_are_a_mask_without_its_scale)
+static void values_before_dropout_at_zeros_of_both_are_a_mask_without_its_scale(void)
 {
     float before[2 * 8 * 16];
     world w;
@@ -122,7 +123,7 @@ static float moved(float before, float g, double rate, double eps)
     return (float)((double)before - (eps > 0.0 ? decay + rate * own / (fabs(own) + eps) : rate * own));
 }
 
-Test(pattern_known, updates_are_told_apart_by_their_gradient)
+static void updates_are_told_apart_by_their_gradient(void)
 {
     static const struct {
         double rate, eps, other_rate, other_eps;
@@ -160,7 +161,7 @@ static float probability(size_t index, double scale, size_t window)
     return key <= query && key + window > query ? (float)(exp(scale * (double)noise(index)) / sum) : 0.0f;
 }
 
-Test(pattern_known, probabilities_show_another_scale_and_another_window)
+static void probabilities_show_another_scale_and_another_window(void)
 {
     static const struct {
         double scale;
@@ -182,7 +183,7 @@ Test(pattern_known, probabilities_show_another_scale_and_another_window)
 
 /* --- what a loss was divided by ----------------------------------------------------------------------------------- */
 
-Test(pattern_known, a_loss_divided_by_another_count_says_which)
+static void a_loss_divided_by_another_count_says_which(void)
 {
     static const struct {
         double factor;
@@ -207,7 +208,7 @@ Test(pattern_known, a_loss_divided_by_another_count_says_which)
 
 /* --- rows --------------------------------------------------------------------------------------------------------- */
 
-Test(pattern_known, the_last_element_alone_is_not_an_id_of_nobody)
+static void the_last_element_alone_is_not_an_id_of_nobody(void)
 {
     world w;
     replicated(&w, "model.embed_tokens.weight", 'n', 2, 2, SHAPE(33, 16));
@@ -215,4 +216,14 @@ Test(pattern_known, the_last_element_alone_is_not_an_id_of_nobody)
         *at(&w, r, w.count - 1) += 0.25f;
     expect_among(&w, "model.embed_tokens.weight:new", "other", w.reference, "few_elements");
     world_free(&w);
+}
+
+Test(pattern_known, every_claim)
+{
+    TOGETHER(a_norm_names_what_it_counts_too_often_or_leaves_out,
+             copies_of_ranks_are_compared_with_the_references_other_tensors,
+             a_layers_output_without_its_residual_is_that_and_no_other_module,
+             values_before_dropout_at_zeros_of_both_are_a_mask_without_its_scale,
+             updates_are_told_apart_by_their_gradient, probabilities_show_another_scale_and_another_window,
+             a_loss_divided_by_another_count_says_which, the_last_element_alone_is_not_an_id_of_nobody);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Traces of mistakes in a mesh of data- and tensor-parallel ranks, each spoiled by hand as the mistake would. */
+#include "support/together.h"
 #include "tests/verify/pattern_support.h"
 
 TestSuite(pattern_layout, .timeout = 300);
@@ -23,7 +24,7 @@ static float part_of_tp(const world *w, int r, size_t i, float reference)
     return part_of(i, r % w->d.tp, w->d.tp, reference);
 }
 
-Test(pattern_layout, gradients_that_were_not_added_over_dp_say_so)
+static void gradients_that_were_not_added_over_dp_say_so(void)
 {
     for (int dim = -1; dim < 2; dim++) {
         world w;
@@ -36,7 +37,7 @@ Test(pattern_layout, gradients_that_were_not_added_over_dp_say_so)
     }
 }
 
-Test(pattern_layout, gradients_that_were_not_added_over_tp_say_so_beside_other_groups)
+static void gradients_that_were_not_added_over_tp_say_so_beside_other_groups(void)
 {
     world w;
     mesh(&w, "model.norm.weight", 'g', 3, 2, 1, SHAPE(96), -1);
@@ -48,7 +49,7 @@ Test(pattern_layout, gradients_that_were_not_added_over_tp_say_so_beside_other_g
     world_free(&w);
 }
 
-Test(pattern_layout, activations_of_each_group_are_looked_at_alone)
+static void activations_of_each_group_are_looked_at_alone(void)
 {
     world w;
     mesh(&w, "model.layers.0.mlp", 'b', 2, 2, 3, SHAPE(3, 4, 12), -1);
@@ -64,7 +65,7 @@ static float own_features_only(const world *w, int r, size_t i, float reference)
     return i % w->shape[2] / width == (size_t)(r % w->d.tp) ? reference : 0.0f;
 }
 
-Test(pattern_layout, a_missing_gather_is_seen_in_a_group_and_its_ranks_are_counted_from_its_first)
+static void a_missing_gather_is_seen_in_a_group_and_its_ranks_are_counted_from_its_first(void)
 {
     world w;
     mesh(&w, "model.layers.0.mlp", 'b', 2, 2, 3, SHAPE(4, 4, 12), -1);
@@ -97,7 +98,7 @@ static float sum_of_means(const world *w, int r, size_t i, float reference)
     return (float)((double)reference / share_of(r / w->d.tp));
 }
 
-Test(pattern_layout, means_of_unlike_numbers_of_samples_are_told_from_their_sums)
+static void means_of_unlike_numbers_of_samples_are_told_from_their_sums(void)
 {
     world w;
     mesh(&w, "lm_head.logits", 'b', 3, 2, 3, SHAPE(4, 3, 8), 2);
@@ -111,7 +112,7 @@ Test(pattern_layout, means_of_unlike_numbers_of_samples_are_told_from_their_sums
     world_free(&w);
 }
 
-Test(pattern_layout, the_loss_of_ranks_that_divided_by_their_own_count_is_a_mean_of_means)
+static void the_loss_of_ranks_that_divided_by_their_own_count_is_a_mean_of_means(void)
 {
     world w;
     mesh(&w, "loss", 'f', 3, 1, 0, SHAPE(1), -1);
@@ -129,7 +130,7 @@ static float mean_of_micro_batches(const world *w, int r, size_t i, float refere
     return reference * (i < w->count / 3 * 2 ? 0.75f : 1.5f);
 }
 
-Test(pattern_layout, means_over_micro_batches_are_recognised)
+static void means_over_micro_batches_are_recognised(void)
 {
     world w;
     mesh(&w, "lm_head.logits", 'b', 1, 1, 3, SHAPE(3, 4, 8), -1);
@@ -148,7 +149,7 @@ static float doubled(const world *w, int r, size_t i, float reference)
     return 2.0f * reference;
 }
 
-Test(pattern_layout, a_factor_is_that_of_the_group_that_has_so_many_ranks)
+static void a_factor_is_that_of_the_group_that_has_so_many_ranks(void)
 {
     world w;
     mesh(&w, "model.norm.weight", 'g', 2, 3, 1, SHAPE(96), -1);
@@ -161,7 +162,7 @@ Test(pattern_layout, a_factor_is_that_of_the_group_that_has_so_many_ranks)
     world_free(&w);
 }
 
-Test(pattern_layout, a_division_by_the_number_of_micro_batches_is_told_from_half_a_value)
+static void a_division_by_the_number_of_micro_batches_is_told_from_half_a_value(void)
 {
     world w;
     mesh(&w, "lm_head.logits", 'b', 1, 1, 3, SHAPE(3, 4, 8), -1);
@@ -175,7 +176,7 @@ Test(pattern_layout, a_division_by_the_number_of_micro_batches_is_told_from_half
     world_free(&w);
 }
 
-Test(pattern_layout, heads_left_before_tokens_on_each_rank_are_recognised)
+static void heads_left_before_tokens_on_each_rank_are_recognised(void)
 {
     enum { SEQ = 5, HEADS = 3, HEAD = 4, LANES = HEADS * HEAD };
     world w;
@@ -201,7 +202,7 @@ static float share(size_t i, int k)
     return noise(i % 192 * 4 + (size_t)k + 500);
 }
 
-Test(pattern_layout, sums_over_ranks_of_different_parts_are_of_the_wrong_group)
+static void sums_over_ranks_of_different_parts_are_of_the_wrong_group(void)
 {
     world w;
     grouped(&w, "model.layers.0.self_attn.k_rope", 'b', 4, 2, 2, SHAPE(24, 16), 0);
@@ -236,7 +237,7 @@ static float norm_counted_twice(const world *w, int r, size_t i, float reference
     return reference * 1.1f;
 }
 
-Test(pattern_layout, norms_of_shards_and_norms_that_count_twice_are_told_apart)
+static void norms_of_shards_and_norms_that_count_twice_are_told_apart(void)
 {
     world w;
     mesh(&w, "grad_norm", 'c', 2, 2, 0, SHAPE(1), -1);
@@ -264,7 +265,7 @@ static float zero_after_the_first_group(const world *w, int r, size_t i, float r
     return r < w->d.tp ? reference : 0.0f;
 }
 
-Test(pattern_layout, groups_after_the_first_that_are_all_wrong_took_the_world_rank)
+static void groups_after_the_first_that_are_all_wrong_took_the_world_rank(void)
 {
     world w;
     mesh(&w, "model.embed_tokens", 'f', 2, 2, 3, SHAPE(4, 3, 8), -1);
@@ -292,7 +293,7 @@ static void leave_in_rank_order(world *w)
     }
 }
 
-Test(pattern_layout, tokens_left_in_the_order_of_the_ranks_are_recognised_in_a_sharded_product)
+static void tokens_left_in_the_order_of_the_ranks_are_recognised_in_a_sharded_product(void)
 {
     world w;
     mesh(&w, "model.layers.0.self_attn.q_proj", 'f', 1, 2, 3, SHAPE(3, 8, 8), 2);
@@ -301,7 +302,7 @@ Test(pattern_layout, tokens_left_in_the_order_of_the_ranks_are_recognised_in_a_s
     world_free(&w);
 }
 
-Test(pattern_layout, tokens_in_any_other_order_are_recognised_and_values_that_are_nobodys_are_not)
+static void tokens_in_any_other_order_are_recognised_and_values_that_are_nobodys_are_not(void)
 {
     world w;
     mesh(&w, "model.layers.0.self_attn.q_proj", 'f', 1, 2, 3, SHAPE(2, 4, 8), 2);
@@ -321,7 +322,7 @@ Test(pattern_layout, tokens_in_any_other_order_are_recognised_and_values_that_ar
 
 /* --- ids ---------------------------------------------------------------------------------------------------------- */
 
-Test(pattern_layout, rows_of_the_batchs_ids_alone_are_one_use_of_a_tied_weight)
+static void rows_of_the_batchs_ids_alone_are_one_use_of_a_tied_weight(void)
 {
     static const int64_t ids[] = {2, 5, 5, 11};
     world w;
@@ -338,7 +339,7 @@ Test(pattern_layout, rows_of_the_batchs_ids_alone_are_one_use_of_a_tied_weight)
     world_free(&w);
 }
 
-Test(pattern_layout, the_last_ids_of_a_vocabulary_that_was_rounded_down_belong_to_nobody)
+static void the_last_ids_of_a_vocabulary_that_was_rounded_down_belong_to_nobody(void)
 {
     world w;
     mesh(&w, "lm_head", 'f', 1, 1, 3, SHAPE(2, 3, 11), -1);
@@ -362,7 +363,7 @@ Test(pattern_layout, the_last_ids_of_a_vocabulary_that_was_rounded_down_belong_t
 /* --- norms -------------------------------------------------------------------------------------------------------- */
 
 /* A norm with a bias: 12 lanes are padded to 16, which stretches what stands before the bias. */
-Test(pattern_layout, a_norm_over_padded_lanes_is_recognised)
+static void a_norm_over_padded_lanes_is_recognised(void)
 {
     world w;
     mesh(&w, "transformer.h.0.ln_1", 'f', 1, 2, 3, SHAPE(2, 3, 12), -1);
@@ -380,4 +381,23 @@ Test(pattern_layout, a_norm_over_padded_lanes_is_recognised)
     expect_cause(&w, "norm_statistic");
     expect_no_hint(&w, "padding included");
     world_free(&w);
+}
+
+Test(pattern_layout, every_claim)
+{
+    TOGETHER(
+        gradients_that_were_not_added_over_dp_say_so, gradients_that_were_not_added_over_tp_say_so_beside_other_groups,
+        activations_of_each_group_are_looked_at_alone,
+        a_missing_gather_is_seen_in_a_group_and_its_ranks_are_counted_from_its_first,
+        means_of_unlike_numbers_of_samples_are_told_from_their_sums,
+        the_loss_of_ranks_that_divided_by_their_own_count_is_a_mean_of_means, means_over_micro_batches_are_recognised,
+        a_factor_is_that_of_the_group_that_has_so_many_ranks,
+        a_division_by_the_number_of_micro_batches_is_told_from_half_a_value,
+        heads_left_before_tokens_on_each_rank_are_recognised, sums_over_ranks_of_different_parts_are_of_the_wrong_group,
+        norms_of_shards_and_norms_that_count_twice_are_told_apart,
+        groups_after_the_first_that_are_all_wrong_took_the_world_rank,
+        tokens_left_in_the_order_of_the_ranks_are_recognised_in_a_sharded_product,
+        tokens_in_any_other_order_are_recognised_and_values_that_are_nobodys_are_not,
+        rows_of_the_batchs_ids_alone_are_one_use_of_a_tied_weight,
+        the_last_ids_of_a_vocabulary_that_was_rounded_down_belong_to_nobody, a_norm_over_padded_lanes_is_recognised);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Any shape, any number of ranks, and what is refused. */
+#include "support/together.h"
 #include "tests/verify/pattern_support.h"
 #include "verify/diagnose/case.h"
 
@@ -20,7 +21,7 @@ static void check_one_change(world *w)
     }
 }
 
-Test(pattern_shape, one_change_is_found_in_every_shape_on_every_number_of_ranks)
+static void one_change_is_found_in_every_shape_on_every_number_of_ranks(void)
 {
     static const size_t shape[AR_MAX_DIMS] = {3, 4, 2, 5};
     static const int ranks[] = {1, 2, 3, 4, 7, 64};
@@ -41,7 +42,7 @@ Test(pattern_shape, one_change_is_found_in_every_shape_on_every_number_of_ranks)
 
 /* Every pass, name and amount of damage, in every shape: no detector reads outside, divides by nothing, or says
  * nothing. */
-Test(pattern_shape, any_damage_gives_two_lines)
+static void any_damage_gives_two_lines(void)
 {
     static const char *const names[] = {"loss",    "model.norm", "a.attn.context", "wte.weight",
                                         "m.embed", "x.bias",     "lm_head"};
@@ -72,7 +73,7 @@ Test(pattern_shape, any_damage_gives_two_lines)
     }
 }
 
-Test(pattern_shape, a_tensor_without_elements_has_no_difference)
+static void a_tensor_without_elements_has_no_difference(void)
 {
     for (int dim = 0; dim < 3; dim++) {
         size_t shape[3] = {2, 3, 4};
@@ -84,7 +85,7 @@ Test(pattern_shape, a_tensor_without_elements_has_no_difference)
     }
 }
 
-Test(pattern_shape, ranks_without_elements_need_no_memory)
+static void ranks_without_elements_need_no_memory(void)
 {
     world w;
     sharded(&w, "lm_head.weight", 'g', 4, 2, SHAPE(5, 3), 0); /* 2 2 1 0 */
@@ -95,7 +96,7 @@ Test(pattern_shape, ranks_without_elements_need_no_memory)
     world_free(&w);
 }
 
-Test(pattern_shape, layouts_may_view_the_tensor_in_another_shape)
+static void layouts_may_view_the_tensor_in_another_shape(void)
 {
     world w;
     sharded(&w, "model.layers.0.self_attn.q_rope", 'f', 2, 4, SHAPE(2, 3, 4, 5), 2);
@@ -107,7 +108,7 @@ Test(pattern_shape, layouts_may_view_the_tensor_in_another_shape)
     world_free(&w);
 }
 
-Test(pattern_shape, what_is_allowed_is_no_difference)
+static void what_is_allowed_is_no_difference(void)
 {
     world w;
     replicated(&w, "x", 'f', 2, 2, SHAPE(4, 5));
@@ -119,7 +120,7 @@ Test(pattern_shape, what_is_allowed_is_no_difference)
     world_free(&w);
 }
 
-Test(pattern_shape, layouts_that_are_not_the_tensors_are_refused)
+static void layouts_that_are_not_the_tensors_are_refused(void)
 {
     world w;
     ari_diagnosis p = {.pattern = "untouched"};
@@ -147,7 +148,7 @@ Test(pattern_shape, layouts_that_are_not_the_tensors_are_refused)
     world_free(&w);
 }
 
-Test(pattern_shape, sizes_that_overflow_are_refused)
+static void sizes_that_overflow_are_refused(void)
 {
     world w;
     ari_diagnosis p;
@@ -159,7 +160,7 @@ Test(pattern_shape, sizes_that_overflow_are_refused)
     world_free(&w);
 }
 
-Test(pattern_shape, text_that_does_not_fit_ends_in_dots)
+static void text_that_does_not_fit_ends_in_dots(void)
 {
     char small[12];
     ari_text t = ari_text_in(small, sizeof small);
@@ -170,4 +171,13 @@ Test(pattern_shape, text_that_does_not_fit_ends_in_dots)
     cr_assert_str_eq(small, "12345678...");
     ari_say(&t, "more");
     cr_assert_str_eq(small, "12345678...");
+}
+
+Test(pattern_shape, every_claim)
+{
+    TOGETHER(one_change_is_found_in_every_shape_on_every_number_of_ranks, any_damage_gives_two_lines,
+             a_tensor_without_elements_has_no_difference, ranks_without_elements_need_no_memory,
+             layouts_may_view_the_tensor_in_another_shape, what_is_allowed_is_no_difference,
+             layouts_that_are_not_the_tensors_are_refused, sizes_that_overflow_are_refused,
+             text_that_does_not_fit_ends_in_dots);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Traces of mistakes that show against the step before: stale gradients, Adam's counter, decay, shares of weights. */
+#include "support/together.h"
 #include "tests/verify/pattern_support.h"
 
 TestSuite(pattern_state, .timeout = 300);
@@ -33,20 +34,20 @@ static void expect_last(float now, float last, size_t from, const char *text)
     free(before);
 }
 
-Test(pattern_state, a_gradient_of_the_step_before_is_recognised)
+static void a_gradient_of_the_step_before_is_recognised(void)
 {
     expect_last(0.0f, 1.0f, 0, "last step's value: every different element is the gradient of step 2, and nothing of");
     expect_last(0.0f, 1.0f, 40, "last step's value");
     expect_last(0.0f, 2.0f, 0, "the gradient of step 2 times 2, and nothing of this step's");
 }
 
-Test(pattern_state, gradients_that_add_up_from_step_to_step_are_recognised)
+static void gradients_that_add_up_from_step_to_step_are_recognised(void)
 {
     expect_last(1.0f, 1.0f, 0, "still in it: the gradient is the reference plus that of step 2");
     expect_last(0.5f, 2.0f, 0, "the gradient is 0.5 times the reference plus 2 times that of step 2");
 }
 
-Test(pattern_state, a_gradient_without_the_last_ones_is_not_taken_for_one)
+static void a_gradient_without_the_last_ones_is_not_taken_for_one(void)
 {
     float *before = NULL;
     world w;
@@ -59,7 +60,7 @@ Test(pattern_state, a_gradient_without_the_last_ones_is_not_taken_for_one)
     free(before);
 }
 
-Test(pattern_state, one_of_several_micro_batches_is_named)
+static void one_of_several_micro_batches_is_named(void)
 {
     world w;
     mesh(&w, "lm_head.weight", 'g', 1, 1, 2, SHAPE(32, 24), -1);
@@ -101,7 +102,7 @@ static void scale_update(world *w, int rank, const float before[COUNT], float fa
         *at(w, rank, i) = before[i] + factor * (w->reference[i] - before[i]);
 }
 
-Test(pattern_state, all_but_a_few_elements_are_no_percentage)
+static void all_but_a_few_elements_are_no_percentage(void)
 {
     world w;
     mesh(&w, "model.norm.weight", 'g', 1, 1, 1, SHAPE(1000), -1);
@@ -117,7 +118,7 @@ Test(pattern_state, all_but_a_few_elements_are_no_percentage)
 /* sqrt(1 - 0.999^2)/(1 - 0.9^2) of sqrt(1 - 0.999)/(1 - 0.9). */
 static const float second_of_first = 0.744136f;
 
-Test(pattern_state, the_correction_of_another_step_of_adam_is_named)
+static void the_correction_of_another_step_of_adam_is_named(void)
 {
     float before[COUNT];
     world w;
@@ -133,7 +134,7 @@ Test(pattern_state, the_correction_of_another_step_of_adam_is_named)
     world_free(&w);
 }
 
-Test(pattern_state, replicas_that_count_their_steps_differently_are_named)
+static void replicas_that_count_their_steps_differently_are_named(void)
 {
     float before[COUNT];
     world w;
@@ -147,7 +148,7 @@ Test(pattern_state, replicas_that_count_their_steps_differently_are_named)
     world_free(&w);
 }
 
-Test(pattern_state, decay_that_did_not_reach_a_replica_is_named)
+static void decay_that_did_not_reach_a_replica_is_named(void)
 {
     float before[COUNT];
     world w;
@@ -162,7 +163,7 @@ Test(pattern_state, decay_that_did_not_reach_a_replica_is_named)
     world_free(&w);
 }
 
-Test(pattern_state, shares_that_were_not_gathered_are_named)
+static void shares_that_were_not_gathered_are_named(void)
 {
     float before[COUNT];
     world w;
@@ -177,7 +178,7 @@ Test(pattern_state, shares_that_were_not_gathered_are_named)
     world_free(&w);
 }
 
-Test(pattern_state, shares_that_do_not_line_up_are_named)
+static void shares_that_do_not_line_up_are_named(void)
 {
     float before[COUNT];
     world w;
@@ -191,4 +192,13 @@ Test(pattern_state, shares_that_do_not_line_up_are_named)
     w.d.zero = false;
     expect_cause(&w, "unknown");
     world_free(&w);
+}
+
+Test(pattern_state, every_claim)
+{
+    TOGETHER(a_gradient_of_the_step_before_is_recognised, gradients_that_add_up_from_step_to_step_are_recognised,
+             a_gradient_without_the_last_ones_is_not_taken_for_one, one_of_several_micro_batches_is_named,
+             all_but_a_few_elements_are_no_percentage, the_correction_of_another_step_of_adam_is_named,
+             replicas_that_count_their_steps_differently_are_named, decay_that_did_not_reach_a_replica_is_named,
+             shares_that_were_not_gathered_are_named, shares_that_do_not_line_up_are_named);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Traces of mistakes that sequence parallelism, micro-batches, dropout and the update leave, each spoiled by hand. */
+#include "support/together.h"
 #include "tests/verify/pattern_support.h"
 
 TestSuite(pattern_step, .timeout = 300);
@@ -28,7 +29,7 @@ static float own_contribution(const world *w, int r, size_t i, float reference)
     return contribution(i, r % w->d.tp);
 }
 
-Test(pattern_step, tokens_with_one_ranks_part_of_a_sum_miss_a_reduce_scatter)
+static void tokens_with_one_ranks_part_of_a_sum_miss_a_reduce_scatter(void)
 {
     for (int dp = 1; dp <= 2; dp++) {
         world w;
@@ -44,7 +45,7 @@ Test(pattern_step, tokens_with_one_ranks_part_of_a_sum_miss_a_reduce_scatter)
     }
 }
 
-Test(pattern_step, a_rank_whose_tokens_have_no_gradient_does_not_count_as_right)
+static void a_rank_whose_tokens_have_no_gradient_does_not_count_as_right(void)
 {
     world w;
     mesh(&w, "lm_head", 'b', 1, 3, 3, SHAPE(2, 3, 96), 1);
@@ -85,7 +86,7 @@ static float half_and_more(const world *w, int r, size_t i, float reference)
     return 0.5f * reference + 2.0f * contribution(i, 9);
 }
 
-Test(pattern_step, values_that_are_no_part_of_the_sum_miss_no_reduce_scatter)
+static void values_that_are_no_part_of_the_sum_miss_no_reduce_scatter(void)
 {
     world w;
     mesh(&w, "lm_head", 'b', 1, 2, 3, SHAPE(2, 6, 24), 1);
@@ -113,7 +114,7 @@ static void uneven_broadcast(world *w)
     }
 }
 
-Test(pattern_step, one_shard_sent_to_ranks_of_unlike_sizes_is_recognised)
+static void one_shard_sent_to_ranks_of_unlike_sizes_is_recognised(void)
 {
     world w;
     uneven_broadcast(&w);
@@ -126,7 +127,7 @@ Test(pattern_step, one_shard_sent_to_ranks_of_unlike_sizes_is_recognised)
 
 /* --- positions under dropout -------------------------------------------------------------------------------------- */
 
-Test(pattern_step, a_table_of_positions_shows_through_dropout)
+static void a_table_of_positions_shows_through_dropout(void)
 {
     world w;
     mesh(&w, "transformer.drop", 'f', 2, 2, 3, SHAPE(6, 4, 16), 1);
@@ -145,7 +146,7 @@ Test(pattern_step, a_table_of_positions_shows_through_dropout)
 }
 
 /* Of two samples in which hardly an element is kept twice every difference repeats itself. */
-Test(pattern_step, differences_that_occur_once_are_no_table)
+static void differences_that_occur_once_are_no_table(void)
 {
     world w;
     mesh(&w, "transformer.drop", 'f', 1, 1, 3, SHAPE(2, 4, 16), -1);
@@ -177,7 +178,7 @@ static void other_inputs(world *w)
         *at(w, 0, i) = noise(i) + contribution(i, 2) + contribution(i, 1);
 }
 
-Test(pattern_step, an_input_of_another_micro_batch_is_suspected_where_all_went_forward_first)
+static void an_input_of_another_micro_batch_is_suspected_where_all_went_forward_first(void)
 {
     world w;
     other_inputs(&w);
@@ -198,7 +199,7 @@ static float a_third(const world *w, int r, size_t i, float reference)
     return reference / 3.0f;
 }
 
-Test(pattern_step, a_factor_of_a_row_parallel_bias_alone_is_the_tensor_parallel_groups)
+static void a_factor_of_a_row_parallel_bias_alone_is_the_tensor_parallel_groups(void)
 {
     world w;
     mesh(&w, "transformer.h.3.mlp.c_proj.bias", 'g', 3, 3, 1, SHAPE(96), -1);
@@ -212,7 +213,7 @@ Test(pattern_step, a_factor_of_a_row_parallel_bias_alone_is_the_tensor_parallel_
 }
 
 /* Two data-parallel ranks with one sample of 8 tokens each. */
-Test(pattern_step, a_bias_gradient_over_the_wrong_axis_ends_with_the_tokens_of_a_rank)
+static void a_bias_gradient_over_the_wrong_axis_ends_with_the_tokens_of_a_rank(void)
 {
     world w;
     mesh(&w, "layers.1.mlp.w2.bias", 'g', 2, 1, 1, SHAPE(48), -1);
@@ -256,7 +257,7 @@ static void expect_update(float first, float second, const char *text)
     free(before);
 }
 
-Test(pattern_step, updates_by_a_constant_factor_are_recognised)
+static void updates_by_a_constant_factor_are_recognised(void)
 {
     expect_update(0.5f, 0.5f, "the update is 0.5 times the expected");
     expect_update(1.25f, 2.0f, "a factor of its own, from 1.25");
@@ -265,7 +266,7 @@ Test(pattern_step, updates_by_a_constant_factor_are_recognised)
     expect_update(1.0f, 0.5f, "the update is 0.5 times the expected on rank 1, and not on the others");
 }
 
-Test(pattern_step, an_update_of_little_more_than_its_decay_is_a_factor)
+static void an_update_of_little_more_than_its_decay_is_a_factor(void)
 {
     float *before = NULL;
     world w;
@@ -280,7 +281,7 @@ Test(pattern_step, an_update_of_little_more_than_its_decay_is_a_factor)
     free(before);
 }
 
-Test(pattern_step, an_update_in_another_direction_is_no_factor)
+static void an_update_in_another_direction_is_no_factor(void)
 {
     float *before = NULL;
     world w;
@@ -291,4 +292,18 @@ Test(pattern_step, an_update_in_another_direction_is_no_factor)
     expect_no_hint(&w, "factor of its own");
     world_free(&w);
     free(before);
+}
+
+Test(pattern_step, every_claim)
+{
+    TOGETHER(tokens_with_one_ranks_part_of_a_sum_miss_a_reduce_scatter,
+             a_rank_whose_tokens_have_no_gradient_does_not_count_as_right,
+             values_that_are_no_part_of_the_sum_miss_no_reduce_scatter,
+             one_shard_sent_to_ranks_of_unlike_sizes_is_recognised, a_table_of_positions_shows_through_dropout,
+             differences_that_occur_once_are_no_table,
+             an_input_of_another_micro_batch_is_suspected_where_all_went_forward_first,
+             a_factor_of_a_row_parallel_bias_alone_is_the_tensor_parallel_groups,
+             a_bias_gradient_over_the_wrong_axis_ends_with_the_tokens_of_a_rank,
+             updates_by_a_constant_factor_are_recognised, an_update_of_little_more_than_its_decay_is_a_factor,
+             an_update_in_another_direction_is_no_factor);
 }

@@ -9,6 +9,7 @@
 #include "anyrank/check_module.h"
 #include "anyrank/plan_walk.h"
 #include "support/small.h"
+#include "support/together.h"
 
 TestSuite(plan_walk, .timeout = 300);
 
@@ -153,7 +154,7 @@ static void expect_same_bits(builder b, const char *text)
 }
 
 /* Strides are no multiples of 2 or 3, so that all styles and outputs are met. */
-Test(plan_walk, every_plan_of_right_declarations_has_one_ranks_bits)
+static void every_plan_of_right_declarations_has_one_ranks_bits(void)
 {
     const int stride = by_scale(97, 13, 1);
     for (int i = 0; i < plans_of(chain, 3); i += stride) {
@@ -191,7 +192,7 @@ failed:
     return st;
 }
 
-Test(plan_walk, attentions_and_mlps_of_the_library_are_split_by_the_names_of_their_layers)
+static void attentions_and_mlps_of_the_library_are_split_by_the_names_of_their_layers(void)
 {
     const int stride = by_scale(62143, 3011, 241);
     for (int i = 0; i < plans_of(block, 5); i += stride) {
@@ -201,7 +202,7 @@ Test(plan_walk, attentions_and_mlps_of_the_library_are_split_by_the_names_of_the
     }
 }
 
-Test(plan_walk, what_works_element_by_element_is_placed_as_its_rule_says)
+static void what_works_element_by_element_is_placed_as_its_rule_says(void)
 {
     static const char *const plans[] = {
         "{\"*.up\": \"colwise\", \"*.act\": \"sequence_parallel\", \"*.down\": \"rowwise\"}",
@@ -213,7 +214,7 @@ Test(plan_walk, what_works_element_by_element_is_placed_as_its_rule_says)
         expect_same_bits(build, plans[i]);
 }
 
-Test(plan_walk, values_without_positions_have_their_features_split)
+static void values_without_positions_have_their_features_split(void)
 {
     static const ar_parallel tp2 = {.tp = 2};
     ar_check_report *r = check("{\"rules\": [{\"modules\": \"*.up\", \"style\": \"colwise\"}, "
@@ -313,7 +314,7 @@ static ar_status build_gated(void *user, ar_ctx *ctx, ar_module **module, ar_los
     return ar_squared_error_create(loss, ctx, "loss");
 }
 
-Test(plan_walk, layers_that_share_an_input_are_split_each_by_its_rule)
+static void layers_that_share_an_input_are_split_each_by_its_rule(void)
 {
     static const ar_parallel layouts[] = {{.tp = 2}, {.dp = 3, .tp = 4, .micro_batches = 1}};
     static const struct {
@@ -337,7 +338,7 @@ Test(plan_walk, layers_that_share_an_input_are_split_each_by_its_rule)
 
 /* --- wrong plans -------------------------------------------------------------------------------------------------- */
 
-Test(plan_walk, terms_that_nobody_adds_up_are_proved_wrong_where_they_are)
+static void terms_that_nobody_adds_up_are_proved_wrong_where_they_are(void)
 {
     static const ar_parallel layouts[] = {{.tp = 1}, {.tp = 2}};
     static const struct {
@@ -355,7 +356,7 @@ Test(plan_walk, terms_that_nobody_adds_up_are_proved_wrong_where_they_are)
     }
 }
 
-Test(plan_walk, what_cannot_be_built_is_refused_by_rule_and_layer)
+static void what_cannot_be_built_is_refused_by_rule_and_layer(void)
 {
     static const ar_parallel tp2 = {.tp = 2};
     static const struct {
@@ -389,7 +390,7 @@ Test(plan_walk, what_cannot_be_built_is_refused_by_rule_and_layer)
     }
 }
 
-Test(plan_walk, attentions_and_mlps_that_cannot_be_built_are_refused_by_layer)
+static void attentions_and_mlps_that_cannot_be_built_are_refused_by_layer(void)
 {
     static const ar_parallel tp2 = {.tp = 2};
     static const struct {
@@ -413,7 +414,7 @@ Test(plan_walk, attentions_and_mlps_that_cannot_be_built_are_refused_by_layer)
     }
 }
 
-Test(plan_walk, what_does_not_divide_is_an_error_of_that_layout)
+static void what_does_not_divide_is_an_error_of_that_layout(void)
 {
     static const ar_parallel layouts[] = {{.tp = 3}, {.tp = 2}};
     ar_check_report *r = check("{\"net.norm\": \"sequence_parallel\"}", false, layouts, 2);
@@ -426,7 +427,7 @@ Test(plan_walk, what_does_not_divide_is_an_error_of_that_layout)
 
 /* --- one layer ---------------------------------------------------------------------------------------------------- */
 
-Test(plan_walk, a_plan_by_calls_holds_its_own_rules_alone)
+static void a_plan_by_calls_holds_its_own_rules_alone(void)
 {
     ar_plan p;
     ar_plan_walk w = {.plan = &p};
@@ -455,7 +456,7 @@ Test(plan_walk, a_plan_by_calls_holds_its_own_rules_alone)
     ar_plan_fini(&p);
 }
 
-Test(plan_walk, embeddings_and_heads_are_cut_as_those_of_models)
+static void embeddings_and_heads_are_cut_as_those_of_models(void)
 {
     static const struct {
         const char *style, *output;
@@ -503,9 +504,22 @@ static ar_status build_under_sp(ar_comm *world, void *user)
     return st;
 }
 
-Test(plan_walk, sequence_parallelism_is_the_plans_to_say)
+static void sequence_parallelism_is_the_plans_to_say(void)
 {
     cr_expect_eq(ar_sim_run(1, NULL, build_under_sp, NULL, NULL), AR_ERR_UNSUPPORTED);
     cr_expect_not_null(strstr(ar_error_message(), "l: the context has sequence parallelism (sp)"), "%s",
                        ar_error_message());
+}
+
+Test(plan_walk, every_claim)
+{
+    TOGETHER(every_plan_of_right_declarations_has_one_ranks_bits,
+             attentions_and_mlps_of_the_library_are_split_by_the_names_of_their_layers,
+             what_works_element_by_element_is_placed_as_its_rule_says,
+             values_without_positions_have_their_features_split, layers_that_share_an_input_are_split_each_by_its_rule,
+             terms_that_nobody_adds_up_are_proved_wrong_where_they_are,
+             what_cannot_be_built_is_refused_by_rule_and_layer,
+             attentions_and_mlps_that_cannot_be_built_are_refused_by_layer,
+             what_does_not_divide_is_an_error_of_that_layout, a_plan_by_calls_holds_its_own_rules_alone,
+             embeddings_and_heads_are_cut_as_those_of_models, sequence_parallelism_is_the_plans_to_say);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A module of two dumps that was computed with one mistake is named by computing it again; where an input is missing, or
  * the mistake is none that is known, there is no such answer. The modules are computed here by plain loops. */
+#include "support/together.h"
 #include "tests/verify/replay_support.h"
 
 TestSuite(replay, .timeout = 300);
@@ -125,7 +126,7 @@ static const attention_case attention_cases[] = {
     {{.backward = true, .turned = D / 2}, "rope_direction"},
 };
 
-Test(replay, one_mistake_of_attention_is_named)
+static void one_mistake_of_attention_is_named(void)
 {
     for (size_t k = 0; k < sizeof attention_cases / sizeof *attention_cases; k++) {
         const attention_case *p = &attention_cases[k];
@@ -145,7 +146,7 @@ static void expect_no_replay(const ar_verify_row *row)
         cr_expect_str_neq(row->evidence.cause, of_attention[i], "%s", row->hint);
 }
 
-Test(replay, an_input_that_no_dump_has_gives_no_answer)
+static void an_input_that_no_dump_has_gives_no_answer(void)
 {
     made m = {.n = 0};
     make_attention(&m, &(how){.scale = 3.0}, "layers.1.attention.wk:fwd");
@@ -154,7 +155,7 @@ Test(replay, an_input_that_no_dump_has_gives_no_answer)
 }
 
 /* The output has a mistake of its own, but what arrives is off by as much already. */
-Test(replay, an_input_that_is_wrong_itself_gives_no_answer)
+static void an_input_that_is_wrong_itself_gives_no_answer(void)
 {
     for (size_t wrong = 0; wrong < 3; wrong++) {
         made m = {.n = 0};
@@ -167,7 +168,7 @@ Test(replay, an_input_that_is_wrong_itself_gives_no_answer)
     }
 }
 
-Test(replay, two_mistakes_at_once_give_no_answer_of_one)
+static void two_mistakes_at_once_give_no_answer_of_one(void)
 {
     made m = {.n = 0};
     make_attention(&m, &(how){.scale = 3.0, .tiled = true, .backward = true}, NULL);
@@ -175,7 +176,7 @@ Test(replay, two_mistakes_at_once_give_no_answer_of_one)
     expect_no_replay(&row);
 }
 
-Test(replay, a_mistake_is_named_in_bf16_noise)
+static void a_mistake_is_named_in_bf16_noise(void)
 {
     made m = {.n = 0};
     make_attention(&m, &(how){.ahead = 1}, NULL);
@@ -221,7 +222,7 @@ static void make_mlp(made *m, double (*f)(double), bool exchanged)
     }
 }
 
-Test(replay, the_function_of_an_mlp_is_named)
+static void the_function_of_an_mlp_is_named(void)
 {
     made m = {.n = 0};
     make_mlp(&m, relu, false);
@@ -230,7 +231,7 @@ Test(replay, the_function_of_an_mlp_is_named)
     cr_expect(strstr(row.hint, "relu") && strstr(row.hint, "silu"), "%s", row.hint);
 }
 
-Test(replay, gate_and_up_exchanged_are_named)
+static void gate_and_up_exchanged_are_named(void)
 {
     made m = {.n = 0};
     make_mlp(&m, silu, true);
@@ -239,7 +240,7 @@ Test(replay, gate_and_up_exchanged_are_named)
 }
 
 /* GPT-2's names, whose weights are [in, out]: the MLP's first layer reads what its norm should read. */
-Test(replay, a_norm_that_is_left_out_is_named)
+static void a_norm_that_is_left_out_is_named(void)
 {
     made m = {.n = 0};
     const float *x = put(&m, "transformer.h.0:fwd", 3, B, S, H), *y = put(&m, "transformer.h.1.attn:fwd", 3, B, S, H);
@@ -303,7 +304,7 @@ static void make_norm(made *m, const norm_case *right, const norm_case *wrong)
     }
 }
 
-Test(replay, one_mistake_of_a_norm_is_named)
+static void one_mistake_of_a_norm_is_named(void)
 {
     for (size_t k = 0; k < sizeof norm_cases / sizeof *norm_cases; k++) {
         const norm_case *p = &norm_cases[k];
@@ -314,7 +315,7 @@ Test(replay, one_mistake_of_a_norm_is_named)
     }
 }
 
-Test(replay, a_gain_that_counts_as_1_more_in_the_reference_is_read_so)
+static void a_gain_that_counts_as_1_more_in_the_reference_is_read_so(void)
 {
     const norm_case right = {1e-6, 1.0, 1.0, 1.0, false, NULL, false};
     const norm_case cases[] = {{1e-6, 1.0, 1.0, 0.0, false, "gain_offset", false},
@@ -327,7 +328,7 @@ Test(replay, a_gain_that_counts_as_1_more_in_the_reference_is_read_so)
     }
 }
 
-Test(replay, a_norm_that_passes_its_input_on_is_left_out)
+static void a_norm_that_passes_its_input_on_is_left_out(void)
 {
     made m = {.n = 0};
     const norm_case right = {1e-6, 1.0, 1.0, 0.0, false, NULL, false};
@@ -343,7 +344,7 @@ Test(replay, a_norm_that_passes_its_input_on_is_left_out)
 
 enum { SHARDS = 3 };
 
-Test(replay, rows_that_other_shards_add_are_named)
+static void rows_that_other_shards_add_are_named(void)
 {
     made m = {.n = 0};
     const float *table = put(&m, "tok_embeddings.weight:init", 2, IDS, H, 0);
@@ -375,7 +376,7 @@ static void make_positions(made *m, size_t by, size_t restart)
     }
 }
 
-Test(replay, positions_from_another_start_are_named)
+static void positions_from_another_start_are_named(void)
 {
     made m = {.n = 0};
     make_positions(&m, 3, 0);
@@ -383,7 +384,7 @@ Test(replay, positions_from_another_start_are_named)
     cr_expect_str_eq(row.evidence.cause, "position_offset", "%s", row.hint);
 }
 
-Test(replay, positions_that_start_again_are_named)
+static void positions_that_start_again_are_named(void)
 {
     made m = {.n = 0};
     make_positions(&m, 0, 7);
@@ -403,7 +404,7 @@ static const cosine_case cosine_cases[] = {
     {1e4, 1.0, 0, 6, "rope_restarts", 0}, {1e4, 1.0, 3, 0, "rope_offset", 4},
 };
 
-Test(replay, cosines_of_other_positions_are_named)
+static void cosines_of_other_positions_are_named(void)
 {
     for (size_t k = 0; k < sizeof cosine_cases / sizeof *cosine_cases; k++) {
         const cosine_case *p = &cosine_cases[k];
@@ -419,4 +420,15 @@ Test(replay, cosines_of_other_positions_are_named)
         const ar_verify_row row = look(&m, 0.0);
         cr_expect_str_eq(row.evidence.cause, p->cause, "%s", row.hint);
     }
+}
+
+Test(replay, every_claim)
+{
+    TOGETHER(one_mistake_of_attention_is_named, an_input_that_no_dump_has_gives_no_answer,
+             an_input_that_is_wrong_itself_gives_no_answer, two_mistakes_at_once_give_no_answer_of_one,
+             a_mistake_is_named_in_bf16_noise, the_function_of_an_mlp_is_named, gate_and_up_exchanged_are_named,
+             a_norm_that_is_left_out_is_named, one_mistake_of_a_norm_is_named,
+             a_gain_that_counts_as_1_more_in_the_reference_is_read_so, a_norm_that_passes_its_input_on_is_left_out,
+             rows_that_other_shards_add_are_named, positions_from_another_start_are_named,
+             positions_that_start_again_are_named, cosines_of_other_positions_are_named);
 }

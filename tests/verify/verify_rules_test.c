@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
 
+#include "support/together.h"
 #include "verify/verify_support.h"
 
 TestSuite(verify_rules, .timeout = 300);
@@ -26,7 +27,7 @@ static ar_verify_report *verify_tensors(ar_verify_options o, const ar_st_tensor 
     return *st == AR_OK ? r : NULL;
 }
 
-Test(verify_rules, ulps_allow_so_many_steps_and_no_more)
+static void ulps_allow_so_many_steps_and_no_more(void)
 {
     const uint32_t a[] = {0x3f800000u}, b[] = {0x3f800003u};
     for (uint64_t ulp = 2; ulp <= 3; ulp++) {
@@ -40,7 +41,7 @@ Test(verify_rules, ulps_allow_so_many_steps_and_no_more)
     }
 }
 
-Test(verify_rules, tolerances_are_relative_to_the_reference)
+static void tolerances_are_relative_to_the_reference(void)
 {
     const float a[] = {100.0f, 1.0f}, b[] = {101.0f, 1.0f};
     const struct {
@@ -57,7 +58,7 @@ Test(verify_rules, tolerances_are_relative_to_the_reference)
     }
 }
 
-Test(verify_rules, sensitivity_reads_what_each_tensor_is_allowed)
+static void sensitivity_reads_what_each_tensor_is_allowed(void)
 {
     const float b[] = {1.0f, 1.25f, 1.0f, 1.0f, 1.0f, 1.0f};
     const double allowed[] = {0.25, 0.2};
@@ -83,7 +84,7 @@ Test(verify_rules, sensitivity_reads_what_each_tensor_is_allowed)
     cr_expect(!r && st == AR_ERR_FORMAT, "%s", ar_error_message());
 }
 
-Test(verify_rules, another_dtype_differs_by_bits_and_is_compared_by_value)
+static void another_dtype_differs_by_bits_and_is_compared_by_value(void)
 {
     const uint16_t bf16[] = {0x3f80u, 0x3f80u};
     const int64_t whole[] = {1, 1};
@@ -101,7 +102,7 @@ Test(verify_rules, another_dtype_differs_by_bits_and_is_compared_by_value)
     }
 }
 
-Test(verify_rules, what_one_side_lacks_makes_the_result_different)
+static void what_one_side_lacks_makes_the_result_different(void)
 {
     const ar_st_tensor a[] = {vector_of("x", AR_F32, 2, ones), vector_of("y", AR_F32, 2, ones)};
     const ar_st_tensor b[] = {vector_of("x", AR_F32, 2, ones), vector_of("z", AR_F32, 2, ones)};
@@ -118,7 +119,7 @@ Test(verify_rules, what_one_side_lacks_makes_the_result_different)
     ar_verify_report_destroy(r);
 }
 
-Test(verify_rules, globs_choose_and_slips_are_refused)
+static void globs_choose_and_slips_are_refused(void)
 {
     const ar_st_tensor a[] = {vector_of("l.0.w", AR_F32, 2, ones), vector_of("l.0.b", AR_F32, 2, ones),
                               vector_of("l.1.w", AR_F32, 2, ones)};
@@ -162,7 +163,7 @@ static void expect_shape(const ar_st_tensor *a, const ar_st_tensor *b, const cha
     ar_verify_report_destroy(r);
 }
 
-Test(verify_rules, another_shape_is_told_by_what_it_has_in_common)
+static void another_shape_is_told_by_what_it_has_in_common(void)
 {
     float a[8][4], turned[4][8], longer[16][4] = {{0}};
     for (int i = 0; i < 8; i++) {
@@ -183,7 +184,7 @@ Test(verify_rules, another_shape_is_told_by_what_it_has_in_common)
     expect_shape(&whole, &other, "in row-major order they are the same");
 }
 
-Test(verify_rules, tensors_without_elements_and_without_dimensions_are_tensors)
+static void tensors_without_elements_and_without_dimensions_are_tensors(void)
 {
     const float one = 1.0f, two = 2.0f;
     const ar_st_tensor a[] = {
@@ -202,7 +203,7 @@ Test(verify_rules, tensors_without_elements_and_without_dimensions_are_tensors)
     }
 }
 
-Test(verify_rules, options_that_make_no_sense_are_refused)
+static void options_that_make_no_sense_are_refused(void)
 {
     const ar_st_tensor a = vector_of("x", AR_F32, 2, ones);
     const double bad[] = {-1.0, NAN, INFINITY};
@@ -221,7 +222,7 @@ Test(verify_rules, options_that_make_no_sense_are_refused)
     cr_expect_eq(st, AR_ERR_NOT_FOUND);
 }
 
-Test(verify_rules, rows_stand_in_execution_order_and_the_worst_come_first_in_theirs)
+static void rows_stand_in_execution_order_and_the_worst_come_first_in_theirs(void)
 {
     const float a[] = {1.0f, 1.0f}, b[] = {1.0f, 1.5f}, c[] = {1.0f, 3.0f};
     const char *names[] = {"model.layers.2.mlp.down_proj:fwd", "model.layers.0.mlp.down_proj:fwd",
@@ -241,7 +242,7 @@ Test(verify_rules, rows_stand_in_execution_order_and_the_worst_come_first_in_the
     ar_verify_report_destroy(r);
 }
 
-Test(verify_rules, a_tensor_under_two_names_of_one_meaning_is_one)
+static void a_tensor_under_two_names_of_one_meaning_is_one(void)
 {
     const float other_ones[] = {1.0f, 1.5f};
     const ar_st_tensor a[] = {vector_of("w:grad", AR_F32, 2, ones), vector_of("v:grad@2", AR_F32, 2, ones),
@@ -261,4 +262,15 @@ Test(verify_rules, a_tensor_under_two_names_of_one_meaning_is_one)
     ar_verify_report_destroy(r);
     unlink(grads);
     two_files_remove(&f);
+}
+
+Test(verify_rules, every_claim)
+{
+    TOGETHER(ulps_allow_so_many_steps_and_no_more, tolerances_are_relative_to_the_reference,
+             sensitivity_reads_what_each_tensor_is_allowed, another_dtype_differs_by_bits_and_is_compared_by_value,
+             what_one_side_lacks_makes_the_result_different, globs_choose_and_slips_are_refused,
+             another_shape_is_told_by_what_it_has_in_common,
+             tensors_without_elements_and_without_dimensions_are_tensors, options_that_make_no_sense_are_refused,
+             rows_stand_in_execution_order_and_the_worst_come_first_in_theirs,
+             a_tensor_under_two_names_of_one_meaning_is_one);
 }

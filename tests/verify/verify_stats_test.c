@@ -2,13 +2,14 @@
 #include <criterion/criterion.h>
 
 #include "support/noise.h"
+#include "support/together.h"
 #include "verify/verify_support.h"
 
 TestSuite(verify_stats, .timeout = 300);
 
 static const ar_verify_options by_bits = {.rule = AR_VERIFY_BITS};
 
-Test(verify_stats, equal_bytes_are_the_same_and_cost_no_figures)
+static void equal_bytes_are_the_same_and_cost_no_figures(void)
 {
     const float x[] = {1.0f, -2.0f, 0.0f, 4.0f};
     ar_verify_report *r = verify_vectors(by_bits, AR_F32, 4, x, x);
@@ -20,7 +21,7 @@ Test(verify_stats, equal_bytes_are_the_same_and_cost_no_figures)
     ar_verify_report_destroy(r);
 }
 
-Test(verify_stats, every_figure_of_a_small_difference_is_what_it_is_defined_to_be)
+static void every_figure_of_a_small_difference_is_what_it_is_defined_to_be(void)
 {
     const float a[] = {3.0f, 0.0f, 4.0f, 1.0f}, b[] = {3.0f, 0.5f, 4.0f, 1.25f};
     ar_verify_report *r = verify_vectors(by_bits, AR_F32, 4, a, b);
@@ -66,7 +67,7 @@ static const struct {
     {AR_BOOL, 0, 1, 1},
 };
 
-Test(verify_stats, steps_are_counted_in_the_bits_of_each_dtype)
+static void steps_are_counted_in_the_bits_of_each_dtype(void)
 {
     for (size_t i = 0; i < sizeof neighbours / sizeof *neighbours; i++) {
         ar_verify_report *r = verify_vectors(by_bits, neighbours[i].dtype, 1, &neighbours[i].a, &neighbours[i].b);
@@ -79,7 +80,7 @@ Test(verify_stats, steps_are_counted_in_the_bits_of_each_dtype)
 }
 
 /* What each rule says of pairs that are no ordinary numbers. */
-Test(verify_stats, nan_infinities_and_signed_zeros_are_judged_as_documented)
+static void nan_infinities_and_signed_zeros_are_judged_as_documented(void)
 {
     static const struct {
         uint32_t a, b;
@@ -111,7 +112,7 @@ Test(verify_stats, nan_infinities_and_signed_zeros_are_judged_as_documented)
     }
 }
 
-Test(verify_stats, what_is_no_number_is_counted_on_each_side_also_where_all_is_the_same)
+static void what_is_no_number_is_counted_on_each_side_also_where_all_is_the_same(void)
 {
     const float a[] = {NAN, 1.0f, INFINITY, NAN}, b[] = {NAN, NAN, -INFINITY, NAN};
     for (int same = 0; same < 2; same++) {
@@ -123,7 +124,7 @@ Test(verify_stats, what_is_no_number_is_counted_on_each_side_also_where_all_is_t
     }
 }
 
-Test(verify_stats, squares_of_large_and_small_numbers_neither_overflow_nor_vanish)
+static void squares_of_large_and_small_numbers_neither_overflow_nor_vanish(void)
 {
     const double a[] = {3e300, 4e300}, b[] = {3e300, 4.5e300}, c[] = {3e-300, 4e-300}, d[] = {3e-300, 4.5e-300};
     ar_verify_report *r = verify_vectors(by_bits, AR_F64, 2, a, b), *s = verify_vectors(by_bits, AR_F64, 2, c, d);
@@ -137,7 +138,7 @@ Test(verify_stats, squares_of_large_and_small_numbers_neither_overflow_nor_vanis
     ar_verify_report_destroy(s);
 }
 
-Test(verify_stats, integers_are_compared_by_value_beyond_what_binary64_holds)
+static void integers_are_compared_by_value_beyond_what_binary64_holds(void)
 {
     const int64_t a[] = {INT64_MAX - 1, 5}, b[] = {INT64_MAX, 5};
     const ar_verify_options within = {.rule = AR_VERIFY_TOLERANCE, .atol = 0.5};
@@ -147,7 +148,7 @@ Test(verify_stats, integers_are_compared_by_value_beyond_what_binary64_holds)
     ar_verify_report_destroy(r);
 }
 
-Test(verify_stats, complex_numbers_are_pairs)
+static void complex_numbers_are_pairs(void)
 {
     const float a[] = {1.0f, 2.0f, 3.0f, 4.0f}, b[] = {1.0f, 2.0f, 3.0f, 4.5f};
     ar_verify_report *r = verify_vectors(by_bits, AR_C64, 2, a, b);
@@ -158,7 +159,7 @@ Test(verify_stats, complex_numbers_are_pairs)
     ar_verify_report_destroy(r);
 }
 
-Test(verify_stats, numbers_below_a_byte_are_unpacked)
+static void numbers_below_a_byte_are_unpacked(void)
 {
     /* F4: 0.5 1 | 2 6, and the same with 6 made -6. F6_E3M2: 1 1 1 1 in 3 bytes, the second made 1.25. */
     const unsigned char a[] = {0x21, 0x74}, b[] = {0x21, 0xf4}, c[] = {0x0c, 0xc3, 0x30}, d[] = {0x4c, 0xc3, 0x30};
@@ -188,7 +189,7 @@ static float *long_vector(bool changed)
     return x;
 }
 
-Test(verify_stats, every_number_of_threads_gives_the_same_report)
+static void every_number_of_threads_gives_the_same_report(void)
 {
     float *a = long_vector(false), *b = long_vector(true);
     ar_verify_report *one = NULL;
@@ -220,7 +221,7 @@ Test(verify_stats, every_number_of_threads_gives_the_same_report)
     free(b);
 }
 
-Test(verify_stats, a_map_has_the_differences_of_its_cells)
+static void a_map_has_the_differences_of_its_cells(void)
 {
     static float a[100][200], b[100][200];
     const two_files f = two_files_make();
@@ -247,7 +248,7 @@ Test(verify_stats, a_map_has_the_differences_of_its_cells)
     two_files_remove(&f);
 }
 
-Test(verify_stats, a_narrow_matrix_has_a_cell_for_each_element)
+static void a_narrow_matrix_has_a_cell_for_each_element(void)
 {
     const float a[3][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}, {1.0f, 1.0f}},
                 b[3][2] = {{1.0f, 2.0f}, {1.0f, 1.0f}, {4.0f, 1.0f}};
@@ -314,7 +315,7 @@ static void expect_the_same_figures(const ar_verify_row *x, const ar_verify_row 
         cr_expect_arr_eq(x->map, y->map, x->map_rows * x->map_cols * sizeof *x->map, "case %zu", number);
 }
 
-Test(verify_stats, ordinary_numbers_give_the_same_figures_on_the_shorter_way)
+static void ordinary_numbers_give_the_same_figures_on_the_shorter_way(void)
 {
     static const ar_verify_options rules[] = {{.rule = AR_VERIFY_BITS},
                                               {.rule = AR_VERIFY_ULP, .ulp = 3},
@@ -335,4 +336,17 @@ Test(verify_stats, ordinary_numbers_give_the_same_figures_on_the_shorter_way)
         ar_verify_report_destroy(shorter);
         ar_verify_report_destroy(full);
     }
+}
+
+Test(verify_stats, every_claim)
+{
+    TOGETHER(equal_bytes_are_the_same_and_cost_no_figures,
+             every_figure_of_a_small_difference_is_what_it_is_defined_to_be,
+             steps_are_counted_in_the_bits_of_each_dtype, nan_infinities_and_signed_zeros_are_judged_as_documented,
+             what_is_no_number_is_counted_on_each_side_also_where_all_is_the_same,
+             squares_of_large_and_small_numbers_neither_overflow_nor_vanish,
+             integers_are_compared_by_value_beyond_what_binary64_holds, complex_numbers_are_pairs,
+             numbers_below_a_byte_are_unpacked, every_number_of_threads_gives_the_same_report,
+             a_map_has_the_differences_of_its_cells, a_narrow_matrix_has_a_cell_for_each_element,
+             ordinary_numbers_give_the_same_figures_on_the_shorter_way);
 }
