@@ -139,12 +139,16 @@ typedef struct ar_bench_ddp_row {
     ar_bucket_mode mode; /* given */
     size_t buckets;
     uint64_t all_reduces, bytes; /* of rank 0, in one step */
+    double virtual_seconds;      /* of one step, by the clock of o->run.sim.cluster; 0: there is none */
     double seconds;              /* median of one step */
     double over_alone;           /* median of (time)/(time of the step without DDP) */
     double spread;               /* of that ratio; of the seconds where alone */
 } ar_bench_ddp_row;
 
-/** Fills rows[0..n), whose first is made the step without DDP. A repetition takes some steps of every row, one row
+/** The step without DDP, then every capacity, a parameter each to 25 MiB, eager and overlapped. Returns how many. */
+enum { ARI_BENCH_DDP_ROWS = 13 };
+size_t ari_bench_ddp_rows(ar_bench_ddp_row rows[ARI_BENCH_DDP_ROWS]);
+/** Fills rows[0..n), whose first is the step without DDP. A repetition takes some steps of every row, one row
  *  after another. Errors: also AR_ERR_ARG (no row). */
 AR_NODISCARD ar_status ari_bench_ddp(ar_bench_ddp_row *rows, size_t n, const ar_bench_step_options *o);
 

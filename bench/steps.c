@@ -5,6 +5,7 @@
 #include "anyrank/train.h"
 #include "bench/harness.h"
 #include "ref/core/context.h"
+#include "ref/core/lane.h"
 #include "ref/models/model.h"
 #include "run/cluster_run.h"
 
@@ -175,16 +176,20 @@ static ar_status meet(const ddp_rank *k)
 static ar_status time_row(ddp_rank *k, ar_bench_ddp_row *row, double *seconds)
 {
     const ar_ddp_options options = {.bucket_bytes = row->bucket_bytes, .mode = row->mode};
+    const ari_lane *lane = ari_lane_self();
     ar_ddp *ddp = NULL;
     double start = 0.0;
+    uint64_t virtual_start = 0;
     ar_status st = AR_OK;
     if (!row->alone)
         AR_TRY(ar_ddp_create_params(&ddp, k->together, k->r->o->config->name, k->t.params, k->t.count, &options));
     AR_TRY_TO(done, st, count_step(k, ddp, row));
     AR_TRY_TO(done, st, meet(k));
+    virtual_start = lane ? lane->virtual_ns : 0;
     start = ari_bench_seconds();
     for (int i = 0; i < STEPS; i++)
         AR_TRY_TO(done, st, ddp_step(k, ddp));
+    row->virtual_seconds = lane ? (double)(lane->virtual_ns - virtual_start) * 1e-9 / STEPS : 0.0;
     AR_TRY_TO(done, st, meet(k));
     *seconds = (ari_bench_seconds() - start) / STEPS;
 done:
@@ -225,13 +230,24 @@ done:
     return st;
 }
 
+size_t ari_bench_ddp_rows(ar_bench_ddp_row rows[ARI_BENCH_DDP_ROWS])
+{
+    static const size_t capacities[] = {0, 65536, 262144, 1048576, 4194304, AR_BUCKET_BYTES};
+    size_t n = 0;
+    rows[n++] = (ar_bench_ddp_row){.alone = true};
+    for (size_t i = 0; n < ARI_BENCH_DDP_ROWS; i++) {
+        rows[n++] = (ar_bench_ddp_row){.bucket_bytes = capacities[i], .mode = AR_BUCKETS_EAGER};
+        rows[n++] = (ar_bench_ddp_row){.bucket_bytes = capacities[i], .mode = AR_BUCKETS_OVERLAP};
+    }
+    return n;
+}
+
 ar_status ari_bench_ddp(ar_bench_ddp_row *rows, size_t n, const ar_bench_step_options *o)
 {
     ddp_run r = {.o = o, .rows = rows, .n = n};
     ar_status st = AR_OK;
     if (o->repetitions == 0 || n == 0)
         return ar_error_set(AR_ERR_ARG, "bench ddp: no %s", n == 0 ? "rows" : "repetitions");
-    rows[0] = (ar_bench_ddp_row){.alone = true};
     const ari_cluster_options cluster = {.run = o->run, .config = o->config, .body = rank_ddp, .body_user = &r};
     AR_TRY(ar_parallel_check(&cluster.run.parallel, o->config, &o->run.plan, o->run.batch, o->run.seq));
     AR_TRY_TO(done, st, ari_bench_series_create(&r.s, n, o->repetitions));

@@ -23,6 +23,8 @@ typedef struct bench_values {
     int dtype;       /* -1: not given */
     int algorithm;   /* ar_sim_algorithm */
     int repetitions; /* 0: not given */
+    const char *cluster;
+    bool paced;
 } bench_values;
 
 static const char *const dtype_names[] = {"f32", "i64", NULL};
@@ -46,6 +48,10 @@ static const ari_option options[] = {
     ARI_OPTION_ENUM("dtype", dtype, dtype_names, "allreduce: what is summed (default: both)"),
     ARI_OPTION_ENUM("algorithm", algorithm, algorithm_names,
                     "allreduce: how data moves (default auto: last for short messages, else direct)"),
+    ARI_OPTION_STRING("cluster", cluster, "SPEC",
+                      "ddp: tell what a step takes on that cluster; words as check has them",
+                      .choices = ar_sim_cluster_names),
+    ARI_OPTION_FLAG("paced", paced, "ddp: collectives also take here, asleep, what the cluster's links take"),
     ARI_LAYOUT_OPTIONS("step: tensor-parallel ranks (default 4 where no layout is given)",
                        "step: exact or native (default: both)"),
     ARI_OPTION_GROUP(ari_step_layout_options, r),
@@ -393,19 +399,6 @@ typedef struct ddp_line {
     ar_bench_ddp_row row;
 } ddp_line;
 
-/* The step without DDP, then every capacity, eager and overlapped. */
-#define DDP_CAPACITIES ((size_t)6)
-static size_t ddp_rows(ar_bench_ddp_row *rows)
-{
-    static const size_t capacities[DDP_CAPACITIES] = {0, 65536, 262144, 1048576, 4194304, AR_BUCKET_BYTES};
-    size_t n = 1;
-    for (size_t i = 0; i < DDP_CAPACITIES; i++) {
-        rows[n++] = (ar_bench_ddp_row){.bucket_bytes = capacities[i], .mode = AR_BUCKETS_EAGER};
-        rows[n++] = (ar_bench_ddp_row){.bucket_bytes = capacities[i], .mode = AR_BUCKETS_OVERLAP};
-    }
-    return n;
-}
-
 #define ARI_ROW ddp_line
 static const ari_field ddp_fields[] = {
     ARI_FIELD("model", NULL, TEXT, model),
@@ -419,6 +412,7 @@ static const ari_field ddp_fields[] = {
     ARI_FIELD("buckets", "buckets", COUNT, row.buckets),
     ARI_FIELD("all_reduces", "all-reduces", COUNT, row.all_reduces),
     ARI_FIELD("bytes", "MB", MEGABYTES, row.bytes),
+    ARI_FIELD("virtual_seconds", "virtual", SECONDS, row.virtual_seconds),
     ARI_FIELD("seconds", "time", SECONDS, row.seconds),
     ARI_FIELD("over_alone", "of no DDP", RATIO, row.over_alone),
     ARI_FIELD("spread", "spread", SHARE, row.spread),
@@ -428,17 +422,22 @@ static const ari_field ddp_fields[] = {
 static ar_status run_ddp(session *s)
 {
     const ar_run *given = &s->v->r.run;
-    ar_bench_ddp_row rows[1 + 2 * DDP_CAPACITIES];
-    ddp_line lines[1 + 2 * DDP_CAPACITIES];
-    const size_t n = ddp_rows(rows);
+    ar_bench_ddp_row rows[ARI_BENCH_DDP_ROWS];
+    ddp_line lines[ARI_BENCH_DDP_ROWS];
+    const size_t n = ari_bench_ddp_rows(rows);
     int64_t *ids = NULL;
     ar_bench_step_options o = {.config = &s->config, .repetitions = s->repetitions};
+    ar_sim_cluster cluster;
+    if (s->v->cluster)
+        AR_TRY(ar_sim_cluster_parse(&cluster, s->v->cluster));
     if (given->parallel.tp > 1 || given->parallel.cp > 1 || given->parallel.micro_batches > 1)
         return ar_error_set(AR_ERR_ARG, "bench ddp splits the samples alone: use --dp");
     ar_status st = begin_run(s, &o.run, &ids);
     o.input_ids = ids;
     o.run.parallel = (ar_parallel){.dp = given->parallel.dp > 1 ? given->parallel.dp : 2};
     o.run.numerics = (int)given->numerics >= 0 ? given->numerics : AR_NUMERICS_NATIVE;
+    o.run.sim.cluster = s->v->cluster ? &cluster : NULL;
+    o.run.sim.paced = s->v->paced;
     show_progress(s, 0, 1);
     if (st == AR_OK)
         st = ari_bench_ddp(rows, n, &o);
@@ -556,6 +555,8 @@ static ar_status run(void *values, int *exit_code)
         return ar_error_set(AR_ERR_ARG, "bench %s takes no model, '%s' is one too many", v->what, v->model);
     if (v->r.run.precision != AR_PRECISION_F32 && !block)
         return ar_error_set(AR_ERR_ARG, "bench %s multiplies fp32: --precision is for bench block", v->what);
+    if ((v->cluster || v->paced) && !(b && b->run == run_ddp))
+        return ar_error_set(AR_ERR_ARG, "bench %s has no links: --cluster and --paced are for bench ddp", v->what);
     if (v->r.device && b && b->run == run_allreduce)
         return ar_error_set(AR_ERR_ARG, "bench allreduce sums in the host's memory: --device is for the others");
     ari_run_values r = v->r;

@@ -105,6 +105,9 @@ static ar_status check_run(int ranks, const ar_sim_options *o, ar_rank_fn fn)
         AR_TRY(ari_fault_check(o->faults, o->fault_count, ranks));
     if (o && o->cluster)
         AR_TRY(ari_virtual_check(o->cluster));
+    if (o && o->paced && (!o->cluster || o->explore))
+        return ar_error_set(AR_ERR_ARG, "ar_sim_run: links are paced by a cluster's virtual time, and not under a "
+                                        "deterministic schedule, in which time stands still");
     if (o && o->trace && ari_trace_lanes(o->trace) > 0)
         return ar_error_set(AR_ERR_ARG, "ar_sim_run: the trace holds another run; an empty one is expected");
     return AR_OK;
@@ -116,6 +119,7 @@ static ar_status instruments_of(ari_instruments *with, const ar_sim_options *o)
     *with = (ari_instruments){.trace = o->trace};
     if (o->cluster) {
         with->flops = o->cluster->flops;
+        with->paced = o->paced;
         with->virtual_cost = ari_virtual_cost;
         with->user = (void *)(uintptr_t)o->cluster;
     }

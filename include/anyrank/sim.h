@@ -126,6 +126,9 @@ typedef struct ar_sim_options {
     ar_sim_schedule *schedule;     /* explore: what became of it, when the run has ended; NULL: nobody asks. Borrowed */
     ar_trace *trace;               /* empty: records the run; NULL: nothing does. Borrowed */
     const ar_sim_cluster *cluster; /* virtual time; NULL: none. Borrowed */
+    bool paced; /* with a cluster: a collective takes on this machine too what its links take by virtual time, from when
+                   its last member came, at most the timeout; its ranks sleep meanwhile, so that a schedule can be
+                   measured, not the links */
 } ar_sim_options;
 
 /** What the world's failure looked like for one rank: the last collective it finished and the one it was in. */

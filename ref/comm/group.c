@@ -200,11 +200,32 @@ void ari_member_record_begin(ari_member *m, const ar_comm *c, const ari_call *ca
                              .bytes_written = atomic_load_explicit(&c->moved.written, memory_order_relaxed)};
 }
 
+/* When the collective may end by the real clock. */
+static uint64_t paced_end(const ari_member *m)
+{
+    const ari_group *g = m->group;
+    const uint64_t end = g->slot[m->index].virtual_end_ns, begin = g->virtual_begin_ns;
+    const uint64_t takes = end > begin ? end - begin : 0;
+    return g->paced_ns + (takes < g->world->timeout_ns ? takes : g->world->timeout_ns);
+}
+
+/* Asleep, unless the world ends. */
+static void wait_for_pace(const ari_member *m)
+{
+    enum { LOOKS_UP_NS = 50000000 };
+    ari_group *g = m->group;
+    for (uint64_t now = ari_now_ns(); now < m->paced_ns && ari_world_status(g->world) == AR_OK; now = ari_now_ns()) {
+        const uint64_t seen = atomic_load(&g->gate), soon = now + LOOKS_UP_NS;
+        ari_wait_until(&g->sleepers, &g->gate, seen, soon < m->paced_ns ? soon : m->paced_ns);
+    }
+}
+
 /* The collective is agreed upon: nobody writes what is read here before this member enters the next one. */
 void ari_member_record_agreed(ari_member *m)
 {
     const ari_lane *lane = ari_lane_self();
     const ari_group *g = m->group;
+    m->paced_ns = g->world->with.paced ? paced_end(m) : 0;
     if (!lane || !lane->recording)
         return;
     m->record.agreed_ns = ari_now_ns();
@@ -222,6 +243,9 @@ void ari_member_record_end(ari_member *m, bool finished)
     ari_record *r = &m->record;
     if (finished && ari_lane_is_virtual(lane))
         ari_lane_reach(lane, slot->virtual_end_ns);
+    if (finished && m->paced_ns > 0)
+        wait_for_pace(m);
+    m->paced_ns = 0;
     if (!lane || !lane->recording)
         return;
     r->broken = !finished;

@@ -370,6 +370,8 @@ static bool open_gate(ari_member *m, ari_alone_fn alone, void *arg)
     g->last = m->rank;
     if (open && g->world->with.virtual_cost)
         g->world->with.virtual_cost(g->world->with.user, g);
+    if (open && g->world->with.paced)
+        g->paced_ns = ari_now_ns();
     if (open)
         atomic_store(&g->gate, m->seq << EPOCH_SHIFT);
     else

@@ -88,6 +88,7 @@ typedef struct ari_member {
     atomic_int in;         /* 1 in a call: detects use by two threads */
     ari_activity activity; /* in the list of what the rank is doing, while in a call */
     ari_record record;     /* of the collective it is in, where the lane is recorded */
+    uint64_t paced_ns;     /* when it may end by the real clock, where links are paced; 0: at once */
 } ari_member;
 
 /** A new group of members of the world, in this order. Borrows `ranks`. Errors: AR_ERR_MEMORY. */

@@ -104,6 +104,7 @@ struct ari_group {
     /* Of the collective agreed upon last; written by its last member before the gate opens. */
     int last, virtual_last;    /* world ranks of the members that came last, by the two clocks */
     uint64_t virtual_begin_ns; /* when the last one came */
+    uint64_t paced_ns;         /* the same by the real clock, where links are paced */
 };
 
 /** Compares what the members called. AR_OK, or AR_ERR_MISMATCH and in `why` a line that names the first two that

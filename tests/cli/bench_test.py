@@ -115,12 +115,17 @@ class Bench(unittest.TestCase):
         self.assertEqual([(row["layout"], row["numerics"]) for row in rows], [("tp=1", "exact"), ("tp=2", "exact")])
 
     def test_a_step_with_and_without_buckets(self):
-        rows = self.rows("ddp", "stack-demo", "--dp", "2", "--batch", "2", "--seq", "8", "--repetitions", "1")
+        rows = self.rows("ddp", "stack-demo", "--dp", "2", "--batch", "2", "--seq", "8", "--repetitions", "1",
+                         "--cluster", "inside=100us:1GB/s flops=1T", "--paced")
         self.assertEqual(len(rows), 13)
         self.assertEqual((rows[0]["ddp"], rows[0]["bucket_bytes"], rows[0]["over_alone"]), (False, None, 1))
         self.assertEqual((rows[0]["all_reduces"], rows[0]["bytes"]), (0, 0))
         for row in rows[1:]:
             self.positive(row, "seconds", "over_alone", "buckets", "bytes")
+            # Each all-reduce of two ranks is two steps of a link; a busy machine takes longer, never less.
+            self.assertGreaterEqual(row["virtual_seconds"], row["all_reduces"] * 2e-4 if row["mode"] == "eager" else 0)
+            if row["mode"] == "eager":
+                self.assertGreaterEqual(row["seconds"], row["all_reduces"] * 2e-4)
             self.assertEqual(row["bytes"], rows[1]["bytes"])  # buckets change messages, not bytes
             # Two more than buckets: the count of targets, and the loss.
             self.assertEqual(row["all_reduces"], row["buckets"] + 2)
@@ -162,6 +167,9 @@ class Bench(unittest.TestCase):
         self.refused("step", "no-such-model", says="no-such-model")
         self.refused("step", "llama-demo", "--sp", says="--tp")
         self.refused("ddp", "llama-demo", "--tp", "2", says="--dp")
+        self.refused("ddp", "llama-demo", "--paced", says="cluster")
+        self.refused("step", "llama-demo", "--cluster", "h100", says="bench ddp")
+        self.refused("ddp", "llama-demo", "--cluster", "nonsense", says="nonsense")
 
 
 if __name__ == "__main__":

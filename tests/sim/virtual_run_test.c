@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whole programs in virtual time: queues and events, overlap, layers, and one timeline whatever moves the data. */
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "anyrank/layers.h"
 #include "ref/comm/call.h"
+#include "ref/core/clock.h"
 #include "support/rank_run.h"
 #include "tests/sim/virtual_support.h"
 
@@ -56,6 +58,40 @@ Test(virtual_run, an_event_is_reached_when_what_it_stands_for_has_ended_and_no_l
         expect_us(at[r].first * 1e-6, 100, "the first task");
         expect_us(at[r].second * 1e-6, 100, "a queue that waits for it");
         expect_us(at[r].third * 1e-6, 200, "both tasks");
+    }
+}
+
+/* --- paced links -------------------------------------------------------------------------------------------------- */
+
+static ar_status three_all_reduces(ar_comm *c, void *arg)
+{
+    float x = (float)(1 + ar_comm_rank(c));
+    for (int i = 0; i < 3; i++)
+        AR_TRY(ar_comm_all_reduce(c, NULL, (ar_buf){&x}, (ar_cbuf){&x}, 1, AR_F32, AR_SUM, "paced"));
+    ((float *)arg)[ar_comm_rank(c)] = x;
+    return AR_OK;
+}
+
+/* At least: a busy machine takes longer, never less. */
+Test(virtual_run, paced_links_take_their_time_by_the_real_clock_too)
+{
+    const ar_sim_cluster cluster = cluster_of(2, 5000);
+    const ar_sim_options o = {.cluster = &cluster, .paced = true};
+    float sum[2];
+    const uint64_t start = ari_now_ns();
+    cr_assert_eq(ar_sim_run(2, &o, three_all_reduces, sum, NULL), AR_OK, "%s", ar_error_message());
+    cr_expect_geq(ari_now_ns() - start, 3 * 5000000u);
+    cr_expect(sum[0] == 12.0f && sum[1] == 12.0f, "%g, %g", (double)sum[0], (double)sum[1]);
+}
+
+Test(virtual_run, links_are_paced_by_a_cluster_and_not_where_time_stands_still)
+{
+    const ar_sim_cluster cluster = cluster_of(2, 5000);
+    const ar_sim_options wrong[] = {{.paced = true}, {.paced = true, .cluster = &cluster, .explore = true}};
+    float sum[2];
+    for (size_t i = 0; i < 2; i++) {
+        cr_expect_eq(ar_sim_run(2, &wrong[i], three_all_reduces, sum, NULL), AR_ERR_ARG);
+        cr_expect(strstr(ar_error_message(), "paced"), "%s", ar_error_message());
     }
 }
 
