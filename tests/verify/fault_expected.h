@@ -562,7 +562,7 @@ static const expected elsewhere[] = {
     {F(recompute_new_dropout_mask), "gpt2", AGAIN(2, SELECTIVE, 2, 0.3), CR, RING,
      "transformer.h.0.attn.c_proj.weight:grad", "backward", 0, 0, "input_of_second_pass"},
     {F(recompute_stale_input), "gpt2", AGAIN_DP(2, SELECTIVE, 4), CR, RING, "transformer.h.1.attn.c_proj.weight:grad",
-     "backward", 1, 0, "input_of_second_pass"},
+     "backward", 1, 0, "other_input"},
     {F(collective_not_differentiable), "gpt2", SP(3), CR, RING, "transformer.h.1.mlp.c_proj:bwd", "backward", 1, 1,
      "collective_without_backward"},
     {F(unordered_param_grad), "gpt2", DP(2, 2, 2), CR, RING, "transformer.h.1.mlp.c_proj.weight:grad", "backward", 1, 0,
