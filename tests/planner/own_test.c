@@ -229,6 +229,44 @@ static void of_blocks_of_scores_is_what_each_rank_counts(void)
     }
 }
 
+/* A wide middle of the MLP, or wide tokens, so that what linear layers scatter or gather in chunks makes the peak: forward
+ * alone, then both passes, of one sample and of several, with a shorter last chunk and without. */
+static void of_chunks_beside_products_is_what_each_rank_counts(void)
+{
+    enum { SEQ = 28, WIDE = 96, NARROW = 4 };
+    int64_t ids[3 * SEQ] = {0};
+    for (int i = 0; i < 48; i++) {
+        static drawn x;
+        ar_rank_memory counted[MOST_RANKS] = {{0}}, own;
+        ar_config c;
+        const ar_parallel p = {.tp = 2, .sp = true, .overlap = 1 + i % 6, .keep_gathered = i % 5 == 3};
+        const ar_batch batch = {.batch = i % 2 ? 3 : 1, .seq = SEQ, .input_ids = ids};
+        (void)planned_of(&c, p);
+        c.ffn = i / 3 % 2 ? WIDE : NARROW;
+        c.hidden = i / 3 % 2 ? c.hidden : WIDE;
+        c.kv_heads = 2;
+        x.o = (ari_cluster_options){.config = &c,
+                                    .batch = &batch,
+                                    .forward_only = i < 24,
+                                    .run = {.parallel = p,
+                                            .numerics = i / 6 % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                                            .threads = 2,
+                                            .sim = {.timeout_ns = 120000000000u}}};
+        if (i / 12 % 2) /* the other order scatters the middle's width */
+            cr_assert_eq(ar_plan_add_mlp_order(&x.o.run.plan, c.arch, AR_MLP_ROW_COLUMN), AR_OK);
+        snprintf(x.text, sizeof x.text, "case %d", i);
+        run(counted, &x);
+        for (int r = 0; r < p.tp; r++) {
+            cr_assert_eq(ari_memory_of_rank(&own, &x.o, r), AR_OK, "%s", ar_error_message());
+            cr_expect_eq(own.stored, counted[r].stored, "case %d, rank %d: %zu kept, counted %zu", i, r, own.stored,
+                         counted[r].stored);
+            cr_expect_eq(own.peak, counted[r].peak, "case %d, rank %d: at most %zu, counted %zu", i, r, own.peak,
+                         counted[r].peak);
+        }
+        ar_plan_fini(&x.o.run.plan);
+    }
+}
+
 static void refuses_what_no_run_of_this_version_does(void)
 {
     ar_config c;
@@ -250,5 +288,5 @@ Test(own_memory, every_claim)
 {
     TOGETHER(of_random_layouts_is_what_each_rank_counts, of_ranks_that_share_sequences_is_what_each_rank_counts,
              of_a_block_is_counted_by_hand, of_blocks_of_scores_is_what_each_rank_counts,
-             refuses_what_no_run_of_this_version_does);
+             of_chunks_beside_products_is_what_each_rank_counts, refuses_what_no_run_of_this_version_does);
 }
