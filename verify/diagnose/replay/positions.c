@@ -169,7 +169,7 @@ static ar_status measure_counting(ari_trace *t, const ari_case *c)
     const size_t head = size >= 4 && g->cols % size == 0 ? size : 0;
     ari_lookup_table table = {.at = NULL};
     counting n = {.c = c};
-    if (g->d->pass == 'f' && c->known->reference)
+    if (g->d->pass == 'f' && c->known->reference && c->reference)
         AR_TRY(ari_lookup_table_read(&table, c, ARI_POSITIONS, g->rows));
     if (table.at && (table.cols != g->cols || table.rows < seq)) {
         ari_lookup_table_fini(&table);
