@@ -14,7 +14,7 @@ import tempfile
 CONFIG = {"model_type": "llama", "vocab_size": 256, "hidden_size": 512, "intermediate_size": 1536,
           "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "hidden_act": "silu",
           "max_position_embeddings": 512, "rms_norm_eps": 1e-5}
-BATCH, SEQ, REPETITIONS = 4, 256, 15
+BATCH, SEQ, REPETITIONS = 2, 128, 7
 
 
 def result(anyrank, *arguments):
