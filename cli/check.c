@@ -36,6 +36,15 @@ static ar_status keep_fitting(ar_check_options *o, ar_parallel *p)
                         o->run.model, processes);
 }
 
+/* What a sweep does not vary and is given with it: recomputation in every layout, chunks wherever there is sp. */
+static void complete_sweep(ar_parallel *p, size_t n, const ar_parallel *given)
+{
+    for (size_t i = 0; i < n; i++) {
+        p[i].recompute = given->recompute;
+        p[i].overlap = p[i].sp ? given->overlap : 1;
+    }
+}
+
 /* A model's config and all options, with its layouts in p: the one given, those of --sweep, or the default set. */
 static ar_status options_of(const ari_check_values *v, const char *model, ar_config *c, ar_check_options *o,
                             ar_parallel *p)
@@ -47,7 +56,7 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     AR_TRY(ari_run_config(c, folder, sizeof folder, &o->run));
     AR_TRY(ari_layout_plan(&v->r, &o->run));
     AR_TRY(ari_estimate_layers(c));
-    const bool given = ari_layout_given(&v->r);
+    const bool given = v->sweep == 0 && ari_layout_given(&v->r);
     p[0] = o->run.parallel;
     o->run.seq = o->run.seq ? o->run.seq : ar_check_default_seq(c, given ? p : NULL);
     if (v->r.run.ddp.bucket_bytes == ARI_NOT_GIVEN)
@@ -62,6 +71,8 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     if (o->layouts > MOST_LAYOUTS)
         return ar_error_set(AR_ERR_ARG, "--sweep %d has %zu layouts, more than the %d of one check; use fewer ranks",
                             v->sweep, o->layouts, MOST_LAYOUTS);
+    if (v->sweep > 0)
+        complete_sweep(p, o->layouts, &o->run.parallel);
     o->parallel = p;
     return o->run.process && !given ? keep_fitting(o, p) : AR_OK;
 }

@@ -22,7 +22,8 @@ static const ari_option options[] = {
                    .otherwise = "8",
                    .more = "These are the layouts that leave no rank without a sequence, with and without sequence "
                            "parallelism, in one and in two micro-batches, and with and without ZeRO; of context "
-                           "parallelism with every inner extent, and with and without zigzag."),
+                           "parallelism with every inner extent, and with and without zigzag. --recompute holds in "
+                           "all of them, --overlap wherever there is sequence parallelism."),
     ARI_BATCH_OPTIONS(
         "tokens of each (default 64, or the next number that fits the layouts; fewer if the model holds fewer)"),
     ARI_OPTION_FILE("text", o.text, "FILE", "any file, one byte one token (default: the project's own text)"),
@@ -107,13 +108,16 @@ static const char *of_one_run(const ari_check_values *v)
 
 ar_status ari_check_values_check(const ari_check_values *v)
 {
-    if (ari_layout_given(&v->r) && v->sweep > 0)
+    ari_run_values r = v->r;
+    if (ari_split_given(&r) && v->sweep > 0)
         return ar_error_set(
             AR_ERR_ARG,
             "--sweep %d takes all layouts, --tp, --dp, --cp, --sp, --zero and --micro-batches name one: give one of "
             "both",
             v->sweep);
-    AR_TRY(ari_layout_check(&v->r));
+    if (v->sweep > 0) /* is for those of its layouts that have sequence parallelism */
+        r.run.parallel.overlap = 0;
+    AR_TRY(ari_layout_check(&r));
     return ari_transport_check(&v->transport, v->o.dump                       ? "dump"
                                               : v->watch.cluster              ? "cluster"
                                               : v->schedule                   ? "schedule"

@@ -100,11 +100,16 @@ const ari_option ari_bucket_options[] = {
 };
 #undef ARI_VALUES
 
-bool ari_layout_given(const ari_run_values *v)
+bool ari_split_given(const ari_run_values *v)
 {
     const ar_parallel *p = &v->run.parallel;
-    const bool recomputes = p->recompute.what != AR_RECOMPUTE_NONE && (unsigned)p->recompute.what < AR_RECOMPUTES;
-    return p->tp > 0 || p->dp > 0 || p->cp > 0 || p->micro_batches > 0 || p->sp || p->zero > 0 || recomputes;
+    return p->tp > 0 || p->dp > 0 || p->cp > 0 || p->micro_batches > 0 || p->sp || p->zero > 0;
+}
+
+bool ari_layout_given(const ari_run_values *v)
+{
+    const ar_recompute what = v->run.parallel.recompute.what;
+    return ari_split_given(v) || (what != AR_RECOMPUTE_NONE && (unsigned)what < AR_RECOMPUTES);
 }
 
 ar_device_choice ari_layout_device(const ari_run_values *v)
@@ -155,7 +160,9 @@ ar_status ari_precision_check(ar_precision precision, ar_numerics numerics)
 {
     if (precision == AR_PRECISION_F32 || numerics != AR_NUMERICS_EXACT) /* native, or not said yet */
         return AR_OK;
-    return ar_error_set(AR_ERR_ARG, "--precision %s: exact numerics multiply fp32 numbers, give --numerics native too",
+    return ar_error_set(AR_ERR_ARG,
+                        "--precision %s: exact numerics multiply fp32 numbers, give --numerics native too, "
+                        "or --precision f32",
                         ari_precision_names[precision]);
 }
 

@@ -76,7 +76,9 @@ extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_o
                             "and the gradients of both take 2 bytes an element; sums, vectors, statistics, the loss " \
                             "and the optimizer's weights are fp32.")
 
-/** Whether any option asks for one layout. */
+/** Whether any option splits a step over ranks or in time: what --sweep chooses by itself. */
+bool ari_split_given(const ari_run_values *v);
+/** Whether any option asks for one layout: that, or recomputation. */
 bool ari_layout_given(const ari_run_values *v);
 /** Refuses a dropout or a label smoothing of 1, options that mean nothing without another (AR_ERR_ARG), and what the
  *  device refuses. */

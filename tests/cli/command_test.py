@@ -383,6 +383,13 @@ class Check(CommandTest):
                 (2, 1, False, 1), (2, 2, False, 1), (2, 2, True, 1), (1, 4, False, 1), (1, 4, True, 1), (1, 4, False, 2),
                 (1, 4, True, 2), (2, 1, False, 1, "zero"), (2, 2, False, 1, "zero"), (2, 2, True, 1, "zero")]
         self.assertEqual(sorted(layouts(self.config(), "--sweep", "4")), sorted(four))
+        runs = self.result("check", self.config(), *SMALL, "--sweep", "2", "--overlap", "3", "--recompute", "full",
+                           "--steps", "1")["models"][0]["runs"]
+        for run_of in runs:
+            layout = run_of["layout"]
+            self.assertEqual((layout["recompute"], layout["overlap"], run_of["result"]),
+                             ("full", 3 if layout["sp"] else 1, "same"))
+        self.assertEqual({run_of["layout"]["overlap"] for run_of in runs}, {1, 3})
         # Seven tokens are not shared by two. Heads divide by 1, 2 and 4, and there are two sequences: no layout without
         # cp has more than 8 ranks.
         short = (self.config(), "--seq", "7")
