@@ -13,7 +13,7 @@
 /* In the order of ar_data_format. */
 static const char *const data_format_names[] = {"auto", "bytes", "u16", "u32", "safetensors", "jsonl", NULL};
 
-static const char *const loss_scale_names[] = {"dynamic", NULL};
+static const char *const loss_scale_names[] = {"none", "dynamic", NULL};
 
 static const char *const storage_names[] = {"f32", "bf16", NULL};
 
@@ -52,7 +52,7 @@ static const ari_option options[] = {
                     "ones (default: bf16 with --precision bf16, else f32)"),
     ARI_OPTION_STRING("loss-scale", loss_scale, "S",
                       "with --numerics native: gradients are taken of S times the loss; dynamic: S begins at 65536 "
-                      "and falls where they overflow (default: none)",
+                      "and falls where they overflow; none: of the loss (default none)",
                       .choices = loss_scale_names,
                       .more = "Gradients are divided by S before they are used. A step whose gradients overflow "
                               "changes no weight."),
@@ -172,18 +172,20 @@ static ar_status set_plan(ari_train_values *v, ari_estimate *e)
     return fits(e, o, &c);
 }
 
-/* "dynamic", or S. */
+/* "none", "dynamic", or S. */
 static ar_status set_scaling(ar_training_options *o, const char *text)
 {
     char *end = NULL;
     const bool dynamic = strcmp(text, "dynamic") == 0;
-    o->scale_loss = true;
+    o->scale_loss = strcmp(text, "none") != 0;
+    if (!o->scale_loss)
+        return AR_OK;
     o->scaling = ar_loss_scaling_defaults(dynamic);
     if (dynamic)
         return AR_OK;
     o->scaling.scale = strtod(text, &end);
     if (end == text || *end != '\0' || !(o->scaling.scale >= 1.0 && o->scaling.scale <= 0x1p126))
-        return ar_error_set(AR_ERR_ARG, "--loss-scale: got '%s', expected dynamic, or a number from 1 to 2^126",
+        return ar_error_set(AR_ERR_ARG, "--loss-scale: got '%s', expected none, dynamic, or a number from 1 to 2^126",
                             ARI_SHOW(text));
     return AR_OK;
 }
@@ -197,8 +199,9 @@ static ar_status set_numerics(ari_train_values *v)
     if (v->loss_scale)
         AR_TRY(set_scaling(o, v->loss_scale));
     if (o->run.numerics == AR_NUMERICS_EXACT && (o->run.storage == AR_BF16 || o->scale_loss))
-        return ar_error_set(AR_ERR_ARG, "--%s: exact numerics have none, give --numerics native too",
-                            o->scale_loss ? "loss-scale" : "storage bf16");
+        return ar_error_set(AR_ERR_ARG, "--%s: exact numerics have none, give --numerics native too, or --%s",
+                            o->scale_loss ? "loss-scale" : "storage bf16",
+                            o->scale_loss ? "loss-scale none" : "storage f32");
     return AR_OK;
 }
 

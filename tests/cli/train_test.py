@@ -205,6 +205,21 @@ class Trajectories(Case):
         self.assertIn("optimizer", self.trained("--resume", adam, "--optimizer", "sgd")["note"])
         self.assertIn("optimizer", self.trained("--resume", adam, "--optimizer", "adam")["note"])
 
+    def test_a_run_in_16_bits_goes_on_in_exact_numerics(self):
+        save = self.folder / "run"
+        self.trained(self.model, *SIZE, "--steps", 4, "--stop-after", 2, "--save", save, "--numerics", "native",
+                     "--precision", "bf16", "--loss-scale", "dynamic")
+        exact = ["--resume", save, "--numerics", "exact"]
+        # Each line says which option is left of the run's own, and what to give.
+        self.refused(*exact, says="or --precision f32")
+        exact += ["--precision", "f32"]
+        self.refused(*exact, says="or --loss-scale none")
+        exact += ["--loss-scale", "none"]
+        whole = self.trained(*exact)
+        for changed in ("numerics", "precision", "storage", "loss-scale"):
+            self.assertIn(changed, whole["note"])
+        self.assertEqual(self.trained(*exact, "--tp", 2, "--sp", "--overlap", 3)["weights_hash"], whole["weights_hash"])
+
     def test_other_data_sizes_and_seeds_do_not_go_on(self):
         save, other = self.folder / "run", self.folder / "other.txt"
         other.write_bytes(bytes(range(256)) * 4)
