@@ -221,8 +221,8 @@ static double waiting(walk *w, const ari_operation *op, const called *calls, dou
         return ari_beside_wait(&w->beside, w->clock, op->role) - w->clock;
     if (op->kind != ARI_OPERATION_PRODUCT)
         return 0.0;
-    return ari_beside_multiply(&w->beside, begin, products, calls->scatters ? &calls->scattered : NULL) - begin -
-           products;
+    const double end = ari_beside_multiply(&w->beside, begin, products, calls->scatters ? &calls->scattered : NULL);
+    return fmax(0.0, end - begin - products); /* sums of clocks are rounded */
 }
 
 static void note_gradient(walk *w, const ari_operation *op, ari_model_part part, double layers)

@@ -85,7 +85,7 @@ AR_BEGIN_DECLS
     X(labels_after_cut, "context parallelism: labels are shifted within a rank's positions, after the cut")            \
     X(zigzag_positions, "context parallelism: a zigzag's tokens get the positions of contiguous ones")                 \
     X(allgather_token_order, "gathered tokens are put down in another order than they were cut (zigzag, contiguous)")  \
-    X(chunk_not_awaited, "a chunk of gathered tokens is multiplied before it has come: as the chunk before it")         \
+    X(chunk_not_awaited, "a chunk of gathered tokens is multiplied before it has come: as the chunk before it")        \
     X(attention_over_documents, "packed documents: attention crosses their ends")                                      \
     X(document_boundaries_local, "packed documents: a rank takes the ends of the row's first positions for its own's") \
     X(positions_over_documents, "packed documents: positions run on over the row in place of restarting in each")      \

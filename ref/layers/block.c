@@ -15,9 +15,7 @@ typedef struct block_module {
 static ar_status add(const ari_dropout *d, ar_ctx *ctx, ar_tensor *y, const ar_tensor *residual, ar_tensor *x)
 {
     AR_TRY(ari_like(ctx, y, residual, residual->shape[residual->ndim - 1]));
-    AR_TRY(ari_dropout_on(ctx)
-               ? ari_drop_add_tokens(d, ctx, y, residual, x)
-               : ARI_KERNEL(ctx, add, y, residual, x));
+    AR_TRY(ari_dropout_on(ctx) ? ari_drop_add_tokens(d, ctx, y, residual, x) : ARI_KERNEL(ctx, add, y, residual, x));
     ar_ctx_release(ctx, x);
     return AR_OK;
 }

@@ -163,10 +163,10 @@ typedef struct ari_operation {
     size_t micro; /* the rank's micro-batch, in its passes */
     size_t times; /* micro-batches that do the same, this and later ones */
     ari_role role;
-    bool again; /* backward: of a value of the forward pass, not of a gradient */
-    bool recomputed; /* backward: an operation of the forward pass, computed again before those of its gradients */
+    bool again;          /* backward: of a value of the forward pass, not of a gradient */
+    bool recomputed;     /* backward: an operation of the forward pass, computed again before those of its gradients */
     ar_recompute within; /* the part of the layer that is computed again, if the operation is of one: either pass */
-    bool stays; /* forward, a redistribution: its input stays for the backward pass, which does it again */
+    bool stays;          /* forward, a redistribution: its input stays for the backward pass, which does it again */
     int inputs, weights, outputs, calls;
     ari_op_value input[ARI_OP_VALUES], weight[ARI_OP_VALUES], output[ARI_OP_VALUES];
     ar_placement made; /* of the outputs over tp before the collectives: a partial sum, or as they are */

@@ -26,10 +26,10 @@ typedef struct ari_walk {
     bool again, stays;    /* as in ari_operation */
     bool recomputed;      /* as in ari_operation: the walk is in the forward pass, that of the operations is not */
     ar_recompute within;
-    bool multiplied;      /* what is gathered next is multiplied then */
-    bool every_bucket;    /* visits buckets that nothing moves too */
-    bool fresh[2];        /* forward, backward: no pass has been since the weights changed */
-    ari_operation op;     /* the next to be visited */
+    bool multiplied;   /* what is gathered next is multiplied then */
+    bool every_bucket; /* visits buckets that nothing moves too */
+    bool fresh[2];     /* forward, backward: no pass has been since the weights changed */
+    ari_operation op;  /* the next to be visited */
     ari_operation_visitor visit;
     void *user;
     ar_status st;

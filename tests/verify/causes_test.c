@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "tests/verify/pattern_support.h"
+#include "verify/check/call_causes.h"
 #include "verify/diagnose/case.h"
 
 TestSuite(causes, .timeout = 300);
@@ -67,6 +68,8 @@ Test(causes, table_and_document_have_the_same_identifiers)
     static ids d;
     read_document(&d);
     for_each_row(expect_documented, &d);
+    for (int i = 0; i < ARI_CALL_CAUSES; i++)
+        expect_documented(&(ari_cause){.id = ari_call_causes[i]}, &d);
     for (size_t i = 0; i < d.n; i++)
         cr_expect(d.seen[i], "no row has %s", d.id[i]);
 }

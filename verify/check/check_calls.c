@@ -10,6 +10,10 @@
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 
+const char *const ari_call_causes[ARI_CALL_CAUSES] = {[ARI_CALL_REPEATED] = "collective_repeated",
+                                                      [ARI_CALL_ADDED] = "collective_added",
+                                                      [ARI_CALL_LEFT_OUT] = "collective_left_out"};
+
 enum { LANES = ARI_ON_TP + 1 };
 
 /* What one rank recorded, and how far it has been compared. */
@@ -81,13 +85,13 @@ static ar_status say_difference(rank_trace *t, const ari_operation *op, int lane
                                 const char *recorded)
 {
     if (strcmp(recorded, t->last[lane]) == 0) {
-        t->cause = "collective_repeated";
+        t->cause = ari_call_causes[ARI_CALL_REPEATED];
         return ar_error_set(AR_ERR_DATA,
                             "rank %d: %s is made %zu times more than the layout has it: its result was "
                             "there already, and each time costs what the first one did",
                             t->rank, recorded, 1 + count_alike(t, lane, recorded));
     }
-    t->cause = comes_later(t, lane, listed) ? "collective_added" : "collective_left_out";
+    t->cause = ari_call_causes[comes_later(t, lane, listed) ? ARI_CALL_ADDED : ARI_CALL_LEFT_OUT];
     return ar_error_set(AR_ERR_DATA, "rank %d, layer %zd, %s: the layout has %s, the run %s", t->rank,
                         op->layer == ARI_NO_LAYER ? (ssize_t)-1 : (ssize_t)op->layer, ari_operation_name(op->kind),
                         listed, recorded);
@@ -130,7 +134,7 @@ static ar_status compare_end(rank_trace *t, bool timed)
         char left[320];
         const ari_record *r = next_call(t, i);
         describe(left, sizeof left, r);
-        t->cause = !r ? NULL : strcmp(left, t->last[i]) == 0 ? "collective_repeated" : "collective_added";
+        t->cause = !r ? NULL : ari_call_causes[strcmp(left, t->last[i]) == 0 ? ARI_CALL_REPEATED : ARI_CALL_ADDED];
         if (r)
             return ar_error_set(AR_ERR_DATA, "rank %d: the layout's calls end, the run has %s", t->rank, left);
         for (size_t k = 0; k < t->lane[i].count; k++)
