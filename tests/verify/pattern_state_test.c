@@ -76,6 +76,10 @@ static void one_of_several_micro_batches_is_named(void)
     expect_hint(&w, "as if one of 4 micro-batches counted");
     w.d.micro_batches = 0;
     expect_cause(&w, "partial_sum");
+    expect_no_hint(&w, "second forward pass");
+    w.d.recomputed = true; /* a foreign input may look alike */
+    expect_cause(&w, "partial_sum");
+    expect_hint(&w, "or, where its input is recomputed, the second forward pass");
     world_free(&w);
 }
 

@@ -141,6 +141,8 @@ static void found_part(ari_trace *t, const ari_case *c, double angle, double sha
         t->is |= ARI_IF(COUNT);
     if (!(t->is & (ARI_IF(OVERWRITTEN) | ARI_IF(FOREIGN))) && overwritten < log(1.25))
         t->is |= ARI_IF(PERHAPS);
+    /* A foreign input may by chance leave a share and an angle that a part of the sum would have. */
+    t->is |= d->recomputed && d->ndim == 2 && !foreign ? ARI_IF(TWICE) : 0;
     ari_count(t, "out", out);
     ari_count(t, "in", in);
     ari_number(t, "sample", 1.0 / (double)(d->batch > 0 ? d->batch : 1));
