@@ -430,7 +430,9 @@ static ar_status run_ddp(session *s)
     ar_sim_cluster cluster;
     if (s->v->cluster)
         AR_TRY(ar_sim_cluster_parse(&cluster, s->v->cluster));
-    if (given->parallel.tp > 1 || given->parallel.cp > 1 || given->parallel.micro_batches > 1)
+    ari_run_values others = s->v->r;
+    others.run.parallel.dp = 0;
+    if (ari_layout_given(&others))
         return ar_error_set(AR_ERR_ARG, "bench ddp splits the samples alone: use --dp");
     ar_status st = begin_run(s, &o.run, &ids);
     o.input_ids = ids;
@@ -557,23 +559,21 @@ static ar_status run(void *values, int *exit_code)
         return ar_error_set(AR_ERR_ARG, "bench %s multiplies fp32: --precision is for bench block", v->what);
     if ((v->cluster || v->paced) && !(b && b->run == run_ddp))
         return ar_error_set(AR_ERR_ARG, "bench %s has no links: --cluster and --paced are for bench ddp", v->what);
+    if ((ari_layout_given(&v->r) || v->r.run.parallel.overlap > 1) && b && (!b->has_model || block))
+        return ar_error_set(AR_ERR_ARG, "bench %s has no layout: give --tp and the like to bench step or ddp", v->what);
     if (v->r.device && b && b->run == run_allreduce)
         return ar_error_set(AR_ERR_ARG, "bench allreduce sums in the host's memory: --device is for the others");
     ari_run_values r = v->r;
-    if (block) /* both numerics; the precision is the native one's */
-        r.run.numerics = AR_NUMERICS_NATIVE;
+    r.run.numerics = block ? AR_NUMERICS_NATIVE : r.run.numerics; /* both; the precision is the native one's */
     if (v->r.device)
         AR_TRY(ari_layout_check(&r));
     if (!b)
         return ar_error_set(
-            AR_ERR_ARG,
-            "there is no benchmark '%s'; there are gemm, grad, kernels, fused, block, step, ddp and allreduce",
-            v->what);
+            AR_ERR_ARG, "there is no benchmark '%s': gemm, grad, kernels, fused, block, step, ddp, allreduce", v->what);
+    const int threads = b->one_thread ? 1 : ari_cores();
     session s = {.v = v,
                  .device = ari_layout_device(&v->r),
-                 .threads = v->common.threads > 0 ? v->common.threads
-                            : b->one_thread       ? 1
-                                                  : ari_cores(),
+                 .threads = v->common.threads > 0 ? v->common.threads : threads,
                  .repetitions = v->repetitions > 0 ? (size_t)v->repetitions : b->repetitions};
     ari_progress_begin(&s.progress, v->common.quiet);
     const ar_status st = b->run(&s);

@@ -161,6 +161,10 @@ class Bench(unittest.TestCase):
         self.refused("allreduce", "llama-demo", says="takes no model")
         self.refused("blocks", says="there is no benchmark 'blocks'")
         self.refused("gemm", "llama-demo", says="takes no model")
+        for what in ("gemm", "fused", "block", "allreduce"):
+            for layout in (("--tp", "2"), ("--overlap", "3"), ("--recompute", "full")):
+                self.refused(what, *layout, says=f"bench {what} has no layout")
+        self.refused("ddp", "--recompute", "full", says="bench ddp splits the samples alone")
         self.refused("block", "--seq", "0", says="--seq")
         self.refused("step", "llama-demo", "--tp", "3", says="tp=3")
         self.refused("step", "llama-demo", "--dp", "9", "--micro-batches", "2", says="2 micro-batches cannot share the 1 samples")
