@@ -56,6 +56,7 @@ typedef struct ari_account {
     ari_account_value dy, given; /* of the open layer, or of the one that comes: as it takes it, as it was given */
     double together;             /* bytes of its X that were gathered again */
     ari_account_early early[2];  /* what is gathered again before its layer opens */
+    double rows;                 /* bytes of gradients of the table's rows: until they are added up */
     bool placing;                /* x is on its way from `given` to what the layer takes */
     double dropped;              /* bytes of what a dropout made of the gradient, beside which that stays */
     ari_account_value residual;  /* the gradient that goes past the attention or the MLP */

@@ -98,7 +98,24 @@ static void gather_rows(ari_account *a, const ari_operation *op)
         ari_account_redistribute(a, op, ARI_MEMORY_WORKSPACE);
     else
         take(a, ari_account_bytes(&op->output[0]));
-    give(a, ari_account_bytes(&op->output[0]));
+    a->rows = ari_account_bytes(&op->output[0]);
+}
+
+/* Of a bias, a norm or a table of rows: 16-bit ones are added up in fp32, beside what was gathered of the rows. By
+ * hidden one rank has a copy of them. */
+static void add_rows(ari_account *a, const ari_operation *op)
+{
+    const ari_op_value *weight = &op->output[0];
+    if (op->role == ARI_TOKENS && a->tokens == AR_EMBEDDING_HIDDEN && a->tp == 1) {
+        a->rows = ari_account_bytes(&op->input[op->inputs - 1]);
+        take(a, a->rows);
+    }
+    if (!a->exact && weight->dtype != AR_F32)
+        ari_account_touch(a, WORD * ari_op_elements(weight));
+    if (op->role == ARI_TOKENS) {
+        give(a, a->rows);
+        a->rows = 0.0;
+    }
 }
 
 /* It is there, rank by rank, until the gradients of its weights are made. */
@@ -176,8 +193,7 @@ static void weight_gradient(ari_account *a, const ari_operation *op)
     a->summed = a->open;
     take_early(a, op, samples);
     if (op->inputs < 2 || x->ndim != 3 || weight->ndim != 2) {
-        if (!a->exact && weight->dtype != AR_F32) /* rows of a table are added up in fp32 */
-            ari_account_touch(a, WORD * ari_op_elements(weight));
+        add_rows(a, op);
         return;
     }
     const ari_op_call *sums =

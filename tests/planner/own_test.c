@@ -185,6 +185,19 @@ static void of_a_block_is_counted_by_hand(void)
     cr_expect_eq(m.of[ARI_MEMORY_LOGITS], 0);
 }
 
+static void expect_step(const drawn *x)
+{
+    ar_rank_memory counted[MOST_RANKS] = {{0}}, own;
+    run(counted, x);
+    for (int r = 0; r < ar_parallel_world(&x->o.run.parallel); r++) {
+        cr_assert_eq(ari_memory_of_rank(&own, &x->o, r), AR_OK, "%s", ar_error_message());
+        cr_expect_eq(own.stored, counted[r].stored, "%s, rank %d: %zu kept, counted %zu", x->text, r, own.stored,
+                     counted[r].stored);
+        cr_expect_eq(own.peak, counted[r].peak, "%s, rank %d: at most %zu, counted %zu", x->text, r, own.peak,
+                     counted[r].peak);
+    }
+}
+
 /* Sequences whose scores take several blocks, of unlike heights under a window, on one rank and in a zig-zag ring. */
 static void of_blocks_of_scores_is_what_each_rank_counts(void)
 {
@@ -204,7 +217,6 @@ static void of_blocks_of_scores_is_what_each_rank_counts(void)
     const ar_batch batch = {.batch = 1, .seq = SEQ, .input_ids = ids};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         static drawn x;
-        ar_rank_memory counted[MOST_RANKS] = {{0}}, own;
         ar_config c;
         (void)planned_of(&c, cases[i].parallel);
         c.window = cases[i].window;
@@ -218,14 +230,7 @@ static void of_blocks_of_scores_is_what_each_rank_counts(void)
                                             .threads = 2,
                                             .sim = {.timeout_ns = 120000000000u}}};
         snprintf(x.text, sizeof x.text, "case %zu", i);
-        run(counted, &x);
-        for (int r = 0; r < ar_parallel_world(&cases[i].parallel); r++) {
-            cr_assert_eq(ari_memory_of_rank(&own, &x.o, r), AR_OK, "%s", ar_error_message());
-            cr_expect_eq(own.stored, counted[r].stored, "case %zu, rank %d: %zu kept, counted %zu", i, r, own.stored,
-                         counted[r].stored);
-            cr_expect_eq(own.peak, counted[r].peak, "case %zu, rank %d: at most %zu, counted %zu", i, r, own.peak,
-                         counted[r].peak);
-        }
+        expect_step(&x);
     }
 }
 
@@ -237,9 +242,12 @@ static void of_chunks_beside_products_is_what_each_rank_counts(void)
     int64_t ids[3 * SEQ] = {0};
     for (int i = 0; i < 48; i++) {
         static drawn x;
-        ar_rank_memory counted[MOST_RANKS] = {{0}}, own;
         ar_config c;
-        const ar_parallel p = {.tp = 2, .sp = true, .overlap = 1 + i % 6, .keep_gathered = i % 5 == 3};
+        const ar_parallel p = {.tp = 2,
+                               .sp = true,
+                               .overlap = 1 + i % 6,
+                               .keep_gathered = i % 5 == 3,
+                               .recompute = {.what = (ar_recompute)(i % 7 % AR_RECOMPUTES)}};
         const ar_batch batch = {.batch = i % 2 ? 3 : 1, .seq = SEQ, .input_ids = ids};
         (void)planned_of(&c, p);
         c.ffn = i / 3 % 2 ? WIDE : NARROW;
@@ -250,19 +258,44 @@ static void of_chunks_beside_products_is_what_each_rank_counts(void)
                                     .forward_only = i < 24,
                                     .run = {.parallel = p,
                                             .numerics = i / 6 % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                                            .precision = i / 6 % 2 && i % 4 < 2 ? AR_PRECISION_BF16 : AR_PRECISION_F32,
                                             .threads = 2,
                                             .sim = {.timeout_ns = 120000000000u}}};
         if (i / 12 % 2) /* the other order scatters the middle's width */
             cr_assert_eq(ar_plan_add_mlp_order(&x.o.run.plan, c.arch, AR_MLP_ROW_COLUMN), AR_OK);
         snprintf(x.text, sizeof x.text, "case %d", i);
-        run(counted, &x);
-        for (int r = 0; r < p.tp; r++) {
-            cr_assert_eq(ari_memory_of_rank(&own, &x.o, r), AR_OK, "%s", ar_error_message());
-            cr_expect_eq(own.stored, counted[r].stored, "case %d, rank %d: %zu kept, counted %zu", i, r, own.stored,
-                         counted[r].stored);
-            cr_expect_eq(own.peak, counted[r].peak, "case %d, rank %d: at most %zu, counted %zu", i, r, own.peak,
-                         counted[r].peak);
-        }
+        expect_step(&x);
+        ar_plan_fini(&x.o.run.plan);
+    }
+}
+
+/* A table so wide that adding up its rows makes the peak: in place, or of 16 bits in fp32 beside the rows' gradients, which
+ * are gathered or moved first, or copied. */
+static void of_a_wide_table_is_what_each_rank_counts(void)
+{
+    enum { SEQ = 4, STYLES = 3 };
+    static const ar_style styles[STYLES] = {AR_STYLE_VOCAB, AR_STYLE_HIDDEN, AR_STYLE_REPLICATE};
+    static const ar_parallel parallel[] = {{.tp = 1}, {.tp = 2}, {.tp = 2, .sp = true}, {.tp = 1, .cp = 2}};
+    int64_t ids[2 * SEQ] = {0};
+    const ar_batch batch = {.batch = 2, .seq = SEQ, .input_ids = ids};
+    for (int i = 0; i < 3 * STYLES * (int)(sizeof parallel / sizeof *parallel); i++) {
+        static drawn x;
+        ar_config c;
+        const ar_parallel p = parallel[i / 3 / STYLES];
+        (void)planned_of(&c, p);
+        c.vocab = 1024;
+        c.kv_heads = 2;
+        x.o = (ari_cluster_options){.config = &c,
+                                    .batch = &batch,
+                                    .run = {.parallel = p,
+                                            .numerics = AR_NUMERICS_NATIVE,
+                                            .precision = i % 3 == 2 ? AR_PRECISION_BF16 : AR_PRECISION_F32,
+                                            .storage = i % 3 ? AR_BF16 : AR_F32,
+                                            .threads = 2,
+                                            .sim = {.timeout_ns = 120000000000u}}};
+        cr_assert_eq(ar_plan_add(&x.o.run.plan, c.arch, "embed", styles[i / 3 % STYLES]), AR_OK);
+        snprintf(x.text, sizeof x.text, "case %d", i);
+        expect_step(&x);
         ar_plan_fini(&x.o.run.plan);
     }
 }
@@ -288,5 +321,6 @@ Test(own_memory, every_claim)
 {
     TOGETHER(of_random_layouts_is_what_each_rank_counts, of_ranks_that_share_sequences_is_what_each_rank_counts,
              of_a_block_is_counted_by_hand, of_blocks_of_scores_is_what_each_rank_counts,
-             of_chunks_beside_products_is_what_each_rank_counts, refuses_what_no_run_of_this_version_does);
+             of_chunks_beside_products_is_what_each_rank_counts, of_a_wide_table_is_what_each_rank_counts,
+             refuses_what_no_run_of_this_version_does);
 }
