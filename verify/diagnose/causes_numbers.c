@@ -338,9 +338,10 @@ static const ari_cause rows[] = {
     ALWAYS(K(GRADIENT), ANY, IF(PERHAPS), 0,
            "; or, as it is also about 1 - {out}/{in}, outputs written over a saved "
            "input"),
-    ALWAYS(K(GRADIENT), ANY, IF(TWICE), IF(FOREIGN),
-           "; or, where its input is recomputed, the second forward pass began from another input or drew other dropout "
-           "masks"),
+    ALWAYS(
+        K(GRADIENT), ANY, IF(TWICE), IF(FOREIGN),
+        "; or, where its input is recomputed, the second forward pass began from another input or drew other dropout "
+        "masks"),
     {"counted_twice", K(SHARE), ARI_STATISTIC + 6, ANY, 0, IF(TWICE), 0, "",
      "a contribution counted twice: the difference is {share:.3g} of the reference and orthogonal to the rest: "
      "{contributes} was added once more"},
