@@ -68,9 +68,9 @@ typedef struct ar_bench_kernel_row {
     double spread;     /* of that ratio; of the seconds in fp32 */
 } ar_bench_kernel_row;
 
-/** NULL after the last. */
-const char *ari_bench_kernel_name(size_t i);
-/** Kernel number i. Fills row[0], fp32, and row[1], bf16. Errors: also AR_ERR_ARG (a size of 0, another number). */
+#define ARI_BENCH_KERNELS 8
+/** Kernel i, 0 <= i < ARI_BENCH_KERNELS. Fills row[0], fp32, and row[1], bf16. Errors: also AR_ERR_ARG (a size of 0,
+ *  another number). */
 AR_NODISCARD ar_status ari_bench_kernel(ar_bench_kernel_row row[2], size_t i, const ar_device_choice *which,
                                         int threads, size_t repetitions);
 /* --- fused kernels ------------------------------------------------------------------------------------------------ */

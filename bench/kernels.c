@@ -72,15 +72,11 @@ static ar_status run_gated_backward(const kernel_bench *b, const operands *o)
     return RUN(b, gated_backward, &o->y, &o->z, &o->dy, &o->x, &o->up, AR_ACT_SILU, &none, &none);
 }
 
-static const kernel kernels[] = {{"add", 2, 1, run_add},          {"dropout + residual", 2, 1, run_dropout},
-                                 {"LayerNorm", 1, 1, run_norm},   {"LayerNorm backward", 3, 2, run_norm_backward},
-                                 {"bias + GELU", 1, 2, run_gelu}, {"GELU + bias backward", 2, 1, run_gelu_backward},
-                                 {"SiLU gate", 2, 1, run_gated},  {"SiLU gate backward", 3, 2, run_gated_backward}};
-
-const char *ari_bench_kernel_name(size_t i)
-{
-    return i < sizeof kernels / sizeof *kernels ? kernels[i].name : NULL;
-}
+static const kernel kernels[ARI_BENCH_KERNELS] = {
+    {"add", 2, 1, run_add},          {"dropout + residual", 2, 1, run_dropout},
+    {"LayerNorm", 1, 1, run_norm},   {"LayerNorm backward", 3, 2, run_norm_backward},
+    {"bias + GELU", 1, 2, run_gelu}, {"GELU + bias backward", 2, 1, run_gelu_backward},
+    {"SiLU gate", 2, 1, run_gated},  {"SiLU gate backward", 3, 2, run_gated_backward}};
 
 static ar_status operands_create(kernel_bench *b, size_t rows, size_t cols)
 {
@@ -147,10 +143,10 @@ static ar_status time_kernel(void *user, double times[2])
 ar_status ari_bench_kernel(ar_bench_kernel_row row[2], size_t i, const ar_device_choice *which, int threads,
                            size_t repetitions)
 {
-    kernel_bench b = {.kernel = &kernels[i]};
+    kernel_bench b = {.kernel = &kernels[i < ARI_BENCH_KERNELS ? i : 0]};
     ari_bench_series s = {0};
     ar_status st = AR_OK;
-    if (!ari_bench_kernel_name(i) || row->rows == 0 || row->cols == 0 || repetitions == 0)
+    if (i >= ARI_BENCH_KERNELS || row->rows == 0 || row->cols == 0 || repetitions == 0)
         return ar_error_set(AR_ERR_ARG, "bench kernels: number %zu, [%zu, %zu], repetitions %zu: all must be > 0", i,
                             row->rows, row->cols, repetitions);
     AR_TRY_TO(done, st, bench_create(&b, row, which, threads));

@@ -16,22 +16,29 @@ typedef struct trainee {
     ar_model *model;
     ar_param **params;
     size_t count;
+    ar_ddp *shares; /* ZeRO; NULL: none */
     ar_optimizer *optimizer;
     uint32_t step;
 } trainee;
 
-static ar_status trainee_create(trainee *t, ar_ctx *ctx, const ar_bench_step_options *o)
+static ar_status trainee_create(trainee *t, ar_ctx *ctx, const ar_bench_step_options *o, int zero)
 {
     const ar_optimizer_options adamw = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    ar_ddp_options ddp = ar_ddp_defaults();
+    ddp.zero = zero;
     AR_TRY(ar_model_create(&t->model, ctx, o->config, &o->run.plan));
     AR_TRY(ar_model_fresh(t->model, ctx, 1));
     AR_TRY(ari_model_list(&t->params, &t->count, t->model));
-    return ar_optimizer_create(&t->optimizer, ctx, t->params, t->count, &adamw);
+    if (zero == 0)
+        return ar_optimizer_create(&t->optimizer, ctx, t->params, t->count, &adamw);
+    AR_TRY(ar_ddp_create_model(&t->shares, ctx, o->config->name, t->model, &ddp));
+    return ar_optimizer_create_sharded(&t->optimizer, ctx, t->shares, &adamw);
 }
 
 static void trainee_destroy(trainee *t)
 {
     ar_optimizer_destroy(t->optimizer);
+    ar_ddp_destroy(t->shares);
     free(t->params);
     ar_model_destroy(t->model);
 }
@@ -63,14 +70,15 @@ typedef struct layout_run {
 static ar_status rank_steps(void *user, ar_ctx *ctx)
 {
     const layout_run *r = user;
-    const ar_train_options options = {.parallel = r->parallel, .clip = 1.0};
+    ar_train_options options = {.parallel = r->parallel, .clip = 1.0};
     const ar_batch batch = {.batch = r->o->run.batch, .seq = r->o->run.seq, .input_ids = r->o->input_ids};
     const bool first_rank = ar_comm_rank(ar_ctx_tp(ctx)) == 0 && ar_comm_rank(ar_ctx_dp(ctx)) == 0;
     const ari_bench_device on = {ar_ctx_device(ctx), ar_ctx_queue(ctx)};
     trainee t = {0};
     double start = 0.0, end = 0.0;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, trainee_create(&t, ctx, r->o));
+    AR_TRY_TO(done, st, trainee_create(&t, ctx, r->o, r->parallel.zero));
+    options.ddp = t.shares;
     for (int i = 0; i <= STEPS; i++) {
         if (i == 1)
             AR_TRY_TO(done, st, ari_bench_clock(&on, &start));
@@ -205,7 +213,7 @@ static ar_status ddp_rank_create(ddp_rank *k)
     ar_parallel_slice(&k->own, &o->run.parallel, &k->batch, ar_ctx_data_rank(k->together), 0);
     k->own.global_batch = 0;
     AR_TRY(ar_ctx_create(&k->alone, &alone));
-    AR_TRY(trainee_create(&k->t, k->together, o));
+    AR_TRY(trainee_create(&k->t, k->together, o, 0));
     return meet(k);
 }
 

@@ -3,6 +3,7 @@
 #include "anyrank/check.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/check.h"
@@ -10,6 +11,7 @@
 #include "cli/report/progress.h"
 #include "cli/report/table.h"
 #include "ref/core/out.h"
+#include "ref/core/size.h"
 #include "ref/io/json.h"
 #include "run/run.h"
 #include "verify/check/check_run.h"
@@ -54,7 +56,7 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     o->run = ari_run_of(&v->r, &v->common);
     o->run.model = model;
     AR_TRY(ari_run_config(c, folder, sizeof folder, &o->run));
-    AR_TRY(ari_layout_plan(&v->r, &o->run));
+    AR_TRY(ari_layout_load(&v->r, &o->run));
     AR_TRY(ari_estimate_layers(c));
     const bool given = v->sweep == 0 && ari_layout_given(&v->r);
     p[0] = o->run.parallel;
@@ -124,9 +126,10 @@ static ar_status parse_net_fault(ar_sim_fault *f, const char *text, int ranks)
     return AR_OK;
 }
 
-static ar_status check_with(ari_checked *gives, const ari_check_values *v, const char *model, ar_check_options *o)
+/* parallel: [MOST_LAYOUTS], room. */
+static ar_status check_with(ari_checked *gives, const ari_check_values *v, const char *model, ar_check_options *o,
+                            ar_parallel *parallel)
 {
-    ar_parallel parallel[MOST_LAYOUTS];
     ar_config c;
     char dump[560];
     AR_TRY(options_of(v, model, &c, o, parallel));
@@ -160,8 +163,11 @@ static ar_status check_with(ari_checked *gives, const ari_check_values *v, const
 static ar_status check_model(ari_checked *gives, const ari_check_values *v, const char *model)
 {
     ar_check_options o = v->o;
-    const ar_status st = check_with(gives, v, model, &o);
+    ar_parallel *parallel = NULL;
+    AR_TRY(ari_alloc((void **)&parallel, MOST_LAYOUTS, sizeof *parallel, "layouts"));
+    const ar_status st = check_with(gives, v, model, &o, parallel);
     gives->run.plan = o.run.plan;
+    free(parallel);
     return st;
 }
 
@@ -237,21 +243,25 @@ static ar_status list_models(ari_check_values *v, const char *const *models, siz
 {
     v->r.run.fault = AR_FAULT_NONE;
     AR_TRY(ari_check_values_complete(v));
+    ar_parallel *parallel = NULL;
+    AR_TRY(ari_alloc((void **)&parallel, MOST_LAYOUTS, sizeof *parallel, "layouts"));
     json_t *all = json_array();
-    for (size_t i = 0; i < n; i++) {
-        ar_parallel parallel[MOST_LAYOUTS];
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < n && st == AR_OK; i++) {
         ar_check_options o;
         ar_config c;
         json_t *one = NULL;
-        ar_status st = options_of(v, models[i], &c, &o, parallel);
+        st = options_of(v, models[i], &c, &o, parallel);
         if (st == AR_OK)
             st = list_tensors(&one, ari_wants_text(&v->common) ? stdout : NULL, &o);
-        ar_plan_fini(&o.run.plan);
-        if (st != AR_OK) {
-            json_decref(all);
-            return st;
-        }
-        json_array_append_new(all, one);
+        ari_layout_unload(&o.run);
+        if (st == AR_OK)
+            json_array_append_new(all, one);
+    }
+    free(parallel);
+    if (st != AR_OK) {
+        json_decref(all);
+        return st;
     }
     return ari_json_end(ari_json_whole(ari_json_begin("check"), json_pack("{s:o}", "models", all)), &v->common);
 }
@@ -310,7 +320,7 @@ ar_status ari_command_check(void *values, int *exit_code)
         st = run_models(v, models, n, &watch, checked, exit_code);
     for (size_t i = 0; i < n; i++) {
         ar_check_report_destroy(checked[i].report);
-        ar_plan_fini(&checked[i].run.plan);
+        ari_layout_unload(&checked[i].run);
     }
     ari_watch_fini(&watch);
     return st;

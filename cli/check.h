@@ -38,7 +38,7 @@ AR_NODISCARD ar_status ari_check_values_complete(ari_check_values *v);
 /* One model's report, and what it was asked for. */
 typedef struct ari_checked {
     ar_check_report *report;
-    ar_run run;  /* its plan is owned; ar_plan_fini */
+    ar_run run;  /* its files are owned; ari_layout_unload */
     bool module; /* bytes are counted alone */
     const ari_watch *watch;
     bool has_net_fault;

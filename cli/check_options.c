@@ -16,6 +16,7 @@ static const ari_option options[] = {
                        "exact: the same bits; native: fp32, within an allowance (default exact)"),
     ARI_PRECISION_OPTION,
     ARI_OPTION_GROUP(ari_step_layout_options, r),
+    ARI_OPTION_GROUP(ari_pipeline_options, r),
     ARI_LAYOUT_DDP_OPTIONS("capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: an eighth of "
                            "the model's gradients, so that there are several, and at most 25MiB)"),
     ARI_OPTION_INT("sweep", sweep, 1, 4096, "W", "every legal layout of up to W ranks (W: 8 unless given)",

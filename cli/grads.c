@@ -39,6 +39,7 @@ static const ari_option options[] = {
                        "exact: the same bits in every layout; native: fp32 (default exact)"),
     ARI_PRECISION_OPTION,
     ARI_OPTION_GROUP(ari_step_layout_options, r),
+    ARI_OPTION_GROUP(ari_pipeline_options, r),
     ARI_LAYOUT_DDP_OPTIONS("capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: 25MiB)"),
     ARI_OPTION_GROUP(ari_loss_options, r),
     ARI_INJECT_OPTION,
@@ -165,7 +166,7 @@ static ar_status run_watched(const grads_values *v, ar_run *run, const ari_watch
 {
     ar_grads_result r;
     ar_grads_options o = v->o;
-    AR_TRY(ari_layout_plan(&v->r, run));
+    AR_TRY(ari_layout_load(&v->r, run));
     o.run = *run;
     o.run.seed = v->common.seed;
     o.sensitivity_of =
@@ -197,7 +198,7 @@ static ar_status run(void *values, int *exit_code)
     ar_status st = ari_watch_begin(&watch, &v->watch);
     if (st == AR_OK)
         st = run_watched(v, &run, &watch);
-    ar_plan_fini(&run.plan);
+    ari_layout_unload(&run);
     ari_watch_fini(&watch);
     return st;
 }

@@ -13,6 +13,7 @@ typedef struct lint_values {
 #define ARI_VALUES lint_values
 static const ari_option options[] = {
     ARI_PLANNED_OPTIONS(1, ARI_ZERO_HELP),
+    ARI_OPTION_GROUP(ari_pipeline_options, r),
     ARI_OPTION_STRING("inject", r.inject, "BUG",
                       "put a known fault into the list of operations; without MODEL, in a case in which it matters",
                       .choices = ari_fault_names, .more = "A fault that no type shows is refused, with the reason."),
@@ -128,7 +129,7 @@ static ar_status run(void *values, int *exit_code)
         st = ari_json_end(as_json(r, &c, v->r.inject), &v->common);
 done:
     ar_lint_report_destroy(r);
-    ar_plan_fini(&c.run.plan);
+    ari_layout_unload(&c.run);
     return st;
 }
 

@@ -23,9 +23,7 @@ static const ari_option options[] = {
                       "what they are and how they are joined: a machine's name, or words as '8x inside=2us:300GB/s "
                       "between=5us:25GB/s flops=400T memory=80GB' (default h100)",
                       .choices = ar_sim_cluster_names),
-    ARI_OPTION_INT("pp", pp, 1, 1 << 16, "N", "stages of a pipeline, 1F1B, by formulas (default 1)"),
-    ARI_OPTION_INT("chunks", chunks, 1, 1 << 16, "V",
-                   "parts of a stage that take turns with those of the others (interleaving; default 1)"),
+    ARI_OPTION_GROUP(ari_pipeline_options, r),
     ARI_OPTION_FLAG("no-flash", no_flash, "attention that stores its scores (default: flash attention)"),
     ARI_OPTION_FLAG("hierarchical", hierarchical,
                     "collectives over nodes go inside them first, then between them (default: one ring)"),
@@ -37,11 +35,16 @@ static const ari_option options[] = {
                     "every layout, also those that cannot be, with the reason (default: the best of each "
                     "tp x cp x pp x dp)"),
     ARI_OPTION_INT("top", top, 0, 1 << 24, "N", "layouts that are listed; 0: all (default 10)"),
-    ARI_OPTION_FILE("csv", csv, "FILE", "write the layouts as rows of numbers", .written = true),
+    ARI_OPTION_FILE("csv", csv, "FILE",
+                    "write the layouts as rows of numbers; with --pipeline the schedule, as --schedule-pp reads it",
+                    .written = true),
     ARI_OPTION_FILE("html", html, "FILE.html", "write the layouts as a page to filter and sort, which needs no network",
                     .written = true),
     ARI_OPTION_FILE("svg", svg, "FILE.svg", "write memory and time of the layouts that are listed as a picture",
                     .written = true),
+    ARI_OPTION_FLAG("pipeline", pipeline,
+                    "the schedule of the ranks of --pp as a picture of text, what of the time they wait, and how many "
+                    "micro-batches they have in flight"),
     ARI_OPTION_FLAG("flow", flow,
                     "the operations of one rank: shapes, placements, collectives with their bytes, multiply-adds"),
     ARI_OPTION_FLAG("backward", backward,
@@ -53,9 +56,10 @@ static const ari_option options[] = {
     ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names,
                     "exact: sums of integers, with the exchanges of exponents that they need; native: fp32 (default "
                     "exact)"),
-    ARI_PLANNED_OPTIONS(
-        3, "ZeRO: 1 shares optimizer states over --dp, 2 gradients too, 3 weights too; 2 and 3 by formulas "
-           "(default 0)"),
+    ARI_PLANNED_OPTIONS(3, "ZeRO: 1 shares optimizer states over --dp, 2 gradients too, 3 weights too (default 0)"),
+    ARI_OPTION_INT("dp-replicate", r.run.parallel.dp_replicate, 1, 4096, "R",
+                   "with --zero: the ranks of --dp are R groups, each of which shares out by itself (default 1; a "
+                   "search also tries groups within nodes)"),
     {0},
 };
 
@@ -81,7 +85,7 @@ ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_v
     run->dropout = isnan(run->dropout) ? 0.0 : run->dropout;
     run->optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     run->steps = 1;
-    return ari_layout_plan(r, run);
+    return ari_layout_load(r, run);
 }
 
 ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r, const ari_common *common)
@@ -139,17 +143,35 @@ static ar_status print(FILE *to, const plan_values *v, const ari_flow *f, const 
     return AR_OK;
 }
 
+/* Refuses what is about layouts compared. */
+static ar_status check_one(const plan_values *v)
+{
+    if (v->gpus || v->cluster || v->table >= 0 || v->all || (v->csv && v->flow) || v->html || v->svg || v->top >= 0 ||
+        v->no_flash || v->hierarchical || v->shared_links)
+        return ar_error_set(
+            AR_ERR_ARG,
+            "%s shows the operations of one layout; --gpus, --cluster, --table, --all, --top, %s--html, "
+            "--svg, --no-flash, --hierarchical and --shared-links are about what layouts take: leave one "
+            "out",
+            v->flow ? "--flow" : "--pipeline", v->flow ? "--csv, " : "");
+    return AR_OK;
+}
+
+static ar_status check_pipeline(const plan_values *v)
+{
+    AR_TRY(check_one(v));
+    if (v->flow || v->backward || v->each_layer || v->markdown || v->rank > 0)
+        return ar_error_set(AR_ERR_ARG, "--pipeline shows all ranks of a schedule; --flow, --backward, --each-layer, "
+                                        "--markdown and --rank list the operations of one: leave one out");
+    return AR_OK;
+}
+
 static ar_status check_flow(const plan_values *v)
 {
-    if (v->gpus || v->cluster || v->table >= 0 || v->all || v->csv || v->html || v->svg || v->top >= 0 || v->no_flash ||
-        v->hierarchical || v->shared_links)
-        return ar_error_set(
-            AR_ERR_ARG, "--flow shows the operations of one layout; --gpus, --cluster, --table, --all, --top, --csv, "
-                        "--html, --svg, --no-flash, --hierarchical and --shared-links are about what layouts take: "
-                        "leave one out");
-    if (v->pp > 1 || v->chunks > 1 || v->r.run.parallel.zero > 1)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "--flow lists what this version runs: not pp, chunks, ZeRO-2 and 3, "
-                                                "which 'plan' without it plans by formulas");
+    AR_TRY(check_one(v));
+    if (v->r.run.parallel.pp > 1 || v->r.run.parallel.zero > 1)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "--flow lists what this version runs: not pp, ZeRO-2 and 3, which "
+                                                "'plan' without it plans by formulas");
     return AR_OK;
 }
 
@@ -163,6 +185,7 @@ static ar_status run_flow(const plan_values *v)
     uint64_t bytes = 0;
     ar_status st = AR_OK;
     r.run.parallel.zero = r.run.parallel.zero > 0;
+    r.run.parallel.schedule = AR_PP_1F1B;
     if (r.run.parallel.recompute.what == ARI_RECOMPUTE_NOT_GIVEN)
         r.run.parallel.recompute.what = AR_RECOMPUTE_NONE;
     AR_TRY_TO(done, st, check_flow(v));
@@ -178,7 +201,7 @@ static ar_status run_flow(const plan_values *v)
         st = ari_json_end(as_json(v, &f, &c, bytes), &v->common);
 done:
     ari_flow_fini(&f);
-    ar_plan_fini(&c.run.plan);
+    ari_layout_unload(&c.run);
     return st;
 }
 
@@ -186,13 +209,18 @@ static ar_status run(void *values, int *exit_code)
 {
     const plan_values *v = values;
     (void)exit_code;
-    return v->flow ? run_flow(v) : ari_plan_layouts(v);
+    if (!v->pipeline)
+        return v->flow ? run_flow(v) : ari_plan_layouts(v);
+    AR_TRY(check_pipeline(v));
+    return ari_plan_pipeline(v);
 }
 
-static const plan_values defaults = {
-    .r = ARI_RUN_NOT_GIVEN(.run.parallel = {.zero = -1, .recompute.what = ARI_RECOMPUTE_NOT_GIVEN}),
-    .table = -1,
-    .top = -1};
+static const plan_values defaults = {.r =
+                                         ARI_RUN_NOT_GIVEN(.run.parallel = {.zero = -1,
+                                                                            .schedule = ARI_PP_SCHEDULE_NOT_GIVEN,
+                                                                            .recompute.what = ARI_RECOMPUTE_NOT_GIVEN}),
+                                     .table = -1,
+                                     .top = -1};
 
 const ari_args_spec ari_plan_spec = {
     .command = "plan",
@@ -200,6 +228,7 @@ const ari_args_spec ari_plan_spec = {
     .example = "anyrank plan llama-3-8b --gpus 64 --cluster h100 --batch 512 --seq 8192\n"
                "anyrank plan llama-3-70b --tp 8 --pp 4 --dp 2 --sp --batch 128 --seq 8192\n"
                "anyrank plan llama-3-8b --gpus 64 --table decision\n"
+               "anyrank plan llama-3-8b --pipeline --pp 4 --schedule-pp zero-bubble --micro-batches 8\n"
                "anyrank plan llama-demo --flow --tp 4 --sp\n"
                "anyrank plan MODEL --flow --backward --tp 8 --dp 4 --sp --numerics native --markdown\n"
                "anyrank plan config.json --flow --tp 8 --batch 16 --seq 8192 --json -",

@@ -26,7 +26,7 @@
         ARI_OPTION_GROUP(ari_loss_options, r)
 
 /** The step that they ask for, as a training step has it by default; *config is its model's. In every case
- *  ar_plan_fini(&c->run.plan). Errors: AR_ERR_ARG, those of ar_config_load, ar_plan_load and ar_run_check. */
+ *  ari_layout_unload(&c->run). Errors: AR_ERR_ARG, those of ar_config_load, ar_plan_load and ar_run_check. */
 AR_NODISCARD ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r,
                                         const ari_common *common);
 /** What the JSON of such a command begins with: the model, its layout, plan and batch, and notes of its config. Gives;
@@ -38,15 +38,16 @@ json_t *ari_planned_json(const char *command, const ari_step_case *c);
 typedef enum ari_plan_table { ARI_PLAN_MEMORY, ARI_PLAN_SCALING, ARI_PLAN_DECISION } ari_plan_table;
 extern const char *const ari_plan_table_names[];
 
-/* Of r.run.parallel.recompute.what: a search tries each. */
+/* Of r.run.parallel's recompute.what and schedule: a search tries each. */
 #define ARI_RECOMPUTE_NOT_GIVEN ((ar_recompute)-1)
+#define ARI_PP_SCHEDULE_NOT_GIVEN ((ar_pp_schedule)-1)
 /* Options of `plan`; -1 of table, top and r.run.parallel.zero: not given. */
 typedef struct ari_plan_values {
     ari_common common;
     ari_run_values r;
-    bool flow, backward, each_layer, markdown; /* of --flow */
+    bool pipeline, flow, backward, each_layer, markdown; /* of --flow */
     int rank;
-    int gpus, pp, chunks, table, top;
+    int gpus, table, top;
     bool no_flash, hierarchical, shared_links, all;
     const char *cluster, *csv, *html, *svg;
 } ari_plan_values;
@@ -77,7 +78,9 @@ AR_NODISCARD ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_
 
 /** The search for what is asked: extents, stages and forms that are given are fixed. No progress; borrows a. */
 ari_search ari_asked_search(const ari_asked *a);
-/** `plan` without --flow. Errors: AR_ERR_ARG, those of files, and of ari_search_run. */
+/** `plan --pipeline`. Errors: AR_ERR_ARG (no pipeline), those of ari_planned_case and of files. */
+AR_NODISCARD ar_status ari_plan_pipeline(const ari_plan_values *v);
+/** `plan` without --flow and --pipeline. Errors: AR_ERR_ARG, those of files, and of ari_search_run. */
 AR_NODISCARD ar_status ari_plan_layouts(const ari_plan_values *v);
 /** The layouts in a table; the best one's advice is below it. Errors: AR_ERR_MEMORY and those of ari_depth_of. */
 AR_NODISCARD ar_status ari_ranking_print(FILE *to, const ari_asked *a, const ari_ranking *r);
@@ -98,6 +101,10 @@ enum { ARI_CP_WORDS = 64 };
 /** "4", "8 (inner 2) zigzag". Returns `text`. */
 const char *ari_cp_text(char text[ARI_CP_WORDS], const ari_choice *c);
 #define ARI_CP_TEXT(c) ari_cp_text((char[ARI_CP_WORDS]){0}, (c))
+enum { ARI_PIPELINE_WORDS = 40 };
+/** "1f1b", "interleaved x 2": the schedule of a pipeline; "" without. */
+const char *ari_pipeline_text(char text[ARI_PIPELINE_WORDS], const ari_choice *c);
+#define ARI_PIPELINE_TEXT(c) ari_pipeline_text((char[ARI_PIPELINE_WORDS]){0}, (c))
 /** How many layouts a ranking shows. */
 size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r);
 /** The line that says what is planned: model, batch, cluster, account. */
@@ -106,7 +113,7 @@ void ari_asked_print(FILE *to, const ari_asked *a, int ranks);
 /* --- the flow table ----------------------------------------------------------------------------------------------- */
 
 /** The config and the step that they ask for, as a training step has it by default, unchecked; *config is its model's.
- *  In every case ar_plan_fini(&c->run.plan). Errors: AR_ERR_ARG, those of ar_config_load and ar_plan_load. */
+ *  In every case ari_layout_unload(&c->run). Errors: AR_ERR_ARG, those of ar_config_load and ar_plan_load. */
 AR_NODISCARD ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_values *r,
                                          const ari_common *common);
 

@@ -24,11 +24,16 @@ static bool recompute_given(const ari_plan_values *v)
     return v->r.run.parallel.recompute.what != ARI_RECOMPUTE_NOT_GIVEN;
 }
 
+static bool schedule_given(const ari_plan_values *v)
+{
+    return v->r.run.parallel.schedule != ARI_PP_SCHEDULE_NOT_GIVEN;
+}
+
 /* The ranks of the extents that are given have to be a divisor of all of them, or all if every extent is given. */
 static ar_status check_extents(const ari_plan_values *v)
 {
     const ar_parallel *p = &v->r.run.parallel;
-    const int extents[] = {p->tp, p->cp, v->pp, p->dp};
+    const int extents[] = {p->tp, p->cp, p->pp, p->dp};
     int left = v->gpus;
     bool divides = true, open = false;
     for (size_t i = 0; i < sizeof extents / sizeof *extents; i++) {
@@ -41,7 +46,7 @@ static ar_status check_extents(const ari_plan_values *v)
         return ar_error_set(AR_ERR_ARG,
                             "--gpus %d is not a mesh of the extents that are given (tp=%d, cp=%d, pp=%d, dp=%d; 0: not "
                             "given); their product has to divide it, or to be it if all are given",
-                            v->gpus, p->tp, p->cp, v->pp, p->dp);
+                            v->gpus, p->tp, p->cp, p->pp, p->dp);
     return AR_OK;
 }
 
@@ -49,7 +54,7 @@ static ar_status check_values(const ari_plan_values *v)
 {
     if (v->backward || v->each_layer || v->markdown || v->rank > 0)
         return ar_error_set(AR_ERR_ARG, "--backward, --each-layer, --markdown and --rank are of --flow: give it too");
-    if (!is_search(v) && v->table < 0 && !ari_layout_given(&v->r) && v->pp == 0)
+    if (!is_search(v) && v->table < 0 && !ari_layout_given(&v->r))
         return ar_error_set(AR_ERR_ARG,
                             "how many GPUs? --gpus N compares their layouts; --tp, --cp, --pp and --dp give "
                             "one layout, planned in depth; --flow lists the operations of one");
@@ -60,7 +65,7 @@ static ar_status check_values(const ari_plan_values *v)
                             "--all, --top, --csv, --html and --svg are about single layouts, which --table does not "
                             "list: leave one out");
     if ((v->table == ARI_PLAN_MEMORY || v->table == ARI_PLAN_SCALING) &&
-        (ari_layout_given(&v->r) || v->pp > 0 || v->chunks > 0 || recompute_given(v)))
+        (ari_layout_given(&v->r) || v->r.run.parallel.virtual_stages > 0 || schedule_given(v) || recompute_given(v)))
         return ar_error_set(AR_ERR_ARG,
                             "--table %s goes through tp=1, 2, 4, .. with nothing else split: leave out --tp and what "
                             "else chooses a layout (--cp, --pp, --dp, --sp, --zero, --micro-batches, ..)",
@@ -83,7 +88,6 @@ static ar_status check_sequence(const ari_asked *a)
 /* Ranks of the layout that the extents give. */
 static ar_status count_ranks(ari_asked *a)
 {
-    a->base.pp = a->v->pp;
     if (a->v->gpus == 0)
         return ari_planned_world(&a->ranks, &a->base);
     a->ranks = a->v->gpus;
@@ -120,14 +124,14 @@ static ar_status add_own(ari_depth *d, const ari_asked *a)
     ari_time_options o = a->time;
     ari_planned own = d->planned;
     o.account = ARI_ACCOUNT_OWN;
-    d->has_own = ari_planned_runs(&d->planned);
+    d->has_own = ari_planned_counted(&d->planned);
     if (!d->has_own)
         return AR_OK;
     own.flash = false;
     if (own.step.run.ddp.bucket_bytes == ARI_BUCKETS_USUAL)
         own.step.run.ddp.bucket_bytes = AR_BUCKET_BYTES;
     AR_TRY(ari_time_of(&d->own_time, &own, &o));
-    return ari_memory_own(&d->own_memory, &own, 0);
+    return ari_memory_own_most(&d->own_memory, &own);
 }
 
 ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, const ari_found *faster)
@@ -149,26 +153,28 @@ ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, co
 /* The layout that the options give; where they do not say, one sample a micro-batch. */
 static ari_choice given(const ari_asked *a)
 {
-    const ar_parallel *p = &a->v->r.run.parallel;
+    const ar_parallel *p = &a->v->r.run.parallel, *layout = &a->base.step.run.parallel;
     const int dp = ari_at_least_one(p->dp);
     const size_t samples = a->base.step.run.batch / (size_t)dp;
     return (ari_choice){.tp = ari_at_least_one(p->tp),
                         .cp = ari_at_least_one(p->cp),
                         .cp_inner = ari_at_least_one(p->cp_inner),
                         .zigzag = p->zigzag,
-                        .pp = ari_at_least_one(a->v->pp),
+                        .pp = ari_at_least_one(p->pp),
                         .dp = dp,
                         .zero = p->zero > 0 ? p->zero : 0,
+                        .dp_replicate = ari_at_least_one(p->dp_replicate),
                         .micro_batches = p->micro_batches > 0 ? p->micro_batches
                                          : samples > 1        ? (int)samples
                                                               : 1,
-                        .chunks = ari_at_least_one(a->v->chunks),
+                        .virtual_stages = layout->virtual_stages,
+                        .schedule = layout->schedule,
                         .sp = p->sp || a->base.step.run.parallel.sp,
                         .recompute = a->base.step.run.parallel.recompute.what};
 }
 
 /* Options that would say nothing are refused as `check` refuses them. A search chooses what is left open: without --cp,
- * --cp-inner and --zigzag are about every cp that it tries. */
+ * --cp-inner and --zigzag are about every cp that it tries, and --schedule-pp and --virtual-stages about every pp. */
 static ar_status check_options(const ari_asked *a)
 {
     ari_run_values r = a->v->r;
@@ -179,11 +185,19 @@ static ar_status check_options(const ari_asked *a)
                            .zigzag = p->cp > 0 && p->zigzag,
                            .micro_batches = p->micro_batches,
                            .recompute = p->recompute,
+                           .pp = p->pp,
+                           .schedule = p->pp == 0                                      ? AR_PP_1F1B
+                                       : schedule_given(a->v) || p->virtual_stages < 2 ? p->schedule
+                                                                                       : AR_PP_INTERLEAVED,
+                           .virtual_stages = p->pp > 0 ? p->virtual_stages : 0,
                            .forward_first = p->forward_first && p->micro_batches > 0};
     else
         p->micro_batches = given(a).micro_batches;
     if (!is_search(a->v) && !recompute_given(a->v))
         p->recompute.what = AR_RECOMPUTE_NONE;
+    if ((unsigned)p->schedule >= AR_PP_SCHEDULES)
+        p->schedule = AR_PP_1F1B;
+    p->dp_replicate = 0;
     p->zero = 0; /* over dp and cp here: ari_planned_check */
     return ari_layout_check(&r);
 }
@@ -237,13 +251,15 @@ ari_search ari_asked_search(const ari_asked *a)
                                   .cp = p->cp,
                                   .cp_inner = p->cp_inner,
                                   .zigzag = p->zigzag,
-                                  .pp = v->pp,
+                                  .pp = p->pp,
                                   .dp = p->dp,
+                                  .dp_replicate = p->dp_replicate,
                                   .micro_batches = p->micro_batches,
-                                  .chunks = v->chunks},
+                                  .virtual_stages = p->virtual_stages},
                         .sp = p->sp || a->base.step.run.parallel.sp ? 1 : -1,
                         .zero = p->zero,
                         .recompute = recompute_given(v) ? (int)p->recompute.what : -1,
+                        .schedule = schedule_given(v) ? (int)p->schedule : -1,
                         .time = a->time,
                         .every = v->all};
 }
@@ -329,6 +345,6 @@ ar_status ari_plan_layouts(const ari_plan_values *v)
         st = check_options(&a);
     if (st == AR_OK)
         st = v->table >= 0 ? run_table(&a) : is_search(v) ? run_search(&a) : run_depth(&a);
-    ar_plan_fini(&a.base.step.run.plan);
+    ari_layout_unload(&a.base.step.run);
     return st;
 }

@@ -5,10 +5,12 @@
 #include <string.h>
 
 #include "cli/command.h"
+#include "cli/options/run.h"
 #include "cli/report/progress.h"
 #include "cli/report/table.h"
 #include "ref/core/out.h"
 #include "ref/io/json.h"
+#include "ref/models/stages.h"
 
 typedef struct reshard_values {
     ari_common common;
@@ -21,10 +23,14 @@ static const ari_option options[] = {
                       "where it goes: a folder that is not there, is empty, or was begun by the same request"),
     ARI_OPTION_INT("tp", o.tp, 1, 65536, "N",
                    "tensor-parallel ranks (default 1; with all three 1, one Hugging Face folder)"),
-    ARI_OPTION_INT("pp", o.pp, 1, 65536, "N",
-                   "pipeline stages: layers shared out evenly, the first stages one more (default 1)",
-                   .more = "The embedding is on the first stage, final norm and LM head on the last, tied weights on "
-                           "both."),
+    ARI_OPTION_INT("pp", o.pp, 1, 65536, "N", "pipeline ranks: the layers shared out evenly (default 1)",
+                   .more = "As the ranks of a pipeline in train hold them: where the layers do not divide, stages in "
+                           "the middle have one more. The embedding is on the first stage, final norm and LM head on "
+                           "the last, tied weights on both."),
+    ARI_OPTION_INT("virtual-stages", o.virtual_stages, 1, 256, "V",
+                   "with --pp: stages that each rank holds, stage s being rank s mod pp's (default 1)"),
+    ARI_OPTION_ROW(STAGES, "stages", o.stages, .value = "LIST",
+                   .help = "with --pp: layers of each stage, as 3,5,4 (default: evenly)"),
     ARI_OPTION_INT("dp", o.dp, 1, 65536, "N",
                    "data-parallel ranks: rank (p, d, t) is p*dp*tp + d*tp + t; all of a group read one file (default "
                    "1)",
@@ -88,6 +94,7 @@ static void on_file(void *user, const ar_reshard_file *f)
 
 static void print_layout(const ar_reshard_options *o)
 {
+    char stages[ARI_STAGES_TEXT];
     if (o->tp == 1 && o->dp == 1 && o->pp == 1)
         printf("merged");
     else
@@ -96,6 +103,11 @@ static void print_layout(const ar_reshard_options *o)
         printf(" dp=%d", o->dp);
     if (o->pp > 1)
         printf(" pp=%d", o->pp);
+    if (o->virtual_stages > 1)
+        printf(" (%d stages each)", o->virtual_stages);
+    ari_stages_text(stages, &o->stages);
+    if (o->stages.n > 0)
+        printf(" stages=%s", stages);
 }
 
 static void print(const report *r, const ar_reshard_result *result)
@@ -120,12 +132,13 @@ static json_t *as_json(const report *r, const ar_reshard_result *result)
 {
     const ar_reshard_options *o = r->o;
     json_t *rest =
-        json_pack("{s:s, s:{s:i, s:i, s:i}, s:I, s:I, s:I, s:I, s:I, s:o, s:o*, s:O, s:O}", "result",
-                  o->dry_run ? "dry run" : "written", "layout", "tp", o->tp, "dp", o->dp, "pp", o->pp, "tensors",
-                  (json_int_t)result->tensors, "bytes", (json_int_t)result->bytes, "largest_tensor_bytes",
-                  (json_int_t)result->largest_tensor, "files_kept", (json_int_t)result->files_kept, "files_copied",
-                  (json_int_t)result->copied, "seconds", ari_json_number(result->seconds), "out",
-                  o->out ? ari_json_text(o->out) : NULL, "notes", r->notes, "files", r->json_files);
+        json_pack("{s:s, s:{s:i, s:i, s:i, s:i, s:o}, s:I, s:I, s:I, s:I, s:I, s:o, s:o*, s:O, s:O}", "result",
+                  o->dry_run ? "dry run" : "written", "layout", "tp", o->tp, "dp", o->dp, "pp", o->pp, "virtual_stages",
+                  o->virtual_stages, "stages", ari_stages_json(&o->stages), "tensors", (json_int_t)result->tensors,
+                  "bytes", (json_int_t)result->bytes, "largest_tensor_bytes", (json_int_t)result->largest_tensor,
+                  "files_kept", (json_int_t)result->files_kept, "files_copied", (json_int_t)result->copied, "seconds",
+                  ari_json_number(result->seconds), "out", o->out ? ari_json_text(o->out) : NULL, "notes", r->notes,
+                  "files", r->json_files);
     return ari_json_whole(ari_json_begin("reshard"), rest);
 }
 
@@ -161,7 +174,7 @@ static ar_status run(void *values, int *exit_code)
     return st;
 }
 
-static const reshard_values defaults = {.o = {.tp = 1, .dp = 1, .pp = 1}};
+static const reshard_values defaults = {.o = {.tp = 1, .dp = 1, .pp = 1, .virtual_stages = 1}};
 
 const ari_args_spec ari_reshard_spec = {
     .command = "reshard",

@@ -201,7 +201,7 @@ ar_status ari_command_train(void *values, int *exit_code)
         AR_TRY_TO(done, st, ar_checkpoint_open(&resume, v->resume));
     st = train(v, resume, &watch, exit_code);
 done:
-    ar_plan_fini(&v->o.run.plan);
+    ari_layout_unload(&v->o.run);
     ar_checkpoint_close(resume);
     ari_watch_fini(&watch);
     return st;

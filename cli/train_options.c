@@ -57,6 +57,7 @@ static const ari_option options[] = {
                       .more = "Gradients are divided by S before they are used. A step whose gradients overflow "
                               "changes no weight."),
     ARI_OPTION_GROUP(ari_step_layout_options, r),
+    ARI_OPTION_GROUP(ari_pipeline_options, r),
     ARI_LAYOUT_DDP_OPTIONS("gradients are summed over --dp in buckets of so many bytes of fp32, as "
                            "4096, 25MiB (default 25MiB)"),
     ARI_OPTION_FOLDER("save", o.save, "DIR", "write a checkpoint there at the end, and where the run is interrupted",
@@ -167,7 +168,7 @@ static ar_status set_plan(ari_train_values *v, ari_estimate *e)
     ar_config c;
     AR_TRY(ari_train_config(&c, folder, sizeof folder, o));
     AR_TRY(ari_estimate_layers(&c));
-    AR_TRY(ari_layout_plan(&v->r, &o->run));
+    AR_TRY(ari_layout_load(&v->r, &o->run));
     AR_TRY(ar_parallel_check(&o->run.parallel, &c, &o->run.plan, o->run.batch, o->run.seq));
     return fits(e, o, &c);
 }

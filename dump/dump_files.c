@@ -342,6 +342,47 @@ static ar_status list_ranks(ar_dump *d)
     return AR_OK;
 }
 
+static int compare_places(const void *a, const void *b)
+{
+    const ari_dump_file *x = *(const ari_dump_file *const *)a, *y = *(const ari_dump_file *const *)b;
+    const ari_placement *p = &x->placement, *q = &y->placement;
+    for (int i = 0; i < p->mesh.ndim && i < q->mesh.ndim; i++) {
+        if (p->at[i] != q->at[i])
+            return p->at[i] < q->at[i] ? -1 : 1;
+    }
+    return compare_files(x, y);
+}
+
+/* No two ranks are at one place of the mesh, and no rank is at two. */
+static ar_status check_places(const ar_dump *d)
+{
+    const ari_dump_file **placed = NULL;
+    size_t n = 0;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc((void **)&placed, d->files, sizeof *placed, "places of ranks"));
+    for (size_t i = 0; i < d->files; i++) {
+        const ari_dump_file *f = &d->file[i];
+        if (!f->placement.has_at || f->placement.mesh.ndim == 0)
+            continue;
+        if (n > 0 && placed[n - 1]->rank == f->rank &&
+            memcmp(placed[n - 1]->placement.at, f->placement.at, sizeof f->placement.at) != 0)
+            AR_TRY_TO(done, st, differ(d, (size_t)(placed[n - 1] - d->file), i, "places in the mesh for one rank"));
+        placed[n++] = f;
+    }
+    if (n > 1)
+        qsort(placed, n, sizeof *placed, compare_places);
+    for (size_t i = 1; i < n && st == AR_OK; i++) {
+        const ari_dump_file *a = placed[i - 1], *b = placed[i];
+        if (a->rank != b->rank && memcmp(a->placement.at, b->placement.at, sizeof a->placement.at) == 0)
+            st =
+                ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: %s and %s: ranks %d and %d are at one place in the mesh",
+                             ARI_SHOW(a->path), ARI_SHOW(b->path), a->rank, b->rank);
+    }
+done:
+    free(placed);
+    return st;
+}
+
 /* A mapping that says whose a file is says how many there are. */
 static ar_status check_mapped(const ar_dump *d)
 {
@@ -399,7 +440,8 @@ static ar_status tell_ranks(ar_dump *d, const ari_map *map)
         d->file[i].rank = d->file[i].placed ? d->file[i].placement.rank : -1;
     tell_untold(d);
     AR_TRY(agree(d));
-    return list_ranks(d);
+    AR_TRY(list_ranks(d));
+    return check_places(d);
 }
 
 ar_status ari_dump_open_files(ar_dump *d, const ari_map *map)

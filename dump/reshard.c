@@ -289,24 +289,34 @@ static ar_status run(ari_rs *r, ar_reshard_result *result)
         if (r->tensor[i].bytes > result->largest_tensor)
             result->largest_tensor = r->tensor[i].bytes;
     }
-    if (r->dp > 1 && !r->o->dp_copies)
+    if (r->layout.dp > 1 && !r->o->dp_copies)
         (void)ari_rs_note(
             r, false,
             "dp=%d: the ranks of a data-parallel group hold the same, so only those of coordinate 0 have a file",
-            r->dp);
+            r->layout.dp);
     return write_all(r, result);
 }
 
 ar_status ar_reshard(ar_reshard_result *result, const ar_reshard_options *o)
 {
     const uint64_t start = ari_now_ns();
-    ari_rs r = {.o = o, .tp = ari_at_least_one(o->tp), .dp = ari_at_least_one(o->dp), .pp = ari_at_least_one(o->pp)};
-    r.merged = r.tp == 1 && r.dp == 1 && r.pp == 1;
+    ari_rs r = {.o = o,
+                .layout = {.tp = ari_at_least_one(o->tp),
+                           .dp = ari_at_least_one(o->dp),
+                           .pp = ari_at_least_one(o->pp),
+                           .virtual_stages = ari_at_least_one(o->virtual_stages),
+                           .stages = o->stages,
+                           .schedule = o->virtual_stages > 1 ? AR_PP_INTERLEAVED : AR_PP_1F1B}};
+    r.merged = r.layout.tp == 1 && r.layout.dp == 1 && r.layout.pp == 1;
     *result = (ar_reshard_result){.files = 0};
     if (!o->in || (!o->out && !o->dry_run))
         return ar_error_set(AR_ERR_ARG, "reshard: an input and an output are needed");
-    if (o->tp < 0 || o->dp < 0 || o->pp < 0)
-        return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, pp=%d: extents are at least 1", o->tp, o->dp, o->pp);
+    if (o->tp < 0 || o->dp < 0 || o->pp < 0 || o->virtual_stages < 0)
+        return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, pp=%d, virtual stages=%d: extents are at least 1", o->tp, o->dp,
+                            o->pp, o->virtual_stages);
+    if (r.layout.pp == 1 && (r.layout.virtual_stages > 1 || o->stages.n > 0))
+        return ar_error_set(AR_ERR_ARG, "%s without a pipeline: give a pp of at least 2",
+                            o->stages.n > 0 ? "layers of stages" : "virtual stages");
     const ar_status st = run(&r, result);
     ari_rs_close(&r);
     result->seconds = (double)(ari_now_ns() - start) * 1e-9;

@@ -8,6 +8,7 @@
 #include "dump/placement.h"
 #include "ref/io/hash.h"
 #include "ref/models/placement.h"
+#include "ref/models/stages.h"
 
 /* Resharding: the input's tensors and what the config says of them (reshard_source.c), the files of the output and
  * which boxes each holds (reshard_items.c), the folder with what an interrupted run left in it (reshard_folder.c), and
@@ -31,7 +32,7 @@ typedef struct ari_rs_tensor {
 /* A file of the output. */
 typedef struct ari_rs_file {
     char name[ARI_RANK_FILE];
-    int stage, dp, tp, rank;            /* a rank's */
+    int pp, dp, tp, rank;               /* a rank's */
     size_t box;                         /* and which of its boxes of each tensor */
     const ari_rs_tensor *const *tensor; /* merged: what it holds; NULL: a rank's, told by items */
     size_t tensors;
@@ -40,7 +41,7 @@ typedef struct ari_rs_file {
 
 typedef struct ari_rs {
     const ar_reshard_options *o;
-    int tp, dp, pp;
+    ar_parallel layout; /* of the output: tp, dp, pp and its stages */
     bool merged;
     char *folder; /* of the input: what stands beside its tensors; NULL: none */
     char *config_path;

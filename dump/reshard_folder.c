@@ -86,8 +86,11 @@ static ar_status make_request(json_t **gives, const ari_rs *r)
     char input[65];
     const ar_reshard_options *o = r->o;
     AR_TRY(hash_input(input, r));
-    *gives = json_pack("{s:s, s:i, s:i, s:i, s:b, s:b, s:I, s:I}", "input", input, "tp", r->tp, "dp", r->dp, "pp",
-                       r->pp, "dp_copies", (int)o->dp_copies, "embedding_hidden", (int)o->embedding_hidden, "pad_vocab",
+    char stages[ARI_STAGES_TEXT];
+    ari_stages_text(stages, &r->layout.stages);
+    *gives = json_pack("{s:s, s:i, s:i, s:i, s:i, s:s, s:b, s:b, s:I, s:I}", "input", input, "tp", r->layout.tp, "dp",
+                       r->layout.dp, "pp", r->layout.pp, "virtual_stages", r->layout.virtual_stages, "stages", stages,
+                       "dp_copies", (int)o->dp_copies, "embedding_hidden", (int)o->embedding_hidden, "pad_vocab",
                        (json_int_t)o->pad_vocab, "shard_bytes", (json_int_t)(r->merged ? o->shard_bytes : 0));
     return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for a request");
 }

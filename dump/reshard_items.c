@@ -57,45 +57,45 @@ static ar_status split_item(ari_rs_item *i, const ar_layout *o, size_t k)
     return AR_OK;
 }
 
-/* Which of the stages that hold the tensor this is, and how many do; *here: whether it is one of them. */
-static void stages_of(const ari_rs *r, const ari_rs_tensor *t, int stage, bool *here, int *place, int *stages)
+/* Which of the pipeline ranks that hold the tensor this is, and how many do; *here: whether it is one of them. */
+static void holders_of(const ari_rs *r, const ari_rs_tensor *t, int pp, bool *here, int *place, int *holders)
 {
-    *place = *stages = 0;
+    *place = *holders = 0;
     *here = false;
-    for (int s = 0; s < r->pp; s++) {
-        const bool in_layer = t->layer != SIZE_MAX && ari_stage_of_layer(r->config.layers, t->layer, r->pp) == s;
-        const bool held = t->known               ? ari_placing_staged(&t->placing, r->config.layers, r->pp, s)
-                          : t->layer != SIZE_MAX ? in_layer
-                                                 : true;
-        if (s == stage) {
+    for (int i = 0; i < r->layout.pp; i++) {
+        const bool held = t->known ? ari_placing_staged(&t->placing, &r->layout, r->config.layers, i)
+                          : t->layer != SIZE_MAX
+                              ? ari_stage_of_layer(&r->layout, r->config.layers, t->layer) % r->layout.pp == i
+                              : true;
+        if (i == pp) {
             *here = held;
-            *place = *stages;
+            *place = *holders;
         }
-        *stages += held;
+        *holders += held;
     }
 }
 
-/* *here: whether the rank has something of it in this file. Copies are numbered stage by stage, then dp, then tp. */
+/* *here: whether the rank has something of it in this file. Copies are numbered by pp, then dp, then tp. */
 static ar_status rank_item(ari_rs_item *i, bool *here, const ari_rs *r, const ari_rs_file *f, const ari_rs_tensor *t)
 {
-    const int dp = r->o->dp_copies ? r->dp : 1;
-    int place = 0, stages = 1;
+    const int dp = r->o->dp_copies ? r->layout.dp : 1;
+    int place = 0, holders = 1;
     *i = (ari_rs_item){.tensor = t};
-    stages_of(r, t, f->stage, here, &place, &stages);
+    holders_of(r, t, f->pp, here, &place, &holders);
     if (!*here)
         return AR_OK;
-    if (t->known && r->tp > 1) {
+    if (t->known && r->layout.tp > 1) {
         ar_layout o;
-        AR_TRY(ari_placing_layout(&o, &t->placing, t->from->name, r->tp, f->tp));
-        if (o.nbox == 1 && o.replicas == r->tp)
+        AR_TRY(ari_placing_layout(&o, &t->placing, t->from->name, r->layout.tp, f->tp));
+        if (o.nbox == 1 && o.replicas == r->layout.tp)
             whole_item(i, o.replica, o.replicas);
         else
             AR_TRY(split_item(i, &o, f->box));
     } else {
-        whole_item(i, f->tp, r->tp);
+        whole_item(i, f->tp, r->layout.tp);
     }
     i->replica += (place * dp + f->dp) * i->replicas;
-    i->replicas *= stages * dp;
+    i->replicas *= holders * dp;
     *here = i->boxes > f->box;
     return AR_OK;
 }
@@ -137,9 +137,9 @@ static ar_status list_items(ari_rs_item **gives, size_t *n, const ari_rs *r, con
 /* --- files -------------------------------------------------------------------------------------------------------- */
 
 /* As many files as the rank has boxes of any tensor, one at least. */
-static ar_status plan_rank(ari_rs *r, size_t *capacity, int stage, int dp, int tp)
+static ar_status plan_rank(ari_rs *r, size_t *capacity, int pp, int dp, int tp)
 {
-    ari_rs_file f = {.stage = stage, .dp = dp, .tp = tp, .rank = (stage * r->dp + dp) * r->tp + tp};
+    ari_rs_file f = {.pp = pp, .dp = dp, .tp = tp, .rank = (pp * r->layout.dp + dp) * r->layout.tp + tp};
     size_t boxes = 1;
     for (size_t k = 0; k < r->tensors; k++) {
         ari_rs_item item;
@@ -157,11 +157,11 @@ static ar_status plan_rank(ari_rs *r, size_t *capacity, int stage, int dp, int t
 
 static ar_status plan_ranks(ari_rs *r)
 {
-    const int dp = r->o->dp_copies ? r->dp : 1;
+    const int dp = r->o->dp_copies ? r->layout.dp : 1;
     size_t capacity = 0;
-    for (int s = 0; s < r->pp; s++)
+    for (int s = 0; s < r->layout.pp; s++)
         for (int d = 0; d < dp; d++)
-            for (int t = 0; t < r->tp; t++)
+            for (int t = 0; t < r->layout.tp; t++)
                 AR_TRY(plan_rank(r, &capacity, s, d, t));
     return AR_OK;
 }
@@ -224,8 +224,10 @@ static ar_status plan_merged(ari_rs *r)
 
 ar_status ari_rs_plan(ari_rs *r)
 {
-    if ((size_t)r->tp * (size_t)r->pp > MAX_RANKS || (size_t)r->tp * (size_t)r->pp * (size_t)r->dp > MAX_RANKS)
-        return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, pp=%d: more than %d ranks", r->tp, r->dp, r->pp, MAX_RANKS);
+    if ((size_t)r->layout.tp * (size_t)r->layout.pp > MAX_RANKS ||
+        (size_t)r->layout.tp * (size_t)r->layout.pp * (size_t)r->layout.dp > MAX_RANKS)
+        return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, pp=%d: more than %d ranks", r->layout.tp, r->layout.dp,
+                            r->layout.pp, MAX_RANKS);
     AR_TRY(r->merged ? plan_merged(r) : plan_ranks(r));
     for (size_t k = 0; k < r->files; k++) {
         ari_rs_item *item = NULL;
@@ -272,12 +274,15 @@ static ar_status placement_texts(ari_rs_contents *c, const ari_rs *r)
 {
     const ari_rs_file *f = c->file;
     const size_t n = c->n;
-    ari_placement p = {.rank = f->rank, .world = r->pp * r->dp * r->tp, .tensors = n, .ordered = f->box == 0 ? n : 0};
+    ari_placement p = {.rank = f->rank,
+                       .world = r->layout.pp * r->layout.dp * r->layout.tp,
+                       .tensors = n,
+                       .ordered = f->box == 0 ? n : 0};
     const ari_rs_item **by_use = NULL;
     ar_status st = AR_OK;
-    add_dim(&p, "pp", r->pp, f->stage);
-    add_dim(&p, "dp", r->dp, f->dp);
-    add_dim(&p, "tp", r->tp, f->tp);
+    add_dim(&p, "pp", r->layout.pp, f->pp);
+    add_dim(&p, "dp", r->layout.dp, f->dp);
+    add_dim(&p, "tp", r->layout.tp, f->tp);
     AR_TRY_TO(done, st, ari_alloc((void **)&by_use, n, sizeof *by_use, "the tensors of a file"));
     AR_TRY_TO(done, st, ari_alloc((void **)&p.tensor, n, sizeof *p.tensor, "the tensors of a file"));
     AR_TRY_TO(done, st, ari_alloc((void **)&p.order, n, sizeof *p.order, "the tensors of a file"));

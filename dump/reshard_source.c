@@ -120,7 +120,7 @@ static ar_status find_config(ari_rs *r)
 /* Merging needs no config: then one that this program does not know is no hindrance. */
 static ar_status load_config(ari_rs *r)
 {
-    const bool needed = r->tp > 1 || r->pp > 1;
+    const bool needed = r->layout.tp > 1 || r->layout.pp > 1;
     AR_TRY(find_config(r));
     if (!r->config_path && needed)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: no config.json there, which says how tensors are split",
@@ -402,8 +402,8 @@ ar_status ari_rs_open(ari_rs *r)
     if (is_folder(r->o->in) && !r->o->map)
         AR_TRY(open_state(r));
     AR_TRY(load_config(r));
-    if (r->pp > 1)
-        AR_TRY(ari_check_stages(&r->config, r->pp));
+    if (r->has_config)
+        AR_TRY(ari_stages_check(&r->layout, &r->config));
     return list_tensors(r);
 }
 

@@ -10,7 +10,7 @@ build=${BUILD:-$root/build/fuzz}
 clang=${CC:-clang-14}
 seconds=${1:-60}
 shift || true
-[ $# -gt 0 ] || set -- safetensors header index config plan map placement npy dump
+[ $# -gt 0 ] || set -- safetensors header index config plan schedule map placement npy dump
 
 mkdir -p "$build"
 CC=$clang cmake -S "$root" -B "$build" -G Ninja -DANYRANK_TESTS=OFF -DANYRANK_CUDA=OFF -DANYRANK_OPENMP=OFF \

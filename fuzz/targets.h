@@ -18,6 +18,7 @@
 
 #include "anyrank/config.h"
 #include "anyrank/plan.h"
+#include "anyrank/schedule.h"
 #include "dump/dump.h"
 #include "dump/map.h"
 #include "dump/placement.h"
@@ -215,6 +216,30 @@ static inline int fuzz_plan(const uint8_t *data, size_t size)
     return 0;
 }
 
+/* What was read is copied and gone through: it is legal, or was refused. */
+static inline int fuzz_schedule(const uint8_t *data, size_t size)
+{
+    static const ar_pp_times times[AR_MAX_STAGES];
+    static ar_pp_run run;
+    const ar_pp_operation *lists[AR_MAX_STAGES];
+    size_t counts[AR_MAX_STAGES];
+    ar_pipeline_schedule *s = NULL, *copy = NULL;
+    ar_error_clear();
+    const ar_status st = ar_pipeline_schedule_parse(&s, (const char *)data, size, "fuzz");
+    if (st != AR_OK) {
+        fuzz_expect_error(st);
+        return 0;
+    }
+    const ar_pipeline_shape shape = ar_pipeline_schedule_shape(s);
+    for (int r = 0; r < shape.ranks; r++)
+        lists[r] = ar_pipeline_schedule_rank(s, r, &counts[r]);
+    fuzz_expect(ar_pipeline_schedule_own(&copy, shape, lists, counts) == AR_OK, "what was read is refused");
+    fuzz_expect(ar_pipeline_schedule_run(&run, copy, times, NULL, NULL) == AR_OK, "a schedule comes to no end");
+    ar_pipeline_schedule_destroy(copy);
+    ar_pipeline_schedule_destroy(s);
+    return 0;
+}
+
 /* --- boxes -------------------------------------------------------------------------------------------------------- */
 /* A box lies within the full tensor and within the entry. */
 static inline void fuzz_check_box(const ar_dump_box *b, int ndim, const size_t *shape, const ar_st_entry *e)
@@ -395,10 +420,16 @@ typedef struct fuzz_target {
     const char *name;
     int (*run)(const uint8_t *data, size_t size);
 } fuzz_target;
-static const fuzz_target fuzz_targets[] = {
-    {"safetensors", fuzz_safetensors}, {"header", fuzz_header}, {"index", fuzz_index},
-    {"config", fuzz_config},           {"plan", fuzz_plan},     {"map", fuzz_map},
-    {"placement", fuzz_placement},     {"npy", fuzz_npy},       {"dump", fuzz_dump}};
+static const fuzz_target fuzz_targets[] = {{"safetensors", fuzz_safetensors},
+                                           {"header", fuzz_header},
+                                           {"index", fuzz_index},
+                                           {"config", fuzz_config},
+                                           {"plan", fuzz_plan},
+                                           {"schedule", fuzz_schedule},
+                                           {"map", fuzz_map},
+                                           {"placement", fuzz_placement},
+                                           {"npy", fuzz_npy},
+                                           {"dump", fuzz_dump}};
 #define FUZZ_TARGETS (sizeof fuzz_targets / sizeof fuzz_targets[0])
 
 #endif

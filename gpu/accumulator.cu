@@ -159,7 +159,7 @@ ar_status acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar
     const view<float> to = view_of<float>(y);
     const bool contiguous = ar_tensor_is_contiguous(y);
     const int64_t *h = dev<int64_t>(hl), *l = h + n;
-    return launch_each(d, q, n, [=, t = dev<uint8_t>(t)] ARI_KERNEL(size_t i) {
+    return launch_each(d, q, ar_tensor_count(y), [=, t = dev<uint8_t>(t)] ARI_KERNEL(size_t i) {
         *(contiguous ? to.data + i : to.at(i)) = ari_acc_value(t[i], h[i], l[i]);
     });
 }

@@ -10,6 +10,7 @@
 typedef struct builder {
     ari_flow *flow;
     const ari_flow_options *o;
+    size_t ranks;                    /* of the pipeline */
     size_t layer;                    /* of the rows that are being added */
     size_t first, before_first;      /* where its rows begin, and those of the layer before; SIZE_MAX: there is none */
     size_t shown[ARI_PASS_STEP + 1]; /* the micro-batch that came first in a pass; SIZE_MAX: none yet */
@@ -18,7 +19,8 @@ typedef struct builder {
 double ari_call_sent(const ari_op_call *call)
 {
     size_t bytes = 0;
-    return ari_call_bytes(&bytes, call) == AR_OK ? (double)bytes / (double)call->ranks : 0.0;
+    const size_t senders = call->kind == ARI_CALL_SEND ? 1 : call->ranks;
+    return ari_call_bytes(&bytes, call) == AR_OK ? (double)bytes / (double)senders : 0.0;
 }
 
 static bool same_values(int n, int m, const ari_op_value *a, const ari_op_value *b)
@@ -88,6 +90,11 @@ static void add_total(ari_flow_total *t, const ari_operation *op)
     }
 }
 
+static bool begins_stage(const ari_operation *op)
+{
+    return op->kind == ARI_OPERATION_EMBEDDING || op->kind == ARI_OPERATION_RECEIVE;
+}
+
 static ar_status add(void *user, const ari_operation *op)
 {
     builder *b = user;
@@ -96,7 +103,7 @@ static ar_status add(void *user, const ari_operation *op)
     if (b->o->passes_only && op->pass != ARI_PASS_FORWARD)
         return AR_OK;
     add_total(&f->total[op->pass], op);
-    if (op->pass == ARI_PASS_FORWARD && op->kind == ARI_OPERATION_EMBEDDING)
+    if (op->pass == ARI_PASS_FORWARD && op->stage < b->ranks && begins_stage(op))
         f->micro_batches += op->times;
     if (in_pass && b->shown[op->pass] == SIZE_MAX)
         b->shown[op->pass] = op->micro;
@@ -112,7 +119,11 @@ static ar_status add(void *user, const ari_operation *op)
 
 ar_status ari_flow_init(ari_flow *f, const ari_step_case *c, const ari_flow_options *o)
 {
-    builder b = {.flow = f, .o = o, .layer = ARI_NO_LAYER, .before_first = SIZE_MAX};
+    builder b = {.flow = f,
+                 .o = o,
+                 .ranks = ari_axis_ranks(&c->run.parallel, ARI_AXIS_PP),
+                 .layer = ARI_NO_LAYER,
+                 .before_first = SIZE_MAX};
     for (int i = 0; i <= ARI_PASS_STEP; i++)
         b.shown[i] = SIZE_MAX;
     *f = (ari_flow){0};

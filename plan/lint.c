@@ -82,7 +82,9 @@ static void repair_text(char *out, size_t cap, const ari_lint_verdict *v, const 
         break;
     case AR_LINT_unsummed_gradient:
         snprintf(out, cap, "all-reduce the gradient over %s: each rank has the terms of its own %s", axis,
-                 strcmp(axis, "dp") == 0 ? "samples" : "tokens");
+                 strcmp(axis, "dp") == 0   ? "samples"
+                 : strcmp(axis, "pp") == 0 ? "use of the weight"
+                                           : "tokens");
         break;
     default:
         move_text(out, cap, v->has, v->needs, axis);
@@ -154,7 +156,7 @@ static ar_status walk(ari_lint_state *l, const ari_step_case *c)
 {
     const char *fault = ar_fault_name(c->run.fault);
     ari_lint_editor e = {.c = c, .fault = c->run.fault, .visit = ari_lint_visit, .user = l};
-    AR_TRY(ari_operations_once(c, 0, ari_lint_edit, &e));
+    AR_TRY(ari_operations_pipeline(c, ari_lint_edit, &e));
     if (c->run.fault != AR_FAULT_NONE && e.edits == 0)
         return ar_error_set(AR_ERR_ARG,
                             "fault %s changes nothing in this model and layout: 'anyrank lint --inject %s' alone takes "
@@ -188,6 +190,9 @@ ar_status ar_lint(ar_lint_report **gives, const ar_run *run, const ar_config *co
     c.run.numerics = AR_NUMERICS_NATIVE;
     c.run.precision = AR_PRECISION_F32;
     c.run.steps = run->steps > 0 ? 1 : 0;
+    /* Nor on when shares are reduced and gathered, which is what ZeRO's stages differ in. */
+    c.run.parallel.zero = run->parallel.zero > 0;
+    c.run.parallel.dp_replicate = 1;
     const char *unseen = run->fault == AR_FAULT_NONE ? NULL : ar_lint_cannot_see(run->fault);
     if (unseen)
         return ar_error_set(AR_ERR_UNSUPPORTED, "lint cannot see %s: %s; 'anyrank check --inject' shows it",

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of ar_lint: types and their rules (lint_rules.c), the walk that gives every value its type (lint_walk.c),
- * operation by operation (lint_pass.c, lint_step.c), what it finds (lint.c), and injected faults as edits of the list (lint_faults.c). */
+ * operation by operation (lint_pass.c, lint_gradient.c, lint_step.c) and stage by stage (lint_stage.c), what it finds
+ * (lint.c), and injected faults as edits of the list (lint_faults.c). */
 #ifndef ARI_PLAN_LINT_H
 #define ARI_PLAN_LINT_H
 
@@ -104,7 +105,7 @@ typedef struct ari_lint_param {
     ari_role role;
     bool bias;
     int uses, gradients;        /* in the pass */
-    bool broadcast;             /* equal over dp since the start */
+    bool broadcast[2];          /* equal over dp since the start: on the first rank of a pipeline, on another */
     bool seen[ARI_PLACED_AXES]; /* its gradient has terms along the axis, and is counted */
     ari_lint_type is;           /* where it was met first */
 } ari_lint_param;
@@ -154,6 +155,8 @@ typedef struct ari_lint_state {
     bool recomputing;            /* backward: in operations of the forward pass */
     ari_lint_way way;            /* then where the gradients are meanwhile */
     bool within;                 /* backward: in the gradients of a part that has been computed again */
+    bool sending;                /* `sent` has not been received */
+    ari_operation sent;
     ari_lint_record *record;
     ari_lint_param *param;
     size_t records, record_capacity, params, param_capacity;
@@ -162,7 +165,7 @@ typedef struct ari_lint_state {
     ari_lint_type targets, loss, weights;
     bool per_micro;                  /* targets are counted in each micro-batch */
     ar_placement summed;             /* gradients over dp, after their sums */
-    size_t partial[ARI_PLACED_AXES]; /* parameters whose gradients are terms along the axis */
+    size_t partial[ARI_PLACED_AXES]; /* parameters whose gradients are terms along the axis, each rank's */
     size_t reduced[ARI_PLACED_AXES]; /* those that buckets sum */
     size_t gathers;                  /* parameters whose shares are gathered */
     ar_status st;
@@ -208,8 +211,18 @@ void ari_lint_turn(ari_lint_state *l, const ari_operation *op);
 void ari_lint_step_operation(ari_lint_state *l, const ari_operation *op);
 /** What must be so at the end. */
 void ari_lint_end_of_step(ari_lint_state *l);
+/* A type whose placement along each axis is the rule's, of two placements. */
+typedef ari_lint_verdict (*ari_lint_pair_rule)(ar_placement a, ar_placement b);
+ari_lint_type ari_lint_by(ari_lint_state *l, const ari_operation *op, ari_lint_pair_rule rule, ari_lint_type a,
+                          ari_lint_type b);
+/** Types the gradient of a parameter (lint_gradient.c). */
+void ari_lint_weight_gradient(ari_lint_state *l, const ari_operation *op);
 /** Types one operation of a pass (lint_pass.c). */
 void ari_lint_pass_operation(ari_lint_state *l, const ari_operation *op);
+/** Before an operation: that it is on the stage that it belongs to, and what was sent before has been received. */
+void ari_lint_stage(ari_lint_state *l, const ari_operation *op);
+void ari_lint_send(ari_lint_state *l, const ari_operation *op);
+void ari_lint_receive(ari_lint_state *l, const ari_operation *op);
 /** What must be so at the end of a micro-batch's two passes. */
 void ari_lint_end_of_passes(ari_lint_state *l);
 

@@ -207,6 +207,8 @@ static bool weight_gathers(const ari_operation *op, const ari_step_case *c)
 #define ONE_RANK "one rank does otherwise than the others: lint types the one program that all of them run"
 #define STATE "it is about what the step before left behind, and lint types one step"
 #define COUNTED "which ranks count an element is a condition in the code of one operation, not a placement"
+#define IN_GROUPS "lint types a sum over dp as one, whatever groups of ranks it is made in"
+#define ONE_MICRO "it is about one micro-batch, and a type belongs to the values of all of them"
 #define UNUSED "which parameters get a gradient is known when samples are there"
 
 static const edit edits[AR_FAULT_COUNT] = {
@@ -297,6 +299,25 @@ static const edit edits[AR_FAULT_COUNT] = {
     [AR_FAULT_unordered_param_grad] = {.why = KERNEL},
     [AR_FAULT_dp_averaged_again] = {.why = FACTOR},
     [AR_FAULT_accum_divided_each_time] = {.why = FACTOR},
+    [AR_FAULT_pp_sum_loss] = {.why = FACTOR},
+    [AR_FAULT_pp_stage_divides] = {.why = FACTOR},
+    [AR_FAULT_pp_layers_local] = {.why = INDEX},
+    [AR_FAULT_pp_dropout_layer_local] = {.why = SEED},
+    [AR_FAULT_pp_chunks_contiguous] = {.why = INDEX},
+    [AR_FAULT_pp_gradnorm_own_stage] = {NULL, DROP_CALLS, gradient_norm, ARI_OVER_PP, NULL},
+    [AR_FAULT_pp_loss_last_micro_batch] = {.why = BUFFER},
+    [AR_FAULT_pp_tied_not_summed] = {NULL, DROP_CALLS, gradients, ARI_OVER_ENDS, NULL},
+    [AR_FAULT_pp_stale_activation] = {.why = BUFFER},
+    [AR_FAULT_pp_stale_gradient] = {.why = BUFFER},
+    [AR_FAULT_zb_weight_pass_missing] = {.why = ONE_MICRO},
+    [AR_FAULT_zb_tied_counted_twice] = {.why = FACTOR},
+    [AR_FAULT_zb_hooks_skipped] = {NULL, DROP_CALLS, gradients, ARI_OVER_DP, NULL},
+    [AR_FAULT_zero_last_micro_batch] = {.why = BUFFER},
+    [AR_FAULT_zero_stale_weights] = {.why = STATE},
+    [AR_FAULT_zero_backward_not_gathered] = {.why = TIME},
+    [AR_FAULT_zero_gather_order] = {.why = INDEX},
+    [AR_FAULT_zero_share_off_by_one] = {.why = INDEX},
+    [AR_FAULT_hsdp_copies_not_summed] = {.why = IN_GROUPS},
 };
 
 const char *ar_lint_cannot_see(ar_fault f)
@@ -428,7 +449,8 @@ static ar_status count_targets(ari_lint_editor *e, const ari_operation *op)
                            .times = op->times,
                            .inputs = 1,
                            .outputs = 1};
-    const int ranks = ar_parallel_world(&e->c->run.parallel) / ari_at_least_one(e->c->run.parallel.tp);
+    const ar_parallel *p = &e->c->run.parallel;
+    const int ranks = ar_parallel_world(p) / ari_at_least_one(p->tp) / ari_at_least_one(p->pp);
     count.output[0] = count.input[0] = (ari_op_value){.dtype = AR_I64, .ndim = 1, .shape = {1}, .local = {1}};
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
         const bool summed = ari_call_group_has(ARI_OVER_DP, axis);

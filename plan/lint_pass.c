@@ -13,10 +13,8 @@ static bool is_vector(const ari_op_value *v)
     return v->ndim == 1;
 }
 
-/* A type whose placement along each axis is the rule's, of two placements. */
-typedef ari_lint_verdict (*pair_rule)(ar_placement a, ar_placement b);
-
-static ari_lint_type by(ari_lint_state *l, const ari_operation *op, pair_rule rule, ari_lint_type a, ari_lint_type b)
+ari_lint_type ari_lint_by(ari_lint_state *l, const ari_operation *op, ari_lint_pair_rule rule, ari_lint_type a,
+                          ari_lint_type b)
 {
     ari_lint_type out;
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)
@@ -59,10 +57,11 @@ static ari_lint_type use(ari_lint_state *l, const ari_operation *op, int i)
         return ari_lint_stated(v);
     p->uses += !op->recomputed;
     const int axis = ari_lint_dp_axis(l);
-    if (!p->broadcast && axis != ARI_LINT_NO_AXIS) {
+    bool *broadcast = &p->broadcast[op->stage % l->size[ARI_AXIS_PP] > 0];
+    if (!*broadcast && axis != ARI_LINT_NO_AXIS) {
         ari_lint_find(l->f, op, axis, AR_LINT_missing_broadcast, "V", "R",
                       "broadcast the parameter over dp from rank 0 before the first step");
-        p->broadcast = true;
+        *broadcast = true;
     }
     return ari_lint_agree(l, op, v, p->is);
 }
@@ -105,7 +104,7 @@ static void embedding(ari_lint_state *l, const ari_operation *op)
                                 [ARI_AXIS_TP] = whole,
                                 [ARI_LINT_COPIES] = whole}};
     ids = ari_lint_agree(l, op, &op->input[0], ids);
-    ari_lint_type out = by(l, op, ari_lint_lookup, ids, use(l, op, 0));
+    ari_lint_type out = ari_lint_by(l, op, ari_lint_lookup, ids, use(l, op, 0));
     ari_lint_collectives(l, op, &out, 1, NULL, &op->output[0]);
     l->at[0] = ari_lint_agree(l, op, &op->output[0], out);
     keep(l, op, ids, l->at[0]);
@@ -169,7 +168,7 @@ static void product(ari_lint_state *l, const ari_operation *op)
     const bool again = l->gathered && !l->c->run.parallel.keep_gathered;
     ari_lint_type out = x;
     for (int i = 0; i < op->weights; i++)
-        out = by(l, op, ari_lint_product, x, use(l, op, i));
+        out = ari_lint_by(l, op, ari_lint_product, x, use(l, op, i));
     ari_lint_collectives(l, op, &out, 1, NULL, &op->output[0]);
     for (int i = 0; i < op->outputs; i++)
         l->at[i] = ari_lint_agree(l, op, &op->output[i], out);
@@ -252,7 +251,7 @@ static void attention(ari_lint_state *l, const ari_operation *op)
         x[i] = ari_lint_agree(l, op, &op->input[i], l->at[i]);
     ari_lint_type q = x[0];
     for (int i = op->inputs > 1; i < op->inputs; i++)
-        q = by(l, op, ari_lint_attend, q, x[i]);
+        q = ari_lint_by(l, op, ari_lint_attend, q, x[i]);
     l->at[0] = ari_lint_agree(l, op, &op->output[0], q);
     keep(l, op, q, l->at[0]);
 }
@@ -280,7 +279,7 @@ static void settle_terms(ari_lint_state *l, const ari_operation *op)
 
 static void residual(ari_lint_state *l, const ari_operation *op)
 {
-    const ari_lint_type a = ari_lint_agree(l, op, &op->input[0], by(l, op, ari_lint_add, l->at[0], l->skip));
+    const ari_lint_type a = ari_lint_agree(l, op, &op->input[0], ari_lint_by(l, op, ari_lint_add, l->at[0], l->skip));
     l->at[0] = ari_lint_agree(l, op, &op->output[0], a);
     keep(l, op, a, l->at[0]);
 }
@@ -328,7 +327,8 @@ static void loss(ari_lint_state *l, const ari_operation *op)
         terms = ari_lint_agree(l, op, &op->output[0], terms);
     }
     for (int axis = 0; axis < ARI_LINT_AXES; axis++) /* each rank adds its own up */
-        l->loss.at[axis] = ari_lint_whole(terms.at[axis]) ? whole : (ar_placement){AR_PARTIAL_SUM, 0};
+        l->loss.at[axis] =
+            ari_lint_whole(terms.at[axis]) && axis != ARI_AXIS_PP ? whole : (ar_placement){AR_PARTIAL_SUM, 0};
     if (l->head)
         check_count(l, op);
     keep(l, op, x, x);
@@ -414,7 +414,7 @@ static void product_backward(ari_lint_state *l, const ari_operation *op)
     l->multiplied = comes_back(l, op);
     for (int i = 0; i < op->inputs; i++) {
         l->dy[i] = ari_lint_agree(l, op, &op->input[i], l->at[i]);
-        dx = by(l, op, ari_lint_product_dx, l->dy[i], ari_lint_stated(&op->weight[i]));
+        dx = ari_lint_by(l, op, ari_lint_product_dx, l->dy[i], ari_lint_stated(&op->weight[i]));
     }
     l->dys = op->inputs;
     ari_lint_collectives(l, op, &dx, 1, NULL, &op->output[0]);
@@ -453,7 +453,7 @@ static void redistribute_backward(ari_lint_state *l, const ari_operation *op)
 static void residual_backward(ari_lint_state *l, const ari_operation *op)
 {
     const ari_lint_type branch = arrives(l, op, comes_back(l, op), 0);
-    l->at[0] = ari_lint_agree(l, op, &op->output[0], by(l, op, ari_lint_add, branch, l->skip));
+    l->at[0] = ari_lint_agree(l, op, &op->output[0], ari_lint_by(l, op, ari_lint_add, branch, l->skip));
     l->skip = l->at[0];
     l->dys = 0;
 }
@@ -462,65 +462,6 @@ static void loss_backward(ari_lint_state *l, const ari_operation *op)
 {
     const ari_lint_record *r = comes_back(l, op);
     l->at[0] = ari_lint_agree(l, op, &op->output[0], ari_lint_agree(l, op, &op->input[0], r ? r->out : l->at[0]));
-}
-
-/* --- weight gradients --------------------------------------------------------------------------------------------- */
-
-/* Which gradient the list means: of what the last operation with weights has got, what has come out of it, and what was
- * there before that was gathered, the one that is placed as it says. */
-static ari_lint_type gradient_of(ari_lint_state *l, const ari_operation *op, const ari_op_value *v)
-{
-    const ari_lint_type stated = ari_lint_stated(v);
-    ari_lint_type from[ARI_OP_VALUES + 2];
-    int n = 0;
-    for (int i = 0; i < l->dys; i++)
-        from[n++] = l->dy[i];
-    from[n++] = l->at[0];
-    from[n++] = l->before;
-    for (int i = 0; i < n; i++) {
-        bool same = true;
-        for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-            same = same && (l->size[axis] == 1 || ari_lint_same(from[i].at[axis], stated.at[axis]));
-        if (same)
-            return stated;
-    }
-    return ari_lint_agree(l, op, v, from[0]);
-}
-
-static ari_lint_type sum_over_tokens(ari_lint_state *l, const ari_operation *op, ari_lint_type dy)
-{
-    ari_lint_type out;
-    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-        ari_lint_judge(l, op, axis, &out, ari_lint_sum_over_tokens(dy.at[axis], is_vector(&op->output[0]) ? 0 : 1));
-    return out;
-}
-
-static ari_lint_type weight_gradient_of(ari_lint_state *l, const ari_operation *op, const ari_lint_param *p)
-{
-    const ari_op_value *last = &op->input[op->inputs - 1];
-    const ari_lint_type dy = gradient_of(l, op, last);
-    if (op->inputs == 1 || is_vector(&op->output[0]))
-        return sum_over_tokens(l, op, dy);
-    if (op->input[0].ndim == 2) /* ids */
-        return by(l, op, ari_lint_lookup_gradient, dy, p->is);
-    const ari_lint_record *r = l->multiplied;
-    const ari_lint_type x = ari_lint_agree(l, op, &op->input[0], !r ? l->dy[0] : r->has_again ? r->again : r->stored);
-    return by(l, op, ari_lint_product_dw, x, dy);
-}
-
-static void weight_gradient(ari_lint_state *l, const ari_operation *op)
-{
-    ari_op_value weight = op->output[0];
-    ari_lint_param *p = ari_lint_parameter(l, op->layer, &weight);
-    if (!p)
-        return;
-    p->gradients++;
-    const ari_lint_type out = ari_lint_agree(l, op, &op->output[0], weight_gradient_of(l, op, p));
-    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
-        if (!p->seen[axis] && ari_lint_partial(out.at[axis]))
-            l->partial[axis]++;
-        p->seen[axis] = p->seen[axis] || ari_lint_partial(out.at[axis]);
-    }
 }
 
 /* --- all ---------------------------------------------------------------------------------------------------------- */
@@ -542,7 +483,9 @@ static const judge judges[ARI_OPERATION_KINDS][2] = {
     [ARI_OPERATION_DROPOUT] = {linear_function, functions_backward},
     [ARI_OPERATION_RESIDUAL] = {residual, residual_backward},
     [ARI_OPERATION_LOSS] = {loss, loss_backward},
-    [ARI_OPERATION_WEIGHT_GRADIENT] = {NULL, weight_gradient},
+    [ARI_OPERATION_WEIGHT_GRADIENT] = {NULL, ari_lint_weight_gradient},
+    [ARI_OPERATION_SEND] = {ari_lint_send, ari_lint_send},
+    [ARI_OPERATION_RECEIVE] = {ari_lint_receive, ari_lint_receive},
 };
 
 void ari_lint_pass_operation(ari_lint_state *l, const ari_operation *op)

@@ -32,7 +32,7 @@ static void broadcast(ari_lint_state *l, const ari_operation *op)
         return;
     for (int i = 0; i < op->calls; i++) {
         const ari_op_call *call = &op->call[i];
-        p->broadcast = true;
+        p->broadcast[op->stage > 0] = true;
         if (call->over == ARI_OVER_DP && call->ranks == holders)
             continue;
         snprintf(has, sizeof has, "%zu ranks of %s", call->ranks,
@@ -51,13 +51,25 @@ static void broadcast(ari_lint_state *l, const ari_operation *op)
 
 static void targets(ari_lint_state *l, const ari_operation *op)
 {
+    const bool first = op->stage == 0 || op->pass != ARI_PASS_STEP; /* each rank of a pipeline counts them */
+    ari_lint_type count = l->weights;
     l->per_micro = op->pass != ARI_PASS_STEP;
-    ari_lint_over_dp(&l->targets, term); /* what is left of that, the loss tells */
-    ari_lint_collectives(l, op, &l->targets, 1, NULL, &op->output[0]);
+    ari_lint_over_dp(&count, term); /* what is left of that, the loss tells */
+    ari_lint_collectives(l, op, &count, 1, NULL, &op->output[0]);
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+        l->targets.at[axis] = first || ari_lint_partial(count.at[axis]) ? count.at[axis] : l->targets.at[axis];
 }
 
+/* The last stage has terms; the others hear of their sum. */
 static void loss_sum(ari_lint_state *l, const ari_operation *op)
 {
+    if (op->stage + 1 < l->size[ARI_AXIS_PP]) {
+        ari_lint_type none = l->weights;
+        ari_lint_over_dp(&none, whole);
+        none.at[ARI_AXIS_PP] = term;
+        (void)through(l, op, ari_lint_agree(l, op, &op->input[0], none));
+        return;
+    }
     l->loss = through(l, op, ari_lint_agree(l, op, &op->input[0], l->loss));
 }
 
@@ -81,12 +93,12 @@ static void gradient_sum(ari_lint_state *l, const ari_operation *op)
     l->summed = through(l, op, in).at[ARI_AXIS_DP];
 }
 
-/* Squares of the elements that a rank has: over tp other ones than its neighbours', over dp where shares are kept. */
+/* Squares of the elements that a rank has: over pp and tp other ones than its neighbours', over dp where shares are kept. */
 static void gradient_norm(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_type v[2]; /* an exponent, then the squares */
     v[0] = l->weights;
-    v[0].at[ARI_AXIS_TP] = term;
+    v[0].at[ARI_AXIS_TP] = v[0].at[ARI_AXIS_PP] = term;
     ari_lint_over_dp(&v[0], l->summed.kind == AR_SHARD ? term : whole);
     v[0] = v[1] = ari_lint_agree(l, op, &op->input[0], v[0]);
     ari_lint_collectives(l, op, v, 2, NULL, &op->output[0]);
@@ -146,7 +158,8 @@ void ari_lint_end_of_step(ari_lint_state *l)
         if (ari_lint_partial(l->loss.at[axis]))
             find(l, &loss, axis, AR_LINT_missing_reduction, "P(sum)", "I", "all-reduce the loss");
     }
-    if (l->weights.at[ARI_AXIS_DP].kind == AR_SHARD && l->gathers < l->params)
+    const bool copied = l->c->config->tied && l->size[ARI_AXIS_PP] > 1; /* on the last stage */
+    if (l->weights.at[ARI_AXIS_DP].kind == AR_SHARD && l->gathers < l->params + copied)
         find(l, &weights, ari_lint_dp_axis(l), AR_LINT_missing_gather, "S(0)", "I",
              "all-gather over dp what each rank has updated");
 }

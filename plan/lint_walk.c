@@ -138,6 +138,8 @@ static size_t ranks_of(const ari_lint_state *l, const ari_op_call *call, const a
     size_t ranks = 1;
     if (call->over == ARI_OVER_COPIES)
         return v->copies > 0 ? v->copies : 1;
+    if (call->over == ARI_OVER_ENDS)
+        return l->size[ARI_AXIS_PP] > 1 ? 2 : 1;
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
         ranks *= goes_along(l, call, axis) ? l->size[axis] : 1;
     return ranks;
@@ -156,8 +158,8 @@ static int axis_of(const ari_lint_state *l, const ari_op_call *call)
 static bool serves_along(ar_placement *p, const ari_op_call *call, ar_placement to)
 {
     const bool partial = ari_lint_partial(*p);
-    if (call->kind == ARI_CALL_ALL_REDUCE && partial)
-        *p = whole;
+    if ((call->kind == ARI_CALL_ALL_REDUCE || call->kind == ARI_CALL_BROADCAST) && partial)
+        *p = whole; /* the terms of the others are nothing where one of them broadcasts its own */
     else if (call->kind == ARI_CALL_REDUCE_SCATTER && partial)
         *p = to.kind == AR_SHARD ? to : (ar_placement){AR_SHARD, 0};
     else if ((call->kind == ARI_CALL_ALL_GATHER || call->kind == ARI_CALL_EXCHANGE) && p->kind == AR_SHARD)
@@ -393,6 +395,7 @@ ar_status ari_lint_visit(void *user, const ari_operation *op)
     if (!passes && (l->pass == ARI_PASS_FORWARD || l->pass == ARI_PASS_BACKWARD))
         ari_lint_end_of_passes(l);
     check_extents(l, op);
+    ari_lint_stage(l, op);
     if (passes && op->kind != ARI_OPERATION_TARGETS)
         ari_lint_pass_operation(l, op);
     else

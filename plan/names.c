@@ -16,7 +16,9 @@ void ari_operation_path(char *out, size_t cap, const ar_config *c, const ari_ope
 void ari_operation_tag(char *out, size_t cap, const ar_config *c, const ari_operation *op, const ari_op_call *call)
 {
     char bucket[40] = "", path[160] = "";
-    if (op->kind == ARI_OPERATION_GRADIENT_SUM)
+    const bool gathers = op->kind == ARI_OPERATION_WEIGHT_GATHER && call->role != ARI_NO_ROLE;
+    if ((gathers || op->kind == ARI_OPERATION_GRADIENT_SUM) &&
+        call->over != ARI_OVER_ENDS) /* it has other numbers at the other end */
         snprintf(bucket, sizeof bucket, "bucket %zu: ", op->bucket);
     if (call->role != ARI_NO_ROLE)
         ari_operation_path(path, sizeof path, c, op, call->role);
@@ -50,12 +52,22 @@ static bool of_parameters(const ari_operation *op)
            op->kind == ARI_OPERATION_GRADIENT_SUM || op->kind == ARI_OPERATION_WEIGHT_GATHER;
 }
 
+/* "stage 0 to 1". */
+static void message_title(char *out, size_t cap, const ari_operation *op)
+{
+    const bool up = op->pass == ARI_PASS_FORWARD, sends = op->kind == ARI_OPERATION_SEND;
+    const size_t other = up == sends ? op->stage + 1 : op->stage - 1;
+    snprintf(out, cap, "stage %zu to %zu", sends ? op->stage : other, sends ? other : op->stage);
+}
+
 void ari_flow_title(char *out, size_t cap, const ar_config *c, const ari_flow_row *row)
 {
     const ari_operation *op = &row->op;
     char layers[48], path[160];
     layers_text(layers, c, row);
     ari_role_path(out, cap, c->arch, layers, op->role);
+    if (op->kind == ARI_OPERATION_SEND || op->kind == ARI_OPERATION_RECEIVE)
+        message_title(out, cap, op);
     for (int i = 1; i < op->weights; i++) { /* those that share the input of the first */
         ari_role_path(path, sizeof path, c->arch, layers, op->weight[i].role);
         const char *leaf = strrchr(path, '.');

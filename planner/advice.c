@@ -78,10 +78,12 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
         break;
     case ARI_TIME_PP:
         snprintf(text, size, "%sfaster links %s would move it",
-                 ari_at_least_one(p->chunks) > 1 ? "fewer chunks or " : "", link_of(t, k));
+                 ari_at_least_one(p->step.run.parallel.virtual_stages) > 1 ? "fewer virtual stages or " : "",
+                 link_of(t, k));
         break;
     default:
-        snprintf(text, size, "more micro-batches (a larger batch), more chunks or fewer stages would move it");
+        snprintf(text, size,
+                 "more micro-batches (a larger batch), more virtual stages or fewer ranks of --pp would move it");
         break;
     }
 }

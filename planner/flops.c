@@ -119,8 +119,9 @@ static ar_status count_ranks(counted *n, const ari_step_case *step, int ranks)
 ar_status ari_flops_counted(double *model, double *hardware, const ari_planned *p)
 {
     counted one, all;
-    AR_TRY(count_ranks(&one, &p->step, 1));
-    AR_TRY(count_ranks(&all, &p->step, ari_at_least_one(p->step.run.parallel.tp)));
+    const ari_step_case whole = ari_planned_whole(p);
+    AR_TRY(count_ranks(&one, &whole, 1));
+    AR_TRY(count_ranks(&all, &whole, ari_at_least_one(p->step.run.parallel.tp)));
     /* Flash attention, whose backward pass computes scores from rows, has nothing to compute again beforehand. */
     const ar_recompute what = p->step.run.parallel.recompute.what;
     const double again = p->step.forward_only                          ? 0.0

@@ -34,9 +34,26 @@ int ari_planned_overlap(const ari_planned *p)
     return layout->sp && layout->tp > 1 ? ari_at_least_one(layout->overlap) : 1;
 }
 
-bool ari_planned_runs(const ari_planned *p)
+ari_step_case ari_planned_whole(const ari_planned *p)
 {
-    return ari_at_least_one(p->pp) == 1 && ari_at_least_one(p->chunks) == 1 && p->step.run.parallel.zero <= 1;
+    ari_step_case c = p->step;
+    ar_parallel *layout = &c.run.parallel;
+    layout->pp = layout->virtual_stages = 1;
+    layout->stages.n = 0;
+    layout->own_schedule = NULL;
+    layout->schedule = AR_PP_1F1B;
+    return c;
+}
+
+bool ari_planned_counted(const ari_planned *p)
+{
+    return p->step.run.parallel.zero <= 1 && ari_at_least_one(p->step.run.parallel.dp_replicate) == 1;
+}
+
+double ari_planned_shares(const ari_planned *p)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    return (double)ari_at_least_one(layout->cp) * ari_at_least_one(layout->dp) / ari_at_least_one(layout->dp_replicate);
 }
 
 size_t ari_layers_walked(const ari_step_case *c)
@@ -54,21 +71,14 @@ double ari_recomputed_share(const ari_step_case *c)
     return (double)(layers / every + (layers % every != 0)) / (double)layers;
 }
 
-void ari_stage_layers(size_t *first, size_t *count, size_t layers, size_t parts, size_t i)
+size_t ari_rank_layers(const ari_planned *p, size_t i)
 {
-    const size_t least = layers / parts, longer = layers % parts, begin = (parts - longer) / 2;
-    const size_t before = i < begin ? 0 : i - begin < longer ? i - begin : longer;
-    *first = i * least + before;
-    *count = least + (i >= begin && i - begin < longer);
-}
-
-size_t ari_stage_count(const ari_planned *p, size_t i)
-{
-    const size_t pp = (size_t)ari_at_least_one(p->pp), parts = pp * (size_t)ari_at_least_one(p->chunks);
+    const ar_parallel *layout = &p->step.run.parallel;
+    const size_t pp = (size_t)ari_at_least_one(layout->pp), stages = (size_t)ar_parallel_stages(layout);
     size_t layers = 0;
-    for (size_t part = i; part < parts; part += pp) {
+    for (size_t stage = i; stage < stages; stage += pp) {
         size_t first = 0, count = 0;
-        ari_stage_layers(&first, &count, p->step.config->layers, parts, part);
+        ar_stage_layers(&first, &count, &layout->stages, p->step.config->layers, stages, stage);
         layers += count;
     }
     return layers;

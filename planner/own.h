@@ -28,10 +28,27 @@ typedef struct ari_account_blocks {
     bool whole; /* of matrices */
 } ari_account_blocks;
 
+/* What a micro-batch holds in a stage, from its forward pass to the end of its backward pass, or of the half of that
+ * which makes the gradients of weights. */
+typedef struct ari_account_life {
+    double held[ARI_MEMORY_KINDS];
+    double received[2];             /* bytes from the neighbouring stage: forward, backward */
+    double later[ARI_MEMORY_KINDS]; /* stays after a backward pass for the input */
+} ari_account_life;
+
+/* A unit of ZeRO-2 and -3: a block, or what is outside of them. */
+typedef struct ari_account_unit {
+    double weights, gradients, bucket; /* bytes when they are whole; of its largest bucket */
+    double operands;                   /* kept with the weights, now */
+    bool gathered, whole;              /* the weights: where they arrive; as values of their own */
+    bool made, due;                    /* the gradients: whole; to be reduced */
+} ari_account_unit;
+
 typedef struct ari_account {
     const ari_step_case *c;
     const ar_config *config;
     size_t tp, tp_rank, cp_rank;
+    bool first_stage; /* the rank has it */
     bool exact, head; /* head: logits */
     ar_dtype activations;
     double word;   /* bytes of a number of those */
@@ -40,21 +57,32 @@ typedef struct ari_account {
     double now, peak, stored;                              /* bytes: held, at most, after the fullest forward pass */
     double held[ARI_MEMORY_KINDS], most[ARI_MEMORY_KINDS]; /* of `now`; of `stored` */
     double operands;                                       /* kept with the weights */
+    ari_account_life *lives;                               /* of the rank's stages and micro-batches */
+    ari_account_life *life;                                /* of the pass */
+    int zero;                                              /* stage; 1 where one rank has all shares */
+    bool beside;                                           /* what units gather and reduce goes beside the passes */
+    ari_account_unit *unit;                                /* [layers + 1]: of each layer, then the root unit */
+    ari_account_unit *in_flight;                           /* whose gradients are being reduced; NULL: none */
+    ari_account_life of_units;
+    size_t at; /* the layer whose unit is at work; ARI_NO_LAYER: none */
     /* The pass. */
+    bool passing, absent; /* absent: the others make it, with samples that this rank has not */
     ari_operation_pass pass;
-    size_t micro, layer;
-    bool begun;            /* there has been an operation */
-    bool fresh[2];         /* forward, backward: no pass has made the kept operands */
-    ari_account_value x;   /* what the next operation takes: a value, backward its gradient */
-    bool gathered;         /* x: for the product that comes, which ends it */
-    ari_op_call comes;     /* x comes in chunks, for the product that comes; */
-    bool in_chunks;        /* whether it does */
-    ari_account_value all; /* what is put together of them */
-    bool moves;            /* what an MLP's first layer makes is redistributed: its activation is by itself */
+    ar_pp_kind part;
+    size_t stage, micro, layer;
+    bool passed[2][AR_MAX_STAGES]; /* forward, backward: a pass of the stage has made the kept operands */
+    ari_account_value x;           /* what the next operation takes: a value, backward its gradient */
+    bool gathered;                 /* x: for the product that comes, which ends it */
+    ari_op_call comes;             /* x comes in chunks, for the product that comes; */
+    bool in_chunks;                /* whether it does */
+    ari_account_value all;         /* what is put together of them */
+    bool moves;                    /* what an MLP's first layer makes is redistributed: its activation is by itself */
     /* The backward pass. */
     bool open, summed;           /* a linear layer: its dX has been made; its weights' gradients have begun */
     ari_account_value dy, given; /* of the open layer, or of the one that comes: as it takes it, as it was given */
+    bool puts_off;               /* it has left its weights' gradients for later */
     double together;             /* bytes of its X that were gathered again */
+    double kept;                 /* of a layer whose weights' gradients are made later: bytes of its X and dY */
     ari_account_early early[2];  /* what is gathered again before its layer opens */
     double rows;                 /* bytes of gradients of the table's rows: until they are added up */
     bool placing;                /* x is on its way from `given` to what the layer takes */
@@ -67,7 +95,9 @@ typedef struct ari_account {
     ar_recompute within; /* AR_RECOMPUTE_NONE: not in one */
     size_t part_layer;
     double outside[ARI_MEMORY_KINDS]; /* of `now`, when it began */
+    double later[ARI_MEMORY_KINDS];   /* of the life's */
     bool again;                       /* in its second forward pass */
+    bool prepared;                    /* that has made the input of its first product; else the part was given it */
     ari_account_value waiting;        /* the gradient, until that has ended */
 } ari_account;
 
@@ -119,8 +149,26 @@ void ari_account_leave(ari_account *a);
 /** An operation of a pass. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_account_forward(ari_account *a, const ari_operation *op);
 AR_NODISCARD ar_status ari_account_backward(ari_account *a, const ari_operation *op);
+/** An operation of the half of a backward pass that makes the gradients of weights. */
+void ari_account_weights(ari_account *a, const ari_operation *op);
 /** After the last operation of a backward pass. */
 void ari_account_backward_end(ari_account *a);
+
+/* --- units: ZeRO-2 and -3 (own_units.c); below that these do nothing ---------------------------------------------- */
+
+/** The unit of a layer; ARI_NO_LAYER: the root unit. */
+ari_account_unit *ari_account_unit_of(const ari_account *a, size_t layer);
+/** A pass begins; one that the rank misses ends too, but for the reductions after it. */
+void ari_account_units_begin(ari_account *a);
+/** Before an operation of a pass. */
+void ari_account_units_see(ari_account *a, const ari_operation *op);
+/** The unit at work, if any, has gone through its pass. */
+void ari_account_unit_ends(ari_account *a);
+/** An operation outside of the passes; NULL: after the last. */
+void ari_account_units_step(ari_account *a, const ari_operation *op);
+/** Bytes of an operand that is kept with its weight, if that ends with the unit; passed: a pass of the stage has made what
+ *  stays for the step. Whether it does. */
+bool ari_account_unit_keeps(ari_account *a, double bytes, bool passed);
 
 /** Where an operation's values are counted. */
 ari_memory_kind ari_account_kind(const ari_operation *op);

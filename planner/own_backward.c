@@ -28,10 +28,35 @@ static void close_linear(ari_account *a)
     if (!a->open)
         return;
     give(a, a->together);
+    if (a->puts_off)
+        a->dy = (ari_account_value){.kept = true};
     ari_account_finish(a, &a->dy);
     ari_account_finish(a, &a->given);
     a->together = 0.0;
-    a->open = a->summed = false;
+    a->open = a->summed = a->puts_off = false;
+}
+
+/* X and dY of the open layer stay: whoever else would end dY does not. A part that is computed again may hold either
+ * from before it began. */
+static void put_off(ari_account *a, const ari_operation *op)
+{
+    const ari_memory_kind kind = ari_account_kind(op);
+    const double x = ari_account_bytes(&op->input[0]), dy = ari_account_values(op->outputs, op->output);
+    const bool of_block = a->dropped == 0.0 && op->role == ARI_DOWN;
+    a->puts_off = true;
+    a->life->later[kind] += x + dy;
+    if (a->within == AR_RECOMPUTE_SELECTIVE && op->role != ARI_OUT && !a->prepared)
+        a->later[kind] += x;
+    if (!a->dy.kept)
+        return;
+    if (a->within == AR_RECOMPUTE_SELECTIVE || (a->within == AR_RECOMPUTE_FULL && of_block))
+        a->later[kind] += dy;
+    if (a->dropped > 0.0)
+        a->dropped = 0.0;
+    else if (of_block)
+        a->block = 0.0;
+    else
+        a->residual.kept = true;
 }
 
 /* dX, a sum over the weights that this rank counts. */
@@ -190,12 +215,12 @@ static void weight_gradient(ari_account *a, const ari_operation *op)
     const ari_op_value *x = &op->input[0], *weight = &op->output[0];
     const double tokens = ari_account_tokens(x), samples = (double)x->local[0];
     const double out = (double)weight->local[0], in = (double)weight->local[1];
-    a->summed = a->open;
-    take_early(a, op, samples);
+    a->summed = a->open && op->inputs > 1; /* biases come first */
     if (op->inputs < 2 || x->ndim != 3 || weight->ndim != 2) {
         add_rows(a, op);
         return;
     }
+    take_early(a, op, samples);
     const ari_op_call *sums =
         op->calls > 0 && op->call[op->calls - 1].over == ARI_OVER_CP ? &op->call[op->calls - 1] : NULL;
     const double exponents = WORD * (tokens + samples * (out + in));
@@ -206,6 +231,25 @@ static void weight_gradient(ari_account *a, const ari_operation *op)
         ari_account_touch(a, WORD * tokens * (out + in));
     give(a, a->exact ? exponents : 0.0);
     ari_account_touch(a, ari_account_copied(a, a->activations, tokens * (out + in)));
+}
+
+void ari_account_weights(ari_account *a, const ari_operation *op)
+{
+    const bool among_others = op->role == ARI_Q || op->role == ARI_K || op->role == ARI_GATE;
+    if (op->kind == ARI_OPERATION_REDISTRIBUTE) { /* X, gathered again */
+        a->together = ari_account_values(op->outputs, op->output);
+        a->kept = ari_account_bytes(&op->input[0]);
+        ari_account_redistribute(a, op, ARI_MEMORY_WORKSPACE);
+        return;
+    }
+    a->kept += (a->kept > 0.0 ? 0.0 : ari_account_bytes(&op->input[0])) + ari_account_bytes(&op->input[1]);
+    weight_gradient(a, op);
+    if (among_others)
+        return;
+    give(a, a->together);
+    ari_account_give(a, ari_account_kind(op), a->kept);
+    a->life->later[ari_account_kind(op)] -= a->kept;
+    a->together = a->kept = 0.0;
 }
 
 /* --- between linear layers ---------------------------------------------------------------------------------------- */
@@ -286,6 +330,7 @@ static ar_status go_again(ari_account *a, const ari_operation *op)
 {
     if (!a->again) {
         a->again = true;
+        a->prepared = false;
         a->waiting = a->x;
         a->x = (ari_account_value){.kept = true};
     }
@@ -303,8 +348,8 @@ static void end_again(ari_account *a)
 
 ar_status ari_account_backward(ari_account *a, const ari_operation *op)
 {
-    const bool inside =
-        op->kind == ARI_OPERATION_WEIGHT_GRADIENT || (op->kind == ARI_OPERATION_REDISTRIBUTE && !a->summed);
+    const bool inside = op->kind == ARI_OPERATION_WEIGHT_GRADIENT || op->kind == ARI_OPERATION_PUT_OFF ||
+                        (op->kind == ARI_OPERATION_REDISTRIBUTE && !a->summed);
     if (!inside)
         close_linear(a);
     ari_account_part(a, op);
@@ -326,6 +371,9 @@ ar_status ari_account_backward(ari_account *a, const ari_operation *op)
     case ARI_OPERATION_WEIGHT_GRADIENT:
         weight_gradient(a, op);
         break;
+    case ARI_OPERATION_PUT_OFF:
+        put_off(a, op);
+        break;
     case ARI_OPERATION_NORM:
         norm(a, op);
         break;
@@ -341,6 +389,7 @@ ar_status ari_account_backward(ari_account *a, const ari_operation *op)
     case ARI_OPERATION_RESIDUAL:
         if (op->role == ARI_LAYER) {
             ari_account_leave(a);
+            ari_account_unit_ends(a);
             end_block(a);
         }
         break;

@@ -121,6 +121,7 @@ static void norm(ari_account *a, const ari_operation *op)
 {
     const ari_memory_kind kind = ari_account_kind(op);
     const double y = ari_account_bytes(&op->output[0]), tokens = ari_account_tokens(&op->output[0]);
+    a->prepared = true;
     ari_account_take(a, kind, y + (8.0 + WORD) * tokens);
     next(a, y, kind, true);
 }
@@ -131,6 +132,7 @@ static void redistribute(ari_account *a, const ari_operation *op)
 {
     const ari_memory_kind kind = a->x.kind == ARI_MEMORY_LOGITS ? ARI_MEMORY_LOGITS : ari_account_kind(op);
     a->x.kept = a->x.kept || op->stays || ari_account_is_norm(op->role);
+    a->prepared = a->prepared || !op->stays;
     if (ari_account_is_cut(op)) {
         a->comes = op->call[0];
         a->in_chunks = true;
@@ -152,8 +154,10 @@ static double joined_biases(const ari_account *a, const ari_operation *op, doubl
 
 void ari_account_keep_operand(ari_account *a, double rows, double k)
 {
-    if (a->exact && a->fresh[a->pass == ARI_PASS_BACKWARD && !a->again])
-        a->operands += WORD * (rows * k + rows + k);
+    const bool passed = a->passed[a->pass == ARI_PASS_BACKWARD && !a->again][a->stage];
+    const double bytes = WORD * (rows * k + rows + k);
+    if (a->exact && !ari_account_unit_keeps(a, bytes, passed) && !passed)
+        a->operands += bytes;
 }
 
 /* The product of what is there, or comes in chunks; an input that does not stay ends. */

@@ -22,6 +22,7 @@ double ari_account_values(int n, const ari_op_value *v)
 void ari_account_take(ari_account *a, ari_memory_kind kind, double bytes)
 {
     a->held[kind] += bytes;
+    a->life->held[kind] += bytes;
     a->now += bytes;
     a->peak = a->now > a->peak ? a->now : a->peak;
 }
@@ -29,6 +30,7 @@ void ari_account_take(ari_account *a, ari_memory_kind kind, double bytes)
 void ari_account_give(ari_account *a, ari_memory_kind kind, double bytes)
 {
     a->held[kind] -= bytes;
+    a->life->held[kind] -= bytes;
     a->now -= bytes;
 }
 

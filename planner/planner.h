@@ -1,40 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a layout of a model would take on a cluster: memory of a rank by kind, bytes and time. From config, layout and
- * batch alone, over the list of operations (sim/plan/ops.h). Layouts that no run of this version can take (pipeline
- * parallelism, ZeRO-2 and 3) are planned by formulas (docs/planner.md). */
+ * batch alone, over the list of operations (sim/plan/ops.h) and the schedule of the pipeline. Layouts
+ * whose list does not have all (ZeRO-2 and 3, replicas) are planned by formulas too (docs/planner.md). */
 #ifndef ARI_PLANNER_H
 #define ARI_PLANNER_H
 
 #include "anyrank/sim.h"
 #include "sim/plan/ops.h"
 
-/* A layout on W = dp * pp * cp * tp ranks, in this order. */
+/* A layout of a model's step. */
 typedef struct ari_planned {
-    ari_step_case step; /* run.parallel: tp, cp, dp, sp, micro-batches, recomputation, ZeRO stage 0 to 3; run.batch,
-                           run.seq: of all ranks together */
-    int pp;             /* stages; 0 counts as 1 */
-    int chunks;         /* parts of a stage that take turns with those of others (interleaving); 0 counts as 1 */
+    ari_step_case step; /* run.parallel: of it ZeRO stage 0 to 3; run.batch, run.seq: of all ranks together */
     bool flash;         /* attention whose scores are never stored */
 } ari_planned;
 
 /** Into how many chunks tp's collectives of tokens are cut, to go beside products; 1: they are not. */
 int ari_planned_overlap(const ari_planned *p);
-/** Whether this version runs such a layout: no pipeline parallelism, ZeRO-1 at most. Else it is planned by formulas
- *  alone. */
-bool ari_planned_runs(const ari_planned *p);
+/** The step of a layout as one pipeline rank that has all layers would take it. */
+ari_step_case ari_planned_whole(const ari_planned *p);
+/** Whether time and memory of a layout are sums over the list of operations. Gathers and scatters of ZeRO-2 and 3, and sums
+ *  over replicas, are added by formulas. */
+bool ari_planned_counted(const ari_planned *p);
+/** Ranks among which ZeRO shares out: those that sum gradients, or of several replicas those of one. */
+double ari_planned_shares(const ari_planned *p);
 /** How many layers a walk over the operations has to go through to know them all: one where neither the plan nor
  *  recomputation makes a difference between layers, which then does for each. */
 size_t ari_layers_walked(const ari_step_case *c);
 /** Of all layers those that are computed again, in whole or their attention, from 0 to 1. */
 double ari_recomputed_share(const ari_step_case *c);
-/** The layers [first, first + count) of part i of `parts`, which a pipeline takes one after the other: part i belongs to
- *  stage i mod pp. Where `parts` does not divide the layers, the parts in the middle have one more, since the first also
- *  has the embedding and the last the head: 126 over 16 are 7, 14 times 8, and 7, as Llama 3 has it
- *  (arXiv:2407.21783, section 3.3.2). */
-void ari_stage_layers(size_t *first, size_t *count, size_t layers, size_t parts, size_t i);
-
-/** Layers of stage i of the pipeline, all its chunks together. */
-size_t ari_stage_count(const ari_planned *p, size_t i);
+/** Layers of pipeline rank i, all its stages together. */
+size_t ari_rank_layers(const ari_planned *p, size_t i);
 
 /* Kinds of a rank's memory. */
 /* clang-format off */
@@ -49,6 +44,7 @@ size_t ari_stage_count(const ari_planned *p, size_t i);
     X(BETWEEN, "norms and residuals") /* and dropout between them: what sp divides */    \
     X(OUTER, "embedding and head")                                                       \
     X(LOGITS, "logits")                                                                  \
+    X(UNITS, "units")                 /* ZeRO-2 and -3: gathered weights, gradients */   \
     X(BUCKETS, "buckets")                                                                \
     X(WORKSPACE, "workspace")         /* of one operation at a time */
 /* clang-format on */
@@ -72,13 +68,15 @@ double ari_optimizer_states(const ar_optimizer_options *o);
 /* Two accounts of the same layout. */
 /** What a production system holds: bf16 weights and gradients, fp32 master weights and moments (2 + 2 + 12 bytes a
  *  parameter), activations as Megatron-LM keeps them (Korthikanti et al. 2022, arXiv:2205.05198). Of the rank that holds
- *  most: of the stage with most, the first along dp, cp and tp. Errors: AR_ERR_INDIVISIBLE (fewer layers than
- *  parts of the pipeline), AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan), AR_ERR_MEMORY. */
+ *  most: of the pipeline rank with most, the first along dp, cp and tp. Errors: AR_ERR_INDIVISIBLE (fewer layers than
+ *  stages), AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_memory_production(ari_memory *m, const ari_planned *p);
 /** What anyrank itself holds for a rank of the world, in either numerics: weights, gradients, optimizer, kept
  *  values and buckets are the counted ones to the byte. Errors: as above, and AR_ERR_UNSUPPORTED for what does not run
  *  in this version. */
 AR_NODISCARD ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank);
+/** The same of the pipeline rank that holds most, the first along dp, cp and tp. Errors: as above. */
+AR_NODISCARD ar_status ari_memory_own_most(ari_memory *m, const ari_planned *p);
 /** Bytes of all ranks together, each taken for the one of as many samples that holds most. Errors: as above. */
 AR_NODISCARD ar_status ari_memory_own_all(double *bytes, const ari_planned *p);
 

@@ -28,9 +28,10 @@ static const double OF_SCORE_BACKWARD = 4.0;
 
 /* What lies before the blocks, a block, or what lies after them. */
 typedef struct section {
-    ari_memory kept; /* of a micro-batch, between the passes */
-    double again;    /* bytes that are not kept but computed again in the backward pass */
-    double widest;   /* bytes of the largest operation's values */
+    ari_memory kept;   /* of a micro-batch, between the passes */
+    ari_memory linear; /* inputs and output gradients of products: what their weights' gradients need, if those wait */
+    double again;      /* bytes that are not kept but computed again in the backward pass */
+    double widest;     /* bytes of the largest operation's values */
     double parameters;
 } section;
 
@@ -38,7 +39,8 @@ typedef struct account {
     const ari_planned *p;
     ari_step_case step; /* one micro-batch */
     ar_config config;
-    double tp, ring, pp, chunks, micro, shards; /* shards: ranks that ZeRO divides over */
+    double tp, ring, pp, shards; /* shards: ranks that ZeRO divides over */
+    ar_pipeline_schedule *schedule;
     bool head;
     bool blocks_begun;
     bool gathered; /* the operation before has made the next one's input, which is not kept but made again */
@@ -120,6 +122,9 @@ static ar_status forward(void *user, const ari_operation *op)
     const double kept = (full && op->role != ARI_NORM1 ? 0.0 : inputs) + (full || selective ? 0.0 : rows);
     a->gathered = op->stays;
     s->kept.of[kind_of(op)] += kept;
+    s->linear.of[kind_of(op)] += op->kind == ARI_OPERATION_PRODUCT || op->stays ? inputs : 0.0;
+    for (int i = 0; i < op->outputs && op->kind == ARI_OPERATION_PRODUCT; i++)
+        s->linear.of[kind_of(op)] += VALUE * ari_op_elements(&op->output[i]);
     s->again += inputs + rows - kept;
     if (a->step.forward_only) {
         double n = 0.0;
@@ -171,33 +176,32 @@ static ar_status backward(void *user, const ari_operation *op)
 
 /* --- stages ------------------------------------------------------------------------------------------------------- */
 
-/* Micro-batches that stage i of pp holds of one of its chunks when its first backward pass begins. 1F1B: pp - i. With
- * chunks, stage i goes through 2(pp - 1 - i) + (chunks - 1) pp passes before its first forward and backward, taking the
- * chunks in turn for pp micro-batches each (Narayanan et al. 2021, arXiv:2104.04473, section 2.2). */
-static double in_flight(const account *a, double i, double chunk)
+/* Micro-batches of a schedule that holds as much as that of all of them: what a rank holds but under GPipe does not grow
+ * any more when each stage has had a few. */
+static int micro_of(const ar_parallel *layout)
 {
-    if (a->p->step.run.parallel.forward_first)
-        return a->micro;
-    if (a->chunks == 1.0)
-        return fmin(a->pp - i, a->micro);
-    const double passes = fmin(2.0 * (a->pp - 1.0 - i) + (a->chunks - 1.0) * a->pp + 1.0, a->micro * a->chunks);
-    const double turn = a->pp * a->chunks, rounds = floor(passes / turn);
-    const double begun = fmin(fmax(passes - rounds * turn - chunk * a->pp, 0.0), a->pp);
-    return fmin(rounds * a->pp + begun, a->micro);
+    const int micro = ari_at_least_one(layout->micro_batches), enough = 3 * ari_at_least_one(layout->pp);
+    return layout->schedule != AR_PP_GPIPE && micro > enough ? enough : micro;
 }
 
-/* The sum over a stage. unit, widest, again: of its largest section, since they are worked on one at a time. */
+/* The sum over sections. unit, widest, again: of the largest, since they are worked on one at a time. */
 typedef struct stage {
-    ari_memory kept;
+    ari_memory kept, linear; /* of a micro-batch */
     double parameters, unit, widest, again;
 } stage;
 
-static void add_section(stage *s, const section *from, double times, double flight)
+static void add_memory(ari_memory *to, const ari_memory *from, double times)
+{
+    for (int k = 0; k < ARI_MEMORY_KINDS; k++)
+        to->of[k] += times * from->of[k];
+}
+
+static void add_section(stage *s, const section *from, double times)
 {
     if (times == 0.0)
         return;
-    for (int k = 0; k < ARI_MEMORY_KINDS; k++)
-        s->kept.of[k] += times * flight * from->kept.of[k];
+    add_memory(&s->kept, &from->kept, times);
+    add_memory(&s->linear, &from->linear, times);
     s->parameters += times * from->parameters;
     s->unit = fmax(s->unit, from->parameters);
     s->widest = fmax(s->widest, from->widest);
@@ -206,22 +210,68 @@ static void add_section(stage *s, const section *from, double times, double flig
 
 static stage stage_of(const account *a, size_t i)
 {
-    const size_t pp = (size_t)a->pp, parts = pp * (size_t)a->chunks;
+    const ar_parallel *layout = &a->p->step.run.parallel;
+    const size_t stages = (size_t)ar_parallel_stages(layout);
+    size_t first = 0, count = 0;
     stage s = {.parameters = 0.0};
-    for (size_t part = i; part < parts; part += pp) {
-        const double flight = in_flight(a, (double)i, (double)(part / pp));
-        size_t first = 0, count = 0;
-        ari_stage_layers(&first, &count, a->p->step.config->layers, parts, part);
-        if (a->blocks == 1)
-            add_section(&s, &a->block[0], (double)count, flight);
-        for (size_t l = first; l < first + count && a->blocks > 1; l++)
-            add_section(&s, &a->block[l], 1.0, flight);
-        if (part == 0)
-            add_section(&s, &a->before, 1.0, flight);
-        if (part == parts - 1)
-            add_section(&s, &a->after, 1.0, flight);
-    }
+    ar_stage_layers(&first, &count, &layout->stages, a->p->step.config->layers, stages, i);
+    if (a->blocks == 1)
+        add_section(&s, &a->block[0], (double)count);
+    for (size_t l = first; l < first + count && a->blocks > 1; l++)
+        add_section(&s, &a->block[l], 1.0);
+    if (i == 0)
+        add_section(&s, &a->before, 1.0);
+    if (i == stages - 1)
+        add_section(&s, &a->after, 1.0);
     return s;
+}
+
+/* A stage's activations begin with a micro-batch's forward pass and end with its backward pass; where the gradients of
+ * the weights follow later, what they need stays until then. */
+static void go_through(ari_memory *now, const stage *s, ar_pp_kind kind)
+{
+    switch (kind) {
+    case AR_PP_FORWARD:
+        add_memory(now, &s->kept, 1.0);
+        break;
+    case AR_PP_BACKWARD_INPUT:
+        add_memory(now, &s->linear, 1.0);
+        add_memory(now, &s->kept, -1.0);
+        break;
+    case AR_PP_BACKWARD_WEIGHT:
+        add_memory(now, &s->linear, -1.0);
+        break;
+    case AR_PP_BACKWARD:
+        add_memory(now, &s->kept, -1.0);
+        break;
+    default: /* what is on its way is left out */
+        break;
+    }
+}
+
+/* A rank with all its stages, whose activations are those of the moment at which it holds most. */
+static stage rank_of(const account *a, size_t rank)
+{
+    const ar_parallel *layout = &a->p->step.run.parallel;
+    const int pp = (int)a->pp, stages = ar_parallel_stages(layout);
+    size_t count = 0;
+    const ar_pp_operation *list = ar_pipeline_schedule_rank(a->schedule, (int)rank, &count);
+    stage of[AR_MAX_STAGES], sum = {.parameters = 0.0};
+    ari_memory now = {{0.0}};
+    for (int i = (int)rank; i < stages; i += pp) {
+        const stage *s = &of[i / pp];
+        of[i / pp] = stage_of(a, (size_t)i);
+        sum.parameters += s->parameters;
+        sum.unit = fmax(sum.unit, s->unit);
+        sum.widest = fmax(sum.widest, s->widest);
+        sum.again = fmax(sum.again, s->again);
+    }
+    for (size_t i = 0; i < count; i++) {
+        go_through(&now, &of[list[i].stage / pp], list[i].kind);
+        if (ari_memory_sum(&now) > ari_memory_sum(&sum.kept))
+            sum.kept = now;
+    }
+    return sum;
 }
 
 /* Of so many parameters or states what one rank has, if this stage of ZeRO divides them. */
@@ -255,25 +305,26 @@ static ar_status begin(account *a, const ari_planned *p)
     const ar_parallel *layout = &p->step.run.parallel;
     size_t start = 0;
     *a = (account){.p = p,
-                   .step = p->step,
+                   .step = ari_planned_whole(p),
                    .config = *p->step.config,
                    .tp = ari_at_least_one(layout->tp),
                    .ring = (double)ari_axis_ranks(layout, ARI_AXIS_RING),
-                   .pp = ari_at_least_one(p->pp),
-                   .chunks = ari_at_least_one(p->chunks),
-                   .micro = ari_at_least_one(layout->micro_batches),
-                   .shards = (double)ari_at_least_one(layout->cp) * ari_at_least_one(layout->dp),
+                   .pp = ari_at_least_one(layout->pp),
+                   .shards = ari_planned_shares(p),
                    .head = ari_part_path(ari_family_of(p->step.config->arch), ARI_HEAD) != NULL};
-    if (a->pp * a->chunks > (double)a->config.layers)
+    if (layout->stages.n == 0 && a->pp * ari_at_least_one(layout->virtual_stages) > (double)a->config.layers)
         return ar_error_set(
             AR_ERR_INDIVISIBLE,
-            "%zu layers cannot be split into %d stages of %d chunks; use at most one part for each layer",
-            a->config.layers, ari_at_least_one(p->pp), ari_at_least_one(p->chunks));
+            "%zu layers cannot be split into %d stages on each of %d ranks; use at most one stage for each layer",
+            a->config.layers, ari_at_least_one(layout->virtual_stages), ari_at_least_one(layout->pp));
     a->blocks = a->config.layers = ari_layers_walked(&p->step);
     a->step.config = &a->config;
     a->step.run.parallel.recompute.what = AR_RECOMPUTE_NONE; /* by what `forward` finds, not by anyrank's list */
     ar_parallel_rows(layout, p->step.run.batch, 0, 0, &start, &a->step.run.batch);
-    return ari_alloc_zero((void **)&a->block, a->blocks, sizeof *a->block, "blocks");
+    AR_TRY(ari_alloc_zero((void **)&a->block, a->blocks, sizeof *a->block, "blocks"));
+    ar_parallel few = *layout;
+    few.micro_batches = micro_of(layout);
+    return ar_parallel_schedule(&a->schedule, &few);
 }
 
 ar_status ari_memory_production(ari_memory *m, const ari_planned *p)
@@ -286,12 +337,13 @@ ar_status ari_memory_production(ari_memory *m, const ari_planned *p)
     AR_TRY_TO(done, st, ari_operations_pass(&a.step, ARI_PASS_BACKWARD, 0, backward, &a));
     *m = (ari_memory){{0.0}};
     for (size_t i = 0; i < (size_t)a.pp; i++) {
-        const stage s = stage_of(&a, i);
+        const stage s = rank_of(&a, i);
         const ari_memory here = memory_of(&a, &s);
         if (i == 0 || ari_memory_sum(&here) > ari_memory_sum(m))
             *m = here;
     }
 done:
+    ar_pipeline_schedule_destroy(a.schedule);
     free(a.block);
     return st;
 }

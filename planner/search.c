@@ -4,6 +4,7 @@
 #include "planner/search.h"
 
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,35 +20,43 @@ ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c)
     layout->dp = c->dp;
     layout->sp = c->sp && c->tp > 1;
     layout->zero = c->zero;
+    layout->dp_replicate = c->dp_replicate;
     layout->micro_batches = c->micro_batches;
     layout->cp = c->cp;
     layout->cp_inner = c->cp_inner;
     layout->zigzag = c->zigzag && c->cp > ari_at_least_one(c->cp_inner);
-    p.pp = c->pp;
-    p.chunks = c->chunks;
+    layout->pp = c->pp;
+    layout->virtual_stages = c->virtual_stages;
+    layout->schedule = c->schedule;
     layout->recompute.what = c->recompute;
     return p;
 }
 
 /* --- variants of a mesh ------------------------------------------------------------------------------------------- */
 
-enum { MOST_MICRO = 96, MOST_CHUNKS = 16, MOST_DIVISORS = 512 };
+enum { MOST_MICRO = 96, MOST_PIPELINES = 18, MOST_DIVISORS = 512 };
 
 /* What the layouts of a mesh share: passes by sp and micro-batches; sums by sp, by whether optimizer states are shared,
- * and by chunks, of which the first stage's layers depend. */
+ * and by pipeline. */
 typedef struct mesh_parts {
     ari_passes passes[2][MOST_MICRO];
-    ari_outside outside[2][2][MOST_CHUNKS];
-    bool has_passes[2][MOST_MICRO], has_outside[2][2][MOST_CHUNKS];
+    ari_outside outside[2][2][MOST_PIPELINES];
+    bool has_passes[2][MOST_MICRO], has_outside[2][2][MOST_PIPELINES];
 } mesh_parts;
+
+/* How the ranks of a pipeline go through their layers. */
+typedef struct pipeline {
+    int virtual_stages;
+    ar_pp_schedule schedule;
+} pipeline;
 
 typedef struct seeker {
     const ari_search *s;
     ari_ranking *r;
     ari_choice mesh;
     int micro[MOST_MICRO], micros;
-    int chunk[MOST_CHUNKS], chunks;
-    int alike[MOST_CHUNKS];               /* the first number of chunks whose first stage has as many layers */
+    pipeline pipeline[MOST_PIPELINES];
+    int pipelines;
     int divisor[MOST_DIVISORS], divisors; /* of the ranks */
     ari_found *variant;                   /* [n] of the mesh */
     size_t n, room;
@@ -62,10 +71,10 @@ static void forget_parts(mesh_parts *parts)
                 ari_passes_fini(&parts->passes[sp][i]);
             parts->has_passes[sp][i] = false;
         }
-        for (int i = 0; i < 2 * MOST_CHUNKS; i++) {
-            bool *has = &parts->has_outside[sp][i / MOST_CHUNKS][i % MOST_CHUNKS];
+        for (int i = 0; i < 2 * MOST_PIPELINES; i++) {
+            bool *has = &parts->has_outside[sp][i / MOST_PIPELINES][i % MOST_PIPELINES];
             if (*has)
-                ari_outside_fini(&parts->outside[sp][i / MOST_CHUNKS][i % MOST_CHUNKS]);
+                ari_outside_fini(&parts->outside[sp][i / MOST_PIPELINES][i % MOST_PIPELINES]);
             *has = false;
         }
     }
@@ -103,25 +112,41 @@ static void list_micro(seeker *k)
         k->micros = list_divisors(k->micro, MOST_MICRO, n);
 }
 
-/* Chunks that cut the layers evenly, or as evenly as if embedding and head were a layer each. */
-static void list_chunks(seeker *k)
+static void add_pipeline(seeker *k, int virtual_stages, ar_pp_schedule schedule)
+{
+    if (k->pipelines == MOST_PIPELINES)
+        return;
+    k->pipeline[k->pipelines++] = (pipeline){virtual_stages, schedule};
+}
+
+/* Virtual stages that cut the layers evenly, or as evenly as if embedding and head were a layer each. */
+static void add_interleaved(seeker *k)
 {
     const size_t layers = k->s->base.step.config->layers, pp = (size_t)k->mesh.pp;
-    k->chunks = 0;
-    k->chunk[k->chunks++] = k->s->fixed.chunks > 0 ? k->s->fixed.chunks : 1;
-    for (size_t v = 2; k->s->fixed.chunks == 0 && pp > 1 && v <= layers / pp && k->chunks < MOST_CHUNKS; v++) {
-        if (layers % (pp * v) == 0 || (layers + 2) % (pp * v) == 0)
-            k->chunk[k->chunks++] = (int)v;
+    const int fixed = k->s->fixed.virtual_stages;
+    for (size_t v = 2; v <= layers / pp || (int)v == fixed; v++) {
+        const bool even = layers % (pp * v) == 0 || (layers + 2) % (pp * v) == 0;
+        if (fixed > 0 ? (int)v == fixed : even)
+            add_pipeline(k, (int)v, AR_PP_INTERLEAVED);
     }
-    size_t first[MOST_CHUNKS];
-    for (int i = 0; i < k->chunks && pp <= layers; i++) {
-        ari_choice c = k->mesh;
-        c.chunks = k->chunk[i];
-        const ari_planned p = ari_choice_planned(&k->s->base, &c);
-        first[i] = ari_stage_count(&p, 0);
-        for (k->alike[i] = 0; first[k->alike[i]] != first[i]; k->alike[i]++)
-            ;
+}
+
+/* GPipe is looked at where it is asked for: it is never faster than 1F1B, which holds less. */
+static void list_pipelines(seeker *k)
+{
+    const int fixed = k->s->fixed.virtual_stages, schedule = k->s->schedule;
+    k->pipelines = 0;
+    for (int kind = 0; kind < AR_PP_SCHEDULES && k->mesh.pp > 1; kind++) {
+        if (schedule >= 0 ? kind != schedule : kind == AR_PP_GPIPE)
+            continue;
+        if (kind == AR_PP_INTERLEAVED)
+            add_interleaved(k);
+        else if (fixed <= 1)
+            add_pipeline(k, 1, (ar_pp_schedule)kind);
     }
+    if (k->pipelines == 0) /* no pipeline, or one that its check refuses */
+        add_pipeline(k, ari_at_least_one(fixed),
+                     schedule > 0 && k->mesh.pp > 1 ? (ar_pp_schedule)schedule : AR_PP_1F1B);
 }
 
 static ar_status add(seeker *k, const ari_choice *c)
@@ -151,15 +176,21 @@ bool ari_is_verdict(ar_status st)
     return st != AR_ERR_MEMORY && st != AR_ERR_INTERNAL;
 }
 
-/* Layout c, of the m-th number of micro-batches and the v-th of chunks. */
-static ar_status time_variant(seeker *k, const ari_choice *c, int m, int v)
+static void note_time(ari_found *f, const ari_time *t)
+{
+    f->seconds = ari_time_step(t);
+    f->bound = ari_bound_of(t);
+    f->settled = true;
+}
+
+/* Layout c, of the m-th number of micro-batches and the i-th pipeline. */
+static ar_status time_variant(seeker *k, const ari_choice *c, int m, int i)
 {
     const ari_planned p = ari_choice_planned(&k->s->base, c);
     const ari_time_options *o = &k->s->time;
     ari_passes *passes = &k->parts->passes[c->sp][m];
-    ari_outside *outside = &k->parts->outside[c->sp][c->zero > 0][k->alike[v]];
-    bool *has_passes = &k->parts->has_passes[c->sp][m],
-         *has_outside = &k->parts->has_outside[c->sp][c->zero > 0][k->alike[v]];
+    ari_outside *outside = &k->parts->outside[c->sp][c->zero > 0][i];
+    bool *has_passes = &k->parts->has_passes[c->sp][m], *has_outside = &k->parts->has_outside[c->sp][c->zero > 0][i];
     ari_time t;
     const ar_status legal = ari_planned_check(&p);
     k->r->layouts++;
@@ -169,28 +200,56 @@ static ar_status time_variant(seeker *k, const ari_choice *c, int m, int v)
     if (!*has_passes)
         AR_TRY(ari_passes_init(passes, &p, o));
     *has_passes = true;
+    AR_TRY(add(k, c));
+    ari_found *f = &k->variant[k->n - 1];
+    f->settled = c->pp == 1 || k->s->every;
+    f->seconds = ari_time_least(&p, o, passes);
+    if (!f->settled)
+        return AR_OK;
     if (!*has_outside)
         AR_TRY(ari_outside_init(outside, &p, o));
     *has_outside = true;
-    ari_time_compose(&t, &p, o, passes, outside);
-    AR_TRY(add(k, c));
-    k->variant[k->n - 1].seconds = ari_time_step(&t);
-    k->variant[k->n - 1].bound = ari_bound_of(&t);
+    AR_TRY(ari_time_compose(&t, &p, o, passes, outside));
+    note_time(f, &t);
     return AR_OK;
 }
 
 /* With flash attention selective recomputation has nothing to compute again. */
-static ar_status time_family(seeker *k, ari_choice c, int m, int v)
+static ar_status time_recomputed(seeker *k, ari_choice c, int m, int i)
 {
     const ari_search *s = k->s;
+    for (int again = AR_RECOMPUTE_NONE; again <= AR_RECOMPUTE_FULL; again++) {
+        c.recompute = (ar_recompute)again;
+        if (s->recompute >= 0 ? s->recompute == again : again != AR_RECOMPUTE_SELECTIVE || !s->base.flash)
+            AR_TRY(time_variant(k, &c, m, i));
+    }
+    return AR_OK;
+}
+
+/* Replicas that share out within a node, where the ranks of dp and cp span nodes; 1: none. */
+static int replicas(const seeker *k, const ari_choice *c)
+{
+    ari_choice one = *c;
+    one.dp_replicate = 1;
+    const ari_planned p = ari_choice_planned(&k->s->base, &one);
+    const ari_links l = ari_links_of(&p, &k->s->time, ARI_OVER_DP);
+    const double nodes = l.in_node > 1.0 ? l.n / l.in_node : 1.0;
+    return nodes == floor(nodes) && c->dp % (int)nodes == 0 ? (int)nodes : 1;
+}
+
+/* ZeRO-3 also shares out within nodes alone. */
+static ar_status time_family(seeker *k, ari_choice c, int m, int i)
+{
+    const ari_search *s = k->s;
+    const int hybrid = replicas(k, &c), given = s->fixed.dp_replicate;
     for (c.zero = 0; c.zero <= 3; c.zero++) {
         if (s->zero >= 0 ? s->zero != c.zero : c.zero > 0 && c.dp * c.cp == 1)
             continue;
-        for (int again = AR_RECOMPUTE_NONE; again <= AR_RECOMPUTE_FULL; again++) {
-            c.recompute = (ar_recompute)again;
-            if (s->recompute >= 0 ? s->recompute == again : again != AR_RECOMPUTE_SELECTIVE || !s->base.flash)
-                AR_TRY(time_variant(k, &c, m, v));
-        }
+        c.dp_replicate = c.zero > 0 ? ari_at_least_one(given) : 1;
+        AR_TRY(time_recomputed(k, c, m, i));
+        c.dp_replicate = hybrid;
+        if (c.zero == 3 && hybrid > 1 && given == 0)
+            AR_TRY(time_recomputed(k, c, m, i));
     }
     return AR_OK;
 }
@@ -200,12 +259,13 @@ static ar_status time_form(seeker *k)
 {
     forget_parts(k->parts);
     for (int sp = 0; sp <= (k->mesh.tp > 1); sp++) {
-        for (int i = 0; i < k->micros * k->chunks && (k->s->sp < 0 || k->s->sp == sp || k->mesh.tp == 1); i++) {
+        for (int i = 0; i < k->micros * k->pipelines && (k->s->sp < 0 || k->s->sp == sp || k->mesh.tp == 1); i++) {
             ari_choice c = k->mesh;
             c.sp = sp;
-            c.micro_batches = k->micro[i / k->chunks];
-            c.chunks = k->chunk[i % k->chunks];
-            AR_TRY(time_family(k, c, i / k->chunks, i % k->chunks));
+            c.micro_batches = k->micro[i / k->pipelines];
+            c.virtual_stages = k->pipeline[i % k->pipelines].virtual_stages;
+            c.schedule = k->pipeline[i % k->pipelines].schedule;
+            AR_TRY(time_family(k, c, i / k->pipelines, i % k->pipelines));
         }
     }
     return AR_OK;
@@ -218,7 +278,7 @@ static ar_status time_mesh(seeker *k)
     const int cp = k->mesh.cp;
     k->n = 0;
     list_micro(k);
-    list_chunks(k);
+    list_pipelines(k);
     for (int inner = 1; inner <= cp; inner++) {
         if (cp % inner != 0 || !wanted(s->fixed.cp_inner, inner))
             continue;
@@ -247,6 +307,7 @@ static ar_status weigh(const seeker *k, ari_found *f)
     ari_memory m;
     AR_TRY(ari_memory_production(&m, &p));
     f->bytes = ari_memory_sum(&m);
+    f->weighed = true;
     f->fits = k->r->memory_bytes <= 0.0 || f->bytes <= k->r->memory_bytes;
     return AR_OK;
 }
@@ -266,11 +327,67 @@ static const ari_found *lightest(const seeker *k)
         const ari_choice *a = &k->variant[i].choice, *b = best ? &best->choice : NULL;
         const int sharing =
             !b ? 1 : 8 * (a->zero - b->zero) + 4 * ((int)a->recompute - (int)b->recompute) + 2 * (a->sp - b->sp);
-        if (sharing > 0 || (sharing == 0 && (a->micro_batches > b->micro_batches ||
-                                             (a->micro_batches == b->micro_batches && a->chunks < b->chunks))))
+        if (sharing > 0 ||
+            (sharing == 0 && (a->micro_batches > b->micro_batches ||
+                              (a->micro_batches == b->micro_batches && a->virtual_stages < b->virtual_stages))))
             best = &k->variant[i];
     }
     return best;
+}
+
+/* The time of the i-th variant by its schedule, which may be more than that of those behind it. */
+static ar_status settle(seeker *k, size_t i)
+{
+    ari_found f = k->variant[i];
+    const ari_planned p = ari_choice_planned(&k->s->base, &f.choice);
+    ari_time t;
+    AR_TRY(ari_time_of(&t, &p, &k->s->time));
+    note_time(&f, &t);
+    for (; i + 1 < k->n && by_seconds(&k->variant[i + 1], &f) < 0; i++)
+        k->variant[i] = k->variant[i + 1];
+    k->variant[i] = f;
+    return AR_OK;
+}
+
+static void note_fastest(ari_ranking *r, const ari_found *f)
+{
+    if (f->legal == AR_OK && f->settled && (!r->has_fastest || f->seconds < r->fastest.seconds))
+        r->fastest = *f;
+    r->has_fastest = r->has_fastest || (f->legal == AR_OK && f->settled);
+}
+
+/* The fastest that fits; false: none does. The variants are in the order of what they take, or take at least. */
+static ar_status choose_one(seeker *k, bool can_fit, bool *chosen)
+{
+    *chosen = false;
+    for (size_t i = 0; i < k->n && k->variant[i].legal == AR_OK && !*chosen;) {
+        ari_found *f = &k->variant[i];
+        const bool faster = !k->r->has_fastest || f->seconds < k->r->fastest.seconds;
+        if (can_fit && !f->weighed)
+            AR_TRY(weigh(k, f));
+        if (!f->settled && (f->fits || faster)) {
+            AR_TRY(settle(k, i));
+            continue;
+        }
+        note_fastest(k->r, f);
+        *chosen = f->fits;
+        if (*chosen)
+            AR_TRY(keep(k->r, f));
+        i++;
+    }
+    return AR_OK;
+}
+
+static ar_status choose_every(seeker *k)
+{
+    for (size_t i = 0; i < k->n; i++) {
+        ari_found *f = &k->variant[i];
+        note_fastest(k->r, f);
+        if (f->legal == AR_OK)
+            AR_TRY(weigh(k, f));
+        AR_TRY(keep(k->r, f));
+    }
+    return AR_OK;
 }
 
 /* The fastest that fits, or where none does the one that needs least; all with `every`. */
@@ -278,24 +395,24 @@ static ar_status choose(seeker *k)
 {
     if (k->n > 0)
         qsort(k->variant, k->n, sizeof *k->variant, by_seconds);
-    const bool legal = k->n > 0 && k->variant[0].legal == AR_OK;
-    if (legal && (!k->r->has_fastest || k->variant[0].seconds < k->r->fastest.seconds))
-        k->r->fastest = k->variant[0];
-    k->r->has_fastest = k->r->has_fastest || legal;
+    if (k->s->every)
+        return choose_every(k);
     const ari_found *least = lightest(k);
     ari_found light = least ? *least : (ari_found){.legal = AR_ERR_ARG};
-    if (least)
-        AR_TRY(weigh(k, &light));
-    for (size_t i = 0; i < k->n; i++) {
-        ari_found *f = &k->variant[i];
-        if (f->legal == AR_OK && (k->s->every || light.fits))
-            AR_TRY(weigh(k, f));
-        if (k->s->every || f->fits)
-            AR_TRY(keep(k->r, f));
-        if (!k->s->every && f->fits)
-            return AR_OK;
+    bool chosen = false;
+    if (!least)
+        return AR_OK;
+    AR_TRY(weigh(k, &light));
+    AR_TRY(choose_one(k, light.fits, &chosen));
+    if (chosen)
+        return AR_OK;
+    if (!light.settled) {
+        const ari_planned p = ari_choice_planned(&k->s->base, &light.choice);
+        ari_time t;
+        AR_TRY(ari_time_of(&t, &p, &k->s->time));
+        note_time(&light, &t);
     }
-    return !k->s->every && least ? keep(k->r, &light) : AR_OK;
+    return keep(k->r, &light);
 }
 
 /* --- meshes ------------------------------------------------------------------------------------------------------- */
@@ -338,7 +455,8 @@ static ar_status search_tp(seeker *k, int tp, double begin, double end)
 
 static ar_status check_tp(seeker *k, int tp, bool *can)
 {
-    const ari_choice alone = {.tp = tp, .cp = 1, .cp_inner = 1, .pp = 1, .dp = 1, .chunks = 1, .micro_batches = 1};
+    const ari_choice alone = {
+        .tp = tp, .cp = 1, .cp_inner = 1, .pp = 1, .dp = 1, .virtual_stages = 1, .micro_batches = 1};
     const ar_plan *plan = &k->s->base.step.run.plan;
     const ar_status st = ar_config_check_tp(k->s->base.step.config, tp, plan);
     *can = st == AR_OK;

@@ -9,8 +9,8 @@ enum { ARI_MOST_RANKS = 1 << 20, ARI_REASON = 240 };
 
 /** dp * cp * pp * tp. Errors: AR_ERR_ARG (negative extents, more than ARI_MOST_RANKS). */
 AR_NODISCARD ar_status ari_planned_world(int *ranks, const ari_planned *p);
-/** Whether a model can be split so: heads, MLP and plan over tp; positions over tp and cp; layers over stages and
- *  chunks; samples over dp and micro-batches. What this version does not run must divide evenly. Errors: AR_ERR_ARG,
+/** Whether a model can be split so: heads, MLP and plan over tp; positions over tp and cp; layers over stages;
+ *  samples over dp and micro-batches. Errors: AR_ERR_ARG,
  *  AR_ERR_INDIVISIBLE, AR_ERR_UNSUPPORTED (the plan), each naming the dimension, its size and what would divide it. */
 AR_NODISCARD ar_status ari_planned_check(const ari_planned *p);
 /** Whether an error is one on a layout; not that the machine failed. */
@@ -20,7 +20,9 @@ bool ari_is_verdict(ar_status st);
 typedef struct ari_choice {
     int tp, cp, pp, dp;
     int cp_inner; /* of cp, neighbours that exchange heads for positions */
-    int zero, micro_batches, chunks;
+    int zero, dp_replicate, micro_batches;
+    int virtual_stages;      /* of each pipeline rank */
+    ar_pp_schedule schedule; /* of a pipeline */
     bool sp, zigzag;
     ar_recompute recompute;
 } ari_choice;
@@ -32,7 +34,8 @@ typedef struct ari_search {
     ari_planned base; /* model, batch, sequence, flash, and all that is no part of the layout */
     int ranks;
     ari_choice fixed;
-    int sp, zero, recompute; /* in place of those of `fixed`; zigzag: a causal ring is one unless it cannot be */
+    int sp, zero, recompute,
+        schedule; /* in place of those of `fixed`; zigzag: a causal ring is one unless it cannot be */
     ari_time_options time;
     bool every; /* all layouts, also those that cannot be; else the best of each mesh tp x cp x pp x dp */
     void (*progress)(void *user, double fraction, const char *what); /* NULL: none */
@@ -46,7 +49,8 @@ typedef struct ari_found {
     double seconds;          /* of a step */
     const char *bound;       /* ari_bound_of; static storage */
     double bytes;            /* a rank's memory in the production account */
-    bool fits;
+    bool fits, weighed;      /* weighed: bytes and fits are known */
+    bool settled;            /* seconds and bound are; else seconds are those that it takes at least */
 } ari_found;
 
 typedef struct ari_ranking {

@@ -83,11 +83,12 @@ static size_t usual_bucket(int ranks)
 
 ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, const ar_config *config)
 {
-    ari_step_case c = p->step;
+    ari_step_case c = ari_planned_whole(p);
     ar_run *run = &c.run;
     const int summing = ari_at_least_one(run->parallel.dp) * ari_at_least_one(run->parallel.cp);
     c.config = config;
     run->parallel.zero = run->parallel.zero > 0;
+    run->parallel.dp_replicate = 1;
     if (o->account == ARI_ACCOUNT_PRODUCTION) {
         run->numerics = AR_NUMERICS_NATIVE;
         run->parallel.recompute.what = AR_RECOMPUTE_NONE; /* ari_time_compose adds it */
@@ -97,9 +98,18 @@ ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, con
     return c;
 }
 
+ari_step_case ari_time_rank_case(const ari_planned *p, const ari_time_options *o)
+{
+    ari_step_case c = ari_time_case(p, o, p->step.config);
+    c.run.parallel.pp = p->step.run.parallel.pp;
+    c.run.parallel.virtual_stages = p->step.run.parallel.virtual_stages;
+    c.run.parallel.stages = p->step.run.parallel.stages;
+    return c;
+}
+
 /* --- stages ------------------------------------------------------------------------------------------------------- */
 
-/* What a stage of the pipeline has of each part of the model. */
+/* What a stage of the pipeline has of each part of the model, or all stages of a rank. */
 typedef struct stage {
     double share[ARI_MODEL_PARTS];
     double layers;
@@ -107,11 +117,27 @@ typedef struct stage {
 
 static stage stage_of(const ari_planned *p, size_t i)
 {
-    const size_t last = (size_t)ari_at_least_one(p->pp) - 1;
-    stage s = {.share = {[ARI_PART_BEFORE] = i == 0, [ARI_PART_AFTER] = i == last}};
-    s.layers = (double)ari_stage_count(p, i);
-    s.share[ARI_PART_BLOCKS] = s.layers / (double)p->step.config->layers;
-    return s;
+    const ar_parallel *layout = &p->step.run.parallel;
+    const size_t n = (size_t)ar_parallel_stages(layout);
+    size_t first = 0, count = 0;
+    ar_stage_layers(&first, &count, &layout->stages, p->step.config->layers, n, i);
+    return (stage){.share = {[ARI_PART_BEFORE] = i == 0,
+                             [ARI_PART_BLOCKS] = (double)count / (double)p->step.config->layers,
+                             [ARI_PART_AFTER] = i == n - 1},
+                   .layers = (double)count};
+}
+
+static stage rank_of(const ari_planned *p, size_t rank)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    stage all = {.layers = 0.0};
+    for (size_t i = rank; i < (size_t)ar_parallel_stages(layout); i += (size_t)ari_at_least_one(layout->pp)) {
+        const stage s = stage_of(p, i);
+        all.layers += s.layers;
+        for (int part = 0; part < ARI_MODEL_PARTS; part++)
+            all.share[part] += s.share[part];
+    }
+    return all;
 }
 
 typedef struct composed {
@@ -123,6 +149,7 @@ typedef struct composed {
     double micro;
     double share_again;             /* of the layers, by formula; 0: nothing */
     bool whole_again, scores_again; /* of what is computed again: blocks, or only scores */
+    ari_stages_run run;             /* of a pipeline */
     bool idle; /* some rank has no samples: its gradients are complete when it has heard the loss */
 } composed;
 
@@ -138,10 +165,57 @@ static ari_cost again(const composed *c, const ari_cost forward[ARI_MODEL_PARTS]
     return a;
 }
 
-/* All micro-batches through a stage, without waiting. */
-static double stage_seconds(const composed *c, const stage *s, double of[ARI_TIME_KINDS])
+/* Seconds of a micro-batch in which a stage has nothing to do but wait for its weights, or for gradients on their way. */
+typedef struct exposed {
+    double forward, backward;
+} exposed;
+
+/* ZeRO-3: each block's weights are gathered before its forward pass and again before its backward pass, while the block
+ * before is computed, and its gradients scattered while the next is. The first gather and the last scatter have nothing
+ * to hide them. moved NULL: only the time. */
+static exposed gathers_of(const composed *c, const stage *s, ari_moves *moved, double *hidden)
 {
+    const ari_links l = ari_links_of_shares(c->p, c->o), copies = ari_links_of_replicas(c->p, c->o);
+    const double layers = (double)c->passes->layers, width = (double)ar_dtype_bytes(AR_BF16);
+    const ari_cost a = again(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
+    const double pass[ARI_DIRECTIONS] = {
+        ari_cost_sum(&c->passes->last[ARI_GOES_FORWARD][ARI_PART_BLOCKS]) / layers,
+        (ari_cost_sum(&c->passes->last[ARI_GOES_BACKWARD][ARI_PART_BLOCKS]) + ari_cost_sum(&a)) / layers};
+    exposed e = {.forward = 0.0};
+    for (int part = 0; part < ARI_MODEL_PARTS && c->p->step.run.parallel.zero >= 3; part++) {
+        const bool blocks = part == ARI_PART_BLOCKS;
+        const double units = blocks ? s->layers : s->share[part],
+                     n = c->passes->parameters[part] / (blocks ? layers : 1.0);
+        const double gather = ari_links_call(&l, ARI_CALL_ALL_GATHER, n, width);
+        const double share = n / l.n, sum = ari_links_call(&copies, ARI_CALL_ALL_REDUCE, share, width);
+        const double scatter = ari_links_call(&l, ARI_CALL_REDUCE_SCATTER, n, width) + sum, times = units * c->micro;
+        const double bytes = ari_links_sent(&l, ARI_CALL_ALL_GATHER, n, width);
+        if (units == 0.0 || n == 0.0)
+            continue;
+        const double forward = gather + (units - 1.0) * fmax(0.0, gather - (blocks ? pass[ARI_GOES_FORWARD] : 0.0));
+        const double backward =
+            gather + scatter + (units - 1.0) * fmax(0.0, gather + scatter - (blocks ? pass[ARI_GOES_BACKWARD] : 0.0));
+        e.forward += forward;
+        e.backward += backward;
+        if (!moved)
+            continue;
+        ari_moves_row(moved, ARI_TIME_DP, ari_call_name(ARI_CALL_ALL_GATHER), &l, 2.0 * times, 2.0 * times * bytes,
+                      2.0 * times * gather);
+        ari_moves_row(moved, ARI_TIME_DP, ari_call_name(ARI_CALL_REDUCE_SCATTER), &l, times, times * bytes,
+                      times * (scatter - sum));
+        ari_moves_row(moved, ARI_TIME_DP, ari_call_name(ARI_CALL_ALL_REDUCE), &copies, times,
+                      times * ari_links_sent(&copies, ARI_CALL_ALL_REDUCE, share, width), times * sum);
+        *hidden += times * (2.0 * gather + scatter) - c->micro * (forward + backward);
+    }
+    return e;
+}
+
+/* All micro-batches through a rank's stages, without waiting for other stages. */
+static double rank_seconds(const composed *c, const stage *s, double of[ARI_TIME_KINDS])
+{
+    const exposed e = gathers_of(c, s, NULL, NULL);
     double sum = 0.0;
+    of[ARI_TIME_DP] += c->micro * (e.forward + e.backward);
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {
         const ari_cost a = again(c, c->passes->all[ARI_GOES_FORWARD], (ari_model_part)part);
         of[ARI_TIME_AGAIN] += s->share[part] * (a.products + a.attention);
@@ -160,93 +234,181 @@ static double stage_seconds(const composed *c, const stage *s, double of[ARI_TIM
     return sum;
 }
 
-/* Activations of a micro-batch, forward in and backward their gradients, at each chunk of a stage. */
-static void add_sends(composed *c)
+/* A micro-batch through a stage. */
+static ar_pp_times times_of(const composed *c, const stage *s)
+{
+    const exposed e = gathers_of(c, s, NULL, NULL);
+    ar_pp_times t = {.forward = c->micro * e.forward, .backward_input = c->micro * e.backward};
+    for (int part = 0; part < ARI_MODEL_PARTS; part++) {
+        const ari_cost a = again(c, c->passes->all[ARI_GOES_FORWARD], (ari_model_part)part);
+        const ari_cost *backward = &c->passes->all[ARI_GOES_BACKWARD][part];
+        t.forward += s->share[part] * ari_cost_sum(&c->passes->all[ARI_GOES_FORWARD][part]);
+        t.backward_input += s->share[part] * (ari_cost_sum(backward) - backward->weights + ari_cost_sum(&a));
+        t.backward_weight += s->share[part] * backward->weights;
+    }
+    return (ar_pp_times){.forward = t.forward / c->micro,
+                         .backward_input = fmax(0.0, t.backward_input / c->micro),
+                         .backward_weight = t.backward_weight / c->micro};
+}
+
+/* What a stage makes of a micro-batch, to the next one; backward its gradient. */
+static double between_bytes(const composed *c)
 {
     const ar_run *run = &c->p->step.run;
     const double cp = ari_at_least_one(run->parallel.cp), dp = ari_at_least_one(run->parallel.dp);
     const double tp = run->parallel.sp ? ari_at_least_one(run->parallel.tp) : 1.0;
     const double tokens = ceil((double)run->batch / dp) * (double)run->seq / cp / c->micro / tp;
-    const double bytes = 2.0 * tokens * (double)c->p->step.config->hidden;
-    const double sends = 2.0 * ari_at_least_one(c->p->chunks) * c->micro;
-    const ari_links l = ari_links_of_stages(c->p, c->o);
-    if (l.n <= 1.0)
-        return;
-    const double seconds = ari_links_send(&l, bytes);
-    c->t->of[ARI_TIME_PP] += sends * seconds;
-    ari_moves_row(&c->t->moved, ARI_TIME_PP, "send", &l, sends, sends * bytes, sends * seconds);
+    const ar_dtype dtype = c->o->account == ARI_ACCOUNT_PRODUCTION ? AR_BF16 : ar_activations_of(run->precision);
+    return (double)ar_dtype_bytes(dtype) * tokens * (double)c->p->step.config->hidden;
 }
 
-/* 1F1B: every stage takes the time of the slowest, and the pipeline fills and drains once, with chunks by a chunk at a
- * time (Narayanan et al. 2021, arXiv:2104.04473, section 2.2): of equal stages (pp - 1) / chunks micro-batches. */
-static stage add_stages(composed *c)
+/* The ranks of a pipeline wait for each other: the bubble is what is left without transfers, and transfers are exposed as
+ * far as they make it longer. busy: of the rank that has most to do. */
+static ar_status add_waits(composed *c, double busy)
 {
-    const size_t pp = (size_t)ari_at_least_one(c->p->pp);
-    stage slowest = {.layers = 0.0};
-    double most = -1.0, sum = 0.0;
-    for (size_t i = 0; i < pp; i++) {
-        const stage s = stage_of(c->p, i);
-        double of[ARI_TIME_KINDS] = {0.0};
-        const double seconds = stage_seconds(c, &s, of);
-        sum += seconds;
-        if (seconds > most) {
-            most = seconds;
-            slowest = s;
-            memcpy(c->t->of, of, sizeof of);
-        }
+    const ar_parallel *layout = &c->p->step.run.parallel;
+    const ari_links l = ari_links_of_stages(c->p, c->o);
+    const double bytes = between_bytes(c), seconds = ari_links_send(&l, bytes);
+    const double sends = 2.0 * ari_at_least_one(layout->virtual_stages) * c->micro;
+    ar_pp_times times[AR_MAX_STAGES];
+    const int stages = ar_parallel_stages(layout);
+    for (int i = 0; i < stages; i++) {
+        const stage s = stage_of(c->p, (size_t)i);
+        times[i] = times_of(c, &s);
     }
-    c->t->of[ARI_TIME_BUBBLE] = (sum - most) / c->micro / ari_at_least_one(c->p->chunks);
-    return slowest;
+    AR_TRY(ari_stages_run_of(&c->run, layout, times));
+    const double alone = c->run.end;
+    for (int i = 0; i < stages; i++)
+        times[i].transfer = seconds;
+    AR_TRY(ari_stages_run_of(&c->run, layout, times));
+    const double waits = fmax(0.0, c->run.end - alone);
+    c->t->of[ARI_TIME_BUBBLE] = fmax(0.0, alone - busy);
+    c->t->of[ARI_TIME_PP] += waits;
+    c->t->hidden += fmax(0.0, sends * seconds - waits);
+    ari_moves_row(&c->t->moved, ARI_TIME_PP, "send", &l, sends, sends * bytes, sends * seconds);
+    return AR_OK;
+}
+
+/* The rank that has most to do, and what waiting adds. */
+static ar_status add_ranks(composed *c, double *busy)
+{
+    const size_t pp = (size_t)ari_at_least_one(c->p->step.run.parallel.pp);
+    stage slowest = {.layers = 0.0};
+    *busy = -1.0;
+    for (size_t i = 0; i < pp; i++) {
+        const stage s = rank_of(c->p, i);
+        double of[ARI_TIME_KINDS] = {0.0};
+        const double seconds = rank_seconds(c, &s, of);
+        if (seconds <= *busy)
+            continue;
+        *busy = seconds;
+        slowest = s;
+        memcpy(c->t->of, of, sizeof of);
+    }
+    for (int part = 0; part < ARI_MODEL_PARTS; part++) {
+        ari_moves_add(&c->t->moved, &c->passes->moved[part], slowest.share[part]);
+        c->t->hidden += slowest.share[part] * c->passes->hidden[part];
+    }
+    gathers_of(c, &slowest, &c->t->moved, &c->t->hidden);
+    return pp > 1 ? add_waits(c, *busy) : AR_OK;
 }
 
 /* --- sums of gradients -------------------------------------------------------------------------------------------- */
 
-/* The last backward pass of the first stage. */
+/* The last backward pass of a stage. */
+typedef struct last_pass {
+    size_t first, layers;
+    double begin, length; /* seconds since the step began, or without a pipeline since this pass did */
+    double scale;         /* seconds there for one of this pass alone: of the weights' gradients they may be fewer */
+    double absent;        /* seconds before the last block that only the last stage has: head and final norm */
+} last_pass;
+
+/* Those of a rank. */
 typedef struct drain {
-    double length, shared; /* seconds; share of them in which tp's collectives are on the same kind of link */
-    double again;          /* seconds before each layer in which its forward pass is computed again */
-    double absent;         /* seconds before the last block that only the last stage has: head and final norm */
+    const ari_outside_rank *outside;
+    int rank;
+    double begin, end; /* of the first of these passes, and of all */
+    double shared;     /* share of them in which tp's collectives are on the same kind of link */
+    double again;      /* seconds before each layer in which its forward pass is computed again */
 } drain;
 
-static drain drain_of(const composed *c, const stage *s)
+static last_pass pass_of(const composed *c, size_t i, double *tp_seconds)
 {
-    const double layers = (double)c->passes->layers;
+    const ar_parallel *layout = &c->p->step.run.parallel;
+    const bool pipeline = ari_at_least_one(layout->pp) > 1;
+    const stage s = stage_of(c->p, i);
     const ari_cost a = again(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
-    const ari_links tp = ari_links_of(c->p, c->o, ARI_OVER_TP), dp = ari_links_of(c->p, c->o, ARI_OVER_DP);
-    const ari_cost *after = &c->passes->last[ARI_GOES_BACKWARD][ARI_PART_AFTER];
-    drain d = {.again = ari_cost_sum(&a) / layers, .absent = (1.0 - s->share[ARI_PART_AFTER]) * ari_cost_sum(after)};
-    double tp_seconds = s->share[ARI_PART_BLOCKS] * a.tp;
-    d.length = s->layers * d.again;
+    last_pass p = {.absent = (1.0 - s.share[ARI_PART_AFTER]) *
+                             ari_cost_sum(&c->passes->last[ARI_GOES_BACKWARD][ARI_PART_AFTER])};
+    ar_stage_layers(&p.first, &p.layers, &layout->stages, c->p->step.config->layers, (size_t)ar_parallel_stages(layout),
+                    i);
+    *tp_seconds += s.share[ARI_PART_BLOCKS] * a.tp;
+    p.length = s.share[ARI_PART_BLOCKS] * ari_cost_sum(&a);
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {
         const ari_cost *last = &c->passes->last[ARI_GOES_BACKWARD][part];
-        d.length += s->share[part] * ari_cost_sum(last);
-        tp_seconds += s->share[part] * last->tp;
+        p.length += s.share[part] * ari_cost_sum(last);
+        *tp_seconds += s.share[part] * last->tp;
     }
-    if (c->o->shared_links && tp.between == dp.between && d.length > 0.0)
-        d.shared = tp_seconds / d.length;
+    const ari_span *at = &c->run.last[i];
+    p.begin = pipeline ? at->begin : 0.0;
+    p.scale = pipeline && p.length > 0.0 ? (at->end - at->begin) / p.length : 1.0;
+    return p;
+}
+
+static drain drain_of(const composed *c, int rank)
+{
+    const ar_parallel *layout = &c->p->step.run.parallel;
+    const ari_cost a = again(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
+    const ari_links tp = ari_links_of(c->p, c->o, ARI_OVER_TP), dp = ari_links_of(c->p, c->o, ARI_OVER_DP);
+    drain d = {.outside = &c->outside->rank[rank],
+               .rank = rank,
+               .again = ari_cost_sum(&a) / (double)c->passes->layers,
+               .begin = INFINITY,
+               .end = c->run.end};
+    double seconds = 0.0, tp_seconds = 0.0;
+    for (int i = rank; i < ar_parallel_stages(layout); i += ari_at_least_one(layout->pp)) {
+        const last_pass p = pass_of(c, (size_t)i, &tp_seconds);
+        seconds += p.length;
+        d.begin = fmin(d.begin, p.begin);
+        d.end = fmax(d.end, p.begin + p.length * p.scale);
+    }
+    if (c->o->shared_links && tp.between == dp.between && seconds > 0.0)
+        d.shared = tp_seconds / seconds;
     return d;
 }
 
-/* When the buckets' queue has done them all, in seconds since the last backward pass began. Each waits for the gradient
- * that completes it, and for those before it; `backlog`: what earlier micro-batches left to do. */
+/* When the bucket whose last gradient is this one is complete. */
+static double ready_at(const composed *c, const drain *d, const ari_op_param *param)
+{
+    const ar_parallel *layout = &c->p->step.run.parallel;
+    const bool outside = param->layer == ARI_NO_LAYER, before = ari_section_of(param->role) == ARI_BEFORE_BLOCKS;
+    double unused = 0.0;
+    const int pp = ari_at_least_one(layout->pp), stages = ar_parallel_stages(layout);
+    int i = outside && !before ? stages - pp + d->rank : d->rank;
+    last_pass p = pass_of(c, (size_t)i, &unused);
+    for (i += pp; !outside && i < stages && param->layer >= p.first + p.layers; i += pp)
+        p = pass_of(c, (size_t)i, &unused);
+    const double layers = (double)p.layers;
+    const double done = outside ? (before ? layers : 0.0) : layers - (double)(param->layer - p.first);
+    return p.begin + p.scale * (ari_passes_ready(c->passes, param, p.first, p.layers) - p.absent + done * d->again);
+}
+
+/* When the buckets' queue has done them all. Each waits for the gradient that completes it, and for those before it;
+ * `backlog`: when it has done what earlier micro-batches left. */
 static double drained(const composed *c, const drain *d, double backlog)
 {
-    const ari_outside *s = c->outside;
-    const double layers = (double)s->layers;
+    const ari_outside_rank *s = d->outside;
     double at = backlog;
     for (size_t i = 0; i < s->n; i++) {
         const ari_bucket_cost *b = &s->bucket[i];
-        const bool outside = b->last.layer == ARI_NO_LAYER, before = ari_section_of(b->last.role) == ARI_BEFORE_BLOCKS;
-        const double done = outside ? (before ? layers : 0.0) : layers - (double)b->last.layer;
-        const double ready = ari_passes_ready(c->passes, &b->last, s->layers) - d->absent + done * d->again;
-        at = fmax(at, b->beside && !c->idle ? ready : d->length + s->loss);
-        const double slowed = fmax(0.0, fmin(b->seconds, (d->length - at) * (1.0 - d->shared)));
+        at = fmax(at, b->beside && !c->idle ? ready_at(c, d, &b->last) : d->end + s->loss);
+        const double slowed = fmax(0.0, fmin(b->seconds, (d->end - at) * (1.0 - d->shared)));
         at += slowed / (1.0 - fmin(d->shared, 0.99)) + (b->seconds - slowed);
     }
     return at;
 }
 
-static double sums_of(const ari_outside *s)
+static double sums_of(const ari_outside_rank *s)
 {
     double sum = 0.0;
     for (size_t i = 0; i < s->n; i++)
@@ -255,17 +417,27 @@ static double sums_of(const ari_outside *s)
 }
 
 /* ZeRO-2 keeps shares of gradients, so that each micro-batch sums its own, beside the passes that follow. */
-static void add_sums(composed *c, const stage *s, double pass_seconds)
+static void add_sums(composed *c, double pass_seconds)
 {
-    const drain d = drain_of(c, s);
-    const double sums = sums_of(c->outside), before = c->p->step.run.parallel.zero == 2 ? c->micro - 1.0 : 0.0;
-    const double backlog = before * fmax(0.0, sums - pass_seconds / c->micro);
-    const double done = drained(c, &d, backlog), end = d.length + c->outside->loss;
-    const double exposed = fmax(0.0, done - end) + c->outside->before + c->outside->loss + c->outside->after;
+    const double before = c->p->step.run.parallel.zero == 2 ? c->micro - 1.0 : 0.0;
+    const ari_outside_rank *longest = &c->outside->rank[0];
+    double most = -1.0, exposed_sums = 0.0;
+    for (int r = 0; r < (int)c->outside->n; r++) {
+        const drain d = drain_of(c, r);
+        const double backlog = before * fmax(0.0, sums_of(d.outside) - pass_seconds / c->micro);
+        const double waits = fmax(0.0, drained(c, &d, d.begin + backlog) - d.end - d.outside->loss);
+        const double all = waits + d.outside->before + d.outside->loss + d.outside->after;
+        if (all <= most)
+            continue;
+        most = all;
+        longest = d.outside;
+        exposed_sums = waits;
+    }
     const bool dp = ari_links_of(c->p, c->o, ARI_OVER_DP).n > 1.0;
-    c->t->of[dp ? ARI_TIME_DP : ARI_TIME_TP] += exposed;
-    c->t->hidden += (before + 1.0) * sums - fmax(0.0, done - end);
-    ari_moves_add(&c->t->moved, &c->outside->moved, 1.0);
+    c->t->of[dp ? ARI_TIME_DP : ARI_TIME_TP] += most - longest->stages;
+    c->t->of[ARI_TIME_PP] += longest->stages;
+    c->t->hidden += (before + 1.0) * sums_of(longest) - exposed_sums;
+    ari_moves_add(&c->t->moved, &longest->moved, 1.0);
     for (int i = 0; i < c->t->moved.n && before > 0.0; i++) {
         ari_moved *row = &c->t->moved.row[i];
         if (row->over == ARI_TIME_DP && strcmp(row->call, ari_call_name(ARI_CALL_REDUCE_SCATTER)) == 0) {
@@ -276,69 +448,50 @@ static void add_sums(composed *c, const stage *s, double pass_seconds)
     }
 }
 
-/* ZeRO-3: each block's weights are gathered before its forward pass and again before its backward pass, while the block
- * before is computed, and its gradients scattered while the next is. The first gather and the last scatter have nothing
- * to hide them. */
-static void add_gathers(composed *c, const stage *s)
-{
-    const ari_links l = ari_links_of(c->p, c->o, ARI_OVER_DP);
-    const double layers = (double)c->passes->layers, width = (double)ar_dtype_bytes(AR_BF16);
-    const ari_cost a = again(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
-    const double forward = ari_cost_sum(&c->passes->last[ARI_GOES_FORWARD][ARI_PART_BLOCKS]) / layers;
-    const double backward =
-        (ari_cost_sum(&c->passes->last[ARI_GOES_BACKWARD][ARI_PART_BLOCKS]) + ari_cost_sum(&a)) / layers;
-    double exposed = 0.0;
-    for (int part = 0; part < ARI_MODEL_PARTS; part++) {
-        const double units = part == ARI_PART_BLOCKS ? s->layers : s->share[part];
-        const double n = c->passes->parameters[part] / (part == ARI_PART_BLOCKS ? layers : 1.0);
-        const double gather = ari_links_call(&l, ARI_CALL_ALL_GATHER, n, width);
-        const double scatter = ari_links_call(&l, ARI_CALL_REDUCE_SCATTER, n, width), times = units * c->micro;
-        const double bytes = ari_links_sent(&l, ARI_CALL_ALL_GATHER, n, width);
-        if (units == 0.0 || n == 0.0)
-            continue;
-        const double hides_f = part == ARI_PART_BLOCKS ? forward : 0.0,
-                     hides_b = part == ARI_PART_BLOCKS ? backward : 0.0;
-        const double alone = 2.0 * gather + scatter;
-        const double others = fmax(0.0, gather - hides_f) + fmax(0.0, gather + scatter - hides_b);
-        exposed += c->micro * (alone + (units - 1.0) * others);
-        ari_moves_row(&c->t->moved, ARI_TIME_DP, ari_call_name(ARI_CALL_ALL_GATHER), &l, 2.0 * times,
-                      2.0 * times * bytes, 2.0 * times * gather);
-        ari_moves_row(&c->t->moved, ARI_TIME_DP, ari_call_name(ARI_CALL_REDUCE_SCATTER), &l, times, times * bytes,
-                      times * scatter);
-        c->t->hidden += times * alone - c->micro * (alone + (units - 1.0) * others);
-    }
-    c->t->of[ARI_TIME_DP] += exposed;
-}
-
 /* --- together ----------------------------------------------------------------------------------------------------- */
 
-void ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
-                      const ari_outside *outside)
+static composed composed_of(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
+                            const ari_outside *outside)
 {
     const bool formula = o->account == ARI_ACCOUNT_PRODUCTION && !p->step.forward_only; /* else the list has it */
     const ar_recompute what = p->step.run.parallel.recompute.what;
+    return (composed){.p = p,
+                      .o = o,
+                      .passes = passes,
+                      .outside = outside,
+                      .t = t,
+                      .idle = p->step.run.batch < (size_t)ari_at_least_one(p->step.run.parallel.dp),
+                      .micro = ari_at_least_one(p->step.run.parallel.micro_batches),
+                      .share_again = formula ? ari_recomputed_share(&p->step) : 0.0,
+                      .whole_again = what == AR_RECOMPUTE_FULL,
+                      .scores_again = what == AR_RECOMPUTE_SELECTIVE && !p->flash};
+}
+
+ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
+                           const ari_outside *outside)
+{
+    composed c = composed_of(t, p, o, passes, outside);
     *t = (ari_time){.hidden = 0.0};
-    composed c = {.p = p,
-                  .o = o,
-                  .passes = passes,
-                  .outside = outside,
-                  .t = t,
-                  .idle = p->step.run.batch < (size_t)ari_at_least_one(p->step.run.parallel.dp),
-                  .micro = ari_at_least_one(p->step.run.parallel.micro_batches),
-                  .share_again = formula ? ari_recomputed_share(&p->step) : 0.0,
-                  .whole_again = what == AR_RECOMPUTE_FULL,
-                  .scores_again = what == AR_RECOMPUTE_SELECTIVE && !p->flash};
-    const stage slowest = add_stages(&c), first = stage_of(p, 0);
-    const double pass_seconds = ari_time_step(t) - t->of[ARI_TIME_BUBBLE];
-    for (int part = 0; part < ARI_MODEL_PARTS; part++) {
-        ari_moves_add(&t->moved, &passes->moved[part], slowest.share[part]);
-        t->hidden += slowest.share[part] * passes->hidden[part];
+    double busy = 0.0;
+    AR_TRY(add_ranks(&c, &busy));
+    if (p->step.run.parallel.zero < 3)
+        add_sums(&c, busy);
+    return AR_OK;
+}
+
+double ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes)
+{
+    const composed c = composed_of(NULL, p, o, passes, NULL);
+    const ar_parallel *layout = &p->step.run.parallel;
+    double most = 0.0, before = 0.0;
+    for (int r = 0; r < ari_at_least_one(layout->pp); r++) {
+        const stage all = rank_of(p, (size_t)r), first = stage_of(p, (size_t)r);
+        const ar_pp_times t = times_of(&c, &first);
+        double of[ARI_TIME_KINDS] = {0.0};
+        most = fmax(most, before + rank_seconds(&c, &all, of));
+        before += t.forward + (layout->schedule == AR_PP_ZERO_BUBBLE ? 0.0 : t.backward_input + t.backward_weight);
     }
-    add_sends(&c);
-    if (p->step.run.parallel.zero >= 3)
-        add_gathers(&c, &slowest);
-    else
-        add_sums(&c, &first, pass_seconds);
+    return most;
 }
 
 ar_status ari_time_of(ari_time *t, const ari_planned *p, const ari_time_options *o)
@@ -346,9 +499,9 @@ ar_status ari_time_of(ari_time *t, const ari_planned *p, const ari_time_options 
     ari_passes passes;
     ari_outside outside;
     AR_TRY(ari_passes_init(&passes, p, o));
-    const ar_status st = ari_outside_init(&outside, p, o);
+    ar_status st = ari_outside_init(&outside, p, o);
     if (st == AR_OK) {
-        ari_time_compose(t, p, o, &passes, &outside);
+        st = ari_time_compose(t, p, o, &passes, &outside);
         ari_outside_fini(&outside);
     }
     ari_passes_fini(&passes);
@@ -378,9 +531,13 @@ static ar_status add_start(void *user, const ari_operation *op)
 
 ar_status ari_time_start(double *seconds, const ari_planned *p, const ari_time_options *o)
 {
-    const ari_step_case c = ari_time_case(p, o, p->step.config);
-    start s = {.links = ari_links_of(p, o, ARI_OVER_DP)};
-    AR_TRY(ari_operations_start(&c, 0, add_start, &s));
-    *seconds = s.seconds;
+    const ari_step_case c = ari_time_rank_case(p, o);
+    const int pp = ari_at_least_one(c.run.parallel.pp), each = ar_parallel_world(&c.run.parallel) / pp;
+    *seconds = 0.0;
+    for (int r = 0; r < pp; r++) {
+        start s = {.links = ari_links_of(p, o, ARI_OVER_DP)};
+        AR_TRY(ari_operations_start(&c, r * each, add_start, &s));
+        *seconds = fmax(*seconds, s.seconds);
+    }
     return AR_OK;
 }

@@ -7,7 +7,7 @@
 
 /* --- groups and links (time_link.c) ------------------------------------------------------------------------------- */
 
-/* Ranks that call together, and how they lie on the nodes. World ranks are in the order tp, cp, pp, dp, tp
+/* Ranks that call together, and how they lie on the nodes. World ranks are in the order tp, cp, dp, pp, tp
  * neighbouring. */
 typedef struct ari_links {
     const ari_time_options *o;
@@ -16,6 +16,9 @@ typedef struct ari_links {
 } ari_links;
 /** Of a group of the list of operations (DP: the ranks that hold the same parameters, dp times cp of them). */
 ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_call_group g);
+/** Of the ranks among which ZeRO shares out, and of those that have the same share of several replicas. */
+ari_links ari_links_of_shares(const ari_planned *p, const ari_time_options *o);
+ari_links ari_links_of_replicas(const ari_planned *p, const ari_time_options *o);
 /** Of the stages of a pipeline. */
 ari_links ari_links_of_stages(const ari_planned *p, const ari_time_options *o);
 /** Seconds of a collective of so many elements in full length, all members coming at once. */
@@ -62,7 +65,8 @@ double ari_beside_wait(ari_beside *b, double now, ari_role role);
 typedef enum ari_model_part { ARI_PART_BEFORE, ARI_PART_BLOCKS, ARI_PART_AFTER, ARI_MODEL_PARTS } ari_model_part;
 typedef struct ari_cost {
     double products, attention, tp, cp;
-    double again; /* of products and attention, those of what is computed again: by the list of operations */
+    double again;   /* of products and attention, those of what is computed again: by the list of operations */
+    double weights; /* of all of them, those of gradients of weights */
 } ari_cost;
 double ari_cost_sum(const ari_cost *c);
 void ari_cost_add(ari_cost *to, const ari_cost *c, double times);
@@ -82,8 +86,22 @@ typedef struct ari_passes {
 } ari_passes;
 AR_NODISCARD ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o);
 void ari_passes_fini(ari_passes *passes);
-/** When the last backward pass over `layers` layers has made a parameter's gradient. */
-double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t layers);
+/** When the last backward pass over the layers [first, first + layers) has made a parameter's gradient. */
+double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t first, size_t layers);
+
+/* --- stages (time_stages.c) --------------------------------------------------------------------------------------- */
+
+typedef struct ari_span {
+    double begin, end;
+} ari_span;
+typedef struct ari_stages_run {
+    int ranks;
+    double end;                   /* of the last rank's last pass, in seconds since the first began */
+    ari_span last[AR_MAX_STAGES]; /* of each stage: of the last pass that makes gradients of weights */
+} ari_stages_run;
+/** A pipeline's ranks through their schedule, whose stages take `times` for a micro-batch. Errors: AR_ERR_OVERFLOW,
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_stages_run_of(ari_stages_run *out, const ar_parallel *layout, const ar_pp_times *times);
 
 /* --- outside of the passes (time_step.c) -------------------------------------------------------------------------- */
 
@@ -92,25 +110,36 @@ typedef struct ari_bucket_cost {
     double seconds;
     bool beside;
 } ari_bucket_cost;
-typedef struct ari_outside {
+/* Of a pipeline rank. */
+typedef struct ari_outside_rank {
     ari_bucket_cost *bucket; /* [n] in the order of their sums */
     size_t n, room;
     double before, loss, after; /* seconds of the main queue: before the passes, after them, after the buckets */
+    double stages;              /* of these, over the ranks of a pipeline */
     ari_moves moved;
-    size_t layers; /* of the stage that they are of */
+} ari_outside_rank;
+typedef struct ari_outside {
+    ari_outside_rank *rank; /* [n] */
+    size_t n;
 } ari_outside;
-/** Of the first stage, whose backward pass is the last to end. */
 AR_NODISCARD ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_options *o);
 void ari_outside_fini(ari_outside *s);
 
 /* --- together (time.c) -------------------------------------------------------------------------------------------- */
 
-/** What the list of operations is asked about. *config is p's, of which this borrows. */
+/** What the list of operations is asked about a rank of a pipeline; *config as below. */
+ari_step_case ari_time_rank_case(const ari_planned *p, const ari_time_options *o);
+/** What it is asked about: all layers, which ari_time_compose shares out to stages. *config is p's, of
+ *  which this borrows. */
 ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, const ar_config *config);
 /** Bytes of an element of an operation's call. */
 double ari_time_element(const ari_time_options *o, const ari_operation *op, const ari_op_call *call);
-void ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
-                      const ari_outside *outside);
+/** Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o,
+                                        const ari_passes *passes, const ari_outside *outside);
+/** Seconds that a step takes at least, without going through the schedule of a pipeline: a rank can begin when the ranks
+ *  before it have gone forward, and what it has done last still goes back to them. */
+double ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes);
 /** A row of one kind of call. */
 void ari_moves_row(ari_moves *m, ari_time_kind over, const char *call, const ari_links *l, double calls, double bytes,
                    double seconds);

@@ -37,13 +37,13 @@ static double ranks_along(const ari_planned *p, int axis)
 
 static double world_of(const ari_planned *p)
 {
-    return (double)ar_parallel_world(&p->step.run.parallel) * ari_at_least_one(p->pp);
+    return (double)ar_parallel_world(&p->step.run.parallel);
 }
 
 ari_links ari_links_of_stages(const ari_planned *p, const ari_time_options *o)
 {
-    const double each = ranks_along(p, ARI_AXIS_TP) * ranks_along(p, ARI_AXIS_INNER) * ranks_along(p, ARI_AXIS_RING);
-    return links(o, (run){each, ari_at_least_one(p->pp)}, (run){world_of(p), 1.0}, world_of(p));
+    const double pp = ari_at_least_one(p->step.run.parallel.pp);
+    return links(o, (run){world_of(p) / pp, pp}, (run){world_of(p), 1.0}, world_of(p));
 }
 
 ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_call_group g)
@@ -64,9 +64,24 @@ ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_call
         return links(o, (run){tp * inner, ring}, none, world);
     case ARI_OVER_INNER:
         return links(o, (run){tp, inner}, none, world);
+    case ARI_OVER_PP:
+    case ARI_OVER_ENDS:
+        return ari_links_of_stages(p, o);
     default:
-        return links(o, (run){tp, ring * inner}, (run){tp * ring * inner * ari_at_least_one(p->pp), dp}, world);
+        return links(o, (run){tp, ring * inner * dp}, none, world);
     }
+}
+
+ari_links ari_links_of_shares(const ari_planned *p, const ari_time_options *o)
+{
+    const double heads = ranks_along(p, ARI_AXIS_TP), world = world_of(p);
+    return links(o, (run){heads, ari_planned_shares(p)}, (run){world, 1.0}, world);
+}
+
+ari_links ari_links_of_replicas(const ari_planned *p, const ari_time_options *o)
+{
+    const double each = ranks_along(p, ARI_AXIS_TP) * ari_planned_shares(p), world = world_of(p);
+    return links(o, (run){each, ari_at_least_one(p->step.run.parallel.dp_replicate)}, (run){world, 1.0}, world);
 }
 
 static double over(const ar_sim_link *l, double bytes)

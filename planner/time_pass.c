@@ -34,6 +34,7 @@ void ari_cost_add(ari_cost *to, const ari_cost *c, double times)
     to->tp += times * c->tp;
     to->cp += times * c->cp;
     to->again += times * c->again;
+    to->weights += times * c->weights;
 }
 
 /* Of all pairs of a key and one of this rank's queries those that no mask hides, over all layers: what flash attention
@@ -257,6 +258,7 @@ static ar_status visit(void *user, const ari_operation *op)
         c = (ari_cost){.again = c.products + c.attention};
     c.cp += calls.cp;
     c.tp += calls.tp + waits;
+    c.weights = op->kind == ARI_OPERATION_WEIGHT_GRADIENT ? ari_cost_sum(&c) : 0.0;
     ari_cost_add(&to->all[backward][part], &c, times);
     c.tp -= reverse(w) ? calls.fresh : 0.0; /* those of the first to come back */
     ari_cost_add(&to->last[backward][part], &c, ends(w, op) ? layers : 0.0);
@@ -305,12 +307,13 @@ void ari_passes_fini(ari_passes *passes)
 }
 
 /* Where one block stands for all, `ready` has the last layer's, which the backward pass makes first. */
-double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t layers)
+double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t first, size_t layers)
 {
     const double at = passes->ready[ready_at(passes, param->layer, param->role)];
     const double block = ari_cost_sum(&passes->last[ARI_GOES_BACKWARD][ARI_PART_BLOCKS]) / (double)passes->layers;
     if (param->layer == ARI_NO_LAYER)
         return at -
                (ari_section_of(param->role) == ARI_BEFORE_BLOCKS ? (double)(passes->layers - layers) * block : 0.0);
-    return passes->blocks > 1 ? at : at + (double)(layers - 1 - param->layer) * block;
+    return passes->blocks > 1 ? at - (double)(passes->layers - first - layers) * block
+                              : at + (double)(first + layers - 1 - param->layer) * block;
 }

@@ -7,27 +7,32 @@
 
 typedef struct walk {
     const ari_time_options *o;
-    ari_outside *to;
-    ari_links tp, dp;
+    ari_outside_rank *to;
+    ari_links links[ARI_OVER_COPIES + 1]; /* of each group */
 } walk;
+
+static ari_time_kind kind_of(ari_call_group g)
+{
+    return g == ARI_OVER_DP ? ARI_TIME_DP : g == ARI_OVER_PP || g == ARI_OVER_ENDS ? ARI_TIME_PP : ARI_TIME_TP;
+}
 
 static double calls(walk *w, const ari_operation *op)
 {
     double sum = 0.0;
     for (int i = 0; i < op->calls; i++) {
         const ari_op_call *call = &op->call[i];
-        const bool dp = call->over == ARI_OVER_DP;
-        const ari_links *l = dp ? &w->dp : &w->tp;
+        const ari_links *l = &w->links[call->over];
         const double n = (double)call->elements, width = ari_time_element(w->o, op, call);
         const double seconds = ari_links_call(l, call->kind, n, width);
         sum += seconds;
-        ari_moves_row(&w->to->moved, dp ? ARI_TIME_DP : ARI_TIME_TP, ari_call_name(call->kind), l, 1.0,
+        w->to->stages += op->kind != ARI_OPERATION_GRADIENT_SUM && kind_of(call->over) == ARI_TIME_PP ? seconds : 0.0;
+        ari_moves_row(&w->to->moved, kind_of(call->over), ari_call_name(call->kind), l, 1.0,
                       ari_links_sent(l, call->kind, n, width), seconds);
     }
     return sum;
 }
 
-static ar_status add_bucket(ari_outside *s, const ari_operation *op, double seconds)
+static ar_status add_bucket(ari_outside_rank *s, const ari_operation *op, double seconds)
 {
     AR_TRY(ari_grow(&s->bucket, &s->room, s->n, sizeof *s->bucket, "buckets"));
     s->bucket[s->n++] = (ari_bucket_cost){op->last, seconds, op->calls > 0 && op->call[0].queue == ARI_ON_BUCKETS};
@@ -37,7 +42,7 @@ static ar_status add_bucket(ari_outside *s, const ari_operation *op, double seco
 static ar_status visit(void *user, const ari_operation *op)
 {
     walk *w = user;
-    ari_outside *s = w->to;
+    ari_outside_rank *s = w->to;
     const double seconds = calls(w, op);
     if (op->kind == ARI_OPERATION_GRADIENT_SUM)
         return add_bucket(s, op, seconds);
@@ -50,16 +55,20 @@ static ar_status visit(void *user, const ari_operation *op)
     return AR_OK;
 }
 
-/* The embedding is of the first stage, the head of the last. */
 ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_options *o)
 {
-    ar_config config = *p->step.config;
-    const ari_step_case c = ari_time_case(p, o, &config);
-    *s = (ari_outside){.layers = ari_stage_count(p, 0)};
-    config.layers = s->layers;
-    config.tied = config.tied || ari_at_least_one(p->pp) > 1;
-    walk w = {.o = o, .to = s, .tp = ari_links_of(p, o, ARI_OVER_TP), .dp = ari_links_of(p, o, ARI_OVER_DP)};
-    const ar_status st = ari_operations_step(&c, 0, visit, &w);
+    const ari_step_case c = ari_time_rank_case(p, o);
+    const int each = ar_parallel_world(&c.run.parallel) / ari_at_least_one(c.run.parallel.pp);
+    walk w = {.o = o};
+    ar_status st = AR_OK;
+    *s = (ari_outside){.n = (size_t)ari_at_least_one(c.run.parallel.pp)};
+    AR_TRY(ari_alloc_zero((void **)&s->rank, s->n, sizeof *s->rank, "ranks of a pipeline"));
+    for (int g = 0; g <= ARI_OVER_COPIES; g++)
+        w.links[g] = ari_links_of(p, o, (ari_call_group)g);
+    for (size_t r = 0; r < s->n && st == AR_OK; r++) {
+        w.to = &s->rank[r];
+        st = ari_operations_step(&c, (int)r * each, visit, &w);
+    }
     if (st != AR_OK)
         ari_outside_fini(s);
     return st;
@@ -67,6 +76,8 @@ ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_
 
 void ari_outside_fini(ari_outside *s)
 {
-    free(s->bucket);
-    s->bucket = NULL;
+    for (size_t r = 0; r < s->n && s->rank; r++)
+        free(s->rank[r].bucket);
+    free(s->rank);
+    s->rank = NULL;
 }

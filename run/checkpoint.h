@@ -46,6 +46,10 @@ bool ari_checkpoint_step_of(const char *name, uint64_t *step);
 /** Whether an optimizer with these options keeps this kind of state for weights of this dtype. */
 bool ari_checkpoint_keeps(const ar_optimizer_options *o, ar_dtype storage, const char *state);
 
+/** Whether every tensor is a parameter of this model, or its state. For the ranks of a pipeline, none of which knows
+ *  all of them. Errors: AR_ERR_FORMAT (names one that is not), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_checkpoint_check_names(const ar_checkpoint *c, const ar_config *config);
+
 /* --- training.json ------------------------------------------------------------------------------------------------ */
 /* A checkpoint's state, and hashes of all that is in its folder, its own text included. */
 

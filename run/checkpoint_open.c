@@ -6,11 +6,13 @@
 #include <unistd.h>
 
 #include "anyrank/safetensors.h"
+#include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
+#include "ref/models/family.h"
 #include "run/checkpoint.h"
 
 struct ar_checkpoint {
@@ -218,33 +220,6 @@ static ar_status check_shape(const ar_checkpoint *c, const ar_st_entry *e, const
                         ARI_SHOW_SHAPE(e->ndim, e->shape), ARI_SHOW_SHAPE(p->layout.ndim, p->layout.shape));
 }
 
-static const ar_param *param_called(ar_param *const *params, size_t n, const char *name, size_t length)
-{
-    for (size_t i = 0; i < n; i++) {
-        if (strlen(params[i]->name) == length && memcmp(params[i]->name, name, length) == 0)
-            return params[i];
-    }
-    return NULL;
-}
-
-static ar_status check_weights(const ar_checkpoint *c, ar_param *const *params, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        const ar_st_entry *e = ar_st_find(c->weights, params[i]->name);
-        if (e == NULL)
-            return ar_error_set(AR_ERR_NOT_FOUND, "%s: tensor '%s' is missing from the weights", ARI_SHOW(c->path),
-                                params[i]->name);
-        AR_TRY(check_shape(c, e, params[i]));
-    }
-    for (size_t i = 0; i < ar_st_count(c->weights); i++) {
-        const char *name = ar_st_at(c->weights, i)->name;
-        if (param_called(params, n, name, strlen(name)) == NULL)
-            return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' is in the weights, but the model has none of that name",
-                                ARI_SHOW(c->path), ARI_SHOW(name));
-    }
-    return AR_OK;
-}
-
 bool ari_checkpoint_keeps(const ar_optimizer_options *o, ar_dtype storage, const char *state)
 {
     const bool sgd = o->kind == AR_OPTIMIZER_SGD;
@@ -255,33 +230,112 @@ bool ari_checkpoint_keeps(const ar_optimizer_options *o, ar_dtype storage, const
     return !sgd && (strcmp(state, "exp_avg") == 0 || strcmp(state, "exp_avg_sq") == 0);
 }
 
-/* Nothing may be there that nobody would read; what is missing, ar_optimizer_load finds. */
-static ar_status check_state(const ar_checkpoint *c, ar_param *const *params, size_t n)
+/* What is missing of the state, ar_optimizer_load finds. */
+static ar_status check_own(const ar_checkpoint *c, const ar_param *p, bool state)
 {
-    const ar_checkpoint_state *s = &c->read.state;
-    if (c->optimizer == NULL)
-        return ar_error_set(AR_ERR_NOT_FOUND, "%s: has no optimizer state", ARI_SHOW(c->path));
-    for (size_t i = 0; i < ar_st_count(c->optimizer); i++) {
-        const ar_st_entry *e = ar_st_at(c->optimizer, i);
-        const char *dot = strrchr(e->name, '.');
-        const ar_param *p = dot == NULL ? NULL : param_called(params, n, e->name, (size_t)(dot - e->name));
-        if (p == NULL || !ari_checkpoint_keeps(&s->optimizer, s->storage, dot + 1))
-            return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' is no state of a parameter of the model with %s",
-                                ARI_SHOW(c->path), ARI_SHOW(e->name), ar_optimizer_name(s->optimizer.kind));
-        AR_TRY(check_shape(c, e, p));
+    static const char *const kept[] = {"master", "momentum_buffer", "exp_avg", "exp_avg_sq"};
+    const ar_st_entry *e = ar_st_find(c->weights, p->name);
+    char name[256];
+    if (e == NULL)
+        return ar_error_set(AR_ERR_NOT_FOUND, "%s: tensor '%s' is missing from the weights", ARI_SHOW(c->path),
+                            p->name);
+    AR_TRY(check_shape(c, e, p));
+    for (size_t i = 0; state && i < sizeof kept / sizeof *kept; i++) {
+        snprintf(name, sizeof name, "%s.%s", p->name, kept[i]);
+        e = ar_st_find(c->optimizer, name);
+        if (e != NULL)
+            AR_TRY(check_shape(c, e, p));
     }
     return AR_OK;
+}
+
+/* --- nothing may be there that nobody would read ------------------------------------------------------------------ */
+typedef char param_name[sizeof((ar_param *)NULL)->name];
+typedef struct param_names {
+    param_name *list;
+    size_t n, capacity;
+} param_names;
+
+static ar_status add_name(void *user, const char *name, int ndim, const size_t *shape)
+{
+    param_names *all = user;
+    (void)ndim;
+    (void)shape;
+    AR_TRY(ari_grow(&all->list, &all->capacity, all->n, sizeof *all->list, "names of parameters"));
+    snprintf(all->list[all->n++], sizeof *all->list, "%s", name);
+    return AR_OK;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(a, b);
+}
+
+static bool has_name(const param_names *all, const char *name, size_t length)
+{
+    param_name key;
+    if (length >= sizeof key || all->n == 0)
+        return false;
+    snprintf(key, sizeof key, "%.*s", (int)length, name);
+    return bsearch(key, all->list, all->n, sizeof *all->list, compare_names) != NULL;
+}
+
+static ar_status check_names(const ar_checkpoint *c, param_names *all, bool state)
+{
+    const ar_checkpoint_state *s = &c->read.state;
+    if (all->n > 0)
+        qsort(all->list, all->n, sizeof *all->list, compare_names);
+    for (size_t i = 0; i < ar_st_count(c->weights); i++) {
+        const char *name = ar_st_at(c->weights, i)->name;
+        if (!has_name(all, name, strlen(name)))
+            return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' is in the weights, but the model has none of that name",
+                                ARI_SHOW(c->path), ARI_SHOW(name));
+    }
+    for (size_t i = 0; state && i < ar_st_count(c->optimizer); i++) {
+        const char *name = ar_st_at(c->optimizer, i)->name, *dot = strrchr(name, '.');
+        if (dot == NULL || !has_name(all, name, (size_t)(dot - name)) ||
+            !ari_checkpoint_keeps(&s->optimizer, s->storage, dot + 1))
+            return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' is no state of a parameter of the model with %s",
+                                ARI_SHOW(c->path), ARI_SHOW(name), ar_optimizer_name(s->optimizer.kind));
+    }
+    return AR_OK;
+}
+
+ar_status ari_checkpoint_check_names(const ar_checkpoint *c, const ar_config *config)
+{
+    param_names all = {.n = 0};
+    ar_status st = ari_param_list(config, add_name, &all);
+    if (st == AR_OK)
+        st = check_names(c, &all, c->optimizer != NULL);
+    free(all.list);
+    return st;
+}
+
+static ar_status check_listed(const ar_checkpoint *c, ar_param *const *params, size_t n, bool state)
+{
+    param_names all = {.n = 0};
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < n && st == AR_OK; i++)
+        st = add_name(&all, params[i]->name, 0, NULL);
+    if (st == AR_OK)
+        st = check_names(c, &all, state);
+    free(all.list);
+    return st;
 }
 
 ar_status ar_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *const *params, size_t n,
                              ar_optimizer *optimizer)
 {
-    AR_TRY(check_weights(c, params, n));
-    if (optimizer != NULL)
-        AR_TRY(check_state(c, params, n));
+    const bool state = optimizer != NULL;
+    if (state && c->optimizer == NULL)
+        return ar_error_set(AR_ERR_NOT_FOUND, "%s: has no optimizer state", ARI_SHOW(c->path));
+    for (size_t i = 0; i < n; i++)
+        AR_TRY(check_own(c, params[i], state));
+    if (ar_comm_size(ctx->pp.all) == 1) /* else the others are other stages' */
+        AR_TRY(check_listed(c, params, n, state));
     for (size_t i = 0; i < n; i++)
         AR_TRY(ar_param_set(params[i], ctx, ar_st_find(c->weights, params[i]->name)->data));
-    if (optimizer == NULL)
+    if (!state)
         return AR_OK;
     /* find_state changes nothing: the pointer loses its const for the callback alone. */
     return ar_optimizer_load(optimizer, ctx, c->read.state.optimizer_steps, find_state, (void *)(uintptr_t)c);

@@ -7,6 +7,7 @@
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
+#include "ref/layers/share.h"
 #include "ref/models/groups.h"
 #include "ref/models/model.h"
 #include "run/process_run.h"
@@ -29,7 +30,7 @@ static ar_status create_ddp(ari_trainer *t, ar_ctx *ctx, const ari_cluster_optio
     ar_ddp_options ddp = o->run.ddp;
     ddp.zero = o->run.parallel.zero;
     ddp.keep_weights = true; /* ar_model_set and ar_model_fresh have broadcast them */
-    AR_TRY(ar_ddp_create_params(&t->ddp, ctx, "model", t->params, t->n, &ddp));
+    AR_TRY(ar_ddp_create_model(&t->ddp, ctx, "model", t->model, &ddp));
     t->step.ddp = t->ddp;
     return AR_OK;
 }
@@ -85,9 +86,11 @@ static void measure(const ar_ctx *ctx, const ari_trainer *t, ar_rank_memory *m)
 {
     const ar_arith_ops *arith = ar_ctx_arith(ctx);
     for (size_t i = 0; i < t->n; i++) {
-        m->weights += ar_tensor_count(&t->params[i]->value) * ar_dtype_bytes(t->params[i]->value.dtype);
-        m->operands += arith->operand_bytes(t->params[i]);
-        m->gradients += arith->grad_bytes(t->params[i]);
+        const ar_param *p = t->params[i];
+        const size_t held = ari_value_is_shared(p) ? p->share->count : ar_tensor_count(&p->value);
+        m->weights += held * ar_dtype_bytes(p->value.dtype);
+        m->operands += arith->operand_bytes(p);
+        m->gradients += p->share ? arith->bucket_bytes(p->share->count, p->value.dtype) : arith->grad_bytes(p);
     }
     m->optimizer = t->optimizer ? ar_optimizer_bytes(t->optimizer) : 0;
     m->buckets = t->ddp ? ar_ddp_bytes(t->ddp) : 0;
@@ -134,7 +137,10 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
     const ar_ctx_options options = {.device = device,
                                     .tp = groups.tp,
                                     .dp = groups.dp,
+                                    .shard = groups.shard,
+                                    .replicate = groups.replicate,
                                     .cp = groups.cp,
+                                    .pp = groups.pp,
                                     .world = world,
                                     .sp = o->run.parallel.sp,
                                     .keep_gathered = o->run.parallel.keep_gathered,
@@ -264,6 +270,14 @@ static void collect(ari_cluster_result *result, ar_rank_memory *memory, const ra
     memcpy(result->calls, rank[0].calls, sizeof result->calls);
 }
 
+/* In a pipeline a rank's number alone does not say what it was about. */
+static ar_status name_stages(ar_status st, const ari_cluster_options *o)
+{
+    char text[8192];
+    ari_name_ranks(text, sizeof text, ar_error_message(), &o->run.parallel, o->config ? o->config->layers : 0);
+    return ar_error_set(st, "%s", text);
+}
+
 ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options *o)
 {
     *result = (ari_cluster_result){0};
@@ -284,8 +298,10 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
         free(result->reports);
         result->reports = NULL;
     }
-    if (st != AR_OK)
+    if (st != AR_OK) {
+        st = name_stages(st, o);
         goto done;
+    }
     result->loss = losses;
     losses = NULL;
     collect(result, o->memory, j.rank, n);

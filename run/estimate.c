@@ -147,10 +147,10 @@ static ar_status has_whole_middle(bool *whole, const ar_parallel *p, const ari_e
     return AR_OK;
 }
 
-/* Ranks that hold the same parameters. */
+/* Ranks that hold the same parameters: those that neither tp nor pp share them out to. */
 static double holders_of(const ar_parallel *p)
 {
-    return (double)ar_parallel_world(p) / ari_at_least_one(p->tp);
+    return (double)ar_parallel_world(p) / ari_at_least_one(p->tp) / ari_at_least_one(p->pp);
 }
 
 /* What the ranks keep to write it. A replicated value is there once for each rank that has it. */
@@ -166,7 +166,9 @@ static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel 
     const double block = n->block_reference + others * in_block;
     const double activations = 2.0 * (n->layers * block + n->outer_reference + others * 3.0 * hidden);
     const double outputs = n->logits + (1.0 + others) * (n->layers + 1.0) * n->tokens * n->hidden;
-    const double weights = n->parameters + others * (n->replicated + 2.0 * n->layers * n->hidden * n->kv);
+    const bool at_both_ends = run->config->tied && p->pp > 1 && run->dump != ARI_DUMPS_FIRST;
+    const double weights = n->parameters + (at_both_ends ? n->table : 0.0) +
+                           others * (n->replicated + 2.0 * n->layers * n->hidden * n->kv);
     const double each = (run->dump == ARI_DUMPS_RESULTS ? outputs : activations) +
                         groups * (p->zero > 0 ? 1.0 / holders : 1.0) * (1.0 + n->states) * weights +
                         (n->trains ? groups * weights : 0.0);

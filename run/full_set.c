@@ -344,8 +344,11 @@ static ar_status take_state(void *user, const ar_param *p, const char *state, co
 static ar_status take_all(pass *p, ar_param *const *params, size_t n, ar_optimizer *optimizer)
 {
     for (size_t i = 0; i < n; i++) {
-        const ar_layout layout = ari_whole_layout(params[i], p->ctx);
-        AR_TRY(take(p, params[i]->name, false, &params[i]->value, &layout));
+        ar_layout layout;
+        ar_tensor value;
+        AR_TRY(ari_value_begin(&value, &layout, p->ctx, params[i]));
+        AR_TRY(take(p, params[i]->name, false, &value, &layout));
+        ari_value_end(&value, p->ctx, params[i]);
     }
     return optimizer == NULL ? AR_OK : ar_optimizer_save(optimizer, p->ctx, take_state, p);
 }
@@ -369,11 +372,13 @@ static ar_status check_all(const ari_full_set *s)
 static ar_status check_world(const ar_ctx *ctx)
 {
     const int world = ar_comm_size(ctx->world), tp = ar_comm_size(ctx->tp), dp = ar_comm_size(ctx->dp);
+    const int pp = ar_comm_size(ctx->pp.all);
     if (world > ARI_FULL_MAX_RANKS)
         return ar_error_set(AR_ERR_UNSUPPORTED, "full tensors of %d ranks, at most %d are supported", world,
                             ARI_FULL_MAX_RANKS);
-    if (world / tp != dp || world % tp != 0)
-        return ar_error_set(AR_ERR_ARG, "the context's world has %d ranks, expected tp * dp = %d * %d", world, tp, dp);
+    if (world / tp / dp != pp || world % (tp * dp) != 0)
+        return ar_error_set(AR_ERR_ARG, "the context's world has %d ranks, expected pp * dp * tp = %d * %d * %d", world,
+                            pp, dp, tp);
     return AR_OK;
 }
 

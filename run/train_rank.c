@@ -8,6 +8,7 @@
 #include "anyrank/gradients.h"
 #include "ref/core/clock.h"
 #include "ref/core/context.h"
+#include "ref/models/groups.h"
 
 /* What one rank has. */
 typedef struct member {
@@ -259,7 +260,8 @@ static ar_status finish(member *m)
     const ar_status st = ari_full_set_take(m->job->full, m->ctx, m->trainer.params, m->trainer.n, NULL);
     if (st == AR_ERR_DATA && is_first(m)) {
         report->copies_differ = true;
-        snprintf(report->message, sizeof report->message, "%s", ar_error_message());
+        ari_name_ranks(report->message, sizeof report->message, ar_error_message(), &m->job->o->run.parallel,
+                       report->config.layers);
     }
     if (st == AR_ERR_DATA)
         return AR_OK;

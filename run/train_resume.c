@@ -170,6 +170,7 @@ ar_status ari_train_check_resume(char *note, size_t cap, const ari_training *j)
     const ar_checkpoint_state *s = ar_checkpoint_state_of(j->o->resume);
     char changes[256];
     AR_TRY(ari_param_list(&j->report->config, check_param, j->o->resume));
+    AR_TRY(ari_checkpoint_check_names(j->o->resume, &j->report->config));
     AR_TRY(check_same(j->o, s, j->data_hash));
     AR_TRY(check_state(j->o, s));
     list_changes(changes, sizeof changes, j->o, s);

@@ -3,7 +3,8 @@
 """Checks the direction of the includes, that a name has one definition, and sizes: scripts/check_includes.py ROOT
 
 Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- run <- verify <- cli;
-bench lies between verify and cli. io stands on core, under models and verify; dump, which reads other people's tensors
+bench lies between verify and cli. io stands on core, under models and verify; pipeline, the
+schedules of one, on core and io; dump, which reads other people's tensors
 and per-rank files, stands on io and models; plan, which says what a plan does without a run, on models and sim/plan;
 comm, what moves data between ranks, stands on core, process, how processes connect and agree, on both, and the
 communicators (sim, mpi, gpu/nccl) on both, mpi and gpu/nccl also on process, gpu/nccl also on what gpu tells of a
@@ -39,6 +40,7 @@ ALLOWED = {
     "ref/arith": ["ref/core", "ref/numerics"],
     "ref/io": ["ref/core"],
     "ref/layers": ["ref/core", "ref/placement", "ref/numerics", "ref/arith"],
+    "ref/pipeline": ["ref/core", "ref/io"],
     "ref/models": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io"],
     "ref/train": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models"],
     "ref/baseline": [],
@@ -124,7 +126,7 @@ FORBIDDEN_SYSTEM = {
 }
 for room in ROOMS:
     FORBIDDEN_SYSTEM[room] = FORBIDDEN_SYSTEM["verify"]
-for folder in ("ref/numerics", "ref/arith", "ref/layers", "ref/models", "ref/train", "ref/io"):
+for folder in ("ref/numerics", "ref/arith", "ref/layers", "ref/pipeline", "ref/models", "ref/train", "ref/io"):
     FORBIDDEN_SYSTEM[folder] = re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$")
 
 # Where names of other files are defined a second time: the build, or a table of functions, chooses one of the two.

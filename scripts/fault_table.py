@@ -13,6 +13,8 @@ COLUMNS = ["fault", "model and layout", "first tensor that differs", "rank", "by
 def layout(fault):
     split = fault["layout"]
     words = [fault["model"].removesuffix("-demo")]
+    if split.get("pp", 1) > 1:
+        words += [f"pp={split['pp']}", split["schedule_pp"]]
     for name in ("dp", "cp", "tp"):
         if split.get(name, 1) > 1:
             words.append(f"{name}={split[name]}")
@@ -27,6 +29,8 @@ def layout(fault):
         words.append(f"overlap={split['overlap']}")
     if split["zero"]:
         words.append(f"zero={split['zero']}")
+    if split.get("dp_replicate", 1) > 1:
+        words.append(f"replicate={split['dp_replicate']}")
     if split["micro_batches"] > 1:
         words.append(f"micro-batches={split['micro_batches']}")
     if split["forward_first"]:

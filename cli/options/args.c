@@ -126,8 +126,6 @@ static ar_status take_option(const ari_args_spec *spec, const ari_option_list *l
         return unknown_option(spec, l, argument);
     const ari_option *o = l->option[found];
     void *field = o->at == ARI_OPT_NO_FIELD ? NULL : (char *)values + l->at[found];
-    if (o->kind == ARI_OPT_LATER)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "--%s: not in this version", o->name);
     value = value != NULL ? value + 1 : NULL;
     if (o->kind == ARI_OPT_FLAG)
         return set_flag(o, field, value, action);

@@ -36,7 +36,7 @@ typedef enum ari_option_kind {
     ARI_OPT_FOLDER,  /* the same: the path of a folder */
     ARI_OPT_STRINGS, /* ari_strings: each time one more of them */
     ARI_OPT_ENUM,    /* int: the index in `choices` */
-    ARI_OPT_LATER,   /* declared, not in this version: parsing it is an error that says so */
+    ARI_OPT_STAGES,  /* ar_stages: layers of each stage, with commas between them */
     ARI_OPT_GROUP    /* a table of options, whose struct of values is the field */
 } ari_option_kind;
 
@@ -54,7 +54,7 @@ typedef struct ari_option {
     ari_option_kind kind;
     size_t at;       /* offset of the field in the struct of values */
     double min, max; /* INT, SIZE, BYTES, PART, DOUBLE; both 0: all that the type holds, from 0 on for sizes */
-    const char *const *choices;     /* ENUM: all; strings: those that completions offer. Ends with NULL */
+    const char *const *choices;     /* ENUM: all; strings and paths: those that completions offer. Ends with NULL */
     const char *value;              /* what the help calls the value: "N", "FILE"; NULL for flags and enums */
     const char *otherwise;          /* INT, SIZE: the value where no number follows; NULL: one must */
     const char *help;               /* one or two lines, with the default; NULL: not listed */
@@ -87,10 +87,6 @@ typedef struct ari_option {
 #define ARI_OPTION_FLAG(called, field, ...) ARI_OPTION_ROW(FLAG, called, field, .help = __VA_ARGS__)
 #define ARI_OPTION_U64(called, field, word, ...) ARI_OPTION_TEXT(U64, called, field, word, __VA_ARGS__)
 #define ARI_OPTION_GROUP(table, field) ARI_OPTION_ROW(GROUP, "", field, .group = (table))
-#define ARI_OPTION_LATER(called)                \
-    {                                           \
-        .name = (called), .kind = ARI_OPT_LATER \
-    }
 
 /* What the options of a kind have in common. */
 typedef struct ari_kind_ops {

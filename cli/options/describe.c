@@ -230,16 +230,17 @@ static void zsh_values(FILE *to, const char *title, const char *const *choices, 
     const char *ending = strchr(title, '.');
     print_escaped(to, title, strlen(title), ":\\", "'\\''");
     fputc(':', to);
-    if (kind == ARI_OPT_FILE && ending)
+    const bool path = kind == ARI_OPT_FILE || kind == ARI_OPT_FOLDER;
+    if (path && choices)
+        fprintf(to, " _anyrank_word_or_%s ", kind == ARI_OPT_FOLDER ? "folder" : "file");
+    else if (kind == ARI_OPT_FILE && ending)
         fprintf(to, "_files -g \"*%s\"", ending);
-    else if (kind == ARI_OPT_FILE)
-        fputs("_files", to);
-    else if (kind == ARI_OPT_FOLDER)
-        fputs(choices ? " _anyrank_word_or_folder " : "_files -/", to);
+    else if (path)
+        fputs(kind == ARI_OPT_FOLDER ? "_files -/" : "_files", to);
     else if (choices)
         fputc('(', to);
     print_words(to, choices);
-    if (kind != ARI_OPT_FOLDER && choices)
+    if (!path && choices)
         fputc(')', to);
 }
 

@@ -9,6 +9,7 @@
 #include "cli/options/args.h"
 #include "ref/core/out.h"
 #include "ref/core/text.h"
+#include "ref/models/stages.h"
 
 /* --- what would be right ------------------------------------------------------------------------------------------ */
 
@@ -62,6 +63,12 @@ static void describe_enum(const ari_option *o, char *text, size_t size)
         const char *before = i == 0 ? "" : o->choices[i + 1] == NULL ? " or " : ", ";
         at += (size_t)snprintf(text + at, size - at, "%s%s", before, o->choices[i]);
     }
+}
+
+static void describe_stages(const ari_option *o, char *text, size_t size)
+{
+    (void)o;
+    snprintf(text, size, "numbers of layers, at most %d of them, as 3,5,4", AR_MAX_STAGES);
 }
 
 static ar_status bad_value(const ari_option *o, const char *value)
@@ -187,6 +194,23 @@ static ar_status set_enum(const ari_option *o, void *field, const char *value)
     return bad_value(o, value);
 }
 
+static ar_status set_stages(const ari_option *o, void *field, const char *value)
+{
+    ar_stages stages = {.n = 0};
+    for (const char *at = value;; at++) {
+        uint64_t layers = 0;
+        if (stages.n == AR_MAX_STAGES || !ari_natural(&layers, at, &at) || layers > UINT16_MAX)
+            return bad_value(o, value);
+        stages.layers[stages.n++] = (uint16_t)layers;
+        if (*at == '\0')
+            break;
+        if (*at != ',')
+            return bad_value(o, value);
+    }
+    *(ar_stages *)field = stages;
+    return AR_OK;
+}
+
 /* --- printing ----------------------------------------------------------------------------------------------------- */
 
 static bool print_flag(FILE *to, const ari_option *o, const void *field)
@@ -256,11 +280,14 @@ static bool print_enum(FILE *to, const ari_option *o, const void *field)
     return chosen >= 0 && print_string(to, o, &o->choices[chosen]);
 }
 
-/* It has no field, and nothing can be given. */
-static bool print_nothing(FILE *to, const ari_option *o, const void *field)
+static bool print_stages(FILE *to, const ari_option *o, const void *field)
 {
-    (void)to, (void)o, (void)field;
-    return true;
+    char text[ARI_STAGES_TEXT];
+    const ar_stages *stages = field;
+    ari_stages_text(text, stages);
+    if (stages->n > 0)
+        fprintf(to, "--%s %s\n", o->name, text);
+    return stages->n > 0;
 }
 
 const ari_kind_ops *ari_option_kind_of(const ari_option *o)
@@ -278,7 +305,7 @@ const ari_kind_ops *ari_option_kind_of(const ari_option *o)
         [ARI_OPT_FOLDER] = {set_string, describe_string, print_string},
         [ARI_OPT_STRINGS] = {add_string, describe_string, print_strings},
         [ARI_OPT_ENUM] = {set_enum, describe_enum, print_enum},
-        [ARI_OPT_LATER] = {NULL, NULL, print_nothing},
+        [ARI_OPT_STAGES] = {set_stages, describe_stages, print_stages},
     };
     return &kinds[o->kind];
 }

@@ -49,7 +49,6 @@ const ari_option ari_device_options[] = {
                       "what the ranks compute on: cpu, cuda (cuda:N: GPU N, which they share) or emulated, the CUDA "
                       "device's kernels on the host (default cpu)",
                       .choices = device_names),
-    ARI_OPTION_LATER("pp"),
     {0},
 };
 const ari_option ari_step_layout_options[] = {
@@ -103,7 +102,7 @@ const ari_option ari_bucket_options[] = {
 bool ari_split_given(const ari_run_values *v)
 {
     const ar_parallel *p = &v->run.parallel;
-    return p->tp > 0 || p->dp > 0 || p->cp > 0 || p->micro_batches > 0 || p->sp || p->zero > 0;
+    return p->tp > 0 || p->dp > 0 || p->cp > 0 || p->pp > 0 || p->micro_batches > 0 || p->sp || p->zero > 0;
 }
 
 bool ari_layout_given(const ari_run_values *v)
@@ -126,10 +125,14 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
     p->dp = ari_at_least_one(p->dp);
     p->cp = ari_at_least_one(p->cp);
     p->cp_inner = ari_at_least_one(p->cp_inner);
+    p->dp_replicate = ari_at_least_one(p->dp_replicate);
+    ari_pipeline_complete(p, v);
     p->micro_batches = ari_at_least_one(p->micro_batches);
     p->overlap = ari_at_least_one(p->overlap);
     p->recompute.every = ari_at_least_one(p->recompute.every);
-    if ((unsigned)p->recompute.what >= AR_RECOMPUTES) /* not given */
+    if ((unsigned)p->schedule >= AR_PP_SCHEDULES) /* not given, as what is recomputed */
+        p->schedule = AR_PP_1F1B;
+    if ((unsigned)p->recompute.what >= AR_RECOMPUTES)
         p->recompute.what = AR_RECOMPUTE_NONE;
     run.ddp.zero = p->zero;
     run.ddp.bucket_bytes = run.ddp.bucket_bytes == ARI_NOT_GIVEN ? AR_BUCKET_BYTES : run.ddp.bucket_bytes;
@@ -207,10 +210,15 @@ ar_status ari_layout_check(const ari_run_values *v)
         return ar_error_set(AR_ERR_ARG,
                             "--forward-first is an order of micro-batches: give --micro-batches M of at least 2 too");
     if (p->zero > 0 && p->dp == 0 && p->cp == 0)
-        return ar_error_set(AR_ERR_ARG,
-                            "--zero %d shares the optimizer's state out to the ranks of --dp and --cp: give --dp N too",
+        return ar_error_set(AR_ERR_ARG, "--zero %d shares state out to the ranks of --dp and --cp: give --dp N too",
                             p->zero);
+    if (p->dp_replicate > 1 && (p->zero <= 0 || p->dp % p->dp_replicate != 0))
+        return ar_error_set(AR_ERR_ARG,
+                            "--dp-replicate %d makes so many groups of the --dp %d ranks of --zero %d: give a --zero "
+                            "of at least 1, and a --dp that it divides",
+                            p->dp_replicate, ari_at_least_one(p->dp), p->zero);
     AR_TRY(check_context(p));
+    AR_TRY(ari_pipeline_check(v));
     return check_device(v);
 }
 
@@ -227,7 +235,7 @@ uint64_t ari_layout_timeout_ns(const ari_run_values *v)
     return (uint64_t)(v->timeout * 1e9);
 }
 
-ar_status ari_layout_plan(const ari_run_values *v, ar_run *run)
+static ar_status load_plan(const ari_run_values *v, ar_run *run)
 {
     if (!v->plan)
         return AR_OK;
@@ -236,6 +244,19 @@ ar_status ari_layout_plan(const ari_run_values *v, ar_run *run)
     AR_TRY(ar_plan_load(&run->plan, v->plan));
     run->parallel.sp = run->parallel.sp || (run->parallel.tp > 1 && ar_plan_sequence(&run->plan));
     return AR_OK;
+}
+
+ar_status ari_layout_load(const ari_run_values *v, ar_run *run)
+{
+    AR_TRY(load_plan(v, run));
+    return ari_pipeline_load(&run->parallel, v);
+}
+
+void ari_layout_unload(ar_run *run)
+{
+    ar_plan_fini(&run->plan);
+    ar_pipeline_schedule_destroy((ar_pipeline_schedule *)(uintptr_t)run->parallel.own_schedule);
+    run->parallel.own_schedule = NULL;
 }
 
 void ari_plan_print(FILE *to, const ar_plan *p)
@@ -289,11 +310,15 @@ json_t *ari_layout_json(const ar_parallel *p, size_t batch)
     json_t *samples = json_array();
     for (int d = 0; d < ari_at_least_one(p->dp); d++)
         json_array_append_new(samples, json_integer((json_int_t)samples_of(p, batch, d)));
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:b, s:i, s:i, s:o, s:b, s:b, s:i, s:s, s:i}", "world",
-                     ar_parallel_world(p), "tp", ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp",
-                     ari_at_least_one(p->cp), "cp_inner", ari_at_least_one(p->cp_inner), "zigzag", p->zigzag, "pp", 1,
-                     "sp", p->sp, "zero", p->zero, "micro_batches", ari_at_least_one(p->micro_batches),
-                     "samples_per_rank", samples, "keep_gathered", p->keep_gathered, "forward_first", p->forward_first,
-                     "overlap", ari_at_least_one(p->overlap), "recompute", ari_recompute_names[p->recompute.what],
-                     "recompute_every", ari_at_least_one(p->recompute.every));
+    const char *schedule = p->own_schedule ? "own" : ar_pp_schedule_name(p->schedule);
+    return json_pack(
+        "{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:o, s:s?, s:b, s:i, s:i, s:i, s:o, s:b, s:b, s:i, s:s, s:i}",
+        "world", ar_parallel_world(p), "tp", ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp",
+        ari_at_least_one(p->cp), "cp_inner", ari_at_least_one(p->cp_inner), "zigzag", p->zigzag, "pp",
+        ari_at_least_one(p->pp), "virtual_stages", ari_at_least_one(p->virtual_stages), "stages",
+        ari_stages_json(&p->stages), "schedule_pp", p->pp > 1 ? schedule : NULL, "sp", p->sp, "zero", p->zero,
+        "dp_replicate", ari_at_least_one(p->dp_replicate), "micro_batches", ari_at_least_one(p->micro_batches),
+        "samples_per_rank", samples, "keep_gathered", p->keep_gathered, "forward_first", p->forward_first, "overlap",
+        ari_at_least_one(p->overlap), "recompute", ari_recompute_names[p->recompute.what], "recompute_every",
+        ari_at_least_one(p->recompute.every));
 }

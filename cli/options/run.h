@@ -18,9 +18,10 @@
  * bucket_bytes and of warmup_steps, NaN of a double, NULL of a text, and -1 of the optimizer's enumerations. */
 typedef struct ari_run_values {
     ar_run run;
-    const char *plan; /* file */
-    int collectives;  /* 0: direct, 1: ring */
-    double timeout;   /* seconds */
+    const char *plan;        /* file */
+    const char *schedule_pp; /* name or file */
+    int collectives;         /* 0: direct, 1: ring */
+    double timeout;          /* seconds */
     const char *device, *inject, *betas;
     ari_strings groups;
 } ari_run_values;
@@ -44,6 +45,7 @@ typedef struct ari_run_values {
 extern const char *const ari_mlp_order_names[];
 extern const char *const ari_bucket_mode_names[];  /* in the order of ar_bucket_mode */
 extern const char *const ari_bucket_order_names[]; /* in the order of ar_bucket_order */
+extern const char *const ari_pp_schedule_names[];  /* in the order of ar_pp_schedule */
 extern const char *const ari_recompute_names[];    /* in the order of ar_recompute */
 extern const char *const ari_numerics_names[];
 extern const char *const ari_precision_names[]; /* in the order of ar_precision */
@@ -52,7 +54,7 @@ extern const char *const ari_precision_names[]; /* in the order of ar_precision 
  * compute on; how a training step is split besides tp; how the data-parallel ranks sum their gradients; what updates the
  * weights; what the loss is. */
 extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_options[], ari_step_layout_options[],
-    ari_bucket_options[], ari_optimizer_options[], ari_loss_options[];
+    ari_pipeline_options[], ari_bucket_options[], ari_optimizer_options[], ari_loss_options[];
 
 /* Rows whose help is the subcommand's; ARI_VALUES has an ari_run_values called `r`. */
 #define ARI_LAYOUT_OPTIONS(tp_help, numerics_help)                                                                 \
@@ -61,12 +63,18 @@ extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_o
         ARI_OPTION_GROUP(ari_movement_options, r),                                                                 \
         ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names, numerics_help),                            \
         ARI_OPTION_GROUP(ari_device_options, r)
-#define ARI_LAYOUT_DDP_OPTIONS(bytes_help)                                                                   \
-    ARI_OPTION_INT("zero", r.run.parallel.zero, 0, 1, "STAGE",                                               \
+#define ARI_ZERO_OPTIONS                                                                                     \
+    ARI_OPTION_INT("zero", r.run.parallel.zero, 0, 3, "STAGE",                                               \
                    "1: each rank of --dp and --cp keeps its share of the optimizer's state and updates its " \
-                   "share of the weights (ZeRO-1); 0: each does all (default 0)"),                           \
-        ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES", bytes_help,                  \
-                         .more = "The bits do not depend on it in exact numerics."),                         \
+                   "share of the weights (ZeRO-1); 2: it also keeps its share alone of the gradients; 3: "   \
+                   "and of the weights, gathered block by block (FSDP); 0: each does all (default 0)"),      \
+        ARI_OPTION_INT("dp-replicate", r.run.parallel.dp_replicate, 1, 4096, "R",                            \
+                       "with --zero: the ranks of --dp are R groups, each of which shares out what --zero "  \
+                       "does not keep whole (hybrid sharding; default 1)")
+#define ARI_LAYOUT_DDP_OPTIONS(bytes_help)                                                  \
+    ARI_ZERO_OPTIONS,                                                                       \
+        ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES", bytes_help, \
+                         .more = "The bits do not depend on it in exact numerics."),        \
         ARI_OPTION_GROUP(ari_bucket_options, r)
 #define ARI_PRECISION_OPTION                                                                                          \
     ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,                                                \
@@ -97,9 +105,15 @@ ar_device_choice ari_layout_device(const ari_run_values *v);
 /** The device's name, and a GPU's own and number, into a result. */
 void ari_device_json(json_t *o, const ar_device_choice *c);
 uint64_t ari_layout_timeout_ns(const ari_run_values *v);
-/** Loads the plan that --plan names, if any, into a run that ari_run_of gave, and turns sequence parallelism on where it
- *  asks for that. The run then owns it: ar_plan_fini. Errors: AR_ERR_ARG (with --mlp-order), those of ar_plan_load. */
-AR_NODISCARD ar_status ari_layout_plan(const ari_run_values *v, ar_run *run);
+/** Loads the files that --plan and --schedule-pp name, if any, into a run that ari_run_of gave; turns sequence
+ *  parallelism on where the plan asks for that. The run then owns both: ari_layout_unload, in every case. Errors:
+ *  AR_ERR_ARG (with --mlp-order), those of ar_plan_load and ar_pipeline_schedule_read. */
+AR_NODISCARD ar_status ari_layout_load(const ari_run_values *v, ar_run *run);
+void ari_layout_unload(ar_run *run);
+/* The parts of ari_layout_check, ari_run_of and ari_layout_load that are about a pipeline. */
+AR_NODISCARD ar_status ari_pipeline_check(const ari_run_values *v);
+void ari_pipeline_complete(ar_parallel *p, const ari_run_values *v);
+AR_NODISCARD ar_status ari_pipeline_load(ar_parallel *p, const ari_run_values *v);
 /** A line "plan p.json: 4 rules, sha256 0123456789ab", or one that says the order of the MLPs; none of the usual default
  *  plan. */
 void ari_plan_print(FILE *to, const ar_plan *p);
@@ -113,6 +127,8 @@ enum { ARI_LAYOUT_TEXT = 128 };
 const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch);
 /* The same as an expression, in storage that lives to the end of the enclosing block. */
 #define ARI_LAYOUT(p, batch) ari_layout_text((char[ARI_LAYOUT_TEXT]){0}, (p), (batch))
+/** Layers of each stage; empty: evenly. Gives; NULL without memory. */
+json_t *ari_stages_json(const ar_stages *s);
 /** The layout as an object, with the samples of each data-parallel rank. Gives; NULL without memory. */
 json_t *ari_layout_json(const ar_parallel *p, size_t batch);
 

@@ -9,6 +9,7 @@
 #include "cli/options/run.h"
 #include "cli/report/table.h"
 #include "cli/transport.h"
+#include "ref/models/groups.h"
 
 ar_check_result ari_check_worst(const ari_checked *checked, size_t n)
 {
@@ -257,7 +258,9 @@ static void print_difference(FILE *to, const ar_check_report *r, const ar_check_
         print_index(to, f->ndim, f->index);
         fprintf(to, " = ");
         print_index(to, f->local_ndim, f->local_index);
-        fprintf(to, " of rank %d\n", f->rank);
+        char rank[AR_RANK_TEXT];
+        ar_parallel_rank_text(rank, &u->parallel, r->config.layers, f->rank);
+        fprintf(to, " of %s\n", rank);
         fprintf(to, "    values    %.9g on one rank, %.9g here (%s ulp)\n", (double)f->reference, (double)f->actual,
                 ARI_COUNT(f->ulp));
     } else {
@@ -272,6 +275,15 @@ static void print_difference(FILE *to, const ar_check_report *r, const ar_check_
         fprintf(to, "    pattern   %s\n", f->pattern);
     if (f->hint[0])
         fprintf(to, "    hint      %s\n", f->hint);
+}
+
+/* Of a layout, with what the ranks are that the message names. */
+static void print_named(FILE *to, const char *margin, const char *layout, const char *message, const ar_check_run *u,
+                        const ar_check_report *r)
+{
+    char text[2048];
+    ari_name_ranks(text, sizeof text, message, &u->parallel, r->config.layers);
+    fprintf(to, "%s%s%s%s\n", margin, layout, layout[0] ? ": " : "", text);
 }
 
 static void print_vacuous(FILE *to, const ar_check_vacuous *v)
@@ -332,11 +344,11 @@ ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
                     "one too many\n",
                     LAYOUT_OF(u, r), ARI_COUNT(u->bytes_counted), ARI_COUNT(u->bytes_predicted));
         if (u->call_difference[0])
-            fprintf(to, "    %s\n", u->call_difference);
+            print_named(to, "    ", "", u->call_difference, u, r);
         if (u->memory_difference[0])
-            fprintf(to, "\n  %s: %s\n", LAYOUT_OF(u, r), u->memory_difference);
+            print_named(to, "\n  ", LAYOUT_OF(u, r), u->memory_difference, u, r);
         if (u->shape_difference[0])
-            fprintf(to, "\n  %s: %s\n", LAYOUT_OF(u, r), u->shape_difference);
+            print_named(to, "\n  ", LAYOUT_OF(u, r), u->shape_difference, u, r);
     }
     fflush(to);
     return AR_OK;

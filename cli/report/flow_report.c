@@ -9,11 +9,9 @@
 #include "ref/core/size.h"
 #include "ref/io/json.h"
 
-static const char *const often_names[] = {[ARI_AT_START] = "at the start",
-                                          [ARI_EACH_PASS] = "micro-batch",
-                                          [ARI_EACH_VERSION] = "weight version",
-                                          [ARI_EACH_STEP] = "step",
-                                          [ARI_EACH_VERIFIED_STEP] = "verified step"};
+static const char *const often_names[] = {
+    [ARI_AT_START] = "at the start",  [ARI_EACH_PASS] = "micro-batch", [ARI_EACH_VERSION] = "weight version",
+    [ARI_EACH_MICRO] = "micro-batch", [ARI_EACH_STEP] = "step",        [ARI_EACH_VERIFIED_STEP] = "verified step"};
 
 enum { CELL = 400 };
 
@@ -50,8 +48,10 @@ static void add_value(char cell[CELL], const ari_op_value *v, const ari_step_cas
     for (int d = 0; d < v->ndim; d++)
         add_text(cell, "%s%zu", d == 0 ? "[" : ", ", v->local[d]);
     add_text(cell, "]");
-    for (int i = 0; i < axes; i++)
-        add_text(cell, " %s", ar_placement_text(text, v->at[axis[i]]));
+    for (int i = 0; i < axes; i++) {
+        if (axis[i] != ARI_AXIS_PP || v->at[axis[i]].kind != AR_INVARIANT) /* a value of one stage */
+            add_text(cell, " %s", ar_placement_text(text, v->at[axis[i]]));
+    }
 }
 
 static void values_cell(char cell[CELL], const ari_op_value *v, int n, const ari_step_case *c)

@@ -41,29 +41,18 @@ json_t *ari_asked_json(const ari_asked *a)
 static json_t *choice_json(const ari_choice *c, const ari_planned *p)
 {
     const ar_recomputation *r = &p->step.run.parallel.recompute;
-    return json_pack("{s:i, s:i, s:i, s:b, s:i, s:i, s:b, s:i, s:i, s:i, s:i, s:s, s:i}", "tp", c->tp, "cp", c->cp,
-                     "cp_inner", c->cp_inner, "zigzag", c->zigzag, "pp", c->pp, "dp", c->dp, "sp", c->sp, "overlap",
-                     ari_planned_overlap(p), "zero", c->zero, "micro_batches", c->micro_batches, "chunks", c->chunks,
+    return json_pack("{s:i, s:i, s:i, s:b, s:i, s:i, s:b, s:i, s:i, s:i, s:i, s:s?, s:i, s:s, s:i}", "tp", c->tp, "cp",
+                     c->cp, "cp_inner", c->cp_inner, "zigzag", c->zigzag, "pp", c->pp, "dp", c->dp, "sp", c->sp,
+                     "overlap", ari_planned_overlap(p), "zero", c->zero, "dp_replicate",
+                     ari_at_least_one(c->dp_replicate), "micro_batches", c->micro_batches, "schedule",
+                     c->pp > 1 ? ar_pp_schedule_name(c->schedule) : NULL, "virtual_stages", c->virtual_stages,
                      "recompute", ari_recompute_names[c->recompute], "recompute_every", ari_at_least_one(r->every));
 }
 
-static void add_word(char *text, size_t size, const char *word, int extent)
+static json_t *name_of(const ar_parallel *p)
 {
-    const size_t n = strlen(text);
-    snprintf(text + n, size - n, "%s%s=%d", n > 0 ? " " : "", word, extent);
-}
-
-/* As layouts are written everywhere, with what only the planner has: "pp=2 dp=2 tp=8 sp recompute=full". */
-static json_t *name_of(const ari_choice *c, const ar_parallel *p)
-{
-    char text[240] = "", known[120];
-    ar_parallel_text(known, sizeof known, p);
-    if (c->pp > 1)
-        add_word(text, sizeof text, "pp", c->pp);
-    const size_t before = strlen(text);
-    snprintf(text + before, sizeof text - before, "%s%s", before > 0 ? " " : "", known);
-    if (c->chunks > 1)
-        add_word(text, sizeof text, "chunks", c->chunks);
+    char text[ARI_LAYOUT_TEXT];
+    ar_parallel_text(text, sizeof text, p);
     return json_string(text);
 }
 
@@ -76,10 +65,10 @@ static json_t *whole(double n)
 json_t *ari_found_json(const ari_found *f, const ari_planned *p)
 {
     const bool legal = f->legal == AR_OK;
-    return json_pack("{s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "name", name_of(&f->choice, &p->step.run.parallel),
-                     "layout", choice_json(&f->choice, p), "legal", legal, "reason",
+    return json_pack("{s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "name", name_of(&p->step.run.parallel), "layout",
+                     choice_json(&f->choice, p), "legal", legal, "reason",
                      legal ? json_null() : ari_json_text(f->reason), "by_formula",
-                     legal ? json_boolean(!ari_planned_runs(p)) : json_null(), "fits",
+                     legal ? json_boolean(!ari_planned_counted(p)) : json_null(), "fits",
                      legal ? json_boolean(f->fits) : json_null(), "seconds",
                      legal ? json_real(f->seconds) : json_null(), "bytes", legal ? whole(f->bytes) : json_null());
 }
@@ -157,8 +146,9 @@ static ar_status write_row(ari_out *out, const ari_found *f)
     if (f->legal == AR_OK)
         snprintf(numbers, sizeof numbers, "%.9g,%.0f,%d", f->seconds, f->bytes, f->fits);
     quote(reason, f->reason);
-    const int n = snprintf(line, sizeof line, "%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%s,%d,%s,%s\n", c->tp, c->cp, c->cp_inner,
-                           c->zigzag, c->pp, c->dp, c->sp, c->zero, c->micro_batches, c->chunks,
+    const int n = snprintf(line, sizeof line, "%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%s,%d,%s,%d,%s,%s\n", c->tp, c->cp,
+                           c->cp_inner, c->zigzag, c->pp, c->dp, c->sp, c->zero, ari_at_least_one(c->dp_replicate),
+                           c->micro_batches, c->pp > 1 ? ar_pp_schedule_name(c->schedule) : "", c->virtual_stages,
                            ari_recompute_names[c->recompute], f->legal == AR_OK, numbers, reason);
     return ari_out_write(out, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
@@ -166,7 +156,7 @@ static ar_status write_row(ari_out *out, const ari_found *f)
 ar_status ari_ranking_csv(const char *path, const ari_ranking *r)
 {
     static const char titles[] =
-        "tp,cp,cp_inner,zigzag,pp,dp,sp,zero,micro_batches,chunks,recompute,legal,seconds,bytes,fits,reason\n";
+        "tp,cp,cp_inner,zigzag,pp,dp,sp,zero,dp_replicate,micro_batches,schedule,virtual_stages,recompute,legal,seconds,bytes,fits,reason\n";
     ari_out *out = NULL;
     ar_status st = AR_OK;
     AR_TRY(ari_out_create(&out, path));

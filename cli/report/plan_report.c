@@ -36,13 +36,22 @@ const char *ari_cp_text(char text[ARI_CP_WORDS], const ari_choice *c)
     return text;
 }
 
+const char *ari_pipeline_text(char text[ARI_PIPELINE_WORDS], const ari_choice *c)
+{
+    char each[24] = "";
+    if (c->virtual_stages > 1)
+        snprintf(each, sizeof each, " x %d", c->virtual_stages);
+    snprintf(text, ARI_PIPELINE_WORDS, "%s%s", c->pp > 1 ? ar_pp_schedule_name(c->schedule) : "", each);
+    return text;
+}
+
 /* --- the ranking -------------------------------------------------------------------------------------------------- */
 
 static void add_choice(ari_table *t, const ari_asked *a, const ari_choice *c)
 {
     const size_t dp = (size_t)c->dp, samples = (a->base.step.run.batch + dp - 1) / dp;
-    ari_table_row(t, "%d\t%s\t%d\t%d\t%s\t%d\t%d x %zu\t%d\t%s", c->tp, ARI_CP_TEXT(c), c->pp, c->dp, c->sp ? "sp" : "",
-                  c->zero, c->micro_batches, samples / (size_t)c->micro_batches, c->chunks,
+    ari_table_row(t, "%d\t%s\t%d\t%d\t%s\t%d\t%d x %zu\t%s\t%s", c->tp, ARI_CP_TEXT(c), c->pp, c->dp, c->sp ? "sp" : "",
+                  c->zero, c->micro_batches, samples / (size_t)c->micro_batches, ARI_PIPELINE_TEXT(c),
                   ari_recompute_names[c->recompute]);
 }
 
@@ -55,7 +64,7 @@ static void note_of(char note[NOTE], const ari_asked *a, const ari_found *f, con
         used =
             snprintf(note, NOTE, "does not fit, by %s", ARI_BYTES((uint64_t)(f->bytes - a->time.cluster.memory_bytes)));
     else
-        used = snprintf(note, NOTE, "%s", ari_planned_runs(p) ? "operations" : "formula");
+        used = snprintf(note, NOTE, "%s", ari_planned_counted(p) ? "operations" : "formula");
     if (kv > 0 && tp > kv)
         snprintf(note + used, (size_t)(NOTE - used), "; KV heads x%zu", tp / kv);
 }
@@ -92,7 +101,7 @@ ar_status ari_ranking_print(FILE *to, const ari_asked *a, const ari_ranking *r)
 {
     static const ari_column columns[] = {{"tp", ARI_RIGHT},     {"cp", ARI_RIGHT},        {"pp", ARI_RIGHT},
                                          {"dp", ARI_RIGHT},     {"sp", ARI_LEFT},         {"zero", ARI_RIGHT},
-                                         {"micro", ARI_RIGHT},  {"chunks", ARI_RIGHT},    {"recompute", ARI_LEFT},
+                                         {"micro", ARI_RIGHT},  {"schedule", ARI_LEFT},   {"recompute", ARI_LEFT},
                                          {"step", ARI_RIGHT},   {"tok/s/GPU", ARI_RIGHT}, {"MFU", ARI_RIGHT},
                                          {"memory", ARI_RIGHT}, {"bound by", ARI_LEFT},   {"planned by", ARI_LEFT}};
     ari_table t = ARI_TABLE(columns);
@@ -122,10 +131,10 @@ static void print_layout(FILE *to, const ari_asked *a, const ari_depth *d)
     char cut[32] = "";
     if (overlap > 1)
         snprintf(cut, sizeof cut, " overlap=%d", overlap);
-    fprintf(to, "tp=%d cp=%s pp=%d dp=%d%s%s zero=%d, %d micro-batches of %zu, %d chunk%s, recompute %s%s\n", c->tp,
+    fprintf(to, "tp=%d cp=%s pp=%d dp=%d%s%s zero=%d, %d micro-batches of %zu%s%s, recompute %s%s\n", c->tp,
             ARI_CP_TEXT(c), c->pp, c->dp, c->sp ? " sp" : "", cut, c->zero, c->micro_batches,
-            samples / (size_t)c->micro_batches, c->chunks, c->chunks == 1 ? "" : "s", ari_recompute_names[c->recompute],
-            d->has_own ? "" : ": planned by formula, this version does not run it");
+            samples / (size_t)c->micro_batches, c->pp > 1 ? ", " : "", ARI_PIPELINE_TEXT(c),
+            ari_recompute_names[c->recompute], d->has_own ? "" : ": gathers and shares by formula");
     if (kv > 0 && (size_t)c->tp > kv)
         fprintf(to, "  note: %zu ranks hold a copy of each of the %zu KV heads\n", (size_t)c->tp / kv, kv);
 }

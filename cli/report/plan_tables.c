@@ -36,7 +36,7 @@ static ari_choice choice_of(int tp, bool sp, ar_recompute recompute)
                         .pp = 1,
                         .dp = 1,
                         .micro_batches = 1,
-                        .chunks = 1,
+                        .virtual_stages = 1,
                         .sp = sp && tp > 1,
                         .recompute = recompute};
 }
@@ -214,8 +214,7 @@ static void print_notes(FILE *to, ari_plan_table which)
             "one sample; 16P/tp would be right if all were sharded: norms, biases of row-parallel layers "
             "and copies of KV heads are on every rank",
         [ARI_PLAN_SCALING] = "one sample a step, with sp where tp divides the sequence; speed-up over one rank",
-        [ARI_PLAN_DECISION] = "the fastest layout that fits; context and pipeline parallelism, ZeRO-2 and 3 and "
-                              "recomputation are planned by formula"};
+        [ARI_PLAN_DECISION] = "the fastest layout that fits; ZeRO-2 and 3 are planned by formula"};
     fprintf(to, "%s\n", notes[which]);
 }
 

@@ -26,6 +26,11 @@ static void print_layout(FILE *to, const ar_training_options *o)
     const int world = ar_parallel_world(p);
     const char *before = ": ";
     fprintf(to, "layout %s, %d rank%s", ARI_LAYOUT(p, o->run.batch), world, plural((uint64_t)world));
+    if (p->pp > 1) {
+        fprintf(to, "%s%d %s each hold some of the layers, as %d stages", before, p->pp,
+                p->dp > 1 || p->cp > 1 || p->tp > 1 ? "groups" : "ranks", ar_parallel_stages(p));
+        before = "; ";
+    }
     if (p->dp > 1) {
         if (p->tp > 1)
             fprintf(to, "%sgroups of %d ranks share out the sequences", before, p->tp);
@@ -51,7 +56,10 @@ static void print_layout(FILE *to, const ar_training_options *o)
         before = "; ";
     }
     if (p->zero > 0)
-        fprintf(to, "%seach keeps its share of the optimizer's state", before);
+        fprintf(to, "%seach keeps its share of the optimizer's state%s", before,
+                p->zero == 1   ? ""
+                : p->zero == 2 ? " and the gradients"
+                               : ", the gradients and the weights");
     fprintf(to, "\n");
     ari_plan_print(to, &o->run.plan);
     ari_ranks_print(to, &o->run, world);

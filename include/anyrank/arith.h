@@ -73,7 +73,8 @@ struct ar_arith_ops {
      * those in params[n, watched), which other ranks of the groups put into theirs, for all make it anew together. */
     ar_status (*param_operand)(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n, int watched,
                                bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over);
-    /* Bytes of the operands that are kept with a parameter: the first of those that they are made of. */
+    /* Bytes of the operands that are kept with a parameter: the first of those that they are made of. While it is
+     * gathered (ar_param.share) they count as memory of the step. */
     size_t (*operand_bytes)(const ar_param *p);
     /* Rows and terms (columns) of an operand that operand_a or operand_b gave, which outlives it, with the exponents of
      * the whole. Several matrices: all their rows and terms; of parts side by side: all their terms. A fold follows of
@@ -134,18 +135,22 @@ struct ar_arith_ops {
     ar_status (*bucket_unpack)(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,
                                ar_dtype storage);
     /* Sums over ranks of fp32 values that are no gradients (anyrank/redistribute.h). The arrays of a bucket: what is done
-     * to each of them alike, as moving elements or zeros, is done to the sums. 0: there are no put and take, for a sum is
+     * to each of them alike, as moving elements or zeros, is done to the sums. 0: there is no put, for a sum is
      * of the numbers themselves, in the communicator's order. */
     int bucket_arrays;
     ar_bucket_array bucket_array[AR_BUCKET_ARRAYS];
-    /* bucket = x, or y = bucket; x, y fp32 [n] contiguous. */
+    /* bucket = x; x fp32 [n] contiguous. */
     ar_status (*bucket_put)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf x, size_t n);
-    ar_status (*bucket_take)(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n);
+    /* y = bucket[at, at + count), also where there are no arrays; y fp32 [count] contiguous. */
+    ar_status (*bucket_take)(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t at, size_t count,
+                             ar_dtype storage);
     /* Makes the memory of a gradient (zero), if it has none. */
     ar_status (*grad_ensure)(ar_ctx *ctx, ar_param *p);
     /* Bytes that the gradient takes now: 0 before the first contribution. */
     size_t (*grad_bytes)(const ar_param *p);
-    /* Frees what the arithmetic keeps with a parameter. */
+    /* Frees what the arithmetic keeps with a parameter: the gradient, the operands, both. */
+    void (*grad_release)(ar_param *p);
+    void (*operand_release)(ar_param *p);
     void (*param_release)(ar_param *p);
 };
 

@@ -6,6 +6,7 @@
 #include "anyrank/comm.h"
 #include "anyrank/device.h"
 #include "anyrank/fault.h"
+#include "anyrank/schedule.h"
 
 AR_BEGIN_DECLS
 
@@ -17,8 +18,8 @@ typedef struct ar_arith_ops ar_arith_ops;
 typedef enum ar_numerics { AR_NUMERICS_EXACT, AR_NUMERICS_NATIVE } ar_numerics;
 
 /* ar_precision: what the native numerics multiply. Whatever it is, products are added up in fp32, and updates are made
- * of fp32 weights. AR_PRECISION_TF32: operands are rounded to 11 bits of significand. AR_PRECISION_BF16: activations and
- * parameters of two dimensions, and the gradients of both, lie in memory as bf16 numbers, 2 bytes each, and move so
+ * of fp32 weights. AR_PRECISION_TF32: operands are rounded to 11 bits of significand. AR_PRECISION_BF16: activations
+ * and parameters of two dimensions, and the gradients of both, lie in memory as bf16 numbers, 2 bytes each, and move so
  * between ranks; what has one dimension (biases, norms' gains), statistics of rows and the loss are fp32. */
 /** The dtype of activations in this precision: AR_BF16 or AR_F32. */
 ar_dtype ar_activations_of(ar_precision p);
@@ -40,8 +41,8 @@ typedef struct ar_recomputation {
 } ar_recomputation;
 
 /** A complete value (never a partial sum) of a rank, at the moment it exists. `local`, fp32, lies in the host's memory
- * (a copy, where the host does not reach the device's, or the value has 16 bits) as `layout` says: box k copies local[box.local ..] <->
- *  global[box.global ..]. Valid during the call only. */
+ * (a copy, where the host does not reach the device's, or the value has 16 bits) as `layout` says: box k copies
+ * local[box.local ..] <-> global[box.global ..]. Valid during the call only. */
 typedef struct ar_tap_event {
     const char *name; /* docs/names.md, without the pass */
     char pass;        /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c' clipping, 'n' new,
@@ -53,8 +54,8 @@ typedef struct ar_tap_event {
 /** Called on the rank's own thread; may copy, must not wait for a peer. A failure ends the rank. */
 typedef ar_status (*ar_tap_fn)(void *user, const ar_tap_event *event);
 
-/** The context-parallel ranks of a sequence (ar_parallel), borrowed; NULL: this one alone. ar_parallel_groups_begin makes
- *  them and the other groups of a layout; examples/train_dp.c uses it. */
+/** The context-parallel ranks of a sequence (ar_parallel), borrowed; NULL: this one alone. ar_parallel_groups_begin
+ *  makes them and the other groups of a layout; examples/train_dp.c uses it. */
 typedef struct ar_context_groups {
     ar_comm *all;
     ar_comm *ring;  /* of them, those that pass keys and values on; NULL: a group of one */
@@ -62,13 +63,35 @@ typedef struct ar_context_groups {
     bool zigzag;
 } ar_context_groups;
 
+/** How many layers each stage of a pipeline has. Plain data; n = 0: evenly (ar_stage_layers). */
+typedef struct ar_stages {
+    int n;
+    uint16_t layers[AR_MAX_STAGES];
+} ar_stages;
+/** The pipeline that a rank is in, borrowed: who has the other stages of the same samples. Stage s of the S = ranks *
+ *  virtual_stages is rank s mod ranks's. All zero: no pipeline. */
+typedef struct ar_context_pipeline {
+    ar_comm *all;       /* its rank is the pipeline rank; NULL: a group of one */
+    ar_comm *ends;      /* of them, those of the first and the last stage; NULL elsewhere, and without a pipeline */
+    int virtual_stages; /* that each rank has; 0 counts as 1 */
+    ar_stages stages;
+} ar_context_pipeline;
+/** The layers [*first, *first + *count) of stage i of n, of a model with so many. Where they are not given and n does not
+ *  divide their number, the stages in the middle have one more, since the first also has the embedding and the last the
+ *  head: 126 over 16 are 7, 14 times 8, and 7, as Llama 3 has it (arXiv:2407.21783, section 3.3.2). */
+void ar_stage_layers(size_t *first, size_t *count, const ar_stages *given, size_t layers, size_t n, size_t i);
+
 typedef struct ar_ctx_options {
-    ar_device *device;    /* borrowed until ar_ctx_destroy */
-    ar_comm *tp;          /* tensor-parallel group, borrowed; NULL: a group of one */
-    ar_comm *dp;          /* the group over which gradients are summed: the data-parallel ranks, and with them the
+    ar_device *device;      /* borrowed until ar_ctx_destroy */
+    ar_comm *tp;            /* tensor-parallel group, borrowed; NULL: a group of one */
+    ar_comm *dp;            /* the group over which gradients are summed: the data-parallel ranks, and with them the
                           context-parallel ones, who are neighbours in it; borrowed; NULL: a group of one */
-    ar_context_groups cp; /* who share a sequence; all zero: nobody */
-    ar_comm *world;       /* all ranks, borrowed; NULL: the tensor-parallel group, where cp.inner has no peers */
+    ar_comm *shard;         /* of dp, the ranks that share out what ZeRO does not keep whole; NULL: all of them */
+    ar_comm *replicate;     /* of dp, those that have the same share; NULL: this one alone */
+    ar_context_groups cp;   /* who share a sequence; all zero: nobody */
+    ar_context_pipeline pp; /* who share the layers; all zero: this one has them all */
+    ar_comm *world;         /* all ranks, borrowed; NULL: the tensor-parallel group, where neither cp.inner
+                             nor pp has peers */
     ar_numerics numerics;
     ar_precision precision; /* of the native numerics; exact ones have F32 only */
     ar_dtype storage;       /* of the parameters of two dimensions and their gradients: AR_F32, or AR_BF16, in native
@@ -127,8 +150,8 @@ void ar_ctx_release(ar_ctx *c, ar_tensor *t);
  *  until return. Errors: those of the device. */
 AR_NODISCARD ar_status ar_ctx_upload(ar_ctx *c, const ar_tensor *t, const void *host);
 AR_NODISCARD ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t);
-/** The same of a `t` of AR_F32 or AR_BF16 and fp32 numbers on the host: what goes to AR_BF16 is rounded to nearest, ties
- *  to even. Errors: also AR_ERR_DTYPE, AR_ERR_MEMORY. */
+/** The same of a `t` of AR_F32 or AR_BF16 and fp32 numbers on the host: what goes to AR_BF16 is rounded to nearest,
+ *  ties to even. Errors: also AR_ERR_DTYPE, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_upload_floats(ar_ctx *c, const ar_tensor *t, const float *host);
 AR_NODISCARD ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_tensor *t);
 /** Bytes of step memory now and at most so far. */

@@ -32,8 +32,8 @@ AR_NODISCARD ar_status ar_data_format_parse(ar_data_format *format, const char *
 
 /** Opens a token file; path NULL: the bundled text (bytes). Gives; ar_data_close. Errors: AR_ERR_IO; AR_ERR_DATA
  * (empty, or a size that is no multiple of the tokens'); AR_ERR_FORMAT (safetensors: malformed, without the tensor, or
- * with one of another type or shape; jsonl: a line that is no such object, which is named); AR_ERR_ARG (a name that does
- * not tell the format); AR_ERR_MEMORY. Threads: open data may be read by many. */
+ * with one of another type or shape; jsonl: a line that is no such object, which is named); AR_ERR_ARG (a name that
+ * does not tell the format); AR_ERR_MEMORY. Threads: open data may be read by many. */
 AR_NODISCARD ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format);
 /** Accepts NULL. */
 void ar_data_close(ar_data *d);
@@ -60,9 +60,9 @@ AR_NODISCARD ar_status ar_data_check_vocab(const ar_data *d, size_t vocab);
 
 #define AR_NO_SEPARATOR SIZE_MAX
 /** Packed samples: windows run on over the ends of documents, each sample says which documents it holds
- *  (ar_batch.documents), and attention, positions and predictions keep to them. A document that a window's end cuts goes
- *  on in the next window as a document of its own, whose positions begin at 0; nothing is padded, and nothing is left
- *  out but what is too short for a window at the end of the data. So Megatron-LM packs with --reset-position-ids,
+ *  (ar_batch.documents), and attention, positions and predictions keep to them. A document that a window's end cuts
+ *  goes on in the next window as a document of its own, whose positions begin at 0; nothing is padded, and nothing is
+ *  left out but what is too short for a window at the end of the data. So Megatron-LM packs with --reset-position-ids,
  *  --reset-attention-mask and --eod-mask-loss. */
 typedef struct ar_packing {
     bool on;          /* false: samples know of no documents, and none crosses the end of a row of the data */
@@ -85,7 +85,8 @@ typedef struct ar_loader_options {
 } ar_loader_options;
 /** Borrows the data until ar_loader_destroy; copies the options. Gives. Errors: AR_ERR_ARG, AR_ERR_DATA (a token
  *  outside the vocabulary; rows shorter than one window; packed data of one document without a separator),
- *  AR_ERR_UNSUPPORTED (more than 2^32 windows), AR_ERR_OVERFLOW, AR_ERR_MEMORY. Threads: a loader belongs to one; make one for each rank. */
+ *  AR_ERR_UNSUPPORTED (more than 2^32 windows), AR_ERR_OVERFLOW, AR_ERR_MEMORY. Threads: a loader belongs to one; make
+ *  one for each rank. */
 AR_NODISCARD ar_status ar_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_options *o);
 /** Accepts NULL. */
 void ar_loader_destroy(ar_loader *l);

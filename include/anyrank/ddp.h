@@ -18,11 +18,20 @@ AR_BEGIN_DECLS
  * optimizer leaves it and its state alone. Without, every parameter must get a gradient on every rank that has samples:
  * ar_ddp_wait is then an error that names those without. (A rank none of whose parameters got one has no samples.)
  *
+ * ZeRO-2 and ZeRO-3 (Rajbhandari et al. 2020, arXiv:1910.02054; Zhao et al. 2023, arXiv:2304.11277) know units: what a
+ * unit's backward pass has added is reduced when that pass ends, in every micro-batch, each rank getting its share of
+ * the sum, and the memory of the whole gradients is given back (overlap: on the communication queue, while the next unit
+ * goes backward; eager: after the pass through the stage). ZeRO-3 gathers a unit's weights before each of its passes and
+ * gives them back after it (overlap: those of the next unit on another queue in the meantime); the root unit's from
+ * ar_ddp_start to ar_ddp_wait. So the ranks meet in every pass, and one without samples has to take part: ar_train_step
+ * does. A bucket is of one unit. A parameter that requires no gradient when the object is made stays whole.
+ *
  * Objects of one context share its communication queue, in which the ranks must launch all their buckets in one order:
- * with several objects, no rank may be without samples.
+ * with several objects, no rank may be without samples. Buckets of a pipeline's tied weights are the last ones: until the
+ * first stage has gone backward, they would hold up the others on the last.
  *
  * All functions with a context inside are collective over the data-parallel group, and where a parameter is `spread`
- * over the tensor-parallel one too. One thread calls them. */
+ * over the tensor-parallel one too, at the `ends` of a pipeline over these. One thread calls them. */
 typedef struct ar_ddp ar_ddp;
 
 typedef enum ar_bucket_mode {
@@ -46,7 +55,14 @@ typedef struct ar_ddp_options {
     bool find_unused;
     bool keep_weights; /* create does not broadcast: the ranks have the same weights already (ar_model_set and
                           ar_model_fresh have seen to it) */
-    int zero;          /* 1: each rank gets the sum of its share of each bucket only (ar_optimizer_create_sharded) */
+    int zero; /* 1: each rank gets the sum of its share of each bucket only (ar_optimizer_create_sharded); 2: and gives
+                 the rest back as soon as it is reduced; 3: and has its share of the weights alone between their uses */
+    /* zero 2, 3: */
+    const ar_unit *unit; /* [units], borrowed during creation, the modules until ar_ddp_destroy: each runs by
+                            ar_module_forward and ar_module_backward, in this order and the opposite one within its
+                            stage. Of parameters that none of them has, or several, is the root unit */
+    size_t units;
+    int root_stage; /* of the root unit's parameters */
 } ar_ddp_options;
 #define AR_BUCKET_BYTES ((size_t)26214400)
 /** 25 MiB, overlapped, in reverse order, sum, every parameter used, no ZeRO. */
@@ -61,7 +77,10 @@ AR_NODISCARD ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *mod
  * then, and forward and backward are the caller's. `name` is copied. */
 AR_NODISCARD ar_status ar_ddp_create_params(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_param *const *params,
                                             size_t n, const ar_ddp_options *o);
-/** Waits for what is in flight, and takes the hooks away. Accepts NULL. */
+/** ZeRO-3: all values become whole, until the next ar_ddp_start. Collective. */
+AR_NODISCARD ar_status ar_ddp_gather_parameters(ar_ddp *d);
+/** Waits for what is in flight, and takes the hooks away. ZeRO-3: the parameters have no values then, unless they were
+ *  gathered. Accepts NULL. */
 void ar_ddp_destroy(ar_ddp *d);
 
 /** The module's name, or the list's. Borrowed. */
@@ -114,6 +133,7 @@ typedef struct ar_bucket_info {
     const size_t *offset;   /* [params]: the first element of each */
     size_t ready;           /* parameters that are */
     bool spread;            /* summed over the tensor-parallel group first */
+    bool ends;              /* summed over the ends of the pipeline first (ar_param.ends) */
     ar_dtype storage;
     size_t own_start, own_count; /* zero: this rank's elements; else all */
     ar_bucket_state state;
@@ -129,11 +149,12 @@ typedef struct ar_bucket_place {
 /** The place of a parameter of the object. Errors: AR_ERR_NOT_FOUND (a parameter that is not of the object, or that
  *  required no gradient when it was made: names it), AR_ERR_ARG (NULL). On error *place is not written. */
 AR_NODISCARD ar_status ar_ddp_find(const ar_ddp *d, ar_bucket_place *place, const ar_param *p);
-/** Enqueues the reduction of one bucket, ready or not; those of a lower index must be under way. Errors: AR_ERR_ARG. */
+/** Enqueues the reduction of one bucket, ready or not; those of a lower index must be under way. Errors: AR_ERR_ARG
+ *  (also with ZeRO-2 and -3). */
 AR_NODISCARD ar_status ar_ddp_reduce_bucket(ar_ddp *d, size_t i);
 /** All that are still filling, in order. */
 AR_NODISCARD ar_status ar_ddp_reduce_all(ar_ddp *d);
-/** Bytes of all buckets' storage. */
+/** Bytes of all buckets' storage, which with ZeRO-2 and -3 exists during reductions alone: then none. */
 size_t ar_ddp_bytes(const ar_ddp *d);
 
 AR_END_DECLS

@@ -160,7 +160,8 @@ typedef struct ar_device_ops {
                          ar_cbuf row_of);
     /* Raises each element to t_new[i] >= t[i]. */
     ar_status (*acc_raise)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n);
-    /* y = value; y: fp32 view of n elements in row-major order of its shape, any strides. */
+    /* y = value of as many elements as it has, at most n, the first ones; y: fp32 view in row-major order of its shape,
+     * any strides. n: where L begins. */
     ar_status (*acc_value)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n);
     /* fp32 sums for native numerics: acc_f32[row_of[r]] += terms[r] in row order; the same conventions as acc_add. */
     ar_status (*sum_rows_f32)(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,

@@ -96,7 +96,26 @@ AR_BEGIN_DECLS
       "sequence parallelism: the backward pass of a row-parallel layer's reduce-scatter is the identity")              \
     X(unordered_param_grad, "the gradients of linear layers' weights are sums in fp32 in an order of each run's own")  \
     X(dp_averaged_again, "gradients of a loss that is divided by all targets are averaged over the dp ranks besides")  \
-    X(accum_divided_each_time, "the accumulated gradients are divided after each micro-batch, not once")
+    X(accum_divided_each_time, "the accumulated gradients are divided after each micro-batch, not once")               \
+    X(pp_sum_loss, "pipeline: the backward pass begins from the sum of the losses, not divided by the targets")        \
+    X(pp_stage_divides, "pipeline: each stage divides the gradient by the micro-batches, not the last one alone")      \
+    X(pp_layers_local, "pipeline: each stage counts its layers from 0, and takes those layers' weights")               \
+    X(pp_dropout_layer_local, "pipeline: dropout counts layers from 0 in each stage: stages drop alike")               \
+    X(pp_chunks_contiguous, "interleaved: a rank's stages take the weights of neighbours, as if they were in a row")   \
+    X(pp_gradnorm_own_stage, "pipeline: each rank clips by the norm of its own stages")                                \
+    X(pp_loss_last_micro_batch, "pipeline: the loss that is reported has the last micro-batch's terms alone")          \
+    X(pp_tied_not_summed, "pipeline: the two ends' gradients of a tied weight are not added")                          \
+    X(pp_stale_activation, "pipeline: a stage goes forward from the activation that it received before")               \
+    X(pp_stale_gradient, "pipeline: a gradient is sent before it is written: the one before it arrives")               \
+    X(zb_weight_pass_missing, "zero bubble: the weights' part of the first micro-batch's backward pass is left out")   \
+    X(zb_tied_counted_twice, "zero bubble: both parts of the backward pass count a tied weight's use in the head")     \
+    X(zb_hooks_skipped, "zero bubble: the weights' part runs no hooks, and gradients are not summed over dp")          \
+    X(zero_last_micro_batch, "ZeRO-2: a reduction writes over the share of the micro-batches before it")               \
+    X(zero_stale_weights, "ZeRO-3: weights are not gathered again after the update")                                   \
+    X(zero_backward_not_gathered, "ZeRO-3: the backward pass begins before its weights are gathered: a share alone")   \
+    X(zero_gather_order, "ZeRO-3: gathered shares are put down in another order of the ranks")                         \
+    X(zero_share_off_by_one, "ZeRO: a rank's share begins an element late, and nobody updates its first")              \
+    X(hsdp_copies_not_summed, "hybrid sharding: gradients are not summed over the copies of the shards")
 
 typedef enum ar_fault {
     AR_FAULT_NONE,

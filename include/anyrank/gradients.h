@@ -6,7 +6,8 @@
 
 AR_BEGIN_DECLS
 
-/* The gradients of a list of parameters over all tensor- and data-parallel ranks: which train, made zero, summed, and
+/* The gradients of a list of parameters over all tensor- and data-parallel ranks, and of those of a pipeline, each of which
+ * has a list of its own: which train, made zero, summed, and
  * verified: docs/gradients.md. Everything but the queries is collective over the groups of the context, and a rank goes
  * through all of its collectives whatever it finds. One thread calls it. */
 typedef struct ar_gradients ar_gradients;
@@ -57,7 +58,7 @@ typedef enum ar_finding_kind {
     AR_FOUND_STEPS       /* the optimizers have not taken as many steps */
 } ar_finding_kind;
 #define AR_FINDING_RANKS 64
-/** Ranks are numbered as in the world: dp rank * tp + tp rank. */
+/** Ranks are numbered as in the world: (pp rank * ranks of dp + dp rank) * tp + tp rank. */
 typedef struct ar_finding {
     ar_finding_kind kind;
     bool warning;
@@ -77,8 +78,8 @@ void ar_finding_text(char *out, size_t cap, const ar_finding *f);
 typedef struct ar_verdict {
     bool ok; /* no errors */
     size_t errors, warnings, findings;
-    const ar_finding *finding; /* [findings], by parameter in the order of the list; borrowed until the next verdict of
-                                  the same ar_gradients, or its end */
+    const ar_finding *finding; /* [findings], by parameter in the order of the list, one pipeline rank after the other;
+                                  borrowed until the next verdict of the same ar_gradients, or its end */
 } ar_verdict;
 /** Asks all ranks and gives them one verdict. A hash of each copy travels, 8 bytes and which elements it is a copy of,
  *  not the copies. Under ZeRO what ranks share out is no copy, and is not compared. Errors (not findings):

@@ -32,7 +32,9 @@ AR_BEGIN_DECLS
     X(repeated_operation, "the same operation is there twice")                                                        \
     X(local_count, "the loss is divided by another number than the targets of all samples")                           \
     X(missing_broadcast, "ranks use weights that each has drawn for itself")                                          \
-    X(wrong_extent, "a rank's part is not as long as the placement makes it")
+    X(wrong_extent, "a rank's part is not as long as the placement makes it")                                         \
+    X(unmatched_message, "a stage of a pipeline sends what no other receives, or waits for what no other sends")      \
+    X(wrong_stage, "an operation is on a stage of the pipeline that does not have its layer")
 /* clang-format on */
 typedef enum ar_lint_rule {
 #define AR_LINT_RULE_ENUM(name, text) AR_LINT_##name,
@@ -58,7 +60,8 @@ typedef struct ar_lint_finding {
 } ar_lint_finding;
 
 typedef struct ar_lint_report {
-    size_t operations, values; /* that were typed: those of one rank, equal micro-batches once */
+    size_t operations, values; /* that were typed: those of one rank, or of all stages of a pipeline;
+                                  equal micro-batches once */
     size_t count;
     ar_lint_finding *finding; /* [count], in the order in which a step comes to them */
 } ar_lint_report;

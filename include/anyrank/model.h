@@ -2,6 +2,7 @@
 #ifndef ANYRANK_MODEL_H
 #define ANYRANK_MODEL_H
 
+#include "anyrank/module.h"
 #include "anyrank/plan.h"
 
 AR_BEGIN_DECLS
@@ -32,12 +33,24 @@ AR_NODISCARD ar_status ar_model_fresh(ar_model *m, ar_ctx *ctx, uint64_t seed);
  *  AR_ERR_NOT_FOUND). Then a tap ':init' of each. */
 AR_NODISCARD ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, const char *, size_t),
                                     void *user);
-/** Forward up to the loss's terms, which are added to those of earlier micro-batches. saved NULL: no backward
- *  follows. */
+/** The stages of the pipeline that this rank has: the context's virtual_stages. */
+int ar_model_stages(const ar_model *m);
+/** Its blocks, each a unit of a data-parallel object, in the order of a forward pass through this rank's stages; writes
+ *  at most cap, returns how many. *root: the stage of this rank with its other parameters, if it has any. Borrowed. */
+size_t ar_model_units(const ar_model *m, ar_unit *out, size_t cap, int *root);
+/** Forward through its stage i: y from x, both [b, s, hidden] as activations between blocks are placed. The first stage
+ *  of the pipeline takes the batch's tokens in place of x, and the last one adds up the loss's terms in place of y. */
+AR_NODISCARD ar_status ar_model_stage_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *y,
+                                              const ar_tensor *x, const ar_batch *batch);
+/** And back: dx from dy, which the last stage makes of the loss; the first one makes no dx. Ends dy. */
+AR_NODISCARD ar_status ar_model_stage_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *dx,
+                                               const ar_tensor *dy, const ar_batch *batch);
+/** Forward through all of it, up to the loss's terms, which are added to those of earlier micro-batches. saved NULL: no backward
+ *  follows. Errors: also AR_ERR_ARG (a stage of a pipeline). */
 AR_NODISCARD ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
 /** The loss of all micro-batches and data-parallel ranks since ar_model_zero_grad, tapped as "loss": the terms' sum
  *  over `targets`, the target tokens of the global batch (0: the loss is 0), or the sum itself where the model has no
- *  LM head. The same on every rank. */
+ *  LM head. The same on every rank. Collective over the context's groups, the pipeline too. */
 AR_NODISCARD ar_status ar_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets);
 /** Backward from the loss; gradients are added to the parameters. */
 AR_NODISCARD ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);

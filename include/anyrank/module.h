@@ -57,11 +57,26 @@ typedef enum ar_held {
     AR_HELD_WHOLE,  /* all of it (with sequence parallelism, of three dimensions or more: its own positions) */
     AR_HELD_SHARD   /* its block of the features, which are split evenly */
 } ar_held;
+typedef enum ar_pass { AR_FORWARD, AR_BACKWARD } ar_pass;
+/** What is done before and after each pass of a module; a failure ends the pass. */
+typedef struct ar_module_hook {
+    ar_status (*begin)(void *user, ar_pass pass);
+    ar_status (*end)(void *user, ar_pass pass);
+    void *user; /* borrowed */
+} ar_module_hook;
+/** A module whose weights a data-parallel object gathers together, and whose gradients it reduces together
+ *  (anyrank/ddp.h). */
+typedef struct ar_unit {
+    ar_module *module; /* borrowed */
+    int stage;         /* of this rank's in a pipeline; 0 without */
+} ar_unit;
+
 struct ar_module {
     const ar_module_ops *ops;
     char name[96];   /* Hugging Face path */
     ar_held tap;     /* what ar_module_forward and _backward report to a listener: y as name:fwd, dx as name:bwd */
     bool recomputed; /* ar_module_recompute */
+    const ar_module_hook *hook; /* borrowed; NULL: none */
 };
 /** Fills in a module whose memory is the caller's: its table and its name. Errors: AR_ERR_ARG (the name is too long, a
  *  required slot is missing). */

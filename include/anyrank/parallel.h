@@ -3,23 +3,32 @@
 #define ANYRANK_PARALLEL_H
 
 #include "anyrank/batch.h"
+#include "anyrank/context.h"
 #include "anyrank/plan.h"
+#include "anyrank/schedule.h"
 
 AR_BEGIN_DECLS
 
-/** How a training step is split over W = dp * cp * tp ranks: tp ranks are neighbours, the groups of them that share a
- *  sequence come next. Plain data; an extent of 0 counts as 1, so that {.tp = 4} is a layout. */
+/** How a training step is split over W = pp * dp * cp * tp ranks: tp ranks are neighbours, the groups of them that share
+ *  a sequence come next, and the ranks of a pipeline are furthest apart. Plain data; an extent of 0 counts as 1, so that
+ *  {.tp = 4} is a layout. */
 typedef struct ar_parallel {
-    int tp;             /* tensor-parallel ranks */
-    int dp;             /* data-parallel ranks: each holds some samples of the global batch */
-    int cp;             /* context-parallel ranks: each holds seq/cp positions of every sequence, in all layers */
-    int cp_inner;       /* so many neighbours among them exchange heads for positions, so that in attention each has
+    int tp;       /* tensor-parallel ranks */
+    int dp;       /* data-parallel ranks: each holds some samples of the global batch */
+    int cp;       /* context-parallel ranks: each holds seq/cp positions of every sequence, in all layers */
+    int cp_inner; /* so many neighbours among them exchange heads for positions, so that in attention each has
                            fewer heads and all the neighbours' positions (all-to-all: Jacobs et al. 2023,
                            arXiv:2309.14509); the cp/cp_inner groups of such neighbours pass keys and values on in a
                            ring (Liu et al. 2023, arXiv:2310.01889). 1: the ring alone; cp: the all-to-all alone */
-    bool zigzag;        /* a place r of a ring of R has the chunks r and 2R-1-r of 2R, so that causal attention gives
+    bool zigzag;  /* a place r of a ring of R has the chunks r and 2R-1-r of 2R, so that causal attention gives
                            every place as much to do; false: the r-th of R */
-    int micro_batches;  /* each rank goes through its samples in so many pieces */
+    int pp;       /* pipeline ranks: each holds some of the layers, the first also the embedding, the last the head */
+    int virtual_stages;      /* parts of the layers that each of them holds: stage s of the pp * virtual_stages is rank
+                           s mod pp's (interleaving: Narayanan et al. 2021, arXiv:2104.04473) */
+    ar_stages stages;        /* layers of each stage */
+    ar_pp_schedule schedule; /* in which order they go through the micro-batches */
+    const ar_pipeline_schedule *own_schedule; /* in place of it; borrowed; NULL: none */
+    int micro_batches;                        /* each rank goes through its samples in so many pieces */
     bool sp;            /* sequence parallelism: between the tensor-parallel regions each of the tp ranks holds seq/tp
                            positions of every sequence; nothing changes with tp = 1 */
     bool keep_gathered; /* sp: a column-parallel layer keeps its gathered input for the backward pass; false: it keeps
@@ -28,15 +37,19 @@ typedef struct ar_parallel {
                            positions, each beside the product of the one before it (forward: gather, then multiply;
                            multiply, then reduce-scatter); the last may be shorter. 1: one after the other */
     ar_recomputation recompute;
-    int zero;           /* 1: ZeRO stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054): each of the dp ranks keeps its
-                           share of the optimizer state and updates its share of the weights; 0: each does all */
+    int zero;           /* stage of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054). 1: each of the dp * cp ranks keeps
+                           its share of the optimizer state and updates its share of the weights; 2: it also keeps its
+                           share alone of the gradients, 3: and of the weights, which are gathered block by block; 0:
+                           each does all */
+    int dp_replicate;   /* with zero: the dp ranks are so many groups of neighbours, each of which shares out what zero
+                           does not keep whole (hybrid sharding: Zhao et al. 2023, arXiv:2304.11277, section 3.2.2) */
     bool forward_first; /* all micro-batches go forward before the first goes backward, in reverse order; false: each
                            goes forward and backward before the next */
 } ar_parallel;
 
-/** The number of ranks, dp * cp * tp, of a layout that ar_parallel_check accepts. */
+/** The number of ranks, pp * dp * cp * tp, of a layout that ar_parallel_check accepts. */
 int ar_parallel_world(const ar_parallel *p);
-/** "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "cp=4 (inner 2) zigzag", "dp=2 zero=1", "dp=3 micro-batches=2": what the layout
+/** "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "pp=4 interleaved (2 stages each)", "cp=4 (inner 2) zigzag", "dp=2 zero=1", "dp=4 zero=1 replicate=2", "dp=3 micro-batches=2": what the layout
  *  differs in from one rank. */
 void ar_parallel_text(char *out, size_t cap, const ar_parallel *p);
 /** Whether a model can be split so, without building anything. seq: tokens of a sequence; batch: samples of the global
@@ -52,16 +65,30 @@ AR_NODISCARD ar_status ar_parallel_check_sequence(const ar_parallel *p, size_t s
 /** The lengths of sequences that a layout can share out are the multiples of this. At least 1, of any layout. */
 size_t ar_parallel_sequence_unit(const ar_parallel *p);
 
-/** Where a rank is: rank = (dp * the layout's cp + cp) * the layout's tp + tp. */
+/** Where a rank is: rank = ((pp * the layout's dp + dp) * the layout's cp + cp) * the layout's tp + tp. */
 typedef struct ar_parallel_rank {
-    int dp, cp, tp;
+    int pp, dp, cp, tp;
 } ar_parallel_rank;
 ar_parallel_rank ar_parallel_rank_of(const ar_parallel *p, int rank);
+
+/** Stages of the pipeline: pp * virtual_stages; 1 without. */
+int ar_parallel_stages(const ar_parallel *p);
+/** The schedule that its ranks go through: a copy of own_schedule, or one of the kind, for all micro-batches of the layout;
+ *  a data-parallel rank that has fewer leaves out those that it has not. Of a layout that ar_parallel_check accepts.
+ *  Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. Gives; ar_pipeline_schedule_destroy. */
+AR_NODISCARD ar_status ar_parallel_schedule(ar_pipeline_schedule **gives, const ar_parallel *p);
+
+#define AR_RANK_TEXT 256
+/** "rank 5 (pp 1, dp 0, tp 1; stage 1, layers 2..3)": what a rank of a pipeline is, and which layers of a model with so
+ *  many it has; without a pipeline, and of a number that is no rank's, "rank 5". What does not fit is cut. */
+void ar_parallel_rank_text(char out[AR_RANK_TEXT], const ar_parallel *p, size_t layers, int rank);
 
 /** A rank's groups, as ar_ctx_options takes them. Owned. */
 typedef struct ar_parallel_groups {
     ar_comm *tp, *dp;
-    ar_context_groups cp; /* NULL where nobody shares a sequence */
+    ar_comm *shard, *replicate; /* NULL where nothing is replicated */
+    ar_context_groups cp;       /* NULL where nobody shares a sequence */
+    ar_context_pipeline pp;     /* NULL without a pipeline */
 } ar_parallel_groups;
 /** Splits them off the world, whose ranks are those of the layout. Collective over it. ar_parallel_groups_end, in every
  *  case and before the world ends. Errors: AR_ERR_ARG (another number of ranks, an inner extent that does not divide

@@ -19,18 +19,30 @@ typedef struct ar_param_hook {
 } ar_param_hook;
 #define AR_PARAM_HOOKS 4
 
+/** What a rank has of a parameter where the data-parallel ranks share out its gradient (ZeRO-2), or its value too
+ *  (ZeRO-3): elements [start, start + count) of the layer's matrix. The memory is the data-parallel object's. */
+typedef struct ar_param_share {
+    size_t start, count;
+    ar_buf value; /* in its dtype; ptr NULL: the whole value stays */
+    ar_buf grad;  /* the gradient: elements [at, at + count) of a bucket (anyrank/arith.h) of so many */
+    size_t at, elements;
+} ar_param_share;
+
 /** A trainable tensor: this rank's boxes of it, its gradient, and how it starts. */
 typedef struct ar_param {
     char name[128];   /* Hugging Face name */
     ar_layout layout; /* in the Hugging Face shape */
     ar_tensor value;  /* local, contiguous; fp32, or (native numerics) BF16: then the gradient is too, and the optimizer
-                           keeps the fp32 number of each */
-    bool transposed;  /* stored [in, out] (GPT-2's Conv1D): the layer's matrix is the transposed view */
-    bool requires_grad; /* false: frozen. No gradient is made, summed or applied */
-    uint64_t version;   /* counts changes of value: kept operands of an older version are made anew */
-    int uses;           /* how many places of the model use it (a tied weight: 2) */
-    bool spread;        /* a replicated parameter whose gradient's terms are spread over the tensor-parallel group (the
+                           keeps the fp32 number of each. data.ptr is NULL between the uses of one that is shared out */
+    const ar_param_share *share; /* borrowed from a data-parallel object; NULL: this rank has all of it */
+    bool transposed;             /* stored [in, out] (GPT-2's Conv1D): the layer's matrix is the transposed view */
+    bool requires_grad;          /* false: frozen. No gradient is made, summed or applied */
+    uint64_t version;            /* counts changes of value: kept operands of an older version are made anew */
+    int uses;                    /* how many places of the model use it (a tied weight: 2) */
+    bool spread; /* a replicated parameter whose gradient's terms are spread over the tensor-parallel group (the
                            tokens of sequence parallelism): summed over it too */
+    bool ends; /* a tied weight in a pipeline, of which the first and the last stage hold a copy: its gradient is summed
+                  over both (ar_context_pipeline.ends), and where each parameter counts once the first stage's does */
     ar_init_scheme init;
     size_t fan_in, fan_out; /* of the FULL matrix */
     double init_range;      /* of AR_INIT_NORMAL */
@@ -41,7 +53,8 @@ typedef struct ar_param {
     size_t own_start, own_count; /* the elements, in the order of the layer's matrix, whose gradient is complete here
                                     once reduced: all of them, or with ZeRO this rank's share */
     bool sharded; /* the data-parallel ranks have such shares, and each element is one rank's (a share may be all, or
-                     nothing); else every rank has the whole gradient */
+                     nothing), or with replicas (ar_ctx_options.replicate) one rank's of each; else every rank has the
+                     whole gradient */
     ar_param_hook hook[AR_PARAM_HOOKS];
     int hooks;
     ar_param_cache *cache;
@@ -50,8 +63,8 @@ typedef struct ar_param {
     void (*release)(struct ar_param *p); /* frees cache and grad: the slot of the arithmetic that made them */
 } ar_param;
 
-/** Memory for the boxes of `layout`, of two dimensions as the context stores those (ar_ctx_options.storage); value undefined, gradient zero. Errors: AR_ERR_ARG (name too long),
- *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+/** Memory for the boxes of `layout`, of two dimensions as the context stores those (ar_ctx_options.storage); value
+ *  undefined, gradient zero. Errors: AR_ERR_ARG (name too long), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_layout *layout,
                                      bool transposed);
 void ar_param_fini(ar_param *p);
@@ -84,9 +97,9 @@ AR_NODISCARD ar_status ar_params_tap_grads(ar_param *const *params, size_t n, ar
 /** The values of each group's data-parallel rank 0, on all its ranks: every rank starts from the same weights. Counts a
  *  new version. */
 AR_NODISCARD ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx);
-/** Whether the ranks of the tensor-parallel group that hold copies of the same elements hold the same bits, by a hash
- * of each copy. Collective over that group, with the same answer on every rank. Errors: AR_ERR_DATA (names the first
- *  parameter that differs and two ranks that hold different copies of it), AR_ERR_MEMORY. */
+/** Whether copies of the same elements, on the ranks of the tensor-parallel group and at both `ends` of a pipeline, have
+ *  the same bits, by a hash of each. Collective over these, with one answer for a tensor-parallel group. Errors:
+ *  AR_ERR_DATA (names the first parameter that differs, and two ranks with other copies of it), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_params_check_replicas(ar_param *const *params, size_t n, ar_ctx *ctx);
 /** Taps a value of the parameter's shape (its value, its gradient) as all copies of it that the ranks hold. */
 AR_NODISCARD ar_status ar_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tensor *t);

@@ -2,8 +2,8 @@
 #ifndef ANYRANK_RESHARD_H
 #define ANYRANK_RESHARD_H
 
-#include "anyrank/config.h"
 #include "anyrank/dump.h"
+#include "anyrank/parallel.h"
 
 AR_BEGIN_DECLS
 
@@ -23,6 +23,8 @@ typedef struct ar_reshard_options {
     const char *config; /* config.json, or a folder with one, where `in` has none; NULL */
     const char *out;    /* folder; made where it is missing */
     int tp, dp, pp;     /* of the output; 0: 1. All 1: merged, as a Hugging Face folder */
+    int virtual_stages; /* that each rank of pp holds; 0: 1 */
+    ar_stages stages;   /* and their layers */
     bool dp_copies;     /* a file for every data-parallel rank; false: those of coordinate 0, which all of them read */
     bool embedding_hidden; /* embeddings are split along the hidden dimension in place of the vocabulary */
     bool strict;           /* what is otherwise noted and done is an error: tensors that the config does not have, ones
@@ -50,10 +52,10 @@ typedef struct ar_reshard_result {
  *  AR_ERR_INDIVISIBLE, AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ar_param_placement(ar_layout *o, const ar_config *c, const char *name, int tp, int tp_rank,
                                           bool embedding_hidden);
-/** The stage of `pp` that holds parameter `name`, layers shared out evenly, the first stages one more where they do not
- *  divide; the embedding goes to the first, final norm and LM head to the last, tied weights to both. Errors:
- *  AR_ERR_NOT_FOUND, AR_ERR_INDIVISIBLE (more stages than layers). */
-AR_NODISCARD ar_status ar_param_stage(bool *held, const ar_config *c, const char *name, int pp, int stage);
+/** Whether pipeline rank `pp` of a layout holds parameter `name`, exactly as the model's own ranks do: layers go to stages
+ *  by ar_stage_layers, the embedding to the first, final norm and LM head to the last, tied weights to both. Errors:
+ *  AR_ERR_NOT_FOUND, AR_ERR_ARG, those of ar_parallel_check about stages. */
+AR_NODISCARD ar_status ar_param_staged(bool *held, const ar_config *c, const char *name, const ar_parallel *p, int pp);
 
 /** Reads `in`, writes `out`: a file for each rank, rank-00000.safetensors, and of packed tensors of which it holds
  *  several boxes the second ones in rank-00000-2.safetensors, and so on, as ar_dump_write. Optimizer state

@@ -22,8 +22,8 @@ typedef struct ar_optimizer ar_optimizer;
  *  Errors: AR_ERR_ARG (ar_optimizer_check; a parameter twice), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const *params, size_t n,
                                            const ar_optimizer_options *o);
-/** ZeRO-1: the same updates, each of the data-parallel ranks those of its shares of the buckets of `ddp` (made with
- *  zero = 1), whose weights the others then get from it. Borrows ddp until ar_optimizer_destroy. Errors: as above, and
+/** ZeRO: the same updates, each of the data-parallel ranks those of its shares of the buckets of `ddp` (made with a zero
+ *  of 1 to 3), whose weights the others then get from it, below stage 3. Borrows ddp until ar_optimizer_destroy. Errors: as above, and
  *  AR_ERR_ARG (a ddp without zero). */
 AR_NODISCARD ar_status ar_optimizer_create_sharded(ar_optimizer **gives, ar_ctx *ctx, ar_ddp *ddp,
                                                    const ar_optimizer_options *o);
@@ -74,6 +74,11 @@ typedef struct ar_loss_scaling {
 ar_loss_scaling ar_loss_scaling_defaults(bool dynamic);
 /** Errors: AR_ERR_ARG, naming the option: 1 <= scale <= 2^126; dynamic: growth > 1, 0 < backoff < 1, interval >= 1. */
 AR_NODISCARD ar_status ar_loss_scaling_check(const ar_loss_scaling *s);
+
+/** ar_ddp_create_params of all parameters of a model, whose blocks are the units; those of the options are not looked
+ *  at. */
+AR_NODISCARD ar_status ar_ddp_create_model(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_model *m,
+                                           const ar_ddp_options *o);
 
 typedef struct ar_gradients ar_gradients; /* gradients.h */
 

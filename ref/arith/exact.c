@@ -227,6 +227,12 @@ static ar_status cache_fill(ar_ctx *ctx, ar_param_cache *k, size_t k_full, ar_co
     return quantise(ctx, o, &parts, ar_const(o->c), -1, false, tag);
 }
 
+static size_t kept_bytes(ar_device *d, const ar_operand *o)
+{
+    const bool any = o && o->packed;
+    return any ? d->ops->packed_bytes(o->packed) + o->x.batch * (o->x.k + o->x.rows) * sizeof(int32_t) : 0;
+}
+
 static ar_status exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n,
                                      int watched, bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
 {
@@ -258,6 +264,8 @@ static ar_status exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar
             k->operand = NULL;
             return st;
         }
+        if (params[0]->share && params[0]->share->value.ptr)
+            ari_step_took(ctx, kept_bytes(ctx->device, k->operand));
     }
     *borrows = k->operand;
     return AR_OK;
@@ -266,15 +274,12 @@ static ar_status exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar
 static size_t exact_operand_bytes(const ar_param *p)
 {
     size_t bytes = 0;
-    for (const ar_param_cache *k = p->cache; k; k = k->next) {
-        const ar_operand *o = k->operand;
-        if (o && o->packed)
-            bytes += p->device->ops->packed_bytes(o->packed) + o->x.batch * (o->x.k + o->x.rows) * sizeof(int32_t);
-    }
+    for (const ar_param_cache *k = p->cache; k; k = k->next)
+        bytes += kept_bytes(p->device, k->operand);
     return bytes;
 }
 
-static void exact_param_release(ar_param *p)
+static void exact_operand_release(ar_param *p)
 {
     while (p->cache) {
         ar_param_cache *k = p->cache;
@@ -283,6 +288,11 @@ static void exact_param_release(ar_param *p)
             operand_fini(p->device, k->operand);
         free(k);
     }
+}
+
+static void exact_param_release(ar_param *p)
+{
+    exact_operand_release(p);
     ari_exact_grad_release(p);
 }
 
@@ -457,6 +467,8 @@ const ar_arith_ops *ar_arith_exact(void)
         .bucket_take = ari_exact_bucket_take,
         .grad_ensure = ari_exact_grad_ensure,
         .grad_bytes = ari_exact_grad_bytes,
+        .grad_release = ari_exact_grad_release,
+        .operand_release = exact_operand_release,
         .param_release = exact_param_release,
     };
     return &ops;

@@ -74,7 +74,8 @@ AR_NODISCARD ar_status ari_exact_bucket_zero(ar_ctx *ctx, ar_queue *q, ar_buf bu
 AR_NODISCARD ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage,
                                                ar_comm *over, const size_t *counts, const char *tag);
 AR_NODISCARD ar_status ari_exact_bucket_put(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf x, size_t n);
-AR_NODISCARD ar_status ari_exact_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n);
+AR_NODISCARD ar_status ari_exact_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t at,
+                                             size_t count, ar_dtype storage);
 AR_NODISCARD ar_status ari_exact_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n,
                                                size_t at, ar_dtype storage);
 

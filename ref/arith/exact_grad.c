@@ -314,7 +314,7 @@ ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t 
     const size_t count = ar_tensor_count(&p->value), word = sizeof(int64_t);
     const runs r = runs_of(bucket, n);
     const ar_buf t = ar_buf_at(r.t, at), h = ar_buf_at(r.hl, at * word), l = ar_buf_at(r.hl, (n + at) * word);
-    if (!p->grad || !p->has_grad) {
+    if (!p->grad) {
         AR_TRY(dev->zero(ctx->device, q, t, count));
         AR_TRY(dev->zero(ctx->device, q, h, count * word));
         return dev->zero(ctx->device, q, l, count * word);
@@ -387,8 +387,11 @@ ar_status ari_exact_bucket_put(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf 
     return ctx->device->ops->acc_add(ctx->device, q, r.t, r.hl, 1, &terms, (ar_cbuf){NULL});
 }
 
-ar_status ari_exact_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n)
+ar_status ari_exact_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t at, size_t count,
+                                ar_dtype storage)
 {
-    const ar_tensor values = one_row(y, n);
-    return ctx->device->ops->acc_value(ctx->device, q, &values, ar_cbuf_at(bucket, 2 * n * sizeof(int64_t)), bucket, n);
+    (void)storage;
+    const ar_tensor values = one_row(y, count);
+    const ar_cbuf t = ar_cbuf_at(bucket, 2 * n * sizeof(int64_t) + at), hl = ar_cbuf_at(bucket, at * sizeof(int64_t));
+    return ctx->device->ops->acc_value(ctx->device, q, &values, t, hl, n);
 }

@@ -363,6 +363,11 @@ static void grad_release(ar_param *p)
     p->grad = NULL;
 }
 
+static void keeps_no_operand(ar_param *p)
+{
+    (void)p;
+}
+
 static ar_status native_grad_zero(ar_ctx *ctx, ar_param *p)
 {
     if (!p->grad)
@@ -462,7 +467,7 @@ static ar_status native_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_par
     return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &matrix, &sum);
 }
 
-/* --- buckets: the numbers themselves, stored as the gradients are, summed in ring order ------------------------------------------ */
+/* --- buckets: the numbers themselves, stored as the gradients are, summed in ring order --------------------------- */
 
 static size_t native_bucket_bytes(size_t n, ar_dtype storage)
 {
@@ -477,7 +482,7 @@ static ar_status native_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, siz
     const ar_device_ops *dev = ctx->device->ops;
     const size_t count = ar_tensor_count(&p->value), width = ar_dtype_bytes(storage);
     const ar_buf to = ar_buf_at(bucket, at * width);
-    if (!p->grad || !p->has_grad)
+    if (!p->grad)
         return dev->zero(ctx->device, q, to, count * width);
     return dev->copy(ctx->device, q, to, ar_const(p->grad->sum.data), count * width);
 }
@@ -518,6 +523,16 @@ static ar_status native_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_
     return ctx->device->ops->copy(ctx->device, q, to, from, p->own_count * width);
 }
 
+static ar_status native_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t at,
+                                    size_t count, ar_dtype storage)
+{
+    (void)n;
+    const ar_tensor values = ar_tensor_flat(AR_F32, y, count);
+    const ar_buf from = {(void *)(uintptr_t)bucket.ptr};
+    const ar_tensor stored = ar_tensor_flat(storage, ar_buf_at(from, at * ar_dtype_bytes(storage)), count);
+    return ctx->device->ops->copy_strided(ctx->device, q, &values, &stored);
+}
+
 /* One table a precision, alike but for it. */
 #define NATIVE(of)                                                                                                   \
     {                                                                                                                \
@@ -531,7 +546,8 @@ static ar_status native_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_
         .grad_value = native_grad_value, .grad_zero = native_grad_zero, .bucket_bytes = native_bucket_bytes,         \
         .bucket_pack = native_bucket_pack, .bucket_zero = native_bucket_zero, .bucket_reduce = native_bucket_reduce, \
         .bucket_unpack = native_bucket_unpack, .grad_ensure = native_grad_ensure, .grad_bytes = native_grad_bytes,   \
-        .param_release = grad_release                                                                                \
+        .grad_release = grad_release, .operand_release = keeps_no_operand, .param_release = grad_release,            \
+        .bucket_take = native_bucket_take                                                                            \
     }
 
 const ar_arith_ops *ar_arith_native(ar_precision precision)

@@ -78,6 +78,8 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     if (o->cp.inner && ar_comm_size(o->cp.inner) > 1 && !o->world)
         return ar_error_set(AR_ERR_ARG, "a context with inner context-parallel neighbours needs the world, of which "
                                         "groups of ranks with copies of a KV head are made");
+    if (o->pp.all && ar_comm_size(o->pp.all) > 1 && !o->world)
+        return ar_error_set(AR_ERR_ARG, "a context of a pipeline of %d ranks needs the world", ar_comm_size(o->pp.all));
     AR_TRY(check_storage(o));
     AR_TRY(check_precision(o));
     ar_ctx *c = calloc(1, sizeof *c);
@@ -106,10 +108,16 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     AR_TRY_TO(failed, st, ar_comm_self(&c->self));
     c->tp = o->tp ? o->tp : c->self;
     c->dp = o->dp ? o->dp : c->self;
+    c->shard = o->shard ? o->shard : c->dp;
+    c->replicate = o->replicate ? o->replicate : c->self;
     c->cp = (ar_context_groups){.all = o->cp.all ? o->cp.all : c->self,
                                 .ring = o->cp.ring ? o->cp.ring : c->self,
                                 .inner = o->cp.inner ? o->cp.inner : c->self,
                                 .zigzag = o->cp.zigzag};
+    c->pp = o->pp;
+    c->pp.all = o->pp.all ? o->pp.all : c->self;
+    c->pp.ends = o->pp.ends ? o->pp.ends : c->self;
+    c->pp.virtual_stages = o->pp.virtual_stages > 1 ? o->pp.virtual_stages : 1;
     c->world = o->world ? o->world : c->tp;
     *gives = c;
     return AR_OK;
@@ -123,111 +131,24 @@ void ar_ctx_destroy(ar_ctx *c)
     if (!c)
         return;
     ar_ctx_end_step(c);
-    ari_communication *const both[] = {&c->communication, &c->beside};
-    for (int i = 0; i < 2; i++) {
-        ar_queue_destroy(both[i]->queue); /* first: what it runs uses the groups */
-        ar_comm_destroy(both[i]->dp);
-        ar_comm_destroy(both[i]->tp);
+    for (int i = 0; i < ARI_WAYS; i++) {
+        ar_queue_destroy(c->way[i].queue);
+        ar_comm_destroy(c->way[i].comm);
+    }
+    ari_communication *const all[] = {&c->communication, &c->gathers, &c->beside};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        ar_queue_destroy(all[i]->queue); /* first: what it runs uses the groups */
+        ar_comm_destroy(all[i]->replicate);
+        ar_comm_destroy(all[i]->shard);
+        ar_comm_destroy(all[i]->ends);
+        ar_comm_destroy(all[i]->dp);
+        ar_comm_destroy(all[i]->tp);
     }
     for (int i = 0; i < 2; i++)
         ar_comm_destroy(c->replicas[i].comm);
     ar_comm_destroy(c->self);
     ar_queue_destroy(c->queue);
     free(c);
-}
-
-static void release(ar_ctx *c, ari_owned *o)
-{
-    o->prev->next = o->next;
-    o->next->prev = o->prev;
-    ari_step_gave(c, o->bytes);
-    if (o->destroy)
-        o->destroy(c, o->buf.ptr);
-    else
-        c->device->ops->free(c->device, o->buf);
-    free(o);
-}
-
-void ar_ctx_end_step(ar_ctx *c)
-{
-    /* A step that has failed may have left collectives under way, whose memory this is. */
-    if (c->beside.queue && c->owned.next != &c->owned) {
-        const ari_outcome kept = ari_outcome_of(AR_ERR_ABORTED);
-        if (ar_queue_sync(c->beside.queue, 0) != AR_OK)
-            (void)ari_outcome_status(&kept); /* the step's own message stays */
-    }
-    /* The newest first: objects may refer to older ones. */
-    for (ari_owned *o = c->owned.next, *next = NULL; o != &c->owned; o = next) {
-        next = o->next;
-        release(c, o);
-    }
-}
-
-static ar_status own(ar_ctx *c, ar_buf buf, size_t bytes, void (*destroy)(ar_ctx *, void *))
-{
-    ari_owned *o = malloc(sizeof *o);
-    if (!o)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for a record of the step");
-    *o = (ari_owned){
-        .next = c->owned.next, .prev = &c->owned, .number = ++c->given, .buf = buf, .bytes = bytes, .destroy = destroy};
-    o->next->prev = o;
-    c->owned.next = o;
-    ari_step_took(c, bytes);
-    return AR_OK;
-}
-
-ar_status ari_step_alloc(ar_ctx *c, ar_buf *gives, size_t bytes)
-{
-    ar_buf b = {NULL};
-    AR_TRY(c->device->ops->alloc(c->device, &b, bytes ? bytes : 1));
-    const ar_status st = own(c, b, bytes, NULL);
-    if (st != AR_OK) {
-        c->device->ops->free(c->device, b);
-        return st;
-    }
-    *gives = b;
-    return AR_OK;
-}
-
-ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void *object))
-{
-    const ar_buf b = {object};
-    const ar_status st = own(c, b, 0, destroy);
-    if (st != AR_OK)
-        destroy(c, object);
-    return st;
-}
-
-void ari_step_disown(ar_ctx *c, void *object)
-{
-    for (ari_owned *o = object ? c->owned.next : &c->owned; o != &c->owned; o = o->next) {
-        if (o->buf.ptr == object) {
-            release(c, o);
-            return;
-        }
-    }
-}
-
-static bool holds(const ari_owned *o, const ar_tensor *t)
-{
-    const char *begin = o->buf.ptr, *at = t ? t->data.ptr : NULL;
-    return at && !o->destroy && at >= begin && at < begin + (o->bytes ? o->bytes : 1);
-}
-
-void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *kept)
-{
-    ari_owned *newer = &c->owned; /* what stays of those at hand: an object may end older things with it */
-    while (newer->next != &c->owned && newer->next->number > mark) {
-        if (holds(newer->next, kept))
-            newer = newer->next;
-        else
-            release(c, newer->next);
-    }
-}
-
-void ari_step_free(ar_ctx *c, ar_buf b)
-{
-    ari_step_disown(c, b.ptr);
 }
 
 ar_status ari_queue_follow(ar_queue *q, ar_queue *of, ar_event *e)
@@ -258,8 +179,9 @@ ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_t
     ari_replica_group *made = &c->replicas[over_tp];
     const int inner = ar_comm_size(c->cp.inner), tp = ar_comm_size(c->tp), r = ar_comm_rank(c->tp);
     const int n = (over_tp ? tp : 1) * inner, place = (over_tp ? r : 0) * inner + ar_comm_rank(c->cp.inner);
-    /* Those that share the heads: of one place of the ring of one data-parallel rank. */
-    const int shared = ar_ctx_data_rank(c) * ar_comm_size(c->cp.ring) + ar_comm_rank(c->cp.ring);
+    /* Those that share the heads: of one place of the ring of one data-parallel rank of one pipeline rank. */
+    const int column = ar_comm_rank(c->pp.all) * (ar_comm_size(c->dp) / ar_comm_size(c->cp.all)) + ar_ctx_data_rank(c);
+    const int shared = column * ar_comm_size(c->cp.ring) + ar_comm_rank(c->cp.ring);
     const int team = over_tp ? shared : shared * tp + r;
     if (made->heads == 0) {
         AR_TRY(ar_comm_split(&made->comm, inner > 1 ? c->world : c->tp,
@@ -273,15 +195,37 @@ ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_t
     return AR_OK;
 }
 
-ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp)
+/* A copy of a group, whose calls may go through another queue than the group's own. */
+static ar_status copy_group(ar_comm **copy, ar_comm *of)
+{
+    return *copy ? AR_OK : ar_comm_split(copy, of, 0, ar_comm_rank(of));
+}
+
+ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp, bool ends)
 {
     ari_communication *m = &c->communication;
-    if (tp && !m->tp)
-        AR_TRY(ar_comm_split(&m->tp, c->tp, 0, ar_comm_rank(c->tp)));
-    if (ar_comm_size(c->dp) > 1 && !m->dp)
-        AR_TRY(ar_comm_split(&m->dp, c->dp, 0, ar_comm_rank(c->dp)));
+    if (tp)
+        AR_TRY(copy_group(&m->tp, c->tp));
+    if (ends)
+        AR_TRY(copy_group(&m->ends, c->pp.ends));
+    if (ar_comm_size(c->dp) > 1)
+        AR_TRY(copy_group(&m->dp, c->dp));
+    if (ar_comm_size(c->replicate) > 1) {
+        AR_TRY(copy_group(&m->shard, c->shard));
+        AR_TRY(copy_group(&m->replicate, c->replicate));
+    }
     if (!m->queue)
         AR_TRY(c->device->ops->queue_create(c->device, &m->queue, AR_QUEUE_THREAD, "communication"));
+    *borrows = m;
+    return AR_OK;
+}
+
+ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borrows)
+{
+    ari_communication *m = &c->gathers;
+    AR_TRY(copy_group(&m->shard, c->shard));
+    if (!m->queue)
+        AR_TRY(c->device->ops->queue_create(c->device, &m->queue, AR_QUEUE_THREAD, "weights"));
     *borrows = m;
     return AR_OK;
 }
@@ -289,11 +233,48 @@ ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bo
 ar_status ari_ctx_beside(ar_ctx *c, const ari_communication **borrows)
 {
     ari_communication *m = &c->beside;
-    if (!m->tp)
-        AR_TRY(ar_comm_split(&m->tp, c->tp, 0, ar_comm_rank(c->tp)));
+    AR_TRY(copy_group(&m->tp, c->tp));
     if (!m->queue)
         AR_TRY(c->device->ops->queue_create(c->device, &m->queue, AR_QUEUE_THREAD, "tp"));
     *borrows = m;
+    return AR_OK;
+}
+
+/* Edge e of the ring of a pipeline's ranks goes from rank e to the next one. Of the three colours of edges no rank has one
+ * twice, so that a split for each makes all pairs. */
+enum { COLOURS = 3 };
+static int colour_of(int edge, int ranks)
+{
+    return ranks % 2 == 1 && edge == ranks - 1 ? 2 : edge % 2;
+}
+
+/* The pair of this rank's edge of a colour, for what moves along it, or back. */
+static ar_status pair_up(ar_ctx *c, int colour, bool back)
+{
+    static const char *const names[ARI_WAYS] = {[ARI_SEND_ACTIVATION] = "send activations",
+                                                [ARI_RECV_ACTIVATION] = "recv activations",
+                                                [ARI_SEND_GRADIENT] = "send gradients",
+                                                [ARI_RECV_GRADIENT] = "recv gradients"};
+    const int n = ar_comm_size(c->pp.all), r = ar_comm_rank(c->pp.all), before = (r + n - 1) % n;
+    const int edges = c->pp.virtual_stages > 1 ? n : n - 1;
+    const bool from = r < edges && colour_of(r, n) == colour, to = before < edges && colour_of(before, n) == colour;
+    const bool sends = from != back;
+    ar_comm *comm = NULL;
+    AR_TRY(ar_comm_split(&comm, c->pp.all, from ? r : to ? before : -1, sends ? 0 : 1));
+    if (!comm)
+        return AR_OK;
+    const int way =
+        back ? (sends ? ARI_SEND_GRADIENT : ARI_RECV_GRADIENT) : (sends ? ARI_SEND_ACTIVATION : ARI_RECV_ACTIVATION);
+    c->way[way].comm = comm;
+    return c->device->ops->queue_create(c->device, &c->way[way].queue, AR_QUEUE_THREAD, names[way]);
+}
+
+ar_status ari_ctx_ways(ar_ctx *c, const ari_neighbour **borrows)
+{
+    for (int i = 0; i < 2 * COLOURS && !c->ways; i++)
+        AR_TRY(pair_up(c, i / 2, i % 2 == 1));
+    c->ways = true;
+    *borrows = c->way;
     return AR_OK;
 }
 
@@ -303,19 +284,31 @@ void ar_ctx_begin_step(ar_ctx *c, uint32_t step)
 }
 
 /* The groups that the context's collectives go through, each once. */
-#define GROUPS 10
+#define GROUPS (18 + ARI_WAYS)
 static int groups_of(const ar_ctx *c, const ar_comm *group[GROUPS])
 {
     const ar_comm *const all[GROUPS] = {c->tp,
                                         c->dp,
+                                        c->shard,
+                                        c->replicate,
                                         c->cp.all,
                                         c->cp.ring,
                                         c->cp.inner,
+                                        c->pp.all,
+                                        c->pp.ends,
                                         c->replicas[0].comm,
                                         c->replicas[1].comm,
                                         c->communication.tp,
                                         c->communication.dp,
-                                        c->beside.tp};
+                                        c->communication.ends,
+                                        c->communication.shard,
+                                        c->communication.replicate,
+                                        c->gathers.shard,
+                                        c->beside.tp,
+                                        c->way[ARI_SEND_ACTIVATION].comm,
+                                        c->way[ARI_RECV_ACTIVATION].comm,
+                                        c->way[ARI_SEND_GRADIENT].comm,
+                                        c->way[ARI_RECV_GRADIENT].comm};
     int n = 0;
     for (int i = 0; i < GROUPS; i++) {
         int seen = 0;
@@ -376,91 +369,6 @@ const ar_arith_ops *ar_ctx_arith(const ar_ctx *c)
     return c->arith;
 }
 
-ar_status ar_ctx_tensor(ar_ctx *c, ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape)
-{
-    ar_tensor view;
-    AR_TRY(ar_tensor_view(&view, dtype, ndim, shape, (ar_buf){NULL}));
-    AR_TRY(ari_step_alloc(c, &view.data, ar_tensor_count(&view) * ar_dtype_bytes(dtype)));
-    *t = view;
-    return AR_OK;
-}
-
-void ar_ctx_release(ar_ctx *c, ar_tensor *t)
-{
-    ari_step_free(c, t->data);
-    t->data.ptr = NULL;
-}
-
-ar_status ar_ctx_upload(ar_ctx *c, const ar_tensor *t, const void *host)
-{
-    return c->device->ops->copy(c->device, c->queue, t->data, (ar_cbuf){host},
-                                ar_tensor_count(t) * ar_dtype_bytes(t->dtype));
-}
-
-ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t)
-{
-    AR_TRY(c->device->ops->copy(c->device, c->queue, (ar_buf){host}, ar_const(t->data),
-                                ar_tensor_count(t) * ar_dtype_bytes(t->dtype)));
-    return ar_queue_sync(c->queue, 0);
-}
-
-/* --- 16-bit numbers as the host has them --------------------------------------------------------------------------- */
-
-static void widen(float *to, const uint16_t *from, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        to[i] = ari_f32_of_bf16(from[i]);
-}
-
-static void narrow(uint16_t *to, const float *from, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        to[i] = ari_bf16_of_f32(from[i]);
-}
-
-static ar_status check_floats(const ar_tensor *t)
-{
-    return t->dtype == AR_F32 || t->dtype == AR_BF16
-               ? AR_OK
-               : ar_error_set(AR_ERR_DTYPE, "fp32 numbers of the host for a tensor of %s, expected F32 or BF16",
-                              ar_dtype_name(t->dtype));
-}
-
-ar_status ar_ctx_upload_floats(ar_ctx *c, const ar_tensor *t, const float *host)
-{
-    const size_t n = ar_tensor_count(t);
-    uint16_t *rounded = NULL;
-    AR_TRY(check_floats(t));
-    if (t->dtype == AR_F32)
-        return ar_ctx_upload(c, t, host);
-    AR_TRY(ari_alloc((void **)&rounded, n, sizeof *rounded, "numbers of 16 bits"));
-    narrow(rounded, host, n);
-    const ar_status st = ar_ctx_upload(c, t, rounded);
-    free(rounded);
-    return st;
-}
-
-ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_tensor *t)
-{
-    const size_t n = ar_tensor_count(t);
-    uint16_t *stored = NULL;
-    AR_TRY(check_floats(t));
-    if (t->dtype == AR_F32)
-        return ar_ctx_download(c, host, t);
-    AR_TRY(ari_alloc((void **)&stored, n, sizeof *stored, "numbers of 16 bits"));
-    const ar_status st = ar_ctx_download(c, stored, t);
-    if (st == AR_OK)
-        widen(host, stored, n);
-    free(stored);
-    return st;
-}
-
-void ar_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak)
-{
-    *now = c->bytes_now;
-    *peak = c->bytes_peak;
-}
-
 ar_status ar_tap(ar_ctx *c, const char *name, char pass, const ar_tensor *local, const ar_layout *layout)
 {
     if (!c->tap)
@@ -481,93 +389,4 @@ bool ar_tapped(const ar_ctx *c)
 bool ar_faulty(const ar_ctx *c, ar_fault fault)
 {
     return c->fault == fault;
-}
-
-/* --- tensors as the host reads them ---------------------------------------------------------------------------------- */
-
-static ar_status get(ar_ctx *c, void *host, const ar_tensor *t)
-{
-    return t->dtype == AR_BF16 ? ar_ctx_download_floats(c, host, t) : ar_ctx_download(c, host, t);
-}
-
-static ar_status download(ar_ctx *c, void *host, const ar_tensor *t)
-{
-    ar_tensor packed;
-    if (c->device->ops->host_reaches) {
-        ari_pack_elements(host, t);
-        return AR_OK;
-    }
-    if (ar_tensor_is_contiguous(t))
-        return get(c, host, t);
-    AR_TRY(ar_ctx_tensor(c, &packed, t->dtype, t->ndim, t->shape));
-    ar_status st = c->device->ops->copy_strided(c->device, c->queue, &packed, t);
-    if (st == AR_OK)
-        st = get(c, host, &packed);
-    ar_ctx_release(c, &packed);
-    return st;
-}
-
-ar_status ari_host_view(ar_ctx *c, ar_tensor *view, const ar_tensor *t)
-{
-    const ar_dtype seen = t->dtype == AR_BF16 ? AR_F32 : t->dtype;
-    void *host = NULL;
-    *view = *t;
-    if (c->device->ops->host_reaches && seen == t->dtype)
-        return AR_OK;
-    AR_TRY(ari_alloc(&host, ar_tensor_count(t), ar_dtype_bytes(seen), "a tensor's values on the host"));
-    ar_status st = ar_tensor_view(view, seen, t->ndim, t->shape, (ar_buf){host});
-    if (st == AR_OK)
-        st = download(c, host, t);
-    if (st != AR_OK)
-        free(host);
-    return st;
-}
-
-void ari_host_view_end(ar_tensor *view, const ar_tensor *t)
-{
-    if (view->data.ptr != t->data.ptr)
-        free(view->data.ptr);
-}
-
-void ari_pack_elements(float *to, const ar_tensor *t)
-{
-    const size_t count = ar_tensor_count(t);
-    for (size_t i = 0; i < count; i++) {
-        size_t at[AR_MAX_DIMS];
-        ptrdiff_t offset = 0;
-        ari_coordinates(at, i, t->ndim, t->shape);
-        for (int d = 0; d < t->ndim; d++)
-            offset += (ptrdiff_t)at[d] * t->stride[d];
-        to[i] = t->dtype == AR_BF16 ? ari_f32_of_bf16(((const uint16_t *)t->data.ptr)[offset])
-                                    : ((const float *)t->data.ptr)[offset];
-    }
-}
-
-void ari_for_each_run(const ar_tensor *local, const ar_layout *o, void (*f)(void *user, const ari_box_run *run),
-                      void *user)
-{
-    const int nd = o->ndim;
-    for (size_t k = 0; k < o->nbox; k++) {
-        const ar_box *b = &o->box[k];
-        size_t runs = 1;
-        for (int d = 0; d + 1 < nd; d++)
-            runs *= b->extent[d];
-        const size_t width = nd > 0 ? b->extent[nd - 1] : 1;
-        for (size_t i = 0; i < runs && width > 0; i++) {
-            size_t rest = i, full = 0, full_stride = 1, index = 0, index_stride = 1;
-            ptrdiff_t offset = 0;
-            for (int d = nd - 1; d >= 0; d--) {
-                const size_t x = d == nd - 1 ? 0 : rest % b->extent[d];
-                rest = d == nd - 1 ? rest : rest / b->extent[d];
-                full += (b->global[d] + x) * full_stride;
-                index += (b->local[d] + x) * index_stride;
-                offset += (ptrdiff_t)(b->local[d] + x) * local->stride[d];
-                full_stride *= o->shape[d];
-                index_stride *= local->shape[d];
-            }
-            const ari_box_run run = {(const float *)local->data.ptr + offset, nd > 0 ? local->stride[nd - 1] : 1, width,
-                                     full, index};
-            f(user, &run);
-        }
-    }
 }

@@ -11,6 +11,9 @@ typedef struct ari_owned {
     ar_buf buf;                               /* what it is found by */
     size_t bytes;                             /* 0 for objects */
     void (*destroy)(ar_ctx *c, void *object); /* NULL: buf is device memory */
+    int life;                                 /* ar_ctx.life when it was given */
+    int holds;                                /* of ari_step_hold */
+    bool ended;                               /* given back while it is held */
 } ari_owned;
 
 /* The ranks that work on copies of one KV head: made by the first attention that needs it, for all that follow. */
@@ -19,22 +22,42 @@ typedef struct ari_replica_group {
     ar_comm *comm; /* owned */
 } ari_replica_group;
 
-/* What communicates while the main queue goes on: a queue of its own, on a thread, and copies of the groups for it, since
- * the calls of one communicator stay on one queue. */
+/* What communicates while the main queue goes on: a queue of its own, on a thread, and copies of the groups for it,
+ * since the calls of one communicator stay on one queue. */
 typedef struct ari_communication {
-    ar_queue *queue;  /* NULL: not made yet */
-    ar_comm *tp, *dp; /* NULL: not made yet, or dp without peers */
+    ar_queue *queue;                             /* NULL: not made yet */
+    ar_comm *tp, *dp, *shard, *replicate, *ends; /* NULL: not made yet, or, but for tp, without peers of its own: shard
+                                                    is dp's where that has no replicas; ends: of the pipeline */
 } ari_communication;
+
+/* What moves between neighbouring stages of a pipeline. */
+typedef enum ari_way {
+    ARI_SEND_ACTIVATION,
+    ARI_RECV_ACTIVATION,
+    ARI_SEND_GRADIENT,
+    ARI_RECV_GRADIENT,
+    ARI_WAYS
+} ari_way;
+/* How: by a queue and a communicator of its own, so that no transfer waits for one of another kind. */
+typedef struct ari_neighbour {
+    ar_queue *queue; /* NULL: this rank has no such neighbour */
+    ar_comm *comm;   /* of two: rank 0 sends, rank 1 receives */
+} ari_neighbour;
 
 struct ar_ctx {
     ar_device *device;
     ar_queue *queue;                 /* the main queue */
     ar_comm *tp, *dp, *world;        /* never NULL */
+    ar_comm *shard, *replicate;      /* nor they */
     ar_context_groups cp;            /* none of them NULL */
+    ar_context_pipeline pp;          /* nor of them; virtual_stages at least 1 */
     ar_comm *self;                   /* owned; what groups are that were not given */
     ari_replica_group replicas[2];   /* of heads that are whole on every tensor-parallel rank, and that they share */
     ari_communication communication; /* of gradients; owned */
+    ari_communication gathers;       /* of weights: shard alone; owned */
     ari_communication beside;        /* of layers, beside their products: tp alone; owned */
+    ari_neighbour way[ARI_WAYS];     /* of the pipeline; owned */
+    bool ways;                       /* these have been made */
     bool sp, keep_gathered;
     int overlap; /* at least 1 */
     ar_recomputation recompute;
@@ -42,6 +65,7 @@ struct ar_ctx {
     ar_loss_options loss;
     double loss_scale;              /* 1: none */
     ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
+    size_t layers;                  /* of the model that was made last; 0: none was */
     uint64_t seed;
     uint32_t step;
     size_t first_sample, samples; /* of the batch under way in the global one; samples 0: it is all there is */
@@ -50,7 +74,11 @@ struct ar_ctx {
     uint64_t attempt;
     ar_tap_fn tap;
     void *tap_user;
-    bool again;      /* the forward pass under way has been before: nobody hears of it, and it uses no parameter anew */
+    bool again; /* the forward pass under way has been before: nobody hears of it, and it uses no parameter anew */
+    struct ari_later
+        *later;      /* where a backward pass leaves the gradients of weights (ref/layers/parts.h); NULL: it makes
+                                them itself */
+    int life;        /* of what the step is given now (ari_step_end_life); 0: it ends with the step */
     uint64_t given;  /* the number of the newest thing that the step was given */
     ari_owned owned; /* head of a ring of everything that ends with the step, the newest first */
     size_t bytes_now, bytes_peak;
@@ -85,23 +113,41 @@ static inline uint64_t ari_step_mark(const ar_ctx *c)
  *  nothing). */
 void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *kept);
 
-/** What is enqueued on q from now on comes after what was enqueued on `of` so far; e is recorded there. One queue: nothing,
- *  and e may be NULL. Errors: those of ar_event_record and ar_queue_wait. */
+/** Ends all that the step was given in a life (ar_ctx.life), the newest first. */
+void ari_step_end_life(ar_ctx *c, int life);
+/** The memory that t lies in stays, also where it is given back or its life ends, until it has been let go as often. Memory
+ *  that is not the step's is left alone. */
+void ari_step_hold(ar_ctx *c, const ar_tensor *t);
+void ari_step_let_go(ar_ctx *c, const ar_tensor *t);
+/** The memory that t lies in is the caller's from now on, and counted no more: ops->free. Errors: AR_ERR_ARG (it is held,
+ *  or not the step's). */
+AR_NODISCARD ar_status ari_step_take_out(ar_ctx *c, ar_buf *gives, const ar_tensor *t);
+
+/** What is enqueued on q from now on comes after what was enqueued on `of` so far; e is recorded there. One queue:
+ *  nothing, and e may be NULL. Errors: those of ar_event_record and ar_queue_wait. */
 AR_NODISCARD ar_status ari_queue_follow(ar_queue *q, ar_queue *of, ar_event *e);
+/** Waits for what is under way on q, if it has failed too; the thread's message stays. Accepts NULL. */
+void ari_queue_drain(ar_queue *q);
 
 /** N ranks share kv_heads heads, which divides N: the n tensor-parallel ranks (over_tp; else each has all heads, n = 1)
  *  times their I inner context-parallel neighbours, neighbour i of rank r being the (r*I + i)-th. The group of the
  *  N/kv_heads of them that work on the same KV head as this one, borrowed. Collective where it is made, the first time:
- *  over the tensor-parallel group, or with inner neighbours over the world. Errors: AR_ERR_UNSUPPORTED (another number of
- *  heads in the same context), what the communicator gives. */
+ *  over the tensor-parallel group, or with inner neighbours over the world. Errors: AR_ERR_UNSUPPORTED (another number
+ *  of heads in the same context), what the communicator gives. */
 AR_NODISCARD ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_tp);
-/** The communication queue with a copy of the data-parallel group, and with `tp` one of the tensor-parallel group too;
- *  borrowed, made once for the context. Collective over the groups that are copied, where they are. Errors: what queue
- *  and communicator give. */
-AR_NODISCARD ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp);
-/** The queue of collectives beside a layer's products, with a copy of the tensor-parallel group; as above. Before the step's
- *  memory ends, so does what is under way there. */
+/** The communication queue with a copy of the data-parallel group, and with `tp` and `ends` one of the tensor-parallel
+ *  group and of the ends of the pipeline too; borrowed, made once for the context. Collective over the groups that are
+ *  copied, where they are. Errors: what queue and communicator give. */
+AR_NODISCARD ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp, bool ends);
+/** The queue on which weights are gathered, with a copy of the group that shares them out; as above. */
+AR_NODISCARD ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borrows);
+/** The queue of collectives beside a layer's products, with a copy of the tensor-parallel group; as above. Before the
+ *  step's memory ends, so does what is under way there. */
 AR_NODISCARD ar_status ari_ctx_beside(ar_ctx *c, const ari_communication **borrows);
+/** The [ARI_WAYS] of the context's pipeline. Neighbours are those of a ring of its ranks, which the last one closes where
+ *  ranks have virtual stages. Borrowed, made once for the context. Collective over the pipeline, where they are made.
+ *  Errors: what queue and communicator give. */
+AR_NODISCARD ar_status ari_ctx_ways(ar_ctx *c, const ari_neighbour **borrows);
 /** Whether activations between the tensor-parallel regions are sharded along the sequence. */
 static inline bool ari_ctx_sp(const ar_ctx *c)
 {
@@ -111,7 +157,8 @@ static inline bool ari_ctx_sp(const ar_ctx *c)
 /* --- tensors as the host reads them ---------------------------------------------------------------------------------- */
 
 /** t as the host can read it: t itself where the host reaches the device's memory, else a packed copy, once everything
- *  enqueued before is done; of BF16 a packed copy in fp32. ari_host_view_end. Errors: AR_ERR_MEMORY, those of the device. */
+ *  enqueued before is done; of BF16 a packed copy in fp32. ari_host_view_end. Errors: AR_ERR_MEMORY, those of the
+ *  device. */
 AR_NODISCARD ar_status ari_host_view(ar_ctx *c, ar_tensor *view, const ar_tensor *t);
 /** Of what ari_host_view made of t. */
 void ari_host_view_end(ar_tensor *view, const ar_tensor *t);

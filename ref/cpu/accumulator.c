@@ -397,9 +397,9 @@ ar_status ari_cpu_acc_value(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cb
     const uint8_t *top = t.ptr;
     const int64_t *h = hl.ptr, *l = h + n;
     const bool contiguous = ar_tensor_is_contiguous(y);
-    const size_t chunks = (n + CHUNK - 1) / CHUNK;
-    ARI_PARALLEL_FOR (i, chunks, d, n) {
-        const size_t from = i * CHUNK, count = n - from < CHUNK ? n - from : CHUNK;
+    const size_t all = ar_tensor_count(y), chunks = (all + CHUNK - 1) / CHUNK;
+    ARI_PARALLEL_FOR (i, chunks, d, all) {
+        const size_t from = i * CHUNK, count = all - from < CHUNK ? all - from : CHUNK;
         if (contiguous) {
             value_run((float *)y->data.ptr + from, top + from, h + from, l + from, count);
             continue;

@@ -55,13 +55,16 @@ static void *unconst(const void *p)
     return (void *)(uintptr_t)p;
 }
 
-/* By its expert interface: one thread is asked for with the call, not in the process-wide setting. */
+/* By its expert interface: one thread is asked for with the call, not in the process-wide setting; and none of the kernels
+ * for small matrices, which in 0.9.0 read past the end of an operand: of a row of A more than there is where the terms
+ * are no multiple of 8, which crashes where no memory follows (github.com/flame/blis/issues/635 and 821, mended later). */
 #define GEMM(function, type, bli_gemm)                                                                              \
     function(type *c, ari_blis_view cv, const type *a, ari_blis_view av, const type *b, ari_blis_view bv, bool add) \
     {                                                                                                               \
         type one = 1, beta = add;                                                                                   \
         rntm_t r = BLIS_RNTM_INITIALIZER;                                                                           \
         bli_rntm_set_num_threads(1, &r);                                                                            \
+        bli_rntm_disable_l3_sup(&r);                                                                                \
         bli_gemm(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, (dim_t)cv.rows, (dim_t)cv.cols, (dim_t)av.cols, &one,        \
                  unconst(a), av.row_stride, av.col_stride, unconst(b), bv.row_stride, bv.col_stride, &beta, c,      \
                  cv.row_stride, cv.col_stride, NULL, &r);                                                           \

@@ -37,6 +37,17 @@ AR_NODISCARD ar_status ari_fault_kept_input(ar_ctx *ctx, const ar_tensor *x, con
 /** recompute_new_dropout_mask: the step whose masks are drawn. */
 uint32_t ari_fault_mask_step(const ar_ctx *ctx);
 
+/* --- pipelines (faults_pipeline.c) --------------------------------------------------------------------------------- */
+
+/** pp_layers_local, pp_chunks_contiguous, of what a parameter is drawn or read by (values); pp_dropout_layer_local, of
+ *  what a mask is drawn by: the name with another layer in it, in `out`, or the name. */
+const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const char *name, bool values);
+/** pp_stage_divides: what a stage received, before it goes backward from it. */
+AR_NODISCARD ar_status ari_fault_stage_gradient(ar_ctx *ctx, const ar_tensor *dy, int micro_batches);
+/** pp_stale_activation, pp_stale_gradient: what a stage received. before: what it did before, in the step's memory; data
+ *  NULL: nothing yet. */
+AR_NODISCARD ar_status ari_fault_received(ar_ctx *ctx, ar_fault fault, ar_tensor *before, const ar_tensor *taken);
+
 /* --- linear ------------------------------------------------------------------------------------------------------- */
 
 /** row_bias_every_rank, bias_added_twice, allreduce_aliases_input: after y = x W^T + b. row: row-parallel. */

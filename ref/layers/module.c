@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/module.h"
 
+#include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/core/record.h"
 #include "ref/core/size.h"
@@ -80,6 +82,68 @@ ar_status ari_saved_newest(const ar_saved *s, const void *owner, int slot, ar_te
     return AR_OK;
 }
 
+/* --- what backward passes leave for later ------------------------------------------------------------------------- */
+
+typedef struct ari_left {
+    struct ari_left *next;
+    ari_later_fn run;
+    ar_tensor held[2]; /* data NULL: none */
+    max_align_t job[];
+} ari_left;
+
+static void hold(ar_ctx *ctx, ari_left *l, int i, const ar_tensor *t)
+{
+    if (!t)
+        return;
+    l->held[i] = *t;
+    ari_step_hold(ctx, t);
+}
+
+ar_status ari_later_do(ar_ctx *ctx, ari_later_fn run, const void *job, size_t bytes, const ar_tensor *a,
+                       const ar_tensor *b)
+{
+    ari_later *all = ctx->later;
+    if (!all)
+        return run(ctx, job);
+    ari_left *l = calloc(1, sizeof *l + bytes);
+    if (!l)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for what a backward pass leaves for later");
+    l->run = run;
+    memcpy(l->job, job, bytes);
+    hold(ctx, l, 0, a);
+    hold(ctx, l, 1, b);
+    if (all->last)
+        all->last->next = l;
+    else
+        all->first = l;
+    all->last = l;
+    return AR_OK;
+}
+
+/* st: why the work is not done any more; AR_OK: it is done, up to the first failure. */
+static ar_status empty(ar_ctx *ctx, ari_later *l, ar_status st)
+{
+    for (ari_left *at = l->first, *next = NULL; at; at = next) {
+        next = at->next;
+        st = st == AR_OK ? at->run(ctx, at->job) : st;
+        for (int i = 0; i < 2; i++)
+            ari_step_let_go(ctx, &at->held[i]);
+        free(at);
+    }
+    *l = (ari_later){NULL};
+    return st;
+}
+
+ar_status ari_later_run(ar_ctx *ctx, ari_later *l)
+{
+    return empty(ctx, l, AR_OK);
+}
+
+void ari_later_drop(ar_ctx *ctx, ari_later *l)
+{
+    empty(ctx, l, AR_ERR_ABORTED);
+}
+
 /* --- modules ------------------------------------------------------------------------------------------------------ */
 
 /* Calls f on every parameter of m itself, not on its children's. */
@@ -121,6 +185,7 @@ ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, const char *nam
     m->ops = ops;
     m->tap = tap;
     m->recomputed = false;
+    m->hook = NULL;
     if (!ops->forward || !ops->backward || !ops->destroy)
         return ar_error_set(AR_ERR_ARG, "%s: a module needs forward, backward and destroy", name);
     return ari_path(m->name, sizeof m->name, name, NULL);
@@ -221,14 +286,26 @@ static ar_status backward_of_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, a
 
 /* --- both passes -------------------------------------------------------------------------------------------------- */
 
+static ar_status begin_pass(const ar_module *m, ar_pass pass)
+{
+    return m->hook ? m->hook->begin(m->hook->user, pass) : AR_OK;
+}
+
+static ar_status end_pass(const ar_module *m, ar_pass pass)
+{
+    return m->hook ? m->hook->end(m->hook->user, pass) : AR_OK;
+}
+
 ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                             const ar_batch *batch)
 {
     if (batch)
         ar_ctx_place(ctx, batch);
     AR_TRY(use_own(m, ctx, saved));
+    AR_TRY(begin_pass(m, AR_FORWARD));
     ari_span_begin("%s:fwd", m->name);
     AR_TRY(ari_span_end((m->recomputed ? forward_for_now : m->ops->forward)(m, ctx, saved, y, x, batch)));
+    AR_TRY(end_pass(m, AR_FORWARD));
     return ar_tap_value(ctx, m->name, 'f', y, m->tap);
 }
 
@@ -237,11 +314,13 @@ ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
 {
     if (batch)
         ar_ctx_place(ctx, batch);
+    AR_TRY(begin_pass(m, AR_BACKWARD));
     ari_span_begin("%s:bwd", m->name);
     AR_TRY(ari_span_end((m->recomputed ? backward_of_again : m->ops->backward)(m, ctx, saved, dx, dy, batch)));
     if (dx)
         AR_TRY(ar_tap_value(ctx, m->name, 'b', dx, m->tap));
-    return ari_module_done(m, ctx);
+    AR_TRY(ari_module_done(m, ctx));
+    return end_pass(m, AR_BACKWARD);
 }
 
 static void add_once(ar_param *p, ar_param **out, size_t cap, size_t *count)

@@ -30,12 +30,23 @@ ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_
                       offset ? ar_const(offset->value.data) : (ar_cbuf){NULL}, eps);
 }
 
+static ar_status check_saved(const ar_norm_saved *s, const ar_tensor *x, const char *name)
+{
+    const size_t rows = ar_tensor_rows(x).shape[0];
+    if (ar_tensor_count(&s->mean) == rows && s->mean.dtype == AR_F64 && ar_tensor_count(&s->rstd) == rows &&
+        s->rstd.dtype == AR_F32)
+        return AR_OK;
+    return ar_error_set(AR_ERR_SHAPE, "%s: means of %zu rows and deviations of %zu, expected %zu of each, f64 and f32",
+                        name, ar_tensor_count(&s->mean), ar_tensor_count(&s->rstd), rows);
+}
+
 ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *dx, ar_tensor *sum, const ar_tensor *dy,
                            const ar_tensor *x, const ar_norm_saved *saved, ar_param *gain, ar_param *offset,
                            const ar_tensor *residual)
 {
     ar_row_sum of_gain, of_offset = {.t = {NULL}};
     AR_TRY(check_norm(kind, x, gain, offset));
+    AR_TRY(check_saved(saved, x, gain->name));
     AR_TRY(ari_check_rows("a norm's gradient", dy, x));
     if (residual)
         AR_TRY(ari_check_rows("the gradient that goes past a norm", residual, x));

@@ -65,10 +65,17 @@ ARI_SIMD __attribute__((flatten)) static void put_fresh(void *user, const ari_bo
                     f->p->init_range);
 }
 
+/* Of a value that is shared out this rank takes its share. */
 static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)
 {
-    AR_TRY(ar_ctx_upload_floats(ctx, &p->value, host));
+    ar_tensor all = p->value;
     p->version++;
+    if (!ari_value_is_shared(p))
+        return ar_ctx_upload_floats(ctx, &all, host);
+    AR_TRY(ar_ctx_tensor(ctx, &all, p->value.dtype, p->value.ndim, p->value.shape));
+    AR_TRY(ar_ctx_upload_floats(ctx, &all, host));
+    AR_TRY(ari_share_get(ctx, p->share->value, p, &all, p->share->start, p->share->count));
+    ar_ctx_release(ctx, &all);
     return AR_OK;
 }
 
@@ -78,7 +85,9 @@ ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
     float *host = NULL;
     AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&p->value) + 1, sizeof *host, p->name));
     ari_fault_draw(&draw, p, ctx);
-    struct fresh f = {p, host, ari_stream_key(draw.seed, p->name), &draw};
+    char other[sizeof p->name];
+    const char *name = ari_fault_layer_name(other, sizeof other, ctx, p->name, true);
+    struct fresh f = {p, host, ari_stream_key(draw.seed, name), &draw};
     ari_for_each_run(&p->value, &draw.from, put_fresh, &f);
     const ar_status st = upload(p, ctx, host);
     free(host);
@@ -109,6 +118,8 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
         return AR_OK;
     if (p->spread)
         AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->tp, p->name));
+    if (p->ends && !ar_faulty(ctx, AR_FAULT_pp_tied_not_summed))
+        AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->pp.ends, p->name));
     if (!ar_faulty(ctx, AR_FAULT_dp_group_missing))
         AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->dp, p->name));
     return AR_OK;
@@ -151,7 +162,7 @@ static ar_status tap_grad(const ar_param *p, ar_ctx *ctx)
     AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
     AR_TRY(ar_param_grad_value(p, ctx, &g));
     if (p->sharded) {
-        AR_TRY(ari_share_layout(&share, p, p->own_start, p->own_count));
+        AR_TRY(ari_share_layout(&share, p, ctx, p->own_start, p->own_count));
         AR_TRY(ar_tap(ctx, p->name, 'g', &g, &share));
     } else {
         AR_TRY(ar_param_tap(p, ctx, 'g', &g));
@@ -180,6 +191,9 @@ ar_status ar_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx)
 static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
 {
     p->version++;
+    if (ari_value_is_shared(p)) /* those that have the same share */
+        return ar_comm_broadcast(ctx->replicate, ctx->queue, p->share->value, p->share->count, p->value.dtype, 0,
+                                 p->name);
     if (ar_faulty(ctx, AR_FAULT_dp_broadcast_over_world))
         return ari_fault_broadcast_over_world(p, ctx);
     return ar_comm_broadcast(ctx->dp, ctx->queue, p->value.data, ar_tensor_count(&p->value),
@@ -204,8 +218,10 @@ void ar_param_use(ar_param *p)
     p->pending++;
 }
 
-ar_status ar_param_done(ar_param *p, ar_ctx *ctx)
+/* job: the parameter's address. */
+static ar_status done(ar_ctx *ctx, const void *job)
 {
+    ar_param *const p = *(ar_param *const *)job;
     if (p->pending > 0)
         p->pending--;
     if (p->pending > 0 && !ar_faulty(ctx, AR_FAULT_tied_reduced_at_first_use))
@@ -213,6 +229,11 @@ ar_status ar_param_done(ar_param *p, ar_ctx *ctx)
     for (int i = 0; i < p->hooks; i++)
         AR_TRY(p->hook[i].ready(p->hook[i].user, p));
     return AR_OK;
+}
+
+ar_status ar_param_done(ar_param *p, ar_ctx *ctx)
+{
+    return ari_later_do(ctx, done, &p, sizeof p, NULL, NULL);
 }
 
 static int find(const ar_param *p, ar_param_hook hook)
@@ -256,9 +277,25 @@ ar_status ar_param_zero_grad(ar_param *p, ar_ctx *ctx)
     return touched ? ctx->arith->grad_zero(ctx, p) : AR_OK;
 }
 
+/* Of a gradient that is complete and shared out: this rank's elements, and zeros. */
+static ar_status shared_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g)
+{
+    const ar_param_share *s = p->share;
+    ar_tensor own;
+    AR_TRY(ARI_KERNEL(ctx, fill, g, 0.0f));
+    if (s->count == 0)
+        return AR_OK;
+    AR_TRY(ar_ctx_tensor(ctx, &own, AR_F32, 1, &s->count));
+    AR_TRY(ctx->arith->bucket_take(ctx, ctx->queue, own.data, ar_const(s->grad), s->elements, s->at, s->count,
+                                   p->value.dtype));
+    AR_TRY(ari_share_put(ctx, ar_const(own.data), p, g, s->start, s->count));
+    ar_ctx_release(ctx, &own);
+    return AR_OK;
+}
+
 ar_status ar_param_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g)
 {
-    AR_TRY(ctx->arith->grad_value(ctx, g, p));
+    AR_TRY(p->share && !p->grad ? shared_grad_value(p, ctx, g) : ctx->arith->grad_value(ctx, g, p));
     if (p->grad_scale == 1.0f)
         return AR_OK;
     return ARI_KERNEL(ctx, scale, g, g, p->grad_scale);

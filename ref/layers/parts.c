@@ -124,9 +124,9 @@ ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, const ar_tenso
     if (!ar_tapped(ctx))
         return AR_OK;
     ar_layout layout;
-    const int tp = ar_comm_size(ctx->tp), dp = ar_comm_size(ctx->dp);
-    AR_TRY(
-        ar_layout_replicate(&layout, t->ndim, t->shape, ar_comm_rank(ctx->dp) * tp + ar_comm_rank(ctx->tp), dp * tp));
+    const int tp = ar_comm_size(ctx->tp), dp = ar_comm_size(ctx->dp), pp = ar_comm_size(ctx->pp.all);
+    const int copy = (ar_comm_rank(ctx->pp.all) * dp + ar_comm_rank(ctx->dp)) * tp + ar_comm_rank(ctx->tp);
+    AR_TRY(ar_layout_replicate(&layout, t->ndim, t->shape, copy, pp * dp * tp));
     return ar_tap(ctx, name, pass, t, &layout);
 }
 

@@ -30,8 +30,8 @@ AR_NODISCARD ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, c
 
 /** AR_ERR_SHAPE, naming `name` and `what`, unless t is contiguous, has tokens and `features` features. */
 AR_NODISCARD ar_status ari_check_features(const char *name, const char *what, const ar_tensor *t, size_t features);
-/** AR_ERR_DTYPE, AR_ERR_SHAPE, naming `what`, unless t is F32 or BF16, as `like`, contiguous and of its shape, which has a
- *  dimension. */
+/** AR_ERR_DTYPE, AR_ERR_SHAPE, naming `what`, unless t is F32 or BF16, as `like`, contiguous and of its shape, which
+ *  has a dimension. */
 AR_NODISCARD ar_status ari_check_rows(const char *what, const ar_tensor *t, const ar_tensor *like);
 /** AR_ERR_SHAPE, naming p, unless it is a vector as long as x's rows. */
 AR_NODISCARD ar_status ari_check_vector(const ar_param *p, const ar_tensor *x);
@@ -39,8 +39,8 @@ AR_NODISCARD ar_status ari_check_vector(const ar_param *p, const ar_tensor *x);
 void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows);
 /** x's shape and dtype with another last extent. */
 AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
-/** y = x in another dtype, rounded to nearest, ties to even, where that has fewer bits; y is x itself where it is its own.
- *  F32 and BF16. ari_release_placed ends y. */
+/** y = x in another dtype, rounded to nearest, ties to even, where that has fewer bits; y is x itself where it is its
+ *  own. F32 and BF16. ari_release_placed ends y. */
 AR_NODISCARD ar_status ari_cast(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_dtype dtype);
 /** All ranks' parts along dimension `dim` in their order. x contiguous, of one shape on every rank. */
 AR_NODISCARD ar_status ari_gather_dim(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, int dim, const char *tag);
@@ -54,8 +54,8 @@ AR_NODISCARD ar_status ari_path(char *out, size_t cap, const char *base, const c
 
 /* --- placements --------------------------------------------------------------------------------------------------- */
 
-/* Values between layers, [.., s, features]: how they are placed over the tensor-parallel ranks, and what takes them from
- * one placement to another. All of it is contiguous, of any dtype. */
+/* Values between layers, [.., s, features]: how they are placed over the tensor-parallel ranks, and what takes them
+ * from one placement to another. All of it is contiguous, of any dtype. */
 
 extern const ar_placement ari_shard_features, ari_shard_tokens;
 /** Between the blocks' branches: whole, or with sequence parallelism by tokens. */
@@ -80,8 +80,8 @@ typedef struct ari_features {
 size_t ari_features_sum(const ari_features *f);
 
 /** y = x, redistributed over whole values: an all-gather, an all-reduce in the communicator's order, then the own part.
- *  *y is x where nothing is to be done, else a fresh tensor, which ari_release_placed ends. Of one block features may be
- *  cut unevenly. Errors: AR_ERR_INDIVISIBLE (positions), what the communicator gives. */
+ *  *y is x where nothing is to be done, else a fresh tensor, which ari_release_placed ends. Of one block features may
+ *  be cut unevenly. Errors: AR_ERR_INDIVISIBLE (positions), what the communicator gives. */
 AR_NODISCARD ar_status ari_place(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, ar_hop hop,
                                  const char *tag);
 /** The same of an x that nothing else needs: its memory ends as soon as there is what is made of it. */
@@ -89,15 +89,16 @@ AR_NODISCARD ar_status ari_place_on(ar_ctx *ctx, ar_tensor *y, const ar_tensor *
                                     const char *tag);
 /** Ends y where it is not x itself. */
 void ari_release_placed(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
-/** Taps a value of so many features that is placed so. Terms of a sum are tapped as what they are taken for, the whole. */
+/** Taps a value of so many features that is placed so. Terms of a sum are tapped as what they are taken for, the whole.
+ *  */
 AR_NODISCARD ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                       size_t features, ar_placement p);
 
 /* --- sequence parallelism ----------------------------------------------------------------------------------------- */
 
 /* Sequence parallelism: between the tensor-parallel regions rank r of N holds positions [r*s/N, (r+1)*s/N) of every
- * sequence, [.., s/N, features]; inside them it sees all positions. What moves between the two. All of it is contiguous,
- * of any dtype; the dimensions before the sequence are the samples. */
+ * sequence, [.., s/N, features]; inside them it sees all positions. What moves between the two. All of it is
+ * contiguous, of any dtype; the dimensions before the sequence are the samples. */
 
 /* Context parallelism: a rank holds some positions of every sequence in all layers (ar_parallel_positions). A batch has
  * all positions on every rank; layers take their own. What sequence parallelism says of a sequence is then said of the
@@ -112,8 +113,8 @@ size_t ari_sequence_ranks(const ar_ctx *ctx);
 AR_NODISCARD ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq);
 /** What the i-th of a row's own positions predicts (ar_batch_target). */
 int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *own, size_t i);
-/** The token of [b, s] that row i of this rank's token rows is, inside the tensor-parallel regions: sample by sample, or
- *  (rank_major) in the order of the tensor-parallel ranks that hold the positions. */
+/** The token of [b, s] that row i of this rank's token rows is, inside the tensor-parallel regions: sample by sample,
+ *  or (rank_major) in the order of the tensor-parallel ranks that hold the positions. */
 size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool rank_major);
 /** y [.., s, f] of all ranks' x [.., s/N, f]: an all-gather, put in the order of the sequences. */
 AR_NODISCARD ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
@@ -168,12 +169,12 @@ bool ari_dropout_on(const ar_ctx *ctx);
  * bits). */
 AR_NODISCARD ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y,
                                        const ar_tensor *x);
-/** sum = residual + drop(x) of the forward pass, in one pass over memory; what is dropped is written, in x's place, only
- *  where it is tapped. Errors: the same. */
+/** sum = residual + drop(x) of the forward pass, in one pass over memory; what is dropped is written, in x's place,
+ *  only where it is tapped. Errors: the same. */
 AR_NODISCARD ar_status ari_drop_add_tokens(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *sum,
                                            const ar_tensor *residual, const ar_tensor *x);
-/** The same as the first for a part of all [samples, heads, queries, keys] of a layer that begins with this element: a sample of the
- *  batch, a head of `width`, two positions. Not tapped. */
+/** The same as the first for a part of all [samples, heads, queries, keys] of a layer that begins with this element: a
+ *  sample of the batch, a head of `width`, two positions. Not tapped. */
 AR_NODISCARD ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
                                       const size_t first[AR_MAX_DIMS]);
 
@@ -203,6 +204,21 @@ AR_NODISCARD ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status
 /** A module's parameters, each once, in the order of ar_module_params. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_list(ar_param ***gives, size_t *n, ar_module *m);
 
+/* Work that backward passes have left for later (ar_ctx.later), in their order: products for the gradients of weights,
+ * and the parameters that are done after them. {0}: none. */
+typedef struct ari_later {
+    struct ari_left *first, *last;
+} ari_later;
+typedef ar_status (*ari_later_fn)(ar_ctx *ctx, const void *job);
+/** run(ctx, job): at once, or where ctx->later is, in ari_later_run. Then it gets a copy of the job's bytes, and the memory
+ *  of the step in which a and b lie stays until it has run (NULL: none). Errors: those of run, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_later_do(ar_ctx *ctx, ari_later_fn run, const void *job, size_t bytes, const ar_tensor *a,
+                                    const ar_tensor *b);
+/** Does all that was left, up to the first failure; l is empty then. Errors: those of what runs. */
+AR_NODISCARD ar_status ari_later_run(ar_ctx *ctx, ari_later *l);
+/** Forgets it. */
+void ari_later_drop(ar_ctx *ctx, ari_later *l);
+
 /** ar_param_done of the module's own parameters, for a layer that a caller runs without ar_module_backward. */
 AR_NODISCARD ar_status ari_module_done(ar_module *m, ar_ctx *ctx);
 
@@ -210,8 +226,8 @@ AR_NODISCARD ar_status ari_module_done(ar_module *m, ar_ctx *ctx);
  *  both as what is between the branches. Errors: those. */
 AR_NODISCARD ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h,
                                        double eps, ar_hop hop);
-/** Backward with the residual in the same pass: dx = the norm's own gradient (tapped), *sum = residual + dx, both placed
- *  as its input. residual NULL: sum is not written. */
+/** Backward with the residual in the same pass: dx = the norm's own gradient (tapped), *sum = residual + dx, both
+ *  placed as its input. residual NULL: sum is not written. */
 AR_NODISCARD ar_status ari_norm_backward(ar_module *norm, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *sum,
                                          const ar_tensor *dy, const ar_tensor *residual);
 

@@ -104,13 +104,24 @@ static bool common(ar_box *out, const ari_run_box *b, const ar_box *held, int nd
     return true;
 }
 
-ar_status ari_share_layout(ar_layout *o, const ar_param *p, size_t start, size_t count)
+/* Every rank of a group holds what this tensor-parallel group shares out; the first of a pipeline's two ends has the
+ * first copy. */
+static void add_copies(ar_layout *o, const ar_comm *over)
+{
+    o->replica += o->replicas * ar_comm_rank(over);
+    o->replicas *= ar_comm_size(over);
+}
+
+ar_status ari_share_layout(ar_layout *o, const ar_param *p, const ar_ctx *ctx, size_t start, size_t count)
 {
     ari_run_box run[ARI_RUN_BOXES];
     const ar_tensor matrix = ar_param_matrix(p);
     const size_t n = ari_run_boxes(run, matrix.ndim, matrix.shape, start, count);
     *o = p->layout;
     o->nbox = 0;
+    add_copies(o, ctx->replicate);
+    if (p->ends)
+        add_copies(o, ctx->pp.ends);
     for (size_t i = 0; i < n; i++) {
         const ari_run_box b = stored(p, &run[i]);
         for (size_t k = 0; k < p->layout.nbox; k++) {
@@ -128,10 +139,10 @@ ar_status ari_share_layout(ar_layout *o, const ar_param *p, size_t start, size_t
 
 ar_layout ari_whole_layout(const ar_param *p, const ar_ctx *ctx)
 {
-    /* Every data-parallel rank holds what this tensor-parallel group shares out. */
     ar_layout o = p->layout;
-    o.replicas *= ar_comm_size(ctx->dp);
-    o.replica += p->layout.replicas * ar_comm_rank(ctx->dp);
+    add_copies(&o, ctx->dp);
+    if (p->ends)
+        add_copies(&o, ctx->pp.ends);
     return o;
 }
 
@@ -194,6 +205,36 @@ ar_status ari_share_put(ar_ctx *ctx, ar_cbuf run, const ar_param *p, const ar_te
     return move(ctx, (ar_buf){(void *)(uintptr_t)run.ptr}, p, value, start, count, false);
 }
 
+ar_status ari_value_begin(ar_tensor *t, ar_layout *o, ar_ctx *ctx, const ar_param *p)
+{
+    const ar_param_share *s = p->share;
+    *t = p->value;
+    *o = ari_whole_layout(p, ctx);
+    if (!ari_value_is_shared(p))
+        return AR_OK;
+    AR_TRY(ari_share_layout(o, p, ctx, s->start, s->count));
+    AR_TRY(ar_ctx_tensor(ctx, t, p->value.dtype, p->value.ndim, p->value.shape));
+    return ari_share_put(ctx, ar_const(s->value), p, t, s->start, s->count);
+}
+
+void ari_value_end(ar_tensor *t, ar_ctx *ctx, const ar_param *p)
+{
+    if (ari_value_is_shared(p))
+        ar_ctx_release(ctx, t);
+}
+
+ar_status ari_value_tap(const ar_param *p, ar_ctx *ctx, char pass)
+{
+    ar_tensor t;
+    ar_layout o;
+    if (!ar_tapped(ctx))
+        return AR_OK;
+    AR_TRY(ari_value_begin(&t, &o, ctx, p));
+    AR_TRY(ar_tap(ctx, p->name, pass, &t, &o));
+    ari_value_end(&t, ctx, p);
+    return AR_OK;
+}
+
 /* --- copies ------------------------------------------------------------------------------------------------------- */
 
 /* Each rank hashes its own copy, all compare the hashes. */
@@ -247,12 +288,15 @@ done:
     return st;
 }
 
+/* Of what this rank has of the value between its uses, one element after the other. */
 static ar_status hash_value(uint64_t *hash, ar_ctx *ctx, const ar_param *p)
 {
-    const size_t n = ar_tensor_count(&p->value);
+    const ar_param_share *s = p->share;
+    const ar_tensor held = ari_value_is_shared(p) ? ar_tensor_flat(p->value.dtype, s->value, s->count) : p->value;
+    const size_t n = ar_tensor_count(&held);
     float *values = NULL;
     AR_TRY(ari_alloc((void **)&values, n, sizeof *values, p->name));
-    const ar_status st = ar_ctx_download_floats(ctx, values, &p->value);
+    const ar_status st = ar_ctx_download_floats(ctx, values, &held);
     if (st == AR_OK)
         *hash = ari_hash_values(ARI_FNV1A_BASIS, values, n);
     free(values);
@@ -290,6 +334,18 @@ static ar_status compare(const copy *said, ar_param *const *params, size_t n, si
     return AR_OK;
 }
 
+/* Of a tied weight, whose copies at the two ends of a pipeline have the same parts. */
+static ar_status compare_ends(const ar_param *p, ar_ctx *ctx)
+{
+    ar_comm *ends = ctx->pp.ends;
+    uint64_t said[2] = {0, 0};
+    AR_TRY(hash_value(&said[ar_comm_rank(ends)], ctx, p));
+    AR_TRY(ari_gather_words(ctx, ends, said, 1, "replicas"));
+    if (said[0] != said[1])
+        return ar_error_set(AR_ERR_DATA, "%s: the copies of the first and the last stage differ", p->name);
+    return AR_OK;
+}
+
 ar_status ar_params_check_replicas(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->tp), me = (size_t)ar_comm_rank(ctx->tp);
@@ -303,6 +359,10 @@ ar_status ar_params_check_replicas(ar_param *const *params, size_t n, ar_ctx *ct
         AR_TRY_TO(done, st, hash_value(&said[me * n + i].hash, ctx, params[i]));
     }
     AR_TRY_TO(done, st, ari_gather_words(ctx, ctx->tp, (uint64_t *)said, 2 * n, "replicas"));
+    for (size_t i = 0; i < n; i++) {
+        if (params[i]->ends && ar_comm_size(ctx->pp.ends) > 1)
+            AR_TRY_TO(done, st, compare_ends(params[i], ctx));
+    }
     AR_TRY_TO(done, st, compare(said, params, n, ranks));
 done:
     free(said);

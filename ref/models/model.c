@@ -8,61 +8,158 @@
 #include "ref/core/context.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"
+#include "ref/layers/faults.h"
 #include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
+#include "ref/layers/share.h"
 #include "ref/models/family.h"
 #include "ref/models/model.h"
+#include "ref/models/stages.h"
 
 struct ar_model {
     ar_config config;
-    ar_embedding *embedding;
-    ar_module **blocks;    /* [config.layers] */
-    ar_module *final_norm; /* NULL: none */
-    ar_lm_head *head;      /* NULL: the loss is the sum of the output */
-    ar_param sum;          /* that sum, without a head: only its gradient is used */
+    int rank, ranks, stages; /* of the pipeline; stages: of this rank */
+    ar_stages given;
+    bool first, last;        /* this rank has the embedding; what comes after the blocks */
+    ar_embedding *embedding; /* on the last rank of a pipeline the table that a tied head shares with the first's */
+    ar_module **blocks;      /* [config.layers]; NULL: another rank's */
+    ar_module *final_norm;   /* NULL: none */
+    ar_lm_head *head;        /* NULL: the loss is the sum of the output */
+    ar_param sum;            /* that sum, without a head: only its gradient is used */
 };
+
+int ar_model_stages(const ar_model *m)
+{
+    return m->stages;
+}
+
+/* Stage i of this rank's, as one of the pipeline. */
+typedef struct stage {
+    bool first, last;
+    size_t begin, end; /* layers */
+} stage;
+
+static stage stage_of(const ar_model *m, int i)
+{
+    const size_t all = (size_t)(m->ranks * m->stages), at = (size_t)(i * m->ranks + m->rank);
+    stage s = {.first = at == 0, .last = at + 1 == all};
+    ar_stage_layers(&s.begin, &s.end, &m->given, m->config.layers, all, at);
+    s.end += s.begin;
+    return s;
+}
+
+size_t ar_model_units(const ar_model *m, ar_unit *out, size_t cap, int *root)
+{
+    size_t count = 0;
+    for (int i = 0; i < m->stages; i++) {
+        const stage s = stage_of(m, i);
+        for (size_t layer = s.begin; layer < s.end; layer++, count++) {
+            if (count < cap)
+                out[count] = (ar_unit){m->blocks[layer], i};
+        }
+    }
+    *root = m->first ? 0 : m->stages - 1;
+    return count;
+}
+
+static ar_status create_embedding(ar_model *m, ar_ctx *ctx, ar_embedding_split split, const ari_family *f)
+{
+    const ar_config *c = &m->config;
+    const char *positions = m->first && c->learned_positions ? ari_part_path(f, ARI_POSITIONS) : NULL;
+    if (!m->first && !(m->last && c->tied))
+        return AR_OK;
+    AR_TRY(ar_embedding_create(&m->embedding, ctx, split, ari_part_path(f, ARI_TOKENS), c->vocab, c->hidden,
+                               c->initializer_range, positions, c->max_positions, f->embedded));
+    ar_embedding_token(m->embedding)->ends = m->ranks > 1 && c->tied;
+    return AR_OK;
+}
+
+static ar_status create_blocks(ar_model *m, ar_ctx *ctx, const ar_plan *plan, bool sequence, const stage *s)
+{
+    for (size_t i = s->begin; i < s->end; i++) {
+        ar_block_options o;
+        ar_block_split block;
+        char name[96];
+        AR_TRY(ar_config_block(&m->config, i, &o, name, sizeof name));
+        AR_TRY(ar_plan_block(plan, &m->config, i, sequence, &block));
+        o.split = &block;
+        AR_TRY(ar_block_create(&m->blocks[i], ctx, name, &o));
+    }
+    return AR_OK;
+}
+
+/* Attention's groups of inner neighbours are made over the world when the first block is: a rank whose one stage has no
+ * layers takes part with a block that it gives back. */
+static ar_status join_groups(ar_model *m, ar_ctx *ctx, const ar_plan *plan, bool sequence)
+{
+    const stage any = {.end = 1}, own = stage_of(m, 0);
+    if (m->stages > 1 || own.begin < own.end || m->config.layers == 0)
+        return AR_OK;
+    const ar_status st = create_blocks(m, ctx, plan, sequence, &any);
+    ar_module_destroy(m->blocks[0]);
+    m->blocks[0] = NULL;
+    return st;
+}
+
+/* What comes after the blocks. */
+static ar_status create_end(ar_model *m, ar_ctx *ctx, const ar_outer_split *split, const ari_family *f)
+{
+    const ar_config *c = &m->config;
+    const char *head = ari_part_path(f, ARI_HEAD);
+    if (!m->last)
+        return AR_OK;
+    if (c->final_norm)
+        AR_TRY(ari_norm_create(&m->final_norm, ctx, ari_part_path(f, ARI_FINAL_NORM), c->norm, c->hidden, c->norm_eps,
+                               (ar_hop){ari_placed_stream(ctx), split->final_norm}));
+    if (!head)
+        return ari_loss_init(&m->sum, ctx, ari_ctx_sp(ctx));
+    return ar_lm_head_create(&m->head, ctx, &split->head, head, c->vocab, c->hidden,
+                             c->tied ? ar_embedding_token(m->embedding) : NULL);
+}
+
+/* The context's pipeline may not be one that ar_parallel_check has seen. */
+static ar_status check_pipeline(const ar_ctx *ctx, const ar_config *c)
+{
+    const int pp = ar_comm_size(ctx->pp.all), each = ctx->pp.virtual_stages;
+    const ar_parallel p = {.pp = pp,
+                           .virtual_stages = each,
+                           .stages = ctx->pp.stages,
+                           .schedule = each > 1 ? AR_PP_INTERLEAVED : AR_PP_1F1B};
+    return ari_stages_check(&p, c);
+}
 
 ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, const ar_plan *plan)
 {
     const ar_plan fallback = {0};
     const ari_family *f = ari_family_of(c->arch);
-    const char *head = ari_part_path(f, ARI_HEAD);
     if (!plan)
         plan = &fallback;
     const int tp = ar_comm_size(ar_ctx_tp(ctx));
     const bool sequence = ar_plan_by_tokens(plan, tp, ari_ctx_sp(ctx));
     ar_outer_split split;
     AR_TRY(ar_config_check_tp(c, tp, plan));
+    AR_TRY(check_pipeline(ctx, c));
     AR_TRY(ar_plan_outer(plan, c, sequence, &split));
     AR_TRY(ari_streams_check(c, ctx->seed));
     ar_model *m = NULL;
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, "a model"));
     m->config = *c;
+    ctx->layers = c->layers;
+    m->rank = ar_comm_rank(ctx->pp.all);
+    m->ranks = ar_comm_size(ctx->pp.all);
+    m->stages = ctx->pp.virtual_stages;
+    m->given = ctx->pp.stages;
+    m->first = m->rank == 0;
+    m->last = m->rank + 1 == m->ranks;
     AR_TRY_TO(failed, st, ari_alloc_zero((void **)&m->blocks, c->layers, sizeof *m->blocks, "blocks"));
-    AR_TRY_TO(failed, st,
-              ar_embedding_create(&m->embedding, ctx, split.tokens, ari_part_path(f, ARI_TOKENS), c->vocab, c->hidden,
-                                  c->initializer_range, c->learned_positions ? ari_part_path(f, ARI_POSITIONS) : NULL,
-                                  c->max_positions, f->embedded));
-    for (size_t i = 0; i < c->layers; i++) {
-        ar_block_options o;
-        ar_block_split block;
-        char name[96];
-        AR_TRY_TO(failed, st, ar_config_block(c, i, &o, name, sizeof name));
-        AR_TRY_TO(failed, st, ar_plan_block(plan, c, i, sequence, &block));
-        o.split = &block;
-        AR_TRY_TO(failed, st, ar_block_create(&m->blocks[i], ctx, name, &o));
+    AR_TRY_TO(failed, st, create_embedding(m, ctx, split.tokens, f));
+    for (int i = 0; i < m->stages; i++) {
+        const stage s = stage_of(m, i);
+        AR_TRY_TO(failed, st, create_blocks(m, ctx, plan, sequence, &s));
     }
-    if (c->final_norm)
-        AR_TRY_TO(failed, st,
-                  ari_norm_create(&m->final_norm, ctx, ari_part_path(f, ARI_FINAL_NORM), c->norm, c->hidden,
-                                  c->norm_eps, (ar_hop){ari_placed_stream(ctx), split.final_norm}));
-    if (head)
-        AR_TRY_TO(failed, st,
-                  ar_lm_head_create(&m->head, ctx, &split.head, head, c->vocab, c->hidden,
-                                    c->tied ? ar_embedding_token(m->embedding) : NULL));
-    else
-        AR_TRY_TO(failed, st, ari_loss_init(&m->sum, ctx, ari_ctx_sp(ctx)));
+    AR_TRY_TO(failed, st, join_groups(m, ctx, plan, sequence));
+    AR_TRY_TO(failed, st, create_end(m, ctx, &split, f));
     *gives = m;
     return AR_OK;
 failed:
@@ -101,14 +198,17 @@ static void put_module(ar_param **out, size_t cap, size_t *count, ar_module *m)
 size_t ar_model_params(ar_model *m, ar_param **out, size_t cap)
 {
     size_t count = 0;
-    put(out, cap, &count, ar_embedding_token(m->embedding));
-    if (ar_embedding_position(m->embedding))
+    if (m->first)
+        put(out, cap, &count, ar_embedding_token(m->embedding));
+    if (m->first && ar_embedding_position(m->embedding))
         put(out, cap, &count, ar_embedding_position(m->embedding));
-    for (size_t i = 0; i < m->config.layers; i++)
-        put_module(out, cap, &count, m->blocks[i]);
+    for (size_t i = 0; i < m->config.layers; i++) {
+        if (m->blocks[i])
+            put_module(out, cap, &count, m->blocks[i]);
+    }
     if (m->final_norm)
         put_module(out, cap, &count, m->final_norm);
-    if (m->head && !m->config.tied)
+    if (m->head && (!m->config.tied || !m->first))
         put(out, cap, &count, ar_lm_head_weight(m->head));
     return count;
 }
@@ -124,10 +224,11 @@ static ar_status set_one(ar_param *p, ar_ctx *ctx, const weight_source *s)
     if (!s->find) {
         AR_TRY(ar_param_fresh(p, ctx, s->seed));
     } else {
+        char other[sizeof p->name];
         size_t count = 1;
         for (int d = 0; d < p->layout.ndim; d++)
             count *= p->layout.shape[d];
-        const float *full = s->find(s->user, p->name, count);
+        const float *full = s->find(s->user, ari_fault_layer_name(other, sizeof other, ctx, p->name, true), count);
         if (!full)
             return ar_error_set(AR_ERR_NOT_FOUND, "the weights hold no tensor '%s' of %zu elements", p->name, count);
         AR_TRY(ar_param_set(p, ctx, full));
@@ -161,7 +262,7 @@ static ar_status set_all(ar_model *m, ar_ctx *ctx, weight_source *s)
         AR_TRY_TO(done, st, set_one(all[i], ctx, s));
     AR_TRY_TO(done, st, ar_params_broadcast(all, n, ctx));
     for (size_t i = 0; i < n; i++)
-        AR_TRY_TO(done, st, ar_param_tap(all[i], ctx, 'i', &all[i]->value));
+        AR_TRY_TO(done, st, ari_value_tap(all[i], ctx, 'i'));
 done:
     free(all);
     return ari_span_end(st);
@@ -182,12 +283,16 @@ ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, co
 
 ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx)
 {
-    AR_TRY(m->head ? ar_lm_head_zero(m->head, ctx) : ar_param_zero_grad(&m->sum, ctx));
-    AR_TRY(ar_param_zero_grad(ar_embedding_token(m->embedding), ctx));
-    if (ar_embedding_position(m->embedding))
+    if (m->last)
+        AR_TRY(m->head ? ar_lm_head_zero(m->head, ctx) : ar_param_zero_grad(&m->sum, ctx));
+    if (m->embedding)
+        AR_TRY(ar_param_zero_grad(ar_embedding_token(m->embedding), ctx));
+    if (m->embedding && ar_embedding_position(m->embedding))
         AR_TRY(ar_param_zero_grad(ar_embedding_position(m->embedding), ctx));
-    for (size_t i = 0; i < m->config.layers; i++)
-        AR_TRY(ar_module_zero_grad(m->blocks[i], ctx));
+    for (size_t i = 0; i < m->config.layers; i++) {
+        if (m->blocks[i])
+            AR_TRY(ar_module_zero_grad(m->blocks[i], ctx));
+    }
     if (m->final_norm)
         AR_TRY(ar_module_zero_grad(m->final_norm, ctx));
     return m->head && !m->config.tied ? ar_param_zero_grad(ar_lm_head_weight(m->head), ctx) : AR_OK;
@@ -204,56 +309,142 @@ ar_status ar_model_reduce_grads(ar_model *m, ar_ctx *ctx)
     return st;
 }
 
+/* The last rank of a pipeline has it and has reported it; the others receive it, and report that. */
+static ar_status share_loss(const ar_model *m, ar_ctx *ctx, float *loss)
+{
+    ar_tensor t;
+    if (m->ranks == 1)
+        return AR_OK;
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 0, NULL));
+    AR_TRY(ar_ctx_upload(ctx, &t, loss));
+    AR_TRY(ar_comm_broadcast(ctx->pp.all, ctx->queue, t.data, 1, AR_F32, m->ranks - 1, "loss"));
+    if (!m->last)
+        AR_TRY(ari_tap_world(ctx, "loss", 'f', &t));
+    AR_TRY(ar_ctx_download(ctx, loss, &t));
+    ar_ctx_release(ctx, &t);
+    return AR_OK;
+}
+
 ar_status ar_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets)
 {
+    ar_status st = AR_OK;
+    *loss = 0.0f;
     ari_span_begin("loss");
-    return ari_span_end(m->head ? ar_lm_head_loss(m->head, ctx, loss, targets)
-                                : ari_loss_value(&m->sum, ctx, loss, 1.0));
+    if (m->last)
+        st = m->head ? ar_lm_head_loss(m->head, ctx, loss, targets) : ari_loss_value(&m->sum, ctx, loss, 1.0);
+    return ari_span_end(st == AR_OK ? share_loss(m, ctx, loss) : st);
+}
+
+ar_status ari_model_between(const ar_model *m, ar_ctx *ctx, ar_tensor *t, const ar_batch *batch)
+{
+    const ar_positions own = ari_own_positions(ctx, batch->seq, true);
+    const size_t shape[3] = {batch->batch, ar_positions_count(&own), m->config.hidden};
+    return ar_ctx_tensor(ctx, t, ctx->activations, 3, shape);
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
+
+static ar_status forward_module(ar_module *module, ar_ctx *ctx, ar_saved *saved, ar_tensor *x, const ar_batch *batch)
+{
+    ar_tensor y;
+    AR_TRY(ar_module_forward(module, ctx, saved, &y, x, batch));
+    *x = y;
+    return AR_OK;
+}
+
+static ar_status forward_end(ar_model *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *x, const ar_batch *batch)
+{
+    const ari_family *f = ari_family_of(m->config.arch);
+    if (m->ranks > 1 && m->head && ar_faulty(ctx, AR_FAULT_pp_loss_last_micro_batch))
+        AR_TRY(ar_lm_head_zero(m->head, ctx));
+    if (m->final_norm)
+        AR_TRY(forward_module(m->final_norm, ctx, saved, x, batch));
+    ari_span_begin("%s:fwd", m->head ? ari_part_path(f, ARI_HEAD) : "loss");
+    return ari_span_end(m->head ? ar_lm_head_forward(m->head, ctx, saved, x, batch) : ari_loss_add(&m->sum, ctx, x));
+}
+
+ar_status ar_model_stage_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *y, const ar_tensor *x,
+                                 const ar_batch *batch)
+{
+    const stage s = stage_of(m, i);
+    ar_tensor at;
+    ar_ctx_place(ctx, batch);
+    if (s.first) {
+        ari_span_begin("%s:fwd", ari_family_of(m->config.arch)->embedded);
+        AR_TRY(ari_span_end(ar_embedding_forward(m->embedding, ctx, saved, &at, batch)));
+    } else {
+        at = *x;
+    }
+    for (size_t layer = s.begin; layer < s.end; layer++)
+        AR_TRY(forward_module(m->blocks[layer], ctx, saved, &at, batch));
+    if (s.last)
+        return forward_end(m, ctx, saved, &at, batch);
+    *y = at;
+    return AR_OK;
+}
+
+static ar_status check_whole(const ar_model *m)
+{
+    return m->ranks == 1 ? AR_OK
+                         : ar_error_set(AR_ERR_ARG,
+                                        "rank %d of a pipeline of %d has some stages of the model: go "
+                                        "through them with ar_model_stage_forward and .._backward",
+                                        m->rank, m->ranks);
 }
 
 ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
-    const ari_family *f = ari_family_of(m->config.arch);
-    ar_tensor x, y;
+    AR_TRY(check_whole(m));
+    return ar_model_stage_forward(m, ctx, saved, 0, NULL, NULL, batch);
+}
+
+/* --- backward ----------------------------------------------------------------------------------------------------- */
+
+/* dy of what comes after the blocks. */
+static ar_status backward_loss(ar_model *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch)
+{
+    if (m->head) {
+        ari_span_begin("%s:bwd", ari_part_path(ari_family_of(m->config.arch), ARI_HEAD));
+        return ari_span_end(ar_lm_head_backward(m->head, ctx, saved, dy, batch));
+    }
+    AR_TRY(ari_model_between(m, ctx, dy, batch));
+    return ARI_KERNEL(ctx, fill, dy, (float)ctx->loss_scale);
+}
+
+/* dy becomes the gradient of the module's input. */
+static ar_status backward_module(ar_module *module, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch)
+{
+    ar_tensor dx;
+    AR_TRY(ar_module_backward(module, ctx, saved, &dx, dy, batch));
+    ar_ctx_release(ctx, dy);
+    *dy = dx;
+    return AR_OK;
+}
+
+ar_status ar_model_stage_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *dx, const ar_tensor *dy,
+                                  const ar_batch *batch)
+{
+    const stage s = stage_of(m, i);
+    ar_tensor at;
     ar_ctx_place(ctx, batch);
-    ari_span_begin("%s:fwd", f->embedded);
-    AR_TRY(ari_span_end(ar_embedding_forward(m->embedding, ctx, saved, &x, batch)));
-    for (size_t i = 0; i < m->config.layers; i++) {
-        AR_TRY(ar_module_forward(m->blocks[i], ctx, saved, &y, &x, batch));
-        x = y;
+    if (s.last)
+        AR_TRY(backward_loss(m, ctx, saved, &at, batch));
+    else
+        at = *dy;
+    if (s.last && m->final_norm)
+        AR_TRY(backward_module(m->final_norm, ctx, saved, &at, batch));
+    for (size_t layer = s.end; layer-- > s.begin;)
+        AR_TRY(backward_module(m->blocks[layer], ctx, saved, &at, batch));
+    if (!s.first) {
+        *dx = at;
+        return AR_OK;
     }
-    if (m->final_norm) {
-        AR_TRY(ar_module_forward(m->final_norm, ctx, saved, &y, &x, batch));
-        x = y;
-    }
-    ari_span_begin("%s:fwd", m->head ? ari_part_path(f, ARI_HEAD) : "loss");
-    return ari_span_end(m->head ? ar_lm_head_forward(m->head, ctx, saved, &x, batch) : ari_loss_add(&m->sum, ctx, &x));
+    ari_span_begin("%s:bwd", ari_family_of(m->config.arch)->embedded);
+    return ari_span_end(ar_embedding_backward(m->embedding, ctx, saved, &at, batch));
 }
 
 ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
-    const ari_family *f = ari_family_of(m->config.arch);
-    ar_tensor dx, dy;
-    ar_ctx_place(ctx, batch);
-    if (m->head) {
-        ari_span_begin("%s:bwd", ari_part_path(f, ARI_HEAD));
-        AR_TRY(ari_span_end(ar_lm_head_backward(m->head, ctx, saved, &dy, batch)));
-    } else {
-        const ar_positions own = ari_own_positions(ctx, batch->seq, true);
-        const size_t shape[3] = {batch->batch, ar_positions_count(&own), m->config.hidden};
-        AR_TRY(ar_ctx_tensor(ctx, &dy, ctx->activations, 3, shape));
-        AR_TRY(ARI_KERNEL(ctx, fill, &dy, (float)ctx->loss_scale));
-    }
-    if (m->final_norm) {
-        AR_TRY(ar_module_backward(m->final_norm, ctx, saved, &dx, &dy, batch));
-        ar_ctx_release(ctx, &dy);
-        dy = dx;
-    }
-    for (size_t i = m->config.layers; i-- > 0;) {
-        AR_TRY(ar_module_backward(m->blocks[i], ctx, saved, &dx, &dy, batch));
-        ar_ctx_release(ctx, &dy);
-        dy = dx;
-    }
-    ari_span_begin("%s:bwd", f->embedded);
-    return ari_span_end(ar_embedding_backward(m->embedding, ctx, saved, &dy, batch));
+    AR_TRY(check_whole(m));
+    return ar_model_stage_backward(m, ctx, saved, 0, NULL, NULL, batch);
 }

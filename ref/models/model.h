@@ -8,6 +8,9 @@
 /** A model's parameters in an array, in the order of their first use. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_model_list(ar_param ***gives, size_t *n, ar_model *m);
 
+/** A fresh tensor for what goes between two stages of a pipeline: an activation, or its gradient. */
+AR_NODISCARD ar_status ari_model_between(const ar_model *m, ar_ctx *ctx, ar_tensor *t, const ar_batch *batch);
+
 /* The random streams of a model: one for each parameter's fresh values, one for each place that drops elements. Two
  * with the same key would hold the same numbers. */
 typedef struct ari_random_stream {

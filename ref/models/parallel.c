@@ -8,10 +8,11 @@
 #include "anyrank/comm.h"
 #include "anyrank/model.h"
 #include "ref/core/size.h"
+#include "ref/models/stages.h"
 
 int ar_parallel_world(const ar_parallel *p)
 {
-    return ari_at_least_one(p->tp) * ari_at_least_one(p->dp) * ari_at_least_one(p->cp);
+    return ari_at_least_one(p->tp) * ari_at_least_one(p->dp) * ari_at_least_one(p->cp) * ari_at_least_one(p->pp);
 }
 
 /* Appends " word" or " word=extent" to a text of `cap` bytes; what does not fit is cut. */
@@ -37,6 +38,30 @@ static void append_recompute(char *out, size_t cap, const ar_recomputation *r)
     append(out, cap, text, 0);
 }
 
+static void append_pipeline(char *out, size_t cap, const ar_parallel *p)
+{
+    char text[64];
+    if (ari_at_least_one(p->pp) == 1)
+        return;
+    append(out, cap, "pp", p->pp);
+    append(out, cap, p->own_schedule ? "(own schedule)" : ar_pp_schedule_name(p->schedule), 0);
+    if (ari_at_least_one(p->virtual_stages) > 1) {
+        snprintf(text, sizeof text, "(%d stages each)", p->virtual_stages);
+        append(out, cap, text, 0);
+    }
+}
+
+/* Last, as it may be long. */
+static void append_stages(char *out, size_t cap, const ar_parallel *p)
+{
+    char layers[ARI_STAGES_TEXT], text[sizeof layers + 8];
+    if (ari_at_least_one(p->pp) == 1 || p->stages.n == 0)
+        return;
+    ari_stages_text(layers, &p->stages);
+    snprintf(text, sizeof text, "stages=%s", layers);
+    append(out, cap, text, 0);
+}
+
 void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
 {
     const int tp = ari_at_least_one(p->tp), dp = ari_at_least_one(p->dp), micro = ari_at_least_one(p->micro_batches);
@@ -45,6 +70,7 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
     if (cap == 0)
         return;
     out[0] = '\0';
+    append_pipeline(out, cap, p);
     if (dp > 1)
         append(out, cap, "dp", dp);
     if (cp > 1)
@@ -55,7 +81,7 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
     }
     if (cp > 1 && p->zigzag)
         append(out, cap, "zigzag", 0);
-    if (tp > 1 || (dp == 1 && cp == 1 && micro == 1))
+    if (tp > 1 || (dp == 1 && cp == 1 && micro == 1 && ari_at_least_one(p->pp) == 1))
         append(out, cap, "tp", tp);
     if (p->sp && tp > 1)
         append(out, cap, p->keep_gathered ? "sp (kept)" : "sp", 0);
@@ -64,10 +90,13 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
     append_recompute(out, cap, &p->recompute);
     if (p->zero > 0 && dp * cp > 1)
         append(out, cap, "zero", p->zero);
+    if (ari_at_least_one(p->dp_replicate) > 1)
+        append(out, cap, "replicate", p->dp_replicate);
     if (micro > 1)
         append(out, cap, "micro-batches", micro);
     if (p->forward_first && micro > 1)
         append(out, cap, "(forward first)", 0);
+    append_stages(out, cap, p);
 }
 
 static ar_status check_batch(const ar_parallel *p, size_t batch)
@@ -138,23 +167,44 @@ ar_status ar_parallel_check_sequence(const ar_parallel *p, size_t seq)
                               seq, cp, seq / cp, tp, ar_parallel_sequence_unit(p));
 }
 
-/* The number of ranks where an int may be too small: two extents fit, and the third as far as that goes. */
+/* The number of ranks where an int may be too small: two extents fit, and another one as far as that goes. */
 static uint64_t ranks_of(const ar_parallel *p)
 {
     const uint64_t two = (uint64_t)ari_at_least_one(p->tp) * (uint64_t)ari_at_least_one(p->cp);
-    return two > (uint64_t)INT_MAX ? two : two * (uint64_t)ari_at_least_one(p->dp);
+    const uint64_t three = two > (uint64_t)INT_MAX ? two : two * (uint64_t)ari_at_least_one(p->dp);
+    return three > (uint64_t)INT_MAX ? three : three * (uint64_t)ari_at_least_one(p->pp);
+}
+
+static ar_status check_replicas(const ar_parallel *p)
+{
+    const int dp = ari_at_least_one(p->dp), replicas = ari_at_least_one(p->dp_replicate);
+    if (p->dp_replicate < 0 || dp % replicas != 0)
+        return ar_error_set(AR_ERR_ARG, "dp=%d is not %d groups of as many ranks; use replicas that divide it", dp,
+                            p->dp_replicate);
+    if (replicas > 1 && p->zero == 0)
+        return ar_error_set(AR_ERR_ARG, "%d replicas of shares, and zero=0 shares nothing out; use zero=1 or more",
+                            replicas);
+    return AR_OK;
 }
 
 ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch, size_t seq)
 {
-    if (p->tp < 0 || p->dp < 0 || p->micro_batches < 0 || p->cp < 0 || p->cp_inner < 0)
-        return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, cp=%d, inner cp=%d, micro-batches=%d: extents are at least 1",
-                            p->tp, p->dp, p->cp, p->cp_inner, p->micro_batches);
+    if (p->tp < 0 || p->dp < 0 || p->micro_batches < 0 || p->cp < 0 || p->cp_inner < 0 || p->pp < 0 ||
+        p->virtual_stages < 0)
+        return ar_error_set(AR_ERR_ARG,
+                            "tp=%d, dp=%d, cp=%d, inner cp=%d, pp=%d, virtual stages=%d, micro-batches=%d: extents are "
+                            "at least 1",
+                            p->tp, p->dp, p->cp, p->cp_inner, p->pp, p->virtual_stages, p->micro_batches);
     if (ranks_of(p) > (uint64_t)INT_MAX)
-        return ar_error_set(AR_ERR_OVERFLOW, "tp=%d, cp=%d, dp=%d: more ranks than an int can number", p->tp, p->cp,
-                            p->dp);
-    if (p->zero < 0 || p->zero > 1)
-        return ar_error_set(AR_ERR_ARG, "zero=%d: 0, or 1 for stage 1 (optimizer states)", p->zero);
+        return ar_error_set(AR_ERR_OVERFLOW, "tp=%d, cp=%d, dp=%d, pp=%d: more ranks than an int can number", p->tp,
+                            p->cp, p->dp, p->pp);
+    if (p->zero < 0 || p->zero > 3)
+        return ar_error_set(
+            AR_ERR_ARG,
+            "zero=%d: 0, or of the optimizer's state (1), of gradients too (2), of weights too (3) each "
+            "rank keeps its share",
+            p->zero);
+    AR_TRY(check_replicas(p));
     if (p->overlap < 0 || p->recompute.every < 0 || (unsigned)p->recompute.what >= AR_RECOMPUTES)
         return ar_error_set(AR_ERR_ARG, "overlap=%d, recompute %d of every %d: chunks and blocks are at least 1",
                             p->overlap, (int)p->recompute.what, p->recompute.every);
@@ -162,6 +212,7 @@ ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_p
     const bool sequence = ar_plan_by_tokens(plan, tp, p->sp);
     AR_TRY(ar_plan_check(plan, c, sequence));
     AR_TRY(ar_config_check_tp(c, tp, plan));
+    AR_TRY(ari_stages_check(p, c));
     AR_TRY(check_batch(p, batch));
     AR_TRY(ar_parallel_check_sequence(p, seq));
     return ar_config_check_inner(c, tp, ari_at_least_one(p->cp_inner), plan);

@@ -8,7 +8,9 @@
 
 #include "anyrank/reshard.h"
 #include "ref/core/out.h"
+#include "ref/core/size.h"
 #include "ref/models/family.h"
+#include "ref/models/stages.h"
 
 /* What follows `path` and a dot in `name`; NULL: the name does not begin so. */
 static const char *below(const char *name, const char *path)
@@ -140,29 +142,11 @@ ar_status ari_placing_layout(ar_layout *o, const ari_placing *p, const char *nam
 
 /* --- stages ------------------------------------------------------------------------------------------------------- */
 
-ar_status ari_check_stages(const ar_config *c, int pp)
-{
-    if (pp < 1)
-        return ar_error_set(AR_ERR_ARG, "pp=%d is not a number of stages", pp);
-    if ((size_t)pp > c->layers)
-        return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "the %zu layers of %s cannot be split over pp=%d stages; each needs one", c->layers,
-                            ARI_SHOW(c->name), pp);
-    return AR_OK;
-}
-
-int ari_stage_of_layer(size_t layers, size_t layer, int pp)
-{
-    const size_t few = layers / (size_t)pp, more = layers % (size_t)pp;
-    const size_t in_larger = more * (few + 1); /* layers of the first stages */
-    return layer < in_larger ? (int)(layer / (few + 1)) : (int)(more + (layer - in_larger) / few);
-}
-
-bool ari_placing_staged(const ari_placing *p, size_t layers, int pp, int stage)
+bool ari_placing_staged(const ari_placing *p, const ar_parallel *parallel, size_t layers, int pp)
 {
     if (p->layer != SIZE_MAX)
-        return ari_stage_of_layer(layers, p->layer, pp) == stage;
-    return (p->first && stage == 0) || (p->last && stage == pp - 1);
+        return ari_stage_of_layer(parallel, layers, p->layer) % parallel->pp == pp;
+    return (p->first && pp == 0) || (p->last && pp == parallel->pp - 1);
 }
 
 /* --- by name ------------------------------------------------------------------------------------------------------ */
@@ -200,13 +184,15 @@ ar_status ar_param_placement(ar_layout *o, const ar_config *c, const char *name,
     return ari_placing_layout(o, &s.placing, name, tp, tp_rank);
 }
 
-ar_status ar_param_stage(bool *held, const ar_config *c, const char *name, int pp, int stage)
+ar_status ar_param_staged(bool *held, const ar_config *c, const char *name, const ar_parallel *p, int pp)
 {
     search s = {.config = c, .name = name};
-    AR_TRY(ari_check_stages(c, pp));
-    if (stage < 0 || stage >= pp)
-        return ar_error_set(AR_ERR_ARG, "stage %d of pp=%d is not a stage", stage, pp);
+    ar_parallel whole = *p;
+    whole.pp = ari_at_least_one(p->pp);
+    AR_TRY(ari_stages_check(&whole, c));
+    if (pp < 0 || pp >= whole.pp)
+        return ar_error_set(AR_ERR_ARG, "rank %d of pp=%d is not a rank", pp, whole.pp);
     AR_TRY(find(&s));
-    *held = ari_placing_staged(&s.placing, c->layers, pp, stage);
+    *held = ari_placing_staged(&s.placing, &whole, c->layers, pp);
     return AR_OK;
 }

@@ -2,8 +2,7 @@
 #ifndef ARI_MODELS_PLACEMENT_H
 #define ARI_MODELS_PLACEMENT_H
 
-#include "anyrank/config.h"
-#include "anyrank/tensor.h"
+#include "anyrank/parallel.h"
 
 /* How a parameter is shared out over tensor-parallel ranks and pipeline stages, told from the config and its name
  * alone. Plain data, the same for all ranks. */
@@ -16,7 +15,7 @@ typedef struct ari_placing {
     bool copied;  /* where there are more ranks than heads, neighbouring ranks hold copies of one */
     bool uneven;  /* the vocabulary: parts of ceil(n / ranks) */
     bool vocabulary;  /* dimension 0 is the vocabulary, split or not */
-    bool first, last; /* the first, the last pipeline stage holds it */
+    bool first, last; /* the first, the last stage of a pipeline holds it */
     size_t layer;     /* its layer's stage does; SIZE_MAX: it is in none */
 } ari_placing;
 
@@ -25,12 +24,8 @@ void ari_placing_of(ari_placing *p, const ar_config *c, const char *name, int nd
                     bool embedding_hidden);
 /** What rank `rank` of `tp` holds. `name` is for messages. Errors: AR_ERR_INDIVISIBLE, AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_placing_layout(ar_layout *o, const ari_placing *p, const char *name, int tp, int rank);
-/** The stage of `pp` that holds a layer. pp is at most `layers`. */
-int ari_stage_of_layer(size_t layers, size_t layer, int pp);
-/** Whether `stage` of `pp` holds it. */
-bool ari_placing_staged(const ari_placing *p, size_t layers, int pp, int stage);
-/** AR_ERR_INDIVISIBLE where there are more stages than layers; AR_ERR_ARG. */
-AR_NODISCARD ar_status ari_check_stages(const ar_config *c, int pp);
+/** Whether pipeline rank `pp` of a layout that ari_stages_check accepts holds it, of a model with so many layers. */
+bool ari_placing_staged(const ari_placing *p, const ar_parallel *parallel, size_t layers, int pp);
 /** The layer that a name below the blocks' path belongs to, parameter or not; SIZE_MAX: none. */
 size_t ari_layer_of_name(const ar_config *c, const char *name);
 

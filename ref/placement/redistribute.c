@@ -90,7 +90,7 @@ static ar_status close_sum(const walk *w, value *out, const value *in)
 {
     const value form = {.arrays = 1, .array = {{0, w->dtype}}};
     AR_TRY(new_value(w, out, &form, in->extent));
-    return w->sums->bucket_take(w->ctx, w->ctx->queue, out->data, ar_const(in->data), in->count);
+    return w->sums->bucket_take(w->ctx, w->ctx->queue, out->data, ar_const(in->data), in->count, 0, in->count, AR_F32);
 }
 
 /* --- collectives of one array ------------------------------------------------------------------------------------- */

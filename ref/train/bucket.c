@@ -10,17 +10,50 @@
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
+/* Room for this rank's slice, in the form of a bucket of as many elements: what is summed on its own. */
+static ar_status alloc_shard(ari_bucket *b)
+{
+    ar_ctx *ctx = b->ddp->ctx;
+    const size_t bytes = ctx->arith->bucket_bytes(b->info.own_count, b->info.storage);
+    AR_TRY(ctx->device->ops->alloc(ctx->device, &b->shard, bytes ? bytes : 1));
+    b->info.storage_bytes += bytes;
+    return AR_OK;
+}
+
+/* ZeRO-2: what a rank keeps is its slice. */
+static ar_status share_gradients(ari_bucket *b)
+{
+    AR_TRY(alloc_shard(b));
+    b->info.storage_bytes = 0; /* the gradients' own */
+    ari_bucket_share(b);
+    for (size_t i = 0; i < b->info.params; i++) {
+        ar_param *p = b->info.param[i];
+        b->slot[i].share =
+            (ar_param_share){.start = p->own_start,
+                             .count = p->own_count,
+                             .grad = b->shard,
+                             .at = p->own_count ? b->info.offset[i] + p->own_start - b->info.own_start : 0,
+                             .elements = b->info.own_count};
+        p->share = &b->slot[i].share;
+    }
+    return AR_OK;
+}
+
 static ar_status alloc_one(ar_ddp *d, ari_bucket *b)
 {
     ar_ctx *ctx = d->ctx;
     AR_TRY(ar_event_create(&b->produced));
     if (!b->moves)
         return AR_OK;
+    if (d->stage >= 2)
+        return share_gradients(b);
     for (size_t i = 0; i < b->info.params; i++)
         AR_TRY(ctx->arith->grad_ensure(ctx, b->slot[i].param));
     const size_t bytes = ctx->arith->bucket_bytes(b->info.elements, b->info.storage);
     AR_TRY(ctx->device->ops->alloc(ctx->device, &b->storage, bytes));
     b->info.storage_bytes = bytes;
+    if (d->options.zero && ar_comm_size(ctx->replicate) > 1)
+        AR_TRY(alloc_shard(b));
     return ctx->arith->bucket_zero(ctx, ctx->queue, b->storage, b->info.elements, b->info.storage);
 }
 
@@ -38,7 +71,9 @@ void ari_buckets_free(ar_ddp *d)
     const ar_device_ops *dev = d->ctx->device->ops;
     for (size_t i = 0; d->buckets && i < d->count; i++) {
         ar_event_destroy(d->buckets[i].produced);
-        dev->free(d->ctx->device, d->buckets[i].storage);
+        if (d->stage < 2) /* else the units' */
+            dev->free(d->ctx->device, d->buckets[i].storage);
+        dev->free(d->ctx->device, d->buckets[i].shard);
     }
     dev->free(d->ctx->device, d->used_device);
     free(d->buckets);
@@ -56,7 +91,13 @@ static void own_part(const ar_ddp *d, ar_param *p, const ar_bucket_info *b, size
     size_t from = 0;
     const bool any = ari_overlap(&from, &p->own_count, at, ar_tensor_count(&p->value), b->own_start, b->own_count);
     p->own_start = any ? from - at : 0;
-    p->sharded = ari_ddp_has_peers(d);
+    p->sharded = ar_comm_size(d->ctx->shard) > 1;
+}
+
+void ari_bucket_share(const ari_bucket *b)
+{
+    for (size_t i = 0; i < b->info.params; i++)
+        own_part(b->ddp, b->info.param[i], &b->info, b->info.offset[i]);
 }
 
 void ari_buckets_reset(ar_ddp *d)
@@ -99,18 +140,74 @@ static ar_status pack(const ari_bucket *b, ar_queue *q)
     return ari_fault_after_pack(b, q);
 }
 
-/* Terms that are spread over tp are complete after its copy, then everything is summed over dp. */
+static ar_status reduce_over(const ari_bucket *b, ar_queue *q, ar_comm *group, const size_t *counts, const char *tag)
+{
+    ar_ctx *ctx = b->ddp->ctx;
+    return ctx->arith->bucket_reduce(ctx, q, b->storage, b->info.elements, b->info.storage, group, counts, tag);
+}
+
+/* This rank's slice between its place in the bucket and memory of its own. */
+static ar_status move_slice(const ari_bucket *b, ar_queue *q, bool out)
+{
+    const ar_arith_ops *arith = b->ddp->ctx->arith;
+    ar_device *dev = b->ddp->ctx->device;
+    const ar_bucket_array number = {0, b->info.storage};
+    const int arrays = arith->bucket_arrays > 0 ? arith->bucket_arrays : 1;
+    const size_t own = b->info.own_count;
+    for (int i = 0; i < arrays; i++) {
+        const ar_bucket_array *a = arith->bucket_arrays > 0 ? &arith->bucket_array[i] : &number;
+        const size_t width = ar_dtype_bytes(a->dtype);
+        const ar_buf here = ar_buf_at(b->storage, a->at * b->info.elements + b->info.own_start * width);
+        const ar_buf apart = ar_buf_at(b->shard, a->at * own);
+        AR_TRY(dev->ops->copy(dev, q, out ? apart : here, ar_const(out ? here : apart), own * width));
+    }
+    return AR_OK;
+}
+
+static ar_status sum_slice(const ari_bucket *b, ar_queue *q, ar_comm *over, const char *tag)
+{
+    ar_ctx *ctx = b->ddp->ctx;
+    return ctx->arith->bucket_reduce(ctx, q, b->shard, b->info.own_count, b->info.storage, over, NULL, tag);
+}
+
+/* A rank's slice is the sum over the ranks that it shares with; those with the same slice complete it. */
+static ar_status reduce_replicas(const ari_bucket *b, ar_queue *q)
+{
+    if (!b->shard.ptr || b->info.own_count == 0 || ar_faulty(b->ddp->ctx, AR_FAULT_hsdp_copies_not_summed))
+        return AR_OK;
+    AR_TRY(move_slice(b, q, true));
+    AR_TRY(sum_slice(b, q, ari_ddp_replicate(b->ddp), b->tag));
+    return move_slice(b, q, false);
+}
+
+ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
+{
+    const ar_ddp *d = b->ddp;
+    if (b->info.own_count == 0)
+        return AR_OK;
+    if (b->info.spread)
+        AR_TRY(sum_slice(b, q, ari_ddp_tp(d), b->tag));
+    if (b->info.ends && !ar_faulty(d->ctx, AR_FAULT_pp_tied_not_summed))
+        AR_TRY(sum_slice(b, q, ari_ddp_ends(d), b->info.param[0]->name));
+    return ar_faulty(d->ctx, AR_FAULT_hsdp_copies_not_summed) ? AR_OK : sum_slice(b, q, ari_ddp_replicate(d), b->tag);
+}
+
+/* Terms that are spread over tp, or over the ends of the pipeline, are complete after these, then everything is summed
+ * over dp; with ZeRO-2 each pass is summed over the ranks that share, and the others complete the shares once a step.
+ * Buckets have other numbers at the other end: their tag there is the parameter's name. */
 static ar_status reduce(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
-    ar_ctx *ctx = d->ctx;
+    if (d->stage >= 2)
+        return reduce_over(b, q, ari_ddp_shard(d), b->counts, b->tag);
     if (b->info.spread)
-        AR_TRY(ctx->arith->bucket_reduce(ctx, q, b->storage, b->info.elements, b->info.storage, ari_ddp_tp(d), NULL,
-                                         b->tag));
-    if (ar_faulty(ctx, AR_FAULT_dp_group_missing))
+        AR_TRY(reduce_over(b, q, ari_ddp_tp(d), NULL, b->tag));
+    if (b->info.ends && !ar_faulty(d->ctx, AR_FAULT_pp_tied_not_summed))
+        AR_TRY(reduce_over(b, q, ari_ddp_ends(d), NULL, b->info.param[0]->name));
+    if (ar_faulty(d->ctx, AR_FAULT_dp_group_missing) || d->unhooked)
         return AR_OK;
-    return ctx->arith->bucket_reduce(ctx, q, b->storage, b->info.elements, b->info.storage, ari_ddp_dp(d), b->counts,
-                                     b->tag);
+    AR_TRY(reduce_over(b, q, d->stage > 0 ? ari_ddp_shard(d) : ari_ddp_dp(d), b->counts, b->tag));
+    return reduce_replicas(b, q);
 }
 
 static ar_status copy_back(const ari_bucket *b, ar_queue *q)
@@ -135,10 +232,10 @@ static ar_status carry(const ari_bucket *b, ar_queue *q)
     AR_TRY(reduce(b, q));
     if (ar_faulty(ctx, AR_FAULT_bucket_reduced_twice))
         AR_TRY(reduce(b, q));
-    return copy_back(b, q);
+    return b->ddp->stage >= 2 ? move_slice(b, q, true) : copy_back(b, q);
 }
 
-static ar_status run(void *arg, ar_queue *on)
+ar_status ari_bucket_run(void *arg, ar_queue *on)
 {
     const ari_bucket *b = arg;
     if (!b->moves)
@@ -153,14 +250,14 @@ ar_status ari_bucket_launch(ar_ddp *d)
     ari_bucket *b = &d->buckets[ari_fault_turn(ctx, d->next, d->count)];
     b->info.state = AR_BUCKET_IN_FLIGHT;
     d->next++;
-    for (size_t i = 0; d->options.zero && i < b->info.params; i++) /* now: zeroing a gradient makes it whole again */
-        own_part(d, b->info.param[i], &b->info, b->info.offset[i]);
+    if (d->options.zero) /* now: zeroing a gradient makes it whole again */
+        ari_bucket_share(b);
     if (!d->communication) {
-        AR_TRY(run(b, ctx->queue));
+        AR_TRY(ari_bucket_run(b, ctx->queue));
         b->info.state = AR_BUCKET_REDUCED;
         return AR_OK;
     }
     AR_TRY(ar_event_record(b->produced, ctx->queue));
     AR_TRY(ar_queue_wait(d->communication->queue, b->produced));
-    return ar_queue_chain(d->communication->queue, run, b);
+    return ar_queue_chain(d->communication->queue, ari_bucket_run, b);
 }

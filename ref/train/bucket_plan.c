@@ -2,15 +2,16 @@
 /* Which parameter lies in which bucket, and where: decided once, from the parameters' sizes alone. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/core/size.h"
 #include "ref/train/ddp.h"
 
-/* Parameters that may share a bucket: of one storage, summed over the same groups, and of as many elements on every
+/* Parameters that may share a bucket: of one unit, of one storage, summed over the same groups, and of as many elements on every
  * tensor-parallel rank, or all of them not. A copy lies on each of these ranks, and floats are added in the order of
  * its place in the bucket: beside a shard that is longer on one rank it would have another place there, and the copies
  * other bits. */
-enum { KINDS = 8 };
+enum { KIND_BF16 = 1, KIND_SPREAD = 2, KIND_UNEVEN = 4, KIND_ENDS = 8, KINDS = 16 };
 
 typedef struct candidate {
     ar_param *param;
@@ -18,6 +19,7 @@ typedef struct candidate {
     size_t elements;
     size_t bytes; /* on the tensor-parallel rank that has most: ranks agree about the order of their buckets */
     bool uneven;  /* other tensor-parallel ranks have more elements, or fewer */
+    int unit;     /* in the order in which they go backward, the root unit last */
     int kind;
     size_t bucket;
 } candidate;
@@ -34,9 +36,16 @@ static bool is_spread(const ar_ddp *d, const ar_param *p)
     return p->spread && ar_comm_size(d->ctx->tp) > 1;
 }
 
+static bool is_at_ends(const ar_ddp *d, const ar_param *p)
+{
+    return p->ends && ar_comm_size(d->ctx->pp.ends) > 1;
+}
+
 static int larger_first(const void *a, const void *b)
 {
     const candidate *x = a, *y = b;
+    if (x->unit != y->unit)
+        return x->unit < y->unit ? -1 : 1;
     if (x->bytes != y->bytes)
         return x->bytes < y->bytes ? 1 : -1;
     return x->registered < y->registered ? -1 : x->registered > y->registered;
@@ -60,25 +69,38 @@ static ar_status measure(candidate *c, const ar_ddp *d, const ar_param *p)
     return ari_mul_size(n, *n, sizeof(float));
 }
 
+/* Those of a unit, the last one registered first. */
+static ar_status collect_unit(draft *f, const ar_ddp *d, int unit)
+{
+    for (size_t i = d->n; i-- > 0;) {
+        ar_param *p = d->params[i];
+        candidate c = {.param = p,
+                       .registered = i,
+                       .elements = ar_tensor_count(&p->value),
+                       .unit = unit == d->units ? unit : d->units - 1 - unit};
+        if (!p->requires_grad || d->unit_of[i] != unit)
+            continue;
+        AR_TRY(measure(&c, d, p));
+        c.kind = (c.uneven ? KIND_UNEVEN : 0) | (is_spread(d, p) ? KIND_SPREAD : 0) |
+                 (is_at_ends(d, p) ? KIND_ENDS : 0) | (p->value.dtype == AR_BF16 ? KIND_BF16 : 0);
+        f->at[f->n++] = c;
+    }
+    return AR_OK;
+}
+
 static ar_status collect(draft *f, const ar_ddp *d)
 {
     AR_TRY(ari_alloc((void **)&f->at, d->n, sizeof *f->at, "parameters of buckets"));
     AR_TRY(ari_alloc((void **)&f->last, d->n, sizeof *f->last, "buckets"));
-    for (size_t i = d->n; i-- > 0;) {
-        ar_param *p = d->params[i];
-        candidate c = {.param = p, .registered = i, .elements = ar_tensor_count(&p->value)};
-        if (!p->requires_grad)
-            continue;
-        AR_TRY(measure(&c, d, p));
-        c.kind = 4 * c.uneven + 2 * is_spread(d, p) + (p->value.dtype == AR_BF16);
-        f->at[f->n++] = c;
-    }
+    for (int unit = d->units; unit-- > 0;)
+        AR_TRY(collect_unit(f, d, unit));
+    AR_TRY(collect_unit(f, d, d->units));
     if (d->options.order == AR_BUCKETS_BY_SIZE)
         qsort(f->at, f->n, sizeof *f->at, larger_first);
     return AR_OK;
 }
 
-/* Next fit, for each kind of its own: one bucket of each is open. */
+/* Next fit, for each kind of its own: one bucket of each is open, within a unit. */
 static void pack(draft *f, size_t capacity)
 {
     size_t open[KINDS], filled[KINDS];
@@ -86,6 +108,8 @@ static void pack(draft *f, size_t capacity)
     for (size_t i = 0; i < f->n; i++) {
         candidate *c = &f->at[i];
         const int k = c->kind;
+        if (i > 0 && c->unit != f->at[i - 1].unit)
+            memset(any, 0, sizeof any);
         const bool fits = any[k] && capacity > 0 && filled[k] <= capacity && c->bytes <= capacity - filled[k];
         if (!fits) {
             any[k] = true;
@@ -105,10 +129,14 @@ static int earlier_done(const void *a, const void *b)
 }
 
 /* Buckets are numbered as they become complete in the order of packing, so that one which waits for the last of all
- * does not hold up the others. */
+ * does not hold up the others. What the first stage of a pipeline must complete too comes last. */
 static void number(draft *f)
 {
+    for (size_t b = 0; b < f->buckets; b++)
+        f->last[b] += f->at[f->last[b]].kind & KIND_ENDS ? f->n : 0;
     qsort(f->last, f->buckets, sizeof *f->last, earlier_done);
+    for (size_t b = 0; b < f->buckets; b++)
+        f->last[b] %= f->n;
 }
 
 static void init_bucket(ar_ddp *d, ari_bucket *b, const candidate *first)
@@ -117,9 +145,10 @@ static void init_bucket(ar_ddp *d, ari_bucket *b, const candidate *first)
     b->ddp = d;
     b->info.index = (size_t)(b - d->buckets);
     b->info.spread = is_spread(d, first->param);
+    b->info.ends = is_at_ends(d, first->param);
     b->info.storage = first->param->value.dtype;
     b->info.capacity = first->bytes > option ? first->bytes : option;
-    b->moves = ari_ddp_has_peers(d) || b->info.spread;
+    b->moves = ari_ddp_has_peers(d) || b->info.spread || b->info.ends;
     snprintf(b->tag, sizeof b->tag, "bucket %zu: %s", b->info.index, first->param->name);
 }
 
@@ -153,6 +182,7 @@ static ar_status fill(ar_ddp *d, const draft *f)
             if (f->at[k].bucket == draft_bucket)
                 AR_TRY(add(d, &d->buckets[i], &f->at[k], d->trained++));
         }
+        ari_unit_add_bucket(d, &d->buckets[i]);
     }
     return AR_OK;
 }
@@ -160,7 +190,7 @@ static ar_status fill(ar_ddp *d, const draft *f)
 /* ZeRO: the slices of each bucket, and this rank's. */
 static ar_status share_out(ar_ddp *d)
 {
-    const int n = ar_comm_size(d->ctx->dp);
+    const int n = ar_comm_size(d->ctx->shard);
     size_t all = 0, start = 0;
     AR_TRY(ari_mul_size(&all, d->count, (size_t)n));
     AR_TRY(ari_alloc_zero((void **)&d->all_counts, all, sizeof *d->all_counts, "shares of buckets"));
@@ -169,7 +199,7 @@ static ar_status share_out(ar_ddp *d)
         size_t *counts = d->all_counts + i * (size_t)n;
         for (int r = 0; r < n; r++)
             ar_comm_slice(b->info.elements, n, r, &start, &counts[r]);
-        ar_comm_slice(b->info.elements, n, ar_comm_rank(d->ctx->dp), &b->info.own_start, &b->info.own_count);
+        ar_comm_slice(b->info.elements, n, ar_comm_rank(d->ctx->shard), &b->info.own_start, &b->info.own_count);
         b->counts = n > 1 ? counts : NULL;
     }
     return AR_OK;

@@ -2,6 +2,7 @@
 /* The data-parallel object: hooks, the order of buckets, the ends of a step. */
 #include "ref/train/ddp.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,7 @@ ar_status ari_ddp_fail_in_flight(const ar_ddp *d, ar_status st)
 
 ar_status ari_ddp_fail(ar_ddp *d, ar_status st)
 {
-    return d->next > 0 && !d->waited ? ari_ddp_fail_in_flight(d, st) : st;
+    return (d->next > 0 || d->stage >= 2) && !d->waited ? ari_ddp_fail_in_flight(d, st) : st;
 }
 
 /* --- hooks -------------------------------------------------------------------------------------------------------- */
@@ -51,6 +52,8 @@ static ar_status refuse_late(const ar_ddp *d, const ari_ddp_slot *s)
 static ar_status make_ready(ar_ddp *d, ari_ddp_slot *s)
 {
     ari_bucket *b = &d->buckets[s->bucket];
+    if (d->stage >= 2) /* units are */
+        return AR_OK;
     if (b->info.state != AR_BUCKET_FILLING && (d->sync || !d->waited))
         return refuse_late(d, s);
     if (!d->sync || s->ready)
@@ -133,8 +136,10 @@ static ar_status check_options(const ar_ddp_options *o)
         return ar_error_set(AR_ERR_ARG, "bucket order %d, expected reverse or by size", (int)o->order);
     if (o->op != AR_SUM && o->op != AR_AVG)
         return ar_error_set(AR_ERR_ARG, "gradients are summed or averaged, not %d", (int)o->op);
-    if (o->zero != 0 && o->zero != 1)
-        return ar_error_set(AR_ERR_ARG, "ZeRO stage %d, expected 0 or 1", o->zero);
+    if (o->zero < 0 || o->zero > 3)
+        return ar_error_set(AR_ERR_ARG, "ZeRO stage %d, expected 0 to 3", o->zero);
+    if (o->units > INT_MAX - 1 || (o->units > 0 && !o->unit))
+        return ar_error_set(AR_ERR_ARG, "%zu units, which are not given", o->units);
     return AR_OK;
 }
 
@@ -153,28 +158,33 @@ static ar_status check_params(const ar_ddp *d)
     return AR_OK;
 }
 
-static bool has_spread(const ar_ddp *d)
+/* The queue that carries buckets, with copies of the groups that they are summed over. */
+static ar_status borrow_queue(ar_ddp *d)
 {
+    bool spread = false, ends = false;
     for (size_t i = 0; i < d->count; i++) {
-        if (d->buckets[i].info.spread)
-            return true;
+        spread = spread || d->buckets[i].info.spread;
+        ends = ends || d->buckets[i].info.ends;
     }
-    return false;
+    if (d->options.mode != AR_BUCKETS_OVERLAP || !(spread || ends || ari_ddp_has_peers(d)))
+        return AR_OK;
+    return ari_ctx_communication(d->ctx, &d->communication, spread, ends);
 }
 
 static ar_status init(ar_ddp *d)
 {
     AR_TRY(check_params(d));
+    AR_TRY(ari_units_init(d));
     AR_TRY(ari_ddp_agree(d));
     AR_TRY(ari_buckets_plan(d));
     AR_TRY(ari_alloc_zero((void **)&d->used, d->trained, sizeof *d->used, "used parameters"));
     AR_TRY(ari_alloc((void **)&d->unused, d->trained, sizeof *d->unused, "names of unused parameters"));
     AR_TRY(ari_buckets_alloc(d));
-    const bool spread = has_spread(d);
-    if (d->options.mode == AR_BUCKETS_OVERLAP && (spread || ari_ddp_has_peers(d)))
-        AR_TRY(ari_ctx_communication(d->ctx, &d->communication, spread));
+    AR_TRY(borrow_queue(d));
     AR_TRY(add_hooks(d));
-    return d->options.keep_weights ? AR_OK : ar_ddp_broadcast_parameters(d);
+    if (!d->options.keep_weights)
+        AR_TRY(ar_ddp_broadcast_parameters(d));
+    return ari_weights_share(d);
 }
 
 /* Takes over `params`. */
@@ -196,8 +206,11 @@ static ar_status create(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_module
     d->n = n;
     d->sync = true;
     snprintf(d->name, sizeof d->name, "%s", name && name[0] ? name : "ddp");
+    d->stage = o->zero > 1 && ar_comm_size(ctx->shard) == 1 ? 1 : o->zero;
     ari_span_begin("%s: data parallelism", d->name);
     AR_TRY_TO(failed, st, ari_span_end(init(d)));
+    d->options.unit = NULL; /* the caller's, of which nothing is looked at any more */
+    d->options.units = 0;
     *gives = d;
     return AR_OK;
 failed:
@@ -226,9 +239,11 @@ ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar
 /* For what a step that ended early has left under way. */
 static ar_status settle(ar_ddp *d)
 {
-    if (d->next == 0 || d->waited || !d->communication)
-        return AR_OK;
-    return ar_queue_sync(d->communication->queue, 0);
+    const ar_status gathered = d->gathers ? ar_queue_sync(d->gathers->queue, 0) : AR_OK;
+    ar_status reduced = AR_OK;
+    if (d->communication && (d->next > 0 || d->stage >= 2) && !d->waited)
+        reduced = ar_queue_sync(d->communication->queue, 0);
+    return gathered != AR_OK ? gathered : reduced;
 }
 
 void ar_ddp_destroy(ar_ddp *d)
@@ -237,8 +252,12 @@ void ar_ddp_destroy(ar_ddp *d)
         return;
     const ar_status st = settle(d);
     (void)st; /* whoever waits for the step has been told */
-    for (size_t i = 0; i < d->trained; i++)
-        ar_param_remove_hook(d->slots[i].param, (ar_param_hook){ready, &d->slots[i]});
+    for (size_t i = 0; i < d->trained; i++) {
+        ar_param *p = d->slots[i].param;
+        ar_param_remove_hook(p, (ar_param_hook){ready, &d->slots[i]});
+        p->share = p->share == &d->slots[i].share ? NULL : p->share;
+    }
+    ari_units_free(d);
     ari_buckets_free(d);
     free(d->used);
     free(d->unused);
@@ -274,6 +293,7 @@ ar_status ar_ddp_start(ar_ddp *d)
         return AR_OK;
     d->waited = false;
     ari_buckets_reset(d);
+    AR_TRY(ari_ddp_fail(d, ari_units_start(d)));
     return ari_fault_pack_before_backward(d);
 }
 
@@ -282,8 +302,19 @@ void ar_ddp_set_sync(ar_ddp *d, bool sync)
     d->sync = sync;
 }
 
+static ar_status check_by_hand(const ar_ddp *d)
+{
+    return d->stage < 2
+               ? AR_OK
+               : ar_error_set(AR_ERR_ARG,
+                              "%s: with ZeRO stage %d units are reduced as they go backward, and the rest when "
+                              "ar_ddp_wait or ar_ddp_reduce_gradients is called",
+                              d->name, d->stage);
+}
+
 ar_status ar_ddp_reduce_bucket(ar_ddp *d, size_t i)
 {
+    AR_TRY(check_by_hand(d));
     if (i >= d->count)
         return ar_error_set(AR_ERR_ARG, "%s has %zu buckets, there is no bucket %zu", d->name, d->count, i);
     if (i < d->next)
@@ -295,6 +326,7 @@ ar_status ar_ddp_reduce_bucket(ar_ddp *d, size_t i)
 
 ar_status ar_ddp_reduce_all(ar_ddp *d)
 {
+    AR_TRY(check_by_hand(d));
     while (d->next < d->count)
         AR_TRY(ari_ddp_fail(d, ari_bucket_launch(d)));
     return AR_OK;
@@ -313,7 +345,7 @@ static ar_status finish(ar_ddp *d, ar_op op)
         return AR_OK;
     if (!d->options.find_unused)
         AR_TRY(check_all_used(d));
-    AR_TRY(ar_ddp_reduce_all(d));
+    AR_TRY(d->stage >= 2 ? ari_units_finish(d) : ar_ddp_reduce_all(d));
     if (d->options.find_unused)
         AR_TRY(ari_ddp_agree_used(d));
     if (d->communication)
@@ -352,7 +384,9 @@ ar_status ar_ddp_backward(ar_ddp *d, ar_saved *saved, ar_tensor *dx, const ar_te
 {
     if (!d->module)
         return ar_error_set(AR_ERR_ARG, "%s wraps a list of parameters: there is no module to run", d->name);
-    return ari_ddp_fail(d, ar_module_backward(d->module, d->ctx, saved, dx, dy, batch));
+    AR_TRY(ari_ddp_begin_backward(d, 0, false));
+    AR_TRY(ari_ddp_fail(d, ar_module_backward(d->module, d->ctx, saved, dx, dy, batch)));
+    return ari_ddp_end_backward(d, 0);
 }
 
 /* --- queries ------------------------------------------------------------------------------------------------------ */

@@ -33,15 +33,18 @@ static ar_status exchange(void **gives, ar_ctx *ctx, const void *own, size_t eac
     return AR_OK;
 }
 
-/* "a.weight [4, 8]", with all that must agree. */
-static void describe(char text[TEXT], const ar_param *p)
+/* "a.weight [4, 8]", with all that must agree. unit: counted from the end; 0: the root unit. */
+static void describe(char text[TEXT], const ar_param *p, int unit)
 {
     size_t used = (size_t)snprintf(text, TEXT, "%s [", p->name);
     for (int i = 0; i < p->value.ndim && used < TEXT; i++)
         used += (size_t)snprintf(text + used, TEXT - used, "%s%zu", i > 0 ? ", " : "", p->value.shape[i]);
     if (used < TEXT)
-        snprintf(text + used, TEXT - used, "] %s%s%s%s", ar_dtype_name(p->value.dtype),
-                 p->transposed ? ", transposed" : "", p->spread ? ", spread" : "", p->requires_grad ? "" : ", frozen");
+        used += (size_t)snprintf(text + used, TEXT - used, "] %s%s%s%s", ar_dtype_name(p->value.dtype),
+                                 p->transposed ? ", transposed" : "", p->spread ? ", spread" : "",
+                                 p->requires_grad ? "" : ", frozen");
+    if (unit > 0 && used < TEXT)
+        snprintf(text + used, TEXT - used, ", of the unit %d from the end", unit);
 }
 
 static uint64_t mix(uint64_t hash, const char *text)
@@ -65,7 +68,7 @@ static void describe_at(char text[TEXT], const ar_ddp *d, size_t i)
     if (i == 0)
         describe_options(text, &d->options);
     else if (i <= d->n)
-        describe(text, d->params[i - 1]);
+        describe(text, d->params[i - 1], d->units - d->unit_of[i - 1]);
     else
         snprintf(text, TEXT, "nothing");
 }

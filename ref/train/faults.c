@@ -5,6 +5,7 @@
 
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
+#include "ref/layers/share.h"
 
 /* Each micro-batch is divided by its own count, its mean, which `divisor` then divides: the number of micro-batches, or
  * 1 where the means are added. `own` are this rank's counts, 0 for the micro-batches in which it has no sample. */
@@ -50,6 +51,10 @@ ar_status ari_fault_divisors(size_t *targets, const ari_trained *what, ar_ctx *c
     int64_t *own = NULL;
     size_t mine = 0, count = 0;
     ar_status st = AR_OK;
+    if (ar_comm_size(ctx->pp.all) > 1 && ar_faulty(ctx, AR_FAULT_pp_sum_loss)) {
+        for (size_t i = 0; i < n; i++)
+            micro[i].targets = 1;
+    }
     if (!average && !local && !mean && !sum && !of_context)
         return AR_OK;
     AR_TRY(ari_alloc_zero((void **)&own, pieces, sizeof *own, "counts of targets"));
@@ -136,6 +141,64 @@ size_t ari_fault_slice_start(const ar_ctx *ctx, const ar_bucket_info *b)
     if (!ar_faulty(ctx, AR_FAULT_zero_shards_misaligned) || b->own_count == b->elements)
         return b->own_start;
     return next < b->elements ? next : 0;
+}
+
+void ari_fault_hooks(ar_ddp *ddp, const ar_ctx *ctx, const ar_pp_operation *list, size_t n)
+{
+    bool parted = false;
+    for (size_t i = 0; i < n; i++)
+        parted = parted || list[i].kind == AR_PP_BACKWARD_WEIGHT;
+    if (ddp)
+        ddp->unhooked = parted && ar_faulty(ctx, AR_FAULT_zb_hooks_skipped);
+}
+
+void ari_fault_share_start(const ar_ctx *ctx, const ar_bucket_info *b, const ari_state *s, ari_update_part *part,
+                           ar_tensor *g)
+{
+    ar_buf *const moments[] = {&part->master, &part->m, &part->v};
+    if (!ar_faulty(ctx, AR_FAULT_zero_share_off_by_one) || b->own_start == 0 || s->at != b->own_start || s->count < 2)
+        return;
+    part->weight = ar_buf_at(part->weight, ar_dtype_bytes(b->storage));
+    for (size_t i = 0; i < sizeof moments / sizeof *moments; i++) {
+        if (moments[i]->ptr)
+            *moments[i] = ar_buf_at(*moments[i], sizeof(float));
+    }
+    *g = ar_tensor_slice(g, 0, 1, s->count - 1);
+}
+
+/* The first rank's share comes last. */
+static ar_status put_rotated(const ari_bucket *b, ar_cbuf gathered, ar_ctx *ctx, size_t i)
+{
+    ar_param *p = b->info.param[i];
+    const size_t width = ar_dtype_bytes(b->info.storage), all = b->info.elements, count = ar_tensor_count(&p->value);
+    const size_t from = (b->info.offset[i] + (b->counts ? b->counts[0] : 0)) % all;
+    const size_t first = count < all - from ? count : all - from;
+    AR_TRY(ari_share_put(ctx, ar_cbuf_at(gathered, from * width), p, &p->value, 0, first));
+    return first == count ? AR_OK : ari_share_put(ctx, gathered, p, &p->value, first, count - first);
+}
+
+/* This rank's share alone, among zeros. */
+static ar_status put_own_share(ar_param *p, ar_ctx *ctx)
+{
+    const size_t bytes = ar_tensor_count(&p->value) * ar_dtype_bytes(p->value.dtype);
+    AR_TRY(ARI_KERNEL(ctx, zero, p->value.data, bytes));
+    return ari_share_put(ctx, ar_const(p->share->value), p, &p->value, p->share->start, p->share->count);
+}
+
+ar_status ari_fault_weights(const ari_unit *u, ar_pass pass)
+{
+    ar_ctx *ctx = u->ddp->ctx;
+    const bool rotated = ar_faulty(ctx, AR_FAULT_zero_gather_order);
+    const bool own = pass == AR_BACKWARD && ar_faulty(ctx, AR_FAULT_zero_backward_not_gathered);
+    size_t at = 0;
+    for (size_t k = 0; k < u->buckets && (rotated || own); k++) {
+        const ari_bucket *b = &u->bucket[k];
+        for (size_t i = 0; i < b->info.params; i++)
+            AR_TRY(rotated ? put_rotated(b, ar_cbuf_at(ar_const(u->room), at), ctx, i)
+                           : put_own_share(b->info.param[i], ctx));
+        at += b->info.elements * ar_dtype_bytes(b->info.storage);
+    }
+    return AR_OK;
 }
 
 /* --- buckets ------------------------------------------------------------------------------------------------------ */

@@ -9,7 +9,7 @@
 #include "ref/train/optimizer.h"
 #include "ref/train/step.h"
 
-/** dp_mean_of_means, dp_sum_of_local_means, accum_mean_of_means, accum_sum_of_means: T, and what each of this rank's n
+/** dp_mean_of_means, dp_sum_of_local_means, accum_mean_of_means, accum_sum_of_means, pp_sum_loss: T, and what each of this rank's n
  *  micro-batches is divided by; `pieces` are all that there are. Collective over the data-parallel ranks. */
 AR_NODISCARD ar_status ari_fault_divisors(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro,
                                           size_t n, size_t pieces);
@@ -27,6 +27,14 @@ bool ari_fault_counts_copy(const ar_ctx *ctx, ar_param *const *params, size_t n,
 AR_NODISCARD ar_status ari_fault_mean_of_norms(float *norm, ar_ctx *ctx);
 /** zero_shards_misaligned: where the gradient begins that this rank's slice of a bucket is updated with. */
 size_t ari_fault_slice_start(const ar_ctx *ctx, const ar_bucket_info *b);
+
+/** zb_hooks_skipped: before a rank goes through its list, while no bucket is under way. ddp: NULL: none. */
+void ari_fault_hooks(ar_ddp *ddp, const ar_ctx *ctx, const ar_pp_operation *list, size_t n);
+/** zero_share_off_by_one: the part of a slice that is updated with the gradient g. */
+void ari_fault_share_start(const ar_ctx *ctx, const ar_bucket_info *b, const ari_state *s, ari_update_part *part,
+                           ar_tensor *g);
+/** zero_gather_order, zero_backward_not_gathered: after a unit's weights were put from where they were gathered. */
+AR_NODISCARD ar_status ari_fault_weights(const ari_unit *u, ar_pass pass);
 
 /* --- buckets ------------------------------------------------------------------------------------------------------ */
 

@@ -134,13 +134,14 @@ ar_verdict ar_gradients_last(const ar_gradients *g)
 
 ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_gradients_verify_options *o)
 {
-    ari_said_table said = {.words = NULL};
+    ari_said_tables said = {.own.words = NULL};
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_gradients_ask(&said, g, o));
     AR_TRY_TO(done, st, ari_gradients_judge(g, &said, o));
+    AR_TRY_TO(done, st, ari_gradients_share_findings(g));
     *v = ar_gradients_last(g);
 done:
-    free(said.words);
+    ari_said_free(&said);
     return st;
 }
 

@@ -14,7 +14,7 @@ struct ar_gradients {
 
 /* What a rank tells the others: a header, then a row for each parameter. 64-bit words, for they travel as such. */
 typedef struct ari_said_header {
-    uint64_t rank;  /* dp rank * tp + tp rank */
+    uint64_t rank;  /* (pp rank * ranks of dp + dp rank) * tp + tp rank */
     uint64_t steps; /* of the optimizer; 0 without */
 } ari_said_header;
 
@@ -40,7 +40,15 @@ typedef struct ari_said {
 typedef struct ari_said_table {
     uint64_t *words;
     size_t ranks, n, row_words; /* row_words: of one rank */
+    ar_param **params;          /* [n]: of whom the rows speak */
 } ari_said_table;
+
+/* What there is to judge. Without a pipeline the last two are empty. */
+typedef struct ari_said_tables {
+    ari_said_table own;   /* of the ranks that have this rank's stages, of all parameters */
+    ari_said_table ends;  /* of those and the ones at the other end, of the tied weights that both have */
+    ari_said_table heads; /* of all ranks of the pipeline, headers alone */
+} ari_said_tables;
 
 static inline const ari_said_header *ari_header_of(const ari_said_table *t, size_t rank)
 {
@@ -52,11 +60,14 @@ static inline const ari_said *ari_said_of(const ari_said_table *t, size_t rank, 
     return (const ari_said *)(ari_header_of(t, rank) + 1) + i;
 }
 
-/** What every rank says, on every rank. Collective. Gives words; free(). */
-AR_NODISCARD ar_status ari_gradients_ask(ari_said_table *gives, const ar_gradients *g,
+/** What the ranks say, on every one of them. Collective. Gives, where it fails too; ari_said_free. */
+AR_NODISCARD ar_status ari_gradients_ask(ari_said_tables *gives, const ar_gradients *g,
                                          const ar_gradients_verify_options *o);
-/** The findings, into g. */
-AR_NODISCARD ar_status ari_gradients_judge(ar_gradients *g, const ari_said_table *t,
+void ari_said_free(ari_said_tables *t);
+/** The findings about this rank's stages, into g. */
+AR_NODISCARD ar_status ari_gradients_judge(ar_gradients *g, const ari_said_tables *t,
                                            const ar_gradients_verify_options *o);
+/** Those about all stages, in their order, into the g of each rank of the pipeline. Collective over it. */
+AR_NODISCARD ar_status ari_gradients_share_findings(ar_gradients *g);
 
 #endif

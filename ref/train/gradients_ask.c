@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What each rank says of its parameters, gathered over the tensor-parallel and then the data-parallel group. */
+/* What each rank says of its parameters, gathered over the groups of ranks that hold copies of them. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +11,8 @@
 #include "ref/train/gradients.h"
 
 const char *const ari_state_name[ARI_STATES] = {"exp_avg", "exp_avg_sq", "momentum_buffer", "master"};
+
+static const char tag[] = "gradients:verify";
 
 _Static_assert(sizeof(ari_said) % sizeof(uint64_t) == 0 && sizeof(ari_said_header) % sizeof(uint64_t) == 0,
                "what is said travels as words");
@@ -74,7 +76,7 @@ static ar_status ask_gradient(ari_said *s, ar_ctx *ctx, const ar_param *p)
     ar_tensor t;
     elements e;
     if (p->own_count < ar_tensor_count(&p->value))
-        AR_TRY(ari_share_layout(&own, p, p->own_start, p->own_count));
+        AR_TRY(ari_share_layout(&own, p, ctx, p->own_start, p->own_count));
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, p->value.ndim, p->value.shape));
     ar_status st = ar_param_grad_value(p, ctx, &t);
     if (st == AR_OK)
@@ -85,6 +87,17 @@ static ar_status ask_gradient(ari_said *s, ar_ctx *ctx, const ar_param *p)
     s->bad = e.bad;
     memcpy(&s->first_bad, &e.first_bad, sizeof e.first_bad);
     return AR_OK;
+}
+
+static ar_status ask_value(ari_said *s, ar_ctx *ctx, const ar_param *p)
+{
+    ar_tensor t;
+    ar_layout o;
+    elements e;
+    AR_TRY(ari_value_begin(&t, &o, ctx, p));
+    const ar_status st = look_at(&e, &s->copy[ARI_COPY_VALUE], ctx, &t, &o);
+    ari_value_end(&t, ctx, p);
+    return st;
 }
 
 /* --- optimizer state ---------------------------------------------------------------------------------------------- */
@@ -121,12 +134,11 @@ static ar_status say_state(void *user, const ar_param *p, const char *state, con
 static ar_status ask_param(ari_said *s, ar_ctx *ctx, const ar_param *p, const ar_gradients_verify_options *o)
 {
     const bool holds = ar_tensor_count(&p->value) > 0;
-    elements e;
     s->name = ari_fnv1a(p->name);
     s->flags = (holds ? ARI_SAID_HOLDS : 0) | (p->requires_grad ? ARI_SAID_TRAINABLE : 0) |
                (p->has_grad ? ARI_SAID_GRADIENT : 0);
     if (o->values)
-        AR_TRY(look_at(&e, &s->copy[ARI_COPY_VALUE], ctx, &p->value, &p->layout));
+        AR_TRY(ask_value(s, ctx, p));
     return o->gradients && holds && p->requires_grad && p->has_grad ? ask_gradient(s, ctx, p) : AR_OK;
 }
 
@@ -135,7 +147,8 @@ static ar_status ask_own(uint64_t *words, const ar_gradients *g, const ar_gradie
     const ar_ctx *ctx = g->ctx;
     ari_said_header *h = (ari_said_header *)words;
     ari_said *row = (ari_said *)(h + 1);
-    h->rank = (uint64_t)ar_comm_rank(ctx->dp) * (uint64_t)ar_comm_size(ctx->tp) + (uint64_t)ar_comm_rank(ctx->tp);
+    const int column = ar_comm_rank(ctx->pp.all) * ar_comm_size(ctx->dp) + ar_comm_rank(ctx->dp);
+    h->rank = (uint64_t)column * (uint64_t)ar_comm_size(ctx->tp) + (uint64_t)ar_comm_rank(ctx->tp);
     h->steps = o->optimizer ? ar_optimizer_steps(o->optimizer) : 0;
     for (size_t i = 0; i < g->n; i++)
         AR_TRY(ask_param(&row[i], g->ctx, g->params[i], o));
@@ -143,22 +156,64 @@ static ar_status ask_own(uint64_t *words, const ar_gradients *g, const ar_gradie
     return o->optimizer ? ar_optimizer_save(o->optimizer, g->ctx, say_state, &job) : AR_OK;
 }
 
-ar_status ari_gradients_ask(ari_said_table *gives, const ar_gradients *g, const ar_gradients_verify_options *o)
+/* Of the ranks that have the same stages: gathered over the tensor-parallel, then the data-parallel group. */
+static ar_status ask_stages(ari_said_table *t, const ar_gradients *g, const ar_gradients_verify_options *o)
 {
     const ar_ctx *ctx = g->ctx;
     const size_t tp = (size_t)ar_comm_size(ctx->tp), dp = (size_t)ar_comm_size(ctx->dp);
-    const size_t tp_rank = (size_t)ar_comm_rank(ctx->tp), dp_rank = (size_t)ar_comm_rank(ctx->dp);
     const size_t words = (sizeof(ari_said_header) + g->n * sizeof(ari_said)) / sizeof(uint64_t);
-    uint64_t *all = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&all, dp * tp * words, sizeof *all, "what the ranks say"));
-    uint64_t *const group = all + dp_rank * tp * words;
-    AR_TRY_TO(failed, st, ask_own(group + tp_rank * words, g, o));
-    AR_TRY_TO(failed, st, ari_gather_words(g->ctx, ctx->tp, group, words, "gradients:verify"));
-    AR_TRY_TO(failed, st, ari_gather_words(g->ctx, ctx->dp, all, tp * words, "gradients:verify"));
-    *gives = (ari_said_table){all, dp * tp, g->n, words};
-    return AR_OK;
-failed:
-    free(all);
-    return st;
+    *t = (ari_said_table){.ranks = dp * tp, .n = g->n, .row_words = words, .params = g->params};
+    AR_TRY(ari_alloc_zero((void **)&t->words, dp * tp * words, sizeof *t->words, "what the ranks say"));
+    uint64_t *const group = t->words + (size_t)ar_comm_rank(ctx->dp) * tp * words;
+    AR_TRY(ask_own(group + (size_t)ar_comm_rank(ctx->tp) * words, g, o));
+    AR_TRY(ari_gather_words(g->ctx, ctx->tp, group, words, tag));
+    return ari_gather_words(g->ctx, ctx->dp, t->words, tp * words, tag);
+}
+
+/* The header and some rows of each rank of `from`, of all ranks of a group, in whose order they stand. */
+static ar_status gather_rows(ari_said_table *t, ar_ctx *ctx, ar_comm *over, const ari_said_table *from)
+{
+    const size_t groups = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
+    t->row_words = (sizeof(ari_said_header) + t->n * sizeof(ari_said)) / sizeof(uint64_t);
+    t->ranks = groups * from->ranks;
+    AR_TRY(ari_alloc_zero((void **)&t->words, t->ranks * t->row_words, sizeof *t->words, "what the ranks say"));
+    for (size_t r = 0; r < from->ranks; r++) {
+        uint64_t *to = t->words + (me * from->ranks + r) * t->row_words;
+        ari_said *row = (ari_said *)((ari_said_header *)to + 1);
+        memcpy(to, ari_header_of(from, r), sizeof(ari_said_header));
+        for (size_t i = 0, k = 0; i < from->n && k < t->n; i++) {
+            if (from->params[i] == t->params[k])
+                row[k++] = *ari_said_of(from, r, i);
+        }
+    }
+    return ari_gather_words(ctx, over, t->words, from->ranks * t->row_words, tag);
+}
+
+static ar_status ask_ends(ari_said_table *t, const ar_gradients *g, const ari_said_table *own)
+{
+    if (ar_comm_size(g->ctx->pp.ends) == 1)
+        return AR_OK;
+    AR_TRY(ari_alloc((void **)&t->params, g->n, sizeof *t->params, "tied parameters"));
+    for (size_t i = 0; i < g->n; i++) {
+        if (g->params[i]->ends)
+            t->params[t->n++] = g->params[i];
+    }
+    return t->n > 0 ? gather_rows(t, g->ctx, g->ctx->pp.ends, own) : AR_OK;
+}
+
+ar_status ari_gradients_ask(ari_said_tables *gives, const ar_gradients *g, const ar_gradients_verify_options *o)
+{
+    AR_TRY(ask_stages(&gives->own, g, o));
+    if (ar_comm_size(g->ctx->pp.all) == 1)
+        return AR_OK;
+    AR_TRY(ask_ends(&gives->ends, g, &gives->own));
+    return gather_rows(&gives->heads, g->ctx, g->ctx->pp.all, &gives->own);
+}
+
+void ari_said_free(ari_said_tables *t)
+{
+    free(t->own.words);
+    free(t->ends.words);
+    free(t->ends.params);
+    free(t->heads.words);
 }

@@ -4,8 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "ref/layers/share.h"
 #include "ref/train/gradients.h"
 
 /* --- findings ----------------------------------------------------------------------------------------------------- */
@@ -52,7 +54,7 @@ static ar_status find_ranks(ar_finding **gives, ar_gradients *g, const ari_said_
     ar_finding *f = NULL;
     for (size_t r = next_rank(t, i, 0, these, not ); r < t->ranks; r = next_rank(t, i, r + 1, these, not )) {
         if (!f)
-            AR_TRY(add_finding(&f, g, kind, g->params[i]->name));
+            AR_TRY(add_finding(&f, g, kind, t->params[i]->name));
         add_rank(f, t, r);
     }
     *gives = f;
@@ -71,7 +73,7 @@ static ar_status judge_bad(ar_gradients *g, const ari_said_table *t, size_t i)
             continue;
         memcpy(&first, &s->first_bad, sizeof first);
         if (!f) {
-            AR_TRY(add_finding(&f, g, AR_FOUND_NOT_FINITE, g->params[i]->name));
+            AR_TRY(add_finding(&f, g, AR_FOUND_NOT_FINITE, t->params[i]->name));
             f->value = (double)first;
         }
         f->elements += s->bad;
@@ -144,7 +146,7 @@ static ar_status judge_copies_of(ar_gradients *g, const ari_said_table *t, size_
         if (c->place != expected->place || c->hash == expected->hash)
             continue;
         if (!f) {
-            AR_TRY(add_finding(&f, g, which < ARI_COPY_STATE ? kinds[which] : AR_FOUND_STATE, g->params[i]->name));
+            AR_TRY(add_finding(&f, g, which < ARI_COPY_STATE ? kinds[which] : AR_FOUND_STATE, t->params[i]->name));
             f->against = (int)ari_header_of(t, right)->rank;
             if (which >= ARI_COPY_STATE)
                 snprintf(f->state, sizeof f->state, "%s", ari_state_name[which - ARI_COPY_STATE]);
@@ -168,14 +170,14 @@ static ar_status judge_copies(ar_gradients *g, const ari_said_table *t, size_t i
 /* ------------------------------------------------------------------------------------------------------------------ */
 
 /* Rows that speak of different parameters can be compared no further. */
-static ar_status check_lists(const ar_gradients *g, const ari_said_table *t)
+static ar_status check_lists(const ari_said_table *t)
 {
     for (size_t i = 0; i < t->n; i++) {
         for (size_t r = 1; r < t->ranks; r++) {
             if (ari_said_of(t, r, i)->name != ari_said_of(t, 0, i)->name)
                 return ar_error_set(AR_ERR_MISMATCH,
                                     "parameter %zu of %zu is another one on rank %zu than on rank 0 ('%s' here)", i,
-                                    t->n, (size_t)ari_header_of(t, r)->rank, g->params[i]->name);
+                                    t->n, (size_t)ari_header_of(t, r)->rank, t->params[i]->name);
         }
     }
     return AR_OK;
@@ -207,17 +209,74 @@ static ar_status judge_steps(ar_gradients *g, const ari_said_table *t)
     return AR_OK;
 }
 
-ar_status ari_gradients_judge(ar_gradients *g, const ari_said_table *t, const ar_gradients_verify_options *o)
+static ar_status judge_table(ar_gradients *g, const ari_said_table *t, size_t i, const ar_gradients_verify_options *o)
 {
+    if (o->gradients)
+        AR_TRY(judge_gradient(g, t, i, o->allow_unused));
+    return judge_copies(g, t, i);
+}
+
+/* What both ends of a pipeline have, the first one judges, as it does the steps of all. */
+ar_status ari_gradients_judge(ar_gradients *g, const ari_said_tables *t, const ar_gradients_verify_options *o)
+{
+    const bool first = ar_comm_rank(g->ctx->pp.all) == 0;
+    size_t tied = 0;
     g->findings = 0;
-    AR_TRY(check_lists(g, t));
-    AR_TRY(judge_steps(g, t));
-    for (size_t i = 0; i < t->n; i++) {
-        if (o->gradients)
-            AR_TRY(judge_gradient(g, t, i, o->allow_unused));
-        AR_TRY(judge_copies(g, t, i));
+    AR_TRY(check_lists(&t->own));
+    if (first)
+        AR_TRY(judge_steps(g, t->heads.words ? &t->heads : &t->own));
+    for (size_t i = 0; i < t->own.n; i++) {
+        if (tied == t->ends.n || t->own.params[i] != t->ends.params[tied])
+            AR_TRY(judge_table(g, &t->own, i, o));
+        else if (tied++, first)
+            AR_TRY(judge_table(g, &t->ends, tied - 1, o));
     }
     return AR_OK;
+}
+
+/* --- of all stages ------------------------------------------------------------------------------------------------ */
+
+enum { FINDING_WORDS = (sizeof(ar_finding) + sizeof(uint64_t) - 1) / sizeof(uint64_t) };
+
+/* found: [ranks][most] of FINDING_WORDS, of which rank r has count[r]. */
+static ar_status take_findings(ar_gradients *g, const uint64_t *found, const uint64_t *count, size_t ranks, size_t most)
+{
+    g->findings = 0;
+    for (size_t r = 0; r < ranks; r++) {
+        for (size_t i = 0; i < count[r]; i++) {
+            AR_TRY(ari_grow(&g->finding, &g->capacity, g->findings, sizeof *g->finding, "findings"));
+            memcpy(&g->finding[g->findings++], found + (r * most + i) * FINDING_WORDS, sizeof *g->finding);
+        }
+    }
+    return AR_OK;
+}
+
+ar_status ari_gradients_share_findings(ar_gradients *g)
+{
+    static const char tag[] = "gradients:verify";
+    ar_comm *pp = g->ctx->pp.all;
+    const size_t ranks = (size_t)ar_comm_size(pp), me = (size_t)ar_comm_rank(pp);
+    uint64_t *count = NULL, *found = NULL;
+    size_t most = 0;
+    ar_status st = AR_OK;
+    if (ranks == 1)
+        return AR_OK;
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&count, ranks, sizeof *count, "numbers of findings"));
+    count[me] = g->findings;
+    AR_TRY_TO(done, st, ari_gather_words(g->ctx, pp, count, 1, tag));
+    for (size_t r = 0; r < ranks; r++)
+        most = count[r] > most ? (size_t)count[r] : most;
+    if (most == 0)
+        goto done;
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&found, ranks * most, FINDING_WORDS * sizeof *found, "findings"));
+    for (size_t i = 0; i < g->findings; i++)
+        memcpy(found + (me * most + i) * FINDING_WORDS, &g->finding[i], sizeof *g->finding);
+    AR_TRY_TO(done, st, ari_gather_words(g->ctx, pp, found, most * FINDING_WORDS, tag));
+    st = take_findings(g, found, count, ranks, most);
+done:
+    free(found);
+    free(count);
+    return st;
 }
 
 /* --- as text ------------------------------------------------------------------------------------------------------ */

@@ -11,7 +11,7 @@
 typedef struct norm_sum {
     ar_tensor exponent; /* int32 [1]: the largest */
     ar_tensor squares;  /* int64 [2] */
-    bool over_dp;       /* the data-parallel ranks have shares of the gradients (ZeRO) */
+    bool shares;        /* the data-parallel ranks have shares of the gradients (ZeRO) */
 } norm_sum;
 
 typedef ar_status (*gradient_fn)(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g);
@@ -34,6 +34,8 @@ static ar_status add_squares(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g)
 static bool counts(ar_param *const *params, size_t n, size_t i, const ar_ctx *ctx)
 {
     if (ar_comm_rank(ctx->tp) > 0 && ar_faulty(ctx, AR_FAULT_gradnorm_first_rank_only))
+        return false;
+    if (params[i]->ends && ar_comm_rank(ctx->pp.all) > 0) /* the first stage's copy counts */
         return false;
     return params[i]->requires_grad && (params[i]->layout.replica == 0 || ari_fault_counts_copy(ctx, params, n, i));
 }
@@ -61,7 +63,7 @@ static ar_status visit(const norm_sum *s, ar_ctx *ctx, const ar_param *p, gradie
 static ar_status for_each_gradient(const norm_sum *s, ar_ctx *ctx, ar_param *const *params, size_t n, gradient_fn f)
 {
     for (size_t i = 0; i < n; i++) {
-        const bool own = params[i]->sharded || !s->over_dp || ar_comm_rank(ctx->dp) == 0;
+        const bool own = params[i]->sharded || !s->shares || ar_comm_rank(ctx->shard) == 0;
         if (own && counts(params, n, i, ctx))
             AR_TRY(visit(s, ctx, params[i], f));
     }
@@ -85,9 +87,12 @@ static ar_status reduce(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t, ar_o
         return AR_OK;
     const size_t count = ar_tensor_count(t);
     AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm"));
-    if (!s->over_dp)
+    if (!ar_faulty(ctx, AR_FAULT_pp_gradnorm_own_stage))
+        AR_TRY(
+            ar_comm_all_reduce(ctx->pp.all, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm"));
+    if (!s->shares)
         return AR_OK;
-    return ar_comm_all_reduce(ctx->dp, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm");
+    return ar_comm_all_reduce(ctx->shard, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm");
 }
 
 ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n)
@@ -95,7 +100,7 @@ ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, si
     const size_t one = 1, two = 2;
     int32_t e = ARI_EXP_ZERO;
     int64_t squares[2] = {0, 0};
-    norm_sum s = {.over_dp = any_sharded(params, n)};
+    norm_sum s = {.shares = any_sharded(params, n)};
     AR_TRY(ar_ctx_tensor(ctx, &s.exponent, AR_I32, 1, &one));
     AR_TRY(ar_ctx_tensor(ctx, &s.squares, AR_I64, 1, &two));
     AR_TRY(ar_ctx_upload(ctx, &s.exponent, &e));

@@ -78,13 +78,13 @@ struct ar_optimizer {
     size_t bytes; /* of all their state */
 };
 
-/* --- ZeRO stage 1 ------------------------------------------------------------------------------------------------- */
+/* --- ZeRO ------------------------------------------------------------------------------------------------- */
 
 /** Makes the states of this rank's shares of the buckets of o->ddp. What was made stays, for ar_optimizer_destroy. Errors:
  *  AR_ERR_ARG (a ddp without zero), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_zero_init(ar_optimizer *o, ar_ctx *ctx);
-/** Begins a step of the clock, updates the shares, gets the others' from their ranks, and taps ':new', and ':m' and
- *  ':v' of the shares. Collective over the data-parallel group. */
+/** Begins a step of the clock, updates the shares, below stage 3 gets the others' from their ranks, and taps ':new', and
+ *  ':m' and ':v' of the shares. Collective over the ranks that share. */
 AR_NODISCARD ar_status ari_zero_step(ar_optimizer *o, ar_ctx *ctx, float scale);
 
 #endif

@@ -52,6 +52,10 @@ static ar_status fill_master(const ari_state *s, ar_ctx *ctx)
     ar_tensor run = ar_tensor_flat(AR_BF16, p->value.data, s->count);
     if (s->whole)
         return ARI_KERNEL(ctx, copy_strided, &master, &run);
+    if (ari_value_is_shared(p)) { /* the same elements */
+        run.data = p->share->value;
+        return ARI_KERNEL(ctx, copy_strided, &master, &run);
+    }
     AR_TRY(ar_ctx_tensor(ctx, &run, AR_BF16, 1, &s->count));
     AR_TRY(ari_share_get(ctx, run.data, p, &p->value, s->start, s->count));
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &master, &run));
@@ -113,7 +117,7 @@ done:
 static ar_status layout_of(ar_layout *o, const ari_state *s, ar_ctx *ctx)
 {
     if (!s->whole)
-        return ari_share_layout(o, s->param, s->start, s->count);
+        return ari_share_layout(o, s->param, ctx, s->start, s->count);
     *o = ari_whole_layout(s->param, ctx);
     return AR_OK;
 }

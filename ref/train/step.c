@@ -12,6 +12,7 @@
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
+#include "ref/models/stages.h"
 #include "ref/numerics/optimizer.h"
 #include "ref/train/ddp.h"
 #include "ref/train/faults.h"
@@ -73,15 +74,28 @@ static ar_status zero(const ari_trained *t, ar_ctx *ctx)
 
 /* --- the step ----------------------------------------------------------------------------------------------------- */
 
+static bool same_recomputation(ar_recomputation a, ar_recomputation b)
+{
+    return a.what == b.what && (a.what == AR_RECOMPUTE_NONE || ari_at_least_one(a.every) == ari_at_least_one(b.every));
+}
+
 /* The layout must be the one that the context's groups were made for. */
 static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
 {
     const ar_parallel *p = &o->parallel;
+    const int pp = ar_comm_size(ctx->pp.all);
+    if (ari_at_least_one(p->pp) != pp || ari_at_least_one(p->virtual_stages) != ctx->pp.virtual_stages)
+        return ar_error_set(AR_ERR_ARG, "a training step of layout pp=%d (%d stages each) in a context of pp=%d (%d)",
+                            ari_at_least_one(p->pp), ari_at_least_one(p->virtual_stages), pp, ctx->pp.virtual_stages);
+    AR_TRY(ari_own_schedule_check(p));
     const int tp = ar_comm_size(ctx->tp), cp = ar_comm_size(ctx->cp.all), dp = ar_comm_size(ctx->dp) / cp;
     if (ari_at_least_one(p->tp) != tp || ari_at_least_one(p->dp) != dp || ari_at_least_one(p->cp) != cp)
         return ar_error_set(AR_ERR_ARG,
                             "a training step of layout tp=%d, cp=%d, dp=%d in a context of tp=%d, cp=%d, dp=%d",
                             ari_at_least_one(p->tp), ari_at_least_one(p->cp), ari_at_least_one(p->dp), tp, cp, dp);
+    if (ari_at_least_one(p->dp_replicate) != ar_comm_size(ctx->replicate))
+        return ar_error_set(AR_ERR_ARG, "a training step of %d replicas of shares in a context of %d",
+                            ari_at_least_one(p->dp_replicate), ar_comm_size(ctx->replicate));
     if (ari_at_least_one(p->cp_inner) != ar_comm_size(ctx->cp.inner) || (cp > 1 && p->zigzag != ctx->cp.zigzag))
         return ar_error_set(
             AR_ERR_ARG, "a training step of layout cp=%d, inner %d%s, in a context whose inner group has %d ranks%s",
@@ -90,10 +104,13 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
     if (tp > 1 && p->sp != ctx->sp)
         return ar_error_set(AR_ERR_ARG, "a training step %s sequence parallelism in a context %s it",
                             p->sp ? "with" : "without", ctx->sp ? "with" : "without");
-    if ((tp > 1 && ctx->sp && ari_at_least_one(p->overlap) != ctx->overlap) || p->recompute.what != ctx->recompute.what)
-        return ar_error_set(AR_ERR_ARG, "a training step of overlap %d, recompute %s, in a context of overlap %d, %s",
-                            ari_at_least_one(p->overlap), ar_recompute_name(p->recompute.what), ctx->overlap,
-                            ar_recompute_name(ctx->recompute.what));
+    if ((tp > 1 && ctx->sp && ari_at_least_one(p->overlap) != ctx->overlap) ||
+        !same_recomputation(p->recompute, ctx->recompute))
+        return ar_error_set(
+            AR_ERR_ARG,
+            "a training step of overlap %d, recompute %s of every %d, in a context of overlap %d, %s of every %d",
+            ari_at_least_one(p->overlap), ar_recompute_name(p->recompute.what), ari_at_least_one(p->recompute.every),
+            ctx->overlap, ar_recompute_name(ctx->recompute.what), ari_at_least_one(ctx->recompute.every));
     if (!(o->clip >= 0.0))
         return ar_error_set(AR_ERR_ARG, "the largest gradient norm is %g, expected at least 0", o->clip);
     return o->scaling ? ari_scaling_check(o->scaling, ctx) : AR_OK;
@@ -115,15 +132,19 @@ static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx 
 }
 
 /* This rank's micro-batches that hold samples: the first ones of all. Data-parallel ranks may have more or fewer of
- * them; they meet only before the first and after the last. Gives; free(). */
-static ar_status own_batches(ar_batch **gives, size_t *n, const ar_ctx *ctx, const ar_batch *global,
+ * them; unless units are shared out they meet only before the first and after the last. *most: of the rank that has
+ * most, the first. Gives; free(). */
+static ar_status own_batches(ar_batch **gives, size_t *n, size_t *most, const ar_ctx *ctx, const ar_batch *global,
                              const ar_parallel *p)
 {
     const int pieces = ari_at_least_one(p->micro_batches);
     ar_batch *micro = NULL;
     AR_TRY(ari_alloc((void **)&micro, (size_t)pieces, sizeof *micro, "micro-batches"));
-    *n = 0;
+    *n = *most = 0;
     for (int i = 0; i < pieces; i++) {
+        size_t start = 0, count = 0;
+        ar_parallel_rows(p, global->batch, 0, i, &start, &count);
+        *most += count > 0;
         ar_parallel_slice(&micro[*n], p, global, ar_ctx_data_rank(ctx), i);
         *n += micro[*n].batch > 0;
     }
@@ -147,7 +168,16 @@ static ar_status backward_micro(const ari_trained *what, ar_ctx *ctx, ar_saved *
 {
     AR_TRY(ari_fault_accumulated(what, ctx, ari_at_least_one(o->parallel.micro_batches)));
     ari_span_begin("micro-batch %zu:bwd", index);
-    return ari_span_end(backward(what, ctx, saved, batch));
+    AR_TRY(ari_ddp_begin_backward(o->ddp, 0, false));
+    AR_TRY(ari_span_end(backward(what, ctx, saved, batch)));
+    return ari_ddp_end_backward(o->ddp, 0);
+}
+
+/* One that other ranks have and this one has not. */
+static ar_status backward_absent(const ar_train_options *o)
+{
+    AR_TRY(ari_ddp_absent_backward(o->ddp, 0));
+    return ari_ddp_end_backward(o->ddp, 0);
 }
 
 /* The buckets are reduced while the last backward pass runs. */
@@ -159,22 +189,25 @@ static void sync_in_last(const ar_train_options *o, bool last)
 
 /* Each micro-batch forward and backward, its memory given back before the next; or all forward, then all backward. */
 static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
-                             const ar_train_options *o, ar_train_result *result)
+                             size_t most, const ar_train_options *o, ar_train_result *result)
 {
     const bool all_first = o->parallel.forward_first;
-    for (size_t i = 0; i < n; i++) {
-        sync_in_last(o, i + 1 == n);
-        AR_TRY(forward_micro(what, ctx, saved, &micro[i], i, result));
+    if (ar_comm_size(ctx->pp.all) > 1)
+        return ari_pipeline_run(what, ctx, micro, n, most, o, result);
+    for (size_t i = 0; i < most; i++) {
+        if (i < n)
+            sync_in_last(o, i + 1 == n);
+        AR_TRY(i < n ? forward_micro(what, ctx, saved, &micro[i], i, result) : ari_ddp_absent_forward(o->ddp, 0));
         if (!o->forward_only && !all_first)
-            AR_TRY(backward_micro(what, ctx, saved, &micro[i], i, o));
+            AR_TRY(i < n ? backward_micro(what, ctx, saved, &micro[i], i, o) : backward_absent(o));
         if (!all_first) {
             ar_saved_clear(saved);
             ar_ctx_end_step(ctx);
         }
     }
-    for (size_t i = n; all_first && !o->forward_only && i-- > 0;) {
+    for (size_t i = most; all_first && !o->forward_only && i-- > 0;) {
         sync_in_last(o, i == 0);
-        AR_TRY(backward_micro(what, ctx, saved, &micro[i], i, o));
+        AR_TRY(i < n ? backward_micro(what, ctx, saved, &micro[i], i, o) : backward_absent(o));
     }
     return AR_OK;
 }
@@ -255,9 +288,9 @@ static ar_status run_step(ar_train_result *result, const ari_trained *what, ar_c
     ar_batch *micro = NULL;
     ar_saved *saved = NULL;
     ar_param **params = NULL;
-    size_t n = 0, n_params = 0;
+    size_t n = 0, most = 0, n_params = 0;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, own_batches(&micro, &n, ctx, global, &o->parallel));
+    AR_TRY_TO(done, st, own_batches(&micro, &n, &most, ctx, global, &o->parallel));
     AR_TRY_TO(done, st, ar_saved_create(&saved));
     AR_TRY_TO(done, st, ari_trained_params(&params, &n_params, what));
     AR_TRY_TO(done, st, ari_ddp_check_step(o->ddp, ctx, params, n_params));
@@ -265,7 +298,7 @@ static ar_status run_step(ar_train_result *result, const ari_trained *what, ar_c
     AR_TRY_TO(done, st, zero(what, ctx));
     if (o->ddp)
         AR_TRY_TO(done, st, ar_ddp_start(o->ddp));
-    AR_TRY_TO(done, st, run_batches(what, ctx, saved, micro, n, o, result));
+    AR_TRY_TO(done, st, run_batches(what, ctx, saved, micro, n, most, o, result));
     ar_ctx_end_step(ctx); /* activations of all micro-batches, before what follows takes memory */
     AR_TRY_TO(done, st, loss_value(what, ctx, &result->loss, result->targets));
     if (o->forward_only)
@@ -312,6 +345,10 @@ static ar_status check_batch(const ar_ctx *ctx, const ar_batch *global)
     if (!global->input)
         return ar_error_set(AR_ERR_ARG, "the training step of a module takes its input from the batch, which has none");
     const bool sp = ari_ctx_sp(ctx);
+    if (ar_comm_size(ctx->pp.all) > 1)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "a pipeline cuts a model into stages by its blocks; a module of one's own "
+                            "has none: leave pp out");
     if (sp || ar_comm_size(ctx->cp.all) > 1)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s parallelism shares out the positions of a model's input; a module of one's own is "

@@ -17,6 +17,12 @@ size_t ari_trained_targets(const ari_trained *t, const ar_ctx *ctx, const ar_bat
 /** All parameters. Gives; free(). */
 AR_NODISCARD ar_status ari_trained_params(ar_param ***gives, size_t *n, const ari_trained *t);
 
+/** The n micro-batches that this rank of a pipeline has through its stages, forward and backward, in the order of the
+ *  layout's schedule; `most`: of the data-parallel rank that has most. A failure ends the world, with a message that names stage and micro-batch. Collective over the
+ *  pipeline and the groups within its ranks. Errors: those of the passes, the queues and communicators. */
+AR_NODISCARD ar_status ari_pipeline_run(const ari_trained *what, ar_ctx *ctx, const ar_batch *micro, size_t n,
+                                        size_t most, const ar_train_options *o, ar_train_result *result);
+
 /* --- loss scaling ------------------------------------------------------------------------------------------------- */
 
 /** Errors: AR_ERR_ARG (ar_loss_scaling_check; exact numerics). */
@@ -24,7 +30,7 @@ AR_NODISCARD ar_status ari_scaling_check(const ar_loss_scaling *s, const ar_ctx 
 /** From here on ar_param_grad_value gives the gradients without the scale. */
 void ari_scaling_unscale(const ar_loss_scaling *s, ar_param *const *params, size_t n);
 /** Whether the norm of the gradients is finite on every rank of the context's groups; the same answer on each.
- *  Collective over the tensor-parallel and the data-parallel group. */
+ *  Collective over the tensor-parallel, the data-parallel and the pipeline's group. */
 AR_NODISCARD ar_status ari_scaling_finite(bool *finite, ar_ctx *ctx, float norm);
 /** The scale of the next step. Errors: AR_ERR_DATA (gradients that are not finite, and a scale that may not fall). */
 AR_NODISCARD ar_status ari_scaling_next(ar_loss_scaling *s, const ar_ctx *ctx, bool finite);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ZeRO stage 1 over the buckets of a DDP object. A bucket's elements are those of its parameters' matrices one after
+/* The optimizer of ZeRO over the buckets of a DDP object. A bucket's elements are those of its parameters' matrices one after
  * the other; of them every data-parallel rank has one slice: of the gradient (complete there alone), of the state and
- * of the update. Then the slices are gathered. What an element becomes does not depend on who makes it. */
+ * of the update. Then the slices are gathered, unless
+ * the weights are shared out too. What an element becomes does not depend on who makes it. */
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
@@ -11,7 +12,7 @@
 
 /* Memory of a step, large enough for each bucket. */
 typedef struct room {
-    ar_buf weights;     /* of a bucket, in its storage */
+    ar_buf weights;     /* of a bucket, in its storage; nothing where ranks keep their slices */
     ar_tensor gradient; /* of a slice */
     ar_tensor value;    /* of a parameter's gradient */
 } room;
@@ -33,10 +34,10 @@ static ar_status add_state(ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b
 ar_status ari_zero_init(ar_optimizer *o, ar_ctx *ctx)
 {
     size_t params = 0;
-    if (ar_ddp_options_of(o->ddp).zero != 1)
+    if (ar_ddp_options_of(o->ddp).zero == 0)
         return ar_error_set(
             AR_ERR_ARG,
-            "an optimizer of shares of %s, whose gradients are not shared out: its DDP options need zero = 1",
+            "an optimizer of shares of %s, whose gradients are not shared out: its DDP options need a zero of 1 to 3",
             ar_ddp_name(o->ddp));
     for (size_t i = 0; i < ar_ddp_buckets(o->ddp); i++)
         params += ar_ddp_bucket(o->ddp, i).params;
@@ -58,7 +59,7 @@ static ar_status take_room(room *r, ar_ctx *ctx, const ar_ddp *ddp)
     for (size_t i = 0; i < ar_ddp_buckets(ddp); i++) {
         const ar_bucket_info b = ar_ddp_bucket(ddp, i);
         const size_t bytes = b.elements * ar_dtype_bytes(b.storage);
-        weights = bytes > weights ? bytes : weights;
+        weights = bytes > weights && ddp->stage < 3 ? bytes : weights;
         gradient = b.own_count > gradient ? b.own_count : gradient;
         for (size_t k = 0; k < b.params; k++) {
             const size_t count = ar_tensor_count(&b.param[k]->value);
@@ -77,6 +78,22 @@ static void give_room(room *r, ar_ctx *ctx)
     ari_step_free(ctx, r->weights);
 }
 
+/* Elements [start, start + count) of a parameter's gradient, straight from this rank's share where that has them. */
+static ar_status param_run(ar_buf out, ar_ctx *ctx, const ar_param *p, const room *r, size_t start, size_t count)
+{
+    const ar_param_share *s = p->share;
+    ar_tensor g;
+    if (!s || p->grad || start < s->start || start + count > s->start + s->count) {
+        AR_TRY(ar_tensor_view(&g, AR_F32, p->value.ndim, p->value.shape, r->value.data));
+        AR_TRY(ar_param_grad_value(p, ctx, &g));
+        return ari_share_get(ctx, out, p, &g, start, count);
+    }
+    AR_TRY(ctx->arith->bucket_take(ctx, ctx->queue, out, ar_const(s->grad), s->elements, s->at + start - s->start,
+                                   count, p->value.dtype));
+    g = ar_tensor_flat(AR_F32, out, count);
+    return p->grad_scale == 1.0f ? AR_OK : ARI_KERNEL(ctx, scale, &g, &g, p->grad_scale);
+}
+
 /* Elements [start, start + count) of a bucket's gradient, into `out`. */
 static ar_status gradient_run(ar_buf out, ar_ctx *ctx, const ar_bucket_info *b, const room *r, size_t start,
                               size_t count)
@@ -84,12 +101,9 @@ static ar_status gradient_run(ar_buf out, ar_ctx *ctx, const ar_bucket_info *b, 
     for (size_t i = 0; i < b->params; i++) {
         const ar_param *p = b->param[i];
         size_t from = 0, n = 0;
-        ar_tensor g;
         if (!ari_overlap(&from, &n, b->offset[i], ar_tensor_count(&p->value), start, count))
             continue;
-        AR_TRY(ar_tensor_view(&g, AR_F32, p->value.ndim, p->value.shape, r->value.data));
-        AR_TRY(ar_param_grad_value(p, ctx, &g));
-        AR_TRY(ari_share_get(ctx, ar_buf_at(out, (from - start) * sizeof(float)), p, &g, from - b->offset[i], n));
+        AR_TRY(param_run(ar_buf_at(out, (from - start) * sizeof(float)), ctx, p, r, from - b->offset[i], n));
     }
     return AR_OK;
 }
@@ -109,7 +123,7 @@ static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const room
     return ARI_KERNEL(ctx, scale, &own, &own, scale);
 }
 
-/* The weights of this rank's slice, updated, at their place in the bucket. */
+/* The weights of this rank's slice, updated: at their place in the bucket, or where they are kept. */
 static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b, const room *r)
 {
     for (size_t i = 0; i < o->n; i++) {
@@ -117,12 +131,17 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
         if (s->bucket != b->index)
             continue;
         ari_update_part part = s->part;
-        part.weight = ar_buf_at(r->weights, s->at * ar_dtype_bytes(b->storage));
-        AR_TRY(ari_share_get(ctx, part.weight, s->param, &s->param->value, s->start, s->count));
+        if (ari_value_is_shared(s->param)) {
+            part.weight = s->param->share->value;
+        } else {
+            part.weight = ar_buf_at(r->weights, s->at * ar_dtype_bytes(b->storage));
+            AR_TRY(ari_share_get(ctx, part.weight, s->param, &s->param->value, s->start, s->count));
+        }
         if (!ari_is_updated(s->param))
             continue;
         const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
-        const ar_tensor g = ar_tensor_slice(&r->gradient, 0, s->at - b->own_start, s->count);
+        ar_tensor g = ar_tensor_slice(&r->gradient, 0, s->at - b->own_start, s->count);
+        ari_fault_share_start(ctx, b, s, &part, &g);
         AR_TRY(ari_update_apply(ctx, &part, &g, &k));
     }
     return AR_OK;
@@ -131,9 +150,9 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
 /* Each slice from the rank that updated it. */
 static ar_status gather(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_info *b, const room *r)
 {
-    const size_t *counts = ddp->all_counts + b->index * (size_t)ar_comm_size(ctx->dp);
+    const size_t *counts = ddp->all_counts + b->index * (size_t)ar_comm_size(ctx->shard);
     const ar_buf own = ar_buf_at(r->weights, b->own_start * ar_dtype_bytes(b->storage));
-    return ar_comm_all_gather(ctx->dp, ctx->queue, r->weights, ar_const(own), counts, b->storage, ar_ddp_name(ddp));
+    return ar_comm_all_gather(ctx->shard, ctx->queue, r->weights, ar_const(own), counts, b->storage, ar_ddp_name(ddp));
 }
 
 /* The bucket's weights back into the parameters; own: only this rank's slice. */
@@ -154,11 +173,20 @@ static ar_status put_weights(ar_ctx *ctx, const ar_bucket_info *b, const room *r
     return AR_OK;
 }
 
+static ar_status count_versions(const ar_bucket_info *b)
+{
+    for (size_t i = 0; i < b->params; i++)
+        b->param[i]->version += ari_is_updated(b->param[i]);
+    return AR_OK;
+}
+
 static ar_status step_bucket(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b, const room *r, float scale)
 {
     const bool missing = ar_faulty(ctx, AR_FAULT_zero_gather_missing);
     AR_TRY(slice_gradient(ctx, b, r, scale));
     AR_TRY(update_slice(o, ctx, b, r));
+    if (o->ddp->stage >= 3)
+        return count_versions(b);
     if (!missing)
         AR_TRY(gather(o->ddp, ctx, b, r));
     return put_weights(ctx, b, r, missing);
@@ -197,7 +225,7 @@ ar_status ari_zero_step(ar_optimizer *o, ar_ctx *ctx, float scale)
     for (size_t i = 0; i < n; i++) {
         const ar_bucket_info b = ar_ddp_bucket(o->ddp, i);
         for (size_t k = 0; k < b.params; k++)
-            AR_TRY(ar_param_tap(b.param[k], ctx, 'n', &b.param[k]->value));
+            AR_TRY(ari_value_tap(b.param[k], ctx, 'n'));
     }
     for (size_t i = 0; i < o->n; i++)
         AR_TRY(ari_state_tap(&o->states[i], ctx, &o->options));

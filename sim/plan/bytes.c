@@ -6,10 +6,12 @@
 /* How often each kind of call happens in a run, and what counts it. */
 typedef struct tally {
     const ari_step_case *c;
-    size_t dp, cp, tp;
+    size_t dp, cp, tp, replicas;
+    size_t micro, own_micro; /* micro-batches of the rank that has most; of all dp ranks those with samples */
     size_t times[ARI_EACH_VERIFIED_STEP + 1];
-    size_t alike;      /* tp ranks that this walk stands for */
-    bool once_a_group; /* the first of the group is among them */
+    size_t alike;         /* tp ranks that this walk stands for */
+    bool once_a_group;    /* the first of the group is among them */
+    bool once_a_pipeline; /* they are of the first stage */
     size_t bytes;
 } tally;
 
@@ -19,13 +21,28 @@ static size_t groups(const tally *t, const ari_operation *op, const ari_op_call 
 {
     const bool passes = op->pass == ARI_PASS_FORWARD || op->pass == ARI_PASS_BACKWARD;
     const size_t with_samples = t->dp < t->c->run.batch ? t->dp : t->c->run.batch;
+    if (call->sliced > 0 && call->over == ARI_OVER_TP)
+        return t->once_a_group ? t->replicas : 0;
+    if (call->sliced > 0 && call->over == ARI_OVER_ENDS)
+        return t->once_a_pipeline ? t->alike * t->replicas : 0;
+    if (call->often == ARI_EACH_MICRO && call->over == ARI_OVER_TP)
+        return t->once_a_group ? t->cp * t->own_micro : 0;
     switch (call->over) {
-    case ARI_OVER_DP:
+    case ARI_OVER_SHARD:
+        return t->alike * t->replicas * (call->often == ARI_EACH_MICRO ? t->micro : 1);
+    case ARI_OVER_REPLICATE:
         return t->alike;
+    case ARI_OVER_DP:
+        return t->alike * (call->often == ARI_EACH_MICRO ? t->micro : 1);
     case ARI_OVER_CP:
     case ARI_OVER_RING:
     case ARI_OVER_INNER: /* of each tp rank */
         return t->alike * t->cp / call->ranks;
+    case ARI_OVER_PP:
+    case ARI_OVER_ENDS:
+        if (call->kind == ARI_CALL_SEND)
+            return t->alike * t->cp;
+        return t->once_a_pipeline ? t->alike * t->cp * t->dp : 0;
     case ARI_OVER_COPIES:
         return t->once_a_group ? t->cp * t->tp / call->ranks : 0;
     default:
@@ -37,11 +54,13 @@ static ar_status add(void *user, const ari_operation *op)
 {
     tally *t = user;
     for (int i = 0; i < op->calls; i++) {
-        const ari_op_call *call = &op->call[i];
+        ari_op_call call = op->call[i];
         size_t bytes = 0;
-        AR_TRY(ari_call_bytes(&bytes, call));
-        AR_TRY(ari_mul_size(&bytes, bytes, groups(t, op, call)));
-        AR_TRY(ari_mul_size(&bytes, bytes, t->times[call->often]));
+        if (call.sliced > 0) /* those of the ranks that this one stands for together */
+            call.elements = call.sliced;
+        AR_TRY(ari_call_bytes(&bytes, &call));
+        AR_TRY(ari_mul_size(&bytes, bytes, groups(t, op, &call)));
+        AR_TRY(ari_mul_size(&bytes, bytes, t->times[call.often]));
         AR_TRY(ari_add_size(&t->bytes, t->bytes, bytes));
     }
     return AR_OK;
@@ -60,28 +79,52 @@ static size_t alike(size_t vocab, int tp, int r)
     return n;
 }
 
+static void count_micro_batches(tally *t)
+{
+    const ar_run *run = &t->c->run;
+    const size_t pieces = (size_t)ari_at_least_one(run->parallel.micro_batches), longer = run->batch % t->dp;
+    for (size_t r = 0; r < 2; r++) { /* the first ranks have one sample more */
+        const size_t rows = run->batch / t->dp + (r == 0 && longer > 0), n = rows < pieces ? rows : pieces;
+        t->micro = r == 0 ? n : t->micro;
+        t->own_micro += n * (longer == 0 ? (r == 0 ? t->dp : 0) : r == 0 ? longer : t->dp - longer);
+    }
+}
+
+/* What rank `rank` does, for those that it stands for. */
+static ar_status walk(tally *t, int rank)
+{
+    const ari_step_case *c = t->c;
+    AR_TRY(ari_operations_start(c, rank, add, t));
+    AR_TRY(ari_operations_pass(c, ARI_PASS_FORWARD, rank, add, t));
+    if (!c->forward_only)
+        AR_TRY(ari_operations_pass(c, ARI_PASS_BACKWARD, rank, add, t));
+    return ari_operations_step(c, rank, add, t);
+}
+
 ar_status ari_traffic_bytes(uint64_t *bytes, const ari_step_case *c)
 {
     const size_t steps = c->run.steps > 1 ? (size_t)c->run.steps : 1; /* at least the one without an update */
-    const int tp = ari_at_least_one(c->run.parallel.tp);
+    const int tp = ari_at_least_one(c->run.parallel.tp), pp = ari_at_least_one(c->run.parallel.pp);
+    const int each = ar_parallel_world(&c->run.parallel) / pp; /* ranks of a stage */
     tally t = {.c = c,
                .dp = (size_t)ari_at_least_one(c->run.parallel.dp),
                .cp = (size_t)ari_at_least_one(c->run.parallel.cp),
                .tp = (size_t)tp,
+               .replicas = (size_t)ari_at_least_one(c->run.parallel.dp_replicate),
                .times = {[ARI_AT_START] = 1,
                          [ARI_EACH_PASS] = steps,
                          [ARI_EACH_VERSION] = c->forward_only ? 1 : steps,
+                         [ARI_EACH_MICRO] = steps,
                          [ARI_EACH_STEP] = steps,
-                         [ARI_EACH_VERIFIED_STEP] = (size_t)c->verified},
-               .once_a_group = true};
-    for (int r = 0; r < tp; r += (int)t.alike) { /* what they hold, they make equal, and sum over dp and cp */
-        t.once_a_group = r == 0;
-        t.alike = alike(c->config->vocab, tp, r);
-        AR_TRY(ari_operations_start(c, r, add, &t));
-        AR_TRY(ari_operations_pass(c, ARI_PASS_FORWARD, r, add, &t));
-        if (!c->forward_only)
-            AR_TRY(ari_operations_pass(c, ARI_PASS_BACKWARD, r, add, &t));
-        AR_TRY(ari_operations_step(c, r, add, &t));
+                         [ARI_EACH_VERIFIED_STEP] = (size_t)c->verified}};
+    count_micro_batches(&t);
+    for (int stage = 0; stage < pp; stage++) {
+        for (int r = 0; r < tp; r += (int)t.alike) { /* what they hold, they make equal, and sum over dp and cp */
+            t.once_a_group = r == 0;
+            t.once_a_pipeline = stage == 0;
+            t.alike = alike(c->config->vocab, tp, r);
+            AR_TRY(walk(&t, stage * each + r));
+        }
     }
     *bytes = t.bytes;
     return AR_OK;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The walk: its arithmetic, the values of a model and how they are placed, and the order of passes. */
+/* The walk: its arithmetic, visits and collectives, the values of a model and how they are placed. */
 #include "sim/plan/ops_impl.h"
 
 #include "ref/core/size.h"
@@ -16,18 +16,24 @@ const char *ari_operation_name(ari_operation_kind k)
 
 const char *ari_call_name(ari_call_kind k)
 {
-    static const char *const names[] = {
-        [ARI_CALL_ALL_REDUCE] = "all_reduce", [ARI_CALL_REDUCE_SCATTER] = "reduce_scatter",
-        [ARI_CALL_ALL_GATHER] = "all_gather", [ARI_CALL_BROADCAST] = "broadcast",
-        [ARI_CALL_ALL_TO_ALL] = "all_to_all", [ARI_CALL_EXCHANGE] = "exchange"};
+    static const char *const names[] = {[ARI_CALL_ALL_REDUCE] = "all_reduce",
+                                        [ARI_CALL_REDUCE_SCATTER] = "reduce_scatter",
+                                        [ARI_CALL_ALL_GATHER] = "all_gather",
+                                        [ARI_CALL_BROADCAST] = "broadcast",
+                                        [ARI_CALL_ALL_TO_ALL] = "all_to_all",
+                                        [ARI_CALL_EXCHANGE] = "exchange",
+                                        [ARI_CALL_SEND] = "send",
+                                        [ARI_CALL_RECV] = "recv"};
     return (unsigned)k < sizeof names / sizeof *names ? names[k] : "?";
 }
 
 const char *ari_call_group_name(ari_call_group g)
 {
-    static const char *const names[] = {
-        [ARI_OVER_TP] = "tp",        [ARI_OVER_DP] = "dp",          [ARI_OVER_CP] = "cp",
-        [ARI_OVER_RING] = "cp_ring", [ARI_OVER_INNER] = "cp_inner", [ARI_OVER_COPIES] = "KV copies"};
+    static const char *const names[] = {[ARI_OVER_TP] = "tp",          [ARI_OVER_DP] = "dp",
+                                        [ARI_OVER_CP] = "cp",          [ARI_OVER_RING] = "cp_ring",
+                                        [ARI_OVER_INNER] = "cp_inner", [ARI_OVER_PP] = "pp",
+                                        [ARI_OVER_ENDS] = "pp_ends",   [ARI_OVER_COPIES] = "KV copies",
+                                        [ARI_OVER_SHARD] = "dp_shard", [ARI_OVER_REPLICATE] = "dp_replicate"};
     return (unsigned)g < sizeof names / sizeof *names ? names[g] : "?";
 }
 
@@ -37,13 +43,19 @@ bool ari_call_group_has(ari_call_group g, int axis)
     case ARI_OVER_TP:
         return axis == ARI_AXIS_TP;
     case ARI_OVER_DP:
-        return axis != ARI_AXIS_TP;
+    case ARI_OVER_SHARD:
+        return axis != ARI_AXIS_TP && axis != ARI_AXIS_PP;
     case ARI_OVER_CP:
         return axis == ARI_AXIS_RING || axis == ARI_AXIS_INNER;
     case ARI_OVER_RING:
         return axis == ARI_AXIS_RING;
     case ARI_OVER_INNER:
         return axis == ARI_AXIS_INNER;
+    case ARI_OVER_REPLICATE:
+        return axis == ARI_AXIS_DP;
+    case ARI_OVER_PP:
+    case ARI_OVER_ENDS:
+        return axis == ARI_AXIS_PP;
     default:
         return false;
     }
@@ -51,13 +63,21 @@ bool ari_call_group_has(ari_call_group g, int axis)
 
 const char *ari_call_queue_name(ari_call_queue q)
 {
-    static const char *const names[] = {[ARI_ON_MAIN] = "main", [ARI_ON_BUCKETS] = "buckets", [ARI_ON_TP] = "tp"};
+    static const char *const names[ARI_CALL_QUEUES] = {[ARI_ON_MAIN] = "main",
+                                                       [ARI_ON_BUCKETS] = "buckets",
+                                                       [ARI_ON_TP] = "tp",
+                                                       [ARI_ON_WEIGHTS] = "weights",
+                                                       [ARI_ON_SEND_ACTIVATION] = "send activations",
+                                                       [ARI_ON_RECV_ACTIVATION] = "recv activations",
+                                                       [ARI_ON_SEND_GRADIENT] = "send gradients",
+                                                       [ARI_ON_RECV_GRADIENT] = "recv gradients"};
     return (unsigned)q < sizeof names / sizeof *names ? names[q] : "?";
 }
 
 const char *ari_axis_name(int axis)
 {
-    static const ari_call_group groups[] = {[ARI_AXIS_DP] = ARI_OVER_DP,
+    static const ari_call_group groups[] = {[ARI_AXIS_PP] = ARI_OVER_PP,
+                                            [ARI_AXIS_DP] = ARI_OVER_DP,
                                             [ARI_AXIS_RING] = ARI_OVER_RING,
                                             [ARI_AXIS_INNER] = ARI_OVER_INNER,
                                             [ARI_AXIS_TP] = ARI_OVER_TP};
@@ -67,7 +87,8 @@ const char *ari_axis_name(int axis)
 size_t ari_axis_ranks(const ar_parallel *p, int axis)
 {
     const int cp = ari_at_least_one(p->cp), inner = cp > 1 ? ari_at_least_one(p->cp_inner) : 1;
-    const int ranks[] = {[ARI_AXIS_DP] = ari_at_least_one(p->dp),
+    const int ranks[] = {[ARI_AXIS_PP] = ari_at_least_one(p->pp),
+                         [ARI_AXIS_DP] = ari_at_least_one(p->dp),
                          [ARI_AXIS_RING] = cp / inner,
                          [ARI_AXIS_INNER] = inner,
                          [ARI_AXIS_TP] = ari_at_least_one(p->tp)};
@@ -106,7 +127,10 @@ ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role rol
     w->op = (ari_operation){.kind = kind,
                             .pass = w->recomputed ? ARI_PASS_BACKWARD : w->pass,
                             .layer = w->layer,
+                            .stage = w->stage,
+                            .part = w->part,
                             .micro = w->micro,
+                            .absent = w->absent,
                             .times = w->times,
                             .role = role,
                             .again = w->again,
@@ -117,9 +141,13 @@ ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role rol
     return &w->op;
 }
 
+/* Of a backward pass in two the one leaves out what the other has; without samples there is what is shared out alone. */
 void ari_walk_visit(ari_walk *w)
 {
-    if (w->st == AR_OK)
+    const bool other = w->part == AR_PP_BACKWARD_INPUT    ? w->puts_off
+                       : w->part == AR_PP_BACKWARD_WEIGHT ? !w->puts_off
+                                                          : false;
+    if (w->st == AR_OK && !other && (w->unit || !w->absent))
         w->st = w->visit(w->user, &w->op);
 }
 
@@ -128,11 +156,17 @@ size_t ari_walk_cp(const ari_walk *w)
     return w->ranks[ARI_AXIS_RING] * w->ranks[ARI_AXIS_INNER];
 }
 
-static size_t ranks_of(const ari_walk *w, ari_call_group over)
+size_t ari_walk_ranks(const ari_walk *w, ari_call_group over)
 {
     size_t ranks = 1;
     if (over == ARI_OVER_COPIES)
         return ari_walk_kv_copies(w, true);
+    if (over == ARI_OVER_SHARD)
+        return w->sharing;
+    if (over == ARI_OVER_REPLICATE)
+        return w->summing / w->sharing;
+    if (over == ARI_OVER_ENDS)
+        return w->ranks[ARI_AXIS_PP] > 1 ? 2 : 1;
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
         ranks *= ari_call_group_has(over, axis) ? w->ranks[axis] : 1;
     return ranks;
@@ -141,8 +175,11 @@ static size_t ranks_of(const ari_walk *w, ari_call_group over)
 void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t elements, ar_dtype dtype,
                    ari_call_often often, ari_role role, const char *tag)
 {
-    const size_t ranks = ranks_of(w, over);
-    const bool known = often == ARI_EACH_VERSION && (w->recomputed || !w->fresh[w->pass == ARI_PASS_BACKWARD]);
+    const bool message = kind == ARI_CALL_SEND || kind == ARI_CALL_RECV;
+    const size_t ranks = message ? 2 : ari_walk_ranks(w, over);
+    const bool passed = w->passed[w->pass == ARI_PASS_BACKWARD][w->stage];
+    const bool remade = often == ARI_EACH_VERSION && ari_walk_zero(w) == 3 && w->layer != ARI_NO_LAYER;
+    const bool known = often == ARI_EACH_VERSION && !remade && (w->recomputed || passed);
     if (ranks <= 1 || known)
         return;
     if (w->op.calls == ARI_OP_CALLS)
@@ -155,14 +192,13 @@ void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t 
                                                   .elements = elements,
                                                   .chunk = elements,
                                                   .dtype = dtype,
-                                                  .often = often,
+                                                  .often = remade ? ARI_EACH_MICRO : often,
                                                   .repeats = 1,
                                                   .role = role,
                                                   .tag = tag};
 }
 
-/* Positions of a rank between the tensor-parallel regions. */
-static size_t own_positions(const ari_walk *w)
+size_t ari_walk_positions(const ari_walk *w)
 {
     return w->c->run.seq / ari_walk_cp(w) / w->ranks[ARI_AXIS_TP];
 }
@@ -170,7 +206,7 @@ static size_t own_positions(const ari_walk *w)
 /* K chunks of n positions are of ceil(n/K), and fewer than K where that many are enough. */
 void ari_walk_beside(ari_walk *w, bool cut)
 {
-    const size_t n = own_positions(w), k = (size_t)w->c->run.parallel.overlap;
+    const size_t n = ari_walk_positions(w), k = (size_t)w->c->run.parallel.overlap;
     if (w->op.calls == 0 || !w->overlaps)
         return;
     ari_op_call *call = &w->op.call[w->op.calls - 1];
@@ -211,11 +247,14 @@ size_t ari_call_chunk(const ari_op_call *call, size_t i)
 
 ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call)
 {
-    const size_t
-        others = call->ranks - 1,
-        passed[] = {
-            [ARI_CALL_ALL_REDUCE] = 2 * others, [ARI_CALL_REDUCE_SCATTER] = others, [ARI_CALL_ALL_GATHER] = others,
-            [ARI_CALL_BROADCAST] = others,      [ARI_CALL_ALL_TO_ALL] = 1,          [ARI_CALL_EXCHANGE] = call->ranks};
+    const size_t others = call->ranks - 1, passed[] = {[ARI_CALL_ALL_REDUCE] = 2 * others,
+                                                       [ARI_CALL_REDUCE_SCATTER] = others,
+                                                       [ARI_CALL_ALL_GATHER] = others,
+                                                       [ARI_CALL_BROADCAST] = others,
+                                                       [ARI_CALL_ALL_TO_ALL] = 1,
+                                                       [ARI_CALL_EXCHANGE] = call->ranks,
+                                                       [ARI_CALL_SEND] = 1,
+                                                       [ARI_CALL_RECV] = 0};
     size_t product = 0;
     AR_TRY(ari_mul_size(&product, call->elements, ar_dtype_bytes(call->dtype)));
     AR_TRY(ari_mul_size(&product, product, call->repeats));
@@ -270,7 +309,11 @@ ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, 
     ari_op_value v = {.dtype = w->activations,
                       .ndim = 3,
                       .shape = {w->all, w->c->run.seq, features},
-                      .at = {{AR_SHARD, 0}, ari_by_tokens, ari_by_tokens, tp},
+                      .at = {[ARI_AXIS_PP] = ari_whole,
+                             [ARI_AXIS_DP] = {AR_SHARD, 0},
+                             [ARI_AXIS_RING] = ari_by_tokens,
+                             [ARI_AXIS_INNER] = ari_by_tokens,
+                             [ARI_AXIS_TP] = tp},
                       .copies = copies};
     ari_walk_place(w, &v);
     return v;
@@ -413,6 +456,9 @@ ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias)
     const int cut = cut_of(w, role);
     ari_op_value v = {.role = role, .bias = bias, .dtype = AR_F32, .copies = ari_walk_copies(w, role)};
     shape_of(w, &v);
+    /* Both ends of a pipeline use the table that a tied head shares. */
+    const bool ends = role == ARI_TOKENS && w->config->tied && w->ranks[ARI_AXIS_PP] > 1;
+    v.at[ARI_AXIS_PP] = ends ? (ar_placement){AR_REPLICATE, 0} : ari_whole;
     v.at[ARI_AXIS_TP] = cut == 0 || (cut == 1 && !bias) ? (ar_placement){AR_SHARD, cut} : beside(met_by(w, role, bias));
     if (bias)
         v.ndim = 1;
@@ -428,162 +474,4 @@ ar_placement ari_gradient_of(ar_placement p)
     const ar_status st = ar_placement_gradient(&g, p);
     (void)st; /* no value of the list is a maximum */
     return g;
-}
-
-/* --- a walk ------------------------------------------------------------------------------------------------------- */
-
-void ari_walk_layer(ari_walk *w, size_t layer)
-{
-    w->layer = layer;
-    if (w->st == AR_OK && layer != ARI_NO_LAYER)
-        w->st = ar_plan_block(&w->c->run.plan, w->config, layer, w->by_tokens, &w->block);
-}
-
-/* Where rank r of the world is along each axis. */
-static void place_rank(ari_walk *w, const ar_parallel *p, size_t r)
-{
-    w->summing_rank = r / ari_axis_ranks(p, ARI_AXIS_TP);
-    for (int axis = ARI_PLACED_AXES; axis-- > 0; r /= w->ranks[axis]) {
-        w->ranks[axis] = ari_axis_ranks(p, axis);
-        w->at[axis] = r % w->ranks[axis];
-    }
-    w->summing = ranks_of(w, ARI_OVER_DP);
-}
-
-static ari_walk walk_of(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
-{
-    const ar_parallel *p = &c->run.parallel;
-    const int tp = ari_at_least_one(p->tp);
-    ari_walk w = {.c = c,
-                  .config = c->config,
-                  .exact = c->run.numerics == AR_NUMERICS_EXACT,
-                  .activations = ar_activations_of(c->run.precision),
-                  .matrices = ar_matrices_of(c->run.precision, c->run.storage),
-                  .sp = p->sp && tp > 1,
-                  .packed = c->config->arch == AR_ARCH_GPT2,
-                  .head = c->config->arch != AR_ARCH_STACK,
-                  .layer = ARI_NO_LAYER,
-                  .times = 1,
-                  .fresh = {true, true},
-                  .visit = visit,
-                  .user = user};
-    place_rank(&w, p, (size_t)rank);
-    w.by_tokens = ar_plan_by_tokens(&c->run.plan, tp, p->sp);
-    w.overlaps = w.sp && p->overlap > 1 && own_positions(&w) > 1;
-    if (w.st == AR_OK)
-        w.st = ar_plan_outer(&c->run.plan, c->config, w.by_tokens, &w.outer);
-    return w;
-}
-
-static void pass(ari_walk *w, ari_operation_pass which, size_t all, size_t own)
-{
-    w->pass = which;
-    w->all = all;
-    w->own = own;
-    w->tokens = ari_walk_mul(w, own, w->c->run.seq / ari_walk_cp(w));
-    if (which == ARI_PASS_FORWARD)
-        ari_walk_forward(w);
-    else
-        ari_walk_backward(w);
-    w->fresh[which == ARI_PASS_BACKWARD] = false;
-}
-
-/* One pass of a micro-batch, which may be of no samples on this rank: then nothing. */
-static void micro_pass(ari_walk *w, ari_operation_pass which, int micro)
-{
-    const ar_parallel *p = &w->c->run.parallel;
-    size_t all = 0, start = 0, own = 0, other = 0;
-    ar_parallel_rows(p, w->c->run.batch, (int)w->at[ARI_AXIS_DP], micro, &start, &own);
-    for (size_t r = 0; r < w->ranks[ARI_AXIS_DP] && own > 0; r++) {
-        ar_parallel_rows(p, w->c->run.batch, (int)r, micro, &start, &other);
-        all += other;
-    }
-    w->micro = (size_t)micro;
-    if (own > 0)
-        pass(w, which, all, own);
-}
-
-/* How many micro-batches from i on are of as many samples as that one: the first are longer by one. */
-static int alike(const ari_walk *w, int i)
-{
-    const ar_parallel *p = &w->c->run.parallel;
-    const size_t n = (size_t)ari_at_least_one(p->micro_batches);
-    size_t own = 0, start = 0;
-    ar_parallel_rows(&(ar_parallel){.dp = p->dp}, w->c->run.batch, (int)w->at[ARI_AXIS_DP], 0, &start, &own);
-    const size_t longer = own % n, end = (size_t)i < longer ? longer : n;
-    return (int)(end - (size_t)i);
-}
-
-/* In the order of the micro-batches; or those that do the same as one, the first by itself: its weights are new. */
-static void passes(ari_walk *w, bool each)
-{
-    const int n = ari_at_least_one(w->c->run.parallel.micro_batches);
-    const bool backward = !w->c->forward_only, all_first = backward && each && w->c->run.parallel.forward_first;
-    for (int i = 0, step; i < n && w->st == AR_OK; i += step) {
-        step = each || i == 0 ? 1 : alike(w, i);
-        w->times = (size_t)step;
-        micro_pass(w, ARI_PASS_FORWARD, i);
-        if (backward && !all_first)
-            micro_pass(w, ARI_PASS_BACKWARD, i);
-    }
-    for (int i = n; all_first && i-- > 0 && w->st == AR_OK;)
-        micro_pass(w, ARI_PASS_BACKWARD, i);
-    w->times = 1;
-}
-
-static ar_status rank_of(const ari_step_case *c, int rank, bool each, ari_operation_visitor visit, void *user)
-{
-    ari_walk w = walk_of(c, rank, visit, user);
-    ari_walk_start(&w);
-    ari_walk_before(&w);
-    passes(&w, each);
-    ari_walk_after(&w);
-    return w.st;
-}
-
-ar_status ari_operations(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
-{
-    return rank_of(c, rank, true, visit, user);
-}
-
-ar_status ari_operations_once(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
-{
-    return rank_of(c, rank, false, visit, user);
-}
-
-ar_status ari_operations_start(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
-{
-    ari_walk w = walk_of(c, rank, visit, user);
-    ari_walk_start(&w);
-    return w.st;
-}
-
-ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass which, int rank, ari_operation_visitor visit,
-                              void *user)
-{
-    ari_walk w = walk_of(c, rank, visit, user);
-    pass(&w, which, c->run.batch, c->run.batch);
-    return w.st;
-}
-
-ar_status ari_operations_step(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
-{
-    ari_walk w = walk_of(c, rank, visit, user);
-    ari_walk_before(&w);
-    ari_walk_after(&w);
-    return w.st;
-}
-
-ar_status ari_operations_params(const ari_step_case *c, int rank, ari_param_visitor visit, void *user)
-{
-    ari_walk w = walk_of(c, rank, NULL, user);
-    ari_walk_params(&w, visit);
-    return w.st;
-}
-
-ar_status ari_operations_buckets(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
-{
-    ari_walk w = walk_of(c, rank, visit, user);
-    ari_walk_buckets(&w);
-    return w.st;
 }

@@ -43,6 +43,9 @@ typedef struct ari_step_case {
     X(RESIDUAL, "residual")                                                                                           \
     X(LOSS, "loss")                       /* its terms, one a token */                                                \
     X(WEIGHT_GRADIENT, "weight gradient") /* a parameter's, of the rank's own samples */                              \
+    X(PUT_OFF, "put off")                 /* input: X, outputs: dY, which stay for weight gradients made later */     \
+    X(SEND, "send")                       /* between stages of a pipeline */                                          \
+    X(RECEIVE, "receive")                                                                                             \
     X(LOSS_SUM, "loss sum")                                                                                           \
     X(GRADIENT_SUM, "gradient sum")       /* of a bucket */                                                           \
     X(UNUSED, "unused parameters")        /* which of them got no gradient on any rank */                             \
@@ -70,8 +73,9 @@ typedef enum ari_operation_pass {
 const char *ari_operation_pass_name(ari_operation_pass p);
 
 /* Dimensions of the mesh on which values are placed, outermost first. Context-parallel ranks are two of them: the places
- * of a ring, and the neighbours that exchange heads for positions (ar_parallel). */
-enum { ARI_AXIS_DP, ARI_AXIS_RING, ARI_AXIS_INNER, ARI_AXIS_TP, ARI_PLACED_AXES };
+ * of a ring, and the neighbours that exchange heads for positions (ar_parallel). Along a pipeline each rank has values
+ * of its own: there only what several of them have, or have terms of, is placed. */
+enum { ARI_AXIS_PP, ARI_AXIS_DP, ARI_AXIS_RING, ARI_AXIS_INNER, ARI_AXIS_TP, ARI_PLACED_AXES };
 /** "dp", "cp_ring". Static storage. */
 const char *ari_axis_name(int axis);
 /** Ranks along it. */
@@ -96,7 +100,9 @@ typedef enum ari_call_kind {
     ARI_CALL_ALL_GATHER,
     ARI_CALL_BROADCAST,
     ARI_CALL_ALL_TO_ALL,
-    ARI_CALL_EXCHANGE /* each rank sends its elements to the next one of a ring */
+    ARI_CALL_EXCHANGE, /* each rank sends its elements to the next one of a ring */
+    ARI_CALL_SEND,     /* to one rank, for which it is a recv */
+    ARI_CALL_RECV
 } ari_call_kind;
 /** "all_reduce". Static storage. */
 const char *ari_call_name(ari_call_kind k);
@@ -104,11 +110,15 @@ const char *ari_call_name(ari_call_kind k);
 /* Over which ranks. */
 typedef enum ari_call_group {
     ARI_OVER_TP,
-    ARI_OVER_DP,    /* the ranks over which gradients are summed: those that share a sequence too */
-    ARI_OVER_CP,    /* those that share a sequence */
-    ARI_OVER_RING,  /* of them, those that pass keys and values on */
-    ARI_OVER_INNER, /* of them, those that exchange heads for positions */
-    ARI_OVER_COPIES /* the neighbours that hold one KV head */
+    ARI_OVER_DP,        /* the ranks over which gradients are summed: those that share a sequence too */
+    ARI_OVER_SHARD,     /* of them, those that share out what ZeRO does not keep whole, where others do it too */
+    ARI_OVER_REPLICATE, /* and those that have the same share then */
+    ARI_OVER_CP,        /* those that share a sequence */
+    ARI_OVER_RING,      /* of them, those that pass keys and values on */
+    ARI_OVER_INNER,     /* of them, those that exchange heads for positions */
+    ARI_OVER_PP,        /* a pipeline */
+    ARI_OVER_ENDS,      /* of them, those of the first and the last stage */
+    ARI_OVER_COPIES     /* the neighbours that hold one KV head */
 } ari_call_group;
 /** "tp", "cp_ring". Static storage. */
 const char *ari_call_group_name(ari_call_group g);
@@ -119,6 +129,7 @@ typedef enum ari_call_often {
     ARI_AT_START,     /* once a run */
     ARI_EACH_PASS,    /* of each micro-batch; its elements are proportional to the samples */
     ARI_EACH_VERSION, /* in the first micro-batch after the weights have changed */
+    ARI_EACH_MICRO,   /* for each of them, whatever samples it has */
     ARI_EACH_STEP,
     ARI_EACH_VERIFIED_STEP
 } ari_call_often;
@@ -126,8 +137,14 @@ typedef enum ari_call_often {
 /* Which of the rank's queues makes it. What is not on the main one goes on while that computes. */
 typedef enum ari_call_queue {
     ARI_ON_MAIN,
-    ARI_ON_BUCKETS, /* sums of gradients */
-    ARI_ON_TP       /* tokens gathered for a product, or scattered from one */
+    ARI_ON_BUCKETS,         /* sums of gradients */
+    ARI_ON_TP,              /* tokens gathered for a product, or scattered from one */
+    ARI_ON_WEIGHTS,         /* ZeRO-3: gathered for the passes */
+    ARI_ON_SEND_ACTIVATION, /* between stages */
+    ARI_ON_RECV_ACTIVATION,
+    ARI_ON_SEND_GRADIENT,
+    ARI_ON_RECV_GRADIENT,
+    ARI_CALL_QUEUES
 } ari_call_queue;
 /** "main". Static storage. */
 const char *ari_call_queue_name(ari_call_queue q);
@@ -138,6 +155,7 @@ typedef struct ari_op_call {
     ari_call_group over;
     size_t ranks;    /* of the group */
     size_t elements; /* in full length; of an exchange that a rank sends, of an all-to-all that all ranks send others */
+    size_t sliced;   /* 0, or they are of the rank's own slice, and those of all slices are so many */
     size_t chunk;    /* it is cut along each rank's tokens into calls of so many, the last of what is left; else all */
     ar_dtype dtype;
     ari_call_often often;
@@ -159,9 +177,12 @@ typedef struct ari_op_param {
 typedef struct ari_operation {
     ari_operation_kind kind;
     ari_operation_pass pass;
-    size_t layer; /* ARI_NO_LAYER: outside of the blocks */
-    size_t micro; /* the rank's micro-batch, in its passes */
-    size_t times; /* micro-batches that do the same, this and later ones */
+    size_t layer;    /* ARI_NO_LAYER: outside of the blocks */
+    size_t stage;    /* of the pipeline, in the passes; outside of them the rank's first */
+    ar_pp_kind part; /* of a schedule, in the passes: what the operation is of, a backward pass or half of one */
+    size_t micro;    /* the rank's micro-batch, in its passes */
+    bool absent;     /* of a micro-batch without samples of the rank: what it does for the others */
+    size_t times;    /* micro-batches that do the same, this and later ones */
     ari_role role;
     bool again;          /* backward: of a value of the forward pass, not of a gradient */
     bool recomputed;     /* backward: an operation of the forward pass, computed again before those of its gradients */
@@ -187,8 +208,11 @@ AR_NODISCARD ar_status ari_operations(const ari_step_case *c, int rank, ari_oper
 /** The same with one pass for all micro-batches of as many samples (ari_operation.times), but for the first, which has
  *  the exchanges of new weights. So no number of them costs anything. Errors: as above. */
 AR_NODISCARD ar_status ari_operations_once(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
-/** The same in parts: before the first step; one forward or backward pass of all samples by the ranks that share them,
- *  the first since the weights changed; what is outside of the passes in a step. Together they hold every collective of
+/** The same of rank 0 and all ranks of its pipeline together: outside of the passes one after the other; a pass goes
+ *  through all stages. Errors: as above. */
+AR_NODISCARD ar_status ari_operations_pipeline(const ari_step_case *c, ari_operation_visitor visit, void *user);
+/** The same in parts: before the first step; one forward or backward pass of all samples through the rank's stages by the
+ *  ranks that share them, the first since the weights changed; what is outside of the passes in a step. Together they hold every collective of
  *  a run, each as often as ari_call_often says. Errors: as above. */
 AR_NODISCARD ar_status ari_operations_start(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
 AR_NODISCARD ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass pass, int rank,
@@ -216,7 +240,8 @@ size_t ari_call_chunks(const ari_op_call *call);
 size_t ari_call_chunk(const ari_op_call *call, size_t i);
 /** Bytes of an element of a call's dtype, times its elements, times how often a ring passes them: what all ranks of the
  *  group move together, (N-1)*D for a reduce-scatter, an all-gather or a broadcast of D bytes, twice that for an
- *  all-reduce; D for an all-to-all; N*D for each hop of an exchange. Errors: AR_ERR_OVERFLOW. */
+ *  all-reduce; D for an all-to-all and a send, nothing more for its recv; N*D for each hop of an exchange. Errors:
+ *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call);
 
 #endif

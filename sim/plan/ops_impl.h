@@ -10,7 +10,11 @@ typedef struct ari_walk {
     const ari_step_case *c;
     const ar_config *config;
     size_t ranks[ARI_PLACED_AXES], at[ARI_PLACED_AXES]; /* along each axis; where this one is */
-    size_t summing, summing_rank; /* the ranks over which gradients are summed; this one's number among them */
+    size_t stages, stage;                               /* of the pipeline; the one that the walk is in */
+    bool first, last;                                   /* the rank has the first stage; the last */
+    bool pipeline;                                      /* the walk goes through the stages of all ranks */
+    size_t summing;                                     /* the ranks over which gradients are summed */
+    size_t sharing, sharing_rank; /* of them, those that share out what ZeRO does; this one's number among these */
     bool exact, sp;
     ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
     bool by_tokens;                 /* what the plan is asked for (ar_plan_by_tokens); one rank has all of them */
@@ -18,6 +22,8 @@ typedef struct ari_walk {
     bool packed;                    /* q, k and v are one parameter */
     bool head;                      /* an LM head and a cross-entropy; without, the loss sums the output */
     ari_operation_pass pass;
+    ar_pp_kind part;            /* of it */
+    bool puts_off;              /* in what a backward pass for the input leaves to that for the weights */
     size_t layer, micro, times; /* as in ari_operation */
     ar_outer_split outer;
     ar_block_split block; /* of the layer; of no use outside of the blocks */
@@ -28,8 +34,9 @@ typedef struct ari_walk {
     ar_recompute within;
     bool multiplied;   /* what is gathered next is multiplied then */
     bool every_bucket; /* visits buckets that nothing moves too */
-    bool fresh[2];     /* forward, backward: no pass has been since the weights changed */
-    ari_operation op;  /* the next to be visited */
+    bool absent, unit; /* the rank has no samples of the micro-batch; what it does all the same, for what is shared */
+    bool passed[2][AR_MAX_STAGES]; /* forward, backward: the stage has had a pass since the weights changed */
+    ari_operation op;              /* the next to be visited */
     ari_operation_visitor visit;
     void *user;
     ar_status st;
@@ -38,12 +45,18 @@ typedef struct ari_walk {
 /** a*b and a+b; 0 after an error. */
 size_t ari_walk_mul(ari_walk *w, size_t a, size_t b);
 size_t ari_walk_add(ari_walk *w, size_t a, size_t b);
+/** The layers [*begin, *end) of a stage. */
+void ari_walk_stage_layers(const ari_walk *w, size_t stage, size_t *begin, size_t *end);
 /** Goes to a layer, ARI_NO_LAYER or a block, whose splits it reads from the plan. */
 void ari_walk_layer(ari_walk *w, size_t layer);
 
 /* An operation: begun, its values and collectives added, visited. */
 ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role role);
 void ari_walk_visit(ari_walk *w);
+/** Whether the walk's stage is the pipeline's first, and its last. */
+bool ari_walk_is_first(const ari_walk *w);
+bool ari_walk_is_last(const ari_walk *w);
+
 /** A collective in the operation that has been begun; none in a group of one, or where its weights are not new. */
 void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t elements, ar_dtype dtype,
                    ari_call_often often, ari_role role, const char *tag);
@@ -73,6 +86,10 @@ bool ari_walk_by_heads(const ari_walk *w);
 /** Ranks that hold one KV head of the layer between them: of those of tp, or in attention (heads) of these and of the
  *  neighbours with which they exchange heads for positions. */
 size_t ari_walk_kv_copies(const ari_walk *w, bool heads);
+/** Ranks of a group. */
+size_t ari_walk_ranks(const ari_walk *w, ari_call_group over);
+/** Positions of a sequence that this rank has between the tensor-parallel regions. */
+size_t ari_walk_positions(const ari_walk *w);
 /** Ranks that share the positions of a sequence. */
 size_t ari_walk_cp(const ari_walk *w);
 /** Copies of a weight's part, by its role. */
@@ -125,9 +142,97 @@ void ari_walk_rope(ari_walk *w);
 void ari_walk_attend(ari_walk *w);
 void ari_walk_attend_backward(ari_walk *w);
 
-/* --- the model (ops_model.c) -------------------------------------------------------------------------------------- */
+/* --- the stage that the walk is in (ops_model.c) ------------------------------------------------------------------ */
+/** What the stage takes from its neighbour, or sends to it, in this pass; nothing where it has none. */
+void ari_walk_message(ari_walk *w, bool sends);
 void ari_walk_forward(ari_walk *w);
 void ari_walk_backward(ari_walk *w);
+
+/* --- parameters and buckets (ops_bucket.c) ------------------------------------------------------------------------ */
+
+typedef struct ari_param_part {
+    ari_role role;
+    bool bias;
+} ari_param_part;
+
+enum { ARI_PARTS = 20 };
+typedef struct ari_part_list {
+    ari_param_part at[ARI_PARTS];
+    size_t n;
+} ari_part_list;
+
+/* In the order of their registration: before the blocks, of each of the rank's blocks, after them. */
+typedef struct ari_params {
+    ari_part_list before, block, after;
+    size_t layers, n;
+} ari_params;
+
+typedef struct ari_one_param {
+    size_t layer;
+    ari_param_part of;
+    ari_op_value value;
+    size_t elements; /* of this rank */
+} ari_one_param;
+
+/* Parameters share a bucket that are stored alike, summed over the same groups, and of as many elements on every tp
+ * rank, or all of them not. */
+enum { ARI_KIND_ENDS = 8, ARI_KIND_UNEVEN = 4, ARI_KIND_SPREAD = 2, ARI_KIND_NARROW = 1, ARI_BUCKET_KINDS = 16 };
+
+/* A place in the order of packing: by `major`, then by `minor`. */
+typedef struct ari_bucket_place {
+    size_t major, minor;
+} ari_bucket_place;
+
+/* Of one unit where gradients are shared out (ZeRO-2). */
+typedef struct ari_walk_bucket {
+    size_t unit;
+    ari_one_param first;
+    int kind;
+    size_t elements, params;
+    ari_bucket_place last; /* of its last parameter in the order of packing */
+    ari_op_param latest;   /* in that of the backward pass, of this bucket and those before it */
+} ari_walk_bucket;
+
+ari_params ari_walk_all_params(ari_walk *w);
+/** Parameter i in that order; the walk is at its layer then. */
+ari_one_param ari_walk_param_at(ari_walk *w, const ari_params *p, size_t i);
+/** ".bias", ".weight". Static storage. */
+const char *ari_part_suffix(ari_param_part p);
+
+/* A unit of those that ZeRO-2 reduces one after the other: a layer, or ARI_NO_LAYER, the root unit; of all buckets. */
+enum { ARI_ALL_UNITS = SIZE_MAX - 1 };
+typedef void (*ari_bucket_fn)(ari_walk *w, const ari_walk_bucket *b, size_t index);
+/** Calls f for each bucket of a unit, in the order in which they become complete. */
+void ari_walk_each_bucket(ari_walk *w, const ari_params *all, size_t unit, ari_bucket_fn f);
+
+/* --- sums and shares (ops_shares.c) ------------------------------------------------------------------------------- */
+
+/** ZeRO's stage; 1 where one rank has all shares. */
+int ari_walk_zero(const ari_walk *w);
+/** Whether several ranks share out what ZeRO does not keep whole. */
+bool ari_walk_shares(const ari_walk *w);
+/** The group that does. */
+ari_call_group ari_walk_sharing(const ari_walk *w);
+/** Of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the index is
+ *  needed whole, to which the own terms are raised before they are added. */
+void ari_walk_sum(ari_walk *w, ari_call_group over, size_t n, ar_dtype dtype, bool shares, ari_call_often often,
+                  ari_role role, const char *tag);
+/** Places a value over all axes along which gradients are summed. */
+void ari_walk_over_dp(ari_op_value *v, ar_placement p);
+/** A run of n elements; whole on each of the N ranks that share, or each has its share, the first (n mod N) of one
+ *  more. */
+ari_op_value ari_walk_run(const ari_walk *w, size_t n, ar_dtype dtype, bool share);
+/** With buckets that overlap the backward pass the operation's collectives are on their queue. */
+void ari_walk_beside_passes(ari_walk *w);
+/** Of what a bucket, or its completion, moves: operations of the step. */
+void ari_walk_sum_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index);
+void ari_walk_complete_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index);
+void ari_walk_gather_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index);
+/** Before a unit's pass: ZeRO-3 gathers its weights. */
+void ari_walk_unit_begins(ari_walk *w, size_t unit);
+/** After its backward pass, and after that of its stage: ZeRO-2 reduces its gradients where they are due. */
+void ari_walk_unit_ends(ari_walk *w, size_t unit);
+void ari_walk_stage_ends(ari_walk *w, size_t begin, size_t end);
 
 /* --- outside of the passes (ops_step.c) --------------------------------------------------------------------------- */
 void ari_walk_start(ari_walk *w);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The forward and the backward pass of a model, module by module. */
+/* The forward and the backward pass of a stage of a model, which may be all of it, module by module. */
 #include "sim/plan/ops_impl.h"
 
 /* --- what works element by element, or head by head --------------------------------------------------------------- */
@@ -385,30 +385,70 @@ static void loss_backward(ari_walk *w)
     }
 }
 
-/* --- the model ---------------------------------------------------------------------------------------------------- */
+/* --- a stage ------------------------------------------------------------------------------------------------------ */
 
-void ari_walk_forward(ari_walk *w)
+/* What goes from stage to stage is what a block takes and makes, each rank's own part of it. */
+void ari_walk_message(ari_walk *w, bool sends)
 {
-    embedding(w);
-    for (size_t i = 0; i < w->config->layers && w->st == AR_OK; i++) {
-        ari_walk_layer(w, i);
-        block(w);
-    }
-    ari_walk_layer(w, ARI_NO_LAYER);
+    static const ari_call_queue queues[2][2] = {{ARI_ON_RECV_ACTIVATION, ARI_ON_SEND_ACTIVATION},
+                                                {ARI_ON_RECV_GRADIENT, ARI_ON_SEND_GRADIENT}};
+    const bool back = w->pass == ARI_PASS_BACKWARD, up = sends != back;
+    if (up ? ari_walk_is_last(w) : ari_walk_is_first(w))
+        return;
+    const ari_operation *op = local(w, sends ? ARI_OPERATION_SEND : ARI_OPERATION_RECEIVE, ARI_NO_ROLE, 1,
+                                    w->config->hidden, ari_walk_stream(w));
+    const size_t *own = op->output[0].local;
+    ari_walk_call(w, sends ? ARI_CALL_SEND : ARI_CALL_RECV, ARI_OVER_PP,
+                  ari_walk_mul(w, ari_walk_mul(w, own[0], own[1]), own[2]), w->activations, ARI_EACH_PASS, ARI_NO_ROLE,
+                  back ? "gradient" : "activation");
+    w->op.call[0].queue = queues[back][sends];
+    ari_walk_visit(w);
+}
+
+static void end_forward(ari_walk *w)
+{
     if (w->config->final_norm)
         norm(w, ARI_FINAL_NORM);
     loss(w);
 }
 
-void ari_walk_backward(ari_walk *w)
+static void begin_backward(ari_walk *w)
 {
     loss_backward(w);
     if (w->config->final_norm)
         norm_backward(w, ARI_FINAL_NORM);
-    for (size_t i = w->config->layers; i-- > 0 && w->st == AR_OK;) {
+}
+
+void ari_walk_forward(ari_walk *w)
+{
+    size_t begin = 0, end = 0;
+    ari_walk_stage_layers(w, w->stage, &begin, &end);
+    if (ari_walk_is_first(w))
+        embedding(w);
+    for (size_t i = begin; i < end && w->st == AR_OK; i++) {
         ari_walk_layer(w, i);
-        block_backward(w);
+        ari_walk_unit_begins(w, i);
+        block(w);
     }
     ari_walk_layer(w, ARI_NO_LAYER);
-    embedding_backward(w);
+    if (ari_walk_is_last(w))
+        end_forward(w);
+}
+
+void ari_walk_backward(ari_walk *w)
+{
+    size_t begin = 0, end = 0;
+    ari_walk_stage_layers(w, w->stage, &begin, &end);
+    if (ari_walk_is_last(w))
+        begin_backward(w);
+    for (size_t i = end; i-- > begin && w->st == AR_OK;) {
+        ari_walk_layer(w, i);
+        ari_walk_unit_begins(w, i);
+        block_backward(w);
+        ari_walk_unit_ends(w, i);
+    }
+    ari_walk_layer(w, ARI_NO_LAYER);
+    if (ari_walk_is_first(w))
+        embedding_backward(w);
+    ari_walk_stage_ends(w, begin, end);
 }

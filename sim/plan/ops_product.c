@@ -209,10 +209,11 @@ static bool gathers_tokens(ar_hop hop)
     return ari_walk_same(hop.from, ari_by_tokens) && is_whole(hop.to);
 }
 
-/* Of the layer's input or output: the tag is that of its first weight. Tokens that it gathers are multiplied next. */
+/* Of the layer's input or output: the tag is that of its first weight. Tokens that it gathers are multiplied next, but for
+ * those that come for put-off gradients of weights, beside which nothing goes on. */
 static void around(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *x, ar_hop hop, ari_role role)
 {
-    w->multiplied = gathers_tokens(hop);
+    w->multiplied = gathers_tokens(hop) && !w->puts_off;
     ari_walk_redistribute(w, x, hop, role, l->part[0], weight_tag);
     w->multiplied = false;
 }
@@ -248,11 +249,12 @@ void ari_walk_linear(ari_walk *w, const ari_linear_ops *l)
     around(w, l, &y, (ar_hop){leaves, l->split.to}, role_of(l));
 }
 
+/* Whole also where it came in chunks: no product follows. */
 void ari_walk_linear_again(ari_walk *w, const ari_linear_ops *l)
 {
     const ari_row_ops x = input_of(w, l);
     if (!gathers_again(w, l))
-        around(w, l, &x, (ar_hop){l->split.from, taken(l)}, l->module);
+        ari_walk_redistribute(w, &x, (ar_hop){l->split.from, taken(l)}, l->module, l->part[0], weight_tag);
 }
 
 /* dX from dY of all weights, one sum over them. Of ranks that hold the same part of one the first alone counts it.
@@ -313,25 +315,23 @@ void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_o
     ari_walk_visit(w);
 }
 
-/* In the order of the weights, each with its bias, whose terms are those of the tokens that it was added to. */
-static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_op_value *x, const ari_row_ops *y,
-                             ar_placement dy)
+/* A bias's terms are those of the tokens that it was added to. */
+static void bias_gradients(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *y, ar_placement dy)
 {
     const bool own_tokens = cuts_columns(l) && ari_walk_same(l->split.to, ari_by_tokens);
-    ari_op_value part[ARI_OP_VALUES], outer[ARI_OP_VALUES];
-    row_values(w, part, y, dy);
-    row_values(w, outer, y, own_tokens ? l->split.to : dy);
+    ari_op_value part[ARI_OP_VALUES];
+    row_values(w, part, y, own_tokens ? l->split.to : dy);
     for (int i = 0; i < l->n; i++) {
-        ari_walk_weight_gradient(w, l->part[i], false, x, &part[i]);
         if (ari_walk_has_bias(w, l->part[i]))
-            ari_walk_weight_gradient(w, l->part[i], true, NULL, &outer[i]);
+            ari_walk_weight_gradient(w, l->part[i], true, NULL, &part[i]);
     }
 }
 
 /* Whether what the layer gathers again comes behind the products of an earlier one. */
 static bool comes_early(const ari_walk *w, const ari_linear_ops *l)
 {
-    return w->overlaps && gathers_again(w, l) && gathers_tokens((ar_hop){l->split.from, taken(l)});
+    return w->overlaps && w->part == AR_PP_BACKWARD && gathers_again(w, l) &&
+           gathers_tokens((ar_hop){l->split.from, taken(l)});
 }
 
 /* The layer's input once more, for its weights' gradients. */
@@ -343,12 +343,39 @@ static void gather_again(ari_walk *w, const ari_linear_ops *l)
     w->again = false;
 }
 
+/* That x and dy stay for the gradients of the weights, x as it was kept. */
+static void put_off(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *x, const ari_row_ops *y, ar_placement dy)
+{
+    const ar_placement kept = gathers_again(w, l) ? l->split.from : taken(l);
+    if (w->part != AR_PP_BACKWARD_INPUT)
+        return;
+    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PUT_OFF, role_of(l));
+    op->made = dy;
+    op->inputs = row_values(w, op->input, x, kept);
+    op->outputs = row_values(w, op->output, y, dy);
+    ari_walk_visit(w);
+}
+
+/* The gradients of the weights, in their order. Nothing in the backward pass waits for them. */
+static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *x, const ari_row_ops *y,
+                             ar_placement dy)
+{
+    const ari_op_value in = ari_walk_activation(w, x->width[0], taken(l), 1);
+    ari_op_value part[ARI_OP_VALUES];
+    row_values(w, part, y, dy);
+    w->puts_off = true;
+    if (gathers_again(w, l) && !comes_early(w, l))
+        gather_again(w, l);
+    for (int i = 0; i < l->n; i++)
+        ari_walk_weight_gradient(w, l->part[i], false, &in, &part[i]);
+    w->puts_off = false;
+}
+
 void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_linear_ops *before,
                               const ari_linear_ops *after)
 {
     const ari_row_ops x = input_of(w, l), y = outputs_of(w, l);
     const ar_placement dy = ari_gradient_of(made(l));
-    const ari_op_value in = ari_walk_activation(w, x.width[0], taken(l), 1);
     around(w, l, &y, (ar_hop){gradient_at(l->split.to), dy}, role_of(l));
     if (!before && comes_early(w, l))
         gather_again(w, l);
@@ -356,7 +383,7 @@ void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_li
         gather_again(w, after);
     const ar_placement dx = input_gradient(w, l, &x, &y, dy);
     around(w, l, &x, (ar_hop){dx, gradient_at(l->split.from)}, l->module);
-    if (gathers_again(w, l) && !comes_early(w, l))
-        gather_again(w, l);
-    weight_gradients(w, l, &in, &y, dy);
+    bias_gradients(w, l, &y, dy);
+    put_off(w, l, &x, &y, dy);
+    weight_gradients(w, l, &x, &y, dy);
 }

@@ -19,6 +19,7 @@ typedef struct values {
     size_t batch, bytes;
     double lr;
     bool sp;
+    ar_stages stages;
 } values;
 
 static const ari_option options[] = {
@@ -38,11 +39,11 @@ static const ari_option options[] = {
      .otherwise = "8",
      .help = "all"},
     {.name = "sp", .letter = 's', .kind = ARI_OPT_FLAG, .at = offsetof(values, sp), .help = "sequence parallel"},
-    {.name = "pp", .kind = ARI_OPT_LATER, .value = "N"},
     {.name = "batch", .letter = 'b', .kind = ARI_OPT_SIZE, .at = offsetof(values, batch), .min = 1, .max = 1e6},
     {.name = "bytes", .kind = ARI_OPT_BYTES, .at = offsetof(values, bytes)},
     {.name = "lr", .kind = ARI_OPT_DOUBLE, .at = offsetof(values, lr), .min = 0, .max = 1},
     {.name = "text", .kind = ARI_OPT_STRING, .at = offsetof(values, text), .value = "FILE", .help = "a file"},
+    {.name = "stages", .kind = ARI_OPT_STAGES, .at = offsetof(values, stages), .value = "LIST", .help = "layers"},
     {.name = "numerics", .kind = ARI_OPT_ENUM, .at = offsetof(values, numerics), .choices = numerics, .help = "which"},
     {0},
 };
@@ -120,6 +121,22 @@ Test(args, bytes_are_plain_or_have_a_unit)
         snprintf(line, sizeof line, "--bytes %s", wrong[i]);
         snprintf(says, sizeof says, "--bytes: got '%s', expected a number of bytes, as 4096, 64KiB, 25MiB or 1GB",
                  wrong[i]);
+        refused(line, AR_ERR_ARG, says);
+    }
+}
+
+Test(args, stages_are_numbers_with_commas)
+{
+    const ar_stages three = parsed("--stages 3,0,65535").stages;
+    cr_expect(three.n == 3 && three.layers[0] == 3 && three.layers[1] == 0 && three.layers[2] == 65535);
+    cr_expect_eq(parsed("").stages.n, 0);
+    cr_expect_eq(parsed("--stages=7").stages.layers[0], 7);
+    static const char *const wrong[] = {"_", ",", "3,", ",3", "3,,4", "3;4", "-1", "1.5", "65536", "3,x"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char line[64], says[128];
+        snprintf(line, sizeof line, "--stages %s", wrong[i]);
+        snprintf(says, sizeof says, "--stages: got '%s', expected numbers of layers, at most 256 of them, as 3,5,4",
+                 wrong[i][0] == '_' ? "" : wrong[i]);
         refused(line, AR_ERR_ARG, says);
     }
 }
@@ -224,12 +241,6 @@ Test(args, a_missing_or_superfluous_value_is_an_error)
     refused("--help=yes", AR_ERR_ARG, "--help: got 'yes', but it takes no value");
 }
 
-Test(args, an_option_of_a_later_version_says_so)
-{
-    refused("--pp 2", AR_ERR_UNSUPPORTED, "--pp: not in this version");
-    refused("--pp=2", AR_ERR_UNSUPPORTED, "--pp: not in this version");
-}
-
 Test(args, too_many_positionals_are_an_error)
 {
     refused("one two", AR_ERR_ARG, "unexpected argument 'two' after MODEL 'one'");
@@ -283,7 +294,7 @@ Test(args, the_help_lists_every_option_within_80_columns)
     cr_assert_not_null(strstr(text, "\n  --numerics exact|native  which\n"));
     cr_assert_not_null(strstr(text, "\n  --json FILE|- "));
     cr_assert_not_null(strstr(text, "\nexample:\n  anyrank try --tp 2\n"));
-    cr_assert_null(strstr(text, "--pp"), "an option without help is not listed");
+    cr_assert_null(strstr(text, "--bytes"), "an option without help is not listed");
     for (const char *line = text; *line != '\0'; line += strcspn(line, "\n") + 1)
         cr_assert_leq(strcspn(line, "\n"), 80);
     free(text);
@@ -372,17 +383,17 @@ static void tells(const char *line, const char *text)
 
 Test(args_tell, has_a_line_for_each_option_that_processes_share)
 {
-    tells("", "no MODEL\n--tp 1\nno --sweep\nno --sp\n--batch 8\n--bytes 0\n--lr 0.5\nno --text\nno --numerics\n"
-              "--seed 0\n");
+    tells("", "no MODEL\n--tp 1\nno --sweep\nno --sp\n--batch 8\n--bytes 0\n--lr 0.5\nno --text\nno --stages\n"
+              "no --numerics\n--seed 0\n");
     tells(
-        "m --tp 2 --sweep 3 --sp --batch 9 --bytes 1KiB --lr 0.1 --text t --numerics native --seed 7 -q --threads 3",
-        "MODEL m\n--tp 2\n--sweep 3\n--sp\n--batch 9\n--bytes 1024\n--lr 0.1\n--text t\n--numerics native\n--seed 7\n");
+        "m --tp 2 --sweep 3 --sp --batch 9 --bytes 1KiB --lr 0.1 --text t --stages 2,1 --numerics native --seed 7 -q --threads 3",
+        "MODEL m\n--tp 2\n--sweep 3\n--sp\n--batch 9\n--bytes 1024\n--lr 0.1\n--text t\n--stages 2,1\n--numerics native\n--seed 7\n");
 }
 
 Test(args_tell, tells_numbers_apart)
 {
     tells("--lr 0.10000000000000002", "no MODEL\n--tp 1\nno --sweep\nno --sp\n--batch 8\n--bytes 0\n"
-                                      "--lr 0.10000000000000002\nno --text\nno --numerics\n--seed 0\n");
+                                      "--lr 0.10000000000000002\nno --text\nno --stages\nno --numerics\n--seed 0\n");
 }
 
 Test(transport, names_the_first_option_in_which_a_process_differs)

@@ -75,7 +75,7 @@ class Bench(unittest.TestCase):
             self.positive(row, "seconds", "gbps", "apart_over")
             moved = row["bytes"] * row["rows"] * row["cols"]
             self.assertAlmostEqual(row["gbps"] * row["seconds"] * 1e9 / moved, 1, places=6)
-        self.refused("fused", "llama-demo", says="no model")
+        self.refused("fused", "llama-demo", says="bench fused has no use for a model")
 
     @unittest.skipUnless("ANYRANK_TEST_EXTENDED" in os.environ, "three sizes of gigabytes of arithmetic")
     def test_a_weight_gradient(self):
@@ -158,12 +158,23 @@ class Bench(unittest.TestCase):
         self.refused("allreduce", "--ranks", "1", says="--ranks")
         self.refused("allreduce", "--dtype", "f16", says="f32")
         self.refused("allreduce", "--algorithm", "tree", says="auto")
-        self.refused("allreduce", "llama-demo", says="takes no model")
+        self.refused("allreduce", "llama-demo", says="has no use for a model")
         self.refused("blocks", says="there is no benchmark 'blocks'")
-        self.refused("gemm", "llama-demo", says="takes no model")
+        self.refused("gemm", "llama-demo", says="has no use for a model")
         for what in ("gemm", "fused", "block", "allreduce"):
             for layout in (("--tp", "2"), ("--overlap", "3"), ("--recompute", "full")):
-                self.refused(what, *layout, says=f"bench {what} has no layout")
+                self.refused(what, *layout, says=f"bench {what} has no use for a layout")
+        for what, options in (("gemm", ("--ranks", "--seq")), ("grad", ("--m", "--n", "--k", "--batch")),
+                              ("kernels", ("--k", "--seq")), ("fused", ("--m", "--bytes")),
+                              ("block", ("--n", "--ranks")), ("step", ("--m", "--bytes")), ("ddp", ("--k", "--ranks")),
+                              ("allreduce", ("--batch", "--seq", "--m"))):
+            for option in options:
+                self.refused(what, option, "4", says=f"bench {what} has no use for {option}: it is for bench ")
+        self.refused("gemm", "--dtype", "f32", says="it is for bench allreduce")
+        self.refused("gemm", "--algorithm", "ring", says="it is for bench allreduce")
+        self.refused("block", "--numerics", "exact", says="it is for bench step and ddp")
+        self.refused("step", "--precision", "bf16", says="it is for bench block")
+        self.refused("allreduce", "--device", "emulated", says="--device")
         self.refused("ddp", "--recompute", "full", says="bench ddp splits the samples alone")
         self.refused("block", "--seq", "0", says="--seq")
         self.refused("step", "llama-demo", "--tp", "3", says="tp=3")

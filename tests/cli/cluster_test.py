@@ -218,6 +218,14 @@ class Transport(ClusterTest):
         self.assertEqual([rank["rank"] for rank in one["error"]["ranks"]], [0, 1, 2, 3])
         self.assertTrue(all(rank["status"] != "AR_OK" for rank in one["error"]["ranks"]))
 
+    def test_a_rank_of_a_pipeline_is_named_with_its_stage(self):
+        for fault, named in (("kill rank 3 collective 9", r"rank 3 \(pp 1, dp 0, tp 1; stage 1, layers 1\)"),
+                             ("stall rank 3 collective 9", r"rank (\d) \(pp (\d), dp 0, tp \d; stage \2, layers \2\)")):
+            one = self.run_of(GOLDEN, "--pp", "2", "--tp", "2", *SMALL, "--net-fault", fault, *SCHEDULED, code=1)
+            self.assertRegex(one["error"]["message"], rf"\n  {named}\n")
+        said = self.passes("check", GOLDEN, "--pp", "2", "--tp", "2", *SMALL, "--inject", "column_dx_not_reduced", code=1)
+        self.assertIn(" of rank 2 (pp 1, dp 0, tp 0; stage 1, layers 1)\n", said)
+
     def test_what_arrives_wrong_is_a_difference_or_with_verification_an_error(self):
         fault = ("--net-fault", "corrupt rank 1 collective 41 transfer 0 bit 3")
         one = self.run_of(*TWO, *fault, code=1)

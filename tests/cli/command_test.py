@@ -257,7 +257,8 @@ class Check(CommandTest):
         self.assertTrue(0.0 < baseline["max_error_vs_f64"] < 1e-5)
         (one,) = model["runs"]
         self.assertEqual(one["layout"], {"world": 2, "tp": 2, "dp": 1, "cp": 1, "cp_inner": 1, "zigzag": False,
-                                         "pp": 1, "sp": False, "zero": 0,
+                                         "pp": 1, "virtual_stages": 1, "stages": [], "schedule_pp": None,
+                                         "sp": False, "zero": 0, "dp_replicate": 1,
                                          "micro_batches": 1, "samples_per_rank": [2], "keep_gathered": False,
                                          "forward_first": False, "overlap": 1, "recompute": "none",
                                          "recompute_every": 1})
@@ -302,7 +303,8 @@ class Check(CommandTest):
         (model,) = result["models"]
         (one,) = model["runs"]
         self.assertEqual(one["layout"], {"world": 6, "tp": 2, "dp": 3, "cp": 1, "cp_inner": 1, "zigzag": False,
-                                         "pp": 1, "sp": True, "zero": 0,
+                                         "pp": 1, "virtual_stages": 1, "stages": [], "schedule_pp": None,
+                                         "sp": True, "zero": 0, "dp_replicate": 1,
                                          "micro_batches": 2, "samples_per_rank": [3, 3, 2], "keep_gathered": True,
                                          "forward_first": True, "overlap": 1, "recompute": "none",
                                          "recompute_every": 1})
@@ -669,17 +671,6 @@ class Others(CommandTest):
 
 
 class Options(CommandTest):
-    def test_those_of_later_versions_say_so(self):
-        later = [("--pp", "2")]
-        for option in later:
-            with self.subTest(option=option):
-                self.refused("check", self.config(), *option, says=[option[0], "not in this version"])
-        for option in later:
-            with self.subTest(option=option):
-                self.refused("grads", self.config(), "--input", "x", "--out", self.folder / "out", *option,
-                             says=[option[0], "not in this version"])
-        self.assertEqual(os.listdir(self.folder), ["model"])
-
     def test_unknown_ones_name_the_nearest(self):
         for wrong, near in (("--bacth", "--batch"), ("--tpp", "--tp"), ("--injekt", "--inject"), ("--swep", "--sweep"),
                             ("--colectives", "--collectives"), ("--micro-batchs", "--micro-batches"),

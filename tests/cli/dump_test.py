@@ -23,7 +23,7 @@ COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
 SMALL = ("--batch", "2", "--seq", "8", "--skip-f64", "--steps", "0")
 # Of Llama with 4 query and 2 KV heads: copies of KV heads, sequences and samples shared out, a rank without any.
 LAYOUTS = ("", "--tp 4", "--tp 2 --sp", "--dp 3 --tp 2", "--micro-batches 2 --forward-first", "--dp 2 --zero 1",
-           "--tp 2 --micro-batches 2 --mlp-order row-column")
+           "--tp 2 --micro-batches 2 --mlp-order row-column", "--pp 2 --dp 2 --tp 2", "--pp 2 --micro-batches 2 --cp 2")
 
 
 def run(*arguments):
@@ -35,6 +35,17 @@ def header(path):
     content = pathlib.Path(path).read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     return json.loads(content[8:8 + length])
+
+
+def say_otherwise(path, key, old, new):
+    """Changes the text of a key of the header's metadata."""
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    head = json.loads(content[8:8 + length])
+    assert old in head["__metadata__"][key]
+    head["__metadata__"][key] = head["__metadata__"][key].replace(old, new)
+    text = json.dumps(head).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length:])
 
 
 def names(path):
@@ -170,6 +181,34 @@ class Grads(DumpTest):
         facts = header(self.folder / "wrong/ranks/rank-00000.safetensors")["__metadata__"]
         self.assertEqual(facts["fault"], "column_dx_not_reduced")
         self.verify(self.folder / "right/grads.safetensors", self.folder / "wrong/grads.safetensors", code=1)
+
+    def test_the_stages_of_a_pipeline_make_one_model(self):
+        self.grads("--activations", "--per-rank", "--pp", "2", model="gpt2-tiny", out="right")
+        ranks = [self.folder / f"right/ranks/rank-0000{rank}.safetensors" for rank in range(2)]
+        for held, layer, other in ((names(ranks[0]), 0, 1), (names(ranks[1]), 1, 0)):
+            self.assertIn(f"transformer.h.{layer}:fwd", held)
+            self.assertNotIn(f"transformer.h.{other}:fwd", held)
+            self.assertIn("transformer.wte.weight:grad", held)  # tied: on both
+        facts = header(ranks[1])["__metadata__"]
+        self.assertEqual(facts["layout"], "pp=2 1f1b")
+        self.assertIn('"mesh":[["pp",2],["dp",1],["tp",1]],"at":[1,0,0]', facts["ANYRANK_PLACEMENT"])
+        # Each rank tells the order of its own stage; from one to the other the names lead.
+        self.grads("--activations", "--per-rank", "--pp", "2", "--tp", "2", "--inject", "column_dx_not_reduced",
+                   model="gpt2-tiny", out="wrong")
+        told = self.verify(self.folder / "right/ranks", self.folder / "wrong/ranks", code=1)
+        self.assertEqual(told["first"]["tensor"], "lm_head:bwd")
+        for of, new, says in (('"at":[1,0,0]', '"at":[2,0,0]', "InvalidPlacement"),
+                              ('"at":[1,0,0]', '"at":[0,0,0]', "InvalidPlacement"),
+                              ('["pp",2]', '["pp",3]', "InvalidPlacement")):
+            kept = ranks[1].read_bytes()
+            say_otherwise(ranks[1], "ANYRANK_PLACEMENT", of, new)
+            with self.subTest(said=new):
+                self.refused("verify", self.folder / "right/activations.safetensors", self.folder / "right/ranks",
+                             says=[says, "rank-00001"])
+            ranks[1].write_bytes(kept)
+        ranks[1].unlink()
+        self.refused("verify", self.folder / "right/activations.safetensors", self.folder / "right/ranks",
+                     says=["MissingShard", "no file of rank 1"])
 
     def test_faults_that_could_not_matter_are_refused_with_what_would_show_them(self):
         llama, gpt2 = GOLDEN / "llama-gqa-tiny", GOLDEN / "gpt2-tiny"

@@ -100,7 +100,7 @@ class Page(Case):
         names = [f["name"] for f in plan["layouts"]]
         self.assertEqual(len(names), len(set(names)))
         for f in plan["layouts"]:
-            runs = f["layout"]["pp"] == 1 and f["layout"]["zero"] < 2
+            runs = f["layout"]["zero"] < 2
             self.assertEqual(f["by_formula"], None if not f["legal"] else not runs, f["name"])
 
     def test_names_of_others_cannot_leave_the_data(self):

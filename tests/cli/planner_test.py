@@ -66,9 +66,9 @@ class PlannerTest(unittest.TestCase):
             self.assertAlmostEqual(sum(time[k] for k in kinds), one["seconds"], delta=1e-9 * one["seconds"])
             memory = one["memory"]["production"]
             self.assertAlmostEqual(sum(v for k, v in memory.items() if k != "sum"), one["bytes"], delta=1)
-            runs = layout["pp"] == 1 and layout["zero"] < 2
-            self.assertEqual(one["by_formula"], not runs)
-            self.assertEqual(one["time"]["own"] is None, not runs)
+            counted = layout["zero"] < 2
+            self.assertEqual(one["by_formula"], not counted)
+            self.assertEqual(one["time"]["own"] is None, not counted)
             self.assertTrue(0 < one["mfu"] <= one["hfu"] <= 1)
         fits = [one["seconds"] for one in found if one["fits"]]
         self.assertEqual(fits, sorted(fits))
@@ -76,8 +76,10 @@ class PlannerTest(unittest.TestCase):
     def test_a_layout_in_depth_is_the_one_of_the_ranking(self):
         best = self.json_of(*SMALL)["layouts"][0]
         layout = best["layout"]
-        options = [f"--{k}={layout[k]}" for k in ("tp", "cp", "pp", "dp", "zero", "chunks", "recompute")]
+        options = [f"--{k.replace('_', '-')}={layout[k]}" for k in ("tp", "cp", "pp", "dp", "zero", "dp_replicate", "recompute")]
         options += [f"--micro-batches={layout['micro_batches']}"] + (["--sp"] if layout["sp"] else [])
+        if layout["pp"] > 1:
+            options += [f"--schedule-pp={layout['schedule']}", f"--virtual-stages={layout['virtual_stages']}"]
         alone = self.json_of("llama-3-8b", "--batch", 16, "--seq", 4096, *options)["layouts"]
         self.assertEqual(alone, [best])
         text = self.passes("llama-3-8b", "--batch", 16, "--seq", 4096, *options)
@@ -99,7 +101,7 @@ class PlannerTest(unittest.TestCase):
             self.assertAlmostEqual(bytes_of[0], bytes_of[1], delta=1e-9 * bytes_of[0])
         self.assertIn(" sp overlap=2 zero=0", self.passes(*depth, "--overlap", 2))
         # A search keeps it wherever there is sequence parallelism.
-        listed = self.json_of(*SMALL, "--overlap", 2, "--all")["layouts"]
+        listed = self.json_of(*SMALL, "--pp", 1, "--overlap", 2, "--all")["layouts"]
         self.assertEqual({one["layout"]["overlap"] for one in listed if one["layout"]["sp"]}, {2})
         self.assertEqual({one["layout"]["overlap"] for one in listed if not one["layout"]["sp"]}, {1})
         self.refused("llama-3-8b", "--tp", 8, "--overlap", 2, says="--sp")
@@ -206,9 +208,11 @@ class PlannerTest(unittest.TestCase):
                               (("--gpus", 8, "--cluster", "h100 memory=0GB"), "more than 0 bytes"),
                               (("--gpus", 8, "--cluster", "inside=1us:0GB/s flops=1T"), "0 bytes/s"),
                               (("--tp", 3), "query heads = 8 cannot be split over tp=3"),
-                              (("--pp", 100), "4 layers cannot be split over pp=100"),
-                              (("--dp", 3, "--pp", 2, "--batch", 8), "cannot be split evenly"),
-                              (("--tp", 65536, "--dp", 4096, "--pp", 65536), "are more than"),
+                              (("--pp", 100), "4 layers cannot be split over 100 stages (pp=100)"),
+                              (("--dp", 4, "--zero", 2, "--dp-replicate", 3, "--batch", 8), "dp=4 is not 3 groups"),
+                              (("--pp", 2, "--virtual-stages", 2), "give --schedule-pp interleaved too"),
+                              (("--schedule-pp", "gpipe", "--dp", 2), "--schedule-pp is about the ranks of --pp"),
+                              (("--tp", 65536, "--dp", 4096, "--pp", 4096), "are more than"),
                               (("--gpus", 7, "--batch", 5), "no layout of 7 GPUs is legal"),
                               (("--gpus", 8, "--cp-inner", 3, "--all"), "groups of --cp-inner 3"),
                               (("--gpus", 8, "--cp", 4, "--cp-inner", 3), "give one that divides 4"),

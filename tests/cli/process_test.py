@@ -82,6 +82,11 @@ class Processes(unittest.TestCase):
         self.assertEqual((one["result"], one["tensors_different"]), ("same", 0))
         self.assertEqual(one["bytes"]["counted"], one["bytes"]["predicted"])
 
+    def test_processes_have_the_stages_of_a_pipeline(self):
+        one = self.alike(GOLDEN / "gpt2-tiny", "--pp", "2", "--dp", "2", "--zero", "1", "--micro-batches", "2", ranks=4)
+        self.assertEqual((one["result"], one["tensors_different"]), ("same", 0))
+        self.assertEqual(one["bytes"]["counted"], one["bytes"]["predicted"])
+
     def test_a_mistake_is_found_and_named_as_among_threads(self):
         one = self.alike(GOLDEN / "gpt2-tiny", "--tp", "2", "--inject", "row_bias_every_rank", ranks=2, code=1)
         self.assertIn("bias", one["first_difference"]["hint"])
@@ -91,10 +96,10 @@ class Processes(unittest.TestCase):
             small = ("--batch", "4", "--seq", "8")
             model, saved = GOLDEN / "llama-gqa-tiny", pathlib.Path(folder) / "run"
             whole = run("train", model, "--steps", "4", *small)
-            first = run("train", model, "--dp", "2", "--zero", "1", "--steps", "4", "--stop-after", "2", *small, "--save",
-                        saved, "--transport", "mpi", ranks=2)
+            first = run("train", model, "--pp", "2", "--dp", "2", "--zero", "1", "--steps", "4", "--stop-after", "2",
+                        *small, "--save", saved, "--transport", "mpi", ranks=4)
             self.assertEqual(first.returncode, 0, first.stderr)
-            self.assertIn("ranks: 2 processes, connected by MPI", first.stdout)
+            self.assertIn("ranks: 4 processes, connected by MPI", first.stdout)
             self.assertEqual(first.stdout.count("weights after step 2"), 1, first.stdout)
             rest = run("train", "--resume", saved, "--cp", "2")
             self.assertEqual(rest.returncode, 0, rest.stderr)
@@ -183,9 +188,10 @@ class Processes(unittest.TestCase):
         self.assertEqual(done.stderr.count("2 processes were started, and each does all of this by itself"), 1)
 
     def test_a_collective_that_one_rank_leaves_out_ends_all(self):
-        done = run("check", GOLDEN / "gpt2-tiny", "--dp", "2", *SMALL, "--inject", "collective_order_swapped", "--timeout",
-                   "5", "--transport", "mpi", ranks=2)
+        done = run("check", GOLDEN / "llama-gqa-tiny", "--dp", "2", "--pp", "2", *SMALL, "--inject",
+                   "collective_order_swapped", "--timeout", "5", "--transport", "mpi", ranks=4)
         self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertRegex(done.stdout, r"\n +rank [0-3] \(pp [01], dp [01], tp 0; stage [01], layers [01]\)\n")
         self.assertIn("disagree", done.stdout)
         self.assertIn("     rank  last finished", done.stdout)
 

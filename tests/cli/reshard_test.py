@@ -22,6 +22,7 @@ import time
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+GOLDEN = ROOT / "tests/golden"
 COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
 LIMIT_S = 1800  # a guard against hanging
 WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I64": 8, "U8": 1}
@@ -167,8 +168,8 @@ class Case(unittest.TestCase):
         write(folder / "model.safetensors", tensors)
         return folder
 
-    def run_it(self, *arguments):
-        return subprocess.run([COMMAND, "reshard", *map(str, arguments)], capture_output=True, text=True,
+    def run_it(self, *arguments, command="reshard"):
+        return subprocess.run([COMMAND, command, *map(str, arguments)], capture_output=True, text=True,
                               timeout=LIMIT_S, check=False, stdin=subprocess.DEVNULL)
 
     def reshard(self, *arguments):
@@ -255,6 +256,55 @@ class Split(Case):
         self.assertEqual(placement["mesh"], [["pp", 2], ["tp", 2]])
         self.assertEqual(placement["tensors"]["model.embed_tokens.weight"],
                          {"shape": [257, 16], "replica": 1, "replicas": 2})
+
+    def test_ranks_take_several_stages_and_the_layers_that_are_given(self):
+        config = {**LLAMA, "num_hidden_layers": 6}
+        model = self.model(config, llama(config))
+        for options, held in ((("--pp", 3, "--virtual-stages", 2), ["03", "14", "25"]),
+                              (("--pp", 2, "--virtual-stages", 2), ["034", "125"]),
+                              (("--pp", 3, "--stages", "1,5,0"), ["0", "12345", ""]),
+                              (("--pp", 2, "--virtual-stages", 2, "--stages", "0,3,2,1"), ["34", "0125"])):
+            out = self.folder / "-".join(map(str, options))
+            result = self.reshard(model, *options, "--out", out)
+            self.assertEqual(result["layout"]["virtual_stages"], 2 if "--virtual-stages" in options else 1)
+            names = [read(out / file["file"])[0] for file in result["files"]]
+            layers = ["".join(sorted({n.split(".")[2] for n in rank if ".layers." in n})) for rank in names]
+            self.assertEqual(layers, held, options)
+            self.assertEqual(["lm_head.weight" in rank for rank in names], [False] * (len(held) - 1) + [True])
+            self.reshard(out, "--out", self.folder / "back")
+            self.assertEqual((self.folder / "back/model.safetensors").read_bytes(),
+                             (model / "model.safetensors").read_bytes())
+            shutil.rmtree(self.folder / "back")
+        out = self.folder / "out"
+        self.refused("the layers given for 3 stages are 5; the model has 6", model, "--pp", 3, "--stages", "1,2,2",
+                     "--out", out)
+        self.refused("stage 1 has no layers", model, "--pp", 3, "--stages", "3,0,3", "--out", out)
+        self.refused("give one number for each", model, "--pp", 3, "--stages", "3,3", "--out", out)
+        self.refused("without a pipeline", model, "--tp", 2, "--stages", "6", "--out", out)
+        self.refused("without a pipeline", model, "--virtual-stages", 2, "--out", out)
+        self.refused("6 layers cannot be split over 8 stages", model, "--pp", 4, "--virtual-stages", 2, "--out", out)
+
+    def test_ranks_get_what_the_ranks_of_a_run_hold(self):
+        for model, layout in (("gpt2-tiny", ["--pp", 2, "--tp", 2]), ("llama-gqa-tiny", ["--pp", 2, "--dp", 2, "--tp", 2]),
+                              ("llama-gqa-tiny", ["--pp", 3, "--stages", "1,1,0", "--tp", 4]),
+                              ("gpt2-tiny", ["--pp", 2, "--virtual-stages", 2, "--stages", "0,1,1,0"])):
+            golden, out = GOLDEN / model, self.folder / "-".join(map(str, [model, *layout]))
+            out.mkdir()
+            schedule = ["--schedule-pp", "interleaved"] if "--virtual-stages" in layout else []
+            done = self.run_it(golden, "--input", golden / "batch.safetensors", "--per-rank", *layout, *schedule, "--out",
+                               out / "run", command="grads")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.reshard(golden, *layout, *(["--dp-copies"] if "--dp" in layout else []), "--out", out / "split")
+            files = sorted(path.name for path in (out / "split").glob("rank-*"))
+            self.assertEqual(files, sorted(path.name for path in (out / "run/ranks").iterdir()))
+            for file in files:
+                split, said = read(out / "split" / file)
+                held, told = read(out / "run/ranks" / file)
+                self.assertEqual(split, {n.removesuffix(":init"): t for n, t in held.items() if n.endswith(":init")})
+                said, told = (json.loads(metadata["ANYRANK_PLACEMENT"]) for metadata in (said, told))
+                self.assertEqual((said["rank"], said["world"]), (told["rank"], told["world"]))
+                for name, place in said["tensors"].items():
+                    self.assertEqual(place, told["tensors"][name + ":init"], (file, name))
 
     def test_data_parallel_ranks_share_a_file_or_have_copies(self):
         model = self.model(GPT2, gpt2(GPT2))
@@ -432,7 +482,7 @@ class Refused(Case):
         out = self.folder / "out"
         self.refused("model.layers.0.self_attn.q_proj.weight: dimension 0 of 32 is 8 heads, which cannot be split over "
                      "tp=3 ranks", model, "--tp", 3, "--out", out)
-        self.refused("the 3 layers of", model, "--pp", 4, "--out", out)
+        self.refused("3 layers cannot be split over 4 stages", model, "--pp", 4, "--out", out)
         wide = self.model({**LLAMA, "intermediate_size": 50}, llama({**LLAMA, "intermediate_size": 50}), "wide")
         self.refused("model.layers.0.mlp.gate_proj.weight: dimension 0 of 50 cannot be split over tp=4", wide, "--tp",
                      4, "--out", out)

@@ -135,6 +135,27 @@ class Trajectories(Case):
         self.assertEqual(last["bytes"]["counted"], last["bytes"]["predicted"])
         self.assertEqual(last["lr"], whole["lr"][7:])
 
+    def test_a_pipeline_goes_on_as_ranks_that_have_all_layers_and_back(self):
+        model = self.config("deep", num_hidden_layers=8)
+        save, step = self.folder / "run", [*STEP[:4], "--steps", "6", *STEP[6:]]
+        whole = self.trained(model, *step)
+        parts = (["--pp", "4", "--schedule-pp", "interleaved", "--micro-batches", "4", "--stop-after", "2"],
+                 ["--dp", "3", "--tp", "2", "--zero", "1", "--stop-after", "4"],
+                 ["--pp", "3", "--schedule-pp", "zero-bubble", "--stages", "2,5,1", "--dp", "2", "--zero", "1",
+                  "--micro-batches", "2"])
+        for i, layout in enumerate(parts):
+            last = self.trained(*([model, *step] if i == 0 else ["--resume", save]), *layout, "--save", save)
+            self.assertEqual(last["bytes"]["counted"], last["bytes"]["predicted"])
+        self.assertEqual((last["result"], last["steps"], last["weights_hash"]), ("done", 6, whole["weights_hash"]))
+        self.assertEqual(last["loss"], whole["loss"])
+
+    def test_a_checkpoint_with_a_tensor_of_no_stage_is_refused(self):
+        untied = self.config("untied", num_hidden_layers=2, tie_word_embeddings=False)
+        tied = self.config("tied", num_hidden_layers=2)
+        self.done(untied, *SIZE, "--steps", 1, "--pp", 2, "--save", self.folder / "run")
+        for layout in ([], ["--pp", "2"]):
+            self.refused(tied, "--resume", self.folder / "run", "--steps", 2, *layout, says="'lm_head.weight'")
+
     def test_an_interrupt_ends_the_run_after_its_step_and_saves_it(self):
         for number, layout in ((signal.SIGINT, LAYOUTS[1]), (signal.SIGTERM, LAYOUTS[0])):
             save, plot = self.folder / number.name, self.folder / "loss.svg"
@@ -294,6 +315,12 @@ class Output(Case):
                          self.folder / "x.json", code=1)
         self.assertIn("differ", done.stderr)
         self.assertEqual(json.loads((self.folder / "x.json").read_text(encoding="utf-8"))["result"], "different")
+
+    def test_the_copies_of_a_tied_table_on_two_stages_are_compared(self):
+        model = self.config("two", num_hidden_layers=2)
+        done = self.done(model, *SIZE, "--steps", 2, "--pp", 2, "--inject", "pp_tied_not_summed", code=1)
+        self.assertIn("model.embed_tokens.weight: the copies of ranks 0 and 1 differ", done.stderr)
+        self.assertIn("\n  rank 1 (pp 1, dp 0, tp 0; stage 1, layers 1)\n", done.stderr)
 
     def test_bytes_that_are_not_the_predicted_ones_are_exit_status_1(self):
         done = self.done(self.model, *SIZE, "--steps", 2, "--tp", 2, "--sp", "--inject", "loss_parallel_no_max", "--json",

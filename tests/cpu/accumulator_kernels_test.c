@@ -202,6 +202,11 @@ Test(accumulator_kernels, value_is_ari_acc_value_through_any_strides)
         .dtype = AR_F32, .ndim = 4, .shape = {a, b, c, e}, .stride = {c * e, a * c * e, 1, c}, .data = {permuted}};
     cr_assert_eq(d->ops->acc_value(d, NULL, &y, (ar_cbuf){s.t}, (ar_cbuf){s.hl}, n), AR_OK);
     cr_assert_eq(d->ops->acc_value(d, NULL, &p, (ar_cbuf){s.t}, (ar_cbuf){s.hl}, n), AR_OK);
+    float part[7];
+    const ar_tensor few = case_view2(part, 1, 7); /* elements 5 to 11: L begins where it does for all */
+    cr_assert_eq(d->ops->acc_value(d, NULL, &few, (ar_cbuf){s.t + 5}, (ar_cbuf){s.hl + 5}, n), AR_OK);
+    for (size_t i = 0; i < 7; i++)
+        cr_assert_eq(ari_bits32(part[i]), ari_bits32(ari_acc_value(s.t[5 + i], s.hl[5 + i], s.hl[n + 5 + i])));
     for (size_t i = 0; i < n; i++) {
         const uint32_t want = ari_bits32(ari_acc_value(s.t[i], s.hl[i], s.hl[n + i]));
         const size_t i3 = i % e, i2 = i / e % c, i1 = i / (c * e) % b, i0 = i / (b * c * e);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "tests/cpu/contract_cases.h"
 
@@ -107,6 +109,47 @@ Test(native_gemm, runs_a_batch_of_permuted_matrices)
         free(c);
         ar_device_destroy(d);
     }
+}
+
+/* Memory whose end is the end of what may be read. */
+typedef struct walled {
+    char *memory;
+    size_t bytes; /* that may be read */
+} walled;
+
+static walled wall(void)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    walled w = {.bytes = 4 * page};
+    w.memory = mmap(NULL, w.bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert(w.memory != MAP_FAILED && mprotect(w.memory + w.bytes, page, PROT_NONE) == 0);
+    return w;
+}
+
+/* rows x cols numbers that end at the wall. */
+static ar_tensor at_the_wall(const walled *w, size_t rows, size_t cols)
+{
+    return case_view2((float *)(void *)(w->memory + w->bytes) - rows * cols, rows, cols);
+}
+
+Test(native_gemm, reads_nothing_behind_its_operands)
+{
+    const size_t extents[] = {1, 2, 3, 5, 6, 7, 12, 16}, terms[] = {1, 3, 4, 8, 12, 20, 44};
+    const walled of_a = wall(), of_b = wall(), of_c = wall();
+    ar_device *d = device(1);
+    for (size_t i = 0; i < 8 * 8 * 7 * 4; i++) {
+        const size_t m = extents[i % 8], n = extents[i / 8 % 8], k = terms[i / 64 % 7], order = i / 448;
+        ar_tensor a = at_the_wall(&of_a, order & 1 ? k : m, order & 1 ? m : k);
+        ar_tensor b = at_the_wall(&of_b, order & 2 ? k : n, order & 2 ? n : k);
+        const ar_tensor c = at_the_wall(&of_c, m, n);
+        a = order & 1 ? ar_tensor_transposed(&a) : a;
+        b = order & 2 ? ar_tensor_transposed(&b) : b;
+        cr_assert_eq(d->ops->gemm_f32(d, NULL, &c, &a, &b, false, AR_PRECISION_F32), AR_OK);
+    }
+    ar_device_destroy(d);
+    const walled *all[] = {&of_a, &of_b, &of_c};
+    for (int i = 0; i < 3; i++)
+        munmap(all[i]->memory, all[i]->bytes + (size_t)sysconf(_SC_PAGESIZE));
 }
 
 Test(native_gemm, the_same_call_gives_the_same_bits)

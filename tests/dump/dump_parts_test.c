@@ -248,6 +248,12 @@ Test(dump_parts, ranks_agree_about_the_world_and_the_mesh)
     put_tensor("x.safetensors", "a", 2, two_by_two, low, NULL, "{\"version\":1,\"rank\":4}");
     put_tensor("y.safetensors", "a", 2, two_by_two, low, NULL, "{\"version\":1,\"world\":3}");
     expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "a file of rank 4 in a world of 3");
+#define AT(rank, place) "{\"version\":1,\"rank\":" #rank ",\"mesh\":[[\"pp\",2]],\"at\":[" #place "]}"
+    put_tensor("x.safetensors", "a", 2, two_by_two, low, NULL, AT(0, 1));
+    put_tensor("y.safetensors", "b", 2, two_by_two, low, NULL, AT(1, 1));
+    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "ranks 0 and 1 are at one place in the mesh");
+    put_tensor("y.safetensors", "b", 2, two_by_two, low, NULL, AT(0, 0));
+    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "tell of different places in the mesh for one rank");
 }
 
 Test(dump_parts, dtypes_and_shapes_agree)

@@ -166,31 +166,60 @@ Test(reshard_placement, what_cannot_be_split_is_named)
     cr_expect_eq(ar_param_placement(&o, &odd, "model.norm.weight", 2, 2, false), AR_ERR_ARG);
 }
 
-static void expect_stages(const ar_config *c, const char *name, int pp, const char *held)
+static void expect_ranks(const ar_config *c, const char *name, const ar_parallel *p, const char *held)
 {
-    for (int s = 0; s < pp; s++) {
+    for (int r = 0; r < p->pp; r++) {
         bool here = false;
-        cr_assert_eq(ar_param_stage(&here, c, name, pp, s), AR_OK, "%s", ar_error_message());
-        cr_expect_eq(here, held[s] == '1', "%s, stage %d of %d", name, s, pp);
+        cr_assert_eq(ar_param_staged(&here, c, name, p, r), AR_OK, "%s", ar_error_message());
+        cr_expect_eq(here, held[r] == '1', "%s, rank %d of %d", name, r, p->pp);
     }
 }
 
-Test(reshard_placement, stages_take_layers_evenly_and_the_first_ones_one_more)
+Test(reshard_placement, stages_take_layers_as_a_model_does)
 {
     ar_config c = odd;
-    c.layers = 8; /* 3, 3, 2 */
-    expect_stages(&c, "model.layers.2.mlp.up_proj.weight", 3, "100");
-    expect_stages(&c, "model.layers.3.mlp.up_proj.weight", 3, "010");
-    expect_stages(&c, "model.layers.5.self_attn.k_proj.bias", 3, "010");
-    expect_stages(&c, "model.layers.6.input_layernorm.weight", 3, "001");
-    expect_stages(&c, "model.embed_tokens.weight", 3, "100");
-    expect_stages(&c, "model.norm.weight", 3, "001");
-    expect_stages(&c, "lm_head.weight", 3, "001");
+    const ar_parallel three = {.pp = 3}, one = {.pp = 1};
+    c.layers = 8; /* 3, 3, 2: of two left over the first has one, and the second */
+    expect_ranks(&c, "model.layers.2.mlp.up_proj.weight", &three, "100");
+    expect_ranks(&c, "model.layers.3.mlp.up_proj.weight", &three, "010");
+    expect_ranks(&c, "model.layers.5.self_attn.k_proj.bias", &three, "010");
+    expect_ranks(&c, "model.layers.6.input_layernorm.weight", &three, "001");
+    expect_ranks(&c, "model.embed_tokens.weight", &three, "100");
+    expect_ranks(&c, "model.norm.weight", &three, "001");
+    expect_ranks(&c, "lm_head.weight", &three, "001");
     c.tied = true;
-    expect_stages(&c, "model.embed_tokens.weight", 3, "101");
-    expect_stages(&c, "model.embed_tokens.weight", 1, "1");
+    expect_ranks(&c, "model.embed_tokens.weight", &three, "101");
+    expect_ranks(&c, "model.embed_tokens.weight", &one, "1");
+    c.layers = 7; /* 2, 3, 2 */
+    expect_ranks(&c, "model.layers.2.mlp.up_proj.weight", &three, "010");
+    expect_ranks(&c, "model.layers.4.mlp.up_proj.weight", &three, "010");
+}
+
+Test(reshard_placement, stages_of_one_rank_and_layers_that_are_given)
+{
+    ar_config c = odd;
+    c.layers = 8;
+    const ar_parallel turns = {.pp = 2, .virtual_stages = 2, .schedule = AR_PP_INTERLEAVED}; /* 2, 2, 2, 2 */
+    expect_ranks(&c, "model.layers.1.mlp.up_proj.weight", &turns, "10");
+    expect_ranks(&c, "model.layers.2.mlp.up_proj.weight", &turns, "01");
+    expect_ranks(&c, "model.layers.4.mlp.up_proj.weight", &turns, "10");
+    expect_ranks(&c, "model.layers.7.mlp.up_proj.weight", &turns, "01");
+    const ar_parallel given = {.pp = 3, .stages = {3, {0, 7, 1}}};
+    expect_ranks(&c, "model.layers.0.mlp.up_proj.weight", &given, "010");
+    expect_ranks(&c, "model.layers.6.mlp.up_proj.weight", &given, "010");
+    expect_ranks(&c, "model.layers.7.mlp.up_proj.weight", &given, "001");
+    expect_ranks(&c, "model.embed_tokens.weight", &given, "100");
+}
+
+Test(reshard_placement, stages_that_no_model_has)
+{
+    ar_config c = odd;
     bool held;
-    cr_expect_eq(ar_param_stage(&held, &c, "model.norm.weight", 9, 0), AR_ERR_INDIVISIBLE);
+    c.layers = 8;
+    cr_expect_eq(ar_param_staged(&held, &c, "model.norm.weight", &(ar_parallel){.pp = 9}, 0), AR_ERR_INDIVISIBLE);
     cr_expect(strstr(ar_error_message(), "8 layers"), "%s", ar_error_message());
-    cr_expect_eq(ar_param_stage(&held, &c, "model.norm.weight", 3, 3), AR_ERR_ARG);
+    cr_expect_eq(ar_param_staged(&held, &c, "model.norm.weight", &(ar_parallel){.pp = 3}, 3), AR_ERR_ARG);
+    const ar_parallel short_of = {.pp = 3, .stages = {3, {3, 2, 2}}};
+    cr_expect_eq(ar_param_staged(&held, &c, "model.norm.weight", &short_of, 0), AR_ERR_ARG);
+    cr_expect(strstr(ar_error_message(), "are 7; the model has 8"), "%s", ar_error_message());
 }

@@ -49,7 +49,7 @@ static int run(uint64_t first, int draws, bool context)
     double worst = 0.0;
     for (int i = 0; i < draws; i++) {
         layout_draw d;
-        (context ? layout_draw_make_context : layout_draw_make)(&d, first + (uint64_t)i);
+        layout_draw_make(&d, context ? DRAW_CONTEXTS : DRAW_TENSORS, first + (uint64_t)i);
         const ar_fault fault = fault_of(&d.parallel);
         failures += judge(&d, AR_FAULT_NONE, &worst);
         if (fault != AR_FAULT_NONE) {

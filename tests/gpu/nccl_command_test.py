@@ -133,6 +133,9 @@ class NcclTest(unittest.TestCase):
         self.hold_to_threads("check", GOLDEN / "gpt2-tiny", "--tp", 2, "--dp", 2, "--zero", 1, *SMALL, ranks=4,
                              launcher=slurm)
 
+    def test_processes_with_stages_have_the_bits_of_threads(self):
+        self.hold_to_threads("check", GOLDEN / "gpt2-tiny", "--pp", 2, "--micro-batches", 2, *SMALL, ranks=2)
+
     @unittest.skipUnless(MPIRUN, "no mpirun on this machine")
     def test_mpirun_starts_them_too(self):
         environment = {**clean_environment(), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -193,6 +196,15 @@ class NcclTest(unittest.TestCase):
         next(line for line in started[0].stdout if re.match(r" *1 ", line))  # the first step: they are at work
         started[1].kill()
         self.assertNotIn(0, [status for status, _, _ in finish(started)])
+
+    def test_one_that_is_killed_is_named_with_its_stage(self):
+        arguments = ("train", "stack-demo", "--pp", 2, "--batch", 2, "--seq", 8, "--steps", 10**9, "--lr", "1e-12", *NCCL)
+        started = start(arguments, 2)
+        next(line for line in started[0].stdout if re.match(r" *1 ", line))
+        started[1].kill()
+        status, _, said = finish(started)[0]
+        self.assertNotEqual(status, 0)
+        self.assertRegex(said, r"\n  rank ([01]) \(pp \1, dp 0, tp 0; stage \1, layers \1\)\n")
 
     def test_a_variable_that_is_missing_is_named(self):
         def without(name):

@@ -332,6 +332,8 @@ Test(operators, wrong_shapes_types_and_parameters_are_refused)
     cr_assert_eq(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, NULL, EPS), AR_OK);
     cr_expect_eq(ar_norm_backward(a.ctx, AR_NORM_RMS, &dx, NULL, &thin, &x, &saved, &a.gain, NULL, NULL), AR_ERR_SHAPE);
     cr_expect_eq(ar_norm_backward(a.ctx, AR_NORM_RMS, &dx, &y, &x, &x, &saved, &a.gain, NULL, &thin), AR_ERR_SHAPE);
+    saved.rstd.shape[0]--;
+    cr_expect_eq(ar_norm_backward(a.ctx, AR_NORM_RMS, &dx, NULL, &x, &x, &saved, &a.gain, NULL, NULL), AR_ERR_SHAPE);
     cr_expect_eq(ar_ctx_arith(a.ctx)->grad_bytes(&a.gain), 0u, "what is refused leaves nothing");
     end(&a);
 }

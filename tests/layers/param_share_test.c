@@ -103,7 +103,7 @@ static ar_status one_share(ar_ctx *ctx, job *j, ar_param *p, const float *local,
     ar_tensor run, back;
     float out[MOST];
     ar_comm_slice(ar_tensor_count(&p->value), j->dp, rank, &start, &count);
-    AR_TRY(ari_share_layout(&share, p, start, count));
+    AR_TRY(ari_share_layout(&share, p, ctx, start, count));
     AR_TRY(ar_ctx_tensor(ctx, &run, AR_F32, 1, &count));
     AR_TRY(ar_ctx_tensor(ctx, &back, AR_F32, p->value.ndim, p->value.shape));
     AR_TRY(ctx->device->ops->fill(ctx->device, ctx->queue, &back, -1.0f));

@@ -8,10 +8,11 @@
 #include "plan/lint.h"
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
+#include "support/small.h"
 
 TestSuite(lint, .timeout = 300);
 
-enum { DRAWS = 200, FIRST_SEED = 4100, DRAWS_TO_BREAK = 20 };
+enum { DRAWS = 200, FIRST_SEED = 4100 };
 
 static ar_run run_of(const layout_draw *d, ar_fault fault)
 {
@@ -29,13 +30,15 @@ static ar_run run_of(const layout_draw *d, ar_fault fault)
                     .fault = fault};
 }
 
-/* In a third of the draws ranks share sequences. With sequence parallelism collectives go beside products, in 1 to 9
- * chunks. */
+/* In a third of the draws ranks share sequences, in a sixth layers too. With sequence parallelism collectives go beside
+ * products, in 1 to 9 chunks. */
 static layout_draw draw(int i)
 {
     layout_draw d;
-    (i % 3 == 2 ? layout_draw_make_context : layout_draw_make)(&d, FIRST_SEED + (uint64_t)i);
+    const layout_draw_kind kind = i % 3 < 2 ? DRAW_TENSORS : i % 2 ? DRAW_STAGES : DRAW_CONTEXTS;
+    layout_draw_make(&d, kind, FIRST_SEED + (uint64_t)i);
     d.parallel.overlap = d.parallel.sp ? 1 + i % 9 : 1;
+    d.parallel.zero = d.parallel.zero > 0;
     return d;
 }
 
@@ -366,7 +369,7 @@ static size_t findings(const layout_draw *d, breaker *b)
     c.run.numerics = AR_NUMERICS_NATIVE;
     cr_assert_eq(ari_lint_begin(&l, &f, &counts, &c), AR_OK);
     b->l = &l;
-    cr_assert_eq(ari_operations_once(&c, 0, visit_damaged, b), AR_OK);
+    cr_assert_eq(ari_operations_pipeline(&c, visit_damaged, b), AR_OK);
     cr_assert_eq(ari_lint_end(&l), AR_OK);
     ari_lint_fini(&l);
     free(f.found);
@@ -377,7 +380,7 @@ static void every_damage_is_found(damage what)
 {
     char text[LAYOUT_DRAW_TEXT];
     size_t all = 0;
-    for (int i = 0; i < DRAWS_TO_BREAK; i++) {
+    for (int i = 0; i < by_scale(8, 10, 40); i++) {
         const layout_draw d = draw(i);
         breaker count = {.what = what, .place = SIZE_MAX};
         cr_expect_eq(findings(&d, &count), 0);

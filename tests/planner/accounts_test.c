@@ -85,9 +85,9 @@ static void expect_less_by_zero(ari_planned p, const char *text)
 static void expect_stages_within(ari_planned p, const char *text)
 {
     const ari_memory all = shape_memory(&p);
-    p.pp = (int)p.step.config->layers;
+    p.step.run.parallel.pp = (int)p.step.config->layers;
     const ari_memory stage = shape_memory(&p);
-    if (p.pp == 1)
+    if (p.step.run.parallel.pp == 1)
         cr_expect_eq(ari_memory_sum(&stage), ari_memory_sum(&all), "%s", text);
     else
         cr_expect_lt(stage.of[ARI_MEMORY_WEIGHTS], all.of[ARI_MEMORY_WEIGHTS], "%s", text);
@@ -113,7 +113,7 @@ Test(accounts, random_layouts_keep_what_they_must)
     for (uint64_t seed = 1; seed <= DRAWS; seed++) {
         layout_draw d;
         char text[LAYOUT_DRAW_TEXT];
-        layout_draw_make(&d, seed);
+        layout_draw_make(&d, DRAW_TENSORS, seed);
         draw_plan(&d);
         layout_draw_text(text, sizeof text, &d);
         const ari_planned p = planned_of(&d);

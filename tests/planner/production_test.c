@@ -58,8 +58,9 @@ static ari_planned pipeline(const ar_config *c, int chunks, int micro_batches)
     ari_planned p = shape_planned(c, 8, true, (size_t)micro_batches, 2048);
     p.step.run.dropout = 0.1;
     p.step.run.parallel.micro_batches = micro_batches;
-    p.pp = 8;
-    p.chunks = chunks;
+    p.step.run.parallel.pp = 8;
+    p.step.run.parallel.virtual_stages = chunks;
+    p.step.run.parallel.schedule = chunks > 1 ? AR_PP_INTERLEAVED : AR_PP_1F1B;
     return p;
 }
 
@@ -78,7 +79,7 @@ static void first_stage_keeps_the_worth_of_all_layers(void)
     p = pipeline(&c, 1, 3); /* fewer micro-batches than stages */
     m = shape_memory(&p);
     cr_expect_eq(shape_kept(&m), 96.0 / 8.0 * 3.0 * layer);
-    p.step.run.parallel.forward_first = true;
+    p.step.run.parallel.schedule = AR_PP_GPIPE;
     p.step.run.parallel.micro_batches = 64;
     p.step.run.batch = 64;
     m = shape_memory(&p);
@@ -90,7 +91,7 @@ static void layers_that_do_not_divide_leave_the_ends_shorter(void)
     static const size_t want[16] = {7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7};
     size_t next = 0, first = 0, count = 0;
     for (size_t i = 0; i < 16; i++, next += count) {
-        ari_stage_layers(&first, &count, 126, 16, i);
+        ar_stage_layers(&first, &count, NULL, 126, 16, i);
         cr_expect_eq(first, next);
         cr_expect_eq(count, want[i], "stage %zu: %zu", i, count);
     }
@@ -99,7 +100,7 @@ static void layers_that_do_not_divide_leave_the_ends_shorter(void)
         for (size_t parts = 1; parts <= 9; parts++) {
             next = 0;
             for (size_t i = 0; i < parts; i++, next += count) {
-                ari_stage_layers(&first, &count, layers, parts, i);
+                ar_stage_layers(&first, &count, NULL, layers, parts, i);
                 cr_expect_eq(first, next);
                 cr_expect(count == layers / parts || count == layers / parts + 1);
             }
@@ -113,11 +114,11 @@ static void more_stages_than_layers_are_refused(void)
     const ar_config c = shape_bundled("llama-3-8b");
     ari_planned p = shape_planned(&c, 1, false, 2, 128);
     ari_memory m;
-    p.pp = 32;
+    p.step.run.parallel.pp = 32;
     cr_expect_eq(ari_memory_production(&m, &p), AR_OK, "%s", ar_error_message());
-    p.chunks = 2;
+    p.step.run.parallel.virtual_stages = 2;
     cr_expect_eq(ari_memory_production(&m, &p), AR_ERR_INDIVISIBLE);
-    p.pp = p.chunks = INT_MAX;
+    p.step.run.parallel.pp = p.step.run.parallel.virtual_stages = INT_MAX;
     cr_expect_eq(ari_memory_production(&m, &p), AR_ERR_INDIVISIBLE);
 }
 
@@ -255,7 +256,7 @@ static void stages_have_the_parameters_of_all(void)
     size_t all = 0;
     cr_assert_eq(ar_config_parameters(&c, &all), AR_OK);
     cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (double)all);
-    p.pp = 2;
+    p.step.run.parallel.pp = 2;
     const double table = 1024.0 * 256.0, block = 12.0 * 256.0 * 256.0 + 13.0 * 256.0;
     cr_expect_eq((double)all, table + 4096.0 * 256.0 + 2.0 * block + 512.0);
     cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (table + 4096.0 * 256.0 + block));

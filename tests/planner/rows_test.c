@@ -245,8 +245,9 @@ static double predicted_gib(size_t i)
     p.step.run.parallel.zero = 3;
     p.step.run.parallel.micro_batches = peaks[i].pp > 1 ? (int)peaks[i].batch : 1;
     p.step.run.parallel.cp = peaks[i].cp;
-    p.pp = peaks[i].pp;
-    p.chunks = peaks[i].chunks;
+    p.step.run.parallel.pp = peaks[i].pp;
+    p.step.run.parallel.virtual_stages = peaks[i].chunks;
+    p.step.run.parallel.schedule = peaks[i].chunks > 1 ? AR_PP_INTERLEAVED : AR_PP_1F1B;
     p.step.run.parallel.recompute.what = peaks[i].recompute;
     p.flash = true;
     const ari_memory m = shape_memory(&p);
@@ -342,7 +343,7 @@ static void layouts_of_llama_3_405b_are_legal_and_in_order(void)
         cr_expect_eq(ar_run_check(&p.step.run, &c), AR_OK, "%s", ar_error_message());
         cr_expect_eq(layouts[i].seq * batch, (size_t)1 << 24, "tokens of a step");
         p.step.run.parallel.zero = 2;
-        p.pp = layouts[i].pp;
+        p.step.run.parallel.pp = layouts[i].pp;
         p.flash = true;
         const ari_memory m = shape_memory(&p);
         const double states = m.of[ARI_MEMORY_WEIGHTS] + m.of[ARI_MEMORY_GRADIENTS] + m.of[ARI_MEMORY_MASTER] +

@@ -80,7 +80,7 @@ static double planned(const layout_draw *d, const ar_run *run)
     const ari_time_options o = {.cluster = *run->sim.cluster, .account = ARI_ACCOUNT_OWN};
     ari_time t;
     double start = 0.0;
-    cr_assert(ari_planned_runs(&p));
+    cr_assert(ari_planned_counted(&p));
     cr_assert_eq(ari_time_of(&t, &p, &o), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ari_time_start(&start, &p, &o), AR_OK, "%s", ar_error_message());
     return start + (double)(run->steps > 0 ? run->steps : 1) * ari_time_step(&t);
@@ -102,12 +102,12 @@ static double share_of(const layout_draw *d, int i, const ar_sim_cluster *cluste
 
 static void is_virtual_time_within_one_percent(void)
 {
-    const int draws = by_scale(30, 60, 400);
+    const int draws = by_scale(30, 40, 400);
     int moved = 0;
     for (int i = 0; i < draws; i++) {
         layout_draw d;
         char text[LAYOUT_DRAW_TEXT];
-        layout_draw_make(&d, 1000 + (uint64_t)i);
+        layout_draw_make(&d, DRAW_TENSORS, 1000 + (uint64_t)i);
         const ar_sim_cluster cluster = cluster_for(i, d.parallel.tp);
         const double share = share_of(&d, i, &cluster, text);
         cr_expect(fabs(share - 1.0) <= 0.01, "%+.2f %%: %s", 100.0 * (share - 1.0), text);
@@ -120,11 +120,11 @@ static void is_virtual_time_within_one_percent(void)
 /* Rings, neighbours that exchange heads, and both; on one node, and a node for each sequence's ranks. */
 static void of_ranks_that_share_sequences_is_virtual_time_within_one_percent(void)
 {
-    const int draws = by_scale(8, 20, 200);
+    const int draws = by_scale(8, 14, 200);
     for (int i = 0; i < draws; i++) {
         layout_draw d;
         char text[LAYOUT_DRAW_TEXT];
-        layout_draw_make_context(&d, 9000 + (uint64_t)i);
+        layout_draw_make(&d, DRAW_CONTEXTS, 9000 + (uint64_t)i);
         ar_sim_cluster cluster = clusters[i % CLUSTERS];
         cluster.ranks_per_node = i % 2 ? d.parallel.tp * d.parallel.cp : 0;
         const double share = share_of(&d, i, &cluster, text);
@@ -133,15 +133,37 @@ static void of_ranks_that_share_sequences_is_virtual_time_within_one_percent(voi
     }
 }
 
+/* Pipelines of every schedule beside all else. The planner times a micro-batch by the mean of a rank's and a layer by the
+ * mean of all, which in models as small as these is off by more than where all are alike. */
+static void of_pipelines_is_virtual_time_but_for_uneven_parts(void)
+{
+    const int draws = by_scale(8, 16, 200);
+    int close = 0;
+    for (int i = 0; i < draws; i++) {
+        layout_draw d;
+        char text[LAYOUT_DRAW_TEXT];
+        layout_draw_make(&d, DRAW_STAGES, 70000 + (uint64_t)i);
+        d.parallel.zero = d.ddp.zero = d.parallel.zero > 0;
+        d.parallel.dp_replicate = 0;
+        d.parallel.recompute.every = 1;
+        const ar_sim_cluster cluster = cluster_for(i % 2, d.parallel.tp);
+        const double share = share_of(&d, i, &cluster, text);
+        cr_expect(fabs(share - 1.0) <= 0.25, "%+.2f %%: %s", 100.0 * (share - 1.0), text);
+        close += fabs(share - 1.0) <= 0.01;
+        ar_plan_fini(&d.plan);
+    }
+    cr_expect_gt(2 * close, draws);
+}
+
 /* Then some groups of a kind span nodes and others do not; the planner takes the slower ones for all. */
 static void is_at_least_virtual_time_where_groups_do_not_fill_nodes(void)
 {
-    const int draws = by_scale(10, 20, 200);
+    const int draws = by_scale(10, 14, 200);
     for (int i = 0; i < draws; i++) {
         layout_draw d;
         char text[LAYOUT_DRAW_TEXT];
         ar_sim_cluster cluster = clusters[1 + i % (CLUSTERS - 1)];
-        layout_draw_make(&d, 5000 + (uint64_t)i);
+        layout_draw_make(&d, DRAW_TENSORS, 5000 + (uint64_t)i);
         cluster.ranks_per_node = 2 + i % 5;
         const double share = share_of(&d, i, &cluster, text);
         cr_expect(share >= 0.99, "%+.2f %%: %s", 100.0 * (share - 1.0), text);
@@ -152,5 +174,6 @@ static void is_at_least_virtual_time_where_groups_do_not_fill_nodes(void)
 Test(planner_time, every_claim)
 {
     TOGETHER(is_virtual_time_within_one_percent, of_ranks_that_share_sequences_is_virtual_time_within_one_percent,
+             of_pipelines_is_virtual_time_but_for_uneven_parts,
              is_at_least_virtual_time_where_groups_do_not_fill_nodes);
 }

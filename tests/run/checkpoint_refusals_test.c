@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints of something else, damaged ones, and what a killed process left. */
+#include "run/checkpoint.h"
 #include "tests/run/checkpoint_frame.h"
 
 TestSuite(checkpoint_refusals, .timeout = 300);
@@ -171,6 +172,11 @@ Test(checkpoint_refusals, a_tensor_that_the_model_does_not_have_is_named)
     r.from = c;
     cr_assert_eq(small_run_do(&r), AR_ERR_FORMAT);
     cr_assert(says("tensor 'lm_head.weight' is in the weights, but the model has none"), "%s", ar_error_message());
+    ar_error_clear();
+    cr_assert_eq(ari_checkpoint_check_names(c, &r.config), AR_ERR_FORMAT);
+    cr_assert(says("tensor 'lm_head.weight' is in the weights, but the model has none"), "%s", ar_error_message());
+    r.config.tied = false;
+    cr_assert_eq(ari_checkpoint_check_names(c, &r.config), AR_OK, "%s", ar_error_message());
     ar_checkpoint_close(c);
     end();
 }

@@ -9,8 +9,16 @@
 
 TestSuite(checkpoint, .timeout = 300);
 
-static const ar_parallel layouts[] = {{.tp = 1}, {.tp = 3, .sp = true}, {.dp = 2, .tp = 2, .micro_batches = 2},
-                                      {.dp = 3}, {.dp = 2, .zero = 1},  {.dp = 3, .tp = 2, .sp = true, .zero = 1}};
+static const ar_parallel layouts[] = {{.tp = 1},
+                                      {.tp = 3, .sp = true},
+                                      {.pp = 2, .dp = 2, .tp = 2, .zero = 1, .micro_batches = 2},
+                                      {.dp = 2, .tp = 2, .micro_batches = 2},
+                                      {.dp = 3},
+                                      {.pp = 2, .micro_batches = 4},
+                                      {.dp = 2, .zero = 3},
+                                      {.pp = 2, .dp = 4, .zero = 3, .dp_replicate = 2, .micro_batches = 2},
+                                      {.dp = 3, .tp = 2, .sp = true, .zero = 1},
+                                      {.dp = 4, .zero = 2, .micro_batches = 2}};
 #define LAYOUTS (sizeof layouts / sizeof layouts[0])
 
 /* Steps 1 to 2 in each layout, steps 3 to 4 in the next but one: the bits of a run in one piece on one rank. */

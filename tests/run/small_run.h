@@ -97,7 +97,7 @@ static inline ar_status small_create(small_rank *k, const small_run *r, ar_ctx *
     if (r->from == NULL)
         AR_TRY(ar_model_fresh(k->model, ctx, SMALL_SEED));
     if (r->parallel.dp > 1)
-        AR_TRY(ar_ddp_create_params(&k->ddp, ctx, "model", k->params, k->n, &d));
+        AR_TRY(ar_ddp_create_model(&k->ddp, ctx, "model", k->model, &d));
     if (r->parallel.zero > 0)
         AR_TRY(ar_optimizer_create_sharded(&k->optimizer, ctx, k->ddp, &r->optimizer));
     else
@@ -162,6 +162,9 @@ static inline ar_status small_run_do(small_run *r)
 {
     const rank_run_options o = {.ranks = ar_parallel_world(&r->parallel),
                                 .dp = r->parallel.dp,
+                                .dp_replicate = r->parallel.dp_replicate,
+                                .pp = r->parallel.pp,
+                                .virtual_stages = r->parallel.virtual_stages,
                                 .sp = r->parallel.sp,
                                 .dropout = r->dropout,
                                 .seed = SMALL_SEED,

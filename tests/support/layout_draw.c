@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_RANKS = 32, MOST_CHUNKS = 9, MOST_POSITIONS = 11, SEEDS_APART = 1000003 };
+enum { MOST_RANKS = 32, MOST_STAGES = 8, MOST_CHUNKS = 9, MOST_POSITIONS = 11, SEEDS_APART = 1000003 };
 
 /* A number in [0, n), from the middle of a linear congruential state. */
 static size_t pick(uint64_t *state, size_t n)
@@ -52,22 +52,62 @@ static void draw_overlap(layout_draw *d)
         d->seq = unit * (1 + pick(&own, most < MOST_POSITIONS ? most : MOST_POSITIONS));
 }
 
+/* The layers of each stage: the first and the last may have none, since they have the embedding and the head. */
+static void draw_stages(ar_stages *given, uint64_t *s, int stages, size_t *layers)
+{
+    *layers = 0;
+    given->n = stages;
+    for (int i = 0; i < stages; i++) {
+        const bool ends = i == 0 || i + 1 == stages;
+        given->layers[i] = (uint16_t)(ends ? pick(s, 3) : 1 + pick(s, 2));
+        *layers += given->layers[i];
+    }
+    if (*layers == 0)
+        *layers = given->layers[0] = 1;
+}
+
+/* A pipeline in three of four draws, of few layers, and how ZeRO shares out what the ranks of dp hold. By numbers of its
+ * own, so that it changes nothing else. */
+static void draw_pipeline(layout_draw *d, uint64_t *s)
+{
+    static const int ranks[] = {1, 2, 2, 2, 2, 3, 3, 4};
+    ar_parallel *p = &d->parallel;
+    p->pp = PICK(s, ranks);
+    p->virtual_stages = 1;
+    p->micro_batches = 1 + (int)pick(s, LAYOUT_DRAW_BATCH);
+    p->zero = (int)pick(s, 4);
+    p->dp *= pick(s, 4) == 0 ? 2 : 1;
+    p->dp_replicate = p->zero > 0 && p->dp % 2 == 0 && pick(s, 3) == 0 ? 2 : 1;
+    d->config.layers = 1 + pick(s, 3);
+    if (p->pp == 1)
+        return;
+    p->forward_first = false;
+    p->schedule = (ar_pp_schedule)pick(s, AR_PP_SCHEDULES);
+    if (p->schedule == AR_PP_INTERLEAVED)
+        p->virtual_stages = 2 + (int)pick(s, 2);
+    const int stages = ar_parallel_stages(p);
+    d->config.layers = (size_t)stages + pick(s, 3);
+    if (pick(s, 3) == 0)
+        draw_stages(&p->stages, s, stages, &d->config.layers);
+}
+
 static void draw_parallel(layout_draw *d, uint64_t *s)
 {
     static const int tps[] = {1, 1, 2, 2, 3, 4, 4, 4, 5, 6, 6, 8}, dps[] = {1, 1, 2, 2, 3, 4, 5};
     static const int few_tps[] = {1, 1, 2, 2, 3, 4}, few_dps[] = {1, 1, 2, 3};
     ar_parallel *p = &d->parallel;
-    p->tp = d->context ? PICK(s, few_tps) : PICK(s, tps);
-    p->dp = d->context ? PICK(s, few_dps) : PICK(s, dps);
+    const bool context = d->kind != DRAW_TENSORS;
+    p->tp = context ? PICK(s, few_tps) : PICK(s, tps);
+    p->dp = context ? PICK(s, few_dps) : PICK(s, dps);
     p->cp = p->cp_inner = 1;
     p->micro_batches = 1 + (int)pick(s, 3);
     p->sp = pick(s, 5) < 3;
     p->keep_gathered = coin(s);
     p->forward_first = coin(s);
     d->batch = 1 + pick(s, LAYOUT_DRAW_BATCH);
-    if (d->context)
+    if (context && (d->kind == DRAW_CONTEXTS || pick(s, 3) == 0))
         draw_context(p, s);
-    d->seq = p->sp || d->context ? unit_of(p) * (1 + pick(s, 3)) : 1 + pick(s, 12);
+    d->seq = p->sp || context ? unit_of(p) * (1 + pick(s, 3)) : 1 + pick(s, 12);
     draw_overlap(d);
 }
 
@@ -167,8 +207,8 @@ static void draw_unusual(layout_draw *d, uint64_t *s)
     d->additive = pick(s, 3) == 0;
     d->mask_per_sample = coin(s);
     d->mask_per_head = coin(s);
-    d->packed = d->context && pick(s, 4) > 0; /* of half of the draws */
-    d->positions = d->context && pick(s, 3) == 0;
+    d->packed = d->kind != DRAW_TENSORS && pick(s, 4) > 0; /* of half of the draws */
+    d->positions = d->kind != DRAW_TENSORS && pick(s, 3) == 0;
 }
 
 static void draw_model(layout_draw *d, uint64_t *s)
@@ -268,19 +308,22 @@ static bool is_legal(layout_draw *d)
 {
     if (d->order != AR_MLP_COLUMN_ROW && ar_plan_add_mlp_order(&d->plan, d->config.arch, d->order) != AR_OK)
         return false;
-    return ar_parallel_world(&d->parallel) <= MOST_RANKS && d->seq <= LAYOUT_DRAW_SEQ &&
-           d->config.heads <= LAYOUT_DRAW_HEADS && (ar_parallel_world(&d->parallel) > 1 || !d->context) &&
+    const int ranks = ar_parallel_world(&d->parallel), most = d->kind == DRAW_STAGES ? LAYOUT_DRAW_RANKS : MOST_RANKS;
+    return ranks <= most && d->seq <= LAYOUT_DRAW_SEQ && d->config.heads <= LAYOUT_DRAW_HEADS &&
+           (ranks > 1 || d->kind == DRAW_TENSORS) &&
            ar_parallel_check(&d->parallel, &d->config, &d->plan, d->batch, d->seq) == AR_OK;
 }
 
-static void make(layout_draw *d, uint64_t seed, bool context)
+void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed)
 {
-    uint64_t state = seed * SEEDS_APART, again = ~state * SEEDS_APART;
+    uint64_t state = seed * SEEDS_APART, again = ~state * SEEDS_APART, stages = again ^ state;
     pick(&state, 2);
-    for (int i = 0; i < 3; i++) /* neighbours' first numbers are alike */
+    for (int i = 0; i < 3; i++) { /* neighbours' first numbers are alike */
         pick(&again, 2);
+        pick(&stages, 2);
+    }
     do {
-        *d = (layout_draw){.seed = seed, .context = context};
+        *d = (layout_draw){.seed = seed, .kind = kind};
         draw_parallel(d, &state);
         draw_model(d, &state);
         draw_training(d, &state);
@@ -288,18 +331,10 @@ static void make(layout_draw *d, uint64_t seed, bool context)
         draw_rates(d, &state);
         draw_loss(d, &state);
         draw_recompute(&d->parallel.recompute, &again);
+        if (kind == DRAW_STAGES)
+            draw_pipeline(d, &stages);
     } while (!is_legal(d));
     ar_error_clear();
-}
-
-void layout_draw_make(layout_draw *d, uint64_t seed)
-{
-    make(d, seed, false);
-}
-
-void layout_draw_make_context(layout_draw *d, uint64_t seed)
-{
-    make(d, seed, true);
 }
 
 static void model_text(char *out, size_t cap, const ar_config *c)
@@ -317,7 +352,7 @@ static void model_text(char *out, size_t cap, const ar_config *c)
 void layout_draw_text(char *out, size_t cap, const layout_draw *d)
 {
     const ar_optimizer_options *o = &d->optimizer;
-    char layout[96], model[350];
+    char layout[160], model[350];
     ar_parallel_text(layout, sizeof layout, &d->parallel);
     model_text(model, sizeof model, &d->config);
     const int used = snprintf(out, cap, "%s, %s, %s order %d, b %zu s %zu, weights %llu%s%s, threads %d, %s", layout,
@@ -370,6 +405,13 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
     h->empty += d->batch < (size_t)p->dp;
     h->micro += p->micro_batches > 1;
     h->selective += p->recompute.what == AR_RECOMPUTE_SELECTIVE;
+    h->stages += p->pp > 1;
+    h->given += p->stages.n > 0;
+    h->of_rank += p->virtual_stages > 1;
+    h->fewer += p->micro_batches < p->pp;
+    h->schedule[p->schedule] += p->pp > 1;
+    h->sharing[p->dp * p->cp > 1 ? p->zero : 0]++;
+    h->copies += p->dp_replicate > 1;
     h->full += p->recompute.what == AR_RECOMPUTE_FULL;
     h->by_check += d->by_check;
     h->dropout += d->dropout > 0.0;
@@ -397,10 +439,20 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
         h->dp, h->zero, h->eager, h->uneven, h->empty, h->micro, h->selective, h->full, h->row_column, h->tied,
         h->window, h->llama3, h->dropout, h->clip, h->smoothed, h->z_loss, h->steps[0], h->steps[1], h->steps[2],
         h->by_check);
-    for (int i = 1; i <= MOST_RANKS; i++) {
+    for (int i = 1; i <= LAYOUT_DRAW_RANKS; i++) {
         if (h->ranks[i] > 0)
             fprintf(to, " %d: %d", i, h->ranks[i]);
     }
+    fprintf(to, "\n");
+    if (h->stages == 0)
+        return;
+    fprintf(
+        to,
+        "pipelines: %d, of given layers: %d, several stages a rank: %d, fewer micro-batches than ranks: %d; ZeRO-1, 2, 3: "
+        "%d, %d, %d, of copies: %d; schedules",
+        h->stages, h->given, h->of_rank, h->fewer, h->sharing[1], h->sharing[2], h->sharing[3], h->copies);
+    for (int i = 0; i < AR_PP_SCHEDULES; i++)
+        fprintf(to, " %s: %d", ar_pp_schedule_name((ar_pp_schedule)i), h->schedule[i]);
     fprintf(to, "\n");
 }
 
@@ -411,6 +463,17 @@ bool layout_histogram_has_contexts(const layout_histogram *h)
            10 * h->replicas >= 2 * h->draws && 10 * h->dp >= 3 * h->draws && 10 * h->zero >= h->draws &&
            20 * h->selective >= 3 * h->draws && 20 * h->full >= 3 * h->draws && 10 * h->window >= 2 * h->draws &&
            10 * h->packed >= 3 * h->draws;
+}
+
+bool layout_histogram_has_stages(const layout_histogram *h)
+{
+    bool all = 10 * h->stages >= 7 * h->draws;
+    for (int i = 0; i < AR_PP_SCHEDULES; i++)
+        all = all && 10 * h->schedule[i] >= h->draws;
+    return all && 10 * h->given >= h->draws && 10 * h->fewer >= 2 * h->draws && 20 * h->tied >= 3 * h->draws &&
+           10 * h->tp >= 2 * h->draws && 10 * h->dp >= 3 * h->draws && 10 * h->sharing[1] >= h->draws &&
+           10 * h->sharing[2] >= h->draws && 10 * h->sharing[3] >= h->draws && 40 * h->copies >= h->draws &&
+           20 * (h->ring + h->inner) >= 3 * h->draws && 20 * (h->selective + h->full) >= 3 * h->draws;
 }
 
 bool layout_histogram_is_wide(const layout_histogram *h)
@@ -428,7 +491,14 @@ static uint64_t from_environment(const char *name, uint64_t otherwise)
     return text ? strtoull(text, NULL, 10) : otherwise;
 }
 
-int layout_draws_run(uint64_t first, int draws, bool context, FILE *to)
+static bool covers_enough(const layout_histogram *h, layout_draw_kind kind)
+{
+    return kind == DRAW_STAGES     ? layout_histogram_has_stages(h)
+           : kind == DRAW_CONTEXTS ? layout_histogram_has_contexts(h)
+                                   : layout_histogram_is_wide(h);
+}
+
+int layout_draws_run(layout_draw_kind kind, uint64_t first, int draws, FILE *to)
 {
     const bool asked = getenv("ANYRANK_TEST_DRAWS") != NULL;
     const uint64_t start = from_environment("ANYRANK_TEST_SEED", first);
@@ -438,7 +508,7 @@ int layout_draws_run(uint64_t first, int draws, bool context, FILE *to)
     for (int i = 0; i < n; i++) {
         char text[LAYOUT_DRAW_TEXT];
         layout_draw d;
-        make(&d, start + (uint64_t)i, context);
+        layout_draw_make(&d, kind, start + (uint64_t)i);
         layout_histogram_add(&h, &d);
         if (layout_draw_run(&d) == AR_OK)
             continue;
@@ -448,11 +518,11 @@ int layout_draws_run(uint64_t first, int draws, bool context, FILE *to)
                 ar_error_message());
     }
     layout_histogram_print(&h, to);
-    if (!asked && !(context ? layout_histogram_has_contexts(&h) : layout_histogram_is_wide(&h))) {
+    if (!asked && !covers_enough(&h, kind)) {
         fprintf(
             to,
             "too few of the draws have tp, sp, replicas, uneven dp, ranks without samples, ZeRO, windows or llama3, or a "
-            "ring, neighbours, zigzag\n");
+            "ring, neighbours, zigzag, or a pipeline, a schedule, given layers\n");
         failures++;
     }
     return failures;

@@ -9,7 +9,7 @@
 #include "support/match.h"
 
 enum { LAYOUT_DRAW_BATCH = 6, LAYOUT_DRAW_SEQ = 32, LAYOUT_DRAW_HEADS = 16, LAYOUT_DRAW_STEPS = 2 };
-enum { LAYOUT_DRAW_TEXT = 900 }; /* of a draw in one line */
+enum { LAYOUT_DRAW_RANKS = 64, LAYOUT_DRAW_TEXT = 900 }; /* of a draw in one line */
 enum { LAYOUT_DRAW_TOKENS = LAYOUT_DRAW_BATCH * LAYOUT_DRAW_SEQ };
 
 /* Which labels are left out: single tokens; whole samples too, so that a rank or a micro-batch may have none; all of
@@ -19,9 +19,12 @@ typedef enum layout_draw_ignored { DRAW_IGNORED_TOKENS, DRAW_IGNORED_SAMPLES, DR
 /* Whose config.json a model of Llama's form has. */
 typedef enum layout_draw_form { DRAW_LLAMA, DRAW_QWEN2, DRAW_MISTRAL } layout_draw_form;
 
+/* What ranks share out: samples and tensors; also the sequence; also the layers, and the weights themselves. */
+typedef enum layout_draw_kind { DRAW_TENSORS, DRAW_CONTEXTS, DRAW_STAGES } layout_draw_kind;
+
 typedef struct layout_draw {
-    uint64_t seed; /* makes the same draw again */
-    bool context;  /* as layout_draw_make_context does */
+    uint64_t seed; /* with the kind makes the same draw again */
+    layout_draw_kind kind;
     ar_config config;
     layout_draw_form form;
     ar_plan plan;
@@ -46,9 +49,7 @@ typedef struct layout_draw {
 } layout_draw;
 
 /** The draw of a seed. Draws that are not legal are drawn again. */
-void layout_draw_make(layout_draw *d, uint64_t seed);
-/** The same with a sequence that context-parallel ranks share. */
-void layout_draw_make_context(layout_draw *d, uint64_t seed);
+void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed);
 /** All of it in one line. */
 void layout_draw_text(char *out, size_t cap, const layout_draw *d);
 /** A check of the draw's model under its layout, with the losses and batches of the command: exact, or below fp32 native.
@@ -66,8 +67,12 @@ typedef struct layout_histogram {
     int overlap, cut;                           /* in chunks beside products; the last of which is shorter */
     int ring, inner, both, zigzag, packed;      /* both: a ring of places with neighbours */
     int selective, full;                        /* recomputation */
-    int dp, zero, eager, micro, ranks[33], by_check, dropout, clip, smoothed, z_loss, row_column, tied, window, llama3,
-        steps[LAYOUT_DRAW_STEPS + 1];
+    int stages, given, of_rank, fewer;          /* pipelines; with given layers; several stages a rank; fewer
+                                                   micro-batches than ranks */
+    int schedule[AR_PP_SCHEDULES];
+    int sharing[4], copies; /* by the stage of ZeRO; in groups that hold copies */
+    int dp, zero, eager, micro, ranks[LAYOUT_DRAW_RANKS + 1], by_check, dropout, clip, smoothed, z_loss, row_column,
+        tied, window, llama3, steps[LAYOUT_DRAW_STEPS + 1];
 } layout_histogram;
 void layout_histogram_add(layout_histogram *h, const layout_draw *d);
 void layout_histogram_print(const layout_histogram *h, FILE *to);
@@ -81,10 +86,14 @@ bool layout_histogram_is_wide(const layout_histogram *h);
  *  sequence parallelism, 20 % replicas of KV heads, 30 % dp > 1, 10 % ZeRO, 20 % a sliding window, 30 % packed
  *  documents. */
 bool layout_histogram_has_contexts(const layout_histogram *h);
+/** Of draws with stages: at least 70 % have a pipeline, 10 % each schedule, 10 % given layers, 20 % fewer micro-batches
+ *  than ranks of the pipeline, 15 % a tied head, 20 % tp > 1, 30 % dp > 1, 10 % each stage of ZeRO, 15 % context-parallel ranks, 15 %
+ *  recomputation. */
+bool layout_histogram_has_stages(const layout_histogram *h);
 
-/** Runs `draws` draws (context: with contexts) from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed, and
+/** Runs `draws` draws of a kind from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed, and
  *  ANYRANK_TEST_DRAWS. Each failure is one paragraph on `to`, which says how to run its draw alone; then the histogram.
  *  Returns the number of failures; one more where the draws were not asked for and do not cover enough. */
-int layout_draws_run(uint64_t first, int draws, bool context, FILE *to);
+int layout_draws_run(layout_draw_kind kind, uint64_t first, int draws, FILE *to);
 
 #endif

@@ -35,7 +35,8 @@ static ar_status judge_run(const ar_check_run *run, const char *weights, const c
         return ar_error_set(AR_ERR_DATA, "the hashes differ: weights %s, expected %s; gradients %s, expected %s",
                             run->weights_hash, weights, run->gradients_hash, gradients);
     if (run->result >= AR_CHECK_DIFFERENT || run->tensors == 0) /* huge weights overflow: the same bits are vacuous */
-        return ar_error_set(AR_ERR_DATA, "result %d after %zu tensors", (int)run->result, run->tensors);
+        return ar_error_set(AR_ERR_DATA, "result %d after %zu tensors: %s%s%s", (int)run->result, run->tensors,
+                            run->memory_difference, run->shape_difference, run->call_difference);
     return AR_OK;
 }
 

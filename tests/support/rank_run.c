@@ -14,9 +14,15 @@ static ar_status rank_main(ar_comm *world, void *arg)
 {
     const job *j = arg;
     const int r = ar_comm_rank(world);
-    const int others = ari_at_least_one(j->o->dp) * ari_at_least_one(j->o->cp);
-    const ar_parallel layout = {
-        .tp = j->o->ranks / others, .dp = j->o->dp, .cp = j->o->cp, .cp_inner = j->o->cp_inner, .zigzag = j->o->zigzag};
+    const int others = ari_at_least_one(j->o->dp) * ari_at_least_one(j->o->cp) * ari_at_least_one(j->o->pp);
+    const ar_parallel layout = {.tp = j->o->ranks / others,
+                                .dp = j->o->dp,
+                                .dp_replicate = j->o->dp_replicate,
+                                .cp = j->o->cp,
+                                .cp_inner = j->o->cp_inner,
+                                .zigzag = j->o->zigzag,
+                                .pp = j->o->pp,
+                                .virtual_stages = j->o->virtual_stages};
     ar_device *device = NULL;
     ar_parallel_groups groups = {.tp = NULL};
     ar_ctx *ctx = NULL;
@@ -27,7 +33,10 @@ static ar_status rank_main(ar_comm *world, void *arg)
     const ar_ctx_options options = {.device = device,
                                     .tp = others > 1 ? groups.tp : world,
                                     .dp = groups.dp,
+                                    .shard = groups.shard,
+                                    .replicate = groups.replicate,
                                     .cp = groups.cp,
+                                    .pp = groups.pp,
                                     .world = world,
                                     .sp = j->o->sp,
                                     .keep_gathered = j->o->keep_gathered,

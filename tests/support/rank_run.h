@@ -13,8 +13,10 @@ typedef ar_status (*rank_fn)(ar_ctx *ctx, void *user);
 typedef struct rank_run_options {
     int ranks;        /* all of them */
     int dp;           /* data-parallel ranks among them, tensor-parallel ones being neighbours; 0: one */
+    int dp_replicate; /* of ar_parallel */
     int cp, cp_inner; /* context-parallel ranks among them, as in ar_parallel; 0: one */
     bool zigzag;
+    int pp, virtual_stages; /* pipeline ranks among them, furthest apart; 0: one */
     bool sp, keep_gathered;
     int overlap; /* of ar_ctx_options */
     double dropout;

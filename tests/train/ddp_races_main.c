@@ -33,7 +33,10 @@ static int run_toys(void)
 static int run_models(void)
 {
     enum { SEQ = 8, BATCH = 4, STEPS = 2 };
-    static const ar_parallel layouts[] = {{.dp = 2}, {.tp = 2, .dp = 2, .sp = true, .micro_batches = 2}, {.dp = 4}};
+    static const ar_parallel layouts[] = {{.dp = 2},
+                                          {.tp = 2, .dp = 2, .sp = true, .micro_batches = 2},
+                                          {.dp = 4, .dp_replicate = 2},
+                                          {.pp = 2, .dp = 2, .micro_batches = 2}};
     const ar_config config = {.arch = AR_ARCH_LLAMA,
                               .vocab = 11,
                               .hidden = 16,
@@ -70,7 +73,7 @@ static int run_models(void)
                                      .run.numerics = i & 1 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
                                      .run.threads = 1,
                                      .run.seed = 3};
-            o.run.parallel.zero = i & 1;
+            o.run.parallel.zero = layouts[l].dp_replicate > 1 ? 1 + (i + 1) % 3 : (i + (int)l) % 4;
             const ar_status st = ari_cluster_run(&result, &o);
             free(result.loss);
             free(result.reports);

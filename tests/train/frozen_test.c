@@ -74,7 +74,7 @@ static ar_status make(trained *t, ar_ctx *ctx, const job *j)
     freeze(t, j->all_along, true);
     for (size_t i = 0; i < t->n && j->poisoned == ar_comm_rank(ar_ctx_dp(ctx)); i++)
         AR_TRY(ar_param_add_hook(t->params[i], (ar_param_hook){poison, ctx}));
-    AR_TRY(ar_ddp_create_params(&t->ddp, ctx, "model", t->params, t->n, &ddp));
+    AR_TRY(ar_ddp_create_model(&t->ddp, ctx, "model", t->model, &ddp));
     AR_TRY(ar_gradients_create(&t->gradients, ctx, t->params, t->n));
     return ddp.zero ? ar_optimizer_create_sharded(&t->optimizer, ctx, t->ddp, &o)
                     : ar_optimizer_create(&t->optimizer, ctx, t->params, t->n, &o);
@@ -126,7 +126,8 @@ static ar_status rank_main(void *user, ar_ctx *ctx)
 static const ar_parallel layouts[] = {
     {.dp = 2},
     {.tp = 2, .dp = 2, .zero = 1, .sp = true},
-    {.dp = 3, .zero = 1},
+    {.dp = 3, .zero = 2},
+    {.dp = 2, .zero = 3},
     {.tp = 2, .dp = 4, .micro_batches = 1},
     {.micro_batches = 3},
     {.tp = 4}, /* more ranks than KV heads */

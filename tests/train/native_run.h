@@ -140,6 +140,8 @@ static inline ar_status native_main(ar_ctx *ctx, void *user)
     st = native_steps(run, r, ctx, &t);
     native_keep keep = {r, ctx};
     r->updates = ar_optimizer_steps(t.optimizer);
+    if (st == AR_OK && t.ddp)
+        st = ar_ddp_gather_parameters(t.ddp);
     const ar_status kept = native_keep_weights(r, ctx, &t);
     if (st == AR_OK)
         st = kept;

@@ -26,7 +26,7 @@ typedef struct values {
 typedef struct job {
     ar_optimizer_options options;
     ar_ddp_options ddp;
-    int zero;                            /* an optimizer of shares, over DDP; else of whole parameters */
+    int zero;                            /* stage of an optimizer of shares, over DDP; 0: of whole parameters */
     int silent;                          /* a parameter that never gets a gradient; -1: none */
     int apart;                           /* the first parameter of a DDP object of its own without ZeRO; 0: none */
     int frozen;                          /* one that requires none; -1: none */
@@ -158,6 +158,8 @@ static inline ar_status train(ar_ctx *ctx, job *j, ar_param **p)
     for (unsigned step = j->first; step <= j->last; step++)
         AR_TRY_TO(done, st, one_step(ctx, j, p, &r, o, step));
     j->bytes[rank] = ar_optimizer_bytes(o);
+    if (r.first)
+        AR_TRY_TO(done, st, ar_ddp_gather_parameters(r.first));
     for (size_t i = 0; i < PARAMS; i++) {
         j->versions[rank][i] = p[i]->version - version[i];
         AR_TRY_TO(done, st, ar_ctx_download_floats(ctx, j->end[rank].at[i], &p[i]->value));

@@ -45,6 +45,8 @@ static const ar_parallel layouts[] = {{.dp = 2, .zero = 1},
                                       {.tp = 2, .dp = 2, .zero = 1},
                                       {.tp = 4, .dp = 2, .sp = true, .zero = 1},
                                       {.tp = 2, .dp = 3, .sp = true, .micro_batches = 2, .zero = 1},
+                                      {.dp = 6, .zero = 1, .dp_replicate = 2, .micro_batches = 2},
+                                      {.tp = 2, .cp = 2, .dp = 2, .zero = 1, .dp_replicate = 2},
                                       {.zero = 1}};
 /* One bucket a parameter; a few to a bucket, none of which the larger ones fit in; all in one. */
 static const size_t bucket_bytes[] = {0, 600, AR_BUCKET_BYTES};

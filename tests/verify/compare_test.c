@@ -172,6 +172,54 @@ Test(compare, one_rank_reporting_twice_does_not_stand_for_the_other)
     fixture_fini(&f);
 }
 
+static void exchange(int *a, int *b)
+{
+    const int x = *a;
+    *a = *b;
+    *b = x;
+}
+
+/* The next order of n numbers; false: this was the last. */
+static bool next_order(int *a, int n)
+{
+    int i = n - 1, k = n - 1;
+    while (i > 0 && a[i - 1] >= a[i])
+        i--;
+    if (i == 0)
+        return false;
+    while (a[k] <= a[i - 1])
+        k--;
+    exchange(&a[i - 1], &a[k]);
+    for (k = n - 1; i < k; i++, k--)
+        exchange(&a[i], &a[k]);
+    return true;
+}
+
+/* As micro-batches come that a schedule takes in an order of its own. */
+Test(compare, rows_reported_in_any_order_are_one_part)
+{
+    int order[ROWS] = {0, 1, 2, 3, 4, 5}, orders = 0;
+    do {
+        fixture f;
+        float wrong[COUNT], *copy = NULL;
+        fixture_init(&f);
+        memcpy(wrong, f.values, sizeof wrong);
+        wrong[13] = wrong[22] = 100.0f;
+        for (int k = 0; k < ROWS; k++) {
+            cr_assert_eq(k > 0 && ari_verdict_of(f.rank, 1, 0).complete, false);
+            tap_rows(&f.rank[0], wrong, order[k], ROWS);
+        }
+        const ari_verdict v = ari_verdict_of(f.rank, 1, 0);
+        cr_assert(v.complete && v.different == 2 && v.first == 13 && v.first_local == 13 && v.rank == 0);
+        cr_assert_eq(ari_comparator_copy(&copy, &f.rank[0], 0), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(memcmp(copy, wrong, sizeof wrong), 0);
+        free(copy);
+        fixture_fini(&f);
+        orders++;
+    } while (next_order(order, ROWS));
+    cr_expect_eq(orders, 720);
+}
+
 Test(compare, a_tensor_that_the_reference_lacks_is_kept_by_name)
 {
     fixture f;

@@ -382,10 +382,11 @@ static const expected_bytes bytes_alone[] = {
 enum { BYTES_ALONE = sizeof bytes_alone / sizeof *bytes_alone };
 
 /* The same on other models, numbers of ranks, orders of the MLP, and with the ring. */
-static const char *const small_names[] = {"llama", "gpt2", "stack"};
+static const char *const small_names[] = {"llama", "gpt2", "stack", "llama-4", "gpt2-4"};
 static const char *const small_models[] = {LLAMA(256, 64, 96, 2, 8, 2, 8, false), GPT2(256, 96, 192, 2, 12),
-                                           STACK(256, 64, 96, 2, 8, 4)};
-enum { SMALL_MODELS = 3 };
+                                           STACK(256, 64, 96, 2, 8, 4), LLAMA(256, 32, 48, 4, 4, 2, 8, false),
+                                           GPT2(256, 48, 96, 4, 4)};
+enum { SMALL_MODELS = 5 };
 
 static const expected elsewhere[] = {
     {F(column_dx_not_reduced), "stack", TP(4), CR, RING, "layers.1.mlp.w1:bwd", "backward", 1, 0, "missing_all_reduce"},

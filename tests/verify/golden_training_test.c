@@ -17,7 +17,7 @@
 #include "run/cluster_run.h"
 #include "run/run.h"
 
-enum { STEPS = 20, BATCH = 2, SEQ = 32, MOST_TENSORS = 40, MOST_LAYOUTS = 9, MOST_RANKS = 8 };
+enum { STEPS = 20, BATCH = 2, SEQ = 32, MOST_TENSORS = 40, MOST_LAYOUTS = 11, MOST_RANKS = 8 };
 
 /* Two fp32 computations of a loss of 4 to 6, in other orders: some units of 2^-23 of it. Measured 1.2e-7. */
 #define LOSS_BOUND 1e-6
@@ -41,8 +41,11 @@ static const trained cases[] = {
       {.dp = 2},
       {.dp = 2, .tp = 2, .sp = true},
       {.micro_batches = 2},
+      {.pp = 2, .micro_batches = 2, .schedule = AR_PP_GPIPE},
+      {.pp = 4, .stages = {4, {0, 1, 1, 0}}, .micro_batches = 2},
+      {.pp = 2, .virtual_stages = 2, .stages = {4, {0, 1, 1, 0}}, .micro_batches = 2, .schedule = AR_PP_INTERLEAVED},
       {.tp = 2, .micro_batches = 2, .forward_first = true, .sp = true, .keep_gathered = true}},
-     7},
+     10},
     {"llama-gqa-tiny",
      {{.tp = 1},
       {.tp = 2, .sp = true},
@@ -51,8 +54,10 @@ static const trained cases[] = {
       {.tp = 8, .sp = true},
       {.dp = 2},
       {.dp = 2, .tp = 4, .sp = true},
-      {.micro_batches = 2}},
-     8},
+      {.micro_batches = 2},
+      {.pp = 2, .dp = 2, .tp = 2},
+      {.pp = 4, .stages = {4, {0, 1, 1, 0}}, .tp = 2, .sp = true, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE}},
+     10},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 

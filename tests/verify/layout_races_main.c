@@ -44,7 +44,7 @@ static bool wrong_groups_are_told(void)
 int main(void)
 {
     const bool told = wrong_groups_are_told();
-    const int failures = layout_draws_run(FIRST_SEED, DRAWS, false, stderr) +
-                         layout_draws_run(FIRST_CONTEXT, CONTEXT_DRAWS, true, stderr);
+    const int failures = layout_draws_run(DRAW_TENSORS, FIRST_SEED, DRAWS, stderr) +
+                         layout_draws_run(DRAW_CONTEXTS, FIRST_CONTEXT, CONTEXT_DRAWS, stderr);
     return failures == 0 && told ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -156,7 +156,7 @@ Test(ops_overlap, chunks_change_neither_bytes_nor_products)
     int cut = 0;
     for (int i = 0; i < DRAWS; i++) {
         layout_draw d;
-        (i % 3 == 2 ? layout_draw_make_context : layout_draw_make)(&d, 2100 + (uint64_t)i);
+        layout_draw_make(&d, i % 3 == 2 ? DRAW_CONTEXTS : DRAW_TENSORS, 2100 + (uint64_t)i);
         ari_step_case t = {.config = &d.config,
                            .run = {.plan = d.plan,
                                    .parallel = d.parallel,
@@ -181,4 +181,33 @@ Test(ops_overlap, chunks_change_neither_bytes_nor_products)
         ar_plan_fini(&d.plan);
     }
     cr_expect_geq(cut, DRAWS / 10);
+}
+
+/* How many collectives the backward passes for weights have, and how many of them on the main queue. */
+typedef struct put_off_calls {
+    int all, main;
+} put_off_calls;
+
+static ar_status add_put_off(void *user, const ari_operation *op)
+{
+    put_off_calls *n = user;
+    for (int i = 0; i < op->calls && op->pass == ARI_PASS_BACKWARD && op->part == AR_PP_BACKWARD_WEIGHT; i++) {
+        n->all++;
+        n->main += op->call[i].queue == ARI_ON_MAIN && ari_call_chunks(&op->call[i]) == 1;
+    }
+    return AR_OK;
+}
+
+/* Zero bubble: q, k and v's common input, and gate and up's, come again for each of the rank's layers and micro-batches. */
+Test(ops_overlap, inputs_come_whole_for_put_off_gradients)
+{
+    const ar_config c = config_of(MODEL);
+    ari_step_case t = case_of(&c, 4, 22, AR_NUMERICS_NATIVE);
+    t.run.parallel.pp = 2;
+    t.run.parallel.micro_batches = 3;
+    t.run.parallel.schedule = AR_PP_ZERO_BUBBLE;
+    put_off_calls n = {0};
+    cr_assert_eq(ari_operations(&t, 0, add_put_off, &n), AR_OK, "%s", ar_error_message());
+    cr_expect_eq(n.all, 2 * 3);
+    cr_expect_eq(n.main, n.all);
 }

@@ -551,47 +551,6 @@ static ar_status tally(void *user, const ari_operation *op)
 }
 
 /* Some thousands of operations, whatever the world is. */
-typedef struct sums {
-    size_t passes, calls, elements;
-    double multiply_adds;
-} sums;
-
-static ar_status add_sums(void *user, const ari_operation *op)
-{
-    sums *s = user;
-    s->passes += op->kind == ARI_OPERATION_EMBEDDING ? op->times : 0;
-    s->calls += (size_t)op->calls * op->times;
-    s->multiply_adds += op->multiply_adds * (double)op->times;
-    for (int i = 0; i < op->calls; i++)
-        s->elements += op->call[i].elements * op->times;
-    return AR_OK;
-}
-
-/* 11 samples on 2 ranks, 6 and 5, in 4 micro-batches each: 2+2+1+1 and 2+1+1+1; and some that are empty. */
-Test(ops, micro_batches_that_do_the_same_can_be_visited_once)
-{
-    const ar_config c = config_of(LLAMA(31, 24, 36, 2, 24, 12, 4, false));
-    const size_t batches[] = {11, 5, 1};
-    for (size_t i = 0; i < sizeof batches / sizeof *batches; i++) {
-        for (int order = 0; order < 4; order++) {
-            const ar_parallel p = {.tp = 2, .dp = 2, .sp = true, .micro_batches = 4, .forward_first = order % 2 != 0};
-            ari_step_case t = case_of(&c, p, batches[i], 12);
-            t.run.numerics = order < 2 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE;
-            for (int rank = 0; rank < 2; rank++) {
-                sums each = {0}, once = {0};
-                cr_assert_eq(ari_operations(&t, 2 * rank + 1, add_sums, &each), AR_OK);
-                cr_assert_eq(ari_operations_once(&t, 2 * rank + 1, add_sums, &once), AR_OK);
-                cr_expect_gt(each.elements, 0);
-                cr_expect(each.passes == once.passes && each.calls == once.calls && each.elements == once.elements &&
-                              each.multiply_adds == once.multiply_adds,
-                          "batch %zu, order %d, rank %d: %zu passes, %zu calls of %zu elements; once: %zu, %zu, %zu",
-                          batches[i], order, rank, each.passes, each.calls, each.elements, once.passes, once.calls,
-                          once.elements);
-            }
-        }
-    }
-}
-
 Test(ops, the_list_of_a_rank_does_not_grow_with_the_world)
 {
     const ar_config c = config_of(LLAMA(128256, 16384, 53248, 126, 128, 8, 128, false));

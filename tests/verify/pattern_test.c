@@ -36,6 +36,20 @@ Test(pattern_replica, partial_values_look_like_a_missing_all_reduce)
     }
 }
 
+Test(pattern_replica, parts_that_add_up_though_two_ranks_have_the_whole)
+{
+    world w;
+    replicated(&w, "model.layers.3.mlp", 'b', 4, 3, SHAPE(2, 8, 12));
+    for (size_t i = 0; i < w.count; i++) {
+        const float part = noise(i + 1000);
+        *at(&w, 2, i) = part;
+        *at(&w, 3, i) = -w.reference[i] - part;
+    }
+    expect_cause(&w, "missing_all_reduce");
+    expect_hint(&w, "ranks 0..1 have it");
+    world_free(&w);
+}
+
 /* A row-parallel bias is added after the sum, so every part has it. */
 Test(pattern_replica, partial_values_with_a_bias_each_look_like_a_missing_all_reduce)
 {

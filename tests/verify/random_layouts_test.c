@@ -9,16 +9,21 @@
 
 TestSuite(random_layouts, .timeout = 300);
 
-enum { FIRST_SEED = 1, FIRST_CONTEXT = 236 };
+enum { FIRST_SEED = 1, FIRST_CONTEXT = 236, FIRST_STAGES = 214 };
 
 Test(random_layouts, every_tensor_has_the_baselines_bits)
 {
-    cr_assert_eq(layout_draws_run(FIRST_SEED, by_scale(30, 40, 120), false, stderr), 0);
+    cr_assert_eq(layout_draws_run(DRAW_TENSORS, FIRST_SEED, by_scale(30, 40, 120), stderr), 0);
 }
 
 Test(random_layouts, sequences_that_ranks_share_have_the_baselines_bits)
 {
-    cr_assert_eq(layout_draws_run(FIRST_CONTEXT, by_scale(12, 12, 60), true, stderr), 0);
+    cr_assert_eq(layout_draws_run(DRAW_CONTEXTS, FIRST_CONTEXT, by_scale(12, 12, 60), stderr), 0);
+}
+
+Test(random_layouts, layers_and_state_that_ranks_share_have_the_baselines_bits)
+{
+    cr_assert_eq(layout_draws_run(DRAW_STAGES, FIRST_STAGES, by_scale(8, 10, 60), stderr), 0);
 }
 
 Test(random_layouts, a_seed_makes_the_same_draw_again)
@@ -26,9 +31,9 @@ Test(random_layouts, a_seed_makes_the_same_draw_again)
     for (uint64_t seed = 1; seed < 50; seed++) {
         char one[LAYOUT_DRAW_TEXT], two[LAYOUT_DRAW_TEXT], other[LAYOUT_DRAW_TEXT];
         layout_draw a, b, c;
-        layout_draw_make(&a, seed);
-        layout_draw_make(&b, seed);
-        layout_draw_make(&c, seed + 1);
+        layout_draw_make(&a, DRAW_TENSORS, seed);
+        layout_draw_make(&b, DRAW_TENSORS, seed);
+        layout_draw_make(&c, DRAW_TENSORS, seed + 1);
         layout_draw_text(one, sizeof one, &a);
         layout_draw_text(two, sizeof two, &b);
         layout_draw_text(other, sizeof other, &c);

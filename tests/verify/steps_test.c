@@ -362,7 +362,9 @@ Test(steps, default_layouts_are_of_every_kind_and_legal)
                                         "micro-batches=2",
                                         "micro-batches=4",
                                         "cp=2 zigzag",
-                                        "cp=4 (inner 2) tp=2 sp zero=1"};
+                                        "cp=4 (inner 2) tp=2 sp zero=1",
+                                        "pp=2 1f1b micro-batches=4",
+                                        "pp=2 interleaved (2 stages each) dp=2 tp=2 sp zero=1 micro-batches=2"};
     static const char *const gpt2[] = {"tp=1",
                                        "tp=3 sp",
                                        "tp=6",
@@ -373,7 +375,9 @@ Test(steps, default_layouts_are_of_every_kind_and_legal)
                                        "micro-batches=2",
                                        "micro-batches=4",
                                        "cp=3 zigzag",
-                                       "cp=2 (inner 2) tp=2 sp zero=1"};
+                                       "cp=2 (inner 2) tp=2 sp zero=1",
+                                       "pp=3 zero-bubble micro-batches=4",
+                                       "pp=2 1f1b dp=2 tp=3 sp zero=1 micro-batches=2"};
     static const char *const gpt2_64[] = {"tp=1",
                                           "tp=4 sp",
                                           "tp=6",
@@ -384,11 +388,16 @@ Test(steps, default_layouts_are_of_every_kind_and_legal)
                                           "micro-batches=2",
                                           "micro-batches=4",
                                           "cp=2 zigzag",
-                                          "cp=2 (inner 2) tp=2 sp zero=1"};
-    expect_defaults("llama-demo", 64, llama, 13);
-    expect_defaults("stack-demo", 64, llama, 13);
-    expect_defaults("gpt2-demo", 72, gpt2, 11);
-    expect_defaults("gpt2-demo", 64, gpt2_64, 11); /* 64 positions do not divide by 3 */
+                                          "cp=2 (inner 2) tp=2 sp zero=1",
+                                          "pp=3 zero-bubble micro-batches=4",
+                                          "pp=2 1f1b dp=2 tp=2 sp zero=1 micro-batches=2"};
+    expect_defaults("llama-demo", 64, llama, 15);
+    const char *stack[15]; /* of two layers */
+    memcpy(stack, llama, sizeof stack);
+    stack[14] = "pp=2 1f1b dp=2 tp=2 sp zero=1 micro-batches=2";
+    expect_defaults("stack-demo", 64, stack, 15);
+    expect_defaults("gpt2-demo", 72, gpt2, 13);
+    expect_defaults("gpt2-demo", 64, gpt2_64, 13); /* 64 positions do not divide by 3 */
 }
 
 Test(steps, a_sequence_fits_the_layouts_where_nobody_says_how_long_it_is)
@@ -459,6 +468,37 @@ Test(steps, a_sweep_lists_every_legal_layout_by_world_size)
         cr_expect_str_eq(text, expected[i], "layout %zu", i);
     }
     cr_expect_eq(ar_check_sweep(&c, &plan, 2, 6, 3, NULL, 0), n, "counts without room too");
+}
+
+/* Four layers, one sample of 6 positions: meshes with a pipeline, by world size. */
+Test(steps, a_sweep_takes_the_schedules_of_pipelines_in_turn)
+{
+    static const char *const expected[] = {"pp=2 1f1b",
+                                           "pp=3 gpipe",
+                                           "pp=2 interleaved (2 stages each) cp=2",
+                                           "pp=2 interleaved (2 stages each) cp=2 zero=1",
+                                           "pp=2 zero-bubble cp=2 (inner 2)",
+                                           "pp=2 zero-bubble cp=2 (inner 2) zero=1",
+                                           "pp=4 1f1b",
+                                           "pp=2 gpipe tp=2",
+                                           "pp=2 gpipe tp=2 sp"};
+    enum { EXPECTED = sizeof expected / sizeof *expected };
+    ar_parallel p[60];
+    char text[96];
+    ar_config c = config_of(tiny_models[TINY_TIED]);
+    const ar_plan plan = {0};
+    c.layers = 4;
+    const size_t n = ar_check_sweep(&c, &plan, 1, 6, 4, p, 60);
+    size_t found = 0;
+    cr_assert_leq(n, 60, "%zu layouts", n);
+    for (size_t i = 0; i < n; i++) {
+        if (p[i].pp == 1)
+            continue;
+        ar_parallel_text(text, sizeof text, &p[i]);
+        cr_assert_lt(found, EXPECTED, "and %s", text);
+        cr_expect_str_eq(text, expected[found++]);
+    }
+    cr_expect_eq(found, EXPECTED);
 }
 
 /* --- central differences ------------------------------------------------------------------------------------------ */

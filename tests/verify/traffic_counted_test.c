@@ -101,7 +101,11 @@ static const ar_parallel layouts[] = {{.tp = 2},
                                       {.tp = 4, .dp = 3},
                                       {.tp = 2, .dp = 2, .micro_batches = 3, .forward_first = true},
                                       {.tp = 2, .dp = 2, .sp = true},
-                                      {.tp = 4, .dp = 2, .sp = true, .keep_gathered = true, .micro_batches = 2}};
+                                      {.tp = 4, .dp = 2, .sp = true, .keep_gathered = true, .micro_batches = 2},
+                                      {.pp = 2, .dp = 2, .micro_batches = 2},
+                                      {.pp = 2, .tp = 3, .stages = {2, {1, 0}}},
+                                      {.pp = 2, .tp = 4, .sp = true, .stages = {2, {0, 1}}, .micro_batches = 3},
+                                      {.pp = 2, .tp = 2, .dp = 2, .stages = {2, {1, 1}}}};
 
 /* Every check compares counted and predicted bytes too, so that a part of the cases is enough for every ./test. */
 static bool left_out(size_t i)

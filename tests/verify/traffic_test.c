@@ -269,6 +269,41 @@ static void both_kinds_of_parallelism_by_hand(void)
     cr_expect_eq(predicted(&t), one_group + exponents + over_dp);
 }
 
+/* Between two stages an activation and its gradient, of T tokens; the loss to the other rank; the norm of the gradients
+ * over both. */
+static void a_pipeline_by_hand(void)
+{
+    const uint64_t message = 2 * 4 * (4 * 6 * 12), loss = 4, norm = 2 * (4 + 16);
+    const ar_config c = config_of(STACK(31, 12, 24, 4, 12, 12));
+    ari_step_case t = case_of(&c, (ar_parallel){.pp = 2}, 4, 6);
+    cr_expect_eq(predicted(&t), message + loss);
+    t.run.parallel.micro_batches = 3;
+    t.run.parallel.schedule = AR_PP_ZERO_BUBBLE;
+    t.run.parallel.stages = (ar_stages){2, {3, 1}};
+    cr_expect_eq(predicted(&t), message + loss);
+    t.run.steps = 5;
+    t.run.clip = 1.0;
+    cr_expect_eq(predicted(&t), 5 * (message + loss + norm));
+    t.run.parallel = (ar_parallel){.pp = 2, .virtual_stages = 2, .schedule = AR_PP_INTERLEAVED};
+    cr_expect_eq(predicted(&t), 5 * (3 * message + loss + norm));
+    t.forward_only = true;
+    t.run.clip = 0.0;
+    cr_expect_eq(predicted(&t), 5 * (3 * message / 2 + loss));
+}
+
+/* Of a table [31, 12] both ends have a copy: its accumulators go over them. Of the last of four stages, which two in the
+ * middle have no part in. */
+static void a_tied_weight_is_summed_over_two_stages(void)
+{
+    const ar_config tied = config_of(LLAMA(31, 12, 24, 4, 12, 12, 2, true));
+    ar_config untied = tied;
+    untied.tied = false;
+    ari_step_case t = case_of(&tied, (ar_parallel){.pp = 4}, 2, 6);
+    const uint64_t with = predicted(&t);
+    t.config = &untied;
+    cr_expect_eq(with - predicted(&t), 2 * (1 + 16) * (31 * 12));
+}
+
 static void clipping_moves_an_exponent_and_two_sums(void)
 {
     const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
@@ -315,11 +350,11 @@ static void one_rank_moves_nothing_and_absurd_sizes_are_refused(void)
 
 Test(traffic, every_claim)
 {
-    TOGETHER(native_layers_send_what_rings_send, row_then_column_costs_a_collective_more,
-             an_embedding_under_sequence_parallelism_scatters, exact_stack_of_one_block_by_hand,
-             exact_stack_with_sequence_parallelism_by_hand, norms_are_reduced_over_tp_under_sequence_parallelism,
-             more_than_8191_terms_are_scattered_in_16_bytes, replicas_of_a_kv_head_fold_its_gradients,
-             data_parallelism_by_hand, zero_by_hand, both_kinds_of_parallelism_by_hand,
-             clipping_moves_an_exponent_and_two_sums, steps_multiply_all_but_the_start,
-             one_rank_moves_nothing_and_absurd_sizes_are_refused);
+    TOGETHER(a_pipeline_by_hand, a_tied_weight_is_summed_over_two_stages, native_layers_send_what_rings_send,
+             row_then_column_costs_a_collective_more, an_embedding_under_sequence_parallelism_scatters,
+             exact_stack_of_one_block_by_hand, exact_stack_with_sequence_parallelism_by_hand,
+             norms_are_reduced_over_tp_under_sequence_parallelism, more_than_8191_terms_are_scattered_in_16_bytes,
+             replicas_of_a_kv_head_fold_its_gradients, data_parallelism_by_hand, zero_by_hand,
+             both_kinds_of_parallelism_by_hand, clipping_moves_an_exponent_and_two_sums,
+             steps_multiply_all_but_the_start, one_rank_moves_nothing_and_absurd_sizes_are_refused);
 }

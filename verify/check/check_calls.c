@@ -14,18 +14,16 @@ const char *const ari_call_causes[ARI_CALL_CAUSES] = {[ARI_CALL_REPEATED] = "col
                                                       [ARI_CALL_ADDED] = "collective_added",
                                                       [ARI_CALL_LEFT_OUT] = "collective_left_out"};
 
-enum { LANES = ARI_ON_TP + 1 };
-
 /* What one rank recorded, and how far it has been compared. */
 typedef struct rank_trace {
     const ari_step_case *c;
     int rank;
-    ari_trace_lane lane[LANES];
-    size_t next[LANES];
+    ari_trace_lane lane[ARI_CALL_QUEUES];
+    size_t next[ARI_CALL_QUEUES];
     bool later; /* than the first step */
     double multiply_adds;
-    char last[LANES][320]; /* the call before, which was as listed */
-    const char *cause;     /* of the first difference */
+    char last[ARI_CALL_QUEUES][320]; /* the call before, which was as listed */
+    const char *cause;               /* of the first difference */
 } rank_trace;
 
 /* Calls that combine or move values between different ranks; a split of groups moves none. */
@@ -130,7 +128,7 @@ static ar_status compare(void *user, const ari_operation *op)
 static ar_status compare_end(rank_trace *t, bool timed)
 {
     double flops = 0.0;
-    for (int i = 0; i < LANES; i++) {
+    for (int i = 0; i < ARI_CALL_QUEUES; i++) {
         char left[320];
         const ari_record *r = next_call(t, i);
         describe(left, sizeof left, r);
@@ -151,7 +149,11 @@ static ari_call_queue queue_of(const ari_trace_lane *lane)
 {
     if (lane->track == 0)
         return ARI_ON_MAIN;
-    return strcmp(lane->name, "communication") == 0 ? ARI_ON_BUCKETS : ARI_ON_TP;
+    for (int q = ARI_ON_TP; q < ARI_CALL_QUEUES; q++) {
+        if (strcmp(lane->name, ari_call_queue_name((ari_call_queue)q)) == 0)
+            return (ari_call_queue)q;
+    }
+    return ARI_ON_BUCKETS;
 }
 
 static ar_status compare_rank(rank_trace *r, const ari_step_case *c, const ar_trace *t)

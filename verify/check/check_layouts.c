@@ -26,6 +26,16 @@ static const choice powers_of_two[] = {
     {.first = {.cp = 2, .zigzag = true}},
     {.first = {.cp = 4, .cp_inner = 2, .tp = 2, .sp = true, .zero = 1},
      .otherwise = {.cp = 4, .tp = 2, .sp = true, .zero = 1}},
+    {.first = {.pp = 2, .micro_batches = 4}},
+    {.first = {.pp = 2,
+               .virtual_stages = 2,
+               .schedule = AR_PP_INTERLEAVED,
+               .dp = 2,
+               .tp = 2,
+               .sp = true,
+               .zero = 1,
+               .micro_batches = 2},
+     .otherwise = {.pp = 2, .dp = 2, .tp = 2, .sp = true, .zero = 1, .micro_batches = 2}},
 };
 static const choice multiples_of_three[] = {
     {.first = {.tp = 1}},
@@ -40,6 +50,9 @@ static const choice multiples_of_three[] = {
     {.first = {.cp = 3, .zigzag = true}, .otherwise = {.tp = 1, .cp = 2, .zigzag = true}},
     {.first = {.cp = 2, .cp_inner = 2, .tp = 2, .sp = true, .zero = 1},
      .otherwise = {.cp = 2, .tp = 2, .sp = true, .zero = 1}},
+    {.first = {.pp = 3, .schedule = AR_PP_ZERO_BUBBLE, .micro_batches = 4}},
+    {.first = {.pp = 2, .dp = 2, .tp = 3, .sp = true, .zero = 1, .micro_batches = 2},
+     .otherwise = {.pp = 2, .dp = 2, .tp = 2, .sp = true, .zero = 1, .micro_batches = 2}},
 };
 
 size_t ar_check_default_seq(const ar_config *c, const ar_parallel *p)
@@ -92,6 +105,7 @@ typedef struct sweep {
     size_t batch, seq;
     ar_parallel *at; /* [cap] */
     size_t cap, n;
+    int pipelines; /* meshes with one */
 } sweep;
 
 /* Every legal form of a mesh: with and without sp, two micro-batches, ZeRO and zigzag, as far as they mean something. */
@@ -113,14 +127,28 @@ static void add_forms(sweep *s, const ar_parallel *mesh)
     }
 }
 
-/* Every mesh of so many ranks, of which `others` are not tensor-parallel ones. */
-static void add_meshes(sweep *s, int ranks, int others)
+/* The meshes take the schedules in turn. */
+static void choose_schedule(sweep *s, ar_parallel *mesh)
 {
+    if (mesh->pp == 1)
+        return;
+    mesh->schedule = (ar_pp_schedule)(s->pipelines++ % AR_PP_SCHEDULES);
+    if (mesh->schedule == AR_PP_INTERLEAVED && s->config->layers < 2 * (size_t)mesh->pp)
+        mesh->schedule = AR_PP_1F1B;
+    mesh->virtual_stages = mesh->schedule == AR_PP_INTERLEAVED ? 2 : 1;
+}
+
+/* Every mesh of so many ranks, tp * pp of them for each sequence or part of one. */
+static void add_meshes(sweep *s, int ranks, int tp, int pp)
+{
+    const int others = ranks / (tp * pp);
     for (int cp = 1; cp <= others; cp++) {
         for (int inner = 1; inner <= cp && others % cp == 0; inner++) {
-            const ar_parallel mesh = {.tp = ranks / others, .cp = cp, .cp_inner = inner, .dp = others / cp};
-            if (cp % inner == 0 && (s->batch == 0 || (size_t)mesh.dp <= s->batch))
-                add_forms(s, &mesh);
+            ar_parallel mesh = {.tp = tp, .pp = pp, .cp = cp, .cp_inner = inner, .dp = others / cp};
+            if (cp % inner != 0 || (s->batch > 0 && (size_t)mesh.dp > s->batch))
+                continue;
+            choose_schedule(s, &mesh);
+            add_forms(s, &mesh);
         }
     }
 }
@@ -131,8 +159,10 @@ size_t ar_check_sweep(const ar_config *c, const ar_plan *plan, size_t batch, siz
     sweep s = {.config = c, .plan = plan, .batch = batch, .seq = seq, .at = p, .cap = cap};
     for (int ranks = 1; ranks <= world; ranks++) {
         for (int tp = 1; tp <= ranks; tp++) {
-            if (ranks % tp == 0)
-                add_meshes(&s, ranks, ranks / tp);
+            for (int pp = 1; tp * pp <= ranks; pp++) {
+                if (ranks % (tp * pp) == 0)
+                    add_meshes(&s, ranks, tp, pp);
+            }
         }
     }
     ar_error_clear();

@@ -56,11 +56,16 @@ static ar_status check_options(const ar_module_case *c, const ar_check_module_op
     AR_TRY(ari_module_run_check(&o->run, c->name));
     for (size_t i = 0; i < o->layouts; i++) {
         const ar_parallel *p = &o->parallel[i];
-        if (p->tp < 0 || p->dp < 0 || p->cp < 0 || p->micro_batches < 0 || p->zero < 0 || p->zero > 1)
+        if (p->tp < 0 || p->dp < 0 || p->cp < 0 || p->micro_batches < 0 || p->zero < 0 || p->zero > 3)
             return ar_error_set(
                 AR_ERR_ARG,
-                "%s: tp=%d, dp=%d, cp=%d, micro-batches=%d, zero=%d: extents are at least 1, zero is 0 or 1", c->name,
+                "%s: tp=%d, dp=%d, cp=%d, micro-batches=%d, zero=%d: extents are at least 1, zero is 0 to 3", c->name,
                 p->tp, p->dp, p->cp, p->micro_batches, p->zero);
+        if (p->pp < 0 || p->pp > 1 || p->virtual_stages > 1 || p->stages.n > 0)
+            return ar_error_set(AR_ERR_UNSUPPORTED,
+                                "%s: pp=%d: a pipeline cuts a model into stages by its blocks; a module of one's own "
+                                "has none: leave pp out",
+                                c->name, p->pp);
     }
     return AR_OK;
 }
@@ -129,7 +134,7 @@ static ar_status init(rank_state *s, const module_run *run, ar_ctx *ctx)
         AR_TRY(ar_ddp_create(&s->ddp, ctx, s->module, &options));
     }
     for (size_t i = 0; i < s->n; i++)
-        AR_TRY(ar_param_tap(s->params[i], ctx, 'i', &s->params[i]->value));
+        AR_TRY(ari_value_tap(s->params[i], ctx, 'i'));
     if (o->run.steps == 0)
         return AR_OK;
     return zero ? ar_optimizer_create_sharded(&s->optimizer, ctx, s->ddp, &o->run.optimizer)

@@ -38,8 +38,7 @@ static void comparison_fini(comparison *c)
     free(c->memory);
 }
 
-static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks, int holders,
-                                 const ari_cluster_options *o)
+static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks, const ari_cluster_options *o)
 {
     *c = (comparison){.ref = ref, .ranks = ranks};
     AR_TRY(ari_alloc_zero((void **)&c->rank, (size_t)ranks, sizeof *c->rank, "comparators"));
@@ -51,9 +50,8 @@ static ar_status comparison_init(comparison *c, const ari_reference *ref, int ra
         if (ari_reference_is_weight(ref, i) || ari_reference_is_gradient(ref, i))
             AR_TRY(ari_alloc_zero((void **)&c->gathered[i], ref->tensor[i].count, sizeof(float), "a gathered tensor"));
     }
-    /* The first ranks hold all weights and gradients between them: theirs are the run's. */
     for (int r = 0; r < ranks; r++) {
-        AR_TRY(ari_comparator_init(&c->rank[r], ref, r < holders ? c->gathered : NULL));
+        AR_TRY(ari_comparator_init(&c->rank[r], ref, c->gathered));
         c->tap[r] = (ari_tap_pair){.tap = {ari_comparator_tap, o->tap},
                                    .user = {&c->rank[r], o->tap_user ? o->tap_user[r] : NULL}};
         c->user[r] = &c->tap[r];
@@ -106,7 +104,7 @@ static const float *before_of(const ari_reference *ref, const ari_ref_tensor *t)
  * the gradients that it is the norm of. */
 typedef struct beside {
     char (*name)[ARI_REFERENCE_NAME]; /* [ref->count] */
-    ar_dump *dump;
+    ar_dump *dump, *here;             /* here: the run's own gradients of its last step */
     ari_gradient *gradient;
     double *held; /* [gradients, tp] */
     size_t gradients;
@@ -115,14 +113,16 @@ typedef struct beside {
 static void beside_fini(beside *b)
 {
     ar_dump_close(b->dump);
+    ar_dump_close(b->here);
     free(b->name);
     free(b->gradient);
     free(b->held);
 }
 
-static ar_status list_reference(beside *b, const ari_reference *ref)
+static ar_status list_tensors(beside *b, const ari_reference *ref, float *const *gathered)
 {
     ar_dump_tensor *tensor = NULL;
+    size_t gradients = 0;
     ar_status st = AR_OK;
     AR_TRY(ari_alloc((void **)&b->name, ref->count, sizeof *b->name, "names of tensors"));
     AR_TRY(ari_alloc_zero((void **)&tensor, ref->count, sizeof *tensor, "tensors of the reference"));
@@ -134,7 +134,14 @@ static ar_status list_reference(beside *b, const ari_reference *ref)
             .name = b->name[i], .dtype = AR_F32, .ndim = t->ndim, .count = t->count, .whole = t->values};
         memcpy(tensor[i].shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
     }
-    st = ari_dump_of_tensors(&b->dump, "the reference", tensor, ref->count);
+    AR_TRY_TO(done, st, ari_dump_of_tensors(&b->dump, "the reference", tensor, ref->count));
+    for (size_t i = 0; i < ref->count; i++) {
+        if (!ari_reference_is_gradient(ref, i))
+            continue;
+        tensor[gradients] = tensor[i];
+        tensor[gradients++].whole = gathered[i];
+    }
+    st = ari_dump_of_tensors(&b->here, "the run", tensor, gradients);
 done:
     free(tensor);
     return st;
@@ -167,7 +174,7 @@ static ar_status add_gradient(beside *b, const comparison *c, size_t tensor, int
 static ar_status beside_init(beside *b, const comparison *c, const ari_ref_tensor *of, int tp)
 {
     size_t n = 0;
-    AR_TRY(list_reference(b, c->ref));
+    AR_TRY(list_tensors(b, c->ref, c->gathered));
     if (of->pass != 'c')
         return AR_OK;
     for (size_t i = 0; i < c->ref->count; i++)
@@ -235,6 +242,7 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .tp = ari_at_least_one(o->run.parallel.tp),
                               .cp = ari_at_least_one(o->run.parallel.cp),
                               .dp = ari_at_least_one(o->run.parallel.dp),
+                              .pp = ari_at_least_one(o->run.parallel.pp),
                               .micro_batches = o->run.parallel.micro_batches,
                               .forward_first = o->run.parallel.forward_first,
                               .recomputed = o->run.parallel.recompute.what != AR_RECOMPUTE_NONE,
@@ -250,9 +258,11 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .gradients = b.gradients,
                               .known = b.dump,
                               .of = ar_dump_find(b.dump, b.name[tensor]),
+                              .gradients_here = b.here,
                               .beta1 = adam(o) ? o->run.optimizer.beta1 : 0.0,
                               .beta2 = adam(o) ? o->run.optimizer.beta2 : 0.0,
                               .zero = o->run.parallel.zero > 0,
+                              .gathers = o->run.parallel.zero > 2,
                               .unsteady = c->earlier && !same_difference(c->earlier, f)};
     ari_diagnosis p = {.hint = ""};
     AR_TRY_TO(done, st, ari_diagnose(&p, &d));
@@ -447,9 +457,7 @@ ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const
     const int world = ar_parallel_world(&o->run.parallel);
     run->parallel = o->run.parallel;
     ar_status st = AR_OK, ended = AR_OK;
-    /* Each tensor-parallel group does; but with ZeRO a gradient is shared out over them. */
-    const int holders = o->run.parallel.zero > 0 ? world : ari_at_least_one(o->run.parallel.tp);
-    AR_TRY_TO(done, st, comparison_init(&c, ref, world, holders, o));
+    AR_TRY_TO(done, st, comparison_init(&c, ref, world, o));
     c.earlier = earlier;
     options.tap = ari_tap_both;
     options.tap_user = c.user;
@@ -472,7 +480,7 @@ ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const
     }
     keep_counts(run, &result);
     if (o->run.process)
-        AR_TRY_TO(done, st, ari_comparators_collect(o->run.process, c.rank, world, c.gathered, holders));
+        AR_TRY_TO(done, st, ari_comparators_collect(o->run.process, c.rank, world, c.gathered));
     if (o->run.process && ar_process_rank(o->run.process) > 0)
         goto done; /* the report is process 0's */
     AR_TRY_TO(done, st, sum_up(run, &c, o));

@@ -40,6 +40,11 @@ void ari_comparator_fini(ari_comparator *c)
 {
     for (size_t i = 0; i < c->kept_count; i++)
         free(c->kept[i].local);
+    for (ari_waiting_report *w = c->waiting, *next; w; w = next) {
+        next = w->next;
+        free(w->local.data.ptr);
+        free(w);
+    }
     free(c->finding);
     *c = (ari_comparator){0};
 }
@@ -202,29 +207,77 @@ static ar_status keep_report(ari_comparator *c, size_t tensor, const ari_finding
 
 /* --- the tap ------------------------------------------------------------------------------------------------------ */
 
-static ar_status add_report(ari_comparator *c, size_t i, const ar_tap_event *e)
+static ar_status add_report(ari_comparator *c, size_t i, const ar_layout *o, const ar_tensor *t, ari_side where)
 {
     const ari_ref_tensor *reference = &c->reference->tensor[i];
     ari_finding *f = &c->finding[i];
     const ari_finding had = *f;
     const size_t had_count = ari_finding_count(&had);
-    const ari_side where = had.seen ? side_of(f, e->layout, e->local) : ARI_AFTER;
-    if (where == ARI_APART)
-        f->broken = true;
-    else if (had.seen)
-        join(f, e->layout, e->local, where);
+    if (had.seen)
+        join(f, o, t, where);
     else
-        first_report(f, e->layout, e->local);
+        first_report(f, o, t);
     comparing user = {f,
                       reference->values,
                       reference->allowed,
                       reference->beside,
-                      c->gathered && e->layout->replica == 0 ? c->gathered[i] : NULL,
+                      c->gathered && o->replica == 0 ? c->gathered[i] : NULL,
                       where == ARI_AFTER ? had_count : 0};
-    ari_for_each_run(e->local, e->layout, compare_run, &user);
-    if (f->different > 0 && where != ARI_APART)
-        return keep_report(c, i, &had, had_count, e->local, where);
+    ari_for_each_run(t, o, compare_run, &user);
+    return f->different > 0 ? keep_report(c, i, &had, had_count, t, where) : AR_OK;
+}
+
+static ar_status let_wait(ari_comparator *c, size_t i, const ar_layout *o, const ar_tensor *t)
+{
+    ari_waiting_report *w = NULL;
+    ar_tensor local;
+    AR_TRY(ar_tensor_view(&local, AR_F32, t->ndim, t->shape, (ar_buf){NULL}));
+    AR_TRY(ari_alloc(&local.data.ptr, ar_tensor_count(t), sizeof(float), "a report that waits for others"));
+    const ar_status st = ari_alloc_zero((void **)&w, 1, sizeof *w, "a report that waits for others");
+    if (st != AR_OK) {
+        free(local.data.ptr);
+        return st;
+    }
+    ari_pack_elements(local.data.ptr, t);
+    *w = (ari_waiting_report){.next = c->waiting, .tensor = i, .local = local, .layout = *o};
+    c->waiting = w;
     return AR_OK;
+}
+
+/* Adds the reports that waited for what has come. */
+static ar_status add_waiting(ari_comparator *c, size_t i)
+{
+    ari_finding *f = &c->finding[i];
+    f->broken = false;
+    for (ari_waiting_report **at = &c->waiting; *at;) {
+        ari_waiting_report *w = *at;
+        const ari_side where = w->tensor == i ? side_of(f, &w->layout, &w->local) : ARI_APART;
+        if (where == ARI_APART) {
+            f->broken |= w->tensor == i;
+            at = &w->next;
+            continue;
+        }
+        *at = w->next;
+        const ar_status st = add_report(c, i, &w->layout, &w->local, where);
+        free(w->local.data.ptr);
+        free(w);
+        AR_TRY(st);
+        f->broken = false;
+        at = &c->waiting; /* another may join this one */
+    }
+    return AR_OK;
+}
+
+static ar_status take_report(ari_comparator *c, size_t i, const ar_tap_event *e)
+{
+    ari_finding *f = &c->finding[i];
+    const ari_side where = f->seen ? side_of(f, e->layout, e->local) : ARI_AFTER;
+    if (where == ARI_APART) {
+        f->broken = true;
+        return let_wait(c, i, e->layout, e->local);
+    }
+    AR_TRY(add_report(c, i, e->layout, e->local, where));
+    return f->broken ? add_waiting(c, i) : AR_OK;
 }
 
 ar_status ari_comparator_tap(void *user, const ar_tap_event *e)
@@ -233,7 +286,7 @@ ar_status ari_comparator_tap(void *user, const ar_tap_event *e)
     const size_t i = ari_reference_find_in(c->reference, e->name, e->pass, (int)e->step);
     if (i < c->reference->count && ari_layout_count(e->layout) == c->reference->tensor[i].count &&
         e->local->dtype == AR_F32)
-        return add_report(c, i, e);
+        return take_report(c, i, e);
     if (!c->unexpected[0])
         snprintf(c->unexpected, sizeof c->unexpected, "%.140s%s", e->name, ari_pass_suffix(e->pass));
     return AR_OK;
@@ -399,13 +452,12 @@ static ar_status transfer_all(ari_bytes *b, ari_comparator *c, float *const *gat
     AR_TRY(transfer(b, c->finding, c->reference->count * sizeof *c->finding, send));
     AR_TRY(transfer(b, c->unexpected, sizeof c->unexpected, send));
     AR_TRY(transfer_kept(b, c, send));
-    return gathered ? transfer_values(b, c, gathered, send) : AR_OK;
+    return transfer_values(b, c, gathered, send);
 }
 
 typedef struct receiving {
     ari_comparator *ranks;
     float *const *gathered;
-    int holders;
 } receiving;
 
 static ar_status take(void *user, int rank, ari_bytes *b)
@@ -413,17 +465,17 @@ static ar_status take(void *user, int rank, ari_bytes *b)
     const receiving *r = user;
     if (rank == 0) /* what process 0 sends to itself is there */
         return AR_OK;
-    return transfer_all(b, &r->ranks[rank], rank < r->holders ? r->gathered : NULL, false);
+    return transfer_all(b, &r->ranks[rank], r->gathered, false);
 }
 
-ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, float *const *gathered, int holders)
+ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, float *const *gathered)
 {
     const int rank = ar_process_rank(p);
-    receiving r = {ranks, gathered, holders};
+    receiving r = {ranks, gathered};
     ari_bytes own = {.count = 0};
     ar_status st = AR_OK;
     if (rank > 0 && rank < n)
-        st = transfer_all(&own, &ranks[rank], rank < holders ? gathered : NULL, true);
+        st = transfer_all(&own, &ranks[rank], gathered, true);
     st = ari_process_agree(p, st);
     if (st == AR_OK)
         st = ari_process_collect(p, &own, take, &r);

@@ -7,10 +7,11 @@
 #include "verify/reference/reference.h"
 
 /* What one rank found about one tensor. A rank that goes through its samples in micro-batches reports a tensor once for
- * each; reports of neighbouring rows are one finding, its local tensor the reports stacked along dimension 0. */
+ * each, in any order; reports of neighbouring rows are one finding, its local tensor the reports stacked along dimension
+ * 0. */
 typedef struct ari_finding {
     bool seen;
-    bool broken;        /* reports that do not join: the same part twice, or a hole between two */
+    bool broken;        /* some reports wait for rows between: the same part came twice, or there is a hole */
     size_t covered;     /* elements of the full tensor this rank holds */
     size_t different;   /* elements of this rank that differ: in bits, or by more than is allowed */
     uint64_t max_ulp;   /* of those */
@@ -31,6 +32,14 @@ typedef struct ari_kept {
 
 enum { ARI_KEPT_COPIES = 4 };
 
+/* A report of rows that do not join those there are, until the rows between them come. */
+typedef struct ari_waiting_report {
+    struct ari_waiting_report *next;
+    size_t tensor;   /* index in the reference */
+    ar_tensor local; /* contiguous, owned */
+    ar_layout layout;
+} ari_waiting_report;
+
 /* Listens to one rank. Ranks share the reference (read only) and `gathered`, where each writes its own boxes. */
 typedef struct ari_comparator {
     const ari_reference *reference;
@@ -38,6 +47,7 @@ typedef struct ari_comparator {
     ari_finding *finding;           /* [reference->count] */
     ari_kept kept[ARI_KEPT_COPIES]; /* the first in execution order that differ, in any order */
     size_t kept_count;
+    ari_waiting_report *waiting;
     char unexpected[160]; /* a tensor that the baseline does not have; "" if none */
 } ari_comparator;
 
@@ -65,9 +75,8 @@ size_t ari_finding_count(const ari_finding *f);
 AR_NODISCARD ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor);
 
 /** Where ranks are processes: what rank r's comparator found, each process's own, goes to the comparators of process 0,
- *  and so do the values that the first `holders` ranks gathered. Errors: what the processes give, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, float *const *gathered,
-                                               int holders);
+ *  and so do the values that they gathered, of first copies. Errors: what the processes give, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, float *const *gathered);
 
 /** Distance of two fp32 values in units in the last place; UINT32_MAX if one is NaN and the other is not. */
 uint64_t ari_ulp_distance(float a, float b);

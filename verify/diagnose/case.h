@@ -259,10 +259,10 @@ typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace
 #define ARI_PROPERTIES(X) \
     X(SEEN) X(HIDDEN) X(DP) X(SP) X(APART) X(EQUAL) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) X(ALL) \
     X(ALONE) X(AVERAGE) X(BLOCKS) X(BY_HEADS) X(CAUSAL) X(COUNT) X(CUT) X(EVERYWHERE) X(EXCHANGED) X(FEATURES) \
-    X(FIRST_MOMENT) X(DOCUMENTS) X(FOREIGN) X(FRACTION) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) \
+    X(FIRST_MOMENT) X(DOCUMENTS) X(FOREIGN) X(FRACTION) X(GATHERED) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) \
     X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT) X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_CP) X(OF_SHARDS) \
-    X(OF_STEP) X(OF_THETA) X(OF_TP) X(OF_WEIGHT) X(ONE) X(OVERWRITTEN) X(PACKED) X(PADDED) X(PAIRS) X(PERHAPS) \
-    X(POWER) X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SECOND_MOMENT) X(SHIFT) X(SOME) X(TOKENS) X(TWICE) X(ZERO)
+    X(OF_STEP) X(OF_THETA) X(OF_TP) X(OF_WEIGHT) X(ONE) X(PACKED) X(PADDED) X(PAIRS) X(PERHAPS) \
+    X(POWER) X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SECOND_MOMENT) X(SHIFT) X(SOME) X(STAGES) X(TOKENS) X(TWICE) X(ZERO)
 /* clang-format on */
 #define ARI_PROPERTY(name) ARI_AT_##name,
 enum { ARI_PROPERTIES(ARI_PROPERTY) };
@@ -339,10 +339,13 @@ const ari_cause *ari_causes_of_places(size_t *n);
 
 /* --- the mesh ----------------------------------------------------------------------------------------------------- */
 
-/* Ranks along tp, cp and dp; where the layout is not known or is none, all along tp. */
+/* Ranks along tp, cp, dp and pp; where the layout is not known or is none, all along tp. */
 int ari_tp_of(const ari_difference *d);
 int ari_cp_of(const ari_difference *d);
 int ari_dp_of(const ari_difference *d);
+int ari_pp_of(const ari_difference *d);
+/* Where the ranks of one pipeline rank alone hold the tensor: the difference as they see it. */
+void ari_narrow_to_stage(ari_difference *d);
 
 /* A set of axes of the mesh. */
 typedef enum ari_over {
@@ -350,7 +353,8 @@ typedef enum ari_over {
     ARI_OVER_TP = 1,
     ARI_OVER_CP = 2,
     ARI_OVER_DP = 4,
-    ARI_OVER_ALL = 7
+    ARI_OVER_PP = 8,
+    ARI_OVER_ALL = 15
 } ari_over;
 /* "tp", "tp and dp". */
 const char *ari_over_name(ari_over over);
@@ -393,7 +397,7 @@ void ari_sample_fini(ari_sample *s);
 
 /* The copies of the ranks of a dump. */
 typedef struct ari_rank_copies {
-    int ranks, tp, cp, dp;
+    int ranks, tp, cp, dp, pp;
     ari_rank_copy *copy; /* [ranks]; NULL: the dump is no ranks', or their parts are no copies of boxes */
     ar_layout *layout;   /* [ranks] */
     float *data;
@@ -421,6 +425,8 @@ void ari_say_part(ari_text *t, const ari_case *c);
 /* "bit for bit", or "to within 3.1e-06 of the largest value" for the largest that is off. */
 void ari_say_exactness(ari_trace *t, const ari_case *c, double worst);
 
+/* Whether two names are the same but for the numbers in them: of one module in several layers. */
+bool ari_alike_but_for_numbers(const char *x, size_t nx, const char *y, size_t ny);
 /* Whether the name contains `part` (lower case). */
 bool ari_name_has(const ari_difference *d, const char *part);
 /* Whether it is a parameter's bias. */

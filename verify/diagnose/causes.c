@@ -88,6 +88,7 @@ static uint64_t properties_of(const ari_case *c)
         {d->hidden, ARI_IF(HIDDEN)},
         {ari_dp_of(d) > 1, ARI_IF(DP)},
         {d->sp, ARI_IF(SP)},
+        {d->gathers, ARI_IF(GATHERED)},
         {c->survey.disagree > 0, ARI_IF(APART)},
         {c->survey.shared > 0 && c->survey.disagree == 0, ARI_IF(EQUAL)},
         {d->micro_batches > 1, ARI_IF(MICRO)},

@@ -24,6 +24,16 @@
 
 static const ari_cause rows[] = {
     /* The reference times a number. */
+    {"scaled_by_stage", K(FACTOR), ARI_IDENTITY + 7, "bg", 0, IF(STAGES) | IF(ALL), 0, TIMES,
+     FACTOR
+     ": geometric over the layers: their gradients are the reference's, layers {levels}: each stage of a pipeline "
+     "multiplies the gradient that it receives by {ratio:.4g} once more, as where each divides by the number of "
+     "micro-batches; the last stage alone divides, once"},
+    {"scaled_by_stage", K(FACTOR), ARI_IDENTITY + 7, "bg", 0, IF(STAGES), 0, TIMES,
+     FACTOR
+     ": their gradients are the reference's, layers {levels}: a stage of a pipeline multiplies the gradient that "
+     "it receives by {ratio:.4g}, as where each divides by the number of micro-batches; the last stage alone "
+     "divides, once"},
     {"sign_flipped", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(ONE) | IF(NEGATIVE), 0, TIMES,
      FACTOR ": the sign is flipped"},
     {"init_scale_of_shard", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_SHARDS), 0, TIMES,
@@ -166,6 +176,9 @@ static const ari_cause rows[] = {
     {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(PADDED), 0, "",
      "{more} tokens that are none of the reference's {targets} targets count in the loss: labels to be ignored (padding, "
      "the prompt, -100) are not"},
+    {"one_micro_batch", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SAMPLES), 0, "",
+     "the loss computed again from the logits: it has the terms of the {which} {n} of {of} samples alone, divided by all "
+     "{targets} targets: those of one micro-batch, where the sum over all of them is wanted"},
     {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT), 0, "",
      "the loss computed again from the logits: the same sum divided by {n}, where the reference has {targets} "
      "targets{which}"},
@@ -199,6 +212,10 @@ static const ari_cause rows[] = {
     {"norm_of_own_gradients", K(NORM), ARI_IDENTITY + 5, ANY, 0, IF(SAME), 0, "",
      "this is the norm of the gradients of its own dump, {low}, which differ from the reference's already: the norm "
      "itself is computed right"},
+    {"norm_of_own_stages", K(NORM), ARI_TRACE + 2, ANY, 0, IF(APART) | IF(STAGES), 0, "",
+     "each pipeline rank clips by the norm of its own stages: the ranks' norms differ (from {low} to {high}), and the "
+     "root of the sum of the pipeline's squares is the reference, {reference}; squares are added over pp before the "
+     "root, each parameter's once"},
     {"norm_of_own_shards", K(NORM), ARI_TRACE + 2, ANY, 0, IF(APART), 0, "",
      "each rank clips by the norm of its own shards: the ranks' norms differ (from {low} to {high}, reference "
      "{reference}; the root of the sum of a tensor-parallel group's squares is {root}); squares are added over tp "
@@ -301,7 +318,7 @@ static const ari_cause rows[] = {
     {"missing_all_reduce", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(FOREIGN) | IF(APART), 0, "",
      "the copies of this gradient differ from each other, and {share:.3g} of the reference is in them (cosine "
      "{angle:.2f}) beside something foreign: it was not added over the ranks that hold copies of it, or over another group"},
-    {"input_overwritten", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OVERWRITTEN), 0, "",
+    {"input_overwritten", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(CUT), 0, "",
      "the saved input was overwritten in part: {share:.3g} of the reference is left in the gradient (cosine "
      "{angle:.2f}), about 1 - {out}/{in}, as when a reduction in place writes {out} outputs a token over the {in} "
      "inputs that the backward pass needs"},
@@ -367,7 +384,10 @@ static const ari_cause rows[] = {
     ALSO("g", 0, 0,
          "; a gradient of one rank's tokens or heads that was not reduced over tp or dp, or of one sample or "
          "micro-batch alone (leading dimensions not flattened, overwritten in place of added)"),
-    ALSO("b", 0, 0, "; a missing all-reduce (or reduce-scatter) over tp of a column-parallel layer's input gradient"),
+    ALSO("b", IF(GATHERED), 0,
+         "; its weights are gathered for the backward pass (ZeRO-3): here perhaps in part, a rank's own share alone"),
+    ALSO("b", 0, IF(GATHERED),
+         "; a missing all-reduce (or reduce-scatter) over tp of a column-parallel layer's input gradient"),
     ALSO("^gb", 0, 0, "; a missing all-reduce (or reduce-scatter) over tp of a row-parallel layer's output"),
     {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, "b", 0, IF(OF_CP), 0, "",
      "looks like a missing reduce-scatter over the ring of {cp} context-parallel ranks: gradients of keys and values are "
@@ -449,6 +469,9 @@ static const ari_cause rows[] = {
      DECAY " and not on the others that hold it: replicas drift apart unless each decays alike"},
     {"weight_decay", K(DECAY), ARI_TRACE + 3, ANY, 0, 0, 0, "",
      DECAY "; a parameter in another group of the optimizer, or decay that was added to the gradient"},
+    {"share_off_by_one", K(SHARE_UPDATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_BEFORE) | IF(SOME), 0, "",
+     "{different} of {count} elements have the value before the step, bit for bit, and all others are updated: no rank's "
+     "share of the optimizer has them (ZeRO: a share that begins or ends one element off, a size rounded down)"},
     {"shares_not_gathered", K(SHARE_UPDATE), ARI_IDENTITY + 4, ANY, 0, IF(OF_BEFORE), 0, "",
      "shares that were not gathered: what differs is the weight before the step, bit for bit, on {wrong} of {ranks} "
      "ranks; each data-parallel rank has updated its own share (ZeRO), and the others' must be gathered over dp"},

@@ -38,14 +38,14 @@ static const ari_cause rows[] = {
      "all-gather along the sequence (sequence parallelism)"},
     /* Copies that should be equal. */
     {"missing_broadcast", K(SUM), ARI_IDENTITY + 2, ANY, 0, IF(ONE), 0, "",
-     "looks like a missing broadcast or all-reduce over {over}: {who} has the value, the others hold zeros where the "
+     "looks like a missing broadcast or all-reduce over {over}: {who} the value, the others hold zeros where the "
      "reference does not"},
     {"missing_all_reduce", K(SUM), ARI_IDENTITY + 2, ANY, 0, IF(ROWS), 0, "",
      "looks like a missing all-reduce over {over}: the values of {holders} add up to the reference but for one vector, "
      "the same in each of the {row_count} {rows}: a bias that every rank added to its part"},
     {"missing_all_reduce", K(SUM), ARI_IDENTITY + 2, ANY, 0, 0, 0, "",
      "looks like a missing all-reduce over {over}: the values of {holders} add up to the reference (largest difference "
-     "{worst:.1e} of its largest value), {who} has it"},
+     "{worst:.1e} of its largest value), {who} it"},
     ALSO("b", 0, 0,
          "; the input gradient of a column-parallel layer, or of a head held by several ranks, is partial "
          "until it is reduced"),
@@ -59,7 +59,11 @@ static const ari_cause rows[] = {
     ALSO("g", IF(SP), IF(OF_DP) | IF(OF_CP),
          "; a replicated parameter of which each rank saw its own positions only (sequence "
          "parallelism): its gradient is spread over the ranks and must be added over tp"),
-    ALSO("g", 0, IF(OF_DP) | IF(OF_CP) | IF(SP),
+    ALSO(
+        "g", IF(STAGES), 0,
+        "; a tied weight has a copy on the first stage of a pipeline and one on the last: the embedding's gradient and the "
+        "head's are added over both"),
+    ALSO("g", 0, IF(OF_DP) | IF(OF_CP) | IF(SP) | IF(STAGES),
          "; a replicated parameter whose ranks saw different tokens or heads needs its "
          "gradients added"),
     {"wrong_group", K(GROUP), ARI_IDENTITY + 5, ANY, 0, 0, 0, "",
@@ -168,6 +172,9 @@ static const ari_cause rows[] = {
     {"causal_mask_missing", K(MASK), ARI_TRACE + 7, ANY, 0, IF(CAUSAL), 0, "",
      "the causal mask is missing: all {gained} elements that are zero in the reference and not here have a key after "
      "the query"},
+    {"mask_of_other_layer", K(MASK), ARI_TRACE + 7, ANY, 0, IF(OF_LAYER), 0, MASK_LOOKS,
+     MASK "it is the mask of {other} in the reference: layers counted from another start (in each stage of a pipeline "
+          "from 0), or one stream of random numbers for several layers"},
     {"mask_differs_in_replica", K(MASK), ARI_TRACE - 1, ANY, 0, IF(APART), 0, MASK_LOOKS,
      MASK "dropout in a replicated region needs the same mask on every rank, and the copies differ"},
     {"mask_of_other_seed", K(MASK), ARI_TRACE - 1, ANY, 0, IF(EQUAL), 0, MASK_LOOKS,
@@ -254,6 +261,10 @@ static const ari_cause rows[] = {
      "exchanged: {unit} {a} has {b}'s and the other way round{moved}" SLICES},
     {"wrong_kv_head", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
      "duplicated: {unit} {a} has {b}'s values, which stand at {b} too{moved}; " HEAD_RULE SLICES},
+    {"input_of_other_micro_batch", K(REPEATED), ARI_IDENTITY + 7, "fb", 0, IF(MICRO) | IF(SAMPLES), 0, MOVED,
+     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too{moved}" SLICES
+     "; of {micro} micro-batches one has "
+     "what another was given: a buffer of a transfer that was used again, or read before it had come"},
     {"shard_repeated", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, IF(OF_SHARDS), 0, MOVED,
      "duplicated: {unit} {a} has {b}'s values, which stand at {b} too{moved}; shard {a} of {shards} is another rank's "
      "(one shard loaded, seeded or sent twice, or a chunk taken before it has come)" SLICES},
@@ -339,11 +350,17 @@ static const ari_cause rows[] = {
      "{what}: a residual or a second use of a value counted twice, or left out"},
     {"tensor_added", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, 0, 0, "", "{what}"},
     /* Whole rows. */
+    {"stale_weights", K(LOOKUP), ARI_IDENTITY + 8, "f", 0, IF(OF_BEFORE), 0, "each an older weight",
+     "every row was looked up in the table as it was before the last update, bit for bit: weights that are not gathered "
+     "again after it (ZeRO-3, FSDP), or copies of them that were not made anew"},
     {"ids_at_shard_edge", K(LOOKUP), ARI_TRACE + 8, ANY, 0, 0, 0, "",
      "ids at a shard's edge: the {tokens} wrong token{hold} {ids} id{plural} (equal reference rows), and no token with "
      "{them} is right; the first or last id of a shard belongs to {whose}{bits}"},
     {"ids_at_shard_edge", K(EDGE_ROWS), ARI_TRACE + 6, ANY, 0, 0, 0, "",
      "ids at a shard's edge: only {ids} {differ}, the first or last of a shard: they belong to two shards, or to none"},
+    {"tied_weight", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, IF(ALL), 0, "",
+     "a tied weight: the {ids} rows of ids that the batch does not hold, which have the LM head's gradient alone, are "
+     "twice the reference: the head's use of the weight is counted twice"},
     {"repeated_ids", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, IF(TWICE), 0, "",
      "repeated ids: exactly the rows of the {ids} ids that the batch has more than once differ: their contributions "
      "were overwritten in place of added"},
@@ -519,6 +536,10 @@ static const ari_cause rows[] = {
      "saved values and its collective"},
     {"unknown", K(ANYTHING), ARI_LAST_RESORT, ANY, 0, 0, 0, "",
      "no known trace: another tensor, other training, or a conversion that computed"},
+    ALWAYS(
+        K(ANYTHING), "fb", IF(GATHERED), 0,
+        "; its weights are gathered for each use (ZeRO-3): in another order of the ranks, too late, or not again after "
+        "an update"),
     ALWAYS(K(ANYTHING), ANY, IF(APART), 0,
            "; copies that should be equal differ, so each rank computed from data of "
            "its own"),

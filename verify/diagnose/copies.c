@@ -93,7 +93,7 @@ static void found_sum(ari_trace *t, const ari_case *c, const fold *sums, ari_ove
     const int right = s->holding_ranks - s->wrong_ranks;
     ari_found(t, ARI_FOUND_SUM, right == 1 && others_are_zero(s, d->ranks) ? ARI_IF(ONE) : 0);
     t->is |= (over & ARI_OVER_DP ? ARI_IF(OF_DP) : 0) | (over & ARI_OVER_CP ? ARI_IF(OF_CP) : 0) |
-             (beside ? ARI_IF(ROWS) : 0);
+             (over & ARI_OVER_PP ? ARI_IF(STAGES) : 0) | (beside ? ARI_IF(ROWS) : 0);
     ari_words(t, "over", "%s", ari_over_name(over));
     ari_words(t, "holders", "%s", s->whole ? "the ranks" : "the ranks that hold copies of an element");
     ari_number(t, "worst", sums->worst / s->max_reference);
@@ -102,6 +102,7 @@ static void found_sum(ari_trace *t, const ari_case *c, const fold *sums, ari_ove
         ari_say(&who, "no rank");
     else
         ari_say_ranks(&who, c, true);
+    ari_say(&who, right > 1 ? " have" : " has");
 }
 
 static void found_mean(ari_trace *t, const ari_case *c, const fold *sums, ari_over over)
@@ -146,11 +147,12 @@ static relation relation_in(fold *sums, const ari_case *c, fold_row *row, ari_ov
 ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    /* All ranks first, then groups along one axis, then along two of three. */
+    /* All ranks first, then groups along one axis, then along two. */
     static const ari_over kinds[] = {ARI_OVER_ALL,
                                      ARI_OVER_TP,
                                      ARI_OVER_CP,
                                      ARI_OVER_DP,
+                                     ARI_OVER_PP,
                                      ARI_OVER_CP | ARI_OVER_DP,
                                      ARI_OVER_TP | ARI_OVER_CP,
                                      ARI_OVER_TP | ARI_OVER_DP};
@@ -215,7 +217,7 @@ static void found_own_block(ari_trace *t, const ari_case *c, int dim, bool zero)
     ar_split_uneven(g->shape[dim], n, n - 1, &start, &count);
     ari_found(t, ARI_FOUND_OWN_BLOCK, zero ? ARI_IF(ZERO) : 0);
     ari_words(t, "axis", "%s", ari_dim_name(g, dim, true));
-    ari_words(t, "range", count > 0 ? " (rank %d: %zu..%zu)" : "", n - 1, start, start + count - 1);
+    ari_words(t, "range", count > 0 ? " (rank %d: %zu..%zu)" : "", g->d->first_rank + n - 1, start, start + count - 1);
 }
 
 ar_status ari_measure_own_block(ari_trace *t, const ari_case *c)
@@ -441,6 +443,7 @@ static movement describe(const ari_grid *g, const source *from)
 
 static void say_pairs(ari_text *t, const ari_grid *g, const source *from)
 {
+    const int first = g->d->first_rank;
     int shown = 0;
     for (int r = 0; r < g->d->ranks; r++) {
         for (size_t k = 0; k < g->d->copy[r].layout->nbox; k++) {
@@ -449,9 +452,9 @@ static void say_pairs(ari_text *t, const ari_grid *g, const source *from)
                 continue;
             ari_say(t, shown++ ? ", " : "");
             if (g->d->copy[r].layout->nbox > 1)
-                ari_say(t, "rank %d's part %zu is rank %d's part %zu", r, k, s->rank, s->box);
+                ari_say(t, "rank %d's part %zu is rank %d's part %zu", first + r, k, first + s->rank, s->box);
             else
-                ari_say(t, "rank %d has rank %d's", r, s->rank);
+                ari_say(t, "rank %d has rank %d's", first + r, first + s->rank);
         }
     }
 }

@@ -165,7 +165,7 @@ static ar_status look_at_boxes(ari_trace *best, const ari_case *c)
             continue;
         first = own;
         ari_text t = ari_text_in(first.hint, sizeof first.hint);
-        ari_say(&t, "on rank %d: %s", r, own.hint);
+        ari_say(&t, "on rank %d: %s", d->first_rank + r, own.hint);
     }
     if (first.confidence > best->confidence)
         *best = first;
@@ -271,11 +271,12 @@ done:
 
 ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *given)
 {
-    const ari_difference d = in_layout_shape(given);
+    ari_difference d = in_layout_shape(given);
     const ari_explain_case known = {.reference = given->known};
     ari_case c = {.known = &known};
     ari_trace best, whole;
     ari_diagnosis found = {.hint = ""};
+    ari_narrow_to_stage(&d);
     AR_TRY(ari_grid_init(&c.grid, &d));
     AR_TRY(ari_survey_init(&c.survey, &c.grid));
     ari_text where = ari_text_in(found.pattern, sizeof found.pattern), why = ari_text_in(found.hint, sizeof found.hint);

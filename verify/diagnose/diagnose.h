@@ -48,8 +48,10 @@ typedef struct ari_difference {
     double noise;                 /* largest |value| that rounding makes of a zero */
     const float *beside;          /* what is allowed beside that, an element at a time; NULL: nothing */
     int step;                     /* 1, 2, .. */
-    int tp, cp, dp;               /* the layout: rank = (dp_rank * cp + cp_rank) * tp + tp_rank; cp 0: 1; all 0: tp is
-                                     all ranks */
+    int tp, cp, dp, pp;           /* the layout: rank = ((pp_rank * dp + dp_rank) * cp + cp_rank) * tp + tp_rank; cp and
+                                     pp 0: 1; all 0: tp is all ranks */
+    int first_rank;               /* what `copy` begins with */
+    bool pipeline;                /* whose copies may be those of one pipeline rank (ari_narrow_to_stage) */
     int micro_batches;            /* of each rank; 0: one */
     bool forward_first;           /* all micro-batches go forward before the first goes back */
     bool recomputed;              /* the backward pass computes forward passes of blocks, or of attentions, again */
@@ -64,10 +66,12 @@ typedef struct ari_difference {
     size_t gradients;
     const ar_dump *known; /* the reference's tensors, this one among them under the name `of`; NULL: not known */
     const ar_dump_tensor *of;
-    double beta1, beta2; /* of Adam; both 0: another optimizer */
-    bool zero;           /* each dp rank updates its share of the weights */
-    bool unsteady;       /* another run alike had other values */
-    bool hidden;         /* the one rank stands for a run whose ranks are not seen */
+    const ar_dump *gradients_here; /* this run's own gradients, by the names of `known`; NULL: not known */
+    double beta1, beta2;           /* of Adam; both 0: another optimizer */
+    bool zero;                     /* each dp rank updates its share of the weights */
+    bool gathers;                  /* and they are gathered for each use */
+    bool unsteady;                 /* another run alike had other values */
+    bool hidden;                   /* the one rank stands for a run whose ranks are not seen */
 } ari_difference;
 
 /** Fills *out; texts that do not fit end in "...". The same input gives the same text.

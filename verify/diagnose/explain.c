@@ -235,9 +235,11 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
     d.tp = r->tp;
     d.cp = r->cp;
     d.dp = r->dp;
+    d.pp = r->pp;
     d.sp = v->c.facts.sp;
     d.hidden = false;
     d.allowed = rounding > 0.0 ? fmax(d.allowed, v->c.absolute) : d.allowed; /* the first copy is right but for that */
+    ari_narrow_to_stage(&d);
     AR_TRY(ari_grid_init(&c.grid, &d));
     AR_TRY(ari_survey_init(&c.survey, &c.grid));
     d.hidden = is_slightly_off(&c);

@@ -246,7 +246,8 @@ static void find_mesh(ari_rank_copies *r, const ari_explain_case *c)
     const int shared = r->tp * ari_at_least_one(r->cp);
     if (r->tp > 0 && r->dp == 0 && r->ranks % shared == 0)
         r->dp = r->ranks / shared;
-    if (shared * r->dp != r->ranks)
+    r->pp = shared * r->dp > 0 && r->ranks % (shared * r->dp) == 0 ? r->ranks / (shared * r->dp) : 0;
+    if (r->pp == 0)
         r->tp = r->cp = r->dp = 0;
 }
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reference times a number: one for all that differs, or one for each rank; and the loss. */
+#include <stdlib.h>
+
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"
 
@@ -229,6 +231,82 @@ static void ask_others(const ari_case *c, double factor, size_t *same, size_t *a
     }
 }
 
+/* --- a factor of each stage of a pipeline ---------------------------------------------------------------------------- */
+
+enum { MOST_LAYERS = 512, LEVELS_SAID = 6 };
+
+/* Adds what gradients of a layer say of the factor that takes the reference's to these. */
+static bool add_layer(ari_sums *layers, const ari_case *c, const ar_dump_tensor *v)
+{
+    float a[ELEMENTS_ASKED], b[ELEMENTS_ASKED];
+    const ari_order_key key = ari_order_of(v->name, c->path);
+    const ar_dump_tensor *r = ar_dump_find(c->known->reference, v->name);
+    const size_t layer = (size_t)labs(key.layer); /* which run from the last to the first */
+    if (key.pass != 'g' || key.step != c->grid.d->step || layer >= MOST_LAYERS ||
+        ari_section_of(ari_module_of(v->name, key.stem).role) != ARI_IN_BLOCKS)
+        return true;
+    const size_t n = v->count < ELEMENTS_ASKED ? v->count : ELEMENTS_ASKED, from = (v->count - n) / 2;
+    if (!r || r->count != v->count || ar_dump_read_f32(r, from, n, a) != AR_OK ||
+        ar_dump_read_f32(v, from, n, b) != AR_OK)
+        return false;
+    layers[layer].n += n;
+    for (size_t i = 0; i < n; i++)
+        ari_sums_add(&layers[layer], (double)b[i], (double)a[i]);
+    return true;
+}
+
+/* The factor of each layer's gradients, from the last layer to the first; 0: they are no multiples of the
+ * reference's. */
+static size_t factors_of_layers(double *factor, const ari_case *c)
+{
+    const ar_dump *other = c->known->other ? c->known->other : c->grid.d->gradients_here;
+    ari_sums layers[MOST_LAYERS] = {{0}};
+    size_t n = 0;
+    for (size_t i = 0; other && c->known->reference && i < ar_dump_count(other); i++) {
+        if (!add_layer(layers, c, ar_dump_at(other, i)))
+            return 0;
+    }
+    for (size_t layer = MOST_LAYERS; layer-- > 0;) {
+        const ari_sums *s = &layers[layer];
+        if (s->n == 0 && n == 0)
+            continue;
+        if (!(s->rr > 0.0) || !(s->vv > 0.0) || !(ari_factor_left(s) <= 1e-6 * s->vv))
+            return 0;
+        factor[n++] = ari_factor_of(s);
+    }
+    return n;
+}
+
+/* Runs of layers with one factor, the last layers first: where there are several, stages multiply the gradient that they
+ * pass on; by one number each time, where the runs' factors are geometric. */
+static void look_at_stages(ari_trace *t, const ari_case *c)
+{
+    double factor[MOST_LAYERS], ratio = 0.0, before = 0.0;
+    const size_t n = factors_of_layers(factor, c);
+    size_t levels = 0;
+    bool steady = true;
+    ari_text text = ari_list(t, "levels");
+    for (size_t i = 0, end; i < n; i = end) {
+        end = i + 1;
+        while (end < n && ari_is_near(factor[end], factor[i], 1e-4))
+            end++;
+        if (levels == 1)
+            ratio = factor[i] / before;
+        steady = steady && (levels == 0 || ari_is_near(factor[i] / before, ratio, 1e-3));
+        before = factor[i];
+        if (++levels > LEVELS_SAID)
+            continue;
+        ari_say(&text, "%s%zu", levels > 1 ? ", " : "", n - end);
+        if (end - i > 1)
+            ari_say(&text, " to %zu", n - 1 - i);
+        ari_say(&text, " times %.4g", factor[i]);
+    }
+    if (levels < 2 || (!c->grid.d->pipeline && !(c->grid.d->hidden && steady && levels > 2)))
+        return;
+    ari_number(t, "ratio", ratio);
+    t->is |= ARI_IF(STAGES) | (steady && levels > 2 ? ARI_IF(ALL) : 0);
+}
+
 /* --- of a run whose ranks are not seen ---------------------------------------------------------------------------- */
 
 /* Whether the factor is the number of the batch's tokens, or of those that have a target; 0: neither. */
@@ -346,6 +424,8 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
         return AR_OK;
     if (d->hidden) {
         measure_hidden(t, c);
+        if (t->kind == ARI_FOUND_FACTOR && strchr("bg", d->pass))
+            look_at_stages(t, c);
         return AR_OK;
     }
     for (int r = 0; r < d->ranks; r++) {
@@ -363,6 +443,8 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
         found_seen(t, c, rank, low, few ? 1e-6 : 1e-5);
         if (few && !(t->is & ARI_IF(NAMED)))
             ari_lost(t);
+        else if (strchr("bg", d->pass))
+            look_at_stages(t, c);
     } else if (!few) {
         ari_found(t, ARI_FOUND_RANK_FACTORS, 0);
         ari_number(t, "low", low);

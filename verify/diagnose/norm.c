@@ -113,9 +113,9 @@ static ar_status sum_gradients(parts *all, const ari_case *c)
 
 /* --- sets of parameters that a mistake takes together ------------------------------------------------------------- */
 
-static bool same_but_for_numbers(const part *a, const part *b)
+bool ari_alike_but_for_numbers(const char *x, size_t nx, const char *y, size_t ny)
 {
-    const char *x = a->key.name, *y = b->key.name, *end_x = x + a->key.stem, *end_y = y + b->key.stem;
+    const char *const end_x = x + nx, *const end_y = y + ny;
     while (x < end_x && y < end_y) {
         if (isdigit((unsigned char)*x) && isdigit((unsigned char)*y)) {
             while (x < end_x && isdigit((unsigned char)*x))
@@ -145,7 +145,7 @@ static bool in_set(const parts *all, int set, const part *of, const part *p)
     case ITSELF:
         return of == p;
     case KIND:
-        return same_but_for_numbers(of, p);
+        return ari_alike_but_for_numbers(of->key.name, of->key.stem, p->key.name, p->key.stem);
     case NORMS:
         return of->is & p->is & ARI_IS_NORM;
     case DIMENSIONS:
@@ -266,6 +266,16 @@ static void look_at_parts(ari_trace *t, const parts *all, double value, double r
     t->is |= ARI_IF(NAMED);
 }
 
+/* Whether the squares of the pipeline ranks' norms add up to the reference's. */
+static bool is_of_stages(const ari_difference *d, double ref)
+{
+    const int pp = ari_pp_of(d), each = d->ranks / pp;
+    double squares = 0.0;
+    for (int r = 0; pp > 1 && r < d->ranks; r += each)
+        squares += d->copy[r].local ? pow((double)d->copy[r].local[0], 2.0) : 0.0;
+    return pp > 1 && ari_is_near(sqrt(squares), fabs(ref), 1e-5);
+}
+
 ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -284,6 +294,7 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
                   own && !ari_is_near(all.other, all.square, 1e-4) ? ARI_IF(SAME)
                   : low > ref                                      ? ARI_IF(TWICE)
                                                                    : 0);
+        t->is |= is_of_stages(d, ref) ? ARI_IF(STAGES) : 0;
         ari_number(t, "low", low);
         ari_number(t, "high", high);
         ari_number(t, "reference", ref);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whole rows: ids looked up, ids of the batch, ids that belong to nobody. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -42,6 +43,47 @@ static void find_ids(looked_up *l, const ari_case *c)
         for (size_t i = 0; i < l->ids; i++)
             l->right += same_reference_row(g, row, l->row[i]) && !ari_row_differs(c, row);
     }
+}
+
+/* Whether every row that differs is its id's row of a table [ids, cols]. */
+static bool is_looked_up_in(const ari_case *c, const float *table, size_t ids)
+{
+    const ari_difference *d = c->grid.d;
+    const size_t cols = c->grid.cols;
+    ari_runs it = ari_runs_of(&c->grid);
+    ari_run run;
+    while (ari_runs_next(&it, &run)) {
+        const int64_t id = d->ids[run.row];
+        if (id < 0 || (size_t)id >= ids)
+            return false;
+        for (size_t i = 0; i < run.count; i++) {
+            if (ari_run_differs(&c->grid, &run, i) &&
+                !ari_same_bits(run.value[i], table[(size_t)id * cols + run.col + i]))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* Whether the table is that of the weights before the last update. */
+static ar_status measure_stale_table(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ar_dump *known = c->known->reference;
+    float *table = NULL;
+    char stem[200];
+    const int n = snprintf(stem, sizeof stem, "%s.weight", d->name);
+    if (!known || !d->ids || d->step < 2 || c->grid.rows != d->batch * d->seq || n >= (int)sizeof stem)
+        return AR_OK;
+    const ar_dump_tensor *before = ari_weight_before(known, stem, (size_t)n, d->step - 1);
+    if (!before || before->ndim != 2 || before->shape[1] != c->grid.cols)
+        return AR_OK;
+    AR_TRY(ari_alloc((void **)&table, before->count, sizeof *table, before->name));
+    const ar_status st = ar_dump_read_f32(before, 0, before->count, table);
+    if (st == AR_OK && is_looked_up_in(c, table, before->shape[0]))
+        ari_found(t, ARI_FOUND_LOOKUP, ARI_IF(OF_BEFORE));
+    free(table);
+    return st;
 }
 
 static void measure_lookup(ari_trace *t, const ari_case *c)
@@ -188,6 +230,27 @@ static void look_for_lost_head(ari_trace *t, const ari_case *c, const size_t *ti
     ari_count(t, "ids", zero);
 }
 
+/* A tied weight whose use in the head counts twice: rows of ids that the batch does not hold are twice the reference. */
+static void look_for_doubled_head(ari_trace *t, const ari_case *c, const size_t *times)
+{
+    const size_t cols = c->grid.cols;
+    size_t doubled = 0, held = 0;
+    for (size_t id = 0; c->val && id < c->grid.rows; id++) {
+        held += times[id] > 0;
+        if (times[id] > 0 || row_is_zero(c, c->ref, id))
+            continue;
+        for (size_t i = id * cols; i < (id + 1) * cols; i++) {
+            if (!ari_holds(c, c->val[i], 2.0 * (double)c->ref[i]))
+                return;
+        }
+        doubled++;
+    }
+    if (doubled < 2 || held < 2)
+        return;
+    ari_found(t, ARI_FOUND_BATCH_ROWS, ARI_IF(ALL));
+    ari_count(t, "ids", doubled);
+}
+
 static ar_status measure_batch(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -207,6 +270,8 @@ static ar_status measure_batch(ari_trace *t, const ari_case *c)
     compare_ids(t, c, times, last);
     if (t->kind == ARI_FOUND_NOTHING)
         look_for_lost_head(t, c, times, last);
+    if (t->kind == ARI_FOUND_NOTHING)
+        look_for_doubled_head(t, c, times);
 done:
     free(times);
     free(last);
@@ -261,9 +326,11 @@ ar_status ari_measure_ids(ari_trace *t, const ari_case *c)
     size_t from = 0;
     if (!(is & (ARI_IS_EMBEDDING | ARI_IS_HEAD)) || c->start > 0)
         return AR_OK;
-    if (d->pass == 'f' && d->ndim >= 2 && embedding)
-        measure_lookup(t, c);
-    else if (d->pass == 'g' && d->ndim == 2)
+    if (d->pass == 'f' && d->ndim >= 2 && embedding) {
+        AR_TRY(measure_stale_table(t, c));
+        if (t->kind == ARI_FOUND_NOTHING)
+            measure_lookup(t, c);
+    } else if (d->pass == 'g' && d->ndim == 2)
         measure_edge_rows(t, c);
     if (t->kind == ARI_FOUND_NOTHING && strcmp(ari_dim_name(g, dim, false), "id") == 0)
         measure_left_over(t, c, dim);

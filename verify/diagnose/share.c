@@ -130,7 +130,7 @@ static void found_part(ari_trace *t, const ari_case *c, double angle, double sha
     const double samples = d->batch > 1 ? distance(share, 1 / (double)d->batch) : HUGE_VAL;
     const bool all_shared = c->survey.shared == c->grid.count;
     if (overwritten < log(1.4) && (foreign || overwritten < samples))
-        t->is |= ARI_IF(OVERWRITTEN) | (!foreign && samples < log(1.25) ? ARI_IF(SAMPLES) : 0);
+        t->is |= ARI_IF(CUT) | (!foreign && samples < log(1.25) ? ARI_IF(SAMPLES) : 0);
     else if (foreign)
         t->is |= ARI_IF(FOREIGN);
     else if (!d->forward_first && is_one_of(share, d->micro_batches, 1.3))
@@ -139,7 +139,7 @@ static void found_part(ari_trace *t, const ari_case *c, double angle, double sha
         t->is |= ARI_IF(SAMPLES) | (keeps_several_inputs(d) ? ARI_IF(OF_INPUT) : 0);
     else if (all_shared && is_one_of(share, d->ranks, 1.5))
         t->is |= ARI_IF(COUNT);
-    if (!(t->is & (ARI_IF(OVERWRITTEN) | ARI_IF(FOREIGN))) && overwritten < log(1.25))
+    if (!(t->is & (ARI_IF(CUT) | ARI_IF(FOREIGN))) && overwritten < log(1.25))
         t->is |= ARI_IF(PERHAPS);
     /* A foreign input may by chance leave a share and an angle that a part of the sum would have. */
     t->is |= d->recomputed && d->ndim == 2 && !foreign ? ARI_IF(TWICE) : 0;

@@ -461,7 +461,8 @@ static void found_order(ari_trace *t, const ari_case *c, const axis *a)
     const int confidence = confidence_of(c, a, &r);
     if (confidence == ARI_SILENT)
         return;
-    ari_found(t, kinds[r.kind], 0);
+    const bool samples = a->dim == 0 && c->grid.nd == 3 && ari_is_activation(c->grid.d);
+    ari_found(t, kinds[r.kind], samples ? ARI_IF(SAMPLES) : 0);
     t->less = ARI_IDENTITY + 7 - confidence;
     describe_rule(t, c, a, &r);
     ari_say_exactness(t, c, a->worst);

@@ -282,11 +282,17 @@ typedef struct mesh_axis {
     ari_over over;
     int size, stride;
 } mesh_axis;
-enum { MESH_AXES = 3 };
+enum { MESH_AXES = 4 };
+
+/* Ranks of one pipeline rank. */
+static int ranks_of_stage(const ari_difference *d)
+{
+    return d->tp * ari_at_least_one(d->cp) * d->dp;
+}
 
 static bool is_mesh(const ari_difference *d)
 {
-    return d->tp > 0 && d->dp > 0 && d->tp * ari_at_least_one(d->cp) * d->dp == d->ranks;
+    return d->tp > 0 && d->dp > 0 && ranks_of_stage(d) * ari_at_least_one(d->pp) == d->ranks;
 }
 
 int ari_tp_of(const ari_difference *d)
@@ -304,6 +310,11 @@ int ari_dp_of(const ari_difference *d)
     return is_mesh(d) ? d->dp : 1;
 }
 
+int ari_pp_of(const ari_difference *d)
+{
+    return is_mesh(d) ? ari_at_least_one(d->pp) : 1;
+}
+
 /* From the innermost on. */
 static void mesh_of(mesh_axis axis[MESH_AXES], const ari_difference *d)
 {
@@ -311,13 +322,50 @@ static void mesh_of(mesh_axis axis[MESH_AXES], const ari_difference *d)
     axis[0] = (mesh_axis){ARI_OVER_TP, tp, 1};
     axis[1] = (mesh_axis){ARI_OVER_CP, cp, tp};
     axis[2] = (mesh_axis){ARI_OVER_DP, ari_dp_of(d), tp * cp};
+    axis[3] = (mesh_axis){ARI_OVER_PP, ari_pp_of(d), tp * cp * ari_dp_of(d)};
 }
 
 const char *ari_over_name(ari_over over)
 {
-    static const char *const names[] = {"no ranks", "tp",        "cp",        "tp and cp",
-                                        "dp",       "tp and dp", "cp and dp", "tp, cp and dp"};
+    static const char *const names[] = {"no ranks",
+                                        "tp",
+                                        "cp",
+                                        "tp and cp",
+                                        "dp",
+                                        "tp and dp",
+                                        "cp and dp",
+                                        "tp, cp and dp",
+                                        "pp",
+                                        "tp and pp",
+                                        "cp and pp",
+                                        "tp, cp and pp",
+                                        "dp and pp",
+                                        "tp, dp and pp",
+                                        "cp, dp and pp",
+                                        "tp, cp, dp and pp"};
     return names[over & ARI_OVER_ALL];
+}
+
+/* --- the ranks of one pipeline rank alone ------------------------------------------------------------------------- */
+
+void ari_narrow_to_stage(ari_difference *d)
+{
+    const int ranks = ari_pp_of(d) > 1 ? ranks_of_stage(d) : 0;
+    int holder = -1;
+    d->pipeline = ranks > 0;
+    for (int r = 0; ranks > 0 && r < d->ranks; r++) {
+        if (d->copy[r].layout->nbox == 0)
+            continue;
+        if (holder >= 0 && holder != r / ranks)
+            return;
+        holder = r / ranks;
+    }
+    if (holder < 0)
+        return;
+    d->copy += holder * ranks;
+    d->first_rank += holder * ranks;
+    d->ranks = ranks;
+    d->pp = 1;
 }
 
 /* --- along which groups copies differ ----------------------------------------------------------------------------- */
@@ -431,11 +479,11 @@ static void renumber(ar_layout *o, int dp)
 
 ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_difference *d, int rank)
 {
-    const int dp = ari_dp_of(d), ranks = d->ranks / dp, first = rank / ranks * ranks;
+    const int dp = ari_dp_of(d), ranks = ari_tp_of(d) * ari_cp_of(d), first = rank / ranks * ranks;
     const bool activation = ari_is_activation(d) && d->ndim >= 3;
     size_t start = 0, count = 0;
     *view = (ari_group_view){NULL, NULL, {0}};
-    if (dp < 2 || (activation && !samples_of(d, first, ranks, &start, &count)) ||
+    if (dp < 2 || ari_pp_of(d) > 1 || (activation && !samples_of(d, first, ranks, &start, &count)) ||
         (d->pass == 'g' && is_shared_out(d, ranks)))
         return AR_OK;
     AR_TRY(ari_alloc_zero((void **)&view->layout, (size_t)ranks, sizeof *view->layout, "layouts of a group"));

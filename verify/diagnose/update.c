@@ -480,14 +480,14 @@ ar_status ari_measure_decay(ari_trace *t, const ari_case *c)
 ar_status ari_measure_share_update(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    if (d->pass != 'n' || !d->before || !d->zero || ari_dp_of(d) < 2 || c->survey.different < 8 ||
-        c->survey.total.nan > 0)
+    if (d->pass != 'n' || !d->before || !d->zero || ari_dp_of(d) * ari_cp_of(d) < 2 || c->survey.total.nan > 0)
         return AR_OK;
+    const bool few = c->survey.different < 8;
     const beside s = look_beside(c, -1, true);
     const double size = sqrt(s.vv / s.rr), cosine = s.vr / sqrt(s.rr * s.vv);
-    if (!s.as_before && !(size > 0.2 && size < 5.0 && fabs(cosine) < 0.5))
+    if (!s.as_before && (few || !(size > 0.2 && size < 5.0 && fabs(cosine) < 0.5)))
         return AR_OK;
-    ari_found(t, ARI_FOUND_SHARE_UPDATE, s.as_before ? ARI_IF(OF_BEFORE) : 0);
+    ari_found(t, ARI_FOUND_SHARE_UPDATE, (s.as_before ? ARI_IF(OF_BEFORE) : 0) | (few ? ARI_IF(SOME) : 0));
     ari_count(t, "wrong", (size_t)c->survey.wrong_ranks);
     ari_number(t, "size", size);
     ari_number(t, "cosine", cosine);

@@ -225,7 +225,8 @@ static void say_block(ari_text *t, const ari_case *c, int dim)
 /* --- lists -------------------------------------------------------------------------------------------------------- */
 
 /* A set of 0 .. n-1 given by `in`, as runs: "17", "3..9, 12", "5 onward". */
-static void say_set(ari_text *t, size_t n, bool (*in)(const void *, size_t), const void *user, bool onward)
+static void say_set(ari_text *t, size_t first, size_t n, bool (*in)(const void *, size_t), const void *user,
+                    bool onward)
 {
     size_t runs = 0, members = 0;
     for (size_t i = 0; i < n; i++) {
@@ -239,11 +240,11 @@ static void say_set(ari_text *t, size_t n, bool (*in)(const void *, size_t), con
             continue;
         ari_say(t, runs > 1 ? ", " : " ");
         if (start == i)
-            ari_say(t, "%zu", start);
+            ari_say(t, "%zu", first + start);
         else if (onward && i + 1 == n && start > 0)
-            ari_say(t, "%zu onward", start);
+            ari_say(t, "%zu onward", first + start);
         else
-            ari_say(t, "%zu..%zu", start, i);
+            ari_say(t, "%zu..%zu", first + start, first + i);
     }
     if (runs > RUNS_SHOWN)
         ari_say(t, ", ... (%zu in all)", members);
@@ -289,7 +290,7 @@ void ari_say_ranks(ari_text *t, const ari_case *c, bool right)
     for (size_t r = 0; r < ranks; r++)
         n += rank_in(&set, r);
     ari_say(t, n == 1 ? "rank" : "ranks");
-    say_set(t, ranks, rank_in, &set, false);
+    say_set(t, (size_t)c->grid.d->first_rank, ranks, rank_in, &set, false);
 }
 
 void ari_say_indices(ari_text *t, const ari_case *c, int dim)
@@ -302,12 +303,12 @@ void ari_say_indices(ari_text *t, const ari_case *c, int dim)
     if (by_heads) {
         set.unit = unit;
         ari_say(t, s->hit[dim] == unit ? "head" : "heads");
-        say_set(t, n / unit, index_in, &set, true);
+        say_set(t, 0, n / unit, index_in, &set, true);
         ari_say(t, " (");
         set.unit = 1;
     }
     ari_say(t, "%s", ari_dim_name(g, dim, s->hit[dim] != 1));
-    say_set(t, n, index_in, &set, true);
+    say_set(t, 0, n, index_in, &set, true);
     if (by_heads)
         ari_say(t, ")");
 }
@@ -319,7 +320,7 @@ void ari_say_indices(ari_text *t, const ari_case *c, int dim)
 static int holder_of(const ari_case *c, int dim, size_t index)
 {
     const ari_difference *d = c->grid.d;
-    for (int r = 0; r < d->ranks / ari_dp_of(d); r++) {
+    for (int r = 0; r < ari_tp_of(d) * ari_cp_of(d); r++) {
         const ar_layout *o = d->copy[r].layout;
         for (size_t k = 0; k < o->nbox && o->ndim == c->grid.nd; k++) {
             const ar_box *b = &o->box[k];

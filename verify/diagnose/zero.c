@@ -4,6 +4,8 @@
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"
 
+enum { MASK_CHUNK = 4096 };
+
 /* All tokens from a position on, and no others, are zero: the length rounded down to a multiple of twice the
  * context-parallel ranks. */
 static bool is_floored(ari_trace *t, const ari_case *c)
@@ -277,6 +279,43 @@ static bool lacks_causal_mask(const ari_case *c)
     return after >= c->survey.total.gained;
 }
 
+/* Whether the values are zero exactly where those of another tensor are. */
+static ar_status is_zero_where(bool *same, const ari_case *c, const ar_dump_tensor *other)
+{
+    float x[MASK_CHUNK];
+    ari_runs it = ari_runs_of(&c->grid);
+    ari_run run;
+    *same = other->count == c->grid.count;
+    while (*same && ari_runs_next(&it, &run)) {
+        for (size_t at = 0; *same && at < run.count; at += MASK_CHUNK) {
+            const size_t n = run.count - at < MASK_CHUNK ? run.count - at : MASK_CHUNK;
+            AR_TRY(ar_dump_read_f32(other, run.index + at, n, x));
+            for (size_t i = 0; *same && i < n; i++)
+                *same = (x[i] == 0.0f) == (run.value[at + i] == 0.0f);
+        }
+    }
+    return AR_OK;
+}
+
+/* The reference's mask of another layer. */
+static ar_status find_mask(ari_trace *t, const ari_case *c)
+{
+    const ar_dump *known = c->known->reference;
+    const ar_dump_tensor *of = c->grid.d->of;
+    bool same = false;
+    for (size_t i = 0; known && of && !same && i < ar_dump_count(known); i++) {
+        const ar_dump_tensor *other = ar_dump_at(known, i);
+        if (other == of || !ari_alike_but_for_numbers(of->name, strlen(of->name), other->name, strlen(other->name)))
+            continue;
+        AR_TRY(is_zero_where(&same, c, other));
+        if (same) {
+            t->is |= ARI_IF(OF_LAYER);
+            ari_words(t, "other", "%s", other->name);
+        }
+    }
+    return AR_OK;
+}
+
 ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
 {
     const ari_tally *all = &c->survey.total;
@@ -288,7 +327,7 @@ ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
     ari_found(t, ARI_FOUND_MASK, causal ? ARI_IF(CAUSAL) : 0);
     ari_count(t, "zero", all->zero);
     ari_count(t, "gained", all->gained);
-    return AR_OK;
+    return find_mask(t, c);
 }
 
 /* --- ranks, samples, tokens --------------------------------------------------------------------------------------- */

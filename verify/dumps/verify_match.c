@@ -156,12 +156,23 @@ static size_t join_by_meaning(found *all, size_t n)
     return kept;
 }
 
+/* A rank of a pipeline tells the order of its own stages alone: how they follow one another, the names say. */
+static bool of_stages(const ar_dump *d)
+{
+    const ar_mesh *m = ar_dump_mesh(d);
+    for (int i = 0; i < m->ndim; i++) {
+        if (strcmp(m->dim[i].name, "pp") == 0 && m->dim[i].size > 1)
+            return true;
+    }
+    return false;
+}
+
 /* The first of the two dumps that tells an order. */
 static void take_told_order(const ari_verifying *v, found *all, size_t n)
 {
     for (int s = 0; s < 2; s++) {
         bool tells = false;
-        for (size_t i = 0; i < ar_dump_count(v->dump[s]); i++)
+        for (size_t i = 0; i < ar_dump_count(v->dump[s]) && !of_stages(v->dump[s]); i++)
             tells = tells || ar_dump_at(v->dump[s], i)->order != SIZE_MAX;
         for (size_t i = 0; tells && i < n; i++)
             all[i].told = all[i].sides.of[s] ? all[i].sides.of[s]->order : SIZE_MAX;

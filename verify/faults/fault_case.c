@@ -43,6 +43,12 @@ enum {
     NEEDS_DOCUMENTS = 1 << 22,
     NEEDS_RECOMPUTE = 1 << 23,
     NEEDS_CHUNKS = 1 << 24,
+    NEEDS_PP = 1 << 25,
+    NEEDS_TURNS = 1 << 26,
+    NEEDS_ZERO_BUBBLE = 1 << 27,
+    NEEDS_ZERO_2 = 1 << 28,
+    NEEDS_ZERO_3 = 1 << 29,
+    NEEDS_COPIES = 1 << 30,
 };
 
 #define LLAMA .run.model = "llama-demo"
@@ -57,6 +63,12 @@ enum {
 #define CP(n) .run.parallel.cp = (n)
 #define ZIGZAG(n) .run.parallel = {.cp = (n), .zigzag = true}
 #define RECOMPUTED .run.parallel = {.tp = 2, .recompute = {AR_RECOMPUTE_FULL, 1}}
+#define PP(n, micro) .run.parallel = {.pp = (n), .micro_batches = (micro)}
+#define TURNS(n, each, micro) \
+    .run.parallel = {.pp = (n), .virtual_stages = (each), .schedule = AR_PP_INTERLEAVED, .micro_batches = (micro)}
+#define ZERO_BUBBLE(d, micro) \
+    .run.parallel = {.pp = 2, .dp = (d), .schedule = AR_PP_ZERO_BUBBLE, .micro_batches = (micro)}
+#define SHARED_OUT(d, stage, micro) .run.parallel = {.dp = (d), .zero = (stage), .micro_batches = (micro)}
 #define MICRO(n) .run.parallel = {.tp = 1, .micro_batches = (n)}
 
 /* Of what is not written: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
@@ -153,6 +165,26 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_unordered_param_grad, LLAMA},
     {AR_FAULT_dp_averaged_again, LLAMA, DP(2), .needs = NEEDS_DP},
     {AR_FAULT_accum_divided_each_time, LLAMA, MICRO(2), .needs = NEEDS_MICRO},
+    {AR_FAULT_pp_sum_loss, LLAMA, PP(2, 2), .needs = NEEDS_PP},
+    {AR_FAULT_pp_stage_divides, LLAMA, PP(4, 2), .needs = NEEDS_PP | NEEDS_MICRO},
+    {AR_FAULT_pp_layers_local, LLAMA, PP(2, 2), .needs = NEEDS_PP},
+    {AR_FAULT_pp_dropout_layer_local, LLAMA, PP(2, 2), .run.dropout = 0.1, .needs = NEEDS_DROPOUT | NEEDS_PP},
+    {AR_FAULT_pp_chunks_contiguous, LLAMA, TURNS(2, 2, 2), .needs = NEEDS_TURNS},
+    {AR_FAULT_pp_gradnorm_own_stage, LLAMA, PP(2, 2), .needs = NEEDS_UPDATE | NEEDS_PP},
+    {AR_FAULT_pp_loss_last_micro_batch, LLAMA, PP(2, 2), .needs = NEEDS_PP | NEEDS_MICRO},
+    {AR_FAULT_pp_tied_not_summed, GPT2, PP(2, 2), .needs = NEEDS_TIED | NEEDS_PP},
+    {AR_FAULT_pp_stale_activation, LLAMA, PP(2, 2), .needs = NEEDS_PP | NEEDS_MICRO},
+    {AR_FAULT_pp_stale_gradient, LLAMA, PP(2, 2), .needs = NEEDS_PP | NEEDS_MICRO},
+    {AR_FAULT_zb_weight_pass_missing, LLAMA, ZERO_BUBBLE(1, 2), .needs = NEEDS_ZERO_BUBBLE},
+    {AR_FAULT_zb_tied_counted_twice, GPT2, ZERO_BUBBLE(1, 2), .needs = NEEDS_TIED | NEEDS_ZERO_BUBBLE},
+    {AR_FAULT_zb_hooks_skipped, LLAMA, ZERO_BUBBLE(2, 2), .needs = NEEDS_ZERO_BUBBLE | NEEDS_DP},
+    {AR_FAULT_zero_last_micro_batch, LLAMA, SHARED_OUT(2, 2, 2), .needs = NEEDS_ZERO_2 | NEEDS_MICRO},
+    {AR_FAULT_zero_stale_weights, LLAMA, SHARED_OUT(2, 3, 1), .run.steps = 2, .needs = NEEDS_STEPS | NEEDS_ZERO_3},
+    {AR_FAULT_zero_backward_not_gathered, LLAMA, SHARED_OUT(2, 3, 1), .needs = NEEDS_ZERO_3},
+    {AR_FAULT_zero_gather_order, LLAMA, SHARED_OUT(2, 3, 1), .needs = NEEDS_ZERO_3},
+    {AR_FAULT_zero_share_off_by_one, LLAMA, SHARED_OUT(2, 2, 1), .needs = NEEDS_UPDATE},
+    {AR_FAULT_hsdp_copies_not_summed, LLAMA, .run.parallel = {.dp = 4, .dp_replicate = 2, .zero = 2},
+     .needs = NEEDS_COPIES},
 };
 
 ari_fault_case ari_fault_case_of(ar_fault fault)
@@ -161,7 +193,7 @@ ari_fault_case ari_fault_case_of(ar_fault fault)
     while (i + 1 < sizeof cases / sizeof *cases && cases[i].fault != fault)
         i++;
     ari_fault_case c = cases[i];
-    const bool split = c.run.parallel.tp || c.run.parallel.dp || c.run.parallel.cp;
+    const bool split = c.run.parallel.tp || c.run.parallel.dp || c.run.parallel.cp || c.run.parallel.pp;
     c.run.parallel.tp = split ? c.run.parallel.tp : 2;
     c.run.batch = c.run.batch ? c.run.batch : BATCH;
     c.run.seq = SEQ;
@@ -181,13 +213,11 @@ static bool same_base(const ari_fault_case *a, const ari_fault_case *b)
 
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
 {
-    const ar_parallel *p = &a->run.parallel, *q = &b->run.parallel;
+    char layout[2][160];
     const ar_ddp_options *d = &a->run.ddp, *e = &b->run.ddp;
-    return same_base(a, b) && a->order == b->order && p->tp == q->tp && p->dp == q->dp && p->zero == q->zero &&
-           p->cp == q->cp && p->cp_inner == q->cp_inner && p->zigzag == q->zigzag &&
-           p->micro_batches == q->micro_batches && p->sp == q->sp && p->keep_gathered == q->keep_gathered &&
-           p->overlap == q->overlap && p->recompute.what == q->recompute.what &&
-           p->recompute.every == q->recompute.every && p->forward_first == q->forward_first &&
+    ar_parallel_text(layout[0], sizeof layout[0], &a->run.parallel);
+    ar_parallel_text(layout[1], sizeof layout[1], &b->run.parallel);
+    return same_base(a, b) && a->order == b->order && strcmp(layout[0], layout[1]) == 0 &&
            d->bucket_bytes == e->bucket_bytes && d->mode == e->mode && d->find_unused == e->find_unused &&
            d->op == e->op;
 }
@@ -237,6 +267,12 @@ static const struct {
     {NEEDS_GATHERS,
      "acts where tokens of several ranks are put together: give --cp above --cp-inner, or --tp and --sp"},
     {NEEDS_CHUNKS, "acts between chunks of gathered tokens: give --tp of at least 2, --sp and --overlap of at least 2"},
+    {NEEDS_PP, "acts in a pipeline: give --pp of at least 2"},
+    {NEEDS_TURNS, "acts where a rank has several stages: give --pp of at least 2 and --virtual-stages"},
+    {NEEDS_ZERO_BUBBLE, "is a mistake of zero bubble: give --pp of at least 2 and --schedule-pp zero-bubble"},
+    {NEEDS_ZERO_2, "acts where gradients are shared out: give --dp of at least 2 and --zero 2"},
+    {NEEDS_ZERO_3, "acts where weights are shared out: give --dp of at least 2 and --zero 3"},
+    {NEEDS_COPIES, "acts between copies of shards: give --dp-replicate and --zero"},
     {NEEDS_MICRO, "acts between micro-batches: give --micro-batches of at least 2"},
     {NEEDS_FORWARD_FIRST,
      "needs one micro-batch's forward pass before another's backward pass: give --micro-batches of at "
@@ -262,7 +298,11 @@ static unsigned has(const ar_run *r, ar_mlp_order order, const ar_config *c, boo
            (order == AR_MLP_ROW_COLUMN ? NEEDS_ROW_COLUMN : 0u) | (dp || cp || sp ? NEEDS_BUCKETS : 0u) |
            (cp ? NEEDS_CP : 0u) | (ring ? NEEDS_RING : 0u) | (zigzag ? NEEDS_ZIGZAG : 0u) |
            (ring || sp ? NEEDS_GATHERS : 0u) | (p->recompute.what != AR_RECOMPUTE_NONE ? NEEDS_RECOMPUTE : 0u) |
-           (sp && p->overlap > 1 ? NEEDS_CHUNKS : 0u);
+           (sp && p->overlap > 1 ? NEEDS_CHUNKS : 0u) | (p->pp > 1 ? NEEDS_PP : 0u) |
+           (p->pp > 1 && p->virtual_stages > 1 ? NEEDS_TURNS : 0u) |
+           (p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE ? NEEDS_ZERO_BUBBLE : 0u) |
+           ((dp || cp) && p->zero > 1 ? NEEDS_ZERO_2 : 0u) | ((dp || cp) && p->zero > 2 ? NEEDS_ZERO_3 : 0u) |
+           (p->zero > 0 && p->dp_replicate > 1 ? NEEDS_COPIES : 0u);
 }
 
 ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)

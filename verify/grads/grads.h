@@ -76,7 +76,8 @@ typedef struct ari_input_batch {
 /** input_ids [b, s]; optionally labels [b, s], position_ids [b|1, s], attention_mask: [b, s] of 0 and 1, or
  * additive [b|1, heads|1, s, s], and cu_seqlens, the bounds of packed documents: [n + 1] from 0 to b*s, every row's end
  * among them, or [b, n + 1], each from 0 to s. cu_seq_lens_q and _k of transformers are the same. Errors: those of the
- * file; AR_ERR_NOT_FOUND, AR_ERR_SHAPE, AR_ERR_DTYPE, AR_ERR_DATA by tensor and index; AR_ERR_UNSUPPORTED (any other tensor, which would go unread; positions of a model without). */
+ * file; AR_ERR_NOT_FOUND, AR_ERR_SHAPE, AR_ERR_DTYPE, AR_ERR_DATA by tensor and index; AR_ERR_UNSUPPORTED (any other
+ * tensor, which would go unread; positions of a model without). */
 AR_NODISCARD ar_status ari_input_batch_load(ari_input_batch *b, const ar_config *c, const char *path);
 void ari_input_batch_fini(ari_input_batch *b);
 

@@ -187,7 +187,7 @@ void ari_dump_layout_name(char *out, size_t cap, const ar_parallel *p)
     for (const char *c = text; *c && n + 1 < cap; c++) {
         if (isalnum((unsigned char)*c) || *c == '-')
             out[n++] = *c;
-        else if (*c == ' ')
+        else if (*c == ' ' || *c == ',')
             out[n++] = '-';
     }
     if (cap > 0)

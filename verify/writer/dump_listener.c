@@ -277,12 +277,24 @@ ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, 
 
 ar_dump_place ar_dump_place_of(const ar_parallel *p, int rank)
 {
-    const int dp = ari_at_least_one(p->dp), cp = ari_at_least_one(p->cp), tp = ari_at_least_one(p->tp);
+    const int dp = ari_at_least_one(p->dp), tp = ari_at_least_one(p->tp);
     const ar_parallel_rank at = ar_parallel_rank_of(p, rank);
-    if (cp > 1)
-        return (ar_dump_place){.rank = rank,
-                               .world = dp * cp * tp,
-                               .mesh = {3, {{"dp", dp}, {"cp", cp}, {"tp", tp}}},
-                               .at = {at.dp, at.cp, at.tp}};
-    return (ar_dump_place){.rank = rank, .world = dp * tp, .mesh = {2, {{"dp", dp}, {"tp", tp}}}, .at = {at.dp, at.tp}};
+    const struct {
+        const char *name;
+        int size, at;
+        bool told;
+    } all[] = {{"pp", p->pp, at.pp, p->pp > 1},
+               {"dp", dp, at.dp, true},
+               {"cp", p->cp, at.cp, p->cp > 1},
+               {"tp", tp, at.tp, true}};
+    ar_dump_place place = {.rank = rank, .world = ar_parallel_world(p)};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (!all[i].told)
+            continue;
+        ar_mesh_dim *dim = &place.mesh.dim[place.mesh.ndim];
+        snprintf(dim->name, sizeof dim->name, "%s", all[i].name);
+        dim->size = all[i].size;
+        place.at[place.mesh.ndim++] = all[i].at;
+    }
+    return place;
 }

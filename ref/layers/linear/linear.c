@@ -104,11 +104,11 @@ typedef struct beside {
     const next_gathers *next;
 } beside;
 
-/* Enqueues the gather of an input that is wanted whole later in the backward pass. */
+/* Enqueues the gather of an input that is wanted whole later in the backward pass: not of one that is wanted after it. */
 static ar_status gather_ahead(ar_ctx *ctx, ari_ahead *a, const ar_tensor *x)
 {
     ari_chunks c;
-    if (!gathers_again(a->next, ctx) || !comes_in_chunks(&c, ctx, x, a->next->split.from, taken(a->next)))
+    if (ctx->later || !gathers_again(a->next, ctx) || !comes_in_chunks(&c, ctx, x, a->next->split.from, taken(a->next)))
         return AR_OK;
     c.each = c.own;
     c.n = 1;
@@ -393,14 +393,28 @@ static ar_status bias_gradient(ari_linear *l, ar_ctx *ctx, int i, ar_tensor dy)
     return ctx->arith->grad_rows(ctx, &l->bias[i], &dy, (ar_cbuf){NULL});
 }
 
-/* x, dy: all positions. bias_dy: those that this rank's biases have met; NULL: they are summed. */
-static ar_status parameter_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *x, const ar_tensor *dy,
-                                     const ar_tensor *bias_dy)
+/* dy: of the positions that this rank's biases have met. */
+static ar_status bias_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *dy)
+{
+    const ar_tensor rows = ar_tensor_rows(dy);
+    for (int i = 0; i < l->n && l->has_bias; i++)
+        AR_TRY(bias_gradient(l, ctx, i, columns_of(l->own, &rows, i)));
+    return AR_OK;
+}
+
+/* dW = dY^T X, which nothing in the backward pass waits for. */
+typedef struct weight_job {
+    ari_linear *l;
+    ar_tensor x, dy;                 /* x: as it was kept; dy: all positions */
+    struct ari_gathering *gathering; /* that x comes by; NULL: it is not under way */
+} weight_job;
+
+/* x, dy: all positions. */
+static ar_status weight_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *x, const ar_tensor *dy)
 {
     size_t samples = ar_ctx_samples(ctx, x);
     ar_tensor x_rows = ar_tensor_rows(x), dy_rows = ar_tensor_rows(dy);
     ari_fault_weight_rows(ctx, x, &x_rows, &dy_rows, &samples);
-    const ar_tensor bias_rows = ar_tensor_rows(bias_dy ? bias_dy : dy);
     for (int i = 0; i < l->n; i++) {
         const ar_tensor dy_i = columns_of(l->own, &dy_rows, i);
         if (ar_faulty(ctx, AR_FAULT_unordered_param_grad))
@@ -408,9 +422,20 @@ static ar_status parameter_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor
         else if (l->weight[i]->uses == 1 || !ar_faulty(ctx, AR_FAULT_tied_weight_untied))
             AR_TRY(ctx->arith->grad_contract(ctx, l->weight[i], &dy_i, &x_rows, samples, column_group(l, ctx),
                                              l->weight[i]->name));
-        if (l->has_bias && bias_dy)
-            AR_TRY(bias_gradient(l, ctx, i, columns_of(l->own, &bias_rows, i)));
     }
+    return AR_OK;
+}
+
+static ar_status run_weight_job(ar_ctx *ctx, const void *job)
+{
+    const weight_job *j = job;
+    ar_tensor in = j->x;
+    if (j->gathering)
+        AR_TRY(ari_gather_whole(ctx, j->gathering, &in));
+    else if (gathers_again(j->l, ctx))
+        AR_TRY(place_input(j->l, ctx, &in, &j->x, false));
+    AR_TRY(weight_gradients(j->l, ctx, &in, &j->dy));
+    ari_release_placed(ctx, &in, &j->x);
     return AR_OK;
 }
 
@@ -419,7 +444,7 @@ ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_te
 {
     const bool was_ahead = ahead && ahead->next == l;
     ari_ahead late = {.next = l};
-    ar_tensor x, made_dx, all_dy, in;
+    ar_tensor x, made_dx, all_dy;
     AR_TRY(ar_saved_pop(saved, l, 0, &x));
     AR_TRY(ari_check_features(l->weight[0]->name, "gradient", dy, l->left_total));
     const next_gathers next = {
@@ -429,14 +454,12 @@ ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_te
         AR_TRY(place_gradient(l, ctx, dx, &made_dx));
         AR_TRY(ari_tap_placed(ctx, name, NULL, 'b', dx, l->in.width[0], ari_placed_gradient(l->split.from)));
     }
-    in = x;
-    if (next.own->gathering)
-        AR_TRY(ari_gather_whole(ctx, next.own->gathering, &in));
-    else if (gathers_again(l, ctx))
-        AR_TRY(place_input(l, ctx, &in, &x, false));
-    const ar_tensor *bias_dy = biases_meet_own(l) ? dy : &all_dy;
-    AR_TRY(parameter_gradients(l, ctx, &in, &all_dy, was_ahead && ahead->biases_summed ? NULL : bias_dy));
-    ari_release_placed(ctx, &in, &x);
+    if (!was_ahead || !ahead->biases_summed)
+        AR_TRY(bias_gradients(l, ctx, biases_meet_own(l) ? dy : &all_dy));
+    const weight_job job = {l, x, all_dy, next.own->gathering};
+    if (ctx->later && l->weight[0]->ends && ar_faulty(ctx, AR_FAULT_zb_tied_counted_twice))
+        AR_TRY(run_weight_job(ctx, &job));
+    AR_TRY(ari_later_do(ctx, run_weight_job, &job, sizeof job, &x, &all_dy));
     ari_release_placed(ctx, &all_dy, dy);
     return AR_OK;
 }

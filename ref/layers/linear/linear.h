@@ -72,7 +72,7 @@ AR_NODISCARD ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_P
  *  layer. */
 AR_NODISCARD ar_status ari_linear_again(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x);
 /** dx from dy [.., left_total], placed as the gradients of x and y, tapped as `name` (dx NULL: neither computed nor
- *  tapped); then the gradients of the weights and biases, in order. What a sample is of a 2-D input says ar_ctx_samples.
+ *  tapped); then the gradients of the biases and the weights, in order. What a sample is of a 2-D input says ar_ctx_samples.
  *  ahead: begins, for another layer than l, or (l itself) is what has begun; NULL: neither. */
 AR_NODISCARD ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_tensor *dy, const char *name, ari_ahead *ahead);

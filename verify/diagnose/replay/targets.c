@@ -192,6 +192,38 @@ static void find_chunks(ari_trace *t, const losses *l, const side *s)
     }
 }
 
+/* --- one micro-batch alone ---------------------------------------------------------------------------------------- */
+
+/* The sum over targets of samples [from, to) of every `group` of them. */
+static double sum_of_samples(const losses *l, const side *s, size_t group, size_t from, size_t to)
+{
+    double sum = 0.0;
+    for (size_t i = 0; i + 1 < l->tokens; i++) {
+        const size_t sample = i / l->seq % group;
+        if (s->counts[i] && (i + 1) % l->seq != 0 && sample >= from && sample < to)
+            sum += entropy(l, s, i, l->ids[i + 1]);
+    }
+    return sum;
+}
+
+/* The terms of the first or the last samples of each data-parallel rank alone, divided by all targets. */
+static void find_micro_batch(ari_trace *t, const losses *l, const side *s)
+{
+    const size_t dp = l->c->facts.dp > 1 ? (size_t)l->c->facts.dp : 1, group = l->samples / dp;
+    const double all = l->of[1].value * (double)l->of[0].targets, unsure = 2e-6 + 0.1 * l->c->relative;
+    for (size_t k = 1; k < group && l->samples % dp == 0; k++) {
+        const bool last = ari_is_near(all, sum_of_samples(l, s, group, group - k, group), unsure);
+        if (!last && !ari_is_near(all, sum_of_samples(l, s, group, 0, k), unsure))
+            continue;
+        ari_found(t, ARI_FOUND_TARGETS, ARI_IF(SAMPLES));
+        ari_words(t, "which", last ? "last" : "first");
+        ari_count(t, "n", k);
+        ari_count(t, "of", group);
+        ari_count(t, "targets", l->of[0].targets);
+        return;
+    }
+}
+
 /* --- label smoothing and z-loss ----------------------------------------------------------------------------------- */
 
 /* Sums over a gradient d of logits, of which a target token's row is, with p = softmax(z) and 1 at y,
@@ -392,6 +424,8 @@ static void look_at(ari_trace *t, const losses *l)
     }
     if (t->kind == ARI_FOUND_NOTHING)
         find_chunks(t, l, other);
+    if (t->kind == ARI_FOUND_NOTHING)
+        find_micro_batch(t, l, other);
     if (t->kind != ARI_FOUND_NOTHING)
         ari_count(t, "targets", ref->targets);
 }
@@ -435,9 +469,11 @@ ar_status ari_measure_targets(ari_trace *t, const ari_case *c)
         AR_TRY_TO(done, st, ari_replay_ids(&l.ids, c, l.tokens));
     for (size_t i = 0; l.ids && i < l.tokens; i++)
         held = held && l.ids[i] < l.vocabulary;
-    if (held && l.ids && alone)
+    if (held && l.ids && alone) {
         find_chunks(t, &l, &l.of[0]);
-    else if (held && l.ids)
+        if (t->kind == ARI_FOUND_NOTHING)
+            find_micro_batch(t, &l, &l.of[0]);
+    } else if (held && l.ids)
         look_at_loss(t, &l);
     else if (held && !alone)
         find_options(t, &l);

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "bench/bench.h"
+#include "cli/bench/bench.h"
 #include "cli/command.h"
-#include "cli/options/run.h"
 #include "cli/report/progress.h"
 #include "cli/report/table.h"
 #include "ref/core/wait.h"
@@ -14,23 +14,10 @@
 #include "run/run.h"
 #include "verify/check/check_run.h"
 
-typedef struct bench_values {
-    ari_common common;
-    const char *what, *model;
-    ari_run_values r;
-    size_t m, n, k, bytes;
-    int ranks;       /* 0: not given */
-    int dtype;       /* -1: not given */
-    int algorithm;   /* ar_sim_algorithm */
-    int repetitions; /* 0: not given */
-    const char *cluster;
-    bool paced;
-} bench_values;
-
 static const char *const dtype_names[] = {"f32", "i64", NULL};
 static const char *const algorithm_names[] = {"auto", "direct", "ring", "last", NULL}; /* as ar_sim_algorithm */
 
-#define ARI_VALUES bench_values
+#define ARI_VALUES ari_bench_options
 static const ari_option options[] = {
     ARI_OPTION_SIZE("m", m, 1, 1e6, "M",
                     "gemm: rows of X; with --n and --k: one shape in place of the default ones; kernels: rows"),
@@ -55,9 +42,10 @@ static const ari_option options[] = {
     ARI_LAYOUT_OPTIONS("step: tensor-parallel ranks (default 4 where no layout is given)",
                        "step: exact or native (default: both)"),
     ARI_OPTION_GROUP(ari_step_layout_options, r),
+    ARI_OPTION_GROUP(ari_pipeline_options, r),
     ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,
                     "block: what the native one multiplies: f32, tf32 or bf16; sums and all else fp32 (default f32)"),
-    ARI_OPTION_LATER("zero"),
+    ARI_ZERO_OPTIONS,
     {0},
 };
 
@@ -76,7 +64,7 @@ static const ari_positional positionals[] = {
 
 /* A benchmark that runs. */
 typedef struct session {
-    const bench_values *v;
+    const ari_bench_options *v;
     ar_device_choice device;
     int threads;
     size_t repetitions;
@@ -95,7 +83,7 @@ static void show_progress(session *s, size_t done, size_t all)
 static ar_status end(session *s, const ari_rows *r, int threads, const char *words, ...) AR_PRINTF(4, 5);
 static ar_status end(session *s, const ari_rows *r, int threads, const char *words, ...)
 {
-    const bench_values *v = s->v;
+    const ari_bench_options *v = s->v;
     ari_progress_end(&s->progress);
     if (ari_wants_text(&v->common)) {
         va_list args;
@@ -132,7 +120,7 @@ static const ari_field gemm_fields[] = {
 
 static ar_status run_gemm(session *s)
 {
-    const bench_values *v = s->v;
+    const ari_bench_options *v = s->v;
     ar_bench_gemm_row rows[ARI_BENCH_GEMM_SHAPES];
     const int given = (v->m > 0) + (v->n > 0) + (v->k > 0);
     const size_t n = given ? 1 : ARI_BENCH_GEMM_SHAPES;
@@ -205,14 +193,11 @@ static const ari_field kernel_fields[] = {
 
 static ar_status run_kernels(session *s)
 {
-    enum { MOST = 32 };
-    kernel_line lines[MOST];
-    size_t n = 0, all = 0;
-    while (ari_bench_kernel_name(all))
-        all++;
-    for (size_t i = 0; i < all && n + 2 <= MOST; i++, n += 2) {
+    kernel_line lines[2 * ARI_BENCH_KERNELS];
+    size_t n = 0;
+    for (size_t i = 0; i < ARI_BENCH_KERNELS; i++, n += 2) {
         ar_bench_kernel_row rows[2] = {{.rows = s->v->m ? s->v->m : 2048, .cols = s->v->n ? s->v->n : 2048}};
-        show_progress(s, i, all);
+        show_progress(s, i, ARI_BENCH_KERNELS);
         AR_TRY(ari_bench_kernel(rows, i, &s->device, s->threads, s->repetitions));
         lines[n] = (kernel_line){"f32", rows[0]};
         lines[n + 1] = (kernel_line){"bf16", rows[1]};
@@ -287,7 +272,7 @@ static const ari_field block_fields[] = {
 static ar_status run_block(session *s)
 {
     enum { MOST = 4 };
-    const bench_values *v = s->v;
+    const ari_bench_options *v = s->v;
     const size_t batch = v->r.run.batch ? v->r.run.batch : 2, seq = v->r.run.seq ? v->r.run.seq : 512;
     block_line lines[MOST];
     char folder[512];
@@ -308,16 +293,17 @@ static ar_status run_block(session *s)
                s->threads, plural(s->threads));
 }
 
-/* The run of step and ddp. Gives its tokens; free(). */
+/* The run of step and ddp; ari_layout_unload. Gives its tokens; free(). */
 static ar_status begin_run(session *s, ar_run *run, int64_t **ids)
 {
-    const bench_values *v = s->v;
+    const ari_bench_options *v = s->v;
     char folder[512];
     *run = ari_run_of(&v->r, &v->common);
     run->batch = run->batch ? run->batch : 8;
     run->seq = run->seq ? run->seq : 64;
     run->threads = s->threads;
     AR_TRY(ari_layout_check(&v->r));
+    AR_TRY(ari_layout_load(&v->r, run));
     AR_TRY(ari_run_config(&s->config, folder, sizeof folder, &(ar_run){.model = v->model ? v->model : "llama-demo"}));
     return ari_text_ids(ids, run->batch, run->seq, s->config.vocab, NULL, v->common.seed);
 }
@@ -362,7 +348,7 @@ static const ari_field step_fields[] = {
 static ar_status run_step(session *s)
 {
     static const ar_numerics all[] = {AR_NUMERICS_NATIVE, AR_NUMERICS_EXACT};
-    const bench_values *v = s->v;
+    const ari_bench_options *v = s->v;
     step_line lines[4];
     int64_t *ids = NULL;
     size_t n = 0;
@@ -381,6 +367,7 @@ static ar_status run_step(session *s)
         lines[n++] = step_line_of(s, &o.run, (ar_parallel){.tp = 1}, row[0]);
         lines[n++] = step_line_of(s, &o.run, o.run.parallel, row[1]);
     }
+    ari_layout_unload(&o.run);
     free(ids);
     AR_TRY(st);
     return end(
@@ -473,7 +460,7 @@ typedef struct allreduce_line {
 
 /* The rows that the options ask for: every number of ranks, of every type, in every size. */
 #define ALLREDUCE_MOST (3 * 2 * ARI_BENCH_ALLREDUCE_SIZES)
-static size_t allreduce_rows(const bench_values *v, allreduce_line *lines)
+static size_t allreduce_rows(const ari_bench_options *v, allreduce_line *lines)
 {
     static const int ranks[] = {2, 4, 8};
     static const ar_dtype dtypes[] = {AR_F32, AR_I64};
@@ -531,16 +518,14 @@ typedef struct benchmark {
     ar_status (*run)(session *s);
     size_t repetitions; /* unless given */
     bool one_thread;    /* unless given; else one on each core */
-    bool has_model;
 } benchmark;
 
 static const benchmark *find_benchmark(const char *name)
 {
-    static const benchmark all[] = {
-        {"gemm", run_gemm, 7, true, false},        {"grad", run_grad, 15, true, false},
-        {"kernels", run_kernels, 15, true, false}, {"fused", run_fused, 15, true, false},
-        {"block", run_block, 15, false, true},     {"step", run_step, 15, false, true},
-        {"ddp", run_ddp, 7, false, true},          {"allreduce", run_allreduce, 15, false, false}};
+    static const benchmark all[] = {{"gemm", run_gemm, 7, true},        {"grad", run_grad, 15, true},
+                                    {"kernels", run_kernels, 15, true}, {"fused", run_fused, 15, true},
+                                    {"block", run_block, 15, false},    {"step", run_step, 15, false},
+                                    {"ddp", run_ddp, 7, false},         {"allreduce", run_allreduce, 15, false}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strcmp(name, all[i].name) == 0)
             return &all[i];
@@ -549,27 +534,13 @@ static const benchmark *find_benchmark(const char *name)
 
 static ar_status run(void *values, int *exit_code)
 {
-    const bench_values *v = values;
+    const ari_bench_options *v = values;
     const benchmark *b = find_benchmark(v->what);
-    const bool block = b && b->run == run_block;
     (void)exit_code;
-    if (v->model && !(b && b->has_model))
-        return ar_error_set(AR_ERR_ARG, "bench %s takes no model, '%s' is one too many", v->what, v->model);
-    if (v->r.run.precision != AR_PRECISION_F32 && !block)
-        return ar_error_set(AR_ERR_ARG, "bench %s multiplies fp32: --precision is for bench block", v->what);
-    if ((v->cluster || v->paced) && !(b && b->run == run_ddp))
-        return ar_error_set(AR_ERR_ARG, "bench %s has no links: --cluster and --paced are for bench ddp", v->what);
-    if ((ari_layout_given(&v->r) || v->r.run.parallel.overlap > 1) && b && (!b->has_model || block))
-        return ar_error_set(AR_ERR_ARG, "bench %s has no layout: give --tp and the like to bench step or ddp", v->what);
-    if (v->r.device && b && b->run == run_allreduce)
-        return ar_error_set(AR_ERR_ARG, "bench allreduce sums in the host's memory: --device is for the others");
-    ari_run_values r = v->r;
-    r.run.numerics = block ? AR_NUMERICS_NATIVE : r.run.numerics; /* both; the precision is the native one's */
-    if (v->r.device)
-        AR_TRY(ari_layout_check(&r));
     if (!b)
         return ar_error_set(
             AR_ERR_ARG, "there is no benchmark '%s': gemm, grad, kernels, fused, block, step, ddp, allreduce", v->what);
+    AR_TRY(ari_bench_check(v));
     const int threads = b->one_thread ? 1 : ari_cores();
     session s = {.v = v,
                  .device = ari_layout_device(&v->r),
@@ -582,7 +553,7 @@ static ar_status run(void *values, int *exit_code)
 }
 
 /* dtype and numerics: both. */
-static const bench_values defaults = {
+static const ari_bench_options defaults = {
     .r = {.run.numerics = (ar_numerics)-1, .run.ddp.bucket_bytes = ARI_NOT_GIVEN, .timeout = 60.0}, .dtype = -1};
 
 const ari_args_spec ari_bench_spec = {
@@ -593,8 +564,8 @@ const ari_args_spec ari_bench_spec = {
                "--bytes 1048576",
     .options = options,
     .positionals = positionals,
-    .common_at = offsetof(bench_values, common),
-    .size = sizeof(bench_values),
+    .common_at = offsetof(ari_bench_options, common),
+    .size = sizeof(ari_bench_options),
     .defaults = &defaults,
     .run = run,
 };

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the passes of a step take in a pipeline: its ranks go through the very lists that a run goes through
+ * (anyrank/schedule.h). */
+#include "planner/time_impl.h"
+#include "ref/core/size.h"
+
+static void note_last(void *user, int rank, const ar_pp_operation *o, double begin, double end)
+{
+    ari_stages_run *run = user;
+    (void)rank;
+    if (o->kind == AR_PP_BACKWARD || o->kind == AR_PP_BACKWARD_WEIGHT)
+        run->last[o->stage] = (ari_span){begin, end};
+}
+
+static ar_status go_through(ari_stages_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times)
+{
+    ar_pp_run run;
+    *out = (ari_stages_run){.ranks = ar_pipeline_schedule_shape(s).ranks};
+    AR_TRY(ar_pipeline_schedule_run(&run, s, times, note_last, out));
+    out->end = run.makespan;
+    return AR_OK;
+}
+
+ar_status ari_stages_run_of(ari_stages_run *out, const ar_parallel *layout, const ar_pp_times *times)
+{
+    ar_pipeline_schedule *s = NULL;
+    AR_TRY(ar_parallel_schedule(&s, layout));
+    const ar_status st = go_through(out, s, times);
+    ar_pipeline_schedule_destroy(s);
+    return st;
+}

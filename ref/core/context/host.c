@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tensors of a device as the host has them. */
+#include <stdlib.h>
+
+#include "ref/core/context.h"
+#include "ref/core/float_bits.h"
+#include "ref/core/size.h"
+
+ar_status ar_ctx_upload(ar_ctx *c, const ar_tensor *t, const void *host)
+{
+    return c->device->ops->copy(c->device, c->queue, t->data, (ar_cbuf){host},
+                                ar_tensor_count(t) * ar_dtype_bytes(t->dtype));
+}
+
+ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t)
+{
+    AR_TRY(c->device->ops->copy(c->device, c->queue, (ar_buf){host}, ar_const(t->data),
+                                ar_tensor_count(t) * ar_dtype_bytes(t->dtype)));
+    return ar_queue_sync(c->queue, 0);
+}
+
+/* --- 16-bit numbers as the host has them --------------------------------------------------------------------------- */
+
+static void widen(float *to, const uint16_t *from, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = ari_f32_of_bf16(from[i]);
+}
+
+static void narrow(uint16_t *to, const float *from, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = ari_bf16_of_f32(from[i]);
+}
+
+static ar_status check_floats(const ar_tensor *t)
+{
+    return t->dtype == AR_F32 || t->dtype == AR_BF16
+               ? AR_OK
+               : ar_error_set(AR_ERR_DTYPE, "fp32 numbers of the host for a tensor of %s, expected F32 or BF16",
+                              ar_dtype_name(t->dtype));
+}
+
+ar_status ar_ctx_upload_floats(ar_ctx *c, const ar_tensor *t, const float *host)
+{
+    const size_t n = ar_tensor_count(t);
+    uint16_t *rounded = NULL;
+    AR_TRY(check_floats(t));
+    if (t->dtype == AR_F32)
+        return ar_ctx_upload(c, t, host);
+    AR_TRY(ari_alloc((void **)&rounded, n, sizeof *rounded, "numbers of 16 bits"));
+    narrow(rounded, host, n);
+    const ar_status st = ar_ctx_upload(c, t, rounded);
+    free(rounded);
+    return st;
+}
+
+ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_tensor *t)
+{
+    const size_t n = ar_tensor_count(t);
+    uint16_t *stored = NULL;
+    AR_TRY(check_floats(t));
+    if (t->dtype == AR_F32)
+        return ar_ctx_download(c, host, t);
+    AR_TRY(ari_alloc((void **)&stored, n, sizeof *stored, "numbers of 16 bits"));
+    const ar_status st = ar_ctx_download(c, stored, t);
+    if (st == AR_OK)
+        widen(host, stored, n);
+    free(stored);
+    return st;
+}
+
+/* --- tensors as the host reads them ---------------------------------------------------------------------------------- */
+
+static ar_status get(ar_ctx *c, void *host, const ar_tensor *t)
+{
+    return t->dtype == AR_BF16 ? ar_ctx_download_floats(c, host, t) : ar_ctx_download(c, host, t);
+}
+
+static ar_status download(ar_ctx *c, void *host, const ar_tensor *t)
+{
+    ar_tensor packed;
+    if (c->device->ops->host_reaches) {
+        ari_pack_elements(host, t);
+        return AR_OK;
+    }
+    if (ar_tensor_is_contiguous(t))
+        return get(c, host, t);
+    AR_TRY(ar_ctx_tensor(c, &packed, t->dtype, t->ndim, t->shape));
+    ar_status st = c->device->ops->copy_strided(c->device, c->queue, &packed, t);
+    if (st == AR_OK)
+        st = get(c, host, &packed);
+    ar_ctx_release(c, &packed);
+    return st;
+}
+
+ar_status ari_host_view(ar_ctx *c, ar_tensor *view, const ar_tensor *t)
+{
+    const ar_dtype seen = t->dtype == AR_BF16 ? AR_F32 : t->dtype;
+    void *host = NULL;
+    *view = *t;
+    if (c->device->ops->host_reaches && seen == t->dtype)
+        return AR_OK;
+    AR_TRY(ari_alloc(&host, ar_tensor_count(t), ar_dtype_bytes(seen), "a tensor's values on the host"));
+    ar_status st = ar_tensor_view(view, seen, t->ndim, t->shape, (ar_buf){host});
+    if (st == AR_OK)
+        st = download(c, host, t);
+    if (st != AR_OK)
+        free(host);
+    return st;
+}
+
+void ari_host_view_end(ar_tensor *view, const ar_tensor *t)
+{
+    if (view->data.ptr != t->data.ptr)
+        free(view->data.ptr);
+}
+
+void ari_pack_elements(float *to, const ar_tensor *t)
+{
+    const size_t count = ar_tensor_count(t);
+    for (size_t i = 0; i < count; i++) {
+        size_t at[AR_MAX_DIMS];
+        ptrdiff_t offset = 0;
+        ari_coordinates(at, i, t->ndim, t->shape);
+        for (int d = 0; d < t->ndim; d++)
+            offset += (ptrdiff_t)at[d] * t->stride[d];
+        to[i] = t->dtype == AR_BF16 ? ari_f32_of_bf16(((const uint16_t *)t->data.ptr)[offset])
+                                    : ((const float *)t->data.ptr)[offset];
+    }
+}
+
+void ari_for_each_run(const ar_tensor *local, const ar_layout *o, void (*f)(void *user, const ari_box_run *run),
+                      void *user)
+{
+    const int nd = o->ndim;
+    for (size_t k = 0; k < o->nbox; k++) {
+        const ar_box *b = &o->box[k];
+        size_t runs = 1;
+        for (int d = 0; d + 1 < nd; d++)
+            runs *= b->extent[d];
+        const size_t width = nd > 0 ? b->extent[nd - 1] : 1;
+        for (size_t i = 0; i < runs && width > 0; i++) {
+            size_t rest = i, full = 0, full_stride = 1, index = 0, index_stride = 1;
+            ptrdiff_t offset = 0;
+            for (int d = nd - 1; d >= 0; d--) {
+                const size_t x = d == nd - 1 ? 0 : rest % b->extent[d];
+                rest = d == nd - 1 ? rest : rest / b->extent[d];
+                full += (b->global[d] + x) * full_stride;
+                index += (b->local[d] + x) * index_stride;
+                offset += (ptrdiff_t)(b->local[d] + x) * local->stride[d];
+                full_stride *= o->shape[d];
+                index_stride *= local->shape[d];
+            }
+            const ari_box_run run = {(const float *)local->data.ptr + offset, nd > 0 ? local->stride[nd - 1] : 1, width,
+                                     full, index};
+            f(user, &run);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The memory of a step: what it is given, and when that ends. */
+#include <stdlib.h>
+
+#include "ref/core/context.h"
+#include "ref/core/queue_impl.h"
+
+static void forget(ar_ctx *c, ari_owned *o)
+{
+    o->prev->next = o->next;
+    o->next->prev = o->prev;
+    ari_step_gave(c, o->bytes);
+}
+
+static void release(ar_ctx *c, ari_owned *o)
+{
+    forget(c, o);
+    if (o->destroy)
+        o->destroy(c, o->buf.ptr);
+    else
+        c->device->ops->free(c->device, o->buf);
+    free(o);
+}
+
+/* Now, or when the last one who holds it lets it go. Whether now. */
+static bool give_back(ar_ctx *c, ari_owned *o)
+{
+    o->ended = o->holds > 0;
+    if (o->ended)
+        return false;
+    release(c, o);
+    return true;
+}
+
+void ari_queue_drain(ar_queue *q)
+{
+    const ari_outcome kept = ari_outcome_of(AR_ERR_ABORTED);
+    if (q && ar_queue_sync(q, 0) != AR_OK)
+        (void)ari_outcome_status(&kept);
+}
+
+void ar_ctx_end_step(ar_ctx *c)
+{
+    /* A step that has failed may have left work under way, whose memory this is. */
+    if (c->owned.next != &c->owned) {
+        ari_queue_drain(c->beside.queue);
+        for (int i = 0; i < ARI_WAYS; i++)
+            ari_queue_drain(c->way[i].queue);
+    }
+    /* The newest first: objects may refer to older ones. */
+    for (ari_owned *o = c->owned.next, *next = NULL; o != &c->owned; o = next) {
+        next = o->next;
+        release(c, o);
+    }
+}
+
+static ar_status own(ar_ctx *c, ar_buf buf, size_t bytes, void (*destroy)(ar_ctx *, void *))
+{
+    ari_owned *o = malloc(sizeof *o);
+    if (!o)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a record of the step");
+    *o = (ari_owned){.next = c->owned.next,
+                     .prev = &c->owned,
+                     .number = ++c->given,
+                     .buf = buf,
+                     .bytes = bytes,
+                     .destroy = destroy,
+                     .life = c->life};
+    o->next->prev = o;
+    c->owned.next = o;
+    ari_step_took(c, bytes);
+    return AR_OK;
+}
+
+ar_status ari_step_alloc(ar_ctx *c, ar_buf *gives, size_t bytes)
+{
+    ar_buf b = {NULL};
+    AR_TRY(c->device->ops->alloc(c->device, &b, bytes ? bytes : 1));
+    const ar_status st = own(c, b, bytes, NULL);
+    if (st != AR_OK) {
+        c->device->ops->free(c->device, b);
+        return st;
+    }
+    *gives = b;
+    return AR_OK;
+}
+
+ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void *object))
+{
+    const ar_buf b = {object};
+    const ar_status st = own(c, b, 0, destroy);
+    if (st != AR_OK)
+        destroy(c, object);
+    return st;
+}
+
+void ari_step_disown(ar_ctx *c, void *object)
+{
+    for (ari_owned *o = object ? c->owned.next : &c->owned; o != &c->owned; o = o->next) {
+        if (o->buf.ptr == object) {
+            give_back(c, o);
+            return;
+        }
+    }
+}
+
+static bool lies_in(const ari_owned *o, const ar_tensor *t)
+{
+    const char *begin = o->buf.ptr, *at = t ? t->data.ptr : NULL;
+    return at && !o->destroy && at >= begin && at < begin + (o->bytes ? o->bytes : 1);
+}
+
+void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *kept)
+{
+    ari_owned *newer = &c->owned; /* what stays of those at hand: an object may end older things with it */
+    while (newer->next != &c->owned && newer->next->number > mark) {
+        if (lies_in(newer->next, kept) || !give_back(c, newer->next))
+            newer = newer->next;
+    }
+}
+
+void ari_step_end_life(ar_ctx *c, int life)
+{
+    ari_owned *newer = &c->owned;
+    while (newer->next != &c->owned) {
+        if (newer->next->life != life || !give_back(c, newer->next))
+            newer = newer->next;
+    }
+}
+
+static ari_owned *memory_of(ar_ctx *c, const ar_tensor *t)
+{
+    ari_owned *o = c->owned.next;
+    while (o != &c->owned && !lies_in(o, t))
+        o = o->next;
+    return o != &c->owned ? o : NULL;
+}
+
+void ari_step_hold(ar_ctx *c, const ar_tensor *t)
+{
+    ari_owned *o = memory_of(c, t);
+    if (o)
+        o->holds++;
+}
+
+void ari_step_let_go(ar_ctx *c, const ar_tensor *t)
+{
+    ari_owned *o = memory_of(c, t);
+    if (o && --o->holds == 0 && o->ended)
+        release(c, o);
+}
+
+ar_status ari_step_take_out(ar_ctx *c, ar_buf *gives, const ar_tensor *t)
+{
+    ari_owned *o = memory_of(c, t);
+    if (!o || o->holds > 0)
+        return ar_error_set(AR_ERR_ARG, "memory that is %s cannot be taken out of it", o ? "held" : "not the step's");
+    *gives = o->buf;
+    forget(c, o);
+    free(o);
+    return AR_OK;
+}
+
+void ari_step_free(ar_ctx *c, ar_buf b)
+{
+    ari_step_disown(c, b.ptr);
+}
+
+ar_status ar_ctx_tensor(ar_ctx *c, ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape)
+{
+    ar_tensor view;
+    AR_TRY(ar_tensor_view(&view, dtype, ndim, shape, (ar_buf){NULL}));
+    AR_TRY(ari_step_alloc(c, &view.data, ar_tensor_count(&view) * ar_dtype_bytes(dtype)));
+    *t = view;
+    return AR_OK;
+}
+
+void ar_ctx_release(ar_ctx *c, ar_tensor *t)
+{
+    ari_step_free(c, t->data);
+    t->data.ptr = NULL;
+}
+
+void ar_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak)
+{
+    *now = c->bytes_now;
+    *peak = c->bytes_peak;
+}

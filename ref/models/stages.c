@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The stages of a pipeline: which layers each has, and which layouts of them are legal. */
+#include "ref/models/stages.h"
+
+#include <limits.h>
+
+#include "ref/core/size.h"
+#include "ref/core/text.h"
+#include "ref/models/family.h"
+
+int ar_parallel_stages(const ar_parallel *p)
+{
+    const int64_t n = (int64_t)ari_at_least_one(p->pp) * ari_at_least_one(p->virtual_stages);
+    return n > INT_MAX ? INT_MAX : (int)n; /* which no check accepts */
+}
+
+static ar_status copy_schedule(ar_pipeline_schedule **gives, const ar_pipeline_schedule *s)
+{
+    const ar_pp_operation *lists[AR_MAX_STAGES];
+    size_t counts[AR_MAX_STAGES];
+    const ar_pipeline_shape shape = ar_pipeline_schedule_shape(s);
+    for (int r = 0; r < shape.ranks; r++)
+        lists[r] = ar_pipeline_schedule_rank(s, r, &counts[r]);
+    return ar_pipeline_schedule_own(gives, shape, lists, counts);
+}
+
+ar_status ar_parallel_schedule(ar_pipeline_schedule **gives, const ar_parallel *p)
+{
+    return p->own_schedule
+               ? copy_schedule(gives, p->own_schedule)
+               : ar_pipeline_schedule_create(gives, p->schedule, ari_at_least_one(p->pp),
+                                             ari_at_least_one(p->virtual_stages), ari_at_least_one(p->micro_batches));
+}
+
+void ar_stage_layers(size_t *first, size_t *count, const ar_stages *given, size_t layers, size_t n, size_t i)
+{
+    if (given && given->n > 0) {
+        *first = 0;
+        for (size_t k = 0; k < i; k++)
+            *first += given->layers[k];
+        *count = given->layers[i];
+        return;
+    }
+    const size_t least = layers / n, longer = layers % n, begin = (n - longer) / 2;
+    const size_t before = i < begin ? 0 : i - begin < longer ? i - begin : longer;
+    *first = i * least + before;
+    *count = least + (i >= begin && i - begin < longer);
+}
+
+int ari_stage_of_layer(const ar_parallel *p, size_t layers, size_t layer)
+{
+    const int n = ar_parallel_stages(p);
+    int i = 0;
+    for (size_t first, count; i + 1 < n; i++) {
+        ar_stage_layers(&first, &count, &p->stages, layers, (size_t)n, (size_t)i);
+        if (layer < first + count)
+            break;
+    }
+    return i;
+}
+
+void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s)
+{
+    ari_text t = ari_text_in(out, ARI_STAGES_TEXT);
+    for (int i = 0; i < s->n && i < AR_MAX_STAGES; i++)
+        ari_say(&t, "%s%d", i > 0 ? "," : "", s->layers[i]);
+}
+
+static ar_status check_given(const ar_stages *given, const ar_config *c, size_t n)
+{
+    const bool has_end = c->final_norm || ari_part_path(ari_family_of(c->arch), ARI_HEAD);
+    const size_t layers = c->layers;
+    size_t sum = 0;
+    if ((size_t)given->n != n)
+        return ar_error_set(AR_ERR_ARG, "layers are given for %d stages of %zu: give one number for each", given->n, n);
+    for (size_t i = 0; i < n; i++) {
+        if (given->layers[i] == 0 && i > 0 && i + 1 < n)
+            return ar_error_set(AR_ERR_ARG,
+                                "stage %zu has no layers; only the first, which has the embedding, and the last, which "
+                                "has the head, can do without",
+                                i);
+        sum += given->layers[i];
+    }
+    if (given->layers[n - 1] == 0 && !has_end)
+        return ar_error_set(AR_ERR_ARG,
+                            "stage %zu has nothing: no layers, and the model neither a final norm nor a head", n - 1);
+    if (sum != layers)
+        return ar_error_set(AR_ERR_ARG, "the layers given for %zu stages are %zu; the model has %zu", n, sum, layers);
+    return AR_OK;
+}
+
+ar_status ari_own_schedule_check(const ar_parallel *p)
+{
+    if (!p->own_schedule)
+        return AR_OK;
+    const int stages = ar_parallel_stages(p);
+    const ar_pipeline_shape s = ar_pipeline_schedule_shape(p->own_schedule);
+    const int micro = ari_at_least_one(p->micro_batches);
+    if (s.ranks == p->pp && s.stages == stages && s.micro_batches == micro)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG,
+                        "the schedule is one of %d ranks, %d stages and %d micro-batches, the layout (pp=%d) of %d "
+                        "ranks, %d stages and %d micro-batches",
+                        s.ranks, s.stages, s.micro_batches, p->pp, p->pp, stages, micro);
+}
+
+ar_status ari_stages_check(const ar_parallel *p, const ar_config *c)
+{
+    const size_t n = (size_t)ar_parallel_stages(p);
+    if ((unsigned)p->schedule >= AR_PP_SCHEDULES)
+        return ar_error_set(AR_ERR_ARG, "schedule %d, expected 0 (1f1b) to %d", (int)p->schedule, AR_PP_SCHEDULES - 1);
+    if (ari_at_least_one(p->pp) == 1) {
+        if (n > 1 || p->stages.n > 0 || p->own_schedule)
+            return ar_error_set(AR_ERR_ARG, "%s without a pipeline: give a pp of at least 2",
+                                n > 1             ? "virtual stages"
+                                : p->own_schedule ? "a schedule"
+                                                  : "layers of stages");
+        return AR_OK;
+    }
+    if (p->forward_first)
+        return ar_error_set(AR_ERR_ARG, "forward first in a pipeline, whose order is its schedule's: take gpipe");
+    AR_TRY(ari_own_schedule_check(p));
+    if (!p->own_schedule && (p->schedule == AR_PP_INTERLEAVED) != (n > (size_t)p->pp))
+        return ar_error_set(AR_ERR_ARG, "schedule %s with %zu stages on %d ranks: %s", ar_pp_schedule_name(p->schedule),
+                            n, p->pp,
+                            n > (size_t)p->pp ? "several stages of a rank take turns in interleaved"
+                                              : "interleaved takes turns between the stages of a rank: give virtual "
+                                                "stages of at least 2");
+    if (n > AR_MAX_STAGES)
+        return ar_error_set(AR_ERR_ARG, "%zu stages, at most %d", n, AR_MAX_STAGES);
+    if (p->stages.n > 0)
+        return check_given(&p->stages, c, n);
+    if (n > c->layers)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "%zu layers cannot be split over %zu stages (pp=%d); use at most one stage for each layer",
+                            c->layers, n, p->pp);
+    return AR_OK;
+}

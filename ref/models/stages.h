@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_MODELS_STAGES_H
+#define ARI_MODELS_STAGES_H
+
+#include "anyrank/parallel.h"
+
+/** The part of ar_parallel_check that is about the stages. */
+AR_NODISCARD ar_status ari_stages_check(const ar_parallel *p, const ar_config *c);
+
+/** The stage that holds a layer. */
+int ari_stage_of_layer(const ar_parallel *p, size_t layers, size_t layer);
+
+/** "3,5,4"; "": evenly. */
+#define ARI_STAGES_TEXT (6 * AR_MAX_STAGES + 1)
+void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s);
+
+/** Whether the layout's own schedule, if it has one, is one of its ranks, stages and micro-batches. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_own_schedule_check(const ar_parallel *p);
+
+#endif

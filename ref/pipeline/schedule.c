@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Schedules of a pipeline as lists: made, copied, read, destroyed. */
+#include "ref/pipeline/schedule.h"
+
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+
+static const char *const schedules[AR_PP_SCHEDULES] = {
+#define AR_PP_SCHEDULE_TEXT(name, text) text,
+    AR_PP_SCHEDULE_TABLE(AR_PP_SCHEDULE_TEXT)
+#undef AR_PP_SCHEDULE_TEXT
+};
+
+const char *ar_pp_schedule_name(ar_pp_schedule s)
+{
+    return (unsigned)s < AR_PP_SCHEDULES ? schedules[s] : "?";
+}
+
+static const char *const kinds[AR_PP_KINDS] = {
+#define AR_PP_OPERATION_TEXT(name, text) text,
+    AR_PP_OPERATION_TABLE(AR_PP_OPERATION_TEXT)
+#undef AR_PP_OPERATION_TEXT
+};
+
+const char *ar_pp_kind_name(ar_pp_kind k)
+{
+    return (unsigned)k < AR_PP_KINDS ? kinds[k] : "?";
+}
+
+ar_status ari_schedule_begin(ar_pipeline_schedule **gives, ar_pipeline_shape shape)
+{
+    ar_status st = AR_OK;
+    ar_pipeline_schedule *s = NULL;
+    if (shape.ranks < 1 || shape.stages < 1 || shape.micro_batches < 1)
+        return ar_error_set(AR_ERR_ARG, "a pipeline of %d ranks, %d stages, %d micro-batches: each is at least 1",
+                            shape.ranks, shape.stages, shape.micro_batches);
+    if (shape.stages % shape.ranks != 0)
+        return ar_error_set(AR_ERR_ARG, "%d stages on %d ranks: every rank has as many stages as the others",
+                            shape.stages, shape.ranks);
+    if (shape.stages > AR_MAX_STAGES)
+        return ar_error_set(AR_ERR_ARG, "%d stages of a pipeline, at most %d", shape.stages, AR_MAX_STAGES);
+    if ((size_t)shape.stages * (size_t)shape.micro_batches > AR_MAX_STAGE_MICRO_BATCHES)
+        return ar_error_set(AR_ERR_OVERFLOW, "%d stages of %d micro-batches: at most %d of both multiplied",
+                            shape.stages, shape.micro_batches, AR_MAX_STAGE_MICRO_BATCHES);
+    AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a schedule"));
+    s->shape = shape;
+    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&s->of, (size_t)shape.ranks, sizeof *s->of, "a schedule"));
+    *gives = s;
+    return AR_OK;
+failed:
+    ar_pipeline_schedule_destroy(s);
+    return st;
+}
+
+ar_status ari_pp_append(ari_pp_list *list, ar_pp_kind kind, int stage, int micro)
+{
+    AR_TRY(ari_grow(&list->at, &list->capacity, list->count, sizeof *list->at, "a schedule"));
+    list->at[list->count++] = (ar_pp_operation){.kind = kind, .stage = stage, .micro = micro};
+    return AR_OK;
+}
+
+void ar_pipeline_schedule_destroy(ar_pipeline_schedule *s)
+{
+    for (int r = 0; s && s->of && r < s->shape.ranks; r++)
+        free(s->of[r].at);
+    if (s)
+        free(s->of);
+    free(s);
+}
+
+ar_pipeline_shape ar_pipeline_schedule_shape(const ar_pipeline_schedule *s)
+{
+    return s->shape;
+}
+
+const ar_pp_operation *ar_pipeline_schedule_rank(const ar_pipeline_schedule *s, int rank, size_t *count)
+{
+    *count = s->of[rank].count;
+    return s->of[rank].at;
+}
+
+static ar_status copy_lists(ar_pipeline_schedule *s, const ar_pp_operation *const *lists, const size_t *counts)
+{
+    for (int r = 0; r < s->shape.ranks; r++)
+        for (size_t i = 0; i < counts[r]; i++)
+            AR_TRY(ari_pp_append(&s->of[r], lists[r][i].kind, lists[r][i].stage, lists[r][i].micro));
+    return AR_OK;
+}
+
+static bool has_transfers(const ar_pipeline_schedule *s)
+{
+    for (int r = 0; r < s->shape.ranks; r++)
+        for (size_t i = 0; i < s->of[r].count; i++)
+            if (!ari_pp_computes(s->of[r].at[i].kind))
+                return true;
+    return false;
+}
+
+ar_status ari_schedule_finish(ar_pipeline_schedule *s)
+{
+    const bool transfers = has_transfers(s);
+    AR_TRY(ari_schedule_check_lists(s, transfers));
+    if (!transfers)
+        AR_TRY(ari_schedule_add_transfers(s));
+    return ari_schedule_check_together(s);
+}
+
+ar_status ar_pipeline_schedule_own(ar_pipeline_schedule **gives, ar_pipeline_shape shape,
+                                   const ar_pp_operation *const *lists, const size_t *counts)
+{
+    ar_status st = AR_OK;
+    ar_pipeline_schedule *s = NULL;
+    AR_TRY_TO(done, st, ari_schedule_begin(&s, shape));
+    AR_TRY_TO(done, st, copy_lists(s, lists, counts));
+    AR_TRY_TO(done, st, ari_schedule_finish(s));
+    *gives = s;
+    s = NULL;
+done:
+    ar_pipeline_schedule_destroy(s);
+    return st;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_PIPELINE_SCHEDULE_H
+#define ARI_PIPELINE_SCHEDULE_H
+
+#include "anyrank/schedule.h"
+
+/* Operations of a rank, as they are put together. */
+typedef struct ari_pp_list {
+    ar_pp_operation *at;
+    size_t count, capacity;
+} ari_pp_list;
+
+struct ar_pipeline_schedule {
+    ar_pipeline_shape shape;
+    ari_pp_list *of; /* [ranks] */
+};
+
+/** Empty lists. Errors: AR_ERR_ARG (the shape), AR_ERR_OVERFLOW, AR_ERR_MEMORY. Gives. */
+AR_NODISCARD ar_status ari_schedule_begin(ar_pipeline_schedule **gives, ar_pipeline_shape shape);
+/** Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_pp_append(ari_pp_list *list, ar_pp_kind kind, int stage, int micro);
+
+/** Lists that somebody else made: checks them, and puts the transfers in where there are none. Errors: those of
+ *  ar_pipeline_schedule_own. */
+AR_NODISCARD ar_status ari_schedule_finish(ar_pipeline_schedule *s);
+
+/* What moves between stages: what a stage makes, to the one after it, and the gradient of it back. */
+typedef enum ari_pp_direction { ARI_PP_ACTIVATION, ARI_PP_GRADIENT, ARI_PP_DIRECTIONS } ari_pp_direction;
+
+static inline ar_pp_kind ari_pp_send(ari_pp_direction d)
+{
+    return d == ARI_PP_ACTIVATION ? AR_PP_SEND_ACTIVATION : AR_PP_SEND_GRADIENT;
+}
+static inline ar_pp_kind ari_pp_recv(ari_pp_direction d)
+{
+    return d == ARI_PP_ACTIVATION ? AR_PP_RECV_ACTIVATION : AR_PP_RECV_GRADIENT;
+}
+static inline bool ari_pp_computes(ar_pp_kind k)
+{
+    return k <= AR_PP_BACKWARD_WEIGHT;
+}
+static inline bool ari_pp_receives(ar_pp_kind k)
+{
+    return k == AR_PP_RECV_ACTIVATION || k == AR_PP_RECV_GRADIENT;
+}
+static inline ari_pp_direction ari_pp_direction_of(ar_pp_kind k)
+{
+    return k == AR_PP_FORWARD || k == AR_PP_SEND_ACTIVATION || k == AR_PP_RECV_ACTIVATION ? ARI_PP_ACTIVATION
+                                                                                          : ARI_PP_GRADIENT;
+}
+/** The stage from which a stage gets what moves in this direction, and the one to which it gives; -1: none. */
+static inline int ari_pp_source(const ar_pipeline_shape *s, ari_pp_direction d, int stage)
+{
+    const int from = d == ARI_PP_ACTIVATION ? stage - 1 : stage + 1;
+    return from < s->stages ? from : -1;
+}
+static inline int ari_pp_target(const ar_pipeline_shape *s, ari_pp_direction d, int stage)
+{
+    return ari_pp_source(s, d == ARI_PP_ACTIVATION ? ARI_PP_GRADIENT : ARI_PP_ACTIVATION, stage);
+}
+/** Whether what is between the two stages moves between ranks; false where one of them is none. */
+static inline bool ari_pp_apart(const ar_pipeline_shape *s, int stage, int other)
+{
+    return stage >= 0 && other >= 0 && stage % s->ranks != other % s->ranks;
+}
+/** The stage at the other end of a SEND or RECV; -1: there is nothing to move. */
+static inline int ari_pp_peer(const ar_pipeline_shape *s, ar_pp_kind k, int stage)
+{
+    const ari_pp_direction d = ari_pp_direction_of(k);
+    const int other = ari_pp_receives(k) ? ari_pp_source(s, d, stage) : ari_pp_target(s, d, stage);
+    return ari_pp_apart(s, stage, other) ? other : -1;
+}
+/** Whether a computation takes what comes from a stage: all but W, whose input the rank has. */
+static inline bool ari_pp_takes(ar_pp_kind k)
+{
+    return ari_pp_computes(k) && k != AR_PP_BACKWARD_WEIGHT;
+}
+/** The place of a (stage, micro-batch) among all. */
+static inline size_t ari_pp_item(const ar_pipeline_shape *s, int stage, int micro)
+{
+    return (size_t)stage * (size_t)s->micro_batches + (size_t)micro;
+}
+
+/** Replaces lists of computations by lists with their transfers. They need to be legal but for deadlocks. Errors:
+ *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_schedule_add_transfers(ar_pipeline_schedule *s);
+
+/** Whether each list is legal; transfers false: without any SEND or RECV. Errors: AR_ERR_FORMAT, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_schedule_check_lists(const ar_pipeline_schedule *s, bool transfers);
+/** Whether lists with their transfers, each legal, are legal together. Errors: AR_ERR_FORMAT, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_schedule_check_together(const ar_pipeline_schedule *s);
+
+/** ar_pipeline_schedule_run of lists that may end in a deadlock: AR_ERR_FORMAT, with who waits for whom. times NULL: all
+ *  zero. */
+AR_NODISCARD ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times,
+                                         ar_pp_event_fn each, void *user);
+
+#endif

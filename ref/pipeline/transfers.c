@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Puts SEND and RECV into lists of computations. SEND follows what makes the value. RECV precedes the computation before
+ * the one that takes it, so that the value moves meanwhile; earlier where the sender makes a later one first, for both
+ * ends have to have the same order. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/pipeline/schedule.h"
+
+/* What a rank receives in one direction, in the order in which it is sent. */
+typedef struct receives {
+    ar_pp_operation *op;
+    size_t *at; /* before which of the rank's computations */
+    size_t count, next;
+} receives;
+
+static void receives_free(receives *r)
+{
+    free(r->op);
+    free(r->at);
+}
+
+/* taken: of each (stage, micro-batch), which of the rank's computations takes it. */
+static ar_status receives_find(receives *out, const ar_pipeline_schedule *s, int rank, ari_pp_direction d,
+                               const size_t *taken)
+{
+    const ar_pipeline_shape *shape = &s->shape;
+    const int peer = (rank + (d == ARI_PP_ACTIVATION ? shape->ranks - 1 : 1)) % shape->ranks;
+    const ari_pp_list *from = &s->of[peer];
+    AR_TRY(ari_alloc((void **)&out->op, from->count, sizeof *out->op, "a schedule"));
+    AR_TRY(ari_alloc((void **)&out->at, from->count, sizeof *out->at, "a schedule"));
+    for (size_t i = 0; i < from->count; i++) {
+        const ar_pp_operation *o = &from->at[i];
+        const int target = ari_pp_target(shape, d, o->stage);
+        if (!ari_pp_takes(o->kind) || ari_pp_direction_of(o->kind) != d || !ari_pp_apart(shape, o->stage, target))
+            continue;
+        const size_t user = taken[ari_pp_item(shape, target, o->micro)];
+        out->op[out->count] = (ar_pp_operation){ari_pp_recv(d), target, o->micro};
+        out->at[out->count++] = user > 0 ? user - 1 : 0;
+    }
+    for (size_t k = out->count; k-- > 1;)
+        if (out->at[k - 1] > out->at[k])
+            out->at[k - 1] = out->at[k];
+    return AR_OK;
+}
+
+static ar_status receives_put(ari_pp_list *list, receives *r, size_t before)
+{
+    for (; r->next < r->count && r->at[r->next] <= before; r->next++)
+        AR_TRY(ari_pp_append(list, r->op[r->next].kind, r->op[r->next].stage, r->op[r->next].micro));
+    return AR_OK;
+}
+
+static ar_status merge(ari_pp_list *list, const ar_pipeline_schedule *s, int rank, receives r[ARI_PP_DIRECTIONS])
+{
+    for (size_t i = 0; i < s->of[rank].count; i++) {
+        const ar_pp_operation *o = &s->of[rank].at[i];
+        const ari_pp_direction d = ari_pp_direction_of(o->kind);
+        AR_TRY(receives_put(list, &r[ARI_PP_ACTIVATION], i));
+        AR_TRY(receives_put(list, &r[ARI_PP_GRADIENT], i));
+        AR_TRY(ari_pp_append(list, o->kind, o->stage, o->micro));
+        if (ari_pp_takes(o->kind) && ari_pp_peer(&s->shape, ari_pp_send(d), o->stage) >= 0)
+            AR_TRY(ari_pp_append(list, ari_pp_send(d), o->stage, o->micro));
+    }
+    return AR_OK;
+}
+
+/* taken: [directions][stages * micro-batches]. */
+static ar_status rank_with_transfers(ari_pp_list *list, const ar_pipeline_schedule *s, int rank,
+                                     size_t *const taken[ARI_PP_DIRECTIONS])
+{
+    ar_status st = AR_OK;
+    receives r[ARI_PP_DIRECTIONS] = {0};
+    for (size_t i = 0; i < s->of[rank].count; i++) {
+        const ar_pp_operation *o = &s->of[rank].at[i];
+        if (ari_pp_takes(o->kind))
+            taken[ari_pp_direction_of(o->kind)][ari_pp_item(&s->shape, o->stage, o->micro)] = i;
+    }
+    for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
+        AR_TRY_TO(done, st, receives_find(&r[d], s, rank, (ari_pp_direction)d, taken[d]));
+    st = merge(list, s, rank, r);
+done:
+    for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
+        receives_free(&r[d]);
+    return st;
+}
+
+ar_status ari_schedule_add_transfers(ar_pipeline_schedule *s)
+{
+    ar_status st = AR_OK;
+    size_t items = 0, *taken[ARI_PP_DIRECTIONS] = {NULL, NULL};
+    ari_pp_list lists[AR_MAX_STAGES] = {0};
+    AR_TRY(ari_mul_size(&items, (size_t)s->shape.stages, (size_t)s->shape.micro_batches));
+    for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
+        AR_TRY_TO(done, st, ari_alloc_zero((void **)&taken[d], items, sizeof *taken[d], "a schedule"));
+    for (int r = 0; r < s->shape.ranks; r++)
+        AR_TRY_TO(done, st, rank_with_transfers(&lists[r], s, r, taken));
+    for (int r = 0; r < s->shape.ranks; r++) { /* the old ones are freed below */
+        const ari_pp_list old = s->of[r];
+        s->of[r] = lists[r];
+        lists[r] = old;
+    }
+done:
+    for (int r = 0; r < s->shape.ranks; r++)
+        free(lists[r].at);
+    for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
+        free(taken[d]);
+    return st;
+}

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Goes through a schedule: every rank as far as it can, until all are at their ends or nobody can. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/core/text.h"
+#include "ref/pipeline/schedule.h"
+
+#define NOT_YET (-1.0)
+/* When, of a (stage, micro-batch) and a direction, what the stage takes was sent, could be received, and was there; and
+ * when what it makes was. */
+typedef struct moments {
+    double sent, posted, there, made;
+} moments;
+
+/* Transfers to a rank in one direction, in the order of its list. */
+typedef struct channel {
+    size_t at;   /* in the receiver's list */
+    double last; /* when the one before it ended */
+} channel;
+
+typedef struct walker {
+    const ar_pipeline_schedule *s;
+    const ar_pp_times *times;
+    ar_pp_run *out;
+    ar_pp_event_fn each;
+    void *user;
+    moments *when[ARI_PP_DIRECTIONS]; /* [stages * micro-batches] */
+    channel channels[ARI_PP_DIRECTIONS][AR_MAX_STAGES];
+    size_t at[AR_MAX_STAGES], kept[AR_MAX_STAGES];
+    double clock[AR_MAX_STAGES];
+} walker;
+
+static moments *when(const walker *w, ari_pp_direction d, int stage, int micro)
+{
+    return &w->when[d][ari_pp_item(&w->s->shape, stage, micro)];
+}
+
+static double duration(const walker *w, const ar_pp_operation *o)
+{
+    if (!w->times)
+        return 0;
+    const ar_pp_times *t = &w->times[o->stage];
+    switch (o->kind) {
+    case AR_PP_FORWARD:
+        return t->forward;
+    case AR_PP_BACKWARD:
+        return t->backward_input + t->backward_weight;
+    case AR_PP_BACKWARD_INPUT:
+        return t->backward_input;
+    case AR_PP_BACKWARD_WEIGHT:
+        return t->backward_weight;
+    case AR_PP_RECV_ACTIVATION:
+        return w->times[o->stage - 1].transfer;
+    case AR_PP_RECV_GRADIENT:
+        return t->transfer;
+    case AR_PP_SEND_ACTIVATION:
+    case AR_PP_SEND_GRADIENT:
+    case AR_PP_KINDS:
+        break;
+    }
+    return 0;
+}
+
+/* The transfers to a rank that both ends are ready for. */
+static void transfer(walker *w, int rank, ari_pp_direction d)
+{
+    channel *c = &w->channels[d][rank];
+    for (; c->at < w->at[rank]; c->at++) {
+        const ar_pp_operation *o = &w->s->of[rank].at[c->at];
+        if (o->kind != ari_pp_recv(d))
+            continue;
+        moments *m = when(w, d, o->stage, o->micro);
+        if (m->sent == NOT_YET)
+            return;
+        const double begin = fmax(c->last, fmax(m->sent, m->posted));
+        c->last = m->there = begin + duration(w, o);
+        if (w->each)
+            w->each(w->user, rank, o, begin, m->there);
+    }
+}
+
+/* When an operation has what it takes from another stage; NOT_YET. */
+static double ready(const walker *w, const ar_pp_operation *o)
+{
+    const ari_pp_direction d = ari_pp_direction_of(o->kind);
+    const int source = ari_pp_takes(o->kind) ? ari_pp_source(&w->s->shape, d, o->stage) : -1;
+    if (source < 0)
+        return 0;
+    return ari_pp_apart(&w->s->shape, o->stage, source) ? when(w, d, o->stage, o->micro)->there
+                                                        : when(w, d, source, o->micro)->made;
+}
+
+static void compute(walker *w, int rank, const ar_pp_operation *o, double from)
+{
+    ar_pp_rank_run *r = &w->out->rank[rank];
+    const double begin = fmax(w->clock[rank], from), length = duration(w, o);
+    w->clock[rank] = r->end = begin + length;
+    r->busy += length;
+    if (ari_pp_takes(o->kind))
+        when(w, ari_pp_direction_of(o->kind), o->stage, o->micro)->made = r->end;
+    if (o->kind == AR_PP_FORWARD && ++w->kept[rank] > r->in_flight)
+        r->in_flight = w->kept[rank];
+    if (o->kind == AR_PP_BACKWARD || o->kind == AR_PP_BACKWARD_WEIGHT)
+        w->kept[rank]--;
+    if (w->each)
+        w->each(w->user, rank, o, begin, r->end);
+}
+
+/* A rank as far as it can. Whether it could. */
+static bool advance(walker *w, int rank)
+{
+    const ari_pp_list *list = &w->s->of[rank];
+    const size_t first = w->at[rank];
+    for (; w->at[rank] < list->count; w->at[rank]++) {
+        const ar_pp_operation *o = &list->at[w->at[rank]];
+        const ari_pp_direction d = ari_pp_direction_of(o->kind);
+        if (ari_pp_receives(o->kind))
+            when(w, d, o->stage, o->micro)->posted = w->clock[rank];
+        else if (!ari_pp_computes(o->kind))
+            when(w, d, ari_pp_target(&w->s->shape, d, o->stage), o->micro)->sent = w->clock[rank];
+        else {
+            transfer(w, rank, d);
+            const double from = ready(w, o);
+            if (from == NOT_YET)
+                break;
+            compute(w, rank, o, from);
+        }
+    }
+    return w->at[rank] > first;
+}
+
+/* The rank that a rank waits for. */
+static int waits_for(const walker *w, int rank)
+{
+    const ar_pp_operation *o = &w->s->of[rank].at[w->at[rank]];
+    return ari_pp_source(&w->s->shape, ari_pp_direction_of(o->kind), o->stage) % w->s->shape.ranks;
+}
+
+static ar_status deadlock(const walker *w, int rank)
+{
+    char text[384];
+    ari_text t = ari_text_in(text, sizeof text);
+    for (int i = 0; i < w->s->shape.ranks; i++) /* to one that waits for itself by way of others */
+        rank = waits_for(w, rank);
+    const int first = rank;
+    do {
+        const ar_pp_operation *o = &w->s->of[rank].at[w->at[rank]];
+        const ari_pp_direction d = ari_pp_direction_of(o->kind);
+        const int source = ari_pp_source(&w->s->shape, d, o->stage), peer = waits_for(w, rank);
+        const ar_pp_kind made = peer != rank ? ari_pp_send(d) : o->kind;
+        ari_say(&t, "%srank %d with %d%s%d (stage %d, micro-batch %d) waits for %d%s%d of rank %d",
+                rank == first ? "" : "; ", rank, o->stage, ar_pp_kind_name(o->kind), o->micro, o->stage, o->micro,
+                source, ar_pp_kind_name(made), o->micro, peer);
+        rank = peer;
+    } while (rank != first);
+    return ar_error_set(AR_ERR_FORMAT, "the schedule ends in a deadlock: %s", text);
+}
+
+static void sum_up(walker *w)
+{
+    double busy = 0;
+    w->out->makespan = 0;
+    for (int r = 0; r < w->s->shape.ranks; r++) {
+        w->out->makespan = fmax(w->out->makespan, w->out->rank[r].end);
+        busy += w->out->rank[r].busy;
+    }
+    w->out->bubble = busy > 0 ? (double)w->s->shape.ranks * w->out->makespan / busy - 1 : 0;
+}
+
+static ar_status walk(walker *w)
+{
+    bool moved = true;
+    while (moved) {
+        moved = false;
+        for (int r = 0; r < w->s->shape.ranks; r++)
+            moved |= advance(w, r);
+    }
+    for (int r = 0; r < w->s->shape.ranks; r++)
+        if (w->at[r] < w->s->of[r].count)
+            return deadlock(w, r);
+    sum_up(w);
+    return AR_OK;
+}
+
+ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times,
+                            ar_pp_event_fn each, void *user)
+{
+    ar_status st = AR_OK;
+    size_t items = 0;
+    walker *w = NULL;
+    AR_TRY(ari_alloc_zero((void **)&w, 1, sizeof *w, "a schedule"));
+    *w = (walker){.s = s, .times = times, .out = out, .each = each, .user = user};
+    memset(out, 0, sizeof *out);
+    AR_TRY_TO(done, st, ari_mul_size(&items, (size_t)s->shape.stages, (size_t)s->shape.micro_batches));
+    for (int d = 0; d < ARI_PP_DIRECTIONS; d++) {
+        AR_TRY_TO(done, st, ari_alloc((void **)&w->when[d], items, sizeof *w->when[d], "a schedule"));
+        for (size_t i = 0; i < items; i++)
+            w->when[d][i] = (moments){NOT_YET, NOT_YET, NOT_YET, NOT_YET};
+    }
+    st = walk(w);
+done:
+    for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
+        free(w->when[d]);
+    free(w);
+    return st;
+}
+
+static bool is_time(double t)
+{
+    return isfinite(t) && t >= 0;
+}
+
+ar_status ar_pipeline_schedule_run(ar_pp_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times,
+                                   ar_pp_event_fn each, void *user)
+{
+    for (int i = 0; i < s->shape.stages; i++)
+        if (!is_time(times[i].forward) || !is_time(times[i].backward_input) || !is_time(times[i].backward_weight) ||
+            !is_time(times[i].transfer))
+            return ar_error_set(AR_ERR_ARG,
+                                "stage %d takes %g forward, %g and %g backward, %g to move: times are 0 or more", i,
+                                times[i].forward, times[i].backward_input, times[i].backward_weight, times[i].transfer);
+    return ari_schedule_walk(out, s, times, each, user);
+}

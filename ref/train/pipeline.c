@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A step's micro-batches through the stages that a rank of a pipeline has, in the order of its schedule. */
+#include <stdlib.h>
+
+#include "ref/core/context.h"
+#include "ref/core/queue_impl.h"
+#include "ref/core/record.h"
+#include "ref/core/size.h"
+#include "ref/layers/parts.h"
+#include "ref/models/model.h"
+#include "ref/train/ddp.h"
+#include "ref/train/faults.h"
+#include "ref/train/step.h"
+
+/* What goes through a stage, there or back. */
+typedef enum direction { FORWARD, BACKWARD, DIRECTIONS } direction;
+typedef struct flow {
+    ar_tensor taken, made; /* from and for a neighbouring stage */
+    ar_event *came;        /* when taken is there */
+    ar_buf memory;         /* of what is made, until it is being sent: the step's no more */
+} flow;
+
+/* A micro-batch in a stage. The step's memory of both its passes is one life. */
+typedef struct visit {
+    flow flow[DIRECTIONS];
+    ar_saved *saved; /* between the passes */
+    ari_later later; /* between a backward pass for the input and that for the weights */
+} visit;
+
+/* Memory that is being sent. */
+typedef struct parcel {
+    struct parcel *next;
+    ar_buf memory;
+    ar_event *sent;
+} parcel;
+
+typedef struct pipeline {
+    const ari_trained *what;
+    ar_ctx *ctx;
+    const ar_batch *micro;
+    size_t n, most; /* of this rank; of the data-parallel rank that has most */
+    const ar_train_options *o;
+    ar_train_result *result;
+    const ari_neighbour *way;
+    const ar_pp_operation *list; /* [count] */
+    size_t count;
+    visit *visits;                /* [stages of the rank, n] */
+    parcel *sent;                 /* and perhaps received */
+    ar_tensor before[DIRECTIONS]; /* of a fault: what was received before */
+} pipeline;
+
+static int own_stage(const pipeline *p, const ar_pp_operation *op)
+{
+    return op->stage / ar_comm_size(p->ctx->pp.all);
+}
+
+static size_t place_of(const pipeline *p, const ar_pp_operation *op)
+{
+    return (size_t)own_stage(p, op) * p->n + (size_t)op->micro;
+}
+
+static bool is_last_stage(const pipeline *p, const ar_pp_operation *op)
+{
+    return op->stage + 1 == ar_comm_size(p->ctx->pp.all) * p->ctx->pp.virtual_stages;
+}
+
+/* --- transfers ---------------------------------------------------------------------------------------------------- */
+
+static ari_way way_of(ar_pp_kind k)
+{
+    return k == AR_PP_SEND_ACTIVATION   ? ARI_SEND_ACTIVATION
+           : k == AR_PP_RECV_ACTIVATION ? ARI_RECV_ACTIVATION
+           : k == AR_PP_SEND_GRADIENT   ? ARI_SEND_GRADIENT
+                                        : ARI_RECV_GRADIENT;
+}
+
+static const char *tag_of(ari_way w)
+{
+    return w == ARI_SEND_ACTIVATION || w == ARI_RECV_ACTIVATION ? "activation" : "gradient";
+}
+
+static flow *flow_of(const pipeline *p, const ar_pp_operation *op, ari_way w)
+{
+    return &p->visits[place_of(p, op)].flow[w == ARI_SEND_ACTIVATION || w == ARI_RECV_ACTIVATION ? FORWARD : BACKWARD];
+}
+
+/* From here on there is memory for it. */
+static ar_status receive(pipeline *p, const ar_pp_operation *op)
+{
+    const ari_way w = way_of(op->kind);
+    const ari_neighbour *from = &p->way[w];
+    ar_ctx *ctx = p->ctx;
+    flow *f = flow_of(p, op, w);
+    AR_TRY(ari_model_between(p->what->model, ctx, &f->taken, &p->micro[op->micro]));
+    AR_TRY(ar_event_create(&f->came));
+    AR_TRY(ari_queue_follow(from->queue, ctx->queue, f->came));
+    AR_TRY(
+        ar_comm_recv(from->comm, from->queue, f->taken.data, ar_tensor_count(&f->taken), f->taken.dtype, 0, tag_of(w)));
+    return ar_event_record(f->came, from->queue);
+}
+
+/* What the pass that comes now takes is there. */
+static ar_status await(const pipeline *p, flow *f)
+{
+    if (!f->came)
+        return AR_OK;
+    AR_TRY(ar_queue_wait(p->ctx->queue, f->came));
+    ar_event_destroy(f->came);
+    f->came = NULL;
+    return AR_OK;
+}
+
+static void free_parcel(pipeline *p, parcel *s)
+{
+    p->ctx->device->ops->free(p->ctx->device, s->memory);
+    ar_event_destroy(s->sent);
+    free(s);
+}
+
+/* The memory of what has been received; wait: of all that is sent. */
+static ar_status free_received(pipeline *p, bool wait)
+{
+    for (parcel **at = &p->sent; *at;) {
+        parcel *s = *at;
+        bool received = true;
+        AR_TRY(wait ? ar_queue_wait(p->ctx->queue, s->sent) : ar_event_test(s->sent, &received));
+        if (!received) {
+            at = &s->next;
+            continue;
+        }
+        *at = s->next;
+        free_parcel(p, s);
+    }
+    return AR_OK;
+}
+
+/* A rank does not wait for its sends, or two that send before they receive could wait for each other. */
+static ar_status send(pipeline *p, const ar_pp_operation *op)
+{
+    const ari_way w = way_of(op->kind);
+    const ari_neighbour *to = &p->way[w];
+    flow *f = flow_of(p, op, w);
+    parcel *s = NULL;
+    AR_TRY(free_received(p, false));
+    AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "what is sent"));
+    *s = (parcel){.next = p->sent, .memory = f->memory};
+    f->memory = (ar_buf){NULL};
+    p->sent = s;
+    AR_TRY(ar_event_create(&s->sent));
+    AR_TRY(ari_queue_follow(to->queue, p->ctx->queue, s->sent));
+    AR_TRY(ar_comm_send(to->comm, to->queue, ar_const(f->made.data), ar_tensor_count(&f->made), f->made.dtype, 1,
+                        tag_of(w)));
+    return ar_event_record(s->sent, to->queue);
+}
+
+/* --- passes ------------------------------------------------------------------------------------------------------- */
+
+static ar_status forward(pipeline *p, const ar_pp_operation *op, visit *v, int life)
+{
+    flow *f = &v->flow[FORWARD];
+    size_t now = 0, peak = 0;
+    AR_TRY(await(p, f));
+    if (op->stage > 0)
+        AR_TRY(ari_fault_received(p->ctx, AR_FAULT_pp_stale_activation, &p->before[FORWARD], &f->taken));
+    AR_TRY(ar_saved_create(&v->saved));
+    AR_TRY(ar_model_stage_forward(p->what->model, p->ctx, v->saved, own_stage(p, op), &f->made, &f->taken,
+                                  &p->micro[op->micro]));
+    if (!is_last_stage(p, op))
+        AR_TRY(ari_step_take_out(p->ctx, &f->memory, &f->made));
+    ar_ctx_memory(p->ctx, &now, &peak);
+    p->result->stored_bytes = now > p->result->stored_bytes ? now : p->result->stored_bytes;
+    if (p->o->forward_only)
+        ari_step_end_life(p->ctx, life);
+    return AR_OK;
+}
+
+static ar_status backward(pipeline *p, const ar_pp_operation *op, visit *v, int life)
+{
+    const int pieces = ari_at_least_one(p->o->parallel.micro_batches);
+    flow *f = &v->flow[BACKWARD];
+    AR_TRY(ari_fault_accumulated(p->what, p->ctx, pieces));
+    AR_TRY(await(p, f));
+    if (!is_last_stage(p, op)) {
+        AR_TRY(ari_fault_stage_gradient(p->ctx, &f->taken, pieces));
+        AR_TRY(ari_fault_received(p->ctx, AR_FAULT_pp_stale_gradient, &p->before[BACKWARD], &f->taken));
+    }
+    AR_TRY(ari_ddp_begin_backward(p->o->ddp, own_stage(p, op), false));
+    p->ctx->later = op->kind == AR_PP_BACKWARD_INPUT ? &v->later : NULL;
+    const ar_status st = ar_model_stage_backward(p->what->model, p->ctx, v->saved, own_stage(p, op), &f->made,
+                                                 &f->taken, &p->micro[op->micro]);
+    p->ctx->later = NULL;
+    AR_TRY(st);
+    if (op->kind == AR_PP_BACKWARD)
+        AR_TRY(ari_ddp_end_backward(p->o->ddp, own_stage(p, op)));
+    if (op->stage > 0)
+        AR_TRY(ari_step_take_out(p->ctx, &f->memory, &f->made));
+    ar_saved_destroy(v->saved);
+    v->saved = NULL;
+    ari_step_end_life(p->ctx, life);
+    return AR_OK;
+}
+
+static ar_status backward_weight(pipeline *p, const ar_pp_operation *op, visit *v, int life)
+{
+    ar_ctx_place(p->ctx, &p->micro[op->micro]);
+    AR_TRY(ari_ddp_begin_backward(p->o->ddp, own_stage(p, op), true));
+    if (op->micro > 0 || !ar_faulty(p->ctx, AR_FAULT_zb_weight_pass_missing))
+        AR_TRY(ari_later_run(p->ctx, &v->later));
+    AR_TRY(ari_ddp_end_backward(p->o->ddp, own_stage(p, op)));
+    ari_step_end_life(p->ctx, life);
+    return AR_OK;
+}
+
+static bool ends_backward(ar_pp_kind k)
+{
+    return k == AR_PP_BACKWARD || k == AR_PP_BACKWARD_WEIGHT;
+}
+
+/* Whether the stage of operation i gets gradients after it. */
+static bool goes_back_again(const pipeline *p, size_t i)
+{
+    for (size_t k = i + 1; k < p->count; k++) {
+        const ar_pp_operation *op = &p->list[k];
+        if (op->stage == p->list[i].stage && ends_backward(op->kind) && (size_t)op->micro < p->n)
+            return true;
+    }
+    return false;
+}
+
+static ar_status run_pass(pipeline *p, size_t i)
+{
+    static const char *const passes[AR_PP_KINDS] = {[AR_PP_FORWARD] = "fwd",
+                                                    [AR_PP_BACKWARD] = "bwd",
+                                                    [AR_PP_BACKWARD_INPUT] = "bwd_input",
+                                                    [AR_PP_BACKWARD_WEIGHT] = "bwd_weight"};
+    const ar_pp_operation *op = &p->list[i];
+    const int life = p->ctx->life;
+    visit *v = &p->visits[place_of(p, op)];
+    if (p->o->ddp && ends_backward(op->kind))
+        ar_ddp_set_sync(p->o->ddp, !goes_back_again(p, i));
+    ari_span_begin("stage %d micro-batch %d:%s", op->stage, op->micro, passes[op->kind]);
+    return ari_span_end(op->kind == AR_PP_FORWARD           ? forward(p, op, v, life)
+                        : op->kind == AR_PP_BACKWARD_WEIGHT ? backward_weight(p, op, v, life)
+                                                            : backward(p, op, v, life));
+}
+
+/* --- the list ----------------------------------------------------------------------------------------------------- */
+
+static bool is_left_out(const pipeline *p, const ar_pp_operation *op)
+{
+    const bool there =
+        op->kind == AR_PP_FORWARD || op->kind == AR_PP_SEND_ACTIVATION || op->kind == AR_PP_RECV_ACTIVATION;
+    return (size_t)op->micro >= p->n || (p->o->forward_only && !there);
+}
+
+/* The peers wait for what does not come any more. A failure of theirs has a name already. */
+static ar_status fail(const pipeline *p, const ar_pp_operation *op, ar_status st)
+{
+    if (st != AR_ERR_ABORTED) {
+        const ari_outcome found = ari_outcome_of(st);
+        ar_error_set(st, "stage %d, micro-batch %d, %s: %s", op->stage, op->micro, ar_pp_kind_name(op->kind),
+                     found.message);
+    }
+    ar_comm_abort(p->ctx->world, st, ar_error_message());
+    return st;
+}
+
+/* A pass through a micro-batch that other data-parallel ranks have, for what they share out. */
+static ar_status miss(pipeline *p, const ar_pp_operation *op)
+{
+    const int stage = own_stage(p, op);
+    ar_ddp *d = p->o->ddp;
+    ari_later nothing = {0};
+    if (!d || (size_t)op->micro >= p->most)
+        return AR_OK;
+    if (op->kind == AR_PP_FORWARD)
+        return ari_ddp_absent_forward(d, stage);
+    if (p->o->forward_only || op->kind > AR_PP_BACKWARD_WEIGHT)
+        return AR_OK;
+    if (op->kind == AR_PP_BACKWARD_WEIGHT) {
+        AR_TRY(ari_ddp_begin_backward(d, stage, true));
+        return ari_ddp_end_backward(d, stage);
+    }
+    p->ctx->later = op->kind == AR_PP_BACKWARD_INPUT ? &nothing : NULL;
+    const ar_status st = ari_ddp_absent_backward(d, stage);
+    p->ctx->later = NULL;
+    AR_TRY(st);
+    return op->kind == AR_PP_BACKWARD ? ari_ddp_end_backward(d, stage) : AR_OK;
+}
+
+static ar_status run_operation(pipeline *p, size_t i)
+{
+    const ar_pp_operation *op = &p->list[i];
+    const bool left_out = is_left_out(p, op);
+    p->ctx->life = left_out ? 0 : 1 + (int)place_of(p, op);
+    if (left_out)
+        return miss(p, op);
+    if (op->kind <= AR_PP_BACKWARD_WEIGHT)
+        return run_pass(p, i);
+    return op->kind == AR_PP_SEND_ACTIVATION || op->kind == AR_PP_SEND_GRADIENT ? send(p, op) : receive(p, op);
+}
+
+static ar_status run_list(pipeline *p)
+{
+    ari_fault_hooks(p->o->ddp, p->ctx, p->list, p->count);
+    for (size_t i = 0; i < p->count; i++) {
+        const ar_status st = run_operation(p, i);
+        if (st != AR_OK)
+            return fail(p, &p->list[i], st);
+    }
+    return free_received(p, true);
+}
+
+static void end(pipeline *p)
+{
+    p->ctx->life = 0;
+    for (int w = 0; p->way && w < ARI_WAYS; w++)
+        ari_queue_drain(p->way[w].queue);
+    while (p->sent) {
+        parcel *s = p->sent;
+        p->sent = s->next;
+        free_parcel(p, s);
+    }
+    for (size_t i = 0; p->visits && i < (size_t)p->ctx->pp.virtual_stages * p->n; i++) {
+        visit *v = &p->visits[i];
+        for (int d = 0; d < DIRECTIONS; d++) {
+            p->ctx->device->ops->free(p->ctx->device, v->flow[d].memory);
+            ar_event_destroy(v->flow[d].came);
+        }
+        ari_later_drop(p->ctx, &v->later);
+        ar_saved_destroy(v->saved);
+    }
+    free(p->visits);
+}
+
+ar_status ari_pipeline_run(const ari_trained *what, ar_ctx *ctx, const ar_batch *micro, size_t n, size_t most,
+                           const ar_train_options *o, ar_train_result *result)
+{
+    ar_pipeline_schedule *schedule = NULL;
+    pipeline p = {.what = what, .ctx = ctx, .micro = micro, .n = n, .most = most, .o = o, .result = result};
+    AR_TRY(ar_parallel_schedule(&schedule, &o->parallel));
+    p.list = ar_pipeline_schedule_rank(schedule, ar_comm_rank(ctx->pp.all), &p.count);
+    ar_status st = ari_ctx_ways(ctx, &p.way);
+    if (st == AR_OK)
+        st = ari_alloc_zero((void **)&p.visits, (size_t)ctx->pp.virtual_stages * n, sizeof *p.visits,
+                            "micro-batches in stages");
+    if (st == AR_OK)
+        st = run_list(&p);
+    end(&p);
+    ar_pipeline_schedule_destroy(schedule);
+    return st;
+}

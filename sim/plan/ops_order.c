@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where a rank is, which stages it has, and in which order it goes through them and its micro-batches. */
+#include "sim/plan/ops_impl.h"
+
+#include "ref/core/size.h"
+
+/* --- a walk ------------------------------------------------------------------------------------------------------- */
+
+void ari_walk_stage_layers(const ari_walk *w, size_t stage, size_t *begin, size_t *end)
+{
+    ar_stage_layers(begin, end, &w->c->run.parallel.stages, w->config->layers, w->stages, stage);
+    *end += *begin;
+}
+
+bool ari_walk_is_first(const ari_walk *w)
+{
+    return w->stage == 0;
+}
+
+bool ari_walk_is_last(const ari_walk *w)
+{
+    return w->stage + 1 == w->stages;
+}
+
+void ari_walk_layer(ari_walk *w, size_t layer)
+{
+    w->layer = layer;
+    if (w->st == AR_OK && layer != ARI_NO_LAYER)
+        w->st = ar_plan_block(&w->c->run.plan, w->config, layer, w->by_tokens, &w->block);
+}
+
+/* Goes to a rank of the pipeline, at its first stage. */
+static void enter_rank(ari_walk *w, size_t rank)
+{
+    w->at[ARI_AXIS_PP] = w->stage = rank;
+    w->first = rank == 0;
+    w->last = rank + 1 == w->ranks[ARI_AXIS_PP];
+}
+
+/* Where rank r of the world is along each axis. */
+static void place_rank(ari_walk *w, const ar_parallel *p, size_t r)
+{
+    for (int axis = ARI_PLACED_AXES; axis-- > 0; r /= w->ranks[axis]) {
+        w->ranks[axis] = ari_axis_ranks(p, axis);
+        w->at[axis] = r % w->ranks[axis];
+    }
+    w->summing = ari_walk_ranks(w, ARI_OVER_DP);
+    const size_t replicas = (size_t)ari_at_least_one(p->dp_replicate), cp = w->summing / w->ranks[ARI_AXIS_DP];
+    w->sharing = w->summing / replicas;
+    w->sharing_rank = w->at[ARI_AXIS_DP] % (w->ranks[ARI_AXIS_DP] / replicas) * cp +
+                      w->at[ARI_AXIS_RING] * w->ranks[ARI_AXIS_INNER] + w->at[ARI_AXIS_INNER];
+    w->stages = (size_t)ar_parallel_stages(p);
+    enter_rank(w, w->at[ARI_AXIS_PP]);
+}
+
+static ari_walk walk_of(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
+{
+    const ar_parallel *p = &c->run.parallel;
+    const int tp = ari_at_least_one(p->tp);
+    ari_walk w = {.c = c,
+                  .config = c->config,
+                  .exact = c->run.numerics == AR_NUMERICS_EXACT,
+                  .activations = ar_activations_of(c->run.precision),
+                  .matrices = ar_matrices_of(c->run.precision, c->run.storage),
+                  .sp = p->sp && tp > 1,
+                  .packed = c->config->arch == AR_ARCH_GPT2,
+                  .head = c->config->arch != AR_ARCH_STACK,
+                  .layer = ARI_NO_LAYER,
+                  .times = 1,
+                  .visit = visit,
+                  .user = user};
+    place_rank(&w, p, (size_t)rank);
+    w.by_tokens = ar_plan_by_tokens(&c->run.plan, tp, p->sp);
+    w.overlaps = w.sp && p->overlap > 1 && ari_walk_positions(&w) > 1;
+    if (w.st == AR_OK)
+        w.st = ar_plan_outer(&c->run.plan, c->config, w.by_tokens, &w.outer);
+    return w;
+}
+
+static void take_samples(ari_walk *w, size_t all, size_t own)
+{
+    w->all = all;
+    w->own = own;
+    w->tokens = ari_walk_mul(w, own, w->c->run.seq / ari_walk_cp(w));
+}
+
+/* Whether forward passes alone have the operation. */
+static bool goes_forward(ar_pp_kind k)
+{
+    return k == AR_PP_FORWARD || k == AR_PP_SEND_ACTIVATION || k == AR_PP_RECV_ACTIVATION;
+}
+
+/* One operation of a schedule, of the samples that the walk has taken. */
+static void schedule_operation(ari_walk *w, ar_pp_kind kind, size_t stage)
+{
+    const bool sends = kind == AR_PP_SEND_ACTIVATION || kind == AR_PP_SEND_GRADIENT;
+    const bool forward = goes_forward(kind);
+    w->pass = forward ? ARI_PASS_FORWARD : ARI_PASS_BACKWARD;
+    w->part = kind;
+    w->stage = stage;
+    if (kind > AR_PP_BACKWARD_WEIGHT)
+        ari_walk_message(w, sends);
+    else if (forward)
+        ari_walk_forward(w);
+    else
+        ari_walk_backward(w);
+    if (kind <= AR_PP_BACKWARD_WEIGHT && !w->absent)
+        w->passed[!forward][stage] = true;
+}
+
+/* A pass through one stage, with what it takes from its neighbours and sends to them. */
+static void pass(ari_walk *w, ari_operation_pass which, size_t stage)
+{
+    static const ar_pp_kind kinds[2][3] = {{AR_PP_RECV_ACTIVATION, AR_PP_FORWARD, AR_PP_SEND_ACTIVATION},
+                                           {AR_PP_RECV_GRADIENT, AR_PP_BACKWARD, AR_PP_SEND_GRADIENT}};
+    for (int i = 0; i < 3; i++)
+        schedule_operation(w, kinds[which == ARI_PASS_BACKWARD][i], stage);
+}
+
+/* Of the walk's stages, one after the other. */
+static void passes_of(ari_walk *w, ari_operation_pass which)
+{
+    for (size_t i = 0; i < w->stages; i++) {
+        const size_t stage = which == ARI_PASS_FORWARD ? i : w->stages - 1 - i, rank = stage % w->ranks[ARI_AXIS_PP];
+        if (!w->pipeline && rank != w->at[ARI_AXIS_PP])
+            continue;
+        enter_rank(w, rank);
+        pass(w, which, stage);
+    }
+    enter_rank(w, w->at[ARI_AXIS_PP]);
+}
+
+/* What is outside of the passes, of each of the walk's ranks. */
+static void outside(ari_walk *w, void (*f)(ari_walk *w))
+{
+    const size_t ranks = w->ranks[ARI_AXIS_PP];
+    for (size_t rank = 0; rank < ranks; rank++) {
+        if (!w->pipeline && rank != w->at[ARI_AXIS_PP])
+            continue;
+        enter_rank(w, rank);
+        f(w);
+    }
+}
+
+/* Goes to a micro-batch. Whether the rank does anything in it: it has samples, or shares out what another's pass
+ * needs. */
+static bool enter_micro(ari_walk *w, int micro)
+{
+    const ar_parallel *p = &w->c->run.parallel;
+    size_t all = 0, start = 0, own = 0, other = 0;
+    ar_parallel_rows(p, w->c->run.batch, (int)w->at[ARI_AXIS_DP], micro, &start, &own);
+    for (size_t r = 0; r < w->ranks[ARI_AXIS_DP] && own > 0; r++) {
+        ar_parallel_rows(p, w->c->run.batch, (int)r, micro, &start, &other);
+        all += other;
+    }
+    ar_parallel_rows(p, w->c->run.batch, 0, micro, &start, &other);
+    w->micro = (size_t)micro;
+    w->absent = own == 0;
+    take_samples(w, all, own);
+    return own > 0 || (other > 0 && ari_walk_zero(w) >= 2);
+}
+
+static void micro_pass(ari_walk *w, ari_operation_pass which, int micro)
+{
+    if (enter_micro(w, micro))
+        passes_of(w, which);
+}
+
+/* How many micro-batches from i on are of as many samples as that one: the first are longer by one. */
+static int alike(const ari_walk *w, int i)
+{
+    const ar_parallel *p = &w->c->run.parallel;
+    const size_t n = (size_t)ari_at_least_one(p->micro_batches);
+    size_t own = 0, start = 0;
+    ar_parallel_rows(&(ar_parallel){.dp = p->dp}, w->c->run.batch, (int)w->at[ARI_AXIS_DP], 0, &start, &own);
+    const size_t longer = own % n, end = (size_t)i < longer ? longer : n;
+    return (int)(end - (size_t)i);
+}
+
+/* Of n micro-batches from i on those that any rank has samples of: the first one, which has most, has them. */
+static size_t held_by_first(const ari_walk *w, int i, int n)
+{
+    size_t held = 0, start = 0, count = 0;
+    for (; n-- > 0; i++) {
+        ar_parallel_rows(&w->c->run.parallel, w->c->run.batch, 0, i, &start, &count);
+        if (count == 0)
+            break;
+        held++;
+    }
+    return held;
+}
+
+/* In the order of the micro-batches; or those that do the same as one, the first by itself: its weights are new. */
+static void passes(ari_walk *w, bool each)
+{
+    const int n = ari_at_least_one(w->c->run.parallel.micro_batches);
+    const bool backward = !w->c->forward_only, all_first = backward && each && w->c->run.parallel.forward_first;
+    for (int i = 0, step; i < n && w->st == AR_OK; i += step) {
+        step = each || i == 0 ? 1 : alike(w, i);
+        w->times = each ? 1 : held_by_first(w, i, step);
+        micro_pass(w, ARI_PASS_FORWARD, i);
+        if (backward && !all_first)
+            micro_pass(w, ARI_PASS_BACKWARD, i);
+    }
+    for (int i = n; all_first && i-- > 0 && w->st == AR_OK;)
+        micro_pass(w, ARI_PASS_BACKWARD, i);
+    w->times = 1;
+    w->absent = false;
+}
+
+/* In the order of the rank's list. */
+static void follow_schedule(ari_walk *w)
+{
+    ar_pipeline_schedule *s = NULL;
+    size_t n = 0;
+    if (w->st == AR_OK)
+        w->st = ar_parallel_schedule(&s, &w->c->run.parallel);
+    const ar_pp_operation *list = w->st == AR_OK ? ar_pipeline_schedule_rank(s, (int)w->at[ARI_AXIS_PP], &n) : NULL;
+    for (size_t i = 0; i < n && w->st == AR_OK; i++) {
+        if ((goes_forward(list[i].kind) || !w->c->forward_only) && enter_micro(w, list[i].micro))
+            schedule_operation(w, list[i].kind, (size_t)list[i].stage);
+    }
+    ar_pipeline_schedule_destroy(s);
+    w->part = AR_PP_FORWARD; /* what follows belongs to no half of a backward pass */
+    w->absent = false;
+    enter_rank(w, w->at[ARI_AXIS_PP]);
+}
+
+static ar_status all_of(ari_walk *w, bool each)
+{
+    outside(w, ari_walk_start);
+    outside(w, ari_walk_before);
+    if (each && w->stages > 1)
+        follow_schedule(w);
+    else
+        passes(w, each);
+    outside(w, ari_walk_after);
+    return w->st;
+}
+
+ar_status ari_operations(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
+{
+    ari_walk w = walk_of(c, rank, visit, user);
+    return all_of(&w, true);
+}
+
+ar_status ari_operations_once(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
+{
+    ari_walk w = walk_of(c, rank, visit, user);
+    return all_of(&w, false);
+}
+
+ar_status ari_operations_pipeline(const ari_step_case *c, ari_operation_visitor visit, void *user)
+{
+    ari_walk w = walk_of(c, 0, visit, user);
+    w.pipeline = true;
+    return all_of(&w, false);
+}
+
+ar_status ari_operations_start(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
+{
+    ari_walk w = walk_of(c, rank, visit, user);
+    ari_walk_start(&w);
+    return w.st;
+}
+
+ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass which, int rank, ari_operation_visitor visit,
+                              void *user)
+{
+    ari_walk w = walk_of(c, rank, visit, user);
+    take_samples(&w, c->run.batch, c->run.batch);
+    passes_of(&w, which);
+    return w.st;
+}
+
+ar_status ari_operations_step(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
+{
+    ari_walk w = walk_of(c, rank, visit, user);
+    ari_walk_before(&w);
+    ari_walk_after(&w);
+    return w.st;
+}
+
+ar_status ari_operations_params(const ari_step_case *c, int rank, ari_param_visitor visit, void *user)
+{
+    ari_walk w = walk_of(c, rank, NULL, user);
+    ari_walk_params(&w, visit);
+    return w.st;
+}
+
+ar_status ari_operations_buckets(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
+{
+    ari_walk w = walk_of(c, rank, visit, user);
+    ari_walk_buckets(&w);
+    return w.st;
+}

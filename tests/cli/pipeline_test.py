@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the options of a pipeline from outside: schedules by name and as files, layers of stages, the pictures of
+`anyrank plan --pipeline` and docs/pipeline.md, and what is refused.
+
+    tests/cli/pipeline_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+COMMAND = str(pathlib.Path(os.environ.get("ANYRANK", ROOT / "build/anyrank")).resolve())
+PAGE = (ROOT / "docs/pipeline.md").read_text(encoding="utf-8")
+GOLDEN = ROOT / "tests/golden/schedules"
+OWN = "0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n"  # back in the other order
+SMALL = ("--batch", 2, "--seq", 16, "--steps", 1)
+
+
+class Pipeline(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(prefix="anyrank-pipeline-")
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+        (self.folder / "own.csv").write_text(OWN, encoding="utf-8")
+
+    def command(self, *arguments):
+        return subprocess.run([COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=600, cwd=self.folder)
+
+    def text(self, *arguments):
+        done = self.command(*arguments)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout
+
+    def shown(self, *arguments):
+        return json.loads(self.text("plan", "llama-demo", "--pipeline", *arguments, "--json", "-"))
+
+    def refused(self, *arguments, says):
+        done = self.command(*arguments)
+        self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+        self.assertIn(says, done.stderr)
+
+    def test_the_pictures_of_the_page_are_what_the_command_prints(self):
+        blocks = re.findall(r"^```\n\$ anyrank (plan .*)\n((?:.*\n)*?)```$", PAGE, re.MULTILINE)
+        self.assertGreaterEqual(len(blocks), 4)
+        for command, printed in blocks:
+            with self.subTest(command=command):
+                self.assertEqual(self.text(*shlex.split(command)), printed)
+
+    def test_a_picture_says_what_time_a_stage_without_layers_has(self):
+        counts = "a stage without layers counts as one layer"
+        self.assertIn(counts, self.text("plan", "llama-demo", "--pipeline", "--pp", 3, "--stages", "0,3,1"))
+        self.assertNotIn(counts, self.text("plan", "llama-demo", "--pipeline", "--pp", 3, "--stages", "1,2,1"))
+
+    def test_a_picture_has_what_json_has(self):
+        result = self.shown("--pp", 2, "--micro-batches", 3)["pipeline"]
+        self.assertEqual((result["makespan"], result["in_flight"], result["unit_layers"]), (12, 2, 2))
+        self.assertAlmostEqual(result["bubble"], 1 / 3)
+        first, last = result["ranks"]
+        self.assertEqual([c["operation"] for c in last["computations"]], "1F0 1B0 1F1 1B1 1F2 1B2".split())
+        self.assertEqual(last["computations"][1], {"operation": "1B0", "begin": 2, "end": 4})
+        self.assertEqual((first["stages"], first["layers"], first["computes"], first["waits"]), ([0], [2], 9, 3))
+        self.assertEqual(set(first["operations"]), {f"0{k}{m}" for k in ("F", "B", "SEND_F", "RECV_B") for m in range(3)})
+
+    def test_uneven_stages_take_as_long_as_their_layers(self):
+        result = self.shown("--pp", 2, "--stages", "3,1", "--micro-batches", 1)["pipeline"]
+        self.assertEqual((result["unit_layers"], result["makespan"]), (1, 12))
+        self.assertEqual([r["layers"] for r in result["ranks"]], [[3], [1]])
+
+    def test_a_file_gives_stages_and_micro_batches(self):
+        interleaved = GOLDEN / "interleaved-2-2-4-transfers.csv"
+        result = self.shown("--pp", 2, "--schedule-pp", interleaved)
+        layout = result["layout"]
+        self.assertEqual((layout["virtual_stages"], layout["micro_batches"], layout["schedule_pp"]), (2, 4, "own"))
+        words = [c for c in interleaved.read_text(encoding="utf-8").splitlines()[0].split(",")
+                 if not re.search("SHARD|WAIT|REDUCE", c)]
+        self.assertEqual(result["pipeline"]["ranks"][0]["operations"], words)
+
+    def test_what_csv_writes_is_read(self):
+        for kind in ("1f1b", "gpipe", "interleaved", "zero-bubble"):
+            made = self.shown("--pp", 2, "--schedule-pp", kind, "--micro-batches", 4, "--csv", "s.csv")["pipeline"]
+            self.assertEqual(self.shown("--pp", 2, "--schedule-pp", "./s.csv")["pipeline"], made)
+
+    def test_runs_take_files_and_stages(self):
+        own = ("--pp", 2, "--schedule-pp", "own.csv")
+        self.assertIn("own schedule", self.text("check", "llama-demo", *own, "--stages", "3,1", *SMALL))
+        plain, piped = (self.text("train", "llama-demo", *SMALL, *layout).splitlines()[-1] for layout in ((), own))
+        self.assertEqual(plain, piped)
+
+    def test_what_cannot_be_is_refused_before_anything_runs(self):
+        self.refused("check", "llama-demo", "--pp", 2, "--schedule-pp", "gpip", says="did you mean gpipe?")
+        self.refused("check", "llama-demo", "--pp", 2, "--schedule-pp", "./none.csv", says="none.csv")
+        self.refused("check", "llama-demo", "--schedule-pp", "gpipe", says="--pp N of at least 2")
+        self.refused("check", "llama-demo", "--stages", "2,2", says="--stages is about the ranks of --pp")
+        self.refused("check", "llama-demo", "--pp", 2, "--stages", "2,x", says="--stages: got '2,x'")
+        self.refused("check", "llama-demo", "--pp", 2, "--stages", "1,2,1", says="for 3 stages of 2")
+        self.refused("check", "llama-demo", "--pp", 2, "--stages", "1,2", says="the model has 4")
+        self.refused("train", "llama-demo", "--pp", 4, "--schedule-pp", "own.csv", says="one of 2 ranks, 2 stages and 2")
+        self.refused("bench", "step", "--pp", 2, "--schedule-pp", "own.csv", "--micro-batches", 3,
+                     says="2 micro-batches, the layout")
+        (self.folder / "stuck.csv").write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n", encoding="utf-8")
+        self.refused("grads", "llama-demo", "--input", "none", "--out", "out", "--pp", 2, "--schedule-pp", "stuck.csv",
+                     says="rank 0 with 0B0 (stage 0, micro-batch 0) waits for 1SEND_B0 of rank 1")
+        self.refused("plan", "llama-demo", "--pipeline", says="give --pp N")
+        self.refused("plan", "llama-demo", "--pipeline", "--pp", 2, "--rank", 1, says="leave one out")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
+        COMMAND = str(pathlib.Path(sys.argv.pop(1)).resolve())
+    unittest.main()

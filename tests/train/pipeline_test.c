@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Steps through a pipeline: one rank's bits under every schedule, the memory that a schedule promises, and failures that
+ * name their stage. */
+#include "tests/train/recorded.h"
+
+#include "anyrank/gradients.h"
+#include "ref/core/context.h"
+#include "ref/models/model.h"
+#include "support/match.h"
+#include "support/small.h"
+
+TestSuite(pipeline, .timeout = 300);
+
+enum { B = 5, S = 8, STEPS = 2, LAYERS = 4 };
+
+/* Five samples of 0 to 4 targets. */
+typedef struct data {
+    int64_t ids[STEPS][B * S], labels[STEPS][B * S];
+    ar_batch batch[STEPS];
+} data;
+
+static void fill_data(data *d)
+{
+    for (size_t step = 0; step < STEPS; step++) {
+        for (size_t i = 0; i < (size_t)(B * S); i++) {
+            const size_t sample = i / S, position = i % S;
+            d->ids[step][i] = (int64_t)((i * 7 + step * 3 + sample) % 11);
+            d->labels[step][i] = position >= S - sample ? d->ids[step][i] : AR_IGNORE_INDEX;
+        }
+        d->batch[step] = (ar_batch){.batch = B, .seq = S, .input_ids = d->ids[step], .labels = d->labels[step]};
+    }
+}
+
+static ari_cluster_options job_of(const ar_config *c, const data *d)
+{
+    ari_cluster_options o = {.config = c, .batch = d->batch, .run.steps = STEPS, .run.seed = 5, .run.clip = 0.01};
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.optimizer.lr = 0.05;
+    return o;
+}
+
+/* Heads that two ranks share. */
+static ar_config config_of(ar_arch arch)
+{
+    ar_config c = match_config(arch, LAYERS);
+    c.kv_heads = 4;
+    return c;
+}
+
+static void expect_layouts(const ari_cluster_options *o, const ar_parallel *layouts, size_t n)
+{
+    recorded *whole = record(o);
+    for (size_t i = 0; i < n; i++)
+        expect_one_ranks_bits(whole, o, &layouts[i]);
+    recorded_free(whole);
+}
+
+/* --- bits --------------------------------------------------------------------------------------------------------- */
+
+#define INTERLEAVED(ranks) .pp = (ranks), .schedule = AR_PP_INTERLEAVED, .virtual_stages = 2
+#define ZERO_BUBBLE(ranks) .pp = (ranks), .schedule = AR_PP_ZERO_BUBBLE
+static const ar_parallel layouts[] = {
+    {.pp = 2, .micro_batches = 5},
+    {.pp = 4, .micro_batches = 2}, /* fewer than stages */
+    {.pp = 3, .micro_batches = 3, .stages = {3, {2, 1, 1}}},
+    {.pp = 3, .schedule = AR_PP_GPIPE, .micro_batches = 3, .stages = {3, {0, 3, 1}}},
+    {ZERO_BUBBLE(4), .micro_batches = 5},
+    {ZERO_BUBBLE(2), .micro_batches = 1},
+    {INTERLEAVED(2), .micro_batches = 3}, /* no multiple of the ranks */
+    {.pp = 2, .dp = 2, .micro_batches = 2, .zero = 1},
+    {.pp = 2, .dp = 3, .micro_batches = 2, .schedule = AR_PP_GPIPE}, /* a rank has one sample, others two */
+    {ZERO_BUBBLE(2), .tp = 2, .sp = true, .overlap = 2, .micro_batches = 3},
+    {ZERO_BUBBLE(2), .cp = 2, .zigzag = true, .micro_batches = 2, .recompute = {AR_RECOMPUTE_SELECTIVE}},
+    {INTERLEAVED(2), .dp = 2, .tp = 2, .micro_batches = 2, .recompute = {AR_RECOMPUTE_FULL, 2}},
+    {.pp = 3, .micro_batches = 3, .stages = {3, {2, 2}}}, /* the last has the head alone: not of a stack, without one */
+};
+enum { LAYOUTS = sizeof layouts / sizeof *layouts };
+
+static void every_layout_has_one_ranks_bits(ar_arch arch)
+{
+    const ar_config c = config_of(arch);
+    data d;
+    fill_data(&d);
+    ari_cluster_options o = job_of(&c, &d);
+    o.run.dropout = 0.25;
+    o.run.ddp.bucket_bytes = 1024;
+    expect_layouts(&o, layouts, LAYOUTS - (arch == AR_ARCH_STACK));
+}
+
+Test(pipeline, every_layout_of_a_llama_has_one_ranks_bits)
+{
+    every_layout_has_one_ranks_bits(AR_ARCH_LLAMA);
+}
+
+Test(pipeline, every_layout_of_a_tied_model_has_one_ranks_bits)
+{
+    every_layout_has_one_ranks_bits(AR_ARCH_GPT2);
+}
+
+Test(pipeline, every_layout_of_a_stack_has_one_ranks_bits)
+{
+    every_layout_has_one_ranks_bits(AR_ARCH_STACK);
+}
+
+Test(pipeline, ranks_without_samples_only_sum)
+{
+    static const ar_parallel few[] = {
+        {.pp = 2, .dp = 2, .micro_batches = 3}, {ZERO_BUBBLE(2), .dp = 3}, {INTERLEAVED(2), .dp = 2, .zero = 1}};
+    const ar_config c = config_of(AR_ARCH_GPT2);
+    data d;
+    fill_data(&d);
+    for (size_t i = 0; i < STEPS; i++) { /* the last sample, which has most targets */
+        d.batch[i].batch = 1;
+        d.batch[i].input_ids += (B - 1) * S;
+        d.batch[i].labels += (B - 1) * S;
+    }
+    const ari_cluster_options o = job_of(&c, &d);
+    expect_layouts(&o, few, sizeof few / sizeof *few);
+}
+
+Test(pipeline, buckets_of_every_kind_sum_a_tied_weight_over_both_ends)
+{
+    static const ar_parallel few[] = {{.pp = 3, .micro_batches = 2, .stages = {3, {1, 2, 1}}},
+                                      {ZERO_BUBBLE(2), .dp = 2, .micro_batches = 2}};
+    const ar_config c = config_of(AR_ARCH_GPT2);
+    data d;
+    fill_data(&d);
+    for (int i = 0; i < 6; i++) {
+        ari_cluster_options o = job_of(&c, &d);
+        o.run.ddp = (ar_ddp_options){.bucket_bytes = i % 3 == 0   ? 0
+                                                     : i % 3 == 1 ? 900
+                                                                  : AR_BUCKET_BYTES,
+                                     .mode = i % 2 ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP,
+                                     .order = i < 3 ? AR_BUCKETS_REVERSE : AR_BUCKETS_BY_SIZE,
+                                     .find_unused = i % 2 == 0};
+        expect_layouts(&o, few, sizeof few / sizeof *few);
+    }
+}
+
+Test(pipeline, a_forward_pass_alone_goes_through_all_stages)
+{
+    const ar_config c = config_of(AR_ARCH_LLAMA);
+    data d;
+    fill_data(&d);
+    ari_cluster_options o = job_of(&c, &d);
+    o.run.steps = 0;
+    o.forward_only = true;
+    for (int s = 0; s < AR_PP_SCHEDULES; s++) {
+        const ar_parallel p = {.pp = 2,
+                               .virtual_stages = s == AR_PP_INTERLEAVED ? 2 : 1,
+                               .schedule = (ar_pp_schedule)s,
+                               .micro_batches = 4};
+        expect_layouts(&o, &p, 1);
+    }
+}
+
+/* --- schedules of one's own --------------------------------------------------------------------------------------- */
+
+/* A rank may send before the other receives what was sent before: nobody waits for his sends. */
+Test(pipeline, a_schedule_of_ones_own_has_one_ranks_bits)
+{
+    static const struct {
+        const char *lists;
+        ar_parallel p;
+    } own[] = {
+        /* breadth first: all of a stage, then all of the next one of the rank */
+        {"0F0,0F1,0F2,0F3,2F0,2F1,2F2,2F3,2B0,2B1,2B2,2B3,0B0,0B1,0B2,0B3\n"
+         "1F0,1F1,1F2,1F3,3F0,3F1,3F2,3F3,3B0,3B1,3B2,3B3,1B0,1B1,1B2,1B3\n",
+         {.pp = 2, .virtual_stages = 2, .micro_batches = 4}},
+        /* micro-batches in another order there than back, whole passes and passes in parts */
+        {"0F1,0F0,0F2,0I1,0B2,0B0,0W1\n"
+         "1F1,1F0,1B1,1F2,1I2,1W2,1B0\n",
+         {.pp = 2, .micro_batches = 3}},
+        /* one rank is far ahead of the other */
+        {"0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n"
+         "1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n",
+         {.pp = 2, .dp = 2, .micro_batches = 4}},
+    };
+    const ar_config c = config_of(AR_ARCH_GPT2);
+    data d;
+    fill_data(&d);
+    const ari_cluster_options o = job_of(&c, &d);
+    recorded *whole = record(&o);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        ar_pipeline_schedule *s = NULL;
+        ar_parallel p = own[i].p;
+        cr_assert_eq(ar_pipeline_schedule_parse(&s, own[i].lists, strlen(own[i].lists), "own"), AR_OK, "%s",
+                     ar_error_message());
+        p.own_schedule = s;
+        expect_one_ranks_bits(whole, &o, &p);
+        ar_pipeline_schedule_destroy(s);
+    }
+    recorded_free(whole);
+}
+
+Test(pipeline, a_schedule_of_another_shape_is_refused)
+{
+    static const struct {
+        ar_parallel p;
+        const char *says;
+    } wrong[] = {{{.pp = 2, .micro_batches = 3}, "micro-batches"},
+                 {{.pp = 4, .micro_batches = 2}, "ranks"},
+                 {{.pp = 2, .virtual_stages = 2, .micro_batches = 2}, "stages"}};
+    const ar_config c = config_of(AR_ARCH_GPT2);
+    data d;
+    fill_data(&d);
+    const ari_cluster_options o = job_of(&c, &d);
+    recorded *nothing = calloc(1, sizeof *nothing);
+    cr_assert_not_null(nothing);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        watcher w[RECORDED_RANKS] = {{0}};
+        float loss[RECORDED_STEPS];
+        ar_pipeline_schedule *s = NULL;
+        ar_parallel p = wrong[i].p;
+        for (int r = 0; r < RECORDED_RANKS; r++)
+            w[r].whole = nothing;
+        cr_assert_eq(ar_pipeline_schedule_create(&s, AR_PP_1F1B, 2, 1, 2), AR_OK);
+        p.own_schedule = s;
+        cr_expect_eq(watched_run(&o, &p, w, loss), AR_ERR_ARG);
+        cr_expect_not_null(strstr(ar_error_message(), wrong[i].says), "%s", ar_error_message());
+        ar_pipeline_schedule_destroy(s);
+    }
+    free(nothing);
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+/* Bytes that the forward passes of rank r leave at most. */
+static size_t stored_by(ar_pp_schedule schedule, int ranks, int pieces, int r)
+{
+    const ar_config c = config_of(AR_ARCH_LLAMA);
+    int64_t ids[8 * S];
+    for (size_t i = 0; i < 8 * S; i++)
+        ids[i] = (int64_t)(i % 11);
+    const ar_batch batch = {.batch = (size_t)pieces, .seq = S, .input_ids = ids, .labels = ids};
+    ar_rank_memory memory[LAYERS] = {{0}};
+    ari_cluster_result result;
+    ari_cluster_options o = {.config = &c, .batch = &batch, .run.seed = 5, .memory = memory};
+    o.run.threads = 1;
+    o.run.parallel = (ar_parallel){.pp = ranks, .schedule = schedule, .micro_batches = pieces};
+    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+    free(result.loss);
+    free(result.reports);
+    return memory[r].stored;
+}
+
+/* What the ranks of `schedule` hold of one micro-batch each, and what they receive for others meanwhile. */
+static size_t expected_of(ar_pp_schedule schedule, int ranks, int pieces, int r, size_t of_one)
+{
+    const size_t moved = S * 12 * sizeof(float);
+    ar_pipeline_schedule *s = NULL;
+    size_t count = 0, held = 0, most = 0;
+    cr_assert_eq(ar_pipeline_schedule_create(&s, schedule, ranks, 1, pieces), AR_OK);
+    const ar_pp_operation *op = ar_pipeline_schedule_rank(s, r, &count);
+    for (size_t i = 0; i < count; i++) {
+        if (op[i].kind == AR_PP_RECV_ACTIVATION || op[i].kind == AR_PP_RECV_GRADIENT)
+            held += moved;
+        else if (op[i].kind == AR_PP_FORWARD)
+            held += of_one - (r > 0 ? moved : 0);
+        else if (op[i].kind == AR_PP_BACKWARD)
+            held -= of_one + (r + 1 < ranks ? moved : 0);
+        most = op[i].kind == AR_PP_FORWARD && held > most ? held : most;
+    }
+    ar_pipeline_schedule_destroy(s);
+    return most;
+}
+
+Test(pipeline, activations_are_held_for_as_many_micro_batches_as_the_schedule_says)
+{
+    enum { P = 4, M = 6 };
+    for (int r = 0; r < P; r++) {
+        const size_t moved = S * 12 * sizeof(float);
+        const size_t of_one = stored_by(AR_PP_1F1B, P, 1, r) - (r + 1 < P ? moved : 0); /* dy has been asked for */
+        const size_t least = stored_by(AR_PP_1F1B, P, M, r), all = stored_by(AR_PP_GPIPE, P, M, r);
+        cr_expect_eq(least, expected_of(AR_PP_1F1B, P, M, r, of_one), "rank %d: %zu", r, least);
+        cr_expect_eq(all, expected_of(AR_PP_GPIPE, P, M, r, of_one), "rank %d: %zu", r, all);
+        cr_expect_eq(least / of_one, (size_t)(M < P - r ? M : P - r), "1F1B: min(m, p-r) of %zu", of_one);
+        cr_expect_eq(all / of_one, (size_t)M, "GPipe: m of %zu", of_one);
+    }
+}
+
+/* ZB-H1 on the last rank: three micro-batches are there for their weights alone, which takes X and dY of products, no
+ * probabilities and no residuals. */
+Test(pipeline, a_micro_batch_that_waits_for_its_weights_holds_their_factors_alone)
+{
+    enum { P = 4, M = 6 };
+    const size_t moved = S * 12 * sizeof(float);
+    const size_t first = stored_by(AR_PP_ZERO_BUBBLE, P, M, 0), as_1f1b = stored_by(AR_PP_1F1B, P, M, 0);
+    const size_t of_one = stored_by(AR_PP_1F1B, P, 1, P - 1), last = stored_by(AR_PP_ZERO_BUBBLE, P, M, P - 1);
+    cr_expect_leq(first, as_1f1b + moved, "%zu, 1F1B %zu", first, as_1f1b);
+    cr_expect_gt(last, of_one);
+    cr_expect_lt(last, P * of_one, "%zu, %zu of one", last, of_one);
+}
+
+/* --- failures ----------------------------------------------------------------------------------------------------- */
+
+typedef struct fails_at {
+    const char *name;
+    char pass;
+    int left; /* reports until it fails */
+} fails_at;
+
+static ar_status fail_there(void *user, const ar_tap_event *e)
+{
+    fails_at *f = user;
+    if (strcmp(e->name, f->name) != 0 || e->pass != f->pass || f->left-- > 0)
+        return AR_OK;
+    return ar_error_set(AR_ERR_DATA, "no more of %s", f->name);
+}
+
+Test(pipeline, a_rank_that_fails_in_a_pass_ends_all_with_the_stage_and_the_micro_batch)
+{
+    static const struct {
+        fails_at at;
+        const char *says;
+    } cases[] = {{{"model.layers.0", 'f', 2}, "stage 0, micro-batch 2, F: no more of model.layers.0"},
+                 {{"model.layers.2", 'f', 1}, "stage 2, micro-batch 1, F: no more of model.layers.2"},
+                 {{"model.layers.3", 'b', 0}, "stage 3, micro-batch 0, "},
+                 {{"model.layers.1", 'b', 4}, "stage 1, micro-batch 4, "}};
+    const ar_config c = config_of(AR_ARCH_LLAMA);
+    data d;
+    fill_data(&d);
+    for (size_t i = 0; i < 4 * sizeof cases / sizeof *cases; i++) {
+        const ar_pp_schedule schedule = (ar_pp_schedule)(i % 4);
+        const bool turns = schedule == AR_PP_INTERLEAVED;
+        fails_at at[4];
+        void *users[4];
+        ari_cluster_options o = job_of(&c, &d);
+        ari_cluster_result result;
+        for (int r = 0; r < 4; r++) {
+            at[r] = cases[i / 4].at;
+            users[r] = &at[r];
+        }
+        o.tap = fail_there;
+        o.tap_user = users;
+        o.run.threads = 1;
+        o.run.parallel = (ar_parallel){
+            .pp = turns ? 2 : 4, .virtual_stages = turns ? 2 : 1, .schedule = schedule, .micro_batches = B};
+        cr_expect_eq(ari_cluster_run(&result, &o), AR_ERR_DATA, "%s", ar_error_message());
+        cr_expect_not_null(strstr(ar_error_message(), cases[i / 4].says), "%s: %s", ar_pp_schedule_name(schedule),
+                           ar_error_message());
+        free(result.loss);
+        free(result.reports);
+    }
+}
+
+/* --- verdicts ----------------------------------------------------------------------------------------------------- */
+
+typedef struct verdicts {
+    const ar_config *config;
+    bool broken; /* the tied table of the last rank, which has another number in its first place, and the weight of a
+                    norm of the second rank's */
+    size_t findings[8];
+    char text[8][2][200];
+    ar_status replicas[8]; /* of ar_params_check_replicas */
+} verdicts;
+
+static ar_status spoil(ar_param *p, ar_ctx *ctx)
+{
+    float values[256];
+    AR_TRY(ar_ctx_download(ctx, values, &p->value));
+    values[0] += 1.0f;
+    return ar_ctx_upload(ctx, &p->value, values);
+}
+
+static ar_status spoil_some(ar_param *const *params, size_t n, ar_ctx *ctx, int rank)
+{
+    for (size_t i = 0; i < n; i++) {
+        if ((rank == 5 && params[i]->ends) || (rank == 3 && strcmp(params[i]->name, "transformer.h.2.ln_1.bias") == 0))
+            AR_TRY(spoil(params[i], ctx));
+    }
+    return AR_OK;
+}
+
+static ar_status verify_values(ar_ctx *ctx, void *user)
+{
+    verdicts *v = user;
+    const int rank = ar_comm_rank(ctx->world);
+    ar_model *m = NULL;
+    ar_param **params = NULL;
+    ar_gradients *g = NULL;
+    ar_verdict found;
+    size_t n = 0;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ar_model_create(&m, ctx, v->config, NULL));
+    AR_TRY_TO(done, st, ar_model_fresh(m, ctx, 3));
+    AR_TRY_TO(done, st, ari_model_list(&params, &n, m));
+    if (v->broken)
+        AR_TRY_TO(done, st, spoil_some(params, n, ctx, rank));
+    AR_TRY_TO(done, st, ar_gradients_create(&g, ctx, params, n));
+    AR_TRY_TO(done, st, ar_gradients_verify(g, &found, &(ar_gradients_verify_options){.values = true}));
+    v->findings[rank] = found.findings;
+    v->replicas[rank] = ar_params_check_replicas(params, n, ctx);
+    for (size_t i = 0; i < found.findings && i < 2; i++)
+        ar_finding_text(v->text[rank][i], sizeof v->text[rank][i], &found.finding[i]);
+done:
+    ar_gradients_destroy(g);
+    free(params);
+    ar_model_destroy(m);
+    return st;
+}
+
+/* Three stages of two ranks each. Of the table there are four copies, so one that differs is outvoted. */
+Test(pipeline, every_rank_hears_of_copies_that_differ_in_any_stage_or_between_the_ends)
+{
+    const ar_config c = config_of(AR_ARCH_GPT2);
+    for (int broken = 0; broken < 2; broken++) {
+        verdicts v = {.config = &c, .broken = broken};
+        cr_assert_eq(rank_run(&(rank_run_options){.ranks = 6, .pp = 3, .dp = 2}, verify_values, &v), AR_OK, "%s",
+                     ar_error_message());
+        for (int r = 0; r < 6; r++) {
+            cr_assert_eq(v.findings[r], broken ? 2 : 0, "rank %d: %zu, %s", r, v.findings[r], v.text[r][0]);
+            /* ranks 0 and 4, 1 and 5 are the ends of a pipeline */
+            cr_expect_eq(v.replicas[r], broken && (r == 1 || r == 5) ? AR_ERR_DATA : AR_OK, "rank %d", r);
+            if (!broken)
+                continue;
+            cr_expect_str_eq(v.text[r][0], "transformer.wte.weight: the copy of rank 5 differs from that of rank 0");
+            cr_expect_str_eq(v.text[r][1], "transformer.h.2.ln_1.bias: the copy of rank 3 differs from that of rank 2");
+        }
+    }
+}
+
+/* --- orders of threads -------------------------------------------------------------------------------------------- */
+
+Test(pipeline, no_order_of_threads_changes_a_bit_or_ends_in_a_deadlock)
+{
+    const ar_config c = config_of(AR_ARCH_GPT2);
+    data d;
+    fill_data(&d);
+    ari_cluster_options o = job_of(&c, &d);
+    o.run.steps = 1;
+    recorded *whole = record(&o);
+    o.run.sim.explore = true;
+    for (int seed = 1; seed <= by_scale(1, 4, 250); seed++) {
+        o.run.sim.schedule_seed = (uint64_t)seed;
+        for (int s = 0; s < AR_PP_SCHEDULES; s++) {
+            const bool turns = s == AR_PP_INTERLEAVED;
+            expect_one_ranks_bits(whole, &o,
+                                  &(ar_parallel){.pp = turns || seed % 2 ? 2 : 4,
+                                                 .dp = seed % 3 == 0 ? 2 : 1,
+                                                 .virtual_stages = turns ? 2 : 1,
+                                                 .schedule = (ar_pp_schedule)s,
+                                                 .micro_batches = 1 + seed % B});
+        }
+    }
+    recorded_free(whole);
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The list of a step's operations in the order of micro-batches and schedules, beside the list that visits what is the
+ * same once: the same sums. Random layouts are compared with what runs record in random_layouts_test. */
+#include "tests/verify/support.h"
+
+#include "sim/plan/ops.h"
+
+TestSuite(ops_order, .timeout = 300);
+
+static ari_step_case case_of(const ar_config *c, ar_parallel parallel, size_t batch, ar_numerics numerics)
+{
+    return (ari_step_case){
+        .config = c,
+        .run = {.parallel = parallel, .batch = batch, .seq = 12, .numerics = numerics, .ddp = ar_ddp_defaults()}};
+}
+
+typedef struct sums {
+    size_t passes, calls, elements;
+    double multiply_adds;
+} sums;
+
+static ar_status add_sums(void *user, const ari_operation *op)
+{
+    sums *s = user;
+    s->passes += op->kind == ARI_OPERATION_EMBEDDING ? op->times : 0;
+    s->calls += (size_t)op->calls * op->times;
+    s->multiply_adds += op->multiply_adds * (double)op->times;
+    for (int i = 0; i < op->calls; i++)
+        s->elements += op->call[i].elements * op->times;
+    return AR_OK;
+}
+
+/* Every rank's sums of its list, in order and visited once. */
+static void expect_same_sums(const ari_step_case *t)
+{
+    char layout[160];
+    ar_parallel_text(layout, sizeof layout, &t->run.parallel);
+    for (int rank = 0; rank < ar_parallel_world(&t->run.parallel); rank++) {
+        sums each = {0}, once = {0};
+        cr_assert_eq(ari_operations(t, rank, add_sums, &each), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ari_operations_once(t, rank, add_sums, &once), AR_OK, "%s", ar_error_message());
+        cr_expect_gt(each.elements, 0);
+        cr_expect(each.passes == once.passes && each.calls == once.calls && each.elements == once.elements &&
+                      each.multiply_adds == once.multiply_adds,
+                  "%s, batch %zu, rank %d: %zu passes, %zu calls of %zu elements; once: %zu, %zu, %zu", layout,
+                  t->run.batch, rank, each.passes, each.calls, each.elements, once.passes, once.calls, once.elements);
+    }
+}
+
+/* 11 samples on 2 ranks, 6 and 5, in 4 micro-batches each: 2+2+1+1 and 2+1+1+1; and some that are empty. */
+Test(ops_order, micro_batches_that_do_the_same_can_be_visited_once)
+{
+    const ar_config c = config_of(LLAMA(31, 24, 36, 2, 24, 12, 4, false));
+    const size_t batches[] = {11, 5, 1};
+    for (size_t i = 0; i < 3 * 4; i++) {
+        const size_t order = i % 4;
+        const ar_parallel p = {.tp = 2, .dp = 2, .sp = true, .micro_batches = 4, .forward_first = order % 2 != 0};
+        const ari_step_case t = case_of(&c, p, batches[i / 4], order < 2 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE);
+        expect_same_sums(&t);
+    }
+}
+
+/* A schedule cuts passes in two, and has another order; it neither adds calls nor leaves any out, up to the step's end. */
+Test(ops_order, schedules_have_the_same_calls_in_another_order)
+{
+    const ar_config c = config_of(LLAMA(31, 24, 36, 4, 24, 12, 4, true));
+    for (size_t i = 0; i < AR_PP_SCHEDULES * 4; i++) {
+        ar_parallel p = {.pp = 2,
+                         .tp = 2,
+                         .dp = 2,
+                         .sp = true,
+                         .overlap = 3,
+                         .micro_batches = 4,
+                         .schedule = (ar_pp_schedule)(i % AR_PP_SCHEDULES),
+                         .zero = (int)(i / AR_PP_SCHEDULES)};
+        p.virtual_stages = p.schedule == AR_PP_INTERLEAVED ? 2 : 1;
+        const ari_step_case t = case_of(&c, p, 11, AR_NUMERICS_EXACT);
+        expect_same_sums(&t);
+    }
+}
