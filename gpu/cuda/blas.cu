@@ -10,6 +10,7 @@
 
 #include "gpu/blas.h"
 #include "gpu/library.h"
+#include "gpu/sticky.h"
 #include "ref/core/size.h"
 
 namespace ari_cuda
@@ -90,6 +91,7 @@ const size_t BATCH_MAX = 65535;
 ar_status refused(const cublas &call, cublasStatus_t s, const char *what)
 {
     const ar_status code = s == CUBLAS_STATUS_ALLOC_FAILED ? AR_ERR_MEMORY : AR_ERR_DEVICE;
+    AR_TRY(launched(what)); /* a sticky error, which cuBLAS has no word for */
     return ar_error_set(code, "cuBLAS, %s: %s", what, call.status_string(s));
 }
 
@@ -217,7 +219,8 @@ void blas_destroy(void *blas)
     while (all->first) {
         stream_handle *h = all->first;
         all->first = h->next;
-        (void)all->call.destroy(h->handle);
+        if (!ari_gpu_is_lost())
+            (void)all->call.destroy(h->handle);
         ::free(h);
     }
     pthread_mutex_destroy(&all->lock);

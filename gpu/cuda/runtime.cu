@@ -13,6 +13,7 @@
 
 #include "gpu/blas.h"
 #include "gpu/kernels.h"
+#include "gpu/sticky.h"
 #include "ref/core/clock.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
@@ -59,23 +60,31 @@ cuda_device *own(ar_device *d)
 
 /* --- marks and streams -------------------------------------------------------------------------------------------- */
 
+#define SAME(name, number) static_assert(name == number, #name);
+ARI_GPU_STICKY(SAME)
+#if CUDART_VERSION >= 13000
+ARI_GPU_STICKY_NEWER(SAME)
+#endif
+
 ar_status check(cudaError_t e, const char *what)
 {
     if (e == cudaSuccess)
         return AR_OK;
     (void)cudaGetLastError(); /* or the next launch would be blamed for it */
-    return ar_error_set(AR_ERR_DEVICE, "the GPU failed: %s: %s (%s)", what, cudaGetErrorString(e), cudaGetErrorName(e));
+    return ari_gpu_failed(e, what, cudaGetErrorString(e), cudaGetErrorName(e));
 }
 
-/* Every call of CUDA's is made with its GPU chosen: otherwise it would bring GPU 0 to life. */
+/* Every call of CUDA's is made with its GPU chosen: otherwise it would bring GPU 0 to life. None is made once a sticky
+ * error has come. */
 ar_status choose(int gpu)
 {
+    AR_TRY(ari_gpu_check_lost());
     return check(cudaSetDevice(gpu), "choosing the GPU");
 }
 
 void mark_destroy(ari_mark *m)
 {
-    if (choose(reinterpret_cast<mark *>(m)->gpu) == AR_OK)
+    if (!ari_gpu_is_lost() && choose(reinterpret_cast<mark *>(m)->gpu) == AR_OK)
         (void)cudaEventDestroy(reinterpret_cast<mark *>(m)->event);
     ::free(m);
 }
@@ -297,7 +306,7 @@ ar_status alloc(ar_device *base, ar_buf *gives, size_t bytes)
 void free(ar_device *base, ar_buf b)
 {
     cuda_device *d = own(base);
-    if (!b.ptr)
+    if (!b.ptr || ari_gpu_is_lost())
         return;
     cudaStream_t s = stream_of_caller(d);
     if (cudaSetDevice(d->gpu) == cudaSuccess && (s || order_aside(d) == AR_OK))
@@ -314,7 +323,7 @@ ar_status scratch::take(size_t bytes)
 
 scratch::~scratch()
 {
-    if (!b.ptr)
+    if (!b.ptr || ari_gpu_is_lost())
         return;
     (void)cudaFreeAsync(b.ptr, reinterpret_cast<stream *>(ari_queue_stream(q))->handle);
     (void)cudaGetLastError();
@@ -395,20 +404,33 @@ ar_status zero(ar_device *d, ar_queue *q, ar_buf dst, size_t bytes)
 
 /* --- the device --------------------------------------------------------------------------------------------------- */
 
+/* A sticky error that nobody has waited for is known from here on: cuBLAS and streams are not released on a GPU that is
+ * lost. Waits for nothing. */
+static void find_sticky(const cuda_device *d)
+{
+    if (choose(d->gpu) != AR_OK)
+        return;
+    for (const stream *s = d->streams; s; s = s->next) {
+        const cudaError_t e = cudaStreamQuery(s->handle);
+        if (ari_gpu_error_is_sticky(e))
+            (void)check(e, "work enqueued before");
+    }
+    (void)cudaGetLastError(); /* not ready is no error */
+}
+
 void destroy(ar_device *base)
 {
     cuda_device *d = own(base);
-    (void)cudaSetDevice(d->gpu);
-    if (d->aside)
-        (void)cudaStreamSynchronize(d->aside);
+    find_sticky(d);
     blas_destroy(d->blas);
     while (d->streams) {
         stream *s = d->streams;
         d->streams = s->next;
-        (void)cudaStreamDestroy(s->handle);
+        if (!ari_gpu_is_lost())
+            (void)cudaStreamDestroy(s->handle);
         ::free(s);
     }
-    if (d->aside)
+    if (d->aside && !ari_gpu_is_lost())
         (void)cudaStreamDestroy(d->aside);
     (void)cudaGetLastError();
     pthread_mutex_destroy(&d->lock);

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_GPU_STICKY_H
+#define ARI_GPU_STICKY_H
+
+/* Errors that CUDA calls sticky: a kernel that failed leaves a context in which every later call of the process returns
+ * the same error, and calls that release something may take seconds. The first one is what went wrong, and what all
+ * callers get from then on. Plain C, so that it is tested where there is no GPU. */
+#include <stdbool.h>
+
+#include "anyrank/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The sticky errors: name and number (cudaError_t: those whose description ends "the process must be terminated", and
+ * memory errors, which end the context as well). */
+#define ARI_GPU_STICKY(X)                \
+    X(cudaErrorECCUncorrectable, 214)    \
+    X(cudaErrorNvlinkUncorrectable, 220) \
+    X(cudaErrorIllegalAddress, 700)      \
+    X(cudaErrorLaunchTimeout, 702)       \
+    X(cudaErrorContextIsDestroyed, 709)  \
+    X(cudaErrorAssert, 710)              \
+    X(cudaErrorHardwareStackError, 714)  \
+    X(cudaErrorIllegalInstruction, 715)  \
+    X(cudaErrorMisalignedAddress, 716)   \
+    X(cudaErrorInvalidAddressSpace, 717) \
+    X(cudaErrorInvalidPc, 718)           \
+    X(cudaErrorLaunchFailure, 719)       \
+    X(cudaErrorMpsClientTerminated, 810)
+/* Those that CUDA 12.0 does not have yet. */
+#define ARI_GPU_STICKY_NEWER(X)       \
+    X(cudaErrorContained, 226)        \
+    X(cudaErrorTensorMemoryLeak, 721) \
+    X(cudaErrorExternalDevice, 911)
+
+bool ari_gpu_error_is_sticky(int code);
+
+/** Sets and returns the error of a call of CUDA's: AR_ERR_DEVICE, "the GPU failed: WHAT: TEXT (NAME)"; once a sticky
+ *  one has been given, that one again, whatever this call's is. Threads: any. */
+ar_status ari_gpu_failed(int code, const char *what, const char *text, const char *name);
+
+/** AR_OK, or the sticky error again. */
+ar_status ari_gpu_check_lost(void);
+/** Whether there is one: then nothing of the GPU is to be released, and no call of CUDA's is worth its time. Sets no
+ *  error. */
+bool ari_gpu_is_lost(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
