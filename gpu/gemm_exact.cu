@@ -2,6 +2,7 @@
 /* The slots of the exact contraction: int8 products into planes of int32 (gpu/packed.h), tile by tile, and one pass over
  * the planes of a tile that puts the sums together and does with them what the slot is for. */
 #include "gpu/blas.h"
+#include "gpu/epilogue.h"
 #include "gpu/packed.h"
 #include "ref/core/size.h"
 
@@ -81,47 +82,9 @@ ar_status multiply(ar_device *d, ar_queue *q, ar_buf planes, size_t step, const 
     return AR_OK;
 }
 
-/* What a pass over a tile's planes knows of the tile and the result, [.., m, n]. */
-struct extents {
+/* What a pass over a tile's planes knows of the tile and the result. */
+struct extents : result {
     tile t;
-    size_t m, n;
-};
-
-/* Integers out. */
-struct integers_out {
-    int64_t *s;
-    size_t limbs;
-    bool add;
-
-    ARI_KERNEL void operator()(const extents &x, size_t matrix, size_t row, size_t col, const wide_sum &sum) const
-    {
-        int64_t *to = s + ((matrix * x.m + row) * x.n + col) * limbs;
-        if (limbs == 1) {
-            const int64_t one = ari_add64(static_cast<int64_t>(static_cast<uint64_t>(sum.high) << 32), sum.low);
-            *to = add ? ari_add64(*to, one) : one;
-            return;
-        }
-        to[0] = add ? ari_add64(to[0], sum.high) : sum.high;
-        to[1] = add ? ari_add64(to[1], sum.low) : sum.low;
-    }
-};
-
-/* Rounded values out, with bias and activation where FINISH. */
-template <bool FINISH> struct values_out {
-    view<float> y, z; /* z: where act is not AR_ACT_NONE */
-    const int32_t *e, *f;
-    const float *bias; /* NULL: none */
-    ar_activation act;
-
-    ARI_KERNEL void operator()(const extents &x, size_t matrix, size_t row, size_t col, const wide_sum &sum) const
-    {
-        const float value = ari_contract_value2(sum.high, sum.low, e[matrix * x.m + row], f[matrix * x.n + col]);
-        const float biased = FINISH && bias ? ari_add32(value, bias[col]) : value;
-        const size_t line = matrix * x.m + row;
-        y.row(line)[static_cast<ptrdiff_t>(col) * y.stride[3]] = biased;
-        if (FINISH && act != AR_ACT_NONE)
-            z.row(line)[static_cast<ptrdiff_t>(col) * z.stride[3]] = ari_act32(act, biased);
-    }
 };
 
 /* What is done with the sums of a tile, as the slots have it. Puts them together, each for itself, and gives them to OUT
@@ -145,30 +108,20 @@ template <class OUT> struct give_to {
 /* Rounded values into an accumulator: one element of it takes its values from all matrices of the tile, so that its
  * state is read and written once. */
 struct accumulate {
-    uint8_t *tops;
-    int64_t *highs, *lows;
-    const int32_t *of_row, *of_col;
+    accumulator_out out;
 
     template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &sums, const extents &x) const
     {
-        const accumulate a = *this;
+        const accumulator_out to = out;
         const size_t chunks = ceil_div(x.n, CHUNK), width = x.n < CHUNK ? x.n : CHUNK;
         return launch_blocks(d, q, x.t.rows * chunks, width, [=] ARI_KERNEL(const block &b) {
             const size_t line = b.index / chunks, row = x.t.row + line, from = b.index % chunks * CHUNK;
             b.each(x.n - from < CHUNK ? x.n - from : CHUNK, [&](size_t i) {
-                const size_t col = from + i, to = row * x.n + col;
-                uint8_t top = a.tops[to];
-                int64_t high = a.highs[to], low = a.lows[to];
-                for (size_t g = 0; g < x.t.matrices; g++) {
-                    const size_t matrix = x.t.matrix + g;
-                    const wide_sum sum = sums.at(g * x.t.rows + line, col);
-                    ari_acc_add(&top, &high, &low,
-                                ari_contract_value2(sum.high, sum.low, a.of_row[matrix * x.m + row],
-                                                    a.of_col[matrix * x.n + col]));
-                }
-                a.tops[to] = top;
-                a.highs[to] = high;
-                a.lows[to] = low;
+                const size_t col = from + i;
+                accumulator_state state = to.load(x, row, col);
+                for (size_t g = 0; g < x.t.matrices; g++)
+                    to.add(&state, x, x.t.matrix + g, row, col, sums.at(g * x.t.rows + line, col));
+                to.store(x, row, col, state);
             });
         });
     }
@@ -180,7 +133,7 @@ ar_status run_tile(ar_device *d, ar_queue *q, ar_buf planes, const tile &t, cons
                    const PASS &pass)
 {
     const size_t step = t.matrices * t.rows * b.all_rows;
-    const extents x = {t, a.rows, b.rows};
+    const extents x = {{a.rows, b.rows}, t};
     AR_TRY(multiply(d, q, planes, step, t, a, b));
     if (a.ten)
         return pass.run(d, q, tile_sums<true>{dev<int32_t>(planes), step, b.all_rows, a.blocks}, x);
@@ -243,7 +196,7 @@ ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_pack
     AR_TRY(check_pair(a, b, "gemm_acc"));
     int64_t *h = dev<int64_t>(hl);
     return for_each_tile(d, q, a, b,
-                         accumulate{dev<uint8_t>(t), h, h + a.rows * b.rows, dev<int32_t>(e), dev<int32_t>(f)});
+                         accumulate{{dev<uint8_t>(t), h, h + a.rows * b.rows, dev<int32_t>(e), dev<int32_t>(f)}});
 }
 
 /* A block rounds a chunk of a row of the matrix of n columns whose elements [start, start + count) are given. */
