@@ -28,7 +28,8 @@ ar_status ari_command_train(void *values, int *exit_code);
  *  AR_ERR_UNSUPPORTED, AR_ERR_IO. */
 AR_NODISCARD ar_status ari_train_values_check(const ari_train_values *v);
 /** Completes the options of a run that begins, or goes on with a checkpoint (NULL: begins), which it borrows: v->o is
- *  whole. And what it will take. Errors: AR_ERR_ARG, those of reading the model's config, and where memory would not suffice. */
+ *  whole. And what it will take. Errors: AR_ERR_ARG, those of reading the model's config, and where memory would not
+ *  suffice. */
 AR_NODISCARD ar_status ari_train_values_complete(ari_train_values *v, ari_estimate *e, ar_checkpoint *c);
 
 /* A training run for people, and as JSON. */

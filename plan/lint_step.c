@@ -93,7 +93,8 @@ static void gradient_sum(ari_lint_state *l, const ari_operation *op)
     l->summed = through(l, op, in).at[ARI_AXIS_DP];
 }
 
-/* Squares of the elements that a rank has: over pp and tp other ones than its neighbours', over dp where shares are kept. */
+/* Squares of the elements that a rank has: over pp and tp other ones than its neighbours', over dp where shares are
+ * kept. */
 static void gradient_norm(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_type v[2]; /* an exponent, then the squares */

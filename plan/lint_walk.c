@@ -65,8 +65,8 @@ static size_t copies_along(const ari_op_value *v, int dim)
     return v->copies > 0 && !positions ? v->copies : 1;
 }
 
-/* The rank's extents are those that its placements give it: along dp ranks share samples, of which not every micro-batch
- * has the same number. */
+/* The rank's extents are those that its placements give it: along dp ranks share samples, of which not every
+ * micro-batch has the same number. */
 static void check_extent(ari_lint_state *l, const ari_operation *op, const ari_op_value *v)
 {
     for (int d = 0; d < v->ndim; d++) {
@@ -262,7 +262,7 @@ void ari_lint_collectives(ari_lint_state *l, const ari_operation *op, ari_lint_t
     }
 }
 
-/* --- parameters, operations to come back to --------------------------------------------------------------------------- */
+/* --- parameters, operations to come back to ----------------------------------------------------------------------- */
 
 /* A layer has a place for each role, and one for what else is called by it: a bias, the rotary part of attention. */
 enum { PLACES = 2 * ARI_ROLES };
@@ -315,7 +315,7 @@ void ari_lint_forget(ari_lint_state *l)
     l->records = 0;
 }
 
-/* --- what is computed again ---------------------------------------------------------------------------------------- */
+/* --- what is computed again --------------------------------------------------------------------------------------- */
 
 /* Into operations of the forward pass that are computed again, from what it has kept; the gradients wait. */
 static void turn_again(ari_lint_state *l, const ari_operation *op)

@@ -90,8 +90,8 @@ typedef struct ari_account {
     ari_account_value residual;  /* the gradient that goes past the attention or the MLP */
     double block;                /* bytes of the gradient that the block was given */
     ari_account_blocks blocks;
-    /* A part of a layer that is computed again: its forward pass holds nothing but what comes out when it has ended, and
-     * so does its backward pass. */
+    /* A part of a layer that is computed again: its forward pass holds nothing but what comes out when it has ended,
+     * and so does its backward pass. */
     ar_recompute within; /* AR_RECOMPUTE_NONE: not in one */
     size_t part_layer;
     double outside[ARI_MEMORY_KINDS]; /* of `now`, when it began */
@@ -134,7 +134,8 @@ static inline bool ari_account_counts(const ari_account *a, const ari_op_value *
 {
     return a->tp_rank % weight->copies == 0;
 }
-/** Bytes of the copy of n numbers of an operand that native numerics make where they multiply fewer bits than it has. */
+/** Bytes of the copy of n numbers of an operand that native numerics make where they multiply fewer bits than it
+ *  has. */
 double ari_account_copied(const ari_account *a, ar_dtype dtype, double n);
 /** The collective that adds up an operation's parts; NULL: none. */
 const ari_op_call *ari_account_fold(const ari_account *a, const ari_operation *op);
@@ -166,8 +167,8 @@ void ari_account_units_see(ari_account *a, const ari_operation *op);
 void ari_account_unit_ends(ari_account *a);
 /** An operation outside of the passes; NULL: after the last. */
 void ari_account_units_step(ari_account *a, const ari_operation *op);
-/** Bytes of an operand that is kept with its weight, if that ends with the unit; passed: a pass of the stage has made what
- *  stays for the step. Whether it does. */
+/** Bytes of an operand that is kept with its weight, if that ends with the unit; passed: a pass of the stage has made
+ *  what stays for the step. Whether it does. */
 bool ari_account_unit_keeps(ari_account *a, double bytes, bool passed);
 
 /** Where an operation's values are counted. */

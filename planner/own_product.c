@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a product takes while it is computed. Exact numerics hold both operands as integers, with an exponent of each
- * row, and the sums that ranks exchange in one or two int64; native ones the sums as they are exchanged, and where products
- * are of fewer bits than their operands have, rounded copies of these (docs/numerics.md). */
+ * row, and the sums that ranks exchange in one or two int64; native ones the sums as they are exchanged, and where
+ * products are of fewer bits than their operands have, rounded copies of these (docs/numerics.md). */
 #include "planner/own.h"
 
 static const double WORD = 4.0, SUM = 8.0;

@@ -18,8 +18,8 @@ typedef struct ari_planned {
 int ari_planned_overlap(const ari_planned *p);
 /** The step of a layout as one pipeline rank that has all layers would take it. */
 ari_step_case ari_planned_whole(const ari_planned *p);
-/** Whether time and memory of a layout are sums over the list of operations. Gathers and scatters of ZeRO-2 and 3, and sums
- *  over replicas, are added by formulas. */
+/** Whether time and memory of a layout are sums over the list of operations. Gathers and scatters of ZeRO-2 and 3, and
+ *  sums over replicas, are added by formulas. */
 bool ari_planned_counted(const ari_planned *p);
 /** Ranks among which ZeRO shares out: those that sum gradients, or of several replicas those of one. */
 double ari_planned_shares(const ari_planned *p);
@@ -67,9 +67,9 @@ double ari_optimizer_states(const ar_optimizer_options *o);
 
 /* Two accounts of the same layout. */
 /** What a production system holds: bf16 weights and gradients, fp32 master weights and moments (2 + 2 + 12 bytes a
- *  parameter), activations as Megatron-LM keeps them (Korthikanti et al. 2022, arXiv:2205.05198). Of the rank that holds
- *  most: of the pipeline rank with most, the first along dp, cp and tp. Errors: AR_ERR_INDIVISIBLE (fewer layers than
- *  stages), AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan), AR_ERR_MEMORY. */
+ *  parameter), activations as Megatron-LM keeps them (Korthikanti et al. 2022, arXiv:2205.05198). Of the rank that
+ *  holds most: of the pipeline rank with most, the first along dp, cp and tp. Errors: AR_ERR_INDIVISIBLE (fewer layers
+ *  than stages), AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_memory_production(ari_memory *m, const ari_planned *p);
 /** What anyrank itself holds for a rank of the world, in either numerics: weights, gradients, optimizer, kept
  *  values and buckets are the counted ones to the byte. Errors: as above, and AR_ERR_UNSUPPORTED for what does not run
@@ -82,8 +82,8 @@ AR_NODISCARD ar_status ari_memory_own_all(double *bytes, const ari_planned *p);
 
 /* --- floating-point operations ------------------------------------------------------------------------------------ */
 
-/* What published figures count as a model's operations for a token of a training step. N: parameters of blocks and final
- * norm; L, h, V, s: layers, width, vocabulary, sequence; a d: features of all query heads. */
+/* What published figures count as a model's operations for a token of a training step. N: parameters of blocks and
+ * final norm; L, h, V, s: layers, width, vocabulary, sequence; a d: features of all query heads. */
 /* clang-format off */
 #define ARI_FLOPS_TABLE(X)                                                                                        \
     X(PRODUCTS, "6 (matrices of blocks + V h) + 12 L s a d")  /* Korthikanti et al. 2022, NeMo's GPT: 72 L h^2    \

@@ -64,8 +64,8 @@ void ari_moves_add(ari_moves *to, const ari_moves *from, double times)
         add_row(to, &from->row[i], times);
 }
 
-/* A production system moves what anyrank moves in fp32 and, as bits, in the embedding's 32-bit integers, as 16 bits; the
- * loss's three numbers a token stay what they are. */
+/* A production system moves what anyrank moves in fp32 and, as bits, in the embedding's 32-bit integers, as 16 bits;
+ * the loss's three numbers a token stay what they are. */
 double ari_time_element(const ari_time_options *o, const ari_operation *op, const ari_op_call *call)
 {
     const bool values = call->dtype == AR_F32 || call->dtype == AR_I32;
@@ -74,7 +74,8 @@ double ari_time_element(const ari_time_options *o, const ari_operation *op, cons
     return (double)ar_dtype_bytes(call->dtype);
 }
 
-/* Megatron-LM's, 40 million parameters or a million for each rank of the sum, so that a long ring's latency is paid seldom. */
+/* Megatron-LM's, 40 million parameters or a million for each rank of the sum, so that a long ring's latency is paid
+ * seldom. */
 static size_t usual_bucket(int ranks)
 {
     const size_t million = 1000000;
@@ -165,7 +166,8 @@ static ari_cost again(const composed *c, const ari_cost forward[ARI_MODEL_PARTS]
     return a;
 }
 
-/* Seconds of a micro-batch in which a stage has nothing to do but wait for its weights, or for gradients on their way. */
+/* Seconds of a micro-batch in which a stage has nothing to do but wait for its weights, or for gradients on their
+ * way. */
 typedef struct exposed {
     double forward, backward;
 } exposed;
@@ -262,8 +264,8 @@ static double between_bytes(const composed *c)
     return (double)ar_dtype_bytes(dtype) * tokens * (double)c->p->step.config->hidden;
 }
 
-/* The ranks of a pipeline wait for each other: the bubble is what is left without transfers, and transfers are exposed as
- * far as they make it longer. busy: of the rank that has most to do. */
+/* The ranks of a pipeline wait for each other: the bubble is what is left without transfers, and transfers are exposed
+ * as far as they make it longer. busy: of the rank that has most to do. */
 static ar_status add_waits(composed *c, double busy)
 {
     const ar_parallel *layout = &c->p->step.run.parallel;

@@ -156,7 +156,8 @@ static ar_status write_row(ari_out *out, const ari_found *f)
 ar_status ari_ranking_csv(const char *path, const ari_ranking *r)
 {
     static const char titles[] =
-        "tp,cp,cp_inner,zigzag,pp,dp,sp,zero,dp_replicate,micro_batches,schedule,virtual_stages,recompute,legal,seconds,bytes,fits,reason\n";
+        "tp,cp,cp_inner,zigzag,pp,dp,sp,zero,dp_replicate,micro_batches,schedule,virtual_stages,recompute,"
+        "legal,seconds,bytes,fits,reason\n";
     ari_out *out = NULL;
     ar_status st = AR_OK;
     AR_TRY(ari_out_create(&out, path));

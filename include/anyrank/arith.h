@@ -27,8 +27,9 @@ typedef struct ar_parts {
     bool along_k;                 /* else along rows */
 } ar_parts;
 
-/* A contraction whose A comes in blocks of rows and terms, and whose terms lie on several ranks: attention's gradients of
- * keys and values. Every block is given twice: first all of them for the exponents, then all of them for the sums. */
+/* A contraction whose A comes in blocks of rows and terms, and whose terms lie on several ranks: attention's gradients
+ * of keys and values. Every block is given twice: first all of them for the exponents, then all of them for the
+ * sums. */
 typedef struct ar_blocks ar_blocks;
 typedef struct ar_blocks_options {
     size_t rows;     /* of each of A's matrices */
@@ -111,8 +112,8 @@ struct ar_arith_ops {
     /* grad(p)[row_of[r]] += terms[r], terms [n, cols] a 2-D view; row_of int64 [n] on the device (negative: skip), or
      * ptr NULL: all into the one row of a vector parameter. */
     ar_status (*grad_rows)(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of);
-    /* Where grad_rows adds up the rows of a vector parameter, for a kernel that makes the terms and adds them in one pass:
-     * afterwards the parameter has a gradient. Of a frozen one no sum is wanted. Borrowed until param_release. */
+    /* Where grad_rows adds up the rows of a vector parameter, for a kernel that makes the terms and adds them in one
+     * pass: afterwards the parameter has a gradient. Of a frozen one no sum is wanted. Borrowed until param_release. */
     ar_status (*grad_sum)(ar_ctx *ctx, ar_param *p, ar_row_sum *borrows);
     /* Sums the gradient over a group (data parallelism), where it is: as bucket_reduce does a bucket of it alone. */
     ar_status (*grad_reduce)(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag);
@@ -134,9 +135,9 @@ struct ar_arith_ops {
     /* The gradient of p = bucket[at, at + elements of p). Its memory must exist (grad_ensure). */
     ar_status (*bucket_unpack)(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,
                                ar_dtype storage);
-    /* Sums over ranks of fp32 values that are no gradients (anyrank/redistribute.h). The arrays of a bucket: what is done
-     * to each of them alike, as moving elements or zeros, is done to the sums. 0: there is no put, for a sum is
-     * of the numbers themselves, in the communicator's order. */
+    /* Sums over ranks of fp32 values that are no gradients (anyrank/redistribute.h). The arrays of a bucket: what is
+     * done to each of them alike, as moving elements or zeros, is done to the sums. 0: there is no put, for a sum is of
+     * the numbers themselves, in the communicator's order. */
     int bucket_arrays;
     ar_bucket_array bucket_array[AR_BUCKET_ARRAYS];
     /* bucket = x; x fp32 [n] contiguous. */

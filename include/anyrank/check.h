@@ -165,7 +165,8 @@ size_t ar_check_default_seq(const ar_config *c, const ar_parallel *p);
  *  several of them, and at most AR_BUCKET_BYTES. Bits do not depend on it. */
 size_t ar_check_default_bucket_bytes(const ar_config *c);
 /** The layouts that `anyrank check` takes by default: those of a fixed list of tp, sp, dp, cp, pp, zero and
- * micro-batches that are legal for the model and the batch, or one rank if none is. Heads that divide by 3 take the list with 3 and 6
+ * micro-batches that are legal for the model and the batch, or one rank if none is. Heads that divide by 3 take the
+ * list with 3 and 6
  *  tensor-parallel ranks, others that with 2, 4 and 8. Returns how many, at most cap. */
 size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
                                 size_t cap);

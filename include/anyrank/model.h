@@ -45,8 +45,8 @@ AR_NODISCARD ar_status ar_model_stage_forward(ar_model *m, ar_ctx *ctx, ar_saved
 /** And back: dx from dy, which the last stage makes of the loss; the first one makes no dx. Ends dy. */
 AR_NODISCARD ar_status ar_model_stage_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *dx,
                                                const ar_tensor *dy, const ar_batch *batch);
-/** Forward through all of it, up to the loss's terms, which are added to those of earlier micro-batches. saved NULL: no backward
- *  follows. Errors: also AR_ERR_ARG (a stage of a pipeline). */
+/** Forward through all of it, up to the loss's terms, which are added to those of earlier micro-batches. saved NULL: no
+ *  backward follows. Errors: also AR_ERR_ARG (a stage of a pipeline). */
 AR_NODISCARD ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
 /** The loss of all micro-batches and data-parallel ranks since ar_model_zero_grad, tapped as "loss": the terms' sum
  *  over `targets`, the target tokens of the global batch (0: the loss is 0), or the sum itself where the model has no

@@ -95,10 +95,10 @@ AR_NODISCARD ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *s
                                           const ar_tensor *dy, const ar_batch *batch);
 /** From now on m's forward pass is computed again in its backward pass, in place of being kept (activation
  *  checkpointing: Chen et al. 2016, arXiv:1604.06174): forward keeps x alone and gives back all memory of the step that
- *  it took but for y, backward begins with a second forward pass from that x and at its end gives back all but dx. x and
- *  what it is a view of must not change between the two. Same bits, dropout included; the second pass reports nothing to
- *  a listener and counts no use of a parameter, but it calls the collectives of the first again, and its work is counted.
- *  m may have children that are recomputed too. */
+ *  it took but for y, backward begins with a second forward pass from that x and at its end gives back all but dx. x
+ *  and what it is a view of must not change between the two. Same bits, dropout included; the second pass reports
+ *  nothing to a listener and counts no use of a parameter, but it calls the collectives of the first again, and its
+ *  work is counted. m may have children that are recomputed too. */
 void ar_module_recompute(ar_module *m);
 /** What `again` of a parent calls for a child: its `again`, or forward; of a recomputed one its x is kept, no more.
  *  Errors: as ar_module_forward. */
@@ -138,9 +138,9 @@ AR_NODISCARD ar_status ar_contract(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x
 AR_NODISCARD ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                                             ar_param *w);
 /* Fused operators, each one pass over its tensors: contiguous [.., n], F32 or BF16 (one dtype), computed in fp32, with
- * the formulas and roundings of docs/numerics.md, section 4. What they make belongs to the step; sums over rows go into the
- * parameters' gradients as grad_rows' do, and a frozen parameter gets none. Errors of all: AR_ERR_SHAPE, AR_ERR_DTYPE,
- * AR_ERR_ARG, AR_ERR_MEMORY; nothing is written then. */
+ * the formulas and roundings of docs/numerics.md, section 4. What they make belongs to the step; sums over rows go into
+ * the parameters' gradients as grad_rows' do, and a frozen parameter gets none. Errors of all: AR_ERR_SHAPE,
+ * AR_ERR_DTYPE, AR_ERR_ARG, AR_ERR_MEMORY; nothing is written then. */
 
 /** x becomes x + bias, in place, which is what the backward pass takes, and y = act(x + bias). bias [n]; NULL: none.
  *  GELU: Hendrycks, Gimpel 2016, arXiv:1606.08415; SiLU: Elfwing, Uchibe, Doya 2017, arXiv:1702.03118. Errors: also
@@ -162,8 +162,8 @@ typedef struct ar_norm_saved {
 AR_NODISCARD ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_saved *saved,
                                        const ar_tensor *x, const ar_param *gain, const ar_param *offset, double eps);
 /** With xhat = (x - mean)*rstd and g = dy*gain: dx = (g - sum(g)/n - xhat*sum(g*xhat)/n)*rstd, for RMSNorm without the
- *  sum of g. gain's gradient += the rows of dy*xhat, offset's += those of dy. residual, of x's shape, is the gradient that
- *  went past the norm: *sum = residual + dx; NULL: sum is not made, and may be NULL. */
+ *  sum of g. gain's gradient += the rows of dy*xhat, offset's += those of dy. residual, of x's shape, is the gradient
+ *  that went past the norm: *sum = residual + dx; NULL: sum is not made, and may be NULL. */
 AR_NODISCARD ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *dx, ar_tensor *sum,
                                         const ar_tensor *dy, const ar_tensor *x, const ar_norm_saved *saved,
                                         ar_param *gain, ar_param *offset, const ar_tensor *residual);

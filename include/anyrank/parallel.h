@@ -9,9 +9,9 @@
 
 AR_BEGIN_DECLS
 
-/** How a training step is split over W = pp * dp * cp * tp ranks: tp ranks are neighbours, the groups of them that share
- *  a sequence come next, and the ranks of a pipeline are furthest apart. Plain data; an extent of 0 counts as 1, so that
- *  {.tp = 4} is a layout. */
+/** How a training step is split over W = pp * dp * cp * tp ranks: tp ranks are neighbours, the groups of them that
+ *  share a sequence come next, and the ranks of a pipeline are furthest apart. Plain data; an extent of 0 counts as 1,
+ *  so that {.tp = 4} is a layout. */
 typedef struct ar_parallel {
     int tp;       /* tensor-parallel ranks */
     int dp;       /* data-parallel ranks: each holds some samples of the global batch */
@@ -49,8 +49,8 @@ typedef struct ar_parallel {
 
 /** The number of ranks, pp * dp * cp * tp, of a layout that ar_parallel_check accepts. */
 int ar_parallel_world(const ar_parallel *p);
-/** "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "pp=4 interleaved (2 stages each)", "cp=4 (inner 2) zigzag", "dp=2 zero=1", "dp=4 zero=1 replicate=2", "dp=3 micro-batches=2": what the layout
- *  differs in from one rank. */
+/** "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "pp=4 interleaved (2 stages each)", "cp=4 (inner 2) zigzag", "dp=2 zero=1", "dp=4
+ *  zero=1 replicate=2", "dp=3 micro-batches=2": what the layout differs in from one rank. */
 void ar_parallel_text(char *out, size_t cap, const ar_parallel *p);
 /** Whether a model can be split so, without building anything. seq: tokens of a sequence; batch: samples of the global
  *  batch; 0 for either: not known yet, not checked. With more dp ranks than samples the last ones have none, and go
@@ -73,9 +73,9 @@ ar_parallel_rank ar_parallel_rank_of(const ar_parallel *p, int rank);
 
 /** Stages of the pipeline: pp * virtual_stages; 1 without. */
 int ar_parallel_stages(const ar_parallel *p);
-/** The schedule that its ranks go through: a copy of own_schedule, or one of the kind, for all micro-batches of the layout;
- *  a data-parallel rank that has fewer leaves out those that it has not. Of a layout that ar_parallel_check accepts.
- *  Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. Gives; ar_pipeline_schedule_destroy. */
+/** The schedule that its ranks go through: a copy of own_schedule, or one of the kind, for all micro-batches of the
+ *  layout; a data-parallel rank that has fewer leaves out those that it has not. Of a layout that ar_parallel_check
+ *  accepts. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. Gives; ar_pipeline_schedule_destroy. */
 AR_NODISCARD ar_status ar_parallel_schedule(ar_pipeline_schedule **gives, const ar_parallel *p);
 
 #define AR_RANK_TEXT 256

@@ -9,8 +9,8 @@
 
 AR_BEGIN_DECLS
 
-/* The schedule of a pipeline as data: for each of its ranks a list of operations, which it does in that order. What moves
- * between ranks is in the lists too. Stage s of S is rank s mod ranks's. */
+/* The schedule of a pipeline as data: for each of its ranks a list of operations, which it does in that order. What
+ * moves between ranks is in the lists too. Stage s of S is rank s mod ranks's. */
 
 #define AR_MAX_STAGES 256
 #define AR_MAX_STAGE_MICRO_BATCHES (1 << 22) /* stages times micro-batches; so many fit into memory with their lists */
@@ -71,13 +71,13 @@ typedef struct ar_pipeline_shape {
     int ranks, stages, micro_batches;
 } ar_pipeline_shape;
 
-/** Lists of operations that are legal together: every micro-batch goes forward and backward through every stage once, in
- *  an order that its data allows; every transfer between ranks is sent once and received once, in the same order by both;
- *  and no rank waits for ever. Whatever makes one refuses all else. Immutable; may be read by many threads. */
+/** Lists of operations that are legal together: every micro-batch goes forward and backward through every stage once,
+ *  in an order that its data allows; every transfer between ranks is sent once and received once, in the same order by
+ *  both; and no rank waits for ever. Whatever makes one refuses all else. Immutable; may be read by many threads. */
 typedef struct ar_pipeline_schedule ar_pipeline_schedule;
 
-/** The schedule of a kind, of stages = ranks * virtual_stages, with the transfers between ranks: SEND follows what makes
- *  the value, RECV precedes the computation before the one that takes it, so that the transfer goes on meanwhile.
+/** The schedule of a kind, of stages = ranks * virtual_stages, with the transfers between ranks: SEND follows what
+ *  makes the value, RECV precedes the computation before the one that takes it, so that the transfer goes on meanwhile.
  *  On rank r of p, with m micro-batches and v stages of each rank, w forward passes precede the first backward pass:
  *    gpipe        w = v m
  *    1f1b         w = min(m, p-r)
@@ -90,10 +90,10 @@ typedef struct ar_pipeline_schedule ar_pipeline_schedule;
 AR_NODISCARD ar_status ar_pipeline_schedule_create(ar_pipeline_schedule **gives, ar_pp_schedule kind, int ranks,
                                                    int virtual_stages, int micro_batches);
 /** A schedule of one's own: copies the counts[r] operations of each rank's list. Where no list has a SEND or RECV, they
- *  are put in as above. Errors: AR_ERR_FORMAT with rank, stage, operation and micro-batch of what is wrong: an operation
- *  missing, double, of a stage that another rank has, before what it needs, B of what also has I or W; a transfer in
- *  another order at its two ends; and who waits for whom in a deadlock. AR_ERR_ARG (the shape), AR_ERR_OVERFLOW,
- *  AR_ERR_MEMORY. Gives. */
+ *  are put in as above. Errors: AR_ERR_FORMAT with rank, stage, operation and micro-batch of what is wrong: an
+ *  operation missing, double, of a stage that another rank has, before what it needs, B of what also has I or W; a
+ *  transfer in another order at its two ends; and who waits for whom in a deadlock. AR_ERR_ARG (the shape),
+ *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. Gives. */
 AR_NODISCARD ar_status ar_pipeline_schedule_own(ar_pipeline_schedule **gives, ar_pipeline_shape shape,
                                                 const ar_pp_operation *const *lists, const size_t *counts);
 /** Accepts NULL. */
@@ -103,10 +103,10 @@ ar_pipeline_shape ar_pipeline_schedule_shape(const ar_pipeline_schedule *s);
 /** The operations of a rank in their order; lives as long as the schedule. */
 const ar_pp_operation *ar_pipeline_schedule_rank(const ar_pipeline_schedule *s, int rank, size_t *count);
 
-/* --- running through one ------------------------------------------------------------------------------------------- */
+/* --- running through one ------------------------------------------------------------------------------------------ */
 
-/** How long a micro-batch takes in a stage, and what the stage makes to the next one, or the gradient of it back. In any
- *  unit. B takes backward_input + backward_weight. */
+/** How long a micro-batch takes in a stage, and what the stage makes to the next one, or the gradient of it back. In
+ *  any unit. B takes backward_input + backward_weight. */
 typedef struct ar_pp_times {
     double forward, backward_input, backward_weight, transfer;
 } ar_pp_times;
@@ -124,19 +124,19 @@ typedef struct ar_pp_run {
 /** A computation, or a transfer on the rank that receives it, from when both ends are ready for it. */
 typedef void (*ar_pp_event_fn)(void *user, int rank, const ar_pp_operation *o, double begin, double end);
 
-/** Goes through a schedule in time: a rank's computations one after the other, transfers next to them, those of a pair of
- *  ranks and a direction one after the other. times: one of each stage, finite and not negative. each NULL: no listener;
- *  it hears a rank's computations in their order. Errors: AR_ERR_ARG (a time), AR_ERR_MEMORY. */
+/** Goes through a schedule in time: a rank's computations one after the other, transfers next to them, those of a pair
+ *  of ranks and a direction one after the other. times: one of each stage, finite and not negative. each NULL: no
+ *  listener; it hears a rank's computations in their order. Errors: AR_ERR_ARG (a time), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_pipeline_schedule_run(ar_pp_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times,
                                                 ar_pp_event_fn each, void *user);
 
-/* --- files --------------------------------------------------------------------------------------------------------- */
+/* --- files -------------------------------------------------------------------------------------------------------- */
 
 /** Reads PyTorch's CSV of torch.distributed.pipelining: a line for each rank, a cell for each operation, as "0F0",
  *  "2SEND_F1": stage, kind, micro-batch. Empty cells are passed over, and UNSHARD, RESHARD, REDUCE_GRAD, and what waits
- *  for these and for sends: the layout and the step decide those. Errors: AR_ERR_FORMAT with file, line and cell, and as
- *  ar_pipeline_schedule_own; AR_ERR_UNSUPPORTED (OVERLAP_F_B), AR_ERR_OVERFLOW (more than AR_MAX_STAGES stages, a file of
- *  more than 256 MiB), AR_ERR_IO, AR_ERR_MEMORY. Gives. */
+ *  for these and for sends: the layout and the step decide those. Errors: AR_ERR_FORMAT with file, line and cell, and
+ *  as ar_pipeline_schedule_own; AR_ERR_UNSUPPORTED (OVERLAP_F_B), AR_ERR_OVERFLOW (more than AR_MAX_STAGES stages, a
+ *  file of more than 256 MiB), AR_ERR_IO, AR_ERR_MEMORY. Gives. */
 AR_NODISCARD ar_status ar_pipeline_schedule_read(ar_pipeline_schedule **gives, const char *path);
 /** The same from text in memory; `name` stands for the file in messages. */
 AR_NODISCARD ar_status ar_pipeline_schedule_parse(ar_pipeline_schedule **gives, const char *text, size_t length,

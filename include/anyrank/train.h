@@ -22,9 +22,9 @@ typedef struct ar_optimizer ar_optimizer;
  *  Errors: AR_ERR_ARG (ar_optimizer_check; a parameter twice), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const *params, size_t n,
                                            const ar_optimizer_options *o);
-/** ZeRO: the same updates, each of the data-parallel ranks those of its shares of the buckets of `ddp` (made with a zero
- *  of 1 to 3), whose weights the others then get from it, below stage 3. Borrows ddp until ar_optimizer_destroy. Errors: as above, and
- *  AR_ERR_ARG (a ddp without zero). */
+/** ZeRO: the same updates, each of the data-parallel ranks those of its shares of the buckets of `ddp` (made with a
+ *  zero of 1 to 3), whose weights the others then get from it, below stage 3. Borrows ddp until ar_optimizer_destroy.
+ *  Errors: as above, and AR_ERR_ARG (a ddp without zero). */
 AR_NODISCARD ar_status ar_optimizer_create_sharded(ar_optimizer **gives, ar_ctx *ctx, ar_ddp *ddp,
                                                    const ar_optimizer_options *o);
 /** Accepts NULL. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The native arithmetic: the device's fp32 GEMM, and fp32 sums in the order the communicator's ring gives them. What
- * production does; its results depend on the layout by rounding. In TF32 what enters a product is rounded first; in bf16
- * it lies in memory so, but for what is computed in fp32 within a layer, and what leaves a product does. */
+ * production does; its results depend on the layout by rounding. In TF32 what enters a product is rounded first; in
+ * bf16 it lies in memory so, but for what is computed in fp32 within a layer, and what leaves a product does. */
 #include <stdlib.h>
 
 #include "ref/arith/operand.h"
@@ -120,8 +120,8 @@ static ar_status native_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *
 
 /* --- precision ---------------------------------------------------------------------------------------------------- */
 
-/* x as it enters a product: itself, or a copy that drop_operand ends, of fewer bits. The copy of a transposed matrix is one
- * too. */
+/* x as it enters a product: itself, or a copy that drop_operand ends, of fewer bits. The copy of a transposed matrix is
+ * one too. */
 static ar_status take_operand(ar_ctx *ctx, ar_tensor *taken, const ar_tensor *x)
 {
     enum { TF32_BITS = 11 };

@@ -16,7 +16,8 @@ typedef struct ari_extents {
 AR_NODISCARD ar_status ari_parts_extents(ari_extents *x, const ar_parts *p, bool narrow);
 
 /** Whether a product with the rows of `a` can be folded so on this queue. Errors: AR_ERR_INDIVISIBLE (the rows cannot
- *  be scattered), AR_ERR_UNSUPPORTED (several matrices scattered; another queue than the context's, and not scattered). */
+ *  be scattered), AR_ERR_UNSUPPORTED (several matrices scattered; another queue than the context's, and not
+ *  scattered). */
 AR_NODISCARD ar_status ari_check_fold(const ar_ctx *ctx, const ari_extents *a, const ar_queue *q, const ar_comm *over,
                                       ar_fold how, const char *tag);
 

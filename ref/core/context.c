@@ -240,8 +240,8 @@ ar_status ari_ctx_beside(ar_ctx *c, const ari_communication **borrows)
     return AR_OK;
 }
 
-/* Edge e of the ring of a pipeline's ranks goes from rank e to the next one. Of the three colours of edges no rank has one
- * twice, so that a split for each makes all pairs. */
+/* Edge e of the ring of a pipeline's ranks goes from rank e to the next one. Of the three colours of edges no rank has
+ * one twice, so that a split for each makes all pairs. */
 enum { COLOURS = 3 };
 static int colour_of(int edge, int ranks)
 {

@@ -115,12 +115,12 @@ void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *kept);
 
 /** Ends all that the step was given in a life (ar_ctx.life), the newest first. */
 void ari_step_end_life(ar_ctx *c, int life);
-/** The memory that t lies in stays, also where it is given back or its life ends, until it has been let go as often. Memory
- *  that is not the step's is left alone. */
+/** The memory that t lies in stays, also where it is given back or its life ends, until it has been let go as often.
+ *  Memory that is not the step's is left alone. */
 void ari_step_hold(ar_ctx *c, const ar_tensor *t);
 void ari_step_let_go(ar_ctx *c, const ar_tensor *t);
-/** The memory that t lies in is the caller's from now on, and counted no more: ops->free. Errors: AR_ERR_ARG (it is held,
- *  or not the step's). */
+/** The memory that t lies in is the caller's from now on, and counted no more: ops->free. Errors: AR_ERR_ARG (it is
+ *  held, or not the step's). */
 AR_NODISCARD ar_status ari_step_take_out(ar_ctx *c, ar_buf *gives, const ar_tensor *t);
 
 /** What is enqueued on q from now on comes after what was enqueued on `of` so far; e is recorded there. One queue:
@@ -144,9 +144,9 @@ AR_NODISCARD ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borr
 /** The queue of collectives beside a layer's products, with a copy of the tensor-parallel group; as above. Before the
  *  step's memory ends, so does what is under way there. */
 AR_NODISCARD ar_status ari_ctx_beside(ar_ctx *c, const ari_communication **borrows);
-/** The [ARI_WAYS] of the context's pipeline. Neighbours are those of a ring of its ranks, which the last one closes where
- *  ranks have virtual stages. Borrowed, made once for the context. Collective over the pipeline, where they are made.
- *  Errors: what queue and communicator give. */
+/** The [ARI_WAYS] of the context's pipeline. Neighbours are those of a ring of its ranks, which the last one closes
+ *  where ranks have virtual stages. Borrowed, made once for the context. Collective over the pipeline, where they are
+ *  made. Errors: what queue and communicator give. */
 AR_NODISCARD ar_status ari_ctx_ways(ar_ctx *c, const ari_neighbour **borrows);
 /** Whether activations between the tensor-parallel regions are sharded along the sequence. */
 static inline bool ari_ctx_sp(const ar_ctx *c)
@@ -154,7 +154,7 @@ static inline bool ari_ctx_sp(const ar_ctx *c)
     return c->sp && ar_comm_size(c->tp) > 1;
 }
 
-/* --- tensors as the host reads them ---------------------------------------------------------------------------------- */
+/* --- tensors as the host reads them ------------------------------------------------------------------------------- */
 
 /** t as the host can read it: t itself where the host reaches the device's memory, else a packed copy, once everything
  *  enqueued before is done; of BF16 a packed copy in fp32. ari_host_view_end. Errors: AR_ERR_MEMORY, those of the

@@ -55,9 +55,10 @@ static void *unconst(const void *p)
     return (void *)(uintptr_t)p;
 }
 
-/* By its expert interface: one thread is asked for with the call, not in the process-wide setting; and none of the kernels
- * for small matrices, which in 0.9.0 read past the end of an operand: of a row of A more than there is where the terms
- * are no multiple of 8, which crashes where no memory follows (github.com/flame/blis/issues/635 and 821, mended later). */
+/* By its expert interface: one thread is asked for with the call, not in the process-wide setting; and none of the
+ * kernels for small matrices, which in 0.9.0 read past the end of an operand: of a row of A more than there is where
+ * the terms are no multiple of 8, which crashes where no memory follows (github.com/flame/blis/issues/635 and 821,
+ * mended later). */
 #define GEMM(function, type, bli_gemm)                                                                              \
     function(type *c, ari_blis_view cv, const type *a, ari_blis_view av, const type *b, ari_blis_view bv, bool add) \
     {                                                                                                               \
@@ -91,7 +92,7 @@ static void multiply(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
     blis_sgemm(c->data.ptr, blis_view(c), a->data.ptr, blis_view(a), columns.data.ptr, blis_view(&columns), add);
 }
 
-/* --- of bf16 numbers: pieces of the matrices are widened, and those of c rounded when all of their terms are there -- */
+/* --- of bf16 numbers: pieces of the matrices are widened, and those of c rounded when all their terms are there ---- */
 
 /* Rows, columns and terms of a piece: each number is widened once for 512 products, and three pieces fit 3 MiB. */
 #define PIECE ((size_t)512)

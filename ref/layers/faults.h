@@ -37,15 +37,15 @@ AR_NODISCARD ar_status ari_fault_kept_input(ar_ctx *ctx, const ar_tensor *x, con
 /** recompute_new_dropout_mask: the step whose masks are drawn. */
 uint32_t ari_fault_mask_step(const ar_ctx *ctx);
 
-/* --- pipelines (faults_pipeline.c) --------------------------------------------------------------------------------- */
+/* --- pipelines (faults_pipeline.c) -------------------------------------------------------------------------------- */
 
 /** pp_layers_local, pp_chunks_contiguous, of what a parameter is drawn or read by (values); pp_dropout_layer_local, of
  *  what a mask is drawn by: the name with another layer in it, in `out`, or the name. */
 const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const char *name, bool values);
 /** pp_stage_divides: what a stage received, before it goes backward from it. */
 AR_NODISCARD ar_status ari_fault_stage_gradient(ar_ctx *ctx, const ar_tensor *dy, int micro_batches);
-/** pp_stale_activation, pp_stale_gradient: what a stage received. before: what it did before, in the step's memory; data
- *  NULL: nothing yet. */
+/** pp_stale_activation, pp_stale_gradient: what a stage received. before: what it did before, in the step's memory;
+ *  data NULL: nothing yet. */
 AR_NODISCARD ar_status ari_fault_received(ar_ctx *ctx, ar_fault fault, ar_tensor *before, const ar_tensor *taken);
 
 /* --- linear ------------------------------------------------------------------------------------------------------- */
@@ -68,15 +68,15 @@ AR_NODISCARD ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const 
 /** qkv_gathered_three_times: x is placed twice more, as the hop says, for nobody. */
 AR_NODISCARD ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f, ar_hop hop,
                                               const char *tag);
-/** bias_grad_wrong_axis, row_bias_partial_grad: the rows of dy that a bias's gradient is the sum of, and whether they are
- *  other ones than without a fault. */
+/** bias_grad_wrong_axis, row_bias_partial_grad: the rows of dy that a bias's gradient is the sum of, and whether they
+ *  are other ones than without a fault. */
 bool ari_fault_moves_bias_rows(const ar_ctx *ctx, bool row);
 AR_NODISCARD ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy);
 
 /* --- sums of gradients (faults_gradient.c) ------------------------------------------------------------------------ */
 
-/** if unordered_param_grad: grad(p) += dy^T x, a term a token, in fp32, begun at a token that depends on the run and the
- *  rank. dy [tokens, out], x [tokens, in]. */
+/** if unordered_param_grad: grad(p) += dy^T x, a term a token, in fp32, begun at a token that depends on the run and
+ *  the rank. dy [tokens, out], x [tokens, in]. */
 AR_NODISCARD ar_status ari_fault_gradient_as_it_comes(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
                                                       const ar_tensor *x);
 /** What was added to p's gradient so far times a factor. */
@@ -116,8 +116,8 @@ AR_NODISCARD ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, si
 ar_positions ari_fault_positions(const ar_ctx *ctx, size_t seq, bool stream, ar_positions own);
 /** positions_over_documents: the position of a place of a row (ar_batch_position). */
 size_t ari_fault_position(const ar_ctx *ctx, const ar_batch *batch, size_t row, size_t at);
-/** attention_over_documents, document_boundaries_local: the batch as attention of queries at `rows` sees it. Its documents
- *  may be *made; free(). */
+/** attention_over_documents, document_boundaries_local: the batch as attention of queries at `rows` sees it. Its
+ *  documents may be *made; free(). */
 AR_NODISCARD ar_status ari_fault_documents(ar_batch *seen, int32_t **made, const ar_ctx *ctx, const ar_batch *batch,
                                            const ar_positions *rows);
 /** labels_after_cut: what the i-th of the own positions of a row predicts. */
@@ -127,8 +127,8 @@ int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, c
 ar_positions ari_fault_chunk(const ar_ctx *ctx, size_t seq, int place, ar_positions positions);
 /** allgather_token_order: y [.., positions, features], gathered over tp. */
 AR_NODISCARD ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y);
-/** allgather_token_order, gather_batch_order: after the rows `from` [ranks, samples, positions, features] of a chunk were
- *  put to their places, the view `to` of a value of all positions. */
+/** allgather_token_order, gather_batch_order: after the rows `from` [ranks, samples, positions, features] of a chunk
+ *  were put to their places, the view `to` of a value of all positions. */
 AR_NODISCARD ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from);
 /** chunk_not_awaited: the rows of a chunk, in whose place those of the one before it may still lie. */
 AR_NODISCARD ar_status ari_fault_chunk_rows(ar_ctx *ctx, const ar_tensor *rows, ar_buf before);

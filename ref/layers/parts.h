@@ -210,8 +210,8 @@ typedef struct ari_later {
     struct ari_left *first, *last;
 } ari_later;
 typedef ar_status (*ari_later_fn)(ar_ctx *ctx, const void *job);
-/** run(ctx, job): at once, or where ctx->later is, in ari_later_run. Then it gets a copy of the job's bytes, and the memory
- *  of the step in which a and b lie stays until it has run (NULL: none). Errors: those of run, AR_ERR_MEMORY. */
+/** run(ctx, job): at once, or where ctx->later is, in ari_later_run. Then it gets a copy of the job's bytes, and the
+ *  memory of the step in which a and b lie stays until it has run (NULL: none). Errors: those of run, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_later_do(ar_ctx *ctx, ari_later_fn run, const void *job, size_t bytes, const ar_tensor *a,
                                     const ar_tensor *b);
 /** Does all that was left, up to the first failure; l is empty then. Errors: those of what runs. */

@@ -7,10 +7,10 @@
 #include "ref/core/size.h"
 #include "ref/train/ddp.h"
 
-/* Parameters that may share a bucket: of one unit, of one storage, summed over the same groups, and of as many elements on every
- * tensor-parallel rank, or all of them not. A copy lies on each of these ranks, and floats are added in the order of
- * its place in the bucket: beside a shard that is longer on one rank it would have another place there, and the copies
- * other bits. */
+/* Parameters that may share a bucket: of one unit, of one storage, summed over the same groups, and of as many elements
+ * on every tensor-parallel rank, or all of them not. A copy lies on each of these ranks, and floats are added in the
+ * order of its place in the bucket: beside a shard that is longer on one rank it would have another place there, and
+ * the copies other bits. */
 enum { KIND_BF16 = 1, KIND_SPREAD = 2, KIND_UNEVEN = 4, KIND_ENDS = 8, KINDS = 16 };
 
 typedef struct candidate {

@@ -9,8 +9,9 @@
 #include "ref/train/optimizer.h"
 #include "ref/train/step.h"
 
-/** dp_mean_of_means, dp_sum_of_local_means, accum_mean_of_means, accum_sum_of_means, pp_sum_loss: T, and what each of this rank's n
- *  micro-batches is divided by; `pieces` are all that there are. Collective over the data-parallel ranks. */
+/** dp_mean_of_means, dp_sum_of_local_means, accum_mean_of_means, accum_sum_of_means, pp_sum_loss: T, and what each of
+ *  this rank's n micro-batches is divided by; `pieces` are all that there are. Collective over the data-parallel
+ *  ranks. */
 AR_NODISCARD ar_status ari_fault_divisors(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro,
                                           size_t n, size_t pieces);
 /** accum_last_only, accum_divided_each_time: before a micro-batch's backward pass, of so many. */

@@ -54,8 +54,8 @@ static inline bool ari_is_updated(const ar_param *p)
 {
     return p->requires_grad && p->has_grad;
 }
-/** Before the first step: moments zero, the master copy of a BF16 parameter its value. param, whole, start and count are
- *  set. Adds to *bytes what it takes. On failure what was made stays, for ari_state_destroy. Errors: AR_ERR_MEMORY,
+/** Before the first step: moments zero, the master copy of a BF16 parameter its value. param, whole, start and count
+ *  are set. Adds to *bytes what it takes. On failure what was made stays, for ari_state_destroy. Errors: AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx, const ar_optimizer_options *o);
 void ari_state_destroy(ari_state *s, ar_device *d);
@@ -80,11 +80,11 @@ struct ar_optimizer {
 
 /* --- ZeRO ------------------------------------------------------------------------------------------------- */
 
-/** Makes the states of this rank's shares of the buckets of o->ddp. What was made stays, for ar_optimizer_destroy. Errors:
- *  AR_ERR_ARG (a ddp without zero), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+/** Makes the states of this rank's shares of the buckets of o->ddp. What was made stays, for ar_optimizer_destroy.
+ *  Errors: AR_ERR_ARG (a ddp without zero), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_zero_init(ar_optimizer *o, ar_ctx *ctx);
-/** Begins a step of the clock, updates the shares, below stage 3 gets the others' from their ranks, and taps ':new', and
- *  ':m' and ':v' of the shares. Collective over the ranks that share. */
+/** Begins a step of the clock, updates the shares, below stage 3 gets the others' from their ranks, and taps ':new',
+ *  and ':m' and ':v' of the shares. Collective over the ranks that share. */
 AR_NODISCARD ar_status ari_zero_step(ar_optimizer *o, ar_ctx *ctx, float scale);
 
 #endif

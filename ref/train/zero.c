@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The optimizer of ZeRO over the buckets of a DDP object. A bucket's elements are those of its parameters' matrices one after
- * the other; of them every data-parallel rank has one slice: of the gradient (complete there alone), of the state and
- * of the update. Then the slices are gathered, unless
- * the weights are shared out too. What an element becomes does not depend on who makes it. */
+/* The optimizer of ZeRO over the buckets of a DDP object. A bucket's elements are those of its parameters' matrices one
+ * after the other; of them every data-parallel rank has one slice: of the gradient (complete there alone), of the state
+ * and of the update. Then the slices are gathered, unless the weights are shared out too. What an element becomes does
+ * not depend on who makes it. */
 #include "ref/core/context.h"
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"

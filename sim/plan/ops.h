@@ -72,9 +72,9 @@ typedef enum ari_operation_pass {
 /** "forward". Static storage. */
 const char *ari_operation_pass_name(ari_operation_pass p);
 
-/* Dimensions of the mesh on which values are placed, outermost first. Context-parallel ranks are two of them: the places
- * of a ring, and the neighbours that exchange heads for positions (ar_parallel). Along a pipeline each rank has values
- * of its own: there only what several of them have, or have terms of, is placed. */
+/* Dimensions of the mesh on which values are placed, outermost first. Context-parallel ranks are two of them: the
+ * places of a ring, and the neighbours that exchange heads for positions (ar_parallel). Along a pipeline each rank has
+ * values of its own: there only what several of them have, or have terms of, is placed. */
 enum { ARI_AXIS_PP, ARI_AXIS_DP, ARI_AXIS_RING, ARI_AXIS_INNER, ARI_AXIS_TP, ARI_PLACED_AXES };
 /** "dp", "cp_ring". Static storage. */
 const char *ari_axis_name(int axis);
@@ -201,9 +201,9 @@ typedef struct ari_operation {
 
 typedef ar_status (*ari_operation_visitor)(void *user, const ari_operation *op);
 
-/** Visits what rank `rank` of the world does from its first weight to the end of its first step. A status of the visitor
- *  other than AR_OK ends the walk and is its result. The case is a legal one (ar_run_check).
- *  Errors: AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan). */
+/** Visits what rank `rank` of the world does from its first weight to the end of its first step. A status of the
+ *  visitor other than AR_OK ends the walk and is its result. The case is a legal one (ar_run_check). Errors:
+ *  AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan). */
 AR_NODISCARD ar_status ari_operations(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
 /** The same with one pass for all micro-batches of as many samples (ari_operation.times), but for the first, which has
  *  the exchanges of new weights. So no number of them costs anything. Errors: as above. */
@@ -211,9 +211,9 @@ AR_NODISCARD ar_status ari_operations_once(const ari_step_case *c, int rank, ari
 /** The same of rank 0 and all ranks of its pipeline together: outside of the passes one after the other; a pass goes
  *  through all stages. Errors: as above. */
 AR_NODISCARD ar_status ari_operations_pipeline(const ari_step_case *c, ari_operation_visitor visit, void *user);
-/** The same in parts: before the first step; one forward or backward pass of all samples through the rank's stages by the
- *  ranks that share them, the first since the weights changed; what is outside of the passes in a step. Together they hold every collective of
- *  a run, each as often as ari_call_often says. Errors: as above. */
+/** The same in parts: before the first step; one forward or backward pass of all samples through the rank's stages by
+ *  the ranks that share them, the first since the weights changed; what is outside of the passes in a step. Together
+ *  they hold every collective of a run, each as often as ari_call_often says. Errors: as above. */
 AR_NODISCARD ar_status ari_operations_start(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
 AR_NODISCARD ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass pass, int rank,
                                            ari_operation_visitor visit, void *user);
@@ -230,8 +230,8 @@ AR_NODISCARD ar_status ari_operations_buckets(const ari_step_case *c, int rank, 
 bool ari_step_recomputes(const ari_step_case *c, size_t layer);
 /** int64 that an exact sum of so many products takes (docs/numerics.md, section 2). */
 size_t ari_sum_limbs(size_t terms);
-/** Keys that the queries at [first, first + count) see, all together, of those before them and themselves; of a window's
- *  (0: none) as many at most. */
+/** Keys that the queries at [first, first + count) see, all together, of those before them and themselves; of a
+ *  window's (0: none) as many at most. */
 double ari_keys_seen(size_t first, size_t count, size_t window);
 /** Elements of the rank's own part of a value. */
 double ari_op_elements(const ari_op_value *v);

@@ -209,8 +209,8 @@ static bool gathers_tokens(ar_hop hop)
     return ari_walk_same(hop.from, ari_by_tokens) && is_whole(hop.to);
 }
 
-/* Of the layer's input or output: the tag is that of its first weight. Tokens that it gathers are multiplied next, but for
- * those that come for put-off gradients of weights, beside which nothing goes on. */
+/* Of the layer's input or output: the tag is that of its first weight. Tokens that it gathers are multiplied next, but
+ * for those that come for put-off gradients of weights, beside which nothing goes on. */
 static void around(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *x, ar_hop hop, ari_role role)
 {
     w->multiplied = gathers_tokens(hop) && !w->puts_off;

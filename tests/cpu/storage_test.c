@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels whose operands are in memory as bf16: the result of a slot is that of the same slot in fp32, which other files
- * compare with the scalar definitions, of the same numbers, rounded once. Rounding is done here by looking for the
- * nearest of the neighbouring bf16 numbers in binary64. */
+/* Kernels whose operands are in memory as bf16: the result of a slot is that of the same slot in fp32, which other
+ * files compare with the scalar definitions, of the same numbers, rounded once. Rounding is done here by looking for
+ * the nearest of the neighbouring bf16 numbers in binary64. */
 #include "tests/cpu/row_support.h"
 
 TestSuite(storage, .timeout = 300);
@@ -12,8 +12,8 @@ static float plain_wide(uint16_t half)
     return ari_float32((uint32_t)half << 16);
 }
 
-/* The nearer of the two bf16 numbers that x lies between; of two equally near ones the one whose last bit is 0; beyond the
- * largest by half a step or more, infinity. */
+/* The nearer of the two bf16 numbers that x lies between; of two equally near ones the one whose last bit is 0; beyond
+ * the largest by half a step or more, infinity. */
 static uint16_t plain_narrow(float x)
 {
     const uint16_t sign = signbit(x) ? 0x8000u : 0;
@@ -173,7 +173,8 @@ static void take_halves(stored_values v)
         v.wide[i] = plain_wide(v.half[i]);
 }
 
-/* To sums of each kind that hold something already: dgamma's terms are not rounded, those of a bias are what is stored. */
+/* To sums of each kind that hold something already: dgamma's terms are not rounded, those of a bias are what is
+ * stored. */
 static void check_backward_sums(bool exact, size_t h)
 {
     ar_device d = test_device(2);
@@ -321,8 +322,8 @@ Test(storage, rows_of_bf16_are_selected_by_their_bits_and_added_up_in_fp32)
     free_stored(w), free_stored(y), free_stored(terms);
 }
 
-/* c (+)= a b^T in binary64, of matrices that are cut into pieces in every dimension. fp32 sums are within k*2^-24 of the
- * sum of magnitudes, and what is stored within 2^-8 of the value. */
+/* c (+)= a b^T in binary64, of matrices that are cut into pieces in every dimension. fp32 sums are within k*2^-24 of
+ * the sum of magnitudes, and what is stored within 2^-8 of the value. */
 static void check_product(ar_device *d, size_t m, size_t n, size_t k, bool add, bool turned, ar_dtype result)
 {
     const stored_values a = new_stored(m * k, ORDINARY, 17), b = new_stored(n * k, ORDINARY, 18);

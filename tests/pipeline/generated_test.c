@@ -137,7 +137,8 @@ static void interleaved(const schedule_case *c)
     }
 }
 
-/* arXiv:2401.10241, table 2: ranks wait (p-1)(F+I-W), where W takes no longer than F. No rank has more than the first one of 1F1B. */
+/* arXiv:2401.10241, table 2: ranks wait (p-1)(F+I-W), where W takes no longer than F. No rank has more than the first
+ * one of 1F1B. */
 static void zero_bubble(const schedule_case *c)
 {
     const ar_pp_run run = run_of(c, (ar_pp_times){1, 1, 1, 0}), uneven = run_of(c, (ar_pp_times){1, 1.25, 0.75, 0});

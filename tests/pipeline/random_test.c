@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random schedules, legal ones and ones with a change in one place, against rules of the tests' own: what they let pass is
- * taken, and nothing else. */
+/* Random schedules, legal ones and ones with a change in one place, against rules of the tests' own: what they let pass
+ * is taken, and nothing else. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>

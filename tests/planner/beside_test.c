@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The planner's queue beside the main one against closed forms by hand: K chunks of t_a and t_g take
- * t_a + (K-1) max(t_a, t_g) + t_g where they are gathered, and the same with the two exchanged where they are scattered. */
+ * t_a + (K-1) max(t_a, t_g) + t_g where they are gathered, and the same with the two exchanged where they are
+ * scattered. */
 #include <criterion/criterion.h>
 #include <math.h>
 

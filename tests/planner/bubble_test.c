@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What pipelines of equal stages wait and keep when they run in virtual time, against the closed forms of their papers. */
+/* What pipelines of equal stages wait and keep when they run in virtual time, against the closed forms of their
+ * papers. */
 #include <criterion/criterion.h>
 #include <math.h>
 

@@ -247,8 +247,8 @@ static void of_blocks_of_scores_is_what_each_rank_counts(void)
     }
 }
 
-/* A wide middle of the MLP, or wide tokens, so that what linear layers scatter or gather in chunks makes the peak: forward
- * alone, then both passes, of one sample and of several, with a shorter last chunk and without. */
+/* A wide middle of the MLP, or wide tokens, so that what linear layers scatter or gather in chunks makes the peak:
+ * forward alone, then both passes, of one sample and of several, with a shorter last chunk and without. */
 static void of_chunks_beside_products_is_what_each_rank_counts(void)
 {
     enum { SEQ = 28, WIDE = 96, NARROW = 4 };
@@ -282,8 +282,8 @@ static void of_chunks_beside_products_is_what_each_rank_counts(void)
     }
 }
 
-/* A table so wide that adding up its rows makes the peak: in place, or of 16 bits in fp32 beside the rows' gradients, which
- * are gathered or moved first, or copied. */
+/* A table so wide that adding up its rows makes the peak: in place, or of 16 bits in fp32 beside the rows' gradients,
+ * which are gathered or moved first, or copied. */
 static void of_a_wide_table_is_what_each_rank_counts(void)
 {
     enum { SEQ = 4, STYLES = 3 };

@@ -285,8 +285,8 @@ static void an_all_reduce_takes_its_closed_form(void)
     cr_expect(fabs(ari_links_call(&l, ARI_CALL_ALL_REDUCE, 33554432, 2) / by_hand - 1.0) < 1e-12);
 }
 
-/* What a rank sends for a layer of b 2, s 4096, h 4096 over tp=8, in elements of 16 bits: forward 4 all-reduces' halves,
- * backward as many, and with sp two more gathers. */
+/* What a rank sends for a layer of b 2, s 4096, h 4096 over tp=8, in elements of 16 bits: forward 4 all-reduces'
+ * halves, backward as many, and with sp two more gathers. */
 static void a_layer_moves_what_the_founding_documents_count(void)
 {
     static const double elements[] = {234881024, 293601280};
@@ -307,8 +307,8 @@ static void a_layer_moves_what_the_founding_documents_count(void)
     }
 }
 
-/* Without transfers: (p - 1) / m of the rest, by as many stages as a rank takes turns with; in zero bubble W fills a part
- * of it, less than all. */
+/* Without transfers: (p - 1) / m of the rest, by as many stages as a rank takes turns with; in zero bubble W fills a
+ * part of it, less than all. */
 static void a_pipeline_of_equal_stages_waits_as_its_formula_says(void)
 {
     static const struct {
@@ -338,8 +338,9 @@ static void a_pipeline_of_equal_stages_waits_as_its_formula_says(void)
     }
 }
 
-/* Under GPipe only those are exposed with which the pipeline fills and drains, p - 1 each way. Under 1F1B a rank also waits
- * for the gradient of what it sent, because it holds no more micro-batches than make up for the passes of others. */
+/* Under GPipe only those are exposed with which the pipeline fills and drains, p - 1 each way. Under 1F1B a rank also
+ * waits for the gradient of what it sent, because it holds no more micro-batches than make up for the passes of
+ * others. */
 static void transfers_between_stages_are_hidden_as_far_as_the_schedule_lets_them(void)
 {
     const ar_config c = config_of("stack-4.8b");

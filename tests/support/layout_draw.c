@@ -39,8 +39,8 @@ static size_t unit_of(const ar_parallel *p)
     return p->zigzag && unit % chunks != 0 ? 2 * unit : unit;
 }
 
-/* In chunks, of which the last may be shorter, of longer sequences. By numbers of its own, so that it changes nothing else
- * of a seed's draw. */
+/* In chunks, of which the last may be shorter, of longer sequences. By numbers of its own, so that it changes nothing
+ * else of a seed's draw. */
 static void draw_overlap(layout_draw *d)
 {
     ar_parallel *p = &d->parallel;
@@ -66,8 +66,8 @@ static void draw_stages(ar_stages *given, uint64_t *s, int stages, size_t *layer
         *layers = given->layers[0] = 1;
 }
 
-/* A pipeline in three of four draws, of few layers, and how ZeRO shares out what the ranks of dp hold. By numbers of its
- * own, so that it changes nothing else. */
+/* A pipeline in three of four draws, of few layers, and how ZeRO shares out what the ranks of dp hold. By numbers of
+ * its own, so that it changes nothing else. */
 static void draw_pipeline(layout_draw *d, uint64_t *s)
 {
     static const int ranks[] = {1, 2, 2, 2, 2, 3, 3, 4};

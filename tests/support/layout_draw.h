@@ -52,8 +52,8 @@ typedef struct layout_draw {
 void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed);
 /** All of it in one line. */
 void layout_draw_text(char *out, size_t cap, const layout_draw *d);
-/** A check of the draw's model under its layout, with the losses and batches of the command: exact, or below fp32 native.
- *  Gives; ar_check_report_destroy. */
+/** A check of the draw's model under its layout, with the losses and batches of the command: exact, or below fp32
+ *  native. Gives; ar_check_report_destroy. */
 AR_NODISCARD ar_status layout_draw_check(ar_check_report **gives, const layout_draw *d, ar_precision precision,
                                          ar_fault fault);
 /** AR_OK: same tensors, hashes, losses and predicted bytes. Errors: AR_ERR_DATA with what differs first, or what
@@ -77,23 +77,22 @@ typedef struct layout_histogram {
 void layout_histogram_add(layout_histogram *h, const layout_draw *d);
 void layout_histogram_print(const layout_histogram *h, FILE *to);
 /** At least 60 % of the draws have tp > 1, 30 % sequence parallelism, 15 % collectives in chunks beside products (some
- *  with a shorter last one), 20 % replicas of KV heads, 20 % uneven dp, 20 % ZeRO, 15 % a sliding window shorter than the
- *  sequence, 15 % selective and 15 % full recomputation, 15 % label smoothing, 15 % z-loss, 5 % Llama 3's rotary
- *  frequencies, 5 % ranks without
- *  samples. */
+ *  with a shorter last one), 20 % replicas of KV heads, 20 % uneven dp, 20 % ZeRO, 15 % a sliding window shorter than
+ *  the sequence, 15 % selective and 15 % full recomputation, 15 % label smoothing, 15 % z-loss, 5 % Llama 3's rotary
+ *  frequencies, 5 % ranks without samples. */
 bool layout_histogram_is_wide(const layout_histogram *h);
 /** Of draws with contexts: at least 60 % have a ring, 30 % zigzag, 40 % inner neighbours, 20 % both, 40 % tp > 1, 20 %
  *  sequence parallelism, 20 % replicas of KV heads, 30 % dp > 1, 10 % ZeRO, 20 % a sliding window, 30 % packed
  *  documents. */
 bool layout_histogram_has_contexts(const layout_histogram *h);
 /** Of draws with stages: at least 70 % have a pipeline, 10 % each schedule, 10 % given layers, 20 % fewer micro-batches
- *  than ranks of the pipeline, 15 % a tied head, 20 % tp > 1, 30 % dp > 1, 10 % each stage of ZeRO, 15 % context-parallel ranks, 15 %
- *  recomputation. */
+ *  than ranks of the pipeline, 15 % a tied head, 20 % tp > 1, 30 % dp > 1, 10 % each stage of ZeRO, 15 %
+ *  context-parallel ranks, 15 % recomputation. */
 bool layout_histogram_has_stages(const layout_histogram *h);
 
-/** Runs `draws` draws of a kind from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed, and
- *  ANYRANK_TEST_DRAWS. Each failure is one paragraph on `to`, which says how to run its draw alone; then the histogram.
- *  Returns the number of failures; one more where the draws were not asked for and do not cover enough. */
+/** Runs `draws` draws of a kind from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed,
+ *  and ANYRANK_TEST_DRAWS. Each failure is one paragraph on `to`, which says how to run its draw alone; then the
+ *  histogram. Returns the number of failures; one more where the draws were not asked for and do not cover enough. */
 int layout_draws_run(layout_draw_kind kind, uint64_t first, int draws, FILE *to);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pipelines of equal stages run in virtual time, and what the papers' closed forms say of them. Computation is slow beside
- * transfers, and the model has blocks alone, so that no stage has an embedding or a head. */
+/* Pipelines of equal stages run in virtual time, and what the papers' closed forms say of them. Computation is slow
+ * beside transfers, and the model has blocks alone, so that no stage has an embedding or a head. */
 #ifndef TESTS_SUPPORT_PIPELINE_MEASURE_H
 #define TESTS_SUPPORT_PIPELINE_MEASURE_H
 
@@ -31,8 +31,8 @@ static inline pipeline_case pipeline_case_of(int i)
                            .micro_batches = 4 << i / PIPELINE_KINDS / 2};
 }
 
-/* Bytes are small beside those of blocks where stages only hand values on: what a rank has received ahead is left out of
- * the formulas. */
+/* Bytes are small beside those of blocks where stages only hand values on: what a rank has received ahead is left out
+ * of the formulas. */
 static inline void pipeline_measure(pipeline_measured *m, const pipeline_case *c)
 {
     static const ar_sim_cluster slow = {.inside = {1e-9, 1e15}, .flops = 1e6};
@@ -70,8 +70,8 @@ static inline void pipeline_measure(pipeline_measured *m, const pipeline_case *c
         m->kept[r] = (double)memory[r].stored;
 }
 
-/* Multiply-adds of a micro-batch in all blocks, forward: of products with weights, whose two gradients take as many each,
- * and of attention, of which each of its two products has two gradients. A causal query sees half of the keys. */
+/* Multiply-adds of a micro-batch in all blocks, forward: of products with weights, whose two gradients take as many
+ * each, and of attention, of which each of its two products has two gradients. A causal query sees half of the keys. */
 static inline void pipeline_work(double *linear, double *attention)
 {
     const double h = PIPELINE_HIDDEN, f = PIPELINE_FFN, s = PIPELINE_SEQ;
@@ -79,8 +79,8 @@ static inline void pipeline_work(double *linear, double *attention)
     *attention = PIPELINE_LAYERS * 2.0 * h * s * (s + 1.0) / 2.0;
 }
 
-/* Share of the computing time: (p - 1) / (m v) of equal stages (Narayanan et al. 2021, arXiv:2104.04473, section 2.2), in
- * ZB-H1 (p - 1) (F + I - W) / (m (F + I + W)) (Qi et al. 2023, arXiv:2401.10241, table 2). */
+/* Share of the computing time: (p - 1) / (m v) of equal stages (Narayanan et al. 2021, arXiv:2104.04473, section 2.2),
+ * in ZB-H1 (p - 1) (F + I - W) / (m (F + I + W)) (Qi et al. 2023, arXiv:2401.10241, table 2). */
 static inline double pipeline_bubble(const pipeline_case *c)
 {
     double linear = 0.0, attention = 0.0;

@@ -34,8 +34,8 @@ typedef struct rank_run_options {
     void *const *tap_user;         /* [ranks] */
 } rank_run_options;
 
-/** Runs fn on `ranks` simulated ranks, each with a device, of one thread on the CPU, and a context of its own. The first rank's
- *  error, with its message in ar_error_message. */
+/** Runs fn on `ranks` simulated ranks, each with a device, of one thread on the CPU, and a context of its own. The
+ *  first rank's error, with its message in ar_error_message. */
 AR_NODISCARD ar_status rank_run(const rank_run_options *o, rank_fn fn, void *user);
 
 /** This rank of the context's tensor-parallel group, and how many there are. */

@@ -245,7 +245,8 @@ Test(golden, files_are_the_same_bytes_on_any_number_of_ranks)
     }
 }
 
-/* Documents of 1 to 12 tokens, cut by chunks of 1 to 14: a ring, a zigzag, heads against positions, all with tp and dp. */
+/* Documents of 1 to 12 tokens, cut by chunks of 1 to 14: a ring, a zigzag, heads against positions, all with tp and
+ * dp. */
 static const struct {
     const char *name;
     ar_parallel p;

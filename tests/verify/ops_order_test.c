@@ -60,7 +60,8 @@ Test(ops_order, micro_batches_that_do_the_same_can_be_visited_once)
     }
 }
 
-/* A schedule cuts passes in two, and has another order; it neither adds calls nor leaves any out, up to the step's end. */
+/* A schedule cuts passes in two, and has another order; it neither adds calls nor leaves any out, up to the step's
+ * end. */
 Test(ops_order, schedules_have_the_same_calls_in_another_order)
 {
     const ar_config c = config_of(LLAMA(31, 24, 36, 4, 24, 12, 4, true));

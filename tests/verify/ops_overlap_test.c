@@ -198,7 +198,8 @@ static ar_status add_put_off(void *user, const ari_operation *op)
     return AR_OK;
 }
 
-/* Zero bubble: q, k and v's common input, and gate and up's, come again for each of the rank's layers and micro-batches. */
+/* Zero bubble: q, k and v's common input, and gate and up's, come again for each of the rank's layers and
+ * micro-batches. */
 Test(ops_overlap, inputs_come_whole_for_put_off_gradients)
 {
     const ar_config c = config_of(MODEL);

@@ -322,7 +322,8 @@ static void masks_across_documents_are_told_from_boundaries_elsewhere(void)
 
 /* --- order -------------------------------------------------------------------------------------------------------- */
 
-/* Tokens of places one after the other: chunks r and 2n-1-r of 2n; back: the sequence's order, where places' is wanted. */
+/* Tokens of places one after the other: chunks r and 2n-1-r of 2n; back: the sequence's order, where places' is
+ * wanted. */
 static float zigzagged(const world *w, int places, size_t i, bool back)
 {
     const size_t n = 2 * (size_t)places, chunk = w->shape[1] / n, token = i / w->shape[2] % w->shape[1];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One layout of a check: under as many schedules as are asked for, again where a difference asks for it, with its dump. */
+/* One layout of a check: under as many schedules as are asked for, again where a difference asks for it, with its
+ * dump. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

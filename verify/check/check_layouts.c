@@ -8,9 +8,9 @@ typedef struct choice {
     ar_parallel first, otherwise;
 } choice;
 
-/* Each kind of parallelism alone, tensor parallelism beyond the KV heads, and several kinds together. Heads that divide by
- * 3 take the second list: ranks that are no power of two. A sequence that does not divide by 3 cannot be spread over 3
- * ranks; then over 4 or 2. */
+/* Each kind of parallelism alone, tensor parallelism beyond the KV heads, and several kinds together. Heads that divide
+ * by 3 take the second list: ranks that are no power of two. A sequence that does not divide by 3 cannot be spread over
+ * 3 ranks; then over 4 or 2. */
 static const choice powers_of_two[] = {
     {.first = {.tp = 1}},
     {.first = {.tp = 2}},
@@ -108,7 +108,8 @@ typedef struct sweep {
     int pipelines; /* meshes with one */
 } sweep;
 
-/* Every legal form of a mesh: with and without sp, two micro-batches, ZeRO and zigzag, as far as they mean something. */
+/* Every legal form of a mesh: with and without sp, two micro-batches, ZeRO and zigzag, as far as they mean
+ * something. */
 static void add_forms(sweep *s, const ar_parallel *mesh)
 {
     const bool ring = mesh->cp > mesh->cp_inner;

@@ -453,7 +453,8 @@ size_t ari_block_of(size_t n, size_t from, size_t to, size_t *which);
  * AR_ERR_OVERFLOW, those of reading a dump. */
 typedef ar_status (*ari_measure)(ari_trace *t, const ari_case *c);
 
-/* Copies of ranks; the same where no one copy of all shows it as well; all of a tensor in one copy; a box of a tensor. */
+/* Copies of ranks; the same where no one copy of all shows it as well; all of a tensor in one copy; a box of a
+ * tensor. */
 enum { ARI_RANKS = 1, ARI_VALUES = 2, ARI_WHOLE = 4, ARI_BOX = 8 };
 
 /* Every ari_measure_, the highest confidence of what it finds, and what it looks at. From that confidence on none that
@@ -548,8 +549,8 @@ void ari_view_fini(ari_view *v);
 /* The best trace of a tensor in one copy, or of copies of ranks; cause NULL: none. Errors: those of the measures. */
 AR_NODISCARD ar_status ari_look_at_whole(ari_trace *best, const ari_case *c);
 AR_NODISCARD ar_status ari_look_at_ranks(ari_trace *best, const ari_case *c);
-/* What copies of ranks say is reported where it is about as sure, for it names ranks; not so of zeros that all ranks have
- * alike. */
+/* What copies of ranks say is reported where it is about as sure, for it names ranks; not so of zeros that all ranks
+ * have alike. */
 static inline bool ari_ranks_say_more(const ari_trace *ranks, const ari_trace *whole, const ari_case *c)
 {
     const bool alike = ranks->kind == ARI_FOUND_ZERO && c->survey.disagree == 0 && c->survey.whole;

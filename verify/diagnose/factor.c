@@ -231,7 +231,7 @@ static void ask_others(const ari_case *c, double factor, size_t *same, size_t *a
     }
 }
 
-/* --- a factor of each stage of a pipeline ---------------------------------------------------------------------------- */
+/* --- a factor of each stage of a pipeline ------------------------------------------------------------------------- */
 
 enum { MOST_LAYERS = 512, LEVELS_SAID = 6 };
 
@@ -277,8 +277,8 @@ static size_t factors_of_layers(double *factor, const ari_case *c)
     return n;
 }
 
-/* Runs of layers with one factor, the last layers first: where there are several, stages multiply the gradient that they
- * pass on; by one number each time, where the runs' factors are geometric. */
+/* Runs of layers with one factor, the last layers first: where there are several, stages multiply the gradient that
+ * they pass on; by one number each time, where the runs' factors are geometric. */
 static void look_at_stages(ari_trace *t, const ari_case *c)
 {
     double factor[MOST_LAYERS], ratio = 0.0, before = 0.0;
@@ -479,8 +479,8 @@ static int vocabularies(const ari_case *c, double value, double ref)
     return 0;
 }
 
-/* The count that the sum over `targets` was divided by, if it is an integer but for the rounding of both losses, and such
- * an integer says something; 0: it is not. */
+/* The count that the sum over `targets` was divided by, if it is an integer but for the rounding of both losses, and
+ * such an integer says something; 0: it is not. */
 static size_t count_of_loss(size_t targets, double value, double ref)
 {
     const double n = (double)targets * ref / value, unsure = 0x1p-22 * n;

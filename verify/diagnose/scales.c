@@ -253,7 +253,8 @@ static ar_status measure_ids(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
-/* Whether all that each data-parallel or context-parallel rank holds, or each of both kinds, has a factor of its own. */
+/* Whether all that each data-parallel or context-parallel rank holds, or each of both kinds, has a factor of its
+ * own. */
 static bool are_means_of_ranks(ari_trace *t, const ari_case *c)
 {
     static const struct {
@@ -474,8 +475,8 @@ static size_t band_of(const ari_grid *g, const float *probs)
     return width;
 }
 
-/* The factor k of softmax(k x) against softmax(x): within a row the logarithms differ by k times as much, less a constant.
- * 0: none holds. */
+/* The factor k of softmax(k x) against softmax(x): within a row the logarithms differ by k times as much, less a
+ * constant. 0: none holds. */
 static double factor_of_scores(const ari_case *c)
 {
     const ari_grid *g = &c->grid;

@@ -19,7 +19,7 @@ ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t)
     return ar_queue_sync(c->queue, 0);
 }
 
-/* --- 16-bit numbers as the host has them --------------------------------------------------------------------------- */
+/* --- 16-bit numbers as the host has them -------------------------------------------------------------------------- */
 
 static void widen(float *to, const uint16_t *from, size_t n)
 {
@@ -70,7 +70,7 @@ ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_tensor *t)
     return st;
 }
 
-/* --- tensors as the host reads them ---------------------------------------------------------------------------------- */
+/* --- tensors as the host reads them ------------------------------------------------------------------------------- */
 
 static ar_status get(ar_ctx *c, void *host, const ar_tensor *t)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention in blocks of rows, so that no matrix of all scores exists. The backward pass computes the probabilities
- * again, from each row's maximum and sum (Dao et al. 2022, arXiv:2205.14135; the sums are exact: docs/numerics.md, section
- * 4). */
+ * again, from each row's maximum and sum (Dao et al. 2022, arXiv:2205.14135; the sums are exact: docs/numerics.md,
+ * section 4). */
 #include "ref/layers/attention/core.h"
 
 #include "anyrank/trace.h"
@@ -134,8 +134,8 @@ static ar_status block_by_values(const pass *p, const ar_tensor *y, const ar_par
     return AR_OK;
 }
 
-/* The work of `n` products of the scores that order leaves, for virtual time: what a block computes besides at its edge,
- * and what it computes again, is the device's own business. */
+/* The work of `n` products of the scores that order leaves, for virtual time: what a block computes besides at its
+ * edge, and what it computes again, is the device's own business. */
 static void count_work(const pass *p, double n)
 {
     const double heads = (double)(p->matrices * p->group);

@@ -6,17 +6,17 @@
 
 #include "ref/layers/parts.h"
 
-/* Chunk i is the positions [i * each, (i + 1) * each) of the ones that each rank has of every sample; the last has what is
- * left. Its rows in chunk order are those of rank 0, then of rank 1, ..; of each sample by sample: as an all-gather gives
- * them, and a reduce-scatter takes them. */
+/* Chunk i is the positions [i * each, (i + 1) * each) of the ones that each rank has of every sample; the last has what
+ * is left. Its rows in chunk order are those of rank 0, then of rank 1, ..; of each sample by sample: as an all-gather
+ * gives them, and a reduce-scatter takes them. */
 typedef struct ari_chunks {
     size_t n; /* 1: nothing is cut */
     size_t ranks, samples;
     size_t own, each; /* positions: of a rank; of a chunk */
 } ari_chunks;
 
-/** How x [.., s, f] of all positions, or (own) the rank's part of it, is cut: into ctx->overlap chunks of equal length, or
- *  as many as have a position. One, where the context has no overlap or no sequence parallelism. */
+/** How x [.., s, f] of all positions, or (own) the rank's part of it, is cut: into ctx->overlap chunks of equal length,
+ *  or as many as have a position. One, where the context has no overlap or no sequence parallelism. */
 ari_chunks ari_chunks_of(const ar_ctx *ctx, const ar_tensor *x, bool own);
 /** The positions of chunk i. */
 size_t ari_chunk_positions(const ari_chunks *c, size_t i);
@@ -30,15 +30,15 @@ AR_NODISCARD ar_status ari_chunk_put(ar_ctx *ctx, const ari_chunks *c, const ar_
 /** rows [tokens, f] = t [.., s, f] in chunk order, chunk by chunk: memory of the step. */
 AR_NODISCARD ar_status ari_chunk_order(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, const ar_tensor *t);
 
-/* An all-gather of x, the own positions, in chunks, on the queue of ari_ctx_beside: chunk i + 1 comes while the context's
- * queue works on chunk i. It takes memory for two chunks. An object of the step. */
+/* An all-gather of x, the own positions, in chunks, on the queue of ari_ctx_beside: chunk i + 1 comes while the
+ * context's queue works on chunk i. It takes memory for two chunks. An object of the step. */
 typedef struct ari_gathering ari_gathering;
-/** Enqueues the first chunk. x, which is borrowed, stays until the last has come. Collective over tp, as is what follows.
- *  Errors: what memory, device, queue and communicator give. */
+/** Enqueues the first chunk. x, which is borrowed, stays until the last has come. Collective over tp, as is what
+ *  follows. Errors: what memory, device, queue and communicator give. */
 AR_NODISCARD ar_status ari_gather_begin(ar_ctx *ctx, ari_gathering **gives, const ar_tensor *x, const ari_chunks *c,
                                         const char *tag);
-/** Rows of chunk i, in their turn from 0 on, once the context's queue has waited for them; the chunk after it is enqueued.
- *  Until the next call. Errors: also the first one of the queue. */
+/** Rows of chunk i, in their turn from 0 on, once the context's queue has waited for them; the chunk after it is
+ *  enqueued. Until the next call. Errors: also the first one of the queue. */
 AR_NODISCARD ar_status ari_gather_chunk(ar_ctx *ctx, ari_gathering *g, size_t i, ar_tensor *rows);
 /** Ends it, once all has come. */
 void ari_gather_end(ar_ctx *ctx, ari_gathering *g);

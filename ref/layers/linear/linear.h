@@ -48,8 +48,8 @@ void ari_linear_fini(ari_linear *l);
  *  placed as the split says; the parts of a group share what x is made. */
 AR_NODISCARD ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                           ar_activation act, ar_tensor *z);
-/* The input of the layer whose backward pass comes next, gathered for the gradients of its weights (ar_parallel.overlap)
- * behind the products of the one before it. Of a backward pass of both; {.next}: not begun. */
+/* The input of the layer whose backward pass comes next, gathered for the gradients of its weights
+ * (ar_parallel.overlap) behind the products of the one before it. Of a backward pass of both; {.next}: not begun. */
 typedef struct ari_ahead {
     ari_linear *next;
     struct ari_gathering *gathering; /* an object of the step; NULL: not under way */
@@ -65,15 +65,15 @@ static inline bool ari_is_rowwise(const ar_linear_split *s)
     return s->style == AR_STYLE_ROWWISE;
 }
 
-/** Where the kernel that makes the dY of ahead->next adds its columns up: sum[i] of part i's bias, and ahead says that it
- *  does. Where there are no biases, or they have not met dY as it will be given, no sum is wanted. */
+/** Where the kernel that makes the dY of ahead->next adds its columns up: sum[i] of part i's bias, and ahead says that
+ *  it does. Where there are no biases, or they have not met dY as it will be given, no sum is wanted. */
 AR_NODISCARD ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_PARTS], ari_ahead *ahead);
-/** Keeps what ari_linear_forward keeps of the same x, and makes no y: ar_module_ops.again of a module that ends with the
- *  layer. */
+/** Keeps what ari_linear_forward keeps of the same x, and makes no y: ar_module_ops.again of a module that ends with
+ *  the layer. */
 AR_NODISCARD ar_status ari_linear_again(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x);
 /** dx from dy [.., left_total], placed as the gradients of x and y, tapped as `name` (dx NULL: neither computed nor
- *  tapped); then the gradients of the biases and the weights, in order. What a sample is of a 2-D input says ar_ctx_samples.
- *  ahead: begins, for another layer than l, or (l itself) is what has begun; NULL: neither. */
+ *  tapped); then the gradients of the biases and the weights, in order. What a sample is of a 2-D input says
+ *  ar_ctx_samples. ahead: begins, for another layer than l, or (l itself) is what has begun; NULL: neither. */
 AR_NODISCARD ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_tensor *dy, const char *name, ari_ahead *ahead);
 /** Columns of a y that leaves that belong to weight i, as a view. */

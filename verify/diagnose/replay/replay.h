@@ -20,8 +20,9 @@ const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, a
  *  activations alone has none. NULL: none. */
 const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, const char *kind);
 
-/** The reference's forward values of `width` features (or of several heads side by side that have as many each) that the
- *  case's module may have read: those of its layer and the one before, then those outside of layers; returns how many, at most `most`. */
+/** The reference's forward values of `width` features (or of several heads side by side that have as many each) that
+ *  the case's module may have read: those of its layer and the one before, then those outside of layers; returns how
+ *  many, at most `most`. */
 size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case *c, size_t width);
 
 /* A table that rows are looked up in. */
@@ -57,8 +58,8 @@ void ari_probe_choose(ari_probe *p, const ari_case *c);
  *  reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t in);
 void ari_probe_fini(ari_probe *p);
-/** Rows of a forward value [b, s, ..] that belong to the probe's sample, as [s][*width]; *held: it has such rows, and the
- *  other dump's are right. */
+/** Rows of a forward value [b, s, ..] that belong to the probe's sample, as [s][*width]; *held: it has such rows, and
+ *  the other dump's are right. */
 AR_NODISCARD ar_status ari_probe_read_input(float **gives, size_t *width, bool *held, const ari_probe *p,
                                             const ar_dump_tensor *t);
 /** Sets what token k's features become where the last layer reads x. */
