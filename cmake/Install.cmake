@@ -82,7 +82,7 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/anyrankConfig.cmake.in
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/package/anyrankConfigVersion.cmake
   COMPATIBILITY SameMajorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/package/anyrankConfig.cmake ${CMAKE_BINARY_DIR}/package/anyrankConfigVersion.cmake
-  ${CMAKE_CURRENT_LIST_DIR}/FindBLIS.cmake DESTINATION ${package_dir})
+  ${CMAKE_CURRENT_LIST_DIR}/FindBLIS.cmake ${CMAKE_CURRENT_LIST_DIR}/FindJansson.cmake DESTINATION ${package_dir})
 
 # --- pkg-config ----------------------------------------------------------------------------------------------------------
 # Sets `result` to the linker's flags for a library given as a path.
@@ -95,7 +95,10 @@ function(link_flags result library)
   endif()
   set(${result} ${flags} PARENT_SCOPE)
 endfunction()
-link_flags(private_libs ${BLIS_LIBRARY})
+foreach(library IN ITEMS ${BLIS_LIBRARY} ${JANSSON_LIBRARY})
+  link_flags(flags ${library})
+  string(APPEND private_libs " ${flags}")
+endforeach()
 if(uses_openmp)
   foreach(name IN LISTS OpenMP_C_LIB_NAMES)
     link_flags(flags ${OpenMP_${name}_LIBRARY})

@@ -68,7 +68,7 @@ typedef struct sink {
 
 static ar_status put(sink *s, const void *data, size_t bytes)
 {
-    AR_TRY(ari_sha256_update(s->hash, data, bytes));
+    ari_sha256_update(s->hash, data, bytes);
     return ar_st_writer_put(s->writer, s->index, data, bytes);
 }
 
@@ -174,21 +174,20 @@ done:
 
 static ar_status write_file(ari_rs_folder *d, ari_rs *r, const ari_rs_contents *c)
 {
-    ari_sha256 hash = {NULL};
+    ari_sha256 hash;
     ar_st_writer *w = NULL;
     ar_status st = AR_OK;
     char hex[65];
-    AR_TRY(ari_sha256_init(&hash));
+    ari_sha256_init(&hash);
     AR_TRY_TO(done, st, open_writer(&w, d, c));
     AR_TRY_TO(done, st, copy_items(r, w, c, &hash));
-    AR_TRY_TO(done, st, ari_sha256_final(&hash, hex));
+    ari_sha256_final(&hash, hex);
     st = ar_st_writer_commit(w);
     w = NULL;
     if (st == AR_OK)
         st = ari_rs_folder_add(d, c->file, hex);
 done:
     ar_st_writer_discard(w);
-    ari_sha256_drop(&hash);
     return st;
 }
 

@@ -25,9 +25,9 @@
 
 /* --- the request -------------------------------------------------------------------------------------------------- */
 
-static ar_status hash_text(ari_sha256 *h, const char *text)
+static void hash_text(ari_sha256 *h, const char *text)
 {
-    return ari_sha256_update(h, text, strlen(text) + 1);
+    ari_sha256_update(h, text, strlen(text) + 1);
 }
 
 /* What tells that a file is the one of the former run: reading it all would take as long as writing. */
@@ -39,17 +39,18 @@ static ar_status hash_file_state(ari_sha256 *h, const char *path)
         return ari_out_fail("find", path);
     snprintf(text, sizeof text, "%jd %jd.%09ld", (intmax_t)s.st_size, (intmax_t)s.st_mtim.tv_sec,
              (long)s.st_mtim.tv_nsec);
-    return hash_text(h, text);
+    hash_text(h, text);
+    return AR_OK;
 }
 
 static ar_status hash_tensor(ari_sha256 *h, const ar_dump_tensor *t)
 {
-    AR_TRY(hash_text(h, t->name));
-    AR_TRY(hash_text(h, ar_dtype_name(t->dtype)));
-    AR_TRY(ari_sha256_update(h, t->shape, (size_t)t->ndim * sizeof t->shape[0]));
+    hash_text(h, t->name);
+    hash_text(h, ar_dtype_name(t->dtype));
+    ari_sha256_update(h, t->shape, (size_t)t->ndim * sizeof t->shape[0]);
     for (size_t i = 0; i < t->parts; i++) {
         AR_TRY(hash_file_state(h, t->part[i].file));
-        AR_TRY(ari_sha256_update(h, &t->part[i].rank, sizeof t->part[i].rank));
+        ari_sha256_update(h, &t->part[i].rank, sizeof t->part[i].rank);
     }
     return AR_OK;
 }
@@ -58,27 +59,23 @@ static ar_status hash_contents(ari_sha256 *h, const char *path)
 {
     unsigned char *data = NULL;
     size_t bytes = 0;
-    if (!path)
-        return hash_text(h, "");
-    AR_TRY(ari_file_read(&data, &bytes, path, ARI_RS_SMALL_BYTES));
-    const ar_status st = ari_sha256_update(h, data, bytes);
+    if (path)
+        AR_TRY(ari_file_read(&data, &bytes, path, ARI_RS_SMALL_BYTES));
+    ari_sha256_update(h, path ? (const void *)data : "", path ? bytes : 1);
     free(data);
-    return st;
+    return AR_OK;
 }
 
 static ar_status hash_input(char hex[65], const ari_rs *r)
 {
-    ari_sha256 h = {NULL};
-    ar_status st = AR_OK;
-    AR_TRY(ari_sha256_init(&h));
-    AR_TRY_TO(done, st, hash_contents(&h, r->config_path));
-    AR_TRY_TO(done, st, hash_contents(&h, r->o->map));
+    ari_sha256 h;
+    ari_sha256_init(&h);
+    AR_TRY(hash_contents(&h, r->config_path));
+    AR_TRY(hash_contents(&h, r->o->map));
     for (size_t i = 0; i < r->tensors; i++)
-        AR_TRY_TO(done, st, hash_tensor(&h, r->tensor[i].from));
-    st = ari_sha256_final(&h, hex);
-done:
-    ari_sha256_drop(&h);
-    return st;
+        AR_TRY(hash_tensor(&h, r->tensor[i].from));
+    ari_sha256_final(&h, hex);
+    return AR_OK;
 }
 
 static ar_status make_request(json_t **gives, const ari_rs *r)
@@ -274,25 +271,21 @@ static bool same_header(const ar_st_file *st, const ari_rs_contents *c)
     return same;
 }
 
-static ar_status hash_data(char hex[65], ari_rs *r, const ar_st_file *st, const ari_rs_contents *c)
+static void hash_data(char hex[65], ari_rs *r, const ar_st_file *st, const ari_rs_contents *c)
 {
     const size_t step = (size_t)8 << 20;
-    ari_sha256 h = {NULL};
-    ar_status status = AR_OK;
-    AR_TRY(ari_sha256_init(&h));
+    ari_sha256 h;
+    ari_sha256_init(&h);
     for (size_t i = 0; i < c->n; i++) {
         const ar_st_entry *e = ar_st_find(st, c->item[i].tensor->from->name);
         for (size_t at = 0; at < e->bytes; at += step) {
             const size_t bytes = e->bytes - at < step ? e->bytes - at : step;
-            AR_TRY_TO(done, status, ari_sha256_update(&h, (const char *)e->data + at, bytes));
+            ari_sha256_update(&h, (const char *)e->data + at, bytes);
             ari_rs_drop((const char *)e->data + at, bytes);
             ari_rs_progress(r, 0, e->name);
         }
     }
-    status = ari_sha256_final(&h, hex);
-done:
-    ari_sha256_drop(&h);
-    return status;
+    ari_sha256_final(&h, hex);
 }
 
 ar_status ari_rs_folder_kept(bool *kept, ari_rs_folder *d, ari_rs *r, const ari_rs_contents *c)
@@ -306,7 +299,7 @@ ar_status ari_rs_folder_kept(bool *kept, ari_rs_folder *d, ari_rs *r, const ari_
     AR_TRY(ari_file_path(&path, d->path, c->file->name));
     ar_status st = ar_st_open(&file, path);
     if (st == AR_OK && same_header(file, c))
-        st = hash_data(hex, r, file, c);
+        hash_data(hex, r, file, c);
     *kept = st == AR_OK && strcmp(hex, wanted) == 0;
     ar_st_close(file);
     free(path);

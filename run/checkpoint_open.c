@@ -121,10 +121,10 @@ static ar_status check_config(const char *folder, const char *want)
     size_t bytes = 0;
     AR_TRY(ari_file_path(&path, folder, ARI_CHECKPOINT_CONFIG));
     ar_status st = ari_file_read(&text, &bytes, path, ARI_JSON_MAX_BYTES);
-    if (st == AR_OK)
-        st = ari_sha256_of(hash, text, bytes);
-    if (st == AR_OK)
+    if (st == AR_OK) {
+        ari_sha256_of(hash, text, bytes);
         st = compare_hash(path, hash, want);
+    }
     free(text);
     free(path);
     return st;

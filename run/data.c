@@ -206,7 +206,7 @@ static ar_status hash_file(ari_sha256 *s, int fd, size_t bytes, const char *path
         const size_t n = bytes - at < piece ? bytes - at : piece;
         st = ari_file_pread(fd, room, n, at, path);
         if (st == AR_OK)
-            st = ari_sha256_update(s, room, n);
+            ari_sha256_update(s, room, n);
     }
     free(room);
     return st;
@@ -214,13 +214,11 @@ static ar_status hash_file(ari_sha256 *s, int fd, size_t bytes, const char *path
 
 ar_status ar_data_hash(const ar_data *d, char hex[65])
 {
-    ari_sha256 s = {NULL};
-    AR_TRY(ari_sha256_init(&s));
-    const ar_status st = hash_file(&s, d->fd, d->bytes, d->path);
-    if (st == AR_OK)
-        return ari_sha256_final(&s, hex);
-    ari_sha256_drop(&s);
-    return st;
+    ari_sha256 s;
+    ari_sha256_init(&s);
+    AR_TRY(hash_file(&s, d->fd, d->bytes, d->path));
+    ari_sha256_final(&s, hex);
+    return AR_OK;
 }
 
 static int64_t token_of(token_kind kind, const unsigned char *at)

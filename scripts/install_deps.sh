@@ -45,7 +45,8 @@ links() {
     "$cc_command" -std=gnu17 -o "$scratch/try" "$scratch/try.c" "$@" >/dev/null 2>&1
 }
 
-has_pkg() { have pkg-config && pkg-config "$@" >/dev/null 2>&1; }
+# from_pkg_config LIBRARY: where it is, if pkg-config is there and knows; the build asks it too.
+from_pkg_config() { if have pkg-config; then pkg-config --cflags --libs "$1" 2>/dev/null || true; fi; }
 
 # cmake_version: "MAJOR MINOR", or nothing.
 cmake_version() { cmake --version 2>/dev/null | sed -n '1s/^cmake version \([0-9]*\)\.\([0-9]*\).*/\1 \2/p'; }
@@ -65,16 +66,28 @@ has_cmake() {
     [ "${1:-0}" -gt 3 ] || { [ "${1:-0}" -eq 3 ] && [ "${2:-0}" -ge 25 ]; }
 }
 has_make() { have make || have ninja; }
-has_pkg_config() { have pkg-config; }
 has_blis() {
     links '#include <blis.h>
 int main(void) { return bli_info_get_version_str() == 0; }' \
         -I/usr/include/blis -I/usr/local/include/blis -lblis -lm -pthread
 }
-has_jansson() { has_pkg --atleast-version=2.13 jansson; }
-has_openssl() { has_pkg --atleast-version=1.1.1 libcrypto; }
+# Unquoted on purpose: a list of flags.
+# shellcheck disable=SC2046
+has_jansson() {
+    links '#include <jansson.h>
+_Static_assert(JANSSON_VERSION_HEX >= 0x020d00, "2.13");
+int main(void) { json_decref(json_object()); }' $(from_pkg_config jansson) -ljansson
+}
+has_pkg_config() { have pkg-config; }
 has_python() { have python3 && python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' >/dev/null 2>&1; }
-has_criterion() { has_pkg --atleast-version=2.4.1 criterion; }
+# shellcheck disable=SC2046
+has_criterion() {
+    # No header of it has its version.
+    ! have pkg-config || ! pkg-config --exists criterion || pkg-config --atleast-version=2.4.1 criterion || return 1
+    links '#include <criterion/criterion.h>
+#include <criterion/new/assert.h>
+Test(one, two) {}' $(from_pkg_config criterion) -lcriterion
+}
 has_cxx() {
     for candidate in ${CXX:-} c++ g++ clang++; do
         have "$candidate" || continue
@@ -99,13 +112,12 @@ needs() {
 compiler|a C17 compiler for a 64-bit machine, with the C library's headers|gcc libc6-dev
 cmake|CMake 3.25 or newer|cmake
 make|make or ninja|make
-pkg_config|pkg-config|pkg-config
 blis|BLIS, with its headers|libblis-openmp-dev
 jansson|jansson 2.13 or newer, with its headers|libjansson-dev
-openssl|OpenSSL's libcrypto 1.1.1 or newer, with its headers|libssl-dev
 TABLE
     if [ $tests = yes ]; then
         echo "python|Python 3.8 or newer, for the test runner and the checks|python3"
+        echo "pkg_config|pkg-config, for the test of what is installed for it|pkg-config"
         echo "cxx|a C++ compiler, for the kernels of the CUDA device on the host|g++"
         echo "mpi|MPI with its headers and mpirun, for ranks as processes|libopenmpi-dev openmpi-bin"
         echo "criterion|Criterion 2.4.1 or newer, for the tests|libcriterion-dev"

@@ -64,8 +64,7 @@ expect as_root 2 "this is still missing"
 cp "$scratch/calls" "$scratch/output"
 status=0
 expect as_root_calls 0 "update"
-expect as_root_calls 0 "install --no-install-recommends gcc libc6-dev cmake make pkg-config libblis-openmp-dev"
-expect as_root_calls 0 "libblis-openmp-dev libjansson-dev libssl-dev"
+expect as_root_calls 0 "install --no-install-recommends gcc libc6-dev cmake make libblis-openmp-dev libjansson-dev"
 absent as_root libcriterion-dev
 absent as_root openmpi
 absent as_root sudo

@@ -3,24 +3,32 @@
 #define ANYRANK_REF_IO_HASH_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "anyrank/safetensors.h"
 #include "anyrank/status.h"
 
-/** SHA-256 (FIPS 180-4) of bytes that come in pieces: init, update any number of times, final. */
+/** Goes over whole blocks of 64 bytes: the compression function of FIPS 180-4, section 6.2.2. */
+typedef void ari_sha256_blocks_fn(uint32_t state[8], const unsigned char *data, size_t blocks);
+
+/** SHA-256 (FIPS 180-4) of bytes that come in pieces: init, update any number of times, final. Nothing of it can fail,
+ * and nothing is to be freed. */
 typedef struct ari_sha256 {
-    void *context; /* NULL before init and after final */
+    uint32_t state[8];
+    unsigned char rest[64]; /* the first bytes % 64 of it: what is no whole block yet */
+    uint64_t bytes;         /* of the message so far; below 2^61 */
+    ari_sha256_blocks_fn *blocks;
 } ari_sha256;
-/** Errors: AR_ERR_MEMORY; AR_ERR_INTERNAL where the crypto library refuses (SHA-256 switched off, or no memory for a
- * part of it that does not say so). Empties the thread's queue of OpenSSL errors. */
-AR_NODISCARD ar_status ari_sha256_init(ari_sha256 *s);
-AR_NODISCARD ar_status ari_sha256_update(ari_sha256 *s, const void *data, size_t bytes);
-/** Writes 64 lower-case hexadecimal digits and a 0 byte, and frees the state. */
-AR_NODISCARD ar_status ari_sha256_final(ari_sha256 *s, char hex[65]);
-/** Frees the state without a result, for error paths. Safe after final. */
-void ari_sha256_drop(ari_sha256 *s);
-/** The three in one, of bytes that are all there. Errors: those. */
-AR_NODISCARD ar_status ari_sha256_of(char hex[65], const void *data, size_t bytes);
+void ari_sha256_init(ari_sha256 *s);
+/** data may be NULL if bytes is 0. */
+void ari_sha256_update(ari_sha256 *s, const void *data, size_t bytes);
+/** Writes 64 lower-case hexadecimal digits and a 0 byte; the next call is init. */
+void ari_sha256_final(ari_sha256 *s, char hex[65]);
+/** The three in one, of bytes that are all there. */
+void ari_sha256_of(char hex[65], const void *data, size_t bytes);
+/** The ways to do a block: in plain C, and by the processor's instructions where it has some (else the first again). */
+ari_sha256_blocks_fn ari_sha256_blocks_portable;
+ari_sha256_blocks_fn *ari_sha256_fastest(void);
 
 /** One hash over named tensors, independent of the order they come in: for each name in byte order, SHA-256 takes the
  *  name, a 0 byte, the dtype's name, a 0 byte, the shape as "[64,256]" ("[]" for a scalar), a 0 byte and the row-major

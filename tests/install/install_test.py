@@ -168,6 +168,7 @@ class Consumer(unittest.TestCase):
     def test_find_package_in_cxx_alone(self):
         self.through_find_package("CXX")
 
+    @unittest.skipUnless(shutil.which("pkg-config"), "no pkg-config here")
     def test_pkg_config(self):
         environment = {**ENVIRONMENT, "PKG_CONFIG_PATH": str(find("anyrank.pc").parent)}
         self.assertEqual(must(["pkg-config", "--modversion", "anyrank"], env=environment).strip(), version())

@@ -15,12 +15,9 @@ Test(text, the_bundled_text_is_the_frozen_one)
     unsigned char *text = NULL;
     size_t n = 0;
     char hex[65];
-    ari_sha256 s;
     setenv("ANYRANK_DATA", TEST_DATA_DIR, 1);
     cr_assert_eq(ari_text_load(&text, &n, NULL), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_sha256_init(&s), AR_OK);
-    cr_assert_eq(ari_sha256_update(&s, text, n), AR_OK);
-    cr_assert_eq(ari_sha256_final(&s, hex), AR_OK);
+    ari_sha256_of(hex, text, n);
     cr_expect_str_eq(hex, "71cc656f41249615f6629872499d7faac6c77e2d103debba48e7d0c6071810ad");
     cr_expect_gt(n, 24000);
     cr_expect(ari_utf8_valid((const char *)text, n));

@@ -1,0 +1,20 @@
+# Finds jansson by its header and library, and asks pkg-config, where there is one, for their places only.
+# Defines the target Jansson::Jansson, and Jansson_VERSION.
+find_package(PkgConfig QUIET)
+if(PKG_CONFIG_FOUND)
+  pkg_check_modules(PC_JANSSON QUIET jansson)
+endif()
+find_path(JANSSON_INCLUDE_DIR jansson.h HINTS ${PC_JANSSON_INCLUDE_DIRS} ${PC_JANSSON_INCLUDEDIR})
+find_library(JANSSON_LIBRARY NAMES jansson HINTS ${PC_JANSSON_LIBRARY_DIRS} ${PC_JANSSON_LIBDIR})
+if(JANSSON_INCLUDE_DIR)
+  file(STRINGS ${JANSSON_INCLUDE_DIR}/jansson.h Jansson_VERSION REGEX "^#define JANSSON_VERSION +\"")
+  string(REGEX REPLACE ".*\"([0-9.]+).*" "\\1" Jansson_VERSION "${Jansson_VERSION}")
+endif()
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(Jansson REQUIRED_VARS JANSSON_LIBRARY JANSSON_INCLUDE_DIR VERSION_VAR Jansson_VERSION)
+if(Jansson_FOUND AND NOT TARGET Jansson::Jansson)
+  add_library(Jansson::Jansson UNKNOWN IMPORTED)
+  set_target_properties(Jansson::Jansson PROPERTIES IMPORTED_LOCATION "${JANSSON_LIBRARY}"
+    INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${JANSSON_INCLUDE_DIR}")
+endif()
+mark_as_advanced(JANSSON_INCLUDE_DIR JANSSON_LIBRARY)
