@@ -109,15 +109,43 @@ typedef struct ar_bench_side_row {
     double spread;        /* of that ratio; of the seconds in the first side's row */
 } ar_bench_side_row;
 
-/** The blocks that stand for the usual ones: width 768, 12 heads; "gpt2" with LayerNorm, GELU and an MLP of 3072,
- *  "llama" with RMSNorm, rotary positions and a gated MLP of 2048. NULL after the last. */
-const ar_config *ari_bench_block_config(size_t i);
-/** What a transformer block costs on one rank, forward and backward. row[0]: native in this precision, row[1]: exact.
+/** The blocks that stand for the usual ones. Width 768, 12 heads: "gpt2" with LayerNorm, GELU and an MLP of 3072,
+ *  "llama" with RMSNorm, rotary positions and a gated MLP of 2048. large: width 4096, 32 heads, 8 KV heads, an MLP of
+ *  11008: "gpt" with LayerNorm, GELU and two matrices in the MLP (132 M parameters), "llama" with three (177 M). NULL
+ *  after the last. bench/torch_block.py has the same. */
+const ar_config *ari_bench_block_config(bool large, size_t i);
+
+/* A slot of the device's table in one pass. */
+typedef struct ar_bench_slot_row {
+    const char *slot; /* static storage */
+    const char *part; /* of its calls; NULL: the slot. Static storage */
+    size_t calls;
+    double seconds, share; /* of the pass, which takes longer than without being timed so */
+    size_t bytes;          /* of the tensors that the calls were given; 0: none, or buffers of unknown size */
+} ar_bench_slot_row;
+
+enum { ARI_BENCH_SLOTS = 100 };
+typedef struct ar_bench_block_row {
+    ar_bench_side_row time;
+    size_t parameters;                        /* of the block */
+    ar_bench_slot_row slots[ARI_BENCH_SLOTS]; /* longest first; the last: what is between slots */
+    size_t n_slots;                           /* 0: not asked for */
+} ar_bench_block_row;
+
+typedef struct ar_bench_block_options {
+    const ar_config *config;
+    size_t batch, seq;
+    const ar_device_choice *which; /* NULL: the CPU */
+    ar_precision precision;        /* of the native side */
+    int threads;
+    size_t repetitions;
+    bool profile; /* one more pass of each side, of which each slot is timed */
+} ar_bench_block_options;
+
+/** What a transformer block costs on one rank, forward and backward. row[0]: native in that precision, row[1]: exact.
  *  Weights count as changed before each pass: the exact arithmetic quantises them anew, as a training step would.
- *  which NULL: the CPU. Errors: also AR_ERR_ARG (a size of 0). */
-AR_NODISCARD ar_status ari_bench_block(ar_bench_side_row row[2], const ar_config *config, size_t batch, size_t seq,
-                                       const ar_device_choice *which, ar_precision precision, int threads,
-                                       size_t repetitions);
+ *  Errors: also AR_ERR_ARG (a size of 0), those of ari_profile_begin. */
+AR_NODISCARD ar_status ari_bench_block(ar_bench_block_row row[2], const ar_bench_block_options *o);
 
 typedef struct ar_bench_step_options {
     ar_run run; /* ddp: of the parallelism dp alone */

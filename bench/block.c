@@ -1,47 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/model.h"
 #include "bench/harness.h"
+#include "gpu/profile/profile.h"
 
 #define PARAMS ((size_t)16) /* a block has fewer */
 
-const ar_config *ari_bench_block_config(size_t i)
+#define GPT                                                                                                      \
+    .layers = 1, .max_positions = 4096, .activation = AR_ACT_GELU_TANH, .norm = AR_NORM_LAYER, .norm_eps = 1e-5, \
+    .qkv_bias = true, .out_bias = true, .mlp_bias = true, .causal = true
+#define LLAMA                                                                                                      \
+    .arch = AR_ARCH_LLAMA, .name = "llama", .layers = 1, .max_positions = 4096, .activation = AR_ACT_SILU,         \
+    .gated = true, .norm = AR_NORM_RMS, .norm_eps = 1e-6, .rope = true, .rope_theta = 10000.0, .rope_factor = 1.0, \
+    .causal = true
+#define SMALL .hidden = 768, .heads = 12, .kv_heads = 12, .head_dim = 64
+#define LARGE .hidden = 4096, .heads = 32, .kv_heads = 8, .head_dim = 128, .ffn = 11008
+
+const ar_config *ari_bench_block_config(bool large, size_t i)
 {
-    static const ar_config configs[] = {
-        {.arch = AR_ARCH_GPT2,
-         .name = "gpt2",
-         .hidden = 768,
-         .layers = 1,
-         .heads = 12,
-         .kv_heads = 12,
-         .head_dim = 64,
-         .ffn = 3072,
-         .max_positions = 4096,
-         .activation = AR_ACT_GELU_TANH,
-         .norm = AR_NORM_LAYER,
-         .norm_eps = 1e-5,
-         .qkv_bias = true,
-         .out_bias = true,
-         .mlp_bias = true,
-         .causal = true},
-        {.arch = AR_ARCH_LLAMA,
-         .name = "llama",
-         .hidden = 768,
-         .layers = 1,
-         .heads = 12,
-         .kv_heads = 12,
-         .head_dim = 64,
-         .ffn = 2048,
-         .max_positions = 4096,
-         .activation = AR_ACT_SILU,
-         .gated = true,
-         .norm = AR_NORM_RMS,
-         .norm_eps = 1e-6,
-         .rope = true,
-         .rope_theta = 10000.0,
-         .rope_factor = 1.0,
-         .causal = true},
+    enum { BLOCKS = 2 };
+    /* GPT-2's own form has as many KV heads as heads. */
+    static const ar_config configs[2][BLOCKS] = {
+        {{GPT, .arch = AR_ARCH_GPT2, .name = "gpt2", SMALL, .ffn = 3072}, {LLAMA, SMALL, .ffn = 2048}},
+        {{GPT, .arch = AR_ARCH_STACK, .name = "gpt", LARGE}, {LLAMA, LARGE}},
     };
-    return i < sizeof configs / sizeof *configs ? &configs[i] : NULL;
+    return i < BLOCKS ? &configs[large][i] : NULL;
 }
 
 /* One block in one of the numerics, with its input and the gradient of its output. */
@@ -144,20 +126,80 @@ static ar_status repetition(void *user, double times[3])
     return pass(&b->exact, &b->batch, &times[2]);
 }
 
-ar_status ari_bench_block(ar_bench_side_row row[2], const ar_config *config, size_t batch, size_t seq,
-                          const ar_device_choice *which, ar_precision precision, int threads, size_t repetitions)
+/* --- the slots of a pass ------------------------------------------------------------------------------------------ */
+
+static ar_status read_profile(ar_bench_block_row *row, ari_profile *profile, double whole)
 {
-    const ar_device_choice cpu = {AR_DEVICE_CPU, 0}, *const choice = which ? which : &cpu;
-    bench b = {.batch = {.batch = batch, .seq = seq}};
+    ari_profile_row found[ARI_PROFILE_ROWS];
+    size_t n = 0;
+    double inside = 0.0;
+    AR_TRY(ari_profile_read(profile, found, &n));
+    for (size_t i = 0; i < n; i++) {
+        row->slots[i] = (ar_bench_slot_row){
+            found[i].name, found[i].part, found[i].calls, found[i].seconds, found[i].seconds / whole, found[i].bytes};
+        inside += found[i].part ? 0.0 : found[i].seconds;
+    }
+    const double between = whole > inside ? whole - inside : 0.0;
+    row->slots[n] = (ar_bench_slot_row){.slot = "between slots", .seconds = between, .share = between / whole};
+    row->n_slots = n + 1;
+    return AR_OK;
+}
+
+_Static_assert(ARI_PROFILE_ROWS < ARI_BENCH_SLOTS, "one row more");
+
+/* A pass, the gradients' zeroing included. */
+static ar_status profile_pass(ar_bench_block_row *row, side *s, ari_profile *profile, const ar_batch *batch)
+{
+    const ari_bench_device on = place_of(s);
+    double start = 0.0, end = 0.0, seconds = 0.0;
+    AR_TRY(ari_bench_clock(&on, &start));
+    AR_TRY(pass(s, batch, &seconds));
+    AR_TRY(ari_bench_clock(&on, &end));
+    return read_profile(row, profile, end - start);
+}
+
+static ar_status profile_side(ar_bench_block_row *row, side *s, const ar_batch *batch)
+{
+    enum { PASSES = 2 }; /* the first one makes the events of the second */
+    ari_profile *profile = NULL;
+    AR_TRY(ari_profile_begin(&profile, s->d));
     ar_status st = AR_OK;
-    if (batch == 0 || seq == 0 || repetitions == 0)
-        return ar_error_set(AR_ERR_ARG, "bench block: batch %zu, seq %zu, repetitions %zu: all must be > 0", batch, seq,
-                            repetitions);
-    AR_TRY(ari_bench_device_create(&b.on, choice, threads));
-    AR_TRY_TO(done, st, side_create(&b.native, AR_NUMERICS_NATIVE, precision, config, &b.batch, choice, threads));
-    AR_TRY_TO(done, st, side_create(&b.exact, AR_NUMERICS_EXACT, AR_PRECISION_F32, config, &b.batch, choice, threads));
-    AR_TRY_TO(done, st, ari_gemm_list_create(&b.list, &b.on, config, batch, seq, false));
-    st = ari_bench_sides(row, ari_gemm_list_operations(&b.list), repetitions, 2, repetition, &b);
+    for (int i = 0; i < PASSES && st == AR_OK; i++)
+        st = profile_pass(row, s, profile, batch);
+    ari_profile_end(profile);
+    return st;
+}
+
+static size_t parameters_of(const side *s)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < s->n; i++)
+        n += ar_tensor_count(&s->params[i]->value);
+    return n;
+}
+
+ar_status ari_bench_block(ar_bench_block_row row[2], const ar_bench_block_options *o)
+{
+    const ar_device_choice cpu = {AR_DEVICE_CPU, 0}, *const choice = o->which ? o->which : &cpu;
+    bench b = {.batch = {.batch = o->batch, .seq = o->seq}};
+    ar_bench_side_row times[2] = {0};
+    ar_status st = AR_OK;
+    if (o->batch == 0 || o->seq == 0 || o->repetitions == 0)
+        return ar_error_set(AR_ERR_ARG, "bench block: batch %zu, seq %zu, repetitions %zu: all must be > 0", o->batch,
+                            o->seq, o->repetitions);
+    AR_TRY(ari_bench_device_create(&b.on, choice, o->threads));
+    AR_TRY_TO(done, st,
+              side_create(&b.native, AR_NUMERICS_NATIVE, o->precision, o->config, &b.batch, choice, o->threads));
+    AR_TRY_TO(done, st,
+              side_create(&b.exact, AR_NUMERICS_EXACT, AR_PRECISION_F32, o->config, &b.batch, choice, o->threads));
+    AR_TRY_TO(done, st, ari_gemm_list_create(&b.list, &b.on, o->config, o->batch, o->seq, false));
+    AR_TRY_TO(done, st, ari_bench_sides(times, ari_gemm_list_operations(&b.list), o->repetitions, 2, repetition, &b));
+    for (size_t i = 0; i < 2; i++) {
+        side *s = i == 0 ? &b.native : &b.exact;
+        row[i] = (ar_bench_block_row){.time = times[i], .parameters = parameters_of(s)};
+        if (o->profile)
+            AR_TRY_TO(done, st, profile_side(&row[i], s, &b.batch));
+    }
 done:
     ari_gemm_list_destroy(&b.list);
     side_destroy(&b.exact);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "gpu/native.h"
+#include "gpu/profile/profile.h"
 
 #if !ANYRANK_HAVE_CUDA
 #define HOW_TO "install the CUDA toolkit, and configure again with -DANYRANK_CUDA=ON"
@@ -60,5 +61,41 @@ ar_status ar_device_emulated_create(ar_device **gives)
     (void)gives;
     return ar_error_set(AR_ERR_UNSUPPORTED, "this build has no emulated device: install a C++ compiler (g++), and "
                                             "configure again with -DANYRANK_EMULATED=ON");
+}
+
+ar_status ari_profile_begin(ari_profile **gives, ar_device *d)
+{
+    (void)gives;
+    (void)d;
+    return ar_error_set(AR_ERR_UNSUPPORTED, "this build has no profiles: install a C++ compiler (g++), and configure "
+                                            "again with -DANYRANK_EMULATED=ON");
+}
+
+ar_status ari_profile_read(ari_profile *p, ari_profile_row *rows, size_t *n)
+{
+    (void)p;
+    (void)rows;
+    *n = 0;
+    return AR_OK;
+}
+
+void ari_profile_end(ari_profile *p)
+{
+    (void)p;
+}
+
+void *ari_profile_part(ar_device *d, ar_queue *q, const char *part)
+{
+    (void)d;
+    (void)q;
+    (void)part;
+    return NULL;
+}
+
+void ari_profile_part_end(ar_device *d, ar_queue *q, void *begun)
+{
+    (void)d;
+    (void)q;
+    (void)begun;
 }
 #endif

@@ -69,6 +69,7 @@ ar_status multiply(ar_device *d, ar_queue *q, ar_buf planes, size_t step, const 
 {
     const size_t n = a.ten ? PLANES_10 : PLANES_16;
     const run_product *products = a.ten ? PRODUCTS_10 : PRODUCTS_16;
+    const timed_part timed(d, q, "int8 products");
     const size_t left = t.matrix * a.step + t.row * a.row_bytes, right = t.matrix * b.step;
     for (size_t i = 0; i < a.blocks * n; i++) {
         const run_product &p = products[i % n];

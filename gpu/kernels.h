@@ -5,6 +5,7 @@
 /* What the files of kernels share. */
 #include "gpu/kernel.h"
 #include "gpu/native.h"
+#include "gpu/profile/profile.h"
 #include "ref/numerics/scalar.h"
 
 namespace ARI_GPU
@@ -59,6 +60,27 @@ class scratch
     ar_device *d;
     ar_queue *q;
     ar_buf b;
+};
+
+/* A part of a slot, from here to the end of the variable, as a profile of the device shows it (gpu/profile/profile.h). */
+class timed_part
+{
+  public:
+    timed_part(ar_device *device, ar_queue *queue, const char *name)
+        : d(device), q(queue), begun(ari_profile_part(device, queue, name))
+    {
+    }
+    ~timed_part()
+    {
+        ari_profile_part_end(d, q, begun);
+    }
+    timed_part(const timed_part &) = delete;
+    timed_part &operator=(const timed_part &) = delete;
+
+  private:
+    ar_device *d;
+    ar_queue *q;
+    void *begun;
 };
 
 /* --- elements ------------------------------------------------------------------------------------------------------ */

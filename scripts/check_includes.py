@@ -66,7 +66,7 @@ ALLOWED = {
     "verify/faults": VERIFY + ["verify/reference", "verify/writer", "verify/check"],
     "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
             "sim/plan", "plan", "planner", "run", "dump", "verify", "bench"] + ROOMS,
-    "bench": ["ref/core", "ref/numerics", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
+    "bench": ["ref/core", "ref/numerics", "gpu", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
               "sim/plan", "run", "dump", "verify"] + ROOMS,
     "bench/nccl": ["bench", "gpu", "gpu/nccl"],
     "examples": [],

@@ -15,6 +15,7 @@
 #include "verify/check/check_run.h"
 
 static const char *const dtype_names[] = {"f32", "i64", NULL};
+static const char *const size_names[] = {"small", "large", NULL};
 static const char *const algorithm_names[] = {"auto", "direct", "ring", "last", NULL}; /* as ar_sim_algorithm */
 
 #define ARI_VALUES ari_bench_options
@@ -26,6 +27,9 @@ static const ari_option options[] = {
     ARI_OPTION_SIZE("batch", r.run.batch, 1, 1e6, "B",
                     "gemm: matrices of that shape (default 1); block, step, ddp: sequences (default 2, 8, 8)"),
     ARI_OPTION_SIZE("seq", r.run.seq, 1, 4096, "S", "block, step, ddp: tokens of a sequence (default 512, 64, 64)"),
+    ARI_OPTION_ENUM("size", block_size, size_names,
+                    "block: the two of width 768, or of 4096 with 8 KV heads and an MLP of 11008 (default small)"),
+    ARI_OPTION_FLAG("profile", profile, "block: also tell how long each slot of the device's table takes"),
     ARI_OPTION_INT("repetitions", repetitions, 1, 1000, "R",
                    "of which the medians are told (default 7; grad, kernels, fused, block, step, allreduce 15)"),
     ARI_OPTION_INT("ranks", ranks, 2, 4096, "N", "allreduce: simulated ranks (default: 2, 4 and 8)"),
@@ -60,28 +64,18 @@ static const ari_positional positionals[] = {
     {0},
 };
 
+typedef ari_bench_session session;
+
 /* --- the benchmarks ----------------------------------------------------------------------------------------------- */
 
-/* A benchmark that runs. */
-typedef struct session {
-    const ari_bench_options *v;
-    ar_device_choice device;
-    int threads;
-    size_t repetitions;
-    ari_progress progress;
-    ar_config config; /* of step and ddp, and of a block's model */
-} session;
-
-static void show_progress(session *s, size_t done, size_t all)
+void ari_bench_progress(session *s, size_t done, size_t all)
 {
     char what[32];
     snprintf(what, sizeof what, "bench %s", s->v->what);
     ari_progress_update(&s->progress, (double)done / (double)all, what);
 }
 
-/* Prints the table and `words`, how it is to be read, and writes the JSON. threads 0: each row has its own. */
-static ar_status end(session *s, const ari_rows *r, int threads, const char *words, ...) AR_PRINTF(4, 5);
-static ar_status end(session *s, const ari_rows *r, int threads, const char *words, ...)
+ar_status ari_bench_end(session *s, const ari_rows *r, int threads, const char *words, ...)
 {
     const ari_bench_options *v = s->v;
     ari_progress_end(&s->progress);
@@ -91,12 +85,16 @@ static ar_status end(session *s, const ari_rows *r, int threads, const char *wor
         va_start(args, words);
         vprintf(words, args);
         va_end(args);
+        if (s->more)
+            AR_TRY(ari_rows_print(s->more, stdout, 0));
     }
     json_t *o = ari_json_begin("bench");
     json_object_set_new(o, "what", json_string(v->what));
     ari_device_json(o, &s->device);
     if (threads > 0)
         json_object_set_new(o, "threads", json_integer(threads));
+    if (s->more)
+        json_object_set_new(o, s->more_key, ari_rows_json(s->more));
     return ari_json_end(ari_json_whole(o, json_pack("{s:o}", "rows", ari_rows_json(r))), &v->common);
 }
 
@@ -130,10 +128,10 @@ static ar_status run_gemm(session *s)
     if (given)
         rows[0] = (ar_bench_gemm_row){.batch = v->r.run.batch ? v->r.run.batch : 1, .m = v->m, .n = v->n, .k = v->k};
     for (size_t i = 0; i < n; i++) {
-        show_progress(s, i, n);
+        ari_bench_progress(s, i, n);
         AR_TRY(ari_bench_gemm(&rows[i], &s->device, s->threads, s->repetitions));
     }
-    return end(
+    return ari_bench_end(
         s, ARI_ROWS(gemm_fields, rows, n), s->threads,
         "\nY[m,n] = X[m,k] W[n,k]^T, %d thread%s; time of the exact product over that of sgemm, medians. 'weights\n"
         "prepared': W's exponents and integers were made before, as in a training step. 'spread': of the "
@@ -159,11 +157,11 @@ static ar_status run_grad(session *s)
     enum { n = ARI_BENCH_GRAD_SHAPES };
     ar_bench_grad_row rows[n];
     for (size_t i = 0; i < n; i++) {
-        show_progress(s, i, n);
+        ari_bench_progress(s, i, n);
         rows[i] = ari_bench_grad_shapes[i];
         AR_TRY(ari_bench_grad(&rows[i], &s->device, s->threads, s->repetitions));
     }
-    return end(
+    return ari_bench_end(
         s, ARI_ROWS(grad_fields, rows, n), s->threads,
         "\nThe exact gradient of a weight [out, in], %d thread%s: each sequence's contraction is rounded and goes "
         "into\nthe accumulator. Medians of its time over that of one exact contraction over all tokens, and of "
@@ -197,16 +195,17 @@ static ar_status run_kernels(session *s)
     size_t n = 0;
     for (size_t i = 0; i < ARI_BENCH_KERNELS; i++, n += 2) {
         ar_bench_kernel_row rows[2] = {{.rows = s->v->m ? s->v->m : 2048, .cols = s->v->n ? s->v->n : 2048}};
-        show_progress(s, i, ARI_BENCH_KERNELS);
+        ari_bench_progress(s, i, ARI_BENCH_KERNELS);
         AR_TRY(ari_bench_kernel(rows, i, &s->device, s->threads, s->repetitions));
         lines[n] = (kernel_line){"f32", rows[0]};
         lines[n + 1] = (kernel_line){"bf16", rows[1]};
     }
-    return end(s, ARI_ROWS(kernel_fields, lines, n), s->threads,
-               "\nKernels on [rows, columns], %d thread%s; medians. 'bytes': of an element, in the tensors that a call "
-               "must read\nand write. 'GB/s': those bytes in that time. 'of fp32': over the time of the same kernel in "
-               "fp32.\n'spread': of that ratio, of the time in fp32, (largest - smallest)/median.\n",
-               s->threads, plural(s->threads));
+    return ari_bench_end(
+        s, ARI_ROWS(kernel_fields, lines, n), s->threads,
+        "\nKernels on [rows, columns], %d thread%s; medians. 'bytes': of an element, in the tensors that a call "
+        "must read\nand write. 'GB/s': those bytes in that time. 'of fp32': over the time of the same kernel in "
+        "fp32.\n'spread': of that ratio, of the time in fp32, (largest - smallest)/median.\n",
+        s->threads, plural(s->threads));
 }
 
 #define ARI_ROW ar_bench_fused_row
@@ -230,67 +229,16 @@ static ar_status run_fused(session *s)
     ar_bench_fused_row rows[n];
     for (size_t i = 0; i < n; i++) {
         const ar_numerics numerics = i < ARI_BENCH_FUSED ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
-        show_progress(s, i, n);
+        ari_bench_progress(s, i, n);
         rows[i] = ari_bench_fused_at(i % ARI_BENCH_FUSED, numerics, &s->device);
         AR_TRY(ari_bench_fused(&rows[i], &s->device, s->threads, s->repetitions));
     }
-    return end(
+    return ari_bench_end(
         s, ARI_ROWS(fused_fields, rows, n), s->threads,
         "\nWith the sums of the parameters' gradients, %d thread%s; medians. 'bytes': of the tensors that the "
         "kernel moves,\nan element; 'apart': where dX, each sum and the residual have a pass of their own, whose "
         "time is 'apart takes'\ntimes the kernel's. 'spread': of that ratio, (largest - smallest)/median.\n",
         s->threads, plural(s->threads));
-}
-
-/* A block in one of the numerics. */
-typedef struct block_line {
-    const char *block, *numerics;
-    size_t batch, seq;
-    ar_bench_side_row row;
-} block_line;
-
-/* Number i of the blocks to time: the model's, where one is given; NULL after the last. */
-static const ar_config *block_at(const session *s, size_t i)
-{
-    return !s->v->model ? ari_bench_block_config(i) : i == 0 ? &s->config : NULL;
-}
-
-#define ARI_ROW block_line
-static const ari_field block_fields[] = {
-    ARI_FIELD("block", "block", TEXT, block),
-    ARI_FIELD("numerics", "numerics", TEXT, numerics),
-    ARI_FIELD("batch", "batch", COUNT, batch),
-    ARI_FIELD("seq", "seq", COUNT, seq),
-    ARI_FIELD("seconds", "time", SECONDS, row.seconds),
-    ARI_FIELD("gflops", "GF/s", RATE, row.gflops),
-    ARI_FIELD("gemm_fraction", "products", RATIO, row.gemm_fraction),
-    ARI_FIELD("over_native", "of native", RATIO, row.over_first),
-    ARI_FIELD("spread", "spread", SHARE, row.spread),
-};
-#undef ARI_ROW
-
-static ar_status run_block(session *s)
-{
-    enum { MOST = 4 };
-    const ari_bench_options *v = s->v;
-    const size_t batch = v->r.run.batch ? v->r.run.batch : 2, seq = v->r.run.seq ? v->r.run.seq : 512;
-    block_line lines[MOST];
-    char folder[512];
-    size_t n = 0;
-    if (v->model)
-        AR_TRY(ari_run_config(&s->config, folder, sizeof folder, &(ar_run){.model = v->model}));
-    for (const ar_config *c; (c = block_at(s, n / 2)) && n < MOST; n += 2) {
-        ar_bench_side_row rows[2] = {0};
-        show_progress(s, n, MOST);
-        AR_TRY(ari_bench_block(rows, c, batch, seq, &s->device, v->r.run.precision, s->threads, s->repetitions));
-        lines[n] = (block_line){c->name, "native", batch, seq, rows[0]};
-        lines[n + 1] = (block_line){c->name, "exact", batch, seq, rows[1]};
-    }
-    return end(s, ARI_ROWS(block_fields, lines, n), s->threads,
-               "\nOne transformer block forward and backward, %d thread%s; medians. 'products': time of its matrix "
-               "products\nalone, by sgemm, over that of the block. 'of native': over the time of the native block. "
-               "'spread': of the\ntimes, (largest - smallest)/median.\n",
-               s->threads, plural(s->threads));
 }
 
 /* The run of step and ddp; ari_layout_unload. Gives its tokens; free(). */
@@ -361,7 +309,7 @@ static ar_status run_step(session *s)
         ar_bench_side_row row[2] = {0};
         if ((int)v->r.run.numerics >= 0 && v->r.run.numerics != all[i])
             continue;
-        show_progress(s, n, 4);
+        ari_bench_progress(s, n, 4);
         o.run.numerics = all[i];
         st = ari_bench_step(row, &o);
         lines[n++] = step_line_of(s, &o.run, (ar_parallel){.tp = 1}, row[0]);
@@ -370,7 +318,7 @@ static ar_status run_step(session *s)
     ari_layout_unload(&o.run);
     free(ids);
     AR_TRY(st);
-    return end(
+    return ari_bench_end(
         s, ARI_ROWS(step_fields, lines, n), s->threads,
         "\nA training step of %s (AdamW, clipping), batch %zu x seq %zu, %d thread%s in all; medians. 'products': "
         "time\nof the model's matrix products alone, by sgemm, over that of the step. 'of tp=1': over the time of "
@@ -427,7 +375,7 @@ static ar_status run_ddp(session *s)
     o.run.numerics = (int)given->numerics >= 0 ? given->numerics : AR_NUMERICS_NATIVE;
     o.run.sim.cluster = s->v->cluster ? &cluster : NULL;
     o.run.sim.paced = s->v->paced;
-    show_progress(s, 0, 1);
+    ari_bench_progress(s, 0, 1);
     if (st == AR_OK)
         st = ari_bench_ddp(rows, n, &o);
     free(ids);
@@ -444,7 +392,7 @@ static ar_status run_ddp(session *s)
                               .capacity = rows[i].alone ? ARI_NO_CAPACITY : rows[i].bucket_bytes,
                               .ddp = !rows[i].alone,
                               .row = rows[i]};
-    return end(
+    return ari_bench_end(
         s, ARI_ROWS(ddp_fields, lines, n), s->threads,
         "\nA training step of %s (AdamW, %s), batch %zu x seq %zu, dp=%d, %d thread%s in all; medians. 'no DDP': "
         "the\nsame ranks with the same samples, each for itself. 'all-reduces', 'MB': of rank 0 in one step, bytes "
@@ -499,10 +447,10 @@ static ar_status run_allreduce(session *s)
     allreduce_line lines[ALLREDUCE_MOST];
     const size_t n = allreduce_rows(s->v, lines);
     for (size_t i = 0; i < n; i++) {
-        show_progress(s, i, n);
+        ari_bench_progress(s, i, n);
         AR_TRY(ari_bench_allreduce(&lines[i].row, ari_layout_timeout_ns(&s->v->r), s->repetitions));
     }
-    return end(
+    return ari_bench_end(
         s, ARI_ROWS(allreduce_fields, lines, n), 0,
         "\nOne all-reduce (sum) between N ranks, which are threads of this process, each with an input and an "
         "output of\nthis size; medians. 'bus': 2(N-1)/N x size over the time, the rate of each link of a ring that "
@@ -522,10 +470,14 @@ typedef struct benchmark {
 
 static const benchmark *find_benchmark(const char *name)
 {
-    static const benchmark all[] = {{"gemm", run_gemm, 7, true},        {"grad", run_grad, 15, true},
-                                    {"kernels", run_kernels, 15, true}, {"fused", run_fused, 15, true},
-                                    {"block", run_block, 15, false},    {"step", run_step, 15, false},
-                                    {"ddp", run_ddp, 7, false},         {"allreduce", run_allreduce, 15, false}};
+    static const benchmark all[] = {{"gemm", run_gemm, 7, true},
+                                    {"grad", run_grad, 15, true},
+                                    {"kernels", run_kernels, 15, true},
+                                    {"fused", run_fused, 15, true},
+                                    {"block", ari_bench_run_block, 15, false},
+                                    {"step", run_step, 15, false},
+                                    {"ddp", run_ddp, 7, false},
+                                    {"allreduce", run_allreduce, 15, false}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strcmp(name, all[i].name) == 0)
             return &all[i];
@@ -554,7 +506,9 @@ static ar_status run(void *values, int *exit_code)
 
 /* dtype and numerics: both. */
 static const ari_bench_options defaults = {
-    .r = {.run.numerics = (ar_numerics)-1, .run.ddp.bucket_bytes = ARI_NOT_GIVEN, .timeout = 60.0}, .dtype = -1};
+    .r = {.run.numerics = (ar_numerics)-1, .run.ddp.bucket_bytes = ARI_NOT_GIVEN, .timeout = 60.0},
+    .dtype = -1,
+    .block_size = -1};
 
 const ari_args_spec ari_bench_spec = {
     .command = "bench",

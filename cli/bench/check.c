@@ -30,6 +30,8 @@ ar_status ari_bench_check(const ari_bench_options *v)
                 {"--seq", run->seq > 0, "block, step and ddp"},
                 {"--numerics", (int)run->numerics >= 0, "step and ddp"},
                 {"--precision", run->precision != AR_PRECISION_F32, "block"},
+                {"--size", v->block_size >= 0, "block"},
+                {"--profile", v->profile, "block"},
                 {"--cluster", v->cluster != NULL, "ddp"},
                 {"--paced", v->paced, "ddp"},
                 {"--device", v->r.device != NULL, "gemm, grad, kernels, fused, block, step and ddp"},
@@ -43,6 +45,8 @@ ar_status ari_bench_check(const ari_bench_options *v)
             return ar_error_set(AR_ERR_ARG, "bench %s has no use for %s: it is for bench %s", v->what, rows[i].option,
                                 rows[i].by);
     }
+    if (v->model && v->block_size >= 0)
+        return ar_error_set(AR_ERR_ARG, "bench block: --size is of its own blocks, not of the model %.100s", v->model);
     ari_run_values r = v->r;
     if (strcmp(v->what, "block") == 0)
         r.run.numerics = AR_NUMERICS_NATIVE; /* both; the precision is the native one's */

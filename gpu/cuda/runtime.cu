@@ -89,13 +89,13 @@ void mark_destroy(ari_mark *m)
     ::free(m);
 }
 
-ar_status mark_create(ari_mark **gives, const ari_stream *s)
+ar_status mark_create(ari_mark **gives, const ari_stream *s, unsigned flags)
 {
     mark *m = nullptr;
     AR_TRY(ari_alloc_zero(reinterpret_cast<void **>(&m), 1, sizeof *m, "a mark in a stream"));
     m->base.ops = s->ops;
     m->gpu = own(s->device)->gpu;
-    const ar_status st = check(cudaEventCreateWithFlags(&m->event, cudaEventDisableTiming), "making an event");
+    const ar_status st = check(cudaEventCreateWithFlags(&m->event, flags), "making an event");
     if (st == AR_OK)
         *gives = &m->base;
     else
@@ -113,7 +113,7 @@ ar_status stream_mark(ari_stream *s, ari_mark **m)
         *m = nullptr;
     }
     if (!*m)
-        AR_TRY(mark_create(m, s));
+        AR_TRY(mark_create(m, s, cudaEventDisableTiming));
     const ar_status st =
         check(cudaEventRecord(reinterpret_cast<mark *>(*m)->event, reinterpret_cast<stream *>(s)->handle), "recording");
     if (st != AR_OK && made) {
@@ -173,7 +173,27 @@ void stream_leave(ari_stream *base)
     pthread_mutex_unlock(&d->lock);
 }
 
-const ari_stream_ops stream_ops = {stream_mark, stream_wait, mark_await, mark_poll, mark_destroy, stream_leave};
+ar_status stream_stamp(ari_stream *s, ari_mark **m)
+{
+    AR_TRY(choose(own(s->device)->gpu));
+    if (!*m)
+        AR_TRY(mark_create(m, s, cudaEventDefault));
+    return stream_mark(s, m);
+}
+
+ar_status mark_elapsed(const ari_mark *from, const ari_mark *to, double *seconds)
+{
+    float ms = 0.0f;
+    AR_TRY(choose(reinterpret_cast<const mark *>(to)->gpu));
+    AR_TRY(check(cudaEventElapsedTime(&ms, reinterpret_cast<const mark *>(from)->event,
+                                      reinterpret_cast<const mark *>(to)->event),
+                 "the time between two events"));
+    *seconds = 1e-3 * static_cast<double>(ms);
+    return AR_OK;
+}
+
+const ari_stream_ops stream_ops = {stream_mark,  stream_wait,  mark_await,   mark_poll,
+                                   mark_destroy, stream_leave, stream_stamp, mark_elapsed};
 
 /* `lock` held. */
 ar_status stream_create(cuda_device *d, stream **gives)

@@ -323,7 +323,7 @@ void stream_destroy(ari_stream *s)
     ::free(s);
 }
 
-const ari_stream_ops stream_ops = {mark, wait, await, poll, mark_destroy, stream_destroy};
+const ari_stream_ops stream_ops = {mark, wait, await, poll, mark_destroy, stream_destroy, nullptr, nullptr};
 
 /* A kernel runs in the order of one stream, so its queue is an inline one of this kind of device. */
 ar_status check_queue(ar_queue *q)

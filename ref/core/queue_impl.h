@@ -59,6 +59,11 @@ typedef struct ari_stream_ops {
     ar_status (*poll)(const ari_mark *m, bool *done);
     void (*mark_destroy)(ari_mark *m);
     void (*destroy)(ari_stream *s); /* nothing of it is under way */
+    /* As mark, but *m also keeps when the stream came to it, and is not used for anything else. NULL: what is enqueued is
+     * done when the call returns, and the host's clock says when. */
+    ar_status (*stamp)(ari_stream *s, ari_mark **m);
+    /* From one stamp to a later one of the same stream, both reached. There with stamp. */
+    ar_status (*elapsed)(const ari_mark *from, const ari_mark *to, double *seconds);
 } ari_stream_ops;
 
 /* A device's own types begin with these. */

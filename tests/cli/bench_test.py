@@ -26,7 +26,7 @@ def bench(*arguments):
 
 
 class Bench(unittest.TestCase):
-    def rows(self, *arguments, head=""):
+    def rows(self, *arguments, head="", key="rows"):
         """The rows of a benchmark, in whose text the head of the table says `head`."""
         with tempfile.TemporaryDirectory(prefix="anyrank-bench-") as folder:
             path = pathlib.Path(folder) / "rows.json"
@@ -35,7 +35,7 @@ class Bench(unittest.TestCase):
             self.assertIn(head, done.stdout.splitlines()[0])
             result = json.loads(path.read_text(encoding="utf-8"))
         self.assertEqual((result["tool"], result["command"], result["what"]), ("anyrank", "bench", arguments[0]))
-        return result["rows"]
+        return result[key]
 
     def refused(self, *arguments, says):
         done = bench(*arguments)
@@ -52,16 +52,36 @@ class Bench(unittest.TestCase):
         rows = self.rows("block", "--batch", "1", "--seq", "8", "--repetitions", "1", head="of native")
         self.assertEqual([(row["block"], row["numerics"]) for row in rows],
                          [("gpt2", "native"), ("gpt2", "exact"), ("llama", "native"), ("llama", "exact")])
+        weights = {"gpt2": 12 * 768 * 768, "llama": 4 * 768 * 768 + 3 * 768 * 2048}
         for row in rows:
             self.assertEqual((row["batch"], row["seq"], row["spread"]), (1, 8, 0))
+            # GPT-2's with the biases and the norms' offsets.
+            self.assertEqual(row["parameters"], weights[row["block"]] + 768 * (13 if row["block"] == "gpt2" else 2))
             self.positive(row, "seconds", "gflops", "gemm_fraction", "over_native")
         # 2*3*tokens*parameters of the weights, and six products of [8, 8, 64] for 12 heads.
-        weights = {"gpt2": 12 * 768 * 768, "llama": 4 * 768 * 768 + 3 * 768 * 2048}
         for row in rows:
             operations = 6 * 8 * weights[row["block"]] + 6 * 2 * 12 * 8 * 8 * 64
             self.assertAlmostEqual(row["gflops"] * row["seconds"] * 1e9 / operations, 1, places=6)
         for row in rows[0::2]:
             self.assertEqual(row["over_native"], 1)
+
+    def test_the_slots_of_a_block(self):
+        for device in ("cpu", "emulated"):
+            rows = self.rows("block", "llama-demo", "--batch", "1", "--seq", "2", "--repetitions", "1", "--profile",
+                             "--device", device, key="profile")
+            calls = {(row["numerics"], row["slot"], row["part"]): row["calls"] for row in rows}
+            # Of each of 7 weights Y, dX and dW, and 6 products of attention; the norms and the residuals.
+            self.assertEqual(calls["native", "gemm_f32", None], 7 * 3 + 6 + 1)
+            for numerics in ("native", "exact"):
+                self.assertEqual([calls[numerics, slot, None] for slot in ("norm_forward", "gated_backward", "add")],
+                                 [2, 1, 2])
+                whole = [row for row in rows if row["numerics"] == numerics and row["part"] is None]
+                self.assertEqual(whole[-1]["slot"], "between slots")
+                self.assertAlmostEqual(sum(row["share"] for row in whole), 1, places=6)
+                self.assertEqual([row["seconds"] for row in whole[:-1]],
+                                 sorted((row["seconds"] for row in whole[:-1]), reverse=True))
+            self.assertEqual(calls["exact", "gemm_acc", None], 7)
+            self.assertEqual(("exact", "gemm_acc", "int8 products") in calls, device == "emulated")
 
     def test_fused_kernels_beside_one_thing_after_the_other(self):
         rows = self.rows("fused", "--repetitions", "1", head="apart takes")
@@ -177,6 +197,9 @@ class Bench(unittest.TestCase):
         self.refused("allreduce", "--device", "emulated", says="--device")
         self.refused("ddp", "--recompute", "full", says="bench ddp splits the samples alone")
         self.refused("block", "--seq", "0", says="--seq")
+        self.refused("block", "llama-demo", "--size", "large", says="--size is of its own blocks")
+        self.refused("step", "--size", "large", says="it is for bench block")
+        self.refused("gemm", "--profile", says="it is for bench block")
         self.refused("step", "llama-demo", "--tp", "3", says="tp=3")
         self.refused("step", "llama-demo", "--dp", "9", "--micro-batches", "2", says="2 micro-batches cannot share the 1 samples")
         self.refused("step", "no-such-model", says="no-such-model")

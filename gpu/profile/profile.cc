@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A table of slots in front of a device's own. It is made from the table's members alone: a slot that is added there is
+ * timed too. C++, since a function for each signature is what its templates write. */
+#include "gpu/profile/profile.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/clock.h"
+#include "ref/core/queue_impl.h"
+#include "ref/core/size.h"
+
+/* What a row is of. A slot's own row has its number. */
+struct key {
+    int slot;
+    const char *part; /* NULL: the slot */
+};
+
+/* One call. On a stream that has stamps, two of them; else the clock. */
+struct span {
+    key of;
+    ari_mark *from, *to; /* kept for later calls */
+    bool stamped;
+    uint64_t began_ns, ended_ns, bytes;
+};
+
+struct ari_profile {
+    ar_device_ops ops; /* first: the table that the device has meanwhile, which leads back here */
+    const ar_device_ops *inner;
+    ar_device *d;
+    int slot; /* whose call is under way */
+    ar_status failed;
+    span *spans;
+    size_t n, made, capacity; /* spans in use, with marks, that there is room for */
+};
+
+namespace
+{
+
+#define ARI_SLOT_NUMBER(slot) AT_##slot,
+enum slot_number { AR_DEVICE_SLOTS(ARI_SLOT_NUMBER) SLOTS };
+#define ARI_SLOT_NAME(slot) #slot,
+const char *const slot_names[] = {AR_DEVICE_SLOTS(ARI_SLOT_NAME)};
+
+ari_profile *profile_of(const ar_device *d)
+{
+    return reinterpret_cast<ari_profile *>(const_cast<ar_device_ops *>(d->ops));
+}
+
+/* --- spans -------------------------------------------------------------------------------------------------------- */
+
+void stamp(ari_profile *p, ar_queue *q, ari_mark **mark, uint64_t *clock_ns, bool *stamped)
+{
+    ari_stream *s = ari_queue_stream(q);
+    *stamped = s && s->ops->stamp;
+    if (*stamped) {
+        const ar_status st = s->ops->stamp(s, mark);
+        p->failed = p->failed == AR_OK ? st : p->failed;
+    }
+    *clock_ns = ari_now_ns();
+}
+
+/* The number of a new span, from 1; 0: there is no memory, which ari_profile_read says. */
+size_t span_begin(ari_profile *p, ar_queue *q, key of, uint64_t bytes)
+{
+    if (p->n == p->made) {
+        const ar_status st = ari_grow(&p->spans, &p->capacity, p->made, sizeof *p->spans, "a profile's calls");
+        if (st != AR_OK) {
+            p->failed = st;
+            return 0;
+        }
+        p->spans[p->made++] = {};
+    }
+    span *s = &p->spans[p->n++];
+    s->of = of;
+    s->bytes = bytes;
+    stamp(p, q, &s->from, &s->began_ns, &s->stamped);
+    return p->n;
+}
+
+void span_end(ari_profile *p, ar_queue *q, size_t number)
+{
+    if (number > 0)
+        stamp(p, q, &p->spans[number - 1].to, &p->spans[number - 1].ended_ns, &p->spans[number - 1].stamped);
+}
+
+ar_status span_seconds(const span *s, double *seconds)
+{
+    *seconds = 1e-9 * static_cast<double>(s->ended_ns - s->began_ns);
+    if (!s->stamped)
+        return AR_OK;
+    AR_TRY(s->to->ops->await(s->to, 0));
+    return s->to->ops->elapsed(s->from, s->to, seconds);
+}
+
+/* --- the slots ---------------------------------------------------------------------------------------------------- */
+
+uint64_t bytes_of(const ar_tensor *t)
+{
+    return t && t->data.ptr ? ar_tensor_count(t) * ar_dtype_bytes(t->dtype) : 0;
+}
+template <class T> uint64_t bytes_of(const T &)
+{
+    return 0;
+}
+
+/* Slot AT, where it enqueues on a queue; any other is as it was. */
+template <class F, F ar_device_ops::*SLOT, int AT> struct timed {
+    static F in_place_of(F inner)
+    {
+        return inner;
+    }
+};
+template <class... A, ar_status (*ar_device_ops::*SLOT)(ar_device *, ar_queue *, A...), int AT>
+struct timed<ar_status (*)(ar_device *, ar_queue *, A...), SLOT, AT> {
+    static ar_status call(ar_device *d, ar_queue *q, A... a)
+    {
+        ari_profile *p = profile_of(d);
+        const uint64_t bytes = (static_cast<uint64_t>(0) + ... + bytes_of(a));
+        const size_t number = span_begin(p, q, {AT, nullptr}, bytes);
+        p->slot = AT;
+        const ar_status st = (p->inner->*SLOT)(d, q, a...);
+        span_end(p, q, number);
+        return st;
+    }
+    static ar_status (*in_place_of(ar_status (*inner)(ar_device *, ar_queue *, A...)))(ar_device *, ar_queue *, A...)
+    {
+        return AT == AT_alloc ? inner : call;
+    }
+};
+
+bool is_profiled(const ar_device *d)
+{
+    return d->ops->add == timed<decltype(ar_device_ops::add), &ar_device_ops::add, AT_add>::call;
+}
+
+/* --- the rows ----------------------------------------------------------------------------------------------------- */
+
+bool same(const key &a, const key &b)
+{
+    return a.slot == b.slot && (a.part == b.part || (a.part && b.part && strcmp(a.part, b.part) == 0));
+}
+
+struct sums {
+    key of[ARI_PROFILE_ROWS];
+    ari_profile_row row[ARI_PROFILE_ROWS];
+    size_t n;
+};
+
+/* NULL: there is no room, which takes more parts than devices have. */
+ari_profile_row *row_of(sums *all, const key &k)
+{
+    size_t i = 0;
+    while (i < all->n && !same(all->of[i], k))
+        i++;
+    if (i == ARI_PROFILE_ROWS)
+        return nullptr;
+    if (i == all->n) {
+        all->of[all->n++] = k;
+        all->row[i] = {slot_names[k.slot], k.part, 0, 0.0, 0};
+    }
+    return &all->row[i];
+}
+
+ar_status add_spans(const ari_profile *p, sums *all)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        double seconds = 0.0;
+        AR_TRY(span_seconds(&p->spans[i], &seconds));
+        ari_profile_row *row = row_of(all, p->spans[i].of);
+        if (!row)
+            continue;
+        row->calls++;
+        row->seconds += seconds;
+        row->bytes += p->spans[i].bytes;
+    }
+    return AR_OK;
+}
+
+double slot_seconds(const sums *all, const char *name)
+{
+    for (size_t i = 0; i < all->n; i++)
+        if (all->row[i].name == name && !all->row[i].part)
+            return all->row[i].seconds;
+    return 0.0;
+}
+
+/* The longest slot first; its parts behind it, the longest first. */
+bool before(const sums *all, const ari_profile_row &a, const ari_profile_row &b)
+{
+    const double of_a = slot_seconds(all, a.name), of_b = slot_seconds(all, b.name);
+    if (a.name != b.name)
+        return of_a != of_b ? of_a > of_b : a.name < b.name;
+    return !a.part != !b.part ? !a.part : a.seconds > b.seconds;
+}
+
+} // namespace
+
+ar_status ari_profile_begin(ari_profile **gives, ar_device *d)
+{
+    ari_profile *p = nullptr;
+    if (is_profiled(d))
+        return ar_error_set(AR_ERR_ARG, "a profile of this device is kept already");
+    AR_TRY(ari_alloc_zero(reinterpret_cast<void **>(&p), 1, sizeof *p, "a profile"));
+    p->ops = *d->ops;
+    p->inner = d->ops;
+    p->d = d;
+#define ARI_TIME_SLOT(slot) \
+    p->ops.slot = timed<decltype(ar_device_ops::slot), &ar_device_ops::slot, AT_##slot>::in_place_of(d->ops->slot);
+    AR_DEVICE_SLOTS(ARI_TIME_SLOT)
+    d->ops = &p->ops;
+    *gives = p;
+    return AR_OK;
+}
+
+ar_status ari_profile_read(ari_profile *p, ari_profile_row *rows, size_t *n)
+{
+    sums all = {};
+    ar_status st = p->failed;
+    if (st == AR_OK)
+        st = add_spans(p, &all);
+    p->n = 0;
+    p->failed = AR_OK;
+    AR_TRY(st);
+    for (size_t i = 0; i < all.n; i++) { /* by insertion: they are few */
+        size_t to = i;
+        for (; to > 0 && before(&all, all.row[i], rows[to - 1]); to--)
+            rows[to] = rows[to - 1];
+        rows[to] = all.row[i];
+    }
+    *n = all.n;
+    return AR_OK;
+}
+
+void ari_profile_end(ari_profile *p)
+{
+    if (!p)
+        return;
+    p->d->ops = p->inner;
+    for (size_t i = 0; i < p->made; i++) {
+        ari_mark_destroy(p->spans[i].from);
+        ari_mark_destroy(p->spans[i].to);
+    }
+    free(p->spans);
+    free(p);
+}
+
+void *ari_profile_part(ar_device *d, ar_queue *q, const char *part)
+{
+    if (!is_profiled(d))
+        return nullptr;
+    ari_profile *p = profile_of(d);
+    return reinterpret_cast<void *>(span_begin(p, q, {p->slot, part}, 0));
+}
+
+void ari_profile_part_end(ar_device *d, ar_queue *q, void *begun)
+{
+    if (begun)
+        span_end(profile_of(d), q, reinterpret_cast<size_t>(begun));
+}

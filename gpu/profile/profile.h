@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_GPU_PROFILE_H
+#define ARI_GPU_PROFILE_H
+
+#include "anyrank/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How long each slot of a device's table takes, by name: on a GPU from the first of its kernels to the last, by events
+ * in the stream; where a call returns when its work is done, by the clock. */
+typedef struct ari_profile ari_profile;
+
+typedef struct ari_profile_row {
+    const char *name; /* of the slot; static storage */
+    const char *part; /* a part of its calls that the device tells apart; NULL: the whole. Static storage */
+    uint64_t calls;
+    double seconds; /* of all of them */
+    uint64_t bytes; /* of the tensors that the calls were given, each counted as often as it was given. Buffers, whose
+                     * sizes a slot does not tell, are not among them */
+} ari_profile_row;
+
+#define ARI_PROFILE_ROWS 96
+
+/** From now on calls of d's table are timed, except those that take memory. One thread calls it, and enqueues on d, until
+ *  ari_profile_end. Errors: AR_ERR_ARG (one is kept already), AR_ERR_MEMORY; AR_ERR_UNSUPPORTED: a build without a C++
+ *  compiler. */
+AR_NODISCARD ar_status ari_profile_begin(ari_profile **gives, ar_device *d);
+/** Waits for what was called, gives the rows that have calls, each slot's before its parts, the longest slot first, and
+ *  starts anew. rows: [ARI_PROFILE_ROWS]. Errors: AR_ERR_MEMORY (of a call before), AR_ERR_DEVICE. */
+AR_NODISCARD ar_status ari_profile_read(ari_profile *p, ari_profile_row *rows, size_t *n);
+/** Accepts NULL. The device has waited for its queues. */
+void ari_profile_end(ari_profile *p);
+
+/** A part of a slot's call begins on q; gives what its end is told by, NULL where no profile is kept of d. part: static
+ *  storage. */
+void *ari_profile_part(ar_device *d, ar_queue *q, const char *part);
+void ari_profile_part_end(ar_device *d, ar_queue *q, void *begun);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
