@@ -91,6 +91,10 @@ class Report:
                 self.failures.append(result.name)
                 self.show(result.output)
 
+    def skip(self, name, reason):
+        """Counts what is left out, without a line of its own."""
+        self.skips.setdefault(reason, []).append(name)
+
     @staticmethod
     def show(output):
         lines = ESCAPES.sub("", output).rstrip().splitlines()
@@ -466,6 +470,12 @@ SANITIZERS = {"asan": ("AddressSanitizer and UndefinedBehaviorSanitizer", lambda
                        and program.name != "examples/mlp_classifier")}
 
 
+def of_tools(name):
+    """Whether a check looks at the project's own tools and the layout of its sources, or needs a compiler of its own: no
+    mistake of a result shows there. They run in --all, in --extended and by name."""
+    return name in ("check/format", "gpu/ptx_test") or name.startswith("scripts/")
+
+
 def matching(names, name):
     return not names or any(part in name for part in names)
 
@@ -503,8 +513,10 @@ def main():
     fitting = [p for p in everything if matching(names, p.name)]
     selected = [] if only_sanitizers else fitting
     checks = [] if only_sanitizers else [c for c in source_checks("build", arguments.extended) if matching(names, c[0])]
+    held = [] if names or arguments.all or arguments.extended else [name for name, _ in checks if of_tools(name)]
+    checks = [check for check in checks if check[0] not in held]
     if arguments.list:
-        print("\n".join([name for name, _ in checks] + [p.name for p in selected] + sanitizers))
+        print("\n".join(held + [name for name, _ in checks] + [p.name for p in selected] + sanitizers))
         return 0
     if names and not fitting and not checks:
         print(f"test: no program or check has {' or '.join(names)} in its name; ./test --list prints the names",
@@ -530,6 +542,8 @@ def main():
             if lost:
                 report.add(Result("tests/suites", 0, 1, output="suites that no file names in a Test(): " + ", ".join(lost)))
             run_all(tasks, "build", report, arguments.jobs)
+        for name in held:
+            report.skip(name, "format, kernels' PTX and the project's own scripts: ./test --all looks at them too")
         for preset in sanitizers:
             title, fits = SANITIZERS[preset]
             sanitizer_run(preset, title, [p for p in fitting if fits(p) and not p.extended], report, arguments.jobs)

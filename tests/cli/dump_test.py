@@ -133,7 +133,7 @@ class Grads(DumpTest):
 
     def test_packed_documents_are_named(self):
         result = self.folder / "documents"
-        run = subprocess.run([COMMAND, "check", "llama-demo", "--tp", "2", "--documents", "4", "--batch", "2", "--seq", "16",
+        run = subprocess.run([COMMAND, "check", GOLDEN / "llama-gqa-tiny", "--tp", "2", "--documents", "4", "--batch", "2", "--seq", "16",
                               "--steps", "2", "--skip-f64", "--dump", result], capture_output=True, text=True, check=False)
         self.assertIn(run.returncode, (0, 1), run.stderr)
         (ranks,) = [path for path in result.iterdir() if path.is_dir()]

@@ -143,7 +143,7 @@ static void expect_counted(covered *n, int draws, uint64_t first, layout_draw_ki
 
 static void of_random_layouts_is_what_each_rank_counts(void)
 {
-    const int draws = by_scale(20, 36, 200);
+    const int draws = by_scale(20, 24, 200);
     covered n = {0};
     expect_counted(&n, draws, 7000, DRAW_TENSORS);
     expect_wide(&n, draws);
@@ -152,14 +152,14 @@ static void of_random_layouts_is_what_each_rank_counts(void)
 static void of_ranks_that_share_sequences_is_what_each_rank_counts(void)
 {
     covered n = {0};
-    expect_counted(&n, by_scale(8, 12, 200), 7600, DRAW_CONTEXTS);
+    expect_counted(&n, by_scale(8, 10, 200), 7600, DRAW_CONTEXTS);
 }
 
 /* Of every schedule: receives, micro-batches under way, and what zero bubble puts off. */
 static void of_stages_is_what_each_rank_counts(void)
 {
     covered n = {0};
-    expect_counted(&n, by_scale(10, 14, 200), 7900, DRAW_STAGES);
+    expect_counted(&n, by_scale(10, 10, 200), 7900, DRAW_STAGES);
     cr_expect_gt(n.units, 0, "no unit is shared out");
 }
 

@@ -102,7 +102,7 @@ static double share_of(const layout_draw *d, int i, const ar_sim_cluster *cluste
 
 static void is_virtual_time_within_one_percent(void)
 {
-    const int draws = by_scale(30, 40, 400);
+    const int draws = by_scale(24, 24, 400);
     int moved = 0;
     for (int i = 0; i < draws; i++) {
         layout_draw d;
@@ -120,7 +120,7 @@ static void is_virtual_time_within_one_percent(void)
 /* Rings, neighbours that exchange heads, and both; on one node, and a node for each sequence's ranks. */
 static void of_ranks_that_share_sequences_is_virtual_time_within_one_percent(void)
 {
-    const int draws = by_scale(8, 14, 200);
+    const int draws = by_scale(8, 10, 200);
     for (int i = 0; i < draws; i++) {
         layout_draw d;
         char text[LAYOUT_DRAW_TEXT];
@@ -137,7 +137,7 @@ static void of_ranks_that_share_sequences_is_virtual_time_within_one_percent(voi
  * mean of all, which in models as small as these is off by more than where all are alike. */
 static void of_pipelines_is_virtual_time_but_for_uneven_parts(void)
 {
-    const int draws = by_scale(8, 16, 200);
+    const int draws = by_scale(8, 10, 200);
     int close = 0;
     for (int i = 0; i < draws; i++) {
         layout_draw d;
@@ -158,7 +158,7 @@ static void of_pipelines_is_virtual_time_but_for_uneven_parts(void)
 /* Then some groups of a kind span nodes and others do not; the planner takes the slower ones for all. */
 static void is_at_least_virtual_time_where_groups_do_not_fill_nodes(void)
 {
-    const int draws = by_scale(10, 14, 200);
+    const int draws = by_scale(10, 10, 200);
     for (int i = 0; i < draws; i++) {
         layout_draw d;
         char text[LAYOUT_DRAW_TEXT];

@@ -431,7 +431,7 @@ Test(pipeline, no_order_of_threads_changes_a_bit_or_ends_in_a_deadlock)
     o.run.steps = 1;
     recorded *whole = record(&o);
     o.run.sim.explore = true;
-    for (int seed = 1; seed <= by_scale(1, 4, 250); seed++) {
+    for (int seed = 1; seed <= by_scale(1, 2, 250); seed++) {
         o.run.sim.schedule_seed = (uint64_t)seed;
         for (int s = 0; s < AR_PP_SCHEDULES; s++) {
             const bool turns = s == AR_PP_INTERLEAVED;

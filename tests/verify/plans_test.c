@@ -86,7 +86,7 @@ static void expect_refuted(const char *json, const ar_plan *plan, ar_parallel pa
 Test(plans, random_ones_have_the_baselines_bits_or_are_refuted)
 {
     static const int tp[] = {2, 3, 4, 6};
-    int wrong = 0, drawn = by_scale(16, 50, 500);
+    int wrong = 0, drawn = by_scale(16, 32, 500);
     for (uint64_t i = 0; i < (uint64_t)drawn; i++) {
         uint64_t seed = i + 1;
         char text[PLAN_DRAW_TEXT], what[PLAN_DRAW_TEXT + 64];
