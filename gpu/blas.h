@@ -6,14 +6,14 @@
  * row-major: c [m, n], a [m, k], b [n, k], c (+)= a b^T; ld: elements from one row to the next; batch: so many, `step`
  * elements apart (a and b, 0: the same one each time). No extent is 0. */
 #include "gpu/kernel.h"
+#include "gpu/tiles/plan.h"
 
 namespace ARI_GPU
 {
 
-/* Memory for the int32 products that are put together at once. On a GPU: two tiles of 2048 rows for a result of 4096
- * columns, which keep 132 processors busy. On the host: what the second cache level holds, so that small products meet
- * several tiles too. */
-extern const size_t BLAS_PLANE_BYTES;
+/* How blas_int8 computes: of the library and the GPU. On the host: numbers so small that small results meet several
+ * tiles too, in both dimensions. */
+ari_tile_machine blas_machine(ar_device *d);
 
 struct blas_shape {
     size_t m, n, k, batch;

@@ -11,8 +11,7 @@ namespace ARI_GPU
 namespace
 {
 
-const size_t TILE_STEP = 128; /* rows of a tile are a multiple of it, as cuBLAS's own tiles' are */
-const size_t CHUNK = 1024;    /* columns that a block of threads puts together */
+const size_t CHUNK = 1024; /* columns that a block of threads puts together */
 
 /* Refuses operands that do not belong together. */
 ar_status check_pair(const packed &a, const packed &b, const char *what)
@@ -25,57 +24,52 @@ ar_status check_pair(const packed &a, const packed &b, const char *what)
     return AR_OK;
 }
 
-/* The part of a result that is put together at once: whole matrices, or rows of one. */
-struct tile {
-    size_t matrix, matrices, row, rows;
-};
-
-struct tiling {
-    size_t ld;             /* int32 from one row of a plane to the next */
-    size_t planes;         /* of all blocks of terms */
-    size_t matrices, rows; /* of the largest tile */
-    size_t bytes;          /* of its planes */
-};
-
-ar_status plan_tiles(tiling *t, const packed &a, const packed &b)
+size_t smaller(size_t a, size_t b)
 {
-    size_t row_bytes = 0, matrix_bytes = 0;
-    t->ld = b.all_rows;
-    t->planes = a.blocks * (a.ten ? PLANES_10 : PLANES_16);
-    AR_TRY(ari_mul_size(&row_bytes, t->planes * sizeof(int32_t), t->ld));
-    AR_TRY(ari_mul_size(&matrix_bytes, row_bytes, a.rows));
-    t->rows = a.rows;
-    t->matrices = a.batch;
-    if (row_bytes == 0)
-        t->bytes = 0;
-    else if (matrix_bytes <= BLAS_PLANE_BYTES) {
-        const size_t most = BLAS_PLANE_BYTES / matrix_bytes;
-        t->matrices = ceil_div(a.batch, ceil_div(a.batch, most));
-        t->bytes = t->matrices * matrix_bytes;
-    } else {
-        const size_t most = BLAS_PLANE_BYTES < row_bytes ? 1 : BLAS_PLANE_BYTES / row_bytes;
-        const size_t even = ceil_div(a.rows, ceil_div(a.rows, most));
-        const size_t whole = ceil_div(even, TILE_STEP) * TILE_STEP;
-        t->matrices = 1;
-        t->rows = whole <= most ? whole : even;
-        t->bytes = t->rows * row_bytes;
-    }
-    return AR_OK;
+    return a < b ? a : b;
 }
 
-/* The planes of a tile; *step: int32 from one to the next. */
-ar_status multiply(ar_device *d, ar_queue *q, ar_buf planes, size_t step, const tile &t, const packed &a,
-                   const packed &b)
+/* The part of a result that is put together at once: whole matrices, or rows and columns of some. */
+struct tile {
+    size_t matrix, matrices, row, rows, col, cols; /* cols: those that the products have, with padding */
+
+    /* int32 of a plane, whose rows lie side by side. */
+    size_t words() const
+    {
+        return matrices * rows * cols;
+    }
+};
+
+/* What gpu/tiles/plan.h asks of a product. */
+ari_tile_work work_of(const packed &a, const packed &b)
+{
+    ari_tile_work w = {a.batch, a.rows, b.all_rows, a.width, a.blocks, 0, 0, false, false};
+    w.planes = a.ten ? PLANES_10 : PLANES_16;
+    for (size_t i = 0; i < w.planes; i++)
+        w.runs += (a.ten ? PRODUCTS_10 : PRODUCTS_16)[i].count;
+    return w;
+}
+
+/* Bytes of the planes of a tile of this size. */
+ar_status bytes_of_planes(size_t *bytes, const ari_tile_work &w, const ari_tiling &t)
+{
+    AR_TRY(ari_mul_size(bytes, w.planes * w.blocks * sizeof(int32_t), t.matrices));
+    AR_TRY(ari_mul_size(bytes, *bytes, t.rows));
+    return ari_mul_size(bytes, *bytes, t.cols);
+}
+
+/* The planes of a tile, one after the other. */
+ar_status multiply(ar_device *d, ar_queue *q, ar_buf planes, const tile &t, const packed &a, const packed &b)
 {
     const size_t n = a.ten ? PLANES_10 : PLANES_16;
     const run_product *products = a.ten ? PRODUCTS_10 : PRODUCTS_16;
     const timed_part timed(d, q, "int8 products");
-    const size_t left = t.matrix * a.step + t.row * a.row_bytes, right = t.matrix * b.step;
+    const size_t left = t.matrix * a.step + t.row * a.row_bytes, right = t.matrix * b.step + t.col * b.row_bytes;
     for (size_t i = 0; i < a.blocks * n; i++) {
         const run_product &p = products[i % n];
         const size_t at = i / n * a.block_bytes();
-        const blas_shape shape = {t.rows, b.all_rows, p.count * a.width, t.matrices};
-        const blas_matrix c = {ar_buf_at(planes, i * step * sizeof(int32_t)), b.all_rows, t.rows * b.all_rows, false};
+        const blas_shape shape = {t.rows, t.cols, p.count * a.width, t.matrices};
+        const blas_matrix c = {ar_buf_at(planes, i * t.words() * sizeof(int32_t)), t.cols, t.rows * t.cols, false};
         const blas_matrix l = {ar_buf_at(a.runs, left + at + p.a * a.width), a.row_bytes, a.step, false};
         const blas_matrix r = {ar_buf_at(b.runs, right + at + p.b * b.width), b.row_bytes, b.step, false};
         AR_TRY(blas_int8(d, q, shape, c, l, r));
@@ -86,6 +80,7 @@ ar_status multiply(ar_device *d, ar_queue *q, ar_buf planes, size_t step, const 
 /* What a pass over a tile's planes knows of the tile and the result. */
 struct extents : result {
     tile t;
+    size_t cols; /* of the tile that the result has */
 };
 
 /* What is done with the sums of a tile, as the slots have it. Puts them together, each for itself, and gives them to OUT
@@ -96,12 +91,12 @@ template <class OUT> struct give_to {
     template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &sums, const extents &x) const
     {
         const OUT to = out;
-        const size_t chunks = ceil_div(x.n, CHUNK), width = x.n < CHUNK ? x.n : CHUNK;
+        const size_t chunks = ceil_div(x.cols, CHUNK), width = x.cols < CHUNK ? x.cols : CHUNK;
         return launch_blocks(d, q, x.t.matrices * x.t.rows * chunks, width, [=] ARI_KERNEL(const block &b) {
             const size_t line = b.index / chunks, from = b.index % chunks * CHUNK;
             const size_t matrix = x.t.matrix + line / x.t.rows, row = x.t.row + line % x.t.rows;
-            b.each(x.n - from < CHUNK ? x.n - from : CHUNK,
-                   [&](size_t i) { to(x, matrix, row, from + i, sums.at(line, from + i)); });
+            b.each(x.cols - from < CHUNK ? x.cols - from : CHUNK,
+                   [&](size_t i) { to(x, matrix, row, x.t.col + from + i, sums.at(line, from + i)); });
         });
     }
 };
@@ -114,14 +109,14 @@ struct accumulate {
     template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &sums, const extents &x) const
     {
         const accumulator_out to = out;
-        const size_t chunks = ceil_div(x.n, CHUNK), width = x.n < CHUNK ? x.n : CHUNK;
+        const size_t chunks = ceil_div(x.cols, CHUNK), width = x.cols < CHUNK ? x.cols : CHUNK;
         return launch_blocks(d, q, x.t.rows * chunks, width, [=] ARI_KERNEL(const block &b) {
             const size_t line = b.index / chunks, row = x.t.row + line, from = b.index % chunks * CHUNK;
-            b.each(x.n - from < CHUNK ? x.n - from : CHUNK, [&](size_t i) {
-                const size_t col = from + i;
+            b.each(x.cols - from < CHUNK ? x.cols - from : CHUNK, [&](size_t i) {
+                const size_t col = x.t.col + from + i;
                 accumulator_state state = to.load(x, row, col);
                 for (size_t g = 0; g < x.t.matrices; g++)
-                    to.add(&state, x, x.t.matrix + g, row, col, sums.at(g * x.t.rows + line, col));
+                    to.add(&state, x, x.t.matrix + g, row, col, sums.at(g * x.t.rows + line, from + i));
                 to.store(x, row, col, state);
             });
         });
@@ -133,29 +128,33 @@ template <class PASS>
 ar_status run_tile(ar_device *d, ar_queue *q, ar_buf planes, const tile &t, const packed &a, const packed &b,
                    const PASS &pass)
 {
-    const size_t step = t.matrices * t.rows * b.all_rows;
-    const extents x = {{a.rows, b.rows}, t};
-    AR_TRY(multiply(d, q, planes, step, t, a, b));
+    const extents x = {{a.rows, b.rows}, t, smaller(t.cols, b.rows - t.col)};
+    AR_TRY(multiply(d, q, planes, t, a, b));
     if (a.ten)
-        return pass.run(d, q, tile_sums<true>{dev<int32_t>(planes), step, b.all_rows, a.blocks}, x);
-    return pass.run(d, q, tile_sums<false>{dev<int32_t>(planes), step, b.all_rows, a.blocks}, x);
+        return pass.run(d, q, tile_sums<true>{dev<int32_t>(planes), t.words(), t.cols, a.blocks}, x);
+    return pass.run(d, q, tile_sums<false>{dev<int32_t>(planes), t.words(), t.cols, a.blocks}, x);
 }
 
 template <class PASS>
 ar_status for_each_tile(ar_device *d, ar_queue *q, const packed &a, const packed &b, const PASS &pass)
 {
-    tiling plan = {};
+    const ari_tile_work w = work_of(a, b);
     scratch planes(d, q);
+    size_t bytes = 0;
     if (a.batch == 0 || a.rows == 0 || b.rows == 0)
         return AR_OK;
-    AR_TRY(plan_tiles(&plan, a, b));
-    AR_TRY(planes.take(plan.bytes ? plan.bytes : 16));
-    for (size_t matrix = 0; matrix < a.batch; matrix += plan.matrices)
-        for (size_t row = 0; row < a.rows; row += plan.rows) {
-            const size_t matrices = a.batch - matrix < plan.matrices ? a.batch - matrix : plan.matrices;
-            const size_t rows = a.rows - row < plan.rows ? a.rows - row : plan.rows;
-            AR_TRY(run_tile(d, q, planes.buf(), {matrix, matrices, row, rows}, a, b, pass));
-        }
+    const ari_tile_machine machine = blas_machine(d);
+    const ari_tiling plan = ari_plan_tiles(&w, &machine);
+    AR_TRY(bytes_of_planes(&bytes, w, plan));
+    AR_TRY(planes.take(bytes ? bytes : 16));
+    for (size_t row = 0; row < w.m; row += plan.rows)
+        for (size_t col = 0; col < w.n; col += plan.cols)
+            for (size_t matrix = 0; matrix < w.batch; matrix += plan.matrices) {
+                const tile t = {matrix, smaller(plan.matrices, w.batch - matrix),
+                                row,    smaller(plan.rows, w.m - row),
+                                col,    smaller(plan.cols, w.n - col)};
+                AR_TRY(run_tile(d, q, planes.buf(), t, a, b, pass));
+            }
     return AR_OK;
 }
 

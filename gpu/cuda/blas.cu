@@ -16,8 +16,6 @@
 namespace ari_cuda
 {
 
-const size_t BLAS_PLANE_BYTES = static_cast<size_t>(384) << 20;
-
 namespace
 {
 
@@ -83,7 +81,28 @@ struct handles {
     cublas call;
     pthread_mutex_t lock;
     stream_handle *first;
+    ari_tile_machine machine;
 };
+
+/* cuBLAS's largest kernels for int8: 128 x 256 on a processor. */
+const size_t PART_ROWS = 128, PART_COLS = 256;
+/* Of the planes of results with short rows of terms, whose products would be too short to start in smaller tiles. */
+const size_t PLANE_BYTES = static_cast<size_t>(384) << 20;
+
+/* Of the calling thread's GPU. Of its cache, three quarters: operands pass through it too. */
+ar_status machine_of(ari_tile_machine *m)
+{
+    int gpu = 0, processors = 0, cache = 0;
+    cudaError_t e = cudaGetDevice(&gpu);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, gpu);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, gpu);
+    if (e != cudaSuccess || processors < 1 || cache < 0)
+        return ar_error_set(AR_ERR_DEVICE, "the GPU's processors and cache: %s", cudaGetErrorString(e));
+    *m = {static_cast<size_t>(processors), PART_ROWS, PART_COLS, static_cast<size_t>(cache) / 4 * 3, PLANE_BYTES};
+    return AR_OK;
+}
 
 /* The largest batch of one call: what a grid of blocks counts in its third dimension. */
 const size_t BATCH_MAX = 65535;
@@ -203,10 +222,13 @@ ar_status product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_mat
 ar_status blas_create(void **gives)
 {
     cublas call;
+    ari_tile_machine machine;
+    AR_TRY(machine_of(&machine));
     AR_TRY(load(&call));
     AR_TRY(ari_alloc_zero(gives, 1, sizeof(handles), "the handles of cuBLAS"));
     handles *all = static_cast<handles *>(*gives);
     all->call = call;
+    all->machine = machine;
     pthread_mutex_init(&all->lock, nullptr);
     return AR_OK;
 }
@@ -225,6 +247,11 @@ void blas_destroy(void *blas)
     }
     pthread_mutex_destroy(&all->lock);
     ::free(all);
+}
+
+ari_tile_machine blas_machine(ar_device *d)
+{
+    return static_cast<handles *>(blas_of(d))->machine;
 }
 
 ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,

@@ -17,7 +17,11 @@
 namespace ari_emulated
 {
 
-const size_t BLAS_PLANE_BYTES = static_cast<size_t>(1) << 20;
+/* Planes: what the second cache level holds. */
+ari_tile_machine blas_machine(ar_device *)
+{
+    return {4, 32, 32, static_cast<size_t>(1) << 20, static_cast<size_t>(1) << 20};
+}
 
 /* Rows of b that stay in the second cache level while those of a pass by. */
 const size_t COLS = 32;

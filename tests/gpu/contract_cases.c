@@ -218,19 +218,22 @@ static void gemm_round_case(device_pair *p, product *o)
     destroy_packed(p, o);
 }
 
-/* Results of more than one tile of planes on the host (gpu/blas.h): rows of one matrix, and several matrices. */
+/* Results of more than one tile of planes on the host (gpu/blas.h): rows or columns of one matrix, or both, and several
+ * matrices. */
 static void several_tiles(device_pair *p, void (*one)(device_pair *, product *))
 {
-    product o = {.batch = 1, .m = 203, .n = 190, .k = 5, .values = PAIR_ORDINARY, .scale = true};
-    one(p, &o);
-    o = (product){.batch = 5, .m = 90, .n = 91, .k = 3, .values = PAIR_ORDINARY, .scale = true};
-    one(p, &o);
+    static const size_t results[][3] = {{1, 203, 390}, {1, 20, 2001}, {1, 2001, 20}, {5, 90, 91}, {3, 150, 150}};
+    for (size_t i = 0; i < sizeof results / sizeof *results; i++) {
+        product o = {.batch = results[i][0], .m = results[i][1], .n = results[i][2], .k = 5, .values = PAIR_ORDINARY};
+        o.scale = true;
+        one(p, &o);
+    }
 }
 
 /* The same on a GPU. */
 static void large_results(device_pair *p, void (*one)(device_pair *, product *))
 {
-    product o = {.batch = 1, .m = 2500, .n = 4100, .k = 5, .values = PAIR_ORDINARY, .scale = true};
+    product o = {.batch = 1, .m = 2500, .n = 8300, .k = 5, .values = PAIR_ORDINARY, .scale = true};
     one(p, &o);
     o = (product){.batch = 60, .m = 400, .n = 600, .k = 3, .values = PAIR_ORDINARY, .scale = true};
     one(p, &o);

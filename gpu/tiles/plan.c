@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/tiles/plan.h"
+
+/* What is weighed against each other, in nanoseconds. From the rates of one H200, and estimates where there are none:
+ * 1.45e15 int8 operations a second over 132 processors, which hold parts of 128 x 256; 4300 bytes a nanosecond
+ * from memory. Only their relations matter, and they choose between tilings whose bits are the same. */
+#define CALL 1500.0         /* a launch, and what is idle between it and the next */
+#define WAVE 1000.0         /* a part's beginning and end */
+#define TERM 6.0            /* of one run of a part */
+#define FROM_CACHE 0.000125 /* a byte */
+#define FROM_MEMORY 0.00023
+#define NOT_HIDDEN 1.6 /* of a byte of a plane: read by the pass, and written beside the products */
+#define STATE 34.0     /* bytes of an element of an accumulator, read and written */
+
+/* A side of a tile has at most so many parts: more of them leave less than a part in twenty-five idle. */
+#define SIDE ((size_t)24)
+
+static size_t ceil_div(size_t a, size_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* One tile. */
+typedef struct extent {
+    size_t matrices, rows, cols;
+} extent;
+
+static size_t parts_of(const extent *x, const ari_tile_machine *m)
+{
+    const size_t flat = ceil_div(x->rows, m->part_rows) * ceil_div(x->cols, m->part_cols);
+    return smaller(flat, ceil_div(x->rows, m->part_cols) * ceil_div(x->cols, m->part_rows));
+}
+
+static double plane_bytes(const ari_tile_work *w, const extent *x)
+{
+    return (double)x->matrices * (double)x->rows * (double)x->cols * (double)(w->planes * w->blocks) * 4.0;
+}
+
+/* Waves of a block's products, each of one run: those of a product of several take as many times as long. */
+static size_t waves_of(const ari_tile_work *w, const ari_tile_machine *m, const extent *x, bool together)
+{
+    const size_t parts = parts_of(x, m);
+    return together ? x->matrices * ceil_div(parts * w->planes, m->processors)
+                    : ceil_div(parts * x->matrices, m->processors) * w->runs;
+}
+
+static double time_of(const ari_tile_work *w, const ari_tile_machine *m, const extent *x, bool together)
+{
+    const double calls = (double)(together ? x->matrices : w->planes), bytes = plane_bytes(w, x);
+    const double waves = (double)waves_of(w, m, x, together),
+                 starts = together ? waves : waves / (double)w->runs * calls;
+    const double products = calls * CALL + starts * WAVE + waves * (double)w->terms * TERM;
+    const double rate = bytes <= (double)m->cache_bytes ? FROM_CACHE : FROM_MEMORY;
+    const double state = w->one_result ? (double)(x->rows * x->cols) * STATE * FROM_MEMORY : 0.0;
+    return (double)w->blocks * products + bytes * NOT_HIDDEN * rate + state + CALL;
+}
+
+/* The sum over all tiles: those at the lower and right edge and of the last matrices may be smaller. */
+static double sum_over(const ari_tile_work *w, const ari_tile_machine *m, const ari_tiling *t,
+                       double (*f)(const ari_tile_work *w, const ari_tile_machine *m, const extent *x, bool together))
+{
+    const size_t all[3] = {w->batch, w->m, w->n}, of[3] = {t->matrices, t->rows, t->cols};
+    double sum = 0.0;
+    for (int corner = 0; corner < 8; corner++) {
+        size_t extents[3], count = 1;
+        for (int i = 0; i < 3; i++) {
+            const size_t rest = all[i] % of[i];
+            extents[i] = corner >> i & 1 ? rest : of[i];
+            count *= corner >> i & 1 ? rest != 0 : all[i] / of[i];
+        }
+        const extent x = {extents[0], extents[1], extents[2]};
+        if (count > 0)
+            sum += (double)count * f(w, m, &x, t->together);
+    }
+    return sum;
+}
+
+typedef struct choice {
+    const ari_tile_work *w;
+    const ari_tile_machine *m;
+    ari_tiling best;
+    double time;
+} choice;
+
+/* Takes a tiling whose planes are not too large if it is the best so far, by calls of either kind. */
+static void consider(choice *c, size_t matrices, size_t rows, size_t cols)
+{
+    const extent x = {matrices, rows, cols};
+    if (plane_bytes(c->w, &x) > (double)c->m->plane_bytes)
+        return;
+    for (int together = 0; together <= (int)c->w->alike; together++) {
+        const ari_tiling t = {matrices, rows, cols, together};
+        const double time = sum_over(c->w, c->m, &t, time_of);
+        if (c->time >= 0.0 && time >= c->time)
+            continue;
+        c->best = t;
+        c->time = time;
+    }
+}
+
+/* The numbers of parts that a side of even tiles may have, from the largest down; *side is 0 before the first. False:
+ * there is no other. */
+static bool next_side(size_t *side, size_t parts)
+{
+    const size_t each = *side == 0 ? smaller(parts, SIDE) : *side - 1;
+    if (each == 0)
+        return false;
+    *side = ceil_div(parts, ceil_div(parts, each));
+    return true;
+}
+
+/* Tiles of rows and columns of so many matrices. */
+static void consider_parts(choice *c, size_t matrices)
+{
+    const ari_tile_work *w = c->w;
+    const ari_tile_machine *m = c->m;
+    for (size_t down = 0; next_side(&down, ceil_div(w->m, m->part_rows));)
+        for (size_t across = 0; next_side(&across, ceil_div(w->n, m->part_cols));)
+            consider(c, matrices, smaller(w->m, down * m->part_rows), smaller(w->n, across * m->part_cols));
+}
+
+ari_tiling ari_plan_tiles(const ari_tile_work *w, const ari_tile_machine *m)
+{
+    choice c = {.w = w, .m = m, .time = -1.0};
+    size_t matrices = w->one_result ? w->batch : 1;
+    for (size_t groups = 1; groups <= smaller(w->batch, SIDE); groups++)
+        consider(&c, ceil_div(w->batch, groups), w->m, w->n);
+    consider(&c, 1, w->m, w->n);
+    consider_parts(&c, matrices);
+    while (c.time < 0.0 && matrices > 1)
+        consider_parts(&c, matrices /= 2);
+    if (c.time < 0.0)
+        c.best = (ari_tiling){1, smaller(w->m, m->part_rows), smaller(w->n, m->part_cols), w->alike};
+    return c.best;
+}
+
+static double room_of(const ari_tile_work *w, const ari_tile_machine *m, const extent *x, bool together)
+{
+    return (double)w->blocks * (double)waves_of(w, m, x, together) *
+           (double)(m->processors * m->part_rows * m->part_cols);
+}
+
+double ari_tiling_share(const ari_tile_work *w, const ari_tile_machine *m, const ari_tiling *t)
+{
+    const double work = (double)w->batch * (double)w->m * (double)w->n * (double)(w->blocks * w->runs);
+    return work / sum_over(w, m, t, room_of);
+}
