@@ -53,10 +53,10 @@ static ar_status store(side *s, ar_tensor *t, const size_t shape[3], uint64_t se
         return AR_OK;
     t->dtype = ar_ctx_activations(s->ctx);
     t->data.ptr = NULL;
-    ar_status st = s->d->ops->alloc(s->d, &t->data, ar_tensor_count(t) * ar_dtype_bytes(t->dtype));
+    ar_status st = s->d->ops->alloc(s->d, on.q, &t->data, ar_tensor_count(t) * ar_dtype_bytes(t->dtype));
     if (st == AR_OK)
         st = s->d->ops->copy_strided(s->d, on.q, t, &values);
-    s->d->ops->free(s->d, values.data);
+    s->d->ops->free(s->d, on.q, values.data);
     return st;
 }
 
@@ -84,8 +84,8 @@ static void side_destroy(side *s)
 {
     if (!s->d)
         return;
-    s->d->ops->free(s->d, s->x.data);
-    s->d->ops->free(s->d, s->dy.data);
+    s->d->ops->free(s->d, NULL, s->x.data);
+    s->d->ops->free(s->d, NULL, s->dy.data);
     ar_saved_destroy(s->saved);
     ar_module_destroy(s->block);
     ar_ctx_destroy(s->ctx);

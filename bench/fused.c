@@ -172,10 +172,10 @@ static void destroy(fused_bench *b)
     ar_param_fini(&b->gain);
     ar_param_fini(&b->offset);
     for (size_t i = 0; i < TENSORS && d; i++)
-        d->ops->free(d, b->t[i].data);
+        d->ops->free(d, b->made.q, b->t[i].data);
     if (d) {
-        d->ops->free(d, b->rstd.data);
-        d->ops->free(d, b->mean.data);
+        d->ops->free(d, b->made.q, b->rstd.data);
+        d->ops->free(d, b->made.q, b->mean.data);
     }
     ar_ctx_destroy(b->ctx);
     ari_bench_device_destroy(&b->made);

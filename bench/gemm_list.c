@@ -94,9 +94,9 @@ void ari_gemm_list_destroy(ari_gemm_list *list)
     ar_device *d = list->on.d;
     if (!d)
         return;
-    d->ops->free(d, list->a);
-    d->ops->free(d, list->b);
-    d->ops->free(d, list->c);
+    d->ops->free(d, list->on.q, list->a);
+    d->ops->free(d, list->on.q, list->b);
+    d->ops->free(d, list->on.q, list->c);
 }
 
 static ar_tensor matrices(ar_buf memory, size_t batch, size_t rows, size_t cols, bool transposed)

@@ -125,7 +125,7 @@ ar_status ari_bench_values(const ari_bench_device *b, ar_buf *gives, size_t n, u
     void *values = NULL;
     ar_status st = AR_OK;
     AR_TRY(ari_mul_size(&bytes, n, sizeof(float)));
-    AR_TRY(b->d->ops->alloc(b->d, gives, bytes));
+    AR_TRY(b->d->ops->alloc(b->d, b->q, gives, bytes));
     if (b->d->ops->host_reaches) {
         fill(gives->ptr, n, seed);
         return AR_OK;

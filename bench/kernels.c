@@ -86,7 +86,7 @@ static ar_status operands_create(kernel_bench *b, size_t rows, size_t cols)
     for (size_t i = 0; i < 5; i++) {
         ar_buf half;
         AR_TRY(ari_bench_tensor(&b->on, wide[i], 2, shape, i + 1));
-        AR_TRY(b->on.d->ops->alloc(b->on.d, &half, ar_tensor_count(wide[i]) * ar_dtype_bytes(AR_BF16)));
+        AR_TRY(b->on.d->ops->alloc(b->on.d, b->on.q, &half, ar_tensor_count(wide[i]) * ar_dtype_bytes(AR_BF16)));
         *narrow[i] = *wide[i];
         narrow[i]->dtype = AR_BF16;
         narrow[i]->data = half;
@@ -104,7 +104,7 @@ static ar_status bench_create(kernel_bench *b, const ar_bench_kernel_row *row, c
     AR_TRY(operands_create(b, row->rows, row->cols));
     AR_TRY(ari_bench_values(&b->on, &b->row, row->cols, 6));
     AR_TRY(ari_bench_values(&b->on, &b->rstd, row->rows, 7));
-    AR_TRY(b->on.d->ops->alloc(b->on.d, &b->mean, row->rows * sizeof(double)));
+    AR_TRY(b->on.d->ops->alloc(b->on.d, b->on.q, &b->mean, row->rows * sizeof(double)));
     for (int i = 0; i < 2; i++)
         AR_TRY(ari_bench_values(&b->on, &b->sum[i], row->cols, 8));
     return run_norm(b, &b->as[0]); /* means and deviations */
@@ -120,10 +120,10 @@ static void bench_destroy(kernel_bench *b)
         const operands *o = &b->as[i];
         const ar_buf of[5] = {o->x.data, o->dy.data, o->up.data, o->y.data, o->z.data};
         for (int k = 0; k < 5; k++)
-            d->ops->free(d, of[k]);
+            d->ops->free(d, b->on.q, of[k]);
     }
     for (int i = 0; i < 5; i++)
-        d->ops->free(d, *all[i]);
+        d->ops->free(d, b->on.q, *all[i]);
     ari_bench_device_destroy(&b->on);
 }
 

@@ -38,15 +38,15 @@ static ar_status operand_create(const ari_bench_device *on, operand *o, size_t b
 {
     const ar_device_ops *ops = on->d->ops;
     AR_TRY(ari_bench_tensor(on, &o->values, 3, (const size_t[]){batch, rows, k}, rows * k + (split ? 1 : 2)));
-    AR_TRY(ops->alloc(on->d, &o->exponents, batch * rows * sizeof(int32_t)));
-    return ops->packed_create(on->d, &o->packed, batch, rows, k, split);
+    AR_TRY(ops->alloc(on->d, on->q, &o->exponents, batch * rows * sizeof(int32_t)));
+    return ops->packed_create(on->d, on->q, &o->packed, batch, rows, k, split);
 }
 
 static void operand_destroy(ar_device *d, operand *o)
 {
-    d->ops->packed_destroy(d, o->packed);
-    d->ops->free(d, o->exponents);
-    d->ops->free(d, o->values.data);
+    d->ops->packed_destroy(d, NULL, o->packed);
+    d->ops->free(d, NULL, o->exponents);
+    d->ops->free(d, NULL, o->values.data);
 }
 
 static ar_status quantise(gemm_bench *b, operand *o, int sign)
@@ -102,7 +102,7 @@ ar_status ari_bench_gemm(ar_bench_gemm_row *row, const ar_device_choice *which, 
     AR_TRY_TO(done, st, operand_create(&b.on, &b.x, row->batch, row->m, row->k, true));
     AR_TRY_TO(done, st, operand_create(&b.on, &b.w, row->batch, row->n, row->k, false));
     AR_TRY_TO(done, st, ari_bench_tensor(&b.on, &b.y, 3, (const size_t[]){row->batch, row->m, row->n}, 3));
-    AR_TRY_TO(done, st, d->ops->alloc(d, &b.c, row->batch * row->k * sizeof(int32_t)));
+    AR_TRY_TO(done, st, d->ops->alloc(d, b.on.q, &b.c, row->batch * row->k * sizeof(int32_t)));
     AR_TRY_TO(done, st, ari_bench_repeat(&s, GEMMS, repetitions, 1, time_gemms, &b));
     const ari_bench_stat ratio = ari_bench_ratio_of(&s, EXACT, NATIVE);
     const double operations = 2.0 * (double)row->batch * (double)row->m * (double)row->n * (double)row->k;
@@ -112,8 +112,8 @@ ar_status ari_bench_gemm(ar_bench_gemm_row *row, const ar_device_choice *which, 
     row->spread = ratio.spread;
 done:
     ari_bench_series_destroy(&s);
-    d->ops->free(d, b.c);
-    d->ops->free(d, b.y.data);
+    d->ops->free(d, b.on.q, b.c);
+    d->ops->free(d, b.on.q, b.y.data);
     operand_destroy(d, &b.w);
     operand_destroy(d, &b.x);
     ari_bench_device_destroy(&b.on);
@@ -156,9 +156,9 @@ static void grad_destroy(grad_bench *b)
     ar_device *d = b->on.d;
     ar_param_fini(&b->weight);
     if (d) {
-        d->ops->free(d, b->dy.data);
-        d->ops->free(d, b->x.data);
-        d->ops->free(d, b->dw.data);
+        d->ops->free(d, b->on.q, b->dy.data);
+        d->ops->free(d, b->on.q, b->x.data);
+        d->ops->free(d, b->on.q, b->dw.data);
     }
     ar_ctx_destroy(b->ctx);
     ari_bench_device_destroy(&b->on);

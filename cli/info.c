@@ -127,7 +127,7 @@ static ar_status measure(double *gflops, ar_device *device, ar_queue *queue)
     ar_buf memory = {NULL};
     ar_tensor m[3];
     ar_status st = AR_OK;
-    AR_TRY(device->ops->alloc(device, &memory, 3 * count * sizeof(float)));
+    AR_TRY(device->ops->alloc(device, NULL, &memory, 3 * count * sizeof(float)));
     float *values = memory.ptr;
     for (size_t i = 0; i < 3 * count; i++)
         values[i] = (float)(i % 17) - 8.0F;
@@ -143,7 +143,7 @@ static ar_status measure(double *gflops, ar_device *device, ar_queue *queue)
         before = after;
     }
 done:
-    device->ops->free(device, memory);
+    device->ops->free(device, NULL, memory);
     return st;
 }
 

@@ -47,6 +47,12 @@ ar_status ari_gpu_choose(ar_device *d)
     return ar_error_set(AR_ERR_UNSUPPORTED, "%s", no_cuda);
 }
 
+ar_status ari_gpu_trim(ar_device *d)
+{
+    (void)d;
+    return ar_error_set(AR_ERR_UNSUPPORTED, "%s", no_cuda);
+}
+
 ar_status ari_gpu_bus_id(char *text, int size)
 {
     (void)text;

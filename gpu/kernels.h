@@ -38,19 +38,24 @@ inline ar_device_ops table_of(const char *name)
 /* What ARI_IMMA_VARIABLE asked for when the device was made. */
 ari_imma imma_of(const ar_device *d);
 
-/* Memory for a kernel's own use on one queue; given back when the variable goes, and not taken again before what was
- * enqueued on q until then is done. */
+/* Memory for a kernel's own use on one queue, until the variable goes. */
 class scratch
 {
   public:
     scratch(ar_device *device, ar_queue *queue) : d(device), q(queue), b{nullptr}
     {
     }
-    ~scratch();
+    ~scratch()
+    {
+        ARI_GPU::free(d, q, b);
+    }
     scratch(const scratch &) = delete;
     scratch &operator=(const scratch &) = delete;
     /* Once. Errors: AR_ERR_MEMORY. */
-    ar_status take(size_t bytes);
+    ar_status take(size_t bytes)
+    {
+        return alloc(d, q, &b, bytes);
+    }
     ar_buf buf() const
     {
         return b;

@@ -14,8 +14,11 @@ extern "C" {
 /** Makes the GPU of d the calling thread's, and gives the cudaStream_t that q, an inline queue of d, stands on. Errors:
  *  AR_ERR_DEVICE; AR_ERR_UNSUPPORTED: a build without CUDA. */
 AR_NODISCARD ar_status ari_gpu_native_stream(ar_device *d, ar_queue *q, void **borrows);
-/** The first half of that alone: the thread does not count as one that enqueues. Errors: the same. */
+/** The first half of that alone. Errors: the same. */
 AR_NODISCARD ar_status ari_gpu_choose(ar_device *d);
+/** Gives the GPU of d what this process keeps of its memory for reuse, once its work is done: for a library that takes
+ *  memory by itself and found none. Errors: the same. */
+AR_NODISCARD ar_status ari_gpu_trim(ar_device *d);
 /** "0000:3b:00.0": where the calling thread's GPU is in its machine; cut off where it does not fit. Errors: the
  *  same. */
 AR_NODISCARD ar_status ari_gpu_bus_id(char *text, int size);

@@ -171,7 +171,7 @@ ar_status lay_out(packed *p, size_t *bytes, ari_imma path)
 
 } // namespace
 
-ar_status packed_create(ar_device *d, ar_packed **gives, size_t batch, size_t rows, size_t k, bool split)
+ar_status packed_create(ar_device *d, ar_queue *q, ar_packed **gives, size_t batch, size_t rows, size_t k, bool split)
 {
     packed form = {};
     size_t bytes = 0;
@@ -180,10 +180,10 @@ ar_status packed_create(ar_device *d, ar_packed **gives, size_t batch, size_t ro
     form.k = k;
     form.left = split;
     AR_TRY(lay_out(&form, &bytes, imma_of(d)));
-    AR_TRY(alloc(d, &form.runs, bytes ? bytes : 16));
+    AR_TRY(alloc(d, q, &form.runs, bytes ? bytes : 16));
     const ar_status st = give(gives, form);
     if (st != AR_OK)
-        ARI_GPU::free(d, form.runs);
+        ARI_GPU::free(d, q, form.runs);
     return st;
 }
 
@@ -204,22 +204,22 @@ ar_status packed_part(ar_device *d, ar_queue *q, ar_packed **gives, const ar_pac
         return give(gives, form);
     }
     ar_packed *copy = nullptr;
-    AR_TRY(packed_create(d, &copy, part->matrices, part->rows, part->cols, whole.left));
+    AR_TRY(packed_create(d, q, &copy, part->matrices, part->rows, part->cols, whole.left));
     const ar_status st = copy_digits(d, q, *packed_of(copy), whole, *part);
     if (st != AR_OK) {
-        packed_destroy(d, copy);
+        packed_destroy(d, q, copy);
         return st;
     }
     *gives = copy;
     return AR_OK;
 }
 
-void packed_destroy(ar_device *d, ar_packed *p)
+void packed_destroy(ar_device *d, ar_queue *q, ar_packed *p)
 {
     if (!p)
         return;
     if (!packed_of(p)->part)
-        ARI_GPU::free(d, packed_of(p)->runs);
+        ARI_GPU::free(d, q, packed_of(p)->runs);
     ::free(p);
 }
 

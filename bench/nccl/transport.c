@@ -124,8 +124,8 @@ static void begin(bench *b)
     need(b, b->nccl.emulated_gpu ? ar_device_emulated_create(&b->device) : ar_device_cuda_create(&b->device, gpu));
     need(b, b->device->ops->queue_create(b->device, &b->queue, AR_QUEUE_INLINE, "bench"));
     need(b, ar_process_comm(&b->comm, b->process, b->device));
-    need(b, b->device->ops->alloc(b->device, &b->in, MOST_BYTES));
-    need(b, b->device->ops->alloc(b->device, &b->out, MOST_BYTES));
+    need(b, b->device->ops->alloc(b->device, b->queue, &b->in, MOST_BYTES));
+    need(b, b->device->ops->alloc(b->device, b->queue, &b->out, MOST_BYTES));
     need(b, b->device->ops->zero(b->device, b->queue, b->in, MOST_BYTES));
     connect_directly(b);
 }
@@ -144,8 +144,8 @@ int main(int argc, char **argv)
             break;
     }
     (void)b.nccl.CommDestroy(b.direct);
-    b.device->ops->free(b.device, b.in);
-    b.device->ops->free(b.device, b.out);
+    b.device->ops->free(b.device, b.queue, b.in);
+    b.device->ops->free(b.device, b.queue, b.out);
     ar_comm_destroy(b.comm);
     ar_queue_destroy(b.queue);
     ar_device_destroy(b.device);

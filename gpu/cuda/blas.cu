@@ -10,6 +10,7 @@
 
 #include "gpu/blas.h"
 #include "gpu/library.h"
+#include "gpu/native.h"
 #include "gpu/sticky.h"
 #include "ref/core/size.h"
 
@@ -114,12 +115,14 @@ ar_status refused(const cublas &call, cublasStatus_t s, const char *what)
     return ar_error_set(code, "cuBLAS, %s: %s", what, call.status_string(s));
 }
 
-ar_status handle_create(stream_handle **gives, const cublas &call, cudaStream_t stream)
+ar_status handle_create(stream_handle **gives, ar_device *d, const cublas &call, cudaStream_t stream)
 {
     void *memory = nullptr;
     AR_TRY(ari_alloc(&memory, 1, sizeof(stream_handle), "a handle of cuBLAS"));
     stream_handle *h = static_cast<stream_handle *>(memory);
     cublasStatus_t s = call.create(&h->handle);
+    if (s == CUBLAS_STATUS_ALLOC_FAILED && ari_gpu_trim(d) == AR_OK) /* what the pool keeps may be all there is */
+        s = call.create(&h->handle);
     if (s != CUBLAS_STATUS_SUCCESS) {
         ::free(memory);
         return refused(call, s, "a handle");
@@ -152,7 +155,7 @@ ar_status handle_of(ar_device *d, ar_queue *q, cublasHandle_t *gives)
     while (h && h->stream != stream)
         h = h->next;
     if (!h) {
-        st = handle_create(&h, all->call, stream);
+        st = handle_create(&h, d, all->call, stream);
         if (st == AR_OK) {
             h->next = all->first;
             all->first = h;

@@ -19,6 +19,8 @@ namespace ari_cuda
 ar_status enter(ar_device *d, ar_queue *q, cudaStream_t *stream);
 /* Whether the library can compute on this GPU. Errors: AR_ERR_UNSUPPORTED, saying what is missing. */
 ar_status check_gpu(int index);
+/* AR_ERR_DEVICE, saying what failed and how, where e is an error. */
+ar_status check(cudaError_t e, const char *what);
 /* After a launch: AR_ERR_DEVICE if the GPU refused it. */
 ar_status launched(const char *what);
 

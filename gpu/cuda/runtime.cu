@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA device's memory and queues.
- *
- * Memory is CUDA's own stream-ordered pool of the GPU, which all ranks of the process share. The slots alloc and free
- * name no queue; they stand for the stream of the calling thread, the one that it enqueues on: a rank's main stream, or
- * that of its communication queue. Memory that a stream is given comes after what its former owner enqueued, in
- * whatever stream; the pool sees to that. A thread that uses no stream, or several, waits instead. */
+/* The CUDA device's memory, queues and streams. */
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "gpu/blas.h"
+#include "gpu/cuda/pool.h"
 #include "gpu/kernels.h"
 #include "gpu/sticky.h"
 #include "ref/core/clock.h"
@@ -29,9 +24,7 @@ namespace
 struct stream {
     ari_stream base; /* first: an ari_stream of this kind is one of these */
     cudaStream_t handle;
-    pthread_t user; /* the last thread to enqueue here; atomic */
-    bool has_user;  /* atomic */
-    bool taken;     /* by a queue */
+    bool taken; /* by a queue */
     stream *next;
 };
 
@@ -45,12 +38,11 @@ struct cuda_device {
     ar_device base; /* first */
     ar_device_ops ops;
     int gpu;
-    cudaMemPool_t pool; /* the GPU's own, shared by all devices on it */
-    cudaStream_t aside; /* for memory of threads that have no stream of their own */
+    pool *memory;
     void *blas;
     ari_imma imma;
     pthread_mutex_t lock;
-    stream *streams; /* guarded by `lock`: the list, `taken`, and changes of users */
+    stream *streams; /* guarded by `lock`: the list and `taken` */
 };
 
 cuda_device *own(ar_device *d)
@@ -59,20 +51,6 @@ cuda_device *own(ar_device *d)
 }
 
 /* --- marks and streams -------------------------------------------------------------------------------------------- */
-
-#define SAME(name, number) static_assert(name == number, #name);
-ARI_GPU_STICKY(SAME)
-#if CUDART_VERSION >= 13000
-ARI_GPU_STICKY_NEWER(SAME)
-#endif
-
-ar_status check(cudaError_t e, const char *what)
-{
-    if (e == cudaSuccess)
-        return AR_OK;
-    (void)cudaGetLastError(); /* or the next launch would be blamed for it */
-    return ari_gpu_failed(e, what, cudaGetErrorString(e), cudaGetErrorName(e));
-}
 
 /* Every call of CUDA's is made with its GPU chosen: otherwise it would bring GPU 0 to life. None is made once a sticky
  * error has come. */
@@ -169,7 +147,6 @@ void stream_leave(ari_stream *base)
     cuda_device *d = own(base->device);
     pthread_mutex_lock(&d->lock);
     s->taken = false;
-    __atomic_store_n(&s->has_user, false, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -229,137 +206,40 @@ ar_status stream_take(cuda_device *d, stream **gives)
     return st;
 }
 
-/* The calling thread enqueues on s. */
-void use(stream *s)
+/* That of an inline queue of this GPU's; NULL: the queue is none. */
+stream *stream_of(ar_device *d, ar_queue *q)
 {
-    const pthread_t self = pthread_self();
-    if (__atomic_load_n(&s->has_user, __ATOMIC_ACQUIRE) && __atomic_load_n(&s->user, __ATOMIC_RELAXED) == self)
-        return;
-    cuda_device *d = own(s->base.device);
-    pthread_mutex_lock(&d->lock);
-    __atomic_store_n(&s->user, self, __ATOMIC_RELAXED);
-    __atomic_store_n(&s->has_user, true, __ATOMIC_RELEASE);
-    pthread_mutex_unlock(&d->lock);
-}
-
-/* The one stream that the calling thread enqueues on; NULL: it does on none, or on several. */
-cudaStream_t stream_of_caller(cuda_device *d)
-{
-    const pthread_t self = pthread_self();
-    cudaStream_t found = nullptr;
-    int n = 0;
-    pthread_mutex_lock(&d->lock);
-    for (const stream *s = d->streams; s; s = s->next) {
-        if (s->has_user && pthread_equal(s->user, self)) {
-            found = s->handle;
-            n++;
-        }
-    }
-    pthread_mutex_unlock(&d->lock);
-    return n == 1 ? found : nullptr;
-}
-
-/* --- memory ------------------------------------------------------------------------------------------------------- */
-
-ar_status refuse(const cuda_device *d, size_t bytes)
-{
-    size_t free_bytes = 0, total = 0;
-    uint64_t held = 0, in_use = 0;
-    (void)cudaMemGetInfo(&free_bytes, &total);
-    (void)cudaMemPoolGetAttribute(d->pool, cudaMemPoolAttrReservedMemCurrent, &held);
-    (void)cudaMemPoolGetAttribute(d->pool, cudaMemPoolAttrUsedMemCurrent, &in_use);
-    (void)cudaGetLastError();
-    return ar_error_set(
-        AR_ERR_MEMORY,
-        "GPU %d has no memory for %zu bytes: %zu of %zu are free, this process uses %llu and keeps %llu for reuse",
-        d->gpu, bytes, free_bytes, total, static_cast<unsigned long long>(in_use),
-        static_cast<unsigned long long>(held - in_use));
-}
-
-ar_status take_memory(cuda_device *d, void **gives, size_t bytes, cudaStream_t s)
-{
-    const size_t wanted = bytes > 0 ? bytes : 1; /* so that it has an address */
-    AR_TRY(choose(d->gpu));
-    cudaError_t e = cudaMallocFromPoolAsync(gives, wanted, d->pool, s);
-    if (e == cudaErrorMemoryAllocation) { /* what was freed and is still in use comes back when all is done */
-        (void)cudaGetLastError();
-        AR_TRY(check(cudaDeviceSynchronize(), "work enqueued before"));
-        AR_TRY(check(cudaMemPoolTrimTo(d->pool, 0), "giving memory back"));
-        e = cudaMallocFromPoolAsync(gives, wanted, d->pool, s);
-    }
-    if (e == cudaErrorMemoryAllocation)
-        return refuse(d, bytes);
-    return check(e, "taking memory");
-}
-
-/* What is enqueued on `aside` from now on comes after all that is enqueued on the device's streams now. */
-ar_status order_aside(cuda_device *d)
-{
-    ar_status st = AR_OK;
-    ari_mark *m = nullptr;
-    pthread_mutex_lock(&d->lock);
-    for (stream *s = d->streams; s && st == AR_OK; s = s->next) {
-        st = stream_mark(&s->base, &m);
-        if (st == AR_OK)
-            st = check(cudaStreamWaitEvent(d->aside, reinterpret_cast<mark *>(m)->event, 0), "waiting for streams");
-    }
-    pthread_mutex_unlock(&d->lock);
-    ari_mark_destroy(m);
-    return st;
+    ari_stream *s = q ? ari_queue_stream(q) : nullptr;
+    const bool here = s && s->ops == &stream_ops && ari_queue_is_inline(q) && own(s->device)->gpu == own(d)->gpu;
+    return here ? reinterpret_cast<stream *>(s) : nullptr;
 }
 
 } // namespace
 
-ar_status alloc(ar_device *base, ar_buf *gives, size_t bytes)
-{
-    cuda_device *d = own(base);
-    cudaStream_t s = stream_of_caller(d);
-    void *at = nullptr;
-    AR_TRY(take_memory(d, &at, bytes, s ? s : d->aside));
-    if (!s)
-        AR_TRY(check(cudaStreamSynchronize(d->aside), "taking memory"));
-    gives->ptr = at;
-    return AR_OK;
-}
-
-/* Errors are those of work enqueued before; whoever waits for it hears of them. */
-void free(ar_device *base, ar_buf b)
-{
-    cuda_device *d = own(base);
-    if (!b.ptr || ari_gpu_is_lost())
-        return;
-    cudaStream_t s = stream_of_caller(d);
-    if (cudaSetDevice(d->gpu) == cudaSuccess && (s || order_aside(d) == AR_OK))
-        (void)cudaFreeAsync(b.ptr, s ? s : d->aside);
-    (void)cudaGetLastError();
-}
-
-ar_status scratch::take(size_t bytes)
-{
-    cudaStream_t s;
-    AR_TRY(enter(d, q, &s));
-    return take_memory(own(d), &b.ptr, bytes, s);
-}
-
-scratch::~scratch()
-{
-    if (!b.ptr || ari_gpu_is_lost())
-        return;
-    (void)cudaFreeAsync(b.ptr, reinterpret_cast<stream *>(ari_queue_stream(q))->handle);
-    (void)cudaGetLastError();
-}
-
 /* --- what kernels call -------------------------------------------------------------------------------------------- */
+
+#define SAME(name, number) static_assert(name == number, #name);
+ARI_GPU_STICKY(SAME)
+#if CUDART_VERSION >= 13000
+ARI_GPU_STICKY_NEWER(SAME)
+#endif
+
+ar_status check(cudaError_t e, const char *what)
+{
+    if (e == cudaSuccess)
+        return AR_OK;
+    (void)cudaGetLastError(); /* or the next launch would be blamed for it */
+    return ari_gpu_failed(e, what, cudaGetErrorString(e), cudaGetErrorName(e));
+}
 
 ar_status enter(ar_device *d, ar_queue *q, cudaStream_t *handle)
 {
-    ari_stream *s = ari_queue_stream(q);
-    if (!s || s->ops != &stream_ops || !ari_queue_is_inline(q) || own(s->device)->gpu != own(d)->gpu)
+    const stream *s = stream_of(d, q);
+    if (!s)
         return ar_error_set(AR_ERR_ARG, "a kernel of GPU %d was given a queue that is not an inline one of this GPU",
                             own(d)->gpu);
     AR_TRY(choose(own(d)->gpu));
-    use(reinterpret_cast<stream *>(s));
-    *handle = reinterpret_cast<stream *>(s)->handle;
+    *handle = s->handle;
     return AR_OK;
 }
 
@@ -387,9 +267,38 @@ ar_status queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const
     const ar_status st = ari_queue_create_on(gives, kind, name, &s->base);
     if (st != AR_OK)
         stream_leave(&s->base);
-    else if (kind == AR_QUEUE_INLINE)
-        use(s); /* its memory is taken before its first kernel */
     return st;
+}
+
+ar_status alloc(ar_device *d, ar_queue *q, ar_buf *gives, size_t bytes)
+{
+    cudaStream_t s;
+    AR_TRY(enter(d, q, &s));
+    return pool_take(own(d)->memory, &gives->ptr, bytes, s);
+}
+
+/* The host waits for all streams of d. `*any`: one of them. */
+static void wait_for_all(cuda_device *d, cudaStream_t *any)
+{
+    pthread_mutex_lock(&d->lock);
+    for (const stream *s = d->streams; s; s = s->next) {
+        (void)cudaStreamSynchronize(s->handle);
+        *any = s->handle;
+    }
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* Errors are those of work enqueued before; whoever waits for it hears of them. */
+void free(ar_device *d, ar_queue *q, ar_buf b)
+{
+    if (!b.ptr || ari_gpu_is_lost() || cudaSetDevice(own(d)->gpu) != cudaSuccess)
+        return;
+    const stream *s = stream_of(d, q);
+    cudaStream_t on = s ? s->handle : nullptr;
+    if (!s)
+        wait_for_all(own(d), &on);
+    (void)cudaFreeAsync(b.ptr, on);
+    (void)cudaGetLastError();
 }
 
 static bool is_host(const void *address)
@@ -450,20 +359,16 @@ void destroy(ar_device *base)
             (void)cudaStreamDestroy(s->handle);
         ::free(s);
     }
-    if (d->aside && !ari_gpu_is_lost())
-        (void)cudaStreamDestroy(d->aside);
     (void)cudaGetLastError();
+    pool_close(d->memory);
     pthread_mutex_destroy(&d->lock);
     ::free(d);
 }
 
 static ar_status fill(cuda_device *d)
 {
-    uint64_t keep_all = UINT64_MAX;
     AR_TRY(choose(d->gpu));
-    AR_TRY(check(cudaDeviceGetDefaultMemPool(&d->pool, d->gpu), "finding its memory"));
-    AR_TRY(check(cudaMemPoolSetAttribute(d->pool, cudaMemPoolAttrReleaseThreshold, &keep_all), "keeping its memory"));
-    AR_TRY(check(cudaStreamCreateWithFlags(&d->aside, cudaStreamNonBlocking), "making a stream"));
+    AR_TRY(pool_open(&d->memory, d->gpu));
     return blas_create(&d->blas);
 }
 
@@ -472,6 +377,12 @@ static ar_status fill(cuda_device *d)
 ar_status ari_gpu_choose(ar_device *d)
 {
     return ari_cuda::choose(ari_cuda::own(d)->gpu);
+}
+
+ar_status ari_gpu_trim(ar_device *d)
+{
+    AR_TRY(ari_gpu_choose(d));
+    return ari_cuda::pool_trim(ari_cuda::own(d)->memory);
 }
 
 ar_status ari_gpu_native_stream(ar_device *d, ar_queue *q, void **borrows)

@@ -328,11 +328,11 @@ const ari_stream_ops stream_ops = {mark, wait, await, poll, mark_destroy, stream
 /* A kernel runs in the order of one stream, so its queue is an inline one of this kind of device. */
 ar_status check_queue(ar_queue *q)
 {
-    const ari_stream *s = ari_queue_stream(q);
+    const ari_stream *s = q ? ari_queue_stream(q) : nullptr;
     if (s && s->ops == &stream_ops && ari_queue_is_inline(q))
         return AR_OK;
     return ar_error_set(AR_ERR_ARG, "a kernel of the emulated device was given a queue that is not %s",
-                        ari_queue_is_inline(q) ? "this device's" : "an inline one");
+                        !q || ari_queue_is_inline(q) ? "this device's" : "an inline one");
 }
 
 } // namespace
@@ -364,16 +364,6 @@ void *reach(const void *device_address)
     return const_cast<void *>(device_address);
 }
 
-scratch::~scratch()
-{
-    arena_give(b.ptr);
-}
-
-ar_status scratch::take(size_t bytes)
-{
-    return alloc(d, &b, bytes);
-}
-
 /* --- slots -------------------------------------------------------------------------------------------------------- */
 
 ar_status queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name)
@@ -389,15 +379,17 @@ ar_status queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const
     return st;
 }
 
-ar_status alloc(ar_device *d, ar_buf *gives, size_t bytes)
+ar_status alloc(ar_device *d, ar_queue *q, ar_buf *gives, size_t bytes)
 {
     (void)d;
+    AR_TRY(check_queue(q));
     return arena_take(&gives->ptr, bytes);
 }
 
-void free(ar_device *d, ar_buf b)
+void free(ar_device *d, ar_queue *q, ar_buf b)
 {
     (void)d;
+    (void)q;
     arena_give(b.ptr);
 }
 

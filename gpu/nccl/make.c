@@ -133,7 +133,7 @@ static void free_comm(ari_nccl_comm *c)
         ari_flight_remove(&w->flight, c->message[i]);
     ari_flight_remove(&w->flight, c->group);
     pthread_mutex_unlock(&w->lock);
-    w->device->ops->free(w->device, c->word);
+    w->device->ops->free(w->device, NULL, c->word);
     free(c->message);
     free(c);
     ari_nccl_world_release(w);
@@ -155,13 +155,13 @@ void ari_nccl_destroy(ar_comm *base)
     free_comm(c);
 }
 
-/* By a queue that ends here: a thread whose memory comes from several streams waits for each piece of it. */
+/* By a queue that ends here: no kernel of the rank waits for it. */
 static ar_status make_word(ari_nccl_world *w, ar_buf *word)
 {
     const ar_device_ops *dev = w->device->ops;
     ar_queue *q = NULL;
     AR_TRY(dev->queue_create(w->device, &q, AR_QUEUE_INLINE, "nccl"));
-    ar_status st = dev->alloc(w->device, word, sizeof(int32_t));
+    ar_status st = dev->alloc(w->device, q, word, sizeof(int32_t));
     if (st == AR_OK)
         st = dev->zero(w->device, q, *word, sizeof(int32_t));
     if (st == AR_OK)

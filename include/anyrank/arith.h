@@ -149,9 +149,10 @@ struct ar_arith_ops {
     ar_status (*grad_ensure)(ar_ctx *ctx, ar_param *p);
     /* Bytes that the gradient takes now: 0 before the first contribution. */
     size_t (*grad_bytes)(const ar_param *p);
-    /* Frees what the arithmetic keeps with a parameter: the gradient, the operands, both. */
-    void (*grad_release)(ar_param *p);
-    void (*operand_release)(ar_param *p);
+    /* Frees what the arithmetic keeps with a parameter, as ar_device_ops.free does: the gradient, the operands; both,
+     * where nothing is to come on any queue. */
+    void (*grad_release)(ar_param *p, ar_queue *q);
+    void (*operand_release)(ar_param *p, ar_queue *q);
     void (*param_release)(ar_param *p);
 };
 

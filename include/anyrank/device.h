@@ -84,11 +84,14 @@ typedef struct ar_device_ops {
     void (*destroy)(ar_device *d);
 
     /* --- memory --------------------------------------------------------------------------------------------------- */
-    /* Memory belongs to the queue that the calling thread enqueues on. Another queue may use it after an event that was
-     * recorded there since; who frees it has waited, or lets its queue wait, for every other queue that uses it. What
-     * its own queue is still to do with it is done before the memory is taken again. */
-    ar_status (*alloc)(ar_device *d, ar_buf *gives, size_t bytes); /* 64-byte aligned, contents undefined */
-    void (*free)(ar_device *d, ar_buf b);                          /* accepts NULL */
+    /* Memory is taken and given back in the order of q, an inline queue of the device: what is enqueued there from now
+     * on may use it, until it is freed. Another queue may use it after an event that was recorded on q since, and q
+     * waits for that queue before it is freed. What q is still to do with it is done before the memory is taken again.
+     * 64-byte aligned, contents undefined. Errors: AR_ERR_MEMORY; AR_ERR_ARG (another queue, as a kernel's). */
+    ar_status (*alloc)(ar_device *d, ar_queue *q, ar_buf *gives, size_t bytes);
+    /* q NULL, where none is at hand: the host waits for all queues of d first. The same where q is no inline queue of
+     * the device. b NULL: nothing. */
+    void (*free)(ar_device *d, ar_queue *q, ar_buf b);
     /* Also from and to the host: what is copied from there is borrowed until return; what is copied to there has come
      * when the queue is waited for. */
     ar_status (*copy)(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes);
@@ -121,13 +124,14 @@ typedef struct ar_device_ops {
      * as 0. sign = -1 (operand B): likewise. max_into: the maximum with what e holds (parts concatenated along k). */
     ar_status (*row_exponents)(ar_device *d, ar_queue *q, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign,
                                bool max_into);
-    /* Storage for [batch, rows, k]. split: this operand will be the A of gemm_i64 and gemm_round. */
-    ar_status (*packed_create)(ar_device *d, ar_packed **gives, size_t batch, size_t rows, size_t k, bool split);
+    /* Storage for [batch, rows, k], taken and given back like alloc's. split: this operand will be the A of gemm_i64 and gemm_round. */
+    ar_status (*packed_create)(ar_device *d, ar_queue *q, ar_packed **gives, size_t batch, size_t rows, size_t k,
+                               bool split);
     /* Part of what was packed, for the products below; `whole` is not packed again, and outlives it. It shares its
      * memory where the device can. */
     ar_status (*packed_part)(ar_device *d, ar_queue *q, ar_packed **gives, const ar_packed *whole, const ar_part *part);
-    void (*packed_destroy)(ar_device *d, ar_packed *p); /* accepts NULL */
-    size_t (*packed_bytes)(const ar_packed *p);         /* of the device's memory that it takes for itself */
+    void (*packed_destroy)(ar_device *d, ar_queue *q, ar_packed *p); /* p NULL: nothing */
+    size_t (*packed_bytes)(const ar_packed *p); /* of the device's memory that it takes for itself */
     /* q[i, k_at + k] = clamp(rint(a[i,k]*2^(sign*c[k] + 25 - e[i])), +-(2^25 - 1)), 0 where e or c says all zero or e
      * says non-finite. Rows [row_at, row_at + a's rows), columns [k_at, k_at + a's k). e: [batch, ALL rows of p]; c:
      * [batch, k of a] or NULL. */

@@ -26,12 +26,12 @@ ar_status ari_exact_max(ar_ctx *ctx, ar_comm *over, ar_buf e, size_t n, const ch
     return ar_comm_all_reduce(over, ctx->queue, e, ar_const(e), n, AR_I32, AR_MAX, tag);
 }
 
-static void operand_fini(ar_device *d, ar_operand *o)
+static void operand_fini(ar_device *d, ar_queue *q, ar_operand *o)
 {
-    d->ops->packed_destroy(d, o->packed);
+    d->ops->packed_destroy(d, q, o->packed);
     if (o->kept) {
-        d->ops->free(d, o->c);
-        d->ops->free(d, o->e);
+        d->ops->free(d, q, o->c);
+        d->ops->free(d, q, o->e);
     }
     free(o);
 }
@@ -44,7 +44,7 @@ static void operand_destroy(ar_ctx *ctx, void *object)
         ari_step_free(ctx, o->c);
         ari_step_free(ctx, o->e);
     }
-    operand_fini(ctx->device, o);
+    operand_fini(ctx->device, ctx->queue, o);
 }
 
 /* Exponent arrays are memory of the step, unless the operand is kept with a parameter. */
@@ -52,7 +52,7 @@ static ar_status exponent_array(ar_ctx *ctx, const ar_operand *o, ar_buf *gives,
 {
     size_t bytes = 0;
     AR_TRY(ari_mul_size(&bytes, n ? n : 1, sizeof(int32_t)));
-    return o->kept ? ctx->device->ops->alloc(ctx->device, gives, bytes) : ari_step_alloc(ctx, gives, bytes);
+    return o->kept ? ctx->device->ops->alloc(ctx->device, ctx->queue, gives, bytes) : ari_step_alloc(ctx, gives, bytes);
 }
 
 /* Equilibration: one exponent per column of B, over the rows of all parts and all ranks. */
@@ -88,7 +88,7 @@ static ar_status quantise(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_cbuf
     }
     for (int i = 0; i < 2; i++)
         AR_TRY(ari_exact_max(ctx, o->over[i], o->e, o->x.batch * o->x.rows, tag));
-    AR_TRY(dev->packed_create(ctx->device, &o->packed, o->x.batch, o->x.rows, o->x.k, split));
+    AR_TRY(dev->packed_create(ctx->device, ctx->queue, &o->packed, o->x.batch, o->x.rows, o->x.k, split));
     o->counted = o->kept ? 0 : dev->packed_bytes(o->packed);
     ari_step_took(ctx, o->counted);
     row = k = 0;
@@ -253,14 +253,14 @@ static ar_status exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar
         params[0]->cache = k;
     }
     if (k->operand && !is_current(k)) {
-        operand_fini(ctx->device, k->operand);
+        operand_fini(ctx->device, ctx->queue, k->operand);
         k->operand = NULL;
     }
     if (!k->operand) {
         const ar_status st = cache_fill(ctx, k, k_full, k_over, rows_over);
         if (st != AR_OK) {
             if (k->operand)
-                operand_fini(ctx->device, k->operand);
+                operand_fini(ctx->device, ctx->queue, k->operand);
             k->operand = NULL;
             return st;
         }
@@ -279,21 +279,21 @@ static size_t exact_operand_bytes(const ar_param *p)
     return bytes;
 }
 
-static void exact_operand_release(ar_param *p)
+static void exact_operand_release(ar_param *p, ar_queue *q)
 {
     while (p->cache) {
         ar_param_cache *k = p->cache;
         p->cache = k->next;
         if (k->operand)
-            operand_fini(p->device, k->operand);
+            operand_fini(p->device, q, k->operand);
         free(k);
     }
 }
 
 static void exact_param_release(ar_param *p)
 {
-    exact_operand_release(p);
-    ari_exact_grad_release(p);
+    exact_operand_release(p, NULL);
+    ari_exact_grad_release(p, NULL);
 }
 
 /* --- contract, fold, round ---------------------------------------------------------------------------------------- */

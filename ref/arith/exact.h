@@ -65,7 +65,7 @@ AR_NODISCARD ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, con
 AR_NODISCARD ar_status ari_exact_grad_zero(ar_ctx *ctx, ar_param *p);
 AR_NODISCARD ar_status ari_exact_grad_ensure(ar_ctx *ctx, ar_param *p);
 size_t ari_exact_grad_bytes(const ar_param *p);
-void ari_exact_grad_release(ar_param *p);
+void ari_exact_grad_release(ar_param *p, ar_queue *q);
 
 size_t ari_exact_bucket_bytes(size_t n, ar_dtype storage);
 AR_NODISCARD ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t at,

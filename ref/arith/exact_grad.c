@@ -9,12 +9,12 @@
 #include "ref/core/size.h"
 #include "ref/numerics/integer_sum.h"
 
-void ari_exact_grad_release(ar_param *p)
+void ari_exact_grad_release(ar_param *p, ar_queue *q)
 {
     if (!p->grad)
         return;
-    p->device->ops->free(p->device, p->grad->t);
-    p->device->ops->free(p->device, p->grad->hl);
+    p->device->ops->free(p->device, q, p->grad->t);
+    p->device->ops->free(p->device, q, p->grad->hl);
     free(p->grad);
     p->grad = NULL;
 }
@@ -39,12 +39,12 @@ ar_status ari_exact_grad_ensure(ar_ctx *ctx, ar_param *p)
     p->grad->n = n;
     const ar_device_ops *dev = ctx->device->ops;
     ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, dev->alloc(ctx->device, &p->grad->t, n ? n : 1));
-    AR_TRY_TO(failed, st, dev->alloc(ctx->device, &p->grad->hl, bytes ? bytes : 1));
+    AR_TRY_TO(failed, st, dev->alloc(ctx->device, ctx->queue, &p->grad->t, n ? n : 1));
+    AR_TRY_TO(failed, st, dev->alloc(ctx->device, ctx->queue, &p->grad->hl, bytes ? bytes : 1));
     AR_TRY_TO(failed, st, ari_exact_grad_zero(ctx, p));
     return AR_OK;
 failed:
-    ari_exact_grad_release(p);
+    ari_exact_grad_release(p, ctx->queue);
     return st;
 }
 
@@ -68,7 +68,7 @@ static ar_tensor by_sample(const ar_tensor *t, size_t samples)
 static ar_status quantise(ar_ctx *ctx, ar_packed **packed, const ar_tensor *t, ar_cbuf c, int sign, ar_cbuf e)
 {
     const ar_device_ops *dev = ctx->device->ops;
-    AR_TRY(dev->packed_create(ctx->device, packed, t->shape[0], t->shape[1], t->shape[2], sign > 0));
+    AR_TRY(dev->packed_create(ctx->device, ctx->queue, packed, t->shape[0], t->shape[1], t->shape[2], sign > 0));
     ari_step_took(ctx, dev->packed_bytes(*packed));
     return dev->pack(ctx->device, ctx->queue, *packed, 0, 0, t, c, sign, e);
 }
@@ -76,7 +76,7 @@ static ar_status quantise(ar_ctx *ctx, ar_packed **packed, const ar_tensor *t, a
 static void end_packed(ar_ctx *ctx, ar_packed *p)
 {
     ari_step_gave(ctx, p ? ctx->device->ops->packed_bytes(p) : 0);
-    ctx->device->ops->packed_destroy(ctx->device, p);
+    ctx->device->ops->packed_destroy(ctx->device, ctx->queue, p);
 }
 
 /* A contraction for each sample: A = dy^T [samples, out, tokens], B = x^T [samples, in, tokens], scaled by the tokens'

@@ -354,18 +354,24 @@ static size_t native_grad_bytes(const ar_param *p)
     return p->grad ? ar_tensor_count(&p->grad->sum) * ar_dtype_bytes(p->grad->sum.dtype) : 0;
 }
 
-static void grad_release(ar_param *p)
+static void grad_release(ar_param *p, ar_queue *q)
 {
     if (!p->grad)
         return;
-    p->device->ops->free(p->device, p->grad->sum.data);
+    p->device->ops->free(p->device, q, p->grad->sum.data);
     free(p->grad);
     p->grad = NULL;
 }
 
-static void keeps_no_operand(ar_param *p)
+static void param_release(ar_param *p)
+{
+    grad_release(p, NULL);
+}
+
+static void keeps_no_operand(ar_param *p, ar_queue *q)
 {
     (void)p;
+    (void)q;
 }
 
 static ar_status native_grad_zero(ar_ctx *ctx, ar_param *p)
@@ -383,11 +389,12 @@ static ar_status native_grad_ensure(ar_ctx *ctx, ar_param *p)
     const size_t n = ar_tensor_count(&p->value);
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, ar_tensor_view(&p->grad->sum, p->value.dtype, 1, &n, (ar_buf){NULL}));
-    AR_TRY_TO(failed, st, ctx->device->ops->alloc(ctx->device, &p->grad->sum.data, n > 0 ? native_grad_bytes(p) : 1));
+    AR_TRY_TO(failed, st,
+              ctx->device->ops->alloc(ctx->device, ctx->queue, &p->grad->sum.data, n > 0 ? native_grad_bytes(p) : 1));
     AR_TRY_TO(failed, st, native_grad_zero(ctx, p));
     return AR_OK;
 failed:
-    grad_release(p);
+    grad_release(p, ctx->queue);
     return st;
 }
 
@@ -546,7 +553,7 @@ static ar_status native_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf 
         .grad_value = native_grad_value, .grad_zero = native_grad_zero, .bucket_bytes = native_bucket_bytes,         \
         .bucket_pack = native_bucket_pack, .bucket_zero = native_bucket_zero, .bucket_reduce = native_bucket_reduce, \
         .bucket_unpack = native_bucket_unpack, .grad_ensure = native_grad_ensure, .grad_bytes = native_grad_bytes,   \
-        .grad_release = grad_release, .operand_release = keeps_no_operand, .param_release = grad_release,            \
+        .grad_release = grad_release, .operand_release = keeps_no_operand, .param_release = param_release,           \
         .bucket_take = native_bucket_take                                                                            \
     }
 

@@ -101,14 +101,14 @@ static ar_status for_each_tile(ar_device *d, const ar_packed *a, const ar_packed
     ar_buf words = {NULL};
     size_t count = 0;
     AR_TRY(ari_mul_size(&count, p.total, (size_t)threads * sizeof(double)));
-    AR_TRY(ari_cpu_alloc(d, &words, count));
+    AR_TRY(ari_cpu_alloc(d, NULL, &words, count));
     double *base = words.ptr;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (size_t i = 0; i < tiles; i++) {
         const ari_tile t = tile_of(&p, a, b, i, base + ari_thread_number() * p.total);
         job(path, context, &t);
     }
-    ari_cpu_free(d, words);
+    ari_cpu_free(d, NULL, words);
     return AR_OK;
 }
 

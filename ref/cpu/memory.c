@@ -13,13 +13,13 @@ static ari_pool *pool_of(ar_device *d)
 }
 
 /** Slot alloc. No bytes: a valid pointer all the same. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
-ar_status ari_cpu_alloc(ar_device *d, ar_buf *gives, size_t bytes)
+ar_status ari_cpu_alloc(ar_device *d, ARI_AT_ONCE, ar_buf *gives, size_t bytes)
 {
     return ari_pool_alloc(pool_of(d), &gives->ptr, bytes);
 }
 
 /** Slot free. */
-void ari_cpu_free(ar_device *d, ar_buf b)
+void ari_cpu_free(ar_device *d, ARI_AT_ONCE, ar_buf b)
 {
     ari_pool_free(pool_of(d), b.ptr);
 }

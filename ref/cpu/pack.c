@@ -9,20 +9,21 @@
 
 /** Slot packed_create. `split` asks for nothing here: either operand is kept as int32. Errors: AR_ERR_OVERFLOW,
  *  AR_ERR_MEMORY. */
-ar_status ari_cpu_packed_create(ar_device *d, ar_packed **gives, size_t batch, size_t rows, size_t k, bool split)
+ar_status ari_cpu_packed_create(ar_device *d, ARI_AT_ONCE, ar_packed **gives, size_t batch, size_t rows, size_t k,
+                                bool split)
 {
     (void)split;
     ar_status st = AR_OK;
     void *memory = NULL;
-    ar_buf q = {NULL};
+    ar_buf integers = {NULL};
     size_t n = 0;
     AR_TRY_TO(done, st, ari_mul_size(&n, batch, rows));
     AR_TRY_TO(done, st, ari_mul_size(&n, n, k));
     AR_TRY_TO(done, st, ari_mul_size(&n, n, sizeof(int32_t)));
     AR_TRY_TO(done, st, ari_alloc(&memory, 1, sizeof(ar_packed), "a packed operand"));
-    AR_TRY_TO(done, st, ari_cpu_alloc(d, &q, n));
+    AR_TRY_TO(done, st, ari_cpu_alloc(d, q, &integers, n));
     ar_packed *p = memory;
-    *p = (ar_packed){.batch = batch, .rows = rows, .k = k, .ld = k, .step = rows * k, .q = q.ptr};
+    *p = (ar_packed){.batch = batch, .rows = rows, .k = k, .ld = k, .step = rows * k, .q = integers.ptr};
     *gives = p;
     memory = NULL;
 done:
@@ -50,12 +51,12 @@ ar_status ari_cpu_packed_part(ar_device *d, ARI_AT_ONCE, ar_packed **gives, cons
 }
 
 /** Slot packed_destroy. */
-void ari_cpu_packed_destroy(ar_device *d, ar_packed *p)
+void ari_cpu_packed_destroy(ar_device *d, ARI_AT_ONCE, ar_packed *p)
 {
     if (!p)
         return;
     if (!p->part)
-        ari_cpu_free(d, (ar_buf){p->q});
+        ari_cpu_free(d, q, (ar_buf){p->q});
     free(p);
 }
 

@@ -15,7 +15,7 @@ static ar_status alloc_shard(ari_bucket *b)
 {
     ar_ctx *ctx = b->ddp->ctx;
     const size_t bytes = ctx->arith->bucket_bytes(b->info.own_count, b->info.storage);
-    AR_TRY(ctx->device->ops->alloc(ctx->device, &b->shard, bytes ? bytes : 1));
+    AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &b->shard, bytes ? bytes : 1));
     b->info.storage_bytes += bytes;
     return AR_OK;
 }
@@ -50,7 +50,7 @@ static ar_status alloc_one(ar_ddp *d, ari_bucket *b)
     for (size_t i = 0; i < b->info.params; i++)
         AR_TRY(ctx->arith->grad_ensure(ctx, b->slot[i].param));
     const size_t bytes = ctx->arith->bucket_bytes(b->info.elements, b->info.storage);
-    AR_TRY(ctx->device->ops->alloc(ctx->device, &b->storage, bytes));
+    AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &b->storage, bytes));
     b->info.storage_bytes = bytes;
     if (d->options.zero && ar_comm_size(ctx->replicate) > 1)
         AR_TRY(alloc_shard(b));
@@ -63,7 +63,7 @@ ar_status ari_buckets_alloc(ar_ddp *d)
         AR_TRY(alloc_one(d, &d->buckets[i]));
     if (!d->options.find_unused || !ari_ddp_has_peers(d))
         return AR_OK;
-    return d->ctx->device->ops->alloc(d->ctx->device, &d->used_device, d->trained);
+    return d->ctx->device->ops->alloc(d->ctx->device, d->ctx->queue, &d->used_device, d->trained);
 }
 
 void ari_buckets_free(ar_ddp *d)
@@ -72,10 +72,10 @@ void ari_buckets_free(ar_ddp *d)
     for (size_t i = 0; d->buckets && i < d->count; i++) {
         ar_event_destroy(d->buckets[i].produced);
         if (d->stage < 2) /* else the units' */
-            dev->free(d->ctx->device, d->buckets[i].storage);
-        dev->free(d->ctx->device, d->buckets[i].shard);
+            dev->free(d->ctx->device, d->ctx->queue, d->buckets[i].storage);
+        dev->free(d->ctx->device, d->ctx->queue, d->buckets[i].shard);
     }
-    dev->free(d->ctx->device, d->used_device);
+    dev->free(d->ctx->device, d->ctx->queue, d->used_device);
     free(d->buckets);
     free(d->all_counts);
     free(d->offsets);

@@ -112,7 +112,7 @@ static ar_status await(const pipeline *p, flow *f)
 
 static void free_parcel(pipeline *p, parcel *s)
 {
-    p->ctx->device->ops->free(p->ctx->device, s->memory);
+    p->ctx->device->ops->free(p->ctx->device, p->ctx->queue, s->memory);
     ar_event_destroy(s->sent);
     free(s);
 }
@@ -324,7 +324,7 @@ static void end(pipeline *p)
     for (size_t i = 0; p->visits && i < (size_t)p->ctx->pp.virtual_stages * p->n; i++) {
         visit *v = &p->visits[i];
         for (int d = 0; d < DIRECTIONS; d++) {
-            p->ctx->device->ops->free(p->ctx->device, v->flow[d].memory);
+            p->ctx->device->ops->free(p->ctx->device, p->ctx->queue, v->flow[d].memory);
             ar_event_destroy(v->flow[d].came);
         }
         ari_later_drop(p->ctx, &v->later);

@@ -40,7 +40,7 @@ static ar_status create_zero(ar_buf *gives, size_t *bytes, ar_ctx *ctx, size_t c
     size_t size = 0;
     AR_TRY(ari_mul_size(&size, count, sizeof(float)));
     AR_TRY(ari_add_size(bytes, *bytes, size));
-    AR_TRY(ctx->device->ops->alloc(ctx->device, gives, size ? size : 1));
+    AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, gives, size ? size : 1));
     return ARI_KERNEL(ctx, zero, *gives, size);
 }
 
@@ -79,9 +79,9 @@ ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx, const ar_op
 
 void ari_state_destroy(ari_state *s, ar_device *d)
 {
-    d->ops->free(d, s->part.m);
-    d->ops->free(d, s->part.v);
-    d->ops->free(d, s->part.master);
+    d->ops->free(d, NULL, s->part.m);
+    d->ops->free(d, NULL, s->part.v);
+    d->ops->free(d, NULL, s->part.master);
     s->part = (ari_update_part){{NULL}, {NULL}, {NULL}, {NULL}};
 }
 

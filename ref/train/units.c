@@ -99,7 +99,7 @@ void ari_units_free(ar_ddp *d)
         ar_event_destroy(u->reduced);
         ar_event_destroy(u->produced);
     }
-    d->ctx->device->ops->free(d->ctx->device, d->room);
+    d->ctx->device->ops->free(d->ctx->device, d->ctx->queue, d->room);
     ari_step_gave(d->ctx, d->room_bytes);
     free(d->unit);
     free(d->unit_of);
@@ -172,7 +172,7 @@ void ari_unit_drop_gradients(ari_unit *u)
 {
     ar_ctx *ctx = u->ddp->ctx;
     for (size_t i = 0; i < u->slots && u->ddp->stage >= 2; i++)
-        ctx->arith->grad_release(u->bucket->slot[i].param);
+        ctx->arith->grad_release(u->bucket->slot[i].param, ctx->queue);
     ari_step_gave(ctx, u->grad_bytes);
     u->grad_bytes = 0;
     u->due = false;
@@ -196,7 +196,7 @@ static ar_status take_room(ari_unit *u)
         const size_t bytes = d->ctx->arith->bucket_bytes(b->elements, b->storage);
         most = bytes > most ? bytes : most;
     }
-    AR_TRY(d->ctx->device->ops->alloc(d->ctx->device, &d->room, most ? most : 1));
+    AR_TRY(d->ctx->device->ops->alloc(d->ctx->device, d->ctx->queue, &d->room, most ? most : 1));
     d->room_bytes = most;
     ari_step_took(d->ctx, most);
     for (size_t i = 0; i < u->buckets; i++)
@@ -207,7 +207,7 @@ static ar_status take_room(ari_unit *u)
 static void give_room(ari_unit *u)
 {
     ar_ddp *d = u->ddp;
-    d->ctx->device->ops->free(d->ctx->device, d->room);
+    d->ctx->device->ops->free(d->ctx->device, d->ctx->queue, d->room);
     d->room = (ar_buf){NULL};
     ari_step_gave(d->ctx, d->room_bytes);
     d->room_bytes = 0;

@@ -18,7 +18,7 @@ static ar_status share_bucket(ari_bucket *b)
     ar_ctx *ctx = b->ddp->ctx;
     const ar_bucket_info *o = &b->info;
     const size_t width = ar_dtype_bytes(o->storage), bytes = o->own_count * width;
-    AR_TRY(ctx->device->ops->alloc(ctx->device, &b->weights, bytes ? bytes : 1));
+    AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &b->weights, bytes ? bytes : 1));
     for (size_t i = 0; i < o->params; i++) {
         ar_param *p = o->param[i];
         ar_param_share *s = &b->slot[i].share;
@@ -32,7 +32,7 @@ static void drop_values(const ar_ddp *d, const ari_bucket *b)
 {
     for (size_t i = 0; i < b->info.params; i++) {
         ar_param *p = b->info.param[i];
-        d->ctx->device->ops->free(d->ctx->device, p->value.data);
+        d->ctx->device->ops->free(d->ctx->device, d->ctx->queue, p->value.data);
         p->value.data = (ar_buf){NULL};
     }
 }
@@ -48,7 +48,7 @@ ar_status ari_weights_share(ar_ddp *d)
     for (size_t i = 0; i < d->count; i++) {
         drop_values(d, &d->buckets[i]);
         for (size_t k = 0; k < d->buckets[i].info.params; k++)
-            d->ctx->arith->operand_release(d->buckets[i].info.param[k]);
+            d->ctx->arith->operand_release(d->buckets[i].info.param[k], d->ctx->queue);
     }
     return AR_OK;
 }
@@ -80,7 +80,7 @@ static ar_status launch(ari_unit *u)
     size_t bytes = 0;
     for (size_t i = 0; i < u->buckets; i++)
         bytes += u->bucket[i].info.elements * ar_dtype_bytes(u->bucket[i].info.storage);
-    AR_TRY(ctx->device->ops->alloc(ctx->device, &u->room, bytes ? bytes : 1));
+    AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &u->room, bytes ? bytes : 1));
     u->room_bytes = bytes;
     ari_step_took(ctx, bytes);
     u->weights = ARI_WEIGHTS_UNDER_WAY;
@@ -95,7 +95,7 @@ static ar_status launch(ari_unit *u)
 static void give_room(ari_unit *u)
 {
     ar_ctx *ctx = u->ddp->ctx;
-    ctx->device->ops->free(ctx->device, u->room);
+    ctx->device->ops->free(ctx->device, ctx->queue, u->room);
     ari_step_gave(ctx, u->room_bytes);
     u->room = (ar_buf){NULL};
     u->room_bytes = 0;
@@ -112,7 +112,7 @@ static ar_status put_values(ari_unit *u)
         for (size_t i = 0; i < b->params; i++) {
             ar_param *p = b->param[i];
             const size_t count = ar_tensor_count(&p->value);
-            AR_TRY(ctx->device->ops->alloc(ctx->device, &p->value.data, (count + 1) * width));
+            AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &p->value.data, (count + 1) * width));
             ari_step_took(ctx, count * width);
             u->value_bytes += count * width;
             AR_TRY(
@@ -169,7 +169,7 @@ void ari_weights_release(ari_unit *u)
     for (size_t i = 0; i < u->slots && d->stage >= 3; i++) {
         ar_param *p = u->bucket->slot[i].param;
         ari_step_gave(ctx, ctx->arith->operand_bytes(p));
-        ctx->arith->operand_release(p);
+        ctx->arith->operand_release(p, ctx->queue);
     }
     for (size_t i = 0; i < u->buckets && u->weights == ARI_WEIGHTS_WHOLE; i++)
         drop_values(d, &u->bucket[i]);
@@ -209,7 +209,7 @@ void ari_weights_free(ari_unit *u)
         give_room(u);
     ari_step_gave(u->ddp->ctx, u->value_bytes);
     for (size_t i = 0; i < u->buckets; i++)
-        u->ddp->ctx->device->ops->free(u->ddp->ctx->device, u->bucket[i].weights);
+        u->ddp->ctx->device->ops->free(u->ddp->ctx->device, u->ddp->ctx->queue, u->bucket[i].weights);
 }
 
 ar_status ar_ddp_gather_parameters(ar_ddp *d)

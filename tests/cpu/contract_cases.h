@@ -133,16 +133,16 @@ static inline ar_status prepared_create(prepared *p, ar_device *d, const ar_tens
         AR_TRY(ops->col_exponents(d, NULL, p->c, b, false));
     AR_TRY(ops->row_exponents(d, NULL, p->e, a, c, 1, false));
     AR_TRY(ops->row_exponents(d, NULL, p->f, b, c, -1, false));
-    AR_TRY(ops->packed_create(d, &p->a, batch, m, k, true));
-    AR_TRY(ops->packed_create(d, &p->b, batch, n, k, false));
+    AR_TRY(ops->packed_create(d, NULL, &p->a, batch, m, k, true));
+    AR_TRY(ops->packed_create(d, NULL, &p->b, batch, n, k, false));
     AR_TRY(ops->pack(d, NULL, p->a, 0, 0, a, c, 1, ar_const(p->e)));
     return ops->pack(d, NULL, p->b, 0, 0, b, c, -1, ar_const(p->f));
 }
 
 static inline void prepared_destroy(prepared *p, ar_device *d)
 {
-    d->ops->packed_destroy(d, p->a);
-    d->ops->packed_destroy(d, p->b);
+    d->ops->packed_destroy(d, NULL, p->a);
+    d->ops->packed_destroy(d, NULL, p->b);
     free(p->c.ptr);
     free(p->e.ptr);
     free(p->f.ptr);

@@ -56,9 +56,9 @@ Test(contract_device, gives_aligned_memory_that_copies_and_zeroes)
     ar_buf a = {NULL}, b = {NULL}, none = {NULL};
     unsigned char host[100];
     cr_assert_eq(ar_device_cpu_create(&d, 1), AR_OK);
-    cr_assert_eq(d->ops->alloc(d, &a, 100), AR_OK);
-    cr_assert_eq(d->ops->alloc(d, &b, 100), AR_OK);
-    cr_assert_eq(d->ops->alloc(d, &none, 0), AR_OK);
+    cr_assert_eq(d->ops->alloc(d, NULL, &a, 100), AR_OK);
+    cr_assert_eq(d->ops->alloc(d, NULL, &b, 100), AR_OK);
+    cr_assert_eq(d->ops->alloc(d, NULL, &none, 0), AR_OK);
     cr_assert_eq((uintptr_t)a.ptr % 64, 0u);
     cr_assert_not_null(none.ptr);
     for (size_t i = 0; i < sizeof host; i++)
@@ -69,11 +69,11 @@ Test(contract_device, gives_aligned_memory_that_copies_and_zeroes)
     cr_assert_eq(d->ops->zero(d, NULL, b, 99), AR_OK);
     cr_assert_eq(((unsigned char *)b.ptr)[98], 0);
     cr_assert_eq(((unsigned char *)b.ptr)[99], host[99]);
-    cr_assert_eq(d->ops->alloc(d, &none, SIZE_MAX), AR_ERR_OVERFLOW);
-    d->ops->free(d, a);
-    d->ops->free(d, b);
-    d->ops->free(d, none);
-    d->ops->free(d, (ar_buf){NULL});
+    cr_assert_eq(d->ops->alloc(d, NULL, &none, SIZE_MAX), AR_ERR_OVERFLOW);
+    d->ops->free(d, NULL, a);
+    d->ops->free(d, NULL, b);
+    d->ops->free(d, NULL, none);
+    d->ops->free(d, NULL, (ar_buf){NULL});
     ar_device_destroy(d);
 }
 

@@ -69,16 +69,16 @@ static void check_sharded_k(const problem *p, const size_t *cuts, size_t parts, 
         const ar_tensor b = columns(p->b, p->n, p->k, cuts[i], cuts[i + 1]);
         const ar_cbuf shifts = {c + cuts[i]};
         ar_packed *pa = NULL, *pb = NULL;
-        cr_assert_eq(ops->packed_create(d, &pa, 1, p->m, cuts[i + 1] - cuts[i], true), AR_OK);
-        cr_assert_eq(ops->packed_create(d, &pb, 1, p->n, cuts[i + 1] - cuts[i], false), AR_OK);
+        cr_assert_eq(ops->packed_create(d, NULL, &pa, 1, p->m, cuts[i + 1] - cuts[i], true), AR_OK);
+        cr_assert_eq(ops->packed_create(d, NULL, &pb, 1, p->n, cuts[i + 1] - cuts[i], false), AR_OK);
         cr_assert_eq(ops->pack(d, NULL, pa, 0, 0, &a, shifts, 1, (ar_cbuf){e}), AR_OK);
         cr_assert_eq(ops->pack(d, NULL, pb, 0, 0, &b, shifts, -1, (ar_cbuf){f}), AR_OK);
         memset(partial, 0x77, words * sizeof *partial);
         cr_assert_eq(ops->gemm_i64(d, NULL, (ar_buf){partial}, pa, pb, limbs, false), AR_OK, "%s", ar_error_message());
         for (size_t j = 0; j < words; j++)
             sum[j] = ari_add64(sum[j], partial[j]);
-        ops->packed_destroy(d, pa);
-        ops->packed_destroy(d, pb);
+        ops->packed_destroy(d, NULL, pa);
+        ops->packed_destroy(d, NULL, pb);
     }
     for (size_t start = 0; start < p->m * p->n; start += piece) {
         const size_t count = p->m * p->n - start < piece ? p->m * p->n - start : piece;
@@ -238,8 +238,8 @@ PATH_TEST(contract_sharded, parts_packed_into_one_operand_are_one_contraction)
     cr_assert_eq(ops->col_exponents(d, NULL, (ar_buf){c}, &upper, true), AR_OK);
     cr_assert_eq(ops->row_exponents(d, NULL, (ar_buf){f}, &upper, (ar_cbuf){c}, -1, false), AR_OK);
     cr_assert_eq(ops->row_exponents(d, NULL, (ar_buf){f + row_cut}, &lower, (ar_cbuf){c}, -1, false), AR_OK);
-    cr_assert_eq(ops->packed_create(d, &pa, 1, m, k, true), AR_OK);
-    cr_assert_eq(ops->packed_create(d, &pb, 1, n, k, false), AR_OK);
+    cr_assert_eq(ops->packed_create(d, NULL, &pa, 1, m, k, true), AR_OK);
+    cr_assert_eq(ops->packed_create(d, NULL, &pb, 1, n, k, false), AR_OK);
     const ar_tensor left = columns(p.a, m, k, 0, cut), right = columns(p.a, m, k, cut, k);
     cr_assert_eq(ops->row_exponents(d, NULL, (ar_buf){e}, &right, (ar_cbuf){c + cut}, 1, false), AR_OK);
     cr_assert_eq(ops->row_exponents(d, NULL, (ar_buf){e}, &left, (ar_cbuf){c}, 1, true), AR_OK);
@@ -251,8 +251,8 @@ PATH_TEST(contract_sharded, parts_packed_into_one_operand_are_one_contraction)
     cr_assert_eq(ops->gemm_round(d, NULL, &yv, pa, pb, (ar_cbuf){e}, (ar_cbuf){f}, (ar_cbuf){NULL}, AR_ACT_NONE, NULL),
                  AR_OK);
     same_bits(y, p.want, m * n, "parts");
-    ops->packed_destroy(d, pa);
-    ops->packed_destroy(d, pb);
+    ops->packed_destroy(d, NULL, pa);
+    ops->packed_destroy(d, NULL, pb);
     free(y);
     problem_destroy(&p);
     ar_device_destroy(d);

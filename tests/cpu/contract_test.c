@@ -273,9 +273,9 @@ PATH_TEST(contract, refuses_operands_that_do_not_belong_together)
     float y[6];
     int64_t s[6];
     const ar_cbuf none = {NULL};
-    cr_assert_eq(ops->packed_create(d, &a, 1, 2, 4, true), AR_OK);
-    cr_assert_eq(ops->packed_create(d, &b, 1, 3, 5, false), AR_OK);
-    cr_assert_eq(ops->packed_create(d, &wide, 1, 2, 8192, false), AR_OK);
+    cr_assert_eq(ops->packed_create(d, NULL, &a, 1, 2, 4, true), AR_OK);
+    cr_assert_eq(ops->packed_create(d, NULL, &b, 1, 3, 5, false), AR_OK);
+    cr_assert_eq(ops->packed_create(d, NULL, &wide, 1, 2, 8192, false), AR_OK);
     const ar_tensor yv = case_view2(y, 2, 3), part = case_view2(y, 2, 3);
     cr_expect_eq(ops->gemm_round(d, NULL, &yv, a, b, none, none, none, AR_ACT_NONE, NULL), AR_ERR_SHAPE);
     cr_expect_eq(ops->gemm_round(d, NULL, &yv, a, a, none, none, none, AR_ACT_NONE, NULL), AR_ERR_SHAPE);
@@ -284,10 +284,10 @@ PATH_TEST(contract, refuses_operands_that_do_not_belong_together)
     cr_expect_eq(ops->gemm_i64(d, NULL, (ar_buf){s}, wide, wide, 1, false), AR_ERR_ARG);
     cr_expect_eq(ops->pack(d, NULL, a, 1, 0, &part, none, 1, none), AR_ERR_SHAPE);
     cr_expect_eq(ops->pack(d, NULL, a, 0, 2, &part, none, 1, none), AR_ERR_SHAPE);
-    cr_expect_eq(ops->packed_create(d, &a, SIZE_MAX, 2, 4, true), AR_ERR_OVERFLOW);
-    ops->packed_destroy(d, a);
-    ops->packed_destroy(d, b);
-    ops->packed_destroy(d, wide);
-    ops->packed_destroy(d, NULL);
+    cr_expect_eq(ops->packed_create(d, NULL, &a, SIZE_MAX, 2, 4, true), AR_ERR_OVERFLOW);
+    ops->packed_destroy(d, NULL, a);
+    ops->packed_destroy(d, NULL, b);
+    ops->packed_destroy(d, NULL, wide);
+    ops->packed_destroy(d, NULL, NULL);
     ar_device_destroy(d);
 }

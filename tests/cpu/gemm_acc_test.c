@@ -161,15 +161,15 @@ PATH_TEST(gemm_acc, leaves_the_state_alone_without_samples)
     state got = state_create(6), want = state_create(6);
     ar_device *d = device(1);
     ar_packed *a = NULL, *b = NULL;
-    cr_assert_eq(d->ops->packed_create(d, &a, 0, 2, 4, true), AR_OK);
-    cr_assert_eq(d->ops->packed_create(d, &b, 0, 3, 4, false), AR_OK);
+    cr_assert_eq(d->ops->packed_create(d, NULL, &a, 0, 2, 4, true), AR_OK);
+    cr_assert_eq(d->ops->packed_create(d, NULL, &b, 0, 3, 4, false), AR_OK);
     got.t[3] = want.t[3] = 4;
     got.hl[3] = want.hl[3] = 77;
     cr_assert_eq(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, (ar_cbuf){NULL}, (ar_cbuf){NULL}),
                  AR_OK);
     same_states(&got, &want, "no samples");
-    d->ops->packed_destroy(d, a);
-    d->ops->packed_destroy(d, b);
+    d->ops->packed_destroy(d, NULL, a);
+    d->ops->packed_destroy(d, NULL, b);
     ar_device_destroy(d);
     state_destroy(&got);
     state_destroy(&want);
@@ -181,12 +181,12 @@ PATH_TEST(gemm_acc, refuses_operands_that_do_not_belong_together)
     ar_device *d = device(1);
     ar_packed *a = NULL, *b = NULL;
     const ar_cbuf none = {NULL};
-    cr_assert_eq(d->ops->packed_create(d, &a, 1, 2, 4, true), AR_OK);
-    cr_assert_eq(d->ops->packed_create(d, &b, 2, 3, 4, false), AR_OK);
+    cr_assert_eq(d->ops->packed_create(d, NULL, &a, 1, 2, 4, true), AR_OK);
+    cr_assert_eq(d->ops->packed_create(d, NULL, &b, 2, 3, 4, false), AR_OK);
     cr_expect_eq(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, none, none), AR_ERR_SHAPE);
     same_states(&got, &want, "refused");
-    d->ops->packed_destroy(d, a);
-    d->ops->packed_destroy(d, b);
+    d->ops->packed_destroy(d, NULL, a);
+    d->ops->packed_destroy(d, NULL, b);
     ar_device_destroy(d);
     state_destroy(&got);
     state_destroy(&want);

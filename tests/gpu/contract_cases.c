@@ -131,8 +131,8 @@ static void prepare(device_pair *p, product *o)
         PAIR_RUN(p, col_exponents, o->c.at[s], &b.at[s], false);
     PAIR_RUN(p, row_exponents, o->e.at[s], &a.at[s], ar_const(o->c.at[s]), 1, false);
     PAIR_RUN(p, row_exponents, o->f.at[s], &b.at[s], ar_const(o->c.at[s]), -1, false);
-    PAIR_PACKED(p, o->a, o->batch, o->m, o->k, true);
-    PAIR_PACKED(p, o->b, o->batch, o->n, o->k, false);
+    PAIR_RUN(p, packed_create, &o->a[s], o->batch, o->m, o->k, true);
+    PAIR_RUN(p, packed_create, &o->b[s], o->batch, o->n, o->k, false);
     pack_parts(p, o->a, a, o->c, 1, o->e);
     pack_parts(p, o->b, b, o->c, -1, o->f);
 }
@@ -140,8 +140,8 @@ static void prepare(device_pair *p, product *o)
 static void destroy_packed(device_pair *p, product *o)
 {
     for (int s = 0; s < 2; s++) {
-        p->side[s]->ops->packed_destroy(p->side[s], o->a[s]);
-        p->side[s]->ops->packed_destroy(p->side[s], o->b[s]);
+        p->side[s]->ops->packed_destroy(p->side[s], p->queue[s], o->a[s]);
+        p->side[s]->ops->packed_destroy(p->side[s], p->queue[s], o->b[s]);
     }
 }
 
@@ -287,8 +287,8 @@ static void pack_case(device_pair *p, product *o)
     o->f = pair_integers(p, "f", PAIR_W32, o->batch * o->k, 1, 1);
     const pair_buf sums = pair_words(p, "s", PAIR_W64, o->batch * o->m * o->k);
     PAIR_RUN(p, row_exponents, o->e.at[s], &a.at[s], ar_const(o->c.at[s]), sign, false);
-    PAIR_PACKED(p, o->a, o->batch, o->m, o->k, true);
-    PAIR_PACKED(p, o->b, o->batch, o->k, o->k, false);
+    PAIR_RUN(p, packed_create, &o->a[s], o->batch, o->m, o->k, true);
+    PAIR_RUN(p, packed_create, &o->b[s], o->batch, o->k, o->k, false);
     pack_parts(p, o->a, a, o->c, sign, o->e);
     PAIR_RUN(p, pack, o->b[s], 0, 0, &b.at[s], (ar_cbuf){NULL}, -1, ar_const(o->f.at[s]));
     PAIR_RUN(p, gemm_i64, sums.at[s], o->a[s], o->b[s], 1, false);
@@ -359,7 +359,7 @@ void packed_destroy_cases(device_pair *p)
     const pair_buf y = pair_words(p, "y", PAIR_W32, 16);
     for (int i = 0; i < 200; i++) {
         product o = {.batch = 1};
-        PAIR_PACKED(p, o.a, 1 + (size_t)i % 3, (size_t)i, (size_t)(i * 7 % 50), i % 2);
+        PAIR_RUN(p, packed_create, &o.a[s], 1 + (size_t)i % 3, (size_t)i, (size_t)(i * 7 % 50), i % 2);
         destroy_packed(p, &o); /* its other operands are NULL */
     }
     PAIR_RUN(p, zero, y.at[s], 64);
@@ -374,8 +374,8 @@ void packed_bytes_cases(device_pair *p)
     for (int i = 0; i < 20; i++) {
         const size_t rows = (size_t)i, k = (size_t)(i * 7 % 50);
         product o = {.batch = 1};
-        PAIR_PACKED(p, o.a, 1, rows, k, i % 2);
-        PAIR_PACKED(p, o.b, 2, rows, k, i % 2);
+        PAIR_RUN(p, packed_create, &o.a[s], 1, rows, k, i % 2);
+        PAIR_RUN(p, packed_create, &o.b[s], 2, rows, k, i % 2);
         for (int s = 0; s < 2 && p->status == AR_OK; s++) {
             const ar_device_ops *ops = p->side[s]->ops;
             const size_t one = ops->packed_bytes(o.a[s]), two = ops->packed_bytes(o.b[s]);

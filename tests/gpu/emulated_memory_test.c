@@ -39,7 +39,7 @@ static void close_gpu(gpu g)
 static ar_buf taken(gpu g, size_t bytes)
 {
     ar_buf b = {NULL};
-    cr_assert_eq(g.device->ops->alloc(g.device, &b, bytes), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(g.device->ops->alloc(g.device, g.queue, &b, bytes), AR_OK, "%s", ar_error_message());
     return b;
 }
 
@@ -75,9 +75,9 @@ Test(emulated_memory, goes_to_a_kernel_and_back)
     cr_assert_eq(g.device->ops->copy(g.device, g.queue, (ar_buf){sum}, ar_const(dy), sizeof sum), AR_OK);
     cr_assert_eq(ar_queue_sync(g.queue, 0), AR_OK);
     cr_assert(sum[0] == 5 && sum[1] == 10 && sum[2] == 19);
-    g.device->ops->free(g.device, da);
-    g.device->ops->free(g.device, db);
-    g.device->ops->free(g.device, dy);
+    g.device->ops->free(g.device, g.queue, da);
+    g.device->ops->free(g.device, g.queue, db);
+    g.device->ops->free(g.device, g.queue, dy);
     close_gpu(g);
 }
 
@@ -91,8 +91,8 @@ Test(emulated_memory, is_shared_by_the_devices_of_all_ranks)
     cr_assert_eq(other.device->ops->copy(other.device, other.queue, to, ar_const(from), 4), AR_OK);
     cr_assert_eq(other.device->ops->copy(other.device, other.queue, (ar_buf){&got}, ar_const(to), 4), AR_OK);
     cr_assert_eq(got, 7);
-    one.device->ops->free(one.device, from);
-    other.device->ops->free(other.device, to);
+    one.device->ops->free(one.device, one.queue, from);
+    other.device->ops->free(other.device, other.queue, to);
     close_gpu(one);
     close_gpu(other);
 }
@@ -112,7 +112,7 @@ Test(emulated_memory, holds_no_zeros_at_first_nor_what_was_there)
                 AR_OK);
             cr_assert(first == 0xa5 && (last == 0xa5 || sizes[i] > (1 << 20)), "%zu bytes", sizes[i]);
             cr_assert_eq(g.device->ops->zero(g.device, g.queue, b, sizes[i]), AR_OK);
-            g.device->ops->free(g.device, b);
+            g.device->ops->free(g.device, g.queue, b);
         }
     }
     close_gpu(g);
@@ -128,7 +128,7 @@ Test(emulated_memory, an_address_of_the_host_is_an_error_of_the_device, NOT_SANI
     cr_assert_eq(g.device->ops->zero(g.device, g.queue, (ar_buf){host}, 8), AR_ERR_DEVICE);
     cr_assert(host[0] == 1 && host[1] == 2);
     cr_assert_eq(add(g, b, b, b, 2), AR_OK);
-    g.device->ops->free(g.device, b);
+    g.device->ops->free(g.device, g.queue, b);
     close_gpu(g);
 }
 
@@ -141,7 +141,7 @@ Test(emulated_memory, a_queue_that_is_no_stream_of_it_is_refused)
     cr_assert_eq(g.device->ops->queue_create(g.device, &thread, AR_QUEUE_THREAD, "thread"), AR_OK);
     cr_assert_eq(g.device->ops->zero(g.device, plain, b, 8), AR_ERR_ARG);
     cr_assert_eq(g.device->ops->zero(g.device, thread, b, 8), AR_ERR_ARG);
-    g.device->ops->free(g.device, b);
+    g.device->ops->free(g.device, g.queue, b);
     ar_queue_destroy(thread);
     ar_queue_destroy(plain);
     close_gpu(g);
@@ -152,14 +152,14 @@ Test(emulated_memory, running_out_says_what_was_asked_and_what_is_free)
     setenv("ANYRANK_EMULATED_MEMORY", "8", 1);
     const gpu g = open_gpu();
     ar_buf held = taken(g, 5 << 20), more = {NULL};
-    cr_assert_eq(g.device->ops->alloc(g.device, &more, 4 << 20), AR_ERR_MEMORY);
+    cr_assert_eq(g.device->ops->alloc(g.device, g.queue, &more, 4 << 20), AR_ERR_MEMORY);
     cr_assert_neq(strstr(ar_error_message(), "4194304 bytes asked for"), NULL, "%s", ar_error_message());
     cr_assert_neq(strstr(ar_error_message(), "of 8388608 free"), NULL, "%s", ar_error_message());
-    cr_assert_eq(g.device->ops->alloc(g.device, &more, SIZE_MAX), AR_ERR_MEMORY);
-    g.device->ops->free(g.device, held);
+    cr_assert_eq(g.device->ops->alloc(g.device, g.queue, &more, SIZE_MAX), AR_ERR_MEMORY);
+    g.device->ops->free(g.device, g.queue, held);
     for (size_t size = 1000; size < 7 << 20; size += size / 3) { /* of many sizes, one after the other */
         held = taken(g, size);
-        g.device->ops->free(g.device, held);
+        g.device->ops->free(g.device, g.queue, held);
     }
     close_gpu(g);
 }
@@ -191,10 +191,10 @@ static void *take_and_give(void *arg)
         const ar_buf other = taken(g, (i * 37 + seed * 101) % 5000), here[2] = {taken(g, 8), taken(g, 8)};
         for (size_t j = 0; j < 2; j++)
             cr_assert_eq(g.device->ops->copy(g.device, g.queue, here[j], (ar_cbuf){&want[j]}, 8), AR_OK);
-        g.device->ops->free(g.device, other);
+        g.device->ops->free(g.device, g.queue, other);
         for (size_t j = 0; j < 2; j++) {
             cr_assert_eq(g.device->ops->copy(g.device, g.queue, (ar_buf){&got[j]}, ar_const(here[j]), 8), AR_OK);
-            g.device->ops->free(g.device, here[j]);
+            g.device->ops->free(g.device, g.queue, here[j]);
         }
         if (memcmp(got, want, sizeof got) != 0)
             return arg; /* a block was handed out twice */

@@ -56,9 +56,9 @@ void destroy_cases(device_pair *p)
             if (p->status == AR_OK)
                 pair_ran(p, s, ar_device_create(&d, &which, 1));
             if (p->status == AR_OK)
-                pair_ran(p, s, d->ops->alloc(d, &b, 1000));
+                pair_ran(p, s, d->ops->alloc(d, p->queue[s], &b, 1000));
             if (p->status == AR_OK)
-                d->ops->free(d, b);
+                d->ops->free(d, p->queue[s], b);
             ar_device_destroy(d);
         }
         PAIR_RUN(p, zero, y.at[s], 400);
@@ -77,7 +77,7 @@ void alloc_cases(device_pair *p)
         ar_buf b[BLOCKS] = {{NULL}};
         for (size_t i = 0; i < BLOCKS && p->status == AR_OK; i++) {
             const size_t bytes = i * i * i + 4;
-            pair_ran(p, s, d->ops->alloc(d, &b[i], bytes));
+            pair_ran(p, s, d->ops->alloc(d, p->queue[s], &b[i], bytes));
             if (p->status == AR_OK && (uintptr_t)b[i].ptr % 64 != 0)
                 pair_ran(p, s, ar_error_set(AR_ERR_INTERNAL, "%zu bytes lie at %p", bytes, b[i].ptr));
             for (size_t at = 0; at < bytes / 4 && p->status == AR_OK; at += bytes / 4 - 1 > 0 ? bytes / 4 - 1 : 1)
@@ -87,7 +87,7 @@ void alloc_cases(device_pair *p)
             pair_ran(p, s, d->ops->copy(d, p->queue[s], ar_buf_at(y.at[s], i * 4), ar_const(b[i]), 4));
         pair_ran(p, s, ar_queue_sync(p->queue[s], 0));
         for (size_t i = 0; i < BLOCKS; i++)
-            d->ops->free(d, b[i]);
+            d->ops->free(d, p->queue[s], b[i]);
     }
     pair_end(p);
 }
@@ -100,11 +100,11 @@ void free_cases(device_pair *p)
     for (int s = 0; s < 2 && pair_ready(p); s++) {
         ar_device *d = p->side[s];
         ar_buf b = {NULL};
-        d->ops->free(d, b);
+        d->ops->free(d, p->queue[s], b);
         for (int i = 0; i < 1000 && p->status == AR_OK; i++) {
-            pair_ran(p, s, d->ops->alloc(d, &b, (size_t)1 << 20));
+            pair_ran(p, s, d->ops->alloc(d, p->queue[s], &b, (size_t)1 << 20));
             if (p->status == AR_OK)
-                d->ops->free(d, b);
+                d->ops->free(d, p->queue[s], b);
         }
     }
     PAIR_RUN(p, zero, y.at[s], 64);

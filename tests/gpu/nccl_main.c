@@ -99,13 +99,13 @@ static ar_status call_on_device(coll_case *k, ar_comm *c, rank_of *rank, ar_queu
     ar_device *d = rank->device;
     unsigned char *const in = k->in[r], *const out = k->out[r];
     ar_buf store, other = {NULL};
-    AR_TRY(d->ops->alloc(d, &store, k->store_bytes[r]));
+    AR_TRY(d->ops->alloc(d, rank->queue, &store, k->store_bytes[r]));
     AR_TRY(d->ops->copy(d, rank->queue, store, (ar_cbuf){k->store[r]}, k->store_bytes[r]));
     k->out[r] = (unsigned char *)store.ptr + (out - k->store[r]);
     if (case_shares(k, r)) {
         k->in[r] = (unsigned char *)store.ptr + (in - k->store[r]);
     } else {
-        AR_TRY(d->ops->alloc(d, &other, k->in_bytes[r] + 1));
+        AR_TRY(d->ops->alloc(d, rank->queue, &other, k->in_bytes[r] + 1));
         AR_TRY(d->ops->copy(d, rank->queue, other, (ar_cbuf){in}, k->in_bytes[r]));
         k->in[r] = other.ptr;
     }
@@ -118,8 +118,8 @@ static ar_status call_on_device(coll_case *k, ar_comm *c, rank_of *rank, ar_queu
         st = d->ops->copy(d, rank->queue, (ar_buf){in}, ar_const(other), k->in_bytes[r]);
     k->in[r] = in;
     k->out[r] = out;
-    d->ops->free(d, store);
-    d->ops->free(d, other);
+    d->ops->free(d, rank->queue, store);
+    d->ops->free(d, rank->queue, other);
     return st;
 }
 
@@ -362,12 +362,12 @@ static ar_status sum(rank_of *rank, ar_comm *c, size_t count, ar_dtype t, const 
 {
     ar_device *d = rank->device;
     ar_buf b;
-    AR_TRY(d->ops->alloc(d, &b, count * ar_dtype_bytes(t)));
+    AR_TRY(d->ops->alloc(d, rank->queue, &b, count * ar_dtype_bytes(t)));
     AR_TRY(d->ops->zero(d, rank->queue, b, count * ar_dtype_bytes(t)));
     ar_status st = ar_comm_all_reduce(c, rank->queue, b, ar_const(b), count, t, AR_SUM, tag);
     if (st == AR_OK)
         st = ar_queue_sync(rank->queue, 0);
-    d->ops->free(d, b);
+    d->ops->free(d, rank->queue, b);
     return st;
 }
 
@@ -473,7 +473,7 @@ static ar_status message_of_other_size(rank_of *rank)
     ar_device *d = rank->device;
     const int r = ar_comm_rank(rank->world);
     ar_buf b;
-    AR_TRY(d->ops->alloc(d, &b, 64));
+    AR_TRY(d->ops->alloc(d, rank->queue, &b, 64));
     AR_TRY(d->ops->zero(d, rank->queue, b, 64));
     ar_status st = AR_OK;
     hurried h;
@@ -482,7 +482,7 @@ static ar_status message_of_other_size(rank_of *rank)
         st = ar_comm_send(rank->world, rank->queue, ar_const(b), 8, AR_F32, 2, "activations");
     else if (r == 2)
         st = ar_comm_recv(rank->world, rank->queue, b, 16, AR_F32, 1, "activations");
-    d->ops->free(d, b);
+    d->ops->free(d, rank->queue, b);
     return hurry_end(&h, st == AR_OK ? sum(rank, rank->world, 1, AR_F32, "end") : st);
 }
 

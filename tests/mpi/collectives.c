@@ -118,7 +118,7 @@ static ar_buf place(const rank *k, size_t bytes)
 {
     ar_buf b = {NULL};
     if (k->d)
-        REQUIRE(k->d->ops->alloc(k->d, &b, bytes + 64));
+        REQUIRE(k->d->ops->alloc(k->d, k->q, &b, bytes + 64));
     else
         b.ptr = need(malloc(bytes + 64));
     return b;
@@ -127,7 +127,7 @@ static ar_buf place(const rank *k, size_t bytes)
 static void drop(const rank *k, ar_buf b)
 {
     if (k->d)
-        k->d->ops->free(k->d, b);
+        k->d->ops->free(k->d, k->q, b);
     else
         free(b.ptr);
 }

@@ -34,14 +34,14 @@ typedef struct placed {
 static ar_status place(placed *p, const coll_case *k, int r, ar_device *d, ar_queue *q)
 {
     *p = (placed){.k = *k};
-    AR_TRY(d->ops->alloc(d, &p->store, k->store_bytes[r]));
+    AR_TRY(d->ops->alloc(d, q, &p->store, k->store_bytes[r]));
     AR_TRY(d->ops->copy(d, q, p->store, (ar_cbuf){k->store[r]}, k->store_bytes[r]));
     p->k.out[r] = (unsigned char *)p->store.ptr + (k->out[r] - k->store[r]);
     if (case_shares(k, r)) {
         p->k.in[r] = (unsigned char *)p->store.ptr + (k->in[r] - k->store[r]);
         return AR_OK;
     }
-    AR_TRY(d->ops->alloc(d, &p->in, k->in_bytes[r] + 1));
+    AR_TRY(d->ops->alloc(d, q, &p->in, k->in_bytes[r] + 1));
     p->k.in[r] = p->in.ptr;
     return d->ops->copy(d, q, p->in, (ar_cbuf){k->in[r]}, k->in_bytes[r]);
 }
@@ -82,8 +82,8 @@ static ar_status run_cases(const batch *b, ar_comm *c, ar_device *d, ar_queue *q
     if (st == AR_OK)
         st = ar_queue_sync(inline_queue, 0);
     for (size_t i = 0; i < b->n; i++) {
-        d->ops->free(d, p[i].store);
-        d->ops->free(d, p[i].in);
+        d->ops->free(d, inline_queue, p[i].store);
+        d->ops->free(d, inline_queue, p[i].in);
     }
     free(p);
     return st;
@@ -254,9 +254,9 @@ static ar_status run_rounds(ar_comm *c, void *arg)
     ar_buf x, y, sum;
     AR_TRY(late_device_create(&d, 0));
     AR_TRY(d->ops->queue_create(d, &q, AR_QUEUE_INLINE, "q"));
-    AR_TRY(d->ops->alloc(d, &x, ELEMENTS * sizeof(int32_t)));
-    AR_TRY(d->ops->alloc(d, &y, RANKS * ELEMENTS * sizeof(int32_t)));
-    AR_TRY(d->ops->alloc(d, &sum, ELEMENTS * sizeof(int32_t)));
+    AR_TRY(d->ops->alloc(d, q, &x, ELEMENTS * sizeof(int32_t)));
+    AR_TRY(d->ops->alloc(d, q, &y, RANKS * ELEMENTS * sizeof(int32_t)));
+    AR_TRY(d->ops->alloc(d, q, &sum, ELEMENTS * sizeof(int32_t)));
     for (int k = 0; k < ROUNDS; k++) {
         int32_t values[ELEMENTS];
         for (int i = 0; i < ELEMENTS; i++)
@@ -310,7 +310,7 @@ static ar_status message_or_mixed(ar_comm *c, void *arg)
     ar_buf x = {NULL};
     int32_t own[4] = {0};
     AR_TRY(late_device_create(&d, 0));
-    AR_TRY(d->ops->alloc(d, &x, sizeof own));
+    AR_TRY(d->ops->alloc(d, NULL, &x, sizeof own));
     ar_status st =
         r == 1 ? d->ops->queue_create(d, &q, AR_QUEUE_INLINE, "q") : ar_queue_create(&q, AR_QUEUE_INLINE, "host");
     const ar_buf at = r == 1 ? x : (ar_buf){own};

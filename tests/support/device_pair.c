@@ -178,7 +178,7 @@ static pair_buf new_buffer(device_pair *p, const char *name, pair_kind kind, siz
         memcpy(m->host + i, &(uint32_t){POISON}, 4);
     pair_buf b = {.host = m->host + m->front};
     for (int s = 0; s < 2; s++) {
-        const ar_status st = p->side[s]->ops->alloc(p->side[s], &m->base[s], m->bytes);
+        const ar_status st = p->side[s]->ops->alloc(p->side[s], p->queue[s], &m->base[s], m->bytes);
         if (st != AR_OK)
             fail(p, st);
         b.at[s] = st == AR_OK ? ar_buf_at(m->base[s], m->front) : (ar_buf){NULL};
@@ -624,7 +624,7 @@ void pair_end(device_pair *p)
             compare(p, m, written, got);
         }
         for (int s = 0; s < 2; s++) {
-            p->side[s]->ops->free(p->side[s], m->base[s]);
+            p->side[s]->ops->free(p->side[s], p->queue[s], m->base[s]);
             free(got[s]);
         }
         free(m->host);

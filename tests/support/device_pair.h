@@ -161,10 +161,4 @@ void pair_ran(device_pair *p, int side, ar_status st);
         if (pair_ready(p))      \
     pair_ran((p), s, (p)->side[s]->ops->slot((p)->side[s], (p)->queue[s], __VA_ARGS__))
 
-/* The one slot without a queue. */
-#define PAIR_PACKED(p, to, ...) \
-    for (int s = 0; s < 2; s++) \
-        if (pair_ready(p))      \
-    pair_ran((p), s, (p)->side[s]->ops->packed_create((p)->side[s], (to) + s, __VA_ARGS__))
-
 #endif

@@ -270,9 +270,10 @@ static bool is_lent(const void *address)
     return (const char *)address < region || (const char *)address >= region + REGION_BYTES;
 }
 
-static ar_status device_alloc(ar_device *d, ar_buf *gives, size_t bytes)
+static ar_status device_alloc(ar_device *d, ar_queue *q, ar_buf *gives, size_t bytes)
 {
     (void)d;
+    (void)q;
     const size_t room = (bytes + 64) / 64 * 64, at = atomic_fetch_add(&taken, room);
     if (!region || at + room > REGION_BYTES)
         return ar_error_set(AR_ERR_MEMORY, "the late devices' memory is used up");
@@ -280,9 +281,10 @@ static ar_status device_alloc(ar_device *d, ar_buf *gives, size_t bytes)
     return AR_OK;
 }
 
-static void device_free(ar_device *d, ar_buf b)
+static void device_free(ar_device *d, ar_queue *q, ar_buf b)
 {
     (void)d;
+    (void)q;
     (void)b;
 }
 

@@ -184,11 +184,11 @@ typedef struct counting {
     atomic_size_t allocations;
 } counting;
 
-static ar_status count_alloc(ar_device *d, ar_buf *gives, size_t bytes)
+static ar_status count_alloc(ar_device *d, ar_queue *q, ar_buf *gives, size_t bytes)
 {
     counting *c = (counting *)(uintptr_t)d->ops;
     atomic_fetch_add(&c->allocations, 1);
-    return c->real->alloc(d, gives, bytes);
+    return c->real->alloc(d, q, gives, bytes);
 }
 
 /* Ten steps of gradients that need no memory: the terms lie ready. */

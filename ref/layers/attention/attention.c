@@ -8,12 +8,12 @@
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-static void free_tables(ari_attention *m)
+static void free_tables(ari_attention *m, ar_queue *q)
 {
     if (!m->device)
         return;
-    m->device->ops->free(m->device, m->cos);
-    m->device->ops->free(m->device, m->sin);
+    m->device->ops->free(m->device, q, m->cos);
+    m->device->ops->free(m->device, q, m->sin);
     m->cos = m->sin = (ar_buf){NULL};
     m->positions = 0;
 }
@@ -31,10 +31,10 @@ static ar_status ensure_tables(ari_attention *m, ar_ctx *ctx, const ar_batch *ba
     if (positions <= m->positions)
         return AR_OK;
     const size_t bytes = (positions * (m->o.head_dim / 2) + 1) * sizeof(float);
-    free_tables(m);
+    free_tables(m, ctx->queue);
     m->device = ctx->device;
-    AR_TRY(ctx->device->ops->alloc(ctx->device, &m->cos, bytes));
-    AR_TRY(ctx->device->ops->alloc(ctx->device, &m->sin, bytes));
+    AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &m->cos, bytes));
+    AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &m->sin, bytes));
     AR_TRY(ARI_KERNEL(ctx, rope_tables, m->cos, m->sin, positions, m->o.head_dim, m->o.rope_theta, m->o.rope_factor,
                       &m->o.rope_llama3));
     m->positions = positions;
@@ -157,7 +157,7 @@ static void destroy(ar_module *base)
     ari_linear_fini(&m->qkv);
     ari_linear_fini(&m->out);
     ari_ring_hops_fini(&m->hops);
-    free_tables(m);
+    free_tables(m, NULL);
     free(m);
 }
 

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/cuda/pool.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "gpu/kernel.h"
+#include "gpu/sticky.h"
+#include "ref/core/size.h"
+
+namespace ari_cuda
+{
+
+struct pool {
+    int gpu;
+    cudaMemPool_t handle;
+    size_t devices; /* that have it open */
+    pool *next;
+};
+
+namespace
+{
+
+/* One for each GPU in use; guarded by the lock, and so is `devices`. */
+pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+pool *pools;
+
+ar_status make(pool **gives, int gpu)
+{
+    pool *p = nullptr;
+    AR_TRY(ari_alloc_zero(reinterpret_cast<void **>(&p), 1, sizeof *p, "the pool of a GPU's memory"));
+    p->gpu = gpu;
+    cudaMemPoolProps props = {};
+    props.allocType = cudaMemAllocationTypePinned;
+    props.location.type = cudaMemLocationTypeDevice;
+    props.location.id = gpu;
+    uint64_t keep_all = UINT64_MAX; /* until it is trimmed */
+    ar_status st = check(cudaMemPoolCreate(&p->handle, &props), "making a pool of its memory");
+    if (st == AR_OK)
+        st =
+            check(cudaMemPoolSetAttribute(p->handle, cudaMemPoolAttrReleaseThreshold, &keep_all), "keeping its memory");
+    if (st != AR_OK) {
+        if (p->handle)
+            (void)cudaMemPoolDestroy(p->handle);
+        ::free(p);
+        return st;
+    }
+    p->next = pools;
+    pools = p;
+    *gives = p;
+    return AR_OK;
+}
+
+ar_status refuse(const pool *p, size_t bytes)
+{
+    size_t free_bytes = 0, total = 0;
+    uint64_t held = 0, in_use = 0;
+    (void)cudaMemGetInfo(&free_bytes, &total);
+    (void)cudaMemPoolGetAttribute(p->handle, cudaMemPoolAttrReservedMemCurrent, &held);
+    (void)cudaMemPoolGetAttribute(p->handle, cudaMemPoolAttrUsedMemCurrent, &in_use);
+    (void)cudaGetLastError();
+    return ar_error_set(
+        AR_ERR_MEMORY,
+        "GPU %d has no memory for %zu bytes: %zu of %zu are free, this process uses %llu and keeps %llu for reuse",
+        p->gpu, bytes, free_bytes, total, static_cast<unsigned long long>(in_use),
+        static_cast<unsigned long long>(held - in_use));
+}
+
+} // namespace
+
+ar_status pool_open(pool **gives, int gpu)
+{
+    ar_status st = AR_OK;
+    pthread_mutex_lock(&lock);
+    pool *p = pools;
+    while (p && p->gpu != gpu)
+        p = p->next;
+    if (!p)
+        st = make(&p, gpu);
+    if (st == AR_OK) {
+        p->devices++;
+        *gives = p;
+    }
+    pthread_mutex_unlock(&lock);
+    return st;
+}
+
+void pool_close(pool *p)
+{
+    if (!p)
+        return;
+    pthread_mutex_lock(&lock);
+    if (--p->devices == 0) {
+        pool **at = &pools;
+        while (*at != p)
+            at = &(*at)->next;
+        *at = p->next;
+        if (!ari_gpu_is_lost())
+            (void)cudaMemPoolDestroy(p->handle);
+        (void)cudaGetLastError();
+        ::free(p);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+ar_status pool_trim(pool *p)
+{
+    AR_TRY(check(cudaDeviceSynchronize(), "work enqueued before"));
+    return check(cudaMemPoolTrimTo(p->handle, 0), "giving memory back");
+}
+
+ar_status pool_take(pool *p, void **gives, size_t bytes, cudaStream_t s)
+{
+    const size_t wanted = bytes > 0 ? bytes : 1; /* so that it has an address */
+    cudaError_t e = cudaMallocFromPoolAsync(gives, wanted, p->handle, s);
+    if (e == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        AR_TRY(pool_trim(p));
+        e = cudaMallocFromPoolAsync(gives, wanted, p->handle, s);
+    }
+    if (e == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        return refuse(p, bytes);
+    }
+    return check(e, "taking memory");
+}
+
+} // namespace ari_cuda
