@@ -71,6 +71,14 @@ static const ari_positional positionals[] = {
     {0},
 };
 
+void ari_planned_one(ar_parallel *p)
+{
+    p->zero = p->zero > 0 ? p->zero : 0;
+    p->schedule = (unsigned)p->schedule < AR_PP_SCHEDULES ? p->schedule : AR_PP_1F1B;
+    if (p->recompute.what == ARI_RECOMPUTE_NOT_GIVEN)
+        p->recompute.what = AR_RECOMPUTE_NONE;
+}
+
 ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_values *r, const ari_common *common)
 {
     char path[4096];
@@ -166,15 +174,6 @@ static ar_status check_pipeline(const plan_values *v)
     return AR_OK;
 }
 
-static ar_status check_flow(const plan_values *v)
-{
-    AR_TRY(check_one(v));
-    if (v->r.run.parallel.pp > 1 || v->r.run.parallel.zero > 1)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "--flow lists what this version runs: not pp, ZeRO-2 and 3, which "
-                                                "'plan' without it plans by formulas");
-    return AR_OK;
-}
-
 static ar_status run_flow(const plan_values *v)
 {
     ar_config config;
@@ -184,11 +183,8 @@ static ar_status run_flow(const plan_values *v)
     ari_run_values r = v->r;
     uint64_t bytes = 0;
     ar_status st = AR_OK;
-    r.run.parallel.zero = r.run.parallel.zero > 0;
-    r.run.parallel.schedule = AR_PP_1F1B;
-    if (r.run.parallel.recompute.what == ARI_RECOMPUTE_NOT_GIVEN)
-        r.run.parallel.recompute.what = AR_RECOMPUTE_NONE;
-    AR_TRY_TO(done, st, check_flow(v));
+    ari_planned_one(&r.run.parallel);
+    AR_TRY_TO(done, st, check_one(v));
     AR_TRY_TO(done, st, ari_planned_case(&c, &config, &r, &v->common));
     AR_TRY_TO(done, st, flow_options(&o, v, &c.run.parallel));
     if (!v->common.quiet)

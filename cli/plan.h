@@ -25,6 +25,8 @@
         ARI_BATCH_OPTIONS("tokens of each sequence (default: the model's longest, at most 4096)"), ARI_CLIP_OPTIONS, \
         ARI_OPTION_GROUP(ari_loss_options, r)
 
+/** What a search tries, as one layout has it where nothing is given. */
+void ari_planned_one(ar_parallel *p);
 /** The step that they ask for, as a training step has it by default; *config is its model's. In every case
  *  ari_layout_unload(&c->run). Errors: AR_ERR_ARG, those of ar_config_load, ar_plan_load and ar_run_check. */
 AR_NODISCARD ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r,

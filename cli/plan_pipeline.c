@@ -244,10 +244,7 @@ ar_status ari_plan_pipeline(const ari_plan_values *v)
     if (p->pp < 2)
         return ar_error_set(AR_ERR_ARG,
                             "--pipeline shows the schedule of the ranks of --pp: give --pp N of at least 2");
-    p->zero = p->zero > 0 ? p->zero : 0;
-    p->schedule = (unsigned)p->schedule < AR_PP_SCHEDULES ? p->schedule : AR_PP_1F1B;
-    if (p->recompute.what == ARI_RECOMPUTE_NOT_GIVEN)
-        p->recompute.what = AR_RECOMPUTE_NONE;
+    ari_planned_one(p);
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a schedule"));
     ar_status st = step_of(&c, &config, &r, &v->common);
     if (st == AR_OK)
