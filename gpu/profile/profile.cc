@@ -125,7 +125,7 @@ struct timed<ar_status (*)(ar_device *, ar_queue *, A...), SLOT, AT> {
     }
     static ar_status (*in_place_of(ar_status (*inner)(ar_device *, ar_queue *, A...)))(ar_device *, ar_queue *, A...)
     {
-        return AT == AT_alloc ? inner : call;
+        return AT == AT_alloc || AT == AT_packed_create ? inner : call;
     }
 };
 

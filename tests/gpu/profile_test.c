@@ -19,7 +19,7 @@ typedef struct bench {
 static void make_tensor(bench *b, ar_tensor *t)
 {
     ar_buf memory = {NULL};
-    cr_assert_eq(b->d->ops->alloc(b->d, &memory, N * sizeof(float)), AR_OK);
+    cr_assert_eq(b->d->ops->alloc(b->d, b->q, &memory, N * sizeof(float)), AR_OK);
     cr_assert_eq(ar_tensor_view(t, AR_F32, 1, (const size_t[]){N}, memory), AR_OK);
 }
 
@@ -36,8 +36,8 @@ static void make(bench *b, ar_device_kind kind, ari_stream *stream)
 
 static void end(bench *b)
 {
-    b->d->ops->free(b->d, b->x.data);
-    b->d->ops->free(b->d, b->y.data);
+    b->d->ops->free(b->d, b->q, b->x.data);
+    b->d->ops->free(b->d, b->q, b->y.data);
     ar_queue_destroy(b->q);
     ar_device_destroy(b->d);
 }
@@ -103,9 +103,9 @@ Test(profile, gives_parts_behind_their_slot)
     ar_device *d = b.d;
     cr_assert_eq(ari_profile_begin(&p, d), AR_OK);
     cr_assert_eq(ar_tensor_view(&matrix, AR_F32, 2, (const size_t[]){4, K}, b.x.data), AR_OK);
-    cr_assert_eq(d->ops->alloc(d, &exponents, 4 * sizeof(int32_t)), AR_OK);
-    cr_assert_eq(d->ops->packed_create(d, &left, 1, 4, K, true), AR_OK);
-    cr_assert_eq(d->ops->packed_create(d, &right, 1, 4, K, false), AR_OK);
+    cr_assert_eq(d->ops->alloc(d, b.q, &exponents, 4 * sizeof(int32_t)), AR_OK);
+    cr_assert_eq(d->ops->packed_create(d, b.q, &left, 1, 4, K, true), AR_OK);
+    cr_assert_eq(d->ops->packed_create(d, b.q, &right, 1, 4, K, false), AR_OK);
     fill_and_add(&b, 1);
     cr_assert_eq(d->ops->row_exponents(d, b.q, exponents, &matrix, (ar_cbuf){NULL}, 1, false), AR_OK);
     cr_assert_eq(d->ops->pack(d, b.q, left, 0, 0, &matrix, (ar_cbuf){NULL}, 1, ar_const(exponents)), AR_OK);
@@ -117,9 +117,9 @@ Test(profile, gives_parts_behind_their_slot)
     cr_assert_eq(part, slot + 1);
     cr_assert_leq(part->seconds, slot->seconds);
     ari_profile_end(p);
-    d->ops->packed_destroy(d, left);
-    d->ops->packed_destroy(d, right);
-    d->ops->free(d, exponents);
+    d->ops->packed_destroy(d, b.q, left);
+    d->ops->packed_destroy(d, b.q, right);
+    d->ops->free(d, b.q, exponents);
     end(&b);
 }
 

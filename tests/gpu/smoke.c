@@ -32,7 +32,7 @@ static ar_status twin_create(smoke *s, twin *t, const void *from, size_t bytes)
     *t = (twin){.bytes = bytes};
     for (int i = 0; i < SIDES; i++) {
         const ar_device_ops *ops = s->d[i]->ops;
-        AR_TRY(ops->alloc(s->d[i], &t->at[i], bytes));
+        AR_TRY(ops->alloc(s->d[i], s->q[i], &t->at[i], bytes));
         if (from)
             AR_TRY(ops->copy(s->d[i], s->q[i], t->at[i], (ar_cbuf){from}, bytes));
         else
@@ -44,7 +44,7 @@ static ar_status twin_create(smoke *s, twin *t, const void *from, size_t bytes)
 static void twin_destroy(smoke *s, twin *t)
 {
     for (int i = 0; i < SIDES; i++)
-        s->d[i]->ops->free(s->d[i], t->at[i]);
+        s->d[i]->ops->free(s->d[i], s->q[i], t->at[i]);
 }
 
 /* Every byte of both, in memory that malloc gave: what a GPU's driver calls pageable. */
@@ -211,15 +211,15 @@ static ar_status sums_of(smoke *s, int side, const shape *of, const twin *a, con
     const ar_tensor left = matrix_of(a, side, of->m, of->k), right = matrix_of(b, side, of->n, of->k);
     ar_packed *pa = NULL, *pb = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, d->ops->packed_create(d, &pa, 1, of->m, of->k, true));
-    AR_TRY_TO(done, st, d->ops->packed_create(d, &pb, 1, of->n, of->k, false));
+    AR_TRY_TO(done, st, d->ops->packed_create(d, q, &pa, 1, of->m, of->k, true));
+    AR_TRY_TO(done, st, d->ops->packed_create(d, q, &pb, 1, of->n, of->k, false));
     AR_TRY_TO(done, st, d->ops->pack(d, q, pa, 0, 0, &left, none, 1, exponents));
     AR_TRY_TO(done, st, d->ops->pack(d, q, pb, 0, 0, &right, none, -1, exponents));
     AR_TRY_TO(done, st, d->ops->gemm_i64(d, q, sums->at[side], pa, pb, 1, false));
     st = ar_queue_sync(q, 0);
 done:
-    d->ops->packed_destroy(d, pa);
-    d->ops->packed_destroy(d, pb);
+    d->ops->packed_destroy(d, q, pa);
+    d->ops->packed_destroy(d, q, pb);
     return st;
 }
 
