@@ -193,7 +193,8 @@ static ar_status time_grads(void *user, double times[GRADS])
     AR_TRY(ari_bench_clock(&on, &at[1]));
     AR_TRY(contraction(b));
     AR_TRY(ari_bench_clock(&on, &at[2]));
-    AR_TRY(ar_ctx_arith(b->ctx)->grad_contract(b->ctx, &b->weight, &b->dy, &b->x, b->samples, NULL, "dW"));
+    AR_TRY(
+        ar_ctx_arith(b->ctx)->grad_contract(b->ctx, &(ar_grad_terms){&b->weight, b->dy}, 1, &b->x, b->samples, NULL));
     ar_ctx_end_step(b->ctx);
     AR_TRY(ari_bench_clock(&on, &at[3]));
     for (int i = 0; i < GRADS; i++)

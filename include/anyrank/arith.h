@@ -52,6 +52,12 @@ typedef struct ar_epilogue {
     const ar_tensor *z; /* act(y), of y's shape, where act is not AR_ACT_NONE */
 } ar_epilogue;
 
+/* What is added to a parameter's gradient. */
+typedef struct ar_grad_terms {
+    ar_param *to;
+    ar_tensor dy; /* [tokens, out], a 2-D view */
+} ar_grad_terms;
+
 /* An array of a bucket of n elements, with a number for each: it begins at byte at*n. */
 typedef struct ar_bucket_array {
     size_t at;
@@ -104,11 +110,11 @@ struct ar_arith_ops {
     /* y [.., rows / places, n], contiguous. AR_KEEP instead of AR_ALL: each replica keeps its own terms. Collective. */
     ar_status (*blocks_end)(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar_fold replicas);
 
-    /* grad(p) += sum over samples of dy^T x: dy [tokens, out], x [tokens, in] 2-D views, `samples` runs of
-     * `tokens/samples` tokens. x_rows_over: the group that shards x's features, or NULL. Of a frozen parameter neither
-     * this nor grad_rows makes anything. */
-    ar_status (*grad_contract)(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x, size_t samples,
-                               ar_comm *x_rows_over, const char *tag);
+    /* Of each of n parameters that have been multiplied by the same x: its gradient += sum over samples of dy^T x: dy
+     * [tokens, out], x [tokens, in] 2-D views, `samples` runs of `tokens/samples` tokens. x_rows_over: the group that
+     * shards x's features, or NULL. Of a frozen parameter neither this nor grad_rows makes anything. */
+    ar_status (*grad_contract)(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x, size_t samples,
+                               ar_comm *x_rows_over);
     /* grad(p)[row_of[r]] += terms[r], terms [n, cols] a 2-D view; row_of int64 [n] on the device (negative: skip), or
      * ptr NULL: all into the one row of a vector parameter. */
     ar_status (*grad_rows)(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of);

@@ -56,8 +56,8 @@ struct ar_param_grad {
 };
 
 /* The gradient half of the exact arithmetic (exact_grad.c); the slots of ar_arith_ops say what each does. */
-AR_NODISCARD ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x,
-                                               size_t samples, ar_comm *x_rows_over, const char *tag);
+AR_NODISCARD ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x,
+                                               size_t samples, ar_comm *x_rows_over);
 AR_NODISCARD ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of);
 AR_NODISCARD ar_status ari_exact_grad_sum(ar_ctx *ctx, ar_param *p, ar_row_sum *borrows);
 AR_NODISCARD ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag);

@@ -96,21 +96,42 @@ static contractions sample_of(const contractions *all, size_t i)
                           .f = ar_cbuf_at(all->f, i * in * word)};
 }
 
-static ar_status quantise_both(ar_ctx *ctx, ar_packed **a, ar_packed **b, const contractions *k)
+/* Every sample's tokens are all here: rounded and added tile by tile. b: the integers of x. */
+static ar_status add_samples(ar_ctx *ctx, ar_param *p, const contractions *k, const ar_packed *b, ar_buf e)
 {
-    AR_TRY(quantise(ctx, a, &k->a, k->c, +1, k->e));
-    return quantise(ctx, b, &k->b, k->c, -1, k->f);
+    ar_packed *a = NULL;
+    ar_status st = ARI_KERNEL(ctx, row_exponents, e, &k->a, k->c, +1, false);
+    if (st == AR_OK)
+        st = quantise(ctx, &a, &k->a, k->c, +1, k->e);
+    if (st == AR_OK)
+        st = ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, a, b, k->e, k->f);
+    end_packed(ctx, a);
+    return st;
 }
 
-/* Every sample's tokens are all here: rounded and added tile by tile. */
-static ar_status add_samples(ar_ctx *ctx, ar_param *p, const contractions *k)
+/* x is quantised once for all parameters. */
+static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, contractions *k)
 {
-    ar_packed *a = NULL, *b = NULL;
-    ar_status st = quantise_both(ctx, &a, &b, k);
-    if (st == AR_OK)
-        st = ctx->device->ops->gemm_acc(ctx->device, ctx->queue, p->grad->t, p->grad->hl, a, b, k->e, k->f);
-    end_packed(ctx, a);
+    const size_t samples = k->b.shape[0], in = k->b.shape[1];
+    ar_packed *b = NULL;
+    ar_buf f = {NULL};
+    AR_TRY(ari_step_alloc(ctx, &f, samples * in * sizeof(int32_t)));
+    k->f = ar_const(f);
+    AR_TRY(ARI_KERNEL(ctx, row_exponents, f, &k->b, k->c, -1, false));
+    ar_status st = quantise(ctx, &b, &k->b, k->c, -1, k->f);
+    for (int i = 0; i < n && st == AR_OK; i++) {
+        ar_buf e = {NULL};
+        if (!terms[i].to->requires_grad)
+            continue;
+        k->a = by_sample(&terms[i].dy, samples);
+        st = ari_step_alloc(ctx, &e, samples * k->a.shape[1] * sizeof(int32_t));
+        k->e = ar_const(e);
+        if (st == AR_OK)
+            st = add_samples(ctx, terms[i].to, k, b, e);
+        ari_step_free(ctx, e);
+    }
     end_packed(ctx, b);
+    ari_step_free(ctx, f);
     return st;
 }
 
@@ -168,7 +189,9 @@ static ar_status add_shared_sample(ar_ctx *ctx, ar_param *p, const shared_rows *
     ar_packed *a = NULL, *b = NULL;
     ar_tensor value;
     AR_TRY(ar_tensor_view(&value, AR_F32, 2, shape, s->value));
-    ar_status st = quantise_both(ctx, &a, &b, k);
+    ar_status st = quantise(ctx, &a, &k->a, k->c, +1, k->e);
+    if (st == AR_OK)
+        st = quantise(ctx, &b, &k->b, k->c, -1, k->f);
     if (st == AR_OK)
         st = dev->gemm_i64(ctx->device, ctx->queue, s->sums, a, b, s->limbs, false);
     end_packed(ctx, a);
@@ -182,61 +205,78 @@ static ar_status add_shared_sample(ar_ctx *ctx, ar_param *p, const shared_rows *
     return dev->acc_add(ctx->device, ctx->queue, p->grad->t, p->grad->hl, k->a.shape[1], &value, ar_const(s->row_of));
 }
 
-static ar_status add_shared(ar_ctx *ctx, ar_param *p, ar_comm *over, const contractions *k, const char *tag)
+/* Exponents of the rows of both, over all ranks that share the tokens, then one sample after the other: x is quantised
+ * again for each parameter, since the integers of all its samples would take more memory. */
+static ar_status add_shared(ar_ctx *ctx, const ar_grad_terms *terms, contractions *k)
 {
+    ar_comm *over = ctx->cp.all;
+    const char *tag = terms->to->name;
+    const size_t samples = k->b.shape[0], out = terms->dy.shape[1], in = k->b.shape[1];
+    ar_buf e = {NULL}; /* e, then f */
     shared_rows s;
+    AR_TRY(ari_step_alloc(ctx, &e, samples * (out + in) * sizeof(int32_t)));
+    const ar_buf f = ar_buf_at(e, samples * out * sizeof(int32_t));
+    k->a = by_sample(&terms->dy, samples);
+    k->e = ar_const(e);
+    k->f = ar_const(f);
+    AR_TRY(ARI_KERNEL(ctx, row_exponents, e, &k->a, k->c, +1, false));
+    AR_TRY(ARI_KERNEL(ctx, row_exponents, f, &k->b, k->c, -1, false));
+    AR_TRY(ar_comm_all_reduce(over, ctx->queue, e, k->e, samples * (out + in), AR_I32, AR_MAX, tag));
     ar_status st = shared_rows_init(&s, ctx, over, k);
-    for (size_t i = 0; i < k->a.shape[0] && st == AR_OK; i++) {
+    for (size_t i = 0; i < samples && st == AR_OK; i++) {
         const contractions one = sample_of(k, i);
-        st = add_shared_sample(ctx, p, &s, &one, tag);
+        st = add_shared_sample(ctx, terms->to, &s, &one, tag);
     }
     shared_rows_fini(&s, ctx);
+    ari_step_free(ctx, e);
     return st;
 }
 
-/* Exponents of the rows of both, over all ranks that share the tokens, then the integers. */
-static ar_status add_contractions(ar_ctx *ctx, ar_param *p, contractions *k, const char *tag)
+/* Checks all, and gives those that are to have one a gradient; any: whether there is one. */
+static ar_status begin_gradients(ar_ctx *ctx, bool *any, const ar_grad_terms *terms, int n, const ar_tensor *x,
+                                 size_t samples)
 {
-    const ar_device_ops *dev = ctx->device->ops;
-    ar_comm *over = ctx->cp.all;
-    const size_t samples = k->a.shape[0], out = k->a.shape[1], in = k->b.shape[1];
-    ar_buf e = {NULL}; /* e, then f */
-    AR_TRY(ari_step_alloc(ctx, &e, samples * (out + in) * sizeof(int32_t)));
-    const ar_buf f = ar_buf_at(e, samples * out * sizeof(int32_t));
-    k->e = ar_const(e);
-    k->f = ar_const(f);
-    AR_TRY(dev->row_exponents(ctx->device, ctx->queue, e, &k->a, k->c, +1, false));
-    AR_TRY(dev->row_exponents(ctx->device, ctx->queue, f, &k->b, k->c, -1, false));
-    if (ari_has_peers(over)) {
-        AR_TRY(ar_comm_all_reduce(over, ctx->queue, e, k->e, samples * (out + in), AR_I32, AR_MAX, tag));
-        AR_TRY(add_shared(ctx, p, over, k, tag));
-    } else {
-        AR_TRY(add_samples(ctx, p, k));
+    const size_t tokens = x->shape[0], in = x->shape[1];
+    *any = false;
+    for (int i = 0; i < n; i++) {
+        ar_param *p = terms[i].to;
+        const size_t out = terms[i].dy.shape[1];
+        if (terms[i].dy.shape[0] != tokens || samples == 0 || tokens % samples != 0 ||
+            out * in != ar_tensor_count(&p->value))
+            return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu] in %zu samples",
+                                p->name, terms[i].dy.shape[0], out, tokens, in, samples);
+        if (!p->requires_grad)
+            continue;
+        AR_TRY(ari_exact_grad_ensure(ctx, p));
+        *any = p->has_grad = true;
     }
-    ari_step_free(ctx, e);
     return AR_OK;
 }
 
-ar_status ari_exact_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x, size_t samples,
-                                  ar_comm *x_rows_over, const char *tag)
+ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x, size_t samples,
+                                  ar_comm *x_rows_over)
 {
-    const size_t tokens = dy->shape[0], out = dy->shape[1], in = x->shape[1];
-    if (x->shape[0] != tokens || samples == 0 || tokens % samples != 0 || out * in != ar_tensor_count(&p->value))
-        return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu] in %zu samples", p->name,
-                            tokens, out, x->shape[0], in, samples);
-    if (!p->requires_grad)
-        return AR_OK;
-    AR_TRY(ari_exact_grad_ensure(ctx, p));
-    p->has_grad = true;
+    const size_t tokens = x->shape[0];
     const ar_tensor x_t = ar_tensor_transposed(x);
     ar_buf c = {NULL}; /* [samples, tokens of a sample] */
+    bool any = false;
+    AR_TRY(begin_gradients(ctx, &any, terms, n, x, samples));
+    if (!any)
+        return AR_OK;
     AR_TRY(ari_step_alloc(ctx, &c, tokens * sizeof(int32_t)));
-    AR_TRY(ctx->device->ops->col_exponents(ctx->device, ctx->queue, c, &x_t, false));
-    if (ari_has_peers(x_rows_over))
-        AR_TRY(ar_comm_all_reduce(x_rows_over, ctx->queue, c, ar_const(c), tokens, AR_I32, AR_MAX, tag));
-    contractions k = {.a = by_sample(dy, samples), .b = by_sample(x, samples), .c = ar_const(c)};
-    AR_TRY(add_contractions(ctx, p, &k, tag));
-    ari_work_of_product(&(ari_extents){.batch = 1, .rows = out, .k = tokens}, &(ari_extents){.rows = in});
+    AR_TRY(ARI_KERNEL(ctx, col_exponents, c, &x_t, false));
+    AR_TRY(ari_exact_max(ctx, x_rows_over, c, tokens, terms->to->name));
+    contractions k = {.b = by_sample(x, samples), .c = ar_const(c)};
+    if (!ari_has_peers(ctx->cp.all))
+        AR_TRY(add_whole(ctx, terms, n, &k));
+    for (int i = 0; i < n; i++) {
+        if (!terms[i].to->requires_grad)
+            continue;
+        if (ari_has_peers(ctx->cp.all))
+            AR_TRY(add_shared(ctx, &terms[i], &k));
+        ari_work_of_product(&(ari_extents){.batch = 1, .rows = terms[i].dy.shape[1], .k = tokens},
+                            &(ari_extents){.rows = x->shape[1]});
+    }
     ari_step_free(ctx, c);
     return AR_OK;
 }

@@ -417,10 +417,8 @@ static ar_status put_sum(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *sum)
     return AR_OK;
 }
 
-static ar_status native_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x, size_t samples,
-                                      ar_comm *x_rows_over, const char *tag)
+static ar_status add_contraction(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x)
 {
-    (void)samples, (void)x_rows_over, (void)tag;
     const size_t shape[2] = {dy->shape[1], x->shape[1]};
     if (x->shape[0] != dy->shape[0] || shape[0] * shape[1] != ar_tensor_count(&p->value))
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu]", p->name, dy->shape[0],
@@ -435,6 +433,15 @@ static ar_status native_grad_contract(ar_ctx *ctx, ar_param *p, const ar_tensor 
     AR_TRY(product(ctx, &sum, &dy_t, &x_t, true));
     ari_work_of_product(&(ari_extents){.batch = 1, .rows = shape[0], .k = dy->shape[0]},
                         &(ari_extents){.rows = shape[1]});
+    return AR_OK;
+}
+
+static ar_status native_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x,
+                                      size_t samples, ar_comm *x_rows_over)
+{
+    (void)samples, (void)x_rows_over;
+    for (int i = 0; i < n; i++)
+        AR_TRY(add_contraction(ctx, terms[i].to, &terms[i].dy, x));
     return AR_OK;
 }
 

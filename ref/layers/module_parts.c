@@ -118,8 +118,9 @@ ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, 
     if (dx)
         AR_TRY(multiply(ctx, dx, dy, w, true));
     AR_TRY(ari_check_features(w->name, "gradient", dy, ar_param_matrix(w).shape[0]));
-    const ar_tensor dy_rows = ar_tensor_rows(dy), x_rows = ar_tensor_rows(x);
-    return ctx->arith->grad_contract(ctx, w, &dy_rows, &x_rows, ar_ctx_samples(ctx, x), NULL, w->name);
+    const ar_grad_terms terms = {w, ar_tensor_rows(dy)};
+    const ar_tensor x_rows = ar_tensor_rows(x);
+    return ctx->arith->grad_contract(ctx, &terms, 1, &x_rows, ar_ctx_samples(ctx, x), NULL);
 }
 
 ar_status ar_grad_add_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms)

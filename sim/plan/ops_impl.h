@@ -24,6 +24,7 @@ typedef struct ari_walk {
     ari_operation_pass pass;
     ar_pp_kind part;            /* of it */
     bool puts_off;              /* in what a backward pass for the input leaves to that for the weights */
+    bool x_scaled;              /* a weight before has met the same x, whose exponents are known */
     size_t layer, micro, times; /* as in ari_operation */
     ar_outer_split outer;
     ar_block_split block; /* of the layer; of no use outside of the blocks */

@@ -308,7 +308,7 @@ void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_o
     op->made = op->output[0].at[ARI_AXIS_TP];
     if (x && x->ndim == 3 && param.ndim == 2) { /* dW = dY^T X: Y's and X's features, summed over the tokens */
         op->multiply_adds = product(x, (double)param.local[0], (double)param.local[1]);
-        if (ari_walk_same(x->at[ARI_AXIS_TP], ari_by_features))
+        if (ari_walk_same(x->at[ARI_AXIS_TP], ari_by_features) && !w->x_scaled)
             column_exponents(w, w->tokens, ARI_EACH_PASS, role);
         sum_over_positions(w, &param, role);
     }
@@ -366,9 +366,11 @@ static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_row
     w->puts_off = true;
     if (gathers_again(w, l) && !comes_early(w, l))
         gather_again(w, l);
-    for (int i = 0; i < l->n; i++)
+    for (int i = 0; i < l->n; i++) {
+        w->x_scaled = i > 0;
         ari_walk_weight_gradient(w, l->part[i], false, &in, &part[i]);
-    w->puts_off = false;
+    }
+    w->x_scaled = w->puts_off = false;
 }
 
 void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_linear_ops *before,

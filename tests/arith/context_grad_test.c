@@ -56,7 +56,7 @@ static ar_status contract_own(gradient_job *j, ar_ctx *ctx, ar_param *w, size_t 
     ar_tensor x, dy;
     AR_TRY_TO(done, st, rank_upload(ctx, &x, 2, x_shape, own_x));
     AR_TRY_TO(done, st, rank_upload(ctx, &dy, 2, dy_shape, own_dy));
-    AR_TRY_TO(done, st, ctx->arith->grad_contract(ctx, w, &dy, &x, count, ctx->tp, "w"));
+    AR_TRY_TO(done, st, ctx->arith->grad_contract(ctx, &(ar_grad_terms){w, dy}, 1, &x, count, ctx->tp));
 done:
     free(own_x);
     free(own_dy);

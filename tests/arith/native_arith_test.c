@@ -129,7 +129,7 @@ static ar_status add_share(ar_ctx *ctx, const gradient_job *g, ar_param *w, ar_p
         ar_tensor x, dy;
         AR_TRY(rank_upload(ctx, &x, 2, x_shape, g->x + (start + at) * IN));
         AR_TRY(rank_upload(ctx, &dy, 2, dy_shape, g->dy + (start + at) * OUT));
-        AR_TRY(ar_ctx_arith(ctx)->grad_contract(ctx, w, &dy, &x, 1, NULL, "w"));
+        AR_TRY(ar_ctx_arith(ctx)->grad_contract(ctx, &(ar_grad_terms){w, dy}, 1, &x, 1, NULL));
         AR_TRY(ar_ctx_arith(ctx)->grad_rows(ctx, b, &dy, (ar_cbuf){NULL}));
     }
     return AR_OK;

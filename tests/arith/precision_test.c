@@ -129,7 +129,7 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
     for (int i = 0; i < 2; i++) {
         AR_TRY_TO(done, st, store(ctx, &x, shape, j->a));
         AR_TRY_TO(done, st, store(ctx, &dy, shape, j->b));
-        AR_TRY_TO(done, st, ar_ctx_arith(ctx)->grad_contract(ctx, &w, &dy, &x, 1, NULL, "w"));
+        AR_TRY_TO(done, st, ar_ctx_arith(ctx)->grad_contract(ctx, &(ar_grad_terms){&w, dy}, 1, &x, 1, NULL));
     }
     AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &g, AR_F32, 2, shape));
     AR_TRY_TO(done, st, ar_ctx_arith(ctx)->grad_value(ctx, &g, &w));

@@ -414,16 +414,17 @@ static ar_status weight_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *x
 {
     size_t samples = ar_ctx_samples(ctx, x);
     ar_tensor x_rows = ar_tensor_rows(x), dy_rows = ar_tensor_rows(dy);
+    ar_grad_terms terms[AR_MAX_PARTS];
+    int n = 0;
     ari_fault_weight_rows(ctx, x, &x_rows, &dy_rows, &samples);
     for (int i = 0; i < l->n; i++) {
         const ar_tensor dy_i = columns_of(l->own, &dy_rows, i);
         if (ar_faulty(ctx, AR_FAULT_unordered_param_grad))
             AR_TRY(ari_fault_gradient_as_it_comes(ctx, l->weight[i], &dy_i, &x_rows));
         else if (l->weight[i]->uses == 1 || !ar_faulty(ctx, AR_FAULT_tied_weight_untied))
-            AR_TRY(ctx->arith->grad_contract(ctx, l->weight[i], &dy_i, &x_rows, samples, column_group(l, ctx),
-                                             l->weight[i]->name));
+            terms[n++] = (ar_grad_terms){l->weight[i], dy_i};
     }
-    return AR_OK;
+    return ctx->arith->grad_contract(ctx, terms, n, &x_rows, samples, column_group(l, ctx));
 }
 
 static ar_status run_weight_job(ar_ctx *ctx, const void *job)
