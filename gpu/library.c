@@ -2,15 +2,145 @@
 #include "gpu/library.h"
 
 #include <dlfcn.h>
+#include <glob.h>
+#include <limits.h>
+#include <link.h>
 #include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-void *ari_library_load(const char *const *names)
+#include "ref/core/text.h"
+
+/* Folders that others install to; $NAME, at the beginning, is a variable of the environment. A toolkit has libraries in
+ * one of `below_toolkit`; a Python keeps packages, NVIDIA's own and PyTorch with copies of them, `below_python`. */
+static const char *const toolkits[] = {"$CUDA_HOME",      "$CUDA_PATH",        "$NCCL_HOME",
+                                       "/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda"};
+static const char *const pythons[] = {"$VIRTUAL_ENV", "$CONDA_PREFIX", "$HOME/.local", "$HOME/.pyenv/versions/*",
+                                      "/usr/local",   "/usr",          "/opt/conda"};
+static const char below_toolkit[] = "{lib64,lib,targets/*/lib}";
+static const char below_python[] = "{lib,local/lib}/python3*/{site,dist}-packages/{nvidia/*,torch}/lib";
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+typedef struct search {
+    const ari_library *which;
+    void *library;     /* NULL until one could be loaded */
+    char why[300];     /* the loader's words about the last file that could not be */
+    char places[2048]; /* the folders that were searched, for the message */
+    ari_text list;
+} search;
+
+static void load(search *s, const char *file)
 {
-    void *library = NULL;
-    for (; *names && !library; names++)
-        library = dlopen(*names, RTLD_NOW | RTLD_LOCAL);
-    return library;
+    if (s->library)
+        return;
+    s->library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    const char *why = s->library ? NULL : dlerror();
+    if (why)
+        snprintf(s->why, sizeof s->why, "%s", why);
+}
+
+/* Tries the library's names in the folders below `base`. */
+static void look_below(search *s, const char *base, const char *below)
+{
+    for (size_t i = 0; i < COUNT(s->which->files) && s->which->files[i] && !s->library; i++) {
+        char pattern[PATH_MAX];
+        glob_t found;
+        const int n = snprintf(pattern, sizeof pattern, "%s/%s/%s", base, below, s->which->files[i]);
+        if (n < 0 || (size_t)n >= sizeof pattern || glob(pattern, GLOB_BRACE, NULL, &found) != 0)
+            continue;
+        for (size_t k = 0; k < found.gl_pathc; k++)
+            load(s, found.gl_pathv[k]);
+        globfree(&found);
+    }
+    ari_say(&s->list, "%s%s", s->list.used ? ", " : "", base);
+}
+
+/* The same, where a variable that is not set is no place. */
+static void look_in(search *s, const char *place, const char *below)
+{
+    char name[32], base[PATH_MAX];
+    const size_t length = strcspn(place, "/");
+    if (place[0] != '$') {
+        look_below(s, place, below);
+        return;
+    }
+    snprintf(name, sizeof name, "%.*s", (int)length - 1, place + 1);
+    const char *value = getenv(name);
+    if (!value || value[0] != '/')
+        return;
+    const int n = snprintf(base, sizeof base, "%s%s", value, place + length);
+    if (n > 0 && (size_t)n < sizeof base)
+        look_below(s, base, below);
+}
+
+/* Cuts "/bin/python3" off. False: there is nothing before it. */
+static bool cut_to_prefix(char *path)
+{
+    for (int i = 0; i < 2; i++) {
+        char *slash = strrchr(path, '/');
+        if (!slash)
+            return false;
+        *slash = '\0';
+    }
+    return path[0] != '\0';
+}
+
+/* The packages of the python3 that the shell would start, and of the one that it is a link to. */
+static void look_in_python(search *s)
+{
+    const char *path = getenv("PATH");
+    char own[PATH_MAX], real[PATH_MAX];
+    for (size_t n; path && path[0] && !s->library; path += n + (path[n] == ':')) {
+        n = strcspn(path, ":");
+        const int length = snprintf(own, sizeof own, "%.*s/python3", (int)n, path);
+        if (length < 0 || (size_t)length >= sizeof own || own[0] != '/' || access(own, X_OK) != 0)
+            continue;
+        const bool resolved = realpath(own, real) != NULL;
+        if (cut_to_prefix(own))
+            look_below(s, own, below_python);
+        if (resolved && cut_to_prefix(real) && strcmp(real, own) != 0)
+            look_below(s, real, below_python);
+        return;
+    }
+}
+
+ar_status ari_library_open(void **gives, const ari_library *which)
+{
+    const char *named = getenv(which->variable);
+    search s = {.which = which};
+    s.list = ari_text_in(s.places, sizeof s.places);
+    *gives = NULL;
+    if (named && named[0]) {
+        load(&s, named);
+        *gives = s.library;
+        return s.library ? AR_OK
+                         : ar_error_set(AR_ERR_UNSUPPORTED, "%s cannot be loaded: %s: %s names it", which->name, s.why,
+                                        which->variable);
+    }
+    if (which->built_with && access(which->built_with, R_OK) == 0)
+        load(&s, which->built_with);
+    for (size_t i = 0; i < COUNT(which->files) && which->files[i]; i++)
+        load(&s, which->files[i]);
+    for (size_t i = 0; i < COUNT(toolkits); i++)
+        look_in(&s, toolkits[i], below_toolkit);
+    look_in_python(&s);
+    for (size_t i = 0; i < COUNT(pythons); i++)
+        look_in(&s, pythons[i], below_python);
+    *gives = s.library;
+    if (s.library)
+        return AR_OK;
+    return ar_error_set(AR_ERR_UNSUPPORTED,
+                        "%s cannot be loaded: %s; looked for %s where the loader does, and in the libraries and Python "
+                        "packages of %s: install %s, or name the file by %s",
+                        which->name, s.why, which->files[0], s.places, which->package, which->variable);
+}
+
+const char *ari_library_place(void *library)
+{
+    struct link_map *map = NULL;
+    return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map ? map->l_name : "?";
 }
 
 /* ISO C has no cast from an object's pointer to a function's; POSIX says that this is how it is done. */

@@ -4,6 +4,8 @@
 
 #include <stdbool.h>
 
+#include "anyrank/status.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -11,9 +13,21 @@ extern "C" {
 /* Shared libraries that are loaded when they are first needed, so that a command that needs none of them neither waits
  * for them nor asks that they are there. They stay loaded. */
 
-/** The first of these that can be loaded: names to be searched for, or paths; NULL ends them. NULL: none can, and
- *  dlerror() says why the last one cannot. */
-void *ari_library_load(const char *const *names);
+typedef struct ari_library {
+    const char *name;       /* for messages: "NCCL" */
+    const char *variable;   /* of the environment, which names the file: "ANYRANK_NCCL" */
+    const char *package;    /* what to install, for messages */
+    const char *built_with; /* the file that the build found, or NULL */
+    const char *files[2];   /* what the file is called, the best first; NULL ends them */
+} ari_library;
+
+/** Loads what `variable` names and nothing else or, where that is not set, the first that can be loaded of: the file
+ *  that the build found, what the loader finds, files of CUDA toolkits (of CUDA_HOME, CUDA_PATH and NCCL_HOME, then at
+ *  the usual places), and those that Python packages bring (for the python3 on the PATH, in environments, then at
+ *  the usual places). Errors: AR_ERR_UNSUPPORTED: none can; the message says why, and where it looked. */
+AR_NODISCARD ar_status ari_library_open(void **gives, const ari_library *which);
+/** The file that it is. Borrows. */
+const char *ari_library_place(void *library);
 /** *slot, a pointer to a function = the function of that name. False: there is none, and *slot is NULL. */
 bool ari_library_find(void *library, const char *name, void *slot);
 

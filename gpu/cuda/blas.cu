@@ -2,7 +2,6 @@
 /* Matrix products by cuBLAS. A handle belongs to one stream of one device, as cuBLAS asks for where results are to be
  * the same from run to run; no product adds up with atomics. */
 #include <cublas_v2.h>
-#include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -45,8 +44,11 @@ struct cublas {
 
 ar_status load(cublas *f)
 {
-    /* What was built with, by its name and, where that is not found, at its place. */
-    const char *const names[] = {"libcublas.so." TEXT(CUBLAS_VER_MAJOR), ANYRANK_CUBLAS, nullptr};
+    static const ari_library cublas_library = {"cuBLAS",
+                                               "ANYRANK_CUBLAS",
+                                               "the CUDA toolkit or Python's nvidia-cublas",
+                                               ANYRANK_BUILT_WITH_CUBLAS,
+                                               {"libcublas.so." TEXT(CUBLAS_VER_MAJOR), nullptr}};
     const struct {
         const char *name;
         void *slot;
@@ -58,16 +60,11 @@ ar_status load(cublas *f)
                  {TEXT(cublasGetStatusString), &f->status_string},
                  {TEXT(cublasGemmEx), &f->gemm},
                  {TEXT(cublasGemmStridedBatchedEx), &f->gemm_batched}};
-    void *library = ari_library_load(names);
-    if (!library) {
-        const char *why = dlerror();
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "cuBLAS cannot be loaded: %.300s: install it, or name its folder by LD_LIBRARY_PATH",
-                            why ? why : names[0]);
-    }
+    void *library = nullptr;
+    AR_TRY(ari_library_open(&library, &cublas_library));
     for (const auto &s : slots)
         if (!ari_library_find(library, s.name, s.slot))
-            return ar_error_set(AR_ERR_UNSUPPORTED, "%s has no %s", names[0], s.name);
+            return ar_error_set(AR_ERR_UNSUPPORTED, "%s has no %s", ari_library_place(library), s.name);
     return AR_OK;
 }
 

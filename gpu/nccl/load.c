@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <dlfcn.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "gpu/library.h"
 #include "gpu/nccl/nccl.h"
@@ -11,18 +9,13 @@ enum { OLDEST = 21000 }; /* ncclAvg and bf16 */
 
 ar_status ari_nccl_load(ari_nccl *out)
 {
-    const char *const names[] = {"libnccl.so.2", "libnccl.so", NULL};
-    const char *const named[] = {getenv("ANYRANK_NCCL"), NULL}, *missing = NULL;
-    const bool given = named[0] && named[0][0];
-    const char *name = given ? named[0] : names[0];
-    void *library = ari_library_load(given ? named : names);
+    static const ari_library nccl = {
+        "NCCL", "ANYRANK_NCCL", "libnccl2 or Python's nvidia-nccl", NULL, {"libnccl.so.2", "libnccl.so"}};
+    const char *missing = NULL;
+    void *library = NULL;
     *out = (ari_nccl){.version = 0};
-    if (!library) {
-        const char *why = dlerror();
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "NCCL cannot be loaded: %.300s: install it (libnccl2), or name the file by ANYRANK_NCCL",
-                            why ? why : name);
-    }
+    AR_TRY(ari_library_open(&library, &nccl));
+    const char *name = ari_library_place(library);
 #define FIND(slot, arguments)                                 \
     if (!ari_library_find(library, "nccl" #slot, &out->slot)) \
         missing = "nccl" #slot;

@@ -65,7 +65,7 @@ typedef struct ari_nccl_emulated_stream {
     struct ar_queue *queue;
 } ari_nccl_emulated_stream;
 
-/** Loads libnccl.so.2, or what the environment variable ANYRANK_NCCL names. The library stays loaded: NCCL cannot be
+/** Loads NCCL, which the environment variable ANYRANK_NCCL may name (gpu/library.h). It stays loaded: it cannot be
  *  unloaded. Errors: AR_ERR_UNSUPPORTED, with the loader's reason and what to do. */
 AR_NODISCARD ar_status ari_nccl_load(ari_nccl *out);
 /** AR_OK, or AR_ERR_DEVICE with what NCCL says of `result`. comm may be NULL. */
