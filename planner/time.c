@@ -264,8 +264,24 @@ static double between_bytes(const composed *c)
     return (double)ar_dtype_bytes(dtype) * tokens * (double)c->p->step.config->hidden;
 }
 
-/* The ranks of a pipeline wait for each other: the bubble is what is left without transfers, and transfers are exposed
- * as far as they make it longer. busy: of the rank that has most to do. */
+/* Without transfers, and with them. */
+static ar_status run_stages(composed *c, double *alone, ar_pp_times *times, double transfer)
+{
+    const ar_parallel *layout = &c->p->step.run.parallel;
+    ar_pipeline_schedule *s = NULL;
+    AR_TRY(ar_parallel_schedule(&s, layout));
+    ar_status st = ari_stages_run_of(&c->run, s, times);
+    *alone = c->run.end;
+    for (int i = 0; i < ar_parallel_stages(layout); i++)
+        times[i].transfer = transfer;
+    if (st == AR_OK)
+        st = ari_stages_run_of(&c->run, s, times);
+    ar_pipeline_schedule_destroy(s);
+    return st;
+}
+
+/* The ranks of a pipeline wait for each other: the bubble is what is left without transfers, and transfers are exposed as
+ * far as they make it longer. busy: of the rank that has most to do. */
 static ar_status add_waits(composed *c, double busy)
 {
     const ar_parallel *layout = &c->p->step.run.parallel;
@@ -273,16 +289,12 @@ static ar_status add_waits(composed *c, double busy)
     const double bytes = between_bytes(c), seconds = ari_links_send(&l, bytes);
     const double sends = 2.0 * ari_at_least_one(layout->virtual_stages) * c->micro;
     ar_pp_times times[AR_MAX_STAGES];
-    const int stages = ar_parallel_stages(layout);
-    for (int i = 0; i < stages; i++) {
+    double alone = 0.0;
+    for (int i = 0; i < ar_parallel_stages(layout); i++) {
         const stage s = stage_of(c->p, (size_t)i);
         times[i] = times_of(c, &s);
     }
-    AR_TRY(ari_stages_run_of(&c->run, layout, times));
-    const double alone = c->run.end;
-    for (int i = 0; i < stages; i++)
-        times[i].transfer = seconds;
-    AR_TRY(ari_stages_run_of(&c->run, layout, times));
+    AR_TRY(run_stages(c, &alone, times, seconds));
     const double waits = fmax(0.0, c->run.end - alone);
     c->t->of[ARI_TIME_BUBBLE] = fmax(0.0, alone - busy);
     c->t->of[ARI_TIME_PP] += waits;

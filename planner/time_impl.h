@@ -99,9 +99,8 @@ typedef struct ari_stages_run {
     double end;                   /* of the last rank's last pass, in seconds since the first began */
     ari_span last[AR_MAX_STAGES]; /* of each stage: of the last pass that makes gradients of weights */
 } ari_stages_run;
-/** A pipeline's ranks through their schedule, whose stages take `times` for a micro-batch. Errors: AR_ERR_OVERFLOW,
- *  AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_stages_run_of(ari_stages_run *out, const ar_parallel *layout, const ar_pp_times *times);
+/** A pipeline's ranks through a schedule whose stages take `times` for a micro-batch. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_stages_run_of(ari_stages_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times);
 
 /* --- outside of the passes (time_step.c) -------------------------------------------------------------------------- */
 

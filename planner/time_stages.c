@@ -12,20 +12,11 @@ static void note_last(void *user, int rank, const ar_pp_operation *o, double beg
         run->last[o->stage] = (ari_span){begin, end};
 }
 
-static ar_status go_through(ari_stages_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times)
+ar_status ari_stages_run_of(ari_stages_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times)
 {
     ar_pp_run run;
     *out = (ari_stages_run){.ranks = ar_pipeline_schedule_shape(s).ranks};
     AR_TRY(ar_pipeline_schedule_run(&run, s, times, note_last, out));
     out->end = run.makespan;
     return AR_OK;
-}
-
-ar_status ari_stages_run_of(ari_stages_run *out, const ar_parallel *layout, const ar_pp_times *times)
-{
-    ar_pipeline_schedule *s = NULL;
-    AR_TRY(ar_parallel_schedule(&s, layout));
-    const ar_status st = go_through(out, s, times);
-    ar_pipeline_schedule_destroy(s);
-    return st;
 }
