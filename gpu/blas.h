@@ -25,9 +25,15 @@ struct blas_matrix {
 };
 
 /* int32 = int8 times int8, exact where every sum fits int32. ld and k of a and b: multiples of 16, and so are the
- * addresses; n and ld of c: multiples of 4. Errors: AR_ERR_DEVICE, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (too large). */
+ * addresses and, where there are several matrices, steps; n and ld of c: multiples of 4. The emulated device checks all
+ * of it. Errors: AR_ERR_DEVICE, AR_ERR_MEMORY, AR_ERR_INTERNAL (operands that are not so), AR_ERR_UNSUPPORTED: the
+ * library has no such product, or takes no such size; nothing was enqueued. */
 ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                     const blas_matrix &b);
+/* The same of any size, by a kernel of gpu/int8.cu where the library has none: ar_gpu_refused_products lists these
+ * shapes. Errors: as above. */
+ar_status int8_product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
+                       const blas_matrix &b);
 /* a and b: fp32 words or, for AR_PRECISION_BF16, bf16 numbers of two bytes; c: AR_F32 or, where a and b are bf16
  * numbers, AR_BF16, as `result` says; the sums: fp32. c is not transposed. Errors: as above. */
 ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,

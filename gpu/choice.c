@@ -50,14 +50,34 @@ void ar_device_destroy(ar_device *d)
         d->ops->destroy(d);
 }
 
-ar_status ari_imma_choose(ari_imma *path)
+static ar_status choose_path(ari_imma_path *path)
 {
     const char *set = getenv(ARI_IMMA_VARIABLE);
-    *path = ARI_IMMA_AUTO;
     if (!set || set[0] == '\0')
         return AR_OK;
     if (strcmp(set, "imma16") != 0 && strcmp(set, "imma10") != 0)
         return ar_error_set(AR_ERR_ARG, "%s is '%.40s', expected 'imma16' or 'imma10'", ARI_IMMA_VARIABLE, set);
     *path = strcmp(set, "imma16") == 0 ? ARI_IMMA_16 : ARI_IMMA_10;
     return AR_OK;
+}
+
+static ar_status choose_rows(size_t *rows)
+{
+    const char *set = getenv(ARI_IMMA_ROWS_VARIABLE);
+    if (!set || set[0] == '\0')
+        return AR_OK;
+    char *end = NULL;
+    const unsigned long long n = strtoull(set, &end, 10);
+    if (set[0] < '0' || set[0] > '9' || *end || n > (1ULL << 31))
+        return ar_error_set(AR_ERR_ARG, "%s is '%.40s', expected a number of rows up to 2^31", ARI_IMMA_ROWS_VARIABLE,
+                            set);
+    *rows = (size_t)n;
+    return AR_OK;
+}
+
+ar_status ari_imma_choose(ari_imma *imma)
+{
+    *imma = (ari_imma){ARI_IMMA_AUTO, 0};
+    AR_TRY(choose_path(&imma->path));
+    return choose_rows(&imma->min_rows);
 }

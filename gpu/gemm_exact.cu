@@ -72,7 +72,7 @@ ar_status multiply(ar_device *d, ar_queue *q, ar_buf planes, const tile &t, cons
         const blas_matrix c = {ar_buf_at(planes, i * t.words() * sizeof(int32_t)), t.cols, t.rows * t.cols, false};
         const blas_matrix l = {ar_buf_at(a.runs, left + at + p.a * a.width), a.row_bytes, a.step, false};
         const blas_matrix r = {ar_buf_at(b.runs, right + at + p.b * b.width), b.row_bytes, b.step, false};
-        AR_TRY(blas_int8(d, q, shape, c, l, r));
+        AR_TRY(int8_product(d, q, shape, c, l, r));
     }
     return AR_OK;
 }

@@ -22,9 +22,10 @@
  *
  * Outside the members all threads of a block do the same: a variable set there is each thread's own copy of one value,
  * and a global address is not written there. ARI_SHARED before an array makes it the block's own. Sums across blocks:
- * atomic_add and atomic_max, of integers. There are no sums of floats whose order is not written down. fault(): what
- * the kernel was given is what it must not be, which the host could not see; the device fails with AR_ERR_DEVICE, a GPU
- * for good.
+ * atomic_add and atomic_max, of integers. dot_bytes(sum, a, b): sum + the products of the four signed bytes of one word
+ * with those of another, which a GPU does at once. There are no sums of floats whose order is not written down. fault():
+ * what the kernel was given is what it must not be, which the host could not see; the device fails with AR_ERR_DEVICE, a
+ * GPU for good.
  *
  * The emulated device runs i and b.index upwards, or downwards where ANYRANK_EMULATED_ORDER is "backward": a kernel
  * that depends on an order gives other bits. Where it is "threads", the threads of a block each run the kernel, as on a

@@ -35,7 +35,7 @@ inline ar_device_ops table_of(const char *name)
 
 /* --- the device's own -------------------------------------------------------------------------------------------- */
 
-/* What ARI_IMMA_VARIABLE asked for when the device was made. */
+/* What the environment asked for when the device was made. */
 ari_imma imma_of(const ar_device *d);
 
 /* Memory for a kernel's own use on one queue, until the variable goes. */

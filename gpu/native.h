@@ -26,17 +26,23 @@ AR_NODISCARD ar_status ari_gpu_bus_id(char *text, int size);
 /* How the GPU makes the integer sums of an exact contraction: an integer of 26 bits is four digits of base 128, and the
  * products of digits are int8 matrix products into int32 (IMMA, the tensor cores' integer instructions). The same bits
  * whichever way. */
-typedef enum ari_imma {
+typedef enum ari_imma_path {
     ARI_IMMA_16,  /* all 16 products of digits, in 7 sums of one weight each */
     ARI_IMMA_10,  /* 10 products, by Karatsuba's rule applied twice, in 9 sums */
     ARI_IMMA_AUTO /* by the number of terms */
-} ari_imma;
+} ari_imma_path;
 
 #define ARI_IMMA_VARIABLE "ANYRANK_IMMA_PATH"
+#define ARI_IMMA_ROWS_VARIABLE "ANYRANK_IMMA_MIN_ROWS"
 
-/** What, for a device made now, the environment variable ANYRANK_IMMA_PATH ("imma16", "imma10") forces; ARI_IMMA_AUTO
- * where it is not set. Errors: AR_ERR_ARG (another value). */
-AR_NODISCARD ar_status ari_imma_choose(ari_imma *path);
+typedef struct ari_imma {
+    ari_imma_path path;
+    size_t min_rows; /* int8 products of fewer rows or columns are not asked of the library */
+} ari_imma;
+
+/** What, for a device made now, the environment asks for: ANYRANK_IMMA_PATH ("imma16", "imma10"; ARI_IMMA_AUTO where it
+ *  is not set) and ANYRANK_IMMA_MIN_ROWS (0 where it is not). Errors: AR_ERR_ARG (another value). */
+AR_NODISCARD ar_status ari_imma_choose(ari_imma *imma);
 
 #ifdef __cplusplus
 }

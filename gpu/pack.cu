@@ -158,7 +158,7 @@ ar_status give(ar_packed **gives, const packed &form)
 }
 
 /* The form of an operand of k terms. */
-ar_status lay_out(packed *p, size_t *bytes, ari_imma path)
+ar_status lay_out(packed *p, size_t *bytes, ari_imma_path path)
 {
     p->ten = path == ARI_IMMA_AUTO ? p->k >= TERMS_FOR_TEN : path == ARI_IMMA_10;
     p->blocks = ceil_div(p->k, p->ten ? TERMS_10 : TERMS_16);
@@ -179,7 +179,7 @@ ar_status packed_create(ar_device *d, ar_queue *q, ar_packed **gives, size_t bat
     form.rows = rows;
     form.k = k;
     form.left = split;
-    AR_TRY(lay_out(&form, &bytes, imma_of(d)));
+    AR_TRY(lay_out(&form, &bytes, imma_of(d).path));
     AR_TRY(alloc(d, q, &form.runs, bytes ? bytes : 16));
     const ar_status st = give(gives, form);
     if (st != AR_OK)

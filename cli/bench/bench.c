@@ -116,6 +116,14 @@ static const ari_field gemm_fields[] = {
 };
 #undef ARI_ROW
 
+/* What a GPU's figures are not of cuBLAS alone for. */
+static void print_refused(void)
+{
+    char refused[600];
+    if (ar_gpu_refused_products(refused, sizeof refused) > 0)
+        fprintf(stderr, "int8 products that cuBLAS refused, done by a kernel: %s\n", refused);
+}
+
 static ar_status run_gemm(session *s)
 {
     const ari_bench_options *v = s->v;
@@ -131,6 +139,7 @@ static ar_status run_gemm(session *s)
         ari_bench_progress(s, i, n);
         AR_TRY(ari_bench_gemm(&rows[i], &s->device, s->threads, s->repetitions));
     }
+    print_refused();
     return ari_bench_end(
         s, ARI_ROWS(gemm_fields, rows, n), s->threads,
         "\nY[m,n] = X[m,k] W[n,k]^T, %d thread%s; time of the exact product over that of sgemm, medians. 'weights\n"

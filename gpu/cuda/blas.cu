@@ -10,7 +10,7 @@
 #include "gpu/blas.h"
 #include "gpu/library.h"
 #include "gpu/native.h"
-#include "gpu/sticky.h"
+#include "gpu/report/sticky.h"
 #include "ref/core/size.h"
 
 namespace ari_cuda
@@ -107,8 +107,11 @@ const size_t BATCH_MAX = 65535;
 
 ar_status refused(const cublas &call, cublasStatus_t s, const char *what)
 {
-    const ar_status code = s == CUBLAS_STATUS_ALLOC_FAILED ? AR_ERR_MEMORY : AR_ERR_DEVICE;
-    AR_TRY(launched(what)); /* a sticky error, which cuBLAS has no word for */
+    const ar_status code = s == CUBLAS_STATUS_ALLOC_FAILED    ? AR_ERR_MEMORY
+                           : s == CUBLAS_STATUS_NOT_SUPPORTED ? AR_ERR_UNSUPPORTED
+                                                              : AR_ERR_DEVICE;
+    (void)launched(what); /* finds a sticky error, which cuBLAS has no word for */
+    AR_TRY(ari_gpu_check_lost());
     return ar_error_set(code, "cuBLAS, %s: %s", what, call.status_string(s));
 }
 

@@ -92,6 +92,12 @@ __device__ inline void atomic_max(int32_t *to, int32_t v)
     atomicMax(to, v);
 }
 
+/* sum + the products of the four signed bytes of a with those of b. */
+__device__ inline int32_t dot_bytes(int32_t sum, uint32_t a, uint32_t b)
+{
+    return __dp4a(static_cast<int>(a), static_cast<int>(b), sum);
+}
+
 __device__ inline void fault()
 {
     __trap();

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "gpu/kernel.h"
-#include "gpu/sticky.h"
+#include "gpu/report/sticky.h"
 #include "ref/core/size.h"
 
 namespace ari_cuda

@@ -8,7 +8,7 @@
 #include "gpu/blas.h"
 #include "gpu/cuda/pool.h"
 #include "gpu/kernels.h"
-#include "gpu/sticky.h"
+#include "gpu/report/sticky.h"
 #include "ref/core/clock.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"

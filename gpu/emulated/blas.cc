@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plain loops in place of a library. */
+#include <limits.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,6 +36,56 @@ HOT static void widen(int16_t *to, const int8_t *from, size_t ld, size_t rows, s
             to[i * n + k] = from[i * ld + k];
 }
 
+static ar_status check_sizes(const blas_shape &s, const blas_matrix &c, const blas_matrix &a, const blas_matrix &b)
+{
+    const size_t all[] = {s.m, s.n, s.k, s.batch, a.ld, b.ld, c.ld};
+    for (size_t x : all)
+        if (x == 0 || x > INT_MAX)
+            return ar_error_set(AR_ERR_UNSUPPORTED, "%zu int8 products [%zu, %zu] of %zu terms: beyond int", s.batch,
+                                s.m, s.n, s.k);
+    return AR_OK;
+}
+
+/* What gpu/blas.h asks of operands, as cuBLAS does. */
+static ar_status check_operands(const blas_shape &s, const blas_matrix &c, const blas_matrix &a, const blas_matrix &b)
+{
+    const size_t by_16 = s.k | a.ld | b.ld | (s.batch > 1 ? a.step | b.step : 0), by_4 = s.n | c.ld;
+    const uintptr_t address = reinterpret_cast<uintptr_t>(a.data.ptr) | reinterpret_cast<uintptr_t>(b.data.ptr);
+    const char *wrong = address % 16 != 0 ? "an operand's address is not a multiple of 16"
+                        : by_16 % 16 != 0 ? "k, or an operand's ld or step, is not a multiple of 16"
+                        : by_4 % 4 != 0 || reinterpret_cast<uintptr_t>(c.data.ptr) % 4 != 0
+                            ? "n, the result's ld or its address is not a multiple of 4"
+                        : a.ld < s.k || b.ld < s.k || c.ld < s.n ? "ld is less than a row"
+                                                                 : nullptr;
+    return wrong ? ar_error_set(AR_ERR_INTERNAL,
+                                "%zu int8 products [%zu, %zu] of %zu terms, ld %zu, %zu and %zu, steps %zu and %zu: %s",
+                                s.batch, s.m, s.n, s.k, c.ld, a.ld, b.ld, a.step, b.step, wrong)
+                 : AR_OK;
+}
+
+/* The largest magnitude in each column of one operand's rows; n of them. */
+HOT static void column_tops(int16_t *top, const int16_t *rows, size_t count, size_t n)
+{
+    memset(top, 0, n * sizeof *top);
+    for (size_t i = 0; i < count; i++)
+        for (size_t k = 0; k < n; k++) {
+            const int16_t x = rows[i * n + k], magnitude = static_cast<int16_t>(x < 0 ? -x : x);
+            top[k] = magnitude > top[k] ? magnitude : top[k];
+        }
+}
+
+/* No order of additions leaves int32, whichever rows meet: on a GPU it would wrap, or saturate. */
+static ar_status check_range(const blas_shape &s, const int16_t *left_tops, const int16_t *right_tops)
+{
+    int64_t most = 0;
+    for (size_t k = 0; k < s.k; k++)
+        most += left_tops[k] * right_tops[k];
+    return most <= INT32_MAX ? AR_OK
+                             : ar_error_set(AR_ERR_INTERNAL,
+                                            "an int8 product [%zu, %zu] of %zu terms: sums up to %lld do not fit int32",
+                                            s.m, s.n, s.k, static_cast<long long>(most));
+}
+
 /* One row of a with four rows of b. */
 HOT static void dot4(int32_t *sum, const int16_t *a, const int16_t *b, size_t n)
 {
@@ -51,7 +103,6 @@ HOT static void dot4(int32_t *sum, const int16_t *a, const int16_t *b, size_t n)
     sum[3] = s3;
 }
 
-/* n is a multiple of 4. */
 ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                     const blas_matrix &b)
 {
@@ -61,20 +112,26 @@ ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_m
     int32_t *to = dev<int32_t>(c.data);
     const int8_t *left = dev<int8_t>(a.data), *right = dev<int8_t>(b.data);
     AR_TRY(enter(d, q, &o));
-    AR_TRY(ari_add_size(&words, s.m, s.n));
+    AR_TRY(check_sizes(s, c, a, b));
+    AR_TRY(check_operands(s, c, a, b));
+    AR_TRY(ari_add_size(&words, s.m, s.n + 2));
     AR_TRY(ari_mul_size(&words, words, s.k));
     AR_TRY(ari_alloc(&memory, words, sizeof(int16_t), "the operands of a product"));
-    int16_t *rows = static_cast<int16_t *>(memory), *cols = rows + s.m * s.k;
-    for (size_t g = 0; g < s.batch; g++) {
+    int16_t *rows = static_cast<int16_t *>(memory), *cols = rows + s.m * s.k, *tops = cols + s.n * s.k;
+    ar_status st = AR_OK;
+    for (size_t g = 0; g < s.batch && st == AR_OK; g++) {
         widen(rows, left + g * a.step, a.ld, s.m, s.k);
         widen(cols, right + g * b.step, b.ld, s.n, s.k);
+        column_tops(tops, rows, s.m, s.k);
+        column_tops(tops + s.k, cols, s.n, s.k);
+        st = check_range(s, tops, tops + s.k);
         for (size_t first = 0; first < s.n; first += COLS)
             for (size_t i = 0; i < s.m; i++)
                 for (size_t j = first; j < s.n && j < first + COLS; j += 4)
                     dot4(to + g * c.step + i * c.ld + j, rows + i * s.k, cols + j * s.k, s.k);
     }
     ::free(memory);
-    return AR_OK;
+    return st;
 }
 
 /* Element (row, col) of matrix `at`, as fp32. */

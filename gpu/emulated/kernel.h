@@ -135,6 +135,13 @@ inline void atomic_max(int32_t *to, int32_t v)
     *to = v > *to ? v : *to;
 }
 
+inline int32_t dot_bytes(int32_t sum, uint32_t a, uint32_t b)
+{
+    for (int i = 0; i < 32; i += 8)
+        sum += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
+    return sum;
+}
+
 /* Whether this thread's launch has met what it must not. */
 inline thread_local bool faulted = false;
 

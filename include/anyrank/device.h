@@ -317,8 +317,9 @@ AR_NODISCARD ar_status ar_device_create(ar_device **gives, const ar_device_choic
 
 /** The CUDA device on one GPU, which any number of ranks may share, each with a device and streams of its own.
  *  Its exact products are of int8 digits, 16 or 10 of them by the number of terms, or as the environment variable
- *  ANYRANK_IMMA_PATH ("imma16", "imma10") says: the same bits either way, here and on the emulated device.
- *  Errors: AR_ERR_ARG (another value of that variable), AR_ERR_UNSUPPORTED (a build without CUDA, no driver, no such
+ *  ANYRANK_IMMA_PATH ("imma16", "imma10") says; those of fewer rows or columns than ANYRANK_IMMA_MIN_ROWS are not asked
+ *  of cuBLAS, but done by the kernel for what it refuses: the same bits either way, here and on the emulated device.
+ *  Errors: AR_ERR_ARG (another value of those variables), AR_ERR_UNSUPPORTED (a build without CUDA, no driver, no such
  *  GPU, one too old), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_device_cuda_create(ar_device **gives, int index);
 /** The CUDA device's kernels on the host, in memory that nothing but they and `copy` can reach. Errors:
@@ -338,6 +339,9 @@ void ar_gpu_describe(char *text, size_t size);
 int ar_gpu_count(void);
 /** Errors: AR_ERR_ARG (no such GPU), AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ar_gpu_info_get(ar_gpu_info *out, int index);
+/** The int8 products of this process that cuBLAS refused and a kernel of the device's own did: "none", or how many and
+ *  the first shapes, as "12: 1 x [4, 8] of 64 terms (10), 2 x [1, 4] of 16 terms (2)"; truncates. Returns how many. */
+uint64_t ar_gpu_refused_products(char *text, size_t size);
 
 /** The CPU device, with `threads` threads a kernel (a rank's share of the cores). Gives; ar_device_destroy.
  *  Its exact products take the fastest path that CPUID offers, or the one that the environment variable

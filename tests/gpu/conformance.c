@@ -92,21 +92,22 @@ static int parse(request *r, int argc, char **argv, const char *device)
 
 /* --- one pass over the table -------------------------------------------------------------------------------------- */
 
-/* The settings of a pass: in which order the emulated device does what a GPU does at once, and how digits are
- * multiplied. A device reads them when it is made. */
+/* The settings of a pass: in which order the emulated device does what a GPU does at once, how digits are multiplied, and
+ * below how many rows not by the library. A device reads them when it is made. */
 typedef struct pass {
-    const char *order, *path;
+    const char *order, *path, *min_rows;
 } pass;
 #if defined(ARI_SANITIZED) /* where "threads" is "forward" */
-static const pass passes[] = {{"forward", "imma16"}, {"backward", "imma10"}};
+static const pass passes[] = {{"forward", "imma16", "0"}, {"backward", "imma10", "17"}};
 #else
-static const pass passes[] = {{"forward", "imma16"}, {"threads", "imma10"}, {"backward", "imma10"}};
+static const pass passes[] = {{"forward", "imma16", "0"}, {"threads", "imma10", "17"}, {"backward", "imma10", "0"}};
 #endif
 #define PASSES (sizeof passes / sizeof *passes)
 
 static void set_pass(const pass *with)
 {
-    if (setenv("ANYRANK_EMULATED_ORDER", with->order, 1) != 0 || setenv(ARI_IMMA_VARIABLE, with->path, 1) != 0)
+    if (setenv("ANYRANK_EMULATED_ORDER", with->order, 1) != 0 || setenv(ARI_IMMA_VARIABLE, with->path, 1) != 0 ||
+        setenv(ARI_IMMA_ROWS_VARIABLE, with->min_rows, 1) != 0)
         abort();
 }
 
@@ -224,6 +225,9 @@ static bool print_summary(const request *r, const sums *all, bool covered)
     if (all->broken > 0)
         printf("; %zu of %zu slots broken on purpose were caught", all->seen, all->broken);
     printf("\n");
+    char refused[600];
+    if (ar_gpu_refused_products(refused, sizeof refused) > 0)
+        printf("int8 products that the library refused, done by a kernel: %s\n", refused);
     return covered && total.differing + total.failures + missing + without == 0 && all->seen == all->broken;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Errors of a GPU after which nothing works any more. No GPU is needed. */
-#include "gpu/sticky.h"
+#include "gpu/report/sticky.h"
 
 #include <criterion/criterion.h>
 #include <pthread.h>

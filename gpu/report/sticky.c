@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "gpu/sticky.h"
+#include "gpu/report/sticky.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Int8 products that the library does not do. cuBLAS has refused some by their shape (CUBLAS_STATUS_NOT_SUPPORTED of few
+ * rows, on some GPUs and versions), and documents no list of them. */
+#include "gpu/blas.h"
+#include "gpu/kernels.h"
+#include "gpu/report/refused.h"
+
+namespace ARI_GPU
+{
+namespace
+{
+
+const size_t SIDE = 32;     /* rows and columns of a tile, and words of four terms that are looked at at once */
+const size_t LD = SIDE + 1; /* of their rows in shared memory: columns in different banks */
+
+struct words {
+    const uint32_t *at;
+    size_t rows, ld, step; /* in words */
+
+    ARI_KERNEL uint32_t word(size_t matrix, size_t row, size_t k, size_t k_end) const
+    {
+        return row < rows && k < k_end ? at[matrix * step + row * ld + k] : 0;
+    }
+};
+
+words words_of(const blas_matrix &m, size_t rows)
+{
+    return {dev<uint32_t>(ar_const(m.data)), rows, m.ld / 4, m.step / 4};
+}
+
+/* A block makes a tile of one matrix of c. */
+struct multiply_tile {
+    words a, b;
+    int32_t *c;
+    size_t c_ld, c_step, k; /* k: words */
+
+    ARI_KERNEL void operator()(const block &own) const
+    {
+        ARI_SHARED uint32_t left[SIDE * LD], right[SIDE * LD];
+        ARI_SHARED int32_t sums[SIDE * SIDE];
+        const size_t across = (b.rows + SIDE - 1) / SIDE, down = (a.rows + SIDE - 1) / SIDE;
+        const size_t matrix = own.index / (across * down);
+        const size_t row = own.index / across % down * SIDE, col = own.index % across * SIDE;
+        const size_t rows = a.rows - row < SIDE ? a.rows - row : SIDE, cols = b.rows - col < SIDE ? b.rows - col : SIDE;
+        const words x = a, y = b;
+        const size_t k_end = k;
+        own.each(rows * SIDE, [&](size_t i) { sums[i] = 0; });
+        for (size_t from = 0; from < k_end; from += SIDE) {
+            own.each((rows > cols ? rows : cols) * SIDE, [&](size_t i) {
+                const size_t line = i / SIDE, word = i % SIDE;
+                left[line * LD + word] = x.word(matrix, row + line, from + word, k_end);
+                right[line * LD + word] = y.word(matrix, col + line, from + word, k_end);
+            });
+            own.each(rows * SIDE, [&](size_t i) {
+                int32_t sum = sums[i];
+                for (size_t word = 0; word < SIDE && i % SIDE < cols; word++)
+                    sum = dot_bytes(sum, left[i / SIDE * LD + word], right[i % SIDE * LD + word]);
+                sums[i] = sum;
+            });
+        }
+        int32_t *to = c + matrix * c_step + row * c_ld + col;
+        const size_t ld = c_ld;
+        own.each(rows * SIDE, [&](size_t i) {
+            if (i % SIDE < cols)
+                to[i / SIDE * ld + i % SIDE] = sums[i];
+        });
+    }
+};
+
+} // namespace
+
+ar_status int8_product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
+                       const blas_matrix &b)
+{
+    const size_t least = imma_of(d).min_rows;
+    if (s.m >= least && s.n >= least) {
+        const ar_status st = blas_int8(d, q, s, c, a, b);
+        if (st != AR_ERR_UNSUPPORTED)
+            return st;
+        ari_gpu_note_refused(s.m, s.n, s.k, s.batch);
+    }
+    const multiply_tile tile = {words_of(a, s.m), words_of(b, s.n), dev<int32_t>(c.data), c.ld, c.step, s.k / 4};
+    return launch_blocks(d, q, s.batch * ceil_div(s.m, SIDE) * ceil_div(s.n, SIDE), SIDE * SIDE, tile);
+}
+
+} // namespace ARI_GPU

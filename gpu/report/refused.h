@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_GPU_REPORT_REFUSED_H
+#define ARI_GPU_REPORT_REFUSED_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** An int8 product that the library refused, for ar_gpu_refused_products (anyrank/device.h). Threads: any. */
+void ari_gpu_note_refused(size_t m, size_t n, size_t k, size_t batch);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
