@@ -107,10 +107,10 @@ static void connect_directly(bench *b)
     b->stream = &b->emulated;
     if (!b->nccl.emulated_gpu)
         need(b, ari_gpu_native_stream(b->device, b->queue, &b->stream));
-    need(b,
-         ari_nccl_check(&b->nccl,
-                        b->nccl.CommInitRank(&b->direct, ar_process_size(b->process), id, ar_process_rank(b->process)),
-                        NULL, "ncclCommInitRank"));
+    need(b, ari_nccl_check(&b->nccl,
+                           b->nccl.CommInitRankConfig(&b->direct, ar_process_size(b->process), id,
+                                                      ar_process_rank(b->process), NULL),
+                           NULL, "ncclCommInitRankConfig"));
 }
 
 static void begin(bench *b)

@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "gpu/nccl/comm.h"
 #include "process/agree.h"
 #include "ref/core/clock.h"
 #include "ref/core/queue_impl.h"
 
-/* A call, from its queue to NCCL. It ends when all is enqueued on the stream; the watcher sees to the rest. */
+/* A call, from its queue to NCCL. It ends when all is enqueued on the stream; the watcher sees to the rest. NCCL's
+ * communicators do not block: each of its calls returns at once, so that an abort is never long in coming. */
+enum { SHORT_TURNS = 100, PAUSE_US = 50 };
 
 static ari_nccl_comm *nccl_of(ar_comm *c)
 {
@@ -61,32 +65,54 @@ static ar_status message_group(ari_flight_group **gives, ari_nccl_comm *c, const
     return AR_OK;
 }
 
-/* Until NCCL has done on the host what a call began. */
-static ar_status settle(ari_nccl_world *w, void *comm)
+ar_status ari_nccl_check_comm(ari_nccl_comm *c)
 {
-    int result = ARI_NCCL_SUCCESS;
-    do {
-        AR_TRY(ari_nccl_world_status(w));
-        AR_TRY(ari_nccl_check(&w->nccl, w->nccl.CommGetAsyncError(comm, &result), comm, "NCCL"));
-    } while (result == ARI_NCCL_IN_PROGRESS);
-    return ari_nccl_check(&w->nccl, result, comm, "NCCL");
+    if (atomic_load(&c->comm))
+        return AR_OK;
+    AR_TRY(ari_nccl_world_status(c->world));
+    return ar_error_set(AR_ERR_INTERNAL, "a communicator without NCCL's");
 }
 
-static ar_status enqueue(ari_nccl_comm *c, const ari_call *call)
+/* `use` held. */
+static ar_status ask_progress(ari_nccl_comm *c, bool *goes_on)
 {
-    ari_nccl_world *w = c->world;
+    const ari_nccl *n = &c->world->nccl;
+    int result = ARI_NCCL_SUCCESS;
+    AR_TRY(ari_nccl_check_comm(c));
+    AR_TRY(ari_nccl_check(n, n->CommGetAsyncError(c->comm, &result), c->comm, "NCCL"));
+    *goes_on = result == ARI_NCCL_IN_PROGRESS;
+    return ari_nccl_check(n, result, c->comm, "NCCL");
+}
+
+ar_status ari_nccl_settle(ari_nccl_comm *c)
+{
+    bool goes_on = true;
+    for (unsigned turn = 0;; turn++) {
+        pthread_mutex_lock(&c->use);
+        const ar_status st = ask_progress(c, &goes_on);
+        pthread_mutex_unlock(&c->use);
+        if (st != AR_OK || !goes_on)
+            return st;
+        if (turn < SHORT_TURNS)
+            sched_yield();
+        else
+            usleep(PAUSE_US);
+    }
+}
+
+ar_status ari_nccl_enqueue(ari_nccl_comm *c, const ari_call *call)
+{
     ari_nccl_emulated_stream emulated;
     void *stream = NULL;
-    AR_TRY(ari_nccl_world_stream(w, call->on, &emulated, &stream));
-    pthread_mutex_lock(&w->lock);
-    void *comm = c->comm;
-    pthread_mutex_unlock(&w->lock);
-    if (c->base.size > 1 && !comm) { /* aborted just now */
-        AR_TRY(ari_nccl_world_status(w));
-        return ar_error_set(AR_ERR_INTERNAL, "a communicator without NCCL's");
-    }
-    AR_TRY(ari_nccl_move(c, comm, call, stream));
-    return comm && w->settles ? settle(w, comm) : AR_OK;
+    AR_TRY(ari_nccl_world_stream(c->world, call->on, &emulated, &stream));
+    if (c->base.size == 1)
+        return ari_nccl_move(c, NULL, call, stream);
+    pthread_mutex_lock(&c->use);
+    ar_status st = ari_nccl_check_comm(c);
+    if (st == AR_OK)
+        st = ari_nccl_move(c, c->comm, call, stream);
+    pthread_mutex_unlock(&c->use);
+    return st == AR_OK ? ari_nccl_settle(c) : st;
 }
 
 ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st)
@@ -150,7 +176,7 @@ static ar_status nccl_run(ar_comm *base, const ari_call *call)
     AR_TRY(ari_nccl_world_enter(w, &p, c, g, call));
     ar_status st = w->checks_calls && base->size > 1 ? agree(c, g, call) : AR_OK;
     if (st == AR_OK)
-        st = enqueue(c, call);
+        st = ari_nccl_enqueue(c, call);
     ari_stream *s = ari_queue_stream(call->on);
     if (st == AR_OK && call->kind == ARI_BARRIER) /* of hosts too */
         st = ari_stream_sync(s, 0);

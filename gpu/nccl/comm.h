@@ -3,6 +3,7 @@
 #define ARI_NCCL_COMM_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "gpu/nccl/nccl.h"
 #include "process/control.h"
@@ -32,7 +33,6 @@ typedef struct ari_nccl_world {
     int rank, size;
     uint64_t timeout_ns;
     bool checks_calls;
-    bool settles; /* NCCL was told not to block, by a variable of its own: its calls end later */
     ari_nccl nccl;
     ar_device *device;
     ari_control *control;
@@ -46,19 +46,21 @@ typedef struct ari_nccl_world {
     ari_pending *first, **end;
     int under_way; /* in that list */
     ari_pending *spare;
-    bool aborted;
 } ari_nccl_world;
 
 struct ari_nccl_comm {
     ar_comm base;
     ari_nccl_world *world;
     struct ari_nccl_comm *next; /* of the world; guarded by its lock */
-    void *comm;                 /* NCCL's; NULL: a group of one, or aborted. Guarded by the world's lock */
+    pthread_mutex_t use;  /* held in every call of NCCL that is given `comm`; the world's lock is taken before it */
+    _Atomic(void *) comm; /* NCCL's; NULL: a group of one, not made yet, or aborted. Set under `use` */
+    void *made;           /* what a split gives, before it is `comm` */
+    bool let_go;          /* by the watcher; guarded by the world's lock */
     uint64_t id;
     uint64_t splits;
     ari_flight_group *group;
     ari_flight_group **message; /* [2n]: sent to, received from; NULL: none yet */
-    ar_buf word;                /* what a barrier adds up */
+    ar_buf word;                /* int32_t [2]; the first: what a barrier adds up */
     bool looked_at;             /* of the watcher: the oldest call of this one is not done */
 };
 
@@ -79,6 +81,8 @@ AR_NODISCARD ar_status ari_nccl_world_enqueued(ari_nccl_world *w, ari_pending *p
 void ari_nccl_world_drop(ari_nccl_world *w, ari_pending *p);
 /** Forgets the calls of a communicator. */
 void ari_nccl_world_forget(ari_nccl_world *w, ari_nccl_comm *c);
+/** Until the calls of a communicator that are enqueued are done. Errors: the failure, the stream's. */
+AR_NODISCARD ar_status ari_nccl_world_drain(ari_nccl_world *w, const ari_nccl_comm *c);
 /** The GPU is the calling thread's from then on. */
 AR_NODISCARD ar_status ari_nccl_world_choose(ari_nccl_world *w);
 /** The stream of an inline queue as NCCL wants it; the GPU is the calling thread's from then on. *emulated is used for
@@ -94,6 +98,14 @@ void ari_nccl_destroy(ar_comm *c);
 /* --- comm.c ------------------------------------------------------------------------------------------------------- */
 
 extern const ari_comm_ops ari_nccl_comm_ops;
+/** `use` held. Errors: the failure, after which NCCL's communicator was aborted, and there is none. */
+AR_NODISCARD ar_status ari_nccl_check_comm(ari_nccl_comm *c);
+/** Hands the call to NCCL, on the stream of call->on; returns when all of it is enqueued. Errors: NCCL's, the
+ *  failure. */
+AR_NODISCARD ar_status ari_nccl_enqueue(ari_nccl_comm *c, const ari_call *call);
+/** Until NCCL has done on the host what was last asked of the communicator. It is not held meanwhile: where the world
+ *  fails, the watcher aborts it, which ends this. Errors: NCCL's, the failure. */
+AR_NODISCARD ar_status ari_nccl_settle(ari_nccl_comm *c);
 /** A call ended with an error: returns what this rank gets, the first failure, also where NCCL failed only because of
  *  the abort. */
 ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st);

@@ -1,11 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "gpu/library.h"
 #include "gpu/nccl/nccl.h"
 #include "process/process.h"
 
-enum { OLDEST = 21000 }; /* ncclAvg and bf16 */
+enum { FIRST_SPLIT = 21800 };
+
+/* What NCCL reads when it is first used: all connections of a communicator are made with it, and kernels of several
+ * communicators begin in the order in which the host launched them. A variable that is set stays. */
+static void set_variables(void)
+{
+    (void)setenv("NCCL_RUNTIME_CONNECT", "0", 0);
+    (void)setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+}
 
 ar_status ari_nccl_load(ari_nccl *out)
 {
@@ -14,6 +23,7 @@ ar_status ari_nccl_load(ari_nccl *out)
     const char *missing = NULL;
     void *library = NULL;
     *out = (ari_nccl){.version = 0};
+    set_variables();
     AR_TRY(ari_library_open(&library, &nccl));
     const char *name = ari_library_place(library);
 #define FIND(slot, arguments)                                 \
@@ -23,21 +33,26 @@ ar_status ari_nccl_load(ari_nccl *out)
 #undef FIND
     if (!ari_library_find(library, "ncclGetErrorString", &out->GetErrorString))
         missing = "ncclGetErrorString";
-    (void)ari_library_find(library, "ncclGetLastError", &out->GetLastError);
+    if (!ari_library_find(library, "ncclGetLastError", &out->GetLastError))
+        missing = "ncclGetLastError";
+    (void)ari_library_find(library, "ncclCommSplit", &out->CommSplit);
     (void)ari_library_find(library, "ari_nccl_emulated_gpu", &out->emulated_gpu);
     if (missing)
         return ar_error_set(AR_ERR_UNSUPPORTED, "%.300s is no NCCL that can be used: it has no %s", name, missing);
     AR_TRY(ari_nccl_check(out, out->GetVersion(&out->version), NULL, "ncclGetVersion"));
-    if (out->version < OLDEST)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "%.300s is NCCL %d; %d or newer expected", name, out->version, OLDEST);
+    if (out->version < ARI_NCCL_OLDEST)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%.300s is NCCL %d; %d or newer expected", name, out->version,
+                            ARI_NCCL_OLDEST);
+    if (out->version < FIRST_SPLIT)
+        out->CommSplit = NULL;
     return AR_OK;
 }
 
 ar_status ari_nccl_check(const ari_nccl *n, int result, void *comm, const char *what)
 {
-    if (result == ARI_NCCL_SUCCESS)
+    if (result == ARI_NCCL_SUCCESS || result == ARI_NCCL_IN_PROGRESS)
         return AR_OK;
-    const char *more = n->GetLastError ? n->GetLastError(comm) : NULL;
+    const char *more = n->GetLastError(comm);
     return ar_error_set(AR_ERR_DEVICE, "%s: %s%s%.600s", what, n->GetErrorString(result), more && more[0] ? ": " : "",
                         more ? more : "");
 }

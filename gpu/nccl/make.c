@@ -11,111 +11,15 @@
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 
-/* How communicators come about: all members meet through the control, where one that is missing is named; the first of
- * them makes NCCL's id; then all of them enter NCCL, which has no timeout, in a thread that can be
- * left behind. */
+/* How communicators come about: all members meet through the control, where one that is missing is named; then all of
+ * them enter NCCL, which splits the communicator that they have, or makes one of an id of the first member's. NCCL has
+ * no timeout: the watcher ends what never ends. The last step is a call on the new communicator, so that nothing of it
+ * is left to be made beside other calls. */
 
 #define WORLD_ID UINT64_C(1)
 /* Meetings of a group before its first collective. */
 enum { MEET_PLACES = 0 };
 #define MEET_ID UINT64_MAX
-
-/* --- entering NCCL ------------------------------------------------------------------------------------------------ */
-
-typedef struct entry {
-    atomic_int refs; /* the one who waits, the thread */
-    ari_nccl nccl;
-    ari_nccl_world *world; /* not looked at once the thread has begun */
-    ari_nccl_id id;
-    int n, index;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    /* guarded by `lock` */
-    bool begun, done, left;
-    ar_status st;
-    char text[1024];
-    void *comm;
-} entry;
-
-static void release_entry(entry *e)
-{
-    if (atomic_fetch_sub(&e->refs, 1) != 1)
-        return;
-    pthread_cond_destroy(&e->changed);
-    pthread_mutex_destroy(&e->lock);
-    free(e);
-}
-
-static void *enter_nccl(void *arg)
-{
-    entry *e = arg;
-    void *comm = NULL;
-    ar_status st = ari_nccl_world_choose(e->world);
-    pthread_mutex_lock(&e->lock);
-    e->begun = true;
-    pthread_mutex_unlock(&e->lock);
-    if (st == AR_OK) {
-        int result = e->nccl.CommInitRank(&comm, e->n, e->id, e->index);
-        while (comm && result == ARI_NCCL_IN_PROGRESS && e->nccl.CommGetAsyncError(comm, &result) == ARI_NCCL_SUCCESS)
-            usleep(100);
-        st = ari_nccl_check(&e->nccl, result, NULL, "NCCL cannot make a communicator");
-    }
-    pthread_mutex_lock(&e->lock);
-    e->st = st;
-    e->comm = comm;
-    snprintf(e->text, sizeof e->text, "%s", st == AR_OK ? "" : ar_error_message());
-    e->done = true;
-    const bool left = e->left;
-    pthread_cond_broadcast(&e->changed);
-    pthread_mutex_unlock(&e->lock);
-    if (left && comm)
-        (void)e->nccl.CommAbort(comm); /* no call waits for it any more */
-    release_entry(e);
-    return NULL;
-}
-
-/* Until it is done, or the world has failed: the watcher sees to it that it does if this takes too long. */
-static ar_status await_entry(entry *e, void **comm)
-{
-    ari_nccl_world *w = e->world;
-    ar_status st = AR_OK;
-    pthread_mutex_lock(&e->lock);
-    while (!e->begun || (!e->done && st == AR_OK)) {
-        (void)ari_cond_wait_until(&e->changed, &e->lock, ari_now_ns() + (uint64_t)ARI_TICK_MS * 1000000);
-        st = e->done ? AR_OK : ari_nccl_world_status(w);
-    }
-    e->left = !e->done;
-    if (e->done && e->st != AR_OK)
-        st = ar_error_set(e->st, "%s", e->text);
-    *comm = e->done && st == AR_OK ? e->comm : NULL;
-    pthread_mutex_unlock(&e->lock);
-    return st;
-}
-
-static ar_status make_nccl(ari_nccl_world *w, void **comm, const ari_nccl_id *id, int n, int index)
-{
-    pthread_t thread;
-    entry *e = NULL;
-    AR_TRY(ari_alloc_zero((void **)&e, 1, sizeof *e, "a communicator"));
-    atomic_init(&e->refs, 2);
-    e->nccl = w->nccl;
-    e->world = w;
-    e->id = *id;
-    e->n = n;
-    e->index = index;
-    pthread_mutex_init(&e->lock, NULL);
-    int rc = ari_cond_init(&e->changed);
-    if (rc == 0)
-        rc = pthread_create(&thread, NULL, enter_nccl, e);
-    if (rc != 0) {
-        free(e);
-        return ar_error_set(AR_ERR_MEMORY, "no thread to make a communicator: %s", strerror(rc));
-    }
-    pthread_detach(thread);
-    const ar_status st = await_entry(e, comm);
-    release_entry(e);
-    return st;
-}
 
 /* --- a communicator ----------------------------------------------------------------------------------------------- */
 
@@ -134,6 +38,7 @@ static void free_comm(ari_nccl_comm *c)
     ari_flight_remove(&w->flight, c->group);
     pthread_mutex_unlock(&w->lock);
     w->device->ops->free(w->device, NULL, c->word);
+    pthread_mutex_destroy(&c->use);
     free(c->message);
     free(c);
     ari_nccl_world_release(w);
@@ -145,29 +50,16 @@ void ari_nccl_destroy(ar_comm *base)
     ari_nccl_world *w = c->world;
     ari_nccl_world_forget(w, c);
     pthread_mutex_lock(&w->lock);
-    void *comm = c->comm;
-    c->comm = NULL;
+    c->let_go = true; /* the watcher leaves it alone from now on */
     pthread_mutex_unlock(&w->lock);
+    pthread_mutex_lock(&c->use); /* which may be aborting it just now */
+    void *comm = atomic_exchange(&c->comm, NULL);
     if (comm && ari_nccl_world_status(w) == AR_OK)
         (void)w->nccl.CommDestroy(comm); /* its calls are done: nothing is lost */
     else if (comm)
         (void)w->nccl.CommAbort(comm);
+    pthread_mutex_unlock(&c->use);
     free_comm(c);
-}
-
-/* By a queue that ends here: no kernel of the rank waits for it. */
-static ar_status make_word(ari_nccl_world *w, ar_buf *word)
-{
-    const ar_device_ops *dev = w->device->ops;
-    ar_queue *q = NULL;
-    AR_TRY(dev->queue_create(w->device, &q, AR_QUEUE_INLINE, "nccl"));
-    ar_status st = dev->alloc(w->device, q, word, sizeof(int32_t));
-    if (st == AR_OK)
-        st = dev->zero(w->device, q, *word, sizeof(int32_t));
-    if (st == AR_OK)
-        st = ar_queue_sync(q, w->timeout_ns);
-    ar_queue_destroy(q);
-    return st;
 }
 
 /* Without NCCL's part. */
@@ -179,9 +71,9 @@ static ar_status new_comm(ari_nccl_comm **gives, ari_nccl_world *w, uint64_t id,
     ari_comm_init(&c->base, &ari_nccl_comm_ops, index, n);
     c->world = w;
     c->id = id;
+    pthread_mutex_init(&c->use, NULL);
     atomic_fetch_add(&w->refs, 1);
     AR_TRY_TO(failed, st, ari_alloc_zero((void **)&c->message, 2 * (size_t)n, sizeof *c->message, "ranks of a group"));
-    AR_TRY_TO(failed, st, make_word(w, &c->word));
     pthread_mutex_lock(&w->lock);
     st = ari_flight_add(&w->flight, &c->group, id, rank, n);
     if (st == AR_OK) {
@@ -197,16 +89,23 @@ failed:
     return st;
 }
 
-/* The members meet once more, and with the id of the first one enter NCCL. */
-static ar_status connect_comm(ari_nccl_comm *c)
+/* --- entering NCCL ------------------------------------------------------------------------------------------------ */
+
+/* What NCCL allocates comes beside the device's own memory. */
+static ar_status prepare_to_enter(ari_nccl_world *w)
+{
+    AR_TRY(ari_nccl_world_choose(w));
+    return w->nccl.emulated_gpu ? AR_OK : ari_gpu_trim(w->device);
+}
+
+/* By an id, for which the members meet once more. */
+static ar_status enter_by_id(ari_nccl_comm *c)
 {
     ari_nccl_world *w = c->world;
     const int n = c->base.size, r = c->base.rank;
+    ari_nccl_config config = {.size = sizeof config, .magic = 0xcafebeef, .version = ARI_NCCL_OLDEST, .blocking = 0};
     ari_nccl_id id;
     ari_gather_result all;
-    void *comm = NULL;
-    if (n == 1)
-        return AR_OK;
     if (r == 0)
         AR_TRY(ari_nccl_check(&w->nccl, w->nccl.GetUniqueId(&id), NULL, "NCCL gives no id"));
     AR_TRY(ari_control_exchange(w->control, c->id, MEET_ID, r, n, &id, r == 0 ? sizeof id : 0, &all));
@@ -216,15 +115,73 @@ static ar_status connect_comm(ari_nccl_comm *c)
     free(all.memory);
     if (!whole)
         return ar_error_set(AR_ERR_INTERNAL, "rank %d gives no id of NCCL's", c->group->rank[0]);
-    AR_TRY(make_nccl(w, &comm, &id, n, r));
-    pthread_mutex_lock(&w->lock);
-    const bool late = w->aborted;
-    if (!late)
-        c->comm = comm;
-    pthread_mutex_unlock(&w->lock);
-    if (late)
-        (void)w->nccl.CommAbort(comm);
-    return ari_nccl_world_status(w);
+    AR_TRY(prepare_to_enter(w));
+    pthread_mutex_lock(&c->use);
+    ar_status st = ari_nccl_world_status(w); /* after a failure nobody would abort it */
+    if (st == AR_OK) {
+        const int result = w->nccl.CommInitRankConfig(&c->made, n, id, r, &config);
+        st = ari_nccl_check(&w->nccl, result, NULL, "NCCL cannot make a communicator");
+    }
+    atomic_store(&c->comm, st == AR_OK ? c->made : NULL);
+    pthread_mutex_unlock(&c->use);
+    return st == AR_OK ? ari_nccl_settle(c) : st;
+}
+
+/* By a split of what the members have, in which all of `from` take part; made NULL: those that are to be in no group,
+ * or in one of their own. NCCL wants nothing else to be under way there. */
+static ar_status enter_by_split(ari_nccl_comm *made, ari_nccl_comm *from, int color)
+{
+    ari_nccl_world *w = from->world;
+    void **at = made ? &made->made : &from->made;
+    AR_TRY(ari_nccl_world_drain(w, from));
+    AR_TRY(prepare_to_enter(w));
+    pthread_mutex_lock(&from->use);
+    ar_status st = ari_nccl_check_comm(from);
+    if (st == AR_OK) {
+        const int result =
+            w->nccl.CommSplit(from->comm, made ? color : ARI_NCCL_NO_COLOR, made ? made->base.rank : 0, at, NULL);
+        st = ari_nccl_check(&w->nccl, result, from->comm, "NCCL cannot split a communicator");
+    }
+    pthread_mutex_unlock(&from->use);
+    if (st == AR_OK)
+        st = ari_nccl_settle(from); /* what it gives is there then */
+    if (st != AR_OK || !made)
+        return st;
+    pthread_mutex_lock(&made->use);
+    atomic_store(&made->comm, made->made);
+    st = ari_nccl_world_status(w);
+    pthread_mutex_unlock(&made->use); /* has the world failed, ari_nccl_destroy aborts it */
+    return st == AR_OK ? ari_nccl_settle(made) : st;
+}
+
+/* The first call, on a stream that ends with it: what NCCL and CUDA leave until they need it is made now, where all
+ * members make it in the same order and nothing else of theirs waits. Beside another collective it could wait for the
+ * GPU, where the other's kernel waits for a rank that waits for this one. A group of two also sends both ways. */
+static ar_status warm_up(ari_nccl_comm *c)
+{
+    ari_nccl_world *w = c->world;
+    const ar_device_ops *dev = w->device->ops;
+    const int peer = 1 - c->base.rank;
+    ar_p2p both[] = {{.peer = peer, .send = true, .count = 1}, {.peer = peer, .count = 1}};
+    ar_queue *q = NULL;
+    AR_TRY(dev->queue_create(w->device, &q, AR_QUEUE_INLINE, "nccl"));
+    ari_queue_heed(q, w->failure);
+    const ari_call sum = {.kind = ARI_BARRIER, .on = q, .tag = ""};
+    const ari_call pair = {.kind = ARI_EXCHANGE, .dtype = AR_I32, .p2p = both, .count = 2, .on = q, .tag = ""};
+    ar_status st = dev->alloc(w->device, q, &c->word, 2 * sizeof(int32_t));
+    if (st == AR_OK) {
+        both[0].buf = c->word;
+        both[1].buf.ptr = (int32_t *)c->word.ptr + 1;
+        st = dev->zero(w->device, q, c->word, 2 * sizeof(int32_t));
+    }
+    if (st == AR_OK && c->base.size > 1)
+        st = ari_nccl_enqueue(c, &sum);
+    if (st == AR_OK && c->base.size == 2)
+        st = ari_nccl_enqueue(c, &pair);
+    if (st == AR_OK)
+        st = ar_queue_sync(q, 0);
+    ar_queue_destroy(q);
+    return st;
 }
 
 /* --- split -------------------------------------------------------------------------------------------------------- */
@@ -235,8 +192,12 @@ static ar_status make_split(ari_nccl_comm **gives, ari_nccl_comm *c, const ari_c
     ari_calls calls;
     int *rank = NULL, index = 0;
     const uint64_t number = ++c->splits;
-    if (c->base.size == 1)
-        return call->color < 0 ? AR_OK : new_comm(gives, w, ari_nccl_mix(c->id, number, 0), c->group->rank, 1, 0);
+    if (c->base.size == 1) {
+        if (call->color < 0)
+            return AR_OK;
+        AR_TRY(new_comm(gives, w, ari_nccl_mix(c->id, number, 0), c->group->rank, 1, 0));
+        return warm_up(*gives);
+    }
     AR_TRY(ari_calls_exchange(&calls, w->control, ari_nccl_mix(c->id, UINT64_MAX, UINT64_MAX), number, c->base.rank,
                               c->group->rank, c->base.size, call));
     ar_status st = ari_alloc((void **)&rank, (size_t)c->base.size, sizeof *rank, "ranks of a group");
@@ -250,7 +211,12 @@ static ar_status make_split(ari_nccl_comm **gives, ari_nccl_comm *c, const ari_c
     }
     ari_calls_fini(&calls);
     free(rank);
-    return st == AR_OK && *gives ? connect_comm(*gives) : st;
+    ari_nccl_comm *made = st == AR_OK && *gives && (*gives)->base.size > 1 ? *gives : NULL;
+    if (st == AR_OK && w->nccl.CommSplit)
+        st = enter_by_split(made, c, call->color);
+    else if (st == AR_OK && made)
+        st = enter_by_id(made);
+    return st == AR_OK && *gives ? warm_up(*gives) : st;
 }
 
 ar_status ari_nccl_split(ar_comm **gives, ar_comm *base, int color, int key)
@@ -384,8 +350,10 @@ static ar_status make_world(ari_nccl_comm **gives, ari_nccl_world *w, const ar_p
         st = ari_nccl_world_enter(w, &begun, *gives, (*gives)->group, &call);
     if (st == AR_OK && w->size > 1)
         st = compare_all(w, p);
+    if (st == AR_OK && w->size > 1)
+        st = enter_by_id(*gives);
     if (st == AR_OK)
-        st = connect_comm(*gives);
+        st = warm_up(*gives);
     if (st == AR_OK)
         st = ari_nccl_world_enqueued(w, begun, NULL);
     return st;

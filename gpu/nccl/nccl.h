@@ -8,14 +8,24 @@
 #include "anyrank/status.h"
 
 /* The part of NCCL that is used, as a table that is filled at run time: a build needs nothing of NCCL, and the command
- * runs where there is none. Types and values are those of nccl.h, which have been the same since NCCL 2.10;
+ * runs where there is none. Types and values are those of nccl.h, which have been the same since NCCL 2.14;
  * tests/gpu/nccl_abi.c compares them with the header where there is one. */
 enum { ARI_NCCL_ID_BYTES = 128 };
 typedef struct ari_nccl_id {
     char internal[ARI_NCCL_ID_BYTES];
 } ari_nccl_id;
 
-enum { ARI_NCCL_SUCCESS = 0, ARI_NCCL_IN_PROGRESS = 7 };
+enum { ARI_NCCL_OLDEST = 21400 }; /* the first whose communicators need not block */
+
+/* ncclConfig_t as that version has it: a later one reads the members that `size` and `version` promise, and takes its
+ * own values for all others. */
+typedef struct ari_nccl_config {
+    size_t size;
+    unsigned magic, version; /* magic: 0xcafebeef */
+    int blocking;
+} ari_nccl_config;
+
+enum { ARI_NCCL_SUCCESS = 0, ARI_NCCL_IN_PROGRESS = 7, ARI_NCCL_NO_COLOR = -1 };
 enum {
     ARI_NCCL_U8 = 1,
     ARI_NCCL_I32 = 2,
@@ -32,7 +42,7 @@ enum { ARI_NCCL_SUM = 0, ARI_NCCL_PROD = 1, ARI_NCCL_MAX = 2, ARI_NCCL_MIN = 3, 
 #define ARI_NCCL_TABLE(X)                                                                                         \
     X(GetVersion, (int *version))                                                                                 \
     X(GetUniqueId, (ari_nccl_id * id))                                                                            \
-    X(CommInitRank, (void **comm, int n, ari_nccl_id id, int rank))                                               \
+    X(CommInitRankConfig, (void **comm, int n, ari_nccl_id id, int rank, ari_nccl_config *config))                \
     X(CommDestroy, (void *comm))                                                                                  \
     X(CommAbort, (void *comm))                                                                                    \
     X(CommGetAsyncError, (void *comm, int *result))                                                               \
@@ -51,7 +61,9 @@ typedef struct ari_nccl {
     ARI_NCCL_TABLE(ARI_NCCL_SLOT)
 #undef ARI_NCCL_SLOT
     const char *(*GetErrorString)(int result);
-    const char *(*GetLastError)(void *comm); /* NULL: NCCL before 2.13 */
+    const char *(*GetLastError)(void *comm);
+    /* NULL: NCCL before 2.18. *made is there once nothing of `comm` is in progress. config NULL: that of `comm`. */
+    int (*CommSplit)(void *comm, int color, int key, void **made, ari_nccl_config *config);
     /* Of a library that stands for NCCL where the device is emulated: which GPU this process is to have. Its streams
      * are ari_nccl_emulated_stream *. NULL: NCCL itself. */
     const char *(*emulated_gpu)(void);
@@ -68,7 +80,7 @@ typedef struct ari_nccl_emulated_stream {
 /** Loads NCCL, which the environment variable ANYRANK_NCCL may name (gpu/library.h). It stays loaded: it cannot be
  *  unloaded. Errors: AR_ERR_UNSUPPORTED, with the loader's reason and what to do. */
 AR_NODISCARD ar_status ari_nccl_load(ari_nccl *out);
-/** AR_OK, or AR_ERR_DEVICE with what NCCL says of `result`. comm may be NULL. */
+/** AR_OK, also for what is in progress, or AR_ERR_DEVICE with what NCCL says of `result`. comm may be NULL. */
 ar_status ari_nccl_check(const ari_nccl *n, int result, void *comm, const char *what);
 
 #endif

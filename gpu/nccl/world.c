@@ -14,6 +14,8 @@
 
 /* How often NCCL is asked for errors of its own threads. */
 #define ERRORS_NS UINT64_C(100000000)
+/* Longest wait for a thread that is inside of NCCL, whose calls return at once but where a GPU takes no more work. */
+#define INSIDE_NS UINT64_C(1000000000)
 enum { REAP_ABOVE = 16 };
 
 /* --- the failure -------------------------------------------------------------------------------------------------- */
@@ -39,24 +41,45 @@ static void take_failure(ari_nccl_world *w)
     free(text);
 }
 
-/* Lets go whatever waits in NCCL, on the host or on the GPU, once: then nothing of NCCL is used any more. */
+/* A communicator that no thread uses, whose `use` is held from then on. With `by_force`, one that a thread does, and
+ * nothing is held. *more: others remain. */
+static ari_nccl_comm *next_to_abort(ari_nccl_world *w, void **comm, bool by_force, bool *more)
+{
+    ari_nccl_comm *c;
+    *more = false;
+    pthread_mutex_lock(&w->lock);
+    for (c = w->comms; c; c = c->next) {
+        if (!c->let_go && (by_force || pthread_mutex_trylock(&c->use) == 0))
+            break;
+        *more = *more || !c->let_go;
+    }
+    if (c) {
+        c->let_go = true;
+        *comm = atomic_exchange(&c->comm, NULL);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return c;
+}
+
+/* Lets go whatever waits in NCCL, on the host or on the GPU: then nothing of NCCL is used any more. ncclCommAbort frees
+ * the communicator, so no thread may be inside of NCCL with it; one that comes later finds none. Only a thread that
+ * does not come out again is not waited for: it waits for the abort. */
 static void abort_all(ari_nccl_world *w)
 {
-    pthread_mutex_lock(&w->lock);
-    const bool again = w->aborted;
-    w->aborted = true;
-    pthread_mutex_unlock(&w->lock);
-    for (; !again;) {
+    const uint64_t patience = ari_deadline_ns(ari_now_ns(), INSIDE_NS);
+    for (bool more = true; more;) {
+        const bool by_force = ari_now_ns() > patience;
         void *comm = NULL;
-        pthread_mutex_lock(&w->lock);
-        for (ari_nccl_comm *c = w->comms; c && !comm; c = c->next) {
-            comm = c->comm;
-            c->comm = NULL;
-        }
-        pthread_mutex_unlock(&w->lock);
-        if (!comm)
-            return;
-        (void)w->nccl.CommAbort(comm); /* the failure that led here explains more than its result */
+        ari_nccl_comm *c = next_to_abort(w, &comm, by_force, &more);
+        if (!c && more)
+            usleep(100);
+        if (!c)
+            continue;
+        if (comm)
+            (void)w->nccl.CommAbort(comm); /* the failure that led here explains more than its result */
+        if (!by_force)
+            pthread_mutex_unlock(&c->use);
+        more = true;
     }
 }
 
@@ -188,6 +211,33 @@ void ari_nccl_world_forget(ari_nccl_world *w, ari_nccl_comm *c)
     pthread_mutex_unlock(&w->lock);
 }
 
+/* `lock` held. The oldest call of c that is enqueued; NULL: there is none. */
+static ari_pending **oldest_of(ari_nccl_world *w, const ari_nccl_comm *c)
+{
+    ari_pending **at = &w->first;
+    while (*at && ((*at)->comm != c || !(*at)->enqueued))
+        at = &(*at)->next;
+    return *at ? at : NULL;
+}
+
+ar_status ari_nccl_world_drain(ari_nccl_world *w, const ari_nccl_comm *c)
+{
+    for (;; usleep(100)) {
+        ari_pending **at;
+        ar_status st = ari_nccl_world_status(w);
+        bool done = true;
+        pthread_mutex_lock(&w->lock);
+        while (st == AR_OK && done && (at = oldest_of(w, c))) {
+            st = (*at)->mark->ops->poll((*at)->mark, &done);
+            if (done)
+                end_call(w, at, ari_now_ns());
+        }
+        pthread_mutex_unlock(&w->lock);
+        if (st != AR_OK || done)
+            return st;
+    }
+}
+
 /* --- the watcher -------------------------------------------------------------------------------------------------- */
 
 typedef enum look { ALL_WELL, TOO_LATE, BROKEN } look;
@@ -226,11 +276,15 @@ static look look_for_errors(ari_nccl_world *w, uint64_t now)
     w->errors_asked_ns = now;
     for (ari_nccl_comm *c = w->comms; c; c = c->next) {
         int error = ARI_NCCL_SUCCESS;
-        if (!c->comm)
+        ar_status st = AR_OK;
+        if (pthread_mutex_trylock(&c->use) != 0) /* then the thread that uses it finds the error */
             continue;
-        const int asked = w->nccl.CommGetAsyncError(c->comm, &error);
-        error = asked != ARI_NCCL_SUCCESS ? asked : error;
-        if (error != ARI_NCCL_IN_PROGRESS && ari_nccl_check(&w->nccl, error, c->comm, "NCCL") != AR_OK)
+        if (c->comm) {
+            const int asked = w->nccl.CommGetAsyncError(c->comm, &error);
+            st = ari_nccl_check(&w->nccl, asked != ARI_NCCL_SUCCESS ? asked : error, c->comm, "NCCL");
+        }
+        pthread_mutex_unlock(&c->use);
+        if (st != AR_OK)
             return BROKEN;
     }
     return ALL_WELL;
@@ -244,7 +298,7 @@ static void world_tick(void *user)
         return;
     pthread_mutex_lock(&w->lock);
     look seen = look_at_calls(w, now);
-    if (seen == ALL_WELL && !w->aborted)
+    if (seen == ALL_WELL)
         seen = look_for_errors(w, now);
     pthread_mutex_unlock(&w->lock);
     if (seen == TOO_LATE) /* again and again until there is an answer: the coordinator takes only the first */
@@ -378,7 +432,6 @@ ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device
     w->size = p->size;
     w->timeout_ns = p->options.timeout_ns;
     w->checks_calls = p->options.check_calls;
-    w->settles = getenv("NCCL_COMM_BLOCKING") != NULL;
     w->device = d;
     w->end = &w->first;
     w->control = p->control;

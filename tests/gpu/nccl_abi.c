@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Compiled where there is an nccl.h, and never run: that gpu/nccl/nccl.h says what NCCL's own header says. */
 #include <nccl.h>
+#include <stddef.h>
 
 #include "gpu/nccl/nccl.h"
 
@@ -9,6 +10,10 @@ SAME(ARI_NCCL_ID_BYTES, NCCL_UNIQUE_ID_BYTES);
 SAME(sizeof(ari_nccl_id), sizeof(ncclUniqueId));
 SAME(ARI_NCCL_SUCCESS, ncclSuccess);
 SAME(ARI_NCCL_IN_PROGRESS, ncclInProgress);
+SAME(ARI_NCCL_NO_COLOR, NCCL_SPLIT_NOCOLOR);
+SAME(offsetof(ari_nccl_config, magic), offsetof(ncclConfig_t, magic));
+SAME(offsetof(ari_nccl_config, version), offsetof(ncclConfig_t, version));
+SAME(offsetof(ari_nccl_config, blocking), offsetof(ncclConfig_t, blocking));
 SAME(ARI_NCCL_U8, ncclUint8);
 SAME(ARI_NCCL_I32, ncclInt32);
 SAME(ARI_NCCL_I64, ncclInt64);
@@ -29,13 +34,16 @@ SAME(sizeof(void *), sizeof(cudaStream_t));
 
 /* Arguments in NCCL's order: each call compiles only if they are. */
 ncclResult_t ari_nccl_abi(ncclComm_t *comm, ncclUniqueId *id, void *at, size_t count, ncclDataType_t type,
-                          ncclRedOp_t op, int root, cudaStream_t stream, int *number, ncclResult_t *result);
+                          ncclRedOp_t op, int root, cudaStream_t stream, int *number, ncclResult_t *result,
+                          ncclConfig_t *config);
 ncclResult_t ari_nccl_abi(ncclComm_t *comm, ncclUniqueId *id, void *at, size_t count, ncclDataType_t type,
-                          ncclRedOp_t op, int root, cudaStream_t stream, int *number, ncclResult_t *result)
+                          ncclRedOp_t op, int root, cudaStream_t stream, int *number, ncclResult_t *result,
+                          ncclConfig_t *config)
 {
     const ncclResult_t all[] = {ncclGetVersion(number),
                                 ncclGetUniqueId(id),
-                                ncclCommInitRank(comm, root, *id, root),
+                                ncclCommInitRankConfig(comm, root, *id, root, config),
+                                ncclCommSplit(*comm, root, root, comm, config),
                                 ncclCommGetAsyncError(*comm, result),
                                 ncclAllReduce(at, at, count, type, op, *comm, stream),
                                 ncclReduceScatter(at, at, count, type, op, *comm, stream),

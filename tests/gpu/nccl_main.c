@@ -7,6 +7,7 @@
 #include "gpu/nccl/comm.h"
 #include "process/process.h"
 #include "ref/core/clock.h"
+#include "tests/gpu/fake_nccl_lazy.h"
 #include "tests/process/forked.h"
 #include "tests/sim/plain.h"
 
@@ -233,13 +234,24 @@ static void works(int n, forked_fn fn, const char *what)
     forked_end_all(&f);
 }
 
+/* From now on first calls wait for what is under way, in this process and those that it starts. */
+static void be_lazy(void)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%ld/fd/%d", (long)getpid(), memfd_create("lazy", 0));
+    setenv("FAKE_NCCL_LAZY", path, 1);
+}
+
 static void unchecked(void)
 {
+    be_lazy();
     works(RANKS, kinds_unchecked, "every kind");
 }
 
+/* NCCL cannot split: its communicators come of an id each. */
 static void checked(void)
 {
+    setenv("FAKE_NCCL_VERSION", "21706", 1);
     works(RANKS, kinds_checked, "every kind, compared");
 }
 
@@ -456,6 +468,74 @@ static ar_status async_error(rank_of *rank)
     return sum(rank, rank->world, 8, AR_I64, "second");
 }
 
+/* A call of another thread, on a queue of its own. */
+typedef struct beside {
+    rank_of rank;
+    ar_comm *comm;
+    pthread_t thread;
+    ar_status st;
+    atomic_bool ended;
+} beside;
+
+static void *call_beside(void *arg)
+{
+    beside *b = arg;
+    b->st = sum(&b->rank, b->comm, 8, AR_I64, "beside");
+    atomic_store(&b->ended, true);
+    return NULL;
+}
+
+static ar_status beside_begin(beside *b, const rank_of *rank, ar_comm *comm)
+{
+    *b = (beside){.rank = *rank, .comm = comm};
+    AR_TRY(rank->device->ops->queue_create(rank->device, &b->rank.queue, AR_QUEUE_INLINE, "beside"));
+    return pthread_create(&b->thread, NULL, call_beside, b) == 0 ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no thread");
+}
+
+static void beside_end(beside *b)
+{
+    pthread_join(b->thread, NULL);
+    ar_queue_destroy(b->rank.queue);
+}
+
+/* Rank 1 aborts while another of its threads is inside of NCCL: its communicator is not freed under that thread. The
+ * stand-in ends the process that does. */
+static ar_status aborts_inside(rank_of *rank)
+{
+    pthread_mutex_t *use = &((ari_nccl_comm *)rank->world)->use;
+    beside b;
+    AR_TRY(beside_begin(&b, rank, rank->world));
+    while (!atomic_load(&b.ended) && pthread_mutex_trylock(use) == 0)
+        pthread_mutex_unlock(use);
+    if (ar_comm_rank(rank->world) == 1)
+        ar_comm_abort(rank->world, AR_ERR_DATA, "the loss is NaN");
+    beside_end(&b);
+    until_failed(rank, 0);
+    return sum(rank, rank->world, 8, AR_I64, "next");
+}
+
+/* The two ranks have calls of two communicators under way, in different orders: where one of them were the first of its
+ * communicator, each rank would wait for the other. */
+static ar_status calls_cross(rank_of *rank)
+{
+    lazy_board *board = lazy_open(getenv("FAKE_NCCL_LAZY"));
+    const int r = ar_comm_rank(rank->world);
+    ar_comm *other = NULL;
+    beside b;
+    AR_TRY(ar_comm_split(&other, rank->world, 0, 0));
+    ar_status st = beside_begin(&b, rank, r == 0 ? rank->world : other);
+    if (st == AR_OK) {
+        while (!atomic_load(&b.ended) && !lazy_runs(board, getpid()))
+            forked_sleep(0.0001);
+        st = sum(rank, r == 0 ? other : rank->world, 8, AR_I64, "crossing");
+        beside_end(&b);
+    }
+    char why[FORKED_TEXT];
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    ar_comm_destroy(other);
+    return st == AR_OK ? b.st : ar_error_set(st, "%s", why);
+}
+
 static ar_status split_without_one(rank_of *rank)
 {
     ar_comm *half = NULL;
@@ -589,6 +669,25 @@ static void ended_later(void)
     goes_wrong(w, -1, AR_ERR_DATA, 0x2, AR_ERR_ABORTED, "rank 1 aborted: the loss is NaN", "a wait hears of an abort");
 }
 
+static void ended_inside(void)
+{
+    const wrong w = {.fn = aborts_inside, .o = options_of(LIMIT_NS, false), .error = "dwell"};
+    goes_wrong(w, -1, AR_ERR_DATA, 0x2, AR_ERR_ABORTED, "rank 1 aborted: the loss is NaN", "an abort beside a call");
+}
+
+static ar_status crossing(int rank, void *arg)
+{
+    const ar_process_options o = options_of(LIMIT_NS, false);
+    (void)rank, (void)arg;
+    return rank_run(&o, calls_cross);
+}
+
+static void first_calls(void)
+{
+    be_lazy();
+    works(2, crossing, "calls in different orders");
+}
+
 static void asynchronous(void)
 {
     const wrong w = {.fn = async_error, .o = options_of(LIMIT_NS, false), .error = "async"};
@@ -632,6 +731,9 @@ static ar_status look_at_environment(rank_of *rank)
     const char *id = getenv("NCCL_HOSTID"), *name = getenv("NCCL_SOCKET_IFNAME");
     char want[32];
     snprintf(want, sizeof want, "anyrank-%d-", ar_comm_rank(rank->world));
+    const char *const connect = getenv("NCCL_RUNTIME_CONNECT");
+    if (!connect || strcmp(connect, "0") != 0)
+        return ar_error_set(AR_ERR_INTERNAL, "NCCL would connect when it has to");
     if (!id || strncmp(id, want, strlen(want)) != 0 || !name || strcmp(name, "lo") != 0)
         return ar_error_set(AR_ERR_INTERNAL, "NCCL would see one host");
     return sum(rank, rank->world, 8, AR_I64, "first");
@@ -706,28 +808,12 @@ static void no_library(void)
 
 int main(void)
 {
-    static const forked_case cases[] = {unchecked,
-                                        checked,
-                                        one,
-                                        mismatch_compared,
-                                        mismatch_in_time,
-                                        order_compared,
-                                        missing,
-                                        missing_compared,
-                                        missing_half,
-                                        dead,
-                                        ended,
-                                        ended_later,
-                                        asynchronous,
-                                        split_waits,
-                                        messages,
-                                        messages_compared,
-                                        one_gpu,
-                                        one_gpu_on_purpose,
-                                        versions,
-                                        no_start,
-                                        no_end_of_start,
-                                        no_library};
+    static const forked_case cases[] = {unchecked, first_calls,       ended_inside,     checked,
+                                        one,       mismatch_compared, mismatch_in_time, order_compared,
+                                        missing,   missing_compared,  missing_half,     dead,
+                                        ended,     ended_later,       asynchronous,     split_waits,
+                                        messages,  messages_compared, one_gpu,          one_gpu_on_purpose,
+                                        versions,  no_start,          no_end_of_start,  no_library};
     ar_device *d = NULL;
     if (ar_device_emulated_create(&d) == AR_ERR_UNSUPPORTED) {
         printf("skipped: %s\n", ar_error_message());
