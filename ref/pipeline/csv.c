@@ -103,7 +103,11 @@ static ar_status read_cell(reader *r, const char *cell, size_t n)
 
 static ar_status read_lines(reader *r, const char *text, size_t length)
 {
+    static const char byte_order_mark[] = "\xef\xbb\xbf"; /* which spreadsheets write first */
+    const size_t mark = sizeof byte_order_mark - 1;
     const char *end = text + length;
+    if (length >= mark && memcmp(text, byte_order_mark, mark) == 0)
+        text += mark;
     for (const char *cell = text; cell <= end; r->cell++) {
         const char *stop = cell;
         while (stop < end && *stop != ',' && *stop != '\n')
