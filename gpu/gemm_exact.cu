@@ -43,7 +43,7 @@ struct tile {
 /* What gpu/tiles/plan.h asks of a product. */
 ari_tile_work work_of(const packed &a, const packed &b)
 {
-    ari_tile_work w = {a.batch, a.rows, b.all_rows, a.width, a.blocks, 0, 0, false, false};
+    ari_tile_work w = {a.batch, a.rows, b.all_rows, a.width, a.blocks, 0, 0, a.ten, false};
     w.planes = a.ten ? PLANES_10 : PLANES_16;
     for (size_t i = 0; i < w.planes; i++)
         w.runs += (a.ten ? PRODUCTS_10 : PRODUCTS_16)[i].count;
@@ -58,24 +58,45 @@ ar_status bytes_of_planes(size_t *bytes, const ari_tile_work &w, const ari_tilin
     return ari_mul_size(bytes, *bytes, t.cols);
 }
 
+/* One run of products: `shape.batch` of them, each a distance further in all three. */
+struct distance {
+    size_t left, right, plane; /* bytes, bytes, int32 */
+};
+
 /* The planes of a tile, one after the other. */
-ar_status multiply(ar_device *d, ar_queue *q, ar_buf planes, const tile &t, const packed &a, const packed &b)
-{
-    const size_t n = a.ten ? PLANES_10 : PLANES_16;
-    const run_product *products = a.ten ? PRODUCTS_10 : PRODUCTS_16;
-    const timed_part timed(d, q, "int8 products");
-    const size_t left = t.matrix * a.step + t.row * a.row_bytes, right = t.matrix * b.step + t.col * b.row_bytes;
-    for (size_t i = 0; i < a.blocks * n; i++) {
-        const run_product &p = products[i % n];
-        const size_t at = i / n * a.block_bytes();
-        const blas_shape shape = {t.rows, t.cols, p.count * a.width, t.matrices};
-        const blas_matrix c = {ar_buf_at(planes, i * t.words() * sizeof(int32_t)), t.cols, t.rows * t.cols, false};
-        const blas_matrix l = {ar_buf_at(a.runs, left + at + p.a * a.width), a.row_bytes, a.step, false};
-        const blas_matrix r = {ar_buf_at(b.runs, right + at + p.b * b.width), b.row_bytes, b.step, false};
-        AR_TRY(int8_product(d, q, shape, c, l, r));
+struct products {
+    const packed &a, &b;
+    const tile &t;
+    ar_buf planes;
+
+    /* Product i of a block, of one matrix of the tile or of all. */
+    ar_status call(ar_device *d, ar_queue *q, size_t block, size_t i, size_t matrix, size_t batch,
+                   const distance &step) const
+    {
+        const run_product &p = (a.ten ? PRODUCTS_10 : PRODUCTS_16)[i];
+        const size_t plane = block * (a.ten ? PLANES_10 : PLANES_16) + i;
+        const size_t left = (t.matrix + matrix) * a.step + t.row * a.row_bytes + block * a.block_bytes();
+        const size_t right = (t.matrix + matrix) * b.step + t.col * b.row_bytes + block * b.block_bytes();
+        const size_t to = plane * t.words() + matrix * t.rows * t.cols;
+        const blas_shape shape = {t.rows, t.cols, p.count * a.width, batch};
+        const blas_matrix c = {ar_buf_at(planes, to * sizeof(int32_t)), t.cols, step.plane, false};
+        const blas_matrix l = {ar_buf_at(a.runs, left + p.a * a.width), a.row_bytes, step.left, false};
+        const blas_matrix r = {ar_buf_at(b.runs, right + p.b * b.width), b.row_bytes, step.right, false};
+        return int8_product(d, q, shape, c, l, r);
     }
-    return AR_OK;
-}
+
+    /* together: all products of a matrix by one call, else one product of all matrices. */
+    ar_status run(ar_device *d, ar_queue *q, bool together) const
+    {
+        const timed_part timed(d, q, "int8 products");
+        const size_t n = a.ten ? PLANES_10 : PLANES_16;
+        for (size_t block = 0; block < a.blocks; block++)
+            for (size_t i = 0; i < (together ? t.matrices : n); i++)
+                AR_TRY(together ? call(d, q, block, 0, i, n, {a.width, b.width, t.words()})
+                                : call(d, q, block, i, 0, t.matrices, {a.step, b.step, t.rows * t.cols}));
+        return AR_OK;
+    }
+};
 
 /* What a pass over a tile's planes knows of the tile and the result. */
 struct extents : result {
@@ -124,15 +145,16 @@ struct accumulate {
 };
 
 /* Runs one tile: products, then the pass. */
-template <class PASS>
-ar_status run_tile(ar_device *d, ar_queue *q, ar_buf planes, const tile &t, const packed &a, const packed &b,
-                   const PASS &pass)
+template <class PASS> ar_status run_tile(ar_device *d, ar_queue *q, const products &p, bool together, const PASS &pass)
 {
+    const packed &a = p.a, &b = p.b;
+    const tile &t = p.t;
     const extents x = {{a.rows, b.rows}, t, smaller(t.cols, b.rows - t.col)};
-    AR_TRY(multiply(d, q, planes, t, a, b));
+    AR_TRY(p.run(d, q, together));
+    const int32_t *words = dev<int32_t>(p.planes);
     if (a.ten)
-        return pass.run(d, q, tile_sums<true>{dev<int32_t>(planes), t.words(), t.cols, a.blocks}, x);
-    return pass.run(d, q, tile_sums<false>{dev<int32_t>(planes), t.words(), t.cols, a.blocks}, x);
+        return pass.run(d, q, tile_sums<true>{words, t.words(), t.cols, a.blocks}, x);
+    return pass.run(d, q, tile_sums<false>{words, t.words(), t.cols, a.blocks}, x);
 }
 
 template <class PASS>
@@ -153,7 +175,7 @@ ar_status for_each_tile(ar_device *d, ar_queue *q, const packed &a, const packed
                 const tile t = {matrix, smaller(plan.matrices, w.batch - matrix),
                                 row,    smaller(plan.rows, w.m - row),
                                 col,    smaller(plan.cols, w.n - col)};
-                AR_TRY(run_tile(d, q, planes.buf(), t, a, b, pass));
+                AR_TRY(run_tile(d, q, {a, b, t, planes.buf()}, plan.together, pass));
             }
     return AR_OK;
 }

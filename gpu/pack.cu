@@ -10,13 +10,12 @@ namespace ARI_GPU
 namespace
 {
 
-/* The most terms of a block. int32 holds the sums of products: 4 products of digits a term, 4*64*64*131071 < 2^31; of
- * Karatsuba's sums the largest is of two products a term, one factor at most 80 and the other at most 128:
- * 2*80*128*104857 < 2^31. */
-const size_t TERMS_16 = 131056, TERMS_10 = 104848;
+/* The most terms of a block. int32 holds the sums of products: of 4 products of digits a term, and of one of Karatsuba's
+ * sums of two, 4*64*64*131071 = 128*128*131071 < 2^31. */
+const size_t TERMS = 131056;
 
-/* From so many terms on 10 products beat 16: six fewer of k terms an element of the result, against two more sums of
- * 4 bytes written and read, at some 200 int8 multiply-adds a byte of memory's. */
+/* From so many terms on 10 products beat 16: six fewer of k terms an element of the result, against three more sums of
+ * 4 bytes written and read, at some 200 int8 multiply-adds a byte of memory's, and more bytes of the operands. */
 const size_t TERMS_FOR_TEN = 512;
 
 const size_t ROWS = 32, COLS = 128; /* of a tile */
@@ -47,7 +46,8 @@ template <bool TEN> ARI_KERNEL int32_t run_value(const digits &v, bool left, int
         return v.d[run];
     if (run < 6)
         return v.d[2 * (run - 4)] + v.d[2 * (run - 4) + 1];
-    return (run == 6) == left ? v.d[0] + v.d[2] : v.d[1] + v.d[3];
+    const bool low = run == 8 || run == (left ? 6 : 7);
+    return low ? v.d[0] + v.d[2] : v.d[1] + v.d[3];
 }
 
 /* A tile of one matrix: ROWS rows of COLS terms, read along whichever dimension lies side by side, and written along
@@ -76,10 +76,10 @@ template <bool TEN> struct pack_tile {
     ARI_KERNEL void store(int8_t *row, size_t col, const int32_t *q) const
     {
         const size_t at = p.blocks == 1 ? 0 : col / p.width;
-        int8_t *to = row + at * p.width * (TEN ? 8 : 4) + (col - at * p.width);
+        int8_t *to = row + at * p.width * (TEN ? RUNS_10 : RUNS_16) + (col - at * p.width);
         const digits v[4] = {digits_of(q[0]), digits_of(q[1]), digits_of(q[2]), digits_of(q[3])};
         const bool whole = col >= k_at && col + 4 <= k_end;
-        for (int run = 0; run < (TEN ? 8 : 4); run++, to += p.width) {
+        for (int run = 0; run < static_cast<int>(TEN ? RUNS_10 : RUNS_16); run++, to += p.width) {
             uint32_t word = 0;
             for (int i = 3; i >= 0; i--)
                 word = word << 8 | (static_cast<uint32_t>(run_value<TEN>(v[i], p.left, run)) & 0xffu);
@@ -125,7 +125,7 @@ template <bool TEN> ar_status pack_tiles(ar_device *d, ar_queue *q, pack_tile<TE
 /* Where run `run` of term k of a row lies. */
 ARI_KERNEL inline size_t place_of(const packed &p, int run, size_t k)
 {
-    return (k / p.width * (p.ten ? 8 : 4) + static_cast<size_t>(run)) * p.width + k % p.width;
+    return (k / p.width * (p.ten ? RUNS_10 : RUNS_16) + static_cast<size_t>(run)) * p.width + k % p.width;
 }
 
 /* The digits of a part's rows and terms, a thread a term; what pads them is 0. */
@@ -141,7 +141,7 @@ ar_status copy_digits(ar_device *d, ar_queue *q, const packed &to, const packed 
         digits v = {{0, 0, 0, 0}};
         for (int digit = 0; digit < 4 && row < to.rows && k < to.k; digit++)
             v.d[digit] = source[place_of(from, from.ten || from.left ? digit : 3 - digit, part.col + k)];
-        for (int run = 0; run < (to.ten ? 8 : 4); run++)
+        for (int run = 0; run < static_cast<int>(to.ten ? RUNS_10 : RUNS_16); run++)
             target[place_of(to, run, k)] =
                 static_cast<int8_t>(to.ten ? run_value<true>(v, to.left, run) : run_value<false>(v, to.left, run));
     });
@@ -161,7 +161,7 @@ ar_status give(ar_packed **gives, const packed &form)
 ar_status lay_out(packed *p, size_t *bytes, ari_imma_path path)
 {
     p->ten = path == ARI_IMMA_AUTO ? p->k >= TERMS_FOR_TEN : path == ARI_IMMA_10;
-    p->blocks = ceil_div(p->k, p->ten ? TERMS_10 : TERMS_16);
+    p->blocks = ceil_div(p->k, TERMS);
     p->width = p->blocks ? ceil_div(ceil_div(p->k, p->blocks), 16) * 16 : 0;
     AR_TRY(ari_add_size(&p->all_rows, p->rows, (4 - p->rows % 4) % 4));
     AR_TRY(ari_mul_size(&p->row_bytes, p->blocks, p->block_bytes()));

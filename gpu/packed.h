@@ -9,15 +9,19 @@
  * runs lie in opposite orders in the two operands, so that such a sum is one product over a contiguous window of runs:
  *     imma16:  left d0 d1 d2 d3,  right d3 d2 d1 d0.
  * Karatsuba's rule, q = h*2^14 + l with two digits each, takes hh', ll' and (h + l)(h' + l'), and each of the first two
- * again from three products of digits or of sums of two. Those sums, at most 128 in magnitude and never +128, are runs
- * of their own:
- *     imma10:  left  d0 d1 d2 d3 d0+d1 d2+d3 d0+d2 d1+d3,
- *              right d0 d1 d2 d3 d0+d1 d2+d3 d1+d3 d0+d2. */
+ * again from three products of digits or of sums of two; of the third, whose sums of all four digits would need nine
+ * bits, it takes four. Those sums of two, at most 128 in magnitude and never +128, are runs of their own. Product i is run
+ * i of the left operand with run i of the right one, at one distance from the product before it, so that one call makes
+ * all ten; for that, two runs are there twice:
+ *     imma10:  left  d0 d1 d2 d3 d0+d1 d2+d3 d0+d2 d1+d3 d0+d2 d1+d3,
+ *              right d0 d1 d2 d3 d0+d1 d2+d3 d1+d3 d0+d2 d0+d2 d1+d3. */
 #include "gpu/kernels.h"
 #include "ref/numerics/integer_sum.h"
 
 namespace ARI_GPU
 {
+
+const size_t RUNS_16 = 4, RUNS_10 = 10; /* of a block of a row */
 
 /* What a device's ar_packed is. */
 struct packed {
@@ -34,7 +38,7 @@ struct packed {
 
     size_t block_bytes() const
     {
-        return width * (ten ? 8 : 4);
+        return width * (ten ? RUNS_10 : RUNS_16);
     }
 };
 
@@ -49,7 +53,7 @@ inline const packed *packed_of(const ar_packed *p)
 
 /* --- from int8 products to sums ---------------------------------------------------------------------------------- */
 
-/* docs/numerics.md, "Contraction", step 4: a tile of the result is, for each block of terms, 7 or 9 planes of int32
+/* docs/numerics.md, "Contraction", step 4: a tile of the result is, for each block of terms, 7 or 10 planes of int32
  * that blas_int8 wrote; an element's sum is put together from its own number in each. */
 
 /* One int8 product: `count` runs of the left operand from run `a` on with those of the right one from `b` on. */
@@ -61,10 +65,10 @@ struct run_product {
 const size_t PLANES_16 = 7;
 const run_product PRODUCTS_16[PLANES_16] = {{0, 3, 1}, {0, 2, 2}, {0, 1, 3}, {0, 0, 4},
                                             {1, 0, 3}, {2, 0, 2}, {3, 0, 1}};
-/* Each digit with its like, the sums d0+d1 and d2+d3, d0+d2 and d1+d3 with their likes, the last two crosswise. */
-const size_t PLANES_10 = 9;
+/* Each run with its like: digits, sums of two, these crosswise, and once more each with its own. */
+const size_t PLANES_10 = RUNS_10;
 const run_product PRODUCTS_10[PLANES_10] = {{0, 0, 1}, {1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1},
-                                            {5, 5, 1}, {6, 7, 1}, {7, 6, 1}, {6, 6, 2}};
+                                            {5, 5, 1}, {6, 6, 1}, {7, 7, 1}, {8, 8, 1}, {9, 9, 1}};
 
 /* high*2^32 + low, 0 <= low < 2^32. */
 struct wide_sum {
@@ -90,7 +94,7 @@ ARI_KERNEL inline int64_t karatsuba(int64_t high, int64_t low, int64_t both)
 ARI_KERNEL inline partial_sum sum_of_10(const int64_t *p)
 {
     const int64_t low = karatsuba(p[1], p[0], p[4]), high = karatsuba(p[3], p[2], p[5]);
-    const int64_t cross = p[7] * 16384 + p[8] * 128 + p[6] - high - low;
+    const int64_t cross = p[9] * 16384 + (p[6] + p[7]) * 128 + p[8] - high - low;
     const int64_t rest = cross & 16383;
     return {high + (cross - rest) / 16384, low + rest * 16384}; /* no remainder */
 }

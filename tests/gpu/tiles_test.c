@@ -38,8 +38,9 @@ static ari_tile_work work_of(const shape *s)
                            .n = s->n,
                            .terms = s->k,
                            .blocks = 1,
-                           .planes = ten ? 9 : 7,
-                           .runs = ten ? 10 : 16};
+                           .planes = ten ? 10 : 7,
+                           .runs = ten ? 10 : 16,
+                           .alike = ten};
 }
 
 /* Tiles of whole rows, as many as fit the planes: what there was before. */
@@ -94,8 +95,9 @@ static void fits_every_result(void)
         ari_tile_work w = {.batch = batches[i / 81 % 5], .m = sides[i / 9 % 9], .n = sides[i % 9]};
         w.terms = terms;
         w.blocks = terms == 0 ? 0 : 1 + i % 3;
-        w.planes = i % 2 ? 9 : 7;
+        w.planes = i % 2 ? 10 : 7;
         w.runs = i % 2 ? 10 : 16;
+        w.alike = i % 2;
         check_tiling(&w, machines[i / 405]);
     }
 }
