@@ -41,9 +41,9 @@ struct tile {
 };
 
 /* What gpu/tiles/plan.h asks of a product. */
-ari_tile_work work_of(const packed &a, const packed &b)
+ari_tile_work work_of(const packed &a, const packed &b, bool one_result)
 {
-    ari_tile_work w = {a.batch, a.rows, b.all_rows, a.width, a.blocks, 0, 0, a.ten, false};
+    ari_tile_work w = {a.batch, a.rows, b.all_rows, a.width, a.blocks, 0, 0, a.ten, one_result};
     w.planes = a.ten ? PLANES_10 : PLANES_16;
     for (size_t i = 0; i < w.planes; i++)
         w.runs += (a.ten ? PRODUCTS_10 : PRODUCTS_16)[i].count;
@@ -107,6 +107,7 @@ struct extents : result {
 /* What is done with the sums of a tile, as the slots have it. Puts them together, each for itself, and gives them to OUT
  * with their matrix, row and column. */
 template <class OUT> struct give_to {
+    static const bool ONE_RESULT = false;
     OUT out;
 
     template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &sums, const extents &x) const
@@ -122,9 +123,10 @@ template <class OUT> struct give_to {
     }
 };
 
-/* Rounded values into an accumulator: one element of it takes its values from all matrices of the tile, so that its
- * state is read and written once. */
+/* Rounded values into an accumulator: one element of it takes its values from all matrices of the tile, and a tile has
+ * all matrices, so that its state is read and written once, unless the planes of one part of them all are too large. */
 struct accumulate {
+    static const bool ONE_RESULT = true;
     accumulator_out out;
 
     template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &sums, const extents &x) const
@@ -160,7 +162,7 @@ template <class PASS> ar_status run_tile(ar_device *d, ar_queue *q, const produc
 template <class PASS>
 ar_status for_each_tile(ar_device *d, ar_queue *q, const packed &a, const packed &b, const PASS &pass)
 {
-    const ari_tile_work w = work_of(a, b);
+    const ari_tile_work w = work_of(a, b, PASS::ONE_RESULT);
     scratch planes(d, q);
     size_t bytes = 0;
     if (a.batch == 0 || a.rows == 0 || b.rows == 0)
