@@ -28,6 +28,10 @@ typedef struct ar_bench_gemm_row {
     double exact_over_native;          /* median ratio of times, everything included: c, e, f, both operands packed */
     double exact_over_native_prepared; /* the same with W's c, f and integers made before, as weights are */
     double spread;                     /* of the first ratio */
+    double pedantic_over_native;       /* median of sgemm's time as ANYRANK_SGEMM=pedantic has it; NaN: not on a GPU */
+    /* Of one more prepared product: X's exponents and integers; the products; the pass that puts their sums together,
+     * NaN where the device does both at once. */
+    double pack_seconds, products_seconds, sums_seconds;
 } ar_bench_gemm_row;
 
 #define ARI_BENCH_GEMM_SHAPES 6
@@ -35,7 +39,8 @@ typedef struct ar_bench_gemm_row {
  *  tokens, then attention's at 12 heads, 2 sequences of 512. A GPU's: 4096^3; a block of width 4096 on 2048 tokens;
  *  attention at 32 heads, 2 sequences of 1024. */
 const ar_bench_gemm_row *ari_bench_gemm_shapes_for(const ar_device_choice *which);
-/** Fills the last four fields of *row. Errors: also AR_ERR_ARG (a zero size, threads < 1). */
+/** Fills what is measured of *row. On a GPU it sets ANYRANK_SGEMM for a while: no other thread may use the environment.
+ *  Errors: also AR_ERR_ARG (a zero size, threads < 1). */
 AR_NODISCARD ar_status ari_bench_gemm(ar_bench_gemm_row *row, const ar_device_choice *which, int threads,
                                       size_t repetitions);
 

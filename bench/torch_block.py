@@ -1,57 +1,71 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of `anyrank bench block` in PyTorch: bench/torch_block.py [--device cuda] [--batch B] [--seq S] [--json]
+"""The blocks of `anyrank bench block` in PyTorch: bench/torch_block.py [--size large] [--device cuda] [--json FILE]
 
-Prints the median time of one forward and backward pass of each block in fp32. For a fair comparison give PyTorch the
-same BLAS with the same kernels: preload BLIS (LD_PRELOAD=libblis.so.4) where torch links another, and set
-BLIS_ARCH_TYPE to what `anyrank info` says, BLIS_NUM_THREADS and OMP_NUM_THREADS to the number of threads.
+Times one forward and backward pass of each block: eager, with attention that stores its scores as anyrank's does;
+fused, with scaled_dot_product_attention; compiled, that by torch.compile. --beside BINARY runs `BINARY bench block` in
+turns with PyTorch in one run, checks that both blocks have as many parameters, and prints the ratios.
 
---device cuda: eager mode on the GPU, by its own clock; besides the two blocks a large one (width 4096, 32 heads, 8 KV
-heads, MLP 11008, sequences of 1024), in fp32 with batch 2, in TF32 and in bf16 with batch 8. Attention stores its
-scores as anyrank's does; --fused has PyTorch's scaled_dot_product_attention in its place.
+On a processor give PyTorch the same BLAS with the same kernels for a fair comparison: preload BLIS
+(LD_PRELOAD=libblis.so.4) where torch links another, and set BLIS_ARCH_TYPE to what `anyrank info` says,
+BLIS_NUM_THREADS and OMP_NUM_THREADS to the number of threads. On a GPU times are the GPU's own, between two events.
 """
 
 import argparse
 import json
 import math
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
 import time
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-HIDDEN, HEADS = 768, 12
-FUSED = False
+VARIANTS = ("eager", "fused", "compiled")
 
 
-def attend(q, k, v, mask):
-    if FUSED:
+def attend(q, k, v, mask, fused):
+    group = q.shape[1] // k.shape[1]
+    k, v = (t.repeat_interleave(group, dim=1) if group > 1 else t for t in (k, v))
+    if fused:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     scores = torch.matmul(q, k.transpose(-1, -2)) * (1.0 / math.sqrt(q.shape[-1]))
     return torch.matmul(torch.softmax(scores + mask, dim=-1), v)
 
 
-def heads(x, number=HEADS):
-    return x.view(x.shape[0], x.shape[1], number, x.shape[2] // number).transpose(1, 2)
+def heads(x, size):
+    return x.view(x.shape[0], x.shape[1], x.shape[2] // size, size).transpose(1, 2)
 
 
 def joined(x):
     return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
 
 
-class Gpt2(nn.Module):
-    width = HIDDEN
-
-    def __init__(self, seq):
+class Block(nn.Module):
+    def __init__(self, width, query_heads, kv_heads, ffn, seq, fused):
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
-        self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-        self.first, self.second = nn.Linear(HIDDEN, 3072), nn.Linear(3072, HIDDEN)
+        self.width, self.size, self.fused = width, width // query_heads, fused
+        self.kv, self.ffn = kv_heads * self.size, ffn
         self.register_buffer("mask", torch.full((seq, seq), float("-inf")).triu(1))
 
+
+class Gpt(Block):
+    """LayerNorm, q, k and v in one matrix, GELU, an MLP of two matrices, biases."""
+
+    def __init__(self, *shape):
+        super().__init__(*shape)
+        self.norm1, self.norm2 = nn.LayerNorm(self.width), nn.LayerNorm(self.width)
+        self.qkv, self.out = nn.Linear(self.width, self.width + 2 * self.kv), nn.Linear(self.width, self.width)
+        self.first, self.second = nn.Linear(self.width, self.ffn), nn.Linear(self.ffn, self.width)
+
     def forward(self, x):
-        q, k, v = (heads(t) for t in self.qkv(self.norm1(x)).split(HIDDEN, dim=-1))
-        r = x + self.out(joined(attend(q, k, v, self.mask)))
+        parts = self.qkv(self.norm1(x)).split([self.width, self.kv, self.kv], dim=-1)
+        q, k, v = (heads(t, self.size) for t in parts)
+        r = x + self.out(joined(attend(q, k, v, self.mask, self.fused)))
         return r + self.second(F.gelu(self.first(self.norm2(r)), approximate="tanh"))
 
 
@@ -64,20 +78,18 @@ class RmsNorm(nn.Module):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
 
 
-class Llama(nn.Module):
-    width, query_heads, kv_heads, ffn = HIDDEN, HEADS, HEADS, 2048
+class Llama(Block):
+    """RMSNorm, rotary positions, a gated MLP of three matrices, no biases."""
 
-    def __init__(self, seq):
-        super().__init__()
-        size = self.width // self.query_heads
+    def __init__(self, *shape):
+        super().__init__(*shape)
         self.norm1, self.norm2 = RmsNorm(self.width), RmsNorm(self.width)
         self.q, self.o = (nn.Linear(self.width, self.width, bias=False) for _ in range(2))
-        self.k, self.v = (nn.Linear(self.width, self.kv_heads * size, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(self.width, self.kv, bias=False) for _ in range(2))
         self.gate, self.up = (nn.Linear(self.width, self.ffn, bias=False) for _ in range(2))
         self.down = nn.Linear(self.ffn, self.width, bias=False)
-        self.register_buffer("mask", torch.full((seq, seq), float("-inf")).triu(1))
-        half = size // 2
-        angle = torch.outer(torch.arange(seq).float(), 10000.0 ** (-torch.arange(half).float() / half))
+        half = self.size // 2
+        angle = torch.outer(torch.arange(self.mask.shape[0]).float(), 10000.0 ** (-torch.arange(half).float() / half))
         self.register_buffer("cos", torch.cat([angle.cos()] * 2, dim=-1))
         self.register_buffer("sin", torch.cat([-angle.sin(), angle.sin()], dim=-1))
 
@@ -87,78 +99,162 @@ class Llama(nn.Module):
 
     def forward(self, x):
         n = self.norm1(x)
-        q, k, v = heads(self.q(n), self.query_heads), heads(self.k(n), self.kv_heads), heads(self.v(n), self.kv_heads)
-        k, v = (t.repeat_interleave(self.query_heads // self.kv_heads, dim=1) for t in (self.rotated(k), v))
-        r = x + self.o(joined(attend(self.rotated(q), k, v, self.mask)))
+        q, k, v = (heads(layer(n), self.size) for layer in (self.q, self.k, self.v))
+        r = x + self.o(joined(attend(self.rotated(q), self.rotated(k), v, self.mask, self.fused)))
         n = self.norm2(r)
         return r + self.down(F.silu(self.gate(n)) * self.up(n))
 
 
-class LargeLlama(Llama):
-    width, query_heads, kv_heads, ffn = 4096, 32, 8, 11008
+# As `anyrank bench block --size` has them: name, class, width, heads, KV heads, width of the MLP.
+SIZES = {"small": (("gpt2", Gpt, 768, 12, 12, 3072), ("llama", Llama, 768, 12, 12, 2048)),
+         "large": (("gpt", Gpt, 4096, 32, 8, 11008), ("llama", Llama, 4096, 32, 8, 11008))}
 
 
-def seconds(block, x, dy):
-    """Of one pass; on a GPU by events, after a first look that all before is done."""
-    block.zero_grad(set_to_none=False)
-    x.grad = None
-    if x.is_cuda:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        block(x).backward(dy)
-        end.record()
-        end.synchronize()
-        return 1e-3 * begin.elapsed_time(end)
-    start = time.perf_counter()
-    block(x).backward(dy)
-    return time.perf_counter() - start
+class Side:
+    """One block in one variant and precision, with its input and the gradient of its output."""
+
+    def __init__(self, block, variant, precision, o):
+        self.name, make, width, *shape = block
+        self.variant, self.precision, self.failed = variant, precision, None
+        kind = torch.bfloat16 if precision == "bf16" else torch.float32
+        self.module = make(width, *shape, o.seq, variant != "eager").to(device=o.device, dtype=kind)
+        self.parameters = sum(p.numel() for p in self.module.parameters())
+        self.call = torch.compile(self.module) if variant == "compiled" else self.module
+        self.x, self.dy = (torch.rand(o.batch, o.seq, width, device=o.device).mul_(2).sub_(1).to(kind)
+                           for _ in range(2))
+        self.x.requires_grad_()
+        self.times = []
+
+    def seconds(self):
+        """Of one pass; on a GPU by events, after a first look that all before is done."""
+        self.module.zero_grad(set_to_none=False)
+        self.x.grad = None
+        if self.x.is_cuda:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            self.call(self.x).backward(self.dy)
+            end.record()
+            end.synchronize()
+            return 1e-3 * begin.elapsed_time(end)
+        start = time.perf_counter()
+        self.call(self.x).backward(self.dy)
+        return time.perf_counter() - start
+
+    def measure(self, repetitions):
+        """A compiler that is missing is told in the row; the other variants go on."""
+        if self.failed:
+            return
+        torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
+        try:
+            for _ in range(3):
+                self.seconds()
+            self.times += [self.seconds() for _ in range(repetitions)]
+        except Exception as error:  # what the compiler raises has many types
+            self.failed = f"{type(error).__name__}: {error}".splitlines()[0][:160]
 
 
-def measure(name, make, precision, batch, seq, o):
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    kind = torch.bfloat16 if precision == "bf16" else torch.float32
-    block = make(seq).to(device=o.device, dtype=kind)
-    x, dy = (torch.rand(batch, seq, make.width, device=o.device).mul_(2).sub_(1).to(kind) for _ in range(2))
-    x.requires_grad_()
-    times = sorted([seconds(block, x, dy) for _ in range(o.repetitions + 3)][3:])
-    return {"block": name, "precision": precision, "batch": batch, "seq": seq, "threads": o.threads,
-            "device": o.device, "fused": FUSED, "torch": torch.__version__, "seconds": times[len(times) // 2],
-            "smallest": times[0], "largest": times[-1]}
+class Anyrank:
+    """`bench block` of a binary: one turn has both blocks, native and exact."""
+
+    def __init__(self, binary, precision, o):
+        self.command = [binary, "bench", "block", "--size", o.size, "--device", o.device, "--batch", str(o.batch),
+                        "--seq", str(o.seq), "--precision", precision, "--repetitions", str(o.repetitions), "-q"]
+        if o.device == "cpu":
+            self.command += ["--threads", str(o.threads)]
+        self.times, self.parameters = {}, {}
+
+    def measure(self):
+        with tempfile.TemporaryDirectory(prefix="anyrank-block-") as folder:
+            path = pathlib.Path(folder) / "rows.json"
+            subprocess.run([*self.command, "--json", str(path)], check=True, timeout=600)
+            for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+                self.times.setdefault((row["block"], row["numerics"]), []).append(row["seconds"])
+                self.parameters[row["block"]] = row["parameters"]
 
 
-def cases(o):
-    small = [("gpt2", Gpt2), ("llama", Llama)]
-    found = [(name, make, "f32", o.batch, o.seq) for name, make in small]
-    if o.device == "cuda":
-        found += [(name, make, precision, o.batch, o.seq) for precision in ("tf32", "bf16") for name, make in small]
-        found += [("llama 4096", LargeLlama, precision, 2 if precision == "f32" else 8, 1024)
-                  for precision in ("f32", "tf32", "bf16")]
-    return found
+def row_of(block, side, precision, times, parameters, o, failed=None):
+    return {"block": block, "side": side, "precision": precision, "batch": o.batch, "seq": o.seq,
+            "parameters": parameters, "seconds": statistics.median(times) if times else None,
+            "smallest": min(times, default=None), "largest": max(times, default=None), "failed": failed}
+
+
+def measure(precision, o):
+    """The rows of both blocks in one precision, the sides in turns, so that a GPU that slows down slows all of them."""
+    sides = [Side(block, variant, precision, o) for block in SIZES[o.size] for variant in o.variants]
+    ours = Anyrank(o.beside, precision, o) if o.beside else None
+    for _ in range(o.turns):
+        if ours:
+            ours.measure()
+        for side in sides:
+            side.measure(o.repetitions)
+    rows = []
+    for (block, numerics), times in (ours.times if ours else {}).items():
+        rows.append(row_of(block, f"anyrank {numerics}", precision, times, ours.parameters[block], o))
+    for side in sides:
+        if ours and ours.parameters[side.name] != side.parameters:
+            sys.exit(f"{side.name}: anyrank's block has {ours.parameters[side.name]} parameters, PyTorch's "
+                     f"{side.parameters}: they are not the same work")
+        rows.append(row_of(side.name, f"torch {side.variant}", precision, side.times, side.parameters, o, side.failed))
+    return rows
+
+
+def print_rows(rows):
+    """Each row with its time over those of PyTorch's variants of the same block and precision."""
+    for row in rows:
+        head = f"{row['block']:6}{row['parameters'] / 1e6:7.1f} M {row['precision']:5}batch {row['batch']:<3}"
+        if row["failed"]:
+            print(f"{head}{row['side']:15} not measured: {row['failed']}")
+            continue
+        torchs = [t for t in rows if (t["block"], t["precision"]) == (row["block"], row["precision"])
+                  and t["side"].startswith("torch") and t["seconds"]]
+        ratios = ", ".join(f"{row['seconds'] / t['seconds']:.2f} of {t['side'][6:]}" for t in torchs if t is not row)
+        print(f"{head}{row['side']:15}{1e3 * row['seconds']:9.2f} ms  ({1e3 * row['smallest']:.2f} to "
+              f"{1e3 * row['largest']:.2f})  {ratios}")
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--batch", type=int, help="default: small 2; large 2 in fp32, else 8")
+    parser.add_argument("--seq", type=int, help="default: small 512, large 1024")
+    parser.add_argument("--precision", help="of f32, tf32 and bf16, with commas between; default: cpu f32, cuda all")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="of eager, fused and compiled; default all")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--beside", metavar="BINARY", help="anyrank, in turns with PyTorch")
+    parser.add_argument("--turns", type=int, default=2, help="of each side (default 2)")
+    parser.add_argument("--json", metavar="FILE", help="the rows; '-': standard output")
+    o = parser.parse_args()
+    o.seq = o.seq or (1024 if o.size == "large" else 512)
+    o.precision = (o.precision or ("f32" if o.device == "cpu" else "f32,tf32,bf16")).split(",")
+    o.variants = o.variants.split(",")
+    for given, known in ((o.precision, ("f32", "tf32", "bf16")), (o.variants, VARIANTS)):
+        for name in given:
+            if name not in known:
+                parser.error(f"'{name}' is none of {', '.join(known)}")
+    return o
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--seq", type=int, default=512)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--fused", action="store_true", help="scaled_dot_product_attention")
-    o = parser.parse_args()
-    global FUSED
-    FUSED = o.fused
+    o = arguments()
     torch.set_num_threads(o.threads)
     torch.manual_seed(1)
-    rows = [measure(*case, o) for case in cases(o)]
-    if o.json:
-        print(json.dumps({"rows": rows}))
-        return
-    for row in rows:
-        print(f"{row['block']:10} {row['precision']:5} batch {row['batch']} seq {row['seq']:4} "
-              f"{1e3 * row['seconds']:7.2f} ms  (smallest {1e3 * row['smallest']:.2f}, "
-              f"largest {1e3 * row['largest']:.2f}), torch {row['torch']} on {row['device']}, {row['threads']} threads")
+    given, rows = o.batch, []
+    for precision in o.precision:
+        o.batch = given or (8 if o.size == "large" and precision != "f32" else 2)
+        found = measure(precision, o)
+        rows += found
+        if o.json != "-":
+            print_rows(found)
+            sys.stdout.flush()
+    about = {"rows": rows, "size": o.size, "device": o.device, "threads": o.threads, "torch": torch.__version__}
+    if o.json == "-":
+        print(json.dumps(about))
+    elif o.json:
+        pathlib.Path(o.json).write_text(json.dumps(about), encoding="utf-8")
+    return 1 if any(row["failed"] for row in rows) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -50,14 +50,24 @@ void ar_device_destroy(ar_device *d)
         d->ops->destroy(d);
 }
 
-static ar_status choose_path(ari_imma_path *path)
+/* Which of two words a variable of the environment is; -1: it is not set. */
+static ar_status choose(int *which, const char *variable, const char *first, const char *second)
 {
-    const char *set = getenv(ARI_IMMA_VARIABLE);
+    const char *set = getenv(variable);
+    *which = -1;
     if (!set || set[0] == '\0')
         return AR_OK;
-    if (strcmp(set, "imma16") != 0 && strcmp(set, "imma10") != 0)
-        return ar_error_set(AR_ERR_ARG, "%s is '%.40s', expected 'imma16' or 'imma10'", ARI_IMMA_VARIABLE, set);
-    *path = strcmp(set, "imma16") == 0 ? ARI_IMMA_16 : ARI_IMMA_10;
+    if (strcmp(set, first) != 0 && strcmp(set, second) != 0)
+        return ar_error_set(AR_ERR_ARG, "%s is '%.40s', expected '%s' or '%s'", variable, set, first, second);
+    *which = strcmp(set, first) != 0;
+    return AR_OK;
+}
+
+ar_status ari_sgemm_choose(bool *pedantic)
+{
+    int which;
+    AR_TRY(choose(&which, ARI_SGEMM_VARIABLE, "default", "pedantic"));
+    *pedantic = which == 1;
     return AR_OK;
 }
 
@@ -77,7 +87,8 @@ static ar_status choose_rows(size_t *rows)
 
 ar_status ari_imma_choose(ari_imma *imma)
 {
-    *imma = (ari_imma){ARI_IMMA_AUTO, 0};
-    AR_TRY(choose_path(&imma->path));
+    int which;
+    AR_TRY(choose(&which, ARI_IMMA_VARIABLE, "imma16", "imma10"));
+    *imma = (ari_imma){which < 0 ? ARI_IMMA_AUTO : which == 0 ? ARI_IMMA_16 : ARI_IMMA_10, 0};
     return choose_rows(&imma->min_rows);
 }

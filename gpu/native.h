@@ -44,6 +44,14 @@ typedef struct ari_imma {
  *  is not set) and ANYRANK_IMMA_MIN_ROWS (0 where it is not). Errors: AR_ERR_ARG (another value). */
 AR_NODISCARD ar_status ari_imma_choose(ari_imma *imma);
 
+/* How cuBLAS multiplies in fp32: as everybody's programs have it (CUBLAS_COMPUTE_32F; never in TF32), or with each
+ * operation where the formula has it (CUBLAS_COMPUTE_32F_PEDANTIC), which takes some kernels away. */
+#define ARI_SGEMM_VARIABLE "ANYRANK_SGEMM"
+
+/** What, for a CUDA device made now, the environment variable ANYRANK_SGEMM ("default", "pedantic") asks for. Errors:
+ *  AR_ERR_ARG (another value). */
+AR_NODISCARD ar_status ari_sgemm_choose(bool *pedantic);
+
 #ifdef __cplusplus
 }
 #endif

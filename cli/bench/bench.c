@@ -113,6 +113,10 @@ static const ari_field gemm_fields[] = {
     ARI_FIELD("exact_over_native", "exact/native", RATIO, exact_over_native),
     ARI_FIELD("exact_over_native_prepared", "weights prepared", RATIO, exact_over_native_prepared),
     ARI_FIELD("spread", "spread", SHARE, spread),
+    ARI_FIELD("pedantic_over_native", "pedantic", RATIO, pedantic_over_native),
+    ARI_FIELD("pack_seconds", "pack", MILLISECONDS, pack_seconds),
+    ARI_FIELD("products_seconds", "products", MILLISECONDS, products_seconds),
+    ARI_FIELD("sums_seconds", "sums", MILLISECONDS, sums_seconds),
 };
 #undef ARI_ROW
 
@@ -144,7 +148,8 @@ static ar_status run_gemm(session *s)
         s, ARI_ROWS(gemm_fields, rows, n), s->threads,
         "\nY[m,n] = X[m,k] W[n,k]^T, %d thread%s; time of the exact product over that of sgemm, medians. 'weights\n"
         "prepared': W's exponents and integers were made before, as in a training step. 'spread': of the "
-        "repetitions'\nexact/native, (largest - smallest)/median.\n",
+        "repetitions'\nexact/native, (largest - smallest)/median. 'pedantic': sgemm in cuBLAS's pedantic mode over sgemm. "
+        "'pack',\n'products', 'sums': the parts of one prepared product.\n",
         s->threads, plural(s->threads));
 }
 

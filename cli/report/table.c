@@ -166,7 +166,9 @@ static void size_cell(ari_table *t, size_t bytes)
 
 static void number_cell(ari_table *t, ari_field_kind kind, double x)
 {
-    if (kind == ARI_AS_SECONDS)
+    if (isnan(x))
+        ari_table_cell(t, "-");
+    else if (kind == ARI_AS_SECONDS)
         ari_table_cell(t, "%s", ARI_SECONDS(x));
     else if (kind == ARI_AS_MILLISECONDS)
         ari_table_cell(t, x < 0.9995e-3 ? "%.2f us" : "%.2f ms", x * (x < 0.9995e-3 ? 1e6 : 1e3));

@@ -77,6 +77,7 @@ struct stream_handle {
 /* The handles of one device, made when a stream first asks for one. */
 struct handles {
     cublas call;
+    bool pedantic; /* ARI_SGEMM_VARIABLE */
     pthread_mutex_t lock;
     stream_handle *first;
     ari_tile_machine machine;
@@ -227,11 +228,14 @@ ar_status blas_create(void **gives)
     cublas call;
     ari_tile_machine machine;
     AR_TRY(machine_of(&machine));
+    bool pedantic;
+    AR_TRY(ari_sgemm_choose(&pedantic));
     AR_TRY(load(&call));
     AR_TRY(ari_alloc_zero(gives, 1, sizeof(handles), "the handles of cuBLAS"));
     handles *all = static_cast<handles *>(*gives);
     all->call = call;
     all->machine = machine;
+    all->pedantic = pedantic;
     pthread_mutex_init(&all->lock, nullptr);
     return AR_OK;
 }
@@ -268,7 +272,9 @@ ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_m
 ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                      const blas_matrix &b, bool add, ar_precision operands, ar_dtype result)
 {
-    const product_types f32 = {CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F_PEDANTIC, 4, 4};
+    const bool pedantic = static_cast<handles *>(blas_of(d))->pedantic;
+    const product_types f32 = {CUDA_R_32F, CUDA_R_32F, pedantic ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F, 4,
+                               4};
     const product_types tf32 = {CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32, 4, 4};
     const product_types bf16 = {CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, 2, 4};
     const product_types rounded = {CUDA_R_16BF, CUDA_R_16BF, CUBLAS_COMPUTE_32F, 2, 2};
