@@ -3,6 +3,8 @@
 #define ARI_GPU_NATIVE_H
 
 /* The device's interface for C beside its table. */
+#include <stdbool.h>
+
 #include "anyrank/device.h"
 
 #ifdef __cplusplus
@@ -22,6 +24,18 @@ AR_NODISCARD ar_status ari_gpu_trim(ar_device *d);
 /** "0000:3b:00.0": where the calling thread's GPU is in its machine; cut off where it does not fit. Errors: the
  *  same. */
 AR_NODISCARD ar_status ari_gpu_bus_id(char *text, int size);
+
+/* What the run-time library of CUDA says of a machine on which it counts no GPU. */
+typedef struct ari_gpu_machine {
+    int runtime, driver; /* versions of CUDA, 13000 for 13.0; driver: the newest that it can, 0 where there is none */
+    int code;            /* of the call that counts, a cudaError_t; its text and name */
+    const char *text, *name;
+    bool loaded; /* the driver is part of the kernel */
+} ari_gpu_machine;
+enum { ARI_CUDA_INSUFFICIENT_DRIVER = 35, ARI_CUDA_NO_DEVICE = 100 };
+/** Sets and returns the error that says why there is no GPU: AR_ERR_UNSUPPORTED. Plain C, so that it is tested where
+ *  there is no CUDA. */
+ar_status ari_gpu_why_none(const ari_gpu_machine *m);
 
 /* How the GPU makes the integer sums of an exact contraction: an integer of 26 bits is four digits of base 128, and the
  * products of digits are int8 matrix products into int32 (IMMA, the tensor cores' integer instructions). The same bits

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "gpu/kernels.h"
 
@@ -24,6 +25,10 @@ struct version {
     }
 };
 
+static_assert(static_cast<int>(cudaErrorInsufficientDriver) == ARI_CUDA_INSUFFICIENT_DRIVER &&
+                  static_cast<int>(cudaErrorNoDevice) == ARI_CUDA_NO_DEVICE,
+              "CUDA's numbers");
+
 /* The number of GPUs, or why there is none. */
 ar_status count(int *n)
 {
@@ -33,20 +38,14 @@ ar_status count(int *n)
         return AR_OK;
     (void)cudaGetLastError();
     *n = 0;
-    int driver = 0;
-    (void)cudaDriverGetVersion(&driver); /* 0 where there is none */
-    if (driver == 0)
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "this machine has no NVIDIA driver (this build needs one for CUDA %s or newer)",
-                            version(CUDART_VERSION).text);
-    if (e == cudaErrorInsufficientDriver)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "the NVIDIA driver is for CUDA %s, and this build needs one for %s",
-                            version(driver).text, version(CUDART_VERSION).text);
-    if (e == cudaErrorNoDevice || e == cudaSuccess)
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "the NVIDIA driver shows no GPU to this process (CUDA_VISIBLE_DEVICES may hide them)");
-    return ar_error_set(AR_ERR_UNSUPPORTED, "the NVIDIA driver does not work: %s (%s)", cudaGetErrorString(e),
-                        cudaGetErrorName(e));
+    ari_gpu_machine m = {CUDART_VERSION,
+                         0,
+                         e,
+                         cudaGetErrorString(e),
+                         cudaGetErrorName(e),
+                         access("/proc/driver/nvidia/version", F_OK) == 0};
+    (void)cudaDriverGetVersion(&m.driver); /* 0 where there is none */
+    return ari_gpu_why_none(&m);
 }
 
 ar_status attribute(int *value, cudaDeviceAttr which, int index)
