@@ -103,35 +103,54 @@ HOT static void dot4(int32_t *sum, const int16_t *a, const int16_t *b, size_t n)
     sum[3] = s3;
 }
 
+/* A product as a stream does it. */
+struct int8_call {
+    blas_shape s;
+    size_t ld, step; /* of the result */
+    int32_t *to;
+    blas_matrix a, b;
+    const int8_t *left, *right;
+
+    ar_status all_matrices(int16_t *rows, int16_t *cols, int16_t *tops) const
+    {
+        for (size_t g = 0; g < s.batch; g++) {
+            widen(rows, left + g * a.step, a.ld, s.m, s.k);
+            widen(cols, right + g * b.step, b.ld, s.n, s.k);
+            column_tops(tops, rows, s.m, s.k);
+            column_tops(tops + s.k, cols, s.n, s.k);
+            AR_TRY(check_range(s, tops, tops + s.k));
+            for (size_t first = 0; first < s.n; first += COLS)
+                for (size_t i = 0; i < s.m; i++)
+                    for (size_t j = first; j < s.n && j < first + COLS; j += 4)
+                        dot4(to + g * step + i * ld + j, rows + i * s.k, cols + j * s.k, s.k);
+        }
+        return AR_OK;
+    }
+    static ar_status run(const void *arg)
+    {
+        const int8_call &p = *static_cast<const int8_call *>(arg);
+        size_t words = 0;
+        void *memory = nullptr;
+        AR_TRY(ari_add_size(&words, p.s.m, p.s.n + 2));
+        AR_TRY(ari_mul_size(&words, words, p.s.k));
+        AR_TRY(ari_alloc(&memory, words, sizeof(int16_t), "the operands of a product"));
+        int16_t *rows = static_cast<int16_t *>(memory), *cols = rows + p.s.m * p.s.k;
+        const ar_status st = p.all_matrices(rows, cols, cols + p.s.n * p.s.k);
+        ::free(memory);
+        return st;
+    }
+};
+
 ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                     const blas_matrix &b)
 {
     order o;
-    size_t words = 0;
-    void *memory = nullptr;
     int32_t *to = dev<int32_t>(c.data);
     const int8_t *left = dev<int8_t>(a.data), *right = dev<int8_t>(b.data);
     AR_TRY(enter(d, q, &o));
     AR_TRY(check_sizes(s, c, a, b));
     AR_TRY(check_operands(s, c, a, b));
-    AR_TRY(ari_add_size(&words, s.m, s.n + 2));
-    AR_TRY(ari_mul_size(&words, words, s.k));
-    AR_TRY(ari_alloc(&memory, words, sizeof(int16_t), "the operands of a product"));
-    int16_t *rows = static_cast<int16_t *>(memory), *cols = rows + s.m * s.k, *tops = cols + s.n * s.k;
-    ar_status st = AR_OK;
-    for (size_t g = 0; g < s.batch && st == AR_OK; g++) {
-        widen(rows, left + g * a.step, a.ld, s.m, s.k);
-        widen(cols, right + g * b.step, b.ld, s.n, s.k);
-        column_tops(tops, rows, s.m, s.k);
-        column_tops(tops + s.k, cols, s.n, s.k);
-        st = check_range(s, tops, tops + s.k);
-        for (size_t first = 0; first < s.n; first += COLS)
-            for (size_t i = 0; i < s.m; i++)
-                for (size_t j = first; j < s.n && j < first + COLS; j += 4)
-                    dot4(to + g * c.step + i * c.ld + j, rows + i * s.k, cols + j * s.k, s.k);
-    }
-    ::free(memory);
-    return st;
+    return submit(q, int8_call{s, c.ld, c.step, to, a, b, left, right});
 }
 
 /* Element (row, col) of matrix `at`, as fp32. */
@@ -177,27 +196,45 @@ static void product(void *to, ar_dtype result, size_t first, const blas_shape &s
     }
 }
 
+/* The same of floats. */
+struct float_call {
+    blas_shape s;
+    blas_matrix c, a, b;
+    void *to;
+    const void *left, *right;
+    bool add;
+    ar_precision operands;
+    ar_dtype result;
+
+    static ar_status run(const void *arg)
+    {
+        const float_call &p = *static_cast<const float_call *>(arg);
+        const blas_shape &s = p.s;
+        size_t words = 0;
+        void *memory = nullptr;
+        AR_TRY(ari_add_size(&words, s.k, 1));
+        AR_TRY(ari_mul_size(&words, words, s.n));
+        AR_TRY(ari_alloc(&memory, words, sizeof(float), "an operand of a product"));
+        float *columns = static_cast<float *>(memory), *sum = columns + s.k * s.n;
+        for (size_t g = 0; g < s.batch; g++) {
+            for (size_t j = 0; j < s.n; j++)
+                for (size_t k = 0; k < s.k; k++)
+                    columns[k * s.n + j] = element(p.b, p.right, g, j, k, p.operands);
+            product(p.to, p.result, g * p.c.step, s, p.c, p.a, p.left, g, columns, sum, p.add, p.operands);
+        }
+        ::free(memory);
+        return AR_OK;
+    }
+};
+
 ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                      const blas_matrix &b, bool add, ar_precision operands, ar_dtype result)
 {
     order o;
-    size_t words = 0;
-    void *memory = nullptr;
     void *to = dev<char>(c.data);
     const void *left = dev<char>(a.data), *right = dev<char>(b.data);
     AR_TRY(enter(d, q, &o));
-    AR_TRY(ari_add_size(&words, s.k, 1));
-    AR_TRY(ari_mul_size(&words, words, s.n));
-    AR_TRY(ari_alloc(&memory, words, sizeof(float), "an operand of a product"));
-    float *columns = static_cast<float *>(memory), *sum = columns + s.k * s.n;
-    for (size_t g = 0; g < s.batch; g++) {
-        for (size_t j = 0; j < s.n; j++)
-            for (size_t k = 0; k < s.k; k++)
-                columns[k * s.n + j] = element(b, right, g, j, k, operands);
-        product(to, result, g * c.step, s, c, a, left, g, columns, sum, add, operands);
-    }
-    ::free(memory);
-    return AR_OK;
+    return submit(q, float_call{s, c, a, b, to, left, right, add, operands, result});
 }
 
 } // namespace ari_emulated

@@ -19,8 +19,16 @@ namespace ari_emulated
 enum class order { forward, backward, threads };
 
 /* Before a launch. Errors: AR_ERR_DEVICE, an address that dev<>() was given since the last launch of this thread is no
- * device memory: what a GPU would call an illegal address. */
+ * device memory: what a GPU would call an illegal address; what a kernel did that ran late. */
 ar_status enter(ar_device *d, ar_queue *q, order *o);
+
+/* What a stream does, now or later: run(arg), which it has a copy of until then. */
+ar_status submit(ar_queue *q, ar_status (*run)(const void *arg), const void *arg, size_t bytes);
+template <class T> ar_status submit(ar_queue *q, const T &call)
+{
+    static_assert(__is_trivially_copyable(T) && alignof(T) <= 16, "it is copied as its bytes");
+    return submit(q, T::run, &call, sizeof call);
+}
 
 /* Where the host may reach the device's memory at this address: kernels alone know. NULL stays NULL. */
 void *reach(const void *device_address);
@@ -156,44 +164,64 @@ inline ar_status launched()
     return wrong ? ar_error_set(AR_ERR_DEVICE, "a kernel was given an index that is out of range") : AR_OK;
 }
 
+/* A launch of elements. */
+template <class F> struct elements {
+    F f;
+    size_t n;
+    order runs;
+
+    static ar_status run(const void *arg)
+    {
+        const elements *of = static_cast<const elements *>(arg);
+        for (size_t i = 0; i < of->n; i++)
+            of->f(of->runs == order::backward ? of->n - 1 - i : i);
+        return launched();
+    }
+};
+
+/* A launch of blocks. */
+template <class F> struct blocks {
+    F f;
+    size_t n;
+    order runs;
+
+    /* As each thread of a team runs it: all blocks, one after the other. */
+    static void run_team(const void *arg, team *t)
+    {
+        static const barrier end = {"the end of a block"};
+        const blocks *of = static_cast<const blocks *>(arg);
+        for (size_t i = 0; i < of->n; i++) {
+            of->f(block{i, false, t});
+            t->meet(&end, i);
+        }
+    }
+    static ar_status run(const void *arg)
+    {
+        const blocks *of = static_cast<const blocks *>(arg);
+        const bool backward = of->runs == order::backward;
+        if (of->runs == order::threads && of->n > 0) {
+            AR_TRY(team_run(team::most, run_team, arg));
+            return launched();
+        }
+        for (size_t i = 0; i < of->n; i++)
+            of->f(block{backward ? of->n - 1 - i : i, backward, nullptr});
+        return launched();
+    }
+};
+
 template <class F> ar_status launch_each(ar_device *d, ar_queue *q, size_t n, const F &f)
 {
     order o;
     AR_TRY(enter(d, q, &o));
-    for (size_t i = 0; i < n; i++)
-        f(o == order::backward ? n - 1 - i : i);
-    return launched();
+    return submit(q, elements<F>{f, n, o});
 }
-
-/* One launch of blocks, as each thread of a team runs it: all blocks, one after the other. */
-template <class F> struct launch_of {
-    const F *f;
-    size_t n;
-
-    static void run(const void *arg, team *t)
-    {
-        static const barrier end = {"the end of a block"};
-        const launch_of *of = static_cast<const launch_of *>(arg);
-        for (size_t i = 0; i < of->n; i++) {
-            (*of->f)(block{i, false, t});
-            t->meet(&end, i);
-        }
-    }
-};
 
 template <class F> ar_status launch_blocks(ar_device *d, ar_queue *q, size_t n, size_t width, const F &f)
 {
     order o;
     (void)width;
     AR_TRY(enter(d, q, &o));
-    if (o == order::threads && n > 0) {
-        const launch_of<F> of = {&f, n};
-        AR_TRY(team_run(team::most, of.run, &of));
-        return launched();
-    }
-    for (size_t i = 0; i < n; i++)
-        f(block{o == order::backward ? n - 1 - i : i, o == order::backward, nullptr});
-    return launched();
+    return submit(q, blocks<F>{f, n, o});
 }
 
 } // namespace ari_emulated

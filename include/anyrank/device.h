@@ -322,8 +322,13 @@ AR_NODISCARD ar_status ar_device_create(ar_device **gives, const ar_device_choic
  *  Errors: AR_ERR_ARG (another value of those variables), AR_ERR_UNSUPPORTED (a build without CUDA, no driver, no such
  *  GPU, one too old), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_device_cuda_create(ar_device **gives, int index);
-/** The CUDA device's kernels on the host, in memory that nothing but they and `copy` can reach. Errors:
- *  AR_ERR_UNSUPPORTED (a build without them), AR_ERR_MEMORY. */
+/** The CUDA device's kernels on the host, in memory that nothing but they and `copy` can reach. The environment variable
+ *  ANYRANK_EMULATED_STREAMS says when its streams, those of all such devices of the process, do what is enqueued:
+ *  "eager", at once (default); "late:SEED", when the host waits for something, in an order drawn by the number SEED
+ *  among the streams that can go on; "latest:SEED", some, drawn at each wait, as far as they can, and the others only as
+ *  far as the wait needs. The same bits under all of these, unless a wait is missing. What a kernel does wrong late is an
+ *  AR_ERR_DEVICE of the next wait, and of every call after it until the last queue ends. Errors: AR_ERR_UNSUPPORTED (a
+ *  build without them), AR_ERR_ARG (another value), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_device_emulated_create(ar_device **gives);
 
 /* A GPU, for `anyrank info`. */

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Blocks are of size classes. Address space is taken once, upwards; a block that is given back serves the next of its
+ * class. Where ranks need more than there is, blocks that are free give their pages back first. */
+#include "gpu/emulated/memory.h"
+
+#include <malloc.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace ari_emulated
+{
+
+namespace
+{
+
+const size_t CLASSES = 64 * 8; /* eight sizes to each power of two */
+
+struct arena {
+    pthread_mutex_t lock;
+    char *handed_out, *for_kernels; /* two mappings of `reserved` bytes: the first cannot be touched */
+    size_t reserved, limit;
+    size_t taken; /* of the address space, from its beginning */
+    size_t used;  /* bytes in blocks that are held */
+    size_t kept;  /* bytes with pages in blocks that are free */
+    chunk *free[CLASSES];
+};
+
+/* Constants of the process once the first device is made; what they point to is guarded by its lock. */
+pthread_once_t once = PTHREAD_ONCE_INIT;
+arena *memory;
+bool limit_is_wrong;
+
+const size_t junk = 0xa5;
+
+/* ANYRANK_EMULATED_MEMORY, or what the machine has. */
+size_t read_limit(void)
+{
+    const char *text = getenv("ANYRANK_EMULATED_MEMORY");
+    if (!text)
+        return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    char *end = nullptr;
+    const unsigned long long mib = strtoull(text, &end, 10);
+    limit_is_wrong = *text < '0' || *text > '9' || *end || mib == 0 || mib > (1ULL << 24);
+    return static_cast<size_t>(mib) << 20;
+}
+
+char *reserve(size_t bytes, int protection)
+{
+    void *at = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED)
+        return nullptr;
+    (void)madvise(at, bytes, MADV_DONTDUMP); /* where it fails, core files are larger */
+    return static_cast<char *>(at);
+}
+
+/* More address space than memory, since classes do not lend each other theirs; less where the process may not have so
+ * much. */
+bool map_both(arena *a)
+{
+    for (a->reserved = a->limit * 4; a->reserved >= (1U << 20); a->reserved /= 2) {
+        a->handed_out = reserve(a->reserved, PROT_NONE);
+        a->for_kernels = a->handed_out ? reserve(a->reserved, PROT_READ | PROT_WRITE) : nullptr;
+        if (a->for_kernels)
+            return true;
+        if (a->handed_out)
+            munmap(a->handed_out, a->reserved);
+    }
+    return false;
+}
+
+void make(void)
+{
+    arena *a = static_cast<arena *>(calloc(1, sizeof *a));
+    if (!a)
+        return;
+    a->limit = read_limit();
+    if (pthread_mutex_init(&a->lock, nullptr) == 0 && (limit_is_wrong || sanitized || map_both(a)))
+        memory = a;
+    else
+        ::free(a);
+}
+
+/* The class of so many lines. *units: rounded up to what the class holds. */
+size_t class_of(size_t *units)
+{
+    size_t power = 0;
+    while (*units >> (power + 4))
+        power++;
+    const size_t rounded = (*units + (static_cast<size_t>(1) << power) - 1) >> power; /* 0 to 16 */
+    *units = rounded << power;
+    return power * 8 + rounded; /* 16 of one power is 8 of the next, of the same size */
+}
+
+size_t class_of_chunk(const chunk *c)
+{
+    size_t units = c->units;
+    return class_of(&units);
+}
+
+/* Lines of a block of so many bytes, with what stands before and behind it. Whether it may exist. */
+bool units_of(size_t *units, size_t bytes)
+{
+    *units = bytes / LINE + 1 + (bytes % LINE > 0) + GUARD / LINE;
+    return bytes <= memory->limit;
+}
+
+/* Something that is not zero, in every line of small blocks and once in a KiB of large ones: a kernel that reads what
+ * nobody has written gives other bits. */
+void spoil(void *at, size_t bytes)
+{
+    const size_t whole = static_cast<size_t>(1) << 20, step = 1024;
+    char *to = static_cast<char *>(at);
+    memset(to, junk, bytes < whole ? bytes : whole);
+    for (size_t i = whole; i + LINE <= bytes; i += step)
+        memset(to + i, junk, LINE);
+}
+
+/* Gives the pages of free blocks back; the blocks stay. `lock` held. */
+void release_pages(arena *a)
+{
+    const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    for (chunk *first : a->free) {
+        for (chunk *h = first; h; h = h->next) {
+            const uintptr_t from = (reinterpret_cast<uintptr_t>(h + 1) + page - 1) / page * page,
+                            to = reinterpret_cast<uintptr_t>(h + h->units) / page * page;
+            if (!h->resident || from >= to || madvise(reinterpret_cast<void *>(from), to - from, MADV_DONTNEED) != 0)
+                continue;
+            h->resident = false;
+            a->kept -= h->units * LINE;
+        }
+    }
+}
+
+chunk *take_free(arena *a, size_t of_class)
+{
+    chunk *h = a->free[of_class];
+    if (h) {
+        a->free[of_class] = h->next;
+        a->kept -= h->resident ? h->units * LINE : 0;
+    }
+    return h;
+}
+
+/* A block of at least `units`: a free one, a new one, or, where no address space is left, a larger one. `lock` held. */
+chunk *find(arena *a, size_t units, size_t of_class)
+{
+    chunk *h = take_free(a, of_class);
+    const bool fits = units * LINE <= a->reserved - a->taken;
+    for (size_t c = of_class + 1; !h && !fits && c < CLASSES; c++)
+        h = take_free(a, c);
+    if (h || !fits)
+        return h;
+    h = reinterpret_cast<chunk *>(a->for_kernels + a->taken);
+    a->taken += units * LINE;
+    h->units = units;
+    return h;
+}
+
+ar_status refuse(const arena *a, size_t bytes, size_t used)
+{
+    return ar_error_set(AR_ERR_MEMORY,
+                        "the emulated device's memory: %zu bytes asked for, %zu of %zu free "
+                        "(ANYRANK_EMULATED_MEMORY sets the limit, in MiB)",
+                        bytes, a->limit > used ? a->limit - used : 0, a->limit);
+}
+
+ar_status take_watched(void **gives, size_t bytes)
+{
+    void *at = nullptr;
+    /* Not aligned_alloc: the border is to be where the bytes end. */
+    if (bytes > memory->limit || posix_memalign(&at, LINE, bytes > 0 ? bytes : 1) != 0)
+        return refuse(memory, bytes, __atomic_load_n(&memory->used, __ATOMIC_RELAXED));
+    const size_t size = malloc_usable_size(at), used = __atomic_add_fetch(&memory->used, size, __ATOMIC_RELAXED);
+    if (used > memory->limit) {
+        arena_give(at);
+        return refuse(memory, bytes, used - size);
+    }
+    spoil(at, bytes);
+    *gives = at;
+    return AR_OK;
+}
+
+} // namespace
+
+bool arena_has(const void *address)
+{
+    const uintptr_t at = reinterpret_cast<uintptr_t>(address), from = reinterpret_cast<uintptr_t>(memory->handed_out);
+    return sanitized || (at >= from && at - from < memory->reserved);
+}
+
+void *arena_at(const void *address)
+{
+    char *at = static_cast<char *>(const_cast<void *>(address));
+    return sanitized ? at : memory->for_kernels + (at - memory->handed_out);
+}
+
+chunk *arena_chunk(const void *address)
+{
+    return sanitized ? nullptr : static_cast<chunk *>(arena_at(address)) - 1;
+}
+
+void *arena_address(chunk *c)
+{
+    return memory->handed_out + (reinterpret_cast<char *>(c + 1) - memory->for_kernels);
+}
+
+bool arena_fits(const chunk *c, size_t bytes)
+{
+    size_t units = 0;
+    return units_of(&units, bytes) && class_of(&units) <= class_of_chunk(c) && c->units <= 2 * units;
+}
+
+void guard_set(void *address, size_t bytes)
+{
+    if (!sanitized)
+        memset(static_cast<char *>(arena_at(address)) + bytes, junk, GUARD);
+}
+
+size_t guard_broken(const void *address, size_t bytes)
+{
+    const unsigned char *at = static_cast<const unsigned char *>(arena_at(address)) + bytes;
+    size_t i = 0;
+    while (!sanitized && i < GUARD && at[i] == junk)
+        i++;
+    return sanitized ? GUARD : i;
+}
+
+void arena_spoil(void *address)
+{
+    if (sanitized)
+        spoil(address, malloc_usable_size(address));
+    else
+        spoil(arena_at(address), (arena_chunk(address)->units - 1) * LINE);
+}
+
+void arena_give(void *address)
+{
+    arena *a = memory;
+    if (!address)
+        return;
+    if (sanitized) {
+        __atomic_sub_fetch(&a->used, malloc_usable_size(address), __ATOMIC_RELAXED);
+        ::free(address);
+        return;
+    }
+    chunk *h = arena_chunk(address);
+    const size_t of_class = class_of_chunk(h);
+    arena_spoil(address);
+    pthread_mutex_lock(&a->lock);
+    a->used -= h->units * LINE;
+    a->kept += h->units * LINE;
+    h->next = a->free[of_class];
+    a->free[of_class] = h;
+    pthread_mutex_unlock(&a->lock);
+}
+
+ar_status arena_open(void)
+{
+    pthread_once(&once, make);
+    if (!memory)
+        return ar_error_set(AR_ERR_MEMORY, "the emulated device: no address space for its memory");
+    if (limit_is_wrong)
+        return ar_error_set(AR_ERR_ARG, "ANYRANK_EMULATED_MEMORY is '%.40s'; a number of MiB, from 1",
+                            getenv("ANYRANK_EMULATED_MEMORY"));
+    return AR_OK;
+}
+
+ar_status arena_take(void **gives, size_t bytes)
+{
+    arena *a = memory;
+    if (sanitized)
+        return take_watched(gives, bytes);
+    chunk *h = nullptr;
+    size_t units = 0, used;
+    const bool possible = units_of(&units, bytes);
+    const size_t of_class = class_of(&units);
+    pthread_mutex_lock(&a->lock);
+    used = a->used;
+    if (possible && used <= a->limit && units * LINE <= a->limit - used) {
+        if (used + a->kept + units * LINE > a->limit)
+            release_pages(a);
+        h = find(a, units, of_class);
+        a->used += h ? h->units * LINE : 0;
+    }
+    pthread_mutex_unlock(&a->lock);
+    if (!h)
+        return refuse(a, bytes, used);
+    *gives = arena_address(h);
+    if (!h->resident)
+        arena_spoil(*gives);
+    h->resident = true;
+    h->next = nullptr;
+    h->bytes = bytes;
+    guard_set(*gives, bytes);
+    return AR_OK;
+}
+
+} // namespace ari_emulated

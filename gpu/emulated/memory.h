@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_GPU_EMULATED_MEMORY_H
+#define ARI_GPU_EMULATED_MEMORY_H
+
+/* The device's memory: one for the process, as one GPU is shared by its ranks. The addresses that it hands out are of
+ * memory that the host may not touch; arena_at says where the same memory is for kernels. Under a sanitizer it is the C
+ * library's, whose borders the sanitizer watches. Any thread may call any of these.
+ *
+ * A block is followed by GUARD bytes that nobody may write. One that is free, or was never used, is junk. */
+#include <stddef.h>
+
+#include "anyrank/status.h"
+
+namespace ari_emulated
+{
+
+#if defined(ARI_SANITIZED)
+const bool sanitized = true;
+#else
+const bool sanitized = false;
+#endif
+
+const size_t LINE = 64, GUARD = 64;
+
+/* Before each block, where kernels reach it. A whole line, for the alignment of what follows. */
+struct alignas(64) chunk {
+    size_t units;         /* lines of 64 bytes, this one included */
+    size_t bytes;         /* that were asked for */
+    bool resident;        /* its pages have been touched since they were taken */
+    chunk *next, *prev;   /* free: of the same class; given back late: of the same stream (gpu/emulated/stream.cc) */
+    const void *freed_by; /* what is still to give it back; NULL: nothing is */
+};
+static_assert(sizeof(chunk) == 64, "one line");
+
+/* Before anything else. Errors: AR_ERR_ARG (ANYRANK_EMULATED_MEMORY, the limit in MiB), AR_ERR_MEMORY. */
+ar_status arena_open(void);
+/* *gives = an address, 64-byte aligned. Errors: AR_ERR_MEMORY. */
+ar_status arena_take(void **gives, size_t bytes);
+void arena_give(void *address);
+/* Whether an address is of this memory. Under a sanitizer any is. */
+bool arena_has(const void *address);
+/* Where the memory at an address of arena_has is for kernels. */
+void *arena_at(const void *address);
+/* The chunk of a block; NULL under a sanitizer. */
+chunk *arena_chunk(const void *address);
+void *arena_address(chunk *c);
+/* Whether a block of so many bytes fits into c, and c is not much larger. */
+bool arena_fits(const chunk *c, size_t bytes);
+
+/* The guard of a block of so many bytes: written, and asked for the first byte behind the block that has changed; GUARD:
+ * none has. */
+void guard_set(void *address, size_t bytes);
+size_t guard_broken(const void *address, size_t bytes);
+/* Junk in place of a block's contents. */
+void arena_spoil(void *address);
+
+} // namespace ari_emulated
+
+#endif

@@ -1,0 +1,554 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/emulated/stream.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/emulated/memory.h"
+
+namespace ari_emulated
+{
+
+namespace
+{
+
+struct stream;
+
+/* A point in a stream. */
+struct point {
+    size_t refs;
+    stream *in;
+    bool reached;
+};
+
+struct alignas(16) task {
+    task *next;
+    ar_status (*run)(const void *arg); /* NULL: it only waits, or is only a point */
+    point *waits_for;                  /* kept; NULL: for nothing */
+    point *is;                         /* kept; reached when it has run; NULL: none */
+
+    void *arg() /* what `run` is given, behind the task */
+    {
+        return this + 1;
+    }
+};
+
+struct stream {
+    ari_stream base; /* first: an ari_stream of this kind is one of these */
+    stream *next;    /* of the process */
+    task *head, **tail;
+    chunk *freed; /* what the tasks are to give back, the newest first */
+    bool early;   /* chosen to run before what is waited for */
+};
+
+struct mark {
+    ari_mark base; /* first */
+    point *at;     /* kept; NULL: a stream that does its work at once was there */
+};
+
+/* Who runs. */
+enum class policy {
+    eager,
+    late,  /* any, one task at a time */
+    latest /* some go as far as they can; then only what is waited for, and what that waits for */
+};
+
+/* One for the process, as one GPU is. */
+struct machine {
+    pthread_mutex_t
+        lock;    /* of what comes before `failed`, of the streams, their tasks and points; held while a task runs */
+    policy runs; /* not changed while there are streams */
+    uint64_t random;
+    stream *streams;
+    ar_status failed; /* sticky; read at any time */
+    char why[512];
+};
+machine all = {PTHREAD_MUTEX_INITIALIZER, policy::eager, 0, nullptr, AR_OK, ""};
+
+struct locked {
+    locked()
+    {
+        pthread_mutex_lock(&all.lock);
+    }
+    ~locked()
+    {
+        pthread_mutex_unlock(&all.lock);
+    }
+};
+
+stream *own(ari_stream *s)
+{
+    return reinterpret_cast<stream *>(s);
+}
+
+/* Splitmix64. In [0, n). */
+size_t draw(size_t n)
+{
+    uint64_t z = all.random += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return static_cast<size_t>((z ^ (z >> 31)) % n);
+}
+
+bool is_late()
+{
+    return all.runs != policy::eager;
+}
+
+/* The first failure stays. */
+void fail(ar_status st)
+{
+    static pthread_mutex_t writes = PTHREAD_MUTEX_INITIALIZER;
+    if (st == AR_OK)
+        return;
+    pthread_mutex_lock(&writes);
+    if (all.failed == AR_OK) {
+        snprintf(all.why, sizeof all.why, "%s", ar_error_message());
+        __atomic_store_n(&all.failed, st, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&writes);
+}
+
+/* --- tasks and points --------------------------------------------------------------------------------------------- */
+
+point *keep(point *p)
+{
+    if (p)
+        p->refs++;
+    return p;
+}
+
+void release(point *p)
+{
+    if (p && --p->refs == 0)
+        ::free(p);
+}
+
+/* With nothing to do yet. Errors: AR_ERR_MEMORY. */
+ar_status new_task(task **gives, size_t bytes)
+{
+    *gives = static_cast<task *>(calloc(1, sizeof(task) + bytes));
+    return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for what a stream is to do");
+}
+
+/* The task is a point too. Errors: AR_ERR_MEMORY. */
+ar_status make_point(task *t, stream *s)
+{
+    t->is = static_cast<point *>(calloc(1, sizeof(point)));
+    if (!t->is)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a point in a stream");
+    t->is->refs = 1;
+    t->is->in = s;
+    return AR_OK;
+}
+
+void append(stream *s, task *t)
+{
+    *s->tail = t;
+    s->tail = &t->next;
+}
+
+/* A task that does nothing, as a point. */
+ar_status append_point(stream *s, point **borrows)
+{
+    task *t = nullptr;
+    AR_TRY(new_task(&t, 0));
+    const ar_status st = make_point(t, s);
+    if (st != AR_OK) {
+        ::free(t);
+        return st;
+    }
+    *borrows = t->is;
+    append(s, t);
+    return AR_OK;
+}
+
+ar_status append_wait(stream *s, point *p)
+{
+    task *t = nullptr;
+    if (!p || p->reached)
+        return AR_OK;
+    AR_TRY(new_task(&t, 0));
+    t->waits_for = keep(p);
+    append(s, t);
+    return AR_OK;
+}
+
+ar_status append_call(stream *s, ar_status (*run)(const void *), const void *arg, size_t bytes)
+{
+    task *t = nullptr;
+    AR_TRY(new_task(&t, bytes));
+    t->run = run;
+    memcpy(t->arg(), arg, bytes);
+    append(s, t);
+    return AR_OK;
+}
+
+/* --- the scheduler ------------------------------------------------------------------------------------------------ */
+
+bool is_blocked(const stream *s)
+{
+    return s->head && s->head->waits_for && !s->head->waits_for->reached;
+}
+bool can_run(const stream *s)
+{
+    return s->head && !is_blocked(s);
+}
+
+ar_status give_back(const void *arg);
+
+/* Its next task, which can run. After a failure no kernel does, as on a GPU, and points are reached all the same. */
+void step(stream *s)
+{
+    task *t = s->head;
+    if (t->run && (all.failed == AR_OK || t->run == give_back))
+        fail(t->run(t->arg()));
+    s->head = t->next;
+    s->tail = s->head ? s->tail : &s->head;
+    if (t->is)
+        t->is->reached = true;
+    release(t->is);
+    release(t->waits_for);
+    ::free(t);
+}
+
+/* Any stream that can run; NULL: none can. */
+stream *any_that_can_run(bool early)
+{
+    stream *chosen = nullptr;
+    size_t n = 0;
+    for (stream *s = all.streams; s; s = s->next)
+        if (can_run(s) && (!early || s->early) && draw(++n) == 0)
+            chosen = s;
+    return chosen;
+}
+
+/* The stream whose task is next on the way to p. */
+stream *needed_for(const point *p)
+{
+    stream *s = p->in;
+    while (is_blocked(s))
+        s = s->head->waits_for->in;
+    return s;
+}
+
+/* Some streams run ahead of what is waited for, to their ends or for a few tasks. */
+void run_ahead(void)
+{
+    if (draw(2))
+        return;
+    for (stream *s = all.streams; s; s = s->next)
+        s->early = draw(2);
+    size_t left = draw(2) ? SIZE_MAX : draw(16);
+    for (stream *s; left > 0 && (s = any_that_can_run(true)); left--)
+        step(s);
+}
+
+void run_until(const point *p)
+{
+    if (!p->reached && all.runs == policy::latest)
+        run_ahead();
+    while (!p->reached)
+        step(all.runs == policy::late ? any_that_can_run(false) : needed_for(p));
+}
+
+void run_all(void)
+{
+    for (stream *s; (s = any_that_can_run(false));)
+        step(s);
+}
+
+/* All that s is to do. */
+void finish(stream *s)
+{
+    while (s->head)
+        step(is_blocked(s) ? needed_for(s->head->waits_for) : s);
+}
+
+/* --- what a queue asks of a stream -------------------------------------------------------------------------------- */
+
+void mark_destroy(ari_mark *m)
+{
+    locked now;
+    release(reinterpret_cast<mark *>(m)->at);
+    ::free(m);
+}
+
+ar_status stream_mark(ari_stream *s, ari_mark **m)
+{
+    locked now;
+    point *at = nullptr;
+    if (is_late())
+        AR_TRY(append_point(own(s), &at));
+    mark *to = reinterpret_cast<mark *>(*m);
+    if (!to)
+        to = static_cast<mark *>(calloc(1, sizeof *to));
+    if (!to)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a mark in a stream");
+    release(to->at);
+    to->base.ops = s->ops;
+    to->at = keep(at);
+    *m = &to->base;
+    return AR_OK;
+}
+
+ar_status stream_wait(ari_stream *s, const ari_mark *m)
+{
+    locked now;
+    return append_wait(own(s), reinterpret_cast<const mark *>(m)->at);
+}
+
+/* Nothing that runs here waits for the host, so the limit is not needed. */
+ar_status mark_await(const ari_mark *m, uint64_t timeout_ns)
+{
+    (void)timeout_ns;
+    locked now;
+    if (reinterpret_cast<const mark *>(m)->at)
+        run_until(reinterpret_cast<const mark *>(m)->at);
+    return streams_failed();
+}
+
+/* Asking moves something, so that who asks often enough comes to an end. */
+ar_status mark_poll(const ari_mark *m, bool *done)
+{
+    locked now;
+    const point *at = reinterpret_cast<const mark *>(m)->at;
+    if (at && !at->reached)
+        step(draw(2) ? needed_for(at) : any_that_can_run(false));
+    *done = !at || at->reached;
+    return streams_failed();
+}
+
+/* The last one takes a failure with it. */
+void stream_destroy(ari_stream *base)
+{
+    locked now;
+    stream *s = own(base), **at = &all.streams;
+    finish(s);
+    while (*at != s)
+        at = &(*at)->next;
+    *at = s->next;
+    if (!all.streams)
+        __atomic_store_n(&all.failed, AR_OK, __ATOMIC_RELEASE);
+    ::free(s);
+}
+
+const ari_stream_ops stream_ops = {stream_mark,  stream_wait,    mark_await, mark_poll,
+                                   mark_destroy, stream_destroy, nullptr,    nullptr};
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+struct lease {
+    void *address;
+    size_t bytes;
+    stream *in; /* that gives it back; NULL: none does */
+};
+
+ar_status look_at_guard(const lease &b)
+{
+    const size_t at = guard_broken(b.address, b.bytes);
+    if (at == GUARD)
+        return AR_OK;
+    return ar_error_set(AR_ERR_DEVICE,
+                        "a kernel wrote behind a block of %zu bytes of device memory: %zu bytes past its end", b.bytes,
+                        at);
+}
+
+void unlist(chunk *c, stream *s)
+{
+    if (c->next)
+        c->next->prev = c->prev;
+    (c->prev ? c->prev->next : s->freed) = c->next;
+    c->freed_by = nullptr;
+}
+
+/* A block's end, where a stream comes to it. It may have been taken again, by what comes later. */
+ar_status give_back(const void *arg)
+{
+    const lease &b = *static_cast<const lease *>(arg);
+    chunk *c = arena_chunk(b.address);
+    const ar_status st = look_at_guard(b);
+    if (c && c->freed_by != static_cast<const task *>(arg) - 1) {
+        arena_spoil(b.address);
+        return st;
+    }
+    if (c)
+        unlist(c, b.in);
+    arena_give(b.address);
+    return st;
+}
+
+ar_status set_guard(const void *arg)
+{
+    const lease &b = *static_cast<const lease *>(arg);
+    guard_set(b.address, b.bytes);
+    return AR_OK;
+}
+
+/* The newest that a stream is to give back and that serves. */
+chunk *find_freed(const stream *s, size_t bytes)
+{
+    chunk *c = s->freed;
+    while (c && !arena_fits(c, bytes))
+        c = c->next;
+    return c;
+}
+
+/* What s is to give back, or by chance another stream, for which s waits then. NULL: nothing serves. */
+ar_status take_freed(chunk **gives, stream *s, size_t bytes)
+{
+    stream *of = s;
+    chunk *c = find_freed(s, bytes);
+    for (stream *other = all.streams; other && !c; other = other->next)
+        if (draw(2) && (c = find_freed(other, bytes)))
+            of = other;
+    if (!c)
+        return AR_OK;
+    if (of != s)
+        AR_TRY(append_wait(s, static_cast<const task *>(c->freed_by)->is));
+    const lease b = {arena_address(c), bytes, nullptr};
+    AR_TRY(append_call(s, set_guard, &b, sizeof b));
+    unlist(c, of);
+    c->bytes = bytes;
+    *gives = c;
+    return AR_OK;
+}
+
+} // namespace
+
+ar_status streams_failed(void)
+{
+    const ar_status st = __atomic_load_n(&all.failed, __ATOMIC_ACQUIRE);
+    return st == AR_OK ? AR_OK : ar_error_set(st, "%s", all.why);
+}
+
+ar_status stream_alloc(ari_stream *s, void **gives, size_t bytes)
+{
+    if (!is_late())
+        return arena_take(gives, bytes);
+    locked now;
+    chunk *c = nullptr;
+    AR_TRY(take_freed(&c, own(s), bytes));
+    if (c) {
+        *gives = arena_address(c);
+        return AR_OK;
+    }
+    if (arena_take(gives, bytes) == AR_OK)
+        return AR_OK;
+    run_all(); /* what is to be given back is */
+    return arena_take(gives, bytes);
+}
+
+static size_t bytes_of(const void *address)
+{
+    const chunk *c = arena_chunk(address);
+    return c ? c->bytes : 0;
+}
+
+static void end_now(const lease &b)
+{
+    fail(look_at_guard(b));
+    arena_give(b.address);
+}
+
+/* Where there is no memory for a task, what is enqueued is waited for. */
+void stream_free(ari_stream *base, void *address)
+{
+    const lease b = {address, bytes_of(address), own(base)};
+    task *t = nullptr;
+    if (!is_late()) {
+        end_now(b);
+        return;
+    }
+    locked now;
+    if (new_task(&t, sizeof b) != AR_OK || make_point(t, own(base)) != AR_OK) {
+        ::free(t);
+        finish(own(base));
+        end_now(b);
+        return;
+    }
+    t->run = give_back;
+    memcpy(t->arg(), &b, sizeof b);
+    append(own(base), t);
+    chunk *c = arena_chunk(address);
+    if (c) {
+        c->prev = nullptr;
+        c->next = own(base)->freed;
+        if (c->next)
+            c->next->prev = c;
+        own(base)->freed = c;
+        c->freed_by = t;
+    }
+}
+
+void device_free(ar_device *d, void *address)
+{
+    locked now;
+    for (stream *s = all.streams; s; s = s->next)
+        if (s->base.device == d)
+            finish(s);
+    end_now({address, bytes_of(address), nullptr});
+}
+
+ar_status submit(ar_queue *q, ar_status (*run)(const void *arg), const void *arg, size_t bytes)
+{
+    if (!is_late())
+        return run(arg);
+    locked now;
+    return append_call(own(ari_queue_stream(q)), run, arg, bytes);
+}
+
+ari_stream *stream_of(const ar_queue *q)
+{
+    ari_stream *s = q && ari_queue_is_inline(q) ? ari_queue_stream(q) : nullptr;
+    return s && s->ops == &stream_ops ? s : nullptr;
+}
+
+ar_status stream_create(ari_stream **gives, ar_device *d)
+{
+    stream *s = static_cast<stream *>(calloc(1, sizeof *s));
+    if (!s)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a stream of the emulated device");
+    s->base.ops = &stream_ops;
+    s->base.device = d;
+    s->tail = &s->head;
+    locked now;
+    s->next = all.streams;
+    all.streams = s;
+    *gives = &s->base;
+    return AR_OK;
+}
+
+ar_status streams_open(void)
+{
+    static const struct {
+        const char *name;
+        policy runs;
+    } names[] = {{"late:", policy::late}, {"latest:", policy::latest}};
+    const char *text = getenv("ANYRANK_EMULATED_STREAMS");
+    policy runs = policy::eager;
+    char *end = nullptr;
+    uint64_t seed = 0;
+    for (const auto &n : names) {
+        if (text && strncmp(text, n.name, strlen(n.name)) == 0) {
+            const char *number = text + strlen(n.name);
+            runs = n.runs;
+            seed = strtoull(number, &end, 10);
+            end = *number >= '0' && *number <= '9' ? end : nullptr;
+        }
+    }
+    if (text && strcmp(text, "eager") != 0 && (!end || *end))
+        return ar_error_set(
+            AR_ERR_ARG, "ANYRANK_EMULATED_STREAMS is '%.40s'; it takes eager, late:SEED or latest:SEED, SEED a number",
+            text);
+    locked now;
+    if (!all.streams) {
+        all.runs = runs;
+        all.random = seed;
+    }
+    return AR_OK;
+}
+
+} // namespace ari_emulated

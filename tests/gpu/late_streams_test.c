@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The emulated device's late streams: that they find what they are there to find, and nothing else. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/device.h"
+
+TestSuite(late_streams, .timeout = 300);
+
+enum { SEEDS = 40 };
+
+/* Two streams of a device, in an order that the seed decides. */
+typedef struct pair {
+    ar_device *d;
+    ar_queue *one, *other;
+    ar_event *event;
+} pair;
+
+static pair pair_open(const char *policy, int seed)
+{
+    pair p;
+    char text[32];
+    snprintf(text, sizeof text, "%s:%d", policy, seed);
+    setenv("ANYRANK_EMULATED_STREAMS", text, 1);
+    cr_assert_eq(ar_device_emulated_create(&p.d), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(p.d->ops->queue_create(p.d, &p.one, AR_QUEUE_INLINE, "one"), AR_OK);
+    cr_assert_eq(p.d->ops->queue_create(p.d, &p.other, AR_QUEUE_INLINE, "other"), AR_OK);
+    cr_assert_eq(ar_event_create(&p.event), AR_OK);
+    return p;
+}
+
+static void pair_close(pair *p)
+{
+    ar_event_destroy(p->event);
+    ar_queue_destroy(p->one);
+    ar_queue_destroy(p->other);
+    ar_device_destroy(p->d);
+}
+
+static ar_buf taken(const pair *p, ar_queue *q, size_t n)
+{
+    ar_buf b = {NULL};
+    cr_assert_eq(p->d->ops->alloc(p->d, q, &b, n * sizeof(float)), AR_OK, "%s", ar_error_message());
+    return b;
+}
+
+static void fill(const pair *p, ar_queue *q, ar_buf b, float value)
+{
+    const ar_tensor t = ar_tensor_flat(AR_F32, b, 4);
+    cr_assert_eq(p->d->ops->fill(p->d, q, &t, value), AR_OK);
+}
+
+static void copy(const pair *p, ar_queue *q, ar_buf to, ar_buf from)
+{
+    cr_assert_eq(p->d->ops->copy(p->d, q, to, ar_const(from), 4 * sizeof(float)), AR_OK);
+}
+
+static float first_of(const pair *p, ar_queue *q, ar_buf b)
+{
+    float got[4] = {0};
+    cr_assert_eq(p->d->ops->copy(p->d, q, (ar_buf){got}, ar_const(b), sizeof got), AR_OK, "%s", ar_error_message());
+    return got[0];
+}
+
+/* `other` waits for what `one` has been given so far. */
+static void edge(const pair *p, bool wanted, ar_queue *one, ar_queue *other)
+{
+    if (!wanted)
+        return;
+    cr_assert_eq(ar_event_record(p->event, one), AR_OK);
+    cr_assert_eq(ar_queue_wait(other, p->event), AR_OK);
+}
+
+/* One stream writes what another reads. */
+static float written_and_read(pair *p, bool waits)
+{
+    const ar_buf x = taken(p, p->one, 4), y = taken(p, p->one, 4);
+    fill(p, p->one, x, 1);
+    cr_assert_eq(ar_queue_sync(p->one, 0), AR_OK);
+    fill(p, p->one, x, 7);
+    edge(p, waits, p->one, p->other);
+    copy(p, p->other, y, x);
+    const float got = first_of(p, p->other, y);
+    p->d->ops->free(p->d, NULL, x);
+    p->d->ops->free(p->d, NULL, y);
+    return got;
+}
+
+/* One stream reads what another writes then. */
+static float read_and_written(pair *p, bool waits)
+{
+    const ar_buf x = taken(p, p->one, 4), y = taken(p, p->one, 4);
+    fill(p, p->one, x, 7);
+    cr_assert_eq(ar_queue_sync(p->one, 0), AR_OK);
+    copy(p, p->one, y, x);
+    edge(p, waits, p->one, p->other);
+    fill(p, p->other, x, 1);
+    const float got = first_of(p, p->one, y);
+    p->d->ops->free(p->d, NULL, x);
+    p->d->ops->free(p->d, NULL, y);
+    return got;
+}
+
+/* Memory is freed on a stream while another is still to read it, and taken again. */
+static float read_and_freed(pair *p, bool waits)
+{
+    const ar_buf x = taken(p, p->one, 4), y = taken(p, p->one, 4);
+    fill(p, p->one, x, 7);
+    edge(p, true, p->one, p->other);
+    copy(p, p->other, y, x);
+    edge(p, waits, p->other, p->one);
+    p->d->ops->free(p->d, p->one, x);
+    const ar_buf z = taken(p, p->one, 4);
+    fill(p, p->one, z, 1);
+    const float got = first_of(p, p->other, y);
+    p->d->ops->free(p->d, p->one, z);
+    p->d->ops->free(p->d, NULL, y);
+    return got;
+}
+
+static void assert_finds(float (*run)(pair *, bool), const char *policy)
+{
+    int found = 0;
+    for (int seed = 0; seed < SEEDS; seed++) {
+        pair p = pair_open(policy, seed);
+        cr_assert_eq(run(&p, true), 7, "%s:%d, with the wait", policy, seed);
+        pair_close(&p);
+        p = pair_open(policy, seed);
+        found += run(&p, false) != 7;
+        pair_close(&p);
+    }
+    cr_assert_geq(found, SEEDS / 8, "%s: %d of %d", policy, found, SEEDS);
+    cr_assert_lt(found, SEEDS, "%s: it is not always so", policy);
+}
+
+Test(late_streams, find_a_wait_that_is_missing)
+{
+    for (int i = 0; i < 2; i++) {
+        const char *policy = i ? "latest" : "late";
+        assert_finds(written_and_read, policy);
+        assert_finds(read_and_written, policy);
+        assert_finds(read_and_freed, policy);
+    }
+}
+
+/* The same of what the host does not wait for: nothing is done before. */
+Test(late_streams, do_nothing_before_someone_waits)
+{
+    pair p = pair_open("latest", 3);
+    bool done = true;
+    int asked = 0;
+    const ar_buf x = taken(&p, p.one, 4);
+    for (int i = 0; i < 20; i++)
+        fill(&p, p.one, x, (float)i);
+    cr_assert_eq(ar_event_record(p.event, p.one), AR_OK);
+    for (done = false; !done; asked++)
+        cr_assert_eq(ar_event_test(p.event, &done), AR_OK);
+    cr_assert_geq(asked, 20);
+    cr_assert_eq(first_of(&p, p.one, x), 19);
+    p.d->ops->free(p.d, p.one, x);
+    pair_close(&p);
+}
+
+Test(late_streams, give_a_stream_at_once_what_it_has_freed)
+{
+    pair p = pair_open("latest", 1);
+    const ar_buf x = taken(&p, p.one, 4), keep = taken(&p, p.one, 4);
+    fill(&p, p.one, x, 7);
+    copy(&p, p.one, keep, x);
+    p.d->ops->free(p.d, p.one, x);
+    const ar_buf y = taken(&p, p.one, 4);
+#if !defined(ARI_SANITIZED)
+    cr_assert_eq(x.ptr, y.ptr);
+#endif
+    fill(&p, p.one, y, 9);
+    cr_assert_eq(first_of(&p, p.one, keep), 7);
+    cr_assert_eq(first_of(&p, p.one, y), 9);
+    p.d->ops->free(p.d, p.one, y);
+    p.d->ops->free(p.d, p.one, keep);
+    pair_close(&p);
+}
+
+#if !defined(ARI_SANITIZED)
+/* Eager and late: told by the next call, and to all until no stream is left. */
+Test(late_streams, say_where_a_kernel_wrote_behind_a_block)
+{
+    for (int late = 0; late < 2; late++) {
+        pair p = pair_open("latest", 1);
+        if (!late) {
+            pair_close(&p);
+            setenv("ANYRANK_EMULATED_STREAMS", "eager", 1);
+            cr_assert_eq(ar_device_emulated_create(&p.d), AR_OK);
+            cr_assert_eq(p.d->ops->queue_create(p.d, &p.one, AR_QUEUE_INLINE, "one"), AR_OK);
+            cr_assert_eq(p.d->ops->queue_create(p.d, &p.other, AR_QUEUE_INLINE, "other"), AR_OK);
+            cr_assert_eq(ar_event_create(&p.event), AR_OK);
+        }
+        const ar_buf x = taken(&p, p.one, 5);
+        cr_assert_eq(p.d->ops->zero(p.d, p.one, ar_buf_at(x, 23), 3), AR_OK);
+        p.d->ops->free(p.d, p.one, x);
+        cr_assert_eq(ar_queue_sync(p.one, 0), AR_ERR_DEVICE);
+        cr_assert_neq(strstr(ar_error_message(), "behind a block of 20 bytes of device memory: 3 bytes past its end"),
+                      NULL, "%s", ar_error_message());
+        cr_assert_eq(p.d->ops->zero(p.d, p.other, x, 1), AR_ERR_DEVICE);
+        pair_close(&p);
+        p = pair_open("latest", 1);
+        cr_assert_eq(written_and_read(&p, true), 7);
+        pair_close(&p);
+    }
+}
+#endif
+
+/* Row 9 of an accumulator of 2 rows. */
+Test(late_streams, tell_the_next_wait_what_a_kernel_did_wrong)
+{
+    pair p = pair_open("latest", 1);
+    const int64_t rows[1] = {9};
+    const ar_buf acc = taken(&p, p.one, 8), x = taken(&p, p.one, 4), at = taken(&p, p.one, 2);
+    const ar_tensor terms = {.dtype = AR_F32, .ndim = 2, .shape = {1, 4}, .stride = {4, 1}, .data = x};
+    fill(&p, p.one, x, 1);
+    cr_assert_eq(p.d->ops->copy(p.d, p.one, at, (ar_cbuf){rows}, sizeof rows), AR_OK);
+    cr_assert_eq(p.d->ops->sum_rows_f32(p.d, p.one, acc, 2, &terms, ar_const(at)), AR_OK, "it runs later");
+    cr_assert_eq(ar_queue_sync(p.one, 0), AR_ERR_DEVICE);
+    cr_assert_neq(strstr(ar_error_message(), "out of range"), NULL, "%s", ar_error_message());
+    cr_assert_eq(ar_queue_sync(p.other, 0), AR_ERR_DEVICE, "a GPU fails for good");
+    p.d->ops->free(p.d, NULL, acc);
+    p.d->ops->free(p.d, NULL, x);
+    p.d->ops->free(p.d, NULL, at);
+    pair_close(&p);
+}
+
+Test(late_streams, a_value_that_is_none_is_refused)
+{
+    static const char *const wrong[] = {"", "soon", "late", "late:", "latest:-1", "late:1x", "eager:1"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        ar_device *d = NULL;
+        setenv("ANYRANK_EMULATED_STREAMS", wrong[i], 1);
+        cr_assert_eq(ar_device_emulated_create(&d), AR_ERR_ARG, "'%s'", wrong[i]);
+        cr_assert_neq(strstr(ar_error_message(), "eager, late:SEED or latest:SEED"), NULL, "%s", ar_error_message());
+    }
+}
