@@ -135,8 +135,8 @@ static ar_status decode_all(ari_calls *k, uint64_t seq, const ari_gather_result 
     return AR_OK;
 }
 
-ar_status ari_calls_exchange(ari_calls *gives, ari_control *c, uint64_t group, uint64_t seq, int index, int *rank,
-                             int n, const ari_call *call)
+ar_status ari_calls_exchange(ari_calls *gives, ari_store *c, uint64_t group, uint64_t seq, int index, int *rank, int n,
+                             const ari_call *call)
 {
     size_t size = 0;
     void *bytes = NULL;
@@ -144,7 +144,7 @@ ar_status ari_calls_exchange(ari_calls *gives, ari_control *c, uint64_t group, u
     AR_TRY(ari_call_encoded_bytes(&size, call, n));
     AR_TRY(ari_alloc(&bytes, size, 1, "a call as bytes"));
     ari_call_encode(bytes, call, n);
-    ar_status st = ari_control_exchange(c, group, seq, index, n, bytes, size, &all);
+    ar_status st = ari_store_exchange(c, group, seq, index, n, bytes, size, &all);
     free(bytes);
     AR_TRY(st);
     ari_calls k = {.group = {.n = n, .rank = rank}, .bytes = all.memory};

@@ -2,7 +2,7 @@
 #ifndef ARI_PROCESS_AGREE_H
 #define ARI_PROCESS_AGREE_H
 
-#include "process/control.h"
+#include "process/store.h"
 #include "ref/comm/rendezvous_impl.h"
 
 /* Calls as bytes: what the members of a group, in different processes, send each other to compare what they call. All
@@ -23,9 +23,9 @@ typedef struct ari_calls {
     ar_p2p **p2p; /* [n] */
     void *bytes;
 } ari_calls;
-/** The members exchange their calls; arguments of ari_control_exchange. rank [n], of the world, is borrowed as long.
- *  Gives; ari_calls_fini. Errors: those of ari_control_exchange, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_calls_exchange(ari_calls *gives, ari_control *c, uint64_t group, uint64_t seq, int index,
+/** The members exchange their calls; arguments of ari_store_exchange. rank [n], of the world, is borrowed as long.
+ *  Gives; ari_calls_fini. Errors: those of ari_store_exchange, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_calls_exchange(ari_calls *gives, ari_store *c, uint64_t group, uint64_t seq, int index,
                                           int *rank, int n, const ari_call *call);
 void ari_calls_fini(ari_calls *k);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "process/flight.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,123 +88,128 @@ void ari_flight_done(ari_flight *f, uint64_t number, uint64_t now_ns)
     }
 }
 
-/* --- views: a head, groups with their ranks, calls from the oldest to the newest, all of them aligned -------------- */
-
-typedef struct view_head {
-    uint32_t groups, calls;
-} view_head;
-
-typedef struct view_group {
-    uint64_t id, entered;
-    int32_t n, unused;
-    char ranks[ARI_FLIGHT_RANKS];
-    int32_t rank[]; /* [n], and one more where n is odd */
-} view_group;
+/* --- as text: "group ID entered n RANKS rank .." and "call GROUP seq since_ns done kind WHAT", tab, tag ------------- */
 
 enum { WHAT_BYTES = 160 };
-typedef struct view_call {
-    uint64_t group, seq, since_ns; /* since_ns: before the view was taken */
-    int32_t kind;
-    uint32_t done;
-    char what[WHAT_BYTES]; /* without its tag */
-    char tag[ARI_FLIGHT_TAG];
-} view_call;
 
-static size_t group_bytes(int n)
+static void write_call_line(FILE *to, const ari_flight_call *c, uint64_t now_ns)
 {
-    return sizeof(view_group) + ((size_t)n + 1) / 2 * sizeof(uint64_t);
-}
-
-static view_call view_of(const ari_flight_call *c, uint64_t now_ns)
-{
-    view_call v = {.group = c->group, .seq = c->seq, .kind = (int32_t)c->call.kind, .done = c->done};
+    char what[WHAT_BYTES];
     ari_call call = c->call;
     call.tag = "";
     call.counts = call.counts ? c->counts : NULL;
     call.recv_counts = call.recv_counts ? c->recv_counts : NULL;
-    v.since_ns = now_ns > c->since_ns ? now_ns - c->since_ns : 0; /* two machines' clocks have nothing in common */
-    ari_call_describe(&call, c->n < ARI_FLIGHT_COUNTS ? c->n : ARI_FLIGHT_COUNTS, v.what, sizeof v.what);
-    memcpy(v.tag, c->tag, sizeof v.tag);
+    ari_call_describe(&call, c->n < ARI_FLIGHT_COUNTS ? c->n : ARI_FLIGHT_COUNTS, what, sizeof what);
+    /* Since when: before now, for two machines' clocks have nothing in common. */
+    fprintf(to, "call %" PRIx64 " %" PRIu64 " %" PRIu64 " %d %d %s\t", c->group, c->seq,
+            now_ns > c->since_ns ? now_ns - c->since_ns : 0, c->done, (int)c->call.kind, what);
+    for (const char *t = c->tag; *t; t++)
+        fputc((unsigned char)*t < ' ' ? '?' : *t, to);
+    fputc('\n', to);
+}
+
+char *ari_flight_text(const ari_flight *f, uint64_t now_ns)
+{
+    char *text = NULL;
+    size_t length = 0;
+    FILE *to = open_memstream(&text, &length);
+    if (!to)
+        return NULL;
+    for (const ari_flight_group *g = f->groups; g; g = g->next) {
+        fprintf(to, "group %" PRIx64 " %" PRIu64 " %d %s", g->id, g->entered, g->n, g->ranks);
+        for (int i = 0; i < g->n; i++)
+            fprintf(to, " %d", g->rank[i]);
+        fputc('\n', to);
+    }
+    for (uint64_t i = f->calls > ARI_FLIGHT_CALLS ? f->calls - ARI_FLIGHT_CALLS : 0; i < f->calls; i++)
+        write_call_line(to, &f->call[i % ARI_FLIGHT_CALLS], now_ns);
+    if (fclose(to) == 0)
+        return text;
+    free(text);
+    return NULL;
+}
+
+/* What a line says. */
+typedef struct view_group {
+    uint64_t id, entered;
+    int n;
+    char ranks[ARI_FLIGHT_RANKS];
+    int *rank; /* [n] */
+} view_group;
+
+typedef struct view_call {
+    uint64_t group, seq, since_ns; /* since_ns: before the text was made */
+    int kind, done;
+    char what[WHAT_BYTES]; /* without its tag */
+    char tag[ARI_FLIGHT_TAG];
+} view_call;
+
+/* A rank's text. It came over the network: nothing in it is trusted to fit. */
+typedef struct view {
+    view_group *group;
+    view_call *call;
+    int groups, calls;
+} view;
+
+static bool read_group(view_group *g, const char *line)
+{
+    int at = 0, i = 0;
+    *g = (view_group){.n = 0};
+    if (sscanf(line, "group %" SCNx64 " %" SCNu64 " %d %47s%n", &g->id, &g->entered, &g->n, g->ranks, &at) != 4 ||
+        g->n < 1 || (size_t)g->n > strlen(line) || !(g->rank = calloc((size_t)g->n, sizeof *g->rank)))
+        return false;
+    for (int used = 0; i < g->n && sscanf(line + at, "%d%n", &g->rank[i], &used) == 1; i++)
+        at += used;
+    if (i < g->n)
+        free(g->rank);
+    return i == g->n;
+}
+
+static bool read_call(view_call *c, const char *line)
+{
+    *c = (view_call){.kind = 0};
+    return sscanf(line, "call %" SCNx64 " %" SCNu64 " %" SCNu64 " %d %d %159[^\t\n]\t%71[^\n]", &c->group, &c->seq,
+                  &c->since_ns, &c->done, &c->kind, c->what, c->tag) >= 6;
+}
+
+static view read_view(const char *text)
+{
+    view v = {.groups = 0};
+    size_t lines = 1;
+    for (const char *c = text ? text : ""; *c; c++)
+        lines += *c == '\n';
+    v.group = text ? calloc(lines, sizeof *v.group) : NULL;
+    v.call = text ? calloc(lines, sizeof *v.call) : NULL;
+    for (const char *line = text; v.group && v.call && *line; line += line[strcspn(line, "\n")] == '\n') {
+        v.groups += read_group(&v.group[v.groups], line);
+        v.calls += read_call(&v.call[v.calls], line);
+        line += strcspn(line, "\n");
+    }
     return v;
 }
 
-void *ari_flight_pack(const ari_flight *f, uint64_t now_ns, size_t *bytes)
+static void free_view(view *v)
 {
-    view_head head = {.calls = (uint32_t)(f->calls < ARI_FLIGHT_CALLS ? f->calls : ARI_FLIGHT_CALLS)};
-    *bytes = sizeof head + head.calls * sizeof(view_call);
-    for (const ari_flight_group *g = f->groups; g; g = g->next, head.groups++)
-        *bytes += group_bytes(g->n);
-    char *view = calloc(1, *bytes), *at = view;
-    if (!view)
-        return NULL;
-    memcpy(at, &head, sizeof head);
-    at += sizeof head;
-    for (const ari_flight_group *g = f->groups; g; at += group_bytes(g->n), g = g->next) {
-        view_group *v = (view_group *)(void *)at;
-        *v = (view_group){.id = g->id, .entered = g->entered, .n = g->n};
-        memcpy(v->ranks, g->ranks, sizeof v->ranks);
-        memcpy(v->rank, g->rank, (size_t)g->n * sizeof *v->rank);
-    }
-    view_call *call = (view_call *)(void *)at;
-    for (uint64_t i = f->calls - head.calls; i < f->calls; i++)
-        *call++ = view_of(&f->call[i % ARI_FLIGHT_CALLS], now_ns);
-    return view;
+    for (int i = 0; i < v->groups; i++)
+        free(v->group[i].rank);
+    free(v->group);
+    free(v->call);
 }
 
-/* A view taken apart. */
-typedef struct parts {
-    char *group; /* the first */
-    view_call *call;
-    uint32_t groups, calls;
-} parts;
-
-static view_group *group_at(char *at)
+static const view_group *find_group(const view *v, uint64_t id)
 {
-    return (view_group *)(void *)at;
-}
-
-/* The view came over the network: nothing in it is trusted to fit. One that is none has no groups and calls. */
-static parts take_apart(const ari_flight_view *v)
-{
-    view_head head;
-    if (!v->bytes || v->size < sizeof head)
-        return (parts){.calls = 0};
-    memcpy(&head, v->bytes, sizeof head);
-    char *at = (char *)v->bytes + sizeof head, *const end = (char *)v->bytes + v->size;
-    parts p = {.group = at, .groups = head.groups};
-    for (uint32_t i = 0; i < head.groups; i++) {
-        const size_t room = (size_t)(end - at);
-        view_group *g = group_at(at);
-        if (room < sizeof *g || g->n < 1 || (size_t)g->n > room / sizeof *g->rank || group_bytes(g->n) > room)
-            return (parts){.calls = 0};
-        g->ranks[sizeof g->ranks - 1] = '\0';
-        at += group_bytes(g->n);
-    }
-    const size_t room = (size_t)(end - at) / sizeof *p.call;
-    p.call = (view_call *)(void *)at;
-    p.calls = head.calls < room ? head.calls : (uint32_t)room;
-    for (uint32_t i = 0; i < p.calls; i++) {
-        p.call[i].what[WHAT_BYTES - 1] = '\0';
-        p.call[i].tag[ARI_FLIGHT_TAG - 1] = '\0';
-    }
-    return p;
-}
-
-static const view_group *find_group(const parts *p, uint64_t id)
-{
-    char *at = p->group;
-    for (uint32_t i = 0; i < p->groups; i++, at += group_bytes(group_at(at)->n)) {
-        if (group_at(at)->id == id)
-            return group_at(at);
+    for (int i = 0; i < v->groups; i++) {
+        if (v->group[i].id == id)
+            return &v->group[i];
     }
     return NULL;
 }
 
-static const view_call *find_call(const parts *p, uint64_t group, uint64_t seq)
+static const view_call *find_call(const view *v, uint64_t group, uint64_t seq)
 {
-    for (uint32_t i = 0; i < p->calls; i++) {
-        if (p->call[i].group == group && p->call[i].seq == seq)
-            return &p->call[i];
+    for (int i = 0; i < v->calls; i++) {
+        if (v->call[i].group == group && v->call[i].seq == seq)
+            return &v->call[i];
     }
     return NULL;
 }
@@ -211,7 +217,7 @@ static const view_call *find_call(const parts *p, uint64_t group, uint64_t seq)
 /* --- the report --------------------------------------------------------------------------------------------------- */
 
 typedef struct report {
-    parts *view; /* [size] */
+    view *view; /* [size] */
     int size;
     FILE *to;
 } report;
@@ -219,7 +225,7 @@ typedef struct report {
 /* A call that has not ended, of one rank. */
 typedef struct culprit {
     int rank;
-    uint32_t i; /* of its calls */
+    int i; /* of its calls */
     const view_call *call;
     const view_group *group;
 } culprit;
@@ -228,7 +234,7 @@ typedef struct culprit {
 static bool next_open(const report *r, culprit *k)
 {
     for (k->i += k->call ? 1 : 0; k->rank < r->size; k->rank++, k->i = 0) {
-        const parts *p = &r->view[k->rank];
+        const view *p = &r->view[k->rank];
         for (; k->i < p->calls; k->i++) {
             k->call = &p->call[k->i];
             k->group = find_group(p, k->call->group);
@@ -332,7 +338,7 @@ static void name_call(char *text, size_t size, const view_call *c)
 /* One line for each call that a rank is in, the oldest first, or one that says what it does instead. */
 static void write_rank(const report *r, int rank)
 {
-    const parts *p = &r->view[rank];
+    const view *p = &r->view[rank];
     char who[16], last[128] = "none", now[128];
     int lines = 0;
     double idle_s = 0;
@@ -385,7 +391,7 @@ static ar_status write_first_line(const report *r, int late, culprit *about)
     return AR_ERR_TIMEOUT;
 }
 
-ar_status ari_flight_report(const ari_flight_view *views, int size, int late, bool *own, char **gives)
+ar_status ari_flight_report(const char *const *views, int size, int late, bool *own, char **gives)
 {
     report r = {.view = calloc((size_t)size, sizeof *r.view), .size = size};
     size_t length = 0;
@@ -397,7 +403,7 @@ ar_status ari_flight_report(const ari_flight_view *views, int size, int late, bo
         return AR_ERR_TIMEOUT;
     }
     for (int i = 0; i < size; i++)
-        r.view[i] = take_apart(&views[i]);
+        r.view[i] = read_view(views[i]);
     const ar_status st = write_first_line(&r, late, &about);
     own[late] = st == AR_ERR_TIMEOUT; /* else it is one of many that wait for those that disagree */
     for (int i = 0; about.call && i < about.group->n; i++) {
@@ -405,6 +411,8 @@ ar_status ari_flight_report(const ari_flight_view *views, int size, int late, bo
             own[about.group->rank[i]] = true;
     }
     write_table(&r);
+    for (int i = 0; i < size; i++)
+        free_view(&r.view[i]);
     free(r.view);
     if (fclose(r.to) != 0) {
         free(*gives);

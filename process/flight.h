@@ -44,18 +44,12 @@ uint64_t ari_flight_enter(ari_flight *f, ari_flight_group *g, const ari_call *ca
 void ari_flight_done(ari_flight *f, uint64_t number, uint64_t now_ns);
 /** From now on the call waits for nothing but itself. */
 void ari_flight_begin(ari_flight *f, uint64_t number, uint64_t now_ns);
-/** The recorder as bytes; free(). NULL: no memory. */
-void *ari_flight_pack(const ari_flight *f, uint64_t now_ns, size_t *bytes);
+/** The recorder as text, a line for each group and each call, the oldest first; free(). NULL: no memory. */
+char *ari_flight_text(const ari_flight *f, uint64_t now_ns);
 
-/* A recorder as bytes, as another process sent it; its texts are ended where they are not. size 0: nothing. */
-typedef struct ari_flight_view {
-    void *bytes; /* aligned for uint64_t */
-    size_t size;
-} ari_flight_view;
-
-/** From the views of `size` ranks, of which `late` was the first to complain: what happened, in the words and with the
- *  table of the simulator's reports. own[rank]: whom it is about. *gives NULL: no memory; else free(). Returns
- *  AR_ERR_MISMATCH or AR_ERR_TIMEOUT. */
-AR_NODISCARD ar_status ari_flight_report(const ari_flight_view *views, int size, int late, bool *own, char **gives);
+/** From such texts of `size` ranks, of which `late` was the first to complain: what happened, in the words and with the
+ *  table of the simulator's reports. A text may be NULL; lines that make no sense are passed over. own[rank]: whom it is
+ *  about. *gives NULL: no memory; else free(). Returns AR_ERR_MISMATCH or AR_ERR_TIMEOUT. */
+AR_NODISCARD ar_status ari_flight_report(const char *const *views, int size, int late, bool *own, char **gives);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "process/bootstrap.h"
+#include "process/launch.h"
 
 #include <ctype.h>
 #include <stdbool.h>
@@ -125,7 +125,7 @@ static ar_status read_port(ari_launch *l, bool slurm)
 /* --- all of it ---------------------------------------------------------------------------------------------------- */
 
 /* FNV-1a of what identifies a job, as far as its launcher sets it. */
-static uint64_t key_of_job(void)
+static uint64_t hash_of_job(void)
 {
     static const char *const of[] = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID",
                                      "SLURM_STEP_ID", "ANYRANK_JOB"};
@@ -154,6 +154,6 @@ ar_status ari_launch_read(ari_launch *l)
     AR_TRY(read_place(l, by_torch ? &torch : variable(step.size) ? &step : &job));
     AR_TRY(read_host(l, slurm));
     AR_TRY(read_port(l, slurm));
-    l->key = key_of_job();
+    l->job = hash_of_job();
     return AR_OK;
 }

@@ -2,7 +2,7 @@
 #ifndef ARI_PROCESS_PROCESS_H
 #define ARI_PROCESS_PROCESS_H
 
-#include "process/control.h"
+#include "process/store.h"
 
 /* How processes find and reach each other: by MPI, or by sockets. NCCL needs either to make its communicator. */
 typedef struct ari_process_ops {
@@ -18,7 +18,7 @@ struct ar_process {
     const ari_process_ops *ops;
     int rank, size, local_rank;
     ar_process_options options; /* timeout_ns filled */
-    ari_control *control;       /* NULL: sockets do not connect it, or there is no other process */
+    ari_store *store;           /* NULL: sockets do not connect it, or there is no other process */
     /* The communicator of its transport. */
     ar_status (*comm)(ar_comm **gives, ar_process *p, ar_device *d);
 };

@@ -30,8 +30,8 @@ static void nccl_abort(ar_comm *c, ar_status st, const char *why)
     ari_nccl_world *w = nccl_of(c)->world;
     char text[1024];
     snprintf(text, sizeof text, "rank %d aborted: %s", w->rank, why);
-    if (w->control)
-        ari_control_fail(w->control, st, text);
+    if (w->store)
+        ari_store_fail(w->store, st, text);
     else
         ari_failure_set(w->failure, st, text);
 }
@@ -125,7 +125,7 @@ ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st)
         return ar_error_set(st, "%s", why); /* which all members found */
     AR_TRY(ari_nccl_world_status(w));
     (void)ar_error_set(st, "%s", why);
-    return w->control ? ari_nccl_world_fail(w, st) : st;
+    return w->store ? ari_nccl_world_fail(w, st) : st;
 }
 
 static int index_in(const ari_flight_group *g, int rank)
@@ -139,15 +139,15 @@ static int index_in(const ari_flight_group *g, int rank)
 /* Compares the call with those of the other members of the group. */
 static ar_status agree(ari_nccl_comm *c, const ari_flight_group *g, const ari_call *call)
 {
-    ari_control *control = c->world->control;
+    ari_store *store = c->world->store;
     ari_calls calls;
     char why[768];
-    AR_TRY(ari_calls_exchange(&calls, control, g->id, g->entered, index_in(g, c->world->rank), g->rank, g->n, call));
+    AR_TRY(ari_calls_exchange(&calls, store, g->id, g->entered, index_in(g, c->world->rank), g->rank, g->n, call));
     ar_status st = ari_calls_compare(&calls.group, why, sizeof why);
     ari_calls_fini(&calls);
     if (st != AR_OK) { /* every member finds the same, and keeps it */
         st = ar_error_set(st, "%s", why);
-        ari_control_agree_failed(control, st);
+        ari_store_agree_failed(store, st);
     }
     return st;
 }

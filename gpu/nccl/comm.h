@@ -6,9 +6,9 @@
 #include <stdatomic.h>
 
 #include "gpu/nccl/nccl.h"
-#include "process/control.h"
 #include "process/flight.h"
 #include "process/process.h"
+#include "process/store.h"
 #include "ref/comm/comm_impl.h"
 #include "ref/core/queue_impl.h"
 
@@ -35,11 +35,11 @@ typedef struct ari_nccl_world {
     bool checks_calls;
     ari_nccl nccl;
     ar_device *device;
-    ari_control *control;
-    bool owns_control;
+    ari_store *store;
+    bool owns_store;
     ari_failure *failure;
     uint64_t errors_asked_ns; /* by the watcher alone */
-    pthread_mutex_t lock;     /* taken after no lock of the control's but the watcher's */
+    pthread_mutex_t lock;     /* taken after no lock of the store's but the watcher's */
     /* guarded by `lock` */
     ari_nccl_comm *comms;
     ari_flight flight;

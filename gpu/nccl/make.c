@@ -11,7 +11,7 @@
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 
-/* How communicators come about: all members meet through the control, where one that is missing is named; then all of
+/* How communicators come about: all members meet through the store, where one that is missing is named; then all of
  * them enter NCCL, which splits the communicator that they have, or makes one of an id of the first member's. NCCL has
  * no timeout: the watcher ends what never ends. The last step is a call on the new communicator, so that nothing of it
  * is left to be made beside other calls. */
@@ -108,7 +108,7 @@ static ar_status enter_by_id(ari_nccl_comm *c)
     ari_gather_result all;
     if (r == 0)
         AR_TRY(ari_nccl_check(&w->nccl, w->nccl.GetUniqueId(&id), NULL, "NCCL gives no id"));
-    AR_TRY(ari_control_exchange(w->control, c->id, MEET_ID, r, n, &id, r == 0 ? sizeof id : 0, &all));
+    AR_TRY(ari_store_exchange(w->store, c->id, MEET_ID, r, n, &id, r == 0 ? sizeof id : 0, &all));
     const bool whole = all.start[1] - all.start[0] == sizeof id;
     if (whole)
         memcpy(&id, all.at, sizeof id);
@@ -198,7 +198,7 @@ static ar_status make_split(ari_nccl_comm **gives, ari_nccl_comm *c, const ari_c
         AR_TRY(new_comm(gives, w, ari_nccl_mix(c->id, number, 0), c->group->rank, 1, 0));
         return warm_up(*gives);
     }
-    AR_TRY(ari_calls_exchange(&calls, w->control, ari_nccl_mix(c->id, UINT64_MAX, UINT64_MAX), number, c->base.rank,
+    AR_TRY(ari_calls_exchange(&calls, w->store, ari_nccl_mix(c->id, UINT64_MAX, UINT64_MAX), number, c->base.rank,
                               c->group->rank, c->base.size, call));
     ar_status st = ari_alloc((void **)&rank, (size_t)c->base.size, sizeof *rank, "ranks of a group");
     if (st == AR_OK && call->color >= 0) {
@@ -330,7 +330,7 @@ static ar_status compare_all(ari_nccl_world *w, const ar_process *p)
     const ar_status known = read_place(&here, w, p);
     if (known != AR_OK) /* the others would wait */
         return ari_nccl_world_fail(w, known);
-    AR_TRY(ari_control_exchange(w->control, WORLD_ID, MEET_PLACES, w->rank, w->size, &here, sizeof here, &all));
+    AR_TRY(ari_store_exchange(w->store, WORLD_ID, MEET_PLACES, w->rank, w->size, &here, sizeof here, &all));
     const ar_status st = compare_places(w, &all);
     free(all.memory);
     return st;
@@ -373,8 +373,8 @@ ar_status ari_nccl_comm_create(ar_comm **gives, ar_process *p, ar_device *d)
     }
     char why[1024];
     snprintf(why, sizeof why, "%s", ar_error_message());
-    if (w && w->control && ari_control_status(w->control) == AR_OK)
-        ari_control_fail(w->control, st, why);
+    if (w && w->store && ari_store_status(w->store) == AR_OK)
+        ari_store_fail(w->store, st, why);
     if (c)
         ari_nccl_destroy(&c->base);
     ari_nccl_world_release(w);

@@ -7,7 +7,6 @@
 
 #include "gpu/native.h"
 #include "gpu/nccl/comm.h"
-#include "process/bootstrap.h"
 #include "process/net.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
@@ -27,10 +26,10 @@ ar_status ari_nccl_world_status(ari_nccl_world *w)
     return st == AR_OK ? AR_OK : ar_error_set(st, "%s", message);
 }
 
-/* Takes over the failure of the control. What waits on a stream gets it once the stream continues. */
+/* Takes over the failure of the store. What waits on a stream gets it once the stream continues. */
 static void take_failure(ari_nccl_world *w)
 {
-    const ar_status st = ari_control_status(w->control);
+    const ar_status st = ari_store_status(w->store);
     if (st == AR_OK)
         return;
     const size_t size = strlen(ar_error_message()) + 64;
@@ -93,8 +92,8 @@ ar_status ari_nccl_world_fail(ari_nccl_world *w, ar_status st)
 {
     char why[1024];
     snprintf(why, sizeof why, "rank %d: %s", w->rank, ar_error_message());
-    ari_control_fail(w->control, st, why);
-    take_failure(w); /* the control's thread does so too, perhaps not yet */
+    ari_store_fail(w->store, st, why);
+    take_failure(w); /* the store's thread does so too, perhaps not yet */
     return ari_nccl_world_status(w);
 }
 
@@ -302,16 +301,16 @@ static void world_tick(void *user)
         seen = look_for_errors(w, now);
     pthread_mutex_unlock(&w->lock);
     if (seen == TOO_LATE) /* again and again until there is an answer: the coordinator takes only the first */
-        ari_control_late(w->control);
+        ari_store_late(w->store);
     if (seen == BROKEN)
         (void)ari_nccl_world_fail(w, AR_ERR_DEVICE);
 }
 
-static void *world_view(void *user, size_t *bytes)
+static char *world_view(void *user)
 {
     ari_nccl_world *w = user;
     pthread_mutex_lock(&w->lock);
-    void *view = ari_flight_pack(&w->flight, ari_now_ns(), bytes);
+    char *view = ari_flight_text(&w->flight, ari_now_ns());
     pthread_mutex_unlock(&w->lock);
     return view;
 }
@@ -340,12 +339,12 @@ static ar_status check_device(const ari_nccl_world *w)
                               right);
 }
 
-/* --- the control, where the processes were not connected by sockets ----------------------------------------------- */
+/* --- the store, where the processes were not connected by sockets ------------------------------------------------- */
 
 /* What process 0 sends to the others. */
 typedef struct invitation {
     int32_t port;
-    uint64_t key;
+    uint64_t job;
     char host[2][128]; /* a name, and what it means on the machine of process 0 */
 } invitation;
 
@@ -353,7 +352,7 @@ static void invite(invitation *i, int port)
 {
     struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM};
     i->port = port;
-    i->key = ari_now_ns() ^ (uint64_t)getpid() << 32;
+    i->job = ari_now_ns() ^ (uint64_t)getpid() << 32;
     if (gethostname(i->host[0], sizeof i->host[0] - 1) != 0)
         snprintf(i->host[0], sizeof i->host[0], "localhost");
     for (const struct addrinfo *a = getaddrinfo(i->host[0], NULL, &hints, &found) == 0 ? found : NULL;
@@ -389,26 +388,29 @@ static ar_status agree_to_connect(const ari_nccl_world *w, ar_process *p, ar_sta
     return all.own.status == AR_OK ? AR_OK : ar_error_set((ar_status)all.own.status, "%s", all.own.text);
 }
 
-static ar_status connect_control(ari_nccl_world *w, ar_process *p, ar_status ready)
+static ar_status connect_store(ari_nccl_world *w, ar_process *p, ar_status ready)
 {
-    int listener = -1, port = 0;
+    ari_store_options o = {.rank = w->rank, .size = w->size, .timeout_ns = w->timeout_ns, .listener = -1};
     invitation to = {.port = 0};
     ar_status st = ready;
     if (w->rank == 0 && st == AR_OK)
-        st = ari_net_listen(&listener, &port, NULL, 0);
+        st = ari_net_listen(&o.listener, &o.port, NULL, 0);
     if (w->rank == 0 && st == AR_OK)
-        invite(&to, port);
+        invite(&to, o.port);
     st = agree_to_connect(w, p, st, &to);
-    const ari_bootstrap b = {.rank = w->rank, .size = w->size, .key = to.key, .timeout_ns = w->timeout_ns};
-    if (st == AR_OK && w->rank == 0) {
-        st = ari_bootstrap_accept(&b, listener, NULL, &w->control);
-    } else if (st == AR_OK) {
-        st = ari_bootstrap_connect(&b, to.host[0], to.port, NULL, &w->control);
-        if (st == AR_ERR_IO && to.host[1][0]) /* a name that means nothing here */
-            st = ari_bootstrap_connect(&b, to.host[1], to.port, NULL, &w->control);
+    if (st != AR_OK) {
+        if (o.listener >= 0)
+            close(o.listener);
+        return st;
     }
-    if (listener >= 0)
-        close(listener);
+    o.job = to.job;
+    o.port = to.port;
+    o.host = to.host[0];
+    st = ari_store_create(&w->store, &o);
+    if (st == AR_ERR_IO && w->rank > 0 && to.host[1][0]) { /* a name that means nothing here */
+        o.host = to.host[1];
+        st = ari_store_create(&w->store, &o);
+    }
     return st;
 }
 
@@ -434,18 +436,18 @@ ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device
     w->checks_calls = p->options.check_calls;
     w->device = d;
     w->end = &w->first;
-    w->control = p->control;
-    w->owns_control = !w->control && w->size > 1;
+    w->store = p->store;
+    w->owns_store = !w->store && w->size > 1;
     ar_status st = prepare(w);
-    if (w->owns_control)
-        st = connect_control(w, p, st);
+    if (w->owns_store)
+        st = connect_store(w, p, st);
     if (st != AR_OK) {
         ari_nccl_world_release(w);
         return st;
     }
     const ari_watcher watcher = {.tick = world_tick, .view = world_view, .failed = world_failed, .user = w};
-    if (w->control)
-        ari_control_watch(w->control, &watcher);
+    if (w->store)
+        ari_store_watch(w->store, &watcher);
     *gives = w;
     return AR_OK;
 }
@@ -464,10 +466,10 @@ void ari_nccl_world_release(ari_nccl_world *w)
 {
     if (!w || atomic_fetch_sub(&w->refs, 1) != 1)
         return;
-    if (w->control)
-        ari_control_watch(w->control, NULL);
-    if (w->owns_control)
-        ari_control_destroy(w->control);
+    if (w->store)
+        ari_store_watch(w->store, NULL);
+    if (w->owns_store)
+        ari_store_destroy(w->store);
     free_pending(w->first);
     free_pending(w->spare);
     while (w->flight.groups)

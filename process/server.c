@@ -1,0 +1,580 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "process/server.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "process/flight.h"
+#include "ref/core/clock.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+
+/* Clients read at once, whatever their process does: one that does not take a message for so long is lost. */
+#define CLIENT_NS UINT64_C(5000000000)
+/* Longest wait for views, once one process is late. */
+#define VIEWS_NS UINT64_C(500000000)
+/* After a refusal: for those that are about to connect, and are to be told too. */
+#define LINGER_NS UINT64_C(1000000000)
+enum { MOST_PENDING = 64 };
+
+/* A connection whose hello is not whole yet. */
+typedef struct pending {
+    int fd;
+    size_t have;
+    ari_hello hello;
+} pending;
+
+typedef struct client {
+    int fd; /* -1: not come yet, or gone */
+    bool said_bye;
+    char name[ARI_NAME_BYTES];
+    char *view;
+} client;
+
+typedef struct part {
+    bool is_set;
+    char *message; /* SET's, with the part behind the value's name */
+    size_t size;
+} part;
+
+typedef struct value {
+    struct value *next;
+    ari_store_value is; /* index: of the process that named it first */
+    int come, got;
+    bool *awaited; /* [size]: by this client */
+    part part[];   /* [is.n] */
+} value;
+
+struct ari_server {
+    ari_store_options is;
+    int size;
+    client *client;
+    pending pending[MOST_PENDING];
+    int n_pending;
+    int missing; /* clients that have not come */
+    uint64_t join_until_ns;
+    ar_status refusal; /* the first, of a process of this job: none can begin */
+    char why[400];
+    struct pollfd *poll; /* [2 + MOST_PENDING + size] */
+    value *values;
+    bool failed, asked; /* asked: for views */
+    int first_late, byes;
+    uint64_t views_until_ns;
+    int stop_fd;
+    pthread_t thread;
+    bool started;
+};
+
+/* --- what ends the world ------------------------------------------------------------------------------------------ */
+
+static void lose(ari_server *s, int r, const char *how);
+
+static void send_to(ari_server *s, int r, ari_message kind, const void *a, size_t a_bytes, const void *b,
+                    size_t b_bytes)
+{
+    const ari_net_limit l = {.idle_ns = CLIENT_NS, .wake_fd = -1};
+    if (s->client[r].fd < 0)
+        return;
+    if (ari_message_write(s->client[r].fd, kind, a, a_bytes, b, b_bytes, &l) != ARI_NET_OK)
+        lose(s, r, "takes no word any more");
+}
+
+/* To process 0 last: it may end at once, and the server with it. own: [size], whom it is about; NULL: `rank` alone, or
+ * none, -1, or all, size. */
+static void fail(ari_server *s, ar_status st, const bool *own, int rank, const char *text)
+{
+    if (s->failed)
+        return;
+    s->failed = true;
+    for (int r = s->size - 1; r >= 0; r--) {
+        const ari_store_verdict v = {.status = st, .own = own ? own[r] : r == rank || rank == s->size};
+        send_to(s, r, ARI_MESSAGE_FAILED, &v, sizeof v, text, strlen(text));
+    }
+}
+
+static void lose(ari_server *s, int r, const char *how)
+{
+    client *from = &s->client[r];
+    char text[256];
+    if (from->fd < 0)
+        return;
+    close(from->fd);
+    from->fd = -1;
+    snprintf(text, sizeof text, "rank %d (%s) %s", r, from->name, how);
+    if (!from->said_bye)
+        fail(s, AR_ERR_ABORTED, NULL, -1, text);
+}
+
+/* --- coming together ---------------------------------------------------------------------------------------------- */
+
+static void refuse(int fd, ar_status st, const char *text)
+{
+    const ari_net_limit l = {.idle_ns = UINT64_C(1000000000), .wake_fd = -1};
+    const ari_store_verdict v = {.status = st, .own = true};
+    (void)ari_message_write(fd, ARI_MESSAGE_FAILED, &v, sizeof v, text, strlen(text), &l);
+    ari_net_close(fd, ari_now_ns() + ARI_NET_LAST_NS);
+}
+
+/* "" if there is a place for this process. */
+static void find_refusal(const ari_server *s, const ari_hello *from, char *text, size_t size)
+{
+    text[0] = '\0';
+    if ((int)from->size != s->size)
+        snprintf(text, size, "rank %u (%s) was started as one of %u processes, process 0 as one of %d", from->rank,
+                 ARI_SHOW(from->name), from->size, s->size);
+    else if (from->rank == 0 || from->rank >= (uint32_t)s->size)
+        snprintf(text, size, "another rank %u (%s) has come, of ranks 0 to %d", from->rank, ARI_SHOW(from->name),
+                 s->size - 1);
+    else if (s->client[from->rank].fd >= 0)
+        snprintf(text, size, "two processes have rank %u: %s and %s", from->rank, s->client[from->rank].name,
+                 ARI_SHOW(from->name));
+}
+
+static void admit(ari_server *s, const ari_hello *from, int fd)
+{
+    char text[sizeof s->why];
+    find_refusal(s, from, text, sizeof text);
+    if (!text[0] && s->refusal == AR_OK) {
+        s->client[from->rank].fd = fd;
+        memcpy(s->client[from->rank].name, from->name, ARI_NAME_BYTES);
+        s->missing--;
+        return;
+    }
+    if (s->refusal == AR_OK) {
+        const uint64_t end = ari_now_ns() + LINGER_NS;
+        s->refusal = AR_ERR_ARG;
+        memcpy(s->why, text, sizeof text);
+        s->join_until_ns = end < s->join_until_ns ? end : s->join_until_ns;
+    }
+    refuse(fd, s->refusal, s->why);
+}
+
+static void drop_pending(ari_server *s, int i)
+{
+    s->pending[i] = s->pending[--s->n_pending];
+}
+
+static void read_hello(ari_server *s, int i)
+{
+    pending *p = &s->pending[i];
+    const ari_hello right = ari_hello_of(&s->is);
+    const ssize_t got = recv(p->fd, (char *)&p->hello + p->have, sizeof p->hello - p->have, 0);
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+        return;
+    p->have += got > 0 ? (size_t)got : 0;
+    const size_t known = p->have < sizeof right.magic ? p->have : sizeof right.magic;
+    const bool stranger = got <= 0 || memcmp(p->hello.magic, right.magic, known) != 0;
+    if (!stranger && p->have < sizeof p->hello)
+        return;
+    const pending whole = *p;
+    drop_pending(s, i);
+    if (stranger) {
+        close(whole.fd); /* gone, or another program */
+    } else if (whole.hello.version != right.version) {
+        refuse(whole.fd, AR_ERR_ARG, "process 0 is of another version of anyrank");
+    } else if (whole.hello.job != right.job) {
+        refuse(
+            whole.fd, AR_ERR_ARG,
+            "the port belongs to another job: ANYRANK_PORT chooses another one, the same for all processes of a job");
+    } else {
+        ari_hello from = whole.hello;
+        from.name[sizeof from.name - 1] = '\0';
+        admit(s, &from, whole.fd);
+    }
+}
+
+static void accept_one(ari_server *s)
+{
+    const int fd = ari_net_accept(s->is.listener);
+    if (fd < 0)
+        return;
+    if (s->n_pending == MOST_PENDING) { /* the oldest have had time to send theirs */
+        close(s->pending[0].fd);
+        drop_pending(s, 0);
+    }
+    s->pending[s->n_pending++] = (pending){.fd = fd};
+}
+
+static void close_port(ari_server *s)
+{
+    while (s->n_pending > 0)
+        close(s->pending[--s->n_pending].fd);
+    if (s->is.listener >= 0)
+        close(s->is.listener);
+    s->is.listener = -1;
+}
+
+/* "1, 3, 5" */
+static void list_missing(const ari_server *s, char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int r = 1; r < s->size && used + 16 < size; r++) {
+        if (s->client[r].fd < 0)
+            used += (size_t)snprintf(text + used, size - used, "%s%d", used > 0 ? ", " : "", r);
+    }
+    if (used + 16 >= size)
+        snprintf(text + used, size - used, ", ...");
+}
+
+/* Begins where all have come, and gives up where some have not in time. */
+static void end_joining(ari_server *s)
+{
+    char who[128], text[256];
+    if (s->missing > 0 && !s->failed && ari_now_ns() < s->join_until_ns)
+        return;
+    if (s->refusal != AR_OK) {
+        fail(s, s->refusal, NULL, s->size, s->why);
+    } else if (s->missing > 0) {
+        list_missing(s, who, sizeof who);
+        snprintf(text, sizeof text, "of %d processes these have not come within %.1f s: rank %s", s->size,
+                 (double)s->is.timeout_ns * 1e-9, who);
+        fail(s, AR_ERR_TIMEOUT, NULL, s->size, text);
+    }
+    close_port(s);
+    for (int r = s->size - 1; r >= 0 && !s->failed; r--)
+        send_to(s, r, ARI_MESSAGE_WELCOME, NULL, 0, NULL, 0);
+}
+
+/* --- who is where ------------------------------------------------------------------------------------------------- */
+
+static void report(ari_server *s)
+{
+    const char **views = calloc((size_t)s->size, sizeof *views);
+    bool *own = calloc((size_t)s->size, sizeof *own);
+    char *text = NULL;
+    ar_status st = AR_ERR_TIMEOUT;
+    for (int r = 0; views && r < s->size; r++)
+        views[r] = s->client[r].view;
+    if (views && own)
+        st = ari_flight_report(views, s->size, s->first_late, own, &text);
+    fail(s, st, text ? own : NULL, s->first_late,
+         text ? text : "a rank waited too long, and no memory is left to say more");
+    free(text);
+    free(own);
+    free(views);
+}
+
+static void ask_for_views(ari_server *s, int late)
+{
+    if (s->asked || s->failed)
+        return;
+    s->asked = true;
+    s->first_late = late;
+    s->views_until_ns = ari_now_ns() + VIEWS_NS;
+    for (int r = 0; r < s->size; r++)
+        send_to(s, r, ARI_MESSAGE_SHOW, NULL, 0, NULL, 0);
+}
+
+static void take_view(ari_server *s, int r, char *view)
+{
+    free(s->client[r].view);
+    s->client[r].view = view;
+    bool all = true;
+    for (int i = 0; i < s->size; i++)
+        all = all && (s->client[i].view || s->client[i].fd < 0);
+    if (all && s->asked)
+        report(s);
+}
+
+/* --- values ------------------------------------------------------------------------------------------------------- */
+
+static void forget(ari_server *s, value *x)
+{
+    value **at = &s->values;
+    while (*at != x)
+        at = &(*at)->next;
+    *at = x->next;
+    for (int i = 0; i < x->is.n; i++)
+        free(x->part[i].message);
+    free(x->awaited);
+    free(x);
+}
+
+static const char *name_of(const ari_store_value *v)
+{
+    return v->group != 0 ? "collective" : v->n == 1 ? "broadcast" : "gather";
+}
+
+/* The value of that name, perhaps a new one. NULL: the world has ended, for two do not mean the same by it. */
+static value *value_of(ari_server *s, int r, const ari_store_value *v)
+{
+    char text[256];
+    value *x = s->values;
+    while (x && (x->is.group != v->group || x->is.seq != v->seq))
+        x = x->next;
+    if (x && x->is.n == v->n && x->is.readers == v->readers)
+        return x;
+    if (x) {
+        snprintf(text, sizeof text, "processes disagree: call %llu of rank %d is a %s, that of rank %d a %s",
+                 (unsigned long long)v->seq, x->is.index, name_of(&x->is), r, name_of(v));
+        fail(s, AR_ERR_MISMATCH, NULL, r, text);
+        return NULL;
+    }
+    const bool fits = v->n > 0 && v->n <= s->size && v->readers > 0 && v->readers <= s->size;
+    x = fits ? calloc(1, sizeof *x + (size_t)v->n * sizeof *x->part) : NULL;
+    bool *awaited = x ? calloc((size_t)s->size, sizeof *awaited) : NULL;
+    if (!awaited) {
+        free(x);
+        fail(s, AR_ERR_MEMORY, NULL, r, "process 0 has no memory for what ranks agree upon");
+        return NULL;
+    }
+    x->is = *v;
+    x->is.index = r;
+    x->awaited = awaited;
+    x->next = s->values;
+    s->values = x;
+    return x;
+}
+
+/* All parts are there: to those who wait. */
+static void deliver(ari_server *s, value *x)
+{
+    const size_t n = (size_t)x->is.n, head = sizeof x->is + (n + 1) * sizeof(size_t);
+    size_t total = head, at = 0;
+    for (size_t i = 0; i < n; i++)
+        total += x->part[i].size;
+    char *all = malloc(total);
+    if (!all) {
+        fail(s, AR_ERR_MEMORY, NULL, -1, "process 0 has no memory for what ranks agree upon");
+        return;
+    }
+    memcpy(all, &x->is, sizeof x->is);
+    for (size_t i = 0; i <= n; i++) {
+        const part *p = i < n ? &x->part[i] : NULL;
+        memcpy(all + sizeof x->is + i * sizeof at, &at, sizeof at);
+        if (p)
+            memcpy(all + head + at, p->message + sizeof x->is, p->size);
+        at += p ? p->size : 0;
+    }
+    for (int r = 0; r < s->size; r++) {
+        if (!x->awaited[r])
+            continue;
+        x->awaited[r] = false;
+        x->got++;
+        send_to(s, r, ARI_MESSAGE_VALUE, all, total, NULL, 0);
+    }
+    free(all);
+    if (x->got == x->is.readers)
+        forget(s, x);
+}
+
+/* True: `message`, which begins with a value's name, is kept. */
+static bool take_part(ari_server *s, int r, ari_message kind, char *message, size_t size)
+{
+    ari_store_value v;
+    memcpy(&v, message, sizeof v);
+    value *x = value_of(s, r, &v);
+    const bool sets = kind == ARI_MESSAGE_SET;
+    if (!x)
+        return false;
+    if (sets && (v.index < 0 || v.index >= v.n || x->part[v.index].is_set)) {
+        char text[160];
+        snprintf(text, sizeof text, "rank %d comes to a meeting where it has no place", r);
+        fail(s, AR_ERR_INTERNAL, NULL, r, text);
+        return false;
+    }
+    if (sets) {
+        x->part[v.index] = (part){.is_set = true, .message = message, .size = size - sizeof v};
+        x->come++;
+    }
+    x->awaited[r] = x->awaited[r] || !sets;
+    bool is_awaited = false;
+    for (int i = 0; i < s->size; i++)
+        is_awaited = is_awaited || x->awaited[i];
+    if (is_awaited && x->come == x->is.n)
+        deliver(s, x);
+    return sets;
+}
+
+/* A process waits too long: of group 0 the server knows for whom. */
+static void take_late(ari_server *s, int r, const char *message, size_t size)
+{
+    ari_store_value v = {.group = 1};
+    char text[512];
+    if (size >= sizeof v)
+        memcpy(&v, message, sizeof v);
+    value *x = v.group == 0 ? value_of(s, r, &v) : NULL;
+    if (!x) {
+        ask_for_views(s, r);
+        return;
+    }
+    size_t used = (size_t)snprintf(text, sizeof text, "%.256s for rank", message + sizeof v);
+    for (int i = 0, k = 0; i < x->is.n && used + 16 < sizeof text; i++) {
+        if (!x->part[i].is_set)
+            used += (size_t)snprintf(text + used, sizeof text - used, "%s %d", k++ > 0 ? "," : "", i);
+    }
+    fail(s, AR_ERR_TIMEOUT, NULL, r, text);
+}
+
+/* --- the thread --------------------------------------------------------------------------------------------------- */
+
+static void take_bye(ari_server *s, int r)
+{
+    if (s->client[r].said_bye)
+        return;
+    s->client[r].said_bye = true;
+    if (++s->byes < s->size)
+        return;
+    for (int i = s->size - 1; i >= 0; i--)
+        send_to(s, i, ARI_MESSAGE_ALL_BYE, NULL, 0, NULL, 0);
+}
+
+static void receive(ari_server *s, int r)
+{
+    const ari_net_limit l = {.idle_ns = CLIENT_NS, .wake_fd = -1};
+    ari_message_head head;
+    char *bytes = NULL;
+    const ari_net_end end = ari_message_read(s->client[r].fd, &head, &bytes, &l);
+    if (end != ARI_NET_OK) {
+        char how[128];
+        snprintf(how, sizeof how, "is gone: %s",
+                 end == ARI_NET_TIMEOUT ? "it stopped in the middle of a word"
+                 : errno == 0           ? "its connection was closed"
+                                        : strerror(errno));
+        lose(s, r, how);
+        return;
+    }
+    const size_t size = (size_t)head.bytes;
+    bool kept = false;
+    if (head.kind == ARI_MESSAGE_VIEW) {
+        kept = true;
+        take_view(s, r, bytes);
+    } else if ((head.kind == ARI_MESSAGE_SET || head.kind == ARI_MESSAGE_GET) && size >= sizeof(ari_store_value)) {
+        kept = take_part(s, r, (ari_message)head.kind, bytes, size);
+    } else if (head.kind == ARI_MESSAGE_FAIL && size >= sizeof(ari_store_verdict)) {
+        ari_store_verdict v;
+        memcpy(&v, bytes, sizeof v);
+        fail(s, (ar_status)v.status, NULL, r, bytes + sizeof v);
+    } else if (head.kind == ARI_MESSAGE_LATE) {
+        take_late(s, r, bytes, size);
+    } else if (head.kind == ARI_MESSAGE_BYE) {
+        take_bye(s, r);
+    } else {
+        lose(s, r, "speaks another language");
+    }
+    if (!kept)
+        free(bytes);
+}
+
+/* How long there is nothing to do by itself; -1: for ever. */
+static int patience_ms(const ari_server *s)
+{
+    const bool views = s->asked && !s->failed;
+    const uint64_t now = ari_now_ns(), until = s->is.listener >= 0 ? s->join_until_ns : s->views_until_ns;
+    if (s->is.listener < 0 && !views)
+        return -1;
+    const uint64_t ms = until > now ? (until - now) / 1000000 + 1 : 0;
+    return ms > 1000 ? 1000 : (int)ms;
+}
+
+/* False: the end. */
+static bool one_round(ari_server *s)
+{
+    const int waiting = s->n_pending;
+    struct pollfd *p = s->poll, *clients = p + 2 + waiting;
+    p[0] = (struct pollfd){.fd = s->stop_fd, .events = POLLIN};
+    p[1] = (struct pollfd){.fd = s->is.listener, .events = POLLIN}; /* -1: ignored, as all */
+    for (int i = 0; i < waiting; i++)
+        p[2 + i] = (struct pollfd){.fd = s->pending[i].fd, .events = POLLIN};
+    for (int r = 0; r < s->size; r++)
+        clients[r] = (struct pollfd){.fd = s->client[r].fd, .events = POLLIN};
+    if (poll(p, (nfds_t)(2 + waiting + s->size), patience_ms(s)) < 0 && errno != EINTR)
+        return false;
+    for (int r = 0; r < s->size; r++) {
+        if (clients[r].fd >= 0 && clients[r].revents && s->client[r].fd >= 0)
+            receive(s, r);
+    }
+    for (int i = waiting - 1; i >= 0; i--) { /* downwards: dropping one puts the last in its place */
+        if (p[2 + i].revents)
+            read_hello(s, i);
+    }
+    if (p[1].revents)
+        accept_one(s);
+    if (s->is.listener >= 0)
+        end_joining(s);
+    if (s->asked && !s->failed && ari_now_ns() >= s->views_until_ns)
+        report(s);
+    return !p[0].revents;
+}
+
+static void *serve(void *arg)
+{
+    while (one_round(arg)) {
+    }
+    return NULL;
+}
+
+/* --- beginning and end -------------------------------------------------------------------------------------------- */
+
+static ar_status begin(ari_server *s, int *own_fd)
+{
+    int pair[2];
+    AR_TRY(ari_alloc_zero((void **)&s->client, (size_t)s->size, sizeof *s->client, "connections"));
+    for (int r = 0; r < s->size; r++)
+        s->client[r].fd = -1;
+    AR_TRY(ari_alloc((void **)&s->poll, (size_t)s->size + 2 + MOST_PENDING, sizeof *s->poll, "connections"));
+    s->stop_fd = eventfd(0, EFD_CLOEXEC);
+    AR_TRY(ari_net_pair(pair));
+    const ari_hello own = ari_hello_of(&s->is);
+    s->client[0].fd = pair[0];
+    memcpy(s->client[0].name, own.name, ARI_NAME_BYTES);
+    *own_fd = pair[1];
+    const int rc = s->stop_fd < 0 ? errno : pthread_create(&s->thread, NULL, serve, s);
+    s->started = rc == 0;
+    if (rc == 0)
+        return AR_OK;
+    close(*own_fd);
+    *own_fd = -1;
+    return ar_error_set(AR_ERR_MEMORY, "no thread for what processes share: %s", strerror(rc));
+}
+
+ar_status ari_server_create(ari_server **gives, int *own_fd, const ari_store_options *o)
+{
+    ari_server *s = NULL;
+    ar_status st = ari_alloc_zero((void **)&s, 1, sizeof *s, "what processes share");
+    if (st != AR_OK) {
+        close(o->listener);
+        return st;
+    }
+    s->is = *o;
+    s->size = o->size;
+    s->missing = o->size - 1;
+    s->join_until_ns = ari_deadline_ns(ari_now_ns(), o->timeout_ns);
+    s->stop_fd = -1;
+    st = begin(s, own_fd);
+    if (st == AR_OK)
+        *gives = s;
+    else
+        ari_server_destroy(s);
+    return st;
+}
+
+void ari_server_destroy(ari_server *s)
+{
+    if (!s)
+        return;
+    const uint64_t one = 1;
+    if (s->started && write(s->stop_fd, &one, sizeof one) == (ssize_t)sizeof one)
+        pthread_join(s->thread, NULL);
+    const uint64_t until = ari_now_ns() + ARI_NET_LAST_NS;
+    for (int r = 0; s->client && r < s->size; r++) {
+        ari_net_close(s->client[r].fd, until);
+        free(s->client[r].view);
+    }
+    while (s->values)
+        forget(s, s->values);
+    close_port(s);
+    if (s->stop_fd >= 0)
+        close(s->stop_fd);
+    free(s->client);
+    free(s->poll);
+    free(s);
+}

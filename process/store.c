@@ -1,0 +1,462 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "process/store.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "process/server.h"
+#include "ref/core/clock.h"
+#include "ref/core/size.h"
+
+/* Longest wait for the server's answer to a failure, above what it waits for views. */
+#define VERDICT_NS UINT64_C(1500000000)
+/* What the server's answer to those who join may take after the timeout: it says who is missing. */
+#define ANSWER_NS UINT64_C(300000000)
+/* What claims to be longer is no message of ours. */
+#define LONGEST_MESSAGE ((uint64_t)1 << 40)
+enum { MAGIC = 0x616e7972, VERSION = 2 };
+
+/* A value that this process waits for. */
+typedef struct wanted {
+    struct wanted *next;
+    ari_store_value is;
+    char *answer;
+    size_t bytes;
+} wanted;
+
+struct ari_store {
+    ari_store_options is;
+    int fd, stop_fd;
+    ari_server *server; /* of process 0 */
+    pthread_t thread;
+    bool started;
+    pthread_mutex_t write_lock; /* of fd's other direction */
+    pthread_mutex_t watch_lock; /* held while a watcher is called */
+    ari_watcher watcher;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    /* guarded by `lock` */
+    ar_status st;
+    char *text;
+    wanted *wanted;
+    bool welcome, all_bye;
+};
+
+/* --- messages ----------------------------------------------------------------------------------------------------- */
+
+ari_hello ari_hello_of(const ari_store_options *o)
+{
+    ari_hello h = {
+        .magic = "anyrank", .version = VERSION, .rank = (uint32_t)o->rank, .size = (uint32_t)o->size, .job = o->job};
+    char host[64] = "";
+    if (gethostname(host, sizeof host - 1) != 0 || !host[0])
+        snprintf(host, sizeof host, "an unknown host");
+    snprintf(h.name, sizeof h.name, "process %ld on %s", (long)getpid(), host);
+    return h;
+}
+
+ari_net_end ari_message_write(int fd, ari_message kind, const void *a, size_t a_bytes, const void *b, size_t b_bytes,
+                              const ari_net_limit *l)
+{
+    const ari_message_head head = {.magic = MAGIC, .kind = (uint32_t)kind, .bytes = a_bytes + b_bytes};
+    ari_net_end end = ari_net_write(fd, &head, sizeof head, l);
+    if (end == ARI_NET_OK)
+        end = ari_net_write(fd, a, a_bytes, l);
+    if (end == ARI_NET_OK)
+        end = ari_net_write(fd, b, b_bytes, l);
+    return end;
+}
+
+ari_net_end ari_message_read(int fd, ari_message_head *head, char **gives, const ari_net_limit *l)
+{
+    *gives = NULL;
+    const ari_net_end end = ari_net_read(fd, head, sizeof *head, l);
+    if (end != ARI_NET_OK)
+        return end;
+    const bool fits = head->magic == MAGIC && head->bytes <= LONGEST_MESSAGE;
+    char *bytes = fits ? malloc((size_t)head->bytes + 1) : NULL;
+    if (!bytes) {
+        errno = fits ? ENOMEM : EBADMSG;
+        return ARI_NET_GONE;
+    }
+    bytes[head->bytes] = '\0';
+    const ari_net_end rest = ari_net_read(fd, bytes, (size_t)head->bytes, l);
+    if (rest == ARI_NET_OK)
+        *gives = bytes;
+    else
+        free(bytes);
+    return rest;
+}
+
+static bool send_message(ari_store *s, ari_message kind, const void *a, size_t a_bytes, const void *b, size_t b_bytes)
+{
+    const ari_net_limit l = {.idle_ns = s->is.timeout_ns, .wake_fd = s->stop_fd};
+    pthread_mutex_lock(&s->write_lock);
+    const ari_net_end end = ari_message_write(s->fd, kind, a, a_bytes, b, b_bytes, &l);
+    pthread_mutex_unlock(&s->write_lock);
+    return end == ARI_NET_OK;
+}
+
+/* --- the end of the world ----------------------------------------------------------------------------------------- */
+
+static void keep_failure(ari_store *s, ar_status st, const char *text)
+{
+    pthread_mutex_lock(&s->lock);
+    const bool first = s->st == AR_OK;
+    if (first) {
+        s->text = strdup(text);
+        s->st = st;
+        pthread_cond_broadcast(&s->changed);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (!first)
+        return;
+    pthread_mutex_lock(&s->watch_lock);
+    if (s->watcher.failed)
+        s->watcher.failed(s->watcher.user);
+    pthread_mutex_unlock(&s->watch_lock);
+}
+
+ar_status ari_store_status(ari_store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    const ar_status st = s->st == AR_OK ? AR_OK : ar_error_set(s->st, "%s", s->text ? s->text : ar_status_text(s->st));
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+/* `lock` held. Until *flag, where there is one, or a failure; false: `ns` were over before. */
+static bool await_change(ari_store *s, const bool *flag, uint64_t ns)
+{
+    const uint64_t deadline = ari_deadline_ns(ari_now_ns(), ns);
+    while (s->st == AR_OK && !(flag && *flag)) {
+        if (ari_cond_wait_until(&s->changed, &s->lock, deadline) == ETIMEDOUT)
+            return s->st != AR_OK || (flag && *flag);
+    }
+    return true;
+}
+
+static bool changed_within(ari_store *s, const bool *flag, uint64_t ns)
+{
+    pthread_mutex_lock(&s->lock);
+    const bool changed = await_change(s, flag, ns);
+    pthread_mutex_unlock(&s->lock);
+    return changed;
+}
+
+void ari_store_fail(ari_store *s, ar_status st, const char *why)
+{
+    const ari_store_verdict v = {.status = st};
+    const bool in_thread = pthread_equal(pthread_self(), s->thread);
+    if (changed_within(s, NULL, 0))
+        return;
+    const bool sent = send_message(s, ARI_MESSAGE_FAIL, &v, sizeof v, why, strlen(why));
+    /* The server's answer comes by the store's own thread, which cannot wait for itself. */
+    if (sent && (in_thread || changed_within(s, NULL, VERDICT_NS)))
+        return;
+    keep_failure(s, st, why);
+}
+
+void ari_store_agree_failed(ari_store *s, ar_status st)
+{
+    const ari_store_verdict v = {.status = st};
+    char why[1024];
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    keep_failure(s, st, why);
+    (void)send_message(s, ARI_MESSAGE_FAIL, &v, sizeof v, why, strlen(why)); /* the others of the group send it too */
+    (void)ar_error_set(st, "%s", why);
+}
+
+static void be_late(ari_store *s, const ari_store_value *v, const char *who)
+{
+    if (!changed_within(s, NULL, 0) &&
+        !send_message(s, ARI_MESSAGE_LATE, v, v ? sizeof *v : 0, who, who ? strlen(who) : 0))
+        keep_failure(s, AR_ERR_TIMEOUT, "a rank waited too long, and process 0 does not hear of it");
+}
+
+void ari_store_late(ari_store *s)
+{
+    be_late(s, NULL, NULL);
+}
+
+/* --- values ------------------------------------------------------------------------------------------------------- */
+
+ar_status ari_store_set(ari_store *s, const ari_store_value *v, const void *bytes, size_t size)
+{
+    AR_TRY(ari_store_status(s));
+    if (send_message(s, ARI_MESSAGE_SET, v, sizeof *v, bytes, size))
+        return AR_OK;
+    (void)changed_within(s, NULL, VERDICT_NS); /* why it does not, if that becomes known */
+    AR_TRY(ari_store_status(s));
+    return ar_error_set(AR_ERR_IO, "process 0 takes nothing from this process");
+}
+
+/* `lock` held. */
+static void forget(ari_store *s, const wanted *x)
+{
+    wanted **at = &s->wanted;
+    while (*at != x)
+        at = &(*at)->next;
+    *at = x->next;
+}
+
+/* `lock` held. False: it did not come in time. */
+static bool await_answer(ari_store *s, const wanted *x, uint64_t timeout_ns)
+{
+    const uint64_t deadline = ari_deadline_ns(ari_now_ns(), timeout_ns);
+    while (!x->answer && s->st == AR_OK) {
+        if (ari_cond_wait_until(&s->changed, &s->lock, deadline) == ETIMEDOUT && !x->answer)
+            return false;
+    }
+    return true;
+}
+
+ar_status ari_store_get(ari_store *s, const ari_store_value *v, uint64_t timeout_ns, const char *who,
+                        ari_gather_result *gives)
+{
+    wanted x = {.is = *v};
+    const size_t head = sizeof x.is + ((size_t)v->n + 1) * sizeof(size_t);
+    AR_TRY(ari_store_status(s));
+    pthread_mutex_lock(&s->lock);
+    x.next = s->wanted;
+    s->wanted = &x;
+    pthread_mutex_unlock(&s->lock);
+    const bool sent = send_message(s, ARI_MESSAGE_GET, v, sizeof *v, NULL, 0);
+    pthread_mutex_lock(&s->lock);
+    const bool in_time = await_answer(s, &x, timeout_ns);
+    if (!in_time || !sent) { /* who is missing explains more than that this has not come */
+        pthread_mutex_unlock(&s->lock);
+        be_late(s, v, who);
+        pthread_mutex_lock(&s->lock);
+        (void)await_change(s, NULL, VERDICT_NS);
+    }
+    forget(s, &x);
+    pthread_mutex_unlock(&s->lock);
+    if (x.answer && in_time && x.bytes >= head) {
+        *gives = (ari_gather_result){
+            .memory = x.answer, .start = (const size_t *)(const void *)(x.answer + sizeof x.is), .at = x.answer + head};
+        return AR_OK;
+    }
+    free(x.answer);
+    AR_TRY(ari_store_status(s));
+    return ar_error_set(AR_ERR_TIMEOUT, "process 0 does not answer");
+}
+
+ar_status ari_store_exchange(ari_store *s, uint64_t group, uint64_t seq, int index, int n, const void *bytes,
+                             size_t size, ari_gather_result *gives)
+{
+    const ari_store_value v = {.group = group, .seq = seq, .index = index, .n = n, .readers = n};
+    AR_TRY(ari_store_set(s, &v, bytes, size));
+    return ari_store_get(s, &v, s->is.timeout_ns, NULL, gives);
+}
+
+/* --- the thread --------------------------------------------------------------------------------------------------- */
+
+/* Keeps `bytes`. */
+static void take_value(ari_store *s, char *bytes, size_t size)
+{
+    ari_store_value v;
+    memcpy(&v, bytes, sizeof v);
+    pthread_mutex_lock(&s->lock);
+    for (wanted *x = s->wanted; x; x = x->next) {
+        if (x->is.group == v.group && x->is.seq == v.seq && !x->answer) {
+            x->answer = bytes;
+            x->bytes = size;
+            bytes = NULL;
+            pthread_cond_broadcast(&s->changed);
+            break;
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+    free(bytes); /* where no call waits for it any more */
+}
+
+static void send_view(ari_store *s)
+{
+    pthread_mutex_lock(&s->watch_lock);
+    char *view = s->watcher.view ? s->watcher.view(s->watcher.user) : NULL;
+    pthread_mutex_unlock(&s->watch_lock);
+    if (!send_message(s, ARI_MESSAGE_VIEW, view, view ? strlen(view) : 0, NULL, 0))
+        keep_failure(s, AR_ERR_ABORTED, "process 0 takes no word any more");
+    free(view);
+}
+
+static void set_flag(ari_store *s, bool *flag)
+{
+    pthread_mutex_lock(&s->lock);
+    *flag = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* The connection has ended with this error number; 0: it was closed. */
+static void end_connection(ari_store *s, int error)
+{
+    char text[400];
+    pthread_mutex_lock(&s->lock);
+    const bool welcome = s->welcome, expected = s->all_bye;
+    pthread_mutex_unlock(&s->lock);
+    if (welcome && !expected)
+        keep_failure(s, AR_ERR_ABORTED, "rank 0 is gone: its connection was closed");
+    if (welcome)
+        return;
+    snprintf(text, sizeof text, "what listens at %.128s, port %d, %s", s->is.host, s->is.port,
+             error == EBADMSG ? "is no process 0 of this program: choose another port by ANYRANK_PORT, the same for "
+                                "all processes"
+                              : "closed the connection: process 0 has ended, or the port is another program's "
+                                "(ANYRANK_PORT chooses another one)");
+    keep_failure(s, AR_ERR_IO, text);
+}
+
+/* False: nothing more comes. */
+static bool receive(ari_store *s)
+{
+    const ari_net_limit l = {.idle_ns = s->is.timeout_ns, .wake_fd = s->stop_fd};
+    ari_message_head head;
+    char *bytes = NULL;
+    if (ari_message_read(s->fd, &head, &bytes, &l) != ARI_NET_OK) {
+        end_connection(s, errno);
+        return false;
+    }
+    const size_t size = (size_t)head.bytes;
+    if (head.kind == ARI_MESSAGE_VALUE && size >= sizeof(ari_store_value)) {
+        take_value(s, bytes, size);
+        return true;
+    }
+    if (head.kind == ARI_MESSAGE_FAILED && size >= sizeof(ari_store_verdict)) {
+        ari_store_verdict v;
+        memcpy(&v, bytes, sizeof v);
+        keep_failure(s, v.own ? (ar_status)v.status : AR_ERR_ABORTED, bytes + sizeof v);
+    } else if (head.kind == ARI_MESSAGE_SHOW) {
+        send_view(s);
+    } else if (head.kind == ARI_MESSAGE_WELCOME) {
+        set_flag(s, &s->welcome);
+    } else if (head.kind == ARI_MESSAGE_ALL_BYE) {
+        set_flag(s, &s->all_bye);
+    }
+    free(bytes);
+    return true;
+}
+
+static void *listen_main(void *arg)
+{
+    ari_store *s = arg;
+    for (bool open = true;;) {
+        struct pollfd p[2] = {{.fd = s->stop_fd, .events = POLLIN}, {.fd = s->fd, .events = POLLIN}};
+        const int ready = poll(p, open ? 2 : 1, ARI_TICK_MS);
+        if ((ready < 0 && errno != EINTR) || (ready > 0 && p[0].revents))
+            return NULL;
+        if (ready > 0 && open && p[1].revents)
+            open = receive(s);
+        pthread_mutex_lock(&s->watch_lock);
+        if (s->watcher.tick)
+            s->watcher.tick(s->watcher.user);
+        pthread_mutex_unlock(&s->watch_lock);
+    }
+}
+
+void ari_store_watch(ari_store *s, const ari_watcher *w)
+{
+    pthread_mutex_lock(&s->watch_lock);
+    s->watcher = w ? *w : (ari_watcher){.user = NULL};
+    if (s->watcher.failed && changed_within(s, NULL, 0)) /* before there was a watcher */
+        s->watcher.failed(s->watcher.user);
+    pthread_mutex_unlock(&s->watch_lock);
+}
+
+/* --- beginning and end -------------------------------------------------------------------------------------------- */
+
+static ar_status init_locks(ari_store *s)
+{
+    pthread_mutexattr_t again; /* a watcher may find the failure itself */
+    pthread_mutexattr_init(&again);
+    pthread_mutexattr_settype(&again, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&s->watch_lock, &again);
+    pthread_mutexattr_destroy(&again);
+    pthread_mutex_init(&s->write_lock, NULL); /* mutexes of Linux need nothing that could be missing */
+    pthread_mutex_init(&s->lock, NULL);
+    const int rc = ari_cond_init(&s->changed);
+    s->stop_fd = eventfd(0, EFD_CLOEXEC);
+    return rc == 0 && s->stop_fd >= 0 ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no lock for what processes share");
+}
+
+static void free_store(ari_store *s)
+{
+    const uint64_t one = 1;
+    if (s->started && write(s->stop_fd, &one, sizeof one) == (ssize_t)sizeof one)
+        pthread_join(s->thread, NULL);
+    ari_server_destroy(s->server);
+    if (s->fd >= 0)
+        close(s->fd);
+    if (s->stop_fd >= 0)
+        close(s->stop_fd);
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
+    pthread_mutex_destroy(&s->watch_lock);
+    pthread_mutex_destroy(&s->write_lock);
+    free(s->text);
+    free(s);
+}
+
+static ar_status connect_to_server(ari_store *s, uint64_t deadline_ns)
+{
+    if (s->is.rank == 0)
+        return ari_server_create(&s->server, &s->fd, &s->is);
+    const ari_hello hello = ari_hello_of(&s->is);
+    const ari_net_limit l = {.idle_ns = s->is.timeout_ns, .wake_fd = -1};
+    AR_TRY(ari_net_connect(&s->fd, s->is.host, s->is.port, deadline_ns));
+    return ari_net_write(s->fd, &hello, sizeof hello, &l) == ARI_NET_OK
+               ? AR_OK
+               : ar_error_set(AR_ERR_IO, "process 0 does not take what this process sends it");
+}
+
+static ar_status join(ari_store *s)
+{
+    const uint64_t deadline = ari_deadline_ns(ari_now_ns(), s->is.timeout_ns);
+    AR_TRY(connect_to_server(s, deadline));
+    const int rc = pthread_create(&s->thread, NULL, listen_main, s);
+    s->started = rc == 0;
+    if (rc != 0)
+        return ar_error_set(AR_ERR_MEMORY, "no thread for what processes share: %s", strerror(rc));
+    const uint64_t now = ari_now_ns(), end = ari_deadline_ns(deadline, ANSWER_NS);
+    if (!changed_within(s, &s->welcome, end > now ? end - now : 0))
+        return ar_error_set(AR_ERR_TIMEOUT,
+                            "what listens at %.128s, port %d, has not let this process in for so long; "
+                            "process 0 knows who is missing",
+                            s->is.host, s->is.port);
+    return ari_store_status(s);
+}
+
+ar_status ari_store_create(ari_store **gives, const ari_store_options *o)
+{
+    ari_store *s = NULL;
+    *gives = NULL;
+    AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "what processes share"));
+    s->is = *o;
+    s->fd = s->stop_fd = -1;
+    ar_status st = init_locks(s);
+    if (st == AR_OK)
+        st = join(s);
+    if (st == AR_OK)
+        *gives = s;
+    else
+        free_store(s);
+    return st;
+}
+
+void ari_store_destroy(ari_store *s)
+{
+    if (!s)
+        return;
+    ari_store_watch(s, NULL);
+    /* Until no process needs another any more. */
+    if (!changed_within(s, NULL, 0) && send_message(s, ARI_MESSAGE_BYE, NULL, 0, NULL, 0))
+        (void)changed_within(s, &s->all_bye, s->is.timeout_ns);
+    free_store(s);
+}
