@@ -43,6 +43,9 @@ ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_
 /* What a CUDA device keeps for the library: made with it, ended with it, in a thread whose GPU
  * is the device's. Errors: AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (no cuBLAS is found, or another one). */
 ar_status blas_create(void **gives);
+/* Takes for q now what cuBLAS would take with the first product: that may wait for the GPU, where a collective may wait
+ * for another rank. */
+ar_status blas_prepare(ar_device *d, ar_queue *q);
 void blas_destroy(void *blas); /* accepts NULL */
 /* Where a device keeps it: gpu/cuda/runtime.cu. */
 void *blas_of(ar_device *d);

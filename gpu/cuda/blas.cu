@@ -223,6 +223,12 @@ ar_status product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_mat
 
 } // namespace
 
+ar_status blas_prepare(ar_device *d, ar_queue *q)
+{
+    cublasHandle_t handle;
+    return handle_of(d, q, &handle);
+}
+
 ar_status blas_create(void **gives)
 {
     cublas call;

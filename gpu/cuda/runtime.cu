@@ -264,9 +264,15 @@ ar_status queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const
 {
     stream *s = nullptr;
     AR_TRY(stream_take(own(d), &s));
-    const ar_status st = ari_queue_create_on(gives, kind, name, &s->base);
-    if (st != AR_OK)
+    ar_status st = ari_queue_create_on(gives, kind, name, &s->base);
+    if (st != AR_OK) {
         stream_leave(&s->base);
+        return st;
+    }
+    if (kind == AR_QUEUE_INLINE) /* a thread's queue has collectives, and no products */
+        st = blas_prepare(d, *gives);
+    if (st != AR_OK)
+        ar_queue_destroy(*gives);
     return st;
 }
 

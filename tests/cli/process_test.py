@@ -87,6 +87,14 @@ class Processes(unittest.TestCase):
         self.assertEqual((one["result"], one["tensors_different"]), ("same", 0))
         self.assertEqual(one["bytes"]["counted"], one["bytes"]["predicted"])
 
+    def test_processes_share_out_gradients_and_weights(self):
+        for arguments, ranks in ((("--dp", "2", "--zero", "2"), 2),
+                                 (("--dp", "4", "--dp-replicate", "2", "--zero", "3"), 4)):
+            with self.subTest(arguments=arguments):
+                one = self.alike(GOLDEN / "gpt2-tiny", *arguments, ranks=ranks)
+                self.assertEqual((one["result"], one["tensors_different"]), ("same", 0))
+                self.assertEqual(one["bytes"]["counted"], one["bytes"]["predicted"])
+
     def test_a_mistake_is_found_and_named_as_among_threads(self):
         one = self.alike(GOLDEN / "gpt2-tiny", "--tp", "2", "--inject", "row_bias_every_rank", ranks=2, code=1)
         self.assertIn("bias", one["first_difference"]["hint"])

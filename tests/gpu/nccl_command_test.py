@@ -61,11 +61,13 @@ def slurm(rank, ranks, port):
 
 
 def start(arguments, ranks, launcher=torchrun, extra=None, only=None):
-    """Processes, one for each rank; extra(rank): more of its environment."""
+    """Processes, one for each rank; extra(rank): more of its environment. First calls wait for what is under way."""
     port = free_port()
     started = []
+    lazy = os.memfd_create("lazy")  # stays open until this process ends
     for rank in range(ranks) if only is None else only:
-        of_rank = {**launcher(rank, ranks, port), **(extra(rank) if extra else {})}
+        of_rank = {**launcher(rank, ranks, port), "FAKE_NCCL_LAZY": f"/proc/{os.getpid()}/fd/{lazy}",
+                   **(extra(rank) if extra else {})}
         environment = {**clean_environment(), **{name: str(value) for name, value in of_rank.items()}}
         started.append(subprocess.Popen([COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, text=True,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment))
@@ -132,6 +134,9 @@ class NcclTest(unittest.TestCase):
     def test_four_processes_of_slurm_have_the_bits_of_threads(self):
         self.hold_to_threads("check", GOLDEN / "gpt2-tiny", "--tp", 2, "--dp", 2, "--zero", 1, *SMALL, ranks=4,
                              launcher=slurm)
+
+    def test_processes_that_share_out_weights_have_the_bits_of_threads(self):
+        self.hold_to_threads("check", GOLDEN / "gpt2-tiny", "--dp", 2, "--zero", 3, *SMALL, ranks=2)
 
     def test_processes_with_stages_have_the_bits_of_threads(self):
         self.hold_to_threads("check", GOLDEN / "gpt2-tiny", "--pp", 2, "--micro-batches", 2, *SMALL, ranks=2)
