@@ -30,6 +30,12 @@
  * The emulated device runs i and b.index upwards, or downwards where ANYRANK_EMULATED_ORDER is "backward": a kernel
  * that depends on an order gives other bits. Where it is "threads", the threads of a block each run the kernel, as on a
  * GPU: one that relies on another's variables gives other bits, and where they part the device fails. */
+
+/* Four elements side by side: load_whole(p) and store_whole(p, x) move them at once, where p is a multiple of 16 bytes. */
+template <class T> struct alignas(sizeof(T) < 4 ? 4 * sizeof(T) : 16) ari_four {
+    T at[4];
+};
+
 #if defined(__CUDACC__)
 #include "gpu/cuda/kernel.h"
 #else

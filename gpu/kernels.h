@@ -116,6 +116,34 @@ ARI_KERNEL inline void store(bf16 *to, float x)
  * any type. */
 #define ARI_BY_DTYPE(tensor, f) ((tensor)->dtype == AR_BF16 ? f<bf16> : f<float>)
 
+template <class T> using four = ari_four<T>;
+
+template <class T> ARI_KERNEL bool lies_whole(const T *p, size_t n)
+{
+    return n >= 4 && reinterpret_cast<uintptr_t>(p) % alignof(four<T>) == 0;
+}
+/* The first n of them, 0 for the others. */
+template <class T> ARI_KERNEL four<T> load_four(const T *from, size_t n)
+{
+    four<T> x = {{0, 0, 0, 0}};
+    if (lies_whole(from, n))
+        return load_whole(from);
+    for (size_t i = 0; i < 4; i++)
+        if (i < n)
+            x.at[i] = from[i];
+    return x;
+}
+template <class T> ARI_KERNEL void store_four(T *to, const four<T> &x, size_t n)
+{
+    if (lies_whole(to, n)) {
+        store_whole(to, x);
+        return;
+    }
+    for (size_t i = 0; i < 4; i++)
+        if (i < n)
+            to[i] = x.at[i];
+}
+
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
 
 /* ar_tensor as a kernel sees it: its memory made reachable, dimensions of extent 1 in front until there are four. T is

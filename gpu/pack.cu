@@ -19,7 +19,8 @@ const size_t TERMS = 131056;
 const size_t TERMS_FOR_TEN = 512;
 
 const size_t ROWS = 32, COLS = 128; /* of a tile */
-const size_t LD = COLS + 1;         /* of its rows in shared memory: columns in different banks */
+const size_t LD = COLS + 4;         /* of its rows in shared memory: four columns of eight rows in different banks */
+const size_t GROUP = 16;            /* terms that a thread writes at once: 16 bytes of each run */
 
 struct digits {
     int32_t d[4];
@@ -37,79 +38,156 @@ ARI_KERNEL digits digits_of(int32_t q)
     return r;
 }
 
-/* What run number `run` of an operand holds. */
-template <bool TEN> ARI_KERNEL int32_t run_value(const digits &v, bool left, int run)
+/* Sums of the bytes of two words, each modulo 256. */
+ARI_KERNEL uint32_t add_bytes(uint32_t a, uint32_t b)
 {
+    return ((a & 0x7f7f7f7fu) + (b & 0x7f7f7f7fu)) ^ ((a ^ b) & 0x80808080u);
+}
+ARI_KERNEL four<uint32_t> add_bytes(const four<uint32_t> &a, const four<uint32_t> &b)
+{
+    four<uint32_t> sum = a;
+    for (int i = 0; i < 4; i++)
+        sum.at[i] = add_bytes(a.at[i], b.at[i]);
+    return sum;
+}
+
+/* One of two words, or of fours, by their values: by their addresses they would have to be in memory. */
+ARI_KERNEL uint32_t one_of(bool first, uint32_t a, uint32_t b)
+{
+    return first ? a : b;
+}
+ARI_KERNEL four<uint32_t> one_of(bool first, const four<uint32_t> &a, const four<uint32_t> &b)
+{
+    return {
+        {first ? a.at[0] : b.at[0], first ? a.at[1] : b.at[1], first ? a.at[2] : b.at[2], first ? a.at[3] : b.at[3]}};
+}
+
+/* Digit i of four terms, in one word. */
+ARI_KERNEL four<uint32_t> digits_of_four(const four<int32_t> &q)
+{
+    four<uint32_t> w = {{0, 0, 0, 0}};
+    for (int term = 3; term >= 0; term--) {
+        const digits v = digits_of(q.at[term]);
+        for (int i = 0; i < 4; i++)
+            w.at[i] = w.at[i] << 8 | (static_cast<uint32_t>(v.d[i]) & 0xffu);
+    }
+    return w;
+}
+
+/* Gives out(run, words) every run of an operand, from those of the four digits. */
+template <bool TEN, class W, class F> ARI_KERNEL void each_run(const W (&digit)[4], bool left, F out)
+{
+    for (size_t i = 0; i < 4; i++)
+        out(i, one_of(TEN || left, digit[i], digit[3 - i]));
     if (!TEN)
-        return left ? v.d[run] : v.d[3 - run];
-    if (run < 4)
-        return v.d[run];
-    if (run < 6)
-        return v.d[2 * (run - 4)] + v.d[2 * (run - 4) + 1];
-    const bool low = run == 8 || run == (left ? 6 : 7);
-    return low ? v.d[0] + v.d[2] : v.d[1] + v.d[3];
+        return;
+    out(4, add_bytes(digit[0], digit[1]));
+    out(5, add_bytes(digit[2], digit[3]));
+    const W low = add_bytes(digit[0], digit[2]), high = add_bytes(digit[1], digit[3]);
+    out(6, one_of(left, low, high));
+    out(7, one_of(left, high, low));
+    out(8, low);
+    out(9, high);
 }
 
 /* A tile of one matrix: ROWS rows of COLS terms, read along whichever dimension lies side by side, and written along
- * the terms, four to a word. Rows and columns are those of the packed operand; what lies outside the source but inside
- * [row_at, row_end) and [k_at, k_end) is padding. */
+ * the terms. Rows and columns are those of the packed operand; what lies outside the source but inside [row_at, row_end)
+ * and [k_at, k_end) is padding. */
 template <bool TEN> struct pack_tile {
     view<const float> x;
     const int32_t *c, *e; /* [matrices, cols of x] or NULL, [matrices, rows] */
     int32_t sign;
     int8_t *runs;
     packed p;
-    size_t row_at, row_end, k_at, k_end, down, across;
+    size_t row_at, row_end, k_at, k_end;
+    uint32_t down, across;
 
-    ARI_KERNEL int32_t quantised(const float *matrix, size_t at, size_t row, size_t col) const
+    /* Four elements of a matrix of the source, from row `row` and term `k` on along its terms or rows; 0 where there is
+     * none. Before the first term k has wrapped around. */
+    ARI_KERNEL four<int32_t> quantised(const float *matrix, size_t at, size_t row, size_t k, bool along_terms) const
     {
-        if (row >= row_end || row - row_at >= x.shape[2] || col < k_at || col - k_at >= x.shape[3])
-            return 0;
-        const size_t k = col - k_at;
-        const int32_t shift = c ? ari_contract_shift(c[at * x.shape[3] + k], sign) : 0;
-        const float v =
-            matrix[static_cast<ptrdiff_t>(row - row_at) * x.stride[2] + static_cast<ptrdiff_t>(k) * x.stride[3]];
-        return shift == ARI_EXP_ZERO ? 0 : ari_contract_quantise(v, shift, e[at * p.rows + row]);
+        const size_t rows = x.shape[2], cols = x.shape[3], below = along_terms ? 0 : 1, beyond = 1 - below;
+        const ptrdiff_t step = along_terms ? x.stride[3] : x.stride[2];
+        const float *from =
+            matrix + static_cast<ptrdiff_t>(row) * x.stride[2] + static_cast<ptrdiff_t>(k) * x.stride[3];
+        const bool whole = row < rows && k < cols && (along_terms ? cols - k : rows - row) >= 4;
+        four<float> v = {{0.0f, 0.0f, 0.0f, 0.0f}};
+        if (whole && step == 1)
+            v = load_four(from, 4);
+        else
+            for (size_t i = 0; i < 4; i++)
+                if (row + i * below < rows && k + i * beyond < cols)
+                    v.at[i] = from[static_cast<ptrdiff_t>(i) * step];
+        four<int32_t> q = {{0, 0, 0, 0}};
+        for (size_t i = 0; i < 4; i++) {
+            const size_t line = row + i * below, term = k + i * beyond;
+            if (line >= rows || term >= cols)
+                continue;
+            const int32_t shift = c ? ari_contract_shift(c[at * cols + term], sign) : 0;
+            q.at[i] = shift == ARI_EXP_ZERO ? 0 : ari_contract_quantise(v.at[i], shift, e[at * p.rows + row_at + line]);
+        }
+        return q;
     }
 
-    /* Four terms of every run of a row, from column `col` on. */
-    ARI_KERNEL void store(int8_t *row, size_t col, const int32_t *q) const
+    /* Those bytes of a word's four that are in [first, end). */
+    ARI_KERNEL static void store_bytes(int8_t *to, uint32_t word, int first, int end)
     {
-        const size_t at = p.blocks == 1 ? 0 : col / p.width;
-        int8_t *to = row + at * p.width * (TEN ? RUNS_10 : RUNS_16) + (col - at * p.width);
-        const digits v[4] = {digits_of(q[0]), digits_of(q[1]), digits_of(q[2]), digits_of(q[3])};
-        const bool whole = col >= k_at && col + 4 <= k_end;
-        for (int run = 0; run < static_cast<int>(TEN ? RUNS_10 : RUNS_16); run++, to += p.width) {
-            uint32_t word = 0;
-            for (int i = 3; i >= 0; i--)
-                word = word << 8 | (static_cast<uint32_t>(run_value<TEN>(v[i], p.left, run)) & 0xffu);
-            if (whole) {
-                *reinterpret_cast<uint32_t *>(to) = word;
-                continue;
-            }
-            for (size_t i = 0; i < 4; i++)
-                if (col + i >= k_at && col + i < k_end)
-                    to[i] = static_cast<int8_t>(run_value<TEN>(v[i], p.left, run));
+        for (int i = 0; i < 4; i++)
+            if (i >= first && i < end)
+                to[i] = static_cast<int8_t>(word >> i * 8 & 0xffu);
+    }
+
+    /* GROUP terms of every run of a row, from column `col` on, which is a multiple of GROUP. */
+    ARI_KERNEL void store(int8_t *row, size_t col, const four<int32_t> *q) const
+    {
+        const size_t at = p.blocks == 1 ? 0 : col / p.width, width = p.width;
+        const int first = col < k_at ? static_cast<int>(k_at - col) : 0;
+        const int end = k_end - col < GROUP ? static_cast<int>(k_end - col) : static_cast<int>(GROUP);
+        int8_t *to = row + at * width * (TEN ? RUNS_10 : RUNS_16) + (col - at * width);
+        four<uint32_t> digit[4] = {};
+        for (size_t i = 0; i < GROUP / 4; i++) {
+            const four<uint32_t> words = digits_of_four(q[i]);
+            for (size_t d = 0; d < 4; d++)
+                digit[d].at[i] = words.at[d];
         }
+        each_run<TEN>(digit, p.left, [=](size_t run, const four<uint32_t> &words) {
+            int8_t *run_to = to + run * width;
+            if (first == 0 && end == static_cast<int>(GROUP))
+                store_whole(reinterpret_cast<uint32_t *>(run_to), words);
+            else
+                for (int i = 0; i < 4; i++)
+                    store_bytes(run_to + 4 * i, words.at[i], first - 4 * i, end - 4 * i);
+        });
     }
 
     ARI_KERNEL void operator()(const block &b) const
     {
-        ARI_SHARED int32_t tile[ROWS * LD];
-        const size_t at = b.index / (down * across);
-        const size_t first_row = row_at + b.index / across % down * ROWS;
-        const size_t first_col = (k_at / COLS + b.index % across) * COLS;
+        ARI_SHARED four<int32_t> tile[ROWS * LD / 4];
+        const uint32_t number = static_cast<uint32_t>(b.index), tiles = down * across;
+        const uint32_t at = number / tiles, in_matrix = number % tiles;
+        const size_t first_row = in_matrix / across * ROWS; /* of the source */
+        const size_t first_col = (k_at / COLS + in_matrix % across) * COLS;
         const float *matrix = x.matrix(at);
+        int32_t *values = reinterpret_cast<int32_t *>(tile);
         const bool lines = x.stride[3] == 1;
-        b.each(ROWS * COLS, [&](size_t i) {
-            const size_t row = lines ? i / COLS : i % ROWS, col = lines ? i % COLS : i / ROWS;
-            tile[row * LD + col] = quantised(matrix, at, first_row + row, first_col + col);
-        });
         b.each(ROWS * COLS / 4, [&](size_t i) {
-            const size_t row = first_row + i / (COLS / 4), col = i % (COLS / 4) * 4;
-            if (row < row_end && first_col + col < k_end)
-                store(runs + at * p.step + row * p.row_bytes, first_col + col, tile + i / (COLS / 4) * LD + col);
+            const size_t row = lines ? i / (COLS / 4) : i % (ROWS / 4) * 4;
+            const size_t col = lines ? i % (COLS / 4) * 4 : i / (ROWS / 4);
+            const four<int32_t> q = quantised(matrix, at, first_row + row, first_col + col - k_at, lines);
+            if (lines)
+                tile[(row * LD + col) / 4] = q;
+            else
+                for (size_t j = 0; j < 4; j++)
+                    values[(row + j) * LD + col] = q.at[j];
         });
+        b.each(ROWS * COLS / GROUP,
+               [&](size_t i) { /* eight rows, then the next group: banks */
+                               const size_t line = i % 8 + i / 16 % 4 * 8, group = i / 8 % 2 + i / 64 * 2;
+                               const size_t row = row_at + first_row + line, col = first_col + group * GROUP;
+                               if (row < row_end && col < k_end && col + GROUP > k_at)
+                                   store(runs + at * p.step + row * p.row_bytes, col,
+                                         tile + (line * LD + group * GROUP) / 4);
+               });
     }
 };
 
@@ -117,33 +195,60 @@ template <bool TEN> ar_status pack_tiles(ar_device *d, ar_queue *q, pack_tile<TE
 {
     if (t.row_at >= t.row_end || t.k_at >= t.k_end)
         return AR_OK;
-    t.down = ceil_div(t.row_end - t.row_at, ROWS);
-    t.across = ceil_div(t.k_end, COLS) - t.k_at / COLS;
-    return launch_blocks(d, q, t.p.batch * t.down * t.across, ROWS * COLS, t);
+    const size_t down = ceil_div(t.row_end - t.row_at, ROWS), across = ceil_div(t.k_end, COLS) - t.k_at / COLS;
+    size_t tiles = 0;
+    AR_TRY(ari_mul_size(&tiles, down, across));
+    AR_TRY(ari_mul_size(&tiles, tiles, t.p.batch));
+    if (tiles > UINT32_MAX)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "pack: %zu tiles of %zu x %zu, at most 2^32 - 1", tiles, ROWS, COLS);
+    t.down = static_cast<uint32_t>(down);
+    t.across = static_cast<uint32_t>(across);
+    return launch_blocks(d, q, tiles, ROWS * COLS, t);
 }
 
 /* Where run `run` of term k of a row lies. */
-ARI_KERNEL inline size_t place_of(const packed &p, int run, size_t k)
+ARI_KERNEL inline size_t place_of(const packed &p, size_t run, size_t k)
 {
-    return (k / p.width * (p.ten ? RUNS_10 : RUNS_16) + static_cast<size_t>(run)) * p.width + k % p.width;
+    const size_t block = p.blocks == 1 ? 0 : k / p.width;
+    return (block * (p.ten ? RUNS_10 : RUNS_16) + run) * p.width + (k - block * p.width);
 }
 
-/* The digits of a part's rows and terms, a thread a term; what pads them is 0. */
+/* The digits of four terms of a row, from `k` on; 0 past the last. */
+ARI_KERNEL four<uint32_t> stored_digits(const packed &p, const int8_t *row, size_t k, size_t end)
+{
+    four<uint32_t> w = {{0, 0, 0, 0}};
+    for (size_t i = 0; i < 4; i++) {
+        const size_t run = p.ten || p.left ? i : 3 - i;
+        for (size_t term = 0; term < 4; term++)
+            if (k + term < end)
+                w.at[i] |= static_cast<uint32_t>(static_cast<uint8_t>(row[place_of(p, run, k + term)])) << term * 8;
+    }
+    return w;
+}
+
+/* The digits of a part's rows and terms, a block some terms of a row; what pads them is 0. */
 ar_status copy_digits(ar_device *d, ar_queue *q, const packed &to, const packed &from, const ar_part &part)
 {
-    const size_t terms = to.blocks * to.width, n = to.batch * to.all_rows * terms;
+    const size_t words = to.blocks * to.width / 4, chunks = ceil_div(words, COLS);
     const int8_t *in = dev<int8_t>(ar_const(from.runs));
     int8_t *out = dev<int8_t>(to.runs);
-    return launch_each(d, q, n, [=] ARI_KERNEL(size_t i) {
-        const size_t k = i % terms, row = i / terms % to.all_rows, at = i / terms / to.all_rows;
+    return launch_blocks(d, q, to.batch * to.all_rows * chunks, COLS, [=] ARI_KERNEL(const block &b) {
+        const size_t line = b.index / chunks, first = b.index % chunks * COLS;
+        const size_t at = line / to.all_rows, row = line % to.all_rows;
         const int8_t *source = in + (part.matrix + at) * from.step + (part.row + row) * from.row_bytes;
         int8_t *target = out + at * to.step + row * to.row_bytes;
-        digits v = {{0, 0, 0, 0}};
-        for (int digit = 0; digit < 4 && row < to.rows && k < to.k; digit++)
-            v.d[digit] = source[place_of(from, from.ten || from.left ? digit : 3 - digit, part.col + k)];
-        for (int run = 0; run < static_cast<int>(to.ten ? RUNS_10 : RUNS_16); run++)
-            target[place_of(to, run, k)] =
-                static_cast<int8_t>(to.ten ? run_value<true>(v, to.left, run) : run_value<false>(v, to.left, run));
+        b.each(words - first < COLS ? words - first : COLS, [&](size_t i) {
+            const size_t k = (first + i) * 4;
+            const size_t end = row < to.rows ? part.col + to.k : 0;
+            const four<uint32_t> digit = stored_digits(from, source, part.col + k, end);
+            auto write = [&](size_t run, uint32_t word) {
+                *reinterpret_cast<uint32_t *>(target + place_of(to, run, k)) = word;
+            };
+            if (to.ten)
+                each_run<true>(digit.at, to.left, write);
+            else
+                each_run<false>(digit.at, to.left, write);
+        });
     });
 }
 

@@ -92,6 +92,15 @@ __device__ inline void atomic_max(int32_t *to, int32_t v)
     atomicMax(to, v);
 }
 
+template <class T> __device__ ari_four<T> load_whole(const T *from)
+{
+    return *reinterpret_cast<const ari_four<T> *>(from);
+}
+template <class T> __device__ void store_whole(T *to, const ari_four<T> &x)
+{
+    *reinterpret_cast<ari_four<T> *>(to) = x;
+}
+
 /* sum + the products of the four signed bytes of a with those of b. */
 __device__ inline int32_t dot_bytes(int32_t sum, uint32_t a, uint32_t b)
 {

@@ -4,6 +4,7 @@
 
 /* gpu/kernel.h for a C++ compiler: grids and blocks are loops. */
 #include <stdint.h>
+#include <string.h>
 
 #include "anyrank/device.h"
 
@@ -157,11 +158,26 @@ inline void fault()
 {
     faulted = true;
 }
+/* A GPU fails at other addresses. Copied by bytes: the compiler may otherwise take every address for such a one. */
+template <class T> ari_four<T> load_whole(const T *from)
+{
+    ari_four<T> x;
+    faulted = faulted || reinterpret_cast<uintptr_t>(from) % alignof(ari_four<T>) != 0;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+template <class T> void store_whole(T *to, const ari_four<T> &x)
+{
+    faulted = faulted || reinterpret_cast<uintptr_t>(to) % alignof(ari_four<T>) != 0;
+    memcpy(to, &x, sizeof x);
+}
 inline ar_status launched()
 {
     const bool wrong = faulted;
     faulted = false;
-    return wrong ? ar_error_set(AR_ERR_DEVICE, "a kernel was given an index that is out of range") : AR_OK;
+    return wrong ? ar_error_set(AR_ERR_DEVICE,
+                                "a kernel was given an index that is out of range, or an address that is not aligned")
+                 : AR_OK;
 }
 
 /* A launch of elements. */
