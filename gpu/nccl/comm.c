@@ -84,8 +84,9 @@ static ar_status ask_progress(ari_nccl_comm *c, bool *goes_on)
     return ari_nccl_check(n, result, c->comm, "NCCL");
 }
 
-ar_status ari_nccl_settle(ari_nccl_comm *c)
+ar_status ari_nccl_settle(ari_nccl_comm *c, uint64_t limit_ns)
 {
+    const uint64_t deadline = limit_ns > 0 ? ari_deadline_ns(ari_now_ns(), limit_ns) : UINT64_MAX;
     bool goes_on = true;
     for (unsigned turn = 0;; turn++) {
         pthread_mutex_lock(&c->use);
@@ -93,6 +94,8 @@ ar_status ari_nccl_settle(ari_nccl_comm *c)
         pthread_mutex_unlock(&c->use);
         if (st != AR_OK || !goes_on)
             return st;
+        if (ari_now_ns() > deadline)
+            return ar_error_set(AR_ERR_TIMEOUT, "NCCL is not done after %.3f s", (double)limit_ns * 1e-9);
         if (turn < SHORT_TURNS)
             sched_yield();
         else
@@ -112,7 +115,7 @@ ar_status ari_nccl_enqueue(ari_nccl_comm *c, const ari_call *call)
     if (st == AR_OK)
         st = ari_nccl_move(c, c->comm, call, stream);
     pthread_mutex_unlock(&c->use);
-    return st == AR_OK ? ari_nccl_settle(c) : st;
+    return st == AR_OK ? ari_nccl_settle(c, 0) : st;
 }
 
 ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st)

@@ -104,8 +104,8 @@ AR_NODISCARD ar_status ari_nccl_check_comm(ari_nccl_comm *c);
  *  failure. */
 AR_NODISCARD ar_status ari_nccl_enqueue(ari_nccl_comm *c, const ari_call *call);
 /** Until NCCL has done on the host what was last asked of the communicator. It is not held meanwhile: where the world
- *  fails, the watcher aborts it, which ends this. Errors: NCCL's, the failure. */
-AR_NODISCARD ar_status ari_nccl_settle(ari_nccl_comm *c);
+ *  fails, the watcher aborts it, which ends this. limit_ns 0: no limit. Errors: NCCL's, the failure, AR_ERR_TIMEOUT. */
+AR_NODISCARD ar_status ari_nccl_settle(ari_nccl_comm *c, uint64_t limit_ns);
 /** A call ended with an error: returns what this rank gets, the first failure, also where NCCL failed only because of
  *  the abort. */
 ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st);

@@ -44,20 +44,31 @@ static void free_comm(ari_nccl_comm *c)
     ari_nccl_world_release(w);
 }
 
+/* NCCL's first half of an end, which all members come to. Where one does not, the other half is an abort. */
+static ar_status finalize(ari_nccl_comm *c)
+{
+    const ari_nccl *n = &c->world->nccl;
+    pthread_mutex_lock(&c->use);
+    ar_status st = ari_nccl_check_comm(c);
+    if (st == AR_OK)
+        st = ari_nccl_check(n, n->CommFinalize(c->comm), c->comm, "NCCL");
+    pthread_mutex_unlock(&c->use);
+    return st == AR_OK ? ari_nccl_settle(c, c->world->timeout_ns) : st;
+}
+
 void ari_nccl_destroy(ar_comm *base)
 {
     ari_nccl_comm *c = (ari_nccl_comm *)base;
     ari_nccl_world *w = c->world;
-    ari_nccl_world_forget(w, c);
+    ari_nccl_world_forget(w, c); /* its calls are done: nothing is lost */
+    const ar_status st = base->size > 1 ? finalize(c) : AR_OK;
     pthread_mutex_lock(&w->lock);
     c->let_go = true; /* the watcher leaves it alone from now on */
     pthread_mutex_unlock(&w->lock);
     pthread_mutex_lock(&c->use); /* which may be aborting it just now */
     void *comm = atomic_exchange(&c->comm, NULL);
-    if (comm && ari_nccl_world_status(w) == AR_OK)
-        (void)w->nccl.CommDestroy(comm); /* its calls are done: nothing is lost */
-    else if (comm)
-        (void)w->nccl.CommAbort(comm);
+    if (comm)
+        (void)(st == AR_OK ? w->nccl.CommDestroy(comm) : w->nccl.CommAbort(comm));
     pthread_mutex_unlock(&c->use);
     free_comm(c);
 }
@@ -124,7 +135,7 @@ static ar_status enter_by_id(ari_nccl_comm *c)
     }
     atomic_store(&c->comm, st == AR_OK ? c->made : NULL);
     pthread_mutex_unlock(&c->use);
-    return st == AR_OK ? ari_nccl_settle(c) : st;
+    return st == AR_OK ? ari_nccl_settle(c, 0) : st;
 }
 
 /* By a split of what the members have, in which all of `from` take part; made NULL: those that are to be in no group,
@@ -144,14 +155,14 @@ static ar_status enter_by_split(ari_nccl_comm *made, ari_nccl_comm *from, int co
     }
     pthread_mutex_unlock(&from->use);
     if (st == AR_OK)
-        st = ari_nccl_settle(from); /* what it gives is there then */
+        st = ari_nccl_settle(from, 0); /* what it gives is there then */
     if (st != AR_OK || !made)
         return st;
     pthread_mutex_lock(&made->use);
     atomic_store(&made->comm, made->made);
     st = ari_nccl_world_status(w);
     pthread_mutex_unlock(&made->use); /* has the world failed, ari_nccl_destroy aborts it */
-    return st == AR_OK ? ari_nccl_settle(made) : st;
+    return st == AR_OK ? ari_nccl_settle(made, 0) : st;
 }
 
 /* The first call, on a stream that ends with it: what NCCL and CUDA leave until they need it is made now, where all

@@ -43,6 +43,7 @@ enum { ARI_NCCL_SUM = 0, ARI_NCCL_PROD = 1, ARI_NCCL_MAX = 2, ARI_NCCL_MIN = 3, 
     X(GetVersion, (int *version))                                                                                 \
     X(GetUniqueId, (ari_nccl_id * id))                                                                            \
     X(CommInitRankConfig, (void **comm, int n, ari_nccl_id id, int rank, ari_nccl_config *config))                \
+    X(CommFinalize, (void *comm))                                                                                 \
     X(CommDestroy, (void *comm))                                                                                  \
     X(CommAbort, (void *comm))                                                                                    \
     X(CommGetAsyncError, (void *comm, int *result))                                                               \

@@ -47,7 +47,7 @@ typedef struct wish {
 } wish;
 
 typedef struct shared {
-    _Atomic int come;
+    _Atomic int come, gone;
     wish wish[2][RANKS_MOST]; /* of even and of odd splits: no rank begins the next but one before all are done */
     pipe_of pipe[];           /* [n][n]: from, to */
 } shared;
@@ -59,7 +59,7 @@ typedef struct fake_comm {
     int n, rank;
     shared *s; /* NULL: not made yet */
     size_t bytes;
-    bool blocking, joining;
+    bool blocking, joining, finalizing;
     bool fails; /* by itself */
     atomic_bool freed;
     atomic_int inside;
@@ -325,11 +325,13 @@ static bool get_on(fake_comm *c)
 {
     if (c->joining)
         c->joining = atomic_load(&c->s->come) < c->n || error_wanted("hang");
+    else if (c->finalizing)
+        c->finalizing = atomic_load(&c->s->gone) < c->n;
     else if (c->made)
         split_on(c);
     else if (c->actions)
         call_on(c);
-    return c->result == SUCCESS && (c->joining || c->made || c->actions);
+    return c->result == SUCCESS && (c->joining || c->finalizing || c->made || c->actions);
 }
 
 static int begin(fake_comm *c)
@@ -489,8 +491,19 @@ static int end_comm(fake_comm *c)
     return SUCCESS;
 }
 
+int ncclCommFinalize(void *comm)
+{
+    fake_comm *c = comm;
+    enter(c);
+    c->finalizing = true;
+    atomic_fetch_add(&c->s->gone, 1);
+    return leave(c, begin(c));
+}
+
 int ncclCommDestroy(void *comm)
 {
+    if (!((fake_comm *)comm)->blocking && atomic_load(&((fake_comm *)comm)->s->gone) == 0)
+        wrong("a communicator is destroyed before it was finalized");
     return end_comm(comm);
 }
 
@@ -503,7 +516,7 @@ int ncclCommGetAsyncError(void *comm, int *result)
 {
     fake_comm *c = comm;
     enter(c);
-    const bool busy = c->joining || c->made || c->actions;
+    const bool busy = c->joining || c->finalizing || c->made || c->actions;
     const bool goes_on = busy && (!pthread_equal(c->caller, pthread_self()) || get_on(c));
     c->asked += !busy;
     *result = c->result != SUCCESS ? c->result : goes_on ? IN_PROGRESS : SUCCESS;

@@ -54,6 +54,7 @@ ncclResult_t ari_nccl_abi(ncclComm_t *comm, ncclUniqueId *id, void *at, size_t c
                                 ncclRecv(at, count, type, root, *comm, stream),
                                 ncclGroupStart(),
                                 ncclGroupEnd(),
+                                ncclCommFinalize(*comm),
                                 ncclCommAbort(*comm),
                                 ncclCommDestroy(*comm)};
     return all[(size_t)(ncclGetErrorString(all[0])[0] == ncclGetLastError(*comm)[0]) % (sizeof all / sizeof *all)];
