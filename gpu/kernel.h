@@ -28,8 +28,10 @@
  * GPU for good.
  *
  * The emulated device runs i and b.index upwards, or downwards where ANYRANK_EMULATED_ORDER is "backward": a kernel
- * that depends on an order gives other bits. Where it is "threads", the threads of a block each run the kernel, as on a
- * GPU: one that relies on another's variables gives other bits, and where they part the device fails. */
+ * that depends on an order gives other bits. Where it is "threads", the 16 threads of a block, or N in "threads:N",
+ * each run the kernel, as on a GPU: one that relies on another's variables gives other bits, and where they part the
+ * device fails. In a build with ThreadSanitizer they are threads to it: it finds two of them that meet in one word with
+ * no barrier between, and elements of launch_each that do. */
 
 /* Four elements side by side: load_whole(p) and store_whole(p, x) move them at once, where p is a multiple of 16 bytes. */
 template <class T> struct alignas(sizeof(T) < 4 ? 4 * sizeof(T) : 16) ari_four {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "anyrank/device.h"
+#include "gpu/emulated/fiber.h"
 
 #define ARI_GPU ari_emulated
 #define ARI_KERNEL
@@ -55,9 +56,9 @@ struct barrier {
 };
 
 struct team {
-    static const unsigned most = 16;
-    unsigned count, self; /* threads, and the number of the one that runs */
-    uint64_t part[most];  /* one word of each, for what they make together */
+    static const unsigned most = 512; /* a GPU's block, as gpu/cuda/kernel.h has it */
+    unsigned count, self;             /* threads, and the number of the one that runs */
+    uint64_t *part;                   /* one word of each, for what they make together */
 
     /* The calling thread goes on when all have come here, each with the same n. From one barrier to the next the
      * threads take turns upwards, then downwards. */
@@ -67,6 +68,8 @@ struct team {
 /* body(arg, team) by each of `count` threads, at most team::most. Errors: AR_ERR_DEVICE, they met at different
  * barriers, or not all of them ended; AR_ERR_MEMORY. */
 ar_status team_run(unsigned count, void (*body)(const void *arg, team *t), const void *arg);
+/* How many threads a block of this device has in the order `threads`. */
+unsigned team_size(const ar_device *d);
 
 class block
 {
@@ -137,11 +140,13 @@ class block
 
 inline void atomic_add(int64_t *to, int64_t v)
 {
-    *to = static_cast<int64_t>(static_cast<uint64_t>(*to) + static_cast<uint64_t>(v));
+    __atomic_fetch_add(reinterpret_cast<uint64_t *>(to), static_cast<uint64_t>(v), __ATOMIC_RELAXED);
 }
 inline void atomic_max(int32_t *to, int32_t v)
 {
-    *to = v > *to ? v : *to;
+    int32_t old = __atomic_load_n(to, __ATOMIC_RELAXED);
+    while (v > old && !__atomic_compare_exchange_n(to, &old, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
 }
 
 inline int32_t dot_bytes(int32_t sum, uint32_t a, uint32_t b)
@@ -156,19 +161,21 @@ inline thread_local bool faulted = false;
 
 inline void fault()
 {
-    faulted = true;
+    __atomic_store_n(&faulted, true, __ATOMIC_RELAXED); /* by several threads of a block */
 }
 /* A GPU fails at other addresses. Copied by bytes: the compiler may otherwise take every address for such a one. */
 template <class T> ari_four<T> load_whole(const T *from)
 {
     ari_four<T> x;
-    faulted = faulted || reinterpret_cast<uintptr_t>(from) % alignof(ari_four<T>) != 0;
+    if (reinterpret_cast<uintptr_t>(from) % alignof(ari_four<T>) != 0)
+        fault();
     memcpy(&x, from, sizeof x);
     return x;
 }
 template <class T> void store_whole(T *to, const ari_four<T> &x)
 {
-    faulted = faulted || reinterpret_cast<uintptr_t>(to) % alignof(ari_four<T>) != 0;
+    if (reinterpret_cast<uintptr_t>(to) % alignof(ari_four<T>) != 0)
+        fault();
     memcpy(to, &x, sizeof x);
 }
 inline ar_status launched()
@@ -185,10 +192,22 @@ template <class F> struct elements {
     F f;
     size_t n;
     order runs;
+    unsigned threads; /* of a block */
 
+    /* As each thread of a team runs it, for ThreadSanitizer, which sees whether elements are apart. */
+    static void run_team(const void *arg, team *t)
+    {
+        const elements *of = static_cast<const elements *>(arg);
+        for (size_t i = t->self; i < of->n; i += t->count)
+            of->f(i);
+    }
     static ar_status run(const void *arg)
     {
         const elements *of = static_cast<const elements *>(arg);
+        if (ARI_WATCHED && of->runs == order::threads) {
+            AR_TRY(team_run(of->threads, run_team, arg));
+            return launched();
+        }
         for (size_t i = 0; i < of->n; i++)
             of->f(of->runs == order::backward ? of->n - 1 - i : i);
         return launched();
@@ -200,6 +219,7 @@ template <class F> struct blocks {
     F f;
     size_t n;
     order runs;
+    unsigned threads; /* of a block */
 
     /* As each thread of a team runs it: all blocks, one after the other. */
     static void run_team(const void *arg, team *t)
@@ -216,7 +236,7 @@ template <class F> struct blocks {
         const blocks *of = static_cast<const blocks *>(arg);
         const bool backward = of->runs == order::backward;
         if (of->runs == order::threads && of->n > 0) {
-            AR_TRY(team_run(team::most, run_team, arg));
+            AR_TRY(team_run(of->threads, run_team, arg));
             return launched();
         }
         for (size_t i = 0; i < of->n; i++)
@@ -229,7 +249,7 @@ template <class F> ar_status launch_each(ar_device *d, ar_queue *q, size_t n, co
 {
     order o;
     AR_TRY(enter(d, q, &o));
-    return submit(q, elements<F>{f, n, o});
+    return submit(q, elements<F>{f, n, o, team_size(d)});
 }
 
 template <class F> ar_status launch_blocks(ar_device *d, ar_queue *q, size_t n, size_t width, const F &f)
@@ -237,7 +257,7 @@ template <class F> ar_status launch_blocks(ar_device *d, ar_queue *q, size_t n, 
     order o;
     (void)width;
     AR_TRY(enter(d, q, &o));
-    return submit(q, blocks<F>{f, n, o});
+    return submit(q, blocks<F>{f, n, o, team_size(d)});
 }
 
 } // namespace ari_emulated

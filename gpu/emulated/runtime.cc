@@ -17,6 +17,7 @@ struct emulated_device {
     ar_device base; /* first: an ar_device of this kind is one of these */
     ar_device_ops ops;
     order runs;
+    unsigned threads; /* of a block, where it has several */
     ari_imma imma;
 };
 
@@ -45,6 +46,11 @@ ar_status enter(ar_device *d, ar_queue *q, order *o)
     AR_TRY(streams_failed());
     *o = reinterpret_cast<emulated_device *>(d)->runs;
     return check_queue(q);
+}
+
+unsigned team_size(const ar_device *d)
+{
+    return reinterpret_cast<const emulated_device *>(d)->threads;
 }
 
 ari_imma imma_of(const ar_device *d)
@@ -139,18 +145,32 @@ void destroy(ar_device *d)
     ::free(d);
 }
 
-/* ANYRANK_EMULATED_ORDER. Under a sanitizer, which does not follow a thread from stack to stack, threads run as
+/* The number in "threads:N"; 0: it is none. */
+static unsigned read_threads(const char *text)
+{
+    char *end = nullptr;
+    const unsigned long n = *text >= '0' && *text <= '9' ? strtoul(text, &end, 10) : 0;
+    return end && !*end && n <= team::most ? static_cast<unsigned>(n) : 0;
+}
+
+/* ANYRANK_EMULATED_ORDER. Under AddressSanitizer, which does not follow a thread from stack to stack, threads run as
  * `forward` has them. */
-static ar_status read_order(order *o)
+static ar_status read_order(order *o, unsigned *threads)
 {
     const char *text = getenv("ANYRANK_EMULATED_ORDER");
     *o = order::forward;
+    *threads = 16;
     if (!text || strcmp(text, "forward") == 0)
         return AR_OK;
-    if (strcmp(text, "backward") != 0 && strcmp(text, "threads") != 0)
-        return ar_error_set(AR_ERR_ARG, "ANYRANK_EMULATED_ORDER is '%.40s'; it takes forward, backward or threads",
-                            text);
-    *o = text[0] == 'b' ? order::backward : sanitized ? order::forward : order::threads;
+    const bool numbered = strncmp(text, "threads:", 8) == 0;
+    if (numbered)
+        *threads = read_threads(text + 8);
+    if ((strcmp(text, "backward") != 0 && strcmp(text, "threads") != 0 && !numbered) || *threads == 0)
+        return ar_error_set(AR_ERR_ARG,
+                            "ANYRANK_EMULATED_ORDER is '%.40s'; it takes forward, backward or threads, or threads:N of "
+                            "N = 1 to %u threads of a block",
+                            text, team::most);
+    *o = text[0] == 'b' ? order::backward : sanitized && !ARI_WATCHED ? order::forward : order::threads;
     return AR_OK;
 }
 
@@ -163,8 +183,9 @@ ar_status ar_device_emulated_create(ar_device **gives)
 {
     using namespace ari_emulated;
     order o;
+    unsigned threads;
     ari_imma imma;
-    AR_TRY(read_order(&o));
+    AR_TRY(read_order(&o, &threads));
     AR_TRY(ari_imma_choose(&imma));
     AR_TRY(arena_open());
     AR_TRY(streams_open());
@@ -172,6 +193,7 @@ ar_status ar_device_emulated_create(ar_device **gives)
     if (!d)
         return ar_error_set(AR_ERR_MEMORY, "no memory for the emulated device");
     d->runs = o;
+    d->threads = threads;
     d->imma = imma;
     d->ops = table_of("emulated");
     d->base.ops = &d->ops;

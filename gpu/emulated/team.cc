@@ -2,10 +2,12 @@
 /* A thread is a stack, begun by makecontext. From then on turns are passed by _setjmp and _longjmp, which ask nothing
  * of the kernel of the operating system; fortified, they would refuse to leave for another stack. */
 #undef _FORTIFY_SOURCE
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdlib.h>
 #include <ucontext.h>
 
+#include "gpu/emulated/fiber.h"
 #include "gpu/kernel.h"
 
 namespace ari_emulated
@@ -22,17 +24,27 @@ struct position {
     size_t n;
 };
 
+struct member {
+    jmp_buf turn;
+    bool begun;
+    position waits;
+    fiber *watched;
+};
+
 struct stage {
     team base; /* first: a team is one of these */
     void (*body)(const void *arg, team *t);
     const void *arg;
     char *stacks;
-    jmp_buf caller, thread[team::most];
-    bool begun[team::most];
-    position waits[team::most];
+    member *members;
+    jmp_buf caller;
+    fiber *calling;
     unsigned arrived;
-    bool downwards;
+    bool downwards; /* changes at each barrier */
     unsigned stray; /* a thread that is not where thread 0 is; 0: none is */
+    /* Places of order: what was before the launch; what each thread did before a barrier, and before the next, so that
+     * one that has come to the next already is not taken for ordered. */
+    char start, gates[2];
 };
 
 /* Whose threads the calling one runs. */
@@ -40,21 +52,24 @@ thread_local stage *current;
 
 void arrive(stage *s, const barrier *at, size_t n);
 
-void run_thread(void)
+ARI_UNWATCHED void run_thread(void)
 {
     stage *s = current;
+    ordered_after(&s->start);
     s->body(s->arg, &s->base);
     arrive(s, nullptr, 0); /* nobody resumes a thread that has ended */
 }
 
 /* Leaves the calling stack for thread t's. */
-[[noreturn]] void resume(stage *s, unsigned t)
+[[noreturn]] ARI_UNWATCHED void resume(stage *s, unsigned t)
 {
+    member *m = &s->members[t];
     s->base.self = t;
-    if (s->begun[t])
-        _longjmp(s->thread[t], 1);
+    fiber_go(m->watched);
+    if (m->begun)
+        _longjmp(m->turn, 1);
     ucontext_t begin;
-    s->begun[t] = true;
+    m->begun = true;
     (void)getcontext(&begin);
     begin.uc_stack.ss_sp = s->stacks + t * STACK;
     begin.uc_stack.ss_size = STACK;
@@ -64,36 +79,47 @@ void run_thread(void)
     abort(); /* a context that was just made */
 }
 
-void look_for_stray(stage *s)
+ARI_UNWATCHED void look_for_stray(stage *s)
 {
+    const position &first = s->members[0].waits;
     for (unsigned t = 1; t < s->base.count && s->stray == 0; t++)
-        if (s->waits[t].at != s->waits[0].at || s->waits[t].n != s->waits[0].n)
+        if (s->members[t].waits.at != first.at || s->members[t].waits.n != first.n)
             s->stray = t;
 }
 
 /* Where all have come, the last one goes on at once: its turn is the first on the way back. */
-void arrive(stage *s, const barrier *at, size_t n)
+ARI_UNWATCHED void arrive(stage *s, const barrier *at, size_t n)
 {
     const unsigned self = s->base.self;
-    s->waits[self] = {at, n};
+    const char *gate = &s->gates[s->downwards];
+    s->members[self].waits = {at, n};
+    ordered_before(gate);
     if (++s->arrived < s->base.count) {
-        if (_setjmp(s->thread[self]) == 0)
+        if (_setjmp(s->members[self].turn) == 0)
             resume(s, s->downwards ? self - 1 : self + 1);
+        ordered_after(gate);
         return;
     }
     look_for_stray(s);
     s->arrived = 0;
     s->downwards = !s->downwards;
-    if (!at || s->stray != 0)
+    if (!at || s->stray != 0) {
+        fiber_go(s->calling);
         _longjmp(s->caller, 1);
+    }
+    ordered_after(gate);
 }
 
 /* A function of its own: no variable of it is looked at when _setjmp returns again. */
-__attribute__((noinline)) void run_all(stage *s)
+ARI_UNWATCHED __attribute__((noinline)) void run_all(stage *s)
 {
     current = s;
+    s->calling = fiber_running();
+    ordered_before(&s->start);
     if (_setjmp(s->caller) == 0)
         resume(s, 0);
+    ordered_after(&current->gates[0]);
+    ordered_after(&current->gates[1]);
 }
 
 const char *name_of(const position &p)
@@ -103,37 +129,111 @@ const char *name_of(const position &p)
 
 ar_status parted(const stage *s)
 {
-    const position &first = s->waits[0], &other = s->waits[s->stray];
+    const position &first = s->members[0].waits, &other = s->members[s->stray].waits;
     return ar_error_set(
         AR_ERR_DEVICE,
         "a kernel's threads part: thread 0 waits at %.200s with n = %zu, thread %u at %.200s with n = %zu",
         name_of(first), first.n, s->stray, name_of(other), other.n);
 }
 
+/* --- fibers ------------------------------------------------------------------------------------------------------- */
+
+/* Those of a thread of the host, kept from launch to launch: one takes a millisecond to make. */
+struct kept_fibers {
+    unsigned count;
+    fiber *all[team::most];
+};
+
+pthread_once_t once = PTHREAD_ONCE_INIT;
+pthread_key_t key;
+bool have_key;
+
+ARI_UNWATCHED void forget(void *arg)
+{
+    kept_fibers *kept = static_cast<kept_fibers *>(arg);
+    for (unsigned t = 0; t < kept->count; t++)
+        fiber_destroy(kept->all[t]);
+    ::free(kept);
+}
+
+void make_key(void)
+{
+    have_key = pthread_key_create(&key, forget) == 0;
+}
+
+/* False: no memory. */
+bool lend_fibers(stage *s)
+{
+    pthread_once(&once, make_key);
+    kept_fibers *kept = have_key ? static_cast<kept_fibers *>(pthread_getspecific(key)) : nullptr;
+    if (!kept && have_key) {
+        kept = static_cast<kept_fibers *>(calloc(1, sizeof *kept));
+        if (kept && pthread_setspecific(key, kept) != 0) {
+            ::free(kept);
+            kept = nullptr;
+        }
+    }
+    for (unsigned t = 0; kept && t < s->base.count; t++) {
+        if (t == kept->count)
+            kept->all[kept->count++] = fiber_create();
+        s->members[t].watched = kept->all[t];
+    }
+    return kept != nullptr;
+}
+
+/* Threads that have not ended leave fibers in the middle of something. */
+void drop_fibers(void)
+{
+    forget(pthread_getspecific(key));
+    (void)pthread_setspecific(key, nullptr);
+}
+
+void stage_destroy(stage *s)
+{
+    if (!s)
+        return;
+    ::free(s->base.part);
+    ::free(s->stacks);
+    ::free(s->members);
+    ::free(s);
+}
+
+/* NULL: no memory. */
+stage *stage_create(unsigned count)
+{
+    stage *s = static_cast<stage *>(calloc(1, sizeof *s));
+    if (!s)
+        return nullptr;
+    s->base.count = count;
+    s->base.part = static_cast<uint64_t *>(calloc(count, sizeof *s->base.part));
+    s->stacks = static_cast<char *>(malloc(count * STACK));
+    s->members = static_cast<member *>(calloc(count, sizeof *s->members));
+    if (!s->base.part || !s->stacks || !s->members || (ARI_WATCHED && !lend_fibers(s))) {
+        stage_destroy(s);
+        return nullptr;
+    }
+    return s;
+}
+
 } // namespace
 
-void team::meet(const barrier *here, size_t n)
+ARI_UNWATCHED void team::meet(const barrier *here, size_t n)
 {
     arrive(reinterpret_cast<stage *>(this), here, n);
 }
 
 ar_status team_run(unsigned count, void (*body)(const void *arg, team *t), const void *arg)
 {
-    stage *s = static_cast<stage *>(calloc(1, sizeof *s));
-    char *stacks = static_cast<char *>(malloc(count * STACK));
-    if (!s || !stacks) {
-        free(stacks);
-        free(s);
-        return ar_error_set(AR_ERR_MEMORY, "no memory for the threads of a kernel");
-    }
-    s->base.count = count;
+    stage *s = stage_create(count);
+    if (!s)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for the %u threads of a kernel's block", count);
     s->body = body;
     s->arg = arg;
-    s->stacks = stacks;
     run_all(s);
     const ar_status st = s->stray != 0 ? parted(s) : AR_OK;
-    free(stacks);
-    free(s);
+    if (ARI_WATCHED && st != AR_OK)
+        drop_fibers();
+    stage_destroy(s);
     return st;
 }
 

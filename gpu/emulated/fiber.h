@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_GPU_EMULATED_FIBER_H
+#define ARI_GPU_EMULATED_FIBER_H
+
+/* What ThreadSanitizer is told where one thread of the host does by turns what a GPU does at once: each of these is a
+ * fiber to it, as good as a thread, and nothing orders two fibers but what is said here. So it finds two accesses that a
+ * GPU could make in either order, whichever the turns were. In other builds all of this is nothing. */
+
+#if defined(__SANITIZE_THREAD__)
+#define ARI_WATCHED 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define ARI_WATCHED 1
+#endif
+#endif
+#ifndef ARI_WATCHED
+#define ARI_WATCHED 0
+#endif
+
+/* Of a function that takes turns: it is no part of what any fiber does. */
+#if ARI_WATCHED
+#define ARI_UNWATCHED __attribute__((no_sanitize("thread")))
+extern "C" {
+void *__tsan_get_current_fiber(void);
+void *__tsan_create_fiber(unsigned flags);
+void __tsan_destroy_fiber(void *fiber);
+void __tsan_switch_to_fiber(void *fiber, unsigned flags);
+void __tsan_acquire(void *at);
+void __tsan_release(void *at);
+}
+#else
+#define ARI_UNWATCHED
+#endif
+
+namespace ari_emulated
+{
+
+struct fiber; /* NULL in other builds */
+
+#if ARI_WATCHED
+/* The one that runs, which may be a thread of the host itself. */
+ARI_UNWATCHED inline fiber *fiber_running()
+{
+    return static_cast<fiber *>(__tsan_get_current_fiber());
+}
+/* A new one comes after what its maker did. */
+ARI_UNWATCHED inline fiber *fiber_create()
+{
+    return static_cast<fiber *>(__tsan_create_fiber(0));
+}
+ARI_UNWATCHED inline void fiber_destroy(fiber *f)
+{
+    __tsan_destroy_fiber(f);
+}
+/* What runs from here on is f's, whose stack the caller goes to at once. It orders nothing. */
+ARI_UNWATCHED inline void fiber_go(fiber *f)
+{
+    const unsigned no_sync = 1;
+    __tsan_switch_to_fiber(f, no_sync);
+}
+/* What the running fiber did before comes before what others do after ordered_after(at). */
+ARI_UNWATCHED inline void ordered_before(const void *at)
+{
+    __tsan_release(const_cast<void *>(at));
+}
+ARI_UNWATCHED inline void ordered_after(const void *at)
+{
+    __tsan_acquire(const_cast<void *>(at));
+}
+#else
+inline fiber *fiber_running()
+{
+    return nullptr;
+}
+inline fiber *fiber_create()
+{
+    return nullptr;
+}
+inline void fiber_destroy(fiber *)
+{
+}
+inline void fiber_go(fiber *)
+{
+}
+inline void ordered_before(const void *)
+{
+}
+inline void ordered_after(const void *)
+{
+}
+#endif
+
+} // namespace ari_emulated
+
+#endif
