@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=sh disable=SC2154,SC2034 # device-check.sh reads this file
+# Of gpu/device-check.sh: the programs that its steps run, and what a build of them lacks.
+
+# Sets anyrank, conformance, smoke and bench_nccl: those of --prebuilt, else of the build. False: they must be built.
+find_programs() {
+    if [ -n "$prebuilt" ]; then
+        programs_at "$prebuilt" "$prebuilt"
+        if why=$(programs_start); then
+            return 0
+        fi
+        echo "--prebuilt $prebuilt: $why; building instead" | tee "$logs/prebuilt.log"
+        prebuilt=
+    fi
+    programs_at "$build" "$build/tests"
+    return 1
+}
+
+programs_at() {
+    anyrank=$1/anyrank conformance=$2/conformance_main smoke=$2/gpu_smoke bench_nccl=$2/bench_nccl
+    export anyrank conformance smoke bench_nccl prebuilt
+}
+
+# What they say to an argument that is none shows that they start. Else prints why they do not.
+programs_start() {
+    for program in "$anyrank" "$conformance" "$smoke"; do
+        if [ ! -x "$program" ]; then
+            echo "there is no program $(basename "$program")"
+            return 1
+        fi
+        said=$("$program" --no-such-option 2>&1 < /dev/null)
+        status=$?
+        if [ $status -ne 2 ]; then
+            echo "$(basename "$program") does not start (exit status $status): $(echo "$said" | head -n 1 | cut -c 1-200)"
+            return 1
+        fi
+    done
+}
+
+# Unpacks the .deb files of --deps once, and lets compiler, CMake and loader look there.
+use_deps() {
+    [ -n "$deps" ] || return 0
+    unpacked=$build.deps
+    if [ ! -f "$unpacked/done" ]; then
+        rm -rf "$unpacked"
+        mkdir -p "$unpacked"
+        for file in "$deps"/*.deb; do
+            [ -f "$file" ] || refuse "--deps: no .deb file in $deps"
+            dpkg -x "$file" "$unpacked" || refuse "--deps: $file cannot be unpacked"
+        done
+        touch "$unpacked/done"
+    fi
+    # BLIS lies in a folder of its own, to which Debian's alternatives point once it is installed.
+    for folder in "$unpacked"/usr/lib/*-linux-gnu "$unpacked"/usr/lib/*-linux-gnu/blis-*; do
+        [ ! -d "$folder" ] || LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    done
+    for folder in "$unpacked"/usr/include "$unpacked"/usr/include/*-linux-gnu/blis-*; do
+        [ ! -d "$folder" ] || CMAKE_INCLUDE_PATH=$folder${CMAKE_INCLUDE_PATH:+:$CMAKE_INCLUDE_PATH}
+    done
+    CMAKE_LIBRARY_PATH=$LD_LIBRARY_PATH
+    export LD_LIBRARY_PATH CMAKE_INCLUDE_PATH CMAKE_LIBRARY_PATH
+}

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=sh disable=SC2154,SC2034 # device-check.sh reads this file
+# Of gpu/device-check.sh: clocks, the table, the three result files.
+
+MOST=12000 # characters of the table
+
+# --- clocks, power and memory while a step runs -----------------------------------------------------------------------
+
+monitor=''
+monitor_begin() {
+    command -v nvidia-smi >/dev/null 2>&1 || return 0
+    nvidia-smi --query-gpu=clocks.sm,power.draw,memory.used --format=csv,noheader,nounits -lms 250 \
+        > "$logs/clocks.now" 2>/dev/null < /dev/null &
+    monitor=$!
+}
+
+# "median of a column", "least", "most" of lines of numbers.
+summary_of() {
+    awk -F', *' -v at="$1" '$at ~ /^[0-9.]+$/ {print $at}' "$logs/clocks.now" | sort -n |
+        awk '{v[NR] = $1} END {if (NR) printf "%g %g %g", v[1], v[int((NR + 1) / 2)], v[NR]}'
+}
+
+# shellcheck disable=SC2046 # three numbers, or none
+# Keeps "1980 MHz (1755 least), 512 W, 40211 MiB": the medians, the largest power and memory. Of all GPUs together.
+monitor_end() {
+    [ -n "$monitor" ] || return 0
+    kill "$monitor" 2>/dev/null
+    wait "$monitor" 2>/dev/null
+    monitor=
+    [ -n "$1" ] || return 0
+    set -- "$1" $(summary_of 1) - - -
+    clocks="$3 MHz ($2 least)"
+    [ "$2" != - ] || return 0
+    set -- "$1" $(summary_of 2) - - -
+    power=$4
+    set -- "$1" $(summary_of 3) - - -
+    printf '%s\t%s, %s W, %s MiB\n' "$1" "$clocks" "$power" "$4" >> "$logs/clocks"
+}
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+# Prints the line of a log that names an error after which a GPU's context is lost; false where there is none.
+sticky_error() {
+    names=$(sed -n 's/^ *X(\(cudaError[A-Za-z]*\),.*/\1/p' "$root/gpu/report/sticky.h" | tr '\n' '|')
+    grep -E -m 1 "(${names}cudaErrorNone)\\b" "$1" | cut -c 1-200 | grep .
+}
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+print_step() {
+    printf '%-12s %-4s %4d s  %s\n' "$1" "$2" "$3" "$(echo "$4" | cut -c 1-170)"
+}
+
+print_table() {
+    echo "device-check on $device, $(git -C "$root" rev-parse --short HEAD 2>/dev/null || echo 'no git here'), $(date -u '+%Y-%m-%d %H:%M')"
+    tab=$(printf '\t')
+    while IFS="$tab" read -r a b c d; do
+        print_step "$a" "$b" "$c" "$d"
+    done < "$results"
+    if [ -s "$logs/clocks" ]; then
+        echo
+        echo "GPU meanwhile: processors' clock, median; power and memory at most"
+        sed "s/^\([a-z0-9_]*\)$tab/\1: /" "$logs/clocks"
+    fi
+    for figures in "$logs"/*.figures; do
+        [ -s "$figures" ] || continue
+        echo
+        echo "$(basename "$figures" .figures):"
+        cat "$figures"
+    done
+}
+
+# A string of JSON.
+quoted() {
+    printf '"%s"' "$(printf '%s' "$1" | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g')"
+}
+
+print_json() {
+    printf '{"tool": "device-check", "device": %s, "failed": %s, "steps": [' "$(quoted "$device")" "$failed"
+    comma=''
+    while IFS="$(printf '\t')" read -r a b c d; do
+        gpu=$(sed -n "s/^$a$(printf '\t')//p" "$logs/clocks" 2>/dev/null)
+        printf '%s\n  {"name": %s, "verdict": %s, "seconds": %s, "found": %s, "gpu": %s}' "$comma" "$(quoted "$a")" \
+            "$(quoted "$b")" "$c" "$(quoted "$d")" "$(quoted "$gpu")"
+        comma=,
+    done < "$results"
+    printf '],\n "results": {'
+    comma=''
+    for file in "$logs"/*.json; do
+        [ -s "$file" ] || continue
+        printf '%s\n  %s: ' "$comma" "$(quoted "$(basename "$file" .json)")"
+        cat "$file"
+        comma=,
+    done
+    printf '}}\n'
+}
+
+# Made beside the logs and moved, so that a run that is stopped leaves whole files.
+write_results() {
+    ended=$(cut -f 2 "$results" | sort | uniq -c | awk '{printf "%s%s %s", n++ ? ", " : "", $1, $2}')
+    {
+        print_table | head -c $((MOST - 200))
+        echo
+        echo "$ended; $(($(date +%s) - began)) s; logs.tgz has what each step said"
+    } > "$build.summary"
+    print_json > "$build.json"
+    tar -C "$logs" -czf "$build.tgz" . 2>/dev/null
+    mv "$build.summary" "$out/summary.txt"
+    mv "$build.json" "$out/summary.json"
+    mv "$build.tgz" "$out/logs.tgz"
+}

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""gpu/device-check.sh where there is no GPU: what it makes of programs that do not start, of skips that nobody expected,
+of errors that end a GPU's context, and how much it prints and leaves behind. Most steps are scripts that stand for the
+programs; one run has the real ones on the emulated device.
+
+    tests/gpu/device_check_test.py [BINARY] [unittest options]
+
+BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+# To an option that is none every program answers with 2.
+PROGRAM = "#!/bin/sh\n[ \"$1\" != --no-such-option ] || exit 2\n"
+NVIDIA_SMI = """#!/bin/sh
+case "$*" in
+    -L) echo 'GPU 0: Paper 100 (UUID: GPU-0)' ;;
+    *-lms*) printf '1200, 90.5, 100\\n1500, 300.5, 4096\\n1600, 200, 4000\\n'; exec sleep 60 ;;
+esac
+"""
+# A build is a link to each program of FAKE_BUILT.
+CMAKE = """#!/bin/sh
+[ -n "$FAKE_BUILT" ] || { echo 'no compiler'; exit 1; }
+if [ "$1" = --build ]; then
+    mkdir -p "$2/tests"
+    ln -sf "$FAKE_BUILT/anyrank" "$2/anyrank"
+    ln -sf "$FAKE_BUILT/conformance_main" "$FAKE_BUILT/gpu_smoke" "$2/tests/"
+fi
+"""
+
+
+class DeviceCheck(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="anyrank-device-check-")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.path = self.folder / "bin"
+        self.prebuilt = self.folder / "prebuilt"
+        for name in ("anyrank", "conformance_main", "gpu_smoke"):
+            self.script(self.prebuilt / name, PROGRAM + "echo all is well\n")
+
+    def script(self, path, text):
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)
+
+    def check(self, *arguments, status, prebuilt=True, **environment):
+        """The output of a run, the lines of its table by step, and its JSON; three files are left."""
+        out = self.folder / "out"
+        options = ["--build", str(self.folder / "build"), *(["--prebuilt", str(self.prebuilt)] if prebuilt else [])]
+        done = subprocess.run(
+            ["sh", str(ROOT / "gpu/device-check.sh"), *options, *arguments], capture_output=True, text=True,
+            timeout=1800, check=False, stdin=subprocess.DEVNULL,
+            env={**os.environ, "OUT": str(out), "PATH": f"{self.path}:{os.environ['PATH']}", **environment})
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        if status == 2:
+            self.assertEqual(done.stdout, "")
+            return done.stderr, {}, {}
+        self.assertEqual(sorted(path.name for path in out.iterdir()), ["logs.tgz", "summary.json", "summary.txt"])
+        summary = (out / "summary.txt").read_text(encoding="utf-8")
+        self.assertLessEqual(len(summary), 12000)
+        self.assertTrue(done.stdout.endswith(summary))
+        found = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+        return done.stdout, {step["name"]: (step["verdict"], step["found"]) for step in found["steps"]}, found
+
+    def test_refuses_what_it_does_not_know(self):
+        for arguments, says in ((["--nix"], "unknown option --nix"), (["--only", "smoke,nix"], "no step nix"),
+                                (["--budget", "soon"], "'soon' is not a number"), (["--only"], "--only needs a value"),
+                                (["--deps", "/nowhere"], "/nowhere is no folder")):
+            self.assertIn(says, self.check(*arguments, status=2)[0])
+
+    def test_runs_the_programs_themselves_on_the_emulated_device(self):
+        build = pathlib.Path(COMMAND).resolve().parent
+        programs = {"anyrank": COMMAND, "conformance_main": build / "tests/conformance_main",
+                    "gpu_smoke": build / "tests/gpu_smoke"}
+        if not all(os.access(path, os.X_OK) for path in programs.values()):
+            self.skipTest("the programs were not built")
+        for name, path in programs.items():
+            (self.prebuilt / name).unlink()
+            (self.prebuilt / name).symlink_to(path)
+        self.script(self.path / "nvidia-smi", NVIDIA_SMI)
+        said, steps, found = self.check("--host", "--only", "machine,smoke,bench_gemm,bench_block,nccl2", status=0)
+        self.assertIn("GPU 0: Paper 100", steps["machine"][1])
+        self.assertEqual(steps["smoke"], ("ok", "smoke on emulated: 5 of 5 passed"))
+        self.assertRegex(steps["bench_gemm"][1], "^40 x 24 x 16: exact at ")
+        self.assertEqual(found["results"]["bench_gemm"]["rows"][0]["m"], 40)
+        self.assertIn("int8 products", {row["part"] for row in found["results"]["bench_block_f32"]["profile"]})
+        self.assertIn("gemm_acc", said)  # the slots are below the table
+        self.assertEqual(steps["nccl2"], ("skip", "NCCL needs a GPU"))
+        self.assertEqual(found["failed"], 0)
+
+    def test_clocks_are_those_while_a_step_ran(self):
+        self.script(self.path / "nvidia-smi", NVIDIA_SMI)
+        # Until the clocks have been written.
+        self.script(self.prebuilt / "gpu_smoke", PROGRAM + f"while ! grep -q 1600 {self.folder}/build.logs/clocks.now; "
+                    "do sleep 0.05; done\necho seen\n")
+        said, _, found = self.check("--host", "--only", "smoke", status=0)
+        self.assertIn("smoke: 1500 MHz (1200 least), 300.5 W, 4096 MiB\n", said)
+        self.assertEqual(found["steps"][0]["gpu"], "1500 MHz (1200 least), 300.5 W, 4096 MiB")
+
+    def test_builds_where_a_program_does_not_start(self):
+        self.script(self.path / "cmake", CMAKE)
+        good = self.folder / "good"
+        for name in ("anyrank", "conformance_main", "gpu_smoke"):
+            self.script(good / name, PROGRAM + "echo built here\n")
+        self.script(self.prebuilt / "conformance_main", "#!/bin/sh\necho 'GLIBC_2.99 not found' >&2\nexit 1\n")
+        said, steps, _ = self.check("--host", "--only", "smoke", status=0, FAKE_BUILT=str(good))
+        self.assertIn("conformance_main does not start (exit status 1): GLIBC_2.99 not found; building instead", said)
+        self.assertEqual((steps["build"][0], steps["smoke"]), ("ok", ("ok", "built here")))
+        _, steps, _ = self.check("--host", "--only", "smoke", status=1, FAKE_BUILT="")
+        self.assertEqual(steps["build"][0], "FAIL")
+        self.assertEqual(steps["smoke"], ("FAIL", "skipped, which was not expected: nothing was built"))
+
+    def test_a_skip_that_was_not_expected_fails(self):
+        _, steps, _ = self.check("--host", "--only", "nccl2,bench_torch", status=0)
+        self.assertEqual([steps[name][0] for name in ("nccl2", "bench_torch")], ["skip", "skip"])
+        _, steps, found = self.check("--host", "--expect", "nccl", "--only", "nccl2,bench_torch", status=1)
+        self.assertEqual(steps["nccl2"], ("FAIL", "skipped, which was not expected: NCCL needs a GPU"))
+        self.assertEqual((steps["bench_torch"][0], found["failed"]), ("skip", 1))
+
+    def test_without_a_gpu_nothing_is_ok(self):
+        info = "[ \"$1\" != info ] || echo 'CUDA          13.0, but this machine has no NVIDIA driver'\n"
+        self.script(self.prebuilt / "anyrank", PROGRAM + info)
+        _, steps, _ = self.check("--only", "machine,smoke", status=1)
+        self.assertEqual(steps["machine"], ("FAIL", "no GPU: 13.0, but this machine has no NVIDIA driver"))
+        self.assertEqual(steps["smoke"][0], "FAIL")
+
+    def test_stops_after_an_error_that_ends_the_context(self):
+        error = "echo 'the GPU failed: fill: an illegal address (cudaErrorIllegalAddress)'\nexit 1\n"
+        self.script(self.prebuilt / "gpu_smoke", PROGRAM + error)
+        _, steps, _ = self.check("--host", "--only", "smoke,conformance", status=1)
+        self.assertEqual(steps["smoke"][0], "FAIL")
+        self.assertIn("smoke ended the GPU's context", steps["conformance"][1])
+        _, steps, _ = self.check("--host", "--keep-going", "--only", "smoke,conformance", status=1)
+        self.assertNotIn("context", steps["conformance"][1])
+
+    def test_a_step_that_hangs_is_stopped(self):
+        self.script(self.prebuilt / "gpu_smoke", PROGRAM + "exec sleep 600\n")
+        _, steps, _ = self.check("--host", "--budget", "2", "--only", "smoke", status=1)
+        self.assertRegex(steps["smoke"][1], "^stopped after [12] s|budget of 2 s is used up")
+        _, steps, _ = self.check("--host", "--budget", "0", "--only", "smoke", status=1)
+        self.assertIn("the budget of 0 s is used up; --only smoke runs it alone", steps["smoke"][1])
+
+    def test_a_flood_of_differences_does_not_hide_the_table(self):
+        flood = "i=0\nwhile [ $i -lt 3000 ]; do echo \"slot $i DIFFERS\\t\\\"\\\\\\\\ of row $i\"; i=$((i + 1)); done\nexit 1\n"
+        self.script(self.prebuilt / "conformance_main", PROGRAM + flood)
+        said, steps, _ = self.check("--host", "--only", "conformance,smoke", status=1)
+        self.assertIn("slot 3 DIFFERS", said)
+        self.assertEqual((steps["conformance"][0], steps["smoke"][0]), ("FAIL", "ok"))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
+        COMMAND = sys.argv.pop(1)
+    unittest.main()
