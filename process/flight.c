@@ -49,50 +49,43 @@ static void keep_counts(size_t *to, const size_t *from, int n)
         memcpy(to, from, (size_t)(n < ARI_FLIGHT_COUNTS ? n : ARI_FLIGHT_COUNTS) * sizeof *to);
 }
 
-uint64_t ari_flight_enter(ari_flight *f, ari_flight_group *g, const ari_call *call, int n, uint64_t now_ns)
+void ari_flight_init(ari_flight *f)
 {
-    const uint64_t number = f->calls++;
-    ari_flight_call *c = &f->call[number % ARI_FLIGHT_CALLS];
-    const size_t tag = strnlen(call->tag, sizeof c->tag - 1);
-    c->group = g->id;
-    c->seq = ++g->entered;
-    c->since_ns = now_ns;
-    c->done = false;
-    c->call = *call;
-    c->n = n;
-    keep_counts(c->counts, call->counts, n);
-    keep_counts(c->recv_counts, call->recv_counts, n);
-    memcpy(c->tag, call->tag, tag);
-    c->tag[tag] = '\0';
-    return number;
+    f->end = &f->open;
 }
 
-static ari_flight_call *call_at(ari_flight *f, uint64_t number)
+void ari_flight_enter(ari_flight *f, ari_flight_call *c, ari_flight_group *g, const ari_call *call, uint64_t now_ns)
 {
-    return f->calls - number <= ARI_FLIGHT_CALLS ? &f->call[number % ARI_FLIGHT_CALLS] : NULL;
+    *c = (ari_flight_call){.group = g->id, .seq = ++g->entered, .since_ns = now_ns, .call = *call, .n = g->n};
+    keep_counts(c->counts, call->counts, g->n);
+    keep_counts(c->recv_counts, call->recv_counts, g->n);
+    memcpy(c->tag, call->tag, strnlen(call->tag, sizeof c->tag - 1));
+    *f->end = c;
+    f->end = &c->next;
+    f->n_open++;
 }
 
-void ari_flight_begin(ari_flight *f, uint64_t number, uint64_t now_ns)
+void ari_flight_leave(ari_flight *f, ari_flight_call *c, bool done, uint64_t now_ns)
 {
-    ari_flight_call *c = call_at(f, number);
-    if (c && !c->done)
-        c->since_ns = now_ns;
-}
-
-void ari_flight_done(ari_flight *f, uint64_t number, uint64_t now_ns)
-{
-    ari_flight_call *c = call_at(f, number);
-    if (c) {
-        c->done = true;
-        c->since_ns = now_ns;
-    }
+    ari_flight_call **at = &f->open;
+    while (*at != c)
+        at = &(*at)->next;
+    *at = c->next;
+    if (!c->next)
+        f->end = at;
+    f->n_open--;
+    if (!done)
+        return;
+    ari_flight_call *kept = &f->done[f->n_done++ % ARI_FLIGHT_CALLS];
+    *kept = *c;
+    kept->since_ns = now_ns;
 }
 
 /* --- as text: "group ID entered n RANKS rank .." and "call GROUP seq since_ns done kind WHAT", tab, tag ------------- */
 
 enum { WHAT_BYTES = 160 };
 
-static void write_call_line(FILE *to, const ari_flight_call *c, uint64_t now_ns)
+static void write_call_line(FILE *to, const ari_flight_call *c, bool done, uint64_t now_ns)
 {
     char what[WHAT_BYTES];
     ari_call call = c->call;
@@ -102,7 +95,7 @@ static void write_call_line(FILE *to, const ari_flight_call *c, uint64_t now_ns)
     ari_call_describe(&call, c->n < ARI_FLIGHT_COUNTS ? c->n : ARI_FLIGHT_COUNTS, what, sizeof what);
     /* Since when: before now, for two machines' clocks have nothing in common. */
     fprintf(to, "call %" PRIx64 " %" PRIu64 " %" PRIu64 " %d %d %s\t", c->group, c->seq,
-            now_ns > c->since_ns ? now_ns - c->since_ns : 0, c->done, (int)c->call.kind, what);
+            now_ns > c->since_ns ? now_ns - c->since_ns : 0, done, (int)c->call.kind, what);
     for (const char *t = c->tag; *t; t++)
         fputc((unsigned char)*t < ' ' ? '?' : *t, to);
     fputc('\n', to);
@@ -121,8 +114,10 @@ char *ari_flight_text(const ari_flight *f, uint64_t now_ns)
             fprintf(to, " %d", g->rank[i]);
         fputc('\n', to);
     }
-    for (uint64_t i = f->calls > ARI_FLIGHT_CALLS ? f->calls - ARI_FLIGHT_CALLS : 0; i < f->calls; i++)
-        write_call_line(to, &f->call[i % ARI_FLIGHT_CALLS], now_ns);
+    for (uint64_t i = f->n_done > ARI_FLIGHT_CALLS ? f->n_done - ARI_FLIGHT_CALLS : 0; i < f->n_done; i++)
+        write_call_line(to, &f->done[i % ARI_FLIGHT_CALLS], true, now_ns);
+    for (const ari_flight_call *c = f->open; c; c = c->next)
+        write_call_line(to, c, false, now_ns);
     if (fclose(to) == 0)
         return text;
     free(text);

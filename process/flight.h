@@ -4,9 +4,9 @@
 
 #include "ref/comm/comm_impl.h"
 
-/* The last collectives of a process, for the report when the world fails: which it has entered, which are done. The
- * owner's lock guards a recorder. Groups have the same id on all their members; a send and the recv that it meets are
- * one collective of a group of two, the sender its member 0, the receiver its member 1. */
+/* The collectives of a process, for the report when the world fails: those that it is in, and the last that it has
+ * finished. The owner's lock guards a recorder. Groups have the same id on all their members; a send and the recv that it
+ * meets are one collective of a group of two, the sender its member 0, the receiver its member 1. */
 enum { ARI_FLIGHT_CALLS = 64, ARI_FLIGHT_RANKS = 48, ARI_FLIGHT_TAG = 72 };
 
 typedef struct ari_flight_group {
@@ -21,10 +21,10 @@ typedef struct ari_flight_group {
 /* A call as it is kept: without the memory that the caller's points to. Words are made of it only for a view. */
 enum { ARI_FLIGHT_COUNTS = 9 }; /* as many as a description has room for, and one that shows that there are more */
 typedef struct ari_flight_call {
-    uint64_t group, seq; /* seq: in the group, 1, 2, ..; 0: no call */
+    struct ari_flight_call *next;
+    uint64_t group, seq; /* seq: in the group, 1, 2, .. */
     uint64_t since_ns;   /* since when it waits for nothing but itself; when it ended, once it has */
-    bool done;
-    ari_call call; /* its pointers lead nowhere */
+    ari_call call;       /* its pointers lead nowhere */
     int n;
     size_t counts[ARI_FLIGHT_COUNTS], recv_counts[ARI_FLIGHT_COUNTS];
     char tag[ARI_FLIGHT_TAG];
@@ -32,19 +32,22 @@ typedef struct ari_flight_call {
 
 typedef struct ari_flight {
     ari_flight_group *groups;
-    ari_flight_call call[ARI_FLIGHT_CALLS]; /* a ring: number i is at i % ARI_FLIGHT_CALLS */
-    uint64_t calls;
+    ari_flight_call *open, **end; /* as they were entered; end: where the next one goes */
+    int n_open;
+    ari_flight_call done[ARI_FLIGHT_CALLS]; /* a ring: copies */
+    uint64_t n_done;
 } ari_flight;
 
+/** Of zeros. */
+void ari_flight_init(ari_flight *f);
 /** A group whose calls will be recorded; copies. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_flight_add(ari_flight *f, ari_flight_group **gives, uint64_t id, const int *rank, int n);
 void ari_flight_remove(ari_flight *f, ari_flight_group *g);
-/** Returns the call's number, for ari_flight_done. */
-uint64_t ari_flight_enter(ari_flight *f, ari_flight_group *g, const ari_call *call, int n, uint64_t now_ns);
-void ari_flight_done(ari_flight *f, uint64_t number, uint64_t now_ns);
-/** From now on the call waits for nothing but itself. */
-void ari_flight_begin(ari_flight *f, uint64_t number, uint64_t now_ns);
-/** The recorder as text, a line for each group and each call, the oldest first; free(). NULL: no memory. */
+/** A call of the group begins; c is the caller's, and borrowed until it leaves. */
+void ari_flight_enter(ari_flight *f, ari_flight_call *c, ari_flight_group *g, const ari_call *call, uint64_t now_ns);
+/** It has ended, and is remembered if `done`. */
+void ari_flight_leave(ari_flight *f, ari_flight_call *c, bool done, uint64_t now_ns);
+/** The recorder as text, a line for each group and each call; free(). NULL: no memory. */
 char *ari_flight_text(const ari_flight *f, uint64_t now_ns);
 
 /** From such texts of `size` ranks, of which `late` was the first to complain: what happened, in the words and with the

@@ -19,11 +19,9 @@ typedef struct ari_nccl_comm ari_nccl_comm;
 
 /* A call whose data are, or may be, still moving. */
 typedef struct ari_pending {
-    struct ari_pending *next;
+    ari_flight_call is; /* first: in the list of those that the flight recorder has open */
     ari_nccl_comm *comm;
-    uint64_t number;   /* of the flight recorder */
-    uint64_t since_ns; /* since when it has waited for nothing that this rank enqueued before */
-    ari_mark *mark;    /* where its stream is done with it; means nothing before `enqueued` */
+    ari_mark *mark; /* where its stream is done with it; means nothing before `enqueued` */
     bool enqueued;
 } ari_pending;
 
@@ -43,8 +41,6 @@ typedef struct ari_nccl_world {
     /* guarded by `lock` */
     ari_nccl_comm *comms;
     ari_flight flight;
-    ari_pending *first, **end;
-    int under_way; /* in that list */
     ari_pending *spare;
 } ari_nccl_world;
 

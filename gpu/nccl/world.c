@@ -99,43 +99,45 @@ ar_status ari_nccl_world_fail(ari_nccl_world *w, ar_status st)
 
 /* --- calls under way ---------------------------------------------------------------------------------------------- */
 
-/* `lock` held; *at is in the list. */
-static void take_out(ari_nccl_world *w, ari_pending **at)
+/* NULL: NULL. */
+static ari_pending *pending_at(ari_flight_call *c)
 {
-    ari_pending *p = *at;
-    *at = p->next;
-    if (!p->next)
-        w->end = at;
-    p->next = w->spare;
-    w->spare = p;
-    w->under_way--;
+    return (ari_pending *)c;
 }
 
-/* `lock` held. The call at *at is done: the next one of its communicator waits for nothing else from now on. */
-static void end_call(ari_nccl_world *w, ari_pending **at, uint64_t now)
+/* `lock` held. */
+static void leave(ari_nccl_world *w, ari_pending *p, bool done, uint64_t now)
 {
-    const ari_pending *p = *at;
-    const ari_nccl_comm *c = p->comm;
-    ari_flight_done(&w->flight, p->number, now);
-    take_out(w, at);
-    for (ari_pending *next = *at; next; next = next->next) {
-        if (next->comm != c)
-            continue;
+    ari_flight_leave(&w->flight, &p->is, done, now);
+    p->is.next = w->spare ? &w->spare->is : NULL;
+    w->spare = p;
+}
+
+/* `lock` held. Whether the call is done; where it is, the next one of its communicator waits for nothing else from now
+ * on. Errors: the stream's. */
+static ar_status end_call(ari_nccl_world *w, ari_pending *p, uint64_t now, bool *done)
+{
+    ari_flight_call *next = p->is.next;
+    *done = false;
+    AR_TRY(p->enqueued ? p->mark->ops->poll(p->mark, done) : AR_OK);
+    if (!*done)
+        return AR_OK;
+    leave(w, p, true, now);
+    while (next && pending_at(next)->comm != p->comm)
+        next = next->next;
+    if (next)
         next->since_ns = now;
-        ari_flight_begin(&w->flight, next->number, now);
-        return;
-    }
+    return AR_OK;
 }
 
 /* `lock` held. Between two looks of the watcher thousands of short calls may come and go: each that comes takes up to
  * two that are done out of the list. What is wrong is left to the watcher. */
 static void reap(ari_nccl_world *w, uint64_t now)
 {
-    for (int i = 0; i < 2 && w->under_way > REAP_ABOVE && w->first->enqueued; i++) {
-        bool done = false;
-        if (w->first->mark->ops->poll(w->first->mark, &done) != AR_OK || !done)
+    bool done = true;
+    for (int i = 0; i < 2 && done && w->flight.n_open > REAP_ABOVE; i++) {
+        if (end_call(w, pending_at(w->flight.open), now, &done) != AR_OK)
             return;
-        end_call(w, &w->first, now);
     }
 }
 
@@ -146,15 +148,13 @@ ar_status ari_nccl_world_enter(ari_nccl_world *w, ari_pending **gives, ari_nccl_
     pthread_mutex_lock(&w->lock);
     ari_pending *p = w->spare;
     if (p)
-        w->spare = p->next;
+        w->spare = pending_at(p->is.next);
     else
         p = calloc(1, sizeof *p);
     if (p) {
-        *p = (ari_pending){.comm = c, .mark = p->mark, .since_ns = now};
-        p->number = ari_flight_enter(&w->flight, g, call, g->n, now);
-        *w->end = p;
-        w->end = &p->next;
-        w->under_way++;
+        p->comm = c;
+        p->enqueued = false;
+        ari_flight_enter(&w->flight, &p->is, g, call, now);
         reap(w, now);
     }
     pthread_mutex_unlock(&w->lock);
@@ -162,21 +162,12 @@ ar_status ari_nccl_world_enter(ari_nccl_world *w, ari_pending **gives, ari_nccl_
     return p ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for a collective");
 }
 
-static ari_pending **place_of(ari_nccl_world *w, const ari_pending *p)
-{
-    ari_pending **at = &w->first;
-    while (*at != p)
-        at = &(*at)->next;
-    return at;
-}
-
 ar_status ari_nccl_world_enqueued(ari_nccl_world *w, ari_pending *p, ari_stream *s)
 {
     ar_status st = AR_OK;
     pthread_mutex_lock(&w->lock);
     if (!s) {
-        ari_flight_done(&w->flight, p->number, ari_now_ns());
-        take_out(w, place_of(w, p));
+        leave(w, p, true, ari_now_ns());
     } else {
         if (p->mark && p->mark->ops != s->ops) {
             ari_mark_destroy(p->mark);
@@ -192,45 +183,35 @@ ar_status ari_nccl_world_enqueued(ari_nccl_world *w, ari_pending *p, ari_stream 
 void ari_nccl_world_drop(ari_nccl_world *w, ari_pending *p)
 {
     pthread_mutex_lock(&w->lock);
-    take_out(w, place_of(w, p));
+    leave(w, p, false, 0);
     pthread_mutex_unlock(&w->lock);
+}
+
+/* `lock` held. The oldest call of c that is under way after `from`; NULL: there is none. */
+static ari_pending *call_of(const ari_nccl_comm *c, ari_flight_call *from)
+{
+    while (from && pending_at(from)->comm != c)
+        from = from->next;
+    return pending_at(from);
 }
 
 void ari_nccl_world_forget(ari_nccl_world *w, ari_nccl_comm *c)
 {
     pthread_mutex_lock(&w->lock);
-    for (ari_pending **at = &w->first; *at;) {
-        if ((*at)->comm != c) {
-            at = &(*at)->next;
-            continue;
-        }
-        ari_flight_done(&w->flight, (*at)->number, ari_now_ns());
-        take_out(w, at);
-    }
+    for (ari_pending *p; (p = call_of(c, w->flight.open));)
+        leave(w, p, true, ari_now_ns());
     pthread_mutex_unlock(&w->lock);
-}
-
-/* `lock` held. The oldest call of c that is enqueued; NULL: there is none. */
-static ari_pending **oldest_of(ari_nccl_world *w, const ari_nccl_comm *c)
-{
-    ari_pending **at = &w->first;
-    while (*at && ((*at)->comm != c || !(*at)->enqueued))
-        at = &(*at)->next;
-    return *at ? at : NULL;
 }
 
 ar_status ari_nccl_world_drain(ari_nccl_world *w, const ari_nccl_comm *c)
 {
     for (;; usleep(100)) {
-        ari_pending **at;
+        ari_pending *p;
         ar_status st = ari_nccl_world_status(w);
         bool done = true;
         pthread_mutex_lock(&w->lock);
-        while (st == AR_OK && done && (at = oldest_of(w, c))) {
-            st = (*at)->mark->ops->poll((*at)->mark, &done);
-            if (done)
-                end_call(w, at, ari_now_ns());
-        }
+        while (st == AR_OK && done && (p = call_of(c, w->flight.open)) && p->enqueued)
+            st = end_call(w, p, ari_now_ns(), &done);
         pthread_mutex_unlock(&w->lock);
         if (st != AR_OK || done)
             return st;
@@ -246,23 +227,18 @@ static look look_at_calls(ari_nccl_world *w, uint64_t now)
 {
     for (ari_nccl_comm *c = w->comms; c; c = c->next)
         c->looked_at = false;
-    for (ari_pending **at = &w->first; *at;) {
-        ari_pending *p = *at;
-        bool done = false;
-        if (p->comm->looked_at) {
-            at = &p->next;
+    for (ari_flight_call *at = w->flight.open, *next; at; at = next) {
+        ari_pending *p = pending_at(at);
+        bool done;
+        next = at->next;
+        if (p->comm->looked_at)
             continue;
-        }
-        if (p->enqueued && p->mark->ops->poll(p->mark, &done) != AR_OK)
+        if (end_call(w, p, now, &done) != AR_OK)
             return BROKEN;
-        if (done) {
-            end_call(w, at, now);
-            continue;
-        }
-        p->comm->looked_at = true;
-        if (now > p->since_ns && now - p->since_ns > w->timeout_ns) /* `now` may be older than the call */
+        p->comm->looked_at = !done;
+        /* `now` may be older than the call. */
+        if (!done && now > at->since_ns && now - at->since_ns > w->timeout_ns)
             return TOO_LATE;
-        at = &p->next;
     }
     return ALL_WELL;
 }
@@ -300,7 +276,7 @@ static void world_tick(void *user)
     if (seen == ALL_WELL)
         seen = look_for_errors(w, now);
     pthread_mutex_unlock(&w->lock);
-    if (seen == TOO_LATE) /* again and again until there is an answer: the coordinator takes only the first */
+    if (seen == TOO_LATE) /* again and again until there is an answer: the server takes only the first */
         ari_store_late(w->store);
     if (seen == BROKEN)
         (void)ari_nccl_world_fail(w, AR_ERR_DEVICE);
@@ -435,7 +411,7 @@ ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device
     w->timeout_ns = p->options.timeout_ns;
     w->checks_calls = p->options.check_calls;
     w->device = d;
-    w->end = &w->first;
+    ari_flight_init(&w->flight);
     w->store = p->store;
     w->owns_store = !w->store && w->size > 1;
     ar_status st = prepare(w);
@@ -455,7 +431,7 @@ ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device
 static void free_pending(ari_pending *p)
 {
     while (p) {
-        ari_pending *next = p->next;
+        ari_pending *next = pending_at(p->is.next);
         ari_mark_destroy(p->mark);
         free(p);
         p = next;
@@ -470,7 +446,7 @@ void ari_nccl_world_release(ari_nccl_world *w)
         ari_store_watch(w->store, NULL);
     if (w->owns_store)
         ari_store_destroy(w->store);
-    free_pending(w->first);
+    free_pending(pending_at(w->flight.open));
     free_pending(w->spare);
     while (w->flight.groups)
         ari_flight_remove(&w->flight, w->flight.groups);

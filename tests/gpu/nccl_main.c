@@ -296,9 +296,9 @@ static bool is_settled(ari_nccl_world *w, uint64_t since_ns, bool in_call)
 {
     bool settled = true;
     pthread_mutex_lock(&w->lock);
-    for (const ari_pending *p = w->first; p; p = p->next)
-        settled = settled && p->since_ns >= since_ns;
-    settled = settled && (w->first || !in_call);
+    for (const ari_flight_call *c = w->flight.open; c; c = c->next)
+        settled = settled && c->since_ns >= since_ns;
+    settled = settled && (w->flight.open || !in_call);
     pthread_mutex_unlock(&w->lock);
     return settled;
 }
