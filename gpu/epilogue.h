@@ -3,7 +3,8 @@
 #define ARI_GPU_EPILOGUE_H
 
 /* What the slots of the exact contraction do with an element's sum, whichever kernel made it. Each is given the sum of
- * column `col` in row `row` of matrix `matrix` of the result, once. */
+ * column `col` in row `row` of matrix `matrix` of the result, once; or those of n columns, at most four, of a row that
+ * it has looked up before. */
 #include "gpu/packed.h"
 
 namespace ARI_GPU
@@ -20,16 +21,42 @@ struct integers_out {
     size_t limbs;
     bool add;
 
-    ARI_KERNEL void operator()(const result &x, size_t matrix, size_t row, size_t col, const wide_sum &sum) const
+    ARI_KERNEL int64_t *line(const result &x, size_t matrix, size_t row) const
     {
-        int64_t *to = s + ((matrix * x.m + row) * x.n + col) * limbs;
+        return s + (matrix * x.m + row) * x.n * limbs;
+    }
+    ARI_KERNEL static int64_t one(const wide_sum &sum)
+    {
+        return ari_add64(static_cast<int64_t>(static_cast<uint64_t>(sum.high) << 32), sum.low);
+    }
+    ARI_KERNEL void put(int64_t *line, size_t col, const wide_sum &sum) const
+    {
+        int64_t *to = line + col * limbs;
         if (limbs == 1) {
-            const int64_t one = ari_add64(static_cast<int64_t>(static_cast<uint64_t>(sum.high) << 32), sum.low);
-            *to = add ? ari_add64(*to, one) : one;
+            *to = add ? ari_add64(*to, one(sum)) : one(sum);
             return;
         }
         to[0] = add ? ari_add64(to[0], sum.high) : sum.high;
         to[1] = add ? ari_add64(to[1], sum.low) : sum.low;
+    }
+    ARI_KERNEL void operator()(const result &x, size_t matrix, size_t row, size_t col, const wide_sum &sum) const
+    {
+        put(line(x, matrix, row), col, sum);
+    }
+    ARI_KERNEL void put_four(int64_t *line, size_t col, const wide_sum (&sum)[4], size_t n) const
+    {
+        if (limbs == 2) {
+            for (size_t i = 0; i < 4; i++)
+                if (i < n)
+                    put(line, col + i, sum[i]);
+            return;
+        }
+        four<int64_t> to = {{0, 0, 0, 0}};
+        if (add)
+            to = load_four(line + col, n);
+        for (size_t i = 0; i < 4; i++)
+            to.at[i] = ari_add64(to.at[i], one(sum[i]));
+        store_four(line + col, to, n);
     }
 };
 
@@ -40,14 +67,60 @@ template <bool FINISH> struct values_out {
     const float *bias;    /* [n]; NULL: none */
     ar_activation act;
 
+    struct line_of {
+        float *y, *z;
+        const int32_t *f;
+        int32_t e;
+    };
+    ARI_KERNEL static float *row_of(const view<float> &t, size_t matrix, size_t row)
+    {
+        return t.matrix(matrix) + static_cast<ptrdiff_t>(row) * t.stride[2];
+    }
+    ARI_KERNEL line_of line(const result &x, size_t matrix, size_t row) const
+    {
+        return {row_of(y, matrix, row), FINISH && act != AR_ACT_NONE ? row_of(z, matrix, row) : nullptr,
+                f + matrix * x.n, e[matrix * x.m + row]};
+    }
+    ARI_KERNEL float biased(float value, float by) const
+    {
+        return FINISH && bias ? ari_add32(value, by) : value;
+    }
+    ARI_KERNEL static float rounded(const wide_sum &sum, int32_t row, int32_t col)
+    {
+        return ari_contract_value2(sum.high, sum.low, row, col);
+    }
     ARI_KERNEL void operator()(const result &x, size_t matrix, size_t row, size_t col, const wide_sum &sum) const
     {
-        const float value = ari_contract_value2(sum.high, sum.low, e[matrix * x.m + row], f[matrix * x.n + col]);
-        const float biased = FINISH && bias ? ari_add32(value, bias[col]) : value;
-        const size_t line = matrix * x.m + row;
-        y.row(line)[static_cast<ptrdiff_t>(col) * y.stride[3]] = biased;
+        const line_of l = line(x, matrix, row);
+        const float value = biased(rounded(sum, l.e, l.f[col]), FINISH && bias ? bias[col] : 0.0f);
+        l.y[static_cast<ptrdiff_t>(col) * y.stride[3]] = value;
         if (FINISH && act != AR_ACT_NONE)
-            z.row(line)[static_cast<ptrdiff_t>(col) * z.stride[3]] = ari_act32(act, biased);
+            l.z[static_cast<ptrdiff_t>(col) * z.stride[3]] = ari_act32(act, value);
+    }
+    ARI_KERNEL void put_four(const line_of &l, size_t col, const wide_sum (&sum)[4], size_t n) const
+    {
+        const four<int32_t> of_col = load_four(l.f + col, n);
+        four<float> value = {{0.0f, 0.0f, 0.0f, 0.0f}}, by = value;
+        if (FINISH && bias)
+            by = load_four(bias + col, n);
+        for (size_t i = 0; i < 4; i++)
+            value.at[i] = biased(rounded(sum[i], l.e, of_col.at[i]), by.at[i]);
+        store_apart(l.y, y.stride[3], col, value, n);
+        if (FINISH && act != AR_ACT_NONE) {
+            for (size_t i = 0; i < 4; i++)
+                value.at[i] = ari_act32(act, value.at[i]);
+            store_apart(l.z, z.stride[3], col, value, n);
+        }
+    }
+    ARI_KERNEL static void store_apart(float *line, ptrdiff_t stride, size_t col, const four<float> &x, size_t n)
+    {
+        if (stride == 1) {
+            store_four(line + col, x, n);
+            return;
+        }
+        for (size_t i = 0; i < 4; i++)
+            if (i < n)
+                line[static_cast<ptrdiff_t>(col + i) * stride] = x.at[i];
     }
 };
 
@@ -78,6 +151,33 @@ struct accumulator_out {
         tops[at] = state.top;
         highs[at] = state.high;
         lows[at] = state.low;
+    }
+
+    /* Four of them. */
+    struct states {
+        four<uint8_t> top;
+        four<int64_t> high, low;
+    };
+    ARI_KERNEL states load_four_states(const result &x, size_t row, size_t col, size_t n) const
+    {
+        const size_t at = row * x.n + col;
+        return {load_four(tops + at, n), load_four(highs + at, n), load_four(lows + at, n)};
+    }
+    ARI_KERNEL void add_four(states *to, const result &x, size_t matrix, size_t row, size_t col,
+                             const wide_sum (&sum)[4], size_t n) const
+    {
+        const int32_t e = of_row[matrix * x.m + row];
+        const four<int32_t> f = load_four(of_col + matrix * x.n + col, n);
+        for (size_t i = 0; i < 4; i++)
+            ari_acc_add(&to->top.at[i], &to->high.at[i], &to->low.at[i],
+                        ari_contract_value2(sum[i].high, sum[i].low, e, f.at[i]));
+    }
+    ARI_KERNEL void store_four_states(const result &x, size_t row, size_t col, const states &s, size_t n) const
+    {
+        const size_t at = row * x.n + col;
+        store_four(tops + at, s.top, n);
+        store_four(highs + at, s.high, n);
+        store_four(lows + at, s.low, n);
     }
 };
 

@@ -104,6 +104,33 @@ struct extents : result {
     size_t cols; /* of the tile that the result has */
 };
 
+/* A block of threads takes a chunk of one line of a tile, each thread four columns at a time. */
+struct chunk {
+    uint32_t line;
+    size_t from, fours; /* the first column; the last four may end after the line */
+};
+
+/* kernel(b, chunk), for every chunk of lines of so many columns. */
+template <class F> struct chunks_of {
+    F kernel;
+    size_t cols;
+    uint32_t count; /* of a line; planes hold fewer than 2^32 lines */
+
+    ARI_KERNEL void operator()(const block &b) const
+    {
+        const uint32_t number = static_cast<uint32_t>(b.index), line = number / count;
+        const size_t from = static_cast<size_t>(number - line * count) * CHUNK;
+        const size_t left = cols - from < CHUNK ? cols - from : CHUNK;
+        kernel(b, chunk{line, from, (left + 3) / 4});
+    }
+};
+template <class F> ar_status launch_chunks(ar_device *d, ar_queue *q, size_t lines, size_t cols, const F &kernel)
+{
+    const size_t count = ceil_div(cols, CHUNK);
+    return launch_blocks(d, q, lines * count, smaller(cols, CHUNK) / 4,
+                         chunks_of<F>{kernel, cols, static_cast<uint32_t>(count)});
+}
+
 /* What is done with the sums of a tile, as the slots have it. Puts them together, each for itself, and gives them to OUT
  * with their matrix, row and column. */
 template <class OUT> struct give_to {
@@ -113,12 +140,16 @@ template <class OUT> struct give_to {
     template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &sums, const extents &x) const
     {
         const OUT to = out;
-        const size_t chunks = ceil_div(x.cols, CHUNK), width = x.cols < CHUNK ? x.cols : CHUNK;
-        return launch_blocks(d, q, x.t.matrices * x.t.rows * chunks, width, [=] ARI_KERNEL(const block &b) {
-            const size_t line = b.index / chunks, from = b.index % chunks * CHUNK;
-            const size_t matrix = x.t.matrix + line / x.t.rows, row = x.t.row + line % x.t.rows;
-            b.each(x.cols - from < CHUNK ? x.cols - from : CHUNK,
-                   [&](size_t i) { to(x, matrix, row, x.t.col + from + i, sums.at(line, from + i)); });
+        const uint32_t rows = static_cast<uint32_t>(x.t.rows);
+        return launch_chunks(d, q, x.t.matrices * x.t.rows, x.cols, [=] ARI_KERNEL(const block &b, const chunk &c) {
+            const uint32_t matrix = c.line / rows;
+            const auto line = to.line(x, x.t.matrix + matrix, x.t.row + (c.line - matrix * rows));
+            b.each(c.fours, [&](size_t i) {
+                const size_t col = c.from + 4 * i, left = x.cols - col;
+                wide_sum sum[4];
+                sums.at(c.line, col, sum);
+                to.put_four(line, x.t.col + col, sum, left);
+            });
         });
     }
 };
@@ -132,15 +163,17 @@ struct accumulate {
     template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &sums, const extents &x) const
     {
         const accumulator_out to = out;
-        const size_t chunks = ceil_div(x.cols, CHUNK), width = x.cols < CHUNK ? x.cols : CHUNK;
-        return launch_blocks(d, q, x.t.rows * chunks, width, [=] ARI_KERNEL(const block &b) {
-            const size_t line = b.index / chunks, row = x.t.row + line, from = b.index % chunks * CHUNK;
-            b.each(x.cols - from < CHUNK ? x.cols - from : CHUNK, [&](size_t i) {
-                const size_t col = x.t.col + from + i;
-                accumulator_state state = to.load(x, row, col);
-                for (size_t g = 0; g < x.t.matrices; g++)
-                    to.add(&state, x, x.t.matrix + g, row, col, sums.at(g * x.t.rows + line, from + i));
-                to.store(x, row, col, state);
+        return launch_chunks(d, q, x.t.rows, x.cols, [=] ARI_KERNEL(const block &b, const chunk &c) {
+            const size_t row = x.t.row + c.line;
+            b.each(c.fours, [&](size_t i) {
+                const size_t col = c.from + 4 * i, n = x.cols - col;
+                accumulator_out::states state = to.load_four_states(x, row, x.t.col + col, n);
+                for (size_t g = 0; g < x.t.matrices; g++) {
+                    wide_sum sum[4];
+                    sums.at(g * x.t.rows + c.line, col, sum);
+                    to.add_four(&state, x, x.t.matrix + g, row, x.t.col + col, sum, n);
+                }
+                to.store_four_states(x, row, x.t.col + col, state, n);
             });
         });
     }

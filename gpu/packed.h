@@ -104,19 +104,30 @@ template <bool TEN> struct tile_sums {
     const int32_t *words;
     size_t step, ld, blocks;
 
-    /* The sum of column col in line `line` of the tile: line = matrix*rows + row. */
-    ARI_KERNEL wide_sum at(size_t line, size_t col) const
+    /* The sums of four columns from `col` on, a multiple of 4, in line `line` of the tile: line = matrix*rows + row. */
+    ARI_KERNEL void at(size_t line, size_t col, wide_sum (&to)[4]) const
     {
         const size_t planes = TEN ? PLANES_10 : PLANES_16;
         const int32_t *from = words + line * ld + col;
-        partial_sum sum = {0, 0};
+        partial_sum sum[4] = {{0, 0}, {0, 0}, {0, 0}, {0, 0}};
         for (size_t block = 0; block < blocks; block++, from += planes * step) {
-            int64_t p[planes];
+            four<int32_t> p[planes];
             for (size_t i = 0; i < planes; i++)
-                p[i] = from[i * step];
-            const partial_sum part = TEN ? sum_of_10(p) : sum_of_16(p);
-            sum = {sum.high + part.high, sum.low + part.low};
+                p[i] = load_whole(from + i * step);
+            for (size_t j = 0; j < 4; j++) {
+                int64_t own[planes];
+                for (size_t i = 0; i < planes; i++)
+                    own[i] = p[i].at[j];
+                const partial_sum part = TEN ? sum_of_10(own) : sum_of_16(own);
+                sum[j] = {sum[j].high + part.high, sum[j].low + part.low};
+            }
         }
+        for (size_t j = 0; j < 4; j++)
+            to[j] = whole(sum[j]);
+    }
+
+    ARI_KERNEL static wide_sum whole(const partial_sum &sum)
+    {
         const int64_t low_bits = sum.low & 0xfffffff, high = sum.high + (sum.low - low_bits) / 268435456;
         const int64_t rest = high & 15; /* sum = high*2^28 + low_bits */
         return {(high - rest) / 16, rest * 268435456 + low_bits};
