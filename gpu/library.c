@@ -26,7 +26,7 @@ static const char below_python[] = "{lib,local/lib}/python3*/{site,dist}-package
 typedef struct search {
     const ari_library *which;
     void *library;     /* NULL until one could be loaded */
-    char why[300];     /* the loader's words about the last file that could not be */
+    char why[300];     /* the loader's words about the last file, or else the first name, that could not be */
     char places[2048]; /* the folders that were searched, for the message */
     ari_text list;
 } search;
@@ -37,7 +37,7 @@ static void load(search *s, const char *file)
         return;
     s->library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     const char *why = s->library ? NULL : dlerror();
-    if (why)
+    if (why && (file[0] == '/' || !s->why[0]))
         snprintf(s->why, sizeof s->why, "%s", why);
 }
 

@@ -64,7 +64,7 @@ message("${{nvcc}}|${{why}}")
                                       (home, {"CUDA_HOME": str(home.parents[1])})):
             nvcc, why = self.configured(**environment)
             self.assertEqual(nvcc, str(expected))
-            self.assertEqual(why, f"it was configured with -DANYRANK_CUDA=OFF, although there is a CUDA toolkit "
+            self.assertEqual(why, f"it was configured with -DANYRANK_CUDA=OFF, although a CUDA toolkit was there "
                                   f"({nvcc}): to have it, {TO_BUILD}")
 
     def test_a_toolkit_that_cannot_be_used(self):
@@ -82,7 +82,7 @@ message("${{nvcc}}|${{why}}")
         self.assertTrue(said.endswith(TO_BUILD), said)
         if setting == "OFF":
             self.assertRegex(said, r"^not in this build: (no CUDA toolkit was found when it was configured \(.*"
-                                   r"|it was configured with -DANYRANK_CUDA=OFF, although there is a CUDA toolkit \(/)")
+                                   r"|it was configured with -DANYRANK_CUDA=OFF, although a CUDA toolkit was there \(/)")
 
 
 if __name__ == "__main__":
