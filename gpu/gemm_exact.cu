@@ -4,6 +4,7 @@
 #include "gpu/blas.h"
 #include "gpu/epilogue.h"
 #include "gpu/packed.h"
+#include "gpu/sm90/gemm.h"
 #include "ref/core/size.h"
 
 namespace ARI_GPU
@@ -200,6 +201,8 @@ ar_status for_each_tile(ar_device *d, ar_queue *q, const packed &a, const packed
     size_t bytes = 0;
     if (a.batch == 0 || a.rows == 0 || b.rows == 0)
         return AR_OK;
+    if (sm90_takes(d, a, b))
+        return sm90_gemm(d, q, a, b, pass.out);
     const ari_tile_machine machine = blas_machine(d);
     const ari_tiling plan = ari_plan_tiles(&w, &machine);
     AR_TRY(bytes_of_planes(&bytes, w, plan));

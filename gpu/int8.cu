@@ -10,8 +10,8 @@ namespace ARI_GPU
 namespace
 {
 
-const size_t SIDE = 32;     /* rows and columns of a tile, and words of four terms that are looked at at once */
-const size_t LD = SIDE + 1; /* of their rows in shared memory: columns in different banks */
+const size_t SIDE = 32;         /* rows and columns of a tile, and words of four terms that are looked at at once */
+const size_t PADDED = SIDE + 1; /* of their rows in shared memory: columns in different banks */
 
 struct words {
     const uint32_t *at;
@@ -36,7 +36,7 @@ struct multiply_tile {
 
     ARI_KERNEL void operator()(const block &own) const
     {
-        ARI_SHARED uint32_t left[SIDE * LD], right[SIDE * LD];
+        ARI_SHARED uint32_t left[SIDE * PADDED], right[SIDE * PADDED];
         ARI_SHARED int32_t sums[SIDE * SIDE];
         const size_t across = (b.rows + SIDE - 1) / SIDE, down = (a.rows + SIDE - 1) / SIDE;
         const size_t matrix = own.index / (across * down);
@@ -48,13 +48,13 @@ struct multiply_tile {
         for (size_t from = 0; from < k_end; from += SIDE) {
             own.each((rows > cols ? rows : cols) * SIDE, [&](size_t i) {
                 const size_t line = i / SIDE, word = i % SIDE;
-                left[line * LD + word] = x.word(matrix, row + line, from + word, k_end);
-                right[line * LD + word] = y.word(matrix, col + line, from + word, k_end);
+                left[line * PADDED + word] = x.word(matrix, row + line, from + word, k_end);
+                right[line * PADDED + word] = y.word(matrix, col + line, from + word, k_end);
             });
             own.each(rows * SIDE, [&](size_t i) {
                 int32_t sum = sums[i];
                 for (size_t word = 0; word < SIDE && i % SIDE < cols; word++)
-                    sum = dot_bytes(sum, left[i / SIDE * LD + word], right[i % SIDE * LD + word]);
+                    sum = dot_bytes(sum, left[i / SIDE * PADDED + word], right[i % SIDE * PADDED + word]);
                 sums[i] = sum;
             });
         }

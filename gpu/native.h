@@ -48,14 +48,17 @@ typedef enum ari_imma_path {
 
 #define ARI_IMMA_VARIABLE "ANYRANK_IMMA_PATH"
 #define ARI_IMMA_ROWS_VARIABLE "ANYRANK_IMMA_MIN_ROWS"
+#define ARI_IMMA_KERNEL_VARIABLE "ANYRANK_IMMA_KERNEL"
 
 typedef struct ari_imma {
     ari_imma_path path;
     size_t min_rows; /* int8 products of fewer rows or columns are not asked of the library */
+    bool own;        /* the kernel of gpu/sm90, which keeps its sums in registers, in place of the library's products */
 } ari_imma;
 
 /** What, for a device made now, the environment asks for: ANYRANK_IMMA_PATH ("imma16", "imma10"; ARI_IMMA_AUTO where it
- *  is not set) and ANYRANK_IMMA_MIN_ROWS (0 where it is not). Errors: AR_ERR_ARG (another value). */
+ *  is not set), ANYRANK_IMMA_MIN_ROWS (0 where it is not) and ANYRANK_IMMA_KERNEL ("cublas", as where it is not set;
+ *  "own"). Errors: AR_ERR_ARG (another value). */
 AR_NODISCARD ar_status ari_imma_choose(ari_imma *imma);
 
 /* How cuBLAS multiplies in fp32: as everybody's programs have it (CUBLAS_COMPUTE_32F; never in TF32), or with each

@@ -9,6 +9,7 @@
 #include "gpu/cuda/pool.h"
 #include "gpu/kernels.h"
 #include "gpu/report/sticky.h"
+#include "gpu/sm90/gemm.h"
 #include "ref/core/clock.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
@@ -409,6 +410,8 @@ ar_status ar_device_cuda_create(ar_device **gives, int index)
     ari_imma imma;
     AR_TRY(ari_imma_choose(&imma));
     AR_TRY(check_gpu(index));
+    if (imma.own)
+        AR_TRY(sm90_check(index));
     AR_TRY(ari_alloc_zero(reinterpret_cast<void **>(&d), 1, sizeof *d, "a CUDA device"));
     d->gpu = index;
     d->imma = imma;

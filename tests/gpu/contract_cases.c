@@ -145,11 +145,11 @@ static void destroy_packed(device_pair *p, product *o)
     }
 }
 
-/* Shapes around the tiles of tensor cores, lengths around those of digits' sums and of limbs. */
-static const size_t sizes[][3] = {{1, 1, 1},      {3, 5, 15},    {16, 16, 16},  {17, 33, 17}, {64, 40, 100},
-                                  {5, 130, 31},   {130, 3, 33},  {2, 3, 8191},  {3, 2, 8192}, {4, 4, 10000},
-                                  {33, 20, 257},  {1, 64, 128},  {2, 2, 16384}, {8, 8, 1},    {2, 1, 131071},
-                                  {1, 2, 131072}, {2, 2, 140000}};
+/* Shapes around the tiles of tensor cores, lengths around those of digits' sums, of limbs and of gpu/sm90's stages. */
+static const size_t sizes[][3] = {
+    {1, 1, 1},      {3, 5, 15},    {16, 16, 16},  {17, 33, 17},   {64, 40, 100},  {5, 130, 31},   {130, 3, 33},
+    {2, 3, 8191},   {3, 2, 8192},  {4, 4, 10000}, {33, 20, 257},  {1, 64, 128},   {2, 2, 16384},  {8, 8, 1},
+    {63, 129, 131}, {200, 65, 63}, {127, 1, 127}, {3, 128, 4096}, {2, 1, 131071}, {1, 2, 131072}, {2, 2, 140000}};
 #define SIZES (sizeof sizes / sizeof *sizes)
 
 static void every_product(device_pair *p, void (*one)(device_pair *, product *))

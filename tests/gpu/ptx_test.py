@@ -19,6 +19,8 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 EXIT_SKIPPED = 77
 ARCHITECTURE = "compute_90"
+# The kernel with instructions of one architecture, compiled for it alone.
+OWN_KERNEL, OWN_ARCHITECTURE = ROOT / "gpu/cuda/gemm_sm90.cu", "compute_90a"
 # The kernels that call functions of ref/numerics/elementary.h, which spells its fused multiply-adds.
 SPELL_FMA = {"attention.cu", "elementwise.cu", "gemm_exact.cu", "loss.cu"}
 
@@ -46,8 +48,9 @@ def build_options():
 
 def compile_to_ptx(nvcc, sources):
     """What files become as one: each alone costs most of a second for CUDA's own headers."""
-    command = [nvcc, "-ptx", f"-arch={ARCHITECTURE}", "-std=c++17", "-O3", "-D_GNU_SOURCE", *build_options(),
-               "-I", ROOT, "-I", ROOT / "include"]
+    own = sources == [OWN_KERNEL]
+    command = [nvcc, "-ptx", f"-arch={OWN_ARCHITECTURE if own else ARCHITECTURE}", *["-DANYRANK_SM90"] * own, "-std=c++17",
+               "-O3", "-D_GNU_SOURCE", *build_options(), "-I", ROOT, "-I", ROOT / "include"]
     with tempfile.TemporaryDirectory(prefix="anyrank-ptx-") as folder:
         joined = pathlib.Path(folder, "joined.cu")
         joined.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
@@ -64,7 +67,8 @@ def instructions(ptx):
 
 
 class Kernels(unittest.TestCase):
-    sources = {False: [], True: []}  # those that spell fused multiply-adds, and the others
+    # Those that spell fused multiply-adds, and the others; the epilogues of OWN_KERNEL spell them too.
+    sources = {False: [], True: [], "own": [OWN_KERNEL]}
     ptx = {}
 
     @classmethod
@@ -89,6 +93,8 @@ class Kernels(unittest.TestCase):
         self.assertEqual({path.name for path in self.sources[True]}, SPELL_FMA)
         self.assertLessEqual({"norm.cu", "optimizer.cu", "pack.cu"}, {path.name for path in self.sources[False]})
         for spells_fma, text in self.ptx.items():
+            if spells_fma == "own":
+                continue
             entries = "\n".join(re.findall(r"\.entry (\w+)", text))
             for path in self.sources[spells_fma]:
                 defined = DEFINED.findall(path.read_text(encoding="utf-8"))
@@ -125,6 +131,11 @@ class Kernels(unittest.TestCase):
     def test_sums_of_floats_are_not_atomic(self):
         self.each(lambda _, name, modifiers: "atomic" if name in ("atom", "red") and FLOATS & set(modifiers)
                   else None)
+
+    def test_own_kernel_keeps_its_numbers_in_registers(self):
+        self.assertTrue("wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 " in self.ptx["own"])
+        self.assertEqual([modifiers for name, modifiers in instructions(self.ptx["own"])
+                          if name in ("ld", "st") and "local" in modifiers], [])
 
 
 NVCC = find_nvcc()

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_GPU_SM90_GEMM_H
+#define ARI_GPU_SM90_GEMM_H
+
+/* The exact contraction's own kernel for compute capability 9.0, in place of the library's products: the CUDA device
+ * launches it (gpu/cuda/gemm_sm90.cu), the emulated one runs it on a model of that machine (gpu/emulated/gemm_sm90.cc).
+ * The same bits. */
+#include "gpu/epilogue.h"
+
+namespace ARI_GPU
+{
+
+/* Whether this device is to run it (ANYRANK_IMMA_KERNEL, gpu/native.h), and can take these operands, which are not
+ * empty. */
+bool sm90_takes(const ar_device *d, const packed &a, const packed &b);
+
+#if defined(__CUDACC__)
+/* Whether GPU `index` can run it. Errors: AR_ERR_UNSUPPORTED, saying why not. */
+ar_status sm90_check(int index);
+#endif
+
+/* The contraction of a and b, each result given to `out`. Errors: AR_ERR_DEVICE. */
+ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b, const integers_out &out);
+ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b, const values_out<false> &out);
+ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b, const values_out<true> &out);
+ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b, const accumulator_out &out);
+
+} // namespace ARI_GPU
+
+#endif
