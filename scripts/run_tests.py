@@ -417,7 +417,7 @@ def source_checks(build, extended):
     for path in sorted(ROOT.glob("tests/*/*_test.py")):
         name = f"{path.parent.name}/{path.stem}"
         checks.append((name, lambda name, path=path: simple_check(name, [python, str(path)])))
-    for path in sorted(ROOT.glob("tests/*/mutants.py")) if extended else []:
+    for path in sorted(ROOT.glob("tests/*/*mutants.py")) if extended else []:
         name = f"{path.parent.name}/{path.stem}"
         command = [python, "scripts/mutate.py", "--likely-only", "--table", str(path)]
         checks.append((name, lambda name, command=command: simple_check(name, command, EXTENDED_LIMIT_S)))

@@ -139,7 +139,7 @@ class Tree(unittest.TestCase):
 class Tables(unittest.TestCase):
     def test_every_mistake_stands_once_in_its_file(self):
         files = mutate.files_of_tree()
-        for path in (mutate.TABLE, *sorted(mutate.ROOT.glob("tests/*/mutants.py"))):
+        for path in (mutate.TABLE, *sorted(mutate.ROOT.glob("tests/*/*mutants.py"))):
             with self.subTest(table=path.name), contextlib.redirect_stdout(io.StringIO()) as output:
                 mutants = mutate.read_table(path)
                 self.assertEqual(mutate.check(mutants, files), 0, output.getvalue())

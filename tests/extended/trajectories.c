@@ -72,7 +72,7 @@ static ar_status interrupted(bool *same, const ar_training_options *o, const cha
 
 static ar_status model(bool *same, const char *type, uint64_t steps)
 {
-    const ar_training_options o = trajectory_options(trajectory_model(type), steps);
+    const ar_training_options o = trajectory_options(trajectory_model(type, 2), steps);
     char expected[65], hash[65], name[64];
     float loss = 0.0f;
     uint64_t start = ari_now_ns();

@@ -22,7 +22,7 @@ Test(trajectory, every_layout_ends_with_the_baselines_weights)
     };
     const char *const types[] = {"llama", "gpt2"};
     for (size_t m = 0; m < 2; m++) {
-        const char *path = trajectory_model(types[m]);
+        const char *path = trajectory_model(types[m], 2);
         cr_assert_not_null(path);
         const ar_training_options o = trajectory_options(path, steps());
         char expected[65], hash[65];
@@ -42,7 +42,7 @@ Test(trajectory, an_interruption_and_another_layout_change_no_bit)
         {.dp = 2, .cp = 2, .zero = 1, .tp = 2, .sp = true}, 20000, AR_BUCKETS_OVERLAP};
     static const trajectory_layout then = {{.cp = 3, .zigzag = true, .micro_batches = 2}, 0, AR_BUCKETS_EAGER};
     char folder[] = "/tmp/anyrank-trajectory-XXXXXX", command[96], straight[65], hash[65];
-    const char *path = trajectory_model("gpt2");
+    const char *path = trajectory_model("gpt2", 2);
     cr_assert_not_null(path);
     cr_assert_not_null(mkdtemp(folder));
     const ar_training_options o = trajectory_options(path, steps());
@@ -57,7 +57,7 @@ Test(trajectory, an_interruption_and_another_layout_change_no_bit)
 Test(trajectory, another_order_of_the_data_would_show)
 {
     static const trajectory_layout one = {{.tp = 1}, 0, AR_BUCKETS_EAGER};
-    ar_training_options o = trajectory_options(trajectory_model("llama"), 2);
+    ar_training_options o = trajectory_options(trajectory_model("llama", 2), 2);
     char hash[65], other[65];
     cr_assert_eq(trajectory_run(hash, NULL, &o, &one), AR_OK, "%s", ar_error_message());
     o.in_order = true;
@@ -75,7 +75,7 @@ static void on_step(void *user, const ar_training_step *s)
 Test(trajectory, the_learning_rate_counts_updates_not_steps_left_out)
 {
     static ar_training_step kept[8];
-    ar_training_options o = trajectory_options(trajectory_model("gpt2"), 8);
+    ar_training_options o = trajectory_options(trajectory_model("gpt2", 2), 8);
     ar_training_report *r = NULL;
     size_t updates = 0;
     o.run.numerics = AR_NUMERICS_NATIVE;

@@ -1,28 +1,57 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 
 #include "anyrank/device.h"
 #include "tests/sim/plain.h"
-#include "tests/support/late_device.h"
 #include "tests/support/small.h"
 
-/* Collectives whose buffers are a device's memory. The emulated device's memory kills whoever touches it from the host;
- * the late one's streams do their work late, so that a wait that is missing shows. */
+/* Collectives whose buffers are the emulated device's memory, which kills whoever touches it from the host; where its
+ * streams do their work late, a wait that is missing shows. */
 TestSuite(on_device, .timeout = 300);
 
 typedef enum where { EMULATED, LATE } where;
 
-static ar_status make_device(ar_device **gives, where w, int fails_at)
-{
-    return w == LATE ? late_device_create(gives, fails_at) : ar_device_emulated_create(gives);
-}
-
-static bool has(where w)
+/* Devices that are made from here on, while there is none. Before there are threads. */
+static void choose(where w)
 {
     ar_device *d = NULL;
-    const bool made = make_device(&d, w, 0) == AR_OK;
+    setenv("ANYRANK_EMULATED_STREAMS", w == LATE ? "latest:7" : "eager", 1);
+    if (ar_device_emulated_create(&d) != AR_OK)
+        cr_skip("this build has no emulated device");
     ar_device_destroy(d);
-    return made;
+}
+
+/* A device's table, whose call number `fails_at` of copy or combine fails. */
+typedef struct failing {
+    ar_device_ops ops; /* first: a device's table is found at the same address */
+    const ar_device_ops *real;
+    int fails_at;
+    atomic_int calls;
+} failing;
+
+static ar_status count_call(ar_device *d, const ar_device_ops **real)
+{
+    failing *f = (failing *)(uintptr_t)d->ops;
+    const int call = atomic_fetch_add(&f->calls, 1) + 1;
+    *real = f->real;
+    return call == f->fails_at ? ar_error_set(AR_ERR_DEVICE, "the device fails in call %d", call) : AR_OK;
+}
+
+static ar_status copy_or_fail(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf from, size_t bytes)
+{
+    const ar_device_ops *real;
+    AR_TRY(count_call(d, &real));
+    return real->copy(d, q, to, from, bytes);
+}
+
+static ar_status combine_or_fail(ar_device *d, ar_queue *q, ar_buf out, const ar_cbuf *in, int n, size_t count,
+                                 ar_dtype t, ar_op op)
+{
+    const ar_device_ops *real;
+    AR_TRY(count_call(d, &real));
+    return real->combine(d, q, out, in, n, count, t, op);
 }
 
 /* One rank's memory of a case, on the device and back. */
@@ -95,7 +124,12 @@ static ar_status run_batch(ar_comm *c, void *arg)
     const int r = ar_comm_rank(c);
     ar_device *d = NULL;
     ar_queue *own = NULL, *q = NULL;
-    AR_TRY(make_device(&d, b->w, r == b->fails_on ? b->fails_at : 0));
+    AR_TRY(ar_device_emulated_create(&d));
+    failing own_table = {.ops = *d->ops, .real = d->ops, .fails_at = r == b->fails_on ? b->fails_at : 0};
+    own_table.ops.copy = copy_or_fail;
+    own_table.ops.combine = combine_or_fail;
+    atomic_init(&own_table.calls, 0);
+    d->ops = &own_table.ops;
     ar_status st = d->ops->queue_create(d, &own, AR_QUEUE_INLINE, "own");
     if (st == AR_OK && b->queue == AR_QUEUE_THREAD)
         st = d->ops->queue_create(d, &q, AR_QUEUE_THREAD, "thread");
@@ -104,6 +138,7 @@ static ar_status run_batch(ar_comm *c, void *arg)
     ar_comm_counted(c, &b->read[r], &b->written[r]);
     ar_queue_destroy(q);
     ar_queue_destroy(own);
+    d->ops = own_table.real;
     ar_device_destroy(d);
     return st;
 }
@@ -142,6 +177,7 @@ static void run_and_check(batch *b, int n, const ar_sim_options *o)
 {
     char why[256] = "";
     reset(b);
+    choose(b->w);
     cr_assert_eq(ar_sim_run(n, o, run_batch, b, NULL), AR_OK, "n %d: %s", n, ar_error_message());
     for (size_t i = 0; i < b->n; i++)
         cr_assert(case_holds(&b->k[i], why, sizeof why), "%s, algorithm %d: %s", b->w == LATE ? "late" : "emulated",
@@ -178,8 +214,6 @@ static void check_kinds(where w, ar_queue_kind queue, const ar_sim_options *o)
 {
     static const size_t counts[] = {0, 1, 3, 701};
     const int most = small_only() ? 3 : 5;
-    if (!has(w))
-        cr_skip("this build has no emulated device");
     for (int n = 1; n <= most; n++) {
         for (unsigned c = 0; c < sizeof counts / sizeof *counts; c++) {
             batch b = {.w = w, .queue = queue};
@@ -252,7 +286,7 @@ static ar_status run_rounds(ar_comm *c, void *arg)
     ar_device *d = NULL;
     ar_queue *q = NULL;
     ar_buf x, y, sum;
-    AR_TRY(late_device_create(&d, 0));
+    AR_TRY(ar_device_emulated_create(&d));
     AR_TRY(d->ops->queue_create(d, &q, AR_QUEUE_INLINE, "q"));
     AR_TRY(d->ops->alloc(d, q, &x, ELEMENTS * sizeof(int32_t)));
     AR_TRY(d->ops->alloc(d, q, &y, RANKS * ELEMENTS * sizeof(int32_t)));
@@ -272,6 +306,9 @@ static ar_status run_rounds(ar_comm *c, void *arg)
         AR_TRY(d->ops->zero(d, q, sum, sizeof values));
     }
     AR_TRY(ar_queue_sync(q, 0));
+    d->ops->free(d, q, x);
+    d->ops->free(d, q, y);
+    d->ops->free(d, q, sum);
     ar_queue_destroy(q);
     ar_device_destroy(d);
     return AR_OK;
@@ -280,6 +317,7 @@ static ar_status run_rounds(ar_comm *c, void *arg)
 Test(on_device, what_follows_a_collective_waits_for_all_ranks_parts_of_it)
 {
     rounds *all = calloc(1, sizeof *all);
+    choose(LATE);
     cr_assert_eq(ar_sim_run(RANKS, NULL, run_rounds, all, NULL), AR_OK, "%s", ar_error_message());
     for (int k = 0; k < ROUNDS; k++) {
         for (int r = 0; r < RANKS; r++) {
@@ -309,10 +347,11 @@ static ar_status message_or_mixed(ar_comm *c, void *arg)
     ar_queue *q = NULL;
     ar_buf x = {NULL};
     int32_t own[4] = {0};
-    AR_TRY(late_device_create(&d, 0));
-    AR_TRY(d->ops->alloc(d, NULL, &x, sizeof own));
+    AR_TRY(ar_device_emulated_create(&d));
     ar_status st =
         r == 1 ? d->ops->queue_create(d, &q, AR_QUEUE_INLINE, "q") : ar_queue_create(&q, AR_QUEUE_INLINE, "host");
+    if (st == AR_OK && r == 1)
+        st = d->ops->alloc(d, q, &x, sizeof own);
     const ar_buf at = r == 1 ? x : (ar_buf){own};
     if (st == AR_OK && !message)
         st = ar_comm_all_reduce(c, q, at, ar_const(at), 4, AR_I32, AR_SUM, "x");
@@ -320,6 +359,8 @@ static ar_status message_or_mixed(ar_comm *c, void *arg)
         st = ar_comm_send(c, q, ar_const(at), 4, AR_I32, 1, "x");
     else if (st == AR_OK)
         st = ar_comm_recv(c, q, at, 4, AR_I32, 0, "x");
+    if (x.ptr)
+        d->ops->free(d, q, x);
     ar_queue_destroy(q);
     ar_device_destroy(d);
     return st;
@@ -328,24 +369,26 @@ static ar_status message_or_mixed(ar_comm *c, void *arg)
 Test(on_device, ranks_whose_data_lie_in_different_memories_disagree)
 {
     bool message = false;
+    choose(LATE);
     cr_assert_eq(ar_sim_run(2, NULL, message_or_mixed, &message, NULL), AR_ERR_MISMATCH);
     assert_says("ranks 0 and 1 disagree in collective #1");
-    assert_says("data in memory of 'host' against 'late'");
+    assert_says("data in memory of 'host' against 'emulated'");
     message = true;
     cr_assert_eq(ar_sim_run(2, NULL, message_or_mixed, &message, NULL), AR_ERR_MISMATCH);
     assert_says("disagree in message #1");
-    assert_says("data in memory of 'host' against 'late'");
+    assert_says("data in memory of 'host' against 'emulated'");
 }
 
 Test(on_device, a_device_that_fails_ends_the_world_and_names_its_rank)
 {
     const ar_sim_options o = {.timeout_ns = 2000000000};
+    choose(LATE);
     for (int at = 1; at <= 4; at++) {
         batch b = {.w = LATE, .fails_on = 2, .fails_at = 100 + at};
         make_cases(&b, 4, 701, 3);
         cr_assert_eq(ar_sim_run(4, &o, run_batch, &b, NULL), AR_ERR_DEVICE, "%s", ar_error_message());
         assert_says("rank 2 ");
-        assert_says("the late device fails in call");
+        assert_says("the device fails in call");
         fini(&b);
     }
 }
@@ -365,6 +408,7 @@ Test(on_device, faults_of_the_transport_strike_as_on_the_host)
             .algorithm = AR_SIM_DIRECT, .verify_transfers = true, .faults = &faults[i], .fault_count = 1};
         batch b = {.w = LATE};
         char host[512], device[512];
+        choose(b.w);
         make_cases(&b, 3, 701, 7);
         const ar_status on_host = ar_sim_run(3, &o, run_on_host, &b, NULL);
         snprintf(host, sizeof host, "%.*s", (int)strcspn(ar_error_message(), "\n"), ar_error_message());
@@ -385,6 +429,7 @@ Test(on_device, an_output_is_left_as_on_the_host_where_a_transfer_never_arrives)
     batch b = {.w = LATE};
     unsigned char *left[3];
     char why[256] = "";
+    choose(b.w);
     make_cases(&b, 3, 701, 7);
     coll_case *k = &b.k[4];
     cr_assert_eq(ar_sim_run(3, &o, run_on_host, &b, NULL), AR_OK, "%s", ar_error_message());

@@ -32,22 +32,23 @@ ar_training_options trajectory_options(const char *model, uint64_t steps)
     return o;
 }
 
-const char *trajectory_model(const char *model_type)
+const char *trajectory_model(const char *model_type, int layers)
 {
     static char path[2][256];
     const bool llama = strcmp(model_type, "llama") == 0;
     char *const to = path[llama];
-    snprintf(to, sizeof path[0], "%s/trajectory-%s.json", TEST_BUILD_DIR, model_type);
+    snprintf(to, sizeof path[0], "%s/trajectory-%s-%d.json", TEST_BUILD_DIR, model_type, layers);
     FILE *f = fopen(to, "w");
     if (!f)
         return NULL;
-    fprintf(f, llama
-                   ? "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, \"intermediate_size\": 48,"
-                     " \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2,"
-                     " \"hidden_act\": \"silu\", \"max_position_embeddings\": 32, \"rms_norm_eps\": 1e-5,"
-                     " \"tie_word_embeddings\": false}\n"
-                   : "{\"model_type\": \"gpt2\", \"vocab_size\": 256, \"n_embd\": 32, \"n_layer\": 2, \"n_head\": 4,"
-                     " \"n_positions\": 32, \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-5}\n");
+    fprintf(f,
+            llama ? "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, \"intermediate_size\": 48,"
+                    " \"num_hidden_layers\": %d, \"num_attention_heads\": 4, \"num_key_value_heads\": 2,"
+                    " \"hidden_act\": \"silu\", \"max_position_embeddings\": 32, \"rms_norm_eps\": 1e-5,"
+                    " \"tie_word_embeddings\": false}\n"
+                  : "{\"model_type\": \"gpt2\", \"vocab_size\": 256, \"n_embd\": 32, \"n_layer\": %d, \"n_head\": 4,"
+                    " \"n_positions\": 32, \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-5}\n",
+            layers);
     return fclose(f) == 0 ? to : NULL;
 }
 
@@ -171,7 +172,7 @@ ar_status trajectory_run(char hash[65], float *loss, const ar_training_options *
     set_layout(&with, l);
     AR_TRY(ar_train_run(&report, &with));
     memcpy(hash, report->weights_hash, 65);
-    if (loss)
+    if (loss && report->steps > 0) /* else it diverged in the first */
         *loss = report->loss[report->steps - 1];
     ar_training_report_destroy(report);
     return AR_OK;

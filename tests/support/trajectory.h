@@ -17,9 +17,9 @@ typedef struct trajectory_layout {
 /** AdamW with warm-up and cosine, no decay for norms and biases, clipping, dropout, on the bundled text. `model`: path
  *  of a config. */
 ar_training_options trajectory_options(const char *model, uint64_t steps);
-/** Writes a small model's config into the build tree and gives its path (static storage): two layers of "llama"
+/** Writes a small model's config into the build tree and gives its path (static storage): layers of "llama"
  *  (grouped queries, gated MLP) or "gpt2" (learned positions, tied, fused q|k|v). NULL where it cannot be written. */
-const char *trajectory_model(const char *model_type);
+const char *trajectory_model(const char *model_type, int layers);
 /** The hash of the weights that the baseline has after the options' steps, from the loader's batches. */
 AR_NODISCARD ar_status trajectory_baseline(char hash[65], float *loss, const ar_training_options *o);
 /** The hash under one layout. */

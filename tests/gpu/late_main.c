@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every kind of layout on the emulated device under two seeds of late streams: the bits of one rank on the CPU. Exit status
+ * 0: all; 77: a build without the device. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "anyrank/device.h"
+#include "support/late_layouts.h"
+
+int main(void)
+{
+    ar_device *d = NULL;
+    if (ar_device_emulated_create(&d) == AR_ERR_UNSUPPORTED) {
+        printf("%s\n", ar_error_message());
+        return 77;
+    }
+    ar_device_destroy(d);
+    return late_layouts_run(1, 2) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

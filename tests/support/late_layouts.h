@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Training on the emulated device with late streams, under every kind of layout: what is enqueued on streams that wait
+ * for each other, by all that makes them wait. */
+#ifndef TESTS_SUPPORT_LATE_LAYOUTS_H
+#define TESTS_SUPPORT_LATE_LAYOUTS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/** Two AdamW steps of each kind under each seed, late for odd ones, else latest. Prints what differs, and the counts.
+ *  The number of runs whose weights or loss are not those of one rank on the CPU. */
+size_t late_layouts_run(uint64_t first, uint64_t seeds);
+
+#endif
