@@ -151,12 +151,14 @@ class DeviceCheck(unittest.TestCase):
         _, steps, _ = self.check("--host", "--budget", "0", "--only", "smoke", status=1)
         self.assertIn("the budget of 0 s is used up; --only smoke runs it alone", steps["smoke"][1])
 
-    def test_a_flood_of_differences_does_not_hide_the_table(self):
-        flood = "i=0\nwhile [ $i -lt 3000 ]; do echo \"slot $i DIFFERS\\t\\\"\\\\\\\\ of row $i\"; i=$((i + 1)); done\nexit 1\n"
-        self.script(self.prebuilt / "conformance_main", PROGRAM + flood)
-        said, steps, _ = self.check("--host", "--only", "conformance,smoke", status=1)
-        self.assertIn("slot 3 DIFFERS", said)
-        self.assertEqual((steps["conformance"][0], steps["smoke"][0]), ("FAIL", "ok"))
+    def test_a_flood_of_words_does_not_hide_the_table(self):
+        flood = "i=0\nwhile [ $i -lt 600 ]; do echo \"slot $i 3 4 5 2.0 2.0 0 - \\\"\\\\ DIFFERS\"; i=$((i + 1)); done\n"
+        self.script(self.prebuilt / "conformance_main", PROGRAM + flood + "exit 1\n")
+        self.script(self.prebuilt / "anyrank", PROGRAM + flood)
+        said, steps, _ = self.check("--host", "--only", "conformance,bench_gemm,smoke", status=1)
+        self.assertIn("slot 3 3 4", said)
+        self.assertEqual([steps[name][0] for name in ("conformance", "bench_gemm", "smoke")], ["FAIL", "ok", "ok"])
+        self.assertRegex(said, "\n1 FAIL, 2 ok; [0-9]+ s; logs.tgz has what each step said\n$")
 
 
 if __name__ == "__main__":
