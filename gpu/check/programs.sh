@@ -6,6 +6,7 @@
 find_programs() {
     if [ -n "$prebuilt" ]; then
         programs_at "$prebuilt" "$prebuilt"
+        lend_libgcc
         if why=$(programs_start); then
             return 0
         fi
@@ -19,6 +20,17 @@ find_programs() {
 programs_at() {
     anyrank=$1/anyrank conformance=$2/conformance_main smoke=$2/gpu_smoke bench_nccl=$2/bench_nccl
     export anyrank conformance smoke bench_nccl prebuilt
+}
+
+# A thread of OpenMP that ends asks the C library for libgcc_s, which every machine with a compiler's library has. Where
+# there is none, it is the one beside the programs; nowhere else, since libraries of the machine may want their own.
+lend_libgcc() {
+    for file in /lib/libgcc_s.so.1 /lib64/libgcc_s.so.1 /usr/lib/libgcc_s.so.1 /usr/lib64/libgcc_s.so.1 \
+        /lib/*-linux-gnu/libgcc_s.so.1 /usr/lib/*-linux-gnu/libgcc_s.so.1; do
+        [ ! -e "$file" ] || return 0
+    done
+    LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$prebuilt/lib
+    export LD_LIBRARY_PATH
 }
 
 # What they say to an argument that is none shows that they start. Else prints why they do not.

@@ -26,7 +26,7 @@ step_machine() {
     gpus=$(nvidia-smi -L 2>/dev/null | grep '^GPU')
     echo "${gpus:-no GPU that nvidia-smi lists}"
     nvidia-smi --query-gpu=driver_version,memory.total,clocks.max.sm,power.limit --format=csv,noheader 2>/dev/null
-    [ -z "$prebuilt" ] || cat "$prebuilt/manifest" "$prebuilt"/manifest.* 2>/dev/null
+    [ ! -f "$prebuilt/manifest.txt" ] || cat "$prebuilt/manifest.txt"
     "$anyrank" info || { echo "anyrank info fails"; return 1; }
     "$anyrank" info | grep -E '^(CUDA|cuBLAS|NCCL) ' > "$logs/machine.figures"
     if on_gpu && ! "$anyrank" info | grep -q '^CUDA.*, [1-9][0-9]* GPU'; then
