@@ -10,9 +10,10 @@
 #   --jobs N   compilers at once (default: the number of processors)
 #   --host     without the CUDA device, where there is no nvcc: the CPU and the emulated device
 #
-# DIR has the programs anyrank, conformance_main, gpu_smoke and bench_nccl, data/ (the bundled models, which anyrank finds
-# there) and manifest.txt, one fact a line: version, commit, what it was built by and for, and size and SHA-256 of each
-# program. It may be copied anywhere. Building takes minutes, in build/static (with --host in build/static-host).
+# DIR has the programs anyrank, conformance_main, gpu_smoke and bench_nccl, data/ (the bundled models, which anyrank
+# finds there), lib/ (for machines without libgcc_s) and manifest.txt, one fact a line: version, commit, what it was built
+# by and for, and size and SHA-256 of each program. It may be copied anywhere. Building takes minutes, in build/static
+# (with --host in build/static-host).
 set -eu
 
 arch=90 out='' jobs='' cuda=ON
@@ -65,6 +66,10 @@ for program in $programs; do
     names="$names $(basename "$program")"
 done
 cd "$out"
+
+# The C library loads it when a thread of OpenMP ends; gpu/check/programs.sh says where this one is used.
+mkdir -p lib
+cp "$(cc -print-file-name=libgcc_s.so.1)" lib/
 
 # All that they may ask of another machine is a C library.
 # shellcheck disable=SC2086
