@@ -157,7 +157,22 @@ chunk *find(arena *a, size_t units, size_t of_class)
     h = reinterpret_cast<chunk *>(a->for_kernels + a->taken);
     a->taken += units * LINE;
     h->units = units;
+    h->guard = NO_GUARD;
     return h;
+}
+
+/* The guard of a block of so many bytes. */
+ar_status look_at_guard(const chunk *c, size_t bytes)
+{
+    const unsigned char *at = reinterpret_cast<const unsigned char *>(c + 1) + bytes;
+    size_t i = 0;
+    while (i < GUARD && at[i] == junk)
+        i++;
+    return i == GUARD
+               ? AR_OK
+               : ar_error_set(AR_ERR_DEVICE,
+                              "a kernel wrote behind a block of %zu bytes of device memory: %zu bytes past its end",
+                              bytes, i);
 }
 
 ar_status refuse(const arena *a, size_t bytes, size_t used)
@@ -216,17 +231,35 @@ bool arena_fits(const chunk *c, size_t bytes)
 
 void guard_set(void *address, size_t bytes)
 {
-    if (!sanitized)
-        memset(static_cast<char *>(arena_at(address)) + bytes, junk, GUARD);
+    if (sanitized)
+        return;
+    memset(static_cast<char *>(arena_at(address)) + bytes, junk, GUARD);
+    __atomic_store_n(&arena_chunk(address)->guard, bytes, __ATOMIC_RELEASE);
 }
 
-size_t guard_broken(const void *address, size_t bytes)
+ar_status guard_end(void *address, size_t bytes)
 {
-    const unsigned char *at = static_cast<const unsigned char *>(arena_at(address)) + bytes;
-    size_t i = 0;
-    while (!sanitized && i < GUARD && at[i] == junk)
-        i++;
-    return sanitized ? GUARD : i;
+    if (sanitized)
+        return AR_OK;
+    __atomic_store_n(&arena_chunk(address)->guard, NO_GUARD, __ATOMIC_RELEASE);
+    return look_at_guard(arena_chunk(address), bytes);
+}
+
+/* What is freed meanwhile is junk, as a guard is, and is not taken again before the lock is given back. */
+ar_status guards_check(void)
+{
+    arena *a = memory;
+    ar_status st = AR_OK;
+    pthread_mutex_lock(&a->lock);
+    for (size_t at = 0; at < a->taken && st == AR_OK;) {
+        const chunk *c = reinterpret_cast<const chunk *>(a->for_kernels + at);
+        const size_t bytes = __atomic_load_n(&c->guard, __ATOMIC_ACQUIRE);
+        if (bytes != NO_GUARD)
+            st = look_at_guard(c, bytes);
+        at += c->units * LINE;
+    }
+    pthread_mutex_unlock(&a->lock);
+    return st;
 }
 
 void arena_spoil(void *address)

@@ -8,6 +8,7 @@
  *
  * A block is followed by GUARD bytes that nobody may write. One that is free, or was never used, is junk. */
 #include <stddef.h>
+#include <stdint.h>
 
 #include "anyrank/status.h"
 
@@ -20,7 +21,7 @@ const bool sanitized = true;
 const bool sanitized = false;
 #endif
 
-const size_t LINE = 64, GUARD = 64;
+const size_t LINE = 64, GUARD = 64, NO_GUARD = SIZE_MAX;
 
 /* Before each block, where kernels reach it. A whole line, for the alignment of what follows. */
 struct alignas(64) chunk {
@@ -29,6 +30,7 @@ struct alignas(64) chunk {
     bool resident;        /* its pages have been touched since they were taken */
     chunk *next, *prev;   /* free: of the same class; given back late: of the same stream (gpu/emulated/stream.cc) */
     const void *freed_by; /* what is still to give it back; NULL: nothing is */
+    size_t guard;         /* its guard lies behind so many bytes; NO_GUARD: it has none now */
 };
 static_assert(sizeof(chunk) == 64, "one line");
 
@@ -47,10 +49,11 @@ void *arena_address(chunk *c);
 /* Whether a block of so many bytes fits into c, and c is not much larger. */
 bool arena_fits(const chunk *c, size_t bytes);
 
-/* The guard of a block of so many bytes: written, and asked for the first byte behind the block that has changed; GUARD:
- * none has. */
+/* The guard of a block of so many bytes: set, and looked at for the last time; and those of all blocks that have one.
+ * Errors: AR_ERR_DEVICE, a kernel wrote there. */
 void guard_set(void *address, size_t bytes);
-size_t guard_broken(const void *address, size_t bytes);
+ar_status guard_end(void *address, size_t bytes);
+ar_status guards_check(void);
 /* Junk in place of a block's contents. */
 void arena_spoil(void *address);
 

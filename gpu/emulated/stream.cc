@@ -55,6 +55,9 @@ enum class policy {
     latest /* some go as far as they can; then only what is waited for, and what that waits for */
 };
 
+/* Tasks between two looks at all guards: about as many as there are blocks. */
+const size_t LOOK_EVERY = 1000;
+
 /* One for the process, as one GPU is. */
 struct machine {
     pthread_mutex_t
@@ -63,9 +66,10 @@ struct machine {
     uint64_t random;
     stream *streams;
     ar_status failed; /* sticky; read at any time */
+    size_t done;      /* kernels and copies since guards were looked at; atomic */
     char why[512];
 };
-machine all = {PTHREAD_MUTEX_INITIALIZER, policy::eager, 0, nullptr, AR_OK, ""};
+machine all = {PTHREAD_MUTEX_INITIALIZER, policy::eager, 0, nullptr, AR_OK, 0, ""};
 
 struct locked {
     locked()
@@ -300,6 +304,15 @@ ar_status stream_wait(ari_stream *s, const ari_mark *m)
     return append_wait(own(s), reinterpret_cast<const mark *>(m)->at);
 }
 
+/* Guards of blocks that are not freed: so often that it is one for each task. */
+void look_at_guards(void)
+{
+    if (__atomic_load_n(&all.done, __ATOMIC_RELAXED) < LOOK_EVERY)
+        return;
+    __atomic_store_n(&all.done, 0, __ATOMIC_RELAXED);
+    fail(guards_check());
+}
+
 /* Nothing that runs here waits for the host, so the limit is not needed. */
 ar_status mark_await(const ari_mark *m, uint64_t timeout_ns)
 {
@@ -307,6 +320,7 @@ ar_status mark_await(const ari_mark *m, uint64_t timeout_ns)
     locked now;
     if (reinterpret_cast<const mark *>(m)->at)
         run_until(reinterpret_cast<const mark *>(m)->at);
+    look_at_guards();
     return streams_failed();
 }
 
@@ -346,16 +360,6 @@ struct lease {
     stream *in; /* that gives it back; NULL: none does */
 };
 
-ar_status look_at_guard(const lease &b)
-{
-    const size_t at = guard_broken(b.address, b.bytes);
-    if (at == GUARD)
-        return AR_OK;
-    return ar_error_set(AR_ERR_DEVICE,
-                        "a kernel wrote behind a block of %zu bytes of device memory: %zu bytes past its end", b.bytes,
-                        at);
-}
-
 void unlist(chunk *c, stream *s)
 {
     if (c->next)
@@ -369,7 +373,7 @@ ar_status give_back(const void *arg)
 {
     const lease &b = *static_cast<const lease *>(arg);
     chunk *c = arena_chunk(b.address);
-    const ar_status st = look_at_guard(b);
+    const ar_status st = guard_end(b.address, b.bytes);
     if (c && c->freed_by != static_cast<const task *>(arg) - 1) {
         arena_spoil(b.address);
         return st;
@@ -449,7 +453,7 @@ static size_t bytes_of(const void *address)
 
 static void end_now(const lease &b)
 {
-    fail(look_at_guard(b));
+    fail(guard_end(b.address, b.bytes));
     arena_give(b.address);
 }
 
@@ -494,6 +498,7 @@ void device_free(ar_device *d, void *address)
 
 ar_status submit(ar_queue *q, ar_status (*run)(const void *arg), const void *arg, size_t bytes)
 {
+    __atomic_add_fetch(&all.done, 1, __ATOMIC_RELAXED);
     if (!is_late())
         return run(arg);
     locked now;

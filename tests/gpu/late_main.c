@@ -15,5 +15,6 @@ int main(void)
         return 77;
     }
     ar_device_destroy(d);
-    return late_layouts_run(1, 2) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    const size_t wrong = late_layouts_run(1, 2) + late_layouts_check(1) + late_layouts_check(2);
+    return wrong == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -211,6 +211,25 @@ Test(late_streams, say_where_a_kernel_wrote_behind_a_block)
 }
 #endif
 
+#if !defined(ARI_SANITIZED)
+/* Of what is not freed, now and then. */
+Test(late_streams, look_at_what_is_not_freed)
+{
+    pair p = pair_open("late", 1);
+    const ar_buf x = taken(&p, p.one, 5);
+    cr_assert_eq(p.d->ops->zero(p.d, p.one, ar_buf_at(x, 63), 1), AR_OK);
+    ar_status st = AR_OK;
+    for (int i = 0; i < 2000 && st == AR_OK; i++) {
+        fill(&p, p.one, x, 1);
+        st = ar_queue_sync(p.one, 0);
+    }
+    cr_assert_eq(st, AR_ERR_DEVICE);
+    cr_assert_neq(strstr(ar_error_message(), "43 bytes past its end"), NULL, "%s", ar_error_message());
+    p.d->ops->free(p.d, NULL, x);
+    pair_close(&p);
+}
+#endif
+
 /* Row 9 of an accumulator of 2 rows. */
 Test(late_streams, tell_the_next_wait_what_a_kernel_did_wrong)
 {

@@ -22,6 +22,8 @@ MUTANTS = [
      "        (void)ari_queue_note(q, first_error"),
     ("a queue follows another without waiting", "ref/core/context.c", "    return ar_queue_wait(q, e);\n}",
      "    return AR_OK;\n}"),
+    ("the host does not wait for a stream", "ref/core/event.c", "const ar_status st = s->ops->await(end, timeout_ns);",
+     "const ar_status st = (ar_status)(0 * timeout_ns);"),
     # --- collectives between ranks that share a device
     ("ready is not marked anew", "sim/on_device.c", "AR_TRY(set_mark(&c->ready, stream));",
      "if (!c->ready)\n        AR_TRY(set_mark(&c->ready, stream));"),

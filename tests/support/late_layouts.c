@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/check.h"
 #include "support/trajectory.h"
 
 enum { STEPS = 2 };
@@ -60,14 +61,22 @@ static ar_training_options options_of(int model)
     return o;
 }
 
+/* Of devices that are made from here on. */
+static const char *choose(uint64_t seed)
+{
+    static char streams[48];
+    snprintf(streams, sizeof streams, "%s:%llu", seed % 2 ? "late" : "latest", (unsigned long long)seed);
+    setenv("ANYRANK_EMULATED_STREAMS", streams, 1);
+    return streams;
+}
+
 static bool is_same(size_t i, uint64_t seed, const outcome *expected)
 {
-    char streams[48], text[160];
+    char text[160];
     outcome got = {"", 0};
     ar_training_options o = options_of(layouts[i].model);
     ar_parallel_text(text, sizeof text, &layouts[i].layout.parallel);
-    snprintf(streams, sizeof streams, "%s:%llu", seed % 2 ? "late" : "latest", (unsigned long long)seed);
-    setenv("ANYRANK_EMULATED_STREAMS", streams, 1);
+    const char *streams = choose(seed);
     o.run.device.kind = AR_DEVICE_EMULATED;
     if (trajectory_run(got.hash, &got.loss, &o, &layouts[i].layout) != AR_OK) {
         printf("%s, %s: %s\n", text, streams, ar_error_message());
@@ -97,5 +106,28 @@ size_t late_layouts_run(uint64_t first, uint64_t seeds)
             wrong += !is_same(i, seed, &expected[layouts[i].model]);
     printf("%llu seeds of late streams, %d kinds of layout: %zu of %llu runs have other bits\n",
            (unsigned long long)seeds, (int)LAYOUTS, wrong, (unsigned long long)(seeds * LAYOUTS));
+    return wrong;
+}
+
+size_t late_layouts_check(uint64_t seed)
+{
+    static const ar_parallel some[] = {{.dp = 2, .tp = 2, .sp = true, .overlap = 2, .zero = 3},
+                                       {.pp = 2, .schedule = AR_PP_1F1B, .micro_batches = 2, .tp = 2},
+                                       {.cp = 2, .dp = 2, .zero = 1, .micro_batches = 2}};
+    const ar_training_options like = options_of(LLAMA);
+    ar_check_options o = {.run = like.run, .parallel = some, .layouts = sizeof some / sizeof *some, .skip_f64 = true};
+    ar_check_report *r = NULL;
+    size_t wrong = 0;
+    const char *streams = choose(seed);
+    o.run.device.kind = AR_DEVICE_EMULATED;
+    o.run.ddp.bucket_bytes = BYTES;
+    if (ar_check(&r, &o) != AR_OK) {
+        printf("check, %s: %s\n", streams, ar_error_message());
+        return o.layouts;
+    }
+    for (size_t i = 0; i < r->runs; i++)
+        wrong += r->run[i].result != AR_CHECK_SAME;
+    printf("check, %s: %zu of %zu layouts have other bits\n", streams, wrong, r->runs);
+    ar_check_report_destroy(r);
     return wrong;
 }
