@@ -34,8 +34,10 @@ template <class T> ar_status along_lines(ar_device *d, ar_queue *q, const groups
 {
     const size_t rows = g.x.shape[2], cols = g.x.shape[3], parts = ceil_div(cols, PART);
     const size_t width = cols < PART ? cols : PART;
+    const ari_divisor by_parts = ari_divisor_of(parts);
     return launch_blocks(d, q, g.x.matrices() * rows * parts, width, [=] ARI_KERNEL(const block &b) {
-        const size_t line = b.index / parts, from = b.index % parts * PART, at = line / rows;
+        size_t part = b.index;
+        const size_t line = ari_divide(&by_parts, &part), from = part * PART, at = ari_quotient(&g.x.by[2], line);
         const size_t n = cols - from < PART ? cols - from : PART;
         const T *x = g.x.row(line);
         const int32_t found = b.max(n, [&](size_t i) { return g.exponent(x, at, from + i); });
@@ -49,10 +51,11 @@ template <class T> ar_status across_lines(ar_device *d, ar_queue *q, const group
     const size_t rows = g.x.shape[2], cols = g.x.shape[3];
     const size_t bundles = ceil_div(rows, GROUPS), stretches = ceil_div(cols, STRETCH);
     const size_t blocks = g.x.matrices() * bundles * stretches;
+    const ari_divisor by_stretches = ari_divisor_of(stretches), by_bundles = ari_divisor_of(bundles);
     return launch_blocks(d, q, blocks, GROUPS * SPLIT * 4, [=] ARI_KERNEL(const block &b) {
         ARI_SHARED int32_t found[GROUPS * SPLIT];
-        const size_t at = b.index / (bundles * stretches);
-        const size_t first = b.index / stretches % bundles * GROUPS, from = b.index % stretches * STRETCH;
+        size_t stretch = b.index, bundle = ari_divide(&by_stretches, &stretch);
+        const size_t at = ari_divide(&by_bundles, &bundle), first = bundle * GROUPS, from = stretch * STRETCH;
         const size_t to = cols - from < STRETCH ? cols : from + STRETCH;
         const T *x = g.x.matrix(at);
         b.each(GROUPS * SPLIT, [&](size_t i) {

@@ -6,6 +6,7 @@
 #include "gpu/kernel.h"
 #include "gpu/native.h"
 #include "gpu/profile/profile.h"
+#include "ref/numerics/divisor.h"
 #include "ref/numerics/scalar.h"
 
 namespace ARI_GPU
@@ -158,6 +159,7 @@ template <class T> struct view {
     T *data;
     size_t shape[AR_MAX_DIMS];
     ptrdiff_t stride[AR_MAX_DIMS]; /* elements */
+    ari_divisor by[AR_MAX_DIMS];   /* the shape */
 
     /* Number of elements, of rows (every dimension but the last), of matrices (every one but the last two). */
     size_t count() const
@@ -177,14 +179,16 @@ template <class T> struct view {
     {
         return at(where(i));
     }
-    /* The same in two steps, for views of one shape: the divisions are made once. */
+    /* The same in two steps, for views of one shape: the divisions are made once. The outermost needs none. */
     ARI_KERNEL place where(size_t i) const
     {
         place p;
-        for (int k = AR_MAX_DIMS - 1; k >= 0; k--) {
-            p.at[k] = static_cast<ptrdiff_t>(i % shape[k]);
-            i /= shape[k];
+        for (int k = AR_MAX_DIMS - 1; k > 0; k--) {
+            const size_t outer = ari_divide(&by[k], &i);
+            p.at[k] = static_cast<ptrdiff_t>(i);
+            i = outer;
         }
+        p.at[0] = static_cast<ptrdiff_t>(i);
         return p;
     }
     ARI_KERNEL T *at(const place &p) const
@@ -194,12 +198,13 @@ template <class T> struct view {
     /* The first element of row r, and of matrix m. */
     ARI_KERNEL T *row(size_t r) const
     {
-        return matrix(r / shape[2]) + static_cast<ptrdiff_t>(r % shape[2]) * stride[2];
+        const size_t m = ari_divide(&by[2], &r);
+        return matrix(m) + static_cast<ptrdiff_t>(r) * stride[2];
     }
     ARI_KERNEL T *matrix(size_t m) const
     {
-        return data + static_cast<ptrdiff_t>(m / shape[1]) * stride[0] +
-               static_cast<ptrdiff_t>(m % shape[1]) * stride[1];
+        const size_t outer = ari_divide(&by[1], &m);
+        return data + static_cast<ptrdiff_t>(outer) * stride[0] + static_cast<ptrdiff_t>(m) * stride[1];
     }
 };
 
@@ -207,11 +212,13 @@ template <class T> struct view {
 template <class T> view<T> view_of(const ar_tensor *t)
 {
     const int missing = AR_MAX_DIMS - t->ndim;
-    view<T> v = {dev<T>(t->data), {1, 1, 1, 1}, {0, 0, 0, 0}};
+    view<T> v = {dev<T>(t->data), {1, 1, 1, 1}, {0, 0, 0, 0}, {}};
     for (int i = 0; i < t->ndim; i++) {
         v.shape[missing + i] = t->shape[i];
         v.stride[missing + i] = t->stride[i];
     }
+    for (int k = 0; k < AR_MAX_DIMS; k++)
+        v.by[k] = ari_divisor_of(v.shape[k]);
     return v;
 }
 

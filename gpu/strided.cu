@@ -35,12 +35,13 @@ template <class T> int densest(const view<T> &v)
 
 template <class T> void swap_dimensions(view<T> *v, int a, int b)
 {
-    const size_t shape = v->shape[a];
-    const ptrdiff_t stride = v->stride[a];
-    v->shape[a] = v->shape[b];
-    v->stride[a] = v->stride[b];
-    v->shape[b] = shape;
-    v->stride[b] = stride;
+    const view<T> was = *v;
+    v->shape[a] = was.shape[b];
+    v->stride[a] = was.stride[b];
+    v->by[a] = was.by[b];
+    v->shape[b] = was.shape[a];
+    v->stride[b] = was.stride[a];
+    v->by[b] = was.by[a];
 }
 
 /* Where the source is dense along another dimension (2) than the destination (3): a block moves a square tile through
@@ -51,10 +52,11 @@ ar_status copy_tiles(ar_device *d, ar_queue *q, const view<T> &to, const view<co
 {
     constexpr size_t side = 32;
     const size_t down = ceil_div(to.shape[2], side), across = ceil_div(to.shape[3], side);
+    const ari_divisor by_down = ari_divisor_of(down), by_across = ari_divisor_of(across);
     return launch_blocks(d, q, to.matrices() * down * across, side * side, [=] ARI_KERNEL(const block &b) {
         ARI_SHARED F tile[side][side + 1];
-        const size_t matrix = b.index / (down * across), at = b.index % (down * across);
-        const size_t row = at / across * side, col = at % across * side;
+        size_t at = b.index, line = ari_divide(&by_across, &at);
+        const size_t matrix = ari_divide(&by_down, &line), row = line * side, col = at * side;
         const size_t rows = to.shape[2] - row, cols = to.shape[3] - col;
         const F *in = from.matrix(matrix) + static_cast<ptrdiff_t>(row) * from.stride[2] +
                       static_cast<ptrdiff_t>(col) * from.stride[3];

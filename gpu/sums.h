@@ -82,8 +82,18 @@ inline size_t rows_in_part(size_t all, size_t cols)
 }
 
 template <class Sums, size_t N> struct sums_of {
+    static_assert(N == 1 || N == 2);
     Sums at[N];
     bool wanted[N];
+    /* An index that is not a constant would put a kernel's arguments into each thread's own memory. */
+    ARI_KERNEL Sums sum(size_t s) const
+    {
+        return s == 0 ? at[0] : at[N - 1];
+    }
+    ARI_KERNEL bool is_wanted(size_t s) const
+    {
+        return s == 0 ? wanted[0] : wanted[N - 1];
+    }
 };
 
 /* First a thread a column of one part sums it up from nothing, then one a column merges the parts. */
@@ -99,12 +109,14 @@ ar_status add_exact(ar_device *d, ar_queue *q, const sums_of<exact_sums, N> &to,
     scratch memory(d, q);
     AR_TRY(memory.take(bytes));
     const exact_sums parts = exact_sums_of(ar_buf_at(memory.buf(), n * 2 * sizeof(int64_t)), memory.buf(), n);
+    const ari_divisor by_cols = ari_divisor_of(cols);
     AR_TRY(launch_each(d, q, each, [=] ARI_KERNEL(size_t i) {
-        const size_t from = i / cols * rows_of_part, left = rows - from;
+        size_t col = i;
+        const size_t from = ari_divide(&by_cols, &col) * rows_of_part, left = rows - from;
         exact_sums::element e[N] = {};
         for (size_t r = 0; r < (left < rows_of_part ? left : rows_of_part); r++) {
             float v[N];
-            terms(from + r, i % cols, v);
+            terms(from + r, col, v);
             for (size_t s = 0; s < N; s++)
                 e[s].add(v[s]);
         }
@@ -112,15 +124,17 @@ ar_status add_exact(ar_device *d, ar_queue *q, const sums_of<exact_sums, N> &to,
             parts.store(s * each + i, e[s]);
     }));
     return launch_each(d, q, N * cols, [=] ARI_KERNEL(size_t i) {
-        const size_t s = i / cols, col = i % cols;
-        if (!to.wanted[s])
+        size_t col = i;
+        const size_t s = ari_divide(&by_cols, &col);
+        if (!to.is_wanted(s))
             return;
-        exact_sums::element e = to.at[s].load(col);
+        const exact_sums own = to.sum(s);
+        exact_sums::element e = own.load(col);
         for (size_t k = 0; k < count; k++) {
             const exact_sums::element part = parts.load(s * each + k * cols + col);
             ari_acc_merge(&e.t, &e.h, &e.l, part.t, part.h, part.l);
         }
-        to.at[s].store(col, e);
+        own.store(col, e);
     });
 }
 
@@ -144,14 +158,15 @@ ar_status add_native(ar_device *d, ar_queue *q, const sums_of<native_sums, N> &t
                 for (size_t s = 0; s < N; s++)
                     tile[s * TILE + i] = v[s];
             });
-            b.each(N * n, [&](size_t i) {
-                const size_t s = i / n, col = i % n;
-                if (!to.wanted[s])
+            b.each(N * COLUMNS, [&](size_t i) {
+                const size_t s = i / COLUMNS, col = i % COLUMNS;
+                if (!to.is_wanted(s) || col >= n)
                     return;
-                native_sums::element e = to.at[s].load(first + col);
+                const native_sums own = to.sum(s);
+                native_sums::element e = own.load(first + col);
                 for (size_t r = 0; r < count; r++)
                     e.add(tile[s * TILE + r * COLUMNS + col]);
-                to.at[s].store(first + col, e);
+                own.store(first + col, e);
             });
         }
     });

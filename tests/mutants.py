@@ -73,6 +73,8 @@ MUTANTS = [
      "rest & 0xffffffff;", "rest & 0x7fffffff;", "cpu/contract_test cpu/contract_sharded_test"),
     ("a range that begins inside a row takes the first columns' exponents", "ref/cpu/round.c",
      "cols + (from - i * n), to - from);", "cols, to - from);", "cpu/contract_sharded_test cpu/contract_test"),
+    ("a quotient's multiplier is rounded down", "ref/numerics/divisor.h", "/ d.by) + 1;", "/ d.by);",
+     "numerics/divisor_test"),
     ("rank 1 masks its heads as rank 0 does", "ref/numerics/scores.h",
      "(mask->mask_heads > 1 ? head : 0)", "(mask->mask_heads > 1 ? head - mask->head_start : 0)",
      "cpu/softmax_test layers/kv_replica_test verify/limits_test"),

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_NUMERICS_DIVISOR_H
+#define ARI_NUMERICS_DIVISOR_H
+
+/* Division by a number that is known before the loop, as the upper half of a product: a GPU has no instruction that
+ * divides integers. n / d = floor(n*m / 2^(63 + l)) for every n below 2^63, with l = ceil(log2 d) and m =
+ * floor(2^(63 + l) / d) + 1, which has 64 bits (Granlund and Montgomery 1994, theorem 4.2, for N = 63). */
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ref/core/float_bits.h"
+
+__extension__ typedef unsigned __int128 ari_wide;
+
+typedef struct ari_divisor {
+    size_t by;
+    uint64_t multiplier;
+    uint32_t shift; /* l */
+} ari_divisor;
+
+/** by < 2^63; 0 is taken as 1: nothing is divided by an extent of nothing. */
+static inline ari_divisor ari_divisor_of(size_t by)
+{
+    ari_divisor d = {by > 0 ? by : 1, 0, 0};
+    while (((uint64_t)1 << d.shift) < d.by)
+        d.shift++;
+    d.multiplier = (uint64_t)(((ari_wide)1 << (63 + d.shift)) / d.by) + 1;
+    return d;
+}
+
+/** n / d->by, n < 2^63. */
+ARI_FN size_t ari_quotient(const ari_divisor *d, size_t n)
+{
+    return (size_t)((ari_wide)(2 * (uint64_t)n) * d->multiplier >> 64) >> d->shift;
+}
+
+/** The quotient; *n becomes the remainder. */
+ARI_FN size_t ari_divide(const ari_divisor *d, size_t *n)
+{
+    const size_t quotient = ari_quotient(d, *n);
+    *n -= quotient * d->by;
+    return quotient;
+}
+
+#endif
