@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The slots of sums over rows: row by row, all rows into one, and to the rows that a list names. */
 #include "gpu/sums.h"
+#include "gpu/vectors.h"
 
 namespace ARI_GPU
 {
@@ -25,9 +26,10 @@ template <class T> term_rows<T> terms_of(const ar_tensor *t)
 template <class Sums, class T>
 ar_status add_apart(ar_device *d, ar_queue *q, const Sums &sums, const term_rows<T> &terms)
 {
-    return launch_each(d, q, terms.rows * terms.cols, [=] ARI_KERNEL(size_t i) {
+    return launch_row_vectors<1>(d, q, terms.rows, terms.cols, false, [=] ARI_KERNEL(auto, size_t row, size_t col) {
+        const size_t i = row * terms.cols + col;
         typename Sums::element e = sums.load(i);
-        e.add(terms.at(i / terms.cols, i % terms.cols));
+        e.add(terms.at(row, col));
         sums.store(i, e);
     });
 }
@@ -44,9 +46,11 @@ ar_status add_chosen(ar_device *d, ar_queue *q, const Sums &sums, const term_row
 {
     const size_t cols = terms.cols, tiles = ceil_div(cols, COLUMNS_AT_ONCE);
     const size_t width = cols < COLUMNS_AT_ONCE ? cols : COLUMNS_AT_ONCE;
+    const ari_divisor by_tiles = ari_divisor_of(tiles);
     return launch_blocks(d, q, count * tiles, width, [=] ARI_KERNEL(const block &b) {
         ARI_SHARED uint32_t same[ROWS_AT_ONCE / 32]; /* a bit a row: whether it goes to this block's */
-        const size_t own = b.index / tiles, first = b.index % tiles * COLUMNS_AT_ONCE, left = cols - first;
+        size_t tile = b.index;
+        const size_t own = ari_divide(&by_tiles, &tile), first = tile * COLUMNS_AT_ONCE, left = cols - first;
         const int64_t *target = row_of + from;
         const int64_t row = target[own];
         if (row < 0)
@@ -147,20 +151,36 @@ ar_status sum_rows_f32(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc
 ar_status acc_raise(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n)
 {
     const exact_sums sums = exact_sums_of(t, hl, n);
-    return launch_each(d, q, n, [sums, to = dev<uint8_t>(t_new)] ARI_KERNEL(size_t i) {
-        exact_sums::element e = sums.load(i);
-        ari_acc_raise(&e.t, &e.h, &e.l, to[i]);
-        sums.store(i, e);
+    const uint8_t *to = dev<uint8_t>(t_new);
+    const bool wide = aligned<ROW_LANES>(sums.t, to) && aligned<ROW_LANES>(sums.h, sums.l);
+    return launch_vectors<ROW_LANES>(d, q, n, wide, [=] ARI_KERNEL(auto lanes, size_t i) {
+        auto slices = read_vector<lanes>(sums.t + i);
+        auto high = read_vector<lanes>(sums.h + i), low = read_vector<lanes>(sums.l + i);
+        const auto raised = read_vector<lanes>(to + i);
+#pragma unroll
+        for (size_t k = 0; k < lanes; k++)
+            ari_acc_raise(&slices.at[k], &high.at[k], &low.at[k], raised.at[k]);
+        write_vector(sums.t + i, slices);
+        write_vector(sums.h + i, high);
+        write_vector(sums.l + i, low);
     });
 }
 
 ar_status acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n)
 {
     const view<float> to = view_of<float>(y);
-    const bool contiguous = ar_tensor_is_contiguous(y);
     const int64_t *h = dev<int64_t>(hl), *l = h + n;
-    return launch_each(d, q, ar_tensor_count(y), [=, t = dev<uint8_t>(t)] ARI_KERNEL(size_t i) {
-        *(contiguous ? to.data + i : to.at(i)) = ari_acc_value(t[i], h[i], l[i]);
+    const uint8_t *slices = dev<uint8_t>(t);
+    if (!ar_tensor_is_contiguous(y))
+        return launch_each(d, q, to.count(),
+                           [=] ARI_KERNEL(size_t i) { *to.at(i) = ari_acc_value(slices[i], h[i], l[i]); });
+    float *values = to.data;
+    const bool wide = aligned<ROW_LANES>(values) && aligned<ROW_LANES>(slices) && aligned<ROW_LANES>(h, l);
+    return launch_vectors<ROW_LANES>(d, q, to.count(), wide, [=] ARI_KERNEL(auto lanes, size_t i) {
+        const auto slice = read_vector<lanes>(slices + i);
+        const auto high = read_vector<lanes>(h + i), low = read_vector<lanes>(l + i);
+        write_vector(values + i,
+                     vector_of<lanes>([&](size_t k) { return ari_acc_value(slice.at[k], high.at[k], low.at[k]); }));
     });
 }
 

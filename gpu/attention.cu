@@ -3,7 +3,7 @@
  * ref/cpu/softmax.c do. */
 #include <math.h>
 
-#include "gpu/kernels.h"
+#include "gpu/vectors.h"
 #include "ref/numerics/rope_check.h"
 #include "ref/numerics/scores.h"
 
@@ -17,11 +17,14 @@ ar_status rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t 
 {
     AR_TRY(ari_rope_check(positions, head_dim, theta, factor, llama3));
     const size_t half = head_dim / 2;
+    const ari_divisor by_half = ari_divisor_of(half);
     const bool scaled = llama3 != nullptr;
     const ar_rope_llama3 how = scaled ? *llama3 : ar_rope_llama3{};
     return launch_each(d, q, positions * half, [=, cos = dev<float>(cos), sin = dev<float>(sin)] ARI_KERNEL(size_t i) {
-        const float frequency = ari_rope_frequency(theta, factor, scaled ? &how : nullptr, i % half, head_dim);
-        const float angle = ari_rope_angle(i / half, frequency);
+        size_t pair = i;
+        const size_t position = ari_divide(&by_half, &pair);
+        const float frequency = ari_rope_frequency(theta, factor, scaled ? &how : nullptr, pair, head_dim);
+        const float angle = ari_rope_angle(position, frequency);
         cos[i] = ari_cos32(angle);
         sin[i] = ari_sin32(angle);
     });
@@ -36,15 +39,17 @@ ar_status rope_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor
     const view<T> all_to = view_of<T>(y);
     const view<const T> all_from = view_of<const T>(x);
     const size_t positions = x->shape[1], heads = x->shape[2], half = x->shape[3] / 2;
+    const ari_divisor by_half = ari_divisor_of(half);
     const float *cosines = dev<float>(cos), *sines = dev<float>(sin);
     const uint32_t flip = direction < 0 ? 0x80000000u : 0; /* the sign bit that makes sin -sin */
     return launch_blocks(d, q, x->shape[0] * positions, heads * half, [=] ARI_KERNEL(const block &b) {
-        const size_t position = b.index % positions;
+        size_t position = b.index;
+        ari_divide(&all_to.by[1], &position);
         const T *from = all_from.matrix(b.index);
         T *to = all_to.matrix(b.index);
         b.each(heads * half, [&](size_t i) {
-            const ptrdiff_t head = static_cast<ptrdiff_t>(i / half);
-            const size_t pair = i % half;
+            size_t pair = i;
+            const ptrdiff_t head = static_cast<ptrdiff_t>(ari_divide(&by_half, &pair));
             const T *in = from + head * all_from.stride[2];
             T *out = to + head * all_to.stride[2];
             const float x1 = load(in[pair]), x2 = load(in[half + pair]), c = cosines[position * half + pair];
@@ -63,35 +68,55 @@ ar_status rope(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x
 
 /* --- softmax ------------------------------------------------------------------------------------------------------ */
 
-/* A block of scores as a kernel sees it. */
-struct block_view {
-    ar_scores scores;
-    ar_mask mask; /* its numbers alone */
-    const int32_t *visible;
-    const uint8_t *padding;
-    const float *additive;
-    ARI_KERNEL ari_score_row row(size_t i) const
-    {
-        return ari_score_row_of(&scores, &mask, visible, padding, additive, i);
-    }
-};
+/* What a row does not see is not read: what is written there is +0. */
 
-static block_view view_of_block(const ar_scores *b, const ar_mask *m)
+static ari_score_rows rows_of_block(const ar_scores *b, const ar_mask *m)
 {
-    return {*b, *m, dev<int32_t>(m->visible), dev<uint8_t>(m->padding), dev<float>(m->additive)};
+    return ari_score_rows_of(b, m, dev<int32_t>(m->visible), dev<uint8_t>(m->padding), dev<float>(m->additive));
 }
 
-/* Whether a row sees a column of its block. */
+/* Whether a row sees key j of those in its range; and, of the block's columns, which are its range and seen. */
+ARI_KERNEL inline bool shows(const ari_score_row &r, size_t j)
+{
+    return (!r.additive || r.additive[j] != -INFINITY) && (!r.padding || r.padding[j]);
+}
 ARI_KERNEL inline bool sees(const ari_score_row &r, size_t key)
 {
-    const size_t j = key - r.first;
-    return j < r.keys && (!r.additive || r.additive[j] != -INFINITY) && (!r.padding || r.padding[j]);
+    return key - r.first < r.keys && shows(r, key - r.first);
 }
 
-ARI_KERNEL inline float score_of(const ari_score_row &r, const float *in, size_t key, float scale)
+/* Of key j of the range, from what the block has there. */
+ARI_KERNEL inline float score_of(const ari_score_row &r, float value, size_t j, float scale)
 {
-    const float scaled = ari_mul32(in[key], scale);
-    return r.additive ? ari_add32(scaled, r.additive[key - r.first]) : scaled;
+    const float scaled = ari_mul32(value, scale);
+    return r.additive ? ari_add32(scaled, r.additive[j]) : scaled;
+}
+
+/* write(N, key) for all columns of a block's row, where it sees one of the N; zero(N, key) elsewhere. */
+template <class F, class Z>
+ARI_KERNEL void each_column(const block &own, const ari_score_row &r, size_t columns, bool wide, F write, Z zero)
+{
+    each_vector<ROW_LANES>(own, columns, wide, [&](auto lanes, size_t key) {
+        if (key + lanes <= r.first || key >= r.first + r.keys)
+            zero(lanes, key);
+        else
+            write(lanes, key);
+    });
+}
+
+/* The largest key of the scores that the row sees; `in`: the block's row. */
+ARI_KERNEL inline int32_t largest_score(const block &own, const ari_score_row &r, const float *in, bool wide,
+                                        float scale)
+{
+    return max_vectors<ROW_LANES>(own, r.keys, wide, [&](auto lanes, size_t j) {
+        const auto values = read_vector<lanes>(in + r.first + j);
+        int32_t most = INT32_MIN;
+#pragma unroll
+        for (size_t k = 0; k < lanes; k++)
+            if (shows(r, j + k))
+                most = larger(most, ari_key32(score_of(r, values.at[k], j + k, scale)));
+        return most;
+    });
 }
 
 /* probs may be scores: until the sums are known only a value's own thread writes its place, and reads it no more. */
@@ -102,17 +127,17 @@ ar_status softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf score
     const float *from = dev<float>(scores);
     int32_t *tops = dev<int32_t>(max);
     double *sums = dev<double>(sum);
-    const block_view rows = view_of_block(of, mask);
+    const ari_score_rows rows = rows_of_block(of, mask);
     const size_t keys = of->part.cols;
     const int32_t p = ari_rowsum_bits(of->seq);
+    const bool wide = keys % ROW_LANES == 0 && aligned<ROW_LANES>(to, from);
     return launch_blocks(d, q, of->part.matrices * of->part.rows, keys, [=] ARI_KERNEL(const block &own) {
-        const ari_score_row r = rows.row(own.index);
+        const ari_score_row r = ari_score_row_of(&rows, own.index);
+        const bool wide_range = wide && r.first % ROW_LANES == 0;
         float *row = to + own.index * keys;
         const float *in = from + own.index * keys;
-        const int32_t top = known ? tops[r.at] : own.max(r.keys, [&](size_t j) {
-            const size_t key = r.first + j;
-            return sees(r, key) ? ari_key32(score_of(r, in, key, scale)) : INT32_MIN;
-        });
+        const int32_t top = known ? tops[r.at] : largest_score(own, r, in, wide_range, scale);
+        auto zero = [&](auto lanes, size_t key) { write_vector(row + key, vector<float, lanes>{}); };
         if (!known)
             own.each(1, [&](size_t) { tops[r.at] = top; });
         if (top == INT32_MIN || top == INT32_MAX) { /* no visible key; a visible score that is not finite */
@@ -120,23 +145,38 @@ ar_status softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf score
             return;
         }
         const float largest = ari_key32_value(top);
-        auto exponential = [&](size_t key) {
-            return sees(r, key) ? ari_softmax_exp(score_of(r, in, key, scale), largest) : 0.0f;
+        auto exponential = [&](float value, size_t j) {
+            return shows(r, j) ? ari_softmax_exp(score_of(r, value, j, scale), largest) : 0.0f;
         };
         if (known) {
             const double l = sums[r.at];
-            own.each(keys, [&](size_t key) { row[key] = sees(r, key) ? ari_softmax_p(exponential(key), l) : 0.0f; });
+            auto probability = [&](auto lanes, size_t key) {
+                const auto values = read_vector<lanes>(in + key);
+                write_vector(row + key, vector_of<lanes>([&](size_t k) {
+                                 return sees(r, key + k)
+                                            ? ari_softmax_p(exponential(values.at[k], key + k - r.first), l)
+                                            : 0.0f;
+                             }));
+            };
+            each_column(own, r, keys, wide, probability, zero);
             return;
         }
         /* Exponent 1: every term is at most exp(0) = 1. */
-        const int64_t total = row_integer(own, r.keys, 1, p, [&](size_t j) {
-            const float e = exponential(r.first + j);
-            row[r.first + j] = e;
-            return static_cast<double>(e);
+        const int64_t total = row_integer<ROW_LANES>(own, r.keys, wide_range, 1, p, [&](auto lanes, size_t j) {
+            const auto values = read_vector<lanes>(in + r.first + j);
+            const auto e = vector_of<lanes>([&](size_t k) { return exponential(values.at[k], j + k); });
+            write_vector(row + r.first + j, e);
+            return vector_of<lanes>([&](size_t k) { return static_cast<double>(e.at[k]); });
         });
         const double l = ari_rowsum_value(total, 1, p);
         own.each(1, [&](size_t) { sums[r.at] = l; });
-        own.each(keys, [&](size_t key) { row[key] = key - r.first < r.keys ? ari_softmax_p(row[key], l) : 0.0f; });
+        auto quotient = [&](auto lanes, size_t key) {
+            const auto e = read_vector<lanes>(row + key);
+            write_vector(row + key, vector_of<lanes>([&](size_t k) {
+                             return key + k - r.first < r.keys ? ari_softmax_p(e.at[k], l) : 0.0f;
+                         }));
+        };
+        each_column(own, r, keys, wide, quotient, zero);
     });
 }
 
@@ -147,26 +187,42 @@ ar_status softmax_backward(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, 
     float *to = dev<float>(ds), *gradients = dev<float>(dprobs);
     const float *values = dev<float>(probs);
     double *dots = dev<double>(dot);
-    const block_view rows = view_of_block(of, mask);
+    const ari_score_rows rows = rows_of_block(of, mask);
     const size_t keys = of->part.cols;
     const int32_t p = ari_rowsum_bits(of->seq);
+    const bool wide = keys % ROW_LANES == 0 && aligned<ROW_LANES>(to, gradients, values);
     return launch_blocks(d, q, of->part.matrices * of->part.rows, keys, [=] ARI_KERNEL(const block &own) {
-        const ari_score_row r = rows.row(own.index);
+        const ari_score_row r = ari_score_row_of(&rows, own.index);
         const size_t start = own.index * keys;
-        const float *pr = values + start;
+        const float *pr = values + start + r.first;
         float *dp = gradients + start, *out = to + start;
-        own.each(keys, [&](size_t key) {
-            if (!sees(r, key))
-                dp[key] = 0.0f;
-        });
-        const double sum = known ? dots[r.at] : row_sum(own, r.keys, p, [&](size_t j) {
-            const size_t key = r.first + j;
-            return static_cast<double>(pr[key]) * static_cast<double>(dp[key]);
-        });
+        auto product = [&](auto lanes, size_t j) {
+            const auto share = read_vector<lanes>(pr + j), gradient = read_vector<lanes>(dp + r.first + j);
+            return vector_of<lanes>([&](size_t k) {
+                const float given = shows(r, j + k) ? gradient.at[k] : 0.0f;
+                return static_cast<double>(share.at[k]) * static_cast<double>(given);
+            });
+        };
+        const double sum =
+            known ? dots[r.at] : row_sum<ROW_LANES>(own, r.keys, wide && r.first % ROW_LANES == 0, p, product);
         if (!known)
             own.each(1, [&](size_t) { dots[r.at] = sum; });
-        own.each(keys,
-                 [&](size_t key) { out[key] = sees(r, key) ? ari_attention_ds(pr[key], dp[key], sum, scale) : 0.0f; });
+        auto zero = [&](auto lanes, size_t key) {
+            write_vector(out + key, vector<float, lanes>{});
+            if (dp != out)
+                write_vector(dp + key, vector<float, lanes>{});
+        };
+        auto gradient = [&](auto lanes, size_t key) {
+            const auto share = read_vector<lanes>(values + start + key);
+            const auto given = read_vector<lanes>(dp + key);
+            if (dp != out)
+                write_vector(dp + key,
+                             vector_of<lanes>([&](size_t k) { return sees(r, key + k) ? given.at[k] : 0.0f; }));
+            write_vector(out + key, vector_of<lanes>([&](size_t k) {
+                             return sees(r, key + k) ? ari_attention_ds(share.at[k], given.at[k], sum, scale) : 0.0f;
+                         }));
+        };
+        each_column(own, r, keys, wide, gradient, zero);
     });
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One thread an element, in dropout four; the definitions are those of ref/numerics and ref/core/half.h. Each thread
+/* One thread the elements of 16 bytes, or one element; the definitions are those of ref/numerics and ref/core/half.h. Each thread
  * reads what it needs before it writes, so that outputs may be inputs. */
 #include "gpu/sums.h"
+#include "gpu/vectors.h"
 #include "ref/core/float_bits.h"
 
 namespace ARI_GPU
@@ -12,10 +13,8 @@ namespace ARI_GPU
 template <class T>
 ar_status add_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    T *to = dev<T>(y->data);
-    const T *left = dev<T>(a->data), *right = dev<T>(b->data);
-    return launch_each(d, q, ar_tensor_count(y),
-                       [=] ARI_KERNEL(size_t i) { store(to + i, ari_add32(load(left[i]), load(right[i]))); });
+    return map(d, q, ar_tensor_count(y), dev<T>(y->data), dev<T>(ar_const(a->data)), dev<T>(ar_const(b->data)),
+               [] ARI_KERNEL(float left, float right) { return ari_add32(left, right); });
 }
 
 ar_status add(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
@@ -26,10 +25,8 @@ ar_status add(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a,
 template <class T>
 ar_status mul_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    T *to = dev<T>(y->data);
-    const T *left = dev<T>(a->data), *right = dev<T>(b->data);
-    return launch_each(d, q, ar_tensor_count(y),
-                       [=] ARI_KERNEL(size_t i) { store(to + i, ari_mul32(load(left[i]), load(right[i]))); });
+    return map(d, q, ar_tensor_count(y), dev<T>(y->data), dev<T>(ar_const(a->data)), dev<T>(ar_const(b->data)),
+               [] ARI_KERNEL(float left, float right) { return ari_mul32(left, right); });
 }
 
 ar_status mul(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
@@ -39,9 +36,13 @@ ar_status mul(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a,
 
 template <class T> ar_status fill_of(ar_device *d, ar_queue *q, const ar_tensor *y, float value)
 {
+    constexpr size_t W = 16 / sizeof(T);
     T *to = dev<T>(y->data);
     const float same = ari_canonical32(value);
-    return launch_each(d, q, ar_tensor_count(y), [=] ARI_KERNEL(size_t i) { store(to + i, same); });
+    return launch_vectors<W>(d, q, ar_tensor_count(y), aligned<W>(to), [=] ARI_KERNEL(auto lanes, size_t i) {
+        constexpr size_t N = lanes;
+        write_vector(to + i, vector_of<N>([=](size_t) { return stored<T>(same); }));
+    });
 }
 
 ar_status fill(ar_device *d, ar_queue *q, const ar_tensor *y, float value)
@@ -56,12 +57,22 @@ ar_status bias_act_of(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bia
                       const ar_tensor *z)
 {
     T *sums = dev<T>(y->data), *values = act == AR_ACT_NONE ? nullptr : dev<T>(z->data);
+    constexpr size_t W = 16 / sizeof(T);
+    const float *offsets = dev<float>(bias);
     const size_t cols = y->shape[1];
-    return launch_each(d, q, y->shape[0] * cols, [=, bias = dev<float>(bias)] ARI_KERNEL(size_t i) {
-        if (bias)
-            store(sums + i, ari_add32(load(sums[i]), bias[i % cols]));
-        if (values)
-            store(values + i, ari_act32(act, load(sums[i]))); /* of y as it is stored */
+    const bool wide = cols % W == 0 && aligned<W>(sums, values) && aligned<W>(offsets);
+    return launch_row_vectors<W>(d, q, y->shape[0], cols, wide, [=] ARI_KERNEL(auto lanes, size_t row, size_t col) {
+        constexpr size_t N = lanes;
+        const size_t i = row * cols + col;
+        vector<T, N> sum = read_vector<N>(sums + i);
+        if (offsets) {
+            const vector<float, N> offset = read_vector<N>(offsets + col);
+            sum = vector_of<N>([&](size_t k) { return stored<T>(ari_add32(load(sum.at[k]), offset.at[k])); });
+            write_vector(sums + i, sum);
+        }
+        if (values) /* of y as it is stored */
+            write_vector(values + i,
+                         vector_of<N>([&](size_t k) { return stored<T>(ari_act32(act, load(sum.at[k]))); }));
     });
 }
 
@@ -80,9 +91,8 @@ ar_status act_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dx, const 
     const ar_tensor all = ar_tensor_rows(x);
     const size_t rows = all.shape[0], cols = all.shape[1];
     if (!wanted(dbias))
-        return launch_each(d, q, rows * cols, [=] ARI_KERNEL(size_t i) {
-            store(to + i, ari_mul32(load(slopes[i]), ari_dact32(act, load(from[i]))));
-        });
+        return map(d, q, rows * cols, to, slopes, from,
+                   [=] ARI_KERNEL(float slope, float at) { return ari_mul32(slope, ari_dact32(act, at)); });
     return add_to_sums<1>(d, q, {dbias}, rows, cols, [=] ARI_KERNEL(size_t row, size_t col, float(&v)[1]) {
         const size_t i = row * cols + col;
         store(to + i, ari_mul32(load(slopes[i]), ari_dact32(act, load(from[i]))));
@@ -104,6 +114,11 @@ template <class T> struct strided_rows {
     {
         return data + static_cast<ptrdiff_t>(row) * stride + col;
     }
+    bool aligned_to(size_t elements) const
+    {
+        const size_t bytes = elements * sizeof(T);
+        return reinterpret_cast<uintptr_t>(data) % bytes == 0 && static_cast<size_t>(stride) % elements == 0;
+    }
 };
 
 template <class T> strided_rows<T> rows_of(const ar_tensor *t)
@@ -118,9 +133,14 @@ ar_status gated_forward_of(ar_device *d, ar_queue *q, const ar_tensor *y, const 
     const size_t cols = y->shape[1];
     const strided_rows<T> to = rows_of<T>(y);
     const strided_rows<const T> g = rows_of<const T>(gate), u = rows_of<const T>(up);
-    return launch_each(d, q, y->shape[0] * cols, [=] ARI_KERNEL(size_t i) {
-        const size_t row = i / cols, col = i % cols;
-        store(to.at(row, col), ari_gated_act(act, load(*g.at(row, col)), load(*u.at(row, col))));
+    constexpr size_t W = 16 / sizeof(T);
+    const bool wide = cols % W == 0 && to.aligned_to(W) && g.aligned_to(W) && u.aligned_to(W);
+    return launch_row_vectors<W>(d, q, y->shape[0], cols, wide, [=] ARI_KERNEL(auto lanes, size_t row, size_t col) {
+        constexpr size_t N = lanes;
+        const vector<T, N> left = read_vector<N>(g.at(row, col)), right = read_vector<N>(u.at(row, col));
+        write_vector(to.at(row, col), vector_of<N>([&](size_t k) {
+                         return stored<T>(ari_gated_act(act, load(left.at[k]), load(right.at[k])));
+                     }));
     });
 }
 
@@ -135,14 +155,27 @@ template <class T> struct gated_gradient {
     ar_activation act;
     strided_rows<T> dgate, dup;
     strided_rows<const T> dy, gate, up;
+    template <size_t N> ARI_KERNEL void run(size_t row, size_t col, vector<T, N> *by_gate, vector<T, N> *by_up) const
+    {
+        const vector<T, N> s = read_vector<N>(dy.at(row, col)), g = read_vector<N>(gate.at(row, col));
+        const vector<T, N> u = read_vector<N>(up.at(row, col));
+        *by_gate = vector_of<N>(
+            [&](size_t k) { return stored<T>(ari_gated_dgate(act, load(s.at[k]), load(u.at[k]), load(g.at[k]))); });
+        *by_up = vector_of<N>([&](size_t k) { return stored<T>(ari_gated_dup(act, load(s.at[k]), load(g.at[k]))); });
+        write_vector(dup.at(row, col), *by_up);
+        write_vector(dgate.at(row, col), *by_gate);
+    }
     ARI_KERNEL void operator()(size_t row, size_t col, float (&v)[2]) const
     {
-        const float slope = load(*dy.at(row, col)), g = load(*gate.at(row, col));
-        const float by_gate = ari_gated_dgate(act, slope, load(*up.at(row, col)), g);
-        store(dup.at(row, col), ari_gated_dup(act, slope, g));
-        v[1] = load(*dup.at(row, col));
-        store(dgate.at(row, col), by_gate);
-        v[0] = load(*dgate.at(row, col));
+        vector<T, 1> by_gate, by_up;
+        run(row, col, &by_gate, &by_up);
+        v[0] = load(by_gate.at[0]);
+        v[1] = load(by_up.at[0]);
+    }
+    bool aligned_to(size_t elements) const
+    {
+        return dgate.aligned_to(elements) && dup.aligned_to(elements) && dy.aligned_to(elements) &&
+               gate.aligned_to(elements) && up.aligned_to(elements);
     }
 };
 
@@ -156,9 +189,11 @@ ar_status gated_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dgate, c
         act, rows_of<T>(dgate), rows_of<T>(dup), rows_of<const T>(dy), rows_of<const T>(gate), rows_of<const T>(up)};
     if (wanted(dgate_bias) || wanted(dup_bias))
         return add_to_sums<2>(d, q, {dgate_bias, dup_bias}, rows, cols, at);
-    return launch_each(d, q, rows * cols, [=] ARI_KERNEL(size_t i) {
-        float v[2];
-        at(i / cols, i % cols, v);
+    constexpr size_t W = 16 / sizeof(T);
+    const bool wide = cols % W == 0 && at.aligned_to(W);
+    return launch_row_vectors<W>(d, q, rows, cols, wide, [=] ARI_KERNEL(auto lanes, size_t row, size_t col) {
+        vector<T, lanes> by_gate, by_up;
+        at.run(row, col, &by_gate, &by_up);
     });
 }
 
@@ -176,31 +211,46 @@ ar_status gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dgate, cons
 template <class T> struct dropout_block {
     T *y, *sum; /* NULL: not written */
     const T *x, *residual;
-    size_t cols, blocks, shape[AR_MAX_DIMS];
+    size_t cols;
+    bool wide; /* all rows begin with a block, and end with one */
+    ari_divisor blocks, shape[AR_MAX_DIMS];
     ar_dropout which; /* its strides moved to the dimensions of shape */
     ARI_KERNEL void operator()(size_t i) const
     {
-        const size_t row = i / blocks, block = i % blocks;
+        const size_t row = ari_divide(&blocks, &i);
         uint64_t first = which.first;
         size_t rest = row;
         for (int k = AR_MAX_DIMS - 2; k >= 0; k--) {
-            first += static_cast<uint64_t>(rest % shape[k]) * which.stride[k];
-            rest /= shape[k];
+            const size_t outer = ari_divide(&shape[k], &rest);
+            first += static_cast<uint64_t>(rest) * which.stride[k];
+            rest = outer;
         }
         uint32_t bits[4];
-        const uint64_t drawn = ((first >> 2) + block) << 2;
+        const uint64_t drawn = ((first >> 2) + i) << 2;
         ari_random_block(which.key, drawn, which.step, 0, bits);
+        if (wide) {
+            run<4>(row * cols + i * 4, bits);
+            return;
+        }
         for (unsigned lane = 0; lane < 4; lane++) {
             const uint64_t number = drawn + lane;
-            if (number < first || number - first >= cols)
-                continue;
-            const size_t at = row * cols + static_cast<size_t>(number - first);
-            const float kept = bits[lane] >= which.threshold ? ari_mul32(load(x[at]), which.scale) : 0.0f;
-            if (y)
-                store(y + at, kept);
-            if (sum)
-                store(sum + at, ari_add32(load(residual[at]), kept));
+            if (number >= first && number - first < cols)
+                run<1>(row * cols + static_cast<size_t>(number - first), bits + lane);
         }
+    }
+    template <size_t N> ARI_KERNEL void run(size_t at, const uint32_t *bits) const
+    {
+        const vector<T, N> in = read_vector<N>(x + at);
+        const vector<float, N> kept = vector_of<N>([&](size_t lane) {
+            return bits[lane] >= which.threshold ? ari_mul32(load(in.at[lane]), which.scale) : 0.0f;
+        });
+        if (sum) {
+            const vector<T, N> other = read_vector<N>(residual + at);
+            write_vector(sum + at,
+                         vector_of<N>([&](size_t k) { return stored<T>(ari_add32(load(other.at[k]), kept.at[k])); }));
+        }
+        if (y)
+            write_vector(y + at, vector_of<N>([&](size_t k) { return stored<T>(kept.at[k]); }));
     }
 };
 
@@ -211,13 +261,17 @@ ar_status dropout_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_ten
     const ar_buf none = {nullptr}, beside = residual ? residual->data : none;
     T *to = dev<T>(y ? y->data : none), *to_sum = dev<T>(residual ? sum->data : none);
     const view<const T> from = view_of<const T>(x);
-    const size_t cols = from.shape[3], blocks = cols / 4 + 2;
-    dropout_block<T> kernel = {to, to_sum, from.data, dev<T>(ar_const(beside)), cols, blocks, {}, *which};
+    const size_t cols = from.shape[3];
+    dropout_block<T> kernel = {to, to_sum, from.data, dev<T>(ar_const(beside)), cols, false, {}, {}, *which};
     const int missing = AR_MAX_DIMS - x->ndim;
+    kernel.wide = cols % 4 == 0 && which->first % 4 == 0 && aligned<4>(to, to_sum, kernel.x, kernel.residual);
     for (int k = 0; k < AR_MAX_DIMS; k++) {
-        kernel.shape[k] = from.shape[k];
+        kernel.shape[k] = from.by[k];
         kernel.which.stride[k] = k < missing ? 0 : which->stride[k - missing];
+        kernel.wide = kernel.wide && (k == AR_MAX_DIMS - 1 || kernel.which.stride[k] % 4 == 0);
     }
+    const size_t blocks = kernel.wide ? cols / 4 : cols / 4 + 2;
+    kernel.blocks = ari_divisor_of(blocks);
     return launch_each(d, q, cols > 0 ? from.rows() * blocks : 0, kernel);
 }
 

@@ -33,9 +33,12 @@
  * device fails. In a build with ThreadSanitizer they are threads to it: it finds two of them that meet in one word with
  * no barrier between, and elements of launch_each that do. */
 
-/* Four elements side by side: load_whole(p) and store_whole(p, x) move them at once, where p is a multiple of 16 bytes. */
-template <class T> struct alignas(sizeof(T) < 4 ? 4 * sizeof(T) : 16) ari_four {
-    T at[4];
+#include <stddef.h>
+
+/* N elements side by side, 16 bytes at most: load_whole<N>(p) and store_whole(p, x) move them at once, where their bytes
+ * divide p. */
+template <class T, size_t N> struct alignas(N * sizeof(T)) ari_whole {
+    T at[N];
 };
 
 #if defined(__CUDACC__)

@@ -117,7 +117,7 @@ ARI_KERNEL inline void store(bf16 *to, float x)
  * any type. */
 #define ARI_BY_DTYPE(tensor, f) ((tensor)->dtype == AR_BF16 ? f<bf16> : f<float>)
 
-template <class T> using four = ari_four<T>;
+template <class T> using four = ari_whole<T, 4>;
 
 template <class T> ARI_KERNEL bool lies_whole(const T *p, size_t n)
 {
@@ -128,7 +128,7 @@ template <class T> ARI_KERNEL four<T> load_four(const T *from, size_t n)
 {
     four<T> x = {{0, 0, 0, 0}};
     if (lies_whole(from, n))
-        return load_whole(from);
+        return load_whole<4>(from);
     for (size_t i = 0; i < 4; i++)
         if (i < n)
             x.at[i] = from[i];
@@ -225,25 +225,6 @@ template <class T> view<T> view_of(const ar_tensor *t)
 inline size_t ceil_div(size_t a, size_t b)
 {
     return a / b + (a % b != 0);
-}
-
-/* --- sums along a row --------------------------------------------------------------------------------------------- */
-
-/* By the threads of a block (docs/numerics.md, "Sums along a row"): an integer maximum, then an integer sum. term(j) is
- * the row's value j in binary64, exact; it is asked for once in each of them. */
-
-/* The integer sum over n terms below 2^e. */
-template <class F> ARI_KERNEL int64_t row_integer(const block &b, size_t n, int32_t e, int32_t p, F term)
-{
-    return static_cast<int64_t>(
-        b.sum(n, [&](size_t j) { return static_cast<uint64_t>(ari_rowsum_quantise(term(j), e, p)); }));
-}
-
-/* The sum of n terms. */
-template <class F> ARI_KERNEL double row_sum(const block &b, size_t n, int32_t p, F term)
-{
-    const int32_t e = b.max(n, [&](size_t j) { return ari_exponent64(term(j)); });
-    return ari_rowsum_value(row_integer(b, n, e, p, term), e, p);
 }
 
 } // namespace ARI_GPU

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cross-entropy over one shard of the vocabulary, a block a row of logits: what ref/cpu/loss.c does. */
-#include "gpu/kernels.h"
+#include "gpu/vectors.h"
 
 namespace ARI_GPU
 {
@@ -10,9 +10,18 @@ template <class T> ar_status ce_max_of(ar_device *d, ar_queue *q, ar_buf key, co
     const ar_tensor all = ar_tensor_rows(logits);
     const size_t n = all.shape[0], v_local = all.shape[1];
     int32_t *tops = dev<int32_t>(key);
-    return launch_blocks(d, q, n, v_local, [=, values = dev<T>(logits->data)] ARI_KERNEL(const block &b) {
+    const T *values = dev<T>(logits->data);
+    const bool wide = v_local % ROW_LANES == 0 && aligned<ROW_LANES>(values);
+    return launch_blocks(d, q, n, v_local, [=] ARI_KERNEL(const block &b) {
         const T *x = values + b.index * v_local;
-        const int32_t top = b.max(v_local, [&](size_t j) { return ari_key32(load(x[j])); });
+        const int32_t top = max_vectors<ROW_LANES>(b, v_local, wide, [&](auto lanes, size_t j) {
+            const auto logit = read_vector<lanes>(x + j);
+            int32_t most = ari_key32(load(logit.at[0]));
+#pragma unroll
+            for (size_t k = 1; k < lanes; k++)
+                most = larger(most, ari_key32(load(logit.at[k])));
+            return most;
+        });
         b.each(1, [&](size_t) { tops[b.index] = top; });
     });
 }
@@ -29,14 +38,18 @@ ar_status ce_sum_of(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logi
     const size_t n = all.shape[0], v_local = all.shape[1];
     const T *values = dev<T>(logits->data);
     const int32_t *tops = dev<int32_t>(key), p = ari_rowsum_bits(v);
+    const bool wide = v_local % ROW_LANES == 0 && aligned<ROW_LANES>(values);
     return launch_blocks(d, q, n, v_local, [=, sum = dev<int64_t>(sum)] ARI_KERNEL(const block &b) {
         const T *x = values + b.index * v_local;
         const int32_t top = tops[b.index];
         const float m = ari_key32_value(top);
         /* Exponent 1: every term is at most exp(0) = 1. */
-        const int64_t total = row_integer(b, top == INT32_MAX ? 0 : v_local, 1, p, [&](size_t j) {
-            return static_cast<double>(ari_softmax_exp(load(x[j]), m));
-        });
+        const int64_t total =
+            row_integer<ROW_LANES>(b, top == INT32_MAX ? 0 : v_local, wide, 1, p, [&](auto lanes, size_t j) {
+                const auto logit = read_vector<lanes>(x + j);
+                return vector_of<lanes>(
+                    [&](size_t k) { return static_cast<double>(ari_softmax_exp(load(logit.at[k]), m)); });
+            });
         b.each(1, [&](size_t) { sum[b.index] = total; });
     });
 }
@@ -53,10 +66,14 @@ ar_status ce_logits_of(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *l
     const size_t n = all.shape[0], v_local = all.shape[1];
     const T *values = dev<T>(logits->data);
     const int32_t *exponents = dev<int32_t>(e), p = ari_rowsum_bits(v);
+    const bool wide = v_local % ROW_LANES == 0 && aligned<ROW_LANES>(values);
     return launch_blocks(d, q, n, v_local, [=, sum = dev<int64_t>(sum)] ARI_KERNEL(const block &b) {
         const T *x = values + b.index * v_local;
         const int64_t total =
-            row_integer(b, v_local, exponents[b.index], p, [&](size_t j) { return static_cast<double>(load(x[j])); });
+            row_integer<ROW_LANES>(b, v_local, wide, exponents[b.index], p, [&](auto lanes, size_t j) {
+                const auto logit = read_vector<lanes>(x + j);
+                return vector_of<lanes>([&](size_t k) { return static_cast<double>(load(logit.at[k])); });
+            });
         b.each(1, [&](size_t) { sum[b.index] = total; });
     });
 }
@@ -114,6 +131,7 @@ ar_status ce_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dlogits, co
     const T *values = dev<T>(logits->data);
     const int32_t *tops = dev<int32_t>(key), p = ari_rowsum_bits(v);
     const int64_t *sums = dev<int64_t>(sum), *rows = dev<int64_t>(row_of);
+    const bool wide = v_local % ROW_LANES == 0 && aligned<ROW_LANES>(gradients, values);
     return launch_blocks(d, q, n, v_local, [=, valid = dev<uint8_t>(valid)] ARI_KERNEL(const block &b) {
         const T *x = values + b.index * v_local;
         T *out = gradients + b.index * v_local;
@@ -127,9 +145,13 @@ ar_status ce_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dlogits, co
         const double l = ari_rowsum_value(sums[b.index], 1, p);
         const double weight = ari_ce_weight(ari_ce_lse(m, l), &options);
         const int64_t at = rows[b.index];
-        b.each(v_local, [&](size_t j) {
-            const float share = ari_softmax_p(ari_softmax_exp(load(x[j]), m), l);
-            store(out + j, ari_ce_dlogit(share, weight, static_cast<int64_t>(j) == at ? hit : miss, targets));
+        each_vector<ROW_LANES>(b, v_local, wide, [&](auto lanes, size_t j) {
+            const auto logit = read_vector<lanes>(x + j);
+            write_vector(out + j, vector_of<lanes>([&](size_t k) {
+                             const float share = ari_softmax_p(ari_softmax_exp(load(logit.at[k]), m), l);
+                             const double label = static_cast<int64_t>(j + k) == at ? hit : miss;
+                             return stored<T>(ari_ce_dlogit(share, weight, label, targets));
+                         }));
         });
     });
 }

@@ -3,6 +3,7 @@
  * sums: what lies between x and the result costs less than memory for it, and an output may be an input, since no value
  * is written before its last use. */
 #include "gpu/sums.h"
+#include "gpu/vectors.h"
 
 namespace ARI_GPU
 {
@@ -25,21 +26,37 @@ ar_status forward_of(ar_device *d, ar_queue *q, const ar_tensor *y, ar_buf mean,
     const T *from = dev<T>(x->data);
     const float *weight = dev<float>(gamma), *bias = dev<float>(beta);
     const int32_t p = ari_rowsum_bits(h);
+    const bool wide = h % ROW_LANES == 0 && aligned<ROW_LANES>(to, from) && aligned<ROW_LANES>(weight, bias);
     return launch_blocks(d, q, h > 0 ? rows : 0, h, [=] ARI_KERNEL(const block &b) {
         const T *in = from + b.index * h;
         T *out = to + b.index * h;
         const double width = static_cast<double>(h);
         double m = 0.0;
         if (centred)
-            m = row_sum(b, h, p, [&](size_t j) { return static_cast<double>(load(in[j])); }) / width;
-        const double squares = row_sum(b, h, p, [&](size_t j) {
-            const double difference = static_cast<double>(deviation<centred>(load(in[j]), m));
-            return difference * difference;
+            m = row_sum<ROW_LANES>(b, h, wide, p,
+                                   [&](auto lanes, size_t j) {
+                                       const auto value = read_vector<lanes>(in + j);
+                                       return vector_of<lanes>(
+                                           [&](size_t k) { return static_cast<double>(load(value.at[k])); });
+                                   }) /
+                width;
+        const double squares = row_sum<ROW_LANES>(b, h, wide, p, [&](auto lanes, size_t j) {
+            const auto value = read_vector<lanes>(in + j);
+            return vector_of<lanes>([&](size_t k) {
+                const double difference = static_cast<double>(deviation<centred>(load(value.at[k]), m));
+                return difference * difference;
+            });
         });
         const float r = ari_norm_rstd(squares / width, eps);
-        b.each(h, [&](size_t j) {
-            const float xhat = ari_mul32(deviation<centred>(load(in[j]), m), r);
-            store(out + j, centred ? ari_layernorm_y(xhat, weight[j], bias[j]) : ari_mul32(xhat, weight[j]));
+        each_vector<ROW_LANES>(b, h, wide, [&](auto lanes, size_t j) {
+            const auto value = read_vector<lanes>(in + j);
+            const auto gain = read_vector<lanes>(weight + j),
+                       offset = read_vector<lanes>(centred ? bias + j : weight + j);
+            write_vector(out + j, vector_of<lanes>([&](size_t k) {
+                             const float xhat = ari_mul32(deviation<centred>(load(value.at[k]), m), r);
+                             return stored<T>(centred ? ari_layernorm_y(xhat, gain.at[k], offset.at[k])
+                                                      : ari_mul32(xhat, gain.at[k]));
+                         }));
         });
         b.each(1, [&](size_t) {
             if (centred) /* a quotient's NaN has the bits that a processor gives it */
@@ -98,26 +115,50 @@ ar_status input_gradient(ar_device *d, ar_queue *q, const ar_tensor *dx, const a
     const ar_tensor all = ar_tensor_rows(x);
     const size_t h = all.shape[1];
     const int32_t p = ari_rowsum_bits(h);
+    const bool wide =
+        h % ROW_LANES == 0 && aligned<ROW_LANES>(to, to_sum, slopes, from, beside) && aligned<ROW_LANES>(weight);
     return launch_blocks(d, q, all.shape[0], h, [=] ARI_KERNEL(const block &b) {
         const size_t first = b.index * h;
         const T *slope = slopes + first, *in = from + first;
         const double m = centred ? means[b.index] : 0.0, width = static_cast<double>(h);
         const float r = inverses[b.index];
-        auto xhat = [&](size_t j) { return ari_mul32(deviation<centred>(load(in[j]), m), r); };
-        auto g = [&](size_t j) { return ari_mul32(load(slope[j]), weight[j]); };
+        auto xhat = [&](auto lanes, size_t j) {
+            const auto value = read_vector<lanes>(in + j);
+            return vector_of<lanes>([&](size_t k) { return ari_mul32(deviation<centred>(load(value.at[k]), m), r); });
+        };
+        auto g = [&](auto lanes, size_t j) {
+            const auto down = read_vector<lanes>(slope + j);
+            const auto gain = read_vector<lanes>(weight + j);
+            return vector_of<lanes>([&](size_t k) { return ari_mul32(load(down.at[k]), gain.at[k]); });
+        };
         double mean_g = 0.0;
         if (centred)
-            mean_g = row_sum(b, h, p, [&](size_t j) { return static_cast<double>(g(j)); }) / width;
-        const double products =
-            row_sum(b, h, p, [&](size_t j) { return static_cast<double>(g(j)) * static_cast<double>(xhat(j)); });
+            mean_g = row_sum<ROW_LANES>(b, h, wide, p,
+                                        [&](auto lanes, size_t j) {
+                                            const auto down = g(lanes, j);
+                                            return vector_of<lanes>(
+                                                [&](size_t k) { return static_cast<double>(down.at[k]); });
+                                        }) /
+                     width;
+        const double products = row_sum<ROW_LANES>(b, h, wide, p, [&](auto lanes, size_t j) {
+            const auto down = g(lanes, j), at = xhat(lanes, j);
+            return vector_of<lanes>(
+                [&](size_t k) { return static_cast<double>(down.at[k]) * static_cast<double>(at.at[k]); });
+        });
         const double mean_product = products / width;
-        b.each(h, [&](size_t j) {
-            const float at = xhat(j), down = g(j);
-            const float own = centred ? ari_layernorm_dx(down, mean_g, mean_product, at, r)
-                                      : ari_rmsnorm_dx(down, mean_product, at, r);
-            store(to + first + j, own);
-            if (to_sum)
-                store(to_sum + first + j, ari_add32(load(beside[first + j]), own));
+        each_vector<ROW_LANES>(b, h, wide, [&](auto lanes, size_t j) {
+            const auto down = g(lanes, j), at = xhat(lanes, j);
+            const auto own = vector_of<lanes>([&](size_t k) {
+                return centred ? ari_layernorm_dx(down.at[k], mean_g, mean_product, at.at[k], r)
+                               : ari_rmsnorm_dx(down.at[k], mean_product, at.at[k], r);
+            });
+            if (to_sum) {
+                const auto other = read_vector<lanes>(beside + first + j);
+                write_vector(to_sum + first + j, vector_of<lanes>([&](size_t k) {
+                                 return stored<T>(ari_add32(load(other.at[k]), own.at[k]));
+                             }));
+            }
+            write_vector(to + first + j, vector_of<lanes>([&](size_t k) { return stored<T>(own.at[k]); }));
         });
     });
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Updates of the weights, and the norm of the gradients; the definitions are those of ref/numerics/optimizer.h. */
-#include "gpu/kernels.h"
+#include "gpu/vectors.h"
 #include "ref/numerics/optimizer.h"
 
 namespace ARI_GPU
@@ -47,10 +47,9 @@ ar_status sum_squares(ar_device *d, ar_queue *q, ar_buf sums, const ar_tensor *g
 
 template <class T> ar_status scale_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float factor)
 {
-    T *to = dev<T>(y->data);
-    const T *from = dev<T>(x->data);
-    return launch_each(d, q, ar_tensor_count(x),
-                       [=] ARI_KERNEL(size_t i) { store(to + i, ari_clipped(load(from[i]), factor)); });
+    const T *none = nullptr;
+    return map(d, q, ar_tensor_count(x), dev<T>(y->data), dev<T>(ar_const(x->data)), none,
+               [=] ARI_KERNEL(float value, float) { return ari_clipped(value, factor); });
 }
 
 ar_status scale(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float factor)
@@ -64,19 +63,42 @@ template <class W, class G> struct optimizer_element {
     W *weight;
     float *master, *first, *second;
     const G *gradient;
-    ARI_KERNEL void operator()(size_t i) const
+    /* One: its moments where it has them, else anything. */
+    ARI_KERNEL float updated(float w, float value, float *m, float *v, float g) const
     {
-        const float w = load(weight[i]), g = load(gradient[i]);
-        float value = master ? master[i] : w;
         if (ari_bits32(ari_f32_of_bf16(ari_bf16_of_f32(value))) != ari_bits32(w))
             value = w; /* it was set since */
         if (second)
-            ari_adam_update(&k, &value, first + i, second + i, g);
+            ari_adam_update(&k, &value, m, v, g);
         else
-            ari_sgd_update(&k, &value, first ? first + i : nullptr, g);
+            ari_sgd_update(&k, &value, m, g);
+        return value;
+    }
+    template <size_t N> ARI_KERNEL void operator()(lane_count<N>, size_t i) const
+    {
+        const vector<W, N> w = read_vector<N>(weight + i);
+        const vector<G, N> g = read_vector<N>(gradient + i);
+        vector<float, N> m = {}, v = {}, value = vector_of<N>([&](size_t j) { return load(w.at[j]); });
         if (master)
-            master[i] = value;
-        store(weight + i, value);
+            value = read_vector<N>(master + i);
+        if (first)
+            m = read_vector<N>(first + i);
+        if (second)
+            v = read_vector<N>(second + i);
+#pragma unroll
+        for (size_t j = 0; j < N; j++)
+            value.at[j] = updated(load(w.at[j]), value.at[j], &m.at[j], &v.at[j], load(g.at[j]));
+        if (master)
+            write_vector(master + i, value);
+        if (first)
+            write_vector(first + i, m);
+        if (second)
+            write_vector(second + i, v);
+        write_vector(weight + i, vector_of<N>([&](size_t j) { return stored<W>(value.at[j]); }));
+    }
+    bool wide() const
+    {
+        return aligned<4>(weight) && aligned<4>(gradient) && aligned<4>(master, first, second);
     }
 };
 
@@ -88,7 +110,7 @@ ar_status step_of(ar_device *d, ar_queue *q, const ar_tensor *w, ar_buf master, 
     optimizer_element<W, G> one = {
         *k, dev<W>(w->data), dev<float>(master), dev<float>(m), dev<float>(v), dev<G>(g->data)};
     one.k.has_momentum = one.first != nullptr;
-    return launch_each(d, q, ar_tensor_count(w), one);
+    return launch_vectors<4>(d, q, ar_tensor_count(w), one.wide(), one);
 }
 
 template <class W>

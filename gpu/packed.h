@@ -113,7 +113,7 @@ template <bool TEN> struct tile_sums {
         for (size_t block = 0; block < blocks; block++, from += planes * step) {
             four<int32_t> p[planes];
             for (size_t i = 0; i < planes; i++)
-                p[i] = load_whole(from + i * step);
+                p[i] = load_whole<4>(from + i * step);
             for (size_t j = 0; j < 4; j++) {
                 int64_t own[planes];
                 for (size_t i = 0; i < planes; i++)

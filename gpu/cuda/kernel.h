@@ -92,13 +92,13 @@ __device__ inline void atomic_max(int32_t *to, int32_t v)
     atomicMax(to, v);
 }
 
-template <class T> __device__ ari_four<T> load_whole(const T *from)
+template <size_t N, class T> __device__ ari_whole<T, N> load_whole(const T *from)
 {
-    return *reinterpret_cast<const ari_four<T> *>(from);
+    return *reinterpret_cast<const ari_whole<T, N> *>(from);
 }
-template <class T> __device__ void store_whole(T *to, const ari_four<T> &x)
+template <class T, size_t N> __device__ void store_whole(T *to, const ari_whole<T, N> &x)
 {
-    *reinterpret_cast<ari_four<T> *>(to) = x;
+    *reinterpret_cast<ari_whole<T, N> *>(to) = x;
 }
 
 /* sum + the products of the four signed bytes of a with those of b. */

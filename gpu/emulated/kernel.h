@@ -171,17 +171,17 @@ inline void fault()
     __atomic_store_n(&faulted, true, __ATOMIC_RELAXED); /* by several threads of a block */
 }
 /* A GPU fails at other addresses. Copied by bytes: the compiler may otherwise take every address for such a one. */
-template <class T> ari_four<T> load_whole(const T *from)
+template <size_t N, class T> ari_whole<T, N> load_whole(const T *from)
 {
-    ari_four<T> x;
-    if (reinterpret_cast<uintptr_t>(from) % alignof(ari_four<T>) != 0)
+    ari_whole<T, N> x;
+    if (reinterpret_cast<uintptr_t>(from) % sizeof x != 0)
         fault();
     memcpy(&x, from, sizeof x);
     return x;
 }
-template <class T> void store_whole(T *to, const ari_four<T> &x)
+template <class T, size_t N> void store_whole(T *to, const ari_whole<T, N> &x)
 {
-    if (reinterpret_cast<uintptr_t>(to) % alignof(ari_four<T>) != 0)
+    if (reinterpret_cast<uintptr_t>(to) % sizeof x != 0)
         fault();
     memcpy(to, &x, sizeof x);
 }

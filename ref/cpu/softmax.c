@@ -8,9 +8,9 @@
  * key is left out. While a row is worked on, its masked places hold -inf, which no visible place does then: a visible
  * score that is not finite has been written as NaN, since it makes the whole row NaN. */
 
-static ari_score_row row_of(const ar_scores *block, const ar_mask *mask, size_t i)
+static ari_score_rows rows_of(const ar_scores *block, const ar_mask *mask)
 {
-    return ari_score_row_of(block, mask, mask->visible.ptr, mask->padding.ptr, mask->additive.ptr, i);
+    return ari_score_rows_of(block, mask, mask->visible.ptr, mask->padding.ptr, mask->additive.ptr);
 }
 
 ARI_ROW_LOOP float nan_unless_finite(float x)
@@ -124,9 +124,10 @@ ar_status ari_cpu_softmax_forward(ar_device *d, ARI_AT_ONCE, ar_buf probs, ar_cb
     const float *in = scores.ptr;
     int32_t *tops = max.ptr;
     double *l = sum.ptr;
+    const ari_score_rows all = rows_of(block, mask);
     /* Dynamic: a causal row's length grows with its query. */
     ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys) {
-        const ari_score_row m = row_of(block, mask, i);
+        const ari_score_row m = ari_score_row_of(&all, i);
         const row_sums sums = {tops + m.at, l + m.at, known};
         softmax_row(out + i * keys, in + i * keys, scale, &m, block, &sums);
     }
@@ -188,8 +189,9 @@ ar_status ari_cpu_softmax_backward(ar_device *d, ARI_AT_ONCE, ar_buf ds, ar_cbuf
     float *out = ds.ptr, *dp = dprobs.ptr;
     const float *pr = probs.ptr;
     double *dots = dot.ptr;
+    const ari_score_rows all = rows_of(block, mask);
     ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys) {
-        const ari_score_row m = row_of(block, mask, i);
+        const ari_score_row m = ari_score_row_of(&all, i);
         softmax_backward_row(out + i * keys, pr + i * keys, dp + i * keys, dots + m.at, known, scale, &m, block);
     }
     return AR_OK;

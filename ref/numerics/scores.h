@@ -4,7 +4,7 @@
 
 /* Where a row of a block of attention's scores stands, and what it may see: the same on every device. */
 #include "anyrank/device.h"
-#include "ref/core/float_bits.h"
+#include "ref/numerics/divisor.h"
 
 typedef struct ari_score_row {
     size_t at;              /* among all rows of all matrices */
@@ -13,16 +13,38 @@ typedef struct ari_score_row {
     const float *additive;  /* of these keys, -inf = masked; NULL: none */
 } ari_score_row;
 
-/** Row i of all rows of a block, with the memory of `mask`: NULL where it has none. */
-ARI_FN ari_score_row ari_score_row_of(const ar_scores *b, const ar_mask *mask, const int32_t *visible,
-                                      const uint8_t *padding, const float *additive, size_t i)
+/* The rows of a block, with the memory of its mask: NULL where it has none. */
+typedef struct ari_score_rows {
+    ar_scores of;
+    ar_mask mask; /* its numbers alone */
+    const int32_t *visible;
+    const uint8_t *padding;
+    const float *additive;
+    ari_divisor part_rows, kv_heads, rows;
+} ari_score_rows;
+
+static inline ari_score_rows ari_score_rows_of(const ar_scores *b, const ar_mask *mask, const int32_t *visible,
+                                               const uint8_t *padding, const float *additive)
 {
+    const ari_divisor part_rows = ari_divisor_of(b->part.rows), kv_heads = ari_divisor_of(b->kv_heads);
+    const ari_score_rows all = {*b, *mask, visible, padding, additive, part_rows, kv_heads, ari_divisor_of(b->rows)};
+    return all;
+}
+
+/** Row i of all rows of a block. */
+ARI_FN ari_score_row ari_score_row_of(const ari_score_rows *all, size_t i)
+{
+    const ar_scores *b = &all->of;
+    const ar_mask *mask = &all->mask;
     const ar_part *p = &b->part;
-    const size_t matrix = p->matrix + i / p->rows, row = p->row + i % p->rows;
-    const size_t sample = matrix / b->kv_heads, query = row % b->rows;
-    const size_t head = mask->head_start + matrix % b->kv_heads * b->group + row / b->rows;
+    const float *additive = all->additive;
+    const uint8_t *padding = all->padding;
+    const size_t matrix = p->matrix + ari_divide(&all->part_rows, &i), row = p->row + i;
+    size_t kv_head = matrix, query = row;
+    const size_t sample = ari_divide(&all->kv_heads, &kv_head);
+    const size_t head = mask->head_start + kv_head * b->group + ari_divide(&all->rows, &query);
     const size_t plane = (mask->mask_batch > 1 ? sample : 0) * mask->mask_heads + (mask->mask_heads > 1 ? head : 0);
-    const int32_t *keys = visible + 2 * (sample * b->rows + query);
+    const int32_t *keys = all->visible + 2 * (sample * b->rows + query);
     const size_t from = (size_t)keys[0] > p->col ? (size_t)keys[0] : p->col;
     const size_t end = (size_t)keys[1] < p->col + p->cols ? (size_t)keys[1] : p->col + p->cols;
     ari_score_row r;

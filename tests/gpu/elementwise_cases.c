@@ -128,7 +128,7 @@ void act_backward_cases(device_pair *p)
 
 static pair_layout rows_layout(device_pair *p)
 {
-    return pair_below(p, 2) ? PAIR_PADDED : PAIR_ROW_MAJOR;
+    return pair_below(p, 2) ? PAIR_ROW_MAJOR : p->skewed ? PAIR_PADDED : PAIR_SPACED;
 }
 
 static void gated_forward_case(device_pair *p, const size_t shape[2], ar_activation act, place where)

@@ -24,6 +24,15 @@ OWN_KERNEL, OWN_ARCHITECTURE = ROOT / "gpu/cuda/gemm_sm90.cu", "compute_90a"
 # The kernels that call functions of ref/numerics/elementary.h, which spells its fused multiply-adds.
 SPELL_FMA = {"attention.cu", "elementwise.cu", "gemm_exact.cu", "loss.cu"}
 
+# Kernels that still divide integers: products, and the means of integers.
+DIVIDE = {"accumulate", "combine_each", "copy_digits", "give_to", "multiply_tile", "narrowed", "pack_tile", "round_i64"}
+# Those that move several elements at once.
+MOVE_VECTORS = {"acc_raise", "acc_value", "act_backward_of", "add_of", "bias_act_of", "ce_backward_of", "ce_logits_of",
+                "ce_max_of", "ce_sum_of", "dropout_block", "fill_of", "forward_of", "gated_backward_of",
+                "gated_forward_of", "input_gradient", "mul_of", "optimizer_element", "scale_of", "softmax_backward",
+                "softmax_forward"}
+VECTOR = re.compile(r"\b(?:ld|st)\.global(?:\.\w+)*\.v[24]\.")
+
 INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][a-z0-9_]*)((?:\.\w+)*)\s", re.MULTILINE)
 DEFINED = re.compile(r"^(?:(?:template <[^>]*> )?struct (?=\w+)|\w[\w:<>*& ]*[ *](?=\w+\())(\w+)", re.MULTILINE)  # structs, functions
 ROUNDED = {"add", "sub", "mul", "fma", "mad", "div", "rcp", "sqrt"}
@@ -64,6 +73,17 @@ def compile_to_ptx(nvcc, sources):
 def instructions(ptx):
     """(name, modifiers) of each; "fma.rn.f64" is ("fma", ["rn", "f64"])."""
     return [(name, modifiers.split(".")[1:]) for name, modifiers in INSTRUCTION.findall(ptx)]
+
+
+def kernels(ptx):
+    """(mangled name, text) of each."""
+    parts = re.split(r"\.entry (\w+)", ptx)
+    return zip(parts[1::2], parts[2::2])
+
+
+def named(mangled, names):
+    """Which of the names the kernel's own has as a whole."""
+    return {name for name in names if f"{len(name)}{name}" in mangled}
 
 
 class Kernels(unittest.TestCase):
@@ -127,6 +147,22 @@ class Kernels(unittest.TestCase):
 
     def test_no_library_function_is_called(self):
         self.each(lambda _, name, modifiers: "a function" if name == "call" else None)
+
+    def test_indices_are_not_divided(self):
+        # A GPU divides 64 bits in a subroutine of a hundred instructions.
+        divide = {mangled for text in self.ptx.values() for mangled, body in kernels(text)
+                  if any(name in ("div", "rem") and not FLOATS & set(modifiers) for name, modifiers in instructions(body))}
+        self.assertEqual([mangled for mangled in sorted(divide) if not named(mangled, DIVIDE)], [])
+
+    def test_neighbours_are_moved_at_once(self):
+        moved = {name: [] for name in MOVE_VECTORS}
+        for text in self.ptx.values():
+            for mangled, body in kernels(text):
+                for name in named(mangled, MOVE_VECTORS) if not named(mangled, ("add_exact", "add_native")) else ():
+                    moved[name].append(bool(VECTOR.search(body)))
+        # Of a slot with a kernel for strided tensors too, one of two.
+        alone = {name for name, found in moved.items() if not any(found) or not (all(found) or name == "acc_value")}
+        self.assertEqual(alone, set())
 
     def test_sums_of_floats_are_not_atomic(self):
         self.each(lambda _, name, modifiers: "atomic" if name in ("atom", "red") and FLOATS & set(modifiers)

@@ -53,7 +53,7 @@ const char *pair_values_name(pair_values v)
 
 const char *pair_layout_name(pair_layout l)
 {
-    static const char *const names[] = {"row-major", "padded", "swapped", "gaps", "heads", "reversed"};
+    static const char *const names[] = {"row-major", "padded", "spaced", "swapped", "gaps", "heads", "reversed"};
     return names[l];
 }
 
@@ -158,7 +158,8 @@ pair_buf pair_none(void)
     return (pair_buf){.host = NULL};
 }
 
-/* Memory on both sides and its image, poisoned. Elements begin a few of their own size after a multiple of 64 bytes. */
+/* Memory on both sides and its image, poisoned. In every other case elements begin a few of their own size after a
+ * multiple of 64 bytes, else there. */
 static pair_buf new_buffer(device_pair *p, const char *name, pair_kind kind, size_t count, bool output)
 {
     if (p->status != AR_OK || p->buffers == PAIR_BUFFERS) {
@@ -167,7 +168,7 @@ static pair_buf new_buffer(device_pair *p, const char *name, pair_kind kind, siz
     }
     pair_memory *m = &p->memory[p->buffers++];
     const size_t size = element_bytes(kind);
-    const size_t skew = pair_below(p, 2) ? pair_below(p, 4) * (size > 8 ? 8 : size) : 0;
+    const size_t skew = p->skewed ? pair_below(p, 4) * (size > 8 ? 8 : size) : 0;
     *m = (pair_memory){.kind = kind, .output = output, .count = count, .front = GUARD + skew};
     snprintf(m->name, sizeof m->name, "%s", name);
     m->bytes = (m->front + count * size + GUARD + 3) / 4 * 4;
@@ -255,7 +256,8 @@ static placed place(int ndim, const size_t *shape, pair_layout layout)
     const bool swapped = ndim >= 2 && (layout == PAIR_SWAPPED || layout == PAIR_GAPS);
     if (layout == PAIR_GAPS)
         o.elements = 2;
-    place_dimension(&o, shape, swapped ? last - 1 : last, layout == PAIR_PADDED || layout == PAIR_GAPS ? 3 : 0);
+    const size_t gap = layout == PAIR_PADDED || layout == PAIR_GAPS ? 3 : layout == PAIR_SPACED ? 8 : 0;
+    place_dimension(&o, shape, swapped ? last - 1 : last, gap);
     if (swapped)
         place_dimension(&o, shape, last, 0);
     if (layout == PAIR_HEADS && ndim == 4) {
@@ -424,6 +426,7 @@ void pair_begin(device_pair *p, const char *format, ...)
     p->status = AR_OK;
     p->uploaded = false;
     p->buffers = 0;
+    p->skewed = pair_below(p, 2) == 0;
     p->stored = pair_below(p, 3) == 0 ? AR_BF16 : AR_F32;
 }
 

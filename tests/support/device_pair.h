@@ -59,6 +59,7 @@ typedef struct pair_tensor {
 typedef enum pair_layout {
     PAIR_ROW_MAJOR,
     PAIR_PADDED,   /* gaps after each row */
+    PAIR_SPACED,   /* gaps of 16 bytes or more: rows are aligned where they have a multiple of 16 */
     PAIR_SWAPPED,  /* the last two dimensions: column after column */
     PAIR_GAPS,     /* swapped, with gaps between columns and between elements */
     PAIR_HEADS,    /* dimensions 1 and 2 of four: [b, s, heads, d] seen as [b, heads, s, d] */
@@ -90,6 +91,7 @@ typedef struct device_pair {
     uint64_t state;  /* of the random numbers */
     int round;       /* 0: the sizes that are written down; more: random ones */
     ar_dtype stored; /* of the case's activations */
+    bool skewed;     /* this case: memory is not aligned to more than its elements */
     bool small;      /* no long ones: a checker makes each access slow */
     const char *slot;
     bool spoil; /* one bit of what the other wrote, after each case */

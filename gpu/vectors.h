@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_GPU_VECTORS_H
+#define ARI_GPU_VECTORS_H
+
+/* Elements that lie side by side, several to a thread: a GPU reaches its memory's speed with loads and stores of 16 bytes.
+ * A kernel is written once for N elements, where N is its first argument, of whose type it is a constant:
+ *
+ *     launch_vectors<W>(d, q, n, aligned<W>(a, b), [=] ARI_KERNEL(auto lanes, size_t i) {
+ *         constexpr size_t N = lanes;                    W, or 1
+ *         const vector<T, N> x = read_vector<N>(a + i);  before anything is written: b may be a
+ *         ...
+ *         write_vector(b + i, y);
+ *     })
+ *
+ * Whether the memory allows it is decided on the host, for all of a launch; elements left over come one by one. */
+#include "gpu/kernels.h"
+
+namespace ARI_GPU
+{
+
+/* The elements, of any dtype, that a thread takes at once where it computes in binary64 or in int64. */
+constexpr size_t ROW_LANES = 4;
+
+template <size_t N> struct lane_count {
+    ARI_KERNEL constexpr operator size_t() const
+    {
+        return N;
+    }
+};
+
+template <class T, size_t N> struct vector {
+    T at[N];
+};
+/* Elements that one instruction moves. */
+template <class T, size_t N> constexpr size_t moved_at_once = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
+
+template <size_t N, class T> ARI_KERNEL vector<T, N> read_vector(const T *from)
+{
+    constexpr size_t M = moved_at_once<T, N>;
+    vector<T, N> v;
+#pragma unroll
+    for (size_t i = 0; i < N; i += M) {
+        const ari_whole<T, M> part = load_whole<M>(from + i);
+#pragma unroll
+        for (size_t k = 0; k < M; k++)
+            v.at[i + k] = part.at[k];
+    }
+    return v;
+}
+
+template <class T, size_t N> ARI_KERNEL void write_vector(T *to, const vector<T, N> &v)
+{
+    constexpr size_t M = moved_at_once<T, N>;
+#pragma unroll
+    for (size_t i = 0; i < N; i += M) {
+        ari_whole<T, M> part;
+#pragma unroll
+        for (size_t k = 0; k < M; k++)
+            part.at[k] = v.at[i + k];
+        store_whole(to + i, part);
+    }
+}
+
+/* {f(0), .., f(N - 1)}. */
+template <size_t N, class F> ARI_KERNEL auto vector_of(F f)
+{
+    vector<decltype(f(size_t(0))), N> v;
+#pragma unroll
+    for (size_t k = 0; k < N; k++)
+        v.at[k] = f(k);
+    return v;
+}
+template <class T> ARI_KERNEL T stored(float x)
+{
+    T element;
+    store(&element, x);
+    return element;
+}
+
+ARI_KERNEL inline int32_t larger(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Whether vectors of W elements may begin at each of these addresses; NULL is one that is not used. */
+template <size_t W, class... T> bool aligned(const T *...address)
+{
+    return (... && (reinterpret_cast<uintptr_t>(address) % (moved_at_once<T, W> * sizeof(T)) == 0));
+}
+
+/* --- a row, by the threads of a block ----------------------------------------------------------------------------- */
+
+/* Step i of a loop over n elements, of which the first `vectors` steps take W each. */
+template <size_t W, class F> ARI_KERNEL auto vector_step(size_t i, size_t vectors, F f)
+{
+    return i < vectors ? f(lane_count<W>(), i * W) : f(lane_count<1>(), i + vectors * (W - 1));
+}
+ARI_KERNEL inline size_t vector_steps(size_t n, size_t vectors, size_t w)
+{
+    return n - vectors * (w - 1);
+}
+
+/* f(N, i) for elements [i, i + N), until all n have been; wide: the first of them is aligned. */
+template <size_t W, class F> ARI_KERNEL void each_vector(const block &b, size_t n, bool wide, F f)
+{
+    const size_t vectors = wide ? n / W : 0;
+    b.each(vector_steps(n, vectors, W), [&](size_t i) { vector_step<W>(i, vectors, f); });
+}
+/* The sum, or the largest, of what f gives. */
+template <size_t W, class F> ARI_KERNEL uint64_t sum_vectors(const block &b, size_t n, bool wide, F f)
+{
+    const size_t vectors = wide ? n / W : 0;
+    return b.sum(vector_steps(n, vectors, W), [&](size_t i) { return vector_step<W>(i, vectors, f); });
+}
+template <size_t W, class F> ARI_KERNEL int32_t max_vectors(const block &b, size_t n, bool wide, F f)
+{
+    const size_t vectors = wide ? n / W : 0;
+    return b.max(vector_steps(n, vectors, W), [&](size_t i) { return vector_step<W>(i, vectors, f); });
+}
+
+/* Sums along a row (docs/numerics.md, "Sums along a row"): an integer maximum, then an integer sum. terms(N, j): the
+ * values j to j + N in binary64, exact; they are asked for once in each of them. */
+
+/* The integer sum over n terms below 2^e. */
+template <size_t W, class F>
+ARI_KERNEL int64_t row_integer(const block &b, size_t n, bool wide, int32_t e, int32_t p, F terms)
+{
+    return static_cast<int64_t>(sum_vectors<W>(b, n, wide, [&](auto lanes, size_t j) {
+        constexpr size_t N = lanes;
+        const vector<double, N> v = terms(lanes, j);
+        uint64_t sum = 0;
+#pragma unroll
+        for (size_t k = 0; k < N; k++)
+            sum += static_cast<uint64_t>(ari_rowsum_quantise(v.at[k], e, p));
+        return sum;
+    }));
+}
+
+/* The sum of n terms. */
+template <size_t W, class F> ARI_KERNEL double row_sum(const block &b, size_t n, bool wide, int32_t p, F terms)
+{
+    const int32_t e = max_vectors<W>(b, n, wide, [&](auto lanes, size_t j) {
+        constexpr size_t N = lanes;
+        const vector<double, N> v = terms(lanes, j);
+        int32_t most = ari_exponent64(v.at[0]);
+#pragma unroll
+        for (size_t k = 1; k < N; k++)
+            most = larger(most, ari_exponent64(v.at[k]));
+        return most;
+    });
+    return ari_rowsum_value(row_integer<W>(b, n, wide, e, p, terms), e, p);
+}
+
+/* --- all elements of tensors -------------------------------------------------------------------------------------- */
+
+/* f(N, i) for elements [i, i + N), until all n have been. */
+template <size_t W, class F> ar_status launch_vectors(ar_device *d, ar_queue *q, size_t n, bool wide, const F &f)
+{
+    const size_t vectors = wide ? n / W : 0;
+    return launch_each(d, q, n - vectors * (W - 1), [=] ARI_KERNEL(size_t i) { vector_step<W>(i, vectors, f); });
+}
+
+/* f(N, row, col) for elements [col, col + N) of each row; wide: W divides cols, and all rows are aligned. */
+template <size_t W, class F>
+ar_status launch_row_vectors(ar_device *d, ar_queue *q, size_t rows, size_t cols, bool wide, const F &f)
+{
+    const size_t each = wide ? cols / W : cols;
+    const ari_divisor by_each = ari_divisor_of(each);
+    return launch_each(d, q, rows * each, [=] ARI_KERNEL(size_t i) {
+        const size_t row = ari_divide(&by_each, &i);
+        if (wide)
+            f(lane_count<W>(), row, i * W);
+        else
+            f(lane_count<1>(), row, i);
+    });
+}
+
+/* *y = f(a, b), element by element; y may be a or b, and b NULL, which f is then not to look at. */
+template <class T, class F> ar_status map(ar_device *d, ar_queue *q, size_t n, T *y, const T *a, const T *b, const F &f)
+{
+    constexpr size_t W = 16 / sizeof(T);
+    return launch_vectors<W>(d, q, n, aligned<W>(y, a, b), [=] ARI_KERNEL(auto lanes, size_t i) {
+        constexpr size_t N = lanes;
+        const vector<T, N> left = read_vector<N>(a + i), right = b ? read_vector<N>(b + i) : left;
+        write_vector(y + i, vector_of<N>([&](size_t k) { return stored<T>(f(load(left.at[k]), load(right.at[k]))); }));
+    });
+}
+
+} // namespace ARI_GPU
+
+#endif
