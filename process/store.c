@@ -430,7 +430,10 @@ static ar_status join(ari_store *s)
                             "what listens at %.128s, port %d, has not let this process in for so long; "
                             "process 0 knows who is missing",
                             s->is.host, s->is.port);
-    return ari_store_status(s);
+    pthread_mutex_lock(&s->lock);
+    const bool welcome = s->welcome; /* then a failure is one of what follows */
+    pthread_mutex_unlock(&s->lock);
+    return welcome ? AR_OK : ari_store_status(s);
 }
 
 ar_status ari_store_create(ari_store **gives, const ari_store_options *o)

@@ -30,10 +30,7 @@ static void nccl_abort(ar_comm *c, ar_status st, const char *why)
     ari_nccl_world *w = nccl_of(c)->world;
     char text[1024];
     snprintf(text, sizeof text, "rank %d aborted: %s", w->rank, why);
-    if (w->store)
-        ari_store_fail(w->store, st, text);
-    else
-        ari_failure_set(w->failure, st, text);
+    ari_nccl_world_end(w, st, text);
 }
 
 uint64_t ari_nccl_mix(uint64_t id, uint64_t a, uint64_t b)

@@ -66,6 +66,8 @@ AR_NODISCARD ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process 
 void ari_nccl_world_release(ari_nccl_world *w);
 /** AR_OK, or the failure, as this rank gets it. */
 ar_status ari_nccl_world_status(ari_nccl_world *w);
+/** Ends the world: this rank gets `st`, from its next call on, and the others `why`. */
+void ari_nccl_world_end(ari_nccl_world *w, ar_status st, const char *why);
 /** Ends the world with `st` and the calling thread's message; returns what this rank is to get. */
 ar_status ari_nccl_world_fail(ari_nccl_world *w, ar_status st);
 /** A call begins: it is looked after from now on. Errors: AR_ERR_MEMORY. */

@@ -88,12 +88,21 @@ static void world_failed(void *user)
     abort_all(user);
 }
 
+void ari_nccl_world_end(ari_nccl_world *w, ar_status st, const char *why)
+{
+    if (!w->store) {
+        ari_failure_set(w->failure, st, why);
+        return;
+    }
+    ari_store_fail(w->store, st, why);
+    take_failure(w); /* the store's thread does so too, perhaps not yet */
+}
+
 ar_status ari_nccl_world_fail(ari_nccl_world *w, ar_status st)
 {
     char why[1024];
     snprintf(why, sizeof why, "rank %d: %s", w->rank, ar_error_message());
-    ari_store_fail(w->store, st, why);
-    take_failure(w); /* the store's thread does so too, perhaps not yet */
+    ari_nccl_world_end(w, st, why);
     return ari_nccl_world_status(w);
 }
 
