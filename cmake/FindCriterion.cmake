@@ -16,6 +16,6 @@ find_package_handle_standard_args(Criterion REQUIRED_VARS CRITERION_LIBRARY CRIT
 if(Criterion_FOUND AND NOT TARGET Criterion::Criterion)
   add_library(Criterion::Criterion UNKNOWN IMPORTED)
   set_target_properties(Criterion::Criterion PROPERTIES IMPORTED_LOCATION "${CRITERION_LIBRARY}"
-    INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${CRITERION_INCLUDE_DIR}")
+    INTERFACE_INCLUDE_DIRECTORIES "${CRITERION_INCLUDE_DIR}")
 endif()
 mark_as_advanced(CRITERION_INCLUDE_DIR CRITERION_LIBRARY)

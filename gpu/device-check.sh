@@ -7,8 +7,8 @@
 #   gpu/device-check.sh --host      the same steps on the emulated device, where there is no GPU
 #   gpu/device-check.sh --list      the steps
 #
-#   --prebuilt DIR  what gpu/prebuilt.sh made: anyrank, conformance_main, gpu_smoke. Where one of them does not start, it
-#                   says why and builds
+#   --prebuilt DIR  what gpu/prebuilt.sh made: anyrank, conformance_main, gpu_smoke. Where one of them does not start,
+#                   it says why and builds
 #   --deps DIR      .deb files of BLIS and jansson with their -dev packages, for a machine that builds and lacks them:
 #                   they are unpacked beside the build, nothing is installed. Where there is apt, in DIR:
 #                       apt-get download libblis4-openmp libblis-openmp-dev libjansson4 libjansson-dev
@@ -26,8 +26,8 @@
 # FAIL. Exit status 1 if one failed.
 set -u
 
-steps="machine smoke conformance check1 check2 check4 bench_gemm bench_block bench_torch nccl2 golden training check8
-nccl4 ncclcalls bench_nccl memcheck racecheck initcheck"
+steps="machine smoke conformance check1 check2 check4 bench_gemm bench_block bench_torch own_kernel nccl2 golden
+training check8 nccl4 ncclcalls bench_nccl memcheck racecheck initcheck"
 
 # Seconds.
 limit_of() {
@@ -53,7 +53,8 @@ steps_of() {
             sanitizers) echo memcheck racecheck initcheck ;;
             all) echo $steps ;;
             *)
-                case " $(echo $steps) " in *" $word "*) echo "$word" ;; *) refuse "no step $word; --list has them" ;; esac ;;
+                case " $(echo $steps) " in *" $word "*) ;; *) refuse "no step $word; --list has them" ;; esac
+                echo "$word" ;;
         esac
     done
 }
@@ -110,8 +111,6 @@ export ANYRANK_DATA="$root/data" # a binary from elsewhere looks there
 # --- the steps --------------------------------------------------------------------------------------------------------
 
 began=$(date +%s)
-results=$logs/results # of each step: name, verdict, seconds, what it found; with tabs
-: > "$results"
 broken='' # why the other steps cannot run
 failed=0
 . "$root/gpu/check/summary.sh"
@@ -121,8 +120,8 @@ is_in() {
     case " $(echo $2) " in *" $1 "*) return 0 ;; *) return 1 ;; esac
 }
 
-# run_step NAME COMMAND...: with its limit and what is left of the budget; its words are in $logs/NAME.log, the last line
-# says what it found. Gives verdict and a line of the table.
+# run_step NAME COMMAND...: with its limit and what is left of the budget; its words are in $logs/NAME.log, whose last
+# line says what it found. Sets verdict, and adds a line to the table.
 run_step() {
     name=$1
     shift
@@ -158,17 +157,16 @@ run_step() {
         broken="$name ended the GPU's context: $sticky"
     fi
     [ $verdict != FAIL ] || failed=$((failed + 1))
-    printf '%s\t%s\t%s\t%s\n' "$name" "$verdict" "$seconds" "$what" >> "$results"
-    print_step "$name" "$verdict" "$seconds" "$what"
+    add_step "$name" "$verdict" "$seconds" "$what"
     [ $verdict != FAIL ] || tail -n 12 "$log" | cut -c 1-200 | sed 's/^/     | /'
     write_results
 }
 
 trap 'monitor_end ""' EXIT
 use_deps
-find_programs || run_step build sh "$root/gpu/check/build.sh"
-if [ -s "$results" ] && [ "$verdict" != ok ]; then
-    broken="nothing was built"
+if ! find_programs; then
+    run_step build sh "$root/gpu/check/build.sh"
+    [ "$verdict" = ok ] || broken="nothing was built"
 fi
 for name in $(echo ${only:-$steps}); do
     run_step "$name" sh "$root/gpu/check/steps.sh" "$name"

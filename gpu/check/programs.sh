@@ -43,7 +43,8 @@ programs_start() {
         said=$("$program" --no-such-option 2>&1 < /dev/null)
         status=$?
         if [ $status -ne 2 ]; then
-            echo "$(basename "$program") does not start (exit status $status): $(echo "$said" | head -n 1 | cut -c 1-200)"
+            said=$(echo "$said" | head -n 1 | cut -c 1-200)
+            echo "$(basename "$program") does not start (exit status $status): $said"
             return 1
         fi
     done

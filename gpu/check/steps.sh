@@ -14,7 +14,7 @@ first_table() { sed '/^$/,$d' "$1"; }
 # --- the machine ------------------------------------------------------------------------------------------------------
 
 is_gvisor() {
-    dmesg 2>/dev/null | grep -qi gvisor || grep -q 'Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016' /proc/version
+    dmesg 2>/dev/null | grep -qi gvisor || grep -q 'Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54' /proc/version
 }
 step_machine() {
     gvisor=no
@@ -22,7 +22,8 @@ step_machine() {
     libc=$(getconf GNU_LIBC_VERSION 2>/dev/null || echo "unknown C library")
     echo "$(uname -sm), $(getconf _NPROCESSORS_ONLN) processors, $libc, gVisor: $gvisor"
     nvcc=$(PATH=$PATH:/usr/local/cuda/bin nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
-    echo "nvcc: ${nvcc:-none}, cmake: $(cmake --version 2>/dev/null | sed -n '1s/.* //p'), python3: $(python3 -V 2>&1 | head -n 1)"
+    cmake=$(cmake --version 2>/dev/null | sed -n '1s/.* //p')
+    echo "nvcc: ${nvcc:-none}, cmake: ${cmake:-none}, python3: $(python3 -V 2>&1 | head -n 1)"
     gpus=$(nvidia-smi -L 2>/dev/null | grep '^GPU')
     echo "${gpus:-no GPU that nvidia-smi lists}"
     nvidia-smi --query-gpu=driver_version,memory.total,clocks.max.sm,power.limit --format=csv,noheader 2>/dev/null
@@ -40,8 +41,8 @@ step_machine() {
 
 step_smoke() { "$smoke" "$device"; }
 
-# Every slot, also after one that differs; a case that does is printed with its shape. Three passes: 16 and 10 products of
-# digits, and with small shapes left to the kernel that stands in for cuBLAS.
+# Every slot, also after one that differs; a case that does is printed with its shape. Three passes: 16 and 10 products
+# of digits, and with small shapes left to the kernel that stands in for cuBLAS.
 step_conformance() {
     set -- "$device" --rounds 1
     on_gpu || set -- "$@" --passes first --small
@@ -89,8 +90,9 @@ step_golden() {
         name=$(basename "$folder")
         [ -f "$folder/grads.safetensors" ] || continue
         on_gpu || [ "$name" = gpt2-tiny ] || continue
-        "$anyrank" grads "$folder" --input "$folder/batch.safetensors" --out "$scratch/cpu" --sensitivity -q &&
-            "$anyrank" grads "$folder" --input "$folder/batch.safetensors" --out "$scratch/device" --device "$device" -q ||
+        set -- "$folder" --input "$folder/batch.safetensors" -q
+        "$anyrank" grads "$@" --out "$scratch/cpu" --sensitivity &&
+            "$anyrank" grads "$@" --out "$scratch/device" --device "$device" ||
             { echo "$name: grads failed"; return 1; }
         for file in outputs grads; do
             "$anyrank" verify "$scratch/cpu/$file.safetensors" "$scratch/device/$file.safetensors" --bits -q ||
@@ -184,6 +186,13 @@ step_bench_nccl() {
 
 # --- how fast ---------------------------------------------------------------------------------------------------------
 
+# The first row of a table of bench gemm.
+gemm_words() {
+    awk 'NR == 2 {printf "%s x %s x %s: exact at %.2f x the speed of sgemm, weights prepared %.2f x; ", $2, $3, $4,
+                         1 / $6, 1 / $7
+                  print "pedantic sgemm: " $10}' "$1"
+}
+
 # On the emulated device times say nothing: one small size shows that the measurement runs.
 step_bench_gemm() {
     set -- bench gemm --device "$device" --no-color --json "$logs/bench_gemm.json"
@@ -191,8 +200,7 @@ step_bench_gemm() {
     "$anyrank" "$@" > "$logs/bench_gemm.txt" || return 1
     cat "$logs/bench_gemm.txt"
     first_table "$logs/bench_gemm.txt" > "$logs/bench_gemm.figures"
-    awk 'NR == 2 {printf "%s x %s x %s: exact at %.2f x the speed of sgemm, weights prepared %.2f x; pedantic sgemm: %s\n",
-                  $2, $3, $4, 1 / $6, 1 / $7, $10}' "$logs/bench_gemm.figures"
+    gemm_words "$logs/bench_gemm.txt"
 }
 
 # The blocks of width 4096 in each precision, and what the longest slots take.
@@ -216,6 +224,31 @@ step_bench_block() {
     } >> "$logs/bench_block.figures"
     echo "$(first_table "$logs/bench_block_f32.txt" |
         awk 'NR > 1 {printf "%s%s %s %s %s", n++ ? ", " : "", $1, $3, $6, $7}'), batch and sequence below"
+}
+
+# The kernel of our own in place of cuBLAS's int8 products (gpu/sm90): first its bits, then how fast.
+step_own_kernel() {
+    ANYRANK_IMMA_KERNEL=own
+    export ANYRANK_IMMA_KERNEL
+    for slot in gemm_i64 gemm_round gemm_acc; do
+        set -- "$device" --slot $slot --passes first
+        on_gpu || set -- "$@" --small
+        "$conformance" "$@" > "$logs/own_kernel.txt" 2>&1
+        status=$?
+        cat "$logs/own_kernel.txt"
+        if [ $status -eq 77 ] && grep -q 'is for compute capability 9.0' "$logs/own_kernel.txt"; then
+            echo "the kernel is for compute capability 9.0 alone: nothing to check"
+            return 0
+        fi
+        [ $status -eq 0 ] || return $status
+    done
+    on_gpu || { echo "3 slots, 0 differ"; return 0; }
+    "$anyrank" bench gemm --device cuda --no-color --json "$logs/own_gemm.json" > "$logs/own_gemm.txt" &&
+        "$anyrank" bench block --size large --seq 1024 --batch 2 --repetitions 5 --device cuda --profile --no-color \
+            --json "$logs/own_block.json" > "$logs/own_block.txt" || return 1
+    cat "$logs/own_gemm.txt" "$logs/own_block.txt"
+    { first_table "$logs/own_gemm.txt"; first_table "$logs/own_block.txt"; } > "$logs/own_kernel.figures"
+    echo "3 slots, 0 differ; $(gemm_words "$logs/own_gemm.txt")"
 }
 
 # The same blocks in PyTorch, in turns with these.

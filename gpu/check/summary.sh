@@ -3,6 +3,10 @@
 # Of gpu/device-check.sh: clocks, the table, the three result files.
 
 MOST=12000 # characters of the table
+table=$logs/table comma=''
+commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null)
+: > "$table"
+: > "$logs/clocks"
 
 # --- clocks, power and memory while a step runs -----------------------------------------------------------------------
 
@@ -34,7 +38,7 @@ monitor_end() {
     set -- "$1" $(summary_of 2) - - -
     power=$4
     set -- "$1" $(summary_of 3) - - -
-    printf '%s\t%s, %s W, %s MiB\n' "$1" "$clocks" "$power" "$4" >> "$logs/clocks"
+    printf '%s: %s, %s W, %s MiB\n' "$1" "$clocks" "$power" "$4" >> "$logs/clocks"
 }
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -47,20 +51,21 @@ sticky_error() {
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-print_step() {
-    printf '%-12s %-4s %4d s  %s\n' "$1" "$2" "$3" "$(echo "$4" | cut -c 1-170)"
+# add_step NAME VERDICT SECONDS WHAT: prints the line, and keeps it and its JSON.
+add_step() {
+    printf '%-12s %-4s %4d s  %.170s\n' "$1" "$2" "$3" "$4" | tee -a "$table"
+    printf '%s{"name": "%s", "verdict": "%s", "seconds": %s, "found": %s, "gpu": "%s"}\n' "$comma" "$1" "$2" "$3" \
+        "$(quoted "$4")" "$(sed -n "s/^$1: //p" "$logs/clocks")" >> "$logs/steps"
+    comma=,
 }
 
 print_table() {
-    echo "device-check on $device, $(git -C "$root" rev-parse --short HEAD 2>/dev/null || echo 'no git here'), $(date -u '+%Y-%m-%d %H:%M')"
-    tab=$(printf '\t')
-    while IFS="$tab" read -r a b c d; do
-        print_step "$a" "$b" "$c" "$d"
-    done < "$results"
+    echo "device-check on $device, ${commit:-no git here}, $(date -u '+%Y-%m-%d %H:%M')"
+    cat "$table"
     if [ -s "$logs/clocks" ]; then
         echo
         echo "GPU meanwhile: processors' clock, median; power and memory at most"
-        sed "s/^\([a-z0-9_]*\)$tab/\1: /" "$logs/clocks"
+        cat "$logs/clocks"
     fi
     for figures in "$logs"/*.figures; do
         [ -s "$figures" ] || continue
@@ -76,28 +81,22 @@ quoted() {
 }
 
 print_json() {
-    printf '{"tool": "device-check", "device": %s, "failed": %s, "steps": [' "$(quoted "$device")" "$failed"
-    comma=''
-    while IFS="$(printf '\t')" read -r a b c d; do
-        gpu=$(sed -n "s/^$a$(printf '\t')//p" "$logs/clocks" 2>/dev/null)
-        printf '%s\n  {"name": %s, "verdict": %s, "seconds": %s, "found": %s, "gpu": %s}' "$comma" "$(quoted "$a")" \
-            "$(quoted "$b")" "$c" "$(quoted "$d")" "$(quoted "$gpu")"
-        comma=,
-    done < "$results"
+    printf '{"tool": "device-check", "device": "%s", "failed": %s, "steps": [\n' "$device" "$failed"
+    cat "$logs/steps"
     printf '],\n "results": {'
-    comma=''
+    between=''
     for file in "$logs"/*.json; do
         [ -s "$file" ] || continue
-        printf '%s\n  %s: ' "$comma" "$(quoted "$(basename "$file" .json)")"
+        printf '%s\n  "%s": ' "$between" "$(basename "$file" .json)"
         cat "$file"
-        comma=,
+        between=,
     done
     printf '}}\n'
 }
 
 # Made beside the logs and moved, so that a run that is stopped leaves whole files.
 write_results() {
-    ended=$(cut -f 2 "$results" | sort | uniq -c | awk '{printf "%s%s %s", n++ ? ", " : "", $1, $2}')
+    ended=$(awk '{n[$2]++} END {printf "%d ok, %d FAIL, %d skip", n["ok"], n["FAIL"], n["skip"]}' "$table")
     {
         print_table | head -c $((MOST - 200))
         echo

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""gpu/device-check.sh where there is no GPU: what it makes of programs that do not start, of skips that nobody expected,
-of errors that end a GPU's context, and how much it prints and leaves behind. Most steps are scripts that stand for the
-programs; one run has the real ones on the emulated device.
+"""gpu/device-check.sh where there is no GPU: what it makes of programs that do not start, of skips that nobody
+expected, of errors that end a GPU's context, and how much it prints and leaves behind. Most programs are scripts that
+stand for them; one run has the real ones on the emulated device.
 
     tests/gpu/device_check_test.py [BINARY] [unittest options]
 
@@ -25,6 +25,18 @@ NVIDIA_SMI = """#!/bin/sh
 case "$*" in
     -L) echo 'GPU 0: Paper 100 (UUID: GPU-0)' ;;
     *-lms*) printf '1200, 90.5, 100\\n1500, 300.5, 4096\\n1600, 200, 4000\\n'; exec sleep 60 ;;
+esac
+"""
+# What anyrank says on a machine with a GPU.
+ON_GPU = PROGRAM + """case $1 in
+    info) printf 'CUDA          13.0, driver for 13.0, 1 GPU\\nNCCL          2.28.9\\n' ;;
+    train) echo '"weights_hash": "0123ab"' ;;
+    check) case "$*" in *--inject*) exit 1 ;; esac ;;
+    bench)
+        while [ $# -gt 0 ]; do [ "$1" != --json ] || echo '{"rows": []}' > "$2"; shift; done
+        printf 'batch m n k native exact prepared spread pedantic\\n'
+        printf '1 4096 4096 4096 50.0 0.5 0.4 1 %% 1.02\\n\\nwords\\n'
+        printf 'block  numerics  slot\\ngpt  exact  gemm_acc\\n' ;;
 esac
 """
 # A build is a link to each program of FAKE_BUILT.
@@ -135,6 +147,27 @@ class DeviceCheck(unittest.TestCase):
         self.assertEqual(steps["machine"], ("FAIL", "no GPU: 13.0, but this machine has no NVIDIA driver"))
         self.assertEqual(steps["smoke"][0], "FAIL")
 
+    def test_every_step_of_a_machine_with_a_gpu(self):
+        self.script(self.path / "nvidia-smi", NVIDIA_SMI)
+        self.script(self.path / "compute-sanitizer", "#!/bin/sh\necho 'Error: Device not supported'\nexit 1\n")
+        self.script(self.path / "python3", "#!/bin/sh\nexit 1\n")  # without PyTorch
+        self.script(self.prebuilt / "anyrank", ON_GPU)
+        self.script(self.prebuilt / "conformance_main", PROGRAM + "echo 'cpu and cuda: 50 slots'\n")
+        self.script(self.prebuilt / "bench_nccl", "#!/bin/sh\necho \"rank $RANK of $WORLD_SIZE\"\n")
+        _, steps, _ = self.check("--allow-skip", "torch,sanitizers", status=0)
+        skipped = [name for name, (verdict, _) in steps.items() if verdict == "skip"]
+        self.assertEqual(skipped, ["bench_torch", "memcheck", "racecheck", "initcheck"])
+        self.assertEqual(steps["bench_gemm"][1], "4096 x 4096 x 4096: exact at 2.00 x the speed of sgemm, weights "
+                         "prepared 2.50 x; pedantic sgemm: 1.02")
+        self.assertEqual(steps["memcheck"][1], "compute-sanitizer refuses this machine: Device not supported")
+        self.assertEqual(steps["nccl4"][1],
+                         "4 processes on one GPU through NCCL, --tp 2 --dp 2, exact native: 0 differ")
+        self.assertEqual(steps["bench_nccl"][1], "rank 0 of 2")
+        self.assertRegex(steps["golden"][1], "^golden models: [1-9][0-9]+ have the CPU's bits")
+        listed = subprocess.run(["sh", str(ROOT / "gpu/device-check.sh"), "--list"], capture_output=True, text=True,
+                                timeout=600, check=True).stdout.split()
+        self.assertEqual(list(steps), listed)
+
     def test_stops_after_an_error_that_ends_the_context(self):
         error = "echo 'the GPU failed: fill: an illegal address (cudaErrorIllegalAddress)'\nexit 1\n"
         self.script(self.prebuilt / "gpu_smoke", PROGRAM + error)
@@ -152,13 +185,14 @@ class DeviceCheck(unittest.TestCase):
         self.assertIn("the budget of 0 s is used up; --only smoke runs it alone", steps["smoke"][1])
 
     def test_a_flood_of_words_does_not_hide_the_table(self):
-        flood = "i=0\nwhile [ $i -lt 600 ]; do echo \"slot $i 3 4 5 2.0 2.0 0 - \\\"\\\\ DIFFERS\"; i=$((i + 1)); done\n"
+        flood = ("i=0\nwhile [ $i -lt 600 ]; do\n"
+                 "echo \"slot $i 3 4 5 2.0 2.0 0 - \\\"\\\\ DIFFERS\"; i=$((i + 1))\ndone\n")
         self.script(self.prebuilt / "conformance_main", PROGRAM + flood + "exit 1\n")
         self.script(self.prebuilt / "anyrank", PROGRAM + flood)
         said, steps, _ = self.check("--host", "--only", "conformance,bench_gemm,smoke", status=1)
         self.assertIn("slot 3 3 4", said)
         self.assertEqual([steps[name][0] for name in ("conformance", "bench_gemm", "smoke")], ["FAIL", "ok", "ok"])
-        self.assertRegex(said, "\n1 FAIL, 2 ok; [0-9]+ s; logs.tgz has what each step said\n$")
+        self.assertRegex(said, "\n2 ok, 1 FAIL, 0 skip; [0-9]+ s; logs.tgz has what each step said\n$")
 
 
 if __name__ == "__main__":
