@@ -163,6 +163,52 @@ Test(late_streams, do_nothing_before_someone_waits)
     pair_close(&p);
 }
 
+static ar_status ask(void *event)
+{
+    bool done = false;
+    const ar_status st = ar_event_test(event, &done);
+    return st != AR_OK || done ? st : ar_error_set(AR_ERR_INTERNAL, "it is not done");
+}
+
+static ar_status fill_on(void *arg, ar_queue *on)
+{
+    const pair *p = arg;
+    for (int i = 0; i < 20; i++) {
+        const ar_buf b = taken(p, on, 4);
+        fill(p, on, b, (float)i);
+        p->d->ops->free(p->d, on, b);
+    }
+    return ar_event_record(p->event, on);
+}
+
+/* All ways in which the host waits for a stream; a mark that is asked for moves one task. */
+Test(late_streams, are_done_when_the_host_has_waited)
+{
+    for (int way = 0; way < 5; way++) {
+        pair p = pair_open("latest", 3);
+        ar_queue *host = NULL, *thread = NULL;
+        cr_assert_eq(ar_queue_create(&host, AR_QUEUE_INLINE, "host"), AR_OK);
+        cr_assert_eq(p.d->ops->queue_create(p.d, &thread, AR_QUEUE_THREAD, "thread"), AR_OK);
+        if (way < 4)
+            cr_assert_eq(fill_on(&p, p.one), AR_OK);
+        if (way == 0)
+            cr_assert_eq(ar_queue_sync(p.one, 0), AR_OK);
+        else if (way == 1)
+            cr_assert_eq(ar_event_sync(p.event, 0), AR_OK);
+        else if (way == 2)
+            cr_assert_eq(ar_queue_host(p.one, ask, p.event), AR_OK, "%s", ar_error_message());
+        else if (way == 3)
+            cr_assert_eq(ar_queue_wait(host, p.event), AR_OK);
+        else
+            cr_assert_eq(ar_queue_chain(thread, fill_on, &p), AR_OK);
+        cr_assert_eq(ar_queue_sync(thread, 0), AR_OK);
+        cr_assert_eq(ask(p.event), AR_OK, "way %d: %s", way, ar_error_message());
+        ar_queue_destroy(thread);
+        ar_queue_destroy(host);
+        pair_close(&p);
+    }
+}
+
 Test(late_streams, give_a_stream_at_once_what_it_has_freed)
 {
     pair p = pair_open("latest", 1);

@@ -9,6 +9,7 @@ the failure is what is reported; nor is a wait of a queue for its own past, whic
 """
 
 TESTS = "gpu/late_main"
+HOST = "gpu/late_streams_test"
 
 # What is wrong, the file, what stands there, what stands there instead.
 MUTANTS = [
@@ -24,6 +25,16 @@ MUTANTS = [
      "    return AR_OK;\n}"),
     ("the host does not wait for a stream", "ref/core/event.c", "const ar_status st = s->ops->await(end, timeout_ns);",
      "const ar_status st = (ar_status)(0 * timeout_ns);"),
+    ("a queue is waited for and its stream is not", "ref/core/queue.c",
+     "AR_TRY(ari_queue_note(q, ari_stream_sync(q->stream, timeout_ns)));", ";", HOST),
+    ("the host's own task does not wait for the stream", "ref/core/queue.c",
+     "        AR_TRY(ari_queue_await(q, ari_queue_ticket(q), 0));", "        ;", HOST),
+    ("an event is waited for and its stream is not", "ref/core/event.c", "    AR_TRY(await_stream(e, timeout_ns));\n",
+     "    (void)await_stream;\n", HOST),
+    ("a queue of the host does not wait for a stream", "ref/core/event.c", "        st = await_stream(&w->point, 0);",
+     "        st = AR_OK;", HOST),
+    ("an event is done before its stream is", "ref/core/event.c",
+     "return *done && m ? ari_queue_note(e->q, m->ops->poll(m, done)) : AR_OK;", "return m ? AR_OK : AR_OK;", HOST),
     # --- collectives between ranks that share a device
     ("ready is not marked anew", "sim/on_device.c", "AR_TRY(set_mark(&c->ready, stream));",
      "if (!c->ready)\n        AR_TRY(set_mark(&c->ready, stream));"),
@@ -39,6 +50,12 @@ MUTANTS = [
     ("a scattered sum is not recorded", "ref/arith/exact.c", "        st = ar_event_record(reduced, q);",
      "        st = AR_OK;"),
     ("a scattered sum is not waited for", "ref/arith/exact.c",
+     "        AR_TRY(ar_queue_wait(ctx->queue, s->reduced));\n", ""),
+    ("a scattered native sum is reduced before it is made", "ref/arith/native.c",
+     "    AR_TRY(ari_queue_follow(q, ctx->queue, s->reduced));\n", ""),
+    ("a scattered native sum is not recorded", "ref/arith/native.c", "        return ar_event_record(s->reduced, q);",
+     "        return AR_OK;"),
+    ("a scattered native sum is not waited for", "ref/arith/native.c",
      "        AR_TRY(ar_queue_wait(ctx->queue, s->reduced));\n", ""),
     # --- gathers in chunks
     ("a chunk is gathered before it is there", "ref/layers/linear/chunks.c",
