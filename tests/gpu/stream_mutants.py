@@ -26,9 +26,10 @@ MUTANTS = [
     ("the host does not wait for a stream", "ref/core/event.c", "const ar_status st = s->ops->await(end, timeout_ns);",
      "const ar_status st = (ar_status)(0 * timeout_ns);"),
     ("a queue is waited for and its stream is not", "ref/core/queue.c",
-     "AR_TRY(ari_queue_note(q, ari_stream_sync(q->stream, timeout_ns)));", ";", HOST),
+     "    if (q->stream && q->kind == AR_QUEUE_INLINE)\n        AR_TRY(ari_queue_note(q, "
+     "ari_stream_sync(q->stream, timeout_ns)));\n", "", HOST),
     ("the host's own task does not wait for the stream", "ref/core/queue.c",
-     "        AR_TRY(ari_queue_await(q, ari_queue_ticket(q), 0));", "        ;", HOST),
+     "        AR_TRY(ari_queue_await(q, ari_queue_ticket(q), 0));", "        q->stop = false;", HOST),
     ("an event is waited for and its stream is not", "ref/core/event.c", "    AR_TRY(await_stream(e, timeout_ns));\n",
      "    (void)await_stream;\n", HOST),
     ("a queue of the host does not wait for a stream", "ref/core/event.c", "        st = await_stream(&w->point, 0);",
