@@ -566,113 +566,50 @@ static ar_status message_of_other_size(rank_of *rank)
     return hurry_end(&h, st == AR_OK ? sum(rank, rank->world, 1, AR_F32, "end") : st);
 }
 
+/* A world in which something goes wrong. Every rank, but the killed one, gets `words`: those of the bits of `own` with
+ * the status `st`, all others with `others`. */
 typedef struct wrong {
     rank_fn fn;
-    ar_process_options o;
-    const char *gpu, *error, *version; /* of rank 1: variables of the stand-in */
+    ar_status st;
+    unsigned own;
+    ar_status others;
+    const char *words, *what;
+    bool compares, shares;             /* options */
+    uint64_t timeout_ns;               /* 0: LIMIT_NS */
+    const char *gpu, *error, *version; /* of rank 1, and the GPU of all but rank 0: variables of the stand-in */
+    int killed;                        /* 0: none */
 } wrong;
 
 static ar_status go_wrong(int rank, void *arg)
 {
     const wrong *w = arg;
+    ar_process_options o = options_of(w->timeout_ns ? w->timeout_ns : LIMIT_NS, w->compares);
+    o.share_gpus = w->shares;
     if (w->gpu && rank != 0)
         setenv("FAKE_NCCL_GPU", w->gpu, 1);
     if (w->error && rank == 1)
         setenv("FAKE_NCCL_ERROR", w->error, 1);
     if (w->version && rank == 1)
         setenv("FAKE_NCCL_VERSION", w->version, 1);
-    return rank_run(&w->o, w->fn);
+    return rank_run(&o, w->fn);
 }
 
-/* Every rank, but the killed one, hears `words`; rank `own`, if any, with the status `st`, all others with `others`. */
-static void goes_wrong(wrong w, int killed_rank, ar_status st, unsigned own, ar_status others, const char *words,
-                       const char *what)
+static void goes_wrong(const wrong *of)
 {
+    wrong w = *of;
     stuck = mmap(NULL, sizeof *stuck, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (stuck == MAP_FAILED)
         exit(2);
-    forked f = forked_run(RANKS, go_wrong, &w, killed_rank, what);
+    forked f = forked_run(RANKS, go_wrong, &w, w.killed > 0 ? w.killed : -1, w.what);
     for (int r = 0; r < RANKS; r++) {
         char detail[FORKED_TEXT + 64];
-        const ar_status want = own >> r & 1 ? st : others;
+        const ar_status want = w.own >> r & 1 ? w.st : w.others;
         snprintf(detail, sizeof detail, "rank %d: %s '%s', expected %s with '%s'", r, ar_status_name(f.end[r].status),
-                 f.end[r].text, ar_status_name(want), words);
-        if (r != killed_rank)
-            check(f.end[r].status == want && strstr(f.end[r].text, words), what, detail);
+                 f.end[r].text, ar_status_name(want), w.words);
+        if (w.killed == 0 || r != w.killed)
+            check(f.end[r].status == want && strstr(f.end[r].text, w.words), w.what, detail);
     }
     forked_end_all(&f);
-}
-
-static void mismatch_compared(void)
-{
-    const wrong w = {.fn = other_count, .o = options_of(LIMIT_NS, true)};
-    goes_wrong(w, -1, AR_ERR_MISMATCH, 0xf, AR_OK,
-               "ranks 0 and 2 disagree in collective #3 of ranks 0-3: rank 0 calls all_reduce(I64, count 8, sum) "
-               "'second', rank 2 calls all_reduce(I64, count 7, sum) 'second': count 8 against 7",
-               "a mismatch, compared");
-}
-
-static void mismatch_in_time(void)
-{
-    const wrong w = {.fn = other_count, .o = options_of(LIMIT_NS, false)};
-    goes_wrong(w, -1, AR_ERR_MISMATCH, 0xf, AR_OK,
-               "ranks 0 and 2 disagree in collective #3 of ranks 0-3: rank 0 calls all_reduce(I64, count 8, sum) "
-               "'second', rank 2 calls all_reduce(I64, count 7, sum) 'second'",
-               "a mismatch, after the timeout");
-}
-
-static void order_compared(void)
-{
-    const wrong w = {.fn = swapped, .o = options_of(LIMIT_NS, true)};
-    goes_wrong(w, -1, AR_ERR_MISMATCH, 0xf, AR_OK, "tag 'a' against 'b', so they call in different orders",
-               "another order, compared");
-}
-
-static void missing(void)
-{
-    const wrong w = {.fn = one_missing, .o = options_of(LIMIT_NS, false)};
-    goes_wrong(w, -1, AR_ERR_TIMEOUT, 0xf, AR_OK,
-               "s in all_reduce(I64, count 8, sum) 'second', collective #3 of ranks 0-3, for rank 3\n",
-               "one is missing");
-}
-
-static void missing_compared(void)
-{
-    const wrong w = {.fn = one_missing, .o = options_of(LIMIT_NS, true)};
-    goes_wrong(w, -1, AR_ERR_TIMEOUT, 0xf, AR_OK, "collective #3 of ranks 0-3, for rank 3\n",
-               "one is missing, compared");
-}
-
-static void missing_half(void)
-{
-    const wrong w = {.fn = missing_in_half, .o = options_of(LIMIT_NS, false)};
-    goes_wrong(w, -1, AR_ERR_TIMEOUT, 0x3, AR_ERR_ABORTED,
-               "s in all_reduce(F32, count 8, sum) 'second', collective #2 of ranks 0-1, for rank 1\n",
-               "one is missing in a group");
-}
-
-static void dead(void)
-{
-    const wrong w = {.fn = killed, .o = options_of(LIMIT_NS, false)};
-    goes_wrong(w, 2, AR_OK, 0, AR_ERR_ABORTED, "another rank failed: rank 2 (process ", "one is killed");
-}
-
-static void ended(void)
-{
-    const wrong w = {.fn = aborted, .o = options_of(LIMIT_NS, false)};
-    goes_wrong(w, -1, AR_ERR_DATA, 0x2, AR_ERR_ABORTED, "rank 1 aborted: the loss is NaN", "one aborts");
-}
-
-static void ended_later(void)
-{
-    const wrong w = {.fn = fails_later, .o = options_of(LIMIT_NS, false)};
-    goes_wrong(w, -1, AR_ERR_DATA, 0x2, AR_ERR_ABORTED, "rank 1 aborted: the loss is NaN", "a wait hears of an abort");
-}
-
-static void ended_inside(void)
-{
-    const wrong w = {.fn = aborts_inside, .o = options_of(LIMIT_NS, false), .error = "dwell"};
-    goes_wrong(w, -1, AR_ERR_DATA, 0x2, AR_ERR_ABORTED, "rank 1 aborted: the loss is NaN", "an abort beside a call");
 }
 
 static ar_status crossing(int rank, void *arg)
@@ -688,43 +625,7 @@ static void first_calls(void)
     works(2, crossing, "calls in different orders");
 }
 
-static void asynchronous(void)
-{
-    const wrong w = {.fn = async_error, .o = options_of(LIMIT_NS, false), .error = "async"};
-    goes_wrong(w, -1, AR_ERR_DEVICE, 0x2, AR_ERR_ABORTED,
-               "rank 1: NCCL: remote process exited or there was a network error: said the stand-in",
-               "an error of NCCL's own threads");
-}
-
-static void split_waits(void)
-{
-    const wrong w = {.fn = split_without_one, .o = options_of(LIMIT_NS, false)};
-    goes_wrong(w, -1, AR_ERR_TIMEOUT, 0xf, AR_OK, "collective #2 of ranks 0-3, for rank 0\n", "split without one");
-}
-
-static void messages(void)
-{
-    const wrong w = {.fn = message_of_other_size, .o = options_of(LIMIT_NS, false)};
-    goes_wrong(w, -1, AR_ERR_MISMATCH, 0x6, AR_ERR_ABORTED,
-               "ranks 1 and 2 disagree in message #1 of ranks 1-2: rank 1 calls send(F32, count 8, peer 2) "
-               "'activations', rank 2 calls recv(F32, count 16, peer 1) 'activations'",
-               "a message of another size");
-}
-
-static void messages_compared(void)
-{
-    const wrong w = {.fn = message_of_other_size, .o = options_of(LIMIT_NS, true)};
-    goes_wrong(w, -1, AR_ERR_MISMATCH, 0x6, AR_ERR_ABORTED,
-               "rank 1 sends 8 elements of F32 to rank 2, which expects 16", "a message of another size, compared");
-}
-
 /* --- what goes wrong at the start --------------------------------------------------------------------------------- */
-
-static void one_gpu(void)
-{
-    const wrong w = {.fn = all_kinds, .o = options_of(LIMIT_NS, false), .gpu = "0000:3b:00.0"};
-    goes_wrong(w, -1, AR_ERR_ARG, 0xf, AR_OK, "ranks 1 and 2 are both on the GPU 0000:3b:00.0 of ", "two on one GPU");
-}
 
 static ar_status look_at_environment(rank_of *rank)
 {
@@ -739,26 +640,6 @@ static ar_status look_at_environment(rank_of *rank)
     return sum(rank, rank->world, 8, AR_I64, "first");
 }
 
-static void one_gpu_on_purpose(void)
-{
-    wrong w = {.fn = look_at_environment, .o = options_of(LIMIT_NS, false), .gpu = "0000:3b:00.0"};
-    w.o.share_gpus = true;
-    goes_wrong(w, -1, AR_OK, 0, AR_OK, "", "two on one GPU, on purpose");
-}
-
-static void versions(void)
-{
-    const wrong w = {.fn = all_kinds, .o = options_of(LIMIT_NS, false), .version = "22105"};
-    goes_wrong(w, -1, AR_ERR_ARG, 0xf, AR_OK, "rank 0 has NCCL 22809 and rank 1 has NCCL 22105", "two versions");
-}
-
-static void no_start(void)
-{
-    const wrong w = {.fn = all_kinds, .o = options_of(LIMIT_NS, false), .error = "init"};
-    goes_wrong(w, -1, AR_ERR_DEVICE, 0x2, AR_ERR_ABORTED,
-               "NCCL cannot make a communicator: unhandled system error: said the stand-in", "NCCL fails to start");
-}
-
 /* The four have to meet within the timeout, which takes as long as the machine is busy: a longer one, if it was too
  * short. The last one counts. */
 static void no_end_of_start(void)
@@ -766,7 +647,7 @@ static void no_end_of_start(void)
     static const char words[] = "to which all have come: a GPU or the network stands still";
     uint64_t timeout_ns = 500000000;
     for (bool met = false; !met; timeout_ns *= 4) {
-        wrong w = {.fn = all_kinds, .o = options_of(timeout_ns, false), .error = "hang"};
+        wrong w = {.fn = all_kinds, .timeout_ns = timeout_ns, .error = "hang"};
         forked f = forked_run(RANKS, go_wrong, &w, -1, "NCCL does not start");
         met = timeout_ns > LIMIT_NS / 4;
         for (int r = 0; r < RANKS; r++)
@@ -806,19 +687,73 @@ static void no_library(void)
     forked_end_all(&f);
 }
 
+static const wrong all_wrong[] = {
+    {other_count, AR_ERR_MISMATCH, 0xf, AR_OK,
+     "ranks 0 and 2 disagree in collective #3 of ranks 0-3: rank 0 calls all_reduce(I64, count 8, sum) "
+     "'second', rank 2 calls all_reduce(I64, count 7, sum) 'second': count 8 against 7",
+     "a mismatch, compared", .compares = true},
+    {other_count, AR_ERR_MISMATCH, 0xf, AR_OK,
+     "ranks 0 and 2 disagree in collective #3 of ranks 0-3: rank 0 calls all_reduce(I64, count 8, sum) "
+     "'second', rank 2 calls all_reduce(I64, count 7, sum) 'second'",
+     "a mismatch, after the timeout", .compares = false},
+    {swapped, AR_ERR_MISMATCH, 0xf, AR_OK, "tag 'a' against 'b', so they call in different orders",
+     "another order, compared", .compares = true},
+    {one_missing, AR_ERR_TIMEOUT, 0xf, AR_OK,
+     "s in all_reduce(I64, count 8, sum) 'second', collective #3 of ranks 0-3, for rank 3\n", "one is missing",
+     .compares = false},
+    {one_missing, AR_ERR_TIMEOUT, 0xf, AR_OK, "collective #3 of ranks 0-3, for rank 3\n", "one is missing, compared",
+     .compares = true},
+    {missing_in_half, AR_ERR_TIMEOUT, 0x3, AR_ERR_ABORTED,
+     "s in all_reduce(F32, count 8, sum) 'second', collective #2 of ranks 0-1, for rank 1\n",
+     "one is missing in a group", .compares = false},
+    {killed, AR_OK, 0, AR_ERR_ABORTED, "another rank failed: rank 2 (process ", "one is killed", .compares = false,
+     .killed = 2},
+    {aborted, AR_ERR_DATA, 0x2, AR_ERR_ABORTED, "rank 1 aborted: the loss is NaN", "one aborts", .compares = false},
+    {fails_later, AR_ERR_DATA, 0x2, AR_ERR_ABORTED, "rank 1 aborted: the loss is NaN", "a wait hears of an abort",
+     .compares = false},
+    {aborts_inside, AR_ERR_DATA, 0x2, AR_ERR_ABORTED, "rank 1 aborted: the loss is NaN", "an abort beside a call",
+     .compares = false, .error = "dwell"},
+    {async_error, AR_ERR_DEVICE, 0x2, AR_ERR_ABORTED,
+     "rank 1: NCCL: remote process exited or there was a network error: said the stand-in",
+     "an error of NCCL's own threads", .compares = false, .error = "async"},
+    {split_without_one, AR_ERR_TIMEOUT, 0xf, AR_OK, "collective #2 of ranks 0-3, for rank 0\n", "split without one",
+     .compares = false},
+    {message_of_other_size, AR_ERR_MISMATCH, 0x6, AR_ERR_ABORTED,
+     "ranks 1 and 2 disagree in message #1 of ranks 1-2: rank 1 calls send(F32, count 8, peer 2) "
+     "'activations', rank 2 calls recv(F32, count 16, peer 1) 'activations'",
+     "a message of another size", .compares = false},
+    {message_of_other_size, AR_ERR_MISMATCH, 0x6, AR_ERR_ABORTED,
+     "rank 1 sends 8 elements of F32 to rank 2, which expects 16", "a message of another size, compared",
+     .compares = true},
+    {all_kinds, AR_ERR_ARG, 0xf, AR_OK, "ranks 1 and 2 are both on the GPU 0000:3b:00.0 of ", "two on one GPU",
+     .compares = false, .gpu = "0000:3b:00.0"},
+    {look_at_environment, AR_OK, 0, AR_OK, "", "two on one GPU, on purpose", .compares = false, .gpu = "0000:3b:00.0",
+     .shares = true},
+    {all_kinds, AR_ERR_ARG, 0xf, AR_OK, "rank 0 has NCCL 22809 and rank 1 has NCCL 22105", "two versions",
+     .compares = false, .version = "22105"},
+    {all_kinds, AR_ERR_DEVICE, 0x2, AR_ERR_ABORTED,
+     "NCCL cannot make a communicator: unhandled system error: said the stand-in", "NCCL fails to start",
+     .compares = false, .error = "init"},
+};
+
+enum { WRONG = sizeof all_wrong / sizeof *all_wrong };
+
+static void run_case(size_t i)
+{
+    static void (*const others[])(void) = {unchecked, checked, one, first_calls, no_end_of_start, no_library};
+    if (i < WRONG)
+        goes_wrong(&all_wrong[i]);
+    else
+        others[i - WRONG]();
+}
+
 int main(void)
 {
-    static const forked_case cases[] = {unchecked, first_calls,       ended_inside,     checked,
-                                        one,       mismatch_compared, mismatch_in_time, order_compared,
-                                        missing,   missing_compared,  missing_half,     dead,
-                                        ended,     ended_later,       asynchronous,     split_waits,
-                                        messages,  messages_compared, one_gpu,          one_gpu_on_purpose,
-                                        versions,  no_start,          no_end_of_start,  no_library};
     ar_device *d = NULL;
     if (ar_device_emulated_create(&d) == AR_ERR_UNSUPPORTED) {
         printf("skipped: %s\n", ar_error_message());
         return 77;
     }
     ar_device_destroy(d);
-    return forked_cases(cases, sizeof cases / sizeof *cases);
+    return forked_each(run_case, WRONG + 6);
 }

@@ -174,9 +174,8 @@ static inline void forked_expect(const forked *f, int except, ar_status st, cons
     }
 }
 
-/* Each in a process of its own, all at the same time. Returns main's status. */
-typedef void (*forked_case)(void);
-static inline int forked_cases(const forked_case *cases, size_t n)
+/* run(0), .., run(n - 1), each in its own process, all at the same time. Returns main's status. */
+static inline int forked_each(void (*run)(size_t i), size_t n)
 {
     int bad = 0;
     for (size_t i = 0; i < n; i++) {
@@ -185,7 +184,7 @@ static inline int forked_cases(const forked_case *cases, size_t n)
             return 2;
         if (pid > 0)
             continue;
-        cases[i]();
+        run(i);
         fflush(stdout);
         exit(failures ? 1 : 0);
     }

@@ -468,10 +468,16 @@ static void torchrun_six(void)
         beside_store(true);
 }
 
+static void (*const cases[])(void) = {four,           late_start, killed,       aborts,     misses,    programs,
+                                      one_rank_twice, two_sizes,  away,         goes,       strangers, another_job,
+                                      port_taken,     torchrun,   torchrun_six, environment};
+
+static void run_case(size_t i)
+{
+    cases[i]();
+}
+
 int main(void)
 {
-    static const forked_case cases[] = {four,           late_start, killed,       aborts,     misses,    programs,
-                                        one_rank_twice, two_sizes,  away,         goes,       strangers, another_job,
-                                        port_taken,     torchrun,   torchrun_six, environment};
-    return forked_cases(cases, sizeof cases / sizeof *cases);
+    return forked_each(run_case, sizeof cases / sizeof *cases);
 }
