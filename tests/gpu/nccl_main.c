@@ -520,19 +520,22 @@ static ar_status calls_cross(rank_of *rank)
 {
     lazy_board *board = lazy_open(getenv("FAKE_NCCL_LAZY"));
     const int r = ar_comm_rank(rank->world);
-    ar_comm *other = NULL;
-    beside b;
-    AR_TRY(ar_comm_split(&other, rank->world, 0, 0));
-    ar_status st = beside_begin(&b, rank, r == 0 ? rank->world : other);
+    ar_comm *comm[2] = {NULL, NULL};
+    beside b = {.st = AR_OK};
+    AR_TRY(ar_comm_split(&comm[0], rank->world, 0, 0));
+    ar_status st = ar_comm_split(&comm[1], rank->world, 0, 0);
+    if (st == AR_OK)
+        st = beside_begin(&b, rank, comm[r]);
     if (st == AR_OK) {
         while (!atomic_load(&b.ended) && !lazy_runs(board, getpid()))
             forked_sleep(0.0001);
-        st = sum(rank, r == 0 ? other : rank->world, 8, AR_I64, "crossing");
+        st = sum(rank, comm[1 - r], 8, AR_I64, "crossing");
         beside_end(&b);
     }
     char why[FORKED_TEXT];
     snprintf(why, sizeof why, "%s", ar_error_message());
-    ar_comm_destroy(other);
+    ar_comm_destroy(comm[1]);
+    ar_comm_destroy(comm[0]);
     return st == AR_OK ? b.st : ar_error_set(st, "%s", why);
 }
 
