@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exponents of rows and columns (docs/numerics.md, "Contraction", steps 0 and 1). A group is a line of a matrix; parts
  * of it are looked at by different blocks, whose maxima meet in one integer maximum. */
-#include "gpu/kernels.h"
+#include "gpu/vectors.h"
 #include "ref/numerics/integer_sum.h"
 
 namespace ARI_GPU
@@ -27,6 +27,29 @@ template <class T> struct groups {
         const int32_t shift = c ? ari_contract_shift(c[at * x.shape[3] + k], sign) : 0;
         return ari_contract_exponent(load(line[static_cast<ptrdiff_t>(k) * x.stride[3]]), shift);
     }
+    /* The largest of elements [k, k + N), which lie side by side. */
+    template <size_t N> ARI_KERNEL int32_t largest(const T *line, size_t at, size_t k) const
+    {
+        const vector<T, N> v = read_vector<N>(line + k);
+        vector<int32_t, N> shift = {};
+        if (c)
+            shift = read_vector<N>(c + at * x.shape[3] + k);
+        int32_t most = ARI_EXP_ZERO;
+#pragma unroll
+        for (size_t i = 0; i < N; i++) {
+            const int32_t by = c ? ari_contract_shift(shift.at[i], sign) : 0;
+            most = larger(most, ari_contract_exponent(load(v.at[i]), by));
+        }
+        return most;
+    }
+    /* Whether every line and its shifts begin at 16 bytes. */
+    bool wide() const
+    {
+        bool whole = x.shape[3] % ROW_LANES == 0 && aligned<ROW_LANES>(x.data) && aligned<ROW_LANES>(c);
+        for (int k = 0; k < 3; k++)
+            whole = whole && (x.shape[k] == 1 || x.stride[k] % static_cast<ptrdiff_t>(ROW_LANES) == 0);
+        return whole;
+    }
 };
 
 /* A block looks at one part of one group: the elements of a group lie side by side. */
@@ -35,12 +58,17 @@ template <class T> ar_status along_lines(ar_device *d, ar_queue *q, const groups
     const size_t rows = g.x.shape[2], cols = g.x.shape[3], parts = ceil_div(cols, PART);
     const size_t width = cols < PART ? cols : PART;
     const ari_divisor by_parts = ari_divisor_of(parts);
+    const bool side_by_side = g.x.stride[3] == 1, wide = side_by_side && g.wide();
     return launch_blocks(d, q, g.x.matrices() * rows * parts, width, [=] ARI_KERNEL(const block &b) {
         size_t part = b.index;
         const size_t line = ari_divide(&by_parts, &part), from = part * PART, at = ari_quotient(&g.x.by[2], line);
         const size_t n = cols - from < PART ? cols - from : PART;
         const T *x = g.x.row(line);
-        const int32_t found = b.max(n, [&](size_t i) { return g.exponent(x, at, from + i); });
+        const int32_t found =
+            side_by_side
+                ? max_vectors<ROW_LANES>(
+                      b, n, wide, [&](auto lanes, size_t i) { return g.template largest<lanes>(x, at, from + i); })
+                : b.max(n, [&](size_t i) { return g.exponent(x, at, from + i); });
         b.each(1, [&](size_t) { atomic_max(g.e + line, found); });
     });
 }

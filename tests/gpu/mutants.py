@@ -108,6 +108,8 @@ MUTANTS = [
      "e.add(tile[s * TILE + (count - 1 - r) * COLUMNS + col]);"),
     ("col_exponents: one of eight runs forgotten", "gpu/exponents.cu", "for (size_t s = 1; s < SPLIT; s++)",
      "for (size_t s = 1; s + 1 < SPLIT; s++)"),
+    ("row_exponents: the shifts of the first row's matrix for all", "gpu/exponents.cu",
+     "read_vector<N>(c + at * x.shape[3] + k)", "read_vector<N>(c + 0 * at * x.shape[3] + k)"),
     ("row_exponents: the shift with the wrong sign", "gpu/exponents.cu",
      "ari_contract_shift(c[at * x.shape[3] + k], sign)",
      "ari_contract_shift(c[at * x.shape[3] + k], -sign)"),

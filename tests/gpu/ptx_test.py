@@ -27,9 +27,9 @@ SPELL_FMA = {"attention.cu", "elementwise.cu", "gemm_exact.cu", "loss.cu"}
 # Kernels that still divide integers: products, and the means of integers.
 DIVIDE = {"accumulate", "combine_each", "copy_digits", "give_to", "multiply_tile", "narrowed", "pack_tile", "round_i64"}
 # Those that move several elements at once.
-MOVE_VECTORS = {"acc_raise", "acc_value", "act_backward_of", "add_of", "bias_act_of", "ce_backward_of", "ce_logits_of",
-                "ce_max_of", "ce_sum_of", "dropout_block", "fill_of", "forward_of", "gated_backward_of",
-                "gated_forward_of", "input_gradient", "mul_of", "optimizer_element", "scale_of", "softmax_backward",
+MOVE_VECTORS = {"acc_raise", "acc_value", "act_backward_of", "add_of", "along_lines", "bias_act_of", "ce_backward_of",
+                "ce_logits_of", "ce_max_of", "ce_sum_of", "dropout_block", "fill_of", "forward_of",
+                "gated_backward_of", "gated_forward_of", "input_gradient", "mul_of", "optimizer_element", "scale_of", "softmax_backward",
                 "softmax_forward"}
 VECTOR = re.compile(r"\b(?:ld|st)\.global(?:\.\w+)*\.v[24]\.")
 
