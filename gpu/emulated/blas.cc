@@ -9,13 +9,6 @@
 #include "ref/core/size.h"
 #include "ref/numerics/bits.h"
 
-/* A function's hot loop is compiled once per x86-64 level; the loader picks. The bits are the same. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(ARI_SANITIZED) && defined(__OPTIMIZE__)
-#define HOT __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), optimize("O3")))
-#else
-#define HOT
-#endif
-
 namespace ari_emulated
 {
 
@@ -29,7 +22,7 @@ ari_tile_machine blas_machine(ar_device *)
 const size_t COLS = 32;
 
 /* Rows of int16, whose products in pairs are one instruction of the processor. */
-HOT static void widen(int16_t *to, const int8_t *from, size_t ld, size_t rows, size_t n)
+ARI_HOT static void widen(int16_t *to, const int8_t *from, size_t ld, size_t rows, size_t n)
 {
     for (size_t i = 0; i < rows; i++)
         for (size_t k = 0; k < n; k++)
@@ -64,7 +57,7 @@ static ar_status check_operands(const blas_shape &s, const blas_matrix &c, const
 }
 
 /* The largest magnitude in each column of one operand's rows; n of them. */
-HOT static void column_tops(int16_t *top, const int16_t *rows, size_t count, size_t n)
+ARI_HOT static void column_tops(int16_t *top, const int16_t *rows, size_t count, size_t n)
 {
     memset(top, 0, n * sizeof *top);
     for (size_t i = 0; i < count; i++)
@@ -87,7 +80,7 @@ static ar_status check_range(const blas_shape &s, const int16_t *left_tops, cons
 }
 
 /* One row of a with four rows of b. */
-HOT static void dot4(int32_t *sum, const int16_t *a, const int16_t *b, size_t n)
+ARI_HOT static void dot4(int32_t *sum, const int16_t *a, const int16_t *b, size_t n)
 {
     const int16_t *b1 = b + n, *b2 = b1 + n, *b3 = b2 + n;
     int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
@@ -162,7 +155,7 @@ static float element(const blas_matrix &m, const void *x, size_t at, size_t row,
     return static_cast<const float *>(x)[i];
 }
 
-HOT static void add_scaled(float *y, const float *x, float factor, size_t n)
+ARI_HOT static void add_scaled(float *y, const float *x, float factor, size_t n)
 {
     for (size_t j = 0; j < n; j++)
         y[j] += factor * x[j];

@@ -13,7 +13,7 @@
 #define ARI_KERNEL
 #define ARI_SHARED static thread_local
 
-/* A loop that is worth the processor's own instructions. */
+/* A function's hot loop is compiled once per x86-64 level; the loader picks. The bits are the same. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(ARI_SANITIZED) && defined(__OPTIMIZE__)
 #define ARI_HOT __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), optimize("O3")))
 #else

@@ -382,7 +382,9 @@ void machine::expect(uint32_t barrier_address, uint32_t bytes) const
 void machine::release(uint32_t barrier_address, uint32_t mask) const
 {
     for (uint32_t rank = 0; rank < cluster_model->flows / (1 + GROUPS); rank++)
-        if (mask >> rank & 1)
+        if (mask >> rank & 1 && cluster_model->flow_of[rank * (1 + GROUPS) + own->group].done)
+            cluster_model->fail("an arrival at a block that has ended");
+        else if (mask >> rank & 1)
             cluster_model->arrive(cluster_model->barrier_at(rank, barrier_address), GROUP_WARPS, 0);
     cluster_model->pause(own);
 }

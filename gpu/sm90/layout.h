@@ -66,13 +66,9 @@ ARI_KERNEL inline uint32_t park_offset(uint32_t group, uint32_t thread, uint32_t
     return PARK_OFFSET + ((group * RESULTS + word) * GROUP_THREADS + thread) * 4;
 }
 
-/* Where the byte that a box of rows of STEP bytes has at `offset` lies: the 16-byte chunk's number within its row is
- * exchanged by the row's number modulo 8, so that eight rows' chunks of one column lie in different banks. Both TMA
- * (CU_TENSOR_MAP_SWIZZLE_128B) and the tensor core apply it to the address itself. */
-ARI_KERNEL inline uint32_t swizzled(uint32_t address)
-{
-    return address ^ (address >> 3 & 0x70u);
-}
+/* TMA and the tensor core agree about where a byte lies (CU_TENSOR_MAP_SWIZZLE_128B): its 16-byte chunk's number within
+ * the row, bits 4 to 6 of the address, is exchanged by bits 7 to 9, so that eight rows' chunks of one column lie in
+ * different banks. The kernel itself never looks. */
 
 /* The matrix descriptor of rows of STEP bytes from `address` on, which is a multiple of 1024, or of 32 terms further.
  * Bits 0-13: address / 16; 16-29: leading dimension offset, not used with a swizzle and 1; 32-45: bytes from 8 rows to

@@ -146,10 +146,11 @@ static void destroy_packed(device_pair *p, product *o)
 }
 
 /* Shapes around the tiles of tensor cores, lengths around those of digits' sums, of limbs and of gpu/sm90's stages. */
-static const size_t sizes[][3] = {
-    {1, 1, 1},      {3, 5, 15},    {16, 16, 16},  {17, 33, 17},   {64, 40, 100},  {5, 130, 31},   {130, 3, 33},
-    {2, 3, 8191},   {3, 2, 8192},  {4, 4, 10000}, {33, 20, 257},  {1, 64, 128},   {2, 2, 16384},  {8, 8, 1},
-    {63, 129, 131}, {200, 65, 63}, {127, 1, 127}, {3, 128, 4096}, {2, 1, 131071}, {1, 2, 131072}, {2, 2, 140000}};
+static const size_t sizes[][3] = {{1, 1, 1},      {3, 5, 15},    {16, 16, 16},   {17, 33, 17},   {64, 40, 100},
+                                  {5, 130, 31},   {130, 3, 33},  {2, 3, 8191},   {3, 2, 8192},   {4, 4, 10000},
+                                  {33, 20, 257},  {1, 64, 128},  {2, 2, 16384},  {8, 8, 1},      {63, 129, 131},
+                                  {200, 65, 63},  {127, 1, 127}, {3, 128, 4096}, {890, 300, 16}, {2, 1, 131071},
+                                  {1, 2, 131072}, {2, 2, 140000}};
 #define SIZES (sizeof sizes / sizeof *sizes)
 
 static void every_product(device_pair *p, void (*one)(device_pair *, product *))
@@ -163,7 +164,9 @@ static void every_product(device_pair *p, void (*one)(device_pair *, product *))
                          .values = operand_values[v],
                          .scale = pair_below(p, 4) != 0};
             o.batch = o.k > 1000 ? 1 : 1 + pair_below(p, 3);
-            const size_t seldom = o.k > 20000 ? OPERAND_VALUES : o.k > 1000 ? 4 : 1; /* one kind of values in so many */
+            const size_t seldom = o.k > 20000 || o.m > 500 ? OPERAND_VALUES
+                                  : o.k > 1000             ? 4
+                                                           : 1; /* one kind of values in so many */
             if (v % seldom != (i + (size_t)p->round) % seldom || (p->small && o.k > 9000))
                 continue;
             one(p, &o);
