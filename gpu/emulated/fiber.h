@@ -32,6 +32,10 @@ void __tsan_release(void *at);
 #define ARI_UNWATCHED
 #endif
 
+#include <stddef.h>
+
+#include "anyrank/status.h"
+
 namespace ari_emulated
 {
 
@@ -86,6 +90,40 @@ inline void ordered_before(const void *)
 {
 }
 inline void ordered_after(const void *)
+{
+}
+#endif
+
+/* A fiber that has a stack: what a stream does. Whoever has it do something is ordered before that, and not after it. */
+struct worker;
+
+#if ARI_WATCHED
+/* Errors: AR_ERR_MEMORY. */
+ar_status worker_create(worker **gives);
+void worker_destroy(worker *w); /* accepts NULL */
+/* run(a copy of arg), on its stack. After an error the caller comes after all that it has done. Errors: run's;
+ * AR_ERR_MEMORY. */
+ar_status worker_call(worker *w, ar_status (*run)(const void *arg), const void *arg, size_t bytes);
+/* The same two of what a worker has done, and is to do. */
+void worker_before(worker *w, const void *at);
+void worker_after(worker *w, const void *at);
+#else
+inline ar_status worker_create(worker **gives)
+{
+    *gives = nullptr;
+    return AR_OK;
+}
+inline void worker_destroy(worker *)
+{
+}
+inline ar_status worker_call(worker *, ar_status (*run)(const void *arg), const void *arg, size_t)
+{
+    return run(arg);
+}
+inline void worker_before(worker *, const void *)
+{
+}
+inline void worker_after(worker *, const void *)
 {
 }
 #endif

@@ -187,8 +187,7 @@ template <class T, size_t N> void store_whole(T *to, const ari_whole<T, N> &x)
 }
 inline ar_status launched()
 {
-    const bool wrong = faulted;
-    faulted = false;
+    const bool wrong = __atomic_exchange_n(&faulted, false, __ATOMIC_RELAXED);
     return wrong ? ar_error_set(AR_ERR_DEVICE,
                                 "a kernel was given an index that is out of range, or an address that is not aligned")
                  : AR_OK;

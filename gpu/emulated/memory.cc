@@ -282,7 +282,8 @@ void arena_give(void *address)
     }
     chunk *h = arena_chunk(address);
     const size_t of_class = class_of_chunk(h);
-    arena_spoil(address);
+    if (!ARI_WATCHED)
+        arena_spoil(address);
     pthread_mutex_lock(&a->lock);
     a->used -= h->units * LINE;
     a->kept += h->units * LINE;
@@ -328,8 +329,47 @@ ar_status arena_take(void **gives, size_t bytes)
     h->resident = true;
     h->next = nullptr;
     h->bytes = bytes;
-    guard_set(*gives, bytes);
+    if (!ARI_WATCHED) /* where a stream does that, in its order */
+        guard_set(*gives, bytes);
     return AR_OK;
+}
+
+/* A block as a worker is told of it. */
+struct block_of {
+    void *address;
+    size_t bytes;
+
+    static ar_status begin(const void *arg)
+    {
+        const block_of *b = static_cast<const block_of *>(arg);
+        guard_set(b->address, b->bytes);
+        return AR_OK;
+    }
+    static ar_status end(const void *arg)
+    {
+        const block_of *b = static_cast<const block_of *>(arg);
+        const ar_status st = guard_end(b->address, b->bytes);
+        if (ARI_WATCHED)
+            arena_spoil(b->address);
+        return st;
+    }
+};
+
+ar_status arena_take_by(worker *w, void **gives, size_t bytes)
+{
+    AR_TRY(arena_take(gives, bytes));
+    const block_of b = {*gives, bytes};
+    worker_after(w, arena_chunk(*gives));
+    return ARI_WATCHED ? worker_call(w, b.begin, &b, sizeof b) : AR_OK;
+}
+
+ar_status arena_give_by(worker *w, void *address, size_t bytes)
+{
+    const block_of b = {address, bytes};
+    const ar_status st = worker_call(w, b.end, &b, sizeof b);
+    worker_before(w, arena_chunk(address));
+    arena_give(address);
+    return st;
 }
 
 } // namespace ari_emulated

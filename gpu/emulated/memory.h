@@ -3,19 +3,20 @@
 #define ARI_GPU_EMULATED_MEMORY_H
 
 /* The device's memory: one for the process, as one GPU is shared by its ranks. The addresses that it hands out are of
- * memory that the host may not touch; arena_at says where the same memory is for kernels. Under a sanitizer it is the C
- * library's, whose borders the sanitizer watches. Any thread may call any of these.
+ * memory that the host may not touch; arena_at says where the same memory is for kernels. Under AddressSanitizer it is
+ * the C library's, whose borders are watched. Any thread may call any of these.
  *
  * A block is followed by GUARD bytes that nobody may write. One that is free, or was never used, is junk. */
 #include <stddef.h>
 #include <stdint.h>
 
 #include "anyrank/status.h"
+#include "gpu/emulated/fiber.h"
 
 namespace ari_emulated
 {
 
-#if defined(ARI_SANITIZED)
+#if defined(ARI_SANITIZED) && !ARI_WATCHED
 const bool sanitized = true;
 #else
 const bool sanitized = false;
@@ -39,6 +40,11 @@ ar_status arena_open(void);
 /* *gives = an address, 64-byte aligned. Errors: AR_ERR_MEMORY. */
 ar_status arena_take(void **gives, size_t bytes);
 void arena_give(void *address);
+/* The same where a worker uses the block next, or has used it last: its guard and its junk are written in the worker's
+ * order, and what the last one did comes before what the next one does, as CUDA's pool has it between streams. Errors of
+ * the second: what the guard shows. */
+ar_status arena_take_by(worker *w, void **gives, size_t bytes);
+ar_status arena_give_by(worker *w, void *address, size_t bytes);
 /* Whether an address is of this memory. Under a sanitizer any is. */
 bool arena_has(const void *address);
 /* Where the memory at an address of arena_has is for kernels. */

@@ -170,7 +170,7 @@ static ar_status read_order(order *o, unsigned *threads)
                             "ANYRANK_EMULATED_ORDER is '%.40s'; it takes forward, backward or threads, or threads:N of "
                             "N = 1 to %u threads of a block",
                             text, team::most);
-    *o = text[0] == 'b' ? order::backward : sanitized && !ARI_WATCHED ? order::forward : order::threads;
+    *o = text[0] == 'b' ? order::backward : sanitized ? order::forward : order::threads;
     return AR_OK;
 }
 

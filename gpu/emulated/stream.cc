@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/emulated/fiber.h"
 #include "gpu/emulated/memory.h"
 
 namespace ari_emulated
@@ -41,6 +42,7 @@ struct stream {
     task *head, **tail;
     chunk *freed; /* what the tasks are to give back, the newest first */
     bool early;   /* chosen to run before what is waited for */
+    worker *does; /* its work, where that is done at once */
 };
 
 struct mark {
@@ -154,6 +156,21 @@ void append(stream *s, task *t)
     s->tail = &t->next;
 }
 
+/* Behind all that a stream, which does its work at once, has done: for ThreadSanitizer. NULL: nobody asks. */
+ar_status reached_point(stream *s, point **gives)
+{
+    if (!ARI_WATCHED)
+        return AR_OK;
+    point *p = static_cast<point *>(calloc(1, sizeof *p));
+    if (!p)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a point in a stream");
+    p->in = s;
+    p->reached = true;
+    worker_before(s->does, p);
+    *gives = p;
+    return AR_OK;
+}
+
 /* A task that does nothing, as a point. */
 ar_status append_point(stream *s, point **borrows)
 {
@@ -172,6 +189,8 @@ ar_status append_point(stream *s, point **borrows)
 ar_status append_wait(stream *s, point *p)
 {
     task *t = nullptr;
+    if (p && p->reached && !is_late())
+        worker_after(s->does, p);
     if (!p || p->reached)
         return AR_OK;
     AR_TRY(new_task(&t, 0));
@@ -284,8 +303,7 @@ ar_status stream_mark(ari_stream *s, ari_mark **m)
 {
     locked now;
     point *at = nullptr;
-    if (is_late())
-        AR_TRY(append_point(own(s), &at));
+    AR_TRY(is_late() ? append_point(own(s), &at) : reached_point(own(s), &at));
     mark *to = reinterpret_cast<mark *>(*m);
     if (!to)
         to = static_cast<mark *>(calloc(1, sizeof *to));
@@ -307,7 +325,8 @@ ar_status stream_wait(ari_stream *s, const ari_mark *m)
 /* Guards of blocks that are not freed: so often that it is one for each task. */
 void look_at_guards(void)
 {
-    if (__atomic_load_n(&all.done, __ATOMIC_RELAXED) < LOOK_EVERY)
+    if (ARI_WATCHED ||
+        __atomic_load_n(&all.done, __ATOMIC_RELAXED) < LOOK_EVERY) /* watched: they are the streams' own */
         return;
     __atomic_store_n(&all.done, 0, __ATOMIC_RELAXED);
     fail(guards_check());
@@ -318,8 +337,11 @@ ar_status mark_await(const ari_mark *m, uint64_t timeout_ns)
 {
     (void)timeout_ns;
     locked now;
-    if (reinterpret_cast<const mark *>(m)->at)
-        run_until(reinterpret_cast<const mark *>(m)->at);
+    const point *at = reinterpret_cast<const mark *>(m)->at;
+    if (at) {
+        run_until(at);
+        ordered_after(at);
+    }
     look_at_guards();
     return streams_failed();
 }
@@ -332,6 +354,8 @@ ar_status mark_poll(const ari_mark *m, bool *done)
     if (at && !at->reached)
         step(draw(2) ? needed_for(at) : any_that_can_run(false));
     *done = !at || at->reached;
+    if (at && at->reached)
+        ordered_after(at);
     return streams_failed();
 }
 
@@ -341,6 +365,9 @@ void stream_destroy(ari_stream *base)
     locked now;
     stream *s = own(base), **at = &all.streams;
     finish(s);
+    worker_before(s->does, s);
+    ordered_after(s);
+    worker_destroy(s->does);
     while (*at != s)
         at = &(*at)->next;
     *at = s->next;
@@ -431,7 +458,7 @@ ar_status streams_failed(void)
 ar_status stream_alloc(ari_stream *s, void **gives, size_t bytes)
 {
     if (!is_late())
-        return arena_take(gives, bytes);
+        return arena_take_by(own(s)->does, gives, bytes);
     locked now;
     chunk *c = nullptr;
     AR_TRY(take_freed(&c, own(s), bytes));
@@ -463,7 +490,7 @@ void stream_free(ari_stream *base, void *address)
     const lease b = {address, bytes_of(address), own(base)};
     task *t = nullptr;
     if (!is_late()) {
-        end_now(b);
+        fail(arena_give_by(b.in->does, b.address, b.bytes));
         return;
     }
     locked now;
@@ -491,8 +518,11 @@ void device_free(ar_device *d, void *address)
 {
     locked now;
     for (stream *s = all.streams; s; s = s->next)
-        if (s->base.device == d)
+        if (s->base.device == d) {
             finish(s);
+            worker_before(s->does, s);
+            ordered_after(s);
+        }
     end_now({address, bytes_of(address), nullptr});
 }
 
@@ -500,7 +530,7 @@ ar_status submit(ar_queue *q, ar_status (*run)(const void *arg), const void *arg
 {
     __atomic_add_fetch(&all.done, 1, __ATOMIC_RELAXED);
     if (!is_late())
-        return run(arg);
+        return worker_call(own(ari_queue_stream(q))->does, run, arg, bytes);
     locked now;
     return append_call(own(ari_queue_stream(q)), run, arg, bytes);
 }
@@ -519,6 +549,11 @@ ar_status stream_create(ari_stream **gives, ar_device *d)
     s->base.ops = &stream_ops;
     s->base.device = d;
     s->tail = &s->head;
+    const ar_status st = worker_create(&s->does);
+    if (st != AR_OK) {
+        ::free(s);
+        return st;
+    }
     locked now;
     s->next = all.streams;
     all.streams = s;

@@ -162,7 +162,7 @@ void make_key(void)
 }
 
 /* False: no memory. */
-bool lend_fibers(stage *s)
+ARI_UNWATCHED bool lend_fibers(stage *s)
 {
     pthread_once(&once, make_key);
     kept_fibers *kept = have_key ? static_cast<kept_fibers *>(pthread_getspecific(key)) : nullptr;

@@ -102,9 +102,12 @@ static const pass passes[] = {{"threads:4", "imma10", "17"}};
 #elif defined(ARI_SANITIZED) /* where "threads" is "forward" */
 static const pass passes[] = {{"forward", "imma16", "0"}, {"backward", "imma10", "17"}};
 #else
-static const pass passes[] = {{"forward", "imma16", "0"}, {"threads", "imma10", "17"}, {"backward", "imma10", "0"}};
+static const pass passes[] = {{"forward", "imma16", "0"},     {"threads", "imma10", "17"},
+                              {"backward", "imma10", "0"},    {"threads:32", "imma16", "17"},
+                              {"threads:64", "imma10", "17"}, {"threads:256", "imma10", "17"}};
 #endif
 #define PASSES (sizeof passes / sizeof *passes)
+enum { USUAL_PASSES = 3 }; /* a GPU's blocks, of 32 threads and more, are for ./test --extended */
 
 static void set_pass(const pass *with)
 {
@@ -241,7 +244,8 @@ int conformance_run(int argc, char **argv, const char *device)
     if (bad != 0)
         return bad;
     ar_cpu_select_kernels();
-    const size_t count = r.first_pass_only ? 1 : PASSES;
+    const size_t passes_here = by_scale(1, 1, 0) && PASSES > USUAL_PASSES ? USUAL_PASSES : PASSES;
+    const size_t count = r.first_pass_only ? 1 : passes_here;
     /* The other orders show what depends on the order, which needs no large shapes. */
     const bool small_later = r.small || by_scale(true, true, false);
     for (size_t i = 0; i < count; i++, r.small = small_later)
