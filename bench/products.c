@@ -73,7 +73,7 @@ static ar_status run_prepared(gemm_bench *b)
 {
     AR_TRY(quantise(b, &b->x, 1));
     return b->on.d->ops->gemm_round(b->on.d, b->on.q, &b->y, b->x.packed, b->w.packed, ar_const(b->x.exponents),
-                                    ar_const(b->w.exponents), (ar_cbuf){NULL}, AR_ACT_NONE, NULL);
+                                    ar_const(b->w.exponents), (ar_cbuf){NULL}, AR_ACT_NONE, NULL, NULL);
 }
 
 static ar_status sgemm(gemm_bench *b, const ari_bench_device *on)

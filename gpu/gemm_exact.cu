@@ -68,6 +68,7 @@ struct distance {
 struct products {
     const packed &a, &b;
     const tile &t;
+    const ari_tile_part &part;
     ar_buf planes;
 
     /* Product i of a block, of one matrix of the tile or of all. */
@@ -76,10 +77,10 @@ struct products {
     {
         const run_product &p = (a.ten ? PRODUCTS_10 : PRODUCTS_16)[i];
         const size_t plane = block * (a.ten ? PLANES_10 : PLANES_16) + i;
-        const size_t left = (t.matrix + matrix) * a.step + t.row * a.row_bytes + block * a.block_bytes();
-        const size_t right = (t.matrix + matrix) * b.step + t.col * b.row_bytes + block * b.block_bytes();
+        const size_t left = (t.matrix + matrix) * a.step + t.row * a.row_bytes + block * a.block_bytes() + part.term;
+        const size_t right = (t.matrix + matrix) * b.step + t.col * b.row_bytes + block * b.block_bytes() + part.term;
         const size_t to = plane * t.words() + matrix * t.rows * t.cols;
-        const blas_shape shape = {t.rows, t.cols, p.count * a.width, batch};
+        const blas_shape shape = {t.rows, t.cols, p.count * part.terms, batch};
         const blas_matrix c = {ar_buf_at(planes, to * sizeof(int32_t)), t.cols, step.plane, false};
         const blas_matrix l = {ar_buf_at(a.runs, left + p.a * a.width), a.row_bytes, step.left, false};
         const blas_matrix r = {ar_buf_at(b.runs, right + p.b * b.width), b.row_bytes, step.right, false};
@@ -193,28 +194,43 @@ template <class PASS> ar_status run_tile(ar_device *d, ar_queue *q, const produc
     return pass.run(d, q, tile_sums<false>{words, t.words(), t.cols, a.blocks}, x);
 }
 
+/* One part of the rows, tile by tile. */
 template <class PASS>
-ar_status for_each_tile(ar_device *d, ar_queue *q, const packed &a, const packed &b, const PASS &pass)
+ar_status run_part(ar_device *d, ar_queue *q, const packed &a, const packed &b, const ari_tile_part &p,
+                   const ari_tile_machine &machine, const PASS &pass)
 {
-    const ari_tile_work w = work_of(a, b, PASS::ONE_RESULT);
+    ari_tile_work w = work_of(a, b, PASS::ONE_RESULT);
     scratch planes(d, q);
     size_t bytes = 0;
-    if (a.batch == 0 || a.rows == 0 || b.rows == 0)
-        return AR_OK;
-    if (sm90_takes(d, a, b))
-        return sm90_gemm(d, q, a, b, pass.out);
-    const ari_tile_machine machine = blas_machine(d);
+    w.m = p.rows;
+    w.n = p.cols;
+    w.terms = p.terms;
     const ari_tiling plan = ari_plan_tiles(&w, &machine);
     AR_TRY(bytes_of_planes(&bytes, w, plan));
     AR_TRY(planes.take(bytes ? bytes : 16));
     for (size_t row = 0; row < w.m; row += plan.rows)
         for (size_t col = 0; col < w.n; col += plan.cols)
             for (size_t matrix = 0; matrix < w.batch; matrix += plan.matrices) {
-                const tile t = {matrix, smaller(plan.matrices, w.batch - matrix),
-                                row,    smaller(plan.rows, w.m - row),
-                                col,    smaller(plan.cols, w.n - col)};
-                AR_TRY(run_tile(d, q, {a, b, t, planes.buf()}, plan.together, pass));
+                const tile t = {matrix,      smaller(plan.matrices, w.batch - matrix),
+                                p.row + row, smaller(plan.rows, w.m - row),
+                                p.col + col, smaller(plan.cols, w.n - col)};
+                AR_TRY(run_tile(d, q, {a, b, t, p, planes.buf()}, plan.together, pass));
             }
+    return AR_OK;
+}
+
+template <class PASS>
+ar_status for_each_tile(ar_device *d, ar_queue *q, const packed &a, const packed &b, const PASS &pass,
+                        const ar_band *band = nullptr)
+{
+    const ari_tile_work w = work_of(a, b, PASS::ONE_RESULT);
+    const ari_tile_machine machine = blas_machine(d);
+    if (a.batch == 0 || a.rows == 0 || b.rows == 0)
+        return AR_OK;
+    if (sm90_takes(d, a, b)) /* all of it */
+        return sm90_gemm(d, q, a, b, pass.out);
+    for (ari_tile_part p = {}; ari_band_next(&p, &w, &machine, band);)
+        AR_TRY(run_part(d, q, a, b, p, machine, pass));
     return AR_OK;
 }
 
@@ -234,7 +250,7 @@ ar_status gemm_i64(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *left, c
 }
 
 ar_status gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *left, const ar_packed *right,
-                     ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z)
+                     ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z, const ar_band *band)
 {
     const packed &a = *packed_of(left), &b = *packed_of(right);
     AR_TRY(check_pair(a, b, "gemm_round"));
@@ -244,9 +260,9 @@ ar_status gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_pac
                             to.shape[2], to.shape[3], a.batch, a.rows, b.rows);
     const int32_t *rows = dev<int32_t>(e), *cols = dev<int32_t>(f);
     if (!bias.ptr && act == AR_ACT_NONE)
-        return for_each_tile(d, q, a, b, give_to<values_out<false>>{{to, to, rows, cols, nullptr, act}});
+        return for_each_tile(d, q, a, b, give_to<values_out<false>>{{to, to, rows, cols, nullptr, act}}, band);
     const view<float> active = act == AR_ACT_NONE ? to : view_of<float>(z);
-    return for_each_tile(d, q, a, b, give_to<values_out<true>>{{to, active, rows, cols, dev<float>(bias), act}});
+    return for_each_tile(d, q, a, b, give_to<values_out<true>>{{to, active, rows, cols, dev<float>(bias), act}}, band);
 }
 
 ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *left, const ar_packed *right,

@@ -150,3 +150,71 @@ double ari_tiling_share(const ari_tile_work *w, const ari_tile_machine *m, const
     const double work = (double)w->batch * (double)w->m * (double)w->n * (double)(w->blocks * w->runs);
     return work / sum_over(w, m, t, room_of);
 }
+
+/* --- bands -------------------------------------------------------------------------------------------------------- */
+
+/* Rows of a band that are one part: a fourth of them. */
+#define BAND_PARTS ((size_t)4)
+/* What a part leaves out is worth its own launches from so much of the result on. */
+#define WORTH 0.1
+
+/* Rows [p->row, p->row + p->rows): the smallest extent that has all of theirs, below n. */
+static void hull_of(size_t edge[2], const ari_tile_part *p, const ar_band *band, size_t n)
+{
+    size_t first = n, end = 0;
+    for (size_t i = 0; i < smaller(p->rows, band->rows); i++) {
+        const int32_t *edges = band->edges + 2 * ((p->row + i) % band->rows);
+        const size_t from = edges[0] > 0 ? (size_t)edges[0] : 0, to = edges[1] > 0 ? smaller((size_t)edges[1], n) : 0;
+        if (from >= to)
+            continue;
+        first = smaller(first, from);
+        end = end > to ? end : to;
+    }
+    edge[0] = smaller(first, end) / 16 * 16;
+    edge[1] = end;
+}
+
+/* Part of the rows of p, which are given, that has something. */
+static void fill_part(ari_tile_part *p, const ari_tile_work *w, const ar_band *band)
+{
+    size_t edge[2] = {0, 0};
+    p->col = p->term = 0;
+    p->cols = w->n;
+    p->terms = w->terms;
+    if (band && band->of_terms) {
+        hull_of(edge, p, band, w->terms);
+        p->term = edge[0];
+        p->terms = edge[1] > edge[0] ? ceil_div(edge[1] - edge[0], 16) * 16 : smaller(w->terms, 16);
+    } else if (band) {
+        hull_of(edge, p, band, w->n);
+        p->col = edge[0];
+        p->cols = smaller(ceil_div(edge[1] - edge[0], 4) * 4, w->n - edge[0]);
+    }
+}
+
+/* Rows of a part. */
+static size_t part_height(const ari_tile_work *w, const ari_tile_machine *m, const ar_band *band)
+{
+    const size_t height = ceil_div(ceil_div(band->rows, BAND_PARTS), m->part_rows) * m->part_rows;
+    double left = 0.0;
+    for (ari_tile_part p = {0}; p.row < w->m; p.row += height) {
+        p.rows = smaller(height, w->m - p.row);
+        fill_part(&p, w, band);
+        left += (double)p.rows * ((double)p.cols / (double)w->n) * ((double)p.terms / (double)w->terms);
+    }
+    return left > (1.0 - WORTH) * (double)w->m ? w->m : height;
+}
+
+bool ari_band_next(ari_tile_part *p, const ari_tile_work *w, const ari_tile_machine *m, const ar_band *band)
+{
+    const bool known = band && band->rows > 0 && w->terms > 0 && (!band->of_terms || (w->alike && w->blocks == 1));
+    const size_t height = known ? part_height(w, m, band) : w->m;
+    do {
+        p->row += p->rows;
+        p->rows = smaller(height, w->m - p->row);
+        if (p->rows == 0)
+            return false;
+        fill_part(p, w, height < w->m ? band : NULL);
+    } while (p->cols == 0); /* nothing of these rows matters */
+    return true;
+}

@@ -2,8 +2,7 @@
 #ifndef ARI_GPU_TILES_PLAN_H
 #define ARI_GPU_TILES_PLAN_H
 
-#include <stdbool.h>
-#include <stddef.h>
+#include "anyrank/device.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -30,11 +29,21 @@ typedef struct ari_tile_work {
     bool one_result; /* the matrices of the batch are added up, in memory of [m, n] */
 } ari_tile_work;
 
+/* Rows of all matrices, and what of their products has something: columns of the result, terms of every run. */
+typedef struct ari_tile_part {
+    size_t row, rows, col, cols, term, terms;
+} ari_tile_part;
+
 /* Tiles of whole matrices, or of rows and columns of one, or, of one result, of all matrices. */
 typedef struct ari_tiling {
     size_t matrices, rows, cols; /* of the largest tile */
     bool together; /* a call computes all products of one matrix; else one product of all matrices of the tile */
 } ari_tiling;
+
+/** The part that follows *p, the first one after a zero *p, of a product with this band (NULL: all of it is one part);
+ *  false: there is none. A band of terms is taken where one run after the other is multiplied. Columns and terms begin at
+ *  multiples of 16, columns end at multiples of 4, terms of 16. Pure. */
+bool ari_band_next(ari_tile_part *p, const ari_tile_work *w, const ari_tile_machine *m, const ar_band *band);
 
 /** The tiling that is expected to take the least time. No extent is 0; pure. */
 ari_tiling ari_plan_tiles(const ari_tile_work *w, const ari_tile_machine *m);

@@ -50,6 +50,8 @@ typedef struct ar_epilogue {
     ar_cbuf bias;       /* fp32 [columns]; ptr NULL: none */
     ar_activation act;  /* AR_ACT_NONE: none */
     const ar_tensor *z; /* act(y), of y's shape, where act is not AR_ACT_NONE */
+    const ar_band
+        *band; /* of the product, where the sum is not folded: borrowed until round returns; NULL: all of it */
 } ar_epilogue;
 
 /* What is added to a parameter's gradient. */

@@ -39,6 +39,14 @@ typedef struct ar_scores {
     ar_part part;
 } ar_scores;
 
+/* Where the rows of a product have something: row r in [first, end) of row r mod rows. Of its columns: what the result has
+ * elsewhere does not matter. Of its terms: A is zero elsewhere. */
+typedef struct ar_band {
+    const int32_t *edges; /* of the host: [rows, 2], first and end */
+    size_t rows;
+    bool of_terms;
+} ar_band;
+
 /* Which keys the queries see. */
 typedef struct ar_mask {
     ar_cbuf visible;               /* int32 [b, rows, 2]: keys [first, end), of which the others may mask some */
@@ -145,9 +153,11 @@ typedef struct ar_device_ops {
                           bool add);
     /* y[batch, m, n] = the contraction rounded once to fp32, without storing the integers: e [batch, m], f [batch, n].
      * y: rows are contiguous runs of n (stride 1 along n), other strides free. Then bias [n] (fl32(y + bias)) and act
-     * into z (same shape and strides rules) as in bias_act; batch 1 for those. */
+     * into z (same shape and strides rules) as in bias_act; batch 1 for those. band: NULL, all; else the device may leave
+     * out what is outside of it: those elements of y are undefined. */
     ar_status (*gemm_round)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *a, const ar_packed *b,
-                            ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z);
+                            ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z,
+                            const ar_band *band);
     /* Every matrix of the batch, rounded as by gemm_round, is added to one accumulator of [m, n]: t u8 [m*n], hl int64
      * [2*m*n]. */
     ar_status (*gemm_acc)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b,

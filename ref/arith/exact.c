@@ -413,7 +413,7 @@ static ar_status exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const a
     if (ar_tensor_count(y) != expected)
         return ar_error_set(AR_ERR_SHAPE, "a contraction of %zu elements is rounded into %zu", expected,
                             ar_tensor_count(y));
-    const ar_epilogue none = {{NULL}, AR_ACT_NONE, NULL};
+    const ar_epilogue none = {.act = AR_ACT_NONE};
     const ar_epilogue *ep = epilogue ? epilogue : &none;
     if (s->reduced) {
         AR_TRY(ar_queue_wait(ctx->queue, s->reduced));
@@ -424,7 +424,7 @@ static ar_status exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const a
         ari_step_free(ctx, s->own.s);
     } else {
         AR_TRY(ctx->device->ops->gemm_round(ctx->device, ctx->queue, y, s->a->packed, s->b->packed, ar_const(s->a->e),
-                                            ar_const(s->b->e), ep->bias, ep->act, ep->z));
+                                            ar_const(s->b->e), ep->bias, ep->act, ep->z, ep->band));
         if (!s->b->part) /* whose work who cuts it counts */
             ari_work_of_product(&s->a->x, &s->b->x);
     }

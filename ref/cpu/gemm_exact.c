@@ -236,8 +236,10 @@ static void round_tile(const ari_exact_path *path, const void *context, const ar
 
 /** Slot gemm_round. z may be NULL for AR_ACT_NONE. Errors: AR_ERR_SHAPE, AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 ar_status ari_cpu_gemm_round(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_packed *a, const ar_packed *b,
-                             ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z)
+                             ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z,
+                             const ar_band *band)
 {
+    (void)band; /* its products of whole matrices are small: attention cuts the others by rows */
     AR_TRY(check_pair(a, b, "gemm_round"));
     const ari_matrices ym = ari_matrices_of(y);
     if (ym.batch != a->batch || ym.rows != a->rows || ym.cols != b->rows)

@@ -155,7 +155,8 @@ static inline ar_status case_product(ar_device *d, const ar_tensor *y, const ar_
     prepared p;
     ar_status st = prepared_create(&p, d, a, b, scale);
     if (st == AR_OK)
-        st = d->ops->gemm_round(d, NULL, y, p.a, p.b, ar_const(p.e), ar_const(p.f), (ar_cbuf){NULL}, AR_ACT_NONE, NULL);
+        st = d->ops->gemm_round(d, NULL, y, p.a, p.b, ar_const(p.e), ar_const(p.f), (ar_cbuf){NULL}, AR_ACT_NONE, NULL,
+                                NULL);
     prepared_destroy(&p, d);
     return st;
 }

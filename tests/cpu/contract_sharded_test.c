@@ -248,8 +248,9 @@ PATH_TEST(contract_sharded, parts_packed_into_one_operand_are_one_contraction)
     cr_assert_eq(ops->pack(d, NULL, pb, row_cut, 0, &lower, (ar_cbuf){c}, -1, (ar_cbuf){f}), AR_OK);
     cr_assert_eq(ops->pack(d, NULL, pb, 0, 0, &upper, (ar_cbuf){c}, -1, (ar_cbuf){f}), AR_OK);
     const ar_tensor yv = case_view2(y, m, n);
-    cr_assert_eq(ops->gemm_round(d, NULL, &yv, pa, pb, (ar_cbuf){e}, (ar_cbuf){f}, (ar_cbuf){NULL}, AR_ACT_NONE, NULL),
-                 AR_OK);
+    cr_assert_eq(
+        ops->gemm_round(d, NULL, &yv, pa, pb, (ar_cbuf){e}, (ar_cbuf){f}, (ar_cbuf){NULL}, AR_ACT_NONE, NULL, NULL),
+        AR_OK);
     same_bits(y, p.want, m * n, "parts");
     ops->packed_destroy(d, NULL, pa);
     ops->packed_destroy(d, NULL, pb);

@@ -247,8 +247,9 @@ PATH_TEST(contract, bias_and_activation_in_the_epilogue_are_those_of_bias_act)
     cr_assert_eq(prepared_create(&p, d, &av, &bv, true), AR_OK);
     for (int i = 0; i < 10; i++) {
         const ar_cbuf added = {i < 5 ? bias : NULL};
-        cr_assert_eq(d->ops->gemm_round(d, NULL, &yv, p.a, p.b, ar_const(p.e), ar_const(p.f), added, acts[i % 5], &zv),
-                     AR_OK);
+        cr_assert_eq(
+            d->ops->gemm_round(d, NULL, &yv, p.a, p.b, ar_const(p.e), ar_const(p.f), added, acts[i % 5], &zv, NULL),
+            AR_OK);
         cr_assert_eq(case_product(d, &y2v, &av, &bv, true), AR_OK);
         cr_assert_eq(d->ops->bias_act(d, NULL, &y2v, added, acts[i % 5], &z2v), AR_OK);
         same_bits(y, y2, m * n, "y");
@@ -277,8 +278,8 @@ PATH_TEST(contract, refuses_operands_that_do_not_belong_together)
     cr_assert_eq(ops->packed_create(d, NULL, &b, 1, 3, 5, false), AR_OK);
     cr_assert_eq(ops->packed_create(d, NULL, &wide, 1, 2, 8192, false), AR_OK);
     const ar_tensor yv = case_view2(y, 2, 3), part = case_view2(y, 2, 3);
-    cr_expect_eq(ops->gemm_round(d, NULL, &yv, a, b, none, none, none, AR_ACT_NONE, NULL), AR_ERR_SHAPE);
-    cr_expect_eq(ops->gemm_round(d, NULL, &yv, a, a, none, none, none, AR_ACT_NONE, NULL), AR_ERR_SHAPE);
+    cr_expect_eq(ops->gemm_round(d, NULL, &yv, a, b, none, none, none, AR_ACT_NONE, NULL, NULL), AR_ERR_SHAPE);
+    cr_expect_eq(ops->gemm_round(d, NULL, &yv, a, a, none, none, none, AR_ACT_NONE, NULL, NULL), AR_ERR_SHAPE);
     cr_expect_eq(ops->gemm_i64(d, NULL, (ar_buf){s}, a, b, 1, false), AR_ERR_SHAPE);
     cr_expect_eq(ops->gemm_i64(d, NULL, (ar_buf){s}, a, a, 3, false), AR_ERR_ARG);
     cr_expect_eq(ops->gemm_i64(d, NULL, (ar_buf){s}, wide, wide, 1, false), AR_ERR_ARG);

@@ -216,9 +216,75 @@ static void gemm_round_case(device_pair *p, product *o)
     const bool with_z = act != AR_ACT_NONE || pair_below(p, 2);
     prepare(p, o);
     PAIR_RUN(p, gemm_round, &y.at[s], o->a[s], o->b[s], ar_const(o->e.at[s]), ar_const(o->f.at[s]), ar_const(b.at[s]),
-             act, with_z ? &z.at[s] : NULL);
+             act, with_z ? &z.at[s] : NULL, NULL);
     pair_end(p);
     destroy_packed(p, o);
+}
+
+#define BAND_ROWS 90
+
+/* Elements [first, end) of row `row` of every matrix become those of `zeros`. */
+static void clear_run(device_pair *p, pair_tensor y, pair_tensor zeros, size_t row, size_t first, size_t end)
+{
+    if (first >= end)
+        return;
+    for (int side = 0; side < 2; side++) {
+        const ar_tensor row_to = ar_tensor_slice(&y.at[side], 1, row, 1),
+                        to = ar_tensor_slice(&row_to, 2, first, end - first);
+        const ar_tensor from = ar_tensor_slice(&zeros.at[side], 2, first, end - first);
+        if (p->status == AR_OK)
+            pair_ran(p, side, p->side[side]->ops->copy_strided(p->side[side], p->queue[side], &to, &from));
+    }
+}
+
+/* A band of columns, beside which anything may be, or of terms, beside which A is zero. rows of A: one period of the band
+ * or two. */
+static void band_case(device_pair *p, int form, bool of_terms, size_t periods)
+{
+    static int32_t edges[BAND_ROWS][2];
+    const size_t n = 131;
+    product o = {.batch = 2, .m = periods * BAND_ROWS, .n = n, .k = of_terms ? n : 20, .values = PAIR_ORDINARY};
+    const size_t sa[3] = {o.batch, o.m, o.k}, sb[3] = {o.batch, o.n, o.k}, sy[3] = {o.batch, o.m, o.n},
+                 sz[3] = {o.batch, 1, n};
+    const ar_band band = {edges[0], BAND_ROWS, of_terms};
+    begin_product(p, &o, of_terms ? ", a band of terms" : ", a band of columns");
+    for (size_t i = 0; i < BAND_ROWS; i++) { /* causal; windows of the last ones; nothing at all, or anything */
+        const size_t some = pair_below(p, n + 1), more = pair_below(p, n + 1);
+        edges[i][0] = (int32_t)(form == 0 ? 0 : form == 1 ? (i < 7 ? 0 : i - 7) : some);
+        edges[i][1] = (int32_t)(form < 2 ? i + 1 : i < 40 ? 0 : i < 80 ? some + more / 30 : more);
+    }
+    const pair_tensor a = pair_input(p, "a", 3, sa, PAIR_ROW_MAJOR, o.values),
+                      b = pair_input(p, "b", 3, sb, PAIR_PADDED, o.values);
+    for (size_t i = 0; i < o.batch * o.m * o.k && a.buf.host && of_terms; i++) {
+        const int32_t *row = edges[i / o.k % BAND_ROWS], k = (int32_t)(i % o.k);
+        if (k < row[0] || k >= row[1])
+            *pair_element(a, i) = 0.0f;
+    }
+    const pair_tensor y = pair_output(p, "y", 3, sy, PAIR_ROW_MAJOR),
+                      zeros = pair_input(p, "zeros", 3, sz, PAIR_ROW_MAJOR, PAIR_ZERO);
+    o.e = pair_words(p, "e", PAIR_W32, o.batch * o.m);
+    o.f = pair_words(p, "f", PAIR_W32, o.batch * o.n);
+    PAIR_RUN(p, row_exponents, o.e.at[s], &a.at[s], (ar_cbuf){NULL}, 1, false);
+    PAIR_RUN(p, row_exponents, o.f.at[s], &b.at[s], (ar_cbuf){NULL}, -1, false);
+    PAIR_RUN(p, packed_create, &o.a[s], o.batch, o.m, o.k, true);
+    PAIR_RUN(p, packed_create, &o.b[s], o.batch, o.n, o.k, false);
+    pack_parts(p, o.a, a, (pair_buf){.host = NULL}, 1, o.e);
+    pack_parts(p, o.b, b, (pair_buf){.host = NULL}, -1, o.f);
+    PAIR_RUN(p, gemm_round, &y.at[s], o.a[s], o.b[s], ar_const(o.e.at[s]), ar_const(o.f.at[s]), (ar_cbuf){NULL},
+             AR_ACT_NONE, NULL, &band);
+    for (size_t i = 0; i < o.m && !of_terms; i++) {
+        const int32_t *row = edges[i % BAND_ROWS];
+        clear_run(p, y, zeros, i, 0, row[0] < row[1] ? (size_t)row[0] : n);
+        clear_run(p, y, zeros, i, row[0] < row[1] ? (size_t)row[1] : n, n);
+    }
+    pair_end(p);
+    destroy_packed(p, &o);
+}
+
+static void bands(device_pair *p)
+{
+    for (int i = 0; i < 12 && pair_goes_on(p); i++)
+        band_case(p, i % 3, i / 3 % 2, 1 + (size_t)i / 6);
 }
 
 /* Results of more than one tile of planes on the host (gpu/blas.h): rows or columns of one matrix, or both, and several
@@ -245,6 +311,7 @@ static void large_results(device_pair *p, void (*one)(device_pair *, product *))
 void gemm_round_cases(device_pair *p)
 {
     every_product(p, gemm_round_case);
+    bands(p);
     if (p->round == 0 && pair_goes_on(p))
         several_tiles(p, gemm_round_case);
     if (p->round == 1 && !p->small && pair_goes_on(p))

@@ -115,7 +115,50 @@ static void has_a_tile_for_a_part_that_does_not_fit(void)
     cr_assert(t.matrices == 1 && t.rows == 128 && t.cols == 256);
 }
 
+/* --- bands -------------------------------------------------------------------------------------------------------- */
+
+#define ROWS 1024
+
+static size_t area_of(const ari_tile_work *w, const ar_band *band)
+{
+    size_t area = 0, row = 0;
+    for (ari_tile_part p = {0}; ari_band_next(&p, w, &h200, band); row = p.row + p.rows) {
+        cr_assert(p.row >= row && p.row + p.rows <= w->m && p.col + p.cols <= w->n && p.term + p.terms <= w->terms);
+        cr_assert(p.col % 16 == 0 && p.cols % 4 == 0 && p.term % 16 == 0 && p.terms % 16 == 0);
+        for (size_t i = p.row; i < p.row + p.rows && band && (w->alike || !band->of_terms); i++) {
+            const int32_t *edges = band->edges + 2 * (i % band->rows);
+            const size_t first = band->of_terms ? p.term : p.col, n = band->of_terms ? p.terms : p.cols;
+            cr_assert((size_t)edges[0] >= first && (size_t)edges[1] <= first + n, "row %zu", i);
+        }
+        area += p.rows * p.cols * p.terms / 16;
+    }
+    return area;
+}
+
+static void leaves_out_what_is_beside_a_band(void)
+{
+    static int32_t causal[ROWS][2], window[ROWS][2], all[ROWS][2];
+    ari_tile_work w = {.batch = 64, .m = ROWS, .n = ROWS, .terms = 128, .blocks = 1, .planes = 7, .runs = 16};
+    const size_t whole = ROWS * ROWS * 8;
+    for (int32_t i = 0; i < ROWS; i++) {
+        causal[i][1] = window[i][1] = i + 1;
+        window[i][0] = i < 99 ? 0 : i - 99;
+        all[i][1] = ROWS;
+    }
+    cr_expect_eq(area_of(&w, NULL), whole);
+    cr_expect_eq(area_of(&w, &(ar_band){all[0], ROWS, false}), whole);
+    cr_expect_eq(area_of(&w, &(ar_band){causal[0], ROWS, false}), whole / 8 * 5);
+    cr_expect_lt(area_of(&w, &(ar_band){window[0], ROWS, false}), whole / 8 * 3);
+    cr_expect_eq(area_of(&w, &(ar_band){causal[0], ROWS, true}), whole, "windows of several runs have all terms");
+    w.m = 3 * ROWS; /* three heads */
+    cr_expect_eq(area_of(&w, &(ar_band){causal[0], ROWS, false}), 3 * (whole / 8 * 5));
+    w = (ari_tile_work){.batch = 64, .m = ROWS, .n = 128, .terms = ROWS, .blocks = 1, .planes = 10, .runs = 10};
+    w.alike = true;
+    cr_expect_eq(area_of(&w, &(ar_band){causal[0], ROWS, true}), whole / 8 * 5);
+}
+
 Test(tiles, claims)
 {
-    TOGETHER(keeps_processors_busy, fits_every_result, has_a_tile_for_a_part_that_does_not_fit);
+    TOGETHER(keeps_processors_busy, fits_every_result, has_a_tile_for_a_part_that_does_not_fit,
+             leaves_out_what_is_beside_a_band);
 }

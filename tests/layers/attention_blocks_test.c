@@ -103,18 +103,24 @@ static ar_status run(values *v, ar_ctx *ctx, const masked *o)
     return AR_OK;
 }
 
-static void with_blocks_of(values *v, const masked *o, size_t bytes)
+/* Ends the device. */
+static void on_device(values *v, ar_device *d, const masked *o, size_t bytes)
 {
-    ar_device *d = NULL;
     ar_ctx *ctx = NULL;
     memset(v, 0, sizeof *v);
-    cr_assert_eq(ar_device_cpu_create(&d, 2), AR_OK);
     d->block_bytes = bytes;
     const ar_ctx_options options = {.device = d, .dropout = o->dropout, .seed = 9};
     cr_assert_eq(ar_ctx_create(&ctx, &options), AR_OK);
     cr_assert_eq(run(v, ctx, o), AR_OK, "%s", ar_error_message());
     ar_ctx_destroy(ctx);
     ar_device_destroy(d);
+}
+
+static void with_blocks_of(values *v, const masked *o, size_t bytes)
+{
+    ar_device *d = NULL;
+    cr_assert_eq(ar_device_cpu_create(&d, 2), AR_OK);
+    on_device(v, d, o, bytes);
 }
 
 static const masked cases[] = {{HEADS, 0, true, false, false, false, 0.0}, {2, 0, true, false, false, false, 0.0},
@@ -134,6 +140,22 @@ Test(attention_blocks, of_any_size_give_the_bits_of_one_block)
             cr_expect_arr_eq(some.dx, all.dx, sizeof all.dx, "case %zu, %zu bytes: dx", i, bytes[k]);
             cr_expect_arr_eq(some.grad, all.grad, sizeof all.grad, "case %zu, %zu bytes: gradients", i, bytes[k]);
         }
+    }
+}
+
+/* There products leave out tiles that no query sees. */
+Test(attention_blocks, of_whole_matrices_have_the_same_bits_on_a_gpu)
+{
+    static values cpu, gpu;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ar_device *d = NULL;
+        if (ar_device_emulated_create(&d) != AR_OK)
+            cr_skip("%s", ar_error_message());
+        with_blocks_of(&cpu, &cases[i], (size_t)1 << 30);
+        on_device(&gpu, d, &cases[i], (size_t)1 << 30);
+        cr_expect_arr_eq(gpu.y, cpu.y, sizeof cpu.y, "case %zu: y", i);
+        cr_expect_arr_eq(gpu.dx, cpu.dx, sizeof cpu.dx, "case %zu: dx", i);
+        cr_expect_arr_eq(gpu.grad, cpu.grad, sizeof cpu.grad, "case %zu: gradients", i);
     }
 }
 

@@ -98,12 +98,15 @@ static void done(const pass *p, const ar_operand *const *all, size_t n)
         p->ctx->arith->operand_done(p->ctx, all[i]);
 }
 
-/* y = parts of two operands multiplied. */
-static ar_status multiply(const pass *p, const ar_tensor *y, const ar_operand *a, const ar_operand *b)
+/* y = parts of two operands multiplied, which are a block's: its scores, whose columns are keys, or of_terms, what it has
+ * of them. Of a block with all keys only those that a query sees; others end where their queries' keys do. */
+static ar_status multiply(const pass *p, const ar_tensor *y, const ar_operand *a, const ar_operand *b, bool of_terms)
 {
+    const ar_band band = {&p->kept->seen[0].first, p->rows, of_terms};
+    const ar_epilogue seen = {.act = AR_ACT_NONE, .band = p->blocks.whole ? &band : NULL};
     ar_sum *s = NULL;
     AR_TRY(p->ctx->arith->contract(p->ctx, &s, a, b));
-    return p->ctx->arith->round(p->ctx, y, s, NULL);
+    return p->ctx->arith->round(p->ctx, y, s, &seen);
 }
 
 /* y = (the block's rows of a) (the block's keys of b)^T, both whole operands. */
@@ -114,7 +117,7 @@ static ar_status rows_by_keys(const pass *p, const ar_tensor *y, const ar_part *
     const ar_part of_a = rows_part(at, p->c->head_dim), of_b = keys_part(at, p->c->head_dim);
     AR_TRY(p->ctx->arith->operand_part(p->ctx, &part[0], a, &of_a));
     AR_TRY(p->ctx->arith->operand_part(p->ctx, &part[1], b, &of_b));
-    AR_TRY(multiply(p, y, part[0], part[1]));
+    AR_TRY(multiply(p, y, part[0], part[1], false));
     done(p, part, 2);
     return AR_OK;
 }
@@ -129,7 +132,7 @@ static ar_status block_by_values(const pass *p, const ar_tensor *y, const ar_par
     const ar_tensor to = ar_tensor_part(y, &of_y);
     AR_TRY(p->ctx->arith->operand_part(p->ctx, &part[1], b, &of_b));
     AR_TRY(left(p, &part[0], block, part[1]));
-    AR_TRY(multiply(p, &to, part[0], part[1]));
+    AR_TRY(multiply(p, &to, part[0], part[1], true));
     done(p, part, 2);
     return AR_OK;
 }

@@ -25,6 +25,18 @@ static void fill_sample(ari_keys *visible, const ari_core *c, const ar_batch *ba
     }
 }
 
+/* What one query sees in any of n > 0 samples, each `step` further. */
+static ari_keys seen_by_any(const ari_keys *visible, size_t n, size_t step)
+{
+    ari_keys all = visible[0];
+    for (size_t i = 1; i < n; i++) {
+        const ari_keys here = visible[i * step];
+        all.first = here.first < all.first ? here.first : all.first;
+        all.end = here.end > all.end ? here.end : all.end;
+    }
+    return all;
+}
+
 static ar_status upload_padding(ar_ctx *ctx, ari_core_kept *kept, const ar_batch *batch)
 {
     const size_t shape[2] = {batch->batch, batch->seq};
@@ -62,6 +74,7 @@ static void kept_destroy(ar_ctx *ctx, void *object)
     ar_tensor *const all[] = {&kept->keys, &kept->padding, &kept->additive, &kept->max, &kept->sum};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         ar_ctx_release(ctx, all[i]);
+    free(kept->seen);
     free(kept->visible);
     free(kept);
 }
@@ -81,6 +94,9 @@ ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_kept **gives, 
     AR_TRY(ari_alloc((void **)&kept->visible, n, sizeof *kept->visible, "the keys that queries see"));
     for (size_t i = 0; i < batch->batch; i++)
         fill_sample(kept->visible + i * rows, c, batch, i);
+    AR_TRY(ari_alloc((void **)&kept->seen, rows, sizeof *kept->seen, "the keys that queries see"));
+    for (size_t i = 0; i < rows; i++)
+        kept->seen[i] = seen_by_any(kept->visible + i, batch->batch, rows);
     AR_TRY(ar_ctx_tensor(ctx, &kept->keys, AR_I32, 3, shape));
     AR_TRY(ar_ctx_upload(ctx, &kept->keys, kept->visible));
     AR_TRY(upload_padding(ctx, kept, batch));
