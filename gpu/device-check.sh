@@ -8,7 +8,7 @@
 #   gpu/device-check.sh --list      the steps
 #
 #   --prebuilt DIR  what gpu/prebuilt.sh made: anyrank, conformance_main, gpu_smoke. Where one of them does not start,
-#                   it says why and builds
+#                   it says why and builds. An archive of it (tar -C DIR -czf FILE.tgz .) is a third of its size
 #   --deps DIR      .deb files of BLIS and jansson with their -dev packages, for a machine that builds and lacks them:
 #                   they are unpacked beside the build, nothing is installed. Where there is apt, in DIR:
 #                       apt-get download libblis4-openmp libblis-openmp-dev libjansson4 libjansson-dev
@@ -87,6 +87,8 @@ done
 for number in "${jobs:-1}" "$budget"; do
     case $number in '' | *[!0-9]*) refuse "'$number' is not a number" ;; esac
 done
+archive=''
+[ ! -f "$prebuilt" ] || archive=$(cd "$(dirname "$prebuilt")" && pwd)/$(basename "$prebuilt") prebuilt=''
 for folder in $deps $prebuilt; do
     [ -d "$folder" ] || refuse "$folder is no folder"
 done
@@ -102,6 +104,12 @@ logs=$build.logs
 rm -rf "$logs"
 mkdir -p "$logs" "$out" || exit 2
 rm -f "$out/summary.txt" "$out/summary.json" "$out/logs.tgz"
+if [ -n "$archive" ]; then
+    prebuilt=$build.prebuilt
+    rm -rf "$prebuilt"
+    mkdir -p "$prebuilt"
+    tar -C "$prebuilt" -xzf "$archive" || refuse "--prebuilt: $archive cannot be unpacked"
+fi
 device=cuda
 [ $host = no ] || device=emulated
 jobs=${jobs:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)}

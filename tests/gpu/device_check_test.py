@@ -133,6 +133,14 @@ class DeviceCheck(unittest.TestCase):
         self.assertEqual(steps["build"][0], "FAIL")
         self.assertEqual(steps["smoke"], ("FAIL", "skipped, which was not expected: nothing was built"))
 
+    def test_takes_an_archive_of_the_programs(self):
+        archive = self.folder / "programs.tgz"
+        subprocess.run(["tar", "-C", str(self.prebuilt), "-czf", str(archive), "."], check=True, timeout=600)
+        _, steps, _ = self.check("--host", "--prebuilt", str(archive), "--only", "smoke", status=0, prebuilt=False)
+        self.assertEqual(steps, {"smoke": ("ok", "all is well")})
+        archive.write_text("no archive", encoding="utf-8")
+        self.assertIn("cannot be unpacked", self.check("--prebuilt", str(archive), status=2, prebuilt=False)[0])
+
     def test_a_skip_that_was_not_expected_fails(self):
         _, steps, _ = self.check("--host", "--only", "nccl2,bench_torch", status=0)
         self.assertEqual([steps[name][0] for name in ("nccl2", "bench_torch")], ["skip", "skip"])
