@@ -1,33 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stands for devices that this build does not have, and why a machine has none for one that does. */
+/* What stands for devices that this build does not have. */
 #include <stdio.h>
 
 #include "gpu/native.h"
 #include "gpu/profile/profile.h"
-
-/* "13.0" of 13000. */
-#define VERSION "%d.%d"
-#define NUMBERS(version) (version) / 1000, (version) % 1000 / 10
-
-ar_status ari_gpu_why_none(const ari_gpu_machine *m)
-{
-    if (m->driver == 0 && m->loaded)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "the NVIDIA driver is loaded, but its library, libcuda.so.1, is not "
-                                                "found: a container must be started with the GPU (docker --gpus all)");
-    if (m->driver == 0)
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "this machine has no NVIDIA driver (this build needs one for CUDA " VERSION " or newer)",
-                            NUMBERS(m->runtime));
-    if (m->code == ARI_CUDA_INSUFFICIENT_DRIVER)
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "the NVIDIA driver is for CUDA " VERSION ", and this build needs one for " VERSION
-                            ": update the driver, or build with the toolkit of CUDA " VERSION,
-                            NUMBERS(m->driver), NUMBERS(m->runtime), NUMBERS(m->driver));
-    if (m->code == ARI_CUDA_NO_DEVICE || m->code == 0)
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "the NVIDIA driver shows no GPU to this process (CUDA_VISIBLE_DEVICES may hide them)");
-    return ar_error_set(AR_ERR_UNSUPPORTED, "the NVIDIA driver does not work: %s (%s)", m->text, m->name);
-}
 
 #if !ANYRANK_HAVE_CUDA
 static const char no_cuda[] = "this build has no CUDA device: " ANYRANK_WHY_NO_CUDA;

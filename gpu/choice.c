@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which device, by its name; which way of it, by the environment. */
+/* Which device, by its name; which way of it, by the environment; why there is none. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,4 +92,28 @@ ar_status ari_imma_choose(ari_imma *imma)
     AR_TRY(choose(&kernel, ARI_IMMA_KERNEL_VARIABLE, "cublas", "own"));
     *imma = (ari_imma){which < 0 ? ARI_IMMA_AUTO : which == 0 ? ARI_IMMA_16 : ARI_IMMA_10, 0, kernel == 1};
     return choose_rows(&imma->min_rows);
+}
+
+/* "13.0" of 13000. */
+#define VERSION "%d.%d"
+#define NUMBERS(version) (version) / 1000, (version) % 1000 / 10
+
+ar_status ari_gpu_why_none(const ari_gpu_machine *m)
+{
+    if (m->driver == 0 && m->loaded)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "the NVIDIA driver is loaded, but its library, libcuda.so.1, is not "
+                                                "found: a container must be started with the GPU (docker --gpus all)");
+    if (m->driver == 0)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "this machine has no NVIDIA driver (this build needs one for CUDA " VERSION " or newer)",
+                            NUMBERS(m->runtime));
+    if (m->code == ARI_CUDA_INSUFFICIENT_DRIVER)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "the NVIDIA driver is for CUDA " VERSION ", and this build needs one for " VERSION
+                            ": update the driver, or build with the toolkit of CUDA " VERSION,
+                            NUMBERS(m->driver), NUMBERS(m->runtime), NUMBERS(m->driver));
+    if (m->code == ARI_CUDA_NO_DEVICE || m->code == 0)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "the NVIDIA driver shows no GPU to this process (CUDA_VISIBLE_DEVICES may hide them)");
+    return ar_error_set(AR_ERR_UNSUPPORTED, "the NVIDIA driver does not work: %s (%s)", m->text, m->name);
 }

@@ -20,6 +20,7 @@ SKIPPED = 77
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ANYRANK")}
 
 CUDA = BUILD / "nvcc"  # kept: the next run compiles what has changed
+OBJECTS = [CUDA / "anyrank_cuda.o", CUDA / "anyrank_cuda_sm90.o"]
 
 
 def find_nvcc():
@@ -50,12 +51,13 @@ def cached(variable):
 def setUpModule():
     must("cmake", "-S", ROOT, "-B", CUDA, "-DANYRANK_CUDA=ON", "-DANYRANK_EMULATED=OFF", "-DANYRANK_MPI=OFF",
          "-DANYRANK_TESTS=OFF", "-DCMAKE_CUDA_ARCHITECTURES=80", "-DCMAKE_BUILD_TYPE=Release")
-    must("cmake", "--build", CUDA, "-j", os.cpu_count(), "--target", "anyrank_cuda_object")
+    must("cmake", "--build", CUDA, "-j", os.cpu_count(), "--target", "anyrank_cuda_object",
+         "anyrank_cuda_sm90_object")
 
 
 class Cuda(unittest.TestCase):
     def test_needs_nothing_of_the_cxx_library(self):
-        undefined = must("nm", "-u", CUDA / "anyrank_cuda.o")
+        undefined = must("nm", "-u", *OBJECTS)
         self.assertEqual(re.findall(r"\b(?:_ZS|_ZNS|_ZNKS|_Zn|_Zd|__cxa|__gxx)\w+", undefined), [])
 
     def test_the_command_links_and_tells_what_is_missing(self):
@@ -64,7 +66,7 @@ class Cuda(unittest.TestCase):
         libraries = [cached("CUDA_cudart_LIBRARY")]
         command = CUDA / "anyrank-linked"
         must(shutil.which("cc") or "gcc", *sorted((BUILD / "CMakeFiles/anyrank_cli.dir").rglob("*.o")),
-             CUDA / "anyrank_cuda.o", BUILD / "libanyrank.a", *private, *libraries,
+             *OBJECTS, BUILD / "libanyrank.a", *private, *libraries,
              *("-Wl,-rpath," + str(pathlib.Path(library).parent) for library in libraries), "-o", command)
         # No GPU, also where there is one.
         done = run(command, "check", "stack-demo", "--device", "cuda", CUDA_VISIBLE_DEVICES="-1",

@@ -5,7 +5,7 @@
 
 #include "gpu/native.h"
 
-Test(absent, each_state_of_a_driver_has_its_own_text, .timeout = 300)
+Test(no_gpu, each_state_of_a_driver_has_its_own_text, .timeout = 300)
 {
     static const struct {
         ari_gpu_machine machine;
