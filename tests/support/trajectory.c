@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "anyrank/baseline.h"
 #include "ref/core/size.h"
@@ -35,10 +36,12 @@ ar_training_options trajectory_options(const char *model, uint64_t steps)
 const char *trajectory_model(const char *model_type, int layers)
 {
     static char path[2][256];
+    char own[300];
     const bool llama = strcmp(model_type, "llama") == 0;
     char *const to = path[llama];
     snprintf(to, sizeof path[0], "%s/trajectory-%s-%d.json", TEST_BUILD_DIR, model_type, layers);
-    FILE *f = fopen(to, "w");
+    snprintf(own, sizeof own, "%s.%ld", to, (long)getpid()); /* another program may read the file meanwhile */
+    FILE *f = fopen(own, "w");
     if (!f)
         return NULL;
     fprintf(f,
@@ -49,7 +52,7 @@ const char *trajectory_model(const char *model_type, int layers)
                   : "{\"model_type\": \"gpt2\", \"vocab_size\": 256, \"n_embd\": 32, \"n_layer\": %d, \"n_head\": 4,"
                     " \"n_positions\": 32, \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-5}\n",
             layers);
-    return fclose(f) == 0 ? to : NULL;
+    return fclose(f) == 0 && rename(own, to) == 0 ? to : NULL;
 }
 
 /* The newest value of each parameter that the baseline told. */
