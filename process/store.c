@@ -217,43 +217,67 @@ static bool await_answer(ari_store *s, const wanted *x, uint64_t timeout_ns)
     return true;
 }
 
-ar_status ari_store_get(ari_store *s, const ari_store_value *v, uint64_t timeout_ns, const char *who,
-                        ari_gather_result *gives)
+/* From now on the answer to x is kept, and asked for. */
+static bool ask(ari_store *s, wanted *x)
 {
-    wanted x = {.is = *v};
-    const size_t head = sizeof x.is + ((size_t)v->n + 1) * sizeof(size_t);
-    AR_TRY(ari_store_status(s));
     pthread_mutex_lock(&s->lock);
-    x.next = s->wanted;
-    s->wanted = &x;
+    x->next = s->wanted;
+    s->wanted = x;
     pthread_mutex_unlock(&s->lock);
-    const bool sent = send_message(s, ARI_MESSAGE_GET, v, sizeof *v, NULL, 0);
+    return send_message(s, ARI_MESSAGE_GET, &x->is, sizeof x->is, NULL, 0);
+}
+
+/* The answer to x, which was asked for. An answer that has come is given, whatever has failed since. */
+static ar_status take_answer(ari_store *s, wanted *x, bool asked, uint64_t timeout_ns, const char *who,
+                             ari_gather_result *gives)
+{
+    const size_t head = sizeof x->is + ((size_t)x->is.n + 1) * sizeof(size_t);
     pthread_mutex_lock(&s->lock);
-    const bool in_time = await_answer(s, &x, timeout_ns);
-    if (!in_time || !sent) { /* who is missing explains more than that this has not come */
+    const bool in_time = await_answer(s, x, timeout_ns);
+    if (!in_time || !asked) { /* who is missing explains more than that this has not come */
         pthread_mutex_unlock(&s->lock);
-        be_late(s, v, who);
+        be_late(s, &x->is, who);
         pthread_mutex_lock(&s->lock);
         (void)await_change(s, NULL, VERDICT_NS);
     }
-    forget(s, &x);
+    forget(s, x);
     pthread_mutex_unlock(&s->lock);
-    if (x.answer && in_time && x.bytes >= head) {
-        *gives = (ari_gather_result){
-            .memory = x.answer, .start = (const size_t *)(const void *)(x.answer + sizeof x.is), .at = x.answer + head};
+    if (x->answer && in_time && x->bytes >= head) {
+        *gives = (ari_gather_result){.memory = x->answer,
+                                     .start = (const size_t *)(const void *)(x->answer + sizeof x->is),
+                                     .at = x->answer + head};
         return AR_OK;
     }
-    free(x.answer);
+    free(x->answer);
     AR_TRY(ari_store_status(s));
     return ar_error_set(AR_ERR_TIMEOUT, "process 0 does not answer");
 }
 
+ar_status ari_store_get(ari_store *s, const ari_store_value *v, uint64_t timeout_ns, const char *who,
+                        ari_gather_result *gives)
+{
+    wanted x = {.is = *v};
+    AR_TRY(ari_store_status(s));
+    const bool asked = ask(s, &x);
+    return take_answer(s, &x, asked, timeout_ns, who, gives);
+}
+
+/* Asked for before the own part is there: so every member gets the whole at the same time, before a failure to which it
+ * leads one of the others. */
 ar_status ari_store_exchange(ari_store *s, uint64_t group, uint64_t seq, int index, int n, const void *bytes,
                              size_t size, ari_gather_result *gives)
 {
-    const ari_store_value v = {.group = group, .seq = seq, .index = index, .n = n, .readers = n};
-    AR_TRY(ari_store_set(s, &v, bytes, size));
-    return ari_store_get(s, &v, s->is.timeout_ns, NULL, gives);
+    wanted x = {.is = {.group = group, .seq = seq, .index = index, .n = n, .readers = n}};
+    AR_TRY(ari_store_status(s));
+    const bool asked = ask(s, &x);
+    const ar_status st = ari_store_set(s, &x.is, bytes, size);
+    if (st == AR_OK)
+        return take_answer(s, &x, asked, s->is.timeout_ns, NULL, gives);
+    pthread_mutex_lock(&s->lock);
+    forget(s, &x);
+    pthread_mutex_unlock(&s->lock);
+    free(x.answer);
+    return st;
 }
 
 /* --- the thread --------------------------------------------------------------------------------------------------- */

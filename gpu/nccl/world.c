@@ -14,7 +14,7 @@
 /* How often NCCL is asked for errors of its own threads. */
 #define ERRORS_NS UINT64_C(100000000)
 /* Longest wait for a thread that is inside of NCCL, whose calls return at once but where a GPU takes no more work. */
-#define INSIDE_NS UINT64_C(1000000000)
+#define INSIDE_NS UINT64_C(10000000000)
 enum { REAP_ABOVE = 16 };
 
 /* --- the failure -------------------------------------------------------------------------------------------------- */
