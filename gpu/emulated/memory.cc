@@ -270,11 +270,10 @@ void arena_spoil(void *address)
         spoil(arena_at(address), (arena_chunk(address)->units - 1) * LINE);
 }
 
-void arena_give(void *address)
+/* What is in it is the caller's to spoil. */
+static void give_block(void *address)
 {
     arena *a = memory;
-    if (!address)
-        return;
     if (sanitized) {
         __atomic_sub_fetch(&a->used, malloc_usable_size(address), __ATOMIC_RELAXED);
         ::free(address);
@@ -282,14 +281,21 @@ void arena_give(void *address)
     }
     chunk *h = arena_chunk(address);
     const size_t of_class = class_of_chunk(h);
-    if (!ARI_WATCHED)
-        arena_spoil(address);
     pthread_mutex_lock(&a->lock);
     a->used -= h->units * LINE;
     a->kept += h->units * LINE;
     h->next = a->free[of_class];
     a->free[of_class] = h;
     pthread_mutex_unlock(&a->lock);
+}
+
+void arena_give(void *address)
+{
+    if (!address)
+        return;
+    if (!sanitized)
+        arena_spoil(address);
+    give_block(address);
 }
 
 ar_status arena_open(void)
@@ -303,7 +309,8 @@ ar_status arena_open(void)
     return AR_OK;
 }
 
-ar_status arena_take(void **gives, size_t bytes)
+/* Its guard is the caller's to set. */
+static ar_status take_block(void **gives, size_t bytes)
 {
     arena *a = memory;
     if (sanitized)
@@ -329,8 +336,13 @@ ar_status arena_take(void **gives, size_t bytes)
     h->resident = true;
     h->next = nullptr;
     h->bytes = bytes;
-    if (!ARI_WATCHED) /* where a stream does that, in its order */
-        guard_set(*gives, bytes);
+    return AR_OK;
+}
+
+ar_status arena_take(void **gives, size_t bytes)
+{
+    AR_TRY(take_block(gives, bytes));
+    guard_set(*gives, bytes);
     return AR_OK;
 }
 
@@ -349,7 +361,7 @@ struct block_of {
     {
         const block_of *b = static_cast<const block_of *>(arg);
         const ar_status st = guard_end(b->address, b->bytes);
-        if (ARI_WATCHED)
+        if (!sanitized)
             arena_spoil(b->address);
         return st;
     }
@@ -357,10 +369,10 @@ struct block_of {
 
 ar_status arena_take_by(worker *w, void **gives, size_t bytes)
 {
-    AR_TRY(arena_take(gives, bytes));
+    AR_TRY(take_block(gives, bytes));
     const block_of b = {*gives, bytes};
     worker_after(w, arena_chunk(*gives));
-    return ARI_WATCHED ? worker_call(w, b.begin, &b, sizeof b) : AR_OK;
+    return worker_call(w, b.begin, &b, sizeof b);
 }
 
 ar_status arena_give_by(worker *w, void *address, size_t bytes)
@@ -368,7 +380,7 @@ ar_status arena_give_by(worker *w, void *address, size_t bytes)
     const block_of b = {address, bytes};
     const ar_status st = worker_call(w, b.end, &b, sizeof b);
     worker_before(w, arena_chunk(address));
-    arena_give(address);
+    give_block(address);
     return st;
 }
 
