@@ -146,8 +146,11 @@ run_step() {
         status=77
     else
         monitor_begin
-        timeout -k 5 $limit "$@" > "$log" 2>&1 < /dev/null
+        timeout -k 5 $limit "$@" > "$log" 2>&1 < /dev/null &
+        running=$!
+        wait $running
         status=$?
+        running=
         monitor_end "$name"
     fi
     seconds=$(($(date +%s) - from))
@@ -170,6 +173,19 @@ run_step() {
     write_results
 }
 
+# A step has its own process group, which whoever interrupts this one does not reach.
+running=
+interrupted() {
+    trap '' HUP INT TERM
+    if [ -n "$running" ]; then
+        kill "$running" 2>/dev/null
+        wait "$running"
+    fi
+    exit "$1"
+}
+trap 'interrupted 129' HUP
+trap 'interrupted 130' INT
+trap 'interrupted 143' TERM
 trap 'monitor_end ""' EXIT
 use_deps
 if ! find_programs; then

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu/emulated/stream.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -575,14 +576,16 @@ ar_status streams_open(void)
         if (text && strncmp(text, n.name, strlen(n.name)) == 0) {
             const char *number = text + strlen(n.name);
             runs = n.runs;
+            errno = 0;
             seed = strtoull(number, &end, 10);
-            end = *number >= '0' && *number <= '9' ? end : nullptr;
+            end = *number >= '0' && *number <= '9' && errno == 0 ? end : nullptr;
         }
     }
     if (text && strcmp(text, "eager") != 0 && (!end || *end))
-        return ar_error_set(
-            AR_ERR_ARG, "ANYRANK_EMULATED_STREAMS is '%.40s'; it takes eager, late:SEED or latest:SEED, SEED a number",
-            text);
+        return ar_error_set(AR_ERR_ARG,
+                            "ANYRANK_EMULATED_STREAMS is '%.40s'; it takes eager, late:SEED or latest:SEED, SEED a "
+                            "number below 2^64",
+                            text);
     locked now;
     if (!all.streams) {
         all.runs = runs;

@@ -12,6 +12,7 @@ BINARY (or the environment variable ANYRANK) is another build; default build/any
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -191,6 +192,22 @@ class DeviceCheck(unittest.TestCase):
         self.assertRegex(steps["smoke"][1], "^stopped after [12] s|budget of 2 s is used up")
         _, steps, _ = self.check("--host", "--budget", "0", "--only", "smoke", status=1)
         self.assertIn("the budget of 0 s is used up; --only smoke runs it alone", steps["smoke"][1])
+
+    def test_what_is_interrupted_leaves_nothing_behind(self):
+        self.script(self.path / "nvidia-smi", NVIDIA_SMI)
+        started = self.folder / "started"
+        os.mkfifo(started)
+        # The reader comes to the end of the pipe when no process of the step is left.
+        self.script(self.prebuilt / "gpu_smoke", PROGRAM + f"exec > {started}\necho started\nsleep 60\n")
+        with subprocess.Popen(
+                ["sh", str(ROOT / "gpu/device-check.sh"), "--host", "--only", "smoke", "--prebuilt",
+                 str(self.prebuilt), "--build", str(self.folder / "build")], stdout=subprocess.DEVNULL,
+                env={**os.environ, "OUT": str(self.folder / "out"), "PATH": f"{self.path}:{os.environ['PATH']}"}) as run:
+            with started.open(encoding="utf-8") as lines:
+                self.assertEqual(lines.readline(), "started\n")
+                run.send_signal(signal.SIGTERM)
+                self.assertEqual(lines.read(), "")
+            self.assertEqual(run.wait(600), 143)
 
     def test_a_flood_of_words_does_not_hide_the_table(self):
         flood = ("i=0\nwhile [ $i -lt 600 ]; do\n"

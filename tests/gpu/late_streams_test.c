@@ -301,7 +301,8 @@ Test(late_streams, tell_the_next_wait_what_a_kernel_did_wrong)
 
 Test(late_streams, a_value_that_is_none_is_refused)
 {
-    static const char *const wrong[] = {"", "soon", "late", "late:", "latest:-1", "late:1x", "eager:1"};
+    static const char *const wrong[] = {
+        "", "soon", "late", "late:", "latest:-1", "late:1x", "eager:1", "late:18446744073709551616"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         ar_device *d = NULL;
         setenv("ANYRANK_EMULATED_STREAMS", wrong[i], 1);
