@@ -189,6 +189,10 @@ ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v,
 void ari_transport_end(ar_process *p, ar_status st)
 {
     fflush(stdout);
+    /* Process 0 reports what ends all, but not its own death. */
+    if (p && st == AR_ERR_ABORTED && errors_fd >= 0 && ar_process_rank(p) == 1 &&
+        strstr(ar_error_message(), "rank 0 is gone"))
+        dprintf(errors_fd, "anyrank: %s\n", ar_error_message());
     if (p && st != AR_OK && st != AR_ERR_ABORTED) {
         char why[512];
         snprintf(why, sizeof why, "%s", ar_error_message());

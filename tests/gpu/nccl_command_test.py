@@ -197,10 +197,14 @@ class NcclTest(unittest.TestCase):
     def test_one_that_is_killed_ends_all(self):
         arguments = ("train", "stack-demo", "--dp", 3, "--batch", 3, "--seq", 8, "--steps", 10**9, "--lr",
                      "1e-12", *NCCL)
-        started = start(arguments, 3)
-        next(line for line in started[0].stdout if re.match(r" *1 ", line))  # the first step: they are at work
-        started[1].kill()
-        self.assertNotIn(0, [status for status, _, _ in finish(started)])
+        for killed in (0, 1):
+            with self.subTest(killed=killed):
+                started = start(arguments, 3)
+                next(line for line in started[0].stdout if re.match(r" *1 ", line))  # the first step: they are at work
+                started[killed].kill()
+                ended = finish(started)
+                self.assertNotIn(0, [status for status, _, _ in ended])
+                self.assertEqual(sum(err.count("is gone: its connection was closed") for _, _, err in ended), 1, ended)
 
     def test_one_that_is_killed_is_named_with_its_stage(self):
         arguments = ("train", "stack-demo", "--pp", 2, "--batch", 2, "--seq", 8, "--steps", 10**9, "--lr", "1e-12", *NCCL)
