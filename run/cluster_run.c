@@ -164,6 +164,8 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
     size_t now = 0;
     ar_ctx_memory(ctx, &now, &result->memory.peak);
 done:
+    if (st != AR_OK && o->run.process)
+        st = ari_process_fail(world, st);
     ar_ctx_destroy(ctx);
     ar_parallel_groups_end(&groups);
     return st;

@@ -42,8 +42,7 @@ static ar_status check_device(const ar_process *p, const ar_device_choice *which
                                                : "MPI moves what lies in the memory of hosts; between GPUs take nccl");
 }
 
-/* Gives the first error of any rank, in the same words on all processes, with the table of ranks. */
-static ar_status fail_all(ar_comm *world, ar_status own)
+ar_status ari_process_fail(ar_comm *world, ar_status own)
 {
     char why[1024];
     const char *message = "";
@@ -72,7 +71,7 @@ ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int thre
     if (st == AR_OK)
         st = fn(world, d, arg);
     if (st != AR_OK && world)
-        st = fail_all(world, st);
+        st = ari_process_fail(world, st);
     ar_comm_destroy(world);
     ar_device_destroy(d);
     return st;

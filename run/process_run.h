@@ -12,6 +12,9 @@
 AR_NODISCARD ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int threads,
                                        ar_status (*fn)(ar_comm *world, ar_device *d, void *arg), void *arg);
 
+/** Ends the run of all processes with what this rank fails with: before it destroys communicators, which would wait for
+ *  the others. Returns the first error of any rank, in the same words on all processes, with the table of ranks. */
+ar_status ari_process_fail(ar_comm *world, ar_status own);
 /** What a process does that cannot go on in the middle of a collective of the host: ends all of them. Returns st, with
  *  its message. */
 ar_status ari_process_give_up(ar_process *p, ar_status st);

@@ -206,6 +206,14 @@ class NcclTest(unittest.TestCase):
                 self.assertNotIn(0, [status for status, _, _ in ended])
                 self.assertEqual(sum(err.count("is gone: its connection was closed") for _, _, err in ended), 1, ended)
 
+    def test_one_that_has_too_little_memory_says_so(self):
+        def small(rank):
+            return {"ANYRANK_EMULATED_MEMORY": 3} if rank == 1 else {}
+
+        ended = finish(start(("check", "llama-demo", "--dp", 2, "--zero", 1, *SMALL, *NCCL), 2, extra=small))
+        self.assertNotIn(0, [status for status, _, _ in ended])
+        self.assertRegex(ended[0][1] + ended[0][2], "rank 1 aborted: the emulated device's memory: [0-9]+ bytes asked")
+
     def test_one_that_is_killed_is_named_with_its_stage(self):
         arguments = ("train", "stack-demo", "--pp", 2, "--batch", 2, "--seq", 8, "--steps", 10**9, "--lr", "1e-12", *NCCL)
         started = start(arguments, 2)
