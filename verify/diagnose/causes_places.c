@@ -165,7 +165,7 @@ static const ari_cause rows[] = {
     {"dropout_without_scale", K(DROPOUT), ARI_TRACE + 2, ANY, 0, IF(ONE), 0, ZERO,
      "{dropped} elements ({percent:.2g}%) are zero, anywhere in the tensor, and all others are right: a dropout mask "
      "without its scale 1/(1-p), another mask on this side, or writes that were lost"},
-    {"dropout", K(DROPOUT), ARI_IDENTITY + 2, ANY, 0, 0, 0, "zero or {factor} times the reference",
+    {"dropout", K(DROPOUT), ARI_IDENTITY + 2, "^g", 0, 0, 0, "zero or {factor} times the reference",
      "{dropped} elements ({percent:.2g}%) are zero, anywhere in the tensor, and all others are {factor} times the "
      "reference: dropout with p = {p:.3g}, which the reference does not have (eval against train, or a rank that drops "
      "where it should not)"},
