@@ -87,6 +87,7 @@ done
 for number in "${jobs:-1}" "$budget"; do
     case $number in '' | *[!0-9]*) refuse "'$number' is not a number" ;; esac
 done
+[ "${jobs:-1}" -ge 1 ] || refuse "--jobs takes a number from 1 on"
 archive=''
 [ ! -f "$prebuilt" ] || archive=$(cd "$(dirname "$prebuilt")" && pwd)/$(basename "$prebuilt") prebuilt=''
 for folder in $deps $prebuilt; do

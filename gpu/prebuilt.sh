@@ -42,6 +42,8 @@ out=${out:-$root/build/prebuilt}
     refuse "--out: $out is a folder with other things in it"
 build=$root/build/static
 [ $cuda = ON ] || build=$build-host
+case ${jobs:-1} in *[!0-9]* | 0*) refuse "--jobs: '$jobs' is no number from 1 on" ;; esac
+case $arch in '' | *[!0-9a-z\;-]*) refuse "--arch: '$arch' is no list of CUDA architectures, as 90 or '80;90'" ;; esac
 jobs=${jobs:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)}
 programs="anyrank tests/conformance_main tests/gpu_smoke tests/bench_nccl"
 

@@ -60,7 +60,8 @@ void ari_nccl_destroy(ar_comm *base)
 {
     ari_nccl_comm *c = (ari_nccl_comm *)base;
     ari_nccl_world *w = c->world;
-    ari_nccl_world_forget(w, c); /* its calls are done: nothing is lost */
+    const ari_outcome kept = ari_outcome_of(AR_ERR_ABORTED); /* the caller's message, if it is on its way out */
+    ari_nccl_world_forget(w, c);                             /* its calls are done: nothing is lost */
     const ar_status st = base->size > 1 ? finalize(c) : AR_OK;
     pthread_mutex_lock(&w->lock);
     c->let_go = true; /* the watcher leaves it alone from now on */
@@ -71,6 +72,7 @@ void ari_nccl_destroy(ar_comm *base)
         (void)(st == AR_OK ? w->nccl.CommDestroy(comm) : w->nccl.CommAbort(comm));
     pthread_mutex_unlock(&c->use);
     free_comm(c);
+    (void)ari_outcome_status(&kept);
 }
 
 /* Without NCCL's part. */
