@@ -27,9 +27,20 @@ typedef struct search {
     const ari_library *which;
     void *library;     /* NULL until one could be loaded */
     char why[300];     /* the loader's words about the last file, or else the first name, that could not be */
-    char places[2048]; /* the folders that were searched, for the message */
+    char places[2048]; /* the folders that were searched, each once, for the message */
     ari_text list;
 } search;
+
+/* Whether a folder stands in the list, which commas separate. */
+static bool is_listed(const search *s, const char *base)
+{
+    const size_t length = strlen(base);
+    for (const char *at = strstr(s->places, base); at; at = strstr(at + 1, base)) {
+        if ((at == s->places || at[-1] == ' ') && (at[length] == ',' || at[length] == '\0'))
+            return true;
+    }
+    return false;
+}
 
 static void load(search *s, const char *file)
 {
@@ -54,7 +65,8 @@ static void look_below(search *s, const char *base, const char *below)
             load(s, found.gl_pathv[k]);
         globfree(&found);
     }
-    ari_say(&s->list, "%s%s", s->list.used ? ", " : "", base);
+    if (!is_listed(s, base))
+        ari_say(&s->list, "%s%s", s->list.used ? ", " : "", base);
 }
 
 /* The same, where a variable that is not set is no place. */

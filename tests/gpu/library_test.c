@@ -133,6 +133,10 @@ Test(library, that_is_nowhere_is_an_error_with_all_places, .init = begin, .fini 
                                          "name the file by ANYRANK_WANTED", NULL});
     cr_expect_not(strstr(ar_error_message(), "relative"));
     cr_expect_not(strstr(ar_error_message(), "$"));
+    setenv("CUDA_PATH", root, 1); /* the same place, which is named once */
+    expect_refused((const char *const[]){root, NULL});
+    cr_expect_not(strstr(strstr(ar_error_message(), root) + 1, root));
+    unsetenv("CUDA_PATH");
     put("/cuda/lib64");
     setenv("CUDA_HOME", below_root("/cuda"), 1);
     setenv("ANYRANK_WANTED", "/nowhere/at.all", 1);
