@@ -184,8 +184,9 @@ def exit_text(status):
 
 
 SUITE = re.compile(r"^Test(?:Suite)?\s*\(\s*(\w+)", re.MULTILINE)
-PATH_SUITE = re.compile(r"^PATH_SUITE\(\s*(\w+)", re.MULTILINE)  # tests/cpu/contract_paths.h: a suite for each path
-PATHS = ("portable", "ifma")
+PATH_SUITE = re.compile(r"^PATH_SUITE\(\s*(\w+)", re.MULTILINE)  # a suite for each path of the list in PATHS
+PATHS = re.findall(r"\bX\((\w+), __VA_ARGS__\)",
+                   (ROOT / "tests/cpu/contract_paths.h").read_text(encoding="utf-8"))
 
 
 def suites_of(text):

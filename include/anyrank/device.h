@@ -379,7 +379,7 @@ typedef struct ar_cpu_info {
     char blis_version[32];
     char blis_kernels[32]; /* "skx", "haswell", ... */
     char blis_reason[96];  /* why these */
-    char exact_path[32];   /* "portable" or "ifma"; "refused": ANYRANK_EXACT_PATH asks for what is not there */
+    char exact_path[32];   /* "portable", "ifma", ...; "refused": ANYRANK_EXACT_PATH asks for what is not there */
     int cores;
 } ar_cpu_info;
 void ar_cpu_info_get(ar_cpu_info *out);

@@ -25,35 +25,6 @@ void ari_cpu_destroy(ar_device *d)
 #define FILL_SLOT(slot) .slot = ari_cpu_##slot,
 static const ar_device_ops cpu_ops = {.name = "cpu", .host_reaches = true, AR_DEVICE_SLOTS(FILL_SLOT)};
 
-/* The compiler's support routine also asks whether the operating system saves the 512-bit registers. */
-static const ari_exact_path *fastest_path(void)
-{
-#if ARI_HAVE_IFMA
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512ifma"))
-        return &ari_exact_ifma;
-#endif
-    return &ari_exact_portable;
-}
-
-ar_status ari_exact_choose(const ari_exact_path **path)
-{
-    const char *set = getenv(ARI_EXACT_VARIABLE);
-    *path = fastest_path();
-    if (!set || set[0] == '\0' || strcmp(set, (*path)->name) == 0)
-        return AR_OK;
-    if (strcmp(set, ari_exact_portable.name) == 0) {
-        *path = &ari_exact_portable;
-        return AR_OK;
-    }
-    if (strcmp(set, "ifma") == 0)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "cpu device: %s is 'ifma', and this processor has no AVX-512 IFMA",
-                            ARI_EXACT_VARIABLE);
-    return ar_error_set(AR_ERR_ARG, "cpu device: %s is '%.40s', expected 'portable' or 'ifma'", ARI_EXACT_VARIABLE,
-                        set);
-}
-
 /* Subnormals are part of the numbers that are promised: bits 15 (flush to zero) and 6 (denormals are zero) of MXCSR
  * must be clear. They are per thread; a library linked with -ffast-math sets them behind one's back. */
 static ar_status check_subnormals(void)

@@ -41,9 +41,11 @@ typedef struct ari_cpu_device {
 } ari_cpu_device;
 
 #define ARI_EXACT_VARIABLE "ANYRANK_EXACT_PATH"
-/** The path of a device that is created now: the fastest by CPUID, or what the environment variable ANYRANK_EXACT_PATH
- *  ("portable" or "ifma") forces. Errors, with the choice by CPUID in *path: AR_ERR_ARG (another value),
- *  AR_ERR_UNSUPPORTED ("ifma" on a processor without it). */
+/** The paths of this build, the fastest first; NULL from the end of the list on. */
+const ari_exact_path *ari_exact_path_at(size_t i);
+/** The path of a device that is created now: the first of the list that the processor supports, or the one that the
+ *  environment variable ANYRANK_EXACT_PATH names. Errors, with the processor's own in *path: AR_ERR_ARG (a name that
+ *  is not in the list), AR_ERR_UNSUPPORTED (this processor lacks what the path needs). */
 AR_NODISCARD ar_status ari_exact_choose(const ari_exact_path **path);
 
 #endif

@@ -39,9 +39,9 @@ AR_NODISCARD ar_status ari_shift_factors(double **gives, const int32_t *c, int s
 
 /* The exact contraction is made in tiles of the result that stay in the cache. gemm_exact.c cuts the result, spreads
  * the tiles over the threads, rounds, adds the bias and applies the activation. A path makes the integer sums of one
- * tile: in binary64 everywhere (gemm_portable.c), or with AVX-512 IFMA (gemm_ifma.c). The sums are integers that are
- * exact on every path, so the choice, which a device makes when it is created (device.h), changes the time and never
- * the bits. */
+ * tile: in binary64 everywhere (gemm_portable.c), or with instructions that some processors have (gemm_ifma.c). The
+ * sums are integers that are exact on every path, so the choice, which a device makes when it is created (paths.c),
+ * changes the time and never the bits. */
 
 /* How an [m, n] result is cut, and what a thread needs to make one tile. Sizes in elements. */
 typedef struct ari_tile_plan {
@@ -66,10 +66,12 @@ typedef struct ari_tile {
 } ari_tile;
 
 typedef struct ari_exact_path {
-    const char *name;
-    size_t rows, cols; /* of the largest tile */
-    size_t col_step;   /* tile columns come in multiples of it, tile rows in multiples of 8 */
-    size_t terms;      /* the longest sum that `sum` makes and round_row takes */
+    const char *name;        /* as ANYRANK_EXACT_PATH has it */
+    const char *needs;       /* of the processor, in words */
+    bool (*supported)(void); /* whether this processor has it, and the operating system saves its registers */
+    size_t rows, cols;       /* of the largest tile */
+    size_t col_step;         /* tile columns come in multiples of it, tile rows in multiples of 8 */
+    size_t terms;            /* the longest sum that `sum` makes and round_row takes */
     /** Sets slice and path for tiles of p->tile_rows by p->tile_cols over k terms. */
     void (*plan)(ari_tile_plan *p, size_t k);
     /** The tile's sums over k in [from, to), at most `terms`, stay in t->words for the functions below. */
@@ -83,12 +85,12 @@ typedef struct ari_exact_path {
 } ari_exact_path;
 
 extern const ari_exact_path ari_exact_portable;
-extern const ari_exact_path ari_exact_ifma; /* defined where ARI_HAVE_IFMA is 1 */
-#if !defined(ARI_HAVE_IFMA)                 /* tests that emulate the instructions set it for any processor */
+extern const ari_exact_path ari_exact_ifma; /* defined where ARI_HAVE_X86_PATHS is 1 */
+#if !defined(ARI_HAVE_X86_PATHS)            /* tests that emulate the instructions set it for any processor */
 #if defined(__x86_64__) && defined(__GNUC__)
-#define ARI_HAVE_IFMA 1
+#define ARI_HAVE_X86_PATHS 1
 #else
-#define ARI_HAVE_IFMA 0
+#define ARI_HAVE_X86_PATHS 0
 #endif
 #endif
 

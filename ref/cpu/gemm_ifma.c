@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/cpu/gemm.h"
 
-#if ARI_HAVE_IFMA
+#if ARI_HAVE_X86_PATHS
 #include <immintrin.h>
 #include <string.h>
 
@@ -282,7 +282,16 @@ static void row_to_limbs(const ari_tile *t, size_t i, int64_t *s, bool add)
     ari_sums_to_limbs(s, sums_row(t, i), add, t->cols);
 }
 
+static bool supported(void)
+{
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512ifma");
+}
+
 const ari_exact_path ari_exact_ifma = {.name = "ifma",
+                                       .needs = "AVX-512 IFMA",
+                                       .supported = supported,
                                        .rows = TILE_ROWS,
                                        .cols = TILE_COLS,
                                        .col_step = VECTORS * GROUP,

@@ -109,7 +109,14 @@ static void row_to_limbs(const ari_tile *t, size_t i, int64_t *s, bool add)
     ari_halves_to_limbs(s, half_row(t, i), half_row(t, t->rows + i), add, t->cols);
 }
 
+static bool supported(void)
+{
+    return true;
+}
+
 const ari_exact_path ari_exact_portable = {.name = "portable",
+                                           .needs = "binary64",
+                                           .supported = supported,
                                            .rows = TILE_ROWS,
                                            .cols = TILE_COLS,
                                            .col_step = 8,

@@ -10,37 +10,36 @@
 
 #include "ref/cpu/device.h"
 #include "ref/cpu/kernels.h"
-#include "tests/cpu/emulated/ifma.h"
+#include "tests/cpu/emulated/emulated.h"
 
 /* Every claim about an exact product holds for each path that can make its sums. PATH_TEST(suite, name) is one test
- * body and two tests, suite_portable/name and suite_ifma/name. The latter runs the body with AVX-512 IFMA where the
- * processor has it, and everywhere with the same code on emulated instructions (emulated/avx512.h). The suite is
- * declared by PATH_SUITE; the body's devices come from device(). */
-#define PATH_SUITE(suite, ...)                \
-    TestSuite(suite##_portable, __VA_ARGS__); \
-    TestSuite(suite##_ifma, __VA_ARGS__)
+ * body and a test for each path of the list, suite_portable/name and so on: with the instructions that the path needs
+ * where the processor has them, and everywhere with the same code on emulated ones (emulated/). The suite is declared by
+ * PATH_SUITE; the body's devices come from device(). */
+#define EXACT_PATHS(X, ...) X(portable, __VA_ARGS__) X(ifma, __VA_ARGS__)
 
-#define PATH_TEST(suite, name)   \
-    static void name(void);      \
-    Test(suite##_portable, name) \
-    {                            \
-        run_portable(name);      \
-    }                            \
-    Test(suite##_ifma, name)     \
-    {                            \
-        run_ifma(name);          \
-    }                            \
+#define PATH_SUITE_OF(path, suite, ...) TestSuite(suite##_##path, __VA_ARGS__);
+#define PATH_SUITE(suite, ...) EXACT_PATHS(PATH_SUITE_OF, suite, __VA_ARGS__) _Static_assert(1, "takes the semicolon")
+
+#define PATH_TEST_OF(path, suite, name) \
+    Test(suite##_##path, name)          \
+    {                                   \
+        run_path(#path, name);          \
+    }
+#define PATH_TEST(suite, name)             \
+    static void name(void);                \
+    EXACT_PATHS(PATH_TEST_OF, suite, name) \
     static void name(void)
 
 /* What device() gives; a test has a process of its own. */
-static bool path_emulated;
+static const ari_exact_path *path_emulated;
 
 static inline ar_device *device(int threads)
 {
     ar_device *d = NULL;
     cr_assert_eq(ar_device_cpu_create(&d, threads), AR_OK, "%s", ar_error_message());
     if (path_emulated)
-        test_emulate_ifma(d);
+        test_take_path(d, path_emulated);
     return d;
 }
 
@@ -50,35 +49,33 @@ static inline bool force_path(const char *path)
     ar_device *d = NULL;
     cr_assert_eq(setenv(ARI_EXACT_VARIABLE, path, 1), 0);
     const ar_status st = ar_device_cpu_create(&d, 1);
-    if (strcmp(path, "ifma") == 0 && st == AR_ERR_UNSUPPORTED) {
-        ar_cpu_info info;
-        ar_cpu_info_get(&info);
-        cr_assert_null(strstr(info.features, "avx512ifma"), "refused on a processor with %s", info.features);
+    if (st != AR_OK) {
+        size_t i = 0;
+        while (ari_exact_path_at(i) && strcmp(ari_exact_path_at(i)->name, path) != 0)
+            i++;
+        cr_assert(!ari_exact_path_at(i) || !ari_exact_path_at(i)->supported(), "%s", ar_error_message());
         return false;
     }
-    cr_assert_eq(st, AR_OK, "%s", ar_error_message());
     cr_assert_str_eq(((ari_cpu_device *)d)->path->name, path);
     ar_device_destroy(d);
     return true;
 }
 
-static inline void run_portable(void (*body)(void))
-{
-    cr_assert(force_path("portable"));
-    body();
-}
-
 /* A failure is of what was logged last. */
-static inline void run_ifma(void (*body)(void))
+static inline void run_path(const char *path, void (*body)(void))
 {
-    if (force_path("ifma")) {
-        cr_log_info("with AVX-512 IFMA");
+    const bool here = force_path(path);
+    if (here) {
+        cr_log_info("with the processor's own instructions");
         body();
     }
-    cr_assert(force_path("portable"));
-    path_emulated = true;
-    cr_log_info("with AVX-512 IFMA emulated");
-    body();
+    path_emulated = test_emulated_path(path);
+    cr_assert(here || path_emulated, "%s: nothing can run it", path);
+    if (path_emulated) {
+        cr_assert(force_path("portable"));
+        cr_log_info("with emulated instructions");
+        body();
+    }
 }
 
 #endif

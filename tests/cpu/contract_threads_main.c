@@ -3,7 +3,7 @@
 
 #include "ref/cpu/device.h"
 #include "tests/cpu/contract_cases.h"
-#include "tests/cpu/emulated/ifma.h"
+#include "tests/cpu/emulated/emulated.h"
 
 /* Rank threads call the kernels at the same time, each with a device of its own and on operands that they share: the
  * same bits from all of them, and (built with ThreadSanitizer) no race. */
@@ -15,7 +15,7 @@ typedef struct rank_job {
     float *fast; /* [m, n], native */
     uint8_t *t;  /* [n] */
     int64_t *hl; /* [2n] */
-    bool emulated;
+    const ari_exact_path *path;
     ar_status st;
 } rank_job;
 
@@ -39,10 +39,10 @@ static void *rank_main(void *argument)
     memcpy(a, j->a, m * k * sizeof *a);
     memcpy(b, j->b, n * k * sizeof *b);
     j->st = ar_device_cpu_create(&d, 1);
-    if (j->st == AR_OK && j->emulated)
-        test_emulate_ifma(d);
-    if (j->st == AR_OK)
+    if (j->st == AR_OK) {
+        test_take_path(d, j->path);
         j->st = run_rank(j, d, a, b);
+    }
     ar_device_destroy(d);
     free(a);
     free(b);
@@ -50,7 +50,7 @@ static void *rank_main(void *argument)
 }
 
 /* 0: all ranks agree. The exact result is copied to y. */
-static int run_ranks(float *y, bool emulated)
+static int run_ranks(float *y, const ari_exact_path *path)
 {
     float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4);
     case_fill(a, m, k, DATA_SPREAD, 1);
@@ -65,7 +65,7 @@ static int run_ranks(float *y, bool emulated)
                              .fast = case_alloc(m * n, 4),
                              .t = case_alloc(n, 1),
                              .hl = case_alloc(2 * n, 8),
-                             .emulated = emulated};
+                             .path = path};
         if (pthread_create(&threads[r], NULL, rank_main, &jobs[r]) != 0)
             return 1;
     }
@@ -89,31 +89,33 @@ static int run_ranks(float *y, bool emulated)
     return bad;
 }
 
-/* Once for every path of the exact product that the machine has, and with the instructions of the other emulated; all
- * give the same bits. */
+/* One path; 1 if its ranks disagree, or it with the bits of `first`. */
+static int run_path(const ari_exact_path *path, const char *how, const float *first)
+{
+    float y[m * n];
+    (void)printf("%s%s: run on %d threads\n", path->name, how, (int)ranks);
+    if (run_ranks(y, path))
+        return 1;
+    if (memcmp(first, y, sizeof y) == 0)
+        return 0;
+    (void)fprintf(stderr, "contract_threads: %s%s and portable differ\n", path->name, how);
+    return 1;
+}
+
+/* Once for every path of the exact product that the machine has, and for those whose instructions are emulated; all give
+ * the same bits. */
 int main(void)
 {
-    static const struct {
-        const char *label, *path;
-        bool emulated;
-    } runs[] = {{"portable", "portable", false}, {"ifma emulated", "portable", true}, {"ifma", "ifma", false}};
-    float first[m * n], y[m * n];
-    int bad = 0;
+    float first[m * n];
+    const ari_exact_path *path = NULL;
     ar_cpu_select_kernels();
-    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
-        const ari_exact_path *chosen = NULL;
-        if (setenv(ARI_EXACT_VARIABLE, runs[i].path, 1) != 0)
-            return 1;
-        if (ari_exact_choose(&chosen) != AR_OK) {
-            (void)printf("%s: not run: %s\n", runs[i].label, ar_error_message());
-            continue;
-        }
-        bad |= run_ranks(i == 0 ? first : y, runs[i].emulated);
-        if (i > 0 && memcmp(first, y, sizeof y) != 0) {
-            (void)fprintf(stderr, "contract_threads: %s and %s differ\n", runs[i].label, runs[0].label);
-            bad = 1;
-        }
-        (void)printf("%s: run on %d threads\n", runs[i].label, (int)ranks);
-    }
+    int bad = run_ranks(first, &ari_exact_portable);
+    for (size_t i = 0; (path = ari_exact_path_at(i)); i++)
+        if (path->supported())
+            bad |= run_path(path, "", first);
+        else
+            (void)printf("%s: not run: this processor has no %s\n", path->name, path->needs);
+    for (size_t i = 0; (path = test_emulated_path_at(i)); i++)
+        bad |= run_path(path, ", emulated", first);
     return bad;
 }

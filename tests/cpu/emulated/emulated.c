@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/cpu/emulated/emulated.h"
+
+#include <string.h>
+
+#include "ref/cpu/device.h"
+
+extern const ari_exact_path emulated_exact_ifma;
+
+static const ari_exact_path *const emulated[] = {&emulated_exact_ifma};
+
+const ari_exact_path *test_emulated_path_at(size_t i)
+{
+    return i < sizeof emulated / sizeof emulated[0] ? emulated[i] : NULL;
+}
+
+const ari_exact_path *test_emulated_path(const char *name)
+{
+    const ari_exact_path *path = NULL;
+    for (size_t i = 0; (path = test_emulated_path_at(i)) && strcmp(path->name, name) != 0; i++) {
+    }
+    return path;
+}
+
+void test_take_path(ar_device *d, const ari_exact_path *path)
+{
+    ((ari_cpu_device *)d)->path = path;
+}
