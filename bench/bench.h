@@ -61,23 +61,33 @@ extern const ar_bench_grad_row ari_bench_grad_shapes[ARI_BENCH_GRAD_SHAPES];
 AR_NODISCARD ar_status ari_bench_grad(ar_bench_grad_row *row, const ar_device_choice *which, int threads,
                                       size_t repetitions);
 
-/* What a kernel of activations costs that memory bounds: on tensors [rows, cols] of fp32, and of bf16. */
+/* What a kernel costs that memory bounds, on tensors [rows, cols], beside a copy by the same device and threads that
+ * reads and writes as many bytes in all. */
 typedef struct ar_bench_kernel_row {
     const char *name;
-    ar_dtype dtype;
-    size_t rows, cols; /* in: the first row's */
-    size_t bytes;      /* an element, of the tensors that one call reads and writes at the least */
-    double seconds;    /* median */
-    double gbps;       /* those bytes in that time */
-    double over_f32;   /* median of (time)/(time in fp32) */
-    double spread;     /* of that ratio; of the seconds in fp32 */
+    ar_dtype dtype; /* F32 or BF16 */
+    size_t rows, cols;
+    size_t bytes;     /* an element, of the tensors that one call reads and writes at the least */
+    double seconds;   /* median of a call */
+    double gbps;      /* those bytes in that time */
+    double over_copy; /* median of (time)/(time of the copy) */
+    double spread;    /* of that ratio */
 } ar_bench_kernel_row;
 
-#define ARI_BENCH_KERNELS 8
-/** Kernel i, 0 <= i < ARI_BENCH_KERNELS. Fills row[0], fp32, and row[1], bf16. Errors: also AR_ERR_ARG (a size of 0,
- *  another number). */
-AR_NODISCARD ar_status ari_bench_kernel(ar_bench_kernel_row row[2], size_t i, const ar_device_choice *which,
-                                        int threads, size_t repetitions);
+/* The tensors of the kernels. */
+typedef struct ari_kernel_bench ari_kernel_bench;
+
+#define ARI_BENCH_KERNELS 34
+/** Gives; ari_kernel_bench_destroy. Errors: also AR_ERR_ARG (no rows, or less than two columns). */
+AR_NODISCARD ar_status ari_kernel_bench_create(ari_kernel_bench **gives, size_t rows, size_t cols,
+                                               const ar_device_choice *which, int threads);
+/** Accepts NULL. */
+void ari_kernel_bench_destroy(ari_kernel_bench *b);
+/** Kernel i, 0 <= i < ARI_BENCH_KERNELS. Fills row[0], fp32, and row[1], bf16, where the kernel has that: *n rows.
+ *  Errors: also AR_ERR_ARG (another number). */
+AR_NODISCARD ar_status ari_bench_kernel(ar_bench_kernel_row row[2], size_t *n, ari_kernel_bench *b, size_t i,
+                                        size_t repetitions);
+
 /* --- fused kernels ------------------------------------------------------------------------------------------------ */
 
 /* What a backward kernel saves that also adds up its parameters' gradients, and the gradient that goes past it, in the

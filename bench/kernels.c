@@ -1,92 +1,332 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels that memory bounds: what they move, and how fast, of numbers of 32 bits and of 16. */
+/* Kernels that memory bounds: what they move, how fast, and beside a copy of as many bytes. */
+#include <stdlib.h>
+
 #include "bench/harness.h"
 #include "ref/core/size.h"
+#include "ref/numerics/optimizer.h"
 
-/* The tensors of one dtype, [rows, cols]; x, dy and up are read, y and z written. */
+/* The tensors of one dtype, [rows, cols]: x, dy and up are read, y and z written. */
 typedef struct operands {
     ar_tensor x, dy, up, y, z;
 } operands;
 
-typedef struct kernel_bench {
+/* An operand of a product as it is in memory, or the other way round. */
+typedef struct quantised {
+    ar_tensor values; /* a view of x */
+    ar_buf c, e;      /* exponents of its columns and of its scaled rows */
+    ar_packed *packed;
+} quantised;
+
+struct ari_kernel_bench {
     ari_bench_device on;
-    const struct kernel *kernel;
+    size_t rows, cols;
     operands as[2];    /* fp32, bf16 */
+    ar_tensor copy[2]; /* from, to: f32, half of the most bytes that a kernel moves each */
     ar_buf row;        /* f32 [cols]: gains, offsets, a bias */
     ar_buf mean, rstd; /* of x's rows */
     ar_buf sum[2];     /* f32 [cols]: gradients of parameters */
-} kernel_bench;
+    ar_buf cos, sin;   /* of rope */
+    ar_buf sums;       /* int64 [rows, cols] */
+    ar_buf t, hl;      /* accumulators of [rows, cols] */
+    quantised plain, transposed;
+    ar_buf key, key_sum;    /* of rows: int32, 8 bytes */
+    ar_buf row_of, visible; /* int64 [rows], int32 [rows, 2] */
+    ar_buf valid, norm;     /* u8 [rows]; int64 [2] */
+    ar_buf exponent;        /* int32: of all of x */
+};
 
-/* reads, writes: tensors that one call must read and write at the least. */
+/* bytes: of the tensors that one call must read and write, an element: of the tensors of the dtype, and of others. */
 typedef struct kernel {
     const char *name;
-    size_t reads, writes;
-    ar_status (*run)(const kernel_bench *b, const operands *o);
+    size_t tensors, others;
+    bool bf16;
+    ar_status (*run)(const ari_kernel_bench *b, const operands *o);
 } kernel;
 
 #define RUN(b, slot, ...) (b)->on.d->ops->slot((b)->on.d, (b)->on.q, __VA_ARGS__)
 
-static ar_status run_add(const kernel_bench *b, const operands *o)
+/* --- element-wise ------------------------------------------------------------------------------------------------- */
+
+static ar_status run_add(const ari_kernel_bench *b, const operands *o)
 {
     return RUN(b, add, &o->y, &o->x, &o->dy);
 }
 
-static ar_status run_dropout(const kernel_bench *b, const operands *o)
+static ar_status run_scale(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, scale, &o->y, &o->x, 0.75f);
+}
+
+static ar_status run_transpose(const ari_kernel_bench *b, const operands *o)
+{
+    const size_t shape[2] = {b->cols, b->rows};
+    ar_tensor y;
+    const ar_tensor x = ar_tensor_transposed(&o->x);
+    AR_TRY(ar_tensor_view(&y, o->y.dtype, 2, shape, o->y.data));
+    return RUN(b, copy_strided, &y, &x);
+}
+
+static ar_status run_dropout(const ari_kernel_bench *b, const operands *o)
 {
     const ar_dropout which = {
         .key = 1, .threshold = UINT32_MAX / 10, .scale = 10.0f / 9.0f, .stride = {o->x.shape[1], 1}};
     return RUN(b, dropout, NULL, &o->y, &o->x, &o->up, &which);
 }
 
-static ar_status run_norm(const kernel_bench *b, const operands *o)
+static ar_status run_gelu(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, bias_act, &o->z, ar_const(b->row), AR_ACT_GELU_ERF, &o->y);
+}
+
+static ar_status run_gelu_backward(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, act_backward, &o->y, &o->dy, &o->x, AR_ACT_GELU_ERF, &(ar_row_sum){.f32 = b->sum[0]});
+}
+
+static ar_status run_gelu_tanh(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, bias_act, &o->z, ar_const(b->row), AR_ACT_GELU_TANH, &o->y);
+}
+
+static ar_status run_gated(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, gated_forward, &o->y, &o->x, &o->up, AR_ACT_SILU);
+}
+
+static ar_status run_gated_backward(const ari_kernel_bench *b, const operands *o)
+{
+    const ar_row_sum none = {.f32 = {NULL}};
+    return RUN(b, gated_backward, &o->y, &o->z, &o->dy, &o->x, &o->up, AR_ACT_SILU, &none, &none);
+}
+
+static ar_status run_optimizer(const ari_kernel_bench *b, const operands *o)
+{
+    const ar_optimizer_options options = {
+        .kind = AR_OPTIMIZER_ADAMW, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
+    ari_optimizer_clock clock = {0};
+    ari_optimizer_tick(&clock, &options);
+    const ari_optimizer_constants k = ari_optimizer_constants_of(&clock, &options, 1.0, options.weight_decay);
+    return RUN(b, optimizer_step, &o->y, (ar_buf){NULL}, o->z.data, b->sums, &o->dy, &k);
+}
+
+/* --- rows --------------------------------------------------------------------------------------------------------- */
+
+static ar_status run_norm(const ari_kernel_bench *b, const operands *o)
 {
     return RUN(b, norm_forward, AR_NORM_LAYER, &o->y, b->mean, b->rstd, &o->x, ar_const(b->row), ar_const(b->row),
                1e-5);
 }
 
-static ar_status run_norm_backward(const kernel_bench *b, const operands *o)
+static ar_status run_norm_backward(const ari_kernel_bench *b, const operands *o)
 {
     const ar_row_sum gain = {.f32 = b->sum[0]}, offset = {.f32 = b->sum[1]};
     return RUN(b, norm_backward, AR_NORM_LAYER, &o->y, &o->z, &o->dy, &o->x, ar_const(b->mean), ar_const(b->rstd),
                ar_const(b->row), &o->up, &gain, &offset);
 }
 
-static ar_status run_gelu(const kernel_bench *b, const operands *o)
+static ar_status run_rms(const ari_kernel_bench *b, const operands *o)
 {
-    return RUN(b, bias_act, &o->x, ar_const(b->row), AR_ACT_GELU_ERF, &o->y);
+    return RUN(b, norm_forward, AR_NORM_RMS, &o->y, b->mean, b->key_sum, &o->x, ar_const(b->row), (ar_cbuf){NULL},
+               1e-5);
 }
 
-static ar_status run_gelu_backward(const kernel_bench *b, const operands *o)
+/* Heads of 64, or one of an even number of columns. */
+static size_t head_of(size_t cols)
 {
-    return RUN(b, act_backward, &o->y, &o->dy, &o->x, AR_ACT_GELU_ERF, &(ar_row_sum){.f32 = b->sum[0]});
+    return cols % 64 == 0 ? 64 : cols - cols % 2;
 }
 
-static ar_status run_gated(const kernel_bench *b, const operands *o)
+static ar_status run_rope(const ari_kernel_bench *b, const operands *o)
 {
-    return RUN(b, gated_forward, &o->y, &o->x, &o->up, AR_ACT_SILU);
+    const size_t d = head_of(b->cols);
+    ar_tensor view[2] = {o->x, o->y};
+    for (int i = 0; i < 2; i++) {
+        view[i].ndim = 4;
+        const size_t shape[4] = {1, b->rows, b->cols / d, d};
+        const ptrdiff_t stride[4] = {0, (ptrdiff_t)b->cols, (ptrdiff_t)d, 1};
+        for (int k = 0; k < 4; k++) {
+            view[i].shape[k] = shape[k];
+            view[i].stride[k] = stride[k];
+        }
+    }
+    return RUN(b, rope, &view[1], &view[0], ar_const(b->cos), ar_const(b->sin), 1);
 }
 
-static ar_status run_gated_backward(const kernel_bench *b, const operands *o)
+/* Every query sees every key. */
+static ar_scores scores_of(const ari_kernel_bench *b)
 {
-    const ar_row_sum none = {.f32 = {NULL}};
-    return RUN(b, gated_backward, &o->y, &o->z, &o->dy, &o->x, &o->up, AR_ACT_SILU, &none, &none);
+    return (ar_scores){1, 1, b->rows, b->cols, {.matrices = 1, .rows = b->rows, .cols = b->cols}};
 }
 
-static const kernel kernels[ARI_BENCH_KERNELS] = {
-    {"add", 2, 1, run_add},          {"dropout + residual", 2, 1, run_dropout},
-    {"LayerNorm", 1, 1, run_norm},   {"LayerNorm backward", 3, 2, run_norm_backward},
-    {"bias + GELU", 1, 2, run_gelu}, {"GELU + bias backward", 2, 1, run_gelu_backward},
-    {"SiLU gate", 2, 1, run_gated},  {"SiLU gate backward", 3, 2, run_gated_backward}};
-
-static ar_status operands_create(kernel_bench *b, size_t rows, size_t cols)
+static ar_status run_softmax(const ari_kernel_bench *b, const operands *o)
 {
-    const size_t shape[2] = {rows, cols};
+    const ar_mask mask = {.visible = ar_const(b->visible)};
+    const ar_scores scores = scores_of(b);
+    return RUN(b, softmax_forward, o->y.data, ar_const(o->x.data), b->key, b->key_sum, false, 0.125f, &scores, &mask);
+}
+
+static ar_status run_softmax_backward(const ari_kernel_bench *b, const operands *o)
+{
+    const ar_mask mask = {.visible = ar_const(b->visible)};
+    const ar_scores scores = scores_of(b);
+    return RUN(b, softmax_backward, o->y.data, ar_const(o->up.data), o->dy.data, b->key_sum, false, 0.125f, &scores,
+               &mask);
+}
+
+static ar_status run_gather(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, gather_rows, &o->y, &o->x, ar_const(b->row_of));
+}
+
+static ar_status run_loss_max(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, ce_max, b->key, &o->x);
+}
+
+static ar_status run_loss_sum(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, ce_sum, b->key_sum, &o->x, ar_const(b->key), b->cols);
+}
+
+static ar_status run_loss_backward(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, ce_backward, &o->y, &o->x, ar_const(b->key), ar_const(b->key_sum), ar_const(b->row_of),
+               ar_const(b->valid), &(ar_loss_options){0}, (double)b->rows, b->cols);
+}
+
+static ar_status run_sum_rows(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, sum_rows_f32, b->sum[0], 1, &o->x, (ar_cbuf){NULL});
+}
+
+static ar_status run_squares(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, sum_squares, b->norm, &o->x, ar_const(b->exponent));
+}
+
+/* --- exact numerics ----------------------------------------------------------------------------------------------- */
+
+static ar_status col_exponents(const ari_kernel_bench *b, const quantised *v)
+{
+    return RUN(b, col_exponents, v->c, &v->values, false);
+}
+
+static ar_status row_exponents(const ari_kernel_bench *b, const quantised *v)
+{
+    return RUN(b, row_exponents, v->e, &v->values, ar_const(v->c), -1, false);
+}
+
+static ar_status pack(const ari_kernel_bench *b, const quantised *v)
+{
+    return RUN(b, pack, v->packed, 0, 0, &v->values, ar_const(v->c), -1, ar_const(v->e));
+}
+
+/* Of an operand as it is in memory, and of its transpose. */
+#define BOTH(name)                                                                         \
+    static ar_status run_##name(const ari_kernel_bench *b, const operands *o)              \
+    {                                                                                      \
+        (void)o;                                                                           \
+        return name(b, &b->plain);                                                         \
+    }                                                                                      \
+    static ar_status run_##name##_transposed(const ari_kernel_bench *b, const operands *o) \
+    {                                                                                      \
+        (void)o;                                                                           \
+        return name(b, &b->transposed);                                                    \
+    }
+BOTH(col_exponents)
+BOTH(row_exponents)
+BOTH(pack)
+
+static ar_status run_round(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, round_i64, o->y.data, ar_const(b->sums), 1, 0, b->rows * b->cols, b->cols, ar_const(b->plain.e),
+               ar_const(b->transposed.e));
+}
+
+static ar_status run_acc_rows(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, acc_add, b->t, b->hl, 1, &o->x, (ar_cbuf){NULL});
+}
+
+static ar_status run_acc_each(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, acc_add, b->t, b->hl, b->rows, &o->x, (ar_cbuf){NULL});
+}
+
+static ar_status run_acc_scatter(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, acc_add, b->t, b->hl, b->rows, &o->x, ar_const(b->row_of));
+}
+
+static ar_status run_acc_raise(const ari_kernel_bench *b, const operands *o)
+{
+    (void)o;
+    return RUN(b, acc_raise, b->t, b->hl, ar_const(b->t), b->rows * b->cols);
+}
+
+static ar_status run_acc_value(const ari_kernel_bench *b, const operands *o)
+{
+    return RUN(b, acc_value, &o->y, ar_const(b->t), ar_const(b->hl), b->rows * b->cols);
+}
+
+enum { STATE = 17 }; /* bytes of an accumulator */
+
+static const kernel kernels[] = {
+    {"add", 3, 0, true, run_add},
+    {"scale", 2, 0, true, run_scale},
+    {"transpose", 2, 0, true, run_transpose},
+    {"dropout + residual", 3, 0, true, run_dropout},
+    {"bias + GELU (erf)", 3, 0, true, run_gelu},
+    {"bias + GELU (tanh)", 3, 0, true, run_gelu_tanh},
+    {"GELU (erf) + bias backward", 3, 0, true, run_gelu_backward},
+    {"SiLU gate", 3, 0, true, run_gated},
+    {"SiLU gate backward", 5, 0, true, run_gated_backward},
+    {"AdamW", 7, 0, false, run_optimizer},
+    {"LayerNorm", 2, 0, true, run_norm},
+    {"LayerNorm backward", 5, 0, true, run_norm_backward},
+    {"RMSNorm", 2, 0, true, run_rms},
+    {"rope", 2, 0, true, run_rope},
+    {"softmax", 2, 0, false, run_softmax},
+    {"softmax backward", 3, 0, false, run_softmax_backward},
+    {"embedding", 2, 0, true, run_gather},
+    {"loss: largest", 1, 0, true, run_loss_max},
+    {"loss: sum", 1, 0, true, run_loss_sum},
+    {"loss backward", 2, 0, true, run_loss_backward},
+    {"sum over rows", 1, 0, true, run_sum_rows},
+    {"squares of gradients", 1, 0, true, run_squares},
+    {"column exponents", 1, 0, false, run_col_exponents},
+    {"column exponents, transposed", 1, 0, false, run_col_exponents_transposed},
+    {"row exponents", 1, 0, false, run_row_exponents},
+    {"row exponents, transposed", 1, 0, false, run_row_exponents_transposed},
+    {"quantisation", 1, 4, false, run_pack},
+    {"quantisation, transposed", 1, 4, false, run_pack_transposed},
+    {"rounding of int64 sums", 1, 8, false, run_round},
+    {"accumulator: sum over rows", 1, 0, false, run_acc_rows},
+    {"accumulator: each its own", 1, 2 * STATE, false, run_acc_each},
+    {"accumulator: rows of a table", 1, 2 * STATE, false, run_acc_scatter},
+    {"accumulator: raise", 0, 2 * STATE + 1, false, run_acc_raise},
+    {"accumulator: value", 1, STATE, false, run_acc_value},
+};
+enum { KERNELS = sizeof kernels / sizeof *kernels };
+_Static_assert(KERNELS == ARI_BENCH_KERNELS, "bench.h has their number");
+
+static size_t bytes_of(const kernel *k, ar_dtype dtype)
+{
+    return k->tensors * ar_dtype_bytes(dtype) + k->others;
+}
+
+/* --- creation ----------------------------------------------------------------------------------------------------- */
+
+static ar_status operands_create(ari_kernel_bench *b)
+{
+    const size_t shape[2] = {b->rows, b->cols};
     ar_tensor *const wide[5] = {&b->as[0].x, &b->as[0].dy, &b->as[0].up, &b->as[0].y, &b->as[0].z};
     ar_tensor *const narrow[5] = {&b->as[1].x, &b->as[1].dy, &b->as[1].up, &b->as[1].y, &b->as[1].z};
     for (size_t i = 0; i < 5; i++) {
         ar_buf half;
         AR_TRY(ari_bench_tensor(&b->on, wide[i], 2, shape, i + 1));
-        AR_TRY(b->on.d->ops->alloc(b->on.d, b->on.q, &half, ar_tensor_count(wide[i]) * ar_dtype_bytes(AR_BF16)));
+        AR_TRY(RUN(b, alloc, &half, ar_tensor_count(wide[i]) * ar_dtype_bytes(AR_BF16)));
         *narrow[i] = *wide[i];
         narrow[i]->dtype = AR_BF16;
         narrow[i]->data = half;
@@ -95,78 +335,222 @@ static ar_status operands_create(kernel_bench *b, size_t rows, size_t cols)
     return AR_OK;
 }
 
-static ar_status bench_create(kernel_bench *b, const ar_bench_kernel_row *row, const ar_device_choice *which,
-                              int threads)
+static ar_status quantised_create(ari_kernel_bench *b, quantised *v, ar_tensor values)
 {
-    size_t elements = 0;
-    AR_TRY(ari_mul_size(&elements, row->rows, row->cols));
-    AR_TRY(ari_bench_device_create(&b->on, which, threads));
-    AR_TRY(operands_create(b, row->rows, row->cols));
-    AR_TRY(ari_bench_values(&b->on, &b->row, row->cols, 6));
-    AR_TRY(ari_bench_values(&b->on, &b->rstd, row->rows, 7));
-    AR_TRY(b->on.d->ops->alloc(b->on.d, b->on.q, &b->mean, row->rows * sizeof(double)));
-    for (int i = 0; i < 2; i++)
-        AR_TRY(ari_bench_values(&b->on, &b->sum[i], row->cols, 8));
-    return run_norm(b, &b->as[0]); /* means and deviations */
+    v->values = values;
+    AR_TRY(RUN(b, alloc, &v->c, values.shape[1] * sizeof(int32_t)));
+    AR_TRY(RUN(b, alloc, &v->e, values.shape[0] * sizeof(int32_t)));
+    AR_TRY(RUN(b, packed_create, &v->packed, 1, values.shape[0], values.shape[1], false));
+    AR_TRY(col_exponents(b, v));
+    return row_exponents(b, v);
 }
 
-static void bench_destroy(kernel_bench *b)
+/* What rows have besides values. */
+static ar_status rows_create(ari_kernel_bench *b)
 {
-    ar_device *d = b->on.d;
-    if (!d)
-        return;
-    ar_buf *const all[5] = {&b->row, &b->mean, &b->rstd, &b->sum[0], &b->sum[1]};
+    void *memory = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc_zero(&memory, b->rows, sizeof(int64_t) + 2 * sizeof(int32_t) + 1, "a benchmark's rows"));
+    int64_t *row_of = memory;
+    int32_t *visible = (int32_t *)(void *)(row_of + b->rows);
+    uint8_t *valid = (uint8_t *)(visible + 2 * b->rows);
+    const size_t targets = b->rows < b->cols ? b->rows : b->cols; /* rows of a table, and classes */
+    for (size_t i = 0; i < b->rows; i++) {
+        row_of[i] = (int64_t)((i * 5 + 3) % targets);
+        visible[2 * i + 1] = (int32_t)b->cols;
+        valid[i] = 1;
+    }
+    const size_t n = b->rows;
+    AR_TRY_TO(done, st, RUN(b, alloc, &b->row_of, n * sizeof *row_of));
+    AR_TRY_TO(done, st, RUN(b, alloc, &b->visible, 2 * n * sizeof *visible));
+    AR_TRY_TO(done, st, RUN(b, alloc, &b->valid, n));
+    AR_TRY_TO(done, st, RUN(b, copy, b->row_of, (ar_cbuf){row_of}, n * sizeof *row_of));
+    AR_TRY_TO(done, st, RUN(b, copy, b->visible, (ar_cbuf){visible}, 2 * n * sizeof *visible));
+    AR_TRY_TO(done, st, RUN(b, copy, b->valid, (ar_cbuf){valid}, n));
+    st = ar_queue_sync(b->on.q, 0);
+done:
+    free(memory);
+    return st;
+}
+
+/* Two buffers of f32 in pieces that a thread copies at once, short enough that memcpy writes them as a kernel does. */
+enum { PIECE = 4096 };
+
+static ar_tensor copied(const ari_kernel_bench *b, int side, size_t bytes)
+{
+    const size_t words = bytes * b->rows * b->cols / (2 * sizeof(float));
+    const size_t pieces = words / PIECE > 0 ? words / PIECE : 1, length = words / pieces;
+    return (ar_tensor){.dtype = AR_F32,
+                       .ndim = 3,
+                       .shape = {pieces, 1, length},
+                       .stride = {(ptrdiff_t)length, (ptrdiff_t)length, 1},
+                       .data = b->copy[side].data};
+}
+
+static ar_status buffers_create(ari_kernel_bench *b)
+{
+    const size_t n = b->rows * b->cols, half = head_of(b->cols) / 2;
+    size_t most = 0;
+    for (size_t i = 0; i < KERNELS; i++)
+        most = bytes_of(&kernels[i], AR_F32) > most ? bytes_of(&kernels[i], AR_F32) : most;
     for (int i = 0; i < 2; i++) {
+        AR_TRY(ari_bench_tensor(&b->on, &b->copy[i], 1, (const size_t[]){n * most / (2 * sizeof(float)) + 1}, 9));
+        AR_TRY(ari_bench_values(&b->on, &b->sum[i], b->cols, 8));
+    }
+    AR_TRY(ari_bench_values(&b->on, &b->row, b->cols, 6));
+    AR_TRY(ari_bench_values(&b->on, &b->rstd, b->rows, 7));
+    AR_TRY(ari_bench_values(&b->on, &b->sums, 2 * n, 10));
+    AR_TRY(RUN(b, zero, b->sums, n * sizeof(float))); /* of which AdamW has its second moments */
+    AR_TRY(RUN(b, alloc, &b->mean, b->rows * sizeof(double)));
+    AR_TRY(RUN(b, alloc, &b->key, b->rows * sizeof(int32_t)));
+    AR_TRY(RUN(b, alloc, &b->key_sum, b->rows * sizeof(double)));
+    AR_TRY(RUN(b, alloc, &b->t, n));
+    AR_TRY(RUN(b, zero, b->t, n));
+    AR_TRY(RUN(b, alloc, &b->hl, 2 * n * sizeof(int64_t)));
+    AR_TRY(RUN(b, zero, b->hl, 2 * n * sizeof(int64_t)));
+    AR_TRY(RUN(b, alloc, &b->norm, 2 * sizeof(int64_t)));
+    AR_TRY(RUN(b, zero, b->norm, 2 * sizeof(int64_t)));
+    AR_TRY(RUN(b, alloc, &b->cos, b->rows * half * sizeof(float)));
+    AR_TRY(RUN(b, alloc, &b->sin, b->rows * half * sizeof(float)));
+    AR_TRY(RUN(b, rope_tables, b->cos, b->sin, b->rows, 2 * half, 1e4, 1.0, NULL));
+    AR_TRY(RUN(b, alloc, &b->exponent, sizeof(int32_t)));
+    const ar_tensor all = {
+        .dtype = AR_F32, .ndim = 2, .shape = {1, n}, .stride = {(ptrdiff_t)n, 1}, .data = b->as[0].x.data};
+    return RUN(b, row_exponents, b->exponent, &all, (ar_cbuf){NULL}, 1, false);
+}
+
+ar_status ari_kernel_bench_create(ari_kernel_bench **gives, size_t rows, size_t cols, const ar_device_choice *which,
+                                  int threads)
+{
+    size_t elements = 0;
+    ari_kernel_bench *b = NULL;
+    ar_status st = AR_OK;
+    if (rows == 0 || cols < 2)
+        return ar_error_set(AR_ERR_ARG, "bench kernels: [%zu, %zu]: at least one row and two columns", rows, cols);
+    AR_TRY(ari_mul_size(&elements, rows, cols));
+    AR_TRY(ari_mul_size(&elements, elements, 64));
+    AR_TRY(ari_alloc_zero((void **)&b, 1, sizeof *b, "a benchmark"));
+    b->rows = rows;
+    b->cols = cols;
+    AR_TRY_TO(failed, st, ari_bench_device_create(&b->on, which, threads));
+    AR_TRY_TO(failed, st, operands_create(b));
+    AR_TRY_TO(failed, st, buffers_create(b));
+    AR_TRY_TO(failed, st, rows_create(b));
+    AR_TRY_TO(failed, st, quantised_create(b, &b->plain, b->as[0].x));
+    AR_TRY_TO(failed, st, quantised_create(b, &b->transposed, ar_tensor_transposed(&b->as[0].x)));
+    AR_TRY_TO(failed, st, run_norm(b, &b->as[0])); /* means and deviations */
+    *gives = b;
+    return AR_OK;
+failed:
+    ari_kernel_bench_destroy(b);
+    return st;
+}
+
+void ari_kernel_bench_destroy(ari_kernel_bench *b)
+{
+    if (!b)
+        return;
+    ar_device *d = b->on.d;
+    const ar_buf all[] = {b->copy[0].data, b->copy[1].data, b->row,          b->mean,         b->rstd,    b->sum[0],
+                          b->sum[1],       b->cos,          b->sin,          b->sums,         b->t,       b->hl,
+                          b->plain.c,      b->plain.e,      b->transposed.c, b->transposed.e, b->key,     b->key_sum,
+                          b->row_of,       b->visible,      b->valid,        b->norm,         b->exponent};
+    for (size_t i = 0; d && i < sizeof all / sizeof *all; i++)
+        d->ops->free(d, b->on.q, all[i]);
+    for (int i = 0; d && i < 2; i++) {
         const operands *o = &b->as[i];
         const ar_buf of[5] = {o->x.data, o->dy.data, o->up.data, o->y.data, o->z.data};
         for (int k = 0; k < 5; k++)
             d->ops->free(d, b->on.q, of[k]);
     }
-    for (int i = 0; i < 5; i++)
-        d->ops->free(d, b->on.q, *all[i]);
+    if (d) {
+        d->ops->packed_destroy(d, b->on.q, b->plain.packed);
+        d->ops->packed_destroy(d, b->on.q, b->transposed.packed);
+    }
     ari_bench_device_destroy(&b->on);
+    free(b);
 }
 
-static ar_status time_kernel(void *user, double times[2])
+/* --- times -------------------------------------------------------------------------------------------------------- */
+
+/* What a repetition runs: the kernel, and a copy of as many bytes, in fp32 and then in bf16. */
+enum { KERNEL, COPY, WAYS, MOST_SIDES = 2 * WAYS, MOST_CALLS = 4096 };
+#define BLOCK_SECONDS 0.0005 /* calls that are shorter are timed together */
+
+typedef struct timed {
+    const ari_kernel_bench *b;
+    const kernel *k;
+    size_t sides, calls[MOST_SIDES];
+} timed;
+
+static ar_status run_calls(const timed *t, size_t side, size_t calls)
 {
-    const kernel_bench *b = user;
-    for (int i = 0; i < 2; i++) {
+    const ari_kernel_bench *b = t->b;
+    const operands *o = &b->as[side / WAYS];
+    const size_t bytes = bytes_of(t->k, o->x.dtype);
+    const ar_tensor from = copied(b, 0, bytes), to = copied(b, 1, bytes);
+    for (size_t i = 0; i < calls; i++)
+        AR_TRY(side % WAYS == KERNEL ? t->k->run(b, o) : RUN(b, copy_strided, &to, &from));
+    return AR_OK;
+}
+
+/* Several calls begin with one that brings what fits a cache there. */
+static ar_status time_sides(void *user, double *times)
+{
+    timed *t = user;
+    for (size_t side = 0; side < t->sides; side++) {
+        const size_t calls = t->calls[side];
         double from, to;
-        AR_TRY(ari_bench_clock(&b->on, &from));
-        AR_TRY(b->kernel->run(b, &b->as[i]));
-        AR_TRY(ari_bench_clock(&b->on, &to));
-        times[i] = to - from;
+        AR_TRY(run_calls(t, side, calls > 1 ? 1 : 0));
+        AR_TRY(ari_bench_clock(&t->b->on, &from));
+        AR_TRY(run_calls(t, side, calls));
+        AR_TRY(ari_bench_clock(&t->b->on, &to));
+        times[side] = (to - from) / (double)calls;
     }
     return AR_OK;
 }
 
-ar_status ari_bench_kernel(ar_bench_kernel_row row[2], size_t i, const ar_device_choice *which, int threads,
-                           size_t repetitions)
+/* From one call of each, after one that only warms. */
+static ar_status count_calls(timed *t)
 {
-    kernel_bench b = {.kernel = &kernels[i < ARI_BENCH_KERNELS ? i : 0]};
+    double times[MOST_SIDES];
+    for (size_t side = 0; side < t->sides; side++)
+        t->calls[side] = 1;
+    for (int i = 0; i < 2; i++)
+        AR_TRY(time_sides(t, times));
+    for (size_t side = 0; side < t->sides; side++) {
+        const double calls = BLOCK_SECONDS / (times[side] > 1e-9 ? times[side] : 1e-9);
+        t->calls[side] = calls < 1.0 ? 1 : calls > MOST_CALLS ? MOST_CALLS : (size_t)calls;
+    }
+    return AR_OK;
+}
+
+ar_status ari_bench_kernel(ar_bench_kernel_row row[2], size_t *n, ari_kernel_bench *b, size_t i, size_t repetitions)
+{
     ari_bench_series s = {0};
     ar_status st = AR_OK;
-    if (i >= ARI_BENCH_KERNELS || row->rows == 0 || row->cols == 0 || repetitions == 0)
-        return ar_error_set(AR_ERR_ARG, "bench kernels: number %zu, [%zu, %zu], repetitions %zu: all must be > 0", i,
-                            row->rows, row->cols, repetitions);
-    AR_TRY_TO(done, st, bench_create(&b, row, which, threads));
-    AR_TRY_TO(done, st, ari_bench_repeat(&s, 2, repetitions, 1, time_kernel, &b));
-    for (size_t side = 0; side < 2; side++) {
-        const ari_bench_stat time = ari_bench_times_of(&s, side), ratio = ari_bench_ratio_of(&s, side, 0);
-        const ar_dtype dtype = side == 0 ? AR_F32 : AR_BF16;
-        const size_t bytes = (b.kernel->reads + b.kernel->writes) * ar_dtype_bytes(dtype);
-        row[side] = (ar_bench_kernel_row){.name = b.kernel->name,
-                                          .dtype = dtype,
-                                          .rows = row->rows,
-                                          .cols = row->cols,
-                                          .bytes = bytes,
-                                          .seconds = time.median,
-                                          .gbps = (double)(bytes * row->rows * row->cols) / time.median * 1e-9,
-                                          .over_f32 = ratio.median,
-                                          .spread = side == 0 ? time.spread : ratio.spread};
+    if (i >= KERNELS || repetitions == 0)
+        return ar_error_set(AR_ERR_ARG, "bench kernels: number %zu of %d, repetitions %zu: must be > 0", i, KERNELS,
+                            repetitions);
+    timed t = {.b = b, .k = &kernels[i], .sides = kernels[i].bf16 ? MOST_SIDES : WAYS};
+    AR_TRY_TO(done, st, count_calls(&t));
+    AR_TRY_TO(done, st, ari_bench_repeat(&s, t.sides, repetitions, 1, time_sides, &t));
+    *n = t.sides / WAYS;
+    for (size_t of = 0; of < *n; of++) {
+        const size_t first = of * WAYS, bytes = bytes_of(t.k, b->as[of].x.dtype);
+        const ari_bench_stat ratio = ari_bench_ratio_of(&s, first + KERNEL, first + COPY);
+        const double seconds = ari_bench_times_of(&s, first + KERNEL).median;
+        row[of] = (ar_bench_kernel_row){.name = t.k->name,
+                                        .dtype = b->as[of].x.dtype,
+                                        .rows = b->rows,
+                                        .cols = b->cols,
+                                        .bytes = bytes,
+                                        .seconds = seconds,
+                                        .gbps = (double)(bytes * b->rows * b->cols) / seconds * 1e-9,
+                                        .over_copy = ratio.median,
+                                        .spread = ratio.spread};
     }
 done:
     ari_bench_series_destroy(&s);
-    bench_destroy(&b);
     return st;
 }

@@ -22,7 +22,9 @@ static const char *const algorithm_names[] = {"auto", "direct", "ring", "last", 
 static const ari_option options[] = {
     ARI_OPTION_SIZE("m", m, 1, 1e6, "M",
                     "gemm: rows of X; with --n and --k: one shape in place of the default ones; kernels: rows"),
-    ARI_OPTION_SIZE("n", n, 1, 1e6, "N", "gemm: rows of W; kernels: columns (default 2048 of each)"),
+    ARI_OPTION_SIZE("n", n, 1, 1e6, "N",
+                    "gemm: rows of W; kernels: columns (2048 where only the other is given; default 32 x 1024, which "
+                    "stays in a cache, and 16384 x 1024, which does not)"),
     ARI_OPTION_SIZE("k", k, 1, 1e6, "K", "gemm: columns of both"),
     ARI_OPTION_SIZE("batch", r.run.batch, 1, 1e6, "B",
                     "gemm: matrices of that shape (default 1); block, step, ddp: sequences (default 2, 8, 8)"),
@@ -183,6 +185,8 @@ static ar_status run_grad(session *s)
         s->threads, plural(s->threads));
 }
 
+enum { KERNEL_SIZES = 2 };
+
 /* A kernel in one of the dtypes. */
 typedef struct kernel_line {
     const char *dtype;
@@ -198,27 +202,46 @@ static const ari_field kernel_fields[] = {
     ARI_FIELD("bytes_per_element", "bytes", COUNT, row.bytes),
     ARI_FIELD("seconds", "time", MILLISECONDS, row.seconds),
     ARI_FIELD("gbps", "GB/s", RATIO, row.gbps),
-    ARI_FIELD("over_f32", "of fp32", RATIO, row.over_f32),
+    ARI_FIELD("over_copy", "times a copy", RATIO, row.over_copy),
     ARI_FIELD("spread", "spread", SHARE, row.spread),
 };
 #undef ARI_ROW
 
+/* All kernels in one size. */
+static ar_status run_kernel_size(session *s, kernel_line *lines, size_t *n, const size_t size[2], size_t begun)
+{
+    ari_kernel_bench *b = NULL;
+    AR_TRY(ari_kernel_bench_create(&b, size[0], size[1], &s->device, s->threads));
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < ARI_BENCH_KERNELS && st == AR_OK; i++) {
+        ar_bench_kernel_row found[2];
+        size_t count = 0;
+        ari_bench_progress(s, begun * ARI_BENCH_KERNELS + i, KERNEL_SIZES * ARI_BENCH_KERNELS);
+        st = ari_bench_kernel(found, &count, b, i, s->repetitions);
+        for (size_t of = 0; of < count; of++)
+            lines[(*n)++] = (kernel_line){found[of].dtype == AR_F32 ? "f32" : "bf16", found[of]};
+    }
+    ari_kernel_bench_destroy(b);
+    return st;
+}
+
+/* Tensors of 128 KiB, of which a second cache level holds all that a kernel moves, and of 64 MiB, of which no cache does.
+ */
 static ar_status run_kernels(session *s)
 {
-    kernel_line lines[2 * ARI_BENCH_KERNELS];
+    static const size_t sizes[KERNEL_SIZES][2] = {{32, 1024}, {16384, 1024}};
+    const size_t given[2] = {s->v->m ? s->v->m : 2048, s->v->n ? s->v->n : 2048};
+    const bool one = s->v->m || s->v->n;
+    kernel_line lines[KERNEL_SIZES * 2 * ARI_BENCH_KERNELS];
     size_t n = 0;
-    for (size_t i = 0; i < ARI_BENCH_KERNELS; i++, n += 2) {
-        ar_bench_kernel_row rows[2] = {{.rows = s->v->m ? s->v->m : 2048, .cols = s->v->n ? s->v->n : 2048}};
-        ari_bench_progress(s, i, ARI_BENCH_KERNELS);
-        AR_TRY(ari_bench_kernel(rows, i, &s->device, s->threads, s->repetitions));
-        lines[n] = (kernel_line){"f32", rows[0]};
-        lines[n + 1] = (kernel_line){"bf16", rows[1]};
-    }
+    for (size_t i = 0; i < (one ? 1 : KERNEL_SIZES); i++)
+        AR_TRY(run_kernel_size(s, lines, &n, one ? given : sizes[i], i));
     return ari_bench_end(
         s, ARI_ROWS(kernel_fields, lines, n), s->threads,
-        "\nKernels on [rows, columns], %d thread%s; medians. 'bytes': of an element, in the tensors that a call "
-        "must read\nand write. 'GB/s': those bytes in that time. 'of fp32': over the time of the same kernel in "
-        "fp32.\n'spread': of that ratio, of the time in fp32, (largest - smallest)/median.\n",
+        "\nKernels on tensors of [rows, columns], %d thread%s; medians. 'bytes': of an element, in the tensors that a "
+        "call\nmust read and write. 'GB/s': those bytes in that time. 'times a copy': over the time in which the same "
+        "threads\ncopy half as many bytes, which reads and writes as many: near 1, memory is what the kernel waits for; "
+        "above,\nits arithmetic. 'spread': of that ratio, (largest - smallest)/median.\n",
         s->threads, plural(s->threads));
 }
 

@@ -115,17 +115,23 @@ class Bench(unittest.TestCase):
             self.assertEqual((row["out"], row["in"], row["tokens"]), (3072, 768, 1024))
             self.positive(row, "seconds", "over_contraction", "over_native")
 
-    def test_kernels_in_fp32_and_in_half_of_the_bytes(self):
-        rows = self.rows("kernels", "--m", "5", "--n", "33", "--repetitions", "2", head="of fp32")
-        self.assertIn("LayerNorm backward", [row["kernel"] for row in rows])
-        for wide, narrow in zip(rows[0::2], rows[1::2]):
-            self.assertEqual((wide["kernel"], wide["dtype"], wide["rows"], wide["cols"], wide["over_f32"]),
-                             (narrow["kernel"], "f32", 5, 33, 1))
-            self.assertEqual((narrow["dtype"], 2 * narrow["bytes_per_element"]), ("bf16", wide["bytes_per_element"]))
-            for row in (wide, narrow):
-                self.positive(row, "seconds", "gbps", "over_f32")
+    def test_kernels_beside_a_copy_of_as_many_bytes(self):
+        for device in ("cpu", "emulated"):
+            rows = self.rows("kernels", "--m", "5", "--n", "33", "--repetitions", "1", "--device", device,
+                             head="times a copy")
+            found = {(row["kernel"], row["dtype"]): row["bytes_per_element"] for row in rows}
+            self.assertEqual(len(found), len(rows))
+            self.assertEqual({name: found[name, "f32"] for name in ("LayerNorm backward", "AdamW", "quantisation",
+                                                                    "rounding of int64 sums", "accumulator: value")},
+                             {"LayerNorm backward": 20, "AdamW": 28, "quantisation": 8, "rounding of int64 sums": 12,
+                              "accumulator: value": 21})
+            self.assertEqual(found["add", "bf16"], 6)
+            for row in rows:
+                self.assertEqual((row["rows"], row["cols"]), (5, 33))
+                self.positive(row, "seconds", "gbps", "over_copy")
                 self.assertAlmostEqual(row["gbps"] * row["seconds"] * 1e9 / (row["bytes_per_element"] * 5 * 33), 1,
                                        places=6)
+        self.refused("kernels", "--m", "5", "--n", "1", says="two columns")
 
     def test_a_step_in_a_layout_beside_one_rank(self):
         rows = self.rows("step", "stack-demo", "--dp", "2", "--tp", "2", "--sp", "--micro-batches", "2", "--batch", "4",
