@@ -47,10 +47,13 @@ typedef struct ari_checked {
 
 /** The worst of all runs; a check against central differences that failed is a difference. */
 ar_check_result ari_check_worst(const ari_checked *checked, size_t n);
+/** One hash of every model's outputs, gradients and weights: SHA-256 over the digits of the three hashes, model after
+ *  model. False in native numerics, and where a run is not the same: there are several then. */
+bool ari_check_hash(char hex[65], const ari_checked *checked, size_t n);
 /** The table of one model, and what its runs differ in; `memory`: a table of what a rank holds too. Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory);
-/** The last line: the key fact. */
+/** The last lines: the hash and the key fact. */
 void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_fault fault);
 /** The stable JSON of the whole check. Gives; NULL without memory. */
 json_t *ari_check_json(const ari_checked *checked, size_t n);

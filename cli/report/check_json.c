@@ -178,6 +178,7 @@ static json_t *json_model(const ari_checked *c)
 
 json_t *ari_check_json(const ari_checked *checked, size_t n)
 {
+    char hash[65];
     json_t *models = json_array();
     for (size_t i = 0; i < n; i++)
         json_array_append_new(models, json_model(&checked[i]));
@@ -190,6 +191,7 @@ json_t *ari_check_json(const ari_checked *checked, size_t n)
         ari_device_json(o, &checked[0].run.device);
     ari_transport_json(o, checked[0].run.process);
     json_object_set_new(o, "result", json_string(result_names[ari_check_worst(checked, n)]));
+    json_object_set_new(o, "hash", ari_check_hash(hash, checked, n) ? json_string(hash) : json_null());
     if (n > 0 && checked[0].has_net_fault) {
         char what[128];
         ar_sim_fault_describe(&checked[0].net_fault, what, sizeof what);

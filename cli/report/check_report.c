@@ -9,6 +9,7 @@
 #include "cli/options/run.h"
 #include "cli/report/table.h"
 #include "cli/transport.h"
+#include "ref/io/hash.h"
 #include "ref/models/groups.h"
 
 ar_check_result ari_check_worst(const ari_checked *checked, size_t n)
@@ -356,6 +357,22 @@ ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
 
 /* --- the verdict -------------------------------------------------------------------------------------------------- */
 
+bool ari_check_hash(char hex[65], const ari_checked *checked, size_t n)
+{
+    ari_sha256 h;
+    ari_sha256_init(&h);
+    for (size_t i = 0; i < n; i++) {
+        const ar_check_report *r = checked[i].report;
+        if (r->numerics == AR_NUMERICS_NATIVE || r->result != AR_CHECK_SAME || !r->outputs_hash[0])
+            return false;
+        ari_sha256_update(&h, r->outputs_hash, strlen(r->outputs_hash));
+        ari_sha256_update(&h, r->gradients_hash, strlen(r->gradients_hash));
+        ari_sha256_update(&h, r->weights_hash, strlen(r->weights_hash));
+    }
+    ari_sha256_final(&h, hex);
+    return true;
+}
+
 /* All runs of all models. */
 typedef struct totals {
     size_t runs, vacuous, different, errors;
@@ -391,6 +408,7 @@ static totals count(const ari_checked *checked, size_t n)
 void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_fault fault)
 {
     const totals t = count(checked, n);
+    char hash[65];
     const bool native = checked[0].report->numerics == AR_NUMERICS_NATIVE;
     const char *plural = t.runs == 1 ? "" : "s";
     fprintf(to, "\n");
@@ -404,6 +422,8 @@ void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_
         ar_sim_fault_describe(&checked[0].net_fault, what, sizeof what);
         fprintf(to, "transport: %s%s\n", what, t.different + t.errors ? "" : "; it changed nothing here");
     }
+    if (ari_check_hash(hash, checked, n))
+        fprintf(to, "hash of outputs, gradients and weights: %s, the same on every machine\n", hash);
     if (t.failed)
         fprintf(to, "gradcheck: FAILED, relative error %.1e in %s at the best step size\n",
                 t.failed->max_relative_error, t.failed->worst_tensor);

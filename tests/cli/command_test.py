@@ -7,6 +7,7 @@
 BINARY (or the environment variable ANYRANK) is another build, one with sanitizers for example; default build/anyrank.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -248,7 +249,9 @@ class Check(CommandTest):
         # embedding and head 40*16, q and o 16*16, k and v 8*16, gate, up, down 24*16, three norms
         self.assertEqual(model["parameters"], 2 * 640 + 2 * 256 + 2 * 128 + 3 * 384 + 3 * 16)
         baseline = model["baseline"]
-        self.assertRegex(baseline["weights_hash"] + baseline["gradients_hash"], r"^[0-9a-f]{128}$")
+        digits = baseline["outputs_hash"] + baseline["gradients_hash"] + baseline["weights_hash"]
+        self.assertRegex(digits, r"^[0-9a-f]{192}$")
+        self.assertEqual(result["hash"], hashlib.sha256(digits.encode()).hexdigest())
         self.assertEqual(len(baseline["loss"]), 3)
         self.assertEqual(len(set(baseline["loss"])), 3)
         self.assertEqual((model["steps"], model["clip"], model["dropout"]), (3, 1.0, 0.0))
@@ -282,7 +285,7 @@ class Check(CommandTest):
 
     def test_json_of_a_difference_tells_where(self):
         result = self.result("check", self.config(), "--tp", "2", *SMALL, "--inject", "norm_backward_missing", code=1)
-        self.assertEqual(result["result"], "different")
+        self.assertEqual((result["result"], result["hash"]), ("different", None))
         first = result["models"][0]["runs"][0]["first_difference"]
         self.assertEqual({key: first[key] for key in ("step", "pass", "tensor", "layer", "rank", "actual")},
                          {"step": 1, "pass": "backward", "tensor": "model.layers.0.post_attention_layernorm:bwd",
@@ -342,6 +345,7 @@ class Check(CommandTest):
         self.assertIn("dp=3 (3+3+2)", done.out)
         self.assertIn("memory of a rank", done.out)
         self.assertIn("weights after the last step: one hash", done.out)
+        self.assertRegex(done.out.splitlines()[-2], "^hash of outputs, gradients and weights: [0-9a-f]{64}, the same on")
         self.assertIn("    predicted", done.out)
         self.assertNotIn("memory of a rank", self.passes("check", self.config(), "--tp", "2", *SMALL).out)
 
@@ -498,7 +502,7 @@ class Check(CommandTest):
     def test_native_numerics_are_held_to_an_allowance(self):
         for layout in (("--tp", "2", "--sp"), ("--dp", "2"), ("--cp", "4", "--cp-inner", "2", "--zigzag")):
             result = self.result("check", self.config(), *layout, "--numerics", "native", *SMALL)
-            self.assertEqual((result["numerics"], result["result"]), ("native", "same"))
+            self.assertEqual((result["numerics"], result["result"], result["hash"]), ("native", "same", None))
             (one,) = result["models"][0]["runs"]
             self.assertTrue(0 < one["max_ratio"] <= 1, one["max_ratio"])
             self.assertTrue(one["max_ratio_tensor"])

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The hashes of docs/bits.md: what its commands give, on every exact path of this processor and on the emulated device.
+
+    tests/verify/bits_test.py [--all | --write] [unittest options]
+
+The page is the one table of hashes. By default its first list is computed: each of the `grads` on one path in turn, the
+others on all. --all: both lists, everything on every path, in minutes. --write puts what this machine computes into the
+page: for a change that is meant to change bits.
+
+The environment variable ANYRANK is another command, of several words where another program has to run it
+("qemu-aarch64-static build/aarch64/anyrank").
+"""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import pages
+
+COMMAND = shlex.split(os.environ.get("ANYRANK", str(pages.ROOT / "build/anyrank")))
+ALL = "--all" in sys.argv or "ANYRANK_TEST_EXTENDED" in os.environ
+VARIABLE = "ANYRANK_EXACT_PATH"
+ROW = re.compile(r"^([0-9a-f]{64})  (.+)$", re.MULTILINE)
+KEYS = {"check": "hash", "train": "weights_hash", "grads": "outputs_hash"}
+
+
+def tables():
+    """The page's lists of (hash, command)."""
+    return [found for found in map(ROW.findall, pages.blocks("bits.md")) if found]
+
+
+def words_of(command, out):
+    """The words of a command as the page abbreviates them."""
+    kind, *rest = command.split()
+    if kind == "check":
+        return [kind, *rest, "--skip-f64"]
+    if kind == "train":
+        return [kind, *rest]
+    folder = f"tests/golden/{rest[0]}"
+    if rest[0].startswith("block-"):
+        return [kind, "--block", folder, *rest[1:], "--out", out]
+    return [kind, folder, "--input", f"{folder}/batch.safetensors", *rest[1:], "--out", out]
+
+
+def run(words, path=None):
+    environment = {key: value for key, value in os.environ.items() if key != VARIABLE}
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=4 * 3600, check=False,
+                          stdin=subprocess.DEVNULL, cwd=pages.ROOT, env=environment | ({VARIABLE: path} if path else {}))
+
+
+def hash_of(command, path=None, device="cpu"):
+    """What a command's hash is; where it fails, what it says."""
+    with tempfile.TemporaryDirectory(prefix="anyrank-bits-") as out:
+        done = run([*words_of(command, out), "--device", device, "--quiet", "--json", "-"], path)
+    if done.returncode != 0:
+        return f"exit status {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return json.loads(done.stdout)[KEYS[command.split()[0]]]
+
+
+def variants():
+    """(exact path, device): each path of this processor, as the program lists them, and the emulated device if built."""
+    command = "grads block-mha"
+    names = re.search(r"expected (.+)$", hash_of(command, "?"), re.MULTILINE).group(1)
+    found = [(name, "cpu") for name in re.split(", | or ", names)
+             if "this processor has no" not in hash_of(command, name)]
+    return found + ([(None, "emulated")] if "no emulated device" not in hash_of(command, device="emulated") else [])
+
+
+class Bits(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.variants = variants()
+
+    def test_the_hashes_are_those_of_the_page(self):
+        self.assertIn(("portable", "cpu"), self.variants)
+        rows = sum(tables() if ALL else tables()[:1], [])
+        for i, (path, device) in enumerate(self.variants):
+            for j, (want, command) in enumerate(rows):
+                if ALL or j % len(self.variants) == i or not command.startswith("grads "):
+                    start = time.monotonic()
+                    with self.subTest(command=command, path=path, device=device):
+                        self.assertEqual(hash_of(command, path, device), want)
+                    if ALL:
+                        print(f"{path or '':12} {device:9} {time.monotonic() - start:7.1f} s  {command}", flush=True)
+
+    def test_every_golden_case_has_its_row(self):
+        golden = {path.parent.name for name in ("grads", "expected_f64")
+                  for path in (pages.ROOT / "tests/golden").glob(f"*/{name}.safetensors")}
+        listed = {command.split()[1] for _, command in tables()[0] if command.startswith("grads ")}
+        self.assertEqual(golden, listed)
+
+
+def write():
+    text = pages.text("bits.md")
+    for old, command in sum(tables(), []):
+        new = hash_of(command)
+        if not re.fullmatch("[0-9a-f]{64}", new):
+            sys.exit(f"{command}: {new}")
+        text = text.replace(f"{old}  {command}\n", f"{new}  {command}\n")
+    (pages.ROOT / "docs/bits.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv:
+        write()
+    else:
+        unittest.main(argv=[argument for argument in sys.argv if argument != "--all"])
