@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+
+#include "tests/cpu/contract_cases.h"
+#include "tests/cpu/contract_paths.h"
+
+/* Products of chosen integers against 128-bit sums, on every path. A path cuts its integers into digits, whose sums have
+ * limits; the integers here have all digits at the ends of their ranges, and the sums as many terms as its blocks hold,
+ * one less and one more. */
+PATH_SUITE(contract_integers, .timeout = 300);
+
+__extension__ typedef __int128 wide_int;
+
+enum { LARGEST = (1 << 25) - 1, MOST = 128 };
+
+typedef struct integers {
+    int32_t q[MOST];
+    size_t n;
+} integers;
+
+/* q and -q, if an operand can hold it: |q| <= 2^25 - 1. From 2^24 on the integers of fp32 values are even, or the
+ * largest, to which pack clamps. */
+static void add_both(integers *s, int32_t q)
+{
+    const int32_t size = q < 0 ? -q : q;
+    const int32_t held = size < 1 << 24 || size == LARGEST ? size : size & ~1;
+    for (size_t i = 0; i < s->n; i++)
+        if (s->q[i] == held)
+            return;
+    if (size > LARGEST || s->n + 2 > MOST)
+        return;
+    s->q[s->n++] = held;
+    s->q[s->n++] = -held;
+}
+
+/* q = h*2^13 + l, |h| <= 2^12, -2^12 <= l < 2^12. */
+static void add_halves(integers *s)
+{
+    const int32_t high[] = {4096, 4095, -4096, 1, 0}, low[] = {-4096, 4095, -1, 0};
+    for (size_t i = 0; i < sizeof high / sizeof *high; i++)
+        for (size_t j = 0; j < sizeof low / sizeof *low; j++)
+            add_both(s, high[i] * 8192 + low[j]);
+}
+
+/* q in balanced digits of base 128, the highest of which is at most 16. */
+static void add_digits(integers *s)
+{
+    const int32_t highest[] = {16, 15, -16, 7, -8}, ends[] = {-64, 63};
+    for (size_t i = 0; i < sizeof highest / sizeof *highest; i++)
+        for (size_t j = 0; j < 8; j++)
+            add_both(s, ((highest[i] * 128 + ends[j & 1]) * 128 + ends[j >> 1 & 1]) * 128 + ends[j >> 2]);
+}
+
+static integers extremes(void)
+{
+    integers s = {.n = 0};
+    add_both(&s, LARGEST);
+    add_halves(&s);
+    add_digits(&s);
+    cr_assert(s.n > 60 && s.n < MOST, "%zu integers", s.n);
+    return s;
+}
+
+/* Rows of integers, packed: row i, term k is pick(i, k). */
+typedef int32_t pick_fn(const void *from, size_t i, size_t k);
+
+static ar_packed *packed_of(ar_device *d, size_t rows, size_t k, bool split, pick_fn *pick, const void *from)
+{
+    ar_packed *p = NULL;
+    float *x = case_alloc(rows * k, sizeof *x);
+    int32_t *e = case_alloc(rows, sizeof *e); /* 0: q = clamp(rint(x*2^25)) */
+    for (size_t i = 0; i < rows * k; i++)
+        x[i] = (float)pick(from, i / k, i % k) * 0x1p-25f;
+    const ar_tensor view = case_view2(x, rows, k);
+    cr_assert_eq(d->ops->packed_create(d, NULL, &p, 1, rows, k, split), AR_OK);
+    cr_assert_eq(d->ops->pack(d, NULL, p, 0, 0, &view, (ar_cbuf){NULL}, 1, (ar_cbuf){e}), AR_OK);
+    free(x);
+    free(e);
+    return p;
+}
+
+/* The sums as int64 where they fit, as two limbs, and rounded. */
+static void check_sums(ar_device *d, const ar_packed *a, const ar_packed *b, const wide_int *want, size_t m, size_t n,
+                       size_t k)
+{
+    int64_t *s = case_alloc(2 * m * n, sizeof *s);
+    float *y = case_alloc(m * n, sizeof *y);
+    int32_t *e = case_alloc(m + n, sizeof *e);
+    const ar_tensor yv = case_view2(y, m, n);
+    for (int limbs = k > 8191 ? 2 : 1; limbs <= 2; limbs++) {
+        cr_assert_eq(d->ops->gemm_i64(d, NULL, (ar_buf){s}, a, b, limbs, false), AR_OK);
+        for (size_t i = 0; i < m * n; i++) {
+            const wide_int got = limbs == 1 ? s[i] : s[2 * i] * ((wide_int)1 << 32) + s[2 * i + 1];
+            cr_assert(got == want[i], "k %zu, row %zu, column %zu, %d limbs: off by %g", k, i / n, i % n, limbs,
+                      (double)(got - want[i]));
+        }
+    }
+    cr_assert_eq(
+        d->ops->gemm_round(d, NULL, &yv, a, b, (ar_cbuf){e}, (ar_cbuf){e}, (ar_cbuf){NULL}, AR_ACT_NONE, NULL, NULL),
+        AR_OK);
+    for (size_t i = 0; i < m * n; i++) {
+        const float rounded = (float)((double)want[i] * 0x1p-50);
+        cr_assert(ari_bits32(y[i]) == ari_bits32(rounded), "k %zu, row %zu, column %zu: got %a, expected %a", k, i / n,
+                  i % n, (double)y[i], (double)rounded);
+    }
+    free(s);
+    free(y);
+    free(e);
+}
+
+static const size_t lengths[] = {1, 63, 64, 65, 127, 128, 129, 1023, 8191};
+
+/* --- one integer throughout a row --------------------------------------------------------------------------------- */
+
+static int32_t one_for_a_row(const void *from, size_t i, size_t k)
+{
+    (void)k;
+    return ((const integers *)from)->q[i];
+}
+
+static void check_pairings(const integers *s, size_t k)
+{
+    ar_device *d = device(1);
+    ar_packed *a = packed_of(d, s->n, k, true, one_for_a_row, s), *b = packed_of(d, s->n, k, false, one_for_a_row, s);
+    wide_int *want = case_alloc(s->n * s->n, sizeof *want);
+    for (size_t i = 0; i < s->n * s->n; i++)
+        want[i] = (wide_int)s->q[i / s->n] * s->q[i % s->n] * (wide_int)k;
+    check_sums(d, a, b, want, s->n, s->n, k);
+    free(want);
+    d->ops->packed_destroy(d, NULL, a);
+    d->ops->packed_destroy(d, NULL, b);
+    ar_device_destroy(d);
+}
+
+PATH_TEST(contract_integers, every_pairing_of_extremes_is_exact_over_every_length_of_a_block)
+{
+    const integers s = extremes();
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+        check_pairings(&s, lengths[i]);
+}
+
+PATH_TEST(contract_integers, the_largest_are_exact_over_40000_terms)
+{
+    integers s = {.n = 0};
+    add_both(&s, LARGEST);
+    add_both(&s, (1 << 25) - 4096); /* h 4096, l -4096 */
+    add_both(&s, 15 * 2097152 + 63 * 16384 + 63 * 128 + 62);
+    add_both(&s, 4095);
+    check_pairings(&s, 40000);
+}
+
+/* --- many in a row ------------------------------------------------------------------------------------------------ */
+
+typedef struct matrix {
+    const int32_t *q;
+    size_t k;
+} matrix;
+
+static int32_t of_matrix(const void *from, size_t i, size_t k)
+{
+    const matrix *m = from;
+    return m->q[i * m->k + k];
+}
+
+static void check_matrices(size_t m, size_t n, size_t k, const int32_t *qa, const int32_t *qb)
+{
+    ar_device *d = device(2);
+    ar_packed *a = packed_of(d, m, k, true, of_matrix, &(matrix){qa, k});
+    ar_packed *b = packed_of(d, n, k, false, of_matrix, &(matrix){qb, k});
+    wide_int *want = case_alloc(m * n, sizeof *want);
+    for (size_t i = 0; i < m * n; i++)
+        for (size_t t = 0; t < k; t++)
+            want[i] += (wide_int)qa[i / n * k + t] * qb[i % n * k + t];
+    check_sums(d, a, b, want, m, n, k);
+    free(want);
+    d->ops->packed_destroy(d, NULL, a);
+    d->ops->packed_destroy(d, NULL, b);
+    ar_device_destroy(d);
+}
+
+PATH_TEST(contract_integers, mixtures_of_extremes_are_exact)
+{
+    enum { m = 19, n = 53 };
+    const integers s = extremes();
+    uint64_t state = 24;
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        const size_t k = lengths[i];
+        int32_t *q = case_alloc((m + n) * k, sizeof *q);
+        for (size_t t = 0; t < (m + n) * k; t++)
+            q[t] = s.q[case_random(&state) % s.n];
+        check_matrices(m, n, k, q, q + m * k);
+        free(q);
+    }
+}
+
+/* Row i of A has its one term where row j of B has one if i = j: each term of a sum is its own, and none is lost. */
+PATH_TEST(contract_integers, no_term_is_taken_for_another)
+{
+    enum { k = 131 };
+    int32_t *q = case_alloc(2 * k * k, sizeof *q);
+    for (int32_t i = 0; i < k; i++) {
+        q[i * k + i] = LARGEST;
+        q[k * k + i * k + i] = -1 - 131 * i;
+    }
+    check_matrices(k, k, k, q, q + k * k);
+    free(q);
+}
