@@ -235,33 +235,6 @@ static void cpu_brand(char *out, size_t cap)
 #endif
 }
 
-static void cpu_features(char *out, size_t cap)
-{
-    out[0] = '\0';
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    const struct {
-        const char *name;
-        int have;
-    } table[] = {
-        {"avx2", __builtin_cpu_supports("avx2")},
-        {"fma", __builtin_cpu_supports("fma")},
-        {"avx512f", __builtin_cpu_supports("avx512f")},
-        {"avx512dq", __builtin_cpu_supports("avx512dq")},
-        {"avx512bw", __builtin_cpu_supports("avx512bw")},
-        {"avx512vl", __builtin_cpu_supports("avx512vl")},
-        {"avx512ifma", __builtin_cpu_supports("avx512ifma")},
-    };
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        const size_t used = strlen(out);
-        if (table[i].have)
-            (void)snprintf(out + used, cap - used, "%s%s", used > 0 ? " " : "", table[i].name);
-    }
-#else
-    (void)cap;
-#endif
-}
-
 /* Who chose is read from the environment, as BLIS does: a value equal to our choice is right for our reason. */
 static void blis_reason(char *out, size_t cap)
 {
@@ -279,7 +252,7 @@ void ar_cpu_info_get(ar_cpu_info *out)
 {
     memset(out, 0, sizeof *out);
     cpu_brand(out->cpu, sizeof out->cpu);
-    cpu_features(out->features, sizeof out->features);
+    ari_cpu_features(out->features, sizeof out->features);
     (void)snprintf(out->blis_version, sizeof out->blis_version, "%s", bli_info_get_version_str());
     blis_reason(out->blis_reason, sizeof out->blis_reason);
     bli_init(); /* the query below aborts on a library that is not initialised */

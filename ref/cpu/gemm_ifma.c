@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "ref/cpu/device.h"
 #include "ref/numerics/integer_sum.h"
 
 /* The integer sums of a contraction (docs/numerics.md, "Contraction", step 4) with AVX-512 IFMA: vpmadd52luq adds the
@@ -284,9 +285,7 @@ static void row_to_limbs(const ari_tile *t, size_t i, int64_t *s, bool add)
 
 static bool supported(void)
 {
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512ifma");
+    return ari_cpu_has("avx512f avx512dq avx512vl avx512ifma");
 }
 
 const ari_exact_path ari_exact_ifma = {.name = "ifma",

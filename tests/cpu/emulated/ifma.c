@@ -4,6 +4,7 @@
 /* The library has this name. */
 #define ari_exact_ifma emulated_exact_ifma
 
+#include "ref/cpu/device.h"
 #include "ref/cpu/gemm.h"
 #include "ref/numerics/integer_sum.h"
 /* After the headers of others: a compiler that is told that the processor has AVX-512 uses it for plain C as well. */
