@@ -162,15 +162,21 @@ static int32_t of_matrix(const void *from, size_t i, size_t k)
     return m->q[i * m->k + k];
 }
 
-static void check_matrices(size_t m, size_t n, size_t k, const int32_t *qa, const int32_t *qb)
+static wide_int *sums_of(size_t m, size_t n, size_t k, const matrix *a, const matrix *b)
 {
-    ar_device *d = device(2);
-    ar_packed *a = packed_of(d, m, k, true, of_matrix, &(matrix){qa, k});
-    ar_packed *b = packed_of(d, n, k, false, of_matrix, &(matrix){qb, k});
     wide_int *want = case_alloc(m * n, sizeof *want);
     for (size_t i = 0; i < m * n; i++)
         for (size_t t = 0; t < k; t++)
-            want[i] += (wide_int)qa[i / n * k + t] * qb[i % n * k + t];
+            want[i] += (wide_int)of_matrix(a, i / n, t) * of_matrix(b, i % n, t);
+    return want;
+}
+
+static void check_matrices(size_t m, size_t n, size_t k, const int32_t *qa, const int32_t *qb)
+{
+    const matrix am = {qa, k}, bm = {qb, k};
+    ar_device *d = device(2);
+    ar_packed *a = packed_of(d, m, k, true, of_matrix, &am), *b = packed_of(d, n, k, false, of_matrix, &bm);
+    wide_int *want = sums_of(m, n, k, &am, &bm);
     check_sums(d, a, b, want, m, n, k);
     free(want);
     d->ops->packed_destroy(d, NULL, a);
@@ -178,19 +184,56 @@ static void check_matrices(size_t m, size_t n, size_t k, const int32_t *qa, cons
     ar_device_destroy(d);
 }
 
+static int32_t *mixture(size_t n, uint64_t seed)
+{
+    const integers s = extremes();
+    int32_t *q = case_alloc(n, sizeof *q);
+    for (size_t t = 0; t < n; t++)
+        q[t] = s.q[case_random(&seed) % s.n];
+    return q;
+}
+
 PATH_TEST(contract_integers, mixtures_of_extremes_are_exact)
 {
     enum { m = 19, n = 53 };
-    const integers s = extremes();
-    uint64_t state = 24;
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        const size_t k = lengths[i];
-        int32_t *q = case_alloc((m + n) * k, sizeof *q);
-        for (size_t t = 0; t < (m + n) * k; t++)
-            q[t] = s.q[case_random(&state) % s.n];
-        check_matrices(m, n, k, q, q + m * k);
+        int32_t *q = mixture((m + n) * lengths[i], i);
+        check_matrices(m, n, lengths[i], q, q + m * lengths[i]);
         free(q);
     }
+}
+
+/* Some rows and terms of what was packed, against an operand packed as it is and against such a part. */
+PATH_TEST(contract_integers, parts_of_operands_have_the_sums_of_their_terms)
+{
+    enum { rows = 40, terms = 300 };
+    const ar_part parts[] = {
+        {0, 1, 0, rows, 64, 128}, {0, 1, 3, 21, 5, 131}, {0, 1, 8, 32, 299, 1}, {0, 1, 39, 1, 0, 290}};
+    int32_t *q = mixture(2 * rows * terms, 7);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const ar_part *p = &parts[i];
+        const matrix whole[2] = {{q, terms}, {q + rows * terms, terms}};
+        const matrix cut[2] = {{q + p->row * terms + p->col, terms}, {q + (rows + p->row) * terms + p->col, terms}};
+        ar_device *d = device(1);
+        ar_packed *of_whole[2], *part[2], *alone[2];
+        for (int s = 0; s < 2; s++) {
+            of_whole[s] = packed_of(d, rows, terms, s == 0, of_matrix, &whole[s]);
+            alone[s] = packed_of(d, p->rows, p->cols, s == 0, of_matrix, &cut[s]);
+            cr_assert_eq(d->ops->packed_part(d, NULL, &part[s], of_whole[s], p), AR_OK);
+        }
+        wide_int *want = sums_of(p->rows, p->rows, p->cols, &cut[0], &cut[1]);
+        check_sums(d, part[0], alone[1], want, p->rows, p->rows, p->cols);
+        check_sums(d, alone[0], part[1], want, p->rows, p->rows, p->cols);
+        check_sums(d, part[0], part[1], want, p->rows, p->rows, p->cols);
+        free(want);
+        for (int s = 0; s < 2; s++) {
+            d->ops->packed_destroy(d, NULL, part[s]);
+            d->ops->packed_destroy(d, NULL, alone[s]);
+            d->ops->packed_destroy(d, NULL, of_whole[s]);
+        }
+        ar_device_destroy(d);
+    }
+    free(q);
 }
 
 /* Row i of A has its one term where row j of B has one if i = j: each term of a sum is its own, and none is lost. */
