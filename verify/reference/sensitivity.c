@@ -330,11 +330,11 @@ done:
 static ari_allowance allowance_of(const ari_ref_tensor *t)
 {
     ari_allowance a;
-    double beside = 0.0;
+    float beside = 0.0f; /* and not double, at which gcc 12 for aarch64 fails internally */
     for (size_t k = 0; t->beside && k < t->count; k++)
-        beside = fmax(beside, (double)t->beside[k]);
+        beside = fmaxf(beside, t->beside[k]);
     (void)ari_dump_name(a.name, t->name, t->pass, (uint32_t)t->step); /* a reference's names fit */
-    a.value = t->allowed + beside;
+    a.value = t->allowed + (double)beside;
     return a;
 }
 

@@ -76,12 +76,14 @@ static ar_status read_side(side *s, bool *held, losses *l, const ar_dump *dump)
     AR_TRY(ar_dump_read_f32(t, 0, t->count, s->logits));
     for (size_t i = 0; i < l->tokens; i++) {
         const float *row = s->logits + i * l->vocabulary;
-        double top = -HUGE_VAL, sum = 0.0;
+        /* In float: gcc 12 for aarch64 fails internally at a largest double of widened floats. */
+        float top = -HUGE_VALF;
+        double sum = 0.0;
         for (size_t k = 0; k < l->vocabulary; k++)
-            top = fmax(top, (double)row[k]);
+            top = fmaxf(top, row[k]);
         for (size_t k = 0; k < l->vocabulary; k++)
-            sum += exp((double)row[k] - top);
-        s->lse[i] = top + log(sum);
+            sum += exp((double)row[k] - (double)top);
+        s->lse[i] = (double)top + log(sum);
     }
     return read_counts(s, l, dump);
 }
