@@ -374,7 +374,7 @@ void ar_cpu_select_kernels(void);
 
 /** What the CPU device runs on, for `anyrank info`. */
 typedef struct ar_cpu_info {
-    char cpu[64];       /* brand string */
+    char cpu[64];       /* "AMD EPYC 9B45", "Arm Neoverse N1" */
     char features[128]; /* "avx2 fma avx_vnni avx512f avx512_vnni": names of /proc/cpuinfo */
     char blis_version[32];
     char blis_kernels[32]; /* "skx", "haswell", ... */

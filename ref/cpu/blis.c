@@ -6,9 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 #include "ref/core/size.h"
 #include "ref/cpu/device.h"
@@ -37,8 +34,10 @@ static kernel_choice choose_kernels(void)
         return (kernel_choice){"0", "AVX-512 F, DQ, BW, VL by CPUID"};
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         return (kernel_choice){"3", "AVX2 and FMA by CPUID"};
-#endif
     return (kernel_choice){NULL, "BLIS's own choice: neither AVX-512 nor AVX2 with FMA"};
+#else
+    return (kernel_choice){NULL, "BLIS's own choice"};
+#endif
 }
 
 void ar_cpu_select_kernels(void)
@@ -216,25 +215,6 @@ ar_status ari_cpu_gemm_f32(ar_device *d, ARI_AT_ONCE, const ar_tensor *c, const 
 
 /* --- what it runs on ---------------------------------------------------------------------------------------------- */
 
-static void cpu_brand(char *out, size_t cap)
-{
-    (void)snprintf(out, cap, "unknown");
-#if defined(__x86_64__)
-    unsigned int words[12];
-    if (__get_cpuid_max(0x80000000u, NULL) < 0x80000004u)
-        return;
-    for (unsigned int i = 0; i < 3; i++)
-        (void)__get_cpuid(0x80000002u + i, &words[4 * i], &words[4 * i + 1], &words[4 * i + 2], &words[4 * i + 3]);
-    char brand[sizeof words + 1] = {0};
-    memcpy(brand, words, sizeof words);
-    const char *start = brand + strspn(brand, " ");
-    size_t length = strlen(start);
-    while (length > 0 && start[length - 1] == ' ')
-        length--;
-    (void)snprintf(out, cap, "%.*s", (int)length, start);
-#endif
-}
-
 /* Who chose is read from the environment, as BLIS does: a value equal to our choice is right for our reason. */
 static void blis_reason(char *out, size_t cap)
 {
@@ -251,7 +231,7 @@ static void blis_reason(char *out, size_t cap)
 void ar_cpu_info_get(ar_cpu_info *out)
 {
     memset(out, 0, sizeof *out);
-    cpu_brand(out->cpu, sizeof out->cpu);
+    ari_cpu_name(out->cpu, sizeof out->cpu);
     ari_cpu_features(out->features, sizeof out->features);
     (void)snprintf(out->blis_version, sizeof out->blis_version, "%s", bli_info_get_version_str());
     blis_reason(out->blis_reason, sizeof out->blis_reason);

@@ -26,13 +26,20 @@ void ari_cpu_destroy(ar_device *d)
 static const ar_device_ops cpu_ops = {.name = "cpu", .host_reaches = true, AR_DEVICE_SLOTS(FILL_SLOT)};
 
 /* Subnormals are part of the numbers that are promised: bits 15 (flush to zero) and 6 (denormals are zero) of MXCSR
- * must be clear. They are per thread; a library linked with -ffast-math sets them behind one's back. */
+ * must be clear, as must bits 24 (flush to zero) and 0 (flush inputs to zero) of ARM's FPCR. They are per thread; a library linked with -ffast-math sets them behind one's back. */
 static ar_status check_subnormals(void)
 {
 #if defined(__SSE__)
     const unsigned int flags = _mm_getcsr() & 0x8040u;
     if (flags != 0)
         return ar_error_set(AR_ERR_DATA, "cpu device: flush-to-zero is on in this thread (MXCSR bits %#x)", flags);
+#elif defined(__aarch64__)
+    uint64_t flags = 0;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(flags));
+    flags &= 0x1000001u;
+    if (flags != 0)
+        return ar_error_set(AR_ERR_DATA, "cpu device: flush-to-zero is on in this thread (FPCR bits %#x)",
+                            (unsigned int)flags);
 #endif
     return AR_OK;
 }

@@ -1,11 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include "ref/cpu/device.h"
+
+/* --- what it can do ----------------------------------------------------------------------------------------------- */
 
 typedef struct feature {
     const char *name;
@@ -38,6 +45,37 @@ static size_t look(feature out[FEATURES])
         {"amx_int8", leaf7(0, 3, 25)},
     };
     _Static_assert(sizeof table <= sizeof(feature[FEATURES]), "FEATURES is too small");
+    memcpy(out, table, sizeof table);
+    return sizeof table / sizeof table[0];
+}
+#elif defined(__aarch64__)
+#if defined(__linux__)
+/* Bit `bit` of the first or second word in which the kernel says what programs may use. */
+static bool granted(int word, int bit)
+{
+    return getauxval(word == 1 ? AT_HWCAP : AT_HWCAP2) >> bit & 1;
+}
+#define GRANTED(word, bit, apple) granted(word, bit)
+#elif defined(__APPLE__)
+static bool granted(const char *name)
+{
+    int yes = 0;
+    size_t bytes = sizeof yes;
+    return sysctlbyname(name, &yes, &bytes, NULL, 0) == 0 && yes == 1;
+}
+#define GRANTED(word, bit, apple) granted("hw.optional." apple)
+#endif
+
+static size_t look(feature out[FEATURES])
+{
+    const feature table[] = {
+        {"asimd", true}, /* of every one */
+        {"asimddp", GRANTED(1, 20, "arm.FEAT_DotProd")},
+        {"i8mm", GRANTED(2, 13, "arm.FEAT_I8MM")},
+        {"bf16", GRANTED(2, 14, "arm.FEAT_BF16")},
+        {"sve", GRANTED(1, 22, "arm.FEAT_SVE")},
+        {"sve2", GRANTED(2, 1, "arm.FEAT_SVE2")},
+    };
     memcpy(out, table, sizeof table);
     return sizeof table / sizeof table[0];
 }
@@ -76,3 +114,97 @@ void ari_cpu_features(char *out, size_t cap)
             (void)snprintf(out + used, cap - used, "%s%s", used > 0 ? " " : "", table[i].name);
     }
 }
+
+/* --- what it is called -------------------------------------------------------------------------------------------- */
+
+#if defined(__x86_64__)
+void ari_cpu_name(char *out, size_t cap)
+{
+    (void)snprintf(out, cap, "unknown");
+    unsigned int words[12];
+    if (__get_cpuid_max(0x80000000u, NULL) < 0x80000004u)
+        return;
+    for (unsigned int i = 0; i < 3; i++)
+        (void)__get_cpuid(0x80000002u + i, &words[4 * i], &words[4 * i + 1], &words[4 * i + 2], &words[4 * i + 3]);
+    char brand[sizeof words + 1] = {0};
+    memcpy(brand, words, sizeof words);
+    const char *start = brand + strspn(brand, " ");
+    size_t length = strlen(start);
+    while (length > 0 && start[length - 1] == ' ')
+        length--;
+    (void)snprintf(out, cap, "%.*s", (int)length, start);
+}
+#elif defined(__APPLE__)
+void ari_cpu_name(char *out, size_t cap)
+{
+    size_t bytes = cap;
+    if (sysctlbyname("machdep.cpu.brand_string", out, &bytes, NULL, 0) != 0)
+        (void)snprintf(out, cap, "unknown");
+}
+#elif defined(__aarch64__) && defined(__linux__)
+/* Implementer and part of MIDR_EL1, as util-linux's lscpu names them (sys-utils/lscpu-arm.c). */
+typedef struct core {
+    unsigned int implementer, part;
+    const char *name;
+} core;
+
+static const core cores[] = {
+    {0x41, 0xd03, "Arm Cortex-A53"},
+    {0x41, 0xd04, "Arm Cortex-A35"},
+    {0x41, 0xd05, "Arm Cortex-A55"},
+    {0x41, 0xd07, "Arm Cortex-A57"},
+    {0x41, 0xd08, "Arm Cortex-A72"},
+    {0x41, 0xd09, "Arm Cortex-A73"},
+    {0x41, 0xd0a, "Arm Cortex-A75"},
+    {0x41, 0xd0b, "Arm Cortex-A76"},
+    {0x41, 0xd0c, "Arm Neoverse N1"},
+    {0x41, 0xd0d, "Arm Cortex-A77"},
+    {0x41, 0xd40, "Arm Neoverse V1"},
+    {0x41, 0xd41, "Arm Cortex-A78"},
+    {0x41, 0xd44, "Arm Cortex-X1"},
+    {0x41, 0xd46, "Arm Cortex-A510"},
+    {0x41, 0xd47, "Arm Cortex-A710"},
+    {0x41, 0xd48, "Arm Cortex-X2"},
+    {0x41, 0xd49, "Arm Neoverse N2"},
+    {0x41, 0xd4d, "Arm Cortex-A715"},
+    {0x41, 0xd4e, "Arm Cortex-X3"},
+    {0x41, 0xd4f, "Arm Neoverse V2"},
+    {0x41, 0xd80, "Arm Cortex-A520"},
+    {0x41, 0xd81, "Arm Cortex-A720"},
+    {0x41, 0xd82, "Arm Cortex-X4"},
+    {0x41, 0xd84, "Arm Neoverse V3"},
+    {0x41, 0xd8e, "Arm Neoverse N3"},
+    {0x43, 0x0af, "Cavium ThunderX2"},
+    {0x46, 0x001, "Fujitsu A64FX"},
+    {0x48, 0xd01, "HiSilicon TSV110"},
+    {0x51, 0x001, "Qualcomm Oryon"},
+    {0x61, 0x022, "Apple M1 (Icestorm)"},
+    {0x61, 0x023, "Apple M1 (Firestorm)"},
+    {0x61, 0x032, "Apple M2 (Blizzard)"},
+    {0x61, 0x033, "Apple M2 (Avalanche)"},
+    {0xc0, 0xac3, "Ampere-1"},
+    {0xc0, 0xac4, "Ampere-1a"},
+    {0x00, 0x051, "a virtual one of qemu"},
+};
+
+/* Of the core that asks; a machine may have several kinds. The kernel lets programs read the register where it says so,
+ * bit 11 of its first word. */
+void ari_cpu_name(char *out, size_t cap)
+{
+    uint64_t midr = 0;
+    (void)snprintf(out, cap, "unknown");
+    if (!granted(1, 11))
+        return;
+    __asm__("mrs %0, MIDR_EL1" : "=r"(midr));
+    const unsigned int implementer = midr >> 24 & 0xff, part = midr >> 4 & 0xfff;
+    (void)snprintf(out, cap, "ARM implementer %#x, part %#x", implementer, part);
+    for (size_t i = 0; i < sizeof cores / sizeof cores[0]; i++)
+        if (cores[i].implementer == implementer && cores[i].part == part)
+            (void)snprintf(out, cap, "%s", cores[i].name);
+}
+#else
+void ari_cpu_name(char *out, size_t cap)
+{
+    (void)snprintf(out, cap, "unknown");
+}
+#endif

@@ -35,14 +35,37 @@ Test(contract_device, fills_every_slot)
 }
 
 #if defined(__SSE__)
+static const unsigned int flushing[] = {0x8000u, 0x0040u};
+static unsigned int control(void)
+{
+    return _mm_getcsr();
+}
+static void set_control(unsigned int word)
+{
+    _mm_setcsr(word);
+}
+#elif defined(__aarch64__)
+static const unsigned int flushing[] = {0x1000000u};
+static unsigned int control(void)
+{
+    uint64_t word;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(word));
+    return (unsigned int)word;
+}
+static void set_control(unsigned int word)
+{
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)word));
+}
+#endif
+#if defined(__SSE__) || defined(__aarch64__)
 Test(contract_device, is_refused_where_subnormals_are_flushed)
 {
     ar_device *d = NULL;
-    const unsigned int saved = _mm_getcsr();
-    for (int i = 0; i < 2; i++) {
-        _mm_setcsr(saved | (i == 0 ? 0x8000u : 0x0040u));
+    const unsigned int saved = control();
+    for (size_t i = 0; i < sizeof flushing / sizeof flushing[0]; i++) {
+        set_control(saved | flushing[i]);
         const ar_status st = ar_device_cpu_create(&d, 1);
-        _mm_setcsr(saved);
+        set_control(saved);
         cr_expect_eq(st, AR_ERR_DATA);
     }
     cr_assert_eq(ar_device_cpu_create(&d, 1), AR_OK);
