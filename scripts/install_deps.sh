@@ -5,6 +5,7 @@
 #   scripts/install_deps.sh            to build and run the command
 #   scripts/install_deps.sh --tests    also to build and run the tests: of MPI and of the kernels of CUDA too
 #   scripts/install_deps.sh --lint     also clang-format and clang-tidy
+#   scripts/install_deps.sh --aarch64  also to build for 64-bit ARM Linux on another processor, and to run that
 #   scripts/install_deps.sh --check    installs nothing; tells what is missing
 #
 # Each need is looked for by use (a compiler that links a program, a header that compiles), so a machine that has it
@@ -12,14 +13,15 @@
 # root. Elsewhere the missing packages are named. Exit status: 0 everything is there, 2 something is missing.
 set -eu
 
-tests=no lint=no check_only=no
+tests=no lint=no aarch64=no check_only=no
 for argument in "$@"; do
     case $argument in
         --tests) tests=yes ;;
         --lint) lint=yes ;;
+        --aarch64) aarch64=yes ;;
         --check) check_only=yes ;;
-        -h | --help) sed -n '3,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
-        *) echo "install_deps.sh: unknown option $argument; it takes --tests, --lint, --check" >&2; exit 2 ;;
+        -h | --help) sed -n '3,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) echo "install_deps.sh: unknown option $argument; it takes --tests, --lint, --aarch64, --check" >&2; exit 2 ;;
     esac
 done
 
@@ -102,6 +104,8 @@ has_mpi() {
 int main(void) { return MPI_Finalize(); }' > "$scratch/try.c"
     mpicc -o "$scratch/try" "$scratch/try.c" >/dev/null 2>&1
 }
+has_aarch64_compilers() { have aarch64-linux-gnu-gcc && have aarch64-linux-gnu-g++; }
+has_qemu() { have qemu-aarch64-static || have qemu-aarch64; }
 has_clang_format() { have clang-format; }
 has_clang_tidy() { have clang-tidy; }
 
@@ -125,6 +129,10 @@ TABLE
     if [ $lint = yes ]; then
         echo "clang_format|clang-format|clang-format"
         echo "clang_tidy|clang-tidy|clang-tidy"
+    fi
+    if [ $aarch64 = yes ]; then
+        echo "aarch64_compilers|gcc and g++ for aarch64-linux-gnu|gcc-aarch64-linux-gnu g++-aarch64-linux-gnu"
+        echo "qemu|qemu for programs of aarch64|qemu-user-static"
     fi
 }
 
@@ -152,8 +160,39 @@ report() {
     fi
 }
 
+# The libraries of arm64 are unpacked, not installed: apt installs a library for two architectures only in one version, and
+# removes what stands in the way (Criterion, for one); and the loader of these must not be mixed with another's libraries.
+# Nothing that apt knows of this machine is read or written, so root is not needed.
+sysroot=$(cd "$(dirname "$0")/.." && pwd)/build/aarch64/sysroot
+unpack_sysroot() {
+    if [ $aarch64 = no ] || [ -e "$sysroot/complete" ]; then return 0; fi
+    echo "install_deps.sh: unpacking libraries of arm64 to $sysroot (20 MB of packages, 100 MB on disk)"
+    mkdir -p "$scratch/apt/lists/partial" "$scratch/apt/archives/partial"
+    set -- apt-get -q -y -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User= \
+        -o Debug::NoLocking=1 -o Dir::State::status=/dev/null -o Dir::State="$scratch/apt" \
+        -o Dir::State::lists="$scratch/apt/lists" -o Dir::Cache="$scratch/apt" \
+        -o Dir::Cache::archives="$scratch/apt/archives"
+    if ! { "$@" update && "$@" install --no-install-recommends --download-only libc6-dev libgomp1 libstdc++6 \
+        libblis-openmp-dev libjansson-dev libcriterion-dev; } > "$scratch/apt.log" 2>&1; then
+        tail -n 30 "$scratch/apt.log" >&2
+        echo "install_deps.sh: packages of arm64 could not be had; do apt's sources have them?" >&2
+        exit 2
+    fi
+    rm -rf "$sysroot"
+    mkdir -p "$sysroot"
+    for package in "$scratch"/apt/archives/*.deb; do dpkg-deb -x "$package" "$sysroot"; done
+    # As installing them would.
+    ln -s blis-openmp/libblis.so blis-openmp/libblis.so.4 "$sysroot/usr/lib/aarch64-linux-gnu/"
+    ln -s blis-openmp/blis.h "$sysroot/usr/include/aarch64-linux-gnu/"
+    : > "$sysroot/complete"
+}
+
+if [ $aarch64 = yes ] && [ "$(uname -m)" = aarch64 ]; then
+    aarch64=no # this machine is one
+fi
 look
 if [ -z "$missing" ]; then
+    [ $check_only = yes ] || unpack_sysroot
     exit 0
 fi
 if [ $check_only = yes ]; then
@@ -207,3 +246,4 @@ if [ -n "$missing" ]; then
     report
     exit 2
 fi
+unpack_sysroot

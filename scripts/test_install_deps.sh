@@ -72,6 +72,11 @@ with_path "$bare" --tests --lint
 cp "$scratch/calls" "$scratch/output"
 status=0
 expect with_tests 0 "g++ libopenmpi-dev openmpi-bin libcriterion-dev clang-format clang-tidy"
+with_path "$bare" --aarch64
+cp "$scratch/calls" "$scratch/output"
+status=0
+expect for_arm 0 "gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user-static"
+absent for_arm libcriterion-dev
 
 # A failing install is told; a failing update alone is not the end.
 fake "$bare" apt-get 'exit 100'
