@@ -54,7 +54,8 @@ typedef struct ari_bench_device {
 AR_NODISCARD ar_status ari_bench_device_create(ari_bench_device *b, const ar_device_choice *which, int threads);
 /** Accepts one that is all NULL. */
 void ari_bench_device_destroy(ari_bench_device *b);
-/** *seconds: on the monotonic clock, when all work enqueued so far is done. Errors: the queue's first error. */
+/** *seconds: when all work enqueued so far is done; on the monotonic clock, and of a CPU device with one thread its
+ *  processor time, which other programs do not lengthen. Errors: the queue's first error. */
 AR_NODISCARD ar_status ari_bench_clock(const ari_bench_device *b, double *seconds);
 /** Device memory of n fp32 words: values of magnitudes up to 1 and both signs, the same for the same seed on every
  *  machine. Gives; the device's `free`. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW, AR_ERR_DEVICE. */

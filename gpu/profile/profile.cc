@@ -57,7 +57,7 @@ void stamp(ari_profile *p, ar_queue *q, ari_mark **mark, uint64_t *clock_ns, boo
         const ar_status st = s->ops->stamp(s, mark);
         p->failed = p->failed == AR_OK ? st : p->failed;
     }
-    *clock_ns = ari_now_ns();
+    *clock_ns = ari_device_clock_ns(p->d);
 }
 
 /* The number of a new span, from 1; 0: there is no memory, which ari_profile_read says. */

@@ -3,10 +3,18 @@
 #define ARI_GPU_PROFILE_H
 
 #include "anyrank/device.h"
+#include "ref/core/clock.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/** The clock of measurements: where the calling thread alone does the device's work, its processor time; else the
+ *  monotonic clock. */
+static inline uint64_t ari_device_clock_ns(const ar_device *d)
+{
+    return d->ops->host_reaches && d->threads == 1 ? ari_thread_ns() : ari_now_ns();
+}
 
 /* How long each slot of a device's table takes, by name: on a GPU from the first of its kernels to the last, by events
  * in the stream; where a call returns when its work is done, by the clock. */

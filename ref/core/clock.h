@@ -14,7 +14,15 @@ static inline uint64_t ari_now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/** The same clock, some milliseconds behind at most, for a tenth of the price. */
+/** Processor time of the calling thread, which other programs do not lengthen. */
+static inline uint64_t ari_thread_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/** The same clock as ari_now_ns, some milliseconds behind at most, for a tenth of the price. */
 static inline uint64_t ari_coarse_now_ns(void)
 {
 #if defined(CLOCK_MONOTONIC_COARSE)
