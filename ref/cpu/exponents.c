@@ -11,9 +11,12 @@
  * magnitudes do, infinities and then NaNs above every finite value: so a group's exponent is the exponent of its
  * largest magnitude as an unsigned integer, and one integer maximum an element does. Scaled values are compared in
  * binary64, where A*2^c is exact and normal; 0 times a non-finite value is a NaN, so a column that takes no part
- * (factor 0) still flags its row. */
+ * (factor 0) still flags its row.
+ *
+ * fp32 does where the largest rounded product is a normal number: then none overflowed, that one is exact, and those that
+ * were rounded lie below 2^-126 and have become 2^-126 at most, which leaves the largest exponent as it is. */
 
-#define BLOCK ((size_t)512) /* groups whose maxima are kept in the first cache level together */
+#define BLOCK ((size_t)2048) /* groups whose maxima are kept in the first cache level together */
 
 /* The maximum over a run of contiguous elements, of one group. */
 ARI_SIMD static uint32_t top_of_run(const float *x, size_t n)
@@ -68,6 +71,24 @@ ARI_SIMD static void scaled_top_of_each(uint64_t *restrict top, const float *res
     }
 }
 
+ARI_SIMD static uint32_t narrow_top_of_run(const float *restrict x, const float *restrict scale, size_t n)
+{
+    uint32_t top = 0;
+    for (size_t k = 0; k < n; k++) {
+        const uint32_t bits = ari_bits32(x[k] * scale[k]) & 0x7fffffffu;
+        top = bits > top ? bits : top;
+    }
+    return top;
+}
+
+ARI_SIMD static void narrow_top_of_each(uint32_t *restrict top, const float *restrict x, float scale, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t bits = ari_bits32(x[i] * scale) & 0x7fffffffu;
+        top[i] = bits > top[i] ? bits : top[i];
+    }
+}
+
 static void store(int32_t *e, int32_t found, bool max_into)
 {
     *e = max_into && *e > found ? *e : found;
@@ -112,8 +133,30 @@ static void scaled_block(int32_t *e, const groups *g, const double *scale, size_
         store(e + i, ari_exponent64(ari_float64(top[i])), max_into);
 }
 
-/* e[batch, rows] over the columns of a, scaled by scale[batch, cols] unless that is NULL. */
-static void exponents(const ar_device *d, int32_t *e, const ar_tensor *a, const double *scale, bool max_into)
+/* The same in fp32. False, with nothing written, where that does not tell. */
+static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t first, size_t n, bool max_into)
+{
+    const float *x = g->x + (ptrdiff_t)first * g->group_stride;
+    uint32_t top[BLOCK] = {0};
+    bool normal = true;
+    if (g->along_stride != 1 && g->group_stride != 1)
+        return false;
+    if (g->along_stride == 1) {
+        for (size_t i = 0; i < n; i++)
+            top[i] = narrow_top_of_run(x + (ptrdiff_t)i * g->group_stride, scale, g->along);
+    } else {
+        for (size_t k = 0; k < g->along; k++)
+            narrow_top_of_each(top, x + (ptrdiff_t)k * g->along_stride, scale[k], n);
+    }
+    for (size_t i = 0; i < n; i++)
+        normal &= top[i] >= 0x00800000u && top[i] < 0x7f800000u;
+    for (size_t i = 0; normal && i < n; i++)
+        store(e + i, ari_exponent32(ari_float32(top[i])), max_into);
+    return normal;
+}
+
+/* e[batch, rows] over the columns of a, scaled by s, of [batch, cols], unless that is NULL. */
+static void exponents(const ar_device *d, int32_t *e, const ar_tensor *a, const ari_shifts *s, bool max_into)
 {
     const ari_matrices m = ari_matrices_of(a);
     /* Short blocks where there are few rows, so that every thread has some. */
@@ -125,10 +168,10 @@ static void exponents(const ar_device *d, int32_t *e, const ar_tensor *a, const 
         const size_t n = m.rows - first < block ? m.rows - first : block;
         const groups g = {ari_matrix_at(a, at), m.cols, m.row_stride, m.col_stride};
         int32_t *out = e + at * m.rows + first;
-        if (scale)
-            scaled_block(out, &g, scale + at * m.cols, first, n, max_into);
-        else
+        if (!s)
             plain_block(out, &g, first, n, max_into);
+        else if (!s->narrow || !narrow_block(out, &g, s->narrow + at * m.cols, first, n, max_into))
+            scaled_block(out, &g, s->wide + at * m.cols, first, n, max_into);
     }
 }
 
@@ -142,20 +185,49 @@ ARI_SIMD static void factors_of(double *restrict out, const int32_t *restrict c,
     }
 }
 
-ar_status ari_shift_factors(double **gives, const int32_t *c, int sign, size_t batch, size_t k)
+/* The least and the largest power that a factor other than 0 has, 0 among them. */
+ARI_SIMD static void range_of(ari_shifts *s, const int32_t *c, int32_t sign, size_t n)
+{
+    int32_t least = 0, most = 0;
+    for (size_t i = 0; i < n; i++) {
+        const int32_t power = c[i] == ARI_EXP_ZERO || c[i] == ARI_EXP_NONFINITE ? 0 : sign * c[i];
+        least = power < least ? power : least;
+        most = power > most ? power : most;
+    }
+    s->least = least;
+    s->most = most;
+}
+
+ARI_SIMD static void narrow_of(float *restrict narrow, const double *restrict wide, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        narrow[i] = (float)wide[i];
+}
+
+ar_status ari_shifts_init(ari_shifts *s, const int32_t *c, int sign, size_t batch, size_t k)
 {
     size_t n = 0;
     void *memory = NULL;
     AR_TRY(ari_mul_size(&n, batch, k));
-    AR_TRY(ari_alloc(&memory, n, sizeof(double), "the factors of equilibration"));
-    double *out = memory;
-    if (c)
-        factors_of(out, c, sign, n);
-    else
+    AR_TRY(ari_alloc(&memory, n, sizeof *s->wide + sizeof *s->narrow, "the factors of equilibration"));
+    *s = (ari_shifts){.wide = memory};
+    if (c) {
+        factors_of(s->wide, c, sign, n);
+        range_of(s, c, sign, n);
+    } else {
         for (size_t i = 0; i < n; i++)
-            out[i] = 1.0;
-    *gives = out;
+            s->wide[i] = 1.0;
+    }
+    if (s->least >= -126 && s->most <= 127) {
+        s->narrow = (float *)(void *)(s->wide + n);
+        narrow_of(s->narrow, s->wide, n);
+    }
     return AR_OK;
+}
+
+void ari_shifts_fini(ari_shifts *s)
+{
+    free(s->wide);
 }
 
 /** Slot col_exponents. Errors: none. */
@@ -190,7 +262,7 @@ ar_status ari_cpu_row_exponents(ar_device *d, ARI_AT_ONCE, ar_buf e, const ar_te
                                 bool max_into)
 {
     const ari_matrices m = ari_matrices_of(a);
-    double *scale = NULL;
+    ari_shifts s = {NULL, NULL, 0, 0};
     if (a->dtype == AR_BF16) {
         if (c.ptr)
             return ar_error_set(AR_ERR_DTYPE, "row_exponents: scaled rows are F32, not BF16");
@@ -198,8 +270,8 @@ ar_status ari_cpu_row_exponents(ar_device *d, ARI_AT_ONCE, ar_buf e, const ar_te
         return AR_OK;
     }
     if (c.ptr)
-        AR_TRY(ari_shift_factors(&scale, c.ptr, sign, m.batch, m.cols));
-    exponents(d, e.ptr, a, scale, max_into);
-    free(scale);
+        AR_TRY(ari_shifts_init(&s, c.ptr, sign, m.batch, m.cols));
+    exponents(d, e.ptr, a, c.ptr ? &s : NULL, max_into);
+    ari_shifts_fini(&s);
     return AR_OK;
 }

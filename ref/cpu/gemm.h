@@ -30,10 +30,17 @@ static inline int32_t *ari_packed_at(const ar_packed *p, size_t at, size_t row, 
 #define ARI_QUANTISED_BITS 25
 #define ARI_QUANTISED_MAX ((1 << ARI_QUANTISED_BITS) - 1)
 
-/** Gives the factors 2^(sign*c) of n = batch*k columns as binary64: 1 for a column with a NaN or an infinity (it counts
- *  as c = 0), 0 for an all-zero column (every product is zero, so it takes no part). c NULL: all 1. Free with free().
- *  Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_shift_factors(double **gives, const int32_t *c, int sign, size_t batch, size_t k);
+/* The factors 2^(sign*c) of n = batch*k columns: 1 for a column with a NaN or an infinity (it counts as c = 0), 0 for an
+ * all-zero column (every product is zero, so it takes no part). */
+typedef struct ari_shifts {
+    double *wide;        /* [n] */
+    float *narrow;       /* [n]: the same; NULL where one of them is no normal number of fp32 */
+    int32_t least, most; /* of the powers in `narrow`: the smallest and the largest, 0 among them */
+} ari_shifts;
+
+/** c NULL: all 1. ari_shifts_fini. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_shifts_init(ari_shifts *s, const int32_t *c, int sign, size_t batch, size_t k);
+void ari_shifts_fini(ari_shifts *s);
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
 

@@ -3,6 +3,7 @@
 #define ARI_CPU_KERNELS_H
 
 #include <stddef.h>
+#include <string.h>
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -137,6 +138,42 @@ static inline ptrdiff_t ari_matrix_offset(const ar_tensor *t, size_t at)
 static inline float *ari_matrix_at(const ar_tensor *t, size_t at)
 {
     return (float *)t->data.ptr + ari_matrix_offset(t, at);
+}
+
+/* --- transposition ------------------------------------------------------------------------------------------------ */
+
+/* Four words that the compiler keeps in a register of any instruction set. */
+typedef uint32_t ari_words4 __attribute__((vector_size(16)));
+
+static inline ari_words4 ari_words4_at(const uint32_t *p)
+{
+    ari_words4 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* to[c*to_ld + r] = from[r*from_ld + c], r in [0, rows), c in [0, cols), both multiples of 4. No overlap. To be inlined, so
+ * that it is compiled for the instruction set of the ARI_SIMD function that calls it. */
+static inline __attribute__((always_inline)) void ari_transpose32(uint32_t *restrict to, size_t to_ld,
+                                                                  const uint32_t *restrict from, size_t from_ld,
+                                                                  size_t rows, size_t cols)
+{
+    for (size_t c = 0; c < cols; c += 4)
+        for (size_t r = 0; r < rows; r += 4) {
+            const uint32_t *in = from + r * from_ld + c;
+            const ari_words4 a = ari_words4_at(in), b = ari_words4_at(in + from_ld);
+            const ari_words4 d = ari_words4_at(in + 2 * from_ld), e = ari_words4_at(in + 3 * from_ld);
+            const ari_words4 low_ab = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+            const ari_words4 low_de = __builtin_shufflevector(d, e, 0, 4, 1, 5);
+            const ari_words4 high_ab = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+            const ari_words4 high_de = __builtin_shufflevector(d, e, 2, 6, 3, 7);
+            const ari_words4 out[4] = {__builtin_shufflevector(low_ab, low_de, 0, 1, 4, 5),
+                                       __builtin_shufflevector(low_ab, low_de, 2, 3, 6, 7),
+                                       __builtin_shufflevector(high_ab, high_de, 0, 1, 4, 5),
+                                       __builtin_shufflevector(high_ab, high_de, 2, 3, 6, 7)};
+            for (size_t i = 0; i < 4; i++)
+                memcpy(to + (c + i) * to_ld + r, &out[i], sizeof out[i]);
+        }
 }
 
 #endif

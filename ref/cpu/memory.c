@@ -52,7 +52,7 @@ typedef struct plane {
 
 /* Side of a tile of a transposing copy. It goes through a small array, so that both sides move whole cache lines at
  * once: the lines of a column may all fall into one set of the cache, and none has to stay there. */
-#define TILE ((size_t)32)
+#define TILE ((size_t)64)
 
 /* One tile, contiguous along columns in `from` and along rows in `to`; `to` and `from` point at its corner. */
 #define TRANSPOSE_TILE(name, type)                                                                                 \
@@ -78,12 +78,26 @@ typedef struct plane {
 
 TRANSPOSE_TILE(transpose_tile1, uint8_t)
 TRANSPOSE_TILE(transpose_tile2, uint16_t)
-TRANSPOSE_TILE(transpose_tile4, uint32_t)
+TRANSPOSE_TILE(transpose_any4, uint32_t)
 TRANSPOSE_TILE(transpose_tile8, uint64_t)
 COPY_ELEMENTS(copy_elements1, uint8_t)
 COPY_ELEMENTS(copy_elements2, uint16_t)
 COPY_ELEMENTS(copy_elements4, uint32_t)
 COPY_ELEMENTS(copy_elements8, uint64_t)
+
+/* As TRANSPOSE_TILE: where the tile is written it is in pieces of 4 by 4 in registers. */
+ARI_SIMD static void transpose_tile4(char *to, ptrdiff_t to_col, const char *from, ptrdiff_t from_row, size_t rows,
+                                     size_t cols)
+{
+    uint32_t tile[TILE][TILE];
+    if (rows % 4 != 0 || cols % 4 != 0 || to_col < 0) {
+        transpose_any4(to, to_col, from, from_row, rows, cols);
+        return;
+    }
+    for (size_t r = 0; r < rows; r++)
+        memcpy(tile[r], from + (ptrdiff_t)r * from_row, cols * sizeof **tile);
+    ari_transpose32((uint32_t *)(void *)to, (size_t)to_col / sizeof **tile, tile[0], TILE, rows, cols);
+}
 
 /* The two by the width of an element in bytes. */
 static const struct {
