@@ -46,9 +46,9 @@ void ari_shifts_fini(ari_shifts *s);
 
 /* The exact contraction is made in tiles of the result that stay in the cache. gemm_exact.c cuts the result, spreads
  * the tiles over the threads, rounds, adds the bias and applies the activation. A path makes the integer sums of one
- * tile: in binary64 everywhere (gemm_portable.c), or with instructions that some processors have (gemm_ifma.c). The
- * sums are integers that are exact on every path, so the choice, which a device makes when it is created (paths.c),
- * changes the time and never the bits. */
+ * tile (exact/): in binary64 everywhere, or with instructions that some processors have. The sums are integers that are
+ * exact on every path, so the choice, which a device makes when it is created (exact/paths.c), changes the time and never
+ * the bits. */
 
 /* How an [m, n] result is cut, and what a thread needs to make one tile. Sizes in elements. */
 typedef struct ari_tile_plan {
@@ -109,7 +109,7 @@ static inline size_t ari_round_up8(size_t n)
 /* --- from sums to numbers ----------------------------------------------------------------------------------------- */
 
 /* Row loops from exact integer sums to fp32 and to int64 limbs. A sum arrives as two binary64 halves that are integers,
- * S = hi*2^13 + lo (gemm_portable.c), or as an int64 (gemm_ifma.c). No loop's result depends on where a row is cut. */
+ * S = hi*2^13 + lo (exact/portable.c), or as an int64. No loop's result depends on where a row is cut. */
 
 /** scale[j] = 2^f[j]: 0 for ARI_EXP_ZERO, NaN for ARI_EXP_NONFINITE. */
 void ari_round_factors(double *scale, const int32_t *f, size_t n);

@@ -4,8 +4,10 @@ ANYRANK_TEST_EMULATED=1 no test uses the processor's own instructions where they
 every machine."""
 
 TESTS = "cpu/contract_integers_test cpu/contract_test cpu/gemm_acc_test cpu/contract_sharded_test"
-PORTABLE = "ref/cpu/gemm_portable.c"
-IFMA = "ref/cpu/gemm_ifma.c"
+PORTABLE = "ref/cpu/exact/portable.c"
+IFMA = "ref/cpu/exact/ifma.c"
+TRANSPOSE = "ref/cpu/exact/transpose8.h"
+SUMS = "ref/cpu/exact/sums.c"
 
 MUTANTS = [
     # --- portable: binary64
@@ -52,10 +54,10 @@ MUTANTS = [
     ("blocks are longer than int64 holds", IFMA, ".terms = ARI_CONTRACT_BLOCK,", ".terms = 8 * ARI_CONTRACT_BLOCK,"),
     ("integers are offset by half of what the corrections say", IFMA, "_mm256_set1_epi32(1 << OFFSET_BITS)",
      "_mm256_set1_epi32(1 << (OFFSET_BITS - 1))"),
-    ("the mask of a short slice lacks its last term", IFMA, "((1u << n) - 1u)", "((1u << (n - 1)) - 1u)"),
-    ("lanes of a transposition change places", IFMA, "v[i + 2] = _mm256_unpacklo_epi64(u[i + 1], u[i + 3]);",
+    ("the mask of a short slice lacks its last term", TRANSPOSE, "(n < 8 ? 8 - n : 0)", "(n < 8 ? 9 - n : 0)"),
+    ("lanes of a transposition change places", TRANSPOSE, "v[i + 2] = _mm256_unpacklo_epi64(u[i + 1], u[i + 3]);",
      "v[i + 2] = _mm256_unpacklo_epi64(u[i + 3], u[i + 1]);"),
-    ("the upper four terms are the lower four", IFMA, "(v[i], v[i + 4], 0x31)", "(v[i], v[i + 4], 0x20)"),
+    ("the upper four terms are the lower four", TRANSPOSE, "(v[i], v[i + 4], 0x31)", "(v[i], v[i + 4], 0x20)"),
     ("the correction has the wrong sign", IFMA, "_mm512_sub_epi64(_mm512_set1_epi64((long long)base)",
      "_mm512_add_epi64(_mm512_set1_epi64((long long)base)"),
     ("the sums of offset integers are shifted by one bit too few", IFMA, "_mm512_slli_epi64(sum, OFFSET_BITS)",
@@ -78,8 +80,7 @@ MUTANTS = [
     ("a narrow panel is multiplied as a wide one", IFMA, "kernels[width / GROUP - 1](&p);", "kernels[width > 0 ? VECTORS - 1 : 0](&p);"),
     ("the last slice is as long as the others", IFMA, "to - k < t->plan->slice ? to - k : t->plan->slice;", "t->plan->slice;"),
     ("a sum of no terms is what the workspace held", IFMA, "if (from == to)", "if (from > to)"),
-    ("limbs of a further block replace those before but in the first row", IFMA, "ari_sums_to_limbs(s, sums_row(t, i), add, t->cols);",
+    ("limbs of a further block replace those before but in the first row", SUMS, "ari_sums_to_limbs(s, sums_row(t, i), add, t->cols);",
      "ari_sums_to_limbs(s, sums_row(t, i), add && i == 0, t->cols);"),
-    ("a row is read from where it lies without its pad", IFMA, "(const int64_t *)(w.sums + i * w.sums_ld)",
-     "(const int64_t *)(w.sums + i * (w.sums_ld - PAD))"),
+    ("a row is read from where it lies without its pad", SUMS, "i * ari_sums_ld(t->plan)", "i * (ari_sums_ld(t->plan) - 8)"),
 ]

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ref/cpu/gemm_ifma.c with the instructions of avx512.h for the processor's. */
+/* ref/cpu/exact/ifma.c with the instructions of avx.h for the processor's. */
 #define ARI_HAVE_X86_PATHS 1
 /* The library has this name. */
 #define ari_exact_ifma emulated_exact_ifma
 
 #include "ref/cpu/device.h"
-#include "ref/cpu/gemm.h"
-#include "ref/numerics/integer_sum.h"
+#include "ref/cpu/exact/sums.h"
 /* After the headers of others: a compiler that is told that the processor has AVX-512 uses it for plain C as well. */
 #define target(features)
-#include "ref/cpu/gemm_ifma.c"
+#include "ref/cpu/exact/ifma.c"

@@ -6,7 +6,8 @@
 #include <string.h>
 
 #include "ref/cpu/device.h"
-#include "ref/numerics/integer_sum.h"
+#include "ref/cpu/exact/sums.h"
+#include "ref/cpu/exact/transpose8.h"
 
 /* The integer sums of a contraction (docs/numerics.md, "Contraction", step 4) with AVX-512 IFMA: vpmadd52luq adds the
  * low 52 bits of a product of two unsigned integers to a 64-bit lane, at the rate of a binary64 multiply-add.
@@ -34,7 +35,6 @@
 #define TILE_ROWS ((size_t)512)
 #define TILE_COLS ((size_t)768)
 #define SLICE ((size_t)384)
-#define PAD ((size_t)8) /* words: keeps rows of a power-of-two length out of each other's cache sets */
 
 #define OFFSET_BITS ARI_QUANTISED_BITS
 
@@ -50,7 +50,7 @@ typedef struct workspace {
 static workspace workspace_at(const ari_tile_plan *p, void *words)
 {
     const size_t rows = ari_round_up8(p->tile_rows), cols = ari_round_up8(p->tile_cols);
-    workspace w = {.sums = words, .sums_ld = cols + PAD};
+    workspace w = {.sums = words, .sums_ld = ari_sums_ld(p)};
     const size_t sums = rows * w.sums_ld, left = rows * p->slice;
     w.words = sums + left + rows + cols + ari_round_up8(cols * p->slice / 2);
     if (words) {
@@ -72,34 +72,13 @@ static void plan(ari_tile_plan *p, size_t k)
 
 /* --- panels ------------------------------------------------------------------------------------------------------- */
 
-/* Up to 8 rows of integers with a common row length. */
-typedef struct strip {
-    const int32_t *q;
-    size_t ld, rows;
-} strip;
-
-/* out[t] = the values q + 2^25 at column k + t of the 8 rows, for t < n <= 8; missing rows and columns are 2^25. */
-IFMA_INLINE void transpose8(__m256i out[8], const strip *s, size_t k, size_t n)
+/* out[t] = q + 2^25 of term k + t in the 8 rows, for t < n <= 8; a missing row's is 2^25. */
+IFMA_INLINE void offset8(__m256i out[8], const ari_strip *s, size_t k, size_t n)
 {
-    const __mmask8 mask = (__mmask8)((1u << n) - 1u);
-    __m256i r[8], u[8], v[8];
-    for (size_t i = 0; i < 8; i++)
-        r[i] = i < s->rows ? _mm256_maskz_loadu_epi32(mask, s->q + i * s->ld + k) : _mm256_setzero_si256();
-    for (size_t i = 0; i < 8; i += 2) {
-        u[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
-        u[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (size_t i = 0; i < 8; i += 4) {
-        v[i] = _mm256_unpacklo_epi64(u[i], u[i + 2]);
-        v[i + 1] = _mm256_unpackhi_epi64(u[i], u[i + 2]);
-        v[i + 2] = _mm256_unpacklo_epi64(u[i + 1], u[i + 3]);
-        v[i + 3] = _mm256_unpackhi_epi64(u[i + 1], u[i + 3]);
-    }
     const __m256i offset = _mm256_set1_epi32(1 << OFFSET_BITS);
-    for (size_t i = 0; i < 4; i++) {
-        out[i] = _mm256_add_epi32(_mm256_permute2x128_si256(v[i], v[i + 4], 0x20), offset);
-        out[i + 4] = _mm256_add_epi32(_mm256_permute2x128_si256(v[i], v[i + 4], 0x31), offset);
-    }
+    ari_transpose8(out, s, k, n);
+    for (size_t t = 0; t < 8; t++)
+        out[t] = _mm256_add_epi32(out[t], offset);
 }
 
 /* The sums of 8 vectors of values below 2^26, in 64 bits. */
@@ -117,13 +96,13 @@ IFMA_INLINE void store_fix(uint64_t *fix, __m512i sum, uint64_t base)
     _mm512_storeu_si512(fix, _mm512_sub_epi64(_mm512_set1_epi64((long long)base), _mm512_slli_epi64(sum, OFFSET_BITS)));
 }
 
-IFMA static void pack_left(uint64_t *panel, uint64_t *fix, const strip *s, size_t terms)
+IFMA static void pack_left(uint64_t *panel, uint64_t *fix, const ari_strip *s, size_t terms)
 {
     __m512i sum = _mm512_setzero_si512();
     __m256i x[8];
     for (size_t k = 0; k < terms; k += 8) {
         const size_t n = terms - k < 8 ? terms - k : 8;
-        transpose8(x, s, k, n);
+        offset8(x, s, k, n);
         sum = add8(x, sum, n);
         for (size_t t = 0; t < n; t++)
             _mm512_storeu_si512(panel + (k + t) * GROUP, _mm512_cvtepu32_epi64(x[t]));
@@ -132,13 +111,13 @@ IFMA static void pack_left(uint64_t *panel, uint64_t *fix, const strip *s, size_
 }
 
 /* One of the vectors of a right panel whose terms are `ld` columns apart. */
-IFMA static void pack_right(uint32_t *panel, size_t ld, uint64_t *fix, const strip *s, size_t terms)
+IFMA static void pack_right(uint32_t *panel, size_t ld, uint64_t *fix, const ari_strip *s, size_t terms)
 {
     __m512i sum = _mm512_setzero_si512();
     __m256i x[8];
     for (size_t k = 0; k < terms; k += 8) {
         const size_t n = terms - k < 8 ? terms - k : 8;
-        transpose8(x, s, k, n);
+        offset8(x, s, k, n);
         sum = add8(x, sum, n);
         for (size_t t = 0; t < n; t++)
             _mm256_storeu_si256((__m256i *)(void *)(panel + (k + t) * ld), x[t]);
@@ -153,20 +132,24 @@ static size_t panel_width(size_t cols, size_t j)
     return left < VECTORS * GROUP ? left : VECTORS * GROUP;
 }
 
-static strip strip_of(const ar_packed *p, size_t at, size_t row, size_t rows, size_t k)
+/* `rows` rows of p, of which 8 make a strip, from row `row` and term k on. */
+static ari_strip strip_of(const ar_packed *p, size_t at, size_t row, size_t rows, size_t k)
 {
-    return (strip){ari_packed_at(p, at, row, k), p->ld, rows < GROUP ? rows : GROUP};
+    ari_strip s = {.ahead = GROUP * p->ld};
+    for (size_t i = 0; i < GROUP && i < rows; i++)
+        s.row[i] = ari_packed_at(p, at, row + i, k);
+    return s;
 }
 
 static void pack_slice(const workspace *w, const ari_tile *t, size_t k, size_t terms)
 {
     for (size_t i = 0; i < t->rows; i += GROUP) {
-        const strip s = strip_of(t->a, t->at, t->row + i, t->rows - i, k);
+        const ari_strip s = strip_of(t->a, t->at, t->row + i, t->rows - i, k);
         pack_left(w->left + i * terms, w->row_fix + i, &s, terms);
     }
     for (size_t j = 0; j < t->cols; j += GROUP) {
         const size_t first = j / (VECTORS * GROUP) * (VECTORS * GROUP);
-        const strip s = strip_of(t->b, t->at, t->col + j, t->cols - j, k);
+        const ari_strip s = strip_of(t->b, t->at, t->col + j, t->cols - j, k);
         pack_right(w->right + first * terms + (j - first), panel_width(t->cols, first), w->col_fix + j, &s, terms);
     }
 }
@@ -260,29 +243,6 @@ static void sum(const ari_tile *t, size_t from, size_t to)
     }
 }
 
-static const int64_t *sums_row(const ari_tile *t, size_t i)
-{
-    const workspace w = workspace_at(t->plan, t->words);
-    return (const int64_t *)(w.sums + i * w.sums_ld);
-}
-
-static void round_row(const ari_tile *t, size_t i, float *y, double row)
-{
-    ari_round_sums(y, sums_row(t, i), row, t->scale, t->cols);
-}
-
-static void row_to_int64(const ari_tile *t, size_t i, int64_t *s, bool add)
-{
-    const int64_t *sums = sums_row(t, i);
-    for (size_t j = 0; j < t->cols; j++)
-        s[j] = ari_add64(add ? s[j] : 0, sums[j]);
-}
-
-static void row_to_limbs(const ari_tile *t, size_t i, int64_t *s, bool add)
-{
-    ari_sums_to_limbs(s, sums_row(t, i), add, t->cols);
-}
-
 static bool supported(void)
 {
     return ari_cpu_has("avx512f avx512dq avx512vl avx512ifma");
@@ -297,7 +257,7 @@ const ari_exact_path ari_exact_ifma = {.name = "ifma",
                                        .terms = ARI_CONTRACT_BLOCK,
                                        .plan = plan,
                                        .sum = sum,
-                                       .round_row = round_row,
-                                       .row_to_int64 = row_to_int64,
-                                       .row_to_limbs = row_to_limbs};
+                                       .round_row = ari_sums_round_row,
+                                       .row_to_int64 = ari_sums_row_to_int64,
+                                       .row_to_limbs = ari_sums_row_to_limbs};
 #endif

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sums that a path keeps as int64, modulo 2^64, at the beginning of a tile's words. */
+#ifndef ARI_CPU_EXACT_SUMS_H
+#define ARI_CPU_EXACT_SUMS_H
+
+#include "ref/cpu/gemm.h"
+#include "ref/numerics/integer_sum.h"
+
+/** From one row to the next: whole vectors of any path, and not a power of two, whose rows would fall onto the same sets
+ *  of a cache. A multiple of 8. */
+static inline size_t ari_sums_ld(const ari_tile_plan *p)
+{
+    return (p->tile_cols + 15) / 16 * 16 + 8;
+}
+
+/* What a path does with a row of them (ari_exact_path). */
+void ari_sums_round_row(const ari_tile *t, size_t i, float *y, double row);
+void ari_sums_row_to_int64(const ari_tile *t, size_t i, int64_t *s, bool add);
+void ari_sums_row_to_limbs(const ari_tile *t, size_t i, int64_t *s, bool add);
+
+#endif
