@@ -361,7 +361,7 @@ uint64_t ar_gpu_refused_products(char *text, size_t size);
 
 /** The CPU device, with `threads` threads a kernel (a rank's share of the cores). Gives; ar_device_destroy.
  *  Its exact products take the fastest path that CPUID offers, or the one that the environment variable
- *  ANYRANK_EXACT_PATH ("portable", "ifma") names: the same bits either way.
+ *  ANYRANK_EXACT_PATH ("portable", "avx2", "ifma", ...) names: the same bits either way.
  *  Errors: AR_ERR_ARG (threads < 1, another value of that variable), AR_ERR_UNSUPPORTED (a path that this processor
  *  lacks), AR_ERR_DATA (flush-to-zero is on in this thread), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_device_cpu_create(ar_device **gives, int threads);

@@ -92,6 +92,7 @@ typedef struct ari_exact_path {
 } ari_exact_path;
 
 extern const ari_exact_path ari_exact_portable;
+extern const ari_exact_path ari_exact_avx512vnni, ari_exact_avxvnni, ari_exact_avx2; /* and so are these */
 extern const ari_exact_path ari_exact_ifma; /* defined where ARI_HAVE_X86_PATHS is 1 */
 #if !defined(ARI_HAVE_X86_PATHS)            /* tests that emulate the instructions set it for any processor */
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -5,9 +5,10 @@
 
 #include "ref/cpu/device.h"
 
-extern const ari_exact_path emulated_exact_ifma;
+extern const ari_exact_path emulated_exact_ifma, emulated_exact_avx512vnni, emulated_exact_avxvnni, emulated_exact_avx2;
 
-static const ari_exact_path *const emulated[] = {&emulated_exact_ifma};
+static const ari_exact_path *const emulated[] = {&emulated_exact_ifma, &emulated_exact_avx512vnni,
+                                                 &emulated_exact_avxvnni, &emulated_exact_avx2};
 
 const ari_exact_path *test_emulated_path_at(size_t i)
 {
