@@ -4,6 +4,7 @@
 
 #include "gpu/packed.h"
 #include "ref/core/size.h"
+#include "ref/numerics/digits.h"
 
 namespace ARI_GPU
 {
@@ -21,22 +22,6 @@ const size_t TERMS_FOR_TEN = 512;
 const size_t ROWS = 32, COLS = 128; /* of a tile */
 const size_t LD = COLS + 4;         /* of its rows in shared memory: four columns of eight rows in different banks */
 const size_t GROUP = 16;            /* terms that a thread writes at once: 16 bytes of each run */
-
-struct digits {
-    int32_t d[4];
-};
-
-/* |q| <= 2^25 - 1. */
-ARI_KERNEL digits digits_of(int32_t q)
-{
-    digits r;
-    for (int i = 0; i < 3; i++) {
-        r.d[i] = ((q + 64) & 127) - 64;
-        q = (q - r.d[i]) / 128; /* no remainder */
-    }
-    r.d[3] = q;
-    return r;
-}
 
 /* Sums of the bytes of two words, each modulo 256. */
 ARI_KERNEL uint32_t add_bytes(uint32_t a, uint32_t b)
@@ -67,9 +52,8 @@ ARI_KERNEL four<uint32_t> digits_of_four(const four<int32_t> &q)
 {
     four<uint32_t> w = {{0, 0, 0, 0}};
     for (int term = 3; term >= 0; term--) {
-        const digits v = digits_of(q.at[term]);
         for (int i = 0; i < 4; i++)
-            w.at[i] = w.at[i] << 8 | (static_cast<uint32_t>(v.d[i]) & 0xffu);
+            w.at[i] = w.at[i] << 8 | (static_cast<uint32_t>(ari_digit(q.at[term], i)) & 0xffu);
     }
     return w;
 }

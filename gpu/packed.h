@@ -2,17 +2,12 @@
 #ifndef ARI_GPU_PACKED_H
 #define ARI_GPU_PACKED_H
 
-/* Quantised rows on a GPU. An integer q of at most 2^25 - 1 in magnitude is
- *     q = d0 + d1*2^7 + d2*2^14 + d3*2^21,  -64 <= d0, d1, d2 <= 63,  -16 <= d3 <= 16.
- * A row is cut into blocks of `width` terms; a block of a row is its runs of int8, one after the other, `width` bytes
- * each. The product of two integers takes the sums over digits i of the one and j of the other with i + j alike; the
- * runs lie in opposite orders in the two operands, so that such a sum is one product over a contiguous window of runs:
+/* Quantised rows on a GPU, in the digits of ref/numerics/digits.h. A row is cut into blocks of `width` terms; a block of
+ * a row is its runs of int8, one after the other, `width` bytes each. The runs lie in opposite orders in the two operands,
+ * so that the sum of all products of digits of one weight is one product over a contiguous window of runs:
  *     imma16:  left d0 d1 d2 d3,  right d3 d2 d1 d0.
- * Karatsuba's rule, q = h*2^14 + l with two digits each, takes hh', ll' and (h + l)(h' + l'), and each of the first two
- * again from three products of digits or of sums of two; of the third, whose sums of all four digits would need nine
- * bits, it takes four. Those sums of two, at most 128 in magnitude and never +128, are runs of their own. Product i is run
- * i of the left operand with run i of the right one, at one distance from the product before it, so that one call makes
- * all ten; for that, two runs are there twice:
+ * Of Karatsuba's ten products, product i is run i of the left operand with run i of the right one, at one distance from
+ * the product before it, so that one call makes all ten; for that, two runs are there twice:
  *     imma10:  left  d0 d1 d2 d3 d0+d1 d2+d3 d0+d2 d1+d3 d0+d2 d1+d3,
  *              right d0 d1 d2 d3 d0+d1 d2+d3 d1+d3 d0+d2 d0+d2 d1+d3. */
 #include "gpu/kernels.h"
