@@ -56,9 +56,10 @@ typedef struct ari_tile_plan {
     size_t down, across;         /* tiles */
     size_t slice;                /* of K, packed at a time: set by the path */
     size_t path;                 /* 8-byte words of the path's own workspace, a multiple of 8: set by the path */
-    size_t wide;                 /* int64 for sums over more terms than the path keeps in one */
-    size_t row;                  /* words of a row of rounded values, where no result holds it */
-    size_t total;                /* 8-byte words a thread */
+    const struct ari_panel_kernel *kernel; /* the path's */
+    size_t wide;                           /* int64 for sums over more terms than the path keeps in one */
+    size_t row;                            /* words of a row of rounded values, where no result holds it */
+    size_t total;                          /* 8-byte words a thread */
 } ari_tile_plan;
 
 /* Rows [row, row + rows) and columns [col, col + cols) of matrix `at` of the result. */
@@ -79,6 +80,7 @@ typedef struct ari_exact_path {
     size_t rows, cols;       /* of the largest tile */
     size_t col_step;         /* tile columns come in multiples of it, tile rows in multiples of 8 */
     size_t terms;            /* the longest sum that `sum` makes and round_row takes */
+    const struct ari_panel_kernel *kernel; /* of a path by panels (exact/panels.h) */
     /** Sets slice and path for tiles of p->tile_rows by p->tile_cols over k terms. */
     void (*plan)(ari_tile_plan *p, size_t k);
     /** The tile's sums over k in [from, to), at most `terms`, stay in t->words for the functions below. */
@@ -92,13 +94,21 @@ typedef struct ari_exact_path {
 } ari_exact_path;
 
 extern const ari_exact_path ari_exact_portable;
-extern const ari_exact_path ari_exact_avx512vnni, ari_exact_avxvnni, ari_exact_avx2; /* and so are these */
-extern const ari_exact_path ari_exact_ifma; /* defined where ARI_HAVE_X86_PATHS is 1 */
-#if !defined(ARI_HAVE_X86_PATHS)            /* tests that emulate the instructions set it for any processor */
+/* Defined where ARI_HAVE_X86_PATHS is 1, and ARI_HAVE_ARM_PATHS. */
+extern const ari_exact_path ari_exact_amx, ari_exact_ifma, ari_exact_avx512vnni, ari_exact_avxvnni, ari_exact_avx2;
+extern const ari_exact_path ari_exact_smmla, ari_exact_sdot, ari_exact_neon;
+#if !defined(ARI_HAVE_X86_PATHS) /* tests that emulate the instructions set them for any processor */
 #if defined(__x86_64__) && defined(__GNUC__)
 #define ARI_HAVE_X86_PATHS 1
 #else
 #define ARI_HAVE_X86_PATHS 0
+#endif
+#endif
+#if !defined(ARI_HAVE_ARM_PATHS)
+#if defined(__aarch64__) && defined(__GNUC__)
+#define ARI_HAVE_ARM_PATHS 1
+#else
+#define ARI_HAVE_ARM_PATHS 0
 #endif
 #endif
 

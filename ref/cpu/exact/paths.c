@@ -8,7 +8,10 @@
 /* Which way of making exact sums a device takes (gemm.h). */
 static const ari_exact_path *const paths[] = {
 #if ARI_HAVE_X86_PATHS
-    &ari_exact_ifma,     &ari_exact_avx512vnni, &ari_exact_avxvnni, &ari_exact_avx2,
+    &ari_exact_amx,      &ari_exact_ifma, &ari_exact_avx512vnni, &ari_exact_avxvnni, &ari_exact_avx2,
+#endif
+#if ARI_HAVE_ARM_PATHS
+    &ari_exact_smmla,    &ari_exact_sdot, &ari_exact_neon,
 #endif
     &ari_exact_portable, /* last: every processor has it */
 };

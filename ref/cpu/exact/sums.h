@@ -6,11 +6,11 @@
 #include "ref/cpu/gemm.h"
 #include "ref/numerics/integer_sum.h"
 
-/** From one row to the next: whole vectors of any path, and not a power of two, whose rows would fall onto the same sets
- *  of a cache. A multiple of 8. */
+/** From one row to the next: whole register tiles of any path, and not a power of two, whose rows would fall onto the
+ *  same sets of a cache. A multiple of 8. */
 static inline size_t ari_sums_ld(const ari_tile_plan *p)
 {
-    return (p->tile_cols + 15) / 16 * 16 + 8;
+    return (p->tile_cols + 31) / 32 * 32 + 8;
 }
 
 /* What a path does with a row of them (ari_exact_path). */

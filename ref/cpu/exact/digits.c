@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/cpu/exact/digits.h"
+
+#include <string.h>
+
+#include "ref/numerics/digits.h"
+
+/* --- panels ------------------------------------------------------------------------------------------------------- */
+
+#define CHUNK ARI_DIGIT_CHUNK
+
+/* The planes, and which two of them each of the ten products takes: of the digits, of sums within each half of q, of
+ * sums across the halves. */
+enum { D0, D1, D2, D3, D01, D23, D02, D13 };
+static const struct {
+    size_t left, right;
+} products[] = {{D0, D0},   {D1, D1},   {D2, D2},   {D3, D3},   {D01, D01},
+                {D23, D23}, {D02, D13}, {D13, D02}, {D02, D02}, {D13, D13}};
+_Static_assert(sizeof products / sizeof products[0] == ARI_DIGIT_PRODUCTS, "one row for each product");
+
+static inline void planes_of(int8_t planes[ARI_DIGIT_PLANES][CHUNK], const int32_t *q)
+{
+    for (size_t t = 0; t < CHUNK; t++)
+        for (int d = D0; d <= D3; d++)
+            planes[d][t] = (int8_t)ari_digit(q[t], d);
+    for (size_t t = 0; t < CHUNK; t++) {
+        planes[D01][t] = (int8_t)(planes[D0][t] + planes[D1][t]);
+        planes[D23][t] = (int8_t)(planes[D2][t] + planes[D3][t]);
+        planes[D02][t] = (int8_t)(planes[D0][t] + planes[D2][t]);
+        planes[D13][t] = (int8_t)(planes[D1][t] + planes[D3][t]);
+    }
+}
+
+/* Terms [k, k + CHUNK) of row `row` of every plane, in pieces that are side by side. */
+static inline void store_planes(int8_t *panel, size_t plane, int8_t from[ARI_DIGIT_PLANES][CHUNK], size_t rows,
+                                size_t group, size_t row, size_t k)
+{
+    const size_t piece = group < CHUNK ? group : CHUNK;
+    for (size_t p = 0; p < ARI_DIGIT_PLANES; p++)
+        for (size_t t = 0; t < CHUNK; t += piece)
+            memcpy(panel + p * plane + ((k + t) / group * rows + row) * group + (k + t) % group, from[p] + t, piece);
+}
+
+/* `group` is a constant where this is inlined. */
+static inline void pack(int8_t *panel, const ari_panel_rows *s, size_t terms, size_t rows, size_t group, size_t step)
+{
+    const size_t whole = (terms + step - 1) / step * step;
+    int8_t planes[ARI_DIGIT_PLANES][CHUNK];
+    int32_t q[CHUNK];
+    for (size_t row = 0; row < rows; row++)
+        for (size_t k = 0; k < whole; k += CHUNK) {
+            const int32_t *from = s->q + row * s->ld + k;
+            if (row >= s->rows || k + CHUNK > terms) {
+                memset(q, 0, sizeof q);
+                if (row < s->rows && k < terms)
+                    memcpy(q, from, (terms - k) * sizeof *q);
+                from = q;
+            }
+            planes_of(planes, from);
+            store_planes(panel, rows * whole, planes, rows, group, row, k);
+        }
+}
+
+ARI_SIMD static void pack_panel(void *panel, const ari_panel_rows *s, size_t terms, size_t rows, size_t group,
+                                size_t step)
+{
+    if (group == 4)
+        pack(panel, s, terms, rows, 4, step);
+    else if (group == 8)
+        pack(panel, s, terms, rows, 8, step);
+    else
+        pack(panel, s, terms, rows, 64, step);
+}
+
+void ari_digits_pack_left(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *s, size_t terms)
+{
+    pack_panel(panel, s, terms, kernel->rows, kernel->left_group, kernel->step);
+}
+
+void ari_digits_pack_right(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *s, size_t terms)
+{
+    pack_panel(panel, s, terms, kernel->cols, kernel->right_group, kernel->step);
+}
+
+/* --- sums --------------------------------------------------------------------------------------------------------- */
+
+/* S = sum over w of D_w*2^7w, where D_w is the sum of the products of digits i and j with i + j = w. Those come from the
+ * ten sums, modulo 2^32, and each of
+ *     low = D0 + D1*2^7,  mid = D2 + D3*2^7,  high = D4 + D5*2^7 + D6*2^14,  S = low + mid*2^14 + high*2^28,
+ * fits int32. A term's part of low is at most 2^12 + 2*2^12*2^7 < 2^21 in magnitude, that of mid at most 3*2^12 +
+ * (2*2^12 + 2*2^10)*2^7 < 2^21. High is h*h' + d1*d3' + d3*d1' with h = d2 + d3*2^7 the integer nearest to q/2^14 or next
+ * to it, at most 2^11: below 2^22 + 2^12. 448 terms of it stay below 2^31. The ten sums themselves are exact for 131071
+ * terms. */
+_Static_assert(ARI_DIGIT_SLICE *((1 << 22) + (1 << 12)) < (size_t)1 << 31, "the upper digits fit int32");
+
+ARI_SIMD static void fold(int64_t *restrict sums, const int32_t *restrict products_sums, size_t tile, size_t n,
+                          bool add)
+{
+    const uint32_t *restrict p = (const uint32_t *)products_sums;
+    for (size_t j = 0; j < n; j++) {
+        const uint32_t p0 = p[j], p1 = p[tile + j], p2 = p[2 * tile + j], p3 = p[3 * tile + j];
+        const uint32_t d1 = p[4 * tile + j] - p0 - p1, d5 = p[5 * tile + j] - p2 - p3;
+        const uint32_t d3 = p[6 * tile + j] + p[7 * tile + j] - d1 - d5;
+        const uint32_t d2 = p[8 * tile + j] - p0 - p2 + p1, d4 = p[9 * tile + j] - p1 - p3 + p2;
+        const int32_t low = (int32_t)(p0 + (d1 << 7)), mid = (int32_t)(d2 + (d3 << 7));
+        const int32_t high = (int32_t)(d4 + (d5 << 7) + (p3 << 14));
+        const int64_t sum = low + mid * ((int64_t)1 << 14) + high * ((int64_t)1 << 28);
+        sums[j] = add ? sums[j] + sum : sum;
+    }
+}
+
+void ari_digits_multiply(const ari_panel_kernel *kernel, const ari_register_tile *r)
+{
+    int32_t sums[ARI_DIGIT_PRODUCTS * ARI_DIGIT_TILE];
+    const size_t tile = kernel->rows * kernel->cols;
+    const int8_t *left = r->left, *right = r->right;
+    for (size_t i = 0; i < ARI_DIGIT_PRODUCTS; i++)
+        kernel->product(sums + i * tile, left + products[i].left * kernel->rows * r->terms,
+                        right + products[i].right * kernel->cols * r->terms, r->terms);
+    for (size_t row = 0; row < kernel->rows; row++)
+        fold(r->sums + row * r->ld, sums + row * kernel->cols, tile, kernel->cols, r->add);
+}

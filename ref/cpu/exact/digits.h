@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CPU_EXACT_DIGITS_H
+#define ARI_CPU_EXACT_DIGITS_H
+
+#include "ref/cpu/exact/panels.h"
+
+/* The integer sums of a contraction by ten products of int8 (ref/numerics/digits.h): all but the instructions that
+ * multiply. A panel is eight planes, the four digits and the four sums of two. In each, a group of terms of one row is side
+ * by side, then those of the next row, for all rows of the panel: [terms/group][rows][group]
+ * bytes. Groups are of 4, 8 or 64 terms. */
+#define ARI_DIGIT_PLANES ((size_t)8)
+#define ARI_DIGIT_PRODUCTS ((size_t)10)
+
+/* The most terms of a slice: the sums of products of one weight are put together in int32 before they are widened
+ * (digits.c). A multiple of every step. */
+#define ARI_DIGIT_SLICE ((size_t)448)
+/* Packing makes so many terms of a row at a time: a kernel's step is a multiple of it. */
+#define ARI_DIGIT_CHUNK ((size_t)16)
+
+/* A register tile has at most so many sums. */
+#define ARI_DIGIT_TILE ((size_t)1024)
+
+/* What a kernel of digits has besides its product. */
+ari_panel_pack ari_digits_pack_left, ari_digits_pack_right;
+void ari_digits_multiply(const ari_panel_kernel *kernel, const ari_register_tile *r);
+
+#define ARI_DIGIT_KERNEL(rows_, cols_)                                                                     \
+    .rows = (rows_), .cols = (cols_), .left = (rows_)*ARI_DIGIT_PLANES, .right = (cols_)*ARI_DIGIT_PLANES, \
+    .pack_left = ari_digits_pack_left, .pack_right = ari_digits_pack_right, .multiply = ari_digits_multiply
+
+#endif

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CPU_EXACT_PANELS_H
+#define ARI_CPU_EXACT_PANELS_H
+
+#include "ref/cpu/exact/sums.h"
+
+/* Exact paths whose sums are int64 and whose operands are packed into panels, a slice of K at a time: what they have in
+ * common. A panel holds as many rows as a register tile has rows or columns, in the order in which its instructions want
+ * them; those of a slice stay in the second cache level while the sums of the tile are made, one register tile after the
+ * other. */
+
+/* Up to a panel's rows of integers with a common row length. */
+typedef struct ari_panel_rows {
+    const int32_t *q;
+    size_t ld, rows;
+} ari_panel_rows;
+
+/* Where a register tile's sums stand, and whether they start here. */
+typedef struct ari_register_tile {
+    const void *left, *right; /* panels */
+    size_t terms;             /* a multiple of the kernel's step */
+    int64_t *sums;
+    size_t ld;
+    bool add;
+} ari_register_tile;
+
+typedef struct ari_panel_kernel ari_panel_kernel;
+/** A panel of `terms` terms; rows that are missing are zero. */
+typedef void ari_panel_pack(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *s, size_t terms);
+/* sums[i*cols + j] = the products of row i of one plane of a left panel and row j of one of a right panel, added up
+ * (digits.h). */
+typedef void ari_panel_product(int32_t *sums, const int8_t *left, const int8_t *right, size_t terms);
+
+struct ari_panel_kernel {
+    size_t rows, cols;  /* of a register tile */
+    size_t left, right; /* bytes of a panel for each term */
+    size_t step;        /* panels have whole steps of terms; those past the last are zero */
+    size_t slice;       /* terms of a slice at most: whole steps */
+    ari_panel_pack *pack_left, *pack_right;
+    void (*multiply)(const ari_panel_kernel *kernel, const ari_register_tile *r);
+    void (*begin)(void), (*end)(void); /* before and after the work of a tile, or NULL */
+    size_t left_group, right_group;    /* of a kernel of digits: terms of one row side by side */
+    ari_panel_product *product;        /* of a kernel of digits */
+};
+
+/* What paths that have a kernel have in common. */
+void ari_panels_plan(ari_tile_plan *p, size_t k);
+void ari_panels_sum(const ari_tile *t, size_t from, size_t to);
+
+#define ARI_PANEL_PATH                                                                                            \
+    .terms = ARI_CONTRACT_BLOCK, .plan = ari_panels_plan, .sum = ari_panels_sum, .round_row = ari_sums_round_row, \
+    .row_to_int64 = ari_sums_row_to_int64, .row_to_limbs = ari_sums_row_to_limbs
+
+#endif
