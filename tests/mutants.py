@@ -63,7 +63,7 @@ MUTANTS = [
     ("the lower limb of two halves loses its highest bit", "ref/cpu/round.c",
      "rest & 0xffffffff;", "rest & 0x7fffffff;", "cpu/contract_test cpu/contract_sharded_test"),
     ("a range that begins inside a row takes the first columns' exponents", "ref/cpu/round.c",
-     "cols + (from - i * n), to - from);", "cols, to - from);", "cpu/contract_sharded_test cpu/contract_test"),
+     "scale + (begin - from), end - begin);", "scale, end - begin);", "cpu/contract_sharded_test cpu/contract_test"),
     ("a quotient's multiplier is rounded down", "ref/numerics/divisor.h", "/ d.by) + 1;", "/ d.by);",
      "numerics/divisor_test"),
     ("rank 1 masks its heads as rank 0 does", "ref/numerics/scores.h",

@@ -49,7 +49,7 @@ ARI_SIMD void ari_round_sums(float *restrict y, const int64_t *restrict s, doubl
                              size_t n)
 {
     for (size_t j = 0; j < n; j++)
-        y[j] = rounded((double)s[j], row, scale[j]);
+        y[j] = rounded(ari_double64(s[j]), row, scale[j]);
 }
 
 ARI_SIMD void ari_halves_to_int64(int64_t *restrict s, const double *restrict hi, const double *restrict lo, bool add,
@@ -86,43 +86,59 @@ ARI_SIMD void ari_sums_to_limbs(int64_t *restrict s, const int64_t *restrict sum
     }
 }
 
-/* Sums that came from other ranks are not trusted to be 0 where a flag says that they are. */
-ARI_SIMD static void round_run(float *restrict y, const int64_t *restrict s, double row, const int32_t *restrict f,
+/* Columns whose factors are made at a time. */
+#define COLUMNS ((size_t)2048)
+
+/* Sums that came from other ranks are not trusted to be 0 where a flag says that they are: a product with 0 is +0 or -0,
+ * and adding +0 makes it +0, as it leaves everything else. */
+ARI_SIMD static void round_run(float *restrict y, const int64_t *restrict s, double row, const double *restrict scale,
                                size_t n)
 {
-    for (size_t j = 0; j < n; j++) {
-        const double scale = row * factor(f[j], 0);
-        const double sum = scale == 0.0 ? 0.0 : (double)s[j];
-        y[j] = ari_canonical32((float)(sum * scale));
-    }
+    for (size_t j = 0; j < n; j++)
+        y[j] = ari_canonical32((float)(ari_double64(s[j]) * (row * scale[j]) + 0.0));
 }
 
-static void round_segment(float *y, const int64_t *s, int limbs, int32_t e, const int32_t *f, size_t n)
+/* The elements [start, start + count) of a matrix of n columns. */
+typedef struct round_job {
+    float *y;
+    const int64_t *s;
+    int limbs;
+    size_t start, count, n;
+    const int32_t *e, *f;
+} round_job;
+
+/* Those in columns [from, to) of row i. */
+static void round_piece(const round_job *r, size_t i, size_t from, size_t to, const double *scale)
 {
-    if (limbs == 1) {
-        round_run(y, s, ari_round_row_factor(e), f, n);
+    const size_t begin = i * r->n + from < r->start ? r->start - i * r->n : from;
+    const size_t all = r->start + r->count - i * r->n, end = all < to ? all : to;
+    if (begin >= end)
         return;
-    }
-    for (size_t j = 0; j < n; j++)
-        y[j] = ari_contract_value2(s[2 * j], s[2 * j + 1], e, f[j]);
+    float *y = r->y + (i * r->n + begin - r->start);
+    const int64_t *s = r->s + (i * r->n + begin - r->start) * (size_t)r->limbs;
+    if (r->limbs == 1)
+        round_run(y, s, ari_round_row_factor(r->e[i]), scale + (begin - from), end - begin);
+    for (size_t j = 0; r->limbs == 2 && j < end - begin; j++)
+        y[j] = ari_contract_value2(s[2 * j], s[2 * j + 1], r->e[i], r->f[begin + j]);
 }
 
 /** Slot round_i64. Errors: none. */
 ar_status ari_cpu_round_i64(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count,
                             size_t n, ar_cbuf e, ar_cbuf f)
 {
+    enum { ROWS = 16 };
     if (count == 0 || n == 0)
         return AR_OK;
-    float *out = y.ptr;
-    const int64_t *sums = s.ptr;
-    const int32_t *rows = e.ptr, *cols = f.ptr;
-    const size_t first = start / n, last = (start + count - 1) / n;
-    ARI_PARALLEL_FOR (row, last - first + 1, d, count) {
-        const size_t i = first + row;
-        const size_t from = i == first ? start : i * n;
-        const size_t to = i == last ? start + count : (i + 1) * n;
-        round_segment(out + (from - start), sums + (from - start) * (size_t)limbs, limbs, rows[i],
-                      cols + (from - i * n), to - from);
+    const round_job r = {y.ptr, s.ptr, limbs, start, count, n, e.ptr, f.ptr};
+    const size_t first = start / n, rows = (start + count - 1) / n - first + 1;
+    const size_t down = (rows + ROWS - 1) / ROWS, across = (n + COLUMNS - 1) / COLUMNS;
+    ARI_PARALLEL_FOR (t, down * across, d, count) {
+        double scale[COLUMNS];
+        const size_t from = t % across * COLUMNS, to = n - from < COLUMNS ? n : from + COLUMNS;
+        const size_t top = t / across * ROWS, left = rows - top < ROWS ? rows - top : ROWS;
+        ari_round_factors(scale, r.f + from, to - from);
+        for (size_t i = first + top; i < first + top + left; i++)
+            round_piece(&r, i, from, to, scale);
     }
     return AR_OK;
 }
