@@ -218,6 +218,7 @@ static ar_status print_machine(const ar_cpu_info *cpu, const accelerators *a)
         {"BLIS kernels", cpu->blis_kernels},
         {"why these", cpu->blis_reason},
         {"exact path", cpu->exact_path},
+        {"why this", cpu->exact_reason},
         {"CUDA", a->cuda},
         {"NCCL", a->nccl},
         {"MPI", a->mpi},
@@ -289,14 +290,15 @@ static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, co
         json_array_append_new(probes, json_pack("{s:s, s:o, s:s}", "kernels", kernel_sets[i].name, "gflops",
                                                 isnan(rows[i].gflops) ? json_null() : ari_json_number(rows[i].gflops),
                                                 "reason", rows[i].reason));
-    json_t *rest = json_pack("{s:s, s:s, s:{s:s, s:i, s:o}, s:{s:s, s:s, s:s}, s:s, s:o, s:o, s:o, s:s, s:o}", //
-                             "result", "same", "build_type", ari_build_type(),                                 //
-                             "cpu", "name", cpu->cpu, "cores", cpu->cores, "features", words(cpu->features),   //
-                             "blis", "version", cpu->blis_version, "kernels", cpu->blis_kernels, "reason",
-                             cpu->blis_reason,                                                              //
-                             "exact_path", cpu->exact_path, "cuda", cuda_and_gpus(a),                       //
-                             "nccl", described(a->has_nccl, a->nccl), "mpi", described(a->has_mpi, a->mpi), //
-                             "data_dir", ar_data_dir(), "probe", probes);
+    json_t *rest =
+        json_pack("{s:s, s:s, s:{s:s, s:i, s:o}, s:{s:s, s:s, s:s}, s:s, s:s, s:o, s:o, s:o, s:s, s:o}", //
+                  "result", "same", "build_type", ari_build_type(),                                      //
+                  "cpu", "name", cpu->cpu, "cores", cpu->cores, "features", words(cpu->features),        //
+                  "blis", "version", cpu->blis_version, "kernels", cpu->blis_kernels, "reason",
+                  cpu->blis_reason,                                                                                //
+                  "exact_path", cpu->exact_path, "exact_path_reason", cpu->exact_reason, "cuda", cuda_and_gpus(a), //
+                  "nccl", described(a->has_nccl, a->nccl), "mpi", described(a->has_mpi, a->mpi),                   //
+                  "data_dir", ar_data_dir(), "probe", probes);
     return ari_json_end(ari_json_whole(result, rest), common);
 }
 

@@ -377,9 +377,10 @@ typedef struct ar_cpu_info {
     char cpu[64];       /* "AMD EPYC 9B45", "Arm Neoverse N1" */
     char features[128]; /* "avx2 fma avx_vnni avx512f avx512_vnni": names of /proc/cpuinfo */
     char blis_version[32];
-    char blis_kernels[32]; /* "skx", "haswell", ... */
-    char blis_reason[96];  /* why these */
-    char exact_path[32];   /* "portable", "ifma", ...; "refused": ANYRANK_EXACT_PATH asks for what is not there */
+    char blis_kernels[32];  /* "skx", "haswell", ... */
+    char blis_reason[96];   /* why these */
+    char exact_path[32];    /* "portable", "ifma", ...; "refused": ANYRANK_EXACT_PATH asks for what is not there */
+    char exact_reason[128]; /* why this one: what was measured, or what refused it */
     int cores;
 } ar_cpu_info;
 void ar_cpu_info_get(ar_cpu_info *out);

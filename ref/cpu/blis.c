@@ -238,8 +238,10 @@ void ar_cpu_info_get(ar_cpu_info *out)
     bli_init(); /* the query below aborts on a library that is not initialised */
     (void)snprintf(out->blis_kernels, sizeof out->blis_kernels, "%s", bli_arch_string(bli_arch_query_id()));
     const ari_exact_path *path = NULL;
-    const bool refused = ari_exact_choose(&path) != AR_OK;
+    const char *why = NULL;
+    const bool refused = ari_exact_choose(&path, &why) != AR_OK;
     (void)snprintf(out->exact_path, sizeof out->exact_path, "%s", refused ? "refused" : path->name);
+    (void)snprintf(out->exact_reason, sizeof out->exact_reason, "%s", refused ? ar_error_message() : why);
     cpu_set_t cores;
     CPU_ZERO(&cores);
     out->cores = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;

@@ -50,8 +50,9 @@ ar_status ar_device_cpu_create(ar_device **gives, int threads)
     if (!gives || threads < 1)
         return ar_error_set(AR_ERR_ARG, "cpu device: %d threads, expected at least 1", threads);
     const ari_exact_path *path = NULL;
+    const char *why = NULL;
     AR_TRY(check_subnormals());
-    AR_TRY(ari_exact_choose(&path));
+    AR_TRY(ari_exact_choose(&path, &why));
     AR_TRY(ari_alloc(&memory, 1, sizeof(ari_cpu_device), "the cpu device"));
     ari_cpu_device *d = memory;
     ari_pool_init(&d->pool);

@@ -54,11 +54,12 @@ void ari_cpu_features(char *out, size_t cap);
 void ari_cpu_name(char *out, size_t cap);
 
 #define ARI_EXACT_VARIABLE "ANYRANK_EXACT_PATH"
-/** The paths of this build, the fastest first; NULL from the end of the list on. */
+/** The paths of this build, the one that is likely to be the fastest first; NULL from the end of the list on. */
 const ari_exact_path *ari_exact_path_at(size_t i);
-/** The path of a device that is created now: the first of the list that the processor supports, or the one that the
- *  environment variable ANYRANK_EXACT_PATH names. Errors, with the processor's own in *path: AR_ERR_ARG (a name that
- *  is not in the list), AR_ERR_UNSUPPORTED (this processor lacks what the path needs). */
-AR_NODISCARD ar_status ari_exact_choose(const ari_exact_path **path);
+/** The path of a device that is created now, and why it is that one, in words that remain valid: the one that the
+ *  environment variable ANYRANK_EXACT_PATH names, else the fastest of those that the processor has. Where theory does not
+ *  say which that is, they make a small product each, once a process, in about a millisecond. Errors:
+ *  AR_ERR_ARG (a name that is not in the list), AR_ERR_UNSUPPORTED (this processor lacks what the path needs). */
+AR_NODISCARD ar_status ari_exact_choose(const ari_exact_path **path, const char **why);
 
 #endif

@@ -108,6 +108,7 @@ Test(contract_device, says_which_kernels_run_and_why)
     ar_cpu_info_get(&info);
     cr_assert(strlen(info.blis_version) > 0 && strlen(info.blis_kernels) > 0 && strlen(info.blis_reason) > 0);
     cr_assert(strlen(info.exact_path) > 0 && strcmp(info.exact_path, "refused") != 0);
+    cr_assert(strlen(info.exact_reason) > 0);
     cr_assert(info.cores >= 1);
     if (strcmp(info.blis_version, "0.9.0") == 0 && strstr(info.features, "avx512vl") &&
         strstr(info.features, "avx512bw") && strstr(info.features, "avx512dq"))
@@ -123,13 +124,18 @@ static void expect_path(const char *forced, const char *expected)
     ar_cpu_info_get(&info);
     cr_expect_str_eq(info.exact_path, expected, "%s: got %s, expected %s", forced ? forced : "unset", info.exact_path,
                      expected);
+    if (forced && forced[0] != '\0')
+        cr_expect(strstr(info.exact_reason, "ANYRANK_EXACT_PATH is"), "%s", info.exact_reason);
+    else
+        cr_expect(!strstr(info.exact_reason, ARI_EXACT_VARIABLE), "%s", info.exact_reason);
 }
 
 Test(contract_device, says_which_exact_path_a_new_device_takes)
 {
     const ari_exact_path *own = NULL, *path = NULL;
+    const char *why = NULL;
     cr_assert_eq(unsetenv(ARI_EXACT_VARIABLE), 0);
-    cr_assert_eq(ari_exact_choose(&own), AR_OK);
+    cr_assert_eq(ari_exact_choose(&own, &why), AR_OK);
     cr_assert(own->supported());
     expect_path(NULL, own->name);
     expect_path("", own->name);
