@@ -6,6 +6,7 @@ every machine."""
 TESTS = "cpu/contract_integers_test cpu/contract_test cpu/gemm_acc_test cpu/contract_sharded_test"
 PORTABLE = "ref/cpu/exact/portable.c"
 IFMA = "ref/cpu/exact/ifma.c"
+K16 = "ref/cpu/exact/k16.h"
 TRANSPOSE = "ref/cpu/exact/transpose8.h"
 SUMS = "ref/cpu/exact/sums.c"
 
@@ -83,4 +84,37 @@ MUTANTS = [
     ("limbs of a further block replace those before but in the first row", SUMS, "ari_sums_to_limbs(s, sums_row(t, i), add, t->cols);",
      "ari_sums_to_limbs(s, sums_row(t, i), add && i == 0, t->cols);"),
     ("a row is read from where it lies without its pad", SUMS, "i * ari_sums_ld(t->plan)", "i * (ari_sums_ld(t->plan) - 8)"),
+    # --- k16: 16-bit digits
+    ("blocks of 128 terms, in which M does not fit", K16, "#define BLOCK ((size_t)64)", "#define BLOCK ((size_t)128)"),
+    ("an integer is split one below the middle of its lower digit", K16, "const uint32_t round = 1u << (SPLIT - 1),",
+     "const uint32_t round = (1u << (SPLIT - 1)) - 1,"),
+    ("the lower digit of odd terms has 14 bits", K16, "(odd << 16 & low << 16)", "(odd << 16 & (2 * low + 1) << 16)"),
+    ("the upper digit of odd terms is that of even ones", K16, "(odd << (16 - SPLIT) & 0xffff0000u)",
+     "(even << (16 - SPLIT) & 0xffff0000u)"),
+    ("the third plane is h - l", K16, "both = (halves8)h + l;", "both = (halves8)h - l;"),
+    ("the third plane overwrites the second", K16, "memcpy(to + 2 * plane, &both,", "memcpy(to + plane, &both,"),
+    ("the planes of a short block are as far apart as a long one's", K16,
+     "store_pair(to, pairs * width,", "store_pair(to, BLOCK / 2 * width,"),
+    ("terms of the last group of 8 are left out", K16, "for (size_t k = 0; k < n; k += 8) {",
+     "for (size_t k = 0; k + 8 <= n || k == 0; k += 8) {"),
+    ("columns are not put into even and odd lanes", K16, "return lane % 2 * (LANES / 2) + lane / 2;", "return lane;"),
+    ("the last columns of a vector are another tile's", K16, "col < t->cols ?", "col <= t->cols ?"),
+    ("the last rows of a panel are another tile's", K16, "r < ROWS && i + r < t->rows;", "r < ROWS && i + r <= t->rows;"),
+    ("every strip has the first columns of its vector", K16, "column_of(j - vector + c)", "column_of(c)"),
+    ("L does not begin at the bias", K16, "p->right + right, p->pairs, BIAS, vectors);", "p->right + right, p->pairs, 0, vectors);"),
+    ("M is H + L too large", K16, "const vec m = both - h - l;", "const vec m = both;"),
+    ("M loses its sign", K16, "(vec)((signed_vec)m >> SPLIT)", "(m >> SPLIT)"),
+    ("the lower bits of M are one too few", K16, "(m << (32 - SPLIT) >> (32 - 2 * SPLIT))",
+     "(m << (33 - SPLIT) >> (33 - 2 * SPLIT))"),
+    ("odd lanes have the even lanes' remainder", K16, "+ (r >> 32), p);", "+ (r & lower), p);"),
+    ("the second half of a vector overwrites the first", K16, "put(s + LANES / 2,", "put(s,"),
+    ("the bias of a block that is cut short is not counted", K16, "(to - from + BLOCK - 1) / BLOCK", "(to - from) / BLOCK"),
+    ("the bias of the remainder is not counted", K16, "<< 2 * SPLIT) + BIAS;", "<< 2 * SPLIT);"),
+    ("the first block of a slice overwrites the slice before", K16, ".add = add || k > 0}", ".add = k > 0}"),
+    ("the first slice of a further block is added to the block before", K16, "0 - blocks * of_block, k > from);",
+     "0 - blocks * of_block, k > 0);"),
+    ("a sum of no terms is what the workspace held", K16, "if (from == to)", "if (from > to)"),
+    ("a narrow panel is multiplied as a wide one", K16, "kernels[panel_width(cols, j) / LANES - 1](&p);", "kernels[VECTORS - 1](&p);"),
+    ("blocks of a panel are as far apart as if there were one panel", K16, "from * p->rows + pairs * row", "from * ROWS + pairs * row"),
+    ("the last block is as long as the others", K16, "pairs - k < BLOCK / 2 ? pairs - k : BLOCK / 2", "BLOCK / 2"),
 ]

@@ -45,23 +45,22 @@
 #define SPLIT 13
 
 /* A slice of a tile's operands is packed at a time, and multiplied in parts of the tile whose sums and left panels of a
- * block, 360 KiB and 90 KiB, stay in the second cache level. The right panel of a block, 18 KiB at most, stays in the
- * first while the left panels stream past it. */
+ * block, 180 KiB and 90 KiB, stay in the second cache level. The right panel of a block, 18 KiB at most, stays in the
+ * first while the left panels stream past it, one behind the other. */
 #define TILE_ROWS ((size_t)480)
 #define TILE_COLS ((size_t)768)
 #define SLICE ((size_t)384)
 #define NEAR_ROWS ((size_t)240)
-#define NEAR_COLS ((size_t)192)
+#define NEAR_COLS ((size_t)96)
 
 typedef uint32_t vec __attribute__((vector_size(4 * K16_LANES)));
 typedef int32_t signed_vec __attribute__((vector_size(4 * K16_LANES)));
 typedef uint64_t wide_vec __attribute__((vector_size(4 * K16_LANES)));
 
-/* Panels are of dwords, each a pair of terms: [panel][block][plane][pair][row], rows of a panel side by side. */
 typedef struct workspace {
     uint64_t *sums;  /* [rows to a multiple of ROWS, sums_ld] */
-    uint32_t *right; /* panels of up to WIDTH columns */
-    uint32_t *left;  /* panels of ROWS rows */
+    uint32_t *right; /* a slice in panels of up to WIDTH columns */
+    uint32_t *left;  /* and of ROWS rows */
     size_t sums_ld, words;
 } workspace;
 
@@ -118,29 +117,42 @@ K16_INLINE void store_pair(uint32_t *to, size_t plane, vec8 even, vec8 odd, cons
     memcpy(to + 2 * plane, &both, rows * sizeof *to);
 }
 
-/* `rows` rows of a panel whose pairs are `ld` dwords apart. */
-K16_INLINE void pack(uint32_t *panel, size_t ld, const ari_strip *s, size_t terms, const size_t rows)
+/* An operand's slice: [block][panel][plane][pair][row of the panel], of dwords that hold a pair of terms each. */
+typedef struct panels {
+    uint32_t *at;
+    size_t rows; /* of all panels */
+} panels;
+
+/* The block of `pairs` pairs that begins at pair `from`, of the panel that begins at row `row`. */
+static inline uint32_t *panel_at(const panels *p, size_t from, size_t pairs, size_t row)
+{
+    return p->at + PLANES * (from * p->rows + pairs * row);
+}
+
+/* `rows` rows from row `row` of a panel of `width` rows on, which begins at `panel`. */
+K16_INLINE void pack(const panels *p, size_t panel, size_t width, size_t row, const ari_strip *s, size_t terms,
+                     const size_t rows)
 {
     for (size_t from = 0; from < terms; from += BLOCK) {
-        const size_t n = terms - from < BLOCK ? terms - from : BLOCK, plane = pairs_of(n) * ld;
-        uint32_t *to = panel + from / 2 * PLANES * ld;
+        const size_t n = terms - from < BLOCK ? terms - from : BLOCK, pairs = pairs_of(n);
+        uint32_t *to = panel_at(p, from / 2, pairs, panel) + (row - panel);
         for (size_t k = 0; k < n; k += 8) {
             __m256i t[8];
             ari_transpose8(t, s, from + k, n - k);
-            for (size_t i = 0; i < 8; i += 2, to += ld)
-                store_pair(to, plane, (vec8)t[i], (vec8)t[i + 1], rows);
+            for (size_t i = 0; i < 8; i += 2, to += width)
+                store_pair(to, pairs * width, (vec8)t[i], (vec8)t[i + 1], rows);
         }
     }
 }
 
-K16 static void pack_left(uint32_t *panel, const ari_strip *s, size_t terms)
+K16 static void pack_left(const panels *p, size_t row, const ari_strip *s, size_t terms)
 {
-    pack(panel, ROWS, s, terms, ROWS);
+    pack(p, row, ROWS, row, s, terms, ROWS);
 }
 
-K16 static void pack_right(uint32_t *panel, size_t ld, const ari_strip *s, size_t terms)
+K16 static void pack_right(const panels *p, size_t panel, size_t width, size_t col, const ari_strip *s, size_t terms)
 {
-    pack(panel, ld, s, terms, 8);
+    pack(p, panel, width, col, s, terms, 8);
 }
 
 /* Columns of the right panel that starts at column j of `cols`, a multiple of LANES. */
@@ -158,21 +170,21 @@ static size_t column_of(size_t lane)
 
 static void pack_slice(const workspace *w, const ari_tile *t, size_t k, size_t terms)
 {
-    const size_t depth = PLANES * pairs_of(terms), cols = round_up(t->cols, LANES);
+    const panels left = {w->left, round_up(t->rows, ROWS)}, right = {w->right, round_up(t->cols, LANES)};
     for (size_t i = 0; i < t->rows; i += ROWS) {
         ari_strip s = {.ahead = ROWS * t->a->ld};
         for (size_t r = 0; r < ROWS && i + r < t->rows; r++)
             s.row[r] = ari_packed_at(t->a, t->at, t->row + i + r, k);
-        pack_left(w->left + i * depth, &s, terms);
+        pack_left(&left, i, &s, terms);
     }
-    for (size_t j = 0; j < cols; j += 8) {
+    for (size_t j = 0; j < right.rows; j += 8) {
         const size_t panel = j / WIDTH * WIDTH, vector = j / LANES * LANES;
         ari_strip s = {.ahead = LANES * t->b->ld};
         for (size_t c = 0; c < 8; c++) {
             const size_t col = vector + column_of(j - vector + c);
             s.row[c] = col < t->cols ? ari_packed_at(t->b, t->at, t->col + col, k) : NULL;
         }
-        pack_right(w->right + panel * depth + (j - panel), panel_width(cols, panel), &s, terms);
+        pack_right(&right, panel, panel_width(right.rows, panel), j, &s, terms);
     }
 }
 
@@ -245,6 +257,9 @@ K16_INLINE void multiply(const product *p, const size_t vectors)
 {
     vec h[ROWS][3], l[ROWS][3], both[ROWS][3];
     const size_t left = p->pairs * ROWS, right = p->pairs * vectors * LANES;
+    for (size_t i = 0; p->add && i < ROWS; i++) /* the sums, which are read last */
+        for (size_t j = 0; j < vectors * LANES; j += 8)
+            __builtin_prefetch(p->sums + i * p->ld + j, 1, 3);
     multiply_plane(h, p->left, p->right, p->pairs, BIAS, vectors);
     multiply_plane(l, p->left + left, p->right + right, p->pairs, BIAS, vectors);
     multiply_plane(both, p->left + 2 * left, p->right + 2 * right, p->pairs, 0, vectors);
@@ -287,19 +302,21 @@ static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size
     const size_t cols = round_up(t->cols, LANES);
     const size_t rows_end = t->rows < i0 + NEAR_ROWS ? t->rows : i0 + NEAR_ROWS;
     const size_t cols_end = cols < j0 + NEAR_COLS ? cols : j0 + NEAR_COLS;
-    for (size_t k = 0; k < pairs; k += BLOCK / 2)
+    const panels left = {w->left, round_up(t->rows, ROWS)}, right = {w->right, cols};
+    for (size_t k = 0; k < pairs; k += BLOCK / 2) {
+        const size_t n = pairs - k < BLOCK / 2 ? pairs - k : BLOCK / 2;
         for (size_t j = j0; j < cols_end; j += WIDTH)
             for (size_t i = i0; i < rows_end; i += ROWS) {
-                const size_t width = panel_width(cols, j);
-                const product p = {.left = w->left + (i * pairs + k * ROWS) * PLANES,
-                                   .right = w->right + (j * pairs + k * width) * PLANES,
+                const product p = {.left = panel_at(&left, k, n, i),
+                                   .right = panel_at(&right, k, n, j),
                                    .sums = w->sums + i * w->sums_ld + j,
                                    .ld = w->sums_ld,
-                                   .pairs = pairs - k < BLOCK / 2 ? pairs - k : BLOCK / 2,
+                                   .pairs = n,
                                    .start = start,
                                    .add = add || k > 0};
-                kernels[width / LANES - 1](&p);
+                kernels[panel_width(cols, j) / LANES - 1](&p);
             }
+    }
 }
 
 /* w.sums = the tile's sums over k in [from, to), at most 8191 terms. */
