@@ -105,7 +105,9 @@ extern const ari_exact_path ari_exact_smmla, ari_exact_sdot, ari_exact_neon;
 #endif
 #endif
 #if !defined(ARI_HAVE_ARM_PATHS)
-#if defined(__aarch64__) && defined(__GNUC__)
+/* clang 16, Apple's 15, and gcc have intrinsics of instructions that the target at large lacks. */
+#if defined(__aarch64__) && defined(__GNUC__) && \
+    (!defined(__clang__) || __clang_major__ >= 16 || (defined(__APPLE__) && __clang_major__ >= 15))
 #define ARI_HAVE_ARM_PATHS 1
 #else
 #define ARI_HAVE_ARM_PATHS 0

@@ -19,9 +19,10 @@
 #define GROUP ((size_t)4)
 #define SIDE (2 * TILE)
 
-/* The left panels of a slice, 256*448*8 bytes, stay in the second cache level. */
-#define TILE_ROWS ((size_t)256)
-#define TILE_COLS ((size_t)768)
+/* The left panels of a slice, 384*448*8 bytes, stay in the second cache level. Packing costs about as much as the
+ * products of a tile, so that tiles are large. */
+#define TILE_ROWS ((size_t)384)
+#define TILE_COLS ((size_t)1024)
 _Static_assert(ARI_DIGIT_SLICE % DEPTH == 0, "whole steps");
 
 /* All tiles have 16 rows of 64 bytes. The layout is the processor's. */

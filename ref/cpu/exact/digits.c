@@ -18,34 +18,44 @@ static const struct {
                 {D23, D23}, {D02, D13}, {D13, D02}, {D02, D02}, {D13, D13}};
 _Static_assert(sizeof products / sizeof products[0] == ARI_DIGIT_PRODUCTS, "one row for each product");
 
-static inline void planes_of(int8_t planes[ARI_DIGIT_PLANES][CHUNK], const int32_t *q)
+/* A loop over single terms would do, were compilers to make vectors of it. */
+typedef uint32_t words __attribute__((vector_size(CHUNK * sizeof(uint32_t))));
+typedef uint16_t halves __attribute__((vector_size(CHUNK * sizeof(uint16_t))));
+typedef uint8_t bytes __attribute__((vector_size(CHUNK)));
+
+/* The planes of CHUNK terms: ari_digit, its offsets taken off modulo 2^8. */
+static inline void planes_of(bytes planes[ARI_DIGIT_PLANES], const int32_t *q)
 {
-    for (size_t t = 0; t < CHUNK; t++)
-        for (int d = D0; d <= D3; d++)
-            planes[d][t] = (int8_t)ari_digit(q[t], d);
-    for (size_t t = 0; t < CHUNK; t++) {
-        planes[D01][t] = (int8_t)(planes[D0][t] + planes[D1][t]);
-        planes[D23][t] = (int8_t)(planes[D2][t] + planes[D3][t]);
-        planes[D02][t] = (int8_t)(planes[D0][t] + planes[D2][t]);
-        planes[D13][t] = (int8_t)(planes[D1][t] + planes[D3][t]);
-    }
+    words u;
+    memcpy(&u, q, sizeof u);
+    u += ARI_DIGITS_OFFSET;
+    const halves low = __builtin_convertvector(u, halves) & 16383, high = __builtin_convertvector(u >> 14, halves);
+    planes[D0] = __builtin_convertvector(low & 127, bytes) - 64;
+    planes[D1] = __builtin_convertvector(low >> 7, bytes) - 64;
+    planes[D2] = __builtin_convertvector(high & 127, bytes) - 64;
+    planes[D3] = __builtin_convertvector(high >> 7, bytes) - 16;
+    planes[D01] = planes[D0] + planes[D1];
+    planes[D23] = planes[D2] + planes[D3];
+    planes[D02] = planes[D0] + planes[D2];
+    planes[D13] = planes[D1] + planes[D3];
 }
 
 /* Terms [k, k + CHUNK) of row `row` of every plane, in pieces that are side by side. */
-static inline void store_planes(int8_t *panel, size_t plane, int8_t from[ARI_DIGIT_PLANES][CHUNK], size_t rows,
+static inline void store_planes(int8_t *panel, size_t plane, const bytes from[ARI_DIGIT_PLANES], size_t rows,
                                 size_t group, size_t row, size_t k)
 {
     const size_t piece = group < CHUNK ? group : CHUNK;
     for (size_t p = 0; p < ARI_DIGIT_PLANES; p++)
         for (size_t t = 0; t < CHUNK; t += piece)
-            memcpy(panel + p * plane + ((k + t) / group * rows + row) * group + (k + t) % group, from[p] + t, piece);
+            memcpy(panel + p * plane + ((k + t) / group * rows + row) * group + (k + t) % group,
+                   (const char *)&from[p] + t, piece);
 }
 
 /* `group` is a constant where this is inlined. */
 static inline void pack(int8_t *panel, const ari_panel_rows *s, size_t terms, size_t rows, size_t group, size_t step)
 {
     const size_t whole = (terms + step - 1) / step * step;
-    int8_t planes[ARI_DIGIT_PLANES][CHUNK];
+    bytes planes[ARI_DIGIT_PLANES];
     int32_t q[CHUNK];
     for (size_t row = 0; row < rows; row++)
         for (size_t k = 0; k < whole; k += CHUNK) {
@@ -93,10 +103,10 @@ void ari_digits_pack_right(const ari_panel_kernel *kernel, void *panel, const ar
  * terms. */
 _Static_assert(ARI_DIGIT_SLICE *((1 << 22) + (1 << 12)) < (size_t)1 << 31, "the upper digits fit int32");
 
-ARI_SIMD static void fold(int64_t *restrict sums, const int32_t *restrict products_sums, size_t tile, size_t n,
-                          bool add)
+/* `add` is a constant where this is inlined. */
+static inline void fold(int64_t *restrict sums, const int32_t *restrict of_products, size_t tile, size_t n, bool add)
 {
-    const uint32_t *restrict p = (const uint32_t *)products_sums;
+    const uint32_t *restrict p = (const uint32_t *)of_products;
     for (size_t j = 0; j < n; j++) {
         const uint32_t p0 = p[j], p1 = p[tile + j], p2 = p[2 * tile + j], p3 = p[3 * tile + j];
         const uint32_t d1 = p[4 * tile + j] - p0 - p1, d5 = p[5 * tile + j] - p2 - p3;
@@ -109,6 +119,16 @@ ARI_SIMD static void fold(int64_t *restrict sums, const int32_t *restrict produc
     }
 }
 
+/* A row of sums of a register tile, from those of its ten products, which lie `tile` apart. */
+ARI_SIMD static void fold_row(int64_t *restrict sums, const int32_t *restrict of_products, size_t tile, size_t n,
+                              bool add)
+{
+    if (add)
+        fold(sums, of_products, tile, n, true);
+    else
+        fold(sums, of_products, tile, n, false);
+}
+
 void ari_digits_multiply(const ari_panel_kernel *kernel, const ari_register_tile *r)
 {
     int32_t sums[ARI_DIGIT_PRODUCTS * ARI_DIGIT_TILE];
@@ -118,5 +138,5 @@ void ari_digits_multiply(const ari_panel_kernel *kernel, const ari_register_tile
         kernel->product(sums + i * tile, left + products[i].left * kernel->rows * r->terms,
                         right + products[i].right * kernel->cols * r->terms, r->terms);
     for (size_t row = 0; row < kernel->rows; row++)
-        fold(r->sums + row * r->ld, sums + row * kernel->cols, tile, kernel->cols, r->add);
+        fold_row(r->sums + row * r->ld, sums + row * kernel->cols, tile, kernel->cols, r->add);
 }
