@@ -56,7 +56,7 @@ typedef struct ari_tile_plan {
     size_t down, across;         /* tiles */
     size_t slice;                /* of K, packed at a time: set by the path */
     size_t path;                 /* 8-byte words of the path's own workspace, a multiple of 8: set by the path */
-    const struct ari_panel_kernel *kernel; /* the path's */
+    const struct ari_panel_kernel *kernel; /* of a path by panels (exact/panels.h): set by it */
     size_t wide;                           /* int64 for sums over more terms than the path keeps in one */
     size_t row;                            /* words of a row of rounded values, where no result holds it */
     size_t total;                          /* 8-byte words a thread */
@@ -80,7 +80,6 @@ typedef struct ari_exact_path {
     size_t rows, cols;       /* of the largest tile */
     size_t col_step;         /* tile columns come in multiples of it, tile rows in multiples of 8 */
     size_t terms;            /* the longest sum that `sum` makes and round_row takes */
-    const struct ari_panel_kernel *kernel; /* of a path by panels (exact/panels.h) */
     /** Sets slice and path for tiles of p->tile_rows by p->tile_cols over k terms. */
     void (*plan)(ari_tile_plan *p, size_t k);
     /** The tile's sums over k in [from, to), at most `terms`, stay in t->words for the functions below. */

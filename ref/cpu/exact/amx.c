@@ -86,8 +86,13 @@ static const ari_panel_kernel kernel = {
     .right_group = GROUP,         .product = product, .begin = begin,           .end = end};
 _Static_assert(SIDE *SIDE <= ARI_DIGIT_TILE, "sums of a register tile");
 
+static void plan(ari_tile_plan *p, size_t k)
+{
+    ari_panels_plan(&kernel, p, k);
+}
+
 const ari_exact_path ari_exact_amx = {
     ARI_PANEL_PATH,         .name = "amx",     .needs = "AMX-INT8, or the system refuses it",
     .supported = supported, .rows = TILE_ROWS, .cols = TILE_COLS,
-    .col_step = SIDE,       .kernel = &kernel};
+    .col_step = SIDE,       .plan = plan};
 #endif

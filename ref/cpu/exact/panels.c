@@ -33,11 +33,11 @@ static workspace workspace_at(const ari_tile_plan *p, void *words)
 }
 
 /* Slices of nearly equal length: a short last one would cost as many reads and writes of the sums as a long one. */
-void ari_panels_plan(ari_tile_plan *p, size_t k)
+void ari_panels_plan(const ari_panel_kernel *kernel, ari_tile_plan *p, size_t k)
 {
-    const ari_panel_kernel *kernel = p->kernel;
     const size_t slices = (k + kernel->slice - 1) / kernel->slice;
     p->slice = slices > 0 ? round_up((k + slices - 1) / slices, kernel->step) : 0;
+    p->kernel = kernel;
     p->path = ari_round_up8(workspace_at(p, NULL).words);
 }
 

@@ -13,7 +13,7 @@
  * measured, and expected to be in this order (16-bit digits take 6 to 8 % less time than IFMA on a Zen 5). */
 typedef struct entry {
     const ari_exact_path *path;
-    enum { TILES, PAIRS, OFFSETS, NEON, HALVES } family;
+    enum { TILES, PAIRS, OFFSETS, DIGITS, WORDS, HALVES } family;
 } entry;
 
 static const entry entries[] = {
@@ -22,7 +22,7 @@ static const entry entries[] = {
     {&ari_exact_avx2, PAIRS},      {&ari_exact_ifma, OFFSETS},
 #endif
 #if ARI_HAVE_ARM_PATHS
-    {&ari_exact_smmla, NEON},      {&ari_exact_sdot, NEON},        {&ari_exact_neon, NEON},
+    {&ari_exact_smmla, DIGITS},    {&ari_exact_sdot, DIGITS},      {&ari_exact_neon, WORDS},
 #endif
     {&ari_exact_portable, HALVES}, /* last: every processor has it, and anything else is faster */
 };
