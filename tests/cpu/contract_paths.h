@@ -16,12 +16,12 @@
  * body and a test for each path of the list, suite_portable/name and so on: with the instructions that the path needs
  * where the processor has them, and everywhere with the same code on emulated ones (emulated/). The suite is declared by
  * PATH_SUITE; the body's devices come from device(). */
-#define EXACT_PATHS(X, ...)                                                                                            \
-    X(portable, __VA_ARGS__)                                                                                           \
-    X(amx, __VA_ARGS__)                                                                                                \
-    X(ifma, __VA_ARGS__)                                                                                               \
-    X(avx512vnni, __VA_ARGS__) X(avxvnni, __VA_ARGS__) X(avx2, __VA_ARGS__) X(smmla, __VA_ARGS__) X(sdot, __VA_ARGS__) \
-        X(neon, __VA_ARGS__)
+#define EXACT_PATHS(X, ...)    \
+    X(portable, __VA_ARGS__)   \
+    X(amx, __VA_ARGS__)        \
+    X(ifma, __VA_ARGS__)       \
+    X(avx512vnni, __VA_ARGS__) \
+    X(avxvnni, __VA_ARGS__) X(avx2, __VA_ARGS__) X(smmla, __VA_ARGS__) X(sdot, __VA_ARGS__) X(neon, __VA_ARGS__)
 
 #define PATH_SUITE_OF(path, suite, ...) TestSuite(suite##_##path, __VA_ARGS__);
 #define PATH_SUITE(suite, ...) EXACT_PATHS(PATH_SUITE_OF, suite, __VA_ARGS__) _Static_assert(1, "takes the semicolon")

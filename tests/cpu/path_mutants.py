@@ -88,8 +88,7 @@ MUTANTS = [
     ("a row is read from where it lies without its pad", SUMS, "i * ari_sums_ld(t->plan)", "i * (ari_sums_ld(t->plan) - 8)"),
     # --- k16: 16-bit digits
     ("blocks of 128 terms, in which M does not fit", K16, "#define BLOCK ((size_t)64)", "#define BLOCK ((size_t)128)"),
-    ("an integer is split one below the middle of its lower digit", K16, "const uint32_t round = 1u << (SPLIT - 1),",
-     "const uint32_t round = (1u << (SPLIT - 1)) - 1,"),
+    ("the lower digit is off by one", K16, "- (uint16_t)round;", "- (uint16_t)(round - 1);"),
     ("the lower digit of odd terms has 14 bits", K16, "(odd << 16 & low << 16)", "(odd << 16 & (2 * low + 1) << 16)"),
     ("the upper digit of odd terms is that of even ones", K16, "(odd << (16 - SPLIT) & 0xffff0000u)",
      "(even << (16 - SPLIT) & 0xffff0000u)"),
