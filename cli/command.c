@@ -53,7 +53,7 @@ void ari_print_version(FILE *to)
     ar_cpu_info_get(&cpu);
     ar_gpu_describe(cuda, sizeof cuda);
     fprintf(to, "anyrank %s (%s)\n", ari_version(), ari_build_type());
-    fprintf(to, "BLIS %s, kernels: %s\n", cpu.blis_version, cpu.blis_kernels);
+    fprintf(to, "%s %s, kernels: %s\n", cpu.blas, cpu.blas_version, cpu.blas_kernels);
     fprintf(to, "CUDA: %s\n", cuda);
 }
 

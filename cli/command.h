@@ -33,7 +33,7 @@ void ari_print_error(const char *command, ar_status st);
 const char *ari_version(void);
 /** "Release". Static storage. */
 const char *ari_build_type(void);
-/** Version, build type, BLIS with its kernels, CUDA: one line each. Starts BLIS. */
+/** Version, build type, the BLAS with its kernels, CUDA: one line each. Starts it. */
 void ari_print_version(FILE *to);
 
 /** Whether the text for people goes to stdout: not with --quiet, nor where --json took stdout. */

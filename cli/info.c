@@ -22,27 +22,43 @@ typedef struct info_values {
 
 #define ARI_VALUES info_values
 static const ari_option options[] = {
-    ARI_OPTION_FLAG("probe", probe,
-                    "measure sgemm with each of BLIS's kernel sets that this CPU can run, in processes of their own"),
+    ARI_OPTION_FLAG(
+        "probe", probe,
+        "measure sgemm with each of the BLAS's kernel sets that this CPU can run, in processes of their own"),
     {0},
 };
 
 /* --- the probe of kernel sets ------------------------------------------------------------------------------------- */
 
-/* The numbers that BLIS_ARCH_TYPE takes in BLIS 0.9.0; they change between versions. A set that the CPU cannot run ends
- * its process by an illegal instruction, hence the features. */
+/* A set that the CPU cannot run ends its process by an illegal instruction, hence the features. */
 typedef struct kernel_set {
-    const char *name, *number;
-    const char *features[4]; /* all needed; empty places are NULL */
+    const char *name, *value; /* as the library calls it, and as its variable does */
+    const char *features[4];  /* all needed; empty places are NULL */
 } kernel_set;
 
-static const char numbered_version[] = "0.9.0";
-static const kernel_set kernel_sets[] = {
-    {"skx", "0", {"avx512f", "avx512dq", "avx512bw", "avx512vl"}},
-    {"haswell", "3", {"avx2", "fma"}},
-    {"generic", "25", {NULL}},
+#define AVX512                                        \
+    {                                                 \
+        "avx512f", "avx512dq", "avx512bw", "avx512vl" \
+    }
+#define AVX2          \
+    {                 \
+        "avx2", "fma" \
+    }
+enum { KERNEL_SETS = 3 };
+/* A library whose sets can be asked for. BLIS_ARCH_TYPE takes numbers, which change between versions. */
+typedef struct probed_blas {
+    const char *blas, *version; /* "": any version */
+    const char *variable;
+    kernel_set sets[KERNEL_SETS];
+} probed_blas;
+
+static const probed_blas probed[] = {
+    {"BLIS", "0.9.0", "BLIS_ARCH_TYPE", {{"skx", "0", AVX512}, {"haswell", "3", AVX2}, {"generic", "25", {NULL}}}},
+    {"OpenBLAS",
+     "",
+     "OPENBLAS_CORETYPE",
+     {{"SkylakeX", "SkylakeX", AVX512}, {"Haswell", "Haswell", AVX2}, {"Prescott", "Prescott", {NULL}}}},
 };
-enum { KERNEL_SETS = sizeof kernel_sets / sizeof kernel_sets[0] };
 
 /* Of the kernel set with the same index. */
 typedef struct probe_row {
@@ -65,19 +81,19 @@ static const char *lacking(const kernel_set *set, const char *has)
 }
 
 /* Starts this program again as `probe-gemm`; its standard output, for pclose, or NULL. */
-static FILE *start_child(const char *number)
+static FILE *start_child(const char *variable, const char *value)
 {
     static const char self[] = "/proc/self/exe";
     char path[64];
     /* Without /proc its file is as the caller named it, which may have been replaced meanwhile. */
     snprintf(path, sizeof path, "/proc/%ld/exe", (long)getpid());
     const char *file = access(self, X_OK) == 0 ? path : (const char *)(uintptr_t)getauxval(AT_EXECFN);
-    if (setenv("BLIS_ARCH_TYPE", number, 1) != 0 || setenv("ANYRANK_PROBED", file, 1) != 0)
-        return NULL; /* (BLIS has read this process's choice long since) */
+    if (setenv(variable, value, 1) != 0 || setenv("ANYRANK_PROBED", file, 1) != 0)
+        return NULL; /* (the library has read this process's choice long since) */
     return popen("exec \"$ANYRANK_PROBED\" probe-gemm", "r");
 }
 
-static void probe_one(probe_row *row, const kernel_set *set, const char *has)
+static void probe_one(probe_row *row, const char *variable, const kernel_set *set, const char *has)
 {
     char text[64] = "";
     row->gflops = (double)NAN;
@@ -86,7 +102,7 @@ static void probe_one(probe_row *row, const kernel_set *set, const char *has)
         snprintf(row->reason, sizeof row->reason, "this CPU has no %s", feature);
         return;
     }
-    FILE *from = start_child(set->number);
+    FILE *from = start_child(variable, set->value);
     if (from == NULL) {
         snprintf(row->reason, sizeof row->reason, "no process could be started");
         return;
@@ -103,14 +119,25 @@ static void probe_one(probe_row *row, const kernel_set *set, const char *has)
                  WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
 }
 
-/* Fills all rows. AR_ERR_UNSUPPORTED where the numbers of the sets are not known. */
+static const probed_blas *probed_of(const ar_cpu_info *cpu)
+{
+    for (size_t i = 0; i < sizeof probed / sizeof probed[0]; i++)
+        if (strcmp(cpu->blas, probed[i].blas) == 0 &&
+            strncmp(cpu->blas_version, probed[i].version, strlen(probed[i].version)) == 0)
+            return &probed[i];
+    return NULL;
+}
+
+/* Fills all rows. AR_ERR_UNSUPPORTED where it is not known how to ask for a set. */
 static ar_status probe(probe_row *rows, const ar_cpu_info *cpu)
 {
-    if (strncmp(cpu->blis_version, numbered_version, strlen(numbered_version)) != 0)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "--probe: kernel sets have known numbers in BLIS %s, and this is %s",
-                            numbered_version, cpu->blis_version);
+    const probed_blas *library = probed_of(cpu);
+    if (library == NULL)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "--probe: kernel sets can be asked for in BLIS %s and in OpenBLAS, and this is %s %s",
+                            probed[0].version, cpu->blas, cpu->blas_version);
     for (size_t i = 0; i < KERNEL_SETS; i++)
-        probe_one(&rows[i], &kernel_sets[i], cpu->features);
+        probe_one(&rows[i], library->variable, &library->sets[i], cpu->features);
     return AR_OK;
 }
 
@@ -209,14 +236,16 @@ static ar_status print_machine(const ar_cpu_info *cpu, const accelerators *a)
 {
     static const ari_column columns[] = {{NULL, ARI_LEFT}, {NULL, ARI_LEFT}};
     ari_table table = ARI_TABLE(columns);
+    char blas[sizeof cpu->blas + sizeof cpu->blas_version + 1];
+    (void)snprintf(blas, sizeof blas, "%s %s", cpu->blas, cpu->blas_version);
     const char *const entries[][2] = {
         {"anyrank", ari_version()},
         {"build", ari_build_type()},
         {"CPU", cpu->cpu},
         {"features", cpu->features},
-        {"BLIS", cpu->blis_version},
-        {"BLIS kernels", cpu->blis_kernels},
-        {"why these", cpu->blis_reason},
+        {"BLAS", blas},
+        {"BLAS kernels", cpu->blas_kernels},
+        {"why these", cpu->blas_reason},
         {"exact path", cpu->exact_path},
         {"why this", cpu->exact_reason},
         {"CUDA", a->cuda},
@@ -243,9 +272,10 @@ static ar_status print_text(const ar_cpu_info *cpu, const accelerators *a, const
         return AR_OK;
     printf("\nsgemm %d x %d x %d, one thread:\n", PROBE_SIZE, PROBE_SIZE, PROBE_SIZE);
     for (size_t i = 0; i < n; i++) {
-        ari_table_cell(&table, "%s", kernel_sets[i].name);
+        const char *name = probed_of(cpu)->sets[i].name;
+        ari_table_cell(&table, "%s", name);
         ari_table_cell(&table, isnan(rows[i].gflops) ? "-" : "%.1f", rows[i].gflops);
-        ari_table_cell(&table, "%s", strcmp(kernel_sets[i].name, cpu->blis_kernels) == 0 ? "chosen" : rows[i].reason);
+        ari_table_cell(&table, "%s", strcmp(name, cpu->blas_kernels) == 0 ? "chosen" : rows[i].reason);
     }
     return ari_table_end(&table, stdout, 2);
 }
@@ -287,15 +317,15 @@ static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, co
     json_t *result = ari_json_begin("info");
     json_t *probes = n == 0 ? json_null() : json_array();
     for (size_t i = 0; i < n; i++)
-        json_array_append_new(probes, json_pack("{s:s, s:o, s:s}", "kernels", kernel_sets[i].name, "gflops",
+        json_array_append_new(probes, json_pack("{s:s, s:o, s:s}", "kernels", probed_of(cpu)->sets[i].name, "gflops",
                                                 isnan(rows[i].gflops) ? json_null() : ari_json_number(rows[i].gflops),
                                                 "reason", rows[i].reason));
     json_t *rest =
-        json_pack("{s:s, s:s, s:{s:s, s:i, s:o}, s:{s:s, s:s, s:s}, s:s, s:s, s:o, s:o, s:o, s:s, s:o}", //
-                  "result", "same", "build_type", ari_build_type(),                                      //
-                  "cpu", "name", cpu->cpu, "cores", cpu->cores, "features", words(cpu->features),        //
-                  "blis", "version", cpu->blis_version, "kernels", cpu->blis_kernels, "reason",
-                  cpu->blis_reason,                                                                                //
+        json_pack("{s:s, s:s, s:{s:s, s:i, s:o}, s:{s:s, s:s, s:s, s:s}, s:s, s:s, s:o, s:o, s:o, s:s, s:o}",      //
+                  "result", "same", "build_type", ari_build_type(),                                                //
+                  "cpu", "name", cpu->cpu, "cores", cpu->cores, "features", words(cpu->features),                  //
+                  "blas", "name", cpu->blas, "version", cpu->blas_version, "kernels", cpu->blas_kernels,           //
+                  "reason", cpu->blas_reason,                                                                      //
                   "exact_path", cpu->exact_path, "exact_path_reason", cpu->exact_reason, "cuda", cuda_and_gpus(a), //
                   "nccl", described(a->has_nccl, a->nccl), "mpi", described(a->has_mpi, a->mpi),                   //
                   "data_dir", ar_data_dir(), "probe", probes);

@@ -82,11 +82,15 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/anyrankConfig.cmake.in
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/package/anyrankConfigVersion.cmake
   COMPATIBILITY SameMajorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/package/anyrankConfig.cmake ${CMAKE_BINARY_DIR}/package/anyrankConfigVersion.cmake
-  ${CMAKE_CURRENT_LIST_DIR}/FindBLIS.cmake ${CMAKE_CURRENT_LIST_DIR}/FindJansson.cmake DESTINATION ${package_dir})
+  ${CMAKE_CURRENT_LIST_DIR}/FindAnyrankBLAS.cmake ${CMAKE_CURRENT_LIST_DIR}/FindJansson.cmake DESTINATION ${package_dir})
 
 # --- pkg-config ----------------------------------------------------------------------------------------------------------
-# Sets `result` to the linker's flags for a library given as a path.
+# Sets `result` to the linker's flags for a library given as a path: that itself if no -l finds its name.
 function(link_flags result library)
+  if(library MATCHES "\\.so\\.[0-9.]+$")
+    set(${result} ${library} PARENT_SCOPE)
+    return()
+  endif()
   get_filename_component(folder ${library} DIRECTORY)
   get_filename_component(name ${library} NAME_WE)
   string(REGEX REPLACE "^lib" "-l" flags ${name})
@@ -95,7 +99,7 @@ function(link_flags result library)
   endif()
   set(${result} ${flags} PARENT_SCOPE)
 endfunction()
-foreach(library IN ITEMS ${BLIS_LIBRARY} ${JANSSON_LIBRARY})
+foreach(library IN ITEMS ${ANYRANK_BLAS_LIBRARIES} ${JANSSON_LIBRARY})
   link_flags(flags ${library})
   string(APPEND private_libs " ${flags}")
 endforeach()

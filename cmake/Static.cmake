@@ -4,7 +4,7 @@ if(BUILD_SHARED_LIBS)
   message(FATAL_ERROR "-DANYRANK_STATIC=ON and -DBUILD_SHARED_LIBS=ON exclude each other")
 endif()
 set(ANYRANK_MPI OFF)
-foreach(cached IN ITEMS BLIS_LIBRARY JANSSON_LIBRARY OpenMP_gomp_LIBRARY OpenMP_pthread_LIBRARY)
+foreach(cached IN ITEMS BLIS_LIBRARY OPENBLAS_LIBRARY JANSSON_LIBRARY OpenMP_gomp_LIBRARY OpenMP_pthread_LIBRARY)
   if(NOT "${${cached}}" MATCHES "\\.a$")
     unset(${cached} CACHE) # of an earlier configuration
   endif()

@@ -130,7 +130,7 @@ for folder in ("ref/numerics", "ref/arith", "ref/layers", "ref/pipeline", "ref/m
     FORBIDDEN_SYSTEM[folder] = re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$")
 
 # Where names of other files are defined a second time: the build, or a table of functions, chooses one of the two.
-ALTERNATIVES = ("gpu/absent.c", "mpi/absent.c", "ref/arith/native.")
+ALTERNATIVES = ("gpu/absent.c", "mpi/absent.c", "ref/arith/native.", "ref/cpu/blas/")
 
 MOST_LINES, MOST_FUNCTION_LINES, MOST_FILES = 600, 60, 25
 # Not the public headers: one noun each, whose paths are the interface.

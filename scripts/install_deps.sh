@@ -7,22 +7,31 @@
 #   scripts/install_deps.sh --lint     also clang-format and clang-tidy
 #   scripts/install_deps.sh --aarch64  also to build for 64-bit ARM Linux on another processor, and to run that
 #   scripts/install_deps.sh --check    installs nothing; tells what is missing
+#   scripts/install_deps.sh --blas B   OpenBLAS (openblas) or MKL (mkl) instead of BLIS, for -DANYRANK_BLAS=B
 #
 # Each need is looked for by use (a compiler that links a program, a header that compiles), so a machine that has it
 # from elsewhere than apt is left alone. Debian and Ubuntu: what is missing comes from apt-get, through sudo if not
 # root. Elsewhere the missing packages are named. Exit status: 0 everything is there, 2 something is missing.
 set -eu
 
-tests=no lint=no aarch64=no check_only=no
-for argument in "$@"; do
-    case $argument in
+tests=no lint=no aarch64=no check_only=no blas=blis
+while [ $# -gt 0 ]; do
+    case $1 in
         --tests) tests=yes ;;
         --lint) lint=yes ;;
         --aarch64) aarch64=yes ;;
         --check) check_only=yes ;;
-        -h | --help) sed -n '3,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
-        *) echo "install_deps.sh: unknown option $argument; it takes --tests, --lint, --aarch64, --check" >&2; exit 2 ;;
+        --blas)
+            blas=${2:-}
+            case $blas in
+                blis | openblas | mkl) shift ;;
+                *) echo "install_deps.sh: --blas '$blas', expected blis, openblas or mkl" >&2; exit 2 ;;
+            esac
+            ;;
+        -h | --help) sed -n '3,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) echo "install_deps.sh: unknown option $1; it takes --tests, --lint, --aarch64, --check, --blas" >&2; exit 2 ;;
     esac
+    shift
 done
 
 scratch=$(mktemp -d)
@@ -73,6 +82,11 @@ has_blis() {
 int main(void) { return bli_info_get_version_str() == 0; }' \
         -I/usr/include/blis -I/usr/local/include/blis -lblis -lm -pthread
 }
+has_openblas() { links 'char *openblas_get_config(void); int main(void) { return !openblas_get_config(); }' -lopenblas; }
+has_mkl() {
+    links 'int MKL_Get_Max_Threads(void); int main(void) { return MKL_Get_Max_Threads() < 1; }' \
+        -Wl,--no-as-needed -lmkl_intel_lp64 -lmkl_sequential -lmkl_core -lm -ldl
+}
 # Unquoted on purpose: a list of flags.
 # shellcheck disable=SC2046
 has_jansson() {
@@ -116,9 +130,13 @@ needs() {
 compiler|a C17 compiler for a 64-bit machine, with the C library's headers|gcc libc6-dev
 cmake|CMake 3.25 or newer|cmake
 make|make or ninja|make
-blis|BLIS, with its headers|libblis-openmp-dev
-jansson|jansson 2.13 or newer, with its headers|libjansson-dev
 TABLE
+    case $blas in
+        blis) echo "blis|BLIS, with its headers|libblis-openmp-dev" ;;
+        openblas) echo "openblas|OpenBLAS|libopenblas-dev" ;;
+        mkl) echo "mkl|MKL|libmkl-dev" ;;
+    esac
+    echo "jansson|jansson 2.13 or newer, with its headers|libjansson-dev"
     if [ $tests = yes ]; then
         echo "python|Python 3.8 or newer, for the test runner and the checks|python3"
         echo "pkg_config|pkg-config, for the test of what is installed for it|pkg-config"

@@ -60,7 +60,7 @@ class Command(unittest.TestCase):
     def test_info_tells_the_machine_as_text_and_as_json(self):
         done = run("info")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        for word in ("CPU", "BLIS kernels", "exact path", "CUDA", "NCCL", "MPI", "data"):
+        for word in ("CPU", "BLAS kernels", "exact path", "CUDA", "NCCL", "MPI", "data"):
             self.assertIn(word, done.stdout)
         result = json.loads(run("info", "--json", "-").stdout)
         self.assertEqual((result["tool"], result["command"], result["probe"]), ("anyrank", "info", None))
@@ -76,16 +76,18 @@ class Command(unittest.TestCase):
         if done.returncode == 2 and "this is" in done.stderr:
             self.skipTest("another BLIS: " + done.stderr.strip())
         rows = {row["kernels"]: row for row in json.loads(done.stdout)["probe"]}
-        self.assertEqual(set(rows), {"skx", "haswell", "generic"})
+        name = json.loads(done.stdout)["blas"]["name"]
+        plain = {"BLIS": "generic", "OpenBLAS": "Prescott"}[name]
+        self.assertEqual(len(rows), 3)
         for row in rows.values():
             self.assertTrue(row["reason"] or row["gflops"] > 0, row)
-        self.assertGreater(rows["generic"]["gflops"], 0)
+        self.assertGreater(rows[plain]["gflops"], 0)
 
     def test_json_appears_by_rename_beside_the_text(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "info.json")
             done = run("info", "--json", str(path))
-            self.assertIn("BLIS", done.stdout)
+            self.assertIn("BLAS", done.stdout)
             self.assertEqual(json.loads(path.read_text(encoding="utf-8"))["command"], "info")
             self.assertEqual(os.listdir(folder), ["info.json"])
             self.assertEqual(run("info", "--json", str(pathlib.Path(folder, "no", "x"))).returncode, 2)

@@ -107,6 +107,10 @@ if [ "$status" -ne 0 ] || [ -s "$scratch/calls" ] || [ -s "$scratch/output" ]; t
     failures=$((failures + 1))
 fi
 
+with_path "$bare" --check --blas openblas
+expect another_blas 2 "missing: OpenBLAS (Debian, Ubuntu: libopenblas-dev)"
+with_path "$PATH" --blas atlas
+expect unknown_blas 2 "--blas 'atlas', expected blis, openblas or mkl"
 with_path "$PATH" --frobnicate
 expect unknown_option 2 "unknown option --frobnicate"
 

@@ -363,22 +363,25 @@ uint64_t ar_gpu_refused_products(char *text, size_t size);
  *  Its exact products take the fastest path that CPUID offers, or the one that the environment variable
  *  ANYRANK_EXACT_PATH ("portable", "avx2", "ifma", ...) names: the same bits either way.
  *  Errors: AR_ERR_ARG (threads < 1, another value of that variable), AR_ERR_UNSUPPORTED (a path that this processor
- *  lacks), AR_ERR_DATA (flush-to-zero is on in this thread), AR_ERR_MEMORY. */
+ *  lacks; an OpenBLAS that cannot be used, docs/dependencies.md), AR_ERR_DATA (flush-to-zero is on in this thread),
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_device_cpu_create(ar_device **gives, int threads);
 void ar_device_destroy(ar_device *d);
 
 /** Chooses BLIS's kernels by CPUID before its first call (its own choice is slow or wrong on new processors), unless
- *  BLIS_ARCH_TYPE is set. Call it once, before any thread is started and before any BLIS call; a library user who does
- *  not call it gets BLIS's own choice. Modifies the environment of this process. */
+ *  BLIS_ARCH_TYPE is set; a build with another library leaves it the choice. Call it once, before any thread is started
+ *  and before any product; a library user who does not call it gets BLIS's own choice. Modifies the environment of this
+ *  process. */
 void ar_cpu_select_kernels(void);
 
 /** What the CPU device runs on, for `anyrank info`. */
 typedef struct ar_cpu_info {
-    char cpu[64];       /* "AMD EPYC 9B45", "Arm Neoverse N1" */
-    char features[128]; /* "avx2 fma avx_vnni avx512f avx512_vnni": names of /proc/cpuinfo */
-    char blis_version[32];
-    char blis_kernels[32];  /* "skx", "haswell", ... */
-    char blis_reason[96];   /* why these */
+    char cpu[64];           /* "AMD EPYC 9B45", "Arm Neoverse N1" */
+    char features[128];     /* "avx2 fma avx_vnni avx512f avx512_vnni": names of /proc/cpuinfo */
+    char blas[32];          /* the library that multiplies: "BLIS", "OpenBLAS", "MKL", ... */
+    char blas_version[32];  /* "0.9.0" */
+    char blas_kernels[32];  /* as the library calls them: "skx", "SkylakeX", ... */
+    char blas_reason[96];   /* why these */
     char exact_path[32];    /* "portable", "ifma", ...; "refused": ANYRANK_EXACT_PATH asks for what is not there */
     char exact_reason[128]; /* why this one: what was measured, or what refused it */
     int cores;

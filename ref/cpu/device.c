@@ -8,6 +8,7 @@
 #endif
 
 #include "ref/core/size.h"
+#include "ref/cpu/blas/blas.h"
 #include "ref/cpu/kernels.h"
 
 ar_status ari_cpu_queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name)
@@ -52,6 +53,7 @@ ar_status ar_device_cpu_create(ar_device **gives, int threads)
     const ari_exact_path *path = NULL;
     const char *why = NULL;
     AR_TRY(check_subnormals());
+    AR_TRY(ari_blas_check());
     AR_TRY(ari_exact_choose(&path, &why));
     AR_TRY(ari_alloc(&memory, 1, sizeof(ari_cpu_device), "the cpu device"));
     ari_cpu_device *d = memory;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 #include <sys/sysctl.h>
 #endif
 
+#include "ref/cpu/blas/blas.h"
 #include "ref/cpu/device.h"
 
 /* --- what it can do ----------------------------------------------------------------------------------------------- */
@@ -208,3 +210,26 @@ void ari_cpu_name(char *out, size_t cap)
     (void)snprintf(out, cap, "unknown");
 }
 #endif
+
+/* --- for `anyrank info` ------------------------------------------------------------------------------------------- */
+
+void ar_cpu_select_kernels(void)
+{
+    ari_blas_start();
+}
+
+void ar_cpu_info_get(ar_cpu_info *out)
+{
+    memset(out, 0, sizeof *out);
+    ari_cpu_name(out->cpu, sizeof out->cpu);
+    ari_cpu_features(out->features, sizeof out->features);
+    ari_blas_describe(out);
+    const ari_exact_path *path = NULL;
+    const char *why = NULL;
+    const bool refused = ari_exact_choose(&path, &why) != AR_OK;
+    (void)snprintf(out->exact_path, sizeof out->exact_path, "%s", refused ? "refused" : path->name);
+    (void)snprintf(out->exact_reason, sizeof out->exact_reason, "%s", refused ? ar_error_message() : why);
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    out->cores = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+}

@@ -142,16 +142,4 @@ void ari_sums_to_limbs(int64_t *s, const int64_t *sums, bool add, size_t n);
 /** Adds v[0..n) to n elements of the order-independent accumulator, one value each, whose state starts at t, h, l. */
 void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *v, size_t n);
 
-/* --- BLIS --------------------------------------------------------------------------------------------------------- */
-
-/* A matrix as BLIS takes it: row and column strides are free, so that transposition is a matter of strides. */
-typedef struct ari_blis_view {
-    size_t rows, cols;
-    ptrdiff_t row_stride, col_stride; /* elements */
-} ari_blis_view;
-
-/** c[m,n] = a[m,k] b[k,n] + (add ? c : 0), in the calling thread. */
-void ari_blis_dgemm(double *c, ari_blis_view cv, const double *a, ari_blis_view av, const double *b, ari_blis_view bv,
-                    bool add);
-
 #endif

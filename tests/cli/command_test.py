@@ -650,7 +650,7 @@ class Others(CommandTest):
     def test_info(self):
         result = self.result("info")
         self.assertEqual((result["tool"], result["command"]), ("anyrank", "info"))
-        for key in ("cpu", "blis", "cuda"):
+        for key in ("cpu", "blas", "cuda"):
             self.assertIn(key, result)
 
     def test_bench_gemm(self):

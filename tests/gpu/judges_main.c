@@ -12,7 +12,7 @@
 
 enum { EXIT_SKIPPED = 77, BYTES = 1 << 20 };
 
-#if !HAVE_WRONG_KERNELS
+#if !defined(HAVE_WRONG_KERNELS)
 int main(void)
 {
     printf("this build has no emulated device\n");

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 
+#include "ref/cpu/blas/blas.h"
 #include "ref/cpu/gemm.h"
 #include "ref/cpu/kernels.h"
 
@@ -71,7 +72,7 @@ static void sum(const ari_tile *t, size_t from, size_t to)
     const workspace w = workspace_at(t->plan, t->words);
     const size_t slice = t->plan->slice;
     const ptrdiff_t ld = (ptrdiff_t)w.slice_ld;
-    const ari_blis_view cv = {2 * t->rows, t->cols, (ptrdiff_t)w.product_ld, 1};
+    const ari_blas_view cv = {2 * t->rows, t->cols, (ptrdiff_t)w.product_ld, 1};
     if (from == to)
         memset(w.products, 0, 2 * t->rows * w.product_ld * sizeof(double));
     for (size_t k = from; k < to; k += slice) {
@@ -82,8 +83,8 @@ static void sum(const ari_tile *t, size_t from, size_t to)
             widen_split(w.left + i * w.slice_ld, w.left + (t->rows + i) * w.slice_ld, qa + i * t->a->ld, n);
         for (size_t j = 0; j < t->cols; j++)
             widen(w.right + j * w.slice_ld, qb + j * t->b->ld, n);
-        ari_blis_dgemm(w.products, cv, w.left, (ari_blis_view){2 * t->rows, n, ld, 1}, w.right,
-                       (ari_blis_view){n, t->cols, 1, ld}, k > from);
+        ari_blas_dgemm(w.products, cv, w.left, (ari_blas_view){2 * t->rows, n, ld, 1}, w.right,
+                       (ari_blas_view){n, t->cols, 1, ld}, k > from);
     }
 }
 

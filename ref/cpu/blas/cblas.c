@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every other -DANYRANK_BLAS: by CBLAS with 32-bit integers. */
+#include <limits.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "ref/cpu/blas/vendor.h"
+
+/* Declared here and not by cblas.h, which on Debian is an alternative that may be another library's. */
+enum { ROW_MAJOR = 101, COL_MAJOR = 102, AS_IS = 111, TRANSPOSED = 112 };
+void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
+                 const float *b, int ldb, float beta, float *c, int ldc);
+void cblas_dgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, double alpha, const double *a,
+                 int lda, const double *b, int ldb, double beta, double *c, int ldc);
+
+/* Elements are `width` bytes. What is an operand is only read. */
+typedef struct matrix {
+    char *at;
+    ari_blas_view v;
+} matrix;
+
+static matrix operand(const void *at, ari_blas_view v)
+{
+    return (matrix){(char *)(uintptr_t)at, v};
+}
+
+/* --- what CBLAS takes --------------------------------------------------------------------------------------------- */
+
+/* Lines one after the other, ld elements apart: rows (ROW_MAJOR) or columns (COL_MAJOR). order 0: neither. */
+typedef struct stored {
+    int order, ld;
+} stored;
+
+/* The stride of an extent of 0 or 1 says nothing. */
+static bool is_stored(int *ld, size_t lines, size_t length, ptrdiff_t line_stride, ptrdiff_t stride)
+{
+    const ptrdiff_t apart = lines > 1 ? line_stride : length > 0 ? (ptrdiff_t)length : 1;
+    if ((length > 1 && stride != 1) || apart < 1 || (size_t)apart < length || apart > INT_MAX)
+        return false;
+    *ld = (int)apart;
+    return true;
+}
+
+static stored stored_of(const matrix *m)
+{
+    stored s = {0};
+    if (is_stored(&s.ld, m->v.rows, m->v.cols, m->v.row_stride, m->v.col_stride))
+        s.order = ROW_MAJOR;
+    else if (is_stored(&s.ld, m->v.cols, m->v.rows, m->v.col_stride, m->v.row_stride))
+        s.order = COL_MAJOR;
+    return s;
+}
+
+static int how(stored of, stored c)
+{
+    return of.order == c.order ? AS_IS : TRANSPOSED;
+}
+
+typedef void (*call)(const matrix *c, const matrix *a, const matrix *b, bool add);
+
+#define CALL(name, type, cblas_gemm)                                                                              \
+    static void name(const matrix *c, const matrix *a, const matrix *b, bool add)                                 \
+    {                                                                                                             \
+        const stored sc = stored_of(c), sa = stored_of(a), sb = stored_of(b);                                     \
+        const int threads = ari_blas_alone();                                                                     \
+        cblas_gemm(sc.order, how(sa, sc), how(sb, sc), (int)c->v.rows, (int)c->v.cols, (int)a->v.cols, 1,         \
+                   (const type *)(const void *)a->at, sa.ld, (const type *)(const void *)b->at, sb.ld, (type)add, \
+                   (type *)(void *)c->at, sc.ld);                                                                 \
+        ari_blas_together(threads);                                                                               \
+    }
+CALL(call_sgemm, float, cblas_sgemm)
+CALL(call_dgemm, double, cblas_dgemm)
+
+/* --- any strides and extents -------------------------------------------------------------------------------------- */
+
+/* Extents of a piece: of one that a call's integers hold (less in a test), and of one whose matrices are copied to the
+ * stack, which none of the products of layers needs. */
+#if !defined(LONGEST)
+#define LONGEST ((size_t)1 << 30)
+#endif
+#define COPIED ((size_t)64)
+
+static size_t at_most(size_t n, size_t most)
+{
+    return n < most ? n : most;
+}
+
+static char *element(const matrix *m, size_t row, size_t col, size_t width)
+{
+    return m->at + ((ptrdiff_t)row * m->v.row_stride + (ptrdiff_t)col * m->v.col_stride) * (ptrdiff_t)width;
+}
+
+static void copy(const matrix *to, const matrix *from, size_t width)
+{
+    for (size_t i = 0; i < to->v.rows; i++)
+        for (size_t j = 0; j < to->v.cols; j++)
+            memcpy(element(to, i, j, width), element(from, i, j, width), width);
+}
+
+static void zero(const matrix *m, size_t width)
+{
+    for (size_t i = 0; i < m->v.rows; i++)
+        for (size_t j = 0; j < m->v.cols; j++)
+            memset(element(m, i, j, width), 0, width);
+}
+
+/* At most `most` rows and columns from these on. */
+static matrix piece_of(const matrix *m, size_t row, size_t col, size_t most, size_t width)
+{
+    const ari_blas_view v = {at_most(m->v.rows - row, most), at_most(m->v.cols - col, most), m->v.row_stride,
+                             m->v.col_stride};
+    return (matrix){element(m, row, col, width), v};
+}
+
+/* The piece itself if CBLAS takes it, else one of that shape in `room`. */
+static matrix taken(const matrix *piece, char *room, bool with_values, size_t width)
+{
+    if (stored_of(piece).order)
+        return *piece;
+    const matrix t = {room, {piece->v.rows, piece->v.cols, (ptrdiff_t)piece->v.cols, 1}};
+    if (with_values)
+        copy(&t, piece, width);
+    return t;
+}
+
+static void multiply_piece(const matrix *c, const matrix *a, const matrix *b, bool add, size_t width, call gemm)
+{
+    _Alignas(64) char rooms[3][COPIED * COPIED * sizeof(double)];
+    const matrix to = taken(c, rooms[0], add, width);
+    const matrix left = taken(a, rooms[1], true, width), right = taken(b, rooms[2], true, width);
+    gemm(&to, &left, &right, add);
+    if (to.at != c->at)
+        copy(c, &to, width);
+}
+
+static void multiply(const matrix *c, const matrix *a, const matrix *b, bool add, size_t width, call gemm)
+{
+    const bool direct = stored_of(c).order && stored_of(a).order && stored_of(b).order;
+    const size_t most = direct ? LONGEST : COPIED, terms = a->v.cols;
+    if (terms == 0 && !add)
+        zero(c, width);
+    for (size_t i = 0; i < c->v.rows; i += most)
+        for (size_t j = 0; j < c->v.cols; j += most)
+            for (size_t k = 0; k < terms; k += most) {
+                const matrix to = piece_of(c, i, j, most, width);
+                const matrix left = piece_of(a, i, k, most, width), right = piece_of(b, k, j, most, width);
+                multiply_piece(&to, &left, &right, add || k > 0, width, gemm);
+            }
+}
+
+#define GEMM(function, type, gemm)                                                                                  \
+    function(type *c, ari_blas_view cv, const type *a, ari_blas_view av, const type *b, ari_blas_view bv, bool add) \
+    {                                                                                                               \
+        const matrix to = operand(c, cv), left = operand(a, av), right = operand(b, bv);                            \
+        multiply(&to, &left, &right, add, sizeof(type), gemm);                                                      \
+    }
+GEMM(void ari_blas_sgemm, float, call_sgemm)
+GEMM(void ari_blas_dgemm, double, call_dgemm)
