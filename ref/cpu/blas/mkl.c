@@ -6,7 +6,6 @@
 #include "ref/cpu/blas/vendor.h"
 
 void MKL_Get_Version_String(char *text, int size);
-int MKL_CBWR_Get_Auto_Branch(void);
 
 int ari_blas_alone(void)
 {
@@ -37,31 +36,10 @@ static void version_of(char *out, size_t cap)
     (void)snprintf(out, cap, "%.*s", (int)length, at ? at + strlen("Version ") : "");
 }
 
-/* MKL does not say which kernels it runs; this is the newest instruction set of which it promises the same bits from
- * run to run on this processor (mkl_types.h, MKL_CBWR_*). */
-static const char *branch(void)
-{
-    switch (MKL_CBWR_Get_Auto_Branch()) {
-    case 4:
-        return "SSE2";
-    case 8:
-        return "SSE4.2";
-    case 10:
-        return "AVX2";
-    case 12:
-    case 14:
-        return "AVX-512";
-    case 15:
-        return "AVX10";
-    default:
-        return "of any x86-64";
-    }
-}
-
 void ari_blas_describe(ar_cpu_info *out)
 {
     (void)snprintf(out->blas, sizeof out->blas, "MKL");
     version_of(out->blas_version, sizeof out->blas_version);
-    (void)snprintf(out->blas_kernels, sizeof out->blas_kernels, "%s", branch());
-    (void)snprintf(out->blas_reason, sizeof out->blas_reason, "MKL's own choice, by its CBWR branch");
+    (void)snprintf(out->blas_kernels, sizeof out->blas_kernels, "unknown");
+    (void)snprintf(out->blas_reason, sizeof out->blas_reason, "MKL's own choice, which it does not say");
 }
