@@ -271,6 +271,30 @@ PATH_TEST(contract, bias_and_activation_in_the_epilogue_are_those_of_bias_act)
     ar_device_destroy(d);
 }
 
+/* A device's workspace is fresh, or what an earlier product left. */
+PATH_TEST(contract, a_sum_of_no_terms_is_zero_whatever_the_workspace_held)
+{
+    enum { m = 9, n = 50 };
+    ar_device *d = device(1);
+    const ari_exact_path *path = ((const ari_cpu_device *)d)->path;
+    const ar_packed none = {.batch = 1, .rows = n};
+    ari_tile_plan plan = {.tile_rows = m, .tile_cols = n};
+    path->plan(&plan, 0);
+    ar_buf words = {NULL};
+    cr_assert_eq(d->ops->alloc(d, NULL, &words, plan.path * sizeof(double)), AR_OK);
+    memset(words.ptr, 0x55, plan.path * sizeof(double));
+    const ari_tile t = {.rows = m, .cols = n, .a = &none, .b = &none, .plan = &plan, .words = words.ptr};
+    path->sum(&t, 0, 0);
+    for (size_t i = 0; i < m; i++) {
+        int64_t s[n];
+        path->row_to_int64(&t, i, s, false);
+        for (size_t j = 0; j < n; j++)
+            cr_assert_eq(s[j], 0, "row %zu, column %zu: %lld", i, j, (long long)s[j]);
+    }
+    d->ops->free(d, NULL, words);
+    ar_device_destroy(d);
+}
+
 PATH_TEST(contract, refuses_operands_that_do_not_belong_together)
 {
     ar_device *d = device(1);
