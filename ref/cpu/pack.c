@@ -234,9 +234,12 @@ ar_status ari_cpu_pack(ar_device *d, ARI_AT_ONCE, ar_packed *p, size_t row_at, s
     ari_shifts scale;
     AR_TRY(ari_shifts_init(&scale, c.ptr, sign, m.batch, m.cols));
     const int32_t *exponents = e.ptr;
-    const size_t down = (m.rows + TILE - 1) / TILE, along = (m.cols + CHUNK - 1) / CHUNK;
+    /* Rows that are contiguous are read from one end to the other, as memory likes it best. */
+    const bool whole = m.col_stride == 1 && m.cols > 0;
+    const size_t height = whole ? TILE / 4 : TILE, length = whole ? m.cols : CHUNK;
+    const size_t down = (m.rows + height - 1) / height, along = (m.cols + length - 1) / length;
     ARI_PARALLEL_FOR (i, m.batch * down * along, d, m.batch * m.rows * m.cols) {
-        const size_t at = i / (down * along), first = i / along % down * TILE, from = i % along * CHUNK;
+        const size_t at = i / (down * along), first = i / along % down * height, from = i % along * length;
         const pack_job job = {.q = ari_packed_at(p, at, row_at, k_at),
                               .ld = p->ld,
                               .x = ari_matrix_at(a, at),
@@ -247,8 +250,8 @@ ar_status ari_cpu_pack(ar_device *d, ARI_AT_ONCE, ar_packed *p, size_t row_at, s
                                         .least = scale.least,
                                         .most = scale.most},
                               .e = exponents + at * p->rows + row_at};
-        pack_block(&job, first, m.rows - first < TILE ? m.rows - first : TILE, from,
-                   m.cols - from < CHUNK ? m.cols : from + CHUNK);
+        pack_block(&job, first, m.rows - first < height ? m.rows - first : height, from,
+                   m.cols - from < length ? m.cols : from + length);
     }
     ari_shifts_fini(&scale);
     return AR_OK;
