@@ -276,6 +276,9 @@ def timed(result, ended):
     return result
 
 
+RUNNERS = {"build/aarch64": ["scripts/run_aarch64.sh"]}  # what runs the programs of a build directory, if not the kernel
+
+
 def run_program(program, build, report):
     """Runs one program of a build directory."""
     if not (ROOT / build / program.path).exists():
@@ -289,7 +292,7 @@ def run_program(program, build, report):
                    "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1:max_uar_stack_size_log=16:"
                                    "malloc_context_size=10:quarantine_size_mb=16",
                    "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1"}
-    command = program.command(build)
+    command = RUNNERS.get(build, []) + program.command(build)
     report.running(f"running {build}: {program.name}")
     ended = run(command, limit, environment)
     if SHADOW_MEMORY.search(ended.output) and shutil.which("setarch"):
@@ -303,6 +306,12 @@ def read_seconds(path):
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+
+
+def bits_on_arm(build):
+    """The command of ARM gives the hashes of docs/bits.md that take a second each."""
+    return simple_check("verify/bits_test", ["env", f"ANYRANK={ROOT}/scripts/run_aarch64.sh {ROOT}/{build}/anyrank",
+                                             sys.executable, "tests/verify/bits_test.py"])
 
 
 # What takes longest, where no earlier run of the build directory tells.
@@ -430,11 +439,12 @@ def source_checks(build, extended):
 # --- builds -----------------------------------------------------------------------------------------------------------
 
 
-def build_preset(preset, report, extended=False):
-    """Configures and builds with the tests; a failure counts as one failed test. True if it was built."""
+def build_preset(preset, report, extended=False, tests=True):
+    """Configures and builds, with the tests or without; a failure counts as one failed test. True if it was built."""
     report.heading(f"building preset {preset}")
     start = time.monotonic()
-    command = ["scripts/build.sh", preset, "-DANYRANK_TESTS=ON", f"-DANYRANK_EXTENDED={'ON' if extended else 'OFF'}"]
+    command = ["scripts/build.sh", preset, f"-DANYRANK_TESTS={'ON' if tests else 'OFF'}",
+               f"-DANYRANK_EXTENDED={'ON' if extended else 'OFF'}"]
     if report.terminal:
         # The script moves a line of its own on a terminal, so its output goes there.
         status, output = subprocess.run(command, cwd=ROOT, check=False).returncode, "the messages are above"
@@ -449,26 +459,48 @@ def build_preset(preset, report, extended=False):
     return True
 
 
-def sanitizer_run(preset, title, selected, report, jobs):
-    """Builds a sanitizer's preset and runs programs under it: one test in all."""
-    if not selected or not build_preset(preset, report):
+def preset_run(preset, title, selected, report, jobs):
+    """Builds another preset than release and runs programs of it: one test in all."""
+    if not (selected or preset == "aarch64") or not build_preset(preset, report, tests=bool(selected)):
         return
-    report.heading(f"running under {title}")
+    report.heading(f"running {title}")
     start = time.monotonic()
     os.environ["ANYRANK_TEST_SMALL"] = "1"  # tests/support/small.h
     build = f"build/{preset}"
-    results = run_all(program_tasks(selected, build, report), build, report, jobs, label=preset + ":")
+    tasks = program_tasks(selected, build, report)
+    if preset == "aarch64":
+        tasks.append(("verify/bits_test", functools.partial(bits_on_arm, build)))
+    results = run_all(tasks, build, report, jobs, label=preset + ":")
     failed = [result.name for result in results if result.failed]
-    report.add(Result(f"sanitizer/{preset}", int(not failed), int(bool(failed)), output="failed: " + ", ".join(failed),
+    report.add(Result(f"preset/{preset}", int(not failed), int(bool(failed)), output="failed: " + ", ".join(failed),
                       seconds=time.monotonic() - start))
 
 
-SANITIZERS = {"asan": ("AddressSanitizer and UndefinedBehaviorSanitizer", lambda program: True),
+def is_quick(name):
+    """Whether a program is of the minutes that look at every kernel and layer: what another processor needs."""
+    return name.startswith(("arith/", "cpu/", "core/", "layers/", "numerics/"))
+
+
+SANITIZERS = {"asan": ("under AddressSanitizer and UndefinedBehaviorSanitizer", lambda program: True),
               # Criterion does not run under ThreadSanitizer, the baseline has no threads, and the longest example trains
               # as others do.
-              "tsan": ("ThreadSanitizer",
+              "tsan": ("under ThreadSanitizer",
                        lambda program: not program.criterion and not program.name.startswith("baseline/")
                        and program.name != "examples/mlp_classifier")}
+
+
+PRESETS = {**SANITIZERS, "aarch64": ("as programs of 64-bit ARM", lambda program: True)}
+
+
+def lacks_arm():
+    """Why this machine cannot build and run programs of 64-bit ARM beside its own; None if it can."""
+    if os.uname().machine == "aarch64":
+        return "this machine is of 64-bit ARM itself"
+    for command in ["scripts/install_deps.sh", "--aarch64", "--check"], ["scripts/run_aarch64.sh", "--check"]:
+        ended = run(command, PROGRAM_LIMIT_S)
+        if ended.status:
+            return "no build for 64-bit ARM: " + skip_reason(ended.output)
+    return None
 
 
 def of_tools(name):
@@ -484,11 +516,15 @@ def matching(names, name):
 def parse_arguments():
     parser = argparse.ArgumentParser(
         prog="./test", description="Builds anyrank, checks its sources and runs its tests.",
-        epilog="examples: ./test sim (every program and check with 'sim' in its name); ./test tsan; ./test asan sim")
+        epilog="examples: ./test sim (every program and check with 'sim' in its name); ./test tsan; ./test asan sim; "
+               "./test aarch64 --quick")
     parser.add_argument("names", nargs="*", metavar="NAME",
                         help="run only programs and checks whose name contains NAME, without sanitizers; 'asan' and "
-                             "'tsan' among the names run them under these sanitizers instead")
-    parser.add_argument("--all", action="store_true", help="also run the programs under both sanitizers")
+                             "'tsan' among the names run them under these sanitizers instead, 'aarch64' those of "
+                             "64-bit ARM, by qemu on another processor")
+    parser.add_argument("--all", action="store_true", help="also run the programs under both sanitizers, and the command "
+                                                           "of 64-bit ARM where its compiler and qemu are installed")
+    parser.add_argument("--quick", action="store_true", help="only the programs of kernels, layers and what they stand on")
     parser.add_argument("--extended", action="store_true", help="also run the long programs of tests/extended")
     parser.add_argument("--times", action="store_true", help="print the 20 slowest programs and checks at the end")
     parser.add_argument("--list", action="store_true", help="print the names and run nothing")
@@ -503,17 +539,19 @@ def parse_arguments():
 
 def main():
     arguments = parse_arguments()
-    sanitizers = [name for name in SANITIZERS if name in arguments.names]
-    names = [name for name in arguments.names if name not in SANITIZERS]
+    sanitizers = [name for name in PRESETS if name in arguments.names]
+    names = [name for name in arguments.names if name not in PRESETS]
+    asked = list(sanitizers)
     if arguments.all and not sanitizers:
-        sanitizers = list(SANITIZERS)
+        sanitizers = list(PRESETS)
     everything = programs(arguments.extended)
     if arguments.extended:
         os.environ["ANYRANK_TEST_EXTENDED"] = "1"  # the long tests among the others
     only_sanitizers = bool(sanitizers) and not arguments.all
-    fitting = [p for p in everything if matching(names, p.name)]
+    fitting = [p for p in everything if matching(names, p.name) and (is_quick(p.name) or not arguments.quick)]
     selected = [] if only_sanitizers else fitting
-    checks = [] if only_sanitizers else [c for c in source_checks("build", arguments.extended) if matching(names, c[0])]
+    checks = [] if only_sanitizers or arguments.quick else [c for c in source_checks("build", arguments.extended)
+                                                            if matching(names, c[0])]
     held = [] if names or arguments.all or arguments.extended else [name for name, _ in checks if of_tools(name)]
     checks = [check for check in checks if check[0] not in held]
     if arguments.list:
@@ -546,8 +584,14 @@ def main():
         for name in held:
             report.skip(name, "format, kernels' PTX and the project's own scripts: ./test --all looks at them too")
         for preset in sanitizers:
-            title, fits = SANITIZERS[preset]
-            sanitizer_run(preset, title, [p for p in fitting if fits(p) and not p.extended], report, arguments.jobs)
+            title, fits = PRESETS[preset]
+            lacking = lacks_arm() if preset == "aarch64" else None
+            if lacking:
+                report.skip("preset/aarch64", lacking)
+                continue
+            # Programs of ARM run by qemu at a tenth of the speed: unless asked for, the command's hashes alone.
+            chosen = [p for p in fitting if fits(p) and not p.extended] if preset != "aarch64" or preset in asked else []
+            preset_run(preset, title, chosen, report, arguments.jobs)
     except KeyboardInterrupt:
         report.clear()
         print("interrupted")
