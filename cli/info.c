@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/auxv.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/report/table.h"
 #include "ref/core/clock.h"
+#include "ref/core/os/os.h"
 #include "ref/io/json.h"
 
 typedef struct info_values {
@@ -53,11 +54,18 @@ typedef struct probed_blas {
 } probed_blas;
 
 static const probed_blas probed[] = {
+#if defined(__aarch64__)
+    {"BLIS",
+     "0.9.0",
+     "BLIS_ARCH_TYPE",
+     {{"firestorm", "15", {NULL}}, {"thunderx2", "16", {NULL}}, {"cortexa57", "17", {NULL}}}},
+#else
     {"BLIS", "0.9.0", "BLIS_ARCH_TYPE", {{"skx", "0", AVX512}, {"haswell", "3", AVX2}, {"generic", "25", {NULL}}}},
     {"OpenBLAS",
      "",
      "OPENBLAS_CORETYPE",
      {{"SkylakeX", "SkylakeX", AVX512}, {"Haswell", "Haswell", AVX2}, {"Prescott", "Prescott", {NULL}}}},
+#endif
 };
 
 /* Of the kernel set with the same index. */
@@ -83,12 +91,9 @@ static const char *lacking(const kernel_set *set, const char *has)
 /* Starts this program again as `probe-gemm`; its standard output, for pclose, or NULL. */
 static FILE *start_child(const char *variable, const char *value)
 {
-    static const char self[] = "/proc/self/exe";
-    char path[64];
-    /* Without /proc its file is as the caller named it, which may have been replaced meanwhile. */
-    snprintf(path, sizeof path, "/proc/%ld/exe", (long)getpid());
-    const char *file = access(self, X_OK) == 0 ? path : (const char *)(uintptr_t)getauxval(AT_EXECFN);
-    if (setenv(variable, value, 1) != 0 || setenv("ANYRANK_PROBED", file, 1) != 0)
+    char program[PATH_MAX];
+    if (!ari_program_again(program, sizeof program) || setenv(variable, value, 1) != 0 ||
+        setenv("ANYRANK_PROBED", program, 1) != 0)
         return NULL; /* (the library has read this process's choice long since) */
     return popen("exec \"$ANYRANK_PROBED\" probe-gemm", "r");
 }

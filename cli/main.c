@@ -2,6 +2,7 @@
 #include "cli/command.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 
 #include "anyrank/device.h"
 #include "cli/transport.h"
+#include "ref/core/os/os.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 
@@ -120,8 +122,9 @@ static int run(int argc, char **argv)
 static void let_threads_sleep(char **argv)
 {
     const bool chosen = getenv("OMP_WAIT_POLICY") != NULL || getenv("GOMP_SPINCOUNT") != NULL;
-    if (!chosen && setenv("OMP_WAIT_POLICY", "passive", 0) == 0)
-        execv("/proc/self/exe", argv);
+    char program[PATH_MAX];
+    if (!chosen && setenv("OMP_WAIT_POLICY", "passive", 0) == 0 && ari_program_again(program, sizeof program))
+        execv(program, argv);
     errno = 0;
 }
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "cli/command.h"
+#include "ref/core/os/os.h"
 #include "ref/io/file.h"
 #include "run/process_run.h"
 
@@ -264,7 +265,7 @@ void ari_transport_prepare(int argc, char *const *argv)
     if (!is_another())
         return;
     errors_fd = dup(STDERR_FILENO);
-    kept_fd = memfd_create("errors", 0);
+    kept_fd = ari_scratch_open();
     /* Where there is no /dev/null the words come more than once, which is no harm. */
     if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr))
         return;

@@ -9,4 +9,4 @@ target_compile_options(anyrank_options INTERFACE
   $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Werror>
   # Bits depend on these two: no fused multiply-add that the source does not spell, no re-association.
   -ffp-contract=off -fno-fast-math -fno-math-errno -fno-trapping-math)
-target_compile_definitions(anyrank_options INTERFACE _GNU_SOURCE)
+target_compile_definitions(anyrank_options INTERFACE _GNU_SOURCE _DARWIN_C_SOURCE $<$<BOOL:${ANYRANK_POSIX_ONLY}>:ARI_POSIX_ONLY=1>)

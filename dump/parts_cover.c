@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/placement.h"
+#include "ref/core/os/os.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,7 +104,7 @@ static bool divide_along(ari_cover *result, const region *r, ari_cover_box *box,
 {
     size_t first = 0, end = r->start[d];
     bool divided = false;
-    qsort_r(box, n, sizeof *box, compare_starts, &d);
+    ari_sort(box, n, sizeof *box, compare_starts, &d);
     for (size_t i = 0; i <= n; i++) {
         const size_t start = i < n ? box[i].box->global[d] : r->start[d] + r->extent[d];
         if (start >= end && i > 0) {

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "dump/reshard.h"
+#include "ref/core/os/os.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
@@ -37,8 +38,8 @@ static ar_status hash_file_state(ari_sha256 *h, const char *path)
     char text[96];
     if (stat(path, &s) != 0)
         return ari_out_fail("find", path);
-    snprintf(text, sizeof text, "%jd %jd.%09ld", (intmax_t)s.st_size, (intmax_t)s.st_mtim.tv_sec,
-             (long)s.st_mtim.tv_nsec);
+    const struct timespec modified = ari_modified(&s);
+    snprintf(text, sizeof text, "%jd %jd.%09ld", (intmax_t)s.st_size, (intmax_t)modified.tv_sec, modified.tv_nsec);
     hash_text(h, text);
     return AR_OK;
 }

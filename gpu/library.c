@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 #include <glob.h>
 #include <limits.h>
-#include <link.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -147,12 +146,6 @@ ar_status ari_library_open(void **gives, const ari_library *which)
                         "%s cannot be loaded: %s; looked for %s where the loader does, and in the libraries and Python "
                         "packages of %s: install %s, or name the file by %s",
                         which->name, s.why, which->files[0], s.places, which->package, which->variable);
-}
-
-const char *ari_library_place(void *library)
-{
-    struct link_map *map = NULL;
-    return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map ? map->l_name : "?";
 }
 
 /* ISO C has no cast from an object's pointer to a function's; POSIX says that this is how it is done. */

@@ -26,8 +26,6 @@ typedef struct ari_library {
  *  the usual places), and those that Python packages bring (for the python3 on the PATH, in environments, then at
  *  the usual places). Errors: AR_ERR_UNSUPPORTED: none can; the message says why, and where it looked. */
 AR_NODISCARD ar_status ari_library_open(void **gives, const ari_library *which);
-/** The file that it is. Borrows. */
-const char *ari_library_place(void *library);
 /** *slot, a pointer to a function = the function of that name. False: there is none, and *slot is NULL. */
 bool ari_library_find(void *library, const char *name, void *slot);
 

@@ -20,6 +20,10 @@ enum { RETRY_MS = 50, BACKLOG = 1024 };
 /* A host that loses its power sends nothing: after this silence, three probes of five seconds each. */
 enum { KEEPALIVE_IDLE_S = 15, KEEPALIVE_EVERY_S = 5, KEEPALIVE_PROBES = 3 };
 
+#if defined(__APPLE__)
+#define TCP_KEEPIDLE TCP_KEEPALIVE
+#endif
+
 /* Options of which none is needed for what is sent to arrive. */
 static void set_options(int fd)
 {

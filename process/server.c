@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -67,7 +66,7 @@ struct ari_server {
     bool failed, asked; /* asked: for views */
     int first_late, byes;
     uint64_t views_until_ns;
-    int stop_fd;
+    int stop[2]; /* the first can be read once the second was written */
     pthread_t thread;
     bool started;
 };
@@ -480,7 +479,7 @@ static bool one_round(ari_server *s)
 {
     const int waiting = s->n_pending;
     struct pollfd *p = s->poll, *clients = p + 2 + waiting;
-    p[0] = (struct pollfd){.fd = s->stop_fd, .events = POLLIN};
+    p[0] = (struct pollfd){.fd = s->stop[0], .events = POLLIN};
     p[1] = (struct pollfd){.fd = s->is.listener, .events = POLLIN}; /* -1: ignored, as all */
     for (int i = 0; i < waiting; i++)
         p[2 + i] = (struct pollfd){.fd = s->pending[i].fd, .events = POLLIN};
@@ -521,13 +520,13 @@ static ar_status begin(ari_server *s, int *own_fd)
     for (int r = 0; r < s->size; r++)
         s->client[r].fd = -1;
     AR_TRY(ari_alloc((void **)&s->poll, (size_t)s->size + 2 + MOST_PENDING, sizeof *s->poll, "connections"));
-    s->stop_fd = eventfd(0, EFD_CLOEXEC);
+    AR_TRY(ari_net_pair(s->stop));
     AR_TRY(ari_net_pair(pair));
     const ari_hello own = ari_hello_of(&s->is);
     s->client[0].fd = pair[0];
     memcpy(s->client[0].name, own.name, ARI_NAME_BYTES);
     *own_fd = pair[1];
-    const int rc = s->stop_fd < 0 ? errno : pthread_create(&s->thread, NULL, serve, s);
+    const int rc = pthread_create(&s->thread, NULL, serve, s);
     s->started = rc == 0;
     if (rc == 0)
         return AR_OK;
@@ -548,7 +547,7 @@ ar_status ari_server_create(ari_server **gives, int *own_fd, const ari_store_opt
     s->size = o->size;
     s->missing = o->size - 1;
     s->join_until_ns = ari_deadline_ns(ari_now_ns(), o->timeout_ns);
-    s->stop_fd = -1;
+    s->stop[0] = s->stop[1] = -1;
     st = begin(s, own_fd);
     if (st == AR_OK)
         *gives = s;
@@ -561,8 +560,7 @@ void ari_server_destroy(ari_server *s)
 {
     if (!s)
         return;
-    const uint64_t one = 1;
-    if (s->started && write(s->stop_fd, &one, sizeof one) == (ssize_t)sizeof one)
+    if (s->started && write(s->stop[1], "", 1) == 1)
         pthread_join(s->thread, NULL);
     const uint64_t until = ari_now_ns() + ARI_NET_LAST_NS;
     for (int r = 0; s->client && r < s->size; r++) {
@@ -572,8 +570,8 @@ void ari_server_destroy(ari_server *s)
     while (s->values)
         forget(s, s->values);
     close_port(s);
-    if (s->stop_fd >= 0)
-        close(s->stop_fd);
+    for (int i = 0; i < 2 && s->stop[0] >= 0; i++)
+        close(s->stop[i]);
     free(s->client);
     free(s->poll);
     free(s);

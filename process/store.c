@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "process/server.h"
@@ -32,7 +31,7 @@ typedef struct wanted {
 
 struct ari_store {
     ari_store_options is;
-    int fd, stop_fd;
+    int fd, stop[2];    /* the first can be read once the second was written */
     ari_server *server; /* of process 0 */
     pthread_t thread;
     bool started;
@@ -96,7 +95,7 @@ ari_net_end ari_message_read(int fd, ari_message_head *head, char **gives, const
 
 static bool send_message(ari_store *s, ari_message kind, const void *a, size_t a_bytes, const void *b, size_t b_bytes)
 {
-    const ari_net_limit l = {.idle_ns = s->is.timeout_ns, .wake_fd = s->stop_fd};
+    const ari_net_limit l = {.idle_ns = s->is.timeout_ns, .wake_fd = s->stop[0]};
     pthread_mutex_lock(&s->write_lock);
     const ari_net_end end = ari_message_write(s->fd, kind, a, a_bytes, b, b_bytes, &l);
     pthread_mutex_unlock(&s->write_lock);
@@ -341,7 +340,7 @@ static void end_connection(ari_store *s, int error)
 /* False: nothing more comes. */
 static bool receive(ari_store *s)
 {
-    const ari_net_limit l = {.idle_ns = s->is.timeout_ns, .wake_fd = s->stop_fd};
+    const ari_net_limit l = {.idle_ns = s->is.timeout_ns, .wake_fd = s->stop[0]};
     ari_message_head head;
     char *bytes = NULL;
     if (ari_message_read(s->fd, &head, &bytes, &l) != ARI_NET_OK) {
@@ -372,7 +371,7 @@ static void *listen_main(void *arg)
 {
     ari_store *s = arg;
     for (bool open = true;;) {
-        struct pollfd p[2] = {{.fd = s->stop_fd, .events = POLLIN}, {.fd = s->fd, .events = POLLIN}};
+        struct pollfd p[2] = {{.fd = s->stop[0], .events = POLLIN}, {.fd = s->fd, .events = POLLIN}};
         const int ready = poll(p, open ? 2 : 1, ARI_TICK_MS);
         if ((ready < 0 && errno != EINTR) || (ready > 0 && p[0].revents))
             return NULL;
@@ -406,20 +405,18 @@ static ar_status init_locks(ari_store *s)
     pthread_mutex_init(&s->write_lock, NULL); /* mutexes of Linux need nothing that could be missing */
     pthread_mutex_init(&s->lock, NULL);
     const int rc = ari_cond_init(&s->changed);
-    s->stop_fd = eventfd(0, EFD_CLOEXEC);
-    return rc == 0 && s->stop_fd >= 0 ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no lock for what processes share");
+    return rc == 0 ? ari_net_pair(s->stop) : ar_error_set(AR_ERR_MEMORY, "no lock for what processes share");
 }
 
 static void free_store(ari_store *s)
 {
-    const uint64_t one = 1;
-    if (s->started && write(s->stop_fd, &one, sizeof one) == (ssize_t)sizeof one)
+    if (s->started && write(s->stop[1], "", 1) == 1)
         pthread_join(s->thread, NULL);
     ari_server_destroy(s->server);
     if (s->fd >= 0)
         close(s->fd);
-    if (s->stop_fd >= 0)
-        close(s->stop_fd);
+    for (int i = 0; i < 2 && s->stop[0] >= 0; i++)
+        close(s->stop[i]);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     pthread_mutex_destroy(&s->watch_lock);
@@ -466,7 +463,7 @@ ar_status ari_store_create(ari_store **gives, const ari_store_options *o)
     *gives = NULL;
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "what processes share"));
     s->is = *o;
-    s->fd = s->stop_fd = -1;
+    s->fd = s->stop[0] = s->stop[1] = -1;
     ar_status st = init_locks(s);
     if (st == AR_OK)
         st = join(s);

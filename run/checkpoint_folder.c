@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ref/core/os/os.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
@@ -123,10 +125,10 @@ static bool note_step(void *user, const char *name)
 /* --- the folder --------------------------------------------------------------------------------------------------- */
 static ar_status fail(const ari_checkpoint_folder *f, const char *what, const char *name)
 {
-    char text[128], path[ARI_PRINTABLE];
+    char path[ARI_PRINTABLE];
     const int error = errno;
     ari_printable(path, sizeof path, f->path);
-    return ar_error_set(AR_ERR_IO, "%s: cannot %s %s: %s", path, what, name, strerror_r(error, text, sizeof text));
+    return ar_error_set(AR_ERR_IO, "%s: cannot %s %s: %s", path, what, name, strerror(error));
 }
 
 static ar_status check_fresh(const ari_checkpoint_folder *f)
@@ -254,7 +256,7 @@ static ar_status sync_new(const ari_checkpoint_folder *f)
 /* The new folder takes the name, or changes places with what has it: a reader always finds one or the other. */
 static int swap(const ari_checkpoint_folder *f, const char *name, bool replace)
 {
-    return renameat2(f->fd, NEW_FOLDER, f->fd, name, replace ? RENAME_EXCHANGE : RENAME_NOREPLACE);
+    return replace ? ari_rename_exchange(f->fd, NEW_FOLDER, name) : ari_rename_new(f->fd, NEW_FOLDER, name);
 }
 
 static int swap_back(const ari_checkpoint_folder *f, const char *name, bool replace)

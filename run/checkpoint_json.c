@@ -66,6 +66,15 @@ static ar_status count(const object *o, const char *key, size_t *n)
     return o->out ? put(o, key, json_integer((json_int_t)*n)) : ari_json_size(&o->at, key, 0, MAX_COUNT, n);
 }
 
+/* On Darwin another type. */
+static ar_status count64(const object *o, const char *key, uint64_t *n)
+{
+    size_t value = (size_t)*n;
+    AR_TRY(count(o, key, &value));
+    *n = value;
+    return AR_OK;
+}
+
 static ar_status flag(const object *o, const char *key, bool *x)
 {
     return o->out ? put(o, key, json_boolean(*x)) : ari_json_bool(&o->at, key, x);
@@ -185,8 +194,8 @@ static ar_status optimizer(const object *whole, ar_optimizer_options *options)
     AR_TRY(number(&o, "eps", &options->eps));
     AR_TRY(number(&o, "weight_decay", &options->weight_decay));
     AR_TRY(choice(&o, "schedule", ar_schedule_name(options->schedule), schedules, &schedule, UNKNOWN));
-    AR_TRY(count(&o, "warmup_steps", &options->warmup_steps));
-    AR_TRY(count(&o, "total_steps", &options->total_steps));
+    AR_TRY(count64(&o, "warmup_steps", &options->warmup_steps));
+    AR_TRY(count64(&o, "total_steps", &options->total_steps));
     AR_TRY(number(&o, "min_lr", &options->min_lr));
     AR_TRY(choice(&o, "decay", decays[decay], decays, &decay, UNKNOWN));
     AR_TRY(groups(&o, options));
@@ -328,9 +337,9 @@ static ar_status state(const object *o, ari_checkpoint_read *r)
     ar_checkpoint_state *s = &r->state;
     int numerics = (int)s->numerics;
     AR_TRY(text(o, "model", &s->model));
-    AR_TRY(count(o, "step", &s->step));
-    AR_TRY(count(o, "optimizer_steps", &s->optimizer_steps));
-    AR_TRY(count(o, "steps", &s->steps));
+    AR_TRY(count64(o, "step", &s->step));
+    AR_TRY(count64(o, "optimizer_steps", &s->optimizer_steps));
+    AR_TRY(count64(o, "steps", &s->steps));
     AR_TRY(seed(o, &s->seed));
     AR_TRY(optimizer(o, &s->optimizer));
     AR_TRY(number(o, "clip", &s->clip));
@@ -341,7 +350,7 @@ static ar_status state(const object *o, ari_checkpoint_read *r)
     AR_TRY(precision(o, &s->precision));
     AR_TRY(storage(o, &s->storage));
     AR_TRY(number(o, "loss_scale", &s->loss_scale));
-    AR_TRY(count(o, "loss_scale_steps", &s->loss_scale_steps));
+    AR_TRY(count64(o, "loss_scale_steps", &s->loss_scale_steps));
     if (o->out || ari_json_get(&o->at, "loss_scale_static"))
         AR_TRY(flag(o, "loss_scale_static", &s->loss_scale_static));
     AR_TRY(count(o, "batch", &s->batch));

@@ -4,29 +4,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The stream is never told of an error: what is lost after the first one is lost anyway. */
-static ssize_t write_out(void *cookie, const char *bytes, size_t n)
-{
-    ari_trace_text *t = cookie;
-    if (t->st == AR_OK)
-        t->st = ari_out_write(t->out, bytes, n);
-    return (ssize_t)n;
-}
-
 ar_status ari_text_create(ari_trace_text **gives, const char *path)
 {
     *gives = NULL;
     ari_trace_text *t = malloc(sizeof *t);
     if (!t)
         return ar_error_set(AR_ERR_MEMORY, "no memory to write a trace");
-    t->st = AR_OK;
-    t->to = NULL;
+    t->out = NULL;
     ar_status st = ari_out_create(&t->out, path);
-    if (st == AR_OK && !(t->to = fopencookie(t, "w", (cookie_io_functions_t){.write = write_out}))) {
-        ari_out_discard(t->out);
-        st = ar_error_set(AR_ERR_MEMORY, "no memory to write a trace");
-    }
+    if (st == AR_OK)
+        st = ari_out_stream(&t->to, t->out);
     if (st != AR_OK) {
+        ari_out_discard(t->out);
         free(t);
         return st;
     }
@@ -61,11 +50,9 @@ void ari_text_us(FILE *to, uint64_t ns)
 
 ar_status ari_text_end(ari_trace_text *t, ar_status st)
 {
-    const bool whole = fclose(t->to) == 0;
+    const ar_status written = ari_out_stream_end(t->to, t->out);
     if (st == AR_OK)
-        st = t->st;
-    if (st == AR_OK && !whole)
-        st = ar_error_set(AR_ERR_MEMORY, "no memory to write a trace");
+        st = written;
     if (st == AR_OK)
         st = ari_out_commit(t->out);
     else

@@ -95,11 +95,10 @@ AR_NODISCARD ar_status ari_critical_path(ari_path_step **gives, size_t *count, c
 
 /* --- text --------------------------------------------------------------------------------------------------------- */
 
-/* A file that is written as a stream: a trace may be larger than what one wants to hold in memory. The first error
- * stays, and is told at the end. */
+/* A file that is written as a stream: a trace may be larger than what one wants to hold in memory. An error is
+ * told at the end. */
 typedef struct ari_trace_text {
     ari_out *out;
-    ar_status st;
     FILE *to;
     char buffer[1 << 16];
 } ari_trace_text;

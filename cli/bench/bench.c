@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "cli/report/progress.h"
 #include "cli/report/table.h"
+#include "ref/core/os/threads.h"
 #include "ref/core/wait.h"
 #include "ref/io/json.h"
 #include "run/run.h"

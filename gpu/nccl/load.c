@@ -5,6 +5,7 @@
 #include "gpu/library.h"
 #include "gpu/nccl/nccl.h"
 #include "process/process.h"
+#include "ref/core/os/os.h"
 
 enum { FIRST_SPLIT = 21800 };
 

@@ -5,6 +5,7 @@
 
 #include "ref/comm/rendezvous_impl.h"
 #include "ref/core/clock.h"
+#include "ref/core/os/threads.h"
 #include "ref/core/wait.h"
 
 void ari_group_free(ari_group *g)
@@ -149,8 +150,7 @@ static bool take_part(ari_group *g, int part)
 /* A schedule that is explored has no cores: it must be the same each time. */
 static int core_of(const ari_world *w)
 {
-    const int cpu = w->with.scheduler ? 0 : sched_getcpu();
-    return cpu < 0 ? 0 : cpu % w->cores;
+    return w->with.scheduler ? 0 : ari_this_core() % w->cores;
 }
 
 /* Two cores walk towards each other, each pair from the ends of its range, so that one which is done early takes what

@@ -4,6 +4,7 @@
 
 #include "ref/comm/rendezvous_impl.h"
 #include "ref/core/clock.h"
+#include "ref/core/os/threads.h"
 #include "ref/core/wait.h"
 
 static ar_status init_ranks(ari_world *w, int ranks)

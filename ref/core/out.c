@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ref/core/os/os.h"
+
 /* A crashed process may have left temporary files whose names come round again with its process number. */
 #define TEMPORARY_NAMES 1000
 /* Bytes of such a name after its folder: two numbers and what stands around them. */
@@ -18,9 +20,8 @@
 
 ar_status ari_out_fail(const char *what, const char *path)
 {
-    char text[128];
     const int error = errno;
-    return ar_error_set(AR_ERR_IO, "%s: cannot %s: %s", ARI_SHOW(path), what, strerror_r(error, text, sizeof text));
+    return ar_error_set(AR_ERR_IO, "%s: cannot %s: %s", ARI_SHOW(path), what, strerror(error));
 }
 
 struct ari_out {
@@ -38,40 +39,13 @@ static size_t folder_length(const char *path)
     return slash == NULL ? 0 : (size_t)(slash - path) + 1;
 }
 
-/* Where the kernel shows an open file under a name that can be linked to. */
-typedef struct self_path {
-    char text[32];
-} self_path;
-
-static self_path path_of_fd(int fd)
-{
-    self_path p;
-    snprintf(p.text, sizeof p.text, "/proc/self/fd/%d", fd);
-    return p;
-}
-
-/* Gives the unnamed file a name, which must be free. */
-static bool link_as(const ari_out *o, const char *name)
-{
-    const self_path self = path_of_fd(o->fd);
-    return linkat(AT_FDCWD, self.text, AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0;
-}
-
-/* A file without a name goes with the process, however that ends. False where the file system has none of them, or
- * where /proc, through which it gets its name later, is missing. */
+/* A file without a name goes with the process, however that ends. False where there is no such thing. */
 static bool open_unnamed(ari_out *o)
 {
     const size_t folder = folder_length(o->path);
     snprintf(o->temp, folder + 2, "%.*s", folder == 0 ? 1 : (int)folder, folder == 0 ? "." : o->path);
-    o->fd = open(o->temp, O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);
-    if (o->fd < 0)
-        return false;
-    const self_path self = path_of_fd(o->fd);
-    if (access(self.text, F_OK) == 0)
-        return true;
-    close(o->fd);
-    o->fd = -1;
-    return false;
+    o->fd = ari_unnamed_open(o->temp);
+    return o->fd >= 0;
 }
 
 /* Creates a file under the first temporary name that is free, or links the unnamed one to it. */
@@ -83,7 +57,7 @@ static bool take_temporary_name(ari_out *o)
         snprintf(o->temp, folder + TEMPORARY_BYTES, "%.*s.anyrank-%ld-%d.tmp", (int)folder, o->path, (long)getpid(), i);
         if (create)
             o->fd = open(o->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        o->named = create ? o->fd >= 0 : link_as(o, o->temp);
+        o->named = create ? o->fd >= 0 : ari_unnamed_link(o->fd, o->temp);
         if (!o->named && errno != EEXIST)
             break;
     }
@@ -172,6 +146,25 @@ ar_status ari_out_write_at(ari_out *o, size_t offset, const void *data, size_t b
     return ari_out_write(o, data, bytes);
 }
 
+ar_status ari_out_stream(FILE **gives, const ari_out *o)
+{
+    const int fd = fcntl(o->fd, F_DUPFD_CLOEXEC, 0);
+    *gives = fd < 0 ? NULL : fdopen(fd, "w");
+    if (*gives)
+        return AR_OK;
+    const ar_status st = ari_out_fail("write", o->path);
+    if (fd >= 0)
+        close(fd);
+    return st;
+}
+
+ar_status ari_out_stream_end(FILE *f, const ari_out *o)
+{
+    const bool failed = ferror(f) != 0;
+    errno = EIO; /* of an earlier failure the reason is lost */
+    return fclose(f) == 0 && !failed ? AR_OK : ari_out_fail("write", o->path);
+}
+
 /* The name itself is durable once the folder is. Some file systems refuse this; the data is safe all the same. */
 static void sync_folder(const char *path)
 {
@@ -204,7 +197,7 @@ static ar_status publish(ari_out *o)
     }
     if (o->temp == NULL)
         return AR_OK;
-    if (o->named || !link_as(o, o->path)) {
+    if (o->named || !ari_unnamed_link(o->fd, o->path)) {
         if (!o->named && errno != EEXIST)
             return ari_out_fail("give its name to", o->path);
         if (!take_temporary_name(o))

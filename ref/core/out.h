@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include "anyrank/status.h"
 #include "ref/core/text.h"
@@ -24,6 +25,10 @@ AR_NODISCARD ar_status ari_out_write(ari_out *o, const void *data, size_t bytes)
 /** Writes at a place of its own, which ari_out_write goes on from. A pipe takes only the place where it is. Errors:
  *  AR_ERR_IO. */
 AR_NODISCARD ar_status ari_out_write_at(ari_out *o, size_t offset, const void *data, size_t bytes);
+/** A stream that writes from where ari_out_write ended; nothing else may until it ends. Errors: AR_ERR_IO. */
+AR_NODISCARD ar_status ari_out_stream(FILE **gives, const ari_out *o);
+/** Ends it in any case. Errors: AR_ERR_IO, if anything written to it was lost. */
+AR_NODISCARD ar_status ari_out_stream_end(FILE *f, const ari_out *o);
 /** Syncs, closes and names the file, in place of what had its name. On failure nothing is left behind. Frees `o` in
  *  both cases. */
 AR_NODISCARD ar_status ari_out_commit(ari_out *o);

@@ -2,9 +2,10 @@
 #include "ref/core/scheduler.h"
 
 #include <pthread.h>
-#include <semaphore.h>
 #include <stddef.h>
 #include <stdlib.h>
+
+#include "ref/core/os/threads.h"
 
 /* One lane at a time holds the turn. Every call that gives it away chooses the next holder at once, among the lanes
  * that can run at that moment, and wakes that one alone. Lanes are looked at in the order of their creation, which only
@@ -30,7 +31,7 @@ enum { WAYS = sizeof one_in / sizeof *one_in };
 struct ari_turn {
     ari_turn *next, **at; /* at: the pointer that points here */
     ari_scheduler *scheduler;
-    sem_t chosen;
+    ari_semaphore chosen;
     /* guarded by the scheduler's lock */
     uint64_t id; /* 1, 2, ... in the order of creation */
     uint64_t priority;
@@ -93,7 +94,7 @@ void ari_scheduler_destroy(ari_scheduler *s)
     pthread_mutex_lock(&s->lock);
     s->over = true;
     for (ari_turn *t = s->turns; t; t = t->next)
-        sem_post(&t->chosen);
+        ari_semaphore_post(&t->chosen);
     release(s);
 }
 
@@ -229,7 +230,7 @@ ar_status ari_turn_create(ari_turn **gives, ari_scheduler *s)
 {
     ari_turn *t = calloc(1, sizeof *t);
     *gives = NULL;
-    if (!t || sem_init(&t->chosen, 0, 0) != 0) {
+    if (!t || !ari_semaphore_init(&t->chosen)) {
         free(t);
         return ar_error_set(AR_ERR_MEMORY, "no memory for a lane's turn");
     }
@@ -258,21 +259,14 @@ void ari_turn_destroy(ari_turn *t)
     else
         s->last = t->at;
     release(s);
-    sem_destroy(&t->chosen);
+    ari_semaphore_fini(&t->chosen);
     free(t);
 }
 
 static void give_turn(ari_turn *to)
 {
     if (to)
-        sem_post(&to->chosen);
-}
-
-static void await_turn(ari_turn *t)
-{
-    while (sem_wait(&t->chosen) != 0) {
-        /* a signal came */
-    }
+        ari_semaphore_post(&to->chosen);
 }
 
 /* `lock` held, and given back before the turn is. Returns when it is this lane's turn again. */
@@ -284,7 +278,7 @@ static void pass_turn(ari_turn *t)
     pthread_mutex_unlock(&s->lock);
     if (parks) {
         give_turn(next);
-        await_turn(t);
+        ari_semaphore_wait(&t->chosen);
     }
 }
 
@@ -296,7 +290,7 @@ void ari_turn_enter(ari_turn *t)
     ari_turn *first = s->choices == 0 ? choose(s) : NULL;
     pthread_mutex_unlock(&s->lock);
     give_turn(first);
-    await_turn(t);
+    ari_semaphore_wait(&t->chosen);
 }
 
 void ari_turn_leave(ari_turn *t)

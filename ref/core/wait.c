@@ -2,10 +2,10 @@
 #include "ref/core/wait.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include "ref/core/clock.h"
 #include "ref/core/lane.h"
+#include "ref/core/os/threads.h"
 
 /* A waiter spins while every rank has a core, then yields, then sleeps. Measured on two cores: with more ranks than
  * cores any spinning before the first yield costs a time slice of the rank that is waited for, and so it does where
@@ -160,15 +160,6 @@ void ari_wait_poll(void)
 
 /* --- cores -------------------------------------------------------------------------------------------------------- */
 
-int ari_cores(void)
-{
-    cpu_set_t mask;
-    if (sched_getaffinity(0, sizeof mask, &mask) == 0 && CPU_COUNT(&mask) > 0)
-        return CPU_COUNT(&mask);
-    const long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 ? (int)online : 1;
-}
-
 int ari_threads(int asked)
 {
     return asked > 0 ? asked : ari_cores();
@@ -178,29 +169,4 @@ int ari_core_budget(int threads, int ranks)
 {
     const int share = ranks > 0 ? threads / ranks : 1;
     return share > 1 ? share : 1;
-}
-
-/* --- the clock of condition variables ----------------------------------------------------------------------------- */
-
-int ari_cond_init(pthread_cond_t *cond)
-{
-    pthread_condattr_t attr;
-    int rc = pthread_condattr_init(&attr);
-    if (rc != 0)
-        return rc;
-    rc = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    if (rc == 0)
-        rc = pthread_cond_init(cond, &attr);
-    pthread_condattr_destroy(&attr);
-    return rc;
-}
-
-int ari_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns)
-{
-    /* Some systems refuse times beyond a signed 32-bit second count; a day is as good as for ever, callers loop. */
-    const uint64_t day_ns = 86400u * (uint64_t)1000000000u;
-    const uint64_t latest = ari_now_ns() + day_ns;
-    const uint64_t until = deadline_ns < latest ? deadline_ns : latest;
-    const struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
-    return pthread_cond_timedwait(cond, lock, &t);
 }

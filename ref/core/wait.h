@@ -65,8 +65,6 @@ void ari_wait_yield(void);
  *  deadlines. */
 void ari_wait_poll(void);
 
-/** Cores of the machine this process may run on (its affinity mask), at least 1. */
-int ari_cores(void);
 /** As many threads as were asked for; 0: ari_cores. */
 int ari_threads(int asked);
 

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include <sys/sysctl.h>
 #endif
 
+#include "ref/core/os/threads.h"
 #include "ref/cpu/blas/blas.h"
 #include "ref/cpu/device.h"
 
@@ -229,7 +229,5 @@ void ar_cpu_info_get(ar_cpu_info *out)
     const bool refused = ari_exact_choose(&path, &why) != AR_OK;
     (void)snprintf(out->exact_path, sizeof out->exact_path, "%s", refused ? "refused" : path->name);
     (void)snprintf(out->exact_reason, sizeof out->exact_reason, "%s", refused ? ar_error_message() : why);
-    cpu_set_t cores;
-    CPU_ZERO(&cores);
-    out->cores = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+    out->cores = ari_cores();
 }

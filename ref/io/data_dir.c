@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "anyrank/config.h"
+#include "ref/core/os/os.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 
@@ -43,10 +44,8 @@ const char *ar_data_dir(void)
     if (set != NULL && set[0] != '\0')
         return set;
     char program[PATH_MAX];
-    const ssize_t length = readlink("/proc/self/exe", program, sizeof program);
-    if (length <= 0 || (size_t)length >= sizeof program) /* no /proc here */
+    if (!ari_program_path(program, sizeof program))
         return has_data(ANYRANK_INSTALLED_DATA) ? ANYRANK_INSTALLED_DATA : ANYRANK_SOURCE_DATA;
-    program[length] = '\0';
     if (is_below(program, ANYRANK_BUILD_TREE) && has_data(ANYRANK_SOURCE_DATA))
         return ANYRANK_SOURCE_DATA;
     *strrchr(program, '/') = '\0';

@@ -69,7 +69,7 @@ ar_status ari_file_map(void **map, int fd, size_t bytes, const char *path)
     void *at = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
     if (at == MAP_FAILED)
         return ar_error_set(errno == ENOMEM ? AR_ERR_MEMORY : AR_ERR_IO, "%s: cannot map its %zu bytes: %s",
-                            ARI_SHOW(path), bytes, strerrordesc_np(errno));
+                            ARI_SHOW(path), bytes, strerror(errno));
     if (fstat(fd, &now) != 0 || (size_t)now.st_size != bytes) {
         munmap(at, bytes);
         return ar_error_set(AR_ERR_IO, "%s: changed its size from %zu bytes while it was opened", ARI_SHOW(path),

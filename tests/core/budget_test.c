@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
 
+#include "ref/core/os/threads.h"
 #include "ref/core/wait.h"
 
 TestSuite(core_budget, .timeout = 300);

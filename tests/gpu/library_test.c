@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/os/os.h"
+
 #define FILE_NAME "libanyrank-is-not-here.so.7"
 #define PACKAGES "/lib/python3.12/site-packages"
 
@@ -60,7 +62,8 @@ static void expect_place(const ari_library *which, const char *folder)
     char path[512];
     snprintf(path, sizeof path, "%s%s/" FILE_NAME, root, folder);
     cr_assert_eq(ari_library_open(&library, which), AR_OK, "%s", ar_error_message());
-    cr_expect_str_eq(ari_library_place(library), path);
+    if (ARI_OS_LINUX)
+        cr_expect_str_eq(ari_library_place(library), path);
     cr_expect(ari_library_find(library, "ncclGetVersion", &version));
     version = abort;
     cr_expect_not(ari_library_find(library, "anyrank_is_not_here", &version));

@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 
 #include "ref/comm/comm_impl.h"
+#include "ref/core/os/threads.h"
 #include "ref/core/wait.h"
 #include "tests/sim/plain.h"
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "anyrank/sim.h"
+#include "ref/core/os/threads.h"
 #include "ref/core/wait.h"
 #include "tests/support/small.h"
 

@@ -285,9 +285,11 @@ static ar_status explain_one_sided(ari_verifying *v, size_t i)
 static bool is_flat_parameter(const char *name)
 {
     const size_t n = ari_order_of(name, NULL).stem;
-    const char *last = memrchr(name, '.', n);
-    last = last ? last + 1 : name;
-    const size_t length = n - (size_t)(last - name);
+    size_t start = n;
+    while (start > 0 && name[start - 1] != '.')
+        start--;
+    const char *last = name + start;
+    const size_t length = n - start;
     return (length == 11 && memcmp(last, "_flat_param", 11) == 0) ||
            (length == 10 && memcmp(last, "flat_param", 10) == 0);
 }

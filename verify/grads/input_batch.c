@@ -86,7 +86,8 @@ static ar_status load_positions(ari_input_batch *b, const ar_config *c, const ar
 
 /* Where documents begin and the last one ends, as flash-attn's varlen functions have it, and transformers in its keyword
  * arguments, once for queries and once for keys. */
-static const char *const bounds_names[] = {"cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k"};
+#define BOUNDS_LIST "cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k"
+static const char *const bounds_names[] = {BOUNDS_LIST};
 #define BOUNDS_NAMES (sizeof bounds_names / sizeof *bounds_names)
 
 /* One list of bounds of `length` tokens: which of them begin a document. An empty document is none. */
@@ -171,8 +172,7 @@ static ar_status load_bounds(ari_input_batch *b, const ar_st_file *f, const char
 /* What is not understood would go unread, and the gradients be those of another batch. */
 static ar_status refuse_unknown(const ar_st_file *f, const char *path)
 {
-    static const char *const known[] = {"input_ids",     "labels",        "attention_mask", "position_ids",
-                                        bounds_names[0], bounds_names[1], bounds_names[2]};
+    static const char *const known[] = {"input_ids", "labels", "attention_mask", "position_ids", BOUNDS_LIST};
     for (size_t i = 0; i < ar_st_count(f); i++) {
         const char *name = ar_st_at(f, i)->name;
         size_t k = 0;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/os/os.h"
 #include "ref/core/size.h"
 #include "ref/io/hash.h"
 
@@ -97,7 +98,7 @@ ar_status ari_reference_finish(ari_reference *r)
     AR_TRY(ari_alloc((void **)&r->by_name, r->count, sizeof *r->by_name, "an index of reference tensors"));
     for (size_t i = 0; i < r->count; i++)
         r->by_name[i] = i;
-    qsort_r(r->by_name, r->count, sizeof *r->by_name, compare_entries, r->tensor);
+    ari_sort(r->by_name, r->count, sizeof *r->by_name, compare_entries, r->tensor);
     for (size_t i = 1; i < r->count; i++) {
         const ari_ref_tensor *a = &r->tensor[r->by_name[i - 1]], *b = &r->tensor[r->by_name[i]];
         if (compare_keys(a->name, a->pass, a->step, b) == 0)

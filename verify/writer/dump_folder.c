@@ -5,7 +5,6 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
-#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +29,13 @@ ar_status ari_folder_make(const char *path)
  * them. */
 static bool is_rank_file(const char *name)
 {
-    return fnmatch("rank-[0-9][0-9][0-9][0-9]+([0-9])?(-+([0-9])).safetensors", name, FNM_EXTMATCH) == 0;
+    static const char digits[] = "0123456789";
+    if (strncmp(name, "rank-", 5) != 0 || strspn(name + 5, digits) < 5)
+        return false;
+    const char *rest = name + 5 + strspn(name + 5, digits);
+    if (*rest == '-' && strspn(rest + 1, digits) > 0)
+        rest += 1 + strspn(rest + 1, digits);
+    return strcmp(rest, ".safetensors") == 0;
 }
 
 ar_status ari_folder_path(char *path, size_t cap, const char *folder, const char *name)

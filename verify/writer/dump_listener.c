@@ -44,16 +44,10 @@ static int compare_names(const void *a, const void *b)
     return strcmp(((const kept *)a)->name, ((const kept *)b)->name);
 }
 
-static void leave(void *unused)
-{
-    (void)unused;
-}
-
 void ar_dump_listener_clear(ar_dump_listener *l)
 {
-    tdestroy(l->by_name, leave);
-    l->by_name = NULL;
     for (size_t i = 0; i < l->count; i++) {
+        tdelete(l->list[i], &l->by_name, compare_names);
         free(l->list[i]->local.data.ptr);
         free(l->list[i]);
     }

@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/os/os.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#if ARI_OS_LINUX
+#include <dlfcn.h>
+#include <link.h>
+#include <sched.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#elif ARI_OS_DARWIN
+#include <mach-o/dyld.h>
+#endif
+
+#include "ref/core/clock.h"
+#include "ref/core/os/threads.h"
+
+/* --- threads ------------------------------------------------------------------------------------------------------ */
+
+int ari_cores(void)
+{
+#if ARI_OS_LINUX
+    cpu_set_t mask;
+    if (sched_getaffinity(0, sizeof mask, &mask) == 0 && CPU_COUNT(&mask) > 0)
+        return CPU_COUNT(&mask);
+#endif
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (int)online : 1;
+}
+
+int ari_this_core(void)
+{
+#if ARI_OS_LINUX
+    const int core = sched_getcpu();
+    return core > 0 ? core : 0;
+#else
+    return 0;
+#endif
+}
+
+#if ARI_OS_LINUX
+bool ari_semaphore_init(ari_semaphore *s)
+{
+    return sem_init(s, 0, 0) == 0;
+}
+
+void ari_semaphore_fini(ari_semaphore *s)
+{
+    sem_destroy(s);
+}
+
+void ari_semaphore_post(ari_semaphore *s)
+{
+    sem_post(s);
+}
+
+void ari_semaphore_wait(ari_semaphore *s)
+{
+    while (sem_wait(s) != 0) {
+        /* a signal: wait on */
+    }
+}
+#else
+bool ari_semaphore_init(ari_semaphore *s)
+{
+    s->count = 0;
+    if (pthread_mutex_init(&s->lock, NULL) != 0)
+        return false;
+    if (pthread_cond_init(&s->raised, NULL) == 0)
+        return true;
+    pthread_mutex_destroy(&s->lock);
+    return false;
+}
+
+void ari_semaphore_fini(ari_semaphore *s)
+{
+    pthread_cond_destroy(&s->raised);
+    pthread_mutex_destroy(&s->lock);
+}
+
+void ari_semaphore_post(ari_semaphore *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->count++;
+    pthread_cond_signal(&s->raised);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void ari_semaphore_wait(ari_semaphore *s)
+{
+    pthread_mutex_lock(&s->lock);
+    while (s->count == 0)
+        pthread_cond_wait(&s->raised, &s->lock);
+    s->count--;
+    pthread_mutex_unlock(&s->lock);
+}
+#endif
+
+int ari_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t attr;
+    int rc = pthread_condattr_init(&attr);
+    if (rc != 0)
+        return rc;
+#if ARI_OS_LINUX
+    rc = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+#endif
+    if (rc == 0)
+        rc = pthread_cond_init(cond, &attr);
+    pthread_condattr_destroy(&attr);
+    return rc;
+}
+
+static struct timespec timespec_of(uint64_t ns)
+{
+    return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+}
+
+int ari_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns)
+{
+    /* Some systems refuse times beyond a signed 32-bit second count; a day is as good as for ever, callers loop. */
+    const uint64_t day_ns = 86400u * (uint64_t)1000000000u;
+    const uint64_t now = ari_now_ns(), latest = now + day_ns;
+    const uint64_t until = deadline_ns < latest ? deadline_ns : latest;
+#if ARI_OS_LINUX
+    const struct timespec t = timespec_of(until);
+    return pthread_cond_timedwait(cond, lock, &t);
+#elif ARI_OS_DARWIN
+    const struct timespec t = timespec_of(until > now ? until - now : 0);
+    return pthread_cond_timedwait_relative_np(cond, lock, &t);
+#else
+    /* By the wall clock: a change of it while a thread waits moves the end of that wait. */
+    struct timespec wall;
+    clock_gettime(CLOCK_REALTIME, &wall);
+    const struct timespec t =
+        timespec_of((uint64_t)wall.tv_sec * 1000000000u + (uint64_t)wall.tv_nsec + (until > now ? until - now : 0));
+    return pthread_cond_timedwait(cond, lock, &t);
+#endif
+}
+
+/* --- the running program ------------------------------------------------------------------------------------------ */
+
+bool ari_program_path(char *path, size_t cap)
+{
+#if ARI_OS_LINUX
+    const ssize_t length = readlink("/proc/self/exe", path, cap);
+    if (length <= 0 || (size_t)length >= cap) /* no /proc here */
+        return false;
+    path[length] = '\0';
+    return true;
+#elif ARI_OS_DARWIN
+    char called[PATH_MAX], resolved[PATH_MAX];
+    uint32_t size = sizeof called;
+    if (_NSGetExecutablePath(called, &size) != 0 || realpath(called, resolved) == NULL)
+        return false;
+    return (size_t)snprintf(path, cap, "%s", resolved) < cap;
+#else
+    (void)path, (void)cap;
+    return false;
+#endif
+}
+
+bool ari_program_again(char *path, size_t cap)
+{
+#if ARI_OS_LINUX
+    /* Without /proc its file is as the caller named it, which may have been replaced meanwhile. */
+    snprintf(path, cap, "/proc/%ld/exe", (long)getpid());
+    const char *file = access(path, X_OK) == 0 ? path : (const char *)(uintptr_t)getauxval(AT_EXECFN);
+    return file == path || (size_t)snprintf(path, cap, "%s", file) < cap;
+#else
+    return ari_program_path(path, cap);
+#endif
+}
+
+const char *ari_library_place(void *library)
+{
+#if ARI_OS_LINUX
+    struct link_map *map = NULL;
+    return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map ? map->l_name : "?";
+#else
+    (void)library;
+    return "?";
+#endif
+}
+
+/* --- files -------------------------------------------------------------------------------------------------------- */
+
+#if ARI_OS_LINUX
+/* Where the kernel shows an open file under a name that can be linked to. */
+typedef struct self_path {
+    char text[32];
+} self_path;
+
+static self_path path_of_fd(int fd)
+{
+    self_path p;
+    snprintf(p.text, sizeof p.text, "/proc/self/fd/%d", fd);
+    return p;
+}
+
+int ari_unnamed_open(const char *folder)
+{
+    const int fd = open(folder, O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return -1;
+    const self_path self = path_of_fd(fd);
+    if (access(self.text, F_OK) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+bool ari_unnamed_link(int fd, const char *name)
+{
+    const self_path self = path_of_fd(fd);
+    return linkat(AT_FDCWD, self.text, AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0;
+}
+
+int ari_scratch_open(void)
+{
+    return memfd_create("anyrank", 0);
+}
+#else
+int ari_unnamed_open(const char *folder)
+{
+    (void)folder;
+    return -1;
+}
+
+bool ari_unnamed_link(int fd, const char *name)
+{
+    (void)fd, (void)name;
+    errno = ENOTSUP;
+    return false;
+}
+
+int ari_scratch_open(void)
+{
+    FILE *f = tmpfile();
+    const int fd = f ? dup(fileno(f)) : -1;
+    if (f)
+        fclose(f);
+    return fd;
+}
+#endif
+
+int ari_rename_new(int at, const char *from, const char *to)
+{
+#if ARI_OS_LINUX
+    return renameat2(at, from, at, to, RENAME_NOREPLACE);
+#elif ARI_OS_DARWIN
+    return renameatx_np(at, from, at, to, RENAME_EXCL);
+#else
+    struct stat s;
+    if (fstatat(at, to, &s, AT_SYMLINK_NOFOLLOW) != 0)
+        return renameat(at, from, at, to); /* a folder with files, if one takes the name now, is not replaced */
+    errno = EEXIST;
+    return -1;
+#endif
+}
+
+int ari_rename_exchange(int at, const char *a, const char *b)
+{
+#if ARI_OS_LINUX
+    return renameat2(at, a, at, b, RENAME_EXCHANGE);
+#elif ARI_OS_DARWIN
+    return renameatx_np(at, a, at, b, RENAME_SWAP);
+#else
+    char between[PATH_MAX];
+    if ((size_t)snprintf(between, sizeof between, "%s.exchanged", a) >= sizeof between) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    if (renameat(at, b, at, between) != 0)
+        return -1;
+    if (renameat(at, a, at, b) == 0)
+        return renameat(at, between, at, a);
+    const int error = errno;
+    (void)renameat(at, between, at, b);
+    errno = error;
+    return -1;
+#endif
+}
+
+/* --- sorting ------------------------------------------------------------------------------------------------------ */
+
+#if ARI_OS_LINUX
+void ari_sort(void *base, size_t n, size_t size, int (*compare)(const void *a, const void *b, void *user), void *user)
+{
+    qsort_r(base, n, size, compare, user);
+}
+#else
+static _Thread_local struct {
+    int (*compare)(const void *a, const void *b, void *user);
+    void *user;
+} sorting;
+
+static int compare_two(const void *a, const void *b)
+{
+    return sorting.compare(a, b, sorting.user);
+}
+
+void ari_sort(void *base, size_t n, size_t size, int (*compare)(const void *a, const void *b, void *user), void *user)
+{
+    sorting.compare = compare;
+    sorting.user = user;
+    qsort(base, n, size, compare_two);
+}
+#endif

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CORE_OS_OS_H
+#define ARI_CORE_OS_OS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/stat.h>
+#include <time.h>
+
+/* What an operating system has beyond POSIX, and the only file that knows which one this is: Linux's way, Darwin's, else
+ * what POSIX alone can do. A build with ANYRANK_POSIX_ONLY takes the last one everywhere, so that it is tested. */
+#if defined(__linux__) && !defined(ARI_POSIX_ONLY)
+#define ARI_OS_LINUX 1
+#else
+#define ARI_OS_LINUX 0
+#endif
+#if defined(__APPLE__) && !defined(ARI_POSIX_ONLY)
+#define ARI_OS_DARWIN 1
+#else
+#define ARI_OS_DARWIN 0
+#endif
+
+/** The file of the running program, links resolved, ends with 0. False where that is not known. */
+bool ari_program_path(char *path, size_t cap);
+/** A name by which the running program can be started again, also by a child, and on Linux also when another file has
+ *  taken its name since. False where there is none. */
+bool ari_program_again(char *path, size_t cap);
+
+/** The file of a library that dlopen opened, borrowed from it; "?" where that is not known. */
+const char *ari_library_place(void *library);
+
+/** A file open for writing that has no name in the folder, and vanishes with the process. -1 where there is no such
+ *  thing, or no way to name it later. */
+int ari_unnamed_open(const char *folder);
+/** Gives it a name, which must be free. False with errno. */
+bool ari_unnamed_link(int fd, const char *name);
+/** A file open for reading and writing that no folder has, and no other process sees. -1: none. */
+int ari_scratch_open(void);
+
+/** Renames a folder below the open folder `at` to a name that is free. Returns 0, or -1 with errno. */
+int ari_rename_new(int at, const char *from, const char *to);
+/** Exchanges the names of two folders: in one step on Linux and Darwin; by POSIX alone in three, in the middle of which
+ *  b is missing. Returns 0, or -1 with errno. */
+int ari_rename_exchange(int at, const char *a, const char *b);
+
+/** When the file was last written. */
+static inline struct timespec ari_modified(const struct stat *s)
+{
+#if defined(__APPLE__)
+    return s->st_mtimespec;
+#else
+    return s->st_mtim;
+#endif
+}
+
+/** qsort_r of POSIX 2024. `compare` must not sort by itself. */
+void ari_sort(void *base, size_t n, size_t size, int (*compare)(const void *a, const void *b, void *user), void *user);
+
+#endif

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CORE_OS_THREADS_H
+#define ARI_CORE_OS_THREADS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "ref/core/os/os.h"
+
+#if ARI_OS_LINUX
+#include <semaphore.h>
+typedef sem_t ari_semaphore;
+#else /* Darwin's sem_init always fails */
+typedef struct ari_semaphore {
+    pthread_mutex_t lock;
+    pthread_cond_t raised;
+    unsigned int count;
+} ari_semaphore;
+#endif
+/** A semaphore of this process, at 0. False: the system has none left. */
+bool ari_semaphore_init(ari_semaphore *s);
+void ari_semaphore_fini(ari_semaphore *s);
+void ari_semaphore_post(ari_semaphore *s);
+void ari_semaphore_wait(ari_semaphore *s);
+
+/** Cores of the machine this process may run on (its affinity mask, where there is one), at least 1. */
+int ari_cores(void);
+/** The core that the calling thread is on; 0 where that is not known. */
+int ari_this_core(void);
+
+#endif
