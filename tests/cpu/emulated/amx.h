@@ -30,10 +30,12 @@ static inline void emulated_require(int condition)
 }
 
 /* LDTILECFG, palette 1: byte 0 is the palette, byte 1 the row to resume at, bytes 16 to 47 are row lengths of 16 bits,
- * bytes 48 to 63 numbers of rows, both of 8 tiles and 0 for those that are not there. Tiles become zero. */
+ * bytes 48 to 63 numbers of rows, both of 8 tiles and 0 for those that are not there. Tiles become zero. Stricter than the
+ * processor: whoever had tiles has released them, since a thread that keeps them takes longer to switch. */
 static inline void _tile_loadconfig(const void *from)
 {
     const uint8_t *bytes = from;
+    emulated_require(!emulated.configured);
     memset(&emulated, 0, sizeof emulated);
     emulated_require(bytes[0] == 1 && bytes[1] == 0);
     for (size_t i = 2; i < 16; i++)
