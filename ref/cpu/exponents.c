@@ -13,8 +13,9 @@
  * binary64, where A*2^c is exact and normal; 0 times a non-finite value is a NaN, so a column that takes no part
  * (factor 0) still flags its row.
  *
- * fp32 does where the largest rounded product is a normal number: then none overflowed, that one is exact, and those that
- * were rounded lie below 2^-126 and have become 2^-126 at most, which leaves the largest exponent as it is. */
+ * fp32 does where the largest rounded product is above 2^-126 and finite: then none overflowed, that one is exact, and
+ * those that were rounded have become 2^-126 at most, which leaves the largest exponent as it is. 2^-126 itself may be
+ * (2 - 2^-23)*2^-127, whose exponent is smaller, rounded up. */
 
 #define BLOCK ((size_t)2048) /* groups whose maxima are kept in the first cache level together */
 
@@ -149,7 +150,7 @@ static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t
             narrow_top_of_each(top, x + (ptrdiff_t)k * g->along_stride, scale[k], n);
     }
     for (size_t i = 0; i < n; i++)
-        normal &= top[i] >= 0x00800000u && top[i] < 0x7f800000u;
+        normal &= top[i] > 0x00800000u && top[i] < 0x7f800000u;
     for (size_t i = 0; normal && i < n; i++)
         store(e + i, ari_exponent32(ari_float32(top[i])), max_into);
     return normal;

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/cpu/gemm.h"
 #include "ref/numerics/integer_sum.h"
@@ -166,7 +167,34 @@ static void edges_of_fp32(void)
     ar_device_destroy(d);
 }
 
+/* The largest of a row, next to the numbers where fp32 stops to tell its exponent: columns side by side and rows side by
+ * side. */
+static void exponents_at_the_edges_of_fp32(void)
+{
+    static const uint32_t bits[] = {0x007ffffe, 0x007fffff, 0x00800000, 0x00800001, 0x00fffffe, 0x00ffffff,
+                                    0x01000000, 0x3f7fffff, 0x3f800000, 0x7effffff, 0x7f7ffffe, 0x7f7fffff};
+    ar_device *d = NULL;
+    cr_assert_eq(ar_device_cpu_create(&d, 1), AR_OK);
+    for (size_t i = 0; i < sizeof bits / sizeof *bits; i++)
+        for (int32_t shift = -126; shift <= 127; shift++) {
+            const float large = ari_float32(bits[i]);
+            float x[] = {0.0f, 0x1p-149f, large, 0x1p-149f, 0.0f, -large};
+            int32_t c[] = {shift, shift, shift}, e[2];
+            ar_tensor rows = {.dtype = AR_F32, .ndim = 2, .shape = {2, 3}, .stride = {3, 1}, .data = {x}};
+            for (int layout = 0; layout < 2; layout++) {
+                cr_assert_eq(d->ops->row_exponents(d, NULL, (ar_buf){e}, &rows, (ar_cbuf){c}, 1, false), AR_OK);
+                const int32_t want = ari_contract_exponent(large, shift);
+                cr_assert(e[0] == want && e[1] == want, "%a*2^%d, layout %d: got %d and %d, expected %d", (double)large,
+                          shift, layout, e[0], e[1], want);
+                memcpy(x, (float[]){0.0f, 0x1p-149f, 0x1p-149f, 0.0f, large, -large}, sizeof x);
+                rows.stride[0] = 1;
+                rows.stride[1] = 2;
+            }
+        }
+    ar_device_destroy(d);
+}
+
 Test(pack, integers_and_exponents_are_their_definitions)
 {
-    TOGETHER(every_layout_and_spread, edges_of_fp32);
+    TOGETHER(every_layout_and_spread, edges_of_fp32, exponents_at_the_edges_of_fp32);
 }
