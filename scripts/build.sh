@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Configures and builds one preset, and shows how far it is.
 #
-#   scripts/build.sh PRESET [-DNAME=VALUE ...]      PRESET: release (in build/), cuda, openblas, mkl, debug, asan, tsan (build/PRESET/)
+#   scripts/build.sh PRESET [-DNAME=VALUE ...]
+#
+# PRESET: release (in build/), cuda, openblas, mkl, aarch64, debug, asan or tsan (in build/PRESET/).
 #
 # On a terminal one line moves; elsewhere one line is printed at the end. Everything the tools say goes to
 # BUILD_DIR/build.log, whose errors are printed if they fail. ANYRANK_JOBS sets how many compilers run at once (default:

@@ -27,7 +27,8 @@ void ari_cpu_destroy(ar_device *d)
 static const ar_device_ops cpu_ops = {.name = "cpu", .host_reaches = true, AR_DEVICE_SLOTS(FILL_SLOT)};
 
 /* Subnormals are part of the numbers that are promised: bits 15 (flush to zero) and 6 (denormals are zero) of MXCSR
- * must be clear, as must bits 24 (flush to zero) and 0 (flush inputs to zero) of ARM's FPCR. They are per thread; a library linked with -ffast-math sets them behind one's back. */
+ * must be clear, as must bits 24 (flush to zero) and 0 (flush inputs to zero) of ARM's FPCR. They are per thread; a
+ * library linked with -ffast-math sets them behind one's back. */
 static ar_status check_subnormals(void)
 {
 #if defined(__SSE__)

@@ -45,8 +45,8 @@ typedef struct ari_cpu_device {
 
 /** Whether it has all of these, space-separated, as /proc/cpuinfo of Linux spells them: "avx2 fma avx_vnni avx512f
  *  avx512dq avx512bw avx512vl avx512ifma avx512_vnni amx_int8" are known on x86, "asimd asimddp i8mm bf16 sve sve2" on
- *  ARM. The operating system saves the registers
- *  of AVX and AVX-512 that are reported; a program asks it for those of AMX. */
+ *  ARM. The operating system saves the registers of AVX and AVX-512 that are reported; a program asks it for those of
+ *  AMX. */
 bool ari_cpu_has(const char *names);
 /** Those that it has, space-separated. */
 void ari_cpu_features(char *out, size_t cap);

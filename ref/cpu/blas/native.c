@@ -117,8 +117,8 @@ static void shared_product(const ar_tensor *c, const ar_tensor *a, const ar_tens
 
 /** Slot gemm_f32. c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T by the library's sgemm, any strides; k = 0 gives +0 (or leaves c).
  *  The matrices of a batch, as attention's heads are, or the parts of one product are spread over the threads, and the
- *  library computes each in the thread that has it. Numerics: fp32 in the library's blocking. Errors: AR_ERR_MEMORY (bf16: room for three pieces a thread), nothing is written
- *  then. */
+ *  library computes each in the thread that has it. Numerics: fp32 in the library's blocking. Errors: AR_ERR_MEMORY
+ *  (bf16: room for three pieces a thread), nothing is written then. */
 ar_status ari_cpu_gemm_f32(ar_device *d, ARI_AT_ONCE, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
                            bool add, ar_precision operands)
 {
