@@ -383,7 +383,7 @@ typedef struct ar_cpu_info {
     char blas_kernels[32];  /* as the library calls them: "skx", "SkylakeX", ... */
     char blas_reason[96];   /* why these */
     char exact_path[32];    /* "portable", "ifma", ...; "refused": ANYRANK_EXACT_PATH asks for what is not there */
-    char exact_reason[128]; /* why this one: what was measured, or what refused it */
+    char exact_reason[192]; /* why this one: what was measured, or what refused it */
     int cores;
 } ar_cpu_info;
 void ar_cpu_info_get(ar_cpu_info *out);

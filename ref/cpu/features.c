@@ -11,6 +11,7 @@
 #endif
 
 #include "ref/core/os/threads.h"
+#include "ref/core/text.h"
 #include "ref/cpu/blas/blas.h"
 #include "ref/cpu/device.h"
 
@@ -229,5 +230,7 @@ void ar_cpu_info_get(ar_cpu_info *out)
     const bool refused = ari_exact_choose(&path, &why) != AR_OK;
     (void)snprintf(out->exact_path, sizeof out->exact_path, "%s", refused ? "refused" : path->name);
     (void)snprintf(out->exact_reason, sizeof out->exact_reason, "%s", refused ? ar_error_message() : why);
+    ari_utf8_clean(out->blas_reason); /* they quote variables of the environment, and may be cut */
+    ari_utf8_clean(out->exact_reason);
     out->cores = ari_cores();
 }
