@@ -157,13 +157,11 @@ ARI_ROW_LOOP void backward_row(const norm_row *row, size_t h, int centred)
     const float *g = row->g, *xhat = row->xhat, *residual = row->residual, rstd = row->rstd;
     float *dx = row->dx, *sum = residual ? row->sum : NULL;
 #pragma GCC ivdep
-    for (size_t j = 0; j < h; j++) {
-        const float own =
-            centred ? ari_layernorm_dx(g[j], a, b, xhat[j], rstd) : ari_rmsnorm_dx(g[j], b, xhat[j], rstd);
-        dx[j] = own;
-        if (sum)
-            sum[j] = ari_add32(residual[j], own);
-    }
+    for (size_t j = 0; j < h; j++)
+        dx[j] = centred ? ari_layernorm_dx(g[j], a, b, xhat[j], rstd) : ari_rmsnorm_dx(g[j], b, xhat[j], rstd);
+#pragma GCC ivdep
+    for (size_t j = 0; sum && j < h; j++)
+        sum[j] = ari_add32(residual[j], dx[j]);
 }
 
 ARI_ROW_KERNEL void layer_backward(const norm_row *row, size_t h)
