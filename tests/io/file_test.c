@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ref/core/os/os.h"
 #include "ref/io/file.h"
 
 TestSuite(file, .timeout = 300);
@@ -72,10 +73,15 @@ static void expect_text(const char *path, const char *text)
 
 static bool has_unnamed_files(const char *folder)
 {
+#if ARI_OS_LINUX
     const int fd = open(folder, O_WRONLY | O_TMPFILE | O_CLOEXEC, 0600);
     if (fd >= 0)
         close(fd);
     return fd >= 0;
+#else
+    (void)folder;
+    return false;
+#endif
 }
 
 /* Writes, says so once, and never commits. Exits with 1 where it cannot even begin. */
@@ -120,7 +126,7 @@ Test(file, a_killed_writer_leaves_nothing_and_what_was_there)
     snprintf(path, sizeof path, "%s/x", folder);
     if (!has_unnamed_files(folder)) {
         rmdir(folder);
-        cr_skip("the file system has no unnamed files");
+        cr_skip("no unnamed files here");
     }
     for (size_t i = 0; i < 2; i++) {
         kill_a_writer(path, numbers[i]);

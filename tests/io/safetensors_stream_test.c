@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "io/st_bytes.h"
 #include "ref/io/file.h"
@@ -75,7 +76,7 @@ Test(safetensors_stream, pieces_in_any_order_make_the_file_that_is_written_at_on
     cr_assert_eq(ar_st_writer_put(w, 2, single, 8), AR_OK);
     cr_assert_eq(ar_st_writer_put(w, 0, (const char *)half + 5, 0), AR_OK);
     cr_assert_eq(ar_st_writer_put(w, 0, (const char *)half + 5, 7), AR_OK);
-    cr_expect_eq(count_files(false), 1, "the file has its name before it is whole");
+    cr_expect_neq(access(b, F_OK), 0, "the file has its name before it is whole");
     cr_assert_eq(ar_st_writer_commit(w), AR_OK, "%s", ar_error_message());
     cr_assert_eq(ari_file_read(&bytes[0], &n[0], a, 4096), AR_OK);
     cr_assert_eq(ari_file_read(&bytes[1], &n[1], b, 4096), AR_OK);
