@@ -9,7 +9,9 @@ import signal
 import sys
 import tempfile
 import time
+import types
 import unittest
+from unittest import mock
 
 sys.dont_write_bytecode = True  # the checkout stays as it was
 import run_tests  # noqa: E402
@@ -129,6 +131,23 @@ class ClosingLine(unittest.TestCase):
 
     def test_nothing_run_is_a_failure(self):
         self.assertEqual(self.close(), (1, "0 passed, 0 failed"))
+
+
+class Arm(unittest.TestCase):
+    """Where programs of 64-bit ARM cannot run beside the machine's own, they are skipped, and why is said."""
+
+    def lacks(self, machine, *ends):
+        with mock.patch("os.uname", return_value=types.SimpleNamespace(machine=machine)), \
+             mock.patch.object(run_tests, "run", side_effect=ends):
+            return run_tests.lacks_arm()
+
+    def test_it_runs_where_both_checks_pass(self):
+        self.assertIsNone(self.lacks("x86_64", ended(0), ended(0)))
+
+    def test_what_is_missing_is_said(self):
+        self.assertEqual(self.lacks("x86_64", ended(2, "no compiler")), "no build for 64-bit ARM: no compiler")
+        self.assertEqual(self.lacks("x86_64", ended(0), ended(2, "a\nno qemu")), "no build for 64-bit ARM: no qemu")
+        self.assertIn("itself", self.lacks("aarch64"))
 
 
 class Limit(unittest.TestCase):
