@@ -231,8 +231,10 @@ ar_status ari_net_pair(int fds[2])
     if (set_nonblocking(fds[0]) && set_nonblocking(fds[1]))
         return AR_OK;
     const ar_status st = ar_error_set(AR_ERR_IO, "no pair of sockets: %s", strerror(errno));
-    close(fds[0]);
-    close(fds[1]);
+    for (int i = 0; i < 2; i++) {
+        close(fds[i]);
+        fds[i] = -1;
+    }
     return st;
 }
 
