@@ -7,8 +7,9 @@
 #include <sys/stat.h>
 #include <time.h>
 
-/* What an operating system has beyond POSIX, and the only file that knows which one this is: Linux's way, Darwin's, else
- * what POSIX alone can do. A build with ANYRANK_POSIX_ONLY takes the last one everywhere, so that it is tested. */
+/* What an operating system has beyond POSIX: Linux's way, Darwin's, else what POSIX alone can do. docs/platforms.md lists
+ * the few other places that know which one this is. A build with ANYRANK_POSIX_ONLY takes the last one everywhere, so
+ * that it is tested. */
 #if defined(__linux__) && !defined(ARI_POSIX_ONLY)
 #define ARI_OS_LINUX 1
 #else
