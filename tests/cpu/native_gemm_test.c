@@ -43,8 +43,8 @@ static void check_bound(const ar_tensor *c, const ar_tensor *a, const ar_tensor 
 
 static const struct shape {
     size_t m, n, k;
-} shapes[] = {{1, 1, 1},      {3, 5, 7},      {64, 64, 32}, {1, 70, 100}, {70, 1, 100},
-              {33, 129, 257}, {150, 64, 100}, {5, 4, 0},    {0, 4, 3},    {4, 0, 3}};
+} shapes[] = {{1, 1, 1},      {3, 5, 7}, {64, 64, 32}, {1, 70, 100}, {70, 1, 100},   {33, 129, 257},
+              {150, 64, 100}, {5, 4, 0}, {0, 4, 3},    {4, 0, 3},    {131, 129, 257}}; /* the last by several threads */
 
 Test(native_gemm, is_within_the_bound_for_every_order_of_strides)
 {
@@ -80,7 +80,7 @@ Test(native_gemm, is_within_the_bound_for_every_order_of_strides)
 /* Heads: [b, s, h, w] seen as [b, h, s, w]; c likewise permuted. */
 Test(native_gemm, runs_a_batch_of_permuted_matrices)
 {
-    enum { b = 2, s = 20, h = 3, w = 24 };
+    enum { b = 2, s = 180, h = 3, w = 24 }; /* enough for several threads */
     for (int threads = 1; threads <= 3; threads++) {
         ar_device *d = device(threads);
         float *q = case_alloc(b * s * h * w, 4), *k = case_alloc(b * s * h * w, 4), *c = case_alloc(b * s * h * s, 4);

@@ -93,6 +93,10 @@ static void product(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, 
         multiply(c, a, b, add);
 }
 
+/* Multiply-adds that take as long as an element's operation of other kernels does: a thread that sleeps between products
+ * takes some 50 us to wake up, in which another one has done 4 million of them. */
+#define OPERATION ((size_t)128)
+
 /* --- shared out --------------------------------------------------------------------------------------------------- */
 
 /* One product whose rows or columns, whichever are more, are shared out. A library's own threads meet at barriers that
@@ -127,8 +131,8 @@ ar_status ari_cpu_gemm_f32(ar_device *d, ARI_AT_ONCE, const ar_tensor *c, const 
     const size_t work = m.rows * m.cols * (a->shape[a->ndim - 1] + 1), room = room_of(c, a, b);
     if (m.batch == 0 || m.rows == 0 || m.cols == 0)
         return AR_OK;
-    const size_t longer = m.rows > m.cols ? m.rows : m.cols;
-    const int threads = ari_threads_for(d, m.batch == 1 ? longer : m.batch, work / 8 * m.batch);
+    const size_t longer = m.rows > m.cols ? m.rows : m.cols, pieces = m.batch == 1 ? longer : m.batch;
+    const int threads = ari_threads_for(d, pieces, work / OPERATION * m.batch);
     void *rooms = NULL;
     if (room > 0)
         AR_TRY(ari_alloc(&rooms, (size_t)threads * room, sizeof(float), "the widened pieces of a product"));
@@ -136,7 +140,7 @@ ar_status ari_cpu_gemm_f32(ar_device *d, ARI_AT_ONCE, const ar_tensor *c, const 
         const ar_tensor to = ari_matrix_view(c, 0), left = ari_matrix_view(a, 0), right = ari_matrix_view(b, 0);
         shared_product(&to, &left, &right, add, threads, rooms, room);
     } else {
-        ARI_PARALLEL_FOR (i, m.batch, d, work / 8 * m.batch) {
+        ARI_PARALLEL_FOR (i, m.batch, d, work / OPERATION * m.batch) {
             const ar_tensor to = ari_matrix_view(c, i), left = ari_matrix_view(a, i), right = ari_matrix_view(b, i);
             product(&to, &left, &right, add, rooms ? (float *)rooms + ari_thread_number() * room : NULL);
         }
