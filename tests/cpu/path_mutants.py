@@ -54,7 +54,6 @@ MUTANTS = [
     ("slices are not added up", IFMA, "multiply_slice(&w, t, terms, k > from);", "multiply_slice(&w, t, terms, false);"),
     ("the sums of a panel count a term that a short slice lacks", IFMA,
      "part = t < n ? _mm256_add_epi32(part, x[t]) : part;", "part = t <= n ? _mm256_add_epi32(part, x[t]) : part;"),
-    ("blocks are longer than int64 holds", IFMA, ".terms = ARI_CONTRACT_BLOCK,", ".terms = 8 * ARI_CONTRACT_BLOCK,"),
     ("integers are offset by half of what the corrections say", IFMA, "_mm256_set1_epi32(1 << OFFSET_BITS)",
      "_mm256_set1_epi32(1 << (OFFSET_BITS - 1))"),
     ("the mask of a short slice lacks its last term", TRANSPOSE, "(n < 8 ? 8 - n : 0)", "(n < 8 ? 9 - n : 0)"),
@@ -134,7 +133,6 @@ MUTANTS = [
      "p->left + left, p->right + 2 * right"),
     ("the last rows of a part of a tile are left out", K16, "t->rows : i0 + NEAR_ROWS;", "t->rows : i0 + NEAR_ROWS - ROWS;"),
     ("every second part of a tile is left out", K16, "j += NEAR_COLS)", "j += 2 * NEAR_COLS)"),
-    ("blocks are longer than int64 holds", K16, ".terms = ARI_CONTRACT_BLOCK,", ".terms = 8 * ARI_CONTRACT_BLOCK,"),
     # --- smmla, sdot, amx: digits in int8
     ("a product takes its right plane from the other half", DIGITS, "{D3, D3},   {D01, D01},", "{D3, D3},   {D01, D23},"),
     ("the upper half's plane is a difference", DIGITS, "= planes[D2] + planes[D3];", "= planes[D2] - planes[D3];"),
@@ -172,7 +170,7 @@ MUTANTS = [
     ("the last slice is as long as the others", PANELS, "to - k < t->plan->slice ? to - k : t->plan->slice;",
      "t->plan->slice;"),
     ("a sum of no terms is what the workspace held", PANELS, "if (from == to)", "if (from > to)"),
-    ("blocks are longer than int64 holds", "ref/cpu/exact/panels.h", ".terms = ARI_CONTRACT_BLOCK,",
+    ("blocks are longer than int64 holds", "ref/cpu/exact/sums.h", ".terms = ARI_CONTRACT_BLOCK,",
      ".terms = 8 * ARI_CONTRACT_BLOCK,"),
     # --- smmla
     ("smmla: the upper row has the lower one's sums", ARM, "vget_low_s32(acc[i][j])", "vget_high_s32(acc[i][j])"),

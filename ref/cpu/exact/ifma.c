@@ -248,16 +248,8 @@ static bool supported(void)
     return ari_cpu_has("avx512f avx512dq avx512vl avx512ifma");
 }
 
-const ari_exact_path ari_exact_ifma = {.name = "ifma",
-                                       .needs = "AVX-512 IFMA",
-                                       .supported = supported,
-                                       .rows = TILE_ROWS,
-                                       .cols = TILE_COLS,
-                                       .col_step = VECTORS * GROUP,
-                                       .terms = ARI_CONTRACT_BLOCK,
-                                       .plan = plan,
-                                       .sum = sum,
-                                       .round_row = ari_sums_round_row,
-                                       .row_to_int64 = ari_sums_row_to_int64,
-                                       .row_to_limbs = ari_sums_row_to_limbs};
+const ari_exact_path ari_exact_ifma = {
+    ARI_SUMS_PATH,     .name = "ifma",    .needs = "AVX-512 IFMA",     .supported = supported,
+    .rows = TILE_ROWS, .cols = TILE_COLS, .col_step = VECTORS * GROUP, .plan = plan,
+    .sum = sum};
 #endif

@@ -340,17 +340,9 @@ static bool supported(void)
     return ari_cpu_has(K16_FEATURES);
 }
 
-const ari_exact_path K16_PATH = {.name = K16_NAME,
-                                 .needs = K16_NEEDS,
-                                 .supported = supported,
-                                 .rows = TILE_ROWS,
-                                 .cols = TILE_COLS,
-                                 .col_step = 48, /* of whole panels, whatever their width */
-                                 .terms = ARI_CONTRACT_BLOCK,
-                                 .plan = plan,
-                                 .sum = sum,
-                                 .round_row = ari_sums_round_row,
-                                 .row_to_int64 = ari_sums_row_to_int64,
-                                 .row_to_limbs = ari_sums_row_to_limbs};
+const ari_exact_path K16_PATH = {
+    ARI_SUMS_PATH,     .name = K16_NAME,  .needs = K16_NEEDS, .supported = supported,
+    .rows = TILE_ROWS, .cols = TILE_COLS, .col_step = 48, /* of whole panels, whatever their width */
+    .plan = plan,      .sum = sum};
 
 #endif

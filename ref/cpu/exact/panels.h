@@ -47,8 +47,6 @@ struct ari_panel_kernel {
 void ari_panels_plan(const ari_panel_kernel *kernel, ari_tile_plan *p, size_t k);
 void ari_panels_sum(const ari_tile *t, size_t from, size_t to);
 
-#define ARI_PANEL_PATH                                                                   \
-    .terms = ARI_CONTRACT_BLOCK, .sum = ari_panels_sum, .round_row = ari_sums_round_row, \
-    .row_to_int64 = ari_sums_row_to_int64, .row_to_limbs = ari_sums_row_to_limbs
+#define ARI_PANEL_PATH ARI_SUMS_PATH, .sum = ari_panels_sum
 
 #endif

@@ -18,4 +18,8 @@ void ari_sums_round_row(const ari_tile *t, size_t i, float *y, double row);
 void ari_sums_row_to_int64(const ari_tile *t, size_t i, int64_t *s, bool add);
 void ari_sums_row_to_limbs(const ari_tile *t, size_t i, int64_t *s, bool add);
 
+#define ARI_SUMS_PATH                                                                                    \
+    .terms = ARI_CONTRACT_BLOCK, .round_row = ari_sums_round_row, .row_to_int64 = ari_sums_row_to_int64, \
+    .row_to_limbs = ari_sums_row_to_limbs
+
 #endif
