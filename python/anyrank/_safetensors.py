@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Safetensors files, without torch or numpy: a file is 8 bytes of length, a JSON header, and the tensors' bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import typing
+
+from anyrank._errors import AnyrankError
+
+SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "U16": 2, "U32": 4,
+         "U64": 8, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
+HEADER_LIMIT = 100_000_000
+
+
+class Entry(typing.NamedTuple):
+    """A tensor of a file: its type, shape and bytes (row-major, little-endian)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+class Writer:
+    """Writes tensors one after the other to a file that appears, complete, when it is closed.
+
+    Bytes go to disk as they are given, so memory does not grow with the file: the header follows at the end, and the
+    tensors' bytes are moved behind it only if it is larger than the room that was kept.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], room: int = 1 << 20) -> None:
+        self.path = os.fspath(path)
+        self._half = self.path + ".part"
+        self._room = room
+        self._entries: dict[str, dict[str, typing.Any]] = {}
+        self._at = 0
+        self._file: typing.BinaryIO = open(self._half, "wb")
+        self._file.seek(8 + room)
+
+    def add(self, name: str, dtype: str, shape: typing.Sequence[int], data: typing.Any) -> None:
+        """data: a contiguous buffer of that many bytes."""
+        view = memoryview(data).cast("B")
+        expected = math.prod(shape) * SIZES[dtype]
+        if view.nbytes != expected:
+            raise ValueError(f"{name}: {view.nbytes} bytes, {dtype} of shape {list(shape)} has {expected}")
+        if name in self._entries:
+            raise ValueError(f"{name} is in {self.path} already")
+        self._file.write(view)
+        self._entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [self._at, self._at + view.nbytes]}
+        self._at += view.nbytes
+
+    def close(self, metadata: dict[str, str] | None = None) -> None:
+        """Writes the header, and gives the file its name."""
+        header: dict[str, typing.Any] = {"__metadata__": metadata} if metadata else {}
+        header.update(self._entries)
+        text = json.dumps(header).encode()
+        if len(text) > self._room:
+            self._move(-(-len(text) // 8) * 8)
+        self._file.seek(0)
+        self._file.write(self._room.to_bytes(8, "little") + text.ljust(self._room))
+        self._file.close()
+        os.replace(self._half, self.path)
+
+    def _move(self, room: int) -> None:
+        """Moves the tensors' bytes to behind a larger header, from the last on."""
+        with open(self._half, "r+b") as source:
+            piece = 1 << 24
+            self._file.flush()
+            end = self._at
+            while end > 0:
+                start = max(0, end - piece)
+                source.seek(8 + self._room + start)
+                data = source.read(end - start)
+                self._file.seek(8 + room + start)
+                self._file.write(data)
+                self._file.flush()
+                end = start
+        self._room = room
+
+    def discard(self) -> None:
+        """Removes what was written, after an error."""
+        if not self._file.closed:
+            self._file.close()
+        if os.path.exists(self._half):
+            os.remove(self._half)
+
+
+def write(path: str | os.PathLike[str], tensors: typing.Mapping[str, Entry], metadata: dict[str, str] | None = None) -> None:
+    """Writes a file at once."""
+    writer = Writer(path, room=8)
+    try:
+        for name, entry in tensors.items():
+            writer.add(name, entry.dtype, entry.shape, entry.data)
+        writer.close(metadata)
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The tensors of a file, mapped, and its metadata."""
+    name = os.fspath(path)
+    with open(name, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little") if size >= 8 else HEADER_LIMIT + 1
+        if length > min(HEADER_LIMIT, size - 8):
+            raise AnyrankError(f"{name}: not a safetensors file: its header does not fit")
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise AnyrankError(f"{name}: not a safetensors file: {error}") from None
+        mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    metadata = header.pop("__metadata__", {})
+    tensors = {}
+    for key, entry in header.items():
+        first, last = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        if entry["dtype"] not in SIZES or not 0 <= first <= last <= size - 8 - length or (
+                last - first != math.prod(shape) * SIZES[entry["dtype"]]):
+            raise AnyrankError(f"{name}: tensor {key!r}: {entry['dtype']} {list(shape)} is not what its bytes "
+                               f"{first}..{last} hold")
+        tensors[key] = Entry(entry["dtype"], shape, mapped[8 + length + first:8 + length + last])
+    return tensors, metadata
