@@ -22,6 +22,8 @@ import sys
 import threading
 import time
 
+import package_checks
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM_LIMIT_S = 1800  # a guard against hanging: many times what a program takes on a busy machine
 EXTENDED_LIMIT_S = 4 * 3600
@@ -369,6 +371,12 @@ def simple_check(name, command, limit=PROGRAM_LIMIT_S):
 
 NEED_BUILD = {"check/baseline_symbols", "scripts/test_command", "cli/command_test", "install/install_test",
               "examples/launch_test", "examples/ci_test"}
+
+
+def needs_build(name):
+    return name in NEED_BUILD or name.startswith("python/")
+
+
 FORMAT_MAJOR = 14  # whose output the sources are kept in
 
 
@@ -406,18 +414,43 @@ def check_scripts_parse(name):
             compile(path.read_text(encoding="utf-8"), str(path), "exec")
         except (SyntaxError, UnicodeDecodeError) as error:
             problems.append(f"{path}: {error}")
+    problems += package_checks.problems()
     return Result(name, int(not problems), int(bool(problems)), output="\n".join(problems),
                   seconds=time.monotonic() - start)
+
+
+def package_test(name, path):
+    """The result of one file of the package's tests."""
+    reason = package_checks.too_old()
+    if reason:
+        return Result(name, skips=[reason])
+    ended = run(package_checks.test_command(path), PROGRAM_LIMIT_S, package_checks.test_environment())
+    counted = package_checks.counts(ended.output)
+    if ended.timed_out or not counted:
+        return timed(judge_main(name, ended, PROGRAM_LIMIT_S) if ended.status or ended.timed_out else
+                     Result(name, 0, 1, output=ended.output + "\nno closing line"), ended)
+    passed, failed, skips = counted
+    if ended.status and not failed:
+        failed, ended.output = 1, ended.output + f"\nall tests passed, but {exit_text(ended.status)}"
+    return timed(Result(name, passed, failed, skips, ended.output), ended)
+
+
+def check_types(name):
+    """mypy --strict over the package, where it is installed."""
+    if run([package_checks.interpreter(), "-c", "import mypy"], PROGRAM_LIMIT_S).status:
+        return Result(name, skips=["no mypy here (scripts/install_deps.sh --pytorch installs it)"])
+    return simple_check(name, package_checks.types_command())
 
 
 def source_checks(build, extended):
     """[(name, function)] of the checks beside the test programs; `build` is the release build directory, which only
     those in NEED_BUILD look into. The extended ones only if asked for."""
-    python = sys.executable
+    python = package_checks.interpreter()
     checks = [
         ("check/includes", lambda name: simple_check(name, [python, "scripts/check_includes.py", "."])),
         ("check/format", check_format),
         ("check/scripts_parse", check_scripts_parse),
+        ("check/types", check_types),
     ]
     symbols = ROOT / "scripts/check_baseline_symbols.sh"
     if os.access(symbols, os.X_OK):
@@ -427,6 +460,8 @@ def source_checks(build, extended):
     for path in sorted(ROOT.glob("tests/*/*_test.py")):
         name = f"{path.parent.name}/{path.stem}"
         checks.append((name, lambda name, path=path: simple_check(name, [python, str(path)])))
+    for path in package_checks.test_files():
+        checks.append((f"python/{path.stem}", lambda name, path=path: package_test(name, path)))
     for path in sorted(ROOT.glob("tests/*/*mutants.py")) if extended else []:
         name = f"{path.parent.name}/{path.stem}"
         command = [python, "scripts/mutate.py", "--likely-only", "--table", str(path)]
@@ -506,7 +541,7 @@ def lacks_arm():
 def of_tools(name):
     """Whether a check looks at the project's own tools and the layout of its sources, or needs a compiler of its own: no
     mistake of a result shows there. They run in --all, in --extended and by name."""
-    return name in ("check/format", "gpu/ptx_test") or name.startswith("scripts/")
+    return name in ("check/format", "check/types", "gpu/ptx_test") or name.startswith("scripts/")
 
 
 def matching(names, name):
@@ -564,11 +599,11 @@ def main():
 
     report = Report()
     try:
-        if selected or any(name in NEED_BUILD for name, _ in checks):
+        if selected or any(needs_build(name) for name, _ in checks):
             if not build_preset("release", report, arguments.extended):
                 selected = []
                 sanitizers = []  # they would say the same again
-                checks = [check for check in checks if check[0] not in NEED_BUILD]
+                checks = [check for check in checks if not needs_build(check[0])]
         if not os.path.exists("/proc/self/exe"):
             # Criterion finds its tests through it, and without it finds none and says nothing.
             report.add(Result("machine/proc", 0, 1, output="/proc is not mounted here, and the tests need it"))

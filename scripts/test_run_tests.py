@@ -87,6 +87,32 @@ class Check(unittest.TestCase):
         self.assertEqual(self.check("echo why; exit 77"), (0, 0, ["why"]))
 
 
+class Package(unittest.TestCase):
+    """A file of the Python package's tests: what is made of its runs."""
+
+    def result(self, output, status=0, timed_out=False):
+        with mock.patch.object(run_tests, "run", return_value=ended(status, output, timed_out)), \
+                mock.patch.object(run_tests.package_checks, "too_old", return_value=None):
+            return run_tests.package_test("python/test_x", pathlib.Path("test_x.py"))
+
+    def test_counts_and_reasons_come_from_its_last_lines(self):
+        result = self.result("..s\nskipped: anyrank.tests.test_x.A.test_b: no torch here\n2 passed, 0 failed, 1 skipped\n")
+        self.assertEqual((result.passed, result.failed, result.skips), (2, 0, ["no torch here"]))
+        result = self.result("2 passed, 3 failed\n", 1)
+        self.assertEqual((result.passed, result.failed, result.skips), (2, 3, []))
+
+    def test_a_crash_a_hang_and_silence_are_failures(self):
+        for output, status, timed_out in (("", 0, False), ("", -11, False), ("2 passed, 0 failed\n", -9, True),
+                                          ("2 passed, 0 failed\n", -11, False)):
+            self.assertEqual(self.result(output, status, timed_out).failed, 1)
+
+    def test_a_python_that_cannot_import_it_skips_it(self):
+        with mock.patch.object(run_tests.package_checks, "interpreter", return_value=sys.executable), \
+                mock.patch.object(sys, "version_info", (3, 8, 18)):
+            result = run_tests.package_test("python/test_x", pathlib.Path("test_x.py"))
+        self.assertEqual(result.skips, ["the package needs Python 3.9, this one is 3.8"])
+
+
 class Suites(unittest.TestCase):
     def test_every_test_gives_its_suite(self):
         source = "Test(b, x)\n{\nTest(c, y, .timeout = 60)\nTestSuite(a, .init = set_up);\nTested(d, z)\nPATH_SUITE(e);\n"

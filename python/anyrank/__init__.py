@@ -9,10 +9,9 @@ from __future__ import annotations
 import importlib
 import typing
 
-__version__ = "0.1.0"
-
 _HOME = {
     "AnyrankError": "_errors",
+    "__version__": "_version",
 }
 __all__ = [*sorted(_HOME)]
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the anyrank command and runs it.
 
-Runs are processes of their own: Ctrl-C ends them, their memory is given back, and what the calling program chose for its
-own arithmetic (flushing denormals, OpenMP's threads) does not reach them.
+Each run is its own process: Ctrl-C ends it, its memory is given back, and what the calling program chose for its own
+arithmetic (flushing denormals, OpenMP's threads) does not reach it.
 """
 
 from __future__ import annotations

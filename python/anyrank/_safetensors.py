@@ -88,7 +88,8 @@ class Writer:
             os.remove(self._half)
 
 
-def write(path: str | os.PathLike[str], tensors: typing.Mapping[str, Entry], metadata: dict[str, str] | None = None) -> None:
+def write(path: str | os.PathLike[str], tensors: typing.Mapping[str, Entry],
+          metadata: dict[str, str] | None = None) -> None:
     """Writes a file at once."""
     writer = Writer(path, room=8)
     try:
