@@ -167,7 +167,7 @@ def run(command, limit, environment=None):
     finally:
         timer.cancel()
         process.stdout.close()
-    process.returncode = os.waitstatus_to_exitcode(status)
+    process.returncode = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     return Ended(process.returncode, output.decode(errors="replace"), time.monotonic() - start,
                  usage.ru_utime + usage.ru_stime, timed_out.is_set())
 
