@@ -13,10 +13,13 @@ _HOME = {
     "AnyrankError": "_errors",
     "__version__": "_version",
 }
+_MODULES = ("ranks",)
 __all__ = [*sorted(_HOME)]
 
 
 def __getattr__(name: str) -> typing.Any:
+    if name in _MODULES:
+        return importlib.import_module(f"anyrank.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'anyrank' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"anyrank.{_HOME[name]}"), name)
@@ -25,4 +28,4 @@ def __getattr__(name: str) -> typing.Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, *_MODULES})

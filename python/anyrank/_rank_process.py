@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one rank's process does for anyrank.ranks.spawn: joins the group, runs the function, reports, waits to be let go.
+
+A rank that has reported keeps its process, and so its connections, until the parent lets it go: the others then fail, or
+hang, where they stand, and not on a connection that was closed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import pathlib
+import pickle
+import random
+import signal
+import sys
+import traceback
+import typing
+
+PR_SET_PDEATHSIG = 1
+LINES = 200  # of a traceback
+PACKAGE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Job(typing.NamedTuple):
+    """What all ranks of a run share. `payload` instead of `call` where a rank does not begin as a copy of its parent."""
+
+    world: int
+    folder: str
+    seed: int
+    threads: int
+    env: dict[str, str]
+    group_seconds: float
+    parent: int
+    call: tuple[typing.Callable[..., typing.Any], tuple[typing.Any, ...]] | None
+    payload: bytes | None
+
+
+class Report(typing.NamedTuple):
+    """A rank's last word. what: "returned" (data: the pickled result) or "raised" (data: the pickled exception, or
+    nothing where it cannot be pickled); `title` is the traceback's last line."""
+
+    what: str
+    data: bytes
+    title: str = ""
+    text: str = ""
+    imported: tuple[str, ...] = ()
+
+
+def path_of(folder: str, rank: int, kind: str) -> pathlib.Path:
+    """kind: `out` for what the rank prints, `stack` for where it stands."""
+    return pathlib.Path(folder) / f"rank-{rank}.{kind}"
+
+
+def of_package(path: str) -> bool:
+    """Whether a file is this package's own, its tests excepted."""
+    return os.path.dirname(os.path.abspath(path)) in (PACKAGE, os.path.join(PACKAGE, "capture"))
+
+
+def _own_process_group(parent: int) -> None:
+    """Ctrl-C is the parent's affair, which ends this group; and a parent that is killed takes the ranks with it."""
+    os.setpgid(0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _redirect(folder: str, rank: int) -> typing.TextIO:
+    """Standard output and error go to the rank's file; the file for stacks, open until the process ends."""
+    out = os.open(path_of(folder, rank, "out"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    stack = open(path_of(folder, rank, "stack"), "w", encoding="utf-8")
+    faulthandler.enable(stack)
+    faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
+    return stack
+
+
+def _join(rank: int, job: Job) -> None:
+    """The gloo group of this machine's loopback, and random numbers that are the same on every rank."""
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+
+    # First of all: two threads that meet the pool of a forked process at once end it ("Invalid thread pool!").
+    torch.set_num_threads(job.threads)
+    random.seed(job.seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(job.seed % 2**32)
+    torch.manual_seed(job.seed)
+    store = dist.FileStore(os.path.join(job.folder, "store"), job.world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=job.world,
+                            timeout=datetime.timedelta(seconds=job.group_seconds))
+
+
+def environment(rank: int, job: Job) -> dict[str, str]:
+    """What torchrun would set, threads that N ranks share a machine with, and gloo on the loopback alone."""
+    names: dict[str, object] = {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job.world, "LOCAL_WORLD_SIZE": job.world,
+        "OMP_NUM_THREADS": job.threads, "MKL_NUM_THREADS": job.threads, "OPENBLAS_NUM_THREADS": job.threads}
+    loopback = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
+    if loopback and "GLOO_SOCKET_IFNAME" not in os.environ:
+        names["GLOO_SOCKET_IFNAME"] = loopback
+    return {**{name: str(value) for name, value in names.items()}, **job.env}
+
+
+def _raised(error: BaseException) -> Report:
+    """An exception as text, from the function on."""
+    told = traceback.TracebackException.from_exception(error)
+    first = next((i for i, frame in enumerate(told.stack) if not of_package(frame.filename)), 0)
+    told.stack = traceback.StackSummary.from_list(told.stack[first:])
+    lines = "".join(told.format()).rstrip().split("\n")
+    if len(lines) > LINES:
+        lines[LINES // 2:-LINES // 2] = [f"  .. {len(lines) - LINES} more lines .."]
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        data = b""
+    title = "".join(told.format_exception_only()).strip().split("\n")[0]
+    return Report("raised", data, title, "\n".join(lines))
+
+
+def _run(rank: int, job: Job) -> Report:
+    before = set(sys.modules)
+    try:
+        if job.call:
+            function, args = job.call
+        else:
+            function, args = pickle.loads(job.payload or b"")
+        _join(rank, job)
+        result = function(rank, *args)
+        try:
+            data = pickle.dumps(result)
+        except Exception as error:
+            raise TypeError(f"a rank's result is sent to the parent by pickle, which {type(result).__name__} does not "
+                            f"allow ({error}): return tensors, numbers, or containers of them") from None
+        return Report("returned", data, imported=tuple(m for m in sys.modules if m.startswith("torch.") and m not in before))
+    except BaseException as error:
+        return _raised(error)
+
+
+def main(rank: int, job: Job, pipe: typing.Any, others: typing.Sequence[typing.Any] = ()) -> None:
+    """The process's only function. others: ends of pipes that a fork has copied, and that are not this rank's."""
+    for end in others:
+        end.close()
+    _own_process_group(job.parent)
+    stack = _redirect(job.folder, rank)
+    os.environ.update(environment(rank, job))
+    pipe.send(_run(rank, job))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        pipe.recv()
+    except EOFError:
+        pass  # the parent is no more
+    faulthandler.unregister(signal.SIGUSR1)
+    faulthandler.disable()
+    stack.close()

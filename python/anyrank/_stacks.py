@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a rank stands: reads what faulthandler wrote of its threads, and says it in a line."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import site
+import sysconfig
+import typing
+
+from anyrank import _rank_process
+
+FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+OWN = _rank_process.__file__
+# Functions of torch.distributed that only hand on to others.
+WRAPPERS = {"wrapper", "_fn", "__call__", "inner", "<lambda>"}
+
+
+class Frame(typing.NamedTuple):
+    path: str
+    line: int
+    function: str
+
+    def where(self) -> str:
+        path = os.path.relpath(self.path) if self.path.startswith(os.getcwd() + os.sep) else self.path
+        return f"{path}:{self.line}"
+
+    def source(self) -> str:
+        return linecache.getline(self.path, self.line).strip()
+
+
+def complete(text: str) -> bool:
+    """Whether the dump has reached the bottom of the main thread's stack, or its limit."""
+    return any(match and match[1] == OWN for match in map(FRAME.match, text.split("\n"))) or "\n  ...\n" in text
+
+
+def main_thread(text: str) -> list[Frame]:
+    """The main thread's frames from the innermost on, those of this package's process left out; [] if there are none."""
+    threads: list[list[Frame]] = []
+    for line in text.split("\n"):
+        match = FRAME.match(line)
+        if match and threads:
+            threads[-1].append(Frame(match[1], int(match[2]), match[3]))
+        elif "most recent call first" in line:
+            threads.append([])
+    for frames in threads:
+        own = [i for i, frame in enumerate(frames) if frame.path == OWN]
+        if own:
+            return frames[:own[0]]
+    return max(threads, key=len, default=[])
+
+
+def _libraries() -> tuple[str, ...]:
+    paths = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths.update(site.getsitepackages() if hasattr(site, "getsitepackages") else [])
+    return tuple({os.path.realpath(path) + os.sep for path in paths} | {path + os.sep for path in paths} | {"<"})
+
+
+def users(frames: list[Frame]) -> int:
+    """The index of the innermost frame that is no library's; 0 if all of them are."""
+    libraries = _libraries()
+    return next((i for i, frame in enumerate(frames)
+                 if not (frame.path.startswith(libraries) or _rank_process.of_package(frame.path))), 0)
+
+
+def collective(frames: list[Frame]) -> str:
+    """The function of torch.distributed that the user's code waits in, as it was called; "" if it does not."""
+    inner = frames[:users(frames)]
+    for frame in reversed(inner):
+        if f"{os.sep}torch{os.sep}distributed{os.sep}" in frame.path and frame.function not in WRAPPERS:
+            return frame.function
+    return ""
+
+
+def line_of(frames: list[Frame]) -> str:
+    """Where a rank stands: "waiting in all_reduce, called by forward (layers.py:41): dist.all_reduce(x)"."""
+    if not frames:
+        return "not answering: stopped, or inside the system"
+    at = frames[users(frames)]
+    name, source = collective(frames), at.source()
+    tail = f"{at.function} ({at.where()})" + (f": {source}" if source else "")
+    return f"waiting in {name}, called by {tail}" if name else f"in {tail}"

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks on this machine: what they get and give back, and what is said of those that fail; none is left behind."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import typing
+import unittest
+
+from anyrank import ranks
+from anyrank.tests import FolderCase, needs, run_python
+
+Function = typing.Callable[..., typing.Any]
+
+
+def reduce_of(rank: int, start: float) -> typing.Any:
+    """What a module's function can do under either method."""
+    import torch
+    import torch.distributed as dist
+    x = torch.tensor([start + rank])
+    dist.all_reduce(x)
+    return x
+
+
+def wait_for_ever() -> None:
+    while True:
+        time.sleep(1)
+
+
+@needs("torch")
+class Ranks(FolderCase):
+    def failure(self, world: int, function: Function, **options: typing.Any) -> ranks.RanksFailed:
+        with self.assertRaises(ranks.RanksFailed) as caught:
+            ranks.spawn(world, function, **options)
+        return caught.exception
+
+    def hang(self, world: int, function: Function, *words: str) -> ranks.RanksFailed:
+        """The failure of a run that hangs. A slow machine may need longer until all ranks are where they stay."""
+        for seconds in (1, 4, 16, 64, 256):
+            failed = self.failure(world, function, timeout=seconds)
+            if all(word in str(failed) for word in words):
+                break
+        self.assertEqual(failed.kind, "hangs")
+        for word in words:
+            self.assertIn(word, str(failed))
+        return failed
+
+    def test_results_come_in_the_order_of_ranks(self) -> None:
+        def function(rank: int, base: int) -> tuple[int, list[float], str]:  # local, as in a test
+            return base + rank, reduce_of(rank, 1.0).tolist(), os.environ["RANK"] + os.environ["WORLD_SIZE"]
+        self.assertEqual(ranks.spawn(3, function, 10), [(10 + r, [6.0], f"{r}3") for r in range(3)])
+        self.assertEqual(ranks.spawn(1, lambda rank: rank), [0])
+
+    def test_seeds_threads_and_environment(self) -> None:
+        def function(rank: int) -> tuple[typing.Any, ...]:
+            import random
+
+            import torch
+            shared = torch.rand(2).tolist(), random.random()
+            torch.manual_seed(ranks.own_seed(rank))
+            return shared, torch.rand(2).tolist(), torch.get_num_threads(), os.environ["ONE"]
+        runs = [ranks.spawn(2, function, seed=seed, env={"ONE": "1"}) for seed in (3, 3, 4)]
+        self.assertEqual(runs[0], runs[1])
+        self.assertEqual(runs[0][0][0], runs[0][1][0])  # the same on both ranks
+        self.assertNotEqual(runs[0][0][1], runs[0][1][1])  # own_seed
+        self.assertNotEqual(runs[0][0][0], runs[2][0][0])
+        self.assertEqual(runs[0][0][2:], (1, "1"))
+        self.assertNotIn("ONE", os.environ)
+
+    def test_backward_after_backward_in_the_parent(self) -> None:
+        import torch
+
+        def function(rank: int) -> typing.Any:
+            weight = torch.ones(64, 64, requires_grad=True)
+            (torch.ones(512, 64) @ weight).square().mean().backward()
+            return weight.grad.sum() if weight.grad is not None else None
+        alone = function(0)  # has used the engine, and threads
+        self.assertEqual(ranks.spawn(2, function), [alone, alone])
+
+    def test_the_other_method(self) -> None:
+        self.assertEqual([t.item() for t in ranks.spawn(2, reduce_of, 1.0, method="spawn")], [3.0, 3.0])
+        try:
+            import cloudpickle  # type: ignore[import-not-found,unused-ignore] # noqa: F401
+        except ImportError:
+            with self.assertRaisesRegex(Exception, "top of its module, or install cloudpickle"):
+                ranks.spawn(1, lambda rank: 0, method="spawn")
+
+    def test_an_exception_ends_all_with_its_traceback(self) -> None:
+        def function(rank: int) -> None:
+            if rank == 2:
+                raise KeyError("no such shard")
+            reduce_of(rank, 0.0)
+        failed = self.failure(4, function)
+        self.assertEqual((failed.kind, failed.rank, type(failed.exception)), ("raised", 2, KeyError))
+        text = str(failed)
+        self.assertTrue(text.startswith("rank 2 of 4 raised KeyError: 'no such shard'\n\nTraceback"), text)
+        self.assertIn('raise KeyError("no such shard")', text)
+        self.assertNotIn("_rank_process", text)
+
+    def test_all_ranks_raise_the_same(self) -> None:
+        def function(rank: int) -> None:
+            reduce_of(rank, 0.0)
+            raise ValueError("wrong everywhere")
+        text = str(self.failure(2, function))
+        self.assertEqual(text.count("Traceback"), 1, text)
+
+    def test_a_rank_that_dies(self) -> None:
+        ends: list[tuple[typing.Callable[[], typing.Any], str]] = [
+            (lambda: os.kill(os.getpid(), signal.SIGSEGV), "died of SIGSEGV"),
+            (lambda: os.kill(os.getpid(), signal.SIGKILL), "died of SIGKILL (out of memory?)"),
+            (lambda: os._exit(7), "left with exit status 7")]
+        for end, words in ends:
+            def function(rank: int) -> None:
+                reduce_of(rank, 0.0)
+                if rank == 1:
+                    end()  # noqa: B023 (called in this turn)
+                reduce_of(rank, 0.0)
+            failed = self.failure(3, function)
+            self.assertEqual((failed.kind, failed.rank), ("died", 1), str(failed))
+            self.assertIn(f"rank 1 of 3 {words}", str(failed))
+
+    def test_a_rank_that_is_in_no_collective_is_named(self) -> None:
+        def function(rank: int) -> None:
+            if rank == 1:
+                wait_for_ever()
+            reduce_of(rank, 0.0)
+        failed = self.hang(3, function, "rank 1 of 3 hangs", "it is in wait_for_ever", "time.sleep(1)",
+                           "ranks 0 and 2: waiting in all_reduce, called by reduce_of")
+        self.assertEqual(failed.rank, 1)
+
+    def test_a_rank_that_returned_is_named(self) -> None:
+        def function(rank: int) -> None:
+            if rank != 1:
+                reduce_of(rank, 0.0)
+        failed = self.hang(2, function, "rank 1 of 2 returned, and rank 0 still waits in all_reduce")
+        self.assertEqual(failed.rank, 1)
+
+    def test_other_collectives_are_named(self) -> None:
+        def function(rank: int) -> None:
+            import torch.distributed as dist
+            if rank == 2:
+                dist.barrier()
+            reduce_of(rank, 0.0)
+        failed = self.hang(3, function, "different collectives", "ranks 0 and 1 in all_reduce and rank 2 in barrier")
+        self.assertEqual(failed.rank, 2)
+
+    def test_results_and_arguments_that_cannot_be_used(self) -> None:
+        self.assertIn("pickle", str(self.failure(2, lambda rank: lambda: 0)))
+        for wrong in ({"world": 0}, {"timeout": 0}, {"timeout": float("nan")}, {"method": "thread"}):
+            with self.assertRaisesRegex(ValueError, next(iter(wrong))):
+                ranks.spawn(**{"world": 1, "function": reduce_of, **wrong})  # type: ignore[arg-type]
+
+    def test_what_ranks_print_is_printed_by_rank(self) -> None:
+        done = run_python("import os\nfrom anyrank import ranks\n"
+                          "ranks.spawn(2, lambda rank: (print('I am', rank), os.system('echo shell')))\n")
+        expected = "".join(f"--- rank {r} printed ---\nI am {r}\nshell\n" for r in (0, 1))
+        self.assertEqual(done.stdout, expected, done.stderr)
+
+    @unittest.skipUnless(sys.platform == "linux", "looks into /proc")
+    def test_nothing_is_left_running(self) -> None:
+        """After Ctrl-C, and after the parent was killed; what ranks started goes with them where the parent can."""
+        code = ("import os, subprocess, sys, time\nfrom anyrank import ranks\n"
+                "def f(rank):\n"
+                "    child = subprocess.Popen(['sleep', '100000'])\n"
+                "    open(f'{sys.argv[1]}/{rank}.tmp', 'w').write(f'{os.getpid()} {child.pid}')\n"
+                "    os.rename(f'{sys.argv[1]}/{rank}.tmp', f'{sys.argv[1]}/{rank}.pids')\n"
+                "    time.sleep(100000)\n"
+                "ranks.spawn(2, f, timeout=None)\n")
+        environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(ranks.__file__).parents[1])}
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            folder = pathlib.Path(self.path, number.name)
+            folder.mkdir()
+            parent = subprocess.Popen([sys.executable, "-c", code, folder], stderr=subprocess.PIPE, env=environment)
+            while len(list(folder.glob("*.pids"))) < 2 and parent.poll() is None:
+                time.sleep(0.05)
+            pids = [int(pid) for path in folder.glob("*.pids") for pid in path.read_text().split()]
+            self.assertEqual(len(pids), 4, parent.poll())
+            parent.send_signal(number)
+            parent.communicate()
+            left = pids if number == signal.SIGINT else pids[::2]
+            while any(map(running, left)):
+                time.sleep(0.05)  # for ever, where one is left: the run of tests has a limit
+            for pid in filter(running, pids):
+                os.kill(pid, signal.SIGKILL)
+
+
+def running(pid: int) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    unittest.main()
