@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank's process does for anyrank.ranks.spawn: joins the group, runs the function, reports, waits to be let go.
+"""A rank's process in anyrank.ranks.spawn: joins the group, runs the function, reports, waits to be let go.
 
-A rank that has reported keeps its process, and so its connections, until the parent lets it go: the others then fail, or
-hang, where they stand, and not on a connection that was closed.
+A rank that has reported keeps its process, and so its connections, until the parent lets it go: the others then fail,
+or hang, where they stand, and not on a connection that was closed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Job(typing.NamedTuple):
-    """What all ranks of a run share. `payload` instead of `call` where a rank does not begin as a copy of its parent."""
+    """What all ranks of a run share. `payload` replaces `call` where a rank does not begin as a copy of its parent."""
 
     world: int
     folder: str
@@ -143,7 +143,8 @@ def _run(rank: int, job: Job) -> Report:
         except Exception as error:
             raise TypeError(f"a rank's result is sent to the parent by pickle, which {type(result).__name__} does not "
                             f"allow ({error}): return tensors, numbers, or containers of them") from None
-        return Report("returned", data, imported=tuple(m for m in sys.modules if m.startswith("torch.") and m not in before))
+        imported = tuple(name for name in sys.modules if name.startswith("torch.") and name not in before)
+        return Report("returned", data, imported=imported)
     except BaseException as error:
         return _raised(error)
 

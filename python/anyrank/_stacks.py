@@ -37,7 +37,7 @@ def complete(text: str) -> bool:
 
 
 def main_thread(text: str) -> list[Frame]:
-    """The main thread's frames from the innermost on, those of this package's process left out; [] if there are none."""
+    """The main thread's frames from the innermost on, without those that called the function; [] if there are none."""
     threads: list[list[Frame]] = []
     for line in text.split("\n"):
         match = FRAME.match(line)

@@ -92,9 +92,9 @@ def spawn(world: int, function: typing.Callable[..., typing.Any], *args: typing.
           method: str | None = None) -> list[typing.Any]:
     """Calls function(rank, *args) on `world` processes of this machine and returns the results in the order of ranks.
 
-    Every rank has a gloo group over all of them, the same random numbers (`seed`, of random, numpy and torch), `threads`
-    threads, and what torchrun sets (RANK, WORLD_SIZE, ..) besides `env`. What ranks print is printed at the end, a rank
-    at a time. Results come back by pickle.
+    Every rank has a gloo group over all of them, the same random numbers (`seed`, of random, numpy and torch),
+    `threads` threads, and what torchrun sets (RANK, WORLD_SIZE, ..) besides `env`. What ranks print is printed at the
+    end, a rank at a time. Results come back by pickle.
 
     method   "fork" (the default on Linux): a rank begins as a copy of this process, so that function may be a lambda, a
              closure or local to a test, and args need not be picklable. "spawn" (the default elsewhere, and where CUDA
@@ -164,8 +164,9 @@ def _payload(function: typing.Callable[..., typing.Any], args: tuple[typing.Any,
     try:
         return typing.cast(bytes, dumps((function, args)))
     except Exception as error:
-        raise AnyrankError(f"method 'spawn' sends the function and its arguments to the ranks by pickle, and cannot here "
-                           f"({error}): move the function to the top of its module, or install cloudpickle") from None
+        raise AnyrankError(f"method 'spawn' sends the function and its arguments to the ranks by pickle, and cannot "
+                           f"here ({error}): move the function to the top of its module, or install "
+                           "cloudpickle") from None
 
 
 _imported: set[str] = set()  # what ranks have imported of torch on top of what is here
@@ -382,9 +383,9 @@ def _hangs(ranks: list[_Rank], timeout: float) -> RanksFailed:
         named = min(lines.values(), key=len)
         shown = named[0]
         how = ("called at different lines" if len(lines) > 1 else
-               "called at one line: with different groups, or one rank more often than another")
-        text = (f"{_numbers(named)} of {len(ranks)} {'hangs' if len(named) == 1 else 'hang'}: {after} all ranks wait in "
-                f"{next(iter(waits))}, {how}")
+               "called at one line, with different groups or more often by one rank")
+        text = (f"{_numbers(named)} of {len(ranks)} {'hangs' if len(named) == 1 else 'hang'}: {after} all ranks wait "
+                f"in {next(iter(waits))}, {how}")
     listing = _listing(shown.stack or [])
     where = f"\n\n{_numbers([shown])} (innermost last)\n{listing}" if listing else ""
     return RanksFailed(text + _meanwhile(ranks, []) + where, "hangs", named[0].number)
