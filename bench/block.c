@@ -8,9 +8,9 @@
 #define GPT                                                                                                      \
     .layers = 1, .max_positions = 4096, .activation = AR_ACT_GELU_TANH, .norm = AR_NORM_LAYER, .norm_eps = 1e-5, \
     .qkv_bias = true, .out_bias = true, .mlp_bias = true, .causal = true
-#define LLAMA                                                                                                      \
-    .arch = AR_ARCH_LLAMA, .name = "llama", .layers = 1, .max_positions = 4096, .activation = AR_ACT_SILU,         \
-    .gated = true, .norm = AR_NORM_RMS, .norm_eps = 1e-6, .rope = true, .rope_theta = 10000.0, .rope_factor = 1.0, \
+#define LLAMA                                                                                                  \
+    .arch = AR_ARCH_LLAMA, .name = "llama", .layers = 1, .max_positions = 4096, .activation = AR_ACT_SILU,     \
+    .gated = true, .norm = AR_NORM_RMS, .norm_eps = 1e-6, .rope = {.kind = AR_ROPE_DEFAULT, .theta = 10000.0}, \
     .causal = true
 #define SMALL .hidden = 768, .heads = 12, .kv_heads = 12, .head_dim = 64
 #define LARGE .hidden = 4096, .heads = 32, .kv_heads = 8, .head_dim = 128, .ffn = 11008

@@ -389,6 +389,7 @@ static ar_tensor copied(const ari_kernel_bench *b, int side, size_t bytes)
 
 static ar_status buffers_create(ari_kernel_bench *b)
 {
+    static const ar_rope rope = {.kind = AR_ROPE_DEFAULT, .theta = 1e4};
     const size_t n = b->rows * b->cols, half = head_of(b->cols) / 2;
     size_t most = 0;
     for (size_t i = 0; i < KERNELS; i++)
@@ -412,7 +413,7 @@ static ar_status buffers_create(ari_kernel_bench *b)
     AR_TRY(RUN(b, zero, b->norm, 2 * sizeof(int64_t)));
     AR_TRY(RUN(b, alloc, &b->cos, b->rows * half * sizeof(float)));
     AR_TRY(RUN(b, alloc, &b->sin, b->rows * half * sizeof(float)));
-    AR_TRY(RUN(b, rope_tables, b->cos, b->sin, b->rows, 2 * half, 1e4, 1.0, NULL));
+    AR_TRY(RUN(b, rope_tables, b->cos, b->sin, b->rows, 2 * half, &rope));
     AR_TRY(RUN(b, alloc, &b->exponent, sizeof(int32_t)));
     const ar_tensor all = {
         .dtype = AR_F32, .ndim = 2, .shape = {1, n}, .stride = {(ptrdiff_t)n, 1}, .data = b->as[0].x.data};

@@ -79,7 +79,7 @@ static ar_status check_sequence(const ari_asked *a)
     if (a->config.learned_positions && run->seq > a->config.max_positions)
         return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of %s", run->seq,
                             a->config.max_positions, a->config.name);
-    if (!a->v->common.quiet && a->config.rope && run->seq > a->config.max_positions)
+    if (!a->v->common.quiet && a->config.rope.kind && run->seq > a->config.max_positions)
         fprintf(stderr, "note: a sequence of %zu is longer than the %zu positions of %s\n", run->seq,
                 a->config.max_positions, a->config.name);
     return AR_OK;

@@ -188,7 +188,8 @@ static inline int fuzz_config(const uint8_t *data, size_t size)
         fuzz_expect_error(st);
     else
         fuzz_expect(c.kv_heads > 0 && c.heads % c.kv_heads == 0 && c.head_dim > 0 && c.layers > 0 && c.vocab > 0 &&
-                        c.ffn > 0 && c.hidden > 0 && c.max_positions > 0 && (!c.rope || c.head_dim % 2 == 0) &&
+                        c.ffn > 0 && c.hidden > 0 && c.max_positions > 0 &&
+                        (!c.rope.kind || ar_rope_dim(&c.rope, c.head_dim) % 2 == 0) &&
                         memchr(c.name, 0, sizeof c.name) != NULL,
                     "an inconsistent config was accepted");
     return 0;

@@ -13,20 +13,19 @@ namespace ARI_GPU
 /* --- rotary positions --------------------------------------------------------------------------------------------- */
 
 ar_status rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
-                      double theta, double factor, const ar_rope_llama3 *llama3)
+                      const ar_rope *rope)
 {
-    AR_TRY(ari_rope_check(positions, head_dim, theta, factor, llama3));
-    const size_t half = head_dim / 2;
+    AR_TRY(ari_rope_check(positions, head_dim, rope));
+    const size_t turning = ar_rope_dim(rope, head_dim), half = turning / 2;
     const ari_divisor by_half = ari_divisor_of(half);
-    const bool scaled = llama3 != nullptr;
-    const ar_rope_llama3 how = scaled ? *llama3 : ar_rope_llama3{};
+    const ar_rope how = *rope;
+    const float scale = ari_rope_attention(rope);
     return launch_each(d, q, positions * half, [=, cos = dev<float>(cos), sin = dev<float>(sin)] ARI_KERNEL(size_t i) {
         size_t pair = i;
         const size_t position = ari_divide(&by_half, &pair);
-        const float frequency = ari_rope_frequency(theta, factor, scaled ? &how : nullptr, pair, head_dim);
-        const float angle = ari_rope_angle(position, frequency);
-        cos[i] = ari_cos32(angle);
-        sin[i] = ari_sin32(angle);
+        const float angle = ari_rope_angle(position, ari_rope_frequency(&how, pair, turning));
+        cos[i] = ari_cos32(angle) * scale;
+        sin[i] = ari_sin32(angle) * scale;
     });
 }
 

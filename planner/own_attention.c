@@ -234,7 +234,7 @@ ar_status ari_account_attend(ari_account *a, const ari_operation *op)
     AR_TRY(find_blocks(a, &h, op->layer));
     ari_account_take(a, ARI_MEMORY_ATTENTION, h.q + 2.0 * h.k0);
     ari_account_finish(a, &a->x);
-    if (a->c->tapped && !a->again && a->config->rope)
+    if (a->c->tapped && !a->again && a->config->rope.kind)
         ari_account_touch(a, h.q);
     exchange(a, &h, ARI_MEMORY_ATTENTION, 3, (double[]){h.q, h.k0, h.k0}, (double[]){h.q, h.k, h.k}, h.q + 2.0 * h.k);
     gather(a, &h);

@@ -87,7 +87,7 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     n->widest = largest_of(h, largest_of(n->ffn, n->q));
     n->block_matrices = h * (2.0 * n->q + 2.0 * n->kv + n->fc + n->ffn);
     n->largest = h * largest_of(largest_of(n->ffn, (double)c->vocab), n->q + (c->gated ? 0.0 : 2.0 * n->kv));
-    const double rotated = c->rope ? n->q + n->kv : 0.0;
+    const double rotated = c->rope.kind ? n->q + n->kv : 0.0;
     n->block_reference = n->tokens * (6.0 * h + 2.0 * n->q + 2.0 * n->kv + rotated + n->fc + n->ffn) + n->probs;
     if (run->run.dropout > 0.0) /* of the probabilities forward, of two hidden states both ways */
         n->block_reference += n->tokens * 2.0 * h + n->probs / 2.0;

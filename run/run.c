@@ -9,6 +9,7 @@
 
 #include "anyrank/model.h"
 #include "ref/models/family.h"
+#include "ref/numerics/rope_check.h"
 #include "ref/numerics/scalar.h"
 
 #define ANGLE_LIMIT 1048576.0f /* 2^20 */
@@ -56,30 +57,37 @@ ar_status ari_run_check_numerics(const ar_run *r)
     return AR_OK;
 }
 
-static ar_status check_angles(const ar_config *c, size_t seq)
+static ar_status check_angles(const ar_config *c, const ar_rope *r, size_t seq)
 {
-    if (!c->rope || seq == 0)
-        return AR_OK;
-    /* Frequencies fall with the pair's number, or rise where theta is below 1: the largest is the first or the last. */
-    const size_t pair[2] = {0, c->head_dim / 2 - 1};
-    for (int i = 0; i < 2; i++) {
-        const float inv_freq = ari_rope_frequency(c->rope_theta, c->rope_factor, &c->rope_llama3, pair[i], c->head_dim);
-        const float angle = ari_rope_angle(seq - 1, inv_freq);
+    const size_t turning = ar_rope_dim(r, c->head_dim);
+    for (size_t i = 0; i < turning / 2; i++) {
+        const float angle = ari_rope_angle(seq - 1, ari_rope_frequency(r, i, turning));
         if (!(angle < ANGLE_LIMIT))
             return ar_error_set(AR_ERR_CONFIG,
                                 "%s: rope_theta %g gives position %zu the angle %g, expected below 2^20; take a larger "
                                 "rope_theta or a shorter sequence",
-                                c->name, c->rope_theta, seq - 1, (double)angle);
+                                c->name, r->theta, seq - 1, (double)angle);
     }
     return AR_OK;
 }
 
+/* Of a whole row, and of documents so short that another list of factors is theirs. */
+static ar_status check_rope(const ar_config *c, const ar_rope *r, size_t seq)
+{
+    if (!r->kind || seq == 0)
+        return AR_OK;
+    const ar_rope at = ari_rope_at(r, seq, c->head_dim);
+    AR_TRY(check_angles(c, r, seq));
+    return check_angles(c, &at, seq);
+}
+
 ar_status ari_run_check_positions(const ar_config *c, size_t seq)
 {
-    if ((c->learned_positions || c->rope) && seq > c->max_positions)
+    if ((c->learned_positions || c->rope.kind) && seq > c->max_positions)
         return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of %s", seq,
                             c->max_positions, c->name);
-    return check_angles(c, seq);
+    AR_TRY(check_rope(c, &c->rope, seq));
+    return check_rope(c, &c->local_rope, seq);
 }
 
 static ar_status check_loss(const ar_run *r, const ar_config *c)

@@ -33,6 +33,7 @@ typedef struct ar_batch {
     size_t global_batch; /* samples of it; 0: these rows are all of it, and the two below are not looked at */
     size_t first_sample; /* index of row 0 in it */
     size_t targets;      /* T, its target tokens: what every loss and gradient is divided by */
+    size_t longest;      /* ar_batch_longest of it; 0: of these rows */
     /* Of a module whose input is numbers, not ids; zero elsewhere. */
     const float *input; /* [b, the shape of a sample], or NULL */
     int sample_ndim;    /* 1 .. AR_SAMPLE_DIMS */
@@ -50,6 +51,9 @@ void ar_batch_document(const ar_batch *b, size_t row, size_t at, size_t *first, 
 /** The position of the token at place `at` of a row, of which rotary and learned positions are taken: position_ids, or
  *  what has passed of its document. */
 size_t ar_batch_position(const ar_batch *b, size_t row, size_t at);
+/** The largest position of the global batch, and 1: of rotary positions whose frequencies depend on a sequence's length
+ *  the length. `longest` where it is set. */
+size_t ar_batch_longest(const ar_batch *b);
 /** What place `at` of a row must predict: the label of the next place, AR_IGNORE_INDEX at the end of a document. */
 int64_t ar_batch_target(const ar_batch *b, size_t row, size_t at);
 /** The number of places that predict a token: the T of one batch. */

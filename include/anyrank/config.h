@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "anyrank/rope.h"
 #include "anyrank/status.h"
 
 AR_BEGIN_DECLS
@@ -17,14 +18,6 @@ typedef enum ar_arch {
 } ar_arch;
 typedef enum ar_activation { AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU, AR_ACT_NONE } ar_activation;
 typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind;
-
-/** Llama 3's scaling of the rotary frequencies (rope_type "llama3"). With a wave's length 2*pi/f and the positions that
- *  the model was first trained on, n: waves longer than n/low_freq_factor turn slower by `factor`, those shorter than
- *  n/high_freq_factor as before, and those between by a mixture (docs/numerics.md, section 4). */
-typedef struct ar_rope_llama3 {
-    double factor, low_freq_factor, high_freq_factor;
-    size_t original_positions; /* n; 0: no such scaling */
-} ar_rope_llama3;
 
 /* Layers of a model that can each say whether its attention has a window; the ones after them do as the last. */
 #define AR_CONFIG_LAYER_BITS 1024
@@ -48,10 +41,8 @@ typedef struct ar_config {
     bool gated; /* silu(gate)*up in place of act(fc1) */
     ar_norm_kind norm;
     double norm_eps;
-    bool rope; /* rotary positions, halves not interleaved */
-    double rope_theta;
-    double rope_factor; /* linear scaling: positions divided by it; 1 = none */
-    ar_rope_llama3 rope_llama3;
+    ar_rope rope;           /* rotary positions; AR_ROPE_NONE: the model has none */
+    ar_rope local_rope;     /* of the layers with a window, where they have their own; AR_ROPE_NONE: `rope` */
     bool learned_positions; /* wpe [max_positions, hidden] */
     bool qkv_bias, out_bias, mlp_bias;
     bool final_norm;
@@ -72,6 +63,12 @@ static inline size_t ar_config_window(const ar_config *c, size_t layer)
 {
     const size_t bit = layer < AR_CONFIG_LAYER_BITS ? layer : AR_CONFIG_LAYER_BITS - 1;
     return (c->full_attention[bit / 64] >> (bit % 64) & 1) != 0 ? 0 : c->window;
+}
+
+/** The rotary positions of a layer. Borrows c. */
+static inline const ar_rope *ar_config_layer_rope(const ar_config *c, size_t layer)
+{
+    return c->local_rope.kind != AR_ROPE_NONE && ar_config_window(c, layer) > 0 ? &c->local_rope : &c->rope;
 }
 
 /** Reads MODEL/config.json, or MODEL itself if it is a .json file. model_type decides the architecture; docs/models.md

@@ -218,9 +218,10 @@ typedef struct ar_device_ops {
                                const ar_tensor *residual, const ar_row_sum *dgamma, const ar_row_sum *dbeta);
 
     /* --- attention ------------------------------------------------------------------------------------------------ */
-    /* cos, sin [positions, d/2] fp32; llama3 NULL: no such scaling */
+    /* cos, sin [positions, n/2] fp32 of the n features of a head that turn, times the attention factor. Of longrope the
+     * short factors, of dynamic theta as it is. */
     ar_status (*rope_tables)(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
-                             double theta, double factor, const ar_rope_llama3 *llama3);
+                             const ar_rope *rope);
     /* y, x: views [b, s, heads, d] (d contiguous), y may have other strides than x, or be x. direction +1 forward, -1
      * backward (sin negated). Position of row s is s. */
     ar_status (*rope)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,

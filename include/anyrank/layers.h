@@ -184,9 +184,7 @@ typedef struct ar_attention_options {
     const ar_branch_split *split; /* borrowed until return; NULL: colwise, then rowwise, the heads split */
     bool causal;
     size_t window; /* sliding window: key j of query i is masked where j + window <= i; 0: none */
-    bool rope;
-    double rope_theta, rope_factor;
-    ar_rope_llama3 rope_llama3;
+    ar_rope rope;
     size_t max_positions; /* rows of the rotary tables */
     bool fused;           /* q, k, v are one parameter, stored [in, 3*heads*d] (GPT-2's c_attn) */
     /* Hugging Face names below the path; NULL: "q" (fused, where it names the one parameter: "qkv"), "k", "v", "out" */

@@ -45,78 +45,6 @@ static ar_status emit_heads(ari_bl_run *run, const char *part, char pass, const 
     return AR_OK;
 }
 
-/* The result of an operation on frequencies: fp32, but for the binary64 mode. */
-static double stored(const ari_bl_run *run, double x)
-{
-    return run->o->mode == AR_MODE_F64 ? x : (double)(float)x;
-}
-
-/* Llama 3 keeps the frequencies of short waves, divides those of long ones by a factor, and blends in between. Each
- * step is stored as Hugging Face does it: a / tensor is (1 / tensor) * a. */
-static double llama3_frequency(const ari_bl_run *run, double inv_freq)
-{
-    const ar_rope_llama3 *o = &run->c->rope_llama3;
-    const double two_pi = stored(run, 6.283185307179586), context = stored(run, (double)o->original_positions);
-    const double longest_kept = stored(run, (double)o->original_positions / o->high_freq_factor);
-    const double shortest_slowed = stored(run, (double)o->original_positions / o->low_freq_factor);
-    const double wavelength = stored(run, stored(run, 1.0 / inv_freq) * two_pi), factor = stored(run, o->factor);
-    const double slowed = stored(run, inv_freq / factor);
-    if (wavelength < longest_kept || wavelength > shortest_slowed)
-        return wavelength < longest_kept ? inv_freq : slowed;
-    const double waves = stored(run, stored(run, 1.0 / wavelength) * context);
-    const double smooth = stored(run, stored(run, waves - stored(run, o->low_freq_factor)) /
-                                          stored(run, o->high_freq_factor - o->low_freq_factor));
-    const double share = stored(run, stored(run, stored(run, 1.0 - smooth) * inv_freq) / factor);
-    return stored(run, share + stored(run, smooth * inv_freq));
-}
-
-/* The angle that pair i of a head turns by from one position to the next. */
-static double rope_frequency(const ari_bl_run *run, size_t i)
-{
-    const ar_config *c = run->c;
-    const double exponent = -(2.0 * (double)i / (double)c->head_dim);
-    const double unscaled = run->o->mode == AR_MODE_F64 ? ari_exp64(exponent * ari_log64(c->rope_theta))
-                                                        : (double)ari_rope_inv_freq(c->rope_theta, i, c->head_dim);
-    const double frequency = stored(run, unscaled / c->rope_factor);
-    return c->rope_llama3.original_positions > 0 ? llama3_frequency(run, frequency) : frequency;
-}
-
-/* cos and sin of the angle of pair i at a position. */
-static void rope_angle(const ari_bl_run *run, size_t position, size_t i, double *cosine, double *sine)
-{
-    const double exact = (double)position * rope_frequency(run, i);
-    if (run->o->mode == AR_MODE_F64) {
-        *cosine = ari_bl_fl(run, ari_cos64(ari_bl_fl(run, exact)));
-        *sine = ari_bl_fl(run, ari_sin64(ari_bl_fl(run, exact)));
-        return;
-    }
-    const float angle = (float)exact;
-    *cosine = (double)ari_cos32(angle);
-    *sine = (double)ari_sin32(angle);
-}
-
-/* y1 = x1*cos - x2*sin, y2 = x2*cos + x1*sin in place; direction -1 is the backward pass. */
-static void rope(const ari_bl_run *run, double *x, size_t heads, double direction)
-{
-    const size_t half = run->c->head_dim / 2;
-    for (size_t t = 0; t < run->s; t++)
-        for (size_t i = 0; i < half; i++) {
-            double cosine = 0.0, sine = 0.0;
-            for (size_t head = 0, last = SIZE_MAX; head < run->b * heads; head++) {
-                const size_t position = ari_bl_position(run->batch, head / heads, t);
-                if (position != last) {
-                    rope_angle(run, position, i, &cosine, &sine);
-                    sine *= direction;
-                    last = position;
-                }
-                double *row = x + (head * run->s + t) * 2 * half;
-                const double x1 = row[i], x2 = row[half + i];
-                row[i] = ari_bl_branch(run, ari_bl_branch(run, x1 * cosine) - ari_bl_branch(run, x2 * sine));
-                row[half + i] = ari_bl_branch(run, ari_bl_branch(run, x2 * cosine) + ari_bl_branch(run, x1 * sine));
-            }
-        }
-}
-
 /* --- softmax ------------------------------------------------------------------------------------------------------ */
 
 static double exponential(const ari_bl_run *run, double x)
@@ -221,10 +149,10 @@ static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const double *q
     AR_TRY(ari_bl_emit_tokens(run, names->qkv[0], 'f', qkv, ld, 0, q_width));
     AR_TRY(ari_bl_emit_tokens(run, names->qkv[1], 'f', qkv, ld, q_width, kv_width));
     AR_TRY(ari_bl_emit_tokens(run, names->qkv[2], 'f', qkv, ld, q_width + kv_width, kv_width));
-    if (!run->c->rope)
+    if (run->rope->kind == AR_ROPE_NONE)
         return AR_OK;
-    rope(run, a->q, heads, 1.0);
-    rope(run, a->k, groups, 1.0);
+    ari_bl_rotate(run, a->q, heads, 1.0);
+    ari_bl_rotate(run, a->k, groups, 1.0);
     AR_TRY(emit_heads(run, names->rope[0], 'f', a->q, heads));
     return emit_heads(run, names->rope[1], 'f', a->k, groups);
 }
@@ -313,11 +241,11 @@ static ar_status finish_qkv(ari_bl_run *run, double *dqkv, double *dq, double *d
     const ari_bl_names *names = run->names;
     const size_t heads = run->c->heads, groups = run->c->kv_heads, d = run->c->head_dim;
     const size_t q_width = heads * d, kv_width = groups * d, ld = q_width + 2 * kv_width;
-    if (run->c->rope) {
+    if (run->rope->kind != AR_ROPE_NONE) {
         AR_TRY(emit_heads(run, names->rope[0], 'b', dq, heads));
         AR_TRY(emit_heads(run, names->rope[1], 'b', dk, groups));
-        rope(run, dq, heads, -1.0);
-        rope(run, dk, groups, -1.0);
+        ari_bl_rotate(run, dq, heads, -1.0);
+        ari_bl_rotate(run, dk, groups, -1.0);
     }
     AR_TRY(emit_heads(run, names->dqkv[2], 'b', dv, groups));
     AR_TRY(emit_heads(run, names->dqkv[0], 'b', dq, heads));

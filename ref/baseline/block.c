@@ -10,6 +10,7 @@ static void enter(ari_bl_run *run, size_t layer)
 {
     snprintf(run->prefix, sizeof run->prefix, "%s.%zu", run->names->blocks, layer);
     run->window = ar_config_window(run->c, layer);
+    run->rope = ar_config_layer_rope(run->c, layer);
 }
 
 static void leave(ari_bl_run *run)

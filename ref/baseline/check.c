@@ -6,6 +6,29 @@
 
 #include "ref/core/size.h"
 
+static ar_status check_rope(const ar_config *c, const ar_rope *r)
+{
+    const size_t turning = ar_rope_dim(r, c->head_dim);
+    if (r->kind == AR_ROPE_NONE)
+        return AR_OK;
+    if (turning % 2 != 0 || turning > c->head_dim || !(r->theta > 0.0) ||
+        (r->kind != AR_ROPE_DEFAULT && !(r->factor > 0.0)))
+        return ar_error_set(AR_ERR_ARG,
+                            "baseline: rope of %zu features with head_dim %zu, theta %g, factor %g: expected an even "
+                            "number of them and positive numbers",
+                            turning, c->head_dim, r->theta, r->factor);
+    if (r->kind == AR_ROPE_LLAMA3 &&
+        !(r->original_positions > 0 && r->low_freq_factor > 0.0 && r->high_freq_factor > r->low_freq_factor))
+        return ar_error_set(AR_ERR_ARG,
+                            "baseline: rope of Llama 3 of %zu positions with low_freq_factor %g, high_freq_factor %g: "
+                            "expected positive numbers, the third above the second",
+                            r->original_positions, r->low_freq_factor, r->high_freq_factor);
+    if (r->kind == AR_ROPE_LONGROPE && turning / 2 > AR_ROPE_PAIRS)
+        return ar_error_set(AR_ERR_ARG, "baseline: longrope of %zu pairs, expected at most %d", turning / 2,
+                            AR_ROPE_PAIRS);
+    return AR_OK;
+}
+
 static ar_status check_config(const ar_config *c)
 {
     if (c->vocab == 0 || c->hidden == 0 || c->heads == 0 || c->kv_heads == 0 || c->head_dim == 0 || c->ffn == 0)
@@ -16,18 +39,8 @@ static ar_status check_config(const ar_config *c)
     if (c->heads % c->kv_heads != 0)
         return ar_error_set(AR_ERR_ARG, "baseline: %zu heads over %zu kv_heads: expected a multiple", c->heads,
                             c->kv_heads);
-    if (c->rope && (c->head_dim % 2 != 0 || !(c->rope_theta > 0.0) || !(c->rope_factor > 0.0)))
-        return ar_error_set(
-            AR_ERR_ARG,
-            "baseline: rope with head_dim %zu, theta %g, factor %g: expected an even head_dim and positive numbers",
-            c->head_dim, c->rope_theta, c->rope_factor);
-    const ar_rope_llama3 *o = &c->rope_llama3;
-    if (o->original_positions > 0 &&
-        !(o->factor > 0.0 && o->low_freq_factor > 0.0 && o->high_freq_factor > o->low_freq_factor))
-        return ar_error_set(AR_ERR_ARG,
-                            "baseline: rope of Llama 3 with factor %g, low_freq_factor %g, high_freq_factor %g: "
-                            "expected positive numbers, the third above the second",
-                            o->factor, o->low_freq_factor, o->high_freq_factor);
+    AR_TRY(check_rope(c, &c->rope));
+    AR_TRY(check_rope(c, &c->local_rope));
     const ari_bl_names *names = ari_bl_names_of(c->arch);
     if (names == NULL)
         return ar_error_set(AR_ERR_UNSUPPORTED, "baseline: no names for architecture %d", (int)c->arch);
@@ -141,7 +154,7 @@ ar_status ari_bl_check_batch(const ar_config *c, const ar_baseline_options *o, c
     if (batch->seq > c->max_positions)
         return ar_error_set(AR_ERR_ARG, "baseline: seq %zu is longer than max_positions %zu", batch->seq,
                             c->max_positions);
-    if (c->rope && batch->seq >= (size_t)1 << 20) /* the domain of the shared sine and cosine */
+    if (c->rope.kind && batch->seq >= (size_t)1 << 20) /* the domain of the shared sine and cosine */
         return ar_error_set(AR_ERR_UNSUPPORTED, "baseline: seq %zu with rope, expected below 2^20", batch->seq);
     AR_TRY(check_documents(batch));
     return check_masks(c, batch);

@@ -51,6 +51,7 @@ typedef struct ari_bl_run {
     size_t b, s, tokens;       /* tokens = b*s */
     char prefix[160];          /* path of the module that is running; "" for the model itself */
     size_t window;             /* of the block that is running: keys this far back are masked; 0: none */
+    const ar_rope *rope;       /* of the block that is running */
     ari_bl_memory *top;        /* everything allocated and not yet released, last first */
     ar_status memory;          /* why an allocation failed: kept, since the run ends with it */
 } ari_bl_run;
@@ -251,6 +252,9 @@ AR_NODISCARD ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attentio
 /** dqkv from dcontext [tokens, H*d]; emits probs, q_rope, k_rope, v, q, k. */
 AR_NODISCARD ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double *dcontext,
                                                  const ari_bl_attention *saved);
+
+/** Turns queries or keys [b, heads, s, d] by their positions, in place; direction -1 is the backward pass. */
+void ari_bl_rotate(const ari_bl_run *run, double *x, size_t heads, double direction);
 
 /** p[0..n) = softmax of x over the elements with visible[i] (NULL: all), +0 elsewhere; all +0 if none is visible.
  *  The maximum and the sum of the exponentials go to *m and *l. */

@@ -7,25 +7,26 @@
  * d/2). */
 
 /* The slower of the two dimensions is the outer loop: a frequency takes an exp and a log. */
-static void table_column(float *cos, float *sin, float inv_freq, size_t positions, size_t half)
+static void table_column(float *cos, float *sin, float inv_freq, float scale, size_t positions, size_t half)
 {
     for (size_t s = 0; s < positions; s++) {
         const float angle = ari_rope_angle(s, inv_freq);
-        cos[s * half] = ari_cos32(angle);
-        sin[s * half] = ari_sin32(angle);
+        cos[s * half] = ari_cos32(angle) * scale;
+        sin[s * half] = ari_sin32(angle) * scale;
     }
 }
 
 /** Slot rope_tables. Errors: those of ari_rope_check; nothing is written then. */
 ar_status ari_cpu_rope_tables(ar_device *d, ARI_AT_ONCE, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
-                              double theta, double factor, const ar_rope_llama3 *llama3)
+                              const ar_rope *rope)
 {
-    AR_TRY(ari_rope_check(positions, head_dim, theta, factor, llama3));
-    const size_t half = head_dim / 2;
+    AR_TRY(ari_rope_check(positions, head_dim, rope));
+    const size_t turning = ar_rope_dim(rope, head_dim), half = turning / 2;
+    const float scale = ari_rope_attention(rope);
     float *c = cos.ptr, *sn = sin.ptr;
     ARI_PARALLEL_FOR (i, half, d, half * positions) {
-        const float inv_freq = ari_rope_frequency(theta, factor, llama3, i, head_dim);
-        table_column(c + i, sn + i, inv_freq, positions, half);
+        const float inv_freq = ari_rope_frequency(rope, i, turning);
+        table_column(c + i, sn + i, inv_freq, scale, positions, half);
     }
     return AR_OK;
 }

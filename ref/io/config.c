@@ -84,7 +84,7 @@ static ar_status check_config(const ar_config *c, const ari_json_at *at)
     if (c->kv_heads > c->heads || c->heads % c->kv_heads != 0)
         return ar_error_set(AR_ERR_CONFIG, "%s: key 'num_key_value_heads' is %zu, expected a divisor of the %zu heads",
                             name, c->kv_heads, c->heads);
-    if (c->rope && c->head_dim % 2 != 0)
+    if (c->rope.kind && ar_rope_dim(&c->rope, c->head_dim) % 2 != 0)
         return ar_error_set(AR_ERR_CONFIG, "%s: key 'head_dim' is %zu, expected an even number for rotary positions",
                             name, c->head_dim);
     if (!(c->norm_eps >= 0) || isinf(c->norm_eps))
@@ -195,7 +195,6 @@ static ar_status read_config(ar_config *c, const ari_json_at *at)
         if (strcmp(type, models[i].name) != 0)
             continue;
         c->initializer_range = 0.02; /* every Hugging Face default so far */
-        c->rope_factor = 1;
         c->causal = true;
         AR_TRY(ari_config_refuse(at));
         AR_TRY(check_classes(at, &models[i]));

@@ -12,6 +12,7 @@ typedef struct llama_form {
     const char *called;
     size_t kv_heads; /* 0: as many as query heads */
     size_t positions;
+    ari_rope_form rope;
 } llama_form;
 
 static ar_status read_kv_heads(ar_config *c, const ari_json_at *at, const llama_form *form)
@@ -49,7 +50,7 @@ static ar_status read_llama_form(ar_config *c, const ari_json_at *at, const llam
     AR_TRY(ari_config_activation(at, "hidden_act", &c->activation));
     AR_TRY(ari_json_real_or(at, "rms_norm_eps", &c->norm_eps));
     AR_TRY(ari_json_bool_or(at, "tie_word_embeddings", &c->tied));
-    return ari_config_rope(c, at);
+    return ari_config_rope(c, at, &form->rope);
 }
 
 /* fewer: how many of the last keys the model does not know. */

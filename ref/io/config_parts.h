@@ -33,9 +33,29 @@ AR_NODISCARD ar_status ari_config_activation(const ari_json_at *at, const char *
 /** hidden / heads, where the file does not give head_dim. */
 AR_NODISCARD ar_status ari_config_head_dim(ar_config *c, const ari_json_at *at, const char *hidden_key,
                                            const char *heads_key);
-/** Rotary positions: rope_theta with rope_scaling (before transformers 5), or rope_parameters (since). Notes what the
- *  object holds that is not used. max_positions must be set. */
-AR_NODISCARD ar_status ari_config_rope(ar_config *c, const ari_json_at *at);
+
+/* --- rotary positions --------------------------------------------------------------------------------------------- */
+/* What differs between the models. */
+typedef struct ari_rope_form {
+    bool partial;    /* partial_rotary_factor may be less than 1 */
+    bool phi3;       /* the types of Phi-3 alone, with their older names */
+    size_t original; /* original_max_position_embeddings where the file has none beside the object; 0: not there */
+} ari_rope_form;
+/* An object that describes a rotation, where it stands. */
+typedef struct ari_rope_object {
+    const ari_json_at *at; /* what it is in */
+    ari_json_at rope;
+    const char *key;       /* of the object, for notes */
+    const char *otherwise; /* the type where the object names none; NULL: it has to */
+    const ari_rope_form *form;
+} ari_rope_object;
+
+/** c->rope: rope_theta with rope_scaling (before transformers 5), or rope_parameters (since). Notes what the object
+ *  holds that is not used. max_positions and head_dim must be set; 'dynamic' makes max_positions the longest sequence
+ *  that it is for. */
+AR_NODISCARD ar_status ari_config_rope(ar_config *c, const ari_json_at *at, const ari_rope_form *form);
+/** One of several objects, into *r, which has the theta and rotary_dim that hold where the object says nothing. */
+AR_NODISCARD ar_status ari_config_rope_object(ar_config *c, ar_rope *r, const ari_rope_object *o);
 
 /* --- which keys of the attention a layer sees --------------------------------------------------------------------- */
 /** Of a model whose layers have no window: keys that set one are refused. */

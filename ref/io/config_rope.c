@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Rotary positions, as transformers reads them (modeling_rope_utils.py). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -6,107 +7,235 @@
 #include "ref/io/config_parts.h"
 #include "ref/io/file.h"
 
-/* --- rotary positions --------------------------------------------------------------------------------------------- */
-static ar_status read_theta(const ari_json_at *at, double *theta)
+/* --- one number --------------------------------------------------------------------------------------------------- */
+
+/* A number from `least` on, or above it. *out is left as it is where the key is absent. */
+static ar_status read_from(const ari_json_at *at, const char *key, double least, bool above, double *out)
 {
-    AR_TRY(ari_json_real_or(at, "rope_theta", theta));
-    if (!(*theta > 0))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_theta' is %g, expected a positive number", ARI_SHOW(at->name),
-                            *theta);
+    AR_TRY(ari_json_real_or(at, key, out));
+    if (above ? !(*out > least) : !(*out >= least))
+        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %g, expected a %snumber%s", ARI_SHOW(at->name), key, *out,
+                            above ? "positive " : "",
+                            above       ? ""
+                            : least > 0 ? " from 1"
+                                        : " from 0");
     return AR_OK;
 }
 
-/* `type` is the older spelling of `rope_type`. */
-static ar_status read_rope_type(const ari_json_at *rope, const char **type)
+static ar_status read_positive(const ari_json_at *at, const char *key, double *out)
 {
-    const char *older = NULL;
-    AR_TRY(ari_json_string_or(rope, "rope_type", type));
-    AR_TRY(ari_json_string_or(rope, "type", &older));
-    if (*type != NULL && older != NULL && strcmp(*type, older) != 0)
-        return ar_error_set(AR_ERR_CONFIG, "%s: keys 'rope_type' and 'type' differ: '%s' and '%s'",
-                            ARI_SHOW(rope->name), ARI_SHOW(*type), ARI_SHOW(older));
-    *type = *type == NULL ? older : *type;
-    return AR_OK;
+    return read_from(at, key, 0, true, out);
 }
 
 /* At least 1 in every file; smaller ones would make positions larger than anybody trained. */
 static ar_status read_factor(const ari_json_at *rope, double *factor)
 {
     AR_TRY(ari_json_real(rope, "factor", factor));
-    if (!(*factor >= 1))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'factor' is %g, expected a number from 1", ARI_SHOW(rope->name),
-                            *factor);
-    return AR_OK;
+    return read_from(rope, "factor", 1, false, factor);
 }
 
 /* The positions that the model was first trained on: beside the object or in it; Hugging Face takes all of them where
- * neither says. */
-static ar_status read_original(const ari_json_at *at, const ari_json_at *rope, size_t otherwise, size_t *out)
+ * neither says, or what the class has beside it. */
+static ar_status read_original(const ar_config *c, const ari_rope_object *o, size_t *out)
 {
     static const char key[] = "original_max_position_embeddings";
-    size_t outer = 0;
-    *out = otherwise;
-    AR_TRY(ari_config_dim_or(rope, key, out));
-    AR_TRY(ari_config_dim_or(at, key, &outer));
-    if (outer > 0 && ari_json_get(rope, key) != NULL && outer != *out)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %zu, but %zu beside it", ARI_SHOW(rope->name), key, *out,
+    size_t outer = o->form->original;
+    *out = c->max_positions;
+    AR_TRY(ari_config_dim_or(&o->rope, key, out));
+    AR_TRY(ari_config_dim_or(o->at, key, &outer));
+    if (outer > 0 && ari_json_get(&o->rope, key) != NULL && outer != *out)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %zu, but %zu beside it", ARI_SHOW(o->rope.name), key, *out,
                             outer);
     *out = outer > 0 ? outer : *out;
     return AR_OK;
 }
 
-static ar_status read_llama3(ar_config *c, const ari_json_at *at, const ari_json_at *rope)
-{
-    ar_rope_llama3 *o = &c->rope_llama3;
-    AR_TRY(read_factor(rope, &o->factor));
-    AR_TRY(ari_json_real(rope, "low_freq_factor", &o->low_freq_factor));
-    AR_TRY(ari_json_real(rope, "high_freq_factor", &o->high_freq_factor));
-    if (!(o->low_freq_factor > 0))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'low_freq_factor' is %g, expected a positive number",
-                            ARI_SHOW(rope->name), o->low_freq_factor);
-    if (!(o->high_freq_factor > o->low_freq_factor))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'high_freq_factor' is %g, expected more than low_freq_factor, %g",
-                            ARI_SHOW(rope->name), o->high_freq_factor, o->low_freq_factor);
-    return read_original(at, rope, c->max_positions, &o->original_positions);
-}
+/* --- the types ---------------------------------------------------------------------------------------------------- */
 
-/* key: of the object, for notes. `otherwise`: the type where the object names none; NULL: it has to. */
-static ar_status read_scaling(ar_config *c, const ari_json_at *at, const ari_json_at *rope, const char *key,
-                              const char *otherwise)
+static ar_status read_default(ar_config *c, ar_rope *r, const ari_rope_object *o)
 {
-    const char *type = NULL;
-    AR_TRY(read_rope_type(rope, &type));
-    type = type == NULL ? otherwise : type;
-    if (type == NULL)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_type' is missing, expected 'default', 'linear' or 'llama3'",
-                            ARI_SHOW(rope->name));
-    static const char *const all[] = {
-        "type",   "rope_type",       "rope_theta",       "partial_rotary_factor",
-        "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"};
-    size_t used = 4;
-    if (strcmp(type, "linear") == 0) {
-        used = 5;
-        AR_TRY(read_factor(rope, &c->rope_factor));
-    } else if (strcmp(type, "llama3") == 0) {
-        used = sizeof all / sizeof *all;
-        AR_TRY(read_llama3(c, at, rope));
-    } else if (strcmp(type, "default") != 0) {
-        return ar_error_set(AR_ERR_CONFIG,
-                            "%s: key 'rope_type' is '%s', supported are 'default', 'linear' and 'llama3'",
-                            ARI_SHOW(rope->name), ARI_SHOW(type));
-    }
-    ari_config_note_others(c, key, rope->object, all, used);
+    (void)c, (void)r, (void)o;
     return AR_OK;
 }
 
-/* Rotations of a part of the head, of several axes, or that differ by layer. */
-static ar_status refuse_inside(const ari_json_at *rope)
+static ar_status read_linear(ar_config *c, ar_rope *r, const ari_rope_object *o)
+{
+    (void)c;
+    return read_factor(&o->rope, &r->factor);
+}
+
+/* Longer sequences than the file names are what this type is for: up to `factor` times as long. */
+static ar_status read_dynamic(ar_config *c, ar_rope *r, const ari_rope_object *o)
+{
+    AR_TRY(read_factor(&o->rope, &r->factor));
+    if (ar_rope_dim(r, c->head_dim) <= 2)
+        return ar_error_set(AR_ERR_CONFIG, "%s: rope_type 'dynamic' of heads of %zu features, expected more than 2",
+                            ARI_SHOW(o->rope.name), c->head_dim);
+    const double longest = floor(r->factor * (double)c->max_positions);
+    r->original_positions = c->max_positions;
+    c->max_positions = longest < (double)ARI_CONFIG_MAX_DIM ? (size_t)longest : ARI_CONFIG_MAX_DIM;
+    return AR_OK;
+}
+
+static ar_status read_yarn(ar_config *c, ar_rope *r, const ari_rope_object *o)
+{
+    const ari_json_at *rope = &o->rope;
+    AR_TRY(read_original(c, o, &r->original_positions));
+    r->factor = (double)c->max_positions / (double)r->original_positions;
+    if (!json_is_null(json_object_get(rope->object, "factor")))
+        AR_TRY(ari_json_real(rope, "factor", &r->factor)); /* it may be null, and not be absent */
+    AR_TRY(read_from(rope, "factor", 1, false, &r->factor));
+    r->beta_fast = 32;
+    r->beta_slow = 1;
+    AR_TRY(read_positive(rope, "beta_fast", &r->beta_fast));
+    AR_TRY(read_positive(rope, "beta_slow", &r->beta_slow));
+    if (r->beta_fast < r->beta_slow)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'beta_fast' is %g, expected at least beta_slow, %g",
+                            ARI_SHOW(rope->name), r->beta_fast, r->beta_slow);
+    if (!(r->theta > 1))
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_theta' is %g, expected more than 1 with rope_type 'yarn'",
+                            ARI_SHOW(rope->name), r->theta);
+    AR_TRY(read_from(rope, "mscale", 0, false, &r->mscale));
+    AR_TRY(read_from(rope, "mscale_all_dim", 0, false, &r->mscale_all_dim));
+    if (ari_json_get(rope, "attention_factor") != NULL)
+        AR_TRY(read_positive(rope, "attention_factor", &r->attention_factor));
+    r->truncate = !json_is_null(json_object_get(rope->object, "truncate")); /* Python's None is false */
+    return ari_json_bool_or(rope, "truncate", &r->truncate);
+}
+
+static ar_status read_llama3(ar_config *c, ar_rope *r, const ari_rope_object *o)
+{
+    AR_TRY(read_factor(&o->rope, &r->factor));
+    AR_TRY(ari_json_real(&o->rope, "low_freq_factor", &r->low_freq_factor));
+    AR_TRY(ari_json_real(&o->rope, "high_freq_factor", &r->high_freq_factor));
+    AR_TRY(read_positive(&o->rope, "low_freq_factor", &r->low_freq_factor));
+    if (!(r->high_freq_factor > r->low_freq_factor))
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'high_freq_factor' is %g, expected more than low_freq_factor, %g",
+                            ARI_SHOW(o->rope.name), r->high_freq_factor, r->low_freq_factor);
+    return read_original(c, o, &r->original_positions);
+}
+
+/* A positive number for each pair. */
+static ar_status read_factors(const ari_json_at *rope, const char *key, float *out, size_t pairs)
+{
+    const json_t *list = NULL;
+    AR_TRY(ari_json_array(rope, key, &list));
+    if (json_array_size(list) != pairs)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' has %zu entries, expected one for each of %zu pairs",
+                            ARI_SHOW(rope->name), key, json_array_size(list), pairs);
+    for (size_t i = 0; i < pairs; i++) {
+        const json_t *value = json_array_get(list, i);
+        const float factor = (float)json_number_value(value);
+        if (!json_is_number(value) || !(factor > 0) || isinf(factor))
+            return ar_error_set(AR_ERR_CONFIG, "%s: key '%s': entry %zu is %s%.9g, expected a positive number",
+                                ARI_SHOW(rope->name), key, i, json_is_number(value) ? "" : "not a number but ",
+                                (double)factor);
+        out[i] = factor;
+    }
+    return AR_OK;
+}
+
+static ar_status read_longrope(ar_config *c, ar_rope *r, const ari_rope_object *o)
+{
+    const ari_json_at *rope = &o->rope;
+    const size_t pairs = ar_rope_dim(r, c->head_dim) / 2;
+    if (pairs > AR_ROPE_PAIRS)
+        return ar_error_set(AR_ERR_CONFIG, "%s: rope_type 'longrope' of %zu pairs of features, supported are %d",
+                            ARI_SHOW(rope->name), pairs, AR_ROPE_PAIRS);
+    AR_TRY(read_original(c, o, &r->original_positions));
+    AR_TRY(read_factors(rope, "short_factor", r->short_factor, pairs));
+    AR_TRY(read_factors(rope, "long_factor", r->long_factor, pairs));
+    r->factor = (double)c->max_positions / (double)r->original_positions;
+    if (ari_json_get(rope, "factor") != NULL)
+        AR_TRY(read_factor(rope, &r->factor));
+    if (ari_json_get(rope, "attention_factor") != NULL)
+        return read_positive(rope, "attention_factor", &r->attention_factor);
+    if (r->factor > 1 && r->original_positions < 2)
+        return ar_error_set(AR_ERR_CONFIG,
+                            "%s: key 'original_max_position_embeddings' is 1, of which the attention factor cannot be "
+                            "made, expected at least 2, or an 'attention_factor'",
+                            ARI_SHOW(rope->name));
+    return AR_OK;
+}
+
+enum { ROPE_KEYS = 9 };
+static const struct rope_type {
+    char name[12];
+    ar_rope_kind kind;
+    ar_status (*read)(ar_config *c, ar_rope *r, const ari_rope_object *o);
+    const char *keys[ROPE_KEYS]; /* that it reads besides those of all types */
+} types[] = {
+    {"default", AR_ROPE_DEFAULT, read_default, {NULL}},
+    {"linear", AR_ROPE_LINEAR, read_linear, {"factor"}},
+    {"dynamic", AR_ROPE_DYNAMIC, read_dynamic, {"factor"}},
+    {"yarn",
+     AR_ROPE_YARN,
+     read_yarn,
+     {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
+      "mscale_all_dim", "truncate"}},
+    {"llama3",
+     AR_ROPE_LLAMA3,
+     read_llama3,
+     {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}},
+    {"longrope",
+     AR_ROPE_LONGROPE,
+     read_longrope,
+     {"factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"}},
+};
+#define ALL_TYPES "'default', 'linear', 'dynamic', 'yarn', 'llama3' and 'longrope'"
+#define PHI3_TYPES "'default' and 'longrope'"
+
+/* `type` is the older spelling of `rope_type`; Phi-3 calls longrope by two older names. */
+static ar_status read_type(const ari_rope_object *o, const struct rope_type **out)
+{
+    const char *type = NULL, *older = NULL;
+    AR_TRY(ari_json_string_or(&o->rope, "rope_type", &type));
+    AR_TRY(ari_json_string_or(&o->rope, "type", &older));
+    if (type != NULL && older != NULL && strcmp(type, older) != 0)
+        return ar_error_set(AR_ERR_CONFIG, "%s: keys 'rope_type' and 'type' differ: '%s' and '%s'",
+                            ARI_SHOW(o->rope.name), ARI_SHOW(type), ARI_SHOW(older));
+    type = type ? type : older ? older : o->otherwise;
+    if (type == NULL)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_type' is missing, expected one of %s", ARI_SHOW(o->rope.name),
+                            o->form->phi3 ? PHI3_TYPES : ALL_TYPES);
+    if (o->form->phi3 && (strcmp(type, "su") == 0 || strcmp(type, "yarn") == 0))
+        type = "longrope";
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        const bool allowed = !o->form->phi3 || types[i].kind == AR_ROPE_DEFAULT || types[i].kind == AR_ROPE_LONGROPE;
+        if (allowed && strcmp(type, types[i].name) == 0) {
+            *out = &types[i];
+            return AR_OK;
+        }
+    }
+    return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_type' is '%s', supported are %s", ARI_SHOW(o->rope.name),
+                        ARI_SHOW(type), o->form->phi3 ? PHI3_TYPES : ALL_TYPES);
+}
+
+/* --- the object --------------------------------------------------------------------------------------------------- */
+
+/* The part of a head that turns, int(head_dim*factor): beside the object or in it. */
+static ar_status read_partial(const ar_config *c, ar_rope *r, const ari_json_at *at, bool supported)
 {
     double partial = 1;
-    AR_TRY(ari_json_real_or(rope, "partial_rotary_factor", &partial));
-    if (partial != 1)
+    AR_TRY(ari_json_real_or(at, "partial_rotary_factor", &partial));
+    if (!supported && partial != 1)
         return ar_error_set(AR_ERR_CONFIG, "%s: key 'partial_rotary_factor' is %g, only 1 is supported",
-                            ARI_SHOW(rope->name), partial);
+                            ARI_SHOW(at->name), partial);
+    if (partial == 1)
+        return AR_OK;
+    const size_t dim = partial > 0 && partial < 1 ? (size_t)((double)c->head_dim * partial) : 0;
+    if (dim == 0 || dim % 2 != 0)
+        return ar_error_set(AR_ERR_CONFIG,
+                            "%s: key 'partial_rotary_factor' is %g, of heads of %zu features: expected one from 0 to 1 "
+                            "with which an even number of features turns",
+                            ARI_SHOW(at->name), partial, c->head_dim);
+    r->rotary_dim = dim;
+    return AR_OK;
+}
+
+/* Rotations of several axes, or that differ by layer where the model's do not. */
+static ar_status refuse_inside(const ari_json_at *rope)
+{
     if (ari_json_get(rope, "mrope_section") != NULL)
         return ari_config_refuse_key(rope, "mrope_section", "null");
     const char *inner;
@@ -120,32 +249,50 @@ static ar_status refuse_inside(const ari_json_at *rope)
     return AR_OK;
 }
 
-static ar_status read_rope_object(ar_config *c, const ari_json_at *at, const char *key, const char *otherwise)
+ar_status ari_config_rope_object(ar_config *c, ar_rope *r, const ari_rope_object *o)
+{
+    static const char *const common[] = {"type", "rope_type", "rope_theta", "partial_rotary_factor"};
+    const char *keys[4 + ROPE_KEYS];
+    const struct rope_type *type = NULL;
+    const double outer = r->theta;
+    size_t used = 0;
+    AR_TRY(refuse_inside(&o->rope));
+    AR_TRY(read_partial(c, r, &o->rope, o->form->partial));
+    AR_TRY(read_positive(&o->rope, "rope_theta", &r->theta));
+    if (ari_json_get(o->at, "rope_theta") != NULL && r->theta != outer)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_theta' is %g, but %g beside it", ARI_SHOW(o->rope.name),
+                            r->theta, outer);
+    AR_TRY(read_type(o, &type));
+    r->kind = type->kind;
+    AR_TRY(type->read(c, r, o));
+    for (; used < sizeof common / sizeof *common; used++)
+        keys[used] = common[used];
+    for (size_t i = 0; type->keys[i]; i++)
+        keys[used++] = type->keys[i];
+    ari_config_note_others(c, o->key, o->rope.object, keys, used);
+    return AR_OK;
+}
+
+static ar_status read_object(ar_config *c, const ari_json_at *at, const ari_rope_form *form, const char *key,
+                             const char *otherwise)
 {
     char name[2 * ARI_PRINTABLE];
     const json_t *object = NULL;
     AR_TRY(ari_json_object(at, key, &object));
     snprintf(name, sizeof name, "%s: in '%s'", ARI_SHOW(at->name), key);
-    const ari_json_at rope = {object, name, at->code};
-    AR_TRY(refuse_inside(&rope));
-    double theta = c->rope_theta;
-    AR_TRY(read_theta(&rope, &theta));
-    if (ari_json_get(at, "rope_theta") != NULL && theta != c->rope_theta)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_theta' is %g, but %g beside it", name, theta, c->rope_theta);
-    c->rope_theta = theta;
-    return read_scaling(c, at, &rope, key, otherwise);
+    return ari_config_rope_object(c, &c->rope, &(ari_rope_object){at, {object, name, at->code}, key, otherwise, form});
 }
 
-ar_status ari_config_rope(ar_config *c, const ari_json_at *at)
+ar_status ari_config_rope(ar_config *c, const ari_json_at *at, const ari_rope_form *form)
 {
-    c->rope = true;
-    c->rope_theta = 10000;
-    AR_TRY(read_theta(at, &c->rope_theta));
+    c->rope = (ar_rope){.kind = AR_ROPE_DEFAULT, .theta = 10000};
+    AR_TRY(read_positive(at, "rope_theta", &c->rope.theta));
+    AR_TRY(read_partial(c, &c->rope, at, form->partial));
     const bool now = ari_json_get(at, "rope_parameters") != NULL, before = ari_json_get(at, "rope_scaling") != NULL;
     if (now && before)
         return ar_error_set(AR_ERR_CONFIG, "%s: keys 'rope_parameters' and 'rope_scaling' are both set, expected one",
                             ARI_SHOW(at->name));
     if (now)
-        return read_rope_object(c, at, "rope_parameters", "default");
-    return before ? read_rope_object(c, at, "rope_scaling", NULL) : AR_OK;
+        return read_object(c, at, form, "rope_parameters", "default");
+    return before ? read_object(c, at, form, "rope_scaling", NULL) : AR_OK;
 }

@@ -64,6 +64,29 @@ size_t ar_batch_position(const ar_batch *b, size_t row, size_t at)
     return at - first;
 }
 
+/* The length of the longest document of the rows. */
+static size_t longest_document(const ar_batch *b)
+{
+    size_t longest = 0;
+    for (size_t i = 0, length = 0; i < b->batch * b->seq; i++) {
+        length = i % b->seq == 0 || b->documents[i] != b->documents[i - 1] ? 1 : length + 1;
+        longest = length > longest ? length : longest;
+    }
+    return longest;
+}
+
+size_t ar_batch_longest(const ar_batch *b)
+{
+    size_t longest = b->longest;
+    if (longest > 0)
+        return longest;
+    for (size_t i = 0; b->position_ids && i < b->batch * b->seq; i++)
+        longest = (size_t)b->position_ids[i] >= longest ? (size_t)b->position_ids[i] + 1 : longest;
+    if (b->position_ids)
+        return longest;
+    return b->documents ? longest_document(b) : b->seq;
+}
+
 int64_t ar_batch_target(const ar_batch *b, size_t row, size_t at)
 {
     const int64_t *labels = b->labels ? b->labels : b->input_ids;

@@ -294,4 +294,5 @@ void ar_parallel_slice(ar_batch *out, const ar_parallel *p, const ar_batch *glob
     out->target = global->target ? global->target + start * global->target_width : NULL;
     out->global_batch = global->batch;
     out->first_sample = start;
+    out->longest = ar_batch_longest(global);
 }

@@ -2,19 +2,22 @@
 #ifndef ARI_NUMERICS_ROPE_CHECK_H
 #define ARI_NUMERICS_ROPE_CHECK_H
 
-#include <stddef.h>
-
-#include "anyrank/config.h"
-#include "anyrank/status.h"
+#include "anyrank/rope.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/** Whether the slot rope_tables can make these tables. Errors: AR_ERR_ARG (head_dim odd, a factor not positive, or a
- *  last position whose angle is 2^20 or more: sine and cosine are defined below that). */
-AR_NODISCARD ar_status ari_rope_check(size_t positions, size_t head_dim, double theta, double factor,
-                                      const ar_rope_llama3 *llama3);
+/** Whether the slot rope_tables can make these tables. Errors: AR_ERR_ARG (an odd number of features that turn, or more
+ *  than a head has; a number that the kind cannot have; or a last position whose angle is 2^20 or more: sine and cosine
+ *  are defined below that). */
+AR_NODISCARD ar_status ari_rope_check(size_t positions, size_t head_dim, const ar_rope *rope);
+
+/** The rotation of a sequence of `length` positions, whose frequencies depend on the pair alone: dynamic with the theta
+ *  of that length, longrope with the list of that length as the short one. Others as they are. */
+ar_rope ari_rope_at(const ar_rope *rope, size_t length, size_t head_dim);
+/** A number that two lengths share if and only if their frequencies are the same. */
+size_t ari_rope_length(const ar_rope *rope, size_t length);
 
 #ifdef __cplusplus
 }

@@ -13,6 +13,7 @@
 #include "ref/numerics/elementary.h"
 #include "ref/numerics/integer_sum.h"
 #include "ref/numerics/philox.h"
+#include "ref/numerics/rope.h"
 
 /* --- norms: h the width, S a row sum ------------------------------------------------------------------------------ */
 
@@ -84,71 +85,6 @@ ARI_FN float ari_softmax_exp(float x, float m)
 ARI_FN float ari_softmax_p(float e, double l)
 {
     return ari_round32((double)e / l);
-}
-
-/* --- rotary positions --------------------------------------------------------------------------------------------- */
-
-/** fl32(exp(-(2i/d)*log(theta))), i = 0..d/2-1. */
-ARI_FN float ari_rope_inv_freq(double theta, size_t i, size_t d)
-{
-    return ari_round32(ari_exp64(-(2.0 * (double)i / (double)d) * ari_log64(theta)));
-}
-
-/** Linear scaling: fl32(inv_freq/factor), divided in binary64. */
-ARI_FN float ari_rope_scaled(float inv_freq, double factor)
-{
-    return ari_round32((double)inv_freq / factor);
-}
-
-/** Llama 3's scaling (transformers, modeling_rope_utils.py), every operation rounded to fp32 as there, where a
- *  number over a tensor is the tensor's reciprocal times the number: with wave = (1/f)*2pi, n = original_positions, low
- *  and high the two factors: f/factor where wave > n/low; f where wave < n/high; else ((1 - t)*f)/factor + t*f with
- *  t = ((1/wave)*n - low)/(high - low). n = 0: f. */
-ARI_FN float ari_rope_llama3(float f, const ar_rope_llama3 *o)
-{
-    if (o->original_positions == 0)
-        return f;
-    const double n = (double)o->original_positions;
-    const float low = (float)o->low_freq_factor, factor = (float)o->factor;
-    const float wave = (1.0f / f) * 6.28318530717958647693f;
-    if (wave > (float)(n / o->low_freq_factor))
-        return f / factor;
-    if (wave < (float)(n / o->high_freq_factor))
-        return f;
-    const float ratio = (1.0f / wave) * (float)n;
-    const float t = (ratio - low) / (float)(o->high_freq_factor - o->low_freq_factor);
-    const float slow = (1.0f - t) * f;
-    const float fast = t * f;
-    return slow / factor + fast;
-}
-
-/** Pair i's frequency with all that a config may say; llama3 NULL: without that. */
-ARI_FN float ari_rope_frequency(double theta, double factor, const ar_rope_llama3 *llama3, size_t i, size_t d)
-{
-    const float f = ari_rope_scaled(ari_rope_inv_freq(theta, i, d), factor);
-    return llama3 ? ari_rope_llama3(f, llama3) : f;
-}
-
-/** fl32(position*inv_freq). */
-ARI_FN float ari_rope_angle(size_t position, float inv_freq)
-{
-    return ari_round32((double)position * (double)inv_freq); /* exact in binary64 below 2^29 */
-}
-
-/** fl32(fl32(x1*c) - fl32(x2*s)), x1 and x2 from the first and second half of the head. Backward: s negated. */
-ARI_FN float ari_rope_first(float x1, float x2, float c, float s)
-{
-    const float u = x1 * c;
-    const float v = x2 * s;
-    return ari_canonical32(u - v);
-}
-
-/** fl32(fl32(x2*c) + fl32(x1*s)). */
-ARI_FN float ari_rope_second(float x1, float x2, float c, float s)
-{
-    const float u = x2 * c;
-    const float v = x1 * s;
-    return ari_canonical32(u + v);
 }
 
 /* --- gated MLP ---------------------------------------------------------------------------------------------------- */

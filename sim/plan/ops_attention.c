@@ -60,7 +60,7 @@ static size_t local_elements(ari_walk *w, int n, const ari_op_value *v)
 void ari_walk_rope(ari_walk *w)
 {
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ROPE, ARI_ATTENTION);
-    if (!w->config->rope)
+    if (!w->config->rope.kind)
         return;
     op->made = by_heads(w);
     op->inputs = qkv_values(w, op->input, 2, AS_PROJECTED);

@@ -152,7 +152,8 @@ static void rotary_positions_are_their_definition_and_turn_back(void)
 {
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_batch batch = tiny_batch();
-    c.rope_factor = 3.0;
+    c.rope.kind = AR_ROPE_LINEAR;
+    c.rope.factor = 3.0;
     run_or_fail(&c, AR_MODE_EXACT, &batch, &t);
     check_rope(LAYER "self_attn.q_proj", LAYER "self_attn.q_rope", 'f', HEADS, 1.0F, 3.0);
     check_rope(LAYER "self_attn.k_proj", LAYER "self_attn.k_rope", 'f', HEADS / 2, 1.0F, 3.0);

@@ -131,7 +131,8 @@ Test(baseline_gradcheck, llama_with_padding_and_ignored_labels)
 {
     ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
     ar_batch batch = tiny_batch();
-    c.rope_factor = 2.0;
+    c.rope.kind = AR_ROPE_LINEAR;
+    c.rope.factor = 2.0;
     batch.padding_mask = padding;
     batch.labels = some_labels;
     check_gradients("llama, padding, ignored labels, scaled rope", &c, &batch);
@@ -145,8 +146,12 @@ Test(baseline_gradcheck, llama_with_a_window_in_one_layer_and_blended_frequencie
     ar_batch batch = tiny_batch();
     c.window = 2;
     c.full_attention[0] = 2;
-    c.rope_theta = 100.0;
-    c.rope_llama3 = (ar_rope_llama3){8.0, 1.0, 2.0, 80};
+    c.rope = (ar_rope){.kind = AR_ROPE_LLAMA3,
+                       .theta = 100.0,
+                       .factor = 8.0,
+                       .low_freq_factor = 1.0,
+                       .high_freq_factor = 2.0,
+                       .original_positions = 80};
     batch.padding_mask = padding;
     check_gradients("llama, a window in layer 0, llama3", &c, &batch);
 }

@@ -178,15 +178,14 @@ static inline ar_config tiny_config(ar_arch arch, size_t layers)
                    .gated = true,
                    .norm = AR_NORM_RMS,
                    .norm_eps = 1e-5,
-                   .rope = true,
-                   .rope_theta = 100.0,
-                   .rope_factor = 1.0,
+                   .rope = {.kind = AR_ROPE_DEFAULT, .theta = 100.0},
                    .final_norm = true,
                    .causal = true,
                    .initializer_range = 0.3};
     if (arch == AR_ARCH_LLAMA)
         return c;
-    c.gated = c.rope = false;
+    c.gated = false;
+    c.rope.kind = AR_ROPE_NONE;
     c.norm = AR_NORM_LAYER;
     c.activation = AR_ACT_GELU_TANH;
     c.mlp_bias = true;

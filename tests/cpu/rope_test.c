@@ -12,7 +12,8 @@ Test(rope, tables_hold_cos_and_sin_of_position_times_frequency)
             ar_device d = test_device(1 + (int)(i & 1u));
             const size_t positions = 131, half = dims[i] / 2;
             float *c = new_values(positions * half, ORDINARY, 1), *s = new_copy(c, positions * half);
-            assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), positions, dims[i], 10000.0, factors[f], NULL));
+            const ar_rope rope = {.kind = AR_ROPE_LINEAR, .theta = 10000.0, .factor = factors[f]};
+            assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), positions, dims[i], &rope));
             for (size_t n = 0; n < positions * half; n++) {
                 const double exponent = -(2.0 * (double)(n % half) / (double)dims[i]);
                 const float inv_freq = (float)((double)(float)ari_exp64(exponent * ari_log64(10000.0)) / factors[f]);
@@ -25,20 +26,55 @@ Test(rope, tables_hold_cos_and_sin_of_position_times_frequency)
         }
 }
 
+#define LLAMA3_OF(by, low, high, n)                                                                           \
+    {                                                                                                         \
+        .kind = AR_ROPE_LLAMA3, .theta = 1e4, .factor = by, .low_freq_factor = low, .high_freq_factor = high, \
+        .original_positions = n                                                                               \
+    }
+
+static const ar_rope plain = {.kind = AR_ROPE_DEFAULT, .theta = 1e4};
+
 Test(rope, tables_refuse_what_has_no_meaning)
 {
     ar_device d = test_device(1);
     float c[4] = {7, 7, 7, 7}, s[4] = {7, 7, 7, 7};
-    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 3, 1e4, 1.0, NULL), AR_ERR_ARG);
-    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, 1e4, 0.0, NULL), AR_ERR_ARG);
-    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, -1.0, 1.0, NULL), AR_ERR_ARG);
-    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), ((size_t)1 << 20) + 1, 2, 1e4, 1.0, NULL), AR_ERR_ARG);
-    const ar_rope_llama3 bad[] = {{0.0, 1.0, 4.0, 64}, {8.0, 0.0, 4.0, 64}, {8.0, 4.0, 4.0, 64}, {8.0, 4.0, 1.0, 64}};
+    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 3, &plain), AR_ERR_ARG);
+    cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), ((size_t)1 << 20) + 1, 2, &plain), AR_ERR_ARG);
+    const ar_rope bad[] = {
+        {.kind = AR_ROPE_LINEAR, .theta = 1e4, .factor = 0.0},
+        {.kind = AR_ROPE_DEFAULT, .theta = -1.0},
+        {.kind = AR_ROPE_DEFAULT, .theta = 1e4, .rotary_dim = 3},
+        {.kind = AR_ROPE_DEFAULT, .theta = 1e4, .rotary_dim = 6},
+        {.kind = AR_ROPE_DYNAMIC, .theta = 1e4, .factor = 2.0, .original_positions = 0},
+        {.kind = AR_ROPE_DYNAMIC, .theta = 1e4, .factor = 2.0, .original_positions = 8, .rotary_dim = 2},
+        {.kind = AR_ROPE_YARN,
+         .theta = 1e4,
+         .factor = 2.0,
+         .beta_fast = 1.0,
+         .beta_slow = 2.0,
+         .original_positions = 8},
+        {.kind = AR_ROPE_YARN,
+         .theta = 1.0,
+         .factor = 2.0,
+         .beta_fast = 2.0,
+         .beta_slow = 1.0,
+         .original_positions = 8},
+        {.kind = AR_ROPE_LONGROPE, .theta = 1e4, .factor = 2.0, .original_positions = 8, .short_factor = {1.0f, 1.0f}},
+        {.kind = AR_ROPE_LONGROPE,
+         .theta = 1e4,
+         .factor = 2.0,
+         .original_positions = 1,
+         .short_factor = {1.0f, 1.0f},
+         .long_factor = {1.0f, 1.0f}},
+        LLAMA3_OF(0.0, 1.0, 4.0, 64),
+        LLAMA3_OF(8.0, 0.0, 4.0, 64),
+        LLAMA3_OF(8.0, 4.0, 4.0, 64),
+        LLAMA3_OF(8.0, 4.0, 1.0, 64)};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, 1e4, 1.0, &bad[i]), AR_ERR_ARG);
+        cr_assert_eq(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 4, &bad[i]), AR_ERR_ARG, "case %zu", i);
     cr_assert(c[0] == 7.0f && s[0] == 7.0f);
-    assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 0, 2, 1e4, 1.0, NULL));
-    assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, 1e4, 1.0, NULL));
+    assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 0, 2, &plain));
+    assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 1, 2, &plain));
     cr_assert(c[0] == 1.0f && ari_bits32(s[0]) == 0);
 }
 
@@ -46,9 +82,10 @@ Test(rope, tables_refuse_what_has_no_meaning)
  * ["llama3"]): Llama 3.1's own scaling, and two others; kept, blended and slowed ones. */
 Test(rope, scaling_of_llama_3_has_the_bits_of_hugging_face)
 {
-    static const ar_rope_llama3 own = {8.0, 1.0, 4.0, 8192}, narrow = {4.0, 1.0, 3.0, 64}, odd = {32.0, 0.7, 2.9, 333};
+    static const ar_rope own = LLAMA3_OF(8.0, 1.0, 4.0, 8192), narrow = LLAMA3_OF(4.0, 1.0, 3.0, 64),
+                         odd = LLAMA3_OF(32.0, 0.7, 2.9, 333);
     static const struct {
-        const ar_rope_llama3 *scaling;
+        const ar_rope *scaling;
         float before, after;
     } cases[] = {
         {&own, 0x1.0p+0f, 0x1.0p+0f},
@@ -75,10 +112,11 @@ Test(rope, scaling_of_llama_3_has_the_bits_of_hugging_face)
 
 Test(rope, tables_hold_the_frequencies_of_llama_3)
 {
-    const ar_rope_llama3 scaling = {4.0, 1.0, 3.0, 64};
+    ar_rope scaling = LLAMA3_OF(4.0, 1.0, 3.0, 64);
+    scaling.theta = 316.0;
     ar_device d = test_device(1);
     float c[3 * 10], s[3 * 10];
-    assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 3, 20, 316.0, 1.0, &scaling));
+    assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), 3, 20, &scaling));
     for (size_t i = 0; i < 10; i++) {
         const float f = ari_rope_llama3(ari_rope_inv_freq(316.0, i, 20), &scaling), angle = 2.0f * f;
         const float expected = ari_sin32(angle);
@@ -140,7 +178,7 @@ static void check(const rope_case *c, enum values kind, int direction, int threa
     float *in = new_values(n, kind, 1), *original = new_copy(in, n),
           *out = new_values(c->b * c->s * width, ORDINARY, 2);
     float *cos = malloc(c->s * half * sizeof *cos), *sin = malloc(c->s * half * sizeof *sin);
-    assert_ok(ari_cpu_rope_tables(&dev, NULL, buf(cos), buf(sin), c->s, c->d, 10000.0, 1.0, NULL));
+    assert_ok(ari_cpu_rope_tables(&dev, NULL, buf(cos), buf(sin), c->s, c->d, &plain));
     const ar_tensor x = in_rows(in, c, ld), kept = in_rows(original, c, ld), y = by_heads(out, c);
     assert_ok(ari_cpu_rope(&dev, NULL, &y, &x, cbuf(cos), cbuf(sin), direction));
     assert_bits(in, original, n, "the input");

@@ -93,25 +93,25 @@ void norm_backward_cases(device_pair *p)
 
 /* --- rotary positions --------------------------------------------------------------------------------------------- */
 
-static void rope_tables_case(device_pair *p, size_t positions, size_t d, double theta, double factor,
-                             const ar_rope_llama3 *llama3)
+static void rope_tables_case(device_pair *p, size_t positions, size_t d, const ar_rope *rope)
 {
-    pair_begin(p, "%zu positions, head size %zu, theta %g, factor %g%s", positions, d, theta, factor,
-               llama3 ? ", llama3" : "");
-    const pair_buf cos = pair_words(p, "cos", PAIR_W32, positions * (d / 2));
-    const pair_buf sin = pair_words(p, "sin", PAIR_W32, positions * (d / 2));
-    PAIR_RUN(p, rope_tables, cos.at[s], sin.at[s], positions, d, theta, factor, llama3);
+    pair_begin(p, "%zu positions, %zu of head size %zu, theta %g, kind %d", positions, ar_rope_dim(rope, d), d,
+               rope->theta, (int)rope->kind);
+    const pair_buf cos = pair_words(p, "cos", PAIR_W32, positions * (ar_rope_dim(rope, d) / 2));
+    const pair_buf sin = pair_words(p, "sin", PAIR_W32, positions * (ar_rope_dim(rope, d) / 2));
+    PAIR_RUN(p, rope_tables, cos.at[s], sin.at[s], positions, d, rope);
     pair_end(p);
 }
 
 /* Both refuse it, with the same status. */
-static void rope_tables_refuse(device_pair *p, size_t positions, size_t d, double theta, double factor)
+static void rope_tables_refuse(device_pair *p, size_t positions, size_t d, const ar_rope *rope)
 {
-    pair_begin(p, "refused: %zu positions, head size %zu, theta %g, factor %g", positions, d, theta, factor);
+    pair_begin(p, "refused: %zu positions, head size %zu, theta %g, kind %d", positions, d, rope->theta,
+               (int)rope->kind);
     const pair_buf cos = pair_words(p, "cos", PAIR_W32, 64), sin = pair_words(p, "sin", PAIR_W32, 64);
     for (int s = 0; s < 2 && pair_ready(p); s++) {
-        const ar_status st = p->side[s]->ops->rope_tables(p->side[s], p->queue[s], cos.at[s], sin.at[s], positions, d,
-                                                          theta, factor, NULL);
+        const ar_status st =
+            p->side[s]->ops->rope_tables(p->side[s], p->queue[s], cos.at[s], sin.at[s], positions, d, rope);
         if (st == AR_ERR_UNSUPPORTED)
             pair_ran(p, s, st);
         else if (st != AR_ERR_ARG)
@@ -122,21 +122,34 @@ static void rope_tables_refuse(device_pair *p, size_t positions, size_t d, doubl
 
 void rope_tables_cases(device_pair *p)
 {
-    static const ar_rope_llama3 scalings[] = {
-        {8.0, 1.0, 4.0, 8192}, {32.0, 1.0, 4.0, 256}, {8.0, 1.0, 4.0, 0}, {4.0, 0.5, 2.0, 16}};
     static const size_t sizes[] = {2, 6, 64, 128, 96};
     static const size_t positions[] = {0, 1, 31, 33, 300};
     static const double thetas[] = {10000.0, 500000.0, 1000000.0, 7.5};
+    ar_rope plain = {.kind = AR_ROPE_DEFAULT, .theta = 10000.0};
     for (size_t i = 0; i < 5; i++)
-        for (size_t k = 0; k < 5 && pair_goes_on(p); k++) {
-            const size_t n = p->round > 0 ? pair_below(p, 500) : positions[k];
-            rope_tables_case(p, n, sizes[i], thetas[k % 4], k == 2 ? 4.0 : 1.0, k % 2 ? &scalings[i % 4] : NULL);
+        for (int kind = AR_ROPE_DEFAULT; kind <= AR_ROPE_LONGROPE && pair_goes_on(p); kind++) {
+            ar_rope rope = {.kind = (ar_rope_kind)kind,
+                            .theta = thetas[pair_below(p, 4)],
+                            .factor = 1.0 + (double)pair_below(p, 8),
+                            .low_freq_factor = 0.5,
+                            .high_freq_factor = 2.0 + (double)pair_below(p, 3),
+                            .beta_fast = 16.0,
+                            .beta_slow = 0.5 + (double)pair_below(p, 2),
+                            .truncate = pair_below(p, 2) == 0,
+                            .original_positions = 16 + pair_below(p, 300)};
+            const size_t n = p->round > 0 ? pair_below(p, 500) : positions[kind % 5];
+            rope.rotary_dim = pair_below(p, 3) == 0 ? 2 + 2 * pair_below(p, sizes[i] / 2) : 0;
+            if (kind == AR_ROPE_DYNAMIC && ar_rope_dim(&rope, sizes[i]) <= 2)
+                continue;
+            for (size_t k = 0; k < sizes[i] / 2; k++)
+                rope.short_factor[k] = rope.long_factor[k] = 1.0f + (float)pair_below(p, 100) * 0.37f;
+            rope_tables_case(p, n, sizes[i], &rope);
         }
-    rope_tables_case(p, 100000, 4, 10000.0, 1.0, NULL);
-    rope_tables_refuse(p, 4, 7, 10000.0, 1.0);
-    rope_tables_refuse(p, 4, 8, 10000.0, 0.0);
-    rope_tables_refuse(p, 4, 8, -1.0, 1.0);
-    rope_tables_refuse(p, (size_t)1 << 21, 8, 10000.0, 1.0);
+    rope_tables_case(p, 100000, 4, &plain);
+    rope_tables_refuse(p, 4, 7, &plain);
+    rope_tables_refuse(p, (size_t)1 << 21, 8, &plain);
+    rope_tables_refuse(p, 4, 8, &(ar_rope){.kind = AR_ROPE_LINEAR, .theta = 10000.0});
+    rope_tables_refuse(p, 4, 8, &(ar_rope){.kind = AR_ROPE_DEFAULT, .theta = -1.0});
 }
 
 static void rope_case(device_pair *p, const size_t shape[4], pair_layout to, pair_layout from, int direction,

@@ -40,9 +40,10 @@ static ar_config read(const char *base, const char *more)
 static void qwen2_has_biases_of_q_k_and_v_and_no_others(void)
 {
     const ar_config c = read(QWEN2, "");
-    cr_expect(c.arch == AR_ARCH_LLAMA && c.gated && c.rope && c.norm == AR_NORM_RMS && c.norm_eps == 1e-6 && !c.tied);
+    cr_expect(c.arch == AR_ARCH_LLAMA && c.gated && c.rope.kind && c.norm == AR_NORM_RMS && c.norm_eps == 1e-6 &&
+              !c.tied);
     cr_expect(c.qkv_bias && !c.out_bias && !c.mlp_bias);
-    cr_expect(c.max_positions == 32768 && c.rope_theta == 10000 && c.head_dim == 8 && c.window == 0);
+    cr_expect(c.max_positions == 32768 && c.rope.theta == 10000 && c.head_dim == 8 && c.window == 0);
     cr_expect_eq(read(QWEN2, "\"head_dim\":10").head_dim, 10);
     cr_expect(read(QWEN2, "\"tie_word_embeddings\":true,\"attention_bias\":true").tied);
 }
@@ -50,7 +51,7 @@ static void qwen2_has_biases_of_q_k_and_v_and_no_others(void)
 static void mistral_has_no_biases_and_its_own_head_size(void)
 {
     const ar_config c = read(MISTRAL, "\"head_dim\":16,\"rope_theta\":1e6,\"rms_norm_eps\":1e-5");
-    cr_expect(c.arch == AR_ARCH_LLAMA && c.gated && c.rope && c.rope_theta == 1e6 && c.norm_eps == 1e-5);
+    cr_expect(c.arch == AR_ARCH_LLAMA && c.gated && c.rope.kind && c.rope.theta == 1e6 && c.norm_eps == 1e-5);
     cr_expect(!c.qkv_bias && !c.out_bias && !c.mlp_bias && c.head_dim == 16 && c.max_positions == 131072);
 }
 
@@ -154,13 +155,13 @@ static void scaling_of_llama_3_is_read_from_both_spellings(void)
         "\"max_position_embeddings\":8192,\"rope_parameters\":{\"rope_theta\":5e5," LLAMA3 "}"};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const ar_config c = read(LLAMA, cases[i]);
-        const ar_rope_llama3 *o = &c.rope_llama3;
-        cr_expect(c.rope_theta == 5e5 && c.rope_factor == 1 && c.unknown_keys == 0, "%s", cases[i]);
+        const ar_rope *o = &c.rope;
+        cr_expect(o->kind == AR_ROPE_LLAMA3 && o->theta == 5e5 && c.unknown_keys == 0, "%s", cases[i]);
         cr_expect(o->factor == 8 && o->low_freq_factor == 1 && o->high_freq_factor == 4, "%s", cases[i]);
         cr_expect_eq(o->original_positions, 8192, "%s", cases[i]);
     }
-    cr_expect_eq(read(LLAMA, "").rope_llama3.original_positions, 0);
-    cr_expect_eq(read(QWEN2, "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5}").rope_factor, 2.5);
+    cr_expect_eq(read(LLAMA, "").rope.kind, AR_ROPE_DEFAULT);
+    cr_expect_eq(read(QWEN2, "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5}").rope.factor, 2.5);
 }
 
 /* --- what is refused ---------------------------------------------------------------------------------------------- */

@@ -50,7 +50,7 @@ static void golden_llama_is_read(void)
     cr_expect(c.arch == AR_ARCH_LLAMA && c.norm == AR_NORM_RMS && c.activation == AR_ACT_SILU && c.gated);
     cr_expect(c.vocab == 256 && c.hidden == 64 && c.layers == 2 && c.heads == 8 && c.kv_heads == 2);
     cr_expect(c.head_dim == 8 && c.ffn == 176 && c.max_positions == 128);
-    cr_expect(c.rope && c.rope_theta == 10000 && c.rope_factor == 1 && !c.learned_positions);
+    cr_expect(c.rope.kind == AR_ROPE_DEFAULT && c.rope.theta == 10000 && !c.learned_positions);
     cr_expect(c.norm_eps == 1e-5 && c.initializer_range == 0.02 && c.config_dropout == 0);
     cr_expect(c.final_norm && c.causal && !c.tied && !c.qkv_bias && !c.out_bias && !c.mlp_bias);
     cr_assert_eq(ar_config_load(&c, TEST_GOLDEN_DIR "/llama-mqa-tied-tiny/config.json"), AR_OK);
@@ -66,7 +66,7 @@ static void golden_gpt2_is_read(void)
     cr_expect(c.arch == AR_ARCH_GPT2 && c.norm == AR_NORM_LAYER && c.activation == AR_ACT_GELU_TANH && !c.gated);
     cr_expect(c.vocab == 256 && c.hidden == 64 && c.layers == 2 && c.heads == 4 && c.kv_heads == 4);
     cr_expect(c.head_dim == 16 && c.ffn == 256 && c.max_positions == 64); /* n_inner null: 4*D */
-    cr_expect(!c.rope && c.learned_positions && c.final_norm && c.tied && c.causal);
+    cr_expect(!c.rope.kind && c.learned_positions && c.final_norm && c.tied && c.causal);
     cr_expect(c.qkv_bias && c.out_bias && c.mlp_bias && c.norm_eps == 1e-5);
     cr_expect_eq(c.config_dropout, 0); /* summary_first_dropout belongs to another head */
 }
@@ -77,13 +77,13 @@ static void bundled_models_are_the_documented_ones(void)
     cr_assert_eq(ar_config_load(&c, TEST_DATA_DIR "/llama-demo"), AR_OK, "%s", ar_error_message());
     cr_expect_str_eq(c.name, "llama-demo");
     cr_expect(c.vocab == 256 && c.hidden == 256 && c.layers == 4 && c.heads == 8 && c.kv_heads == 2 && c.ffn == 688);
-    cr_expect(c.head_dim == 32 && c.max_positions == 2048 && c.rope_theta == 10000 && !c.tied && c.gated);
+    cr_expect(c.head_dim == 32 && c.max_positions == 2048 && c.rope.theta == 10000 && !c.tied && c.gated);
     cr_assert_eq(ar_config_load(&c, TEST_DATA_DIR "/gpt2-demo"), AR_OK, "%s", ar_error_message());
     cr_expect(c.vocab == 256 && c.hidden == 192 && c.layers == 4 && c.heads == 12 && c.ffn == 768);
     cr_expect(c.max_positions == 1024 && c.tied && c.config_dropout == 0);
     cr_assert_eq(ar_config_load(&c, TEST_DATA_DIR "/stack-demo"), AR_OK, "%s", ar_error_message());
     cr_expect(c.vocab == 256 && c.hidden == 128 && c.layers == 2 && c.heads == 8 && c.kv_heads == 4 && c.ffn == 344);
-    cr_expect(c.arch == AR_ARCH_STACK && !c.rope && !c.learned_positions && !c.final_norm && c.causal && !c.tied);
+    cr_expect(c.arch == AR_ARCH_STACK && !c.rope.kind && !c.learned_positions && !c.final_norm && c.causal && !c.tied);
     cr_expect(c.mlp_bias && !c.qkv_bias && !c.out_bias && c.activation == AR_ACT_GELU_TANH && c.norm == AR_NORM_LAYER);
 }
 
@@ -91,7 +91,7 @@ static void what_may_be_left_out_has_its_default(void)
 {
     ar_config c = parse(LLAMA);
     cr_expect(c.kv_heads == 8 && c.head_dim == 8 && c.max_positions == 2048 && c.activation == AR_ACT_SILU);
-    cr_expect(c.norm_eps == 1e-6 && c.rope_theta == 10000 && c.rope_factor == 1 && !c.tied && !c.mlp_bias);
+    cr_expect(c.norm_eps == 1e-6 && c.rope.kind == AR_ROPE_DEFAULT && c.rope.theta == 10000 && !c.tied && !c.mlp_bias);
     c = parse(GPT2);
     cr_expect(c.ffn == 256 && c.activation == AR_ACT_GELU_TANH && c.norm_eps == 1e-5 && c.tied);
     c = parse(STACK);
@@ -116,7 +116,9 @@ static void rotary_positions_are_read_from_either_form(void)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         ar_config c;
         cr_expect_eq(parse_with(&c, LLAMA, cases[i].key, cases[i].value), AR_OK, "%s", ar_error_message());
-        cr_expect(c.rope && c.rope_theta == cases[i].theta && c.rope_factor == cases[i].factor, "%s", cases[i].value);
+        cr_expect_eq(c.rope.kind, cases[i].factor > 1 ? AR_ROPE_LINEAR : AR_ROPE_DEFAULT, "%s", cases[i].value);
+        cr_expect(c.rope.theta == cases[i].theta, "%s", cases[i].value);
+        cr_expect(c.rope.kind == AR_ROPE_DEFAULT || c.rope.factor == cases[i].factor, "%s", cases[i].value);
     }
 }
 
@@ -307,10 +309,10 @@ static void unsupported_rotary_positions_are_refused(void)
 {
     static const struct {
         const char *key, *value, *says;
-    } cases[] = {{"rope_scaling", "{\"type\":\"dynamic\",\"factor\":2}", "'dynamic'"},
+    } cases[] = {{"rope_scaling", "{\"type\":\"proportional\",\"factor\":2}", "'proportional'"},
                  {"rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":8}", "'low_freq_factor'"},
-                 {"rope_parameters", "{\"rope_type\":\"yarn\",\"factor\":8}", "'yarn'"},
-                 {"rope_parameters", "{\"rope_type\":\"longrope\"}", "'longrope'"},
+                 {"rope_parameters", "{\"rope_type\":\"yarn\"}", "'factor'"},
+                 {"rope_parameters", "{\"rope_type\":\"longrope\"}", "'short_factor'"},
                  {"rope_scaling", "{\"factor\":2}", "'rope_type'"},
                  {"rope_scaling", "{\"type\":\"linear\"}", "'factor'"},
                  {"rope_scaling", "{\"type\":\"linear\",\"factor\":0}", "'factor'"},

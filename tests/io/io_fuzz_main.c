@@ -192,8 +192,8 @@ static void try_config(const fuzz_input *x, tally *t)
     if (st == AR_OK) {
         t->read++;
         if (c.kv_heads == 0 || c.heads % c.kv_heads != 0 || c.head_dim == 0 || c.layers == 0 || c.vocab == 0 ||
-            c.ffn == 0 || c.hidden == 0 || c.max_positions == 0 || (c.rope && c.head_dim % 2 != 0) ||
-            memchr(c.name, 0, sizeof c.name) == NULL)
+            c.ffn == 0 || c.hidden == 0 || c.max_positions == 0 ||
+            (c.rope.kind && ar_rope_dim(&c.rope, c.head_dim) % 2 != 0) || memchr(c.name, 0, sizeof c.name) == NULL)
             complain(t, "an inconsistent config was accepted");
         for (size_t i = 0; i < c.unknown_keys && i < AR_CONFIG_NOTES; i++) {
             if (memchr(c.unknown[i], 0, sizeof c.unknown[i]) == NULL)

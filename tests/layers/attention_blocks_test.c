@@ -70,9 +70,7 @@ static ar_status run(values *v, ar_ctx *ctx, const masked *o)
                                           .head_dim = HEAD,
                                           .causal = o->causal,
                                           .window = o->window,
-                                          .rope = true,
-                                          .rope_theta = 10000.0,
-                                          .rope_factor = 1.0,
+                                          .rope = {.kind = AR_ROPE_DEFAULT, .theta = 10000.0},
                                           .max_positions = SEQ};
     ar_module *m = NULL;
     ar_saved *saved = NULL;

@@ -86,7 +86,7 @@ Test(block, grouped_heads_have_the_baselines_bits_with_and_without_rope_and_caus
             ar_config c = match_config(AR_ARCH_LLAMA, 1);
             c.kv_heads = kv_heads; /* 1: multi-query, 2: grouped-query, 4: multi-head */
             c.causal = variant & 1;
-            c.rope = variant & 2;
+            c.rope.kind = variant & 2 ? AR_ROPE_DEFAULT : AR_ROPE_NONE;
             c.qkv_bias = c.out_bias = variant & 4;
             expect_same_bits(&c, NULL, AR_MLP_COLUMN_ROW,
                              kv_heads == 1   ? one_only
@@ -99,8 +99,7 @@ Test(block, grouped_heads_have_the_baselines_bits_with_and_without_rope_and_caus
 Test(block, rope_factor_and_theta_have_the_baselines_bits)
 {
     ar_config c = match_config(AR_ARCH_LLAMA, 1);
-    c.rope_theta = 500000.0;
-    c.rope_factor = 8.0;
+    c.rope = (ar_rope){.kind = AR_ROPE_LINEAR, .theta = 500000.0, .factor = 8.0};
     c.head_dim = 6;
     expect_same_bits(&c, NULL, AR_MLP_COLUMN_ROW, one_two);
 }

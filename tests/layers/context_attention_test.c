@@ -72,7 +72,7 @@ Test(context_attention, every_layout_has_the_baselines_bits)
 {
     for (int rope = 0; rope < 2; rope++) {
         ar_config c = config_of(8, 4);
-        c.rope = rope == 1;
+        c.rope.kind = rope == 1 ? AR_ROPE_DEFAULT : AR_ROPE_NONE;
         c.causal = rope == 1;
         const match_case m = block_of(&c);
         expect_same_bits(&m, layouts, COUNT(layouts));

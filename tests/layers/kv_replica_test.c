@@ -38,7 +38,7 @@ static match_case block_of(const ar_config *c)
 static void expect_same_bits(size_t heads, size_t kv_heads, bool rope, const int *tps)
 {
     ar_config c = config_of(heads, kv_heads);
-    c.rope = rope;
+    c.rope.kind = rope ? AR_ROPE_DEFAULT : AR_ROPE_NONE;
     match_case m = block_of(&c);
     for (int sp = 0; sp < 2; sp++) {
         m.sp = sp;

@@ -44,10 +44,11 @@ static void draw_config(draw *d, uint64_t *s)
     *c = match_config(arch, 1 + pick(s, 2));
     c->kv_heads = (size_t)d->tp * (d->tp < 4 ? 1 + pick(s, 2) : 1);
     c->heads = c->kv_heads * (arch == AR_ARCH_GPT2 || c->kv_heads > 4 ? 1 : 1 + pick(s, 2));
-    c->rope = arch == AR_ARCH_GPT2 ? false : coin(s);
-    c->head_dim = c->rope ? 2 * (1 + pick(s, 4)) : 1 + pick(s, 8);
-    c->rope_theta = coin(s) ? 10000.0 : 500000.0;
-    c->rope_factor = coin(s) ? 1.0 : 4.0;
+    const bool turns = arch == AR_ARCH_GPT2 ? false : coin(s);
+    c->head_dim = turns ? 2 * (1 + pick(s, 4)) : 1 + pick(s, 8);
+    c->rope = (ar_rope){.kind = turns ? AR_ROPE_LINEAR : AR_ROPE_NONE};
+    c->rope.theta = coin(s) ? 10000.0 : 500000.0;
+    c->rope.factor = coin(s) ? 1.0 : 4.0;
     d->m.order = coin(s) ? AR_MLP_COLUMN_ROW : AR_MLP_ROW_COLUMN;
     c->hidden = d->m.order == AR_MLP_ROW_COLUMN ? (size_t)d->tp * (1 + pick(s, 8)) : 1 + pick(s, 40);
     c->ffn = (size_t)d->tp * (1 + pick(s, 10));
@@ -91,8 +92,8 @@ static void describe(const draw *d, char *to, size_t cap)
              "tp %d arch %d L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu act %d norm %d rope %d causal %d tied %d "
              "bias %d%d%d order %d ring %d b %zu s %zu labels %d padding %d additive %d",
              d->tp, (int)c->arch, c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab,
-             (int)c->activation, (int)c->norm, c->rope, c->causal, c->tied, c->qkv_bias, c->out_bias, c->mlp_bias,
-             (int)d->m.order, d->m.algorithm == AR_SIM_RING, d->m.batch.batch, d->m.batch.seq,
+             (int)c->activation, (int)c->norm, (int)c->rope.kind, c->causal, c->tied, c->qkv_bias, c->out_bias,
+             c->mlp_bias, (int)d->m.order, d->m.algorithm == AR_SIM_RING, d->m.batch.batch, d->m.batch.seq,
              d->m.batch.labels != NULL, d->m.batch.padding_mask != NULL, d->m.batch.additive_mask != NULL);
 }
 

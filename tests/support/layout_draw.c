@@ -138,11 +138,17 @@ static void draw_window(layout_draw *d, uint64_t *s)
 static void draw_rope(layout_draw *d, uint64_t *s)
 {
     ar_config *c = &d->config;
-    static const ar_rope_llama3 scalings[] = {{8.0, 1.0, 4.0, 40}, {2.0, 0.5, 3.0, 300}, {32.0, 1.0, 1.25, 64}};
-    const size_t kind = pick(s, 3);
-    c->rope_factor = kind == 1 ? 4.0 : 1.0;
-    if (kind == 2)
-        c->rope_llama3 = PICK(s, scalings);
+    static const struct {
+        double factor, low, high;
+        size_t n;
+    } scalings[] = {{8.0, 1.0, 4.0, 40}, {2.0, 0.5, 3.0, 300}, {32.0, 1.0, 1.25, 64}};
+    static const ar_rope_kind kinds[] = {AR_ROPE_DEFAULT, AR_ROPE_LINEAR, AR_ROPE_LLAMA3};
+    const size_t kind = pick(s, 3), like = kind == 2 ? pick(s, 3) : 0;
+    c->rope.kind = kinds[kind];
+    c->rope.factor = kind == 1 ? 4.0 : scalings[like].factor;
+    c->rope.low_freq_factor = scalings[like].low;
+    c->rope.high_freq_factor = scalings[like].high;
+    c->rope.original_positions = scalings[like].n;
 }
 
 /* What Qwen2 and Mistral fix in Llama's form, and the windows that only they have. */
@@ -171,7 +177,7 @@ static void draw_usual(layout_draw *d, uint64_t *s)
         c->head_dim = 2 * (1 + pick(s, 4));
         c->hidden = 1 + pick(s, 30);
         c->tied = coin(s);
-        c->rope_theta = coin(s) ? 10000.0 : 500000.0;
+        c->rope.theta = coin(s) ? 10000.0 : 500000.0;
         draw_rope(d, s);
         draw_form(d, s);
     } else {
@@ -187,10 +193,11 @@ static void draw_unusual(layout_draw *d, uint64_t *s)
 {
     ar_config *c = &d->config;
     c->activation = (ar_activation)pick(s, AR_ACT_NONE);
-    c->rope = c->arch == AR_ARCH_GPT2 ? false : coin(s);
-    c->head_dim = c->rope ? 2 * (1 + pick(s, 3)) : 1 + pick(s, 6);
-    c->rope_theta = coin(s) ? 100.0 : 10000.0;
+    const bool turns = c->arch == AR_ARCH_GPT2 ? false : coin(s);
+    c->head_dim = turns ? 2 * (1 + pick(s, 3)) : 1 + pick(s, 6);
+    c->rope.theta = coin(s) ? 100.0 : 10000.0;
     draw_rope(d, s);
+    c->rope.kind = turns ? c->rope.kind : AR_ROPE_NONE;
     draw_window(d, s);
     c->hidden = 1 + pick(s, 30);
     c->norm = coin(s) ? AR_NORM_RMS : AR_NORM_LAYER;
@@ -340,13 +347,14 @@ void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed)
 static void model_text(char *out, size_t cap, const ar_config *c)
 {
     static const char *const archs[] = {"llama", "gpt2", "stack"};
-    snprintf(out, cap,
-             "%s L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu positions %zu act %d norm %d rope %d / %g (%g %g %g "
-             "%zu) causal %d window %zu but %d tied %d bias %d%d%d",
-             archs[c->arch], c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab,
-             c->max_positions, (int)c->activation, (int)c->norm, c->rope, c->rope_factor, c->rope_llama3.factor,
-             c->rope_llama3.low_freq_factor, c->rope_llama3.high_freq_factor, c->rope_llama3.original_positions,
-             c->causal, c->window, (int)c->full_attention[0], c->tied, c->qkv_bias, c->out_bias, c->mlp_bias);
+    snprintf(
+        out, cap,
+        "%s L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu positions %zu act %d norm %d rope %d (%g %g %g %zu) causal "
+        "%d window %zu but %d tied %d bias %d%d%d",
+        archs[c->arch], c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab, c->max_positions,
+        (int)c->activation, (int)c->norm, (int)c->rope.kind, c->rope.factor, c->rope.low_freq_factor,
+        c->rope.high_freq_factor, c->rope.original_positions, c->causal, c->window, (int)c->full_attention[0], c->tied,
+        c->qkv_bias, c->out_bias, c->mlp_bias);
 }
 
 void layout_draw_text(char *out, size_t cap, const layout_draw *d)
@@ -421,7 +429,7 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
     h->row_column += d->order == AR_MLP_ROW_COLUMN;
     h->tied += d->config.tied;
     h->window += d->config.window > 0 && d->config.window < d->seq;
-    h->llama3 += d->config.rope && d->config.rope_llama3.original_positions > 0;
+    h->llama3 += d->config.rope.kind == AR_ROPE_LLAMA3;
     h->steps[d->steps]++;
 }
 

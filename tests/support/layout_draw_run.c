@@ -63,15 +63,17 @@ static const char *activation_name(ar_activation act)
 /* Each scaling in one of its two spellings: that of transformers 5, and the older one. */
 static void write_rope(FILE *f, const ar_config *c)
 {
-    const ar_rope_llama3 *o = &c->rope_llama3;
-    if (o->original_positions > 0)
+    const ar_rope *o = &c->rope;
+    if (o->kind == AR_ROPE_LLAMA3)
         fprintf(f,
                 "\"rope_parameters\": {\"rope_theta\": %g, \"rope_type\": \"llama3\", \"factor\": %g, "
                 "\"low_freq_factor\": %g, \"high_freq_factor\": %g, \"original_max_position_embeddings\": %zu}, ",
-                c->rope_theta, o->factor, o->low_freq_factor, o->high_freq_factor, o->original_positions);
+                o->theta, o->factor, o->low_freq_factor, o->high_freq_factor, o->original_positions);
+    else if (o->kind == AR_ROPE_LINEAR)
+        fprintf(f, "\"rope_theta\": %g, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": %g}, ", o->theta,
+                o->factor);
     else
-        fprintf(f, "\"rope_theta\": %g, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": %g}, ", c->rope_theta,
-                c->rope_factor);
+        fprintf(f, "\"rope_theta\": %g, ", o->theta);
 }
 
 static void write_qwen2_window(FILE *f, const ar_config *c)
@@ -157,10 +159,12 @@ static ar_status judge_config(const ar_config *read, const ar_config *drawn)
 {
     bool same = read->qkv_bias == drawn->qkv_bias && read->out_bias == drawn->out_bias &&
                 read->mlp_bias == drawn->mlp_bias && read->tied == drawn->tied && read->unknown_keys == 0;
-    if (drawn->rope)
-        same = same && read->rope_theta == drawn->rope_theta && read->rope_factor == drawn->rope_factor &&
-               read->rope_llama3.factor == drawn->rope_llama3.factor &&
-               read->rope_llama3.original_positions == drawn->rope_llama3.original_positions;
+    const ar_rope *a = &read->rope, *b = &drawn->rope;
+    same = same && a->kind == b->kind && (!b->kind || a->theta == b->theta);
+    if (b->kind > AR_ROPE_DEFAULT)
+        same = same && a->factor == b->factor;
+    if (b->kind == AR_ROPE_LLAMA3)
+        same = same && a->original_positions == b->original_positions;
     for (size_t i = 0; i < drawn->layers; i++)
         same = same && ar_config_window(read, i) == ar_config_window(drawn, i);
     return same ? AR_OK : ar_error_set(AR_ERR_DATA, "the file was read as another model than was written");

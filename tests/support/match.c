@@ -333,15 +333,15 @@ ar_config match_config(ar_arch arch, size_t layers)
                    .activation = AR_ACT_GELU_TANH,
                    .norm = AR_NORM_LAYER,
                    .norm_eps = 1e-5,
-                   .rope_theta = 100.0,
-                   .rope_factor = 1.0,
+                   .rope.theta = 100.0,
                    .final_norm = arch != AR_ARCH_STACK,
                    .causal = true,
                    .mlp_bias = true,
                    .initializer_range = 0.3};
     if (arch == AR_ARCH_LLAMA) {
         c.activation = AR_ACT_SILU;
-        c.gated = c.rope = true;
+        c.gated = true;
+        c.rope.kind = AR_ROPE_DEFAULT;
         c.norm = AR_NORM_RMS;
         c.mlp_bias = false;
     }

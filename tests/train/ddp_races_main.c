@@ -50,9 +50,7 @@ static int run_models(void)
                               .norm_eps = 1e-5,
                               .activation = AR_ACT_SILU,
                               .gated = true,
-                              .rope = true,
-                              .rope_theta = 10000.0,
-                              .rope_factor = 1.0,
+                              .rope = {.kind = AR_ROPE_DEFAULT, .theta = 10000.0},
                               .final_norm = true,
                               .initializer_range = 0.3};
     int64_t ids[BATCH * SEQ];

@@ -26,9 +26,7 @@ static ar_config tiny(ar_arch arch)
                        .gated = llama,
                        .norm = llama ? AR_NORM_RMS : AR_NORM_LAYER,
                        .norm_eps = 1e-5,
-                       .rope = llama,
-                       .rope_theta = 100.0,
-                       .rope_factor = 1.0,
+                       .rope = {.kind = llama ? AR_ROPE_DEFAULT : AR_ROPE_NONE, .theta = 100.0},
                        .learned_positions = gpt2,
                        .qkv_bias = gpt2,
                        .out_bias = gpt2,
@@ -88,7 +86,7 @@ Test(gradcheck, passes_for_every_architecture_on_two_samples_of_sixteen_tokens)
 Test(gradcheck, passes_a_key_bias_whose_gradient_is_noise)
 {
     ar_config c = tiny(AR_ARCH_LLAMA);
-    c.rope = false;
+    c.rope.kind = AR_ROPE_NONE;
     c.qkv_bias = true;
     expect_ok(&c, 2 * 12 + 3);
 }

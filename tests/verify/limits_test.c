@@ -100,8 +100,7 @@ Test(limits, rotary_angles_of_two_to_the_twenty_are_refused)
                  {1e300, 1.0, 1u << 20, true}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         ar_config c = config_of(tiny_models[TINY_LLAMA]);
-        c.rope_theta = cases[i].theta;
-        c.rope_factor = cases[i].factor;
+        c.rope = (ar_rope){.kind = AR_ROPE_LINEAR, .theta = cases[i].theta, .factor = cases[i].factor};
         c.max_positions = SIZE_MAX;
         const ar_status st = ari_run_check_positions(&c, cases[i].seq);
         cr_expect_eq(st, cases[i].fits ? AR_OK : AR_ERR_CONFIG, "theta %g, factor %g, %zu positions: %s",

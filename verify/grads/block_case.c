@@ -94,8 +94,7 @@ static ar_status load_sizes(ari_block_case *b, const char *folder)
                      .norm_eps = 1e-5,
                      .mlp_bias = true,
                      .causal = true,
-                     .max_positions = SIZE_MAX,
-                     .rope_factor = 1.0};
+                     .max_positions = SIZE_MAX};
     snprintf(c->name, sizeof c->name, "%.60s", folder);
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_json_size(&at, "batch", 1, LARGEST, &b->batch.batch));

@@ -56,7 +56,7 @@ static ar_status load_labels(ari_input_batch *b, const ar_config *c, const ar_st
 
 static bool has_positions(const ar_config *c)
 {
-    return c->rope || c->learned_positions;
+    return c->rope.kind || c->learned_positions;
 }
 
 /* One row of positions is that of all samples. */

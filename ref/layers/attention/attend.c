@@ -63,7 +63,7 @@ static ar_status tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* Where the tokens here are in their rows, and the rows of the tables at their positions, [b * own, d/2]; empty where a
+/* Where the tokens here are in their rows, and the rows of the tables at their positions, [b * own, pairs]; empty where a
  * token's position is its place. */
 typedef struct rotation {
     ar_positions own;
@@ -89,8 +89,8 @@ static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rot
 {
     const ar_positions own = ari_own_positions(ctx, batch->seq, false);
     *r = (rotation){.own = ari_fault_positions(ctx, batch->seq, false, own)};
-    const size_t n = batch->batch * ar_positions_count(&r->own), half = m->o.head_dim / 2;
-    if (m->o.rope && (batch->position_ids || batch->documents)) {
+    const size_t n = batch->batch * ar_positions_count(&r->own), half = ar_rope_dim(&m->o.rope, m->o.head_dim) / 2;
+    if (m->o.rope.kind && (batch->position_ids || batch->documents)) {
         const size_t whole[2] = {m->positions, half}, rows[2] = {n, half};
         ar_tensor at, cos, sin;
         AR_TRY(upload_positions(ctx, &at, batch, &r->own));
@@ -111,30 +111,45 @@ typedef struct stretch {
     size_t sample, samples, first, n, row;
 } stretch;
 
-static ar_status rotate_stretch(const ari_attention *m, ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from,
-                                ar_cbuf cos, ar_cbuf sin, const stretch *s, int direction)
+static ar_status rotate_stretch(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from, ar_cbuf cos, ar_cbuf sin,
+                                const stretch *s, int direction)
 {
-    const size_t at = s->row * (m->o.head_dim / 2) * sizeof(float);
+    const size_t turning = from->shape[3], at = s->row * (turning / 2) * sizeof(float);
     const ar_tensor of_y = ar_tensor_slice(to, 0, s->sample, s->samples);
     const ar_tensor of_x = ar_tensor_slice(from, 0, s->sample, s->samples);
     const ar_tensor y = ar_tensor_slice(&of_y, 1, s->first, s->n), x = ar_tensor_slice(&of_x, 1, s->first, s->n);
     return ARI_KERNEL(ctx, rope, &y, &x, ar_cbuf_at(cos, at), ar_cbuf_at(sin, at), direction);
 }
 
-/* [b, s, heads, d]: each run of consecutive places at once, or each sample by its own positions. */
-static ar_status rotate(const ari_attention *m, ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from,
-                        const rotation *r, int direction)
+/* The features that turn, [b, s, heads, n]: each run of consecutive places at once, or each sample by its own
+ * positions. */
+static ar_status rotate_turning(const ari_attention *m, ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from,
+                                const rotation *r, int direction)
 {
     const size_t b = from->shape[0], each = from->shape[1];
     for (size_t i = 0; r->cos.ndim && i < b; i++)
-        AR_TRY(rotate_stretch(m, ctx, to, from, ar_const(r->cos.data), ar_const(r->sin.data),
+        AR_TRY(rotate_stretch(ctx, to, from, ar_const(r->cos.data), ar_const(r->sin.data),
                               &(stretch){.sample = i, .samples = 1, .n = each, .row = i * each}, direction));
     for (size_t run = 0, at = 0; !r->cos.ndim && run < 2; at += r->own.count[run++]) {
         const stretch s = {.samples = b, .first = at, .n = r->own.count[run], .row = r->own.first[run]};
         if (s.n > 0)
-            AR_TRY(rotate_stretch(m, ctx, to, from, ar_const(m->cos), ar_const(m->sin), &s, direction));
+            AR_TRY(rotate_stretch(ctx, to, from, ar_const(m->cos), ar_const(m->sin), &s, direction));
     }
     return AR_OK;
+}
+
+/* [b, s, heads, d]. */
+static ar_status rotate(const ari_attention *m, ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from,
+                        const rotation *r, int direction)
+{
+    const size_t d = m->o.head_dim, turning = ar_rope_dim(&m->o.rope, d);
+    const ar_tensor y = ar_tensor_slice(to, 3, 0, turning), x = ar_tensor_slice(from, 3, 0, turning);
+    AR_TRY(rotate_turning(m, ctx, &y, &x, r, direction));
+    if (turning == d)
+        return AR_OK;
+    const ar_tensor kept = ar_tensor_slice(to, 3, turning, d - turning);
+    const ar_tensor passing = ar_tensor_slice(from, 3, turning, d - turning);
+    return ARI_KERNEL(ctx, copy_strided, &kept, &passing);
 }
 
 /* Queries, keys or values head by head; r: rotated, where the model does that. */
@@ -142,7 +157,7 @@ static ar_status lay_out(ari_attention *m, ar_ctx *ctx, ar_tensor *to, const ar_
 {
     AR_TRY(new_heads(ctx, to, from->dtype, from->shape[0], from->shape[2], from->shape[1], from->shape[3]));
     const ar_tensor view = swapped(to);
-    if (m->o.rope && r)
+    if (m->o.rope.kind && r)
         return rotate(m, ctx, &view, from, r, +1);
     return ARI_KERNEL(ctx, copy_strided, &view, from);
 }
@@ -191,7 +206,7 @@ static ar_status split_heads(ari_attention *m, ar_ctx *ctx, ar_tensor x[3], ar_t
     AR_TRY(lay_out(m, ctx, &x[1], &k, r));
     AR_TRY(lay_out(m, ctx, &x[2], &v, NULL));
     ar_ctx_release(ctx, qkv);
-    if (!m->o.rope)
+    if (!m->o.rope.kind)
         return AR_OK;
     const ar_tensor tq = swapped(&x[0]), tk = swapped(&x[1]);
     AR_TRY(tap_heads(m, ctx, "q_rope", 'f', &tq, m->o.heads, m->copies));
@@ -235,7 +250,7 @@ static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_tensor *dqkv, const a
     const ar_tensor to_q = projected(dqkv, 0, m->heads, d), to_k = projected(dqkv, m->heads, m->kv_heads, d);
     const ar_tensor to_v = projected(dqkv, m->heads + m->kv_heads, m->kv_heads, d);
     const ar_tensor q = swapped(&g[0]), k = swapped(&g[1]), v = swapped(&g[2]);
-    if (m->o.rope) {
+    if (m->o.rope.kind) {
         AR_TRY(tap_heads(m, ctx, "q_rope", 'b', &q, m->o.heads, m->copies));
         AR_TRY(tap_heads(m, ctx, "k_rope", 'b', &k, m->o.kv_heads, m->kv_copies));
         AR_TRY(rotate(m, ctx, &to_q, &q, r, -1));

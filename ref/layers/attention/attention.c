@@ -5,6 +5,7 @@
 
 #include "ref/layers/attention/attention.h"
 #include "ref/layers/faults.h"
+#include "ref/numerics/rope_check.h"
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
@@ -18,26 +19,30 @@ static void free_tables(ari_attention *m, ar_queue *q)
     m->positions = 0;
 }
 
-/* Tables for as many positions as the batch has: a config may allow a hundred thousand. */
+/* Tables for as many positions as the batch has: a config may allow a hundred thousand. Where the frequencies depend on
+ * the length of a sequence, all batches of a step have that of the global one. */
 static ar_status ensure_tables(ari_attention *m, ar_ctx *ctx, const ar_batch *batch)
 {
+    const ar_rope *rope = &m->o.rope;
     size_t positions = batch->seq;
-    if (!m->o.rope)
+    if (!rope->kind)
         return AR_OK;
     for (size_t i = 0; batch->position_ids && i < batch->batch * batch->seq; i++) {
         if ((size_t)batch->position_ids[i] >= positions)
             positions = (size_t)batch->position_ids[i] + 1;
     }
-    if (positions <= m->positions)
+    const size_t length = ari_rope_length(rope, ar_batch_longest(batch));
+    if (positions <= m->positions && length == m->length)
         return AR_OK;
-    const size_t bytes = (positions * (m->o.head_dim / 2) + 1) * sizeof(float);
+    const size_t bytes = (positions * (ar_rope_dim(rope, m->o.head_dim) / 2) + 1) * sizeof(float);
+    const ar_rope at = ari_rope_at(rope, ar_batch_longest(batch), m->o.head_dim);
     free_tables(m, ctx->queue);
     m->device = ctx->device;
     AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &m->cos, bytes));
     AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &m->sin, bytes));
-    AR_TRY(ARI_KERNEL(ctx, rope_tables, m->cos, m->sin, positions, m->o.head_dim, m->o.rope_theta, m->o.rope_factor,
-                      &m->o.rope_llama3));
+    AR_TRY(ARI_KERNEL(ctx, rope_tables, m->cos, m->sin, positions, m->o.head_dim, &at));
     m->positions = positions;
+    m->length = length;
     return AR_OK;
 }
 
@@ -82,10 +87,10 @@ static ar_status check_input(const ari_attention *m, const ar_ctx *ctx, const ar
                             "%s: input must be [batch, seq, hidden] of the batch given with it, or this rank's "
                             "positions of that",
                             m->base.name);
-    if (m->o.rope && batch->seq > m->o.max_positions)
+    if (m->o.rope.kind && batch->seq > m->o.max_positions)
         return ar_error_set(AR_ERR_SHAPE, "%s: a sequence of %zu is longer than the %zu positions of the model",
                             m->base.name, batch->seq, m->o.max_positions);
-    return ar_batch_check(batch, m->o.rope ? m->o.max_positions : SIZE_MAX);
+    return ar_batch_check(batch, m->o.rope.kind ? m->o.max_positions : SIZE_MAX);
 }
 
 /* All but the output layer. */

@@ -19,10 +19,10 @@ typedef struct ari_attention {
     ar_comm *replicas;      /* those that work on this rank's KV head and on no query head of its, of the
                                       tensor-parallel ranks and their inner neighbours, borrowed; NULL: none */
     ari_ring_hops hops;
-    ari_dropout dropout; /* of the probabilities */
-    ar_buf cos, sin;     /* [positions, d/2], made for the longest sequence so far */
-    size_t positions;
-    ar_device *device; /* that owns the tables */
+    ari_dropout dropout;      /* of the probabilities */
+    ar_buf cos, sin;          /* [positions, pairs that turn], made for the longest sequence so far */
+    size_t positions, length; /* length: ari_rope_length of what they were made for */
+    ar_device *device;        /* that owns the tables */
 } ari_attention;
 
 /** From the projections' output [b, s, q | k | v], which it releases, to the heads' outputs side by side, [b, s, heads *

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rotary positions: docs/numerics.md section 4. Scalings are those of transformers' modeling_rope_utils.py, each step
+ * stored as Hugging Face does it; a / tensor is (1 / tensor) * a. */
+#include "ref/baseline/run.h"
+
+#include <math.h>
+
+#include "ref/numerics/scalar.h"
+
+/* The result of an operation on frequencies: fp32, but for the binary64 mode. */
+static double stored(const ari_bl_run *run, double x)
+{
+    return run->o->mode == AR_MODE_F64 ? x : (double)(float)x;
+}
+
+/* --- frequencies -------------------------------------------------------------------------------------------------- */
+
+/* Llama 3 keeps the frequencies of short waves, divides those of long ones by a factor, and blends in between. */
+static double llama3_frequency(const ari_bl_run *run, double inv_freq)
+{
+    const ar_rope *o = run->rope;
+    const double two_pi = stored(run, 6.283185307179586), context = stored(run, (double)o->original_positions);
+    const double longest_kept = stored(run, (double)o->original_positions / o->high_freq_factor);
+    const double shortest_slowed = stored(run, (double)o->original_positions / o->low_freq_factor);
+    const double wavelength = stored(run, stored(run, 1.0 / inv_freq) * two_pi), factor = stored(run, o->factor);
+    const double slowed = stored(run, inv_freq / factor);
+    if (wavelength < longest_kept || wavelength > shortest_slowed)
+        return wavelength < longest_kept ? inv_freq : slowed;
+    const double waves = stored(run, stored(run, 1.0 / wavelength) * context);
+    const double smooth = stored(run, stored(run, waves - stored(run, o->low_freq_factor)) /
+                                          stored(run, o->high_freq_factor - o->low_freq_factor));
+    const double share = stored(run, stored(run, stored(run, 1.0 - smooth) * inv_freq) / factor);
+    return stored(run, share + stored(run, smooth * inv_freq));
+}
+
+/* x^y. */
+static double power(const ari_bl_run *run, double x, double y)
+{
+    return stored(run, ari_exp64(stored(run, y) * ari_log64(stored(run, x))));
+}
+
+/* YaRN blends too, along a ramp over the pairs: from the pair that turns beta_fast times within the first context to
+ * the one that turns beta_slow times. */
+static double yarn_frequency(const ari_bl_run *run, size_t i, size_t d, double wave)
+{
+    const ar_rope *o = run->rope;
+    const double turns[2] = {o->beta_fast, o->beta_slow}, last = (double)d - 1.0;
+    double end[2];
+    for (int k = 0; k < 2; k++) {
+        const double positions_per_radian = (double)o->original_positions / (turns[k] * 2.0 * 3.141592653589793);
+        end[k] = ((double)d * ari_log64(positions_per_radian)) / (2.0 * ari_log64(o->theta));
+    }
+    if (o->truncate) {
+        end[0] = floor(end[0]);
+        end[1] = ceil(end[1]);
+    }
+    end[0] = end[0] < 0.0 ? 0.0 : end[0];
+    end[1] = end[1] > last ? last : end[1];
+    if (end[0] == end[1])
+        end[1] += 0.001;
+    double ramp = stored(run, stored(run, (double)i - stored(run, end[0])) / stored(run, end[1] - end[0]));
+    ramp = ramp < 0.0 ? 0.0 : ramp > 1.0 ? 1.0 : ramp;
+    const double extrapolated = stored(run, 1.0 - ramp);
+    const double interpolation = stored(run, 1.0 / stored(run, stored(run, o->factor) * wave));
+    const double slowed = stored(run, interpolation * stored(run, 1.0 - extrapolated));
+    return stored(run, slowed + stored(run, stored(run, 1.0 / wave) * extrapolated));
+}
+
+/* Dynamic scaling's theta where the sequence is longer than the first context. */
+static double dynamic_theta(const ari_bl_run *run, size_t d, size_t length)
+{
+    const ar_rope *o = run->rope;
+    if (length <= o->original_positions)
+        return o->theta;
+    const double stretched = stored(run, stored(run, o->factor) * (double)length);
+    const double ratio = stored(run, stretched / (double)o->original_positions);
+    const double base = stored(run, ratio - stored(run, o->factor - 1.0));
+    return stored(run, stored(run, o->theta) * power(run, base, (double)d / ((double)d - 2.0)));
+}
+
+/* The angle that pair i of a head turns by from one position to the next, in a sequence of some length. */
+static double frequency_of(const ari_bl_run *run, size_t i, size_t length)
+{
+    const ar_rope *o = run->rope;
+    const size_t d = ar_rope_dim(o, run->c->head_dim);
+    const bool longer = length > o->original_positions;
+    const double exponent = 2.0 * (double)i / (double)d;
+    const double plain = run->o->mode == AR_MODE_F64 ? ari_exp64(-exponent * ari_log64(o->theta))
+                                                     : (double)ari_rope_inv_freq(o->theta, i, d);
+    const double wave = power(run, o->theta, exponent);
+    if (o->kind == AR_ROPE_LINEAR)
+        return stored(run, plain / o->factor);
+    if (o->kind == AR_ROPE_LLAMA3)
+        return llama3_frequency(run, plain);
+    if (o->kind == AR_ROPE_YARN)
+        return yarn_frequency(run, i, d, wave);
+    if (o->kind == AR_ROPE_DYNAMIC)
+        return stored(run, 1.0 / power(run, dynamic_theta(run, d, length), exponent));
+    if (o->kind == AR_ROPE_LONGROPE)
+        return stored(run, 1.0 / stored(run, (double)(longer ? o->long_factor : o->short_factor)[i] * wave));
+    return plain;
+}
+
+/* --- the rotation ------------------------------------------------------------------------------------------------- */
+
+/* 0.1 m log(s) + 1. */
+static double mscale(double scale, double m)
+{
+    return scale > 1.0 ? 0.1 * m * ari_log64(scale) + 1.0 : 1.0;
+}
+
+/* What cosines and sines are multiplied by. */
+static double attention_factor(const ari_bl_run *run)
+{
+    const ar_rope *o = run->rope;
+    double factor = 1.0;
+    if (o->kind != AR_ROPE_YARN && o->kind != AR_ROPE_LONGROPE)
+        return factor;
+    if (o->attention_factor != 0.0)
+        factor = o->attention_factor;
+    else if (o->kind == AR_ROPE_LONGROPE && o->factor > 1.0)
+        factor = sqrt(1.0 + ari_log64(o->factor) / ari_log64((double)o->original_positions));
+    else if (o->kind == AR_ROPE_YARN && o->mscale != 0.0 && o->mscale_all_dim != 0.0)
+        factor = mscale(o->factor, o->mscale) / mscale(o->factor, o->mscale_all_dim);
+    else if (o->kind == AR_ROPE_YARN)
+        factor = mscale(o->factor, 1.0);
+    return stored(run, factor);
+}
+
+/* The largest position of the batch, and 1. */
+static size_t length_of(const ari_bl_run *run)
+{
+    size_t length = 0;
+    for (size_t i = 0; i < run->b * run->s; i++) {
+        const size_t position = ari_bl_position(run->batch, i / run->s, i % run->s);
+        length = position >= length ? position + 1 : length;
+    }
+    return length;
+}
+
+/* cos and sin of the angle at a position. */
+static void turn(const ari_bl_run *run, size_t position, double frequency, double factor, double *cosine, double *sine)
+{
+    const double exact = (double)position * frequency;
+    if (run->o->mode == AR_MODE_F64) {
+        *cosine = ari_bl_fl(run, ari_cos64(ari_bl_fl(run, exact)));
+        *sine = ari_bl_fl(run, ari_sin64(ari_bl_fl(run, exact)));
+    } else {
+        const float angle = (float)exact;
+        *cosine = (double)ari_cos32(angle);
+        *sine = (double)ari_sin32(angle);
+    }
+    if (factor != 1.0) {
+        *cosine = ari_bl_fl(run, *cosine * factor);
+        *sine = ari_bl_fl(run, *sine * factor);
+    }
+}
+
+/* y1 = x1*cos - x2*sin, y2 = x2*cos + x1*sin; the features behind those that turn stay. */
+void ari_bl_rotate(const ari_bl_run *run, double *x, size_t heads, double direction)
+{
+    const size_t d = run->c->head_dim, half = ar_rope_dim(run->rope, d) / 2, length = length_of(run);
+    const double factor = attention_factor(run);
+    for (size_t t = 0; t < run->s; t++)
+        for (size_t i = 0; i < half; i++) {
+            const double frequency = frequency_of(run, i, length);
+            double cosine = 0.0, sine = 0.0;
+            for (size_t head = 0, last = SIZE_MAX; head < run->b * heads; head++) {
+                const size_t position = ari_bl_position(run->batch, head / heads, t);
+                if (position != last) {
+                    turn(run, position, frequency, factor, &cosine, &sine);
+                    sine *= direction;
+                    last = position;
+                }
+                double *row = x + (head * run->s + t) * d;
+                const double x1 = row[i], x2 = row[half + i];
+                row[i] = ari_bl_branch(run, ari_bl_branch(run, x1 * cosine) - ari_bl_branch(run, x2 * sine));
+                row[half + i] = ari_bl_branch(run, ari_bl_branch(run, x2 * cosine) + ari_bl_branch(run, x1 * sine));
+            }
+        }
+}
