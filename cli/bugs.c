@@ -189,7 +189,7 @@ static ar_status run_faults(ari_bug_run *run, const bugs_values *v)
     ari_progress line;
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&s.clean, FAULTS, sizeof *s.clean, "clean runs"));
-    ari_progress_begin(&line, common->quiet);
+    ari_progress_begin(&line, common);
     for (int i = 0; i < FAULTS && st == AR_OK; i++) {
         ari_progress_update(&line, (double)i / FAULTS, ar_fault_name((ar_fault)(i + 1)));
         st = run_fault(&run[i], &s, (ar_fault)(i + 1));

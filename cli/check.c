@@ -149,7 +149,7 @@ static ar_status check_with(ari_checked *gives, const ari_check_values *v, const
     ari_progress progress;
     char about[64];
     snprintf(about, sizeof about, "%s: ", model);
-    ari_progress_begin(&progress, v->common.quiet);
+    ari_progress_begin(&progress, &v->common);
     progress.about = about;
     o->progress = ari_progress_show;
     o->progress_user = &progress;

@@ -302,7 +302,7 @@ static ar_status run_search(const ari_asked *a)
 {
     ari_progress progress;
     ari_ranking r;
-    ari_progress_begin(&progress, a->v->common.quiet);
+    ari_progress_begin(&progress, &a->v->common);
     ari_search s = ari_asked_search(a);
     s.progress = ari_progress_show;
     s.user = &progress;

@@ -158,7 +158,7 @@ static ar_status run(void *values, int *exit_code)
     o.note = on_note;
     o.file = on_file;
     o.user = &r;
-    ari_progress_begin(&r.progress, v->common.quiet);
+    ari_progress_begin(&r.progress, &v->common);
     ar_status st = ar_reshard(&result, &o);
     if (st == AR_ERR_NOT_FOUND) /* a config */
         st = ar_error_set(st, "%s; give --config FILE", ar_error_message());

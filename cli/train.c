@@ -175,7 +175,7 @@ static ar_status train(ari_train_values *v, ar_checkpoint *resume, const ari_wat
                   .every = (uint64_t)v->log_every};
     ari_watch_run(&o->run, watch);
     o->listener = (ar_training_listener){.begin = began, .step = stepped, .save = saved, .stop = stopped, .user = &l};
-    ari_progress_begin(&l.progress, v->common.quiet);
+    ari_progress_begin(&l.progress, &v->common);
     ar_status st = ar_train_run(&r, o);
     ari_progress_end(&l.progress);
     if (st == AR_OK && ari_transport_reports(v->common.process))

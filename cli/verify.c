@@ -174,7 +174,7 @@ static ar_status write_results(const verify_values *v, const ar_verify_report *r
 static ar_status compare(ar_verify_report **gives, const verify_values *v, ar_verify_options *o)
 {
     ari_progress progress;
-    ari_progress_begin(&progress, v->common.quiet);
+    ari_progress_begin(&progress, &v->common);
     o->progress = ari_progress_show;
     o->progress_user = &progress;
     const ar_status st = ar_verify(gives, o);

@@ -536,7 +536,7 @@ static ar_status run(void *values, int *exit_code)
                  .device = ari_layout_device(&v->r),
                  .threads = v->common.threads > 0 ? v->common.threads : threads,
                  .repetitions = v->repetitions > 0 ? (size_t)v->repetitions : b->repetitions};
-    ari_progress_begin(&s.progress, v->common.quiet);
+    ari_progress_begin(&s.progress, &v->common);
     const ar_status st = b->run(&s);
     ari_progress_end(&s.progress);
     return st;

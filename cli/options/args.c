@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/options/args.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +20,8 @@ static const ari_option common_options[] = {
     ARI_OPTION_INT("threads", threads, 1, 4096, "N", "threads of the whole process (default: the number of cores)",
                    .own = true),
     ARI_OPTION_U64("seed", seed, "N", "seed of everything random (default 0)"),
+    ARI_OPTION_INT("progress-fd", progress_fd, 1, 65535, "N",
+                   "report how far the job is to this open file descriptor, as lines of JSON", .own = true),
     {.name = "help", .letter = 'h', .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "print this and exit"},
     {.name = "version", .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "print the version and exit"},
     {0},
@@ -365,6 +368,13 @@ static ar_status check_written(const ari_args_spec *spec, const void *values)
     return AR_OK;
 }
 
+static ar_status check_progress(const ari_common *common)
+{
+    if (common->progress_fd == 0 || fcntl(common->progress_fd, F_GETFD) >= 0)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG, "--progress-fd %d: this file descriptor is not open", common->progress_fd);
+}
+
 /* Whether the subcommand shall run, after what needs none: the help, or the version. */
 static ar_status begin(const ari_args_spec *spec, int argc, char *const *argv, void *values, bool *runs)
 {
@@ -375,6 +385,7 @@ static ar_status begin(const ari_args_spec *spec, int argc, char *const *argv, v
         ari_args_help(stdout, spec);
     if (action == ARI_ARGS_VERSION)
         ari_print_version(stdout);
+    AR_TRY(check_progress(common_of(spec, values)));
     return *runs ? check_written(spec, values) : AR_OK;
 }
 

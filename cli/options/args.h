@@ -125,9 +125,10 @@ typedef struct ari_common {
     const char *json; /* "-": standard output; NULL: none */
     bool quiet;
     bool no_color;
-    int threads;   /* of the whole process; 0: as many as there are cores */
-    uint64_t seed; /* 0 unless given */
-    int argc;      /* what ari_args_run was given */
+    int threads;     /* of the whole process; 0: as many as there are cores */
+    uint64_t seed;   /* 0 unless given */
+    int progress_fd; /* that a program reads the progress from (cli/report/progress.h); 0: none */
+    int argc;        /* what ari_args_run was given */
     char *const *argv;
     struct ar_process *process; /* this one's place, once a run has begun whose ranks are processes; NULL: threads */
 } ari_common;

@@ -7,7 +7,9 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "cli/command.h"
 #include "ref/core/clock.h"
+#include "ref/io/json.h"
 
 static const uint64_t FIRST_NS = 1000000000u; /* shorter jobs show nothing */
 static const uint64_t AGAIN_NS = 100000000u;  /* ten times a second */
@@ -24,11 +26,12 @@ static int terminal_width(void)
     return n >= LEAST_WIDTH && n < LINE_SIZE ? (int)n : DEFAULT_WIDTH;
 }
 
-void ari_progress_begin(ari_progress *p, bool quiet)
+void ari_progress_begin(ari_progress *p, const ari_common *common)
 {
     const char *terminal = getenv("TERM");
     const bool dumb = terminal != NULL && strcmp(terminal, "dumb") == 0;
-    *p = (ari_progress){.on = !quiet && !dumb && isatty(STDERR_FILENO) == 1, .start_ns = ari_now_ns()};
+    const bool on = !common->quiet && !dumb && isatty(STDERR_FILENO) == 1;
+    *p = (ari_progress){.on = on, .fd = common->progress_fd, .start_ns = ari_now_ns()};
     p->width = p->on ? terminal_width() : DEFAULT_WIDTH;
 }
 
@@ -51,12 +54,28 @@ void ari_progress_line(char *line, int size, int width, double seconds, double f
                  what + length - (room - 2 - (room - 2) / 2));
 }
 
+/* A line for a program. It may get lost, for want of memory or where nobody reads: the job goes on. */
+static void report(const ari_progress *p, double seconds, double fraction, const char *what)
+{
+    json_t *line = json_pack("{s:o, s:f, s:o}", "fraction", fraction < 0.0 ? json_null() : json_real(fraction),
+                             "seconds", seconds, "what", ari_json_text(what));
+    char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+    if (text)
+        dprintf(p->fd, "%s\n", text);
+    free(text);
+    json_decref(line);
+}
+
 void ari_progress_update(ari_progress *p, double fraction, const char *what)
 {
-    if (!p->on)
-        return;
     const uint64_t now = ari_now_ns();
-    if (now - p->start_ns < FIRST_NS || (p->last_ns != 0 && now - p->last_ns < AGAIN_NS))
+    if ((!p->on && p->fd == 0) || (p->last_ns != 0 && now - p->last_ns < AGAIN_NS))
+        return;
+    if (p->fd > 0) {
+        p->last_ns = now;
+        report(p, (double)(now - p->start_ns) / 1e9, fraction, what);
+    }
+    if (!p->on || now - p->start_ns < FIRST_NS)
         return;
     char line[LINE_SIZE];
     ari_progress_line(line, LINE_SIZE, p->width, (double)(now - p->start_ns) / 1e9, fraction, what);

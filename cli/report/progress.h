@@ -5,11 +5,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct ari_common;
+
 /* A line on stderr that tells how far a long job is: only on a terminal, only after a second, at most ten times a
  * second, and gone at the end. One thread uses it. Nothing else may print between begin and end without
- * ari_progress_clear. */
+ * ari_progress_clear.
+ *
+ * With --progress-fd a program reads it instead: lines of JSON, {"fraction": 0.25, "seconds": 1.5, "what": ".."}, from
+ * the first moment on, as often; `fraction` is null where it is not known. A reader that has gone ends the command by
+ * SIGPIPE, so that nobody's job stays behind. */
 typedef struct ari_progress {
     bool on;           /* stderr is a terminal, and nobody asked for quiet */
+    int fd;            /* that a program reads; 0: none */
     bool shown;        /* the line is on the screen */
     int width;         /* columns of the terminal */
     uint64_t start_ns; /* of the job */
@@ -18,7 +25,7 @@ typedef struct ari_progress {
 } ari_progress;
 
 /** Starts the clock. */
-void ari_progress_begin(ari_progress *p, bool quiet);
+void ari_progress_begin(ari_progress *p, const struct ari_common *common);
 /** fraction in [0, 1], or negative where it is not known; `what` is shortened in the middle to fit. */
 void ari_progress_update(ari_progress *p, double fraction, const char *what);
 /** The same as a callback of the library; user: the ari_progress. */

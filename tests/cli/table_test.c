@@ -129,12 +129,38 @@ Test(progress, the_line_fits_the_terminal_and_keeps_both_ends)
 Test(progress, nothing_is_shown_where_stderr_is_no_terminal)
 {
     ari_progress p;
-    ari_progress_begin(&p, false);
+    ari_progress_begin(&p, &(ari_common){.quiet = false});
     cr_assert(isatty(STDERR_FILENO) == 1 || !p.on);
-    ari_progress_begin(&p, true);
+    ari_progress_begin(&p, &(ari_common){.quiet = true});
     cr_assert_not(p.on);
     p.start_ns = 0; /* long ago: only `on` keeps it from printing */
     ari_progress_update(&p, 0.5, "work");
     cr_assert_not(p.shown);
     ari_progress_end(&p);
+}
+
+Test(progress, a_program_reads_lines_of_json_also_of_a_quiet_job)
+{
+    ari_progress p;
+    int pipe_of[2];
+    char text[256] = "";
+    cr_assert_eq(pipe(pipe_of), 0);
+    ari_progress_begin(&p, &(ari_common){.quiet = true, .progress_fd = pipe_of[1]});
+    ari_progress_update(&p, 0.25, "a \"name\"");
+    ari_progress_update(&p, 0.5, "sooner than a tenth of a second later");
+    p.last_ns = 0;
+    ari_progress_update(&p, -1.0, "b");
+    ari_progress_end(&p);
+    close(pipe_of[1]);
+    cr_assert_gt(read(pipe_of[0], text, sizeof text - 1), 0);
+    json_t *first = json_loads(text, JSON_DISABLE_EOF_CHECK, NULL);
+    char *second = strchr(text, '\n');
+    cr_assert(first && second);
+    cr_assert_eq(json_real_value(json_object_get(first, "fraction")), 0.25);
+    cr_assert_str_eq(json_string_value(json_object_get(first, "what")), "a \"name\"");
+    json_t *last = json_loads(second + 1, 0, NULL);
+    cr_assert(last && json_is_null(json_object_get(last, "fraction")), "%s", second + 1);
+    json_decref(first);
+    json_decref(last);
+    close(pipe_of[0]);
 }
