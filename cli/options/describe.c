@@ -6,6 +6,7 @@
  *     manual-common               entries of those of every subcommand that are left
  *     manual-subcommands          entries of the subcommands
  *     bash, zsh, zsh-subcommands, fish
+ *     python SUBCOMMAND           the options as keyword arguments, with their types and texts
  *
  * The text after an option in a manual page adds to its entry. A page that lacks an option is an error. */
 #include <ctype.h>
@@ -41,6 +42,21 @@ static const ari_subcommand *described(const ari_subcommand *s)
     while (s->name && !s->spec)
         s++;
     return s->name ? s : NULL;
+}
+
+/* The subcommand of a page's word; NULL, with the error's message: there is none. */
+static const ari_subcommand *subcommand_named(const char *name)
+{
+    const ari_subcommand *s = described(ari_subcommands);
+    while (s && name && strcmp(s->name, name) != 0)
+        s = described(s + 1);
+    if (!name || !s) {
+        const ar_status st =
+            ar_error_set(AR_ERR_ARG, "there is no subcommand '%s' with options", ARI_SHOW(name ? name : ""));
+        (void)st;
+        return NULL;
+    }
+    return s;
 }
 
 static bool takes_value(const ari_option *o)
@@ -126,11 +142,9 @@ static void print_entry(page *p, size_t i)
 static ar_status manual(page *p, char *words)
 {
     const char *name = strsep(&words, " ");
-    const ari_subcommand *s = described(ari_subcommands);
-    while (s && strcmp(s->name, name) != 0)
-        s = described(s + 1);
+    const ari_subcommand *s = subcommand_named(name);
     if (!s)
-        return ar_error_set(AR_ERR_ARG, "there is no subcommand '%s' with options", ARI_SHOW(name));
+        return AR_ERR_ARG;
     p->subcommand = s->name;
     p->options = listed(s->spec);
     for (size_t i = 0; !words && i < p->options.own; i++)
@@ -356,6 +370,87 @@ static ar_status fish(page *p, char *words)
     return AR_OK;
 }
 
+/* --- Python ------------------------------------------------------------------------------------------------------- */
+
+/* Those that the Python package gives itself, as it reads the result and the progress. */
+static bool given_by_python(const ari_option *o)
+{
+    static const char *const names[] = {"json", "quiet", "no-color", "progress-fd"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(o->name, names[i]) == 0)
+            return true;
+    return o->at == ARI_OPT_NO_FIELD;
+}
+
+/* An option's name as a keyword: "bucket_bytes". */
+static void python_name(FILE *to, const char *name)
+{
+    for (; *name; name++)
+        fputc(*name == '-' ? '_' : *name, to);
+}
+
+/* A text as literals of at most a line each. */
+static void python_text(FILE *to, const char *text)
+{
+    enum { WIDTH = 100 };
+    while (*text) {
+        size_t n = strlen(text);
+        for (n = n > WIDTH ? WIDTH : n; text[n] && n > 1 && text[n - 1] != ' ';)
+            n--;
+        fputs("\n        \"", to);
+        print_escaped(to, text, n, "\"\\", "'");
+        fputc('"', to);
+        text += n;
+    }
+}
+
+/* The name that python/options.py.in gives the values of this kind. */
+static void python_type(FILE *to, const ari_option *o)
+{
+    static const char *const types[] = {
+        [ARI_OPT_FLAG] = "bool", [ARI_OPT_INT] = "int",     [ARI_OPT_SIZE] = "int",      [ARI_OPT_BYTES] = "Bytes",
+        [ARI_OPT_PART] = "Part", [ARI_OPT_U64] = "int",     [ARI_OPT_DOUBLE] = "float",  [ARI_OPT_STRING] = "Text",
+        [ARI_OPT_FILE] = "Path", [ARI_OPT_FOLDER] = "Path", [ARI_OPT_STRINGS] = "Texts", [ARI_OPT_STAGES] = "Counts"};
+    if (o->kind != ARI_OPT_ENUM)
+        fputs(o->otherwise ? "Optional" : types[o->kind], to);
+    for (size_t i = 0; o->kind == ARI_OPT_ENUM && o->choices[i]; i++)
+        fprintf(to, "%s\"%s\"", i == 0 ? "typing.Literal[" : ", ", o->choices[i]);
+    fputs(o->kind == ARI_OPT_ENUM ? "]" : "", to);
+}
+
+static ar_status python(page *p, char *words)
+{
+    const ari_subcommand *s = subcommand_named(words);
+    if (!s)
+        return AR_ERR_ARG;
+    const ari_option_list l = listed(s->spec);
+    fprintf(p->to, "\n\nclass %c%sOptions(typing.TypedDict, total=False):\n", toupper((unsigned char)s->name[0]),
+            s->name + 1);
+    for (size_t i = 0; i < l.n; i++) {
+        if (given_by_python(l.option[i]))
+            continue;
+        fputs("    ", p->to);
+        python_name(p->to, l.option[i]->name);
+        fputs(": ", p->to);
+        python_type(p->to, l.option[i]);
+        fputc('\n', p->to);
+    }
+    fprintf(p->to, "\n\nOPTIONS[\"%s\"] = {\n", s->name);
+    for (size_t i = 0; i < l.n; i++) {
+        if (given_by_python(l.option[i]))
+            continue;
+        fputs("    \"", p->to);
+        python_name(p->to, l.option[i]->name);
+        fputs("\": Option('", p->to);
+        python_type(p->to, l.option[i]);
+        fputs("',", p->to);
+        python_text(p->to, l.option[i]->help);
+        fputs("),\n", p->to);
+    }
+    fputs("}\n", p->to);
+    return AR_OK;
+}
+
 /* --- the template ------------------------------------------------------------------------------------------------- */
 
 static ar_status print_piece(page *p, char *words)
@@ -369,7 +464,8 @@ static ar_status print_piece(page *p, char *words)
                   {"bash", bash},
                   {"zsh", zsh},
                   {"zsh-subcommands", zsh_subcommands},
-                  {"fish", fish}};
+                  {"fish", fish},
+                  {"python", python}};
     words[strcspn(words, "\n")] = '\0';
     const char *piece = strsep(&words, " ");
     for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++)

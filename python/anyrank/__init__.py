@@ -9,12 +9,29 @@ from __future__ import annotations
 import importlib
 import typing
 
+if typing.TYPE_CHECKING:
+    from anyrank import ranks as ranks
+    from anyrank import report as report
+    from anyrank import testing as testing
+    from anyrank._errors import AnyrankError as AnyrankError
+    from anyrank._version import __version__ as __version__
+    from anyrank.runs import check as check
+    from anyrank.runs import lint as lint
+    from anyrank.runs import plan as plan
+    from anyrank.runs import train as train
+    from anyrank.runs import verify as verify
+
 _HOME = {
     "AnyrankError": "_errors",
+    "check": "runs",
+    "lint": "runs",
+    "plan": "runs",
+    "train": "runs",
+    "verify": "runs",
     "__version__": "_version",
 }
-_MODULES = ("ranks",)
-__all__ = [*sorted(_HOME)]
+_MODULES = ("ranks", "report", "testing")
+__all__ = [*sorted(_HOME), *_MODULES]
 
 
 def __getattr__(name: str) -> typing.Any:

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the anyrank command and runs it.
 
-Each run is its own process: Ctrl-C ends it, its memory is given back, and what the calling program chose for its own
-arithmetic (flushing denormals, OpenMP's threads) does not reach it.
+Runs are processes of their own: Ctrl-C ends them, their memory is given back, and what the calling program chose for
+its own arithmetic (flushing denormals, OpenMP's threads) does not reach them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import shutil
+import signal
+import subprocess
+import tempfile
+import typing
 
+from anyrank._arguments import option_words
 from anyrank._errors import AnyrankError
+from anyrank._progress import Progress, progress_of
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
 
@@ -29,3 +36,108 @@ def find_command() -> str:
         raise AnyrankError("there is no anyrank command: install the wheel, run ./quickstart in the sources, or set "
                            "ANYRANK to its path")
     return found
+
+
+class Finished(typing.NamedTuple):
+    """A run that came to a result: its command line, status 0 or 1, JSON, and what it printed."""
+
+    words: tuple[str, ...]
+    exit_status: int
+    data: dict[str, typing.Any]
+    text: str
+
+
+def run(command: str, positionals: typing.Sequence[str | os.PathLike[str]] = (),
+        options: typing.Mapping[str, object] | None = None, progress: Progress = None) -> Finished:
+    """Runs `anyrank COMMAND` and reads its JSON.
+
+    progress: None, True (a line on a terminal or in a notebook), or a function of (fraction or None, text).
+    Errors: TypeError for options that the command does not have; AnyrankError with the command's message for exit
+    status 2 (usage, input) and 3 (the machine), a signal, a command that is not there. Any exception while it runs,
+    KeyboardInterrupt above all, ends the process and all it started before it is raised.
+    """
+    words = [*option_words(command, options or {}), "--no-color"]
+    files = [os.fsdecode(os.fspath(path)) for path in positionals]
+    return run_words(command, [*words, "--", *files], progress)
+
+
+def run_words(command: str, words: typing.Sequence[str], progress: Progress = None) -> Finished:
+    """The same of words of the command line."""
+    program = find_command()
+    with tempfile.TemporaryDirectory(prefix="anyrank-run-") as folder:
+        result = pathlib.Path(folder, "result.json")
+        status, text, messages = _wait(program, [command, f"--json={result}", *words], folder, progress)
+        data = _read(result)
+    if status not in (0, 1) or data is None:
+        raise AnyrankError(_message(program, command, status, messages), status)
+    if data.get("tool") != "anyrank" or data.get("command") != command:
+        raise AnyrankError(f"{program}: its JSON is not that of anyrank {command}: is it another program, or version?")
+    return Finished((command, *words), status, data, text)
+
+
+def _wait(program: str, words: list[str], folder: str, progress: Progress) -> tuple[int, str, str]:
+    """Runs a program to its end: its status, and what it printed to standard output and to standard error."""
+    read_end, write_end = os.pipe()
+    texts = [pathlib.Path(folder, name) for name in ("stdout", "stderr")]
+    with os.fdopen(read_end, "r", encoding="utf-8", errors="replace") as lines:
+        try:
+            with open(texts[0], "wb") as out, open(texts[1], "wb") as err:
+                # Its own session: Ctrl-C of a terminal reaches it once, by way of this process.
+                child = subprocess.Popen([program, words[0], f"--progress-fd={write_end}", *words[1:]],
+                                         stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=(write_end,),
+                                         start_new_session=True)
+        except OSError as error:
+            raise AnyrankError(f"{program}: {error.strerror}: this is what ANYRANK, the wheel or the tree names as the "
+                               "anyrank command") from None
+        finally:
+            os.close(write_end)
+        try:
+            with progress_of(progress) as show:
+                for line in lines:
+                    show(line)
+                child.wait()
+        except BaseException as error:
+            _end(child, lines, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+            raise
+    out_text, err_text = (path.read_text(encoding="utf-8", errors="replace") for path in texts)
+    return child.returncode, out_text, err_text
+
+
+def _end(child: subprocess.Popen[bytes], lines: typing.TextIO, number: signal.Signals) -> None:
+    """Ends a command and what it started: `train` saves a checkpoint first. A second Ctrl-C ends it at once."""
+    try:
+        _signal(child, number)
+        for _ in lines:  # a full pipe would keep it from ending
+            pass
+        child.wait()
+    except BaseException:
+        _signal(child, signal.SIGKILL)
+        child.wait()
+        raise
+
+
+def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if child.poll() is None:
+        try:
+            os.killpg(child.pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def _read(path: pathlib.Path) -> dict[str, typing.Any] | None:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _message(program: str, command: str, status: int, messages: str) -> str:
+    """What the command said on standard error; else what is known of its end."""
+    said = messages.strip()
+    if status < 0:
+        end = f"anyrank {command}: ended by {signal.Signals(-status).name}"
+        if status == -signal.SIGKILL:
+            end += " (the system does that where memory runs out)"
+        return f"{end}\n{said}" if said else end
+    return said or f"{program} {command}: exit status {status}, no result and no message: is it the anyrank command?"

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of torch, arrays of numpy and other buffers as (dtype, shape, bytes), and back, without a copy where the
+memory already is what a file would hold."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+import sys
+import typing
+
+from anyrank._safetensors import SIZES, Entry
+
+# The names that numpy and torch have for the types of safetensors files. float8 is torch's, and that of ml_dtypes.
+NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+         "int16": "I16", "int8": "I8", "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64", "bool": "BOOL",
+         "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+OF_DTYPE = {dtype: name for name, dtype in NAMES.items()}
+_FORMATS = {"d": "F64", "f": "F32", "e": "F16", "q": "I64", "l": "I64", "i": "I32", "h": "I16", "b": "I8", "B": "U8",
+            "H": "U16", "I": "U32", "Q": "U64", "L": "U64", "?": "BOOL"}
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+
+
+def is_torch(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_numpy(value: object) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
+
+
+def entry_of(value: typing.Any) -> Entry:
+    """A tensor, array, buffer, number or nested list of numbers. Complex numbers become a last dimension of 2.
+
+    Floats of Python are F64, its integers I64. Errors: TypeError for anything else, and for types no file can hold.
+    """
+    if is_torch(value):
+        return _of_torch(value)
+    if is_numpy(value):
+        return _of_numpy(value)
+    if isinstance(value, (bool, int, float, list, tuple)):
+        return _of_numbers(value)
+    if hasattr(value, "__array__"):
+        import numpy
+
+        return _of_numpy(numpy.asarray(value))
+    try:
+        view = memoryview(value)
+    except TypeError:
+        raise TypeError(f"{type(value).__name__} is no tensor: give a tensor of torch, an array of numpy, a buffer or "
+                        "numbers") from None
+    if view.format not in _FORMATS or not view.c_contiguous:
+        raise TypeError(f"a buffer of format {view.format!r} is no contiguous array of numbers")
+    return Entry(_FORMATS[view.format], tuple(view.shape or ()), view.cast("B"))
+
+
+def _of_torch(value: typing.Any) -> Entry:
+    torch = sys.modules["torch"]
+    if value.layout is not torch.strided or value.is_quantized:
+        raise TypeError(f"a tensor of {value.layout} and {value.dtype}: give a dense one")
+    if value.is_meta:
+        raise TypeError("a tensor on the meta device has no values")
+    tensor = value.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    tensor = tensor.resolve_neg().cpu().contiguous()
+    name = str(tensor.dtype).replace("torch.", "")
+    if name not in NAMES:
+        raise TypeError(f"tensors of {tensor.dtype} cannot be compared")
+    size = tensor.numel() * tensor.element_size()
+    if size == 0:
+        return Entry(NAMES[name], tuple(tensor.shape), memoryview(b""))
+    buffer = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
+    buffer.keeps = tensor  # the memory is there for as long as the view
+    return Entry(NAMES[name], tuple(tensor.shape), memoryview(buffer).cast("B"))
+
+
+def _of_numpy(value: typing.Any) -> Entry:
+    numpy = sys.modules["numpy"]
+    array = numpy.asarray(value)
+    shape = tuple(array.shape)
+    if array.dtype.kind == "c":
+        shape = (*shape, 2)
+        array = numpy.ascontiguousarray(array).view(array.real.dtype)
+    if array.dtype.name not in NAMES:
+        raise TypeError(f"arrays of {array.dtype} cannot be compared")
+    array = numpy.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return Entry(NAMES[array.dtype.name], shape, memoryview(array.reshape(-1).view(numpy.uint8)))
+
+
+def _of_numbers(value: typing.Any) -> Entry:
+    shape: list[int] = []
+    rows = [value]
+    while rows and isinstance(rows[0], (list, tuple)):
+        shape.append(len(rows[0]))
+        if any(not isinstance(row, (list, tuple)) or len(row) != shape[-1] for row in rows):
+            raise TypeError("a nested list whose parts differ in length is no tensor")
+        rows = [one for row in rows for one in row]
+    if any(not isinstance(one, (bool, int, float)) for one in rows):
+        raise TypeError("a list of what are no numbers is no tensor")
+    if rows and all(isinstance(one, bool) for one in rows):
+        return Entry("BOOL", tuple(shape), memoryview(bytes(rows)))
+    whole = all(isinstance(one, int) for one in rows)
+    data = struct.pack(f"<{len(rows)}{'q' if whole else 'd'}", *rows)
+    return Entry("I64" if whole else "F64", tuple(shape), memoryview(data))
+
+
+def torch_of(entry: Entry) -> typing.Any:
+    """A tensor of torch, of the same memory where that can be written to and is aligned."""
+    import torch
+
+    dtype = getattr(torch, OF_DTYPE[entry.dtype])
+    if entry.data.nbytes == 0:
+        return torch.empty(entry.shape, dtype=dtype)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(entry.data)) if not entry.data.readonly else 1
+    data = entry.data if address % SIZES[entry.dtype] == 0 else bytearray(entry.data)
+    return torch.frombuffer(data, dtype=dtype).reshape(entry.shape)
+
+
+def numpy_of(entry: Entry) -> typing.Any:
+    """An array of numpy, of the same memory. What numpy has no type for, bfloat16 above all, becomes float32 of the
+    same values, unless the package ml_dtypes is loaded."""
+    import numpy
+
+    name = OF_DTYPE[entry.dtype]
+    if hasattr(numpy, name) or name == "bool":
+        return numpy.frombuffer(entry.data, dtype=name).reshape(entry.shape)
+    extra = sys.modules.get("ml_dtypes")
+    if extra is not None:
+        return numpy.frombuffer(entry.data, dtype=getattr(extra, name)).reshape(entry.shape)
+    if entry.dtype != "BF16":
+        raise TypeError(f"numpy has no type for {entry.dtype}: import ml_dtypes, or read it as a tensor of torch")
+    bits = numpy.frombuffer(entry.data, dtype="<u2").astype("<u4") << 16
+    return bits.view("<f4").reshape(entry.shape)
+
+
+def has_nan(entry: Entry) -> bool:
+    """By bits: NaN is an exponent of ones and a fraction that is not zero."""
+    if entry.dtype not in FLOATS:
+        return False
+    if entry.dtype in ("F64", "F32"):
+        import array
+
+        numbers = array.array("d" if entry.dtype == "F64" else "f", bytes(entry.data))
+        return any(map(math.isnan, numbers))
+    return any(math.isnan(number) for number in _small_floats(entry))
+
+
+def _small_floats(entry: Entry) -> typing.Iterator[float]:
+    if entry.dtype == "F16":
+        return (one for (one,) in struct.iter_unpack("<e", entry.data))
+    if entry.dtype == "BF16":
+        return (struct.unpack("<f", b"\0\0" + bytes(entry.data[i:i + 2]))[0] for i in range(0, entry.data.nbytes, 2))
+    most = 0x7F if entry.dtype == "F8_E4M3" else 0x7D
+    return (float("nan") if byte & 0x7F >= most else 0.0 for byte in entry.data)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports as HTML: a table for notebooks, in the notebook's own colours, light or dark, and pages. No network."""
+
+from __future__ import annotations
+
+import html
+import math
+import pathlib
+import tempfile
+import typing
+
+if typing.TYPE_CHECKING:
+    from anyrank.report import Difference
+
+MOST_ROWS = 50
+
+# Colours are the surroundings' own with some transparency, so that they fit a light and a dark notebook.
+_STYLE = """<style>
+.anyrank{font:13px/1.45 system-ui,sans-serif;color:inherit;overflow-x:auto}
+.anyrank table{border-collapse:collapse;margin:.5em 0;font-size:12px;color:inherit;background:transparent}
+.anyrank th,.anyrank td{padding:3px 9px;text-align:left;vertical-align:top;
+border-bottom:1px solid rgba(128,128,128,.35);
+background:transparent;color:inherit;font-variant-numeric:tabular-nums;max-width:28em;overflow-wrap:anywhere}
+.anyrank th{font-weight:600;border-bottom-width:2px}
+.anyrank .verdict{font-weight:600;padding:2px 9px;border-left:4px solid;border-radius:2px;display:inline-block}
+.anyrank .same{border-color:#2e9e5b;background:rgba(46,158,91,.14)}
+.anyrank .different{border-color:#d9534f;background:rgba(217,83,79,.14)}
+.anyrank pre{font-size:12px;white-space:pre;overflow-x:auto;color:inherit;background:transparent}
+</style>"""
+
+
+def table(title: str, ok: bool, columns: list[str], rows: list[list[str]], text: str) -> str:
+    """A fragment: the verdict, a table, and the command's text, folded unless there is no table."""
+    parts = [_STYLE, '<div class="anyrank">',
+             f'<div class="verdict {"same" if ok else "different"}">{html.escape(title)}</div>']
+    if rows:
+        head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+                       for row in rows[:MOST_ROWS])
+        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+        if len(rows) > MOST_ROWS:
+            parts.append(f"<div>.. and {len(rows) - MOST_ROWS:,} more</div>")
+    if "\n" in text:
+        opened = "" if rows else " open"
+        parts.append(f"<details{opened}><summary>what the command prints</summary><pre>{html.escape(text)}</pre>"
+                     "</details>")
+    return "".join([*parts, "</div>"])
+
+
+def page(title: str, body: str) -> str:
+    return ('<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+            f'content="width=device-width,initial-scale=1"><meta name="color-scheme" content="light dark"><title>'
+            f"{html.escape(title)}</title></head><body>{body}</body></html>\n")
+
+
+def temporary_page(name: str) -> pathlib.Path:
+    """A path for a page that the browser reads after this function's caller has gone on."""
+    return pathlib.Path(tempfile.mkdtemp(prefix="anyrank-page-"), f"{name}.html")
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{int(value):,}" if math.isfinite(value) and (value == int(value) or abs(value) >= 1e6) else f"{value:.3g}"
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def bytes_of(value: float | None) -> str:
+    return "" if value is None else f"{value / 1e9:.2f} GB"
+
+
+def layout_name(layout: typing.Mapping[str, typing.Any] | None) -> str:
+    """ "dp=2 tp=4 sp": what differs from one rank."""
+    known = layout or {}
+    numbers = [f"{key}={known[key]}" for key in ("dp", "pp", "cp", "tp") if known.get(key, 1) > 1]
+    if known.get("cp", 1) > 1 and known.get("zigzag"):
+        numbers.append("zigzag")
+    numbers += ["sp"] if known.get("sp") else []
+    numbers += [f"zero={known['zero']}"] if known.get("zero") else []
+    numbers += [f"micro-batches={known['micro_batches']}"] if known.get("micro_batches", 1) > 1 else []
+    return " ".join(numbers) or "one rank"
+
+
+def place(index: typing.Sequence[int]) -> str:
+    return "[" + ",".join(str(i) for i in index) + "]"
+
+
+def difference_cells(row: Difference) -> list[str]:
+    shape = f"{row.dtype or ''} {place(row.shape)}"
+    if row.state == "shape":
+        shape += f", other {place(row.other_shape)}"
+    if row.state == "dtype":
+        shape += f", other {row.other_dtype}"
+    return [row.tensor, shape, f"{row.elements_different:,} of {row.elements:,}", _shown(row.max_abs),
+            number(row.max_ulp), place(row.index), _shown(row.reference), _shown(row.actual),
+            row.cause or row.hint or row.state]
+
+
+def _shown(value: typing.Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

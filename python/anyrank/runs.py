@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands as functions. Each runs `anyrank COMMAND` as a process and returns its report.
+
+Every option of the command is a keyword argument: --micro-batches 2 is micro_batches=2, --sp is sp=True. The errors of
+all: TypeError for an unknown keyword, with the likely one, or a value of another type; AnyrankError with the command's
+message where it refuses the input (exit_status 2) or the machine failed (3). A difference is a result, no error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import typing
+
+from anyrank._arguments import with_options
+from anyrank._command import run
+from anyrank._progress import Progress
+from anyrank._scratch import Scratch
+from anyrank.report import CheckReport, LintReport, PlanReport, TrainReport, VerifyReport, report_of
+
+if typing.TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from anyrank._options import CheckOptions, LintOptions, PlanOptions, TrainOptions, VerifyOptions
+
+Path = typing.Union[str, "os.PathLike[str]"]
+_R = typing.TypeVar("_R")
+
+
+def _run(kind: type[_R], command: str, positionals: typing.Sequence[Path | None], options: typing.Mapping[str, object],
+         progress: Progress, keeps: object = None) -> _R:
+    given = [path for path in positionals if path is not None]
+    return report_of(kind, run(command, given, options, progress), keeps)
+
+
+@with_options("verify")
+def verify(reference: Path, other: Path, *, progress: Progress = None,
+           **options: Unpack[VerifyOptions]) -> VerifyReport:
+    """Compares two dumps of tensors and explains what differs: `anyrank verify` (docs/verify.md).
+
+    reference, other: a .safetensors or .npy file, a checkpoint's folder or index, or a folder with a file of each rank.
+    map, reference_map: the path of a mapping file, or its JSON as a dict (docs/dumps.md).
+    progress: True for a line on a terminal or in a notebook, or a function of (fraction or None, text).
+
+        report = anyrank.verify("one", "run/dump", rtol=1e-4, atol=1e-5)
+        if not report.ok:
+            print(report.first.tensor, report.first.rank, report.first.cause)
+    """
+    given: dict[str, typing.Any] = dict(options)
+    mappings = {name: given[name] for name in ("map", "reference_map") if isinstance(given.get(name), dict)}
+    scratch = Scratch()  # lives as long as the report, which can be made a page
+    for name, mapping in mappings.items():
+        given[name] = scratch.path / f"{name}.json"
+        given[name].write_text(json.dumps(mapping), encoding="utf-8")
+    return _run(VerifyReport, "verify", [reference, other], given, progress, scratch)
+
+
+@with_options("check")
+def check(model: Path | None = None, *, progress: Progress = None, **options: Unpack[CheckOptions]) -> CheckReport:
+    """Compares every tensor of training steps under layouts with one rank's: `anyrank check` (docs/check.md).
+
+    model: a bundled name, or a folder with a Hugging Face config.json; None: the two bundled demos.
+
+        assert anyrank.check("llama-demo", dp=2, tp=2, sp=True, steps=1).ok
+    """
+    return _run(CheckReport, "check", [model], options, progress)
+
+
+@with_options("train")
+def train(model: Path | None = None, *, progress: Progress = None, **options: Unpack[TrainOptions]) -> TrainReport:
+    """Trains on text under any layout, with the same weights under every one: `anyrank train` (docs/train.md).
+
+    model: a bundled name or a folder; None with resume=FOLDER. Ctrl-C saves a checkpoint first, where save= is given.
+    """
+    return _run(TrainReport, "train", [model], options, progress)
+
+
+@with_options("plan")
+def plan(model: Path, *, progress: Progress = None, **options: Unpack[PlanOptions]) -> PlanReport:
+    """Ranks layouts by predicted time and says what fits: `anyrank plan` (docs/planner.md, docs/plans.md).
+
+    model: a bundled name, a folder with a config.json, or that file. No weights are read.
+
+        anyrank.plan("llama-3-8b", gpus=16).best.layout
+    """
+    return _run(PlanReport, "plan", [model], options, progress)
+
+
+@with_options("lint")
+def lint(model: Path | None = None, *, progress: Progress = None, **options: Unpack[LintOptions]) -> LintReport:
+    """Types every value of a step under a layout, without numbers: `anyrank lint` (docs/lint.md)."""
+    return _run(LintReport, "lint", [model], options, progress)

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""assert_same: an assertion in the words of torch.testing.assert_close, with the tensor, the rank and the cause."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+import struct
+import typing
+
+from anyrank import _arrays, _safetensors
+from anyrank._safetensors import Entry
+from anyrank._scratch import Scratch
+from anyrank.report import Difference, VerifyReport
+from anyrank.runs import verify
+
+Side = typing.Any  # a path, a dict of tensors, a tensor, or a list of dicts, one for each rank
+Sensitivity = typing.Union[None, float, str, "os.PathLike[str]", typing.Mapping[str, float]]
+
+# rtol and atol of torch.testing.assert_close, by the reference's dtype; integers have to be equal.
+CLOSE = {"F16": (1e-3, 1e-5), "BF16": (1.6e-2, 1e-5), "F32": (1.3e-6, 1e-5), "F64": (1e-7, 1e-7)}
+SINGLE = "tensor"  # the name of a tensor that has none
+
+
+class NotSame(AssertionError):
+    """What assert_same raises; `report` is what `anyrank.verify` found, None where there was nothing to compare."""
+
+    def __init__(self, message: str, report: VerifyReport | None = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+def assert_same(reference: Side, other: Side, *, sensitivity: Sensitivity = None, rtol: float | None = None,
+                atol: float | None = None, ulp: int | None = None, close: bool = False, equal_nan: bool = False,
+                map: typing.Any = None, reference_map: typing.Any = None,
+                only: str | typing.Sequence[str] | None = None, ignore: str | typing.Sequence[str] | None = None,
+                common: bool = False, name: str | None = None, msg: str | None = None) -> None:
+    """Raises NotSame, an AssertionError, unless two dumps or sets of tensors are the same.
+
+    reference, other: a dump's file or folder; a dict of tensors, as a state_dict; a tensor, array, number or nested
+    list; or a list of those, one for each rank. None in a dict is no tensor. Shards of ranks are put together by `map`
+    (docs/dumps.md); without it each rank is taken to hold a copy, and copies are compared with each other first. Of a
+    DTensor this rank's part is compared with that part of the reference, without communication.
+
+    The same is what has the same bits, unless one of these says otherwise:
+        rtol, atol     |other - reference| <= atol + rtol |reference|; one that is not given is 0
+        close=True     the rtol and atol of torch.testing.assert_close for the reference's dtype
+        sensitivity    what each tensor may differ: a file of `anyrank grads --sensitivity`, a dict of numbers, a number
+        ulp            so many steps of the reference's dtype
+    NaN differs from NaN unless equal_nan. Another dtype is a difference by bits and by ulp; else values are compared.
+    only, ignore: globs of names. common: leave out tensors that one side lacks. name: of single tensors, for the hints,
+    as "model.norm.weight:grad". msg: printed first. Errors: AnyrankError for what cannot be read; TypeError.
+    """
+    __tracebackhide__ = True
+    if reference is None or other is None:
+        which = "reference" if reference is None else "other"
+        raise NotSame(_with(msg, f"The {which} is None: it has no values. A parameter without a gradient?"))
+    reference, other = _parts(reference, other)
+    name = name or SINGLE
+    sides = [_side(value, name) for value in (reference, other)]
+    if only is None and ignore is None and map is None and reference_map is None and _equal_bytes(sides, equal_nan):
+        return
+    scratch = Scratch()
+    paths = [_written(side, scratch.path / which) for side, which in zip(sides, ("reference", "other"))]
+    options: dict[str, typing.Any] = {
+        "rtol": rtol, "atol": atol, "ulp": ulp, "no_equal_nan": not equal_nan, "map": map,
+        "reference_map": reference_map, "only": only, "ignore": ignore, "common": common,
+        "sensitivity": _allowances(sensitivity, sides[0], name, scratch.path / "allowed.safetensors")}
+    report = verify(*paths, **options)
+    if close and not report.ok:
+        options["rtol"], options["atol"] = _close(report, options)
+        report = verify(*paths, **options)
+    if not report.ok:
+        object.__setattr__(report, "keeps", (report.keeps, scratch))  # its page is made of these files
+        is_torch = any(_arrays.is_torch(value) for value in (reference, other))
+        raise NotSame(_with(msg, explain(report, torch=is_torch)), report)
+
+
+def _with(msg: str | None, text: str) -> str:
+    return f"{msg}\n\n{text}" if msg else text
+
+
+# --- what is compared -------------------------------------------------------------------------------------------------
+
+Entries = typing.Dict[str, Entry]
+
+
+def _parts(reference: Side, other: Side) -> tuple[Side, Side]:
+    """Plain tensors of DTensors: this rank's part, and of what it is compared with the same part."""
+    if _is_dtensor(reference) or _is_dtensor(other):
+        from anyrank._dtensor import same_part
+
+        return same_part(reference, other)
+    if isinstance(reference, typing.Mapping) and isinstance(other, typing.Mapping):
+        both = {key: _parts(reference[key], other[key]) for key in reference if key in other}
+        return ({key: both[key][0] if key in both else value for key, value in reference.items()},
+                {key: both[key][1] if key in both else value for key, value in other.items()})
+    return reference, other
+
+
+def _is_dtensor(value: object) -> bool:
+    return _arrays.is_torch(value) and hasattr(value, "placements") and hasattr(value, "to_local")
+
+
+def _side(value: Side, name: str) -> pathlib.Path | list[Entries]:
+    """A path, or the tensors of each rank."""
+    if isinstance(value, (str, os.PathLike)):
+        return pathlib.Path(value)
+    if isinstance(value, (list, tuple)) and value and not _are_numbers(value):
+        return [_entries(one, name) for one in value]
+    return [_entries(value, name)]
+
+
+def _are_numbers(value: object) -> bool:
+    """A nested list of numbers, which is one tensor; a list of tensors has one for each rank."""
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return isinstance(value, (bool, int, float, list, tuple))
+
+
+def _entries(value: Side, name: str) -> Entries:
+    if hasattr(value, "named_parameters") and hasattr(value, "state_dict"):
+        raise TypeError("a module has weights and gradients: give module.state_dict(), or {name: p.grad for name, p in "
+                        "module.named_parameters()}")
+    tensors = value if isinstance(value, typing.Mapping) else {name: value}
+    entries = {}
+    for key, tensor in tensors.items():
+        if tensor is None:
+            continue
+        try:
+            entries[str(key)] = _arrays.entry_of(tensor)
+        except TypeError as error:
+            raise TypeError(f"{key!r}: {error}" if tensors is value else str(error)) from None
+    return entries
+
+
+def _equal_bytes(sides: list[pathlib.Path | list[Entries]], equal_nan: bool) -> bool:
+    """Whether no rule could find a difference: the same names, types, shapes and bytes, and no NaN that counts."""
+    a, b = sides
+    if not (isinstance(a, list) and isinstance(b, list) and len(a) == len(b) == 1 and a[0].keys() == b[0].keys()):
+        return False
+    return all(one == b[0][key] and (equal_nan or not _arrays.has_nan(one)) for key, one in a[0].items())
+
+
+def _written(side: pathlib.Path | list[Entries], path: pathlib.Path) -> pathlib.Path:
+    """A dump's path: a file, or a folder with a file of each rank."""
+    if isinstance(side, pathlib.Path):
+        return side
+    if len(side) == 1:
+        path = path.with_suffix(".safetensors")
+        _safetensors.write(path, side[0])
+        return path
+    path.mkdir()
+    for rank, tensors in enumerate(side):
+        _safetensors.write(path / f"rank-{rank:05}.safetensors", tensors)
+    return path
+
+
+def _allowances(given: Sensitivity, reference: pathlib.Path | list[Entries], name: str,
+                path: pathlib.Path) -> typing.Any:
+    """The file of allowances that a dict, or a number for all, means."""
+    if given is None or isinstance(given, (str, os.PathLike)):
+        return given
+    if not isinstance(given, typing.Mapping):
+        if isinstance(reference, pathlib.Path):
+            raise TypeError("sensitivity: one number for all tensors of a dump is atol")
+        given = {key: float(given) for entries in reference for key in entries}
+    _safetensors.write(path, {key: Entry("F64", (), memoryview(struct.pack("<d", one))) for key, one in given.items()})
+    return path
+
+
+def _close(report: VerifyReport, options: dict[str, typing.Any]) -> tuple[float, float]:
+    """The tolerances for what differs in bits."""
+    if any(options[rule] is not None for rule in ("rtol", "atol", "ulp", "sensitivity")):
+        raise TypeError("close=True says what counts as the same: give no other rule")
+    dtypes = sorted({row.dtype for row in report.tensors if row.dtype in CLOSE})
+    if len(dtypes) > 1:
+        raise TypeError(f"close=True: tensors of {' and of '.join(map(str, dtypes))} differ, which have tolerances of "
+                        "their own: give rtol and atol")
+    return CLOSE[str(dtypes[0])] if dtypes else (0.0, 0.0)
+
+
+# --- the failure's text -----------------------------------------------------------------------------------------------
+
+MOST_NAMES = 5
+
+
+def explain(report: VerifyReport, torch: bool = False) -> str:
+    """A report that is not ok in the words of torch.testing.assert_close, followed by tensor, rank, element, pattern,
+    cause and hint. torch: shapes and dtypes are written as torch does."""
+    first = report.first
+    lines = _head(report, first, torch)
+    if first is not None:
+        many, count = len(report.tensors), report.compared
+        which = f", the first of {many:,} in execution order ({count:,} compared)" if many > 1 else ""
+        single = first.tensor == SINGLE and not which
+        lines += [] if single else ["", f"The failure occurred for item {first.tensor!r}{which}"]
+        lines += [f"    {label:<9} {text}" for label, text in _details(first) if text]
+    others = [row.tensor for row in report.tensors if first is None or row.tensor != first.tensor]
+    known = {*report.missing, *report.unexpected}
+    lines += _names("Also different", [one for one in others if one not in known])
+    if first is None or first.state not in ("missing", "unexpected"):
+        lines += _names("Missing in the other", report.missing) + _names("Only in the other", report.unexpected)
+    return "\n".join(lines)
+
+
+def _head(report: VerifyReport, first: Difference | None, torch: bool) -> list[str]:
+    if first is None or first.state in ("missing", "unexpected"):
+        return ["The keys of the mappings do not match:",
+                f"Missing keys in the actual mapping: {sorted(report.missing)}",
+                f"Additional keys in the actual mapping: {sorted(report.unexpected)}"]
+    if first.state == "shape":
+        a, b = (f"torch.Size({list(s)})" if torch else str(s) for s in (first.shape, first.other_shape))
+        return [f"The values for attribute 'shape' do not match: {a} != {b}."]
+    if first.state == "dtype":
+        names = [_arrays.OF_DTYPE.get(str(dtype), str(dtype)) for dtype in (first.dtype, first.other_dtype)]
+        a, b = (f"torch.{one}" if torch else one for one in names)
+        return [f"The values for attribute 'dtype' do not match: {a} != {b}."]
+    rule = str((report.rule or {}).get("name"))
+    word = "equal" if rule == "bits" else "close"
+    if first.state == "replicas":
+        between = " and ".join(f"rank {rank}" for rank in first.ranks)
+        return [f"Copies of a tensor on several ranks are not {word}!", "",
+                _mismatched(first), f"Between {between} at index {first.index}: {first.reference} and {first.actual}"]
+    if not first.shape:
+        return [f"Scalars are not {word}!", "", f"Expected {first.reference} but got {first.actual}.",
+                f"Absolute difference: {first.max_abs}{_up_to(report, first, 'atol')}",
+                f"Relative difference: {first.max_rel}{_up_to(report, first, 'rtol')}"]
+    at = "" if rule == "tolerance" and (report.rule or {}).get("rtol") else f" at index {first.index}"
+    lines = [f"Tensor-likes are not {word}!", "", _mismatched(first),
+             f"Greatest absolute difference: {first.max_abs}{at}{_up_to(report, first, 'atol')}",
+             f"Greatest relative difference: {first.max_rel}{_up_to(report, first, 'rtol')}"]
+    if first.max_ulp and rule in ("bits", "ulp"):
+        allowed = f" (up to {report.rule['ulp']:,} allowed)" if rule == "ulp" else ""
+        lines.append(f"Greatest distance: {first.max_ulp:,.0f} ulp{allowed}")
+    return lines
+
+
+def _mismatched(row: Difference) -> str:
+    share = row.elements_different / row.elements if row.elements else 0.0
+    return f"Mismatched elements: {row.elements_different} / {row.elements} ({share:.1%})"
+
+
+def _up_to(report: VerifyReport, row: Difference, key: str) -> str:
+    """What assert_close says of its tolerance; a sensitivity is an absolute one."""
+    rule = report.rule or {}
+    if rule.get("name") == "tolerance":
+        return f" (up to {rule.get(key)} allowed)"
+    return f" (up to {row.allowed} allowed)" if rule.get("name") == "sensitivity" and key == "atol" else ""
+
+
+def _details(row: Difference) -> typing.Iterator[tuple[str, str]]:
+    yield "rank", "" if row.rank is None else str(row.rank)
+    yield "ranks", ", ".join(str(rank) for rank in row.ranks)
+    if row.state == "different":
+        times = f", {row.ratio:.3g} times what is allowed" if row.ratio and math.isfinite(row.ratio) else ""
+        yield "first", _values(row.first_index, row.first_reference, row.first_actual)
+        yield "worst", _values(row.index, row.reference, row.actual) + times
+    if any(row.nan):
+        yield "NaN", f"{row.nan[0]:,} in the reference, {row.nan[1]:,} in the other"
+    yield "pattern", row.pattern
+    yield "cause", "" if row.cause in (None, "unknown") else str(row.cause)
+    yield "hint", row.hint
+
+
+def _values(index: tuple[int, ...], reference: object, actual: object) -> str:
+    return f"index {index}: {reference} in the reference, {actual} in the other"
+
+
+def _names(title: str, names: typing.Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    return [f"{title}: {', '.join(names[:MOST_NAMES])}{more}"]
