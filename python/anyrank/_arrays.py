@@ -5,7 +5,6 @@ memory already is what a file would hold."""
 from __future__ import annotations
 
 import ctypes
-import math
 import struct
 import sys
 import typing
@@ -15,11 +14,10 @@ from anyrank._safetensors import SIZES, Entry
 # The names that numpy and torch have for the types of safetensors files. float8 is torch's, and that of ml_dtypes.
 NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
          "int16": "I16", "int8": "I8", "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64", "bool": "BOOL",
-         "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+         "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0", "complex64": "C64"}
 OF_DTYPE = {dtype: name for name, dtype in NAMES.items()}
 _FORMATS = {"d": "F64", "f": "F32", "e": "F16", "q": "I64", "l": "I64", "i": "I32", "h": "I16", "b": "I8", "B": "U8",
             "H": "U16", "I": "U32", "Q": "U64", "L": "U64", "?": "BOOL"}
-FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
 def is_torch(value: object) -> bool:
@@ -33,7 +31,7 @@ def is_numpy(value: object) -> bool:
 
 
 def entry_of(value: typing.Any) -> Entry:
-    """A tensor, array, buffer, number or nested list of numbers. Complex numbers become a last dimension of 2.
+    """A tensor, array, buffer, number or nested list of numbers. complex128 becomes float64 with a last dimension of 2.
 
     Floats of Python are F64, its integers I64. Errors: TypeError for anything else, and for types no file can hold.
     """
@@ -64,9 +62,9 @@ def _of_torch(value: typing.Any) -> Entry:
     if value.is_meta:
         raise TypeError("a tensor on the meta device has no values")
     tensor = value.detach()
-    if tensor.is_complex():
+    if tensor.dtype == torch.complex128:
         tensor = torch.view_as_real(tensor.resolve_conj())
-    tensor = tensor.resolve_neg().cpu().contiguous()
+    tensor = tensor.resolve_conj().resolve_neg().cpu().contiguous()
     name = str(tensor.dtype).replace("torch.", "")
     if name not in NAMES:
         raise TypeError(f"tensors of {tensor.dtype} cannot be compared")
@@ -82,7 +80,7 @@ def _of_numpy(value: typing.Any) -> Entry:
     numpy = sys.modules["numpy"]
     array = numpy.asarray(value)
     shape = tuple(array.shape)
-    if array.dtype.kind == "c":
+    if array.dtype.name == "complex128":
         shape = (*shape, 2)
         array = numpy.ascontiguousarray(array).view(array.real.dtype)
     if array.dtype.name not in NAMES:
@@ -112,7 +110,7 @@ def torch_of(entry: Entry) -> typing.Any:
     """A tensor of torch, of the same memory where that can be written to and is aligned."""
     import torch
 
-    dtype = getattr(torch, OF_DTYPE[entry.dtype])
+    dtype = getattr(torch, _known(entry))
     if entry.data.nbytes == 0:
         return torch.empty(entry.shape, dtype=dtype)
     address = ctypes.addressof(ctypes.c_char.from_buffer(entry.data)) if not entry.data.readonly else 1
@@ -120,12 +118,18 @@ def torch_of(entry: Entry) -> typing.Any:
     return torch.frombuffer(data, dtype=dtype).reshape(entry.shape)
 
 
+def _known(entry: Entry) -> str:
+    if entry.dtype not in OF_DTYPE:
+        raise TypeError(f"{entry.dtype} is no type of torch or numpy")
+    return OF_DTYPE[entry.dtype]
+
+
 def numpy_of(entry: Entry) -> typing.Any:
     """An array of numpy, of the same memory. What numpy has no type for, bfloat16 above all, becomes float32 of the
     same values, unless the package ml_dtypes is loaded."""
     import numpy
 
-    name = OF_DTYPE[entry.dtype]
+    name = _known(entry)
     if hasattr(numpy, name) or name == "bool":
         return numpy.frombuffer(entry.data, dtype=name).reshape(entry.shape)
     extra = sys.modules.get("ml_dtypes")
@@ -137,22 +141,19 @@ def numpy_of(entry: Entry) -> typing.Any:
     return bits.view("<f4").reshape(entry.shape)
 
 
+# The code to read a float's bits by; NaN is what is above this, without the sign. (E4M3 has one NaN, E8M0 no sign.)
+_NAN = {"F64": ("Q", 0x7FF0 << 48), "F32": ("I", 0x7F80 << 16), "C64": ("I", 0x7F80 << 16), "F16": ("H", 0x7C00),
+        "BF16": ("H", 0x7F80), "F8_E4M3": ("B", 0x7E), "F8_E5M2": ("B", 0x7C), "F8_E8M0": ("B", 0xFE)}
+
+
 def has_nan(entry: Entry) -> bool:
-    """By bits: NaN is an exponent of ones and a fraction that is not zero."""
-    if entry.dtype not in FLOATS:
+    if entry.dtype not in _NAN or entry.data.nbytes == 0:
         return False
-    if entry.dtype in ("F64", "F32"):
-        import array
-
-        numbers = array.array("d" if entry.dtype == "F64" else "f", bytes(entry.data))
-        return any(map(math.isnan, numbers))
-    return any(math.isnan(number) for number in _small_floats(entry))
-
-
-def _small_floats(entry: Entry) -> typing.Iterator[float]:
-    if entry.dtype == "F16":
-        return (one for (one,) in struct.iter_unpack("<e", entry.data))
-    if entry.dtype == "BF16":
-        return (struct.unpack("<f", b"\0\0" + bytes(entry.data[i:i + 2]))[0] for i in range(0, entry.data.nbytes, 2))
-    most = 0x7F if entry.dtype == "F8_E4M3" else 0x7D
-    return (float("nan") if byte & 0x7F >= most else 0.0 for byte in entry.data)
+    code, above = _NAN[entry.dtype]
+    view = memoryview(entry.data.cast("B")).cast(typing.cast("typing.Literal['B']", code))
+    numpy = sys.modules.get("numpy")
+    sign = 0 if entry.dtype == "F8_E8M0" else 1 << (8 * view.itemsize - 1)
+    if numpy is not None:
+        bits = numpy.frombuffer(view, dtype=f"u{view.itemsize}")
+        return bool(((bits & ~bits.dtype.type(sign)) > above).any())
+    return any(bits & ~sign > above for bits in view)

@@ -12,7 +12,7 @@ import typing
 from anyrank._errors import AnyrankError
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "U16": 2, "U32": 4,
-         "U64": 8, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
+         "U64": 8, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8}
 HEADER_LIMIT = 100_000_000
 
 
