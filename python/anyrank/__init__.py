@@ -29,6 +29,7 @@ _HOME = {
     "train": "runs",
     "verify": "runs",
     "__version__": "_version",
+    "capture": "capture",
 }
 _MODULES = ("ranks", "report", "testing")
 __all__ = [*sorted(_HOME), *_MODULES]

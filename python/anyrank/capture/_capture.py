@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""anyrank.capture: a run of a PyTorch model, step by step, as files that `anyrank verify` reads."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import pathlib
+import types
+import typing
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules import module as modules_home
+
+from anyrank._errors import AnyrankError
+from anyrank.capture import _patches
+from anyrank.capture._exchange import Alone, Store
+from anyrank.capture._listen import Listener, Pass, in_backward, local_of, loss_of, tensors_of, whole_of
+from anyrank.capture._model import groups_of, parameters_of, unwrapped
+from anyrank.capture._places import Whole
+from anyrank.capture._record import Record
+from anyrank.capture._spec import Spec
+from anyrank.capture._steps import Chosen, Steps
+
+VALUES = ("init", "fwd", "bwd", "grad", "new", "m", "v", "clip")
+STATE = {"exp_avg": "m", "momentum_buffer": "m", "exp_avg_sq": "v", "square_avg": "v"}
+_captured: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def _optimizers(told: typing.Any) -> list[typing.Any]:
+    """Optimizers without the wrappers of accelerate and the like."""
+    found = []
+    for optimizer in told if isinstance(told, (list, tuple)) else [told] if told is not None else []:
+        inner = optimizer
+        while not isinstance(inner, torch.optim.Optimizer) or type(inner).__module__.startswith("accelerate"):
+            inner = getattr(inner, "optimizer", None)
+            if inner is None:
+                raise AnyrankError(f"capture: optimizer: a {type(optimizer).__name__} is no torch.optim.Optimizer")
+        found.append(inner)
+    return found
+
+
+def _tensors_of(optimizer: typing.Any) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+class Capture:
+    """Writes what `model` computes on this rank into `folder`, from start() to stop(), or in a with-block.
+
+        with anyrank.capture(model, "dump", optimizer=optimizer):
+            train(model, optimizer)
+
+    model      a torch.nn.Module, wrapped or not in DDP, FSDP2 (fully_shard), torch.compile, tensor parallelism; what
+               wraps it inside of the block is seen too
+    folder     gets rank-00000.safetensors and so on, complete when the block is left; after an error, nothing
+    optimizer  its optimizer, or several; default: those that update the model's parameters
+    rank       where there is no process group: this process's rank in spec's mesh
+    spec       what the model does not say of itself: {"mesh": .., "shard": .., "partial": .., "mean_over": ..}, or the
+               name of a JSON file with it
+    steps      which training steps, from 1: {1, 100}, range(1, 4), a function; default: all
+    only       globs of the names to keep; default: all
+    values     which kinds: any of "init", "fwd", "bwd", "grad", "new", "m", "v", "clip"
+    timeout    seconds to wait at the end for ranks that are still running
+
+    A step is its forward passes, until the next one after an optimizer's step. Programs whose steps cannot be seen so
+    call gradients(), gradient_norm() and step() themselves. Raises AnyrankError for what cannot be captured.
+    """
+
+    def __init__(self, model: nn.Module, folder: str | os.PathLike[str], optimizer: typing.Any = None, *,
+                 rank: int | None = None, spec: typing.Any = None, steps: Steps = None,
+                 only: str | typing.Sequence[str] | None = None, values: typing.Sequence[str] = VALUES,
+                 timeout: float = 600) -> None:
+        unknown = set(values) - set(VALUES)
+        if unknown:
+            raise AnyrankError(f"values: {sorted(unknown)} are none of {list(VALUES)}")
+        self._given, self._folder, self._spec = model, pathlib.Path(folder), Spec(spec)
+        self._model, _ = unwrapped(model)
+        self._optimizers, self._timeout, self._told_rank = _optimizers(optimizer), timeout, rank
+        self._chosen, self._values = Chosen(steps), set(values)
+        self._only = [only] if isinstance(only, str) else only
+        self._check_optimizers()
+        if self._spec.mesh is not None:
+            groups_of(self._model, None, *self._ranks(), self._spec.mesh, None)
+            self._spec.check(self._spec.mesh)
+        self._record: Record | None = None
+        self._listener: Listener | None = None
+        self._handles: list[typing.Any] = []
+        self._exchange: Alone | Store | None = None
+        self._running, self._step = False, 1
+        self._pass: Pass | None = None  # that a module's output belongs to now
+        self._deaf = self._inside = False  # an evaluation; within optimizer.step
+        self._trained = self._new_names = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """A step begins: nothing of it has been seen."""
+        self._passes, self._losses = 0, 0
+        self._has_gradients: set[str] = set()
+        self._stepped = self._clipped = False
+        self._calls: dict[str, int] = {}
+
+    # --- from start to stop -------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Capture:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 _trace: types.TracebackType | None) -> None:
+        if kind is None:
+            self.stop()
+        else:
+            self._abandon(f"{kind.__name__}: {error}")
+
+    def start(self) -> Capture:
+        """Begins to listen. The capture itself."""
+        if self._running:
+            raise AnyrankError("this capture has started already")
+        if self._model in _captured:
+            raise AnyrankError("this model is being captured already: one with-block captures all of its steps")
+        if self._new_names:
+            raise AnyrankError("this capture has ended: make another one, with another folder")
+        self._ranks()
+        self._running = self._new_names = True
+        _captured.add(self._model)
+        _patches.watch(self)
+        # The first is called before any hook of the model's own, so that FSDP's parameters are the shards.
+        self._handles = [modules_home.register_module_forward_pre_hook(self._first_pass),
+                         self._model.register_forward_pre_hook(self._begin_pass, with_kwargs=True),
+                         self._model.register_forward_hook(self._end_pass)]
+        return self
+
+    def stop(self) -> None:
+        """Ends the last step and completes the files; with several ranks, every rank has to."""
+        if not self._running:
+            return
+        try:
+            self._prepare()
+            self._end_step()
+            self._complete()
+        except BaseException as error:
+            self._abandon(f"{type(error).__name__}: {error}")
+            raise
+        self._let_go()
+
+    def _abandon(self, why: str) -> None:
+        """Leaves nothing behind."""
+        if not self._running:
+            return
+        self._let_go()
+        if self._record is not None:
+            self._record.files.discard()
+        if self._exchange is None and self._ranks()[1] > 1 and dist.is_initialized():
+            self._exchange = Store(*self._ranks(), self._timeout)
+        if self._exchange is not None:
+            self._exchange.failed(why)
+
+    def _let_go(self) -> None:
+        self._running, self._pass = False, None
+        if self._listener is not None:
+            self._listener.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        _patches.unwatch(self)
+        _captured.discard(self._model)
+
+    def _complete(self) -> None:
+        if self._record is None or self._exchange is None:
+            return
+        self._record.finish(self._exchange, {"micro_batches": str(self._micro_batches)})
+        self._record.files.remove_older(self._record.groups.mesh.world)
+        self._exchange.end()
+        self._record = None
+
+    def _ranks(self) -> tuple[int, int]:
+        """This rank, and how many there are."""
+        if dist.is_available() and dist.is_initialized():
+            if self._told_rank not in (None, dist.get_rank()):
+                raise AnyrankError(f"rank={self._told_rank}: by the process group this is rank {dist.get_rank()}")
+            return dist.get_rank(), dist.get_world_size()
+        world = 1
+        for size in (self._spec.mesh or {}).values():
+            world *= size if isinstance(size, int) else 1
+        rank = self._told_rank or 0
+        if not 0 <= rank < world:
+            raise AnyrankError(f"rank={rank}: the mesh {self._spec.mesh} has {world} ranks, from 0")
+        if world > 1 and self._told_rank is None:
+            raise AnyrankError(f"the mesh {self._spec.mesh} has {world} ranks, without a process group: say rank=")
+        return rank, world
+
+    def _check_optimizers(self) -> None:
+        own = {id(p) for _, p in parameters_of(self._model)}
+        for optimizer in self._optimizers:
+            if own and not any(id(p) in own for p in _tensors_of(optimizer)):
+                raise AnyrankError(f"the optimizer {type(optimizer).__name__} updates none of the model's parameters: "
+                                   "was it made for another model, or before fully_shard or .to() replaced them?")
+
+    def _prepare(self) -> None:
+        """What is known at the first pass: parameters as the optimizer has them, wrappers, the mesh."""
+        if self._record is not None or not self._running:
+            return
+        self._model, ddp = unwrapped(self._given)
+        ddp = ddp or getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+        rank, world = self._ranks()
+        self._check_optimizers()
+        self._parameters = parameters_of(self._model)
+        groups = groups_of(self._model, ddp, rank, world, self._spec.mesh, self._spec.mean_over)
+        self._spec.check(groups.mesh.sizes)
+        self._exchange = Store(rank, world, self._timeout) if world > 1 and dist.is_initialized() else Alone()
+        steps = min(self._chosen.last or 8, 8)
+        entries = (6 * len(self._parameters) + 2 * len(list(self._model.modules())) + 8) * steps
+        self._record = Record(self._folder, groups, self._spec, entries)
+        self._micro_batches = 1
+        self._listener = Listener(self._model, self._parameters, self)
+        if 1 in self._chosen:
+            self._keep_parameters("init", 1)
+
+    # --- passes and steps ---------------------------------------------------------------------------------------------
+
+    def _first_pass(self, module: nn.Module, _args: typing.Any) -> None:
+        if module is self._model:
+            self._handles.pop(0).remove()
+            self._prepare()
+
+    def _begin_pass(self, _module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
+        if in_backward() or (self._inside and self._passes):
+            return  # computed again: by activation checkpointing, or by an optimizer's closure
+        training = torch.is_grad_enabled()
+        self._deaf = not training and (self._trained or bool(self._optimizers))
+        if self._passes and (self._stepped or self._clipped or not training):
+            self._end_step()
+        self._trained = self._trained or training
+        if self._deaf or not self._running:
+            return
+        if self._passes == 0 and self._step in self._chosen and self._listener is not None:
+            self._listener.install()
+            if self._step > 1 and self._step - 1 not in self._chosen:
+                self._keep_parameters("new", self._step - 1)
+        self._passes += 1
+        self._micro_batches = max(self._micro_batches, self._passes)
+        self._pass = Pass(self._passes - 1, args, kwargs) if self._step in self._chosen else None
+
+    def _end_pass(self, _module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
+        of = self._pass
+        if self._deaf or in_backward() or of is None:
+            self._deaf = False
+            return
+        loss = loss_of(output)
+        if loss is not None:
+            of.loss_seen = True
+            self.take(of, "loss:fwd", loss, whole_of(loss), False)
+            return
+        for i, t in enumerate(tensors_of(output)[:None if isinstance(output, (tuple, list)) else 1]):
+            if t.is_floating_point():
+                of.loss_seen = of.loss_seen or (i == 0 and t.dim() == 0)
+                self.take(of, f"output.{i}:fwd" if i else "output:fwd", t, whole_of(t), of.per_sample(t, "fwd"))
+
+    def _end_step(self) -> None:
+        """The next pass is another step's: gradients that nobody asked for yet, and what the update made."""
+        if self._record is None or not self._passes or self._step not in self._chosen:
+            if self._passes:
+                self._next_step()
+            return
+        self._keep_gradients()
+        if self._stepped or self._clipped:
+            self._keep_parameters("new", self._step)
+            for name, p in self._parameters:
+                for key, kind in STATE.items():
+                    value = next((o.state[p][key] for o in self._with_state() if key in o.state.get(p, ())), None)
+                    if isinstance(value, torch.Tensor) and kind in self._values:
+                        self._keep(f"{name}:{kind}", value, whole_of(value) or whole_of(p))
+        self._record.end_step()
+        self._next_step()
+
+    def _with_state(self) -> list[typing.Any]:
+        """The optimizers, and those within them that have a rank's own share of the state."""
+        return [*self._optimizers, *(o.optim for o in self._optimizers if hasattr(getattr(o, "optim", None), "state"))]
+
+    def _next_step(self) -> None:
+        if self._listener is not None:
+            self._listener.remove()
+        self._step, self._pass = self._step + 1, None
+        self._begin()
+        if self._chosen.over(self._step):
+            self.stop()
+
+    # --- what a program says itself -----------------------------------------------------------------------------------
+
+    def gradients(self) -> None:
+        """The gradients are complete now: for programs that clip them without torch.nn.utils, before they do."""
+        self._keep_gradients()
+
+    def gradient_norm(self, norm: typing.Any, norm_type: float = 2.0) -> None:
+        """The norm that the gradients are clipped by, where torch.nn.utils did not compute it."""
+        self.on_norm(norm, norm_type)
+        self._clipped = True
+
+    def step(self) -> None:
+        """The step is over, where no optimizer shows it."""
+        self._end_step()
+
+    # --- what is heard ------------------------------------------------------------------------------------------------
+
+    def current(self) -> Pass | None:
+        return None if self._deaf else self._pass
+
+    def wants(self, kind: str) -> bool:
+        return kind in self._values
+
+    def told(self, name: str) -> bool:
+        return bool(self._spec.dims_of(name))
+
+    def reserve(self, name: str) -> None:
+        if self._record is not None and self._pass is not None and self._wanted(name):
+            self._record.reserve(self._at(name, self._step))
+
+    def take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, per_sample: bool) -> None:
+        if self._record is None or not self._running or not self._wanted(name):
+            return
+        local = local_of(tensor)
+        if name.endswith(":bwd") and self._record.groups.mean:
+            local = local / self._record.groups.mesh.size(self._record.groups.mean)
+        self._record.add(name, self._at(name, self._step), local, whole, per_sample, of.number)
+
+    def on_backward(self, loss: torch.Tensor) -> None:
+        of = self._pass
+        if of is None or of.loss_seen or self._record is None or loss.dim() or in_backward():
+            return
+        of.loss_seen = True
+        self._record.sums.add("loss:fwd")
+        self.take(of, "loss:fwd", loss, whole_of(loss), False)
+
+    def on_clip(self, parameters: list[torch.Tensor]) -> None:
+        if self._is_ours(parameters):
+            self._keep_gradients()
+
+    def on_norm(self, norm: typing.Any, norm_type: float) -> None:
+        if not self._passes:
+            return
+        self._clipped = True
+        if self._pass is None or self._record is None or not self._wanted("grad_norm:clip"):
+            return
+        norm = torch.as_tensor(norm)
+        self._calls["clip"] = self._calls.get("clip", 0) + 1
+        name = "grad_norm:clip" if self._calls["clip"] == 1 else f"grad_norm.call{self._calls['clip']}:clip"
+        self._record.add_norm(self._at(name, self._step), local_of(norm), whole_of(norm), norm_type)
+
+    def on_optimizer(self, optimizer: typing.Any, after: bool) -> None:
+        parameters = _tensors_of(optimizer)
+        if not self._running or not self._is_ours(parameters):
+            return
+        if not self._is_known(optimizer):
+            self._optimizers.append(optimizer)
+        self._inside = not after
+        if not after and self._passes:
+            self._stepped = True
+            self._keep_gradients({id(p) for p in parameters})
+
+    def _is_known(self, optimizer: typing.Any) -> bool:
+        return any(optimizer is known for known in self._with_state())
+
+    def _is_ours(self, parameters: list[torch.Tensor]) -> bool:
+        ids = {id(p) for p in parameters}
+        return self._record is not None and any(id(p) in ids for _, p in self._parameters)
+
+    # --- parameters ---------------------------------------------------------------------------------------------------
+
+    def _at(self, name: str, step: int) -> str:
+        return name if step == 1 else f"{name}@{step}"
+
+    def _wanted(self, name: str) -> bool:
+        return (name.rsplit(":", 1)[1] in self._values and
+                (self._only is None or any(fnmatch.fnmatchcase(name, glob) for glob in self._only)))
+
+    def _keep(self, name: str, tensor: torch.Tensor, whole: Whole | None, step: int | None = None) -> None:
+        if self._record is not None and self._wanted(name):
+            self._record.add(name, self._at(name, step or self._step), local_of(tensor), whole, False, 0)
+
+    def _keep_parameters(self, kind: str, step: int) -> None:
+        for name, p in self._parameters:
+            self._keep(f"{name}:{kind}", p, whole_of(p), step)
+
+    def _keep_gradients(self, of: set[int] | None = None) -> None:
+        """Writes the gradients as they are now, of all parameters or of these; each once in a step."""
+        if self._record is None or self._pass is None:
+            return
+        for name, p in self._parameters:
+            if p.grad is not None and name not in self._has_gradients and (of is None or id(p) in of):
+                self._has_gradients.add(name)
+                self._keep(f"{name}:grad", p.grad, whole_of(p.grad))

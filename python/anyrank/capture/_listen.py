@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks on a model's modules: what each gives out, and the gradient of what it is given.
+
+Nothing here changes a number: an input is handed on as a view of itself, whose gradient is that through this module
+alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+import torch
+from torch import nn
+
+from anyrank.capture._model import DTensor, Replicate, Shard, modules_of
+from anyrank.capture._places import Whole
+
+
+def whole_of(t: torch.Tensor) -> Whole | None:
+    """Of a DTensor, or the local part of one that a parallel module gave out: shape, mesh, placements."""
+    if isinstance(t, DTensor):
+        return Whole(tuple(t.shape), t.device_mesh, tuple(t.placements))
+    return getattr(t, "_anyrank_whole", None)
+
+
+def local_of(t: torch.Tensor) -> torch.Tensor:
+    """A DTensor's own part, without waiting for a sum; another tensor itself."""
+    t = t.detach()
+    local = t.to_local() if isinstance(t, DTensor) else t
+    return local.wait() if hasattr(local, "wait") else local
+
+
+def _whole_of_local(t: torch.Tensor, whole: Whole) -> Whole | None:
+    """The place of a plain tensor that was cut out of, or summed up from, a DTensor."""
+    if len(whole.shape) != t.dim():
+        return None
+    cut = [d for d in range(t.dim()) if t.shape[d] != whole.shape[d]]
+    if whole.mesh.ndim > 1 or len(cut) > 1:
+        return None
+    return Whole(whole.shape, whole.mesh, (Shard(cut[0]) if cut else Replicate(),))
+
+
+def tensors_of(output: typing.Any) -> list[torch.Tensor]:
+    """The tensors of a module's output: itself, or those that a tuple, dictionary or dataclass has."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, dict):
+        parts: typing.Iterable[typing.Any] = output.values()
+    elif isinstance(output, (tuple, list)):
+        parts = output
+    elif dataclasses.is_dataclass(output):
+        parts = [getattr(output, field.name) for field in dataclasses.fields(output)]
+    else:
+        return []
+    return [x for x in parts if isinstance(x, torch.Tensor)]
+
+
+def loss_of(output: typing.Any) -> torch.Tensor | None:
+    """The loss among a model's outputs, if one is named so, or is a scalar before others."""
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if loss is None and isinstance(output, (tuple, list)) and len(output) > 1:
+        first = output[0]
+        loss = first if isinstance(first, torch.Tensor) and first.dim() == 0 and first.is_floating_point() else None
+    return loss if isinstance(loss, torch.Tensor) else None
+
+
+def in_backward() -> bool:
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
+def rows_are_equal(t: torch.Tensor) -> bool:
+    return not isinstance(t, DTensor) and t.dim() > 2 and bool((t == t[:1]).all())
+
+
+def _first_input(args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> typing.Any:
+    """Where the first floating point tensor is that a gradient can flow to: an index of args or a key of kwargs."""
+    for at, x in [*enumerate(args), *kwargs.items()]:
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and x.requires_grad and x.layout == torch.strided:
+            return at
+    return None
+
+
+class Pass:
+    """One forward pass: how many times each module was called in it, and what the model was given."""
+
+    def __init__(self, number: int, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
+        self.number, self.calls, self.loss_seen = number, dict[str, int](), False
+        given = [x for x in [*args, *kwargs.values()] if isinstance(x, torch.Tensor) and x.dim() > 0]
+        self.samples = {given[0].shape[0], given[0].shape[:2].numel()} if given else None
+        self.given = {local_of(x).untyped_storage().data_ptr() for x in given}
+
+    def name(self, path: str, kind: str) -> str:
+        """PATH:KIND, or PATH.call2:KIND where it was called before."""
+        name = f"{path}:{kind}"
+        self.calls[name] = self.calls.get(name, 0) + 1
+        return name if self.calls[name] == 1 else f"{path}.call{self.calls[name]}:{kind}"
+
+    def per_sample(self, t: torch.Tensor, kind: str) -> bool:
+        """Whether an activation has the samples along dimension 0: as many as the model's input, or a row a token.
+
+        What depends on no parameter and has one row, such as the angles of a rotary embedding, is that of all samples.
+        """
+        if t.dim() == 0:
+            return False
+        return self.samples is None or (t.shape[0] in self.samples and
+                                        (t.shape[0] > 1 or t.requires_grad or kind == "bwd"))
+
+    def counts_positions(self, args: tuple[typing.Any, ...]) -> bool:
+        """Whether a module's input is consecutive numbers that the model itself made: one row for all samples."""
+        if not args or not isinstance(args[0], torch.Tensor):
+            return False
+        x = local_of(args[0])
+        return (not x.is_floating_point() and x.untyped_storage().data_ptr() not in self.given and
+                bool((x.flatten().diff() == 1).all()))
+
+
+class Sink(typing.Protocol):
+    """Who is told of tensors: of this pass, or None where nothing is to be captured now."""
+
+    def current(self) -> Pass | None: ...
+
+    def wants(self, kind: str) -> bool: ...
+
+    def told(self, name: str) -> bool: ...
+
+    def take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, per_sample: bool) -> None: ...
+
+    def reserve(self, name: str) -> None: ...
+
+
+class Listener:
+    """The hooks of one model, from install() to remove()."""
+
+    def __init__(self, model: nn.Module, parameters: list[tuple[str, torch.Tensor]], sink: Sink) -> None:
+        self.model, self.parameters, self.sink = model, parameters, sink
+        self.handles: list[typing.Any] = []
+
+    def install(self) -> None:
+        for path, m in modules_of(self.model):
+            if not path:
+                continue
+            if self.sink.wants("fwd"):
+                whole: dict[str, Whole | None] = {}
+                # What parallelize_module makes of the output, a plain tensor, is seen after what it makes it of.
+                self.handles.append(m.register_forward_hook(self._whole_hook(whole), prepend=True))
+                self.handles.append(m.register_forward_hook(self._output_hook(path, whole)))
+            # What changes its input in place cannot have it replaced.
+            if self.sink.wants("bwd") and not getattr(m, "inplace", False):
+                self.handles.append(m.register_forward_pre_hook(self._input_hook(path), with_kwargs=True))
+        for name, p in self.parameters if self.sink.wants("grad") else []:
+            if p.requires_grad:
+                # The value is read when the step's gradients are complete; here only its place in the order is taken.
+                self.handles.append(p.register_post_accumulate_grad_hook(self._order_hook(f"{name}:grad")))
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+
+    def _order_hook(self, name: str) -> typing.Callable[[torch.Tensor], None]:
+        return lambda _p: self.sink.reserve(name)
+
+    def _whole_hook(self, whole: dict[str, Whole | None]) -> typing.Callable[..., None]:
+        def hook(_module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
+            whole["of"] = whole_of(output) if isinstance(output, torch.Tensor) else None
+        return hook
+
+    def _output_hook(self, path: str, whole: dict[str, Whole | None]) -> typing.Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[typing.Any, ...], output: typing.Any) -> None:
+            now = self.sink.current()
+            if now is None or in_backward():
+                return  # activation checkpointing computes it again
+            placements = [x for p in module.parameters() if isinstance(p, DTensor) for x in p.placements]
+            sharded = any(getattr(x, "dim", None) is not None for x in placements)
+            for i, t in enumerate(tensors_of(output)):
+                name = f"{path}.{i}" if i else path
+                if not t.is_floating_point() or (i and sharded and not self.sink.told(f"{name}:fwd")):
+                    continue  # attention weights of the rank's heads, or whole: nothing says which
+                self._mark(module, args, t, whole.get("of"))
+                per_sample = now.per_sample(t, "fwd") and not (t.shape[0] == 1 and now.counts_positions(args))
+                if per_sample and not t.requires_grad and torch.is_grad_enabled() and rows_are_equal(t):
+                    t, per_sample = t[:1], False  # angles of positions that were said for each sample: those of all
+                self.sink.take(now, now.name(name, "fwd"), t, whole_of(t), per_sample)
+        return hook
+
+    def _mark(self, module: nn.Module, args: tuple[typing.Any, ...], t: torch.Tensor, whole: Whole | None) -> None:
+        """Gives a plain output the place of the DTensor that it is a part of."""
+        if whole_of(t) is not None:
+            return
+        given = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if whole is not None:
+            t._anyrank_whole = _whole_of_local(t, whole)
+        elif given is not None and whole_of(given) and given.shape == t.shape and not list(module.parameters()):
+            t._anyrank_whole = whole_of(given)  # an activation of a part is a part
+
+    def _input_hook(self, path: str) -> typing.Callable[..., typing.Any]:
+        def hook(_module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> typing.Any:
+            now = self.sink.current()
+            at = _first_input(args, kwargs) if now is not None and torch.is_grad_enabled() else None
+            if now is None or at is None:
+                return None
+            x = args[at] if isinstance(at, int) else kwargs[at]
+            heard = self._heard(now, now.name(path, "bwd"), x)
+            if isinstance(at, int):
+                return (*args[:at], heard, *args[at + 1:]), kwargs
+            return args, {**kwargs, at: heard}
+        return hook
+
+    def _heard(self, now: Pass, name: str, x: torch.Tensor) -> torch.Tensor:
+        """x, whose gradient is captured as it comes back through this view of it."""
+        whole = whole_of(x)
+
+        def listen(grad: torch.Tensor) -> None:
+            self.sink.take(now, name, grad, whole_of(grad) or whole, now.per_sample(grad, "bwd"))
+
+        heard = x.view_as(x)
+        heard.register_hook(listen)
+        if not isinstance(x, DTensor):
+            heard._anyrank_whole = whole
+        return heard

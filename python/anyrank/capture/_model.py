@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model is made of: its own module below wrappers, parameters and modules by name, and over which ranks it is
+replicated or sharded."""
+
+from __future__ import annotations
+
+import typing
+
+import torch
+from torch import nn
+
+from anyrank._errors import AnyrankError
+from anyrank.capture._mesh import Line, Mesh, lines_of_device_mesh, mesh_of_lines, ranks_of_group, root_of
+
+try:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+except ImportError:  # before PyTorch 2.5
+    from torch.distributed._tensor import DTensor, Replicate, Shard
+try:
+    from torch.distributed.fsdp import FSDPModule
+except ImportError:  # before PyTorch 2.6
+    try:
+        from torch.distributed._composable.fsdp import FSDPModule
+    except ImportError:
+        FSDPModule = ()
+
+__all__ = ["DTensor", "Groups", "Replicate", "Shard", "groups_of", "modules_of", "parameters_of", "plain", "unwrapped"]
+
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+SAMPLES = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")  # names of dimensions that share out samples
+OTHERS = ("tp", "cp", "pp", "ep", "sp", "tensor", "context", "pipe", "expert", "sequence", "model")
+
+
+def plain(name: str) -> str:
+    """A parameter's or module's name without what wrappers add to it."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def unwrapped(model: typing.Any) -> tuple[nn.Module, typing.Any]:
+    """The module that a user wrote, and the DDP around it, if there is one."""
+    ddp = None
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            ddp, model = model, model.module
+        elif isinstance(model, nn.DataParallel):
+            raise AnyrankError("torch.nn.DataParallel runs copies of the model in threads, which cannot be captured: "
+                               "wrap it with DistributedDataParallel")
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod
+        else:
+            break
+    if not isinstance(model, nn.Module):
+        raise AnyrankError(f"capture: the model is a {type(model).__name__}, which is no torch.nn.Module")
+    for m in model.modules():
+        if type(m).__name__ == "FullyShardedDataParallel":
+            raise AnyrankError("FSDP1 (FullyShardedDataParallel) has flat parameters: all those of a wrapped module in "
+                               "one vector, cut over the ranks, of which no rank knows a tensor's place; wrap with "
+                               "fully_shard (FSDP2), or capture a copy of the model made in summon_full_params")
+    return model, ddp
+
+
+def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Modules by plain name, outermost first; of a wrapper and what it holds the wrapper."""
+    found: dict[str, nn.Module] = {}
+    for path, m in model.named_modules():
+        found.setdefault(plain(path), m)
+    return list(found.items())
+
+
+def _fsdp_groups(model: nn.Module) -> typing.Iterator[typing.Any]:
+    for m in model.modules():
+        if isinstance(m, FSDPModule):
+            state = m._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None)
+            groups = [getattr(state, "_fsdp_param_group", None)] if groups is None else groups
+            yield from (group for group in groups if group is not None)
+
+
+def parameters_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters by plain name, each once; those of FSDP2 as the shards that the optimizer has."""
+    shards = {}
+    for group in _fsdp_groups(model):
+        for p in group.fsdp_params:
+            info = p._module_info
+            for m, name in zip([info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]):
+                shards[(id(m), name)] = p.sharded_param
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for path, m in model.named_modules():
+        for key, own in m.named_parameters(recurse=False):
+            p = shards.get((id(m), key), own)
+            found.setdefault(id(p), (plain(f"{path}.{key}" if path else key), p))
+    return list(found.values())
+
+
+class Groups(typing.NamedTuple):
+    """mesh; the dimensions that share out samples; those over which gradients and losses are averaged."""
+
+    mesh: Mesh
+    data: list[str]
+    mean: list[str]
+
+
+def _sample_line(name: str | None) -> bool:
+    return name is not None and name.split("_")[0] in SAMPLES and not any(part in OTHERS for part in name.split("_"))
+
+
+def _data_groups(model: nn.Module, ddp: typing.Any) -> list[Line]:
+    """The groups that FSDP2 and DDP average over."""
+    lines = []
+    for group in _fsdp_groups(model):
+        info = group.mesh_info
+        both = [getattr(info, f"{kind}_process_group", None) for kind in ("shard", "replicate")]
+        names = ["dp_shard", "dp_replicate"] if all(both) else ["dp", "dp"]
+        lines += [Line(name, ranks_of_group(g)) for name, g in zip(names, both) if g is not None]
+    if ddp is not None:
+        lines.append(Line("dp", ranks_of_group(ddp.process_group)))
+    return list({line.ranks: line for line in lines}.values())
+
+
+def groups_of(model: nn.Module, ddp: typing.Any, rank: int, world: int, told: dict[str, int] | None,
+              mean: list[str] | None) -> Groups:
+    """The mesh and what its dimensions are for: found from the model, or the one that is told."""
+    averaged = _data_groups(model, ddp) if world > 1 else []
+    if told is None:
+        lines: list[Line] = []
+        meshes = {id(p.device_mesh): p.device_mesh for _, p in parameters_of(model) if isinstance(p, DTensor)}
+        roots = {id(root): root for root in map(root_of, meshes.values())}
+        for device_mesh in sorted([*roots.values(), *meshes.values()], key=lambda m: -m.mesh.numel()):
+            lines += lines_of_device_mesh(device_mesh)
+        lines.sort(key=lambda line: line.name is None)
+        mesh = mesh_of_lines([*lines, *averaged], rank, world)
+    else:
+        mesh = Mesh(told, rank, world)
+    covered = [name for line in averaged for name in mesh.covered(line.ranks, "the group of FSDP or DDP")]
+    data = [name for name in mesh.sizes if _sample_line(name) or
+            (name in covered and name.split("_")[0] not in OTHERS)]
+    return Groups(mesh, data, mesh.ordered(covered) if mean is None else mean)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a rank's tensor is in the full one: as boxes, from a DTensor's placements or from what the spec says."""
+
+from __future__ import annotations
+
+import itertools
+import typing
+
+from anyrank._errors import AnyrankError
+from anyrank.capture._mesh import Mesh, lines_of_device_mesh
+
+PACKED = {"c_attn", "qkv_proj", "Wqkv", "query_key_value", "qkv", "in_proj_weight", "in_proj_bias", "gate_up_proj"}
+MAX_BOXES = 4096
+Run = typing.Tuple[int, int]  # the first index along a dimension, and how many follow
+Shape = typing.Tuple[int, ...]
+
+
+class Whole(typing.NamedTuple):
+    """The DTensor that a tensor is, or is the local part of."""
+
+    shape: Shape
+    mesh: typing.Any
+    placements: tuple[typing.Any, ...]
+
+
+class Box(typing.NamedTuple):
+    """Where elements are in the full tensor and in the rank's, and how many in each dimension."""
+
+    full: Shape
+    local: Shape
+    extent: Shape
+
+
+class Part(typing.NamedTuple):
+    """A DTensor's local part: its runs along each dimension, and what it is divided and summed over."""
+
+    shape: Shape
+    runs: tuple[tuple[Run, ...], ...]
+    known: tuple[str, ...]  # the dimensions of the run's mesh that the DTensor knows of
+    partial: tuple[str, ...]
+
+
+# --- DTensors ---------------------------------------------------------------------------------------------------------
+
+def _chunk(runs: list[Run], n: int, i: int) -> list[Run]:
+    """The i-th of n pieces of these indices, as torch.chunk divides them."""
+    total = sum(count for _, count in runs)
+    each = -(-total // n)
+    first, last = min(each * i, total), min(each * (i + 1), total)
+    out, at = [], 0
+    for start, count in runs:
+        a, b = max(first, at), min(last, at + count)
+        if b > a:
+            out.append((start + a - at, b - a))
+        at += count
+    return out
+
+
+def _joined(runs: list[Run]) -> list[Run]:
+    out: list[Run] = []
+    for start, count in runs:
+        if out and sum(out[-1]) == start:
+            out[-1] = (out[-1][0], out[-1][1] + count)
+        else:
+            out.append((start, count))
+    return out
+
+
+def _divide(runs: list[Run], placement: typing.Any, n: int, i: int) -> list[Run]:
+    """What rank i of n has. A strided shard is cut first as those dimensions of the mesh that follow will cut it."""
+    factor = int(getattr(placement, "split_factor", 1) or 1)
+    return [run for k in range(factor) for run in _chunk(_chunk(runs, factor, k), n, i)]
+
+
+def part_of(mesh: Mesh, whole: Whole, local: Shape, what: str) -> Part:
+    """Where the local part of a DTensor is."""
+    at = whole.mesh.get_coordinate()
+    if at is None:
+        raise AnyrankError(f"{what}: this rank is not in the DTensor's mesh {whole.mesh}")
+    runs: list[list[Run]] = [[(0, extent)] if extent else [] for extent in whole.shape]
+    lines = lines_of_device_mesh(whole.mesh)
+    known: list[str] = []
+    partial: list[str] = []
+    for line, size, i, placement in zip(lines, whole.mesh.mesh.shape, at, whole.placements):
+        names = mesh.covered(line.ranks, f"{what}: dimension {line.name!r} of a DTensor's mesh")
+        known += names
+        dim = getattr(placement, "dim", None)
+        if placement.is_partial():
+            kind = getattr(placement, "reduce_op", "sum")
+            if kind not in ("sum", "avg"):
+                raise AnyrankError(f"{what}: a DTensor that is to be reduced by {kind!r} cannot be written down")
+            partial += names
+        elif dim is not None:
+            runs[dim] = _divide(runs[dim], placement, int(size), i)
+    held = tuple(sum(count for _, count in r) for r in runs)
+    if held != local:
+        raise AnyrankError(f"{what}: by its placements {whole.placements} this rank has {list(held)} of the DTensor "
+                           f"{list(whole.shape)}, it has {list(local)}")
+    return Part(whole.shape, tuple(tuple(_joined(r)) for r in runs), tuple(mesh.ordered(known)),
+                tuple(mesh.ordered(partial)))
+
+
+def boxes_of_runs(runs: typing.Sequence[typing.Sequence[Run]], what: str) -> list[Box]:
+    """A box for each choice of a run in every dimension; none where there are no elements."""
+    number = 1
+    for r in runs:
+        number *= len(r)
+    if number > MAX_BOXES:
+        raise AnyrankError(f"{what}: its part is {number} boxes, at most {MAX_BOXES} are supported")
+    placed = []
+    for r in runs:
+        at, here = 0, []
+        for start, count in r:
+            here.append((start, at, count))
+            at += count
+        placed.append(here)
+    return [Box(tuple(c[0] for c in choice), tuple(c[1] for c in choice), tuple(c[2] for c in choice))
+            for choice in itertools.product(*placed)]
+
+
+# --- plain tensors ----------------------------------------------------------------------------------------------------
+
+def looks_packed(name: str) -> bool:
+    """Whether it is q, k and v, or gate and up, side by side. The gradient of such a module's input is not."""
+    value = name.split("@")[0]
+    return any(part in PACKED for part in value.split(":")[0].split(".")[-2:]) and not value.endswith(":bwd")
+
+
+class Rule(typing.NamedTuple):
+    """What shares out a plain tensor: {dimension of the mesh: dimension of the tensor}, and how packed blocks lie."""
+
+    dims: dict[str, int]
+    blocks: tuple[int, ...]
+    copies: int
+
+
+def check_packed(name: str, told: dict[str, typing.Any], sizes: dict[str, int]) -> None:
+    if looks_packed(name) and told.get("tp") is not None and "blocks" not in told and sizes.get("tp", 1) > 1:
+        raise AnyrankError(f"{name} looks like several tensors packed in one; say their relative sizes, such as "
+                           '"blocks": [1, 1, 1], or "blocks": None where one cut goes straight through all of it')
+
+
+class Spread(typing.NamedTuple):
+    """A plain tensor's place along one dimension: what ranks before it have, and all of them."""
+
+    before: int
+    full: int
+
+
+def spread(mesh: Mesh, name: str, rule: Rule, told: typing.Sequence[Shape | None], data: typing.Sequence[str],
+           ndim: int) -> dict[int, Spread]:
+    """Where this rank is along each dimension that the rule divides. told: each rank's extents, None: it has no such
+    tensor."""
+    out = {}
+    for dim in sorted(set(rule.dims.values())):
+        names = mesh.ordered(n for n, d in rule.dims.items() if d == dim)
+        ranks, at = mesh.along(names)
+        line = [told[rank] for rank in ranks]
+        if any(s is None or len(s) != ndim for s in line):
+            lacking = ranks[next(i for i, s in enumerate(line) if s is None or len(s) != ndim)]
+            raise AnyrankError(f"{name}: rank {lacking}, along {' and '.join(names)}, does not have this tensor")
+        each = rule.copies if not set(names) <= set(data) else 1
+        if each > 1 and (len(names) > 1 or len(line) % each):
+            raise AnyrankError(f"{name}: {each} copies along {' and '.join(names)} of {len(line)} ranks")
+        extents = [s[dim] for s in line if s is not None][::each]
+        out[dim] = Spread(sum(extents[:at // each]), sum(extents))
+    return out
+
+
+def boxes_of_blocks(name: str, blocks: typing.Sequence[int], dim: int, local: Shape, offset: Shape,
+                    place: Spread) -> list[Box]:
+    """A rank's piece of each of several tensors packed along `dim`, of these relative sizes."""
+    total = sum(blocks)
+    if local[dim] % total or place.before % total or place.full % total:
+        raise AnyrankError(f"{name}: blocks of {list(blocks)} do not divide its {local[dim]} rows")
+    boxes, full, at = [], 0, 0
+    for share in blocks:
+        first, start, extent = list(offset), [0] * len(local), list(local)
+        first[dim] = full + place.before // total * share
+        start[dim], extent[dim] = at, local[dim] // total * share
+        boxes.append(Box(tuple(first), tuple(start), tuple(extent)))
+        full, at = full + place.full // total * share, at + extent[dim]
+    return boxes

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was captured of each tensor, and its place in the full one once all ranks have said how much they have."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+import typing
+
+import torch
+
+from anyrank._errors import AnyrankError
+from anyrank.capture._exchange import Alone, Store
+from anyrank.capture._files import Placed, RankFiles
+from anyrank.capture._mesh import TOLD
+from anyrank.capture._model import Groups
+from anyrank.capture._places import (Box, Part, Rule, Shape, Whole, boxes_of_blocks, boxes_of_runs, check_packed,
+                                     part_of, spread)
+from anyrank.capture._spec import Spec
+
+
+class Value:
+    """A tensor of which a part or more is written."""
+
+    def __init__(self, base: str, whole: Whole | None, per_sample: bool, ndim: int) -> None:
+        self.base, self.whole, self.per_sample, self.ndim = base, whole, per_sample, ndim
+        self.samples: int | None = None  # the run's dimension of the samples, which are written in front
+        self.mean = False  # divided by the ranks that are to be summed
+        self.parts: dict[int, tuple[int, Shape]] = {}  # of each micro-batch: the file, and the local shape
+        self.part: Part | None = None
+
+    def written(self, dim: int) -> int:
+        """Where a dimension of the run's tensor is in what is written."""
+        if not -self.ndim <= dim < self.ndim:
+            raise AnyrankError(f"{self.base}: has {self.ndim} dimensions, the spec divides dimension {dim}")
+        dim %= self.ndim
+        if self.samples is None:
+            return dim
+        return 0 if dim == self.samples else dim + (dim < self.samples)
+
+    def rows(self) -> int:
+        return sum(shape[0] for _, shape in self.parts.values()) if self.ndim else 0
+
+    def extents(self) -> Shape:
+        """Of all its micro-batches, before the mesh's other ranks come to it."""
+        shape = self.whole.shape if self.whole else next(iter(self.parts.values()))[1]
+        return (self.rows(), *shape[1:]) if len(self.parts) > 1 else tuple(shape)
+
+
+class Record:
+    """The tensors of a rank, in its files."""
+
+    def __init__(self, folder: pathlib.Path, groups: Groups, spec: Spec, entries: int) -> None:
+        self.groups, self.spec = groups, spec
+        self.files = RankFiles(folder, groups.mesh.rank, entries)
+        self.values: dict[str, Value] = {}
+        self.order: dict[str, None] = {}
+        self.scalars: dict[str, list[torch.Tensor]] = {}
+        self.sums: set[str] = set()  # scalars whose micro-batches add up
+        self.norms: dict[str, tuple[float, float, list[str], torch.dtype]] = {}
+
+    # --- as they come -------------------------------------------------------------------------------------------------
+
+    def reserve(self, name: str) -> None:
+        """The place in the order of a tensor that follows."""
+        self.order.setdefault(name)
+
+    def add(self, base: str, name: str, tensor: torch.Tensor, whole: Whole | None, per_sample: bool, part: int) -> None:
+        """Writes a tensor; of one that has come before, the rows of a further micro-batch."""
+        self.reserve(name)
+        if tensor.dim() == 0 and base.endswith(":fwd"):
+            self.scalars.setdefault(name, []).append(tensor.to("cpu", copy=True))
+            return
+        value = self.values.get(name)
+        if value is not None and (value.samples is None or part in value.parts):
+            return
+        if value is None:
+            value = Value(base, whole, per_sample, tensor.dim())
+            value.samples = self._samples(value)
+            if whole is not None:
+                value.part = part_of(self.groups.mesh, whole, tuple(tensor.shape), name)
+                if value.samples is not None and value.part.runs[0] != ((0, whole.shape[0]),):
+                    value.samples = None
+        self._write(name, value, tensor, part)
+
+    def _samples(self, value: Value) -> int | None:
+        """The dimension of an activation's samples; None: it has none."""
+        if value.base.rsplit(":", 1)[1] not in ("fwd", "bwd") or value.ndim == 0:
+            return None
+        told = {} if value.whole else self.spec.dims_of(value.base)
+        dim = told.get("dp", 0 if value.per_sample else None)
+        return None if dim is None else value.written(dim)
+
+    def _write(self, name: str, value: Value, tensor: torch.Tensor, part: int) -> None:
+        if value.samples:
+            tensor = tensor.movedim(value.samples, 0)
+        if value.whole is not None:
+            for size, placement in zip(value.whole.mesh.mesh.shape, value.whole.placements):
+                if placement.is_partial() and getattr(placement, "reduce_op", "sum") == "avg":
+                    tensor = tensor / size
+        number = self.files.add(name, tensor.detach().cpu(), part)
+        value.parts[part] = (number, tuple(tensor.shape))
+        self.values[name] = value
+
+    def add_norm(self, name: str, norm: torch.Tensor, whole: Whole | None, norm_type: float) -> None:
+        """A norm; of a DTensor that is still to be put together, the ranks' own parts until they tell them."""
+        self.reserve(name)
+        partial = [line for line, p in zip(_lines(whole), whole.placements) if p.is_partial()] if whole else []
+        if partial:
+            names = [n for line in partial for n in self.groups.mesh.covered(line, name)]
+            self.norms[name] = (float(norm), norm_type, names, norm.dtype)
+        else:
+            self._write(name, Value(name, None, False, 0), norm, 0)
+
+    def end_step(self) -> None:
+        """Writes the scalars of a step: of several micro-batches only those that are declared sums, as the factor that
+        is to average others is outside of the model."""
+        for name, parts in self.scalars.items():
+            base = name.split("@")[0]
+            partial = self.spec.partial_of(base)
+            if len(parts) > 1 and not (partial or base in self.sums):
+                continue
+            value = Value(base, None, False, 0)
+            n = self.groups.mesh.size(self._mean_dims())
+            value.mean = n > 1 and not partial
+            total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+            self._write(name, value, total / n if value.mean else total, 0)
+        self.scalars = {}
+
+    def _mean_dims(self) -> list[str]:
+        return self.groups.mesh.ordered([*self.groups.data, *self.groups.mean])
+
+    # --- at the end ---------------------------------------------------------------------------------------------------
+
+    def _rule(self, name: str, value: Value) -> Rule:
+        """What shares out a tensor besides what a DTensor knows."""
+        mesh, data = self.groups.mesh, self.groups.data
+        told = {} if value.whole else self.spec.dims_of(name)
+        known = value.part.known if value.part else ()
+        dims: dict[str, int | None] = {n: 0 for n in data if mesh.sizes[n] > 1} if value.per_sample else {}
+        check_packed(name, told, mesh.sizes)
+        for key, dim in told.items():
+            if key in ("blocks", "copies"):
+                continue
+            for n in data if key == "dp" and key not in mesh.sizes else [key]:
+                dims[n] = None if dim is None else value.written(dim)
+        kept = {n: d for n, d in dims.items() if d is not None and n in mesh.sizes and n not in known}
+        return Rule(kept, tuple(told.get("blocks") or ()), told.get("copies", 1))
+
+    def _place(self, name: str, value: Value, told: list[Shape | None]) -> dict[int, Placed]:
+        """Where its parts are: by file."""
+        mesh, rule = self.groups.mesh, self._rule(name, value)
+        partial = list(value.part.partial) if value.part else self.spec.partial_of(name)
+        if value.mean:
+            partial = self._mean_dims()
+        for n in partial:
+            if n not in mesh.sizes:
+                raise AnyrankError(f"{self.spec.where}: partial of {name!r}: the mesh {mesh.sizes} has no {n!r}")
+        places = spread(mesh, name, rule, told, self.groups.data, value.ndim)
+        shape, offset = list(value.extents()), [0] * value.ndim
+        for dim, place in places.items():
+            offset[dim], shape[dim] = place.before, place.full
+        blocks = [n for n in rule.dims if n not in self.groups.data]
+        out = {}
+        for part in sorted(value.parts):
+            number, local = value.parts[part]
+            if value.part:
+                runs = value.part.runs if len(value.parts) == 1 else (((0, local[0]),), *value.part.runs[1:])
+                boxes = [box._replace(full=tuple(a + b for a, b in zip(box.full, offset)))
+                         for box in boxes_of_runs(runs, name)]
+            elif rule.blocks and blocks:
+                dim = rule.dims[blocks[0]]
+                boxes = boxes_of_blocks(name, rule.blocks, dim, local, tuple(offset), places[dim])
+            else:
+                boxes = [Box(tuple(offset), (0,) * value.ndim, local)]
+            boxes = boxes or [Box((0,) * value.ndim, (0,) * value.ndim, local)]
+            assumed = not (value.whole or rule.dims or partial or self.spec.dims_of(name))
+            out[number] = Placed(tuple(shape), boxes, partial, assumed, 0, 0)
+            if value.ndim:
+                offset[0] += local[0]
+        return out
+
+    def _add_norms(self, told: list[dict[str, typing.Any]]) -> None:
+        for name, (own, kind, over, dtype) in self.norms.items():
+            ranks, _ = self.groups.mesh.along(self.groups.mesh.ordered(over))
+            parts = [told[rank]["norms"].get(name, own) for rank in ranks]
+            norm = max(parts) if kind == float("inf") else sum(x ** kind for x in parts) ** (1 / kind)
+            self._write(name, Value(name, None, False, 0), torch.tensor(norm, dtype=dtype), 0)
+
+    def finish(self, exchange: Alone | Store, metadata: dict[str, str]) -> list[pathlib.Path]:
+        """Places everything and completes the files."""
+        mesh = self.groups.mesh
+        self.end_step()
+        mine = {"mesh": list(mesh.sizes.items()), "norms": {name: norm[0] for name, norm in self.norms.items()},
+                "shapes": {name: value.extents() for name, value in self.values.items()}}
+        told = exchange.tell(mine)
+        alone = len(told) < mesh.world  # then the others are taken to have as much
+        told = [mine] * mesh.world if alone else told
+        for rank, other in enumerate(told):
+            if [tuple(dim) for dim in other["mesh"]] != mine["mesh"]:
+                raise AnyrankError(f"rank {rank} found the mesh {dict(other['mesh'])}, rank {mesh.rank} {mesh.sizes}; "
+                                   f"{TOLD}")
+        self._add_norms(told)
+        shapes = [{name: tuple(shape) for name, shape in other["shapes"].items()} for other in told]
+        places: list[dict[str, Placed]] = [{} for _ in self.files.writers]
+        for name, value in self.values.items():
+            of_ranks = [shape.get(name) if value.ndim else () for shape in shapes]
+            for number, placed in self._place(name, value, of_ranks).items():
+                places[number][name] = placed
+        if not alone:
+            self._count_copies(exchange, places)
+        order = [name for name in self.order if name in self.values]
+        said = {"rank": mesh.rank, "world": mesh.world, "mesh": list(mesh.sizes.items()), "at": mesh.at(mesh.rank)}
+        return self.files.close(said, places, order, metadata)
+
+    def _count_copies(self, exchange: Alone | Store, places: list[dict[str, Placed]]) -> None:
+        """Ranks that hold the same part of the same sum hold copies of it."""
+        mesh = self.groups.mesh
+        at = dict(zip(mesh.sizes, mesh.at(mesh.rank)))
+
+        def key(placed: Placed) -> str:
+            text = repr((placed.boxes, [at[name] for name in placed.partial]))
+            return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+        mine: dict[str, list[str]] = {}
+        for here in places:
+            for name, placed in here.items():
+                mine.setdefault(name, []).append(key(placed))
+        told = exchange.tell(mine)
+        for here in places:
+            for name, placed in here.items():
+                own = key(placed)
+                holders = [rank for rank, other in enumerate(told) if own in other.get(name, ())]
+                here[name] = placed._replace(replica=holders.index(mesh.rank), replicas=len(holders))
+
+
+def _lines(whole: Whole) -> list[tuple[int, ...]]:
+    from anyrank.capture._mesh import lines_of_device_mesh
+
+    return [line.ranks for line in lines_of_device_mesh(whole.mesh)]

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user says of a run that its model does not: spec=, a dictionary or a JSON file.
+
+    {"mesh": {"dp": 2, "tp": 4},                               outermost dimension first
+     "shard": {"*.q_proj.weight:*": {"tp": 0}, "*.q_proj:fwd": {"tp": -1}},
+     "partial": {"*.q_proj:bwd": "tp"},
+     "mean_over": "dp"}
+
+A mapping file's spelling ("tensors": a list of rules with "match", "shard", "blocks" and "partial") means the same.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import json
+import os
+import typing
+
+from anyrank._errors import AnyrankError
+
+KEYS = ("mesh", "shard", "partial", "mean_over", "tensors", "version", "note")
+RULE_KEYS = ("match", "shard", "partial", "blocks", "copies", "note")
+Names = typing.Union[str, typing.Sequence[str], None]
+
+
+def _unknown(key: object, known: typing.Sequence[str], where: str) -> AnyrankError:
+    near = difflib.get_close_matches(str(key), known, 1)
+    hint = f"is {near[0]!r} meant?" if near else f"the keys are {list(known)}"
+    return AnyrankError(f"{where}: unknown key {key!r}; {hint}")
+
+
+def _names(value: typing.Any, where: str) -> list[str]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise AnyrankError(f"{where}: {value!r} is neither a dimension of the mesh nor a list of them")
+    return list(names)
+
+
+class Spec:
+    """mesh: None where it is to be found. mean_over: None likewise; [] is none."""
+
+    def __init__(self, told: typing.Any) -> None:
+        self.where = "spec"
+        if isinstance(told, (str, os.PathLike)):
+            self.where = os.fspath(told)
+            try:
+                with open(told, encoding="utf-8") as file:
+                    told = json.load(file)
+            except (OSError, ValueError) as error:
+                raise AnyrankError(f"spec: {self.where}: {error}") from None
+        told = {} if told is None else told
+        if not isinstance(told, dict):
+            raise AnyrankError(f"spec: {type(told).__name__} is neither a dictionary nor a file's name")
+        for key in told:
+            if key not in KEYS:
+                raise _unknown(key, KEYS, self.where)
+        self.mesh = self._mesh(told.get("mesh"))
+        mean = told.get("mean_over")
+        self.mean_over = None if mean is None else _names(mean, f"{self.where}: mean_over")
+        self.shard: list[tuple[str, dict[str, typing.Any]]] = []
+        self.partial: list[tuple[str, list[str]]] = []
+        for glob, dims in self._globs(told, "shard"):
+            self._add_shard(glob, dims, f"{self.where}: shard of {glob!r}")
+        for glob, dims in self._globs(told, "partial"):
+            self.partial.append((glob, _names(dims, f"{self.where}: partial of {glob!r}")))
+        for rule in told.get("tensors") or []:
+            self._add_rule(rule)
+
+    def _globs(self, told: dict[str, typing.Any], key: str) -> list[tuple[str, typing.Any]]:
+        globs = told.get(key) or {}
+        if not isinstance(globs, dict):
+            raise AnyrankError(f"{self.where}: {key} has to be a dictionary from names to dimensions")
+        return list(globs.items())
+
+    def _mesh(self, mesh: typing.Any) -> dict[str, int] | None:
+        if mesh is None or isinstance(mesh, dict):
+            return dict(mesh) if mesh else None
+        try:
+            return {name: size for name, size in mesh}
+        except (TypeError, ValueError):
+            raise AnyrankError(f"{self.where}: mesh: {mesh!r} is neither a dictionary nor pairs of a name and a size"
+                               ) from None
+
+    def _add_shard(self, glob: str, dims: typing.Any, where: str) -> None:
+        if not isinstance(dims, dict):
+            raise AnyrankError(f"{where}: {dims!r} is no dictionary such as {{'tp': 0}}")
+        for key, value in dims.items():
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if key == "blocks":
+                good = value is None or (isinstance(value, (list, tuple)) and len(value) > 0 and
+                                         all(isinstance(n, int) and n > 0 for n in value))
+                right = "a list of relative sizes, or None"
+            elif key == "copies":
+                good, right = whole and value > 0, "an integer from 1"
+            else:
+                good, right = whole or value is None, "a dimension of the tensor, or None"
+            if not good:
+                raise AnyrankError(f"{where}: {key!r} is {value!r}, which has to be {right}")
+        self.shard.append((glob, dims))
+
+    def _add_rule(self, rule: typing.Any) -> None:
+        if not isinstance(rule, dict) or not isinstance(rule.get("match"), str):
+            raise AnyrankError(f"{self.where}: tensors: a rule has to be an object with 'match'")
+        glob, where = rule["match"], f"{self.where}: rule {rule['match']!r}"
+        for key in rule:
+            if key not in RULE_KEYS:
+                raise _unknown(key, RULE_KEYS, where)
+        shard = dict(rule.get("shard") or {})
+        shard.update({key: rule[key] for key in ("blocks", "copies") if key in rule})
+        if shard:
+            self._add_shard(glob, shard, where)
+        if rule.get("partial") is not None:
+            self.partial.append((glob, _names(rule["partial"], where)))
+
+    def dims_of(self, name: str) -> dict[str, typing.Any]:
+        """What `shard` says of a tensor; {}: nothing."""
+        name = name.split("@")[0]
+        return next((dims for glob, dims in self.shard if fnmatch.fnmatchcase(name, glob)), {})
+
+    def partial_of(self, name: str) -> list[str]:
+        name = name.split("@")[0]
+        return next((dims for glob, dims in self.partial if fnmatch.fnmatchcase(name, glob)), [])
+
+    def check(self, sizes: dict[str, int]) -> None:
+        """Refuses dimensions that the mesh does not have."""
+        for glob, dims in self.shard:
+            # A spec may serve a run on one rank too: what the mesh lacks there is not divided.
+            for dim in dims:
+                if dim not in sizes and dim not in ("blocks", "copies", "dp", "tp", "cp", "pp", "ep"):
+                    raise AnyrankError(f"{self.where}: shard of {glob!r}: the mesh {sizes} has no dimension {dim!r}")
+        for name in self.mean_over or []:
+            if name not in sizes:
+                raise AnyrankError(f"{self.where}: mean_over: the mesh {sizes} has no dimension {name!r}")
