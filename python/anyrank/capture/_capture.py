@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import atexit
 import fnmatch
 import os
 import pathlib
+import sys
 import types
 import typing
 import weakref
@@ -92,7 +94,7 @@ class Capture:
         self._running, self._step = False, 1
         self._pass: Pass | None = None  # that a module's output belongs to now
         self._deaf = self._inside = False  # an evaluation; within optimizer.step
-        self._trained = self._new_names = False
+        self._trained = self._started = False
         self._begin()
 
     def _begin(self) -> None:
@@ -120,10 +122,11 @@ class Capture:
             raise AnyrankError("this capture has started already")
         if self._model in _captured:
             raise AnyrankError("this model is being captured already: one with-block captures all of its steps")
-        if self._new_names:
+        if self._started:
             raise AnyrankError("this capture has ended: make another one, with another folder")
         self._ranks()
-        self._running = self._new_names = True
+        self._running = self._started = True
+        atexit.register(self._at_exit)
         _captured.add(self._model)
         _patches.watch(self)
         # The first is called before any hook of the model's own, so that FSDP's parameters are the shards.
@@ -157,7 +160,16 @@ class Capture:
         if self._exchange is not None:
             self._exchange.failed(why)
 
+    def _at_exit(self) -> None:
+        """A program that ends without stop() has its files too, unless an exception ended it."""
+        kind = getattr(sys, "last_type", None)
+        if kind is None:
+            self.stop()
+        else:
+            self._abandon(f"{kind.__name__}: {sys.last_value}")
+
     def _let_go(self) -> None:
+        atexit.unregister(self._at_exit)
         self._running, self._pass = False, None
         if self._listener is not None:
             self._listener.remove()
@@ -321,9 +333,11 @@ class Capture:
         if self._record is None or not self._running or not self._wanted(name):
             return
         local = local_of(tensor)
-        if name.endswith(":bwd") and self._record.groups.mean:
+        divided = self._spec.dims_of(name).get("dp", 0) is not None
+        if name.endswith(":bwd") and self._record.groups.mean and divided:
             local = local / self._record.groups.mesh.size(self._record.groups.mean)
-        self._record.add(name, self._at(name, self._step), local, whole, per_sample, of.number)
+        self._record.add(name, self._at(name, self._step), local, whole, per_sample, of.number,
+                         of.batch)
 
     def on_backward(self, loss: torch.Tensor) -> None:
         of = self._pass

@@ -41,6 +41,20 @@ def _whole_of_local(t: torch.Tensor, whole: Whole) -> Whole | None:
     return Whole(whole.shape, whole.mesh, (Shard(cut[0]) if cut else Replicate(),))
 
 
+def _whole_by_weight(module: nn.Module, t: torch.Tensor, dim: int) -> Whole | None:
+    """The place of a plain activation that has, in its last dimension, as many elements as this rank's part of the
+    weight has in dimension `dim`: 0 of what a linear layer gives out, 1 of what it is given."""
+    weight = getattr(module, "weight", None)
+    linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    if not linear or not isinstance(weight, DTensor) or weight.dim() != 2 or isinstance(t, DTensor) or t.dim() == 0:
+        return None
+    dim = 1 - dim if type(module).__name__ == "Conv1D" else dim
+    if t.shape[-1] == weight.shape[dim] or t.shape[-1] != weight.to_local().shape[dim]:
+        return None
+    cut = [Shard(t.dim() - 1) if getattr(p, "dim", None) == dim else Replicate() for p in weight.placements]
+    return Whole((*t.shape[:-1], weight.shape[dim]), weight.device_mesh, tuple(cut))
+
+
 def tensors_of(output: typing.Any) -> list[torch.Tensor]:
     """The tensors of a module's output: itself, or those that a tuple, dictionary or dataclass has."""
     if isinstance(output, torch.Tensor):
@@ -57,11 +71,11 @@ def tensors_of(output: typing.Any) -> list[torch.Tensor]:
 
 
 def loss_of(output: typing.Any) -> torch.Tensor | None:
-    """The loss among a model's outputs, if one is named so, or is a scalar before others."""
+    """The loss among a model's outputs: what is named so, or a tuple's only scalar."""
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if loss is None and isinstance(output, (tuple, list)) and len(output) > 1:
-        first = output[0]
-        loss = first if isinstance(first, torch.Tensor) and first.dim() == 0 and first.is_floating_point() else None
+        scalars = [x for x in tensors_of(output) if x.dim() == 0 and x.is_floating_point()]
+        loss = scalars[0] if len(scalars) == 1 else None
     return loss if isinstance(loss, torch.Tensor) else None
 
 
@@ -88,6 +102,7 @@ class Pass:
     def __init__(self, number: int, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
         self.number, self.calls, self.loss_seen = number, dict[str, int](), False
         given = [x for x in [*args, *kwargs.values()] if isinstance(x, torch.Tensor) and x.dim() > 0]
+        self.batch = given[0].shape[0] if given else None
         self.samples = {given[0].shape[0], given[0].shape[:2].numel()} if given else None
         self.given = {local_of(x).untyped_storage().data_ptr() for x in given}
 
@@ -190,28 +205,29 @@ class Listener:
         if whole_of(t) is not None:
             return
         given = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        if whole is not None:
+        by_weight = _whole_by_weight(module, t, 0)
+        if whole is None and by_weight is not None:
+            t._anyrank_whole = by_weight
+        elif whole is not None:
             t._anyrank_whole = _whole_of_local(t, whole)
         elif given is not None and whole_of(given) and given.shape == t.shape and not list(module.parameters()):
             t._anyrank_whole = whole_of(given)  # an activation of a part is a part
 
     def _input_hook(self, path: str) -> typing.Callable[..., typing.Any]:
-        def hook(_module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> typing.Any:
+        def hook(module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> typing.Any:
             now = self.sink.current()
             at = _first_input(args, kwargs) if now is not None and torch.is_grad_enabled() else None
             if now is None or at is None:
                 return None
             x = args[at] if isinstance(at, int) else kwargs[at]
-            heard = self._heard(now, now.name(path, "bwd"), x)
+            heard = self._heard(now, now.name(path, "bwd"), x, whole_of(x) or _whole_by_weight(module, x, 1))
             if isinstance(at, int):
                 return (*args[:at], heard, *args[at + 1:]), kwargs
             return args, {**kwargs, at: heard}
         return hook
 
-    def _heard(self, now: Pass, name: str, x: torch.Tensor) -> torch.Tensor:
+    def _heard(self, now: Pass, name: str, x: torch.Tensor, whole: Whole | None) -> torch.Tensor:
         """x, whose gradient is captured as it comes back through this view of it."""
-        whole = whole_of(x)
-
         def listen(grad: torch.Tensor) -> None:
             self.sink.take(now, name, grad, whole_of(grad) or whole, now.per_sample(grad, "bwd"))
 

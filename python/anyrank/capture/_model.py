@@ -134,4 +134,4 @@ def groups_of(model: nn.Module, ddp: typing.Any, rank: int, world: int, told: di
     covered = [name for line in averaged for name in mesh.covered(line.ranks, "the group of FSDP or DDP")]
     data = [name for name in mesh.sizes if _sample_line(name) or
             (name in covered and name.split("_")[0] not in OTHERS)]
-    return Groups(mesh, data, mesh.ordered(covered) if mean is None else mean)
+    return Groups(mesh, data, mesh.ordered(covered if mean is None else mean))

@@ -167,6 +167,36 @@ def spread(mesh: Mesh, name: str, rule: Rule, told: typing.Sequence[Shape | None
     return out
 
 
+def sample_starts(mesh: Mesh, name: str, over: list[str], data: typing.Sequence[str],
+                  rows: typing.Sequence[list[int] | None], by_rank: bool) -> list[int]:
+    """Where this rank's micro-batches begin among all samples. rows: of each rank's micro-batches, None: it has none.
+
+    over: the dimensions of the mesh that share them out. Each micro-batch is divided over all ranks; by_rank: the
+    micro-batches of a data-parallel rank follow one another.
+    """
+    ranks, _ = mesh.along(over)
+    outer = {rank: tuple(x for n, x in zip(mesh.sizes, mesh.at(rank)) if n in data) for rank in ranks}
+    pieces = []
+    for i, rank in enumerate(ranks):
+        mine = rows[rank]
+        if mine is None:
+            raise AnyrankError(f"{name}: rank {rank}, along {' and '.join(over)}, does not have this tensor")
+        pieces += [((outer[rank], m, i) if by_rank else (m, outer[rank], i), rank, n) for m, n in enumerate(mine)]
+    starts, at = [], 0
+    for _, rank, n in sorted(pieces):
+        if rank == mesh.rank:
+            starts.append(at)
+        at += n
+    return starts
+
+
+def dealt_boxes(mesh: Mesh, over: list[str], box: Box, before: int, unit: int) -> list[Box]:
+    """The boxes of samples that are dealt one by one over ranks. before: how many this rank had; unit: a sample's rows."""
+    ranks, at = mesh.along(over)
+    return [Box((((before + i) * len(ranks) + at) * unit, *box.full[1:]), (box.local[0] + i * unit, *box.local[1:]),
+                (unit, *box.extent[1:])) for i in range(box.extent[0] // unit)]
+
+
 def boxes_of_blocks(name: str, blocks: typing.Sequence[int], dim: int, local: Shape, offset: Shape,
                     place: Spread) -> list[Box]:
     """A rank's piece of each of several tensors packed along `dim`, of these relative sizes."""

@@ -15,7 +15,7 @@ from anyrank.capture._files import Placed, RankFiles
 from anyrank.capture._mesh import TOLD
 from anyrank.capture._model import Groups
 from anyrank.capture._places import (Box, Part, Rule, Shape, Whole, boxes_of_blocks, boxes_of_runs, check_packed,
-                                     part_of, spread)
+                                     dealt_boxes, part_of, sample_starts, spread)
 from anyrank.capture._spec import Spec
 
 
@@ -26,6 +26,7 @@ class Value:
         self.base, self.whole, self.per_sample, self.ndim = base, whole, per_sample, ndim
         self.samples: int | None = None  # the run's dimension of the samples, which are written in front
         self.mean = False  # divided by the ranks that are to be summed
+        self.unit = 1  # rows of a sample
         self.parts: dict[int, tuple[int, Shape]] = {}  # of each micro-batch: the file, and the local shape
         self.part: Part | None = None
 
@@ -38,13 +39,14 @@ class Value:
             return dim
         return 0 if dim == self.samples else dim + (dim < self.samples)
 
-    def rows(self) -> int:
-        return sum(shape[0] for _, shape in self.parts.values()) if self.ndim else 0
+    def rows(self) -> list[int]:
+        """Of each micro-batch."""
+        return [self.parts[part][1][0] for part in sorted(self.parts)]
 
     def extents(self) -> Shape:
         """Of all its micro-batches, before the mesh's other ranks come to it."""
         shape = self.whole.shape if self.whole else next(iter(self.parts.values()))[1]
-        return (self.rows(), *shape[1:]) if len(self.parts) > 1 else tuple(shape)
+        return (sum(self.rows()), *shape[1:]) if len(self.parts) > 1 else tuple(shape)
 
 
 class Record:
@@ -65,8 +67,9 @@ class Record:
         """The place in the order of a tensor that follows."""
         self.order.setdefault(name)
 
-    def add(self, base: str, name: str, tensor: torch.Tensor, whole: Whole | None, per_sample: bool, part: int) -> None:
-        """Writes a tensor; of one that has come before, the rows of a further micro-batch."""
+    def add(self, base: str, name: str, tensor: torch.Tensor, whole: Whole | None, per_sample: bool, part: int,
+            batch: int | None = None) -> None:
+        """Writes a tensor; of one that has come before, the rows of a further micro-batch of `batch` samples."""
         self.reserve(name)
         if tensor.dim() == 0 and base.endswith(":fwd"):
             self.scalars.setdefault(name, []).append(tensor.to("cpu", copy=True))
@@ -77,6 +80,8 @@ class Record:
         if value is None:
             value = Value(base, whole, per_sample, tensor.dim())
             value.samples = self._samples(value)
+            if value.samples is not None and batch:
+                value.unit = max(1, tensor.shape[value.samples] // batch)
             if whole is not None:
                 value.part = part_of(self.groups.mesh, whole, tuple(tensor.shape), name)
                 if value.samples is not None and value.part.runs[0] != ((0, whole.shape[0]),):
@@ -147,23 +152,28 @@ class Record:
         kept = {n: d for n, d in dims.items() if d is not None and n in mesh.sizes and n not in known}
         return Rule(kept, tuple(told.get("blocks") or ()), told.get("copies", 1))
 
-    def _place(self, name: str, value: Value, told: list[Shape | None]) -> dict[int, Placed]:
+    def _place(self, name: str, value: Value, told: list[Shape | None],
+               rows: list[list[int] | None]) -> dict[int, Placed]:
         """Where its parts are: by file."""
         mesh, rule = self.groups.mesh, self._rule(name, value)
         partial = list(value.part.partial) if value.part else self.spec.partial_of(name)
         if value.mean:
             partial = self._mean_dims()
-        for n in partial:
-            if n not in mesh.sizes:
-                raise AnyrankError(f"{self.spec.where}: partial of {name!r}: the mesh {mesh.sizes} has no {n!r}")
+        partial = [n for n in partial if n in mesh.sizes]
         places = spread(mesh, name, rule, told, self.groups.data, value.ndim)
         shape, offset = list(value.extents()), [0] * value.ndim
         for dim, place in places.items():
             offset[dim], shape[dim] = place.before, place.full
         blocks = [n for n in rule.dims if n not in self.groups.data]
-        out = {}
-        for part in sorted(value.parts):
+        over = mesh.ordered(n for n, dim in rule.dims.items() if dim == 0) if value.samples is not None else []
+        starts = [0] * len(value.parts)
+        if value.samples is not None:
+            starts = sample_starts(mesh, name, over, self.groups.data, rows, self.spec.samples == "by_rank")
+        dealt, before, out = self.spec.samples == "dealt" and len(over) > 0 and not value.part, 0, {}
+        for part, start in zip(sorted(value.parts), starts):
             number, local = value.parts[part]
+            if value.samples is not None:
+                offset[0] = start
             if value.part:
                 runs = value.part.runs if len(value.parts) == 1 else (((0, local[0]),), *value.part.runs[1:])
                 boxes = [box._replace(full=tuple(a + b for a, b in zip(box.full, offset)))
@@ -173,11 +183,12 @@ class Record:
                 boxes = boxes_of_blocks(name, rule.blocks, dim, local, tuple(offset), places[dim])
             else:
                 boxes = [Box(tuple(offset), (0,) * value.ndim, local)]
+            if dealt:
+                boxes = [one for box in boxes for one in dealt_boxes(mesh, over, box, before, value.unit)]
+                before += local[0] // value.unit
             boxes = boxes or [Box((0,) * value.ndim, (0,) * value.ndim, local)]
             assumed = not (value.whole or rule.dims or partial or self.spec.dims_of(name))
             out[number] = Placed(tuple(shape), boxes, partial, assumed, 0, 0)
-            if value.ndim:
-                offset[0] += local[0]
         return out
 
     def _add_norms(self, told: list[dict[str, typing.Any]]) -> None:
@@ -192,7 +203,8 @@ class Record:
         mesh = self.groups.mesh
         self.end_step()
         mine = {"mesh": list(mesh.sizes.items()), "norms": {name: norm[0] for name, norm in self.norms.items()},
-                "shapes": {name: value.extents() for name, value in self.values.items()}}
+                "shapes": {name: value.extents() for name, value in self.values.items()},
+                "rows": {name: value.rows() for name, value in self.values.items() if len(value.parts) > 1}}
         told = exchange.tell(mine)
         alone = len(told) < mesh.world  # then the others are taken to have as much
         told = [mine] * mesh.world if alone else told
@@ -205,7 +217,8 @@ class Record:
         places: list[dict[str, Placed]] = [{} for _ in self.files.writers]
         for name, value in self.values.items():
             of_ranks = [shape.get(name) if value.ndim else () for shape in shapes]
-            for number, placed in self._place(name, value, of_ranks).items():
+            rows = [other["rows"].get(name, [shape[0]]) if shape else None for other, shape in zip(told, of_ranks)]
+            for number, placed in self._place(name, value, of_ranks, rows).items():
                 places[number][name] = placed
         if not alone:
             self._count_copies(exchange, places)

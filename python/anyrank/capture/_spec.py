@@ -4,7 +4,12 @@
     {"mesh": {"dp": 2, "tp": 4},                               outermost dimension first
      "shard": {"*.q_proj.weight:*": {"tp": 0}, "*.q_proj:fwd": {"tp": -1}},
      "partial": {"*.q_proj:bwd": "tp"},
-     "mean_over": "dp"}
+     "mean_over": "dp",
+     "samples": "by_micro_batch"}
+
+"samples" says how a batch is divided over data-parallel ranks: each micro-batch over all of them (as loaders do that
+give every rank its next samples), "by_rank": each rank's micro-batches are neighbours, "dealt": sample after sample to
+rank after rank, as DistributedSampler does.
 
 A mapping file's spelling ("tensors": a list of rules with "match", "shard", "blocks" and "partial") means the same.
 """
@@ -19,7 +24,9 @@ import typing
 
 from anyrank._errors import AnyrankError
 
-KEYS = ("mesh", "shard", "partial", "mean_over", "tensors", "version", "note")
+KEYS = ("mesh", "shard", "partial", "mean_over", "samples", "tensors", "version", "note")
+USUAL = ("dp", "tp", "cp", "pp", "ep")  # may be said of a run that lacks them: one program serves one rank and many
+SAMPLES = ("by_micro_batch", "by_rank", "dealt")
 RULE_KEYS = ("match", "shard", "partial", "blocks", "copies", "note")
 Names = typing.Union[str, typing.Sequence[str], None]
 
@@ -58,6 +65,9 @@ class Spec:
         self.mesh = self._mesh(told.get("mesh"))
         mean = told.get("mean_over")
         self.mean_over = None if mean is None else _names(mean, f"{self.where}: mean_over")
+        self.samples = told.get("samples", SAMPLES[0])
+        if self.samples not in SAMPLES:
+            raise AnyrankError(f"{self.where}: samples: {self.samples!r} is none of {list(SAMPLES)}")
         self.shard: list[tuple[str, dict[str, typing.Any]]] = []
         self.partial: list[tuple[str, list[str]]] = []
         for glob, dims in self._globs(told, "shard"):
@@ -125,10 +135,12 @@ class Spec:
     def check(self, sizes: dict[str, int]) -> None:
         """Refuses dimensions that the mesh does not have."""
         for glob, dims in self.shard:
-            # A spec may serve a run on one rank too: what the mesh lacks there is not divided.
-            for dim in dims:
-                if dim not in sizes and dim not in ("blocks", "copies", "dp", "tp", "cp", "pp", "ep"):
-                    raise AnyrankError(f"{self.where}: shard of {glob!r}: the mesh {sizes} has no dimension {dim!r}")
-        for name in self.mean_over or []:
-            if name not in sizes:
-                raise AnyrankError(f"{self.where}: mean_over: the mesh {sizes} has no dimension {name!r}")
+            self._check_dims(f"shard of {glob!r}", [dim for dim in dims if dim not in ("blocks", "copies")], sizes)
+        for glob, names in self.partial:
+            self._check_dims(f"partial of {glob!r}", names, sizes)
+        self._check_dims("mean_over", self.mean_over or [], sizes)
+
+    def _check_dims(self, what: str, names: typing.Iterable[str], sizes: dict[str, int]) -> None:
+        for name in names:
+            if name not in sizes and name not in USUAL:
+                raise AnyrankError(f"{self.where}: {what}: the mesh {sizes} has no dimension {name!r}")
