@@ -30,8 +30,12 @@ _HOME = {
     "verify": "runs",
     "__version__": "_version",
     "capture": "capture",
+    "Compared": "_compare",
+    "RanksDiffer": "_compare",
+    "RanksFailed": "ranks",
+    "compare_ranks": "_compare",
 }
-_MODULES = ("ranks", "report", "testing")
+_MODULES = ("ranks", "report", "rounding", "testing")
 __all__ = [*sorted(_HOME), *_MODULES]
 
 

@@ -24,9 +24,11 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Job(typing.NamedTuple):
-    """What all ranks of a run share. `payload` replaces `call` where a rank does not begin as a copy of its parent."""
+    """What all ranks of a run share. alone: each has a group of its own. payload: `call`, for a rank that does not
+    begin as a copy of its parent."""
 
     world: int
+    alone: bool
     folder: str
     seed: int
     threads: int
@@ -96,15 +98,22 @@ def _join(rank: int, job: Job) -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(job.seed % 2**32)
     torch.manual_seed(job.seed)
-    store = dist.FileStore(os.path.join(job.folder, "store"), job.world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=job.world,
+    at, world = place(rank, job)
+    store = dist.FileStore(os.path.join(job.folder, f"store-{rank - at}"), world)
+    dist.init_process_group("gloo", store=store, rank=at, world_size=world,
                             timeout=datetime.timedelta(seconds=job.group_seconds))
+
+
+def place(rank: int, job: Job) -> tuple[int, int]:
+    """The rank in its group, and the group's size."""
+    return (0, 1) if job.alone else (rank, job.world)
 
 
 def environment(rank: int, job: Job) -> dict[str, str]:
     """What torchrun would set, threads that N ranks share a machine with, and gloo on the loopback alone."""
+    at, world = place(rank, job)
     names: dict[str, object] = {
-        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job.world, "LOCAL_WORLD_SIZE": job.world,
+        "RANK": at, "LOCAL_RANK": at, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
         "OMP_NUM_THREADS": job.threads, "MKL_NUM_THREADS": job.threads, "OPENBLAS_NUM_THREADS": job.threads}
     loopback = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
     if loopback and "GLOO_SOCKET_IFNAME" not in os.environ:

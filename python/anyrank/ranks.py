@@ -26,7 +26,8 @@ from anyrank._rank_process import Job, Report
 TIMEOUT = 300.0
 SETTLE = 0.5  # seconds that other ranks get to report an error of their own, after the first
 ANSWER = 20.0  # seconds that a rank gets to say where it stands
-LOST = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused")  # a rank's death, as others see it
+# What another rank's failure looks like to a rank: gloo's connections, and the exchange of a capture.
+LOST = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused", "left the capture with an error")
 PRINTED = 20_000  # characters of a rank's output that are shown
 
 
@@ -37,6 +38,8 @@ class RanksFailed(Exception):
     rank       the rank that is named first, the lowest of several
     exception  what it raised, where that could be sent; None otherwise
     """
+
+    __module__ = "anyrank"
 
     def __init__(self, message: str, kind: str, rank: int, exception: BaseException | None = None) -> None:
         super().__init__(message)
@@ -105,6 +108,15 @@ def spawn(world: int, function: typing.Callable[..., typing.Any], *args: typing.
     Raises RanksFailed where a rank raises, dies or hangs. All ranks' processes are gone when this function returns or
     raises, by Ctrl-C too.
     """
+    __tracebackhide__ = True
+    return run(world, function, args, seed, timeout, env, threads, method)
+
+
+def run(world: int, function: typing.Callable[..., typing.Any], args: tuple[typing.Any, ...], seed: int = 0,
+        timeout: float | None = TIMEOUT, env: typing.Mapping[str, str] | None = None, threads: int = 1,
+        method: str | None = None, alone: bool = False) -> list[typing.Any]:
+    """spawn. alone: each process is the only rank of a group of its own."""
+    __tracebackhide__ = True
     if world < 1:
         raise ValueError(f"world is {world}, and has to be 1 or more")
     if timeout is not None and not timeout > 0:
@@ -124,8 +136,9 @@ def spawn(world: int, function: typing.Callable[..., typing.Any], *args: typing.
     ranks: list[_Rank] = []
     try:
         # The group's own limit is far behind ours, which names the rank.
-        job = Job(world, folder, seed, threads, dict(env or {}), 86_400.0 if timeout is None else 2 * timeout + 600,
-                  os.getpid(), (function, args) if method == "fork" else None,
+        limit = 86_400.0 if timeout is None else 2 * timeout + 600
+        job = Job(world, alone, folder, seed, threads, dict(env or {}), limit, os.getpid(),
+                  (function, args) if method == "fork" else None,
                   _payload(function, args) if method == "spawn" else None)
         _start(ranks, job, method)
         _wait(ranks, timeout)
@@ -292,7 +305,7 @@ def _status(rank: _Rank) -> str:
     if rank.report is not None:
         if rank.report.what == "returned":
             return "returned"
-        return "lost the connection to a rank that was gone" if rank.consequence() else f"raised {rank.report.title}"
+        return "failed as another rank had" if rank.consequence() else f"raised {rank.report.title}"
     if rank.died is not None:
         return _death(rank.died)
     return _stacks.line_of(rank.stack or [])

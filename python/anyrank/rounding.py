@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rounding may change in each tensor of a PyTorch run: measured, by letting the run err as its arithmetic does.
+
+Under Noise every operation's result is off by a random error as large as that of rounding, in the format that the
+operation itself has: a run in bf16 errs in bf16, its norms in fp32 err in fp32. Runs with noise, against one without,
+give the allowances that `anyrank verify --sensitivity` judges by. docs/pytest.md has the rules and measured figures;
+docs/numerics.md, section 7, the same for anyrank's own reference.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+import struct
+import typing
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anyrank import _safetensors
+from anyrank._errors import AnyrankError
+
+DRAWS = 3
+SAFETY = 8.0  # for what the draws do not show, and other orders of sums
+SAFETY_SINGLE = 100.0  # a single value has as many chances as there are draws to show its error: a loss, a norm
+
+# Operations whose results are exact: they move, select, compare or make numbers. Casts round where the format is less.
+EXACT = frozenset("""
+    _local_scalar_dense _reshape_alias _unsafe_view abs alias amax amin arange argmax argmin as_strided_scatter
+    bernoulli cat ceil clamp clamp_max clamp_min clone constant_pad_nd copy copysign count_nonzero detach
+    diagonal_scatter embedding empty empty_like empty_permuted empty_strided expand_copy eye fill flip floor fmax fmin full full_like gather
+    hardtanh heaviside index index_copy index_fill index_put index_select isfinite isinf isnan lift lift_fresh
+    masked_fill masked_scatter masked_select max max_pool2d_with_indices maximum min minimum neg new_empty
+    new_empty_strided new_full new_ones new_zeros nextafter nonzero one_hot ones ones_like permute_copy positive
+    relu repeat resize roll round scalar_tensor scatter select_backward select_scatter set sgn sign slice_backward
+    slice_scatter sort split_with_sizes_copy stack take threshold threshold_backward topk trace_copy tril triu trunc
+    unfold_backward view_copy where zero zeros zeros_like
+""".split())
+PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "mv": (0, 1), "dot": (0, 1)}
+
+
+class Noise(TorchDispatchMode):  # type: ignore[misc]
+    """with Noise(seed): every floating-point operation of this thread and of its backward pass errs.
+
+    An error is uniform in (-1, 1) times the step of the result's format (2^-23 of a number of fp32). A product, or a
+    sum of K terms, errs by sqrt(K) roundings more, each of them relative to the root of the sum of its terms' squares,
+    which is not small where the sum is small by cancellation. The run's own random numbers stay what they are.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: typing.Any, types: typing.Any, args: typing.Any = (),
+                           kwargs: typing.Any = None) -> typing.Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.split("::")[-1].rstrip("_")
+        if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:
+            return result
+        if name == "_to_copy":
+            return self._err(result, self._relative(result)) if _is_less(result, args[0]) else result
+        returns = func._schema.returns
+        if name in EXACT or any(r.alias_info and not r.alias_info.is_write for r in returns):
+            return result
+        for one in _tensors(args[0] if name.startswith("_foreach") and func._schema.is_mutable else result):
+            if one.is_floating_point() and one.numel():
+                self._err(one, self._size(func, name, args, kwargs or {}, one))
+        return result
+
+    def _uniform(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.rand(like.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+
+    def _err(self, result: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+        """Adds errors of this size. A zero stays zero, as a masked value or a dropped one is."""
+        off = result.double() + self._uniform(result) * size
+        result.copy_(torch.where((result != 0) & off.isfinite(), off, result.double()))
+        return result
+
+    def _relative(self, result: torch.Tensor) -> torch.Tensor:
+        return result.double().abs() * torch.finfo(result.dtype).eps
+
+    def _size(self, func: typing.Any, name: str, args: typing.Any, kwargs: typing.Any,
+              result: torch.Tensor) -> torch.Tensor:
+        """The error of each element."""
+        if torch.Tag.pointwise in func.tags or name.startswith("_foreach") and name != "_foreach_norm":
+            return self._relative(result)
+        size, terms = result.double().abs(), 1.0
+        if name in PRODUCTS:
+            a, b = (args[i].double() for i in PRODUCTS[name])
+            terms = float(a.shape[-1])
+            size = torch.maximum(size, torch.matmul(a * a, b * b).sqrt())
+        else:
+            inputs = [x for x in _tensors((args, kwargs)) if x.is_floating_point()]
+            terms = max([x.numel() / result.numel() for x in inputs] + [1.0])
+            if name in ("sum", "mean"):
+                squares = func(args[0].double() ** 2, *args[1:], **{**kwargs, "dtype": torch.float64})
+                size = torch.maximum(size, (squares / (terms if name == "mean" else 1)).sqrt())
+            elif terms > 1 or "attention" in name or "conv" in name:
+                size = torch.maximum(size, size.square().mean().sqrt())
+        adds = 2.0**-53 if result.dtype == torch.float64 else 2.0**-24  # sums of fewer bits are formed in fp32
+        return size * (torch.finfo(result.dtype).eps + adds * math.sqrt(terms))
+
+
+def _tensors(value: typing.Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [one for part in value for one in _tensors(part)] if isinstance(value, (list, tuple)) else []
+
+
+def _is_less(result: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether a cast has fewer bits of significand than what it was made of."""
+    return bool(result.is_floating_point() and source.is_floating_point() and result.numel() > 0 and
+                torch.finfo(result.dtype).eps > torch.finfo(source.dtype).eps)
+
+
+# --- allowances -------------------------------------------------------------------------------------------------------
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+Path = typing.Union[str, "os.PathLike[str]"]
+
+
+def _dump(folder: Path) -> dict[str, torch.Tensor]:
+    """A rank's tensors of floating-point numbers."""
+    files = sorted(pathlib.Path(folder).glob("*.safetensors"))
+    if len(files) != 1:
+        raise AnyrankError(f"{folder}: allowances are measured on one rank, and this has {len(files)} files")
+    entries, _ = _safetensors.read(files[0])
+    return {name: torch.frombuffer(bytearray(entry.data) or bytearray(8), dtype=DTYPES[entry.dtype],
+                                   count=math.prod(entry.shape))
+            for name, entry in entries.items() if entry.dtype in DTYPES}
+
+
+class Allowance(typing.NamedTuple):
+    """allowed: what an element may be off; largest: the largest element of the reference."""
+
+    allowed: float
+    largest: float
+
+
+def allowances(reference: Path, draws: typing.Sequence[Path], path: Path) -> dict[str, Allowance]:
+    """Writes the file for `sensitivity=` to `path`: for each tensor of the dump `reference`, of one rank, the largest
+    difference of any of its elements in any of the dumps `draws`, times SAFETY, and a step of its largest element.
+    """
+    exact, allowed = _dump(reference), {}
+    spread = {name: 0.0 for name in exact}
+    for draw in draws:
+        values = _dump(draw)
+        for name, value in exact.items():
+            other = values.get(name)
+            if other is None or other.shape != value.shape:
+                raise AnyrankError(f"{name} is not in every run of one rank with the same shape: what the step does "
+                                   "depends on the last bits of its values")
+            off = (other.double() - value.double()).abs()
+            off = off[off.isfinite()]
+            spread[name] = max(spread[name], off.max().item() if off.numel() else 0.0)
+    for name, value in exact.items():
+        finite = value.double()[value.isfinite()].abs()
+        largest = finite.max().item() if finite.numel() else 0.0
+        factor = SAFETY if value.numel() > 1 else SAFETY_SINGLE
+        allowed[name] = Allowance(factor * spread[name] + torch.finfo(value.dtype).eps * largest, largest)
+    _safetensors.write(path, {name: _safetensors.Entry("F64", (), memoryview(struct.pack("<d", one.allowed)))
+                              for name, one in allowed.items()},
+                       {"format": "pt", "anyrank.allows": "the run's own formats", "anyrank.seeds": str(len(draws)),
+                        "anyrank.safety": f"{SAFETY:g}"})
+    return allowed
