@@ -15,6 +15,8 @@ if typing.TYPE_CHECKING:
     from anyrank import testing as testing
     from anyrank._errors import AnyrankError as AnyrankError
     from anyrank._version import __version__ as __version__
+    from anyrank.reference import Reference as Reference
+    from anyrank.reference import grads as grads
     from anyrank.runs import check as check
     from anyrank.runs import lint as lint
     from anyrank.runs import plan as plan
@@ -23,7 +25,9 @@ if typing.TYPE_CHECKING:
 
 _HOME = {
     "AnyrankError": "_errors",
+    "Reference": "reference",
     "check": "runs",
+    "grads": "reference",
     "lint": "runs",
     "plan": "runs",
     "train": "runs",

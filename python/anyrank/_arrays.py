@@ -35,6 +35,8 @@ def entry_of(value: typing.Any) -> Entry:
 
     Floats of Python are F64, its integers I64. Errors: TypeError for anything else, and for types no file can hold.
     """
+    if isinstance(value, Entry):
+        return value
     if is_torch(value):
         return _of_torch(value)
     if is_numpy(value):

@@ -56,6 +56,8 @@ def assert_same(reference: Side, other: Side, *, sensitivity: Sensitivity = None
     if reference is None or other is None:
         which = "reference" if reference is None else "other"
         raise NotSame(_with(msg, f"The {which} is None: it has no values. A parameter without a gradient?"))
+    if close and any(rule is not None for rule in (rtol, atol, ulp, sensitivity)):
+        raise TypeError("close=True says what counts as the same: give no other rule")
     reference, other = _parts(reference, other)
     name = name or SINGLE
     sides = [_side(value, name) for value in (reference, other)]
@@ -69,7 +71,7 @@ def assert_same(reference: Side, other: Side, *, sensitivity: Sensitivity = None
         "sensitivity": _allowances(sensitivity, sides[0], name, scratch.path / "allowed.safetensors")}
     report = verify(*paths, **options)
     if close and not report.ok:
-        options["rtol"], options["atol"] = _close(report, options)
+        options["rtol"], options["atol"] = _close(report)
         report = verify(*paths, **options)
     if not report.ok:
         object.__setattr__(report, "keeps", (report.keeps, scratch))  # its page is made of these files
@@ -170,10 +172,8 @@ def _allowances(given: Sensitivity, reference: pathlib.Path | list[Entries], nam
     return path
 
 
-def _close(report: VerifyReport, options: dict[str, typing.Any]) -> tuple[float, float]:
+def _close(report: VerifyReport) -> tuple[float, float]:
     """The tolerances for what differs in bits."""
-    if any(options[rule] is not None for rule in ("rtol", "atol", "ulp", "sensitivity")):
-        raise TypeError("close=True says what counts as the same: give no other rule")
     dtypes = sorted({row.dtype for row in report.tensors if row.dtype in CLOSE})
     if len(dtypes) > 1:
         raise TypeError(f"close=True: tensors of {' and of '.join(map(str, dtypes))} differ, which have tolerances of "
@@ -246,8 +246,8 @@ def _up_to(report: VerifyReport, row: Difference, key: str) -> str:
     """What assert_close says of its tolerance; a sensitivity is an absolute one."""
     rule = report.rule or {}
     if rule.get("name") == "tolerance":
-        return f" (up to {rule.get(key)} allowed)"
-    return f" (up to {row.allowed} allowed)" if rule.get("name") == "sensitivity" and key == "atol" else ""
+        return f" (up to {rule.get(key):.6g} allowed)"
+    return f" (up to {row.allowed:.6g} allowed)" if rule.get("name") == "sensitivity" and key == "atol" else ""
 
 
 def _details(row: Difference) -> typing.Iterator[tuple[str, str]]:

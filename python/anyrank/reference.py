@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exact reference of a model and a batch: loss, outputs and gradients, with what rounding may change in each."""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import dataclasses
+import os
+import pathlib
+import struct
+import typing
+
+from anyrank import _arrays, _safetensors, testing
+from anyrank._arguments import option_words, with_options
+from anyrank._command import run
+from anyrank._errors import AnyrankError
+from anyrank._progress import Progress
+from anyrank._safetensors import Entry
+from anyrank._scratch import Scratch
+from anyrank.report import GradsReport, report_of
+
+if typing.TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from anyrank._options import GradsOptions
+
+Path = typing.Union[str, "os.PathLike[str]"]
+Tensor = typing.Any  # of torch or of numpy
+_Kind = typing.Literal["torch", "numpy"]
+
+# What a batch may say that changes no value.
+_NO_VALUES = ("max_length_q", "max_length_k", "use_cache", "return_dict", "output_hidden_states", "output_attentions")
+
+
+class Tensors(typing.Mapping[str, Tensor]):
+    """Tensors by name, mapped from a file and made when they are asked for."""
+
+    def __init__(self, entries: typing.Mapping[str, Entry], kind: str | None) -> None:
+        self._entries = entries
+        self._kind = kind
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        if self._kind is None:
+            return entry
+        return _arrays.torch_of(entry) if self._kind == "torch" else _arrays.numpy_of(entry)
+
+    def __iter__(self) -> typing.Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} tensors: {', '.join([*self][:3])}{', ..' if len(self) > 3 else ''}>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """What `grads` gives. Tensors are those of torch where the model or the batch was, else arrays of numpy, else
+    (dtype, shape, bytes); all float32."""
+
+    report: GradsReport  #: the command's own
+    folder: pathlib.Path  #: its files, a dump for `anyrank.verify`; of temporary files unless out= names it
+    grads: typing.Mapping[str, Tensor]  #: by the parameter's name, as in Hugging Face's model
+    outputs: typing.Mapping[str, Tensor]  #: loss [1], logits [b, s, V], hidden_states.i [b, s, h]
+    activations: typing.Mapping[str, Tensor]  #: with activations=True: every tensor of both passes (docs/names.md)
+    allowed: typing.Mapping[str, float]  #: with sensitivity: how much rounding may change each tensor
+    keeps: object = dataclasses.field(default=None, repr=False)
+
+    @property
+    def loss(self) -> float:
+        """The mean over all targets."""
+        return self.report.loss[0]
+
+    @property
+    def logits(self) -> Tensor:
+        """[b, s, V]."""
+        return self.outputs["logits"]
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+    def assert_same(self, other: typing.Any, output: typing.Any = None, **rules: typing.Any) -> None:
+        """Raises anyrank.testing.NotSame unless gradients, and an output, are those of the reference.
+
+        other: a module after backward(), a dict of gradients by name, a list of such dicts, one a rank, or a dump.
+        output: what the model returned, or a dict: its loss, logits and hidden_states are compared first.
+        rules: those of anyrank.testing.assert_same; without one, what the reference allows each tensor.
+        Errors: TypeError where no rule is given and the reference was made without sensitivity=True.
+        """
+        __tracebackhide__ = True
+        if not any(rules.get(rule) is not None for rule in ("rtol", "atol", "ulp", "close", "sensitivity")):
+            if not self.allowed:
+                raise TypeError("the reference does not know what rounding allows: make it with sensitivity=True, or "
+                                "give rtol and atol (rtol=0: equal values)")
+            rules["sensitivity"] = self.folder / "allowed.safetensors"
+        if output is not None:
+            found = _outputs_of(output)
+            common = {**rules, "common": True}
+            testing.assert_same(self.folder / "outputs.safetensors", found, **common)
+        if hasattr(other, "named_parameters"):
+            other = _gradients_of(other, rules)
+        testing.assert_same(self.folder / "grads.safetensors", _as_gradients(other), **rules)
+
+
+def _outputs_of(output: typing.Any) -> dict[str, typing.Any]:
+    """The outputs under the names of outputs.safetensors."""
+    def part(name: str) -> typing.Any:
+        return output.get(name) if isinstance(output, collections.abc.Mapping) else getattr(output, name, None)
+
+    found = {name: part(name) for name in ("loss", "logits") if part(name) is not None}
+    found.update({f"hidden_states.{i}": one for i, one in enumerate(part("hidden_states") or ())})
+    if not found:
+        raise TypeError(f"output: {type(output).__name__} has no loss, logits or hidden_states")
+    if "loss" in found:
+        entry = _arrays.entry_of(found["loss"])
+        found["loss"] = Entry(entry.dtype, (1,), entry.data)
+    return found
+
+
+def _gradients_of(module: typing.Any, rules: dict[str, typing.Any]) -> dict[str, typing.Any]:
+    parameters = dict(module.named_parameters())
+    without = [name for name, one in parameters.items() if one.requires_grad and one.grad is None]
+    if without:
+        raise testing.NotSame(f"No gradient: {', '.join(without[:5])}{', ..' if len(without) > 5 else ''} of "
+                              f"{len(parameters)} parameters: was backward() called, and does the loss depend on them?")
+    if any(not one.requires_grad for one in parameters.values()):
+        rules["common"] = True
+    return {name: one.grad for name, one in parameters.items() if one.grad is not None}
+
+
+def _as_gradients(other: typing.Any) -> typing.Any:
+    """Names that say so: a dump's `x.weight` alone would be a weight."""
+    if isinstance(other, (list, tuple)):
+        return [_as_gradients(one) for one in other]
+    if isinstance(other, collections.abc.Mapping):
+        return {name if ":" in name else f"{name}:grad": one for name, one in other.items()}
+    return other
+
+
+@with_options("grads")
+def grads(model: typing.Any = None, batch: typing.Any = None, *, tensors: _Kind | None = None,
+          progress: Progress = None, **options: Unpack[GradsOptions]) -> Reference:
+    """Loss, outputs and gradients of the exact reference: `anyrank grads` (docs/check.md, docs/python.md).
+
+    model: a model of transformers in memory, whose configuration and weights are written to temporary files, a folder
+    with a config.json, or a bundled name. What the configuration asks for and anyrank does not compute is refused.
+    batch: a dict of input_ids [b, s] and optionally labels, attention_mask, position_ids, cu_seqlens, of tensors,
+    arrays or lists; the ids alone; or a file. Without labels, the ids are the labels; -100 is no target.
+    sensitivity=True also measures how much rounding may change each tensor, in the arithmetic of sensitivity_of, which
+    is "bf16-pure" of a model in bfloat16 and "f16-pure" of one in float16, if it is not given.
+    tensors: "torch" or "numpy"; otherwise torch's where model or batch has them, else numpy's.
+    out: a folder for the files, which are temporary without it. block: a folder with one block instead of a model.
+
+        ref = anyrank.grads(model, batch, sensitivity=True)
+        output = model(**batch); output.loss.backward()
+        ref.assert_same(model, output)
+    """
+    scratch = Scratch()
+    given: dict[str, typing.Any] = {"out": scratch.path / "reference", **options}
+    option_words("grads", given)  # a wrong one, before anything is written
+    folder = pathlib.Path(given["out"])
+    in_memory = model is not None and not isinstance(model, (str, os.PathLike))
+    if given.get("sensitivity") and given.get("sensitivity_of") is None and given.get("precision") is None:
+        given["sensitivity_of"] = _arithmetic(model)
+    kind = tensors or _kind(model, batch)
+    if batch is not None:
+        if given.get("input") is not None:
+            raise TypeError("anyrank.grads(): batch and input are the same: give one of them")
+        given["input"] = _batch_file(batch, scratch.path / "batch.safetensors")
+    path = _model_folder(model, scratch.path / "model") if in_memory else model
+    finished = run("grads", [] if path is None else [path], given, progress)
+    if in_memory:
+        with contextlib.suppress(OSError):
+            (scratch.path / "model" / "model.safetensors").unlink()
+    return _reference(report_of(GradsReport, finished), folder, kind, scratch)
+
+
+def _reference(report: GradsReport, folder: pathlib.Path, kind: str | None, keeps: object) -> Reference:
+    written = {pathlib.Path(file).stem for file in report.files}  # the folder may have others, of an earlier run
+    known = {name: _safetensors.read(folder / f"{name}.safetensors")[0] if name in written else {}
+             for name in ("grads", "outputs", "activations", "allowed", "block")}
+    allowed = {name: struct.unpack("<d", entry.data)[0] for name, entry in known["allowed"].items()}
+    return Reference(report, folder, Tensors({**known["grads"], **known["block"]}, kind),
+                     Tensors(known["outputs"], kind), Tensors(known["activations"], kind), allowed, keeps)
+
+
+def _kind(model: object, batch: object) -> str | None:
+    """Whose tensors the caller uses."""
+    values = [*batch.values()] if isinstance(batch, collections.abc.Mapping) else [batch]
+    if hasattr(model, "named_parameters") or any(_arrays.is_torch(value) for value in values):
+        return "torch"
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        return None
+    return "numpy"
+
+
+def _arithmetic(model: typing.Any) -> str | None:
+    """By the type of the model's parameters; None: the command's own choice."""
+    if not hasattr(model, "parameters"):
+        return None
+    dtypes = {str(one.dtype) for one in model.parameters()}
+    return {"torch.bfloat16": "bf16-pure", "torch.float16": "f16-pure"}.get(dtypes.pop()) if len(dtypes) == 1 else None
+
+
+def _batch_file(batch: typing.Any, path: pathlib.Path) -> Path:
+    if isinstance(batch, (str, os.PathLike)):
+        return batch
+    parts = batch if isinstance(batch, collections.abc.Mapping) else {"input_ids": batch}
+    entries = {}
+    for name, value in parts.items():
+        if value is None or name in _NO_VALUES:
+            continue
+        try:
+            entries[str(name)] = _arrays.entry_of(value)
+        except TypeError as error:
+            raise TypeError(f"batch[{name!r}]: {error}") from None
+    _safetensors.write(path, entries)
+    return path
+
+
+def _model_folder(model: typing.Any, folder: pathlib.Path) -> pathlib.Path:
+    """A folder with config.json and weights, as transformers would write it."""
+    for wrapper in ("module", "_orig_mod", "module"):  # DDP's, torch.compile's, and the one around the other
+        model = getattr(model, wrapper, model)
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "to_json_string") or not hasattr(model, "named_parameters"):
+        raise TypeError(f"{type(model).__name__} is no model of transformers: give one with a .config, the folder of "
+                        "one, or a bundled name")
+    folder.mkdir()
+    (folder / "config.json").write_text(config.to_json_string(use_diff=False), encoding="utf-8")
+    writer = _safetensors.Writer(folder / "model.safetensors")
+    try:
+        for name, parameter in model.named_parameters():
+            whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+            if whole.is_meta:
+                raise AnyrankError(f"{type(model).__name__}: {name} is on the meta device: it has no values")
+            entry = _arrays.entry_of(whole)
+            writer.add(name, entry.dtype, entry.shape, entry.data)
+        writer.close({"format": "pt"})
+    except BaseException:
+        writer.discard()
+        raise
+    return folder

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""grads: the exact reference of a bundled model, and of one of transformers in memory."""
+
+from __future__ import annotations
+
+import math
+import typing
+import unittest
+
+import anyrank
+from anyrank.tests import FolderCase, needs
+
+IDS = [[5, 3, 250, 7, 7, 1, 0, 9], [1, 2, 3, 4, 5, 6, 7, 8]]
+
+
+def grads(batch: typing.Any, **options: typing.Any) -> anyrank.Reference:
+    """Of a small model."""
+    return anyrank.grads("llama-demo", batch, scale=8, **options)
+
+
+class Bundled(FolderCase):
+    def test_loss_outputs_and_gradients(self) -> None:
+        ref = grads(IDS)
+        self.assertTrue(math.isfinite(ref.loss))
+        self.assertEqual(sorted(ref.outputs)[-2:], ["logits", "loss"])
+        self.assertEqual(tuple(ref.logits.shape), (2, 8, 256))
+        self.assertEqual(len(ref.grads["model.norm.weight"].shape), 1)
+        self.assertEqual((dict(ref.allowed), dict(ref.activations)), ({}, {}))
+        self.assertIn("tensors in", str(ref))
+
+    def test_every_layout_has_the_same_bits(self) -> None:
+        one = grads(IDS, out=self.path / "one")
+        many = grads({"input_ids": IDS}, tp=2, dp=2, out=self.path / "many")
+        self.assertEqual(one.report.outputs_hash, many.report.outputs_hash)
+        anyrank.testing.assert_same(one.folder / "grads.safetensors", many.folder / "grads.safetensors")
+
+    def test_a_fault_is_found_within_what_is_allowed(self) -> None:
+        ref = grads(IDS, sensitivity=True)
+        self.assertGreater(ref.allowed["loss"], 0)
+        same = grads(IDS, numerics="native")
+        ref.assert_same(dict(same.grads), same.outputs)
+        wrong = grads(IDS, tp=2, inject="column_dx_not_reduced")
+        with self.assertRaisesRegex(anyrank.testing.NotSame, "not close") as caught:
+            ref.assert_same(dict(wrong.grads))
+        assert caught.exception.report is not None
+        self.assertEqual(caught.exception.report.rule["name"], "sensitivity")
+        with self.assertRaisesRegex(anyrank.testing.NotSame, "item 'loss'"):
+            ref.assert_same(dict(same.grads), {"loss": [2 * ref.loss]})
+
+    def test_without_an_allowance_a_rule_is_needed(self) -> None:
+        ref = grads(IDS)
+        with self.assertRaisesRegex(TypeError, "make it with sensitivity=True, or give rtol"):
+            ref.assert_same(dict(ref.grads))
+        ref.assert_same(dict(ref.grads), ref.outputs, rtol=0)
+
+    def test_wrong_batches_and_models(self) -> None:
+        cases: list[tuple[typing.Any, typing.Any, type[Exception], str]] = [
+            ("llama-demo", {"input_ids": IDS, "pixels": [1]}, anyrank.AnyrankError, "holds a tensor 'pixels'"),
+            ("llama-demo", {"input_ids": [[1, 999999]]}, anyrank.AnyrankError, "999999"),
+            ("llama-demo", {"labels": IDS}, anyrank.AnyrankError, "input_ids"),
+            ("llama-demo", {"input_ids": "text"}, TypeError, r"batch\['input_ids'\]: str is no tensor"),
+            ("llama-demo", self.path / "no.safetensors", anyrank.AnyrankError, "no.safetensors: cannot open"),
+            ("no-model", IDS, anyrank.AnyrankError, "no such folder or file"),
+            (object(), IDS, TypeError, "object is no model of transformers")]
+        for model, batch, error, pattern in cases:
+            with self.assertRaisesRegex(error, pattern):
+                anyrank.grads(model, batch)
+        with self.assertRaisesRegex(TypeError, "did you mean sensitivity"):
+            grads(IDS, sensitivit=True)
+        with self.assertRaisesRegex(TypeError, "batch and input are the same"):
+            grads(IDS, input="x")
+
+
+@needs("torch", "transformers")
+class Transformers(unittest.TestCase):
+    def make(self, **changes: typing.Any) -> typing.Any:
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        return LlamaForCausalLM(LlamaConfig(**{**dict(
+            vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, bos_token_id=1, eos_token_id=2), **changes}))
+
+    def batch(self) -> dict[str, typing.Any]:
+        import torch
+
+        ids = torch.arange(24).reshape(2, 12) * 5 % 64
+        mask = torch.ones_like(ids)
+        mask[0, 9:] = 0
+        labels = torch.where(mask > 0, ids, -100)
+        return {"input_ids": ids, "labels": labels, "attention_mask": mask, "use_cache": False}
+
+    def test_a_model_in_memory(self) -> None:
+        import torch
+
+        for dtype in (torch.float32, torch.bfloat16):
+            for tied in (False, True):
+                model, batch = self.make(tie_word_embeddings=tied).to(dtype), self.batch()
+                ref = anyrank.grads(model, batch, sensitivity=True)
+                output = model(**batch, output_hidden_states=True)
+                output.loss.backward()
+                self.assertEqual(set(ref.grads), {name for name, _ in model.named_parameters()})
+                self.assertEqual(ref.grads["model.norm.weight"].dtype, torch.float32)
+                ref.assert_same(model, output)
+                for name, p in model.named_parameters():
+                    anyrank.testing.assert_same(ref.grads[name], p.grad, sensitivity=ref.allowed[name])
+
+    def test_a_wrong_gradient_is_named(self) -> None:
+        model, batch = self.make(), self.batch()
+        ref = anyrank.grads(model, batch, sensitivity=True)
+        model(**batch).loss.backward()
+        model.model.layers[1].mlp.up_proj.weight.grad *= 2
+        with self.assertRaisesRegex(AssertionError, "item 'model.layers.1.mlp.up_proj.weight'") as caught:
+            ref.assert_same(model)
+        self.assertIn("reduced_again", str(caught.exception))
+
+    def test_missing_and_frozen_gradients(self) -> None:
+        model, batch = self.make(), self.batch()
+        ref = anyrank.grads(model, batch, sensitivity=True)
+        with self.assertRaisesRegex(AssertionError, r"was backward\(\) called"):
+            ref.assert_same(model)
+        model.model.embed_tokens.weight.requires_grad_(False)
+        model(**batch).loss.backward()
+        ref.assert_same(model)
+
+    def test_wrapped_models_and_refusals(self) -> None:
+        import torch
+
+        model, batch = torch.nn.Module(), self.batch()
+        model.module = self.make()  # as DistributedDataParallel has it
+        ref = anyrank.grads(model, batch, sensitivity=True)
+        model.module(**batch).loss.backward()
+        ref.assert_same(model)
+        with self.assertRaisesRegex(anyrank.AnyrankError, "anyrank grads: .*config.json"):
+            anyrank.grads(self.make(hidden_act="relu6"), batch)
+        with self.assertRaisesRegex(anyrank.AnyrankError, "meta device"):
+            with torch.device("meta"):
+                empty = self.make()
+            anyrank.grads(empty, batch)
+
+
+if __name__ == "__main__":
+    unittest.main()
