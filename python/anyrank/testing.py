@@ -10,6 +10,7 @@ import struct
 import typing
 
 from anyrank import _arrays, _safetensors
+from anyrank._dtensor import is_dtensor, same_part
 from anyrank._safetensors import Entry
 from anyrank._scratch import Scratch
 from anyrank.report import Difference, VerifyReport
@@ -58,6 +59,7 @@ def assert_same(reference: Side, other: Side, *, sensitivity: Sensitivity = None
         raise NotSame(_with(msg, f"The {which} is None: it has no values. A parameter without a gradient?"))
     if close and any(rule is not None for rule in (rtol, atol, ulp, sensitivity)):
         raise TypeError("close=True says what counts as the same: give no other rule")
+    here = _this_rank(reference, other)
     reference, other = _parts(reference, other)
     name = name or SINGLE
     sides = [_side(value, name) for value in (reference, other)]
@@ -76,7 +78,7 @@ def assert_same(reference: Side, other: Side, *, sensitivity: Sensitivity = None
     if not report.ok:
         object.__setattr__(report, "keeps", (report.keeps, scratch))  # its page is made of these files
         is_torch = any(_arrays.is_torch(value) for value in (reference, other))
-        raise NotSame(_with(msg, explain(report, torch=is_torch)), report)
+        raise NotSame(_with(msg, explain(report, torch=is_torch) + here), report)
 
 
 def _with(msg: str | None, text: str) -> str:
@@ -90,9 +92,7 @@ Entries = typing.Dict[str, Entry]
 
 def _parts(reference: Side, other: Side) -> tuple[Side, Side]:
     """Plain tensors of DTensors: this rank's part, and of what it is compared with the same part."""
-    if _is_dtensor(reference) or _is_dtensor(other):
-        from anyrank._dtensor import same_part
-
+    if is_dtensor(reference) or is_dtensor(other):
         return same_part(reference, other)
     if isinstance(reference, typing.Mapping) and isinstance(other, typing.Mapping):
         both = {key: _parts(reference[key], other[key]) for key in reference if key in other}
@@ -101,8 +101,14 @@ def _parts(reference: Side, other: Side) -> tuple[Side, Side]:
     return reference, other
 
 
-def _is_dtensor(value: object) -> bool:
-    return _arrays.is_torch(value) and hasattr(value, "placements") and hasattr(value, "to_local")
+def _this_rank(*sides: Side) -> str:
+    """A line with the rank whose part of a DTensor is compared."""
+    values = [one for side in sides for one in (side.values() if isinstance(side, typing.Mapping) else [side])]
+    if not any(map(is_dtensor, values)):
+        return ""
+    import torch
+
+    return f"\n    DTensor   the part of rank {torch.distributed.get_rank()}"
 
 
 def _side(value: Side, name: str) -> pathlib.Path | list[Entries]:

@@ -72,31 +72,37 @@ def _divide(runs: list[Run], placement: typing.Any, n: int, i: int) -> list[Run]
     return [run for k in range(factor) for run in _chunk(_chunk(runs, factor, k), n, i)]
 
 
+def runs_of(whole: Whole, at: typing.Sequence[int]) -> list[list[Run]]:
+    """What the rank at these coordinates of the DTensor's mesh has along each dimension; of what is partial, all."""
+    runs: list[list[Run]] = [[(0, extent)] if extent else [] for extent in whole.shape]
+    for size, i, placement in zip(whole.mesh.mesh.shape, at, whole.placements):
+        dim = getattr(placement, "dim", None)
+        if dim is not None and not placement.is_partial():
+            runs[dim] = _divide(runs[dim], placement, int(size), i)
+    return [_joined(r) for r in runs]
+
+
 def part_of(mesh: Mesh, whole: Whole, local: Shape, what: str) -> Part:
     """Where the local part of a DTensor is."""
     at = whole.mesh.get_coordinate()
     if at is None:
         raise AnyrankError(f"{what}: this rank is not in the DTensor's mesh {whole.mesh}")
-    runs: list[list[Run]] = [[(0, extent)] if extent else [] for extent in whole.shape]
-    lines = lines_of_device_mesh(whole.mesh)
+    runs = runs_of(whole, at)
     known: list[str] = []
     partial: list[str] = []
-    for line, size, i, placement in zip(lines, whole.mesh.mesh.shape, at, whole.placements):
+    for line, placement in zip(lines_of_device_mesh(whole.mesh), whole.placements):
         names = mesh.covered(line.ranks, f"{what}: dimension {line.name!r} of a DTensor's mesh")
         known += names
-        dim = getattr(placement, "dim", None)
         if placement.is_partial():
             kind = getattr(placement, "reduce_op", "sum")
             if kind not in ("sum", "avg"):
                 raise AnyrankError(f"{what}: a DTensor that is to be reduced by {kind!r} cannot be written down")
             partial += names
-        elif dim is not None:
-            runs[dim] = _divide(runs[dim], placement, int(size), i)
     held = tuple(sum(count for _, count in r) for r in runs)
     if held != local:
         raise AnyrankError(f"{what}: by its placements {whole.placements} this rank has {list(held)} of the DTensor "
                            f"{list(whole.shape)}, it has {list(local)}")
-    return Part(whole.shape, tuple(tuple(_joined(r)) for r in runs), tuple(mesh.ordered(known)),
+    return Part(whole.shape, tuple(tuple(r) for r in runs), tuple(mesh.ordered(known)),
                 tuple(mesh.ordered(partial)))
 
 

@@ -180,30 +180,46 @@ class Torch(Case):
         with self.assertRaisesRegex(TypeError, "module.state_dict"):
             assert_same(layer.state_dict(), layer)
 
-    def test_a_dtensor_is_this_ranks_part(self) -> None:
+
+def dtensors(rank: int) -> list[str]:
+    """What each of four ranks finds, in one process group."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    full = torch.arange(35.0).reshape(5, 7)
+    found = []
+    for placements in ((Shard(0), Shard(1)), (Replicate(), Shard(0)), (Shard(0), Shard(0)), (Replicate(), Replicate())):
+        held = distribute_tensor(full, mesh, placements)
+        assert_same(full, held)
+        assert_same(held, full)
+        assert_same({"w": full.numpy()}, {"w": held})
+        assert_same(held, distribute_tensor(full, mesh, (Replicate(), Replicate())))
+    assert_same(full, DTensor.from_local(full / 4, mesh, (Partial(), Partial()), run_check=False), rtol=1e-6)
+    wrong = distribute_tensor(full, mesh, (Shard(0), Shard(1)))
+    if rank == 3:
+        wrong.to_local()[0, 0] += 1
+    for value in (full, {"w": full}):
+        try:
+            assert_same(value, {"w": wrong} if isinstance(value, dict) else wrong)
+            found.append("")
+        except AssertionError as error:
+            found.append(str(error))
+    return found
+
+
+@needs("torch", "numpy")
+class DTensors(unittest.TestCase):
+    def test_a_rank_compares_its_own_part(self) -> None:
         import torch
-        from torch.distributed.tensor import DTensor, Replicate, Shard
 
-        class Mesh:
-            shape = (2, 3)
-
-            def get_coordinate(self) -> list[int]:
-                return [1, 2]
-
-        class Held:
-            """What _dtensor reads of a DTensor, on rank 5 of 6; the real ones need a process group."""
-
-            device_mesh, placements, ndim = Mesh(), (Shard(0), Shard(1)), 2
-            shape = torch.Size([5, 7])
-
-            def to_local(self) -> typing.Any:
-                return torch.arange(35.0).reshape(5, 7)[3:5, 6:7]
-
-        from anyrank._dtensor import same_part
-
-        part, local = same_part(torch.arange(35.0).reshape(5, 7), Held())
-        self.assertTrue(torch.equal(part, local))
-        self.assertTrue(hasattr(DTensor, "to_local") and Replicate() is not None)
+        if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+            self.skipTest("no gloo in this torch")
+        found = anyrank.ranks.spawn(4, dtensors)
+        self.assertEqual(found[:3], [["", ""]] * 3)
+        self.assertIn("Mismatched elements: 1 / 6", found[3][0])
+        self.assertTrue(all("DTensor   the part of rank 3" in text for text in found[3]))
 
 
 if __name__ == "__main__":
