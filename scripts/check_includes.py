@@ -3,11 +3,11 @@
 """Checks the direction of the includes, that a name has one definition, and sizes: scripts/check_includes.py ROOT
 
 Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- run <- verify <- cli;
-bench lies between verify and cli. io stands on core, under models and verify; pipeline, the
-schedules of one, on core and io; dump, which reads other people's tensors
-and per-rank files, stands on io and models; plan, which says what a plan does without a run, on models and sim/plan;
-comm, what moves data between ranks, stands on core, process, how processes connect and agree, on both, and the
-communicators (sim, mpi, gpu/nccl) on both, mpi and gpu/nccl also on process, gpu/nccl also on what gpu tells of a
+bench lies between verify and cli. io stands on core, under models and verify; pipeline, the schedules of one, on core
+and io; dump, which reads other people's tensors and per-rank files, stands on io and models; abi, what other languages
+load, on core, io and dump; plan, which says what a plan does without a run, on models and sim/plan; comm, what moves
+data between ranks, stands on core, process, how processes connect and agree, on both, and the communicators (sim, mpi,
+gpu/nccl) on both, mpi and gpu/nccl also on process, gpu/nccl also on what gpu tells of a
 device; the baseline stands on the scalar definitions and the parsed config and nothing else. What predicts or checks
 collectives (sim/plan, the baseline, tests/sim/plain*.h) may not reach comm. A type or function ar_* or ari_* is defined
 in one file. A file has at most 600 lines, a function 60, a folder 25 files.
@@ -64,6 +64,7 @@ ALLOWED = {
     "verify/dumps": VERIFY + ["verify/reference", "verify/diagnose"],
     "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/faults"],
     "verify/faults": VERIFY + ["verify/reference", "verify/writer", "verify/check"],
+    "abi": ["ref/core", "ref/io", "dump"],
     "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
             "sim/plan", "plan", "planner", "run", "dump", "verify", "bench"] + ROOMS,
     "bench": ["ref/core", "ref/numerics", "gpu", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
@@ -122,6 +123,7 @@ FORBIDDEN_SYSTEM = {
     "run": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "dump": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "verify": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "abi": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "cli": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "gpu": re.compile(r"mpi\.h$"),
 }
@@ -164,7 +166,7 @@ class Tree:
         self.definitions = {}  # name of a type or function -> {path: line}
         self.lines = {}  # path -> how many
         self.functions = {}  # path -> [(line, lines of the body)]
-        for top in ("include", "ref", "sim", "process", "mpi", "gpu", "plan", "run", "dump", "verify", "cli", "bench",
+        for top in ("include", "ref", "sim", "process", "mpi", "gpu", "plan", "run", "dump", "verify", "abi", "cli", "bench",
                     "examples"):
             for path in sorted((root / top).rglob("*")):
                 if path.suffix in SUFFIXES and path.is_file():

@@ -358,7 +358,7 @@ def program_tasks(selected, build, report):
 
 def sources(*suffixes):
     """The project's files with these endings, relative to the root."""
-    folders = ["include", "ref", "sim", "process", "mpi", "gpu", "run", "dump", "verify", "cli", "bench", "examples", "tests"]
+    folders = ["include", "ref", "sim", "process", "mpi", "gpu", "run", "dump", "verify", "abi", "cli", "bench", "examples", "tests"]
     found = [path for folder in folders for suffix in suffixes for path in (ROOT / folder).rglob("*" + suffix)]
     return sorted(str(path.relative_to(ROOT)) for path in found)
 

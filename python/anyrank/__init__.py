@@ -17,6 +17,8 @@ if typing.TYPE_CHECKING:
     from anyrank._version import __version__ as __version__
     from anyrank.reference import Reference as Reference
     from anyrank.reference import grads as grads
+    from anyrank.dump import Dump as Dump
+    from anyrank.dump import open_dump as open_dump
     from anyrank.runs import check as check
     from anyrank.runs import lint as lint
     from anyrank.runs import plan as plan
@@ -26,9 +28,11 @@ if typing.TYPE_CHECKING:
 _HOME = {
     "AnyrankError": "_errors",
     "Reference": "reference",
+    "Dump": "dump",
     "check": "runs",
     "grads": "reference",
     "lint": "runs",
+    "open_dump": "dump",
     "plan": "runs",
     "train": "runs",
     "verify": "runs",

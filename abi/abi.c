@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/abi.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "anyrank/dump.h"
+#include "ref/io/json.h"
+
+#if !defined(ANYRANK_VERSION)
+#error "the version is to be defined"
+#endif
+
+int ar_abi_number(void)
+{
+    return AR_ABI_NUMBER;
+}
+
+const char *ar_abi_version(void)
+{
+    return ANYRANK_VERSION;
+}
+
+const char *ar_abi_error(void)
+{
+    return ar_error_message();
+}
+
+void ar_abi_free(char *text)
+{
+    free(text);
+}
+
+/** Takes `value`, which may be NULL for want of memory, and gives its text. */
+static char *text_of(json_t *value)
+{
+    char *text = value == NULL ? NULL : json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
+    json_decref(value);
+    if (text == NULL)
+        (void)ar_error_set(AR_ERR_MEMORY, "no memory for a description");
+    return text;
+}
+
+/* --- dumps -------------------------------------------------------------------------------------------------------- */
+
+int ar_abi_dump_open(ar_abi_dump **gives, const char *path, const char *map)
+{
+    if (gives == NULL || path == NULL)
+        return ar_error_set(AR_ERR_ARG, "the dump's path is missing");
+    *gives = NULL;
+    return ar_dump_open(gives, path, &(ar_dump_options){.map = map});
+}
+
+void ar_abi_dump_close(ar_abi_dump *d)
+{
+    ar_dump_close(d);
+}
+
+char *ar_abi_dump_json(const ar_abi_dump *d)
+{
+    const ar_mesh *mesh = ar_dump_mesh(d);
+    json_t *dims = json_array();
+    for (int i = 0; i < mesh->ndim; i++) {
+        if (json_array_append_new(dims, json_pack("[si]", mesh->dim[i].name, mesh->dim[i].size)) != 0) {
+            json_decref(dims);
+            dims = NULL;
+            break;
+        }
+    }
+    return text_of(json_pack("{so sI si so}", "path", ari_json_text(ar_dump_path(d)), "tensors",
+                             (json_int_t)ar_dump_count(d), "ranks", ar_dump_ranks(d), "mesh", dims));
+}
+
+const char *ar_abi_dump_metadata(const ar_abi_dump *d, const char *key)
+{
+    return ar_dump_metadata(d, key);
+}
+
+size_t ar_abi_dump_count(const ar_abi_dump *d)
+{
+    return ar_dump_count(d);
+}
+
+const ar_abi_tensor *ar_abi_dump_at(const ar_abi_dump *d, size_t i)
+{
+    return ar_dump_at(d, i);
+}
+
+const ar_abi_tensor *ar_abi_dump_find(const ar_abi_dump *d, const char *name)
+{
+    return ar_dump_find(d, name);
+}
+
+/* --- tensors ------------------------------------------------------------------------------------------------------ */
+
+const char *ar_abi_tensor_name(const ar_abi_tensor *t)
+{
+    return t->name;
+}
+
+size_t ar_abi_tensor_order(const ar_abi_tensor *t)
+{
+    return t->order;
+}
+
+size_t ar_abi_tensor_bytes(const ar_abi_tensor *t)
+{
+    return t->count * ar_dtype_bytes(t->dtype); /* no overflow: the files have as many */
+}
+
+static json_t *boxes_of(const ar_dump_part *part, size_t ndim)
+{
+    json_t *boxes = json_array();
+    for (size_t i = 0; i < part->boxes; i++) {
+        const ar_dump_box *box = &part->box[i];
+        if (json_array_append_new(boxes, json_pack("{so so}", "global", ari_json_sizes(box->global, ndim), "extent",
+                                                   ari_json_sizes(box->extent, ndim))) != 0) {
+            json_decref(boxes);
+            return NULL;
+        }
+    }
+    return boxes;
+}
+
+static json_t *parts_of(const ar_dump_tensor *t)
+{
+    json_t *parts = json_array();
+    for (size_t i = 0; i < t->parts; i++) {
+        const ar_dump_part *p = &t->part[i];
+        if (json_array_append_new(
+                parts, json_pack("{so so si si sb so}", "rank", p->rank < 0 ? json_null() : json_integer(p->rank),
+                                 "file", ari_json_text(p->file), "replica", p->replica, "replicas", p->replicas,
+                                 "partial", p->partial, "boxes", boxes_of(p, (size_t)t->ndim))) != 0) {
+            json_decref(parts);
+            return NULL;
+        }
+    }
+    return parts;
+}
+
+char *ar_abi_tensor_json(const ar_abi_tensor *t)
+{
+    return text_of(json_pack("{so ss so so}", "name", ari_json_text(t->name), "dtype", ar_dtype_name(t->dtype), "shape",
+                             ari_json_sizes(t->shape, (size_t)t->ndim), "parts", parts_of(t)));
+}
+
+int ar_abi_tensor_read(const ar_abi_tensor *t, void *out, size_t bytes)
+{
+    if (ar_dtype_bytes(t->dtype) == 0)
+        return ar_error_set(AR_ERR_DTYPE, "tensor '%s': elements of %s have less than a byte", t->name,
+                            ar_dtype_name(t->dtype));
+    if (bytes != ar_abi_tensor_bytes(t) || (out == NULL && bytes > 0))
+        return ar_error_set(AR_ERR_ARG, "tensor '%s': room for %zu bytes, expected %zu", t->name, bytes,
+                            ar_abi_tensor_bytes(t));
+    return t->count == 0 ? AR_OK : ar_dump_read(t, 0, t->count, out);
+}
+
+int ar_abi_tensor_replicas(const ar_abi_tensor *t, char **gives)
+{
+    bool found = false;
+    ar_dump_disagreement of = {0};
+    AR_TRY(ar_dump_replicas(t, &found, &of));
+    char *text = text_of(!found ? json_null()
+                                : json_pack("{s[ii] sI sI sI s[oo]}", "ranks", of.ranks[0], of.ranks[1], "index",
+                                            (json_int_t)of.index, "elements", (json_int_t)of.elements, "count",
+                                            (json_int_t)of.count, "values", ari_json_number(of.value[0]),
+                                            ari_json_number(of.value[1])));
+    if (text == NULL)
+        return AR_ERR_MEMORY;
+    *gives = text;
+    return AR_OK;
+}
