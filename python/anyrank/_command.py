@@ -23,15 +23,17 @@ from anyrank._progress import Progress, progress_of
 PACKAGE = pathlib.Path(__file__).resolve().parent
 
 
-def find_command() -> str:
-    """$ANYRANK; else the wheel's own; else, in a tree of the sources, what that built; else one on the path."""
-    named = os.environ.get("ANYRANK")
-    if named:
-        return named
+def own_command() -> str | None:
+    """The wheel's own; in a tree of the sources, what that built."""
     for path in (PACKAGE / "bin" / "anyrank", PACKAGE.parents[1] / "build" / "anyrank"):
         if os.access(path, os.X_OK):
             return str(path)
-    found = shutil.which("anyrank")
+    return None
+
+
+def find_command() -> str:
+    """$ANYRANK; else the package's own; else one on the path."""
+    found = os.environ.get("ANYRANK") or own_command() or shutil.which("anyrank")
     if found is None:
         raise AnyrankError("there is no anyrank command: install the wheel, run ./quickstart in the sources, or set "
                            "ANYRANK to its path")
