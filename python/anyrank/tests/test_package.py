@@ -13,7 +13,7 @@ from anyrank._command import find_command
 from anyrank.tests import run_python
 
 HEAVY = ["numpy", "torch", "transformers", "safetensors", "ctypes", "asyncio", "json", "subprocess", "email"]
-OF_TORCH = {"capture"}  # names that stand for nothing without it
+OF_TORCH = {"capture", "rounding"}  # names that stand for nothing without it
 
 
 class Import(unittest.TestCase):
