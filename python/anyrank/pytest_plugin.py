@@ -41,8 +41,8 @@ class Case(typing.NamedTuple):
 def pytest_addoption(parser: typing.Any) -> None:
     group = parser.getgroup("anyrank", "anyrank: parallel layers on N ranks of this machine")
     for name, metavar, text in (
-            ("ranks", "N,..", "numbers of ranks, along tp, instead of those of tests; of a test with layouts, only those "
-                              "with so many ranks"),
+            ("ranks", "N,..", "numbers of ranks, along tp, instead of those of tests; of a test with layouts, those "
+                              "with so many ranks alone"),
             ("seeds", "N,..", "seeds instead of those of tests"),
             ("timeout", "SECONDS", "until a run is ended and the rank that hangs is named; 0: never (default: 300)"),
             ("dump", "DIR", "keep what every test compares in DIR (default: in pytest's folder of temporary files)")):

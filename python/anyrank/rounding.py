@@ -29,13 +29,13 @@ SAFETY_SINGLE = 100.0  # a single value has as many chances as there are draws t
 EXACT = frozenset("""
     _local_scalar_dense _reshape_alias _unsafe_view abs alias amax amin arange argmax argmin as_strided_scatter
     bernoulli cat ceil clamp clamp_max clamp_min clone constant_pad_nd copy copysign count_nonzero detach
-    diagonal_scatter embedding empty empty_like empty_permuted empty_strided expand_copy eye fill flip floor fmax fmin full full_like gather
-    hardtanh heaviside index index_copy index_fill index_put index_select isfinite isinf isnan lift lift_fresh
-    masked_fill masked_scatter masked_select max max_pool2d_with_indices maximum min minimum neg new_empty
-    new_empty_strided new_full new_ones new_zeros nextafter nonzero one_hot ones ones_like permute_copy positive
-    relu repeat resize roll round scalar_tensor scatter select_backward select_scatter set sgn sign slice_backward
-    slice_scatter sort split_with_sizes_copy stack take threshold threshold_backward topk trace_copy tril triu trunc
-    unfold_backward view_copy where zero zeros zeros_like
+    diagonal_scatter embedding empty empty_like empty_permuted empty_strided expand_copy eye fill flip floor fmax
+    fmin full full_like gather hardtanh heaviside index index_copy index_fill index_put index_select isfinite
+    isinf isnan lift lift_fresh masked_fill masked_scatter masked_select max max_pool2d_with_indices maximum min
+    minimum neg new_empty new_empty_strided new_full new_ones new_zeros nextafter nonzero one_hot ones ones_like
+    permute_copy positive relu repeat resize roll round scalar_tensor scatter select_backward select_scatter set
+    sgn sign slice_backward slice_scatter sort split_with_sizes_copy stack take threshold threshold_backward topk
+    trace_copy tril triu trunc unfold_backward view_copy where zero zeros zeros_like
 """.split())
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "mv": (0, 1), "dot": (0, 1)}
 
