@@ -74,7 +74,7 @@ static ar_status check_fit(const ari_map_place *p)
 
 /* --- packed tensors ----------------------------------------------------------------------------------------------- */
 
-/* Names of modules that hold q, k and v, or gate and up, side by side: those of anyrank_dump.py, which refuses the same.
+/* Names of modules that hold q, k and v, or gate and up, side by side: those that anyrank.capture refuses too.
  * Megatron's linear_qkv is none of them: its heads alternate, and one cut goes straight through. */
 static const char *const packed_names[] = {"c_attn", "qkv_proj",       "Wqkv",         "query_key_value",
                                            "qkv",    "in_proj_weight", "in_proj_bias", "gate_up_proj"};

@@ -3,8 +3,8 @@
 # The worked example: a tensor-parallel MLP in PyTorch, right and broken in several ways, four gloo processes on this
 # machine's CPU; `anyrank verify` says what is wrong with each. Needs python3 and, the first time, PyPI for torch.
 #   examples/pytorch/run.sh [FOLDER]     where the virtual environment and the dumps go; default anyrank-pytorch
-# PYTHON names an interpreter that has torch, safetensors and numpy already; ANYRANK the command, which is otherwise
-# that of the build tree or the installed one.
+# PYTHON names an interpreter that has torch already; ANYRANK the command, which is otherwise that of the build tree or
+# the installed one.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 folder=${1:-anyrank-pytorch}
@@ -17,12 +17,13 @@ fi
 mkdir -p "$folder"
 if [ -z "${PYTHON:-}" ]; then
     PYTHON=$folder/venv/bin/python
-    if ! "$PYTHON" -c 'import torch, safetensors, numpy' 2>/dev/null; then
+    if ! "$PYTHON" -c 'import torch' 2>/dev/null; then
         echo "installing torch into $folder/venv (some gigabytes)" >&2
         python3 -m venv "$folder/venv"
-        "$folder/venv/bin/pip" install --quiet torch safetensors numpy
+        "$folder/venv/bin/pip" install --quiet torch
     fi
 fi
+export PYTHONPATH="$here/../../python${PYTHONPATH:+:$PYTHONPATH}"
 dumps=$folder/dumps
 rm -rf "$dumps"
 "$PYTHON" "$here/tp_mlp.py" --folder "$dumps"

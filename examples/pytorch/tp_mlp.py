@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from anyrank_dump import Dumper
+import anyrank
 
 HIDDEN, FFN, BATCH, SEQ, BLOCKS = 32, 128, 3, 10, 2
 
@@ -126,7 +126,7 @@ class Model(nn.Module):
 # Where the tensors of a rank stand in those of one rank; DTensors say it themselves.
 SHARD = {"*.up.*:*": {"tp": 0}, "*.up:fwd": {"tp": -1}, "*.down.weight:*": {"tp": 1}, "*.down:bwd": {"tp": -1}}
 # What leaves a column-parallel layer backward is a part of the sum, until CopyToRanks adds it up.
-PARTIAL = {"*.up:bwd": "tp"}
+SPEC = {"shard": SHARD, "partial": {"*.up:bwd": "tp"}}
 
 
 def parallel_model(rank, tp, bug, dtensor):
@@ -149,13 +149,12 @@ def step(rank, tp, bug, dtensor, folder, port):
     x = torch.randn(BATCH, SEQ, HIDDEN, generator=draw)
     target = torch.randn(BATCH, SEQ, HIDDEN, generator=draw)
     model = parallel_model(rank, tp, bug, dtensor)
-    dump = Dumper(model, folder, mesh={"tp": tp}, shard=SHARD, partial={} if dtensor else PARTIAL)
     x.requires_grad_(True)
-    ((model(x) - target) ** 2).mean().backward()
-    if bug == "norm_grad_doubled":
-        for block in model.blocks:
-            dist.all_reduce(block.norm.weight.grad)
-    dump.write()
+    with anyrank.capture(model, folder, spec={} if dtensor else SPEC):
+        ((model(x) - target) ** 2).mean().backward()
+        if bug == "norm_grad_doubled":
+            for block in model.blocks:
+                dist.all_reduce(block.norm.weight.grad)
     if tp > 1:
         dist.destroy_process_group()
 

@@ -279,8 +279,8 @@ class Mapped(Files):
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertIn("model.1.k", done.stdout)
 
-    def test_packed_names_without_blocks_are_refused_as_the_dumper_refuses_them(self):
-        source = (ROOT / "examples/pytorch/anyrank_dump.py").read_text(encoding="utf-8")
+    def test_packed_names_without_blocks_are_refused_as_capture_refuses_them(self):
+        source = (ROOT / "python/anyrank/capture/_places.py").read_text(encoding="utf-8")
         packed = ast.literal_eval(re.search(r"^PACKED = (\{.*\})$", source, re.MULTILINE)[1])
         self.assertGreater(len(packed), 5)
         mapping = self.put("map.json", json.dumps({

@@ -331,7 +331,7 @@ static void expect_packed(const char *name, const char *rule, bool refused)
     ari_map_free(m);
 }
 
-/* As the Dumper refuses it: without the sizes one cut would give rank 0 all of q and a part of k. */
+/* As anyrank.capture refuses it: without the sizes one cut would give rank 0 all of q and a part of k. */
 Test(map, a_packed_tensor_that_is_cut_without_its_sizes_is_refused)
 {
     static const char *const cut = "\"shard\":{\"tp\":0}", *const worded = "\"dims\":\"h[tp]\"";

@@ -7,11 +7,10 @@ causes are right.
 
 import contextlib
 
+import anyrank
 import torch
 import torch.distributed as dist
 from torch import nn
-
-from anyrank_dump import Dumper
 
 BATCH, SEQ = 4, 22
 SIZE = dict(vocab_size=152, hidden_size=48, num_hidden_layers=3, num_attention_heads=6, max_position_embeddings=48)
@@ -118,23 +117,22 @@ class Run:
         heads = {"*.self_attn.1:fwd": {"dp": 0, "tp": 1}, "*.[qk]_norm:*wd": {"dp": 0, "tp": 2}} if self.tp > 1 else None
         if self.name == "phi3":
             heads = None
-        self.dump = Dumper(self.wrapped, self.folder, mesh={"dp": self.dp, "tp": self.tp},
-                           mean_over="dp" if self.dp > 1 else None, shard=heads)
         self.make_optimizer()
-        for step in range(self.steps):
-            self.step = step
-            self.gradients()
-            if self.update:
-                self.dump.keep_gradients()
-                self.clip()
-                self.moment("update")
-                self.optimizer.step()
-                self.moment("updated")
-                self.dump.keep_update(self.optimizer, self.norm)
-                self.optimizer.zero_grad()
-            if step + 1 < self.steps:
-                self.dump.next_step()
-        self.dump.write()
+        spec = {"mesh": {"dp": self.dp, "tp": self.tp}, "mean_over": "dp", "shard": heads, "samples": "by_rank"}
+        with anyrank.capture(self.wrapped, self.folder, self.optimizer, spec=spec) as c:
+            for self.step in range(self.steps):
+                self.train(c)
+
+    def train(self, c):
+        self.gradients()
+        if self.update:
+            c.gradients()
+            self.clip()
+            c.gradient_norm(self.norm)
+            self.moment("update")
+            self.optimizer.step()
+            self.moment("updated")
+            self.optimizer.zero_grad()
 
     def gradients(self):
         ids, labels = batch()

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One training step of the hand-written models on one rank of the grid: batch, backward, reductions, clip, update."""
 
+import anyrank
 import torch
 import torch.nn.functional as F
 
 import gpt
 import llama
 import megatron
-from anyrank_dump import Dumper
 
 BATCH, SEQ, LR, CLIP = 4, 20, 1e-3, 0.5
 MODELS = {"llama": llama, "gpt": gpt, "megatron": megatron}
@@ -109,7 +109,7 @@ def run(r, model_name, weights, folder, micro=1, autocast=False, tied=False, ste
     model = getattr(module, module.MODEL)(c, r, weights)
     def sharded(name):
         return module.split_of(name) is not None
-    dump = Dumper(model, folder, mesh={"dp": r.dp, "tp": r.tp}, **module.placements(r))
+    spec = {"mesh": {"dp": r.dp, "tp": r.tp}, "samples": "by_rank", **module.placements(r)}
     targets = int((labels[:, 1:] != -100).sum())
     ids, labels = r.part(ids, 0, "dp"), r.part(labels, 0, "dp")
     if r.has("samples_of_rank_0") and r.dp_rank:
@@ -121,6 +121,11 @@ def run(r, model_name, weights, folder, micro=1, autocast=False, tied=False, ste
     if r.has("targets_one_more"):
         targets += 1
     optimizer = optimizer_of(model, r) if with_update else None
+    with anyrank.capture(model, folder, optimizer, spec=spec) as c:
+        train(c, r, model, optimizer, sharded, ids, labels, targets, micro, autocast, steps)
+
+
+def train(c, r, model, optimizer, sharded, ids, labels, targets, micro, autocast, steps):
     for step in range(steps):
         parts = list(zip(ids.chunk(micro), labels.chunk(micro)))
         for m, (i, l) in enumerate(parts):
@@ -136,8 +141,8 @@ def run(r, model_name, weights, folder, micro=1, autocast=False, tied=False, ste
                 for p in model.parameters():
                     p.grad *= 2
         reduce_gradients(model, r, sharded)
-        dump.keep_gradients()
-        if with_update:
+        c.gradients()
+        if optimizer is not None:
             before = {n: p.detach().clone() for n, p in model.state_dict().items()}
             if r.has("step_counter_ahead") and step == 0:
                 for p in model.parameters():
@@ -145,9 +150,6 @@ def run(r, model_name, weights, folder, micro=1, autocast=False, tied=False, ste
                                           "exp_avg_sq": torch.zeros_like(p)}
             norm = clip(model, r, sharded)
             update(model, r, optimizer, before)
-            dump.keep_update(optimizer, norm)
+            c.gradient_norm(norm)
             if not r.has("zero_grad_forgotten"):
                 model.zero_grad()
-        if step + 1 < steps:
-            dump.next_step()
-    dump.write()

@@ -5,12 +5,11 @@ import contextlib
 import functools
 import os
 
+import anyrank
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-
-from anyrank_dump import Dumper
 
 BATCH, SEQ = 4, 18
 
@@ -247,8 +246,8 @@ def run(name, source, folder, rank=0, dp=1, tp=1, way=None, bug=None, dtype="fp3
     elif way == "fsdp2":
         model = fully_shard(model, mesh["dp"], bug, dtype)
     # Attention's second output, its probabilities, is a plain tensor of a rank's own heads.
-    dump = Dumper(model, folder, mesh={"dp": dp, "tp": tp}, mean_over="dp" if dp > 1 else None,
-                  shard={"*.self_attn.1:fwd": {"dp": 0, "tp": 1}} if tp > 1 else None)
+    spec = {"mesh": {"dp": dp, "tp": tp}, "mean_over": "dp", "samples": "by_rank",
+            "shard": {"*.self_attn.1:fwd": {"dp": 0, "tp": 1}} if tp > 1 else {}}
     ids, labels = batch(uneven)
     targets = int((labels[:, 1:] != -100).sum())
     at = rank // tp
@@ -257,6 +256,11 @@ def run(name, source, folder, rank=0, dp=1, tp=1, way=None, bug=None, dtype="fp3
     ids, labels = ids.chunk(dp)[at], labels.chunk(dp)[at]
     forward = whole if bug == "inner_called" else model
     optimizer = make_optimizer(model, bug, rank)
+    with anyrank.capture(model, folder, optimizer, spec=spec):
+        train(model, forward, optimizer, ids, labels, targets, way, bug, dtype, dp, micro, rank, update, steps)
+
+
+def train(model, forward, optimizer, ids, labels, targets, way, bug, dtype, dp, micro, rank, update, steps):
     for step in range(steps):
         for m, (i, l) in enumerate(zip(ids.chunk(micro), labels.chunk(micro))):
             silent = contextlib.nullcontext()
@@ -273,19 +277,14 @@ def run(name, source, folder, rank=0, dp=1, tp=1, way=None, bug=None, dtype="fp3
             for p in model.parameters():
                 dist.all_reduce(p.grad)
         if update or steps > 1:
-            dump.keep_gradients()
-            norm = clip(model, bug)
+            clip(model, bug)
             if not (bug == "update_lost_one_rank" and rank == 1):
                 optimizer.step()
-            dump.keep_update(optimizer, norm)
             if bug != "zero_grad_forgotten":
                 optimizer.zero_grad()
         if bug == "moments_of_one_rank" and rank == 1:
             for state in optimizer.state.values():
                 state["exp_avg"].zero_()
-        if step + 1 < steps:
-            dump.next_step()
-    dump.write()
 
 
 def fully_shard(model, mesh, bug, dtype):

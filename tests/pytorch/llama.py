@@ -321,7 +321,7 @@ def split_of(name):
 
 
 def placements(r):
-    """`shard` and `partial` of the Dumper."""
+    """`shard` and `partial` of the capture's spec."""
     shard = {"*norm.weight:*": {}, "*.o_proj.weight:*": {"tp": 1}, "*.down_proj.weight:*": {"tp": 1}}
     for name in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
         shard.update({f"*.{name}.weight:*": {"tp": 0}, f"*.{name}.bias:*": {"tp": 0}, f"*.{name}:fwd": {"dp": 0, "tp": -1}})

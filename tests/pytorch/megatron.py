@@ -222,7 +222,7 @@ def split_of(name):
 
 
 def placements(r):
-    """`shard` and `partial` of the Dumper: [s, b, h] has the samples in dimension 1."""
+    """`shard` and `partial` of the capture's spec: [s, b, h] has the samples in dimension 1."""
     shard = {"*.wqkv.weight:*": {"tp": 0}, "*.w13.weight:*": {"tp": 0, "blocks": [1, 1]}, "tok.weight:*": {"tp": 0},
              "head.weight:*": {"tp": 0}, "*.wo.weight:*": {"tp": 1}, "*.w2.weight:*": {"tp": 1}, "*weight:*": {}, "*bias:*": {},
              "*.wqkv:fwd": {"dp": 1, "tp": -1}, "*.w13:fwd": {"dp": 1, "tp": -1, "blocks": [1, 1]}, "head:fwd": {"dp": 1, "tp": -1},

@@ -20,7 +20,7 @@ import tempfile
 import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "examples" / "pytorch")]
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "python")]
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402

@@ -29,12 +29,12 @@ except ImportError as missing:
     print(f"no {missing.name} here, which the examples of docs/pytorch.md need")
     sys.exit(77)
 
-sys.path.insert(0, str(ROOT / "examples/pytorch"))
+sys.path.insert(0, str(ROOT / "python"))
 
-BLOCKS = ["from anyrank_dump import Dumper", "anyrank verify one dump", 'Dumper(model, "dump", mesh={"tp": 4}',
-          "activations = ", "loss.backward()", "model = AutoModelForCausalLM", "$ anyrank grads tests/golden", "verify: the same within rtol",
-          "different: 14 of 47"]
-MESH = ', mesh={"dp": 2, "tp": 4}'
+BLOCKS = ["import anyrank\n", "anyrank verify one dump", "with anyrank.capture(trainer.model", "c = anyrank.capture",
+          "spec = {", "activations = ", "model = AutoModelForCausalLM", "$ anyrank grads tests/golden",
+          "verify: the same within rtol", "different: 14 of 48"]
+FIRST, VERIFY, TRAINER, OBJECT, SPEC, ACTIVATIONS, LIBRARY, SESSION, SAME, DIFFERENT = BLOCKS
 
 
 def rounded(output):
@@ -56,14 +56,22 @@ def a_batch():
 
 def first_step(rank, world, folder, code):
     """The page's first block, on one rank or under DDP over dp, whose tp ranks compute the same."""
-    import anyrank_dump  # noqa: F401  for the block
     os.chdir(folder)
     model, ids = tiny(), a_batch()
     if world > 1:
-        groups = [dist.new_group([t, 4 + t]) for t in range(4)]
-        model = torch.nn.parallel.DistributedDataParallel(model, process_group=groups[rank % 4])
-        ids = ids.chunk(2)[rank // 4]
-    exec(code, {"model": model, "ids": ids})
+        groups = [dist.new_group([t, 2 + t]) for t in range(2)]
+        model = torch.nn.parallel.DistributedDataParallel(model, process_group=groups[rank % 2])
+        ids = ids.chunk(2)[rank // 2]
+    exec(code, {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-5), "train": train,
+                "batches": [ids, ids.flip(1)]})
+
+
+def train(model, optimizer, batches):
+    for ids in batches:
+        model(ids, labels=ids).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 class Projections(torch.nn.Module):
@@ -83,27 +91,21 @@ class Projections(torch.nn.Module):
         return self.self_attn.o_proj(self.self_attn.q_proj(x))
 
 
-def hand_written(rank, world, folder, code):
-    from anyrank_dump import Dumper
-    os.chdir(folder)
+def hand_written(rank, world, folder, spec):
+    import anyrank
     model = Projections(rank, world)
-    dump = eval(code, {"Dumper": Dumper, "model": model})
     x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(7)).requires_grad_(True)
-    model(x).sum().backward()
-    dump.write()
-
-
-def unplaced(rank, world, folder):
-    hand_written(rank, world, folder, f'Dumper(model, "{"one" if world == 1 else "dump"}")')
+    with anyrank.capture(model, folder / ("one" if world == 1 else "dump"), spec=spec):
+        model(x).sum().backward()
 
 
 def flat_parameters(rank, world, folder):
-    from anyrank_dump import Dumper
+    import anyrank
     from torch.distributed.fsdp import FullyShardedDataParallel
     model = FullyShardedDataParallel(Projections(0, 1), device_id=torch.device("cpu"))
     try:
-        Dumper(model, folder / "dump")
-    except ValueError as refused:
+        anyrank.capture(model, folder / "dump")
+    except anyrank.AnyrankError as refused:
         (folder / f"refused-{rank}").write_text(str(refused))
 
 
@@ -135,38 +137,60 @@ class PytorchPage(PageTest):
             self.assertTrue(one.startswith(start), f"{one[:60]!r} is not {start!r}")
 
     def test_one_rank_and_many_are_the_same(self):
-        code = block("pytorch.md", BLOCKS[0])
-        self.assertIn(MESH, code)
-        run_ranks(first_step, 8, self.folder, code)
-        run_ranks(first_step, 1, self.folder, code.replace(MESH, "").replace('"dump"', '"one"'))
-        self.assertEqual(len(list((self.folder / "dump").iterdir())), 8)
-        printed = self.run_line(block("pytorch.md", BLOCKS[1]).strip(), [0])
+        code = block("pytorch.md", FIRST)
+        run_ranks(first_step, 4, self.folder, code)
+        run_ranks(first_step, 1, self.folder, code.replace('"dump"', '"one"'))
+        self.assertEqual(len(list((self.folder / "dump").iterdir())), 4)
+        printed = self.run_line(block("pytorch.md", VERIFY).strip(), [0])
         self.assertIn("verify: the same within rtol 0.0001 and atol 1e-05: ", printed)
+        names = safetensors.torch.load_file(self.folder / "one" / "rank-00000.safetensors")
+        for name in ("grad_norm:clip", "lm_head.weight:grad", "lm_head.weight:new", "lm_head.weight:m", "lm_head.weight:v",
+                     "loss:fwd", "model.norm:bwd"):
+            self.assertIn(name, names)
+            self.assertIn(f"{name}@2", names)
+
+    def test_a_trainer_is_captured_from_outside(self):
+        try:
+            import accelerate  # noqa: F401
+        except ImportError:
+            self.skipTest("no accelerate")
+        os.chdir(self.folder)
+        rows = [{"input_ids": row, "labels": row} for row in torch.cat([a_batch()] * 3)]
+        options = transformers.TrainingArguments("trained", per_device_train_batch_size=4, max_steps=3, use_cpu=True,
+                                                 report_to=[], save_strategy="no", disable_tqdm=True)
+        import anyrank
+        trainer = transformers.Trainer(tiny(), options, train_dataset=rows)
+        exec(block("pytorch.md", TRAINER), {"anyrank": anyrank, "trainer": trainer})
+        names = safetensors.torch.load_file(self.folder / "dump" / "rank-00000.safetensors")
+        for name in ("loss:fwd", "grad_norm:clip", "lm_head.weight:new", "lm_head.weight:v"):
+            self.assertIn(name, names)
+            self.assertIn(f"{name}@3", names)
+            self.assertNotIn(f"{name}@2", names) if not name.endswith(":new") else None
 
     def test_hand_written_layers_are_placed(self):
-        code = block("pytorch.md", BLOCKS[2])
-        run_ranks(hand_written, 4, self.folder, code)
-        run_ranks(hand_written, 1, self.folder, code.replace('mesh={"tp": 4}', 'mesh={"tp": 1}').replace('"dump"', '"one"'))
+        said = {}
+        exec(block("pytorch.md", SPEC), said)
+        run_ranks(hand_written, 4, self.folder, said["spec"])
+        run_ranks(hand_written, 1, self.folder, {**said["spec"], "mesh": {"tp": 1}})
         printed = self.run_line("anyrank verify one dump --rtol 1e-4 --atol 1e-5 --only '*q_proj*,*o_proj.weight:*'", [0])
         self.assertIn(": 6 tensors, ", printed)
 
     def test_samples_in_dimension_1_are_written_in_front(self):
-        from anyrank_dump import Dumper
+        import anyrank
         os.chdir(self.folder)
         told = {}
-        exec(block("pytorch.md", BLOCKS[3]), told)
+        exec(block("pytorch.md", ACTIVATIONS), told)
         x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(5))  # samples, positions, features
         for folder, value, shard in (("one", x, None), ("dump", x.transpose(0, 1), told["activations"])):
             torch.manual_seed(6)
             model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.Linear(6, 4))
-            dump = Dumper(model, folder, mesh={"dp": 1, "tp": 1}, shard=shard)
-            model(value).square().sum().backward()
-            dump.write()
+            with anyrank.capture(model, folder, spec={"mesh": {"dp": 1, "tp": 1}, "shard": shard}):
+                model(value).square().sum().backward()
         self.assertIn("the same", self.run_line("anyrank verify one dump --rtol 1e-5 --atol 1e-6", [0]))
 
-    def test_a_mapping_adds_what_the_dumper_was_not_told(self):
+    def test_a_mapping_adds_what_capture_was_not_told(self):
         for world in (1, 2):
-            run_ranks(unplaced, world, self.folder)
+            run_ranks(hand_written, world, self.folder, None)
         only = "--rtol 1e-4 --atol 1e-5 --only '*_proj.weight:*'"
         self.assertIn("DIFFERENT", self.run_line(f"anyrank verify one dump {only}", [1]))
         rules = [{"match": f"*.{name}_proj.weight:*", "shard": {"tp": dim}} for name, dim in (("q", 0), ("o", 1))]
@@ -178,30 +202,39 @@ class PytorchPage(PageTest):
         for rank in range(2):
             self.assertIn("fully_shard", (self.folder / f"refused-{rank}").read_text())
 
-    def test_a_whole_step_is_recorded(self):
-        from anyrank_dump import Dumper
+    def test_a_program_with_its_own_update_says_where_it_is(self):
+        import anyrank
         os.chdir(self.folder)
-        model, ids = tiny(), a_batch()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        dump = Dumper(model, "dump")
-        code = block("pytorch.md", BLOCKS[4])
-        for _ in range(2):
-            exec(code, {"torch": torch, "model": model, "optimizer": optimizer, "dump": dump,
-                        "loss": model(ids, labels=ids).loss})
-            optimizer.zero_grad()
-        names = safetensors.torch.load_file(dump.write())
-        for name in ("grad_norm:clip", "lm_head.weight:new", "lm_head.weight:m", "lm_head.weight:v", "loss:fwd"):
-            self.assertIn(name, names)
-            self.assertIn(f"{name}@2", names)
+
+        def clip(model):
+            norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+            for p in model.parameters():
+                p.grad.mul_(0.5)
+            return norm
+
+        def update(model):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.sub_(p.grad)
+                    p.grad = None
+        model = tiny()
+        exec(block("pytorch.md", OBJECT), {"anyrank": anyrank, "model": model, "batches": [a_batch()] * 2, "clip": clip,
+                                           "update": update})
+        found = safetensors.torch.load_file(self.folder / "dump" / "rank-00000.safetensors")
+        own = dict(model.named_parameters())
+        self.assertTrue(torch.equal(found["model.norm.weight:new@2"], own["model.norm.weight"]))
+        half = found["model.norm.weight:init"] - 0.5 * found["model.norm.weight:grad"]
+        self.assertTrue(torch.equal(found["model.norm.weight:new"], half))
+        self.assertIn("grad_norm:clip@2", found)
 
     def test_pytorch_on_one_rank_and_anyrank_on_two(self):
         os.chdir(self.folder)
         (self.folder / "batch.safetensors").symlink_to(GOLDEN / "batch.safetensors")
         ids = safetensors.torch.load_file("batch.safetensors")["input_ids"]
-        from anyrank_dump import Dumper
-        exec(block("pytorch.md", BLOCKS[5]), {"torch": torch, "Dumper": Dumper, "folder": GOLDEN, "ids": ids,
-                                              "AutoModelForCausalLM": transformers.AutoModelForCausalLM})
-        self.assertEqual(self.run_session(block("pytorch.md", BLOCKS[6]), rounded), 1)
+        import anyrank
+        exec(block("pytorch.md", LIBRARY), {"torch": torch, "anyrank": anyrank, "folder": GOLDEN, "ids": ids,
+                                            "AutoModelForCausalLM": transformers.AutoModelForCausalLM})
+        self.assertEqual(self.run_session(block("pytorch.md", SESSION), rounded), 1)
 
     def test_checkpoints_of_pytorch_are_read(self):
         line = block("dumps.md", "python3 tests/golden/dcp.py").strip().replace("DUMP", "tests/golden/dcp-tiny")
@@ -218,15 +251,15 @@ class WorkedExample(PageTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         parts = re.split(r"^=== (\w+)\n", done.stdout, flags=re.MULTILINE)
         printed = dict(zip(parts[1::2], parts[2::2]))
-        self.assertEqual(rounded(printed["none"]), rounded(block("pytorch.md", BLOCKS[7])))
+        self.assertEqual(rounded(printed["none"]), rounded(block("pytorch.md", SAME)))
         self.assertIn("verify: the same within ", printed["dtensor"])
-        for line in block("pytorch.md", BLOCKS[8]).replace("\n              ", " ").splitlines():
+        for line in block("pytorch.md", DIFFERENT).replace("\n              ", " ").splitlines():
             self.assertIn(rounded(line), rounded(printed["dx_not_reduced"]))
         rows = re.findall(r"^\| \*\*(\w+)\*\*: .* \| (\d+) \| `(\S+)` \| (.*) \| (.*) \|$", text("pytorch.md"), re.MULTILINE)
         self.assertEqual(len(rows), 4)
         for fault, differ, first, pattern, hint in rows:
             head, rest = printed[fault].split("\n", 1)
-            self.assertEqual(head, f"different: {differ} of 47 tensors; first in execution order: {first}")
+            self.assertEqual(head, f"different: {differ} of 48 tensors; first in execution order: {first}")
             detail = rounded(rest[rest.index("first in execution order"):].split("worst, with")[0])
             self.assertIn(f"pattern {rounded(pattern)}", detail, fault)
             self.assertIn(rounded(hint), detail, fault)

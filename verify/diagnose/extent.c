@@ -332,7 +332,7 @@ static bool shares_positions(const ar_dump_tensor *t, const ari_order_key *key, 
     return held * cp < t->shape[1] && p->box[0].extent[2] == t->shape[2];
 }
 
-/* What examples/pytorch/anyrank_dump.py says of the run; 0: nothing, or no number. */
+/* What anyrank.capture says of the run; 0: nothing, or no number. */
 static int micro_batches_of(const ar_dump *d)
 {
     const char *text = d ? ar_dump_metadata(d, "micro_batches") : NULL;

@@ -126,7 +126,7 @@ static ar_status guess_part(ar_verify_row *row, const shapes *s, int dim)
     snprintf(
         row->hint, sizeof row->hint,
         "looks like: one rank's shard over %zu ranks, not gathered; give the folder with all ranks' files, or say how "
-        "they fit, in a --map file or the Dumper's shard",
+        "they fit, in a --map file or the shard of capture's spec",
         n);
     return AR_OK;
 }
@@ -170,8 +170,8 @@ static ar_status guess_copied(ar_verify_row *row, const shapes *s, int dim)
              "every %zu of the reference's dimension %d stand %zu times one after the other", g.unit, dim, g.copies);
     snprintf(row->hint, sizeof row->hint,
              "looks like: %s: neighbouring ranks hold copies, which were put together as parts; a rule {\"shard\": "
-             "{\"tp\": %d}, \"blocks\": [%zu], \"unit\": %zu} in a --map file, or \"copies\": %zu in the Dumper's "
-             "shard, says so",
+             "{\"tp\": %d}, \"blocks\": [%zu], \"unit\": %zu} in a --map file, or \"copies\": %zu in the shard of "
+             "capture's spec, says so",
              has_kv_heads(row->name) ? "KV heads copied, fewer than tensor-parallel ranks" : "parts copied", dim,
              whole / g.unit, g.unit, g.copies);
     return AR_OK;

@@ -55,6 +55,21 @@ def _whole_by_weight(module: nn.Module, t: torch.Tensor, dim: int) -> Whole | No
     return Whole((*t.shape[:-1], weight.shape[dim]), weight.device_mesh, tuple(cut))
 
 
+def _mark_heads(module: nn.Module, t: torch.Tensor) -> bool:
+    """Gives attention probabilities [b, heads, s, s] of a rank's own heads their place, where the module's configuration
+    says how many heads there are and its weights by how many ranks they are divided."""
+    heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
+    if t.dim() != 4 or not isinstance(heads, int) or isinstance(t, DTensor):
+        return False
+    for p in module.parameters():
+        cut = [getattr(x, "dim", None) is not None for x in p.placements] if isinstance(p, DTensor) else []
+        if sum(cut) == 1 and t.shape[1] * int(p.device_mesh.mesh.shape[cut.index(True)]) == heads:
+            places = tuple(Shard(1) if c else Replicate() for c in cut)
+            t._anyrank_whole = Whole((t.shape[0], heads, *t.shape[2:]), p.device_mesh, places)
+            return True
+    return False
+
+
 def tensors_of(output: typing.Any) -> list[torch.Tensor]:
     """The tensors of a module's output: itself, or those that a tuple, dictionary or dataclass has."""
     if isinstance(output, torch.Tensor):
@@ -191,9 +206,12 @@ class Listener:
             sharded = any(getattr(x, "dim", None) is not None for x in placements)
             for i, t in enumerate(tensors_of(output)):
                 name = f"{path}.{i}" if i else path
-                if not t.is_floating_point() or (i and sharded and not self.sink.told(f"{name}:fwd")):
-                    continue  # attention weights of the rank's heads, or whole: nothing says which
-                self._mark(module, args, t, whole.get("of"))
+                if not t.is_floating_point():
+                    continue
+                if i == 0:
+                    self._mark(module, args, t, whole.get("of"))
+                elif sharded and not self.sink.told(f"{name}:fwd") and not _mark_heads(module, t):
+                    continue  # of the rank's own heads, or whole: nothing says which
                 per_sample = now.per_sample(t, "fwd") and not (t.shape[0] == 1 and now.counts_positions(args))
                 if per_sample and not t.requires_grad and torch.is_grad_enabled() and rows_are_equal(t):
                     t, per_sample = t[:1], False  # angles of positions that were said for each sample: those of all

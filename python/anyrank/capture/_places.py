@@ -197,7 +197,7 @@ def sample_starts(mesh: Mesh, name: str, over: list[str], data: typing.Sequence[
 
 
 def dealt_boxes(mesh: Mesh, over: list[str], box: Box, before: int, unit: int) -> list[Box]:
-    """The boxes of samples that are dealt one by one over ranks. before: how many this rank had; unit: a sample's rows."""
+    """The boxes of samples that are dealt one by one over ranks. before: those this rank had; unit: a sample's rows."""
     ranks, at = mesh.along(over)
     return [Box((((before + i) * len(ranks) + at) * unit, *box.full[1:]), (box.local[0] + i * unit, *box.local[1:]),
                 (unit, *box.extent[1:])) for i in range(box.extent[0] // unit)]

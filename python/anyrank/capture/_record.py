@@ -140,7 +140,7 @@ class Record:
     def _rule(self, name: str, value: Value) -> Rule:
         """What shares out a tensor besides what a DTensor knows."""
         mesh, data = self.groups.mesh, self.groups.data
-        told = {} if value.whole else self.spec.dims_of(name)
+        told = {} if value.whole or not value.ndim else self.spec.dims_of(name)
         known = value.part.known if value.part else ()
         dims: dict[str, int | None] = {n: 0 for n in data if mesh.sizes[n] > 1} if value.per_sample else {}
         check_packed(name, told, mesh.sizes)
