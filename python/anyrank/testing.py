@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import struct
+import textwrap
 import typing
 
 from anyrank import _arrays, _safetensors
@@ -190,6 +191,7 @@ def _close(report: VerifyReport) -> tuple[float, float]:
 # --- the failure's text -----------------------------------------------------------------------------------------------
 
 MOST_NAMES = 5
+WIDTH = 110
 
 
 def explain(report: VerifyReport, torch: bool = False) -> str:
@@ -202,13 +204,19 @@ def explain(report: VerifyReport, torch: bool = False) -> str:
         which = f", the first of {many:,} in execution order ({count:,} compared)" if many > 1 else ""
         single = first.tensor == SINGLE and not which
         lines += [] if single else ["", f"The failure occurred for item {first.tensor!r}{which}"]
-        lines += [f"    {label:<9} {text}" for label, text in _details(first) if text]
+        lines += [_detail(label, text) for label, text in _details(first) if text]
     others = [row.tensor for row in report.tensors if first is None or row.tensor != first.tensor]
     known = {*report.missing, *report.unexpected}
     lines += _names("Also different", [one for one in others if one not in known])
     if first is None or first.state not in ("missing", "unexpected"):
         lines += _names("Missing in the other", report.missing) + _names("Only in the other", report.unexpected)
     return "\n".join(lines)
+
+
+def _detail(label: str, text: str) -> str:
+    """A line, wrapped; names and numbers stay whole."""
+    return textwrap.fill(text, WIDTH, initial_indent=f"    {label:<9} ", subsequent_indent=" " * 14,
+                         break_long_words=False, break_on_hyphens=False)
 
 
 def _head(report: VerifyReport, first: Difference | None, torch: bool) -> list[str]:
@@ -261,8 +269,8 @@ def _details(row: Difference) -> typing.Iterator[tuple[str, str]]:
     yield "ranks", ", ".join(str(rank) for rank in row.ranks)
     if row.state == "different":
         times = f", {row.ratio:.3g} times what is allowed" if row.ratio and math.isfinite(row.ratio) else ""
-        yield "first", _values(row.first_index, row.first_reference, row.first_actual)
-        yield "worst", _values(row.index, row.reference, row.actual) + times
+        yield "first", _values(row, row.first_index, row.first_reference, row.first_actual)
+        yield "worst", _values(row, row.index, row.reference, row.actual) + times
     if any(row.nan):
         yield "NaN", f"{row.nan[0]:,} in the reference, {row.nan[1]:,} in the other"
     yield "pattern", row.pattern
@@ -270,8 +278,9 @@ def _details(row: Difference) -> typing.Iterator[tuple[str, str]]:
     yield "hint", row.hint
 
 
-def _values(index: tuple[int, ...], reference: object, actual: object) -> str:
-    return f"index {index}: {reference} in the reference, {actual} in the other"
+def _values(row: Difference, index: tuple[int, ...], reference: object, actual: object) -> str:
+    a, b = (f"{one:.9g}" if isinstance(one, float) and row.dtype != "F64" else str(one) for one in (reference, actual))
+    return f"index {index}: {a} in the reference, {b} in the other"
 
 
 def _names(title: str, names: typing.Sequence[str]) -> list[str]:

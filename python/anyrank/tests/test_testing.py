@@ -195,7 +195,8 @@ def dtensors(rank: int) -> list[str]:
         assert_same(full, held)
         assert_same(held, full)
         assert_same({"w": full.numpy()}, {"w": held})
-        assert_same(held, distribute_tensor(full, mesh, (Replicate(), Replicate())))
+        if placements[0] != placements[1]:  # torch warns of the other way
+            assert_same(held, distribute_tensor(full, mesh, (Replicate(), Replicate())))
     assert_same(full, DTensor.from_local(full / 4, mesh, (Partial(), Partial()), run_check=False), rtol=1e-6)
     wrong = distribute_tensor(full, mesh, (Shard(0), Shard(1)))
     if rank == 3:
