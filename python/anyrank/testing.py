@@ -14,6 +14,7 @@ from anyrank import _arrays, _safetensors
 from anyrank._dtensor import is_dtensor, same_part
 from anyrank._safetensors import Entry
 from anyrank._scratch import Scratch
+from anyrank.dump import Dump
 from anyrank.report import Difference, VerifyReport
 from anyrank.runs import verify
 
@@ -132,6 +133,8 @@ def _entries(value: Side, name: str) -> Entries:
     if hasattr(value, "named_parameters") and hasattr(value, "state_dict"):
         raise TypeError("a module has weights and gradients: give module.state_dict(), or {name: p.grad for name, p in "
                         "module.named_parameters()}")
+    if isinstance(value, Dump):
+        return {key: value.entry(key) for key in value}
     tensors = value if isinstance(value, typing.Mapping) else {name: value}
     entries = {}
     for key, tensor in tensors.items():

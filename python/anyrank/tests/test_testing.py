@@ -72,6 +72,7 @@ class Sides(Case):
         assert_same(path, {"w": floats(1, 2)})
         assert_same(str(path), path)
         self.assertIn("item 'w'", self.text({"w": floats(1, 3)}, path))
+        assert_same(anyrank.open_dump(path), {"w": floats(1, 2)})
         with self.assertRaisesRegex(anyrank.AnyrankError, "none: cannot open"):
             assert_same(path, self.path / "none")
 
