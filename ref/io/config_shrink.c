@@ -57,6 +57,21 @@ static void shrink_windows(ar_config *c, const ar_config *from)
     }
 }
 
+/* The same share of a smaller head turns, by every n-th factor. */
+static void shrink_rope(ar_rope *r, size_t head_dim, size_t from)
+{
+    const size_t pairs = ar_rope_dim(r, from) / 2, least = r->kind == AR_ROPE_DYNAMIC ? 2 : 1;
+    if (r->kind == AR_ROPE_NONE)
+        return;
+    if (r->rotary_dim > 0)
+        r->rotary_dim = 2 * larger(rounded(pairs * head_dim, from), least);
+    const size_t kept = ar_rope_dim(r, head_dim) / 2;
+    for (size_t i = 0; r->kind == AR_ROPE_LONGROPE && i < AR_ROPE_PAIRS; i++) {
+        r->short_factor[i] = i < kept ? r->short_factor[i * pairs / kept] : 0.0f;
+        r->long_factor[i] = i < kept ? r->long_factor[i * pairs / kept] : 0.0f;
+    }
+}
+
 static void describe(ar_config *c, const ar_config *from, size_t n)
 {
     snprintf(c->shrunk, sizeof c->shrunk,
@@ -74,12 +89,14 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
         return ar_error_set(AR_ERR_ARG, "%s: cannot be shrunk to 1/0", c->name);
     if (n == 1)
         return AR_OK;
-    if (n > from.head_dim / LEAST_HEAD)
+    const size_t least =
+        c->rope.kind == AR_ROPE_DYNAMIC ? 2 * LEAST_HEAD : LEAST_HEAD; /* of which one pair would not do */
+    if (n > from.head_dim / least)
         return ar_error_set(AR_ERR_ARG,
-                            "%s: cannot be shrunk to 1/%zu: its heads have %zu features and keep at least %d; take at "
+                            "%s: cannot be shrunk to 1/%zu: its heads have %zu features and keep at least %zu; take at "
                             "most 1/%zu",
-                            c->name, n, from.head_dim, LEAST_HEAD, larger(from.head_dim / LEAST_HEAD, 1));
-    c->head_dim = larger(2 * rounded(from.head_dim, 2 * n), LEAST_HEAD); /* rotary positions turn pairs */
+                            c->name, n, from.head_dim, least, larger(from.head_dim / least, 1));
+    c->head_dim = larger(2 * rounded(from.head_dim, 2 * n), least); /* rotary positions turn pairs */
     c->hidden = from.hidden == from.heads * from.head_dim
                     ? c->heads * c->head_dim
                     : same_divisors(from.hidden, rounded(from.hidden, n), c->heads);
@@ -89,6 +106,8 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
     if (from.layers > LEAST_LAYERS)
         c->layers = larger(rounded(from.layers, n), LEAST_LAYERS);
     shrink_windows(c, &from);
+    shrink_rope(&c->rope, c->head_dim, from.head_dim);
+    shrink_rope(&c->local_rope, c->head_dim, from.head_dim);
     describe(c, &from, n);
     return AR_OK;
 }
@@ -126,6 +145,32 @@ static json_t *layer_types(const ar_config *c)
     return types;
 }
 
+static void set_factors(json_t *rope, const char *key, const float *factor, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(list, json_real((double)factor[i]));
+    json_object_set_new(rope, key, list);
+}
+
+/* What a rotation says of the size of a head. Of the part that turns a share is written that is truncated to it. */
+static void set_rope(json_t *object, const char *key, const ar_rope *r, size_t head_dim)
+{
+    json_t *rope = json_object_get(object, key);
+    if (json_is_object(rope) && r->kind == AR_ROPE_LONGROPE) {
+        set_factors(rope, "short_factor", r->short_factor, ar_rope_dim(r, head_dim) / 2);
+        set_factors(rope, "long_factor", r->long_factor, ar_rope_dim(r, head_dim) / 2);
+    }
+    if (r->rotary_dim == 0)
+        return;
+    json_t *const places[2] = {object, rope};
+    const double share = ((double)r->rotary_dim + 0.25) / (double)head_dim;
+    for (int i = 0; i < 2; i++) {
+        if (json_is_number(json_object_get(places[i], "partial_rotary_factor")))
+            json_object_set_new(places[i], "partial_rotary_factor", json_real(r->rotary_dim == head_dim ? 1.0 : share));
+    }
+}
+
 static void set_sizes(json_t *object, const ar_config *c)
 {
     for (size_t i = 0; i < sizeof size_keys / sizeof *size_keys; i++) {
@@ -135,6 +180,8 @@ static void set_sizes(json_t *object, const ar_config *c)
         if (k->arch == c->arch && (!k->another || json_is_integer(json_object_get(object, k->name))))
             json_object_set_new(object, k->name, json_integer((json_int_t)n));
     }
+    set_rope(object, "rope_parameters", &c->rope, c->head_dim);
+    set_rope(object, "rope_scaling", &c->rope, c->head_dim);
     if (c->window > 0 || json_is_array(json_object_get(object, "layer_types")))
         json_object_set_new(object, "layer_types", layer_types(c));
 }
@@ -142,7 +189,8 @@ static void set_sizes(json_t *object, const ar_config *c)
 static bool same_sizes(const ar_config *a, const ar_config *b)
 {
     if (a->hidden != b->hidden || a->ffn != b->ffn || a->layers != b->layers || a->vocab != b->vocab ||
-        a->heads != b->heads || a->kv_heads != b->kv_heads || a->head_dim != b->head_dim)
+        a->heads != b->heads || a->kv_heads != b->kv_heads || a->head_dim != b->head_dim ||
+        ar_rope_dim(&a->rope, a->head_dim) != ar_rope_dim(&b->rope, b->head_dim))
         return false;
     for (size_t i = 0; i < a->layers; i++) {
         if (ar_config_window(a, i) != ar_config_window(b, i))

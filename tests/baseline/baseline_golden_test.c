@@ -190,8 +190,10 @@ static void check_models(const char *const *folders, size_t n)
 
 /* Biases of q, k and v, sliding windows, heads wider and narrower than hidden / heads, scaled rotary frequencies:
  * tests/golden/make_golden.py says which has what. */
-static const char *const others[] = {"qwen2-tiny",          "qwen2-window-tiny", "qwen2-layers-tiny",
-                                     "mistral-window-tiny", "llama3-rope-tiny",  "llama-bias-headdim-tiny"};
+static const char *const others[] = {"qwen2-tiny",          "qwen2-window-tiny",       "qwen2-layers-tiny",
+                                     "mistral-window-tiny", "llama3-rope-tiny",        "llama-bias-headdim-tiny",
+                                     "llama-dynamic-tiny",  "qwen2-yarn-tiny",         "mistral-yarn-mscale-tiny",
+                                     "llama-longrope-tiny", "llama-longrope-long-tiny"};
 
 static void other_models_agree_with_pytorch_in_every_mode(void)
 {

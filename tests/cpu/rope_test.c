@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/numerics/rope_check.h"
 #include "tests/cpu/row_support.h"
 
 TestSuite(rope, .timeout = 300);
@@ -108,6 +109,85 @@ Test(rope, scaling_of_llama_3_has_the_bits_of_hugging_face)
         cr_expect_eq(ari_bits32(after), ari_bits32(cases[i].after), "case %zu: %a, expected %a", i, (double)after,
                      (double)cases[i].after);
     }
+}
+
+/* Frequencies of a sequence's length and the factor of cosines and sines, as transformers 5.23 with torch 2.15 computed
+ * them on a CPU: two that grow with the sequence; kept, blended and slowed ones, also where the ramp begins between two
+ * pairs; a list of factors. */
+Test(rope, dynamic_yarn_and_longrope_have_the_bits_of_hugging_face)
+{
+    static const struct {
+        ar_rope rope;
+        size_t d, length;
+        float attention, frequency[10];
+    } cases[] = {
+        {{.kind = AR_ROPE_DYNAMIC, .theta = 100.0, .factor = 4.0, .original_positions = 24},
+         12,
+         40,
+         1.0f,
+         {1.0f, 0x1.6e884ap-2f, 0x1.0664fcp-3f, 0x1.77b014p-5f, 0x1.0cf2dcp-6f, 0x1.81126ap-8f}},
+        {{.kind = AR_ROPE_DYNAMIC, .theta = 500000.0, .factor = 2.5, .original_positions = 8192},
+         10,
+         30000,
+         1.0f,
+         {1.0f, 0x1.64f2dcp-5f, 0x1.f1b456p-10f, 0x1.5afb72p-14f, 0x1.e3cedcp-19f}},
+        {{.kind = AR_ROPE_YARN,
+          .theta = 1000.0,
+          .factor = 4.0,
+          .beta_fast = 4.0,
+          .beta_slow = 0.25,
+          .truncate = true,
+          .original_positions = 64},
+         20,
+         1,
+         0x1.237d38p+0f,
+         {1.0f, 0x1.009b9cp-1f, 0x1.b544e8p-3f, 0x1.68f586p-4f, 0x1.1c48bcp-5f, 0x1.9e7c7p-7f, 0x1.03ab3ap-8f,
+          0x1.044916p-9f, 0x1.04e74cp-10f, 0x1.0585e8p-11f}},
+        {{.kind = AR_ROPE_YARN,
+          .theta = 10000.0,
+          .factor = 10.0,
+          .beta_fast = 2.0,
+          .beta_slow = 0.5,
+          .mscale = 1.5,
+          .mscale_all_dim = 0.5,
+          .original_positions = 16},
+         12,
+         1,
+         0x1.34dc44p+0f,
+         {1.0f, 0x1.1ad30cp-5f, 0x1.3030eep-8f, 0x1.0624dep-10f, 0x1.c3d14ep-13f, 0x1.855d6p-15f}},
+        {{.kind = AR_ROPE_LONGROPE,
+          .theta = 10000.0,
+          .factor = 3.0,
+          .original_positions = 32,
+          .short_factor = {1.0f, 1.02f, 1.05f, 1.1f, 1.3f, 1.7f},
+          .long_factor = {1.1f, 1.5f, 2.3f, 4.1f, 7.7f, 9.3f}},
+         12,
+         33,
+         0x1.25c94ep+0f,
+         {0x1.d1745cp-1f, 0x1.2626f2p-3f, 0x1.4aa47ep-6f, 0x1.3fb014p-9f, 0x1.256358p-12f, 0x1.a2abf8p-15f}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const ar_rope at = ari_rope_at(&cases[i].rope, cases[i].length, cases[i].d);
+        const float attention = ari_rope_attention(&cases[i].rope);
+        assert_bits(&attention, &cases[i].attention, 1, "attention factor");
+        for (size_t k = 0; k < cases[i].d / 2; k++) {
+            const float f = ari_rope_frequency(&at, k, cases[i].d);
+            cr_expect_eq(ari_bits32(f), ari_bits32(cases[i].frequency[k]), "case %zu, pair %zu: %a, expected %a", i, k,
+                         (double)f, (double)cases[i].frequency[k]);
+        }
+    }
+}
+
+Test(rope, frequencies_change_where_a_sequence_becomes_longer_than_the_first_ones)
+{
+    const ar_rope dynamic = {.kind = AR_ROPE_DYNAMIC, .theta = 100.0, .factor = 4.0, .original_positions = 24};
+    const ar_rope longrope = {.kind = AR_ROPE_LONGROPE, .theta = 100.0, .original_positions = 24};
+    for (size_t length = 1; length <= 24; length++)
+        cr_expect(ari_rope_length(&dynamic, length) == 0 && ari_rope_length(&longrope, length) == 0);
+    cr_expect(ari_rope_length(&dynamic, 25) != ari_rope_length(&dynamic, 26));
+    cr_expect(ari_rope_length(&longrope, 25) == 1 && ari_rope_length(&longrope, 26) == 1);
+    cr_expect_eq(ari_rope_at(&dynamic, 24, 12).theta, 100.0);
+    cr_expect(ari_rope_at(&dynamic, 25, 12).theta > 100.0);
 }
 
 Test(rope, tables_hold_the_frequencies_of_llama_3)

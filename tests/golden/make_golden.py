@@ -9,8 +9,8 @@ Run by hand, never by the tests; it needs torch, transformers and safetensors fr
 
     python3 tests/golden/make_golden.py [NAME ...]
 
-The committed files were made with torch 2.11.0 and transformers 5.17.0, those of BATCHES with torch 2.15.0 and
-transformers 5.23.0; provenance.json of each case says so, with the seed. Another version writes the same tensors up to round-off. `--check` compares with what is there and writes nothing.
+The committed files were made with torch 2.11.0 and transformers 5.17.0, those of BATCHES and of
+newer rotary positions with torch 2.15.0 and transformers 5.23.0; provenance.json of each case says so, with the seed. Another version writes the same tensors up to round-off. `--check` compares with what is there and writes nothing.
 """
 import argparse
 import contextlib
@@ -28,6 +28,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 SMALL = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "use_cache": False,
          "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
+
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32,
+            "short_factor": [1.0, 1.02, 1.05, 1.1, 1.3, 1.7], "long_factor": [1.1, 1.5, 2.3, 4.1, 7.7, 9.3]}
 
 # name: (config class, model class, its keys, sequence, seed, keys of the file that replace those that transformers 5
 # writes). Weights are drawn wide (initializer_range 0.2): with the default every attention row would be nearly uniform,
@@ -71,6 +74,37 @@ CASES = {
                                  "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
                                  "rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
                                  "rms_norm_eps": 1e-5}, 20, 16, {}),
+    # 40 positions of a model of 24: theta grows from 100 to 436.
+    "llama-dynamic-tiny": (LlamaConfig, LlamaForCausalLM,
+                           {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
+                            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}}, 40, 41,
+                           # as files of transformers 4 say it
+                           {"rope_parameters": None, "rope_theta": 100.0,
+                            "rope_scaling": {"type": "dynamic", "factor": 4.0}}),
+    # Pairs 0 and 1 keep their frequencies, 2 to 5 are blended, 6 to 9 are slowed; cosines and sines times 1.1386.
+    "qwen2-yarn-tiny": (Qwen2Config, Qwen2ForCausalLM,
+                        {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 20,
+                         "max_position_embeddings": 128,
+                         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0,
+                                             "original_max_position_embeddings": 64, "beta_fast": 4.0,
+                                             "beta_slow": 0.25}}, 32, 42, {}),
+    # Both ends of the ramp between two pairs, and another factor of attention, of mscale and mscale_all_dim.
+    "mistral-yarn-mscale-tiny": (MistralConfig, MistralForCausalLM,
+                                 {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
+                                  "sliding_window": None, "max_position_embeddings": 160,
+                                  "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 10.0,
+                                                      "original_max_position_embeddings": 16, "beta_fast": 2,
+                                                      "beta_slow": 0.5, "mscale": 1.5, "mscale_all_dim": 0.5,
+                                                      "truncate": False}}, 32, 43, {}),
+    # 24 positions of a model first trained on 32: the short factors; the factor of attention follows from 96/32.
+    "llama-longrope-tiny": (LlamaConfig, LlamaForCausalLM,
+                            {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 2,
+                             "max_position_embeddings": 96, "rope_parameters": LONGROPE}, 24, 44, {}),
+    # 40 positions: the long ones.
+    "llama-longrope-long-tiny": (LlamaConfig, LlamaForCausalLM,
+                                 {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 2,
+                                  "max_position_embeddings": 96,
+                                  "rope_parameters": {**LONGROPE, "attention_factor": 1.25}}, 40, 45, {}),
 }
 BATCH = 2
 

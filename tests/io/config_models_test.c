@@ -295,9 +295,10 @@ static void more_unknown_keys_than_are_kept_are_counted(void)
 /* Whatever Hugging Face's own save_pretrained writes is known. */
 static void files_of_transformers_give_no_notes(void)
 {
-    static const char *const names[] = {"gpt2-tiny",        "llama-gqa-tiny",      "llama-mqa-tied-tiny",
-                                        "qwen2-tiny",       "qwen2-window-tiny",   "qwen2-layers-tiny",
-                                        "llama3-rope-tiny", "mistral-window-tiny", "llama-bias-headdim-tiny"};
+    static const char *const names[] = {"gpt2-tiny",          "llama-gqa-tiny",      "llama-mqa-tied-tiny",
+                                        "qwen2-tiny",         "qwen2-window-tiny",   "qwen2-layers-tiny",
+                                        "llama3-rope-tiny",   "mistral-window-tiny", "llama-bias-headdim-tiny",
+                                        "llama-dynamic-tiny", "qwen2-yarn-tiny",     "llama-longrope-tiny"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char path[600];
         ar_config c;

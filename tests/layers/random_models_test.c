@@ -33,6 +33,28 @@ static bool coin(uint64_t *state)
     return pick(state, 2) == 1;
 }
 
+/* Of every kind, and of a part of the heads; sequences are longer than the first ones or not. */
+static void draw_rope(ar_rope *r, uint64_t *s, bool turns, size_t head_dim)
+{
+    *r = (ar_rope){.theta = coin(s) ? 10000.0 : 500000.0,
+                   .factor = coin(s) ? 1.0 : 4.0,
+                   .rotary_dim = turns && coin(s) ? 2 * (1 + pick(s, head_dim / 2)) : 0,
+                   .low_freq_factor = 0.5,
+                   .high_freq_factor = 2.0,
+                   .beta_fast = 2.0,
+                   .beta_slow = 0.125,
+                   .truncate = coin(s),
+                   .attention_factor = coin(s) ? 1.5 : 0.0,
+                   .original_positions = 2 + pick(s, 8)};
+    r->kind = turns ? (ar_rope_kind)(AR_ROPE_DEFAULT + pick(s, AR_ROPE_LONGROPE)) : AR_ROPE_NONE;
+    for (size_t i = 0; i < head_dim / 2; i++) {
+        r->short_factor[i] = 1.0f + (float)pick(s, 8) / 8.0f;
+        r->long_factor[i] = 2.0f + (float)pick(s, 100) / 8.0f;
+    }
+    if (r->kind == AR_ROPE_DYNAMIC && ar_rope_dim(r, head_dim) <= 2)
+        r->kind = AR_ROPE_YARN;
+}
+
 /* Only what is legal: the heads and the MLP's width divide, KV heads too; the vocabulary need not. */
 static void draw_config(draw *d, uint64_t *s)
 {
@@ -46,9 +68,7 @@ static void draw_config(draw *d, uint64_t *s)
     c->heads = c->kv_heads * (arch == AR_ARCH_GPT2 || c->kv_heads > 4 ? 1 : 1 + pick(s, 2));
     const bool turns = arch == AR_ARCH_GPT2 ? false : coin(s);
     c->head_dim = turns ? 2 * (1 + pick(s, 4)) : 1 + pick(s, 8);
-    c->rope = (ar_rope){.kind = turns ? AR_ROPE_LINEAR : AR_ROPE_NONE};
-    c->rope.theta = coin(s) ? 10000.0 : 500000.0;
-    c->rope.factor = coin(s) ? 1.0 : 4.0;
+    draw_rope(&c->rope, s, turns, c->head_dim);
     d->m.order = coin(s) ? AR_MLP_COLUMN_ROW : AR_MLP_ROW_COLUMN;
     c->hidden = d->m.order == AR_MLP_ROW_COLUMN ? (size_t)d->tp * (1 + pick(s, 8)) : 1 + pick(s, 40);
     c->ffn = (size_t)d->tp * (1 + pick(s, 10));

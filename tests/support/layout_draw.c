@@ -134,21 +134,48 @@ static void draw_window(layout_draw *d, uint64_t *s)
     c->full_attention[0] = c->window > 0 && coin(s) ? pick(s, 4) : 0;
 }
 
-/* A first context so short that some waves are kept, some blended and some slowed. */
+/* A first context so short that some waves are kept, some blended and some slowed, and mostly shorter than a sequence.
+ * Numbers that a file has as they are. */
 static void draw_rope(layout_draw *d, uint64_t *s)
 {
-    ar_config *c = &d->config;
     static const struct {
         double factor, low, high;
         size_t n;
     } scalings[] = {{8.0, 1.0, 4.0, 40}, {2.0, 0.5, 3.0, 300}, {32.0, 1.0, 1.25, 64}};
-    static const ar_rope_kind kinds[] = {AR_ROPE_DEFAULT, AR_ROPE_LINEAR, AR_ROPE_LLAMA3};
+    static const ar_rope_kind kinds[] = {AR_ROPE_LLAMA3, AR_ROPE_DYNAMIC, AR_ROPE_YARN, AR_ROPE_LONGROPE};
+    ar_rope *r = &d->config.rope;
     const size_t kind = pick(s, 3), like = kind == 2 ? pick(s, 3) : 0;
-    c->rope.kind = kinds[kind];
-    c->rope.factor = kind == 1 ? 4.0 : scalings[like].factor;
-    c->rope.low_freq_factor = scalings[like].low;
-    c->rope.high_freq_factor = scalings[like].high;
-    c->rope.original_positions = scalings[like].n;
+    uint64_t own = d->seed + 77; /* the other draws do not depend on how many numbers a kind has */
+    r->kind = kind == 2 ? PICK(&own, kinds) : kind == 1 ? AR_ROPE_LINEAR : AR_ROPE_DEFAULT;
+    r->factor = r->kind == AR_ROPE_LINEAR ? 4.0 : scalings[like].factor;
+    r->low_freq_factor = scalings[like].low;
+    r->high_freq_factor = scalings[like].high;
+    r->original_positions = r->kind == AR_ROPE_LLAMA3 ? scalings[like].n : 2 + pick(&own, d->seq);
+    r->beta_fast = 2.0;
+    r->beta_slow = coin(&own) ? 0.5 : 0.125;
+    r->truncate = coin(&own);
+    r->mscale = coin(&own) ? 1.5 : 0.0;
+    r->mscale_all_dim = coin(&own) ? 0.5 : 0.0;
+    r->attention_factor = pick(&own, 3) == 0 ? 1.25 : 0.0;
+    for (size_t i = 0; i < d->config.head_dim / 2; i++) {
+        r->short_factor[i] = 1.0f + 0.125f * (float)pick(&own, 8);
+        r->long_factor[i] = 2.0f + 0.25f * (float)pick(&own, 40);
+    }
+    if (r->kind == AR_ROPE_DYNAMIC && ar_rope_dim(r, d->config.head_dim) <= 2)
+        r->kind = AR_ROPE_YARN;
+}
+
+/* Of a model whose longest sequence is known: dynamic is for sequences up to factor times as long as the file says, and
+ * longrope's factor may follow from both. */
+static void fit_rope(ar_config *c, size_t seq)
+{
+    ar_rope *r = &c->rope;
+    if (r->kind == AR_ROPE_LONGROPE)
+        r->factor = (double)c->max_positions / (double)r->original_positions;
+    while (r->kind == AR_ROPE_DYNAMIC && r->original_positions * (size_t)r->factor < seq)
+        r->factor *= 2.0;
+    if (r->kind == AR_ROPE_DYNAMIC)
+        c->max_positions = r->original_positions * (size_t)r->factor;
 }
 
 /* What Qwen2 and Mistral fix in Llama's form, and the windows that only they have. */
@@ -240,6 +267,7 @@ static void draw_model(layout_draw *d, uint64_t *s)
     c->ffn = tp * (1 + pick(s, 6));
     c->vocab = pick(s, 40) == 0 ? LONG_SUM : PICK(s, vocabularies);
     c->max_positions = d->seq + pick(s, 3);
+    fit_rope(c, d->seq);
     c->initializer_range = 0.3;
 }
 
@@ -349,12 +377,12 @@ static void model_text(char *out, size_t cap, const ar_config *c)
     static const char *const archs[] = {"llama", "gpt2", "stack"};
     snprintf(
         out, cap,
-        "%s L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu positions %zu act %d norm %d rope %d (%g %g %g %zu) causal "
+        "%s L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu positions %zu act %d norm %d rope %d of %zu (%g %g %g %zu) causal "
         "%d window %zu but %d tied %d bias %d%d%d",
         archs[c->arch], c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab, c->max_positions,
-        (int)c->activation, (int)c->norm, (int)c->rope.kind, c->rope.factor, c->rope.low_freq_factor,
-        c->rope.high_freq_factor, c->rope.original_positions, c->causal, c->window, (int)c->full_attention[0], c->tied,
-        c->qkv_bias, c->out_bias, c->mlp_bias);
+        (int)c->activation, (int)c->norm, (int)c->rope.kind, c->rope.rotary_dim, c->rope.factor,
+        c->rope.low_freq_factor, c->rope.high_freq_factor, c->rope.original_positions, c->causal, c->window,
+        (int)c->full_attention[0], c->tied, c->qkv_bias, c->out_bias, c->mlp_bias);
 }
 
 void layout_draw_text(char *out, size_t cap, const layout_draw *d)
@@ -429,7 +457,7 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
     h->row_column += d->order == AR_MLP_ROW_COLUMN;
     h->tied += d->config.tied;
     h->window += d->config.window > 0 && d->config.window < d->seq;
-    h->llama3 += d->config.rope.kind == AR_ROPE_LLAMA3;
+    h->scaled += d->config.rope.kind > AR_ROPE_LINEAR;
     h->steps[d->steps]++;
 }
 
@@ -440,12 +468,12 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
         "%d draws: tp > 1: %d, sp: %d, in chunks: %d (the last shorter: %d), replicas of KV heads: %d, rings: %d (zigzag: %d), inner neighbours: %d (of a ring: "
         "%d), packed documents: %d, dp > 1: %d (zero: %d, eager: %d), uneven: %d (ranks "
         "without samples: "
-        "%d), micro-batches: %d, recomputed: %d and %d, row-column: %d, tied: %d, windows: %d, llama3: %d, dropout: %d, clipping: %d, label smoothing: "
+        "%d), micro-batches: %d, recomputed: %d and %d, row-column: %d, tied: %d, windows: %d, scaled frequencies: %d, dropout: %d, clipping: %d, label smoothing: "
         "%d, z-loss: %d, steps "
         "0, 1, 2: %d, %d, %d, whole checks: %d; ranks",
         h->draws, h->tp, h->sp, h->overlap, h->cut, h->replicas, h->ring, h->zigzag, h->inner, h->both, h->packed,
         h->dp, h->zero, h->eager, h->uneven, h->empty, h->micro, h->selective, h->full, h->row_column, h->tied,
-        h->window, h->llama3, h->dropout, h->clip, h->smoothed, h->z_loss, h->steps[0], h->steps[1], h->steps[2],
+        h->window, h->scaled, h->dropout, h->clip, h->smoothed, h->z_loss, h->steps[0], h->steps[1], h->steps[2],
         h->by_check);
     for (int i = 1; i <= LAYOUT_DRAW_RANKS; i++) {
         if (h->ranks[i] > 0)
@@ -489,7 +517,7 @@ bool layout_histogram_is_wide(const layout_histogram *h)
     return 10 * h->tp >= 6 * h->draws && 10 * h->sp >= 3 * h->draws && 20 * h->overlap >= 3 * h->draws && h->cut > 0 &&
            10 * h->replicas >= 2 * h->draws && 10 * h->uneven >= 2 * h->draws && 10 * h->zero >= 2 * h->draws &&
            20 * h->window >= 3 * h->draws && 20 * h->selective >= 3 * h->draws && 20 * h->full >= 3 * h->draws &&
-           20 * h->smoothed >= 3 * h->draws && 20 * h->z_loss >= 3 * h->draws && 20 * h->llama3 >= h->draws &&
+           20 * h->smoothed >= 3 * h->draws && 20 * h->z_loss >= 3 * h->draws && 20 * h->scaled >= h->draws &&
            20 * h->empty >= h->draws;
 }
 
@@ -529,7 +557,7 @@ int layout_draws_run(layout_draw_kind kind, uint64_t first, int draws, FILE *to)
     if (!asked && !covers_enough(&h, kind)) {
         fprintf(
             to,
-            "too few of the draws have tp, sp, replicas, uneven dp, ranks without samples, ZeRO, windows or llama3, or a "
+            "too few of the draws have tp, sp, replicas, uneven dp, ranks without samples, ZeRO, windows or scaled frequencies, or a "
             "ring, neighbours, zigzag, or a pipeline, a schedule, given layers\n");
         failures++;
     }

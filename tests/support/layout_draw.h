@@ -72,7 +72,7 @@ typedef struct layout_histogram {
     int schedule[AR_PP_SCHEDULES];
     int sharing[4], copies; /* by the stage of ZeRO; in groups that hold copies */
     int dp, zero, eager, micro, ranks[LAYOUT_DRAW_RANKS + 1], by_check, dropout, clip, smoothed, z_loss, row_column,
-        tied, window, llama3, steps[LAYOUT_DRAW_STEPS + 1];
+        tied, window, scaled, steps[LAYOUT_DRAW_STEPS + 1];
 } layout_histogram;
 void layout_histogram_add(layout_histogram *h, const layout_draw *d);
 void layout_histogram_print(const layout_histogram *h, FILE *to);

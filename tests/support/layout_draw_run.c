@@ -60,20 +60,51 @@ static const char *activation_name(ar_activation act)
     return names[act];
 }
 
+static void write_factors(FILE *f, const char *key, const float *factor, size_t n)
+{
+    fprintf(f, ", \"%s\": [", key);
+    for (size_t i = 0; i < n; i++)
+        fprintf(f, "%s%.9g", i > 0 ? ", " : "", (double)factor[i]);
+    fprintf(f, "]");
+}
+
+/* What a rope_type has besides its name and factor. */
+static void write_scaling(FILE *f, const ar_config *c)
+{
+    const ar_rope *r = &c->rope;
+    if (r->kind == AR_ROPE_LLAMA3)
+        fprintf(f, ", \"low_freq_factor\": %g, \"high_freq_factor\": %g", r->low_freq_factor, r->high_freq_factor);
+    if (r->kind == AR_ROPE_YARN)
+        fprintf(f, ", \"beta_fast\": %g, \"beta_slow\": %g, \"truncate\": %s, \"mscale\": %g, \"mscale_all_dim\": %g",
+                r->beta_fast, r->beta_slow, r->truncate ? "true" : "false", r->mscale, r->mscale_all_dim);
+    if (r->kind == AR_ROPE_LONGROPE) {
+        write_factors(f, "short_factor", r->short_factor, ar_rope_dim(r, c->head_dim) / 2);
+        write_factors(f, "long_factor", r->long_factor, ar_rope_dim(r, c->head_dim) / 2);
+    }
+    if (r->kind >= AR_ROPE_YARN)
+        fprintf(f, ", \"original_max_position_embeddings\": %zu", r->original_positions);
+    if ((r->kind == AR_ROPE_YARN || r->kind == AR_ROPE_LONGROPE) && r->attention_factor > 0.0)
+        fprintf(f, ", \"attention_factor\": %g", r->attention_factor);
+}
+
 /* Each scaling in one of its two spellings: that of transformers 5, and the older one. */
 static void write_rope(FILE *f, const ar_config *c)
 {
-    const ar_rope *o = &c->rope;
-    if (o->kind == AR_ROPE_LLAMA3)
-        fprintf(f,
-                "\"rope_parameters\": {\"rope_theta\": %g, \"rope_type\": \"llama3\", \"factor\": %g, "
-                "\"low_freq_factor\": %g, \"high_freq_factor\": %g, \"original_max_position_embeddings\": %zu}, ",
-                o->theta, o->factor, o->low_freq_factor, o->high_freq_factor, o->original_positions);
-    else if (o->kind == AR_ROPE_LINEAR)
-        fprintf(f, "\"rope_theta\": %g, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": %g}, ", o->theta,
-                o->factor);
+    static const char *const names[] = {"", "default", "linear", "dynamic", "yarn", "llama3", "longrope"};
+    const ar_rope *r = &c->rope;
+    if (r->kind == AR_ROPE_LLAMA3 || r->kind == AR_ROPE_LONGROPE)
+        fprintf(f, "\"rope_parameters\": {\"rope_theta\": %g, \"rope_type\": \"%s\"", r->theta, names[r->kind]);
     else
-        fprintf(f, "\"rope_theta\": %g, ", o->theta);
+        fprintf(f, "\"rope_theta\": %g, \"rope_scaling\": {\"type\": \"%s\"", r->theta, names[r->kind]);
+    if (r->kind > AR_ROPE_DEFAULT && r->kind != AR_ROPE_LONGROPE)
+        fprintf(f, ", \"factor\": %g", r->factor);
+    write_scaling(f, c);
+    fprintf(f, "}, ");
+}
+
+static size_t positions_of_file(const ar_config *c)
+{
+    return c->rope.kind == AR_ROPE_DYNAMIC ? c->rope.original_positions : c->max_positions;
 }
 
 static void write_qwen2_window(FILE *f, const ar_config *c)
@@ -115,7 +146,7 @@ static void write_llama(FILE *f, const layout_draw *d)
             "\"head_dim\": %zu, \"hidden_act\": \"%s\", \"max_position_embeddings\": %zu, \"rms_norm_eps\": 1e-5, "
             "\"tie_word_embeddings\": %s, \"initializer_range\": 0.3}\n",
             c->vocab, c->hidden, c->ffn, c->layers, c->heads, c->kv_heads, c->head_dim, activation_name(c->activation),
-            c->max_positions, c->tied ? "true" : "false");
+            positions_of_file(c), c->tied ? "true" : "false");
 }
 
 static void write_gpt2(FILE *f, const layout_draw *d)
@@ -154,17 +185,27 @@ static ar_status write_config(char *path, const layout_draw *d)
     return fclose(f) == 0 ? AR_OK : ar_error_set(AR_ERR_IO, "%s cannot be written", path);
 }
 
+static bool same_rope(const ar_rope *a, const ar_rope *b)
+{
+    const bool original = b->kind >= AR_ROPE_DYNAMIC, yarn = b->kind == AR_ROPE_YARN,
+               lists = b->kind == AR_ROPE_LONGROPE;
+    return a->kind == b->kind && (!b->kind || a->theta == b->theta) && a->rotary_dim == b->rotary_dim &&
+           (b->kind <= AR_ROPE_DEFAULT || a->factor == b->factor) &&
+           (!original || a->original_positions == b->original_positions) &&
+           (b->kind != AR_ROPE_LLAMA3 ||
+            (a->low_freq_factor == b->low_freq_factor && a->high_freq_factor == b->high_freq_factor)) &&
+           ((!yarn && !lists) || a->attention_factor == b->attention_factor) &&
+           (!yarn || (a->beta_slow == b->beta_slow && a->truncate == b->truncate && a->mscale == b->mscale)) &&
+           (!lists || (memcmp(a->short_factor, b->short_factor, sizeof a->short_factor) == 0 &&
+                       memcmp(a->long_factor, b->long_factor, sizeof a->long_factor) == 0));
+}
+
 /* What was read from the file is what was drawn. */
 static ar_status judge_config(const ar_config *read, const ar_config *drawn)
 {
     bool same = read->qkv_bias == drawn->qkv_bias && read->out_bias == drawn->out_bias &&
                 read->mlp_bias == drawn->mlp_bias && read->tied == drawn->tied && read->unknown_keys == 0;
-    const ar_rope *a = &read->rope, *b = &drawn->rope;
-    same = same && a->kind == b->kind && (!b->kind || a->theta == b->theta);
-    if (b->kind > AR_ROPE_DEFAULT)
-        same = same && a->factor == b->factor;
-    if (b->kind == AR_ROPE_LLAMA3)
-        same = same && a->original_positions == b->original_positions;
+    same = same && same_rope(&read->rope, &drawn->rope) && read->max_positions == drawn->max_positions;
     for (size_t i = 0; i < drawn->layers; i++)
         same = same && ar_config_window(read, i) == ar_config_window(drawn, i);
     return same ? AR_OK : ar_error_set(AR_ERR_DATA, "the file was read as another model than was written");

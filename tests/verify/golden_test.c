@@ -33,6 +33,11 @@ static const golden_case cases[] = {
     {"mistral-window-tiny", false, {1, 2, 4}},
     {"llama3-rope-tiny", false, {1, 2}},
     {"llama-bias-headdim-tiny", false, {1, 2, 4}},
+    {"llama-dynamic-tiny", false, {1, 2}},
+    {"qwen2-yarn-tiny", false, {1, 2}},
+    {"mistral-yarn-mscale-tiny", false, {1, 2, 4}},
+    {"llama-longrope-tiny", false, {1, 2}},
+    {"llama-longrope-long-tiny", false, {1, 2}},
     /* Batches with labels, masks and positions: tests/golden/make_golden.py says which has what. */
     {"gpt2-padding-tiny", false, {1, 2, 4}},
     {"llama-padding-tiny", false, {1, 2, 4}},

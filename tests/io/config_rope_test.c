@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rotary positions: what of a file becomes which rotation, and what is refused. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "anyrank/config.h"
+#include "support/together.h"
+
+TestSuite(config_rope, .timeout = 300);
+
+/* Heads of 8 features. */
+#define LLAMA                                                                                   \
+    "\"model_type\":\"llama\",\"vocab_size\":256,\"hidden_size\":64,\"intermediate_size\":176," \
+    "\"num_hidden_layers\":4,\"num_attention_heads\":8,\"num_key_value_heads\":2,\"max_position_embeddings\":96"
+#define SCALED(type, more) "\"rope_theta\":1e5,\"rope_scaling\":{\"rope_type\":\"" type "\"" more "}"
+#define FACTORS ",\"short_factor\":[1,1.5,2,2.5],\"long_factor\":[3,4,5.5,6]"
+
+static ar_status parse(ar_config *c, const char *more)
+{
+    char text[2000];
+    const int n = snprintf(text, sizeof text, "{%s%s%s}", LLAMA, more[0] == '\0' ? "" : ",", more);
+    ar_error_clear();
+    return ar_config_parse(c, text, (size_t)n, "x/config.json");
+}
+
+static ar_config read(const char *more)
+{
+    ar_config c;
+    cr_assert_eq(parse(&c, more), AR_OK, "%s: %s", more, ar_error_message());
+    cr_expect_eq(c.unknown_keys, 0, "%s: %s", more, c.unknown[0]);
+    return c;
+}
+
+static void dynamic_is_for_longer_sequences_than_the_file_names(void)
+{
+    const ar_config c = read(SCALED("dynamic", ",\"factor\":2.5"));
+    cr_expect(c.rope.kind == AR_ROPE_DYNAMIC && c.rope.theta == 1e5 && c.rope.factor == 2.5);
+    cr_expect(c.rope.original_positions == 96 && c.max_positions == 240);
+    cr_expect_eq(read("\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":1}").max_positions, 96);
+}
+
+static void yarn_has_the_defaults_of_hugging_face(void)
+{
+    ar_rope r = read(SCALED("yarn", ",\"factor\":4")).rope;
+    cr_expect(r.kind == AR_ROPE_YARN && r.factor == 4 && r.beta_fast == 32 && r.beta_slow == 1 && r.truncate);
+    cr_expect(r.original_positions == 96 && r.attention_factor == 0 && r.mscale == 0 && r.mscale_all_dim == 0);
+    r = read(SCALED("yarn", ",\"factor\":null,\"original_max_position_embeddings\":32,\"truncate\":null")).rope;
+    cr_expect(r.factor == 3 && r.original_positions == 32 && !r.truncate);
+    r = read(SCALED("yarn", ",\"factor\":4,\"beta_fast\":8,\"beta_slow\":0.5,\"mscale\":1.5,\"mscale_all_dim\":0.5,"
+                            "\"truncate\":false,\"attention_factor\":1.25"))
+            .rope;
+    cr_expect(r.beta_fast == 8 && r.beta_slow == 0.5 && r.mscale == 1.5 && r.mscale_all_dim == 0.5 && !r.truncate);
+    cr_expect_eq(r.attention_factor, 1.25);
+}
+
+static void longrope_has_a_factor_for_each_pair(void)
+{
+    ar_rope r = read(SCALED("longrope", FACTORS) ",\"original_max_position_embeddings\":32").rope;
+    cr_expect(r.kind == AR_ROPE_LONGROPE && r.original_positions == 32 && r.factor == 3 && r.attention_factor == 0);
+    cr_expect(r.short_factor[0] == 1.0f && r.short_factor[3] == 2.5f && r.long_factor[2] == 5.5f);
+    r = read(SCALED("longrope", FACTORS ",\"original_max_position_embeddings\":48,\"factor\":8,"
+                                        "\"attention_factor\":1.5"))
+            .rope;
+    cr_expect(r.original_positions == 48 && r.factor == 8 && r.attention_factor == 1.5);
+    cr_expect_eq(read(SCALED("longrope", FACTORS)).rope.original_positions, 96);
+}
+
+typedef struct refused_case {
+    const char *more, *says;
+} refused_case;
+
+static const refused_case refused[] = {
+    {SCALED("dynamic", ""), "'factor' is missing"},
+    {SCALED("dynamic", ",\"factor\":0.5"), "'factor' is 0.5"},
+    {SCALED("dynamic", ",\"factor\":-2"), "'factor' is -2"},
+    {SCALED("dynamic", ",\"factor\":2") ",\"head_dim\":2", "expected more than 2"},
+    {SCALED("yarn", ""), "'factor' is missing"},
+    {SCALED("yarn", ",\"factor\":-4"), "'factor' is -4"},
+    {SCALED("yarn", ",\"factor\":null,\"original_max_position_embeddings\":97"), "'factor'"},
+    {SCALED("yarn", ",\"factor\":4,\"beta_fast\":0"), "'beta_fast' is 0"},
+    {SCALED("yarn", ",\"factor\":4,\"beta_slow\":-1"), "'beta_slow' is -1"},
+    {SCALED("yarn", ",\"factor\":4,\"beta_slow\":33"), "'beta_fast' is 32, expected at least beta_slow, 33"},
+    {SCALED("yarn", ",\"factor\":4,\"truncate\":1"), "'truncate'"},
+    {SCALED("yarn", ",\"factor\":4,\"mscale\":-1"), "'mscale' is -1"},
+    {SCALED("yarn", ",\"factor\":4,\"attention_factor\":0"), "'attention_factor' is 0"},
+    {SCALED("yarn", ",\"factor\":4,\"attention_factor\":\"1\""), "'attention_factor'"},
+    {SCALED("yarn", ",\"factor\":4,\"original_max_position_embeddings\":0"), "'original_max_position_embeddings'"},
+    {"\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4,\"rope_theta\":1}", "'rope_theta' is 1"},
+    {SCALED("longrope", ""), "'short_factor' is missing"},
+    {SCALED("longrope", ",\"short_factor\":[1,1,1,1]"), "'long_factor' is missing"},
+    {SCALED("longrope", ",\"short_factor\":[1,1,1],\"long_factor\":[1,1,1,1]"),
+     "'short_factor' has 3 entries, expected one for each of 4 pairs"},
+    {SCALED("longrope", ",\"short_factor\":[1,1,1,1],\"long_factor\":[1,1,1,1,1]"), "'long_factor' has 5 entries"},
+    {SCALED("longrope", ",\"short_factor\":[1,1,-1,1],\"long_factor\":[1,1,1,1]"), "'short_factor': entry 2 is -1"},
+    {SCALED("longrope", ",\"short_factor\":[1,1,1,1],\"long_factor\":[1,0,1,1]"), "'long_factor': entry 1 is 0"},
+    {SCALED("longrope", ",\"short_factor\":[1,1,1,1],\"long_factor\":[1,1e60,1,1]"), "'long_factor': entry 1 is inf"},
+    {SCALED("longrope", ",\"short_factor\":[1,\"1\",1,1],\"long_factor\":[1,1,1,1]"), "entry 1 is not a number"},
+    {SCALED("longrope", ",\"short_factor\":1,\"long_factor\":[1,1,1,1]"), "'short_factor'"},
+    {SCALED("longrope", FACTORS ",\"factor\":0"), "'factor' is 0"},
+    {SCALED("longrope", FACTORS ",\"attention_factor\":-1"), "'attention_factor' is -1"},
+    {SCALED("longrope", FACTORS ",\"original_max_position_embeddings\":1"), "'original_max_position_embeddings' is 1"},
+    {SCALED("longrope", FACTORS) ",\"head_dim\":258", "129 pairs"},
+    {SCALED("su", FACTORS), "'rope_type' is 'su'"},
+    {"\"partial_rotary_factor\":0.5", "'partial_rotary_factor'"},
+    {SCALED("linear", ",\"factor\":2,\"partial_rotary_factor\":0.5"), "'partial_rotary_factor' is 0.5"},
+};
+
+static void what_makes_no_sense_is_refused(void)
+{
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        ar_config c;
+        cr_expect_eq(parse(&c, refused[i].more), AR_ERR_CONFIG, "%s", refused[i].more);
+        cr_expect_not_null(strstr(ar_error_message(), refused[i].says), "%s: %s", refused[i].more, ar_error_message());
+    }
+}
+
+/* A layer with a window has the second rotation where there is one. */
+static void layers_with_a_window_may_turn_otherwise(void)
+{
+    ar_config c = read("");
+    c.window = 4;
+    c.full_attention[0] = 2; /* layer 1 has none */
+    cr_expect(ar_config_layer_rope(&c, 0) == &c.rope && ar_config_layer_rope(&c, 1) == &c.rope);
+    c.local_rope = (ar_rope){.kind = AR_ROPE_DEFAULT, .theta = 100.0};
+    cr_expect(ar_config_layer_rope(&c, 0) == &c.local_rope && ar_config_layer_rope(&c, 1) == &c.rope);
+}
+
+static void a_smaller_head_takes_some_of_the_factors(void)
+{
+    ar_config c = read(SCALED("longrope", FACTORS) ",\"original_max_position_embeddings\":32");
+    cr_assert_eq(ar_config_shrink(&c, 2), AR_OK, "%s", ar_error_message());
+    cr_expect(c.head_dim == 4 && c.rope.short_factor[0] == 1.0f && c.rope.short_factor[1] == 2.0f);
+    cr_expect(c.rope.long_factor[1] == 5.5f && c.rope.long_factor[2] == 0.0f);
+    c = read(SCALED("dynamic", ",\"factor\":2"));
+    cr_expect_eq(ar_config_shrink(&c, 4), AR_ERR_ARG);
+    cr_expect_eq(ar_config_shrink(&c, 2), AR_OK);
+    cr_expect_eq(c.head_dim, 4);
+}
+
+Test(config_rope, every_claim)
+{
+    TOGETHER(dynamic_is_for_longer_sequences_than_the_file_names, yarn_has_the_defaults_of_hugging_face,
+             longrope_has_a_factor_for_each_pair, what_makes_no_sense_is_refused,
+             layers_with_a_window_may_turn_otherwise, a_smaller_head_takes_some_of_the_factors);
+}
