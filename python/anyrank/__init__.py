@@ -43,7 +43,7 @@ _HOME = {
     "RanksFailed": "ranks",
     "compare_ranks": "_compare",
 }
-_MODULES = ("ranks", "report", "rounding", "testing")
+_MODULES = ("convert", "ranks", "report", "rounding", "testing")
 __all__ = [*sorted(_HOME), *_MODULES]
 
 

@@ -42,15 +42,24 @@ class Writer:
 
     def add(self, name: str, dtype: str, shape: typing.Sequence[int], data: typing.Any) -> None:
         """data: a contiguous buffer of that many bytes."""
-        view = memoryview(data).cast("B")
-        expected = math.prod(shape) * SIZES[dtype]
-        if view.nbytes != expected:
-            raise ValueError(f"{name}: {view.nbytes} bytes, {dtype} of shape {list(shape)} has {expected}")
+        expected, given = math.prod(shape) * SIZES[dtype], memoryview(data).nbytes
+        if given != expected:
+            raise ValueError(f"{name}: {given} bytes, {dtype} of shape {list(shape)} has {expected}")
+        self.stream(name, dtype, shape, (data,))
+
+    def stream(self, name: str, dtype: str, shape: typing.Sequence[int], parts: typing.Iterable[typing.Any]) -> None:
+        """A tensor's bytes, part after part: contiguous buffers that together are as many. On an error: discard()."""
         if name in self._entries:
             raise ValueError(f"{name} is in {self.path} already")
-        self._file.write(view)
-        self._entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [self._at, self._at + view.nbytes]}
-        self._at += view.nbytes
+        start = self._at
+        for part in parts:
+            view = memoryview(part).cast("B")
+            self._file.write(view)
+            self._at += view.nbytes
+        if self._at - start != math.prod(shape) * SIZES[dtype]:
+            raise ValueError(f"{name}: {self._at - start} bytes, {dtype} of shape {list(shape)} has "
+                             f"{math.prod(shape) * SIZES[dtype]}")
+        self._entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, self._at]}
 
     def close(self, metadata: dict[str, str] | None = None) -> None:
         """Writes the header, and gives the file its name."""

@@ -18,7 +18,7 @@
 #define SAVE_TORCH "from safetensors.torch import save_file; "
 #define TO_TOKENS ".astype('<u4').tofile('tokens.u32')"
 
-/* `tensors` and `tokens` are lines of Python, in which @ is the file's path. */
+/* `tensors` and `tokens` are lines of Python, or "-m" and a module with its arguments, in which @ is the file's path. */
 typedef struct kind {
     const char *what;
     const char *magic;
@@ -27,7 +27,7 @@ typedef struct kind {
     const char *tokens;  /* writes tokens.u32 */
 } kind;
 
-enum { NPY, NPZ, TORCH, OLD_TORCH, ZIP, GGUF, HDF5, ARROW, PARQUET, GZIP, ZSTD, SAFETENSORS, KINDS };
+enum { NPY, NPZ, TORCH, DISTCP, OLD_TORCH, ZIP, GGUF, HDF5, ARROW, PARQUET, GZIP, ZSTD, SAFETENSORS, KINDS };
 
 /* A magic of less than four bytes would refuse honest tokens. GGUF's has its version's upper bytes, which no text has;
  * that of an old torch.save is the pickled number that it begins with. */
@@ -42,6 +42,8 @@ static const kind kinds[KINDS] = {
                "import torch; " SAVE_TORCH "save_file({k: v.clone() for k, v in torch.load('@', map_location='cpu', "
                "weights_only=True).items()}, 'tensors.safetensors')",
                "import torch; torch.load('@').flatten().numpy()" TO_TOKENS},
+    [DISTCP] = {"a part of a checkpoint of torch.distributed.checkpoint, which is its whole folder", "PK\x03\x04", 4,
+                NULL, NULL},
     [OLD_TORCH] = {"a file of torch.save", "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20j\xa8P\x19", 14, NULL, NULL},
     [ZIP] = {"a zip archive", "PK\x03\x04", 4, NULL, NULL},
     [GGUF] = {"a GGUF file", "GGUF", 4,
@@ -82,6 +84,8 @@ static int kind_of(const unsigned char *head, size_t n, const char *path, ari_wa
         found++;
     if (found == SAFETENSORS)
         return KINDS;
+    if (found == NPZ && ari_ends_in(path, ".distcp"))
+        return DISTCP;
     if (found == NPZ && !ari_ends_in(path, ".npz") && !holds(head, n, ".npy"))
         return ari_ends_in(path, ".zip") && !holds(head, n, ".pkl") ? ZIP : TORCH;
     if (found == GGUF && (n < 8 || head[4] > 9 || head[5] != 0 || head[6] != 0 || head[7] != 0))
@@ -98,15 +102,16 @@ static void convert_text(char out[CONVERT], const char *lines, const char *path,
 {
     size_t n = 0;
     out[0] = '\0';
+    const bool is_module = lines && strncmp(lines, "-m ", 3) == 0;
     if (lines)
-        n = (size_t)snprintf(out, CONVERT, "; this converts it:\n  python3 -c \"");
+        n = (size_t)snprintf(out, CONVERT, "; this converts it:\n  python3 %s", is_module ? "" : "-c \"");
     for (const char *c = lines; c && *c && n < CONVERT - 2; c++) {
         if (*c == '@' || *c == '#')
             n += (size_t)snprintf(out + n, CONVERT - n, "%s", ARI_SHOW(*c == '@' ? path : name));
         else
             n += (size_t)snprintf(out + n, CONVERT - n, "%c", *c);
     }
-    if (lines && n < CONVERT - 1)
+    if (lines && !is_module && n < CONVERT - 1)
         snprintf(out + n, CONVERT - n, "\"");
 }
 
@@ -163,20 +168,16 @@ typedef struct named {
     "an adapter without the model that it adapts",                                                  \
         "from peft import AutoPeftModelForCausalLM as M; M.from_pretrained('@').merge_and_unload()" \
         ".save_pretrained('OUT')"
-#define DEEPSPEED                                                                                             \
-    "a checkpoint of DeepSpeed",                                                                              \
-        "from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as f; " SAVE_TORCH \
-        "save_file({k: v.clone() for k, v in f('@').items()}, 'model.safetensors')"
-#define MEGATRON "a checkpoint of Megatron", NULL
-#define DCP                                                                                       \
-    "a checkpoint of torch.distributed.checkpoint",                                               \
-        "import torch; from torch.distributed.checkpoint.format_utils import dcp_to_torch_save; " \
-        "dcp_to_torch_save('@', 'model.pt')"
+#define BY_ANYRANK "-m anyrank.convert '@' OUT   (--full: into OUT/model.safetensors, not a file of each rank)"
+#define DEEPSPEED "a checkpoint of DeepSpeed", BY_ANYRANK
+#define MEGATRON "a checkpoint of Megatron", BY_ANYRANK
+#define DCP "a checkpoint of torch.distributed.checkpoint", BY_ANYRANK
 
 /* The first pattern that fits decides. */
 static const named names[] = {
     BY_NAME("adapter_model*", ADAPTER),
     BY_NAME("pytorch_model*.bin*", "weights in PyTorch's format", SAVE_MODEL("")),
+    BY_NAME(".metadata", DCP),
     BY_NAME("*.distcp", DCP),
     BY_NAME("latest_checkpointed_iteration.txt", MEGATRON),
     BY_NAME("iter_[0-9]*", MEGATRON),
@@ -184,6 +185,7 @@ static const named names[] = {
     BY_NAME("*zero_pp_rank_*", DEEPSPEED),
     BY_NAME("mp_rank_*_model_states.pt", DEEPSPEED),
     BY_NAME("mp_rank_[0-9]*", MEGATRON),
+    BY_NAME("*___rank=*.pt", "a dump of SGLang", BY_ANYRANK),
     BY_NAME("*.gguf", "weights in GGUF's format", SAVE_MODEL(", gguf_file='#'")),
     BY_NAME("tf_model*.h5", "weights of TensorFlow", SAVE_MODEL(", from_tf=True")),
     BY_NAME("model.ckpt*", "weights of TensorFlow", SAVE_MODEL(", from_tf=True")),

@@ -33,7 +33,8 @@ static void each_kind_is_known_by_its_first_bytes(void)
                  {"a.x", "an HDF5 file", 8, "\x89HDF\r\n\x1a\n"},
                  {"a.x", "an Arrow file", 8, "ARROW1\0\0"},
                  {"a.x", "compressed by gzip", 4, "\x1f\x8b\x08\0"},
-                 {"a.x", "compressed by zstd", 4, "\x28\xb5\x2f\xfd"}};
+                 {"a.x", "compressed by zstd", 4, "\x28\xb5\x2f\xfd"},
+                 {"__0_0.distcp", "a part of a checkpoint", 24, "PK\3\4\0\0\0\0archive/data.pkl"}};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         cr_expect_eq(ari_foreign_refuse(files[i].path, files[i].head, files[i].n, ARI_WANT_TENSORS), AR_ERR_FORMAT);
         cr_expect(says(files[i].what) && says("expected a safetensors file"), "%s: %s", files[i].what,
@@ -83,6 +84,8 @@ static void a_folder_with_weights_that_are_not_read_is_refused_with_the_file(voi
                                         "flax_model.msgpack",
                                         "consolidated.00.pth",
                                         "__0_0.distcp",
+                                        ".metadata",
+                                        "step=0___rank=1___dump_index=3___name=h.pt",
                                         "model-00001-of-00002.safetensors",
                                         "mp_rank_00_model_states.pt",
                                         "latest_checkpointed_iteration.txt"};
@@ -95,6 +98,26 @@ static void a_folder_with_weights_that_are_not_read_is_refused_with_the_file(voi
     cr_expect_eq(ask("global_step10", NULL, 0), AR_ERR_FORMAT);
     cr_expect(says("DeepSpeed"), "%s", ar_error_message());
     cr_expect_eq(ask("any.pt", "PK\3\4archive/data.pkl", 20), AR_ERR_FORMAT);
+}
+
+static void what_the_python_package_converts_is_said_with_the_one_command(void)
+{
+    static const struct {
+        const char *file, *what;
+    } cases[] = {{"__0_0.distcp", "torch.distributed.checkpoint"},
+                 {".metadata", "torch.distributed.checkpoint"},
+                 {"zero_pp_rank_0_mp_rank_00_optim_states.pt", "DeepSpeed"},
+                 {"mp_rank_00_model_states.pt", "DeepSpeed"},
+                 {"mp_rank_00", "Megatron"},
+                 {"latest_checkpointed_iteration.txt", "Megatron"},
+                 {"step=0___rank=1___dump_index=3___name=h.pt", "SGLang"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cr_expect_eq(ask(cases[i].file, "x", 1), AR_ERR_FORMAT, "%s", cases[i].file);
+        cr_expect(says(cases[i].what), "%s: %s", cases[i].file, ar_error_message());
+        const char *command = strstr(ar_error_message(), "\n  python3 -m anyrank.convert '/tmp/anyrank-foreign-");
+        cr_expect(command && strstr(command, "' OUT ") && !strchr(command, '"'), "%s: %s", cases[i].file,
+                  ar_error_message());
+    }
 }
 
 static void safetensors_of_any_name_are_weights_by_their_tensors(void)
@@ -135,5 +158,6 @@ Test(foreign, every_claim)
 {
     TOGETHER(each_kind_is_known_by_its_first_bytes, what_is_asked_for_is_not_foreign,
              a_folder_with_weights_that_are_not_read_is_refused_with_the_file,
+             what_the_python_package_converts_is_said_with_the_one_command,
              safetensors_of_any_name_are_weights_by_their_tensors, what_is_no_weight_may_lie_in_a_model_s_folder);
 }

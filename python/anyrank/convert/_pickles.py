@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what torch.save and torch.distributed.checkpoint pickled, running none of it.
+
+A pickle may name any function and call it. Here each name is looked up in a list: tensors and containers are made by
+functions of this file, classes of the libraries that write checkpoints become placeholders (a Placeholder keeps what it
+was given and does nothing), and any other name ends the reading. torch is not needed, so it cannot be what is attacked.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import typing
+import zipfile
+
+from anyrank._errors import AnyrankError
+from anyrank._safetensors import SIZES
+from anyrank.convert._tensors import View
+
+DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+          "int16": "I16", "int8": "I8", "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
+          "bool": "BOOL",
+          "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+STORAGES = {"DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
+            "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8",
+            "BoolStorage": "BOOL", "Float8_e4m3fnStorage": "F8_E4M3", "Float8_e5m2Storage": "F8_E5M2",
+            "UntypedStorage": "U8"}
+# Libraries whose classes lie in checkpoints beside the tensors: settings, loss scalers, layouts, random states.
+PLACEHOLDERS = ("torch.", "numpy.", "deepspeed.", "megatron.", "transformer_engine.", "apex.", "transformers.",
+                "accelerate.", "omegaconf.", "sglang.", "pathlib.", "argparse.", "datetime.")
+NAMED_PLACEHOLDERS = {"_codecs.encode", "types.SimpleNamespace", "numpy.ndarray", "numpy.dtype"}
+
+class _Ordered(typing.Dict[typing.Any, typing.Any]):
+    """An OrderedDict, whose attributes (versions of modules) are dropped."""
+
+    def __setstate__(self, state: typing.Any) -> None:
+        pass
+
+
+CONTAINERS: dict[str, typing.Callable[..., typing.Any]] = {
+    "collections.OrderedDict": _Ordered, "builtins.set": set, "builtins.frozenset": frozenset,
+    "builtins.complex": complex,
+    "builtins.slice": slice, "__builtin__.set": set}
+
+
+class Placeholder:
+    """What stands in for an object of a class that is not loaded: its arguments, and its attributes if it has any."""
+
+    _class = ""
+
+    def __init__(self, *args: typing.Any, **_: typing.Any) -> None:
+        self._args = args
+
+    def __new__(cls, *args: typing.Any, **_: typing.Any) -> Placeholder:
+        made = super().__new__(cls)
+        made._args = args
+        return made
+
+    def __setstate__(self, state: typing.Any) -> None:
+        for part in state if isinstance(state, tuple) else (state,):
+            if isinstance(part, dict):
+                self.__dict__.update({key: value for key, value in part.items() if isinstance(key, str)})
+        self.__dict__["_state"] = state
+
+    def append(self, _value: typing.Any) -> None:
+        """A pickled subclass of list."""
+
+    def extend(self, _values: typing.Any) -> None:
+        """The same."""
+
+    def __setitem__(self, key: typing.Any, value: typing.Any) -> None:
+        """A pickled subclass of dict."""
+        self.__dict__.setdefault("_items", []).append((key, value))
+
+
+def class_of(value: typing.Any) -> str:
+    """The full name of the class whose placeholder this is; '' for anything else."""
+    return value._class if isinstance(value, Placeholder) else ""
+
+
+def attribute(value: typing.Any, name: str, default: typing.Any = None) -> typing.Any:
+    """An attribute of a pickled object, or an entry of a dictionary."""
+    if isinstance(value, dict):
+        return value.get(name, default)
+    return value.__dict__.get(name, default) if isinstance(value, Placeholder) else default
+
+
+class _DType(str):
+    """A torch.dtype, by its safetensors name."""
+
+    __slots__ = ()
+
+
+class _Storage(typing.NamedTuple):
+    dtype: str
+    data: memoryview
+
+
+class _Reader(pickle._Unpickler):
+    """Python's own unpickler, and not the one in C: that one makes room for as many objects as one number of a damaged
+    file says, which may be more than the machine has."""
+
+    def __init__(self, file: typing.IO[bytes], where: str, placeholders: typing.Collection[str],
+                 storage: typing.Callable[[str, str, int], memoryview] | None) -> None:
+        super().__init__(file, encoding="utf-8")
+        self.where, self.allowed, self.storage = where, placeholders, storage
+        self.classes: dict[str, type] = {}
+
+    def find_class(self, module: str, name: str) -> typing.Any:
+        full = f"{module}.{name}"
+        if full in CONTAINERS:
+            return CONTAINERS[full]
+        if module == "torch" and name in DTYPES:
+            return _DType(DTYPES[name])
+        if module in ("torch", "torch.storage") and name in STORAGES:
+            return _DType(STORAGES[name])
+        if full in ("torch.Size", "torch.serialization._get_layout"):
+            return lambda *given: tuple(given[0]) if given and name == "Size" else given
+        if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_tensor", "_rebuild_tensor_v3"):
+            return lambda *given: self.tensor(name, *given)
+        if module == "torch._utils" and name.startswith("_rebuild_parameter"):
+            return lambda data, *_: data
+        if full == "torch._tensor._rebuild_from_type_v2":
+            return lambda rebuild, _type, given, _state: rebuild(*given)
+        if module == "torch._utils" and name.startswith("_rebuild"):
+            return lambda *_: self.fail(f"a tensor made by {full}, which is not supported: save it dense and plain")
+        if full not in self.allowed and full not in NAMED_PLACEHOLDERS and not module.startswith(PLACEHOLDERS) and (
+                f"{module}." not in PLACEHOLDERS):
+            self.fail(f"names {full}, which is no part of a checkpoint that this reader knows; refused, and nothing "
+                      f"of it was run. If it is a class that holds no weights, --placeholder {full} reads it as "
+                      f"inert data")
+        if full not in self.classes:
+            self.classes[full] = type(name.rsplit(".", 1)[-1], (Placeholder,), {"_class": full})
+        return self.classes[full]
+
+    def persistent_load(self, key: typing.Any) -> _Storage:
+        if self.storage is None or not isinstance(key, tuple) or len(key) < 5 or key[0] != "storage" or (
+                not isinstance(key[1], _DType)):
+            self.fail(f"a storage of another kind than torch's: {str(key)[:80]}")
+        _, dtype, name, _device, count = key[:5]
+        return _Storage(dtype, self.storage(str(name), dtype, count))
+
+    def tensor(self, how: str, storage: typing.Any, offset: int, shape: typing.Any, strides: typing.Any,
+               *more: typing.Any) -> View:
+        """torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks), and v3 with a dtype."""
+        if not isinstance(storage, _Storage):
+            self.fail("a tensor without a storage")
+        dtype = more[2] if how == "_rebuild_tensor_v3" and len(more) > 2 else storage.dtype
+        numbers = [offset, *shape, *strides]
+        if len(shape) != len(strides) or len(shape) > 8 or not all(type(n) is int and n >= 0 for n in numbers) or (
+                dtype not in SIZES):
+            self.fail(f"a tensor of {dtype} {list(shape)} with strides {list(strides)}: malformed, or not supported")
+        view = View(str(dtype), tuple(shape), tuple(strides), storage.data, offset)
+        last = offset + sum((n - 1) * step for n, step in zip(shape, strides))
+        if view.count and (last + 1) * SIZES[view.dtype] > storage.data.nbytes:
+            self.fail(f"a tensor {list(shape)} reaches beyond its storage of {storage.data.nbytes} bytes")
+        return view
+
+    def fail(self, problem: str) -> typing.NoReturn:
+        raise AnyrankError(f"{self.where}: {problem}")
+
+
+def read_pickle(file: typing.IO[bytes], where: str, placeholders: typing.Collection[str] = (),
+                storage: typing.Callable[[str, str, int], memoryview] | None = None) -> typing.Any:
+    """What one pickle holds. storage: (key, dtype, elements) -> bytes, of tensors."""
+    try:
+        return _Reader(io.BytesIO(file.read()), where, placeholders, storage).load()
+    except AnyrankError:
+        raise
+    except RecursionError:
+        raise AnyrankError(f"{where}: a pickle nested too deeply") from None
+    except Exception as error:  # whatever bytes that are no pickle may raise
+        raise AnyrankError(f"{where}: not a readable pickle, or cut short: {type(error).__name__}: {error}") from None
+
+
+class _Slice(io.RawIOBase):
+    """Bytes of a buffer as a file."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.data, self.at = data, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.data.nbytes}[whence]
+        if base + offset < 0:
+            raise ValueError("before the beginning")
+        self.at = base + offset
+        return self.at
+
+    def readinto(self, out: typing.Any) -> int:
+        n = max(0, min(len(out), self.data.nbytes - self.at))
+        out[:n] = self.data[self.at:self.at + n]
+        self.at += n
+        return n
+
+
+def map_file(path: str | os.PathLike[str]) -> memoryview:
+    """A file's bytes, mapped."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def read_torch(data: memoryview, where: str, placeholders: typing.Collection[str] = ()) -> typing.Any:
+    """What torch.save wrote (its zip format, since PyTorch 1.6): tensors are Views of `data`."""
+    if bytes(data[:4]) != b"PK\x03\x04":
+        old = bytes(data[:2]) == b"\x80\x02"
+        raise AnyrankError(f"{where}: " + ("a file in the format before PyTorch 1.6: load and torch.save it again "
+                                           "with a newer one" if old else "is no file of torch.save"))
+    try:
+        archive = zipfile.ZipFile(io.BufferedReader(_Slice(data)))
+        members = {entry.filename.split("/", 1)[-1]: entry for entry in archive.infolist()}
+        order = archive.read(members["byteorder"]) if "byteorder" in members else b"little"
+        if "data.pkl" not in members or order != b"little":
+            raise AnyrankError(f"{where}: " + ("written on a big-endian machine, which is not supported"
+                                               if "data.pkl" in members else "a zip file that torch.save did not "
+                                                                             "write"))
+        program = archive.open(members["data.pkl"])
+    except (zipfile.BadZipFile, EOFError, ValueError, OSError, KeyError) as error:
+        raise AnyrankError(f"{where}: a file of torch.save that is cut short or damaged: {error}") from None
+
+    def storage(key: str, dtype: str, count: int) -> memoryview:
+        entry = members.get(f"data/{key}")
+        if entry is None or entry.compress_type != zipfile.ZIP_STORED:
+            raise AnyrankError(f"{where}: its member data/{key} is missing or compressed")
+        head = bytes(data[entry.header_offset:entry.header_offset + 30])
+        if head[:4] != b"PK\x03\x04":
+            raise AnyrankError(f"{where}: its member data/{key} is damaged")
+        start = entry.header_offset + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+        size = count * SIZES[dtype]
+        if type(count) is not int or not 0 <= size <= entry.file_size or start + entry.file_size > data.nbytes:
+            raise AnyrankError(f"{where}: its member data/{key} has {entry.file_size} bytes, {size} are needed")
+        return data[start:start + entry.file_size]
+
+    with program:
+        return read_pickle(program, where, placeholders, storage)
+
+
+def load(path: str | os.PathLike[str], placeholders: typing.Collection[str] = ()) -> typing.Any:
+    """A .pt file: dictionaries, lists, Views, numbers and Placeholders."""
+    return read_torch(map_file(path), os.fspath(path), placeholders)
+
+
+def nested(value: typing.Any, *keys: typing.Any) -> typing.Any:
+    """value[keys[0]][keys[1]].. of dictionaries, lists and pickled objects; None where one lacks it."""
+    for key in keys:
+        if isinstance(value, (dict, Placeholder)):
+            value = attribute(value, key) if isinstance(key, str) or not isinstance(value, dict) else value.get(key)
+        elif isinstance(value, (list, tuple)) and isinstance(key, int) and key < len(value):
+            value = value[key]
+        else:
+            return None
+    return value
+
+

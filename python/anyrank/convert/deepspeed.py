@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of DeepSpeed: a folder with *_model_states.pt and, under ZeRO, *_optim_states.pt.
+
+The layout is that of deepspeed/utils/zero_to_fp32.py (versions 0.9 to 0.19). Stages 1 and 2 (and bf16 with fp32 sums)
+flatten each parameter group and give every rank an equal stretch of it; stage 3 gives every rank an equal share of each
+parameter, ceil(n / ranks) elements, one after the other in its flat groups.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import os
+import re
+import typing
+
+from anyrank._errors import AnyrankError
+from anyrank.convert._parallel import Cuts
+from anyrank.convert._pickles import Placeholder, attribute, load, nested
+from anyrank.convert._pieces import STATE, Checkpoint, Piece
+from anyrank.convert._tensors import View, flat_boxes
+
+MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
+OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+Shapes = typing.Dict[str, typing.Tuple[int, ...]]
+
+
+class _Rank:
+    """What one (dp, mp) pair's optimizer file holds: flat tensors of each group by role."""
+
+    def __init__(self, path: str, placeholders: typing.Collection[str]) -> None:
+        self.path = path
+        state = nested(load(path, placeholders), "optimizer_state_dict")
+        if not isinstance(state, dict):
+            raise AnyrankError(f"{path}: has no optimizer_state_dict: no file of a ZeRO optimizer")
+        stage = state.get("zero_stage", 1)
+        self.stage = stage._args[0] if isinstance(stage, Placeholder) and stage._args else stage
+        if self.stage not in (1, 2, 3):
+            raise AnyrankError(f"{path}: ZeRO stage {self.stage}; stages 1 to 3 are read here")
+        count = state.get("partition_count")
+        counts = count if isinstance(count, (list, tuple)) else [count]
+        self.count = max((n for n in counts if isinstance(n, int)), default=0)
+        if len(set(counts)) > 1:
+            raise AnyrankError(f"{path}: groups of {counts} ranks, as for experts: mixtures of experts of DeepSpeed "
+                               f"are not supported; ds_to_universal.py converts them")
+        key = "fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"
+        self.flat: dict[str, list[View]] = {"master": self._views(state.get(key), key)}
+        self.slices = state.get("param_slice_mappings")
+        self.paddings = state.get("param_alignment_paddings")
+        base = nested(state, "optimizer_state_dict" if self.stage == 3 else "base_optimizer_state")
+        groups = base if isinstance(base, list) else [
+            nested(base, "state", i) for i in range(len(self.flat["master"]))]
+        for name, role in STATE.items():
+            found = [nested(group, name) for group in groups]
+            if found and all(isinstance(one, View) for one in found):
+                self.flat[role] = self._views(found, name)
+
+    def _views(self, found: typing.Any, key: str) -> list[View]:
+        if not isinstance(found, (list, tuple)) or not all(
+            isinstance(one, View) and len(one.shape) == 1 for one in found):
+            raise AnyrankError(f"{self.path}: {key} is no list of flat tensors: of another version of DeepSpeed, or "
+                               f"the optimizer was on NVMe")
+        return list(found)
+
+
+def _dicts(value: typing.Any) -> list[Shapes]:
+    """param_shapes: a dictionary for each group; in old versions one for all."""
+    groups = value if isinstance(value, list) else [value]
+    if not all(isinstance(group, dict) for group in groups):
+        return []
+    return [{str(name): tuple(shape) for name, shape in group.items()} for group in groups]
+
+
+class _Reader:
+    def __init__(self, folder: str,
+                 placeholders: typing.Collection[str], shard: typing.Mapping[str, int | None]) -> None:
+        self.folder, self.placeholders = folder, placeholders
+        names = sorted(os.listdir(folder))
+        for name in names:
+            if re.search(r"expert_\d+_mp_rank|expp_rank_", name) or re.match(r"layer_\d+-model_", name):
+                what = "experts" if "exp" in name else "pipeline stages"
+                raise AnyrankError(
+                    f"{folder}: {name}: {what} of DeepSpeed are not supported; ds_to_universal.py converts them")
+        self.models = self._listed(MODEL, names)
+        self.optims = self._listed(OPTIM, names)
+        self.tp = len({mp for _, mp in self.models})
+        if not self.models or sorted({mp for _, mp in self.models}) != list(range(self.tp)):
+            raise AnyrankError(f"MissingShard: {folder}: *mp_rank_XX_model_states.pt of ranks "
+                               f"{sorted({mp for _, mp in self.models})}; they count from 0 without gaps")
+        self.states = {key: load(path, placeholders) for key, path in self.models.items()}
+        self.lead = [self.states[min(key for key in self.states if key[1] == mp)] for mp in range(self.tp)]
+        if not all(isinstance(nested(state, "module"), dict) for state in self.lead):
+            raise AnyrankError(
+                f"{folder}: model_states.pt without 'module': no checkpoint of DeepSpeed, or of a pipeline")
+        self.cuts = self._read_cuts(shard)
+        self.checkpoint = Checkpoint("DeepSpeed")
+        self.shapes = [self._shapes(mp) for mp in range(self.tp)]
+
+    def _listed(self, pattern: re.Pattern[str], names: list[str]) -> dict[tuple[int, int], str]:
+        found = {}
+        for name in names:
+            match = pattern.fullmatch(name)
+            if match:
+                found[int(match.group(1) or 0), int(match.group(2))] = os.path.join(self.folder, name)
+        return found
+
+    def _read_cuts(self, shard: typing.Mapping[str, int | None]) -> Cuts:
+        """DeepSpeed's own patterns, where the checkpoint has them (universal_checkpoint_info), say how ranks cut."""
+        info = self.lead[0].get("universal_checkpoint_info")
+        if not isinstance(info, dict):
+            return Cuts(shard)
+        refused = [str(one) for one in info.get("autotp_unsupported_parameter_patterns") or []]
+        refused += [key for key in info if key.startswith("parameter_with_2_sub") or key == "parameter_with_sub_params"
+                    if info[key]]
+        if refused:
+            raise AnyrankError(
+                f"{self.folder}: parameters cut in a way that is not supported: {', '.join(refused[:4])}")
+        patterns: list[tuple[str, int | None]] = []
+        for key, dim in (("tp_replicated_parameter_patterns", None), ("parameter_to_average_patterns", None),
+                         ("parameter_with_row_parallelism_patterns", 1), ("vocabulary_parameter_patterns", 0)):
+            patterns += [(str(pattern), dim) for pattern in info.get(key) or []]
+        return Cuts(shard, patterns=tuple(patterns), rest=0)
+
+    def _shapes(self, mp: int) -> Shapes:
+        """Of all tensors of a tensor-parallel rank, as the rank has them."""
+        state = self.lead[mp]
+        shapes = {str(name): view.shape for name, view in state["module"].items() if isinstance(view, View)}
+        for group in [*_dicts(state.get("param_shapes")), *_dicts(state.get("frozen_param_shapes") or {})]:
+            shapes.update(group)
+        return shapes
+
+    def add(self, dp: int, mp: int, name: str, role: str, view: View, start: int, origin: str) -> None:
+        """A stretch of a parameter's elements, from `start` on, of one rank: its boxes become pieces."""
+        shape, at = self.shapes[mp][name], 0
+        for box in flat_boxes(shape, start, view.count):
+            part = view.flat(at, box[1])
+            at += part.count
+            self._add_box(dp, mp, name, role, part, box, origin)
+
+    def _add_box(self, dp: int, mp: int, name: str, role: str, part: View, box: typing.Any, origin: str) -> None:
+        shapes = [other.get(name) for other in self.shapes]
+        if None in shapes:
+            raise AnyrankError(f"{self.folder}: {name!r} is not on every tensor-parallel rank")
+        full, placed = self.cuts.place(name, typing.cast("list[tuple[int, ...]]", shapes), mp, box)
+        for (offset, extent), inside in placed:
+            view = part
+            for dim, (first, count) in enumerate(zip(inside, extent)):
+                view = view.narrow(dim, first, count)
+            read = functools.partial(_same, view)
+            self.checkpoint.pieces.append(Piece(dp * self.tp + mp, name, role, part.dtype, full, offset, extent, read,
+                                                origin))
+
+    def module(self, mp: int) -> None:
+        """What the model computes with; under stage 3 the file has none of it, only buffers."""
+        dp = min(key[0] for key in self.models if key[1] == mp)
+        for name, view in self.lead[mp]["module"].items():
+            if isinstance(view, View) and view.shape == self.shapes[mp][name]:
+                box = (0,) * len(view.shape), view.shape
+                self._add_box(dp, mp, name, "weight", view, box, self.models[dp, mp])
+
+    def frozen(self, mp: int, ranks: int) -> None:
+        """Parameters without gradients: whole, or under stage 3 a share on each rank."""
+        for (dp, at), state in sorted(self.states.items()):
+            fragments = state.get("frozen_param_fragments")
+            held = {piece.name for piece in self.checkpoint.pieces if piece.role == "weight"} if dp == 0 else set()
+            if at != mp or not isinstance(fragments, dict):
+                continue
+            for name, view in fragments.items():
+                count = math.prod(self.shapes[mp][name])
+                share = -(-count // ranks)
+                if name in held or not isinstance(view, View):
+                    continue
+                if view.count == count and ranks == 1 or len(view.shape) != 1:
+                    self._add_box(dp, mp, name, "weight", view,
+                                  ((0,) * len(view.shape), view.shape), self.models[dp, at])
+                else:
+                    kept = max(0, min(share, count - dp * share))
+                    self.add(dp, mp, name, "weight", view.narrow(0, 0, kept), dp * share, self.models[dp, at])
+
+    def optimizer(self, mp: int) -> None:
+        """The optimizer's copies and moments of one tensor-parallel rank."""
+        ranks = [_Rank(path, self.placeholders) for (_, at), path in sorted(self.optims.items()) if at == mp]
+        found = [dp for dp, at in sorted(self.optims) if at == mp]
+        first = ranks[0]
+        if found != list(range(len(found))) or first.count != len(ranks):
+            lost = sorted(set(range(max(first.count, max(found) + 1))) - set(found))
+            raise AnyrankError(f"MissingShard: {self.folder}: *_optim_states.pt of {len(ranks)} ranks, {first.count} "
+                               f"wrote it; none of zero_pp_rank_{', '.join(map(str, lost)) or '?'} with "
+                               f"mp_rank_{mp:02d}")
+        groups = _dicts(self.lead[mp].get("param_shapes"))
+        if not groups:
+            raise AnyrankError(f"{self.folder}: model_states.pt without param_shapes, which say where parameters are "
+                               f"in the optimizer's flat tensors")
+        for role in first.flat:
+            if any(role not in rank.flat or len(rank.flat[role]) != len(first.flat[role]) for rank in ranks):
+                raise AnyrankError(f"{self.folder}: ranks whose optimizers hold different tensors: {role}")
+        if first.stage == 3:
+            self._shares(mp, ranks, groups)
+        else:
+            self._stretches(mp, ranks, groups)
+
+    def _stretches(self, mp: int, ranks: list[_Rank], groups: list[Shapes]) -> None:
+        for g, group in enumerate(groups):
+            if g >= len(ranks[0].flat["master"]):
+                raise AnyrankError(f"{self.folder}: {len(groups)} parameter groups, the optimizer has "
+                                   f"{len(ranks[0].flat['master'])}")
+            paddings = nested(ranks[0].paddings, g) or [0] * len(group)
+            at, places = 0, []
+            for (name, shape), padding in zip(group.items(), paddings):
+                places.append((name, at, math.prod(shape)))
+                at += math.prod(shape) + padding
+            begin = 0
+            for dp, rank in enumerate(ranks):
+                count = rank.flat["master"][g].count
+                for name, start, n in places:
+                    first, end = max(start, begin), min(start + n, begin + count)
+                    if first < end:
+                        self._check_slice(rank, g, name, first - begin, end - first)
+                        for role, flat in rank.flat.items():
+                            part = self._stretch(rank, flat[g], first - begin, end - first, name)
+                            self.add(dp, mp, name, role, part, first - start, rank.path)
+                begin += count
+
+    def _stretch(self, rank: _Rank, flat: View, first: int, count: int, name: str) -> View:
+        if first + count > flat.count:
+            raise AnyrankError(f"{rank.path}: a flat tensor of {flat.count} elements ends within {name!r}: cut "
+                               f"short, or of another model")
+        return flat.narrow(0, first, count)
+
+    def _check_slice(self, rank: _Rank, g: int, name: str, start: int, count: int) -> None:
+        """Versions since 0.8 say where each parameter is."""
+        told = nested(rank.slices, g, name)
+        if told is not None and (attribute(told, "start"), attribute(told, "numel")) != (start, count):
+            raise AnyrankError(f"{rank.path}: {name!r} should be {count} elements from {start} on, the file says "
+                               f"{attribute(told, 'numel')} from {attribute(told, 'start')}: a layout of another "
+                               f"version")
+
+    def _shares(self, mp: int, ranks: list[_Rank], groups: list[Shapes]) -> None:
+        params = {name: shape for group in groups for name, shape in group.items()}
+        for dp, rank in enumerate(ranks):
+            for role, flat in rank.flat.items():
+                parts = collections.deque(flat)
+                at = 0
+                for name, shape in params.items():
+                    count = math.prod(shape)
+                    share, done = -(-count // len(ranks)), 0
+                    kept = max(0, min(share, count - dp * share))  # the rest is padding
+                    while done < share:
+                        while parts and at == parts[0].count:
+                            parts.popleft()
+                            at = 0
+                        if not parts:
+                            raise AnyrankError(f"{rank.path}: its flat tensors end before {name!r}: cut short, or of "
+                                               f"another model")
+                        n = min(share - done, parts[0].count - at)
+                        if done < kept:
+                            part = parts[0].narrow(0, at, min(n, kept - done))
+                            self.add(dp, mp, name, role, part, dp * share + done, rank.path)
+                        done, at = done + n, at + n
+                if sum(one.count for one in parts) - at > 0:
+                    raise AnyrankError(f"{rank.path}: its flat tensors have {sum(one.count for one in parts) - at} "
+                                       f"elements more than the parameters: of another model")
+
+    def aliases(self) -> None:
+        """Tied parameters have one copy in the files and two names in the model."""
+        for other, name in (self.lead[0].get("shared_params") or {}).items():
+            held = {piece.name for piece in self.checkpoint.pieces if piece.role == "master"}
+            if other not in held:
+                self.checkpoint.pieces += [dataclasses.replace(piece, name=other) for piece in self.checkpoint.pieces
+                                           if piece.name == name and piece.role in ("weight", "master")]
+
+    def read(self) -> Checkpoint:
+        ranks = 1 + max((dp for dp, _ in (self.optims or self.models)), default=0)
+        if self.tp > 1 or ranks > 1:
+            self.checkpoint.mesh = [("dp", ranks), ("tp", self.tp)]
+        for mp in range(self.tp):
+            self.module(mp)
+            self.frozen(mp, ranks)
+            if any(at == mp for _, at in self.optims):
+                self.optimizer(mp)
+        self.aliases()
+        if not self.optims:
+            self.checkpoint.notes.append(
+                "no ZeRO: the optimizer's state is by number, not by parameter, and is left out")
+        return self.checkpoint
+
+
+def _same(view: View) -> View:
+    return view
+
+
+def read(folder: str, placeholders: typing.Collection[str], shard: typing.Mapping[str, int | None]) -> Checkpoint:
+    """A checkpoint of DeepSpeed, stages 0 to 3."""
+    return _Reader(folder, placeholders, shard).read()

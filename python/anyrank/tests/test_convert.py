@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other people's checkpoints: nothing pickled is run, what is damaged is named, and bits come through as they are."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pathlib
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import typing
+import unittest
+import zipfile
+
+import anyrank
+from anyrank import _safetensors, convert, ranks
+from anyrank.convert import _parallel, _pickles, _tensors
+from anyrank.tests import FolderCase, needs
+
+
+class Evil:
+    """Unpickled in the usual way, it runs a command."""
+
+    def __init__(self, mark: pathlib.Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[typing.Any, ...]:
+        return os.system, (f"touch {self.mark}",)
+
+
+class Settings:
+    """A class that the reader does not know."""
+
+    def __init__(self) -> None:
+        self.rate = 0.5
+
+
+def zipped(path: pathlib.Path, program: bytes, **members: bytes) -> None:
+    """A file as torch.save writes it, with this pickle."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", program)
+        archive.writestr("archive/byteorder", "little")
+        for name, data in members.items():
+            archive.writestr(f"archive/data/{name}", data)
+
+
+def metadata(*state: bytes) -> bytes:
+    """A pickle of a Metadata with these (key, value) pairs as its state."""
+    name = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
+    return b"\x80\x02" + name + b")\x81}(" + b"".join(state) + b"ub."
+
+
+class Pickles(FolderCase):
+    def refused(self, *words: str) -> str:
+        """The message with which the folder is refused, and nothing was written or run."""
+        with self.assertRaises(anyrank.AnyrankError) as caught:
+            convert.convert(self.path / "source", self.path / "out")
+        self.assertEqual(sorted(os.listdir(self.path)), ["source"])
+        for word in words:
+            self.assertIn(word, str(caught.exception))
+        return str(caught.exception)
+
+    def setUp(self) -> None:
+        super().setUp()
+        (self.path / "source").mkdir()
+
+    def test_no_pickle_runs_anything_wherever_it_lies(self) -> None:
+        mark = self.path / "mark"
+        evil = pickle.dumps({"module": Evil(mark)})
+        name = f"{os.system.__module__}.system"
+        for folder, file, data in (("", ".metadata", evil), ("", "mp_rank_00_model_states.pt", None),
+                                   ("mp_rank_00", "model_optim_rng.pt", None)):
+            for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+                with self.subTest(file=file, protocol=protocol):
+                    evil = pickle.dumps({"module": Evil(mark)}, protocol)
+                    path = self.path / "source" / folder / file
+                    path.parent.mkdir(exist_ok=True)
+                    if data is None:
+                        zipped(path, evil)
+                    else:
+                        path.write_bytes(evil)
+                    self.refused(str(path), f"names {name}", "nothing of it was run")
+                    path.unlink()
+            if folder:
+                (self.path / "source" / folder).rmdir()
+
+    def test_the_functions_that_a_pickle_may_call_are_a_closed_list(self) -> None:
+        for name in ("builtins.eval", "builtins.getattr", "builtins.__import__", "os.system", "posix.system",
+                     "nt.system",
+                     "subprocess.Popen", "operator.attrgetter", "functools.partial", "importlib.import_module",
+                     "torchvision.x", "numpyx.y", "anyrank.convert.convert", "pickle.loads", "collections.defaultdict"):
+            module, _, what = name.rpartition(".")
+            with self.assertRaisesRegex(anyrank.AnyrankError, name):
+                _pickles.read_pickle(io_of(f"c{module}\n{what}\n.".encode()), "x")
+        for name in ("torch.hub.load", "numpy.core.multiarray.scalar", "deepspeed.x.Y", "pathlib.PosixPath"):
+            module, _, what = name.rpartition(".")
+            made = _pickles.read_pickle(io_of(f"c{module}\n{what}\n(S'a'\ntR.".encode()), "x")
+            self.assertEqual((_pickles.class_of(made), made._args), (name, ("a",)))
+
+    def test_an_unknown_class_is_refused_and_read_as_data_if_it_is_named(self) -> None:
+        name = f"{Settings.__module__}.Settings"
+        path = self.path / "source" / "mp_rank_00_model_states.pt"
+        weight = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\n" + (
+            b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x02tQK\x00K\x02\x85K\x01\x85\x89}tR.")
+        program = b"\x80\x02}(X\x06\x00\x00\x00module}X\x01\x00\x00\x00w" + weight[2:-1] + (
+            b"sX\x04\x00\x00\x00note" + pickle.dumps(Settings(), 2)[2:-1] + b"u.")
+        zipped(path, program, **{"0": struct.pack("<2f", 1, 2)})
+        self.refused(name, f"--placeholder {name}")
+        done = convert.convert(path.parent, self.path / "out", placeholders=[name])
+        self.assertEqual((done.kind, done.tensors, done.bytes), ("DeepSpeed", 1, 8))
+        tensors, _ = _safetensors.read(self.path / "out" / "rank-00000.safetensors")
+        self.assertEqual((tensors["w"].dtype, tensors["w"].shape, tensors["w"].data.tobytes()),
+                         ("F32", (2,), struct.pack("<2f", 1, 2)))
+
+    def test_bytes_that_are_no_checkpoint(self) -> None:
+        source = self.path / "source"
+        for data, words in ((b"", "not a readable pickle"), (b"\x80\x04N.", "NoneType"), (b"garbage", "not a readable"),
+                            (metadata(), "no state_dict_metadata"), (b"(" * 99, "not a readable"),
+                            (metadata(b"X\x07\x00\x00\x00versionX\x05\x00\x00\x002.0.0"), "version 2.0.0"),
+                            (b"\x80\x02ctorch.distributed.checkpoint.metadata\nOther\n)\x81.", "metadata.Other")):
+            (source / ".metadata").write_bytes(data)
+            self.refused(".metadata", words)
+        (source / ".metadata").unlink()
+        (source / "__0_0.distcp").write_bytes(b"")
+        self.refused("no .metadata", "the save did not end")
+        (source / "__0_0.distcp").unlink()
+        for data, words in ((b"", "no file of torch.save"), (b"PK\x03\x04", "cut short"),
+                            (b"\x80\x02\x8a", "before PyTorch 1.6")):
+            (source / "mp_rank_00_model_states.pt").write_bytes(data)
+            self.refused("mp_rank_00_model_states.pt", words)
+
+    def test_tensors_beyond_their_storage_are_refused(self) -> None:
+        for count, offset, shape, stride in ((2, 1, 2, 1), (2, 0, 3, 1), (2, 0, 2, 2), (9, 0, 2, 1), (2, 0, 2, 255)):
+            program = (b"\x80\x02}X\x06\x00\x00\x00module}X\x01\x00\x00\x00wctorch._utils\n_rebuild_tensor_v2\n("
+                       b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK"
+                       + bytes([count]) + b"tQK" + bytes([offset]) + b"K" + bytes([shape]) + b"\x85K" + bytes([stride])
+                       + b"\x85\x89}tRss.")
+            zipped(self.path / "source" / "mp_rank_00_model_states.pt", program, **{"0": bytes(8)})
+            self.refused("mp_rank_00_model_states.pt", "storage" if count == 2 else "bytes")
+
+    def test_other_folders_are_nobodys(self) -> None:
+        self.refused("is no checkpoint of")
+        self.assertFalse(convert.is_foreign(self.path / "source"))
+        with convert.as_dump(self.path / "source") as (path, mapping):
+            self.assertEqual((path, mapping), (str(self.path / "source"), None))
+        for name in ("iter_0000001", "iter_0000002"):
+            (self.path / "source" / name).mkdir()
+        self.refused("several checkpoints", "iter_0000001, iter_0000002")
+        (self.path / "source" / "latest_checkpointed_iteration.txt").write_text("7")
+        self.refused("latest_checkpointed_iteration.txt names '7'")
+        with self.assertRaises(ValueError):
+            convert.convert(self.path / "source", self.path / "out", weights="best")
+
+    def test_the_command_reports_in_one_line(self) -> None:
+        done = subprocess.run([sys.executable, "-m", "anyrank.convert", str(self.path / "source"),
+                               str(self.path / "out")],
+                              capture_output=True, text=True, check=False,
+                              cwd=pathlib.Path(anyrank.__file__).parents[1])
+        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1))
+        self.assertTrue(done.stderr.startswith("anyrank convert: "), done.stderr)
+
+
+def io_of(data: bytes) -> typing.IO[bytes]:
+    import io
+    return io.BytesIO(data)
+
+
+class Views(unittest.TestCase):
+    def test_boxes_of_a_stretch_are_its_elements_in_order(self) -> None:
+        for shape in ((5,), (3, 4), (2, 3, 2), (1, 4), (4, 1), (2, 1, 3), ()):
+            count = 1
+            for n in shape:
+                count *= n
+            every = list(itertools.product(*map(range, shape)))
+            for start in range(count + 1):
+                for n in range(count - start + 1):
+                    boxes = _tensors.flat_boxes(shape, start, n)
+                    found = [index for at, extent in boxes for index in itertools.product(
+                        *(range(a, a + e) for a, e in zip(at, extent)))]
+                    self.assertEqual(found, every[start:start + n], (shape, start, n))
+
+    def test_strided_views_are_copied_row_major(self) -> None:
+        data = memoryview(bytes(range(48)))
+        for dtype, size in (("U8", 1), ("I16", 2), ("I32", 4)):
+            view = _tensors.View(dtype, (3, 4), (1, 3), data)  # a transposed 4x3
+            expected = b"".join(bytes(data[(i + 3 * j) * size:(i + 3 * j + 1) * size])
+                                for i in range(3) for j in range(4))
+            self.assertEqual(view.bytes().tobytes(), expected)
+            self.assertEqual(view.narrow(1, 1, 2).select(2).bytes().tobytes(), expected[9 * size:11 * size])
+            expanded = _tensors.View(dtype, (2, 3), (1, 0), data)
+            self.assertEqual(expanded.bytes().tobytes(), b"".join(
+                bytes(data[i * size:(i + 1) * size]) * 3 for i in range(2)))
+        self.assertEqual(_tensors.View("I16", (2, 0), (1, 1), data).bytes().tobytes(), b"")
+
+    def test_cuts_by_name(self) -> None:
+        cuts = _parallel.Cuts({"head.*": 1, "special": None}, gated=True)
+        for name, dim in (("a.linear_qkv.weight", 0), ("a.o_proj.weight", 1), ("a.o_proj.bias", None), ("head.w", 1),
+                          ("special", None), ("a.linear_qkv.layer_norm_weight", None), ("a.norm.weight", None)):
+            self.assertEqual(cuts.dimension(name, 2), dim, name)
+        with self.assertRaisesRegex(anyrank.AnyrankError, "--shard 'mystery=0'"):
+            cuts.dimension("mystery", 2)
+        full, boxes = cuts.place("a.linear_fc1.weight", [(4, 2), (4, 2)], 1, ((1, 0), (2, 2)))  # over gate's end
+        self.assertEqual((full, boxes), ((8, 2), [(((3, 0), (1, 2)), (0, 0)), (((6, 0), (1, 2)), (1, 0))]))
+
+
+def save(_rank: int, folder: str) -> dict[str, typing.Any]:
+    """Saves DTensors of 2x2 ranks, plain tensors and what is no tensor; returns the full tensors."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(1)
+    full = {"rows": torch.randn(8, 6), "columns": torch.randn(8, 6).bfloat16(), "both": torch.randn(7, 5),
+            "twice": torch.randn(9, 2).double(), "bits": torch.randint(-9, 9, (5, 3)),
+            "empty": torch.randn(1, 3).half(),
+            "copies": torch.randn(4)}
+    place = {"rows": (Replicate(), Shard(0)), "columns": (Replicate(), Shard(1)), "both": (Shard(0), Shard(1)),
+             "twice": (Shard(0), Shard(0)), "bits": (Replicate(), Shard(0)), "empty": (Replicate(), Shard(0)),
+             "copies": (Replicate(), Replicate())}
+    model = {name: distribute_tensor(t, mesh, list(place[name])) for name, t in full.items()}
+    plain = {"scalar": torch.tensor(7.0), "view": torch.randn(6, 4).t(), "flags": torch.rand(4, 4) > 0.5,
+             "small": torch.randn(6).to(torch.float8_e4m3fn)}
+    model.update(plain)
+    full.update(plain)
+    state = {"model": model, "optim": {"state": {"rows": {"exp_avg": model["rows"], "step": torch.tensor(3)}},
+                                       "param_groups": [{"lr": 0.1}]}, "words": "any"}
+    dcp.save(state, checkpoint_id=folder)
+    full.update({"rows:m": full["rows"], "rows.step": torch.tensor(3)})
+    return {name: (tuple(t.shape), bytes(t.contiguous().view(-1).view(torch.uint8).tolist()))
+                   for name, t in full.items()}
+
+
+@needs("torch")
+class Dcp(FolderCase):
+    saved: typing.Any
+    full: typing.Any
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.saved = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.saved.cleanup)
+        cls.full = ranks.spawn(4, save, str(pathlib.Path(cls.saved.name, "source")))[0]
+
+    def setUp(self) -> None:
+        super().setUp()
+        shutil.copytree(pathlib.Path(self.saved.name, "source"), self.path / "source")
+
+    def expect(self, tensors: dict[str, _safetensors.Entry]) -> None:
+        self.assertEqual({name: (entry.shape, entry.data.tobytes()) for name, entry in tensors.items()}, self.full)
+
+    def test_every_bit_comes_back(self) -> None:
+        done = convert.convert(self.path / "source", self.path / "full.safetensors", full=True)
+        self.assertEqual((done.ranks, done.tensors, len(done.notes)), (0, len(self.full), 1))
+        self.expect(_safetensors.read(self.path / "full.safetensors")[0])
+        done = convert.convert(self.path / "source", self.path / "out")
+        self.assertEqual((done.ranks, len(list((self.path / "out").iterdir()))), (4, 4))
+        with self.assertRaisesRegex(anyrank.AnyrankError, "is there already"):
+            convert.convert(self.path / "source", self.path / "out")
+
+    def test_names_with_a_suffix_and_a_step(self) -> None:
+        convert.convert(self.path / "source", self.path / "out", full=True, suffix="new", step=3)
+        names = set(_safetensors.read(self.path / "out" / "model.safetensors")[0])
+        self.assertTrue({"rows:new@3", "rows:m@3", "rows.step"} <= names, names)
+
+    def test_damaged_folders_name_the_file_and_the_tensor(self) -> None:
+        files = sorted((self.path / "source").glob("*.distcp"))
+        whole = files[3].read_bytes()
+        files[3].write_bytes(whole[:-700])
+        self.fails(files[3].name, "cut short")
+        files[3].write_bytes(whole[:200] + bytes(300) + whole[500:])
+        self.fails(files[3].name)
+        files[3].unlink()
+        self.fails("MissingShard", files[3].name, "is missing")
+        (self.path / "source" / ".metadata").write_bytes((self.path / "source" / ".metadata").read_bytes()[:900])
+        self.fails(".metadata", "cut short")
+
+    def fails(self, *words: str) -> None:
+        for full in (False, True):
+            with self.assertRaises(anyrank.AnyrankError) as caught:
+                convert.convert(self.path / "source", self.path / "out", full=full)
+            for word in words:
+                self.assertIn(word, str(caught.exception))
+            self.assertEqual(os.listdir(self.path), ["source"])
+
+
+if __name__ == "__main__":
+    unittest.main()
