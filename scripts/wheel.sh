@@ -1,0 +1,73 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Makes the Python package's source distribution and its wheel, and says for which systems the wheel is:
+#
+#   scripts/wheel.sh [--out DIR]             of this machine, into dist/
+#   scripts/wheel.sh --aarch64 [--out DIR]   of 64-bit ARM on another processor, after scripts/install_deps.sh --aarch64
+#
+# The wheel is built from the source distribution, so that this is complete. gcc compiles, zig links against glibc 2.28
+# (cmake/manylinux.cmake), auditwheel checks. The tools of scripts/wheel_tools.txt are installed below build/wheel, from
+# where pip finds packages; the compiler, CMake, BLIS and jansson are this machine's (scripts/install_deps.sh).
+set -eu
+cd "$(dirname "$0")/.."
+root=$(pwd -P)
+arch=$(uname -m) out=$root/dist
+while [ $# -gt 0 ]; do
+    case $1 in
+        --aarch64) arch=aarch64 ;;
+        --out)
+            mkdir -p "${2:?wheel.sh: --out needs a folder}"
+            out=$(cd "$2" && pwd -P)
+            shift
+            ;;
+        -h | --help) sed -n '3,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) echo "wheel.sh: unknown option $1; it takes --aarch64 and --out DIR" >&2; exit 2 ;;
+    esac
+    shift
+done
+case $arch in
+    x86_64 | aarch64) ;;
+    *) echo "wheel.sh: no wheels for $arch: x86_64 and aarch64 are tried" >&2; exit 2 ;;
+esac
+work=$root/build/wheel tools=$root/build/wheel/tools
+if [ "$arch" != "$(uname -m)" ] && [ ! -e "$root/build/aarch64/sysroot/complete" ]; then
+    echo "wheel.sh: no libraries of arm64 in build/aarch64/sysroot: scripts/install_deps.sh --aarch64 puts them there" >&2
+    exit 2
+fi
+
+log=$work/$arch.log
+mkdir -p "$work" "$out"
+: > "$log"
+# Runs a command whose output is for the log, and for the terminal if it fails.
+quietly() {
+    "$@" >> "$log" 2>&1 || { status=$?; tail -n 40 "$log" >&2; echo "wheel.sh: failed: $* (all of it: $log)" >&2; exit $status; }
+}
+
+if ! cmp -s scripts/wheel_tools.txt "$tools/installed.txt"; then
+    rm -rf "$tools"
+    quietly "${PYTHON:-python3}" -m venv "$tools"
+    quietly "$tools/bin/python" -m pip install --disable-pip-version-check -r scripts/wheel_tools.txt
+    cp scripts/wheel_tools.txt "$tools/installed.txt"
+fi
+
+rm -rf "$work/source" "$work/raw"
+mkdir -p "$work/source"
+quietly "$tools/bin/python" -m build --sdist --no-isolation --outdir "$work/raw" .
+sdist=$(ls "$work/raw"/*.tar.gz)
+tar -xzf "$sdist" -C "$work/source" --strip-components 1
+
+ANYRANK_ZIG=$("$tools/bin/python" -c 'import os, ziglang; print(os.path.join(os.path.dirname(ziglang.__file__), "zig"))')
+export ANYRANK_ZIG ANYRANK_WHEEL_ARCH="$arch" _PYTHON_HOST_PLATFORM="linux-$arch"
+export ZIG_GLOBAL_CACHE_DIR="$work/zig" ZIG_LOCAL_CACHE_DIR="$work/zig"
+quietly "$tools/bin/python" -m build --wheel --no-isolation --outdir "$work/raw" -C build-dir="$work/$arch" \
+    -C cmake.define.CMAKE_TOOLCHAIN_FILE="$root/cmake/manylinux.cmake" -C cmake.define.ANYRANK_STATIC=ON "$work/source"
+wheel=$(ls "$work/raw"/*.whl)
+PATH="$tools/bin:$PATH" quietly "$tools/bin/auditwheel" repair --plat "manylinux_2_28_$arch" --only-plat -w "$out" "$wheel"
+cp "$sdist" "$out/"
+made=$(ls -t "$out"/anyrank-*_"$arch".whl | head -n 1)
+"$tools/bin/auditwheel" show "$made"
+for file in "$out/$(basename "$sdist")" "$made"; do
+    echo "$(($(wc -c < "$file") / 1024)) KB  $file"
+done
+tag=${made##*/anyrank-*-py3-}
+echo "tag: py3-${tag%.whl}"
