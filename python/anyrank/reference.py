@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import collections.abc
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -14,7 +13,7 @@ import typing
 from anyrank import _arrays, _safetensors, testing
 from anyrank._arguments import option_words, with_options
 from anyrank._command import run
-from anyrank._errors import AnyrankError
+from anyrank._model import model_path
 from anyrank._progress import Progress
 from anyrank._safetensors import Entry
 from anyrank._scratch import Scratch
@@ -162,7 +161,6 @@ def grads(model: typing.Any = None, batch: typing.Any = None, *, tensors: _Kind 
     given: dict[str, typing.Any] = {"out": scratch.path / "reference", **options}
     option_words("grads", given)  # a wrong one, before anything is written
     folder = pathlib.Path(given["out"])
-    in_memory = model is not None and not isinstance(model, (str, os.PathLike))
     if given.get("sensitivity") and given.get("sensitivity_of") is None and given.get("precision") is None:
         given["sensitivity_of"] = _arithmetic(model)
     kind = tensors or _kind(model, batch)
@@ -170,11 +168,8 @@ def grads(model: typing.Any = None, batch: typing.Any = None, *, tensors: _Kind 
         if given.get("input") is not None:
             raise TypeError("anyrank.grads(): batch and input are the same: give one of them")
         given["input"] = _batch_file(batch, scratch.path / "batch.safetensors")
-    path = _model_folder(model, scratch.path / "model") if in_memory else model
-    finished = run("grads", [] if path is None else [path], given, progress)
-    if in_memory:
-        with contextlib.suppress(OSError):
-            (scratch.path / "model" / "model.safetensors").unlink()
+    with model_path(model) as path:
+        finished = run("grads", [] if path is None else [path], given, progress)
     return _reference(report_of(GradsReport, finished), folder, kind, scratch)
 
 
@@ -221,28 +216,3 @@ def _batch_file(batch: typing.Any, path: pathlib.Path) -> Path:
             raise TypeError(f"batch[{name!r}]: {error}") from None
     _safetensors.write(path, entries)
     return path
-
-
-def _model_folder(model: typing.Any, folder: pathlib.Path) -> pathlib.Path:
-    """A folder with config.json and weights, as transformers would write it."""
-    for wrapper in ("module", "_orig_mod", "module"):  # DDP's, torch.compile's, and the one around the other
-        model = getattr(model, wrapper, model)
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "to_json_string") or not hasattr(model, "named_parameters"):
-        raise TypeError(f"{type(model).__name__} is no model of transformers: give one with a .config, the folder of "
-                        "one, or a bundled name")
-    folder.mkdir()
-    (folder / "config.json").write_text(config.to_json_string(use_diff=False), encoding="utf-8")
-    writer = _safetensors.Writer(folder / "model.safetensors")
-    try:
-        for name, parameter in model.named_parameters():
-            whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-            if whole.is_meta:
-                raise AnyrankError(f"{type(model).__name__}: {name} is on the meta device: it has no values")
-            entry = _arrays.entry_of(whole)
-            writer.add(name, entry.dtype, entry.shape, entry.data)
-        writer.close({"format": "pt"})
-    except BaseException:
-        writer.discard()
-        raise
-    return folder

@@ -12,8 +12,9 @@ import json
 import os
 import typing
 
-from anyrank._arguments import with_options
+from anyrank._arguments import option_words, with_options
 from anyrank._command import run
+from anyrank._model import model_path
 from anyrank._progress import Progress
 from anyrank._scratch import Scratch
 from anyrank.report import CheckReport, LintReport, PlanReport, TrainReport, VerifyReport, report_of
@@ -24,13 +25,15 @@ if typing.TYPE_CHECKING:
     from anyrank._options import CheckOptions, LintOptions, PlanOptions, TrainOptions, VerifyOptions
 
 Path = typing.Union[str, "os.PathLike[str]"]
+Model = typing.Any  # a bundled name, a folder with a config.json, or a model of transformers in memory
 _R = typing.TypeVar("_R")
 
 
-def _run(kind: type[_R], command: str, positionals: typing.Sequence[Path | None], options: typing.Mapping[str, object],
-         progress: Progress, keeps: object = None) -> _R:
-    given = [path for path in positionals if path is not None]
-    return report_of(kind, run(command, given, options, progress), keeps)
+def _run(kind: type[_R], command: str, model: Model, options: typing.Mapping[str, object], progress: Progress) -> _R:
+    """A command about a model."""
+    option_words(command, options)  # a wrong one, before the model is written
+    with model_path(model) as path:
+        return report_of(kind, run(command, [] if path is None else [path], options, progress))
 
 
 @with_options("verify")
@@ -52,41 +55,42 @@ def verify(reference: Path, other: Path, *, progress: Progress = None,
     for name, mapping in mappings.items():
         given[name] = scratch.path / f"{name}.json"
         given[name].write_text(json.dumps(mapping), encoding="utf-8")
-    return _run(VerifyReport, "verify", [reference, other], given, progress, scratch)
+    return report_of(VerifyReport, run("verify", [reference, other], given, progress), scratch)
 
 
 @with_options("check")
-def check(model: Path | None = None, *, progress: Progress = None, **options: Unpack[CheckOptions]) -> CheckReport:
+def check(model: Model = None, *, progress: Progress = None, **options: Unpack[CheckOptions]) -> CheckReport:
     """Compares every tensor of training steps under layouts with one rank's: `anyrank check` (docs/check.md).
 
-    model: a bundled name, or a folder with a Hugging Face config.json; None: the two bundled demos.
+    model: a bundled name, a folder with a Hugging Face config.json, or a model of transformers in memory; None: the two
+    bundled demos.
 
         assert anyrank.check("llama-demo", dp=2, tp=2, sp=True, steps=1).ok
     """
-    return _run(CheckReport, "check", [model], options, progress)
+    return _run(CheckReport, "check", model, options, progress)
 
 
 @with_options("train")
-def train(model: Path | None = None, *, progress: Progress = None, **options: Unpack[TrainOptions]) -> TrainReport:
+def train(model: Model = None, *, progress: Progress = None, **options: Unpack[TrainOptions]) -> TrainReport:
     """Trains on text under any layout, with the same weights under every one: `anyrank train` (docs/train.md).
 
     model: a bundled name or a folder; None with resume=FOLDER. Ctrl-C saves a checkpoint first, where save= is given.
     """
-    return _run(TrainReport, "train", [model], options, progress)
+    return _run(TrainReport, "train", model, options, progress)
 
 
 @with_options("plan")
-def plan(model: Path, *, progress: Progress = None, **options: Unpack[PlanOptions]) -> PlanReport:
+def plan(model: Model, *, progress: Progress = None, **options: Unpack[PlanOptions]) -> PlanReport:
     """Ranks layouts by predicted time and says what fits: `anyrank plan` (docs/planner.md, docs/plans.md).
 
-    model: a bundled name, a folder with a config.json, or that file. No weights are read.
+    model: a bundled name, a folder with a config.json or that file, or a model in memory. No weights are read.
 
         anyrank.plan("llama-3-8b", gpus=16).best.layout
     """
-    return _run(PlanReport, "plan", [model], options, progress)
+    return _run(PlanReport, "plan", model, options, progress)
 
 
 @with_options("lint")
-def lint(model: Path | None = None, *, progress: Progress = None, **options: Unpack[LintOptions]) -> LintReport:
+def lint(model: Model = None, *, progress: Progress = None, **options: Unpack[LintOptions]) -> LintReport:
     """Types every value of a step under a layout, without numbers: `anyrank lint` (docs/lint.md)."""
-    return _run(LintReport, "lint", [model], options, progress)
+    return _run(LintReport, "lint", model, options, progress)

@@ -65,6 +65,9 @@ def assert_same(reference: Side, other: Side, *, sensitivity: Sensitivity = None
     reference, other = _parts(reference, other)
     name = name or SINGLE
     sides = [_side(value, name) for value in (reference, other)]
+    for side, which in zip(sides, ("reference", "other")):
+        if isinstance(side, list) and not any(side):
+            raise NotSame(_with(msg, f"The {which} has no tensors: there is nothing to compare."))
     if only is None and ignore is None and map is None and reference_map is None and _equal_bytes(sides, equal_nan):
         return
     scratch = Scratch()
@@ -96,6 +99,8 @@ def _parts(reference: Side, other: Side) -> tuple[Side, Side]:
     """Plain tensors of DTensors: this rank's part, and of what it is compared with the same part."""
     if is_dtensor(reference) or is_dtensor(other):
         return same_part(reference, other)
+    if isinstance(reference, Dump) or isinstance(other, Dump):
+        return reference, other
     if isinstance(reference, typing.Mapping) and isinstance(other, typing.Mapping):
         both = {key: _parts(reference[key], other[key]) for key in reference if key in other}
         return ({key: both[key][0] if key in both else value for key, value in reference.items()},
@@ -117,7 +122,7 @@ def _side(value: Side, name: str) -> pathlib.Path | list[Entries]:
     """A path, or the tensors of each rank."""
     if isinstance(value, (str, os.PathLike)):
         return pathlib.Path(value)
-    if isinstance(value, (list, tuple)) and value and not _are_numbers(value):
+    if isinstance(value, (list, tuple)) and value and not isinstance(value, Entry) and not _are_numbers(value):
         return [_entries(one, name) for one in value]
     return [_entries(value, name)]
 
@@ -135,16 +140,25 @@ def _entries(value: Side, name: str) -> Entries:
                         "module.named_parameters()}")
     if isinstance(value, Dump):
         return {key: value.entry(key) for key in value}
-    tensors = value if isinstance(value, typing.Mapping) else {name: value}
     entries = {}
-    for key, tensor in tensors.items():
-        if tensor is None:
-            continue
+    for key, tensor in _leaves("", value) if isinstance(value, typing.Mapping) else [(name, value)]:
         try:
-            entries[str(key)] = _arrays.entry_of(tensor)
+            entries[key] = _arrays.entry_of(tensor)
         except TypeError as error:
-            raise TypeError(f"{key!r}: {error}" if tensors is value else str(error)) from None
+            raise TypeError(str(error) if tensor is value else f"{key!r}: {error}") from None
     return entries
+
+
+def _leaves(path: str, value: Side) -> typing.Iterator[tuple[str, typing.Any]]:
+    """The tensors of nested dicts, as an optimizer's state_dict: "state.0.exp_avg". None is no tensor."""
+    if isinstance(value, typing.Mapping):
+        for key, one in value.items():
+            yield from _leaves(f"{path}.{key}" if path else str(key), one)
+    elif isinstance(value, (list, tuple)) and not isinstance(value, Entry) and not _are_numbers(value):
+        for i, one in enumerate(value):
+            yield from _leaves(f"{path}.{i}", one)
+    elif value is not None:
+        yield path, value
 
 
 def _equal_bytes(sides: list[pathlib.Path | list[Entries]], equal_nan: bool) -> bool:
@@ -240,18 +254,27 @@ def _head(report: VerifyReport, first: Difference | None, torch: bool) -> list[s
         between = " and ".join(f"rank {rank}" for rank in first.ranks)
         return [f"Copies of a tensor on several ranks are not {word}!", "",
                 _mismatched(first), f"Between {between} at index {first.index}: {first.reference} and {first.actual}"]
+    absolute, relative = _greatest(first)
     if not first.shape:
         return [f"Scalars are not {word}!", "", f"Expected {first.reference} but got {first.actual}.",
-                f"Absolute difference: {first.max_abs}{_up_to(report, first, 'atol')}",
-                f"Relative difference: {first.max_rel}{_up_to(report, first, 'rtol')}"]
+                f"Absolute difference: {absolute}{_up_to(report, first, 'atol')}",
+                f"Relative difference: {relative}{_up_to(report, first, 'rtol')}"]
     at = "" if rule == "tolerance" and (report.rule or {}).get("rtol") else f" at index {first.index}"
     lines = [f"Tensor-likes are not {word}!", "", _mismatched(first),
-             f"Greatest absolute difference: {first.max_abs}{at}{_up_to(report, first, 'atol')}",
-             f"Greatest relative difference: {first.max_rel}{_up_to(report, first, 'rtol')}"]
+             f"Greatest absolute difference: {absolute}{at}{_up_to(report, first, 'atol')}",
+             f"Greatest relative difference: {relative}{_up_to(report, first, 'rtol')}"]
     if first.max_ulp and rule in ("bits", "ulp"):
         allowed = f" (up to {report.rule['ulp']:,} allowed)" if rule == "ulp" else ""
         lines.append(f"Greatest distance: {first.max_ulp:,.0f} ulp{allowed}")
     return lines
+
+
+def _greatest(row: Difference) -> tuple[object, object]:
+    """The greatest differences: NaN or infinite where the worst element is, which the figures leave out."""
+    a, b = row.reference, row.actual
+    if isinstance(a, float) and isinstance(b, float) and not math.isfinite(b - a):
+        return abs(b - a), abs(b - a) / abs(a) if a else math.inf
+    return row.max_abs, row.max_rel
 
 
 def _mismatched(row: Difference) -> str:

@@ -124,6 +124,11 @@ class Transformers(unittest.TestCase):
         model(**batch).loss.backward()
         ref.assert_same(model)
 
+    def test_other_commands_take_it_too(self) -> None:
+        model = self.make()
+        self.assertTrue(anyrank.check(model, tp=2, steps=1, batch=2, seq=8).ok)
+        self.assertTrue(anyrank.lint(model, tp=2).ok)
+
     def test_wrapped_models_and_refusals(self) -> None:
         import torch
 

@@ -59,6 +59,8 @@ class Rules(Case):
         self.assertIn("NaN       1 in the reference, 1 in the other", self.text(nan, nan))
         assert_same(nan, nan, equal_nan=True)
         self.text(nan, floats(1, 1), equal_nan=True, atol=9)
+        self.assertIn("Absolute difference: nan", self.text(1.0, math.nan))
+        self.assertIn("Absolute difference: inf", self.text(1.0, math.inf))
 
     def test_two_rules_are_refused(self) -> None:
         with self.assertRaisesRegex(anyrank.AnyrankError, "give one of them"):
@@ -103,6 +105,17 @@ class Sides(Case):
     def test_none_is_no_tensor(self) -> None:
         self.assertIn("The other is None", self.text(floats(1), None))
         assert_same({"a": floats(1), "b": None}, {"a": floats(1)})
+
+    def test_nothing_is_not_the_same_as_nothing(self) -> None:
+        self.assertIn("The reference has no tensors", self.text({}, {}))
+        self.assertIn("The other has no tensors", self.text({"a": floats(1)}, {"a": None}))
+        self.assertIn("The other has no tensors", self.text(floats(1), [{}, {}]))
+
+    def test_nested_dicts(self) -> None:
+        state = {"state": {0: {"step": 3.0, "exp_avg": floats(1, 2)}}, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}
+        assert_same(state, state)
+        wrong = {**state, "state": {0: {"step": 3.0, "exp_avg": floats(1, 3)}}}
+        self.assertIn("item 'state.0.exp_avg'", self.text(state, wrong))
 
     def test_what_is_no_tensor_is_refused(self) -> None:
         with self.assertRaisesRegex(TypeError, "'w': object is no tensor"):
