@@ -41,7 +41,8 @@ def verify(reference: Path, other: Path, *, progress: Progress = None,
            **options: Unpack[VerifyOptions]) -> VerifyReport:
     """Compares two dumps of tensors and explains what differs: `anyrank verify` (docs/verify.md).
 
-    reference, other: a .safetensors or .npy file, a checkpoint's folder or index, or a folder with a file of each rank.
+    reference, other: a .safetensors or .npy file, a checkpoint's folder or index, or a folder with a file of each rank;
+    or a folder that anyrank.convert knows (PyTorch's DCP, DeepSpeed, Megatron), which is converted first.
     map, reference_map: the path of a mapping file, or its JSON as a dict (docs/dumps.md).
     progress: True for a line on a terminal or in a notebook, or a function of (fraction or None, text).
 
@@ -55,7 +56,22 @@ def verify(reference: Path, other: Path, *, progress: Progress = None,
     for name, mapping in mappings.items():
         given[name] = scratch.path / f"{name}.json"
         given[name].write_text(json.dumps(mapping), encoding="utf-8")
-    return report_of(VerifyReport, run("verify", [reference, other], given, progress), scratch)
+    paths = [_as_dump(reference, scratch, "reference_map", given), _as_dump(other, scratch, "map", given)]
+    return report_of(VerifyReport, run("verify", paths, given, progress), scratch)
+
+
+def _as_dump(path: Path, scratch: Scratch, mapping: str, given: dict[str, typing.Any]) -> Path:
+    """A checkpoint of another program, converted; all else as it is."""
+    if not os.path.isdir(path):
+        return path
+    from anyrank.convert import convert, is_foreign
+
+    if not is_foreign(path):
+        return path
+    done = convert(path, scratch.path / f"{mapping}-of" / os.path.basename(os.path.abspath(path)))
+    if done.needs_map and given.get(mapping) is None:
+        given[mapping] = done.map
+    return done.path
 
 
 @with_options("check")

@@ -185,6 +185,15 @@ class Torch(Case):
             other = torch.tensor([1, 1, 1]).to(dtype)
             self.assertIn("Mismatched elements: 1 / 3 (33.3%)", self.text(value, other))
 
+    def test_a_distributed_checkpoint_is_converted(self) -> None:
+        import torch
+        import torch.distributed.checkpoint as dcp
+
+        weights = {"w": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3)}
+        dcp.save(dict(weights), checkpoint_id=self.path / "dcp", no_dist=True)
+        assert_same(weights, self.path / "dcp")
+        self.assertIn("item 'b'", self.text({**weights, "b": torch.zeros(3)}, self.path / "dcp"))
+
     def test_parameters_views_and_modules(self) -> None:
         import torch
 
