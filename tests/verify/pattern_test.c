@@ -285,6 +285,34 @@ Test(pattern_shard, rotated_shards_are_named)
     world_free(&w);
 }
 
+Test(pattern_shard, micro_batches_of_ranks_in_another_order_are_named)
+{
+    const size_t block[2] = {4, 4};
+    world w;
+    world_begin(&w, "model.layers.0.mlp", 'f', 2, 3, SHAPE(8, 3, 5));
+    for (int r = 0; r < 2; r++)
+        cr_assert_eq(ar_layout_packed(&w.layout[r], 3, w.shape, 0, block, 2, r, 2), AR_OK);
+    world_end(&w);
+    for (int r = 0; r < 2; r++)
+        memcpy(w.local[r], w.reference + r * 60, 60 * sizeof(float));
+    expect_cause(&w, "batch_order");
+    world_free(&w);
+}
+
+Test(pattern_shard, a_copy_of_zeros_that_should_be_is_right_beside_one_with_values)
+{
+    world w;
+    replicated(&w, "model.pos_emb", 'i', 2, 2, SHAPE(8, 5));
+    for (size_t i = 0; i < w.count; i++)
+        w.reference[i] = 0.0f;
+    world_refresh(&w);
+    for (size_t i = 0; i < w.count; i++)
+        *at(&w, 1, i) = noise(i);
+    expect_cause(&w, "replicas_apart");
+    expect_hint(&w, "the copy of rank 0 is right, that of rank 1 is not");
+    world_free(&w);
+}
+
 Test(pattern_shard, a_packed_tensor_split_as_one_block_is_named)
 {
     const size_t block[2] = {8, 8};

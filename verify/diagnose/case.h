@@ -107,7 +107,7 @@ typedef struct ari_survey {
     bool whole;        /* every rank holds every element */
     bool product;      /* the different elements are all combinations of an index set per dimension */
     int wrong_ranks;   /* ranks with a difference */
-    int holding_ranks; /* ranks that hold anything but zeros that are right: those say nothing */
+    int holding_ranks; /* ranks with a difference, and those that are right */
     double max_reference;
     size_t *hits[AR_MAX_DIMS]; /* [shape[dim]]: how many different elements have this index */
     size_t hit[AR_MAX_DIMS];   /* how many indices of a dimension have any */
@@ -407,6 +407,9 @@ void ari_rank_copies_fini(ari_rank_copies *r);
 
 /* --- words -------------------------------------------------------------------------------------------------------- */
 
+/* Whether a rank has no difference and anything besides right zeros: those say nothing, but where all of the reference is
+ * zero. */
+bool ari_rank_is_right(const ari_survey *s, size_t rank);
 /* "rank 2", "ranks 1, 3", "ranks 0..3": those with a difference, or those that hold anything and have none. */
 void ari_say_ranks(ari_text *t, const ari_case *c, bool right);
 /* "token 17", "tokens 3..9", "samples 1 onward", "features 0..3, 8..11, ..."; indices with hits along a dimension. */

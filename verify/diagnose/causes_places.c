@@ -98,6 +98,9 @@ static const ari_cause rows[] = {
     /* Shards that are another rank's. */
     {"wrong_kv_head", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(HEADS), 0, "",
      "the wrong KV head: rank r holds head r mod {heads}, not floor(r {heads} / {ranks}): {pairs}"},
+    {"batch_order", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(PACKED) | IF(SAMPLES), 0, "",
+     "samples in another order: {pairs}; with accumulation most loaders deal micro-batch m of data-parallel rank r as "
+     "the (m N + r)-th of the global batch, others give each rank all of its micro-batches at once"},
     {"packed_cut_as_one", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(PACKED), 0, "",
      "a packed tensor (q|k|v, gate|up) sharded as one block: {pairs}"},
     {"shards_seeded_alike", K(SHARDS), ARI_IDENTITY + 4, "i", 0, IF(SAME), 0, "",

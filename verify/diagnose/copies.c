@@ -487,7 +487,7 @@ static void found_shards(ari_trace *t, const ari_case *c, const source *from)
     else if (m.shift > 0)
         t->is |= ARI_IF(SHIFT);
     const ari_rank_copy *last = &g->d->copy[g->d->ranks - 1];
-    if (m.repeated >= 0 && ari_is_activation(g->d) && g->nd > 1 && last->shape[0] < g->shape[0] &&
+    if ((m.repeated >= 0 || !m.same_box) && ari_is_activation(g->d) && g->nd > 1 && last->shape[0] < g->shape[0] &&
         last->ndim == g->d->ndim && memcmp(&last->shape[1], &g->shape[1], sizeof *g->shape * (size_t)(g->nd - 1)) == 0)
         t->is |= ARI_IF(SAMPLES);
     ari_count(t, "heads",

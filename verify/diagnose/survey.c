@@ -222,13 +222,19 @@ static void count_hits(ari_survey *s, const ari_grid *g)
     s->product = combinations == s->different;
 }
 
+bool ari_rank_is_right(const ari_survey *s, size_t rank)
+{
+    const ari_tally *t = &s->rank[rank];
+    return t->different == 0 && (t->kept > 0 || (t->held > 0 && s->max_reference == 0.0));
+}
+
 static void summarise(ari_survey *s, const ari_grid *g)
 {
     s->whole = true;
     for (int r = 0; r < g->d->ranks; r++) {
         tally_add(&s->total, &s->rank[r]);
         s->wrong_ranks += s->rank[r].different > 0;
-        s->holding_ranks += s->rank[r].different > 0 || s->rank[r].kept > 0;
+        s->holding_ranks += s->rank[r].different > 0 || ari_rank_is_right(s, (size_t)r);
         s->whole = s->whole && s->rank[r].held == g->count;
     }
     count_hits(s, g);

@@ -272,19 +272,19 @@ static bool in_units(const size_t *hits, size_t n, size_t unit)
 }
 
 struct rank_set {
-    const ari_tally *rank;
+    const ari_survey *survey;
     bool right;
 };
 
 static bool rank_in(const void *user, size_t r)
 {
     const struct rank_set *s = user;
-    return s->right ? s->rank[r].different == 0 && s->rank[r].kept > 0 : s->rank[r].different > 0;
+    return s->right ? ari_rank_is_right(s->survey, r) : s->survey->rank[r].different > 0;
 }
 
 void ari_say_ranks(ari_text *t, const ari_case *c, bool right)
 {
-    const struct rank_set set = {c->survey.rank, right};
+    const struct rank_set set = {&c->survey, right};
     const size_t ranks = (size_t)c->grid.d->ranks;
     size_t n = 0;
     for (size_t r = 0; r < ranks; r++)

@@ -25,6 +25,7 @@ typedef struct gradient {
     size_t values;
     const double *left, *right; /* [elements, tokens] of the pair that makes the reference; right NULL: ones */
     double *normed;             /* [elements, tokens]: what a norm's weight was multiplied with; NULL: none */
+    bool dealt; /* a micro-batch's samples of all data-parallel ranks follow one another, not all that one rank has */
 } gradient;
 
 /* Elements all over it, whatever its shape. */
@@ -182,6 +183,10 @@ static double contribution(const gradient *g, int m, size_t e)
     const ari_facts *f = &g->c->facts;
     const ar_parallel p = {.tp = 1, .dp = f->dp, .micro_batches = g->c->grid.d->micro_batches};
     double sum = 0.0;
+    if (g->dealt) {
+        const size_t each = f->batch / (size_t)p.micro_batches * f->seq;
+        return sum_of(g, g->left, g->right, e, (size_t)m * each, each);
+    }
     for (int r = 0; r < ari_at_least_one(f->dp); r++) {
         size_t start = 0, count = 0;
         ar_parallel_rows(&p, f->batch, r, m, &start, &count);
@@ -256,8 +261,16 @@ ar_status ari_measure_accumulated(ari_trace *t, const ari_case *c)
     choose_elements(&g, c->count);
     AR_TRY_TO(done, st, read_values(&g));
     AR_TRY_TO(done, st, read_normed(&g));
-    if (find_pair(&g) && fit_weights(&g, weight))
-        state_weights(t, c, weight);
+    if (find_pair(&g)) {
+        const bool may_be_dealt = c->facts.dp > 1 && c->facts.batch % (size_t)d->micro_batches == 0;
+        bool fits = fit_weights(&g, weight);
+        if (!fits && may_be_dealt) {
+            g.dealt = true;
+            fits = fit_weights(&g, weight);
+        }
+        if (fits)
+            state_weights(t, c, weight);
+    }
 done:
     for (size_t i = 0; i < g.values; i++) {
         free(g.value[i].by[BY_ROW]);
