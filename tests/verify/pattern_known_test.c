@@ -40,8 +40,8 @@ static void a_norm_names_what_it_counts_too_often_or_leaves_out(void)
     expect_norm(65.0 + 3 * 4.0, "norm_counts_twice", "model.norm.weight (1 parameter) counted once per rank");
     expect_norm(65.0 + 36.0, "norm_counts_twice", "down_proj.weight (1 parameter) counted once more");
     expect_norm(65.0 - 13.0, "norm_leaves_out", "(2 parameters)");
-    expect_norm(1.0 + 16.0 + 13.0, "norm_leaves_out", "all tensor-parallel ranks but rank 0");
-    expect_norm(65.0 - 2.0 - 9.0, "norm_leaves_out", "the shards of tensor-parallel rank 1");
+    expect_norm(1.0 + 16.0 + 13.0, "norm_leaves_out", "the shards of all ranks of their group but rank 0");
+    expect_norm(65.0 - 2.0 - 9.0, "norm_leaves_out", "the shards of rank 1 of their group");
     expect_norm(65.0 * 65.0, "norm_not_rooted", "its root");
     const double mean = (sqrt(30.0) + sqrt(24.0) + sqrt(25.0) + sqrt(25.0)) / TP;
     expect_norm(mean * mean, "norm_mean_of_ranks", "the mean over 4 ranks");

@@ -11,7 +11,8 @@ enum { N = 96, NOISE = 8, KINDS = 6 };
 typedef struct adam {
     double lr, beta1, beta2, decay, clip;
     bool sgd, decay_in_gradient, twice;
-    int ahead; /* steps that the counter has had */
+    int ahead;    /* steps that the counter has had */
+    bool resumed; /* its moments have a history */
 } adam;
 
 static const adam right = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .decay = 0.5, .clip = 0.2};
@@ -36,6 +37,8 @@ static void step(run *r, adam a)
 {
     for (int i = 0; i < N; i++) {
         double w = (double)r->init[i], m = 0.0, v = 0.0, g = (double)r->grad[i] * a.clip;
+        if (a.resumed)
+            m = 1e-3 * cos(5.1 * i), v = 1e-6 * (2.0 + sin(4.3 * i));
         g += a.decay_in_gradient ? a.decay * w : 0.0;
         for (int t = 1; t <= (a.twice ? 2 : 1); t++) {
             const int as = t + a.ahead;
@@ -78,15 +81,15 @@ Test(update, mistakes_are_named_by_the_state)
         adam with;
         const char *cause;
     } cases[] = {
-        {{2e-3, 0.9, 0.95, 0.5, 0.2, false, false, false, 0}, "other_learning_rate"},
-        {{1e-3, 0.95, 0.9, 0.5, 0.2, false, false, false, 0}, "other_betas"},
-        {{1e-3, 0.9, 0.999, 0.5, 0.2, false, false, false, 0}, "other_betas"},
-        {{1e-3, 0.9, 0.95, 0.0, 0.2, false, false, false, 0}, "weight_decay"},
-        {{1e-3, 0.9, 0.95, 0.5, 1.0, false, false, false, 0}, "clip_factor"},
-        {{1e-3, 0.9, 0.95, 0.5, 0.04, false, false, false, 0}, "clip_factor"},
-        {{1e-3, 0.9, 0.95, 0.5, 0.2, false, true, false, 0}, "decay_in_gradient"},
-        {{1e-3, 0.9, 0.95, 0.5, 0.2, false, false, true, 0}, "update_twice"},
-        {{1e-3, 0.9, 0.95, 0.5, 0.2, false, false, false, 1}, "adam_step_counter"},
+        {{2e-3, 0.9, 0.95, 0.5, 0.2, false, false, false, 0, false}, "other_learning_rate"},
+        {{1e-3, 0.95, 0.9, 0.5, 0.2, false, false, false, 0, false}, "other_betas"},
+        {{1e-3, 0.9, 0.999, 0.5, 0.2, false, false, false, 0, false}, "other_betas"},
+        {{1e-3, 0.9, 0.95, 0.0, 0.2, false, false, false, 0, false}, "weight_decay"},
+        {{1e-3, 0.9, 0.95, 0.5, 1.0, false, false, false, 0, false}, "clip_factor"},
+        {{1e-3, 0.9, 0.95, 0.5, 0.04, false, false, false, 0, false}, "clip_factor"},
+        {{1e-3, 0.9, 0.95, 0.5, 0.2, false, true, false, 0, false}, "decay_in_gradient"},
+        {{1e-3, 0.9, 0.95, 0.5, 0.2, false, false, true, 0, false}, "update_twice"},
+        {{1e-3, 0.9, 0.95, 0.5, 0.2, false, false, false, 1, false}, "adam_step_counter"},
     };
     run a, b;
     begin(&a, 1.0);
@@ -100,6 +103,28 @@ Test(update, mistakes_are_named_by_the_state)
         cr_expect(cause && strcmp(cause, cases[i].cause) == 0, "case %zu: %s", i, cause ? cause : "none");
         ar_verify_report_destroy(r);
     }
+}
+
+Test(update, a_clip_factor_is_named_where_moments_have_a_history)
+{
+    adam resumed = right;
+    run a, b;
+    resumed.resumed = true;
+    begin(&a, 1.0);
+    begin(&b, 1.0);
+    step(&a, resumed);
+    resumed.clip = 1.0;
+    step(&b, resumed);
+    ar_verify_report *r = verify_runs(&a, &b);
+    cr_assert(!r->same);
+    cr_expect_str_eq(r->row[r->first].evidence.cause, "clip_factor", "%s", r->row[r->first].hint);
+    ar_verify_report_destroy(r);
+    resumed.beta1 = 0.8; /* a difference that is not along the gradient alone */
+    step(&b, resumed);
+    r = verify_runs(&a, &b);
+    cr_assert(!r->same);
+    cr_expect_str_neq(r->row[r->first].evidence.cause, "clip_factor", "%s", r->row[r->first].hint);
+    ar_verify_report_destroy(r);
 }
 
 /* Adam makes a step of lr of any gradient: of rounding, either way. */

@@ -218,13 +218,13 @@ static const ari_cause rows[] = {
      "root, each parameter's once"},
     {"norm_of_own_shards", K(NORM), ARI_TRACE + 2, ANY, 0, IF(APART), 0, "",
      "each rank clips by the norm of its own shards: the ranks' norms differ (from {low} to {high}, reference "
-     "{reference}; the root of the sum of a tensor-parallel group's squares is {root}); squares are added over tp "
-     "before the root"},
+     "{reference}; the root of the sum of a group's squares is {root}); squares are added over {over} before the "
+     "root"},
     {"norm_not_rooted", K(NORM), ARI_TRACE + 2, ANY, 0, IF(ROOT), 0, "",
      "the sum of all squares, {low}, in place of its root"},
     {"norm_mean_of_ranks", K(NORM), ARI_TRACE + 2, ANY, 0, IF(AVERAGE), 0, "",
-     "the mean over {tp} ranks of the norms of what each holds, {low}, in place of the root of the sum of all squares; "
-     "squares are added over tp before the root, replicated parameters once"},
+     "the mean over {sharers} ranks of the norms of what each holds, {low}, in place of the root of the sum of all "
+     "squares; squares are added over {over} before the root, replicated parameters once"},
     {"clipped", K(NORM), ARI_TRACE + 2, ANY, 0, IF(CUT), 0, "",
      "clipped by value first: the norm is {low}, that of the reference's gradients with each element within +-{limit} "
      "(clip_grad_value_ before the norm is taken, or in place of clip_grad_norm_)"},
@@ -448,6 +448,10 @@ static const ari_cause rows[] = {
     {"update_sign", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(NEGATIVE), 0, "",
      "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's first moment has the other sign, its "
      "second {second:.6g} times the reference's; the step goes up the gradient (maximize=True, a minus too many)"},
+    {"clip_factor", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(OF_STEP), 0, "",
+     "the gradients are equal, and the optimizer saw them times another number: Adam's moments, which have a history, "
+     "differ from the reference's by {first:.4g} times the gradient and {second:.4g} times its square, and by nothing "
+     "else; the clip factor (left out, applied twice, of another norm or limit)"},
     {"clip_factor", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT), 0, "",
      "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's moments are {first:.6g} and, its "
      "square, {second:.6g} times the reference's; the clip factor (left out, applied twice, of another norm or limit)"},

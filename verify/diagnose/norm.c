@@ -27,9 +27,15 @@ typedef struct parts {
     size_t n;
     bool differ;   /* a gradient of the other dump is not the reference's */
     bool of_ranks; /* held is known */
-    int tp;
+    int sharers;
     double square, other, clipped[LIMITS]; /* clipped: of the reference's elements within +-limits */
 } parts;
+
+/* The ranks that share gradients out: those of tensor parallelism, without it those of data parallelism (ZeRO, FSDP). */
+static int sharers(int tp, int dp)
+{
+    return tp > 1 ? tp : dp;
+}
 
 static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r, const ar_dump_tensor *t)
 {
@@ -52,11 +58,12 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
     all->other += p->other;
     ari_rank_copies ranks = {.copy = NULL};
     AR_TRY(ari_rank_copies_of(&ranks, t, c->known));
-    all->of_ranks = all->of_ranks && ranks.copy && ranks.tp > 1 && ranks.tp <= ARI_MOST_RANKS;
-    for (int rank = 0; all->of_ranks && rank < ranks.tp; rank++) {
+    const int shares = sharers(ranks.tp, ranks.dp);
+    all->of_ranks = all->of_ranks && ranks.copy && shares > 1 && shares <= ARI_MOST_RANKS;
+    for (int rank = 0; all->of_ranks && rank < shares; rank++) {
         const ari_rank_copy *copy = &ranks.copy[rank];
         const size_t n = copy->local ? ari_volume(copy->shape, copy->ndim) : 0;
-        all->tp = ranks.tp;
+        all->sharers = shares;
         for (size_t k = 0; k < n; k++)
             p->held[rank] += (double)copy->local[k] * (double)copy->local[k];
     }
@@ -67,7 +74,7 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
 /* Those that a check knows. */
 static ar_status parts_of_run(parts *all, const ari_difference *d)
 {
-    *all = (parts){.of_ranks = d->tp > 1 && d->tp <= ARI_MOST_RANKS, .tp = d->tp};
+    *all = (parts){.of_ranks = d->tp > 1 && d->tp <= ARI_MOST_RANKS, .sharers = d->tp};
     AR_TRY(ari_alloc((void **)&all->part, d->gradients, sizeof *all->part, "gradients"));
     for (all->n = 0; all->n < d->gradients; all->n++) {
         const ari_gradient *g = &d->gradient[all->n];
@@ -132,7 +139,7 @@ bool ari_alike_but_for_numbers(const char *x, size_t nx, const char *y, size_t n
 static bool is_replicated(const parts *all, const part *p)
 {
     double sum = 0.0;
-    for (int rank = 0; rank < all->tp; rank++)
+    for (int rank = 0; rank < all->sharers; rank++)
         sum += p->held[rank];
     return all->of_ranks && sum > 1.5 * p->square;
 }
@@ -195,16 +202,16 @@ static bool find_set(ari_trace *t, const parts *all, double difference, double u
 
 /* --- the measure -------------------------------------------------------------------------------------------------- */
 
-/* Of the ranks of a tensor-parallel group: the mean of their norms, the root of the sum of all squares they hold. */
+/* Of the ranks that share the gradients out: the mean of their norms, the root of the sum of all squares they hold. */
 static void norms_of_ranks(double *mean, double *root, const parts *all)
 {
     double sum = 0.0;
     *mean = 0.0;
-    for (int rank = 0; rank < all->tp; rank++) {
+    for (int rank = 0; rank < all->sharers; rank++) {
         double own = 0.0;
         for (size_t i = 0; i < all->n; i++)
             own += all->part[i].held[rank];
-        *mean += sqrt(own) / all->tp;
+        *mean += sqrt(own) / all->sharers;
         sum += own;
     }
     *root = sqrt(sum);
@@ -213,16 +220,16 @@ static void norms_of_ranks(double *mean, double *root, const parts *all)
 /* Whether the norm is that of one rank's parts, or lacks one rank's shards. */
 static bool leaves_ranks_out(ari_trace *t, const parts *all, double value, double difference)
 {
-    for (int rank = 0; rank < all->tp; rank++) {
+    for (int rank = 0; rank < all->sharers; rank++) {
         double held = 0.0, shards = 0.0;
         for (size_t i = 0; i < all->n; i++) {
             held += all->part[i].held[rank];
             shards += is_replicated(all, &all->part[i]) ? 0.0 : all->part[i].held[rank];
         }
         if (ari_is_near(sqrt(held), value, 1e-6))
-            ari_words(t, "which", "the shards of all tensor-parallel ranks but rank %d", rank);
+            ari_words(t, "which", "the shards of all ranks of their group but rank %d", rank);
         else if (shards > 0.0 && ari_is_near(sqrt(all->square - shards), value, 1e-6) && difference < 0.0)
-            ari_words(t, "which", "the shards of tensor-parallel rank %d", rank);
+            ari_words(t, "which", "the shards of rank %d of their group", rank);
         else
             continue;
         return true;
@@ -258,7 +265,7 @@ static void look_at_parts(ari_trace *t, const parts *all, double value, double r
     } else if (limit < LIMITS) {
         t->is |= ARI_IF(CUT);
         ari_number(t, "limit", limits[limit]);
-    } else if (difference > 0.0 && all->tp > 2 && find_set(t, all, difference, unsure, all->tp - 1)) {
+    } else if (difference > 0.0 && all->sharers > 2 && find_set(t, all, difference, unsure, all->sharers - 1)) {
         t->is |= ARI_IF(TWICE); /* a copy that was taken for a shard counts on every rank */
     } else {
         t->is |= ARI_IF(FOREIGN);
@@ -283,7 +290,8 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
     parts all;
     if (d->pass != 'c' || c->grid.count != 1 || c->survey.total.nan > 0)
         return AR_OK;
-    for (int r = 0; r < ari_tp_of(d); r++)
+    const int shares = sharers(ari_tp_of(d), ari_dp_of(d));
+    for (int r = 0; r < shares; r++)
         squares += d->copy[r].local ? (double)d->copy[r].local[0] * (double)d->copy[r].local[0] : 0.0;
     ari_value_range(&low, &high, c);
     const double ref = (double)d->reference[0];
@@ -299,6 +307,8 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
         ari_number(t, "high", high);
         ari_number(t, "reference", ref);
         ari_number(t, "root", sqrt(squares));
+        ari_count(t, "sharers", (size_t)shares);
+        ari_words(t, "over", ari_tp_of(d) > 1 ? "tp" : "dp");
         ari_words(t, "everywhere", "%s", d->hidden ? "" : " on every rank");
         ari_number(t, "times", low / ref);
         ari_number(t, "expected", ref / low);

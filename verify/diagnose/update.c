@@ -257,6 +257,7 @@ typedef struct state {
     plane second;
     plane by_gradient[2]; /* the reference's first moment by its gradient, the second by its square */
     plane update[2];      /* what a weight lost by first/sqrt(second), and by the weight before */
+    plane moved[2];       /* how much larger the other's moments are, by the gradient and by its square */
 } state;
 
 static ar_status open_state(bool *whole, state *s, const ari_case *c)
@@ -295,6 +296,8 @@ static void add_moments(state *s, size_t i)
     add_point(&s->first, s->x[FIRST][1][i], s->x[FIRST][0][i], s->x[BEFORE][0][i]);
     add_point(&s->second, s->x[SECOND][1][i], s->x[SECOND][0][i], 0.0);
     add_point(&s->by_gradient[0], s->x[FIRST][0][i], g, 0.0);
+    add_point(&s->moved[0], s->x[FIRST][1][i] - s->x[FIRST][0][i], g, s->x[BEFORE][0][i]);
+    add_point(&s->moved[1], s->x[SECOND][1][i] - s->x[SECOND][0][i], g * g, s->x[SECOND][0][i]);
     add_point(&s->by_gradient[1], s->x[SECOND][0][i], g * g, 0.0);
     for (int k = 0; k < 2; k++)
         s->largest[k] = fmax(s->largest[k], s->x[SECOND][k][i]);
@@ -357,6 +360,21 @@ static void found_moments(ari_trace *t, const ari_case *c, const state *s, doubl
     ari_number(t, "second", second);
 }
 
+/* Moments that have a history: what each step adds to them is the gradient times a number, and its square times that
+ * number's; where these alone differ, so does the number. */
+static void found_moved(ari_trace *t, const state *s)
+{
+    double first, second, by_weight, by_moment;
+    if (!(fit_plane(&first, &by_weight, &s->moved[0]) < 1e-6) ||
+        !(fit_plane(&second, &by_moment, &s->moved[1]) < 1e-6) ||
+        fabs(by_weight) * sqrt(s->moved[0].bb / s->moved[0].yy) > 1e-3 ||
+        fabs(by_moment) * sqrt(s->moved[1].bb / s->moved[1].yy) > 1e-3 || !(first * second > 0.0))
+        return;
+    ari_found(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(OF_STEP));
+    ari_number(t, "first", first);
+    ari_number(t, "second", second);
+}
+
 /* The state is the reference's, the update is not. */
 static void found_step(ari_trace *t, const ari_case *c, const state *s)
 {
@@ -400,8 +418,10 @@ ar_status ari_measure_state(ari_trace *t, const ari_case *c)
     const double of_second = fit_plane(&second, &none, &s->second);
     if (!(left < 1e-6) || !ari_is_near(factor, 1.0, 1e-3)) /* the gradient itself is another */
         goto done;
-    if (!(of_first < 1e-6))
+    if (!(of_first < 1e-6)) {
+        found_moved(t, s);
         goto done;
+    }
     const double added = decay * sqrt(s->first.bb / s->first.yy); /* how much of the first moment is the weight */
     if (fabs(added) > 1e-3) {
         ari_found(t, ARI_FOUND_STATE, ARI_IF(OF_WEIGHT));
