@@ -6,6 +6,7 @@ from __future__ import annotations
 import html
 import math
 import pathlib
+import re
 import tempfile
 import typing
 
@@ -13,6 +14,7 @@ if typing.TYPE_CHECKING:
     from anyrank.report import Difference
 
 MOST_ROWS = 50
+_NUMBER = re.compile(r"(-?[\d.,]+(e[+-]\d+)?( (ms|s|GB|%|of [\d,]+))?|-?inf|nan)?")
 
 # Colours are the surroundings' own with some transparency, so that they fit a light and a dark notebook.
 _STYLE = """<style>
@@ -22,6 +24,7 @@ _STYLE = """<style>
 border-bottom:1px solid rgba(128,128,128,.35);
 background:transparent;color:inherit;font-variant-numeric:tabular-nums;max-width:28em;overflow-wrap:anywhere}
 .anyrank th{font-weight:600;border-bottom-width:2px}
+.anyrank th.number,.anyrank td.number{text-align:right}
 .anyrank .verdict{font-weight:600;padding:2px 9px;border-left:4px solid;border-radius:2px;display:inline-block}
 .anyrank .same{border-color:#2e9e5b;background:rgba(46,158,91,.14)}
 .anyrank .different{border-color:#d9534f;background:rgba(217,83,79,.14)}
@@ -34,10 +37,10 @@ def table(title: str, ok: bool, columns: list[str], rows: list[list[str]], text:
     parts = [_STYLE, '<div class="anyrank">',
              f'<div class="verdict {"same" if ok else "different"}">{html.escape(title)}</div>']
     if rows:
-        head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-                       for row in rows[:MOST_ROWS])
-        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+        right = [all(_NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(columns))]
+        head = _row("th", columns, right)
+        body = "".join(_row("td", row, right) for row in rows[:MOST_ROWS])
+        parts.append(f"<table><thead>{head}</thead><tbody>{body}</tbody></table>")
         if len(rows) > MOST_ROWS:
             parts.append(f"<div>.. and {len(rows) - MOST_ROWS:,} more</div>")
     if "\n" in text:
@@ -45,6 +48,12 @@ def table(title: str, ok: bool, columns: list[str], rows: list[list[str]], text:
         parts.append(f"<details{opened}><summary>what the command prints</summary><pre>{html.escape(text)}</pre>"
                      "</details>")
     return "".join([*parts, "</div>"])
+
+
+def _row(tag: str, cells: list[str], right: list[bool]) -> str:
+    """right: which columns are numbers."""
+    ends = [' class="number"' if number else "" for number in right]
+    return "<tr>" + "".join(f"<{tag}{end}>{html.escape(cell)}</{tag}>" for cell, end in zip(cells, ends)) + "</tr>"
 
 
 def page(title: str, body: str) -> str:
@@ -61,7 +70,7 @@ def temporary_page(name: str) -> pathlib.Path:
 def number(value: float | None) -> str:
     if value is None:
         return ""
-    return f"{int(value):,}" if math.isfinite(value) and (value == int(value) or abs(value) >= 1e6) else f"{value:.3g}"
+    return f"{value:,.0f}" if math.isfinite(value) and (value == int(value) or abs(value) >= 1e3) else f"{value:.3g}"
 
 
 def seconds(value: float | None) -> str:
@@ -96,10 +105,11 @@ def difference_cells(row: Difference) -> list[str]:
         shape += f", other {place(row.other_shape)}"
     if row.state == "dtype":
         shape += f", other {row.other_dtype}"
-    return [row.tensor, shape, f"{row.elements_different:,} of {row.elements:,}", _shown(row.max_abs),
+    largest = "" if row.max_abs is None else f"{row.max_abs:.3g}"
+    return [row.tensor, shape, f"{row.elements_different:,} of {row.elements:,}", largest,
             number(row.max_ulp), place(row.index), _shown(row.reference), _shown(row.actual),
-            row.cause or row.hint or row.state]
+            row.cause or row.hint or ("" if row.state == "different" else row.state)]
 
 
 def _shown(value: typing.Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return "" if value is None else f"{value:.9g}" if isinstance(value, float) else str(value)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import math
 import os
 import pathlib
 import struct
 import typing
 
-from anyrank import _arrays, _safetensors, testing
+from anyrank import _arrays, _html, _safetensors, testing
 from anyrank._arguments import option_words, with_options
 from anyrank._command import run
 from anyrank._model import model_path
@@ -55,7 +56,7 @@ class Tensors(typing.Mapping[str, Tensor]):
         return f"<{len(self)} tensors: {', '.join([*self][:3])}{', ..' if len(self) > 3 else ''}>"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Reference:
     """What `grads` gives. Tensors are those of torch where the model or the batch was, else arrays of numpy, else
     (dtype, shape, bytes); all float32."""
@@ -66,12 +67,12 @@ class Reference:
     outputs: typing.Mapping[str, Tensor]  #: loss [1], logits [b, s, V], hidden_states.i [b, s, h]
     activations: typing.Mapping[str, Tensor]  #: with activations=True: every tensor of both passes (docs/names.md)
     allowed: typing.Mapping[str, float]  #: with sensitivity: how much rounding may change each tensor
-    keeps: object = dataclasses.field(default=None, repr=False)
+    keeps: object = None  # the folder, where it is temporary
 
     @property
     def loss(self) -> float:
-        """The mean over all targets."""
-        return self.report.loss[0]
+        """The mean over all targets; NaN of a block, which has none."""
+        return self.report.loss[0] if self.report.loss else math.nan
 
     @property
     def logits(self) -> Tensor:
@@ -80,6 +81,15 @@ class Reference:
 
     def __str__(self) -> str:
         return str(self.report)
+
+    def __repr__(self) -> str:
+        return f"<Reference: loss {self.loss:.9g}, gradients {self.grads!r}>"
+
+    def _repr_html_(self) -> str:
+        rows = [[name, _html.place(self.grads[name].shape), f"{self.allowed[name]:.3g}" if name in self.allowed else ""]
+                for name in self.grads]
+        columns = ["gradient", "shape", "rounding may change it by"]
+        return _html.table(f"loss {self.loss:.9g}", True, columns, rows, str(self))
 
     def assert_same(self, other: typing.Any, output: typing.Any = None, **rules: typing.Any) -> None:
         """Raises anyrank.testing.NotSame unless gradients, and an output, are those of the reference.

@@ -310,6 +310,9 @@ class LintReport(Report):
     findings: tuple[Finding, ...] = _field(make=_many(_row(Finding)), default=())
     notes: tuple[str, ...] = _field(make=tuple, default=())
 
+    def _title(self) -> str:
+        return self.text.split("\n", 1)[0]
+
     @property
     def first(self) -> Finding | None:
         return self.findings[0] if self.findings else None

@@ -27,6 +27,8 @@ class Bundled(FolderCase):
         self.assertEqual(len(ref.grads["model.norm.weight"].shape), 1)
         self.assertEqual((dict(ref.allowed), dict(ref.activations)), ({}, {}))
         self.assertIn("tensors in", str(ref))
+        self.assertIn("<Reference: loss ", repr(ref))
+        self.assertIn("<td>model.norm.weight</td>", ref._repr_html_())
 
     def test_every_layout_has_the_same_bits(self) -> None:
         one = grads(IDS, out=self.path / "one")
