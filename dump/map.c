@@ -152,9 +152,23 @@ static ar_status read_rules(ari_map *m, const json_t *rules)
     return AR_OK;
 }
 
+/* In SGLang's notation every tensor has its dims: one without is a name that was misspelt. */
+static ar_status read_unmatched(ari_map *m, const json_t *unmatched)
+{
+    const char *text = json_string_value(unmatched);
+    for (size_t i = 0; i < m->rules && unmatched == NULL; i++)
+        m->all_ruled = m->all_ruled || m->rule[i].worded > 0;
+    if (unmatched == NULL)
+        return AR_OK;
+    if (text == NULL || (strcmp(text, "error") != 0 && strcmp(text, "whole") != 0))
+        return ari_map_bad(m, NULL, "key 'unmatched': expected \"error\" or \"whole\"");
+    m->all_ruled = strcmp(text, "error") == 0;
+    return AR_OK;
+}
+
 static ar_status read_map(ari_map *m)
 {
-    static const char *const keys[] = {"version", "mesh", "files", "tensors", "note"};
+    static const char *const keys[] = {"version", "mesh", "files", "tensors", "unmatched", "note"};
     if (!json_is_object(m->root))
         return ari_map_bad(m, NULL, "expected an object");
     AR_TRY(ari_map_check_keys(m, NULL, m->root, keys, sizeof keys / sizeof keys[0]));
@@ -163,7 +177,8 @@ static ar_status read_map(ari_map *m)
         return ari_map_bad(m, NULL, "key 'version': expected 1");
     AR_TRY(read_mesh(m, json_object_get(m->root, "mesh")));
     AR_TRY(read_files(m, json_object_get(m->root, "files")));
-    return read_rules(m, json_object_get(m->root, "tensors"));
+    AR_TRY(read_rules(m, json_object_get(m->root, "tensors")));
+    return read_unmatched(m, json_object_get(m->root, "unmatched"));
 }
 
 ar_status ari_map_parse(ari_map **gives, const char *text, size_t length, const char *name)

@@ -46,7 +46,7 @@ typedef struct ari_piece {
  *  rank has. */
 typedef const ar_st_entry *(*ari_map_peer)(void *user, int rank, const char *name);
 /** Applies the first rule that matches an entry's name: one target, several (packed tensors under names of their own),
- *  or none (left out). An entry that no rule matches is whole, under its own name. rank -1: the file is no rank's.
+ *  or none (left out). An entry that no rule matches is whole, under its own name, or an error by 'unmatched'. rank -1: the file is no rank's.
  *  peer NULL: every rank has as much as this one. Gives the targets; ari_pieces_free. Errors: AR_ERR_FORMAT
  * ("InvalidMapping: ...": the rule does not fit the entry's shape or the mesh), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer,
@@ -142,7 +142,8 @@ struct ari_map {
     int ranks;
     bool has_files; /* the mapping says which rank a file is; without, the files are no rank's */
     ari_map_glob files;
-    int depth; /* how many folders deep the pattern's files are: the slashes in it */
+    bool all_ruled; /* a tensor that no rule matches is an error; else it stays whole */
+    int depth;      /* how many folders deep the pattern's files are: the slashes in it */
     ari_map_rule *rule;
     size_t rules;
 };

@@ -360,6 +360,8 @@ static ar_status apply(ari_map_place *p, ari_piece **gives, size_t *n)
     targets list = {0};
     if (p->rank >= p->m->ranks)
         return ari_map_bad(p->m, NULL, "rank %d is none of the mesh's %d", p->rank, p->m->ranks);
+    if (p->r == NULL && p->m->all_ruled)
+        return ari_map_misfit(p, "no rule matches it; with \"unmatched\": \"whole\" it is a copy on each rank");
     if (p->r == NULL)
         p->r = &whole;
     const ar_status st = p->r->leave ? AR_OK : apply_rule(p, &list);

@@ -14,7 +14,7 @@
  *   word      = "1" | (name | "(" name "*" name {"*" name} ")") ["[" axis {"," axis} "]"]
  *   axis      = dimension of the mesh [":" qualifier {"+" qualifier}]
  *   qualifier = "zigzag" | "natural" | "partial" | "sharded"
- *   remark    = axis ":replicated"
+ *   remark    = axis ":replicated" | "dp:=" group, which is refused
  *
  * The axes of a word divide from left to right, the outermost first. A dimension "1" has one element and is left out of
  * the full tensor. */
@@ -162,6 +162,13 @@ static ar_status read_word(reader *s, int dim)
     return skip(s, '[') ? read_axes(s, dim) : AR_OK;
 }
 
+/* "dp:=attn_dp": of the ranks along it, one has samples, and what the others hold is empty. */
+static bool is_data_parallel(const reader *s)
+{
+    const size_t n = name_length(s->at);
+    return n > 0 && strncmp(s->at + n, ":=", 2) == 0;
+}
+
 /* "tp:replicated": ranks along it hold copies, as they do of whatever divides nothing. */
 static ar_status read_remark(reader *s)
 {
@@ -213,6 +220,10 @@ ar_status ari_map_read_dims(const ari_map *m, ari_map_rule *r, const json_t *val
         return AR_OK;
     skip_spaces(&s);
     while (*s.at != '\0') {
+        if (is_data_parallel(&s))
+            return bad(&s,
+                       "'dp:=GROUP' is not supported here: python3 -m anyrank.convert reads it, and leaves out what "
+                       "the ranks without samples hold");
         AR_TRY(read_remark(&s));
         if (!skip_spaces(&s) && *s.at != '\0')
             return bad(&s, "expected a space");

@@ -87,7 +87,8 @@ Test(map_dims, a_bad_spelling_is_pointed_at)
         {"a b c d e f g h i", "character 17, at 'i': more than 8 dimensions"},
         {"h[tp] # tp:replicated", "character 9, at 't': 'tp' cannot both divide"},
         {"h # tp", "character 7, at its end: expected ':replicated'"},
-        {"h # dp:=moe_dp", "character 7, at ':': expected ':replicated'"},
+        {"h # dp:=moe_dp", "character 5, at 'd': 'dp:=GROUP' is not supported here"},
+        {"h # tp:replicated dp:=attn_dp", "character 19, at 'd': 'dp:=GROUP' is not supported here"},
         {"h # tp:replicatedx", "character 18, at 'x': expected a space"},
         {"h # ep:replicated", "character 5, at 'e': expected a dimension of the mesh"},
     };
@@ -116,6 +117,38 @@ Test(map_dims, says_it_once_and_as_text)
         cr_expect_eq(try_rule(&m, cases[i][0]), AR_ERR_FORMAT, "%s", cases[i][0]);
         cr_expect(strstr(ar_error_message(), cases[i][1]), "%s: %s", cases[i][0], ar_error_message());
     }
+}
+
+Test(map_dims, a_name_that_no_rule_matches_is_an_error_where_a_rule_has_dims)
+{
+    static const float data[6] = {0};
+    const ar_st_entry e = {
+        .name = "y", .dtype = AR_F32, .ndim = 2, .shape = {2, 3}, .count = 6, .bytes = 24, .data = data};
+    static const struct {
+        const char *keys;
+        bool error;
+    } cases[] = {{"\"tensors\":[{\"match\":\"x\",\"dims\":\"a b\"}]", true},
+                 {"\"tensors\":[{\"match\":\"x\"}]", false},
+                 {"\"tensors\":[{\"match\":\"x\"}],\"unmatched\":\"error\"", true},
+                 {"\"tensors\":[{\"match\":\"x\",\"dims\":\"a b\"}],\"unmatched\":\"whole\"", false},
+                 {"\"tensors\":[{\"match\":\"x\",\"dims\":\"a b\"},{\"match\":\"*\",\"leave\":true}]", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[256];
+        ari_map *m = NULL;
+        ari_piece *t = NULL;
+        size_t n = 0;
+        snprintf(text, sizeof text, "{\"version\":1,\"mesh\":[[\"tp\",2]],%s}", cases[i].keys);
+        cr_assert_eq(ari_map_parse(&m, text, strlen(text), "m.json"), AR_OK, "%s", ar_error_message());
+        cr_expect_eq(ari_map_apply(m, 1, &e, NULL, NULL, &t, &n), cases[i].error ? AR_ERR_FORMAT : AR_OK, "%s", text);
+        cr_expect(!cases[i].error || strstr(ar_error_message(), "tensor 'y' of rank 1: no rule matches it"), "%s",
+                  ar_error_message());
+        ari_pieces_free(t, n);
+        ari_map_free(m);
+    }
+    ari_map *m = NULL;
+    const char bad[] = "{\"version\":1,\"unmatched\":true}";
+    cr_expect_eq(ari_map_parse(&m, bad, strlen(bad), "m.json"), AR_ERR_FORMAT);
+    cr_expect(strstr(ar_error_message(), "key 'unmatched': expected \"error\" or \"whole\""), "%s", ar_error_message());
 }
 
 /* What rank 3 (cp 1, tp 1) of [2, 1, 3] holds of the full tensor [4, 6]. */

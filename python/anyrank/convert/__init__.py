@@ -63,6 +63,8 @@ def _find(folder: str) -> tuple[str, str] | None:
         return "deepspeed", folder
     if any(re.fullmatch(r"mp_rank_\d+(_\d+)?(_\d+)?", name) for name in names):
         return "megatron", folder
+    if any("___rank=" in name and name.endswith(".pt") for name in names):
+        return "sglang", folder
     inner = [name for name in names if re.fullmatch(r"global_step\d+|iter_\d+", name) or (
         os.path.isfile(os.path.join(folder, name, ".metadata")))]
     if len(inner) == 1:

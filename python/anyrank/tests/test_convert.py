@@ -19,7 +19,7 @@ import zipfile
 import anyrank
 from anyrank import _safetensors, convert, ranks
 from anyrank.convert import _parallel, _pickles, _tensors
-from anyrank.tests import FolderCase, needs
+from anyrank.tests import FolderCase, anyrank_json, needs
 
 
 class Evil:
@@ -285,6 +285,80 @@ class Dcp(FolderCase):
             for word in words:
                 self.assertIn(word, str(caught.exception))
             self.assertEqual(os.listdir(self.path), ["source"])
+
+
+@needs("torch")
+class SGLang(FolderCase):
+    """Files as sglang/srt/debug_utils/dumper.py (00d35548) writes them."""
+
+    def dump(self, rank: int, name: str, value: typing.Any, dims: str | None, folder: str = "source", step: int = 0,
+             info: dict[str, int] | None = None, tags: typing.Any = None) -> None:
+        import torch
+        path = self.path / folder
+        path.mkdir(exist_ok=True)
+        full = {"step": step, "rank": rank, "dump_index": len(list(path.iterdir())) + 1, "name": name,
+                "recompute_status": "disabled", **(tags or {})}
+        meta = {**full, "world_rank": rank, "sglang_parallel_info": info or {},
+                "megatron_parallel_info": {"a_error": True}}
+        if dims is not None:
+            meta["dims"] = dims
+        torch.save({"value": value, "meta": meta}, path / ("___".join(f"{k}={v}" for k, v in full.items()) + ".pt"))
+
+    def ranks_of(self, s: int = 8, b: int = 2, heads: int = 4, d: int = 3) -> None:
+        """4 ranks, cp 2 by tp 2, and one rank: the same values."""
+        import torch
+        q = torch.randint(-99, 99, (s, b, heads, d)).float()
+        out, residual = torch.randint(-99, 99, (s, b, 5)).float(), torch.randint(-99, 99, (s, 1, b)).bfloat16()
+        self.dump(0, "q", q, "s b num_heads d", "one", tags={"layer_id": 3})
+        self.dump(0, "out", out, "s b h", "one")
+        self.dump(0, "residual", residual, "s 1 b", "one")
+        self.dump(0, "grad__out", out * 2, None, "one", step=1)
+        self.dump(0, "tokens", residual[:, 0], None, "one")
+        for rank in range(4):
+            c, t = divmod(rank, 2)
+            info = {"cp_rank": c, "cp_size": 2, "tp_rank": t, "tp_size": 2, "sp_rank": t, "sp_size": 2, "ep_rank": 0,
+                    "ep_size": 1}
+            mine = torch.tensor([*range(2 * c, 2 * c + 2), *range(6 - 2 * c, 8 - 2 * c)])
+            half = out[mine] // 2
+            partial = half if t else out[mine] - half
+            for name, value, dims, tags in (
+                    ("q", q[mine, :, 2 * t:2 * t + 2], "s[cp:zigzag] b num_heads[tp] d # ep:replicated",
+                     {"layer_id": 3}),
+                    ("out", partial, "s[cp:zigzag,ep] b h[tp:partial]", {}),
+                    ("residual", residual[mine][2 * t:2 * t + 2], "s[cp:zigzag,sp] 1 b # tp:replicated", {}),
+                    ("tokens", residual[:, 0] if c == 0 else residual[:0, 0], "t h # tp:replicated dp:=attn_dp", {}),
+                    ("grad__out", out[4 * c:4 * c + 4] * 2, "s[cp:natural] b h # tp:replicated", {})):
+                self.dump(rank, name, value.clone(), dims, step=int(name == "grad__out"), info=info, tags=tags)
+        self.dump(0, "note", "words", None, info={"cp_rank": 0, "cp_size": 2, "tp_rank": 0, "tp_size": 2, "sp_rank": 0,
+                                                  "sp_size": 2})
+
+    def test_dims_put_the_ranks_values_together(self) -> None:
+        self.ranks_of()
+        done = convert.convert(self.path / "source", self.path / "out")
+        self.assertEqual((done.kind, done.ranks, done.needs_map, len(done.notes)), ("dump of SGLang", 4, True, 2))
+        with convert.as_dump(self.path / "one") as (one, none), convert.as_dump(self.path / "source") as (many,
+                                                                                                          mapping):
+            self.assertIsNone(none)
+            assert mapping is not None
+            found = anyrank_json("verify", one, many, "--map", mapping)
+        self.assertFalse(os.path.exists(many))
+        self.assertEqual((found["result"], found["tensors"], found["missing"], found["unexpected"]), ("same", 5, [],
+                                                                                                      []))
+        with self.assertRaisesRegex(anyrank.AnyrankError, "need the mapping"):
+            convert.convert(self.path / "source", self.path / "full", full=True)
+
+    def test_what_is_missing_is_named(self) -> None:
+        self.ranks_of()
+        gone = [path for path in (self.path / "source").iterdir() if "___rank=2___" in path.name]
+        self.dump(1, "bare", __import__("torch").zeros(2), None, info={
+            "cp_rank": 0, "cp_size": 2, "tp_rank": 1, "tp_size": 2, "sp_rank": 1, "sp_size": 2, "ep_rank": 0,
+            "ep_size": 1})
+        with self.assertRaisesRegex(anyrank.AnyrankError, "name=bare.*has no dims, of 4 ranks"):
+            convert.convert(self.path / "source", self.path / "out")
+        for path in gone:
+            path.unlink()
+        with self.assertRaisesRegex(anyrank.AnyrankError, "MissingShard: .*files of 3 ranks, the mesh of .* has 4"):
+            convert.convert(self.path / "source", self.path / "out")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dumps of SGLang's dumper (sglang/srt/debug_utils/dumper.py, also in Megatron-LM under miles): a folder of files
+step=0___rank=1___dump_index=7___name=attn_out___layer_id=3.pt, each with a value and what is known of it.
+
+The value's `dims` ("t h[tp]") say where it is in the full tensor. They become the rules of a mapping file,
+which `anyrank
+verify --map` reads: the notation is read in one place (docs/dumps.md).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import os
+import re
+import typing
+
+from anyrank._errors import AnyrankError
+from anyrank.convert._pickles import load
+from anyrank.convert._pieces import Checkpoint, Piece
+from anyrank.convert._tensors import View
+
+# Tags that are no part of a tensor's name: where and when it was written, and by which rank.
+_STEPS = ("step", "forward_pass_id", "curr_step")  # by version
+_NOT_NAMED = {*_STEPS, "rank", "dump_index", "name", "recompute_status", "pp_rank", "tp_rank", "cp_rank", "ep_rank",
+              "etp_rank"}
+_INFO = ("sglang_parallel_info", "megatron_parallel_info")
+
+
+@dataclasses.dataclass
+class _Value:
+    name: str
+    rank: int
+    index: int
+    view: View
+    dims: str | None
+    axes: dict[str, tuple[int, int]]  # name: (coordinate, size), of more than one rank
+    path: str
+
+
+def _tags(path: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in os.path.basename(path)[:-len(".pt")].split("___")]
+    if any(not equals for _, equals, _ in pairs):
+        raise AnyrankError(f"{path}: is not named as SGLang's dumper names files: KEY=VALUE___KEY=VALUE.pt")
+    return {key: value for key, _, value in pairs}
+
+
+def _number(tags: dict[str, str], key: str, path: str) -> int:
+    if not tags.get(key, "").isdigit():
+        raise AnyrankError(f"{path}: its name has no number {key}=")
+    return int(tags[key])
+
+
+def _axes(meta: dict[str, typing.Any], path: str) -> dict[str, tuple[int, int]]:
+    """The coordinates that SGLang or Megatron wrote: tp_rank with tp_size, and so on."""
+    axes = {}
+    found = [meta.get(key) for key in _INFO]
+    for info in [*(one for one in found if isinstance(one, dict)), meta]:
+        for key, rank in info.items():
+            axis, underline, what = str(key).rpartition("_")
+            size = info.get(f"{axis}_size")
+            if what != "rank" or not underline or axis == "world" or type(rank) is not int or type(size) is not int:
+                continue
+            if not 0 <= rank < size:
+                raise AnyrankError(f"{path}: {axis}_rank {rank} of {axis}_size {size}")
+            if size > 1:
+                axes[axis] = rank, size
+    return axes
+
+
+def _read(path: str, placeholders: typing.Collection[str]) -> _Value | None:
+    """None: the value is no tensor."""
+    tags = _tags(path)
+    content = load(path, placeholders)
+    value: typing.Any = content
+    meta: typing.Any = {}
+    if isinstance(content, dict) and "value" in content:
+        value, meta = content["value"], content.get("meta") or {}
+    if not isinstance(value, View) or not isinstance(meta, dict):
+        return None
+    name, step = tags.get("name", ""), _number(tags, next((key for key in _STEPS if key in tags), "step"), path)
+    if not name:
+        raise AnyrankError(f"{path}: its name has no name=")
+    kind = "fwd"
+    for prefix, suffix in (("grad__param__", "grad"), ("grad__", "bwd"), ("param__", "init")):
+        if name.startswith(prefix):
+            name, kind = name[len(prefix):], suffix
+            break
+    more = "".join(f".{key}={value}" for key, value in tags.items() if key not in _NOT_NAMED)
+    dims = meta.get("dims")
+    if dims is not None and not isinstance(dims, str):
+        raise AnyrankError(f"{path}: dims {str(dims)[:60]!r} is no text")
+    at = f"@{step + 1}" if step > 0 else ""
+    return _Value(f"{name}{more}:{kind}{at}", _number(tags, "rank", path), _number(tags, "dump_index", path), value,
+                  dims,
+                  _axes(meta, path), path)
+
+
+def _number_repeats(values: list[_Value]) -> None:
+    """A name that a rank wrote more than once in a step: NAME.call2, in the order of writing."""
+    count: collections.Counter[tuple[int, str]] = collections.Counter()
+    for value in sorted(values, key=lambda one: one.index):
+        key = value.rank, value.name
+        count[key] += 1
+        if count[key] > 1:
+            name, _, kind = value.name.rpartition(":")
+            value.name = f"{name}.call{count[key]}:{kind}"
+
+
+def _coordinates(values: list[_Value], folder: str) -> dict[int, dict[str, tuple[int, int]]]:
+    """Of each rank: its coordinate and the size along each axis of more than one rank."""
+    axes: dict[int, dict[str, tuple[int, int]]] = {}
+    for value in values:
+        if axes.setdefault(value.rank, value.axes) != value.axes:
+            raise AnyrankError(f"{value.path}: rank {value.rank} is elsewhere in the mesh than in its other files")
+    sizes = {rank: {name: size for name, (_, size) in of.items()} for rank, of in axes.items()}
+    other = next((rank for rank in sizes if sizes[rank] != sizes[min(sizes)]), None)
+    if other is not None:
+        raise AnyrankError(f"{folder}: rank {min(sizes)} says that the mesh is {sizes[min(sizes)]}, rank {other} that it "
+                           f"is {sizes[other]}")
+    return axes
+
+
+def _mesh(values: list[_Value], folder: str) -> tuple[list[tuple[str, int]], dict[str, str], dict[int, int]]:
+    """The mesh of all ranks, the axes that are another one by a second name (Megatron's sp is its tp), and each rank's
+    number in the mesh."""
+    axes = _coordinates(values, folder)
+    brackets = [text for value in values for text in re.findall(r"\[([^]]*)\]", value.dims or "")]
+    used = {part.partition(":")[0].strip() for text in brackets for part in text.split(",")}
+    usual = ("pp", "dp", "cp", "tp")
+    # Those that dims divide by come first: of two names of one axis such a one stays.
+    same: dict[str, str] = {}
+    kept: list[str] = []
+    for name in sorted(axes[min(axes)], key=lambda name: (name not in used, name not in usual, name)):
+        twin = next((other for other in kept if all(of[other] == of[name] for of in axes.values())), None)
+        apart = len({tuple(of[other][0] for other in kept) for of in axes.values()})
+        if twin or (name not in used and apart == len(axes)):  # a second name, or told by the others
+            same[name] = twin or ""
+        else:
+            kept.append(name)
+    kept.sort(key=lambda name: usual.index(name) if name in usual else -1)
+    mesh = [(name, axes[min(axes)][name][1]) for name in kept]
+    numbers: dict[int, int] = {}
+    for rank, of in axes.items():
+        numbers[rank] = 0
+        for name, size in mesh:
+            numbers[rank] = numbers[rank] * size + of[name][0]
+    expected = math.prod(size for _, size in mesh)
+    if len(set(numbers.values())) != len(numbers):
+        raise AnyrankError(f"{folder}: {len(numbers)} ranks, of which some have the same coordinates along "
+                           f"{', '.join(kept) or 'no axis'}: their parallel_info does not tell them apart")
+    if expected != len(numbers):
+        raise AnyrankError(f"MissingShard: {folder}: files of {len(numbers)} ranks, the mesh of {', '.join(kept)} has "
+                           f"{expected}; or one of these is a part of another")
+    return mesh, same, numbers
+
+
+def _dims(text: str, mesh: list[tuple[str, int]], same: dict[str, str]) -> str:
+    """The dims with the mesh's names: axes of one rank are left out, and so is what copies are, which needs no word."""
+    names = {name for name, _ in mesh}
+
+    def axes(found: re.Match[str]) -> str:
+        kept = []
+        for part in found.group(1).split(","):
+            axis, colon, how = part.strip().partition(":")
+            axis = same.get(axis) or axis
+            if axis in names:
+                kept.append(f"{axis}{colon}{how}")
+        return f"[{','.join(kept)}]" if kept else ""
+
+    shape = text.partition("#")[0]
+    return re.sub(r"\[([^]]*)\]", axes, shape).strip()
+
+
+def _squeeze(view: View, dims: str) -> View:
+    """Without the dimensions "1", which the mapping leaves out where there is one."""
+    words = dims.partition("#")[0].split()
+    kept = [d for d, n in enumerate(view.shape) if not (len(words) == len(view.shape) and words[d] == "1" and n == 1)]
+    return dataclasses.replace(view, shape=tuple(view.shape[d] for d in kept),
+                               strides=tuple(view.strides[d] for d in kept))
+
+
+def read(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
+    """A dump of SGLang's dumper: every rank's values, and the mapping that puts them together."""
+    paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(".pt")]
+    read_values = [_read(path, placeholders) for path in paths]
+    values = [value for value in read_values if value is not None]
+    if not values:
+        raise AnyrankError(f"{folder}: none of its {len(paths)} files holds a tensor")
+    _number_repeats(values)
+    mesh, same, numbers = _mesh(values, folder)
+    checkpoint = Checkpoint("dump of SGLang", needs_map=len(numbers) > 1)
+    told: dict[str, str] = {}
+    empty = 0
+    for value in values:
+        if value.dims is None and len(numbers) > 1:
+            raise AnyrankError(f"{value.path}: has no dims, of {len(numbers)} ranks: dump it with dims=\"...\", "
+                               f"which say where it is in the full tensor")
+        parallel = re.search(r"#.*\bdp:=(\w+)", value.dims or "")
+        if value.view.count == 0 and (parallel or "dp" in value.axes):
+            empty += 1
+            continue
+        if told.setdefault(value.name, value.dims or "") != (value.dims or ""):
+            raise AnyrankError(f"{value.path}: its dims are {value.dims!r}, another rank's {told[value.name]!r}")
+        view = value.view if len(numbers) > 1 else _squeeze(value.view, value.dims or "")
+
+        def get(view: View = view) -> View:
+            return view
+
+        checkpoint.pieces.append(Piece(numbers[value.rank], value.name, "", view.dtype, view.shape,
+                                       (0,) * len(view.shape), view.shape, get, value.path))
+    if empty:
+        checkpoint.notes.append(f"{empty} empty tensors of data-parallel ranks without samples are left out")
+    if len(read_values) > len(values):
+        checkpoint.notes.append(f"{len(read_values) - len(values)} values that are no tensors are left out")
+    if checkpoint.needs_map:
+        rules = [{"match": re.sub(r"([*?{}\\])", r"\\\1", name), "dims": _dims(dims, mesh, same)}
+                 for name, dims in sorted(told.items())]
+        checkpoint.mapping = {"version": 1, "mesh": [list(pair) for pair in mesh], "files": "rank-{rank}.safetensors",
+                              "tensors": rules}
+    return checkpoint
