@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ import typing
 
 from anyrank import ranks
 from anyrank._errors import AnyrankError
+from anyrank.testing import NotSame
 
 if typing.TYPE_CHECKING:
     from anyrank.report import Difference, VerifyReport
@@ -29,14 +31,10 @@ WIDTH = 110
 NAMES = 6
 
 
-class RanksDiffer(AssertionError):
+class RanksDiffer(NotSame):
     """Ranks that do not compute what one rank does. `report` is what `anyrank.verify` found."""
 
     __module__ = "anyrank"
-
-    def __init__(self, message: str, report: VerifyReport) -> None:
-        super().__init__(message)
-        self.report = report
 
 
 class Compared(typing.NamedTuple):
@@ -246,7 +244,7 @@ def explain(report: VerifyReport, layout: Layout, seed: int, repeat: str, verify
     first = report.first
     if first is None:
         return f"{name_of(layout)} do not compute what one rank does:\n{report}"
-    lines = [f"{first.tensor} {_KINDS[first.state].replace('%', name_of(layout))}"
+    lines = [f"{first.tensor} {_KINDS[_state(first)].replace('%', name_of(layout))}"
             + (f": {_short(first.hint)}" if first.hint else "")]
     for label, text in [("cause", _cause(first)), *_facts(first, report, layout), ("seed", str(seed)),
                         ("repeat", repeat), ("look", verifying + " --html report.html")]:
@@ -262,11 +260,14 @@ _KINDS = {"different": "differs between one rank and %", "replicas": "has copies
           "missing": "is there on one rank, and not on %", "unexpected": "is not there on one rank, but on %"}
 
 
+def _state(first: Difference) -> str:
+    """Ranks with parts of which nothing is said hold copies that differ; what shows is their shape."""
+    return "shape" if first.other_shape and first.other_shape != first.shape else first.state
+
+
 def _short(hint: str) -> str:
     """The hint's first clause."""
-    for mark in (": ", "; "):
-        hint = hint.partition(mark)[0]
-    return hint
+    return re.split("(?<!looks like): |; ", hint, maxsplit=1)[0]
 
 
 def _cause(first: Difference) -> str:
@@ -278,21 +279,22 @@ def _facts(first: Difference, report: VerifyReport, layout: Layout) -> typing.It
     several = report.different + len(report.missing) + len(report.unexpected)
     which = f", the first of {several:,} that differ in the order of the step" if several > 1 else ", the only one"
     yield "tensor", f"{first.tensor} ({_meaning(first)}){which}; {report.compared:,} are compared"
-    if first.state == "different":
+    state = _state(first)
+    if state == "different":
         alone = f"rank {first.rank} only" in first.pattern
         yield "rank", str(first.rank) if alone else ""
         yield "element", (f"{list(first.index)}: {_number(first.reference)} on one rank, {_number(first.actual)} "
                           f"{f'on rank {first.rank}' if alone else 'here'}{_times(first)}")
-    elif first.state == "replicas":
+    elif state == "replicas":
         values = " and ".join(f"{_number(value)} on rank {rank}"
                               for value, rank in zip((first.reference, first.actual), first.ranks))
         yield "element", f"{list(first.index)}: {values}"
-    elif first.state == "shape":
+    elif state == "shape":
         yield "shape", f"{list(first.shape)} on one rank, {list(first.other_shape)} on {name_of(layout)}"
         yield "spec", _advice(first, layout)
-    elif first.state == "dtype":
+    elif state == "dtype":
         yield "dtype", f"{first.dtype} on one rank, {first.other_dtype} on {name_of(layout)}"
-    elif first.state in ("missing", "unexpected"):
+    elif state in ("missing", "unexpected"):
         yield "note", "common=True compares the tensors that both have; a module in both runs needs the same name"
     yield "pattern", first.pattern
     others = [row.tensor for row in report.tensors if row.tensor != first.tensor]

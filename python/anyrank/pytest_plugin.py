@@ -228,9 +228,11 @@ def _chosen(case: Case, request: typing.Any, ranks: int | None, layout: typing.A
 
 
 def _outcome(failed: typing.Any) -> BaseException:
-    """A rank that skips has the test skipped."""
-    skipped = isinstance(failed.exception, pytest.skip.Exception)
-    return failed.exception if skipped else failed  # type: ignore[no-any-return]
+    """A rank that skips has the test skipped. pytest's own exceptions cannot be sent from a rank, as text they can."""
+    head, _, reason = str(failed).partition(" raised Skipped: ")
+    if failed.kind == "raised" and reason and "\n" not in head:
+        return typing.cast(BaseException, pytest.skip.Exception(reason.partition("\n")[0].partition(", all alike;")[0]))
+    return typing.cast(BaseException, failed)
 
 
 def _folder(request: typing.Any, factory: typing.Any, turn: int) -> pathlib.Path:
@@ -272,5 +274,5 @@ def pytest_terminal_summary(terminalreporter: typing.Any) -> None:
     weak = [(node, names) for node, _, _, names in found if names]
     for node, names in weak[:None if terminalreporter.verbosity > 0 else NEAREST]:
         more = f" and {len(names) - NEAREST} more" if len(names) > NEAREST else ""
-        terminalreporter.write_line(f"  rounding explains more than 1 % in {', '.join(names[:NEAREST])}{more} of {node}: "
-                                    "a small bug may hide there")
+        terminalreporter.write_line("  rounding explains more than 1 % of the largest value, so that a small bug may "
+                                    f"hide, in {', '.join(names[:NEAREST])}{more} of {node}")

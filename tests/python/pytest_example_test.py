@@ -7,6 +7,7 @@
 ANYRANK names another command than build/anyrank. Exit status 77 (skipped) where there is no torch or pytest.
 """
 
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -26,6 +27,11 @@ except ImportError as missing:
     print(f"no {missing.name} here, which examples/pytest needs")
     sys.exit(77)
 
+import anyrank.pytest_plugin  # noqa: E402
+
+# pytest loads the plugin of an installed package by itself.
+INSTALLED = any(entry.name == "anyrank" for found in importlib.metadata.distributions() for entry in found.entry_points
+                if entry.group == "pytest11")
 LAYERS, TESTS = "parallel_layers.py", "test_layers.py"
 
 
@@ -48,10 +54,8 @@ class Session:
                 os.dup2(file, 1)
                 os.dup2(file, 2)
                 os.chdir(folder)
-                # anyrank may be installed, with its entry point, or not.
-                plugin = [] if os.environ.get("ANYRANK_PLUGIN") == "installed" else ["-p", "anyrank.pytest_plugin"]
-                status = pytest.main([*plugin, "-p", "no:cacheprovider", f"--rootdir={folder}",
-                                      f"--basetemp={folder / 'tmp'}", *arguments])
+                status = pytest.main(["-p", "no:cacheprovider", f"--rootdir={folder}", f"--basetemp={folder / 'tmp'}",
+                                      *arguments], [] if INSTALLED else [anyrank.pytest_plugin])
             finally:
                 os._exit(status)
         self.status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
