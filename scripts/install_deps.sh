@@ -183,7 +183,8 @@ report() {
 # Nothing that apt knows of this machine is read or written, so root is not needed.
 sysroot=$(cd "$(dirname "$0")/.." && pwd)/build/aarch64/sysroot
 unpack_sysroot() {
-    if [ $aarch64 = no ] || [ -e "$sysroot/complete" ]; then return 0; fi
+    if [ $aarch64 = no ]; then return 0; fi
+    if [ -e "$sysroot/complete" ] && [ -e "$sysroot/usr/lib/aarch64-linux-gnu/libblis.a" ]; then return 0; fi
     echo "install_deps.sh: unpacking libraries of arm64 to $sysroot (20 MB of packages, 100 MB on disk)"
     mkdir -p "$scratch/apt/lists/partial" "$scratch/apt/archives/partial"
     set -- apt-get -q -y -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User= \
@@ -200,7 +201,7 @@ unpack_sysroot() {
     mkdir -p "$sysroot"
     for package in "$scratch"/apt/archives/*.deb; do dpkg-deb -x "$package" "$sysroot"; done
     # As installing them would.
-    ln -s blis-openmp/libblis.so blis-openmp/libblis.so.4 "$sysroot/usr/lib/aarch64-linux-gnu/"
+    ln -s blis-openmp/libblis.so blis-openmp/libblis.so.4 blis-openmp/libblis.a "$sysroot/usr/lib/aarch64-linux-gnu/"
     ln -s blis-openmp/blis.h "$sysroot/usr/include/aarch64-linux-gnu/"
     : > "$sysroot/complete"
 }

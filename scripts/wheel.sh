@@ -30,7 +30,7 @@ case $arch in
     *) echo "wheel.sh: no wheels for $arch: x86_64 and aarch64 are tried" >&2; exit 2 ;;
 esac
 work=$root/build/wheel tools=$root/build/wheel/tools
-if [ "$arch" != "$(uname -m)" ] && [ ! -e "$root/build/aarch64/sysroot/complete" ]; then
+if [ "$arch" != "$(uname -m)" ] && [ ! -e "$root/build/aarch64/sysroot/usr/lib/aarch64-linux-gnu/libblis.a" ]; then
     echo "wheel.sh: no libraries of arm64 in build/aarch64/sysroot: scripts/install_deps.sh --aarch64 puts them there" >&2
     exit 2
 fi
@@ -62,7 +62,7 @@ export ZIG_GLOBAL_CACHE_DIR="$work/zig" ZIG_LOCAL_CACHE_DIR="$work/zig"
 quietly "$tools/bin/python" -m build --wheel --no-isolation --outdir "$work/raw" -C build-dir="$work/$arch" \
     -C cmake.define.CMAKE_TOOLCHAIN_FILE="$root/cmake/manylinux.cmake" -C cmake.define.ANYRANK_STATIC=ON "$work/source"
 wheel=$(ls "$work/raw"/*.whl)
-PATH="$tools/bin:$PATH" quietly "$tools/bin/auditwheel" repair --plat "manylinux_2_28_$arch" --only-plat -w "$out" "$wheel"
+PATH="$tools/bin:$PATH" quietly "$tools/bin/auditwheel" repair --plat auto --only-plat -w "$out" "$wheel"
 cp "$sdist" "$out/"
 made=$(ls -t "$out"/anyrank-*_"$arch".whl | head -n 1)
 "$tools/bin/auditwheel" show "$made"

@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel and the source distribution: made by scripts/wheel.sh, installed where there is no compiler into a fresh
+virtual environment of each Python from 3.9 to 3.13 that is found (on the path, or of pyenv), and tried there.
+
+    tests/python/wheel_test.py [--wheel DIR] [unittest options]
+
+--wheel: a folder that scripts/wheel.sh has filled; else it is run, which takes minutes. Exit status 77 (skipped) where
+its tools cannot be installed.
+"""
+
+import functools
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
+TOOLS = re.compile(r"(?:cc|c\+\+|gcc|g\+\+|clang|cpp|ld|as|ar|make|ninja|cmake|zig)\b|.*-(?:gcc|g\+\+|ld|as)\b")
+VERSION = re.search(r"project\(anyrank VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")).group(1)
+
+
+def run(command, **options):
+    """Runs a command with an environment that knows nothing of this tree."""
+    keep = {name: value for name, value in os.environ.items()
+            if not name.startswith(("ANYRANK", "PYTHON", "VIRTUAL_ENV"))}
+    environment = {**keep, **options.pop("environment", {})}
+    return subprocess.run([str(word) for word in command], env=environment, stdin=subprocess.DEVNULL, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **options)
+
+
+@functools.lru_cache(maxsize=None)
+def pythons():
+    """{version: interpreter} of those that can make virtual environments."""
+    found = {}
+    pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv")) / "versions"
+    for version in VERSIONS:
+        places = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]
+        for place in filter(None, places):
+            asked = run([place, "-c", "import venv, ensurepip, sys; print('%d.%d' % sys.version_info[:2])"])
+            if asked.returncode == 0 and asked.stdout.strip() == version:
+                found.setdefault(version, str(place))
+    return found
+
+
+class Wheel(unittest.TestCase):
+    made = None  # the folder with wheel and source distribution
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def passes(self, command, **options):
+        done = run(command, **options)
+        self.assertEqual(done.returncode, 0, f"{' '.join(map(str, command))}\n{done.stdout[-8000:]}")
+        return done.stdout
+
+    @staticmethod
+    def file(pattern):
+        return next(pathlib.Path(Wheel.made).glob(pattern))
+
+    def bare_path(self):
+        """A folder with links to every program of the path but compilers and what builds."""
+        bare = self.folder / "bare"
+        bare.mkdir()
+        for place in os.environ["PATH"].split(os.pathsep):
+            for program in pathlib.Path(place).glob("*") if os.path.isdir(place) else ():
+                link = bare / program.name
+                if program.is_file() and not TOOLS.match(program.name) and not os.path.lexists(link):
+                    link.symlink_to(program)
+        self.assertIsNone(shutil.which("cc", path=str(bare)))
+        return str(bare)
+
+    def environment(self, python, path):
+        """A fresh virtual environment, its interpreter, and what runs in it see as their environment."""
+        place = self.folder / f"venv-{pathlib.Path(python).parts[-3]}"
+        self.passes([python, "-m", "venv", place])
+        return place / "bin", {"PATH": f"{place / 'bin'}{os.pathsep}{path}"}
+
+    def try_command(self, programs, environment):
+        self.assertIn(f"anyrank {VERSION}", self.passes([programs / "anyrank", "--version"], environment=environment))
+        for command in ([programs / "anyrank"], [programs / "python", "-m", "anyrank"]):
+            said = self.passes([*command, "check", "gpt2-demo", "--tp", "2", "--steps", "1"], environment=environment,
+                               cwd=self.folder)
+            self.assertIn("the same bits", said.splitlines()[-1])
+        done = run([programs / "anyrank", "check", "gpt2-demo", "--tp", "x"], environment=environment)
+        self.assertEqual(done.returncode, 2, done.stdout)
+
+    def test_it_installs_and_runs_on_every_python_without_a_compiler(self):
+        self.assertTrue(pythons(), "no Python from 3.9 to 3.13 that can make virtual environments")
+        path = self.bare_path()
+        for version, python in pythons().items():
+            with self.subTest(version):
+                programs, environment = self.environment(python, path)
+                self.passes([programs / "pip", "install", "--no-index", self.file("*.whl")], environment=environment)
+                self.try_command(programs, environment)
+                said = self.passes([programs / "python", "-m", "anyrank.tests"], environment=environment, cwd=self.folder)
+                self.assertRegex(said, r"\n\d\d+ passed, 0 failed")
+                self.passes([programs / "pip", "install", "pytest"], environment=environment)
+                said = self.passes([programs / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs",
+                                    "anyrank"], environment=environment, cwd=self.folder)
+                print(f"Python {version}: {said.splitlines()[-1]}", flush=True)
+
+    def test_its_tests_pass_beside_torch_and_numpy(self):
+        python = ROOT / "build/python-venv/bin/python"
+        if not python.exists():
+            self.skipTest("no build/python-venv (scripts/install_deps.sh --pytorch makes it)")
+        place = self.folder / "packages"
+        self.passes([python, "-m", "pip", "install", "--no-index", "--target", place, self.file("*.whl")])
+        said = self.passes([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "anyrank"],
+                           environment={"PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}, cwd=self.folder)
+        print(f"with torch: {said.splitlines()[-1]}", flush=True)
+
+    def test_it_has_the_paths_and_bits_of_other_builds(self):
+        place = self.folder / "packages"
+        self.passes([sys.executable, "-m", "zipfile", "-e", self.file("*.whl"), place])
+        command = place / "anyrank/bin/anyrank"
+        command.chmod(0o755)
+        self.passes([sys.executable, ROOT / "tests/verify/bits_test.py",
+                     "Bits.test_the_hashes_are_those_of_the_page_on_every_path"], environment={"ANYRANK": str(command)})
+        if (ROOT / "build/anyrank").exists():
+            ours, other = (json.loads(self.passes([program, "info", "--json", "-"], environment={"OMP_NUM_THREADS": "1"}))
+                           for program in (command, ROOT / "build/anyrank"))
+            self.assertEqual(ours["cpu"]["features"], other["cpu"]["features"])
+            self.assertEqual(ours["blas"]["kernels"], other["blas"]["kernels"])
+        holds = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+        self.assertIn("anyrank/share/anyrank/llama-demo/config.json", holds)
+        self.assertFalse([name for name in holds if ".libs/" in name or name.endswith((".c", ".a"))])
+
+    def test_the_source_distribution_installs_with_a_compiler(self):
+        programs, environment = self.environment(list(pythons().values())[-1], os.environ["PATH"])
+        self.passes([programs / "pip", "install", self.file("*.tar.gz")], environment=environment)
+        self.try_command(programs, environment)
+        said = self.passes([programs / "python", "-m", "anyrank.tests"], environment=environment, cwd=self.folder)
+        self.assertRegex(said, r"\n\d\d+ passed, 0 failed")
+
+
+def main():
+    if "--wheel" in sys.argv:
+        at = sys.argv.index("--wheel")
+        Wheel.made = sys.argv[at + 1]
+        del sys.argv[at:at + 2]
+        return unittest.main()
+    with tempfile.TemporaryDirectory() as folder:
+        done = run([ROOT / "scripts/wheel.sh", "--out", folder])
+        print(done.stdout, flush=True)
+        if done.returncode and re.search(r"Could not fetch|Temporary failure|No matching distribution|ConnectionError", done.stdout):
+            print("the tools of scripts/wheel_tools.txt cannot be installed here: no package index is reached")
+            sys.exit(77)
+        if done.returncode:
+            sys.exit(done.returncode)
+        Wheel.made = folder
+        return unittest.main()
+
+
+if __name__ == "__main__":
+    main()
