@@ -15,6 +15,7 @@ if typing.TYPE_CHECKING:
     from anyrank import testing as testing
     from anyrank._errors import AnyrankError as AnyrankError
     from anyrank._version import __version__ as __version__
+    from anyrank.capture import capture as capture
     from anyrank.reference import Reference as Reference
     from anyrank.reference import grads as grads
     from anyrank.dump import Dump as Dump
@@ -29,6 +30,7 @@ _HOME = {
     "AnyrankError": "_errors",
     "Reference": "reference",
     "Dump": "dump",
+    "capture": "capture",
     "check": "runs",
     "grads": "reference",
     "lint": "runs",
@@ -37,7 +39,6 @@ _HOME = {
     "train": "runs",
     "verify": "runs",
     "__version__": "_version",
-    "capture": "capture",
     "Compared": "_compare",
     "RanksDiffer": "_compare",
     "RanksFailed": "ranks",

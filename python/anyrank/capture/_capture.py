@@ -347,6 +347,10 @@ class Capture:
         self._record.sums.add("loss:fwd")
         self.take(of, "loss:fwd", loss, whole_of(loss), False)
 
+    def after_backward(self) -> None:
+        if self._listener is not None:
+            self._listener.flush()
+
     def on_clip(self, parameters: list[torch.Tensor]) -> None:
         if self._is_ours(parameters):
             self._keep_gradients()
@@ -399,6 +403,7 @@ class Capture:
 
     def _keep_gradients(self, of: set[int] | None = None) -> None:
         """Writes the gradients as they are now, of all parameters or of these; each once in a step."""
+        self.after_backward()
         if self._record is None or self._pass is None:
             return
         for name, p in self._parameters:

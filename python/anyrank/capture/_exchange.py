@@ -56,19 +56,19 @@ class Store:
     def tell(self, value: typing.Any) -> list[typing.Any]:
         """What every rank says, in the order of ranks."""
         text = zlib.compress(json.dumps({"value": value}).encode(), 1)
-        self.store.set(self._key(self.round, self.rank), text)
+        now, self.round = self.round, self.round + 1
+        self.store.set(self._key(now, self.rank), text)
         told = []
         for rank in range(self.world):
-            said = json.loads(zlib.decompress(self._get(self._key(self.round, rank), rank)))
+            said = json.loads(zlib.decompress(self._get(self._key(now, rank), rank)))
             if "failed" in said:
                 raise AnyrankError(f"rank {rank} left the capture with an error, so no rank's file is complete: "
                                    f"{said['failed']}")
             told.append(said["value"])
-        self.round += 1
         return told
 
     def failed(self, why: str) -> None:
-        """Says to those that come to their end that this rank has no file."""
+        """Says to those that come to their end that this rank has no file, after what it said before."""
         try:
             self.store.set(self._key(self.round, self.rank), zlib.compress(json.dumps({"failed": why}).encode()))
         except RuntimeError:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hooks on a model's modules: what each gives out, and the gradient of what it is given.
 
-Nothing here changes a number: an input is handed on as a view of itself, whose gradient is that through this module
-alone.
+Nothing here changes a number, or the order in which numbers are added: the graph of the backward pass stays as it is.
+The gradient of an input through one module alone is what those nodes hand on that the module made of it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import typing
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from anyrank.capture._model import DTensor, Replicate, Shard, modules_of
 from anyrank.capture._places import Whole
@@ -41,23 +42,23 @@ def _whole_of_local(t: torch.Tensor, whole: Whole) -> Whole | None:
     return Whole(whole.shape, whole.mesh, (Shard(cut[0]) if cut else Replicate(),))
 
 
-def _whole_by_weight(module: nn.Module, t: torch.Tensor, dim: int) -> Whole | None:
+def _whole_by_weight(module: nn.Module, shape: tuple[int, ...], dim: int) -> Whole | None:
     """The place of a plain activation that has, in its last dimension, as many elements as this rank's part of the
     weight has in dimension `dim`: 0 of what a linear layer gives out, 1 of what it is given."""
     weight = getattr(module, "weight", None)
     linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-    if not linear or not isinstance(weight, DTensor) or weight.dim() != 2 or isinstance(t, DTensor) or t.dim() == 0:
+    if not linear or not isinstance(weight, DTensor) or weight.dim() != 2 or not shape:
         return None
     dim = 1 - dim if type(module).__name__ == "Conv1D" else dim
-    if t.shape[-1] == weight.shape[dim] or t.shape[-1] != weight.to_local().shape[dim]:
+    if shape[-1] == weight.shape[dim] or shape[-1] != weight.to_local().shape[dim]:
         return None
-    cut = [Shard(t.dim() - 1) if getattr(p, "dim", None) == dim else Replicate() for p in weight.placements]
-    return Whole((*t.shape[:-1], weight.shape[dim]), weight.device_mesh, tuple(cut))
+    cut = [Shard(len(shape) - 1) if getattr(p, "dim", None) == dim else Replicate() for p in weight.placements]
+    return Whole((*shape[:-1], weight.shape[dim]), weight.device_mesh, tuple(cut))
 
 
 def _mark_heads(module: nn.Module, t: torch.Tensor) -> bool:
-    """Gives attention probabilities [b, heads, s, s] of a rank's own heads their place, where the module's configuration
-    says how many heads there are and its weights by how many ranks they are divided."""
+    """Gives attention probabilities [b, heads, s, s] of a rank's own heads their place, where the module's settings
+    say how many heads there are and its weights by how many ranks they are divided."""
     heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
     if t.dim() != 4 or not isinstance(heads, int) or isinstance(t, DTensor):
         return False
@@ -103,12 +104,77 @@ def rows_are_equal(t: torch.Tensor) -> bool:
     return not isinstance(t, DTensor) and t.dim() > 2 and bool((t == t[:1]).all())
 
 
+def _leaves(output: typing.Any, depth: int = 4) -> typing.Iterator[torch.Tensor]:
+    """All tensors of an output, however they lie in one another."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif depth and isinstance(output, (dict, tuple, list)):
+        for x in output.values() if isinstance(output, dict) else output:
+            yield from _leaves(x, depth - 1)
+    elif depth and dataclasses.is_dataclass(output):
+        yield from _leaves(list(vars(output).values()), depth - 1)
+
+
 def _first_input(args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> typing.Any:
     """Where the first floating point tensor is that a gradient can flow to: an index of args or a key of kwargs."""
     for at, x in [*enumerate(args), *kwargs.items()]:
-        if isinstance(x, torch.Tensor) and x.is_floating_point() and x.requires_grad and x.layout == torch.strided:
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and x.requires_grad:
             return at
     return None
+
+
+class Call:
+    """A module's first input while it is called."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        edge = get_gradient_edge(x)
+        self.node, self.number = edge.node, edge.output_nr
+        self.first = torch._C._autograd._get_sequence_nr()  # nodes of the call count from here
+        self.whole, self.shape = whole_of(x), tuple(x.shape)
+
+    def users_of(self, output: typing.Any) -> dict[typing.Any, list[int]]:
+        """The nodes that the call made of the input, on the way to its outputs; and which of what they hand back is the
+        input's gradient."""
+        users: dict[typing.Any, list[int]] = {}
+        seen = {t.grad_fn for t in _leaves(output) if t.grad_fn is not None}
+        todo = list(seen)
+        while todo:
+            node = todo.pop()
+            if node is self.node or node._sequence_nr() < self.first:
+                continue
+            for i, (behind, number) in enumerate(node.next_functions):
+                if behind is self.node and number == self.number:
+                    users.setdefault(node, []).append(i)
+                elif behind is not None and behind not in seen:
+                    seen.add(behind)
+                    todo.append(behind)
+        return users
+
+
+class Sum:
+    """A gradient of which several nodes each hand on a part."""
+
+    def __init__(self, take: typing.Callable[[torch.Tensor], None], users: dict[typing.Any, list[int]]) -> None:
+        self.take, self.left = take, len(users)
+        self.total: torch.Tensor | None = None
+        for node, numbers in users.items():
+            node.register_hook(self._hook(numbers))
+
+    def _hook(self, numbers: list[int]) -> typing.Callable[..., None]:
+        def hook(inputs: typing.Sequence[torch.Tensor | None], _outputs: typing.Any) -> None:
+            for number in numbers if self.left > 0 else []:
+                part = inputs[number]
+                if part is not None:
+                    self.total = part.detach() if self.total is None else self.total + part.detach()
+            self.left -= 1
+            if self.left == 0:
+                self.finish()
+        return hook
+
+    def finish(self) -> None:
+        if self.total is not None:
+            self.take(self.total)
+        self.total, self.left = None, -1
 
 
 class Pass:
@@ -166,6 +232,7 @@ class Listener:
     def __init__(self, model: nn.Module, parameters: list[tuple[str, torch.Tensor]], sink: Sink) -> None:
         self.model, self.parameters, self.sink = model, parameters, sink
         self.handles: list[typing.Any] = []
+        self.sums: list[Sum] = []
 
     def install(self) -> None:
         for path, m in modules_of(self.model):
@@ -176,9 +243,10 @@ class Listener:
                 # What parallelize_module makes of the output, a plain tensor, is seen after what it makes it of.
                 self.handles.append(m.register_forward_hook(self._whole_hook(whole), prepend=True))
                 self.handles.append(m.register_forward_hook(self._output_hook(path, whole)))
-            # What changes its input in place cannot have it replaced.
-            if self.sink.wants("bwd") and not getattr(m, "inplace", False):
-                self.handles.append(m.register_forward_pre_hook(self._input_hook(path), with_kwargs=True))
+            if self.sink.wants("bwd"):
+                calls: list[Call | None] = []
+                self.handles.append(m.register_forward_pre_hook(self._input_hook(calls), with_kwargs=True))
+                self.handles.append(m.register_forward_hook(self._gradient_hook(path, calls)))
         for name, p in self.parameters if self.sink.wants("grad") else []:
             if p.requires_grad:
                 # The value is read when the step's gradients are complete; here only its place in the order is taken.
@@ -187,7 +255,7 @@ class Listener:
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
-        self.handles = []
+        self.handles, self.sums = [], []
 
     def _order_hook(self, name: str) -> typing.Callable[[torch.Tensor], None]:
         return lambda _p: self.sink.reserve(name)
@@ -223,7 +291,7 @@ class Listener:
         if whole_of(t) is not None:
             return
         given = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        by_weight = _whole_by_weight(module, t, 0)
+        by_weight = _whole_by_weight(module, tuple(t.shape), 0)
         if whole is None and by_weight is not None:
             t._anyrank_whole = by_weight
         elif whole is not None:
@@ -231,26 +299,30 @@ class Listener:
         elif given is not None and whole_of(given) and given.shape == t.shape and not list(module.parameters()):
             t._anyrank_whole = whole_of(given)  # an activation of a part is a part
 
-    def _input_hook(self, path: str) -> typing.Callable[..., typing.Any]:
-        def hook(module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> typing.Any:
+    def _input_hook(self, calls: list[Call | None]) -> typing.Callable[..., None]:
+        def hook(_module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
             now = self.sink.current()
             at = _first_input(args, kwargs) if now is not None and torch.is_grad_enabled() else None
-            if now is None or at is None:
-                return None
-            x = args[at] if isinstance(at, int) else kwargs[at]
-            heard = self._heard(now, now.name(path, "bwd"), x, whole_of(x) or _whole_by_weight(module, x, 1))
-            if isinstance(at, int):
-                return (*args[:at], heard, *args[at + 1:]), kwargs
-            return args, {**kwargs, at: heard}
+            x = None if at is None else args[at] if isinstance(at, int) else kwargs[at]
+            calls.append(None if x is None else Call(x))
         return hook
 
-    def _heard(self, now: Pass, name: str, x: torch.Tensor, whole: Whole | None) -> torch.Tensor:
-        """x, whose gradient is captured as it comes back through this view of it."""
-        def listen(grad: torch.Tensor) -> None:
-            self.sink.take(now, name, grad, whole_of(grad) or whole, now.per_sample(grad, "bwd"))
+    def _gradient_hook(self, path: str, calls: list[Call | None]) -> typing.Callable[..., None]:
+        def hook(module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
+            call, now = calls.pop() if calls else None, self.sink.current()
+            users = call.users_of(output) if call is not None and now is not None else {}
+            if call is None or now is None or not users:
+                return
+            name, whole = now.name(path, "bwd"), call.whole or _whole_by_weight(module, call.shape, 1)
 
-        heard = x.view_as(x)
-        heard.register_hook(listen)
-        if not isinstance(x, DTensor):
-            heard._anyrank_whole = whole
-        return heard
+            def take(grad: torch.Tensor) -> None:
+                self.sink.take(now, name, grad, whole_of(grad) or whole, now.per_sample(grad, "bwd"))
+
+            self.sums.append(Sum(take, users))
+        return hook
+
+    def flush(self) -> None:
+        """Gradients of which no further part comes: a backward pass is over."""
+        sums, self.sums = self.sums, []
+        for one in sums:
+            one.finish()

@@ -19,6 +19,8 @@ from torch.nn.utils import clip_grad
 class Watcher(typing.Protocol):
     def on_backward(self, loss: torch.Tensor) -> None: ...
 
+    def after_backward(self) -> None: ...
+
     def on_clip(self, parameters: list[torch.Tensor]) -> None: ...
 
     def on_norm(self, norm: typing.Any, norm_type: float) -> None: ...
@@ -51,7 +53,10 @@ def _install() -> None:
     def heard(self: torch.Tensor, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         for watcher in list(_watchers):
             watcher.on_backward(self)
-        return backward(self, *args, **kwargs)
+        result = backward(self, *args, **kwargs)
+        for watcher in list(_watchers):
+            watcher.after_backward()
+        return result
 
     torch.Tensor.backward = heard
     _undo.append(lambda: setattr(torch.Tensor, "backward", backward))

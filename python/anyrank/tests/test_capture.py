@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture on one rank: what it writes, that it changes no number, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+import unittest.mock
+
+from anyrank import AnyrankError
+from anyrank._safetensors import Entry, read
+from anyrank.tests import FolderCase, needs
+
+try:
+    import torch
+    from torch import nn
+    from torch.nn.utils import clip_grad_norm_  # as programs do that import it by name before
+
+    import anyrank
+    from anyrank.capture import _patches
+    from anyrank.capture._files import bytes_of
+except (ImportError, AnyrankError):
+    nn = torch = typing.cast(typing.Any, None)  # every test here is skipped
+
+Module: typing.Any = nn.Module if nn is not None else object
+
+
+@dataclasses.dataclass
+class Both:
+    one: typing.Any
+    two: typing.Any
+
+
+class Forked(Module):  # type: ignore[misc]
+    """Gives out several tensors, in `form`."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.a, self.b = form, nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: typing.Any) -> typing.Any:
+        one, two = self.a(x), self.b(x)
+        return {"tuple": (one, two), "dict": {"one": one, "two": two}, "dataclass": Both(one, two)}[self.form]
+
+
+class InPlace(Module):  # type: ignore[misc]
+    """Writes over its input, and does not say so."""
+
+    def forward(self, x: typing.Any) -> typing.Any:
+        return x.mul_(2).relu_()
+
+
+class Model(Module):  # type: ignore[misc]
+    def __init__(self, form: str = "tuple", checkpoint: bool | None = None, tied: bool = False) -> None:
+        super().__init__()
+        self.embed, self.fork, self.drop, self.inplace = nn.Embedding(11, 6), Forked(form), nn.Dropout(0.2), InPlace()
+        self.act, self.norm, self.head = nn.ReLU(inplace=True), nn.LayerNorm(6), nn.Linear(6, 11, bias=False)
+        self.unused, self.form, self.checkpoint = nn.Linear(2, 2), form, checkpoint
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def block(self, x: typing.Any) -> typing.Any:
+        out = self.fork(x)
+        one, two = out if self.form == "tuple" else out.values() if self.form == "dict" else (out.one, out.two)
+        return self.drop(self.act(one + 0) + self.inplace(two + 0)) + x
+
+    def forward(self, ids: typing.Any) -> typing.Any:
+        x = self.embed(ids)
+        if self.checkpoint is None:
+            x = self.block(x)
+        else:
+            from torch.utils.checkpoint import checkpoint
+            x = checkpoint(self.block, x, use_reentrant=self.checkpoint)
+        return self.head(self.norm(x))
+
+
+def batch(n: int = 4) -> typing.Any:
+    return torch.randint(0, 11, (n, 5), generator=torch.Generator().manual_seed(3))
+
+
+def train(model: typing.Any, optimizer: typing.Any, steps: int = 2, micro: int = 1, autocast: bool = False,
+          evaluate: bool = False) -> list[typing.Any]:
+    losses = []
+    for _ in range(steps):
+        for ids in batch().chunk(micro):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = nn.functional.cross_entropy(model(ids).flatten(0, 1).float(), ids.flatten()) / micro
+            loss.backward()
+            losses.append(loss.detach())
+        clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        if evaluate:
+            with torch.no_grad():
+                model(batch(3))
+    return losses
+
+
+def adamw(model: typing.Any, **options: typing.Any) -> typing.Any:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05, **options)
+
+
+@needs("torch")
+class CaptureCase(FolderCase):
+    def files(self, folder: str = "dump") -> dict[str, Entry]:
+        found: dict[str, Entry] = {}
+        for path in sorted((self.path / folder).iterdir()):
+            found.update(read(path)[0])
+        return found
+
+    def value(self, name: str, folder: str = "dump") -> typing.Any:
+        entry = self.files(folder)[name]
+        return torch.frombuffer(bytearray(entry.data), dtype=torch.float32).reshape(entry.shape)
+
+    def captured(self, make: typing.Callable[[], typing.Any], folder: str = "dump", seed: int = 0, steps: int = 2,
+                 micro: int = 1, autocast: bool = False, evaluate: bool = False, optimizer: typing.Any = adamw,
+                 **options: typing.Any) -> typing.Any:
+        torch.manual_seed(seed)
+        model = make()
+        with anyrank.capture(model, self.path / folder, **options):
+            self.losses = train(model, optimizer(model), steps, micro, autocast, evaluate)
+        return model
+
+
+class Bits(CaptureCase):
+    def same(self, make: typing.Callable[[], typing.Any], **options: typing.Any) -> None:
+        model = self.captured(make, **options)
+        losses, state = self.losses, torch.get_rng_state()
+        torch.manual_seed(0)
+        plain = make()
+        own = train(plain, adamw(plain), **options)
+        self.assertTrue(torch.equal(torch.stack(losses), torch.stack(own)))
+        for (name, p), q in zip(model.named_parameters(), plain.parameters()):
+            self.assertTrue(torch.equal(p, q), name)
+        self.assertTrue(torch.equal(state, torch.get_rng_state()))
+        self.assertTrue(torch.equal(self.value("embed.weight:new@2"), plain.embed.weight))
+
+    def test_no_number_changes(self) -> None:
+        self.same(Model)
+
+    def test_none_with_activation_checkpointing(self) -> None:
+        for reentrant in (False, True):
+            self.same(functools.partial(Model, checkpoint=reentrant))
+
+    def test_none_with_gradient_accumulation_and_evaluation(self) -> None:
+        self.same(Model, micro=2, evaluate=True)
+
+    def test_none_in_mixed_precision_with_tied_weights(self) -> None:
+        self.same(lambda: Model(tied=True), autocast=True)
+
+    def test_none_with_a_frozen_parameter_and_outputs_of_other_forms(self) -> None:
+        def make(form: str) -> typing.Any:
+            model = Model(form)
+            model.fork.a.weight.requires_grad_(False)
+            return model
+        for form in ("dict", "dataclass"):
+            self.same(functools.partial(make, form))
+
+    def test_none_in_a_compiled_model(self) -> None:
+        torch.manual_seed(0)
+        plain = Model().eval()
+        train(plain, adamw(plain))
+        torch.manual_seed(0)
+        model = Model().eval()
+        compiled = torch.compile(model, backend="eager")
+        with anyrank.capture(compiled, self.path / "dump"):
+            train(compiled, adamw(model))
+        self.assertTrue(torch.equal(model.head.weight, plain.head.weight))
+        names = self.files()
+        for name in ("fork.a:fwd", "fork.a:bwd", "fork.a.weight:grad", "head.weight:new@2", "loss:fwd@2"):
+            self.assertIn(name, names)
+
+
+class Written(CaptureCase):
+    def test_all_kinds_of_a_step_are_written(self) -> None:
+        model = self.captured(Model)
+        names = self.files()
+        for name in ("embed:fwd", "fork:fwd", "fork.1:fwd", "fork.a:fwd", "fork.a:bwd", "head.weight:grad",
+                     "head.weight:m", "head.weight:v", "head.weight:new", "grad_norm:clip", "loss:fwd", "output:fwd"):
+            self.assertIn(name, names)
+            self.assertIn(f"{name}@2", names)
+        self.assertIn("head.weight:init", names)
+        self.assertNotIn("head.weight:init@2", names)
+        self.assertNotIn("unused.weight:grad", names)
+        self.assertTrue(torch.equal(self.value("loss:fwd"), self.losses[0]))
+        self.assertTrue(torch.equal(self.value("head.weight:new@2"), model.head.weight))
+
+    def test_gradients_are_those_before_clipping_and_the_norm_is_theirs(self) -> None:
+        self.captured(Model)
+        grads = [self.value(name) for name in self.files() if name.endswith(":grad")]
+        norm = torch.cat([g.flatten() for g in grads]).norm()
+        self.assertGreater(float(norm), 0.1)
+        torch.testing.assert_close(self.value("grad_norm:clip"), norm)
+
+    def test_checkpointing_writes_the_same_tensors(self) -> None:
+        for reentrant in (False, True):
+            self.captured(Model, folder="plain")
+            self.captured(functools.partial(Model, checkpoint=reentrant), folder="again")
+            plain, again = self.files("plain"), self.files("again")
+            self.assertEqual(set(plain), set(again))
+            for name in plain:
+                self.assertEqual(bytes(plain[name].data), bytes(again[name].data), name)
+
+    def test_micro_batches_follow_one_another(self) -> None:
+        self.captured(Model, folder="one", steps=1)
+        self.captured(Model, steps=1, micro=2)
+        paths = sorted((self.path / "dump").iterdir())
+        self.assertEqual([p.name for p in paths], ["rank-00000-2.safetensors", "rank-00000.safetensors"])
+        rows = [read(path)[0]["embed:fwd"] for path in reversed(paths)]
+        self.assertEqual(b"".join(bytes(e.data) for e in rows), bytes(self.files("one")["embed:fwd"].data))
+        self.assertTrue(torch.equal(self.value("loss:fwd"), torch.stack(self.losses).sum()))
+
+    def test_evaluations_are_left_out(self) -> None:
+        self.captured(Model, folder="without")
+        self.captured(Model, folder="with", evaluate=True)
+        self.assertEqual({n: e.shape for n, e in self.files("without").items()},
+                         {n: e.shape for n, e in self.files("with").items()})
+
+    def test_a_model_that_only_infers_has_a_step_a_pass(self) -> None:
+        model = Model().eval()
+        with torch.no_grad(), anyrank.capture(model, self.path / "dump"):
+            model(batch())
+            model(batch(3))
+        names = self.files()
+        self.assertEqual((names["fork.a:fwd"].shape, names["fork.a:fwd@2"].shape), ((4, 5, 6), (3, 5, 6)))
+        self.assertFalse([name for name in names if name.endswith((":bwd", ":grad", ":new"))])
+
+    def test_chosen_steps_are_complete_when_they_are_over(self) -> None:
+        torch.manual_seed(0)
+        model = Model()
+        optimizer = adamw(model)
+        with anyrank.capture(model, self.path / "dump", steps={2, 3}, only=["head*", "loss:*"]):
+            train(model, optimizer, 3)
+            self.assertEqual([p.name for p in (self.path / "dump").iterdir()], ["rank-00000.safetensors.part"])
+            train(model, optimizer, 1)
+            names = self.files()
+        self.assertEqual(names.keys(), self.files().keys())
+        self.assertEqual({name.partition("@")[2] for name in names if not name.endswith(":new@1")}, {"2", "3", ""})
+        self.assertEqual([name for name in names if "@" not in name], ["head.weight:new"])  # what step 2 began with
+        self.assertFalse([name for name in names if not name.startswith(("head", "loss"))])
+
+    def test_a_function_chooses_steps_and_values_choose_kinds(self) -> None:
+        self.captured(Model, steps=3, values=["grad"])
+        self.assertTrue(all(":grad" in name for name in self.files()))
+        torch.manual_seed(0)
+        model = Model()
+        with anyrank.capture(model, self.path / "odd", steps=lambda step: step % 2 == 1, values=["fwd"]):
+            train(model, adamw(model), 3)
+        self.assertEqual({name.partition("@")[2] for name in self.files("odd")}, {"", "3"})
+
+    def test_every_optimizer_shows_its_moments(self) -> None:
+        makers: dict[str, typing.Callable[[typing.Any], typing.Any]] = {
+            "sgd": lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9),
+            "foreach": lambda m: adamw(m, foreach=True), "fused": lambda m: adamw(m, fused=True)}
+        for name, make in makers.items():
+            model = self.captured(Model, folder=name, optimizer=make)
+            names = self.files(name)
+            self.assertIn("head.weight:m@2", names)
+            self.assertEqual("head.weight:v@2" in names, name != "sgd")
+            self.assertTrue(torch.equal(self.value("head.weight:new@2", name), model.head.weight))
+
+    def test_two_optimizers_make_one_step(self) -> None:
+        torch.manual_seed(0)
+        model = Model()
+        one, two = torch.optim.SGD(model.embed.parameters(), 0.1), torch.optim.Adam(model.head.parameters(), 0.1)
+        with anyrank.capture(model, self.path / "dump", [one, two]):
+            for _ in range(2):
+                model(batch()).square().mean().backward()
+                one.step()
+                two.step()
+        names = self.files()
+        self.assertIn("head.weight:m@2", names)
+        self.assertFalse([name for name in names if name.endswith("@3")])
+
+    def test_a_program_that_ends_without_stop_has_its_files(self) -> None:
+        from anyrank.tests import run_python
+        code = ("import sys, torch, anyrank\n"
+                "m = torch.nn.Linear(2, 2)\n"
+                "c = anyrank.capture(m, sys.argv[1]).start()\n"
+                "m(torch.ones(1, 2)).sum().backward()\n"
+                "{}\n")
+        for end, files in (("pass", ["rank-00000.safetensors"]), ("raise SystemError('no')", [])):
+            folder = self.path / f"of-{len(files)}"
+            run_python(code.format(end), str(folder))
+            self.assertEqual([p.name for p in folder.iterdir()], files)
+
+
+class Types(CaptureCase):
+    def test_every_type_is_written_with_its_bytes(self) -> None:
+        for dtype, name in ((torch.bfloat16, "BF16"), (torch.float16, "F16"), (torch.float64, "F64"),
+                            (torch.float8_e4m3fn, "F8_E4M3"), (torch.int64, "I64"), (torch.bool, "BOOL")):
+            t = torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]).to(dtype).t()
+            said, data, _alive = bytes_of(t)
+            self.assertEqual(said, name)
+            self.assertEqual(bytes(data), bytes(t.contiguous().view(torch.uint8).flatten().tolist()))
+
+    def test_a_big_endian_machine_writes_little_endian_bytes(self) -> None:
+        t = torch.tensor([1.0, -2.5], dtype=torch.float32)
+        with unittest.mock.patch("anyrank.capture._files.sys.byteorder", "big"):
+            _, data, _alive = bytes_of(t)
+        self.assertEqual(bytes(data), b"".join(bytes(bytes_of(x)[1])[::-1] for x in t))
+
+    def test_a_type_that_files_lack_is_an_error(self) -> None:
+        with self.assertRaisesRegex(AnyrankError, "complex128"):
+            bytes_of(torch.zeros(2, dtype=torch.complex128))
+
+
+class LeftBehind(CaptureCase):
+    def untouched(self, model: typing.Any) -> None:
+        from torch.optim import optimizer as home
+        for m in model.modules():
+            self.assertFalse(m._forward_hooks or m._forward_pre_hooks)
+        for p in model.parameters():
+            self.assertFalse(p._post_accumulate_grad_hooks)
+        self.assertFalse(nn.modules.module._global_forward_pre_hooks)
+        self.assertFalse(home._global_optimizer_pre_hooks or home._global_optimizer_post_hooks)
+        self.assertFalse(_patches._undo or _patches._watchers)
+        self.assertEqual(torch.Tensor.backward.__module__, "torch._tensor")
+        self.assertNotIn("heard", torch.Tensor.backward.__qualname__)
+
+    def test_nothing_of_ours_stays_in_the_program(self) -> None:
+        self.untouched(self.captured(Model))
+
+    def test_an_exception_passes_through_and_no_file_stays(self) -> None:
+        model = Model()
+        error = KeyError("mine")
+        with self.assertRaises(KeyError) as caught, anyrank.capture(model, self.path / "dump"):
+            train(model, adamw(model), 1)
+            self.assertTrue(list((self.path / "dump").iterdir()))
+            raise error
+        self.assertIs(caught.exception, error)
+        self.assertFalse(list((self.path / "dump").iterdir()))
+        self.untouched(model)
+
+    def test_an_earlier_run_is_replaced_and_nothing_else(self) -> None:
+        folder = self.path / "dump"
+        folder.mkdir()
+        for name in ("rank-00000-3", "rank-00007", "rank-00000", "mine"):
+            (folder / f"{name}.safetensors").write_bytes(b"old")
+        self.captured(Model, steps=1)
+        self.assertEqual({p.name for p in folder.iterdir()}, {"rank-00000.safetensors", "mine.safetensors"})
+
+    def test_two_models_at_once_keep_apart(self) -> None:
+        one, two = Model(), Model()
+        with anyrank.capture(one, self.path / "one"), anyrank.capture(two, self.path / "two"):
+            train(one, adamw(one), 1)
+            train(two, adamw(two), 2)
+        self.assertNotIn("head.weight:new@2", self.files("one"))
+        self.assertTrue(torch.equal(self.value("head.weight:new@2", "two"), two.head.weight))
+        self.untouched(one)
+
+
+class Refused(CaptureCase):
+    def refused(self, words: str, model: typing.Any = None, *arguments: typing.Any, **options: typing.Any) -> None:
+        with self.assertRaisesRegex(AnyrankError, words):
+            with anyrank.capture(Model() if model is None else model, self.path / "dump", *arguments, **options):
+                self.fail("it began")
+        self.assertFalse((self.path / "dump").exists())
+
+    def test_what_cannot_be_captured_is_said(self) -> None:
+        other = Model()
+        self.refused("no torch.nn.Module", torch.zeros(2))
+        self.refused("DistributedDataParallel", nn.DataParallel(Model()))
+        self.refused("updates none of the model's parameters", Model(), adamw(other))
+        self.refused("no torch.optim.Optimizer", Model(), optimizer=3)
+        with anyrank.capture(other, self.path / "other"):
+            self.refused("captured already", other)
+
+    def test_bad_arguments_are_said(self) -> None:
+        self.refused("'mehs'.*is 'mesh' meant", spec={"mehs": {}})
+        self.refused("has 4 ranks, without a process group", spec={"mesh": {"tp": 4}})
+        self.refused("rank=4: .* has 4 ranks", spec={"mesh": {"tp": 4}}, rank=4)
+        self.refused("no dimension 'x'", spec={"mesh": {"tp": 1}, "shard": {"*": {"x": 0}}})
+        self.refused("dimension of the tensor", spec={"shard": {"*": {"tp": "0"}}})
+        self.refused("relative sizes", spec={"shard": {"*": {"tp": 0, "blocks": [0]}}})
+        self.refused("samples", spec={"samples": "mixed"})
+        self.refused("no such file|No such file", spec=str(self.path / "none.json"))
+        self.refused("count from 1", steps={0})
+        self.refused("steps", steps=1.5)
+        self.refused("values", values=["grads"])
+
+    def test_a_spec_that_does_not_fit_a_tensor_leaves_no_file(self) -> None:
+        model = Model()
+        with self.assertRaisesRegex(AnyrankError, "head.weight:init: has 2 dimensions, the spec divides dimension 2"):
+            with anyrank.capture(model, self.path / "dump", spec={"mesh": {"tp": 1}, "shard": {"head.*": {"tp": 2}}}):
+                train(model, adamw(model), 1)
+        self.assertFalse(list((self.path / "dump").iterdir()))
+
+    def test_a_capture_is_used_once(self) -> None:
+        model = Model()
+        c = anyrank.capture(model, self.path / "dump").start()
+        with self.assertRaisesRegex(AnyrankError, "started already"):
+            c.start()
+        c.stop()
+        with self.assertRaisesRegex(AnyrankError, "has ended"):
+            c.start()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture on several ranks: the parts that each writes make the tensors of one rank, whatever divides them."""
+
+from __future__ import annotations
+
+import pathlib
+import typing
+import unittest
+
+import anyrank
+from anyrank import AnyrankError, ranks
+from anyrank._command import find_command
+from anyrank._safetensors import read
+from anyrank.tests import FolderCase, needs
+
+try:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+except ImportError:
+    nn = torch = dist = typing.cast(typing.Any, None)  # every test here is skipped
+
+Module: typing.Any = nn.Module if nn is not None else object
+Wrap = typing.Callable[[typing.Any], typing.Any]
+
+
+class Model(Module):  # type: ignore[misc]
+    """Blocks of up and down, 10 features wide: 4 ranks have 3, 3, 3 and 1 of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(13, 10)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(10), nn.Linear(10, 12), nn.GELU(), nn.Linear(12, 10))
+                                    for _ in range(2))
+        self.head = nn.Linear(10, 13)
+
+    def forward(self, ids: typing.Any) -> typing.Any:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def mesh_of(sizes: tuple[int, ...], names: tuple[str, ...] | None = None) -> typing.Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", sizes, mesh_dim_names=names)
+
+
+def ddp(model: typing.Any) -> typing.Any:
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def fsdp(model: typing.Any, mesh: typing.Any = None) -> typing.Any:
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def hybrid(model: typing.Any) -> typing.Any:
+    return fsdp(model, mesh_of((2, 2), ("dp_replicate", "dp_shard")))
+
+
+def tensor_parallel(model: typing.Any, mesh: typing.Any = None) -> typing.Any:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = {"blocks.*.1": ColwiseParallel(), "blocks.*.3": RowwiseParallel()}
+    return parallelize_module(model, mesh or mesh_of((dist.get_world_size(),)), plan)
+
+
+def both(model: typing.Any) -> typing.Any:
+    mesh = mesh_of((2, 2), ("fsdp", "tp"))
+    return fsdp(tensor_parallel(model, mesh["tp"]), mesh["fsdp"])
+
+
+def train(model: typing.Any, folder: pathlib.Path, wrap: Wrap | None, samples: tuple[int, int] = (0, 1), micro: int = 1,
+          clip: bool = True, order: str = "by_micro_batch", **options: typing.Any) -> None:
+    """Two steps on part samples[0] of samples[1] of the batch."""
+    model = wrap(model) if wrap else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    part, parts = samples
+    ids = torch.randint(0, 13, (8, 3), generator=torch.Generator().manual_seed(5))
+    with anyrank.capture(model, folder, optimizer, **options):
+        for _ in range(2):
+            batches = ids.chunk(micro)
+            own = [b.chunk(parts)[part] for b in batches]
+            if order != "by_micro_batch":
+                own = (ids.chunk(parts)[part] if order == "by_rank" else ids[part::parts]).chunk(micro)
+            for b in own:
+                (nn.functional.cross_entropy(model(b).flatten(0, 1), b.flatten()) / micro).backward()
+            if clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@needs("torch")
+class Placed(FolderCase):
+    def setUp(self) -> None:
+        super().setUp()
+        try:
+            find_command()
+        except AnyrankError as error:
+            self.skipTest(str(error))
+
+    def same(self, world: int, wrap: Wrap | None, groups: int = 0, tensors: int = 0, **options: typing.Any) -> None:
+        """That `world` ranks, with `groups` data-parallel ones among them, have what one rank has."""
+        groups = groups or world
+
+        def run(rank: int, folder: pathlib.Path, wrap: Wrap | None, groups: int) -> None:
+            torch.manual_seed(0)
+            train(Model(), folder, wrap, (rank * groups // max(world, 1) if wrap else 0, groups), **options)
+
+        one = {key: value for key, value in options.items() if key in ("clip",)}
+        torch.manual_seed(0)
+        train(Model(), self.path / "one", None, **one)
+        ranks.spawn(world, run, self.path / "many", wrap, groups)
+        report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-6)
+        self.assertTrue(report.ok, str(report))
+        if tensors:
+            self.assertIn(f": {tensors} tensors, ", str(report))
+
+    def test_ddp(self) -> None:
+        self.same(2, ddp, tensors=2 * 71 + 15)
+
+    def test_fsdp2_with_uneven_shards(self) -> None:
+        self.same(4, fsdp)
+
+    def test_hybrid_sharding(self) -> None:
+        self.same(4, hybrid)
+
+    def test_tensor_parallelism_on_a_mesh_without_names(self) -> None:
+        self.same(2, tensor_parallel, 1, clip=False)
+
+    def test_fsdp2_over_tensor_parallelism_whose_shards_are_strided(self) -> None:
+        self.same(4, both, 2, clip=False)
+
+    def test_micro_batches_in_each_order(self) -> None:
+        for order in ("by_micro_batch", "by_rank", "dealt"):
+            self.same(2, ddp, micro=2, order=order, spec={"samples": order})
+            for path in (self.path / "one", self.path / "many"):
+                for file in path.iterdir():
+                    file.unlink()
+
+    def test_ddp_that_wraps_inside_of_the_block(self) -> None:
+        def run(rank: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            model = Model()
+            with anyrank.capture(model, folder, values=["fwd", "bwd", "grad"]):
+                outer = ddp(model) if rank >= 0 else model
+                ids = torch.randint(0, 13, (4, 3), generator=torch.Generator().manual_seed(5))
+                ids = ids.chunk(2)[rank] if rank >= 0 else ids
+                nn.functional.cross_entropy(outer(ids).flatten(0, 1), ids.flatten()).backward()
+        run(-1, self.path / "one")
+        ranks.spawn(2, run, self.path / "many")
+        report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-6)
+        self.assertTrue(report.ok, str(report))
+
+    def test_each_rank_has_the_state_of_its_own_share_under_zero(self) -> None:
+        def run(rank: int, folder: pathlib.Path) -> None:
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+            torch.manual_seed(0)
+            model = ddp(Model()) if rank >= 0 else Model()
+            o = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1) if rank >= 0 else (
+                torch.optim.AdamW(model.parameters(), lr=0.1))
+            ids = torch.randint(0, 13, (4, 3), generator=torch.Generator().manual_seed(5))
+            ids = ids.chunk(2)[rank] if rank >= 0 else ids
+            with anyrank.capture(model, folder, o, values=["m", "v", "new"]):
+                nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+                o.step()
+        run(-1, self.path / "one")
+        ranks.spawn(2, run, self.path / "many")
+        report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-5)
+        self.assertTrue(report.ok, str(report))
+        held = [set(read(path)[0]) for path in sorted((self.path / "many").iterdir())]
+        self.assertTrue(any(name.endswith(":m") for name in held[0] - held[1]))
+        self.assertTrue(any(name.endswith(":m") for name in held[1] - held[0]))
+
+    def test_a_wrong_value_of_one_rank_is_found(self) -> None:
+        def run(rank: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            model = Model()
+            if rank == 1:
+                with torch.no_grad():
+                    model.blocks[1][1].weight[5] += 1
+            train(model, folder, lambda m: nn.parallel.DistributedDataParallel(m, init_sync=False), (rank, 2))
+        torch.manual_seed(0)
+        train(Model(), self.path / "one", None)
+        ranks.spawn(2, run, self.path / "many")
+        report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-6)
+        self.assertFalse(report.ok)
+        self.assertEqual(report.first.tensor if report.first else "", "blocks.1.1.weight:init")
+
+
+@needs("torch")
+class Failing(FolderCase):
+    def test_a_rank_that_leaves_with_an_error_stops_the_others_at_once(self) -> None:
+        def run(rank: int, folder: pathlib.Path) -> str:
+            model = Model()
+            try:
+                with anyrank.capture(model, folder):
+                    model(torch.zeros(2, 3, dtype=torch.long)).sum().backward()
+                    if rank == 1:
+                        raise ValueError("no more data")
+            except (ValueError, AnyrankError) as error:
+                return f"{type(error).__name__}: {error}"
+            return "ended"
+        said = ranks.spawn(3, run, self.path / "dump")
+        self.assertEqual(said[1], "ValueError: no more data")
+        for text in (said[0], said[2]):
+            self.assertTrue(text.startswith("AnyrankError: rank 1 left the capture with an error"), text)
+            self.assertIn("ValueError: no more data", text)
+        self.assertFalse(list((self.path / "dump").iterdir()))
+
+    def test_a_group_that_is_gone_at_the_end_does_not_matter(self) -> None:
+        def run(_rank: int, folder: pathlib.Path) -> None:
+            model = Model()
+            with anyrank.capture(model, folder):
+                model(torch.zeros(2, 3, dtype=torch.long)).sum().backward()
+                dist.destroy_process_group()
+        ranks.spawn(2, run, self.path / "dump")
+        self.assertEqual(len(list((self.path / "dump").iterdir())), 2)
+
+    def test_a_mesh_that_does_not_fit_is_said(self) -> None:
+        def run(_rank: int, folder: pathlib.Path) -> list[str]:
+            said = []
+            wrapped = tensor_parallel(Model(), mesh_of((2, 2), ("a", "tp"))["tp"])
+            for sizes in ({"dp": 2}, {"tp": 2, "dp": 2}):
+                try:
+                    with anyrank.capture(wrapped, folder, spec={"mesh": sizes}):
+                        wrapped(torch.zeros(2, 3, dtype=torch.long)).sum().backward()
+                except AnyrankError as error:
+                    said.append(str(error))
+            return said
+        (said, *_) = ranks.spawn(4, run, self.path / "dump")
+        self.assertIn("the mesh {'dp': 2} has 2 ranks, the run has 4", said[0])
+        self.assertEqual(len(said), 1)  # the other names the same lines differently
+
+    def test_flat_parameters_are_refused(self) -> None:
+        def run(_rank: int, folder: pathlib.Path) -> str:
+            from torch.distributed.fsdp import FullyShardedDataParallel
+            model = FullyShardedDataParallel(Model(), device_id=torch.device("cpu"))
+            try:
+                anyrank.capture(model, folder)
+            except AnyrankError as error:
+                return str(error)
+            return ""
+        self.assertIn("fully_shard", ranks.spawn(2, run, self.path / "dump")[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
