@@ -541,7 +541,7 @@ def lacks_arm():
 def of_tools(name):
     """Whether a check looks at the project's own tools and the layout of its sources, or needs a compiler of its own: no
     mistake of a result shows there. They run in --all, in --extended and by name."""
-    return name in ("check/format", "check/types", "gpu/ptx_test") or name.startswith("scripts/")
+    return name in ("check/format", "check/types", "gpu/ptx_test", "python/wheel_test") or name.startswith("scripts/")
 
 
 def matching(names, name):
@@ -617,7 +617,7 @@ def main():
                 report.add(Result("tests/suites", 0, 1, output="suites that no file names in a Test(): " + ", ".join(lost)))
             run_all(tasks, "build", report, arguments.jobs)
         for name in held:
-            report.skip(name, "format, kernels' PTX and the project's own scripts: ./test --all looks at them too")
+            report.skip(name, "format, types, kernels' PTX, the wheel and the project's own scripts: ./test --all looks at them too")
         for preset in sanitizers:
             title, fits = PRESETS[preset]
             lacking = lacks_arm() if preset == "aarch64" else None
