@@ -6,6 +6,7 @@
 
 #include "cli/command.h"
 #include "cli/options/run.h"
+#include "cli/report/progress.h"
 #include "cli/report/table.h"
 #include "cli/transport.h"
 #include "ref/io/json.h"
@@ -174,7 +175,12 @@ static ar_status run_watched(const grads_values *v, ar_run *run, const ari_watch
     ari_watch_run(&o.run, watch);
     if (v->r.inject)
         AR_TRY(ar_fault_parse(&o.run.fault, v->r.inject));
+    ari_progress progress;
+    ari_progress_begin(&progress, &v->common);
+    o.progress = ari_progress_show;
+    o.progress_user = &progress;
     const ar_status st = ar_grads(&r, &o);
+    ari_progress_end(&progress);
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &r.config));
     for (size_t i = 0; i < sizeof r.note / sizeof *r.note && !v->common.quiet; i++) {

@@ -81,7 +81,9 @@ static ar_status allow(ari_reference *ref, const ari_cluster_options *run, const
                                                 .weights = run->weights,
                                                 .weights_user = run->weights_user,
                                                 .loss = o->run.loss},
-                                    .threads = ari_threads(o->run.threads)};
+                                    .threads = ari_threads(o->run.threads),
+                                    .progress = o->progress,
+                                    .progress_user = o->progress_user};
     return ari_sensitivity_allow(ref, &c);
 }
 

@@ -49,6 +49,11 @@ class Bundled(FolderCase):
         with self.assertRaisesRegex(anyrank.testing.NotSame, "item 'loss'"):
             ref.assert_same(dict(same.grads), {"loss": [2 * ref.loss]})
 
+    def test_progress_of_the_sensitivity(self) -> None:
+        seen: list[str] = []
+        grads(IDS, sensitivity=True, progress=lambda fraction, text: seen.append(text))
+        self.assertIn("baseline, binary64", seen)
+
     def test_without_an_allowance_a_rule_is_needed(self) -> None:
         ref = grads(IDS)
         with self.assertRaisesRegex(TypeError, "make it with sensitivity=True, or give rtol"):

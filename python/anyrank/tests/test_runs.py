@@ -143,6 +143,7 @@ class Refusals(FolderCase):
                 ("echo broken >&2; exit 3", "^broken$"),
                 ("kill -9 $$", r"ended by SIGKILL \(the system does that where memory runs out\)"),
                 (self.RESULT % "{}", "its JSON is not that of anyrank lint"),
+                (self.RESULT.replace("exit 0", "echo late >&2; exit 3") % '{"tool": "anyrank"}', "^late$"),
                 (self.RESULT % '{"tool": "anyrank", "command": "lint"', "no result")]:
             with self.assertRaisesRegex(anyrank.AnyrankError, pattern):
                 self.run_with(command)
