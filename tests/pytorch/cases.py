@@ -2,6 +2,7 @@
 """The runs of the trial: what is run, on which grid, what is wrong with it, and which causes are right."""
 
 import dataclasses
+import hashlib
 import pathlib
 import subprocess
 import tempfile
@@ -78,7 +79,9 @@ class Case:
         """
         if self.dtype == "fp32":
             return reference, TOLERANCE
-        ours = allowances(anyrank, self.model, self.dtype, self.options.get("uneven", False))
+        uneven = self.options.get("uneven", False)
+        ours = allowances(anyrank, self.model, self.dtype,
+                          *(families.batch() if self.model in families.CONFIGS else hugging_face.batch(uneven)))
         return ours / "activations.safetensors", ("--common", "--sensitivity", ours / "allowed.safetensors")
 
 
@@ -97,12 +100,12 @@ def model_folder(name):
     return path
 
 
-def allowances(anyrank, name, dtype, uneven):
+def allowances(anyrank, name, dtype, ids, labels):
     """anyrank's run of this model and batch, and what rounding may do to each tensor in this kind of run."""
     from safetensors.torch import save_file
-    out = FOLDER / f"allowed-{name}-{dtype}-{uneven}"
+    batch = hashlib.sha256(ids.numpy().tobytes() + labels.numpy().tobytes()).hexdigest()[:8]
+    out = FOLDER / f"allowed-{name}-{dtype}-{batch}"
     if not out.exists():
-        ids, labels = families.batch() if name in families.CONFIGS else hugging_face.batch(uneven)
         save_file({"input_ids": ids, "labels": labels}, FOLDER / "batch.safetensors")
         of = {"bf16": "bf16", "bf16-pure": "bf16-pure", "bf16-fsdp": "bf16-pure"}[dtype]
         subprocess.run([anyrank, "grads", model_folder(name), "--input", FOLDER / "batch.safetensors", "--out", out,

@@ -38,8 +38,8 @@ class Program:
         text = self.patch.read_text() if self.source else (HERE / self.file).read_text()
         if self.source:
             return sum(line.startswith("+") and not line.startswith("+++") for line in text.splitlines())
-        return sum("anyrank" in line.split("#")[0] or line.strip() == "dump.stop()" for line in text.splitlines()
-                   if not line.startswith(('"""', "# ")))
+        return sum("anyrank" in line.split("#")[0] or line.strip() in ("dump.stop()", "c.stop()")
+                   for line in text.splitlines() if not line.startswith(('"""', "# ")))
 
 
 TP = "examples/distributed/tensor_parallelism"
@@ -63,7 +63,8 @@ PROGRAMS = [
             changed={"fsdp_tp_example.py": {
                 "tp_size = 2": 'tp_size = int(os.environ["TP"])',
                 "simple_llama2_config = ModelArgs(dim=256, n_layers=2, n_heads=16, vocab_size=32000)":
-                "simple_llama2_config = ModelArgs(dim=32, n_layers=2, n_heads=4, vocab_size=96, max_seq_len=16, multiple_of=16)",
+                "simple_llama2_config = ModelArgs("
+                "dim=32, n_layers=2, n_heads=4, vocab_size=96, max_seq_len=16, multiple_of=16)",
                 "    torch.manual_seed(i + dp_rank)": "    torch.manual_seed(i)",
                 "    inp = torch.randint(32000, (8, 256), device=device_type)":
                 "    inp = torch.randint(96, (8, 16), device=device_type).chunk(dp_size)[dp_rank]",
@@ -77,10 +78,12 @@ PROGRAMS = [
                 "    seq_len = 64": "    seq_len = 12",
                 "        n_layers=10,": "        n_layers=2,",
                 "        x = torch.randint(0, vocab_size, (batch_size, seq_len), device=device)":
-                "        x = torch.randint(0, vocab_size, (batch_size, seq_len), device=device).chunk(torch.distributed.get_world_size())[rank]",
+                "        x = torch.randint(0, vocab_size, (batch_size, seq_len), device=device)"
+                ".chunk(torch.distributed.get_world_size())[rank]",
                 "        loss = model(x).sum()": "        loss = model(x).sum() * torch.distributed.get_world_size()",
             }, "model.py": {
-                "        self.output.reset_parameters()": "        self.output.reset_parameters(); [layer.reset_parameters() for layer in self.layers]",
+                "        self.output.reset_parameters()":
+                "        self.output.reset_parameters(); [layer.reset_parameters() for layer in self.layers]",
             }}),
     Program("ddp_example", "example.py", "examples/distributed/ddp",
             changed={"example.py": {
@@ -88,14 +91,15 @@ PROGRAMS = [
                 "    outputs = ddp_model(torch.randn(20, 10).chunk(dist.get_world_size())[rank])",
                 "    labels = torch.randn(20, 5).to(rank)":
                 "    labels = torch.randn(20, 5).chunk(dist.get_world_size())[rank].to(rank)"}}),
-    Program("minGPT-ddp", "main.py", "examples/distributed/minGPT-ddp/mingpt", needs=("hydra", "omegaconf", "fsspec", "boto3"),
+    Program("minGPT-ddp", "main.py", "examples/distributed/minGPT-ddp/mingpt",
+            needs=("hydra", "omegaconf", "fsspec", "boto3"),
             changed={"trainer.py": {"            sampler=DistributedSampler(dataset)":
                                     "            sampler=__import__('deal').Blocks(dataset, self.config.batch_size)"}},
             arguments=("data_config.path=data/input.txt", "data_config.block_size=12", "data_config.truncate=0.0003",
-                       "trainer_config.max_epochs=1", "trainer_config.data_loader_workers=0", "trainer_config.use_amp=False",
-                       "trainer_config.batch_size={per_rank}", "gpt_config.n_layer=2", "gpt_config.n_head=4",
-                       "gpt_config.n_embd=32", "+gpt_config.embd_pdrop=0.0", "+gpt_config.resid_pdrop=0.0",
-                       "+gpt_config.attn_pdrop=0.0")),
+                       "trainer_config.max_epochs=1", "trainer_config.data_loader_workers=0",
+                       "trainer_config.use_amp=False", "trainer_config.batch_size={per_rank}",
+                       "gpt_config.n_layer=2", "gpt_config.n_head=4", "gpt_config.n_embd=32",
+                       "+gpt_config.embd_pdrop=0.0", "+gpt_config.resid_pdrop=0.0", "+gpt_config.attn_pdrop=0.0")),
     # Each micro-batch of the step has its own seed, whichever rank draws it.
     Program("nanoGPT", "train.py", "nanoGPT",
             changed={"train.py": {
@@ -103,7 +107,8 @@ PROGRAMS = [
                 "    ix = torch.randint(len(data) - block_size, (batch_size,), generator=next(draws))",
                 "import pickle": "import pickle, deal; draws = deal.draws()"}},
             files={"data/tiny/train.bin": random_tokens}, needs=("numpy",),
-            arguments=("--backend=gloo", "--compile=False", "--dtype=float32", "--n_layer=2", "--n_head=4", "--n_embd=32",
+            arguments=("--backend=gloo", "--compile=False", "--dtype=float32", "--n_layer=2", "--n_head=4",
+                       "--n_embd=32",
                        "--block_size=16", "--batch_size=2", "--gradient_accumulation_steps=4", "--max_iters=2",
                        "--eval_iters=0", "--always_save_checkpoint=False", "--dataset=tiny", "--warmup_iters=0",
                        "--learning_rate=1e-3")),
@@ -111,7 +116,8 @@ PROGRAMS = [
 
 # With torch and transformers come:
 PROGRAMS += [
-    Program("hf_trainer", "hf_trainer.py", needs=("transformers", "accelerate"), arguments=("{model}", "{batch}", "{micro}", "{dtype}")),
+    Program("hf_trainer", "hf_trainer.py", needs=("transformers", "accelerate"),
+            arguments=("{model}", "{batch}", "{micro}", "{dtype}")),
     Program("hf_plan", "hf_plan.py", needs=("transformers",), arguments=("{model}",)),
     Program("dtensor_transformer", "dtensor_transformer.py", needs=("numpy", "expecttest")),
 ]

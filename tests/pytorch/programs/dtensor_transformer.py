@@ -15,25 +15,25 @@ import anyrank
 
 
 def main(*options):
+    sp = "sp" in options or None
     mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),), mesh_dim_names=("tp",))
     torch.manual_seed(3)
-    model = Transformer(ModelArgs(n_layers=2, vocab_size=64, max_seq_len=12, dim=32, n_heads=4,
-                                  dropout_p=0.2 if "dropout" in options else 0.0, weight_tying="untied" not in options))
-    for layer in model.layers:
+    net = Transformer(ModelArgs(n_layers=2, vocab_size=64, max_seq_len=12, dim=32, n_heads=4,
+                                dropout_p=0.2 if "dropout" in options else 0.0, weight_tying="untied" not in options))
+    for layer in net.layers:
         layer.attention.dropout_p = 0.0  # a rank would draw for its own heads
     if mesh.size() > 1:
-        model = Transformer.parallelize(model, mesh, "sp" in options, local_output_for_attn=True)
-    # Of modules that are in no plan, under sequence parallelism.
-    spec = {"shard": {"dropout:*": {"tp": 1}, "layers.?:*": {"tp": 1}}} if "sp" in options else None
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
-    dump = anyrank.capture(model, "dump", optimizer=optimizer, steps={1, 2}, spec=spec).start()
+        net = Transformer.parallelize(net, mesh, bool(sp), local_output_for_attn=True)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, foreach=False)
+    # The spec is for modules that are in no plan.
+    c = anyrank.capture(net, "dump", spec=sp and {"shard": {"dropout:*": {"tp": 1}, "layers.?:*": {"tp": 1}}}).start()
     for step in range(2):
         torch.manual_seed(10 + step)
         ids, targets = torch.randint(64, (2, 6, 12))
-        torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten()).backward()
+        torch.nn.functional.cross_entropy(net(ids).flatten(0, 1), targets.flatten()).backward()
         optimizer.step()
         optimizer.zero_grad()
-    dump.stop()
+    c.stop()
 
 
 if __name__ == "__main__":

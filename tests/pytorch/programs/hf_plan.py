@@ -20,17 +20,18 @@ def main(folder):
     world = int(os.environ["WORLD_SIZE"])
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
     plan = {"tp_plan": "auto", "device_mesh": mesh} if world > 1 else {}
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32, **plan)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32,
+                                                              **plan)
     # A key's bias has a gradient of rounding alone, of which an eps of 1e-8 would make a whole step.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-5, foreach=False)
-    heads = {"*.self_attn.1:*": {"tp": 1}, "*.[qk]_norm:*": {"tp": 2}}  # what plain modules compute of a rank's own heads
-    dump = anyrank.capture(model, "dump", optimizer=optimizer, steps={1, 2}, spec={"shard": heads}).start()
+    # The spec is for what plain modules compute of a rank's own heads.
+    c = anyrank.capture(model, "dump", spec={"shard": {"*.self_attn.1:*": {"tp": 1}, "*_norm:*": {"tp": 2}}}).start()
     for step in range(2):
         ids = torch.randint(3, 140, (4, 16), generator=torch.Generator().manual_seed(step))
         model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    dump.stop()
+    c.stop()
 
 
 if __name__ == "__main__":

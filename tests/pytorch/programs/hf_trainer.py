@@ -31,7 +31,8 @@ def first_batch():
 def main(folder, batch, micro_batches, dtype):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     arguments = transformers.TrainingArguments(
-        output_dir="out", max_steps=2, per_device_train_batch_size=int(batch), gradient_accumulation_steps=int(micro_batches),
+        output_dir="out", max_steps=2, per_device_train_batch_size=int(batch),
+        gradient_accumulation_steps=int(micro_batches),
         bf16=dtype == "bf16", learning_rate=1e-3, lr_scheduler_type="constant", weight_decay=0.1, max_grad_norm=0.5,
         train_sampling_strategy="sequential", use_cpu=True, ddp_backend="gloo", report_to=[], save_strategy="no",
         disable_tqdm=True)

@@ -77,7 +77,8 @@ def torchrun(rank, world, store):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world),
                       MASTER_ADDR="localhost", MASTER_PORT="0")
     rendezvous = sys.modules["torch.distributed.rendezvous"]  # dist.rendezvous is its function
-    rendezvous._rendezvous_handlers["env"] = lambda *_args, **_more: iter([(dist.FileStore(str(store), world), rank, world)])
+    file = dist.FileStore(str(store), world)
+    rendezvous._rendezvous_handlers["env"] = lambda *_args, **_more: iter([(file, rank, world)])
 
 
 def without_gpu():
@@ -85,7 +86,8 @@ def without_gpu():
     cpu = torch.device("cpu")
     accelerator = torch.accelerator
     accelerator.is_available, accelerator.device_count = (lambda: True), (lambda: 8)
-    accelerator.current_accelerator = lambda check_available=False: None if check_available else cpu  # torch itself checks
+    # torch itself asks for one that is available.
+    accelerator.current_accelerator = lambda check_available=False: None if check_available else cpu
     accelerator.set_device_index = torch.cuda.set_device = lambda *_: None
     init = distributed_c10d.init_process_group
 

@@ -45,8 +45,8 @@ def prepared(program, sources, folder):
         text = (folder / name).read_text().split("\n")
         for old, new in lines.items():
             if text.count(old) != 1:
-                raise SystemExit(f"run.py: {program.name}: {name} has the line {old.strip()!r} {text.count(old)} times: "
-                                 "is the clone at the commit that catalog.py names?")
+                raise SystemExit(f"run.py: {program.name}: {name} has {text.count(old)} lines {old.strip()!r}; is the "
+                                 "clone at the commit that catalog.py names?")
             text[text.index(old)] = new
         (folder / name).write_text("\n".join(text))
     for name, make in program.files.items():
@@ -70,12 +70,12 @@ class Programs:
             run = prepared(program, self.sources, at / "run")
             if case.state:
                 shutil.copytree(self.state(case), run / case.state)
-            words = {"per_rank": 8 // case.dp, "batch": 8 // case.dp // case.micro, "micro": case.micro, "dtype": case.dtype,
-                     "model": cases.model_folder(case.model) if case.model else ""}
+            words = {"per_rank": 8 // case.dp, "batch": 8 // case.dp // case.micro, "micro": case.micro,
+                     "dtype": case.dtype, "model": cases.model_folder(case.model) if case.model else ""}
             arguments = [a.format(**words) for a in (*program.arguments, *case.arguments)]
-            environment = {"TP": str(case.tp)}
-            if launch.fork_ranks(case.world, lambda rank: launch.run(
-                    run / program.file, arguments, rank, case.world, at, at / "log", environment, case.seed, BUGS.get(bug))):
+            whole = {"program": run / program.file, "arguments": arguments, "world": case.world, "folder": at,
+                     "log": at / "log", "environment": {"TP": str(case.tp)}, "seed": case.seed, "bug": BUGS.get(bug)}
+            if launch.fork_ranks(case.world, lambda rank: launch.run(rank=rank, **whole)):
                 return run / "dump"
         return None
 
@@ -102,7 +102,8 @@ class Programs:
         reference, rule = self.reference(case), cases.TOLERANCE
         if case.dtype != "fp32":
             ours = cases.allowances(self.anyrank, case.model, case.dtype, *hf_trainer.first_batch())
-            reference, rule = ours / "activations.safetensors", ("--common", "--sensitivity", ours / "allowed.safetensors")
+            reference = ours / "activations.safetensors"
+            rule = ("--common", "--sensitivity", ours / "allowed.safetensors")
         elif case.micro > 1:
             rule = (*rule, "--common")  # a loss of several micro-batches is not written down
         other = self.go(case, case.name, case.bug)
@@ -123,7 +124,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sources", type=pathlib.Path)
     parser.add_argument("--list-sources", action="store_true")
-    parser.add_argument("--anyrank", default=REPOSITORY / "build/anyrank", type=lambda path: pathlib.Path(path).resolve())
+    parser.add_argument("--anyrank", default=REPOSITORY / "build/anyrank", type=pathlib.Path)
     parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB")
     parser.add_argument("--folder", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path)
@@ -136,7 +137,7 @@ def main():
     folder = (args.folder or pathlib.Path(tempfile.mkdtemp(prefix="anyrank-programs-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     out = {p.name: left_out(p, args.sources) for p in PROGRAMS}
-    programs, rows = Programs(args.anyrank, args.sources and args.sources.resolve(), folder), []
+    programs, rows = Programs(args.anyrank.resolve(), args.sources and args.sources.resolve(), folder), []
     for case in [*RIGHT, *BROKEN]:
         if not any(fnmatch.fnmatchcase(case.name, glob) for glob in args.only):
             continue
@@ -145,8 +146,8 @@ def main():
             continue
         report = programs.look(case)
         verdict, tensor, cause = trial.judge(case, report)
-        rows.append({"case": case.name, "program": case.program, "broken": bool(case.bug), "bug": case.of, "layout": case.layout,
-                     "verdict": verdict, "tensor": tensor, "cause": cause})
+        rows.append({"case": case.name, "program": case.program, "broken": bool(case.bug), "bug": case.of,
+                     "layout": case.layout, "verdict": verdict, "tensor": tensor, "cause": cause})
         print(f"{verdict:12} {case.name:58} {tensor:48} {cause}", flush=True)
         if args.verbose and report and report["first"]:
             print(f"    {report['first'].get('pattern')}\n    {report['first'].get('hint')}", flush=True)
@@ -163,13 +164,15 @@ def main():
 
 def summary(rows):
     """A line for each program: right runs and alarms, broken runs, first tensors and causes that are right."""
-    print(f"{'program':28} {'lines':>5} {'right':>6} {'alarms':>6} {'broken':>6} {'tensor':>6} {'cause':>6} {'partly':>6}")
+    print(f"{'program':28} {'lines':>5} " + " ".join(f"{word:>6}" for word in (
+        "right", "alarms", "broken", "tensor", "cause", "partly")))
     total = collections.Counter()
     for program in PROGRAMS:
         of = [row for row in rows if row["program"] == program.name and row["verdict"] != "left out"]
         right, broken = ([row["verdict"] for row in of if row["broken"] == b] for b in (False, True))
         figures = (len(right), len(right) - right.count("right"), len(broken),
-                   sum(v in ("right", "partly", "wrong") for v in broken), broken.count("right"), broken.count("partly"))
+                   sum(broken.count(verdict) for verdict in ("right", "partly", "wrong")), broken.count("right"),
+                   broken.count("partly"))
         total.update(dict(enumerate(figures)))
         if of:
             print(f"{program.name:28} {program.added_lines():5} " + " ".join(f"{n:6}" for n in figures))

@@ -8,7 +8,7 @@ import cases
 
 @dataclasses.dataclass
 class Case:
-    """bug: a function of wrong.py's BUGS; of: the known bug that it is an instance of; causes, partly, first: what is right."""
+    """bug: a function of wrong.py's BUGS; of: the known bug that it is one of; causes, partly, first: what is right."""
     program: str
     layout: str = "tp2"
     arguments: tuple = ()
@@ -66,7 +66,8 @@ RIGHT = [
     *several("tensor_parallel_example", "tp2 tp4", *SEEDS),
     *several("sequence_parallel_example", "tp2 tp4", *SEEDS[:2]),
     *several("fsdp_tp_example", "tp2 dp2 dp2-tp2", *SEEDS[:2]),
-    *several("fsdp2_example", "dp2 dp4", {}, {"seed": 1}, {"arguments": ("--explicit-prefetching",)}, **FROM_CHECKPOINT),
+    *several("fsdp2_example", "dp2 dp4", {}, {"seed": 1}, {"arguments": ("--explicit-prefetching",)},
+             **FROM_CHECKPOINT),
     *several("ddp_example", "dp2 dp4", *SEEDS[:2]),
     *several("minGPT-ddp", "dp2 dp4", *SEEDS[:2]),
     *several("nanoGPT", "dp2 dp4", {}, {"arguments": ("--bias=True",)}, micro=4),

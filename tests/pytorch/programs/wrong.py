@@ -98,7 +98,8 @@ def gradient_of_sum_summed(model, _):
     without_hooks(m, lambda x: SumBothWays.apply(part_of(x, m, None)) + m.bias.to_local())
 
 
-@bug("B42", "sequence_parallel_example", "tp2", "out_proj:fwd", "missing_reduce_scatter missing_all_reduce | partial_sum")
+@bug("B42", "sequence_parallel_example", "tp2", "out_proj:fwd",
+     "missing_reduce_scatter missing_all_reduce | partial_sum")
 def own_rows_of_partial_output(_):
     def output(_layouts, _local, _m, out, mesh):
         return out.to_local().chunk(mesh.size())[mesh.get_local_rank()]
@@ -140,7 +141,8 @@ def no_norm_summed(model, _):
             norm_by_hand(m)
 
 
-@bug("B30", "fsdp_tp_example", "tp2", "layers.0.attention.wo:* layers.0.attention:fwd", "rope_restarts positions | later_tokens")
+@bug("B30", "fsdp_tp_example", "tp2", "layers.0.attention.wo:* layers.0.attention:fwd",
+     "rope_restarts positions | later_tokens")
 def positions_of_second_half_restart(_):
     import llama2_model
     apply = llama2_model.apply_rotary_emb
@@ -161,7 +163,8 @@ def divided_by_all_ranks(model, _):
 
 # --- torch's own Transformer ------------------------------------------------------------------------------------------
 
-@of_model("B07", "dtensor_transformer", "tp2", "layers.1.feed_forward*:bwd layers.1.ffn_norm.*:grad", "missing_all_reduce")
+@of_model("B07", "dtensor_transformer", "tp2", "layers.1.feed_forward*:bwd layers.1.ffn_norm.*:grad",
+          "missing_all_reduce")
 def column_input_gradient_not_summed(model, _):
     for layer in model.layers:
         m = layer.feed_forward.w1
@@ -174,7 +177,8 @@ def untied_by_sharding(model, _):
     model.output.weight = nn.Parameter(model.output.weight.detach().clone())
 
 
-@of_model("B48", "dtensor_transformer", "tp2", "dropout:fwd", "mask_differs_in_replica | dropout replicas_apart mask_of_other_seed",
+@of_model("B48", "dtensor_transformer", "tp2", "dropout:fwd",
+          "mask_differs_in_replica | dropout replicas_apart mask_of_other_seed",
           arguments=("dropout",))
 def dropout_seed_of_rank(model, _):
     def draw(_m, _args):
@@ -217,13 +221,15 @@ def mean_of_ranks_norms(_):
     clip_with(mean)
 
 
-@bug("DeepSpeed PR#3790", "fsdp2_example", "dp2", "*:m *:new *:v", "clip_factor | update_scaled wrong_scalar moments", **FROM_CHECKPOINT)
+@bug("DeepSpeed PR#3790", "fsdp2_example", "dp2", "*:m *:new *:v",
+     "clip_factor | update_scaled wrong_scalar moments", **FROM_CHECKPOINT)
 def not_clipped(_):
     clip = torch.nn.utils.clip_grad_norm_
     replace_clip(lambda parameters, max_norm: clip(parameters, float("inf")))
 
 
-@of_model("B16", "fsdp2_example", "dp2", "*:grad", "reduced_again counted_twice | wrong_scalar sum_for_mean", **FROM_CHECKPOINT)
+@of_model("B16", "fsdp2_example", "dp2", "*:grad", "reduced_again counted_twice | wrong_scalar sum_for_mean",
+          **FROM_CHECKPOINT)
 def summed_instead_of_averaged(model, _):
     for m in model.modules():
         if isinstance(m, FSDPModule):
@@ -243,7 +249,9 @@ def changed_wrapper(**changes):
 
 @bug("B42", "nanoGPT", "dp2", "*:init", "replicas_apart missing_broadcast", micro=4)
 def group_of_one(_):
-    changed_wrapper(process_group=lambda _m: [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()])
+    def alone(_module):
+        return [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()]
+    changed_wrapper(process_group=alone)
 
 
 @bug("B45", "nanoGPT", "dp2", "*:grad", "missing_average | missing_all_reduce", micro=4)
@@ -261,7 +269,8 @@ def accumulator_reset(model, optimizer):
     model.register_forward_pre_hook(lambda m, args: optimizer.zero_grad())
 
 
-@bug("B38", "nanoGPT", "dp2", "lm_head:bwd *.lm_head:bwd *:grad", "reduced_again sum_for_mean | counted_twice wrong_scalar",
+@bug("B38", "nanoGPT", "dp2", "lm_head:bwd *.lm_head:bwd *:grad",
+     "reduced_again sum_for_mean | counted_twice wrong_scalar",
      micro=8, arguments=("--gradient_accumulation_steps=8",))
 def micro_batches_summed(_):
     torch.cuda.amp.GradScaler.scale = torch.amp.GradScaler.scale = lambda self, loss: loss * 4
@@ -276,7 +285,8 @@ def divided_at_every_micro_batch(model, _):
     model.register_forward_pre_hook(divide)
 
 
-@bug("torchtitan#166, OLMo-core PR#319", "minGPT-ddp", "dp2", "*:init", "replicas_apart missing_broadcast | mask_of_other_seed")
+@bug("torchtitan#166, OLMo-core PR#319", "minGPT-ddp", "dp2", "*:init",
+     "replicas_apart missing_broadcast | mask_of_other_seed")
 def replicas_start_apart(_):
     def fresh(module):
         if dist.get_rank() == 1:
@@ -297,7 +307,8 @@ def samples_of_rank_0(_):
 def counter_ahead(_model, optimizer):
     for group in optimizer.param_groups:
         for p in group["params"]:
-            optimizer.state[p] = {"step": torch.tensor(1.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            optimizer.state[p] = {"step": torch.tensor(1.0), "exp_avg": torch.zeros_like(p),
+                                  "exp_avg_sq": torch.zeros_like(p)}
 
 
 @bug("B08", "minGPT-ddp", "dp2", "*:new *:m *:v", "update_of_ranks_apart replicas_apart clip_factor | update_scaled")
@@ -306,7 +317,8 @@ def clipped_on_rank_0(_):
     replace_clip(lambda parameters, max_norm: clip(parameters, max_norm / 5 if dist.get_rank() == 0 else float("inf")))
 
 
-@of_model("optimizer state not broadcast", "minGPT-ddp", "dp2", "*:m@2 *:new@2", "replicas_apart part_of_one_rank | update_of_ranks_apart")
+@of_model("optimizer state not broadcast", "minGPT-ddp", "dp2", "*:m@2 *:new@2",
+          "replicas_apart part_of_one_rank | update_of_ranks_apart")
 def moments_lost_on_one_rank(_model, optimizer):
     def lose(opt, _args, _more):
         if dist.get_rank() == 1:
@@ -347,16 +359,19 @@ def labels_shifted_again(_):
         logits, F.pad(labels[:, 1:], (0, 1), value=-100), *args, **more)
 
 
-@of_model("C31", "hf_trainer", "dp2", "model.rotary_emb*:fwd", "rope_restarts positions attention_across_documents | later_tokens",
+@of_model("C31", "hf_trainer", "dp2", "model.rotary_emb*:fwd",
+          "rope_restarts positions attention_across_documents | later_tokens",
           model="llama-hf")
 def positions_restart(model, _):
     def restart(_m, args, more):
         ids = more["input_ids"]
-        return args, {**more, "position_ids": (torch.arange(ids.shape[1]) % (ids.shape[1] // 2))[None].expand(len(ids), -1)}
+        positions = torch.arange(ids.shape[1]) % (ids.shape[1] // 2)
+        return args, {**more, "position_ids": positions[None].expand(len(ids), -1)}
     model.register_forward_pre_hook(restart, with_kwargs=True)
 
 
-@of_model("B45", "hf_trainer", "dp2", "*.mlp.up_proj.weight:grad", "missing_average | missing_all_reduce", model="llama-hf")
+@of_model("B45", "hf_trainer", "dp2", "*.mlp.up_proj.weight:grad", "missing_average | missing_all_reduce",
+          model="llama-hf")
 def parameters_not_reduced(model, _):
     DDP._set_params_and_buffers_to_ignore_for_model(
         model, [n for n, _ in model.named_parameters() if n.endswith("mlp.up_proj.weight")])
@@ -376,7 +391,8 @@ def shard_of_rank_0_loaded(model, _):
     dist.broadcast(model.model.layers[1].mlp.up_proj.weight.to_local(), 0)
 
 
-@of_model("B09", "hf_plan", "tp2", "lm_head:bwd model.norm.weight:grad model.norm:bwd", "missing_all_reduce", model="qwen2")
+@of_model("B09", "hf_plan", "tp2", "lm_head:bwd model.norm.weight:grad model.norm:bwd", "missing_all_reduce",
+          model="qwen2")
 def gradient_of_head_not_summed(model, _):
     m = model.lm_head
 
