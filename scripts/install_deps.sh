@@ -6,6 +6,9 @@
 #   scripts/install_deps.sh --tests    also to build and run the tests: of MPI and of the kernels of CUDA too
 #   scripts/install_deps.sh --lint     also clang-format and clang-tidy
 #   scripts/install_deps.sh --aarch64  also to build for 64-bit ARM Linux on another processor, and to run that
+#   scripts/install_deps.sh --pytorch  also PyTorch, Transformers, pytest and mypy (scripts/pytorch_tools.txt) into
+#                                      build/python-venv, with which ./test then runs what is written in Python. pip
+#                                      decides from where: PIP_INDEX_URL can name an index of builds without CUDA
 #   scripts/install_deps.sh --check    installs nothing; tells what is missing
 #   scripts/install_deps.sh --blas B   OpenBLAS (openblas) or MKL (mkl) instead of BLIS, for -DANYRANK_BLAS=B
 #
@@ -14,12 +17,13 @@
 # root. Elsewhere the missing packages are named. Exit status: 0 everything is there, 2 something is missing.
 set -eu
 
-tests=no lint=no aarch64=no check_only=no blas=blis
+tests=no lint=no aarch64=no pytorch=no check_only=no blas=blis
 while [ $# -gt 0 ]; do
     case $1 in
         --tests) tests=yes ;;
         --lint) lint=yes ;;
         --aarch64) aarch64=yes ;;
+        --pytorch) pytorch=yes ;;
         --check) check_only=yes ;;
         --blas)
             blas=${2:-}
@@ -28,8 +32,8 @@ while [ $# -gt 0 ]; do
                 *) echo "install_deps.sh: --blas '$blas', expected blis, openblas or mkl" >&2; exit 2 ;;
             esac
             ;;
-        -h | --help) sed -n '3,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
-        *) echo "install_deps.sh: unknown option $1; it takes --tests, --lint, --aarch64, --check, --blas" >&2; exit 2 ;;
+        -h | --help) sed -n '3,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) echo "install_deps.sh: unknown option $1; it takes --tests, --lint, --aarch64, --pytorch, --check, --blas" >&2; exit 2 ;;
     esac
     shift
 done
@@ -206,12 +210,33 @@ unpack_sysroot() {
     : > "$sysroot/complete"
 }
 
+# The interpreter of tests with PyTorch. An environment that lacks something is made anew.
+install_pytorch() {
+    if [ $pytorch = no ]; then return 0; fi
+    wanted=$(dirname "$0")/pytorch_tools.txt venv=$(cd "$(dirname "$0")/.." && pwd)/build/python-venv
+    if cmp -s "$wanted" "$venv/installed.txt"; then return 0; fi
+    if [ $check_only = yes ]; then
+        echo "  missing: PyTorch and what else scripts/pytorch_tools.txt lists, in build/python-venv" >&2
+        exit 2
+    fi
+    echo "install_deps.sh: installing what scripts/pytorch_tools.txt lists into $venv"
+    rm -rf "$venv"
+    if ! { python3 -m venv "$venv" && "$venv/bin/python" -m pip install --disable-pip-version-check -r "$wanted"; } \
+        > "$scratch/pip.log" 2>&1; then
+        tail -n 30 "$scratch/pip.log" >&2
+        echo "install_deps.sh: PyTorch could not be installed; its messages are above" >&2
+        exit 2
+    fi
+    cp "$wanted" "$venv/installed.txt"
+}
+
 if [ $aarch64 = yes ] && [ "$(uname -m)" = aarch64 ]; then
     aarch64=no # this machine is one
 fi
 look
 if [ -z "$missing" ]; then
     [ $check_only = yes ] || unpack_sysroot
+    install_pytorch
     exit 0
 fi
 if [ $check_only = yes ]; then
@@ -266,3 +291,4 @@ if [ -n "$missing" ]; then
     exit 2
 fi
 unpack_sysroot
+install_pytorch

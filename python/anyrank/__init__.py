@@ -14,6 +14,7 @@ if typing.TYPE_CHECKING:
     from anyrank import report as report
     from anyrank import testing as testing
     from anyrank._errors import AnyrankError as AnyrankError
+    from anyrank._info import info as info
     from anyrank._version import __version__ as __version__
     from anyrank.capture import capture as capture
     from anyrank.reference import Reference as Reference
@@ -33,6 +34,7 @@ _HOME = {
     "capture": "capture",
     "check": "runs",
     "grads": "reference",
+    "info": "_info",
     "lint": "runs",
     "open_dump": "dump",
     "plan": "runs",

@@ -52,5 +52,13 @@ class Names(unittest.TestCase):
         self.assertIn(f"anyrank {anyrank.__version__}", said)
 
 
+class Info(unittest.TestCase):
+    def test_it_is_what_the_command_says_of_this_machine(self) -> None:
+        said = anyrank.info()
+        self.assertEqual((said["version"], said["command"]), (anyrank.__version__, "info"))
+        self.assertGreaterEqual(said["cpu"]["cores"], 1)
+        self.assertTrue(said["exact_path"])
+
+
 if __name__ == "__main__":
     unittest.main()
