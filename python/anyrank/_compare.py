@@ -39,12 +39,14 @@ class RanksDiffer(NotSame):
 
 class Compared(typing.NamedTuple):
     """A comparison that found no difference. worst: the largest difference over what is allowed, and its tensor; weak:
-    tensors in which rounding explains more than a hundredth of the largest element (none where a rule was given)."""
+    tensors in which rounding explains more than a hundredth of the largest element; allowed: what each tensor may be
+    off, and its largest element. Both are empty where a rule was given."""
 
     report: VerifyReport
     worst: float
     tensor: str
     weak: tuple[str, ...]
+    allowed: dict[str, typing.Any]
 
 
 class _Run(typing.NamedTuple):
@@ -99,7 +101,7 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
     run = _Run(build, step, sizes, seed, spec, options)
     start = {"seed": seed, "timeout": timeout, "threads": threads, "env": env}
     rule: dict[str, typing.Any] = {"rtol": rtol, "atol": atol} if rtol is not None or atol is not None else {}
-    allowed = None
+    allowed: dict[str, typing.Any] = {}
     _one_rank(run, kept / "one", start)
     if not rule and not bits:
         allowed = _allowances(run, kept, start)
@@ -113,9 +115,9 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
         raise RanksDiffer(explain(report, sizes, seed, repeat, shlex.join(words)), report)
     if folder is None:
         shutil.rmtree(kept, ignore_errors=True)
-    weak = tuple(name for name, one in (allowed or {}).items() if one.allowed > WEAK * one.largest > 0)
+    weak = tuple(name for name, one in allowed.items() if one.allowed > WEAK * one.largest > 0)
     worst, tensor = _closest(report)
-    return Compared(report, worst, tensor, weak)
+    return Compared(report, worst, tensor, weak, allowed)
 
 
 def layout_of(ranks: int | None, layout: Layout | None) -> dict[str, int]:

@@ -123,14 +123,16 @@ Path = typing.Union[str, "os.PathLike[str]"]
 
 
 def _dump(folder: Path) -> dict[str, torch.Tensor]:
-    """A rank's tensors of floating-point numbers."""
-    files = sorted(pathlib.Path(folder).glob("*.safetensors"))
-    if len(files) != 1:
-        raise AnyrankError(f"{folder}: allowances are measured on one rank, and this has {len(files)} files")
-    entries, _ = _safetensors.read(files[0])
-    return {name: torch.frombuffer(bytearray(entry.data) or bytearray(8), dtype=DTYPES[entry.dtype],
-                                   count=math.prod(entry.shape))
-            for name, entry in entries.items() if entry.dtype in DTYPES}
+    """One rank's floating-point numbers, those of a tensor in several files one after the other. Integers, which do not
+    round, are as a tensor without elements: nothing is allowed."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for file in sorted(pathlib.Path(folder).glob("*.safetensors")):
+        entries, _ = _safetensors.read(file)
+        for name, entry in entries.items():
+            dtype, some = DTYPES.get(entry.dtype), entry.data.nbytes > 0
+            found.setdefault(name, []).append(torch.frombuffer(bytearray(entry.data), dtype=dtype) if dtype and some
+                                              else torch.empty(0, dtype=dtype))
+    return {name: torch.cat(parts) for name, parts in found.items()}
 
 
 class Allowance(typing.NamedTuple):

@@ -170,8 +170,8 @@ def test_update(anyrank_compare):
         text = self.pytest("-rs", "--anyrank-dump=kept", "--junit-xml=junit.xml")
         self.assertIn("9 passed, 1 skipped", text)
         self.assertIn("not on this machine", text)
-        self.assertRegex(text, r"anyrank: \d comparisons with one rank, all the same within what is allowed; nearest to "
-                               r"it: 0\.\d+ of what is allowed, in \S+ of test_it.py::test_\w+")
+        self.assertRegex(text, r"anyrank: \d comparisons with one rank, all the same within what is allowed; nearest "
+                               r"to it: 0\.\d+ of what is allowed, in \S+ of test_it.py::test_\w+")
         kept = self.path / "kept" / "test_it.py-test_row-tp3-seed5"
         self.assertEqual({path.name for path in kept.iterdir()}, {"one", "ranks", "allowed.safetensors"})
         self.assertEqual(len(list((kept / "ranks").glob("*.safetensors"))), 3)
@@ -189,8 +189,8 @@ def test_row(anyrank_compare):
         text = self.pytest(status=1, BUG="late")
         self.assertIn("1 failed, 1 passed", text)
         message = words_of(text)
-        self.assertRegex(message, r"^anyrank.RanksDiffer: bias:grad differs between one rank and 2 ranks \(tp=2\): every "
-                                  r"different element is the reference times 1.001 cause ")
+        self.assertRegex(message, r"^anyrank.RanksDiffer: bias:grad differs between one rank and 2 ranks \(tp=2\): "
+                                  r"every different element is the reference times 1.001 cause ")
         for words in ("tensor bias:grad (a parameter's gradient), the only one", "times what rounding explains",
                       "on both ranks", "seed 1", "repeat pytest 'test_it.py::test_row[seed1]'", "look anyrank verify "):
             self.assertIn(words, message)

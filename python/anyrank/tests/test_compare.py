@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""compare_ranks without pytest, and the measured allowances that it judges by."""
+
+from __future__ import annotations
+
+import math
+import typing
+import unittest
+
+import anyrank
+from anyrank.tests import FolderCase, needs
+
+
+def network(mesh: typing.Any) -> typing.Any:
+    """A layer whose 96 inputs are shared out over ranks, between two others."""
+    import torch
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 96), torch.nn.Tanh(), torch.nn.Linear(96, 8))
+    return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}) if mesh else model
+
+
+def step_with(factor: float = 1.0) -> typing.Callable[[typing.Any, typing.Any], None]:
+    """A step that multiplies one parameter's gradient on N ranks."""
+    def step(model: typing.Any, mesh: typing.Any) -> None:
+        import torch
+
+        model(torch.randn(5, 8)).square().mean().backward()
+        if mesh:
+            model[0].bias.grad *= factor
+    return step
+
+
+@needs("torch")
+class Compare(FolderCase):
+    def test_right_runs_are_let_alone(self) -> None:
+        for seed in range(4):
+            compared = anyrank.compare_ranks(network, step_with(), ranks=2 + seed % 3, seed=seed)
+            self.assertTrue(0 < compared.worst < 0.5, compared)
+            self.assertEqual(compared.weak, ())
+            self.assertIn("0.bias:grad", compared.allowed)
+
+    def test_small_factors_are_seen(self) -> None:
+        for factor in (1 + 1e-3, 1 - 1e-4):
+            with self.assertRaises(anyrank.RanksDiffer) as caught:
+                anyrank.compare_ranks(network, step_with(factor), ranks=2, repeat="make check")
+            first = caught.exception.report.first
+            assert first is not None and first.ratio is not None
+            self.assertEqual(first.tensor, "0.bias:grad")
+            self.assertGreater(first.ratio, 2)
+            self.assertTrue(factor < 1 or "the reference times 1.001" in str(caught.exception), caught.exception)
+            self.assertIn("  repeat   make check\n", str(caught.exception))
+
+    def test_a_given_rule_is_the_only_one(self) -> None:
+        folder = self.path / "kept"
+        anyrank.compare_ranks(network, step_with(1 + 1e-3), ranks=2, rtol=1e-2, atol=1e-6, folder=folder)
+        self.assertEqual({path.name for path in folder.iterdir()}, {"one", "ranks"})  # nothing was measured
+        with self.assertRaisesRegex(anyrank.RanksDiffer, "0.bias:grad"):
+            anyrank.compare_ranks(network, step_with(1 + 1e-3), ranks=2, rtol=1e-4, atol=1e-8)
+        anyrank.compare_ranks(network, step_with(1 + 1e-3), ranks=2, ignore=["0.bias:grad"])
+
+    def test_one_ranks_own_failures_are_told_from_the_others(self) -> None:
+        def raises(model: typing.Any, mesh: typing.Any) -> None:
+            if mesh is None:
+                raise ValueError("no batch")
+        with self.assertRaisesRegex(anyrank.RanksFailed, "^one rank, which the others are compared with, failed: .*"
+                                                         "ValueError: no batch"):
+            anyrank.compare_ranks(network, raises)
+
+        def branches(model: typing.Any, mesh: typing.Any) -> None:
+            import torch
+
+            x = torch.randn(5, 8)
+            same = torch.equal(model(x), model(x))  # not where operations err
+            model(x if same else x[:3]).sum().backward()
+        with self.assertRaisesRegex(anyrank.AnyrankError, "depends on the last bits of its values"):
+            anyrank.compare_ranks(network, branches)
+
+    def test_wrong_arguments(self) -> None:
+        for options, words in (({"ranks": 0}, "has the size 0"), ({"layout": {}}, "no dimension"),
+                               ({"ranks": 2, "layout": {"tp": 2}}, "one of the two"),
+                               ({"bits": True, "atol": 0.1}, "at most one rule")):
+            with self.assertRaisesRegex(ValueError, words):
+                anyrank.compare_ranks(network, step_with(), **typing.cast(typing.Any, options))
+
+
+@needs("torch")
+class Noise(unittest.TestCase):
+    def test_what_errs_and_by_how_much(self) -> None:
+        import torch
+
+        from anyrank import rounding
+
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            eps = torch.finfo(dtype).eps
+            x = torch.rand(64, 64).to(dtype) + 1
+            x[0] = 0
+            operations: dict[str, typing.Callable[[typing.Any], typing.Any]] = {
+                "pointwise": lambda x: x * 3, "in place": lambda x: x.clone().mul_(3), "product": lambda x: x @ x,
+                "sum": lambda x: x.sum(0)}
+            for name, compute in operations.items():
+                exact = compute(x).double()
+                with rounding.Noise(1):
+                    errs, again = compute(x).double(), compute(x).double()
+                off = (errs - exact).abs() / exact.abs().clamp(min=1e-300)
+                off = torch.where(exact == 0, errs.abs(), off)
+                self.assertTrue(0 < off.max() <= 10 * eps, f"{name} {dtype} {off.max() / eps}")
+                self.assertTrue((errs[exact == 0] == 0).all(), name)
+                self.assertFalse(torch.equal(errs, again), name)
+
+    def test_what_only_moves_is_exact_and_random_numbers_stay(self) -> None:
+        import torch
+
+        from anyrank import rounding
+
+        x = torch.randn(6, 6)
+
+        def compute() -> list[typing.Any]:
+            torch.manual_seed(3)
+            y = x.t().clone()
+            y[2] = 7
+            return [torch.rand(3), torch.cat([x, y])[1:].reshape(-1), x.relu(), x.max(), torch.dropout(x, 0.0, True),
+                    torch.nn.functional.embedding(torch.tensor([1, 2]), x), x.double(), x.sort().values]
+        exact = compute()
+        with rounding.Noise(1):
+            noisy = compute()
+        for a, b in zip(exact, noisy):
+            self.assertTrue(torch.equal(a, b))
+
+    def test_backward_errs_too_and_runs_repeat(self) -> None:
+        import torch
+
+        from anyrank import rounding
+
+        def gradient(seed: int | None) -> typing.Any:
+            w = torch.ones(16, 16, requires_grad=True)
+            x = torch.linspace(0, 1, 64).reshape(4, 16)
+            if seed is None:
+                (x @ w).tanh().sum().backward()
+            else:
+                with rounding.Noise(seed):
+                    (x @ w).tanh().sum().backward()
+            return w.grad
+        self.assertTrue(torch.equal(gradient(1), gradient(1)))
+        self.assertFalse(torch.equal(gradient(1), gradient(2)))
+        self.assertFalse(torch.equal(gradient(1), gradient(None)))
+
+
+@needs("torch")
+class Allowances(FolderCase):
+    def test_file(self) -> None:
+        """8 times the largest difference and a step of the largest element; of a single value 100 times."""
+        import struct
+
+        from anyrank import _safetensors, rounding
+
+        def dump(name: str, many: list[float], one: float) -> typing.Any:
+            folder = self.path / name
+            folder.mkdir()
+            _safetensors.write(folder / "rank-00000.safetensors", {
+                "many:fwd": _safetensors.Entry("F32", (2,), memoryview(struct.pack("<2f", *many))),
+                "none:fwd": _safetensors.Entry("F32", (0,), memoryview(b"")),
+                "ids:fwd": _safetensors.Entry("I64", (1,), memoryview(struct.pack("<q", 3))),
+                "one:fwd": _safetensors.Entry("F32", (), memoryview(struct.pack("<f", one)))})
+            return folder
+        reference = dump("one", [1.0, -4.0], 2.0)
+        draws = [dump("a", [1.0, -4.25], 2.0), dump("b", [1.5, -4.0], 2.5)]
+        path = self.path / "allowed.safetensors"
+        allowed = rounding.allowances(reference, draws, path)
+        step = 2.0**-23
+        self.assertEqual(allowed["many:fwd"], (8 * 0.5 + 4 * step, 4.0))
+        self.assertEqual(allowed["one:fwd"], (100 * 0.5 + 2 * step, 2.0))
+        self.assertEqual((allowed["none:fwd"].allowed, allowed["ids:fwd"].allowed), (0.0, 0.0))
+        entries, metadata = _safetensors.read(path)
+        self.assertEqual(struct.unpack("<d", entries["one:fwd"].data)[0], allowed["one:fwd"].allowed)
+        self.assertEqual(metadata["anyrank.seeds"], "2")
+        self.assertTrue(math.isfinite(allowed["many:fwd"].allowed))
+        report = anyrank.verify(reference, draws[1], sensitivity=path)
+        self.assertTrue(report.ok, str(report))
+
+
+if __name__ == "__main__":
+    unittest.main()
