@@ -363,7 +363,7 @@ BROKEN = {
         ("clip_left_out", ("ddp", 2), {"update": True}, "clip_factor | update_scaled wrong_scalar"),
         ("clipped_by_value", ("ddp", 2), {"update": True}, "clipped | clip_factor"),
         # Under FSDP2 they are a shard.
-        ("moments_of_one_rank", ("ddp", 2), {"update": True, "steps": 2}, "replicas_apart part_of_one_rank | update_of_ranks_apart"),
+        ("moments_of_one_rank", ("ddp", 2), {"update": True, "steps": 2}, "replicas_apart part_of_one_rank missing_broadcast zeros_of_ranks | update_of_ranks_apart"),
         ("update_lost_one_rank", ("ddp", 2), {"update": True}, "no_update shares_not_gathered"),
         ("zero_grad_forgotten", ("ddp", 2), {"update": True, "steps": 2}, "gradient_not_zeroed"),
     ],

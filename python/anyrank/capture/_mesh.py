@@ -157,7 +157,10 @@ def root_of(mesh: typing.Any) -> typing.Any:
     import torch.distributed.device_mesh as home
 
     resources: typing.Any = getattr(home, "_mesh_resources", None)
-    return resources.get_root_mesh(mesh) if hasattr(resources, "get_root_mesh") else mesh
+    if hasattr(resources, "get_root_mesh"):  # before PyTorch 2.9
+        return resources.get_root_mesh(mesh)
+    parent = getattr(resources, "get_parent_mesh", None)  # before PyTorch 2.5
+    return (parent(mesh) if parent else None) or mesh
 
 
 def ranks_of_group(group: typing.Any) -> tuple[int, ...]:

@@ -19,10 +19,9 @@ except ImportError:  # before PyTorch 2.5
 try:
     from torch.distributed.fsdp import FSDPModule
 except ImportError:  # before PyTorch 2.6
-    try:
-        from torch.distributed._composable.fsdp import FSDPModule
-    except ImportError:
-        FSDPModule = ()
+    import torch.distributed._composable.fsdp as composable
+
+    FSDPModule = getattr(composable, "FSDPModule", None) or getattr(composable, "FSDP", ())
 
 __all__ = ["DTensor", "Groups", "Replicate", "Shard", "groups_of", "modules_of", "parameters_of", "plain", "unwrapped"]
 

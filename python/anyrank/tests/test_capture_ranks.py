@@ -195,6 +195,22 @@ class Placed(FolderCase):
 
 
 @needs("torch")
+class Bits(FolderCase):
+    def test_weights_are_the_same_with_and_without_capture(self) -> None:
+        def run(rank: int, folder: pathlib.Path, wrap: Wrap, steps: set[int]) -> list[typing.Any]:
+            torch.manual_seed(0)
+            model = Model()
+            train(model, folder, wrap, (rank, 2), micro=2, steps=steps)
+            return [p.detach() if not hasattr(p, "to_local") else p.to_local().detach() for p in model.parameters()]
+        for wrap in (ddp, fsdp):
+            captured = ranks.spawn(2, run, self.path / "dump", wrap, {1, 2})
+            plain = ranks.spawn(2, run, self.path / "none", wrap, {99})
+            for mine, other in zip(captured, plain):
+                self.assertTrue(all(torch.equal(p, q) for p, q in zip(mine, other)))
+        self.assertFalse([path for path in (self.path / "none").iterdir() if read(path)[0]])
+
+
+@needs("torch")
 class Failing(FolderCase):
     def test_a_rank_that_leaves_with_an_error_stops_the_others_at_once(self) -> None:
         def run(rank: int, folder: pathlib.Path) -> str:
