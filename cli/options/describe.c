@@ -6,7 +6,8 @@
  *     manual-common               entries of those of every subcommand that are left
  *     manual-subcommands          entries of the subcommands
  *     bash, zsh, zsh-subcommands, fish
- *     python SUBCOMMAND           the options as keyword arguments, with their types and texts
+ *     python SUBCOMMAND NAME..    the options as keyword arguments, with their types and texts; the function names those
+ *                                 options itself, so that the class of the others lacks them
  *
  * The text after an option in a manual page adds to its entry. A page that lacks an option is an error. */
 #include <ctype.h>
@@ -420,14 +421,18 @@ static void python_type(FILE *to, const ari_option *o)
 
 static ar_status python(page *p, char *words)
 {
-    const ari_subcommand *s = subcommand_named(words);
+    const ari_subcommand *s = subcommand_named(strsep(&words, " "));
     if (!s)
         return AR_ERR_ARG;
     const ari_option_list l = listed(s->spec);
+    bool named[ARI_OPT_MOST] = {false};
+    for (const char *name; (name = strsep(&words, " "));)
+        for (size_t i = 0; i < l.n; i++)
+            named[i] = named[i] || strcmp(l.option[i]->name, name) == 0;
     fprintf(p->to, "\n\nclass %c%sOptions(typing.TypedDict, total=False):\n", toupper((unsigned char)s->name[0]),
             s->name + 1);
     for (size_t i = 0; i < l.n; i++) {
-        if (given_by_python(l.option[i]))
+        if (given_by_python(l.option[i]) || named[i])
             continue;
         fputs("    ", p->to);
         python_name(p->to, l.option[i]->name);

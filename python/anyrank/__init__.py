@@ -13,10 +13,14 @@ if typing.TYPE_CHECKING:
     from anyrank import ranks as ranks
     from anyrank import report as report
     from anyrank import testing as testing
+    from anyrank._compare import Compared as Compared
+    from anyrank._compare import RanksDiffer as RanksDiffer
+    from anyrank._compare import compare_ranks as compare_ranks
     from anyrank._errors import AnyrankError as AnyrankError
     from anyrank._info import info as info
     from anyrank._version import __version__ as __version__
     from anyrank.capture import capture as capture
+    from anyrank.ranks import RanksFailed as RanksFailed
     from anyrank.reference import Reference as Reference
     from anyrank.reference import grads as grads
     from anyrank.dump import Dump as Dump

@@ -674,8 +674,6 @@ class VerifyOptions(typing.TypedDict, total=False):
     rtol: float
     atol: float
     sensitivity: Path
-    map: Path
-    reference_map: Path
     only: Texts
     ignore: Texts
     common: bool

@@ -8,6 +8,7 @@ message where it refuses the input (exit_status 2) or the machine failed (3). A 
 
 from __future__ import annotations
 
+import collections.abc
 import json
 import os
 import typing
@@ -25,6 +26,7 @@ if typing.TYPE_CHECKING:
     from anyrank._options import CheckOptions, LintOptions, PlanOptions, TrainOptions, VerifyOptions
 
 Path = typing.Union[str, "os.PathLike[str]"]
+Mapping = typing.Union[None, Path, typing.Mapping[str, typing.Any]]  # of a dump: a file, or what would be in it
 Model = typing.Any  # a bundled name, a folder with a config.json, or a model of transformers in memory
 _R = typing.TypeVar("_R")
 
@@ -37,8 +39,8 @@ def _run(kind: type[_R], command: str, model: Model, options: typing.Mapping[str
 
 
 @with_options("verify")
-def verify(reference: Path, other: Path, *, progress: Progress = None,
-           **options: Unpack[VerifyOptions]) -> VerifyReport:
+def verify(reference: Path, other: Path, *, map: Mapping = None, reference_map: Mapping = None,
+           progress: Progress = None, **options: Unpack[VerifyOptions]) -> VerifyReport:
     """Compares two dumps of tensors and explains what differs: `anyrank verify` (docs/verify.md).
 
     reference, other: a .safetensors or .npy file, a checkpoint's folder or index, or a folder with a file of each rank;
@@ -50,12 +52,12 @@ def verify(reference: Path, other: Path, *, progress: Progress = None,
         if not report.ok:
             print(report.first.tensor, report.first.rank, report.first.cause)
     """
-    given: dict[str, typing.Any] = dict(options)
-    mappings = {name: given[name] for name in ("map", "reference_map") if isinstance(given.get(name), dict)}
+    given: dict[str, typing.Any] = {**options, "map": map, "reference_map": reference_map}
     scratch = Scratch()  # lives as long as the report, which can be made a page
-    for name, mapping in mappings.items():
-        given[name] = scratch.path / f"{name}.json"
-        given[name].write_text(json.dumps(mapping), encoding="utf-8")
+    for name, mapping in (("map", map), ("reference_map", reference_map)):
+        if isinstance(mapping, collections.abc.Mapping):
+            given[name] = scratch.path / f"{name}.json"
+            given[name].write_text(json.dumps(mapping), encoding="utf-8")
     paths = [_as_dump(reference, scratch, "reference_map", given), _as_dump(other, scratch, "map", given)]
     return report_of(VerifyReport, run("verify", paths, given, progress), scratch)
 
