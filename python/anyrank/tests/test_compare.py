@@ -44,7 +44,8 @@ class Compare(FolderCase):
         for factor in (1 + 1e-3, 1 - 1e-4):
             with self.assertRaises(anyrank.RanksDiffer) as caught:
                 anyrank.compare_ranks(network, step_with(factor), ranks=2, repeat="make check")
-            first = caught.exception.report.first
+            report = caught.exception.report
+            first = report.first if report is not None else None
             assert first is not None and first.ratio is not None
             self.assertEqual(first.tensor, "0.bias:grad")
             self.assertGreater(first.ratio, 2)
