@@ -50,7 +50,8 @@ if ! cmp -s scripts/wheel_tools.txt "$tools/installed.txt"; then
     cp scripts/wheel_tools.txt "$tools/installed.txt"
 fi
 
-rm -rf "$work/source" "$work/raw"
+# Files of a source distribution have no time by which make would see that they changed: every build is whole.
+rm -rf "$work/source" "$work/raw" "${work:?}/$arch"
 mkdir -p "$work/source"
 quietly "$tools/bin/python" -m build --sdist --no-isolation --outdir "$work/raw" .
 sdist=$(ls "$work/raw"/*.tar.gz)

@@ -38,7 +38,9 @@ class FolderCase(unittest.TestCase):
 
 
 def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in an interpreter of its own, which finds this package where this one does."""
+    """Runs code in its own interpreter, which finds this package where this one does, and which SIGINT interrupts, also
+    where the tests were started with SIGINT ignored, as a shell starts what runs in the background."""
+    code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{code}"
     source = str(pathlib.Path(__file__).resolve().parents[2])
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False,
