@@ -20,11 +20,11 @@ def floats(*values: float) -> memoryview:
 
 
 def write_rank(folder: pathlib.Path, rank: int, w: typing.Sequence[float], norm: typing.Sequence[float]) -> None:
-    """Rank 0 or 1 of two: its two rows of w [4, 2], its copy of norm [2], its summand of s [1]."""
-    placement = {"version": 1, "rank": rank, "world": 2, "mesh": [["tp", 2]], "at": [rank], "order": ["w", "s", "norm"],
+    """Rank 0 or 1 of two: its two rows of w [4, 2], its copy of norm [2, 3], its summand of s [1]."""
+    placement = {"version": 1, "rank": rank, "world": 2, "mesh": [["tp", 2]], "at": [rank], "order": ["s", "w", "norm"],
                  "tensors": {"w": {"shape": [4, 2]}, "norm": {"replica": rank, "replicas": 2}, "s": {"partial": "tp"}}}
     sharding = {"w": {"saved_offsets": [2 * rank, 0]}}
-    tensors = {"w": Entry("F32", (2, 2), floats(*w)), "norm": Entry("F32", (2,), floats(*norm)),
+    tensors = {"w": Entry("F32", (2, 2), floats(*w)), "norm": Entry("F32", (2, 3), floats(*norm)),
                "s": Entry("F32", (1,), floats(1 + rank))}
     _safetensors.write(folder / f"rank-0000{rank}.safetensors", tensors,
                        {"ANYRANK_PLACEMENT": json.dumps(placement), "a": "b",
@@ -34,18 +34,18 @@ def write_rank(folder: pathlib.Path, rank: int, w: typing.Sequence[float], norm:
 class Ranks(FolderCase):
     def setUp(self) -> None:
         super().setUp()
-        write_rank(self.path, 0, [1, 2, 3, 4], [1, 1])
-        write_rank(self.path, 1, [5, 6, 7, 8], [1, 3])
+        write_rank(self.path, 0, [1, 2, 3, 4], [1] * 6)
+        write_rank(self.path, 1, [5, 6, 7, 8], [1, 1, 1, 1, 3, 1])
 
     def test_a_tensor_is_put_together_from_the_ranks_parts(self) -> None:
         with anyrank.open_dump(self.path) as dump:
             self.assertEqual(dump.entry("w"), Entry("F32", (4, 2), floats(*range(1, 9))))
             self.assertEqual(bytes(dump.entry("s").data), bytes(floats(3)))
-            self.assertEqual(bytes(dump.entry("norm").data), bytes(floats(1, 1)))  # the first copy
+            self.assertEqual(bytes(dump.entry("norm").data), bytes(floats(*[1] * 6)))  # the first copy
 
     def test_it_is_a_mapping_in_execution_order(self) -> None:
         dump = anyrank.open_dump(str(self.path))
-        self.assertEqual(list(dump), ["w", "s", "norm"])
+        self.assertEqual(list(dump), ["s", "w", "norm"])
         self.assertEqual((len(dump), "w" in dump, "v" in dump, dump.get("v")), (3, True, False, None))
         self.assertEqual([name for name, _ in dump.items()], list(dump.keys()))
         with self.assertRaises(KeyError):
@@ -55,7 +55,7 @@ class Ranks(FolderCase):
         dump = anyrank.open_dump(self.path)
         self.assertEqual((dump.ranks, dump.mesh, dump.metadata("a"), dump.metadata("c")), (2, {"tp": 2}, "b", None))
         w, norm, s = map(dump.tensor, ("w", "norm", "s"))
-        self.assertEqual((w.dtype, w.shape, w.order), ("F32", (4, 2), 0))
+        self.assertEqual((w.dtype, w.shape, w.order), ("F32", (4, 2), 1))
         self.assertEqual((w.ranks, w.replicas, w.partial), ((0, 1), 1, False))
         self.assertEqual([box.offset + box.extent for part in w.parts for box in part.boxes],
                          [(0, 0, 2, 2), (2, 0, 2, 2)])
@@ -70,7 +70,7 @@ class Ranks(FolderCase):
         found = dump.disagreement("norm")
         assert found is not None
         self.assertEqual((found.ranks, found.index, found.values, found.elements, found.count),
-                         ((0, 1), (1,), (1.0, 3.0), 1, 2))
+                         ((0, 1), (1, 1), (1.0, 3.0), 1, 6))
 
     def test_a_missing_rank_is_an_error_with_tensor_and_rank(self) -> None:
         (self.path / "rank-00001.safetensors").unlink()
@@ -83,7 +83,7 @@ class Ranks(FolderCase):
         dump.close()
         dump.close()
         self.assertEqual(bytes(entry.data), bytes(floats(*range(1, 9))))
-        self.assertEqual((list(dump), "closed" in repr(dump)), (["w", "s", "norm"], True))
+        self.assertEqual((list(dump), "closed" in repr(dump)), (["s", "w", "norm"], True))
         for read in (dump.entry, dump.tensor, dump.disagreement, dump.metadata):
             with self.assertRaisesRegex(ValueError, "is closed"):
                 read("w")
