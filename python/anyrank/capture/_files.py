@@ -19,6 +19,7 @@ from anyrank._safetensors import Writer
 from anyrank.capture._places import Box
 
 ENTRY_BYTES = 700  # of a header for one tensor, with its place in the metadata
+NAME_BYTES = 100  # of a header for one name in the order of execution
 MOST_ENTRIES = 4000
 
 
@@ -75,7 +76,7 @@ class RankFiles:
     def _open(self, part: int) -> int:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / rank_file(self.rank, len(self.writers))
-        self.writers.append(Writer(path, room=self.entries * ENTRY_BYTES))
+        self.writers.append(Writer(path, room=self.entries * (ENTRY_BYTES + NAME_BYTES)))
         self.held.append([])
         self.current[part] = len(self.writers) - 1
         return self.current[part]
@@ -96,16 +97,16 @@ class RankFiles:
         if not self.writers:
             self._open(0)
             places = [{}]
-        index = {name: i for i, name in enumerate(order)}
-        last = None
-        for writer, here in zip(self.writers, places):
-            names = sorted(here, key=index.__getitem__)
-            tensors = {name: _text(here[name], rank["mesh"]) for name in names}
-            single = [name for name in names if len(here[name].boxes) == 1]
+        # One file says the order of all: the first, or one of its own where that has no room for it.
+        if sum(len(name.encode()) + 8 for name in order) > self.entries * NAME_BYTES:
+            self._open(-1)
+            places.append({})
+        ordering = self.current.get(-1, 0)
+        for number, (writer, here) in enumerate(zip(self.writers, places)):
+            tensors = {name: _text(placed, rank["mesh"]) for name, placed in here.items()}
+            single = [name for name, placed in here.items() if len(placed.boxes) == 1]
             dcp = {name: {"saved_offsets": list(here[name].boxes[0].full)} for name in single}
-            # What a later file names follows what the one before it named last.
-            own = {"version": 1, **rank, "tensors": tensors, "order": [last, *names] if last else names}
-            last = names[-1] if names else last
+            own = {"version": 1, **rank, "tensors": tensors, **({"order": order} if number == ordering else {})}
             writer.close({"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(dcp),
                           "ANYRANK_PLACEMENT": json.dumps(own), **metadata})
         return [pathlib.Path(writer.path) for writer in self.writers]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pathlib
 import typing
 import unittest
+import unittest.mock
 
 import anyrank
 from anyrank import AnyrankError, ranks
@@ -177,6 +178,21 @@ class Placed(FolderCase):
         held = [set(read(path)[0]) for path in sorted((self.path / "many").iterdir())]
         self.assertTrue(any(name.endswith(":m") for name in held[0] - held[1]))
         self.assertTrue(any(name.endswith(":m") for name in held[1] - held[0]))
+
+    def test_many_tensors_go_to_several_files_in_one_order(self) -> None:
+        torch.manual_seed(0)
+        train(Model(), self.path / "one", None, micro=2)
+        with unittest.mock.patch("anyrank.capture._files.MOST_ENTRIES", 20):
+            torch.manual_seed(0)
+            train(Model(), self.path / "many", None, micro=2)
+        self.assertGreater(len(list((self.path / "many").iterdir())), 7)
+        report = anyrank.verify(self.path / "one", self.path / "many")
+        self.assertTrue(report.ok, str(report))
+        try:
+            several, one = (list(anyrank.open_dump(self.path / name)) for name in ("many", "one"))
+        except AnyrankError as error:
+            self.skipTest(str(error))
+        self.assertEqual(several, one)
 
     def test_a_wrong_value_of_one_rank_is_found(self) -> None:
         def run(rank: int, folder: pathlib.Path) -> None:
