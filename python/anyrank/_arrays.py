@@ -143,6 +143,15 @@ def numpy_of(entry: Entry) -> typing.Any:
     return bits.view("<f4").reshape(entry.shape)
 
 
+def same_bytes(a: Entry, b: Entry) -> bool:
+    """Whether type, shape and bytes are the same."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    words = a.data.nbytes // 8 * 8  # a memoryview is compared element by element
+    one, two = (memoryview(entry.data).cast("B") for entry in (a, b))
+    return one[words:] == two[words:] and one[:words].cast("Q") == two[:words].cast("Q")
+
+
 # The code to read a float's bits by; NaN is what is above this, without the sign. (E4M3 has one NaN, E8M0 no sign.)
 _NAN = {"F64": ("Q", 0x7FF0 << 48), "F32": ("I", 0x7F80 << 16), "C64": ("I", 0x7F80 << 16), "F16": ("H", 0x7C00),
         "BF16": ("H", 0x7F80), "F8_E4M3": ("B", 0x7E), "F8_E5M2": ("B", 0x7C), "F8_E8M0": ("B", 0xFE)}

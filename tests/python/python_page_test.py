@@ -71,7 +71,8 @@ class Page(unittest.TestCase):
         with contextlib.redirect_stdout(printed):
             exec(compile("\n" * example.line + example.code, str(PAGE), "exec"), self.names)
         shown, exact = example.shown or "", example.exact
-        self.assertEqual(plain(printed.getvalue(), exact), plain(shown, exact), f"docs/python.md, line {example.line + 1}")
+        line = f"docs/python.md, line {example.line + 1}"
+        self.assertEqual(plain(printed.getvalue(), exact), plain(shown, exact), line)
 
 
 for number, one in enumerate(examples()):

@@ -31,6 +31,16 @@ class Buffers(unittest.TestCase):
             with self.assertRaises(TypeError, msg=repr(value)):
                 _arrays.entry_of(value)
 
+    def test_every_byte_counts(self) -> None:
+        for size in (0, 1, 8, 13, 16):
+            one = Entry("U8", (size,), memoryview(bytes(size)))
+            self.assertTrue(_arrays.same_bytes(one, Entry("U8", (size,), memoryview(bytes(size)))))
+            self.assertFalse(_arrays.same_bytes(one, Entry("I8", (size,), one.data)))
+            for at in range(size):
+                other = bytearray(size)
+                other[at] = 1
+                self.assertFalse(_arrays.same_bytes(one, Entry("U8", (size,), memoryview(other))))
+
     def test_nan_is_seen_in_the_bits_of_every_type(self) -> None:
         for dtype, bits, nan in [("F64", "<d", math.nan), ("F32", "<f", math.nan), ("F16", "<e", math.nan),
                                  ("BF16", "<H", 0xFFC0), ("F8_E4M3", "B", 0xFF), ("F8_E5M2", "B", 0x7D),

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pathlib
+import shutil
 import stat
 import subprocess
 import sys
 import time
 import typing
 import unittest
+from unittest import mock
 
 import anyrank
 from anyrank import _arguments, _command, _options
@@ -94,6 +97,13 @@ class Results(FolderCase):
         page = anyrank.plan("llama-demo", gpus=4).html(self.path / "plan.html").read_text(encoding="utf-8")
         self.assertIn("<script>", page)
 
+    def test_a_page_is_opened(self) -> None:
+        with mock.patch("webbrowser.open") as opened:
+            page = anyrank.lint("llama-demo", tp=2).open_html()
+        opened.assert_called_once_with(page.as_uri())
+        self.addCleanup(shutil.rmtree, page.parent)
+        self.assertIn("<!doctype html>", page.read_text(encoding="utf-8"))
+
     def test_markup_in_names_is_text(self) -> None:
         from anyrank import _html
 
@@ -168,6 +178,22 @@ class Progress(unittest.TestCase):
         self.assertTrue(seen)
         self.assertTrue(all(f is None or 0 <= f <= 1 for f, _ in seen))
         self.assertTrue(all(text.startswith("llama-demo") for _, text in seen))
+
+    def test_a_line_on_a_terminal_is_gone_at_the_end(self) -> None:
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        for stream, notebook in ((Terminal(), False), (io.StringIO(), True), (io.StringIO(), False)):
+            with mock.patch("anyrank._progress.FIRST_SECONDS", 0.0), mock.patch("sys.stderr", stream), \
+                    mock.patch("anyrank._progress.in_notebook", lambda notebook=notebook: notebook):
+                anyrank.check("llama-demo", tp=2, steps=1, batch=2, seq=8, progress=True)
+            shown = stream.getvalue()
+            if stream.isatty() or notebook:
+                self.assertRegex(shown, r"\r[ 0-9]+ %  \d+ s  llama-demo: baseline")
+                self.assertTrue(shown.endswith(" \r"))
+            else:
+                self.assertEqual(shown, "")
 
     def test_an_exception_of_it_ends_the_run(self) -> None:
         def fail(fraction: float | None, text: str) -> None:
