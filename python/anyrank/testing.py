@@ -166,7 +166,8 @@ def _equal_bytes(sides: list[pathlib.Path | list[Entries]], equal_nan: bool) -> 
     a, b = sides
     if not (isinstance(a, list) and isinstance(b, list) and len(a) == len(b) == 1 and a[0].keys() == b[0].keys()):
         return False
-    return all(_arrays.same_bytes(one, b[0][key]) and (equal_nan or not _arrays.has_nan(one)) for key, one in a[0].items())
+    return all(_arrays.same_bytes(one, b[0][key]) and (equal_nan or not _arrays.has_nan(one))
+               for key, one in a[0].items())
 
 
 def _written(side: pathlib.Path | list[Entries], path: pathlib.Path) -> pathlib.Path:
