@@ -34,6 +34,33 @@ ar_status mul(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a,
     return ARI_BY_DTYPE(y, mul_of)(d, q, y, a, b);
 }
 
+template <class T>
+ar_status softcap_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float scale, double cap)
+{
+    const T *none = nullptr;
+    return map(d, q, ar_tensor_count(y), dev<T>(y->data), dev<T>(ar_const(x->data)), none,
+               [=] ARI_KERNEL(float value, float) { return ari_softcap32(value, scale, cap); });
+}
+
+ar_status softcap(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float scale, double cap)
+{
+    return ARI_BY_DTYPE(y, softcap_of)(d, q, y, x, scale, cap);
+}
+
+template <class T>
+ar_status softcap_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
+                              float scale, double cap)
+{
+    return map(d, q, ar_tensor_count(dx), dev<T>(dx->data), dev<T>(ar_const(dy->data)), dev<T>(ar_const(x->data)),
+               [=] ARI_KERNEL(float slope, float value) { return ari_dsoftcap32(slope, value, scale, cap); });
+}
+
+ar_status softcap_backward(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
+                           float scale, double cap)
+{
+    return ARI_BY_DTYPE(dx, softcap_backward_of)(d, q, dx, dy, x, scale, cap);
+}
+
 template <class T> ar_status fill_of(ar_device *d, ar_queue *q, const ar_tensor *y, float value)
 {
     constexpr size_t W = 16 / sizeof(T);

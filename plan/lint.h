@@ -217,6 +217,8 @@ ari_lint_type ari_lint_by(ari_lint_state *l, const ari_operation *op, ari_lint_p
                           ari_lint_type b);
 /** Types the gradient of a parameter (lint_gradient.c). */
 void ari_lint_weight_gradient(ari_lint_state *l, const ari_operation *op);
+/** Whether a norm takes each head as a row of its own. */
+bool ari_lint_norm_of_heads(const ari_lint_state *l, ari_role role);
 /** Types one operation of a pass (lint_pass.c). */
 void ari_lint_pass_operation(ari_lint_state *l, const ari_operation *op);
 /** Before an operation: that it is on the stage that it belongs to, and what was sent before has been received. */

@@ -106,7 +106,7 @@ static bool block_norm_backward(const ari_operation *op, const ari_step_case *c)
 static bool spread_norm(const ari_operation *op, const ari_step_case *c)
 {
     (void)c;
-    return op->role == ARI_NORM1 || op->role == ARI_NORM2 || op->role == ARI_FINAL_NORM;
+    return ari_walk_is_norm(op->role);
 }
 
 static bool spread_row_bias(const ari_operation *op, const ari_step_case *c)

@@ -23,11 +23,21 @@ static ari_lint_type gradient_of(ari_lint_state *l, const ari_operation *op, con
     return ari_lint_agree(l, op, v, from[0]);
 }
 
+bool ari_lint_norm_of_heads(const ari_lint_state *l, ari_role role)
+{
+    return (role == ARI_Q_NORM || role == ARI_K_NORM) && l->c->config->qk_norm == AR_QK_NORM_HEAD;
+}
+
+/* Of a norm of heads they are summed over as tokens are. */
 static ari_lint_type sum_over_tokens(ari_lint_state *l, const ari_operation *op, ari_lint_type dy)
 {
+    static const ar_placement tokens = {AR_SHARD, 1};
+    const bool of_heads = ari_lint_norm_of_heads(l, op->role);
     ari_lint_type out;
-    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-        ari_lint_judge(l, op, axis, &out, ari_lint_sum_over_tokens(dy.at[axis], op->output[0].ndim == 1 ? 0 : 1));
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+        const ar_placement at = of_heads && dy.at[axis].kind == AR_SHARD ? tokens : dy.at[axis];
+        ari_lint_judge(l, op, axis, &out, ari_lint_sum_over_tokens(at, op->output[0].ndim == 1 ? 0 : 1));
+    }
     return out;
 }
 

@@ -117,14 +117,17 @@ static void positions(ari_lint_state *l, const ari_operation *op)
     l->at[0] = ari_lint_agree(l, op, &op->output[0], add_parameter(l, op, x, &op->weight[0]));
 }
 
+/* A norm of heads takes each of them as a row. */
 static void norm(ari_lint_state *l, const ari_operation *op)
 {
+    const bool of_heads = ari_lint_norm_of_heads(l, op->role);
     const ari_lint_type x = ari_lint_agree(l, op, &op->input[0], l->at[0]);
-    l->skip = l->moved == op->role ? l->before : x; /* in a block */
-    ari_lint_type out = along(l, op, x, FEATURES, false);
+    if (op->role == ARI_NORM1 || op->role == ARI_NORM2 || op->role == ARI_FINAL_NORM)
+        l->skip = l->moved == op->role ? l->before : x; /* in a block */
+    ari_lint_type out = of_heads ? x : along(l, op, x, FEATURES, false);
     for (int i = 0; i < op->weights; i++) {
         use(l, op, i);
-        out = add_parameter(l, op, out, &op->weight[i]);
+        out = of_heads ? out : add_parameter(l, op, out, &op->weight[i]);
     }
     l->at[0] = ari_lint_agree(l, op, &op->output[0], out);
     keep(l, op, x, l->at[0]);
@@ -488,6 +491,12 @@ static const judge judges[ARI_OPERATION_KINDS][2] = {
     [ARI_OPERATION_RECEIVE] = {ari_lint_receive, ari_lint_receive},
 };
 
+/* Without a norm of what they get: whether what the operation makes goes into a branch and past it. */
+static bool begins_branch(const ari_operation *op)
+{
+    return op->layer == ARI_NO_LAYER || op->kind == ARI_OPERATION_RESIDUAL || op->kind == ARI_OPERATION_RECEIVE;
+}
+
 void ari_lint_pass_operation(ari_lint_state *l, const ari_operation *op)
 {
     const bool backward = op->pass == ARI_PASS_BACKWARD && !op->recomputed;
@@ -502,6 +511,8 @@ void ari_lint_pass_operation(ari_lint_state *l, const ari_operation *op)
         l->after_product = false;
     if (f)
         f(l, op);
+    if (!backward && l->c->config->norm_place == AR_NORM_AFTER && begins_branch(op))
+        l->skip = l->at[0];
     if (!moves && op->kind != ARI_OPERATION_WEIGHT_GRADIENT)
         l->after_product = op->kind == ARI_OPERATION_PRODUCT || op->kind == ARI_OPERATION_NORM;
     if (backward && !moves && op->kind != ARI_OPERATION_PRODUCT && op->kind != ARI_OPERATION_WEIGHT_GRADIENT)

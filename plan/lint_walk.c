@@ -329,6 +329,7 @@ static void turn_again(ari_lint_state *l, const ari_operation *op)
     memcpy(l->way.at, l->at, sizeof l->at);
     for (int i = 0; i < ARI_OP_VALUES; i++)
         l->at[i] = ari_lint_stated(&op->input[0]);
+    l->skip = l->at[0];
     l->moved = ARI_NO_ROLE;
     l->gathered = l->has_maker = false;
 }
@@ -350,13 +351,18 @@ static void turn_back(ari_lint_state *l)
 static void check_again(ari_lint_state *l, const ari_operation *first)
 {
     size_t end = SIZE_MAX;
+    bool normed = false; /* what the last product makes has a norm, which needs it */
     for (size_t i = 0; i < l->records; i++) {
         const ari_lint_record *r = &l->record[i];
-        if (r->layer == first->layer && r->within == first->within && r->kind == ARI_OPERATION_PRODUCT)
+        const bool product = r->kind == ARI_OPERATION_PRODUCT, norm = r->role == ARI_MLP_NORM;
+        if (r->layer == first->layer && r->within == first->within && (product || norm)) {
             end = i;
+            normed = norm;
+        }
     }
     for (int axis = 0; end < SIZE_MAX && l->recomputing && axis < ARI_LINT_AXES; axis++) {
-        const ar_placement has = l->at[0].at[axis], needs = l->record[end].stored.at[axis];
+        const ari_lint_record *last = &l->record[end];
+        const ar_placement has = l->at[0].at[axis], needs = (normed ? last->out : last->stored).at[axis];
         ari_lint_type ignored;
         if (!ari_lint_same(has, needs))
             ari_lint_judge(l, first, axis, &ignored, ari_lint_mismatch(has, needs));

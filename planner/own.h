@@ -97,6 +97,7 @@ typedef struct ari_account {
     double outside[ARI_MEMORY_KINDS]; /* of `now`, when it began */
     double later[ARI_MEMORY_KINDS];   /* of the life's */
     bool again;                       /* in its second forward pass */
+    double queries;                   /* bytes of the queries by heads, which the keys are laid out beside */
     bool prepared;                    /* that has made the input of its first product; else the part was given it */
     ari_account_value waiting;        /* the gradient, until that has ended */
 } ari_account;
@@ -175,6 +176,14 @@ bool ari_account_unit_keeps(ari_account *a, double bytes, bool passed);
 ari_memory_kind ari_account_kind(const ari_operation *op);
 /** Whether an operation of this role is a norm, or makes a norm's input. */
 bool ari_account_is_norm(ari_role role);
+/** Bytes of the gain that a norm makes of its weight while it works, and of the means and scales of its rows. */
+double ari_account_gain(const ari_account *a, const ari_operation *op);
+double ari_account_norm_rows(const ari_operation *op);
+/** Norms of queries and keys, and what gathers all heads for one, in either pass (own_attention.c). */
+bool ari_account_is_qk_norm(ari_role role);
+void ari_account_qk_gather(ari_account *a, const ari_operation *op);
+void ari_account_qk_norm(ari_account *a, const ari_operation *op);
+void ari_account_qk_norm_backward(ari_account *a, const ari_operation *op);
 /** Tokens of an activation [b, s, ..] on this rank. */
 double ari_account_tokens(const ari_op_value *v);
 bool ari_account_is_shard(const ari_op_value *v, int dim);

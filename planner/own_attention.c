@@ -53,6 +53,51 @@ static void give(ari_account *a, double bytes)
     ari_account_give(a, ARI_MEMORY_WORKSPACE, bytes);
 }
 
+/* --- norms of queries and keys ------------------------------------------------------------------------------------ */
+
+bool ari_account_is_qk_norm(ari_role role)
+{
+    return role == ARI_Q_NORM || role == ARI_K_NORM;
+}
+
+/* A rank's part, laid out by itself, then the parts of all, of which one of each head's copies is taken. All of it ends
+ * but the last, which the norm takes. */
+void ari_account_qk_gather(ari_account *a, const ari_operation *op)
+{
+    const double own = ari_account_bytes(&op->input[0]), all = ari_account_bytes(&op->output[0]);
+    if (op->calls == 0) /* back to the own heads: a view */
+        return;
+    const double gathered = own * (double)op->call[0].ranks;
+    const bool arranged = op->input[0].local[0] * op->input[0].local[1] != 1;
+    take(a, own + gathered);
+    ari_account_touch(a, arranged ? gathered : 0.0);
+    give(a, own);
+    ari_account_touch(a, gathered != all ? all : 0.0);
+    give(a, gathered);
+}
+
+/* What is normalised stays with the scales of its rows. The result is there until it has been rotated: of queries beside
+ * their layout by heads, of keys beside both. */
+void ari_account_qk_norm(ari_account *a, const ari_operation *op)
+{
+    const double x = ari_account_bytes(&op->input[0]), gain = ari_account_gain(a, op);
+    const double ranks = a->config->qk_norm == AR_QK_NORM_WIDTH && op->input[0].copies == 1 ? (double)a->tp : 1.0;
+    const double own = op->made.kind == AR_SHARD ? x : x / ranks; /* at least: copies of a head take as much */
+    ari_account_take(a, ARI_MEMORY_ATTENTION, x + ari_account_norm_rows(op));
+    if (op->role == ARI_Q_NORM)
+        a->queries = own;
+    const double laid = (op->role == ARI_K_NORM ? a->queries : 0.0) + own;
+    ari_account_touch(a, x + (gain > laid ? gain : laid));
+}
+
+/* Gradients by heads are still there. In place, of a copy. */
+void ari_account_qk_norm_backward(ari_account *a, const ari_operation *op)
+{
+    const double x = ari_account_bytes(&op->input[0]);
+    ari_account_touch(a, a->x.bytes + x + ari_account_gain(a, op));
+    ari_account_give(a, ARI_MEMORY_ATTENTION, x + ari_account_norm_rows(op));
+}
+
 /* --- between ranks ------------------------------------------------------------------------------------------------ */
 
 /* n values of so many bytes are replaced by others, packed on both sides: what is sent and received. */
@@ -142,11 +187,13 @@ typedef enum loop { FORWARD, MEASURE, ADD } loop;
 static double block_bytes(const ari_account *a, const heads *h, const block *b, loop in)
 {
     const double d = (double)h->dim, of_scores = rounded(a, 0.0, (b->rows + b->keys) * d);
-    const double probs = WORD * b->scores, kept = a->c->run.dropout > 0.0 ? 2.0 * probs : probs;
+    const double probs = WORD * b->scores, bare = in == FORWARD || a->config->score_cap == 0.0 ? 0.0 : probs;
+    const double kept = a->c->run.dropout > 0.0 ? 2.0 * probs : probs;
     const double beside = in == FORWARD ? 0.0 : probs, twice = in == MEASURE && a->c->tapped ? probs : 0.0;
     const double values = in == ADD ? (a->exact ? WORD * b->piece : rounded(a, b->piece, b->rows * d))
                                     : as_left(a, b, b->scores, b->keys * d);
-    const double made = in == FORWARD ? probs + of_scores : kept + beside + (of_scores > twice ? of_scores : twice);
+    const double made =
+        in == FORWARD ? probs + of_scores : kept + bare + beside + (of_scores > twice ? of_scores : twice);
     const double used = kept + beside + values;
     return made > used ? made : used;
 }

@@ -52,7 +52,7 @@ static void put_off(ari_account *a, const ari_operation *op)
     if (a->within == AR_RECOMPUTE_SELECTIVE || (a->within == AR_RECOMPUTE_FULL && of_block))
         a->later[kind] += dy;
     if (a->dropped > 0.0)
-        a->dropped = 0.0;
+        a->dropped -= dy;
     else if (of_block)
         a->block = 0.0;
     else
@@ -135,6 +135,10 @@ static void add_rows(ari_account *a, const ari_operation *op)
         a->rows = ari_account_bytes(&op->input[op->inputs - 1]);
         take(a, a->rows);
     }
+    if (op->role == ARI_TOKENS && a->rows == 0.0 && a->config->embed_scale > 0.0) {
+        a->rows = ari_account_bytes(&op->input[op->inputs - 1]); /* scaled, beside the gradient itself */
+        take(a, a->rows);
+    }
     if (!a->exact && weight->dtype != AR_F32)
         ari_account_touch(a, WORD * ari_op_elements(weight));
     if (op->role == ARI_TOKENS) {
@@ -169,6 +173,10 @@ static void take_early(ari_account *a, const ari_operation *op, double samples)
 static void redistribute(ari_account *a, const ari_operation *op)
 {
     const double out = ari_account_values(op->outputs, op->output);
+    if (ari_account_is_qk_norm(op->role)) {
+        ari_account_qk_gather(a, op);
+        return;
+    }
     if (op->role == ARI_TOKENS) {
         gather_rows(a, op);
         return;
@@ -280,16 +288,51 @@ static void drop(ari_account *a, const ari_operation *op)
     a->x.kept = true;
 }
 
+/* The gradient that goes into a branch, beside that of what the branch added to the residual: until the branch ends. */
+static void norm_of_branch(ari_account *a, const ari_operation *op, double y)
+{
+    take(a, y);
+    ari_account_touch(a, ari_account_gain(a, op));
+    a->dropped += y;
+    a->x.bytes = y;
+    a->x.kept = true;
+}
+
 /* dX, and in a block dX with the gradient that went past; unless dX is still to be placed as the input. */
 static void norm(ari_account *a, const ari_operation *op)
 {
     const double y = ari_account_bytes(&op->output[0]);
+    if (ari_account_is_qk_norm(op->role)) {
+        ari_account_qk_norm_backward(a, op);
+        return;
+    }
+    if (op->role == ARI_ATTENTION_NORM || op->role == ARI_MLP_NORM) {
+        norm_of_branch(a, op, y);
+        return;
+    }
     const bool moved = a->sequence && a->tp > 1 && !ari_account_is_shard(&op->output[0], 1);
     give(a, a->dropped);
     a->dropped = 0.0;
     take(a, (op->layer == ARI_NO_LAYER || moved ? 1.0 : 2.0) * y);
+    ari_account_touch(a, ari_account_gain(a, op));
     if (!moved)
         pass_norm(a, op, y);
+}
+
+/* Without a norm of what a branch gets its gradient is added to the one that went past. */
+static void add_past(ari_account *a, const ari_operation *op)
+{
+    const double y = ari_account_bytes(&op->output[0]);
+    if (a->config->norm_place != AR_NORM_AFTER)
+        return;
+    give(a, a->dropped);
+    a->dropped = 0.0;
+    take(a, y);
+    ari_account_finish(a, &a->x);
+    next(a, y);
+    ari_account_finish(a, &a->residual);
+    a->residual = a->x;
+    a->x.kept = op->role == ARI_ATTENTION_SUM;
 }
 
 static void activate(ari_account *a, const ari_operation *op)
@@ -309,6 +352,7 @@ static void loss(ari_account *a, const ari_operation *op)
     const double x = ari_account_bytes(&op->input[0]);
     if (a->head) {
         ari_account_give(a, ARI_MEMORY_LOGITS, ari_account_loss(a, ari_account_tokens(&op->input[0])));
+        ari_account_give(a, ARI_MEMORY_LOGITS, a->config->logit_cap > 0.0 ? x : 0.0);
         a->x = (ari_account_value){x, ARI_MEMORY_LOGITS, false};
     } else {
         take(a, x);
@@ -387,6 +431,7 @@ ar_status ari_account_backward(ari_account *a, const ari_operation *op)
         drop(a, op);
         break;
     case ARI_OPERATION_RESIDUAL:
+        add_past(a, op);
         if (op->role == ARI_LAYER) {
             ari_account_leave(a);
             ari_account_unit_ends(a);

@@ -12,6 +12,8 @@ ari_memory_kind ari_account_kind(const ari_operation *op)
     switch (op->role) {
     case ARI_NORM1:
     case ARI_NORM2:
+    case ARI_ATTENTION_NORM:
+    case ARI_MLP_NORM:
     case ARI_ATTENTION_SUM:
     case ARI_LAYER:
         return ARI_MEMORY_BETWEEN;
@@ -28,7 +30,7 @@ ari_memory_kind ari_account_kind(const ari_operation *op)
 
 bool ari_account_is_norm(ari_role role)
 {
-    return role == ARI_NORM1 || role == ARI_NORM2 || role == ARI_FINAL_NORM;
+    return ari_walk_is_norm(role);
 }
 
 double ari_account_tokens(const ari_op_value *v)
@@ -103,7 +105,7 @@ static void embed(ari_account *a, const ari_operation *op)
         ari_account_take(a, ARI_MEMORY_OUTER, y);
         ari_account_give(a, ARI_MEMORY_OUTER, all);
     }
-    next(a, y, ARI_MEMORY_OUTER, false);
+    next(a, y, ARI_MEMORY_OUTER, a->config->norm_place == AR_NORM_AFTER); /* what no norm keeps nobody ends */
 }
 
 static void positions(ari_account *a, const ari_operation *op)
@@ -116,20 +118,40 @@ static void positions(ari_account *a, const ari_operation *op)
     next(a, y, ARI_MEMORY_OUTER, false);
 }
 
-/* y, and of each token its mean in binary64 and a scale. The input stays. */
+double ari_account_gain(const ari_account *a, const ari_operation *op)
+{
+    return a->config->norm_plus_one ? WORD * (double)op->weight[0].local[0] : 0.0;
+}
+
+double ari_account_norm_rows(const ari_operation *op)
+{
+    return (8.0 + WORD) * ari_op_elements(&op->output[0]) / (double)op->weight[0].local[0];
+}
+
+/* y, and of each row its mean in binary64 and a scale. The input stays; so does y, but for a norm of what is added to
+ * the residual. */
 static void norm(ari_account *a, const ari_operation *op)
 {
     const ari_memory_kind kind = ari_account_kind(op);
-    const double y = ari_account_bytes(&op->output[0]), tokens = ari_account_tokens(&op->output[0]);
+    const double y = ari_account_bytes(&op->output[0]);
+    if (ari_account_is_qk_norm(op->role)) {
+        ari_account_qk_norm(a, op);
+        return;
+    }
     a->prepared = true;
-    ari_account_take(a, kind, y + (8.0 + WORD) * tokens);
-    next(a, y, kind, true);
+    ari_account_take(a, kind, y + ari_account_norm_rows(op));
+    ari_account_touch(a, ari_account_gain(a, op));
+    next(a, y, kind, op->role != ARI_ATTENTION_NORM && op->role != ARI_MLP_NORM);
 }
 
 /* Its input ends, unless it is to be redistributed again; what is between the branches, which a norm may gather, nobody
  * ends. */
 static void redistribute(ari_account *a, const ari_operation *op)
 {
+    if (ari_account_is_qk_norm(op->role)) {
+        ari_account_qk_gather(a, op);
+        return;
+    }
     const ari_memory_kind kind = a->x.kind == ARI_MEMORY_LOGITS ? ARI_MEMORY_LOGITS : ari_account_kind(op);
     a->x.kept = a->x.kept || op->stays || ari_account_is_norm(op->role);
     a->prepared = a->prepared || !op->stays;
@@ -231,6 +253,8 @@ static void loss(ari_account *a, const ari_operation *op)
     const double tokens = ari_account_tokens(&op->input[0]);
     if (!a->head)
         return;
+    if (a->config->logit_cap > 0.0)
+        ari_account_take(a, ARI_MEMORY_LOGITS, ari_account_bytes(&op->input[0]));
     ari_account_take(a, ARI_MEMORY_LOGITS, tokens * (INDEX + 1.0));
     ari_account_touch(a, INDEX * tokens);
     ari_account_take(a, ARI_MEMORY_LOGITS, ari_account_loss(a, tokens) - tokens * (INDEX + 1.0));

@@ -14,10 +14,16 @@ AR_BEGIN_DECLS
 typedef enum ar_arch {
     AR_ARCH_LLAMA, /* LlamaForCausalLM and those of the same form and names */
     AR_ARCH_GPT2,  /* GPT2LMHeadModel */
-    AR_ARCH_STACK  /* the project's own: embedding, pre-LayerNorm blocks, loss = sum of the output */
+    AR_ARCH_STACK, /* the project's own: embedding, pre-LayerNorm blocks, loss = sum of the output */
+    AR_ARCH_QWEN3, /* Qwen3ForCausalLM: Llama's names, and norms of queries and keys */
+    AR_ARCH_OLMO2  /* Olmo2, Gemma2, Gemma3ForCausalLM: the same with norms after attention and MLP */
 } ar_arch;
 typedef enum ar_activation { AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU, AR_ACT_NONE } ar_activation;
 typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind;
+/* Where a block's attention and MLP have a norm: of what they get, of what they add to the residual, or of both. */
+typedef enum ar_norm_place { AR_NORM_BEFORE, AR_NORM_AFTER, AR_NORM_AROUND } ar_norm_place;
+/* A norm of queries and one of keys, before they are rotated: of each head's d features, or of all heads' together. */
+typedef enum ar_qk_norm { AR_QK_NORM_NONE, AR_QK_NORM_HEAD, AR_QK_NORM_WIDTH } ar_qk_norm;
 
 /* Layers of a model that can each say whether its attention has a window; the ones after them do as the last. */
 #define AR_CONFIG_LAYER_BITS 1024
@@ -41,8 +47,11 @@ typedef struct ar_config {
     bool gated; /* silu(gate)*up in place of act(fc1) */
     ar_norm_kind norm;
     double norm_eps;
-    ar_rope rope;           /* rotary positions; AR_ROPE_NONE: the model has none */
-    ar_rope local_rope;     /* of the layers with a window, where they have their own; AR_ROPE_NONE: `rope` */
+    ar_rope rope;       /* rotary positions; AR_ROPE_NONE: the model has none */
+    ar_rope local_rope; /* of the layers with a window, where they have their own; AR_ROPE_NONE: `rope` */
+    ar_norm_place norm_place;
+    bool norm_plus_one; /* a norm's gain is 1 + its weight */
+    ar_qk_norm qk_norm;
     bool learned_positions; /* wpe [max_positions, hidden] */
     bool qkv_bias, out_bias, mlp_bias;
     bool final_norm;
@@ -50,6 +59,10 @@ typedef struct ar_config {
     bool causal;
     size_t window; /* sliding window of the layers that have one: ar_config_window. 0: no layer has */
     uint64_t full_attention[AR_CONFIG_LAYER_BITS / 64]; /* bit 1: a layer without window, whatever `window` is */
+    double query_scalar;                                /* scores are divided by its root; 0: head_dim */
+    double score_cap;   /* scores become cap * tanh(score / cap) before masks and softmax; 0: they stay */
+    double logit_cap;   /* logits likewise */
+    double embed_scale; /* rows of the embedding are multiplied by it, rounded to fp32; 0: they are not */
     double initializer_range;
     double config_dropout;                         /* largest dropout probability in the file: ignored, with a note */
     size_t unknown_keys;                           /* of the file, all of them: ignored, with a note */
@@ -69,6 +82,16 @@ static inline size_t ar_config_window(const ar_config *c, size_t layer)
 static inline const ar_rope *ar_config_layer_rope(const ar_config *c, size_t layer)
 {
     return c->local_rope.kind != AR_ROPE_NONE && ar_config_window(c, layer) > 0 ? &c->local_rope : &c->rope;
+}
+
+/** Whether a block's attention and MLP have norms of what they get, and of what they make. */
+static inline bool ar_config_norm_before(const ar_config *c)
+{
+    return c->norm_place != AR_NORM_AFTER;
+}
+static inline bool ar_config_norm_after(const ar_config *c)
+{
+    return c->norm_place != AR_NORM_BEFORE;
 }
 
 /** Reads MODEL/config.json, or MODEL itself if it is a .json file. model_type decides the architecture; docs/models.md

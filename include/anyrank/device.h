@@ -186,6 +186,12 @@ typedef struct ar_device_ops {
     ar_status (*add)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
     ar_status (*mul)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
     ar_status (*fill)(ar_device *d, ar_queue *q, const ar_tensor *y, float value);
+    /* y = fl32(cap*tanh(fl32(x*scale)/cap)), cap > 0; y may be x */
+    ar_status (*softcap)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float scale, double cap);
+    /* dx = fl32(fl32(dy*(1 - t*t))*scale), t that tanh of x; +0 where dy is 0, also of an x that is undefined. dx may be
+     * dy or x. */
+    ar_status (*softcap_backward)(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy,
+                                  const ar_tensor *x, float scale, double cap);
     /* dx = fl32(dy * act'(x)), and dbias[j] += dx[.., j], as it is stored, over all rows, in one pass. Contiguous, of one
      * shape; dx may be dy or x. */
     ar_status (*act_backward)(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
@@ -288,7 +294,7 @@ typedef struct ar_device_ops {
     X(queue_create) X(destroy) X(alloc) X(free) X(copy) X(zero) X(copy_strided) X(combine)               \
     X(gemm_f32) X(bias_act) X(col_exponents) X(row_exponents) X(packed_create) X(packed_part) X(packed_destroy) \
     X(packed_bytes) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) X(acc_raise)   \
-    X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(act_backward) X(gated_forward) X(gated_backward) X(dropout)  \
+    X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward) X(act_backward) X(gated_forward) X(gated_backward) X(dropout)  \
     X(norm_forward) X(norm_backward) X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward)       \
     X(rows_in_range) X(gather_rows) X(ce_max) X(ce_sum) X(ce_logits) X(ce_target) X(ce_terms)            \
     X(ce_backward) X(sum_squares) X(scale) X(round_bits) X(optimizer_step)

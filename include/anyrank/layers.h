@@ -187,8 +187,14 @@ typedef struct ar_attention_options {
     ar_rope rope;
     size_t max_positions; /* rows of the rotary tables */
     bool fused;           /* q, k, v are one parameter, stored [in, 3*heads*d] (GPT-2's c_attn) */
+    ar_qk_norm qk_norm;   /* RMSNorms of queries and of keys, with norm_eps, before the rotation */
+    bool norm_plus_one;   /* whose gains are 1 + their weights */
+    double norm_eps;
+    double query_scalar; /* scores are divided by its root; 0: head_dim */
+    double score_cap;    /* c > 0: scores become c*tanh(score/c) */
     /* Hugging Face names below the path; NULL: "q" (fused, where it names the one parameter: "qkv"), "k", "v", "out" */
     const char *q, *k, *v, *out;
+    const char *q_norm, *k_norm; /* likewise; NULL: "q_norm", "k_norm" */
 } ar_attention_options;
 /** Multi-head, grouped-query or multi-query attention. Heads are split over ranks where q, k and v leave as S(-1), else
  *  every rank has all of them. Split, rank r has query heads [r*heads/N, ..) and KV heads [r*kv_heads/N, ..), or with
@@ -211,16 +217,20 @@ typedef struct ar_block_split {
 typedef struct ar_block_options {
     ar_norm_kind norm;
     double norm_eps;
+    ar_norm_place norm_place;
+    bool norm_plus_one;          /* gains are 1 + weights */
     const ar_block_split *split; /* borrowed until return; NULL: that of the attention's and the MLP's options, norms on
                                     what is between them */
-    /* below the block's path; NULL: "norm1", "norm2", "attention", "mlp" */
+    /* below the block's path; NULL: "norm1", "norm2", "attention", "mlp", "attention_norm", "mlp_norm" */
     const char *norm1, *norm2, *attention_name, *mlp_name;
+    const char *attention_norm, *mlp_norm; /* of what attention and MLP make */
     ar_attention_options attention;
     ar_mlp_options mlp;
     size_t index; /* among the model's blocks, of which ar_ctx_options.recompute takes every n-th */
 } ar_block_options;
-/** Pre-norm transformer block: r = x + attention(norm1(x)); y = r + mlp(norm2(r)). As ar_ctx_options.recompute says of
- *  its index, its attention or all of it is recomputed (ar_module_recompute). */
+/** Transformer block: r = x + attention(norm1(x)); y = r + mlp(norm2(r)). With norms after them (AR_NORM_AFTER) r = x +
+ *  attention_norm(attention(x)), y = r + mlp_norm(mlp(r)), or both (AR_NORM_AROUND). As ar_ctx_options.recompute says
+ *  of its index, its attention or all of it is recomputed (ar_module_recompute). */
 AR_NODISCARD ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o);
 
 /* --- embedding and loss ------------------------------------------------------------------------------------------- */
@@ -240,6 +250,9 @@ AR_NODISCARD ar_status ar_embedding_create(ar_embedding **gives, ar_ctx *ctx, ar
                                            const char *token, size_t vocab, size_t h, double init_range,
                                            const char *position, size_t positions, const char *sum);
 void ar_embedding_destroy(ar_embedding *e);
+/** Rows are multiplied by a factor, rounded to fp32, before they are tapped: Gemma's root of the hidden size. Without
+ *  learned positions. */
+void ar_embedding_scale(ar_embedding *e, double factor);
 /** The embedding's own parameters, borrowed; the positions' is NULL without learned positions. */
 ar_param *ar_embedding_token(ar_embedding *e);
 ar_param *ar_embedding_position(ar_embedding *e);
@@ -262,6 +275,8 @@ typedef struct ar_lm_head ar_lm_head;
 AR_NODISCARD ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const ar_linear_split *split,
                                          const char *name, size_t vocab, size_t h, ar_param *tied);
 void ar_lm_head_destroy(ar_lm_head *l);
+/** The loss is that of cap*tanh(logits/cap), which is tapped as name.capped. cap > 0. */
+void ar_lm_head_cap(ar_lm_head *l, double cap);
 /** The weight, own or tied, borrowed. */
 ar_param *ar_lm_head_weight(ar_lm_head *l);
 /** Adds the batch's loss terms to those since ar_lm_head_zero. x [b, s, h] as the split has it.

@@ -39,8 +39,9 @@ typedef struct ar_param {
     bool requires_grad;          /* false: frozen. No gradient is made, summed or applied */
     uint64_t version;            /* counts changes of value: kept operands of an older version are made anew */
     int uses;                    /* how many places of the model use it (a tied weight: 2) */
-    bool spread; /* a replicated parameter whose gradient's terms are spread over the tensor-parallel group (the
+    bool spread;   /* a replicated parameter whose gradient's terms are spread over the tensor-parallel group (the
                            tokens of sequence parallelism): summed over it too */
+    bool plus_one; /* a norm's gain is 1 + this */
     bool ends; /* a tied weight in a pipeline, of which the first and the last stage hold a copy: its gradient is summed
                   over both (ar_context_pipeline.ends), and where each parameter counts once the first stage's does */
     ar_init_scheme init;

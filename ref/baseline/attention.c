@@ -98,15 +98,28 @@ static void mask_row(const ari_bl_run *run, uint8_t *visible, double *scores, si
     }
 }
 
+double ari_bl_cap(double x, double c)
+{
+    return c * ari_tanh64(x / c);
+}
+
+/* The slope of c*tanh(x/c) is 1 - tanh^2. */
+double ari_bl_uncap(double dy, double x, double c)
+{
+    const double t = ari_tanh64(x / c);
+    return dy == 0.0 ? 0.0 : dy * ((1.0 - t) * (1.0 + t));
+}
+
 static double scale_of(const ari_bl_run *run)
 {
-    return ari_bl_fl(run, 1.0 / sqrt((double)run->c->head_dim));
+    const double n = run->c->query_scalar > 0.0 ? run->c->query_scalar : (double)run->c->head_dim;
+    return ari_bl_fl(run, 1.0 / sqrt(n));
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* Probabilities [s, s] of one head of one sample. */
-static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double *probs, const double *q,
+/* Probabilities [s, s] of one head of one sample. bare [s, s]: the scores before they are capped; NULL: they are not. */
+static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double *probs, double *bare, const double *q,
                             const double *k)
 {
     const ari_bl_memory *mark = run->top;
@@ -122,6 +135,10 @@ static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double 
         double *row = scores + query * s, m, l;
         for (size_t key = 0; key < s; key++)
             row[key] = ari_bl_branch(run, row[key] * scale);
+        for (size_t key = 0; bare != NULL && key < s; key++) {
+            bare[query * s + key] = row[key];
+            row[key] = ari_bl_branch(run, ari_bl_cap(row[key], run->c->score_cap));
+        }
         mask_row(run, visible, row, sample, head, query);
         ari_bl_softmax(run, probs + query * s, row, visible, s, &m, &l);
         for (size_t key = 0; run->noise != NULL && key < s; key++)
@@ -137,8 +154,41 @@ static ar_status emit_probs(ari_bl_run *run, char pass, const double *probs)
     return ari_bl_emit(run, run->names->probs, pass, 4, shape, probs);
 }
 
+/* y, head-major: columns [first, first + heads*d) of x [tokens, ld] normalised. */
+static ar_status normalise(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm_saved *saved, double *y,
+                           const double *x, size_t ld, size_t first, size_t heads)
+{
+    const size_t width = heads * run->c->head_dim;
+    double *rows = ari_bl_doubles(run, run->tokens, width);
+    if (rows == NULL)
+        return run->memory;
+    for (size_t t = 0; t < run->tokens; t++)
+        for (size_t i = 0; i < width; i++)
+            rows[t * width + i] = x[t * ld + first + i];
+    AR_TRY(ari_bl_norm_forward(run, norm, saved, rows));
+    split_heads(run, y, saved->y, width, 0, heads);
+    return AR_OK;
+}
+
+/* The way back: g, head-major, from the gradient of what was normalised to that of what it was made of. */
+static ar_status normalise_backward(ari_bl_run *run, const ari_bl_norm *norm, const ari_bl_norm_saved *saved, double *g,
+                                    size_t heads)
+{
+    const ari_bl_memory *mark = run->top;
+    const size_t width = heads * run->c->head_dim;
+    double *dy = ari_bl_doubles(run, run->tokens, width), *dx = ari_bl_doubles(run, run->tokens, width);
+    if (dy == NULL || dx == NULL)
+        return run->memory;
+    merge_heads(run, dy, width, 0, g, heads);
+    AR_TRY(ari_bl_norm_backward(run, norm, dx, dy, saved));
+    AR_TRY(ari_bl_norm_gradients(run, norm, dy, saved));
+    split_heads(run, g, dx, width, 0, heads);
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
 /* q, k, v as they leave the projections, and as they enter the scores. */
-static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const double *qkv)
+static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const ari_bl_norm norm[2], const double *qkv)
 {
     const ari_bl_names *names = run->names;
     const size_t heads = run->c->heads, groups = run->c->kv_heads, d = run->c->head_dim;
@@ -149,6 +199,10 @@ static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const double *q
     AR_TRY(ari_bl_emit_tokens(run, names->qkv[0], 'f', qkv, ld, 0, q_width));
     AR_TRY(ari_bl_emit_tokens(run, names->qkv[1], 'f', qkv, ld, q_width, kv_width));
     AR_TRY(ari_bl_emit_tokens(run, names->qkv[2], 'f', qkv, ld, q_width + kv_width, kv_width));
+    if (run->c->qk_norm != AR_QK_NORM_NONE) {
+        AR_TRY(normalise(run, &norm[0], &a->normed[0], a->q, qkv, ld, 0, heads));
+        AR_TRY(normalise(run, &norm[1], &a->normed[1], a->k, qkv, ld, q_width, groups));
+    }
     if (run->rope->kind == AR_ROPE_NONE)
         return AR_OK;
     ari_bl_rotate(run, a->q, heads, 1.0);
@@ -157,7 +211,7 @@ static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const double *q
     return emit_heads(run, names->rope[1], 'f', a->k, groups);
 }
 
-ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const double *qkv)
+ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const ari_bl_norm norm[2], const double *qkv)
 {
     const size_t heads = run->c->heads, groups = run->c->kv_heads, s = run->s, d = run->c->head_dim;
     const size_t members =
@@ -168,14 +222,18 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const d
     a->probs = ari_bl_doubles(run, run->tokens * heads, s);
     a->context = ari_bl_doubles(run, run->tokens, heads * d);
     a->dropped = run->o->dropout > 0.0 ? ari_bl_doubles(run, run->tokens * heads, s) : a->probs;
+    a->bare = run->c->score_cap > 0.0 ? ari_bl_doubles(run, run->tokens * heads, s) : NULL;
+    if (a->q == NULL || a->k == NULL || a->v == NULL || a->probs == NULL || a->context == NULL || a->dropped == NULL ||
+        (run->c->score_cap > 0.0 && a->bare == NULL))
+        return run->memory;
+    AR_TRY(split_qkv(run, a, norm, qkv));
     const ari_bl_memory *mark = run->top;
     double *out = ari_bl_doubles(run, run->tokens, heads * d);
-    if (a->q == NULL || a->k == NULL || a->v == NULL || a->probs == NULL || a->context == NULL || a->dropped == NULL ||
-        out == NULL)
+    if (out == NULL)
         return run->memory;
-    AR_TRY(split_qkv(run, a, qkv));
     for (size_t at = 0; at < run->b * heads; at++)
-        AR_TRY(head_probs(run, at / heads, at % heads, a->probs + at * s * s, a->q + at * s * d,
+        AR_TRY(head_probs(run, at / heads, at % heads, a->probs + at * s * s,
+                          a->bare == NULL ? NULL : a->bare + at * s * s, a->q + at * s * d,
                           a->k + at / members * s * d));
     AR_TRY(emit_probs(run, 'f', a->probs));
     if (run->o->dropout > 0.0)
@@ -192,7 +250,8 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const d
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
 /* +0 in dP [s, s] at masked keys, and dS [s, s] of one head: dS = fl32(fl32(Pr*(dP - D))*scale), D = sum of Pr*dP. */
-static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, double *dp, double *ds, const double *probs)
+static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, double *dp, double *ds, const double *probs,
+                               const double *bare)
 {
     const ari_bl_memory *mark = run->top;
     const size_t s = run->s;
@@ -211,8 +270,12 @@ static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, doub
         }
         const double sum = ari_bl_row_sum(run, products, s);
         for (size_t key = 0; key < s; key++)
-            if (visible[key])
-                ds_row[key] = ari_bl_branch(run, ari_bl_branch(run, p[key] * (dp_row[key] - sum)) * scale);
+            if (visible[key]) {
+                double d = ari_bl_branch(run, p[key] * (dp_row[key] - sum));
+                if (bare != NULL)
+                    d = ari_bl_branch(run, ari_bl_uncap(d, bare[query * s + key], run->c->score_cap));
+                ds_row[key] = ari_bl_branch(run, d * scale);
+            }
     }
     ari_bl_release(run, mark);
     return AR_OK;
@@ -236,7 +299,8 @@ static ar_status group_backward(ari_bl_run *run, double *dq, double *dk, double 
 }
 
 /* Gradients at the scores' inputs back to the projections' outputs, emitted on the way. */
-static ar_status finish_qkv(ari_bl_run *run, double *dqkv, double *dq, double *dk, const double *dv)
+static ar_status finish_qkv(ari_bl_run *run, double *dqkv, double *dq, double *dk, const double *dv,
+                            const ari_bl_norm norm[2], const ari_bl_norm_saved normed[2])
 {
     const ari_bl_names *names = run->names;
     const size_t heads = run->c->heads, groups = run->c->kv_heads, d = run->c->head_dim;
@@ -247,6 +311,10 @@ static ar_status finish_qkv(ari_bl_run *run, double *dqkv, double *dq, double *d
         ari_bl_rotate(run, dq, heads, -1.0);
         ari_bl_rotate(run, dk, groups, -1.0);
     }
+    if (run->c->qk_norm != AR_QK_NORM_NONE) {
+        AR_TRY(normalise_backward(run, &norm[0], &normed[0], dq, heads));
+        AR_TRY(normalise_backward(run, &norm[1], &normed[1], dk, groups));
+    }
     AR_TRY(emit_heads(run, names->dqkv[2], 'b', dv, groups));
     AR_TRY(emit_heads(run, names->dqkv[0], 'b', dq, heads));
     AR_TRY(emit_heads(run, names->dqkv[1], 'b', dk, groups));
@@ -256,7 +324,8 @@ static ar_status finish_qkv(ari_bl_run *run, double *dqkv, double *dq, double *d
     return AR_OK;
 }
 
-ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double *dcontext, const ari_bl_attention *a)
+ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double *dcontext, const ari_bl_norm norm[2],
+                                    const ari_bl_attention *a)
 {
     const ari_bl_memory *mark = run->top;
     const size_t heads = run->c->heads, groups = run->c->kv_heads, s = run->s, d = run->c->head_dim;
@@ -274,14 +343,15 @@ ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double 
     if (run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_probs, 0, dp, dp, heads, s));
     for (size_t at = 0; at < run->b * heads; at++)
-        AR_TRY(head_backward(run, at / heads, at % heads, dp + at * s * s, ds + at * s * s, a->probs + at * s * s));
+        AR_TRY(head_backward(run, at / heads, at % heads, dp + at * s * s, ds + at * s * s, a->probs + at * s * s,
+                             a->bare == NULL ? NULL : a->bare + at * s * s));
     AR_TRY(emit_probs(run, 'b', dp));
     for (size_t kv = 0; kv < run->b * groups; kv++) {
         const size_t at = kv * members; /* the group's first head */
         AR_TRY(group_backward(run, dq + at * s * d, dk + kv * s * d, dv + kv * s * d, ds + at * s * s,
                               a->dropped + at * s * s, dout + at * s * d, a->q + at * s * d, a->k + kv * s * d));
     }
-    AR_TRY(finish_qkv(run, dqkv, dq, dk, dv));
+    AR_TRY(finish_qkv(run, dqkv, dq, dk, dv, norm, a->normed));
     ari_bl_release(run, mark);
     return AR_OK;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A pre-norm transformer block: r = x + attention(norm1(x)), y = r + mlp(norm2(r)), and its backward pass. */
+/* A transformer block: r = x + attention(norm1(x)), y = r + mlp(norm2(r)), and its backward pass. The norms are of what
+ * attention and MLP get, of what they make, or of both. */
 #include "ref/baseline/run.h"
 
 #include <stdio.h>
@@ -72,6 +73,19 @@ static ar_status emit_fc(ari_bl_run *run, const char *const names[2], char pass,
     return run->c->gated ? ari_bl_emit_tokens(run, names[1], pass, fc, ld, f, f) : AR_OK;
 }
 
+/* What a branch adds to the residual, of what it made: normalised, then dropped, as the config has it. In place. */
+static ar_status branch_output(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm_saved *saved, const char *site,
+                               double *branch)
+{
+    const size_t h = run->c->hidden;
+    if (run->c->norm_place != AR_NORM_BEFORE) {
+        AR_TRY(ari_bl_norm_forward(run, norm, saved, branch));
+        for (size_t i = 0; i < run->tokens * h; i++)
+            branch[i] = saved->y[i];
+    }
+    return run->o->dropout > 0.0 ? ari_bl_dropout(run, site, 'f', branch, branch, 0, h) : AR_OK;
+}
+
 ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_params *p, ari_bl_block *saved,
                                const double *x)
 {
@@ -81,47 +95,80 @@ ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_param
     saved->fc = ari_bl_doubles(run, run->tokens, p->fc.out);
     saved->act = ari_bl_doubles(run, run->tokens, run->c->ffn);
     saved->y = ari_bl_doubles(run, run->tokens, h);
-    AR_TRY(ari_bl_norm_forward(run, &p->ln1, &saved->n1, x));
+    saved->attention_x = x;
+    if (run->c->norm_place != AR_NORM_AFTER) {
+        AR_TRY(ari_bl_norm_forward(run, &p->ln1, &saved->n1, x));
+        saved->attention_x = saved->n1.y;
+    }
     double *qkv = ari_bl_doubles(run, run->tokens, p->qkv.out);
     double *branch = ari_bl_doubles(run, run->tokens, h), *r = ari_bl_doubles(run, run->tokens, h);
     if (saved->fc == NULL || saved->act == NULL || saved->y == NULL || qkv == NULL || branch == NULL || r == NULL)
         return run->memory;
 
-    AR_TRY(ari_bl_linear_forward(run, &p->qkv, qkv, saved->n1.y));
-    AR_TRY(ari_bl_attention_forward(run, &saved->attention, qkv));
+    AR_TRY(ari_bl_linear_forward(run, &p->qkv, qkv, saved->attention_x));
+    AR_TRY(ari_bl_attention_forward(run, &saved->attention, p->qk_norm, qkv));
     AR_TRY(ari_bl_linear_forward(run, &p->o, branch, saved->attention.context));
     AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'f', branch, h, 0, h));
-    if (run->o->dropout > 0.0)
-        AR_TRY(ari_bl_dropout(run, names->drop_attention, 'f', branch, branch, 0, h));
+    AR_TRY(branch_output(run, &p->attention_norm, &saved->attention_norm, names->drop_attention, branch));
     add(run, r, x, branch);
     AR_TRY(ari_bl_emit_tokens(run, names->residual, 'f', r, h, 0, h));
 
-    AR_TRY(ari_bl_norm_forward(run, &p->ln2, &saved->n2, r));
-    AR_TRY(ari_bl_linear_forward(run, &p->fc, saved->fc, saved->n2.y));
+    saved->mlp_x = r;
+    if (run->c->norm_place != AR_NORM_AFTER) {
+        AR_TRY(ari_bl_norm_forward(run, &p->ln2, &saved->n2, r));
+        saved->mlp_x = saved->n2.y;
+    }
+    AR_TRY(ari_bl_linear_forward(run, &p->fc, saved->fc, saved->mlp_x));
     AR_TRY(emit_fc(run, names->fc, 'f', saved->fc));
     activate(run, saved->act, saved->fc);
     AR_TRY(ari_bl_emit_tokens(run, names->act, 'f', saved->act, run->c->ffn, 0, run->c->ffn));
     AR_TRY(ari_bl_linear_forward(run, &p->down, branch, saved->act));
     AR_TRY(ari_bl_emit_tokens(run, names->down_param, 'f', branch, h, 0, h));
-    if (run->o->dropout > 0.0)
-        AR_TRY(ari_bl_dropout(run, names->drop_mlp, 'f', branch, branch, 0, h));
+    AR_TRY(branch_output(run, &p->mlp_norm, &saved->mlp_norm, names->drop_mlp, branch));
     add(run, saved->y, r, branch);
     AR_TRY(ari_bl_emit_tokens(run, "", 'f', saved->y, h, 0, h));
     leave(run);
     return AR_OK;
 }
 
-/* The gradient of a branch's output before its dropout, from the one after it. */
-static ar_status branch_gradient(ari_bl_run *run, const char *site, const double **dbranch, const double *dy)
+/* The gradient of what a branch made, from that of what it added to the residual. */
+static ar_status branch_gradient(ari_bl_run *run, const ari_bl_norm *norm, const ari_bl_norm_saved *saved,
+                                 const char *site, const double **dbranch, const double *dy)
 {
     *dbranch = dy;
-    if (run->o->dropout == 0.0)
+    if (run->o->dropout > 0.0) {
+        double *dropped = ari_bl_doubles(run, run->tokens, run->c->hidden);
+        if (dropped == NULL)
+            return run->memory;
+        *dbranch = dropped;
+        AR_TRY(ari_bl_dropout(run, site, 'b', dropped, dy, 0, run->c->hidden));
+    }
+    if (run->c->norm_place == AR_NORM_BEFORE)
         return AR_OK;
-    double *dropped = ari_bl_doubles(run, run->tokens, run->c->hidden);
-    if (dropped == NULL)
+    double *dmade = ari_bl_doubles(run, run->tokens, run->c->hidden);
+    const double *dnormed = *dbranch;
+    if (dmade == NULL)
         return run->memory;
-    *dbranch = dropped;
-    return ari_bl_dropout(run, site, 'b', dropped, dy, 0, run->c->hidden);
+    *dbranch = dmade;
+    AR_TRY(ari_bl_norm_backward(run, norm, dmade, dnormed, saved));
+    return ari_bl_norm_gradients(run, norm, dnormed, saved);
+}
+
+/* dx = dy + the gradient through a branch, din of what that got: x itself, or x normalised. */
+static ar_status add_branch(ari_bl_run *run, const ari_bl_norm *norm, const ari_bl_norm_saved *saved, double *dx,
+                            const double *dy, const double *din)
+{
+    if (run->c->norm_place == AR_NORM_AFTER) {
+        add(run, dx, dy, din);
+        return AR_OK;
+    }
+    double *dbranch = ari_bl_doubles(run, run->tokens, run->c->hidden);
+    if (dbranch == NULL)
+        return run->memory;
+    AR_TRY(ari_bl_norm_backward(run, norm, dbranch, din, saved));
+    AR_TRY(ari_bl_norm_gradients(run, norm, din, saved));
+    add(run, dx, dy, dbranch);
+    return AR_OK;
 }
 
 /* dr = dy + the gradient through the MLP branch. */
@@ -132,22 +179,20 @@ static ar_status mlp_backward(ari_bl_run *run, const ari_bl_params *p, double *d
     const ari_bl_memory *mark = run->top;
     const size_t h = run->c->hidden, f = run->c->ffn;
     double *dact_out = ari_bl_doubles(run, run->tokens, f), *dfc = ari_bl_doubles(run, run->tokens, p->fc.out);
-    double *dnorm = ari_bl_doubles(run, run->tokens, h), *dbranch = ari_bl_doubles(run, run->tokens, h);
-    if (dact_out == NULL || dfc == NULL || dnorm == NULL || dbranch == NULL)
+    double *din = ari_bl_doubles(run, run->tokens, h);
+    if (dact_out == NULL || dfc == NULL || din == NULL)
         return run->memory;
     const double *ddown;
-    AR_TRY(branch_gradient(run, names->drop_mlp, &ddown, dy));
+    AR_TRY(branch_gradient(run, &p->mlp_norm, &saved->mlp_norm, names->drop_mlp, &ddown, dy));
     AR_TRY(ari_bl_linear_backward(run, &p->down, dact_out, ddown));
     AR_TRY(ari_bl_emit_tokens(run, names->down_param, 'b', dact_out, f, 0, f));
     AR_TRY(ari_bl_linear_gradients(run, &p->down, ddown, saved->act));
     activate_backward(run, dfc, dact_out, saved->fc);
     AR_TRY(emit_fc(run, names->dfc, 'b', dfc));
-    AR_TRY(ari_bl_linear_backward(run, &p->fc, dnorm, dfc));
-    AR_TRY(ari_bl_emit_tokens(run, names->dmlp, 'b', dnorm, h, 0, h));
-    AR_TRY(ari_bl_linear_gradients(run, &p->fc, dfc, saved->n2.y));
-    AR_TRY(ari_bl_norm_backward(run, &p->ln2, dbranch, dnorm, &saved->n2));
-    AR_TRY(ari_bl_norm_gradients(run, &p->ln2, dnorm, &saved->n2));
-    add(run, dr, dy, dbranch);
+    AR_TRY(ari_bl_linear_backward(run, &p->fc, din, dfc));
+    AR_TRY(ari_bl_emit_tokens(run, names->dmlp, 'b', din, h, 0, h));
+    AR_TRY(ari_bl_linear_gradients(run, &p->fc, dfc, saved->mlp_x));
+    AR_TRY(add_branch(run, &p->ln2, &saved->n2, dr, dy, din));
     AR_TRY(ari_bl_emit_tokens(run, names->residual, 'b', dr, h, 0, h));
     ari_bl_release(run, mark);
     return AR_OK;
@@ -161,21 +206,19 @@ static ar_status attention_branch_backward(ari_bl_run *run, const ari_bl_params 
     const ari_bl_memory *mark = run->top;
     const size_t h = run->c->hidden;
     double *dcontext = ari_bl_doubles(run, run->tokens, p->o.in), *dqkv = ari_bl_doubles(run, run->tokens, p->qkv.out);
-    double *dnorm = ari_bl_doubles(run, run->tokens, h), *dbranch = ari_bl_doubles(run, run->tokens, h);
-    if (dcontext == NULL || dqkv == NULL || dnorm == NULL || dbranch == NULL)
+    double *din = ari_bl_doubles(run, run->tokens, h);
+    if (dcontext == NULL || dqkv == NULL || din == NULL)
         return run->memory;
     const double *dout;
-    AR_TRY(branch_gradient(run, names->drop_attention, &dout, dr));
+    AR_TRY(branch_gradient(run, &p->attention_norm, &saved->attention_norm, names->drop_attention, &dout, dr));
     AR_TRY(ari_bl_linear_backward(run, &p->o, dcontext, dout));
     AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'b', dcontext, p->o.in, 0, p->o.in));
     AR_TRY(ari_bl_linear_gradients(run, &p->o, dout, saved->attention.context));
-    AR_TRY(ari_bl_attention_backward(run, dqkv, dcontext, &saved->attention));
-    AR_TRY(ari_bl_linear_backward(run, &p->qkv, dnorm, dqkv));
-    AR_TRY(ari_bl_emit_tokens(run, names->dattention, 'b', dnorm, h, 0, h));
-    AR_TRY(ari_bl_linear_gradients(run, &p->qkv, dqkv, saved->n1.y));
-    AR_TRY(ari_bl_norm_backward(run, &p->ln1, dbranch, dnorm, &saved->n1));
-    AR_TRY(ari_bl_norm_gradients(run, &p->ln1, dnorm, &saved->n1));
-    add(run, dx, dr, dbranch);
+    AR_TRY(ari_bl_attention_backward(run, dqkv, dcontext, p->qk_norm, &saved->attention));
+    AR_TRY(ari_bl_linear_backward(run, &p->qkv, din, dqkv));
+    AR_TRY(ari_bl_emit_tokens(run, names->dattention, 'b', din, h, 0, h));
+    AR_TRY(ari_bl_linear_gradients(run, &p->qkv, dqkv, saved->attention_x));
+    AR_TRY(add_branch(run, &p->ln1, &saved->n1, dx, dr, din));
     AR_TRY(ari_bl_emit_tokens(run, "", 'b', dx, h, 0, h));
     ari_bl_release(run, mark);
     return AR_OK;

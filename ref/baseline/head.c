@@ -6,12 +6,19 @@
 
 #include "ref/numerics/scalar.h"
 
+/* Of the token's row, or its gradient: times a number that has been rounded to fp32 once and for all. */
+static double scaled(const ari_bl_run *run, double x)
+{
+    const double factor = (double)(float)run->c->embed_scale;
+    return factor > 0.0 ? ari_bl_stream(run, x * factor) : x;
+}
+
 ar_status ari_bl_embed(ari_bl_run *run, const ari_bl_model *m, double *x)
 {
     const size_t h = run->c->hidden;
     for (size_t t = 0; t < run->tokens; t++)
         for (size_t i = 0; i < h; i++)
-            x[t * h + i] = m->embed[m->ids[t] * h + i];
+            x[t * h + i] = scaled(run, m->embed[m->ids[t] * h + i]);
     AR_TRY(ari_bl_emit_tokens(run, run->names->embed, 'f', x, h, 0, h));
     if (m->positions == NULL)
         return AR_OK;
@@ -40,6 +47,8 @@ ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
 {
     if (run->names->drop_embed != NULL && run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_embed, 0, m->dx, m->dx, 0, run->c->hidden));
+    for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
+        m->dx[i] = scaled(run, m->dx[i]);
     ari_bl_terms terms = {.values = m->dx, .row_of = m->ids, .stream = true};
     if (run->names->head != NULL && run->c->tied) { /* both uses into the same sums */
         terms.stream = false;
@@ -107,6 +116,23 @@ static ar_status cross_entropy(ari_bl_run *run, ari_bl_model *m, double *loss)
     return AR_OK;
 }
 
+static ar_status emit_of_head(ari_bl_run *run, const char *part, char pass, const double *logits)
+{
+    char name[200];
+    snprintf(name, sizeof name, "%s.%s", run->names->head, part);
+    return ari_bl_emit_tokens(run, name, pass, logits, run->c->vocab, 0, run->c->vocab);
+}
+
+/* Logits become capped ones; what they were stays in m->bare. */
+static ar_status cap_logits(ari_bl_run *run, ari_bl_model *m)
+{
+    for (size_t i = 0; i < run->tokens * run->c->vocab; i++) {
+        m->bare[i] = m->dlogits[i];
+        m->dlogits[i] = ari_bl_branch(run, ari_bl_cap(m->bare[i], run->c->logit_cap));
+    }
+    return emit_of_head(run, "capped", 'f', m->dlogits);
+}
+
 /* Without a head: the loss is the sum of all elements of its output. */
 static ar_status output_sum(ari_bl_run *run, const ari_bl_model *m, double *loss)
 {
@@ -126,6 +152,8 @@ ar_status ari_bl_loss_forward(ari_bl_run *run, ari_bl_model *m, double *loss)
         const size_t v = run->c->vocab;
         AR_TRY(ari_bl_linear_forward(run, &m->head, m->dlogits, m->head_x));
         AR_TRY(ari_bl_emit_tokens(run, run->names->head, 'f', m->dlogits, v, 0, v));
+        if (run->c->logit_cap > 0.0)
+            AR_TRY(cap_logits(run, m));
         AR_TRY(cross_entropy(run, m, loss));
     } else {
         AR_TRY(output_sum(run, m, loss));
@@ -141,9 +169,12 @@ ar_status ari_bl_loss_backward(ari_bl_run *run, const ari_bl_model *m, double *d
             dx[i] = 1.0;
         return AR_OK;
     }
-    char logits[200];
-    snprintf(logits, sizeof logits, "%s.logits", run->names->head);
-    AR_TRY(ari_bl_emit_tokens(run, logits, 'b', m->dlogits, v, 0, v));
+    if (run->c->logit_cap > 0.0) {
+        AR_TRY(emit_of_head(run, "capped", 'b', m->dlogits));
+        for (size_t i = 0; i < run->tokens * v; i++)
+            m->dlogits[i] = ari_bl_branch(run, ari_bl_uncap(m->dlogits[i], m->bare[i], run->c->logit_cap));
+    }
+    AR_TRY(emit_of_head(run, "logits", 'b', m->dlogits));
     AR_TRY(ari_bl_linear_backward(run, &m->head, dx, m->dlogits));
     AR_TRY(ari_bl_emit_tokens(run, run->names->head, 'b', dx, h, 0, h));
     return run->c->tied ? AR_OK : ari_bl_linear_gradients(run, &m->head, m->dlogits, m->head_x);

@@ -70,11 +70,17 @@ ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const
 
 /* --- norms: docs/numerics.md section 4 ---------------------------------------------------------------------------- */
 
+/* What a norm multiplies feature i by. */
+static double gain(const ari_bl_run *run, const ari_bl_norm *norm, size_t i)
+{
+    return run->c->norm_plus_one ? ari_bl_fl(run, 1.0 + norm->weight[i]) : norm->weight[i];
+}
+
 /* One row. LayerNorm: d = x - mean; RMSNorm: d = x. `work` holds h values. */
 static void norm_row(const ari_bl_run *run, const ari_bl_norm *norm, double *y, double *xhat, double *rstd,
                      const double *x, double *work)
 {
-    const size_t h = run->c->hidden;
+    const size_t h = norm->width;
     const double width = (double)h;
     const bool centred = run->c->norm == AR_NORM_LAYER;
     const double mean = centred ? ari_bl_row_sum(run, x, h) / width : 0.0;
@@ -85,7 +91,7 @@ static void norm_row(const ari_bl_run *run, const ari_bl_norm *norm, double *y, 
     *rstd = ari_bl_fl(run, 1.0 / sqrt(ari_bl_row_sum(run, work, h) / width + run->c->norm_eps));
     for (size_t i = 0; i < h; i++) {
         xhat[i] = ari_bl_stream(run, xhat[i] * *rstd);
-        y[i] = ari_bl_stream(run, xhat[i] * norm->weight[i]);
+        y[i] = ari_bl_stream(run, xhat[i] * gain(run, norm, i));
         if (norm->bias != NULL)
             y[i] = ari_bl_stream(run, y[i] + norm->bias[i]);
     }
@@ -93,33 +99,33 @@ static void norm_row(const ari_bl_run *run, const ari_bl_norm *norm, double *y, 
 
 ar_status ari_bl_norm_forward(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm_saved *saved, const double *x)
 {
-    const size_t h = run->c->hidden;
-    saved->y = ari_bl_doubles(run, run->tokens, h);
-    saved->xhat = ari_bl_doubles(run, run->tokens, h);
-    saved->rstd = ari_bl_doubles(run, run->tokens, 1);
+    const size_t h = norm->width, rows = run->tokens * norm->per_token, features = h * norm->per_token;
+    saved->y = ari_bl_doubles(run, rows, h);
+    saved->xhat = ari_bl_doubles(run, rows, h);
+    saved->rstd = ari_bl_doubles(run, rows, 1);
     const ari_bl_memory *mark = run->top;
     double *work = ari_bl_doubles(run, 1, h);
     if (saved->y == NULL || saved->xhat == NULL || saved->rstd == NULL || work == NULL)
         return run->memory;
-    for (size_t t = 0; t < run->tokens; t++)
+    for (size_t t = 0; t < rows; t++)
         norm_row(run, norm, saved->y + t * h, saved->xhat + t * h, saved->rstd + t, x + t * h, work);
     ari_bl_release(run, mark);
-    return ari_bl_emit_tokens(run, norm->name, 'f', saved->y, h, 0, h);
+    return ari_bl_emit_tokens(run, norm->name, 'f', saved->y, features, 0, features);
 }
 
 /* With g = dy*gamma, a = S(g)/h (0 for RMSNorm), b = S(g*xhat)/h: dx = ((g - a) - xhat*b)*rstd. */
 ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double *dx, const double *dy,
                                const ari_bl_norm_saved *saved)
 {
-    const size_t h = run->c->hidden;
+    const size_t h = norm->width, rows = run->tokens * norm->per_token, features = h * norm->per_token;
     const ari_bl_memory *mark = run->top;
     double *g = ari_bl_doubles(run, 1, h), *work = ari_bl_doubles(run, 1, h);
     if (g == NULL || work == NULL)
         return run->memory;
-    for (size_t t = 0; t < run->tokens; t++) {
+    for (size_t t = 0; t < rows; t++) {
         const double *xhat = saved->xhat + t * h;
         for (size_t i = 0; i < h; i++) {
-            g[i] = ari_bl_stream(run, dy[t * h + i] * norm->weight[i]);
+            g[i] = ari_bl_stream(run, dy[t * h + i] * gain(run, norm, i));
             work[i] = g[i] * xhat[i];
         }
         const double a = run->c->norm == AR_NORM_LAYER ? ari_bl_row_sum(run, g, h) / (double)h : 0.0;
@@ -128,21 +134,21 @@ ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double 
             dx[t * h + i] = ari_bl_stream(run, ((g[i] - a) - xhat[i] * b) * saved->rstd[t]);
     }
     ari_bl_release(run, mark);
-    return ari_bl_emit_tokens(run, norm->name, 'b', dx, h, 0, h);
+    return ari_bl_emit_tokens(run, norm->name, 'b', dx, features, 0, features);
 }
 
 /* Terms of dgamma: fl32(dy*xhat) per token; of dbeta: dy. */
 ar_status ari_bl_norm_gradients(ari_bl_run *run, const ari_bl_norm *norm, const double *dy,
                                 const ari_bl_norm_saved *saved)
 {
-    const size_t h = run->c->hidden;
+    const size_t h = norm->width, rows = run->tokens * norm->per_token;
     const ari_bl_memory *mark = run->top;
-    double *values = ari_bl_doubles(run, run->tokens, h), *gradient = ari_bl_doubles(run, 1, h);
+    double *values = ari_bl_doubles(run, rows, h), *gradient = ari_bl_doubles(run, 1, h);
     if (values == NULL || gradient == NULL)
         return run->memory;
-    for (size_t i = 0; i < run->tokens * h; i++)
+    for (size_t i = 0; i < rows * h; i++)
         values[i] = ari_bl_stream(run, dy[i] * saved->xhat[i]);
-    ari_bl_terms terms = {.values = values, .stream = true};
+    ari_bl_terms terms = {.values = values, .per_token = norm->per_token, .stream = true};
     AR_TRY(ari_bl_gradient(run, gradient, 1, h, &terms));
     AR_TRY(ari_bl_emit_gradient(run, norm->name, "weight", h, 0, gradient));
     if (norm->bias != NULL) {

@@ -67,7 +67,7 @@ ar_status ari_bl_load_model(ari_bl_run *run, ari_bl_model *m)
     for (size_t layer = 0; layer < c->layers; layer++)
         AR_TRY(load_block(run, &m->block[layer], layer));
     if (c->final_norm)
-        AR_TRY(ari_bl_load_norm(run, &m->final_norm, run->names->final_norm));
+        AR_TRY(ari_bl_load_norm(run, &m->final_norm, run->names->final_norm, c->hidden, 1));
     return run->names->head != NULL ? load_head(run, m) : AR_OK;
 }
 
@@ -85,7 +85,9 @@ ar_status ari_bl_take_buffers(ari_bl_run *run, ari_bl_model *m)
     if (run->names->head == NULL)
         return AR_OK;
     m->dlogits = ari_bl_doubles(run, run->tokens, run->c->vocab);
-    return m->dlogits == NULL ? run->memory : AR_OK;
+    if (run->c->logit_cap > 0.0)
+        m->bare = ari_bl_doubles(run, run->tokens, run->c->vocab);
+    return m->dlogits == NULL || (run->c->logit_cap > 0.0 && m->bare == NULL) ? run->memory : AR_OK;
 }
 
 /* --- a model ------------------------------------------------------------------------------------------------------ */

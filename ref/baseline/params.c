@@ -90,10 +90,70 @@ static const ari_bl_names stack_names = {
     .drop_mlp = "mlp.dropout",
 };
 
+static const ari_bl_names qwen3_names = {
+    .embed = "model.embed_tokens",
+    .blocks = "model.layers",
+    .ln1 = "input_layernorm",
+    .ln2 = "post_attention_layernorm",
+    .qk_norm = {"self_attn.q_norm", "self_attn.k_norm"},
+    .final_norm = "model.norm",
+    .head = "lm_head",
+    .qkv_param = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+    .o_param = "self_attn.o_proj",
+    .fc_param = {"mlp.gate_proj", "mlp.up_proj"},
+    .down_param = "mlp.down_proj",
+    .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+    .rope = {"self_attn.q_rope", "self_attn.k_rope"},
+    .probs = "self_attn.probs",
+    .context = "self_attn.context",
+    .residual = "attn_residual",
+    .fc = {"mlp.gate_proj", "mlp.up_proj"},
+    .act = "mlp.act",
+    .dqkv = {"self_attn.q", "self_attn.k", "self_attn.v"},
+    .dattention = "self_attn",
+    .dfc = {"mlp.gate", "mlp.up"},
+    .dmlp = "mlp",
+    .drop_probs = "self_attn.attn_dropout",
+    .drop_attention = "self_attn.resid_dropout",
+    .drop_mlp = "mlp.dropout",
+};
+
+static const ari_bl_names olmo2_names = {
+    .embed = "model.embed_tokens",
+    .blocks = "model.layers",
+    .ln1 = "input_layernorm",
+    .ln2 = "pre_feedforward_layernorm",
+    .attention_norm = "post_attention_layernorm",
+    .mlp_norm = "post_feedforward_layernorm",
+    .qk_norm = {"self_attn.q_norm", "self_attn.k_norm"},
+    .final_norm = "model.norm",
+    .head = "lm_head",
+    .qkv_param = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+    .o_param = "self_attn.o_proj",
+    .fc_param = {"mlp.gate_proj", "mlp.up_proj"},
+    .down_param = "mlp.down_proj",
+    .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+    .rope = {"self_attn.q_rope", "self_attn.k_rope"},
+    .probs = "self_attn.probs",
+    .context = "self_attn.context",
+    .residual = "attn_residual",
+    .fc = {"mlp.gate_proj", "mlp.up_proj"},
+    .act = "mlp.act",
+    .dqkv = {"self_attn.q", "self_attn.k", "self_attn.v"},
+    .dattention = "self_attn",
+    .dfc = {"mlp.gate", "mlp.up"},
+    .dmlp = "mlp",
+    .drop_probs = "self_attn.attn_dropout",
+    .drop_attention = "self_attn.resid_dropout",
+    .drop_mlp = "mlp.dropout",
+};
+
 const ari_bl_names *ari_bl_names_of(ar_arch arch)
 {
     static const ari_bl_names *const names[] = {
-        [AR_ARCH_LLAMA] = &llama_names, [AR_ARCH_GPT2] = &gpt2_names, [AR_ARCH_STACK] = &stack_names};
+        [AR_ARCH_LLAMA] = &llama_names, [AR_ARCH_GPT2] = &gpt2_names,   [AR_ARCH_STACK] = &stack_names,
+        [AR_ARCH_QWEN3] = &qwen3_names, [AR_ARCH_OLMO2] = &olmo2_names,
+    };
     return (size_t)arch < sizeof names / sizeof *names ? names[arch] : NULL;
 }
 
@@ -139,20 +199,20 @@ ar_status ari_bl_parameter(ari_bl_run *run, double **values, const char *part, s
     return ari_bl_emit(run, part, 'i', cols > 0 ? 2 : 1, shape, v);
 }
 
-ar_status ari_bl_load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name)
+ar_status ari_bl_load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name, size_t h, size_t per_token)
 {
     char part[200];
     double *weight = NULL, *bias = NULL;
-    const size_t h = run->c->hidden;
+    const ar_init_scheme fresh = run->c->norm_plus_one ? AR_INIT_ZEROS : AR_INIT_ONES;
     snprintf(part, sizeof part, "%s.weight", name);
-    AR_TRY(ari_bl_parameter(run, &weight, part, h, 0, AR_INIT_ONES, h, h));
+    AR_TRY(ari_bl_parameter(run, &weight, part, h, 0, fresh, h, h));
     ari_bl_training_add(run, part, h, 0, weight, 1, 1);
     if (run->c->norm == AR_NORM_LAYER) {
         snprintf(part, sizeof part, "%s.bias", name);
         AR_TRY(ari_bl_parameter(run, &bias, part, h, 0, AR_INIT_UNIFORM_BIAS, h, h));
         ari_bl_training_add(run, part, h, 0, bias, 1, 1);
     }
-    *norm = (ari_bl_norm){name, weight, bias};
+    *norm = (ari_bl_norm){name, h, per_token, weight, bias};
     return AR_OK;
 }
 
@@ -205,6 +265,19 @@ static ar_status load_linear(ari_bl_run *run, ari_bl_linear *l, size_t in, const
     return AR_OK;
 }
 
+/* Of each head, or of all heads of a token together. */
+static ar_status load_qk_norms(ari_bl_run *run, ari_bl_params *p)
+{
+    const ar_config *c = run->c;
+    const size_t heads[2] = {c->heads, c->kv_heads};
+    for (int i = 0; i < 2 && c->qk_norm != AR_QK_NORM_NONE; i++) {
+        const size_t together = c->qk_norm == AR_QK_NORM_HEAD ? 1 : heads[i];
+        AR_TRY(
+            ari_bl_load_norm(run, &p->qk_norm[i], run->names->qk_norm[i], together * c->head_dim, heads[i] / together));
+    }
+    return AR_OK;
+}
+
 ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p)
 {
     const ar_config *c = run->c;
@@ -217,12 +290,19 @@ ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p)
     const char *const fc_name[3] = {n->fc_param[0], n->fc_param[1], NULL};
     const size_t fc_width[3] = {c->ffn, c->ffn, 0};
     const char *const down_name[3] = {n->down_param, NULL, NULL};
-    AR_TRY(ari_bl_load_norm(run, &p->ln1, n->ln1));
+    const bool before = c->norm_place != AR_NORM_AFTER, after = c->norm_place != AR_NORM_BEFORE;
+    if (before)
+        AR_TRY(ari_bl_load_norm(run, &p->ln1, n->ln1, c->hidden, 1));
     AR_TRY(load_linear(run, &p->qkv, c->hidden, n->qkv_param, qkv_width, c->qkv_bias));
+    AR_TRY(load_qk_norms(run, p));
     AR_TRY(load_linear(run, &p->o, q, o_name, o_width, c->out_bias));
-    AR_TRY(ari_bl_load_norm(run, &p->ln2, n->ln2));
+    if (after)
+        AR_TRY(ari_bl_load_norm(run, &p->attention_norm, n->attention_norm, c->hidden, 1));
+    if (before)
+        AR_TRY(ari_bl_load_norm(run, &p->ln2, n->ln2, c->hidden, 1));
     AR_TRY(load_linear(run, &p->fc, c->hidden, fc_name, fc_width, c->mlp_bias));
-    return load_linear(run, &p->down, c->ffn, down_name, o_width, c->mlp_bias);
+    AR_TRY(load_linear(run, &p->down, c->ffn, down_name, o_width, c->mlp_bias));
+    return after ? ari_bl_load_norm(run, &p->mlp_norm, n->mlp_norm, c->hidden, 1) : AR_OK;
 }
 
 ar_status ari_bl_emit_gradient(ari_bl_run *run, const char *name, const char *kind, size_t rows, size_t cols,

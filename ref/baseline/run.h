@@ -18,7 +18,8 @@ typedef struct ari_bl_names {
     const char *embed, *positions, *embedded; /* wte, wpe, and their sum */
     const char *blocks;                       /* blocks.N is the path of block N */
     const char *ln1, *ln2, *final_norm;
-    const char *head;                                              /* NULL: none; the loss is the sum of the output */
+    const char *attention_norm, *mlp_norm, *qk_norm[2]; /* of what attention and MLP make; of queries and of keys */
+    const char *head;                                   /* NULL: none; the loss is the sum of the output */
     const char *qkv_param[3], *o_param, *fc_param[2], *down_param; /* [1] NULL: q, k and v are one tensor; no gate */
     const char *qkv[3], *rope[2], *probs, *context, *residual, *fc[2], *act;
     const char *dqkv[3], *dattention, *dfc[2], *dmlp;                /* backward only */
@@ -154,6 +155,7 @@ typedef struct ari_bl_terms {
     size_t ld;        /*   with */
     const double *x;  /* [tokens, cols] */
     const double *values; /* [tokens, cols] or NULL: one value per token, added to row row_of[token] */
+    size_t per_token;     /* 0, or so many such rows of values a token, all of them added to row 0 */
     const size_t *row_of; /* [tokens] or NULL: row 0 */
     bool stream;          /* of a parameter that enters no product */
 } ari_bl_terms;
@@ -164,7 +166,8 @@ AR_NODISCARD ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t
 /* --- parameters --------------------------------------------------------------------------------------------------- */
 typedef struct ari_bl_norm {
     const char *name;
-    const double *weight, *bias; /* [h]; bias NULL for RMSNorm */
+    size_t width, per_token;     /* of a row; rows of a token: 1, or its heads */
+    const double *weight, *bias; /* [width]; bias NULL for RMSNorm */
 } ari_bl_norm;
 /* One input, up to three parameter tensors stacked along the outputs: q|k|v, gate|up. */
 typedef struct ari_bl_linear {
@@ -176,7 +179,7 @@ typedef struct ari_bl_linear {
     const double *weight, *bias; /* [out, in]; [out] or NULL */
 } ari_bl_linear;
 typedef struct ari_bl_params {
-    ari_bl_norm ln1, ln2;
+    ari_bl_norm ln1, ln2, attention_norm, mlp_norm, qk_norm[2]; /* those that the config has */
     ari_bl_linear qkv, o, fc, down;
 } ari_bl_params;
 
@@ -184,7 +187,8 @@ const ari_bl_names *ari_bl_names_of(ar_arch arch);
 /** Loads or makes the parameter prefix.part, HF shape [rows, cols] (cols = 0: a vector), and emits it. */
 AR_NODISCARD ar_status ari_bl_parameter(ari_bl_run *run, double **values, const char *part, size_t rows, size_t cols,
                                         ar_init_scheme scheme, size_t fan_in, size_t fan_out);
-AR_NODISCARD ar_status ari_bl_load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name);
+AR_NODISCARD ar_status ari_bl_load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name, size_t width,
+                                        size_t per_token);
 AR_NODISCARD ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p);
 /** Emits the gradient of prefix.name[.weight|.bias]. */
 AR_NODISCARD ar_status ari_bl_emit_gradient(ari_bl_run *run, const char *name, const char *kind, size_t rows,
@@ -231,8 +235,9 @@ AR_NODISCARD ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_line
 AR_NODISCARD ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const double *dy,
                                                const double *x);
 
+/* Rows: those of all tokens, width of each the norm's. */
 typedef struct ari_bl_norm_saved {
-    double *y, *xhat, *rstd; /* [tokens, h], [tokens, h], [tokens] */
+    double *y, *xhat, *rstd; /* [rows, width], [rows, width], [rows] */
 } ari_bl_norm_saved;
 AR_NODISCARD ar_status ari_bl_norm_forward(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm_saved *saved,
                                            const double *x);
@@ -242,20 +247,27 @@ AR_NODISCARD ar_status ari_bl_norm_gradients(ari_bl_run *run, const ari_bl_norm 
                                              const ari_bl_norm_saved *saved);
 
 typedef struct ari_bl_attention {
-    double *q, *k, *v; /* head-major and turned: [b, H, s, d], [b, G, s, d], [b, G, s, d] */
-    double *probs;     /* [b, H, s, s] */
-    double *dropped;   /* [b, H, s, s]: probs after dropout; probs itself where there is none */
-    double *context;   /* [tokens, H*d] */
+    ari_bl_norm_saved normed[2]; /* queries and keys, where they are normalised */
+    double *q, *k, *v;           /* head-major and turned: [b, H, s, d], [b, G, s, d], [b, G, s, d] */
+    double *probs;               /* [b, H, s, s] */
+    double *dropped;             /* [b, H, s, s]: probs after dropout; probs itself where there is none */
+    double *bare;                /* [b, H, s, s]: scores before they are capped; NULL: they are not */
+    double *context;             /* [tokens, H*d] */
 } ari_bl_attention;
-/** qkv [tokens, (H + 2G)*d]: q|k|v. Emits q, k, v, q_rope, k_rope, probs, context. */
-AR_NODISCARD ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *saved, const double *qkv);
-/** dqkv from dcontext [tokens, H*d]; emits probs, q_rope, k_rope, v, q, k. */
+/** qkv [tokens, (H + 2G)*d]: q|k|v; norm: of queries and of keys. Emits q, k, v, the norms, q_rope, k_rope, probs,
+ *  context. */
+AR_NODISCARD ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *saved, const ari_bl_norm norm[2],
+                                                const double *qkv);
+/** dqkv from dcontext [tokens, H*d]; emits probs, q_rope, k_rope, the norms and their gradients, v, q, k. */
 AR_NODISCARD ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double *dcontext,
-                                                 const ari_bl_attention *saved);
+                                                 const ari_bl_norm norm[2], const ari_bl_attention *saved);
 
 /** Turns queries or keys [b, heads, s, d] by their positions, in place; direction -1 is the backward pass. */
 void ari_bl_rotate(const ari_bl_run *run, double *x, size_t heads, double direction);
 
+/** c*tanh(x/c), and dy of it times its slope at x, +0 for a dy of zero. Not rounded. */
+double ari_bl_cap(double x, double c);
+double ari_bl_uncap(double dy, double x, double c);
 /** p[0..n) = softmax of x over the elements with visible[i] (NULL: all), +0 elsewhere; all +0 if none is visible.
  *  The maximum and the sum of the exponentials go to *m and *l. */
 void ari_bl_softmax(const ari_bl_run *run, double *p, const double *x, const uint8_t *visible, size_t n, double *m,
@@ -263,9 +275,10 @@ void ari_bl_softmax(const ari_bl_run *run, double *p, const double *x, const uin
 
 /* What a block's backward pass needs of its forward pass. */
 typedef struct ari_bl_block {
-    ari_bl_norm_saved n1, n2;
+    ari_bl_norm_saved n1, n2, attention_norm, mlp_norm;
     ari_bl_attention attention;
-    double *fc, *act, *y; /* [tokens, gate|up or F], [tokens, F], [tokens, h]: the output */
+    const double *attention_x, *mlp_x; /* [tokens, h]: what attention and MLP get */
+    double *fc, *act, *y;              /* [tokens, gate|up or F], [tokens, F], [tokens, h]: the output */
 } ari_bl_block;
 /** Block `layer` on x [tokens, h]. */
 AR_NODISCARD ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_params *p, ari_bl_block *saved,
@@ -296,6 +309,7 @@ typedef struct ari_bl_model {
     size_t *ids;             /* [tokens]: rows of the embedding */
     double *head_x;          /* [tokens, h]: the head's input, or the stack's output */
     double *dlogits;         /* [tokens, V]: first the logits, then their gradient */
+    double *bare;            /* [tokens, V]: the logits before they are capped, where they are */
     double *dx;              /* [tokens, h]: the gradient on its way back */
 } ari_bl_model;
 

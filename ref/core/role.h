@@ -29,11 +29,12 @@ typedef enum ari_role {
     ARI_OUT,
     ARI_OUT_DROPPED,
     ARI_ATTENTION,
-    ARI_ATTENTION_SUM, /* with the residual */
-    ARI_NORM2,         /* before the MLP */
-    ARI_FIRST,         /* of an MLP that is not gated */
-    ARI_FIRST_SUM,     /* x W^T + b, before the activation */
-    ARI_GATE_UP,       /* gate | up in one parameter */
+    ARI_ATTENTION_NORM, /* of what attention adds to the residual */
+    ARI_ATTENTION_SUM,  /* with the residual */
+    ARI_NORM2,          /* before the MLP */
+    ARI_FIRST,          /* of an MLP that is not gated */
+    ARI_FIRST_SUM,      /* x W^T + b, before the activation */
+    ARI_GATE_UP,        /* gate | up in one parameter */
     ARI_GATE,
     ARI_GATE_SUM,
     ARI_UP,
@@ -42,6 +43,7 @@ typedef enum ari_role {
     ARI_DOWN, /* gated or not */
     ARI_MLP_DROPPED,
     ARI_MLP,
+    ARI_MLP_NORM, /* of what the MLP adds to the residual */
     ARI_LAYER,
     /* After the blocks. */
     ARI_FINAL_NORM,

@@ -51,6 +51,48 @@ ar_status ari_cpu_mul(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_te
     return for_blocks(d, mul_loop, y, a, b);
 }
 
+/* y = f(a, b), block by block, with a factor and a cap. */
+static ar_status for_capped(ar_device *d, void (*loop)(float *, const float *, const float *, size_t, float, double),
+                            const ar_tensor *y, const ar_tensor *a, const ar_tensor *b, float scale, double cap)
+{
+    const size_t n = ar_tensor_count(y), blocks = ari_blocks_of(n);
+    ARI_PARALLEL_FOR (i, blocks, d, n) {
+        const size_t length = ari_block_length(n, i);
+        const ptrdiff_t at = (ptrdiff_t)(i * ARI_BLOCK);
+        float room[3][ARI_BLOCK], *out = ari_run_at(y, at, room[0]);
+        const float *left = ari_run_load(a, at, length, room[1]);
+        loop(out, left, b ? ari_run_load(b, at, length, room[2]) : left, length, scale, cap);
+        ari_run_store(y, at, length, out);
+    }
+    return AR_OK;
+}
+
+ARI_ROW_KERNEL void softcap_loop(float *y, const float *x, const float *same, size_t n, float scale, double cap)
+{
+    (void)same;
+    for (size_t j = 0; j < n; j++)
+        y[j] = ari_softcap32(x[j], scale, cap);
+}
+
+ARI_ROW_KERNEL void softcap_backward_loop(float *dx, const float *dy, const float *x, size_t n, float scale, double cap)
+{
+    for (size_t j = 0; j < n; j++)
+        dx[j] = ari_dsoftcap32(dy[j], x[j], scale, cap);
+}
+
+/** Slot softcap. y may be x. */
+ar_status ari_cpu_softcap(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *x, float scale, double cap)
+{
+    return for_capped(d, softcap_loop, y, x, NULL, scale, cap);
+}
+
+/** Slot softcap_backward. dx may be dy or x. */
+ar_status ari_cpu_softcap_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dx, const ar_tensor *dy,
+                                   const ar_tensor *x, float scale, double cap)
+{
+    return for_capped(d, softcap_backward_loop, dx, dy, x, scale, cap);
+}
+
 /** Slot fill. */
 ar_status ari_cpu_fill(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, float value)
 {

@@ -196,7 +196,7 @@ static ar_status read_config(ar_config *c, const ari_json_at *at)
             continue;
         c->initializer_range = 0.02; /* every Hugging Face default so far */
         c->causal = true;
-        AR_TRY(ari_config_refuse(at));
+        AR_TRY(ari_config_refuse(at, &models[i]));
         AR_TRY(check_classes(at, &models[i]));
         AR_TRY(models[i].read(c, at));
         AR_TRY(ari_json_real_or(at, "initializer_range", &c->initializer_range));

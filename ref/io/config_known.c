@@ -128,12 +128,23 @@ ar_status ari_config_refuse_key(const ari_json_at *at, const char *key, const ch
                         ARI_SHOW(at->name), key, wanted);
 }
 
-ar_status ari_config_refuse(const ari_json_at *at)
+/* Among words with spaces between. */
+static bool is_word_of(const char *key, const char *words)
+{
+    const size_t n = strlen(key);
+    for (const char *at = words; at != NULL && (at = strstr(at, key)) != NULL; at += n) {
+        if ((at == words || at[-1] == ' ') && (at[n] == ' ' || at[n] == '\0'))
+            return true;
+    }
+    return false;
+}
+
+ar_status ari_config_refuse(const ari_json_at *at, const ari_model_reader *model)
 {
     static const char wanted[][16] = {"null or false", "0", "1", "true", "empty or null"};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         const json_t *value = ari_json_get(at, refused[i].key);
-        if (value != NULL && !is_neutral(value, refused[i].kind))
+        if (value != NULL && !is_neutral(value, refused[i].kind) && !is_word_of(refused[i].key, model->reads))
             return ari_config_refuse_key(at, refused[i].key, wanted[refused[i].kind]);
     }
     return AR_OK;

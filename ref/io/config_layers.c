@@ -115,3 +115,22 @@ ar_status ari_config_window_mistral(ar_config *c, const ari_json_at *at)
     }
     return AR_OK;
 }
+
+ar_status ari_config_window_pattern(ar_config *c, const ari_json_at *at, size_t pattern)
+{
+    const json_t *types = NULL;
+    const bool absent = json_object_get(at->object, "sliding_window") == NULL;
+    if (absent)
+        c->window = 4096;
+    AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
+    AR_TRY(layer_types(at, c->layers, &types));
+    for (size_t i = 0; i < c->layers; i++) {
+        const bool slides = types != NULL ? is_sliding(types, i) : (i + 1) % pattern != 0;
+        if (slides && c->window == 0)
+            return ar_error_set(AR_ERR_CONFIG,
+                                "%s: key 'sliding_window' is null, but layer %zu is '%s': expected a number of keys",
+                                ARI_SHOW(at->name), i, sliding);
+        AR_TRY(set_full(c, at, i, !slides));
+    }
+    return AR_OK;
+}

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+
 #include "ref/core/out.h"
 #include "ref/io/config_parts.h"
 
@@ -9,10 +11,16 @@
 
 /* What differs between the models of Llama's form where a file says nothing. */
 typedef struct llama_form {
+    ar_arch arch;
     const char *called;
     size_t kv_heads; /* 0: as many as query heads */
     size_t positions;
     ari_rope_form rope;
+    size_t head_dim; /* 0: hidden / heads */
+    double norm_eps; /* 0: 1e-6 */
+    bool tied;
+    bool two_ropes;             /* which the model's own reader reads */
+    const char *activation_key; /* of a gate of GELU's tanh form; NULL: hidden_act, SiLU */
 } llama_form;
 
 static ar_status read_kv_heads(ar_config *c, const ari_json_at *at, const llama_form *form)
@@ -29,13 +37,15 @@ static ar_status read_kv_heads(ar_config *c, const ari_json_at *at, const llama_
 
 static ar_status read_llama_form(ar_config *c, const ari_json_at *at, const llama_form *form)
 {
-    c->arch = AR_ARCH_LLAMA;
+    c->arch = form->arch;
     c->norm = AR_NORM_RMS;
     c->gated = true;
     c->final_norm = true;
-    c->activation = AR_ACT_SILU;
-    c->norm_eps = 1e-6;
+    c->activation = form->activation_key ? AR_ACT_GELU_TANH : AR_ACT_SILU;
+    c->norm_eps = form->norm_eps > 0.0 ? form->norm_eps : 1e-6;
     c->max_positions = form->positions;
+    c->head_dim = form->head_dim;
+    c->tied = form->tied;
     AR_TRY(ari_config_dim(at, "vocab_size", &c->vocab));
     AR_TRY(ari_config_dim(at, "hidden_size", &c->hidden));
     AR_TRY(ari_config_dim(at, "intermediate_size", &c->ffn));
@@ -45,12 +55,12 @@ static ar_status read_llama_form(ar_config *c, const ari_json_at *at, const llam
     AR_TRY(ari_config_dim_or(at, "max_position_embeddings", &c->max_positions));
     if (ari_json_get(at, "head_dim") != NULL)
         AR_TRY(ari_config_dim(at, "head_dim", &c->head_dim));
-    else
+    else if (form->head_dim == 0)
         AR_TRY(ari_config_head_dim(c, at, "hidden_size", "num_attention_heads"));
-    AR_TRY(ari_config_activation(at, "hidden_act", &c->activation));
+    AR_TRY(ari_config_activation(at, form->activation_key ? form->activation_key : "hidden_act", &c->activation));
     AR_TRY(ari_json_real_or(at, "rms_norm_eps", &c->norm_eps));
     AR_TRY(ari_json_bool_or(at, "tie_word_embeddings", &c->tied));
-    return ari_config_rope(c, at, &form->rope);
+    return form->two_ropes ? AR_OK : ari_config_rope(c, at, &form->rope);
 }
 
 /* fewer: how many of the last keys the model does not know. */
@@ -63,7 +73,7 @@ static void note_llama_form(ar_config *c, const ari_json_at *at, size_t fewer)
         /* what is computed */
         "hidden_act", "rms_norm_eps", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters",
         "original_max_position_embeddings", "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window",
-        "layer_types", "max_window_layers"};
+        "layer_types", "_sliding_window_pattern" /* where layer_types says it already */, "max_window_layers"};
     ari_config_note_others(c, "", at->object, keys, COUNT(keys) - fewer);
 }
 
@@ -113,6 +123,201 @@ static ar_status read_mistral(ar_config *c, const ari_json_at *at)
     note_llama_form(c, at, 1);
     return AR_OK;
 }
+
+/* --- other norms, factors and caps: Qwen3, OLMo2, Gemma -------------------------------------------------------------- */
+
+static ar_status read_attention_bias(ar_config *c, const ari_json_at *at)
+{
+    bool bias = false;
+    AR_TRY(ari_json_bool_or(at, "attention_bias", &bias));
+    c->qkv_bias = c->out_bias = bias;
+    return AR_OK;
+}
+
+static ar_status read_qwen3(ar_config *c, const ari_json_at *at)
+{
+    static const llama_form form = {
+        .arch = AR_ARCH_QWEN3, .called = "Qwen3", .kv_heads = 32, .positions = 32768, .head_dim = 128};
+    AR_TRY(read_llama_form(c, at, &form));
+    AR_TRY(expect_bias(at, "mlp_bias", false, "Qwen3's MLP has no biases"));
+    AR_TRY(read_attention_bias(c, at));
+    c->qk_norm = AR_QK_NORM_HEAD;
+    AR_TRY(ari_config_window_qwen2(c, at));
+    note_llama_form(c, at, 0);
+    return AR_OK;
+}
+
+static ar_status read_olmo2(ar_config *c, const ari_json_at *at)
+{
+    static const llama_form form = {.arch = AR_ARCH_OLMO2, .called = "OLMo2", .positions = 2048, .norm_eps = 1e-5};
+    AR_TRY(ari_config_window_none(at));
+    AR_TRY(read_llama_form(c, at, &form));
+    AR_TRY(expect_bias(at, "mlp_bias", false, "OLMo2's MLP has no biases"));
+    AR_TRY(read_attention_bias(c, at));
+    c->norm_place = AR_NORM_AFTER;
+    c->qk_norm = AR_QK_NORM_WIDTH;
+    note_llama_form(c, at, 1);
+    return AR_OK;
+}
+
+/* --- Gemma -------------------------------------------------------------------------------------------------------- */
+
+/* What all of them have: norms that multiply by 1 + weight, rows of the embedding times the root of the hidden size. */
+static ar_status read_gemma_form(ar_config *c, const ari_json_at *at, const llama_form *form)
+{
+    AR_TRY(read_llama_form(c, at, form));
+    AR_TRY(expect_bias(at, "mlp_bias", false, "Gemma's MLP has no biases"));
+    AR_TRY(read_attention_bias(c, at));
+    c->norm_plus_one = true;
+    c->embed_scale = (double)(float)sqrt((double)c->hidden);
+    return AR_OK;
+}
+
+/* The activation has two keys, of which the class reads one: the other may repeat it. */
+static ar_status check_activation(const ari_json_at *at, const ar_config *c, const char *key, const char *other)
+{
+    ar_activation said = c->activation;
+    AR_TRY(ari_config_activation(at, other, &said));
+    if (said != c->activation)
+        return ar_error_set(AR_ERR_CONFIG, "%s: keys '%s' and '%s' name two activations, expected one",
+                            ARI_SHOW(at->name), key, other);
+    return AR_OK;
+}
+
+/* In the first files "gelu" meant its tanh form. */
+static ar_status read_gemma(ar_config *c, const ari_json_at *at)
+{
+    static const llama_form form = {.arch = AR_ARCH_LLAMA,
+                                    .called = "Gemma",
+                                    .kv_heads = 16,
+                                    .positions = 8192,
+                                    .head_dim = 256,
+                                    .tied = true,
+                                    .activation_key = "hidden_act"};
+    AR_TRY(ari_config_window_none(at));
+    AR_TRY(read_gemma_form(c, at, &form));
+    c->activation = c->activation == AR_ACT_GELU_ERF ? AR_ACT_GELU_TANH : c->activation;
+    AR_TRY(check_activation(at, c, "hidden_act", "hidden_activation"));
+    note_llama_form(c, at, 1);
+    return AR_OK;
+}
+
+static ar_status read_cap(const ari_json_at *at, const char *key, double *cap)
+{
+    if (json_is_null(json_object_get(at->object, key)))
+        *cap = 0.0;
+    AR_TRY(ari_json_real_or(at, key, cap));
+    if (!(*cap >= 0.0) || isinf(*cap) || (*cap == 0.0 && ari_json_get(at, key) != NULL))
+        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %g, expected a positive number or null", ARI_SHOW(at->name),
+                            key, *cap);
+    return AR_OK;
+}
+
+static ar_status read_query_scalar(ar_config *c, const ari_json_at *at)
+{
+    c->query_scalar = 256.0;
+    AR_TRY(ari_json_real_or(at, "query_pre_attn_scalar", &c->query_scalar));
+    if (!(c->query_scalar > 0.0) || isinf(c->query_scalar))
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'query_pre_attn_scalar' is %g, expected a positive number",
+                            ARI_SHOW(at->name), c->query_scalar);
+    return AR_OK;
+}
+
+static ar_status read_gemma2(ar_config *c, const ari_json_at *at)
+{
+    static const llama_form form = {.arch = AR_ARCH_OLMO2,
+                                    .called = "Gemma 2",
+                                    .kv_heads = 4,
+                                    .positions = 8192,
+                                    .head_dim = 256,
+                                    .tied = true,
+                                    .activation_key = "hidden_activation"};
+    AR_TRY(read_gemma_form(c, at, &form));
+    AR_TRY(check_activation(at, c, "hidden_activation", "hidden_act"));
+    c->norm_place = AR_NORM_AROUND;
+    c->score_cap = 50.0;
+    c->logit_cap = 30.0;
+    AR_TRY(read_query_scalar(c, at));
+    AR_TRY(read_cap(at, "attn_logit_softcapping", &c->score_cap));
+    AR_TRY(read_cap(at, "final_logit_softcapping", &c->logit_cap));
+    AR_TRY(ari_config_window_pattern(c, at, 2));
+    note_llama_form(c, at, 1);
+    return AR_OK;
+}
+
+/* One of the two rotations of rope_parameters. */
+static ar_status read_nested_rope(ar_config *c, const ari_json_at *at, const char *key, ar_rope *rope)
+{
+    static const ari_rope_form form = {.partial = false};
+    const json_t *all = ari_json_get(at, "rope_parameters"), *object = json_object_get(all, key);
+    if (object == NULL || json_is_null(object))
+        return AR_OK;
+    if (!json_is_object(object))
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_parameters': '%s' is not an object", ARI_SHOW(at->name), key);
+    const ari_rope_object o = {at, {object, at->name, at->code}, key, "default", &form};
+    return ari_config_rope_object(c, rope, &o);
+}
+
+/* Layers with a window turn by another theta than those without, which alone may be scaled in files of transformers
+ * 4. */
+static ar_status read_gemma3_ropes(ar_config *c, const ari_json_at *at)
+{
+    static const ari_rope_form form = {.partial = false};
+    static const char full[] = "full_attention", sliding[] = "sliding_attention";
+    const json_t *nested = ari_json_get(at, "rope_parameters");
+    double local = 10000.0, global = 1000000.0;
+    AR_TRY(ari_json_real_or(at, "rope_local_base_freq", &local));
+    AR_TRY(ari_json_real_or(at, "rope_theta", &global));
+    if (!(local > 0.0) || isinf(local) || !(global > 0.0) || isinf(global))
+        return ar_error_set(AR_ERR_CONFIG,
+                            "%s: keys 'rope_theta' and 'rope_local_base_freq' are %g and %g, expected "
+                            "positive numbers",
+                            ARI_SHOW(at->name), global, local);
+    c->local_rope = (ar_rope){.kind = AR_ROPE_DEFAULT, .theta = local};
+    if (nested == NULL) {
+        AR_TRY(ari_config_rope(c, at, &form));
+        c->rope.theta = global;
+        return AR_OK;
+    }
+    if (ari_json_get(at, "rope_scaling") != NULL)
+        return ar_error_set(AR_ERR_CONFIG, "%s: keys 'rope_parameters' and 'rope_scaling' are both set, expected one",
+                            ARI_SHOW(at->name));
+    if (json_object_get(nested, full) == NULL && json_object_get(nested, sliding) == NULL)
+        return ar_error_set(AR_ERR_CONFIG,
+                            "%s: key 'rope_parameters' has neither '%s' nor '%s', expected an object of "
+                            "each",
+                            ARI_SHOW(at->name), full, sliding);
+    c->rope = (ar_rope){.kind = AR_ROPE_DEFAULT, .theta = global};
+    AR_TRY(read_nested_rope(c, at, full, &c->rope));
+    return read_nested_rope(c, at, sliding, &c->local_rope);
+}
+
+/* transformers reads attn_logit_softcapping and does not compute it: it is refused. */
+static ar_status read_gemma3(ar_config *c, const ari_json_at *at)
+{
+    static const llama_form form = {.arch = AR_ARCH_OLMO2,
+                                    .called = "Gemma 3",
+                                    .kv_heads = 4,
+                                    .positions = 131072,
+                                    .head_dim = 256,
+                                    .tied = true,
+                                    .two_ropes = true,
+                                    .activation_key = "hidden_activation"};
+    size_t pattern = 6;
+    AR_TRY(read_gemma_form(c, at, &form));
+    AR_TRY(check_activation(at, c, "hidden_activation", "hidden_act"));
+    c->norm_place = AR_NORM_AROUND;
+    c->qk_norm = AR_QK_NORM_HEAD;
+    AR_TRY(read_query_scalar(c, at));
+    AR_TRY(read_cap(at, "final_logit_softcapping", &c->logit_cap));
+    AR_TRY(ari_json_size_or(at, "sliding_window_pattern", 1, ARI_CONFIG_MAX_DIM, &pattern));
+    AR_TRY(ari_config_window_pattern(c, at, pattern));
+    AR_TRY(read_gemma3_ropes(c, at));
+    note_llama_form(c, at, 1);
+    return AR_OK;
+}
+
+/* --- models of other forms ---------------------------------------------------------------------------------------- */
 
 /* Other names that Hugging Face gives GPT-2's sizes; where a file has both they must agree. */
 static ar_status check_alias(const ari_json_at *at, const char *alias, const char *key, size_t value)
@@ -209,11 +414,17 @@ static ar_status read_stack(ar_config *c, const ari_json_at *at)
 
 const ari_model_reader *ari_model_readers(size_t *n)
 {
-    static const ari_model_reader readers[] = {{"llama", "llama", read_llama},
-                                               {"qwen2", "qwen2", read_qwen2},
-                                               {"mistral", "mistral", read_mistral},
-                                               {"gpt2", "gpt2", read_gpt2},
-                                               {"anyrank-stack", "", read_stack}};
+    static const char gemma[] = "hidden_activation",
+                      gemma2[] = "hidden_activation query_pre_attn_scalar "
+                                 "attn_logit_softcapping final_logit_softcapping",
+                      gemma3[] = "hidden_activation query_pre_attn_scalar final_logit_softcapping "
+                                 "sliding_window_pattern rope_local_base_freq";
+    static const ari_model_reader readers[] = {
+        {"llama", "llama", read_llama, ""},        {"qwen2", "qwen2", read_qwen2, ""},
+        {"mistral", "mistral", read_mistral, ""},  {"qwen3", "qwen3", read_qwen3, ""},
+        {"olmo2", "olmo2", read_olmo2, ""},        {"gemma", "gemma", read_gemma, gemma},
+        {"gemma2", "gemma2", read_gemma2, gemma2}, {"gemma3_text", "gemma3", read_gemma3, gemma3},
+        {"gpt2", "gpt2", read_gpt2, ""},           {"anyrank-stack", "", read_stack, ""}};
     *n = COUNT(readers);
     return readers;
 }

@@ -15,6 +15,7 @@
 typedef struct ari_model_reader {
     char name[16], class[16]; /* class: what the names of its classes begin with, "LlamaForCausalLM"; "": it has none */
     ar_status (*read)(ar_config *c, const ari_json_at *at);
+    const char *reads; /* of the keys that are refused elsewhere those that it reads, spaces between */
 } ari_model_reader;
 /** Static storage; *n: how many. */
 const ari_model_reader *ari_model_readers(size_t *n);
@@ -63,12 +64,15 @@ AR_NODISCARD ar_status ari_config_window_none(const ari_json_at *at);
 /** Qwen2: sliding_window if use_sliding_window, in the layers that layer_types names, else from max_window_layers
  *  on. */
 AR_NODISCARD ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at);
+/** Gemma 2, 3: sliding_window in the layers that layer_types names, else in all but every pattern-th. */
+AR_NODISCARD ar_status ari_config_window_pattern(ar_config *c, const ari_json_at *at, size_t pattern);
 /** Mistral: sliding_window, in every layer. */
 AR_NODISCARD ar_status ari_config_window_mistral(ar_config *c, const ari_json_at *at);
 
 /* --- keys that nobody asks for ------------------------------------------------------------------------------------ */
-/** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused. */
-AR_NODISCARD ar_status ari_config_refuse(const ari_json_at *at);
+/** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused, but
+ *  for what the model reads. */
+AR_NODISCARD ar_status ari_config_refuse(const ari_json_at *at, const ari_model_reader *model);
 /** The refusal of one key. */
 ar_status ari_config_refuse_key(const ari_json_at *at, const char *key, const char *wanted);
 /** One that holds a probability of dropout. */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,6 +101,8 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
     c->hidden = from.hidden == from.heads * from.head_dim
                     ? c->heads * c->head_dim
                     : same_divisors(from.hidden, rounded(from.hidden, n), c->heads);
+    if (from.embed_scale > 0.0)
+        c->embed_scale = (double)(float)sqrt((double)c->hidden);
     c->ffn = same_divisors(from.ffn, rounded(from.ffn, n), c->heads);
     if (from.vocab > LEAST_VOCABULARY)
         c->vocab = same_divisors(from.vocab, larger(rounded(from.vocab, n), LEAST_VOCABULARY), c->heads);
@@ -173,11 +176,13 @@ static void set_rope(json_t *object, const char *key, const ar_rope *r, size_t h
 
 static void set_sizes(json_t *object, const ar_config *c)
 {
+    const bool own = c->arch == AR_ARCH_GPT2 || c->arch == AR_ARCH_STACK;
+    const ar_arch arch = own ? c->arch : AR_ARCH_LLAMA;
     for (size_t i = 0; i < sizeof size_keys / sizeof *size_keys; i++) {
         const struct size_key *k = &size_keys[i];
         size_t n = 0;
         memcpy(&n, (const char *)c + k->at, sizeof n);
-        if (k->arch == c->arch && (!k->another || json_is_integer(json_object_get(object, k->name))))
+        if (k->arch == arch && (!k->another || json_is_integer(json_object_get(object, k->name))))
             json_object_set_new(object, k->name, json_integer((json_int_t)n));
     }
     set_rope(object, "rope_parameters", &c->rope, c->head_dim);

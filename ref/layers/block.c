@@ -5,10 +5,16 @@
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 
+/* What adds to the residual: an attention or an MLP, with a norm of what it gets, of what it makes (NULL: none), and the
+ * dropout of that. */
+typedef struct branch {
+    ar_module *before, *of, *after;
+    ari_dropout dropout;
+} branch;
+
 typedef struct block_module {
     ar_module base;
-    ar_module *norm1, *attention, *norm2, *mlp;
-    ari_dropout after_attention, after_mlp; /* of what each adds to the residual */
+    branch attention, mlp;
 } block_module;
 
 /* y = residual + drop(x). Ends x, an attention's or MLP's output, which nothing keeps. */
@@ -20,7 +26,60 @@ static ar_status add(const ari_dropout *d, ar_ctx *ctx, ar_tensor *y, const ar_t
     return AR_OK;
 }
 
-/* dy as it reaches an attention or an MLP: a tensor of its own, or dy itself. */
+/* The branch's own input: x itself, or normalised. */
+static ar_status enter(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *in, const ar_tensor *x,
+                       const ar_batch *batch)
+{
+    *in = *x;
+    return b->before ? ar_module_forward(b->before, ctx, saved, in, x, batch) : AR_OK;
+}
+
+/* y = x + what the branch makes of `in`. */
+static ar_status make(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                      const ar_tensor *in, const ar_batch *batch)
+{
+    ar_tensor made, normed;
+    AR_TRY(ar_module_forward(b->of, ctx, saved, &made, in, batch));
+    if (!b->after)
+        return add(&b->dropout, ctx, y, x, &made);
+    AR_TRY(ar_module_forward(b->after, ctx, saved, &normed, &made, batch));
+    return add(&b->dropout, ctx, y, x, &normed);
+}
+
+/* r = x + attention, and the MLP's input. */
+static ar_status up_to_mlp(block_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *r, ar_tensor *in,
+                           const ar_tensor *x, const ar_batch *batch)
+{
+    ar_tensor first;
+    AR_TRY(enter(&m->attention, ctx, saved, &first, x, batch));
+    AR_TRY(make(&m->attention, ctx, saved, r, x, &first, batch));
+    AR_TRY(ari_tap_tokens(ctx, m->base.name, "attn_residual", 'f', r));
+    return enter(&m->mlp, ctx, saved, in, r, batch);
+}
+
+static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                         const ar_batch *batch)
+{
+    block_module *m = (block_module *)base;
+    ar_tensor r, in;
+    AR_TRY(up_to_mlp(m, ctx, saved, &r, &in, x, batch));
+    AR_TRY(make(&m->mlp, ctx, saved, y, &r, &in, batch));
+    return ari_tap_tokens(ctx, base->name, NULL, 'f', y);
+}
+
+/* The norm of what the MLP makes needs that: then nothing of the MLP is left out. */
+static ar_status again(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
+{
+    block_module *m = (block_module *)base;
+    ar_tensor r, in, made, normed;
+    AR_TRY(up_to_mlp(m, ctx, saved, &r, &in, x, batch));
+    if (!m->mlp.after)
+        return ar_module_again(m->mlp.of, ctx, saved, &in, batch);
+    AR_TRY(ar_module_forward(m->mlp.of, ctx, saved, &made, &in, batch));
+    return ar_module_forward(m->mlp.after, ctx, saved, &normed, &made, batch);
+}
+
+/* dy as it reaches the branch before its dropout: a tensor of its own, or dy itself. */
 static ar_status drop_backward(const ari_dropout *d, ar_ctx *ctx, ar_tensor *dropped, const ar_tensor *dy)
 {
     *dropped = *dy;
@@ -30,88 +89,86 @@ static ar_status drop_backward(const ari_dropout *d, ar_ctx *ctx, ar_tensor *dro
     return ari_drop_tokens(d, ctx, 'b', dropped, dy);
 }
 
-static void release_dropped(ar_ctx *ctx, ar_tensor *dropped)
+/* The gradient of what the branch was given, dy being that of what it added to the residual. */
+static ar_status back_through(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *din, const ar_tensor *dy,
+                              const ar_batch *batch)
 {
-    if (ari_dropout_on(ctx))
-        ar_ctx_release(ctx, dropped);
+    ar_tensor dropped, normed;
+    AR_TRY(drop_backward(&b->dropout, ctx, &dropped, dy));
+    normed = dropped;
+    if (b->after)
+        AR_TRY(ar_module_backward(b->after, ctx, saved, &normed, &dropped, batch));
+    AR_TRY(ar_module_backward(b->of, ctx, saved, din, &normed, batch));
+    ari_release_placed(ctx, &normed, &dropped);
+    ari_release_placed(ctx, &dropped, dy);
+    return AR_OK;
 }
 
-/* r = x + attention(norm1(x)), and norm2(r). */
-static ar_status up_to_mlp(block_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *r, ar_tensor *n2,
-                           const ar_tensor *x, const ar_batch *batch)
+/* dx = dy + the gradient through the branch, which ends. */
+static ar_status back_past(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *din,
+                           const ar_tensor *dy)
 {
-    ar_tensor n1, a;
-    AR_TRY(ar_module_forward(m->norm1, ctx, saved, &n1, x, batch));
-    AR_TRY(ar_module_forward(m->attention, ctx, saved, &a, &n1, batch));
-    AR_TRY(add(&m->after_attention, ctx, r, x, &a));
-    AR_TRY(ari_tap_tokens(ctx, m->base.name, "attn_residual", 'f', r));
-    return ar_module_forward(m->norm2, ctx, saved, n2, r, batch);
-}
-
-static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                         const ar_batch *batch)
-{
-    block_module *m = (block_module *)base;
-    ar_tensor r, n2, f;
-    AR_TRY(up_to_mlp(m, ctx, saved, &r, &n2, x, batch));
-    AR_TRY(ar_module_forward(m->mlp, ctx, saved, &f, &n2, batch));
-    AR_TRY(add(&m->after_mlp, ctx, y, &r, &f));
-    return ari_tap_tokens(ctx, base->name, NULL, 'f', y);
-}
-
-static ar_status again(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
-{
-    block_module *m = (block_module *)base;
-    ar_tensor r, n2;
-    AR_TRY(up_to_mlp(m, ctx, saved, &r, &n2, x, batch));
-    return ar_module_again(m->mlp, ctx, saved, &n2, batch);
+    ar_tensor normed;
+    if (!b->before) {
+        AR_TRY(ari_like(ctx, dx, dy, dy->shape[dy->ndim - 1]));
+        AR_TRY(ARI_KERNEL(ctx, add, dx, dy, din));
+        ar_ctx_release(ctx, din);
+        return AR_OK;
+    }
+    ari_span_begin("%s:bwd", b->before->name);
+    AR_TRY(ari_span_end(ari_norm_backward(b->before, ctx, saved, &normed, dx, din, dy)));
+    AR_TRY(ari_module_done(b->before, ctx));
+    ar_ctx_release(ctx, din);
+    ar_ctx_release(ctx, &normed);
+    return AR_OK;
 }
 
 static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
                           const ar_batch *batch)
 {
     block_module *m = (block_module *)base;
-    ar_tensor dropped, df, dn2, dr, da, dn1, unwanted;
-    AR_TRY(drop_backward(&m->after_mlp, ctx, &dropped, dy));
-    AR_TRY(ar_module_backward(m->mlp, ctx, saved, &df, &dropped, batch));
-    release_dropped(ctx, &dropped);
-    ari_span_begin("%s:bwd", m->norm2->name);
-    AR_TRY(ari_span_end(ari_norm_backward(m->norm2, ctx, saved, &dn2, &dr, &df, dy)));
-    AR_TRY(ari_module_done(m->norm2, ctx));
-    ar_ctx_release(ctx, &df);
-    ar_ctx_release(ctx, &dn2);
+    ar_tensor din, dr, unwanted;
+    AR_TRY(back_through(&m->mlp, ctx, saved, &din, dy, batch));
+    AR_TRY(back_past(&m->mlp, ctx, saved, &dr, &din, dy));
     AR_TRY(ari_tap_tokens(ctx, base->name, "attn_residual", 'b', &dr));
-    AR_TRY(drop_backward(&m->after_attention, ctx, &dropped, &dr));
-    AR_TRY(ar_module_backward(m->attention, ctx, saved, &da, &dropped, batch));
-    release_dropped(ctx, &dropped);
+    AR_TRY(back_through(&m->attention, ctx, saved, &din, &dr, batch));
     if (!dx)
         dx = &unwanted;
-    ari_span_begin("%s:bwd", m->norm1->name);
-    AR_TRY(ari_span_end(ari_norm_backward(m->norm1, ctx, saved, &dn1, dx, &da, &dr)));
-    AR_TRY(ari_module_done(m->norm1, ctx));
-    ar_tensor *const ended[] = {&dr, &da, &dn1};
-    for (size_t i = 0; i < sizeof ended / sizeof *ended; i++)
-        ar_ctx_release(ctx, ended[i]);
+    AR_TRY(back_past(&m->attention, ctx, saved, dx, &din, &dr));
+    ar_ctx_release(ctx, &dr);
     return ari_tap_tokens(ctx, base->name, NULL, 'b', dx);
+}
+
+enum { CHILDREN = 6 };
+
+/* In the order of their first use; NULL: there is none. */
+static void parts_of(const block_module *m, ar_module *all[CHILDREN])
+{
+    const branch *const of[2] = {&m->attention, &m->mlp};
+    for (int i = 0; i < CHILDREN; i++)
+        all[i] = i % 3 == 0 ? of[i / 3]->before : i % 3 == 1 ? of[i / 3]->of : of[i / 3]->after;
 }
 
 static size_t children(const ar_module *base, ar_module **out, size_t cap)
 {
-    const block_module *m = (const block_module *)base;
-    ar_module *const all[4] = {m->norm1, m->attention, m->norm2, m->mlp};
-    for (size_t i = 0; i < 4 && i < cap; i++)
-        out[i] = all[i];
-    return 4;
+    ar_module *all[CHILDREN];
+    size_t n = 0;
+    parts_of((const block_module *)base, all);
+    for (int i = 0; i < CHILDREN; i++) {
+        if (all[i] && n < cap)
+            out[n] = all[i];
+        n += all[i] != NULL;
+    }
+    return n;
 }
 
 static void destroy(ar_module *base)
 {
-    block_module *m = (block_module *)base;
-    ar_module_destroy(m->norm1);
-    ar_module_destroy(m->attention);
-    ar_module_destroy(m->norm2);
-    ar_module_destroy(m->mlp);
-    free(m);
+    ar_module *all[CHILDREN];
+    parts_of((const block_module *)base, all);
+    for (int i = 0; i < CHILDREN; i++)
+        ar_module_destroy(all[i]);
+    free(base);
 }
 
 /* The options of the branches as the block's split has them. */
@@ -123,24 +180,39 @@ static void split_branches(ar_block_options *o)
     o->mlp.split = &o->split->mlp;
 }
 
+/* The norm of a part of the block; NULL where there is none. */
+static ar_status create_norm(ar_module **gives, const block_module *m, ar_ctx *ctx, const ar_block_options *o,
+                             const char *part, ar_placement at)
+{
+    const ari_norm_options norm = {
+        .kind = o->norm, .h = o->attention.hidden, .eps = o->norm_eps, .plus_one = o->norm_plus_one};
+    char name[96];
+    AR_TRY(ari_path(name, sizeof name, m->base.name, part));
+    return ari_norm_create(gives, ctx, name, &norm, (ar_hop){ari_placed_stream(ctx), at});
+}
+
 static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options o)
 {
     const size_t h = o.attention.hidden, positions = o.attention.max_positions;
     const ar_placement stream = ari_placed_stream(ctx);
-    const ar_hop norm1 = {stream, o.split ? o.split->norm1 : stream},
-                 norm2 = {stream, o.split ? o.split->norm2 : stream};
+    const bool before = o.norm_place != AR_NORM_AFTER, after = o.norm_place != AR_NORM_BEFORE;
     char name[96];
     split_branches(&o);
-    AR_TRY(ari_path(name, sizeof name, m->base.name, o.norm1 ? o.norm1 : "norm1"));
-    AR_TRY(ari_norm_create(&m->norm1, ctx, name, o.norm, h, o.norm_eps, norm1));
+    if (before)
+        AR_TRY(create_norm(&m->attention.before, m, ctx, &o, o.norm1 ? o.norm1 : "norm1",
+                           o.split ? o.split->norm1 : stream));
     AR_TRY(ari_path(name, sizeof name, m->base.name, o.attention_name ? o.attention_name : "attention"));
-    AR_TRY(ar_attention_create(&m->attention, ctx, name, &o.attention));
-    AR_TRY(ari_dropout_init(&m->after_attention, name, ARI_DROPPED_ATTENTION, h, positions));
-    AR_TRY(ari_path(name, sizeof name, m->base.name, o.norm2 ? o.norm2 : "norm2"));
-    AR_TRY(ari_norm_create(&m->norm2, ctx, name, o.norm, h, o.norm_eps, norm2));
+    AR_TRY(ar_attention_create(&m->attention.of, ctx, name, &o.attention));
+    AR_TRY(ari_dropout_init(&m->attention.dropout, name, ARI_DROPPED_ATTENTION, h, positions));
+    if (after)
+        AR_TRY(create_norm(&m->attention.after, m, ctx, &o, o.attention_norm ? o.attention_norm : "attention_norm",
+                           stream));
+    if (before)
+        AR_TRY(create_norm(&m->mlp.before, m, ctx, &o, o.norm2 ? o.norm2 : "norm2", o.split ? o.split->norm2 : stream));
     AR_TRY(ari_path(name, sizeof name, m->base.name, o.mlp_name ? o.mlp_name : "mlp"));
-    AR_TRY(ari_dropout_init(&m->after_mlp, name, ARI_DROPPED_MLP, h, positions));
-    return ar_mlp_create(&m->mlp, ctx, name, &o.mlp);
+    AR_TRY(ari_dropout_init(&m->mlp.dropout, name, ARI_DROPPED_MLP, h, positions));
+    AR_TRY(ar_mlp_create(&m->mlp.of, ctx, name, &o.mlp));
+    return after ? create_norm(&m->mlp.after, m, ctx, &o, o.mlp_norm ? o.mlp_norm : "mlp_norm", stream) : AR_OK;
 }
 
 ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o)
@@ -156,7 +228,7 @@ ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, cons
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
     const ar_status st = create_children(m, ctx, *o);
     if (st == AR_OK && recomputes && ctx->recompute.what == AR_RECOMPUTE_SELECTIVE)
-        ar_module_recompute(m->attention);
+        ar_module_recompute(m->attention.of);
     if (st == AR_OK && recomputes && ctx->recompute.what == AR_RECOMPUTE_FULL)
         ar_module_recompute(&m->base);
     return ari_module_end(gives, &m->base, st);

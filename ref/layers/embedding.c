@@ -11,6 +11,7 @@ struct ar_embedding {
     size_t start, rows; /* this rank's ids */
     size_t columns;     /* and features of them */
     bool learned;
+    float scale; /* of the rows; 0: they stay */
     char token_name[96], sum_name[96];
     ari_dropout dropout; /* of the sum */
     ar_param token, position;
@@ -91,6 +92,11 @@ void ar_embedding_destroy(ar_embedding *e)
     ar_param_fini(&e->token);
     ar_param_fini(&e->position);
     free(e);
+}
+
+void ar_embedding_scale(ar_embedding *e, double factor)
+{
+    e->scale = (float)factor;
 }
 
 ar_param *ar_embedding_token(ar_embedding *e)
@@ -255,6 +261,8 @@ ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
         ar_param_use(&e->token);
     if (saved && e->learned)
         ar_param_use(&e->position);
+    if (e->scale > 0.0f)
+        AR_TRY(ARI_KERNEL(ctx, scale, &token, &token, e->scale));
     AR_TRY(ari_tap_tokens(ctx, e->token_name, NULL, 'f', &token));
     *y = token;
     if (!e->learned)
@@ -263,6 +271,15 @@ ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
     if (ari_dropout_on(ctx))
         return ari_drop_tokens(&e->dropout, ctx, 'f', y, y);
     return ari_tap_tokens(ctx, e->sum_name, NULL, 'f', y);
+}
+
+/* In place, unless they are dy itself. */
+static ar_status scale_terms(const ar_embedding *e, ar_ctx *ctx, ar_tensor *terms, const ar_tensor *dy)
+{
+    const ar_tensor from = *terms;
+    if (from.data.ptr == dy->data.ptr)
+        AR_TRY(ar_like(ctx, terms, &from));
+    return ARI_KERNEL(ctx, scale, terms, &from, e->scale);
 }
 
 /* A token's row may be on any rank: each gets the gradients of all positions, in the order of its row numbers. */
@@ -275,6 +292,8 @@ static ar_status token_gradient(ar_embedding *e, ar_ctx *ctx, const ar_tensor *d
     } else if (ari_ctx_sp(ctx)) {
         AR_TRY(ari_gather_rank_major(ctx, &terms, dy, e->token.name));
     }
+    if (e->scale > 0.0f)
+        AR_TRY(scale_terms(e, ctx, &terms, dy));
     AR_TRY(ctx->arith->grad_rows(ctx, &e->token, &terms, ar_const(row_of->data)));
     ari_release_rows(ctx, &terms, dy);
     return AR_OK;

@@ -12,7 +12,11 @@ struct ar_lm_head {
     ari_linear linear;
     ari_cross_entropy entropy;
     ar_param loss; /* of which only the gradient is used */
+    double cap;    /* of the logits; 0: none */
 };
+
+enum { SAVED_LOGITS };
+static const char CAPPED[] = "capped"; /* the part of the head's path */
 
 /* Whether the loss works on shards of the logits. */
 static bool loss_parallel(const ar_lm_head *l)
@@ -53,6 +57,11 @@ void ar_lm_head_destroy(ar_lm_head *l)
     ari_linear_fini(&l->linear);
     ar_param_fini(&l->loss);
     free(l);
+}
+
+void ar_lm_head_cap(ar_lm_head *l, double cap)
+{
+    l->cap = cap;
 }
 
 ar_param *ar_lm_head_weight(ar_lm_head *l)
@@ -123,6 +132,13 @@ ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const 
     if (loss_parallel(l))
         AR_TRY(ari_fault_logits(ctx, &logits, l->entropy.owned));
     AR_TRY(tap_logits(l, ctx, NULL, 'f', &logits));
+    if (l->cap > 0.0) {
+        const ar_tensor bare = logits;
+        AR_TRY(ar_saved_push(saved, l, SAVED_LOGITS, &bare));
+        AR_TRY(ar_like(ctx, &logits, &bare));
+        AR_TRY(ARI_KERNEL(ctx, softcap, &logits, &bare, 1.0f, l->cap));
+        AR_TRY(tap_logits(l, ctx, CAPPED, 'f', &logits));
+    }
     return add_terms(l, ctx, saved, &logits, batch);
 }
 
@@ -132,6 +148,13 @@ ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_te
     ar_tensor dlogits;
     ar_ctx_place(ctx, batch);
     AR_TRY(ari_cross_entropy_backward(&l->entropy, ctx, saved, &dlogits, (double)targets / ctx->loss_scale, true));
+    if (l->cap > 0.0) {
+        ar_tensor bare;
+        AR_TRY(tap_logits(l, ctx, CAPPED, 'b', &dlogits));
+        AR_TRY(ar_saved_pop(saved, l, SAVED_LOGITS, &bare));
+        AR_TRY(ARI_KERNEL(ctx, softcap_backward, &dlogits, &dlogits, &bare, 1.0f, l->cap));
+        ar_ctx_release(ctx, &bare);
+    }
     AR_TRY(tap_logits(l, ctx, "logits", 'b', &dlogits));
     AR_TRY(ari_linear_backward(&l->linear, ctx, saved, dx, &dlogits, l->name, NULL));
     ar_ctx_release(ctx, &dlogits);

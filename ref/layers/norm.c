@@ -16,6 +16,17 @@ static ar_status check_norm(ar_norm_kind kind, const ar_tensor *x, const ar_para
     return offset ? ari_check_vector(offset, x) : AR_OK;
 }
 
+/* What a norm multiplies by: the weight itself, or 1 more, in memory of the step that ari_release_placed ends. */
+static ar_status gain_of(ar_ctx *ctx, ar_tensor *gain, const ar_param *weight)
+{
+    *gain = weight->value;
+    if (!weight->plus_one)
+        return AR_OK;
+    AR_TRY(ar_ctx_tensor(ctx, gain, AR_F32, 1, weight->value.shape));
+    AR_TRY(ARI_KERNEL(ctx, fill, gain, 1.0f));
+    return ARI_KERNEL(ctx, add, gain, gain, &weight->value);
+}
+
 ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_saved *saved, const ar_tensor *x,
                           const ar_param *gain, const ar_param *offset, double eps)
 {
@@ -26,8 +37,12 @@ ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_
     AR_TRY(ar_like(ctx, y, x));
     AR_TRY(ar_ctx_tensor(ctx, &saved->mean, AR_F64, 1, &rows));
     AR_TRY(ar_ctx_tensor(ctx, &saved->rstd, AR_F32, 1, &rows));
-    return ARI_KERNEL(ctx, norm_forward, kind, y, saved->mean.data, saved->rstd.data, x, ar_const(gain->value.data),
-                      offset ? ar_const(offset->value.data) : (ar_cbuf){NULL}, eps);
+    ar_tensor by;
+    AR_TRY(gain_of(ctx, &by, gain));
+    AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, y, saved->mean.data, saved->rstd.data, x, ar_const(by.data),
+                      offset ? ar_const(offset->value.data) : (ar_cbuf){NULL}, eps));
+    ari_release_placed(ctx, &by, &gain->value);
+    return AR_OK;
 }
 
 static ar_status check_saved(const ar_norm_saved *s, const ar_tensor *x, const char *name)
@@ -40,24 +55,38 @@ static ar_status check_saved(const ar_norm_saved *s, const ar_tensor *x, const c
                         name, ar_tensor_count(&s->mean), ar_tensor_count(&s->rstd), rows);
 }
 
-ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *dx, ar_tensor *sum, const ar_tensor *dy,
-                           const ar_tensor *x, const ar_norm_saved *saved, ar_param *gain, ar_param *offset,
-                           const ar_tensor *residual)
+ar_status ari_norm_gradients(ar_ctx *ctx, ar_norm_kind kind, const ar_tensor *dx, const ar_tensor *sum,
+                             const ar_tensor *dy, const ar_tensor *x, const ar_norm_saved *saved, ar_param *gain,
+                             ar_param *offset, const ar_tensor *residual, bool counts)
 {
     ar_row_sum of_gain, of_offset = {.t = {NULL}};
+    ar_tensor by;
     AR_TRY(check_norm(kind, x, gain, offset));
     AR_TRY(check_saved(saved, x, gain->name));
     AR_TRY(ari_check_rows("a norm's gradient", dy, x));
     if (residual)
         AR_TRY(ari_check_rows("the gradient that goes past a norm", residual, x));
-    AR_TRY(ar_like(ctx, dx, x));
-    if (residual)
-        AR_TRY(ar_like(ctx, sum, x));
     AR_TRY(ctx->arith->grad_sum(ctx, gain, &of_gain));
     if (offset)
         AR_TRY(ctx->arith->grad_sum(ctx, offset, &of_offset));
-    return ARI_KERNEL(ctx, norm_backward, kind, dx, sum, dy, x, ar_const(saved->mean.data), ar_const(saved->rstd.data),
-                      ar_const(gain->value.data), residual, &of_gain, &of_offset);
+    if (!counts)
+        of_gain = of_offset = (ar_row_sum){.t = {NULL}};
+    AR_TRY(gain_of(ctx, &by, gain));
+    AR_TRY(ARI_KERNEL(ctx, norm_backward, kind, dx, sum, dy, x, ar_const(saved->mean.data), ar_const(saved->rstd.data),
+                      ar_const(by.data), residual, &of_gain, &of_offset));
+    ari_release_placed(ctx, &by, &gain->value);
+    return AR_OK;
+}
+
+ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *dx, ar_tensor *sum, const ar_tensor *dy,
+                           const ar_tensor *x, const ar_norm_saved *saved, ar_param *gain, ar_param *offset,
+                           const ar_tensor *residual)
+{
+    AR_TRY(check_norm(kind, x, gain, offset));
+    AR_TRY(ar_like(ctx, dx, x));
+    if (residual)
+        AR_TRY(ar_like(ctx, sum, x));
+    return ari_norm_gradients(ctx, kind, dx, sum, dy, x, saved, gain, offset, residual, true);
 }
 
 /* --- the layer ---------------------------------------------------------------------------------------------------- */
@@ -156,32 +185,45 @@ static void destroy(ar_module *base)
     free(m);
 }
 
-static ar_status init_param(ar_param *p, ar_ctx *ctx, const norm_module *m, const char *part, ar_init_scheme init)
+ar_status ari_norm_gain_init(ar_param *p, ar_ctx *ctx, const char *name, size_t h, bool plus_one)
 {
-    AR_TRY(ar_param_init_whole(p, ctx, m->base.name, part, 1, &m->h, init));
-    p->spread =
-        ar_comm_size(ctx->tp) > 1 && ari_placed_by_tokens(m->hop.to) && !ar_faulty(ctx, AR_FAULT_sp_norm_grad_local);
+    AR_TRY(ar_param_init_whole(p, ctx, name, "weight", 1, &h, plus_one ? AR_INIT_ZEROS : AR_INIT_ONES));
+    p->plus_one = plus_one;
     return AR_OK;
 }
 
-ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h, double eps,
-                          ar_hop hop)
+static void set_spread(ar_param *p, const ar_ctx *ctx, const norm_module *m)
+{
+    p->spread =
+        ar_comm_size(ctx->tp) > 1 && ari_placed_by_tokens(m->hop.to) && !ar_faulty(ctx, AR_FAULT_sp_norm_grad_local);
+}
+
+static ar_status init_params(norm_module *m, ar_ctx *ctx, bool plus_one)
+{
+    AR_TRY(ari_norm_gain_init(&m->weight, ctx, m->base.name, m->h, plus_one));
+    set_spread(&m->weight, ctx, m);
+    if (m->kind != AR_NORM_LAYER)
+        return AR_OK;
+    AR_TRY(ar_param_init_whole(&m->bias, ctx, m->base.name, "bias", 1, &m->h, AR_INIT_UNIFORM_BIAS));
+    set_spread(&m->bias, ctx, m);
+    return AR_OK;
+}
+
+ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, const ari_norm_options *o, ar_hop hop)
 {
     static const ar_module_ops ops = {
         .kind = "norm", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
     norm_module *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
-    m->kind = kind;
-    m->h = h;
-    m->eps = eps;
+    m->kind = o->kind;
+    m->h = o->h;
+    m->eps = o->eps;
     m->hop = hop;
-    ar_status st = init_param(&m->weight, ctx, m, "weight", AR_INIT_ONES);
-    if (st == AR_OK && kind == AR_NORM_LAYER)
-        st = init_param(&m->bias, ctx, m, "bias", AR_INIT_UNIFORM_BIAS);
-    return ari_module_end(gives, &m->base, st);
+    return ari_module_end(gives, &m->base, init_params(m, ctx, o->plus_one));
 }
 
 ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h, double eps)
 {
-    return ari_norm_create(gives, ctx, name, kind, h, eps, (ar_hop){ari_placed_stream(ctx), ari_placed_stream(ctx)});
+    const ari_norm_options o = {.kind = kind, .h = h, .eps = eps};
+    return ari_norm_create(gives, ctx, name, &o, (ar_hop){ari_placed_stream(ctx), ari_placed_stream(ctx)});
 }

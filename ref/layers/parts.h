@@ -222,10 +222,23 @@ void ari_later_drop(ar_ctx *ctx, ari_later *l);
 /** ar_param_done of the module's own parameters, for a layer that a caller runs without ar_module_backward. */
 AR_NODISCARD ar_status ari_module_done(ar_module *m, ar_ctx *ctx);
 
+typedef struct ari_norm_options {
+    ar_norm_kind kind;
+    size_t h;
+    double eps;
+    bool plus_one; /* the gain is 1 + the weight */
+} ari_norm_options;
 /** A norm that works on values placed as hop.to, whole or by tokens, of an input placed as hop.from; ar_norm_create has
  *  both as what is between the branches. Errors: those. */
-AR_NODISCARD ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h,
-                                       double eps, ar_hop hop);
+AR_NODISCARD ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, const ari_norm_options *o,
+                                       ar_hop hop);
+/** name.weight [h] of a norm, replicated. */
+AR_NODISCARD ar_status ari_norm_gain_init(ar_param *p, ar_ctx *ctx, const char *name, size_t h, bool plus_one);
+/** ar_norm_backward into dx and sum, which the caller gives: dx may be dy. counts: this rank's rows are terms of the
+ *  gradients of gain and offset. Errors: those. */
+AR_NODISCARD ar_status ari_norm_gradients(ar_ctx *ctx, ar_norm_kind kind, const ar_tensor *dx, const ar_tensor *sum,
+                                          const ar_tensor *dy, const ar_tensor *x, const ar_norm_saved *saved,
+                                          ar_param *gain, ar_param *offset, const ar_tensor *residual, bool counts);
 /** Backward with the residual in the same pass: dx = the norm's own gradient (tapped), *sum = residual + dx, both
  *  placed as its input. residual NULL: sum is not written. */
 AR_NODISCARD ar_status ari_norm_backward(ar_module *norm, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *sum,

@@ -11,11 +11,15 @@ static void name_parts(const ari_family *f, ar_block_options *o)
     const bool fused = ari_part_path(f, ARI_QKV) != NULL, gated = ari_part_path(f, ARI_GATE) != NULL;
     o->norm1 = ari_part_path(f, ARI_NORM1);
     o->norm2 = ari_part_path(f, ARI_NORM2);
+    o->attention_norm = ari_part_path(f, ARI_ATTENTION_NORM);
+    o->mlp_norm = ari_part_path(f, ARI_MLP_NORM);
     o->attention_name = f->attention;
     o->mlp_name = f->mlp;
     o->attention.q = ari_part_leaf(f, fused ? ARI_QKV : ARI_Q);
     o->attention.k = ari_part_leaf(f, ARI_K);
     o->attention.v = ari_part_leaf(f, ARI_V);
+    o->attention.q_norm = ari_part_leaf(f, ARI_Q_NORM);
+    o->attention.k_norm = ari_part_leaf(f, ARI_K_NORM);
     o->attention.out = ari_part_leaf(f, ARI_OUT);
     o->mlp.first = ari_part_leaf(f, gated ? ARI_GATE : ARI_FIRST);
     o->mlp.up = ari_part_leaf(f, ARI_UP);
@@ -25,7 +29,11 @@ static void name_parts(const ari_family *f, ar_block_options *o)
 ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o, char *name, size_t cap)
 {
     const ari_family *f = ari_family_of(c->arch);
-    *o = (ar_block_options){.norm = c->norm, .norm_eps = c->norm_eps, .index = layer};
+    *o = (ar_block_options){.norm = c->norm,
+                            .norm_eps = c->norm_eps,
+                            .norm_place = c->norm_place,
+                            .norm_plus_one = c->norm_plus_one,
+                            .index = layer};
     o->attention = (ar_attention_options){.hidden = c->hidden,
                                           .heads = c->heads,
                                           .kv_heads = c->kv_heads,
@@ -35,7 +43,12 @@ ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o,
                                           .causal = c->causal,
                                           .window = ar_config_window(c, layer),
                                           .rope = *ar_config_layer_rope(c, layer),
-                                          .max_positions = c->max_positions};
+                                          .max_positions = c->max_positions,
+                                          .qk_norm = c->qk_norm,
+                                          .norm_plus_one = c->norm_plus_one,
+                                          .norm_eps = c->norm_eps,
+                                          .query_scalar = c->query_scalar,
+                                          .score_cap = c->score_cap};
     o->mlp = (ar_mlp_options){.hidden = c->hidden,
                               .ffn = c->ffn,
                               .activation = c->activation,

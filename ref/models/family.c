@@ -52,6 +52,44 @@ static const ari_family families[] = {
                                 {ARI_NORM2, "ln2"},
                                 {ARI_FIRST, "mlp.w1"},
                                 {ARI_DOWN, "mlp.w2"}}},
+    [AR_ARCH_QWEN3] = {.blocks = "model.layers",
+                       .attention = "self_attn",
+                       .mlp = "mlp",
+                       .embedded = "model.embed_tokens",
+                       .part = {{ARI_TOKENS, "model.embed_tokens"},
+                                {ARI_NORM1, "input_layernorm"},
+                                {ARI_Q, "self_attn.q_proj"},
+                                {ARI_K, "self_attn.k_proj"},
+                                {ARI_V, "self_attn.v_proj"},
+                                {ARI_Q_NORM, "self_attn.q_norm"},
+                                {ARI_K_NORM, "self_attn.k_norm"},
+                                {ARI_OUT, "self_attn.o_proj"},
+                                {ARI_NORM2, "post_attention_layernorm"},
+                                {ARI_GATE, "mlp.gate_proj"},
+                                {ARI_UP, "mlp.up_proj"},
+                                {ARI_DOWN, "mlp.down_proj"},
+                                {ARI_FINAL_NORM, "model.norm"},
+                                {ARI_HEAD, "lm_head"}}},
+    [AR_ARCH_OLMO2] = {.blocks = "model.layers",
+                       .attention = "self_attn",
+                       .mlp = "mlp",
+                       .embedded = "model.embed_tokens",
+                       .part = {{ARI_TOKENS, "model.embed_tokens"},
+                                {ARI_NORM1, "input_layernorm"},
+                                {ARI_Q, "self_attn.q_proj"},
+                                {ARI_K, "self_attn.k_proj"},
+                                {ARI_V, "self_attn.v_proj"},
+                                {ARI_Q_NORM, "self_attn.q_norm"},
+                                {ARI_K_NORM, "self_attn.k_norm"},
+                                {ARI_OUT, "self_attn.o_proj"},
+                                {ARI_ATTENTION_NORM, "post_attention_layernorm"},
+                                {ARI_NORM2, "pre_feedforward_layernorm"},
+                                {ARI_GATE, "mlp.gate_proj"},
+                                {ARI_UP, "mlp.up_proj"},
+                                {ARI_DOWN, "mlp.down_proj"},
+                                {ARI_MLP_NORM, "post_feedforward_layernorm"},
+                                {ARI_FINAL_NORM, "model.norm"},
+                                {ARI_HEAD, "lm_head"}}},
 };
 
 static const ari_part_kind kinds[ARI_ROLES] = {
@@ -62,12 +100,16 @@ static const ari_part_kind kinds[ARI_ROLES] = {
     [ARI_Q] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_QUERY_HEADS, ARI_HIDDEN},
     [ARI_K] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_KV_HEADS, ARI_HIDDEN},
     [ARI_V] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_KV_HEADS, ARI_HIDDEN},
+    [ARI_Q_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_NORMED_QUERIES, ARI_NO_EXTENT},
+    [ARI_K_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_NORMED_KEYS, ARI_NO_EXTENT},
     [ARI_OUT] = {ARI_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_QUERY_HEADS},
+    [ARI_ATTENTION_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_NORM2] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_FIRST] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
     [ARI_GATE] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
     [ARI_UP] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
     [ARI_DOWN] = {ARI_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_FFN},
+    [ARI_MLP_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_FINAL_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_HEAD] = {ARI_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
 };
@@ -168,14 +210,25 @@ void ari_role_path(char *out, size_t cap, ar_arch arch, const char *layer, ari_r
 
 /* --- the parameters of a model ------------------------------------------------------------------------------------ */
 
-/* Whether a model of this config has the part as parameters of its own. */
-static bool part_present(const ar_config *c, ari_role role)
+bool ari_part_present(const ar_config *c, ari_role role)
 {
-    if (role == ARI_POSITIONS)
+    switch (role) {
+    case ARI_POSITIONS:
         return c->learned_positions;
-    if (role == ARI_FINAL_NORM)
+    case ARI_NORM1:
+    case ARI_NORM2:
+        return ar_config_norm_before(c);
+    case ARI_ATTENTION_NORM:
+    case ARI_MLP_NORM:
+        return ar_config_norm_after(c);
+    case ARI_Q_NORM:
+    case ARI_K_NORM:
+        return c->qk_norm != AR_QK_NORM_NONE;
+    case ARI_FINAL_NORM:
         return c->final_norm;
-    return role != ARI_HEAD || !c->tied;
+    default:
+        return role != ARI_HEAD || !c->tied;
+    }
 }
 
 static bool part_has_bias(const ar_config *c, ari_role role)
@@ -192,6 +245,7 @@ static bool part_has_bias(const ar_config *c, ari_role role)
 static size_t extent_of(const ar_config *c, ari_shape_extent e)
 {
     const size_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    const bool by_head = c->qk_norm == AR_QK_NORM_HEAD;
     const size_t extents[] = {[ARI_NO_EXTENT] = 0,
                               [ARI_HIDDEN] = c->hidden,
                               [ARI_FFN] = c->ffn,
@@ -199,6 +253,8 @@ static size_t extent_of(const ar_config *c, ari_shape_extent e)
                               [ARI_POSITION_ROWS] = c->max_positions,
                               [ARI_QUERY_HEADS] = q,
                               [ARI_KV_HEADS] = kv,
+                              [ARI_NORMED_QUERIES] = by_head ? c->head_dim : q,
+                              [ARI_NORMED_KEYS] = by_head ? c->head_dim : kv,
                               [ARI_PACKED_HEADS] = 3 * q};
     return extents[e];
 }
@@ -228,7 +284,7 @@ static ar_status visit_part(const walk *w, const ari_family_part *p, const char 
 static ar_status visit_section(const walk *w, ari_section section, const char *block)
 {
     for (const ari_family_part *p = ari_family_of(w->config->arch)->part; p->path; p++) {
-        if (ari_section_of(p->role) == section && part_present(w->config, p->role))
+        if (ari_section_of(p->role) == section && ari_part_present(w->config, p->role))
             AR_TRY(visit_part(w, p, block));
     }
     return AR_OK;

@@ -27,6 +27,8 @@ typedef enum ari_shape_extent {
     ARI_POSITION_ROWS,
     ARI_QUERY_HEADS,
     ARI_KV_HEADS,
+    ARI_NORMED_QUERIES, /* a head's features, or those of all */
+    ARI_NORMED_KEYS,
     ARI_PACKED_HEADS /* q | k | v, of as many heads each */
 } ari_shape_extent;
 
@@ -50,13 +52,15 @@ typedef struct ari_family {
     const char *embedded;        /* what the first block gets: under this name it is tapped */
     const char *prefix;          /* that files may leave out of all names; NULL: none */
     bool transposed;             /* linear layers store [in, out]: those, and only those, with ARI_QKV */
-    ari_family_part part[16];    /* in the order of first use; a path of NULL ends them */
+    ari_family_part part[18];    /* in the order of first use; a path of NULL ends them */
 } ari_family;
 /** Static storage. */
 const ari_family *ari_family_of(ar_arch arch);
 /** All of them, one after the other; NULL after the last. */
 const ari_family *ari_family_at(size_t i);
 
+/** Whether a model of this config has a part of its family, as parameters of its own. */
+bool ari_part_present(const ar_config *c, ari_role role);
 /** The path of a family's part; NULL: it has none. */
 const char *ari_part_path(const ari_family *f, ari_role role);
 /** Its last component: "q_proj". */

@@ -70,6 +70,7 @@ static ar_status create_embedding(ar_model *m, ar_ctx *ctx, ar_embedding_split s
         return AR_OK;
     AR_TRY(ar_embedding_create(&m->embedding, ctx, split, ari_part_path(f, ARI_TOKENS), c->vocab, c->hidden,
                                c->initializer_range, positions, c->max_positions, f->embedded));
+    ar_embedding_scale(m->embedding, c->embed_scale);
     ar_embedding_token(m->embedding)->ends = m->ranks > 1 && c->tied;
     return AR_OK;
 }
@@ -106,15 +107,18 @@ static ar_status create_end(ar_model *m, ar_ctx *ctx, const ar_outer_split *spli
 {
     const ar_config *c = &m->config;
     const char *head = ari_part_path(f, ARI_HEAD);
+    const ari_norm_options norm = {.kind = c->norm, .h = c->hidden, .eps = c->norm_eps, .plus_one = c->norm_plus_one};
     if (!m->last)
         return AR_OK;
     if (c->final_norm)
-        AR_TRY(ari_norm_create(&m->final_norm, ctx, ari_part_path(f, ARI_FINAL_NORM), c->norm, c->hidden, c->norm_eps,
+        AR_TRY(ari_norm_create(&m->final_norm, ctx, ari_part_path(f, ARI_FINAL_NORM), &norm,
                                (ar_hop){ari_placed_stream(ctx), split->final_norm}));
     if (!head)
         return ari_loss_init(&m->sum, ctx, ari_ctx_sp(ctx));
-    return ar_lm_head_create(&m->head, ctx, &split->head, head, c->vocab, c->hidden,
-                             c->tied ? ar_embedding_token(m->embedding) : NULL);
+    AR_TRY(ar_lm_head_create(&m->head, ctx, &split->head, head, c->vocab, c->hidden,
+                             c->tied ? ar_embedding_token(m->embedding) : NULL));
+    ar_lm_head_cap(m->head, c->logit_cap);
+    return AR_OK;
 }
 
 /* The context's pipeline may not be one that ar_parallel_check has seen. */

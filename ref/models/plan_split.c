@@ -340,6 +340,22 @@ static ar_status split_norm(const view *v, ari_role role, ar_placement *at)
     return rule ? check_declared(v, rule, role, v->stream, *at) : AR_OK;
 }
 
+/* Norms whose place follows from what they are of: heads where those are, what is added to the residual where that is. */
+static const ari_role where_fixed[] = {ARI_Q_NORM, ARI_K_NORM, ARI_ATTENTION_NORM, ARI_MLP_NORM};
+
+static ar_status check_fixed_norm(const view *v, ari_role role)
+{
+    ar_placement at = v->stream;
+    if (!ari_part_path(v->f, role) || !ari_part_present(v->c, role))
+        return AR_OK;
+    if (role == ARI_Q_NORM || role == ARI_K_NORM)
+        return style_of(v, role) == AR_STYLE_REPLICATE ? AR_OK : misfit(v, role, "a norm of heads is replicate");
+    AR_TRY(split_norm(v, role, &at));
+    return ari_placed_alike(at, v->stream)
+               ? AR_OK
+               : misfit(v, role, "what is added to the residual is in sequence style, as that is");
+}
+
 ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool sequence, ar_block_split *split)
 {
     const view v = view_of(p, c, layer, sequence);
@@ -351,8 +367,13 @@ ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool
             .norm1 = v.stream, .norm2 = v.stream, .attention = usual, .mlp = column_row ? usual : other};
         return AR_OK;
     }
-    AR_TRY(split_norm(&v, ARI_NORM1, &split->norm1));
-    AR_TRY(split_norm(&v, ARI_NORM2, &split->norm2));
+    split->norm1 = split->norm2 = v.stream;
+    for (size_t i = 0; i < sizeof where_fixed / sizeof *where_fixed; i++)
+        AR_TRY(check_fixed_norm(&v, where_fixed[i]));
+    if (ar_config_norm_before(c)) {
+        AR_TRY(split_norm(&v, ARI_NORM1, &split->norm1));
+        AR_TRY(split_norm(&v, ARI_NORM2, &split->norm2));
+    }
     AR_TRY(split_branch(&v, true, split->norm1, &split->attention));
     return split_branch(&v, false, split->norm2, &split->mlp);
 }

@@ -62,10 +62,24 @@ ARI_FN float ari_rmsnorm_dx(float g, double b, float xhat, float rstd)
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
-/** fl32(1/sqrt(head_dim)). */
-ARI_FN float ari_softmax_scale(size_t head_dim)
+/** fl32(1/sqrt(n)), n the features of a head or what the model has in their place. */
+ARI_FN float ari_softmax_scale(double n)
 {
-    return ari_round32(1.0 / sqrt((double)head_dim));
+    return ari_round32(1.0 / sqrt(n));
+}
+
+/** fl32(c*tanh(fl32(x*scale)/c)), in binary64 behind the inner rounding. */
+ARI_FN float ari_softcap32(float x, float scale, double cap)
+{
+    return ari_round32(cap * ari_tanh64((double)ari_mul32(x, scale) / cap));
+}
+
+/** dx = fl32(fl32(dy*(1 - t*t))*scale), t the tangent above; +0 where dy is a zero, whatever x is. */
+ARI_FN float ari_dsoftcap32(float dy, float x, float scale, double cap)
+{
+    const double t = ari_tanh64((double)ari_mul32(x, scale) / cap);
+    const float inner = (float)((double)dy * ((1.0 - t) * (1.0 + t)));
+    return dy == 0.0f ? 0.0f : ari_canonical32(inner * scale);
 }
 
 /** dS = fl32(fl32(p*(dp - D))*scale), the inner product in binary64. */

@@ -374,21 +374,40 @@ static ar_placement met_by(const ari_walk *w, ari_role role, bool bias)
     case ARI_FINAL_NORM:
         return ari_walk_placed(w->outer.final_norm);
     case ARI_POSITIONS:
+    case ARI_ATTENTION_NORM:
+    case ARI_MLP_NORM:
         return ari_walk_stream(w);
+    case ARI_Q_NORM:
+    case ARI_K_NORM: /* of heads, of which each rank has its own */
+        return ari_walk_by_heads(w) && w->config->qk_norm == AR_QK_NORM_HEAD ? ari_by_features : ari_whole;
     default:
         return bias && cut_of(w, role) == 1 && ari_walk_same(to, ari_by_tokens) ? to : ari_whole;
     }
 }
 
-/* [out, in]; of a norm [hidden]. */
+bool ari_walk_is_norm(ari_role role)
+{
+    return role == ARI_NORM1 || role == ARI_NORM2 || role == ARI_FINAL_NORM || role == ARI_ATTENTION_NORM ||
+           role == ARI_MLP_NORM || role == ARI_Q_NORM || role == ARI_K_NORM;
+}
+
+/* [out, in]; of a norm as many as it has features. */
 static void shape_of(ari_walk *w, ari_op_value *v)
 {
     const ar_config *c = w->config;
     const size_t q = ari_walk_mul(w, c->heads, c->head_dim), kv = ari_walk_mul(w, c->kv_heads, c->head_dim);
     size_t out = c->hidden, in = c->hidden;
     v->ndim = 2;
-    if (v->role == ARI_NORM1 || v->role == ARI_NORM2 || v->role == ARI_FINAL_NORM)
+    if (ari_walk_is_norm(v->role))
         v->ndim = 1;
+    if ((v->role == ARI_Q_NORM || v->role == ARI_K_NORM) && c->qk_norm == AR_QK_NORM_HEAD)
+        out = c->head_dim;
+    else if (v->role == ARI_Q_NORM)
+        out = q;
+    else if (v->role == ARI_K_NORM)
+        out = kv;
+    else if (v->ndim == 1)
+        out = c->hidden;
     else if (v->role == ARI_TOKENS || v->role == ARI_HEAD)
         out = c->vocab;
     else if (v->role == ARI_POSITIONS)
@@ -429,11 +448,11 @@ size_t ari_walk_copies(const ari_walk *w, ari_role role)
 bool ari_walk_has_bias(const ari_walk *w, ari_role role)
 {
     const ar_config *c = w->config;
-    switch (role) {
-    case ARI_NORM1:
-    case ARI_NORM2:
-    case ARI_FINAL_NORM:
+    if (role == ARI_Q_NORM || role == ARI_K_NORM)
+        return false;
+    if (ari_walk_is_norm(role))
         return c->norm == AR_NORM_LAYER;
+    switch (role) {
     case ARI_QKV:
     case ARI_Q:
     case ARI_K:

@@ -226,6 +226,8 @@ AR_NODISCARD ar_status ari_operations_params(const ari_step_case *c, int rank, a
 AR_NODISCARD ar_status ari_operations_buckets(const ari_step_case *c, int rank, ari_operation_visitor visit,
                                               void *user);
 
+/** Whether a parameter's part is a norm. */
+bool ari_walk_is_norm(ari_role role);
 /** Whether the backward pass computes a block, or its attention, again. */
 bool ari_step_recomputes(const ari_step_case *c, size_t layer);
 /** int64 that an exact sum of so many products takes (docs/numerics.md, section 2). */

@@ -57,6 +57,59 @@ static size_t local_elements(ari_walk *w, int n, const ari_op_value *v)
     return sum;
 }
 
+/* Queries, or keys. Of a head a rank has all features; of all heads together each rank gathers those of the others: an
+ * all-gather of the parts of all, in which copies of a head count as often as there are. */
+static ari_op_value gathered_heads(ari_walk *w, ari_role role, size_t heads)
+{
+    const bool together = w->config->qk_norm == AR_QK_NORM_WIDTH;
+    ari_op_value v = head_value(w, heads, role, AS_PROJECTED);
+    if (together) {
+        v.at[ARI_AXIS_TP] = ari_whole;
+        v.copies = 1;
+        ari_walk_place(w, &v);
+    }
+    return v;
+}
+
+/* From the own heads to all of them, or (back) the own ones of them, which moves nothing. */
+static void gather_heads(ari_walk *w, ari_role norm, ari_role of, size_t heads, bool back)
+{
+    const ari_op_value own = head_value(w, heads, of, AS_PROJECTED), all = gathered_heads(w, of, heads);
+    const size_t ranks = w->ranks[ARI_AXIS_TP];
+    if (w->config->qk_norm != AR_QK_NORM_WIDTH || ranks == 1 || !ari_walk_by_heads(w))
+        return;
+    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, norm);
+    op->input[op->inputs++] = back ? all : own;
+    op->output[op->outputs++] = back ? own : all;
+    op->made = op->input[0].at[ARI_AXIS_TP];
+    if (!back)
+        ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, ari_walk_mul(w, ranks, local_elements(w, 1, &own)),
+                      w->activations, ARI_EACH_PASS, norm, "");
+    ari_walk_visit(w);
+}
+
+static void qk_norm(ari_walk *w, ari_role norm, ari_role of, size_t heads)
+{
+    const ari_op_value x = gathered_heads(w, of, heads);
+    gather_heads(w, norm, of, heads, false);
+    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_NORM, norm);
+    op->input[op->inputs++] = op->output[op->outputs++] = x;
+    op->made = x.at[ARI_AXIS_TP];
+    op->weight[op->weights++] = ari_walk_param(w, norm, false);
+    ari_walk_visit(w);
+    if (w->pass == ARI_PASS_BACKWARD && !w->recomputed)
+        ari_walk_weight_gradient(w, norm, false, &x, &x);
+    gather_heads(w, norm, of, heads, true);
+}
+
+void ari_walk_qk_norms(ari_walk *w)
+{
+    if (w->config->qk_norm == AR_QK_NORM_NONE)
+        return;
+    qk_norm(w, ARI_Q_NORM, ARI_Q, w->config->heads);
+    qk_norm(w, ARI_K_NORM, ARI_K, w->config->kv_heads);
+}
+
 void ari_walk_rope(ari_walk *w)
 {
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ROPE, ARI_ATTENTION);

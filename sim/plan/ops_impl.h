@@ -139,6 +139,8 @@ ar_hop ari_walk_back(ar_hop hop);
 void ari_walk_exchange(ari_walk *w, size_t features, ar_placement from, ar_placement to, ari_role role);
 
 /* --- attention (ops_attention.c) ---------------------------------------------------------------------------------- */
+/** Norms of queries and of keys, where the config has them; either pass. */
+void ari_walk_qk_norms(ari_walk *w);
 void ari_walk_rope(ari_walk *w);
 void ari_walk_attend(ari_walk *w);
 void ari_walk_attend_backward(ari_walk *w);
@@ -156,7 +158,7 @@ typedef struct ari_param_part {
     bool bias;
 } ari_param_part;
 
-enum { ARI_PARTS = 20 };
+enum { ARI_PARTS = 24 };
 typedef struct ari_part_list {
     ari_param_part at[ARI_PARTS];
     size_t n;

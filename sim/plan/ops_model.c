@@ -31,6 +31,8 @@ static void dropout(ari_walk *w, ari_role role)
 /* What a norm works on. */
 static ar_placement norm_at(const ari_walk *w, ari_role role)
 {
+    if (role == ARI_ATTENTION_NORM || role == ARI_MLP_NORM)
+        return ari_walk_stream(w);
     return ari_walk_placed(role == ARI_NORM1   ? w->block.norm1
                            : role == ARI_NORM2 ? w->block.norm2
                                                : w->outer.final_norm);
@@ -125,6 +127,7 @@ static branch_ops attention_of(const ari_walk *w)
 static void up_to_context(ari_walk *w, const branch_ops *b)
 {
     begin_branch(w, b);
+    ari_walk_qk_norms(w);
     ari_walk_rope(w);
     ari_walk_attend(w);
 }
@@ -149,6 +152,7 @@ static void attention_backward(ari_walk *w)
     begin_branch_backward(w, &b);
     ari_walk_attend_backward(w);
     ari_walk_rope(w);
+    ari_walk_qk_norms(w);
     end_branch_backward(w, &b);
 }
 
@@ -229,15 +233,35 @@ static void enter_back(ari_walk *w, ar_recompute part, void (*again)(ari_walk *w
     w->pass = ARI_PASS_BACKWARD;
 }
 
+/* The norms of a block that the config has. */
+static bool has_norm(const ari_walk *w, ari_role role)
+{
+    const bool after = role == ARI_ATTENTION_NORM || role == ARI_MLP_NORM;
+    return w->config->norm_place != (after ? AR_NORM_BEFORE : AR_NORM_AFTER);
+}
+
+static void block_norm(ari_walk *w, ari_role role)
+{
+    if (has_norm(w, role))
+        norm(w, role);
+}
+
+static void block_norm_backward(ari_walk *w, ari_role role)
+{
+    if (has_norm(w, role))
+        norm_backward(w, role);
+}
+
 static void up_to_mlp(ari_walk *w)
 {
-    norm(w, ARI_NORM1);
+    block_norm(w, ARI_NORM1);
     enter(w, AR_RECOMPUTE_SELECTIVE);
     attention(w);
     leave(w, AR_RECOMPUTE_SELECTIVE);
+    block_norm(w, ARI_ATTENTION_NORM);
     dropout(w, ARI_OUT_DROPPED);
     elementwise(w, ARI_OPERATION_RESIDUAL, ARI_ATTENTION_SUM, 2);
-    norm(w, ARI_NORM2);
+    block_norm(w, ARI_NORM2);
 }
 
 static void block(ari_walk *w)
@@ -245,6 +269,7 @@ static void block(ari_walk *w)
     enter(w, AR_RECOMPUTE_FULL);
     up_to_mlp(w);
     mlp(w);
+    block_norm(w, ARI_MLP_NORM);
     dropout(w, ARI_MLP_DROPPED);
     elementwise(w, ARI_OPERATION_RESIDUAL, ARI_LAYER, 2);
     leave(w, AR_RECOMPUTE_FULL);
@@ -253,21 +278,28 @@ static void block(ari_walk *w)
 static void block_again(ari_walk *w)
 {
     up_to_mlp(w);
-    mlp_again(w);
+    if (!has_norm(w, ARI_MLP_NORM)) {
+        mlp_again(w);
+        return;
+    }
+    mlp(w);
+    norm(w, ARI_MLP_NORM);
 }
 
 static void block_backward(ari_walk *w)
 {
     enter_back(w, AR_RECOMPUTE_FULL, block_again);
     dropout(w, ARI_MLP_DROPPED);
+    block_norm_backward(w, ARI_MLP_NORM);
     mlp_backward(w);
-    norm_backward(w, ARI_NORM2);
+    block_norm_backward(w, ARI_NORM2);
     elementwise(w, ARI_OPERATION_RESIDUAL, ARI_ATTENTION_SUM, 2);
     dropout(w, ARI_OUT_DROPPED);
+    block_norm_backward(w, ARI_ATTENTION_NORM);
     enter_back(w, AR_RECOMPUTE_SELECTIVE, attention_again);
     attention_backward(w);
     leave(w, AR_RECOMPUTE_SELECTIVE);
-    norm_backward(w, ARI_NORM1);
+    block_norm_backward(w, ARI_NORM1);
     elementwise(w, ARI_OPERATION_RESIDUAL, ARI_LAYER, 2);
     leave(w, AR_RECOMPUTE_FULL);
 }

@@ -97,7 +97,7 @@ static void check_narrow_norm(void)
             xhat[k] = (k == 0 ? 1.0 : -1.0) * (double)(1.0F - ari_random_uniform(2, i, 0x1p-18) - 0x1p-18F);
             product[k] = g[k] * xhat[k];
         }
-        const ari_bl_norm norm = {"", ones, ones};
+        const ari_bl_norm norm = {"", 2, 1, ones, ones};
         const ari_bl_norm_saved saved = {.xhat = xhat, .rstd = &rstd};
         cr_assert_eq(ari_bl_norm_backward(&run, &norm, dx, g, &saved), AR_OK);
         for (size_t k = 0; k < 2; k++)

@@ -21,8 +21,10 @@ import pathlib
 import safetensors.torch
 import torch
 import transformers
-from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
-                          Qwen2Config, Qwen2ForCausalLM)
+from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GemmaConfig,
+                          GemmaForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
+                          MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
+                          Qwen3ForCausalLM)
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -105,6 +107,30 @@ CASES = {
                                  {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 2,
                                   "max_position_embeddings": 96,
                                   "rope_parameters": {**LONGROPE, "attention_factor": 1.25}}, 40, 45, {}),
+    # Norms of queries and keys, head by head; heads wider than hidden / heads.
+    "qwen3-tiny": (Qwen3Config, Qwen3ForCausalLM,
+                   {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-6},
+                   20, 41, {}),
+    # Norms after attention and MLP, and of all queries and all keys of a token.
+    "olmo2-tiny": (Olmo2Config, Olmo2ForCausalLM,
+                   {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": None}, 20, 42, {}),
+    # Norms that multiply by 1 + weight, the embedding scaled, one KV head.
+    "gemma-tiny": (GemmaConfig, GemmaForCausalLM,
+                   {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": None},
+                   20, 43, {}),
+    # Four norms a block, caps so low that they bend, layer 0 slides and layer 1 sees all.
+    "gemma2-tiny": (Gemma2Config, Gemma2ForCausalLM,
+                    {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 6,
+                     "query_pre_attn_scalar": 12, "attn_logit_softcapping": 2.5, "final_logit_softcapping": 3.0,
+                     "pad_token_id": None}, 20, 44, {"layer_types": None}),
+    # Layers 0 and 1 see six keys and turn by one theta, layer 2 sees all and turns by another, slowed.
+    "gemma3-tiny": (Gemma3TextConfig, Gemma3ForCausalLM,
+                    {**SMALL, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+                     "head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 12, "pad_token_id": None,
+                     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+                     "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+                                         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}},
+                    20, 45, {}),
 }
 BATCH = 2
 
@@ -273,7 +299,7 @@ def float_is(dtype):
 def bands(config):
     """How many frequencies Llama 3's scaling keeps, blends and divides: a golden case that lacks one proves less."""
     o = getattr(config, "rope_parameters", None)  # GPT-2 has none
-    if not o or o["rope_type"] != "llama3":
+    if not o or o.get("rope_type") != "llama3":
         return
     d, n = config.head_dim, o["original_max_position_embeddings"]
     waves = [2 * math.pi * o["rope_theta"] ** (2 * i / d) for i in range(d // 2)]
@@ -317,7 +343,7 @@ def compute(name):
             if parameter_name.endswith(".bias"):  # zeros in a fresh model: dropping them would go unnoticed
                 parameter.normal_(0.0, 0.3)
             elif "norm" in parameter_name or ".ln_" in parameter_name:
-                parameter.uniform_(0.5, 1.5)
+                parameter.uniform_(*((-0.5, 0.5) if name.startswith("gemma") else (0.5, 1.5)))
     ids = torch.randint(0, config.vocab_size, PACKED[name][3] if name in PACKED else (BATCH, seq))
     batch = {"input_ids": ids}
     if name in BATCHES:

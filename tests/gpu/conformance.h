@@ -58,6 +58,8 @@ void gated_backward_cases(device_pair *p);
 void dropout_cases(device_pair *p);
 void sum_squares_cases(device_pair *p);
 void scale_cases(device_pair *p);
+void softcap_cases(device_pair *p);
+void softcap_backward_cases(device_pair *p);
 void round_bits_cases(device_pair *p);
 
 /* optimizer_cases.c */

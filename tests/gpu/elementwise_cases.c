@@ -75,6 +75,51 @@ void scale_cases(device_pair *p)
     sizes_and_values(p, scale_case);
 }
 
+static double a_cap(device_pair *p)
+{
+    static const double caps[] = {0.5, 30.0, 50.0};
+    return caps[pair_below(p, 3)];
+}
+
+static void softcap_case(device_pair *p, size_t n, pair_values v)
+{
+    const float factor = pair_value(p, PAIR_ORDINARY);
+    const double cap = a_cap(p);
+    const bool in_place = pair_below(p, 2);
+    pair_begin(p, "n %zu, %s values, factor 0x%08x, cap %g%s", n, pair_values_name(v), ari_bits32(factor), cap,
+               in_place ? ", in place" : "");
+    const pair_buf x = pair_floats(p, "x", n, v), y = pair_words(p, "y", PAIR_W32, n);
+    const pair_tensor from = pair_stored(p, pair_view(x, 1, &n)), apart = pair_stored(p, pair_view(y, 1, &n));
+    PAIR_RUN(p, softcap, in_place ? &from.at[s] : &apart.at[s], &from.at[s], factor, cap);
+    pair_end(p);
+}
+
+void softcap_cases(device_pair *p)
+{
+    sizes_and_values(p, softcap_case);
+}
+
+static void softcap_backward_case(device_pair *p, size_t n, pair_values v)
+{
+    const float factor = pair_value(p, PAIR_ORDINARY);
+    const double cap = a_cap(p);
+    const place where = (place)pair_below(p, ALL_ONE);
+    pair_begin(p, "n %zu, %s values, factor 0x%08x, cap %g, place %d", n, pair_values_name(v), ari_bits32(factor), cap,
+               where);
+    const pair_buf a = pair_floats(p, "dy", n, v), b = pair_floats(p, "x", n, v);
+    const pair_buf apart = pair_words(p, "dx", PAIR_W32, n);
+    const pair_tensor dy = pair_stored(p, pair_view(a, 1, &n)), x = pair_stored(p, pair_view(b, 1, &n));
+    const pair_tensor other = pair_stored(p, pair_view(apart, 1, &n));
+    const pair_tensor to = where == APART ? other : where == IN_SECOND ? x : dy;
+    PAIR_RUN(p, softcap_backward, &to.at[s], &dy.at[s], &x.at[s], factor, cap);
+    pair_end(p);
+}
+
+void softcap_backward_cases(device_pair *p)
+{
+    sizes_and_values(p, softcap_backward_case);
+}
+
 /* --- activations -------------------------------------------------------------------------------------------------- */
 
 static void bias_act_case(device_pair *p, const size_t shape[2], ar_activation act, bool bias, bool in_place)

@@ -17,6 +17,11 @@ TestSuite(config_models, .timeout = 300);
 #define LLAMA "\"model_type\":\"llama\"," SIZES
 #define QWEN2 "\"model_type\":\"qwen2\"," SIZES
 #define MISTRAL "\"model_type\":\"mistral\"," SIZES
+#define QWEN3 "\"model_type\":\"qwen3\"," SIZES
+#define OLMO2 "\"model_type\":\"olmo2\"," SIZES
+#define GEMMA "\"model_type\":\"gemma\"," SIZES
+#define GEMMA2 "\"model_type\":\"gemma2\"," SIZES
+#define GEMMA3 "\"model_type\":\"gemma3_text\"," SIZES
 #define GPT2 "\"model_type\":\"gpt2\",\"vocab_size\":256,\"n_embd\":64,\"n_layer\":2,\"n_head\":4,\"n_positions\":128"
 
 /* The object of `base` and `more`, keys without their braces. */
@@ -55,6 +60,48 @@ static void mistral_has_no_biases_and_its_own_head_size(void)
     cr_expect(!c.qkv_bias && !c.out_bias && !c.mlp_bias && c.head_dim == 16 && c.max_positions == 131072);
 }
 
+/* configuration_qwen3.py, configuration_olmo2.py. */
+static void qwen3_and_olmo2_have_norms_of_queries_and_keys(void)
+{
+    ar_config c = read(QWEN3, "");
+    cr_expect(c.arch == AR_ARCH_QWEN3 && c.qk_norm == AR_QK_NORM_HEAD && c.norm_place == AR_NORM_BEFORE && c.gated);
+    cr_expect(c.head_dim == 128 && c.max_positions == 32768 && c.norm_eps == 1e-6 && !c.tied && c.window == 0);
+    cr_expect(!c.qkv_bias && !c.norm_plus_one && c.embed_scale == 0 && c.activation == AR_ACT_SILU);
+    c = read(QWEN3, "\"attention_bias\":true,\"use_sliding_window\":true,\"max_window_layers\":3");
+    cr_expect(c.qkv_bias && c.out_bias && !c.mlp_bias && ar_config_window(&c, 2) == 0 &&
+              ar_config_window(&c, 3) == 4096);
+    c = read(OLMO2, "");
+    cr_expect(c.arch == AR_ARCH_OLMO2 && c.qk_norm == AR_QK_NORM_WIDTH && c.norm_place == AR_NORM_AFTER);
+    cr_expect(c.head_dim == 8 && c.max_positions == 2048 && c.norm_eps == 1e-5 && !c.tied);
+}
+
+/* configuration_gemma.py, configuration_gemma2.py, configuration_gemma3.py. */
+static void gemma_has_its_gains_scale_and_caps(void)
+{
+    ar_config c = read(GEMMA, "");
+    cr_expect(c.arch == AR_ARCH_LLAMA && c.norm_plus_one && c.embed_scale == 8.0 && c.tied && c.head_dim == 256);
+    cr_expect(c.activation == AR_ACT_GELU_TANH && c.score_cap == 0 && c.logit_cap == 0 && c.query_scalar == 0);
+    cr_expect_eq(read(GEMMA, "\"hidden_act\":\"gelu\"").activation, AR_ACT_GELU_TANH);
+    cr_expect_eq(read(GEMMA, "\"hidden_act\":\"silu\"").activation, AR_ACT_SILU);
+    c = read(GEMMA2, "");
+    cr_expect(c.arch == AR_ARCH_OLMO2 && c.norm_place == AR_NORM_AROUND && c.qk_norm == AR_QK_NORM_NONE);
+    cr_expect(c.score_cap == 50 && c.logit_cap == 30 && c.query_scalar == 256 && c.window == 4096);
+    cr_expect(ar_config_window(&c, 0) == 4096 && ar_config_window(&c, 1) == 0 && ar_config_window(&c, 2) == 4096);
+    c = read(GEMMA2, "\"attn_logit_softcapping\":null,\"final_logit_softcapping\":null,\"query_pre_attn_scalar\":224");
+    cr_expect(c.score_cap == 0 && c.logit_cap == 0 && c.query_scalar == 224);
+    c = read(GEMMA3, "\"sliding_window_pattern\":2,\"sliding_window\":5,\"rope_theta\":5e5");
+    cr_expect(c.norm_place == AR_NORM_AROUND && c.qk_norm == AR_QK_NORM_HEAD && c.score_cap == 0 && c.logit_cap == 0);
+    cr_expect(ar_config_window(&c, 0) == 5 && ar_config_window(&c, 1) == 0);
+    cr_expect(ar_config_layer_rope(&c, 0)->theta == 1e4 && ar_config_layer_rope(&c, 1)->theta == 5e5);
+    c = read(GEMMA3, "\"rope_local_base_freq\":2e4,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8.0}");
+    cr_expect(c.rope.kind == AR_ROPE_LINEAR && c.rope.factor == 8 && c.rope.theta == 1e6);
+    cr_expect(c.local_rope.kind == AR_ROPE_DEFAULT && c.local_rope.theta == 2e4 && ar_config_window(&c, 3) == 4096);
+    c = read(GEMMA3,
+             "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":2.0,\"rope_theta\":3e5},"
+             "\"sliding_attention\":{\"rope_type\":\"default\"}}");
+    cr_expect(c.rope.kind == AR_ROPE_LINEAR && c.rope.theta == 3e5 && c.local_rope.theta == 1e4);
+}
+
 /* configuration_qwen2.py: 32, configuration_mistral.py: 8, configuration_llama.py: as many as query heads. null is the
  * latter for all. */
 static void kv_heads_that_are_not_given_are_those_of_hugging_face(void)
@@ -63,8 +110,9 @@ static void kv_heads_that_are_not_given_are_those_of_hugging_face(void)
     static const struct {
         const char *model;
         size_t kv_heads;
-    } cases[] = {{"llama", 64}, {"qwen2", 32}, {"mistral", 8}};
-    for (size_t i = 0; i < 3; i++) {
+    } cases[] = {{"llama", 64}, {"qwen2", 32}, {"mistral", 8}, {"qwen3", 32},
+                 {"olmo2", 64}, {"gemma", 16}, {"gemma2", 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char base[300];
         snprintf(base, sizeof base, "\"model_type\":\"%s\",%s,\"num_attention_heads\":64,\"head_dim\":2",
                  cases[i].model, most);
@@ -242,6 +290,33 @@ static void scaling_of_llama_3_that_makes_no_sense_is_refused(void)
     refuse_all(cases, sizeof cases / sizeof *cases);
 }
 
+static void keys_that_these_do_not_compute_are_refused(void)
+{
+    static const refused_case cases[] = {
+        {QWEN3, "\"mlp_bias\":true", "'mlp_bias' is true"},
+        {QWEN3, "\"num_experts\":8", "'num_experts'"},
+        {QWEN3, "\"final_logit_softcapping\":30.0", "'final_logit_softcapping'"},
+        {OLMO2, "\"clip_qkv\":8.0", "'clip_qkv'"},
+        {OLMO2, "\"sliding_window\":4", "'sliding_window'"},
+        {OLMO2, "\"hidden_activation\":\"silu\"", "'hidden_activation'"},
+        {GEMMA, "\"hidden_act\":\"silu\",\"hidden_activation\":\"gelu_pytorch_tanh\"", "two activations"},
+        {GEMMA, "\"attn_logit_softcapping\":50.0", "'attn_logit_softcapping'"},
+        {GEMMA, "\"use_bidirectional_attention\":true", "'use_bidirectional_attention'"},
+        {GEMMA2, "\"hidden_act\":\"silu\"", "two activations"},
+        {GEMMA2, "\"final_logit_softcapping\":-1", "'final_logit_softcapping' is -1"},
+        {GEMMA2, "\"attn_logit_softcapping\":0", "'attn_logit_softcapping' is 0"},
+        {GEMMA2, "\"query_pre_attn_scalar\":0", "'query_pre_attn_scalar' is 0"},
+        {GEMMA2, "\"sliding_window\":null", "'sliding_window' is null"},
+        {GEMMA2, "\"sliding_window_pattern\":3", "'sliding_window_pattern'"},
+        {GEMMA3, "\"attn_logit_softcapping\":50.0", "'attn_logit_softcapping'"},
+        {GEMMA3, "\"sliding_window_pattern\":0", "'sliding_window_pattern' is 0"},
+        {GEMMA3, "\"rope_local_base_freq\":-1", "'rope_local_base_freq'"},
+        {GEMMA3, "\"rope_parameters\":{\"rope_type\":\"default\"}", "'rope_parameters' has neither"},
+        {GEMMA3, "\"rope_parameters\":{\"full_attention\":3}", "'full_attention' is not an object"},
+    };
+    refuse_all(cases, sizeof cases / sizeof *cases);
+}
+
 static void keys_of_other_models_of_the_family_are_refused(void)
 {
     static const refused_case cases[] = {
@@ -298,7 +373,9 @@ static void files_of_transformers_give_no_notes(void)
     static const char *const names[] = {"gpt2-tiny",          "llama-gqa-tiny",      "llama-mqa-tied-tiny",
                                         "qwen2-tiny",         "qwen2-window-tiny",   "qwen2-layers-tiny",
                                         "llama3-rope-tiny",   "mistral-window-tiny", "llama-bias-headdim-tiny",
-                                        "llama-dynamic-tiny", "qwen2-yarn-tiny",     "llama-longrope-tiny"};
+                                        "llama-dynamic-tiny", "qwen2-yarn-tiny",     "llama-longrope-tiny",
+                                        "qwen3-tiny",         "olmo2-tiny",          "gemma-tiny",
+                                        "gemma2-tiny",        "gemma3-tiny"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char path[600];
         ar_config c;
@@ -310,12 +387,13 @@ static void files_of_transformers_give_no_notes(void)
 
 Test(config_models, every_claim)
 {
-    TOGETHER(qwen2_has_biases_of_q_k_and_v_and_no_others, mistral_has_no_biases_and_its_own_head_size,
-             kv_heads_that_are_not_given_are_those_of_hugging_face, qwen2_slides_where_its_file_says,
-             mistral_slides_everywhere_or_nowhere, a_window_that_is_not_in_use_is_no_window_of_llama,
-             more_layers_than_bits_go_with_the_last_bit, scaling_of_llama_3_is_read_from_both_spellings,
-             windows_that_make_no_sense_are_refused, biases_that_a_model_does_not_have_are_refused,
-             scaling_of_llama_3_that_makes_no_sense_is_refused, keys_of_other_models_of_the_family_are_refused,
-             keys_that_nobody_knows_are_noted_by_name, more_unknown_keys_than_are_kept_are_counted,
-             files_of_transformers_give_no_notes);
+    TOGETHER(qwen3_and_olmo2_have_norms_of_queries_and_keys, gemma_has_its_gains_scale_and_caps,
+             keys_that_these_do_not_compute_are_refused, qwen2_has_biases_of_q_k_and_v_and_no_others,
+             mistral_has_no_biases_and_its_own_head_size, kv_heads_that_are_not_given_are_those_of_hugging_face,
+             qwen2_slides_where_its_file_says, mistral_slides_everywhere_or_nowhere,
+             a_window_that_is_not_in_use_is_no_window_of_llama, more_layers_than_bits_go_with_the_last_bit,
+             scaling_of_llama_3_is_read_from_both_spellings, windows_that_make_no_sense_are_refused,
+             biases_that_a_model_does_not_have_are_refused, scaling_of_llama_3_that_makes_no_sense_is_refused,
+             keys_of_other_models_of_the_family_are_refused, keys_that_nobody_knows_are_noted_by_name,
+             more_unknown_keys_than_are_kept_are_counted, files_of_transformers_give_no_notes);
 }

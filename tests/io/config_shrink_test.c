@@ -50,6 +50,7 @@ static void expect_same_form(const ar_config *small, const ar_config *large)
     like.layers = large->layers;
     like.head_dim = large->head_dim;
     like.ffn = large->ffn;
+    like.embed_scale = large->embed_scale; /* that of the hidden size */
     cr_expect_arr_eq(&like, large, sizeof like, "%s", small->name);
 }
 
@@ -115,7 +116,9 @@ static void a_config_file_takes_the_smaller_sizes(void)
     static const char *const golden[] = {"gpt2-tiny",          "llama-gqa-tiny",      "llama-mqa-tied-tiny",
                                          "llama3-rope-tiny",   "qwen2-tiny",          "qwen2-layers-tiny",
                                          "qwen2-window-tiny",  "mistral-window-tiny", "llama-bias-headdim-tiny",
-                                         "llama-dynamic-tiny", "qwen2-yarn-tiny",     "llama-longrope-tiny"};
+                                         "llama-dynamic-tiny", "qwen2-yarn-tiny",     "llama-longrope-tiny",
+                                         "qwen3-tiny",         "olmo2-tiny",          "gemma-tiny",
+                                         "gemma2-tiny",        "gemma3-tiny"};
     char path[512];
     for (const char *const *name = ari_model_names; *name; name++) {
         cr_assert_eq(ar_model_path(path, sizeof path, *name), AR_OK);

@@ -60,7 +60,7 @@ static void draw_config(draw *d, uint64_t *s)
 {
     static const int tps[] = {2, 2, 3, 4, 4, 5, 8};
     static const size_t vocabularies[] = {2, 3, 5, 7, 13, 16, 31, 64, 97, 127};
-    const ar_arch arch = (ar_arch)pick(s, 3);
+    const ar_arch arch = (ar_arch)pick(s, 5);
     ar_config *c = &d->m.config;
     d->tp = tps[pick(s, sizeof tps / sizeof tps[0])];
     *c = match_config(arch, 1 + pick(s, 2));
@@ -80,6 +80,7 @@ static void draw_config(draw *d, uint64_t *s)
     c->mlp_bias = coin(s);
     c->causal = coin(s);
     c->tied = arch != AR_ARCH_STACK && coin(s);
+    match_draw_norms(c, pick(s, 1u << 30));
     d->m.algorithm = coin(s) ? AR_SIM_RING : AR_SIM_DIRECT;
 }
 
@@ -108,13 +109,15 @@ static void draw_batch(draw *d, uint64_t *s)
 static void describe(const draw *d, char *to, size_t cap)
 {
     const ar_config *c = &d->m.config;
-    snprintf(to, cap,
-             "tp %d arch %d L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu act %d norm %d rope %d causal %d tied %d "
-             "bias %d%d%d order %d ring %d b %zu s %zu labels %d padding %d additive %d",
-             d->tp, (int)c->arch, c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab,
-             (int)c->activation, (int)c->norm, (int)c->rope.kind, c->causal, c->tied, c->qkv_bias, c->out_bias,
-             c->mlp_bias, (int)d->m.order, d->m.algorithm == AR_SIM_RING, d->m.batch.batch, d->m.batch.seq,
-             d->m.batch.labels != NULL, d->m.batch.padding_mask != NULL, d->m.batch.additive_mask != NULL);
+    snprintf(
+        to, cap,
+        "tp %d arch %d L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu act %d norm %d rope %d causal %d tied %d "
+        "bias %d%d%d order %d ring %d b %zu s %zu labels %d padding %d additive %d place %d qk %d plus %d caps %g %g scale %g",
+        d->tp, (int)c->arch, c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab,
+        (int)c->activation, (int)c->norm, (int)c->rope.kind, c->causal, c->tied, c->qkv_bias, c->out_bias, c->mlp_bias,
+        (int)d->m.order, d->m.algorithm == AR_SIM_RING, d->m.batch.batch, d->m.batch.seq, d->m.batch.labels != NULL,
+        d->m.batch.padding_mask != NULL, d->m.batch.additive_mask != NULL, (int)c->norm_place, (int)c->qk_norm,
+        c->norm_plus_one, c->score_cap, c->logit_cap, c->embed_scale);
 }
 
 Test(random_models, every_tensor_has_the_baselines_bits)
@@ -125,7 +128,7 @@ Test(random_models, every_tensor_has_the_baselines_bits)
     for (uint64_t i = 0; i < MODELS; i++) {
         static draw d;
         ar_plan plan = {0};
-        char text[400];
+        char text[600];
         uint64_t state = first + i;
         d = (draw){.m = {.seed = (unsigned)i}};
         pick(&state, 2);

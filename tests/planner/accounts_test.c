@@ -99,6 +99,8 @@ static void draw_plan(layout_draw *d)
     char text[PLAN_DRAW_TEXT];
     uint64_t seed = d->seed;
     ar_plan plan, unused = d->plan;
+    if (!plan_draw_knows(&d->config))
+        return;
     plan_draw(text, &seed, &d->config, (plan_draw_options){.sp = d->parallel.sp && d->parallel.tp > 1});
     cr_assert_eq(ar_plan_parse(&plan, text, strlen(text), "drawn"), AR_OK, "%s: %s", ar_error_message(), text);
     if (d->seed % 4 < 2 && ar_parallel_check(&d->parallel, &d->config, &plan, d->batch, d->seq) == AR_OK)

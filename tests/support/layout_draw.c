@@ -233,6 +233,10 @@ static void draw_unusual(layout_draw *d, uint64_t *s)
     c->mlp_bias = coin(s);
     c->causal = coin(s);
     c->tied = c->arch != AR_ARCH_STACK && coin(s);
+    uint64_t apart = *s; /* what follows is drawn as it was before there were these */
+    if (c->arch == AR_ARCH_LLAMA && pick(&apart, 3) > 0)
+        c->arch = coin(&apart) ? AR_ARCH_QWEN3 : AR_ARCH_OLMO2;
+    match_draw_norms(c, pick(&apart, (size_t)1 << 30));
     d->given = coin(s);
     d->huge = d->given && pick(s, 8) == 0;
     d->labels = coin(s);
@@ -374,21 +378,22 @@ void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed)
 
 static void model_text(char *out, size_t cap, const ar_config *c)
 {
-    static const char *const archs[] = {"llama", "gpt2", "stack"};
+    static const char *const archs[] = {"llama", "gpt2", "stack", "qwen3", "olmo2"};
     snprintf(
         out, cap,
         "%s L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu positions %zu act %d norm %d rope %d of %zu (%g %g %g %zu) causal "
-        "%d window %zu but %d tied %d bias %d%d%d",
+        "%d window %zu but %d tied %d bias %d%d%d place %d qk %d plus %d caps %g %g scalar %g scale %g",
         archs[c->arch], c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab, c->max_positions,
         (int)c->activation, (int)c->norm, (int)c->rope.kind, c->rope.rotary_dim, c->rope.factor,
         c->rope.low_freq_factor, c->rope.high_freq_factor, c->rope.original_positions, c->causal, c->window,
-        (int)c->full_attention[0], c->tied, c->qkv_bias, c->out_bias, c->mlp_bias);
+        (int)c->full_attention[0], c->tied, c->qkv_bias, c->out_bias, c->mlp_bias, (int)c->norm_place, (int)c->qk_norm,
+        c->norm_plus_one, c->score_cap, c->logit_cap, c->query_scalar, c->embed_scale);
 }
 
 void layout_draw_text(char *out, size_t cap, const layout_draw *d)
 {
     const ar_optimizer_options *o = &d->optimizer;
-    char layout[160], model[350];
+    char layout[160], model[500];
     ar_parallel_text(layout, sizeof layout, &d->parallel);
     model_text(model, sizeof model, &d->config);
     const int used = snprintf(out, cap, "%s, %s, %s order %d, b %zu s %zu, weights %llu%s%s, threads %d, %s", layout,

@@ -338,7 +338,7 @@ ar_config match_config(ar_arch arch, size_t layers)
                    .causal = true,
                    .mlp_bias = true,
                    .initializer_range = 0.3};
-    if (arch == AR_ARCH_LLAMA) {
+    if (arch != AR_ARCH_GPT2 && arch != AR_ARCH_STACK) {
         c.activation = AR_ACT_SILU;
         c.gated = true;
         c.rope.kind = AR_ROPE_DEFAULT;
@@ -348,4 +348,27 @@ ar_config match_config(ar_arch arch, size_t layers)
     if (arch == AR_ARCH_GPT2)
         c.qkv_bias = c.out_bias = c.learned_positions = c.tied = true;
     return c;
+}
+
+/* A number below n from the lowest digits of *from, which are gone then. */
+static size_t digit(size_t *from, size_t n)
+{
+    const size_t last = *from % n;
+    *from /= n;
+    return last;
+}
+
+void match_draw_norms(ar_config *c, size_t number)
+{
+    if (c->arch == AR_ARCH_QWEN3 || c->arch == AR_ARCH_OLMO2) {
+        c->norm = AR_NORM_RMS;
+        c->qk_norm = (ar_qk_norm)digit(&number, 3);
+    }
+    if (c->arch == AR_ARCH_OLMO2)
+        c->norm_place = (ar_norm_place)digit(&number, 3);
+    c->norm_plus_one = c->norm == AR_NORM_RMS && digit(&number, 2) == 0;
+    c->score_cap = digit(&number, 3) == 0 ? 0.75 : 0.0;
+    c->logit_cap = c->arch != AR_ARCH_STACK && digit(&number, 3) == 0 ? 0.5 : 0.0;
+    c->query_scalar = digit(&number, 3) == 0 ? 3.5 : 0.0;
+    c->embed_scale = !c->learned_positions && digit(&number, 3) == 0 ? 1.75 : 0.0;
 }

@@ -64,5 +64,8 @@ AR_NODISCARD ar_status match(const match_case *c, const int *tps, size_t *tensor
 /** Small models of each architecture, to vary: hidden 12, 4 heads of 4 features (2 KV heads but for GPT-2), MLP 8 wide,
  *  vocabulary 11, at most 9 positions. */
 ar_config match_config(ar_arch arch, size_t layers);
+/** Of a random number: norms of queries and keys and of what branches make, where the family has names for them, gains of
+ *  1 + weight, caps low enough to bend, factors of scores and of the embedding. */
+void match_draw_norms(ar_config *c, size_t number);
 
 #endif

@@ -38,6 +38,11 @@ static const golden_case cases[] = {
     {"mistral-yarn-mscale-tiny", false, {1, 2, 4}},
     {"llama-longrope-tiny", false, {1, 2}},
     {"llama-longrope-long-tiny", false, {1, 2}},
+    {"qwen3-tiny", false, {1, 2, 4}},
+    {"olmo2-tiny", false, {1, 2, 4}},
+    {"gemma-tiny", false, {1, 2, 4}},
+    {"gemma2-tiny", false, {1, 2, 4}},
+    {"gemma3-tiny", false, {1, 2, 4}},
     /* Batches with labels, masks and positions: tests/golden/make_golden.py says which has what. */
     {"gpt2-padding-tiny", false, {1, 2, 4}},
     {"llama-padding-tiny", false, {1, 2, 4}},

@@ -12,6 +12,19 @@ static ari_role role_of(const char *name)
     return ari_module_of(name, strlen(name)).role;
 }
 
+/* A path that two families give to different parts is the first one's: a name does not say whose it is. */
+static ari_role first_role_of(const char *path)
+{
+    const ari_family *f;
+    for (size_t i = 0; (f = ari_family_at(i)) != NULL; i++) {
+        for (const ari_family_part *p = f->part; p->path; p++) {
+            if (strcmp(p->path, path) == 0)
+                return p->role;
+        }
+    }
+    return ARI_NO_ROLE;
+}
+
 Test(roles, every_part_of_a_family_is_in_the_vocabulary)
 {
     size_t families = 0;
@@ -21,13 +34,13 @@ Test(roles, every_part_of_a_family_is_in_the_vocabulary)
             const ari_section section = ari_section_of(p->role);
             const ari_role role =
                 section == ARI_IN_BLOCKS ? ari_role_in_layer(p->path, n) : ari_role_outside(p->path, n, section);
-            cr_expect_eq(role, p->role, "%s", p->path);
-            cr_expect_eq(role_of(p->path), p->role, "%s", p->path);
+            cr_expect_eq(role, first_role_of(p->path), "%s", p->path);
+            cr_expect_eq(role_of(p->path), first_role_of(p->path), "%s", p->path);
             cr_expect_str_eq(ari_part_path(f, p->role), p->path, "two parts of one role");
             cr_expect_gt(ari_role_place_of(p->role)->forward, 0, "%s has no place", p->path);
         }
     }
-    cr_expect_eq(families, 3u);
+    cr_expect_eq(families, 5u);
 }
 
 /* One module under the names of Hugging Face's Llama and GPT-2, of the stack, of Megatron and of Meta's Llama. */

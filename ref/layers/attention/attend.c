@@ -5,6 +5,7 @@
 #include "ref/layers/attention/attention.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/core/size.h"
 #include "ref/layers/attention/core.h"
@@ -42,6 +43,12 @@ static ar_status new_heads(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, size_t b, 
 {
     const size_t shape[4] = {b, heads, rows, cols};
     return ar_ctx_tensor(ctx, t, dtype, 4, shape);
+}
+
+/* A norm's name below the attention. */
+static const char *leaf_of(const ari_attention *m, int which)
+{
+    return m->norm.name[which] + strlen(m->base.name) + 1;
 }
 
 /* Reports queries (copies 1), keys or values [b, s, heads, d], however they lie in memory, as the features
@@ -180,6 +187,8 @@ static ari_core core_of(const ari_attention *m, const ar_ctx *ctx, size_t seq)
                       .rows = ari_ring_positions(ctx, seq, ar_comm_rank(ctx->cp.ring)),
                       .causal = m->o.causal,
                       .window = m->o.window,
+                      .query_scalar = m->o.query_scalar > 0.0 ? m->o.query_scalar : (double)m->o.head_dim,
+                      .cap = m->o.score_cap,
                       .dropout = &m->dropout};
 }
 
@@ -196,14 +205,30 @@ static ar_status assemble(ari_attention *m, ar_ctx *ctx, ar_tensor *context, con
     return ARI_KERNEL(ctx, copy_strided, &to, &from);
 }
 
+/* Queries (which 0) or keys, normalised where the model does that, then as lay_out. */
+static ar_status lay_out_normed(ari_attention *m, ar_ctx *ctx, ar_saved *saved, int which, ar_tensor *to,
+                                const ar_tensor *from, const rotation *r)
+{
+    ar_tensor y, memory;
+    if (!ari_qk_normed(m))
+        return lay_out(m, ctx, to, from, r);
+    AR_TRY(ari_qk_norm_forward(m, ctx, saved, which, &y, &memory, from));
+    AR_TRY(tap_heads(m, ctx, leaf_of(m, which), 'f', &y, which == 0 ? m->o.heads : m->o.kv_heads,
+                     which == 0 ? m->copies : m->kv_copies));
+    AR_TRY(lay_out(m, ctx, to, &y, r));
+    ar_ctx_release(ctx, &memory);
+    return AR_OK;
+}
+
 /* Queries, keys and values of this rank's positions and all its heads, rotated. */
-static ar_status split_heads(ari_attention *m, ar_ctx *ctx, ar_tensor x[3], ar_tensor *qkv, const rotation *r)
+static ar_status split_heads(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor x[3], ar_tensor *qkv,
+                             const rotation *r)
 {
     const size_t d = m->o.head_dim;
     const ar_tensor q = projected(qkv, 0, m->heads, d), k = projected(qkv, m->heads, m->kv_heads, d);
     const ar_tensor v = projected(qkv, m->heads + m->kv_heads, m->kv_heads, d);
-    AR_TRY(lay_out(m, ctx, &x[0], &q, r));
-    AR_TRY(lay_out(m, ctx, &x[1], &k, r));
+    AR_TRY(lay_out_normed(m, ctx, saved, 0, &x[0], &q, r));
+    AR_TRY(lay_out_normed(m, ctx, saved, 1, &x[1], &k, r));
     AR_TRY(lay_out(m, ctx, &x[2], &v, NULL));
     ar_ctx_release(ctx, qkv);
     if (!m->o.rope.kind)
@@ -223,7 +248,7 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     ar_tensor x[3], all[2], o; /* x: queries, keys, values; all: keys and values of all positions */
     rotation r;
     AR_TRY(rotation_of(m, ctx, saved, &r, batch));
-    AR_TRY(split_heads(m, ctx, x, qkv, &r));
+    AR_TRY(split_heads(m, ctx, saved, x, qkv, &r));
     AR_TRY(ari_heads_apart(ctx, x, heads, 3, m->base.name));
     AR_TRY(ari_ring_gather(ctx, all, &x[1], batch->seq, &m->hops));
     AR_TRY(ari_fault_documents(&seen, &made, ctx, batch, &core.rows));
@@ -244,7 +269,8 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
 /* The heads' gradients back into [b, s, q | k | v], unrotated. */
-static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_tensor *dqkv, const ar_tensor g[3], const rotation *r)
+static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv, const ar_tensor g[3],
+                         const rotation *r)
 {
     const size_t d = m->o.head_dim;
     const ar_tensor to_q = projected(dqkv, 0, m->heads, d), to_k = projected(dqkv, m->heads, m->kv_heads, d);
@@ -260,6 +286,12 @@ static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_tensor *dqkv, const a
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_k, &k));
     }
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_v, &v));
+    if (ari_qk_normed(m)) {
+        AR_TRY(ari_qk_norm_backward(m, ctx, saved, 0, &to_q));
+        AR_TRY(tap_heads(m, ctx, leaf_of(m, 0), 'b', &to_q, m->o.heads, m->copies));
+        AR_TRY(ari_qk_norm_backward(m, ctx, saved, 1, &to_k));
+        AR_TRY(tap_heads(m, ctx, leaf_of(m, 1), 'b', &to_k, m->o.kv_heads, m->kv_copies));
+    }
     AR_TRY(tap_heads(m, ctx, "v", 'b', &to_v, m->o.kv_heads, m->kv_copies));
     AR_TRY(tap_heads(m, ctx, "q", 'b', &to_q, m->o.heads, m->copies));
     return tap_heads(m, ctx, "k", 'b', &to_k, m->o.kv_heads, m->kv_copies);
@@ -294,7 +326,7 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
         ar_ctx_release(ctx, &x[i]);
     AR_TRY(ari_heads_together(ctx, g, heads, 3, m->base.name));
     AR_TRY(ar_ctx_tensor(ctx, dqkv, dcontext->dtype, 3, shape));
-    AR_TRY(collect(m, ctx, dqkv, g, &r));
+    AR_TRY(collect(m, ctx, saved, dqkv, g, &r));
     for (int i = 0; i < 3; i++)
         ar_ctx_release(ctx, &g[i]);
     return AR_OK;

@@ -152,7 +152,8 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
 static size_t params(const ar_module *base, ar_param **out, size_t cap)
 {
     ari_attention *m = (ari_attention *)(uintptr_t)base;
-    const size_t n = ari_linear_params(&m->qkv, out, cap);
+    size_t n = ari_linear_params(&m->qkv, out, cap);
+    n += ari_qk_norm_params(m, out + (n < cap ? n : cap), n < cap ? cap - n : 0);
     return n + ari_linear_params(&m->out, out + (n < cap ? n : cap), n < cap ? cap - n : 0);
 }
 
@@ -160,6 +161,7 @@ static void destroy(ar_module *base)
 {
     ari_attention *m = (ari_attention *)base;
     ari_linear_fini(&m->qkv);
+    ari_qk_norm_fini(m);
     ari_linear_fini(&m->out);
     ari_ring_hops_fini(&m->hops);
     free_tables(m, NULL);
@@ -263,6 +265,7 @@ static ar_status init(ari_attention *m, ar_ctx *ctx, const ar_attention_options 
     AR_TRY(ari_dropout_init(&m->dropout, name, ARI_DROPPED_PROBS, o->heads, o->max_positions));
     AR_TRY(check_heads(m, ctx));
     AR_TRY(ari_ring_hops_init(&m->hops, ctx, name));
+    AR_TRY(ari_qk_norm_init(m, ctx));
     return init_linears(m, ctx);
 }
 

@@ -7,12 +7,19 @@
 #include "ref/layers/linear/linear.h"
 #include "ref/layers/parts.h"
 
+/* Norms of queries and of keys. */
+typedef struct ari_qk_norm {
+    char name[2][ARI_PART_PATH];
+    ar_param gain[2];
+} ari_qk_norm;
+
 typedef struct ari_attention {
     ar_module base;
     ar_attention_options o;
     ar_branch_split split;
     char qkv_name[3][ARI_PART_PATH], out_name[ARI_PART_PATH];
     ari_linear qkv, out;
+    ari_qk_norm norm;
     size_t heads, kv_heads; /* of this tensor-parallel rank */
     size_t group_full;      /* query heads of a KV head, wherever they are */
     int copies, kv_copies;  /* tensor-parallel ranks that hold each query head, each KV head */
@@ -33,5 +40,20 @@ AR_NODISCARD ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved
  *  those of the device and the communicator. */
 AR_NODISCARD ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,
                                            const ar_tensor *dcontext);
+
+/* --- norms of queries (which 0) and keys (1) (qk_norm.c) ---------------------------------------------------------- */
+
+bool ari_qk_normed(const ari_attention *m);
+/** Their parameters, if the attention has them; what it makes ends with _fini, also after an error. */
+AR_NODISCARD ar_status ari_qk_norm_init(ari_attention *m, ar_ctx *ctx);
+void ari_qk_norm_fini(ari_attention *m);
+size_t ari_qk_norm_params(ari_attention *m, ar_param **out, size_t cap);
+/** y [b, s, heads, d], a view of *memory, which the caller releases, of the projections' x, a view of such a shape.
+ *  Collective over the tensor-parallel ranks where a norm is over all heads. */
+AR_NODISCARD ar_status ari_qk_norm_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, int which, ar_tensor *y,
+                                           ar_tensor *memory, const ar_tensor *x);
+/** The gradient of y, a view of such a shape, becomes that of x. */
+AR_NODISCARD ar_status ari_qk_norm_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, int which,
+                                            const ar_tensor *g);
 
 #endif

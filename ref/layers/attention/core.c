@@ -17,7 +17,8 @@ typedef struct pass {
     ar_ctx *ctx;
     const ari_core_kept *kept;
     ar_mask mask;
-    float scale;
+    float scale; /* of what is given to the softmax: with a cap 1, */
+    float inner; /* and this one of what is capped */
     ari_score_blocks blocks;
     size_t matrices, group, rows; /* b * kv_heads; query heads of a KV head; queries of a head */
 } pass;
@@ -29,7 +30,8 @@ static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *kept)
               .ctx = ctx,
               .kept = kept,
               .mask = ari_core_mask(c, kept),
-              .scale = ari_softmax_scale(c->head_dim),
+              .scale = c->cap > 0.0 ? 1.0f : ari_softmax_scale(c->query_scalar),
+              .inner = ari_softmax_scale(c->query_scalar),
               .matrices = kept->batch * c->kv_heads,
               .group = c->heads / c->kv_heads,
               .rows = ar_positions_count(&c->rows)};
@@ -218,13 +220,19 @@ static ar_status report(const pass *p, ar_tensor *whole, const char *part, char 
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* Scores, and with what is known of the rows or not, probabilities. */
-static ar_status probabilities(const pass *p, ar_tensor *probs, const ar_part *at, const ar_operand *q,
+/* Scores, and with what is known of the rows or not, probabilities. bare: the scores before they are capped stay in a
+ * tensor of their own, where they are; NULL: they are not wanted. */
+static ar_status probabilities(const pass *p, ar_tensor *probs, ar_tensor *bare, const ar_part *at, const ar_operand *q,
                                const ar_operand *k, bool known)
 {
     const ar_scores block = scores_of(p, at);
+    const bool keeps = p->c->cap > 0.0 && bare;
     AR_TRY(new_block(p->ctx, probs, at));
-    AR_TRY(rows_by_keys(p, probs, at, q, k));
+    if (keeps)
+        AR_TRY(new_block(p->ctx, bare, at));
+    AR_TRY(rows_by_keys(p, keeps ? bare : probs, at, q, k));
+    if (p->c->cap > 0.0)
+        AR_TRY(ARI_KERNEL(p->ctx, softcap, probs, keeps ? bare : probs, p->inner, p->c->cap));
     return ARI_KERNEL(p->ctx, softmax_forward, probs->data, ar_const(probs->data), p->kept->max.data, p->kept->sum.data,
                       known, p->scale, &block, &p->mask);
 }
@@ -237,7 +245,7 @@ static ar_status forward_block(const pass *p, const ar_part *at, const ar_tensor
                                const ar_tensor heard[2])
 {
     ar_tensor probs, weights;
-    AR_TRY(probabilities(p, &probs, at, of->q, of->k, false));
+    AR_TRY(probabilities(p, &probs, NULL, at, of->q, of->k, false));
     AR_TRY(hear(p, &heard[0], at, &probs));
     AR_TRY(weights_of(p, at, &weights, &probs));
     AR_TRY(hear(p, &heard[1], at, &weights));
@@ -313,8 +321,8 @@ static ar_status gradients_of(const pass *p, block_gradients *g, const ar_part *
                               const ar_tensor *dot, bool known, const ar_tensor *heard)
 {
     const ar_scores block = scores_of(p, at);
-    ar_tensor dprobs;
-    AR_TRY(probabilities(p, &g->probs, at, of->q, of->k, true));
+    ar_tensor dprobs, bare;
+    AR_TRY(probabilities(p, &g->probs, &bare, at, of->q, of->k, true));
     AR_TRY(weights_of(p, at, &g->weights, &g->probs));
     AR_TRY(new_block(p->ctx, &dprobs, at));
     AR_TRY(rows_by_keys(p, &dprobs, at, of->dout, of->v));
@@ -325,6 +333,10 @@ static ar_status gradients_of(const pass *p, block_gradients *g, const ar_part *
         AR_TRY(new_block(p->ctx, &g->ds, at));
     AR_TRY(ARI_KERNEL(p->ctx, softmax_backward, g->ds.data, ar_const(g->probs.data), dprobs.data, dot->data, known,
                       p->scale, &block, &p->mask));
+    if (p->c->cap > 0.0) {
+        AR_TRY(ARI_KERNEL(p->ctx, softcap_backward, &g->ds, &g->ds, &bare, p->inner, p->c->cap));
+        ar_ctx_release(p->ctx, &bare);
+    }
     AR_TRY(hear(p, heard, at, &dprobs));
     if (heard->ndim > 0)
         ar_ctx_release(p->ctx, &dprobs);

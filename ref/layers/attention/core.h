@@ -18,6 +18,7 @@ typedef struct ari_core {
     ar_positions rows;                /* of the queries, in their order */
     bool causal;
     size_t window;              /* 0: none */
+    double query_scalar, cap;   /* scores are divided by the root of the first; and capped, 0: not */
     const ari_dropout *dropout; /* of the probabilities */
 } ari_core;
 

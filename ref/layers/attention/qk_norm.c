@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* RMSNorms of queries and of keys, between their projections and the rotation. Of a head each rank has all features, so
+ * nothing moves; the gain is every head's, and its gradient a sum over heads and tokens. Of all heads together each rank
+ * is given the heads of the others first, as in Hugging Face's own tensor-parallel plan. */
+#include "ref/layers/attention/attention.h"
+
+enum { SAVED_NORM = 8, OF_EACH = 3 }; /* of queries, then of keys: what is normalised, means, deviations */
+
+typedef struct normed {
+    ari_qk_norm *of;
+    int which;            /* 0: queries, 1: keys */
+    size_t heads, all, d; /* of this rank; of the model */
+    int copies;           /* neighbouring ranks that have the same heads */
+    bool cut;             /* the ranks have different heads */
+} normed;
+
+static normed normed_of(ari_attention *m, const ar_ctx *ctx, int which)
+{
+    const bool cut = ar_comm_size(ctx->tp) > 1 && ari_placed_by_features(m->split.first.to);
+    return (normed){.of = &m->norm,
+                    .which = which,
+                    .heads = which == 0 ? m->heads : m->kv_heads,
+                    .all = which == 0 ? m->o.heads : m->o.kv_heads,
+                    .d = m->o.head_dim,
+                    .copies = cut ? (which == 0 ? m->copies : m->kv_copies) : 1,
+                    .cut = cut};
+}
+
+bool ari_qk_normed(const ari_attention *m)
+{
+    return m->o.qk_norm != AR_QK_NORM_NONE;
+}
+
+/* --- construction ------------------------------------------------------------------------------------------------- */
+
+ar_status ari_qk_norm_init(ari_attention *m, ar_ctx *ctx)
+{
+    const char *const leaf[2] = {m->o.q_norm ? m->o.q_norm : "q_norm", m->o.k_norm ? m->o.k_norm : "k_norm"};
+    for (int i = 0; i < 2 && ari_qk_normed(m); i++) {
+        const normed n = normed_of(m, ctx, i);
+        const bool by_head = m->o.qk_norm == AR_QK_NORM_HEAD;
+        AR_TRY(ari_path(m->norm.name[i], sizeof m->norm.name[i], m->base.name, leaf[i]));
+        AR_TRY(ari_norm_gain_init(&m->norm.gain[i], ctx, m->norm.name[i], by_head ? n.d : n.all * n.d,
+                                  m->o.norm_plus_one));
+        m->norm.gain[i].spread = by_head && n.cut;
+    }
+    return AR_OK;
+}
+
+void ari_qk_norm_fini(ari_attention *m)
+{
+    ar_param_fini(&m->norm.gain[0]);
+    ar_param_fini(&m->norm.gain[1]);
+}
+
+size_t ari_qk_norm_params(ari_attention *m, ar_param **out, size_t cap)
+{
+    const size_t n = ari_qk_normed(m) ? 2 : 0;
+    for (size_t i = 0; i < n && i < cap; i++)
+        out[i] = &m->norm.gain[i];
+    return n;
+}
+
+/* --- all heads of a token ----------------------------------------------------------------------------------------- */
+
+/* [b, s, heads, d], contiguous, as rows of `heads` heads. */
+static ar_tensor as_features(const ar_tensor *t)
+{
+    const size_t width = t->shape[2] * t->shape[3];
+    return (ar_tensor){.dtype = t->dtype,
+                       .ndim = 3,
+                       .shape = {t->shape[0], t->shape[1], width},
+                       .stride = {(ptrdiff_t)(t->shape[1] * width), (ptrdiff_t)width, 1},
+                       .data = t->data};
+}
+
+/* Of features [b, s, heads * d] every `every`-th head from `first` on, [b, s, count, d]. */
+static ar_tensor heads_view(const ar_tensor *features, const normed *n, size_t first, size_t count, size_t every)
+{
+    const ptrdiff_t width = (ptrdiff_t)features->shape[2];
+    return (ar_tensor){.dtype = features->dtype,
+                       .ndim = 4,
+                       .shape = {features->shape[0], features->shape[1], count, n->d},
+                       .stride = {width * (ptrdiff_t)features->shape[1], width, (ptrdiff_t)(every * n->d), 1},
+                       .data = ar_buf_at(features->data, first * n->d * ar_dtype_bytes(features->dtype))};
+}
+
+/* all [b, s, all heads * d] of every rank's own [b, s, heads, d], of which each copy has the same. Fresh. */
+static ar_status all_heads(const normed *n, ar_ctx *ctx, ar_tensor *all, const ar_tensor *own)
+{
+    const size_t shape[4] = {own->shape[0], own->shape[1], n->heads, n->d}, ranks = (size_t)ar_comm_size(ctx->tp);
+    const ari_features width = {1, {n->heads * n->d * ranks}};
+    const ar_hop hop = {ari_shard_features, {AR_REPLICATE, 0}};
+    ar_tensor packed, gathered;
+    AR_TRY(ar_ctx_tensor(ctx, &packed, own->dtype, 4, shape));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &packed, own));
+    packed = as_features(&packed);
+    *all = packed;
+    if (!n->cut)
+        return AR_OK;
+    AR_TRY(ari_place_on(ctx, &gathered, &packed, &width, hop, n->of->name[n->which]));
+    *all = gathered;
+    if (n->copies == 1)
+        return AR_OK;
+    AR_TRY(ari_like(ctx, all, &gathered, n->all * n->d));
+    const ar_tensor to = heads_view(all, n, 0, n->all, 1),
+                    from = heads_view(&gathered, n, 0, n->all, (size_t)n->copies);
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
+    ar_ctx_release(ctx, &gathered);
+    return AR_OK;
+}
+
+/* This rank's heads of it. */
+static ar_tensor own_heads(const normed *n, const ar_ctx *ctx, const ar_tensor *all)
+{
+    const size_t first = n->cut ? (size_t)(ar_comm_rank(ctx->tp) / n->copies) * n->heads : 0;
+    return heads_view(all, n, first, n->heads, 1);
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
+
+static ar_status keep(const normed *n, ar_saved *saved, const ar_tensor *x, const ar_norm_saved *rows)
+{
+    const int slot = SAVED_NORM + OF_EACH * n->which;
+    AR_TRY(ar_saved_push(saved, n->of, slot, x));
+    AR_TRY(ar_saved_push(saved, n->of, slot + 1, &rows->mean));
+    return ar_saved_push(saved, n->of, slot + 2, &rows->rstd);
+}
+
+ar_status ari_qk_norm_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, int which, ar_tensor *y,
+                              ar_tensor *memory, const ar_tensor *x)
+{
+    const normed n = normed_of(m, ctx, which);
+    const bool by_head = m->o.qk_norm == AR_QK_NORM_HEAD;
+    const size_t shape[4] = {x->shape[0], x->shape[1], n.heads, n.d};
+    ar_norm_saved rows;
+    ar_tensor in;
+    if (by_head) {
+        AR_TRY(ar_ctx_tensor(ctx, &in, x->dtype, 4, shape));
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &in, x));
+    } else {
+        AR_TRY(all_heads(&n, ctx, &in, x));
+    }
+    AR_TRY(ar_norm_forward(ctx, AR_NORM_RMS, memory, &rows, &in, &m->norm.gain[which], NULL, m->o.norm_eps));
+    AR_TRY(keep(&n, saved, &in, &rows));
+    *y = by_head ? *memory : own_heads(&n, ctx, memory);
+    return AR_OK;
+}
+
+/* --- backward ----------------------------------------------------------------------------------------------------- */
+
+ar_status ari_qk_norm_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, int which, const ar_tensor *g)
+{
+    const normed n = normed_of(m, ctx, which);
+    const bool by_head = m->o.qk_norm == AR_QK_NORM_HEAD;
+    const bool counts = !by_head || !n.cut || ar_comm_rank(ctx->tp) % n.copies == 0;
+    const int slot = SAVED_NORM + OF_EACH * which;
+    const size_t shape[4] = {g->shape[0], g->shape[1], n.heads, n.d};
+    ar_norm_saved rows;
+    ar_tensor x, d;
+    AR_TRY(ar_saved_pop(saved, n.of, slot + 2, &rows.rstd));
+    AR_TRY(ar_saved_pop(saved, n.of, slot + 1, &rows.mean));
+    AR_TRY(ar_saved_pop(saved, n.of, slot, &x));
+    if (by_head) {
+        AR_TRY(ar_ctx_tensor(ctx, &d, g->dtype, 4, shape));
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &d, g));
+    } else {
+        AR_TRY(all_heads(&n, ctx, &d, g));
+    }
+    AR_TRY(ari_norm_gradients(ctx, AR_NORM_RMS, &d, NULL, &d, &x, &rows, &m->norm.gain[which], NULL, NULL, counts));
+    const ar_tensor own = by_head ? d : own_heads(&n, ctx, &d);
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, g, &own));
+    ar_ctx_release(ctx, &d);
+    ar_ctx_release(ctx, &rows.rstd);
+    ar_ctx_release(ctx, &rows.mean);
+    ar_ctx_release(ctx, &x);
+    return AR_OK;
+}
