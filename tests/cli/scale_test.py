@@ -18,8 +18,8 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 COMMAND = str(pathlib.Path(os.environ.get("ANYRANK", ROOT / "build/anyrank")).resolve())
 SMALL = ("--batch", "2", "--seq", "8", "--steps", "1")
-LARGE = ("llama-3-8b", "llama-3-70b", "llama-3.1-405b", "qwen2.5-7b", "gpt-22b", "gpt3-175b", "gpt-530b", "gpt-1t",
-         "stack-4.8b")
+LARGE = ("llama-3-8b", "llama-3-70b", "llama-3.1-405b", "qwen2.5-7b", "qwen3-8b", "gemma-2-9b", "gpt-22b", "gpt3-175b",
+         "gpt-530b", "gpt-1t", "stack-4.8b")
 
 
 def run(*arguments):
