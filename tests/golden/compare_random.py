@@ -30,7 +30,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CLASSES = {"llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
            "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+           "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+           "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+           "gemma": (transformers.GemmaConfig, transformers.GemmaForCausalLM),
+           "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
+           "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
            "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel)}
+NORMED = ("qwen3", "olmo2", "gemma", "gemma2", "gemma3")  # the classes whose norms and factors are not Llama's
 # Of a tensor's largest element. Where nothing is left of a gradient but the rounding of larger terms (below NOISE), there
 # is nothing to compare.
 ALLOWED, ALLOWED_FACTOR, NOISE = 1e-5, 2.0, 1e-6
@@ -62,11 +68,26 @@ def draw_config(r, family, seq):
     if r.random() < 0.6:
         keys["head_dim"] = 2 * r.randint(1, 8)
     window = r.randint(1, seq + 2)
+    kinds = ["full_attention", "sliding_attention"]
+    if family in NORMED:
+        keys.update(pad_token_id=None, attention_bias=r.random() < 0.5)
+    if family == "gemma3":
+        keys["rope_parameters"] = {kind: draw_rope(r) for kind in kinds}
+    if family in ("gemma2", "gemma3"):
+        keys.update(hidden_activation=keys.pop("hidden_act"), sliding_window=window,
+                    query_pre_attn_scalar=r.choice([1, 4, 7, 256]),
+                    final_logit_softcapping=r.choice([None, 0.7, 3.0, 30.0]))
+        if r.random() < 0.5:
+            keys["layer_types"] = [r.choice(kinds) for _ in range(layers)]
+        elif family == "gemma3":
+            keys["sliding_window_pattern"] = r.randint(1, 3)
+    if family == "gemma2":
+        keys["attn_logit_softcapping"] = r.choice([None, 0.5, 2.0, 50.0])
     if family == "llama":
         keys.update(attention_bias=r.random() < 0.5, mlp_bias=r.random() < 0.5)
     elif family == "mistral":
         keys["sliding_window"] = r.choice([None, window, window])
-    else:
+    elif family in ("qwen2", "qwen3"):
         keys.update(use_sliding_window=r.random() < 0.7, sliding_window=window, max_window_layers=r.randint(0, layers))
         if keys["use_sliding_window"] and r.random() < 0.4:
             keys["layer_types"] = [r.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
@@ -96,6 +117,9 @@ def spell_as_before(folder):
     path = folder / "config.json"
     config = json.loads(path.read_text())
     rope = config.pop("rope_parameters")
+    if "full_attention" in rope:  # of Gemma 3: what the other kind of layers has is not scaled
+        local, rope = rope["sliding_attention"], rope["full_attention"]
+        config["rope_local_base_freq"] = local["rope_theta"]
     config["rope_theta"] = rope.pop("rope_theta")
     config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
     path.write_text(json.dumps(config))
@@ -135,9 +159,13 @@ def compare(binary, seed, folder):
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # zeros in a fresh model
                 parameter.normal_(0.0, 0.3)
+            elif family in NORMED and "norm" in name:  # as fresh they are all alike
+                parameter.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
     batch = draw_batch(r, config, seq)
     model.save_pretrained(folder)
-    if family != "gpt2" and r.random() < 0.5:
+    local = getattr(config, "rope_parameters", None) or {}
+    if family != "gpt2" and r.random() < 0.5 and \
+            local.get("sliding_attention", {"rope_type": "default"}).get("rope_type", "default") == "default":
         spell_as_before(folder)
     safetensors.torch.save_file(batch, folder / "batch.safetensors")
     tp = draw_tp(r, config, family)
