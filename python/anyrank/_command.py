@@ -98,17 +98,18 @@ def _wait(program: str, words: list[str], folder: str, progress: Progress) -> tu
                 for line in lines:
                     show(line)
                 child.wait()
-        except BaseException as error:
-            _end(child, lines, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+        except BaseException:
+            _end(child, lines)
             raise
     out_text, err_text = (path.read_text(encoding="utf-8", errors="replace") for path in texts)
     return child.returncode, out_text, err_text
 
 
-def _end(child: subprocess.Popen[bytes], lines: typing.TextIO, number: signal.Signals) -> None:
-    """Ends a command and what it started: `train` saves a checkpoint first. A second Ctrl-C ends it at once."""
+def _end(child: subprocess.Popen[bytes], lines: typing.TextIO) -> None:
+    """Ends a command and what it started: `train` saves a checkpoint first. A second Ctrl-C ends it at once. SIGTERM,
+    since programs that were started in the background may have SIGINT ignored."""
     try:
-        _signal(child, number)
+        _signal(child, signal.SIGTERM)
         for _ in lines:  # a full pipe would keep it from ending
             pass
         child.wait()
