@@ -121,7 +121,9 @@ def _read(piece: Piece) -> View:
 def _whole_tensor(boxes: list[Piece], shape: tuple[int, ...], dtype: str) -> typing.Iterator[memoryview]:
     """The bytes of a full tensor, some rows at a time."""
     if len(boxes) == 1:
-        yield _read(boxes[0]).bytes()
+        view = _read(boxes[0])
+        yield view.bytes()
+        view.release()
         return
     row = math.prod(shape[1:]) * SIZES[dtype]
     step = max(1, BLOCK // row)
@@ -135,6 +137,7 @@ def _whole_tensor(boxes: list[Piece], shape: tuple[int, ...], dtype: str) -> typ
                 strides = row_major(shape)
                 at = sum(i * step for i, step in zip((first - start, *piece.offset[1:]), strides))
                 view.narrow(0, first - piece.offset[0], end - first).copy_into(out, strides, at)
+                view.release()
         yield out
 
 
@@ -196,8 +199,10 @@ def _write_rank(path: str, rank: int, pieces: list[Piece], checkpoint: Checkpoin
     writer = Writer(path)
     try:
         for piece in pieces:
-            data = _read(piece).bytes()
+            view = _read(piece)
+            data = view.bytes()
             writer.add(piece.name, piece.dtype, piece.extent, data)
+            view.release()
             size += data.nbytes
             dcp[piece.name] = {"saved_offsets": list(piece.offset)}
             tensors[piece.name] = {"shape": list(piece.shape)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import mmap
 import typing
 
 from anyrank._safetensors import SIZES
@@ -56,6 +57,12 @@ class View:
         out = bytearray(self.count * size)
         self.copy_into(memoryview(out), row_major(self.shape), 0)
         return memoryview(out)
+
+    def release(self) -> None:
+        """Lets the mapped file's pages go, which would count as memory of this process."""
+        file = self.storage.obj
+        if isinstance(file, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") and self.count * SIZES[self.dtype] >= 1 << 20:
+            file.madvise(mmap.MADV_DONTNEED)
 
     def copy_into(self, out: memoryview, strides: typing.Sequence[int], offset: int) -> None:
         """Copies the elements to `out`, whose elements have these strides. The last dimension has no gaps there."""

@@ -117,8 +117,8 @@ def _coordinates(values: list[_Value], folder: str) -> dict[int, dict[str, tuple
     sizes = {rank: {name: size for name, (_, size) in of.items()} for rank, of in axes.items()}
     other = next((rank for rank in sizes if sizes[rank] != sizes[min(sizes)]), None)
     if other is not None:
-        raise AnyrankError(f"{folder}: rank {min(sizes)} says that the mesh is {sizes[min(sizes)]}, rank {other} that it "
-                           f"is {sizes[other]}")
+        raise AnyrankError(f"{folder}: rank {min(sizes)} says that the mesh is {sizes[min(sizes)]}, rank {other} that "
+                           f"it is {sizes[other]}")
     return axes
 
 

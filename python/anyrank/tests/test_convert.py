@@ -18,7 +18,7 @@ import zipfile
 
 import anyrank
 from anyrank import _safetensors, convert, ranks
-from anyrank.convert import _parallel, _pickles, _tensors
+from anyrank.convert import _parallel, _pickles, _pieces, _tensors
 from anyrank.tests import FolderCase, anyrank_json, needs
 
 
@@ -205,6 +205,24 @@ class Views(unittest.TestCase):
             cuts.dimension("mystery", 2)
         full, boxes = cuts.place("a.linear_fc1.weight", [(4, 2), (4, 2)], 1, ((1, 0), (2, 2)))  # over gate's end
         self.assertEqual((full, boxes), ((8, 2), [(((3, 0), (1, 2)), (0, 0)), (((6, 0), (1, 2)), (1, 0))]))
+
+
+class Cover(unittest.TestCase):
+    def boxes(self, *boxes: tuple[tuple[int, ...], tuple[int, ...]]) -> list[_pieces.Piece]:
+        """Of a tensor [4, 4], one on each rank."""
+        view = _tensors.View("U8", (0,), (1,), memoryview(b""))
+        return [_pieces.Piece(rank, "x", "weight", "U8", (4, 4), at, extent, lambda: view, f"file{rank}")
+                for rank, (at, extent) in enumerate(boxes)]
+
+    def test_every_element_is_in_one_box_but_for_copies(self) -> None:
+        left, right = ((0, 0), (4, 2)), ((0, 2), (4, 2))
+        self.assertEqual(len(_pieces.check_cover("x", self.boxes(left, right, left))), 2)
+        self.assertEqual(len(_pieces.check_cover("x", self.boxes(((0, 0), (4, 4)), ((4, 0), (0, 4))))), 1)
+        for boxes, words in (((left, left), "MissingShard.*8 of its 16 .*0:4, 0:2. in file0"),
+                             ((left, ((3, 1), (1, 3))), "OverlappingShards: file1.*3:4, 1:4.*0:4, 0:2. of file0"),
+                             ((left, ((0, 2), (5, 2))), "file1.*0:5, 2:4. is outside of .4, 4.")):
+            with self.assertRaisesRegex(anyrank.AnyrankError, words):
+                _pieces.check_cover("x", self.boxes(*boxes))
 
 
 def save(_rank: int, folder: str) -> dict[str, typing.Any]:
