@@ -55,7 +55,7 @@ class Session:
                 os.dup2(file, 2)
                 os.chdir(folder)
                 status = pytest.main(["-p", "no:cacheprovider", f"--rootdir={folder}", f"--basetemp={folder / 'tmp'}",
-                                      *arguments], [] if INSTALLED else [anyrank.pytest_plugin])
+                                      "--anyrank-timeout=3600", *arguments], [] if INSTALLED else [anyrank.pytest_plugin])
             finally:
                 os._exit(status)
         self.status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -111,7 +111,7 @@ BUGS = {
         "test_data_parallel[dp2]", r"^anyrank.RanksDiffer: blocks.0.norm:fwd differs", ["rank 1"]),
     "a plan that leaves out a layer's partner": (
         [(TESTS, '"3": RowwiseParallel()', '"3": ColwiseParallel()')],
-        "test_parallelize_module[tp2]", r"^anyrank.RanksFailed: 2 ranks \(tp=2\): ranks 0 and 1 of 2 raised ", []),
+        "test_parallelize_module[tp2]", r"^anyrank.RanksFailed: 2 ranks \(tp=2\): ranks? .* of 2 raised ", []),
     "a rank raises": (
         [(LAYERS, "        for block in self.blocks:\n            x = block(x)",
           "        if self.group is not None and self.group.rank() == 1:\n            raise ValueError('no tokens')\n"

@@ -44,6 +44,7 @@ class Page(unittest.TestCase):
     def pytest(self, *arguments):
         plugin = [] if INSTALLED else ["-p", "anyrank.pytest_plugin"]
         return subprocess.run([sys.executable, "-m", "pytest", *plugin, "-p", "no:cacheprovider", "-q",
+                               "--anyrank-timeout=3600",
                                f"--rootdir={self.folder}", f"--basetemp={self.folder / 'tmp'}", *arguments],
                               capture_output=True, text=True, check=False, cwd=self.folder, stdin=subprocess.DEVNULL,
                               env={**os.environ, "PYTHONPATH": str(ROOT / "python")})

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import typing
 import unittest
 
 import anyrank
 from anyrank.tests import FolderCase, needs
+
+compare_ranks = functools.partial(anyrank.compare_ranks, timeout=3600)  # however slow the machine is
 
 
 def network(mesh: typing.Any) -> typing.Any:
@@ -35,7 +38,7 @@ def step_with(factor: float = 1.0) -> typing.Callable[[typing.Any, typing.Any], 
 class Compare(FolderCase):
     def test_right_runs_are_let_alone(self) -> None:
         for seed in range(4):
-            compared = anyrank.compare_ranks(network, step_with(), ranks=2 + seed % 3, seed=seed)
+            compared = compare_ranks(network, step_with(), ranks=2 + seed % 3, seed=seed)
             self.assertTrue(0 < compared.worst < 0.5, compared)
             self.assertEqual(compared.weak, ())
             self.assertIn("0.bias:grad", compared.allowed)
@@ -43,7 +46,7 @@ class Compare(FolderCase):
     def test_small_factors_are_seen(self) -> None:
         for factor in (1 + 1e-3, 1 - 1e-4):
             with self.assertRaises(anyrank.RanksDiffer) as caught:
-                anyrank.compare_ranks(network, step_with(factor), ranks=2, repeat="make check")
+                compare_ranks(network, step_with(factor), ranks=2, repeat="make check")
             report = caught.exception.report
             first = report.first if report is not None else None
             assert first is not None and first.ratio is not None
@@ -54,11 +57,11 @@ class Compare(FolderCase):
 
     def test_a_given_rule_is_the_only_one(self) -> None:
         folder = self.path / "kept"
-        anyrank.compare_ranks(network, step_with(1 + 1e-3), ranks=2, rtol=1e-2, atol=1e-6, folder=folder)
+        compare_ranks(network, step_with(1 + 1e-3), ranks=2, rtol=1e-2, atol=1e-6, folder=folder)
         self.assertEqual({path.name for path in folder.iterdir()}, {"one", "ranks"})  # nothing was measured
         with self.assertRaisesRegex(anyrank.RanksDiffer, "0.bias:grad"):
-            anyrank.compare_ranks(network, step_with(1 + 1e-3), ranks=2, rtol=1e-4, atol=1e-8)
-        anyrank.compare_ranks(network, step_with(1 + 1e-3), ranks=2, ignore=["0.bias:grad"])
+            compare_ranks(network, step_with(1 + 1e-3), ranks=2, rtol=1e-4, atol=1e-8)
+        compare_ranks(network, step_with(1 + 1e-3), ranks=2, ignore=["0.bias:grad"])
 
     def test_one_ranks_own_failures_are_told_from_the_others(self) -> None:
         def raises(model: typing.Any, mesh: typing.Any) -> None:
@@ -66,7 +69,7 @@ class Compare(FolderCase):
                 raise ValueError("no batch")
         with self.assertRaisesRegex(anyrank.RanksFailed, "^one rank, which the others are compared with, failed: .*"
                                                          "ValueError: no batch"):
-            anyrank.compare_ranks(network, raises)
+            compare_ranks(network, raises)
 
         def branches(model: typing.Any, mesh: typing.Any) -> None:
             import torch
@@ -75,14 +78,14 @@ class Compare(FolderCase):
             same = torch.equal(model(x), model(x))  # not where operations err
             model(x if same else x[:3]).sum().backward()
         with self.assertRaisesRegex(anyrank.AnyrankError, "depends on the last bits of its values"):
-            anyrank.compare_ranks(network, branches)
+            compare_ranks(network, branches)
 
     def test_wrong_arguments(self) -> None:
         for options, words in (({"ranks": 0}, "has the size 0"), ({"layout": {}}, "no dimension"),
                                ({"ranks": 2, "layout": {"tp": 2}}, "one of the two"),
                                ({"bits": True, "atol": 0.1}, "at most one rule")):
             with self.assertRaisesRegex(ValueError, words):
-                anyrank.compare_ranks(network, step_with(), **typing.cast(typing.Any, options))
+                compare_ranks(network, step_with(), **typing.cast(typing.Any, options))
 
 
 @needs("torch")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import signal
@@ -16,6 +17,7 @@ from anyrank import ranks
 from anyrank.tests import FolderCase, needs, run_python
 
 Function = typing.Callable[..., typing.Any]
+spawn = functools.partial(ranks.spawn, timeout=3600)  # however slow the machine is
 
 
 def reduce_of(rank: int, start: float) -> typing.Any:
@@ -36,7 +38,7 @@ def wait_for_ever() -> None:
 class Ranks(FolderCase):
     def failure(self, world: int, function: Function, **options: typing.Any) -> ranks.RanksFailed:
         with self.assertRaises(ranks.RanksFailed) as caught:
-            ranks.spawn(world, function, **options)
+            spawn(world, function, **options)
         return caught.exception
 
     def hang(self, world: int, function: Function, *words: str) -> ranks.RanksFailed:
@@ -53,8 +55,8 @@ class Ranks(FolderCase):
     def test_results_come_in_the_order_of_ranks(self) -> None:
         def function(rank: int, base: int) -> tuple[int, list[float], str]:  # local, as in a test
             return base + rank, reduce_of(rank, 1.0).tolist(), os.environ["RANK"] + os.environ["WORLD_SIZE"]
-        self.assertEqual(ranks.spawn(3, function, 10), [(10 + r, [6.0], f"{r}3") for r in range(3)])
-        self.assertEqual(ranks.spawn(1, lambda rank: rank), [0])
+        self.assertEqual(spawn(3, function, 10), [(10 + r, [6.0], f"{r}3") for r in range(3)])
+        self.assertEqual(spawn(1, lambda rank: rank), [0])
 
     def test_seeds_threads_and_environment(self) -> None:
         def function(rank: int) -> tuple[typing.Any, ...]:
@@ -64,7 +66,7 @@ class Ranks(FolderCase):
             shared = torch.rand(2).tolist(), random.random()
             torch.manual_seed(ranks.own_seed(rank))
             return shared, torch.rand(2).tolist(), torch.get_num_threads(), os.environ["ONE"]
-        runs = [ranks.spawn(2, function, seed=seed, env={"ONE": "1"}) for seed in (3, 3, 4)]
+        runs = [spawn(2, function, seed=seed, env={"ONE": "1"}) for seed in (3, 3, 4)]
         self.assertEqual(runs[0], runs[1])
         self.assertEqual(runs[0][0][0], runs[0][1][0])  # the same on both ranks
         self.assertNotEqual(runs[0][0][1], runs[0][1][1])  # own_seed
@@ -80,15 +82,15 @@ class Ranks(FolderCase):
             (torch.ones(512, 64) @ weight).square().mean().backward()
             return weight.grad.sum() if weight.grad is not None else None
         alone = function(0)  # has used the engine, and threads
-        self.assertEqual(ranks.spawn(2, function), [alone, alone])
+        self.assertEqual(spawn(2, function), [alone, alone])
 
     def test_the_other_method(self) -> None:
-        self.assertEqual([t.item() for t in ranks.spawn(2, reduce_of, 1.0, method="spawn")], [3.0, 3.0])
+        self.assertEqual([t.item() for t in spawn(2, reduce_of, 1.0, method="spawn")], [3.0, 3.0])
         try:
             import cloudpickle  # type: ignore[import-not-found,unused-ignore] # noqa: F401
         except ImportError:
             with self.assertRaisesRegex(Exception, "top of its module, or install cloudpickle"):
-                ranks.spawn(1, lambda rank: 0, method="spawn")
+                spawn(1, lambda rank: 0, method="spawn")
 
     def test_an_exception_ends_all_with_its_traceback(self) -> None:
         def function(rank: int) -> None:
@@ -153,7 +155,7 @@ class Ranks(FolderCase):
         self.assertIn("pickle", str(self.failure(2, lambda rank: lambda: 0)))
         for wrong in ({"world": 0}, {"timeout": 0}, {"timeout": float("nan")}, {"method": "thread"}):
             with self.assertRaisesRegex(ValueError, next(iter(wrong))):
-                ranks.spawn(**{"world": 1, "function": reduce_of, **wrong})  # type: ignore[arg-type]
+                spawn(**{"world": 1, "function": reduce_of, **wrong})  # type: ignore[arg-type]
 
     def test_what_ranks_print_is_printed_by_rank(self) -> None:
         done = run_python("import os\nfrom anyrank import ranks\n"
