@@ -3,15 +3,21 @@
 """Checkpoints as the libraries themselves write them, on gloo ranks of one machine without a GPU. Run by hand, never by the
 tests; what tests/golden/checkpoints/ holds was made with torch 2.15.0, deepspeed 0.19.8 and megatron-core 0.16.1.
 
-    DS_ACCELERATOR=cpu python3 tests/golden/checkpoints.py FOLDER      NAME.tar.xz, and NAME.safetensors: its full tensors
+    DS_ACCELERATOR=cpu python3 tests/golden/checkpoints.py FOLDER [CASE ..]     CASE.tar.xz, and CASE.safetensors: its
+                                                                                full tensors
 
-    dcp         torch.distributed.checkpoint: FSDP2 over tensor parallelism on 4 ranks, AdamW; expected by get_state_dict
+    dcp         torch.distributed.checkpoint: FSDP2 over tensor parallelism on 4 ranks,
+    AdamW; expected by get_state_dict
     zero1..3    DeepSpeed in bf16, two parameter groups; expected by zero_to_fp32.py and safe_get_full_optimizer_state
+    tied        DeepSpeed, ZeRO 3, with tied and frozen parameters and a buffer; expected by zero_to_fp32.py
     torch_dist  megatron-core's GPTModel and DistributedOptimizer, tp=2 pp=2; expected by torch's own reader
+    flattened   torch_dist as megatron-core 0.12.3 flattens the optimizer's state; the fp32 copies are the weights. On its own,
+                with that version on PYTHONPATH
     legacy      the same ranks' state_dict() in the files that Megatron-LM's format torch has
                 (megatron/training/checkpointing.py, generate_state_dict, at d98e8a64)
 """
 import argparse
+import inspect
 import os
 import pathlib
 import sys
@@ -36,7 +42,8 @@ def start(rank, world):
 
 def model():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Embedding(11, 6), torch.nn.Linear(6, 10), torch.nn.ReLU(), torch.nn.LayerNorm(10),
+    return torch.nn.Sequential(torch.nn.Embedding(11, 6), torch.nn.Linear(6, 10), torch.nn.ReLU(),
+                               torch.nn.LayerNorm(10),
                                torch.nn.Linear(10, 3, bias=False))
 
 
@@ -76,27 +83,42 @@ def finish(rank, full, expected):
     dist.destroy_process_group()
 
 
-def save_deepspeed(rank, world, folder, expected, stage):
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.frozen = torch.nn.Embedding(7, 5), torch.nn.Linear(5, 5).requires_grad_(False)
+        self.head = torch.nn.Linear(5, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.arange(5.0))
+
+    def forward(self, x):
+        y = self.embed(x % 7)
+        return self.head(self.frozen(y) * self.scale.to(y.dtype))
+
+
+def save_deepspeed(rank, world, folder, expected, stage, make=model):
     start(rank, world)
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
     deepspeed.init_distributed(dist_backend="gloo")
-    m = model()
+    m = make()
     config = {"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
               "zero_optimization": {"stage": stage, "sub_group_size": 60, "stage3_param_persistence_threshold": 0}}
     if stage == 1:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
-    params = list(m.parameters())
-    groups = [{"params": [p for p in params if p.dim() > 1], "weight_decay": 0.1},
-              {"params": [p for p in params if p.dim() == 1], "weight_decay": 0.0}]
+    params = [p for p in m.parameters() if p.requires_grad]
+    groups = [{"params": [p for p in params if (p.dim() > 1) == matrices], "weight_decay": 0.1 * matrices}
+              for matrices in (True, False)]
+    groups = [group for group in groups if group["params"]]
     engine, *_ = deepspeed.initialize(model=m, optimizer=torch.optim.AdamW(groups, lr=1e-2), config=config)
     for step in range(2):
         engine.backward(engine(batch(step, rank)).float().pow(2).mean())
         engine.step()
     engine.save_checkpoint(folder)
     full = {}
-    if stage != 2:  # safe_get_full_optimizer_state fails there with torch's AdamW
+    if stage != 2 and make is model:  # safe_get_full_optimizer_state fails there with torch's AdamW
         for name, p in engine.module.named_parameters():
             full[name] = safe_get_full_fp32_param(p)
             full[f"{name}:m"] = safe_get_full_optimizer_state(p, "exp_avg")
@@ -123,7 +145,7 @@ class OnCpu(torch.overrides.TorchFunctionMode):
         return result.replace("torch.", "torch.cuda.") if is_type else result
 
 
-def save_megatron(rank, world, folder, expected, legacy):
+def save_megatron(rank, world, folder, expected, legacy, pp=2):
     start(rank, world)
     torch.cuda.current_device = lambda: torch.device("cpu")
     for module, name in ((torch.cuda, "synchronize"), (torch.cuda, "set_device"), (torch.cuda.nvtx, "range_push"),
@@ -135,12 +157,18 @@ def save_megatron(rank, world, folder, expected, legacy):
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
     from megatron.core.transformer.transformer_config import TransformerConfig
-    parallel_state.initialize_model_parallel(2, 2)
+    parallel_state.initialize_model_parallel(2, pp)
+    flattened = "sharding_type" in inspect.signature(DistributedOptimizer.sharded_state_dict).parameters
+    if flattened:
+        suit_old_version()
     config = TransformerConfig(
-        num_layers=4, hidden_size=8, num_attention_heads=4, num_query_groups=2, ffn_hidden_size=12, normalization="RMSNorm",
-        use_cpu_initialization=True, gated_linear_unit=True, activation_func=torch.nn.functional.silu, add_bias_linear=False,
-        tensor_model_parallel_size=2, pipeline_model_parallel_size=2, pipeline_dtype=torch.float32)
+        num_layers=4, hidden_size=8, num_attention_heads=4, num_query_groups=2, ffn_hidden_size=12,
+        normalization="RMSNorm",
+        use_cpu_initialization=True, gated_linear_unit=True, activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        tensor_model_parallel_size=2, pipeline_model_parallel_size=pp, pipeline_dtype=torch.float32)
     m = GPTModel(config=config, transformer_layer_spec=get_gpt_layer_local_spec(normalization="RMSNorm"), vocab_size=16,
                  max_sequence_length=8, pre_process=parallel_state.is_pipeline_first_stage(),
                  post_process=parallel_state.is_pipeline_last_stage(), position_embedding_type="rope",
@@ -150,8 +178,10 @@ def save_megatron(rank, world, folder, expected, legacy):
         torch.manual_seed(1000 * parallel_state.get_pipeline_model_parallel_rank() + 10 * i + cut)
         p.data.copy_(torch.randint(-99, 99, p.shape))
     args = argparse.Namespace(
-        tensor_model_parallel_size=2, pipeline_model_parallel_size=2, expert_model_parallel_size=1, num_attention_heads=4,
-        num_query_groups=2, group_query_attention=True, hidden_size=8, kv_channels=2, swiglu=True, normalization="RMSNorm",
+        tensor_model_parallel_size=2, pipeline_model_parallel_size=pp, expert_model_parallel_size=1,
+        num_attention_heads=4,
+        num_query_groups=2, group_query_attention=True, hidden_size=8, kv_channels=2, swiglu=True,
+        normalization="RMSNorm",
         num_experts=None, vocab_size=15, padded_vocab_size=16)
     with OnCpu():
         ddp = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=True), m)
@@ -179,14 +209,29 @@ def save_megatron(rank, world, folder, expected, legacy):
     with OnCpu():
         state = {"args": args, "iteration": 3, "model": m.sharded_state_dict()}
         if not legacy:
-            state["optimizer"] = optimizer.sharded_state_dict(
-                state, metadata={"distrib_optim_sharding_type": "fully_reshardable"})
+            how = {"sharding_type": "fully_sharded_model_space"} if flattened else {
+                "metadata": {"distrib_optim_sharding_type": "fully_reshardable"}}
+            state["optimizer"] = optimizer.sharded_state_dict(state, **how)
         dist_checkpointing.save(state, str(at))
     dist.barrier()
     found = dcp.FileSystemReader(at).read_metadata().state_dict_metadata
-    full = {key: torch.zeros(tuple(t.size), dtype=t.properties.dtype) for key, t in found.items() if hasattr(t, "size")}
+    full = {key: torch.zeros(tuple(t.size), dtype=t.properties.dtype) for key, t in found.items()
+            if hasattr(t, "size") and not (flattened and key.startswith("optimizer."))}
     dcp.load(full, checkpoint_id=at, no_dist=True)
     finish(rank, apart(full, m, legacy), expected)
+
+
+def suit_old_version():
+    """megatron-core 0.12 with a newer NumPy and PyTorch."""
+    import functools
+
+    import megatron.core.dist_checkpointing.strategies.filesystem_async as files
+    import megatron.core.optimizer.distrib_optimizer as optimizer
+    import numpy
+    from torch.distributed.checkpoint.filesystem import SerializationFormat
+    numpy.product = numpy.prod
+    optimizer.quantize_param_shard = lambda *_, **__: None
+    files._write_item = functools.partial(files._write_item, serialization_format=SerializationFormat.TORCH_SAVE)
 
 
 def apart(full, m, legacy):
@@ -208,12 +253,15 @@ def apart(full, m, legacy):
     return out
 
 
-def main(out):
+def main(out, names):
     os.makedirs(out, exist_ok=True)
     cases = [("dcp", save_dcp, 4, ()), ("zero1", save_deepspeed, 2, (1,)), ("zero2", save_deepspeed, 2, (2,)),
-             ("zero3", save_deepspeed, 3, (3,)), ("torch_dist", save_megatron, 4, (False,)),
-             ("legacy", save_megatron, 4, (True,))]
+             ("zero3", save_deepspeed, 3, (3,)), ("tied", save_deepspeed, 2, (3, Tied)),
+             ("torch_dist", save_megatron, 4, (False,)), ("legacy", save_megatron, 4, (True,)),
+             ("flattened", save_megatron, 4, (False, 1))]
     for name, save, ranks, more in cases:
+        if name not in (names or [case[0] for case in cases[:-1]]):
+            continue
         with tempfile.TemporaryDirectory() as scratch:
             folder = os.path.join(scratch, name)
             os.mkdir(folder)
@@ -225,4 +273,4 @@ def main(out):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1]) if len(sys.argv) == 2 else sys.exit(__doc__)
+    main(sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else sys.exit(__doc__)

@@ -75,8 +75,13 @@ def _find(folder: str) -> tuple[str, str] | None:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether convert() reads what is there: a folder of another program's checkpoint or dump."""
-    return os.path.isdir(path) and _find(os.fspath(path)) is not None
+    """Whether what is there has to be converted: a folder of another program's checkpoint or dump, and none of
+    safetensors files, which are read as they are, whatever lies beside them (transformers' Trainer under DeepSpeed)."""
+    folder = os.fspath(path)
+    if not os.path.isdir(folder) or any(name.endswith((".safetensors", ".safetensors.index.json"))
+                                        for name in os.listdir(folder)):
+        return False
+    return _find(folder) is not None
 
 
 def convert(source: Path, out: Path, *, full: bool = False, weights: str = "master", suffix: str = "",

@@ -154,6 +154,11 @@ class Pickles(FolderCase):
         self.refused("latest_checkpointed_iteration.txt names '7'")
         with self.assertRaises(ValueError):
             convert.convert(self.path / "source", self.path / "out", weights="best")
+        (self.path / "source" / "latest_checkpointed_iteration.txt").write_text("1")
+        (self.path / "source" / "iter_0000001" / ".metadata").write_bytes(b"")
+        self.assertTrue(convert.is_foreign(self.path / "source"))
+        (self.path / "source" / "model.safetensors").write_bytes(b"")  # a model beside its training state
+        self.assertFalse(convert.is_foreign(self.path / "source"))
 
     def test_the_command_reports_in_one_line(self) -> None:
         done = subprocess.run([sys.executable, "-m", "anyrank.convert", str(self.path / "source"),
