@@ -59,6 +59,8 @@ def entry_of(value: typing.Any) -> Entry:
 
 def _of_torch(value: typing.Any) -> Entry:
     torch = sys.modules["torch"]
+    if hasattr(value, "full_tensor"):  # a DTensor; all its ranks have to do this
+        value = value.full_tensor()
     if value.layout is not torch.strided or value.is_quantized:
         raise TypeError(f"a tensor of {value.layout} and {value.dtype}: give a dense one")
     if value.is_meta:

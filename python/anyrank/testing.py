@@ -14,7 +14,7 @@ from anyrank import _arrays, _safetensors
 from anyrank._dtensor import is_dtensor, same_part
 from anyrank._safetensors import Entry
 from anyrank._scratch import Scratch
-from anyrank.dump import Dump
+from anyrank.dump import Dump, open_dump
 from anyrank.report import Difference, VerifyReport
 from anyrank.runs import verify
 
@@ -99,8 +99,9 @@ def _parts(reference: Side, other: Side) -> tuple[Side, Side]:
     """Plain tensors of DTensors: this rank's part, and of what it is compared with the same part."""
     if is_dtensor(reference) or is_dtensor(other):
         return same_part(reference, other)
-    if isinstance(reference, Dump) or isinstance(other, Dump):
-        return reference, other
+    if isinstance(reference, (str, os.PathLike, Dump)) or isinstance(other, (str, os.PathLike, Dump)):
+        read = _of_dump(reference, other), _of_dump(other, reference)
+        return _parts(*read) if all(isinstance(side, dict) for side in read) else read
     if isinstance(reference, typing.Mapping) and isinstance(other, typing.Mapping):
         both = {key: _parts(reference[key], other[key]) for key in reference if key in other}
         return ({key: both[key][0] if key in both else value for key, value in reference.items()},
@@ -108,9 +109,19 @@ def _parts(reference: Side, other: Side) -> tuple[Side, Side]:
     return reference, other
 
 
+def _of_dump(side: Side, other: Side) -> Side:
+    """The tensors of a dump that is compared with DTensors, of which there is a part here alone; else as it is."""
+    values = other.values() if isinstance(other, typing.Mapping) and not isinstance(other, Dump) else []
+    if not any(map(is_dtensor, values)):
+        return side
+    dump = side if isinstance(side, Dump) else open_dump(side)
+    return {key: dump.torch(key) for key in dump}
+
+
 def _this_rank(*sides: Side) -> str:
     """A line with the rank whose part of a DTensor is compared."""
-    values = [one for side in sides for one in (side.values() if isinstance(side, typing.Mapping) else [side])]
+    values = [one for side in sides if not isinstance(side, Dump)
+              for one in (side.values() if isinstance(side, typing.Mapping) else [side])]
     if not any(map(is_dtensor, values)):
         return ""
     import torch

@@ -151,6 +151,36 @@ class Transformers(unittest.TestCase):
                 empty = self.make()
             anyrank.grads(empty, batch)
 
+    def test_fully_sharded_ranks_compare_their_parts(self) -> None:
+        import torch
+
+        if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+            self.skipTest("no gloo in this torch")
+        found = anyrank.ranks.spawn(2, sharded, self.make(), self.batch())
+        self.assertEqual([first for first, _ in found], ["", ""])
+        self.assertEqual(found[0][1], "")
+        self.assertIn("item 'model.norm.weight:grad'", found[1][1])
+        self.assertIn("the part of rank 1", found[1][1])
+
+
+def sharded(rank: int, model: typing.Any, batch: dict[str, typing.Any]) -> tuple[str, str]:
+    """What a rank finds of a model that FSDP2 shards, and once more when rank 1's part of a gradient is wrong."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    ref = anyrank.grads(model, batch, sensitivity=True)
+    model(**batch).loss.backward()
+    found = []
+    for factor in (1, 2 if rank == 1 else 1):
+        model.model.norm.weight.grad.to_local().mul_(factor)
+        try:
+            ref.assert_same(model)
+            found.append("")
+        except AssertionError as error:
+            found.append(str(error))
+    return found[0], found[1]
+
 
 if __name__ == "__main__":
     unittest.main()
