@@ -118,7 +118,7 @@ PROGRAMS = [
 PROGRAMS += [
     Program("hf_trainer", "hf_trainer.py", needs=("transformers", "accelerate"),
             arguments=("{model}", "{batch}", "{micro}", "{dtype}")),
-    Program("hf_plan", "hf_plan.py", needs=("transformers",), arguments=("{model}",)),
+    Program("hf_plan", "hf_plan.py", needs=("transformers",), arguments=("{model}", "{micro}")),
     Program("dtensor_transformer", "dtensor_transformer.py", needs=("numpy", "expecttest")),
 ]
 BY_NAME = {program.name: program for program in PROGRAMS}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two steps of a saved model of transformers under its own tensor-parallel plan, tp_plan="auto".
 
-    hf_plan.py FOLDER
+    hf_plan.py FOLDER MICRO_BATCHES
 """
 
 import os
@@ -16,7 +16,7 @@ import anyrank
 transformers.logging.set_verbosity_error()
 
 
-def main(folder):
+def main(folder, micro_batches):
     world = int(os.environ["WORLD_SIZE"])
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
     plan = {"tp_plan": "auto", "device_mesh": mesh} if world > 1 else {}
@@ -28,7 +28,8 @@ def main(folder):
     c = anyrank.capture(model, "dump", spec={"shard": {"*.self_attn.1:*": {"tp": 1}, "*_norm:*": {"tp": 2}}}).start()
     for step in range(2):
         ids = torch.randint(3, 140, (4, 16), generator=torch.Generator().manual_seed(step))
-        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        for part in ids.chunk(int(micro_batches)):
+            (model(input_ids=part, labels=part, use_cache=False).loss / int(micro_batches)).backward()
         optimizer.step()
         optimizer.zero_grad()
     c.stop()

@@ -400,3 +400,9 @@ def gradient_of_head_not_summed(model, _):
         part = DTensor.from_local(part_of(x, m, None), m.weight.device_mesh, [Shard(-1)])
         return part.redistribute(placements=[Replicate()]).to_local()
     m.forward = forward
+
+
+@bug("found here, transformers 5.23", "hf_plan", "tp2", "*_norm.weight:grad",
+     "micro_batches_weighted counted_twice | partial_sum tensor_added", model="qwen3", micro=2)
+def as_it_is(_):
+    """ReplicatedWithGradAllReduce sums what has accumulated after each micro-batch, and so the first one's sum again."""
