@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What anyrank.capture costs: time and memory of a training step of a small GPT, with and without it, in one run.
 
-    python bench/capture_cost.py [--ranks N] [--width H] [--layers L] [--batch B] [--sequence S] [--rounds R] [--folder DIR]
+    python bench/capture_cost.py [--ranks N] [--width H] [--layers L] [--batch B] [--sequence S] [--rounds R]
+                                 [--folder DIR]
 
 Each round takes a step without capture, a step that is captured but not chosen by `steps`, a chosen one, and one of
 which only gradients are kept, in turns; medians over the rounds. Several ranks are gloo processes of one thread under
@@ -110,7 +111,8 @@ def main():
             shutil.rmtree(a.folder, ignore_errors=True)
     parameters = sum(p.numel() for p in GPT(a.width, a.layers).parameters())
     print(f"GPT of {parameters / 1e6:.1f} M parameters, {a.layers} blocks of width {a.width}, {a.batch} x {a.sequence} "
-          f"tokens a rank, fp32, {a.ranks} rank(s), torch {torch.__version__}, {os.cpu_count()} cores; medians of {a.rounds}")
+          f"tokens a rank, fp32, {a.ranks} rank(s), torch {torch.__version__}, {os.cpu_count()} cores; "
+          f"medians of {a.rounds}")
     print(f"{'step':16} {'seconds':>8} {'of plain':>9} {'MB more':>8} {'MB on disk':>11}")
     plain = statistics.median(x[0] for x in found["without"])
     for kind, rows in found.items():

@@ -72,12 +72,15 @@ def _of_torch(value: typing.Any) -> Entry:
     name = str(tensor.dtype).replace("torch.", "")
     if name not in NAMES:
         raise TypeError(f"tensors of {tensor.dtype} cannot be compared")
-    size = tensor.numel() * tensor.element_size()
+    shape, size, word = tuple(tensor.shape), tensor.numel() * tensor.element_size(), tensor.element_size()
     if size == 0:
-        return Entry(NAMES[name], tuple(tensor.shape), memoryview(b""))
+        return Entry(NAMES[name], shape, memoryview(b""))
+    if sys.byteorder == "big" and word > 1:
+        word = word // 2 if tensor.is_complex() else word
+        tensor = tensor.view(-1).view(torch.uint8).view(-1, word).flip(1).contiguous()
     buffer = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
     buffer.keeps = tensor  # the memory is there for as long as the view
-    return Entry(NAMES[name], tuple(tensor.shape), memoryview(buffer).cast("B"))
+    return Entry(NAMES[name], shape, memoryview(buffer).cast("B"))
 
 
 def _of_numpy(value: typing.Any) -> Entry:

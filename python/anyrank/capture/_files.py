@@ -6,14 +6,13 @@ The rows of a further micro-batch are a part of their own, in the rank's second 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import pathlib
 import re
-import sys
 import typing
 
+from anyrank._arrays import entry_of
 from anyrank._errors import AnyrankError
 from anyrank._safetensors import Writer
 from anyrank.capture._places import Box
@@ -25,31 +24,6 @@ MOST_ENTRIES = 4000
 
 def rank_file(rank: int, number: int) -> str:
     return f"rank-{rank:05d}.safetensors" if number == 0 else f"rank-{rank:05d}-{number + 1}.safetensors"
-
-
-def dtype_names() -> dict[typing.Any, str]:
-    import torch
-
-    names = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-             "int16": "I16", "int8": "I8", "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
-             "bool": "BOOL",
-             "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0", "complex64": "C64"}
-    return {getattr(torch, key): name for key, name in names.items() if hasattr(torch, key)}
-
-
-def bytes_of(tensor: typing.Any) -> tuple[str, typing.Any, typing.Any]:
-    """A CPU tensor as safetensors has it: type, a buffer of its bytes, little-endian, and what keeps that alive."""
-    import torch
-
-    dtype = dtype_names().get(tensor.dtype)
-    if dtype is None:
-        raise AnyrankError(f"tensors of {tensor.dtype} have no place in a safetensors file")
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    if sys.byteorder == "big" and tensor.element_size() > 1:
-        word = 4 if tensor.is_complex() else tensor.element_size()
-        tensor = tensor.view(-1).view(torch.uint8).view(-1, word).flip(1).contiguous()
-    count = tensor.numel() * tensor.element_size()
-    return dtype, (ctypes.c_char * count).from_address(tensor.data_ptr()) if count else b"", tensor
 
 
 class Placed(typing.NamedTuple):
@@ -86,8 +60,13 @@ class RankFiles:
         number = self.current.get(part, -1)
         if number < 0 or len(self.held[number]) >= self.entries:
             number = self._open(part)
-        dtype, data, _alive = bytes_of(tensor)
-        self.writers[number].add(name, dtype, tuple(tensor.shape), data)
+        try:
+            entry = entry_of(tensor)
+        except TypeError as error:
+            raise AnyrankError(f"{name}: {error}") from None
+        if entry.shape != tuple(tensor.shape):
+            raise AnyrankError(f"{name}: tensors of {tensor.dtype} have no place in a safetensors file")
+        self.writers[number].add(name, entry.dtype, entry.shape, entry.data)
         self.held[number].append(name)
         return number
 

@@ -9,6 +9,7 @@ import typing
 import unittest.mock
 
 from anyrank import AnyrankError
+from anyrank._arrays import entry_of
 from anyrank._safetensors import Entry, read
 from anyrank.tests import FolderCase, needs
 
@@ -19,7 +20,6 @@ try:
 
     import anyrank
     from anyrank.capture import _patches
-    from anyrank.capture._files import bytes_of
 except (ImportError, AnyrankError):
     nn = torch = typing.cast(typing.Any, None)  # every test here is skipped
 
@@ -291,19 +291,22 @@ class Types(CaptureCase):
         for dtype, name in ((torch.bfloat16, "BF16"), (torch.float16, "F16"), (torch.float64, "F64"),
                             (torch.float8_e4m3fn, "F8_E4M3"), (torch.int64, "I64"), (torch.bool, "BOOL")):
             t = torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]).to(dtype).t()
-            said, data, _alive = bytes_of(t)
-            self.assertEqual(said, name)
-            self.assertEqual(bytes(data), bytes(t.contiguous().view(torch.uint8).flatten().tolist()))
+            entry = entry_of(t)
+            self.assertEqual(entry.dtype, name)
+            self.assertEqual(bytes(entry.data), bytes(t.contiguous().view(torch.uint8).flatten().tolist()))
 
     def test_a_big_endian_machine_writes_little_endian_bytes(self) -> None:
         t = torch.tensor([1.0, -2.5], dtype=torch.float32)
-        with unittest.mock.patch("anyrank.capture._files.sys.byteorder", "big"):
-            _, data, _alive = bytes_of(t)
-        self.assertEqual(bytes(data), b"".join(bytes(bytes_of(x)[1])[::-1] for x in t))
+        with unittest.mock.patch("anyrank._arrays.sys.byteorder", "big"):
+            data = bytes(entry_of(t).data)
+        self.assertEqual(data, b"".join(bytes(entry_of(x).data)[::-1] for x in t))
 
     def test_a_type_that_files_lack_is_an_error(self) -> None:
-        with self.assertRaisesRegex(AnyrankError, "complex128"):
-            bytes_of(torch.zeros(2, dtype=torch.complex128))
+        model = nn.Linear(2, 2).to(torch.complex128)
+        with self.assertRaisesRegex(AnyrankError, "weight:init: tensors of torch.complex128"):
+            with anyrank.capture(model, self.path / "dump"):
+                model(torch.zeros(1, 2, dtype=torch.complex128))
+        self.assertFalse(list((self.path / "dump").iterdir()))
 
 
 class LeftBehind(CaptureCase):
