@@ -58,9 +58,10 @@ def _axes(meta: dict[str, typing.Any], path: str) -> dict[str, tuple[int, int]]:
     found = [meta.get(key) for key in _INFO]
     for info in [*(one for one in found if isinstance(one, dict)), meta]:
         for key, rank in info.items():
-            axis, underline, what = str(key).rpartition("_")
+            axis, _, what = str(key).rpartition("_")
             size = info.get(f"{axis}_size")
-            if what != "rank" or not underline or axis == "world" or type(rank) is not int or type(size) is not int:
+            counts = what == "rank" and type(rank) is int and type(size) is int
+            if not counts or axis in ("", "world", "recompute_pseudo"):
                 continue
             if not 0 <= rank < size:
                 raise AnyrankError(f"{path}: {axis}_rank {rank} of {axis}_size {size}")
@@ -183,7 +184,8 @@ def _squeeze(view: View, dims: str) -> View:
 
 def read(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
     """A dump of SGLang's dumper: every rank's values, and the mapping that puts them together."""
-    paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(".pt")]
+    names = [name for name in sorted(os.listdir(folder)) if name.endswith(".pt")]
+    paths = [os.path.join(folder, name) for name in names if "___recompute_status=recompute" not in name]
     read_values = [_read(path, placeholders) for path in paths]
     values = [value for value in read_values if value is not None]
     if not values:
@@ -212,6 +214,10 @@ def read(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
                                        (0,) * len(view.shape), view.shape, get, value.path))
     if empty:
         checkpoint.notes.append(f"{empty} empty tensors of data-parallel ranks without samples are left out")
+    if len(paths) < len(names):
+        checkpoint.notes.append(f"{len(names) - len(paths)} values that activation checkpointing computed again are "
+                                f"left "
+                                "out")
     if len(read_values) > len(values):
         checkpoint.notes.append(f"{len(read_values) - len(values)} values that are no tensors are left out")
     if checkpoint.needs_map:

@@ -352,13 +352,15 @@ class SGLang(FolderCase):
                     ("tokens", residual[:, 0] if c == 0 else residual[:0, 0], "t h # tp:replicated dp:=attn_dp", {}),
                     ("grad__out", out[4 * c:4 * c + 4] * 2, "s[cp:natural] b h # tp:replicated", {})):
                 self.dump(rank, name, value.clone(), dims, step=int(name == "grad__out"), info=info, tags=tags)
+        again = {"recompute_status": "recompute", "recompute_pseudo_rank": 1, "recompute_pseudo_size": 2}
+        self.dump(0, "out", out + 1, "s b h", info=info, tags=again)
         self.dump(0, "note", "words", None, info={"cp_rank": 0, "cp_size": 2, "tp_rank": 0, "tp_size": 2, "sp_rank": 0,
                                                   "sp_size": 2})
 
     def test_dims_put_the_ranks_values_together(self) -> None:
         self.ranks_of()
         done = convert.convert(self.path / "source", self.path / "out")
-        self.assertEqual((done.kind, done.ranks, done.needs_map, len(done.notes)), ("dump of SGLang", 4, True, 2))
+        self.assertEqual((done.kind, done.ranks, done.needs_map, len(done.notes)), ("dump of SGLang", 4, True, 3))
         with convert.as_dump(self.path / "one") as (one, none), convert.as_dump(self.path / "source") as (many,
                                                                                                           mapping):
             self.assertIsNone(none)
