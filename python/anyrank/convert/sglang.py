@@ -60,8 +60,9 @@ def _axes(meta: dict[str, typing.Any], path: str) -> dict[str, tuple[int, int]]:
         for key, rank in info.items():
             axis, _, what = str(key).rpartition("_")
             size = info.get(f"{axis}_size")
-            counts = what == "rank" and type(rank) is int and type(size) is int
-            if not counts or axis in ("", "world", "recompute_pseudo"):
+            if what != "rank" or axis in ("", "world", "recompute_pseudo"):
+                continue
+            if not isinstance(rank, int) or not isinstance(size, int):
                 continue
             if not 0 <= rank < size:
                 raise AnyrankError(f"{path}: {axis}_rank {rank} of {axis}_size {size}")
