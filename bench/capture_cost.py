@@ -7,7 +7,8 @@
 
 Each round takes a step without capture, a step that is captured but not chosen by `steps`, a chosen one, and one of
 which only gradients are kept, in turns; medians over the rounds. Several ranks are gloo processes of one thread under
-DDP. Memory is the largest resident size during a step (Linux), above that before it. Needs torch.
+DDP. Processor time, which other programs disturb less, is the process's own.
+Memory is the largest resident size during a step (Linux), above that before it. Needs torch.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def memory(key):
 
 
 def measure(rank, a):
-    """{kind: [(seconds, MB, bytes on disk)]}"""
+    """{kind: [(seconds, seconds of the processor, MB, bytes on disk)]}"""
     torch.manual_seed(0)
     model = GPT(a.width, a.layers)
     wrapped = nn.parallel.DistributedDataParallel(model) if a.ranks > 1 else model
@@ -85,15 +86,15 @@ def measure(rank, a):
         for kind, options in KINDS.items():
             folder = pathlib.Path(a.folder) / kind.replace(" ", "-")
             pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-            before, start = memory("VmRSS"), time.perf_counter()
+            before, start, used = memory("VmRSS"), time.perf_counter(), time.process_time()
             if options is None:
                 step()
             else:
                 with anyrank.capture(wrapped, folder, optimizer, **options):
                     step()
-            seconds = time.perf_counter() - start
+            seconds, used = time.perf_counter() - start, time.process_time() - used
             size = sum(p.stat().st_size for p in folder.glob(f"rank-{rank:05d}*")) if options else 0
-            found[kind].append((seconds, memory("VmHWM") - before, size))
+            found[kind].append((seconds, used, memory("VmHWM") - before, size))
     return found
 
 
@@ -113,11 +114,11 @@ def main():
     print(f"GPT of {parameters / 1e6:.1f} M parameters, {a.layers} blocks of width {a.width}, {a.batch} x {a.sequence} "
           f"tokens a rank, fp32, {a.ranks} rank(s), torch {torch.__version__}, {os.cpu_count()} cores; "
           f"medians of {a.rounds}")
-    print(f"{'step':16} {'seconds':>8} {'of plain':>9} {'MB more':>8} {'MB on disk':>11}")
-    plain = statistics.median(x[0] for x in found["without"])
+    print(f"{'step':16} {'seconds':>8} {'processor':>10} {'of plain':>9} {'MB more':>8} {'MB on disk':>11}")
+    plain = statistics.median(x[1] for x in found["without"])
     for kind, rows in found.items():
-        seconds, more, size = (statistics.median(x[i] for x in rows) for i in range(3))
-        print(f"{kind:16} {seconds:8.3f} {seconds / plain:9.2f} {more:8.0f} {size / 1e6:11.0f}")
+        seconds, used, more, size = (statistics.median(x[i] for x in rows) for i in range(4))
+        print(f"{kind:16} {seconds:8.3f} {used:10.3f} {used / plain:9.2f} {more:8.0f} {size / 1e6:11.0f}")
 
 
 if __name__ == "__main__":
