@@ -69,9 +69,9 @@ class PytestCase(FolderCase):
         (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: sources-of-anyrank\nVersion: 0\n")
         (installed / "entry_points.txt").write_text("[pytest11]\nanyrank = anyrank.pytest_plugin\n")
         root = pathlib.Path(__file__).resolve().parents[2]
-        done = subprocess.run([sys.executable, "-m", "pytest", "-q", *filter(None, [patience]),
-                               f"--rootdir={self.path}", f"--basetemp={self.path / 'tmp'}", *arguments], capture_output=True, text=True,
-                              cwd=self.path, stdin=subprocess.DEVNULL,
+        words = [*filter(None, [patience]), f"--rootdir={self.path}", f"--basetemp={self.path / 'tmp'}", *arguments]
+        done = subprocess.run([sys.executable, "-m", "pytest", "-q", *words], capture_output=True, text=True,
+                              check=False, cwd=self.path, stdin=subprocess.DEVNULL,
                               env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{installed.parent}",
                                    "COLUMNS": "200", **environment})
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
