@@ -60,7 +60,7 @@ static ar_status allocate(ari_gemm_list *list)
 
 static ar_status add_block(ari_gemm_list *list, const ar_config *config, size_t batch, size_t seq)
 {
-    const bool fused = ari_part_path(ari_family_of(config->arch), ARI_QKV) != NULL;
+    const bool fused = ari_family_of(config->arch)->transposed;
     const size_t h = config->hidden, q = config->heads * config->head_dim, kv = config->kv_heads * config->head_dim;
     size_t tokens = 0;
     AR_TRY(ari_mul_size(&tokens, batch, seq));

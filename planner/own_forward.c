@@ -18,6 +18,7 @@ ari_memory_kind ari_account_kind(const ari_operation *op)
     case ARI_LAYER:
         return ARI_MEMORY_BETWEEN;
     case ARI_FIRST:
+    case ARI_GATE_UP:
     case ARI_GATE:
     case ARI_DOWN:
     case ARI_ACTIVATION:
@@ -48,7 +49,8 @@ bool ari_account_is_shard(const ari_op_value *v, int dim)
 static void arrange(ari_account *a, const ari_operation *op, int dim)
 {
     const ari_op_value *whole = &op->output[0];
-    const bool blocks = dim == 2 && (op->outputs > 1 || whole->role == ARI_QKV); /* cut by themselves */
+    const bool blocks =
+        dim == 2 && (op->outputs > 1 || whole->role == ARI_QKV || whole->role == ARI_GATE_UP); /* cut by themselves */
     size_t before = 1;
     for (int d = 0; d < dim; d++)
         before *= whole->local[d];

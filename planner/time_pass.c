@@ -116,6 +116,7 @@ static ari_role module_of(ari_role role)
     case ARI_OUT:
         return ARI_ATTENTION;
     case ARI_FIRST:
+    case ARI_GATE_UP:
     case ARI_GATE:
     case ARI_UP:
     case ARI_DOWN:

@@ -16,7 +16,8 @@ typedef enum ar_arch {
     AR_ARCH_GPT2,  /* GPT2LMHeadModel */
     AR_ARCH_STACK, /* the project's own: embedding, pre-LayerNorm blocks, loss = sum of the output */
     AR_ARCH_QWEN3, /* Qwen3ForCausalLM: Llama's names, and norms of queries and keys */
-    AR_ARCH_OLMO2  /* Olmo2, Gemma2, Gemma3ForCausalLM: the same with norms after attention and MLP */
+    AR_ARCH_OLMO2, /* Olmo2, Gemma2, Gemma3ForCausalLM: the same with norms after attention and MLP */
+    AR_ARCH_PHI3   /* Phi3ForCausalLM: of Llama's form, q | k | v and gate | up packed */
 } ar_arch;
 typedef enum ar_activation { AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU, AR_ACT_NONE } ar_activation;
 typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind;

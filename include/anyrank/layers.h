@@ -168,6 +168,7 @@ typedef struct ar_mlp_options {
     ar_activation activation;
     bool gated, bias;
     bool transposed;              /* weights stored [in, out] (GPT-2) */
+    bool fused;                   /* gate and up are one parameter [2*ffn, hidden], `first`, without a bias (Phi-3) */
     const ar_branch_split *split; /* borrowed until return; NULL: colwise, then rowwise */
     /* Hugging Face names below the MLP's path; NULL: "fc1", "gate", "fc2" */
     const char *first, *second, *up; /* c_fc / gate_proj, c_proj / down_proj, up_proj */
@@ -186,7 +187,8 @@ typedef struct ar_attention_options {
     size_t window; /* sliding window: key j of query i is masked where j + window <= i; 0: none */
     ar_rope rope;
     size_t max_positions; /* rows of the rotary tables */
-    bool fused;           /* q, k, v are one parameter, stored [in, 3*heads*d] (GPT-2's c_attn) */
+    bool fused;           /* q | k | v are one parameter, of which no rank holds a copy of a KV head */
+    bool transposed;      /* weights stored [in, out] (GPT-2) */
     ar_qk_norm qk_norm;   /* RMSNorms of queries and of keys, with norm_eps, before the rotation */
     bool norm_plus_one;   /* whose gains are 1 + their weights */
     double norm_eps;

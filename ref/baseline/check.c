@@ -44,7 +44,7 @@ static ar_status check_config(const ar_config *c)
     const ari_bl_names *names = ari_bl_names_of(c->arch);
     if (names == NULL)
         return ar_error_set(AR_ERR_UNSUPPORTED, "baseline: no names for architecture %d", (int)c->arch);
-    const bool gated = names->fc_param[1] != NULL, learned = names->positions != NULL;
+    const bool gated = names->fc[1] != NULL, learned = names->positions != NULL;
     if (c->gated != gated || c->learned_positions != learned)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "baseline: gated %d and learned_positions %d in architecture %d: expected %d and %d, as "

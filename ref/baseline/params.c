@@ -33,6 +33,33 @@ static const ari_bl_names llama_names = {
     .drop_mlp = "mlp.dropout",
 };
 
+static const ari_bl_names phi3_names = {
+    .embed = "model.embed_tokens",
+    .blocks = "model.layers",
+    .ln1 = "input_layernorm",
+    .ln2 = "post_attention_layernorm",
+    .final_norm = "model.norm",
+    .head = "lm_head",
+    .qkv_param = {"self_attn.qkv_proj"},
+    .o_param = "self_attn.o_proj",
+    .fc_param = {"mlp.gate_up_proj"},
+    .down_param = "mlp.down_proj",
+    .qkv = {"self_attn.q", "self_attn.k", "self_attn.v"},
+    .rope = {"self_attn.q_rope", "self_attn.k_rope"},
+    .probs = "self_attn.probs",
+    .context = "self_attn.context",
+    .residual = "attn_residual",
+    .fc = {"mlp.gate", "mlp.up"},
+    .act = "mlp.act",
+    .dqkv = {"self_attn.q", "self_attn.k", "self_attn.v"},
+    .dattention = "self_attn.qkv_proj",
+    .dfc = {"mlp.gate", "mlp.up"},
+    .dmlp = "mlp.gate_up_proj",
+    .drop_probs = "self_attn.attn_dropout",
+    .drop_attention = "self_attn.resid_dropout",
+    .drop_mlp = "mlp.dropout",
+};
+
 static const ari_bl_names gpt2_names = {
     .embed = "transformer.wte",
     .positions = "transformer.wpe",
@@ -152,7 +179,7 @@ const ari_bl_names *ari_bl_names_of(ar_arch arch)
 {
     static const ari_bl_names *const names[] = {
         [AR_ARCH_LLAMA] = &llama_names, [AR_ARCH_GPT2] = &gpt2_names,   [AR_ARCH_STACK] = &stack_names,
-        [AR_ARCH_QWEN3] = &qwen3_names, [AR_ARCH_OLMO2] = &olmo2_names,
+        [AR_ARCH_QWEN3] = &qwen3_names, [AR_ARCH_OLMO2] = &olmo2_names, [AR_ARCH_PHI3] = &phi3_names,
     };
     return (size_t)arch < sizeof names / sizeof *names ? names[arch] : NULL;
 }
@@ -288,7 +315,8 @@ ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p)
     const char *const o_name[3] = {n->o_param, NULL, NULL};
     const size_t o_width[3] = {c->hidden, 0, 0};
     const char *const fc_name[3] = {n->fc_param[0], n->fc_param[1], NULL};
-    const size_t fc_width[3] = {c->ffn, c->ffn, 0};
+    const bool packed = c->gated && n->fc_param[1] == NULL; /* gate | up */
+    const size_t fc_width[3] = {packed ? 2 * c->ffn : c->ffn, c->ffn, 0};
     const char *const down_name[3] = {n->down_param, NULL, NULL};
     const bool before = c->norm_place != AR_NORM_AFTER, after = c->norm_place != AR_NORM_BEFORE;
     if (before)

@@ -98,18 +98,18 @@ ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-ar_status ari_config_window_mistral(ar_config *c, const ari_json_at *at)
+ar_status ari_config_window_everywhere(ar_config *c, const ari_json_at *at, size_t otherwise, const char *called)
 {
     const json_t *types = NULL;
     if (json_object_get(at->object, "sliding_window") == NULL)
-        c->window = 4096; /* absent; null is none */
+        c->window = otherwise; /* absent; null is none */
     AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
     AR_TRY(layer_types(at, c->layers, &types));
     for (size_t i = 0; types != NULL && i < c->layers; i++) {
         if (is_sliding(types, i) != (c->window > 0))
             return ar_error_set(AR_ERR_CONFIG,
-                                "%s: key 'layer_types': entry %zu is '%s', but Mistral's layers %s: expected '%s'",
-                                ARI_SHOW(at->name), i, is_sliding(types, i) ? sliding : full,
+                                "%s: key 'layer_types': entry %zu is '%s', but %s's layers %s: expected '%s'",
+                                ARI_SHOW(at->name), i, is_sliding(types, i) ? sliding : full, called,
                                 c->window > 0 ? "all have the 'sliding_window'" : "have no 'sliding_window' here",
                                 c->window > 0 ? sliding : full);
     }

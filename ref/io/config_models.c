@@ -119,7 +119,22 @@ static ar_status read_mistral(ar_config *c, const ari_json_at *at)
     AR_TRY(read_llama_form(c, at, &form));
     AR_TRY(expect_bias(at, "attention_bias", false, "Mistral has no biases"));
     AR_TRY(expect_bias(at, "mlp_bias", false, "Mistral has no biases"));
-    AR_TRY(ari_config_window_mistral(c, at));
+    AR_TRY(ari_config_window_everywhere(c, at, 4096, "Mistral"));
+    note_llama_form(c, at, 1);
+    return AR_OK;
+}
+
+static ar_status read_phi3(ar_config *c, const ari_json_at *at)
+{
+    static const llama_form form = {
+        .called = "Phi-3", .positions = 4096, .rope = {.partial = true, .phi3 = true, .original = 4096}};
+    AR_TRY(read_llama_form(c, at, &form));
+    c->arch = AR_ARCH_PHI3;
+    if (ari_json_get(at, "rms_norm_eps") == NULL)
+        c->norm_eps = 1e-5;
+    AR_TRY(expect_bias(at, "attention_bias", false, "Phi-3 has no biases"));
+    AR_TRY(expect_bias(at, "mlp_bias", false, "Phi-3 has no biases"));
+    AR_TRY(ari_config_window_everywhere(c, at, 0, "Phi-3"));
     note_llama_form(c, at, 1);
     return AR_OK;
 }
@@ -419,12 +434,17 @@ const ari_model_reader *ari_model_readers(size_t *n)
                                  "attn_logit_softcapping final_logit_softcapping",
                       gemma3[] = "hidden_activation query_pre_attn_scalar final_logit_softcapping "
                                  "sliding_window_pattern rope_local_base_freq";
-    static const ari_model_reader readers[] = {
-        {"llama", "llama", read_llama, ""},        {"qwen2", "qwen2", read_qwen2, ""},
-        {"mistral", "mistral", read_mistral, ""},  {"qwen3", "qwen3", read_qwen3, ""},
-        {"olmo2", "olmo2", read_olmo2, ""},        {"gemma", "gemma", read_gemma, gemma},
-        {"gemma2", "gemma2", read_gemma2, gemma2}, {"gemma3_text", "gemma3", read_gemma3, gemma3},
-        {"gpt2", "gpt2", read_gpt2, ""},           {"anyrank-stack", "", read_stack, ""}};
+    static const ari_model_reader readers[] = {{"llama", "llama", read_llama, ""},
+                                               {"qwen2", "qwen2", read_qwen2, ""},
+                                               {"mistral", "mistral", read_mistral, ""},
+                                               {"qwen3", "qwen3", read_qwen3, ""},
+                                               {"olmo2", "olmo2", read_olmo2, ""},
+                                               {"gemma", "gemma", read_gemma, gemma},
+                                               {"gemma2", "gemma2", read_gemma2, gemma2},
+                                               {"gemma3_text", "gemma3", read_gemma3, gemma3},
+                                               {"phi3", "phi3", read_phi3, "partial_rotary_factor"},
+                                               {"gpt2", "gpt2", read_gpt2, ""},
+                                               {"anyrank-stack", "", read_stack, ""}};
     *n = COUNT(readers);
     return readers;
 }

@@ -66,8 +66,9 @@ AR_NODISCARD ar_status ari_config_window_none(const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at);
 /** Gemma 2, 3: sliding_window in the layers that layer_types names, else in all but every pattern-th. */
 AR_NODISCARD ar_status ari_config_window_pattern(ar_config *c, const ari_json_at *at, size_t pattern);
-/** Mistral: sliding_window, in every layer. */
-AR_NODISCARD ar_status ari_config_window_mistral(ar_config *c, const ari_json_at *at);
+/** Mistral and Phi-3: sliding_window, in every layer; `otherwise` where the key is absent. called: for messages. */
+AR_NODISCARD ar_status ari_config_window_everywhere(ar_config *c, const ari_json_at *at, size_t otherwise,
+                                                    const char *called);
 
 /* --- keys that nobody asks for ------------------------------------------------------------------------------------ */
 /** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused, but

@@ -68,6 +68,9 @@ static ar_status read_linear(ar_config *c, ar_rope *r, const ari_rope_object *o)
 static ar_status read_dynamic(ar_config *c, ar_rope *r, const ari_rope_object *o)
 {
     AR_TRY(read_factor(&o->rope, &r->factor));
+    if (strcmp(o->key, "rope_parameters") != 0 && strcmp(o->key, "rope_scaling") != 0)
+        return ar_error_set(AR_ERR_CONFIG, "%s: rope_type 'dynamic' of some layers is not supported",
+                            ARI_SHOW(o->rope.name));
     if (ar_rope_dim(r, c->head_dim) <= 2)
         return ar_error_set(AR_ERR_CONFIG, "%s: rope_type 'dynamic' of heads of %zu features, expected more than 2",
                             ARI_SHOW(o->rope.name), c->head_dim);

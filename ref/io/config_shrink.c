@@ -66,6 +66,8 @@ static void shrink_rope(ar_rope *r, size_t head_dim, size_t from)
         return;
     if (r->rotary_dim > 0)
         r->rotary_dim = 2 * larger(rounded(pairs * head_dim, from), least);
+    if (r->rotary_dim == head_dim)
+        r->rotary_dim = 0;
     const size_t kept = ar_rope_dim(r, head_dim) / 2;
     for (size_t i = 0; r->kind == AR_ROPE_LONGROPE && i < AR_ROPE_PAIRS; i++) {
         r->short_factor[i] = i < kept ? r->short_factor[i * pairs / kept] : 0.0f;
@@ -164,13 +166,11 @@ static void set_rope(json_t *object, const char *key, const ar_rope *r, size_t h
         set_factors(rope, "short_factor", r->short_factor, ar_rope_dim(r, head_dim) / 2);
         set_factors(rope, "long_factor", r->long_factor, ar_rope_dim(r, head_dim) / 2);
     }
-    if (r->rotary_dim == 0)
-        return;
     json_t *const places[2] = {object, rope};
-    const double share = ((double)r->rotary_dim + 0.25) / (double)head_dim;
+    const double share = r->rotary_dim > 0 ? ((double)r->rotary_dim + 0.25) / (double)head_dim : 1.0;
     for (int i = 0; i < 2; i++) {
         if (json_is_number(json_object_get(places[i], "partial_rotary_factor")))
-            json_object_set_new(places[i], "partial_rotary_factor", json_real(r->rotary_dim == head_dim ? 1.0 : share));
+            json_object_set_new(places[i], "partial_rotary_factor", json_real(share));
     }
 }
 

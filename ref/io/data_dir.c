@@ -59,9 +59,10 @@ const char *ar_data_dir(void)
 
 /* --- models and text ---------------------------------------------------------------------------------------------- */
 
-const char *const ari_model_names[] = {"llama-demo",     "gpt2-demo",  "stack-demo", "llama-3-8b", "llama-3-70b",
-                                       "llama-3.1-405b", "qwen2.5-7b", "qwen3-8b",   "gemma-2-9b", "gpt-22b",
-                                       "gpt3-175b",      "gpt-530b",   "gpt-1t",     "stack-4.8b", NULL};
+const char *const ari_model_names[] = {"llama-demo",  "gpt2-demo",      "stack-demo", "llama-3-8b",
+                                       "llama-3-70b", "llama-3.1-405b", "qwen2.5-7b", "qwen3-8b",
+                                       "gemma-2-9b",  "phi-3-mini-4k",  "gpt-22b",    "gpt3-175b",
+                                       "gpt-530b",    "gpt-1t",         "stack-4.8b", NULL};
 #define BUNDLED (sizeof ari_model_names / sizeof ari_model_names[0] - 1)
 
 static ar_status put(char *out, size_t cap, const char *folder, const char *name)

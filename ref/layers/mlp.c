@@ -21,6 +21,13 @@ static ar_status tap_middle(const mlp_module *m, ar_ctx *ctx, const char *base, 
     return ari_tap_placed(ctx, base, part, pass, t, m->o.ffn, m->split.first.to);
 }
 
+/* The gate (0) or up (1) of what the first layer makes, as a view. */
+static ar_tensor half_of(const mlp_module *m, const ar_tensor *t, int i)
+{
+    const size_t width = m->first.left[0] / 2;
+    return m->o.fused ? ar_tensor_slice(t, t->ndim - 1, (size_t)i * width, width) : ari_linear_part_of(&m->first, t, i);
+}
+
 /* What enters, and what leaves: ends, where it is the module's own. */
 static ar_status move(const mlp_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_hop hop, bool ends)
 {
@@ -37,13 +44,13 @@ static ar_status first_half(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
         AR_TRY(tap_middle(m, ctx, m->first_name, NULL, 'f', &pre));
     } else {
         AR_TRY(ari_linear_forward(&m->first, ctx, saved, &pre, x, AR_ACT_NONE, NULL));
-        const ar_tensor gate = ari_linear_part_of(&m->first, &pre, 0), up = ari_linear_part_of(&m->first, &pre, 1);
-        AR_TRY(tap_middle(m, ctx, m->first_name, NULL, 'f', &gate));
-        AR_TRY(tap_middle(m, ctx, m->up_name, NULL, 'f', &up));
-        AR_TRY(ari_like(ctx, act, &pre, m->first.left[0]));
+        const ar_tensor gate = half_of(m, &pre, 0), up = half_of(m, &pre, 1);
+        AR_TRY(tap_middle(m, ctx, m->o.fused ? m->base.name : m->first_name, m->o.fused ? "gate" : NULL, 'f', &gate));
+        AR_TRY(tap_middle(m, ctx, m->o.fused ? m->base.name : m->up_name, m->o.fused ? "up" : NULL, 'f', &up));
+        AR_TRY(ari_like(ctx, act, &pre, gate.shape[gate.ndim - 1]));
         const ar_tensor rows = ar_tensor_rows(&pre), y = ar_tensor_rows(act);
-        const ar_tensor gate_rows = ari_linear_part_of(&m->first, &rows, 0);
-        const ar_tensor up_rows = ari_linear_part_of(&m->first, &rows, 1);
+        const ar_tensor gate_rows = half_of(m, &rows, 0);
+        const ar_tensor up_rows = half_of(m, &rows, 1);
         AR_TRY(ARI_KERNEL(ctx, gated_forward, &y, &gate_rows, &up_rows, m->o.activation));
     }
     AR_TRY(ar_saved_push(saved, m, SAVED_PRE, &pre));
@@ -92,10 +99,10 @@ static ar_status middle_backward(mlp_module *m, ar_ctx *ctx, ar_tensor *dpre, co
         return tap_middle(m, ctx, m->base.name, "fc", 'b', dpre);
     }
     const ar_tensor d = ar_tensor_rows(dpre), p = ar_tensor_rows(pre), dy = ar_tensor_rows(dact);
-    const ar_tensor dgate = ari_linear_part_of(&m->first, &d, 0), dup = ari_linear_part_of(&m->first, &d, 1);
-    const ar_tensor gate = ari_linear_part_of(&m->first, &p, 0), up = ari_linear_part_of(&m->first, &p, 1);
+    const ar_tensor dgate = half_of(m, &d, 0), dup = half_of(m, &d, 1);
+    const ar_tensor gate = half_of(m, &p, 0), up = half_of(m, &p, 1);
     AR_TRY(ARI_KERNEL(ctx, gated_backward, &dgate, &dup, &dy, &gate, &up, m->o.activation, &sums[0], &sums[1]));
-    const ar_tensor tap_gate = ari_linear_part_of(&m->first, dpre, 0), tap_up = ari_linear_part_of(&m->first, dpre, 1);
+    const ar_tensor tap_gate = half_of(m, dpre, 0), tap_up = half_of(m, dpre, 1);
     AR_TRY(tap_middle(m, ctx, m->base.name, "gate", 'b', &tap_gate));
     return tap_middle(m, ctx, m->base.name, "up", 'b', &tap_up);
 }
@@ -115,8 +122,9 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     AR_TRY(middle_backward(m, ctx, &dpre, &dact, &pre, &ahead));
     ar_ctx_release(ctx, &dact);
     ar_ctx_release(ctx, &pre);
-    /* gate and up share one dX, which is the whole MLP's. */
-    AR_TRY(ari_linear_backward(&m->first, ctx, saved, dx ? &din : NULL, &dpre, m->o.gated ? base->name : m->first_name,
+    /* gate and up share one dX, which is the whole MLP's, or that of their one layer. */
+    const bool shared = m->o.gated && !m->o.fused;
+    AR_TRY(ari_linear_backward(&m->first, ctx, saved, dx ? &din : NULL, &dpre, shared ? base->name : m->first_name,
                                &ahead));
     ar_ctx_release(ctx, &dpre);
     return dx ? move(m, ctx, dx, &din, ari_hop_back(m->split.enter), true) : AR_OK;
@@ -140,14 +148,22 @@ static void destroy(ar_module *base)
 static ar_status init_linears(mlp_module *m, ar_ctx *ctx)
 {
     const ar_mlp_options *o = &m->o;
-    const ari_linear_spec first = {
-        .split = m->split.first,
-        .n = o->gated ? 2 : 1,
-        .part = {{.name = m->first_name, .out = o->ffn}, {.name = m->up_name, .out = o->ffn}},
-        .in = o->hidden,
-        .bias = o->bias,
-        .transposed = o->transposed,
-        .ends_input = !ari_placed_alike(m->split.enter.from, m->split.enter.to)};
+    ari_linear_spec first = {.split = m->split.first,
+                             .n = o->gated ? 2 : 1,
+                             .part = {{.name = m->first_name, .out = o->ffn}, {.name = m->up_name, .out = o->ffn}},
+                             .in = o->hidden,
+                             .bias = o->bias,
+                             .transposed = o->transposed,
+                             .ends_input = !ari_placed_alike(m->split.enter.from, m->split.enter.to)};
+    if (o->fused && (!o->gated || o->bias))
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: one parameter of gate and up%s", m->base.name,
+                            o->gated ? " has no bias here" : ", and no gate");
+    if (o->fused) {
+        first.n = 1;
+        first.part[0].out = 2 * o->ffn;
+        first.part[0].blocks = 2;
+        first.part[0].block[0] = first.part[0].block[1] = o->ffn;
+    }
     const ari_linear_spec second = {.split = m->split.second,
                                     .n = 1,
                                     .part = {{.name = m->second_name, .out = o->hidden}},

@@ -9,6 +9,7 @@
 static void name_parts(const ari_family *f, ar_block_options *o)
 {
     const bool fused = ari_part_path(f, ARI_QKV) != NULL, gated = ari_part_path(f, ARI_GATE) != NULL;
+    const bool packed = ari_part_path(f, ARI_GATE_UP) != NULL;
     o->norm1 = ari_part_path(f, ARI_NORM1);
     o->norm2 = ari_part_path(f, ARI_NORM2);
     o->attention_norm = ari_part_path(f, ARI_ATTENTION_NORM);
@@ -21,7 +22,7 @@ static void name_parts(const ari_family *f, ar_block_options *o)
     o->attention.q_norm = ari_part_leaf(f, ARI_Q_NORM);
     o->attention.k_norm = ari_part_leaf(f, ARI_K_NORM);
     o->attention.out = ari_part_leaf(f, ARI_OUT);
-    o->mlp.first = ari_part_leaf(f, gated ? ARI_GATE : ARI_FIRST);
+    o->mlp.first = ari_part_leaf(f, packed ? ARI_GATE_UP : gated ? ARI_GATE : ARI_FIRST);
     o->mlp.up = ari_part_leaf(f, ARI_UP);
     o->mlp.second = ari_part_leaf(f, ARI_DOWN);
 }
@@ -54,8 +55,10 @@ ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o,
                               .activation = c->activation,
                               .gated = c->gated,
                               .bias = c->mlp_bias,
-                              .transposed = f->transposed};
+                              .transposed = f->transposed,
+                              .fused = ari_part_path(f, ARI_GATE_UP) != NULL};
     o->attention.fused = ari_part_path(f, ARI_QKV) != NULL;
+    o->attention.transposed = f->transposed;
     name_parts(f, o);
     const int n = snprintf(name, cap, "%s.%zu", f->blocks, layer);
     if (n < 0 || (size_t)n >= cap)
@@ -96,6 +99,8 @@ static ar_status check_heads(const ar_config *c, int ranks, const ar_linear_spli
                             "tp=%d is more than the %zu query head%s of %s; every rank needs a head", ranks, c->heads,
                             c->heads == 1 ? "" : "s", c->name);
     AR_TRY(divides("the number of query heads", c->heads, ranks));
+    if (ari_part_path(ari_family_of(c->arch), ARI_QKV))
+        return divides("the number of KV heads in one parameter with the queries", c->kv_heads, ranks);
     if (qkv->style != AR_STYLE_COLWISE)
         return divides("the number of KV heads of projections that are not colwise", c->kv_heads, ranks);
     if (c->kv_heads % n != 0 && n % c->kv_heads != 0)

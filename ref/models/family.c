@@ -39,6 +39,19 @@ static const ari_family families[] = {
                                {ARI_DOWN, "mlp.c_proj"},
                                {ARI_FINAL_NORM, "transformer.ln_f"},
                                {ARI_HEAD, "lm_head"}}},
+    [AR_ARCH_PHI3] = {.blocks = "model.layers",
+                      .attention = "self_attn",
+                      .mlp = "mlp",
+                      .embedded = "model.embed_tokens",
+                      .part = {{ARI_TOKENS, "model.embed_tokens"},
+                               {ARI_NORM1, "input_layernorm"},
+                               {ARI_QKV, "self_attn.qkv_proj"},
+                               {ARI_OUT, "self_attn.o_proj"},
+                               {ARI_NORM2, "post_attention_layernorm"},
+                               {ARI_GATE_UP, "mlp.gate_up_proj"},
+                               {ARI_DOWN, "mlp.down_proj"},
+                               {ARI_FINAL_NORM, "model.norm"},
+                               {ARI_HEAD, "lm_head"}}},
     [AR_ARCH_STACK] = {.blocks = "layers",
                        .attention = "attn",
                        .mlp = "mlp",
@@ -108,6 +121,7 @@ static const ari_part_kind kinds[ARI_ROLES] = {
     [ARI_FIRST] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
     [ARI_GATE] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
     [ARI_UP] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
+    [ARI_GATE_UP] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_PACKED_FFN, ARI_HIDDEN},
     [ARI_DOWN] = {ARI_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_FFN},
     [ARI_MLP_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_FINAL_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
@@ -255,7 +269,8 @@ static size_t extent_of(const ar_config *c, ari_shape_extent e)
                               [ARI_KV_HEADS] = kv,
                               [ARI_NORMED_QUERIES] = by_head ? c->head_dim : q,
                               [ARI_NORMED_KEYS] = by_head ? c->head_dim : kv,
-                              [ARI_PACKED_HEADS] = 3 * q};
+                              [ARI_PACKED_HEADS] = q + 2 * kv,
+                              [ARI_PACKED_FFN] = 2 * c->ffn};
     return extents[e];
 }
 

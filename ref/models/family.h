@@ -29,7 +29,8 @@ typedef enum ari_shape_extent {
     ARI_KV_HEADS,
     ARI_NORMED_QUERIES, /* a head's features, or those of all */
     ARI_NORMED_KEYS,
-    ARI_PACKED_HEADS /* q | k | v, of as many heads each */
+    ARI_PACKED_HEADS, /* q | k | v */
+    ARI_PACKED_FFN    /* gate | up */
 } ari_shape_extent;
 
 /* What a role's parameters are in every family. */
@@ -51,7 +52,7 @@ typedef struct ari_family {
     const char *attention, *mlp; /* modules of a block: "self_attn" */
     const char *embedded;        /* what the first block gets: under this name it is tapped */
     const char *prefix;          /* that files may leave out of all names; NULL: none */
-    bool transposed;             /* linear layers store [in, out]: those, and only those, with ARI_QKV */
+    bool transposed;             /* linear layers store [in, out] */
     ari_family_part part[18];    /* in the order of first use; a path of NULL ends them */
 } ari_family;
 /** Static storage. */

@@ -62,9 +62,14 @@ static void place_linear(ari_placing *p, const ar_config *c, const ari_family_pa
     if (bias && !column)
         return;
     p->dim = bias || column != ari_family_of(c->arch)->transposed ? 0 : 1;
-    p->blocks = split == ARI_PACKED_HEADS ? 3 : 1;
+    p->blocks = split == ARI_PACKED_HEADS ? 3 : split == ARI_PACKED_FFN ? 2 : 1;
+    for (int i = 0; i < p->blocks && p->blocks > 1; i++)
+        p->block[i] = p->blocks == 2 ? c->ffn : (i == 0 ? c->heads : c->kv_heads) * c->head_dim;
     p->copied = split == ARI_KV_HEADS;
-    p->heads = p->copied ? c->kv_heads : split == ARI_FFN ? 0 : c->heads;
+    /* Where KV heads divide, so do query heads. */
+    p->heads = p->copied || split == ARI_PACKED_HEADS        ? c->kv_heads
+               : split == ARI_FFN || split == ARI_PACKED_FFN ? 0
+                                                             : c->heads;
 }
 
 static void in_block(ari_placing *p, const ar_config *c, const char *rest)
@@ -106,7 +111,7 @@ void ari_placing_of(ari_placing *p, const ar_config *c, const char *name, int nd
 
 static ar_status check_heads(const ari_placing *p, const char *name, int tp)
 {
-    const size_t n = (size_t)tp, extent = p->shape[p->dim] / (size_t)p->blocks;
+    const size_t n = (size_t)tp, extent = p->blocks > 1 ? p->block[1] : p->shape[p->dim];
     if (p->heads == 0 || p->heads % n == 0 || (p->copied && n % p->heads == 0))
         return AR_OK;
     return ar_error_set(
@@ -126,14 +131,13 @@ ar_status ari_placing_layout(ar_layout *o, const ari_placing *p, const char *nam
         return ar_layout_shard_uneven(o, p->ndim, p->shape, p->dim, rank, tp);
     AR_TRY(check_heads(p, name, tp));
     const int copies = p->copied && (size_t)tp > p->heads ? tp / (int)p->heads : 1, parts = tp / copies;
-    const size_t extent = p->shape[p->dim] / (size_t)p->blocks;
-    size_t block[AR_MAX_BOXES];
-    for (int i = 0; i < p->blocks; i++)
-        block[i] = extent;
-    if (extent % (size_t)parts != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "%s: dimension %d of %zu cannot be split over tp=%d ranks; use a tp that divides it",
-                            ARI_SHOW(name), p->dim, extent, parts);
+    const size_t whole[1] = {p->shape[p->dim]}, *block = p->blocks > 1 ? p->block : whole;
+    for (int i = 0; i < p->blocks; i++) {
+        if (block[i] % (size_t)parts != 0)
+            return ar_error_set(AR_ERR_INDIVISIBLE,
+                                "%s: dimension %d of %zu cannot be split over tp=%d ranks; use a tp that divides it",
+                                ARI_SHOW(name), p->dim, block[i], parts);
+    }
     AR_TRY(ar_layout_packed(o, p->ndim, p->shape, p->dim, block, p->blocks, rank / copies, parts));
     o->replica = rank % copies;
     o->replicas = copies;

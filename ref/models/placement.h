@@ -9,11 +9,12 @@
 typedef struct ari_placing {
     int ndim;
     size_t shape[AR_MAX_DIMS];
-    int dim;      /* split along it; -1: whole on every rank */
-    int blocks;   /* that lie one after the other there, each split by itself: 3 for q|k|v in one parameter, else 1 */
-    size_t heads; /* of which each block consists and which stay whole; 0: it has none */
-    bool copied;  /* where there are more ranks than heads, neighbouring ranks hold copies of one */
-    bool uneven;  /* the vocabulary: parts of ceil(n / ranks) */
+    int dim;          /* split along it; -1: whole on every rank */
+    int blocks;       /* that lie one after the other there, each split by itself: 3 for q|k|v, 2 for gate|up, else 1 */
+    size_t block[3];  /* their extents, where there are several */
+    size_t heads;     /* of which each block consists, or a multiple of them, and which stay whole; 0: it has none */
+    bool copied;      /* where there are more ranks than heads, neighbouring ranks hold copies of one */
+    bool uneven;      /* the vocabulary: parts of ceil(n / ranks) */
     bool vocabulary;  /* dimension 0 is the vocabulary, split or not */
     bool first, last; /* the first, the last stage of a pipeline holds it */
     size_t layer;     /* its layer's stage does; SIZE_MAX: it is in none */

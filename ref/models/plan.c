@@ -126,7 +126,7 @@ ar_status ar_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
 
 bool ari_plan_in_mlp(ari_role role)
 {
-    return role == ARI_FIRST || role == ARI_GATE || role == ARI_UP || role == ARI_DOWN;
+    return role == ARI_FIRST || role == ARI_GATE_UP || role == ARI_GATE || role == ARI_UP || role == ARI_DOWN;
 }
 
 /* --- asking ------------------------------------------------------------------------------------------------------- */

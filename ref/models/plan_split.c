@@ -175,10 +175,11 @@ typedef struct branch {
 
 static branch branch_of(const ari_family *f, bool attention)
 {
-    static const ari_role of_attention[] = {ARI_QKV, ARI_Q, ARI_K, ARI_V}, of_mlp[] = {ARI_FIRST, ARI_GATE, ARI_UP};
+    static const ari_role of_attention[] = {ARI_QKV, ARI_Q, ARI_K, ARI_V},
+                          of_mlp[] = {ARI_FIRST, ARI_GATE_UP, ARI_GATE, ARI_UP};
     const ari_role *all = attention ? of_attention : of_mlp;
     branch s = {.module = attention ? ARI_ATTENTION : ARI_MLP, .second = attention ? ARI_OUT : ARI_DOWN};
-    for (size_t i = 0; i < (attention ? 4u : 3u); i++) {
+    for (size_t i = 0; i < 4; i++) {
         if (ari_part_path(f, all[i]))
             s.first[s.n++] = all[i];
     }

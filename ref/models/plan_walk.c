@@ -325,7 +325,7 @@ ar_status ar_plan_mlp_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, co
     ar_mlp_options with = *o;
     layer_spec s = {.create = create_mlp, .what = &with};
     AR_TRY(ari_mlp_paths(first, up, second, name, o));
-    AR_TRY(split_branch(w, (const char *const[]){first, up}, o->gated ? 2 : 1, second, &split, &s.leaves));
+    AR_TRY(split_branch(w, (const char *const[]){first, up}, o->gated && !o->fused ? 2 : 1, second, &split, &s.leaves));
     with.split = &split;
     s.takes = split.first.from;
     s.makes = split.second.to;

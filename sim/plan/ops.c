@@ -340,6 +340,7 @@ static const ar_linear_split *linear_of(const ari_walk *w, ari_role role)
     case ARI_OUT:
         return &w->block.attention.second;
     case ARI_FIRST:
+    case ARI_GATE_UP:
     case ARI_GATE:
     case ARI_UP:
         return &w->block.mlp.first;
@@ -422,6 +423,8 @@ static void shape_of(ari_walk *w, ari_op_value *v)
         in = q;
     else if (v->role == ARI_DOWN)
         in = c->ffn;
+    else if (v->role == ARI_GATE_UP)
+        out = ari_walk_mul(w, 2, c->ffn);
     else
         out = c->ffn;
     v->shape[0] = out;
@@ -461,6 +464,7 @@ bool ari_walk_has_bias(const ari_walk *w, ari_role role)
     case ARI_OUT:
         return c->out_bias;
     case ARI_FIRST:
+    case ARI_GATE_UP:
     case ARI_GATE:
     case ARI_UP:
     case ARI_DOWN:

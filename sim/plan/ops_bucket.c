@@ -32,8 +32,8 @@ static void add_block(const ari_walk *w, ari_part_list *list)
         add(w, list, ARI_ATTENTION_NORM);
     if (before)
         add(w, list, ARI_NORM2);
-    add(w, list, w->config->gated ? ARI_GATE : ARI_FIRST);
-    if (w->config->gated)
+    add(w, list, w->gate_up ? ARI_GATE_UP : w->config->gated ? ARI_GATE : ARI_FIRST);
+    if (w->config->gated && !w->gate_up)
         add(w, list, ARI_UP);
     add(w, list, ARI_DOWN);
     if (after)
@@ -162,11 +162,11 @@ static ari_section section_of(const ari_walk *w, ari_role role)
 static bool made_after(const ari_walk *w, const ari_op_param *a, const ari_op_param *b)
 {
     static const int order[ARI_ROLES] = {
-        [ARI_MLP_NORM] = 1,  [ARI_DOWN] = 2,   [ARI_FIRST] = 3,          [ARI_GATE] = 3,
-        [ARI_UP] = 4,        [ARI_NORM2] = 5,  [ARI_ATTENTION_NORM] = 6, [ARI_OUT] = 7,
-        [ARI_Q_NORM] = 8,    [ARI_K_NORM] = 9, [ARI_QKV] = 10,           [ARI_Q] = 10,
-        [ARI_K] = 11,        [ARI_V] = 12,     [ARI_NORM1] = 13,         [ARI_TOKENS] = 1,
-        [ARI_POSITIONS] = 2, [ARI_HEAD] = 1,   [ARI_FINAL_NORM] = 2};
+        [ARI_MLP_NORM] = 1, [ARI_DOWN] = 2,      [ARI_FIRST] = 3,  [ARI_GATE] = 3,
+        [ARI_GATE_UP] = 3,  [ARI_UP] = 4,        [ARI_NORM2] = 5,  [ARI_ATTENTION_NORM] = 6,
+        [ARI_OUT] = 7,      [ARI_Q_NORM] = 8,    [ARI_K_NORM] = 9, [ARI_QKV] = 10,
+        [ARI_Q] = 10,       [ARI_K] = 11,        [ARI_V] = 12,     [ARI_NORM1] = 13,
+        [ARI_TOKENS] = 1,   [ARI_POSITIONS] = 2, [ARI_HEAD] = 1,   [ARI_FINAL_NORM] = 2};
     static const int sections[] = {[ARI_BEFORE_BLOCKS] = 2, [ARI_IN_BLOCKS] = 1, [ARI_AFTER_BLOCKS] = 0};
     const int sa = sections[section_of(w, a->role)], sb = sections[section_of(w, b->role)];
     if (sa != sb)

@@ -20,6 +20,7 @@ typedef struct ari_walk {
     bool by_tokens;                 /* what the plan is asked for (ar_plan_by_tokens); one rank has all of them */
     bool overlaps;                  /* collectives of tokens go beside products */
     bool packed;                    /* q, k and v are one parameter */
+    bool gate_up;                   /* gate and up are one */
     bool head;                      /* an LM head and a cross-entropy; without, the loss sums the output */
     ari_operation_pass pass;
     ar_pp_kind part;            /* of it */

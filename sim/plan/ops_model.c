@@ -160,8 +160,8 @@ static branch_ops mlp_of(const ari_walk *w)
 {
     const bool gated = w->config->gated;
     branch_ops b = branch_of(&w->block.mlp, ARI_MLP, ARI_DOWN);
-    b.first.n = gated ? 2 : 1;
-    b.first.part[0] = gated ? ARI_GATE : ARI_FIRST;
+    b.first.n = gated && !w->gate_up ? 2 : 1;
+    b.first.part[0] = w->gate_up ? ARI_GATE_UP : gated ? ARI_GATE : ARI_FIRST;
     b.first.part[1] = ARI_UP;
     return b;
 }

@@ -206,7 +206,10 @@ static const char *const others[] = {"qwen2-tiny",
                                      "olmo2-tiny",
                                      "gemma-tiny",
                                      "gemma2-tiny",
-                                     "gemma3-tiny"};
+                                     "gemma3-tiny",
+                                     "phi3-tiny",
+                                     "phi3-longrope-tiny",
+                                     "phi3-longrope-short-tiny"};
 
 static void other_models_agree_with_pytorch_in_every_mode(void)
 {

@@ -35,6 +35,7 @@ CLASSES = {"llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "gemma": (transformers.GemmaConfig, transformers.GemmaForCausalLM),
            "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
            "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+           "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
            "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel)}
 NORMED = ("qwen3", "olmo2", "gemma", "gemma2", "gemma3")  # the classes whose norms and factors are not Llama's
 # Of a tensor's largest element. Where nothing is left of a gradient but the rounding of larger terms (below NOISE), there
@@ -42,14 +43,45 @@ NORMED = ("qwen3", "olmo2", "gemma", "gemma2", "gemma3")  # the classes whose no
 ALLOWED, ALLOWED_FACTOR, NOISE = 1e-5, 2.0, 1e-6
 
 
-def draw_rope(r):
-    rope = {"rope_type": r.choice(["default", "linear", "llama3"]), "rope_theta": r.choice([100.0, 10000.0, 500000.0])}
-    if rope["rope_type"] != "default":
+def draw_factors(r, rope, pairs):
+    rope.update(original_max_position_embeddings=r.choice([8, 16, 64]),
+                short_factor=[r.choice([1.0, 1.1, 1.7, 2.0]) for _ in range(pairs)],
+                long_factor=[r.uniform(1.0, 30.0) for _ in range(pairs)])
+    if r.random() < 0.3:
+        rope["attention_factor"] = r.choice([0.8, 1.5])
+
+
+def draw_rope(r, head_dim, by_layer=False):
+    kinds = ["default", "linear", "llama3"]
+    if not by_layer:
+        kinds += ["yarn", "longrope"] + ["dynamic"] * (head_dim > 2)
+    rope = {"rope_type": r.choice(kinds), "rope_theta": r.choice([100.0, 10000.0, 500000.0])}
+    if rope["rope_type"] not in ("default", "longrope"):
         rope["factor"] = r.choice([1.5, 4.0, 8.0, 32.0])
+    if rope["rope_type"] == "longrope":
+        draw_factors(r, rope, head_dim // 2)
+    if rope["rope_type"] == "yarn":
+        rope.update(original_max_position_embeddings=r.choice([16, 64, 300]), beta_fast=r.choice([2.0, 4.0, 32.0]),
+                    beta_slow=r.choice([0.1, 0.5, 1.0]), truncate=r.random() < 0.5)
+        rope.update(r.choice([{}, {"attention_factor": 1.25}, {"mscale": 1.3, "mscale_all_dim": 0.4}]))
     if rope["rope_type"] == "llama3":
         rope.update(low_freq_factor=r.choice([0.5, 1.0, 1.3]), high_freq_factor=r.choice([1.7, 2.0, 4.0]),
                     original_max_position_embeddings=r.choice([16, 64, 300, 8192]))
     return rope
+
+
+def draw_phi3(r, keys, seq):
+    """A part of the head turns, of an even number of features, by plain frequencies or longrope's."""
+    head_dim = keys["hidden_size"] // keys["num_attention_heads"]
+    part = 2 * r.randint(1, head_dim // 2)
+    rope = {"rope_type": "default", "rope_theta": r.choice([100.0, 10000.0]),
+            "partial_rotary_factor": 1.0 if part == head_dim else (part + 0.25) / head_dim}
+    if r.random() < 0.6:
+        rope["rope_type"] = "longrope"
+        draw_factors(r, rope, part // 2)
+        keys["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+    return transformers.Phi3Config(**keys, rope_parameters=rope, pad_token_id=None,
+                                   sliding_window=r.choice([None, r.randint(1, seq + 2)]))
 
 
 def draw_config(r, family, seq):
@@ -64,15 +96,20 @@ def draw_config(r, family, seq):
     keys = {"hidden_size": hidden, "intermediate_size": r.randint(5, 50), "num_hidden_layers": layers,
             "num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": 128,
             "hidden_act": r.choice(["silu", "silu", "gelu", "gelu_pytorch_tanh", "relu"]),
-            "rms_norm_eps": r.choice([1e-6, 1e-5]), "rope_parameters": draw_rope(r), **common}
+            "rms_norm_eps": r.choice([1e-6, 1e-5]), **common}
+    if family == "phi3":
+        return draw_phi3(r, keys, seq)
     if r.random() < 0.6:
         keys["head_dim"] = 2 * r.randint(1, 8)
+    keys["rope_parameters"] = draw_rope(r, keys.get("head_dim", hidden // heads))
+    if keys["rope_parameters"]["rope_type"] == "dynamic":  # mostly longer sequences than the model has positions
+        keys["max_position_embeddings"] = r.randint((seq * 2 + 2) // 3, seq + 2)
     window = r.randint(1, seq + 2)
     kinds = ["full_attention", "sliding_attention"]
     if family in NORMED:
         keys.update(pad_token_id=None, attention_bias=r.random() < 0.5)
     if family == "gemma3":
-        keys["rope_parameters"] = {kind: draw_rope(r) for kind in kinds}
+        keys["rope_parameters"] = {kind: draw_rope(r, 2, True) for kind in kinds}
     if family in ("gemma2", "gemma3"):
         keys.update(hidden_activation=keys.pop("hidden_act"), sliding_window=window,
                     query_pre_attn_scalar=r.choice([1, 4, 7, 256]),
@@ -130,7 +167,8 @@ def draw_tp(r, config, family):
     kv_heads = heads if family == "gpt2" else config.num_key_value_heads
     ffn = (config.n_inner or 4 * config.n_embd) if family == "gpt2" else config.intermediate_size
     return r.choice([n for n in range(1, heads + 1)
-                     if heads % n == 0 and ffn % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)])
+                     if heads % n == 0 and ffn % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
+                     and (family != "phi3" or kv_heads % n == 0)])
 
 
 def off(actual, expected):

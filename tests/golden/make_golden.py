@@ -23,8 +23,8 @@ import torch
 import transformers
 from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GemmaConfig,
                           GemmaForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
-                          MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
-                          Qwen3ForCausalLM)
+                          MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM,
+                          Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -131,6 +131,32 @@ CASES = {
                      "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
                                          "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}},
                     20, 45, {}),
+    # Packed q | k | v and gate | up, a window in every layer, 8 of the 12 features of a head turn.
+    "phi3-tiny": (Phi3Config, Phi3ForCausalLM,
+                  {**SMALL, "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 9,
+                   "pad_token_id": None,
+                   "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.67}},
+                  24, 51,
+                  # as Phi-3's and Phi-4's files of transformers 4 say it
+                  {"rope_parameters": None, "rope_theta": 100.0, "rope_scaling": None, "partial_rotary_factor": 0.67}),
+    # As many KV heads as query heads; the long factors, and what follows from 128/16 of cosines and sines.
+    "phi3-longrope-tiny": (Phi3Config, Phi3ForCausalLM,
+                           {**SMALL, "num_attention_heads": 2, "max_position_embeddings": 128, "pad_token_id": None,
+                            "original_max_position_embeddings": 16, "tie_word_embeddings": True,
+                            "rope_parameters": {key: value for key, value in LONGROPE.items() if "orig" not in key}},
+                           24, 52,
+                           # as Phi-3-mini-128k's file has it
+                           {"rope_parameters": None, "rope_theta": 10000.0, "original_max_position_embeddings": 16,
+                            "rope_scaling": {"type": "longrope", "short_factor": LONGROPE["short_factor"],
+                                             "long_factor": LONGROPE["long_factor"]}}),
+    # Grouped KV heads, a part of the head, and the short factors.
+    "phi3-longrope-short-tiny": (Phi3Config, Phi3ForCausalLM,
+                                 {**SMALL, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+                                  "max_position_embeddings": 128, "original_max_position_embeddings": 32,
+                                  "pad_token_id": None,
+                                  "rope_parameters": {"rope_type": "longrope", "rope_theta": 1000.0,
+                                                      "partial_rotary_factor": 0.75, "short_factor": [1.0, 1.2, 1.9],
+                                                      "long_factor": [1.4, 3.0, 9.0]}}, 20, 53, {}),
 }
 BATCH = 2
 

@@ -375,7 +375,8 @@ static void files_of_transformers_give_no_notes(void)
                                         "llama3-rope-tiny",   "mistral-window-tiny", "llama-bias-headdim-tiny",
                                         "llama-dynamic-tiny", "qwen2-yarn-tiny",     "llama-longrope-tiny",
                                         "qwen3-tiny",         "olmo2-tiny",          "gemma-tiny",
-                                        "gemma2-tiny",        "gemma3-tiny"};
+                                        "gemma2-tiny",        "gemma3-tiny",         "phi3-tiny",
+                                        "phi3-longrope-tiny"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char path[600];
         ar_config c;

@@ -13,23 +13,37 @@ TestSuite(config_rope, .timeout = 300);
 #define LLAMA                                                                                   \
     "\"model_type\":\"llama\",\"vocab_size\":256,\"hidden_size\":64,\"intermediate_size\":176," \
     "\"num_hidden_layers\":4,\"num_attention_heads\":8,\"num_key_value_heads\":2,\"max_position_embeddings\":96"
+/* Heads of 16. */
+#define PHI3                                                                                   \
+    "\"model_type\":\"phi3\",\"vocab_size\":256,\"hidden_size\":64,\"intermediate_size\":176," \
+    "\"num_hidden_layers\":4,\"num_attention_heads\":4"
 #define SCALED(type, more) "\"rope_theta\":1e5,\"rope_scaling\":{\"rope_type\":\"" type "\"" more "}"
 #define FACTORS ",\"short_factor\":[1,1.5,2,2.5],\"long_factor\":[3,4,5.5,6]"
 
-static ar_status parse(ar_config *c, const char *more)
+static ar_status parse_of(ar_config *c, const char *base, const char *more)
 {
     char text[2000];
-    const int n = snprintf(text, sizeof text, "{%s%s%s}", LLAMA, more[0] == '\0' ? "" : ",", more);
+    const int n = snprintf(text, sizeof text, "{%s%s%s}", base, more[0] == '\0' ? "" : ",", more);
     ar_error_clear();
     return ar_config_parse(c, text, (size_t)n, "x/config.json");
 }
 
-static ar_config read(const char *more)
+static ar_status parse(ar_config *c, const char *more)
+{
+    return parse_of(c, LLAMA, more);
+}
+
+static ar_config read_of(const char *base, const char *more)
 {
     ar_config c;
-    cr_assert_eq(parse(&c, more), AR_OK, "%s: %s", more, ar_error_message());
+    cr_assert_eq(parse_of(&c, base, more), AR_OK, "%s: %s", more, ar_error_message());
     cr_expect_eq(c.unknown_keys, 0, "%s: %s", more, c.unknown[0]);
     return c;
+}
+
+static ar_config read(const char *more)
+{
+    return read_of(LLAMA, more);
 }
 
 static void dynamic_is_for_longer_sequences_than_the_file_names(void)
@@ -115,6 +129,51 @@ static void what_makes_no_sense_is_refused(void)
     }
 }
 
+static void phi3_has_its_own_defaults_and_turns_a_part_of_its_heads(void)
+{
+    ar_config c = read_of(PHI3, "");
+    cr_expect(c.arch == AR_ARCH_PHI3 && c.gated && c.kv_heads == 4 && c.head_dim == 16 && c.norm_eps == 1e-5);
+    cr_expect(c.max_positions == 4096 && c.window == 0 && c.rope.kind == AR_ROPE_DEFAULT && c.rope.rotary_dim == 0);
+    c = read_of(PHI3, "\"partial_rotary_factor\":0.75,\"sliding_window\":2047,\"num_key_value_heads\":null");
+    cr_expect(c.rope.rotary_dim == 12 && c.window == 2047 && c.kv_heads == 4);
+    c = read_of(PHI3, "\"rope_parameters\":{\"partial_rotary_factor\":0.3,\"rope_type\":\"default\"}");
+    cr_expect_eq(c.rope.rotary_dim, 4); /* of 4.8 */
+    c = read_of(PHI3, "\"max_position_embeddings\":131072,\"partial_rotary_factor\":0.5," SCALED("su", FACTORS));
+    cr_expect(c.rope.kind == AR_ROPE_LONGROPE && c.rope.rotary_dim == 8 && c.rope.original_positions == 4096);
+    cr_expect_eq(c.rope.factor, 32);
+    c = read_of(PHI3, "\"partial_rotary_factor\":0.5," SCALED("yarn", FACTORS));
+    cr_expect(c.rope.kind == AR_ROPE_LONGROPE && c.rope.factor == 1);
+    cr_assert_eq(ar_config_shrink(&c, 4), AR_OK, "%s", ar_error_message());
+    cr_expect(c.head_dim == 4 && c.rope.rotary_dim == 2 && c.rope.long_factor[0] == 3.0f);
+}
+
+static const refused_case refused_of_phi3[] = {
+    {"\"partial_rotary_factor\":0", "'partial_rotary_factor' is 0"},
+    {"\"partial_rotary_factor\":-0.5", "'partial_rotary_factor' is -0.5"},
+    {"\"partial_rotary_factor\":1.5", "'partial_rotary_factor' is 1.5"},
+    {"\"partial_rotary_factor\":0.2", "an even number of features"},
+    {"\"partial_rotary_factor\":\"1\"", "'partial_rotary_factor'"},
+    {SCALED("linear", ",\"factor\":2"), "supported are 'default' and 'longrope'"},
+    {SCALED("longrope", FACTORS), "'short_factor' has 4 entries, expected one for each of 8 pairs"},
+    {"\"partial_rotary_factor\":0.5," SCALED("longrope", FACTORS ",\"original_max_position_embeddings\":32"),
+     "'original_max_position_embeddings' is 32, but 4096 beside it"},
+    {"\"attention_bias\":true", "'attention_bias' is true"},
+    {"\"mlp_bias\":true", "'mlp_bias' is true"},
+    {"\"sliding_window\":0", "'sliding_window' is 0"},
+    {"\"resid_pdrop\":2", "'resid_pdrop' is 2"},
+};
+
+static void what_phi3_cannot_be_is_refused(void)
+{
+    for (size_t i = 0; i < sizeof refused_of_phi3 / sizeof *refused_of_phi3; i++) {
+        ar_config c;
+        cr_expect_eq(parse_of(&c, PHI3, refused_of_phi3[i].more), AR_ERR_CONFIG, "%s", refused_of_phi3[i].more);
+        cr_expect_not_null(strstr(ar_error_message(), refused_of_phi3[i].says), "%s: %s", refused_of_phi3[i].more,
+                           ar_error_message());
+    }
+    cr_expect_eq(read_of(PHI3, "\"resid_pdrop\":0.1").config_dropout, 0.1);
+}
+
 /* A layer with a window has the second rotation where there is one. */
 static void layers_with_a_window_may_turn_otherwise(void)
 {
@@ -142,5 +201,6 @@ Test(config_rope, every_claim)
 {
     TOGETHER(dynamic_is_for_longer_sequences_than_the_file_names, yarn_has_the_defaults_of_hugging_face,
              longrope_has_a_factor_for_each_pair, what_makes_no_sense_is_refused,
+             phi3_has_its_own_defaults_and_turns_a_part_of_its_heads, what_phi3_cannot_be_is_refused,
              layers_with_a_window_may_turn_otherwise, a_smaller_head_takes_some_of_the_factors);
 }

@@ -113,12 +113,25 @@ static void expect_same_file(const char *path, size_t n)
 
 static void a_config_file_takes_the_smaller_sizes(void)
 {
-    static const char *const golden[] = {"gpt2-tiny",          "llama-gqa-tiny",      "llama-mqa-tied-tiny",
-                                         "llama3-rope-tiny",   "qwen2-tiny",          "qwen2-layers-tiny",
-                                         "qwen2-window-tiny",  "mistral-window-tiny", "llama-bias-headdim-tiny",
-                                         "llama-dynamic-tiny", "qwen2-yarn-tiny",     "llama-longrope-tiny",
-                                         "qwen3-tiny",         "olmo2-tiny",          "gemma-tiny",
-                                         "gemma2-tiny",        "gemma3-tiny"};
+    static const char *const golden[] = {"gpt2-tiny",
+                                         "llama-gqa-tiny",
+                                         "llama-mqa-tied-tiny",
+                                         "llama3-rope-tiny",
+                                         "qwen2-tiny",
+                                         "qwen2-layers-tiny",
+                                         "qwen2-window-tiny",
+                                         "mistral-window-tiny",
+                                         "llama-bias-headdim-tiny",
+                                         "llama-dynamic-tiny",
+                                         "qwen2-yarn-tiny",
+                                         "llama-longrope-tiny",
+                                         "qwen3-tiny",
+                                         "olmo2-tiny",
+                                         "gemma-tiny",
+                                         "gemma2-tiny",
+                                         "gemma3-tiny",
+                                         "phi3-tiny",
+                                         "phi3-longrope-short-tiny"};
     char path[512];
     for (const char *const *name = ari_model_names; *name; name++) {
         cr_assert_eq(ar_model_path(path, sizeof path, *name), AR_OK);

@@ -81,6 +81,8 @@ static void draw_config(draw *d, uint64_t *s)
     c->causal = coin(s);
     c->tied = arch != AR_ARCH_STACK && coin(s);
     match_draw_norms(c, pick(s, 1u << 30));
+    if (c->arch == AR_ARCH_LLAMA && !c->mlp_bias && coin(s))
+        c->arch = AR_ARCH_PHI3; /* its KV heads divide */
     d->m.algorithm = coin(s) ? AR_SIM_RING : AR_SIM_DIRECT;
 }
 

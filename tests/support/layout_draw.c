@@ -165,6 +165,27 @@ static void draw_rope(layout_draw *d, uint64_t *s)
         r->kind = AR_ROPE_YARN;
 }
 
+/* Some of the models that Phi-3 could be become it: packed parameters, of which no rank has copies of a KV head, and
+ * heads of which a part turns. */
+static void draw_packed(layout_draw *d)
+{
+    ar_config *c = &d->config;
+    uint64_t own = d->seed + 78;
+    const bool as_file = !d->by_check || d->form == DRAW_MISTRAL;
+    if (c->arch != AR_ARCH_LLAMA || c->kv_heads % (size_t)d->parallel.tp != 0 || c->mlp_bias || !as_file || coin(&own))
+        return;
+    c->arch = AR_ARCH_PHI3;
+    d->form = DRAW_PHI3;
+    if (!c->rope.kind)
+        return;
+    if (d->by_check && c->rope.kind != AR_ROPE_DEFAULT)
+        c->rope.kind = AR_ROPE_LONGROPE;
+    if (c->rope.kind != AR_ROPE_DYNAMIC && c->head_dim > 2 && coin(&own))
+        c->rope.rotary_dim = 2 * (1 + pick(&own, c->head_dim / 2 - 1));
+    for (size_t i = ar_rope_dim(&c->rope, c->head_dim) / 2; i < AR_ROPE_PAIRS; i++)
+        c->rope.short_factor[i] = c->rope.long_factor[i] = 0.0f;
+}
+
 /* Of a model whose longest sequence is known: dynamic is for sequences up to factor times as long as the file says, and
  * longrope's factor may follow from both. */
 static void fit_rope(ar_config *c, size_t seq)
@@ -261,11 +282,13 @@ static void draw_model(layout_draw *d, uint64_t *s)
         draw_usual(d, s);
     else
         draw_unusual(d, s);
+    draw_packed(d);
     const size_t tp = (size_t)d->parallel.tp;
     d->order = pick(s, 3) == 0 ? AR_MLP_ROW_COLUMN : AR_MLP_COLUMN_ROW;
     if (d->order == AR_MLP_ROW_COLUMN && c->hidden % tp != 0) {
         c->hidden = tp * (1 + pick(s, 4));
-        if (d->by_check && c->arch != AR_ARCH_LLAMA) /* hidden is heads * head_dim, and tp divides the heads */
+        if (d->by_check && c->arch != AR_ARCH_LLAMA &&
+            c->arch != AR_ARCH_PHI3) /* hidden is heads * head_dim, and tp divides the heads */
             c->hidden = c->heads * c->head_dim;
     }
     c->ffn = tp * (1 + pick(s, 6));
@@ -378,7 +401,7 @@ void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed)
 
 static void model_text(char *out, size_t cap, const ar_config *c)
 {
-    static const char *const archs[] = {"llama", "gpt2", "stack", "qwen3", "olmo2"};
+    static const char *const archs[] = {"llama", "gpt2", "stack", "qwen3", "olmo2", "phi3"};
     snprintf(
         out, cap,
         "%s L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu positions %zu act %d norm %d rope %d of %zu (%g %g %g %zu) causal "
@@ -462,6 +485,7 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
     h->row_column += d->order == AR_MLP_ROW_COLUMN;
     h->tied += d->config.tied;
     h->window += d->config.window > 0 && d->config.window < d->seq;
+    h->phi3 += d->config.arch == AR_ARCH_PHI3;
     h->scaled += d->config.rope.kind > AR_ROPE_LINEAR;
     h->steps[d->steps]++;
 }
@@ -473,13 +497,13 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
         "%d draws: tp > 1: %d, sp: %d, in chunks: %d (the last shorter: %d), replicas of KV heads: %d, rings: %d (zigzag: %d), inner neighbours: %d (of a ring: "
         "%d), packed documents: %d, dp > 1: %d (zero: %d, eager: %d), uneven: %d (ranks "
         "without samples: "
-        "%d), micro-batches: %d, recomputed: %d and %d, row-column: %d, tied: %d, windows: %d, scaled frequencies: %d, dropout: %d, clipping: %d, label smoothing: "
+        "%d), micro-batches: %d, recomputed: %d and %d, row-column: %d, tied: %d, windows: %d, scaled frequencies: %d, phi3: %d, dropout: %d, clipping: %d, label smoothing: "
         "%d, z-loss: %d, steps "
         "0, 1, 2: %d, %d, %d, whole checks: %d; ranks",
         h->draws, h->tp, h->sp, h->overlap, h->cut, h->replicas, h->ring, h->zigzag, h->inner, h->both, h->packed,
         h->dp, h->zero, h->eager, h->uneven, h->empty, h->micro, h->selective, h->full, h->row_column, h->tied,
-        h->window, h->scaled, h->dropout, h->clip, h->smoothed, h->z_loss, h->steps[0], h->steps[1], h->steps[2],
-        h->by_check);
+        h->window, h->scaled, h->phi3, h->dropout, h->clip, h->smoothed, h->z_loss, h->steps[0], h->steps[1],
+        h->steps[2], h->by_check);
     for (int i = 1; i <= LAYOUT_DRAW_RANKS; i++) {
         if (h->ranks[i] > 0)
             fprintf(to, " %d: %d", i, h->ranks[i]);

@@ -17,7 +17,7 @@ enum { LAYOUT_DRAW_TOKENS = LAYOUT_DRAW_BATCH * LAYOUT_DRAW_SEQ };
 typedef enum layout_draw_ignored { DRAW_IGNORED_TOKENS, DRAW_IGNORED_SAMPLES, DRAW_IGNORED_STEP } layout_draw_ignored;
 
 /* Whose config.json a model of Llama's form has. */
-typedef enum layout_draw_form { DRAW_LLAMA, DRAW_QWEN2, DRAW_MISTRAL } layout_draw_form;
+typedef enum layout_draw_form { DRAW_LLAMA, DRAW_QWEN2, DRAW_MISTRAL, DRAW_PHI3 } layout_draw_form;
 
 /* What ranks share out: samples and tensors; also the sequence; also the layers, and the weights themselves. */
 typedef enum layout_draw_kind { DRAW_TENSORS, DRAW_CONTEXTS, DRAW_STAGES } layout_draw_kind;
@@ -72,7 +72,7 @@ typedef struct layout_histogram {
     int schedule[AR_PP_SCHEDULES];
     int sharing[4], copies; /* by the stage of ZeRO; in groups that hold copies */
     int dp, zero, eager, micro, ranks[LAYOUT_DRAW_RANKS + 1], by_check, dropout, clip, smoothed, z_loss, row_column,
-        tied, window, scaled, steps[LAYOUT_DRAW_STEPS + 1];
+        tied, window, scaled, phi3, steps[LAYOUT_DRAW_STEPS + 1];
 } layout_histogram;
 void layout_histogram_add(layout_histogram *h, const layout_draw *d);
 void layout_histogram_print(const layout_histogram *h, FILE *to);

@@ -90,6 +90,10 @@ static void write_scaling(FILE *f, const ar_config *c)
 /* Each scaling in one of its two spellings: that of transformers 5, and the older one. */
 static void write_rope(FILE *f, const ar_config *c)
 {
+    if (c->rope.rotary_dim > 0) /* truncated to it */
+        fprintf(f, "\"partial_rotary_factor\": %.17g, ", ((double)c->rope.rotary_dim + 0.25) / (double)c->head_dim);
+    if (c->arch == AR_ARCH_PHI3 && c->rope.kind == AR_ROPE_LONGROPE)
+        fprintf(f, "\"original_max_position_embeddings\": %zu, ", c->rope.original_positions);
     static const char *const names[] = {"", "default", "linear", "dynamic", "yarn", "llama3", "longrope"};
     const ar_rope *r = &c->rope;
     if (r->kind == AR_ROPE_LLAMA3 || r->kind == AR_ROPE_LONGROPE)
@@ -122,7 +126,7 @@ static void write_qwen2_window(FILE *f, const ar_config *c)
 
 static void write_form(FILE *f, const ar_config *c, layout_draw_form form)
 {
-    static const char *const types[] = {"llama", "qwen2", "mistral"};
+    static const char *const types[] = {"llama", "qwen2", "mistral", "phi3"};
     fprintf(f, "{\"model_type\": \"%s\", ", types[form]);
     if (form == DRAW_LLAMA)
         fprintf(f, "\"attention_bias\": %s, \"mlp_bias\": %s, ", c->qkv_bias ? "true" : "false",
@@ -175,8 +179,10 @@ static void write_stack(FILE *f, const layout_draw *d)
 /* path: a template of mkstemps that ends with ".json". */
 static ar_status write_config(char *path, const layout_draw *d)
 {
-    static void (*const write[])(FILE *, const layout_draw *) = {
-        [AR_ARCH_LLAMA] = write_llama, [AR_ARCH_GPT2] = write_gpt2, [AR_ARCH_STACK] = write_stack};
+    static void (*const write[])(FILE *, const layout_draw *) = {[AR_ARCH_LLAMA] = write_llama,
+                                                                 [AR_ARCH_GPT2] = write_gpt2,
+                                                                 [AR_ARCH_STACK] = write_stack,
+                                                                 [AR_ARCH_PHI3] = write_llama};
     const int fd = mkstemps(path, 5);
     FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
     if (!f)

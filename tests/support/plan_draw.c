@@ -33,6 +33,12 @@ static const part_names names_of[] = {
                       "lm_head",
                       {"attn", "ln_1", "attn.c_attn", "attn.c_proj"},
                       {"mlp", "ln_2", "mlp.c_fc", "mlp.c_proj"}},
+    [AR_ARCH_PHI3] = {"embed_tokens",
+                      "model.layers",
+                      "model.norm",
+                      "lm_head",
+                      {"self_attn", "input_layernorm", "self_attn.qkv_proj", "self_attn.o_proj"},
+                      {"mlp", "post_attention_layernorm", "mlp.gate_up_proj", "mlp.down_proj"}},
     [AR_ARCH_STACK] = {
         "embed", "layers", NULL, NULL, {"attn", "ln1", "attn.w[qkv]", "attn.wo"}, {"mlp", "ln2", "mlp.w1", "mlp.w2"}}};
 

@@ -43,6 +43,9 @@ static const golden_case cases[] = {
     {"gemma-tiny", false, {1, 2, 4}},
     {"gemma2-tiny", false, {1, 2, 4}},
     {"gemma3-tiny", false, {1, 2, 4}},
+    {"phi3-tiny", false, {1, 2}},
+    {"phi3-longrope-tiny", false, {1, 2}},
+    {"phi3-longrope-short-tiny", false, {1, 2}},
     /* Batches with labels, masks and positions: tests/golden/make_golden.py says which has what. */
     {"gpt2-padding-tiny", false, {1, 2, 4}},
     {"llama-padding-tiny", false, {1, 2, 4}},
@@ -74,9 +77,13 @@ static const struct {
     int tp;
     const char *says;
 } refused[] = {
-    {"llama-gqa-tiny", false, 3, "query heads"}, {"block-gqa", true, 2, "KV heads"},
-    {"block-gqa", true, 4, "KV heads"},          {"gpt2-tiny", false, 3, "query heads"},
-    {"block-mha", true, 3, "query heads"},       {"llama-mqa-tied-tiny", false, 3, "query heads"},
+    {"phi3-tiny", false, 4, "KV heads"},
+    {"llama-gqa-tiny", false, 3, "query heads"},
+    {"block-gqa", true, 2, "KV heads"},
+    {"block-gqa", true, 4, "KV heads"},
+    {"gpt2-tiny", false, 3, "query heads"},
+    {"block-mha", true, 3, "query heads"},
+    {"llama-mqa-tied-tiny", false, 3, "query heads"},
 };
 
 /* run: layout, numerics, algorithm and order. */

@@ -190,10 +190,6 @@ static ar_status check_heads(ari_attention *m, ar_ctx *ctx)
     if (o->heads == 0 || o->kv_heads == 0 || o->heads % o->kv_heads != 0)
         return ar_error_set(AR_ERR_ARG, "%s: %zu query heads cannot share %zu KV heads", m->base.name, o->heads,
                             o->kv_heads);
-    if (o->fused && o->heads != o->kv_heads)
-        return ar_error_set(AR_ERR_ARG,
-                            "%s: one parameter for q, k and v needs as many KV heads (%zu) as query heads (%zu)",
-                            m->base.name, o->kv_heads, o->heads);
     if (o->heads % n != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "%s: %zu query heads cannot be split over tp=%zu; use a tp that divides %zu", m->base.name,
@@ -204,6 +200,11 @@ static ar_status check_heads(ari_attention *m, ar_ctx *ctx)
             "%s: %zu KV heads cannot be split over or copied to tp=%zu; use a tp that divides %zu or is "
             "a multiple of it",
             m->base.name, o->kv_heads, n, o->kv_heads);
+    if (o->fused && o->kv_heads % n != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "%s: %zu KV heads in one parameter with the queries cannot be split over tp=%zu, and it "
+                            "has no copies of a head; use a tp that divides %zu",
+                            m->base.name, o->kv_heads, n, o->kv_heads);
     if (o->kv_heads % n != 0 && m->split.first.style != AR_STYLE_COLWISE)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "%s: %zu KV heads of %s projections cannot be split over tp=%zu; only colwise ones have "
@@ -227,21 +228,21 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
                            .n = 3,
                            .in = o->hidden,
                            .bias = o->qkv_bias,
-                           .transposed = o->fused,
+                           .transposed = o->transposed,
                            .ends_input = !ari_placed_alike(m->split.enter.from, m->split.enter.to)};
     for (int i = 0; i < 3; i++)
         qkv.part[i] = (ari_linear_part){
             .name = m->qkv_name[i], .out = i == 0 ? q : kv, .copies = i > 0 && by_heads ? m->kv_copies : 1};
     if (o->fused) {
         qkv.n = 1;
-        qkv.part[0] = (ari_linear_part){.name = m->qkv_name[0], .out = 3 * q, .blocks = 3};
+        qkv.part[0] = (ari_linear_part){.name = m->qkv_name[0], .out = q + 2 * kv, .blocks = 3, .block = {q, kv, kv}};
     }
     const ari_linear_spec out = {.split = m->split.second,
                                  .n = 1,
                                  .part = {{.name = m->out_name, .out = o->hidden}},
                                  .in = q,
                                  .bias = o->out_bias,
-                                 .transposed = o->fused,
+                                 .transposed = o->transposed,
                                  .ends_input = true};
     AR_TRY(ari_linear_init(&m->qkv, ctx, &qkv));
     return ari_linear_init(&m->out, ctx, &out);

@@ -6,11 +6,12 @@
 
 /* One weight of a group, as it is described before it exists. */
 typedef struct ari_linear_part {
-    const char *name; /* full path, ".weight" and ".bias" are added */
-    size_t out;       /* full output width */
-    ar_param *tied;   /* an existing weight, borrowed; NULL: an own one */
-    int blocks;       /* > 0: packed blocks of out/blocks each, split block by block (q|k|v) */
-    int copies;       /* > 1: so many neighbouring ranks hold the same rows, so that there are N/copies parts of them */
+    const char *name;           /* full path, ".weight" and ".bias" are added */
+    size_t out;                 /* full output width */
+    ar_param *tied;             /* an existing weight, borrowed; NULL: an own one */
+    int blocks;                 /* > 0: packed blocks, split block by block (q|k|v) */
+    size_t block[AR_MAX_PARTS]; /* their widths */
+    int copies; /* > 1: so many neighbouring ranks hold the same rows, so that there are N/copies parts of them */
 } ari_linear_part;
 
 /* Weights that multiply the same input: one contraction forward, and one backward for the dX they share. A single

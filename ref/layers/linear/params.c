@@ -6,10 +6,20 @@
 /* The blocks of a dimension of a column-parallel part: each is cut by itself. Returns how many. */
 static int blocks_of(size_t block[AR_MAX_PARTS], const ari_linear_part *part, size_t extent)
 {
-    const int blocks = part->blocks > 0 ? part->blocks : 1;
-    for (int i = 0; i < blocks; i++)
-        block[i] = extent / (size_t)blocks;
-    return blocks;
+    block[0] = extent;
+    for (int i = 0; i < part->blocks; i++)
+        block[i] = part->block[i];
+    return part->blocks > 0 ? part->blocks : 1;
+}
+
+/* The first block that cannot be cut evenly; 0: there is none. */
+static size_t indivisible(const size_t *block, int blocks, size_t ranks)
+{
+    for (int i = 0; i < blocks; i++) {
+        if (block[i] % ranks != 0)
+            return block[i];
+    }
+    return 0;
 }
 
 /* The part of a column-parallel dimension that this rank holds, and which copy of it. */
@@ -23,7 +33,7 @@ static ar_status column_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_part 
         return ar_error_set(
             AR_ERR_INDIVISIBLE,
             "%s.weight: its output dimension of %zu cannot be split over %d ranks; use a tp that divides it",
-            part->name, block[0], n / copies);
+            part->name, indivisible(block, blocks, (size_t)(n / copies)), n / copies);
     o->replica = r % copies;
     o->replicas = copies;
     return AR_OK;
@@ -107,10 +117,10 @@ static ar_status set_widths(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s
         l->left[i] = l->own[i];
     else if (ari_placed_by_features(s->split.to))
         ar_split_uneven(part->out, (int)n, ar_comm_rank(ctx->tp), &start, &l->left[i]);
-    if (ari_placed_by_features(s->split.to) && !s->uneven && !column && block[0] % n != 0)
+    if (ari_placed_by_features(s->split.to) && !s->uneven && !column && indivisible(block, blocks, n) > 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "%s: its output of %zu features cannot be split over %zu ranks; use a tp that divides it",
-                            part->name, block[0], n);
+                            part->name, indivisible(block, blocks, n), n);
     l->own_total += l->own[i];
     l->left_total += l->left[i];
     return AR_OK;
