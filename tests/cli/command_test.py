@@ -777,7 +777,7 @@ class Configs(CommandTest):
         self.check_refused(self.config(hidden_act="swoosh"), ["hidden_act", "swoosh"])
         self.check_refused(self.config(rms_norm_eps=-1.0), "eps")
         self.check_refused(self.config(rope_theta=0), "rope_theta")
-        self.check_refused(self.config(rope_scaling={"rope_type": "yarn", "factor": 2.0}), "yarn")
+        self.check_refused(self.config(rope_scaling={"rope_type": "spiral", "factor": 2.0}), ["rope_type", "spiral"])
         self.check_refused(self.config(tie_word_embeddings="no"), "tie_word_embeddings")
 
     def test_what_does_not_divide_is_named(self):

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -18,6 +19,9 @@ sys.path.insert(0, str(ROOT / "python"))
 from anyrank import AnyrankError, _safetensors, convert  # noqa: E402
 from anyrank.convert import _pickles  # noqa: E402
 from anyrank.tests import anyrank_json  # noqa: E402
+
+sys.path.insert(0, str(ROOT / "tests" / "verify"))
+import pages  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden" / "checkpoints"
 STEP = int(os.environ.get("ANYRANK_TEST_STEP", "97"))  # every so many bytes are damaged
@@ -41,6 +45,10 @@ class Golden(unittest.TestCase):
         found = anyrank_json("verify", str(reference), str(other), *more)
         self.assertEqual(found["result"], "same", found)
         return found["tensors"]
+
+    def convert_command(self, *words):
+        return subprocess.run([sys.executable, "-m", "anyrank.convert", *words], cwd=self.path, capture_output=True,
+                              text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT / "python")})
 
     def change_a_bit(self, path, names):
         bits = bytearray(path.read_bytes())
@@ -73,11 +81,8 @@ class Golden(unittest.TestCase):
                 self.assertEqual(done.ranks, ranks)
                 reference = GOLDEN / f"{name}.safetensors"
                 self.assertEqual(self.verify(reference, done.path, "--common"), len(_safetensors.read(reference)[0]))
-                self.change_a_bit(
-    pathlib.Path(
-        done.path,
-        f"rank-{ranks - 1:05d}.safetensors"),
-         _safetensors.read(reference)[0])
+                last = pathlib.Path(done.path, f"rank-{ranks - 1:05d}.safetensors")
+                self.change_a_bit(last, _safetensors.read(reference)[0])
                 found = anyrank_json("verify", str(reference), done.path, "--common")
                 self.assertEqual((found["result"], found["first"]["rank"]), ("different", ranks - 1), found["first"])
 
@@ -100,6 +105,35 @@ class Golden(unittest.TestCase):
         master, _ = _safetensors.read(self.path / "master" / "rank-00000.safetensors")
         self.assertEqual((model["0.weight:new@2"].dtype, master["0.weight"].dtype), ("BF16", "F32"))
         self.assertIn("0.weight:m@2", model)
+
+    def test_the_page_s_examples(self):
+        page = pages.blocks("dumps.md")
+        (session,) = [one for one in page if one.startswith("$ python3 -m anyrank.convert")]
+        (command, printed), (compared, _) = pages.session(session)
+        self.unpack("dcp").rename(self.path / "checkpoint-100")
+        (self.path / "run").symlink_to(self.path)
+        done = self.convert_command(*command.split()[3:])
+        self.assertEqual((done.returncode, done.stdout), (0, printed), done.stderr)
+        self.assertEqual(compared.split(), ["anyrank", "verify", "reference", "converted"])
+        self.verify(GOLDEN / "dcp.safetensors", self.path / "converted")
+        # Under the names of Hugging Face, with the mapping that the page's line names.
+        (mapped,) = [one for one in page if one.startswith("anyrank verify hugging-face-folder")]
+        words = mapped.split()
+        self.assertEqual(words[3:5], ["converted", "--map"])
+        done = self.convert_command(str(self.unpack("torch_dist")), "megatron")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        legacy = convert(self.unpack("legacy"), self.path / "legacy-converted")
+        self.verify(self.path / "legacy-converted", self.path / "megatron", "--reference-map", str(legacy.map),
+                    "--map", str(self.path / words[5].replace("converted", "megatron")), *words[6:])
+
+    def test_a_pickle_that_would_run_something_is_refused_as_the_page_says(self):
+        (wanted,) = [one for one in pages.blocks("dumps.md") if one.startswith("anyrank convert: run")]
+        folder = self.unpack("dcp").rename(self.path / "run")
+        (folder / ".metadata").write_bytes(b"cposix\nsystem\n(S'touch ran'\ntR.")
+        done = self.convert_command("run", "converted")
+        self.assertEqual(done.returncode, 2)
+        self.assertTrue(done.stderr.startswith(wanted.split(" ..")[0]), done.stderr)
+        self.assertFalse((self.path / "ran").exists() or (self.path / "converted").exists())
 
     def test_a_missing_rank_is_named(self):
         for name, file, words in (

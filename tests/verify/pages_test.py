@@ -25,7 +25,10 @@ PageTest.command = os.environ.get("ANYRANK", PageTest.command)
 # How each block of the pages begins; a new one needs a test.
 BLOCKS = {
     "verify.md": ["$ anyrank check --inject", "$ anyrank grads torch", '{"tool"'],
-    "dumps.md": ['{"version": 1,\n "rank"', "MissingShard: run7", "python3 tests/golden/dcp.py", '{"version": 1,\n "mesh"',
+    "dumps.md": ['{"version": 1,\n "rank"', "MissingShard: run7", "python3 tests/golden/dcp.py",
+                 # python/convert_test runs the next three.
+                 "$ python3 -m anyrank.convert run", "anyrank verify hugging-face-folder", "anyrank convert: run",
+                 '{"version": 1,\n "mesh"',
                  "anyrank verify DIR/reference", "ar_dump_listener *"],
 }
 
