@@ -216,6 +216,27 @@ static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int dep
     return st;
 }
 
+static int is_partial(const struct dirent *entry)
+{
+    return ari_ends_in(entry->d_name, ".safetensors.part");
+}
+
+/* A folder without any file that is read. */
+static ar_status refuse_folder(const ar_dump *d)
+{
+    const char *lacks = d->mapped ? "files of the mapping's pattern" : ".safetensors or .npy files";
+    struct dirent **list = NULL;
+    const int n = scandir(d->path, &list, is_partial, alphasort);
+    ar_status st = ar_error_set(AR_ERR_IO, "%s: a folder without %s", ARI_SHOW(d->path), lacks);
+    if (n > 0)
+        st = ar_error_set(AR_ERR_IO, "%s: a folder without %s; %s is of a run that still goes on, or was killed",
+                          ARI_SHOW(d->path), lacks, ARI_SHOW(list[0]->d_name));
+    for (int i = 0; i < n; i++)
+        free(list[i]);
+    free(list);
+    return st;
+}
+
 static ar_status open_folder(ar_dump *d, const ari_map *map)
 {
     d->mapped = map != NULL && map->has_files;
@@ -227,8 +248,7 @@ static ar_status open_folder(ar_dump *d, const ari_map *map)
     if (d->files > 0)
         return AR_OK;
     AR_TRY(ari_foreign_refuse_folder(d->path));
-    return ar_error_set(AR_ERR_IO, "%s: a folder without %s", ARI_SHOW(d->path),
-                        d->mapped ? "files of the mapping's pattern" : ".safetensors or .npy files");
+    return refuse_folder(d);
 }
 
 static ar_status open_path(ar_dump *d, const ari_map *map)

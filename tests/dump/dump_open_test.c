@@ -117,6 +117,8 @@ Test(dump_open, what_is_not_there_is_an_io_error)
     cr_expect_eq(ar_dump_open(&d, "/nonexistent/x.npy", NULL), AR_ERR_IO);
     cr_expect_eq(ar_dump_open(&d, "/nonexistent/x.json", NULL), AR_ERR_IO);
     expect_error(AR_ERR_IO, folder, "without .safetensors or .npy files");
+    put_text("rank-00000.safetensors.part", "half");
+    expect_error(AR_ERR_IO, folder, "rank-00000.safetensors.part is of a run that still goes on, or was killed");
     cr_expect_eq(ar_dump_open(&d, NULL, NULL), AR_ERR_ARG);
     cr_expect_null(d);
 }
