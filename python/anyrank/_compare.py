@@ -98,23 +98,29 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
         raise ValueError("bits, or rtol and atol: give at most one rule")
     kept = pathlib.Path(folder) if folder is not None else pathlib.Path(tempfile.mkdtemp(prefix="anyrank-compare-"))
     options = {key: value for key, value in (("steps", steps), ("only", only)) if value is not None}
+    from anyrank.runs import verify
+
     run = _Run(build, step, sizes, seed, spec, options)
     start = {"seed": seed, "timeout": timeout, "threads": threads, "env": env}
     rule: dict[str, typing.Any] = {"rtol": rtol, "atol": atol} if rtol is not None or atol is not None else {}
     allowed: dict[str, typing.Any] = {}
-    _one_rank(run, kept / "one", start)
-    if not rule and not bits:
-        allowed = _allowances(run, kept, start)
-        rule = {"sensitivity": kept / "allowed.safetensors"}
-    _ranks(run, kept / "ranks", start)
-    from anyrank.runs import verify
-
-    report = verify(kept / "one", kept / "ranks", ignore=ignore or [], common=common, **rule)
-    if not report.ok:
-        words = ["anyrank", "verify", str(kept / "one"), str(kept / "ranks"), *_words(rule, ignore, common)]
-        raise RanksDiffer(explain(report, sizes, seed, repeat, shlex.join(words)), report)
-    if folder is None:
-        shutil.rmtree(kept, ignore_errors=True)
+    keep = folder is not None
+    try:
+        _one_rank(run, kept / "one", start)
+        if not rule and not bits:
+            allowed = _allowances(run, kept, start)
+            rule = {"sensitivity": kept / "allowed.safetensors"}
+        _ranks(run, kept / "ranks", start)
+        report = verify(kept / "one", kept / "ranks", ignore=ignore or [], common=common, **rule)
+        if not report.ok:
+            words = ["anyrank", "verify", str(kept / "one"), str(kept / "ranks"), *_words(rule, ignore, common)]
+            raise RanksDiffer(explain(report, sizes, seed, repeat, shlex.join(words)), report)
+    except RanksDiffer:
+        keep = True
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(kept, ignore_errors=True)
     weak = tuple(name for name, one in allowed.items() if one.allowed > WEAK * one.largest > 0)
     worst, tensor = _closest(report)
     return Compared(report, worst, tensor, weak, allowed)
@@ -164,9 +170,12 @@ def _run(run: _Run, folder: pathlib.Path, draw: int, alone: bool) -> None:
                         "and its optimizer")
     torch.manual_seed(run.seed)  # whatever build has drawn
     spec = _spec(run.spec, {name: 1 if alone else size for name, size in run.layout.items()})
-    with Capture(model, folder, optimizer, spec=spec, **run.capture):
+    with Capture(model, folder, optimizer, spec=spec, **run.capture) as capture:
         with Noise(draw) if draw else contextlib.nullcontext():
             run.step(model, mesh)
+        if capture.passes == 0:
+            raise AnyrankError("step made no forward pass of the model that build returned, so there is nothing to "
+                               "compare: only model(..) is a pass, not model.forward(..) or calls of its parts")
 
 
 def _spec(told: typing.Any, mesh: dict[str, int]) -> typing.Any:

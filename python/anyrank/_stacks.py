@@ -14,6 +14,7 @@ from anyrank import _rank_process
 
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 OWN = _rank_process.__file__
+EXCHANGE = os.path.join(_rank_process.PACKAGE, "capture", "_exchange.py")
 # Functions of torch.distributed that only hand on to others.
 WRAPPERS = {"wrapper", "_fn", "__call__", "inner", "<lambda>"}
 
@@ -74,10 +75,17 @@ def collective(frames: list[Frame]) -> str:
     return ""
 
 
+def captured(frames: list[Frame]) -> bool:
+    """Whether a rank has come to the end of its capture, and waits there for the others."""
+    return any(frame.path == EXCHANGE for frame in frames)
+
+
 def line_of(frames: list[Frame]) -> str:
     """Where a rank stands: "waiting in all_reduce, called by forward (layers.py:41): dist.all_reduce(x)"."""
     if not frames:
         return "not answering: stopped, or inside the system"
+    if captured(frames):
+        return "at the end of its capture, waiting for the others"
     at = frames[users(frames)]
     name, source = collective(frames), at.source()
     tail = f"{at.function} ({at.where()})" + (f": {source}" if source else "")

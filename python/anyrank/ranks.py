@@ -369,11 +369,13 @@ def _raised(ranks: list[_Rank], raised: list[_Rank]) -> RanksFailed:
 def _hangs(ranks: list[_Rank], timeout: float) -> RanksFailed:
     """Names the ranks that keep the others waiting: those in no collective, else those that have returned already, else
     those that are in another collective than most."""
+    # A rank at the end of its capture has returned from what it captured. (All of them: then those are what hangs.)
     running = [rank for rank in ranks if rank.running()]
+    running = [rank for rank in running if not _stacks.captured(rank.stack or [])] or running
     waits: dict[str, list[_Rank]] = {}
     for rank in running:
         waits.setdefault(_stacks.collective(rank.stack or []), []).append(rank)
-    returned = [rank for rank in ranks if not rank.running()]
+    returned = [rank for rank in ranks if rank not in running]
     alone = waits.get("")
     after = f"after {timeout:g} s"
     if alone:

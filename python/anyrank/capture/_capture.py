@@ -10,6 +10,7 @@ import pathlib
 import sys
 import types
 import typing
+import warnings
 import weakref
 
 import torch
@@ -95,6 +96,7 @@ class Capture:
         self._pass: Pass | None = None  # that a module's output belongs to now
         self._deaf = self._inside = False  # an evaluation; within optimizer.step
         self._trained = self._started = False
+        self.passes = 0  # forward passes that were captured
         self._begin()
 
     def _begin(self) -> None:
@@ -147,6 +149,10 @@ class Capture:
             self._abandon(f"{type(error).__name__}: {error}")
             raise
         self._let_go()
+        if self.passes == 0:
+            warnings.warn(f"{self._folder}: no forward pass of the model was seen in a step that is captured, so there "
+                          "are no activations and no gradients: only model(..) is a pass, not model.forward(..) or "
+                          "calls of its parts", stacklevel=3)
 
     def _abandon(self, why: str) -> None:
         """Leaves nothing behind."""
@@ -198,7 +204,9 @@ class Capture:
             world *= size if isinstance(size, int) else 1
         rank = self._told_rank or 0
         if not 0 <= rank < world:
-            raise AnyrankError(f"rank={rank}: the mesh {self._spec.mesh} has {world} ranks, from 0")
+            has = f"the mesh {self._spec.mesh} has {world} ranks, from 0" if self._spec.mesh else (
+                "without a process group the ranks are those of spec={\"mesh\": ..}, which is not given")
+            raise AnyrankError(f"rank={rank}: {has}")
         if world > 1 and self._told_rank is None:
             raise AnyrankError(f"the mesh {self._spec.mesh} has {world} ranks, without a process group: say rank=")
         return rank, world
@@ -254,6 +262,7 @@ class Capture:
         self._passes += 1
         self._micro_batches = max(self._micro_batches, self._passes)
         self._pass = Pass(self._passes - 1, args, kwargs) if self._step in self._chosen else None
+        self.passes += self._pass is not None
 
     def _end_pass(self, _module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
         of = self._pass

@@ -374,6 +374,7 @@ class Refused(CaptureCase):
         self.refused("'mehs'.*is 'mesh' meant", spec={"mehs": {}})
         self.refused("has 4 ranks, without a process group", spec={"mesh": {"tp": 4}})
         self.refused("rank=4: .* has 4 ranks", spec={"mesh": {"tp": 4}}, rank=4)
+        self.refused("rank=3: without a process group", rank=3)
         self.refused("no dimension 'x'", spec={"mesh": {"tp": 1}, "shard": {"*": {"x": 0}}})
         self.refused("dimension of the tensor", spec={"shard": {"*": {"tp": "0"}}})
         self.refused("relative sizes", spec={"shard": {"*": {"tp": 0, "blocks": [0]}}})
@@ -390,11 +391,19 @@ class Refused(CaptureCase):
                 train(model, adamw(model), 1)
         self.assertFalse(list((self.path / "dump").iterdir()))
 
+    def test_a_capture_without_a_pass_is_said(self) -> None:
+        model = Model()
+        for steps in (None, {5}):
+            with self.assertWarnsRegex(UserWarning, "no forward pass of the model was seen"):
+                with anyrank.capture(model, self.path / "dump", steps=steps):
+                    (model if steps else model.head)(torch.zeros(2, 5, dtype=torch.int64) if steps else torch.zeros(6))
+
     def test_a_capture_is_used_once(self) -> None:
         model = Model()
         c = anyrank.capture(model, self.path / "dump").start()
         with self.assertRaisesRegex(AnyrankError, "started already"):
             c.start()
+        model(batch())
         c.stop()
         with self.assertRaisesRegex(AnyrankError, "has ended"):
             c.start()

@@ -12,6 +12,7 @@ import sys
 import time
 import typing
 import unittest
+import unittest.mock
 
 from anyrank import ranks
 from anyrank.tests import FolderCase, needs, run_python
@@ -141,6 +142,33 @@ class Ranks(FolderCase):
                 reduce_of(rank, 0.0)
         failed = self.hang(2, function, "rank 1 of 2 returned, and rank 0 still waits in all_reduce")
         self.assertEqual(failed.rank, 1)
+
+    def test_a_rank_at_the_end_of_its_capture_has_returned(self) -> None:
+        def function(rank: int) -> None:
+            import torch
+
+            import anyrank
+            model = torch.nn.Linear(2, 2)
+            with anyrank.capture(model, self.path / "dump"):
+                model(torch.ones(1, 2))
+                if rank == 1:
+                    reduce_of(rank, 0.0)
+        failed = self.hang(2, function, "rank 0 of 2 returned, and rank 1 still waits in all_reduce",
+                           "rank 0: at the end of its capture, waiting for the others")
+        self.assertEqual(failed.rank, 0)
+
+    def test_a_step_without_a_pass_is_no_comparison(self) -> None:
+        """And what fails before anything is compared leaves no folder behind."""
+        import torch
+
+        import anyrank
+
+        def step(model: typing.Any, mesh: typing.Any) -> None:
+            model.forward(torch.ones(1, 2)).sum().backward()
+        with unittest.mock.patch("tempfile.tempdir", str(self.path)):
+            with self.assertRaisesRegex(ranks.RanksFailed, "step made no forward pass of the model"):
+                anyrank.compare_ranks(lambda mesh: torch.nn.Linear(2, 2), step, ranks=2, timeout=3600)
+        self.assertEqual(list(self.path.iterdir()), [])
 
     def test_other_collectives_are_named(self) -> None:
         def function(rank: int) -> None:
