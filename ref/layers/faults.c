@@ -235,7 +235,13 @@ static ar_status pad_param(ar_ctx *ctx, ar_tensor *wide, const ar_param *p, size
     const size_t row[2] = {1, ar_tensor_count(&p->value)};
     ar_tensor t;
     AR_TRY(ar_tensor_view(&t, AR_F32, 2, row, p->value.data));
-    return pad(ctx, wide, &t, width);
+    AR_TRY(pad(ctx, wide, &t, width));
+    if (!p->plus_one)
+        return AR_OK;
+    ar_tensor ones;
+    AR_TRY(ar_like(ctx, &ones, wide));
+    AR_TRY(ARI_KERNEL(ctx, fill, &ones, 1.0f));
+    return ARI_KERNEL(ctx, add, wide, wide, &ones);
 }
 
 /* As in vectorised kernels: the statistics cover the width rounded up to a power of two. */

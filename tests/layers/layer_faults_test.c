@@ -102,4 +102,8 @@ Test(layer_faults, padded_lanes_do_no_harm_to_a_power_of_two)
     match_case c = {.config = match_config(AR_ARCH_GPT2, 1), .batch = {2, 4, ids}, .fault = AR_FAULT_norm_padded_lanes};
     c.config.hidden = 16;
     cr_assert_eq(match(&c, tps, NULL), AR_OK, "%s", ar_error_message());
+    c.config = match_config(AR_ARCH_LLAMA, 1);
+    c.config.hidden = 16;
+    c.config.norm_plus_one = true;
+    cr_assert_eq(match(&c, tps, NULL), AR_OK, "%s", ar_error_message());
 }
