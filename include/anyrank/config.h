@@ -64,6 +64,8 @@ typedef struct ar_config {
     double score_cap;   /* scores become cap * tanh(score / cap) before masks and softmax; 0: they stay */
     double logit_cap;   /* logits likewise */
     double embed_scale; /* rows of the embedding are multiplied by it, rounded to fp32; 0: they are not */
+    bool pads;          /* uses of pad_id are no part of the embedding's gradient */
+    size_t pad_id;
     double initializer_range;
     double config_dropout;                         /* largest dropout probability in the file: ignored, with a note */
     size_t unknown_keys;                           /* of the file, all of them: ignored, with a note */

@@ -255,6 +255,8 @@ void ar_embedding_destroy(ar_embedding *e);
 /** Rows are multiplied by a factor, rounded to fp32, before they are tapped: Gemma's root of the hidden size. Without
  *  learned positions. */
 void ar_embedding_scale(ar_embedding *e, double factor);
+/** Uses of an id add nothing to the gradient of its row, as with padding_idx of torch.nn.Embedding. */
+void ar_embedding_pad(ar_embedding *e, size_t id);
 /** The embedding's own parameters, borrowed; the positions' is NULL without learned positions. */
 ar_param *ar_embedding_token(ar_embedding *e);
 ar_param *ar_embedding_position(ar_embedding *e);

@@ -47,8 +47,9 @@ ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
 {
     if (run->names->drop_embed != NULL && run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_embed, 0, m->dx, m->dx, 0, run->c->hidden));
-    for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
-        m->dx[i] = scaled(run, m->dx[i]);
+    const size_t h = run->c->hidden;
+    for (size_t i = 0; i < run->tokens * h; i++)
+        m->dx[i] = run->c->pads && m->ids[i / h] == run->c->pad_id ? 0.0 : scaled(run, m->dx[i]);
     ari_bl_terms terms = {.values = m->dx, .row_of = m->ids, .stream = true};
     if (run->names->head != NULL && run->c->tied) { /* both uses into the same sums */
         terms.stream = false;

@@ -19,6 +19,8 @@ typedef struct llama_form {
     size_t head_dim; /* 0: hidden / heads */
     double norm_eps; /* 0: 1e-6 */
     bool tied;
+    bool pads; /* by the id pad_id */
+    size_t pad_id;
     bool two_ropes;             /* which the model's own reader reads */
     const char *activation_key; /* of a gate of GELU's tanh form; NULL: hidden_act, SiLU */
 } llama_form;
@@ -35,6 +37,21 @@ static ar_status read_kv_heads(ar_config *c, const ari_json_at *at, const llama_
     return ari_config_dim_or(at, "num_key_value_heads", &c->kv_heads);
 }
 
+/* The id whose uses torch.nn.Embedding leaves out of the gradient: below 0 counted from the vocabulary's end. One outside
+ * of the vocabulary, with which transformers makes no model, is none. */
+static ar_status read_padding(ar_config *c, const ari_json_at *at, const llama_form *form)
+{
+    const json_t *said = json_object_get(at->object, "pad_token_id");
+    if (said != NULL && !json_is_null(said) && !json_is_integer(said))
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'pad_token_id' is not a whole number, expected one or null",
+                            ARI_SHOW(at->name));
+    const json_int_t from = json_integer_value(said), vocab = (json_int_t)c->vocab;
+    const json_int_t id = said == NULL ? (json_int_t)form->pad_id : from < 0 ? from + vocab : from;
+    c->pads = (said == NULL ? form->pads : json_is_integer(said)) && id >= 0 && id < vocab;
+    c->pad_id = c->pads ? (size_t)id : 0;
+    return AR_OK;
+}
+
 static ar_status read_llama_form(ar_config *c, const ari_json_at *at, const llama_form *form)
 {
     c->arch = form->arch;
@@ -47,6 +64,7 @@ static ar_status read_llama_form(ar_config *c, const ari_json_at *at, const llam
     c->head_dim = form->head_dim;
     c->tied = form->tied;
     AR_TRY(ari_config_dim(at, "vocab_size", &c->vocab));
+    AR_TRY(read_padding(c, at, form));
     AR_TRY(ari_config_dim(at, "hidden_size", &c->hidden));
     AR_TRY(ari_config_dim(at, "intermediate_size", &c->ffn));
     AR_TRY(ari_json_size(at, "num_hidden_layers", 1, ARI_CONFIG_MAX_LAYERS, &c->layers));
@@ -126,8 +144,11 @@ static ar_status read_mistral(ar_config *c, const ari_json_at *at)
 
 static ar_status read_phi3(ar_config *c, const ari_json_at *at)
 {
-    static const llama_form form = {
-        .called = "Phi-3", .positions = 4096, .rope = {.partial = true, .phi3 = true, .original = 4096}};
+    static const llama_form form = {.called = "Phi-3",
+                                    .positions = 4096,
+                                    .pads = true,
+                                    .pad_id = 32000,
+                                    .rope = {.partial = true, .phi3 = true, .original = 4096}};
     AR_TRY(read_llama_form(c, at, &form));
     c->arch = AR_ARCH_PHI3;
     if (ari_json_get(at, "rms_norm_eps") == NULL)
@@ -164,7 +185,8 @@ static ar_status read_qwen3(ar_config *c, const ari_json_at *at)
 
 static ar_status read_olmo2(ar_config *c, const ari_json_at *at)
 {
-    static const llama_form form = {.arch = AR_ARCH_OLMO2, .called = "OLMo2", .positions = 2048, .norm_eps = 1e-5};
+    static const llama_form form = {
+        .arch = AR_ARCH_OLMO2, .called = "OLMo2", .positions = 2048, .norm_eps = 1e-5, .pads = true, .pad_id = 1};
     AR_TRY(ari_config_window_none(at));
     AR_TRY(read_llama_form(c, at, &form));
     AR_TRY(expect_bias(at, "mlp_bias", false, "OLMo2's MLP has no biases"));
@@ -208,6 +230,7 @@ static ar_status read_gemma(ar_config *c, const ari_json_at *at)
                                     .positions = 8192,
                                     .head_dim = 256,
                                     .tied = true,
+                                    .pads = true,
                                     .activation_key = "hidden_act"};
     AR_TRY(ari_config_window_none(at));
     AR_TRY(read_gemma_form(c, at, &form));
@@ -246,6 +269,7 @@ static ar_status read_gemma2(ar_config *c, const ari_json_at *at)
                                     .positions = 8192,
                                     .head_dim = 256,
                                     .tied = true,
+                                    .pads = true,
                                     .activation_key = "hidden_activation"};
     AR_TRY(read_gemma_form(c, at, &form));
     AR_TRY(check_activation(at, c, "hidden_activation", "hidden_act"));
@@ -316,6 +340,7 @@ static ar_status read_gemma3(ar_config *c, const ari_json_at *at)
                                     .positions = 131072,
                                     .head_dim = 256,
                                     .tied = true,
+                                    .pads = true,
                                     .two_ropes = true,
                                     .activation_key = "hidden_activation"};
     size_t pattern = 6;

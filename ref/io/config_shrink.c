@@ -108,6 +108,8 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
     c->ffn = same_divisors(from.ffn, rounded(from.ffn, n), c->heads);
     if (from.vocab > LEAST_VOCABULARY)
         c->vocab = same_divisors(from.vocab, larger(rounded(from.vocab, n), LEAST_VOCABULARY), c->heads);
+    c->pads = from.pads && from.pad_id < c->vocab;
+    c->pad_id = c->pads ? from.pad_id : 0;
     if (from.layers > LEAST_LAYERS)
         c->layers = larger(rounded(from.layers, n), LEAST_LAYERS);
     shrink_windows(c, &from);
@@ -185,6 +187,8 @@ static void set_sizes(json_t *object, const ar_config *c)
         if (k->arch == arch && (!k->another || json_is_integer(json_object_get(object, k->name))))
             json_object_set_new(object, k->name, json_integer((json_int_t)n));
     }
+    if (!own)
+        json_object_set_new(object, "pad_token_id", c->pads ? json_integer((json_int_t)c->pad_id) : json_null());
     set_rope(object, "rope_parameters", &c->rope, c->head_dim);
     set_rope(object, "rope_scaling", &c->rope, c->head_dim);
     if (c->window > 0 || json_is_array(json_object_get(object, "layer_types")))
@@ -194,8 +198,8 @@ static void set_sizes(json_t *object, const ar_config *c)
 static bool same_sizes(const ar_config *a, const ar_config *b)
 {
     if (a->hidden != b->hidden || a->ffn != b->ffn || a->layers != b->layers || a->vocab != b->vocab ||
-        a->heads != b->heads || a->kv_heads != b->kv_heads || a->head_dim != b->head_dim ||
-        ar_rope_dim(&a->rope, a->head_dim) != ar_rope_dim(&b->rope, b->head_dim))
+        a->heads != b->heads || a->kv_heads != b->kv_heads || a->head_dim != b->head_dim || a->pads != b->pads ||
+        a->pad_id != b->pad_id || ar_rope_dim(&a->rope, a->head_dim) != ar_rope_dim(&b->rope, b->head_dim))
         return false;
     for (size_t i = 0; i < a->layers; i++) {
         if (ar_config_window(a, i) != ar_config_window(b, i))

@@ -12,6 +12,8 @@ struct ar_embedding {
     size_t columns;     /* and features of them */
     bool learned;
     float scale; /* of the rows; 0: they stay */
+    bool pads;
+    int64_t pad_id;
     char token_name[96], sum_name[96];
     ari_dropout dropout; /* of the sum */
     ar_param token, position;
@@ -99,6 +101,12 @@ void ar_embedding_scale(ar_embedding *e, double factor)
     e->scale = (float)factor;
 }
 
+void ar_embedding_pad(ar_embedding *e, size_t id)
+{
+    e->pads = true;
+    e->pad_id = (int64_t)id;
+}
+
 ar_param *ar_embedding_token(ar_embedding *e)
 {
     return &e->token;
@@ -147,15 +155,17 @@ static size_t own_count(const ar_ctx *ctx, const ar_batch *batch, bool stream)
     return ar_positions_count(&own);
 }
 
-/* Which local row each token takes, -1 where another rank holds it. */
-static ar_status own_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch)
+/* Which local row each token takes, -1 where another rank holds it; or to which it gives a gradient, -1 where to none. */
+static ar_status own_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch, bool gradient)
 {
     const size_t n = batch->batch * own_count(ctx, batch, false);
     int64_t *host = NULL;
     ar_tensor ids;
     AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "ids"));
-    for (size_t i = 0; i < n; i++)
-        host[i] = batch->input_ids[ari_token_at(ctx, batch, i, rank_major(e, ctx))];
+    for (size_t i = 0; i < n; i++) {
+        const int64_t id = batch->input_ids[ari_token_at(ctx, batch, i, rank_major(e, ctx))];
+        host[i] = gradient && id == e->pad_id ? -1 : id;
+    }
     AR_TRY(upload(ctx, &ids, host, n));
     AR_TRY(ar_ctx_tensor(ctx, row_of, AR_I64, 1, &n));
     AR_TRY(ARI_KERNEL(ctx, rows_in_range, row_of->data, ar_const(ids.data), n, (int64_t)e->start, (int64_t)e->rows));
@@ -254,8 +264,12 @@ ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
     ar_tensor row_of, token;
     ar_ctx_place(ctx, batch);
     AR_TRY(check_batch(e, ctx, batch));
-    AR_TRY(own_rows(e, ctx, &row_of, batch));
+    AR_TRY(own_rows(e, ctx, &row_of, batch, false));
     AR_TRY(token_rows(e, ctx, &token, &row_of, batch));
+    if (saved && e->pads) {
+        ar_ctx_release(ctx, &row_of);
+        AR_TRY(own_rows(e, ctx, &row_of, batch, true));
+    }
     AR_TRY(ar_saved_push(saved, e, SAVED_ROWS, &row_of));
     if (saved)
         ar_param_use(&e->token);

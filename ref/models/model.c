@@ -71,6 +71,8 @@ static ar_status create_embedding(ar_model *m, ar_ctx *ctx, ar_embedding_split s
     AR_TRY(ar_embedding_create(&m->embedding, ctx, split, ari_part_path(f, ARI_TOKENS), c->vocab, c->hidden,
                                c->initializer_range, positions, c->max_positions, f->embedded));
     ar_embedding_scale(m->embedding, c->embed_scale);
+    if (c->pads)
+        ar_embedding_pad(m->embedding, c->pad_id);
     ar_embedding_token(m->embedding)->ends = m->ranks > 1 && c->tied;
     return AR_OK;
 }

@@ -80,7 +80,7 @@ def draw_phi3(r, keys, seq):
         rope["rope_type"] = "longrope"
         draw_factors(r, rope, part // 2)
         keys["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
-    return transformers.Phi3Config(**keys, rope_parameters=rope, pad_token_id=None,
+    return transformers.Phi3Config(**keys, rope_parameters=rope,
                                    sliding_window=r.choice([None, r.randint(1, seq + 2)]))
 
 
@@ -96,18 +96,21 @@ def draw_config(r, family, seq):
     keys = {"hidden_size": hidden, "intermediate_size": r.randint(5, 50), "num_hidden_layers": layers,
             "num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": 128,
             "hidden_act": r.choice(["silu", "silu", "gelu", "gelu_pytorch_tanh", "relu"]),
-            "rms_norm_eps": r.choice([1e-6, 1e-5]), **common}
+            "rms_norm_eps": r.choice([1e-6, 1e-5]), **common,
+            # An id of the batch, whose uses are no part of the embedding's gradient.
+            "pad_token_id": common["vocab_size"] // 2 if common["vocab_size"] % 2 else None}
     if family == "phi3":
         return draw_phi3(r, keys, seq)
     if r.random() < 0.6:
         keys["head_dim"] = 2 * r.randint(1, 8)
-    keys["rope_parameters"] = draw_rope(r, keys.get("head_dim", hidden // heads))
-    if keys["rope_parameters"]["rope_type"] == "dynamic":  # mostly longer sequences than the model has positions
+    own = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3": 256}.get(family, hidden // heads)
+    keys["rope_parameters"] = draw_rope(r, keys.get("head_dim", own))
+    if keys["rope_parameters"]["rope_type"] == "dynamic" and family != "gemma3":  # mostly longer sequences than the model has positions
         keys["max_position_embeddings"] = r.randint((seq * 2 + 2) // 3, seq + 2)
     window = r.randint(1, seq + 2)
     kinds = ["full_attention", "sliding_attention"]
     if family in NORMED:
-        keys.update(pad_token_id=None, attention_bias=r.random() < 0.5)
+        keys.update(attention_bias=r.random() < 0.5)
     if family == "gemma3":
         keys["rope_parameters"] = {kind: draw_rope(r, 2, True) for kind in kinds}
     if family in ("gemma2", "gemma3"):

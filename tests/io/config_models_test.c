@@ -102,6 +102,30 @@ static void gemma_has_its_gains_scale_and_caps(void)
     cr_expect(c.rope.kind == AR_ROPE_LINEAR && c.rope.theta == 3e5 && c.local_rope.theta == 1e4);
 }
 
+/* torch.nn.Embedding's padding_idx: the class's own where the file has none, below 0 from the vocabulary's end. */
+static void expect_pad(const char *base, const char *more, bool pads, size_t id)
+{
+    const ar_config c = read(base, more);
+    cr_expect(c.pads == pads && c.pad_id == id, "%s, %s: %d, %zu", base, more, c.pads, c.pad_id);
+}
+
+static void uses_of_the_padding_id_are_no_part_of_the_gradient(void)
+{
+    ar_config c;
+    expect_pad(GEMMA, "", true, 0);
+    expect_pad(GEMMA2, "", true, 0);
+    expect_pad(GEMMA3, "", true, 0);
+    expect_pad(OLMO2, "", true, 1);
+    expect_pad(QWEN3, "", false, 0);
+    expect_pad(GEMMA, "\"pad_token_id\":null", false, 0);
+    expect_pad(QWEN3, "\"pad_token_id\":3", true, 3);
+    expect_pad(QWEN3, "\"pad_token_id\":-1", true, read(QWEN3, "").vocab - 1);
+    expect_pad(QWEN3, "\"pad_token_id\":9223372036854775807", false, 0);
+    expect_pad(QWEN3, "\"pad_token_id\":-9223372036854775808", false, 0);
+    cr_expect_eq(parse(&c, QWEN3, "\"pad_token_id\":true"), AR_ERR_CONFIG);
+    cr_expect_not_null(strstr(ar_error_message(), "'pad_token_id'"), "%s", ar_error_message());
+}
+
 /* configuration_qwen2.py: 32, configuration_mistral.py: 8, configuration_llama.py: as many as query heads. null is the
  * latter for all. */
 static void kv_heads_that_are_not_given_are_those_of_hugging_face(void)
@@ -389,12 +413,13 @@ static void files_of_transformers_give_no_notes(void)
 Test(config_models, every_claim)
 {
     TOGETHER(qwen3_and_olmo2_have_norms_of_queries_and_keys, gemma_has_its_gains_scale_and_caps,
-             keys_that_these_do_not_compute_are_refused, qwen2_has_biases_of_q_k_and_v_and_no_others,
-             mistral_has_no_biases_and_its_own_head_size, kv_heads_that_are_not_given_are_those_of_hugging_face,
-             qwen2_slides_where_its_file_says, mistral_slides_everywhere_or_nowhere,
-             a_window_that_is_not_in_use_is_no_window_of_llama, more_layers_than_bits_go_with_the_last_bit,
-             scaling_of_llama_3_is_read_from_both_spellings, windows_that_make_no_sense_are_refused,
-             biases_that_a_model_does_not_have_are_refused, scaling_of_llama_3_that_makes_no_sense_is_refused,
-             keys_of_other_models_of_the_family_are_refused, keys_that_nobody_knows_are_noted_by_name,
-             more_unknown_keys_than_are_kept_are_counted, files_of_transformers_give_no_notes);
+             uses_of_the_padding_id_are_no_part_of_the_gradient, keys_that_these_do_not_compute_are_refused,
+             qwen2_has_biases_of_q_k_and_v_and_no_others, mistral_has_no_biases_and_its_own_head_size,
+             kv_heads_that_are_not_given_are_those_of_hugging_face, qwen2_slides_where_its_file_says,
+             mistral_slides_everywhere_or_nowhere, a_window_that_is_not_in_use_is_no_window_of_llama,
+             more_layers_than_bits_go_with_the_last_bit, scaling_of_llama_3_is_read_from_both_spellings,
+             windows_that_make_no_sense_are_refused, biases_that_a_model_does_not_have_are_refused,
+             scaling_of_llama_3_that_makes_no_sense_is_refused, keys_of_other_models_of_the_family_are_refused,
+             keys_that_nobody_knows_are_noted_by_name, more_unknown_keys_than_are_kept_are_counted,
+             files_of_transformers_give_no_notes);
 }

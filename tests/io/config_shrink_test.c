@@ -51,6 +51,9 @@ static void expect_same_form(const ar_config *small, const ar_config *large)
     like.head_dim = large->head_dim;
     like.ffn = large->ffn;
     like.embed_scale = large->embed_scale; /* that of the hidden size */
+    cr_expect(!like.pads || like.pad_id < small->vocab);
+    like.pads = large->pads; /* not of an id that is gone */
+    like.pad_id = large->pad_id;
     cr_expect_arr_eq(&like, large, sizeof like, "%s", small->name);
 }
 

@@ -371,4 +371,6 @@ void match_draw_norms(ar_config *c, size_t number)
     c->logit_cap = c->arch != AR_ARCH_STACK && digit(&number, 3) == 0 ? 0.5 : 0.0;
     c->query_scalar = digit(&number, 3) == 0 ? 3.5 : 0.0;
     c->embed_scale = !c->learned_positions && digit(&number, 3) == 0 ? 1.75 : 0.0;
+    c->pads = c->arch != AR_ARCH_GPT2 && digit(&number, 2) == 0;
+    c->pad_id = c->pads ? number % c->vocab : 0;
 }
