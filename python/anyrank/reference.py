@@ -15,6 +15,7 @@ from anyrank import _arrays, _html, _safetensors, testing
 from anyrank._arguments import option_words, with_options
 from anyrank._command import run
 from anyrank._dtensor import is_dtensor
+from anyrank._errors import AnyrankError
 from anyrank._model import model_path
 from anyrank._progress import Progress
 from anyrank._safetensors import Entry
@@ -181,8 +182,14 @@ def grads(model: typing.Any = None, batch: typing.Any = None, *, tensors: _Kind 
         if given.get("input") is not None:
             raise TypeError("anyrank.grads(): batch and input are the same: give one of them")
         given["input"] = _batch_file(batch, scratch.path / "batch.safetensors")
+    elif given.get("input") is None and given.get("block") is None:
+        raise TypeError("anyrank.grads(): batch is missing: the model's input_ids [b, s], or a dict with them")
     with model_path(model) as path:
-        finished = run("grads", [] if path is None else [path], given, progress)
+        try:
+            finished = run("grads", [] if path is None else [path], given, progress)
+        except AnyrankError as error:  # the caller has not seen the temporary file
+            text = str(error).replace(str(scratch.path / "batch.safetensors"), "batch")
+            raise AnyrankError(text, error.exit_status) from None
     return _reference(report_of(GradsReport, finished), folder, kind, scratch)
 
 

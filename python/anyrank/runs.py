@@ -64,6 +64,10 @@ def verify(reference: Path, other: Path, *, map: Mapping = None, reference_map: 
 
 def _as_dump(path: Path, scratch: Scratch, mapping: str, given: dict[str, typing.Any]) -> Path:
     """A checkpoint of another program, converted; all else as it is."""
+    if not isinstance(path, (str, os.PathLike)):
+        side = "other" if mapping == "map" else "reference"
+        raise TypeError(f"anyrank.verify(): {side}: expected the path of a dump, got {type(path).__name__}; "
+                        "anyrank.testing.assert_same compares tensors in memory")
     if not os.path.isdir(path):
         return path
     from anyrank.convert import convert, is_foreign

@@ -113,9 +113,10 @@ class Results(FolderCase):
 
 class Refusals(FolderCase):
     def test_wrong_input_is_said_in_the_words_of_the_command(self) -> None:
-        cases: list[tuple[typing.Callable[[], Report], str]] = [
+        cases: list[tuple[typing.Callable[[], object], str]] = [
             (lambda: anyrank.check("no-such-model"), "^anyrank check: model 'no-such-model': no such folder or file"),
             (lambda: anyrank.check("llama-demo", numerics="exakt"), "did you mean exact"),  # type: ignore[arg-type]
+            (lambda: anyrank.grads("llama-demo", [[1, -3]], scale=8), "^anyrank grads: batch: input_ids.*\n.*note: "),
             (lambda: anyrank.check("llama-demo", tp=0), "--tp: got '0', expected an integer from 1"),
             (lambda: anyrank.verify(self.path / "a", self.path / "b"), "a: cannot open: No such file"),
             (lambda: anyrank.verify("--tp", "b"), "--tp: cannot open"),
@@ -124,6 +125,11 @@ class Refusals(FolderCase):
             with self.assertRaisesRegex(anyrank.AnyrankError, pattern) as caught:
                 call()
             self.assertEqual(caught.exception.exit_status, 2)
+
+    def test_tensors_are_no_dumps(self) -> None:
+        for sides, name in (((None, "b"), "reference"), (("a", {"w": [1.0]}), "other")):
+            with self.assertRaisesRegex(TypeError, rf"verify\(\): {name}: expected the path of a dump, .*assert_same"):
+                anyrank.verify(*sides)
 
     def test_broken_dumps(self) -> None:
         for name in ("a", "b"):
