@@ -138,7 +138,8 @@ def _read(path: pathlib.Path) -> dict[str, typing.Any] | None:
 def _message(program: str, command: str, status: int, messages: str) -> str:
     """What the command said on standard error; else what is known of its end."""
     lines = messages.strip().split("\n")
-    notes = [line for line in lines if line.startswith("note: ")]  # behind the error, which is what the caller looks for
+    # Notes follow the error, which is what the caller looks for.
+    notes = [line for line in lines if line.startswith("note: ")]
     said = "\n".join([line for line in lines if line not in notes] + notes)
     if status < 0:
         end = f"anyrank {command}: ended by {signal.Signals(-status).name}"
