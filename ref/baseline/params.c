@@ -6,58 +6,34 @@
 
 #include "ref/numerics/philox.h"
 
+/* What Llama's family has in common, and those of it with a weight for each of q, k and v, gate and up. */
+#define FAMILY_NAMES                                                                                               \
+    .embed = "model.embed_tokens", .blocks = "model.layers", .ln1 = "input_layernorm", .final_norm = "model.norm", \
+    .head = "lm_head", .o_param = "self_attn.o_proj", .down_param = "mlp.down_proj",                               \
+    .rope = {"self_attn.q_rope", "self_attn.k_rope"}, .probs = "self_attn.probs", .context = "self_attn.context",  \
+    .residual = "attn_residual", .act = "mlp.act", .dqkv = {"self_attn.q", "self_attn.k", "self_attn.v"},          \
+    .dfc = {"mlp.gate", "mlp.up"}, .drop_probs = "self_attn.attn_dropout",                                         \
+    .drop_attention = "self_attn.resid_dropout", .drop_mlp = "mlp.dropout"
+#define UNPACKED_NAMES                                                                                                 \
+    .qkv_param = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},                                         \
+    .fc_param = {"mlp.gate_proj", "mlp.up_proj"}, .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, \
+    .fc = {"mlp.gate_proj", "mlp.up_proj"}, .dattention = "self_attn", .dmlp = "mlp"
+
 static const ari_bl_names llama_names = {
-    .embed = "model.embed_tokens",
-    .blocks = "model.layers",
-    .ln1 = "input_layernorm",
+    FAMILY_NAMES,
+    UNPACKED_NAMES,
     .ln2 = "post_attention_layernorm",
-    .final_norm = "model.norm",
-    .head = "lm_head",
-    .qkv_param = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-    .o_param = "self_attn.o_proj",
-    .fc_param = {"mlp.gate_proj", "mlp.up_proj"},
-    .down_param = "mlp.down_proj",
-    .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-    .rope = {"self_attn.q_rope", "self_attn.k_rope"},
-    .probs = "self_attn.probs",
-    .context = "self_attn.context",
-    .residual = "attn_residual",
-    .fc = {"mlp.gate_proj", "mlp.up_proj"},
-    .act = "mlp.act",
-    .dqkv = {"self_attn.q", "self_attn.k", "self_attn.v"},
-    .dattention = "self_attn",
-    .dfc = {"mlp.gate", "mlp.up"},
-    .dmlp = "mlp",
-    .drop_probs = "self_attn.attn_dropout",
-    .drop_attention = "self_attn.resid_dropout",
-    .drop_mlp = "mlp.dropout",
 };
 
 static const ari_bl_names phi3_names = {
-    .embed = "model.embed_tokens",
-    .blocks = "model.layers",
-    .ln1 = "input_layernorm",
+    FAMILY_NAMES,
     .ln2 = "post_attention_layernorm",
-    .final_norm = "model.norm",
-    .head = "lm_head",
     .qkv_param = {"self_attn.qkv_proj"},
-    .o_param = "self_attn.o_proj",
     .fc_param = {"mlp.gate_up_proj"},
-    .down_param = "mlp.down_proj",
     .qkv = {"self_attn.q", "self_attn.k", "self_attn.v"},
-    .rope = {"self_attn.q_rope", "self_attn.k_rope"},
-    .probs = "self_attn.probs",
-    .context = "self_attn.context",
-    .residual = "attn_residual",
     .fc = {"mlp.gate", "mlp.up"},
-    .act = "mlp.act",
-    .dqkv = {"self_attn.q", "self_attn.k", "self_attn.v"},
     .dattention = "self_attn.qkv_proj",
-    .dfc = {"mlp.gate", "mlp.up"},
     .dmlp = "mlp.gate_up_proj",
-    .drop_probs = "self_attn.attn_dropout",
-    .drop_attention = "self_attn.resid_dropout",
-    .drop_mlp = "mlp.dropout",
 };
 
 static const ari_bl_names gpt2_names = {
@@ -118,61 +94,19 @@ static const ari_bl_names stack_names = {
 };
 
 static const ari_bl_names qwen3_names = {
-    .embed = "model.embed_tokens",
-    .blocks = "model.layers",
-    .ln1 = "input_layernorm",
+    FAMILY_NAMES,
+    UNPACKED_NAMES,
     .ln2 = "post_attention_layernorm",
     .qk_norm = {"self_attn.q_norm", "self_attn.k_norm"},
-    .final_norm = "model.norm",
-    .head = "lm_head",
-    .qkv_param = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-    .o_param = "self_attn.o_proj",
-    .fc_param = {"mlp.gate_proj", "mlp.up_proj"},
-    .down_param = "mlp.down_proj",
-    .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-    .rope = {"self_attn.q_rope", "self_attn.k_rope"},
-    .probs = "self_attn.probs",
-    .context = "self_attn.context",
-    .residual = "attn_residual",
-    .fc = {"mlp.gate_proj", "mlp.up_proj"},
-    .act = "mlp.act",
-    .dqkv = {"self_attn.q", "self_attn.k", "self_attn.v"},
-    .dattention = "self_attn",
-    .dfc = {"mlp.gate", "mlp.up"},
-    .dmlp = "mlp",
-    .drop_probs = "self_attn.attn_dropout",
-    .drop_attention = "self_attn.resid_dropout",
-    .drop_mlp = "mlp.dropout",
 };
 
 static const ari_bl_names olmo2_names = {
-    .embed = "model.embed_tokens",
-    .blocks = "model.layers",
-    .ln1 = "input_layernorm",
+    FAMILY_NAMES,
+    UNPACKED_NAMES,
     .ln2 = "pre_feedforward_layernorm",
     .attention_norm = "post_attention_layernorm",
     .mlp_norm = "post_feedforward_layernorm",
     .qk_norm = {"self_attn.q_norm", "self_attn.k_norm"},
-    .final_norm = "model.norm",
-    .head = "lm_head",
-    .qkv_param = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-    .o_param = "self_attn.o_proj",
-    .fc_param = {"mlp.gate_proj", "mlp.up_proj"},
-    .down_param = "mlp.down_proj",
-    .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-    .rope = {"self_attn.q_rope", "self_attn.k_rope"},
-    .probs = "self_attn.probs",
-    .context = "self_attn.context",
-    .residual = "attn_residual",
-    .fc = {"mlp.gate_proj", "mlp.up_proj"},
-    .act = "mlp.act",
-    .dqkv = {"self_attn.q", "self_attn.k", "self_attn.v"},
-    .dattention = "self_attn",
-    .dfc = {"mlp.gate", "mlp.up"},
-    .dmlp = "mlp",
-    .drop_probs = "self_attn.attn_dropout",
-    .drop_attention = "self_attn.resid_dropout",
-    .drop_mlp = "mlp.dropout",
 };
 
 const ari_bl_names *ari_bl_names_of(ar_arch arch)
