@@ -68,7 +68,7 @@ typedef struct ari_asked {
 /* A layout in depth. */
 typedef struct ari_depth {
     ari_planned planned;
-    ari_found found;
+    ari_candidate found;
     ari_time time, own_time; /* own: of what this version runs */
     ari_memory memory, own_memory;
     ari_worth worth;
@@ -76,7 +76,7 @@ typedef struct ari_depth {
     char advice[400];
 } ari_depth;
 /** faster: as in ari_advice. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). */
-AR_NODISCARD ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, const ari_found *faster);
+AR_NODISCARD ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, const ari_candidate *faster);
 
 /** The search for what is asked: extents, stages and forms that are given are fixed. No progress; borrows a. */
 ari_search ari_asked_search(const ari_asked *a);
@@ -91,7 +91,7 @@ AR_NODISCARD ar_status ari_depth_print(FILE *to, const ari_asked *a, const ari_d
 AR_NODISCARD ar_status ari_plan_table_run(json_t **rows, FILE *to, const ari_asked *a);
 /** Gives; NULL without memory. p: the same layout. */
 json_t *ari_depth_json(const ari_depth *d);
-json_t *ari_found_json(const ari_found *f, const ari_planned *p);
+json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p);
 json_t *ari_asked_json(const ari_asked *a);
 /** Rows of numbers, a line a layout, with a line of titles. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_ranking *r);

@@ -123,7 +123,7 @@ static ar_status add_own(ari_depth *d, const ari_asked *a)
 {
     ari_time_options o = a->time;
     ari_planned own = d->planned;
-    o.account = ARI_ACCOUNT_OWN;
+    o.cost_model = ARI_COST_OWN;
     d->has_own = ari_planned_counted(&d->planned);
     if (!d->has_own)
         return AR_OK;
@@ -134,7 +134,7 @@ static ar_status add_own(ari_depth *d, const ari_asked *a)
     return ari_memory_own_most(&d->own_memory, &own);
 }
 
-ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, const ari_found *faster)
+ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, const ari_candidate *faster)
 {
     const double room = a->time.cluster.memory_bytes;
     *d = (ari_depth){.planned = ari_choice_planned(&a->base, c), .found.choice = *c};
@@ -267,13 +267,13 @@ ari_search ari_asked_search(const ari_asked *a)
 static ar_status layouts_json(json_t *all, const ari_asked *a, const ari_ranking *r)
 {
     for (size_t i = 0; i < r->n; i++) {
-        const ari_found *f = &r->at[i];
+        const ari_candidate *f = &r->at[i];
         const ari_planned p = ari_choice_planned(&a->base, &f->choice);
         const bool deep = f->legal == AR_OK && i < ari_ranking_shown(a, r);
         ari_depth d;
         if (deep)
             AR_TRY(ari_depth_of(&d, a, &f->choice, NULL));
-        json_array_append_new(all, deep ? ari_depth_json(&d) : ari_found_json(f, &p));
+        json_array_append_new(all, deep ? ari_depth_json(&d) : ari_candidate_json(f, &p));
     }
     return AR_OK;
 }

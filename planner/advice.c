@@ -114,7 +114,7 @@ static void too_large(char *text, size_t size, const ari_planned *p, const ari_m
 }
 
 void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t, const ari_memory *m,
-                const ari_found *faster, double memory_bytes)
+                const ari_candidate *faster, double memory_bytes)
 {
     const ari_time_kind k = bound_kind(t);
     const double step = ari_time_step(t), share = step > 0.0 ? 100.0 * t->of[k] / step : 0.0;

@@ -12,9 +12,9 @@ ar_status ari_planned_world(int *ranks, const ari_planned *p)
         if (extents[i] < 0)
             return ar_error_set(AR_ERR_ARG, "an extent of %d ranks: extents are at least 1", extents[i]);
         world *= (size_t)ari_at_least_one(extents[i]);
-        if (world > ARI_MOST_RANKS)
+        if (world > ARI_MOST_GPUS)
             return ar_error_set(AR_ERR_ARG, "tp=%d, cp=%d, pp=%d, dp=%d are more than %d ranks", extents[0], extents[1],
-                                extents[2], extents[3], ARI_MOST_RANKS);
+                                extents[2], extents[3], ARI_MOST_GPUS);
     }
     *ranks = (int)world;
     return AR_OK;

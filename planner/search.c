@@ -58,7 +58,7 @@ typedef struct seeker {
     pipeline pipeline[MOST_PIPELINES];
     int pipelines;
     int divisor[MOST_DIVISORS], divisors; /* of the ranks */
-    ari_found *variant;                   /* [n] of the mesh */
+    ari_candidate *variant;               /* [n] of the mesh */
     size_t n, room;
     mesh_parts *parts;
 } seeker;
@@ -152,7 +152,7 @@ static void list_pipelines(seeker *k)
 static ar_status add(seeker *k, const ari_choice *c)
 {
     AR_TRY(ari_grow(&k->variant, &k->room, k->n, sizeof *k->variant, "layouts"));
-    ari_found *f = &k->variant[k->n++];
+    ari_candidate *f = &k->variant[k->n++];
     memset(f, 0, sizeof *f);
     f->choice = *c;
     return AR_OK;
@@ -176,7 +176,7 @@ bool ari_is_verdict(ar_status st)
     return st != AR_ERR_MEMORY && st != AR_ERR_INTERNAL;
 }
 
-static void note_time(ari_found *f, const ari_time *t)
+static void note_time(ari_candidate *f, const ari_time *t)
 {
     f->seconds = ari_time_step(t);
     f->bound = ari_bound_of(t);
@@ -201,7 +201,7 @@ static ar_status time_variant(seeker *k, const ari_choice *c, int m, int i)
         AR_TRY(ari_passes_init(passes, &p, o));
     *has_passes = true;
     AR_TRY(add(k, c));
-    ari_found *f = &k->variant[k->n - 1];
+    ari_candidate *f = &k->variant[k->n - 1];
     f->settled = c->pp == 1 || k->s->every;
     f->seconds = ari_time_least(&p, o, passes);
     if (!f->settled)
@@ -295,13 +295,13 @@ static ar_status time_mesh(seeker *k)
 
 static int by_seconds(const void *a, const void *b)
 {
-    const ari_found *x = a, *y = b;
+    const ari_candidate *x = a, *y = b;
     if ((x->legal != AR_OK) != (y->legal != AR_OK))
         return x->legal != AR_OK ? 1 : -1;
     return x->seconds < y->seconds ? -1 : x->seconds > y->seconds;
 }
 
-static ar_status weigh(const seeker *k, ari_found *f)
+static ar_status weigh(const seeker *k, ari_candidate *f)
 {
     const ari_planned p = ari_choice_planned(&k->s->base, &f->choice);
     ari_memory m;
@@ -312,7 +312,7 @@ static ar_status weigh(const seeker *k, ari_found *f)
     return AR_OK;
 }
 
-static ar_status keep(ari_ranking *r, const ari_found *f)
+static ar_status keep(ari_ranking *r, const ari_candidate *f)
 {
     AR_TRY(ari_grow(&r->at, &r->room, r->n, sizeof *r->at, "layouts"));
     r->at[r->n++] = *f;
@@ -320,9 +320,9 @@ static ar_status keep(ari_ranking *r, const ari_found *f)
 }
 
 /* What of a mesh needs least: of those that share and compute again most the one of the smallest micro-batches. */
-static const ari_found *lightest(const seeker *k)
+static const ari_candidate *lightest(const seeker *k)
 {
-    const ari_found *best = NULL;
+    const ari_candidate *best = NULL;
     for (size_t i = 0; i < k->n && k->variant[i].legal == AR_OK; i++) {
         const ari_choice *a = &k->variant[i].choice, *b = best ? &best->choice : NULL;
         const int sharing =
@@ -338,7 +338,7 @@ static const ari_found *lightest(const seeker *k)
 /* The time of the i-th variant by its schedule, which may be more than that of those behind it. */
 static ar_status settle(seeker *k, size_t i)
 {
-    ari_found f = k->variant[i];
+    ari_candidate f = k->variant[i];
     const ari_planned p = ari_choice_planned(&k->s->base, &f.choice);
     ari_time t;
     AR_TRY(ari_time_of(&t, &p, &k->s->time));
@@ -349,7 +349,7 @@ static ar_status settle(seeker *k, size_t i)
     return AR_OK;
 }
 
-static void note_fastest(ari_ranking *r, const ari_found *f)
+static void note_fastest(ari_ranking *r, const ari_candidate *f)
 {
     if (f->legal == AR_OK && f->settled && (!r->has_fastest || f->seconds < r->fastest.seconds))
         r->fastest = *f;
@@ -361,7 +361,7 @@ static ar_status choose_one(seeker *k, bool can_fit, bool *chosen)
 {
     *chosen = false;
     for (size_t i = 0; i < k->n && k->variant[i].legal == AR_OK && !*chosen;) {
-        ari_found *f = &k->variant[i];
+        ari_candidate *f = &k->variant[i];
         const bool faster = !k->r->has_fastest || f->seconds < k->r->fastest.seconds;
         if (can_fit && !f->weighed)
             AR_TRY(weigh(k, f));
@@ -381,7 +381,7 @@ static ar_status choose_one(seeker *k, bool can_fit, bool *chosen)
 static ar_status choose_every(seeker *k)
 {
     for (size_t i = 0; i < k->n; i++) {
-        ari_found *f = &k->variant[i];
+        ari_candidate *f = &k->variant[i];
         note_fastest(k->r, f);
         if (f->legal == AR_OK)
             AR_TRY(weigh(k, f));
@@ -397,8 +397,8 @@ static ar_status choose(seeker *k)
         qsort(k->variant, k->n, sizeof *k->variant, by_seconds);
     if (k->s->every)
         return choose_every(k);
-    const ari_found *least = lightest(k);
-    ari_found light = least ? *least : (ari_found){.legal = AR_ERR_ARG};
+    const ari_candidate *least = lightest(k);
+    ari_candidate light = least ? *least : (ari_candidate){.legal = AR_ERR_ARG};
     bool chosen = false;
     if (!least)
         return AR_OK;
@@ -473,7 +473,7 @@ static ar_status check_tp(seeker *k, int tp, bool *can)
 
 static int by_rank(const void *a, const void *b)
 {
-    const ari_found *x = a, *y = b;
+    const ari_candidate *x = a, *y = b;
     if (x->legal != AR_OK || y->legal != AR_OK || (x->fits && y->fits))
         return by_seconds(a, b);
     if (x->fits != y->fits)
@@ -501,8 +501,8 @@ ar_status ari_search_run(ari_ranking *r, const ari_search *s)
 {
     seeker k = {.s = s, .r = r};
     *r = (ari_ranking){.memory_bytes = s->time.cluster.memory_bytes};
-    if (s->ranks < 1 || s->ranks > ARI_MOST_RANKS)
-        return ar_error_set(AR_ERR_ARG, "%d ranks: from 1 to %d are expected", s->ranks, ARI_MOST_RANKS);
+    if (s->ranks < 1 || s->ranks > ARI_MOST_GPUS)
+        return ar_error_set(AR_ERR_ARG, "%d ranks: from 1 to %d are expected", s->ranks, ARI_MOST_GPUS);
     k.divisors = list_divisors(k.divisor, MOST_DIVISORS, (size_t)s->ranks);
     AR_TRY(ari_alloc_zero((void **)&k.parts, 1, sizeof *k.parts, "parts of a mesh"));
     ar_status st = search_all(&k);

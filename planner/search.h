@@ -5,9 +5,9 @@
 
 #include "planner/time.h"
 
-enum { ARI_MOST_RANKS = 1 << 20, ARI_REASON = 240 };
+enum { ARI_MOST_GPUS = 1 << 20, ARI_REASON = 240 };
 
-/** dp * cp * pp * tp. Errors: AR_ERR_ARG (negative extents, more than ARI_MOST_RANKS). */
+/** dp * cp * pp * tp. Errors: AR_ERR_ARG (negative extents, more than ARI_MOST_GPUS). */
 AR_NODISCARD ar_status ari_planned_world(int *ranks, const ari_planned *p);
 /** Whether a model can be split so: heads, MLP and plan over tp; positions over tp and cp; layers over stages;
  *  samples over dp and micro-batches. Errors: AR_ERR_ARG,
@@ -42,7 +42,7 @@ typedef struct ari_search {
     void *user;
 } ari_search;
 
-typedef struct ari_found {
+typedef struct ari_candidate {
     ari_choice choice;
     ar_status legal;         /* AR_OK, or why not */
     char reason[ARI_REASON]; /* then in words */
@@ -51,14 +51,14 @@ typedef struct ari_found {
     double bytes;            /* a rank's memory in the production account */
     bool fits, weighed;      /* weighed: bytes and fits are known */
     bool settled;            /* seconds and bound are; else seconds are those that it takes at least */
-} ari_found;
+} ari_candidate;
 
 typedef struct ari_ranking {
-    ari_found *at; /* [n]: those that fit by seconds, then the others by bytes, then those that cannot be */
+    ari_candidate *at; /* [n]: those that fit by seconds, then the others by bytes, then those that cannot be */
     size_t n, room;
     size_t meshes, layouts, legal; /* looked at: meshes; layouts, of which so many are legal */
     size_t fitting;                /* in the list */
-    ari_found fastest;             /* of all legal ones, whether it fits or not */
+    ari_candidate fastest;         /* of all legal ones, whether it fits or not */
     bool has_fastest;
     char refused[ARI_REASON]; /* why the first one that is not legal is not */
     double memory_bytes;      /* of a rank; 0: no limit */
@@ -80,7 +80,7 @@ AR_NODISCARD ar_status ari_worth_of(ari_worth *w, const ari_planned *p, const ar
 /** One sentence or two: what bounds the step, and what would move it. t, m: of the layout in the production account;
  *  faster: the fastest legal layout if that does not fit, else NULL. Truncates to size. */
 void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t, const ari_memory *m,
-                const ari_found *faster, double memory_bytes);
+                const ari_candidate *faster, double memory_bytes);
 /** What takes most of a step besides products: "computation", "tp", "bubble", ... */
 const char *ari_bound_of(const ari_time *t);
 

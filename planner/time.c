@@ -9,8 +9,8 @@
 #include "planner/time_impl.h"
 #include "ref/core/size.h"
 
-const char *const ari_account_names[] = {
-    [ARI_ACCOUNT_PRODUCTION] = "production", [ARI_ACCOUNT_OWN] = "own", [ARI_ACCOUNTS] = NULL};
+const char *const ari_cost_model_names[] = {
+    [ARI_COST_PRODUCTION] = "production", [ARI_COST_OWN] = "own", [ARI_COST_MODELS] = NULL};
 
 const char *ari_time_name(ari_time_kind k)
 {
@@ -32,18 +32,18 @@ double ari_time_step(const ari_time *t)
 
 /* --- what moves --------------------------------------------------------------------------------------------------- */
 
-static void add_row(ari_moves *to, const ari_moved *from, double times)
+static void add_row(ari_traffic *to, const ari_traffic_row *from, double times)
 {
     int i = 0;
     while (i < to->n && (to->row[i].over != from->over || strcmp(to->row[i].call, from->call) != 0 ||
                          to->row[i].between != from->between))
         i++;
-    if (i == ARI_MOVED_ROWS || from->calls == 0.0 || from->ranks <= 1.0)
+    if (i == ARI_TRAFFIC_ROWS || from->calls == 0.0 || from->ranks <= 1.0)
         return;
-    ari_moved *row = &to->row[i];
+    ari_traffic_row *row = &to->row[i];
     if (i == to->n) {
         to->n++;
-        *row = (ari_moved){.over = from->over, .call = from->call, .between = from->between};
+        *row = (ari_traffic_row){.over = from->over, .call = from->call, .between = from->between};
     }
     row->ranks = fmax(row->ranks, from->ranks);
     row->calls += times * from->calls;
@@ -51,14 +51,14 @@ static void add_row(ari_moves *to, const ari_moved *from, double times)
     row->seconds += times * from->seconds;
 }
 
-void ari_moves_row(ari_moves *m, ari_time_kind over, const char *call, const ari_links *l, double calls, double bytes,
-                   double seconds)
+void ari_traffic_count(ari_traffic *m, ari_time_kind over, const char *call, const ari_links *l, double calls,
+                       double bytes, double seconds)
 {
-    const ari_moved row = {over, call, l->n, l->between, calls, bytes, seconds};
+    const ari_traffic_row row = {over, call, l->n, l->between, calls, bytes, seconds};
     add_row(m, &row, 1.0);
 }
 
-void ari_moves_add(ari_moves *to, const ari_moves *from, double times)
+void ari_traffic_add(ari_traffic *to, const ari_traffic *from, double times)
 {
     for (int i = 0; i < from->n; i++)
         add_row(to, &from->row[i], times);
@@ -69,7 +69,7 @@ void ari_moves_add(ari_moves *to, const ari_moves *from, double times)
 double ari_time_element(const ari_time_options *o, const ari_operation *op, const ari_op_call *call)
 {
     const bool values = call->dtype == AR_F32 || call->dtype == AR_I32;
-    if (o->account == ARI_ACCOUNT_PRODUCTION && values && op->kind != ARI_OPERATION_LOSS)
+    if (o->cost_model == ARI_COST_PRODUCTION && values && op->kind != ARI_OPERATION_LOSS)
         return (double)ar_dtype_bytes(AR_BF16);
     return (double)ar_dtype_bytes(call->dtype);
 }
@@ -90,12 +90,12 @@ ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, con
     c.config = config;
     run->parallel.zero = run->parallel.zero > 0;
     run->parallel.dp_replicate = 1;
-    if (o->account == ARI_ACCOUNT_PRODUCTION) {
+    if (o->cost_model == ARI_COST_PRODUCTION) {
         run->numerics = AR_NUMERICS_NATIVE;
         run->parallel.recompute.what = AR_RECOMPUTE_NONE; /* ari_time_compose adds it */
     }
     if (run->ddp.bucket_bytes == ARI_BUCKETS_USUAL)
-        run->ddp.bucket_bytes = o->account == ARI_ACCOUNT_OWN ? AR_BUCKET_BYTES : usual_bucket(summing);
+        run->ddp.bucket_bytes = o->cost_model == ARI_COST_OWN ? AR_BUCKET_BYTES : usual_bucket(summing);
     return c;
 }
 
@@ -175,7 +175,7 @@ typedef struct exposed {
 /* ZeRO-3: each block's weights are gathered before its forward pass and again before its backward pass, while the block
  * before is computed, and its gradients scattered while the next is. The first gather and the last scatter have nothing
  * to hide them. moved NULL: only the time. */
-static exposed gathers_of(const composed *c, const stage *s, ari_moves *moved, double *hidden)
+static exposed gathers_of(const composed *c, const stage *s, ari_traffic *moved, double *hidden)
 {
     const ari_links l = ari_links_of_shares(c->p, c->o), copies = ari_links_of_replicas(c->p, c->o);
     const double layers = (double)c->passes->layers, width = (double)ar_dtype_bytes(AR_BF16);
@@ -201,12 +201,12 @@ static exposed gathers_of(const composed *c, const stage *s, ari_moves *moved, d
         e.backward += backward;
         if (!moved)
             continue;
-        ari_moves_row(moved, ARI_TIME_DP, ari_call_name(ARI_CALL_ALL_GATHER), &l, 2.0 * times, 2.0 * times * bytes,
-                      2.0 * times * gather);
-        ari_moves_row(moved, ARI_TIME_DP, ari_call_name(ARI_CALL_REDUCE_SCATTER), &l, times, times * bytes,
-                      times * (scatter - sum));
-        ari_moves_row(moved, ARI_TIME_DP, ari_call_name(ARI_CALL_ALL_REDUCE), &copies, times,
-                      times * ari_links_sent(&copies, ARI_CALL_ALL_REDUCE, share, width), times * sum);
+        ari_traffic_count(moved, ARI_TIME_DP, ari_call_name(ARI_CALL_ALL_GATHER), &l, 2.0 * times, 2.0 * times * bytes,
+                          2.0 * times * gather);
+        ari_traffic_count(moved, ARI_TIME_DP, ari_call_name(ARI_CALL_REDUCE_SCATTER), &l, times, times * bytes,
+                          times * (scatter - sum));
+        ari_traffic_count(moved, ARI_TIME_DP, ari_call_name(ARI_CALL_ALL_REDUCE), &copies, times,
+                          times * ari_links_sent(&copies, ARI_CALL_ALL_REDUCE, share, width), times * sum);
         *hidden += times * (2.0 * gather + scatter) - c->micro * (forward + backward);
     }
     return e;
@@ -260,7 +260,7 @@ static double between_bytes(const composed *c)
     const double cp = ari_at_least_one(run->parallel.cp), dp = ari_at_least_one(run->parallel.dp);
     const double tp = run->parallel.sp ? ari_at_least_one(run->parallel.tp) : 1.0;
     const double tokens = ceil((double)run->batch / dp) * (double)run->seq / cp / c->micro / tp;
-    const ar_dtype dtype = c->o->account == ARI_ACCOUNT_PRODUCTION ? AR_BF16 : ar_activations_of(run->precision);
+    const ar_dtype dtype = c->o->cost_model == ARI_COST_PRODUCTION ? AR_BF16 : ar_activations_of(run->precision);
     return (double)ar_dtype_bytes(dtype) * tokens * (double)c->p->step.config->hidden;
 }
 
@@ -299,7 +299,7 @@ static ar_status add_waits(composed *c, double busy)
     c->t->of[ARI_TIME_BUBBLE] = fmax(0.0, alone - busy);
     c->t->of[ARI_TIME_PP] += waits;
     c->t->hidden += fmax(0.0, sends * seconds - waits);
-    ari_moves_row(&c->t->moved, ARI_TIME_PP, "send", &l, sends, sends * bytes, sends * seconds);
+    ari_traffic_count(&c->t->moved, ARI_TIME_PP, "send", &l, sends, sends * bytes, sends * seconds);
     return AR_OK;
 }
 
@@ -320,7 +320,7 @@ static ar_status add_ranks(composed *c, double *busy)
         memcpy(c->t->of, of, sizeof of);
     }
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {
-        ari_moves_add(&c->t->moved, &c->passes->moved[part], slowest.share[part]);
+        ari_traffic_add(&c->t->moved, &c->passes->moved[part], slowest.share[part]);
         c->t->hidden += slowest.share[part] * c->passes->hidden[part];
     }
     gathers_of(c, &slowest, &c->t->moved, &c->t->hidden);
@@ -451,9 +451,9 @@ static void add_sums(composed *c, double pass_seconds)
     c->t->of[dp ? ARI_TIME_DP : ARI_TIME_TP] += most - longest->stages;
     c->t->of[ARI_TIME_PP] += longest->stages;
     c->t->hidden += (before + 1.0) * sums_of(longest) - exposed_sums;
-    ari_moves_add(&c->t->moved, &longest->moved, 1.0);
+    ari_traffic_add(&c->t->moved, &longest->moved, 1.0);
     for (int i = 0; i < c->t->moved.n && before > 0.0; i++) {
-        ari_moved *row = &c->t->moved.row[i];
+        ari_traffic_row *row = &c->t->moved.row[i];
         if (row->over == ARI_TIME_DP && strcmp(row->call, ari_call_name(ARI_CALL_REDUCE_SCATTER)) == 0) {
             row->calls *= c->micro;
             row->bytes *= c->micro;
@@ -467,7 +467,7 @@ static void add_sums(composed *c, double pass_seconds)
 static composed composed_of(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
                             const ari_outside *outside)
 {
-    const bool formula = o->account == ARI_ACCOUNT_PRODUCTION && !p->step.forward_only; /* else the list has it */
+    const bool formula = o->cost_model == ARI_COST_PRODUCTION && !p->step.forward_only; /* else the list has it */
     const ar_recompute what = p->step.run.parallel.recompute.what;
     return (composed){.p = p,
                       .o = o,

@@ -8,12 +8,12 @@
 
 /* Whose bytes and products: those of a production system, 16-bit values and flash attention where that is asked for; or
  * anyrank's own, as the simulator counts them. */
-typedef enum ari_account { ARI_ACCOUNT_PRODUCTION, ARI_ACCOUNT_OWN, ARI_ACCOUNTS } ari_account;
-extern const char *const ari_account_names[]; /* ends with NULL */
+typedef enum ari_cost_model { ARI_COST_PRODUCTION, ARI_COST_OWN, ARI_COST_MODELS } ari_cost_model;
+extern const char *const ari_cost_model_names[]; /* ends with NULL */
 
 typedef struct ari_time_options {
     ar_sim_cluster cluster;
-    ari_account account;
+    ari_cost_model cost_model;
     bool hierarchical; /* groups that span nodes: reduce-scatter inside, all-reduce between, all-gather inside */
     bool shared_links; /* collectives that are in flight at once on one kind of link share its rate */
 } ari_time_options;
@@ -42,7 +42,7 @@ typedef enum ari_time_kind {
 const char *ari_time_name(ari_time_kind k);
 
 /* What one rank moves in a step in calls of one kind over one group. */
-typedef struct ari_moved {
+typedef struct ari_traffic_row {
     ari_time_kind over;
     const char *call; /* "all_reduce", "send"; static storage */
     double ranks;     /* of the group */
@@ -50,20 +50,20 @@ typedef struct ari_moved {
     double calls;
     double bytes;   /* that one rank sends */
     double seconds; /* with nothing to hide them */
-} ari_moved;
+} ari_traffic_row;
 
-#define ARI_MOVED_ROWS 16
-typedef struct ari_moves {
-    ari_moved row[ARI_MOVED_ROWS];
+#define ARI_TRAFFIC_ROWS 16
+typedef struct ari_traffic {
+    ari_traffic_row row[ARI_TRAFFIC_ROWS];
     int n;
-} ari_moves;
+} ari_traffic;
 /** Adds `times` of all rows of `from`, each to that of the same call, group and link. */
-void ari_moves_add(ari_moves *to, const ari_moves *from, double times);
+void ari_traffic_add(ari_traffic *to, const ari_traffic *from, double times);
 
 typedef struct ari_time {
     double of[ARI_TIME_KINDS]; /* seconds of a step */
     double hidden;             /* seconds of communication beside products */
-    ari_moves moved;
+    ari_traffic moved;
 } ari_time;
 double ari_time_step(const ari_time *t);
 

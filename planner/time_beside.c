@@ -38,8 +38,8 @@ static double enqueue(ari_beside *b, double now, double seconds)
 
 void ari_beside_gather(ari_beside *b, double now, const ari_cut *c, bool again)
 {
-    ari_gathered *to = !again ? &b->next : b->again[0].waits ? &b->again[1] : &b->again[0];
-    *to = (ari_gathered){.chunks = *c, .waits = true, .begun = again && !b->next.waits};
+    ari_prefetch *to = !again ? &b->next : b->again[0].waits ? &b->again[1] : &b->again[0];
+    *to = (ari_prefetch){.chunks = *c, .waits = true, .begun = again && !b->next.waits};
     if (to->begun)
         to->done = enqueue(b, now, ari_cut_seconds(c));
 }
@@ -48,7 +48,7 @@ void ari_beside_gather(ari_beside *b, double now, const ari_cut *c, bool again)
 static void begin_agains(ari_beside *b, double now)
 {
     for (int i = 0; i < ARI_AGAINS; i++) {
-        ari_gathered *g = &b->again[i];
+        ari_prefetch *g = &b->again[i];
         if (!g->waits || g->begun)
             continue;
         g->begun = true;
@@ -97,7 +97,7 @@ double ari_beside_multiply(ari_beside *b, double now, double seconds, const ari_
 double ari_beside_wait(ari_beside *b, double now, ari_role role)
 {
     for (int i = 0; i < ARI_AGAINS; i++) {
-        ari_gathered *g = &b->again[i];
+        ari_prefetch *g = &b->again[i];
         if (!g->waits || g->chunks.call.role != role)
             continue;
         g->waits = false;

@@ -40,17 +40,17 @@ ari_cut ari_cut_of(const ari_links *l, const ari_op_call *call, double element_b
 double ari_cut_seconds(const ari_cut *c);
 
 /* What the queue beside the main one gathers and the main one is still to wait for. */
-typedef struct ari_gathered {
+typedef struct ari_prefetch {
     ari_cut chunks;
     bool waits, begun;
     double done; /* begun: seconds of the main queue's clock */
-} ari_gathered;
+} ari_prefetch;
 /* That queue. Of what a product takes in chunks each is enqueued when the product of the one before begins; what is
  * gathered again, for the gradients of weights of at most two layers at once, goes behind the last of them. */
 enum { ARI_AGAINS = 2 };
 typedef struct ari_beside {
     double until; /* it has done what is enqueued */
-    ari_gathered next, again[ARI_AGAINS];
+    ari_prefetch next, again[ARI_AGAINS];
 } ari_beside;
 void ari_beside_gather(ari_beside *b, double now, const ari_cut *c, bool again);
 /** When the main queue has multiplied what was gathered for it, if anything was, in so many seconds, and has what it
@@ -77,7 +77,7 @@ typedef struct ari_passes {
     ari_cost last[ARI_DIRECTIONS][ARI_MODEL_PARTS]; /* of the last micro-batch */
     double hidden[ARI_MODEL_PARTS];                 /* seconds of tp and cp beside products, of all */
     double parameters[ARI_MODEL_PARTS];             /* of this rank, of all layers */
-    ari_moves moved[ARI_MODEL_PARTS];
+    ari_traffic moved[ARI_MODEL_PARTS];
     double
         *ready; /* [blocks + 1][ARI_ROLES]: when the last backward pass has made a module's gradients, since it began;
                       the last of the blocks is for what is outside of them */
@@ -115,7 +115,7 @@ typedef struct ari_outside_rank {
     size_t n, room;
     double before, loss, after; /* seconds of the main queue: before the passes, after them, after the buckets */
     double stages;              /* of these, over the ranks of a pipeline */
-    ari_moves moved;
+    ari_traffic moved;
 } ari_outside_rank;
 typedef struct ari_outside {
     ari_outside_rank *rank; /* [n] */
@@ -140,7 +140,7 @@ AR_NODISCARD ar_status ari_time_compose(ari_time *t, const ari_planned *p, const
  *  before it have gone forward, and what it has done last still goes back to them. */
 double ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes);
 /** A row of one kind of call. */
-void ari_moves_row(ari_moves *m, ari_time_kind over, const char *call, const ari_links *l, double calls, double bytes,
-                   double seconds);
+void ari_traffic_count(ari_traffic *m, ari_time_kind over, const char *call, const ari_links *l, double calls,
+                       double bytes, double seconds);
 
 #endif

@@ -136,7 +136,7 @@ static size_t ready_at(const ari_passes *to, size_t layer, ari_role role)
 
 static bool is_production(const walk *w)
 {
-    return w->o->account == ARI_ACCOUNT_PRODUCTION;
+    return w->o->cost_model == ARI_COST_PRODUCTION;
 }
 
 /* Own: the products that a run makes. Production: flash attention skips what is masked, and computes the scores once
@@ -153,7 +153,7 @@ static double attention_seconds(const walk *w, const ari_operation *op)
 
 /* Ring attention (Liu et al. 2023, arXiv:2310.01889): keys and values go round beside the scores of those before,
  * backward with their gradients. */
-static void hide_ring(walk *w, const ari_operation *op, ari_cost *c, double times, ari_moves *moved, double *hidden)
+static void hide_ring(walk *w, const ari_operation *op, ari_cost *c, double times, ari_traffic *moved, double *hidden)
 {
     const ari_links *l = &w->links[ARI_OVER_RING];
     const double bytes = w->hop * (op->pass == ARI_PASS_BACKWARD ? 2.0 : 1.0), send = ari_links_send(l, bytes);
@@ -161,7 +161,7 @@ static void hide_ring(walk *w, const ari_operation *op, ari_cost *c, double time
         return;
     c->cp = w->hops * fmax(0.0, send - c->attention / l->n);
     *hidden += times * (w->hops * send - c->cp);
-    ari_moves_row(moved, ARI_TIME_CP, "send", l, times * w->hops, times * w->hops * bytes, times * w->hops * send);
+    ari_traffic_count(moved, ARI_TIME_CP, "send", l, times * w->hops, times * w->hops * bytes, times * w->hops * send);
     w->hops = 0.0;
 }
 
@@ -186,7 +186,7 @@ static void call_beside(walk *w, const ari_operation *op, const ari_op_call *cal
 }
 
 /* Of one micro-batch. In production what goes round the ring is hidden. */
-static called add_calls(walk *w, const ari_operation *op, double times, ari_moves *moved)
+static called add_calls(walk *w, const ari_operation *op, double times, ari_traffic *moved)
 {
     called c = {.tp = 0.0};
     for (int i = 0; i < op->calls; i++) {
@@ -209,8 +209,8 @@ static called add_calls(walk *w, const ari_operation *op, double times, ari_move
             *(cp ? &c.cp : &c.tp) += seconds;
             c.fresh += call->often == ARI_EACH_VERSION ? seconds : 0.0;
         }
-        ari_moves_row(moved, cp ? ARI_TIME_CP : ARI_TIME_TP, ari_call_name(call->kind), l, calls,
-                      times * repeats * ari_links_sent(l, call->kind, n, width), times * seconds);
+        ari_traffic_count(moved, cp ? ARI_TIME_CP : ARI_TIME_TP, ari_call_name(call->kind), l, calls,
+                          times * repeats * ari_links_sent(l, call->kind, n, width), times * seconds);
     }
     return c;
 }

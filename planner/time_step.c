@@ -26,8 +26,8 @@ static double calls(walk *w, const ari_operation *op)
         const double seconds = ari_links_call(l, call->kind, n, width);
         sum += seconds;
         w->to->stages += op->kind != ARI_OPERATION_GRADIENT_SUM && kind_of(call->over) == ARI_TIME_PP ? seconds : 0.0;
-        ari_moves_row(&w->to->moved, kind_of(call->over), ari_call_name(call->kind), l, 1.0,
-                      ari_links_sent(l, call->kind, n, width), seconds);
+        ari_traffic_count(&w->to->moved, kind_of(call->over), ari_call_name(call->kind), l, 1.0,
+                          ari_links_sent(l, call->kind, n, width), seconds);
     }
     return sum;
 }

@@ -62,7 +62,7 @@ static json_t *whole(double n)
     return fabs(n) < 0x1p63 ? json_integer((json_int_t)n) : json_real(n);
 }
 
-json_t *ari_found_json(const ari_found *f, const ari_planned *p)
+json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p)
 {
     const bool legal = f->legal == AR_OK;
     return json_pack("{s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "name", name_of(&p->step.run.parallel), "layout",
@@ -81,11 +81,11 @@ static json_t *memory_json(const ari_memory *m)
     return o;
 }
 
-static json_t *moved_json(const ari_moves *all)
+static json_t *moved_json(const ari_traffic *all)
 {
     json_t *rows = json_array();
     for (int i = 0; i < all->n; i++) {
-        const ari_moved *m = &all->row[i];
+        const ari_traffic_row *m = &all->row[i];
         json_array_append_new(rows,
                               json_pack("{s:s, s:s, s:o, s:s, s:o, s:o, s:f}", "over", ari_time_name(m->over), "call",
                                         m->call, "ranks", whole(m->ranks), "link", m->between ? "between" : "inside",
@@ -105,16 +105,16 @@ static json_t *time_json(const ari_time *t)
 
 json_t *ari_depth_json(const ari_depth *d)
 {
-    json_t *o = ari_found_json(&d->found, &d->planned);
+    json_t *o = ari_candidate_json(&d->found, &d->planned);
     if (!o)
         return NULL;
     const bool own = d->has_own;
     json_object_set_new(o, "time",
-                        json_pack("{s:o, s:o}", ari_account_names[ARI_ACCOUNT_PRODUCTION], time_json(&d->time),
-                                  ari_account_names[ARI_ACCOUNT_OWN], own ? time_json(&d->own_time) : json_null()));
+                        json_pack("{s:o, s:o}", ari_cost_model_names[ARI_COST_PRODUCTION], time_json(&d->time),
+                                  ari_cost_model_names[ARI_COST_OWN], own ? time_json(&d->own_time) : json_null()));
     json_object_set_new(o, "memory",
-                        json_pack("{s:o, s:o}", ari_account_names[ARI_ACCOUNT_PRODUCTION], memory_json(&d->memory),
-                                  ari_account_names[ARI_ACCOUNT_OWN], own ? memory_json(&d->own_memory) : json_null()));
+                        json_pack("{s:o, s:o}", ari_cost_model_names[ARI_COST_PRODUCTION], memory_json(&d->memory),
+                                  ari_cost_model_names[ARI_COST_OWN], own ? memory_json(&d->own_memory) : json_null()));
     json_object_set_new(o, "tokens_per_second", json_real(d->worth.tokens));
     json_object_set_new(o, "mfu", json_real(d->worth.mfu));
     json_object_set_new(o, "hfu", json_real(d->worth.hfu));
@@ -139,7 +139,7 @@ static void quote(char text[2 * ARI_REASON + 1], const char *field)
     text[n] = '\0';
 }
 
-static ar_status write_row(ari_out *out, const ari_found *f)
+static ar_status write_row(ari_out *out, const ari_candidate *f)
 {
     const ari_choice *c = &f->choice;
     char line[400 + 2 * ARI_REASON], numbers[120] = ",,", reason[2 * ARI_REASON + 1];

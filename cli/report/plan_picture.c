@@ -58,7 +58,7 @@ static double number_of(const json_t *object, const char *key)
 
 static const json_t *parts_of(const json_t *layout, const measure *m)
 {
-    return json_object_get(json_object_get(layout, m->name), ari_account_names[ARI_ACCOUNT_PRODUCTION]);
+    return json_object_get(json_object_get(layout, m->name), ari_cost_model_names[ARI_COST_PRODUCTION]);
 }
 
 /* Members of the JSON besides kinds are the sum of these, and what is no part of it. */

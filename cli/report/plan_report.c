@@ -56,7 +56,7 @@ static void add_choice(ari_table *t, const ari_asked *a, const ari_choice *c)
 }
 
 /* "does not fit, by 3.1 GB", "formula", "KV heads x2". */
-static void note_of(char note[NOTE], const ari_asked *a, const ari_found *f, const ari_planned *p)
+static void note_of(char note[NOTE], const ari_asked *a, const ari_candidate *f, const ari_planned *p)
 {
     const size_t kv = a->config.kv_heads, tp = (size_t)f->choice.tp;
     int used = 0;
@@ -69,7 +69,7 @@ static void note_of(char note[NOTE], const ari_asked *a, const ari_found *f, con
         snprintf(note + used, (size_t)(NOTE - used), "; KV heads x%zu", tp / kv);
 }
 
-static ar_status add_found(ari_table *t, const ari_asked *a, const ari_found *f)
+static ar_status add_found(ari_table *t, const ari_asked *a, const ari_candidate *f)
 {
     const ari_planned p = ari_choice_planned(&a->base, &f->choice);
     ari_worth w;
@@ -88,9 +88,9 @@ static ar_status add_found(ari_table *t, const ari_asked *a, const ari_found *f)
 
 static ar_status print_advice(FILE *to, const ari_asked *a, const ari_ranking *r)
 {
-    const ari_found *best = &r->at[0];
+    const ari_candidate *best = &r->at[0];
     const bool matters = !r->fastest.fits && r->fastest.seconds < 0.95 * best->seconds;
-    const ari_found *faster = matters ? &r->fastest : NULL;
+    const ari_candidate *faster = matters ? &r->fastest : NULL;
     ari_depth d;
     AR_TRY(ari_depth_of(&d, a, &best->choice, faster));
     fprintf(to, "advice: %s\n", d.advice);
@@ -185,7 +185,7 @@ static ar_status print_moved(FILE *to, const ari_depth *d)
                                          {"alone", ARI_RIGHT}};
     ari_table t = ARI_TABLE(columns);
     for (int i = 0; i < d->time.moved.n; i++) {
-        const ari_moved *m = &d->time.moved.row[i];
+        const ari_traffic_row *m = &d->time.moved.row[i];
         ari_table_row(&t, "%s\t%s\t%.0f\t%s\t%s\t%s\t%s", ari_time_name(m->over), m->call, m->ranks,
                       m->between ? "between nodes" : "inside", ARI_COUNT((uint64_t)m->calls),
                       ARI_BYTES((uint64_t)m->bytes), ARI_SECONDS(m->seconds));

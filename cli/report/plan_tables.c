@@ -157,7 +157,7 @@ static ar_status decision_row(ari_table *t, json_t *rows, const ari_asked *a, in
     here.ranks = ranks;
     const ari_search s = ari_asked_search(&here);
     ar_status st = ari_search_run(&r, &s);
-    const ari_found *best = r.n > 0 && r.at[0].legal == AR_OK ? &r.at[0] : NULL;
+    const ari_candidate *best = r.n > 0 && r.at[0].legal == AR_OK ? &r.at[0] : NULL;
     ari_depth d;
     if (st == AR_OK && best)
         st = ari_depth_of(&d, &here, &best->choice, NULL);

@@ -330,7 +330,7 @@ static void layouts_of_llama_3_405b_are_legal_and_in_order(void)
         size_t seq, batch; /* of a dp rank */
     } layouts[] = {{8, 1, 16, 64, 8192, 32}, {8, 1, 16, 128, 8192, 16}, {8, 16, 16, 8, 131072, 16}};
     const ar_config c = shape_bundled("llama-3.1-405b");
-    ari_time_options options = {.account = ARI_ACCOUNT_PRODUCTION};
+    ari_time_options options = {.cost_model = ARI_COST_PRODUCTION};
     cr_assert_eq(ar_sim_cluster_parse(&options.cluster, "h100"), AR_OK);
     double before = 0.0;
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {

@@ -32,7 +32,7 @@ static ari_planned planned_of(const ar_config *c, size_t batch, size_t seq)
 
 static ari_time_options on(const char *cluster)
 {
-    ari_time_options o = {.account = ARI_ACCOUNT_PRODUCTION};
+    ari_time_options o = {.cost_model = ARI_COST_PRODUCTION};
     cr_assert_eq(ar_sim_cluster_parse(&o.cluster, cluster), AR_OK, "%s", ar_error_message());
     return o;
 }
@@ -167,7 +167,7 @@ static void ranks_every_layout_as_it_is_planned_alone(void)
     ari_ranking r = ranking_of(&c, 12, 12, "h100", true);
     size_t legal = 0, refused = 0;
     for (size_t i = 0; i < r.n; i++) {
-        const ari_found *f = &r.at[i];
+        const ari_candidate *f = &r.at[i];
         const ari_planned p = ari_choice_planned(&base, &f->choice);
         refused += f->legal != AR_OK;
         cr_expect_eq(f->choice.tp * f->choice.cp * f->choice.pp * f->choice.dp, 12);
@@ -192,9 +192,9 @@ static void the_best_of_each_mesh_is_the_fastest_that_fits(void)
     ari_ranking best = ranking_of(&c, 8, 16, "h100 memory=18GB", false);
     ari_ranking all = ranking_of(&c, 8, 16, "h100 memory=18GB", true);
     for (size_t i = 0; i < best.n; i++) {
-        const ari_found *f = &best.at[i];
+        const ari_candidate *f = &best.at[i];
         for (size_t k = 0; k < all.n && all.at[k].legal == AR_OK; k++) {
-            const ari_found *g = &all.at[k];
+            const ari_candidate *g = &all.at[k];
             if (!same_mesh(&f->choice, &g->choice))
                 continue;
             cr_expect(!g->fits || (f->fits && f->seconds <= g->seconds), "a mesh of tp=%d pp=%d: %g s, better %g s",
@@ -358,7 +358,7 @@ static void transfers_between_stages_are_hidden_as_far_as_the_schedule_lets_them
         const ari_time t = time_of(&p, &o);
         double sends = 0.0, others = 0.0; /* the loss goes to all ranks */
         for (int i = 0; i < t.moved.n; i++) {
-            const ari_moved *row = &t.moved.row[i];
+            const ari_traffic_row *row = &t.moved.row[i];
             const bool send = strcmp(row->call, "send") == 0;
             sends += send ? row->seconds : 0.0;
             others += row->over == ARI_TIME_PP && !send ? row->seconds : 0.0;

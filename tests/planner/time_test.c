@@ -77,7 +77,7 @@ static double simulated(const layout_draw *d, const ar_run *run)
 static double planned(const layout_draw *d, const ar_run *run)
 {
     const ari_planned p = {.step = {.run = *run, .config = &d->config}};
-    const ari_time_options o = {.cluster = *run->sim.cluster, .account = ARI_ACCOUNT_OWN};
+    const ari_time_options o = {.cluster = *run->sim.cluster, .cost_model = ARI_COST_OWN};
     ari_time t;
     double start = 0.0;
     cr_assert(ari_planned_counted(&p));
