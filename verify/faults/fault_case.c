@@ -18,38 +18,41 @@ enum { BATCH = 4, SEQ = 24 };
 /* What a run must have for a fault to matter in one forward and backward. The first that it lacks is the one that the
  * message names. */
 enum {
-    NEEDS_UPDATE = 1 << 0,
-    NEEDS_STEPS = 1 << 1,
-    NEEDS_DROPOUT = 1 << 2,
-    NEEDS_MODULE = 1 << 3,
-    NEEDS_FRESH = 1 << 4,
-    NEEDS_TIED = 1 << 5,
-    NEEDS_POSITIONS = 1 << 6,
-    NEEDS_PACKED = 1 << 7,
-    NEEDS_BIAS = 1 << 8,
-    NEEDS_TP = 1 << 9,
-    NEEDS_DP = 1 << 10,
-    NEEDS_SP = 1 << 11,
-    NEEDS_KV_COPIES = 1 << 12,
-    NEEDS_MICRO = 1 << 13,
-    NEEDS_FORWARD_FIRST = 1 << 14,
-    NEEDS_ROW_COLUMN = 1 << 15,
-    NEEDS_BUCKETS = 1 << 16,
-    NEEDS_ROW_BIAS = 1 << 17,
-    NEEDS_CP = 1 << 18,
-    NEEDS_RING = 1 << 19,
-    NEEDS_ZIGZAG = 1 << 20,
-    NEEDS_GATHERS = 1 << 21,
-    NEEDS_DOCUMENTS = 1 << 22,
-    NEEDS_RECOMPUTE = 1 << 23,
-    NEEDS_CHUNKS = 1 << 24,
-    NEEDS_PP = 1 << 25,
-    NEEDS_TURNS = 1 << 26,
-    NEEDS_ZERO_BUBBLE = 1 << 27,
-    NEEDS_ZERO_2 = 1 << 28,
-    NEEDS_ZERO_3 = 1 << 29,
-    NEEDS_COPIES = 1 << 30,
+    NEEDS_UPDATE,
+    NEEDS_STEPS,
+    NEEDS_DROPOUT,
+    NEEDS_MODULE,
+    NEEDS_FRESH,
+    NEEDS_TIED,
+    NEEDS_POSITIONS,
+    NEEDS_PACKED,
+    NEEDS_BIAS,
+    NEEDS_TP,
+    NEEDS_DP,
+    NEEDS_SP,
+    NEEDS_KV_COPIES,
+    NEEDS_MICRO,
+    NEEDS_FORWARD_FIRST,
+    NEEDS_ROW_COLUMN,
+    NEEDS_BUCKETS,
+    NEEDS_ROW_BIAS,
+    NEEDS_CP,
+    NEEDS_RING,
+    NEEDS_ZIGZAG,
+    NEEDS_GATHERS,
+    NEEDS_DOCUMENTS,
+    NEEDS_RECOMPUTE,
+    NEEDS_CHUNKS,
+    NEEDS_PP,
+    NEEDS_TURNS,
+    NEEDS_ZERO_BUBBLE,
+    NEEDS_ZERO_2,
+    NEEDS_ZERO_3,
+    NEEDS_COPIES,
+    NEEDS_COUNT
 };
+_Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
+#define NEEDS(name) ((uint64_t)1 << NEEDS_##name)
 
 #define LLAMA .run.model = "llama-demo"
 #define GPT2 .run.model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
@@ -73,118 +76,118 @@ enum {
 
 /* Of what is not written: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
 static const ari_fault_case cases[] = {
-    {AR_FAULT_column_dx_not_reduced, LLAMA, .needs = NEEDS_TP},
-    {AR_FAULT_row_bias_every_rank, GPT2, .needs = NEEDS_TP | NEEDS_ROW_BIAS},
-    {AR_FAULT_row_input_grad_not_gathered, GPT2, .order = AR_MLP_ROW_COLUMN, .needs = NEEDS_TP | NEEDS_ROW_COLUMN},
-    {AR_FAULT_heads_divided_twice, LLAMA, .needs = NEEDS_TP},
-    {AR_FAULT_allreduce_aliases_input, LLAMA, .needs = NEEDS_TP},
-    {AR_FAULT_init_local_fan, LLAMA, .needs = NEEDS_TP | NEEDS_FRESH},
-    {AR_FAULT_init_per_shard_seed, LLAMA, .needs = NEEDS_TP | NEEDS_FRESH},
-    {AR_FAULT_vocab_target_off_by_shard, LLAMA, TP(8), .needs = NEEDS_TP}, /* a shard begins with the space */
-    {AR_FAULT_loss_parallel_no_max, LLAMA, .needs = NEEDS_TP},
-    {AR_FAULT_embedding_edge_twice, LLAMA, TP(8), .needs = NEEDS_TP},
+    {AR_FAULT_column_dx_not_reduced, LLAMA, .needs = NEEDS(TP)},
+    {AR_FAULT_row_bias_every_rank, GPT2, .needs = NEEDS(TP) | NEEDS(ROW_BIAS)},
+    {AR_FAULT_row_input_grad_not_gathered, GPT2, .order = AR_MLP_ROW_COLUMN, .needs = NEEDS(TP) | NEEDS(ROW_COLUMN)},
+    {AR_FAULT_heads_divided_twice, LLAMA, .needs = NEEDS(TP)},
+    {AR_FAULT_allreduce_aliases_input, LLAMA, .needs = NEEDS(TP)},
+    {AR_FAULT_init_local_fan, LLAMA, .needs = NEEDS(TP) | NEEDS(FRESH)},
+    {AR_FAULT_init_per_shard_seed, LLAMA, .needs = NEEDS(TP) | NEEDS(FRESH)},
+    {AR_FAULT_vocab_target_off_by_shard, LLAMA, TP(8), .needs = NEEDS(TP)}, /* a shard begins with the space */
+    {AR_FAULT_loss_parallel_no_max, LLAMA, .needs = NEEDS(TP)},
+    {AR_FAULT_embedding_edge_twice, LLAMA, TP(8), .needs = NEEDS(TP)},
     {AR_FAULT_weight_grad_leading_dims, LLAMA},
-    {AR_FAULT_bias_grad_wrong_axis, GPT2, .needs = NEEDS_BIAS},
+    {AR_FAULT_bias_grad_wrong_axis, GPT2, .needs = NEEDS(BIAS)},
     {AR_FAULT_norm_backward_missing, GPT2},
-    {AR_FAULT_sp_norm_grad_local, LLAMA, SP(2), .needs = NEEDS_SP},
-    {AR_FAULT_sp_row_bias_grad_local, GPT2, SP(2), .needs = NEEDS_SP | NEEDS_ROW_BIAS},
-    {AR_FAULT_sp_position_grad_local, GPT2, SP(2), .needs = NEEDS_SP | NEEDS_POSITIONS},
-    {AR_FAULT_kv_replica_grad_local, LLAMA, TP(4), .needs = NEEDS_KV_COPIES}, /* two KV heads */
-    {AR_FAULT_kv_replica_wrong_head, LLAMA, TP(4), .needs = NEEDS_KV_COPIES},
-    {AR_FAULT_dropout_same_mask_in_shard, LLAMA, .run.dropout = 0.1, .needs = NEEDS_DROPOUT},
-    {AR_FAULT_dropout_different_mask_in_replica, GPT2, .run.dropout = 0.1, .needs = NEEDS_DROPOUT},
-    {AR_FAULT_dp_mean_of_means, LLAMA, DP(3), .needs = NEEDS_DP},
-    {AR_FAULT_dp_sum_of_local_means, LLAMA, DP(2), .needs = NEEDS_DP},
-    {AR_FAULT_dp_group_missing, LLAMA, DP(2), .needs = NEEDS_DP},
-    {AR_FAULT_dp_broadcast_over_world, LLAMA, DP_TP(2, 2), .needs = NEEDS_DP | NEEDS_TP},
-    {AR_FAULT_accum_mean_of_means, LLAMA, MICRO(2), .run.batch = 3, .needs = NEEDS_MICRO},
+    {AR_FAULT_sp_norm_grad_local, LLAMA, SP(2), .needs = NEEDS(SP)},
+    {AR_FAULT_sp_row_bias_grad_local, GPT2, SP(2), .needs = NEEDS(SP) | NEEDS(ROW_BIAS)},
+    {AR_FAULT_sp_position_grad_local, GPT2, SP(2), .needs = NEEDS(SP) | NEEDS(POSITIONS)},
+    {AR_FAULT_kv_replica_grad_local, LLAMA, TP(4), .needs = NEEDS(KV_COPIES)}, /* two KV heads */
+    {AR_FAULT_kv_replica_wrong_head, LLAMA, TP(4), .needs = NEEDS(KV_COPIES)},
+    {AR_FAULT_dropout_same_mask_in_shard, LLAMA, .run.dropout = 0.1, .needs = NEEDS(DROPOUT)},
+    {AR_FAULT_dropout_different_mask_in_replica, GPT2, .run.dropout = 0.1, .needs = NEEDS(DROPOUT)},
+    {AR_FAULT_dp_mean_of_means, LLAMA, DP(3), .needs = NEEDS(DP)},
+    {AR_FAULT_dp_sum_of_local_means, LLAMA, DP(2), .needs = NEEDS(DP)},
+    {AR_FAULT_dp_group_missing, LLAMA, DP(2), .needs = NEEDS(DP)},
+    {AR_FAULT_dp_broadcast_over_world, LLAMA, DP_TP(2, 2), .needs = NEEDS(DP) | NEEDS(TP)},
+    {AR_FAULT_accum_mean_of_means, LLAMA, MICRO(2), .run.batch = 3, .needs = NEEDS(MICRO)},
     {AR_FAULT_saved_input_overwritten, LLAMA, .run.parallel = {.tp = 1, .micro_batches = 2, .forward_first = true},
-     .needs = NEEDS_FORWARD_FIRST},
-    {AR_FAULT_embedding_tied_once, GPT2, .needs = NEEDS_TIED},
-    {AR_FAULT_tied_weight_untied, GPT2, .needs = NEEDS_TIED},
-    {AR_FAULT_gradnorm_counts_replicas, GPT2, .needs = NEEDS_UPDATE},
-    {AR_FAULT_gradnorm_local_clip, GPT2, .needs = NEEDS_UPDATE},
-    {AR_FAULT_group_wrong_stride, LLAMA, DP_TP(2, 2), .needs = NEEDS_DP | NEEDS_TP},
-    {AR_FAULT_world_rank_in_group, LLAMA, DP_TP(2, 2), .needs = NEEDS_DP},
-    {AR_FAULT_positions_local, GPT2, SP(2), .needs = NEEDS_SP | NEEDS_POSITIONS},
+     .needs = NEEDS(FORWARD_FIRST)},
+    {AR_FAULT_embedding_tied_once, GPT2, .needs = NEEDS(TIED)},
+    {AR_FAULT_tied_weight_untied, GPT2, .needs = NEEDS(TIED)},
+    {AR_FAULT_gradnorm_counts_replicas, GPT2, .needs = NEEDS(UPDATE)},
+    {AR_FAULT_gradnorm_local_clip, GPT2, .needs = NEEDS(UPDATE)},
+    {AR_FAULT_group_wrong_stride, LLAMA, DP_TP(2, 2), .needs = NEEDS(DP) | NEEDS(TP)},
+    {AR_FAULT_world_rank_in_group, LLAMA, DP_TP(2, 2), .needs = NEEDS(DP)},
+    {AR_FAULT_positions_local, GPT2, SP(2), .needs = NEEDS(SP) | NEEDS(POSITIONS)},
     {AR_FAULT_silent_truncation, GPT2, TP(3), NO_CLIP,
-     .needs = NEEDS_TP}, /* 256 ids; the gradients' norm is no number */
-    {AR_FAULT_gate_up_interleaved_wrong, GPT2, .needs = NEEDS_TP | NEEDS_PACKED},
+     .needs = NEEDS(TP)}, /* 256 ids; the gradients' norm is no number */
+    {AR_FAULT_gate_up_interleaved_wrong, GPT2, .needs = NEEDS(TP) | NEEDS(PACKED)},
     {AR_FAULT_norm_padded_lanes, GPT2},
-    {AR_FAULT_bias_added_twice, GPT2, .needs = NEEDS_BIAS},
-    {AR_FAULT_row_bias_partial_grad, GPT2, .needs = NEEDS_TP | NEEDS_ROW_BIAS},
-    {AR_FAULT_init_replica_differs, GPT2, .needs = NEEDS_TP | NEEDS_FRESH},
-    {AR_FAULT_gather_batch_order, LLAMA, SP(2), .needs = NEEDS_SP},
+    {AR_FAULT_bias_added_twice, GPT2, .needs = NEEDS(BIAS)},
+    {AR_FAULT_row_bias_partial_grad, GPT2, .needs = NEEDS(TP) | NEEDS(ROW_BIAS)},
+    {AR_FAULT_init_replica_differs, GPT2, .needs = NEEDS(TP) | NEEDS(FRESH)},
+    {AR_FAULT_gather_batch_order, LLAMA, SP(2), .needs = NEEDS(SP)},
     {AR_FAULT_collective_order_swapped, GPT2, DP(2), .run.ddp.bucket_bytes = ONE_EACH,
-     .needs = NEEDS_DP}, /* the last two parameters are alike */
-    {AR_FAULT_collective_size_mismatch, LLAMA, .needs = NEEDS_TP},
-    {AR_FAULT_collective_dtype_mismatch, LLAMA, DP(2), .needs = NEEDS_DP},
-    {AR_FAULT_bucket_first_ready, LLAMA, DP(2), .needs = NEEDS_BUCKETS},
-    {AR_FAULT_bucket_reduced_twice, LLAMA, DP(2), .needs = NEEDS_BUCKETS},
-    {AR_FAULT_bucket_not_packed, LLAMA, DP(2), .needs = NEEDS_BUCKETS},
-    {AR_FAULT_bucket_stale_done, LLAMA, DP(2), .run.steps = 2, .needs = NEEDS_STEPS},
-    {AR_FAULT_step_before_copy_back, LLAMA, DP(2), .needs = NEEDS_BUCKETS},
-    {AR_FAULT_comm_before_producer, LLAMA, DP(2), .needs = NEEDS_BUCKETS},
-    {AR_FAULT_stale_activation_reuse, LLAMA, DP(2), .needs = NEEDS_BUCKETS},
-    {AR_FAULT_unused_skips_collective, LLAMA, DP(3), .run.batch = 2, .needs = NEEDS_DP},
-    {AR_FAULT_unused_set_empty, MODULE, DP(2), .run.ddp = {.find_unused = true}, .needs = NEEDS_MODULE},
-    {AR_FAULT_unused_in_last_micro_batch, LLAMA, DP(3), .run.batch = 2, .needs = NEEDS_DP},
-    {AR_FAULT_tied_reduced_at_first_use, GPT2, DP(2), .needs = NEEDS_DP | NEEDS_TIED},
+     .needs = NEEDS(DP)}, /* the last two parameters are alike */
+    {AR_FAULT_collective_size_mismatch, LLAMA, .needs = NEEDS(TP)},
+    {AR_FAULT_collective_dtype_mismatch, LLAMA, DP(2), .needs = NEEDS(DP)},
+    {AR_FAULT_bucket_first_ready, LLAMA, DP(2), .needs = NEEDS(BUCKETS)},
+    {AR_FAULT_bucket_reduced_twice, LLAMA, DP(2), .needs = NEEDS(BUCKETS)},
+    {AR_FAULT_bucket_not_packed, LLAMA, DP(2), .needs = NEEDS(BUCKETS)},
+    {AR_FAULT_bucket_stale_done, LLAMA, DP(2), .run.steps = 2, .needs = NEEDS(STEPS)},
+    {AR_FAULT_step_before_copy_back, LLAMA, DP(2), .needs = NEEDS(BUCKETS)},
+    {AR_FAULT_comm_before_producer, LLAMA, DP(2), .needs = NEEDS(BUCKETS)},
+    {AR_FAULT_stale_activation_reuse, LLAMA, DP(2), .needs = NEEDS(BUCKETS)},
+    {AR_FAULT_unused_skips_collective, LLAMA, DP(3), .run.batch = 2, .needs = NEEDS(DP)},
+    {AR_FAULT_unused_set_empty, MODULE, DP(2), .run.ddp = {.find_unused = true}, .needs = NEEDS(MODULE)},
+    {AR_FAULT_unused_in_last_micro_batch, LLAMA, DP(3), .run.batch = 2, .needs = NEEDS(DP)},
+    {AR_FAULT_tied_reduced_at_first_use, GPT2, DP(2), .needs = NEEDS(DP) | NEEDS(TIED)},
     {AR_FAULT_mean_divides_by_world, MODULE, DP_TP(2, 2), .run.ddp = {.find_unused = true, .op = AR_AVG},
-     .needs = NEEDS_MODULE},
-    {AR_FAULT_dp_init_differs, LLAMA, DP(2), .needs = NEEDS_DP | NEEDS_FRESH},
-    {AR_FAULT_zero_gather_missing, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = NEEDS_UPDATE},
-    {AR_FAULT_zero_shards_misaligned, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = NEEDS_UPDATE},
-    {AR_FAULT_accum_last_only, LLAMA, MICRO(2), .needs = NEEDS_MICRO},
-    {AR_FAULT_accum_sum_of_means, LLAMA, MICRO(2), .run.batch = 3, .needs = NEEDS_MICRO},
-    {AR_FAULT_zero_grad_not_recursive, LLAMA, .run.steps = 2, .needs = NEEDS_STEPS},
-    {AR_FAULT_gradnorm_first_rank_only, LLAMA, .needs = NEEDS_UPDATE},
-    {AR_FAULT_gradnorm_copy_as_shard, GPT2, TP(4), .needs = NEEDS_UPDATE | NEEDS_TP},
-    {AR_FAULT_gradnorm_mean_of_ranks, LLAMA, .needs = NEEDS_UPDATE | NEEDS_TP},
-    {AR_FAULT_adam_step_not_synced, LLAMA, DP(2), .needs = NEEDS_UPDATE},
-    {AR_FAULT_optimizer_counter_ahead, LLAMA, .needs = NEEDS_UPDATE},
-    {AR_FAULT_weight_decay_on_shard_only, LLAMA, DP(2), .needs = NEEDS_UPDATE},
+     .needs = NEEDS(MODULE)},
+    {AR_FAULT_dp_init_differs, LLAMA, DP(2), .needs = NEEDS(DP) | NEEDS(FRESH)},
+    {AR_FAULT_zero_gather_missing, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = NEEDS(UPDATE)},
+    {AR_FAULT_zero_shards_misaligned, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = NEEDS(UPDATE)},
+    {AR_FAULT_accum_last_only, LLAMA, MICRO(2), .needs = NEEDS(MICRO)},
+    {AR_FAULT_accum_sum_of_means, LLAMA, MICRO(2), .run.batch = 3, .needs = NEEDS(MICRO)},
+    {AR_FAULT_zero_grad_not_recursive, LLAMA, .run.steps = 2, .needs = NEEDS(STEPS)},
+    {AR_FAULT_gradnorm_first_rank_only, LLAMA, .needs = NEEDS(UPDATE)},
+    {AR_FAULT_gradnorm_copy_as_shard, GPT2, TP(4), .needs = NEEDS(UPDATE) | NEEDS(TP)},
+    {AR_FAULT_gradnorm_mean_of_ranks, LLAMA, .needs = NEEDS(UPDATE) | NEEDS(TP)},
+    {AR_FAULT_adam_step_not_synced, LLAMA, DP(2), .needs = NEEDS(UPDATE)},
+    {AR_FAULT_optimizer_counter_ahead, LLAMA, .needs = NEEDS(UPDATE)},
+    {AR_FAULT_weight_decay_on_shard_only, LLAMA, DP(2), .needs = NEEDS(UPDATE)},
     {AR_FAULT_norm_fp16_store, LLAMA},
-    {AR_FAULT_ring_backward_first_kv, LLAMA, CP(2), .needs = NEEDS_RING},
-    {AR_FAULT_ring_kv_grad_local, LLAMA, CP(2), .needs = NEEDS_RING},
-    {AR_FAULT_cp_tail_dropped, LLAMA, CP(8), .needs = NEEDS_CP}, /* 24 positions are no multiple of 16 */
-    {AR_FAULT_cp_targets_own, LLAMA, CP(2), .needs = NEEDS_CP},
-    {AR_FAULT_cp_targets_whole, LLAMA, CP(2), .needs = NEEDS_CP},
-    {AR_FAULT_labels_after_cut, LLAMA, CP(2), .needs = NEEDS_CP},
-    {AR_FAULT_zigzag_positions, LLAMA, ZIGZAG(2), .needs = NEEDS_ZIGZAG},
-    {AR_FAULT_allgather_token_order, LLAMA, ZIGZAG(2), .needs = NEEDS_GATHERS},
-    {AR_FAULT_chunk_not_awaited, LLAMA, CHUNKS(2, 3), .needs = NEEDS_CHUNKS},
-    {AR_FAULT_attention_over_documents, LLAMA, CP(2), .documents = 4, .needs = NEEDS_DOCUMENTS},
-    {AR_FAULT_document_boundaries_local, LLAMA, CP(2), .documents = 4, .needs = NEEDS_DOCUMENTS | NEEDS_RING},
-    {AR_FAULT_positions_over_documents, LLAMA, CP(2), .documents = 4, .needs = NEEDS_DOCUMENTS},
+    {AR_FAULT_ring_backward_first_kv, LLAMA, CP(2), .needs = NEEDS(RING)},
+    {AR_FAULT_ring_kv_grad_local, LLAMA, CP(2), .needs = NEEDS(RING)},
+    {AR_FAULT_cp_tail_dropped, LLAMA, CP(8), .needs = NEEDS(CP)}, /* 24 positions are no multiple of 16 */
+    {AR_FAULT_cp_targets_own, LLAMA, CP(2), .needs = NEEDS(CP)},
+    {AR_FAULT_cp_targets_whole, LLAMA, CP(2), .needs = NEEDS(CP)},
+    {AR_FAULT_labels_after_cut, LLAMA, CP(2), .needs = NEEDS(CP)},
+    {AR_FAULT_zigzag_positions, LLAMA, ZIGZAG(2), .needs = NEEDS(ZIGZAG)},
+    {AR_FAULT_allgather_token_order, LLAMA, ZIGZAG(2), .needs = NEEDS(GATHERS)},
+    {AR_FAULT_chunk_not_awaited, LLAMA, CHUNKS(2, 3), .needs = NEEDS(CHUNKS)},
+    {AR_FAULT_attention_over_documents, LLAMA, CP(2), .documents = 4, .needs = NEEDS(DOCUMENTS)},
+    {AR_FAULT_document_boundaries_local, LLAMA, CP(2), .documents = 4, .needs = NEEDS(DOCUMENTS) | NEEDS(RING)},
+    {AR_FAULT_positions_over_documents, LLAMA, CP(2), .documents = 4, .needs = NEEDS(DOCUMENTS)},
     {AR_FAULT_recompute_new_dropout_mask, LLAMA, RECOMPUTED, .run.dropout = 0.1,
-     .needs = NEEDS_DROPOUT | NEEDS_RECOMPUTE},
-    {AR_FAULT_recompute_stale_input, LLAMA, RECOMPUTED, .needs = NEEDS_RECOMPUTE},
-    {AR_FAULT_qkv_gathered_three_times, LLAMA, SP(2), .needs = NEEDS_SP},
-    {AR_FAULT_collective_not_differentiable, LLAMA, SP(2), .needs = NEEDS_SP},
+     .needs = NEEDS(DROPOUT) | NEEDS(RECOMPUTE)},
+    {AR_FAULT_recompute_stale_input, LLAMA, RECOMPUTED, .needs = NEEDS(RECOMPUTE)},
+    {AR_FAULT_qkv_gathered_three_times, LLAMA, SP(2), .needs = NEEDS(SP)},
+    {AR_FAULT_collective_not_differentiable, LLAMA, SP(2), .needs = NEEDS(SP)},
     {AR_FAULT_unordered_param_grad, LLAMA},
-    {AR_FAULT_dp_averaged_again, LLAMA, DP(2), .needs = NEEDS_DP},
-    {AR_FAULT_accum_divided_each_time, LLAMA, MICRO(2), .needs = NEEDS_MICRO},
-    {AR_FAULT_pp_sum_loss, LLAMA, PP(2, 2), .needs = NEEDS_PP},
-    {AR_FAULT_pp_stage_divides, LLAMA, PP(4, 2), .needs = NEEDS_PP | NEEDS_MICRO},
-    {AR_FAULT_pp_layers_local, LLAMA, PP(2, 2), .needs = NEEDS_PP},
-    {AR_FAULT_pp_dropout_layer_local, LLAMA, PP(2, 2), .run.dropout = 0.1, .needs = NEEDS_DROPOUT | NEEDS_PP},
-    {AR_FAULT_pp_chunks_contiguous, LLAMA, TURNS(2, 2, 2), .needs = NEEDS_TURNS},
-    {AR_FAULT_pp_gradnorm_own_stage, LLAMA, PP(2, 2), .needs = NEEDS_UPDATE | NEEDS_PP},
-    {AR_FAULT_pp_loss_last_micro_batch, LLAMA, PP(2, 2), .needs = NEEDS_PP | NEEDS_MICRO},
-    {AR_FAULT_pp_tied_not_summed, GPT2, PP(2, 2), .needs = NEEDS_TIED | NEEDS_PP},
-    {AR_FAULT_pp_stale_activation, LLAMA, PP(2, 2), .needs = NEEDS_PP | NEEDS_MICRO},
-    {AR_FAULT_pp_stale_gradient, LLAMA, PP(2, 2), .needs = NEEDS_PP | NEEDS_MICRO},
-    {AR_FAULT_zb_weight_pass_missing, LLAMA, ZERO_BUBBLE(1, 2), .needs = NEEDS_ZERO_BUBBLE},
-    {AR_FAULT_zb_tied_counted_twice, GPT2, ZERO_BUBBLE(1, 2), .needs = NEEDS_TIED | NEEDS_ZERO_BUBBLE},
-    {AR_FAULT_zb_hooks_skipped, LLAMA, ZERO_BUBBLE(2, 2), .needs = NEEDS_ZERO_BUBBLE | NEEDS_DP},
-    {AR_FAULT_zero_last_micro_batch, LLAMA, SHARED_OUT(2, 2, 2), .needs = NEEDS_ZERO_2 | NEEDS_MICRO},
-    {AR_FAULT_zero_stale_weights, LLAMA, SHARED_OUT(2, 3, 1), .run.steps = 2, .needs = NEEDS_STEPS | NEEDS_ZERO_3},
-    {AR_FAULT_zero_backward_not_gathered, LLAMA, SHARED_OUT(2, 3, 1), .needs = NEEDS_ZERO_3},
-    {AR_FAULT_zero_gather_order, LLAMA, SHARED_OUT(2, 3, 1), .needs = NEEDS_ZERO_3},
-    {AR_FAULT_zero_share_off_by_one, LLAMA, SHARED_OUT(2, 2, 1), .needs = NEEDS_UPDATE},
+    {AR_FAULT_dp_averaged_again, LLAMA, DP(2), .needs = NEEDS(DP)},
+    {AR_FAULT_accum_divided_each_time, LLAMA, MICRO(2), .needs = NEEDS(MICRO)},
+    {AR_FAULT_pp_sum_loss, LLAMA, PP(2, 2), .needs = NEEDS(PP)},
+    {AR_FAULT_pp_stage_divides, LLAMA, PP(4, 2), .needs = NEEDS(PP) | NEEDS(MICRO)},
+    {AR_FAULT_pp_layers_local, LLAMA, PP(2, 2), .needs = NEEDS(PP)},
+    {AR_FAULT_pp_dropout_layer_local, LLAMA, PP(2, 2), .run.dropout = 0.1, .needs = NEEDS(DROPOUT) | NEEDS(PP)},
+    {AR_FAULT_pp_chunks_contiguous, LLAMA, TURNS(2, 2, 2), .needs = NEEDS(TURNS)},
+    {AR_FAULT_pp_gradnorm_own_stage, LLAMA, PP(2, 2), .needs = NEEDS(UPDATE) | NEEDS(PP)},
+    {AR_FAULT_pp_loss_last_micro_batch, LLAMA, PP(2, 2), .needs = NEEDS(PP) | NEEDS(MICRO)},
+    {AR_FAULT_pp_tied_not_summed, GPT2, PP(2, 2), .needs = NEEDS(TIED) | NEEDS(PP)},
+    {AR_FAULT_pp_stale_activation, LLAMA, PP(2, 2), .needs = NEEDS(PP) | NEEDS(MICRO)},
+    {AR_FAULT_pp_stale_gradient, LLAMA, PP(2, 2), .needs = NEEDS(PP) | NEEDS(MICRO)},
+    {AR_FAULT_zb_weight_pass_missing, LLAMA, ZERO_BUBBLE(1, 2), .needs = NEEDS(ZERO_BUBBLE)},
+    {AR_FAULT_zb_tied_counted_twice, GPT2, ZERO_BUBBLE(1, 2), .needs = NEEDS(TIED) | NEEDS(ZERO_BUBBLE)},
+    {AR_FAULT_zb_hooks_skipped, LLAMA, ZERO_BUBBLE(2, 2), .needs = NEEDS(ZERO_BUBBLE) | NEEDS(DP)},
+    {AR_FAULT_zero_last_micro_batch, LLAMA, SHARED_OUT(2, 2, 2), .needs = NEEDS(ZERO_2) | NEEDS(MICRO)},
+    {AR_FAULT_zero_stale_weights, LLAMA, SHARED_OUT(2, 3, 1), .run.steps = 2, .needs = NEEDS(STEPS) | NEEDS(ZERO_3)},
+    {AR_FAULT_zero_backward_not_gathered, LLAMA, SHARED_OUT(2, 3, 1), .needs = NEEDS(ZERO_3)},
+    {AR_FAULT_zero_gather_order, LLAMA, SHARED_OUT(2, 3, 1), .needs = NEEDS(ZERO_3)},
+    {AR_FAULT_zero_share_off_by_one, LLAMA, SHARED_OUT(2, 2, 1), .needs = NEEDS(UPDATE)},
     {AR_FAULT_hsdp_copies_not_summed, LLAMA, .run.parallel = {.dp = 4, .dp_replicate = 2, .zero = 2},
-     .needs = NEEDS_COPIES},
+     .needs = NEEDS(COPIES)},
 };
 
 ari_fault_case ari_fault_case_of(ar_fault fault)
@@ -242,73 +245,74 @@ ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case 
 /* --- what a fault needs ------------------------------------------------------------------------------------------- */
 
 static const struct {
-    unsigned need;
+    uint64_t need;
     const char *text;
 } reasons[] = {
-    {NEEDS_UPDATE, "acts after the backward pass, in clipping or in the update, and grads ends before: 'anyrank check "
-                   "--inject' shows it"},
-    {NEEDS_STEPS, "acts from the second step on, and grads makes one: 'anyrank check --inject' shows it"},
-    {NEEDS_DROPOUT, "is a mistake of dropout, and grads has none: 'anyrank check --inject' shows it"},
-    {NEEDS_MODULE, "shows in a module, not in a model: 'anyrank check --inject' runs one"},
-    {NEEDS_FRESH, "is a mistake of fresh weights, and these are read: give a MODEL without weights"},
-    {NEEDS_TIED, "is a mistake of tied embeddings, which this model has not"},
-    {NEEDS_POSITIONS, "is a mistake of learned positions, which this model has not"},
-    {NEEDS_PACKED, "is a mistake of a fused q|k|v, which this model has not"},
-    {NEEDS_BIAS, "is a mistake of biases, which this model has not"},
-    {NEEDS_ROW_BIAS, "is a mistake of the biases of row-parallel layers, which this model has not"},
-    {NEEDS_DOCUMENTS, "is a mistake of packed documents: give an input with cu_seqlens"},
-    {NEEDS_TP, "acts between tensor-parallel ranks: give --tp of at least 2"},
-    {NEEDS_DP, "acts between data-parallel ranks: give --dp of at least 2"},
-    {NEEDS_SP, "is a mistake of sequence parallelism: give --tp of at least 2 and --sp"},
-    {NEEDS_KV_COPIES, "is about copies of KV heads, of which this run has none: give --tp above the model's KV heads"},
-    {NEEDS_CP, "acts between context-parallel ranks: give --cp of at least 2"},
-    {NEEDS_RING, "acts in a ring of context-parallel ranks: give --cp above --cp-inner"},
-    {NEEDS_ZIGZAG, "is a mistake of a zigzag: give --cp above --cp-inner, and --zigzag"},
-    {NEEDS_GATHERS,
+    {NEEDS(UPDATE), "acts after the backward pass, in clipping or in the update, and grads ends before: 'anyrank check "
+                    "--inject' shows it"},
+    {NEEDS(STEPS), "acts from the second step on, and grads makes one: 'anyrank check --inject' shows it"},
+    {NEEDS(DROPOUT), "is a mistake of dropout, and grads has none: 'anyrank check --inject' shows it"},
+    {NEEDS(MODULE), "shows in a module, not in a model: 'anyrank check --inject' runs one"},
+    {NEEDS(FRESH), "is a mistake of fresh weights, and these are read: give a MODEL without weights"},
+    {NEEDS(TIED), "is a mistake of tied embeddings, which this model has not"},
+    {NEEDS(POSITIONS), "is a mistake of learned positions, which this model has not"},
+    {NEEDS(PACKED), "is a mistake of a fused q|k|v, which this model has not"},
+    {NEEDS(BIAS), "is a mistake of biases, which this model has not"},
+    {NEEDS(ROW_BIAS), "is a mistake of the biases of row-parallel layers, which this model has not"},
+    {NEEDS(DOCUMENTS), "is a mistake of packed documents: give an input with cu_seqlens"},
+    {NEEDS(TP), "acts between tensor-parallel ranks: give --tp of at least 2"},
+    {NEEDS(DP), "acts between data-parallel ranks: give --dp of at least 2"},
+    {NEEDS(SP), "is a mistake of sequence parallelism: give --tp of at least 2 and --sp"},
+    {NEEDS(KV_COPIES), "is about copies of KV heads, of which this run has none: give --tp above the model's KV heads"},
+    {NEEDS(CP), "acts between context-parallel ranks: give --cp of at least 2"},
+    {NEEDS(RING), "acts in a ring of context-parallel ranks: give --cp above --cp-inner"},
+    {NEEDS(ZIGZAG), "is a mistake of a zigzag: give --cp above --cp-inner, and --zigzag"},
+    {NEEDS(GATHERS),
      "acts where tokens of several ranks are put together: give --cp above --cp-inner, or --tp and --sp"},
-    {NEEDS_CHUNKS, "acts between chunks of gathered tokens: give --tp of at least 2, --sp and --overlap of at least 2"},
-    {NEEDS_PP, "acts in a pipeline: give --pp of at least 2"},
-    {NEEDS_TURNS, "acts where a rank has several stages: give --pp of at least 2 and --virtual-stages"},
-    {NEEDS_ZERO_BUBBLE, "is a mistake of zero bubble: give --pp of at least 2 and --schedule-pp zero-bubble"},
-    {NEEDS_ZERO_2, "acts where gradients are shared out: give --dp of at least 2 and --zero 2"},
-    {NEEDS_ZERO_3, "acts where weights are shared out: give --dp of at least 2 and --zero 3"},
-    {NEEDS_COPIES, "acts between copies of shards: give --dp-replicate and --zero"},
-    {NEEDS_MICRO, "acts between micro-batches: give --micro-batches of at least 2"},
-    {NEEDS_FORWARD_FIRST,
+    {NEEDS(CHUNKS),
+     "acts between chunks of gathered tokens: give --tp of at least 2, --sp and --overlap of at least 2"},
+    {NEEDS(PP), "acts in a pipeline: give --pp of at least 2"},
+    {NEEDS(TURNS), "acts where a rank has several stages: give --pp of at least 2 and --virtual-stages"},
+    {NEEDS(ZERO_BUBBLE), "is a mistake of zero bubble: give --pp of at least 2 and --schedule-pp zero-bubble"},
+    {NEEDS(ZERO_2), "acts where gradients are shared out: give --dp of at least 2 and --zero 2"},
+    {NEEDS(ZERO_3), "acts where weights are shared out: give --dp of at least 2 and --zero 3"},
+    {NEEDS(COPIES), "acts between copies of shards: give --dp-replicate and --zero"},
+    {NEEDS(MICRO), "acts between micro-batches: give --micro-batches of at least 2"},
+    {NEEDS(FORWARD_FIRST),
      "needs one micro-batch's forward pass before another's backward pass: give --micro-batches of at "
      "least 2 and --forward-first"},
-    {NEEDS_RECOMPUTE, "is a mistake of recomputation: give --recompute selective or full"},
-    {NEEDS_ROW_COLUMN, "is a mistake of an MLP that is split by rows first: give --mlp-order row-column"},
-    {NEEDS_BUCKETS,
+    {NEEDS(RECOMPUTE), "is a mistake of recomputation: give --recompute selective or full"},
+    {NEEDS(ROW_COLUMN), "is a mistake of an MLP that is split by rows first: give --mlp-order row-column"},
+    {NEEDS(BUCKETS),
      "acts where ranks sum gradients in buckets: give --dp of at least 2, or --tp of at least 2 and --sp"},
 };
 
-static unsigned has(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)
+static uint64_t has(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)
 {
     const ar_parallel *p = &r->parallel;
     const bool cp = p->cp > 1, ring = cp && p->cp > ari_at_least_one(p->cp_inner), zigzag = ring && p->zigzag;
     const bool tp = p->tp > 1, dp = p->dp > 1, sp = tp && p->sp, micro = p->micro_batches > 1;
     const bool row_bias = c->out_bias || c->mlp_bias, bias = row_bias || c->qkv_bias;
-    return (fresh ? NEEDS_FRESH : 0u) | (documents ? NEEDS_DOCUMENTS : 0u) | (c->tied ? NEEDS_TIED : 0u) |
-           (c->learned_positions ? NEEDS_POSITIONS : 0u) |
-           (ari_part_path(ari_family_of(c->arch), ARI_QKV) ? NEEDS_PACKED : 0u) | (bias ? NEEDS_BIAS : 0u) |
-           (row_bias ? NEEDS_ROW_BIAS : 0u) | (tp ? NEEDS_TP : 0u) | (dp ? NEEDS_DP : 0u) | (sp ? NEEDS_SP : 0u) |
-           ((size_t)ari_at_least_one(p->tp) > c->kv_heads ? NEEDS_KV_COPIES : 0u) | (micro ? NEEDS_MICRO : 0u) |
-           (micro && p->forward_first ? NEEDS_FORWARD_FIRST : 0u) |
-           (order == AR_MLP_ROW_COLUMN ? NEEDS_ROW_COLUMN : 0u) | (dp || cp || sp ? NEEDS_BUCKETS : 0u) |
-           (cp ? NEEDS_CP : 0u) | (ring ? NEEDS_RING : 0u) | (zigzag ? NEEDS_ZIGZAG : 0u) |
-           (ring || sp ? NEEDS_GATHERS : 0u) | (p->recompute.what != AR_RECOMPUTE_NONE ? NEEDS_RECOMPUTE : 0u) |
-           (sp && p->overlap > 1 ? NEEDS_CHUNKS : 0u) | (p->pp > 1 ? NEEDS_PP : 0u) |
-           (p->pp > 1 && p->virtual_stages > 1 ? NEEDS_TURNS : 0u) |
-           (p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE ? NEEDS_ZERO_BUBBLE : 0u) |
-           ((dp || cp) && p->zero > 1 ? NEEDS_ZERO_2 : 0u) | ((dp || cp) && p->zero > 2 ? NEEDS_ZERO_3 : 0u) |
-           (p->zero > 0 && p->dp_replicate > 1 ? NEEDS_COPIES : 0u);
+    return (fresh ? NEEDS(FRESH) : 0) | (documents ? NEEDS(DOCUMENTS) : 0) | (c->tied ? NEEDS(TIED) : 0) |
+           (c->learned_positions ? NEEDS(POSITIONS) : 0) |
+           (ari_part_path(ari_family_of(c->arch), ARI_QKV) ? NEEDS(PACKED) : 0) | (bias ? NEEDS(BIAS) : 0) |
+           (row_bias ? NEEDS(ROW_BIAS) : 0) | (tp ? NEEDS(TP) : 0) | (dp ? NEEDS(DP) : 0) | (sp ? NEEDS(SP) : 0) |
+           ((size_t)ari_at_least_one(p->tp) > c->kv_heads ? NEEDS(KV_COPIES) : 0) | (micro ? NEEDS(MICRO) : 0) |
+           (micro && p->forward_first ? NEEDS(FORWARD_FIRST) : 0) |
+           (order == AR_MLP_ROW_COLUMN ? NEEDS(ROW_COLUMN) : 0) | (dp || cp || sp ? NEEDS(BUCKETS) : 0) |
+           (cp ? NEEDS(CP) : 0) | (ring ? NEEDS(RING) : 0) | (zigzag ? NEEDS(ZIGZAG) : 0) |
+           (ring || sp ? NEEDS(GATHERS) : 0) | (p->recompute.what != AR_RECOMPUTE_NONE ? NEEDS(RECOMPUTE) : 0) |
+           (sp && p->overlap > 1 ? NEEDS(CHUNKS) : 0) | (p->pp > 1 ? NEEDS(PP) : 0) |
+           (p->pp > 1 && p->virtual_stages > 1 ? NEEDS(TURNS) : 0) |
+           (p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE ? NEEDS(ZERO_BUBBLE) : 0) |
+           ((dp || cp) && p->zero > 1 ? NEEDS(ZERO_2) : 0) | ((dp || cp) && p->zero > 2 ? NEEDS(ZERO_3) : 0) |
+           (p->zero > 0 && p->dp_replicate > 1 ? NEEDS(COPIES) : 0);
 }
 
 ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)
 {
-    const unsigned needs = r->fault == AR_FAULT_NONE ? 0u : ari_fault_case_of(r->fault).needs;
-    const unsigned missing = needs & ~has(r, order, c, fresh, documents);
+    const uint64_t needs = r->fault == AR_FAULT_NONE ? 0 : ari_fault_case_of(r->fault).needs;
+    const uint64_t missing = needs & ~has(r, order, c, fresh, documents);
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
         if (missing & reasons[i].need)
             return ar_error_set(AR_ERR_ARG, "fault %s %s", ar_fault_name(r->fault), reasons[i].text);

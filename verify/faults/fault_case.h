@@ -14,7 +14,7 @@ typedef struct ari_fault_case {
     bool module; /* no model: the name is for reports alone */
     ar_mlp_order order;
     size_t documents; /* packed in a row at most (ar_check_options); 0: none */
-    unsigned needs;   /* what one forward and backward must have for the fault to matter: ari_fault_case_check */
+    uint64_t needs;   /* what one forward and backward must have for the fault to matter: ari_fault_case_check */
 } ari_fault_case;
 
 /** The case of a fault; not of AR_FAULT_NONE. */
