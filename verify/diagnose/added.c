@@ -381,7 +381,7 @@ static bool lacks_residual(const ari_order_key *a, const ari_order_key *b)
 }
 
 /* What the two names have to do with each other, as a property. */
-static uint64_t relation_of(const ari_case *c, const char *own, const char *theirs)
+static ari_properties relation_of(const ari_case *c, const char *own, const char *theirs)
 {
     const ari_order_key a = ari_order_of(own, c->path), b = ari_order_of(theirs, c->path);
     const bool stem = a.stem == b.stem && memcmp(own, theirs, a.stem) == 0;

@@ -265,15 +265,17 @@ typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace
     X(POWER) X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SECOND_MOMENT) X(SHIFT) X(SOME) X(STAGES) X(TOKENS) X(TWICE) X(ZERO)
 /* clang-format on */
 #define ARI_PROPERTY(name) ARI_AT_##name,
-enum { ARI_PROPERTIES(ARI_PROPERTY) };
-#define ARI_IF(name) ((uint64_t)1 << ARI_AT_##name)
+enum { ARI_PROPERTIES(ARI_PROPERTY) ARI_PROPERTY_COUNT };
+__extension__ typedef unsigned __int128 ari_properties; /* a bit each */
+_Static_assert(ARI_PROPERTY_COUNT <= 8 * sizeof(ari_properties), "a property is a bit of ari_properties");
+#define ARI_IF(name) ((ari_properties)1 << ARI_AT_##name)
 
 enum { ARI_MOST_FACTS = 24 };
 
 /* A number, or some words, that the sentence needs. */
 typedef struct ari_fact {
     const char *name; /* static storage */
-    enum { ARI_NUMBER, ARI_INTEGER, ARI_TEXT } is;
+    enum { ARI_FACT_NUMBER, ARI_FACT_INTEGER, ARI_FACT_TEXT } is;
     double number;
     char text[192];
 } ari_fact;
@@ -281,8 +283,8 @@ typedef struct ari_fact {
 typedef struct ari_cause ari_cause;
 typedef struct ari_trace {
     ari_trace_kind kind;
-    uint64_t is; /* properties */
-    int less;    /* what the cause's confidence is lowered by */
+    ari_properties is;
+    int less; /* what the cause's confidence is lowered by */
     size_t facts;
     ari_fact fact[ARI_MOST_FACTS];
     /* By ari_judge. */
@@ -293,7 +295,7 @@ typedef struct ari_trace {
 } ari_trace;
 
 /* States what was found; facts follow. */
-void ari_found(ari_trace *t, ari_trace_kind kind, uint64_t is);
+void ari_found(ari_trace *t, ari_trace_kind kind, ari_properties is);
 /* Takes it back. */
 void ari_lost(ari_trace *t);
 void ari_number(ari_trace *t, const char *name, double number);
@@ -324,11 +326,11 @@ struct ari_cause {
     const char *id; /* docs/causes.md; "unknown": the values fit no known cause */
     ari_trace_kind kind;
     int confidence;
-    const char *passes;      /* letters of passes, "^" first: all others; NULL: any */
-    unsigned is;             /* ARI_IS_ bits of the name, one of them; 0: any */
-    uint64_t needs, without; /* properties */
-    const char *looks;       /* what the elements look like, for the pattern */
-    const char *text;        /* {name} is a fact, {name:.3g} a number in another form */
+    const char *passes; /* letters of passes, "^" first: all others; NULL: any */
+    unsigned is;        /* ARI_IS_ bits of the name, one of them; 0: any */
+    ari_properties needs, without;
+    const char *looks; /* what the elements look like, for the pattern */
+    const char *text;  /* {name} is a fact, {name:.3g} a number in another form */
 };
 
 /** The trace's cause; fills the last fields of the trace. */
@@ -348,22 +350,22 @@ int ari_pp_of(const ari_difference *d);
 void ari_narrow_to_stage(ari_difference *d);
 
 /* A set of axes of the mesh. */
-typedef enum ari_over {
-    ARI_OVER_NONE = 0,
-    ARI_OVER_TP = 1,
-    ARI_OVER_CP = 2,
-    ARI_OVER_DP = 4,
-    ARI_OVER_PP = 8,
-    ARI_OVER_ALL = 15
-} ari_over;
+typedef enum ari_mesh_axes {
+    ARI_MESH_NONE = 0,
+    ARI_MESH_TP = 1,
+    ARI_MESH_CP = 2,
+    ARI_MESH_DP = 4,
+    ARI_MESH_PP = 8,
+    ARI_MESH_ALL = 15
+} ari_mesh_axes;
 /* "tp", "tp and dp". */
-const char *ari_over_name(ari_over over);
+const char *ari_mesh_axes_name(ari_mesh_axes over);
 /* Along which axes copies of one part differ from each other. */
-ari_over ari_apart_over(const ari_difference *d);
+ari_mesh_axes ari_apart_over(const ari_difference *d);
 /* Groups of ranks that differ along these axes alone, and whether a rank is in group `key` of them: the place along the
  * other axes, the innermost last. */
-int ari_groups(const ari_difference *d, ari_over over);
-bool ari_in_group(const ari_difference *d, int rank, ari_over over, int key);
+int ari_groups(const ari_difference *d, ari_mesh_axes over);
+bool ari_in_group(const ari_difference *d, int rank, ari_mesh_axes over, int key);
 
 /* What ari_one_group made. */
 typedef struct ari_group_view {
@@ -458,66 +460,66 @@ typedef ar_status (*ari_measure)(ari_trace *t, const ari_case *c);
 
 /* Copies of ranks; the same where no one copy of all shows it as well; all of a tensor in one copy; a box of a
  * tensor. */
-enum { ARI_RANKS = 1, ARI_VALUES = 2, ARI_WHOLE = 4, ARI_BOX = 8 };
+enum { ARI_ON_RANKS = 1, ARI_ON_VALUES = 2, ARI_ON_WHOLE = 4, ARI_ON_BOX = 8 };
 
 /* Every ari_measure_, the highest confidence of what it finds, and what it looks at. From that confidence on none that
  * follows can say more. Of two findings of equal confidence the first here is reported. */
-#define ARI_MEASURES(M)                                    \
-    M(function, ARI_IDENTITY + 9, ARI_WHOLE)               \
-    M(other, ARI_IDENTITY + 9, ARI_WHOLE)                  \
-    M(state, ARI_IDENTITY + 8, ARI_WHOLE)                  \
-    M(order, ARI_IDENTITY + 8, ARI_WHOLE | ARI_BOX)        \
-    M(transposed, ARI_IDENTITY + 8, ARI_WHOLE | ARI_BOX)   \
-    M(bits, ARI_IDENTITY + 7, ARI_WHOLE)                   \
-    M(positions, ARI_IDENTITY + 6, ARI_WHOLE)              \
-    M(normed, ARI_IDENTITY + 6, ARI_VALUES | ARI_WHOLE)    \
-    M(attention, ARI_IDENTITY + 6, ARI_WHOLE)              \
-    M(probs, ARI_IDENTITY + 6, ARI_WHOLE)                  \
-    M(activation, ARI_IDENTITY + 6, ARI_WHOLE)             \
-    M(linear, ARI_IDENTITY + 6, ARI_WHOLE)                 \
-    M(lookup, ARI_IDENTITY + 6, ARI_WHOLE)                 \
-    M(rotary, ARI_IDENTITY + 6, ARI_WHOLE)                 \
-    M(targets, ARI_IDENTITY + 6, ARI_WHOLE)                \
-    M(own_block, ARI_IDENTITY + 5, ARI_RANKS)              \
-    M(shards, ARI_IDENTITY + 5, ARI_RANKS)                 \
-    M(shards_added, ARI_IDENTITY + 5, ARI_RANKS)           \
-    M(group, ARI_IDENTITY + 5, ARI_RANKS)                  \
-    M(norm, ARI_IDENTITY + 5, ARI_RANKS | ARI_WHOLE)       \
-    M(factor, ARI_IDENTITY + 5, ARI_RANKS | ARI_WHOLE)     \
-    M(own_tokens, ARI_IDENTITY + 4, ARI_RANKS)             \
-    M(last, ARI_IDENTITY + 4, ARI_VALUES | ARI_WHOLE)      \
-    M(share_update, ARI_IDENTITY + 4, ARI_RANKS)           \
-    M(added, ARI_IDENTITY + 4, ARI_VALUES | ARI_WHOLE)     \
-    M(means, ARI_IDENTITY + 3, ARI_RANKS | ARI_WHOLE)      \
-    M(accumulated, ARI_IDENTITY + 3, ARI_WHOLE)            \
-    M(dropped, ARI_IDENTITY + 3, ARI_WHOLE)                \
-    M(precision, ARI_IDENTITY + 3, ARI_VALUES | ARI_WHOLE) \
-    M(scales, ARI_IDENTITY + 3, ARI_VALUES | ARI_WHOLE)    \
-    M(sum, ARI_IDENTITY + 2, ARI_RANKS)                    \
-    M(rope, ARI_IDENTITY + 2, ARI_WHOLE)                   \
-    M(shift, ARI_IDENTITY + 2, ARI_WHOLE | ARI_BOX)        \
-    M(loss, ARI_IDENTITY + 1, ARI_RANKS | ARI_WHOLE)       \
-    M(statistic, ARI_IDENTITY + 1, ARI_VALUES | ARI_WHOLE) \
-    M(added_tensor, ARI_IDENTITY + 1, ARI_WHOLE)           \
-    M(epsilon, ARI_IDENTITY, ARI_WHOLE)                    \
-    M(ids, ARI_TRACE + 8, ARI_VALUES | ARI_WHOLE)          \
-    M(tail, ARI_TRACE + 8, ARI_VALUES | ARI_WHOLE)         \
-    M(mask, ARI_TRACE + 7, ARI_VALUES | ARI_WHOLE)         \
-    M(bias, ARI_TRACE + 5, ARI_VALUES | ARI_WHOLE)         \
-    M(decay, ARI_TRACE + 3, ARI_VALUES | ARI_WHOLE)        \
-    M(block_of_zeros, ARI_TRACE + 3, ARI_WHOLE)            \
-    M(update, ARI_TRACE - 1, ARI_VALUES | ARI_WHOLE)       \
-    M(world_rank, ARI_TRACE - 4, ARI_RANKS)                \
-    M(zero, ARI_TRACE - 5, ARI_RANKS | ARI_WHOLE)          \
-    M(nan, ARI_SHAPE, ARI_VALUES | ARI_WHOLE)              \
-    M(own_part, ARI_SHAPE - 9, ARI_RANKS)                  \
-    M(drift, ARI_SHAPE - 10, ARI_RANKS)                    \
-    M(share, ARI_STATISTIC + 7, ARI_WHOLE)                 \
-    M(scatter, ARI_STATISTIC + 6, ARI_RANKS)               \
-    M(gradient, ARI_STATISTIC + 5, ARI_VALUES | ARI_WHOLE) \
-    M(place, ARI_PLACE + 9, ARI_RANKS | ARI_WHOLE)         \
-    M(noise, ARI_STATISTIC - 4, ARI_WHOLE)                 \
-    M(anything, ARI_LAST_RESORT, ARI_RANKS | ARI_WHOLE)
+#define ARI_MEASURES(M)                                          \
+    M(function, ARI_IDENTITY + 9, ARI_ON_WHOLE)                  \
+    M(other, ARI_IDENTITY + 9, ARI_ON_WHOLE)                     \
+    M(state, ARI_IDENTITY + 8, ARI_ON_WHOLE)                     \
+    M(order, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX)        \
+    M(transposed, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX)   \
+    M(bits, ARI_IDENTITY + 7, ARI_ON_WHOLE)                      \
+    M(positions, ARI_IDENTITY + 6, ARI_ON_WHOLE)                 \
+    M(normed, ARI_IDENTITY + 6, ARI_ON_VALUES | ARI_ON_WHOLE)    \
+    M(attention, ARI_IDENTITY + 6, ARI_ON_WHOLE)                 \
+    M(probs, ARI_IDENTITY + 6, ARI_ON_WHOLE)                     \
+    M(activation, ARI_IDENTITY + 6, ARI_ON_WHOLE)                \
+    M(linear, ARI_IDENTITY + 6, ARI_ON_WHOLE)                    \
+    M(lookup, ARI_IDENTITY + 6, ARI_ON_WHOLE)                    \
+    M(rotary, ARI_IDENTITY + 6, ARI_ON_WHOLE)                    \
+    M(targets, ARI_IDENTITY + 6, ARI_ON_WHOLE)                   \
+    M(own_block, ARI_IDENTITY + 5, ARI_ON_RANKS)                 \
+    M(shards, ARI_IDENTITY + 5, ARI_ON_RANKS)                    \
+    M(shards_added, ARI_IDENTITY + 5, ARI_ON_RANKS)              \
+    M(group, ARI_IDENTITY + 5, ARI_ON_RANKS)                     \
+    M(norm, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE)       \
+    M(factor, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE)     \
+    M(own_tokens, ARI_IDENTITY + 4, ARI_ON_RANKS)                \
+    M(last, ARI_IDENTITY + 4, ARI_ON_VALUES | ARI_ON_WHOLE)      \
+    M(share_update, ARI_IDENTITY + 4, ARI_ON_RANKS)              \
+    M(added, ARI_IDENTITY + 4, ARI_ON_VALUES | ARI_ON_WHOLE)     \
+    M(means, ARI_IDENTITY + 3, ARI_ON_RANKS | ARI_ON_WHOLE)      \
+    M(accumulated, ARI_IDENTITY + 3, ARI_ON_WHOLE)               \
+    M(dropped, ARI_IDENTITY + 3, ARI_ON_WHOLE)                   \
+    M(precision, ARI_IDENTITY + 3, ARI_ON_VALUES | ARI_ON_WHOLE) \
+    M(scales, ARI_IDENTITY + 3, ARI_ON_VALUES | ARI_ON_WHOLE)    \
+    M(sum, ARI_IDENTITY + 2, ARI_ON_RANKS)                       \
+    M(rope, ARI_IDENTITY + 2, ARI_ON_WHOLE)                      \
+    M(shift, ARI_IDENTITY + 2, ARI_ON_WHOLE | ARI_ON_BOX)        \
+    M(loss, ARI_IDENTITY + 1, ARI_ON_RANKS | ARI_ON_WHOLE)       \
+    M(statistic, ARI_IDENTITY + 1, ARI_ON_VALUES | ARI_ON_WHOLE) \
+    M(added_tensor, ARI_IDENTITY + 1, ARI_ON_WHOLE)              \
+    M(epsilon, ARI_IDENTITY, ARI_ON_WHOLE)                       \
+    M(ids, ARI_TRACE + 8, ARI_ON_VALUES | ARI_ON_WHOLE)          \
+    M(tail, ARI_TRACE + 8, ARI_ON_VALUES | ARI_ON_WHOLE)         \
+    M(mask, ARI_TRACE + 7, ARI_ON_VALUES | ARI_ON_WHOLE)         \
+    M(bias, ARI_TRACE + 5, ARI_ON_VALUES | ARI_ON_WHOLE)         \
+    M(decay, ARI_TRACE + 3, ARI_ON_VALUES | ARI_ON_WHOLE)        \
+    M(block_of_zeros, ARI_TRACE + 3, ARI_ON_WHOLE)               \
+    M(update, ARI_TRACE - 1, ARI_ON_VALUES | ARI_ON_WHOLE)       \
+    M(world_rank, ARI_TRACE - 4, ARI_ON_RANKS)                   \
+    M(zero, ARI_TRACE - 5, ARI_ON_RANKS | ARI_ON_WHOLE)          \
+    M(nan, ARI_SHAPE, ARI_ON_VALUES | ARI_ON_WHOLE)              \
+    M(own_part, ARI_SHAPE - 9, ARI_ON_RANKS)                     \
+    M(drift, ARI_SHAPE - 10, ARI_ON_RANKS)                       \
+    M(share, ARI_STATISTIC + 7, ARI_ON_WHOLE)                    \
+    M(scatter, ARI_STATISTIC + 6, ARI_ON_RANKS)                  \
+    M(gradient, ARI_STATISTIC + 5, ARI_ON_VALUES | ARI_ON_WHOLE) \
+    M(place, ARI_PLACE + 9, ARI_ON_RANKS | ARI_ON_WHOLE)         \
+    M(noise, ARI_STATISTIC - 4, ARI_ON_WHOLE)                    \
+    M(anything, ARI_LAST_RESORT, ARI_ON_RANKS | ARI_ON_WHOLE)
 #define ARI_MEASURE(name, most, on) ar_status ari_measure_##name(ari_trace *t, const ari_case *c);
 ARI_MEASURES(ARI_MEASURE)
 
@@ -563,7 +565,7 @@ static inline bool ari_ranks_say_more(const ari_trace *ranks, const ari_trace *w
 #ifdef ARI_CAUSE_ROWS /* how rows are written */
 #define ANY NULL
 #define K(name) ARI_FOUND_##name
-#define IF(name) ((uint64_t)1 << ARI_AT_##name)
+#define IF(name) ((ari_properties)1 << ARI_AT_##name)
 #define ALSO(passes, needs, without, text)                       \
     {                                                            \
         NULL, K(NOTHING), 0, passes, 0, needs, without, "", text \

@@ -8,7 +8,7 @@
 
 /* --- traces ------------------------------------------------------------------------------------------------------- */
 
-void ari_found(ari_trace *t, ari_trace_kind kind, uint64_t is)
+void ari_found(ari_trace *t, ari_trace_kind kind, ari_properties is)
 {
     t->kind = kind;
     t->is = is;
@@ -36,21 +36,21 @@ static ari_fact *fact_of(ari_trace *t, const char *name)
 void ari_number(ari_trace *t, const char *name, double number)
 {
     ari_fact *f = fact_of(t, name);
-    f->is = ARI_NUMBER;
+    f->is = ARI_FACT_NUMBER;
     f->number = number;
 }
 
 void ari_count(ari_trace *t, const char *name, size_t number)
 {
     ari_fact *f = fact_of(t, name);
-    f->is = ARI_INTEGER;
+    f->is = ARI_FACT_INTEGER;
     f->number = (double)number;
 }
 
 ari_text ari_list(ari_trace *t, const char *name)
 {
     ari_fact *f = fact_of(t, name);
-    f->is = ARI_TEXT;
+    f->is = ARI_FACT_TEXT;
     return ari_text_in(f->text, sizeof f->text);
 }
 
@@ -77,12 +77,12 @@ double ari_value(const ari_trace *t, const char *name)
 /* --- which row ---------------------------------------------------------------------------------------------------- */
 
 /* What every trace of a case has. */
-static uint64_t properties_of(const ari_case *c)
+static ari_properties properties_of(const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const struct {
         bool has;
-        uint64_t is;
+        ari_properties is;
     } all[] = {
         {!d->hidden, ARI_IF(SEEN)},
         {d->hidden, ARI_IF(HIDDEN)},
@@ -97,7 +97,7 @@ static uint64_t properties_of(const ari_case *c)
         {d->ndim == 2, ARI_IF(MATRIX)},
         {isfinite(ari_cosine(&c->survey.total)), ARI_IF(FINITE)},
     };
-    uint64_t is = 0;
+    ari_properties is = 0;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         is |= all[i].has ? all[i].is : 0;
     return is;
@@ -108,7 +108,7 @@ static bool is_pass(const char *passes, char pass)
     return !passes || (passes[0] == '^' ? !strchr(passes + 1, pass) : strchr(passes, pass) != NULL);
 }
 
-static bool meets(const ari_cause *row, uint64_t is, unsigned name, char pass)
+static bool meets(const ari_cause *row, ari_properties is, unsigned name, char pass)
 {
     return (is & row->needs) == row->needs && !(is & row->without) && (!row->is || (row->is & name)) &&
            is_pass(row->passes, pass);
@@ -143,13 +143,13 @@ static bool fact_of_case(ari_fact *f, const ari_case *c, const char *name, size_
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         if (strlen(numbers[i].name) != n || strncmp(numbers[i].name, name, n) != 0)
             continue;
-        *f = (ari_fact){numbers[i].name, numbers[i].whole ? ARI_INTEGER : ARI_NUMBER, numbers[i].number, ""};
+        *f = (ari_fact){numbers[i].name, numbers[i].whole ? ARI_FACT_INTEGER : ARI_FACT_NUMBER, numbers[i].number, ""};
         return true;
     }
     static const char *const words[] = {"row", "rows", "columns", "wrong", "right", "part"};
     const int rows = g->nd < 2 ? 0 : g->nd - 2;
     ari_text text = ari_text_in(f->text, sizeof f->text);
-    f->is = ARI_TEXT;
+    f->is = ARI_FACT_TEXT;
     size_t i = 0;
     while (i < 6 && (strlen(words[i]) != n || strncmp(words[i], name, n) != 0))
         i++;
@@ -189,8 +189,8 @@ static void keep_evidence(ar_evidence *e, const ari_fact *f)
 static void say_fact(ari_text *out, const ari_fact *f, const char *form)
 {
     const int precision = form[0] == '.' ? form[1] - '0' : 6;
-    const char how = form[0] == '.' ? form[2] : f->is == ARI_INTEGER ? 'f' : 'g';
-    if (f->is == ARI_TEXT)
+    const char how = form[0] == '.' ? form[2] : f->is == ARI_FACT_INTEGER ? 'f' : 'g';
+    if (f->is == ARI_FACT_TEXT)
         ari_say(out, "%s", f->text);
     else if (how == 'f')
         ari_say(out, "%.*f", form[0] == '.' ? precision : 0, f->number);
@@ -214,14 +214,14 @@ static void fill(ari_text *out, ari_trace *t, const ari_case *c, const char *tex
         if (!find_fact(&f, t, c, name, n)) /* no row asks for what its measure does not state */
             ari_say(out, "{?}");
         say_fact(out, &f, name[n] == ':' ? name + n + 1 : "");
-        if (f.is != ARI_TEXT)
+        if (f.is != ARI_FACT_TEXT)
             keep_evidence(&t->evidence, &f);
         text = end + 1;
     }
 }
 
 /* The row's sentence, and what rows after it, up to `end`, add. */
-static void say_cause(ari_trace *t, const ari_case *c, const ari_cause *end, uint64_t is, unsigned name)
+static void say_cause(ari_trace *t, const ari_case *c, const ari_cause *end, ari_properties is, unsigned name)
 {
     const ari_cause *row = t->cause;
     const char pass = c->grid.d->pass;
@@ -241,7 +241,7 @@ void ari_judge(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const unsigned name = ari_name_is(d->name);
-    const uint64_t is = t->is | properties_of(c);
+    const ari_properties is = t->is | properties_of(c);
     t->cause = NULL;
     t->confidence = ARI_SILENT;
     for (int part = 0; part < 2 && !t->cause; part++) {

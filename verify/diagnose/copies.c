@@ -53,7 +53,7 @@ static void end_fold_row(fold *f, const ari_case *c, fold_row *row, size_t at)
 }
 
 /* Over the ranks of one group; ends the row's sums. */
-static void fold_copies(fold *f, const ari_case *c, fold_row *row, ari_over over, int key)
+static void fold_copies(fold *f, const ari_case *c, fold_row *row, ari_mesh_axes over, int key)
 {
     ari_runs it = ari_runs_of(&c->grid);
     ari_run run;
@@ -86,15 +86,15 @@ static bool others_are_zero(const ari_survey *s, int ranks)
     return true;
 }
 
-static void found_sum(ari_trace *t, const ari_case *c, const fold *sums, ari_over over, bool beside)
+static void found_sum(ari_trace *t, const ari_case *c, const fold *sums, ari_mesh_axes over, bool beside)
 {
     const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
     const int right = s->holding_ranks - s->wrong_ranks;
     ari_found(t, ARI_FOUND_SUM, right == 1 && others_are_zero(s, d->ranks) ? ARI_IF(ONE) : 0);
-    t->is |= (over & ARI_OVER_DP ? ARI_IF(OF_DP) : 0) | (over & ARI_OVER_CP ? ARI_IF(OF_CP) : 0) |
-             (over & ARI_OVER_PP ? ARI_IF(STAGES) : 0) | (beside ? ARI_IF(ROWS) : 0);
-    ari_words(t, "over", "%s", ari_over_name(over));
+    t->is |= (over & ARI_MESH_DP ? ARI_IF(OF_DP) : 0) | (over & ARI_MESH_CP ? ARI_IF(OF_CP) : 0) |
+             (over & ARI_MESH_PP ? ARI_IF(STAGES) : 0) | (beside ? ARI_IF(ROWS) : 0);
+    ari_words(t, "over", "%s", ari_mesh_axes_name(over));
     ari_words(t, "holders", "%s", s->whole ? "the ranks" : "the ranks that hold copies of an element");
     ari_number(t, "worst", sums->worst / s->max_reference);
     ari_text who = ari_list(t, "who");
@@ -105,17 +105,17 @@ static void found_sum(ari_trace *t, const ari_case *c, const fold *sums, ari_ove
     ari_say(&who, right > 1 ? " have" : " has");
 }
 
-static void found_mean(ari_trace *t, const ari_case *c, const fold *sums, ari_over over)
+static void found_mean(ari_trace *t, const ari_case *c, const fold *sums, ari_mesh_axes over)
 {
     ari_found(t, ARI_FOUND_MEAN, 0);
-    ari_words(t, "over", "%s", ari_over_name(over));
+    ari_words(t, "over", "%s", ari_mesh_axes_name(over));
     ari_number(t, "worst", sums->worst_mean / c->survey.max_reference);
 }
 
 /* What the copies are, if they are that in every group of this kind. */
 typedef enum relation { UNRELATED, ADD_UP, ADD_UP_BESIDE_A_VECTOR, AVERAGE } relation;
 
-static relation relation_in(fold *sums, const ari_case *c, fold_row *row, ari_over over)
+static relation relation_in(fold *sums, const ari_case *c, fold_row *row, ari_mesh_axes over)
 {
     /* Copies 1% apart whose sum is within 0.1% of the reference: of many elements that is no accident; of few, ask for
      * what rounding of the copies to fp32 leaves. */
@@ -148,14 +148,14 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     /* All ranks first, then groups along one axis, then along two. */
-    static const ari_over kinds[] = {ARI_OVER_ALL,
-                                     ARI_OVER_TP,
-                                     ARI_OVER_CP,
-                                     ARI_OVER_DP,
-                                     ARI_OVER_PP,
-                                     ARI_OVER_CP | ARI_OVER_DP,
-                                     ARI_OVER_TP | ARI_OVER_CP,
-                                     ARI_OVER_TP | ARI_OVER_DP};
+    static const ari_mesh_axes kinds[] = {ARI_MESH_ALL,
+                                          ARI_MESH_TP,
+                                          ARI_MESH_CP,
+                                          ARI_MESH_DP,
+                                          ARI_MESH_PP,
+                                          ARI_MESH_CP | ARI_MESH_DP,
+                                          ARI_MESH_TP | ARI_MESH_CP,
+                                          ARI_MESH_TP | ARI_MESH_DP};
     if (c->survey.disagree == 0 || c->survey.total.nan > 0)
         return AR_OK;
     ar_status st = AR_OK;
@@ -167,7 +167,7 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds && t->kind == ARI_FOUND_NOTHING; i++) {
         fold sums = {0};
         const relation is = relation_in(&sums, c, &row, kinds[i]);
-        const ari_over over = kinds[i] == ARI_OVER_ALL ? ari_apart_over(g->d) : kinds[i];
+        const ari_mesh_axes over = kinds[i] == ARI_MESH_ALL ? ari_apart_over(g->d) : kinds[i];
         if (is == ADD_UP || is == ADD_UP_BESIDE_A_VECTOR)
             found_sum(t, c, &sums, over, is != ADD_UP);
         else if (is == AVERAGE)

@@ -105,7 +105,7 @@ static ar_status look_at_box(ari_trace *best, ari_view *v, const ari_case *whole
     v->c.noisy = val ? v->d.allowed > 0.0 : whole->noisy;
     AR_TRY(ari_view_survey(v));
     v->c.max_ref = v->c.survey.max_reference;
-    return v->c.survey.different > 0 ? best_of(best, &v->c, ARI_BOX) : AR_OK;
+    return v->c.survey.different > 0 ? best_of(best, &v->c, ARI_ON_BOX) : AR_OK;
 }
 
 /* The box that holds all differences. */
@@ -134,7 +134,7 @@ static ar_status look_inside(ari_trace *best, const ari_case *c)
 
 ar_status ari_look_at_whole(ari_trace *best, const ari_case *c)
 {
-    AR_TRY(best_of(best, c, ARI_WHOLE));
+    AR_TRY(best_of(best, c, ARI_ON_WHOLE));
     return best->confidence < ARI_IDENTITY + 7 ? look_inside(best, c) : AR_OK;
 }
 
@@ -176,7 +176,7 @@ static ar_status look_at_boxes(ari_trace *best, const ari_case *c)
 static ar_status look_at_copies(ari_trace *best, const ari_case *c)
 {
     const bool seen = c->known->other && c->survey.disagree == 0;
-    AR_TRY(best_of(best, c, seen ? ARI_RANKS : ARI_RANKS | ARI_VALUES));
+    AR_TRY(best_of(best, c, seen ? ARI_ON_RANKS : ARI_ON_RANKS | ARI_ON_VALUES));
     return !seen && best->confidence < ARI_IDENTITY && c->survey.total.nan == 0 ? look_at_boxes(best, c) : AR_OK;
 }
 

@@ -110,7 +110,7 @@ static void say_as_many(ari_trace *t, const ari_difference *d)
     const struct {
         const char *name;
         int ranks;
-        uint64_t is;
+        ari_properties is;
     } axes[] = {
         {"dp", ari_dp_of(d), ARI_IF(OF_DP)}, {"cp", ari_cp_of(d), ARI_IF(OF_CP)}, {"tp", ari_tp_of(d), ARI_IF(OF_TP)}};
     int ranks = 0;
@@ -132,7 +132,7 @@ static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, 
     const struct {
         double value;
         const char *text;
-        uint64_t is;
+        ari_properties is;
     } known[] = {
         {dp > 1 ? dp : 0, "dp", ARI_IF(OF_DP)},
         {dp > 1 ? 1 / dp : 0, "1/dp", ARI_IF(OF_DP) | ARI_IF(INVERSE)},

@@ -159,7 +159,7 @@ typedef struct entry {
 static bool next_of_family(entry *e, const ari_family *f)
 {
     const ari_family_part *p = &f->part[e->part];
-    e->in_out = p->path && f->transposed && ari_part_kind_of(p->role)->form == ARI_LINEAR;
+    e->in_out = p->path && f->transposed && ari_part_kind_of(p->role)->form == ARI_FORM_LINEAR;
     e->tail = NULL;
     if (p->path) {
         e->part++;

@@ -143,7 +143,7 @@ static bool parts_of_samples(parts *p, const ari_case *c, const ari_sums *s, int
 }
 
 /* One factor of all that a rank holds: of one value, or of its own positions. The parts are the ranks along `over`. */
-static bool parts_of_ranks(parts *p, const ari_case *c, ari_over over)
+static bool parts_of_ranks(parts *p, const ari_case *c, ari_mesh_axes over)
 {
     const ari_difference *d = c->grid.d;
     *p = (parts){.n = 0};
@@ -215,7 +215,7 @@ static ar_status parts_of_ids(parts *p, const ari_case *c, const ar_dump_tensor 
 }
 
 /* Whether the parts' factors are those of means; how many parts an average would be over. */
-static bool are_means(ari_trace *t, const parts *p, int expected, uint64_t is)
+static bool are_means(ari_trace *t, const parts *p, int expected, ari_properties is)
 {
     const double within = fmax(p->unsure, 1e-4);
     const bool apart = !ari_is_near(p->low, p->high, 4.0 * within);
@@ -258,13 +258,13 @@ static ar_status measure_ids(ari_trace *t, const ari_case *c)
 static bool are_means_of_ranks(ari_trace *t, const ari_case *c)
 {
     static const struct {
-        ari_over over;
-        uint64_t is;
-    } axes[] = {{ARI_OVER_DP, ARI_IF(OF_DP)}, {ARI_OVER_CP, ARI_IF(OF_CP)}, {ARI_OVER_CP | ARI_OVER_DP, 0}};
+        ari_mesh_axes over;
+        ari_properties is;
+    } axes[] = {{ARI_MESH_DP, ARI_IF(OF_DP)}, {ARI_MESH_CP, ARI_IF(OF_CP)}, {ARI_MESH_CP | ARI_MESH_DP, 0}};
     const ari_difference *d = c->grid.d;
     for (size_t i = 0; i < sizeof axes / sizeof *axes; i++) {
         const bool there =
-            (!(axes[i].over & ARI_OVER_DP) || ari_dp_of(d) > 1) && (!(axes[i].over & ARI_OVER_CP) || ari_cp_of(d) > 1);
+            (!(axes[i].over & ARI_MESH_DP) || ari_dp_of(d) > 1) && (!(axes[i].over & ARI_MESH_CP) || ari_cp_of(d) > 1);
         parts p;
         if (there && parts_of_ranks(&p, c, axes[i].over) && p.n > 1 && are_means(t, &p, p.n, axes[i].is))
             return true;

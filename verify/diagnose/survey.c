@@ -285,7 +285,7 @@ void ari_survey_fini(ari_survey *s)
 
 /* An axis of the mesh: ranks along it are `stride` apart. */
 typedef struct mesh_axis {
-    ari_over over;
+    ari_mesh_axes over;
     int size, stride;
 } mesh_axis;
 enum { MESH_AXES = 4 };
@@ -325,13 +325,13 @@ int ari_pp_of(const ari_difference *d)
 static void mesh_of(mesh_axis axis[MESH_AXES], const ari_difference *d)
 {
     const int tp = ari_tp_of(d), cp = ari_cp_of(d);
-    axis[0] = (mesh_axis){ARI_OVER_TP, tp, 1};
-    axis[1] = (mesh_axis){ARI_OVER_CP, cp, tp};
-    axis[2] = (mesh_axis){ARI_OVER_DP, ari_dp_of(d), tp * cp};
-    axis[3] = (mesh_axis){ARI_OVER_PP, ari_pp_of(d), tp * cp * ari_dp_of(d)};
+    axis[0] = (mesh_axis){ARI_MESH_TP, tp, 1};
+    axis[1] = (mesh_axis){ARI_MESH_CP, cp, tp};
+    axis[2] = (mesh_axis){ARI_MESH_DP, ari_dp_of(d), tp * cp};
+    axis[3] = (mesh_axis){ARI_MESH_PP, ari_pp_of(d), tp * cp * ari_dp_of(d)};
 }
 
-const char *ari_over_name(ari_over over)
+const char *ari_mesh_axes_name(ari_mesh_axes over)
 {
     static const char *const names[] = {"no ranks",
                                         "tp",
@@ -349,7 +349,7 @@ const char *ari_over_name(ari_over over)
                                         "tp, dp and pp",
                                         "cp, dp and pp",
                                         "tp, cp, dp and pp"};
-    return names[over & ARI_OVER_ALL];
+    return names[over & ARI_MESH_ALL];
 }
 
 /* --- the ranks of one pipeline rank alone ------------------------------------------------------------------------- */
@@ -389,9 +389,9 @@ static bool same_boxes(const ar_layout *a, const ar_layout *b)
 }
 
 /* The one axis along which two ranks are apart; none, where it is more than one. */
-static ari_over axis_between(const mesh_axis axis[MESH_AXES], int a, int b)
+static ari_mesh_axes axis_between(const mesh_axis axis[MESH_AXES], int a, int b)
 {
-    ari_over over = ARI_OVER_NONE;
+    ari_mesh_axes over = ARI_MESH_NONE;
     int axes = 0;
     for (int i = 0; i < MESH_AXES; i++) {
         if (a / axis[i].stride % axis[i].size != b / axis[i].stride % axis[i].size) {
@@ -399,30 +399,30 @@ static ari_over axis_between(const mesh_axis axis[MESH_AXES], int a, int b)
             axes++;
         }
     }
-    return axes == 1 ? over : ARI_OVER_NONE;
+    return axes == 1 ? over : ARI_MESH_NONE;
 }
 
-ari_over ari_apart_over(const ari_difference *d)
+ari_mesh_axes ari_apart_over(const ari_difference *d)
 {
     mesh_axis axis[MESH_AXES];
-    unsigned apart = ARI_OVER_NONE;
+    unsigned apart = ARI_MESH_NONE;
     mesh_of(axis, d);
     for (int a = 0; a < d->ranks; a++) {
         for (int b = 0; b < a; b++) {
-            const ari_over over = axis_between(axis, a, b);
-            if (over == ARI_OVER_NONE || !same_boxes(d->copy[a].layout, d->copy[b].layout) ||
+            const ari_mesh_axes over = axis_between(axis, a, b);
+            if (over == ARI_MESH_NONE || !same_boxes(d->copy[a].layout, d->copy[b].layout) ||
                 memcmp(d->copy[a].local, d->copy[b].local,
                        ari_volume(d->copy[a].shape, d->copy[a].ndim) * sizeof(float)) == 0)
                 continue;
             apart |= over;
         }
     }
-    for (int i = 0; i < MESH_AXES && apart == ARI_OVER_NONE; i++) /* the innermost there is */
-        apart = axis[i].size > 1 ? axis[i].over : ARI_OVER_NONE;
-    return apart == ARI_OVER_NONE ? ARI_OVER_TP : (ari_over)apart;
+    for (int i = 0; i < MESH_AXES && apart == ARI_MESH_NONE; i++) /* the innermost there is */
+        apart = axis[i].size > 1 ? axis[i].over : ARI_MESH_NONE;
+    return apart == ARI_MESH_NONE ? ARI_MESH_TP : (ari_mesh_axes)apart;
 }
 
-bool ari_in_group(const ari_difference *d, int rank, ari_over over, int key)
+bool ari_in_group(const ari_difference *d, int rank, ari_mesh_axes over, int key)
 {
     mesh_axis axis[MESH_AXES];
     int own = 0;
@@ -434,7 +434,7 @@ bool ari_in_group(const ari_difference *d, int rank, ari_over over, int key)
     return own == key;
 }
 
-int ari_groups(const ari_difference *d, ari_over over)
+int ari_groups(const ari_difference *d, ari_mesh_axes over)
 {
     mesh_axis axis[MESH_AXES];
     int groups = 1;

@@ -207,12 +207,12 @@ static bool find_base(attention *a, recipe *base)
 
 typedef struct mistake {
     recipe r;
-    uint64_t is;
+    ari_properties is;
     const char *number; /* what the recipe's value is called; NULL: none */
     double value;
 } mistake;
 
-static void add(mistake *m, size_t *n, recipe r, uint64_t is, const char *number, double value)
+static void add(mistake *m, size_t *n, recipe r, ari_properties is, const char *number, double value)
 {
     if (*n < MOST_MISTAKES)
         m[(*n)++] = (mistake){r, is, number, value};
@@ -309,7 +309,7 @@ static double left_by(attention *a, recipe r, size_t number, double value)
  * 1.4 apart, then a search between its neighbours by the golden section. */
 static void fit_number(ari_trace *t, attention *a, const recipe *base, size_t number, double *best)
 {
-    static const uint64_t is[] = {ARI_IF(ROOT), ARI_IF(OF_THETA) | ARI_IF(FRACTION), ARI_IF(OF_THETA)};
+    static const ari_properties is[] = {ARI_IF(ROOT), ARI_IF(OF_THETA) | ARI_IF(FRACTION), ARI_IF(OF_THETA)};
     static const double low[] = {1.0 / 128.0, 1.0 / 64.0, 16.0}, high[] = {128.0, 64.0, 1e8};
     const double step = 1.4, golden = 0.6180339887498949;
     double at = low[number], least = HUGE_VAL;

@@ -329,7 +329,7 @@ static void measure_keys(ari_trace *t, const ari_case *c)
         other_key from;
         size_t unit; /* chunks of a place */
         char pass;
-        uint64_t is;
+        ari_properties is;
     } ways[] = {{out_of_zigzag, 2, 'f', ARI_IF(HEADS)},
                 {into_zigzag, 2, 'f', ARI_IF(HEADS)},
                 {own_contiguous, 1, 'b', ARI_IF(OF_CP)},
