@@ -10,7 +10,7 @@ template <class T> struct term_rows {
     const T *data;
     ptrdiff_t row_stride, col_stride;
     size_t rows, cols;
-    ARI_KERNEL float at(size_t row, size_t col) const
+    ARI_ON_GPU float at(size_t row, size_t col) const
     {
         return load(data[static_cast<ptrdiff_t>(row) * row_stride + static_cast<ptrdiff_t>(col) * col_stride]);
     }
@@ -26,7 +26,7 @@ template <class T> term_rows<T> terms_of(const ar_tensor *t)
 template <class Sums, class T>
 ar_status add_apart(ar_device *d, ar_queue *q, const Sums &sums, const term_rows<T> &terms)
 {
-    return launch_row_vectors<1>(d, q, terms.rows, terms.cols, false, [=] ARI_KERNEL(auto, size_t row, size_t col) {
+    return launch_row_vectors<1>(d, q, terms.rows, terms.cols, false, [=] ARI_ON_GPU(auto, size_t row, size_t col) {
         const size_t i = row * terms.cols + col;
         typename Sums::element e = sums.load(i);
         e.add(terms.at(row, col));
@@ -47,7 +47,7 @@ ar_status add_chosen(ar_device *d, ar_queue *q, const Sums &sums, const term_row
     const size_t cols = terms.cols, tiles = ceil_div(cols, COLUMNS_AT_ONCE);
     const size_t width = cols < COLUMNS_AT_ONCE ? cols : COLUMNS_AT_ONCE;
     const ari_divisor by_tiles = ari_divisor_of(tiles);
-    return launch_blocks(d, q, count * tiles, width, [=] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, count * tiles, width, [=] ARI_ON_GPU(const block &b) {
         ARI_SHARED uint32_t same[ROWS_AT_ONCE / 32]; /* a bit a row: whether it goes to this block's */
         size_t tile = b.index;
         const size_t own = ari_divide(&by_tiles, &tile), first = tile * COLUMNS_AT_ONCE, left = cols - first;
@@ -98,7 +98,7 @@ ar_status add_rows(ar_device *d, ar_queue *q, const Sums &sums, const term_rows<
 template <class T> ar_status add_all(ar_device *d, ar_queue *q, const ar_row_sum &to, const term_rows<T> &terms)
 {
     return add_to_sums<1>(d, q, {&to}, terms.rows, terms.cols,
-                          [=] ARI_KERNEL(size_t row, size_t col, float(&v)[1]) { v[0] = terms.at(row, col); });
+                          [=] ARI_ON_GPU(size_t row, size_t col, float(&v)[1]) { v[0] = terms.at(row, col); });
 }
 
 /* --- slots -------------------------------------------------------------------------------------------------------- */
@@ -153,7 +153,7 @@ ar_status acc_raise(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_ne
     const exact_sums sums = exact_sums_of(t, hl, n);
     const uint8_t *to = dev<uint8_t>(t_new);
     const bool wide = aligned<ROW_LANES>(sums.t, to) && aligned<ROW_LANES>(sums.h, sums.l);
-    return launch_vectors<ROW_LANES>(d, q, n, wide, [=] ARI_KERNEL(auto lanes, size_t i) {
+    return launch_vectors<ROW_LANES>(d, q, n, wide, [=] ARI_ON_GPU(auto lanes, size_t i) {
         auto slices = read_vector<lanes>(sums.t + i);
         auto high = read_vector<lanes>(sums.h + i), low = read_vector<lanes>(sums.l + i);
         const auto raised = read_vector<lanes>(to + i);
@@ -173,10 +173,10 @@ ar_status acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar
     const uint8_t *slices = dev<uint8_t>(t);
     if (!ar_tensor_is_contiguous(y))
         return launch_each(d, q, to.count(),
-                           [=] ARI_KERNEL(size_t i) { *to.at(i) = ari_acc_value(slices[i], h[i], l[i]); });
+                           [=] ARI_ON_GPU(size_t i) { *to.at(i) = ari_acc_value(slices[i], h[i], l[i]); });
     float *values = to.data;
     const bool wide = aligned<ROW_LANES>(values) && aligned<ROW_LANES>(slices) && aligned<ROW_LANES>(h, l);
-    return launch_vectors<ROW_LANES>(d, q, to.count(), wide, [=] ARI_KERNEL(auto lanes, size_t i) {
+    return launch_vectors<ROW_LANES>(d, q, to.count(), wide, [=] ARI_ON_GPU(auto lanes, size_t i) {
         const auto slice = read_vector<lanes>(slices + i);
         const auto high = read_vector<lanes>(h + i), low = read_vector<lanes>(l + i);
         write_vector(values + i,

@@ -20,7 +20,7 @@ ar_status rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t 
     const ari_divisor by_half = ari_divisor_of(half);
     const ar_rope how = *rope;
     const float scale = ari_rope_attention(rope);
-    return launch_each(d, q, positions * half, [=, cos = dev<float>(cos), sin = dev<float>(sin)] ARI_KERNEL(size_t i) {
+    return launch_each(d, q, positions * half, [=, cos = dev<float>(cos), sin = dev<float>(sin)] ARI_ON_GPU(size_t i) {
         size_t pair = i;
         const size_t position = ari_divide(&by_half, &pair);
         const float angle = ari_rope_angle(position, ari_rope_frequency(&how, pair, turning));
@@ -41,7 +41,7 @@ ar_status rope_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor
     const ari_divisor by_half = ari_divisor_of(half);
     const float *cosines = dev<float>(cos), *sines = dev<float>(sin);
     const uint32_t flip = direction < 0 ? 0x80000000u : 0; /* the sign bit that makes sin -sin */
-    return launch_blocks(d, q, x->shape[0] * positions, heads * half, [=] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, x->shape[0] * positions, heads * half, [=] ARI_ON_GPU(const block &b) {
         size_t position = b.index;
         ari_divide(&all_to.by[1], &position);
         const T *from = all_from.matrix(b.index);
@@ -75,17 +75,17 @@ static ari_score_rows rows_of_block(const ar_scores *b, const ar_mask *m)
 }
 
 /* Whether a row sees key j of those in its range; and, of the block's columns, which are its range and seen. */
-ARI_KERNEL inline bool shows(const ari_score_row &r, size_t j)
+ARI_ON_GPU inline bool shows(const ari_score_row &r, size_t j)
 {
     return (!r.additive || r.additive[j] != -INFINITY) && (!r.padding || r.padding[j]);
 }
-ARI_KERNEL inline bool sees(const ari_score_row &r, size_t key)
+ARI_ON_GPU inline bool sees(const ari_score_row &r, size_t key)
 {
     return key - r.first < r.keys && shows(r, key - r.first);
 }
 
 /* Of key j of the range, from what the block has there. */
-ARI_KERNEL inline float score_of(const ari_score_row &r, float value, size_t j, float scale)
+ARI_ON_GPU inline float score_of(const ari_score_row &r, float value, size_t j, float scale)
 {
     const float scaled = ari_mul32(value, scale);
     return r.additive ? ari_add32(scaled, r.additive[j]) : scaled;
@@ -93,7 +93,7 @@ ARI_KERNEL inline float score_of(const ari_score_row &r, float value, size_t j, 
 
 /* write(N, key) for all columns of a block's row, where it sees one of the N; zero(N, key) elsewhere. */
 template <class F, class Z>
-ARI_KERNEL void each_column(const block &own, const ari_score_row &r, size_t columns, bool wide, F write, Z zero)
+ARI_ON_GPU void each_column(const block &own, const ari_score_row &r, size_t columns, bool wide, F write, Z zero)
 {
     each_vector<ROW_LANES>(own, columns, wide, [&](auto lanes, size_t key) {
         if (key + lanes <= r.first || key >= r.first + r.keys)
@@ -104,7 +104,7 @@ ARI_KERNEL void each_column(const block &own, const ari_score_row &r, size_t col
 }
 
 /* The largest key of the scores that the row sees; `in`: the block's row. */
-ARI_KERNEL inline int32_t largest_score(const block &own, const ari_score_row &r, const float *in, bool wide,
+ARI_ON_GPU inline int32_t largest_score(const block &own, const ari_score_row &r, const float *in, bool wide,
                                         float scale)
 {
     return max_vectors<ROW_LANES>(own, r.keys, wide, [&](auto lanes, size_t j) {
@@ -130,7 +130,7 @@ ar_status softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf score
     const size_t keys = of->part.cols;
     const int32_t p = ari_rowsum_bits(of->seq);
     const bool wide = keys % ROW_LANES == 0 && aligned<ROW_LANES>(to, from);
-    return launch_blocks(d, q, of->part.matrices * of->part.rows, keys, [=] ARI_KERNEL(const block &own) {
+    return launch_blocks(d, q, of->part.matrices * of->part.rows, keys, [=] ARI_ON_GPU(const block &own) {
         const ari_score_row r = ari_score_row_of(&rows, own.index);
         const bool wide_range = wide && r.first % ROW_LANES == 0;
         float *row = to + own.index * keys;
@@ -190,7 +190,7 @@ ar_status softmax_backward(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, 
     const size_t keys = of->part.cols;
     const int32_t p = ari_rowsum_bits(of->seq);
     const bool wide = keys % ROW_LANES == 0 && aligned<ROW_LANES>(to, gradients, values);
-    return launch_blocks(d, q, of->part.matrices * of->part.rows, keys, [=] ARI_KERNEL(const block &own) {
+    return launch_blocks(d, q, of->part.matrices * of->part.rows, keys, [=] ARI_ON_GPU(const block &own) {
         const ari_score_row r = ari_score_row_of(&rows, own.index);
         const size_t start = own.index * keys;
         const float *pr = values + start + r.first;

@@ -11,7 +11,7 @@ namespace ARI_GPU
 #define NUMBERS(name, type)                                       \
     struct name##_numbers {                                       \
         typedef type element;                                     \
-        ARI_KERNEL static type combined(ar_op op, type x, type y) \
+        ARI_ON_GPU static type combined(ar_op op, type x, type y) \
         {                                                         \
             switch (op) {                                         \
             case AR_MAX:                                          \
@@ -26,7 +26,7 @@ namespace ARI_GPU
             }                                                     \
             return ari_sum_##name(x, y);                          \
         }                                                         \
-        ARI_KERNEL static type mean(type sum, int n)              \
+        ARI_ON_GPU static type mean(type sum, int n)              \
         {                                                         \
             return ari_mean_##name(sum, n);                       \
         }                                                         \
@@ -50,7 +50,7 @@ template <class N> struct combine_each {
     int n;
     ar_op op;
     int divisor; /* 0: no division */
-    ARI_KERNEL void operator()(size_t i) const
+    ARI_ON_GPU void operator()(size_t i) const
     {
         element sum = in[0][i];
         for (int k = 1; k < n; k++)

@@ -14,7 +14,7 @@ template <class T>
 ar_status add_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
     return map(d, q, ar_tensor_count(y), dev<T>(y->data), dev<T>(ar_const(a->data)), dev<T>(ar_const(b->data)),
-               [] ARI_KERNEL(float left, float right) { return ari_add32(left, right); });
+               [] ARI_ON_GPU(float left, float right) { return ari_add32(left, right); });
 }
 
 ar_status add(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
@@ -26,7 +26,7 @@ template <class T>
 ar_status mul_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
     return map(d, q, ar_tensor_count(y), dev<T>(y->data), dev<T>(ar_const(a->data)), dev<T>(ar_const(b->data)),
-               [] ARI_KERNEL(float left, float right) { return ari_mul32(left, right); });
+               [] ARI_ON_GPU(float left, float right) { return ari_mul32(left, right); });
 }
 
 ar_status mul(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
@@ -39,7 +39,7 @@ ar_status softcap_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_ten
 {
     const T *none = nullptr;
     return map(d, q, ar_tensor_count(y), dev<T>(y->data), dev<T>(ar_const(x->data)), none,
-               [=] ARI_KERNEL(float value, float) { return ari_softcap32(value, scale, cap); });
+               [=] ARI_ON_GPU(float value, float) { return ari_softcap32(value, scale, cap); });
 }
 
 ar_status softcap(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float scale, double cap)
@@ -52,7 +52,7 @@ ar_status softcap_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dx, co
                               float scale, double cap)
 {
     return map(d, q, ar_tensor_count(dx), dev<T>(dx->data), dev<T>(ar_const(dy->data)), dev<T>(ar_const(x->data)),
-               [=] ARI_KERNEL(float slope, float value) { return ari_dsoftcap32(slope, value, scale, cap); });
+               [=] ARI_ON_GPU(float slope, float value) { return ari_dsoftcap32(slope, value, scale, cap); });
 }
 
 ar_status softcap_backward(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
@@ -66,7 +66,7 @@ template <class T> ar_status fill_of(ar_device *d, ar_queue *q, const ar_tensor 
     constexpr size_t W = 16 / sizeof(T);
     T *to = dev<T>(y->data);
     const float same = ari_canonical32(value);
-    return launch_vectors<W>(d, q, ar_tensor_count(y), aligned<W>(to), [=] ARI_KERNEL(auto lanes, size_t i) {
+    return launch_vectors<W>(d, q, ar_tensor_count(y), aligned<W>(to), [=] ARI_ON_GPU(auto lanes, size_t i) {
         constexpr size_t N = lanes;
         write_vector(to + i, vector_of<N>([=](size_t) { return stored<T>(same); }));
     });
@@ -88,7 +88,7 @@ ar_status bias_act_of(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bia
     const float *offsets = dev<float>(bias);
     const size_t cols = y->shape[1];
     const bool wide = cols % W == 0 && aligned<W>(sums, values) && aligned<W>(offsets);
-    return launch_row_vectors<W>(d, q, y->shape[0], cols, wide, [=] ARI_KERNEL(auto lanes, size_t row, size_t col) {
+    return launch_row_vectors<W>(d, q, y->shape[0], cols, wide, [=] ARI_ON_GPU(auto lanes, size_t row, size_t col) {
         constexpr size_t N = lanes;
         const size_t i = row * cols + col;
         vector<T, N> sum = read_vector<N>(sums + i);
@@ -119,8 +119,8 @@ ar_status act_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dx, const 
     const size_t rows = all.shape[0], cols = all.shape[1];
     if (!wanted(dbias))
         return map(d, q, rows * cols, to, slopes, from,
-                   [=] ARI_KERNEL(float slope, float at) { return ari_mul32(slope, ari_dact32(act, at)); });
-    return add_to_sums<1>(d, q, {dbias}, rows, cols, [=] ARI_KERNEL(size_t row, size_t col, float(&v)[1]) {
+                   [=] ARI_ON_GPU(float slope, float at) { return ari_mul32(slope, ari_dact32(act, at)); });
+    return add_to_sums<1>(d, q, {dbias}, rows, cols, [=] ARI_ON_GPU(size_t row, size_t col, float(&v)[1]) {
         const size_t i = row * cols + col;
         store(to + i, ari_mul32(load(slopes[i]), ari_dact32(act, load(from[i]))));
         v[0] = load(to[i]);
@@ -137,7 +137,7 @@ ar_status act_backward(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_
 template <class T> struct strided_rows {
     T *data;
     ptrdiff_t stride;
-    ARI_KERNEL T *at(size_t row, size_t col) const
+    ARI_ON_GPU T *at(size_t row, size_t col) const
     {
         return data + static_cast<ptrdiff_t>(row) * stride + col;
     }
@@ -162,7 +162,7 @@ ar_status gated_forward_of(ar_device *d, ar_queue *q, const ar_tensor *y, const 
     const strided_rows<const T> g = rows_of<const T>(gate), u = rows_of<const T>(up);
     constexpr size_t W = 16 / sizeof(T);
     const bool wide = cols % W == 0 && to.aligned_to(W) && g.aligned_to(W) && u.aligned_to(W);
-    return launch_row_vectors<W>(d, q, y->shape[0], cols, wide, [=] ARI_KERNEL(auto lanes, size_t row, size_t col) {
+    return launch_row_vectors<W>(d, q, y->shape[0], cols, wide, [=] ARI_ON_GPU(auto lanes, size_t row, size_t col) {
         constexpr size_t N = lanes;
         const vector<T, N> left = read_vector<N>(g.at(row, col)), right = read_vector<N>(u.at(row, col));
         write_vector(to.at(row, col), vector_of<N>([&](size_t k) {
@@ -182,7 +182,7 @@ template <class T> struct gated_gradient {
     ar_activation act;
     strided_rows<T> dgate, dup;
     strided_rows<const T> dy, gate, up;
-    template <size_t N> ARI_KERNEL void run(size_t row, size_t col, vector<T, N> *by_gate, vector<T, N> *by_up) const
+    template <size_t N> ARI_ON_GPU void run(size_t row, size_t col, vector<T, N> *by_gate, vector<T, N> *by_up) const
     {
         const vector<T, N> s = read_vector<N>(dy.at(row, col)), g = read_vector<N>(gate.at(row, col));
         const vector<T, N> u = read_vector<N>(up.at(row, col));
@@ -192,7 +192,7 @@ template <class T> struct gated_gradient {
         write_vector(dup.at(row, col), *by_up);
         write_vector(dgate.at(row, col), *by_gate);
     }
-    ARI_KERNEL void operator()(size_t row, size_t col, float (&v)[2]) const
+    ARI_ON_GPU void operator()(size_t row, size_t col, float (&v)[2]) const
     {
         vector<T, 1> by_gate, by_up;
         run(row, col, &by_gate, &by_up);
@@ -218,7 +218,7 @@ ar_status gated_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dgate, c
         return add_to_sums<2>(d, q, {dgate_bias, dup_bias}, rows, cols, at);
     constexpr size_t W = 16 / sizeof(T);
     const bool wide = cols % W == 0 && at.aligned_to(W);
-    return launch_row_vectors<W>(d, q, rows, cols, wide, [=] ARI_KERNEL(auto lanes, size_t row, size_t col) {
+    return launch_row_vectors<W>(d, q, rows, cols, wide, [=] ARI_ON_GPU(auto lanes, size_t row, size_t col) {
         vector<T, lanes> by_gate, by_up;
         at.run(row, col, &by_gate, &by_up);
     });
@@ -242,7 +242,7 @@ template <class T> struct dropout_block {
     bool wide; /* all rows begin with a block, and end with one */
     ari_divisor blocks, shape[AR_MAX_DIMS];
     ar_dropout which; /* its strides moved to the dimensions of shape */
-    ARI_KERNEL void operator()(size_t i) const
+    ARI_ON_GPU void operator()(size_t i) const
     {
         const size_t row = ari_divide(&blocks, &i);
         uint64_t first = which.first;
@@ -265,7 +265,7 @@ template <class T> struct dropout_block {
                 run<1>(row * cols + static_cast<size_t>(number - first), bits + lane);
         }
     }
-    template <size_t N> ARI_KERNEL void run(size_t at, const uint32_t *bits) const
+    template <size_t N> ARI_ON_GPU void run(size_t at, const uint32_t *bits) const
     {
         const vector<T, N> in = read_vector<N>(x + at);
         const vector<float, N> kept = vector_of<N>([&](size_t lane) {
@@ -314,7 +314,7 @@ ar_status round_bits(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_ten
 {
     const view<float> to = view_of<float>(y);
     const view<const float> from = view_of<const float>(x);
-    return launch_each(d, q, from.count(), [=] ARI_KERNEL(size_t i) {
+    return launch_each(d, q, from.count(), [=] ARI_ON_GPU(size_t i) {
         const place p = from.where(i);
         *to.at(p) = ari_f32_to_bits(*from.at(p), bits);
     });

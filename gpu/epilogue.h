@@ -21,15 +21,15 @@ struct integers_out {
     size_t limbs;
     bool add;
 
-    ARI_KERNEL int64_t *line(const result &x, size_t matrix, size_t row) const
+    ARI_ON_GPU int64_t *line(const result &x, size_t matrix, size_t row) const
     {
         return s + (matrix * x.m + row) * x.n * limbs;
     }
-    ARI_KERNEL static int64_t one(const wide_sum &sum)
+    ARI_ON_GPU static int64_t one(const wide_sum &sum)
     {
         return ari_add64(static_cast<int64_t>(static_cast<uint64_t>(sum.high) << 32), sum.low);
     }
-    ARI_KERNEL void put(int64_t *line, size_t col, const wide_sum &sum) const
+    ARI_ON_GPU void put(int64_t *line, size_t col, const wide_sum &sum) const
     {
         int64_t *to = line + col * limbs;
         if (limbs == 1) {
@@ -39,11 +39,11 @@ struct integers_out {
         to[0] = add ? ari_add64(to[0], sum.high) : sum.high;
         to[1] = add ? ari_add64(to[1], sum.low) : sum.low;
     }
-    ARI_KERNEL void operator()(const result &x, size_t matrix, size_t row, size_t col, const wide_sum &sum) const
+    ARI_ON_GPU void operator()(const result &x, size_t matrix, size_t row, size_t col, const wide_sum &sum) const
     {
         put(line(x, matrix, row), col, sum);
     }
-    ARI_KERNEL void put_four(int64_t *line, size_t col, const wide_sum (&sum)[4], size_t n) const
+    ARI_ON_GPU void put_four(int64_t *line, size_t col, const wide_sum (&sum)[4], size_t n) const
     {
         if (limbs == 2) {
             for (size_t i = 0; i < 4; i++)
@@ -72,24 +72,24 @@ template <bool FINISH> struct values_out {
         const int32_t *f;
         int32_t e;
     };
-    ARI_KERNEL static float *row_of(const view<float> &t, size_t matrix, size_t row)
+    ARI_ON_GPU static float *row_of(const view<float> &t, size_t matrix, size_t row)
     {
         return t.matrix(matrix) + static_cast<ptrdiff_t>(row) * t.stride[2];
     }
-    ARI_KERNEL line_of line(const result &x, size_t matrix, size_t row) const
+    ARI_ON_GPU line_of line(const result &x, size_t matrix, size_t row) const
     {
         return {row_of(y, matrix, row), FINISH && act != AR_ACT_NONE ? row_of(z, matrix, row) : nullptr,
                 f + matrix * x.n, e[matrix * x.m + row]};
     }
-    ARI_KERNEL float biased(float value, float by) const
+    ARI_ON_GPU float biased(float value, float by) const
     {
         return FINISH && bias ? ari_add32(value, by) : value;
     }
-    ARI_KERNEL static float rounded(const wide_sum &sum, int32_t row, int32_t col)
+    ARI_ON_GPU static float rounded(const wide_sum &sum, int32_t row, int32_t col)
     {
         return ari_contract_value2(sum.high, sum.low, row, col);
     }
-    ARI_KERNEL void operator()(const result &x, size_t matrix, size_t row, size_t col, const wide_sum &sum) const
+    ARI_ON_GPU void operator()(const result &x, size_t matrix, size_t row, size_t col, const wide_sum &sum) const
     {
         const line_of l = line(x, matrix, row);
         const float value = biased(rounded(sum, l.e, l.f[col]), FINISH && bias ? bias[col] : 0.0f);
@@ -97,7 +97,7 @@ template <bool FINISH> struct values_out {
         if (FINISH && act != AR_ACT_NONE)
             l.z[static_cast<ptrdiff_t>(col) * z.stride[3]] = ari_act32(act, value);
     }
-    ARI_KERNEL void put_four(const line_of &l, size_t col, const wide_sum (&sum)[4], size_t n) const
+    ARI_ON_GPU void put_four(const line_of &l, size_t col, const wide_sum (&sum)[4], size_t n) const
     {
         const four<int32_t> of_col = load_four(l.f + col, n);
         four<float> value = {{0.0f, 0.0f, 0.0f, 0.0f}}, by = value;
@@ -112,7 +112,7 @@ template <bool FINISH> struct values_out {
             store_apart(l.z, z.stride[3], col, value, n);
         }
     }
-    ARI_KERNEL static void store_apart(float *line, ptrdiff_t stride, size_t col, const four<float> &x, size_t n)
+    ARI_ON_GPU static void store_apart(float *line, ptrdiff_t stride, size_t col, const four<float> &x, size_t n)
     {
         if (stride == 1) {
             store_four(line + col, x, n);
@@ -134,18 +134,18 @@ struct accumulator_out {
     int64_t *highs, *lows;
     const int32_t *of_row, *of_col; /* exponents, [.., m] and [.., n] */
 
-    ARI_KERNEL accumulator_state load(const result &x, size_t row, size_t col) const
+    ARI_ON_GPU accumulator_state load(const result &x, size_t row, size_t col) const
     {
         const size_t at = row * x.n + col;
         return {tops[at], highs[at], lows[at]};
     }
-    ARI_KERNEL void add(accumulator_state *to, const result &x, size_t matrix, size_t row, size_t col,
+    ARI_ON_GPU void add(accumulator_state *to, const result &x, size_t matrix, size_t row, size_t col,
                         const wide_sum &sum) const
     {
         ari_acc_add(&to->top, &to->high, &to->low,
                     ari_contract_value2(sum.high, sum.low, of_row[matrix * x.m + row], of_col[matrix * x.n + col]));
     }
-    ARI_KERNEL void store(const result &x, size_t row, size_t col, const accumulator_state &state) const
+    ARI_ON_GPU void store(const result &x, size_t row, size_t col, const accumulator_state &state) const
     {
         const size_t at = row * x.n + col;
         tops[at] = state.top;
@@ -158,12 +158,12 @@ struct accumulator_out {
         four<uint8_t> top;
         four<int64_t> high, low;
     };
-    ARI_KERNEL states load_four_states(const result &x, size_t row, size_t col, size_t n) const
+    ARI_ON_GPU states load_four_states(const result &x, size_t row, size_t col, size_t n) const
     {
         const size_t at = row * x.n + col;
         return {load_four(tops + at, n), load_four(highs + at, n), load_four(lows + at, n)};
     }
-    ARI_KERNEL void add_four(states *to, const result &x, size_t matrix, size_t row, size_t col,
+    ARI_ON_GPU void add_four(states *to, const result &x, size_t matrix, size_t row, size_t col,
                              const wide_sum (&sum)[4], size_t n) const
     {
         const int32_t e = of_row[matrix * x.m + row];
@@ -172,7 +172,7 @@ struct accumulator_out {
             ari_acc_add(&to->top.at[i], &to->high.at[i], &to->low.at[i],
                         ari_contract_value2(sum[i].high, sum[i].low, e, f.at[i]));
     }
-    ARI_KERNEL void store_four_states(const result &x, size_t row, size_t col, const states &s, size_t n) const
+    ARI_ON_GPU void store_four_states(const result &x, size_t row, size_t col, const states &s, size_t n) const
     {
         const size_t at = row * x.n + col;
         store_four(tops + at, s.top, n);

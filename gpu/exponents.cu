@@ -22,13 +22,13 @@ template <class T> struct groups {
     int32_t *e;
 
     /* Element k of a line of matrix `at`. */
-    ARI_KERNEL int32_t exponent(const T *line, size_t at, size_t k) const
+    ARI_ON_GPU int32_t exponent(const T *line, size_t at, size_t k) const
     {
         const int32_t shift = c ? ari_contract_shift(c[at * x.shape[3] + k], sign) : 0;
         return ari_contract_exponent(load(line[static_cast<ptrdiff_t>(k) * x.stride[3]]), shift);
     }
     /* The largest of elements [k, k + N), which lie side by side. */
-    template <size_t N> ARI_KERNEL int32_t largest(const T *line, size_t at, size_t k) const
+    template <size_t N> ARI_ON_GPU int32_t largest(const T *line, size_t at, size_t k) const
     {
         const vector<T, N> v = read_vector<N>(line + k);
         vector<int32_t, N> shift = {};
@@ -59,7 +59,7 @@ template <class T> ar_status along_lines(ar_device *d, ar_queue *q, const groups
     const size_t width = cols < PART ? cols : PART;
     const ari_divisor by_parts = ari_divisor_of(parts);
     const bool side_by_side = g.x.stride[3] == 1, wide = side_by_side && g.wide();
-    return launch_blocks(d, q, g.x.matrices() * rows * parts, width, [=] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, g.x.matrices() * rows * parts, width, [=] ARI_ON_GPU(const block &b) {
         size_t part = b.index;
         const size_t line = ari_divide(&by_parts, &part), from = part * PART, at = ari_quotient(&g.x.by[2], line);
         const size_t n = cols - from < PART ? cols - from : PART;
@@ -80,7 +80,7 @@ template <class T> ar_status across_lines(ar_device *d, ar_queue *q, const group
     const size_t bundles = ceil_div(rows, GROUPS), stretches = ceil_div(cols, STRETCH);
     const size_t blocks = g.x.matrices() * bundles * stretches;
     const ari_divisor by_stretches = ari_divisor_of(stretches), by_bundles = ari_divisor_of(bundles);
-    return launch_blocks(d, q, blocks, GROUPS * SPLIT * 4, [=] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, blocks, GROUPS * SPLIT * 4, [=] ARI_ON_GPU(const block &b) {
         ARI_SHARED int32_t found[GROUPS * SPLIT];
         size_t stretch = b.index, bundle = ari_divide(&by_stretches, &stretch);
         const size_t at = ari_divide(&by_bundles, &bundle), first = bundle * GROUPS, from = stretch * STRETCH;
@@ -109,7 +109,7 @@ ar_status exponents(ar_device *d, ar_queue *q, const ar_tensor *a, ar_cbuf c, in
 {
     const groups<T> g = {view_of<const T>(a), dev<int32_t>(c), sign, dev<int32_t>(e)};
     if (!max_into)
-        AR_TRY(launch_each(d, q, g.x.rows(), [e = g.e] ARI_KERNEL(size_t i) { e[i] = ARI_EXP_ZERO; }));
+        AR_TRY(launch_each(d, q, g.x.rows(), [e = g.e] ARI_ON_GPU(size_t i) { e[i] = ARI_EXP_ZERO; }));
     return g.x.stride[3] == 1 || g.x.shape[2] == 1 ? along_lines(d, q, g) : across_lines(d, q, g);
 }
 

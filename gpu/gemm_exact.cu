@@ -118,7 +118,7 @@ template <class F> struct chunks_of {
     size_t cols;
     uint32_t count; /* of a line; planes hold fewer than 2^32 lines */
 
-    ARI_KERNEL void operator()(const block &b) const
+    ARI_ON_GPU void operator()(const block &b) const
     {
         const uint32_t number = static_cast<uint32_t>(b.index), line = number / count;
         const size_t from = static_cast<size_t>(number - line * count) * CHUNK;
@@ -143,7 +143,7 @@ template <class OUT> struct give_to {
     {
         const OUT to = out;
         const uint32_t rows = static_cast<uint32_t>(x.t.rows);
-        return launch_chunks(d, q, x.t.matrices * x.t.rows, x.cols, [=] ARI_KERNEL(const block &b, const chunk &c) {
+        return launch_chunks(d, q, x.t.matrices * x.t.rows, x.cols, [=] ARI_ON_GPU(const block &b, const chunk &c) {
             const uint32_t matrix = c.line / rows;
             const auto line = to.line(x, x.t.matrix + matrix, x.t.row + (c.line - matrix * rows));
             b.each(c.fours, [&](size_t i) {
@@ -165,7 +165,7 @@ struct accumulate {
     template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &sums, const extents &x) const
     {
         const accumulator_out to = out;
-        return launch_chunks(d, q, x.t.rows, x.cols, [=] ARI_KERNEL(const block &b, const chunk &c) {
+        return launch_chunks(d, q, x.t.rows, x.cols, [=] ARI_ON_GPU(const block &b, const chunk &c) {
             const size_t row = x.t.row + c.line;
             b.each(c.fours, [&](size_t i) {
                 const size_t col = c.from + 4 * i, n = x.cols - col;
@@ -285,7 +285,7 @@ ar_status round_i64(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, s
     float *to = dev<float>(y);
     const int64_t *sums = dev<int64_t>(s);
     const int32_t *of_row = dev<int32_t>(e), *of_col = dev<int32_t>(f);
-    return launch_blocks(d, q, rows * chunks, n < CHUNK ? n : CHUNK, [=] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, rows * chunks, n < CHUNK ? n : CHUNK, [=] ARI_ON_GPU(const block &b) {
         const size_t row = start / n + b.index / chunks, from = b.index % chunks * CHUNK;
         b.each(n - from < CHUNK ? n - from : CHUNK, [&](size_t i) {
             const size_t at = row * n + from + i;

@@ -88,7 +88,7 @@ ar_status narrowed(ar_device *d, ar_queue *q, operand *o, scratch *to, const ar_
     const size_t matrix = v.shape[2] * n;
     *o = {to->buf(), {v.shape[0], v.shape[1]}, n, {v.shape[1] * matrix, matrix}, flip};
     uint16_t *halves = dev<uint16_t>(to->buf());
-    return launch_blocks(d, q, v.rows() * chunks, n < CHUNK ? n : CHUNK, [=] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, v.rows() * chunks, n < CHUNK ? n : CHUNK, [=] ARI_ON_GPU(const block &b) {
         const size_t line = b.index / chunks, from = b.index % chunks * CHUNK;
         const float *in = v.row(line);
         uint16_t *out = halves + line * n;
@@ -144,7 +144,7 @@ ar_status multiply(ar_device *d, ar_queue *q, blas_shape s, const operand &c, co
 template <class T> ar_status clear(ar_device *d, ar_queue *q, const ar_tensor *c)
 {
     const view<T> to = view_of<T>(c);
-    return launch_each(d, q, to.count(), [=] ARI_KERNEL(size_t i) { store(to.at(i), 0.0f); });
+    return launch_each(d, q, to.count(), [=] ARI_ON_GPU(size_t i) { store(to.at(i), 0.0f); });
 }
 
 ar_status check_shapes(const view<float> &c, const view<const float> &a, const view<const float> &b)

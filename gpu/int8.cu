@@ -17,7 +17,7 @@ struct words {
     const uint32_t *at;
     size_t rows, ld, step; /* in words */
 
-    ARI_KERNEL uint32_t word(size_t matrix, size_t row, size_t k, size_t k_end) const
+    ARI_ON_GPU uint32_t word(size_t matrix, size_t row, size_t k, size_t k_end) const
     {
         return row < rows && k < k_end ? at[matrix * step + row * ld + k] : 0;
     }
@@ -34,7 +34,7 @@ struct multiply_tile {
     int32_t *c;
     size_t c_ld, c_step, k; /* k: words */
 
-    ARI_KERNEL void operator()(const block &own) const
+    ARI_ON_GPU void operator()(const block &own) const
     {
         ARI_SHARED uint32_t left[SIDE * PADDED], right[SIDE * PADDED];
         ARI_SHARED int32_t sums[SIDE * SIDE];

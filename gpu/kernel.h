@@ -9,8 +9,8 @@
  * A kernel is a lambda that captures by value what it is given (numbers, pointers that dev<>() made of buffers), or a
  * struct with such an operator():
  *
- *     launch_each(d, q, n, [=] ARI_KERNEL(size_t i) { .. })             for each i of [0, n), in no order
- *     launch_blocks(d, q, n, w, [=] ARI_KERNEL(const block &b) { .. })  for each b.index of [0, n), in no order, by the
+ *     launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) { .. })             for each i of [0, n), in no order
+ *     launch_blocks(d, q, n, w, [=] ARI_ON_GPU(const block &b) { .. })  for each b.index of [0, n), in no order, by the
  *                                                                       threads of one block together
  *
  * It uses no more of CUDA than that. What the threads of a block do together they do through the block's members, each

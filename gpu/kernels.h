@@ -22,6 +22,7 @@ template <class F> struct pointed<F *> {
 };
 #define ARI_DECLARE_SLOT(slot) pointed<decltype(ar_device_ops::slot)>::type slot;
 AR_DEVICE_SLOTS(ARI_DECLARE_SLOT)
+#undef ARI_DECLARE_SLOT
 
 /* Every slot filled. */
 inline ar_device_ops table_of(const char *name)
@@ -95,20 +96,20 @@ class timed_part
 struct bf16 {
     uint16_t bits;
 };
-ARI_KERNEL inline float load(float x)
+ARI_ON_GPU inline float load(float x)
 {
     return x;
 }
-ARI_KERNEL inline float load(bf16 x)
+ARI_ON_GPU inline float load(bf16 x)
 {
     return ari_f32_of_bf16(x.bits);
 }
 /* *to = x, rounded to nearest, ties to even. */
-ARI_KERNEL inline void store(float *to, float x)
+ARI_ON_GPU inline void store(float *to, float x)
 {
     *to = x;
 }
-ARI_KERNEL inline void store(bf16 *to, float x)
+ARI_ON_GPU inline void store(bf16 *to, float x)
 {
     to->bits = ari_bf16_of_f32(x);
 }
@@ -119,12 +120,12 @@ ARI_KERNEL inline void store(bf16 *to, float x)
 
 template <class T> using four = ari_whole<T, 4>;
 
-template <class T> ARI_KERNEL bool lies_whole(const T *p, size_t n)
+template <class T> ARI_ON_GPU bool lies_whole(const T *p, size_t n)
 {
     return n >= 4 && reinterpret_cast<uintptr_t>(p) % alignof(four<T>) == 0;
 }
 /* The first n of them, 0 for the others. */
-template <class T> ARI_KERNEL four<T> load_four(const T *from, size_t n)
+template <class T> ARI_ON_GPU four<T> load_four(const T *from, size_t n)
 {
     four<T> x = {{0, 0, 0, 0}};
     if (lies_whole(from, n))
@@ -134,7 +135,7 @@ template <class T> ARI_KERNEL four<T> load_four(const T *from, size_t n)
             x.at[i] = from[i];
     return x;
 }
-template <class T> ARI_KERNEL void store_four(T *to, const four<T> &x, size_t n)
+template <class T> ARI_ON_GPU void store_four(T *to, const four<T> &x, size_t n)
 {
     if (lies_whole(to, n)) {
         store_whole(to, x);
@@ -175,12 +176,12 @@ template <class T> struct view {
         return shape[0] * shape[1];
     }
     /* Where element i lies, in row-major order of the shape. */
-    ARI_KERNEL T *at(size_t i) const
+    ARI_ON_GPU T *at(size_t i) const
     {
         return at(where(i));
     }
     /* The same in two steps, for views of one shape: the divisions are made once. The outermost needs none. */
-    ARI_KERNEL place where(size_t i) const
+    ARI_ON_GPU place where(size_t i) const
     {
         place p;
         for (int k = AR_MAX_DIMS - 1; k > 0; k--) {
@@ -191,17 +192,17 @@ template <class T> struct view {
         p.at[0] = static_cast<ptrdiff_t>(i);
         return p;
     }
-    ARI_KERNEL T *at(const place &p) const
+    ARI_ON_GPU T *at(const place &p) const
     {
         return data + p.at[0] * stride[0] + p.at[1] * stride[1] + p.at[2] * stride[2] + p.at[3] * stride[3];
     }
     /* The first element of row r, and of matrix m. */
-    ARI_KERNEL T *row(size_t r) const
+    ARI_ON_GPU T *row(size_t r) const
     {
         const size_t m = ari_divide(&by[2], &r);
         return matrix(m) + static_cast<ptrdiff_t>(r) * stride[2];
     }
-    ARI_KERNEL T *matrix(size_t m) const
+    ARI_ON_GPU T *matrix(size_t m) const
     {
         const size_t outer = ari_divide(&by[1], &m);
         return data + static_cast<ptrdiff_t>(outer) * stride[0] + static_cast<ptrdiff_t>(m) * stride[1];

@@ -12,7 +12,7 @@ template <class T> ar_status ce_max_of(ar_device *d, ar_queue *q, ar_buf key, co
     int32_t *tops = dev<int32_t>(key);
     const T *values = dev<T>(logits->data);
     const bool wide = v_local % ROW_LANES == 0 && aligned<ROW_LANES>(values);
-    return launch_blocks(d, q, n, v_local, [=] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, n, v_local, [=] ARI_ON_GPU(const block &b) {
         const T *x = values + b.index * v_local;
         const int32_t top = max_vectors<ROW_LANES>(b, v_local, wide, [&](auto lanes, size_t j) {
             const auto logit = read_vector<lanes>(x + j);
@@ -39,7 +39,7 @@ ar_status ce_sum_of(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logi
     const T *values = dev<T>(logits->data);
     const int32_t *tops = dev<int32_t>(key), p = ari_rowsum_bits(v);
     const bool wide = v_local % ROW_LANES == 0 && aligned<ROW_LANES>(values);
-    return launch_blocks(d, q, n, v_local, [=, sum = dev<int64_t>(sum)] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, n, v_local, [=, sum = dev<int64_t>(sum)] ARI_ON_GPU(const block &b) {
         const T *x = values + b.index * v_local;
         const int32_t top = tops[b.index];
         const float m = ari_key32_value(top);
@@ -67,7 +67,7 @@ ar_status ce_logits_of(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *l
     const T *values = dev<T>(logits->data);
     const int32_t *exponents = dev<int32_t>(e), p = ari_rowsum_bits(v);
     const bool wide = v_local % ROW_LANES == 0 && aligned<ROW_LANES>(values);
-    return launch_blocks(d, q, n, v_local, [=, sum = dev<int64_t>(sum)] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, n, v_local, [=, sum = dev<int64_t>(sum)] ARI_ON_GPU(const block &b) {
         const T *x = values + b.index * v_local;
         const int64_t total =
             row_integer<ROW_LANES>(b, v_local, wide, exponents[b.index], p, [&](auto lanes, size_t j) {
@@ -89,7 +89,7 @@ ar_status ce_target_of(ar_device *d, ar_queue *q, ar_buf bits, const ar_tensor *
     const ar_tensor all = ar_tensor_rows(logits);
     const size_t n = all.shape[0], v_local = all.shape[1];
     const T *x = dev<T>(logits->data);
-    return launch_each(d, q, n, [=, bits = dev<uint32_t>(bits), row_of = dev<int64_t>(row_of)] ARI_KERNEL(size_t i) {
+    return launch_each(d, q, n, [=, bits = dev<uint32_t>(bits), row_of = dev<int64_t>(row_of)] ARI_ON_GPU(size_t i) {
         const int64_t at = row_of[i];
         bits[i] = at >= 0 ? ari_bits32(load(x[i * v_local + static_cast<size_t>(at)])) : 0;
     });
@@ -110,7 +110,7 @@ ar_status ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf
     const int32_t *tops = dev<int32_t>(key), p = ari_rowsum_bits(v);
     const int64_t *sums = dev<int64_t>(sum);
     const uint32_t *targets = dev<uint32_t>(bits); /* int32 summed over ranks: the same bits */
-    return launch_each(d, q, n, [=, valid = dev<uint8_t>(valid)] ARI_KERNEL(size_t i) {
+    return launch_each(d, q, n, [=, valid = dev<uint8_t>(valid)] ARI_ON_GPU(size_t i) {
         const double lse = ari_ce_lse(ari_key32_value(tops[i]), ari_rowsum_value(sums[i], 1, p));
         const double mean = exponents ? ari_rowsum_value(values[i], exponents[i], p) / static_cast<double>(v) : 0.0;
         const float term = ari_ce_term(lse, ari_float32(targets[i]), mean, &options);
@@ -132,7 +132,7 @@ ar_status ce_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dlogits, co
     const int32_t *tops = dev<int32_t>(key), p = ari_rowsum_bits(v);
     const int64_t *sums = dev<int64_t>(sum), *rows = dev<int64_t>(row_of);
     const bool wide = v_local % ROW_LANES == 0 && aligned<ROW_LANES>(gradients, values);
-    return launch_blocks(d, q, n, v_local, [=, valid = dev<uint8_t>(valid)] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, n, v_local, [=, valid = dev<uint8_t>(valid)] ARI_ON_GPU(const block &b) {
         const T *x = values + b.index * v_local;
         T *out = gradients + b.index * v_local;
         const int32_t top = tops[b.index];

@@ -8,7 +8,7 @@
 namespace ARI_GPU
 {
 
-template <bool centred> ARI_KERNEL float deviation(float x, double mean)
+template <bool centred> ARI_ON_GPU float deviation(float x, double mean)
 {
     return centred ? ari_layernorm_d(x, mean) : x;
 }
@@ -27,7 +27,7 @@ ar_status forward_of(ar_device *d, ar_queue *q, const ar_tensor *y, ar_buf mean,
     const float *weight = dev<float>(gamma), *bias = dev<float>(beta);
     const int32_t p = ari_rowsum_bits(h);
     const bool wide = h % ROW_LANES == 0 && aligned<ROW_LANES>(to, from) && aligned<ROW_LANES>(weight, bias);
-    return launch_blocks(d, q, h > 0 ? rows : 0, h, [=] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, h > 0 ? rows : 0, h, [=] ARI_ON_GPU(const block &b) {
         const T *in = from + b.index * h;
         T *out = to + b.index * h;
         const double width = static_cast<double>(h);
@@ -91,7 +91,7 @@ ar_status parameter_gradients(ar_device *d, ar_queue *q, const ar_tensor *dy, co
     const T *slopes = dev<T>(ar_const(dy->data)), *from = dev<T>(ar_const(x->data));
     const float *inverses = dev<float>(rstd);
     const double *means = dev<double>(mean);
-    return add_to_sums<2>(d, q, {dgamma, dbeta}, all.shape[0], h, [=] ARI_KERNEL(size_t row, size_t col, float(&v)[2]) {
+    return add_to_sums<2>(d, q, {dgamma, dbeta}, all.shape[0], h, [=] ARI_ON_GPU(size_t row, size_t col, float(&v)[2]) {
         const size_t i = row * h + col;
         const double m = centred ? means[row] : 0.0;
         const float xhat = ari_mul32(deviation<centred>(load(from[i]), m), inverses[row]);
@@ -117,7 +117,7 @@ ar_status input_gradient(ar_device *d, ar_queue *q, const ar_tensor *dx, const a
     const int32_t p = ari_rowsum_bits(h);
     const bool wide =
         h % ROW_LANES == 0 && aligned<ROW_LANES>(to, to_sum, slopes, from, beside) && aligned<ROW_LANES>(weight);
-    return launch_blocks(d, q, all.shape[0], h, [=] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, all.shape[0], h, [=] ARI_ON_GPU(const block &b) {
         const size_t first = b.index * h;
         const T *slope = slopes + first, *in = from + first;
         const double m = centred ? means[b.index] : 0.0, width = static_cast<double>(h);

@@ -14,7 +14,7 @@ template <class T> struct sum_squares_block {
     const T *g;
     const int32_t *e;
     size_t n;
-    ARI_KERNEL void operator()(const block &b) const
+    ARI_ON_GPU void operator()(const block &b) const
     {
         const size_t from = b.index * most, length = n - from < most ? n - from : most;
         const T *values = g + from;
@@ -49,7 +49,7 @@ template <class T> ar_status scale_of(ar_device *d, ar_queue *q, const ar_tensor
 {
     const T *none = nullptr;
     return map(d, q, ar_tensor_count(x), dev<T>(y->data), dev<T>(ar_const(x->data)), none,
-               [=] ARI_KERNEL(float value, float) { return ari_clipped(value, factor); });
+               [=] ARI_ON_GPU(float value, float) { return ari_clipped(value, factor); });
 }
 
 ar_status scale(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float factor)
@@ -64,7 +64,7 @@ template <class W, class G> struct optimizer_element {
     float *master, *first, *second;
     const G *gradient;
     /* One: its moments where it has them, else anything. */
-    ARI_KERNEL float updated(float w, float value, float *m, float *v, float g) const
+    ARI_ON_GPU float updated(float w, float value, float *m, float *v, float g) const
     {
         if (ari_bits32(ari_f32_of_bf16(ari_bf16_of_f32(value))) != ari_bits32(w))
             value = w; /* it was set since */
@@ -74,7 +74,7 @@ template <class W, class G> struct optimizer_element {
             ari_sgd_update(&k, &value, m, g);
         return value;
     }
-    template <size_t N> ARI_KERNEL void operator()(lane_count<N>, size_t i) const
+    template <size_t N> ARI_ON_GPU void operator()(lane_count<N>, size_t i) const
     {
         const vector<W, N> w = read_vector<N>(weight + i);
         const vector<G, N> g = read_vector<N>(gradient + i);

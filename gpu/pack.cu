@@ -24,11 +24,11 @@ const size_t LD = COLS + 4;         /* of its rows in shared memory: four column
 const size_t GROUP = 16;            /* terms that a thread writes at once: 16 bytes of each run */
 
 /* Sums of the bytes of two words, each modulo 256. */
-ARI_KERNEL uint32_t add_bytes(uint32_t a, uint32_t b)
+ARI_ON_GPU uint32_t add_bytes(uint32_t a, uint32_t b)
 {
     return ((a & 0x7f7f7f7fu) + (b & 0x7f7f7f7fu)) ^ ((a ^ b) & 0x80808080u);
 }
-ARI_KERNEL four<uint32_t> add_bytes(const four<uint32_t> &a, const four<uint32_t> &b)
+ARI_ON_GPU four<uint32_t> add_bytes(const four<uint32_t> &a, const four<uint32_t> &b)
 {
     four<uint32_t> sum = a;
     for (int i = 0; i < 4; i++)
@@ -37,18 +37,18 @@ ARI_KERNEL four<uint32_t> add_bytes(const four<uint32_t> &a, const four<uint32_t
 }
 
 /* One of two words, or of fours, by their values: by their addresses they would have to be in memory. */
-ARI_KERNEL uint32_t one_of(bool first, uint32_t a, uint32_t b)
+ARI_ON_GPU uint32_t one_of(bool first, uint32_t a, uint32_t b)
 {
     return first ? a : b;
 }
-ARI_KERNEL four<uint32_t> one_of(bool first, const four<uint32_t> &a, const four<uint32_t> &b)
+ARI_ON_GPU four<uint32_t> one_of(bool first, const four<uint32_t> &a, const four<uint32_t> &b)
 {
     return {
         {first ? a.at[0] : b.at[0], first ? a.at[1] : b.at[1], first ? a.at[2] : b.at[2], first ? a.at[3] : b.at[3]}};
 }
 
 /* Digit i of four terms, in one word. */
-ARI_KERNEL four<uint32_t> digits_of_four(const four<int32_t> &q)
+ARI_ON_GPU four<uint32_t> digits_of_four(const four<int32_t> &q)
 {
     four<uint32_t> w = {{0, 0, 0, 0}};
     for (int term = 3; term >= 0; term--) {
@@ -59,7 +59,7 @@ ARI_KERNEL four<uint32_t> digits_of_four(const four<int32_t> &q)
 }
 
 /* Gives out(run, words) every run of an operand, from those of the four digits. */
-template <bool TEN, class W, class F> ARI_KERNEL void each_run(const W (&digit)[4], bool left, F out)
+template <bool TEN, class W, class F> ARI_ON_GPU void each_run(const W (&digit)[4], bool left, F out)
 {
     for (size_t i = 0; i < 4; i++)
         out(i, one_of(TEN || left, digit[i], digit[3 - i]));
@@ -88,7 +88,7 @@ template <bool TEN> struct pack_tile {
 
     /* Four elements of a matrix of the source, from row `row` and term `k` on along its terms or rows; 0 where there is
      * none. Before the first term k has wrapped around. */
-    ARI_KERNEL four<int32_t> quantised(const float *matrix, size_t at, size_t row, size_t k, bool along_terms) const
+    ARI_ON_GPU four<int32_t> quantised(const float *matrix, size_t at, size_t row, size_t k, bool along_terms) const
     {
         const size_t rows = x.shape[2], cols = x.shape[3], below = along_terms ? 0 : 1, beyond = 1 - below;
         const ptrdiff_t step = along_terms ? x.stride[3] : x.stride[2];
@@ -114,7 +114,7 @@ template <bool TEN> struct pack_tile {
     }
 
     /* Those bytes of a word's four that are in [first, end). */
-    ARI_KERNEL static void store_bytes(int8_t *to, uint32_t word, int first, int end)
+    ARI_ON_GPU static void store_bytes(int8_t *to, uint32_t word, int first, int end)
     {
         for (int i = 0; i < 4; i++)
             if (i >= first && i < end)
@@ -122,7 +122,7 @@ template <bool TEN> struct pack_tile {
     }
 
     /* GROUP terms of every run of a row, from column `col` on, which is a multiple of GROUP. */
-    ARI_KERNEL void store(int8_t *row, size_t col, const four<int32_t> *q) const
+    ARI_ON_GPU void store(int8_t *row, size_t col, const four<int32_t> *q) const
     {
         const size_t at = p.blocks == 1 ? 0 : col / p.width, width = p.width;
         const int first = col < k_at ? static_cast<int>(k_at - col) : 0;
@@ -144,7 +144,7 @@ template <bool TEN> struct pack_tile {
         });
     }
 
-    ARI_KERNEL void operator()(const block &b) const
+    ARI_ON_GPU void operator()(const block &b) const
     {
         ARI_SHARED four<int32_t> tile[ROWS * LD / 4];
         const uint32_t number = static_cast<uint32_t>(b.index), tiles = down * across;
@@ -191,14 +191,14 @@ template <bool TEN> ar_status pack_tiles(ar_device *d, ar_queue *q, pack_tile<TE
 }
 
 /* Where run `run` of term k of a row lies. */
-ARI_KERNEL inline size_t place_of(const packed &p, size_t run, size_t k)
+ARI_ON_GPU inline size_t place_of(const packed &p, size_t run, size_t k)
 {
     const size_t block = p.blocks == 1 ? 0 : k / p.width;
     return (block * (p.ten ? RUNS_10 : RUNS_16) + run) * p.width + (k - block * p.width);
 }
 
 /* The digits of four terms of a row, from `k` on; 0 past the last. */
-ARI_KERNEL four<uint32_t> stored_digits(const packed &p, const int8_t *row, size_t k, size_t end)
+ARI_ON_GPU four<uint32_t> stored_digits(const packed &p, const int8_t *row, size_t k, size_t end)
 {
     four<uint32_t> w = {{0, 0, 0, 0}};
     for (size_t i = 0; i < 4; i++) {
@@ -216,7 +216,7 @@ ar_status copy_digits(ar_device *d, ar_queue *q, const packed &to, const packed 
     const size_t words = to.blocks * to.width / 4, chunks = ceil_div(words, COLS);
     const int8_t *in = dev<int8_t>(ar_const(from.runs));
     int8_t *out = dev<int8_t>(to.runs);
-    return launch_blocks(d, q, to.batch * to.all_rows * chunks, COLS, [=] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, to.batch * to.all_rows * chunks, COLS, [=] ARI_ON_GPU(const block &b) {
         const size_t line = b.index / chunks, first = b.index % chunks * COLS;
         const size_t at = line / to.all_rows, row = line % to.all_rows;
         const int8_t *source = in + (part.matrix + at) * from.step + (part.row + row) * from.row_bytes;

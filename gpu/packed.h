@@ -75,18 +75,18 @@ struct partial_sum {
     int64_t high, low;
 };
 
-ARI_KERNEL inline partial_sum sum_of_16(const int64_t *p)
+ARI_ON_GPU inline partial_sum sum_of_16(const int64_t *p)
 {
     return {p[4] + p[5] * 128 + p[6] * 16384, p[0] + p[1] * 128 + p[2] * 16384 + p[3] * 2097152};
 }
 
 /* (h*2^7 + l)(h'*2^7 + l') from hh', ll' and (h + l)(h' + l'). */
-ARI_KERNEL inline int64_t karatsuba(int64_t high, int64_t low, int64_t both)
+ARI_ON_GPU inline int64_t karatsuba(int64_t high, int64_t low, int64_t both)
 {
     return high * 16384 + (both - high - low) * 128 + low;
 }
 
-ARI_KERNEL inline partial_sum sum_of_10(const int64_t *p)
+ARI_ON_GPU inline partial_sum sum_of_10(const int64_t *p)
 {
     const int64_t low = karatsuba(p[1], p[0], p[4]), high = karatsuba(p[3], p[2], p[5]);
     const int64_t cross = p[9] * 16384 + (p[6] + p[7]) * 128 + p[8] - high - low;
@@ -100,7 +100,7 @@ template <bool TEN> struct tile_sums {
     size_t step, ld, blocks;
 
     /* The sums of four columns from `col` on, a multiple of 4, in line `line` of the tile: line = matrix*rows + row. */
-    ARI_KERNEL void at(size_t line, size_t col, wide_sum (&to)[4]) const
+    ARI_ON_GPU void at(size_t line, size_t col, wide_sum (&to)[4]) const
     {
         const size_t planes = TEN ? PLANES_10 : PLANES_16;
         const int32_t *from = words + line * ld + col;
@@ -121,7 +121,7 @@ template <bool TEN> struct tile_sums {
             to[j] = whole(sum[j]);
     }
 
-    ARI_KERNEL static wide_sum whole(const partial_sum &sum)
+    ARI_ON_GPU static wide_sum whole(const partial_sum &sum)
     {
         const int64_t low_bits = sum.low & 0xfffffff, high = sum.high + (sum.low - low_bits) / 268435456;
         const int64_t rest = high & 15; /* sum = high*2^28 + low_bits */

@@ -6,15 +6,15 @@ namespace ARI_GPU
 {
 
 /* *to = x: the same bits, or the same value. */
-template <class T> ARI_KERNEL void put(T *to, T x)
+template <class T> ARI_ON_GPU void put(T *to, T x)
 {
     *to = x;
 }
-ARI_KERNEL inline void put(bf16 *to, float x)
+ARI_ON_GPU inline void put(bf16 *to, float x)
 {
     store(to, x);
 }
-ARI_KERNEL inline void put(float *to, bf16 x)
+ARI_ON_GPU inline void put(float *to, bf16 x)
 {
     *to = load(x);
 }
@@ -53,7 +53,7 @@ ar_status copy_tiles(ar_device *d, ar_queue *q, const view<T> &to, const view<co
     constexpr size_t side = 32;
     const size_t down = ceil_div(to.shape[2], side), across = ceil_div(to.shape[3], side);
     const ari_divisor by_down = ari_divisor_of(down), by_across = ari_divisor_of(across);
-    return launch_blocks(d, q, to.matrices() * down * across, side * side, [=] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, to.matrices() * down * across, side * side, [=] ARI_ON_GPU(const block &b) {
         ARI_SHARED F tile[side][side + 1];
         size_t at = b.index, line = ari_divide(&by_across, &at);
         const size_t matrix = ari_divide(&by_down, &line), row = line * side, col = at * side;
@@ -90,7 +90,7 @@ ar_status copy_elements(ar_device *d, ar_queue *q, const ar_tensor *dst, const a
     }
     const int other = densest(from);
     if (other < 0 || other == 3 || to.shape[other] < worth || to.shape[3] < worth)
-        return launch_each(d, q, to.count(), [=] ARI_KERNEL(size_t i) {
+        return launch_each(d, q, to.count(), [=] ARI_ON_GPU(size_t i) {
             const place p = to.where(i); /* neighbours of a row of the destination by neighbouring threads */
             put(to.at(p), *from.at(p));
         });
@@ -127,7 +127,7 @@ ar_status copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar
 ar_status rows_in_range(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, size_t n, int64_t start, int64_t count)
 {
     const uint64_t first = static_cast<uint64_t>(start), rows = static_cast<uint64_t>(count);
-    return launch_each(d, q, n, [=, row_of = dev<int64_t>(row_of), ids = dev<int64_t>(ids)] ARI_KERNEL(size_t i) {
+    return launch_each(d, q, n, [=, row_of = dev<int64_t>(row_of), ids = dev<int64_t>(ids)] ARI_ON_GPU(size_t i) {
         /* In uint64_t no difference overflows, and an id below start becomes larger than any count. */
         const uint64_t row = static_cast<uint64_t>(ids[i]) - first;
         row_of[i] = row < rows ? static_cast<int64_t>(row) : -1;
@@ -142,7 +142,7 @@ ar_status gather_rows_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar
     const ptrdiff_t stride = w->stride[0];
     T *rows = dev<T>(y->data);
     const T *all = dev<T>(ar_const(w->data));
-    return launch_blocks(d, q, n, cols, [=, row_of = dev<int64_t>(row_of)] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, n, cols, [=, row_of = dev<int64_t>(row_of)] ARI_ON_GPU(const block &b) {
         const int64_t row = row_of[b.index];
         const T *from = all + static_cast<ptrdiff_t>(row) * stride;
         T *to = rows + b.index * cols;

@@ -19,16 +19,16 @@ struct exact_sums {
     struct element {
         uint8_t t;
         int64_t h, l;
-        ARI_KERNEL void add(float v)
+        ARI_ON_GPU void add(float v)
         {
             ari_acc_add(&t, &h, &l, v);
         }
     };
-    ARI_KERNEL element load(size_t i) const
+    ARI_ON_GPU element load(size_t i) const
     {
         return element{t[i], h[i], l[i]};
     }
-    ARI_KERNEL void store(size_t i, const element &e) const
+    ARI_ON_GPU void store(size_t i, const element &e) const
     {
         t[i] = e.t;
         h[i] = e.h;
@@ -47,16 +47,16 @@ struct native_sums {
     float *sum;
     struct element {
         float sum;
-        ARI_KERNEL void add(float v)
+        ARI_ON_GPU void add(float v)
         {
             sum = ari_add32(sum, v);
         }
     };
-    ARI_KERNEL element load(size_t i) const
+    ARI_ON_GPU element load(size_t i) const
     {
         return element{sum[i]};
     }
-    ARI_KERNEL void store(size_t i, const element &e) const
+    ARI_ON_GPU void store(size_t i, const element &e) const
     {
         sum[i] = e.sum;
     }
@@ -86,11 +86,11 @@ template <class Sums, size_t N> struct sums_of {
     Sums at[N];
     bool wanted[N];
     /* An index that is not a constant would put a kernel's arguments into each thread's own memory. */
-    ARI_KERNEL Sums sum(size_t s) const
+    ARI_ON_GPU Sums sum(size_t s) const
     {
         return s == 0 ? at[0] : at[N - 1];
     }
-    ARI_KERNEL bool is_wanted(size_t s) const
+    ARI_ON_GPU bool is_wanted(size_t s) const
     {
         return s == 0 ? wanted[0] : wanted[N - 1];
     }
@@ -110,7 +110,7 @@ ar_status add_exact(ar_device *d, ar_queue *q, const sums_of<exact_sums, N> &to,
     AR_TRY(memory.take(bytes));
     const exact_sums parts = exact_sums_of(ar_buf_at(memory.buf(), n * 2 * sizeof(int64_t)), memory.buf(), n);
     const ari_divisor by_cols = ari_divisor_of(cols);
-    AR_TRY(launch_each(d, q, each, [=] ARI_KERNEL(size_t i) {
+    AR_TRY(launch_each(d, q, each, [=] ARI_ON_GPU(size_t i) {
         size_t col = i;
         const size_t from = ari_divide(&by_cols, &col) * rows_of_part, left = rows - from;
         exact_sums::element e[N] = {};
@@ -123,7 +123,7 @@ ar_status add_exact(ar_device *d, ar_queue *q, const sums_of<exact_sums, N> &to,
         for (size_t s = 0; s < N; s++)
             parts.store(s * each + i, e[s]);
     }));
-    return launch_each(d, q, N * cols, [=] ARI_KERNEL(size_t i) {
+    return launch_each(d, q, N * cols, [=] ARI_ON_GPU(size_t i) {
         size_t col = i;
         const size_t s = ari_divide(&by_cols, &col);
         if (!to.is_wanted(s))
@@ -144,7 +144,7 @@ ar_status add_native(ar_device *d, ar_queue *q, const sums_of<native_sums, N> &t
                      const F &terms)
 {
     constexpr size_t ROWS = 256, COLUMNS = 16, TILE = ROWS * COLUMNS;
-    return launch_blocks(d, q, ceil_div(cols, COLUMNS), TILE, [=] ARI_KERNEL(const block &b) {
+    return launch_blocks(d, q, ceil_div(cols, COLUMNS), TILE, [=] ARI_ON_GPU(const block &b) {
         ARI_SHARED float tile[N * TILE];
         const size_t first = b.index * COLUMNS, left = cols - first, n = left < COLUMNS ? left : COLUMNS;
         for (size_t from = 0; from < rows; from += ROWS) {

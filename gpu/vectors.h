@@ -5,7 +5,7 @@
 /* Elements that lie side by side, several to a thread: a GPU reaches its memory's speed with loads and stores of 16 bytes.
  * A kernel is written once for N elements, where N is its first argument, of whose type it is a constant:
  *
- *     launch_vectors<W>(d, q, n, aligned<W>(a, b), [=] ARI_KERNEL(auto lanes, size_t i) {
+ *     launch_vectors<W>(d, q, n, aligned<W>(a, b), [=] ARI_ON_GPU(auto lanes, size_t i) {
  *         constexpr size_t N = lanes;                    W, or 1
  *         const vector<T, N> x = read_vector<N>(a + i);  before anything is written: b may be a
  *         ...
@@ -22,7 +22,7 @@ namespace ARI_GPU
 constexpr size_t ROW_LANES = 4;
 
 template <size_t N> struct lane_count {
-    ARI_KERNEL constexpr operator size_t() const
+    ARI_ON_GPU constexpr operator size_t() const
     {
         return N;
     }
@@ -34,7 +34,7 @@ template <class T, size_t N> struct vector {
 /* Elements that one instruction moves. */
 template <class T, size_t N> constexpr size_t moved_at_once = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
 
-template <size_t N, class T> ARI_KERNEL vector<T, N> read_vector(const T *from)
+template <size_t N, class T> ARI_ON_GPU vector<T, N> read_vector(const T *from)
 {
     constexpr size_t M = moved_at_once<T, N>;
     vector<T, N> v;
@@ -48,7 +48,7 @@ template <size_t N, class T> ARI_KERNEL vector<T, N> read_vector(const T *from)
     return v;
 }
 
-template <class T, size_t N> ARI_KERNEL void write_vector(T *to, const vector<T, N> &v)
+template <class T, size_t N> ARI_ON_GPU void write_vector(T *to, const vector<T, N> &v)
 {
     constexpr size_t M = moved_at_once<T, N>;
 #pragma unroll
@@ -62,7 +62,7 @@ template <class T, size_t N> ARI_KERNEL void write_vector(T *to, const vector<T,
 }
 
 /* {f(0), .., f(N - 1)}. */
-template <size_t N, class F> ARI_KERNEL auto vector_of(F f)
+template <size_t N, class F> ARI_ON_GPU auto vector_of(F f)
 {
     vector<decltype(f(size_t(0))), N> v;
 #pragma unroll
@@ -70,14 +70,14 @@ template <size_t N, class F> ARI_KERNEL auto vector_of(F f)
         v.at[k] = f(k);
     return v;
 }
-template <class T> ARI_KERNEL T stored(float x)
+template <class T> ARI_ON_GPU T stored(float x)
 {
     T element;
     store(&element, x);
     return element;
 }
 
-ARI_KERNEL inline int32_t larger(int32_t a, int32_t b)
+ARI_ON_GPU inline int32_t larger(int32_t a, int32_t b)
 {
     return a > b ? a : b;
 }
@@ -91,28 +91,28 @@ template <size_t W, class... T> bool aligned(const T *...address)
 /* --- a row, by the threads of a block ----------------------------------------------------------------------------- */
 
 /* Step i of a loop over n elements, of which the first `vectors` steps take W each. */
-template <size_t W, class F> ARI_KERNEL auto vector_step(size_t i, size_t vectors, F f)
+template <size_t W, class F> ARI_ON_GPU auto vector_step(size_t i, size_t vectors, F f)
 {
     return i < vectors ? f(lane_count<W>(), i * W) : f(lane_count<1>(), i + vectors * (W - 1));
 }
-ARI_KERNEL inline size_t vector_steps(size_t n, size_t vectors, size_t w)
+ARI_ON_GPU inline size_t vector_steps(size_t n, size_t vectors, size_t w)
 {
     return n - vectors * (w - 1);
 }
 
 /* f(N, i) for elements [i, i + N), until all n have been; wide: the first of them is aligned. */
-template <size_t W, class F> ARI_KERNEL void each_vector(const block &b, size_t n, bool wide, F f)
+template <size_t W, class F> ARI_ON_GPU void each_vector(const block &b, size_t n, bool wide, F f)
 {
     const size_t vectors = wide ? n / W : 0;
     b.each(vector_steps(n, vectors, W), [&](size_t i) { vector_step<W>(i, vectors, f); });
 }
 /* The sum, or the largest, of what f gives. */
-template <size_t W, class F> ARI_KERNEL uint64_t sum_vectors(const block &b, size_t n, bool wide, F f)
+template <size_t W, class F> ARI_ON_GPU uint64_t sum_vectors(const block &b, size_t n, bool wide, F f)
 {
     const size_t vectors = wide ? n / W : 0;
     return b.sum(vector_steps(n, vectors, W), [&](size_t i) { return vector_step<W>(i, vectors, f); });
 }
-template <size_t W, class F> ARI_KERNEL int32_t max_vectors(const block &b, size_t n, bool wide, F f)
+template <size_t W, class F> ARI_ON_GPU int32_t max_vectors(const block &b, size_t n, bool wide, F f)
 {
     const size_t vectors = wide ? n / W : 0;
     return b.max(vector_steps(n, vectors, W), [&](size_t i) { return vector_step<W>(i, vectors, f); });
@@ -123,7 +123,7 @@ template <size_t W, class F> ARI_KERNEL int32_t max_vectors(const block &b, size
 
 /* The integer sum over n terms below 2^e. */
 template <size_t W, class F>
-ARI_KERNEL int64_t row_integer(const block &b, size_t n, bool wide, int32_t e, int32_t p, F terms)
+ARI_ON_GPU int64_t row_integer(const block &b, size_t n, bool wide, int32_t e, int32_t p, F terms)
 {
     return static_cast<int64_t>(sum_vectors<W>(b, n, wide, [&](auto lanes, size_t j) {
         constexpr size_t N = lanes;
@@ -137,7 +137,7 @@ ARI_KERNEL int64_t row_integer(const block &b, size_t n, bool wide, int32_t e, i
 }
 
 /* The sum of n terms. */
-template <size_t W, class F> ARI_KERNEL double row_sum(const block &b, size_t n, bool wide, int32_t p, F terms)
+template <size_t W, class F> ARI_ON_GPU double row_sum(const block &b, size_t n, bool wide, int32_t p, F terms)
 {
     const int32_t e = max_vectors<W>(b, n, wide, [&](auto lanes, size_t j) {
         constexpr size_t N = lanes;
@@ -157,7 +157,7 @@ template <size_t W, class F> ARI_KERNEL double row_sum(const block &b, size_t n,
 template <size_t W, class F> ar_status launch_vectors(ar_device *d, ar_queue *q, size_t n, bool wide, const F &f)
 {
     const size_t vectors = wide ? n / W : 0;
-    return launch_each(d, q, n - vectors * (W - 1), [=] ARI_KERNEL(size_t i) { vector_step<W>(i, vectors, f); });
+    return launch_each(d, q, n - vectors * (W - 1), [=] ARI_ON_GPU(size_t i) { vector_step<W>(i, vectors, f); });
 }
 
 /* f(N, row, col) for elements [col, col + N) of each row; wide: W divides cols, and all rows are aligned. */
@@ -166,7 +166,7 @@ ar_status launch_row_vectors(ar_device *d, ar_queue *q, size_t rows, size_t cols
 {
     const size_t each = wide ? cols / W : cols;
     const ari_divisor by_each = ari_divisor_of(each);
-    return launch_each(d, q, rows * each, [=] ARI_KERNEL(size_t i) {
+    return launch_each(d, q, rows * each, [=] ARI_ON_GPU(size_t i) {
         const size_t row = ari_divide(&by_each, &i);
         if (wide)
             f(lane_count<W>(), row, i * W);
@@ -179,7 +179,7 @@ ar_status launch_row_vectors(ar_device *d, ar_queue *q, size_t rows, size_t cols
 template <class T, class F> ar_status map(ar_device *d, ar_queue *q, size_t n, T *y, const T *a, const T *b, const F &f)
 {
     constexpr size_t W = 16 / sizeof(T);
-    return launch_vectors<W>(d, q, n, aligned<W>(y, a, b), [=] ARI_KERNEL(auto lanes, size_t i) {
+    return launch_vectors<W>(d, q, n, aligned<W>(y, a, b), [=] ARI_ON_GPU(auto lanes, size_t i) {
         constexpr size_t N = lanes;
         const vector<T, N> left = read_vector<N>(a + i), right = b ? read_vector<N>(b + i) : left;
         write_vector(y + i, vector_of<N>([&](size_t k) { return stored<T>(f(load(left.at[k]), load(right.at[k]))); }));

@@ -29,7 +29,7 @@ static bool passes_cache(const ari_wire *w)
 {
     const ari_kind_row *k = ari_kind_of(w->call->kind);
     const size_t bytes = ari_output_count(w->call, w->self, w->n) * w->element;
-    return (k->out == ARI_PARTS || k->one_buffer) && ari_stream_pays(bytes, k->to_root ? 1 : w->n);
+    return (k->out == ARI_EXTENT_PARTS || k->one_buffer) && ari_stream_pays(bytes, k->to_root ? 1 : w->n);
 }
 
 static void take_all(ari_wire *w)

@@ -9,7 +9,7 @@
 #include "anyrank/device.h"
 
 #define ARI_GPU ari_cuda
-#define ARI_KERNEL __device__
+#define ARI_ON_GPU __device__
 #define ARI_SHARED __shared__
 
 namespace ari_cuda

@@ -10,7 +10,7 @@
 #include "gpu/emulated/fiber.h"
 
 #define ARI_GPU ari_emulated
-#define ARI_KERNEL
+#define ARI_ON_GPU
 #define ARI_SHARED static thread_local
 
 /* A function's hot loop is compiled once per x86-64 level; the loader picks. The bits are the same. */

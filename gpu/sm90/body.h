@@ -41,7 +41,7 @@ struct box {
 };
 
 /* Loads this block's share of both operands of each chunk. */
-template <class M> ARI_KERNEL inline void produce(M &m, const work &w, const place &p)
+template <class M> ARI_ON_GPU inline void produce(M &m, const work &w, const place &p)
 {
     const cluster &shape = w.shape;
     const uint32_t a_mask = shape.row_mask(p.rank), b_mask = shape.col_mask(p.rank);
@@ -70,14 +70,14 @@ template <class M> ARI_KERNEL inline void produce(M &m, const work &w, const pla
 template <class M> class sums
 {
   public:
-    ARI_KERNEL sums(M &machine, const cluster &shape, uint32_t rank)
+    ARI_ON_GPU sums(M &machine, const cluster &shape, uint32_t rank)
         : m(machine), mask(shape.row_mask(rank) | shape.col_mask(rank)), group(machine.group() - 1), r{0, 0},
           carried(false)
     {
     }
 
     /* In 40 bits and more, and what is above them. */
-    ARI_KERNEL void of_matrix(const work &w)
+    ARI_ON_GPU void of_matrix(const work &w)
     {
         carried = false;
         m.each([&](uint32_t t) { ARI_UNROLLED for (uint32_t i = 0; i < RESULTS; i++) total.at(t, i) = 0; });
@@ -98,7 +98,7 @@ template <class M> class sums
     }
 
     /* f(thread, first): PARKED results of a thread, from number `first` on, are parked. */
-    template <class F> ARI_KERNEL void in_parts(F f)
+    template <class F> ARI_ON_GPU void in_parts(F f)
     {
         ARI_UNROLLED for (uint32_t first = 0; first < RESULTS; first += PARKED)
         {
@@ -116,7 +116,7 @@ template <class M> class sums
     }
 
     /* A parked result: carry*2^40 + high*2^32 + low. */
-    ARI_KERNEL wide_sum parked(uint32_t t, uint32_t i) const
+    ARI_ON_GPU wide_sum parked(uint32_t t, uint32_t i) const
     {
         const int32_t low = m.word(m.base() + park_offset(group, t, i));
         const int64_t high = m.word(m.base() + park_offset(group, t, PARKED + i));
@@ -133,7 +133,7 @@ template <class M> class sums
     typename M::template fragment<int64_t> total; /* modulo 2^64 */
 
     /* The products of the stage that the ring is at. */
-    ARI_KERNEL void begin(bool first)
+    ARI_ON_GPU void begin(bool first)
     {
         const uint32_t a = m.base() + r.stage * STAGE_BYTES + group * GROUP_ROWS * STEP;
         const uint32_t b = m.base() + r.stage * STAGE_BYTES + OPERAND_BYTES;
@@ -145,7 +145,7 @@ template <class M> class sums
     }
 
     /* acc = a plane of so many chunks, one at least. A stage is given back while the next is multiplied. */
-    ARI_KERNEL void multiply(uint32_t chunks)
+    ARI_ON_GPU void multiply(uint32_t chunks)
     {
         m.hold(acc);
         begin(true);
@@ -162,7 +162,7 @@ template <class M> class sums
         r.next();
     }
 
-    ARI_KERNEL void add(const weighted_product &p)
+    ARI_ON_GPU void add(const weighted_product &p)
     {
         m.each([&](uint32_t t) {
             ARI_UNROLLED for (uint32_t i = 0; i < RESULTS; i++)
@@ -175,7 +175,7 @@ template <class M> class sums
         });
     }
 
-    ARI_KERNEL void carry()
+    ARI_ON_GPU void carry()
     {
         m.each([&](uint32_t t) {
             ARI_UNROLLED for (uint32_t i = 0; i < RESULTS; i++)
@@ -195,7 +195,7 @@ struct element {
     uint32_t row, col;
     bool inside;
 
-    ARI_KERNEL element(const work &w, const place &p, uint32_t group, uint32_t thread, uint32_t i)
+    ARI_ON_GPU element(const work &w, const place &p, uint32_t group, uint32_t thread, uint32_t i)
         : row(p.row * TILE + group * GROUP_ROWS + fragment_row(thread, i)), col(p.col * TILE + fragment_col(thread, i)),
           inside(row < w.x.m && col < w.x.n)
     {
@@ -204,7 +204,7 @@ struct element {
 
 /* What becomes of the sums. */
 template <class M, class OUT>
-ARI_KERNEL inline void finish(sums<M> &s, const work &w, const place &p, uint32_t group, uint32_t matrix,
+ARI_ON_GPU inline void finish(sums<M> &s, const work &w, const place &p, uint32_t group, uint32_t matrix,
                               const OUT &out)
 {
     s.in_parts([&](uint32_t t, uint32_t first) {
@@ -218,7 +218,7 @@ ARI_KERNEL inline void finish(sums<M> &s, const work &w, const place &p, uint32_
 
 /* States of several elements are under way at a time: each is a read of memory that the next write must not wait for. */
 template <class M>
-ARI_KERNEL inline void finish(sums<M> &s, const work &w, const place &p, uint32_t group, uint32_t matrix,
+ARI_ON_GPU inline void finish(sums<M> &s, const work &w, const place &p, uint32_t group, uint32_t matrix,
                               const accumulator_out &out)
 {
     const uint32_t together = 4;
@@ -242,7 +242,7 @@ ARI_KERNEL inline void finish(sums<M> &s, const work &w, const place &p, uint32_
     });
 }
 
-template <class M, class OUT> ARI_KERNEL inline void consume(M &m, const work &w, const place &p, const OUT &out)
+template <class M, class OUT> ARI_ON_GPU inline void consume(M &m, const work &w, const place &p, const OUT &out)
 {
     sums<M> s(m, w.shape, p.rank);
     for (uint32_t matrix = p.matrix; matrix < p.matrix + p.count; matrix++) {
@@ -251,7 +251,7 @@ template <class M, class OUT> ARI_KERNEL inline void consume(M &m, const work &w
     }
 }
 
-template <class M, class OUT> ARI_KERNEL inline void run(M &m, const work &w, const OUT &out)
+template <class M, class OUT> ARI_ON_GPU inline void run(M &m, const work &w, const OUT &out)
 {
     const place p = place_of(w, m.index(), m.rank());
     if (m.producer())

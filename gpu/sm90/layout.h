@@ -61,7 +61,7 @@ const uint32_t PARKED = 16;
 static_assert(PARKED * 12 <= RESULTS * 4 && RESULTS % PARKED == 0, "a thread's part of the park");
 
 /* Word i of a thread's part: threads next to each other use banks next to each other. */
-ARI_KERNEL inline uint32_t park_offset(uint32_t group, uint32_t thread, uint32_t word)
+ARI_ON_GPU inline uint32_t park_offset(uint32_t group, uint32_t thread, uint32_t word)
 {
     return PARK_OFFSET + ((group * RESULTS + word) * GROUP_THREADS + thread) * 4;
 }
@@ -73,7 +73,7 @@ ARI_KERNEL inline uint32_t park_offset(uint32_t group, uint32_t thread, uint32_t
 /* The matrix descriptor of rows of STEP bytes from `address` on, which is a multiple of 1024, or of 32 terms further.
  * Bits 0-13: address / 16; 16-29: leading dimension offset, not used with a swizzle and 1; 32-45: bytes from 8 rows to
  * the next 8, / 16; 49-51: base offset, 0 where the pattern begins at a multiple of 1024; 62-63: 1, 128-byte swizzle. */
-ARI_KERNEL inline uint64_t descriptor(uint32_t address)
+ARI_ON_GPU inline uint64_t descriptor(uint32_t address)
 {
     return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | 1ull << 16 | static_cast<uint64_t>(8 * STEP / 16) << 32 |
            1ull << 62;
@@ -82,11 +82,11 @@ ARI_KERNEL inline uint64_t descriptor(uint32_t address)
 /* --- the accumulator's fragments ---------------------------------------------------------------------------------- */
 
 /* Row and column, within the warpgroup's 64 x 128, of a thread's result i. */
-ARI_KERNEL inline uint32_t fragment_row(uint32_t thread, uint32_t i)
+ARI_ON_GPU inline uint32_t fragment_row(uint32_t thread, uint32_t i)
 {
     return thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8;
 }
-ARI_KERNEL inline uint32_t fragment_col(uint32_t thread, uint32_t i)
+ARI_ON_GPU inline uint32_t fragment_col(uint32_t thread, uint32_t i)
 {
     return i / 4 * 8 + thread % 4 * 2 + i % 2;
 }
@@ -98,7 +98,7 @@ ARI_KERNEL inline uint32_t fragment_col(uint32_t thread, uint32_t i)
 struct ring {
     uint32_t stage, parity;
 
-    ARI_KERNEL void next()
+    ARI_ON_GPU void next()
     {
         if (++stage == STAGES) {
             stage = 0;
@@ -119,16 +119,16 @@ struct cluster {
         return rows * cols;
     }
     /* Which blocks, a bit each, are in the same row, and in the same column, as the one of this rank. */
-    ARI_KERNEL uint32_t row_mask(uint32_t rank) const
+    ARI_ON_GPU uint32_t row_mask(uint32_t rank) const
     {
         return ((1u << cols) - 1) << rank / cols * cols;
     }
-    ARI_KERNEL uint32_t col_mask(uint32_t rank) const
+    ARI_ON_GPU uint32_t col_mask(uint32_t rank) const
     {
         return (rows == 2 ? 1u | 1u << cols : 1u) << rank % cols;
     }
     /* Warps that must have read a stage of a block before anyone writes to it again. */
-    ARI_KERNEL uint32_t readers() const
+    ARI_ON_GPU uint32_t readers() const
     {
         return (rows + cols - 1) * GROUPS * GROUP_WARPS;
     }
@@ -170,7 +170,7 @@ ARI_BOTH inline uint32_t ceil_div32(uint32_t a, uint32_t b)
 }
 
 /* Of cluster number `index`: matrix after matrix (serial: only one), band after band, column after column. */
-ARI_KERNEL inline place place_of(const work &w, uint32_t index, uint32_t rank)
+ARI_ON_GPU inline place place_of(const work &w, uint32_t index, uint32_t rank)
 {
     const uint32_t down = ceil_div32(w.row_tiles, w.shape.rows), across = ceil_div32(w.col_tiles, w.shape.cols);
     const uint32_t in_matrix = index % (down * across), band = in_matrix / (BAND * across) * BAND;
@@ -197,7 +197,7 @@ struct span {
 
 /* Both, producer and consumers, go through a block's terms like this: plane(product, span) for each plane of a segment,
  * whose chunks are, for each of the product's runs, each step; then segment(more). */
-template <class PLANE, class SEGMENT> ARI_KERNEL inline void walk(const work &w, PLANE plane, SEGMENT segment)
+template <class PLANE, class SEGMENT> ARI_ON_GPU inline void walk(const work &w, PLANE plane, SEGMENT segment)
 {
     for (uint32_t block = 0; block < w.blocks; block++)
         for (uint32_t from = 0; from < w.steps; from += SEGMENT_STEPS) {

@@ -20,12 +20,12 @@ static void put_counts(ari_text *l, const char *what, const size_t *counts, int 
 static void put_extents(ari_text *l, const ari_call *call, int n)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
-    if (k->in == ARI_COUNT || k->out == ARI_COUNT)
+    if (k->in == ARI_EXTENT_COUNT || k->out == ARI_EXTENT_COUNT)
         ari_say(l, ", count %zu", call->count);
-    if (k->out == ARI_RECV_PARTS) {
+    if (k->out == ARI_EXTENT_RECV_PARTS) {
         put_counts(l, "send", call->counts, n);
         put_counts(l, "receive", call->recv_counts, n);
-    } else if (k->in == ARI_PARTS || k->out == ARI_PARTS) {
+    } else if (k->in == ARI_EXTENT_PARTS || k->out == ARI_EXTENT_PARTS) {
         put_counts(l, "counts", call->counts, n);
     }
 }

@@ -4,19 +4,28 @@
 #include "ref/core/size.h"
 
 static const ari_kind_row kinds[ARI_KIND_COUNT + 1] = {
-    [ARI_ALL_REDUCE] = {.name = "all_reduce", .in = ARI_COUNT, .out = ARI_COUNT, .combines = true, .ring = true},
+    [ARI_ALL_REDUCE] =
+        {.name = "all_reduce", .in = ARI_EXTENT_COUNT, .out = ARI_EXTENT_COUNT, .combines = true, .ring = true},
     [ARI_REDUCE_SCATTER] =
-        {.name = "reduce_scatter", .in = ARI_PARTS, .out = ARI_OWN_PART, .combines = true, .ring = true},
-    [ARI_ALL_GATHER] = {.name = "all_gather", .in = ARI_OWN_PART, .out = ARI_PARTS, .ring = true},
-    [ARI_ALL_TO_ALL] = {.name = "all_to_all", .in = ARI_PARTS, .out = ARI_RECV_PARTS},
-    [ARI_BROADCAST] =
-        {.name = "broadcast", .in = ARI_COUNT, .out = ARI_COUNT, .from_root = true, .one_buffer = true, .ring = true},
-    [ARI_REDUCE] =
-        {.name = "reduce", .in = ARI_COUNT, .out = ARI_COUNT, .to_root = true, .combines = true, .ring = true},
-    [ARI_GATHER] = {.name = "gather", .in = ARI_OWN_PART, .out = ARI_PARTS, .to_root = true},
-    [ARI_SCATTER] = {.name = "scatter", .in = ARI_PARTS, .out = ARI_OWN_PART, .from_root = true},
-    [ARI_SEND] = {.name = "send", .in = ARI_COUNT, .has_peer = true},
-    [ARI_RECV] = {.name = "recv", .out = ARI_COUNT, .has_peer = true},
+        {.name = "reduce_scatter", .in = ARI_EXTENT_PARTS, .out = ARI_EXTENT_OWN_PART, .combines = true, .ring = true},
+    [ARI_ALL_GATHER] = {.name = "all_gather", .in = ARI_EXTENT_OWN_PART, .out = ARI_EXTENT_PARTS, .ring = true},
+    [ARI_ALL_TO_ALL] = {.name = "all_to_all", .in = ARI_EXTENT_PARTS, .out = ARI_EXTENT_RECV_PARTS},
+    [ARI_BROADCAST] = {.name = "broadcast",
+                       .in = ARI_EXTENT_COUNT,
+                       .out = ARI_EXTENT_COUNT,
+                       .from_root = true,
+                       .one_buffer = true,
+                       .ring = true},
+    [ARI_REDUCE] = {.name = "reduce",
+                    .in = ARI_EXTENT_COUNT,
+                    .out = ARI_EXTENT_COUNT,
+                    .to_root = true,
+                    .combines = true,
+                    .ring = true},
+    [ARI_GATHER] = {.name = "gather", .in = ARI_EXTENT_OWN_PART, .out = ARI_EXTENT_PARTS, .to_root = true},
+    [ARI_SCATTER] = {.name = "scatter", .in = ARI_EXTENT_PARTS, .out = ARI_EXTENT_OWN_PART, .from_root = true},
+    [ARI_SEND] = {.name = "send", .in = ARI_EXTENT_COUNT, .has_peer = true},
+    [ARI_RECV] = {.name = "recv", .out = ARI_EXTENT_COUNT, .has_peer = true},
     [ARI_EXCHANGE] = {.name = "exchange"},
     [ARI_BARRIER] = {.name = "barrier"},
     [ARI_SPLIT] = {.name = "split"},
@@ -113,13 +122,14 @@ static ar_status measure(size_t bytes[ARI_EXTENTS], const ari_call *call, int ra
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
     const size_t element = ar_dtype_bytes(call->dtype);
-    if (k->in == ARI_COUNT || k->out == ARI_COUNT)
-        AR_TRY(ari_mul_size(&bytes[ARI_COUNT], call->count, element));
-    if (k->in == ARI_PARTS || k->out == ARI_PARTS) {
-        AR_TRY(sum_bytes(&bytes[ARI_PARTS], call, call->counts, size));
-        bytes[ARI_OWN_PART] = call->counts[rank] * element;
+    if (k->in == ARI_EXTENT_COUNT || k->out == ARI_EXTENT_COUNT)
+        AR_TRY(ari_mul_size(&bytes[ARI_EXTENT_COUNT], call->count, element));
+    if (k->in == ARI_EXTENT_PARTS || k->out == ARI_EXTENT_PARTS) {
+        AR_TRY(sum_bytes(&bytes[ARI_EXTENT_PARTS], call, call->counts, size));
+        bytes[ARI_EXTENT_OWN_PART] = call->counts[rank] * element;
     }
-    return k->out == ARI_RECV_PARTS ? sum_bytes(&bytes[ARI_RECV_PARTS], call, call->recv_counts, size) : AR_OK;
+    return k->out == ARI_EXTENT_RECV_PARTS ? sum_bytes(&bytes[ARI_EXTENT_RECV_PARTS], call, call->recv_counts, size)
+                                           : AR_OK;
 }
 
 /* The buffers that the rank has, the root's own last. In place: the own part is where it lies among all parts. */
@@ -138,11 +148,11 @@ static ar_status check_bufs(const ari_call *call, int rank, int size)
         AR_TRY(check_buf(call, out, bytes[k->out], "output"));
     if (!has_in || !has_out)
         return AR_OK;
-    const size_t before = bytes[ARI_PARTS] > 0 ? ari_counts_before(call->counts, rank) : 0;
+    const size_t before = bytes[ARI_EXTENT_PARTS] > 0 ? ari_counts_before(call->counts, rank) : 0;
     const uintptr_t own = before * ar_dtype_bytes(call->dtype);
-    const uintptr_t own_in = (uintptr_t)in + (k->in == ARI_PARTS ? own : 0);
-    const uintptr_t own_out = (uintptr_t)out + (k->out == ARI_PARTS ? own : 0);
-    const bool in_place = own_in == own_out && k->out != ARI_RECV_PARTS;
+    const uintptr_t own_in = (uintptr_t)in + (k->in == ARI_EXTENT_PARTS ? own : 0);
+    const uintptr_t own_out = (uintptr_t)out + (k->out == ARI_EXTENT_PARTS ? own : 0);
+    const bool in_place = own_in == own_out && k->out != ARI_EXTENT_RECV_PARTS;
     return check_overlap(call, out, bytes[k->out], in, bytes[k->in], in_place);
 }
 

@@ -26,11 +26,11 @@ typedef enum ari_kind {
 
 /* What a buffer of rank r holds. */
 typedef enum ari_buffer_extent {
-    ARI_NOTHING,
-    ARI_COUNT,      /* count */
-    ARI_OWN_PART,   /* counts[r] */
-    ARI_PARTS,      /* the sum of counts, part after part */
-    ARI_RECV_PARTS, /* the sum of recv_counts, part after part */
+    ARI_EXTENT_NOTHING,
+    ARI_EXTENT_COUNT,      /* count */
+    ARI_EXTENT_OWN_PART,   /* counts[r] */
+    ARI_EXTENT_PARTS,      /* the sum of counts, part after part */
+    ARI_EXTENT_RECV_PARTS, /* the sum of recv_counts, part after part */
     ARI_EXTENTS
 } ari_buffer_extent;
 

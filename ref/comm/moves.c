@@ -11,7 +11,7 @@ size_t ari_next_op(const ari_call *call, size_t at, bool sends, int peer)
 /* The counts by which a buffer is cut into parts, one for each rank; NULL: it is not. */
 static const size_t *cut_of(const ari_call *call, ari_buffer_extent extent)
 {
-    return extent == ARI_PARTS ? call->counts : extent == ARI_RECV_PARTS ? call->recv_counts : NULL;
+    return extent == ARI_EXTENT_PARTS ? call->counts : extent == ARI_EXTENT_RECV_PARTS ? call->recv_counts : NULL;
 }
 
 static ari_buffer_extent extent_of(const ari_call *call, bool sends)
@@ -26,9 +26,9 @@ static size_t part_count(const ari_call *call, int rank, int peer, bool sends)
     const ari_buffer_extent extent = extent_of(call, sends);
     const size_t *cut = cut_of(call, extent);
     const int from = sends ? rank : peer, to = sends ? peer : rank;
-    if (extent == ARI_NOTHING || (k->from_root && from != call->root) || (k->to_root && to != call->root))
+    if (extent == ARI_EXTENT_NOTHING || (k->from_root && from != call->root) || (k->to_root && to != call->root))
         return 0;
-    return cut ? cut[peer] : extent == ARI_OWN_PART ? call->counts[rank] : call->count;
+    return cut ? cut[peer] : extent == ARI_EXTENT_OWN_PART ? call->counts[rank] : call->count;
 }
 
 ari_parts ari_parts_of(const ari_call *call, int rank, int n, bool sends)
@@ -120,7 +120,7 @@ static size_t count_of(const ari_call *call, ari_buffer_extent extent, int rank,
     const size_t *cut = cut_of(call, extent);
     if (cut)
         return ari_counts_before(cut, n);
-    return extent == ARI_OWN_PART ? call->counts[rank] : extent == ARI_COUNT ? call->count : 0;
+    return extent == ARI_EXTENT_OWN_PART ? call->counts[rank] : extent == ARI_EXTENT_COUNT ? call->count : 0;
 }
 
 size_t ari_input_count(const ari_call *call, int rank, int n)

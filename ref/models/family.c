@@ -106,26 +106,26 @@ static const ari_family families[] = {
 };
 
 static const ari_part_kind kinds[ARI_ROLES] = {
-    [ARI_TOKENS] = {ARI_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
-    [ARI_POSITIONS] = {ARI_TABLE, AR_STYLE_REPLICATE, ARI_POSITION_ROWS, ARI_HIDDEN},
-    [ARI_NORM1] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
-    [ARI_QKV] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_PACKED_HEADS, ARI_HIDDEN},
-    [ARI_Q] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_QUERY_HEADS, ARI_HIDDEN},
-    [ARI_K] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_KV_HEADS, ARI_HIDDEN},
-    [ARI_V] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_KV_HEADS, ARI_HIDDEN},
-    [ARI_Q_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_NORMED_QUERIES, ARI_NO_EXTENT},
-    [ARI_K_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_NORMED_KEYS, ARI_NO_EXTENT},
-    [ARI_OUT] = {ARI_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_QUERY_HEADS},
-    [ARI_ATTENTION_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
-    [ARI_NORM2] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
-    [ARI_FIRST] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
-    [ARI_GATE] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
-    [ARI_UP] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
-    [ARI_GATE_UP] = {ARI_LINEAR, AR_STYLE_COLWISE, ARI_PACKED_FFN, ARI_HIDDEN},
-    [ARI_DOWN] = {ARI_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_FFN},
-    [ARI_MLP_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
-    [ARI_FINAL_NORM] = {ARI_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
-    [ARI_HEAD] = {ARI_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
+    [ARI_TOKENS] = {ARI_FORM_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
+    [ARI_POSITIONS] = {ARI_FORM_TABLE, AR_STYLE_REPLICATE, ARI_POSITION_ROWS, ARI_HIDDEN},
+    [ARI_NORM1] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
+    [ARI_QKV] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_PACKED_HEADS, ARI_HIDDEN},
+    [ARI_Q] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_QUERY_HEADS, ARI_HIDDEN},
+    [ARI_K] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_KV_HEADS, ARI_HIDDEN},
+    [ARI_V] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_KV_HEADS, ARI_HIDDEN},
+    [ARI_Q_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_NORMED_QUERIES, ARI_NO_EXTENT},
+    [ARI_K_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_NORMED_KEYS, ARI_NO_EXTENT},
+    [ARI_OUT] = {ARI_FORM_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_QUERY_HEADS},
+    [ARI_ATTENTION_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
+    [ARI_NORM2] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
+    [ARI_FIRST] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
+    [ARI_GATE] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
+    [ARI_UP] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
+    [ARI_GATE_UP] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_PACKED_FFN, ARI_HIDDEN},
+    [ARI_DOWN] = {ARI_FORM_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_FFN},
+    [ARI_MLP_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
+    [ARI_FINAL_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
+    [ARI_HEAD] = {ARI_FORM_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
 };
 
 /* What the layers report of any family (docs/names.md), below its attention or its MLP; "": the module itself. */
@@ -247,9 +247,9 @@ bool ari_part_present(const ar_config *c, ari_role role)
 
 static bool part_has_bias(const ar_config *c, ari_role role)
 {
-    if (kinds[role].form == ARI_NORM)
+    if (kinds[role].form == ARI_FORM_NORM)
         return c->norm == AR_NORM_LAYER;
-    if (kinds[role].form == ARI_TABLE)
+    if (kinds[role].form == ARI_FORM_TABLE)
         return false;
     if (role == ARI_OUT)
         return c->out_bias;
@@ -284,12 +284,12 @@ typedef struct walk {
 static ar_status visit_part(const walk *w, const ari_family_part *p, const char *block)
 {
     const ari_part_kind *k = ari_part_kind_of(p->role);
-    const bool transposed = k->form == ARI_LINEAR && ari_family_of(w->config->arch)->transposed;
+    const bool transposed = k->form == ARI_FORM_LINEAR && ari_family_of(w->config->arch)->transposed;
     const size_t out = extent_of(w->config, k->out), in = extent_of(w->config, k->in);
     const size_t shape[2] = {transposed ? in : out, transposed ? out : in};
     char name[160];
     snprintf(name, sizeof name, "%s%s.weight", block, p->path);
-    AR_TRY(w->visit(w->user, name, k->form == ARI_NORM ? 1 : 2, shape));
+    AR_TRY(w->visit(w->user, name, k->form == ARI_FORM_NORM ? 1 : 2, shape));
     if (!part_has_bias(w->config, p->role))
         return AR_OK;
     snprintf(name, sizeof name, "%s%s.bias", block, p->path);

@@ -13,9 +13,9 @@
 
 /* What its parameters are. */
 typedef enum ari_form {
-    ARI_TABLE, /* a weight [rows, hidden] */
-    ARI_NORM,  /* a weight [hidden], LayerNorm: and a bias */
-    ARI_LINEAR /* a weight [out, in], or [in, out] where the family transposes, and where the config says a bias
+    ARI_FORM_TABLE, /* a weight [rows, hidden] */
+    ARI_FORM_NORM,  /* a weight [hidden], LayerNorm: and a bias */
+    ARI_FORM_LINEAR /* a weight [out, in], or [in, out] where the family transposes, and where the config says a bias
                 * [out] */
 } ari_form;
 /* Extents of shapes, by what they count. */

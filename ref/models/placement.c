@@ -76,7 +76,7 @@ static void in_block(ari_placing *p, const ar_config *c, const char *rest)
 {
     const char *kind;
     const ari_family_part *part = part_of(c, true, rest, &kind);
-    if (part && ari_part_kind_of(part->role)->form == ARI_LINEAR)
+    if (part && ari_part_kind_of(part->role)->form == ARI_FORM_LINEAR)
         place_linear(p, c, part, kind);
 }
 

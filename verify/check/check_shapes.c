@@ -53,7 +53,8 @@ static void expect(const expecting *e, const ari_operation *op, ari_role role, c
 static void expect_weight(const expecting *e, const ari_operation *op, const ari_op_value *weight)
 {
     ari_op_value v = *weight;
-    if (v.ndim == 2 && ari_family_of(e->config->arch)->transposed && ari_part_kind_of(v.role)->form == ARI_LINEAR) {
+    if (v.ndim == 2 && ari_family_of(e->config->arch)->transposed &&
+        ari_part_kind_of(v.role)->form == ARI_FORM_LINEAR) {
         v.local[0] = weight->local[1];
         v.local[1] = weight->local[0];
     }

@@ -17,7 +17,7 @@
  * depends on the number of threads. */
 
 #define ARI_CHUNK ((size_t)1 << 13) /* elements */
-#define ARI_BLOCK ((size_t)1 << 20)
+#define ARI_SCAN_BLOCK ((size_t)1 << 20)
 #define ARI_MAP_ROWS 48
 #define ARI_MAP_COLS 96
 

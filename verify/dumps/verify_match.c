@@ -275,7 +275,7 @@ static ar_status make_pair(ari_verifying *v, ar_verify_row *row, ari_sides *s)
         AR_TRY(allowance_of(v, s, &p->rule.atol));
     }
     p->numbers = row->elements;
-    p->blocks = (p->numbers + ARI_BLOCK - 1) / ARI_BLOCK;
+    p->blocks = (p->numbers + ARI_SCAN_BLOCK - 1) / ARI_SCAN_BLOCK;
     ari_deviation_init(&p->tally);
     atomic_init(&p->unequal, row->dtype != row->other_dtype || o->nan_differs);
     return AR_OK;

@@ -131,8 +131,8 @@ typedef struct range {
 
 static range block_range(const ari_pair *pair, size_t block)
 {
-    const size_t begin = block * ARI_BLOCK, rest = pair->numbers - begin;
-    return (range){begin, begin + (rest < ARI_BLOCK ? rest : ARI_BLOCK)};
+    const size_t begin = block * ARI_SCAN_BLOCK, rest = pair->numbers - begin;
+    return (range){begin, begin + (rest < ARI_SCAN_BLOCK ? rest : ARI_SCAN_BLOCK)};
 }
 
 static size_t chunk_of(range r, size_t at)
