@@ -9,13 +9,16 @@ load, on core, io and dump; plan, which says what a plan does without a run, on 
 data between ranks, stands on core, process, how processes connect and agree, on both, and the communicators (sim, mpi,
 gpu/nccl) on both, mpi and gpu/nccl also on process, gpu/nccl also on what gpu tells of a
 device; the baseline stands on the scalar definitions and the parsed config and nothing else. What predicts or checks
-collectives (sim/plan, the baseline, tests/sim/plain*.h) may not reach comm. A type or function ar_* or ari_* is defined
-in one file. A file has at most 600 lines, a function 60, a folder 25 files.
+collectives (sim/plan, the baseline, tests/sim/plain*.h) may not reach comm. A type, function, enumerator or macro ar_*
+or ari_* is defined in one file. A file has at most 600 lines, a function 60, a folder 25 files. Every folder of sources
+has a rule, and every rule a folder.
 Prints "file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
 
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
@@ -71,6 +74,7 @@ ALLOWED = {
               "sim/plan", "run", "dump", "verify"] + ROOMS,
     "bench/nccl": ["bench", "gpu", "gpu/nccl"],
     "examples": [],
+    "fuzz": ["ref/core", "ref/io", "ref/models", "dump"],
     "tests/sim": [],  # of the tests, PLAIN alone
 }
 
@@ -133,7 +137,9 @@ for folder in ("ref/numerics", "ref/arith", "ref/layers", "ref/pipeline", "ref/m
     FORBIDDEN_SYSTEM[folder] = re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$")
 
 # Where names of other files are defined a second time: the build, or a table of functions, chooses one of the two.
-ALTERNATIVES = ("gpu/absent.c", "mpi/absent.c", "ref/arith/native.", "ref/cpu/blas/")
+ALTERNATIVES = ("gpu/absent.c", "mpi/absent.c", "ref/arith/native.", "ref/cpu/blas/", "gpu/emulated/kernel.h")
+# Macros that each file sets for a header that it includes.
+PARAMETERS = {"ARI_VALUES", "ARI_CAUSE_ROWS"}
 
 MOST_LINES, MOST_FUNCTION_LINES, MOST_FILES = 600, 60, 25
 # Not the public headers: one noun each, whose paths are the interface.
@@ -147,6 +153,32 @@ DEFINITION = re.compile(
     r"^(?:typedef\s+)?(?:struct|enum|union)\s+(ari?_\w+)\s*\{|^\}\s*(ari?_\w+);"
     r"|^typedef\s+(?!struct\b|enum\b|union\b)[^;{}()]*?\(?\*?\b(ari?_\w+)\)?(?:\([^;{}]*\))?;"
     r"|^(?!static\b|typedef\b)(?:\w[\w *]*[ *])?(ari?_\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
+MACRO = re.compile(r"^[ \t]*#[ \t]*(define|undef)[ \t]+(ARI?_\w+)", re.MULTILINE)
+ENUM = re.compile(r"\benum\b(?:\s+\w+)?\s*\{([^{}]*)\}")
+DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
+ENUMERATOR = re.compile(r"\b(\w+)\s*(?:=[^,]*)?(?:,|\Z)")
+
+
+def top_folders(root):
+    """(the tree's folders, whether git knows them): in a source archive those that have a rule, as far as it has them."""
+    listed = ""
+    if (root / ".git").exists() and shutil.which("git"):
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, stdout=subprocess.PIPE, text=True, check=False).stdout
+    names = listed.split("\0") if listed else [folder + "/" for folder in ALLOWED]
+    return sorted({name.split("/")[0] for name in names if "/" in name}), bool(listed)
+
+
+def constants(text):
+    """(name, position) of the macros and enumerators that a file defines, but for macros that it takes back."""
+    undone = {match.group(2) for match in MACRO.finditer(text) if match.group(1) == "undef"} | PARAMETERS
+    for match in MACRO.finditer(text):
+        if match.group(2) not in undone:
+            yield match.group(2), match.start()
+    for enum in ENUM.finditer(text):
+        body = DIRECTIVE.sub(lambda match: " " * len(match.group(0)), enum.group(1))
+        for match in ENUMERATOR.finditer(body):
+            if match.group(1).startswith(("ARI_", "AR_")):
+                yield match.group(1), enum.start(1) + match.start()
 
 
 def without_comments(text):
@@ -163,12 +195,12 @@ class Tree:
     def __init__(self, root):
         self.root = root
         self.includes = {}  # path -> [(line, resolved project path or None, text, is system)]
-        self.definitions = {}  # name of a type or function -> {path: line}
+        self.definitions = {}  # name of a type, function, enumerator or macro -> {path: line}
         self.lines = {}  # path -> how many
         self.functions = {}  # path -> [(line, lines of the body)]
-        for top in ("include", "ref", "sim", "process", "mpi", "gpu", "plan", "run", "dump", "verify", "abi", "cli", "bench",
-                    "examples"):
-            for path in sorted((root / top).rglob("*")):
+        tops, self.complete = top_folders(root)
+        for top in tops:
+            for path in sorted((root / top).rglob("*")) if top != "tests" else ():
                 if path.suffix in SUFFIXES and path.is_file():
                     self.includes[path.relative_to(root).as_posix()] = self.read(path)
         for path in sorted(root.glob(PLAIN)):
@@ -177,9 +209,9 @@ class Tree:
     def read(self, path):
         text = without_comments(path.read_text(encoding="utf-8", errors="replace"))
         name = path.relative_to(self.root).as_posix()
-        for match in DEFINITION.finditer(text) if not name.startswith(ALTERNATIVES) else ():
-            line = text.count("\n", 0, match.start()) + 1
-            self.definitions.setdefault(match.group(match.lastindex), {}).setdefault(name, line)
+        defined = [(match.group(match.lastindex), match.start()) for match in DEFINITION.finditer(text)]
+        for word, at in [*defined, *constants(text)] if not name.startswith(ALTERNATIVES) else ():
+            self.definitions.setdefault(word, {}).setdefault(name, text.count("\n", 0, at) + 1)
         self.lines[name] = text.count("\n")
         self.functions[name] = [(text.count("\n", 0, match.start()) + 1, match.group(1).count("\n"))
                                 for match in FUNCTION.finditer(text)]
@@ -297,10 +329,17 @@ def check_folders(tree):
             yield min(names), 1, f"{folder} has {len(names)} files: at most {MOST_FILES}, give it rooms"
 
 
+def check_rules(tree):
+    """Rules of folders that have no sources: renamed, or never read. An archive may leave folders out."""
+    for folder in ALLOWED if tree.complete else ():
+        if not any(name.startswith(folder + "/") for name in tree.includes):
+            yield "scripts/check_includes.py", 1, f"a rule for {folder}, which has no sources"
+
+
 def violations(root):
     """Sorted ["file:line: message"] of a tree, and how many files it has."""
     tree = Tree(root)
-    found = list(check_homonyms(tree)) + list(check_folders(tree))
+    found = list(check_homonyms(tree)) + list(check_folders(tree)) + list(check_rules(tree))
     for name in tree.includes:
         folder = folder_of(name)
         if folder is None:

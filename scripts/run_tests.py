@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 
+import check_includes
 import package_checks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -358,7 +359,7 @@ def program_tasks(selected, build, report):
 
 def sources(*suffixes):
     """The project's files with these endings, relative to the root."""
-    folders = ["include", "ref", "sim", "process", "mpi", "gpu", "run", "dump", "verify", "abi", "cli", "bench", "examples", "tests"]
+    folders = check_includes.top_folders(ROOT)[0]
     found = [path for folder in folders for suffix in suffixes for path in (ROOT / folder).rglob("*" + suffix)]
     return sorted(str(path.relative_to(ROOT)) for path in found)
 

@@ -49,13 +49,16 @@ GOOD = {
 
 
 class CheckIncludes(unittest.TestCase):
-    def run_on(self, changes):
-        """Whether the good tree with some files changed has violations, and their lines."""
+    def run_on(self, changes, git=False):
+        """Whether the good tree with some files changed has violations, and their lines; git: as a checkout."""
         with tempfile.TemporaryDirectory() as root:
             for name, text in {**GOOD, **changes}.items():
                 path = pathlib.Path(root, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
+            if git:
+                subprocess.run(["git", "init", "-q", root], check=True)
+                subprocess.run(["git", "add", "."], cwd=root, check=True)
             found, _ = check_includes.violations(pathlib.Path(root).resolve())
             return int(bool(found)), found
 
@@ -138,6 +141,21 @@ class CheckIncludes(unittest.TestCase):
     def test_a_new_folder_needs_a_rule(self):
         self.rejects("ref/new/a.c", "", 1, "no rule")
 
+    def test_every_folder_of_a_checkout_is_read_and_every_rule_has_one(self):
+        status, output = self.run_on({"new/a.c": "", "docs/a.md": "", "tests/core/a_test.c": ""}, git=True)
+        self.assertEqual(status, 1)
+        self.assertIn("new/a.c:1: this folder has no rule in scripts/check_includes.py", output)
+        empty = sorted(folder for folder in check_includes.ALLOWED
+                       if not any(name.startswith(folder + "/") for name in GOOD))
+        self.assertIn("planner", empty)
+        self.assertEqual(sorted(line.split()[4].rstrip(",") for line in output if "has no sources" in line), empty)
+        everything = {folder + "/a.h": "" for folder in check_includes.ALLOWED if folder != "tests/sim"}
+        self.assertEqual(self.run_on(everything, git=True), (0, []))
+
+    def test_an_archive_is_read_by_the_folders_with_rules(self):
+        files = {folder + "/none.c": '#include "none.h"\n' for folder in check_includes.ALLOWED if folder != "tests/sim"}
+        self.assertEqual([line.split(":")[0] for line in self.run_on(files)[1]], sorted(files))
+
     def test_comments_and_strings_are_no_includes(self):
         text = '/*\n#include "cli/c.h"\n*/\n// #include "cli/c.h"\nconst char *s = "/*";\n'
         self.assertEqual(self.run_on({"ref/core/a.c": text}), (0, []))
@@ -166,6 +184,28 @@ class CheckIncludes(unittest.TestCase):
                            ("sim/d.c", "/* struct ari_a {\n} ari_a; */\n"), ("mpi/absent.c", defined)):
             with self.subTest(name=name):
                 self.assertEqual(self.run_on({"sim/a.c": defined, name: text}), (0, []))
+
+    def test_an_enumerator_or_a_macro_has_one_definition(self):
+        enums = ("enum { ARI_A = 1 };\n", "typedef enum ari_e {\n    ARI_B,\n    ARI_A\n} ari_e;\n",
+                 "struct s {\n    enum { OWN = ARI_C, ARI_A } is;\n};\n", "enum { ARI_ROWS(ARI_ROW) ARI_A };\n",
+                 "enum e {\n#define ARI_ROW(x) ARI_##x,\n    ARI_ROWS(ARI_ROW)\n#undef ARI_ROW\n        ARI_A\n};\n")
+        for text in (*enums, "#define ARI_A 1\n", "#  define ARI_A(x) (x)\n"):
+            for name, first in (("verify/a.h", "enum { ARI_A };\n"), ("verify/a.c", "#define ARI_A 2\n")):
+                with self.subTest(text=text, name=name):
+                    status, output = self.run_on({"sim/a.h": first, name: text})
+                    self.assertEqual((status, len(output)), (1, 1), output)
+                    self.assertIn("ARI_A is also defined in sim/a.h", output[0])
+                    line = text[:text.index("ARI_A")].count("\n") + 1
+                    self.assertTrue(output[0].startswith(f"{name}:{line}: "), output)
+
+    def test_a_use_of_a_constant_is_no_second_definition(self):
+        for text in ("enum { OWN = ARI_A };\n", "enum { OWN = 2 * ARI_A, OTHER };\n", "enum ari_e *f(void);\n",
+                     "static const int row[] = {ARI_A, ARI_A};\n", "/* #define ARI_A */\n",
+                     "#define ARI_A 1\n#undef ARI_A\n", "#define OWN ARI_A\n"):
+            with self.subTest(text=text):
+                self.assertEqual(self.run_on({"sim/a.h": "enum { ARI_A };\n", "sim/b.c": text}), (0, []))
+        values = "#define ARI_VALUES struct v\n"  # what a file sets for the header of tables of options
+        self.assertEqual(self.run_on({"cli/a.c": values, "cli/b.c": values}), (0, []))
 
     def test_a_file_has_at_most_600_lines(self):
         self.assertEqual(self.run_on({"sim/a.c": "\n" * 600}), (0, []))

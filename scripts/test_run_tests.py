@@ -113,6 +113,12 @@ class Package(unittest.TestCase):
         self.assertEqual(result.skips, ["the package needs Python 3.9, this one is 3.8"])
 
 
+class Sources(unittest.TestCase):
+    def test_the_format_of_every_folder_is_checked(self):
+        tops = {name.split("/")[0] for name in run_tests.sources(".c", ".h")}
+        self.assertLessEqual({"fuzz", "include", "plan", "planner", "process", "ref", "tests"}, tops)
+
+
 class Suites(unittest.TestCase):
     def test_every_test_gives_its_suite(self):
         source = "Test(b, x)\n{\nTest(c, y, .timeout = 60)\nTestSuite(a, .init = set_up);\nTested(d, z)\nPATH_SUITE(e);\n"
