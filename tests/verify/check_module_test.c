@@ -230,6 +230,9 @@ Test(check_module, a_mistake_of_the_library_is_named_as_in_a_model)
         cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
         cr_expect_eq(r->result, AR_CHECK_DIFFERENT);
         cr_expect_str_eq(r->run[0].first.tensor, rows[i].first);
+        char text[4096];
+        ar_check_module_text(r, text, sizeof text);
+        cr_expect(strstr(text, "hint: looks like a missing all-reduce"), "%s", text);
         ar_check_report_destroy(r);
     }
 }

@@ -185,6 +185,15 @@ Test(reports, what_is_not_covered_once_is_told_with_what_does_that)
     tap_some(&f.rank[0], f.values, 0, 3, 0, 1);
     tap_some(&f.rank[1], f.values, 3, 5, 0, 1);
     expect_coverage(&f, "20 of 24 elements, in 1 copy", "belongs to no rank");
+    fixture_init(&f);
+    for (int r = 0; r < RANKS; r++) {
+        static const size_t other[2] = {ROWS, COLS / RANKS};
+        ar_layout o;
+        cr_assert_eq(ar_layout_replicate(&o, 2, other, 0, 1), AR_OK);
+        tap(&f.rank[r], "w", f.values, &o);
+    }
+    cr_expect_str_eq(f.rank[1].unexpected, "w:fwd with shape [6,2], which on one rank has [6,4]");
+    expect_coverage(&f, "on 2 of 2 ranks its shape is [6,2], on one rank [6,4]", "depends on the number of ranks");
 }
 
 /* --- steps and allowances ----------------------------------------------------------------------------------------- */
@@ -219,7 +228,7 @@ Test(reports, a_report_of_a_step_is_compared_with_that_steps_tensor)
         const ari_verdict v = ari_verdict_of(f.rank, RANKS, i);
         cr_expect(v.complete && v.different == 0, "step %zu", i + 1);
     }
-    cr_expect_str_eq(f.rank[0].unexpected, "w:fwd", "the baseline has no third step");
+    cr_expect_str_eq(f.rank[0].unexpected, "w:fwd, which the baseline does not have", "the baseline has no third step");
     fixture_fini(&f);
 }
 

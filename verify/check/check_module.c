@@ -370,7 +370,7 @@ static void say_difference(ari_text *w, const ar_first_difference *f)
     if (f->pattern[0])
         ari_say(w, "    where: %s\n", f->pattern);
     if (f->hint[0])
-        ari_say(w, "    looks like: %s\n", f->hint);
+        ari_say(w, "    hint: %s\n", f->hint);
 }
 
 static void say_run(ari_text *w, const ar_check_run *run)

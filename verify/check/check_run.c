@@ -9,6 +9,7 @@
 
 #include "dump/dump.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "run/process_run.h"
 #include "sim/plan/bytes.h"
 #include "verify/diagnose/diagnose.h"
@@ -314,6 +315,27 @@ static bool explain_same_part(ar_first_difference *f, const ari_comparator *rank
     return false;
 }
 
+/* Where ranks have it with another shape: both shapes. */
+static bool explain_shape(ar_first_difference *f, const ari_comparator *ranks, int n, size_t tensor)
+{
+    const ari_ref_tensor *t = &ranks[0].reference->tensor[tensor];
+    const ar_layout *other = NULL;
+    int misshapen = 0;
+    for (int r = n - 1; r >= 0; r--) {
+        if (!ranks[r].finding[tensor].misshapen)
+            continue;
+        other = &ranks[r].finding[tensor].layout;
+        misshapen++;
+    }
+    if (!other)
+        return false;
+    snprintf(f->pattern, sizeof f->pattern, "on %d of %d ranks its shape is %s, on one rank %s", misshapen, n,
+             ARI_SHOW_SHAPE(other->ndim, other->shape), ARI_SHOW_SHAPE(t->ndim, t->shape));
+    snprintf(f->hint, sizeof f->hint,
+             "a size that depends on the number of ranks, or a rank's part that was reported as the whole");
+    return true;
+}
+
 void ari_explain_coverage(ar_first_difference *f, const ari_comparator *ranks, int n, size_t tensor)
 {
     size_t covered = 0, count = ranks[0].reference->tensor[tensor].count;
@@ -325,6 +347,8 @@ void ari_explain_coverage(ar_first_difference *f, const ari_comparator *ranks, i
         replicas = found->seen ? found->layout.replicas : replicas;
         silent += !found->seen;
     }
+    if (explain_shape(f, ranks, n, tensor))
+        return;
     if (silent == n) {
         snprintf(f->pattern, sizeof f->pattern, "the ranks did not report this tensor");
         snprintf(f->hint, sizeof f->hint, "a part of the step that the baseline has was not run");
@@ -371,13 +395,13 @@ static ar_status describe_first(ar_check_run *run, const comparison *c, size_t t
 
 static ar_status expect_no_more(ar_check_run *run, const comparison *c)
 {
-    const size_t cap = 256;
+    const size_t cap = sizeof c->rank->unexpected + 32;
     for (int r = 0; r < c->ranks; r++) {
         if (!c->rank[r].unexpected[0])
             continue;
         run->result = AR_CHECK_ERROR;
         AR_TRY(ari_alloc_zero((void **)&run->error, cap, 1, "a message"));
-        snprintf(run->error, cap, "rank %d reported %s, which the baseline does not have", r, c->rank[r].unexpected);
+        snprintf(run->error, cap, "rank %d reported %s", r, c->rank[r].unexpected);
         break;
     }
     return AR_OK;

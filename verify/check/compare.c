@@ -8,6 +8,7 @@
 
 #include "ref/core/context.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/layers/share.h"
 #include "ref/numerics/bits.h"
 #include "run/process_run.h"
@@ -280,6 +281,25 @@ static ar_status take_report(ari_comparator *c, size_t i, const ar_tap_event *e)
     return f->broken ? add_waiting(c, i) : AR_OK;
 }
 
+/* What cannot be compared with tensor i; reference->count: there is none of that name. */
+static void leave_out(ari_comparator *c, size_t i, const ar_tap_event *e)
+{
+    const bool known = i < c->reference->count, misshapen = known && e->local->dtype == AR_F32;
+    if (misshapen && !c->finding[i].seen) {
+        c->finding[i].misshapen = true;
+        c->finding[i].layout = *e->layout;
+    }
+    if (c->unexpected[0])
+        return;
+    ari_text why = ari_text_in(c->unexpected, sizeof c->unexpected);
+    ari_say(&why, "%.120s%s", e->name, ari_pass_suffix(e->pass));
+    if (misshapen)
+        ari_say(&why, " with shape %s, which on one rank has %s", ARI_SHOW_SHAPE(e->layout->ndim, e->layout->shape),
+                ARI_SHOW_SHAPE(c->reference->tensor[i].ndim, c->reference->tensor[i].shape));
+    else
+        ari_say(&why, known ? " in another format than fp32" : ", which the baseline does not have");
+}
+
 ar_status ari_comparator_tap(void *user, const ar_tap_event *e)
 {
     ari_comparator *c = user;
@@ -287,8 +307,7 @@ ar_status ari_comparator_tap(void *user, const ar_tap_event *e)
     if (i < c->reference->count && ari_layout_count(e->layout) == c->reference->tensor[i].count &&
         e->local->dtype == AR_F32)
         return take_report(c, i, e);
-    if (!c->unexpected[0])
-        snprintf(c->unexpected, sizeof c->unexpected, "%.140s%s", e->name, ari_pass_suffix(e->pass));
+    leave_out(c, i, e);
     return AR_OK;
 }
 

@@ -12,6 +12,7 @@
 typedef struct ari_finding {
     bool seen;
     bool broken;        /* some reports wait for rows between: the same part came twice, or there is a hole */
+    bool misshapen;     /* reported as a tensor of another shape, the layout's, and not compared */
     size_t covered;     /* elements of the full tensor this rank holds */
     size_t different;   /* elements of this rank that differ: in bits, or by more than is allowed */
     uint64_t max_ulp;   /* of those */
@@ -48,7 +49,7 @@ typedef struct ari_comparator {
     ari_kept kept[ARI_KEPT_COPIES]; /* the first in execution order that differ, in any order */
     size_t kept_count;
     ari_waiting_report *waiting;
-    char unexpected[160]; /* a tensor that the baseline does not have; "" if none */
+    char unexpected[320]; /* the first report that cannot be compared, and why; "" if none */
 } ari_comparator;
 
 AR_NODISCARD ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference, float *const *gathered);
