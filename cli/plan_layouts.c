@@ -19,6 +19,12 @@ static bool is_search(const ari_plan_values *v)
     return v->gpus > 0;
 }
 
+/* Whether a table goes through tp of one sample. */
+static bool is_by_tp(const ari_plan_values *v)
+{
+    return v->table == ARI_PLAN_MEMORY || v->table == ARI_PLAN_SCALING;
+}
+
 static bool recompute_given(const ari_plan_values *v)
 {
     return v->r.run.parallel.recompute.what != ARI_RECOMPUTE_NOT_GIVEN;
@@ -64,7 +70,10 @@ static ar_status check_values(const ari_plan_values *v)
         return ar_error_set(AR_ERR_ARG,
                             "--all, --top, --csv, --html and --svg are about single layouts, which --table does not "
                             "list: leave one out");
-    if ((v->table == ARI_PLAN_MEMORY || v->table == ARI_PLAN_SCALING) &&
+    if (is_by_tp(v) && v->r.run.batch > 1)
+        return ar_error_set(AR_ERR_ARG, "--table %s is of one sample: leave out --batch",
+                            ari_plan_table_names[v->table]);
+    if (is_by_tp(v) &&
         (ari_layout_given(&v->r) || v->r.run.parallel.virtual_stages > 0 || schedule_given(v) || recompute_given(v)))
         return ar_error_set(AR_ERR_ARG,
                             "--table %s goes through tp=1, 2, 4, .. with nothing else split: leave out --tp and what "
@@ -106,7 +115,9 @@ static ar_status begin(ari_asked *a, const ari_plan_values *v)
     a->time.shared_links = v->shared_links;
     AR_TRY(ari_planned_begin(&a->base.step, &a->config, &v->r, &v->common));
     AR_TRY(count_ranks(a));
-    if (v->r.run.batch == 0 && run->batch < (size_t)a->ranks)
+    if (is_by_tp(v))
+        run->batch = 1;
+    else if (v->r.run.batch == 0 && run->batch < (size_t)a->ranks)
         run->batch = (size_t)a->ranks;
     if (v->r.run.ddp.bucket_bytes == ARI_NOT_GIVEN)
         run->ddp.bucket_bytes = ARI_BUCKETS_USUAL;

@@ -18,12 +18,11 @@ static ar_status can_have(bool *can, const ari_asked *a, int tp)
     return *can || ari_is_verdict(st) ? AR_OK : st;
 }
 
-/* tp ranks alone with one sample, as the tables compare them. */
+/* tp ranks alone, as the tables compare them. */
 static ari_asked alone(const ari_asked *a, int tp)
 {
     ari_asked one = *a;
     one.base.step.config = &a->config;
-    one.base.step.run.batch = 1;
     one.ranks = tp;
     return one;
 }

@@ -152,7 +152,9 @@ class PlannerTest(unittest.TestCase):
     def test_the_founding_table_of_memory_with_what_is_replicated(self):
         # Without its head the model of 32 layers has 4,754,202,624 parameters; of tp=8 a rank holds 594,848,768, and
         # not an eighth of all.
-        rows = self.json_of("stack-4.8b", "--table", "memory", "--seq", 4096)["rows"]
+        report = self.json_of("stack-4.8b", "--table", "memory", "--seq", 4096)
+        self.assertEqual(report["batch"], 1)
+        rows = report["rows"]
         at = {row["tp"]: row for row in rows}
         self.assertEqual(list(at), [1, 2, 4, 8, 16, 32])
         self.assertEqual((at[1]["parameters"], at[8]["parameters"]), (4754202624, 594848768))
@@ -226,6 +228,8 @@ class PlannerTest(unittest.TestCase):
                               (("--tp", 2, "--csv", "x.csv"), "--gpus N too"),
                               (("--tp", 2, "--top", 3), "--gpus N too"),
                               (("--gpus", 8, "--table", "memory", "--top", 3), "leave one out"),
+                              (("--table", "memory", "--batch", 3), "is of one sample"),
+                              (("--table", "scaling", "--batch", 2), "is of one sample"),
                               (("--flow", "--tp", 2, "--top", 3), "leave one out"),
                               (("--flow", "--tp", 2, "--no-flash"), "leave one out"),
                               (("--flow", "--tp", 2, "--hierarchical"), "leave one out"),
