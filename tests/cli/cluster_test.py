@@ -230,7 +230,7 @@ class Transport(ClusterTest):
         fault = ("--net-fault", "corrupt rank 1 collective 41 transfer 0 bit 3")
         one = self.run_of(*TWO, *fault, code=1)
         self.assertEqual((one["result"], one["error"]), ("different", None))
-        self.assertTrue(one["first_difference"]["tensor"])
+        self.assertEqual(one["first_difference"]["cause"], "small_change", one["first_difference"]["hint"])
         one = self.run_of(*TWO, *fault, "--verify-transfers", code=1)
         self.assertEqual(one["result"], "error")
         self.assertIn("rank 1", one["error"]["message"])

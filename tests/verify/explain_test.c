@@ -327,6 +327,30 @@ static void one_element_a_step_off_is_rounding(void)
     dumps_end(&d);
 }
 
+/* Beside itself with the same noise: what both dumps say of their numerics decides. */
+static void of_two_exact_runs_nothing_is_rounding(void)
+{
+    static const char *const exact[] = {"numerics", "exact"};
+    const char *name = "model.layers.1.mlp.up_proj.weight";
+    dumps d;
+    dumps_begin(&d, GQA_GRADS, false);
+    snprintf(d.reference_path, sizeof d.reference_path, "/tmp/anyrank-explain-%ld-exact", (long)getpid());
+    cr_assert_eq(ar_st_write(d.reference_path, d.tensor, d.n, exact, 1), AR_OK);
+    add_rounding(dumps_data(&d, name), UP);
+    for (size_t both = 0; both < 2; both++) {
+        cr_assert_eq(ar_st_write(d.path, d.tensor, d.n, exact, both), AR_OK);
+        cr_assert_eq(ar_dump_open(&d.reference, d.reference_path, NULL), AR_OK, "%s", ar_error_message());
+        cr_assert_eq(ar_dump_open(&d.other, d.path, NULL), AR_OK, "%s", ar_error_message());
+        const ar_verify_row row = explained(&d, name, (ari_explain_case){0});
+        cr_expect(is_cause(&row, both ? "small_change" : "rounding"), "%s", row.hint);
+        ar_dump_close(d.reference);
+        ar_dump_close(d.other);
+    }
+    d.reference = d.other = NULL;
+    unlink(d.reference_path);
+    dumps_end(&d);
+}
+
 static void the_same_dumps_give_the_same_texts(void)
 {
     dumps d;
@@ -346,5 +370,5 @@ Test(explain, every_claim)
              rounding_is_called_rounding, noise_of_low_precision_is_no_mistake, a_rule_that_allows_much_hides_no_cause,
              a_mask_the_other_way_round_is_told, other_angles_of_rope_are_told, what_the_rule_allows_is_no_difference,
              other_counts_are_refused, the_tail_of_rounding_is_rounding, one_element_a_step_off_is_rounding,
-             the_same_dumps_give_the_same_texts);
+             of_two_exact_runs_nothing_is_rounding, the_same_dumps_give_the_same_texts);
 }

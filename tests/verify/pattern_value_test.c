@@ -192,6 +192,11 @@ Test(pattern_value, differences_of_rounding_are_called_that)
     for (size_t i = 0; i < w.count; i++)
         set_everywhere(&w, i, w.reference[i] * (1.0f + 2e-7f * noise(i + 9)));
     expect_cause(&w, "rounding");
+    w.d.exact = true; /* sums in any order have the same bits */
+    expect_cause(&w, "small_change");
+    w.d.unsteady = true;
+    expect_cause(&w, "unordered_sum");
+    w.d.exact = w.d.unsteady = false;
     set_everywhere(&w, 30, w.reference[30] + 1e-4f);
     expect_cause(&w, "unknown");
     world_free(&w);

@@ -31,7 +31,7 @@ static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_
     return AR_OK;
 }
 
-/* A difference that looks like rounding: the exact numerics have none, so the layout runs once more, to see whether the
+/* A difference as small as rounding: the exact numerics have none, so the layout runs once more, to see whether the
  * values are the same again. */
 static ar_status run_again(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
                            ari_dump_ranks *dump)
@@ -40,7 +40,7 @@ static ar_status run_again(ar_check_run *run, const ari_reference *ref, const ar
     const uint64_t predicted = run->bytes_predicted;
     ari_cluster_options again = *o;
     if (!run->has_difference || run->error || o->run.numerics == AR_NUMERICS_NATIVE || o->run.sim.explore ||
-        o->run.sim.trace || !earlier.evidence.cause || strcmp(earlier.evidence.cause, "rounding") != 0)
+        o->run.sim.trace || !earlier.evidence.cause || strcmp(earlier.evidence.cause, "small_change") != 0)
         return AR_OK;
     again.attempt++;
     ari_check_run_fini(run);

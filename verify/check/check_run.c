@@ -264,6 +264,7 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .beta2 = adam(o) ? o->run.optimizer.beta2 : 0.0,
                               .zero = o->run.parallel.zero > 0,
                               .gathers = o->run.parallel.zero > 2,
+                              .exact = o->run.numerics == AR_NUMERICS_EXACT,
                               .unsteady = c->earlier && !same_difference(c->earlier, f)};
     ari_diagnosis p = {.hint = ""};
     AR_TRY_TO(done, st, ari_diagnose(&p, &d));

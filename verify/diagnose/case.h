@@ -134,6 +134,7 @@ typedef struct ari_facts {
     size_t heads, kv_heads, batch, seq;
     int micro_batches; /* of each of the other run's ranks */
     int dp;            /* its data-parallel ranks */
+    bool exact;        /* both are of exact numerics */
     bool sp;           /* ranks hold different positions between the tensor-parallel regions */
 } ari_facts;
 ari_facts ari_facts_of(const ari_explain_case *c);

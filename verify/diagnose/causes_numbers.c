@@ -257,6 +257,11 @@ static const ari_cause rows[] = {
      "a sum in an order of each run's own: the largest difference is {largest:.1e} of the largest value, in no pattern, "
      "and the same layout, run again, has other bits (atomic additions of floats, what comes first is added first)"},
     ALSO(ANY, IF(APART), 0, "; even the copies of one value differ"),
+    {"small_change", K(ROUNDING), ARI_TRACE - 10, ANY, 0, IF(SAME), 0, "by little",
+     "small, and no rounding, as exact numerics have the same bits in any order of their sums: the largest difference is "
+     "{largest:.1e} of the largest value, in no pattern; a value that changed on its way (transport, memory), or sums of "
+     "floats in code of one's own"},
+    ALSO(ANY, IF(APART), 0, "; even the copies of one value differ"),
     {"rounding", K(ROUNDING), ARI_TRACE - 10, ANY, 0, 0, 0, "within rounding",
      "rounding: the largest difference is {largest:.1e} of the largest value, in no pattern; sums taken in another "
      "order (a ring, atomics, another blocking), a fused multiply-add, or another exp or rsqrt"},
@@ -399,6 +404,9 @@ static const ari_cause rows[] = {
     {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, ANY, 0, 0, 0, "",
      SCATTER "a row-parallel output is partial until the ranks' are added and each keeps its positions (sequence "
              "parallelism)"},
+    {"low_precision", K(NOISE), ARI_STATISTIC - 4, ANY, 0, IF(SAME), 0, "",
+     "low precision, perhaps: the difference is {size:.1e} of the values, spread evenly and unrelated to them, the size "
+     "that {arithmetic} arithmetic leaves, which exact numerics have nowhere"},
     {"low_precision", K(NOISE), ARI_STATISTIC - 4, ANY, 0, 0, 0, "",
      "rounding of low precision, perhaps: the difference is {size:.1e} of the values, spread evenly and unrelated to "
      "them, the size that {arithmetic} arithmetic leaves; a sensitivity file says what is honest"},

@@ -70,6 +70,7 @@ typedef struct ari_difference {
     double beta1, beta2;           /* of Adam; both 0: another optimizer */
     bool zero;                     /* each dp rank updates its share of the weights */
     bool gathers;                  /* and they are gathered for each use */
+    bool exact;                    /* sums have the same bits in any order: no difference is rounding */
     bool unsteady;                 /* another run alike had other values */
     bool hidden;                   /* the one rank stands for a run whose ranks are not seen */
 } ari_difference;

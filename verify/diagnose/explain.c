@@ -183,10 +183,10 @@ static double worst_difference(const ari_view *v)
 }
 
 /* Whether nothing is beyond rounding: all of it small, or, where most elements are a little off, none by much more.
- * What a rule allows is no measure of rounding. */
+ * What a rule allows is no measure of rounding, and exact numerics have none. */
 static bool is_rounding(const ari_view *v, const ari_explain_case *known, const counted *n)
 {
-    if (known->atol > 0.0 || known->rtol > 0.0)
+    if (known->atol > 0.0 || known->rtol > 0.0 || v->d.exact)
         return false;
     return n->large == 0 || (v->c.noisy && n->large * 2 < v->c.count && v->c.survey.total.nan == 0 &&
                              worst_difference(v) <= 10.0 * v->c.absolute);
@@ -344,6 +344,7 @@ static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify
     v.c.val = v.val;
     v.c.facts = ari_facts_of(known);
     v.d.micro_batches = v.c.facts.micro_batches;
+    v.d.exact = v.c.facts.exact;
     if (!e->stretch && !e->step && v.d.ndim >= 3 && ari_is_activation(&v.d))
         AR_TRY_TO(done, st, ari_find_documents(&documents, known, v.shape[0], v.shape[v.d.ndim - 2], v.d.step));
     v.d.documents = documents;

@@ -340,9 +340,15 @@ static int micro_batches_of(const ar_dump *d)
     return n > 0 && n <= INT_MAX ? (int)n : 0;
 }
 
+static bool is_exact(const ar_dump *d)
+{
+    const char *numerics = d ? ar_dump_metadata(d, "numerics") : NULL;
+    return numerics && strcmp(numerics, "exact") == 0;
+}
+
 ari_facts ari_facts_of(const ari_explain_case *c)
 {
-    ari_facts f = {.micro_batches = micro_batches_of(c->other)};
+    ari_facts f = {.micro_batches = micro_batches_of(c->other), .exact = is_exact(c->reference) && is_exact(c->other)};
     size_t q = 0, k = 0;
     const ar_dump *dumps[] = {c->reference, c->other};
     int tp = c->tp, cp = c->cp, dp = c->dp;

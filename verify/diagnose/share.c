@@ -335,7 +335,7 @@ ar_status ari_measure_noise(ari_trace *t, const ari_case *c)
     AR_TRY(concentration(&peak, c));
     if (!(peak < 12.0) || has_exact_rows(c))
         return AR_OK;
-    ari_found(t, ARI_FOUND_NOISE, 0);
+    ari_found(t, ARI_FOUND_NOISE, c->grid.d->exact ? ARI_IF(SAME) : 0);
     ari_number(t, "size", size);
     ari_words(t, "arithmetic", "%s", size < 3e-5 ? "long sums of fp32" : size < 1.5e-3 ? "tf32 or fp16" : "bf16");
     return AR_OK;

@@ -144,7 +144,7 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
     if (s->total.max_difference <= 0x1p-18 * s->max_reference) {
         if (is_part_of_update(c))
             return AR_OK;
-        ari_found(t, d->unsteady ? ARI_FOUND_UNSTEADY : ARI_FOUND_ROUNDING, 0);
+        ari_found(t, d->unsteady ? ARI_FOUND_UNSTEADY : ARI_FOUND_ROUNDING, d->exact ? ARI_IF(SAME) : 0);
         ari_number(t, "largest", s->total.max_difference / s->max_reference);
         return AR_OK;
     }
