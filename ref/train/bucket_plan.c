@@ -51,6 +51,17 @@ static int larger_first(const void *a, const void *b)
     return x->registered < y->registered ? -1 : x->registered > y->registered;
 }
 
+/* The dimension that the ranks share out (-1: none), the same on each of them: one row of a vocabulary is all that there
+ * is on one rank and nothing on the others. */
+static int shared_dim(const ar_layout *o, int parts)
+{
+    for (int i = 0; o->nbox > 0 && i < o->ndim; i++) {
+        if (ar_layout_local(o, i) < o->shape[i])
+            return i;
+    }
+    return parts > 1 && (o->nbox == 0 || o->shape[0] == 1) ? 0 : -1;
+}
+
 /* Bytes on the rank that has most, and whether all have as many. Parts differ by the vocabulary alone, dimension 0, of
  * which the first rank has most and the last ones may have nothing. */
 static ar_status measure(candidate *c, const ar_ddp *d, const ar_param *p)
@@ -58,14 +69,14 @@ static ar_status measure(candidate *c, const ar_ddp *d, const ar_param *p)
     size_t *const n = &c->bytes;
     const ar_layout *o = &p->layout;
     const int tp = ar_comm_size(d->ctx->tp), parts = o->replicas > 0 && o->replicas < tp ? tp / o->replicas : 1;
+    const int dim = shared_dim(o, parts);
     size_t start = 0, most = 0;
     *n = 1;
     for (int i = 0; i < o->ndim; i++) {
-        const bool cut = o->nbox > 0 ? ar_layout_local(o, i) < o->shape[i] : i == 0;
-        ar_split_uneven(o->shape[i], cut ? parts : 1, 0, &start, &most);
+        ar_split_uneven(o->shape[i], i == dim ? parts : 1, 0, &start, &most);
         AR_TRY(ari_mul_size(n, *n, most));
-        c->uneven = c->uneven || (cut && o->shape[i] % (size_t)parts != 0);
     }
+    c->uneven = dim >= 0 && o->shape[dim] % (size_t)parts != 0;
     return ari_mul_size(n, *n, sizeof(float));
 }
 

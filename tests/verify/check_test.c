@@ -69,6 +69,25 @@ Test(check, odd_shapes_have_the_baselines_bits_in_both_mlp_orders)
     }
 }
 
+/* One rank has all rows, or all have one but for some: they must agree which buckets a parameter can share. */
+Test(check, vocabularies_of_fewer_rows_than_ranks_have_the_baselines_bits)
+{
+    static const char *const models[] = {LLAMA(1, 8, 12, 1, 4, 4, 2, false), LLAMA(1, 8, 12, 1, 4, 4, 2, true),
+                                         LLAMA(3, 8, 12, 1, 4, 4, 2, false)};
+    static const ar_parallel layouts[] = {{.tp = 2, .sp = true}, {.tp = 4, .sp = true}, {.tp = 2, .dp = 3, .zero = 3}};
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        char folder[64];
+        make_folder(folder);
+        write_file(folder, "config.json", models[m]);
+        ar_check_options o = check_layouts(folder, layouts, sizeof layouts / sizeof *layouts, 3, 4);
+        o.run.ddp = ar_ddp_defaults();
+        ar_check_report *r = check_or_fail(&o);
+        expect_same(r, models[m]);
+        ar_check_report_destroy(r);
+        remove_folder(folder);
+    }
+}
+
 /* Sums of more than 8191 terms are kept in two limbs: in the head's dX (over the vocabulary), in the MLP's second layer
  * (over ffn), and in dX of gate and up, which is one sum over both. */
 Test(check, sums_of_two_limbs_have_the_baselines_bits)
