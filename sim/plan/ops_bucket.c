@@ -139,9 +139,10 @@ static int kind_of(const ari_walk *w, const ari_one_param *p)
 {
     const ar_placement tp = p->value.at[ARI_AXIS_TP];
     const bool uneven = tp.kind == AR_SHARD && p->value.shape[tp.dim] % (w->ranks[ARI_AXIS_TP] / p->value.copies) != 0;
+    const bool spread = tp.kind == AR_REPLICATE && w->ranks[ARI_AXIS_TP] > 1;
     const bool ends = p->value.at[ARI_AXIS_PP].kind == AR_REPLICATE;
-    return (ends ? ARI_KIND_ENDS : 0) + (uneven ? ARI_KIND_UNEVEN : 0) +
-           (tp.kind == AR_REPLICATE ? ARI_KIND_SPREAD : 0) + (p->value.dtype == AR_BF16 ? ARI_KIND_NARROW : 0);
+    return (ends ? ARI_KIND_ENDS : 0) + (uneven ? ARI_KIND_UNEVEN : 0) + (spread ? ARI_KIND_SPREAD : 0) +
+           (p->value.dtype == AR_BF16 ? ARI_KIND_NARROW : 0);
 }
 
 static ari_bucket_place place_of(ari_walk *w, const ari_params *all, const ari_one_param *p, size_t i)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* 500 random layouts, 500 whose ranks share sequences, and 500 whose ranks share layers, as
- * tests/verify/random_layouts_test.c runs some: ANYRANK_TEST_SEED and ANYRANK_TEST_DRAWS ask for others, an argument for
- * one kind alone: tensors, contexts or stages. Exit status 0: all have the baseline's bits and the predicted bytes. */
+/* 500 random layouts each of tensors, contexts, stages and families, as tests/verify/random_layouts_test.c runs some:
+ * ANYRANK_TEST_SEED and ANYRANK_TEST_DRAWS ask for others, an argument for one kind alone. Exit status 0: all have the
+ * baseline's bits and what is predicted. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,8 +11,10 @@ enum { DRAWS = 500, FIRST_SEED = 1000 };
 
 int main(int argc, char **argv)
 {
-    static const char *const kinds[] = {
-        [DRAW_TENSORS] = "tensors", [DRAW_CONTEXTS] = "contexts", [DRAW_STAGES] = "stages"};
+    static const char *const kinds[] = {[DRAW_TENSORS] = "tensors",
+                                        [DRAW_CONTEXTS] = "contexts",
+                                        [DRAW_STAGES] = "stages",
+                                        [DRAW_FAMILIES] = "families"};
     int failures = 0, ran = 0;
     for (int kind = 0; kind < (int)(sizeof kinds / sizeof *kinds); kind++) {
         if (argc > 1 && strcmp(argv[1], kinds[kind]) != 0)
@@ -21,6 +23,6 @@ int main(int argc, char **argv)
         ran++;
     }
     if (ran == 0)
-        fprintf(stderr, "usage: random_layouts [tensors | contexts | stages]\n");
+        fprintf(stderr, "usage: random_layouts [tensors | contexts | stages | families]\n");
     return failures == 0 && ran > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -10,7 +10,7 @@
 
 enum { LAYOUT_DRAW_BATCH = 6, LAYOUT_DRAW_SEQ = 32, LAYOUT_DRAW_HEADS = 16, LAYOUT_DRAW_STEPS = 2 };
 enum { LAYOUT_DRAW_RANKS = 64, LAYOUT_DRAW_TEXT = 900 }; /* of a draw in one line */
-enum { LAYOUT_DRAW_TOKENS = LAYOUT_DRAW_BATCH * LAYOUT_DRAW_SEQ };
+enum { LAYOUT_DRAW_TOKENS = LAYOUT_DRAW_BATCH * LAYOUT_DRAW_SEQ, LAYOUT_DRAW_FAMILIES = 10 };
 
 /* Which labels are left out: single tokens; whole samples too, so that a rank or a micro-batch may have none; all of
  * the first step. */
@@ -19,14 +19,16 @@ typedef enum layout_draw_ignored { DRAW_IGNORED_TOKENS, DRAW_IGNORED_SAMPLES, DR
 /* Whose config.json a model of Llama's form has. */
 typedef enum layout_draw_form { DRAW_LLAMA, DRAW_QWEN2, DRAW_MISTRAL, DRAW_PHI3 } layout_draw_form;
 
-/* What ranks share out: samples and tensors; also the sequence; also the layers, and the weights themselves. */
-typedef enum layout_draw_kind { DRAW_TENSORS, DRAW_CONTEXTS, DRAW_STAGES } layout_draw_kind;
+/* What ranks share out: samples and tensors; also the sequence; also the layers, and the weights themselves. Families: a
+ * file of each family in turn, all of it, over numbers of ranks that divide little. */
+typedef enum layout_draw_kind { DRAW_TENSORS, DRAW_CONTEXTS, DRAW_STAGES, DRAW_FAMILIES } layout_draw_kind;
 
 typedef struct layout_draw {
     uint64_t seed; /* with the kind makes the same draw again */
     layout_draw_kind kind;
     ar_config config;
     layout_draw_form form;
+    char json[800]; /* the file of a family; "": it is written from `config` */
     ar_plan plan;
     ar_mlp_order order;
     ar_parallel parallel;
@@ -50,6 +52,8 @@ typedef struct layout_draw {
 
 /** The draw of a seed. Draws that are not legal are drawn again. */
 void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed);
+/** Puts the seed's family, its file and its ranks into a draw. */
+void layout_family_draw(layout_draw *d, uint64_t *seed);
 /** All of it in one line. */
 void layout_draw_text(char *out, size_t cap, const layout_draw *d);
 /** A check of the draw's model under its layout, with the losses and batches of the command: exact, or below fp32
@@ -73,6 +77,7 @@ typedef struct layout_histogram {
     int sharing[4], copies; /* by the stage of ZeRO; in groups that hold copies */
     int dp, zero, eager, micro, ranks[LAYOUT_DRAW_RANKS + 1], by_check, dropout, clip, smoothed, z_loss, row_column,
         tied, window, scaled, phi3, steps[LAYOUT_DRAW_STEPS + 1];
+    int few[8]; /* by dp, of those without tp whose layout shares out what its ranks hold */
 } layout_histogram;
 void layout_histogram_add(layout_histogram *h, const layout_draw *d);
 void layout_histogram_print(const layout_histogram *h, FILE *to);
@@ -89,6 +94,9 @@ bool layout_histogram_has_contexts(const layout_histogram *h);
  *  than ranks of the pipeline, 15 % a tied head, 20 % tp > 1, 30 % dp > 1, 10 % each stage of ZeRO, 15 %
  *  context-parallel ranks, 15 % recomputation. */
 bool layout_histogram_has_stages(const layout_histogram *h);
+/** Of draws of families: at least 20 % each stage of ZeRO, 10 % each of 3, 5 and 7 data-parallel ranks without tp and
+ *  with ZeRO, 20 % tp > 1, 15 % context-parallel ranks. */
+bool layout_histogram_has_families(const layout_histogram *h);
 
 /** Runs `draws` draws of a kind from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed,
  *  and ANYRANK_TEST_DRAWS. Each failure is one paragraph on `to`, which says how to run its draw alone; then the

@@ -187,7 +187,10 @@ static ar_status write_config(char *path, const layout_draw *d)
     FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
     if (!f)
         return ar_error_set(AR_ERR_IO, "%s cannot be written", path);
-    write[d->config.arch](f, d);
+    if (d->json[0])
+        fputs(d->json, f);
+    else
+        write[d->config.arch](f, d);
     return fclose(f) == 0 ? AR_OK : ar_error_set(AR_ERR_IO, "%s cannot be written", path);
 }
 

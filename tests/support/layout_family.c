@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Models of every family as their files have them, in small, and layouts whose numbers of ranks divide little: 3, 5 and 7
+ * data-parallel ranks, half of them without tensor-parallel ones, and each stage of ZeRO. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/layout_draw.h"
+#include "support/plan_draw.h"
+
+#define PICK(seed, list) ((list)[plan_draw_below((seed), (unsigned)(sizeof(list) / sizeof *(list)))])
+
+static const char *const families[LAYOUT_DRAW_FAMILIES] = {"llama", "mistral", "qwen2",       "qwen3", "olmo2",
+                                                           "gemma", "gemma2",  "gemma3_text", "phi3",  "gpt2"};
+
+static void draw_ranks(layout_draw *d, uint64_t *seed)
+{
+    static const int tps[] = {1, 1, 1, 2, 3, 4}, dps[] = {1, 3, 3, 5, 5, 7, 7}, cps[] = {1, 1, 1, 1, 2, 3};
+    static const int pps[] = {1, 1, 1, 1, 2, 3}, zeros[] = {0, 1, 1, 2, 2, 2, 3, 3, 3};
+    ar_parallel *p = &d->parallel;
+    p->tp = PICK(seed, tps);
+    p->dp = PICK(seed, dps);
+    p->cp = PICK(seed, cps);
+    p->cp_inner = p->cp > 1 && plan_draw_below(seed, 2) ? p->cp : 1;
+    p->zero = PICK(seed, zeros);
+    p->zigzag = p->cp > p->cp_inner && plan_draw_below(seed, 2);
+    p->pp = PICK(seed, pps);
+    p->schedule = (ar_pp_schedule)plan_draw_below(seed, AR_PP_SCHEDULES);
+    p->virtual_stages = p->pp > 1 && p->schedule == AR_PP_INTERLEAVED ? 2 : 1;
+    p->micro_batches = 1 + (int)plan_draw_below(seed, 3);
+    p->sp = plan_draw_below(seed, 2);
+    p->keep_gathered = plan_draw_below(seed, 2);
+    p->forward_first = p->pp == 1 && plan_draw_below(seed, 2);
+    p->overlap = 1;
+    d->order = p->tp > 1 ? d->order : AR_MLP_COLUMN_ROW;
+    d->batch = (size_t)(p->dp * p->micro_batches) + plan_draw_below(seed, 3) - (p->dp > 1);
+    d->seq = (size_t)(2 * p->cp * p->tp) * (1 + plan_draw_below(seed, 2));
+}
+
+static const char *truth(uint64_t *seed)
+{
+    return plan_draw_below(seed, 2) ? "true" : "false";
+}
+
+/* What only some families have. Keys that one of them does not know are not written for it. */
+static void write_own(char *out, size_t cap, const char *family, uint64_t *seed)
+{
+    static const char *const activations[] = {"gelu", "gelu_pytorch_tanh", "silu", "relu"};
+    const unsigned window = 1 + plan_draw_below(seed, 9), pattern = 1 + plan_draw_below(seed, 3);
+    const char *act = PICK(seed, activations);
+    if (strcmp(family, "llama") == 0)
+        snprintf(out, cap, "\"attention_bias\": %s, \"mlp_bias\": %s, \"hidden_act\": \"%s\"", truth(seed), truth(seed),
+                 act);
+    else if (strcmp(family, "mistral") == 0 || strcmp(family, "phi3") == 0)
+        snprintf(out, cap, "\"sliding_window\": %u, \"pad_token_id\": %u, \"hidden_act\": \"%s\"", window, pattern,
+                 act);
+    else if (strcmp(family, "qwen2") == 0 || strcmp(family, "qwen3") == 0)
+        snprintf(
+            out, cap,
+            "\"use_sliding_window\": %s, \"sliding_window\": %u, \"max_window_layers\": %u, \"hidden_act\": \"%s\"",
+            truth(seed), window, pattern, act);
+    else if (strcmp(family, "olmo2") == 0)
+        snprintf(out, cap, "\"attention_bias\": %s, \"hidden_act\": \"%s\"", truth(seed), act);
+    else if (strcmp(family, "gemma") == 0)
+        snprintf(out, cap, "\"attention_bias\": %s", truth(seed));
+    else if (strcmp(family, "gemma2") == 0)
+        snprintf(out, cap, "\"query_pre_attn_scalar\": %u, \"attn_logit_softcapping\": 0.75, \"sliding_window\": %u",
+                 1 + pattern, window);
+    else
+        snprintf(out, cap,
+                 "\"query_pre_attn_scalar\": %u, \"final_logit_softcapping\": 0.5, \"sliding_window\": %u, "
+                 "\"sliding_window_pattern\": %u",
+                 1 + pattern, window, pattern);
+}
+
+/* Heads that the ranks share, or hold copies of; features, widths and a vocabulary that mostly divide by none. */
+static void write_file(layout_draw *d, const char *family, uint64_t *seed)
+{
+    static const unsigned vocabularies[] = {1, 2, 3, 7, 13, 31, 64, 97};
+    const ar_parallel *p = &d->parallel;
+    const bool gpt2 = strcmp(family, "gpt2") == 0, packed = strcmp(family, "phi3") == 0;
+    const unsigned ranks = (unsigned)(p->tp * p->cp_inner), copies = gpt2 || packed ? 1 : 1 + plan_draw_below(seed, 2);
+    const unsigned kv = copies > 1 && ranks % 2 == 0 ? ranks / 2 : ranks, heads = ranks * copies;
+    const unsigned features = 2 * (1 + plan_draw_below(seed, 5)), vocab = PICK(seed, vocabularies);
+    const unsigned layers = (unsigned)(p->pp * p->virtual_stages) + plan_draw_below(seed, 2);
+    const unsigned hidden = gpt2 ? heads * features : 1 + plan_draw_below(seed, 30);
+    const unsigned ffn = (unsigned)p->tp * (1 + plan_draw_below(seed, 9));
+    char own[240] = "";
+    if (gpt2) {
+        snprintf(d->json, sizeof d->json,
+                 "{\"model_type\": \"gpt2\", \"vocab_size\": %u, \"n_embd\": %u, \"n_inner\": %u, \"n_layer\": %u, "
+                 "\"n_head\": %u, \"n_positions\": %zu, \"tie_word_embeddings\": %s, \"initializer_range\": 0.3}",
+                 vocab, hidden, ffn, layers, heads, d->seq + plan_draw_below(seed, 3), truth(seed));
+        return;
+    }
+    write_own(own, sizeof own, family, seed);
+    snprintf(d->json, sizeof d->json,
+             "{\"model_type\": \"%s\", \"vocab_size\": %u, \"hidden_size\": %u, \"intermediate_size\": %u, "
+             "\"num_hidden_layers\": %u, \"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"head_dim\": %u, "
+             "\"tie_word_embeddings\": %s, \"initializer_range\": 0.3, %s}",
+             family, vocab, hidden, ffn, layers, heads, kv, features, truth(seed), own);
+}
+
+void layout_family_draw(layout_draw *d, uint64_t *seed)
+{
+    const char *family = families[d->seed % LAYOUT_DRAW_FAMILIES];
+    d->by_check = true;
+    d->given = d->huge = d->packed = false;
+    draw_ranks(d, seed);
+    write_file(d, family, seed);
+    if (ar_config_parse(&d->config, d->json, strlen(d->json), family) != AR_OK) {
+        fprintf(stderr, "%s\n%s\n", ar_error_message(), d->json);
+        abort(); /* the program's own mistake: there is nothing to test */
+    }
+}
