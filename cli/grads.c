@@ -30,8 +30,9 @@ static const ari_option options[] = {
                         "labels are [b, s]. position_ids [b or 1, s] may be there too, and cu_seqlens, where packed "
                         "documents begin and the last one ends: [n + 1] of all b*s tokens, or [b, n + 1] of each "
                         "row. Attention then stays inside a document, positions restart in it unless "
-                        "position_ids are given, and its last token predicts nothing. Any other tensor is "
-                        "refused."),
+                        "position_ids are given, and its last token predicts nothing. Without cu_seqlens and "
+                        "attention_mask, position_ids that restart or jump keep documents apart, as in "
+                        "transformers. Any other tensor is refused."),
     ARI_OPTION_FOLDER("block", o.block, "DIR", "a single block in place of a model: case.json and inputs.safetensors"),
     ARI_OPTION_FOLDER("out", o.out, "DIR", "where outputs.safetensors and grads.safetensors (or block.safetensors) go",
                       .more = "The outputs are logits, loss and hidden states. Each file is complete or not there."),

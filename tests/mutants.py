@@ -453,6 +453,8 @@ MUTANTS = [
      "b->batch.documents = b->documents;", "b->batch.documents = NULL;", "verify/golden_test"),
     ("positions of a batch are checked and not used", "verify/grads/input_batch.c",
      "b->batch.position_ids = b->positions;", "b->batch.position_ids = NULL;", "verify/golden_test"),
+    ("documents that positions tell predict nothing at their ends", "verify/grads/input_batch.c",
+     "x->targets_cross = true;", "x->targets_cross = false;", "verify/golden_test"),
     ("rotary angles go by the column where the batch has positions", "ref/layers/attention/attend.c",
      "if (m->o.rope.kind && (batch->position_ids || batch->documents)) {",
      "if (m->o.rope.kind && batch->documents) {",

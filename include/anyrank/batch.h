@@ -2,6 +2,7 @@
 #ifndef ANYRANK_BATCH_H
 #define ANYRANK_BATCH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,6 +26,7 @@ typedef struct ar_batch {
     const int32_t *documents;    /* [b, s], or NULL: each row is one. The number of the document that a position belongs
                                     to: 0, 1, .. in every row. Attention stays inside a document, and its last
                                     position predicts nothing */
+    bool targets_cross;          /* but it does: the next document's first label, as a model of transformers does */
     const uint8_t *padding_mask; /* [b, s] of 0 (masked key) and 1, or NULL */
     const float *additive_mask;  /* [mask_batch, mask_heads, s, s], or NULL; -inf masks, NaN and +inf are errors */
     size_t mask_batch;           /* b or 1 */

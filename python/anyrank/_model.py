@@ -28,9 +28,15 @@ def model_path(model: typing.Any) -> typing.Iterator[str | os.PathLike[str] | No
         scratch.remove()
 
 
-def _write(model: typing.Any, folder: pathlib.Path) -> None:
-    for wrapper in ("module", "_orig_mod", "module"):  # DDP's, torch.compile's, and the one around the other
+def unwrapped(model: typing.Any) -> typing.Any:
+    """The model inside DistributedDataParallel, torch.compile, or one in the other."""
+    for wrapper in ("module", "_orig_mod", "module"):
         model = getattr(model, wrapper, model)
+    return model
+
+
+def _write(model: typing.Any, folder: pathlib.Path) -> None:
+    model = unwrapped(model)
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "to_json_string") or not hasattr(model, "named_parameters"):
         raise TypeError(f"{type(model).__name__} is no model of transformers: give one with a .config, the folder of "

@@ -16,7 +16,7 @@ from anyrank._arguments import option_words, with_options
 from anyrank._command import run
 from anyrank._dtensor import is_dtensor
 from anyrank._errors import AnyrankError
-from anyrank._model import model_path
+from anyrank._model import model_path, unwrapped
 from anyrank._progress import Progress
 from anyrank._safetensors import Entry
 from anyrank._scratch import Scratch
@@ -161,7 +161,8 @@ def grads(model: typing.Any = None, batch: typing.Any = None, *, tensors: _Kind 
     model: a model of transformers in memory, whose configuration and weights are written to temporary files, a folder
     with a config.json, or a bundled name. What the configuration asks for and anyrank does not compute is refused.
     batch: a dict of input_ids [b, s] and optionally labels, attention_mask, position_ids, cu_seqlens, of tensors,
-    arrays or lists; the ids alone; or a file. Without labels, the ids are the labels; -100 is no target.
+    arrays or lists; the ids alone; or a file. Without labels, the ids are the labels; -100 is no target. position_ids
+    that restart keep documents apart where model(**batch) does: without attention_mask and use_cache.
     sensitivity=True also measures how much rounding may change each tensor, in the arithmetic of sensitivity_of, which
     is "bf16-pure" of a model in bfloat16 and "f16-pure" of one in float16, if it is not given.
     tensors: "torch" or "numpy"; otherwise torch's where model or batch has them, else numpy's.
@@ -181,7 +182,7 @@ def grads(model: typing.Any = None, batch: typing.Any = None, *, tensors: _Kind 
     if batch is not None:
         if given.get("input") is not None:
             raise TypeError("anyrank.grads(): batch and input are the same: give one of them")
-        given["input"] = _batch_file(batch, scratch.path / "batch.safetensors")
+        given["input"] = _batch_file(batch, model, scratch.path / "batch.safetensors")
     elif given.get("input") is None and given.get("block") is None:
         raise TypeError("anyrank.grads(): batch is missing: the model's input_ids [b, s], or a dict with them")
     with model_path(model) as path:
@@ -222,7 +223,15 @@ def _arithmetic(model: typing.Any) -> str | None:
     return {"torch.bfloat16": "bf16-pure", "torch.float16": "f16-pure"}.get(dtypes.pop()) if len(dtypes) == 1 else None
 
 
-def _batch_file(batch: typing.Any, path: pathlib.Path) -> Path:
+def _caches(model: typing.Any, use_cache: bool | None) -> bool:
+    """Whether a forward pass of transformers makes a cache, with which restarting positions keep no documents apart."""
+    if use_cache is None:
+        use_cache = getattr(getattr(model, "config", None), "use_cache", False)
+    parts = model.modules() if hasattr(model, "modules") else ()
+    return bool(use_cache) and not any(getattr(one, "gradient_checkpointing", False) and one.training for one in parts)
+
+
+def _batch_file(batch: typing.Any, model: typing.Any, path: pathlib.Path) -> Path:
     if isinstance(batch, (str, os.PathLike)):
         return batch
     parts = batch if isinstance(batch, collections.abc.Mapping) else {"input_ids": batch}
@@ -234,5 +243,8 @@ def _batch_file(batch: typing.Any, path: pathlib.Path) -> Path:
             entries[str(name)] = _arrays.entry_of(value)
         except TypeError as error:
             raise TypeError(f"batch[{name!r}]: {error}") from None
+    if {"input_ids", "position_ids"} <= entries.keys() and _caches(unwrapped(model), parts.get("use_cache")):
+        shape = entries["input_ids"].shape
+        entries.setdefault("attention_mask", Entry("U8", shape, memoryview(bytes([1]) * math.prod(shape))))
     _safetensors.write(path, entries)
     return path

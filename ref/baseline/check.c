@@ -179,7 +179,7 @@ size_t ari_bl_position(const ar_batch *batch, size_t sample, size_t t)
 int64_t ari_bl_target(const ar_batch *batch, size_t row, size_t position)
 {
     const int64_t *labels = batch->labels != NULL ? batch->labels : batch->input_ids;
-    if (position + 1 == batch->seq || ari_bl_apart(batch, row, position, position + 1))
+    if (position + 1 == batch->seq || (!batch->targets_cross && ari_bl_apart(batch, row, position, position + 1)))
         return AR_IGNORE_INDEX;
     return labels[row * batch->seq + position + 1];
 }

@@ -91,7 +91,8 @@ int64_t ar_batch_target(const ar_batch *b, size_t row, size_t at)
 {
     const int64_t *labels = b->labels ? b->labels : b->input_ids;
     const size_t i = row * b->seq + at;
-    const bool last = at + 1 == b->seq || (b->documents && b->documents[i + 1] != b->documents[i]);
+    const bool kept = b->documents && !b->targets_cross;
+    const bool last = at + 1 == b->seq || (kept && b->documents[i + 1] != b->documents[i]);
     return last ? AR_IGNORE_INDEX : labels[i + 1];
 }
 

@@ -87,18 +87,32 @@ static void read_documents(batch_values *v, ar_batch *batch, const ar_st_file *f
     batch->documents = v->documents;
 }
 
+/* Without a mask a position that is not the one before and 1 begins a document, in transformers. */
+static void read_positions(batch_values *v, ar_batch *batch, const ar_st_file *f)
+{
+    const ar_st_entry *e = ar_st_find(f, "position_ids");
+    const size_t s = batch->seq, n = batch->batch * s;
+    if (!read_integers(v->positions, f, "position_ids"))
+        return;
+    for (size_t i = e->count; i < n; i++) /* one row for all samples */
+        v->positions[i] = v->positions[i - s];
+    batch->position_ids = v->positions;
+    if (ar_st_find(f, "attention_mask") != NULL || ar_st_find(f, "cu_seqlens") != NULL)
+        return;
+    for (size_t i = 0; i < n; i++)
+        v->documents[i] = i % s == 0 ? 0 : v->documents[i - 1] + (v->positions[i] - v->positions[i - 1] != 1);
+    batch->documents = v->documents;
+    batch->targets_cross = true;
+}
+
 static ar_batch read_batch(batch_values *v, const ar_st_file *f)
 {
     cr_assert(read_integers(v->ids, f, "input_ids"));
-    const ar_st_entry *ids = ar_st_find(f, "input_ids"), *positions = ar_st_find(f, "position_ids");
+    const ar_st_entry *ids = ar_st_find(f, "input_ids");
     ar_batch batch = {.batch = ids->shape[0], .seq = ids->shape[1], .input_ids = v->ids};
     if (read_integers(v->labels, f, "labels"))
         batch.labels = v->labels;
-    if (read_integers(v->positions, f, "position_ids")) {
-        for (size_t i = positions->count; i < ids->count; i++) /* one row for all samples */
-            v->positions[i] = v->positions[i - batch.seq];
-        batch.position_ids = v->positions;
-    }
+    read_positions(v, &batch, f);
     read_mask(v, &batch, f);
     read_documents(v, &batch, f);
     return batch;
@@ -216,10 +230,10 @@ static void other_models_agree_with_pytorch_in_every_mode(void)
     check_models(others, sizeof others / sizeof *others);
 }
 
-static const char *const batches[] = {"gpt2-padding-tiny",   "llama-padding-tiny",  "llama-padding-labels-tiny",
-                                      "gpt2-additive-tiny",  "llama-additive-tiny", "gpt2-labels-tiny",
-                                      "llama-labels-tiny",   "gpt2-documents-tiny", "llama-documents-tiny",
-                                      "gpt2-positions-tiny", "llama-positions-tiny"};
+static const char *const batches[] = {"gpt2-padding-tiny",   "llama-padding-tiny",   "llama-padding-labels-tiny",
+                                      "gpt2-additive-tiny",  "llama-additive-tiny",  "gpt2-labels-tiny",
+                                      "llama-labels-tiny",   "gpt2-documents-tiny",  "llama-documents-tiny",
+                                      "gpt2-positions-tiny", "llama-positions-tiny", "gpt2-flattened-tiny"};
 
 static void batches_with_labels_masks_and_positions_agree_with_pytorch_in_every_mode(void)
 {

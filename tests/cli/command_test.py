@@ -581,28 +581,35 @@ class Grads(CommandTest):
         ids = read_safetensors(folder / "batch.safetensors")["input_ids"]
         tokens = list(struct.unpack("<64q", ids[2]))
         flat = i32(0, 20, 32, 64)
+        without = {"position_ids": ["I64", [2, 32], i64(*range(20), *range(12), *range(32))],
+                   "labels": ["I64", [2, 32], i64(*[-100 if i == 20 else t for i, t in enumerate(tokens)])]}
         same = [{"cu_seqlens": ["I32", [4], flat]}, {"cu_seqlens": ["I64", [5], i64(0, 20, 20, 32, 64)]},
                 {"cu_seqlens": ["I32", [2, 3], i32(0, 20, 32, 0, 32, 32)]},
                 {"cu_seq_lens_q": ["I32", [4], flat], "cu_seq_lens_k": ["I32", [4], flat]},
-                {"attention_mask": ["F32", [2, 1, 32, 32], apart],
-                 "position_ids": ["I64", [2, 32], i64(*range(20), *range(12), *range(32))],
-                 "labels": ["I64", [2, 32], i64(*[-100 if i == 20 else t for i, t in enumerate(tokens)])]}]
+                {"attention_mask": ["F32", [2, 1, 32, 32], apart], **without}, without]
         layouts = [("--tp", "2"), ("--tp", "2"), ("--cp", "2", "--zigzag"), ("--cp", "4"),
-                   ("--cp", "2", "--cp-inner", "2"), ("--cp", "2")]
+                   ("--cp", "2", "--cp-inner", "2"), ("--cp", "2"), ("--cp", "4")]
         self.assertEqual(len(layouts), 1 + len(same))
         results = []
         for extra, layout in zip([{}] + same, layouts):
             write_safetensors(folder / "batch.safetensors", {"input_ids": ids, **extra})
             results.append(self.result("grads", folder, "--input", folder / "batch.safetensors", "--out",
-                                       self.folder / "out", *layout))
+                                       self.folder / "out", "--quiet", *layout))
         hashes = [result["outputs_hash"] for result in results]
         self.assertEqual(len(set(hashes[1:])), 1, hashes)
         self.assertNotEqual(hashes[0], hashes[1])
-        write_safetensors(folder / "batch.safetensors", {"input_ids": ids, "cu_seqlens": ["I32", [4], flat],
-                                                         "position_ids": ["I64", [1, 32], i64(*range(32))]})
-        done = Done(["grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out"])
-        self.assertEqual(done.code, 0, str(done))
-        self.assertIn("note: 1 of 3 documents begin at another position than 0", done.err)
+        ones, positions = ["I64", [2, 32], i64(*[1] * 64)], without["position_ids"]
+        for batch, note in (
+                ({"cu_seqlens": ["I32", [4], flat], "position_ids": ["I64", [1, 32], i64(*range(32))]},
+                 "1 of 3 documents begin at another position than 0"),
+                (without, "restart or jump 1 time within a row: attention stays inside the documents that begin there, as in "
+                          "transformers without attention_mask and use_cache\n"),
+                ({"position_ids": positions}, "attention_mask and use_cache; 1 of them is predicted by the one before"),
+                ({**without, "attention_mask": ones}, "jump 1 time within a row: attention crosses these places")):
+            write_safetensors(folder / "batch.safetensors", {"input_ids": ids, **batch})
+            done = Done(["grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out"])
+            self.assertEqual(done.code, 0, str(done))
+            self.assertIn(note, done.err)
 
 
 class Others(CommandTest):

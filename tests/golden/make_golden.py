@@ -237,6 +237,13 @@ def positions(ids, vocab):
     return {"position_ids": steps[None], "attention_mask": torch.ones_like(ids)}
 
 
+def flattened(ids, vocab):
+    """Without a mask, positions that restart or jump keep documents apart; the ids are the labels, so that the last token of
+    each predicts the first of the next."""
+    jump = torch.cat([torch.arange(4), torch.arange(6, 10), torch.arange(6)])
+    return {"position_ids": torch.stack([restarting(((6, 1, 7),))[0][0], jump])}
+
+
 def packed_rows(ids, vocab):
     """Documents of each row, the shorter list padded with the row's end; positions and targets are left to them."""
     return {"cu_seqlens": torch.tensor([[0, 5, 6, 11, 14], [0, 8, 14, 14, 14]], dtype=torch.int32)}
@@ -289,6 +296,7 @@ BATCHES = {
     "llama-documents-tiny": (LLAMA, 29, documents_seen),
     "gpt2-positions-tiny": (GPT2, 30, positions),
     "llama-positions-tiny": (LLAMA, 31, positions),
+    "gpt2-flattened-tiny": (GPT2, 37, flattened),
 }
 # name: the model, the seed, what the batch holds, its rows; with more positions where a row holds all documents.
 PACKED = {

@@ -26,6 +26,9 @@ Test(batch, places_of_a_row_with_documents)
         cr_expect(from == 0 && to == 6, "row 1, place %zu: [%zu, %zu)", at, from, to);
     }
     cr_expect_eq(ar_batch_targets(&b), 3U + 5U);
+    const ar_batch crossing = {.batch = 2, .seq = 6, .input_ids = ids, .documents = documents, .targets_cross = true};
+    cr_expect_eq(ar_batch_target(&crossing, 0, 2), 13);
+    cr_expect_eq(ar_batch_targets(&crossing), 5U + 5U);
 }
 
 Test(batch, without_documents_a_row_is_one)

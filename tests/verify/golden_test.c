@@ -58,6 +58,7 @@ static const golden_case cases[] = {
     {"llama-documents-tiny", false, {1, 2, 4}},
     {"gpt2-positions-tiny", false, {1, 2, 4}},
     {"llama-positions-tiny", false, {1, 2, 4}},
+    {"gpt2-flattened-tiny", false, {1, 2, 4}},
     {"llama-packed-tiny", false, {1, 2, 4}},
     {"gpt2-packed-tiny", false, {1, 2, 4}},
     /* Another loss, which provenance.json names. */
@@ -272,6 +273,7 @@ static const struct {
     {"llama-packed-tiny", {.cp = 14}},
     {"llama-packed-tiny", {.dp = 2, .cp = 2, .cp_inner = 2, .tp = 2}},
     {"gpt2-packed-tiny", {.cp = 7, .zigzag = true}},
+    {"gpt2-flattened-tiny", {.dp = 2, .cp = 7}},
     {"gpt2-packed-tiny", {.cp = 4, .cp_inner = 2, .zigzag = true, .tp = 2}},
     {"gpt2-packed-tiny", {.cp = 2, .zigzag = true, .tp = 2, .sp = true}},
 };

@@ -229,22 +229,54 @@ static void note_positions(ari_input_batch *b)
                  odd, documents);
 }
 
-static void note_documents(ari_input_batch *b)
+/* How many places within a row are not one position behind the place before; they begin documents, as each row does. */
+static size_t find_jumps(bool *begins, const ar_batch *x)
 {
-    const ar_batch *x = &b->batch;
-    size_t restarts = 0;
-    if (x->documents && x->position_ids) {
-        note_positions(b);
-        return;
+    size_t count = 0;
+    for (size_t i = 0; i < x->batch * x->seq; i++) {
+        const bool jumps = i % x->seq > 0 && x->position_ids[i] != x->position_ids[i - 1] + 1;
+        begins[i] = jumps || i % x->seq == 0;
+        count += jumps;
     }
-    for (size_t i = 0; x->position_ids && i < x->batch * x->seq; i++)
-        restarts += i % x->seq > 0 && x->position_ids[i] < x->position_ids[i - 1];
-    if (restarts > 0 && !x->additive_mask)
-        snprintf(
-            b->note[2], sizeof b->note[2],
-            "positions restart %zu time%s within a row: attention crosses these documents, as in transformers with "
-            "a mask of ones (without a mask it keeps them apart); to keep them apart here, give cu_seqlens",
-            restarts, restarts == 1 ? "" : "s");
+    return count;
+}
+
+static void note_jumps(ari_input_batch *b, size_t jumps)
+{
+    ar_batch inside = b->batch;
+    inside.targets_cross = false;
+    const size_t crossing = ar_batch_targets(&b->batch) - ar_batch_targets(&inside);
+    const char *seen = b->batch.padding_mask
+                           ? "crosses these places, as in transformers with attention_mask or "
+                             "use_cache; without both, or with cu_seqlens, it keeps documents apart"
+                           : "stays inside the documents that begin there, as in transformers without "
+                             "attention_mask and use_cache";
+    const int at =
+        snprintf(b->note[2], sizeof b->note[2], "position_ids restart or jump %zu time%s within a row: attention %s",
+                 jumps, jumps == 1 ? "" : "s", seen);
+    if (crossing > 0)
+        snprintf(b->note[2] + at, sizeof b->note[2] - (size_t)at,
+                 "; %zu of them %s predicted by the one before: label their first tokens -100 if it should not",
+                 crossing, crossing == 1 ? "is" : "are");
+}
+
+/* Documents that position_ids alone tell, as transformers 5.23 has them (find_packed_sequence_indices): apart unless
+ * there is a mask, and which targets they have is for the labels to say. */
+static ar_status apart_by_positions(ari_input_batch *b, const char *path)
+{
+    ar_batch *x = &b->batch;
+    bool *begins = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc((void **)&begins, x->batch * x->seq, sizeof *begins, "position_ids"));
+    const size_t jumps = find_jumps(begins, x);
+    if (jumps > 0 && !x->padding_mask) {
+        st = number_documents(b, begins, path, "position_ids");
+        x->targets_cross = true;
+    }
+    if (jumps > 0)
+        note_jumps(b, jumps);
+    free(begins);
+    return st;
 }
 
 static ar_status load_padding(ari_input_batch *b, const ar_st_entry *e, const char *path)
@@ -312,12 +344,15 @@ ar_status ari_input_batch_load(ari_input_batch *b, const ar_config *c, const cha
     AR_TRY_TO(done, st, load_bounds(b, f, path));
     const ar_st_entry *mask = ar_st_find(f, "attention_mask");
     if (mask && mask->ndim == 4)
-        st = load_additive(b, c, mask, path);
+        AR_TRY_TO(done, st, load_additive(b, c, mask, path));
     else if (mask)
-        st = load_padding(b, mask, path);
+        AR_TRY_TO(done, st, load_padding(b, mask, path));
+    if (b->batch.position_ids && b->batch.documents)
+        note_positions(b);
+    else if (b->batch.position_ids && !b->batch.additive_mask)
+        AR_TRY_TO(done, st, apart_by_positions(b, path));
     note_labels(b);
     note_left_padding(b, c);
-    note_documents(b);
 done:
     ar_st_close(f);
     if (st != AR_OK)

@@ -115,6 +115,24 @@ class Transformers(unittest.TestCase):
                 for name, p in model.named_parameters():
                     anyrank.testing.assert_same(ref.grads[name], p.grad, sensitivity=ref.allowed[name])
 
+    def test_packed_batches_of_the_collator(self) -> None:
+        import torch
+        from transformers import DataCollatorWithFlattening
+
+        model = self.make()
+        samples = [{"input_ids": list(range(first, first + n))} for first, n in ((3, 7), (20, 1), (31, 5))]
+        flat = DataCollatorWithFlattening(return_tensors="pt")(samples)
+        apart = {**flat, "use_cache": False}
+        for batch, words in ((apart, "attention stays inside"), ({**apart, "labels": flat["input_ids"]}, "; 2 of them"),
+                             ({**apart, "attention_mask": torch.ones(1, 13)}, "attention crosses"),
+                             (flat, "attention crosses")):  # by default a model makes a cache
+            model.zero_grad()
+            ref = anyrank.grads(model, batch, sensitivity=True)
+            output = model(**batch)
+            output.loss.backward()
+            ref.assert_same(model, output)
+            self.assertIn(words, ref.report.notes[0])
+
     def test_a_wrong_gradient_is_named(self) -> None:
         model, batch = self.make(), self.batch()
         ref = anyrank.grads(model, batch, sensitivity=True)
