@@ -79,9 +79,11 @@ def _redirect(folder: str, rank: int) -> typing.TextIO:
     os.close(out)
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-    stack = open(path_of(folder, rank, "stack"), "w", encoding="utf-8")
+    path = path_of(folder, rank, "stack")
+    stack = open(f"{path}.new", "a", encoding="utf-8")
     faulthandler.enable(stack)
     faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
+    os.replace(f"{path}.new", path)  # now the signal can come
     return stack
 
 

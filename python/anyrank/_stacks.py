@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import linecache
 import os
 import re
-import site
-import sysconfig
 import typing
 
 from anyrank import _rank_process
 
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 OWN = _rank_process.__file__
+PYTHON = os.path.dirname(os.__file__) + os.sep
 EXCHANGE = os.path.join(_rank_process.PACKAGE, "capture", "_exchange.py")
 # Functions of torch.distributed that only hand on to others.
 WRAPPERS = {"wrapper", "_fn", "__call__", "inner", "<lambda>"}
@@ -53,17 +53,24 @@ def main_thread(text: str) -> list[Frame]:
     return max(threads, key=len, default=[])
 
 
-def _libraries() -> tuple[str, ...]:
-    paths = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    paths.update(site.getsitepackages() if hasattr(site, "getsitepackages") else [])
-    return tuple({os.path.realpath(path) + os.sep for path in paths} | {path + os.sep for path in paths} | {"<"})
+def _installed(path: str) -> bool:
+    return path.startswith("<") or not {"site-packages", "dist-packages"}.isdisjoint(path.split(os.sep))
+
+
+def _of_every_run(path: str) -> bool:
+    """Whether a file is Python's, torch's or this package's, wherever they are installed."""
+    torch = importlib.util.find_spec("torch")
+    if torch is not None and torch.origin and path.startswith(os.path.dirname(torch.origin) + os.sep):
+        return True
+    python = path.startswith("<frozen ") or (path.startswith(PYTHON) and not _installed(path))
+    return python or _rank_process.of_package(path)
 
 
 def users(frames: list[Frame]) -> int:
-    """The index of the innermost frame that is no library's; 0 if all of them are."""
-    libraries = _libraries()
-    return next((i for i, frame in enumerate(frames)
-                 if not (frame.path.startswith(libraries) or _rank_process.of_package(frame.path))), 0)
+    """The index of the user's innermost frame: in no library, or else in one that not every run has, as a program may
+    be installed too; 0 if there is none."""
+    others = [i for i, frame in enumerate(frames) if not _of_every_run(frame.path)]
+    return next((i for i in others if not _installed(frames[i].path)), next(iter(others), 0))
 
 
 def collective(frames: list[Frame]) -> str:

@@ -282,22 +282,23 @@ def _print(folder: str, world: int) -> None:
 
 def _ask(ranks: list[_Rank], folder: str) -> None:
     """Has every rank that still runs say where it stands."""
-    asked = [rank for rank in ranks if rank.running()]
-    for rank in asked:
-        if _rank_process.path_of(folder, rank.number, "stack").exists():
-            try:
-                os.kill(rank.process.pid, signal.SIGUSR1)
-            except OSError:
-                pass  # it ends just now
+    silent = [rank for rank in ranks if rank.running()]
+    asked: set[int] = set()
     limit = time.monotonic() + ANSWER
-    while True:
-        for rank in asked:
+    while silent and time.monotonic() < limit:
+        for rank in silent:
             path = _rank_process.path_of(folder, rank.number, "stack")
+            if path.exists() and rank.number not in asked:
+                asked.add(rank.number)
+                try:
+                    os.kill(rank.process.pid, signal.SIGUSR1)
+                except OSError:
+                    pass  # it ends just now
             text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-            rank.stack = _stacks.main_thread(text) if _stacks.complete(text) else []
-        if time.monotonic() > limit or all(rank.stack or rank.process.exitcode is not None for rank in asked):
-            break
-        time.sleep(0.01)
+            rank.stack = _stacks.main_thread(text) if _stacks.complete(text) else None
+        silent = [rank for rank in silent if rank.stack is None and rank.process.exitcode is None]
+        if silent:
+            time.sleep(0.01)
 
 
 def _status(rank: _Rank) -> str:

@@ -13,11 +13,14 @@ import importlib.util
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 import typing
 import unittest
+import warnings
 
 _T = typing.TypeVar("_T", bound=typing.Union[type, typing.Callable[..., object]])
 
@@ -45,6 +48,29 @@ def run_python(code: str, *arguments: str, **environment: str) -> subprocess.Com
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False,
                           stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path, **environment})
+
+
+def fork(function: typing.Callable[[], object], out: str | os.PathLike[str], **environment: str) -> int:
+    """The process that runs function, which may give its exit status, as a copy of this one: what takes seconds to
+    import is there. Its output goes to a file, and SIGINT interrupts it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking where there are threads
+        pid = os.fork()
+    if pid:
+        return pid
+    try:
+        file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        sys.stdout = sys.stderr = open(1, "w", buffering=1, encoding="utf-8", closefd=False)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ.update(environment)
+        status = int(typing.cast(typing.Any, function()) or 0)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def anyrank_json(*arguments: str) -> typing.Any:

@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 import typing
 import unittest
 import unittest.mock
 
-from anyrank import ranks
-from anyrank.tests import FolderCase, needs, run_python
+from anyrank import _stacks, ranks
+from anyrank._stacks import Frame
+from anyrank.tests import FolderCase, fork, needs
 
 Function = typing.Callable[..., typing.Any]
 spawn = functools.partial(ranks.spawn, timeout=3600)  # however slow the machine is
@@ -37,17 +40,31 @@ def wait_for_ever() -> None:
 
 @needs("torch")
 class Ranks(FolderCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        importlib.import_module("anyrank.capture")  # once, and not in every rank
+
     def failure(self, world: int, function: Function, **options: typing.Any) -> ranks.RanksFailed:
         with self.assertRaises(ranks.RanksFailed) as caught:
             spawn(world, function, **options)
         return caught.exception
 
     def hang(self, world: int, function: Function, *words: str) -> ranks.RanksFailed:
-        """The failure of a run that hangs. A slow machine may need longer until all ranks are where they stay."""
-        for seconds in (1, 4, 16, 64, 256):
-            failed = self.failure(world, function, timeout=seconds)
-            if all(word in str(failed) for word in words):
-                break
+        """The failure of a run that hangs, asked for until all ranks are where they stay and it has the words."""
+        real = ranks._failure
+
+        def failure(of: list[typing.Any], folder: str, timeout: float | None) -> ranks.RanksFailed:
+            for _ in range(10_000):
+                ranks._listen(of)
+                failed = real(of, folder, timeout)
+                if all(word in str(failed) for word in words):
+                    break
+                for path in pathlib.Path(folder).glob("*.stack"):
+                    os.truncate(path, 0)
+            return failed
+
+        with unittest.mock.patch("anyrank.ranks._failure", failure):
+            failed = self.failure(world, function, timeout=1e-9)
         self.assertEqual(failed.kind, "hangs")
         for word in words:
             self.assertIn(word, str(failed))
@@ -186,37 +203,54 @@ class Ranks(FolderCase):
                 spawn(**{"world": 1, "function": reduce_of, **wrong})  # type: ignore[arg-type]
 
     def test_what_ranks_print_is_printed_by_rank(self) -> None:
-        done = run_python("import os\nfrom anyrank import ranks\n"
-                          "ranks.spawn(2, lambda rank: (print('I am', rank), os.system('echo shell')))\n")
+        def program() -> None:
+            spawn(2, lambda rank: (print("I am", rank), os.system("echo shell")))
+        os.waitpid(fork(program, self.path / "out"), 0)
         expected = "".join(f"--- rank {r} printed ---\nI am {r}\nshell\n" for r in (0, 1))
-        self.assertEqual(done.stdout, expected, done.stderr)
+        self.assertEqual((self.path / "out").read_text(), expected)
 
     @unittest.skipUnless(sys.platform == "linux", "looks into /proc")
     def test_nothing_is_left_running(self) -> None:
         """After Ctrl-C, and after the parent was killed; what ranks started goes with them where the parent can."""
-        code = ("import os, subprocess, sys, time\nfrom anyrank import ranks\n"
-                "def f(rank):\n"
-                "    child = subprocess.Popen(['sleep', '100000'])\n"
-                "    open(f'{sys.argv[1]}/{rank}.tmp', 'w').write(f'{os.getpid()} {child.pid}')\n"
-                "    os.rename(f'{sys.argv[1]}/{rank}.tmp', f'{sys.argv[1]}/{rank}.pids')\n"
-                "    time.sleep(100000)\n"
-                "ranks.spawn(2, f, timeout=None)\n")
-        environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(ranks.__file__).parents[1])}
+        def never_ends(folder: pathlib.Path) -> None:
+            def run(rank: int) -> None:
+                child = subprocess.Popen(["sleep", "100000"])
+                pathlib.Path(folder, f"{rank}.tmp").write_text(f"{os.getpid()} {child.pid}")
+                os.rename(folder / f"{rank}.tmp", folder / f"{rank}.pids")
+                wait_for_ever()
+            ranks.spawn(2, run, timeout=None)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             folder = pathlib.Path(self.path, number.name)
             folder.mkdir()
-            parent = subprocess.Popen([sys.executable, "-c", code, folder], stderr=subprocess.PIPE, env=environment)
-            while len(list(folder.glob("*.pids"))) < 2 and parent.poll() is None:
-                time.sleep(0.05)
+            parent = fork(functools.partial(never_ends, folder), folder / "out")
+            while len(list(folder.glob("*.pids"))) < 2 and not os.waitpid(parent, os.WNOHANG)[0]:
+                time.sleep(0.01)
             pids = [int(pid) for path in folder.glob("*.pids") for pid in path.read_text().split()]
-            self.assertEqual(len(pids), 4, parent.poll())
-            parent.send_signal(number)
-            parent.communicate()
+            self.assertEqual(len(pids), 4, (folder / "out").read_text())
+            os.kill(parent, number)
+            os.waitpid(parent, 0)
             left = pids if number == signal.SIGINT else pids[::2]
             while any(map(running, left)):
-                time.sleep(0.05)  # for ever, where one is left: the run of tests has a limit
+                time.sleep(0.01)  # for ever, where one is left: the run of tests has a limit
             for pid in filter(running, pids):
                 os.kill(pid, signal.SIGKILL)
+
+
+class Stacks(unittest.TestCase):
+    def test_the_users_frame_is_found_wherever_torch_and_the_program_are_installed(self) -> None:
+        packages = "/venv/lib/python3.11/site-packages"
+        for home in (packages, "/home/me/pytorch"):
+            torch = importlib.machinery.ModuleSpec("torch", None, origin=f"{home}/torch/__init__.py")
+            inner = [Frame(f"{home}/torch/distributed/{file}", 1, function)
+                     for file, function in (("distributed_c10d.py", "all_reduce"), ("c10d_logger.py", "wrapper"))]
+            inner.append(Frame(threading.__file__, 1, "run"))
+            with unittest.mock.patch("importlib.util.find_spec", lambda name, torch=torch: torch):
+                for program in ("/home/me/train.py", f"{packages}/mine/train.py", "<string>"):
+                    frames = [*inner, Frame(program, 1, "step"), Frame(program, 9, "main")]
+                    self.assertEqual((_stacks.users(frames), _stacks.collective(frames)), (3, "all_reduce"), frames)
+                library = [*inner, Frame(f"{packages}/transformers/trainer.py", 1, "train"),
+                           Frame("/home/me/train.py", 1, "main")]
+                self.assertEqual(_stacks.users(library), 4)
 
 
 def running(pid: int) -> bool:
