@@ -11,7 +11,7 @@ import subprocess
 import sys
 import unittest
 
-from anyrank.tests import FolderCase, needs
+from anyrank.tests import FolderCase, fork, needs
 
 LAYER = '''
 import os, pytest, torch
@@ -60,22 +60,36 @@ class PytestCase(FolderCase):
     def write(self, text: str, name: str = "test_it.py") -> None:
         (self.path / name).write_text(LAYER + text)
 
-    def pytest(self, *arguments: str, status: int = 0, patience: str = "--anyrank-timeout=3600",
+    def pytest(self, *arguments: str, status: int = 0, patience: str = "--anyrank-timeout=3600", fresh: bool = False,
                **environment: str) -> str:
-        """What pytest prints. patience: however slow the machine is."""
+        """What pytest prints, in a copy of this process or in a fresh one. patience: however slow the machine is."""
         # The entry point, as the installed package has it: pytest loads it by itself.
         installed = self.path / "installed" / "sources_of_anyrank-0.dist-info"
         installed.mkdir(parents=True, exist_ok=True)
         (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: sources-of-anyrank\nVersion: 0\n")
         (installed / "entry_points.txt").write_text("[pytest11]\nanyrank = anyrank.pytest_plugin\n")
-        root = pathlib.Path(__file__).resolve().parents[2]
-        words = [*filter(None, [patience]), f"--rootdir={self.path}", f"--basetemp={self.path / 'tmp'}", *arguments]
-        done = subprocess.run([sys.executable, "-m", "pytest", "-q", *words], capture_output=True, text=True,
-                              check=False, cwd=self.path, stdin=subprocess.DEVNULL,
-                              env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{installed.parent}",
-                                   "COLUMNS": "200", **environment})
-        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
-        return done.stdout + done.stderr
+        places = [str(pathlib.Path(__file__).resolve().parents[2]), str(installed.parent)]
+        words = ["-q", *filter(None, [patience]), f"--rootdir={self.path}", f"--basetemp={self.path / 'tmp'}",
+                 *arguments]
+        environment = {"PYTHONPATH": os.pathsep.join(places), "COLUMNS": "200", **environment}
+        out = self.path / "out"
+
+        def main() -> object:
+            import pytest
+            os.chdir(self.path)
+            sys.path[:0] = places
+            return pytest.main(words)
+        if fresh:
+            with open(out, "wb") as file:
+                ended = subprocess.run([sys.executable, "-m", "pytest", *words], stdout=file, stderr=file, check=False,
+                                       cwd=self.path, stdin=subprocess.DEVNULL, env={**os.environ, **environment})
+            returned = ended.returncode
+        else:
+            importlib.import_module("pytest")
+            returned = os.WEXITSTATUS(os.waitpid(fork(main, out, **environment), 0)[1])
+        text = out.read_text(errors="replace")
+        self.assertEqual(returned, status, text)
+        return text
 
 
 @needs("pytest")
@@ -83,7 +97,7 @@ class Options(PytestCase):
     def test_loading_it_imports_neither_torch_nor_numpy(self) -> None:
         (self.path / "test_it.py").write_text("import sys\ndef test_one():\n"
                                               "    assert not {'torch', 'numpy'} & set(sys.modules)\n")
-        self.assertIn("1 passed", self.pytest())
+        self.assertIn("1 passed", self.pytest(fresh=True))
 
     def test_what_cannot_be_read_is_said_before_any_test(self) -> None:
         (self.path / "test_it.py").write_text("def test_one():\n    pass\n")
@@ -124,6 +138,11 @@ class Options(PytestCase):
 
 @needs("pytest", "torch")
 class Fixtures(PytestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        for name in ("anyrank.capture", "anyrank._compare", "torch._dynamo"):  # which every comparison imports
+            importlib.import_module(name)
+
     def test_right_layers_pass_and_say_how_near_they_were(self) -> None:
         self.write('''
 @pytest.mark.anyrank(ranks=[2, 3], seeds=[0, 5])
