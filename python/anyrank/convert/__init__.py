@@ -119,7 +119,7 @@ def convert(source: Path, out: Path, *, full: bool = False, weights: str = "mast
             raise AnyrankError(f"{source}: {checkpoint.kind}: full tensors need the mapping; convert without full, and "
                                "compare with --map")
         return _write(checkpoint, out, full)
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, MemoryError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, MemoryError, RecursionError) as error:
         raise AnyrankError(f"{folder}: damaged, or of a version that is not known: what is pickled in it is not made "
                            f"as checkpoints of this kind are ({type(error).__name__}: {error})") from error
 

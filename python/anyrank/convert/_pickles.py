@@ -31,6 +31,10 @@ STORAGES = {"DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16",
 PLACEHOLDERS = ("torch.", "numpy.", "deepspeed.", "megatron.", "transformer_engine.", "apex.", "transformers.",
                 "accelerate.", "omegaconf.", "sglang.", "pathlib.", "argparse.", "datetime.")
 NAMED_PLACEHOLDERS = {"_codecs.encode", "types.SimpleNamespace", "numpy.ndarray", "numpy.dtype"}
+# After these opcodes the top of the stack may be a new value that can be a key.
+MAKERS = (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.FROZENSET, pickle.REDUCE, pickle.NEWOBJ,
+          pickle.NEWOBJ_EX, pickle.INST, pickle.OBJ)
+
 
 class _Ordered(typing.Dict[typing.Any, typing.Any]):
     """An OrderedDict, whose attributes (versions of modules) are dropped."""
@@ -98,15 +102,91 @@ class _Storage(typing.NamedTuple):
     data: memoryview
 
 
+KEYS = (tuple, frozenset, slice)  # what can be a key and holds others
+HOLDERS = (*KEYS, dict, list, set)
+MOST_DEEP = 100  # Python hashes a tuple in a tuple by recursion, without an end
+
+
+def _parts(value: typing.Any) -> list[typing.Any]:
+    """What one of HOLDERS has in it."""
+    if isinstance(value, slice):
+        return [value.start, value.stop, value.step]
+    return [*value, *value.values()] if isinstance(value, dict) else [*value]
+
+
+def _weighed(load: typing.Any) -> typing.Any:
+    """An opcode's method that weighs what it leaves on top of the stack."""
+    def weighed(reader: typing.Any) -> None:
+        load(reader)
+        reader.weigh(reader.stack[-1])
+
+    return weighed
+
+
 class _Reader(pickle._Unpickler):
     """Python's own unpickler, and not the one in C: that one makes room for as many objects as one number of a damaged
-    file says, which may be more than the machine has."""
+    file says, which may be more than the machine has.
 
-    def __init__(self, file: typing.IO[bytes], where: str, placeholders: typing.Collection[str],
+    A container may be in others many times over, so that a few bytes tell of one that is without end when it is hashed,
+    compared, printed or walked through. Its weight, which counts what is in it as often as it is there, is bounded by
+    the file's size: a key's when it is made, all others' when all is read."""
+
+    dispatch: typing.ClassVar[dict[int, typing.Any]] = {
+        **pickle._Unpickler.dispatch, **{code[0]: _weighed(pickle._Unpickler.dispatch[code[0]]) for code in MAKERS}}
+
+    def __init__(self, data: bytes, where: str, placeholders: typing.Collection[str],
                  storage: typing.Callable[[str, str, int], memoryview] | None) -> None:
-        super().__init__(file, encoding="utf-8")
+        super().__init__(io.BytesIO(data), encoding="utf-8")
         self.where, self.allowed, self.storage = where, placeholders, storage
         self.classes: dict[str, type] = {}
+        self.most = 1_000_000 + 10 * len(data)
+        self.weights: dict[int, tuple[int, int]] = {}  # and depths, by id, of keys that hold such
+        self.kept: list[typing.Any] = []  # these keys, so that nothing else gets their ids
+
+    def load(self) -> typing.Any:
+        made = super().load()
+        self.weigh_all(made)
+        return made
+
+    def weigh(self, value: typing.Any) -> None:
+        """What can be a key and holds others, when it is made."""
+        inside = [part for part in _parts(value) if isinstance(part, KEYS)] if isinstance(value, KEYS) else []
+        if inside and id(value) not in self.weights:
+            known = [self.weights.get(id(part), (1 + len(_parts(part)), 1)) for part in inside]
+            weight, depth = 1 + len(_parts(value)) + sum(one[0] for one in known), 1 + max(one[1] for one in known)
+            self.limit(weight)
+            if depth > MOST_DEEP:
+                self.fail(f"tuples in tuples, {depth} deep")
+            self.weights[id(value)] = weight, depth
+            self.kept.append(value)
+
+    def weigh_all(self, made: typing.Any) -> None:
+        """Every container, when all have what they will have. A Placeholder is opaque to what holds it."""
+        weights: dict[int, int] = {}  # by id; below 0 until those of what is in it are known
+        roots: list[list[typing.Any]] = [[made]]
+        seen: set[int] = set()
+        for root in roots:
+            todo: list[typing.Any] = [root]
+            while todo:
+                value = todo.pop()
+                parts = _parts(value)
+                inside = [part for part in parts if isinstance(part, HOLDERS)]
+                if id(value) not in weights:
+                    weights[id(value)] = -1 if inside else 1 + len(parts)
+                    if any(weights.get(id(part), 0) < 0 for part in inside):
+                        self.fail(f"a {type(value).__name__} that holds itself")
+                    todo += (value, *inside) if inside else ()
+                    opaque = [part for part in parts if isinstance(part, Placeholder) and id(part) not in seen]
+                    seen.update(map(id, opaque))
+                    roots += [[*vars(part).values()] for part in opaque]
+                elif weights[id(value)] < 0:
+                    weights[id(value)] = 1 + len(parts) + sum(weights[id(part)] for part in inside)
+                    self.limit(weights[id(value)])
+
+    def limit(self, weight: int) -> None:
+        if weight > self.most:
+            self.fail(f"containers in containers that stand for {weight} values, in a file that may hold "
+                      f"{self.most}: damaged, or made to keep its reader busy")
 
     def find_class(self, module: str, name: str) -> typing.Any:
         full = f"{module}.{name}"
@@ -137,10 +217,10 @@ class _Reader(pickle._Unpickler):
 
     def persistent_load(self, key: typing.Any) -> _Storage:
         if self.storage is None or not isinstance(key, tuple) or len(key) < 5 or key[0] != "storage" or (
-                not isinstance(key[1], _DType)):
-            self.fail(f"a storage of another kind than torch's: {str(key)[:80]}")
+                not isinstance(key[1], _DType) or type(key[2]) is not str or type(key[4]) is not int):
+            self.fail(f"a storage of another kind than torch's, told by a {type(key).__name__}")
         _, dtype, name, _device, count = key[:5]
-        return _Storage(dtype, self.storage(str(name), dtype, count))
+        return _Storage(dtype, self.storage(name, dtype, count))
 
     def tensor(self, how: str, storage: typing.Any, offset: int, shape: typing.Any, strides: typing.Any,
                *more: typing.Any) -> View:
@@ -148,9 +228,9 @@ class _Reader(pickle._Unpickler):
         if not isinstance(storage, _Storage):
             self.fail("a tensor without a storage")
         dtype = more[2] if how == "_rebuild_tensor_v3" and len(more) > 2 else storage.dtype
-        numbers = [offset, *shape, *strides]
-        if len(shape) != len(strides) or len(shape) > 8 or not all(type(n) is int and n >= 0 for n in numbers) or (
-                dtype not in SIZES):
+        if not all(type(n) is int and n >= 0 for n in (offset, *shape, *strides)) or not isinstance(dtype, str):
+            self.fail("a tensor whose shape, strides and offset are not numbers from 0, or whose dtype is none")
+        if len(shape) != len(strides) or len(shape) > 8 or dtype not in SIZES:
             self.fail(f"a tensor of {dtype} {list(shape)} with strides {list(strides)}: malformed, or not supported")
         view = View(str(dtype), tuple(shape), tuple(strides), storage.data, offset)
         last = offset + sum((n - 1) * step for n, step in zip(shape, strides))
@@ -166,7 +246,7 @@ def read_pickle(file: typing.IO[bytes], where: str, placeholders: typing.Collect
                 storage: typing.Callable[[str, str, int], memoryview] | None = None) -> typing.Any:
     """What one pickle holds. storage: (key, dtype, elements) -> bytes, of tensors."""
     try:
-        return _Reader(io.BytesIO(file.read()), where, placeholders, storage).load()
+        return _Reader(file.read(), where, placeholders, storage).load()
     except AnyrankError:
         raise
     except RecursionError:

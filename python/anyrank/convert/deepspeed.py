@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import re
@@ -185,7 +186,8 @@ class _Reader:
         found = [dp for dp, at in sorted(self.optims) if at == mp]
         first = ranks[0]
         if found != list(range(len(found))) or first.count != len(ranks):
-            lost = sorted(set(range(max(first.count, max(found) + 1))) - set(found))
+            missing = (dp for dp in range(max(first.count, max(found) + 1)) if dp not in found)
+            lost = [*itertools.islice(missing, 8)]
             raise AnyrankError(f"MissingShard: {self.folder}: *_optim_states.pt of {len(ranks)} ranks, {first.count} "
                                f"wrote it; none of zero_pp_rank_{', '.join(map(str, lost)) or '?'} with "
                                f"mp_rank_{mp:02d}")

@@ -160,11 +160,12 @@ def read(folder: str, placeholders: typing.Collection[str], shard: typing.Mappin
     files, arguments = [file for file, _ in read_files], read_files[0][1]
     tps, pps = sorted({file.tp for file in files}), sorted({file.pp for file in files})
     size = {key: attribute(arguments, f"{key}_model_parallel_size") for key in ("tensor", "pipeline")}
-    want = [(t, p) for t in range(size["tensor"] or len(tps)) for p in range(size["pipeline"] or len(pps))]
-    lost = sorted(set(want) - {(file.tp, file.pp) for file in files})
-    if lost or len(files) != len(want):
-        raise AnyrankError(f"MissingShard: {folder}: {len(files)} folders mp_rank_*, {len(want)} ranks wrote it" + (
-            f"; none of tensor-parallel rank {lost[0][0]}, stage {lost[0][1]}" if lost else ""))
+    most, stages = size["tensor"] or len(tps), size["pipeline"] or len(pps)
+    held = {(file.tp, file.pp) for file in files}
+    lost = next(((t, p) for t in range(most) for p in range(stages) if (t, p) not in held), None)
+    if lost or len(files) != most * stages:
+        raise AnyrankError(f"MissingShard: {folder}: {len(files)} folders mp_rank_*, {most * stages} ranks wrote it" + (
+            f"; none of tensor-parallel rank {lost[0]}, stage {lost[1]}" if lost else ""))
     _number_layers(files)
     checkpoint = Checkpoint("Megatron", mesh=[("pp", len(pps)), ("tp", len(tps))] if len(files) > 1 else [])
     cuts = Cuts(shard, gated=bool(attribute(arguments, "swiglu")))

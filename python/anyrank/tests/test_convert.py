@@ -133,6 +133,27 @@ class Pickles(FolderCase):
             (source / "mp_rank_00_model_states.pt").write_bytes(data)
             self.refused("mp_rank_00_model_states.pt", words)
 
+    def test_containers_that_double_are_refused_before_they_are_hashed_or_printed(self) -> None:
+        def chain(head: bytes, wrap: bytes, times: int = 60) -> bytes:
+            """A value that is twice in the next, that one twice in the next, .."""
+            return head + b"".join(b"q" + bytes([i]) + wrap.replace(b"?", b"h" + bytes([i])) for i in range(times))
+
+        tuples = b"\x80\x04" + chain(b")", b"?\x86")
+        slices = b"\x80\x04" + chain(b"N", b"0cbuiltins\nslice\n(???tR")
+        for data, words in ((tuples + b"Q.", "containers in containers"),
+                            (b"\x80\x04}" + tuples[2:] + b"Ns.", "containers"),
+                            (b"\x80\x04(" + tuples[2:] + b"\x91.", "containers"),
+                            (b"\x80\x04\x8f(" + tuples[2:] + b"\x90.", "containers"), (slices + b"0N.", "containers"),
+                            (b"\x80\x04" + chain(b"]", b"0](??e") + b".", "containers"),
+                            (b"\x80\x04" + chain(b"}", b"0}(K\x00?K\x01?u") + b".", "containers"),
+                            (b"\x80\x04" + chain(b"]", b"0](??e") + b"Q.", "told by a list"),
+                            (b"\x80\x04})" + b"\x85" * 1000 + b"Ns.", "101 deep"),
+                            (b"\x80\x04]q\x00h\x00a.", "holds itself")):
+            with self.subTest(data=data), self.assertRaisesRegex(anyrank.AnyrankError, words):
+                _pickles.read_pickle(io_of(data), "x", storage=lambda *_: memoryview(b""))
+        shared = _pickles.read_pickle(io_of(b"\x80\x04" + chain(b"]", b"0](??e", 10) + b"."), "x")
+        self.assertEqual(str(shared).count("["), 2 ** 11 - 1)
+
     def test_tensors_beyond_their_storage_are_refused(self) -> None:
         for count, offset, shape, stride in ((2, 1, 2, 1), (2, 0, 3, 1), (2, 0, 2, 2), (9, 0, 2, 1), (2, 0, 2, 255)):
             program = (b"\x80\x02}X\x06\x00\x00\x00module}X\x01\x00\x00\x00wctorch._utils\n_rebuild_tensor_v2\n("
