@@ -161,7 +161,7 @@ static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
     const uint64_t start = ari_now_ns();
     const ar_status st = ari_fault_case_run(&u, &s->bases, &run->at, fault);
     run->seconds = (double)(ari_now_ns() - start) * 1e-9;
-    run->caught = u.result >= AR_CHECK_DIFFERENT;
+    run->caught = u.result == AR_CHECK_MISPREDICTED || u.result >= AR_CHECK_DIFFERENT;
     run->ratio = u.max_ratio;
     snprintf(run->ratio_tensor, sizeof run->ratio_tensor, "%s", u.ratio_tensor);
     run->bytes_counted = u.bytes_counted;

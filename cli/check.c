@@ -195,7 +195,7 @@ static ar_status run_models(const ari_check_values *v, const char *const *models
         AR_TRY(write_record(watch, &checked[0], text));
     if (text)
         ari_check_print_verdict(stdout, checked, n, v->r.run.fault);
-    *exit_code = ari_check_worst(checked, n) == AR_CHECK_SAME ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
+    *exit_code = ar_check_passes(checked[0].report, ari_check_worst(checked, n)) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
     return ari_transport_reports(v->common.process) ? ari_json_end(ari_check_json(checked, n), &v->common) : AR_OK;
 }
 

@@ -42,6 +42,10 @@ static const ari_option options[] = {
                     .more = "The batch has at most 2 sequences of 16 tokens, and several step sizes are tried."),
     ARI_OPTION_FLAG("skip-f64", o.skip_f64,
                     "do not run the binary64 baseline, which only measures the exact one's error"),
+    ARI_OPTION_FLAG("strict-predictions", o.strict_predictions,
+                    "fail where other bytes move, or are held, than model and layout predict, or in other shapes",
+                    .more = "A wrong prediction of a run whose bits are right is reported in any case; without this "
+                            "option it leaves the exit status at 0."),
     ARI_OPTION_FLAG(
         "memory", memory,
         "print the memory of a rank in every layout too, and whether the shapes of its parts are the layout's",

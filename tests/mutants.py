@@ -429,7 +429,7 @@ MUTANTS = [
     ("the first difference is the first that was visited", "verify/check/compare.c",
      "if (f->different == 0 || r->full + i < f->first) {", "if (f->different == 0) {", "verify/compare_test"),
     ("parts of other shapes than the layout's are no difference", "verify/check/check_run.c",
-     " || run->shape_difference[0] != '\\0')", ")", "verify/shapes_test"),
+     " &&\n                                       run->shape_difference[0] == '\\0')", ")", "verify/shapes_test"),
     ("shapes of all micro-batches are those of the last", "verify/check/check_shapes.c",
      "    shape[0] += x->rows;", "    shape[0] += x->rows > 0 ? 0 : x->rows;", "verify/shapes_test"),
     ("every replica writes the copy that is hashed", "verify/check/compare.c",
@@ -530,7 +530,7 @@ MUTANTS = [
      "r->within == first->within && !r->recomputed && r->recomputed)",
      "plan/lint_test"),
     ("memory that a layout does not predict is no difference", "verify/check/check_run.c",
-     " || run->memory_difference[0] != '\\0'", "", "verify/compare_test"),
+     " && run->memory_difference[0] == '\\0'", "", "verify/compare_test"),
     # --- cli
     ("text of others ends the data of a page", "ref/io/json.c",
      "const size_t n = strcspn(json, \"<\");", "const size_t n = strlen(json);", "verify/html_test cli/plan_page_test"),

@@ -10,7 +10,7 @@
 #include "ref/io/json.h"
 #include "run/cluster_run.h"
 
-static const char *const result_names[] = {"same", "vacuous", "different", "error"};
+static const char *const result_names[] = {"same", "mispredicted", "vacuous", "different", "error"};
 
 static json_t *json_difference(const ar_check_run *u)
 {
@@ -77,6 +77,7 @@ static json_t *json_run(const ari_checked *c, const ar_check_run *u)
     json_t *o = json_object();
     json_object_set_new(o, "layout", ari_layout_json(&u->parallel, r->batch));
     json_object_set_new(o, "result", json_string(result_names[u->result]));
+    json_object_set_new(o, "passed", json_boolean(ar_check_passes(r, u->result)));
     json_object_set_new(o, "tensors", json_integer((json_int_t)u->tensors));
     json_object_set_new(o, "tensors_different", json_integer((json_int_t)u->tensors_different));
     json_object_set_new(o, "elements", json_integer((json_int_t)u->elements));

@@ -99,6 +99,8 @@ static const char *result_text(const ar_check_report *r, const ar_check_run *u)
         return "DIFFERENT";
     if (u->result == AR_CHECK_VACUOUS)
         return "VACUOUS";
+    if (u->result == AR_CHECK_MISPREDICTED)
+        return "prediction wrong";
     return r->numerics == AR_NUMERICS_NATIVE ? "within" : "same bits";
 }
 
@@ -287,6 +289,32 @@ static void print_named(FILE *to, const char *margin, const char *layout, const 
     fprintf(to, "%s%s%s%s\n", margin, layout, layout[0] ? ": " : "", text);
 }
 
+static const char *equality_of(const ar_check_report *r)
+{
+    return r->numerics == AR_NUMERICS_NATIVE ? "within the allowance" : "bits equal";
+}
+
+/* What model and layout predict otherwise. */
+static void print_mispredicted(FILE *to, const ar_check_report *r, const ar_check_run *u)
+{
+    char head[160];
+    if (u->result == AR_CHECK_MISPREDICTED)
+        snprintf(head, sizeof head, "%s: %s; prediction wrong", LAYOUT_OF(u, r), equality_of(r));
+    else
+        snprintf(head, sizeof head, "%s", LAYOUT_OF(u, r));
+    if (!u->error && u->bytes_counted != u->bytes_predicted)
+        fprintf(to,
+                "\n  %s: %s bytes were moved between ranks, the layout predicts %s: a collective is missing or one too "
+                "many\n",
+                head, ARI_COUNT(u->bytes_counted), ARI_COUNT(u->bytes_predicted));
+    if (u->call_difference[0])
+        print_named(to, "    ", "", u->call_difference, u, r);
+    if (u->memory_difference[0])
+        print_named(to, "\n  ", head, u->memory_difference, u, r);
+    if (u->shape_difference[0])
+        print_named(to, "\n  ", head, u->shape_difference, u, r);
+}
+
 static void print_vacuous(FILE *to, const ar_check_vacuous *v)
 {
     if (!v->tensor[0])
@@ -339,17 +367,7 @@ ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
             fprintf(to, "\n  %s: the run ended in an error\n%s\n", LAYOUT_OF(u, r), u->error);
         if (u->has_difference)
             print_difference(to, r, u);
-        if (!u->error && u->bytes_counted != u->bytes_predicted)
-            fprintf(to,
-                    "\n  %s: %s bytes were moved between ranks, the layout predicts %s: a collective is missing or "
-                    "one too many\n",
-                    LAYOUT_OF(u, r), ARI_COUNT(u->bytes_counted), ARI_COUNT(u->bytes_predicted));
-        if (u->call_difference[0])
-            print_named(to, "    ", "", u->call_difference, u, r);
-        if (u->memory_difference[0])
-            print_named(to, "\n  ", LAYOUT_OF(u, r), u->memory_difference, u, r);
-        if (u->shape_difference[0])
-            print_named(to, "\n  ", LAYOUT_OF(u, r), u->shape_difference, u, r);
+        print_mispredicted(to, r, u);
     }
     fflush(to);
     return AR_OK;
@@ -363,7 +381,7 @@ bool ari_check_hash(char hex[65], const ari_checked *checked, size_t n)
     ari_sha256_init(&h);
     for (size_t i = 0; i < n; i++) {
         const ar_check_report *r = checked[i].report;
-        if (r->numerics == AR_NUMERICS_NATIVE || r->result != AR_CHECK_SAME || !r->outputs_hash[0])
+        if (r->numerics == AR_NUMERICS_NATIVE || r->result > AR_CHECK_MISPREDICTED || !r->outputs_hash[0])
             return false;
         ari_sha256_update(&h, r->outputs_hash, strlen(r->outputs_hash));
         ari_sha256_update(&h, r->gradients_hash, strlen(r->gradients_hash));
@@ -375,7 +393,7 @@ bool ari_check_hash(char hex[65], const ari_checked *checked, size_t n)
 
 /* All runs of all models. */
 typedef struct totals {
-    size_t runs, vacuous, different, errors;
+    size_t runs, mispredicted, vacuous, different, errors;
     double max_ratio;
     const char *vacuous_from, *ratio_tensor; /* NULL: none */
     const ar_gradcheck *failed;              /* NULL: none */
@@ -393,6 +411,7 @@ static totals count(const ari_checked *checked, size_t n)
         for (size_t k = 0; k < r->runs; k++) {
             const ar_check_run *u = &r->run[k];
             t.runs++;
+            t.mispredicted += u->result == AR_CHECK_MISPREDICTED;
             t.vacuous += u->result == AR_CHECK_VACUOUS;
             t.different += u->result == AR_CHECK_DIFFERENT;
             t.errors += u->result == AR_CHECK_ERROR;
@@ -411,16 +430,16 @@ void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_
     char hash[65];
     const bool native = checked[0].report->numerics == AR_NUMERICS_NATIVE;
     const char *plural = t.runs == 1 ? "" : "s";
+    const bool changed = t.mispredicted + t.different + t.errors > 0;
     fprintf(to, "\n");
     if (fault != AR_FAULT_NONE)
         fprintf(to, "injected: %s (%s)%s\n", ar_fault_name(fault), ar_fault_text(fault),
-                t.different + t.errors
-                    ? ""
-                    : "; it changed nothing here (without MODEL and layout those are taken in which it matters)");
+                changed ? ""
+                        : "; it changed nothing here (without MODEL and layout those are taken in which it matters)");
     if (checked[0].has_net_fault) {
         char what[128];
         ar_sim_fault_describe(&checked[0].net_fault, what, sizeof what);
-        fprintf(to, "transport: %s%s\n", what, t.different + t.errors ? "" : "; it changed nothing here");
+        fprintf(to, "transport: %s%s\n", what, changed ? "" : "; it changed nothing here");
     }
     if (ari_check_hash(hash, checked, n))
         fprintf(to, "hash of outputs, gradients and weights: %s, the same on every machine\n", hash);
@@ -435,6 +454,9 @@ void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_
     else if (t.vacuous)
         fprintf(to, "check: VACUOUS in %zu of %zu run%s: the same bits, but not numbers from %s on\n", t.vacuous,
                 t.runs, plural, t.vacuous_from);
+    else if (t.mispredicted)
+        fprintf(to, "check: %s; prediction wrong in %zu of %zu run%s\n", equality_of(checked[0].report), t.mispredicted,
+                t.runs, plural);
     else if (native)
         fprintf(to,
                 "check: within the allowance in %zu run%s: the worst difference is %.3g of what is allowed, in %s\n",

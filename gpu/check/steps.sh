@@ -63,7 +63,8 @@ check_all() {
     for model in $models; do
         for numerics in $all; do
             # shellcheck disable=SC2086
-            "$anyrank" check "$model" $layout "$@" --numerics "$numerics" --skip-f64 --device "$device" --no-color ||
+            "$anyrank" check "$model" $layout "$@" --numerics "$numerics" --skip-f64 --strict-predictions \
+                --device "$device" --no-color ||
                 { echo "$model $layout $numerics: exit status $?"; return 1; }
             count=$((count + 1))
         done
@@ -157,8 +158,8 @@ nccl_ranks() {
     nccl_ready
     for numerics in $3; do
         # shellcheck disable=SC2086
-        launch "$2" "$anyrank" check llama-demo $1 --seq 8 --numerics "$numerics" --skip-f64 --device cuda \
-            --transport nccl --share-gpus --no-color || { echo "$1 $numerics: exit status $?"; return 1; }
+        launch "$2" "$anyrank" check llama-demo $1 --seq 8 --numerics "$numerics" --skip-f64 \
+            --strict-predictions --device cuda --transport nccl --share-gpus --no-color || { echo "$1 $numerics: exit status $?"; return 1; }
     done
     echo "$2 processes on one GPU through NCCL, $1, $3: 0 differ"
 }

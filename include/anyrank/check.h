@@ -22,7 +22,8 @@ typedef struct ar_check_options {
     /* 0: the system's scheduler. Else each layout runs under the deterministic scheduler's schedules
      * run.sim.schedule_seed and after it, so many of them, until one run is not the same. */
     uint64_t schedules;
-    bool skip_f64;    /* do not run the binary64 baseline (max_error_vs_f64 is NaN) */
+    bool strict_predictions; /* a wrong prediction fails the check: ar_check_passes */
+    bool skip_f64;           /* do not run the binary64 baseline (max_error_vs_f64 is NaN) */
     const char *dump; /* folder, made if it is not there: the baseline's tensors as reference.safetensors, each layout's
                          ranks as a folder of its own (docs/dumps.md); replaces an earlier dump, and nothing else. NULL:
                          none */
@@ -30,9 +31,16 @@ typedef struct ar_check_options {
     void *progress_user;
 } ar_check_options;
 
-/* From the best to the worst. Vacuous: the same bits, but from some tensor on they are NaN or infinite, on one rank
+/* From the best to the worst. Mispredicted: the same bits, but other bytes were moved or held, or parts had other shapes,
+ * than model and layout predict. Vacuous: the same bits, but from some tensor on they are NaN or infinite, on one rank
  * already, and say nothing. */
-typedef enum ar_check_result { AR_CHECK_SAME, AR_CHECK_VACUOUS, AR_CHECK_DIFFERENT, AR_CHECK_ERROR } ar_check_result;
+typedef enum ar_check_result {
+    AR_CHECK_SAME,
+    AR_CHECK_MISPREDICTED,
+    AR_CHECK_VACUOUS,
+    AR_CHECK_DIFFERENT,
+    AR_CHECK_ERROR
+} ar_check_result;
 
 /** Where the one rank's tensors begin to say nothing: the first in execution order with a NaN or an infinity. */
 typedef struct ar_check_vacuous {
@@ -136,8 +144,16 @@ typedef struct ar_check_report {
     ar_check_vacuous vacuous;
     ar_check_run *run; /* [runs] */
     size_t runs;
-    ar_check_result result; /* the worst of the runs */
+    ar_check_result result;  /* the worst of the runs */
+    bool strict_predictions; /* as asked for */
 } ar_check_report;
+
+/** Whether a result, of the report or of one of its runs, passes: the same bits, and in a check that is strict about
+ *  predictions what was predicted too. */
+static inline bool ar_check_passes(const ar_check_report *r, ar_check_result result)
+{
+    return result == AR_CHECK_SAME || (result == AR_CHECK_MISPREDICTED && !r->strict_predictions);
+}
 
 /** Runs the baseline once and every layout against it. Gives the report even where runs differ or end in an error; its
  *  `result` tells. Borrows the options until return. Errors (no report):

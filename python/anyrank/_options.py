@@ -84,6 +84,7 @@ class CheckOptions(typing.TypedDict, total=False):
     inject: Text
     gradcheck: bool
     skip_f64: bool
+    strict_predictions: bool
     memory: bool
     list_tensors: bool
     dump: Path
@@ -228,6 +229,8 @@ OPTIONS["check"] = {
         "compare the binary64 baseline's gradients with central differences, on a small batch"),
     "skip_f64": Option('bool',
         "do not run the binary64 baseline, which only measures the exact one's error"),
+    "strict_predictions": Option('bool',
+        "fail where other bytes move, or are held, than model and layout predict, or in other shapes"),
     "memory": Option('bool',
         "print the memory of a rank in every layout too, and whether the shapes of its parts are the layout's"),
     "list_tensors": Option('bool',

@@ -208,7 +208,8 @@ class CheckedRun:
     """A layout of `check`, against one rank."""
 
     layout: Json = _field(make=dict, default=None)
-    result: str = _field(default="")  #: same, vacuous, different or error
+    result: str = _field(default="")  #: same, mispredicted (the bits are equal), vacuous, different or error
+    ok: bool = _field("passed", default=False)  #: with strict_predictions=True mispredicted is not
     tensors: int = _field(default=0)
     tensors_different: int = _field(default=0)
     elements: int = _field(default=0)
@@ -222,10 +223,6 @@ class CheckedRun:
     first: Difference | None = _field("first_difference", make=_row(Difference))
     error: Json | None = _field(make=dict)  #: {"message": .., "ranks": [..]} of a run that did not end
     data: Json = dataclasses.field(default_factory=dict, repr=False)
-
-    @property
-    def ok(self) -> bool:
-        return self.result == "same"
 
     @property
     def name(self) -> str:

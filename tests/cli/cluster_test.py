@@ -19,7 +19,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 GOLDEN = ROOT / "tests/golden/llama-gqa-tiny"
 COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
-SMALL = ("--batch", "2", "--seq", "8", "--steps", "1", "--skip-f64")
+SMALL = ("--batch", "2", "--seq", "8", "--steps", "1", "--skip-f64", "--strict-predictions")
 SCHEDULED = ("--schedule", "1")  # by the scheduler a timeout is over when nobody can go on, however busy the machine is
 TWO = (GOLDEN, "--tp", "2", *SMALL)
 GRADS = ("grads", GOLDEN, "--input", GOLDEN / "batch.safetensors")
@@ -292,7 +292,7 @@ class Mismatches(ClusterTest):
         # The others are shown in a layout that is given; tests/verify/fault_test.c has the case of each.
         for fault, says in list(self.FAULTS.items())[:3 if "ANYRANK_TEST_EXTENDED" in os.environ else 1]:
             with self.subTest(fault=fault):
-                result = self.result("check", "--inject", fault, "--skip-f64", code=1)
+                result = self.result("check", "--inject", fault, "--skip-f64", "--strict-predictions", code=1)
                 self.assertEqual(result["result"], "error")
                 self.expect(result["models"][0]["runs"][0], says)
 
@@ -336,7 +336,8 @@ class ManyRanks(ClusterTest):
         config.update({"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4})
         with tempfile.TemporaryDirectory(prefix="anyrank-cli-") as model:
             (pathlib.Path(model) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-            one = self.run_of(model, "--tp", "8", "--dp", "8", "--batch", "8", "--seq", "16", "--steps", "1", "--skip-f64")
+            one = self.run_of(model, "--tp", "8", "--dp", "8", "--batch", "8", "--seq", "16", "--steps", "1",
+                              "--skip-f64", "--strict-predictions")
         self.assertEqual((one["result"], one["layout"]["world"]), ("same", 64))
 
 

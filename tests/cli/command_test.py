@@ -229,7 +229,7 @@ class CommandTest(unittest.TestCase):
 # --- what a good run prints and writes ---------------------------------------------------------------------------------
 
 
-SMALL = ("--batch", "2", "--seq", "8", "--skip-f64")
+SMALL = ("--batch", "2", "--seq", "8", "--skip-f64", "--strict-predictions")
 
 
 class Check(CommandTest):
@@ -240,7 +240,7 @@ class Check(CommandTest):
         self.assertEqual(self.passes("check", self.config(), "--tp", "2", "--quiet", *SMALL).out, "")
 
     def test_json_has_every_key(self):
-        result = self.result("check", self.config(), "--tp", "2", "--batch", "2", "--seq", "8")
+        result = self.result("check", self.config(), "--tp", "2", "--batch", "2", "--seq", "8", "--strict-predictions")
         self.assertEqual({key: result[key] for key in ("tool", "command", "numerics", "device", "result")},
                          {"tool": "anyrank", "command": "check", "numerics": "exact", "device": "cpu", "result": "same"})
         self.assertRegex(result["version"], r"^\d+\.\d+\.\d+$")
@@ -299,7 +299,8 @@ class Check(CommandTest):
 
     def test_json_tells_a_layout_in_full(self):
         result = self.result("check", self.config(), "--tp", "2", "--sp", "--keep-gathered", "--dp", "3",
-                             "--micro-batches", "2", "--forward-first", "--batch", "8", "--seq", "8", "--skip-f64",
+                             "--micro-batches", "2", "--forward-first", "--batch", "8", "--seq", "8",
+                             "--skip-f64", "--strict-predictions",
                              "--steps", "2", "--dropout", "0.25", "--optimizer", "sgd", "--momentum", "0.5",
                              "--nesterov", "--lr", "0.5", "--weight-decay", "0.125", "--clip", "0")
         self.assertEqual(result["result"], "same")
@@ -340,7 +341,8 @@ class Check(CommandTest):
         self.assertEqual(seen[same["models"][0]["runs"][0]["weights_hash"]], ())
 
     def test_text_tells_steps_layouts_and_memory(self):
-        done = self.passes("check", self.config(), "--dp", "3", "--batch", "8", "--seq", "8", "--skip-f64", "--memory")
+        done = self.passes("check", self.config(), "--dp", "3", "--batch", "8", "--seq", "8",
+                           "--skip-f64", "--strict-predictions", "--memory")
         self.assertIn("3 steps of AdamW (lr 0.001, weight decay 0.01), clip 1, exact numerics", done.out)
         self.assertIn("dp=3 (3+3+2)", done.out)
         self.assertIn("memory of a rank", done.out)
@@ -479,12 +481,24 @@ class Check(CommandTest):
                             "--dropout", "0.5", code=1)
         self.assertIn("dropout 0.5", given.out)
 
+    def test_a_wrong_prediction_is_a_result_of_its_own(self):
+        fault = ("check", "--inject", "qkv_gathered_three_times", "--steps", "1", "--skip-f64")
+        done = self.passes(*fault)
+        self.assertRegex(done.out, r"\n  tp=2 sp: bits equal; prediction wrong: [\d,]+ bytes were moved between ranks, the ")
+        self.assertRegex(done.out, r"\nhash of .*\ncheck: bits equal; prediction wrong in 1 of 1 run\n$")
+        self.assertNotIn("DIFFERENT", done.out)
+        for strict, passed in (((), True), (("--strict-predictions",), False)):
+            result = self.result(*fault, *strict, code=int(not passed))
+            (run,) = result["models"][0]["runs"]
+            self.assertEqual((result["result"], run["result"], run["passed"]), ("mispredicted", "mispredicted", passed))
+            self.assertTrue(result["hash"] and run["first_difference"] is None)
+
     def test_a_fault_that_cannot_matter_says_so(self):
         done = self.passes("check", self.config(), "--dp", "2", "--inject", "sp_norm_grad_local", *SMALL)
         self.assertIn("it changed nothing here", done.out)
 
     def test_gradcheck_has_a_row_for_each_step_size(self):
-        larger = ("--batch", "3", "--seq", "24", "--skip-f64", "--steps", "1", "--gradcheck")
+        larger = ("--batch", "3", "--seq", "24", "--skip-f64", "--strict-predictions", "--steps", "1", "--gradcheck")
         result = self.result("check", self.config(), "--tp", "2", *larger)
         check = result["models"][0]["gradcheck"]
         self.assertTrue(check["ok"])
@@ -800,9 +814,11 @@ class Configs(CommandTest):
         self.refused("check", "llama-demo", "--tp", "8", "--sp", "--seq", "4", says=["4", "tp=8", "sequence"])
         self.refused("check", self.config(), "--micro-batches", "9", says=["9", "8"])
         self.refused("check", self.config(), "--dp", "3", "--micro-batches", "4", says=["4", "3"])
-        self.passes("check", self.config(), "--dp", "8", "--seq", "8", "--skip-f64", "--steps", "1")
+        self.passes("check", self.config(), "--dp", "8", "--seq", "8",
+                    "--skip-f64", "--strict-predictions", "--steps", "1")
         self.refused("check", self.config(), "--dp", "9", "--micro-batches", "2", says=["2 micro-batches", "1 samples"])
-        done = self.passes("check", self.config(), "--dp", "9", "--tp", "2", "--seq", "8", "--skip-f64", "--steps", "2")
+        done = self.passes("check", self.config(), "--dp", "9", "--tp", "2", "--seq", "8",
+                           "--skip-f64", "--strict-predictions", "--steps", "2")
         self.assertIn("dp=9 tp=2 (1+1+1+1+1+1+1+1+0)", done.out)
 
     def test_absurd_sizes_are_refused_before_anything_is_allocated(self):

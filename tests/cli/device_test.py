@@ -19,7 +19,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 GOLDEN = ROOT / "tests/golden"
 COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
-SMALL = ("--batch", "2", "--seq", "8", "--steps", "2", "--skip-f64")
+SMALL = ("--batch", "2", "--seq", "8", "--steps", "2", "--skip-f64", "--strict-predictions")
 
 
 def run(*arguments):

@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 GOLDEN = ROOT / "tests/golden/llama-gqa-tiny"
 COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
 CONFIG = (GOLDEN / "config.json").read_bytes()
-SMALL = ["--tp", "2", "--batch", "1", "--seq", "4", "--skip-f64"]
+SMALL = ["--tp", "2", "--batch", "1", "--seq", "4", "--skip-f64", "--strict-predictions"]
 
 
 def run(*arguments):
@@ -81,7 +81,7 @@ class EdgesTest(unittest.TestCase):
 
     def test_a_given_order_of_the_mlp_stands_beside_a_fault(self):
         done = run("check", "--inject", "column_dx_not_reduced", "--mlp-order", "row-column", "--batch", "1", "--seq", "4",
-                   "--skip-f64", "--json", "-")
+                   "--skip-f64", "--strict-predictions", "--json", "-")
         given = json.loads(done.stdout)["models"][0]["runs"][0]["bytes"]["predicted"]
         done = run("check", "llama-demo", *SMALL, "--steps", "1", "--mlp-order", "row-column", "--json", "-")
         self.assertEqual(json.loads(done.stdout)["models"][0]["runs"][0]["bytes"]["predicted"], given)

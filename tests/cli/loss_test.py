@@ -40,7 +40,8 @@ class LossTest(unittest.TestCase):
         return json.loads(done.stdout)
 
     def checked(self, *options, model=MODEL):
-        return self.result("check", model, *SMALL, "--skip-f64", "--steps", "2", *options)["models"][0]
+        return self.result("check", model, *SMALL,
+                           "--skip-f64", "--strict-predictions", "--steps", "2", *options)["models"][0]
 
     def trained(self, *options):
         data = self.folder / "data"
@@ -87,7 +88,7 @@ class LossTest(unittest.TestCase):
     def test_text_and_json_tell_of_them(self):
         model = self.checked("--tp", "2", *BOTH)
         self.assertEqual((model["label_smoothing"], model["z_loss"]), (0.1, 0.01))
-        done = run("check", MODEL, *SMALL, "--skip-f64", "--tp", "2", "--steps", "1", *BOTH)
+        done = run("check", MODEL, *SMALL, "--skip-f64", "--strict-predictions", "--tp", "2", "--steps", "1", *BOTH)
         self.assertIn(", clip 1, label smoothing 0.1, z-loss 0.01, exact numerics", done.stdout)
         trained = self.trained("--steps", "1", *BOTH)
         self.assertEqual((trained["label_smoothing"], trained["z_loss"]), (0.1, 0.01))

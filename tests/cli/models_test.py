@@ -47,7 +47,8 @@ class Case(unittest.TestCase):
         return path
 
     def commands(self, model):
-        return {"check": ("check", model, "--tp", 2, "--steps", 1, "--seq", 8, "--batch", 2),
+        return {"check": ("check", model, "--tp", 2, "--steps", 1, "--seq", 8, "--batch", 2,
+                          "--strict-predictions"),
                 "grads": ("grads", model, "--input", model / "batch.safetensors", "--out", self.folder / "out"),
                 "train": ("train", model, "--data", self.tokens(), "--data-format", "u16", "--steps", 1, "--seq", 8,
                           "--batch", 2)}

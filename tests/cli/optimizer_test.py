@@ -16,7 +16,8 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
-SMALL = ["check", str(ROOT / "tests/golden/llama-gqa-tiny"), "--tp", "2", "--batch", "1", "--seq", "4", "--skip-f64"]
+SMALL = ["check", str(ROOT / "tests/golden/llama-gqa-tiny"), "--tp", "2", "--batch", "1", "--seq", "4",
+                      "--skip-f64", "--strict-predictions"]
 
 
 def run(*arguments):

@@ -43,7 +43,8 @@ class Reports(unittest.TestCase):
         return done.stdout, json.loads((self.folder / "r.json").read_text(encoding="utf-8"))
 
     def check(self, *arguments):
-        text, report = self.run_json("check", self.model, "--tp", 2, "--batch", 2, "--seq", 6, *arguments)
+        text, report = self.run_json("check", self.model, "--tp", 2, "--batch", 2, "--seq", 6,
+                                     "--strict-predictions", *arguments)
         return text, report["models"][0]
 
     def test_a_report_is_enough_to_repeat_its_run(self):
@@ -237,7 +238,8 @@ class Plan(unittest.TestCase):
     def test_the_bytes_are_those_that_check_counts(self):
         layout = ("--tp", 2, "--dp", 2, "--sp", "--batch", 5, "--seq", 16)
         predicted = self.flow("stack-demo", *layout, "--backward")["bytes"]["predicted"]
-        done = subprocess.run([COMMAND, "check", "stack-demo", *map(str, layout), "--steps", "1", "--json", "-"],
+        done = subprocess.run([COMMAND, "check", "stack-demo", *map(str, layout), "--steps", "1", "--strict-predictions",
+                               "--json", "-"],
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1800)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(json.loads(done.stdout)["models"][0]["runs"][0]["bytes"]["counted"], predicted)

@@ -21,7 +21,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 GOLDEN = ROOT / "tests/golden"
 COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
-SMALL = ("--batch", "4", "--seq", "8", "--steps", "2", "--skip-f64")
+SMALL = ("--batch", "4", "--seq", "8", "--steps", "2", "--skip-f64", "--strict-predictions")
 MPIRUN = shutil.which("mpirun")
 EXTENDED = bool(os.environ.get("ANYRANK_TEST_EXTENDED"))
 # Root in a container, more ranks than cores, waiting ranks that leave the cores to others.

@@ -35,7 +35,8 @@ class Scale(unittest.TestCase):
         self.assertIn(says, done.stderr)
 
     def test_a_shrunk_model_has_the_same_bits_and_says_what_it_is(self):
-        done = run("check", "llama-3-8b", "--scale", "1/64", "--tp", 8, "--sp", *SMALL, "--skip-f64", "--json", "-")
+        done = run("check", "llama-3-8b", "--scale", "1/64", "--tp", 8, "--sp", *SMALL,
+                   "--skip-f64", "--strict-predictions", "--json", "-")
         self.assertEqual(done.returncode, 0, done.stderr)
         report = json.loads(done.stdout)
         model = report["models"][0]

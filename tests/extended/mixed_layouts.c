@@ -83,6 +83,7 @@ static ar_status check_model(bool *same, const char *model)
                           .run.sim.timeout_ns = UINT64_C(300000000000),
                           .parallel = layouts,
                           .layouts = LAYOUTS,
+                          .strict_predictions = true,
                           .skip_f64 = true};
     o.run.ddp.bucket_bytes = 10000;
     AR_TRY(ar_check(&r, &o));

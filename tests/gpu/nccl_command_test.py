@@ -26,7 +26,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 GOLDEN = ROOT / "tests/golden"
 COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
-SMALL = ("--batch", "4", "--seq", "8", "--steps", "2", "--skip-f64")
+SMALL = ("--batch", "4", "--seq", "8", "--steps", "2", "--skip-f64", "--strict-predictions")
 NCCL = ("--transport", "nccl", "--device", "emulated")
 MPIRUN = shutil.which("mpirun")
 LAUNCHERS = re.compile(r"RANK$|WORLD_SIZE$|LOCAL_|MASTER_|SLURM_|TORCHELASTIC_|OMPI_|PMI|ANYRANK_|NCCL_|FAKE_")

@@ -42,7 +42,7 @@ def words_of(command, out):
     """The words of a command as the page abbreviates them."""
     kind, *rest = command.split()
     if kind == "check":
-        return [kind, *rest, "--skip-f64"]
+        return [kind, *rest, "--skip-f64", "--strict-predictions"]
     if kind == "train":
         return [kind, *rest]
     folder = f"tests/golden/{rest[0]}"

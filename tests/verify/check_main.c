@@ -48,6 +48,7 @@ static void check(const char *folder, ar_sim_algorithm algorithm, ar_fault fault
                                 .run.fault = fault,
                                 .run.sim.algorithm = algorithm,
                                 .run.sim.timeout_ns = 120000000000u,
+                                .strict_predictions = true,
                                 .skip_f64 = true};
     expect(ar_check(&r, &o) == AR_OK, "a check did not run");
     for (size_t i = 0; r && i < r->runs; i++)
@@ -74,6 +75,7 @@ static void train(const char *folder, ar_sim_algorithm algorithm, ar_numerics nu
                                 .run.threads = 16,
                                 .run.sim.algorithm = algorithm,
                                 .run.sim.timeout_ns = 120000000000u,
+                                .strict_predictions = true,
                                 .skip_f64 = true};
     expect(ar_check(&r, &o) == AR_OK, "a check of steps did not run");
     for (size_t i = 0; r && i < r->runs; i++)
@@ -102,6 +104,7 @@ static void watch(const char *folder)
                               .run.sim.verify_transfers = i == 3,
                               .run.sim.faults = i < 2 ? NULL : &faults[i - 2],
                               .run.sim.fault_count = i >= 2,
+                              .strict_predictions = true,
                               .skip_f64 = true};
         expect(ar_trace_create(&o.run.sim.trace) == AR_OK, "no trace");
         expect(ar_check(&r, &o) == AR_OK, "a watched check did not run");

@@ -70,6 +70,7 @@ static inline ar_check_options check_layouts(const char *model, const ar_paralle
                               .run.seq = seq,
                               .run.threads = 1,
                               .run.sim.timeout_ns = 120000000000u,
+                              .strict_predictions = true,
                               .skip_f64 = true};
 }
 
@@ -107,6 +108,8 @@ static inline void expect_same(const ar_check_report *r, const char *what)
         ar_parallel_text(layout, sizeof layout, &run->parallel);
         cr_expect_eq(run->result, best, "%s, %s: %s", what, layout, first_of(run));
         cr_expect(run->tensors_different == 0, "%s, %s: %s", what, layout, first_of(run));
+        cr_expect(!run->memory_difference[0] && !run->shape_difference[0], "%s, %s: %s%s", what, layout,
+                  run->memory_difference, run->shape_difference);
         cr_expect_eq(run->bytes_counted, run->bytes_predicted, "%s, %s: %zu bytes counted, %zu predicted", what, layout,
                      (size_t)run->bytes_counted, (size_t)run->bytes_predicted);
         cr_expect_str_eq(run->weights_hash, r->weights_hash, "%s, %s", what, layout);
@@ -116,6 +119,7 @@ static inline void expect_same(const ar_check_report *r, const char *what)
         cr_expect(run->tensors == r->tensors && run->tensors > 0 && run->elements == r->elements);
     }
     cr_expect_eq(r->result, best);
+    cr_expect(ar_check_passes(r, r->result) == (best == AR_CHECK_SAME));
     cr_expect(!r->vacuous.tensor[0] || r->seq == 1, "%s: %s is no number", what, r->vacuous.tensor);
 }
 

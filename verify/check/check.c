@@ -151,6 +151,7 @@ static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
     r->seq = o->run.seq;
     r->documents = o->documents > 1 ? o->documents : 1;
     r->steps = (int)o->run.steps;
+    r->strict_predictions = o->strict_predictions;
     r->numerics = o->run.numerics;
     r->precision = o->run.precision;
     AR_TRY(ari_run_config(&r->config, r->folder, sizeof r->folder, &o->run));

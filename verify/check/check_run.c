@@ -513,12 +513,14 @@ ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const
     AR_TRY_TO(done, st, ari_check_shapes(run, c.rank, o));
     AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.gathered));
     /* Nobody predicts the bytes of what is no model. */
-    const bool other_bytes =
-        !o->body && (run->bytes_counted != run->bytes_predicted || run->memory_difference[0] != '\0');
-    if (run->result == AR_CHECK_SAME && (run->tensors_different > 0 || other_bytes || run->shape_difference[0] != '\0'))
+    const bool predicted = o->body || (run->bytes_counted == run->bytes_predicted &&
+                                       run->memory_difference[0] == '\0' && run->shape_difference[0] == '\0');
+    if (run->result == AR_CHECK_SAME && run->tensors_different > 0)
         run->result = AR_CHECK_DIFFERENT;
     else if (run->result == AR_CHECK_SAME && ref->vacuous.tensor[0])
         run->result = AR_CHECK_VACUOUS;
+    else if (run->result == AR_CHECK_SAME && !predicted)
+        run->result = AR_CHECK_MISPREDICTED;
 done:
     comparison_fini(&c);
     /* After a failure of the ranks, which all have heard of, there is nobody left to agree with. */

@@ -64,10 +64,16 @@ class Options(unittest.TestCase):
 
 class Results(FolderCase):
     def test_a_check_that_finds_the_same(self) -> None:
-        report = anyrank.check("llama-demo", tp=2, steps=0, batch=2, seq=8, skip_f64=True)
+        report = anyrank.check("llama-demo", tp=2, steps=0, batch=2, seq=8, skip_f64=True, strict_predictions=True)
         self.assertTrue(report and report.ok)
         self.assertEqual((report.result, report.runs[0].name, report.first), ("same", "tp=2", None))
         self.assertIn("check: the same bits", str(report))
+
+    def test_a_wrong_prediction_fails_where_one_is_strict(self) -> None:
+        for strict in (False, True):
+            report = anyrank.check(inject="qkv_gathered_three_times", steps=1, skip_f64=True, strict_predictions=strict)
+            self.assertEqual((report.result, report.ok), ("mispredicted", not strict))
+            self.assertEqual((report.runs[0].result, report.runs[0].ok), ("mispredicted", not strict))
 
     def test_a_check_that_finds_a_fault(self) -> None:
         report = anyrank.check("llama-demo", tp=2, steps=0, batch=2, seq=8, inject="column_dx_not_reduced")
