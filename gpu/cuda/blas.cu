@@ -11,6 +11,7 @@
 #include "gpu/library.h"
 #include "gpu/native.h"
 #include "gpu/report/sticky.h"
+#include "ref/core/os/os.h"
 #include "ref/core/size.h"
 
 namespace ari_cuda

@@ -21,6 +21,10 @@
 #define ARI_OS_DARWIN 0
 #endif
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /** The file of the running program, links resolved, ends with 0. False where that is not known. */
 bool ari_program_path(char *path, size_t cap);
 /** A name by which the running program can be started again, also by a child, and on Linux also when another file has
@@ -57,4 +61,7 @@ static inline struct timespec ari_modified(const struct stat *s)
 /** qsort_r of POSIX 2024. `compare` must not sort by itself. */
 void ari_sort(void *base, size_t n, size_t size, int (*compare)(const void *a, const void *b, void *user), void *user);
 
+#ifdef __cplusplus
+}
+#endif
 #endif
