@@ -7,8 +7,9 @@
 #   scripts/install_deps.sh --lint     also clang-format and clang-tidy
 #   scripts/install_deps.sh --aarch64  also to build for 64-bit ARM Linux on another processor, and to run that
 #   scripts/install_deps.sh --pytorch  also PyTorch, Transformers, pytest and mypy (scripts/pytorch_tools.txt) into
-#                                      build/python-venv, with which ./test then runs what is written in Python. pip
-#                                      decides from where: PIP_INDEX_URL can name an index of builds without CUDA
+#                                      ~/.cache/anyrank/python-venv (or $ANYRANK_PYTHON_VENV), with which ./test --all
+#                                      and ./test NAME run what is written in Python: 6 GB. pip decides from where:
+#                                      PIP_INDEX_URL can name an index of builds without CUDA, a tenth as large
 #   scripts/install_deps.sh --check    installs nothing; tells what is missing
 #   scripts/install_deps.sh --blas B   OpenBLAS (openblas) or MKL (mkl) instead of BLIS, for -DANYRANK_BLAS=B
 #
@@ -32,7 +33,7 @@ while [ $# -gt 0 ]; do
                 *) echo "install_deps.sh: --blas '$blas', expected blis, openblas or mkl" >&2; exit 2 ;;
             esac
             ;;
-        -h | --help) sed -n '3,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -h | --help) sed -n '3,18s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) echo "install_deps.sh: unknown option $1; it takes --tests, --lint, --aarch64, --pytorch, --check, --blas" >&2; exit 2 ;;
     esac
     shift
@@ -124,6 +125,7 @@ int main(void) { return MPI_Finalize(); }' > "$scratch/try.c"
 }
 has_aarch64_compilers() { have aarch64-linux-gnu-gcc && have aarch64-linux-gnu-g++; }
 has_qemu() { have qemu-aarch64-static || have qemu-aarch64; }
+has_venv() { have python3 && python3 -c 'import venv, ensurepip, sys; sys.exit(sys.version_info < (3, 9))' >/dev/null 2>&1; }
 has_clang_format() { have clang-format; }
 has_clang_tidy() { have clang-tidy; }
 
@@ -147,6 +149,9 @@ TABLE
         echo "cxx|a C++ compiler, for the kernels of the CUDA device on the host|g++"
         echo "mpi|MPI with its headers and mpirun, for ranks as processes|libopenmpi-dev openmpi-bin"
         echo "criterion|Criterion 2.4.1 or newer, for the tests|libcriterion-dev"
+    fi
+    if [ $pytorch = yes ]; then
+        echo "venv|Python 3.9 or newer with venv, for the environment of PyTorch|python3-venv"
     fi
     if [ $lint = yes ]; then
         echo "clang_format|clang-format|clang-format"
@@ -213,10 +218,11 @@ unpack_sysroot() {
 # The interpreter of tests with PyTorch. An environment that lacks something is made anew.
 install_pytorch() {
     if [ $pytorch = no ]; then return 0; fi
-    wanted=$(dirname "$0")/pytorch_tools.txt venv=$(cd "$(dirname "$0")/.." && pwd)/build/python-venv
+    wanted=$(dirname "$0")/pytorch_tools.txt
+    venv=${ANYRANK_PYTHON_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/anyrank/python-venv}
     if cmp -s "$wanted" "$venv/installed.txt"; then return 0; fi
     if [ $check_only = yes ]; then
-        echo "  missing: PyTorch and what else scripts/pytorch_tools.txt lists, in build/python-venv" >&2
+        echo "  missing: PyTorch and what else scripts/pytorch_tools.txt lists, in $venv" >&2
         exit 2
     fi
     echo "install_deps.sh: installing what scripts/pytorch_tools.txt lists into $venv"
@@ -232,6 +238,16 @@ install_pytorch() {
 
 if [ $aarch64 = yes ] && [ "$(uname -m)" = aarch64 ]; then
     aarch64=no # this machine is one
+fi
+# Not a need: a GPU's users have it, and it is gigabytes.
+has_nvcc() {
+    for candidate in ${CUDACXX:-} nvcc ${CUDA_HOME:+"$CUDA_HOME/bin/nvcc"} /usr/local/cuda/bin/nvcc /opt/cuda/bin/nvcc; do
+        if have "$candidate"; then return 0; fi
+    done
+    return 1
+}
+if [ $tests = yes ] && ! has_nvcc; then
+    echo "install_deps.sh: no nvcc here: the CUDA device (gpu/cuda) and the command with it stay unbuilt and untested"
 fi
 look
 if [ -z "$missing" ]; then

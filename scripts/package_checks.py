@@ -15,11 +15,19 @@ CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, \d+ skipped)?$", re.MULTI
 SKIPPED = re.compile(r"^skipped: \S+: (.*)$", re.MULTILINE)
 
 
+with_pytorch = False  # whether tests run with what scripts/install_deps.sh --pytorch has installed
+
+
+def environment():
+    """The virtual environment of scripts/install_deps.sh --pytorch: outside the tree, so that a fresh clone finds it."""
+    cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(os.environ.get("ANYRANK_PYTHON_VENV") or pathlib.Path(cache, "anyrank/python-venv"))
+
+
 def interpreter():
-    """The Python of the tests that are written in it: the one with torch and the like that
-    scripts/install_deps.sh --pytorch has made, else the running one."""
-    own = ROOT / "build/python-venv/bin/python"
-    return str(own) if os.access(own, os.X_OK) else sys.executable
+    """The Python of the tests that are written in it: the one with torch and the like, else the running one."""
+    own = environment() / "bin/python"
+    return str(own) if with_pytorch and os.access(own, os.X_OK) else sys.executable
 
 
 def too_old():

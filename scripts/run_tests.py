@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Builds anyrank, checks its sources and runs its tests; the last line is "N passed, M failed[, K skipped]".
+"""Builds anyrank, checks its sources and runs its tests; it ends with "N passed, M failed[, K skipped]", with --all
+followed by a line of what was skipped and why.
 
 What counts as one: each test of a Criterion program (from its own closing line), each program with a plain main, each
 check of the sources, each build that fails, and each sanitizer's run of the programs as a whole. A Criterion program
@@ -53,7 +54,9 @@ class Result:
 class Report:
     """Prints a line for each result as it comes, with a moving line between on a terminal, and adds up."""
 
-    def __init__(self):
+    def __init__(self, reasons_last=False):
+        """reasons_last: why tests were skipped is the line after the counts, where a log of hundreds of lines ends."""
+        self.reasons_last = reasons_last
         self.passed = self.failed = 0
         self.skips = {}  # reason: names of the programs, one for each skipped test
         self.failures = []
@@ -119,10 +122,13 @@ class Report:
     def close(self):
         """Prints why tests were skipped, what failed and the closing line; gives the exit status."""
         self.clear()
+        reasons = []
         for reason, names in sorted(self.skips.items()):
             where = ", ".join(f"{name} {names.count(name)}" if names.count(name) > 1 else name
                               for name in sorted(set(names)))
-            print(f"skipped: {reason} ({where})")
+            reasons.append(f"{reason} ({where})")
+        if not self.reasons_last:
+            print("".join(f"skipped: {reason}\n" for reason in reasons), end="")
         if self.failures:
             print("failed: " + ", ".join(self.failures))
         print(f"total time {time.monotonic() - self.started:.0f} s")
@@ -130,6 +136,8 @@ class Report:
         if self.skips:
             line += f", {sum(map(len, self.skips.values()))} skipped"
         print(line, flush=True)
+        if self.reasons_last:
+            print("skipped: " + ("; ".join(reasons) or "nothing"), flush=True)
         return 1 if self.failed or not self.passed else 0
 
 
@@ -539,10 +547,22 @@ def lacks_arm():
     return None
 
 
-def of_tools(name):
-    """Whether a check looks at the project's own tools and the layout of its sources, or needs a compiler of its own: no
-    mistake of a result shows there. They run in --all, in --extended and by name."""
-    return name in ("check/format", "check/types", "gpu/ptx_test", "python/wheel_test") or name.startswith("scripts/")
+# What plain ./test leaves to ./test --all, which continuous integration runs, and to ./test NAME.
+HELD = {
+    "format, types, kernels' PTX, the wheel and the project's own scripts":
+        r"check/(format|types)|gpu/(ptx|device_check)_test|python/wheel_test|install/install_test|scripts/.*",
+    "the command with the CUDA device": r"gpu/cuda_command_test",
+    "processes, launchers, MPI and NCCL's host side":
+        r"cli/(process|cluster|device|peers)_test|examples/(launch|ci)_test|gpu/nccl_command_test|mpi/mpi_test",
+    "kernels of other processors": r"cpu/contract_(integers|sharded)_test|gpu/conformance_own_main",
+    "long runs of single subjects": r"cli/(bench|scale)_test|run/checkpoint_kill_main|sim/(trace|swap)_main",
+    "conversions, and runs with PyTorch": r"python/convert_test|pytorch/.*",
+}
+
+
+def held_for(name):
+    """Why plain ./test leaves out a program or check; None if it runs it."""
+    return next((reason for reason, names in HELD.items() if re.fullmatch(names, name)), None)
 
 
 def matching(names, name):
@@ -581,6 +601,10 @@ def main():
     if arguments.all and not sanitizers:
         sanitizers = list(PRESETS)
     everything = programs(arguments.extended)
+    thorough = bool(names or arguments.all or arguments.extended)
+    package_checks.with_pytorch = thorough
+    if not thorough:
+        os.environ["ANYRANK_TEST_SMALL"] = "1"  # tests/support/small.h
     if arguments.extended:
         os.environ["ANYRANK_TEST_EXTENDED"] = "1"  # the long tests among the others
     only_sanitizers = bool(sanitizers) and not arguments.all
@@ -588,17 +612,20 @@ def main():
     selected = [] if only_sanitizers else fitting
     checks = [] if only_sanitizers or arguments.quick else [c for c in source_checks("build", arguments.extended)
                                                             if matching(names, c[0])]
-    held = [] if names or arguments.all or arguments.extended else [name for name, _ in checks if of_tools(name)]
-    checks = [check for check in checks if check[0] not in held]
+    held = {}
+    if not thorough:
+        held = {name: held_for(name) for name in [name for name, _ in checks] + [p.name for p in selected] if held_for(name)}
+        checks = [check for check in checks if check[0] not in held]
+        selected = [program for program in selected if program.name not in held]
     if arguments.list:
-        print("\n".join(held + [name for name, _ in checks] + [p.name for p in selected] + sanitizers))
+        print("\n".join([*held] + [name for name, _ in checks] + [p.name for p in selected] + sanitizers))
         return 0
     if names and not fitting and not checks:
         print(f"test: no program or check has {' or '.join(names)} in its name; ./test --list prints the names",
               file=sys.stderr)
         return 2
 
-    report = Report()
+    report = Report(reasons_last=arguments.all)
     try:
         if selected or any(needs_build(name) for name, _ in checks):
             if not build_preset("release", report, arguments.extended):
@@ -617,8 +644,8 @@ def main():
             if lost:
                 report.add(Result("tests/suites", 0, 1, output="suites that no file names in a Test(): " + ", ".join(lost)))
             run_all(tasks, "build", report, arguments.jobs)
-        for name in held:
-            report.skip(name, "format, types, kernels' PTX, the wheel and the project's own scripts: ./test --all looks at them too")
+        for name, reason in held.items():
+            report.skip(name, reason + ": ./test --all")
         for preset in sanitizers:
             title, fits = PRESETS[preset]
             lacking = lacks_arm() if preset == "aarch64" else None

@@ -7,20 +7,14 @@ is the scalar header's. No GPU is needed; where there is no nvcc, nothing is tes
 """
 
 import concurrent.futures
-import os
 import pathlib
 import re
-import shutil
-import subprocess
-import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-EXIT_SKIPPED = 77
+from nvcc import OWN_ARCHITECTURE, OWN_KERNEL, ROOT, compile_one, need_nvcc
+
 ARCHITECTURE = "compute_90"
-# The kernel with instructions of one architecture, compiled for it alone.
-OWN_KERNEL, OWN_ARCHITECTURE = ROOT / "gpu/cuda/gemm_sm90.cu", "compute_90a"
 # The kernels that call functions of ref/numerics/elementary.h, which spells its fused multiply-adds.
 SPELL_FMA = {"attention.cu", "elementwise.cu", "gemm_exact.cu", "loss.cu"}
 
@@ -40,35 +34,12 @@ ROUNDED = {"add", "sub", "mul", "fma", "mad", "div", "rcp", "sqrt"}
 FLOATS = {"f16", "f16x2", "bf16", "bf16x2", "f32", "f64"}
 
 
-def find_nvcc():
-    named = os.environ.get("CUDACXX")
-    if named and shutil.which(named):
-        return named
-    folders = [os.environ[name] + "/bin" for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
-    path = os.pathsep.join([os.environ.get("PATH", ""), *folders, "/usr/local/cuda/bin", "/opt/cuda/bin"])
-    return shutil.which("nvcc", path=path)
-
-
-def build_options():
-    """What gpu/cuda/CMakeLists.txt gives nvcc itself."""
-    text = (ROOT / "gpu/cuda/CMakeLists.txt").read_text(encoding="utf-8")
-    options = re.search(r"target_compile_options\(anyrank_cuda PRIVATE(.*?)\)", text, re.DOTALL).group(1)
-    return [option for option in re.sub(r'"[^"]*"', "", options).split() if option.startswith("-")]
-
-
-def compile_to_ptx(nvcc, sources):
+def compile_to_ptx(sources):
     """What files become as one: each alone costs most of a second for CUDA's own headers."""
-    own = sources == [OWN_KERNEL]
-    command = [nvcc, "-ptx", f"-arch={OWN_ARCHITECTURE if own else ARCHITECTURE}", *["-DANYRANK_SM90"] * own, "-std=c++17",
-               "-O3", "-D_GNU_SOURCE", *build_options(), "-I", ROOT, "-I", ROOT / "include"]
     with tempfile.TemporaryDirectory(prefix="anyrank-ptx-") as folder:
         joined = pathlib.Path(folder, "joined.cu")
         joined.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
-        done = subprocess.run([*command, joined, "-o", "-"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                              check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(map(str, sources))}: nvcc ended with {done.returncode}:\n{done.stderr}")
-    return done.stdout
+        return compile_one(joined, OWN_ARCHITECTURE if sources == [OWN_KERNEL] else ARCHITECTURE, "-ptx", "-o", "-")
 
 
 def instructions(ptx):
@@ -97,7 +68,7 @@ class Kernels(unittest.TestCase):
         for path in sorted((ROOT / "gpu").glob("*.cu")):
             cls.sources[path.name in SPELL_FMA].append(path)
         with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
-            cls.ptx = dict(zip(cls.sources, pool.map(lambda paths: compile_to_ptx(NVCC, paths), cls.sources.values())))
+            cls.ptx = dict(zip(cls.sources, pool.map(compile_to_ptx, cls.sources.values())))
 
     def each(self, wrong):
         """Fails with every instruction of which wrong(spells_fma, name, modifiers) says what is wrong with it."""
@@ -176,10 +147,6 @@ class Kernels(unittest.TestCase):
                           if name in ("ld", "st") and "local" in modifiers], [])
 
 
-NVCC = find_nvcc()
-
 if __name__ == "__main__":
-    if not NVCC:
-        print("no nvcc here (the CUDA toolkit has it)")
-        sys.exit(EXIT_SKIPPED)
+    need_nvcc()
     unittest.main()

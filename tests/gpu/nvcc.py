@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nvcc for tests: where it is, what the build gives it, and how it is run. Tests without it skip (exit status 77)."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+EXIT_SKIPPED = 77
+# The kernel with instructions of one architecture, compiled for it alone.
+OWN_KERNEL, OWN_ARCHITECTURE = ROOT / "gpu/cuda/gemm_sm90.cu", "compute_90a"
+
+
+def find_nvcc():
+    named = os.environ.get("CUDACXX")
+    if named and shutil.which(named):
+        return named
+    folders = [os.environ[name] + "/bin" for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    path = os.pathsep.join([os.environ.get("PATH", ""), *folders, "/usr/local/cuda/bin", "/opt/cuda/bin"])
+    return shutil.which("nvcc", path=path)
+
+
+NVCC = find_nvcc()
+
+
+def need_nvcc():
+    """Ends the test where there is no nvcc."""
+    if not NVCC:
+        print("no nvcc here (the CUDA toolkit has it)")
+        sys.exit(EXIT_SKIPPED)
+
+
+def build_options():
+    """What gpu/cuda/CMakeLists.txt gives nvcc itself."""
+    text = (ROOT / "gpu/cuda/CMakeLists.txt").read_text(encoding="utf-8")
+    options = re.search(r"target_compile_options\(anyrank_cuda PRIVATE(.*?)\)", text, re.DOTALL).group(1)
+    return [option for option in re.sub(r'"[^"]*"', "", options).split() if option.startswith("-")]
+
+
+def compile_one(source, architecture, *options):
+    """What nvcc writes to standard output, for a virtual architecture; RuntimeError with its complaints."""
+    command = [NVCC, f"-gencode=arch={architecture},code={architecture}", *["-DANYRANK_SM90"] * (architecture == OWN_ARCHITECTURE),
+               "-std=c++17", "-O3", "-D_GNU_SOURCE", "-DANYRANK_BUILT_WITH_CUBLAS=\"\"", *build_options(), "-I", ROOT,
+               "-I", ROOT / "include", *options, source]
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"nvcc of {source} ended with {done.returncode}:\n{done.stderr}")
+    return done.stdout
