@@ -268,7 +268,7 @@ MUTANTS = [
     ("a transfer begins before its receiver is ready", "ref/pipeline/walk.c",
      "fmax(c->last, fmax(m->sent, m->posted))", "fmax(c->last, m->sent)", "pipeline/generated_test"),
     # --- ref/models
-    ("layers behind the longer stages are placed too far forward", "ref/models/stages.c",
+    ("layers behind the longer stages are placed too far forward", "ref/placement/positions.c",
      "*first = i * least + before;", "*first = i * least;",
      "dump/reshard_placement_test cli/reshard_test"),
     ("the last stage lacks the embedding to which its head is tied", "ref/models/placement.c",
@@ -474,7 +474,7 @@ MUTANTS = [
     ("ZeRO divides over dp alone", "planner/memory.c",
      "(double)ari_at_least_one(layout->cp) * ari_at_least_one(layout->dp) / ari_at_least_one(layout->dp_replicate)",
      "(double)ari_at_least_one(layout->dp)", "planner/production_test"),
-    ("the last stage of a pipeline has the layer that is left over", "ref/models/stages.c",
+    ("the last stage of a pipeline has the layer that is left over", "ref/placement/positions.c",
      "begin = (n - longer) / 2;", "begin = n - longer;", "planner/production_test"),
     ("a product does not wait for the chunk that it multiplies", "planner/time_beside.c",
      "now = fmax(now, come);", "now = fmax(now, 0.0 * come);", "planner/beside_test planner/time_test"),

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "anyrank/param.h"
 #include "ref/core/size.h"
 
 ar_status ar_tensor_view(ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape, ar_buf data)
@@ -69,6 +70,11 @@ ar_tensor ar_tensor_transposed(const ar_tensor *t)
     v.stride[a] = t->stride[b];
     v.stride[b] = t->stride[a];
     return v;
+}
+
+ar_tensor ar_param_matrix(const ar_param *p)
+{
+    return p->transposed ? ar_tensor_transposed(&p->value) : p->value;
 }
 
 ar_tensor ar_tensor_slice(const ar_tensor *t, int dim, size_t start, size_t extent)

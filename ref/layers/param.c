@@ -45,11 +45,6 @@ void ar_param_fini(ar_param *p)
     *p = (ar_param){0};
 }
 
-ar_tensor ar_param_matrix(const ar_param *p)
-{
-    return p->transposed ? ar_tensor_transposed(&p->value) : p->value;
-}
-
 struct fresh {
     const ar_param *p;
     float *host;

@@ -112,61 +112,6 @@ static ar_status check_batch(const ar_parallel *p, size_t batch)
     return AR_OK;
 }
 
-/* Into how many chunks the places of the ring cut a sequence. */
-static size_t chunks_of(const ar_parallel *p)
-{
-    const size_t ring = (size_t)ari_at_least_one(p->cp) / (size_t)ari_at_least_one(p->cp_inner);
-    return p->zigzag && ring > 1 ? 2 * ring : 1;
-}
-
-size_t ar_parallel_sequence_unit(const ar_parallel *p)
-{
-    const size_t chunks = chunks_of(p);
-    const size_t ranks = (size_t)ari_at_least_one(p->cp) * (size_t)(p->sp ? ari_at_least_one(p->tp) : 1);
-    size_t unit = ranks;
-    while (unit % chunks != 0)
-        unit += ranks;
-    return unit;
-}
-
-/* The positions of a sequence over context-parallel ranks; seq 0: not known yet. */
-static ar_status check_context(const ar_parallel *p, size_t seq)
-{
-    const size_t cp = (size_t)ari_at_least_one(p->cp), inner = (size_t)ari_at_least_one(p->cp_inner);
-    const size_t pieces = chunks_of(p), unit = ar_parallel_sequence_unit(p);
-    if (cp % inner != 0)
-        return ar_error_set(AR_ERR_ARG,
-                            "cp=%zu is not a number of groups of %zu neighbours; use an inner cp that "
-                            "divides it",
-                            cp, inner);
-    if (seq % cp != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE, "a sequence of %zu cannot be split over cp=%zu; use a multiple of %zu",
-                            seq, cp, unit);
-    if (seq % pieces != 0)
-        return ar_error_set(
-            AR_ERR_INDIVISIBLE,
-            "a sequence of %zu cannot be cut into the %zu chunks of a zigzag over %zu places; use a multiple of %zu",
-            seq, pieces, cp / inner, unit);
-    return AR_OK;
-}
-
-ar_status ar_parallel_check_sequence(const ar_parallel *p, size_t seq)
-{
-    const size_t tp = (size_t)ari_at_least_one(p->tp), cp = (size_t)ari_at_least_one(p->cp);
-    AR_TRY(check_context(p, seq));
-    if (!p->sp || seq / cp % tp == 0)
-        return AR_OK;
-    return cp == 1
-               ? ar_error_set(AR_ERR_INDIVISIBLE,
-                              "a sequence of %zu cannot be split over tp=%zu (sequence parallelism); use a seq that "
-                              "tp divides",
-                              seq, tp)
-               : ar_error_set(AR_ERR_INDIVISIBLE,
-                              "a sequence of %zu over cp=%zu leaves %zu positions, which cannot be split over tp=%zu "
-                              "(sequence parallelism); use a multiple of %zu",
-                              seq, cp, seq / cp, tp, ar_parallel_sequence_unit(p));
-}
-
 /* The number of ranks where an int may be too small: two extents fit, and another one as far as that goes. */
 static uint64_t ranks_of(const ar_parallel *p)
 {
@@ -216,49 +161,6 @@ ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_p
     AR_TRY(check_batch(p, batch));
     AR_TRY(ar_parallel_check_sequence(p, seq));
     return ar_config_check_inner(c, tp, ari_at_least_one(p->cp_inner), plan);
-}
-
-/* --- positions ---------------------------------------------------------------------------------------------------- */
-
-ar_positions ar_positions_whole(size_t seq)
-{
-    return (ar_positions){.first = {0}, .count = {seq}};
-}
-
-size_t ar_positions_count(const ar_positions *p)
-{
-    return p->count[0] + p->count[1];
-}
-
-size_t ar_positions_at(const ar_positions *p, size_t i)
-{
-    return i < p->count[0] ? p->first[0] + i : p->first[1] + (i - p->count[0]);
-}
-
-ar_positions ar_positions_part(const ar_positions *p, size_t part, size_t parts)
-{
-    const size_t n = ar_positions_count(p) / parts, from = part * n, to = from + n;
-    ar_positions own = {.first = {0}};
-    int runs = 0;
-    for (size_t run = 0, at = 0; run < 2; at += p->count[run++]) {
-        const size_t first = from > at ? from : at, end = to < at + p->count[run] ? to : at + p->count[run];
-        if (first >= end)
-            continue;
-        own.first[runs] = p->first[run] + (first - at);
-        own.count[runs++] = end - first;
-    }
-    return own;
-}
-
-ar_positions ar_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank)
-{
-    const size_t cp = (size_t)ari_at_least_one(p->cp), inner = (size_t)ari_at_least_one(p->cp_inner);
-    const size_t ring = cp / inner, place = (size_t)cp_rank / inner, chunk = seq / (2 * ring);
-    const ar_positions all = ar_positions_whole(seq);
-    ar_positions own = ar_positions_part(&all, place, ring);
-    if (p->zigzag && ring > 1)
-        own = (ar_positions){.first = {place * chunk, (2 * ring - 1 - place) * chunk}, .count = {chunk, chunk}};
-    return ar_positions_part(&own, (size_t)cp_rank % inner, inner);
 }
 
 /* --- samples ------------------------------------------------------------------------------------------------------ */

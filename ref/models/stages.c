@@ -32,21 +32,6 @@ ar_status ar_parallel_schedule(ar_pipeline_schedule **gives, const ar_parallel *
                                              ari_at_least_one(p->virtual_stages), ari_at_least_one(p->micro_batches));
 }
 
-void ar_stage_layers(size_t *first, size_t *count, const ar_stages *given, size_t layers, size_t n, size_t i)
-{
-    if (given && given->n > 0) {
-        *first = 0;
-        for (size_t k = 0; k < i; k++)
-            *first += given->layers[k];
-        *count = given->layers[i];
-        return;
-    }
-    const size_t least = layers / n, longer = layers % n, begin = (n - longer) / 2;
-    const size_t before = i < begin ? 0 : i - begin < longer ? i - begin : longer;
-    *first = i * least + before;
-    *count = least + (i >= begin && i - begin < longer);
-}
-
 int ari_stage_of_layer(const ar_parallel *p, size_t layers, size_t layer)
 {
     const int n = ar_parallel_stages(p);
