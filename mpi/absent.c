@@ -2,7 +2,7 @@
 /* Instead of MPI in a build without it. */
 #include <stdio.h>
 
-#include "process/process.h"
+#include "mpi/process.h"
 
 #define HOW_TO "install Open MPI (libopenmpi-dev), or MPICH, and configure again with -DANYRANK_MPI=ON"
 

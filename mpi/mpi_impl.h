@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "process/process.h"
+#include "mpi/process.h"
 #include "ref/comm/rendezvous_impl.h"
 
 /* Ranks as MPI processes. Shared by the files of this folder alone: process.c (what the launcher started), wire.c

@@ -23,15 +23,7 @@ struct ar_process {
     ar_status (*comm)(ar_comm **gives, ar_process *p, ar_device *d);
 };
 
-/* The ways there are; AR_ERR_UNSUPPORTED in a build without. */
-AR_NODISCARD ar_status ari_process_mpi_create(ar_process **gives, const ar_process_options *o);
+/** Processes that are connected by sockets. */
 AR_NODISCARD ar_status ari_process_tcp_create(ar_process **gives, const ar_process_options *o);
-/** Whether an MPI launcher started this process, and this build can answer it. */
-bool ari_process_mpi_launched(void);
-/** Their libraries: see ar_transport_describe. */
-bool ari_mpi_describe(char *text, size_t size);
-bool ari_nccl_describe(char *text, size_t size);
-/** Slot comm of NCCL: over any way to reach each other. */
-AR_NODISCARD ar_status ari_nccl_comm_create(ar_comm **gives, ar_process *p, ar_device *d);
 
 #endif

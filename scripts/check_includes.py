@@ -50,6 +50,7 @@ ALLOWED = {
     "sim": ["ref/core", "ref/comm"],
     "sim/plan": ["ref/core"],  # and not what moves the data: its predictions would check themselves
     "process": ["ref/core", "ref/comm"],
+    "process/transport": ["ref/core", "process", "mpi", "gpu/nccl"],
     "mpi": ["ref/core", "ref/comm", "process"],
     "gpu": ["ref/core", "ref/numerics"],
     "gpu/nccl": ["ref/core", "ref/comm", "process", "gpu"],
@@ -133,6 +134,7 @@ FORBIDDEN_SYSTEM = {
 }
 for room in ROOMS:
     FORBIDDEN_SYSTEM[room] = FORBIDDEN_SYSTEM["verify"]
+FORBIDDEN_SYSTEM["process/transport"] = FORBIDDEN_SYSTEM["process"]
 for folder in ("ref/numerics", "ref/arith", "ref/layers", "ref/pipeline", "ref/models", "ref/train", "ref/io"):
     FORBIDDEN_SYSTEM[folder] = re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$")
 

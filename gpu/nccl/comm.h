@@ -6,8 +6,8 @@
 #include <stdatomic.h>
 
 #include "gpu/nccl/nccl.h"
+#include "gpu/nccl/process.h"
 #include "process/flight.h"
-#include "process/process.h"
 #include "process/store.h"
 #include "ref/comm/comm_impl.h"
 #include "ref/core/queue_impl.h"

@@ -4,7 +4,7 @@
 
 #include "gpu/library.h"
 #include "gpu/nccl/nccl.h"
-#include "process/process.h"
+#include "gpu/nccl/process.h"
 #include "ref/core/os/os.h"
 
 enum { FIRST_SPLIT = 21800 };
