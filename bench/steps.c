@@ -4,7 +4,7 @@
 
 #include "anyrank/train.h"
 #include "bench/harness.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/lane.h"
 #include "ref/models/model.h"
 #include "run/cluster_run.h"

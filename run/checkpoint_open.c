@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "anyrank/safetensors.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/hash.h"

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 
 #include "anyrank/process.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/io/config_parts.h"
 #include "ref/io/file.h"

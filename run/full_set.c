@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/out.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"

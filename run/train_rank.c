@@ -6,8 +6,8 @@
 #include <stdio.h>
 
 #include "anyrank/gradients.h"
+#include "ref/context/context.h"
 #include "ref/core/clock.h"
-#include "ref/core/context.h"
 #include "ref/models/groups.h"
 
 /* What one rank has. */

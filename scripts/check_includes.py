@@ -26,7 +26,7 @@ SUFFIXES = {".c", ".cc", ".h", ".cu", ".cuh", ".inc"}
 
 PUBLIC = "include/anyrank"
 
-VERIFY = ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
+VERIFY = ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
           "sim/plan", "planner", "run", "dump"]
 ROOMS = ["verify/" + room for room in
          ("reference", "writer", "diagnose", "gradcheck", "check", "dumps", "grads", "faults")]
@@ -36,16 +36,17 @@ ROOMS = ["verify/" + room for room in
 ALLOWED = {
     PUBLIC: [],
     "ref/core": [],
-    "ref/placement": ["ref/core"],
     "ref/comm": ["ref/core"],
+    "ref/context": ["ref/core"],
+    "ref/placement": ["ref/core", "ref/context"],
     "ref/numerics": ["ref/core"],
     "ref/cpu": ["ref/core", "ref/numerics"],
-    "ref/arith": ["ref/core", "ref/numerics"],
+    "ref/arith": ["ref/core", "ref/context", "ref/numerics"],
     "ref/io": ["ref/core"],
-    "ref/layers": ["ref/core", "ref/placement", "ref/numerics", "ref/arith"],
+    "ref/layers": ["ref/core", "ref/context", "ref/placement", "ref/numerics", "ref/arith"],
     "ref/pipeline": ["ref/core", "ref/io"],
-    "ref/models": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io"],
-    "ref/train": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models"],
+    "ref/models": ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io"],
+    "ref/train": ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models"],
     "ref/baseline": [],
     "sim": ["ref/core", "ref/comm"],
     "sim/plan": ["ref/core"],  # and not what moves the data: its predictions would check themselves
@@ -54,7 +55,7 @@ ALLOWED = {
     "mpi": ["ref/core", "ref/comm", "process"],
     "gpu": ["ref/core", "ref/numerics"],
     "gpu/nccl": ["ref/core", "ref/comm", "process", "gpu"],
-    "run": ["ref/core", "ref/comm", "process", "ref/numerics", "ref/layers", "ref/io", "ref/models", "ref/train", "sim/plan", "planner"],
+    "run": ["ref/core", "ref/context", "ref/comm", "process", "ref/numerics", "ref/layers", "ref/io", "ref/models", "ref/train", "sim/plan", "planner"],
     "plan": ["ref/core", "ref/io", "ref/models", "sim/plan"],
     "planner": ["ref/core", "ref/io", "ref/layers", "ref/models", "sim/plan"],
     "dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
@@ -71,7 +72,7 @@ ALLOWED = {
     "abi": ["ref/core", "ref/io", "dump"],
     "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
             "sim/plan", "plan", "planner", "run", "dump", "verify", "bench"] + ROOMS,
-    "bench": ["ref/core", "ref/numerics", "gpu", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
+    "bench": ["ref/core", "ref/context", "ref/numerics", "gpu", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
               "sim/plan", "run", "dump", "verify"] + ROOMS,
     "bench/nccl": ["bench", "gpu", "gpu/nccl"],
     "examples": [],
@@ -119,6 +120,7 @@ FORBIDDEN_SYSTEM = {
     "ref/core": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "ref/placement": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "ref/comm": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "ref/context": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "ref/cpu": re.compile(rf"(?:{CUDA}|mpi\.h)$"),
     "sim": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "process": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),

@@ -18,7 +18,7 @@ MUTANTS = [
     ("a queued all-to-all reads the caller's counts after the call has returned", "ref/comm/comm.c",
      "j->call.recv_counts = append(&at, call->recv_counts, recv_counts);", "at += recv_counts;",
      "core/queue_test sim/collectives_test"),
-    ("elements of a second box get the indices of the first", "ref/core/context/host.c",
+    ("elements of a second box get the indices of the first", "ref/context/host.c",
      "index += (b->local[d] + x) * index_stride;", "index += x * index_stride;",
      "verify/compare_test layers/linear_test"),
     # --- ref/placement
@@ -188,7 +188,7 @@ MUTANTS = [
     ("keys of the ring lie in the order in which they arrive", "ref/layers/attention/context_parallel.c",
      "ari_ring_place(ctx, &all[i], &to[i], arriving(ctx, hop))",
      "ari_ring_place(ctx, &all[i], &to[i], (ar_comm_rank(ctx->cp.ring) + hop) % n)", "layers/context_parallel_test"),
-    ("neighbours of several data-parallel ranks are copies of one KV head", "ref/core/context.c",
+    ("neighbours of several data-parallel ranks are copies of one KV head", "ref/context/context.c",
      "const int shared = column * ar_comm_size(c->cp.ring) + ar_comm_rank(c->cp.ring);",
      "const int shared = 0 * column + ar_comm_rank(c->cp.ring);", "layers/context_parallel_test"),
     ("a KV head's gradient counts the terms of one query head", "ref/layers/attention/core.c",

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "ref/arith/exact.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/numerics/integer_sum.h"
 

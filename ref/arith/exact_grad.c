@@ -5,7 +5,7 @@
 
 #include "ref/arith/exact.h"
 #include "ref/arith/operand.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/numerics/integer_sum.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "ref/arith/operand.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/size.h"
 
 struct ar_param_grad {
@@ -569,5 +569,5 @@ const ar_arith_ops *ar_arith_native(ar_precision precision)
     static const ar_arith_ops ops[AR_PRECISION_COUNT] = {[AR_PRECISION_F32] = NATIVE(AR_PRECISION_F32),
                                                          [AR_PRECISION_TF32] = NATIVE(AR_PRECISION_TF32),
                                                          [AR_PRECISION_BF16] = NATIVE(AR_PRECISION_BF16)};
-    return &ops[precision];
+    return (unsigned)precision < AR_PRECISION_COUNT ? &ops[precision] : NULL;
 }

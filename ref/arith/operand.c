@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "anyrank/trace.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/size.h"
 
 ar_status ari_parts_extents(ari_extents *x, const ar_parts *p, bool narrow)

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "anyrank/arith.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"

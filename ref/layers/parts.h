@@ -6,7 +6,7 @@
 #include "anyrank/arith.h"
 #include "anyrank/layers.h"
 #include "anyrank/parallel.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 
 /* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold some only (ar_ctx_place); of
  * three dimensions or more the last but one is the positions, of which it may hold some only (ari_own_positions). */

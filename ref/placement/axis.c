@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/size.h"
 
 ari_axis ari_axis_of(int ndim, const size_t *shape, int dim, int parts)

@@ -4,7 +4,7 @@
 #define ARI_TRAIN_DDP_H
 
 #include "anyrank/ddp.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 
 /* One parameter of a bucket. */
 typedef struct ari_ddp_slot {

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/layers/share.h"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "anyrank/gradients.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"

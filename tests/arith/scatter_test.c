@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "anyrank/arith.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/numerics/scalar.h"
 #include "support/bits.h"
 #include "support/rank_run.h"

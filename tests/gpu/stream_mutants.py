@@ -21,7 +21,7 @@ MUTANTS = [
     ("a task ends before its stream does", "ref/core/queue.c",
      "        (void)ari_queue_note(q, ari_stream_sync(q->stream, 0));\n        (void)ari_queue_note(q, first_error",
      "        (void)ari_queue_note(q, first_error"),
-    ("a queue follows another without waiting", "ref/core/context.c", "    return ar_queue_wait(q, e);\n}",
+    ("a queue follows another without waiting", "ref/context/context.c", "    return ar_queue_wait(q, e);\n}",
      "    return AR_OK;\n}"),
     ("the host does not wait for a stream", "ref/core/event.c", "const ar_status st = s->ops->await(end, timeout_ns);",
      "const ar_status st = (ar_status)(0 * timeout_ns);"),

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
 #include "support/bits.h"

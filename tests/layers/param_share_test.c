@@ -5,7 +5,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "support/rank_run.h"
 
 TestSuite(param_share, .timeout = 300);

@@ -13,7 +13,7 @@
 
 #include "anyrank/checkpoint.h"
 #include "anyrank/model.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/models/model.h"
 #include "run/full_set.h"
 #include "support/rank_run.h"

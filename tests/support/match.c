@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "anyrank/parallel.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "support/bits.h"

@@ -6,7 +6,7 @@
 
 #include "anyrank/gradients.h"
 #include "recorded.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/models/model.h"
 #include "support/match.h"
 

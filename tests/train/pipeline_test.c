@@ -4,7 +4,7 @@
 #include "tests/train/recorded.h"
 
 #include "anyrank/gradients.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/models/model.h"
 #include "support/match.h"
 #include "support/small.h"

@@ -9,7 +9,7 @@
 
 #include "anyrank/arith.h"
 #include "anyrank/train.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 

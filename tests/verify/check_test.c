@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "verify/check/check_run.h"
 
 TestSuite(check, .timeout = 300);

@@ -12,7 +12,7 @@
 
 #include "anyrank/safetensors.h"
 #include "anyrank/train.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/io/json.h"
 #include "run/cluster_run.h"
 #include "run/run.h"

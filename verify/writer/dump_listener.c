@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "verify/writer/dump_ranks.h"
 

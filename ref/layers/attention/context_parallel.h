@@ -8,7 +8,7 @@
 #define ARI_LAYERS_ATTENTION_CONTEXT_PARALLEL_H
 
 #include "anyrank/parallel.h"
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 
 /* --- heads against positions -------------------------------------------------------------------------------------- */
 

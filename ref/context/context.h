@@ -84,6 +84,9 @@ struct ar_ctx {
     size_t bytes_now, bytes_peak;
 };
 
+/** ar_ctx_create with this arithmetic, borrowed, in place of that of the options' numerics and precision. */
+AR_NODISCARD ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith_ops *arith);
+
 /* A kernel of the context's device on its queue: ARI_KERNEL(ctx, add, y, a, b, n). */
 #define ARI_KERNEL(ctx, slot, ...) ((ctx)->device->ops->slot((ctx)->device, (ctx)->queue, __VA_ARGS__))
 

@@ -2,7 +2,7 @@
 /* Tensors of a device as the host has them. */
 #include <stdlib.h>
 
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/float_bits.h"
 #include "ref/core/size.h"
 

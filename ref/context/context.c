@@ -1,23 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 #include "anyrank/arith.h"
-#include "ref/core/float_bits.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
-
-ar_dtype ar_activations_of(ar_precision p)
-{
-    return p == AR_PRECISION_BF16 ? AR_BF16 : AR_F32;
-}
-
-ar_dtype ar_matrices_of(ar_precision p, ar_dtype storage)
-{
-    return p == AR_PRECISION_BF16 || storage == AR_BF16 ? AR_BF16 : AR_F32;
-}
 
 static ar_status check_storage(const ar_ctx_options *o)
 {
@@ -33,18 +21,6 @@ static ar_status check_storage(const ar_ctx_options *o)
     return AR_OK;
 }
 
-const char *ar_recompute_name(ar_recompute r)
-{
-    static const char *const names[] = {"none", "selective", "full"};
-    return (unsigned)r < AR_RECOMPUTES ? names[r] : "?";
-}
-
-const char *ar_precision_name(ar_precision p)
-{
-    static const char *const names[AR_PRECISION_COUNT] = {"f32", "tf32", "bf16"};
-    return (unsigned)p < AR_PRECISION_COUNT ? names[p] : "unknown";
-}
-
 static ar_status check_precision(const ar_ctx_options *o)
 {
     if ((unsigned)o->precision >= AR_PRECISION_COUNT)
@@ -58,17 +34,7 @@ static ar_status check_precision(const ar_ctx_options *o)
     return AR_OK;
 }
 
-ar_status ar_loss_options_check(const ar_loss_options *o, const char *what)
-{
-    if (!(o->label_smoothing >= 0.0 && o->label_smoothing < 1.0))
-        return ar_error_set(AR_ERR_ARG, "%s: a label smoothing of %g: a number from 0 to below 1", what,
-                            o->label_smoothing);
-    if (!(o->z_loss >= 0.0) || isinf(o->z_loss))
-        return ar_error_set(AR_ERR_ARG, "%s: a z-loss of weight %g: a finite number from 0", what, o->z_loss);
-    return AR_OK;
-}
-
-ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
+ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith_ops *arith)
 {
     if (!o->device)
         return ar_error_set(AR_ERR_ARG, "a context needs a device");
@@ -86,7 +52,7 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     if (!c)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a context");
     c->device = o->device;
-    c->arith = o->numerics == AR_NUMERICS_NATIVE ? ar_arith_native(o->precision) : ar_arith_exact();
+    c->arith = arith;
     c->fault = o->fault;
     c->attempt = o->attempt;
     c->tap = o->tap;

@@ -2,7 +2,7 @@
 /* The memory of a step: what it is given, and when that ends. */
 #include <stdlib.h>
 
-#include "ref/core/context.h"
+#include "ref/context/context.h"
 #include "ref/core/queue_impl.h"
 
 static void forget(ar_ctx *c, ari_owned *o)

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What options of a context mean, for all who read them. */
+#include <math.h>
+
+#include "anyrank/context.h"
+
+ar_dtype ar_activations_of(ar_precision p)
+{
+    return p == AR_PRECISION_BF16 ? AR_BF16 : AR_F32;
+}
+
+ar_dtype ar_matrices_of(ar_precision p, ar_dtype storage)
+{
+    return p == AR_PRECISION_BF16 || storage == AR_BF16 ? AR_BF16 : AR_F32;
+}
+
+const char *ar_recompute_name(ar_recompute r)
+{
+    static const char *const names[] = {"none", "selective", "full"};
+    return (unsigned)r < AR_RECOMPUTES ? names[r] : "?";
+}
+
+const char *ar_precision_name(ar_precision p)
+{
+    static const char *const names[AR_PRECISION_COUNT] = {"f32", "tf32", "bf16"};
+    return (unsigned)p < AR_PRECISION_COUNT ? names[p] : "unknown";
+}
+
+ar_status ar_loss_options_check(const ar_loss_options *o, const char *what)
+{
+    if (!(o->label_smoothing >= 0.0 && o->label_smoothing < 1.0))
+        return ar_error_set(AR_ERR_ARG, "%s: a label smoothing of %g: a number from 0 to below 1", what,
+                            o->label_smoothing);
+    if (!(o->z_loss >= 0.0) || isinf(o->z_loss))
+        return ar_error_set(AR_ERR_ARG, "%s: a z-loss of weight %g: a finite number from 0", what, o->z_loss);
+    return AR_OK;
+}
