@@ -4,14 +4,15 @@
 
 Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- run <- verify <- cli;
 bench lies between verify and cli. io stands on core, under models and verify; pipeline, the schedules of one, on core
-and io; dump, which reads other people's tensors and per-rank files, stands on io and models; abi, what other languages
-load, on core, io and dump; plan, which says what a plan does without a run, on models and sim/plan; comm, what moves
-data between ranks, stands on core, process, how processes connect and agree, on both, and the communicators (sim, mpi,
-gpu/nccl) on both, mpi and gpu/nccl also on process, gpu/nccl also on what gpu tells of a
-device; the baseline stands on the scalar definitions and the parsed config and nothing else. What predicts or checks
-collectives (sim/plan, the baseline, tests/sim/plain*.h) may not reach comm. A type, function, enumerator or macro ar_*
-or ari_* is defined in one file. A file has at most 600 lines, a function 60, a folder 25 files. Every folder of sources
-has a rule, and every rule a folder.
+and io; dump, which reads other people's tensors and per-rank files, on io and models; abi, what other languages load,
+on core, io and dump; plan, which says what a plan does, on models and sim/plan; comm, what moves data between ranks,
+on core; context, what a rank holds, on both, under placement and arith; process, how processes connect and agree, on
+core and comm; the communicators (sim, mpi, gpu/nccl) on both, mpi and gpu/nccl also on process, gpu/nccl also on what
+gpu tells of a device; process/transport, which chooses among these, on them; the baseline on the scalar definitions
+and the parsed config and nothing else. What predicts or checks collectives (sim/plan, the baseline,
+tests/sim/plain*.h) may not reach comm. Calls point the same way, whatever header declares the function. A type,
+function, enumerator or macro ar_* or ari_* is defined in one file. A file has at most 600 lines, a function 60, a
+folder 25 files. Every folder of sources has a rule, and every rule a folder.
 Prints "file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
 
@@ -26,8 +27,8 @@ SUFFIXES = {".c", ".cc", ".h", ".cu", ".cuh", ".inc"}
 
 PUBLIC = "include/anyrank"
 
-VERIFY = ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
-          "sim/plan", "planner", "run", "dump"]
+VERIFY = ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
+          "ref/baseline", "sim/plan", "planner", "run", "dump"]
 ROOMS = ["verify/" + room for room in
          ("reference", "writer", "diagnose", "gradcheck", "check", "dumps", "grads", "faults")]
 
@@ -55,7 +56,8 @@ ALLOWED = {
     "mpi": ["ref/core", "ref/comm", "process"],
     "gpu": ["ref/core", "ref/numerics"],
     "gpu/nccl": ["ref/core", "ref/comm", "process", "gpu"],
-    "run": ["ref/core", "ref/context", "ref/comm", "process", "ref/numerics", "ref/layers", "ref/io", "ref/models", "ref/train", "sim/plan", "planner"],
+    "run": ["ref/core", "ref/context", "ref/comm", "process", "ref/numerics", "ref/layers", "ref/io", "ref/models",
+            "ref/train", "sim/plan", "planner"],
     "plan": ["ref/core", "ref/io", "ref/models", "sim/plan"],
     "planner": ["ref/core", "ref/io", "ref/layers", "ref/models", "sim/plan"],
     "dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
@@ -65,20 +67,48 @@ ALLOWED = {
     "verify/writer": VERIFY + ["verify/reference"],
     "verify/diagnose": VERIFY,
     "verify/gradcheck": VERIFY + ["verify/reference"],
-    "verify/check": VERIFY + ["ref/comm", "plan", "verify/reference", "verify/writer", "verify/diagnose", "verify/gradcheck"],
+    "verify/check": VERIFY + ["ref/comm", "plan", "verify/reference", "verify/writer", "verify/diagnose",
+                              "verify/gradcheck"],
     "verify/dumps": VERIFY + ["verify/reference", "verify/diagnose"],
     "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/faults"],
     "verify/faults": VERIFY + ["verify/reference", "verify/writer", "verify/check"],
     "abi": ["ref/core", "ref/io", "dump"],
     "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
             "sim/plan", "plan", "planner", "run", "dump", "verify", "bench"] + ROOMS,
-    "bench": ["ref/core", "ref/context", "ref/numerics", "gpu", "ref/cpu", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
-              "sim/plan", "run", "dump", "verify"] + ROOMS,
+    "bench": ["ref/core", "ref/context", "ref/numerics", "gpu", "ref/cpu", "ref/arith", "ref/layers", "ref/io",
+              "ref/models", "ref/train", "sim/plan", "run", "dump", "verify"] + ROOMS,
     "bench/nccl": ["bench", "gpu", "gpu/nccl"],
     "examples": [],
     "fuzz": ["ref/core", "ref/io", "ref/models", "dump"],
     "tests/sim": [],  # of the tests, PLAIN alone
 }
+
+# What a folder may call besides, all of it declared in public headers.
+CALLS = {
+    "ref/context": ["ref/comm"],
+    "ref/placement": ["ref/comm"],
+    "ref/arith": ["ref/comm"],
+    "ref/layers": ["ref/comm"],
+    "ref/models": ["ref/comm", "ref/placement", "ref/pipeline"],
+    "ref/train": ["ref/comm", "ref/placement", "ref/pipeline"],
+    "ref/baseline": ["ref/core", "ref/numerics"],  # those of BASELINE_HEADERS
+    "sim/plan": ["ref/placement", "ref/pipeline", "ref/models"],
+    "gpu": ["ref/cpu"],
+    "run": ["ref/arith", "sim", "gpu"],
+    "plan": ["ref/placement", "run"],
+    "planner": ["ref/placement", "ref/pipeline"],
+    "dump": ["ref/placement"],
+    "verify/diagnose": ["ref/placement"],
+    "verify/check": ["ref/placement", "process"],
+    "verify/grads": ["ref/comm"],
+    "verify/faults": ["ref/comm"],
+    "cli": ["ref/comm", "ref/cpu", "ref/pipeline", "ref/placement", "sim", "gpu", "process", "process/transport"],
+    "bench": ["ref/comm", "sim", "process", "process/transport"],
+    "bench/nccl": ["ref/core", "ref/comm", "process", "process/transport"],
+    "fuzz": ["ref/pipeline"],
+}
+# Whose files are users of the library: they call all that is public.
+CALLS_ALL = {PUBLIC, "examples", "tests/sim"}
 
 # The tests' own definition of the collectives.
 PLAIN = "tests/sim/plain*.h"
@@ -157,6 +187,8 @@ DEFINITION = re.compile(
     r"^(?:typedef\s+)?(?:struct|enum|union)\s+(ari?_\w+)\s*\{|^\}\s*(ari?_\w+);"
     r"|^typedef\s+(?!struct\b|enum\b|union\b)[^;{}()]*?\(?\*?\b(ari?_\w+)\)?(?:\([^;{}]*\))?;"
     r"|^(?!static\b|typedef\b)(?:\w[\w *]*[ *])?(ari?_\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
+WORD = re.compile(r"\bari?_\w+")
+STRING = re.compile(r'"(?:\\.|[^"\\\n])*"')
 MACRO = re.compile(r"^[ \t]*#[ \t]*(define|undef)[ \t]+(ARI?_\w+)", re.MULTILINE)
 ENUM = re.compile(r"\benum\b(?:\s+\w+)?\s*\{([^{}]*)\}")
 DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
@@ -164,10 +196,10 @@ ENUMERATOR = re.compile(r"\b(\w+)\s*(?:=[^,]*)?(?:,|\Z)")
 
 
 def top_folders(root):
-    """(the tree's folders, whether git knows them): in a source archive those that have a rule, as far as it has them."""
+    """(the tree's folders, whether git knows them): in a source archive those that have a rule."""
     listed = ""
     if (root / ".git").exists() and shutil.which("git"):
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, stdout=subprocess.PIPE, text=True, check=False).stdout
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=False).stdout
     names = listed.split("\0") if listed else [folder + "/" for folder in ALLOWED]
     return sorted({name.split("/")[0] for name in names if "/" in name}), bool(listed)
 
@@ -200,6 +232,8 @@ class Tree:
         self.root = root
         self.includes = {}  # path -> [(line, resolved project path or None, text, is system)]
         self.definitions = {}  # name of a type, function, enumerator or macro -> {path: line}
+        self.functions_at = {}  # name of a function that is not static -> path
+        self.words = {}  # path -> {ar_* or ari_* that stands there: line}
         self.lines = {}  # path -> how many
         self.functions = {}  # path -> [(line, lines of the body)]
         tops, self.complete = top_folders(root)
@@ -213,7 +247,14 @@ class Tree:
     def read(self, path):
         text = without_comments(path.read_text(encoding="utf-8", errors="replace"))
         name = path.relative_to(self.root).as_posix()
+        code = STRING.sub('""', text)
+        self.words[name] = {word: line for line, text_of in reversed(list(enumerate(code.splitlines(), 1)))
+                            for word in WORD.findall(text_of)}
         defined = [(match.group(match.lastindex), match.start()) for match in DEFINITION.finditer(text)]
+        for match in DEFINITION.finditer(text):
+            self.words[name].pop(match.group(4), None)  # what a file defines itself it may use
+            if match.group(4) and not name.startswith(ALTERNATIVES):
+                self.functions_at[match.group(4)] = name
         for word, at in [*defined, *constants(text)] if not name.startswith(ALTERNATIVES) else ():
             self.definitions.setdefault(word, {}).setdefault(name, text.count("\n", 0, at) + 1)
         self.lines[name] = text.count("\n")
@@ -305,6 +346,14 @@ def check_reached(tree, name, folder):
             yield first_line(tree, name, chain[1] if len(chain) > 1 else text), problem
 
 
+def check_calls(tree, name, folder):
+    """Uses of functions that are defined where the folder may not reach, whatever header declares them."""
+    for word, line in tree.words[name].items() if folder not in CALLS_ALL else ():
+        other = folder_of(tree.functions_at.get(word, name))
+        if other not in (folder, PUBLIC, *ALLOWED[folder], *CALLS.get(folder, ())):
+            yield line, f"{folder} may not call {word} ({tree.functions_at[word]})"
+
+
 def check_homonyms(tree):
     """Names with definitions in two files, each told in all files but the first."""
     for name, places in tree.definitions.items():
@@ -349,7 +398,7 @@ def violations(root):
         if folder is None:
             found.append((name, 1, "this folder has no rule in scripts/check_includes.py"))
             continue
-        for check in (check_direct, check_reached, check_sizes):
+        for check in (check_direct, check_reached, check_calls, check_sizes):
             found += [(name, line, message) for line, message in check(tree, name, folder)]
     return [f"{name}:{line}: {message}" for name, line, message in sorted(set(found))], len(tree.includes)
 

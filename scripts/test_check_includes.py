@@ -153,8 +153,29 @@ class CheckIncludes(unittest.TestCase):
         self.assertEqual(self.run_on(everything, git=True), (0, []))
 
     def test_an_archive_is_read_by_the_folders_with_rules(self):
-        files = {folder + "/none.c": '#include "none.h"\n' for folder in check_includes.ALLOWED if folder != "tests/sim"}
+        files = {folder + "/none.c": '#include "none.h"\n' for folder in {*check_includes.ALLOWED} - {"tests/sim"}}
         self.assertEqual([line.split(":")[0] for line in self.run_on(files)[1]], sorted(files))
+
+    def test_no_call_goes_up_through_a_public_header(self):
+        files = {"include/anyrank/status.h": "void ar_f(void);\ntypedef struct ari_a ari_a;\n",
+                 "ref/models/f.c": "void ar_f(void)\n{\n}\n"}
+        for text, line in (("static void g(void)\n{\n    ar_f();\n    ar_f();\n}\n", 3),
+                           ("void (*ari_p)(void) = ar_f;\n", 1)):
+            self.assertEqual(self.run_on({**files, "ref/layers/a.c": text})[1],
+                             [f"ref/layers/a.c:{line}: ref/layers may not call ar_f (ref/models/f.c)"])
+            for allowed in ("ref/models/a.c", "ref/train/a.c", "sim/plan/a.c", "examples/a.c", "tests/sim/plain.h"):
+                self.assertEqual(self.run_on({**files, allowed: text}), (0, []))
+        for text in ('const char *s = "ar_f";\n', "/* ar_f */\n", "void ar_free(void);\n", "extern ari_a *a;\n"):
+            self.assertEqual(self.run_on({**files, "ref/layers/a.c": text}), (0, []))
+
+    def test_the_rules_have_no_circle(self):
+        below = {folder: {*check_includes.ALLOWED[folder], *check_includes.CALLS.get(folder, ())} - {"verify"}
+                 for folder in check_includes.ALLOWED}
+        self.assertLessEqual(set(check_includes.CALLS), set(below))
+        while below:
+            lowest = {folder for folder in below if not below[folder] & set(below)}
+            self.assertTrue(lowest, f"in or above a circle: {below}")
+            below = {folder: below[folder] for folder in set(below) - lowest}
 
     def test_comments_and_strings_are_no_includes(self):
         text = '/*\n#include "cli/c.h"\n*/\n// #include "cli/c.h"\nconst char *s = "/*";\n'
