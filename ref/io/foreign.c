@@ -213,8 +213,9 @@ static const named names[] = {
 static const named shards = {
     "*.safetensors",
     "tensors of a model in a file that is not model.safetensors, and in no model.safetensors.index.json",
-    "import glob; from safetensors.torch import load_file, save_file; save_file({k: v for f in "
-    "sorted(glob.glob('@/*.safetensors')) for k, v in load_file(f).items()}, '@/model.safetensors')",
+    "import glob; from safetensors.torch import load_file, save_file; t = [i for f in "
+    "glob.glob('@/*.safetensors') for i in load_file(f).items()]; assert len(t) == len(dict(t)), 'parts of ranks'; "
+    "save_file(dict(t), '@/model.safetensors')",
     false};
 static const named ranks = {"*.safetensors", "a rank's part of a model: anyrank reshard puts the ranks' parts together",
                             NULL, false};
@@ -269,14 +270,22 @@ static const named *named_of(const char *folder, const char *name)
     return ari_ends_in(name, ".safetensors") ? named_safetensors(folder, name) : NULL;
 }
 
-static ar_status refuse_named(const char *folder, const char *name, const named *found)
+/* more: other files of this kind. A line for one file would then take it, perhaps one rank's part, for all of them. */
+static ar_status refuse_named(const char *folder, const char *name, size_t more, const named *found)
 {
-    char convert[CONVERT];
-    convert_text(convert, found->lines, folder, name);
+    char convert[CONVERT], count[40] = "";
+    const bool parts = more > 0 && found->lines && strchr(found->lines, '#');
+    convert_text(convert, parts ? NULL : found->lines, folder, name);
+    if (parts)
+        snprintf(count, sizeof count, " and %zu more like it", more);
     return ar_error_set(
         AR_ERR_FORMAT,
-        "%s: holds %s, %s; weights are read from model.safetensors, or from shards with model.safetensors.index.json%s",
-        ARI_SHOW(folder), ARI_SHOW(name), found->what, convert);
+        "%s: holds %s%s, %s; weights are read from model.safetensors, or from shards with "
+        "model.safetensors.index.json%s",
+        ARI_SHOW(folder), ARI_SHOW(name), count, found->what,
+        parts ? "; each may be one rank's part: save whole tensors, or save with torch.distributed.checkpoint, whose "
+                "folders python3 -m anyrank.convert reads"
+              : convert);
 }
 
 ar_status ari_foreign_refuse_folder(const char *folder)
@@ -284,12 +293,19 @@ ar_status ari_foreign_refuse_folder(const char *folder)
     struct dirent **list = NULL;
     const int n = scandir(folder, &list, NULL, alphasort);
     ar_status st = n < 0 ? ari_out_fail("list", folder) : AR_OK;
+    const named *found = NULL;
+    const char *name = NULL; /* the first that is found */
+    size_t more = 0;
     for (int i = 0; i < n; i++) {
-        const named *found = st == AR_OK ? named_of(folder, list[i]->d_name) : NULL;
-        if (found)
-            st = refuse_named(folder, list[i]->d_name, found);
-        free(list[i]);
+        const named *one = named_of(folder, list[i]->d_name);
+        more += found && one == found;
+        name = found ? name : list[i]->d_name;
+        found = found ? found : one;
     }
+    if (found)
+        st = refuse_named(folder, name, more, found);
+    for (int i = 0; i < n; i++)
+        free(list[i]);
     free(list);
     return st;
 }

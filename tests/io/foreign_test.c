@@ -120,6 +120,24 @@ static void what_the_python_package_converts_is_said_with_the_one_command(void)
     }
 }
 
+/* FSDP's model_0.pt and model_1.pt: what converts the first alone would be believed to convert both. */
+static void files_of_several_ranks_have_no_line_that_converts_the_first_alone(void)
+{
+    static const char zip[] = "PK\3\4archive/data.pkl";
+    char folder[] = "/tmp/anyrank-foreign-XXXXXX", path[2][64];
+    cr_assert_not_null(mkdtemp(folder));
+    for (int i = 0; i < 2; i++) {
+        snprintf(path[i], sizeof path[i], "%s/model_%d.pt", folder, i);
+        cr_assert_eq(ari_file_write(path[i], zip, sizeof zip), AR_OK);
+        cr_expect_eq(ari_foreign_refuse_folder(folder), AR_ERR_FORMAT);
+        cr_expect(says("this converts it") == (i == 0), "%d: %s", i, ar_error_message());
+    }
+    cr_expect(says("model_0.pt and 1 more") && says("torch.distributed.checkpoint"), "%s", ar_error_message());
+    for (int i = 0; i < 2; i++)
+        unlink(path[i]);
+    rmdir(folder);
+}
+
 static void safetensors_of_any_name_are_weights_by_their_tensors(void)
 {
     const float x[] = {1, 2};
@@ -159,5 +177,6 @@ Test(foreign, every_claim)
     TOGETHER(each_kind_is_known_by_its_first_bytes, what_is_asked_for_is_not_foreign,
              a_folder_with_weights_that_are_not_read_is_refused_with_the_file,
              what_the_python_package_converts_is_said_with_the_one_command,
+             files_of_several_ranks_have_no_line_that_converts_the_first_alone,
              safetensors_of_any_name_are_weights_by_their_tensors, what_is_no_weight_may_lie_in_a_model_s_folder);
 }
