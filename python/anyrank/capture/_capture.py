@@ -272,12 +272,19 @@ class Capture:
         loss = loss_of(output)
         if loss is not None:
             of.loss_seen = True
-            self.take(of, "loss:fwd", loss, whole_of(loss), False)
+            self._take_own(of, "loss", loss)
             return
         for i, t in enumerate(tensors_of(output)[:None if isinstance(output, (tuple, list)) else 1]):
             if t.is_floating_point():
                 of.loss_seen = of.loss_seen or (i == 0 and t.dim() == 0)
-                self.take(of, f"output.{i}:fwd" if i else "output:fwd", t, whole_of(t), of.per_sample(t, "fwd"))
+                self._take_own(of, f"output.{i}" if i else "output", t)
+
+    def _take_own(self, of: Pass, path: str, t: torch.Tensor) -> str:
+        """Writes what the model itself gives out. The name that it has."""
+        name = of.own(path, t)
+        if name:
+            self.take(of, name, t, whole_of(t), of.per_sample(t, "fwd"))
+        return name or f"{path}:fwd"
 
     def _end_step(self) -> None:
         """The next pass is another step's: gradients that nobody asked for yet, and what the update made."""
@@ -353,16 +360,17 @@ class Capture:
         if of is None or of.loss_seen or self._record is None or loss.dim() or in_backward():
             return
         of.loss_seen = True
-        self._record.sums.add("loss:fwd")
-        self.take(of, "loss:fwd", loss, whole_of(loss), False)
+        self._record.sums.add(self._take_own(of, "loss", loss))
 
     def after_backward(self) -> None:
         if self._listener is not None:
             self._listener.flush()
 
-    def on_clip(self, parameters: list[torch.Tensor]) -> None:
-        if self._is_ours(parameters):
+    def on_clip(self, parameters: list[torch.Tensor]) -> bool:
+        ours = self._is_ours(parameters)
+        if ours:
             self._keep_gradients()
+        return ours
 
     def on_norm(self, norm: typing.Any, norm_type: float) -> None:
         if not self._passes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+import weakref
 
 import torch
 from torch import nn
@@ -100,6 +101,16 @@ def in_backward() -> bool:
     return task is not None and task() != -1
 
 
+def version_of(t: torch.Tensor) -> int:
+    """How many times it was written over."""
+    return 0 if t.is_inference() else t._version
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    one, other = local_of(one), local_of(other)
+    return (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride())
+
+
 def rows_are_equal(t: torch.Tensor) -> bool:
     return not isinstance(t, DTensor) and t.dim() > 2 and bool((t == t[:1]).all())
 
@@ -182,6 +193,7 @@ class Pass:
 
     def __init__(self, number: int, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
         self.number, self.calls, self.loss_seen = number, dict[str, int](), False
+        self.outputs: dict[str, tuple[typing.Any, int]] = {}  # of modules that are called as what the model gives out
         given = [x for x in [*args, *kwargs.values()] if isinstance(x, torch.Tensor) and x.dim() > 0]
         self.batch = given[0].shape[0] if given else None
         self.samples = {given[0].shape[0], given[0].shape[:2].numel()} if given else None
@@ -192,6 +204,19 @@ class Pass:
         name = f"{path}:{kind}"
         self.calls[name] = self.calls.get(name, 0) + 1
         return name if self.calls[name] == 1 else f"{path}.call{self.calls[name]}:{kind}"
+
+    def of_module(self, path: str, t: torch.Tensor) -> str:
+        """The name of what a module gives out."""
+        if path.split(".")[0] in ("loss", "output"):
+            self.outputs[path] = weakref.ref(t), version_of(t)
+        return self.name(path, "fwd")
+
+    def own(self, path: str, t: torch.Tensor) -> str:
+        """The name of what the model itself gives out; "" where a module of that name has given out the same."""
+        reference, version = self.outputs.get(path, (lambda: None, 0))
+        of_module = reference()
+        same = of_module is not None and version == version_of(t) and _same_memory(of_module, t)
+        return "" if same else self.name(path, "fwd")
 
     def per_sample(self, t: torch.Tensor, kind: str) -> bool:
         """Whether an activation has the samples along dimension 0: as many as the model's input, or a row a token.
@@ -280,10 +305,11 @@ class Listener:
                     self._mark(module, args, t, whole.get("of"))
                 elif sharded and not self.sink.told(f"{name}:fwd") and not _mark_heads(module, t):
                     continue  # of the rank's own heads, or whole: nothing says which
+                called = now.of_module(name, t)
                 per_sample = now.per_sample(t, "fwd") and not (t.shape[0] == 1 and now.counts_positions(args))
                 if per_sample and not t.requires_grad and torch.is_grad_enabled() and rows_are_equal(t):
                     t, per_sample = t[:1], False  # angles of positions that were said for each sample: those of all
-                self.sink.take(now, now.name(name, "fwd"), t, whole_of(t), per_sample)
+                self.sink.take(now, called, t, whole_of(t), per_sample)
         return hook
 
     def _mark(self, module: nn.Module, args: tuple[typing.Any, ...], t: torch.Tensor, whole: Whole | None) -> None:

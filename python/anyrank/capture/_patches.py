@@ -9,6 +9,7 @@ name before is seen too.
 from __future__ import annotations
 
 import functools
+import inspect
 import typing
 
 import torch
@@ -21,7 +22,7 @@ class Watcher(typing.Protocol):
 
     def after_backward(self) -> None: ...
 
-    def on_clip(self, parameters: list[torch.Tensor]) -> None: ...
+    def on_clip(self, parameters: list[torch.Tensor]) -> bool: ...  # whether they are the model's
 
     def on_norm(self, norm: typing.Any, norm_type: float) -> None: ...
 
@@ -30,6 +31,7 @@ class Watcher(typing.Protocol):
 
 _watchers: list[Watcher] = []
 _undo: list[typing.Callable[[], None]] = []
+_clipping_now: list[bool] = []  # one for the call that is at work
 
 
 def watch(watcher: Watcher) -> None:
@@ -60,9 +62,10 @@ def _install() -> None:
 
     torch.Tensor.backward = heard
     _undo.append(lambda: setattr(torch.Tensor, "backward", backward))
-    for name in ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_"):
+    # The second has an underscore in its module, and none in torch.nn.utils.
+    for name in ("clip_grad_norm_", "_clip_grads_with_norm_", "clip_grads_with_norm_", "clip_grad_value_"):
         if hasattr(clip_grad, name):
-            _replace(getattr(clip_grad, name), _clipping(name))
+            _replace(getattr(clip_grad, name), _clipping)
     for register, after in ((getattr(optim, "register_optimizer_step_pre_hook", None), False),
                             (getattr(optim, "register_optimizer_step_post_hook", None), True)):
         if register is not None:
@@ -72,25 +75,27 @@ def _install() -> None:
             _undo.append(register(hook).remove)
 
 
-def _clipping(name: str) -> typing.Callable[[typing.Any], typing.Any]:
-    """Makes of a function that clips one that says so before and after."""
-    def around(function: typing.Any) -> typing.Any:
-        @functools.wraps(function)
-        def heard(parameters: typing.Any, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            for watcher in list(_watchers):
-                watcher.on_clip(parameters)
-            norm = function(parameters, *args, **kwargs)
-            norm_type = kwargs.get("norm_type", args[1] if len(args) > 1 and name == "clip_grad_norm_" else 2.0)
-            if name == "clip_grads_with_norm_":
-                norm, returned = kwargs.get("total_norm", args[1] if len(args) > 1 else None), norm
-            else:
-                returned = norm
-            for watcher in list(_watchers) if norm is not None else []:
-                watcher.on_norm(norm, float(norm_type))
-            return returned
-        return heard
-    return around
+def _clipping(function: typing.Any) -> typing.Any:
+    """Makes of a function that clips one that says so before and after; those that it calls itself say nothing."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def heard(parameters: typing.Any, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        if _clipping_now:
+            return function(parameters, *args, **kwargs)
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        given = signature.bind(parameters, *args, **kwargs).arguments
+        concerned = [watcher for watcher in list(_watchers) if watcher.on_clip(parameters)]
+        _clipping_now.append(True)
+        try:
+            returned = function(parameters, *args, **kwargs)
+        finally:
+            _clipping_now.pop()
+        norm = given.get("total_norm", returned)
+        for watcher in concerned if norm is not None else []:
+            watcher.on_norm(norm, float(given.get("norm_type", 2.0)))
+        return returned
+    return heard
 
 
 def _replace(function: typing.Callable[..., typing.Any], around: typing.Callable[[typing.Any], typing.Any]) -> None:

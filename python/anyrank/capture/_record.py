@@ -110,9 +110,11 @@ class Record:
     def add_norm(self, name: str, norm: torch.Tensor, whole: Whole | None, norm_type: float) -> None:
         """A norm; of a DTensor that is still to be put together, the ranks' own parts until they tell them."""
         self.reserve(name)
-        partial = [line for line, p in zip(_lines(whole), whole.placements) if p.is_partial()] if whole else []
+        partial = [(line, p) for line, p in zip(_lines(whole), whole.placements) if p.is_partial()] if whole else []
         if partial:
-            names = [n for line in partial for n in self.groups.mesh.covered(line, name)]
+            names = [n for line, _ in partial for n in self.groups.mesh.covered(line, name)]
+            placement: typing.Any = partial[0][1]  # knows of which kind the norm is, as clip_grads_with_norm_ does not
+            norm_type = float(getattr(placement, "norm_type", norm_type))
             self.norms[name] = (float(norm), norm_type, names, norm.dtype)
         else:
             self._write(name, Value(name, None, False, 0), norm, 0)

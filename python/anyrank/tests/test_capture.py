@@ -194,6 +194,30 @@ class Written(CaptureCase):
         self.assertGreater(float(norm), 0.1)
         torch.testing.assert_close(self.value("grad_norm:clip"), norm)
 
+    def test_clipping_in_two_calls_is_heard_as_in_one(self) -> None:
+        from torch.nn import utils
+        by_name = utils.clip_grads_with_norm_
+
+        def clip(model: typing.Any) -> None:
+            by_name(model.parameters(), 0.1, utils.get_total_norm([p.grad for p in model.parameters()]))
+        for folder, function in (("one", lambda model: clip_grad_norm_(model.parameters(), 0.1)), ("two", clip)):
+            torch.manual_seed(0)
+            model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+            with anyrank.capture(model, self.path / folder):
+                for _ in range(2):
+                    model(torch.ones(2, 3)).square().sum().backward()
+                    other(torch.ones(2, 3)).sum().backward()
+                    clip_grad_norm_(other.parameters(), 0.1)  # of no concern
+                    function(model)
+                    with torch.no_grad():
+                        model.weight -= model.weight.grad
+        one, two = self.files("one"), self.files("two")
+        self.assertEqual(list(one), list(two))
+        self.assertTrue({"grad_norm:clip", "weight:grad", "weight:new", "grad_norm:clip@2"} <= set(one))
+        self.assertNotIn("grad_norm.call2:clip", one)
+        for name in one:
+            self.assertEqual(bytes(one[name].data), bytes(two[name].data), name)
+
     def test_checkpointing_writes_the_same_tensors(self) -> None:
         for reentrant in (False, True):
             self.captured(Model, folder="plain")
@@ -202,6 +226,31 @@ class Written(CaptureCase):
             self.assertEqual(set(plain), set(again))
             for name in plain:
                 self.assertEqual(bytes(plain[name].data), bytes(again[name].data), name)
+
+    def test_a_module_called_as_the_models_own_output_is_kept_apart(self) -> None:
+        class Net(Module):  # type: ignore[misc]
+            def __init__(self, name: str, form: str) -> None:
+                super().__init__()
+                self.lin, self.form = nn.Linear(3, 3), form
+                setattr(self, name, nn.MSELoss() if form == "loss" else nn.Linear(3, 3))
+
+            def forward(self, x: typing.Any) -> typing.Any:
+                last = self.get_submodule("output" if hasattr(self, "output") else "loss")
+                y = last(self.lin(x), x) if self.form == "loss" else last(self.lin(x))
+                return y * 2 if self.form == "more" else y
+
+        expected = {("output", "loss"): [], ("loss", "loss"): ["output:fwd"],
+                    ("output", "last"): ["loss:fwd"], ("loss", "last"): ["output:fwd", "loss.call2:fwd"],
+                    ("output", "more"): ["output.call2:fwd", "loss:fwd"],
+                    ("loss", "more"): ["output:fwd", "loss.call2:fwd"]}
+        for (name, form), own in expected.items():
+            model = Net(name, form)
+            with anyrank.capture(model, self.path / "dump", only=["*:fwd"]):
+                y = model(torch.ones(2, 3))
+                (y if form == "loss" else y.sum()).backward()
+            self.assertEqual(set(self.files()), {"lin:fwd", f"{name}:fwd", *own}, (name, form))
+            if form == "more":
+                self.assertTrue(torch.equal(self.value(own[0]), y))
 
     def test_micro_batches_follow_one_another(self) -> None:
         self.captured(Model, folder="one", steps=1)
