@@ -179,6 +179,23 @@ class Placed(FolderCase):
         self.assertTrue(any(name.endswith(":m") for name in held[0] - held[1]))
         self.assertTrue(any(name.endswith(":m") for name in held[1] - held[0]))
 
+    def test_a_rank_has_a_piece_of_each_of_packed_tensors(self) -> None:
+        full = torch.nn.Linear(4, 8)
+        pieces = {"tp": 0, "blocks": [2, 1, 1]}
+        spec = {"mesh": {"tp": 2}, "shard": {"qkv.*:*": pieces, "qkv:fwd": {**pieces, "tp": -1}}, "partial": {
+            "qkv:bwd": "tp"}}
+        x = torch.randn(3, 4, requires_grad=True)
+        for rank, rows in ((None, list(range(8))), (0, [0, 1, 4, 6]), (1, [2, 3, 5, 7])):
+            model = nn.Sequential()
+            model.add_module("qkv", nn.Linear(4, len(rows)))
+            model.qkv.load_state_dict({name: value[rows] for name, value in full.state_dict().items()})
+            one = rank is None
+            with anyrank.capture(model, self.path / ("one" if one else "many"), rank=rank, spec={} if one else spec,
+                                 only=["qkv*"]):
+                model(x).square().sum().backward()
+        report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-5, atol=1e-6)
+        self.assertTrue(report.ok and report.compared == 6, str(report))
+
     def test_many_tensors_go_to_several_files_in_one_order(self) -> None:
         torch.manual_seed(0)
         train(Model(), self.path / "one", None, micro=2)

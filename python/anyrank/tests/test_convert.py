@@ -18,7 +18,7 @@ import zipfile
 
 import anyrank
 from anyrank import _safetensors, convert, ranks
-from anyrank.convert import _parallel, _pickles, _pieces, _tensors
+from anyrank.convert import _parallel, _pickles, _pieces, _tensors, megatron
 from anyrank.tests import FolderCase, anyrank_json, needs
 
 
@@ -276,6 +276,21 @@ def save(_rank: int, folder: str) -> dict[str, typing.Any]:
     full.update({"rows:m": full["rows"], "rows.step": torch.tensor(3)})
     return {name: (tuple(t.shape), bytes(t.contiguous().view(-1).view(torch.uint8).tolist()))
                    for name, t in full.items()}
+
+
+class Megatron(unittest.TestCase):
+    def test_layers_are_counted_through_stages_and_virtual_stages(self) -> None:
+        cases: list[tuple[list[list[int]], list[list[int]]]] = [  # layers of each chunk, and their numbers, of each stage
+            ([[2], [1], [3]], [[0, 1], [2], [3, 4, 5]]),
+            ([[1, 2], [2, 1], [1, 1]], [[0, 4, 5], [1, 2, 6], [3, 7]])]
+        for layers, numbers in cases:
+            stages = [megatron._File(0, p, f"stage {p}", {}, [
+                {f"decoder.layers.{i}.weight": typing.cast(typing.Any, (v, i)) for i in range(n)}
+                for v, n in enumerate(chunks)]) for p, chunks in enumerate(layers)]
+            megatron._number_layers(stages[::-1])
+            for stage, chunks, own in zip(stages, layers, numbers):
+                held = [(v, i) for v, n in enumerate(chunks) for i in range(n)]
+                self.assertEqual(stage.tensors, {f"decoder.layers.{n}.weight": at for n, at in zip(own, held)})
 
 
 @needs("torch")
