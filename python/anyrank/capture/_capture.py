@@ -21,7 +21,7 @@ from torch.nn.modules import module as modules_home
 from anyrank._errors import AnyrankError
 from anyrank.capture import _patches
 from anyrank.capture._exchange import Alone, Store
-from anyrank.capture._listen import Listener, Pass, in_backward, local_of, loss_of, tensors_of, whole_of
+from anyrank.capture._listen import Listener, Pass, in_backward, local_of, loss_of, tensors_of, version_of, whole_of
 from anyrank.capture._model import groups_of, parameters_of, unwrapped
 from anyrank.capture._places import Whole
 from anyrank.capture._record import Record
@@ -103,7 +103,9 @@ class Capture:
         """A step begins: nothing of it has been seen."""
         self._passes, self._losses = 0, 0
         self._has_gradients: set[str] = set()
-        self._stepped = self._clipped = False
+        self._over = False  # gradients were complete, or an update was seen: the next pass is another step's
+        self._grads: dict[str, tuple[torch.Tensor, int]] = {}  # as the last backward pass left them
+        self._heads: list[torch.Tensor] = []  # of the parameters, as the last forward pass left them
         self._calls: dict[str, int] = {}
 
     # --- from start to stop -------------------------------------------------------------------------------------------
@@ -250,7 +252,7 @@ class Capture:
             return  # computed again: by activation checkpointing, or by an optimizer's closure
         training = torch.is_grad_enabled()
         self._deaf = not training and (self._trained or bool(self._optimizers))
-        if self._passes and (self._stepped or self._clipped or not training):
+        if self._passes and (not training or self._is_over()):
             self._end_step()
         self._trained = self._trained or training
         if self._deaf or not self._running:
@@ -265,9 +267,11 @@ class Capture:
         self.passes += self._pass is not None
 
     def _end_pass(self, _module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
-        of = self._pass
-        if self._deaf or in_backward() or of is None:
-            self._deaf = False
+        of, deaf, self._deaf = self._pass, self._deaf, False
+        if deaf or in_backward():
+            return
+        self._heads = self._heads_now()
+        if of is None:
             return
         loss = loss_of(output)
         if loss is not None:
@@ -292,8 +296,8 @@ class Capture:
             if self._passes:
                 self._next_step()
             return
-        self._keep_gradients()
-        if self._stepped or self._clipped:
+        self._keep_gradients(unseen=True)
+        if self._is_over():
             self._keep_parameters("new", self._step)
             for name, p in self._parameters:
                 for key, kind in STATE.items():
@@ -318,16 +322,18 @@ class Capture:
     # --- what a program says itself -----------------------------------------------------------------------------------
 
     def gradients(self) -> None:
-        """The gradients are complete now: for programs that clip them without torch.nn.utils, before they do."""
+        """The gradients are complete now: for programs that clip or use them without torch's functions, before they do.
+        The next forward pass is another step's."""
         self._keep_gradients()
+        self._over = self._passes > 0
 
     def gradient_norm(self, norm: typing.Any, norm_type: float = 2.0) -> None:
         """The norm that the gradients are clipped by, where torch.nn.utils did not compute it."""
         self.on_norm(norm, norm_type)
-        self._clipped = True
 
     def step(self) -> None:
-        """The step is over, where no optimizer shows it."""
+        """The step is over and the parameters are updated, where no optimizer shows it."""
+        self._over = self._passes > 0
         self._end_step()
 
     # --- what is heard ------------------------------------------------------------------------------------------------
@@ -365,6 +371,9 @@ class Capture:
     def after_backward(self) -> None:
         if self._listener is not None:
             self._listener.flush()
+        if self._pass is not None and self._record is not None and not self._optimizers:
+            self._grads.update({name: (p.grad, version_of(p.grad)) for name, p in self._parameters
+                                if p.grad is not None and name not in self._has_gradients})
 
     def on_clip(self, parameters: list[torch.Tensor]) -> bool:
         ours = self._is_ours(parameters)
@@ -375,7 +384,7 @@ class Capture:
     def on_norm(self, norm: typing.Any, norm_type: float) -> None:
         if not self._passes:
             return
-        self._clipped = True
+        self._over = True
         if self._pass is None or self._record is None or not self._wanted("grad_norm:clip"):
             return
         norm = torch.as_tensor(norm)
@@ -391,7 +400,7 @@ class Capture:
             self._optimizers.append(optimizer)
         self._inside = not after
         if not after and self._passes:
-            self._stepped = True
+            self._over = True
             self._keep_gradients({id(p) for p in parameters})
 
     def _is_known(self, optimizer: typing.Any) -> bool:
@@ -418,12 +427,36 @@ class Capture:
         for name, p in self._parameters:
             self._keep(f"{name}:{kind}", p, whole_of(p), step)
 
-    def _keep_gradients(self, of: set[int] | None = None) -> None:
-        """Writes the gradients as they are now, of all parameters or of these; each once in a step."""
-        self.after_backward()
-        if self._record is None or self._pass is None:
+    def _keep_gradients(self, of: set[int] | None = None, unseen: bool = False) -> None:
+        """Writes the gradients as they are now, of all parameters or of these; each once in a step. unseen: the program
+        may have used them already, and removed them."""
+        if self._record is None or self._pass is None or self._listener is None:
             return
+        self._listener.flush()
         for name, p in self._parameters:
-            if p.grad is not None and name not in self._has_gradients and (of is None or id(p) in of):
-                self._has_gradients.add(name)
-                self._keep(f"{name}:grad", p.grad, whole_of(p.grad))
+            if name in self._has_gradients or (of is not None and id(p) not in of):
+                continue
+            left, version = self._grads.get(name, (p.grad, 0))
+            grad = left if p.grad is None else p.grad
+            if grad is None:
+                continue
+            self._has_gradients.add(name)
+            if unseen and name in self._grads and version != version_of(grad) and not local_of(grad).any():
+                warnings.warn(f"step {self._step}: {name}.grad was set to zero before it was seen that the step is over, "
+                              "and is not written: call gradients() when it is complete", stacklevel=2)
+                continue
+            self._keep(f"{name}:grad", grad, whole_of(grad))
+
+    # --- updates that nothing shows -----------------------------------------------------------------------------------
+
+    def _heads_now(self) -> list[torch.Tensor]:
+        """A corner of each parameter, by which an update is noticed that no optimizer makes; none where one does."""
+        if self._record is None or self._optimizers or not torch.is_grad_enabled():
+            return []
+        return [local_of(p)[(slice(2),) * p.dim()].clone() for _, p in self._parameters]
+
+    def _is_over(self) -> bool:
+        """Whether the step's gradients are complete, as was seen or told, or by changed parameters."""
+        if self._heads and not self._over:
+            self._over = not all(map(torch.equal, self._heads, self._heads_now()))
+        return self._over

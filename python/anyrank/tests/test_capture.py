@@ -323,6 +323,46 @@ class Written(CaptureCase):
         self.assertIn("head.weight:m@2", names)
         self.assertFalse([name for name in names if name.endswith("@3")])
 
+    def test_an_update_by_hand_ends_a_step(self) -> None:
+        """However the program clears gradients, and whether it says anything or not."""
+        def run(folder: str, told: tuple[str, ...], clear: str) -> list[str]:
+            torch.manual_seed(0)
+            model = nn.Linear(3, 2)
+            c = anyrank.capture(model, self.path / folder).start()
+            for _ in range(2):
+                loss = model(torch.ones(2, 3)).square().sum()
+                if clear == "before":  # the next backward pass
+                    model.zero_grad()
+                loss.backward()
+                if "gradients" in told:
+                    c.gradients()
+                for p in model.parameters():
+                    p.data -= 0.1 * p.grad
+                if clear == "after":
+                    model.zero_grad()
+                if clear == "zero":
+                    model.zero_grad(set_to_none=False)
+                if "step" in told:
+                    c.step()
+            c.stop()
+            return [f"{name}: {self.value(name, folder).tolist()}" for name in self.files(folder)]
+        right = run("right", ("gradients", "step"), "after")
+        self.assertEqual({line.split(": ")[0] for line in right if line.startswith("weight:")},
+                         {f"weight:{name}" for name in ("init", "grad", "grad@2", "new", "new@2")})
+        for told in ((), ("gradients",), ("step",), ("gradients", "step")):
+            for clear in ("before", "after", "zero") if "gradients" in told else ("before", "after"):
+                self.assertEqual(run(f"{clear}-{len(told)}-{told[:1]}", told, clear), right, (told, clear))
+        with self.assertWarnsRegex(UserWarning, r"step 1: weight.grad was set to zero .* call gradients\(\)"):
+            lost = run("lost", (), "zero")
+        self.assertEqual(lost, [line for line in right if ":grad" not in line])
+
+    def test_micro_batches_without_an_optimizer_are_one_step(self) -> None:
+        model = nn.Linear(3, 2)
+        with anyrank.capture(model, self.path / "dump"):
+            for _ in range(2):
+                model(torch.ones(2, 3)).sum().backward()
+        self.assertEqual([name for name in self.files() if "@2" in name or ":new" in name], [])
+
     def test_a_program_that_ends_without_stop_has_its_files(self) -> None:
         from anyrank.tests import run_python
         code = ("import os, sys, torch, anyrank\n"
