@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 EXIT_SKIPPED = 77
@@ -40,12 +41,17 @@ def build_options():
     return [option for option in re.sub(r'"[^"]*"', "", options).split() if option.startswith("-")]
 
 
-def compile_one(source, architecture, *options):
-    """What nvcc writes to standard output, for a virtual architecture; RuntimeError with its complaints."""
-    command = [NVCC, f"-gencode=arch={architecture},code={architecture}", *["-DANYRANK_SM90"] * (architecture == OWN_ARCHITECTURE),
-               "-std=c++17", "-O3", "-D_GNU_SOURCE", "-DANYRANK_BUILT_WITH_CUBLAS=\"\"", *build_options(), "-I", ROOT,
-               "-I", ROOT / "include", *options, source]
-    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+def compile_as_one(sources, architecture, *options):
+    """What nvcc writes to standard output of files for a virtual architecture, as one: each alone costs most of a second
+    for CUDA's own headers. RuntimeError with its complaints."""
+    own = ["-DANYRANK_SM90"] if architecture == OWN_ARCHITECTURE else []
+    with tempfile.TemporaryDirectory(prefix="anyrank-nvcc-") as folder:
+        joined = pathlib.Path(folder, "joined.cu")
+        joined.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
+        command = [NVCC, f"-gencode=arch={architecture},code={architecture}", *own, "-std=c++17", "-O3", "-D_GNU_SOURCE",
+                   '-DANYRANK_BUILT_WITH_CUBLAS=""', *build_options(), "-I", ROOT, "-I", ROOT / "include", *options, joined]
+        done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"nvcc of {source} ended with {done.returncode}:\n{done.stderr}")
+        raise RuntimeError(f"nvcc ended with {done.returncode}:\n{done.stderr}")
     return done.stdout

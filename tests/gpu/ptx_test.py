@@ -7,12 +7,10 @@ is the scalar header's. No GPU is needed; where there is no nvcc, nothing is tes
 """
 
 import concurrent.futures
-import pathlib
 import re
-import tempfile
 import unittest
 
-from nvcc import OWN_ARCHITECTURE, OWN_KERNEL, ROOT, compile_one, need_nvcc
+from nvcc import OWN_ARCHITECTURE, OWN_KERNEL, ROOT, compile_as_one, need_nvcc
 
 ARCHITECTURE = "compute_90"
 # The kernels that call functions of ref/numerics/elementary.h, which spells its fused multiply-adds.
@@ -35,11 +33,7 @@ FLOATS = {"f16", "f16x2", "bf16", "bf16x2", "f32", "f64"}
 
 
 def compile_to_ptx(sources):
-    """What files become as one: each alone costs most of a second for CUDA's own headers."""
-    with tempfile.TemporaryDirectory(prefix="anyrank-ptx-") as folder:
-        joined = pathlib.Path(folder, "joined.cu")
-        joined.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
-        return compile_one(joined, OWN_ARCHITECTURE if sources == [OWN_KERNEL] else ARCHITECTURE, "-ptx", "-o", "-")
+    return compile_as_one(sources, OWN_ARCHITECTURE if sources == [OWN_KERNEL] else ARCHITECTURE, "-ptx", "-o", "-")
 
 
 def instructions(ptx):
