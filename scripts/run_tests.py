@@ -471,6 +471,9 @@ def source_checks(build, extended):
         checks.append((name, lambda name, path=path: simple_check(name, [python, str(path)])))
     for path in package_checks.test_files():
         checks.append((f"python/{path.stem}", lambda name, path=path: package_test(name, path)))
+    tables = sorted(["tests/mutants.py", *(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/*/*mutants.py"))])
+    every = [word for table in tables for word in ("--table", table)]
+    checks.append(("check/mutants_apply", lambda name: simple_check(name, [python, "scripts/mutate.py", "--check", *every])))
     for path in sorted(ROOT.glob("tests/*/*mutants.py")) if extended else []:
         name = f"{path.parent.name}/{path.stem}"
         command = [python, "scripts/mutate.py", "--likely-only", "--table", str(path)]

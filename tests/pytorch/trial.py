@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Broken and right PyTorch runs, and what `anyrank verify` says of each: is the cause named, is a right run let alone?
 
-    python tests/pytorch/trial.py --anyrank build/anyrank [--only GLOB..] [--folder DIR [--again]] [--json FILE] [-v]
+    python tests/pytorch/trial.py --anyrank build/anyrank [--only GLOB..] [--every N] [--folder DIR [--again]]
+                                  [--json FILE] [-v]
 
 Needs torch, transformers and safetensors. Every run is 1 to 4 gloo processes on this machine's CPU, forked from this
 one. cases.py lists them: for each broken one the causes (docs/causes.md) that are right, and those that are partly so.
@@ -135,6 +136,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--anyrank", default="build/anyrank")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="the first of each N of these alone")
     parser.add_argument("--folder", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--again", action="store_true", help="compare what --folder holds of an earlier trial")
@@ -144,9 +146,8 @@ def main():
     folder = args.folder or pathlib.Path(tempfile.mkdtemp(prefix="anyrank-trial-"))
     folder.mkdir(parents=True, exist_ok=True)
     trial, rows = Trial(args.anyrank, folder, args.again), []
-    for case in cases.CASES:
-        if not any(fnmatch.fnmatchcase(case.name, glob) for glob in args.only):
-            continue
+    asked = [case for case in cases.CASES if any(fnmatch.fnmatchcase(case.name, glob) for glob in args.only)]
+    for case in asked[::args.every]:
         report = trial.look(case, keep=args.folder is not None)
         verdict, tensor, cause = judge(case, report)
         rows.append({"case": case.name, "kind": kind_of(case), "verdict": verdict, "tensor": tensor, "cause": cause})

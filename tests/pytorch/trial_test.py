@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A quarter of the trial of trial.py, in ./test --extended all of it: no right PyTorch run is called different, and no
+broken one the same, or given a cause that is wrong. KNOWN: the runs that are judged otherwise today, to be mended.
+
+    PYTHON tests/pytorch/trial_test.py
+
+ANYRANK names another command than build/anyrank. Exit status 77 (skipped) where there is no torch or transformers.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+COMMAND = os.environ.get("ANYRANK", str(HERE.parents[1] / "build/anyrank"))
+EVERY = 1 if "ANYRANK_TEST_EXTENDED" in os.environ else 4
+GOOD = ("right", "partly")
+KNOWN = {}
+
+
+def main():
+    for name in ("torch", "transformers", "safetensors"):
+        if importlib.util.find_spec(name) is None:
+            print(f"no {name} here, which the trial of PyTorch programs needs")
+            return 77
+    with tempfile.TemporaryDirectory(prefix="anyrank-trial-") as folder:
+        report = pathlib.Path(folder, "report.json")
+        subprocess.run([sys.executable, str(HERE / "trial.py"), "--anyrank", COMMAND, "--every", str(EVERY), "--json",
+                        str(report)], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        rows = json.loads(report.read_text(encoding="utf-8"))
+    wrong = [row for row in rows if row["verdict"] not in KNOWN.get(row["case"], GOOD)]
+    for row in wrong:
+        print(f"{row['case']}: {row['verdict']}, {row['tensor']}, {row['cause']}")
+    print(f"{len(rows)} runs, {len(wrong)} judged wrong")
+    return 1 if wrong or len(rows) < 50 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
