@@ -11,6 +11,7 @@ that ran no test, printed no closing line or reported a leak counts as a failure
 import argparse
 import concurrent.futures
 import contextlib
+import fnmatch
 import functools
 import json
 import os
@@ -33,8 +34,9 @@ SHOWN_LINES = 120  # of a failing program's output
 
 SYNTHESIS = re.compile(r"Synthesis: Tested: (\d+) \| Passing: (\d+) \| Failing: (\d+) \| Crashing: (\d+)")
 # Criterion names the tests that its filter leaves out "disabled".
+SKIPPED_CASE = re.compile(r"^.* \.\.\. skipped (['\"])(.*)\1$", re.MULTILINE)  # of Python's unittest with -v
 SKIPPED_TEST = re.compile(r"^\[SKIP\] (\S+?):? +(?!Test is disabled)(.*)$", re.MULTILINE)
-NOISE = re.compile(r"\[(?:RUN |PASS)\] |\[SKIP\] .*: Test is disabled|\[(?:----|====)\] (?:Criterion v|Running )")
+NOISE = re.compile(r"\[(?:RUN |PASS)\] |\[SKIP\] .*: Test is disabled|\[(?:----|====)\] (?:Criterion v|Running )|.* \.\.\. ok$")
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 SANITIZER_REPORT = re.compile(r"ERROR: (?:Address|Leak)Sanitizer|WARNING: ThreadSanitizer|: runtime error: ")
 # A sanitizer's shadow memory can be in the way of the kernel's address randomisation; without it the program runs.
@@ -279,7 +281,7 @@ def judge_main(name, ended, limit):
         return Result(name, 0, 1, output=ended.output + f"\n{exit_text(ended.status)}")
     if SANITIZER_REPORT.search(ended.output):
         return Result(name, 0, 1, output=ended.output + "\na sanitizer reported an error")
-    return Result(name, 1, 0, output=ended.output)
+    return Result(name, 1, 0, [why for _, why in SKIPPED_CASE.findall(ended.output)], ended.output)
 
 
 def timed(result, ended):
@@ -468,7 +470,8 @@ def source_checks(build, extended):
         checks.append((f"scripts/{path.stem}", lambda name, path=path: simple_check(name, [python, str(path)])))
     for path in sorted(ROOT.glob("tests/*/*_test.py")):
         name = f"{path.parent.name}/{path.stem}"
-        checks.append((name, lambda name, path=path: simple_check(name, [python, str(path)])))
+        verbose = ["-v"] if "unittest.main(" in path.read_text(encoding="utf-8") else []
+        checks.append((name, lambda name, command=(python, str(path), *verbose): simple_check(name, command)))
     for path in package_checks.test_files():
         checks.append((f"python/{path.stem}", lambda name, path=path: package_test(name, path)))
     tables = sorted(["tests/mutants.py", *(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/*/*mutants.py"))])
@@ -553,19 +556,21 @@ def lacks_arm():
 # What plain ./test leaves to ./test --all, which continuous integration runs, and to ./test NAME.
 HELD = {
     "format, types, kernels' PTX, the wheel and the project's own scripts":
-        r"check/(format|types)|gpu/(ptx|device_check)_test|python/wheel_test|install/install_test|scripts/.*",
-    "the command with the CUDA device": r"gpu/cuda_command_test",
+        "check/format check/types gpu/ptx_test gpu/device_check_test python/wheel_test install/install_test scripts/*",
+    "the command with the CUDA device": "gpu/cuda_command_test",
     "processes, launchers, MPI and NCCL's host side":
-        r"cli/(process|cluster|device|peers)_test|examples/(launch|ci)_test|gpu/nccl_command_test|mpi/mpi_test",
-    "kernels of other processors": r"cpu/contract_(integers|sharded)_test|gpu/conformance_own_main",
-    "long runs of single subjects": r"cli/(bench|scale)_test|run/checkpoint_kill_main|sim/(trace|swap)_main",
-    "conversions, and runs with PyTorch": r"python/convert_test|pytorch/.*",
+        "cli/process_test cli/cluster_test cli/device_test cli/peers_test examples/launch_test examples/ci_test "
+        "gpu/nccl_command_test mpi/mpi_test",
+    "kernels of other processors": "cpu/contract_integers_test cpu/contract_sharded_test gpu/conformance_own_main",
+    "long runs of single subjects": "cli/bench_test cli/scale_test run/checkpoint_kill_main sim/trace_main sim/swap_main",
+    "conversions, and runs with PyTorch": "python/convert_test pytorch/*",
 }
 
 
 def held_for(name):
     """Why plain ./test leaves out a program or check; None if it runs it."""
-    return next((reason for reason, names in HELD.items() if re.fullmatch(names, name)), None)
+    return next((reason for reason, globs in HELD.items() if any(fnmatch.fnmatchcase(name, glob) for glob in globs.split())),
+                None)
 
 
 def matching(names, name):

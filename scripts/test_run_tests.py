@@ -3,6 +3,7 @@
 """Tests of run_tests.py: what it makes of a program's output and exit status."""
 
 import contextlib
+import fnmatch
 import io
 import pathlib
 import signal
@@ -71,6 +72,11 @@ class PlainMain(unittest.TestCase):
         self.assertEqual(plain_main(1), (0, 1, 0))
         self.assertEqual(plain_main(-signal.SIGSEGV), (0, 1, 0))
         self.assertEqual(plain_main(77, "no GPU\n"), (0, 0, 1))
+
+    def test_cases_that_are_skipped_inside_are_counted(self):
+        said = "test_a (x.X.test_a) ... skipped 'no torch here'\ntest_b (x.X.test_b) ... ok\n\nOK (skipped=1)\n"
+        self.assertEqual(run_tests.judge_main("x", ended(0, said), 300).skips, ["no torch here"])
+        self.assertEqual(plain_main(0, said), (1, 0, 1))
 
     def test_a_race_is_a_failure_although_it_exits_0(self):
         self.assertEqual(plain_main(0, "WARNING: ThreadSanitizer: data race\n"), (0, 1, 0))
@@ -160,6 +166,21 @@ class ClosingLine(unittest.TestCase):
         lines = [line for line in out.getvalue().splitlines() if line.startswith("skipped:")]
         self.assertEqual(lines, ["skipped: no GPU (a 3, b)", "skipped: no MPI (b)"])
         self.assertTrue(out.getvalue().endswith("1 passed, 0 failed, 5 skipped\n"))
+
+    def test_a_long_log_ends_with_the_reasons(self):
+        report = run_tests.Report(reasons_last=True)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            report.add(run_tests.Result("a", 1, 0, skips=["no GPU", "no MPI"]))
+            report.close()
+        self.assertTrue(out.getvalue().endswith("\n1 passed, 0 failed, 2 skipped\nskipped: no GPU (a); no MPI (a)\n"))
+
+    def test_what_plain_test_leaves_out_is_there(self):
+        names = {program.name for program in run_tests.programs(False)} | {
+            name for name, _ in run_tests.source_checks("build", False)}
+        for glob in " ".join(run_tests.HELD.values()).split():
+            self.assertTrue(any(fnmatch.fnmatchcase(name, glob) for name in names), glob)
+        self.assertIsNone(run_tests.held_for("verify/check_test"))
+        self.assertEqual(run_tests.held_for("gpu/cuda_command_test"), "the command with the CUDA device")
 
     def test_nothing_run_is_a_failure(self):
         self.assertEqual(self.close(), (1, "0 passed, 0 failed"))
