@@ -385,7 +385,7 @@ NEED_BUILD = {"check/baseline_symbols", "scripts/test_command", "cli/command_tes
 
 
 def needs_build(name):
-    return name in NEED_BUILD or name.startswith("python/")
+    return name in NEED_BUILD or name.startswith(("python/", "pages/"))
 
 
 FORMAT_MAJOR = 14  # whose output the sources are kept in
@@ -563,6 +563,7 @@ HELD = {
         "gpu/nccl_command_test mpi/mpi_test",
     "kernels of other processors": "cpu/contract_integers_test cpu/contract_sharded_test gpu/conformance_own_main",
     "long runs of single subjects": "cli/bench_test cli/scale_test run/checkpoint_kill_main sim/trace_main sim/swap_main",
+    "pages that take long": "pages/long_test",
     "conversions, and runs with PyTorch": "python/convert_test pytorch/*",
 }
 

@@ -248,24 +248,10 @@ class Runs(LaunchTest):
 
 
 class Page(LaunchTest):
-    """docs/launching.md: what its commands print, and that it names every launcher."""
-
-    def setUp(self):
-        super().setUp()
-        (self.folder / "bin/anyrank").symlink_to(pathlib.Path(nccl.COMMAND).resolve())
-        self.page = (ROOT / "docs/launching.md").read_text(encoding="utf-8")
-
-    def test_its_commands_print_what_it_shows(self):
-        shown = re.findall(r"^\$ (anyrank .*)\n((?:  .*\n)+)", self.page, re.MULTILINE)
-        self.assertEqual(len(shown), 2)
-        for line, output in shown:
-            done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                                  timeout=1800, check=False, env=self.environment())
-            self.assertEqual(done.stdout, output, done.stderr)
-
     def test_every_launcher_is_there_and_can_be_run(self):
+        page = (ROOT / "docs/launching.md").read_text(encoding="utf-8")
         for path in LAUNCH.iterdir():
-            self.assertIn(path.name, self.page)
+            self.assertIn(path.name, page)
             self.assertEqual(os.access(path, os.X_OK), path.name != "steps.sh", path)
 
 

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the test of the pages has to be told. A row of a block is found by its page and by how the block begins."""
+
+import importlib.util
+import os
+import re
+import shutil
+
+GPL = "/usr/share/common-licenses/GPL-3"
+
+# Of Open MPI, more ranks than cores and any user.
+SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none",
+            "OMPI_MCA_mpi_yield_when_idle": "1"}
+
+# Pages that take more than some seconds of processor time: long_test.py runs their commands, in ./test --all.
+LONG = {"README.md", "check.md", "cluster.md", "context-parallel.md", "ddp.md", "launching.md", "models.md",
+        "overlap.md", "planner.md", "plans.md", "pytest.md", "python.md", "simulated-cluster.md", "trace.md",
+        "train.md", "virtual-time.md"}
+
+# What differs between machines and runs, on both sides: of all pages, and of one.
+DIFFERS = {
+    "": [(r"\d+\.\d+ m?s(?=;|,|$|  same bits|  DIFFERENT)", "#"), (r"\b(in|waited) \d+\.\d+ m?s", r"\1 #"),
+         (r"(?<![\w.])/\S*/", "")],
+    "pytest.md": [(r"in \d+\.\d+s", "in #s"), (r"in \S+ of test_mlp", "in NAME of test_mlp"), (r"\d+\.\d+", "#")],
+    "train.md": [(r"^( +\d+ +\S+ +\S+ +\S+) +\d+$", r"\1"), (r"[\d,]+ tokens/s", "# tokens/s")],
+}
+
+# Pages whose spaces count.
+SPACED = {"pipeline.md"}
+
+# What a page takes as given, as a line of shell.
+GIVEN = {
+    "README.md": "mkdir -p path/to && cp -r tests/golden/llama-gqa-tiny path/to/hf-folder",
+    "cluster.md": "cp -r tests/golden/llama-gqa-tiny MODEL",
+    "planner.md": "mkdir docs",
+    "plans.md": """echo '{"rules": [{"modules": "*.[qkv]_proj", "style": "colwise", "input": "R"}]}' > p.json""",
+    "reshard.md": "mkdir model && cp tests/golden/llama-gqa-tiny/[cm]*[ns] model",
+    "verify.md": "cp -r tests/golden/llama-gqa-tiny torch",
+}
+
+# The command whose output a block is.
+PRINTED_BY = {
+    ("README.md", "  ..\n  layout "): f"anyrank check --text {GPL}",
+    ("README.md", "  ..\n  tp=2: the first"): "anyrank check --inject column_dx_not_reduced",
+    ("modules.md", "rank 0 failed"): r"""
+    for rule in '"*.dwn", "style": "rowwise"' '"*.down", "style": "rowwise", "input": "R"'; do
+        echo '{"rules": [{"modules": "*.up", "style": "colwise"}, {"modules": '"$rule"'}]}' > p.json
+        build/example_planned_mlp p.json
+    done""",
+    ("pipeline.md", "0F0,"): "anyrank plan llama-demo --pipeline --pp 2 --micro-batches 3 --csv s.csv > /dev/null && "
+                             "sed -E 's/,?[01](SEND|RECV)_[^,]*//g' s.csv",
+    ("plans.md", "forward: "): "anyrank plan paper --flow --tp 2 --sp --batch 4 --seq 512 --numerics native | tail -2",
+}
+
+# The names of the files that a page's blocks of json are, in order.
+WRITTEN = {
+    "modules.md": ["column-row.json", "row-column.json", "sequence.json", "not-summed.json"],
+    "plans.md": ["paper/config.json", "small.json"],
+}
+
+# What a block of C stands behind: declarations, and the parameters of the function that it is inside; None: of none.
+STATEMENTS = "ar_ctx *ctx, ar_ddp *ddp, ar_module *module, ar_optimizer *optimizer, "
+OWN = "typedef struct { ar_param gain, offset, weight, bias; } own_layer;"
+OPERATORS = ("ar_ctx *ctx, own_layer *l, ar_norm_saved rows, ar_tensor n, ar_tensor pre, ar_tensor dn, ar_tensor dpre, "
+             "const ar_tensor *x, ar_tensor *y, ar_tensor *dx, const ar_tensor *dy")
+DECLARED = {
+    ("dumps.md", "ar_dump_listener"): ("", "ar_comm *tp, ar_comm *dp, ar_comm *world, ar_parallel parallel"),
+    ("ddp.md", "ar_ddp_options"): ("", STATEMENTS + "ar_saved *saved, ar_tensor x, ar_tensor y, ar_tensor dy, "
+                                       "const ar_batch *batch, int steps"),
+    ("gradients.md", "ar_gradients"): ("", STATEMENTS + "int steps"),
+    ("modules.md", "typedef"): ("enum { SAVED_X, SAVED_F };", None),
+    ("modules.md", "    AR_TRY_TO(done"): ("", STATEMENTS + "ar_module *half, ar_module **layers, ar_status st"),
+    ("modules.md", "    AR_TRY(ar_norm"): (OWN, OPERATORS),
+    ("modules.md", "    AR_TRY(ar_bias"): (OWN, OPERATORS),
+    ("modules.md", "ar_batch global"): ("", STATEMENTS + "ar_loss *loss, float *points, int64_t *classes, "
+                                        "ar_train_result result, int step, ar_train_options options"),
+    ("schedules.md", "uint64_t"): ("", "ar_rank_fn rank, int arg"),
+    ("schedules.md", "const"): ("", "ar_rank_fn rank, int arg"),
+    ("trace.md", "ar_trace"): ("", "ar_rank_fn rank_function"),
+}
+
+# Blocks that another test runs, which names the page; and those that are neither commands nor what one prints.
+PICTURE = "a picture"
+ELSEWHERE = {(page, start): where for where, page, starts in [
+    (PICTURE, "CONTRIBUTING.md", ["core <-"]),
+    (PICTURE, "architecture.md", ["include/", "core <-"]),
+    (PICTURE, "checkpoints.md", ["FOLDER/"]),
+    ("tests/verify/bits_test.py", "bits.md", ["565f7a29", "6a40eae6"]),
+    ("tests/examples/ci_test.py", "ci.md", ["ci/anyrank.sh", "layout gradients", "### Bits differ"]),
+    ("tests/verify/pages_test.py", "dumps.md", ['{"version": 1,\n "rank"', "MissingShard", '{"version": 1,\n "mesh"',
+                                                "anyrank verify DIR"]),
+    ("tests/verify/pytorch_page_test.py", "dumps.md", ["python3 tests/golden/dcp.py"]),
+    ("tests/python/convert_test.py", "dumps.md", ["$ python3 -m anyrank.convert", "anyrank verify hugging-face-folder",
+                                                  "anyrank convert: run"]),
+    ("tests/sim/message_test.c", "failures.md", ["rank 2"]),
+    ("tests/verify/pytorch_page_test.py", "pytorch.md", [
+        "import anyrank", "anyrank verify one", "with anyrank", "c = anyrank", "spec =", "activations =", "model =",
+        "$ anyrank grads", "verify: the same", "different: 14"]),
+    ("tests/python/pytest_page_test.py", "pytest.md", ["@pytest", "E "]),
+    ("tests/verify/pages_test.py", "verify.md", ['{"tool"']),
+] for start in starts}
+
+# Commands that are not run, and why.
+REASONS = [
+    (r"^(\./quickstart|scripts/install_deps|pip |cmake |scripts/build)", "installs or builds something"),
+    (r"^(build/cuda|.*--device cuda)", "needs a GPU"),
+    (r"^(torchrun|#!/bin/bash\n#SBATCH)", "needs a cluster"),
+    (r"^(\./test|build/tests/)", "runs the tests"),
+    (r"^chromium", "needs a browser"),
+    (r"^(scripts/run_aarch64|\./test aarch64)", "runs programs of 64-bit ARM"),
+]
+REASONS += [(r"mpirun", "no mpirun here")] if not shutil.which("mpirun") else []
+REASONS += [(r"jq ", "no jq here")] if not shutil.which("jq") else []
+REASONS += [(re.escape(GPL), f"no {GPL} here")] if not os.path.exists(GPL) else []
+REASONS += [(r"^pytest", f"no {name} here") for name in ("torch", "pytest") if not importlib.util.find_spec(name)]
+
+
+def find(rows, block):
+    """The row of a block; None if there is none."""
+    found = [row for (page, start), row in rows.items() if page == block.page and block.text.startswith(start)]
+    return found[0] if found else None
+
+
+def reason(command):
+    return next((why for pattern, why in REASONS if re.search(pattern, command)), None)
+
+
+def statuses(step):
+    """The exit statuses that a step may have: 1 is a difference, which an injected fault has to make."""
+    if re.search(r"--inject|--net-fault", step.command):
+        return (1,)
+    return (0, 1, 2) if step.shown and step.shown.strip() else (0,)
