@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "anyrank/model.h"
+#include "ref/core/size.h"
 #include "ref/models/family.h"
 #include "ref/numerics/rope_check.h"
 #include "ref/numerics/scalar.h"
@@ -109,4 +110,10 @@ ar_status ar_run_check(const ar_run *r, const ar_config *c)
     AR_TRY(ari_run_check_numerics(r));
     AR_TRY(ari_run_check_positions(c, r->seq));
     return ar_parallel_check(&r->parallel, c, &r->plan, r->batch, r->seq);
+}
+
+ar_status ari_run_check_declared(const ar_run *r, const ar_config *c)
+{
+    const int tp = ari_at_least_one(r->parallel.tp);
+    return tp > 1 ? ar_plan_check_declared(&r->plan, c, ar_plan_by_tokens(&r->plan, tp, r->parallel.sp)) : AR_OK;
 }

@@ -35,6 +35,7 @@ static ar_status check_options(const ar_training_options *o, const ar_config *c)
         return ar_error_set(AR_ERR_ARG, "seed %" PRIu64 ": at most %" PRId64 ", which checkpoints can hold",
                             o->run.seed, INT64_MAX);
     AR_TRY(ar_run_check(&o->run, c));
+    AR_TRY(ari_run_check_declared(&o->run, c));
     if (o->scale_loss && o->run.numerics == AR_NUMERICS_EXACT)
         return ar_error_set(AR_ERR_ARG, "loss scaling is of native numerics: exact ones have none");
     return o->scale_loss ? ar_loss_scaling_check(&o->scaling) : AR_OK;

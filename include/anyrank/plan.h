@@ -17,8 +17,9 @@ AR_BEGIN_DECLS
 #define AR_PLAN_ARGUMENTS 8 /* inputs of a module that a rule can name, by position or by keyword */
 #define AR_PLAN_ARGUMENT 32 /* bytes of a keyword, with the final 0 */
 
-/** An input or an output as a rule declares it, over the tensor-parallel ranks. Nothing checks a declaration against
- *  numbers: it is believed, as PyTorch believes it. */
+/** An input or an output as a rule declares it, over the tensor-parallel ranks. It is believed where a value of its shape
+ *  is there, as PyTorch believes it, unless the value keeps its placement (global_output) or the run asks
+ *  ar_plan_check_declared. */
 typedef struct ar_plan_value {
     bool given;
     char name[AR_PLAN_ARGUMENT]; /* keyword; "": by position */
@@ -31,7 +32,8 @@ typedef struct ar_plan_rule {
     ar_style style;
     ar_plan_value input[AR_PLAN_ARGUMENTS]; /* those by position first, each at its place */
     ar_plan_value output;
-    bool global_output; /* PyTorch's use_local_output=False: the output has the whole tensor's shape; same numbers */
+    bool global_output; /* PyTorch's use_local_output=False: the output keeps its placement, and what is declared of it
+                           next has to be that */
 } ar_plan_rule;
 
 /** No rules and no file, as in `ar_plan plan = {0}`, means the architecture's default plan; of a plan from a file a
@@ -92,6 +94,9 @@ bool ar_plan_by_tokens(const ar_plan *p, int tp, bool sp);
  *  matches no module), AR_ERR_UNSUPPORTED (names the module, its style or placement and those that would fit),
  *  AR_ERR_ARG (norms in sequence style without sequence parallelism). */
 AR_NODISCARD ar_status ar_plan_check(const ar_plan *p, const ar_config *c, bool sequence);
+/** Of a plan that ar_plan_check accepts: whether every declared placement is the one that is there on several ranks, so
+ *  that the numbers are those of one rank. Errors: AR_ERR_UNSUPPORTED (names rule, module and both placements). */
+AR_NODISCARD ar_status ar_plan_check_declared(const ar_plan *p, const ar_config *c, bool sequence);
 
 AR_END_DECLS
 #endif

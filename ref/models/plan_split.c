@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a plan makes of a model: how each part is cut, and how values are placed between the parts. What a rule declares
- * of an input or an output is believed where a value of its shape is there, as PyTorch believes it; else it is
- * refused. */
+ * of an input or an output is believed where a value of its shape is there, as PyTorch believes it of a local tensor;
+ * else it is refused. A value that keeps its placement (use_local_output false) has to be what is declared. */
 #include <stdio.h>
 #include <string.h>
 
@@ -16,6 +16,7 @@ typedef struct view {
     const ari_family *f;
     size_t layer;
     ar_placement stream; /* of values between the modules */
+    bool strict;         /* nothing is believed */
 } view;
 #define ARI_NO_BLOCK SIZE_MAX
 
@@ -80,12 +81,19 @@ static ar_status wrong(const view *v, const ar_plan_rule *rule, ari_role role, c
                         PATH(v, role), SHOW(declared), would_fit);
 }
 
-/* *p = what is declared of a value that is placed as `there`. */
+/* Whether a value that `maker` left as `there` can be taken for one that is placed as declared. */
+static bool passes(const view *v, const ar_plan_rule *maker, ar_placement declared, ar_placement there)
+{
+    const bool known = v->strict || (maker && maker->global_output);
+    return known ? ari_placed_alike(declared, there) : fits(declared, there);
+}
+
+/* *p = what is declared of a value that `maker` left, placed as `there`. */
 static ar_status believe(const view *v, const ar_plan_rule *rule, ari_role role, const char *what,
-                         ar_placement declared, ar_placement there, ar_placement *p)
+                         ar_placement declared, const ar_plan_rule *maker, ar_placement there, ar_placement *p)
 {
     *p = from_end(declared);
-    return fits(*p, there) ? AR_OK : wrong(v, rule, role, what, declared, SHOW(there));
+    return passes(v, maker, *p, there) ? AR_OK : wrong(v, rule, role, what, declared, SHOW(there));
 }
 
 /* *p = what is declared that a value is to be made: whole, shards of features, or of tokens where that is possible. */
@@ -140,15 +148,16 @@ static ar_placement natural_output(ar_style style)
     return style == AR_STYLE_COLWISE ? ari_shard_features : replicated;
 }
 
-/* What is declared of the layer's input, where a value placed as `there` arrives; `else_from` without a
- * declaration. */
-static ar_status input_of(const view *v, ari_role role, ar_placement there, ar_placement else_from, ar_placement *from)
+/* What is declared of the layer's input, where a value that `maker` left, placed as `there`, arrives; `else_from`
+ * without a declaration. */
+static ar_status input_of(const view *v, ari_role role, const ar_plan_rule *maker, ar_placement there,
+                          ar_placement else_from, ar_placement *from)
 {
     const ar_plan_rule *rule = rule_of(v, role, false);
     *from = else_from;
     if (!rule || !rule->input[0].given)
         return AR_OK;
-    return believe(v, rule, role, "the input", rule->input[0].from, there, from);
+    return believe(v, rule, role, "the input", rule->input[0].from, maker, there, from);
 }
 
 /* What its output is to be; `else_to` without a declaration. Terms of a sum are what rowwise layers have. */
@@ -167,9 +176,9 @@ static ar_status output_of(const view *v, ari_role role, ar_style style, bool to
 
 /* --- attention, MLP ----------------------------------------------------------------------------------------------- */
 
-/* The layers of an attention or an MLP: those that share its input, and the last one. */
+/* The layers of an attention or an MLP: those that share its input, and the last one. norm: before it. */
 typedef struct branch {
-    ari_role module, first[3], second;
+    ari_role module, norm, first[3], second;
     int n;
 } branch;
 
@@ -178,7 +187,9 @@ static branch branch_of(const ari_family *f, bool attention)
     static const ari_role of_attention[] = {ARI_QKV, ARI_Q, ARI_K, ARI_V},
                           of_mlp[] = {ARI_FIRST, ARI_GATE_UP, ARI_GATE, ARI_UP};
     const ari_role *all = attention ? of_attention : of_mlp;
-    branch s = {.module = attention ? ARI_ATTENTION : ARI_MLP, .second = attention ? ARI_OUT : ARI_DOWN};
+    branch s = {.module = attention ? ARI_ATTENTION : ARI_MLP,
+                .norm = attention ? ARI_NORM1 : ARI_NORM2,
+                .second = attention ? ARI_OUT : ARI_DOWN};
     for (size_t i = 0; i < 4; i++) {
         if (ari_part_path(f, all[i]))
             s.first[s.n++] = all[i];
@@ -222,29 +233,33 @@ static ar_status check_other_inputs(const view *v, const ar_plan_rule *rule, ari
     return AR_OK;
 }
 
-/* What the module's rule makes of its input, which arrives as `arrives`: for all its layers at once. */
-static ar_status enter(const view *v, ari_role module, ar_placement arrives, ar_hop *hop)
+/* What the module's rule makes of its input, which arrives as `arrives`: for all its layers at once. *maker: whose rule
+ * says what they get. */
+static ar_status enter(const view *v, const branch *b, ar_placement arrives, ar_hop *hop, const ar_plan_rule **maker)
 {
-    const ar_plan_rule *rule = rule_of(v, module, true);
+    const bool before = ari_part_path(v->f, b->norm) && ar_config_norm_before(v->c);
+    const ar_plan_rule *rule = rule_of(v, b->module, true), *norm = before ? rule_of(v, b->norm, false) : NULL;
     const ar_plan_value *in = rule ? first_input(rule) : NULL;
     *hop = (ar_hop){arrives, arrives};
+    *maker = in ? rule : norm;
     if (rule)
-        AR_TRY(check_other_inputs(v, rule, module, in));
+        AR_TRY(check_other_inputs(v, rule, b->module, in));
     if (!in)
         return AR_OK;
-    AR_TRY(believe(v, rule, module, "the input that arrives", in->from, arrives, &hop->from));
-    return wanted(v, rule, module, "the input that is wanted", in->to, has_tokens(v), &hop->to);
+    AR_TRY(believe(v, rule, b->module, "the input that arrives", in->from, norm, arrives, &hop->from));
+    return wanted(v, rule, b->module, "the input that is wanted", in->to, has_tokens(v), &hop->to);
 }
 
 /* The first layers have one style, one input and one output: they are one product. */
-static ar_status split_first(const view *v, const branch *b, ar_placement there, ar_linear_split *split)
+static ar_status split_first(const view *v, const branch *b, const ar_plan_rule *maker, ar_placement there,
+                             ar_linear_split *split)
 {
     const bool tokens = has_tokens(v) && b->module == ARI_MLP; /* a query sees the keys of all tokens */
     for (int i = 0; i < b->n; i++) {
         const ari_role role = b->first[i];
         ar_linear_split s;
         AR_TRY(linear_style(v, role, &s.style));
-        AR_TRY(input_of(v, role, there, there, &s.from));
+        AR_TRY(input_of(v, role, maker, there, there, &s.from));
         AR_TRY(output_of(v, role, s.style, tokens, natural_output(s.style), &s.to));
         if (i == 0)
             *split = s;
@@ -267,9 +282,10 @@ static ar_status split_first(const view *v, const branch *b, ar_placement there,
 static ar_status split_second(const view *v, const branch *b, const ar_linear_split *first, ar_linear_split *split)
 {
     const ar_placement there = first->to;
+    const ar_plan_rule *maker = rule_of(v, b->first[0], false);
     AR_TRY(linear_style(v, b->second, &split->style));
-    AR_TRY(input_of(v, b->second, there, natural_input(split->style), &split->from));
-    if (fits(split->from, there))
+    AR_TRY(input_of(v, b->second, maker, there, natural_input(split->style), &split->from));
+    if (passes(v, maker, split->from, there))
         return AR_OK;
     return ar_error_set(AR_ERR_UNSUPPORTED,
                         "%s: %s is %s and %s behind it %s, which takes %s where %s arrives; declare its input %s, or "
@@ -295,9 +311,11 @@ static ar_status leave(const view *v, const branch *b, ar_linear_split *second, 
     }
     AR_TRY(output_of(v, b->second, second->style, has_tokens(v), natural, &second->to));
     if (prepared)
-        return believe(v, around, b->module, "the output that there is", around->output.from, second->to, &hop->from);
-    return fits(second->to, v->stream) ? AR_OK
-                                       : wrong(v, own, b->second, "the output", own->output.to, SHOW(v->stream));
+        return believe(v, around, b->module, "the output that there is", around->output.from, own, second->to,
+                       &hop->from);
+    return passes(v, own, second->to, v->stream)
+               ? AR_OK
+               : wrong(v, own, b->second, "the output", own->output.to, SHOW(v->stream));
 }
 
 /* One redistribution instead of two, where the first makes what the second begins with. */
@@ -316,8 +334,9 @@ static void join(ar_branch_split *s)
 static ar_status split_branch(const view *v, bool attention, ar_placement arrives, ar_branch_split *s)
 {
     const branch b = branch_of(v->f, attention);
-    AR_TRY(enter(v, b.module, arrives, &s->enter));
-    AR_TRY(split_first(v, &b, s->enter.to, &s->first));
+    const ar_plan_rule *maker = NULL;
+    AR_TRY(enter(v, &b, arrives, &s->enter, &maker));
+    AR_TRY(split_first(v, &b, maker, s->enter.to, &s->first));
     AR_TRY(split_second(v, &b, &s->first, &s->second));
     AR_TRY(leave(v, &b, &s->second, &s->leave));
     join(s);
@@ -357,6 +376,19 @@ static ar_status check_fixed_norm(const view *v, ari_role role)
                : misfit(v, role, "what is added to the residual is in sequence style, as that is");
 }
 
+static ar_status split_block(const view *v, ar_block_split *split)
+{
+    split->norm1 = split->norm2 = v->stream;
+    for (size_t i = 0; i < sizeof where_fixed / sizeof *where_fixed; i++)
+        AR_TRY(check_fixed_norm(v, where_fixed[i]));
+    if (ar_config_norm_before(v->c)) {
+        AR_TRY(split_norm(v, ARI_NORM1, &split->norm1));
+        AR_TRY(split_norm(v, ARI_NORM2, &split->norm2));
+    }
+    AR_TRY(split_branch(v, true, split->norm1, &split->attention));
+    return split_branch(v, false, split->norm2, &split->mlp);
+}
+
 ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool sequence, ar_block_split *split)
 {
     const view v = view_of(p, c, layer, sequence);
@@ -368,15 +400,7 @@ ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool
             .norm1 = v.stream, .norm2 = v.stream, .attention = usual, .mlp = column_row ? usual : other};
         return AR_OK;
     }
-    split->norm1 = split->norm2 = v.stream;
-    for (size_t i = 0; i < sizeof where_fixed / sizeof *where_fixed; i++)
-        AR_TRY(check_fixed_norm(&v, where_fixed[i]));
-    if (ar_config_norm_before(c)) {
-        AR_TRY(split_norm(&v, ARI_NORM1, &split->norm1));
-        AR_TRY(split_norm(&v, ARI_NORM2, &split->norm2));
-    }
-    AR_TRY(split_branch(&v, true, split->norm1, &split->attention));
-    return split_branch(&v, false, split->norm2, &split->mlp);
+    return split_block(&v, split);
 }
 
 /* --- outside of the blocks ---------------------------------------------------------------------------------------- */
@@ -399,24 +423,34 @@ static ar_status split_head(const view *v, ar_placement arrives, ar_linear_split
                             ARI_SHOW(ari_plan_file(v->p)), PATH(v, ARI_HEAD), ar_style_name(head), PATH(v, ARI_TOKENS),
                             ar_style_name(tokens));
     split->style = head == AR_STYLE_VOCAB ? AR_STYLE_COLWISE : head;
-    AR_TRY(input_of(v, ARI_HEAD, arrives, arrives, &split->from));
-    return output_of(v, ARI_HEAD, split->style, false, natural_output(split->style), &split->to);
+    const ar_plan_rule *own = rule_of(v, ARI_HEAD, false);
+    const ar_plan_rule *norm = ari_part_path(v->f, ARI_FINAL_NORM) ? rule_of(v, ARI_FINAL_NORM, false) : NULL;
+    AR_TRY(input_of(v, ARI_HEAD, norm, arrives, arrives, &split->from));
+    AR_TRY(output_of(v, ARI_HEAD, split->style, false, natural_output(split->style), &split->to));
+    return split->to.kind != AR_PARTIAL_SUM || passes(v, own, split->to, replicated)
+               ? AR_OK
+               : wrong(v, own, ARI_HEAD, "the output", own->output.to, "R or S(-1)");
 }
 
-ar_status ar_plan_outer(const ar_plan *p, const ar_config *c, bool sequence, ar_outer_split *split)
+static ar_status split_outer(const view *v, ar_outer_split *split)
 {
-    const view v = view_of(p, c, ARI_NO_BLOCK, sequence);
-    const ar_style tokens = style_of(&v, ARI_TOKENS);
-    *split = (ar_outer_split){.tokens = AR_EMBEDDING_VOCAB, .final_norm = v.stream};
+    const ar_style tokens = style_of(v, ARI_TOKENS);
+    *split = (ar_outer_split){.tokens = AR_EMBEDDING_VOCAB, .final_norm = v->stream};
     if (tokens == AR_STYLE_HIDDEN)
         split->tokens = AR_EMBEDDING_HIDDEN;
     else if (tokens == AR_STYLE_REPLICATE)
         split->tokens = AR_EMBEDDING_WHOLE;
     else if (tokens != AR_STYLE_VOCAB)
-        return misfit(&v, ARI_TOKENS, "vocab (rowwise), hidden (colwise) and replicate are possible");
-    if (ari_part_path(v.f, ARI_FINAL_NORM))
-        AR_TRY(split_norm(&v, ARI_FINAL_NORM, &split->final_norm));
-    return ari_part_path(v.f, ARI_HEAD) ? split_head(&v, split->final_norm, &split->head) : AR_OK;
+        return misfit(v, ARI_TOKENS, "vocab (rowwise), hidden (colwise) and replicate are possible");
+    if (ari_part_path(v->f, ARI_FINAL_NORM))
+        AR_TRY(split_norm(v, ARI_FINAL_NORM, &split->final_norm));
+    return ari_part_path(v->f, ARI_HEAD) ? split_head(v, split->final_norm, &split->head) : AR_OK;
+}
+
+ar_status ar_plan_outer(const ar_plan *p, const ar_config *c, bool sequence, ar_outer_split *split)
+{
+    const view v = view_of(p, c, ARI_NO_BLOCK, sequence);
+    return split_outer(&v, split);
 }
 
 static bool has_placement(const ar_plan_value *v, ar_placement p)
@@ -497,19 +531,30 @@ static ar_status check_table(const view *v, ari_role role)
     return rule ? check_declared(v, rule, role, replicated, v->stream) : AR_OK;
 }
 
-ar_status ar_plan_check(const ar_plan *p, const ar_config *c, bool sequence)
+static ar_status check_splits(view v)
 {
-    const view v = view_of(p, c, ARI_NO_BLOCK, sequence);
     ar_outer_split outer;
     ar_block_split block;
+    AR_TRY(split_outer(&v, &outer));
+    AR_TRY(check_table(&v, ARI_TOKENS));
+    AR_TRY(check_table(&v, ARI_POSITIONS));
+    for (v.layer = 0; v.layer < v.c->layers; v.layer++)
+        AR_TRY(split_block(&v, &block));
+    return AR_OK;
+}
+
+ar_status ar_plan_check(const ar_plan *p, const ar_config *c, bool sequence)
+{
     if (ari_plan_is_default(p))
         return AR_OK;
     for (size_t i = 0; i < p->rules; i++)
         AR_TRY(check_glob(p, c, &p->rule[i]));
-    AR_TRY(ar_plan_outer(p, c, sequence, &outer));
-    AR_TRY(check_table(&v, ARI_TOKENS));
-    AR_TRY(check_table(&v, ARI_POSITIONS));
-    for (size_t layer = 0; layer < c->layers; layer++)
-        AR_TRY(ar_plan_block(p, c, layer, sequence, &block));
-    return AR_OK;
+    return check_splits(view_of(p, c, ARI_NO_BLOCK, sequence));
+}
+
+ar_status ar_plan_check_declared(const ar_plan *p, const ar_config *c, bool sequence)
+{
+    view v = view_of(p, c, ARI_NO_BLOCK, sequence);
+    v.strict = true;
+    return ari_plan_is_default(p) ? AR_OK : check_splits(v);
 }

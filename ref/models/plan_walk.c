@@ -87,7 +87,8 @@ static ar_status ask(ar_plan_walk *w, const char *name, ari_role role, unsigned 
     return refuse(w, *rule, name, "input", in->from, arrives);
 }
 
-/* What the layer leaves: what the rule declares, or else what it makes. */
+/* What the layer leaves: what the rule declares, or else what it makes. Terms that keep their placement would have to be
+ * added up, which no layer here declares. */
 static ar_status output(const ar_plan_walk *w, const ar_plan_rule *rule, const char *name, ar_placement makes,
                         bool may_be_partial, ar_placement *leaves)
 {
@@ -95,6 +96,7 @@ static ar_status output(const ar_plan_walk *w, const ar_plan_rule *rule, const c
     if (!rule || !rule->output.given)
         return AR_OK;
     *leaves = rule->output.to;
+    may_be_partial = may_be_partial && !rule->global_output;
     if (normalise(leaves) && (may_be_partial || leaves->kind != AR_PARTIAL_SUM))
         return AR_OK;
     return refuse(w, rule, name, "output", rule->output.to,

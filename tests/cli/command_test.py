@@ -626,6 +626,18 @@ class Grads(CommandTest):
             self.assertIn(note, done.err)
 
 
+    def test_what_compares_nothing_refuses_a_plan_that_declares_what_is_not_there(self):
+        """On two ranks a loss of 5.705 where the model has 5.784, with exit status 0, was what grads gave."""
+        folder, plan = self.golden("llama-gqa-tiny"), self.folder / "plan.json"
+        plan.write_text(json.dumps({"rules": [{"modules": "*.self_attn", "style": "prepare", "input": [["P(sum)", "R"]]}]}))
+        grads = ("grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out", "--plan", plan)
+        train = ("train", folder, "--data", GOLDEN / "make_golden.py", "--steps", "1", "--batch", "1", "--seq", "8",
+                 "--plan", plan)
+        for command in (grads, train):
+            self.refused(*command, "--tp", "2", says="the input that arrives of model.layers.0.self_attn is declared P(sum)")
+            self.passes(*command)
+
+
 class Others(CommandTest):
     def test_bugs_lists_every_fault(self):
         result = self.result("bugs")

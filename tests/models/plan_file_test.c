@@ -286,6 +286,51 @@ static void what_cannot_run_is_refused_by_module(void)
     }
 }
 
+/* What has the shape of what is there and is not it: believed of a local tensor, refused where the maker of the value
+ * keeps its placement, or where nothing is compared. */
+static void a_wrong_declaration_is_believed_of_local_tensors_alone(void)
+{
+    static const struct {
+        const char *made, *rest, *says; /* use_local_output stands between the first two */
+    } all[] = {{"{\"modules\": \"*.o_proj\", \"style\": \"rowwise\", \"output\": \"P(sum)\"",
+                "}, {\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\"}",
+                "the output of model.layers.0.self_attn.o_proj is declared P(sum); R would fit"},
+               {"{\"modules\": \"*.o_proj\", \"style\": \"rowwise\", \"output\": \"P(sum)\"",
+                "}, {\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\"},"
+                "{\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"output\": [\"R\", \"R\"]}",
+                "the output that there is of model.layers.0.self_attn is declared R; P(sum) would fit"},
+               {"{\"modules\": \"*.o_proj\", \"style\": \"rowwise\", \"output\": \"R\"",
+                "}, {\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\"},"
+                "{\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"output\": [\"P(sum)\", \"R\"]}",
+                "the output that there is of model.layers.0.self_attn is declared P(sum); R would fit"},
+               {"{\"modules\": \"*.input_layernorm\", \"style\": \"replicate\"",
+                "}, {\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"input\": [[\"P(sum)\", \"R\"]]}",
+                "the input that arrives of model.layers.0.self_attn is declared P(sum); R would fit"},
+               {"{\"modules\": \"*.up_proj\", \"style\": \"rowwise\", \"output\": \"P(sum)\"}, "
+                "{\"modules\": \"*.gate_proj\", \"style\": \"rowwise\", \"output\": \"P(sum)\"",
+                "}", "model.layers.0.mlp.gate_proj is rowwise and model.layers.0.mlp.down_proj behind it replicate"},
+               {"{\"modules\": \"norm\", \"style\": \"replicate\"",
+                "}, {\"modules\": \"lm_head\", \"style\": \"colwise\", \"input\": \"P(sum)\"}",
+                "the input of lm_head is declared P(sum); R would fit"},
+               {"{\"modules\": \"lm_head\", \"style\": \"rowwise\", \"output\": \"P(sum)\"", "}",
+                "the output of lm_head is declared P(sum); R or S(-1) would fit"}};
+    const ar_config c = llama();
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        for (int global = 0; global < 2; global++) {
+            char text[900];
+            ar_plan p;
+            snprintf(text, sizeof text, "{\"rules\": [%s%s%s]}", all[i].made,
+                     global ? ", \"use_local_output\": false" : "", all[i].rest);
+            cr_assert_eq(parse(&p, text), AR_OK, "%s: %s", text, ar_error_message());
+            cr_expect_eq(ar_plan_check(&p, &c, false), global ? AR_ERR_UNSUPPORTED : AR_OK, "%s: %s", text,
+                         ar_error_message());
+            cr_expect_eq(ar_plan_check_declared(&p, &c, false), AR_ERR_UNSUPPORTED, "%s", text);
+            cr_expect(strstr(ar_error_message(), all[i].says), "%s: %s", text, ar_error_message());
+            ar_plan_fini(&p);
+        }
+    }
+}
+
 static void a_tied_head_is_cut_as_its_table_is(void)
 {
     ar_plan p;
@@ -319,5 +364,6 @@ Test(plan_file, every_claim)
     TOGETHER(the_shipped_default_plans_are_the_default_plans, rules_styles_placements_and_aliases_are_read,
              rules_written_as_json_say_what_was_read, a_plans_hash_is_of_what_it_says,
              what_is_malformed_is_refused_by_file_and_rule, what_cannot_run_is_refused_by_module,
-             a_tied_head_is_cut_as_its_table_is, too_many_rules_are_refused);
+             a_wrong_declaration_is_believed_of_local_tensors_alone, a_tied_head_is_cut_as_its_table_is,
+             too_many_rules_are_refused);
 }

@@ -381,6 +381,8 @@ static void what_cannot_be_built_is_refused_by_rule_and_layer(void)
          "p.json: rule 1, '*.up': the output of net.up is declared P(sum); R, S(-1) and S(1) are possible"},
         {"{\"modules\": \"*.up\", \"style\": \"rowwise\", \"output\": \"S(0)\"}",
          "p.json: rule 1, '*.up': the output of net.up is declared S(0); R, S(-1), S(1) and P(sum) are possible"},
+        {"{\"modules\": \"*.up\", \"style\": \"rowwise\", \"output\": \"P(sum)\", \"use_local_output\": false}",
+         "p.json: rule 1, '*.up': the output of net.up is declared P(sum); R, S(-1) and S(1) are possible"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char text[400];

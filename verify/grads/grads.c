@@ -183,6 +183,7 @@ static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grad
     size.run.batch = b->batch;
     size.run.seq = b->seq;
     AR_TRY(ar_run_check(&size.run, c));
+    AR_TRY(ari_run_check_declared(&size.run, c));
     AR_TRY(ari_estimate_check(&e, &size));
     return ari_estimate_fits(&e);
 }
