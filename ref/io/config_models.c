@@ -206,7 +206,7 @@ static ar_status read_gemma_form(ar_config *c, const ari_json_at *at, const llam
     AR_TRY(expect_bias(at, "mlp_bias", false, "Gemma's MLP has no biases"));
     AR_TRY(read_attention_bias(c, at));
     c->norm_plus_one = true;
-    c->embed_scale = (double)(float)sqrt((double)c->hidden);
+    c->embed_scale = sqrt((double)c->hidden);
     return AR_OK;
 }
 

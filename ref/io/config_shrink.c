@@ -104,7 +104,7 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
                     ? c->heads * c->head_dim
                     : same_divisors(from.hidden, rounded(from.hidden, n), c->heads);
     if (from.embed_scale > 0.0)
-        c->embed_scale = (double)(float)sqrt((double)c->hidden);
+        c->embed_scale = sqrt((double)c->hidden);
     c->ffn = same_divisors(from.ffn, rounded(from.ffn, n), c->heads);
     if (from.vocab > LEAST_VOCABULARY)
         c->vocab = same_divisors(from.vocab, larger(rounded(from.vocab, n), LEAST_VOCABULARY), c->heads);

@@ -4,16 +4,20 @@
 and the loss, logits, hidden states and gradients that PyTorch computes from them in fp32 on a CPU with eager attention.
 The models of BATCHES are plain, and their batch has what a batch may have: labels, a mask, positions, documents. Those of
 LOSSES have another loss: label smoothing, z-loss. Those of PACKED also have outputs64 and grads64, computed in fp64.
+Those of DEFAULTS have a config.json of sizes alone: all else is what the class says. defaults.json has all of what it
+says, for sizes that need no weights.
 
 Run by hand, never by the tests; it needs torch, transformers and safetensors from PyPI:
 
     python3 tests/golden/make_golden.py [NAME ...]
 
-The committed files were made with torch 2.11.0 and transformers 5.17.0, those of BATCHES and of
-newer rotary positions with torch 2.15.0 and transformers 5.23.0; provenance.json of each case says so, with the seed. Another version writes the same tensors up to round-off. `--check` compares with what is there and writes nothing.
+The committed files were made with torch 2.11.0 and transformers 5.17.0, those of BATCHES, of DEFAULTS and of
+newer rotary positions with torch 2.15.0 and transformers 5.23.0; provenance.json of each case says so, with the seed.
+Another version writes the same tensors up to round-off. `--check` compares with what is there and writes nothing.
 """
 import argparse
 import contextlib
+import copy
 import json
 import math
 import pathlib
@@ -249,6 +253,11 @@ def packed_rows(ids, vocab):
     return {"cu_seqlens": torch.tensor([[0, 5, 6, 11, 14], [0, 8, 14, 14, 14]], dtype=torch.int32)}
 
 
+def packed_ends(ids, vocab):
+    """A row begins and ends with a document of one token, or of two of them."""
+    return {"cu_seqlens": torch.tensor([[0, 1, 6, 13, 14], [0, 1, 2, 13, 14]], dtype=torch.int32)}
+
+
 def packed_flat(ids, vocab):
     """One sequence of all documents with all that DataCollatorWithFlattening gives for it; some labels are left out."""
     lengths = (9, 1, 12, 6)
@@ -301,6 +310,7 @@ BATCHES = {
 # name: the model, the seed, what the batch holds, its rows; with more positions where a row holds all documents.
 PACKED = {
     "llama-packed-tiny": (LLAMA, 35, packed_rows, (2, 14)),
+    "gpt2-packed-ends-tiny": (GPT2, 37, packed_ends, (2, 14)),
     "gpt2-packed-tiny": ((*GPT2[:2], {**GPT2[2], "n_positions": 32}), 36, packed_flat, (1, 28)),
 }
 # name: the model, the seed, what the batch holds, label smoothing and the weight of the z-loss.
@@ -311,6 +321,30 @@ LOSSES = {
 }
 BATCHES.update({name: case[:3] for name, case in (*LOSSES.items(), *PACKED.items())})
 CASES.update({name: (*model, 14, seed, {}) for name, (model, seed, _) in BATCHES.items()})
+
+SIZES = {"vocab_size": 32, "hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+# name: the classes, and all that the file says: sizes, and what the class has no usable value of. Heads keep the
+# class's own features in Qwen3 and Gemma; KV heads are given where the class has more than a small model.
+DEFAULTS = {
+    "llama-defaults-tiny": (LlamaConfig, LlamaForCausalLM, SIZES),
+    "mistral-defaults-tiny": (MistralConfig, MistralForCausalLM,
+                              {**SIZES, "hidden_size": 32, "num_attention_heads": 16}),  # 8 KV heads
+    "qwen2-defaults-tiny": (Qwen2Config, Qwen2ForCausalLM, {**SIZES, "num_key_value_heads": 2}),
+    "qwen3-defaults-tiny": (Qwen3Config, Qwen3ForCausalLM,
+                            {**SIZES, "hidden_size": 12, "num_attention_heads": 2, "num_key_value_heads": 1}),
+    "olmo2-defaults-tiny": (Olmo2Config, Olmo2ForCausalLM, SIZES),
+    "gemma-defaults-tiny": (GemmaConfig, GemmaForCausalLM,
+                            {**SIZES, "hidden_size": 6, "num_attention_heads": 2, "num_key_value_heads": 1}),
+    "gemma2-defaults-tiny": (Gemma2Config, Gemma2ForCausalLM, {**SIZES, "num_key_value_heads": 2, "head_dim": 8}),
+    # Six layers: the last alone has the other theta.
+    "gemma3-defaults-tiny": (Gemma3TextConfig, Gemma3ForCausalLM,
+                             {**SIZES, "num_hidden_layers": 6, "num_key_value_heads": 2, "head_dim": 8}),
+    # The class pads with an id that a small vocabulary does not have.
+    "phi3-defaults-tiny": (Phi3Config, Phi3ForCausalLM, {**SIZES, "pad_token_id": None}),
+    "gpt2-defaults-tiny": (GPT2Config, GPT2LMHeadModel,
+                           {"vocab_size": 32, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 16}),
+}
+CASES.update({name: (*case, 12, 62 + i, {}) for i, (name, case) in enumerate(DEFAULTS.items())})
 
 
 @contextlib.contextmanager
@@ -368,7 +402,8 @@ def run(name, model, batch):
 def compute(name):
     config_class, model_class, keys, seq, seed, replaced = CASES[name]
     torch.manual_seed(seed)
-    config = config_class(**keys, initializer_range=0.2)
+    # Wider where heads are narrow, or the gradients of queries and keys would be small differences of large terms.
+    config = config_class(**keys, initializer_range=0.3 if name in DEFAULTS else 0.2)
     config._attn_implementation = "eager"
     bands(config)
     model = model_class(config).float().eval()
@@ -390,6 +425,8 @@ def compute(name):
             wide.load_state_dict(model.state_dict())  # exact: every fp32 number is one of fp64
             computed.update({f"{file}64": tensors for file, tensors in run(name, wide, batch).items()})
     written = json.loads(config.to_json_string(use_diff=False))
+    if name in DEFAULTS:
+        written = {"model_type": written["model_type"], **keys}
     written["architectures"] = [model_class.__name__]
     for key, value in replaced.items():
         if value is None:
@@ -439,6 +476,39 @@ def check(name):
     assert worst < 1e-5
 
 
+def defaults():
+    """Of each class what a file may say, and what it then means: (keys, all that transformers makes of them)."""
+    large = {"hidden_size": 4096, "num_hidden_layers": 13, "num_attention_heads": 64}
+    said = [(case[0], large) for case in DEFAULTS.values()]
+    slides = {**large, "num_hidden_layers": 30, "use_sliding_window": True}
+    said += [(Qwen2Config, slides), (Qwen3Config, slides)]
+    said.append((Phi3Config, {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+                              "max_position_embeddings": 8192,
+                              "rope_parameters": {key: value for key, value in LONGROPE.items() if "_factor" in key or
+                                                  key == "rope_type"}}))
+    needed = ("vocab_size", "intermediate_size", "n_embd", "n_layer", "n_head", "n_positions")
+    made = []
+    for config_class, keys in said:
+        keys = {key: value for key, value in keys.items() if key not in config_class.attribute_map}
+        full = json.loads(config_class(**copy.deepcopy(keys)).to_json_string(use_diff=False))
+        keys.update({key: full[key] for key in ("model_type", *needed) if key in full})
+        made.append({"stated": keys, "full": full})
+    return made
+
+
+def write_defaults():
+    said = {"transformers": transformers.__version__, "script": "tests/golden/make_golden.py", "configs": defaults()}
+    (HERE / "defaults.json").write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")
+
+
+def check_defaults():
+    said = json.loads((HERE / "defaults.json").read_text())["configs"]
+    for stored, now in zip(said, defaults(), strict=True):
+        for config in (stored["full"], now["full"]):
+            config.pop("transformers_version")
+        assert stored == now, stored["stated"]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CASES))
@@ -449,6 +519,8 @@ def main():
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     for name in options.names or CASES:
         (check if options.check else write)(name)
+    if not options.names:
+        (check_defaults if options.check else write_defaults)()
 
 
 if __name__ == "__main__":
