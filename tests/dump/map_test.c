@@ -476,6 +476,14 @@ Test(map, partial_sums_tell_which_summand_a_rank_has)
         HOLD(&w, r, "y", 0, 1);
     cr_assert_eq(gather(&w, f, 1), 1);
     cr_expect(f[0].partial && f[0].terms == 2 && f[0].term_seen[0] == 2 && f[0].term_seen[1] == 2);
+    world over_two = {.map = "{\"version\":1,\"mesh\":[[\"dp\",2],[\"tp\",3]],\"files\":\"r{rank}\",\"tensors\":["
+                             "{\"match\":\"*\",\"partial\":[\"dp\",\"tp\"]}]}"};
+    for (int r = 0; r < 6; r++)
+        HOLD(&over_two, r, "y", 0, 1);
+    cr_assert_eq(gather(&over_two, f, 1), 1);
+    cr_expect(f[0].partial && f[0].terms == 6);
+    for (size_t i = 0; i < 6; i++)
+        cr_expect_eq(f[0].term_seen[i], 1, "term %zu is that of %d ranks", i, f[0].term_seen[i]);
 }
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
@@ -531,6 +539,8 @@ Test(map, the_first_rule_that_matches_at_the_rank_applies)
     expect_name(rules, 0, "head", "lm_head");
     expect_name(rules, 2, "head", "");
     expect_name(rules, 2, "w", "rest.w");
+    expect_name(rules, 1, "head", "lm_head"); /* the second of the list */
+    expect_name("{\"match\":\"w\",\"at\":{\"tp\":[1]},\"rename\":\"v\"}", 2, "w", "w");
 }
 
 Test(map, a_files_name_tells_the_rank)

@@ -64,6 +64,7 @@ static void yarn_has_the_defaults_of_hugging_face(void)
     r = read(SCALED("yarn", ",\"factor\":4,\"beta_fast\":8,\"beta_slow\":0.5,\"mscale\":1.5,\"mscale_all_dim\":0.5,"
                             "\"truncate\":false,\"attention_factor\":1.25"))
             .rope;
+    cr_expect_eq(read(SCALED("yarn", ",\"factor\":4,\"beta_fast\":2,\"beta_slow\":2")).rope.beta_slow, 2);
     cr_expect(r.beta_fast == 8 && r.beta_slow == 0.5 && r.mscale == 1.5 && r.mscale_all_dim == 0.5 && !r.truncate);
     cr_expect_eq(r.attention_factor, 1.25);
 }

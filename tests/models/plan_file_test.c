@@ -238,6 +238,9 @@ static void what_cannot_run_is_refused_by_module(void)
         {"{\"rules\": [{\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\"},"
          "{\"modules\": \"*.o_proj\", \"style\": \"rowwise\", \"input\": \"R\"}]}",
          "the input of model.layers.0.self_attn.o_proj is declared R; S(-1) would fit", false},
+        {"{\"rules\": [{\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\"},"
+         "{\"modules\": \"*.o_proj\", \"style\": \"rowwise\", \"input\": \"S(-2)\"}]}",
+         "the input of model.layers.0.self_attn.o_proj is declared S(1); S(-1) would fit", true},
         {"{\"rules\": [{\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\", \"output\": \"P(sum)\"},"
          "{\"modules\": \"*.o_proj\", \"style\": \"rowwise\"}]}",
          "the output of model.layers.0.self_attn.q_proj is declared P(sum); R or S(-1) would fit", false},

@@ -86,14 +86,18 @@ static ar_status pass(ar_ctx *ctx, const ar_mesh_groups *g, move_case *c, const 
     const int rank = ar_comm_rank(ar_ctx_tp(ctx));
     long whole[PLAIN_MOST], part[PLAIN_MOST] = {0};
     uint64_t raw[PLAIN_MOST];
-    size_t extent[AR_MAX_DIMS];
+    size_t extent[AR_MAX_DIMS], before, after, peak;
     ar_tensor x, y;
     fill_whole(whole, back);
     encode(raw, c->dtype, part, plain_part(part, &c->mesh, rank, r->from, r->ndim, r->shape, whole));
     AR_TRY(ar_placements_region(NULL, extent, &g->mesh, g->at, r->from, r->ndim, r->shape, true));
     AR_TRY(ar_ctx_tensor(ctx, &x, c->dtype, r->ndim, extent));
     AR_TRY(ar_ctx_upload(ctx, &x, raw));
+    ar_ctx_memory(ctx, &before, &peak);
     AR_TRY(ar_redistribute(ctx, g, &y, &x, r, "moved"));
+    ar_ctx_memory(ctx, &after, &peak);
+    if (after != before + ar_tensor_count(&y) * ar_dtype_bytes(y.dtype))
+        return ar_error_set(AR_ERR_INTERNAL, "%zu bytes became %zu: x stays, and y alone comes", before, after);
     AR_TRY(ar_placements_region(NULL, extent, &g->mesh, g->at, r->to, r->ndim, r->shape, true));
     for (int d = 0; d < r->ndim; d++) {
         if (y.ndim != r->ndim || y.shape[d] != extent[d])

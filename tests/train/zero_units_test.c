@@ -144,6 +144,7 @@ typedef struct own_job {
     ar_ddp_options ddp;
     bool no_units; /* all is the root unit */
     int twice;     /* a unit that is given in place of the next one; LAYERS: NULL is; 0: none */
+    bool shared;   /* layer 3 is layer 1 once more */
     float weight[MOST_RANKS][LAYERS][WIDTH * WIDTH];
     size_t values, gradients; /* the most layers that had some after a layer's backward pass; of rank 0 */
 } own_job;
@@ -208,7 +209,7 @@ static ar_status own_train(ar_ctx *ctx, own_job *j, ar_module *all, ar_ddp *d, o
         AR_TRY_TO(done, st, ar_optimizer_step(o, ctx, 1.0f));
     }
     AR_TRY_TO(done, st, ar_ddp_gather_parameters(d));
-    for (size_t i = 0; i < LAYERS; i++)
+    for (size_t i = 0; 2 * i < k->n; i++)
         AR_TRY_TO(done, st,
                   ar_ctx_download_floats(ctx, j->weight[ar_comm_rank(ar_ctx_dp(ctx))][i], &k->p[2 * i]->value));
 done:
@@ -230,7 +231,9 @@ static ar_status own_main(ar_ctx *ctx, void *user)
     for (int i = 0; i < LAYERS; i++) {
         char name[16];
         snprintf(name, sizeof name, "layer.%d", i);
-        AR_TRY_TO(done, st, own_layer_create(&layer[i], ctx, name, WIDTH, OWN_RIGHT));
+        AR_TRY_TO(done, st,
+                  j->shared && i == 3 ? ar_sequential_create(&layer[i], name, &layer[1], 1, false)
+                                      : own_layer_create(&layer[i], ctx, name, WIDTH, OWN_RIGHT));
         unit[i] = (ar_unit){.module = layer[i]};
     }
     AR_TRY_TO(done, st, ar_sequential_create(&all, "all", layer, LAYERS, false));
@@ -286,6 +289,20 @@ Test(zero_units, a_layers_weights_live_for_its_pass_and_gradients_until_the_next
         free(j);
     }
     free(whole);
+}
+
+/* What two units use stays as long as the root unit's. */
+Test(zero_units, a_parameter_of_two_units_is_the_root_units)
+{
+    own_job whole = {.ddp = ar_ddp_defaults(), .shared = true};
+    own_run(&whole, 1);
+    for (int zero = 2; zero <= 3; zero++) {
+        own_job j = {.ddp = ar_ddp_defaults(), .shared = true};
+        j.ddp.zero = zero;
+        own_run(&j, 1);
+        cr_expect_eq(memcmp(j.weight, whole.weight, sizeof j.weight), 0, "zero=%d", zero);
+        cr_expect_eq(j.values, zero == 2 ? LAYERS - 1 : 2, "zero=%d: values of %zu layers", zero, j.values);
+    }
 }
 
 /* --- refusals, failures ------------------------------------------------------------------------------------------- */
