@@ -176,6 +176,11 @@ static size_t token_blocks(size_t i)
     return (i + 8) % 32;
 }
 
+static size_t dealt(size_t i)
+{
+    return i % 4 * 8 + i / 4;
+}
+
 static size_t backwards(size_t i)
 {
     return 31 - i;
@@ -235,6 +240,12 @@ static void rotate_tokens(float *x, const float *was, dumps *d)
 {
     (void)d;
     move(x, was, HIDDEN, 32, 64, token_blocks);
+}
+
+static void deal_tokens(float *x, const float *was, dumps *d)
+{
+    (void)d;
+    move(x, was, HIDDEN, 32, 64, dealt);
 }
 
 static void reverse_tokens(float *x, const float *was, dumps *d)
@@ -329,6 +340,15 @@ static void second_kv_head_is_the_first(float *x, const float *was, dumps *d)
 }
 
 /* --- other tensors ------------------------------------------------------------------------------------------------ */
+
+/* Both names have what was written last. */
+static void one_buffer(float *x, const float *was, dumps *d)
+{
+    float *second = dumps_data(d, "model.layers.1.mlp.gate_proj.weight");
+    (void)was;
+    for (size_t i = 0; i < UP; i++)
+        x[i] = second[i] = 0.01f * noise(i + 5000);
+}
 
 static void swap_layers(float *x, const float *was, dumps *d)
 {

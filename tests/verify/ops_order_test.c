@@ -3,7 +3,8 @@
  * same once: the same sums. Random layouts are compared with what runs record in random_layouts_test. */
 #include "tests/verify/support.h"
 
-#include "sim/plan/ops.h"
+#include "run/cluster_run.h"
+#include "verify/check/check_calls.h"
 
 TestSuite(ops_order, .timeout = 300);
 
@@ -78,4 +79,41 @@ Test(ops_order, schedules_have_the_same_calls_in_another_order)
         const ari_step_case t = case_of(&c, p, 11, AR_NUMERICS_EXACT);
         expect_same_sums(&t);
     }
+}
+
+/* --- calls of a run beside those of another list ------------------------------------------------------------------ */
+
+/* Two ranks add up the gradients' norm where one clips. */
+static const char *cause_of_calls(double clip_of_run, double clip_of_list)
+{
+    const ar_config c = config_of(STACK(31, 24, 36, 1, 24, 4));
+    const int64_t tokens[24] = {0};
+    const ar_batch batch = {.batch = 2, .seq = 12, .input_ids = tokens};
+    const char *cause = NULL;
+    ari_cluster_result result;
+    ari_cluster_options o = {.config = &c,
+                             .batch = &batch,
+                             .run = {.parallel = {.tp = 2},
+                                     .batch = 2,
+                                     .seq = 12,
+                                     .steps = 1,
+                                     .clip = clip_of_run,
+                                     .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                     .ddp = ar_ddp_defaults(),
+                                     .threads = 1}};
+    cr_assert_eq(ar_trace_create(&o.run.sim.trace), AR_OK);
+    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+    ari_step_case listed = {.run = o.run, .config = &c};
+    listed.run.clip = clip_of_list;
+    cr_expect_eq(ari_recorded_calls(&cause, &listed, o.run.sim.trace) == AR_OK, clip_of_run == clip_of_list);
+    free(result.loss);
+    ar_trace_destroy(o.run.sim.trace);
+    return cause;
+}
+
+Test(ops_order, a_collective_more_or_less_than_the_lists_is_named)
+{
+    cr_expect_null(cause_of_calls(0.1, 0.1));
+    cr_expect_str_eq(cause_of_calls(0.1, 0.0), "collective_added");
+    cr_expect_str_eq(cause_of_calls(0.0, 0.1), "collective_left_out");
 }

@@ -96,6 +96,18 @@ static void a_layers_output_without_its_residual_is_that_and_no_other_module(voi
     }
 }
 
+static void the_value_of_the_step_before_is_stale(void)
+{
+    float before[2 * 8 * 16];
+    world w;
+    replicated(&w, "model.layers.1.mlp", 'f', 2, 3, SHAPE(2, 8, 16));
+    for (size_t i = 0; i < w.count; i++)
+        before[i] = *at(&w, 0, i) = *at(&w, 1, i) = noise(i + 9000);
+    expect_among(&w, "model.layers.1.mlp:fwd@2", "model.layers.1.mlp:fwd", before, "stale_value");
+    expect_among(&w, "model.layers.1.mlp:fwd", "model.layers.1.mlp:bwd", before, "other_point_of_step");
+    world_free(&w);
+}
+
 static void values_before_dropout_at_zeros_of_both_are_a_mask_without_its_scale(void)
 {
     float before[2 * 8 * 16];
@@ -222,7 +234,7 @@ Test(pattern_known, every_claim)
 {
     TOGETHER(a_norm_names_what_it_counts_too_often_or_leaves_out,
              copies_of_ranks_are_compared_with_the_references_other_tensors,
-             a_layers_output_without_its_residual_is_that_and_no_other_module,
+             a_layers_output_without_its_residual_is_that_and_no_other_module, the_value_of_the_step_before_is_stale,
              values_before_dropout_at_zeros_of_both_are_a_mask_without_its_scale,
              updates_are_told_apart_by_their_gradient, probabilities_show_another_scale_and_another_window,
              a_loss_divided_by_another_count_says_which, the_last_element_alone_is_not_an_id_of_nobody);

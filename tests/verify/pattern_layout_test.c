@@ -339,6 +339,41 @@ static void rows_of_the_batchs_ids_alone_are_one_use_of_a_tied_weight(void)
     world_free(&w);
 }
 
+static void rows_of_ids_that_occur_again_were_written_over(void)
+{
+    static const int64_t ids[] = {2, 5, 5, 11, 11, 8};
+    world w;
+    mesh(&w, "model.embed_tokens.weight", 'g', 1, 2, 2, SHAPE(12, 8), 0);
+    w.d.ids = ids;
+    w.d.batch = 2;
+    w.d.seq = 3;
+    for (size_t c = 0; c < 8; c++) {
+        *at(&w, 0, 5 * 8 + c) = noise(c + 900);
+        *at(&w, 1, 11 * 8 + c) = noise(c + 950);
+    }
+    expect_cause(&w, "repeated_ids");
+    *at(&w, 0, 3 * 8) += 1.0f; /* an id that the batch does not have */
+    expect_cause(&w, "unknown");
+    world_free(&w);
+}
+
+static void rows_that_pad_a_vocabulary_have_no_gradient(void)
+{
+    enum { FIRST = 34, VOCAB = 40 };
+    world w;
+    mesh(&w, "lm_head.weight", 'g', 1, 1, 2, SHAPE(VOCAB, 8), -1);
+    w.d.hidden = true;
+    memset(w.reference + FIRST * 8, 0, (VOCAB - FIRST) * 8 * sizeof *w.reference);
+    world_refresh(&w);
+    for (size_t i = FIRST * 8; i < w.count; i++)
+        *at(&w, 0, i) = 0.01f * noise(i + 900);
+    expect_cause(&w, "vocabulary_padding");
+    expect_hint(&w, "only the last 6 ids (from 34 on)");
+    w.d.hidden = false; /* a check's vocabulary is never padded */
+    expect_cause(&w, "unknown");
+    world_free(&w);
+}
+
 static void the_last_ids_of_a_vocabulary_that_was_rounded_down_belong_to_nobody(void)
 {
     world w;
@@ -398,6 +433,7 @@ Test(pattern_layout, every_claim)
         groups_after_the_first_that_are_all_wrong_took_the_world_rank,
         tokens_left_in_the_order_of_the_ranks_are_recognised_in_a_sharded_product,
         tokens_in_any_other_order_are_recognised_and_values_that_are_nobodys_are_not,
-        rows_of_the_batchs_ids_alone_are_one_use_of_a_tied_weight,
+        rows_of_the_batchs_ids_alone_are_one_use_of_a_tied_weight, rows_of_ids_that_occur_again_were_written_over,
+        rows_that_pad_a_vocabulary_have_no_gradient,
         the_last_ids_of_a_vocabulary_that_was_rounded_down_belong_to_nobody, a_norm_over_padded_lanes_is_recognised);
 }

@@ -138,6 +138,30 @@ static void the_correction_of_another_step_of_adam_is_named(void)
     world_free(&w);
 }
 
+/* The update times what the moments lack at step 1: 1 - beta1, and one over the root of 1 - beta2. */
+static void moments_that_were_not_corrected_are_named(void)
+{
+    static const struct {
+        float factor;
+        const char *which;
+    } cases[] = {{0.1f, "first moment was"}, {31.6228f, "second moment was"}, {3.16228f, "moments were"}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        float before[COUNT];
+        world w;
+        stepped(&w, before, 2);
+        scale_update(&w, 0, before, cases[k].factor);
+        scale_update(&w, 1, before, cases[k].factor);
+        w.d.beta1 = 0.9;
+        w.d.beta2 = 0.999;
+        expect_cause(&w, "adam_not_corrected");
+        expect_hint(&w, cases[k].which);
+        w.d.beta2 = 0.99;
+        w.d.beta1 = 0.8;
+        expect_cause(&w, "update_scaled");
+        world_free(&w);
+    }
+}
+
 static void replicas_that_count_their_steps_differently_are_named(void)
 {
     float before[COUNT];
@@ -203,6 +227,7 @@ Test(pattern_state, every_claim)
     TOGETHER(a_gradient_of_the_step_before_is_recognised, gradients_that_add_up_from_step_to_step_are_recognised,
              a_gradient_without_the_last_ones_is_not_taken_for_one, one_of_several_micro_batches_is_named,
              all_but_a_few_elements_are_no_percentage, the_correction_of_another_step_of_adam_is_named,
-             replicas_that_count_their_steps_differently_are_named, decay_that_did_not_reach_a_replica_is_named,
-             shares_that_were_not_gathered_are_named, shares_that_do_not_line_up_are_named);
+             moments_that_were_not_corrected_are_named, replicas_that_count_their_steps_differently_are_named,
+             decay_that_did_not_reach_a_replica_is_named, shares_that_were_not_gathered_are_named,
+             shares_that_do_not_line_up_are_named);
 }

@@ -410,6 +410,16 @@ Test(pattern_shard, heads_divided_twice_are_named)
     world_free(&w);
 }
 
+Test(pattern_shard, a_shard_without_its_end_is_named)
+{
+    world w;
+    sharded(&w, "model.layers.0.mlp.up_proj", 'f', 4, 3, SHAPE(2, 3, 64), 2);
+    clear_tail(&w, 12, 4);
+    expect_cause(&w, "shard_tail_missing");
+    expect_hint(&w, "shards: every rank has only the first 12 of its 16 features right, the rest is zero");
+    world_free(&w);
+}
+
 Test(pattern_shard, a_tail_on_some_ranks_alone_is_no_divided_head_count)
 {
     world w;

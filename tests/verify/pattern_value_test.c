@@ -62,6 +62,22 @@ Test(pattern_value, a_factor_of_the_share_that_is_not_zero_is_dropout_without_it
     expect_dropped(false, "wrong_scalar");
 }
 
+Test(pattern_value, a_factor_of_the_number_of_tokens_is_a_mean_or_a_sum_too_many)
+{
+    static const char full[] = "model.layers.0.mlp.down_proj.weight:grad";
+    world w;
+    replicated(&w, "model.layers.0.mlp.down_proj.weight", 'g', 1, 2, SHAPE(16, 24));
+    w.d.batch = 3;
+    w.d.seq = 7;
+    scale_all(&w, 1.0f / 21.0f);
+    expect_beside(&w, full, NULL, "mean_over_tokens");
+    scale_all(&w, 21.0f);
+    expect_beside(&w, full, NULL, "sum_over_tokens");
+    w.d.seq = 9; /* 27 tokens, 24 targets */
+    expect_beside(&w, full, NULL, "reduced_again");
+    world_free(&w);
+}
+
 Test(pattern_value, one_element_with_another_ratio_is_no_factor)
 {
     world w;
@@ -276,6 +292,18 @@ Test(pattern_value, a_factor_for_each_token_is_a_row_statistic)
     world_free(&w);
 }
 
+Test(pattern_value, a_number_for_each_token_is_added_to_its_row)
+{
+    world w;
+    replicated(&w, "model.layers.0.self_attn.scores", 'f', 1, 3, SHAPE(2, 8, 16));
+    for (size_t i = 0; i < w.count; i++)
+        set_everywhere(&w, i, w.reference[i] + noise(i / 16 + 70));
+    expect_beside(&w, "model.layers.0.self_attn.scores:fwd", NULL, "row_number_added");
+    set_everywhere(&w, 30, w.reference[30]);
+    expect_beside(&w, "model.layers.0.self_attn.scores:fwd", NULL, "unknown");
+    world_free(&w);
+}
+
 /* --- the loss ----------------------------------------------------------------------------------------------------- */
 
 Test(pattern_part, a_loss_is_explained_by_whether_the_ranks_agree)
@@ -446,6 +474,7 @@ Test(pattern_part, the_first_sample_alone_right_is_leading_dimensions)
     replicated(&w, "model.layers.0.mlp.act", 'f', 2, 3, SHAPE(3, 8, 4));
     for (size_t i = 32; i < w.count; i++)
         set_everywhere(&w, i, noise(i + 5000));
+    expect_cause(&w, "first_sample_alone");
     expect_hint(&w, "only the first of 3 samples is right");
     expect_pattern(&w, "64 of 96 elements (67%): samples 1 onward; on both ranks, whose copies are equal");
     world_free(&w);
@@ -473,6 +502,18 @@ Test(pattern_part, one_wrong_block_of_a_gathered_value_names_its_rank)
             set_everywhere(&w, i, noise(i + 5000));
     }
     expect_hint(&w, "only features 8..11 differ, the block that rank 2 of 4 contributes");
+    world_free(&w);
+}
+
+Test(pattern_part, two_elements_in_each_others_place_are_exchanged)
+{
+    world w;
+    replicated(&w, "model.norm.weight", 'g', 1, 1, SHAPE(96));
+    set_everywhere(&w, 7, w.reference[70]);
+    set_everywhere(&w, 70, w.reference[7]);
+    expect_beside(&w, "model.norm.weight:grad", NULL, "two_exchanged");
+    set_everywhere(&w, 70, w.reference[8]);
+    expect_beside(&w, "model.norm.weight:grad", NULL, "few_elements");
     world_free(&w);
 }
 

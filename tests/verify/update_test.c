@@ -127,6 +127,28 @@ Test(update, a_clip_factor_is_named_where_moments_have_a_history)
     ar_verify_report_destroy(r);
 }
 
+Test(update, a_norm_of_gradients_that_differ_is_right)
+{
+    run r[2];
+    for (int k = 0; k < 2; k++) {
+        double square = 0.0;
+        begin(&r[k], 1.0);
+        for (int i = 0; i < N; i++) {
+            r[k].grad[i] += k > 0 ? 0.01f * (float)cos(7.1 * i) : 0.0f;
+            square += (double)r[k].grad[i] * (double)r[k].grad[i];
+        }
+        r[k].norm = (float)sqrt(square);
+        step(&r[k], right);
+    }
+    ar_verify_report *report = verify_runs(&r[0], &r[1]);
+    size_t i = 0;
+    while (i < report->rows && strcmp(report->row[i].name, "grad_norm:clip") != 0)
+        i++;
+    cr_assert_lt(i, report->rows);
+    cr_expect_str_eq(report->row[i].evidence.cause, "norm_of_own_gradients", "%s", report->row[i].hint);
+    ar_verify_report_destroy(report);
+}
+
 /* Adam makes a step of lr of any gradient: of rounding, either way. */
 Test(update, steps_of_rounding_are_let_pass)
 {
