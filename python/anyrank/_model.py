@@ -15,15 +15,22 @@ from anyrank._scratch import Scratch
 
 @contextlib.contextmanager
 def model_path(model: typing.Any) -> typing.Iterator[str | os.PathLike[str] | None]:
-    """A path or a bundled name as it is; of a model of transformers a folder, while the block runs. Names of parameters
-    are the model's own. Errors: TypeError for what is no such model; AnyrankError for one without values."""
+    """A path or a bundled name as it is; of a model of transformers a folder, while the block runs, which is called as
+    its class is: reports name a model by its folder. Names of parameters are the model's own. Errors: TypeError for what
+    is no such model; AnyrankError for one without values. Those of the block name the class instead of the folder."""
     if model is None or isinstance(model, (str, os.PathLike)):
         yield model
         return
     scratch = Scratch()
+    folder = scratch.path / type(unwrapped(model)).__name__
     try:
-        _write(model, scratch.path)
-        yield scratch.path
+        folder.mkdir()
+        _write(model, folder)
+        yield folder
+    except AnyrankError as error:
+        if str(folder) not in str(error):
+            raise
+        raise AnyrankError(str(error).replace(str(folder), folder.name), error.exit_status) from None
     finally:
         scratch.remove()
 

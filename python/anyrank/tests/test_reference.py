@@ -154,7 +154,9 @@ class Transformers(unittest.TestCase):
     def test_other_commands_take_it_too(self) -> None:
         model = self.make()
         self.assertTrue(anyrank.check(model, tp=2, steps=1, batch=2, seq=8).ok)
-        self.assertTrue(anyrank.lint(model, tp=2).ok)
+        report = anyrank.lint(model, tp=2)
+        self.assertTrue(report.ok)
+        self.assertTrue(str(report).startswith("lint: LlamaForCausalLM, tp=2: "), report)
 
     def test_wrapped_models_and_refusals(self) -> None:
         import torch
@@ -164,7 +166,7 @@ class Transformers(unittest.TestCase):
         ref = anyrank.grads(model, batch, sensitivity=True)
         model.module(**batch).loss.backward()
         ref.assert_same(model)
-        with self.assertRaisesRegex(anyrank.AnyrankError, "anyrank grads: .*config.json"):
+        with self.assertRaisesRegex(anyrank.AnyrankError, "^anyrank grads: LlamaForCausalLM/config.json"):
             anyrank.grads(self.make(hidden_act="relu6"), batch)
         with self.assertRaisesRegex(anyrank.AnyrankError, "meta device"):
             with torch.device("meta"):
