@@ -295,7 +295,7 @@ MUTANTS = [
     ("one glob with two styles goes unnoticed", "ref/models/plan_file.c", "if (!equal_rule(before, rule))",
      "if (!equal_rule(before, before))", "models/plan_file_test"),
     ("a declared placement of another shape is taken for what is there", "ref/models/plan_split.c",
-     "return fits(*p, there) ? AR_OK", "return fits(*p, *p) ? AR_OK", "models/plan_file_test"),
+     "return passes(v, maker, *p, there) ? AR_OK", "return passes(v, maker, *p, *p) ? AR_OK", "models/plan_file_test"),
     ("shards of features are taken where shards of tokens are declared", "ref/models/plan_split.c",
      "declared.dim == there.dim);", "there.kind == AR_SHARD);", "models/plan_file_test"),
     ("each rank takes the first one's part of features", "ref/layers/place.c",
