@@ -164,7 +164,7 @@ class Capture:
         if self._record is not None:
             self._record.files.discard()
         if self._exchange is None and self._ranks()[1] > 1 and dist.is_initialized():
-            self._exchange = Store(*self._ranks(), self._timeout)
+            self._exchange = Store(*self._ranks(), self._timeout, str(self._folder))
         if self._exchange is not None:
             self._exchange.failed(why)
 
@@ -231,7 +231,8 @@ class Capture:
         self._parameters = parameters_of(self._model)
         groups = groups_of(self._model, ddp, rank, world, self._spec.mesh, self._spec.mean_over)
         self._spec.check(groups.mesh.sizes)
-        self._exchange = Store(rank, world, self._timeout) if world > 1 and dist.is_initialized() else Alone()
+        several = world > 1 and dist.is_initialized()
+        self._exchange = Store(rank, world, self._timeout, str(self._folder)) if several else Alone()
         steps = min(self._chosen.last or 8, 8)
         entries = (6 * len(self._parameters) + 2 * len(list(self._model.modules())) + 8) * steps
         self._record = Record(self._folder, groups, self._spec, entries)

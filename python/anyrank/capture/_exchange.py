@@ -7,14 +7,18 @@ so there, and the others learn it at once instead of waiting for it.
 
 from __future__ import annotations
 
-import datetime
 import json
+import time
 import typing
+import weakref
 import zlib
 
 from anyrank._errors import AnyrankError
 
-_numbers = {"next": 0}
+LONGEST_PAUSE = 0.25  # seconds between two looks for what another rank has to say
+# Of each process group's store: how many captures into each folder this rank has made, and those that it has ended.
+_made: weakref.WeakKeyDictionary[typing.Any, dict[str, int]] = weakref.WeakKeyDictionary()
+_ended: weakref.WeakKeyDictionary[typing.Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 class Alone:
@@ -31,51 +35,92 @@ class Alone:
 
 
 class Store:
-    """The exchange of one capture: every rank makes them in the same order."""
+    """The exchange of one capture, which all ranks know by its folder, as they spell it, and how many there were into it
+    before: what a rank makes alone does not speak in another's."""
 
-    def __init__(self, rank: int, world: int, timeout: float) -> None:
+    def __init__(self, rank: int, world: int, timeout: float, folder: str) -> None:
         from torch.distributed.distributed_c10d import _get_default_store
 
         self.store = _get_default_store()
         self.rank, self.world, self.timeout, self.round = rank, world, timeout, 0
-        self.name = f"anyrank-capture-{_numbers['next']}"
-        _numbers["next"] += 1
+        self.made, self.ended = _made.setdefault(self.store, {}), _ended.setdefault(self.store, set())
+        self.made[folder] = self.made.get(folder, 0) + 1
+        self.name = f"{folder}#{self.made[folder]}"
 
-    def _key(self, kind: object, rank: int) -> str:
-        return f"{self.name}-{kind}-{rank}"
+    def _key(self, kind: object, rank: int, name: str = "") -> str:
+        return f"anyrank-capture-{name or self.name}-{kind}-{rank}"
+
+    def _say(self, key: str, value: dict[str, typing.Any]) -> None:
+        self.store.set(key, zlib.compress(json.dumps(value).encode(), 1))
+
+    def _stand(self, where: str) -> None:
+        """Lets the others know at the end of which capture this rank waits; "": of none."""
+        self.ended.add(self.name)
+        self.store.set(f"anyrank-capture-at-{self.rank}", where)
 
     def _get(self, key: str, rank: int) -> bytes:
+        limit, pause = time.monotonic() + self.timeout, 1e-3
+        why = f"in {self.timeout:g} s (timeout=)"
         try:
-            self.store.wait([key], datetime.timedelta(seconds=self.timeout))
-            return bytes(self.store.get(key))
+            while time.monotonic() < limit:
+                if self.store.check([key]):
+                    return bytes(self.store.get(key))
+                self._check_place(rank, key)
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
         except RuntimeError as error:
-            raise AnyrankError(f"rank {rank} did not come to the end of the capture in {self.timeout:g} s (timeout=): "
-                               f"every rank has to capture, and to leave the block; {str(error).splitlines()[0]}"
-                               ) from None
+            why = f"before the process group's store was gone ({str(error).splitlines()[0]})"
+        raise AnyrankError(f"rank {rank} did not come to the end of the capture {why}: every rank has to capture, and to "
+                           "leave the block")
+
+    def _check_place(self, rank: int, key: str) -> None:
+        """Refuses the capture at whose end a rank waits for this one, if that is another than this one waits at."""
+        place = f"anyrank-capture-at-{rank}"
+        at = self.store.get(place).decode() if self.store.check([place]) else ""
+        if at and at != self.name and at not in self.ended and not self.store.check([key]):
+            self._refuse(at)
+
+    def _refuse(self, name: str) -> None:
+        """Says that this rank does not come to the end of a capture that it has not made, and counts that as made."""
+        folder, _, number = name.rpartition("#")
+        self.made[folder] = max(int(number), self.made.get(folder, 0))
+        self.ended.add(name)
+        self._say(self._key(0, self.rank, name), {"instead": self.name})
 
     def tell(self, value: typing.Any) -> list[typing.Any]:
         """What every rank says, in the order of ranks."""
-        text = zlib.compress(json.dumps({"value": value}).encode(), 1)
         now, self.round = self.round, self.round + 1
-        self.store.set(self._key(now, self.rank), text)
+        self._say(self._key(now, self.rank), {"value": value})
+        self._stand(self.name)
         told = []
         for rank in range(self.world):
             said = json.loads(zlib.decompress(self._get(self._key(now, rank), rank)))
             if "failed" in said:
                 raise AnyrankError(f"rank {rank} left the capture with an error, so no rank's file is complete: "
                                    f"{said['failed']}")
+            if "instead" in said:
+                if said["instead"] not in self.ended:
+                    self._refuse(said["instead"])
+                raise AnyrankError(f"rank {rank} is at the end of its capture {said['instead']}, rank {self.rank} at that "
+                                   f"of {self.name} (folder#number): every rank has to make the same captures, into "
+                                   "folders that it names alike")
             told.append(said["value"])
         return told
 
     def failed(self, why: str) -> None:
         """Says to those that come to their end that this rank has no file, after what it said before."""
         try:
-            self.store.set(self._key(self.round, self.rank), zlib.compress(json.dumps({"failed": why}).encode()))
+            self._say(self._key(self.round, self.rank), {"failed": why})
+            self._stand("")
         except RuntimeError:
             pass  # the store is gone, and with it those who would have asked
 
     def end(self) -> None:
-        """The first rank, which may be the store's home, leaves last."""
+        """The first rank, which may be the store's home, leaves last, and leaves nothing for a later process group."""
+        self._stand("")
         self.store.set(self._key("end", self.rank), b"1")
         for rank in range(self.world if self.rank == 0 else 0):
             self._get(self._key("end", rank), rank)
+        for kind in (*range(self.round), "end") if self.rank == 0 else ():
+            for rank in range(self.world):
+                self.store.delete_key(self._key(kind, rank))

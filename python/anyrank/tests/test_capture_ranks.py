@@ -263,6 +263,43 @@ class Failing(FolderCase):
             self.assertIn("ValueError: no more data", text)
         self.assertFalse(list((self.path / "dump").iterdir()))
 
+    def test_a_capture_is_told_from_others_by_its_folder(self) -> None:
+        """Ranks that made different numbers of captures, and groups with members that made none."""
+        def capture(rank: int, folder: pathlib.Path, fails: bool = False) -> str:
+            try:
+                with anyrank.capture(nn.Linear(2, 2), folder) as c:
+                    c._model(torch.ones(1, 2)).sum().backward()
+                    if fails:
+                        raise ValueError("no more data")
+            except (ValueError, AnyrankError) as error:
+                return f"{type(error).__name__}: {error}"
+            return "complete"
+
+        def group(rank: int, world: int, folder: pathlib.Path) -> None:
+            store = dist.FileStore(str(folder / f"store-{world}"), world)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+        def run(rank: int, folder: pathlib.Path) -> list[str]:
+            said = [capture(rank, folder / "one", fails=True)] * (rank == 0)
+            said.append(capture(rank, folder / "many"))
+            said.append(capture(rank, folder / ("left" if rank == 0 else "right")))
+            said.append(capture(rank, folder / "many"))
+            dist.destroy_process_group()
+            if rank < 2:
+                group(rank, 2, folder)
+                said.append(capture(rank, folder / "many"))
+                dist.destroy_process_group()
+            group(rank, 3, folder)
+            return [*said, capture(rank, folder / "many")]
+        first, second, third = ranks.spawn(3, run, self.path, timeout=3600)
+        self.assertEqual(first.pop(0), "ValueError: no more data")
+        self.assertEqual((len(first), len(second), len(third)), (5, 5, 4))
+        for said in (first, second, third):
+            different = said.pop(1)
+            self.assertRegex(different, r"AnyrankError: rank \d (is at the end of its capture \S*(left|right)#1, rank|left "
+                                        r"the capture with an error, .* is at the end of its capture)")
+            self.assertEqual(set(said), {"complete"})
+
     def test_a_group_that_is_gone_at_the_end_does_not_matter(self) -> None:
         def run(_rank: int, folder: pathlib.Path) -> None:
             model = Model()
