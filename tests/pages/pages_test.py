@@ -8,6 +8,7 @@ compiled here; long_test.py runs their commands.
 ANYRANK names another command than build/anyrank. The closing lines count why commands are not run.
 """
 
+import json
 import pathlib
 import re
 import subprocess
@@ -114,6 +115,9 @@ def main(arguments):
     names = [name for name in arguments if not name.startswith("-")]
     chosen = [path for path in chosen if not names or path.name in names]
     reasons = []
+    info = subprocess.run([engine.COMMAND, "info", "--json", "-"], stdout=subprocess.PIPE, check=True)
+    if not json.loads(info.stdout)["mpi"]["available"]:
+        table.REASONS.append(("mpirun", "no MPI in this build"))
     tests = [] if long or names else [the_comparison_sees_one_digit, what_a_page_must_not_have_is_seen,
                                       every_row_of_the_table_is_of_a_block, options_in_the_text_exist,
                                       sums_in_the_text_are_right]

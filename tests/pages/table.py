@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the test of the pages has to be told. A row of a block is found by its page and by how the block begins."""
 
+import hashlib
 import importlib.util
 import os
+import pathlib
 import re
 import shutil
 
 GPL = "/usr/share/common-licenses/GPL-3"
+GPL_SHA256 = "3972dc9744f6499f0f9b2dbf76696f2ae7ad8af9b23dde66d6af86c9dfb36986"  # of the GPL with https
 
 # Of Open MPI, more ranks than cores and any user.
 SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -31,7 +34,8 @@ SPACED = {"pipeline.md"}
 
 # What a page takes as given, as a line of shell.
 GIVEN = {
-    "README.md": "mkdir -p path/to && cp -r tests/golden/llama-gqa-tiny path/to/hf-folder",
+    "README.md": "mkdir -p path/to && cp -r tests/golden/llama-gqa-tiny path/to/hf-folder && "
+                 "sed -i 's/\\(position_embeddings\": \\)128/\\1512/' path/to/hf-folder/config.json",
     "cluster.md": "cp -r tests/golden/llama-gqa-tiny MODEL",
     "planner.md": "mkdir docs",
     "plans.md": """echo '{"rules": [{"modules": "*.[qkv]_proj", "style": "colwise", "input": "R"}]}' > p.json""",
@@ -97,7 +101,7 @@ ELSEWHERE = {(page, start): where for where, page, starts in [
     ("tests/verify/pytorch_page_test.py", "pytorch.md", [
         "import anyrank", "anyrank verify one", "with anyrank", "c = anyrank", "spec =", "activations =", "model =",
         "$ anyrank grads", "verify: the same", "different: 14"]),
-    ("tests/python/pytest_page_test.py", "pytest.md", ["@pytest", "E "]),
+    ("tests/python/pytest_page_test.py", "pytest.md", ["@pytest", "E ", "pip install torch"]),
     ("tests/verify/pages_test.py", "verify.md", ['{"tool"']),
 ] for start in starts}
 
@@ -110,9 +114,10 @@ REASONS = [
     (r"^chromium", "needs a browser"),
     (r"^(scripts/run_aarch64|\./test aarch64)", "runs programs of 64-bit ARM"),
 ]
-REASONS += [(r"mpirun", "no mpirun here")] if not shutil.which("mpirun") else []
-REASONS += [(r"jq ", "no jq here")] if not shutil.which("jq") else []
-REASONS += [(re.escape(GPL), f"no {GPL} here")] if not os.path.exists(GPL) else []
+REASONS += [("mpirun", "no mpirun here")] if not shutil.which("mpirun") else []
+REASONS += [("jq ", "no jq here")] if not shutil.which("jq") else []
+if not os.path.exists(GPL) or hashlib.sha256(pathlib.Path(GPL).read_bytes()).hexdigest() != GPL_SHA256:
+    REASONS.append((re.escape(GPL), f"another {GPL} here, or none"))
 REASONS += [(r"^pytest", f"no {name} here") for name in ("torch", "pytest") if not importlib.util.find_spec(name)]
 
 
