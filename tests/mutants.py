@@ -556,6 +556,8 @@ MUTANTS = [
      "r->within == first->within && !r->recomputed)",
      "r->within == first->within && !r->recomputed && r->recomputed)",
      "plan/lint_test"),
+    ("no slope is in doubt", "verify/reference/sensitivity.c",
+     "m->ref->kinks = count_in_doubt(m);", "m->ref->kinks = 0;", "verify/sensitivity_test"),
     ("memory that a layout does not predict is no difference", "verify/check/check_run.c",
      "run->memory_difference[0] == '\\0' && ", "", "verify/compare_test"),
     # --- cli

@@ -171,6 +171,8 @@ static json_t *json_model(const ari_checked *c)
         c->run.dropout, "ddp", ddp, "first_nan", r->vacuous.tensor[0] ? json_string(r->vacuous.tensor) : json_null(),
         "vacuous", json_vacuous(&r->vacuous), "baseline", baseline, "gradcheck", json_gradcheck(r), "notes",
         ari_config_notes(NULL, &r->config), "dump", ari_json_text_or_null(r->dump), "runs", runs);
+    if (r->numerics == AR_NUMERICS_NATIVE)
+        json_object_set_new(model, "kinks", json_integer((json_int_t)r->kinks));
     ari_loss_json(model, &c->run.loss);
     if (!c->module)
         json_object_set_new(model, "plan", ari_plan_json(&c->run.plan));

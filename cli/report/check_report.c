@@ -44,6 +44,9 @@ static void print_notes(FILE *to, const ari_checked *c)
 {
     const ar_check_report *r = c->report;
     ari_dropout_note(to, &r->config, &c->run);
+    if (r->kinks > 0)
+        fprintf(to, "note: %s argument%s of relu may be on either side of 0, by the allowance: so may the slope\n",
+                ARI_COUNT(r->kinks), r->kinks == 1 ? "" : "s");
     if (r->config.vocab < 256)
         fprintf(to, "note: bytes of the text are taken modulo the vocabulary of %zu\n", r->config.vocab);
 }

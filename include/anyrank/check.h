@@ -135,6 +135,7 @@ typedef struct ar_check_report {
     ar_precision precision;
     float *loss; /* [max(steps, 1)], the baseline's */
     double baseline_seconds;
+    size_t kinks;            /* native: arguments of relu that may be on either side of 0: so may the slope */
     double max_error_vs_f64; /* worst |exact - binary64| of a gradient over its largest |binary64|; NaN: not measured,
                                 or gradients are NaN; infinity: only one of the two is finite */
     char weights_hash[65], gradients_hash[65], outputs_hash[65]; /* the baseline's */

@@ -3,6 +3,7 @@
  * attention and MLP get, of what they make, or of both. */
 #include "ref/baseline/run.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "ref/numerics/scalar.h"
@@ -25,10 +26,24 @@ static double act(const ari_bl_run *run, double x)
     return run->o->mode == AR_MODE_F64 ? ari_bl_branch(run, ari_act64(kind, x)) : (double)ari_act32(kind, (float)x);
 }
 
-static double dact(const ari_bl_run *run, double x)
+/* The slope at x, of element i; nearer to a kink than `doubt` it is the one that the options say. */
+static double dact(const ari_bl_run *run, double x, double doubt, size_t i)
 {
     const ar_activation kind = run->c->activation;
-    return run->o->mode == AR_MODE_F64 ? ari_bl_branch(run, ari_dact64(kind, x)) : (double)ari_dact32(kind, (float)x);
+    if (run->o->mode != AR_MODE_F64)
+        return (double)ari_dact32(kind, (float)x);
+    return ari_bl_branch(run, fabs(x) <= doubt ? run->o->kink_slope(run->o->emit_user, i) : ari_dact64(kind, x));
+}
+
+/* Of relu alone, whose slope jumps. */
+static double kink_doubt(const ari_bl_run *run)
+{
+    char argument[ARI_BL_NAME_SIZE], gradient[ARI_BL_NAME_SIZE];
+    if (run->o->kink == NULL || run->c->activation != AR_ACT_RELU)
+        return -1.0;
+    ari_bl_name(run, argument, run->names->fc[0]);
+    ari_bl_name(run, gradient, run->names->dfc[0]);
+    return run->o->kink(run->o->emit_user, argument, gradient, (int)run->step);
 }
 
 static void add(const ari_bl_run *run, double *y, const double *a, const double *b)
@@ -52,15 +67,16 @@ static void activate(const ari_bl_run *run, double *out, const double *fc)
 static void activate_backward(const ari_bl_run *run, double *dfc, const double *dout, const double *fc)
 {
     const size_t f = run->c->ffn, ld = run->c->gated ? 2 * f : f;
+    const double doubt = kink_doubt(run);
     for (size_t t = 0; t < run->tokens; t++)
         for (size_t i = 0; i < f; i++) {
             const double dy = dout[t * f + i], x = fc[t * ld + i];
             if (run->c->gated) {
                 const double up = fc[t * ld + f + i];
-                dfc[t * ld + i] = ari_bl_branch(run, ari_bl_branch(run, dy * up) * dact(run, x));
+                dfc[t * ld + i] = ari_bl_branch(run, ari_bl_branch(run, dy * up) * dact(run, x, doubt, t * f + i));
                 dfc[t * ld + f + i] = ari_bl_branch(run, dy * act(run, x));
             } else {
-                dfc[t * ld + i] = ari_bl_branch(run, dy * dact(run, x));
+                dfc[t * ld + i] = ari_bl_branch(run, dy * dact(run, x, doubt, t * f + i));
             }
         }
 }

@@ -7,6 +7,7 @@
 
 #include "anyrank/grads.h"
 #include "anyrank/safetensors.h"
+#include "verify/check/check_run.h"
 
 TestSuite(sensitivity, .timeout = 300);
 
@@ -236,6 +237,60 @@ Test(sensitivity, what_an_update_in_doubt_does_to_the_next_step_is_allowed)
         ar_check_report_destroy(r);
         remove_folder(folder);
     }
+}
+
+/* What is allowed element by element of a gradient is that of arguments within their allowance of 0. */
+static void expect_doubt_near_0(const ar_check_options *o, const char *json, const char *folder)
+{
+    ari_check_base base = {.weights = NULL};
+    const ar_config c = config_of(json);
+    size_t doubted = 0, other = 0;
+    cr_assert_eq(ari_check_base_init(&base, o, &c, folder), AR_OK, "%s", ar_error_message());
+    for (int layer = 0; layer < 2; layer++) {
+        char name[64];
+        snprintf(name, sizeof name, "model.layers.%d.mlp.gate_proj", layer);
+        const ari_ref_tensor *x = &base.ref.tensor[ari_reference_find(&base.ref, name, 'f')];
+        snprintf(name, sizeof name, "model.layers.%d.mlp.gate", layer);
+        const ari_ref_tensor *dx = &base.ref.tensor[ari_reference_find(&base.ref, name, 'b')];
+        cr_assert(dx->beside && dx->count == x->count);
+        for (size_t k = 0; k < x->count; k++) {
+            const bool near = fabs((double)x->values[k]) <= x->allowed;
+            cr_expect(near || dx->beside[k] == 0.0f, "element %zu", k);
+            doubted += near && dx->beside[k] > 0.0f;
+            other += !near;
+        }
+    }
+    cr_expect(doubted > 0 && doubted <= base.ref.kinks && other > 0, "%zu of %zu", doubted, base.ref.kinks);
+    ari_check_base_fini(&base);
+}
+
+/* Slopes of relu that the run has on the other side of 0 than the reference: three draws of rounding show none. */
+Test(sensitivity, a_slope_in_doubt_is_allowed_where_the_argument_is_near_0_and_nowhere_else)
+{
+    static const char relu[] = "{\"model_type\": \"llama\", \"vocab_size\": 64, \"hidden_size\": 16, "
+                               "\"intermediate_size\": 24, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+                               "\"hidden_act\": \"relu\", \"initializer_range\": 3}";
+    static const uint64_t seeds[] = {20, 29};
+    static const ar_parallel layout = {.tp = 2};
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json", relu);
+    ar_check_options o = check_layouts(folder, &layout, 1, 2, 8);
+    o.run.numerics = AR_NUMERICS_NATIVE;
+    o.run.precision = AR_PRECISION_BF16;
+    for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++) {
+        o.run.seed = seeds[i];
+        ar_check_report *r = check_or_fail(&o);
+        cr_expect(r->run[0].result == AR_CHECK_SAME && r->kinks > 0, "seed %d: %g of %s", (int)seeds[i],
+                  r->run[0].max_ratio, r->run[0].ratio_tensor);
+        ar_check_report_destroy(r);
+    }
+    o.run.fault = AR_FAULT_norm_backward_missing;
+    ar_check_report *faulty = check_or_fail(&o);
+    cr_expect_eq(faulty->run[0].result, AR_CHECK_DIFFERENT);
+    ar_check_report_destroy(faulty);
+    expect_doubt_near_0(&o, relu, folder);
+    remove_folder(folder);
 }
 
 Test(sensitivity, exact_numerics_take_no_precision)

@@ -536,6 +536,7 @@ ar_status ari_check_describe(ar_check_report *r, const ari_reference *ref)
 {
     r->tensors = ref->count;
     r->elements = ari_reference_elements(ref);
+    r->kinks = ref->kinks;
     r->vacuous = ref->vacuous;
     AR_TRY(ari_reference_outputs_hash(r->outputs_hash, ref));
     return ari_reference_hashes(r->weights_hash, r->gradients_hash, ref, NULL);

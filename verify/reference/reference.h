@@ -24,6 +24,7 @@ typedef struct ari_reference {
     size_t count, capacity;
     size_t *by_name;          /* indices sorted by (name, pass, step), after ari_reference_finish */
     int step;                 /* under way; 0 before the first: tensors then belong to step 1 */
+    size_t kinks;             /* arguments of a kink in doubt: of ari_sensitivity_allow */
     double loss;              /* room for that of a run of one step */
     ar_check_vacuous vacuous; /* after ari_reference_finish */
 } ari_reference;

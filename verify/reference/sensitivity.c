@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/numerics/philox.h"
 #include "verify/reference/tasks.h"
 
 /* --- formats ------------------------------------------------------------------------------------------------------ */
@@ -53,12 +54,18 @@ ar_sensitivity ar_sensitivity_of_precision(ar_precision p)
 
 /* --- what runs beside the reference say --------------------------------------------------------------------------- */
 
+enum { KINK_RUNS = 6 };
+/* Half of the slopes, drawn, have at least half of the root mean square effect that any of them have. */
+static const double KINK_SAFETY = 2.0;
+
 typedef struct measuring {
     const ari_sensitivity_case *c;
     ari_reference *ref;
     bool fills;       /* the run without noise fills the reference */
     float **beyond;   /* [ref->count] binary64 - reference, element by element, of the run without noise */
     uint8_t **rounds; /* [ref->count], of gradients: elements that are not zero in every run */
+    size_t *argument; /* [ref->count], of gradients of what goes into a kink: it; else ref->count */
+    double *kinked;   /* [ref->count] largest difference that slopes in doubt make */
     float **doubt;    /* [ref->count], of weights after Adam: how much more of `beside` a step has; NULL: none yet */
     size_t capacity;  /* of beyond and rounds */
 } measuring;
@@ -68,6 +75,9 @@ typedef struct measured_run {
     measuring *m;
     uint64_t seed; /* 0: without noise */
     int step;
+    bool kinked;    /* without noise: arguments in doubt are on one side of their kink or the other: */
+    uint32_t sides; /* 2n and 2n + 1 on opposite ones; 0 and 1: all of them on one side */
+    size_t bent;    /* the tensor whose slopes are asked for */
     double *spread; /* [ref->count] largest |noisy - quiet| */
     bool tells;     /* of those at once, the calling thread's */
 } measured_run;
@@ -76,7 +86,7 @@ static void begin_step(void *user, int step)
 {
     measured_run *r = user;
     r->step = step;
-    if (r->m->fills && r->seed == 0)
+    if (r->m->fills && r->seed == 0 && !r->kinked)
         ari_reference_begin(r->m->ref, step);
 }
 
@@ -192,6 +202,74 @@ static ar_status set_doubts(measuring *m)
     return AR_OK;
 }
 
+/* --- kinks -------------------------------------------------------------------------------------------------------- */
+
+/* Where an argument may be on either side of a kink, so may its slope. The first noisy run notes what goes into one. */
+static double kink_of(void *user, const char *argument, const char *gradient, int step)
+{
+    measured_run *r = user;
+    const ari_reference *ref = r->m->ref;
+    const size_t from = r->m->argument ? ari_reference_find_in(ref, argument, 'f', step) : ref->count;
+    const size_t at = from < ref->count ? ari_reference_find_in(ref, gradient, 'b', step) : ref->count;
+    if (at == ref->count || ref->tensor[at].count != ref->tensor[from].count)
+        return -1.0;
+    if (r->seed == 1)
+        r->m->argument[at] = from;
+    r->bent = at;
+    return r->kinked ? ref->tensor[from].allowed : -1.0;
+}
+
+static double slope_of(void *user, size_t element)
+{
+    const measured_run *r = user;
+    const uint32_t pair = r->sides / 2, drawn = ari_random_u32(pair, element, (uint32_t)r->bent, 0);
+    return (double)(((pair > 0 ? drawn : 0) ^ r->sides) & 1);
+}
+
+/* Whether an argument may be on the other side of its kink, at 0; in later steps also by what earlier kinks moved. */
+static bool in_doubt(const measuring *m, size_t argument, size_t k)
+{
+    const ari_ref_tensor *t = &m->ref->tensor[argument];
+    return fabs((double)t->values[k] + (double)m->beyond[argument][k]) <= t->allowed + m->kinked[argument];
+}
+
+/* Of an argument in doubt the gradient may be off by all of it, but no other element of that tensor is. */
+static ar_status hear_kinked(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                             const double *values)
+{
+    const measured_run *r = user;
+    measuring *m = r->m;
+    (void)ndim, (void)shape;
+    const size_t i = ari_reference_find_in(m->ref, name, pass, r->step);
+    if (i == m->ref->count)
+        return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s%s alone", name, ari_pass_suffix(pass));
+    ari_ref_tensor *t = &m->ref->tensor[i];
+    const size_t argument = m->argument[i];
+    if (argument < m->ref->count && !t->beside)
+        AR_TRY(ari_alloc_zero((void **)&t->beside, t->count, sizeof *t->beside, t->name));
+    note_zeros(m, i, values);
+    for (size_t k = 0; k < t->count; k++) {
+        const double apart = fabs(values[k] - (double)t->values[k] - (double)m->beyond[i][k]);
+        if (!isfinite(apart))
+            continue;
+        if (argument < m->ref->count && in_doubt(m, argument, k))
+            t->beside[k] = fmaxf(t->beside[k], (float)apart);
+        else
+            m->kinked[i] = fmax(m->kinked[i], apart);
+    }
+    return AR_OK;
+}
+
+static size_t count_in_doubt(const measuring *m)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < m->ref->count; i++) {
+        for (size_t k = 0; m->argument[i] < m->ref->count && k < m->ref->tensor[i].count; k++)
+            n += in_doubt(m, m->argument[i], k);
+    }
+    return n;
+}
+
 /* --- runs --------------------------------------------------------------------------------------------------------- */
 
 static bool progress(void *user, double fraction)
@@ -199,7 +277,8 @@ static bool progress(void *user, double fraction)
     const measured_run *r = user;
     const ari_sensitivity_case *c = r->m->c;
     if (c->progress)
-        c->progress(c->progress_user, fraction, r->seed ? "baseline, rounding errors" : "baseline, binary64");
+        c->progress(c->progress_user, fraction,
+                    r->seed || r->kinked ? "baseline, rounding errors" : "baseline, binary64");
     return true;
 }
 
@@ -220,10 +299,12 @@ static ar_status run_once(measured_run *r)
     o.mode = AR_MODE_F64;
     o.noise_seed = r->seed;
     o.noise = formats[c->of].noise;
-    o.emit = r->seed ? hear_noisy : hear_quiet;
+    o.emit = r->kinked ? hear_kinked : r->seed ? hear_noisy : hear_quiet;
     o.emit_user = r;
     o.begin_step = begin_step;
     o.doubt = r->seed && r->m->doubt ? doubt_of : NULL;
+    o.kink = kink_of;
+    o.kink_slope = slope_of;
     o.progress = r->tells ? progress : NULL;
     o.progress_user = r;
     return c->run ? c->run(c->user, &o) : run_model(c, &o);
@@ -238,6 +319,8 @@ static ar_status run_seed(void *user, size_t task, int worker)
 
 static ar_status run_seeds(measuring *m, measured_run *runs)
 {
+    for (size_t i = 0; i < m->ref->count; i++)
+        m->argument[i] = m->ref->count;
     for (int i = 0; i < ARI_NOISE_SEEDS; i++) {
         double *spread = runs[i].spread; /* of the runs before these, which had no doubts: written over */
         if (!spread)
@@ -266,28 +349,49 @@ double ari_sensitivity_safety(size_t elements)
     return fmax(ARI_NOISE_SAFETY, pow(1e6, 1.0 / ((double)elements * ARI_NOISE_SEEDS)));
 }
 
-/* No stored result can be asked to be nearer than the format's next number. */
-static void allow(ari_reference *ref, const measured_run *runs, double stored)
+/* No stored result can be asked to be nearer than the format's next number. What kinks do has the other safety already,
+ * in the choice of the arguments that are in doubt, but for what so few elements may hide. */
+static void allow(const measuring *m, const measured_run *runs)
 {
+    const ari_reference *ref = m->ref;
+    const double steps = formats[m->c->of].stored / F32;
     for (size_t i = 0; i < ref->count; i++) {
         ari_ref_tensor *t = &ref->tensor[i];
         double spread = 0.0;
         for (int k = 0; k < ARI_NOISE_SEEDS; k++)
             spread = fmax(spread, runs[k].spread[i]);
-        t->allowed = ari_sensitivity_safety(t->count) * spread + ari_step_of_largest(t) * (stored / F32);
+        t->allowed = ari_sensitivity_safety(t->count) * (spread + KINK_SAFETY / ARI_NOISE_SAFETY * m->kinked[i]) +
+                     ari_step_of_largest(t) * steps;
     }
 }
 
-static ar_status allow_once(measuring *m, measured_run *runs)
+static ar_status allow_all(measuring *m, const measured_run *runs)
 {
     const ar_baseline_options *o = &m->c->options;
-    AR_TRY(run_seeds(m, runs));
-    allow(m->ref, runs, formats[m->c->of].stored);
+    allow(m, runs);
     return ari_adam_allow(m->ref, &(ari_adam_case){.optimizer = &o->optimizer,
                                                    .steps = o->steps,
                                                    .clip = o->clip,
                                                    .stored = formats[m->c->of].stored,
                                                    .rounds = m->rounds});
+}
+
+static ar_status allow_once(measuring *m, measured_run *runs)
+{
+    AR_TRY(run_seeds(m, runs));
+    return allow_all(m, runs);
+}
+
+/* Where slopes are in doubt: pairs of runs, in each of which every slope is once the one and once the other; all alike,
+ * then drawn, because what two of them do may cancel out. */
+static ar_status allow_kinks(measuring *m, const measured_run *runs)
+{
+    m->ref->kinks = count_in_doubt(m);
+    for (uint32_t k = 0; k < KINK_RUNS && m->ref->kinks > 0; k++) {
+        measured_run r = {.m = m, .kinked = true, .sides = k, .tells = true};
+        AR_TRY(run_once(&r));
+    }
+    return m->ref->kinks > 0 ? allow_all(m, runs) : AR_OK;
 }
 
 static void measuring_fini(measuring *m)
@@ -299,6 +403,8 @@ static void measuring_fini(measuring *m)
     for (size_t i = 0; m->doubt && i < m->ref->count; i++)
         free(m->doubt[i]);
     free(m->doubt);
+    free(m->argument);
+    free(m->kinked);
     free(m->beyond);
     free(m->rounds);
 }
@@ -312,12 +418,15 @@ ar_status ari_sensitivity_allow(ari_reference *ref, const ari_sensitivity_case *
     AR_TRY_TO(done, st, run_once(&quiet));
     if (m.fills)
         AR_TRY_TO(done, st, ari_reference_finish(ref));
+    AR_TRY_TO(done, st, ari_alloc((void **)&m.argument, ref->count, sizeof *m.argument, "kinks"));
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&m.kinked, ref->count, sizeof *m.kinked, "kinks"));
     AR_TRY_TO(done, st, allow_once(&m, runs));
     /* In fp32 so few gradients are in doubt that right runs do not need it (docs/numerics.md, section 7). */
     if (o->steps > 1 && o->optimizer.kind != AR_OPTIMIZER_SGD && c->of != AR_SENSITIVITY_F32) {
         AR_TRY_TO(done, st, set_doubts(&m));
-        st = allow_once(&m, runs);
+        AR_TRY_TO(done, st, allow_once(&m, runs));
     }
+    st = allow_kinks(&m, runs);
 done:
     for (int i = 0; i < ARI_NOISE_SEEDS; i++)
         free(runs[i].spread);
