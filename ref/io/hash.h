@@ -2,6 +2,7 @@
 #ifndef ANYRANK_REF_IO_HASH_H
 #define ANYRANK_REF_IO_HASH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,11 +25,20 @@ void ari_sha256_init(ari_sha256 *s);
 void ari_sha256_update(ari_sha256 *s, const void *data, size_t bytes);
 /** Writes 64 lower-case hexadecimal digits and a 0 byte; the next call is init. */
 void ari_sha256_final(ari_sha256 *s, char hex[65]);
+/** The same as bytes. */
+enum { ARI_SHA256_BYTES = 32 };
+void ari_sha256_digest(ari_sha256 *s, unsigned char digest[ARI_SHA256_BYTES]);
 /** The three in one, of bytes that are all there. */
 void ari_sha256_of(char hex[65], const void *data, size_t bytes);
 /** The ways to do a block: in plain C, and by the processor's instructions where it has some (else the first again). */
 ari_sha256_blocks_fn ari_sha256_blocks_portable;
 ari_sha256_blocks_fn *ari_sha256_fastest(void);
+
+/** HMAC-SHA256 (RFC 2104): who does not know the key can neither make it nor tell the key from it. */
+void ari_hmac_sha256(unsigned char mac[ARI_SHA256_BYTES], const void *key, size_t key_bytes, const void *data,
+                     size_t bytes);
+/** Takes the same time wherever the two differ: no one can find a right one byte by byte. */
+bool ari_mac_equal(const unsigned char a[ARI_SHA256_BYTES], const unsigned char b[ARI_SHA256_BYTES]);
 
 /** One hash over named tensors, independent of the order they come in: for each name in byte order, SHA-256 takes the
  *  name, a 0 byte, the dtype's name, a 0 byte, the shape as "[64,256]" ("[]" for a scalar), a 0 byte and the row-major

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SHA-256 of FIPS 180-4: in plain C, by the SHA instructions of x86-64 where the processor has them, and by those of
+/* HMAC of RFC 2104 with SHA-256 of FIPS 180-4: in plain C, by the SHA instructions of x86-64 where the processor has them, and by those of
  * ARMv8 where the compiler is told that it may use them. */
 #include <stdbool.h>
 #include <string.h>
@@ -178,9 +178,8 @@ void ari_sha256_update(ari_sha256 *s, const void *data, size_t bytes)
     memcpy(s->rest, at + bytes / BLOCK * BLOCK, bytes % BLOCK);
 }
 
-void ari_sha256_final(ari_sha256 *s, char hex[65])
+void ari_sha256_digest(ari_sha256 *s, unsigned char digest[ARI_SHA256_BYTES])
 {
-    static const char digit[] = "0123456789abcdef";
     static const unsigned char padding[BLOCK] = {0x80};
     const uint64_t bits = s->bytes * 8;
     const size_t held = (size_t)(s->bytes % BLOCK), room = BLOCK - LENGTH_BYTES;
@@ -189,8 +188,17 @@ void ari_sha256_final(ari_sha256 *s, char hex[65])
         length[i] = (unsigned char)(bits >> (56 - 8 * i));
     ari_sha256_update(s, padding, held < room ? room - held : room + BLOCK - held);
     ari_sha256_update(s, length, LENGTH_BYTES);
+    for (int i = 0; i < ARI_SHA256_BYTES; i++)
+        digest[i] = (unsigned char)(s->state[i / 4] >> (24 - 8 * (i % 4)));
+}
+
+void ari_sha256_final(ari_sha256 *s, char hex[65])
+{
+    static const char digit[] = "0123456789abcdef";
+    unsigned char digest[ARI_SHA256_BYTES];
+    ari_sha256_digest(s, digest);
     for (int i = 0; i < 64; i++)
-        hex[i] = digit[s->state[i / 8] >> (28 - 4 * (i % 8)) & 15];
+        hex[i] = digit[digest[i / 2] >> (4 - 4 * (i % 2)) & 15];
     hex[64] = '\0';
 }
 
@@ -200,4 +208,44 @@ void ari_sha256_of(char hex[65], const void *data, size_t bytes)
     ari_sha256_init(&s);
     ari_sha256_update(&s, data, bytes);
     ari_sha256_final(&s, hex);
+}
+
+/* --- HMAC --------------------------------------------------------------------------------------------------------- */
+
+/* Section 2: a block with the key, of which every byte is combined with `pad`, and then the data. */
+static void keyed_digest(unsigned char digest[ARI_SHA256_BYTES], const unsigned char key[BLOCK], unsigned char pad,
+                         const void *data, size_t bytes)
+{
+    unsigned char block[BLOCK];
+    ari_sha256 s;
+    for (int i = 0; i < BLOCK; i++)
+        block[i] = key[i] ^ pad;
+    ari_sha256_init(&s);
+    ari_sha256_update(&s, block, BLOCK);
+    ari_sha256_update(&s, data, bytes);
+    ari_sha256_digest(&s, digest);
+}
+
+void ari_hmac_sha256(unsigned char mac[ARI_SHA256_BYTES], const void *key, size_t key_bytes, const void *data,
+                     size_t bytes)
+{
+    unsigned char block[BLOCK] = {0}, inner[ARI_SHA256_BYTES];
+    ari_sha256 s;
+    if (key_bytes > BLOCK) {
+        ari_sha256_init(&s);
+        ari_sha256_update(&s, key, key_bytes);
+        ari_sha256_digest(&s, block);
+    } else if (key_bytes > 0) {
+        memcpy(block, key, key_bytes);
+    }
+    keyed_digest(inner, block, 0x36, data, bytes);
+    keyed_digest(mac, block, 0x5c, inner, sizeof inner);
+}
+
+bool ari_mac_equal(const unsigned char a[ARI_SHA256_BYTES], const unsigned char b[ARI_SHA256_BYTES])
+{
+    volatile unsigned char different = 0; /* volatile: the compiler may not leave the loop early */
+    for (int i = 0; i < ARI_SHA256_BYTES; i++)
+        different = (unsigned char)(different | (a[i] ^ b[i]));
+    return different == 0;
 }
