@@ -34,11 +34,12 @@ static ar_status read_number(int *out, const char *name, int least, int most)
 
 /* The variables that identify this process. */
 typedef struct names {
-    const char *rank, *size, *local;
+    const char *rank, *size, *local, *machines;
 } names;
 
 static ar_status read_place(ari_launch *l, const names *n)
 {
+    const char *machines = n->machines ? variable(n->machines) : NULL;
     AR_TRY(read_number(&l->size, n->size, 1, MOST_RANKS));
     AR_TRY(read_number(&l->rank, n->rank, 0, MOST_RANKS));
     AR_TRY(read_number(&l->local_rank, n->local, 0, MOST_RANKS));
@@ -48,6 +49,7 @@ static ar_status read_place(ari_launch *l, const names *n)
     if (l->local_rank >= l->size)
         return ar_error_set(AR_ERR_ARG, "%s is %d and %s is %d: more processes on one machine than there are", n->local,
                             l->local_rank, n->size, l->size);
+    l->one_machine = machines && strcmp(machines, "1") == 0;
     int local_size = 0;
     if (!variable("LOCAL_WORLD_SIZE") || strcmp(n->local, "LOCAL_RANK") != 0)
         return AR_OK;
@@ -55,6 +57,7 @@ static ar_status read_place(ari_launch *l, const names *n)
     if (l->local_rank >= local_size)
         return ar_error_set(AR_ERR_ARG, "LOCAL_RANK is %d and LOCAL_WORLD_SIZE is %d: it goes from 0 to %d",
                             l->local_rank, local_size, local_size - 1);
+    l->one_machine = local_size == l->size;
     return AR_OK;
 }
 
@@ -141,9 +144,9 @@ static uint64_t hash_of_job(void)
 
 ar_status ari_launch_read(ari_launch *l)
 {
-    static const names torch = {"RANK", "WORLD_SIZE", "LOCAL_RANK"};
-    static const names step = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"};
-    static const names job = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"};
+    static const names torch = {"RANK", "WORLD_SIZE", "LOCAL_RANK", NULL};
+    static const names step = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES"};
+    static const names job = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES"};
     const bool by_torch = variable(torch.rank) || variable(torch.size);
     const bool slurm = !by_torch && variable(job.rank);
     *l = (ari_launch){.rank = 0};

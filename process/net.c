@@ -65,27 +65,32 @@ static int port_of(const struct sockaddr_storage *a)
 
 /* --- listening ---------------------------------------------------------------------------------------------------- */
 
-/* Where to listen: on the loopback alone where that is the address that the others have. */
-static socklen_t place_to_listen(struct sockaddr_storage *at, const char *host)
+/* 0: `host` means no loopback address. */
+static socklen_t loopback_of(struct sockaddr_storage *at, const char *host)
 {
     struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM};
     socklen_t length = 0;
     memset(at, 0, sizeof *at);
-    if (host && getaddrinfo(host, NULL, &hints, &found) == 0 && is_loopback(found->ai_addr)) {
+    if (getaddrinfo(host, NULL, &hints, &found) == 0 && is_loopback(found->ai_addr)) {
         memcpy(at, found->ai_addr, found->ai_addrlen);
         length = found->ai_addrlen;
     }
     if (found)
         freeaddrinfo(found);
-    if (length == 0) { /* in6addr_any, which is all zero, takes IPv4 too */
-        at->ss_family = AF_INET6;
-        length = sizeof(struct sockaddr_in6);
-    }
     return length;
+}
+
+bool ari_net_is_loopback(const char *host)
+{
+    struct sockaddr_storage at;
+    return loopback_of(&at, host) > 0;
 }
 
 static int listen_at(struct sockaddr_storage *at, socklen_t length, int port)
 {
+    errno = EADDRNOTAVAIL;
+    if (length == 0)
+        return -1;
     const int on = 1, off = 0;
     const int fd = socket(at->ss_family, SOCK_STREAM, 0);
     if (fd < 0)
@@ -102,16 +107,24 @@ static int listen_at(struct sockaddr_storage *at, socklen_t length, int port)
     return -1;
 }
 
+/* An address that is all zero takes all there are, one of IPv6 those of IPv4 too. */
+static int listen_everywhere(struct sockaddr_storage *at, int port)
+{
+    memset(at, 0, sizeof *at);
+    at->ss_family = AF_INET6;
+    const int fd = listen_at(at, sizeof(struct sockaddr_in6), port);
+    if (fd >= 0 || errno == EADDRINUSE || errno == EACCES)
+        return fd;
+    memset(at, 0, sizeof *at); /* a kernel without IPv6 */
+    at->ss_family = AF_INET;
+    return listen_at(at, sizeof(struct sockaddr_in), port);
+}
+
 ar_status ari_net_listen(int *gives, int *port, const char *host, int wanted)
 {
     struct sockaddr_storage at;
-    socklen_t length = place_to_listen(&at, host);
-    int fd = listen_at(&at, length, wanted);
-    if (fd < 0 && at.ss_family == AF_INET6 && errno != EADDRINUSE && errno != EACCES) { /* a kernel without IPv6 */
-        memset(&at, 0, sizeof at);
-        at.ss_family = AF_INET;
-        fd = listen_at(&at, sizeof(struct sockaddr_in), wanted);
-    }
+    socklen_t length = sizeof at;
+    const int fd = host ? listen_at(&at, loopback_of(&at, host), wanted) : listen_everywhere(&at, wanted);
     if (fd < 0)
         return ar_error_set(AR_ERR_IO,
                             "cannot listen on port %d: %s: process 0 listens there for the others; another port: "
@@ -119,7 +132,6 @@ ar_status ari_net_listen(int *gives, int *port, const char *host, int wanted)
                             wanted, strerror(errno),
                             errno == EADDRINUSE ? " (another job may have it, or another process has rank 0 as well)"
                                                 : "");
-    length = sizeof at;
     if (getsockname(fd, (struct sockaddr *)&at, &length) != 0) {
         close(fd);
         return ar_error_set(AR_ERR_IO, "cannot tell the port listened on: %s", strerror(errno));
@@ -243,7 +255,8 @@ ar_status ari_net_pair(int fds[2])
 static ari_net_end await(int fd, short events, const ari_net_limit *l)
 {
     struct pollfd p[2] = {{.fd = fd, .events = events}, {.fd = l->wake_fd, .events = POLLIN}};
-    const uint64_t deadline = ari_deadline_ns(ari_now_ns(), l->idle_ns);
+    const uint64_t idle = ari_deadline_ns(ari_now_ns(), l->idle_ns);
+    const uint64_t deadline = l->deadline_ns > 0 && l->deadline_ns < idle ? l->deadline_ns : idle;
     for (;;) {
         const int ready = poll(p, l->wake_fd >= 0 ? 2 : 1, poll_ms(ari_now_ns(), deadline));
         if (ready > 0 && p[0].revents) /* first: what has come counts, whatever else happened */

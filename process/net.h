@@ -19,10 +19,13 @@ typedef enum ari_net_end {
 typedef struct ari_net_limit {
     uint64_t idle_ns; /* longest time without a byte */
     int wake_fd;
+    uint64_t deadline_ns; /* of all bytes; 0: none */
 } ari_net_limit;
 
-/** Listens on `port` of the address that `host` means if that is this machine's loopback, else of all addresses, IPv6
- *  and IPv4. port 0: any that is free. Gives the socket; close(). Errors: AR_ERR_IO, saying what to set. */
+/** Whether no other machine reaches what listens at the address that `host` means. */
+bool ari_net_is_loopback(const char *host);
+/** Listens on port `wanted` of `host`, which is a loopback address; NULL: of all addresses, IPv6 and IPv4. 0: any port
+ *  that is free. Gives the socket; close(). Errors: AR_ERR_IO, saying what to set. */
 AR_NODISCARD ar_status ari_net_listen(int *gives, int *port, const char *host, int wanted);
 /** The next connection, ready for use; -1: there is none now. */
 int ari_net_accept(int listener);

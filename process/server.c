@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "process/door.h"
 #include "process/flight.h"
 #include "ref/core/clock.h"
 #include "ref/core/out.h"
@@ -21,14 +22,6 @@
 #define VIEWS_NS UINT64_C(500000000)
 /* After a refusal: for those that are about to connect, and are to be told too. */
 #define LINGER_NS UINT64_C(1000000000)
-enum { MOST_PENDING = 64 };
-
-/* A connection whose hello is not whole yet. */
-typedef struct pending {
-    int fd;
-    size_t have;
-    ari_hello hello;
-} pending;
 
 typedef struct client {
     int fd; /* -1: not come yet, or gone */
@@ -55,13 +48,12 @@ struct ari_server {
     ari_store_options is;
     int size;
     client *client;
-    pending pending[MOST_PENDING];
-    int n_pending;
+    ari_door door;
     int missing; /* clients that have not come */
     uint64_t join_until_ns;
     ar_status refusal; /* the first, of a process of this job: none can begin */
     char why[400];
-    struct pollfd *poll; /* [2 + MOST_PENDING + size] */
+    struct pollfd *poll; /* [1 + ARI_DOOR_POLLED + size] */
     value *values;
     bool failed, asked; /* asked: for views */
     int first_late, byes;
@@ -113,12 +105,17 @@ static void lose(ari_server *s, int r, const char *how)
 
 /* --- coming together ---------------------------------------------------------------------------------------------- */
 
-static void refuse(int fd, ar_status st, const char *text)
+static void refuse(ari_server *s, int fd, ar_status st, const char *text)
 {
-    const ari_net_limit l = {.idle_ns = UINT64_C(1000000000), .wake_fd = -1};
-    const ari_store_verdict v = {.status = st, .own = true};
-    (void)ari_message_write(fd, ARI_MESSAGE_FAILED, &v, sizeof v, text, strlen(text), &l);
-    ari_net_close(fd, ari_now_ns() + ARI_NET_LAST_NS);
+    struct {
+        ari_message_head head;
+        ari_store_verdict verdict;
+        char text[sizeof s->why];
+    } words = {.verdict = {.status = st, .own = true}};
+    snprintf(words.text, sizeof words.text, "%s", text);
+    const size_t bytes = sizeof words.verdict + strlen(words.text);
+    words.head = ari_message_head_of(ARI_MESSAGE_FAILED, bytes);
+    ari_door_see_off(&s->door, fd, &words, sizeof words.head + bytes);
 }
 
 /* "" if there is a place for this process. */
@@ -136,9 +133,16 @@ static void find_refusal(const ari_server *s, const ari_hello *from, char *text,
                  ARI_SHOW(from->name));
 }
 
-static void admit(ari_server *s, const ari_hello *from, int fd)
+static void admit(void *server, const ari_hello *from, int fd)
 {
+    ari_server *s = server;
     char text[sizeof s->why];
+    if (from->job != s->is.job) {
+        refuse(
+            s, fd, AR_ERR_ARG,
+            "the port belongs to another job: ANYRANK_PORT chooses another one, the same for all processes of a job");
+        return;
+    }
     find_refusal(s, from, text, sizeof text);
     if (!text[0] && s->refusal == AR_OK) {
         s->client[from->rank].fd = fd;
@@ -152,62 +156,7 @@ static void admit(ari_server *s, const ari_hello *from, int fd)
         memcpy(s->why, text, sizeof text);
         s->join_until_ns = end < s->join_until_ns ? end : s->join_until_ns;
     }
-    refuse(fd, s->refusal, s->why);
-}
-
-static void drop_pending(ari_server *s, int i)
-{
-    s->pending[i] = s->pending[--s->n_pending];
-}
-
-static void read_hello(ari_server *s, int i)
-{
-    pending *p = &s->pending[i];
-    const ari_hello right = ari_hello_of(&s->is);
-    const ssize_t got = recv(p->fd, (char *)&p->hello + p->have, sizeof p->hello - p->have, 0);
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
-        return;
-    p->have += got > 0 ? (size_t)got : 0;
-    const size_t known = p->have < sizeof right.magic ? p->have : sizeof right.magic;
-    const bool stranger = got <= 0 || memcmp(p->hello.magic, right.magic, known) != 0;
-    if (!stranger && p->have < sizeof p->hello)
-        return;
-    const pending whole = *p;
-    drop_pending(s, i);
-    if (stranger) {
-        close(whole.fd); /* gone, or another program */
-    } else if (whole.hello.version != right.version) {
-        refuse(whole.fd, AR_ERR_ARG, "process 0 is of another version of anyrank");
-    } else if (whole.hello.job != right.job) {
-        refuse(
-            whole.fd, AR_ERR_ARG,
-            "the port belongs to another job: ANYRANK_PORT chooses another one, the same for all processes of a job");
-    } else {
-        ari_hello from = whole.hello;
-        from.name[sizeof from.name - 1] = '\0';
-        admit(s, &from, whole.fd);
-    }
-}
-
-static void accept_one(ari_server *s)
-{
-    const int fd = ari_net_accept(s->is.listener);
-    if (fd < 0)
-        return;
-    if (s->n_pending == MOST_PENDING) { /* the oldest have had time to send theirs */
-        close(s->pending[0].fd);
-        drop_pending(s, 0);
-    }
-    s->pending[s->n_pending++] = (pending){.fd = fd};
-}
-
-static void close_port(ari_server *s)
-{
-    while (s->n_pending > 0)
-        close(s->pending[--s->n_pending].fd);
-    if (s->is.listener >= 0)
-        close(s->is.listener);
-    s->is.listener = -1;
+    refuse(s, fd, s->refusal, s->why);
 }
 
 /* "1, 3, 5" */
@@ -226,18 +175,18 @@ static void list_missing(const ari_server *s, char *text, size_t size)
 /* Begins where all have come, and gives up where some have not in time. */
 static void end_joining(ari_server *s)
 {
-    char who[128], text[256];
+    char who[128], text[512];
     if (s->missing > 0 && !s->failed && ari_now_ns() < s->join_until_ns)
         return;
     if (s->refusal != AR_OK) {
         fail(s, s->refusal, NULL, s->size, s->why);
     } else if (s->missing > 0) {
         list_missing(s, who, sizeof who);
-        snprintf(text, sizeof text, "of %d processes these have not come within %.1f s: rank %s", s->size,
-                 (double)s->is.timeout_ns * 1e-9, who);
+        snprintf(text, sizeof text, "of %d processes these have not come within %.1f s: rank %s%s%s", s->size,
+                 (double)s->is.timeout_ns * 1e-9, who, s->door.refused[0] ? "; " : "", s->door.refused);
         fail(s, AR_ERR_TIMEOUT, NULL, s->size, text);
     }
-    close_port(s);
+    ari_door_close(&s->door);
     for (int r = s->size - 1; r >= 0 && !s->failed; r--)
         send_to(s, r, ARI_MESSAGE_WELCOME, NULL, 0, NULL, 0);
 }
@@ -467,8 +416,8 @@ static void receive(ari_server *s, int r)
 static int patience_ms(const ari_server *s)
 {
     const bool views = s->asked && !s->failed;
-    const uint64_t now = ari_now_ns(), until = s->is.listener >= 0 ? s->join_until_ns : s->views_until_ns;
-    if (s->is.listener < 0 && !views)
+    const uint64_t now = ari_now_ns(), until = s->door.listener >= 0 ? s->join_until_ns : s->views_until_ns;
+    if (s->door.listener < 0 && !views)
         return -1;
     const uint64_t ms = until > now ? (until - now) / 1000000 + 1 : 0;
     return ms > 1000 ? 1000 : (int)ms;
@@ -477,27 +426,20 @@ static int patience_ms(const ari_server *s)
 /* False: the end. */
 static bool one_round(ari_server *s)
 {
-    const int waiting = s->n_pending;
-    struct pollfd *p = s->poll, *clients = p + 2 + waiting;
+    struct pollfd *p = s->poll, *door = p + 1;
     p[0] = (struct pollfd){.fd = s->stop[0], .events = POLLIN};
-    p[1] = (struct pollfd){.fd = s->is.listener, .events = POLLIN}; /* -1: ignored, as all */
-    for (int i = 0; i < waiting; i++)
-        p[2 + i] = (struct pollfd){.fd = s->pending[i].fd, .events = POLLIN};
+    const int waiting = ari_door_poll(&s->door, door);
+    struct pollfd *clients = door + waiting;
     for (int r = 0; r < s->size; r++)
         clients[r] = (struct pollfd){.fd = s->client[r].fd, .events = POLLIN};
-    if (poll(p, (nfds_t)(2 + waiting + s->size), patience_ms(s)) < 0 && errno != EINTR)
+    if (poll(p, (nfds_t)(1 + waiting + s->size), patience_ms(s)) < 0 && errno != EINTR)
         return false;
     for (int r = 0; r < s->size; r++) {
         if (clients[r].fd >= 0 && clients[r].revents && s->client[r].fd >= 0)
             receive(s, r);
     }
-    for (int i = waiting - 1; i >= 0; i--) { /* downwards: dropping one puts the last in its place */
-        if (p[2 + i].revents)
-            read_hello(s, i);
-    }
-    if (p[1].revents)
-        accept_one(s);
-    if (s->is.listener >= 0)
+    ari_door_serve(&s->door, door, waiting, admit, s);
+    if (s->door.listener >= 0)
         end_joining(s);
     if (s->asked && !s->failed && ari_now_ns() >= s->views_until_ns)
         report(s);
@@ -519,7 +461,7 @@ static ar_status begin(ari_server *s, int *own_fd)
     AR_TRY(ari_alloc_zero((void **)&s->client, (size_t)s->size, sizeof *s->client, "connections"));
     for (int r = 0; r < s->size; r++)
         s->client[r].fd = -1;
-    AR_TRY(ari_alloc((void **)&s->poll, (size_t)s->size + 2 + MOST_PENDING, sizeof *s->poll, "connections"));
+    AR_TRY(ari_alloc((void **)&s->poll, (size_t)s->size + 1 + ARI_DOOR_POLLED, sizeof *s->poll, "connections"));
     AR_TRY(ari_net_pair(s->stop));
     AR_TRY(ari_net_pair(pair));
     const ari_hello own = ari_hello_of(&s->is);
@@ -546,6 +488,7 @@ ar_status ari_server_create(ari_server **gives, int *own_fd, const ari_store_opt
     s->is = *o;
     s->size = o->size;
     s->missing = o->size - 1;
+    s->door = (ari_door){.listener = o->listener, .key = o->key};
     s->join_until_ns = ari_deadline_ns(ari_now_ns(), o->timeout_ns);
     s->stop[0] = s->stop[1] = -1;
     st = begin(s, own_fd);
@@ -569,7 +512,7 @@ void ari_server_destroy(ari_server *s)
     }
     while (s->values)
         forget(s, s->values);
-    close_port(s);
+    ari_door_close(&s->door);
     for (int i = 0; i < 2 && s->stop[0] >= 0; i++)
         close(s->stop[i]);
     free(s->client);

@@ -2,21 +2,14 @@
 #ifndef ARI_PROCESS_SERVER_H
 #define ARI_PROCESS_SERVER_H
 
+#include "process/handshake.h"
 #include "process/net.h"
 #include "process/store.h"
 
-/* What a client sends first; the magic tells it from what other programs send. */
-enum { ARI_NAME_BYTES = 96 };
-typedef struct ari_hello {
-    char magic[8];
-    uint32_t version, rank, size, unused;
-    uint64_t job;
-    char name[ARI_NAME_BYTES]; /* of the process, for reports */
-} ari_hello;
 /** That of this process. */
 ari_hello ari_hello_of(const ari_store_options *o);
 
-/* A message between the server and its clients after that: a head, then head.bytes of what the kind says. */
+/* A message between the server and its clients after the handshake: a head, then head.bytes of what the kind says. */
 typedef enum ari_message {
     ARI_MESSAGE_WELCOME = 1, /* to a client: all have come */
     ARI_MESSAGE_FAIL,        /* to the server: ari_store_verdict, text */
@@ -41,6 +34,7 @@ typedef struct ari_store_verdict {
     int32_t own;    /* to a client: it is about you */
 } ari_store_verdict;
 
+ari_message_head ari_message_head_of(ari_message kind, size_t bytes);
 /** Two parts in one message. */
 ari_net_end ari_message_write(int fd, ari_message kind, const void *a, size_t a_bytes, const void *b, size_t b_bytes,
                               const ari_net_limit *l);

@@ -17,9 +17,12 @@
 #define VERDICT_NS UINT64_C(1500000000)
 /* What the server's answer to those who join may take after the timeout: it says who is missing. */
 #define ANSWER_NS UINT64_C(300000000)
+/* Of a host and a port. */
+#define NOT_LET_IN \
+    "what listens at %.128s, port %d, has not let this process in for so long; process 0 knows who is missing"
 /* What claims to be longer is no message of ours. */
 #define LONGEST_MESSAGE ((uint64_t)1 << 40)
-enum { MAGIC = 0x616e7972, VERSION = 2 };
+enum { MAGIC = 0x616e7972, RETRY_MS = 50 };
 
 /* A value that this process waits for. */
 typedef struct wanted {
@@ -51,8 +54,7 @@ struct ari_store {
 
 ari_hello ari_hello_of(const ari_store_options *o)
 {
-    ari_hello h = {
-        .magic = "anyrank", .version = VERSION, .rank = (uint32_t)o->rank, .size = (uint32_t)o->size, .job = o->job};
+    ari_hello h = {.rank = (uint32_t)o->rank, .size = (uint32_t)o->size, .job = o->job};
     char host[64] = "";
     if (gethostname(host, sizeof host - 1) != 0 || !host[0])
         snprintf(host, sizeof host, "an unknown host");
@@ -60,10 +62,15 @@ ari_hello ari_hello_of(const ari_store_options *o)
     return h;
 }
 
+ari_message_head ari_message_head_of(ari_message kind, size_t bytes)
+{
+    return (ari_message_head){.magic = MAGIC, .kind = (uint32_t)kind, .bytes = bytes};
+}
+
 ari_net_end ari_message_write(int fd, ari_message kind, const void *a, size_t a_bytes, const void *b, size_t b_bytes,
                               const ari_net_limit *l)
 {
-    const ari_message_head head = {.magic = MAGIC, .kind = (uint32_t)kind, .bytes = a_bytes + b_bytes};
+    const ari_message_head head = ari_message_head_of(kind, a_bytes + b_bytes);
     ari_net_end end = ari_net_write(fd, &head, sizeof head, l);
     if (end == ARI_NET_OK)
         end = ari_net_write(fd, a, a_bytes, l);
@@ -318,23 +325,15 @@ static void set_flag(ari_store *s, bool *flag)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The connection has ended with this error number; 0: it was closed. */
-static void end_connection(ari_store *s, int error)
+static void end_connection(ari_store *s)
 {
-    char text[400];
     pthread_mutex_lock(&s->lock);
     const bool welcome = s->welcome, expected = s->all_bye;
     pthread_mutex_unlock(&s->lock);
-    if (welcome && !expected)
+    if (!welcome)
+        keep_failure(s, AR_ERR_IO, "process 0 has ended before all had come");
+    else if (!expected)
         keep_failure(s, AR_ERR_ABORTED, "rank 0 is gone: its connection was closed");
-    if (welcome)
-        return;
-    snprintf(text, sizeof text, "what listens at %.128s, port %d, %s", s->is.host, s->is.port,
-             error == EBADMSG ? "is no process 0 of this program: choose another port by ANYRANK_PORT, the same for "
-                                "all processes"
-                              : "closed the connection: process 0 has ended, or the port is another program's "
-                                "(ANYRANK_PORT chooses another one)");
-    keep_failure(s, AR_ERR_IO, text);
 }
 
 /* False: nothing more comes. */
@@ -344,7 +343,7 @@ static bool receive(ari_store *s)
     ari_message_head head;
     char *bytes = NULL;
     if (ari_message_read(s->fd, &head, &bytes, &l) != ARI_NET_OK) {
-        end_connection(s, errno);
+        end_connection(s);
         return false;
     }
     const size_t size = (size_t)head.bytes;
@@ -425,16 +424,47 @@ static void free_store(ari_store *s)
     free(s);
 }
 
+/* Why process 0 and this process do not belong together. */
+static ar_status turned_away(const ari_store *s, ari_heard heard)
+{
+    char text[256];
+    const char *host = s->is.host;
+    if (heard == ARI_HEARD_NOTHING)
+        return ar_error_set(AR_ERR_TIMEOUT, NOT_LET_IN, host, s->is.port);
+    if (heard == ARI_HEARD_PART)
+        return ar_error_set(AR_ERR_IO,
+                            "what listens at %.128s, port %d, closed the connection: process 0 has ended, or the port "
+                            "is another program's (ANYRANK_PORT chooses another one)",
+                            host, s->is.port);
+    if (heard == ARI_HEARD_STRANGER)
+        return ar_error_set(AR_ERR_IO,
+                            "what listens at %.128s, port %d, is no process 0 of this program: choose another port by "
+                            "ANYRANK_PORT, the same for all processes",
+                            host, s->is.port);
+    ari_heard_explain(text, sizeof text, heard, heard == ARI_HEARD_NO_KEY ? !s->is.key.is_set : s->is.key.is_set,
+                      "this process");
+    return ar_error_set(AR_ERR_ARG, "%s (process 0 at %.128s, port %d)", text, host, s->is.port);
+}
+
+/* Again where process 0, to which strangers may come by the hundred, made room for others. */
 static ar_status connect_to_server(ari_store *s, uint64_t deadline_ns)
 {
+    const ari_hello hello = ari_hello_of(&s->is);
+    ari_opening own;
     if (s->is.rank == 0)
         return ari_server_create(&s->server, &s->fd, &s->is);
-    const ari_hello hello = ari_hello_of(&s->is);
-    const ari_net_limit l = {.idle_ns = s->is.timeout_ns, .wake_fd = -1};
-    AR_TRY(ari_net_connect(&s->fd, s->is.host, s->is.port, deadline_ns));
-    return ari_net_write(s->fd, &hello, sizeof hello, &l) == ARI_NET_OK
-               ? AR_OK
-               : ar_error_set(AR_ERR_IO, "process 0 does not take what this process sends it");
+    for (;;) {
+        AR_TRY(ari_opening_make(&own, &s->is.key));
+        AR_TRY(ari_net_connect(&s->fd, s->is.host, s->is.port, deadline_ns));
+        const ari_heard heard = ari_handshake_ask(s->fd, &s->is.key, &own, &hello, deadline_ns);
+        if (heard == ARI_HEARD_PROCESS)
+            return AR_OK;
+        close(s->fd);
+        s->fd = -1;
+        if (heard != ARI_HEARD_PART || ari_now_ns() >= deadline_ns)
+            return turned_away(s, heard);
+        (void)poll(NULL, 0, RETRY_MS);
+    }
 }
 
 static ar_status join(ari_store *s)
@@ -447,10 +477,7 @@ static ar_status join(ari_store *s)
         return ar_error_set(AR_ERR_MEMORY, "no thread for what processes share: %s", strerror(rc));
     const uint64_t now = ari_now_ns(), end = ari_deadline_ns(deadline, ANSWER_NS);
     if (!changed_within(s, &s->welcome, end > now ? end - now : 0))
-        return ar_error_set(AR_ERR_TIMEOUT,
-                            "what listens at %.128s, port %d, has not let this process in for so long; "
-                            "process 0 knows who is missing",
-                            s->is.host, s->is.port);
+        return ar_error_set(AR_ERR_TIMEOUT, NOT_LET_IN, s->is.host, s->is.port);
     pthread_mutex_lock(&s->lock);
     const bool welcome = s->welcome; /* then a failure is one of what follows */
     pthread_mutex_unlock(&s->lock);

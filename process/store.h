@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "anyrank/process.h"
+#include "process/key.h"
 
 /* What processes share besides their data: values, and the end of the world. A thread of process 0, the server, keeps
  * the values; a thread of every process listens to it, also while the process computes or waits. The first failure ends
@@ -20,12 +21,13 @@ typedef struct ari_store_options {
     const char *host;    /* of process 0; borrowed until all have come */
     int port;
     int listener; /* process 0: the socket at that port, owned from then on; else not looked at */
+    ari_key key;  /* the same in all; none: whoever knows the job may come in */
 } ari_store_options;
 
 /** Collective: returns when all have come. Other programs that connect to the port are turned away, and keep no process
- *  waiting. Gives; ari_store_destroy. Errors, the same for all that have come: AR_ERR_TIMEOUT, naming who is missing;
- *  AR_ERR_ARG, two processes with one rank, another number of processes, another job; AR_ERR_ABORTED, one that came has
- *  gone; AR_ERR_IO; AR_ERR_MEMORY. */
+ *  waiting. Gives; ari_store_destroy. Errors, the same for all that have come: AR_ERR_TIMEOUT, naming who is missing and
+ *  that one had another key; AR_ERR_ARG, two processes with one rank, another number of processes; AR_ERR_ABORTED, one
+ *  that came has gone; AR_ERR_IO; AR_ERR_MEMORY. Of one alone: AR_ERR_ARG, another job, key or version. */
 AR_NODISCARD ar_status ari_store_create(ari_store **gives, const ari_store_options *o);
 /** Collective, unless the world has failed: then it waits for no other process. Accepts NULL. */
 void ari_store_destroy(ari_store *s);

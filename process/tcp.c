@@ -96,17 +96,37 @@ static void tcp_destroy(ar_process *p)
 static const ari_process_ops tcp_ops = {
     .name = "tcp", .broadcast = tcp_broadcast, .gather = tcp_gather, .abort = tcp_abort, .destroy = tcp_destroy};
 
-static ar_status join(ar_process *p, const ari_launch *l)
+/* Without a key the machine's own processes alone may come, unless all who reach the port are meant to. */
+static ar_status choose_reach(ari_launch *l, bool *loopback, const ari_key *key, bool open_store)
+{
+    *loopback = ari_net_is_loopback(l->host);
+    if (!*loopback && l->one_machine) {
+        snprintf(l->host, sizeof l->host, "127.0.0.1");
+        *loopback = true;
+    }
+    if (*loopback || key->is_set || open_store)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG,
+                        "MASTER_ADDR '%.128s' is no loopback address, and whoever reaches port %d could join the "
+                        "job: give all processes the same ANYRANK_JOB_KEY, or the same ANYRANK_JOB_KEY_FILE, or allow "
+                        "it by --open-store",
+                        l->host, l->port);
+}
+
+static ar_status join(ar_process *p, ari_launch *l)
 {
     ari_store_options o = {.rank = l->rank,
                            .size = l->size,
                            .job = l->job,
                            .timeout_ns = p->options.timeout_ns,
                            .host = l->host,
-                           .port = l->port,
                            .listener = -1};
+    bool loopback = false;
+    AR_TRY(ari_key_read(&o.key));
+    AR_TRY(choose_reach(l, &loopback, &o.key, p->options.open_store));
+    o.port = l->port;
     if (l->rank == 0)
-        AR_TRY(ari_net_listen(&o.listener, &o.port, l->host, l->port));
+        AR_TRY(ari_net_listen(&o.listener, &o.port, loopback ? l->host : NULL, l->port));
     return ari_store_create(&p->store, &o);
 }
 

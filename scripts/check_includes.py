@@ -7,9 +7,9 @@ bench lies between verify and cli. io stands on core, under models and verify; p
 and io; dump, which reads other people's tensors and per-rank files, on io and models; abi, what other languages load,
 on core, io and dump; plan, which says what a plan does, on models and sim/plan; comm, what moves data between ranks,
 on core; context, what a rank holds, on both, under placement and arith; process, how processes connect and agree, on
-core and comm; the communicators (sim, mpi, gpu/nccl) on both, mpi and gpu/nccl also on process, gpu/nccl also on what
-gpu tells of a device; process/transport, which chooses among these, on them; the baseline on the scalar definitions
-and the parsed config and nothing else. What predicts or checks collectives (sim/plan, the baseline,
+core, comm and io; the communicators (sim, mpi, gpu/nccl) on core and comm, mpi and gpu/nccl also on process, gpu/nccl
+also on what gpu tells of a device; process/transport, which chooses among these, on them; the baseline on the scalar
+definitions and the parsed config and nothing else. What predicts or checks collectives (sim/plan, the baseline,
 tests/sim/plain*.h) may not reach comm. Calls point the same way, whatever header declares the function. A type,
 function, enumerator or macro ar_* or ari_* is defined in one file. A file has at most 600 lines, a function 60, a
 folder 25 files. Every folder of sources has a rule, and every rule a folder.
@@ -51,7 +51,7 @@ ALLOWED = {
     "ref/baseline": [],
     "sim": ["ref/core", "ref/comm"],
     "sim/plan": ["ref/core"],  # and not what moves the data: its predictions would check themselves
-    "process": ["ref/core", "ref/comm"],
+    "process": ["ref/core", "ref/comm", "ref/io"],
     "process/transport": ["ref/core", "process", "mpi", "gpu/nccl"],
     "mpi": ["ref/core", "ref/comm", "process"],
     "gpu": ["ref/core", "ref/numerics"],
@@ -79,7 +79,7 @@ ALLOWED = {
               "ref/models", "ref/train", "sim/plan", "run", "dump", "verify"] + ROOMS,
     "bench/nccl": ["bench", "gpu", "gpu/nccl"],
     "examples": [],
-    "fuzz": ["ref/core", "ref/io", "ref/models", "dump"],
+    "fuzz": ["ref/core", "ref/io", "ref/models", "dump", "process"],
     "tests/sim": [],  # of the tests, PLAIN alone
 }
 

@@ -326,10 +326,11 @@ static ar_status check_device(const ari_nccl_world *w)
 
 /* --- the store, where the processes were not connected by sockets ------------------------------------------------- */
 
-/* What process 0 sends to the others. */
+/* What process 0 sends to the others. MPI's connections are not ours to guard: who has them has the key. */
 typedef struct invitation {
     int32_t port;
     uint64_t job;
+    ari_key key;       /* of this store alone */
     char host[2][128]; /* a name, and what it means on the machine of process 0 */
 } invitation;
 
@@ -380,8 +381,10 @@ static ar_status connect_store(ari_nccl_world *w, ar_process *p, ar_status ready
     ar_status st = ready;
     if (w->rank == 0 && st == AR_OK)
         st = ari_net_listen(&o.listener, &o.port, NULL, 0);
-    if (w->rank == 0 && st == AR_OK)
+    if (w->rank == 0 && st == AR_OK) {
         invite(&to, o.port);
+        st = ari_key_make(&to.key);
+    }
     st = agree_to_connect(w, p, st, &to);
     if (st != AR_OK) {
         if (o.listener >= 0)
@@ -389,6 +392,7 @@ static ar_status connect_store(ari_nccl_world *w, ar_process *p, ar_status ready
         return st;
     }
     o.job = to.job;
+    o.key = to.key;
     o.port = to.port;
     o.host = to.host[0];
     st = ari_store_create(&w->store, &o);

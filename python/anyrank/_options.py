@@ -90,6 +90,7 @@ class CheckOptions(typing.TypedDict, total=False):
     dump: Path
     transport: typing.Literal["sim", "mpi", "nccl"]
     share_gpus: bool
+    open_store: bool
     trace: Path
     timeline: Path
     cluster: Text
@@ -243,6 +244,8 @@ OPTIONS["check"] = {
         "starts is a rank (default sim)"),
     "share_gpus": Option('bool',
         "with --transport nccl: several processes may use one GPU (slow; for tests)"),
+    "open_store": Option('bool',
+        "with --transport nccl: let processes of other machines join without a job key"),
     "trace": Option('Path',
         "record the run for Perfetto (ui.perfetto.dev); one run only"),
     "timeline": Option('Path',
@@ -493,6 +496,7 @@ class TrainOptions(typing.TypedDict, total=False):
     inject: Text
     transport: typing.Literal["sim", "mpi", "nccl"]
     share_gpus: bool
+    open_store: bool
     trace: Path
     timeline: Path
     cluster: Text
@@ -657,6 +661,8 @@ OPTIONS["train"] = {
         "starts is a rank (default sim)"),
     "share_gpus": Option('bool',
         "with --transport nccl: several processes may use one GPU (slow; for tests)"),
+    "open_store": Option('bool',
+        "with --transport nccl: let processes of other machines join without a job key"),
     "trace": Option('Path',
         "record the run for Perfetto (ui.perfetto.dev); one run only"),
     "timeline": Option('Path',

@@ -11,6 +11,7 @@ in tests/.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -235,6 +236,27 @@ class NcclTest(unittest.TestCase):
             (status, out, err), = finish(start(("check", "gpt2-demo", "--tp", 2, *NCCL), 2, without(name), only=[rank]))
             self.assertNotEqual(status, 0)
             self.assertIn(f"{name} is not set", out + err)
+
+    def test_other_machines_join_with_a_key_or_where_they_are_let_in(self):
+        arguments = ("check", GOLDEN / "gpt2-tiny", "--dp", 2, *SMALL, *NCCL)
+
+        def others(key, rank, ranks, port):  # process 0 listens at all addresses
+            return {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "ANYRANK_JOB_KEY": key, "MASTER_PORT": port,
+                    "MASTER_ADDR": "127.0.0.1" if rank else "192.0.2.1"}
+
+        (status, out, err), = finish(start(arguments, 2, functools.partial(others, ""), only=[0]))
+        self.assertEqual(status, 2)
+        self.assertIn("give all processes the same ANYRANK_JOB_KEY, or the same ANYRANK_JOB_KEY_FILE, or allow it by "
+                      "--open-store", out + err)
+        for key, option in (("", ("--open-store",)), ("0123456789abcdef", ())):
+            ended = finish(start((*arguments, *option), 2, functools.partial(others, key)))
+            self.assertEqual([status for status, _, _ in ended], [0, 0], ended[0][2])
+
+    def test_an_open_store_is_of_processes_that_nccl_connects(self):
+        done = subprocess.run([COMMAND, "check", "gpt2-demo", "--open-store"], capture_output=True, text=True,
+                              stdin=subprocess.DEVNULL, timeout=1800, check=False, env=clean_environment())
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--open-store is for processes that NCCL connects: give --transport nccl", done.stderr)
 
     def test_without_nccl_it_says_what_to_install(self):
         extra = lambda rank: {"ANYRANK_NCCL": "/nonexistent/libnccl.so.2"}
