@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Drives the readers of other people's files with libFuzzer, under AddressSanitizer and UndefinedBehaviorSanitizer:
+# Drives the readers of other people's files, and of a connection's first bytes, with libFuzzer, under AddressSanitizer and
+# UndefinedBehaviorSanitizer:
 #   fuzz/run.sh [SECONDS [TARGET ...]]       processor seconds a target (default 60); all targets if none is named
 # Needs clang with libFuzzer (CC=clang-14). Builds in BUILD (default build/fuzz); what it finds stays there, and the
 # seeds in fuzz/corpus as they are. Ends with a line a target: inputs, coverage, corpus, findings.
@@ -10,7 +11,7 @@ build=${BUILD:-$root/build/fuzz}
 clang=${CC:-clang-14}
 seconds=${1:-60}
 shift || true
-[ $# -gt 0 ] || set -- safetensors header index config plan schedule map placement npy dump
+[ $# -gt 0 ] || set -- safetensors header index config plan schedule map placement npy dump handshake
 
 mkdir -p "$build"
 CC=$clang cmake -S "$root" -B "$build" -G Ninja -DANYRANK_TESTS=OFF -DANYRANK_CUDA=OFF -DANYRANK_OPENMP=OFF \

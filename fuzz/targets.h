@@ -3,8 +3,8 @@
 #define FUZZ_TARGETS_H
 
 /* What libFuzzer drives (fuzz/run.sh) and the tests replay (tests/io/fuzz_replay_main.c): each target takes any bytes
- * as one of the files that others write. It reads them or refuses them with a documented error, and then touches all of
- * what was read, so that a wrong pointer or length meets the sanitizer. */
+ * as one of the files that others write, or as what comes over a connection. It reads them or refuses them with a
+ * documented error, and then touches all of what was read, so that a wrong pointer or length meets the sanitizer. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -22,6 +22,7 @@
 #include "dump/dump.h"
 #include "dump/map.h"
 #include "dump/placement.h"
+#include "process/handshake.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 
@@ -417,6 +418,36 @@ static inline int fuzz_dump(const uint8_t *data, size_t size)
     return 0;
 }
 
+/* What a process or a stranger says first to process 0: behind two bytes, whether there is a key and the size of the
+ * pieces in which it comes. With the key, which it does not have, a stranger is let in as no one but the seed. */
+static inline int fuzz_handshake(const uint8_t *data, size_t size)
+{
+    const ari_key key = {.is_set = size > 0 && data[0] % 2 == 1, .at = "fuzz"};
+    const size_t piece = size > 1 ? 1 + (size_t)data[1] : 1;
+    ari_handshake *h = calloc(1, sizeof *h);
+    ari_heard heard = ARI_HEARD_PART;
+    fuzz_expect(h != NULL && ari_opening_make(&h->own, &key) == AR_OK, "no handshake");
+    memset(h->own.nonce, 7, sizeof h->own.nonce);
+    for (size_t at = 2; at < size && (heard == ARI_HEARD_PART || heard == ARI_HEARD_OPENING);) {
+        size_t n = ari_handshake_wants(h) < piece ? ari_handshake_wants(h) : piece;
+        n = n < size - at ? n : size - at;
+        fuzz_expect(n > 0 && h->have + n <= sizeof h->heard, "more is wanted than there is room for");
+        memcpy((char *)&h->heard + h->have, data + at, n);
+        at += n;
+        heard = ari_handshake_hear(h, &key, n);
+    }
+    const ari_hello *hello = &h->heard.answer.hello;
+    if (heard == ARI_HEARD_PROCESS)
+        fuzz_expect(h->have == sizeof h->heard && memchr(hello->name, 0, sizeof hello->name) != NULL &&
+                        (!key.is_set || strcmp(hello->name, "seed") == 0),
+                    "a stranger was let in");
+    char why[256] = "";
+    ari_heard_explain(why, sizeof why, heard, key.is_set, "another process");
+    fuzz_expect(why[0] != '\0' && memchr(why, 0, sizeof why) != NULL, "no words");
+    free(h);
+    return 0;
+}
+
 typedef struct fuzz_target {
     const char *name;
     int (*run)(const uint8_t *data, size_t size);
@@ -430,7 +461,8 @@ static const fuzz_target fuzz_targets[] = {{"safetensors", fuzz_safetensors},
                                            {"map", fuzz_map},
                                            {"placement", fuzz_placement},
                                            {"npy", fuzz_npy},
-                                           {"dump", fuzz_dump}};
+                                           {"dump", fuzz_dump},
+                                           {"handshake", fuzz_handshake}};
 #define FUZZ_TARGETS (sizeof fuzz_targets / sizeof fuzz_targets[0])
 
 #endif
