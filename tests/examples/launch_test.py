@@ -137,6 +137,26 @@ class Lines(LaunchTest):
                 self.assertEqual(of, sorted(f"rank={8 * node + i} of {8 * nodes} local={i} at n1:7" for i in range(8)))
             self.assertEqual(sum(line.startswith("anyrank plan ") for line in lines), int(node == 0))
 
+    def test_all_machines_have_one_new_key_of_their_owner_s_alone(self):
+        self.put("anyrank", '#!/bin/sh\n[ "$1" = plan ] || echo "$ANYRANK_JOB_KEY $(cat "$ANYRANK_JOB_KEY_FILE")" >> "$RECORD"\n')
+        keys = set()
+        for out in ("one", "two"):
+            started = [self.start("processes.sh", "llama-demo", NODES=3, NODE_RANK=node, OUT=self.folder / out)
+                       for node in range(3)]
+            self.assertEqual([(process.communicate(timeout=1800)[1], process.returncode) for process in started],
+                             [("", 0)] * 3)
+            known = (self.folder / "record").read_text(encoding="utf-8").splitlines()
+            (self.folder / "record").unlink()
+            self.assertEqual((len(known), len(set(known))), (3 * 2 * 2, 1))
+            self.assertRegex(known[0], "^ [0-9a-f]{64}$")
+            keys.add(known[0])
+            self.assertEqual([path.name for path in (self.folder / out).glob("job-key*")], ["job-key"])
+            self.assertEqual((self.folder / out / "job-key").stat().st_mode & 0o777, 0o600)
+        self.assertEqual(len(keys), 2)
+        self.run_launcher("processes.sh", "llama-demo", OUT=self.folder / "three", ANYRANK_JOB_KEY="given by the user")
+        self.assertEqual(set((self.folder / "record").read_text(encoding="utf-8").splitlines()), {"given by the user "})
+        self.assertFalse((self.folder / "three/job-key").exists())
+
     def test_without_arguments_they_say_what_is_missing(self):
         for launcher in ("processes.sh", "torchrun.sh", "mpirun.sh", "slurm.sbatch"):
             status, _, err = self.run_launcher(launcher, NODES=2, SLURM_JOB_NUM_NODES=2, SLURM_NTASKS_PER_NODE=2)
