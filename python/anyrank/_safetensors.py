@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import mmap
@@ -37,8 +38,17 @@ class Writer:
         self._room = room
         self._entries: dict[str, dict[str, typing.Any]] = {}
         self._at = 0
-        self._file: typing.BinaryIO = open(self._half, "wb")
+        with self._writing():
+            self._file: typing.BinaryIO = open(self._half, "wb")
         self._file.seek(8 + room)
+
+    @contextlib.contextmanager
+    def _writing(self) -> typing.Iterator[None]:
+        """Names the file where the system does not write to it, as a full disk."""
+        try:
+            yield
+        except OSError as error:
+            raise AnyrankError(f"{self.path}: {error.strerror}") from error
 
     def add(self, name: str, dtype: str, shape: typing.Sequence[int], data: typing.Any) -> None:
         """data: a contiguous buffer of that many bytes."""
@@ -54,7 +64,8 @@ class Writer:
         start = self._at
         for part in parts:
             view = memoryview(part).cast("B")
-            self._file.write(view)
+            with self._writing():
+                self._file.write(view)
             self._at += view.nbytes
         if self._at - start != math.prod(shape) * SIZES[dtype]:
             raise ValueError(f"{name}: {self._at - start} bytes, {dtype} of shape {list(shape)} has "
@@ -66,12 +77,13 @@ class Writer:
         header: dict[str, typing.Any] = {"__metadata__": metadata} if metadata else {}
         header.update(self._entries)
         text = json.dumps(header).encode()
-        if len(text) > self._room:
-            self._move(-(-len(text) // 8) * 8)
-        self._file.seek(0)
-        self._file.write(self._room.to_bytes(8, "little") + text.ljust(self._room))
-        self._file.close()
-        os.replace(self._half, self.path)
+        with self._writing():
+            if len(text) > self._room:
+                self._move(-(-len(text) // 8) * 8)
+            self._file.seek(0)
+            self._file.write(self._room.to_bytes(8, "little") + text.ljust(self._room))
+            self._file.close()
+            os.replace(self._half, self.path)
 
     def _move(self, room: int) -> None:
         """Moves the tensors' bytes to behind a larger header, from the last on."""
@@ -91,7 +103,7 @@ class Writer:
 
     def discard(self) -> None:
         """Removes what was written, after an error."""
-        if not self._file.closed:
+        with contextlib.suppress(OSError):  # what is left in memory finds no room either
             self._file.close()
         if os.path.exists(self._half):
             os.remove(self._half)

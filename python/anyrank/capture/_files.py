@@ -48,7 +48,10 @@ class RankFiles:
         self.current: dict[int, int] = {}  # of each micro-batch: the file that it is written to
 
     def _open(self, part: int) -> int:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AnyrankError(f"{self.folder}: {error.strerror}") from error
         path = self.folder / rank_file(self.rank, len(self.writers))
         self.writers.append(Writer(path, room=self.entries * (ENTRY_BYTES + NAME_BYTES)))
         self.held.append([])

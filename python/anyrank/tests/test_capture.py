@@ -394,6 +394,22 @@ class Types(CaptureCase):
             data = bytes(entry_of(t).data)
         self.assertEqual(data, b"".join(bytes(entry_of(x).data)[::-1] for x in t))
 
+    def test_a_full_disk_is_an_error_with_the_file(self) -> None:
+        import resource
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        model = nn.Linear(64, 64)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, before)
+        for room in (1 << 10, (1 << 14) + 50_000):  # none for the first tensor; for some that are still in memory
+            with self.assertRaisesRegex(AnyrankError, r"dump/rank-00000.safetensors: File too large"):
+                with anyrank.capture(model, self.path / "dump"):
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))  # as a disk that is full
+                    model(torch.ones(1, 64)).sum().backward()
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            self.assertFalse(list((self.path / "dump").iterdir()))
+        (self.path / "file").write_text("")
+        with self.assertRaisesRegex(AnyrankError, "file: File exists"), anyrank.capture(model, self.path / "file"):
+            model(torch.ones(1, 64))
+
     def test_a_type_that_files_lack_is_an_error(self) -> None:
         model = nn.Linear(2, 2).to(torch.complex128)
         with self.assertRaisesRegex(AnyrankError, "weight:init: tensors of torch.complex128"):
