@@ -22,7 +22,7 @@ from anyrank._errors import AnyrankError
 from anyrank.capture import _patches
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._listen import Listener, Pass, in_backward, local_of, loss_of, tensors_of, version_of, whole_of
-from anyrank.capture._model import groups_of, parameters_of, unwrapped
+from anyrank.capture._model import DTensor, groups_of, parameters_of, unwrapped
 from anyrank.capture._places import Whole
 from anyrank.capture._record import Record
 from anyrank.capture._spec import Spec
@@ -353,10 +353,15 @@ class Capture:
             self._record.reserve(self._at(name, self._step))
 
     def take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, per_sample: bool) -> None:
-        if self._record is None or not self._running or not self._wanted(name):
+        if self._record is None or not self._running:
             return
-        local = local_of(tensor)
-        divided = self._spec.dims_of(name).get("dp", 0) is not None
+        self._record.seen.add(name)
+        if not self._wanted(name):
+            return
+        local, told = local_of(tensor), self._spec.dims_of(name)
+        if set(told) - {"dp"} and not isinstance(tensor, DTensor):
+            whole = None  # was worked out from a DTensor that it was made of, and the spec knows better
+        divided = told.get("dp", 0) is not None
         if name.endswith(":bwd") and self._record.groups.mean and divided:
             local = local / self._record.groups.mesh.size(self._record.groups.mean)
         self._record.add(name, self._at(name, self._step), local, whole, per_sample, of.number,
@@ -421,6 +426,8 @@ class Capture:
                 (self._only is None or any(fnmatch.fnmatchcase(name, glob) for glob in self._only)))
 
     def _keep(self, name: str, tensor: torch.Tensor, whole: Whole | None, step: int | None = None) -> None:
+        if self._record is not None:
+            self._record.seen.add(name)
         if self._record is not None and self._wanted(name):
             self._record.add(name, self._at(name, step or self._step), local_of(tensor), whole, False, 0)
 

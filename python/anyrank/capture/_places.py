@@ -36,8 +36,13 @@ class Part(typing.NamedTuple):
 
     shape: Shape
     runs: tuple[tuple[Run, ...], ...]
-    known: tuple[str, ...]  # the dimensions of the run's mesh that the DTensor knows of
+    known: dict[str, int | None]  # the dimensions of the run's mesh that the DTensor knows of, and which they divide
     partial: tuple[str, ...]
+
+    def fronted(self, dim: int) -> Part:
+        """The same with one of its dimensions in front."""
+        order = [dim, *(i for i in range(len(self.shape)) if i != dim)]
+        return self._replace(shape=tuple(self.shape[i] for i in order), runs=tuple(self.runs[i] for i in order))
 
 
 # --- DTensors ---------------------------------------------------------------------------------------------------------
@@ -88,11 +93,12 @@ def part_of(mesh: Mesh, whole: Whole, local: Shape, what: str) -> Part:
     if at is None:
         raise AnyrankError(f"{what}: this rank is not in the DTensor's mesh {whole.mesh}")
     runs = runs_of(whole, at)
-    known: list[str] = []
+    known: dict[str, int | None] = {}
     partial: list[str] = []
     for line, placement in zip(lines_of_device_mesh(whole.mesh), whole.placements):
         names = mesh.covered(line.ranks, f"{what}: dimension {line.name!r} of a DTensor's mesh")
-        known += names
+        cut = None if placement.is_partial() else getattr(placement, "dim", None)
+        known.update(dict.fromkeys(names, None if cut is None else cut % len(whole.shape)))
         if placement.is_partial():
             kind = getattr(placement, "reduce_op", "sum")
             if kind not in ("sum", "avg"):
@@ -102,8 +108,7 @@ def part_of(mesh: Mesh, whole: Whole, local: Shape, what: str) -> Part:
     if held != local:
         raise AnyrankError(f"{what}: by its placements {whole.placements} this rank has {list(held)} of the DTensor "
                            f"{list(whole.shape)}, it has {list(local)}")
-    return Part(whole.shape, tuple(tuple(r) for r in runs), tuple(mesh.ordered(known)),
-                tuple(mesh.ordered(partial)))
+    return Part(whole.shape, tuple(tuple(r) for r in runs), known, tuple(mesh.ordered(partial)))
 
 
 def boxes_of_runs(runs: typing.Sequence[typing.Sequence[Run]], what: str) -> list[Box]:
@@ -138,12 +143,32 @@ class Rule(typing.NamedTuple):
     dims: dict[str, int]
     blocks: tuple[int, ...]
     copies: int
+    zigzag: tuple[str, ...]  # of the dimensions of the mesh
 
 
 def check_packed(name: str, told: dict[str, typing.Any], sizes: dict[str, int]) -> None:
     if looks_packed(name) and told.get("tp") is not None and "blocks" not in told and sizes.get("tp", 1) > 1:
         raise AnyrankError(f"{name} looks like several tensors packed in one; say their relative sizes, such as "
                            '"blocks": [1, 1, 1], or "blocks": None where one cut goes straight through all of it')
+
+
+def check_told(name: str, part: Part, told: dict[str, typing.Any], partial: typing.Sequence[str],
+               sizes: dict[str, int]) -> None:
+    """An error where the spec contradicts what a DTensor says of itself."""
+    for key, dim in told.items():
+        own = part.known.get(key)
+        if key == "blocks" and dim or key == "copies":
+            raise AnyrankError(f"{name}: is a DTensor, of whose parts {key!r} in the spec cannot be true; a glob before "
+                               "this one can leave it out: {}")
+        if key not in part.known or sizes[key] == 1:
+            continue
+        if key in told.get("zigzag", ()) or own != (None if dim is None else dim % len(part.shape)):
+            says = "divides no dimension" if own is None else f"divides dimension {own}"
+            raise AnyrankError(f"{name}: by its DTensor {key} {says}{' straight' if key in told.get('zigzag', ()) else ''}, "
+                               f"the spec says {dim}; a glob before this one can leave it out: {{}}")
+    wrong = [key for key in partial if key in part.known and key not in part.partial and sizes[key] > 1]
+    if wrong:
+        raise AnyrankError(f"{name}: is partial over {wrong[0]} by the spec, and not by its DTensor")
 
 
 class Spread(typing.NamedTuple):
@@ -217,3 +242,18 @@ def boxes_of_blocks(name: str, blocks: typing.Sequence[int], dim: int, local: Sh
         boxes.append(Box(tuple(first), tuple(start), tuple(extent)))
         full, at = full + place.full // total * share, at + extent[dim]
     return boxes
+
+
+def zigzag_boxes(mesh: Mesh, name: str, over: str, dim: int, box: Box, local: Shape, full: int) -> list[Box]:
+    """The two boxes of a rank that has, of 2n equal pieces along a dimension, the i-th from either end."""
+    ranks, at = mesh.along([over])
+    piece = local[dim] // 2
+    if box.extent[dim] != local[dim] or 2 * piece * len(ranks) != full:
+        raise AnyrankError(f"{name}: {local[dim]} of {full} along dimension {dim} are not two of {2 * len(ranks)} equal "
+                           f"pieces, as a zigzag over {over} has them")
+    out = []
+    for start, index in ((0, at), (piece, 2 * len(ranks) - 1 - at)):
+        first, inner, extent = list(box.full), list(box.local), list(box.extent)
+        first[dim], inner[dim], extent[dim] = index * piece, start, piece
+        out.append(Box(tuple(first), tuple(inner), tuple(extent)))
+    return out

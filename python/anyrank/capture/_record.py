@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import pathlib
 import typing
+import warnings
 
 import torch
 
@@ -15,8 +17,8 @@ from anyrank.capture._files import Placed, RankFiles
 from anyrank.capture._mesh import TOLD
 from anyrank.capture._model import Groups
 from anyrank.capture._places import (Box, Part, Rule, Shape, Whole, boxes_of_blocks, boxes_of_runs, check_packed,
-                                     dealt_boxes, part_of, sample_starts, spread)
-from anyrank.capture._spec import Spec
+                                     check_told, dealt_boxes, part_of, sample_starts, spread, zigzag_boxes)
+from anyrank.capture._spec import EXTRAS, Spec
 
 
 class Value:
@@ -45,7 +47,7 @@ class Value:
 
     def extents(self) -> Shape:
         """Of all its micro-batches, before the mesh's other ranks come to it."""
-        shape = self.whole.shape if self.whole else next(iter(self.parts.values()))[1]
+        shape = self.part.shape if self.part else next(iter(self.parts.values()))[1]
         return (sum(self.rows()), *shape[1:]) if len(self.parts) > 1 else tuple(shape)
 
 
@@ -60,6 +62,7 @@ class Record:
         self.scalars: dict[str, list[torch.Tensor]] = {}
         self.sums: set[str] = set()  # scalars whose micro-batches add up
         self.norms: dict[str, tuple[float, float, list[str], torch.dtype]] = {}
+        self.seen: set[str] = set()  # names of tensors, without their step, also of those that are not kept
 
     # --- as they come -------------------------------------------------------------------------------------------------
 
@@ -83,17 +86,23 @@ class Record:
             if value.samples is not None and batch:
                 value.unit = max(1, tensor.shape[value.samples] // batch)
             if whole is not None:
-                value.part = part_of(self.groups.mesh, whole, tuple(tensor.shape), name)
-                if value.samples is not None and value.part.runs[0] != ((0, whole.shape[0]),):
-                    value.samples = None
+                value.part = self._part(value, whole, tuple(tensor.shape), name)
         self._write(name, value, tensor, part)
+
+    def _part(self, value: Value, whole: Whole, local: Shape, name: str) -> Part:
+        """A DTensor's part, which the spec may not contradict, with the samples in front as they are written."""
+        part = part_of(self.groups.mesh, whole, local, name)
+        base = value.base
+        check_told(name, part, self.spec.dims_of(base), self.spec.partial_of(base), self.groups.mesh.sizes)
+        if value.samples is not None and part.runs[value.samples] != ((0, whole.shape[value.samples]),):
+            value.samples = None
+        return part if value.samples is None else part.fronted(value.samples)
 
     def _samples(self, value: Value) -> int | None:
         """The dimension of an activation's samples; None: it has none."""
         if value.base.rsplit(":", 1)[1] not in ("fwd", "bwd") or value.ndim == 0:
             return None
-        told = {} if value.whole else self.spec.dims_of(value.base)
-        dim = told.get("dp", 0 if value.per_sample else None)
+        dim = self.spec.dims_of(value.base).get("dp", 0 if value.per_sample else None)
         return None if dim is None else value.written(dim)
 
     def _write(self, name: str, value: Value, tensor: torch.Tensor, part: int) -> None:
@@ -142,26 +151,26 @@ class Record:
     def _rule(self, name: str, value: Value) -> Rule:
         """What shares out a tensor besides what a DTensor knows."""
         mesh, data = self.groups.mesh, self.groups.data
-        told = {} if value.whole or not value.ndim else self.spec.dims_of(name)
-        known = value.part.known if value.part else ()
+        told = self.spec.dims_of(name) if value.ndim else {}
+        known = value.part.known if value.part else {}
         dims: dict[str, int | None] = {n: 0 for n in data if mesh.sizes[n] > 1} if value.per_sample else {}
-        check_packed(name, told, mesh.sizes)
+        if value.part is None:
+            check_packed(name, told, mesh.sizes)
         for key, dim in told.items():
-            if key in ("blocks", "copies"):
+            if key in EXTRAS:
                 continue
             for n in data if key == "dp" and key not in mesh.sizes else [key]:
                 dims[n] = None if dim is None else value.written(dim)
         kept = {n: d for n, d in dims.items() if d is not None and n in mesh.sizes and n not in known}
-        return Rule(kept, tuple(told.get("blocks") or ()), told.get("copies", 1))
+        zigzag = tuple(n for n in told.get("zigzag", ()) if n in kept and mesh.sizes[n] > 1)
+        return Rule(kept, tuple(told.get("blocks") or ()), told.get("copies", 1), zigzag)
 
     def _place(self, name: str, value: Value, told: list[Shape | None],
                rows: list[list[int] | None]) -> dict[int, Placed]:
         """Where its parts are: by file."""
         mesh, rule = self.groups.mesh, self._rule(name, value)
-        partial = list(value.part.partial) if value.part else self.spec.partial_of(name)
-        if value.mean:
-            partial = self._mean_dims()
-        partial = [n for n in partial if n in mesh.sizes]
+        partial = [*(value.part.partial if value.part else ()), *self.spec.partial_of(name)]
+        partial = self._mean_dims() if value.mean else mesh.ordered(partial)
         places = spread(mesh, name, rule, told, self.groups.data, value.ndim)
         shape, offset = list(value.extents()), [0] * value.ndim
         for dim, place in places.items():
@@ -185,6 +194,9 @@ class Record:
                 boxes = boxes_of_blocks(name, rule.blocks, dim, local, tuple(offset), places[dim])
             else:
                 boxes = [Box(tuple(offset), (0,) * value.ndim, local)]
+            for n in rule.zigzag:
+                dim = rule.dims[n]
+                boxes = [half for box in boxes for half in zigzag_boxes(mesh, name, n, dim, box, local, places[dim].full)]
             if dealt:
                 boxes = [one for box in boxes for one in dealt_boxes(mesh, over, box, before, value.unit)]
                 before += local[0] // value.unit
@@ -206,7 +218,8 @@ class Record:
         self.end_step()
         mine = {"mesh": list(mesh.sizes.items()), "norms": {name: norm[0] for name, norm in self.norms.items()},
                 "shapes": {name: value.extents() for name, value in self.values.items()},
-                "rows": {name: value.rows() for name, value in self.values.items() if len(value.parts) > 1}}
+                "rows": {name: value.rows() for name, value in self.values.items() if len(value.parts) > 1},
+                "unmatched": self.spec.unmatched(self.seen)}
         told = exchange.tell(mine)
         alone = len(told) < mesh.world  # then the others are taken to have as much
         told = [mine] * mesh.world if alone else told
@@ -214,6 +227,7 @@ class Record:
             if [tuple(dim) for dim in other["mesh"]] != mine["mesh"]:
                 raise AnyrankError(f"rank {rank} found the mesh {dict(other['mesh'])}, rank {mesh.rank} {mesh.sizes}; "
                                    f"{TOLD}")
+        self._warn(set.intersection(*(set(other["unmatched"]) for other in told)))
         self._add_norms(told)
         shapes = [{name: tuple(shape) for name, shape in other["shapes"].items()} for other in told]
         places: list[dict[str, Placed]] = [{} for _ in self.files.writers]
@@ -227,6 +241,13 @@ class Record:
         order = [name for name in self.order if name in self.values]
         said = {"rank": mesh.rank, "world": mesh.world, "mesh": list(mesh.sizes.items()), "at": mesh.at(mesh.rank)}
         return self.files.close(said, places, order, metadata)
+
+    def _warn(self, unmatched: set[str]) -> None:
+        if unmatched and self.groups.mesh.rank == 0 and self.groups.mesh.world > 1:
+            near = {glob: difflib.get_close_matches(glob, self.seen, 1, 0.4) for glob in sorted(unmatched)}
+            globs = ", ".join(repr(glob) + (f" (the nearest is {names[0]!r})" if names else "")
+                              for glob, names in near.items())
+            warnings.warn(f"{self.spec.where}: no tensor of this run has a name that matches {globs}", stacklevel=2)
 
     def _count_copies(self, exchange: Alone | Store, places: list[dict[str, Placed]]) -> None:
         """Ranks that hold the same part of the same sum hold copies of it."""

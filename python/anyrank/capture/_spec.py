@@ -2,7 +2,7 @@
 """What a user says of a run that its model does not: spec=, a dictionary or a JSON file.
 
     {"mesh": {"dp": 2, "tp": 4},                               outermost dimension first
-     "shard": {"*.q_proj.weight:*": {"tp": 0}, "*.q_proj:fwd": {"tp": -1}},
+     "shard": {"*.q_proj.weight:*": {"tp": 0}, "*.q_proj:fwd": {"tp": -1}, "*:fwd": {"cp": {"dim": 1, "zigzag": True}}},
      "partial": {"*.q_proj:bwd": "tp"},
      "mean_over": "dp",
      "samples": "by_micro_batch"}
@@ -27,6 +27,7 @@ from anyrank._errors import AnyrankError
 KEYS = ("mesh", "shard", "partial", "mean_over", "samples", "tensors", "version", "note")
 USUAL = ("dp", "tp", "cp", "pp", "ep")  # may be said of a run that lacks them: one program serves one rank and many
 SAMPLES = ("by_micro_batch", "by_rank", "dealt")
+EXTRAS = ("blocks", "copies", "zigzag")  # what a `shard` has besides dimensions; zigzag: those that are cut so
 RULE_KEYS = ("match", "shard", "partial", "blocks", "copies", "note")
 Names = typing.Union[str, typing.Sequence[str], None]
 
@@ -105,8 +106,14 @@ class Spec:
                 good, right = whole and value > 0, "an integer from 1"
             else:
                 good, right = whole or value is None, "a dimension of the tensor, or None"
+                if isinstance(value, dict):
+                    good = set(value) == {"dim", "zigzag"} and isinstance(value["dim"], int) and value["zigzag"] is True
+                    right = "as {'dim': 1, 'zigzag': True}"
             if not good:
                 raise AnyrankError(f"{where}: {key!r} is {value!r}, which has to be {right}")
+        cut = {key: value for key, value in dims.items() if isinstance(value, dict)}
+        if cut:
+            dims = {**dims, **{key: value["dim"] for key, value in cut.items()}, "zigzag": tuple(cut)}
         self.shard.append((glob, dims))
 
     def _add_rule(self, rule: typing.Any) -> None:
@@ -132,10 +139,17 @@ class Spec:
         name = name.split("@")[0]
         return next((dims for glob, dims in self.partial if fnmatch.fnmatchcase(name, glob)), [])
 
+    def unmatched(self, names: typing.Collection[str]) -> list[str]:
+        """The globs that match none of these names, of kinds that are among them."""
+        kinds = {name.rsplit(":", 1)[-1] for name in names}
+        globs = dict.fromkeys(glob for glob, _ in [*self.shard, *self.partial])
+        return [glob for glob in globs if any(fnmatch.fnmatchcase(kind, glob.rsplit(":", 1)[-1]) for kind in kinds)
+                and not any(fnmatch.fnmatchcase(name, glob) for name in names)]
+
     def check(self, sizes: dict[str, int]) -> None:
         """Refuses dimensions that the mesh does not have."""
         for glob, dims in self.shard:
-            self._check_dims(f"shard of {glob!r}", [dim for dim in dims if dim not in ("blocks", "copies")], sizes)
+            self._check_dims(f"shard of {glob!r}", [dim for dim in dims if dim not in EXTRAS], sizes)
         for glob, names in self.partial:
             self._check_dims(f"partial of {glob!r}", names, sizes)
         self._check_dims("mean_over", self.mean_over or [], sizes)

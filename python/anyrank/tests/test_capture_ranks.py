@@ -7,6 +7,7 @@ import pathlib
 import typing
 import unittest
 import unittest.mock
+import warnings
 
 import anyrank
 from anyrank import AnyrankError, ranks
@@ -196,6 +197,41 @@ class Placed(FolderCase):
         report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-5, atol=1e-6)
         self.assertTrue(report.ok and report.compared == 6, str(report))
 
+    def test_samples_behind_the_tokens_of_dtensors(self) -> None:
+        def run(rank: int, folder: pathlib.Path) -> None:
+            from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+            if rank >= 0:
+                parallelize_module(model, mesh_of((2,), ("tp",)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+            with anyrank.capture(model, folder, spec={"shard": {"?:?wd": {"dp": 1}}}):
+                model(torch.randn(5, 2, 4)).square().mean().backward()
+        run(-1, self.path / "one")
+        ranks.spawn(2, run, self.path / "many", timeout=3600)
+        report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-6)
+        self.assertTrue(report.ok, str(report))
+        self.assertEqual(read(self.path / "one" / "rank-00000.safetensors")[0]["0:fwd"].shape, (2, 5, 6))
+
+    def test_a_zigzag_is_put_together(self) -> None:
+        """Tokens of two ranks, and of two micro-batches: of four pieces rank 0 has the outer two."""
+        torch.manual_seed(0)
+        model, x = nn.Linear(3, 3), torch.randn(4, 8, 3)
+        shard = {"*:fwd": {"cp": {"dim": 1, "zigzag": True}}, "*:bwd": {"cp": {"dim": -2, "zigzag": True}}}
+        net = nn.Sequential(nn.Tanh(), model)
+        for rank, tokens in ((None, range(8)), (0, [0, 1, 6, 7]), (1, [2, 3, 4, 5])):
+            one = rank is None
+            with anyrank.capture(net, self.path / ("one" if one else "many"), rank=rank, values=["fwd", "bwd"],
+                                 spec={} if one else {"mesh": {"cp": 2}, "shard": shard}, only=["0:*", "1:*"]):
+                for part in x.chunk(2) if one else x[:, list(tokens)].chunk(2):
+                    net(part.clone().requires_grad_()).square().sum().backward()
+        report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-5, atol=1e-6)
+        self.assertTrue(report.ok and report.compared == 4, str(report))
+        for dim, words in ((0, "are not two of 4 equal pieces"), ("1", "as {'dim': 1, 'zigzag': True}")):
+            with self.assertRaisesRegex(AnyrankError, words), anyrank.capture(
+                    model, self.path / "no", rank=0,
+                    spec={"mesh": {"cp": 2}, "shard": {"weight:*": {"cp": {"dim": dim, "zigzag": True}}}}):
+                model(x)
+
     def test_many_tensors_go_to_several_files_in_one_order(self) -> None:
         torch.manual_seed(0)
         train(Model(), self.path / "one", None, micro=2)
@@ -323,6 +359,36 @@ class Failing(FolderCase):
         (said, *_) = ranks.spawn(4, run, self.path / "dump")
         self.assertIn("the mesh {'dp': 2} has 2 ranks, the run has 4", said[0])
         self.assertEqual(len(said), 1)  # the other names the same lines differently
+
+    def test_a_spec_that_contradicts_a_dtensor_or_matches_nothing_is_said(self) -> None:
+        def said(folder: pathlib.Path, spec: typing.Any) -> str:
+            model = tensor_parallel(Model(), mesh_of((2,), ("tp",)))
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    with anyrank.capture(model, folder, spec=spec):
+                        model(torch.zeros(2, 3, dtype=torch.long)).sum().backward()
+                except AnyrankError as error:
+                    return str(error)
+            return "\n".join(str(one.message) for one in caught if "matches" in str(one.message))
+
+        up, down = "blocks.?.1.weight:*", "blocks.?.3.weight:*"
+        specs: list[tuple[typing.Any, str]] = [
+            ({"shard": {up: {"tp": 0}, down: {"tp": -1}, "*.1:fwd": {"tp": 2}}}, ""),
+            ({"shard": {up: {"tp": 1}}}, "blocks.0.1.weight:init: by its DTensor tp divides dimension 0, the spec says 1"),
+            ({"shard": {up: {"tp": None}}}, "by its DTensor tp divides dimension 0, the spec says None"),
+            ({"shard": {"blocks.?.3.bias:*": {"tp": 0}}}, "by its DTensor tp divides no dimension, the spec says 0"),
+            ({"shard": {up: {"tp": {"dim": 0, "zigzag": True}}}}, "tp divides dimension 0 straight"),
+            ({"shard": {up: {"tp": 0, "blocks": [2, 1]}}}, "of whose parts 'blocks' in the spec cannot be true"),
+            ({"partial": {down: "tp"}}, "blocks.0.3.weight:init: is partial over tp by the spec, and not by its DTensor"),
+            ({"shard": {"block.?.1.weight:init": {"tp": 0}, "*:v": {"tp": 0}}},
+             "matches 'block.?.1.weight:init' (the nearest is 'blocks.")]
+
+        def run(rank: int, folder: pathlib.Path) -> list[str]:
+            return [said(folder, spec) for spec, _ in specs]
+        found = ranks.spawn(2, run, self.path / "dump", timeout=3600)[0]
+        for text, (spec, words) in zip(found, specs):
+            self.assertTrue(words in text and bool(words) == bool(text), (spec, text))
 
     def test_flat_parameters_are_refused(self) -> None:
         def run(_rank: int, folder: pathlib.Path) -> str:
