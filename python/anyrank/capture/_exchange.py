@@ -35,8 +35,8 @@ class Alone:
 
 
 class Store:
-    """The exchange of one capture, which all ranks know by its folder, as they spell it, and how many there were into it
-    before: what a rank makes alone does not speak in another's."""
+    """The exchange of one capture, which all ranks know by its folder, as they spell it, and how many there were into
+    it before: what a rank makes alone does not speak in another's."""
 
     def __init__(self, rank: int, world: int, timeout: float, folder: str) -> None:
         from torch.distributed.distributed_c10d import _get_default_store
@@ -70,8 +70,8 @@ class Store:
                 pause = min(2 * pause, LONGEST_PAUSE)
         except RuntimeError as error:
             why = f"before the process group's store was gone ({str(error).splitlines()[0]})"
-        raise AnyrankError(f"rank {rank} did not come to the end of the capture {why}: every rank has to capture, and to "
-                           "leave the block")
+        raise AnyrankError(f"rank {rank} did not come to the end of the capture {why}: every rank has to capture, and "
+                           "to leave the block")
 
     def _check_place(self, rank: int, key: str) -> None:
         """Refuses the capture at whose end a rank waits for this one, if that is another than this one waits at."""
@@ -101,9 +101,9 @@ class Store:
             if "instead" in said:
                 if said["instead"] not in self.ended:
                     self._refuse(said["instead"])
-                raise AnyrankError(f"rank {rank} is at the end of its capture {said['instead']}, rank {self.rank} at that "
-                                   f"of {self.name} (folder#number): every rank has to make the same captures, into "
-                                   "folders that it names alike")
+                raise AnyrankError(f"rank {rank} is at the end of its capture {said['instead']}, rank {self.rank} at "
+                                   f"that of {self.name} (folder#number): every rank has to make the same captures, "
+                                   "into folders that it names alike")
             told.append(said["value"])
         return told
 

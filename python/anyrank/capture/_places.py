@@ -11,6 +11,7 @@ from anyrank.capture._mesh import Mesh, lines_of_device_mesh
 
 PACKED = {"c_attn", "qkv_proj", "Wqkv", "query_key_value", "qkv", "in_proj_weight", "in_proj_bias", "gate_up_proj"}
 MAX_BOXES = 4096
+OTHERWISE = "a glob before this one can leave it out: {}"
 Run = typing.Tuple[int, int]  # the first index along a dimension, and how many follow
 Shape = typing.Tuple[int, ...]
 
@@ -158,14 +159,13 @@ def check_told(name: str, part: Part, told: dict[str, typing.Any], partial: typi
     for key, dim in told.items():
         own = part.known.get(key)
         if key == "blocks" and dim or key == "copies":
-            raise AnyrankError(f"{name}: is a DTensor, of whose parts {key!r} in the spec cannot be true; a glob before "
-                               "this one can leave it out: {}")
+            raise AnyrankError(f"{name}: is a DTensor, of whose parts {key!r} in the spec cannot be true; {OTHERWISE}")
         if key not in part.known or sizes[key] == 1:
             continue
         if key in told.get("zigzag", ()) or own != (None if dim is None else dim % len(part.shape)):
             says = "divides no dimension" if own is None else f"divides dimension {own}"
-            raise AnyrankError(f"{name}: by its DTensor {key} {says}{' straight' if key in told.get('zigzag', ()) else ''}, "
-                               f"the spec says {dim}; a glob before this one can leave it out: {{}}")
+            raise AnyrankError(f"{name}: by its DTensor {key} {says}, the spec says {dim}"
+                               f"{' in a zigzag' if key in told.get('zigzag', ()) else ''}; {OTHERWISE}")
     wrong = [key for key in partial if key in part.known and key not in part.partial and sizes[key] > 1]
     if wrong:
         raise AnyrankError(f"{name}: is partial over {wrong[0]} by the spec, and not by its DTensor")
@@ -249,8 +249,8 @@ def zigzag_boxes(mesh: Mesh, name: str, over: str, dim: int, box: Box, local: Sh
     ranks, at = mesh.along([over])
     piece = local[dim] // 2
     if box.extent[dim] != local[dim] or 2 * piece * len(ranks) != full:
-        raise AnyrankError(f"{name}: {local[dim]} of {full} along dimension {dim} are not two of {2 * len(ranks)} equal "
-                           f"pieces, as a zigzag over {over} has them")
+        raise AnyrankError(f"{name}: {local[dim]} of {full} along dimension {dim} are not two of {2 * len(ranks)} "
+                           f"equal pieces, as a zigzag over {over} has them")
     out = []
     for start, index in ((0, at), (piece, 2 * len(ranks) - 1 - at)):
         first, inner, extent = list(box.full), list(box.local), list(box.extent)

@@ -196,7 +196,8 @@ class Record:
                 boxes = [Box(tuple(offset), (0,) * value.ndim, local)]
             for n in rule.zigzag:
                 dim = rule.dims[n]
-                boxes = [half for box in boxes for half in zigzag_boxes(mesh, name, n, dim, box, local, places[dim].full)]
+                full = places[dim].full
+                boxes = [half for box in boxes for half in zigzag_boxes(mesh, name, n, dim, box, local, full)]
             if dealt:
                 boxes = [one for box in boxes for one in dealt_boxes(mesh, over, box, before, value.unit)]
                 before += local[0] // value.unit

@@ -280,7 +280,7 @@ def save(_rank: int, folder: str) -> dict[str, typing.Any]:
 
 class Megatron(unittest.TestCase):
     def test_layers_are_counted_through_stages_and_virtual_stages(self) -> None:
-        cases: list[tuple[list[list[int]], list[list[int]]]] = [  # layers of each chunk, and their numbers, of each stage
+        cases: list[tuple[list[list[int]], list[list[int]]]] = [  # of each stage: layers of its chunks, their numbers
             ([[2], [1], [3]], [[0, 1], [2], [3, 4, 5]]),
             ([[1, 2], [2, 1], [1, 1]], [[0, 4, 5], [1, 2, 6], [3, 7]])]
         for layers, numbers in cases:
