@@ -341,6 +341,22 @@ static void print_doubted(FILE *to, const ar_verify_report *r)
                 r->elements_doubted, plural(r->elements_doubted), r->elements_doubted == 1 ? "s" : "");
 }
 
+/* By a tolerance, of a first step that is right. What second moments divide is a part of the learning rate, however small
+ * it is itself, and so is what rounding leaves of it in all that is computed from the weights. */
+static void print_later_steps(FILE *to, const ar_verify_report *r)
+{
+    bool divides = false;
+    for (size_t i = 0; i < r->rows; i++) {
+        const ar_verify_row *row = &r->row[i];
+        divides = divides || row->pass == 'v';
+        if (row->state != AR_VERIFY_SAME && (row->state != AR_VERIFY_DIFFERENT || row->step < 2))
+            return;
+    }
+    if (divides && r->different > 0 && r->rule == AR_VERIFY_TOLERANCE)
+        fprintf(to, "note: the first step is right, and later ones begin with weights that Adam moved: what rounding "
+                    "changes there grows with the learning rate (docs/pytorch.md, \"Later steps\")\n");
+}
+
 static void print_drift(FILE *to, const ar_verify_report *r)
 {
     if (r->drift > 0)
@@ -395,6 +411,7 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
     print_nan(to, r);
     print_drift(to, r);
     print_doubted(to, r);
+    print_later_steps(to, r);
     print_left_out(to, r);
     if (!r->same)
         fprintf(to, "\n");

@@ -16,8 +16,9 @@ from anyrank._scratch import Scratch
 @contextlib.contextmanager
 def model_path(model: typing.Any) -> typing.Iterator[str | os.PathLike[str] | None]:
     """A path or a bundled name as it is; of a model of transformers a folder, while the block runs, which is called as
-    its class is: reports name a model by its folder. Names of parameters are the model's own. Errors: TypeError for what
-    is no such model; AnyrankError for one without values. Those of the block name the class instead of the folder."""
+    its class is: reports name a model by its folder. Names of parameters are the model's own. Errors: TypeError for
+    what is no such model; AnyrankError for one without values. Those of the block name the class instead of the folder.
+    """
     if model is None or isinstance(model, (str, os.PathLike)):
         yield model
         return

@@ -113,6 +113,17 @@ class Verdict(Verify):
         self.assertEqual(option[0], "--atol")
         self.assertEqual(self.run_verify(a, b, *option).returncode, 0, option)
 
+    def test_what_only_later_steps_differ_in_after_adam_is_noted(self):
+        step = {**weight("w:grad", [1.0]), **weight("w:new", [0.5]), **weight("y:fwd@2", [0.05])}
+        moments = weight("w:v", [1e-3])
+        for one, changed, noted in (({**step, **moments}, "y:fwd@2", True), (step, "y:fwd@2", False),
+                                    ({**step, **moments}, "w:new", False)):
+            a, b = self.pair(one, {**one, **weight(changed, [one[changed][2][0] + 1e-3])})
+            for rule in (("--rtol", "1e-4", "--atol", "1e-5"), ()):
+                with self.subTest(changed=changed, rule=rule):
+                    found = "later ones begin with weights that Adam moved" in self.run_verify(a, b, *rule).stdout
+                    self.assertEqual(found, noted and bool(rule))
+
     def test_names_of_one_side_are_listed(self):
         a, b = self.pair({**weight("x", [1.0]), **weight("y", [1.0])}, {**weight("x", [1.0]), **weight("z", [1.0])})
         done = self.run_verify(a, b)
