@@ -136,7 +136,7 @@ static size_t left_by_groups(const char *root)
 
 /* --- the whole -----------------------------------------------------------------------------------------------------*/
 
-static size_t left_of_address_space(const char *root)
+size_t ari_available_space_at(const char *root)
 {
     size_t limit = 0, mapped = 0;
     if (!number_after(root, "/proc/self/limits", "Max address space", 1, &limit))
@@ -151,11 +151,15 @@ size_t ari_available_memory_at(const char *root)
     size_t available = SIZE_MAX;
     if (!number_after(root, "/proc/meminfo", "MemAvailable:", 1024, &available))
         available = SIZE_MAX;
-    available = least(available, left_by_groups(root));
-    return least(available, left_of_address_space(root));
+    return least(available, left_by_groups(root));
 }
 
 size_t ari_available_memory(void)
 {
     return ari_available_memory_at("");
+}
+
+size_t ari_available_space(void)
+{
+    return ari_available_space_at("");
 }

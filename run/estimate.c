@@ -5,11 +5,13 @@
 #include "run/estimate.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdint.h>
 
 #include "anyrank/check.h"
 #include "anyrank/model.h"
 #include "planner/planner.h"
+#include "ref/core/os/threads.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
 #include "ref/models/family.h"
@@ -30,6 +32,10 @@ static const double NOT_RETURNED = 0.4;
 /* The program itself, and what a rank takes whatever the model's size: stacks, tiles, packing scratch, what the
  * allocator keeps for its thread. */
 static const double PROGRAM_BYTES = 8e6, RANK_BYTES = 3e6;
+/* A rank's thread and that of its collectives, each with a stack of the usual size, of which little is ever touched. */
+static const double RANK_THREADS = 2.0;
+/* glibc's allocator reserves so much for each of at most eight threads a processor (HEAP_MAX_SIZE, M_ARENA_MAX). */
+static const double ARENA_BYTES = 64.0 * 1024.0 * 1024.0, PROCESSOR_ARENAS = 8.0;
 /* Tensors that the baseline emits in a step: at most this many in a block of both passes and its parameters, and around
  * them. */
 static const double BLOCK_TENSORS = 106.0, OUTER_TENSORS = 42.0;
@@ -241,6 +247,21 @@ static double seconds_of(const elements *n, double macs, const ari_estimate_case
     return seconds + (run->gradcheck ? gradcheck_seconds(n) : 0.0);
 }
 
+/* --- address space ------------------------------------------------------------------------------------------------ */
+
+/* What threads reserve beside the memory that is used. */
+static double reserved_bytes(double ranks)
+{
+    size_t stack = 0;
+    pthread_attr_t usual;
+    if (pthread_attr_init(&usual) == 0) {
+        (void)pthread_attr_getstacksize(&usual, &stack);
+        pthread_attr_destroy(&usual);
+    }
+    const double threads = RANK_THREADS * ranks;
+    return threads * (double)stack + fmin(threads, PROCESSOR_ARENAS * ari_cores()) * ARENA_BYTES;
+}
+
 /* --- the whole ---------------------------------------------------------------------------------------------------- */
 
 static ar_status as_bytes(size_t *bytes, double count)
@@ -256,7 +277,7 @@ enum { FEW_LAYERS = 1 << 14 };
 
 ar_status ari_estimate_layers(const ar_config *c)
 {
-    ari_estimate e = {.available = ari_available_memory()};
+    ari_estimate e = {.available = ari_available_memory(), .available_space = SIZE_MAX};
     const double q = (double)c->heads * (double)c->head_dim;
     const double matrices = 2.0 * (double)c->hidden * ((double)c->ffn + q) * (double)c->layers;
     if (c->layers <= FEW_LAYERS)
@@ -268,19 +289,23 @@ ar_status ari_estimate_layers(const ar_config *c)
 ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
 {
     elements n;
-    ari_estimate r = {.available = ari_available_memory()};
+    ari_estimate r = {.available = ari_available_memory(), .available_space = ari_available_space()};
     AR_TRY(count_elements(&n, run));
     double most = run->alone && run->noise_runs == 0 ? 0.0 : baseline_bytes(&n, run), ranks = 1.0;
+    double written = run->alone ? 0.0 : reference_bytes(&n);
     for (size_t i = 0; i < run->layouts; i++) {
         const ar_parallel *p = &run->parallel[i];
         double layout = 0.0, kept = 0.0;
         AR_TRY(layout_bytes(&layout, &n, p, run));
         AR_TRY(dump_bytes(&kept, &n, p, run));
+        written += kept;
         const double merged = run->merges ? merged_bytes(&n) + NOT_RETURNED * layout : 0.0;
         most = largest_of(most, kept + largest_of(layout, merged));
         ranks = largest_of(ranks, ar_parallel_world(p));
     }
     AR_TRY(as_bytes(&r.bytes, (n.trains ? SLACK_OF_STEPS : SLACK) * most + PROGRAM_BYTES + ranks * RANK_BYTES));
+    AR_TRY(as_bytes(&r.space, (double)r.bytes + reserved_bytes(run->run.process ? 1.0 : ranks)));
+    AR_TRY(as_bytes(&r.written, run->dump == ARI_DUMPS_NOTHING ? 0.0 : written));
     const double pairs = n.tokens * (double)run->run.seq * n.q;
     const double macs = 3.0 * n.tokens * (n.layers * n.block_matrices + n.head) + 6.0 * n.layers * pairs;
     r.macs = n.steps * macs;
@@ -289,17 +314,23 @@ ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
     return AR_OK;
 }
 
-static const double GIGABYTE = 1e9;
+static ar_status expect_room(size_t bytes, size_t available, const char *what, const char *advice)
+{
+    static const double giga = 1e9, mega = 1e6;
+    const bool few = (double)available < giga;
+    const double unit = few ? mega : giga;
+    if (bytes <= available)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG, "this would take about %.1f %s of %s and %.1f %s are free; take %s",
+                        (double)bytes / unit, few ? "MB" : "GB", what, (double)available / unit, few ? "MB" : "GB",
+                        advice);
+}
 
 ar_status ari_estimate_fits(const ari_estimate *e)
 {
-    const bool mega = (double)e->available < GIGABYTE;
-    const double unit = mega ? GIGABYTE * 1e-3 : GIGABYTE;
-    if (e->bytes > e->available)
-        return ar_error_set(AR_ERR_ARG,
-                            "this would take about %.1f %s of memory and %.1f %s are free; take a smaller model, batch "
-                            "or sequence, fewer steps or fewer ranks, or shrink the model with --scale 1/N",
-                            (double)e->bytes / unit, mega ? "MB" : "GB", (double)e->available / unit,
-                            mega ? "MB" : "GB");
-    return AR_OK;
+    AR_TRY(expect_room(e->bytes, e->available, "memory",
+                       "a smaller model, batch or sequence, fewer steps or fewer ranks, or shrink the model with "
+                       "--scale 1/N"));
+    return expect_room(e->space, e->available_space, "address space, most of it reserved for the ranks' threads,",
+                       "fewer ranks, or raise the limit (ulimit -v)");
 }

@@ -29,10 +29,12 @@ typedef struct ari_estimate_case {
 } ari_estimate_case;
 
 typedef struct ari_estimate {
-    size_t bytes;     /* of memory at the peak, all ranks and the baseline together: an upper bound, not 1.6 times */
-    double macs;      /* multiply-adds of all steps' forward and backward passes */
-    double seconds;   /* rough, of the whole */
-    size_t available; /* bytes of memory this process can still take */
+    size_t bytes;   /* of memory at the peak, all ranks and the baseline together: an upper bound, not 1.6 times */
+    size_t space;   /* of address space: with the stacks of the ranks' threads, and what the allocator reserves */
+    size_t written; /* of the files of a dump, within a tenth */
+    double macs;    /* multiply-adds of all steps' forward and backward passes */
+    double seconds; /* rough, of the whole */
+    size_t available, available_space; /* bytes of memory, and of address space, that this process can still take */
 } ari_estimate;
 
 /** Refuses a config of more than 2^14 layers that alone do not fit, without a look at one after the other: to be called
@@ -46,13 +48,15 @@ AR_NODISCARD ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_ca
 AR_NODISCARD ar_status ari_estimate_fits(const ari_estimate *e);
 
 /** Bytes of memory that this process can still take: the least of what the system has free (MemAvailable of
- *  /proc/meminfo), of what its control group and every group above it leave (version 2: memory.max - memory.current;
- *  version 1: memory.limit_in_bytes - memory.usage_in_bytes) and of its limit on address space less what it has mapped.
- *  Of a group's usage, file pages that were not touched lately (inactive_file of memory.stat) count as free, since the
+ *  /proc/meminfo) and of what its control group and every group above it leave (version 2: memory.max - memory.current;
+ *  version 1: memory.limit_in_bytes - memory.usage_in_bytes). Of a group's usage, file pages that were not touched lately (inactive_file of memory.stat) count as free, since the
  *  kernel drops them before it refuses memory. What cannot be read, or is "max" or "unlimited", limits nothing;
  *  SIZE_MAX if nothing does. */
 size_t ari_available_memory(void);
 /** The same with root before every path: "" in earnest, a folder with proc/ and sys/ in tests. */
 size_t ari_available_memory_at(const char *root);
+/** Its limit on address space (ulimit -v) less what it has mapped; SIZE_MAX without one. */
+size_t ari_available_space(void);
+size_t ari_available_space_at(const char *root);
 
 #endif

@@ -210,7 +210,9 @@ ar_status ari_layout_check(const ari_run_values *v)
         return ar_error_set(AR_ERR_ARG,
                             "--forward-first is an order of micro-batches: give --micro-batches M of at least 2 too");
     if (p->zero > 0 && p->dp == 0 && p->cp == 0)
-        return ar_error_set(AR_ERR_ARG, "--zero %d shares state out to the ranks of --dp and --cp: give --dp N too",
+        return ar_error_set(AR_ERR_ARG,
+                            "--zero %d shares state out to the ranks of --dp and --cp: give --dp N or "
+                            "--cp N too",
                             p->zero);
     if (p->dp_replicate > 1 && (p->zero <= 0 || p->dp % p->dp_replicate != 0))
         return ar_error_set(AR_ERR_ARG,

@@ -759,6 +759,7 @@ class Options(CommandTest):
         self.refused("check", model, "--sp", says=["--sp", "--tp"])
         self.refused("check", model, "--dp", "2", "--sp", says=["--sp", "--tp"])
         self.refused("check", model, "--tp", "2", "--keep-gathered", says=["--keep-gathered", "--sp"])
+        self.refused("check", model, "--tp", "2", "--zero", "1", says=["give --dp N or --cp N too"])
         self.refused("check", model, "--forward-first", says=["--forward-first", "--micro-batches"])
         for option in (("--tp", "2"), ("--dp", "2"), ("--cp", "2"), ("--micro-batches", "2")):
             self.refused("check", model, "--sweep", "4", *option, says="--sweep")

@@ -140,12 +140,13 @@ Test(available, a_limit_on_address_space_leaves_what_is_not_mapped)
     snprintf(text, sizeof text, "%sMax address space         unlimited            unlimited            bytes\n", head);
     put("/proc/self/limits", text);
     put("/proc/self/status", "Name:\tx\nVmPeak:\t    9000 kB\nVmSize:\t    1000 kB\n");
-    expect(SYSTEM);
+    cr_expect_eq(ari_available_space_at(root), SIZE_MAX);
     snprintf(text, sizeof text, "%sMax address space         2048000              unlimited            bytes\n", head);
     put("/proc/self/limits", text);
-    expect(2048000 - 1000 * 1024);
+    cr_expect_eq(ari_available_space_at(root), 2048000 - 1000 * 1024);
+    expect(SYSTEM); /* which holds fewer bytes than it maps */
     put("/proc/self/status", "VmSize:\t 3000 kB\n");
-    expect(0);
+    cr_expect_eq(ari_available_space_at(root), 0);
 }
 
 /* The machine that runs this has some, and no more than it says itself. */

@@ -2,11 +2,22 @@
 /* The dump of a check: what the ranks' files hold, put together, is the reference in every bit; a fault is found
  * through the files as the check found it. */
 #include <dirent.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include "anyrank/dump.h"
 #include "tests/verify/support.h"
 
 TestSuite(dump_check, .timeout = 300);
+
+static unsigned long bytes_left = 1ul << 40; /* on every disk, for this program */
+
+int statvfs(const char *path, struct statvfs *s)
+{
+    struct stat there;
+    *s = (struct statvfs){.f_frsize = 1, .f_blocks = bytes_left, .f_bavail = bytes_left};
+    return stat(path, &there);
+}
 
 static void remove_tree(const char *path)
 {
@@ -201,6 +212,38 @@ Test(dump_check, a_second_dump_replaces_the_first_and_nothing_else)
     cr_expect_eq(ar_check(&r, &o), AR_ERR_IO);
     cr_expect(strstr(ar_error_message(), "notes.txt"), "%s", ar_error_message());
     cr_expect(exists(ranks, "notes.txt") && exists(ranks, "rank-00001.safetensors"));
+    remove_tree(folder);
+}
+
+static void count_calls(void *user, double fraction, const char *what)
+{
+    (void)fraction, (void)what;
+    ++*(int *)user;
+}
+
+Test(dump_check, a_full_disk_is_told_before_the_baseline)
+{
+    const ar_parallel p = {.tp = 2};
+    char folder[64], dump[80];
+    int calls = 0;
+    ar_check_report *r = NULL;
+    make_folder(folder);
+    write_file(folder, "config.json", tiny_models[TINY_TIED]);
+    snprintf(dump, sizeof dump, "%s/dump", folder);
+    ar_check_options o = check_layouts(folder, &p, 1, 1, 4);
+    o.dump = dump;
+    o.progress = count_calls;
+    o.progress_user = &calls;
+    bytes_left = 1000;
+    cr_expect_eq(ar_check(&r, &o), AR_ERR_IO);
+    cr_expect(strstr(ar_error_message(), "the dump takes about"), "%s", ar_error_message());
+    cr_expect(calls == 0 && !exists(folder, "dump"), "%d", calls);
+    bytes_left = 1ul << 30;
+    cr_assert_eq(ar_check(&r, &o), AR_OK, "%s", ar_error_message());
+    ar_check_report_destroy(r);
+    bytes_left = 1000; /* an earlier dump makes room for the next */
+    cr_expect_eq(ar_check(&r, &o), AR_OK, "%s", ar_error_message());
+    ar_check_report_destroy(r);
     remove_tree(folder);
 }
 

@@ -11,6 +11,7 @@
  * by up to 2% (the smallest model: 14%). Models other than the demos are a folder with the config.json below and fresh
  * weights, "file" one with weights too. The estimate is never below and at most 1.6 times that. */
 #include <stdint.h>
+#include <sys/resource.h>
 
 #include "anyrank/model.h"
 #include "run/estimate.h"
@@ -336,6 +337,23 @@ Test(estimate, says_what_does_not_fit)
     cr_expect(strstr(ar_error_message(), "3.0 GB") && strstr(ar_error_message(), "fewer steps") &&
                   strstr(ar_error_message(), "ranks"),
               "%s", ar_error_message());
+    e = (ari_estimate){.space = 5000000, .available_space = 4000000};
+    cr_expect_eq(ari_estimate_fits(&e), AR_ERR_ARG);
+    cr_expect(strstr(ar_error_message(), "5.0 MB of address space") && strstr(ar_error_message(), "4.0 MB are free"),
+              "%s", ar_error_message());
+}
+
+/* Two threads a rank, each with a stack; the allocator's part depends on the processors. */
+Test(estimate, threads_reserve_address_space)
+{
+    const measured one = {.model = "gpt2-demo", .tp = 1, .batch = 8, .seq = 64};
+    const measured many = {.model = "gpt2-demo", .parallel = {.dp = 8}, .batch = 8, .seq = 64};
+    const ari_estimate a = estimate_of(&one), b = estimate_of(&many);
+    struct rlimit stack;
+    cr_assert_eq(getrlimit(RLIMIT_STACK, &stack), 0);
+    const double each = stack.rlim_cur == RLIM_INFINITY ? 2e6 : (double)stack.rlim_cur;
+    cr_expect_geq((double)(a.space - a.bytes), 2.0 * each);
+    cr_expect_geq((double)(b.space - b.bytes) - (double)(a.space - a.bytes), 14.0 * each);
 }
 
 Test(estimate, refuses_absurd_sizes)

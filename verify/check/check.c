@@ -45,9 +45,8 @@ ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const a
 }
 
 /* What is asked for, and whether the machine holds it. */
-static ar_status check_run(const ar_check_options *o, const ar_config *c)
+static ar_status check_run(ari_estimate *e, const ar_check_options *o, const ar_config *c)
 {
-    ari_estimate e;
     AR_TRY(ari_estimate_layers(c));
     AR_TRY(ar_run_check(&o->run, c));
     if (o->run.steps > INT_MAX)
@@ -56,8 +55,8 @@ static ar_status check_run(const ar_check_options *o, const ar_config *c)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "storage in bf16 alone: a check has allowances for precision bf16, which "
                             "stores activations and matrices so: give that");
-    AR_TRY(ari_check_estimate(&e, o, c));
-    return ari_estimate_fits(&e);
+    AR_TRY(ari_check_estimate(e, o, c));
+    return ari_estimate_fits(e);
 }
 
 /* Ranks that are processes: every layout is run by all of them. */
@@ -147,6 +146,7 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
 /* Reads the model's config into the report, and refuses what cannot be checked. */
 static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
 {
+    ari_estimate e;
     r->batch = o->run.batch;
     r->seq = o->run.seq;
     r->documents = o->documents > 1 ? o->documents : 1;
@@ -157,11 +157,11 @@ static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
     AR_TRY(ari_run_config(&r->config, r->folder, sizeof r->folder, &o->run));
     if (o->layouts == 0)
         return ar_error_set(AR_ERR_ARG, "a check needs at least one layout");
-    AR_TRY(check_run(o, &r->config));
+    AR_TRY(check_run(&e, o, &r->config));
     AR_TRY(check_processes(o));
     AR_TRY(check_cluster(o));
     if (o->dump)
-        AR_TRY(ari_dump_check_folder_check(o->dump));
+        AR_TRY(ari_dump_check_folder_check(o->dump, e.written));
     return ar_config_parameters(&r->config, &r->parameters);
 }
 
@@ -233,9 +233,10 @@ ar_status ar_check_tensors(const ar_check_options *o, ar_check_tensor_fn emit, v
     ar_config c;
     int64_t *ids = NULL;
     double unused = 0.0;
+    ari_estimate e;
     listing l = {emit, user};
     AR_TRY(ari_run_config(&c, folder, sizeof folder, &o->run));
-    AR_TRY(check_run(o, &c));
+    AR_TRY(check_run(&e, o, &c));
     AR_TRY(ari_text_ids(&ids, o->run.batch, o->run.seq, c.vocab, o->text, o->run.seed));
     const ar_batch batch = {.batch = o->run.batch, .seq = o->run.seq, .input_ids = ids};
     /* Names and shapes are those of any weights and any arithmetic: fresh ones, and the fastest. */

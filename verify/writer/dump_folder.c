@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "ref/core/out.h"
@@ -152,10 +153,24 @@ static ar_status remove_dump(const char *folder, const char *name)
     return is_empty(path) ? AR_OK : ari_dump_folder_remove(path);
 }
 
-/* Whether the folder that is to hold a new one is there: told before long work. */
-static ar_status expect_parent(const char *folder)
+/* Whether the folder's disk holds about so many bytes. */
+static ar_status expect_room(const char *folder, size_t bytes)
 {
-    char parent[2048];
+    static const double sure = 0.85; /* of an estimate, which is off by less */
+    struct statvfs s;
+    if (statvfs(folder, &s) != 0 || s.f_blocks == 0) /* a file system that does not tell */
+        return AR_OK;
+    const double left = (double)s.f_bavail * (double)s.f_frsize;
+    if ((double)bytes * sure <= left)
+        return AR_OK;
+    return ar_error_set(AR_ERR_IO, "%s: the dump takes about %.3g GB, and its disk has %.3g GB left", ARI_SHOW(folder),
+                        (double)bytes * 1e-9, left * 1e-9);
+}
+
+/* Whether the folder that is to hold a new one is there, and has room. */
+static ar_status expect_parent(const char *folder, size_t bytes)
+{
+    char parent[2048] = "./";
     struct stat s;
     size_t n = strlen(folder);
     while (n > 0 && folder[n - 1] == '/')
@@ -164,23 +179,26 @@ static ar_status expect_parent(const char *folder)
         n--;
     if (n >= sizeof parent)
         return ar_error_set(AR_ERR_ARG, "%s: the path is too long", ARI_SHOW(folder));
-    memcpy(parent, folder, n);
-    parent[n] = '\0';
-    return n == 0 || stat(parent, &s) == 0 ? AR_OK : ari_out_fail("open the folder", parent);
+    if (n > 0)
+        snprintf(parent, sizeof parent, "%.*s", (int)n, folder);
+    return stat(parent, &s) == 0 ? expect_room(parent, bytes) : ari_out_fail("open the folder", parent);
 }
 
-ar_status ari_dump_check_folder_check(const char *folder)
+/* The place of an earlier dump, which goes first, is free for the new one. */
+ar_status ari_dump_check_folder_check(const char *folder, size_t bytes)
 {
     bool there = false;
     AR_TRY(visit(folder, &there, expect_dump));
-    return there ? AR_OK : expect_parent(folder);
+    if (!there)
+        return expect_parent(folder, bytes);
+    return is_empty(folder) ? expect_room(folder, bytes) : AR_OK;
 }
 
 ar_status ari_dump_check_folder_clear(const char *folder)
 {
     bool there = false;
     AR_TRY(ari_folder_make(folder));
-    AR_TRY(ari_dump_check_folder_check(folder));
+    AR_TRY(ari_dump_check_folder_check(folder, 0));
     return visit(folder, &there, remove_dump);
 }
 

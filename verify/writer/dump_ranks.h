@@ -26,9 +26,9 @@ AR_NODISCARD ar_status ari_dump_folder_remove(const char *folder);
 /* A check's folder: a file of the reference, one of what it may differ by, and a folder of ranks for each layout. */
 #define ARI_DUMP_REFERENCE "reference.safetensors"
 #define ARI_DUMP_ALLOWED "allowed.safetensors"
-/** Refuses a folder that holds anything but an earlier check's dump. One that is not there is fine. Errors:
- *  AR_ERR_IO. */
-AR_NODISCARD ar_status ari_dump_check_folder_check(const char *folder);
+/** Refuses a folder that holds anything but an earlier check's dump, and a disk without room for about so many bytes
+ *  where no dump is yet. A folder that is not there is fine. Errors: AR_ERR_IO. */
+AR_NODISCARD ar_status ari_dump_check_folder_check(const char *folder, size_t bytes);
 /** Makes it, and removes what an earlier check left in it. Errors: as above. */
 AR_NODISCARD ar_status ari_dump_check_folder_clear(const char *folder);
 /** "tp2-sp", "dp2-tp2-zero1", "tp1": ar_parallel_text as a file's name. */
