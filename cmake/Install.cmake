@@ -85,18 +85,16 @@ install(FILES ${CMAKE_BINARY_DIR}/package/anyrankConfig.cmake ${CMAKE_BINARY_DIR
   ${CMAKE_CURRENT_LIST_DIR}/FindAnyrankBLAS.cmake ${CMAKE_CURRENT_LIST_DIR}/FindJansson.cmake DESTINATION ${package_dir})
 
 # --- pkg-config ----------------------------------------------------------------------------------------------------------
-# Sets `result` to the linker's flags for a library given as a path: that itself if no -l finds its name.
+# Sets `result` to the linker's flag for a library given as a path. Its folder is this machine's: where the linker does
+# not look there by itself, whoever links says where it is.
 function(link_flags result library)
-  if(library MATCHES "\\.so\\.[0-9.]+$")
-    set(${result} ${library} PARENT_SCOPE)
+  get_filename_component(name ${library} NAME)
+  if(name MATCHES "\\.so\\.[0-9.]+$")
+    set(${result} "-l:${name}" PARENT_SCOPE)
     return()
   endif()
-  get_filename_component(folder ${library} DIRECTORY)
   get_filename_component(name ${library} NAME_WE)
   string(REGEX REPLACE "^lib" "-l" flags ${name})
-  if(NOT folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES)
-    string(PREPEND flags "-L${folder} ")
-  endif()
   set(${result} ${flags} PARENT_SCOPE)
 endfunction()
 foreach(library IN ITEMS ${ANYRANK_BLAS_LIBRARIES} ${JANSSON_LIBRARY})

@@ -131,6 +131,8 @@ ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
     ar_status st = AR_OK;
     if (gives == NULL || (size_t)format >= FORMATS)
         return ar_error_set(AR_ERR_ARG, "data_open: no %s", gives == NULL ? "place for the data" : "such format");
+    if (path == NULL)
+        AR_TRY(ari_data_dir_check());
     AR_TRY(ari_alloc_zero((void **)&d, 1, sizeof *d, "data"));
     d->format = format;
     d->fd = -1;

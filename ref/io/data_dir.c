@@ -14,14 +14,16 @@
 
 /* The bundled models and text: where they are, and what they are called. */
 
-/* All four come from CMakeLists.txt: the data of the source tree, the build tree, the installed data as an absolute
- * path and as one relative to the folder of the installed command. */
+/* All five come from CMakeLists.txt: the data of the source tree, the build tree, the installed data as an absolute
+ * path, and from the folder of the command the installed data and those of a build tree's sources. */
 #if !defined(ANYRANK_SOURCE_DATA) || !defined(ANYRANK_BUILD_TREE) || !defined(ANYRANK_INSTALLED_DATA) || \
-    !defined(ANYRANK_DATA_FROM_COMMAND)
+    !defined(ANYRANK_DATA_FROM_COMMAND) || !defined(ANYRANK_DATA_FROM_BUILD)
 #error "the folders of the bundled models are to be defined"
 #endif
+static const char *const from_command[] = {ANYRANK_DATA_FROM_COMMAND, ANYRANK_DATA_FROM_BUILD};
+enum { BESIDE = sizeof from_command / sizeof *from_command };
 
-/* Of the folder beside the running program, which no constant can hold: an installed tree may be moved. */
+/* Of the folder beside the running program, which no constant can hold: a tree may be moved. */
 static _Thread_local char beside[PATH_MAX];
 
 /* The text is what every data directory has. */
@@ -38,6 +40,13 @@ static bool is_below(const char *path, const char *folder)
     return strncmp(path, folder, n) == 0 && path[n] == '/';
 }
 
+/* The folder `i` beside the running program, which is in the folder `program`. */
+static const char *beside_of(const char *program, size_t i)
+{
+    const int n = snprintf(beside, sizeof beside, "%s/%s", program, from_command[i]);
+    return n > 0 && (size_t)n < sizeof beside ? beside : "";
+}
+
 const char *ar_data_dir(void)
 {
     const char *set = getenv("ANYRANK_DATA");
@@ -49,12 +58,29 @@ const char *ar_data_dir(void)
     if (is_below(program, ANYRANK_BUILD_TREE) && has_data(ANYRANK_SOURCE_DATA))
         return ANYRANK_SOURCE_DATA;
     *strrchr(program, '/') = '\0';
-    const int n = snprintf(beside, sizeof beside, "%s/%s", program, ANYRANK_DATA_FROM_COMMAND);
-    if (n > 0 && (size_t)n < sizeof beside && has_data(beside)) {
+    for (size_t i = 0; i < BESIDE; i++) {
         /* "/usr/share/anyrank" reads better than "/usr/bin/../share/anyrank". */
-        return realpath(beside, program) != NULL ? memcpy(beside, program, strlen(program) + 1) : beside;
+        if (has_data(beside_of(program, i)))
+            return realpath(beside, program) != NULL ? memcpy(beside, program, strlen(program) + 1) : beside;
     }
     return ANYRANK_INSTALLED_DATA;
+}
+
+ar_status ari_data_dir_check(void)
+{
+    const char *folder = ar_data_dir(), *set = getenv("ANYRANK_DATA");
+    char program[PATH_MAX], text[1024];
+    ari_text tried = ari_text_in(text, sizeof text);
+    if (has_data(folder))
+        return AR_OK;
+    const bool known = !(set != NULL && set[0] != '\0') && ari_program_path(program, sizeof program);
+    if (known)
+        *strrchr(program, '/') = '\0';
+    ari_say(&tried, "'%s'", ARI_SHOW(folder));
+    for (size_t i = 0; known && i < BESIDE; i++)
+        ari_say(&tried, ", '%s'", ARI_SHOW(beside_of(program, i)));
+    return ar_error_set(AR_ERR_NOT_FOUND, "no data directory: there is no text.txt in %s (ANYRANK_DATA names another)",
+                        text);
 }
 
 /* --- models and text ---------------------------------------------------------------------------------------------- */
@@ -86,6 +112,7 @@ ar_status ar_model_path(char *out, size_t cap, const char *model)
         AR_TRY(put(out, cap, ar_data_dir(), model));
         if (stat(out, &info) == 0)
             return AR_OK;
+        AR_TRY(ari_data_dir_check());
         return ar_error_set(AR_ERR_NOT_FOUND,
                             "model '%s' is bundled but not in the data directory '%s' (ANYRANK_DATA sets another)",
                             model, ARI_SHOW(ar_data_dir()));
@@ -104,6 +131,8 @@ ar_status ar_model_path(char *out, size_t cap, const char *model)
 ar_status ari_text_load(unsigned char **gives, size_t *length, const char *path)
 {
     char *own = NULL;
+    if (path == NULL)
+        AR_TRY(ari_data_dir_check());
     if (path == NULL && asprintf(&own, "%s/text.txt", ar_data_dir()) < 0)
         return ar_error_set(AR_ERR_MEMORY, "text.txt: no memory for its path");
     const char *name = path == NULL ? own : path;

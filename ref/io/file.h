@@ -63,9 +63,11 @@ AR_NODISCARD ar_status ari_foreign_refuse_folder(const char *folder);
  * config.json and no weights. */
 extern const char *const ari_model_names[];
 
+/** Whether the data directory is there: AR_ERR_NOT_FOUND names every folder where it was looked for. */
+AR_NODISCARD ar_status ari_data_dir_check(void);
 /** Reads the bytes to train on: `path`, or text.txt in the data directory where it is NULL. One byte is one token, so
- *  any file will do. Errors: AR_ERR_IO, AR_ERR_MEMORY, AR_ERR_DATA (empty), AR_ERR_OVERFLOW (more than 4 GiB). Gives;
- *  free with free(). */
+ *  any file will do. Errors: AR_ERR_IO, AR_ERR_MEMORY, AR_ERR_DATA (empty), AR_ERR_OVERFLOW (more than 4 GiB), those of
+ *  ari_data_dir_check. Gives; free with free(). */
 AR_NODISCARD ar_status ari_text_load(unsigned char **gives, size_t *length, const char *path);
 
 #endif

@@ -123,6 +123,19 @@ class Install(unittest.TestCase):
         info = json.loads(must([BUILD / "anyrank", "info", "--json", "-"], cwd="/"))
         self.assertEqual(info["data_dir"], str(ROOT / "data"))
 
+    def test_a_moved_build_tree_finds_what_came_with_it(self):
+        place = scratch / "tree"
+        (place / "build").mkdir(parents=True)
+        (place / "data").mkdir()
+        shutil.copy(BUILD / "anyrank", place / "build")
+        alone = run([place / "build/anyrank", "check", "llama-demo"], cwd="/")
+        self.assertEqual(alone.returncode, 2)
+        for tried in (place / "build/../share/anyrank", place / "build/../data", "/usr/local/share/anyrank"):
+            self.assertIn(f"'{tried}'", alone.stderr)
+        shutil.copy(ROOT / "data/text.txt", place / "data")
+        info = json.loads(must([place / "build/anyrank", "info", "--json", "-"], cwd="/"))
+        self.assertEqual(info["data_dir"], str(place / "data"))
+
     @unittest.skipUnless(shutil.which("readelf"), "no readelf here")
     def test_nothing_needs_the_cxx_library(self):
         needed = re.findall(r"\(NEEDED\).*\[(.*)\]", must(["readelf", "-d", prefix / "bin/anyrank"]))
@@ -174,6 +187,8 @@ class Consumer(unittest.TestCase):
         environment = {**ENVIRONMENT, "PKG_CONFIG_PATH": str(find("anyrank.pc").parent)}
         self.assertEqual(must(["pkg-config", "--modversion", "anyrank"], env=environment).strip(), version())
         flags = must(["pkg-config", "--static", "--cflags", "--libs", "anyrank"], env=environment)
+        paths = [flag for flag in shlex.split(flags) if "/" in flag]
+        self.assertEqual([flag for flag in paths if str(prefix) not in os.path.realpath(flag[2:])], [])
         must([CC, "-std=c17", CONSUMER / "main.c", "-o", scratch / "consumer", *shlex.split(flags)])
         self.runs(scratch / "consumer")
         folder = must(["pkg-config", "--variable=datadir", "anyrank"], env=environment).strip()

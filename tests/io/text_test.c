@@ -56,7 +56,7 @@ Test(text, any_file_will_do_unless_it_is_empty_or_none)
     cr_expect_eq(ari_text_load(&text, &n, "/no/such/text"), AR_ERR_IO);
     cr_expect_eq(ari_text_load(&text, &n, "/"), AR_ERR_IO);
     setenv("ANYRANK_DATA", "/no/such/folder", 1);
-    cr_expect_eq(ari_text_load(&text, &n, NULL), AR_ERR_IO);
-    cr_expect_not_null(strstr(ar_error_message(), "/no/such/folder/text.txt"));
+    cr_expect_eq(ari_text_load(&text, &n, NULL), AR_ERR_NOT_FOUND);
+    cr_expect_not_null(strstr(ar_error_message(), "no text.txt in '/no/such/folder'"));
     cr_expect_null(text);
 }
