@@ -183,24 +183,26 @@ const char *ari_part_leaf(const ari_family *f, ari_role role)
     return dot ? dot + 1 : path;
 }
 
-bool ari_value_path(char *out, size_t cap, ari_role *role, const ari_family *f, size_t i)
+bool ari_family_value(const char **module, const char **leaf, ari_role *role, const ari_family *f, size_t i)
 {
     if (i >= sizeof values / sizeof *values)
         return false;
-    const struct value *v = &values[i];
-    snprintf(out, cap, "%s%s%s", v->in_mlp ? f->mlp : f->attention, v->leaf[0] ? "." : "", v->leaf);
-    *role = v->role;
+    *module = values[i].in_mlp ? f->mlp : f->attention;
+    *leaf = values[i].leaf;
+    *role = values[i].role;
     return true;
 }
 
 /* Below a block, or in the model. */
 static void leaf_path(char *out, size_t cap, const ari_family *f, ari_role role)
 {
-    const char *path = ari_part_path(f, role);
+    const char *path = ari_part_path(f, role), *module, *leaf;
     ari_role found = ARI_NO_ROLE;
-    for (size_t i = 0; !path && ari_value_path(out, cap, &found, f, i); i++) {
-        if (found == role)
-            return;
+    for (size_t i = 0; !path && ari_family_value(&module, &leaf, &found, f, i); i++) {
+        if (found != role)
+            continue;
+        snprintf(out, cap, "%s%s%s", module, leaf[0] ? "." : "", leaf);
+        return;
     }
     if (role == ARI_EMBEDDED)
         path = f->embedded;

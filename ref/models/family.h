@@ -67,9 +67,9 @@ const char *ari_part_path(const ari_family *f, ari_role role);
 /** Its last component: "q_proj". */
 const char *ari_part_leaf(const ari_family *f, ari_role role);
 
-/** The path of value i that the layers report of any family, below a block ("self_attn.probs"), and its role. False:
- *  there is no such value. */
-bool ari_value_path(char *out, size_t cap, ari_role *role, const ari_family *f, size_t i);
+/** Value i that the layers report of any family, below a block: a module and the value's name in it ("self_attn" and
+ *  "probs"; "": the module's own), and its role. False: there is no such value. */
+bool ari_family_value(const char **module, const char **leaf, ari_role *role, const ari_family *f, size_t i);
 /** The whole path of a role's module or value, "model.layers.3.self_attn.q_proj"; layer: the text of the block's number,
  *  of no use outside of the blocks. "" for a role that has no name. */
 void ari_role_path(char *out, size_t cap, ar_arch arch, const char *layer, ari_role role);

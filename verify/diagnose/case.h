@@ -129,15 +129,6 @@ void ari_survey_fini(ari_survey *s);
 
 /* --- the case ----------------------------------------------------------------------------------------------------- */
 
-/* What the dumps say of the run; 0: they do not. */
-typedef struct ari_facts {
-    size_t heads, kv_heads, batch, seq;
-    int micro_batches; /* of each of the other run's ranks */
-    int dp;            /* its data-parallel ranks */
-    bool exact;        /* both are of exact numerics */
-    bool sp;           /* ranks hold different positions between the tensor-parallel regions */
-} ari_facts;
-ari_facts ari_facts_of(const ari_explain_case *c);
 /* The ids of the batch, where a dump has them; NULL. */
 const ar_dump_tensor *ari_find_ids(const ari_explain_case *c);
 

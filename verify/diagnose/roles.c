@@ -147,30 +147,34 @@ static const struct word {
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
-/* One name after the other, those of the families first: {0} is before them all. */
+/* One name after the other, those of the families first: {0} is before them all. Every name of a dump is held against
+ * all of them, so that none is put together: a path is its last component behind what is before it. */
 typedef struct entry {
     ari_role role;
+    const char *module; /* "self_attn" of "self_attn.probs", whose path is "probs"; NULL: all of it is in the path */
     const char *path, *tail;
     bool in_out;
     size_t family, part, value, other; /* the next ones */
-    char composed[64];
 } entry;
 
 static bool next_of_family(entry *e, const ari_family *f)
 {
     const ari_family_part *p = &f->part[e->part];
     e->in_out = p->path && f->transposed && ari_part_kind_of(p->role)->form == ARI_FORM_LINEAR;
-    e->tail = NULL;
+    e->module = e->tail = NULL;
     if (p->path) {
         e->part++;
         e->role = p->role;
         e->path = p->path;
         return true;
     }
-    if (!ari_value_path(e->composed, sizeof e->composed, &e->role, f, e->value))
+    if (!ari_family_value(&e->module, &e->path, &e->role, f, e->value))
         return false;
     e->value++;
-    e->path = e->composed;
+    if (e->path[0] == '\0') {
+        e->path = e->module;
+        e->module = NULL;
+    }
     return true;
 }
 
@@ -185,6 +189,7 @@ static bool next_entry(entry *e)
         return false;
     const struct other *o = &others[e->other++];
     e->role = o->role;
+    e->module = NULL;
     e->path = o->path;
     e->tail = o->tail;
     return true;
@@ -196,14 +201,46 @@ static const char *leaf_of(const entry *e)
     return dot ? dot + 1 : e->path;
 }
 
-/* Whether a path of n bytes is `what`, or ends in it behind a dot. inner: the first component of a `what` with dots may
- * also be the end of another, as "attn.q" is of "self_attn.q". */
-static bool ends_in(const char *path, size_t n, const char *what, bool inner)
+/* Whether a path of n bytes ends in `what`, and with which byte before it; 0 stands for the path's beginning. */
+static bool ends_behind(const char *path, size_t n, const char *what, char *before)
 {
     const size_t m = strlen(what);
-    if (m == 0 || m > n || memcmp(path + n - m, what, m) != 0)
+    if (m == 0 || m > n || path[n - 1] != what[m - 1] || memcmp(path + n - m, what, m) != 0)
         return false;
-    return m == n || path[n - m - 1] == '.' || (inner && path[n - m - 1] == '_' && strchr(what, '.'));
+    *before = '\0';
+    if (m < n)
+        *before = path[n - m - 1];
+    return true;
+}
+
+/* Whether a path is `what`, or ends in it behind a dot. */
+static bool ends_in(const char *path, size_t n, const char *what)
+{
+    char before;
+    return ends_behind(path, n, what, &before) && (before == '\0' || before == '.');
+}
+
+/* Whether it ends in an entry's whole path; the first component of one with dots may also be the end of another, as
+ * "attn.q" is of "self_attn.q". */
+static bool ends_in_entry(const char *path, size_t n, const entry *e)
+{
+    const char *what = e->tail ? e->tail : e->path;
+    char before;
+    bool dots = e->module != NULL;
+    if (!ends_behind(path, n, what, &before))
+        return false;
+    if (dots && (before != '.' || !ends_behind(path, n - strlen(what) - 1, e->module, &before)))
+        return false;
+    dots = dots || strchr(what, '.') != NULL;
+    return before == '\0' || before == '.' || (dots && before == '_');
+}
+
+static bool is_entry(const char *path, size_t n, const entry *e)
+{
+    const size_t m = strlen(e->path), before = e->module ? strlen(e->module) + 1 : 0;
+    if (n != before + m || memcmp(path + before, e->path, m) != 0)
+        return false;
+    return !e->module || (path[before - 1] == '.' && memcmp(path, e->module, before - 1) == 0);
 }
 
 /* --- looking up --------------------------------------------------------------------------------------------------- */
@@ -216,7 +253,7 @@ const ari_role_place *ari_role_place_of(ari_role role)
 ari_role ari_role_in_layer(const char *path, size_t n)
 {
     for (entry e = {0}; next_entry(&e);) {
-        if (e.path && ari_section_of(e.role) == ARI_IN_BLOCKS && strlen(e.path) == n && memcmp(e.path, path, n) == 0)
+        if (e.path && ari_section_of(e.role) == ARI_IN_BLOCKS && is_entry(path, n, &e))
             return e.role;
     }
     return ARI_NO_ROLE;
@@ -225,7 +262,7 @@ ari_role ari_role_in_layer(const char *path, size_t n)
 ari_role ari_role_outside(const char *path, size_t n, ari_section section)
 {
     for (entry e = {0}; next_entry(&e);) {
-        if (e.path && ari_section_of(e.role) == section && ends_in(path, n, e.tail ? e.tail : leaf_of(&e), false))
+        if (e.path && ari_section_of(e.role) == section && ends_in(path, n, e.tail ? e.tail : leaf_of(&e)))
             return e.role;
     }
     return ARI_NO_ROLE;
@@ -250,9 +287,9 @@ ari_module_name ari_module_of(const char *name, size_t n)
     ari_module_name last = {0};
     n = module_length(name, n);
     for (entry e = {0}; next_entry(&e);) {
-        if (ends_in(name, n, e.tail ? e.tail : e.path, true))
+        if (ends_in_entry(name, n, &e))
             return (ari_module_name){e.role, e.in_out};
-        if (!e.tail && ends_in(name, n, leaf_of(&e), false))
+        if (!e.tail && ends_in(name, n, leaf_of(&e)))
             last = (ari_module_name){e.role, e.in_out};
     }
     return last;

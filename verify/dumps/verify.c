@@ -157,7 +157,22 @@ static ar_status count_rows(ari_verifying *v)
 
 /* --- explanations ------------------------------------------------------------------------------------------------- */
 
-static ar_status explain_row(ari_verifying *v, size_t i)
+/* What is known of every tensor. */
+static ari_explain_case known_of(const ari_verifying *v)
+{
+    const ar_verify_options *o = v->o;
+    int tp = 0, cp = 0, dp = 0;
+    ari_mesh_of(&tp, &cp, &dp, v->dump[1]);
+    return (ari_explain_case){.reference = v->dump[0],
+                              .other = v->dump[1],
+                              .tp = o->tp ? o->tp : tp,
+                              .cp = o->cp ? o->cp : cp,
+                              .dp = o->dp ? o->dp : dp,
+                              .heads = o->heads,
+                              .kv_heads = o->kv_heads};
+}
+
+static ar_status explain_row(ari_verifying *v, size_t i, const ari_explain_case *known)
 {
     const ar_verify_options *o = v->o;
     const ari_sides *s = &v->sides[i];
@@ -171,16 +186,8 @@ static ar_status explain_row(ari_verifying *v, size_t i)
                  "the reference's own copies differ from each other: which of them is right, it does not say");
         return AR_OK;
     }
-    int tp = 0, cp = 0, dp = 0;
-    ari_mesh_of(&tp, &cp, &dp, v->dump[1]);
-    ari_explain_case c = {.reference = v->dump[0],
-                          .other = v->dump[1],
-                          .tp = o->tp ? o->tp : tp,
-                          .cp = o->cp ? o->cp : cp,
-                          .dp = o->dp ? o->dp : dp,
-                          .heads = o->heads,
-                          .kv_heads = o->kv_heads,
-                          .doubt = s->pair ? s->pair->doubt : NULL};
+    ari_explain_case c = *known;
+    c.doubt = s->pair ? s->pair->doubt : NULL;
     if (o->rule == AR_VERIFY_TOLERANCE) {
         c.atol = o->atol;
         c.rtol = o->rtol;
@@ -195,6 +202,7 @@ static ar_status explain_row(ari_verifying *v, size_t i)
 
 typedef struct explaining {
     ari_verifying *v;
+    const ari_explain_case *known;
     size_t *row; /* [n] that are explained */
     size_t n, most, elements;
 } explaining;
@@ -214,7 +222,7 @@ static ar_status explain_task(void *user, size_t task, int worker)
 {
     const explaining *e = user;
     (void)worker;
-    return explain_row(e->v, e->row[task]);
+    return explain_row(e->v, e->row[task], e->known);
 }
 
 static void tell_explained(void *user, size_t done)
@@ -307,21 +315,21 @@ static void explain_flat_parameters(ar_verify_report *r)
 
 /* What a loss alone does not tell, its own gradient may: another divisor is a factor of it, the same or one for each
  * rank's samples. */
-static ar_status ask_gradient_of_loss(ari_verifying *v)
+static ar_status ask_gradient_of_loss(ari_verifying *v, const ari_explain_case *known)
 {
     static const char *const divisors[] = {"mean_of_means",  "sum_of_local_means",     "sum_for_mean", "reduced_again",
                                            "averaged_again", "divisor_of_other_count", "wrong_scalar", "counted_twice"};
     ar_verify_report *r = v->report;
-    ar_verify_row *loss = r->first != SIZE_MAX ? &r->row[r->first] : NULL;
+    ar_verify_row *loss = &r->row[r->first];
     size_t i = r->first;
-    if (!loss || loss->pass != 'f' || loss->elements != 1 || !loss->evidence.cause ||
+    if (loss->pass != 'f' || loss->elements != 1 || !loss->evidence.cause ||
         strcmp(loss->evidence.cause, "unknown") != 0)
         return AR_OK;
     while (i < r->rows && (r->row[i].state == AR_VERIFY_SAME || r->row[i].pass != 'b'))
         i++;
     if (i == r->rows)
         return AR_OK;
-    AR_TRY(explain_row(v, i));
+    AR_TRY(explain_row(v, i, known));
     const ar_verify_row *back = &r->row[i];
     for (size_t k = 0; k < sizeof divisors / sizeof *divisors && back->evidence.cause; k++) {
         if (strcmp(back->evidence.cause, divisors[k]) != 0)
@@ -336,14 +344,19 @@ static ar_status ask_gradient_of_loss(ari_verifying *v)
 static ar_status explain(ari_verifying *v)
 {
     ar_verify_report *r = v->report;
-    explaining e = {.v = v, .most = v->o->explain ? v->o->explain : EXPLAINED};
+    ari_explain_case known = known_of(v);
+    if (r->first == SIZE_MAX)
+        return AR_OK;
+    ari_verify_progress(v, 0.95, "explaining");
+    const ari_facts facts = ari_facts_of(&known);
+    known.facts = &facts;
+    explaining e = {.v = v, .known = &known, .most = v->o->explain ? v->o->explain : EXPLAINED};
     for (size_t i = 0; i < r->rows; i++) {
         if (r->row[i].state == AR_VERIFY_SHAPE)
-            AR_TRY(explain_row(v, i));
+            AR_TRY(explain_row(v, i, &known));
     }
     AR_TRY(ari_alloc((void **)&e.row, r->different + 1, sizeof *e.row, "rows to explain"));
-    if (r->first != SIZE_MAX)
-        choose_row(&e, r->first);
+    choose_row(&e, r->first);
     for (size_t i = 0; i < r->different && e.n < e.most && (i == 0 || e.elements < EXPLAINED_ELEMENTS); i++)
         choose_row(&e, r->worst_order[i]);
     const int threads = v->threads < EXPLAINING_THREADS ? v->threads : EXPLAINING_THREADS;
@@ -351,9 +364,9 @@ static ar_status explain(ari_verifying *v)
     const ar_status st = ari_tasks_run(&t);
     free(e.row);
     explain_flat_parameters(r);
-    if (st == AR_OK && r->first != SIZE_MAX)
-        AR_TRY(explain_one_sided(v, r->first));
-    return st == AR_OK ? ask_gradient_of_loss(v) : st;
+    AR_TRY(st);
+    AR_TRY(explain_one_sided(v, r->first));
+    return ask_gradient_of_loss(v, &known);
 }
 
 /* --- the report --------------------------------------------------------------------------------------------------- */
