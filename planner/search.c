@@ -427,7 +427,7 @@ static ar_status search_mesh(seeker *k)
 static void tell(const seeker *k, double fraction)
 {
     char what[64];
-    snprintf(what, sizeof what, "tp=%d cp=%d", k->mesh.tp, k->mesh.cp);
+    snprintf(what, sizeof what, "tp=%d cp=%d pp=%d", k->mesh.tp, k->mesh.cp, k->mesh.pp);
     if (k->s->progress)
         k->s->progress(k->s->user, fraction, what);
 }
@@ -441,13 +441,14 @@ static ar_status search_tp(seeker *k, int tp, double begin, double end)
         const int cp = k->divisor[i];
         if (of_tp % cp != 0 || !wanted(s->fixed.cp, cp))
             continue;
-        k->mesh = (ari_choice){.tp = tp, .cp = cp};
-        tell(k, begin + (end - begin) * i / k->divisors);
+        const double share = (end - begin) / k->divisors;
         for (int j = 0; j < k->divisors; j++) {
             const int pp = k->divisor[j], dp = of_tp / cp / pp;
             k->mesh = (ari_choice){.tp = tp, .cp = cp, .pp = pp, .dp = dp};
-            if (of_tp / cp % pp == 0 && wanted(s->fixed.pp, pp) && wanted(s->fixed.dp, dp))
-                AR_TRY(search_mesh(k));
+            if (of_tp / cp % pp != 0 || !wanted(s->fixed.pp, pp) || !wanted(s->fixed.dp, dp))
+                continue;
+            tell(k, begin + share * (i + (double)j / k->divisors));
+            AR_TRY(search_mesh(k));
         }
     }
     return AR_OK;

@@ -148,17 +148,15 @@ static void outside(ari_walk *w, void (*f)(ari_walk *w))
 static bool enter_micro(ari_walk *w, int micro)
 {
     const ar_parallel *p = &w->c->run.parallel;
-    size_t all = 0, start = 0, own = 0, other = 0;
+    const size_t ranks = w->ranks[ARI_AXIS_DP], longer = w->c->run.batch % ranks; /* the first have a sample more */
+    size_t start = 0, own = 0, first = 0, last = 0;
     ar_parallel_rows(p, w->c->run.batch, (int)w->at[ARI_AXIS_DP], micro, &start, &own);
-    for (size_t r = 0; r < w->ranks[ARI_AXIS_DP] && own > 0; r++) {
-        ar_parallel_rows(p, w->c->run.batch, (int)r, micro, &start, &other);
-        all += other;
-    }
-    ar_parallel_rows(p, w->c->run.batch, 0, micro, &start, &other);
+    ar_parallel_rows(p, w->c->run.batch, 0, micro, &start, &first);
+    ar_parallel_rows(p, w->c->run.batch, (int)ranks - 1, micro, &start, &last);
     w->micro = (size_t)micro;
     w->absent = own == 0;
-    take_samples(w, all, own);
-    return own > 0 || (other > 0 && ari_walk_zero(w) >= 2);
+    take_samples(w, own > 0 ? longer * first + (ranks - longer) * last : 0, own);
+    return own > 0 || (first > 0 && ari_walk_zero(w) >= 2);
 }
 
 static void micro_pass(ari_walk *w, ari_operation_pass which, int micro)
@@ -181,14 +179,11 @@ static int alike(const ari_walk *w, int i)
 /* Of n micro-batches from i on those that any rank has samples of: the first one, which has most, has them. */
 static size_t held_by_first(const ari_walk *w, int i, int n)
 {
-    size_t held = 0, start = 0, count = 0;
-    for (; n-- > 0; i++) {
-        ar_parallel_rows(&w->c->run.parallel, w->c->run.batch, 0, i, &start, &count);
-        if (count == 0)
-            break;
-        held++;
-    }
-    return held;
+    const ar_parallel *p = &w->c->run.parallel;
+    size_t start = 0, samples = 0;
+    ar_parallel_rows(&(ar_parallel){.dp = p->dp}, w->c->run.batch, 0, 0, &start, &samples);
+    const size_t from = (size_t)i, to = from + (size_t)n < samples ? from + (size_t)n : samples;
+    return to > from ? to - from : 0;
 }
 
 /* In the order of the micro-batches; or those that do the same as one, the first by itself: its weights are new. */
