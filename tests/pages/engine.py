@@ -103,6 +103,13 @@ def missing(shown, printed, page, rough=False):
     return None if len(parts) == 1 or printed[at:].endswith(parts[-1]) else parts[-1]
 
 
+def plugin_words():
+    """What gives pytest the plugin, if it is not installed."""
+    installed = [entry.name for found in importlib.metadata.distributions() for entry in found.entry_points
+                 if entry.group == "pytest11"]
+    return "" if "anyrank" in installed else "-p anyrank.pytest_plugin"
+
+
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
@@ -139,10 +146,7 @@ class Page:
         """A folder of programs for PATH, with those of this build and this Python."""
         place = self.folder / ".bin"
         place.mkdir()
-        plugins = [entry.name for one in importlib.metadata.distributions() for entry in one.entry_points
-                   if entry.group == "pytest11"]
-        plugin = "" if "anyrank" in plugins else "-p anyrank.pytest_plugin "
-        plugin += f"-p no:cacheprovider --anyrank-timeout=3600 --rootdir={self.folder}"
+        plugin = f"{plugin_words()} -p no:cacheprovider --anyrank-timeout=3600 --rootdir={self.folder}"
         for name, words in (("anyrank", COMMAND), ("python3", sys.executable),
                             ("pytest", f"{sys.executable} -m pytest {plugin}")):
             (place / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')

@@ -25,7 +25,8 @@ LONG = {"README.md", "check.md", "cluster.md", "context-parallel.md", "ddp.md", 
 DIFFERS = {
     "": [(r"\d+\.\d+ m?s(?=;|,|$|  same bits|  DIFFERENT)", "#"), (r"\b(in|waited) \d+\.\d+ m?s", r"\1 #"),
          (r"(?<![\w.])/\S*/", "")],
-    "pytest.md": [(r"in \d+\.\d+s", "in #s"), (r"in \S+ of test_mlp", "in NAME of test_mlp"), (r"\d+\.\d+", "#")],
+    "pytest.md": [(r"in \d+\.\d+s", "in #s"), (r"in \S+ of test_mlp", "in NAME of test_mlp"), (r"\.\./", ""),
+                  (r"-?\d+\.\d+(e[+-]\d+)?|\d+e[+-]\d+", "#")],
     "train.md": [(r"^( +\d+ +\S+ +\S+ +\S+) +\d+$", r"\1"), (r"[\d,]+ tokens/s", "# tokens/s")],
 }
 
@@ -54,6 +55,9 @@ PRINTED_BY = {
     done""",
     ("pipeline.md", "0F0,"): "anyrank plan llama-demo --pipeline --pp 2 --micro-batches 3 --csv s.csv > /dev/null && "
                              "sed -E 's/,?[01](SEND|RECV)_[^,]*//g' s.csv",
+    ("pytest.md", "E "): r"""
+    sed -i 's/mean().backward()/&\n    if mesh and mesh.get_rank() == 2:\n        model[0].bias.grad *= 1.001/' test_mlp.py
+    pytest -q test_mlp.py | grep '^E '""",
     ("plans.md", "forward: "): "anyrank plan paper --flow --tp 2 --sp --batch 4 --seq 512 --numerics native | tail -2",
 }
 
@@ -101,7 +105,7 @@ ELSEWHERE = {(page, start): where for where, page, starts in [
     ("tests/verify/pytorch_page_test.py", "pytorch.md", [
         "import anyrank", "anyrank verify one", "with anyrank", "c = anyrank", "spec =", "activations =", "model =",
         "$ anyrank grads", "verify: the same", "different: 14"]),
-    ("tests/python/pytest_page_test.py", "pytest.md", ["@pytest", "E ", "pip install torch"]),
+    ("tests/python/pytest_page_test.py", "pytest.md", ["pip install torch"]),
     ("tests/verify/pages_test.py", "verify.md", ['{"tool"']),
 ] for start in starts}
 
@@ -118,7 +122,7 @@ REASONS += [("mpirun", "no mpirun here")] if not shutil.which("mpirun") else []
 REASONS += [("jq ", "no jq here")] if not shutil.which("jq") else []
 if not os.path.exists(GPL) or hashlib.sha256(pathlib.Path(GPL).read_bytes()).hexdigest() != GPL_SHA256:
     REASONS.append((re.escape(GPL), f"another {GPL} here, or none"))
-REASONS += [(r"^pytest", f"no {name} here") for name in ("torch", "pytest") if not importlib.util.find_spec(name)]
+REASONS += [(r"\bpytest -q", f"no {name} here") for name in ("torch", "pytest") if not importlib.util.find_spec(name)]
 
 
 def find(rows, block):
