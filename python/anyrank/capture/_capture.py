@@ -450,7 +450,7 @@ class Capture:
                 continue
             self._has_gradients.add(name)
             if unseen and name in self._grads and version != version_of(grad) and not local_of(grad).any():
-                warnings.warn(f"step {self._step}: {name}.grad was set to zero before the end of the step was seen, and "
+                warnings.warn(f"step {self._step}: {name}.grad was set to zero before its end was seen, and "
                               "is not written: call gradients() when it is complete", stacklevel=2)
                 continue
             self._keep(f"{name}:grad", grad, whole_of(grad))

@@ -93,7 +93,7 @@ class Record:
         """A DTensor's part, which the spec may not contradict, with the samples in front as they are written."""
         part = part_of(self.groups.mesh, whole, local, name)
         base = value.base
-        check_told(name, part, self.spec.dims_of(base), self.spec.partial_of(base), self.groups.mesh.sizes)
+        check_told(name, part, self._told(base), self.spec.partial_of(base), self.groups.mesh.sizes)
         if value.samples is not None and part.runs[value.samples] != ((0, whole.shape[value.samples]),):
             value.samples = None
         return part if value.samples is None else part.fronted(value.samples)
@@ -148,20 +148,22 @@ class Record:
 
     # --- at the end ---------------------------------------------------------------------------------------------------
 
+    def _told(self, name: str) -> dict[str, typing.Any]:
+        """What the spec says of a tensor; "dp" means all dimensions that share out samples where none is called so."""
+        told, sizes = self.spec.dims_of(name), self.groups.mesh.sizes
+        over = self.groups.data if "dp" in told and "dp" not in sizes else []
+        return {**dict.fromkeys(over, told.get("dp")), **{n: d for n, d in told.items() if n in sizes or n in EXTRAS}}
+
     def _rule(self, name: str, value: Value) -> Rule:
         """What shares out a tensor besides what a DTensor knows."""
         mesh, data = self.groups.mesh, self.groups.data
-        told = self.spec.dims_of(name) if value.ndim else {}
+        told = self._told(name) if value.ndim else {}
         known = value.part.known if value.part else {}
         dims: dict[str, int | None] = {n: 0 for n in data if mesh.sizes[n] > 1} if value.per_sample else {}
         if value.part is None:
             check_packed(name, told, mesh.sizes)
-        for key, dim in told.items():
-            if key in EXTRAS:
-                continue
-            for n in data if key == "dp" and key not in mesh.sizes else [key]:
-                dims[n] = None if dim is None else value.written(dim)
-        kept = {n: d for n, d in dims.items() if d is not None and n in mesh.sizes and n not in known}
+        dims.update({n: None if dim is None else value.written(dim) for n, dim in told.items() if n not in EXTRAS})
+        kept = {n: d for n, d in dims.items() if d is not None and n not in known}
         zigzag = tuple(n for n in told.get("zigzag", ()) if n in kept and mesh.sizes[n] > 1)
         return Rule(kept, tuple(told.get("blocks") or ()), told.get("copies", 1), zigzag)
 

@@ -371,7 +371,8 @@ class Failing(FolderCase):
 
     def test_a_spec_that_contradicts_a_dtensor_or_matches_nothing_is_said(self) -> None:
         def said(folder: pathlib.Path, spec: typing.Any) -> str:
-            model = tensor_parallel(Model(), mesh_of((2,), ("tp",)))
+            of_data = "dp" in str(spec)
+            model = (fsdp if of_data else tensor_parallel)(Model(), mesh_of((2,), ("fsdp" if of_data else "tp",)))
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 try:
@@ -389,6 +390,7 @@ class Failing(FolderCase):
             ({"shard": {"blocks.?.3.bias:*": {"tp": 0}}}, "by its DTensor tp divides no dimension, the spec says 0"),
             ({"shard": {up: {"tp": {"dim": 0, "zigzag": True}}}}, "tp divides dimension 0, the spec says 0 in a zig"),
             ({"shard": {up: {"tp": 0, "blocks": [2, 1]}}}, "of whose parts 'blocks' in the spec cannot be true"),
+            ({"shard": {down: {"dp": 1}}}, "by its DTensor fsdp divides dimension 0, the spec says 1"),
             ({"partial": {down: "tp"}}, "blocks.0.3.weight:init: is partial over tp by the spec, and not"),
             ({"shard": {"block.?.1.weight:init": {"tp": 0}, "*:v": {"tp": 0}}},
              "matches 'block.?.1.weight:init' (the nearest is 'blocks.")]
