@@ -261,7 +261,7 @@ def test_never(anyrank_spawn):
 def test_row(anyrank_compare):
     anyrank_compare(Row, step, spec=SPEC)
 ''')
-        text = self.pytest("-n", "2", "--anyrank-dump=kept")
+        text = self.pytest("-n", "2", "--anyrank-dump=kept", fresh=True)  # whose workers begin anew
         self.assertIn("6 passed", text)
         self.assertIn("anyrank: 6 comparisons with one rank", text)
         self.assertEqual(len(list((self.path / "kept").iterdir())), 6)
