@@ -81,7 +81,7 @@ template <class T> ar_status across_lines(ar_device *d, ar_queue *q, const group
     const size_t blocks = g.x.matrices() * bundles * stretches;
     const ari_divisor by_stretches = ari_divisor_of(stretches), by_bundles = ari_divisor_of(bundles);
     return launch_blocks(d, q, blocks, GROUPS * SPLIT * 4, [=] ARI_ON_GPU(const block &b) {
-        ARI_SHARED int32_t found[GROUPS * SPLIT];
+        ARI_SHARED(int32_t, found, [GROUPS * SPLIT]);
         size_t stretch = b.index, bundle = ari_divide(&by_stretches, &stretch);
         const size_t at = ari_divide(&by_bundles, &bundle), first = bundle * GROUPS, from = stretch * STRETCH;
         const size_t to = cols - from < STRETCH ? cols : from + STRETCH;

@@ -36,33 +36,37 @@ struct multiply_tile {
 
     ARI_ON_GPU void operator()(const block &own) const
     {
-        ARI_SHARED uint32_t left[SIDE * PADDED], right[SIDE * PADDED];
-        ARI_SHARED int32_t sums[SIDE * SIDE];
+        struct tiles {
+            uint32_t left[SIDE * PADDED], right[SIDE * PADDED];
+            int32_t sums[SIDE * SIDE];
+        };
+        ARI_SHARED(tiles, shared, [1]);
         const size_t across = (b.rows + SIDE - 1) / SIDE, down = (a.rows + SIDE - 1) / SIDE;
         const size_t matrix = own.index / (across * down);
         const size_t row = own.index / across % down * SIDE, col = own.index % across * SIDE;
         const size_t rows = a.rows - row < SIDE ? a.rows - row : SIDE, cols = b.rows - col < SIDE ? b.rows - col : SIDE;
         const words x = a, y = b;
         const size_t k_end = k;
-        own.each(rows * SIDE, [&](size_t i) { sums[i] = 0; });
+        own.each(rows * SIDE, [&](size_t i) { shared->sums[i] = 0; });
         for (size_t from = 0; from < k_end; from += SIDE) {
             own.each((rows > cols ? rows : cols) * SIDE, [&](size_t i) {
                 const size_t line = i / SIDE, word = i % SIDE;
-                left[line * PADDED + word] = x.word(matrix, row + line, from + word, k_end);
-                right[line * PADDED + word] = y.word(matrix, col + line, from + word, k_end);
+                shared->left[line * PADDED + word] = x.word(matrix, row + line, from + word, k_end);
+                shared->right[line * PADDED + word] = y.word(matrix, col + line, from + word, k_end);
             });
             own.each(rows * SIDE, [&](size_t i) {
-                int32_t sum = sums[i];
+                int32_t sum = shared->sums[i];
                 for (size_t word = 0; word < SIDE && i % SIDE < cols; word++)
-                    sum = dot_bytes(sum, left[i / SIDE * PADDED + word], right[i % SIDE * PADDED + word]);
-                sums[i] = sum;
+                    sum =
+                        dot_bytes(sum, shared->left[i / SIDE * PADDED + word], shared->right[i % SIDE * PADDED + word]);
+                shared->sums[i] = sum;
             });
         }
         int32_t *to = c + matrix * c_step + row * c_ld + col;
         const size_t ld = c_ld;
         own.each(rows * SIDE, [&](size_t i) {
             if (i % SIDE < cols)
-                to[i / SIDE * ld + i % SIDE] = sums[i];
+                to[i / SIDE * ld + i % SIDE] = shared->sums[i];
         });
     }
 };

@@ -21,11 +21,11 @@
  *     b.max(n, f)   the largest f(i), int32_t; INT32_MIN of none
  *
  * Outside the members all threads of a block do the same: a variable set there is each thread's own copy of one value,
- * and a global address is not written there. ARI_SHARED before an array makes it the block's own. Sums across blocks:
- * atomic_add and atomic_max, of integers. dot_bytes(sum, a, b): sum + the products of the four signed bytes of one word
- * with those of another, which a GPU does at once. There are no sums of floats whose order is not written down. fault():
- * what the kernel was given is what it must not be, which the host could not see; the device fails with AR_ERR_DEVICE, a
- * GPU for good.
+ * and a global address is not written there. ARI_SHARED(float, x, [8]) is one array, perhaps of structs, of the block's
+ * own: a kernel has at most one. Sums across blocks: atomic_add and atomic_max, of integers. dot_bytes(sum, a, b): sum
+ * + the products of the four signed bytes of one word with those of another, which a GPU does at once. There are no
+ * sums of floats whose order is not written down. fault(): what the kernel was given is what it must not be, which the
+ * host could not see; the device fails with AR_ERR_DEVICE, a GPU for good.
  *
  * The emulated device runs i and b.index upwards, or downwards where ANYRANK_EMULATED_ORDER is "backward": a kernel
  * that depends on an order gives other bits. Where it is "threads", the 16 threads of a block, or N in "threads:N",

@@ -146,7 +146,7 @@ template <bool TEN> struct pack_tile {
 
     ARI_ON_GPU void operator()(const block &b) const
     {
-        ARI_SHARED four<int32_t> tile[ROWS * LD / 4];
+        ARI_SHARED(four<int32_t>, tile, [ROWS * LD / 4]);
         const uint32_t number = static_cast<uint32_t>(b.index), tiles = down * across;
         const uint32_t at = number / tiles, in_matrix = number % tiles;
         const size_t first_row = in_matrix / across * ROWS; /* of the source */

@@ -54,7 +54,7 @@ ar_status copy_tiles(ar_device *d, ar_queue *q, const view<T> &to, const view<co
     const size_t down = ceil_div(to.shape[2], side), across = ceil_div(to.shape[3], side);
     const ari_divisor by_down = ari_divisor_of(down), by_across = ari_divisor_of(across);
     return launch_blocks(d, q, to.matrices() * down * across, side * side, [=] ARI_ON_GPU(const block &b) {
-        ARI_SHARED F tile[side][side + 1];
+        ARI_SHARED(F, tile, [side][side + 1]);
         size_t at = b.index, line = ari_divide(&by_across, &at);
         const size_t matrix = ari_divide(&by_down, &line), row = line * side, col = at * side;
         const size_t rows = to.shape[2] - row, cols = to.shape[3] - col;

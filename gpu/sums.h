@@ -145,7 +145,7 @@ ar_status add_native(ar_device *d, ar_queue *q, const sums_of<native_sums, N> &t
 {
     constexpr size_t ROWS = 256, COLUMNS = 16, TILE = ROWS * COLUMNS;
     return launch_blocks(d, q, ceil_div(cols, COLUMNS), TILE, [=] ARI_ON_GPU(const block &b) {
-        ARI_SHARED float tile[N * TILE];
+        ARI_SHARED(float, tile, [N * TILE]);
         const size_t first = b.index * COLUMNS, left = cols - first, n = left < COLUMNS ? left : COLUMNS;
         for (size_t from = 0; from < rows; from += ROWS) {
             const size_t rest = rows - from, count = rest < ROWS ? rest : ROWS;

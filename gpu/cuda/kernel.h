@@ -10,7 +10,7 @@
 
 #define ARI_GPU ari_cuda
 #define ARI_ON_GPU __device__
-#define ARI_SHARED __shared__
+#define ARI_SHARED(type, name, extents) __shared__ type name extents
 
 namespace ari_cuda
 {

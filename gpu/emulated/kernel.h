@@ -11,7 +11,12 @@
 
 #define ARI_GPU ari_emulated
 #define ARI_ON_GPU
-#define ARI_SHARED static thread_local
+/* Every thread of the host has one room for the arrays of the block that it runs, as a GPU's multiprocessor has: an array
+ * of each kernel's own would be 340 KB of every thread that is ever made. A second one in a kernel does not compile. */
+#define ARI_SHARED(type, name, extents)                                                             \
+    constexpr bool one_shared_array_a_kernel = sizeof(type extents) <= sizeof ::ari_emulated::room; \
+    static_assert(one_shared_array_a_kernel, "a GPU's block has no more");                          \
+    type(&name) extents = *reinterpret_cast<type(*) extents>(::ari_emulated::room)
 
 /* A function's hot loop is compiled once per x86-64 level; the loader picks. The bits are the same. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(ARI_SANITIZED) && defined(__OPTIMIZE__)
@@ -22,6 +27,8 @@
 
 namespace ari_emulated
 {
+
+alignas(64) inline thread_local unsigned char room[48 * 1024];
 
 /* What runs after what: a launch's blocks, or elements, and a member's upwards; all of these downwards; a block's
  * threads apart. */

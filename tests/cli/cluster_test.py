@@ -11,6 +11,7 @@ BINARY (or the environment variable ANYRANK) is another build; default build/any
 import json
 import os
 import pathlib
+import struct
 import subprocess
 import sys
 import tempfile
@@ -339,6 +340,14 @@ class ManyRanks(ClusterTest):
             one = self.run_of(model, "--tp", "8", "--dp", "8", "--batch", "8", "--seq", "16", "--steps", "1",
                               "--skip-f64", "--strict-predictions")
         self.assertEqual((one["result"], one["layout"]["world"]), ("same", 64))
+
+    def test_a_thread_has_little_of_its_own(self):
+        """Two threads of each rank pay for every thread_local of the program, whether they use it or not."""
+        elf = pathlib.Path(COMMAND).read_bytes()
+        at, size, n = struct.unpack_from("<Q14xHH", elf, 32)[0], *struct.unpack_from("<HH", elf, 54)
+        headers = [struct.unpack_from("<I36xQ", elf, at + i * size) for i in range(n)]
+        own = [memory for kind, memory in headers if kind == 7]  # PT_TLS
+        self.assertTrue(own and sum(own) < 100000, own)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ ar_status neighbour_in_the_next_member(ar_device *d, ar_queue *q, ar_buf x)
 {
     int64_t *w = words_of(x);
     return launch_blocks(d, q, 1, N, [=](const block &b) {
-        ARI_SHARED int64_t seen[N];
+        ARI_SHARED(int64_t, seen, [N]);
         b.each(N, [&](size_t i) { seen[i] = w[(i + 1) % N] + 1; });
         b.each(N, [&](size_t i) { w[i] = seen[N - 1 - i]; });
     });
@@ -45,7 +45,7 @@ ar_status dropped_barrier(ar_device *d, ar_queue *q, ar_buf x)
 {
     int64_t *w = words_of(x);
     return launch_blocks(d, q, 1, N, [=](const block &b) {
-        ARI_SHARED int64_t seen[N];
+        ARI_SHARED(int64_t, seen, [N]);
         each_without_barrier(b, N, [&](size_t i) { seen[i] = static_cast<int64_t>(i); });
         each_without_barrier(b, N, [&](size_t i) { w[i] = seen[N - 1 - i]; });
     });
@@ -55,7 +55,7 @@ ar_status shared_memory_of_the_block_before(ar_device *d, ar_queue *q, ar_buf x)
 {
     int64_t *w = words_of(x);
     return launch_blocks(d, q, 8, N, [=](const block &b) {
-        ARI_SHARED int64_t seen[N];
+        ARI_SHARED(int64_t, seen, [N]);
         b.each(N, [&](size_t i) { seen[i] = static_cast<int64_t>(b.index + i); });
         b.each(N, [&](size_t i) { w[b.index * N + i] = seen[N - 1 - i]; });
     });
