@@ -140,7 +140,8 @@ class Wheel(unittest.TestCase):
 
     def test_the_source_distribution_installs_with_a_compiler(self):
         programs, environment = self.environment(list(pythons().values())[-1], os.environ["PATH"])
-        self.passes([programs / "pip", "install", self.file("*.tar.gz")], environment=environment)
+        said = self.passes([programs / "pip", "install", "-v", self.file("*.tar.gz")], environment=environment)
+        self.assertGreater(len(re.findall(r"\[ *\d+[/%].*\] *Building C object", said)), 100, "no progress is told")
         self.try_command(programs, environment)
         said = self.passes([programs / "python", "-m", "anyrank.tests"], environment=environment, cwd=self.folder)
         self.assertRegex(said, r"\n\d\d+ passed, 0 failed")
