@@ -20,12 +20,13 @@ typedef struct ari_account_early {
     double bytes; /* 0: there is none */
 } ari_account_early;
 
-/* The blocks in which an attention goes through its scores: the most bytes that one takes forward, and in the two loops
- * of the backward pass; bytes of the last one's scores and their gradients. Of so many samples, a window, heads. */
+/* The blocks in which an attention goes through its scores: the most bytes that one takes forward, in the two loops of
+ * the backward pass, and where the second makes it again; bytes of the last one's scores and their gradients. Of so many
+ * samples, a window, heads. */
 typedef struct ari_account_blocks {
     size_t samples, window, heads; /* samples 0: none are known */
-    double most[3], last;
-    bool whole; /* of matrices */
+    double most[4], last;
+    bool whole, several; /* of matrices; there is more than one */
 } ari_account_blocks;
 
 /* What a micro-batch holds in a stage, from its forward pass to the end of its backward pass, or of the half of that
@@ -97,7 +98,8 @@ typedef struct ari_account {
     double outside[ARI_MEMORY_KINDS]; /* of `now`, when it began */
     double later[ARI_MEMORY_KINDS];   /* of the life's */
     bool again;                       /* in its second forward pass */
-    double queries;                   /* bytes of the queries by heads, which the keys are laid out beside */
+    double queries;                   /* bytes beside norms of queries and keys: of queries by heads, beside that of
+                                         keys; backward of all gradients by heads and of the context's */
     bool prepared;                    /* that has made the input of its first product; else the part was given it */
     ari_account_value waiting;        /* the gradient, until that has ended */
 } ari_account;

@@ -60,6 +60,12 @@ bool ari_account_is_qk_norm(ari_role role)
     return role == ARI_Q_NORM || role == ARI_K_NORM;
 }
 
+/* What is there besides while queries or keys are normalised. */
+static double beside_qk(const ari_account *a, ari_role role)
+{
+    return (a->pass == ARI_PASS_BACKWARD && !a->again) || role == ARI_K_NORM ? a->queries : 0.0;
+}
+
 /* A rank's part, laid out by itself, then the parts of all, of which one of each head's copies is taken. All of it ends
  * but the last, which the norm takes. */
 void ari_account_qk_gather(ari_account *a, const ari_operation *op)
@@ -69,11 +75,12 @@ void ari_account_qk_gather(ari_account *a, const ari_operation *op)
         return;
     const double gathered = own * (double)op->call[0].ranks;
     const bool arranged = op->input[0].local[0] * op->input[0].local[1] != 1;
-    take(a, own + gathered);
+    const double beside = beside_qk(a, op->role);
+    take(a, beside + own + gathered);
     ari_account_touch(a, arranged ? gathered : 0.0);
     give(a, own);
     ari_account_touch(a, gathered != all ? all : 0.0);
-    give(a, gathered);
+    give(a, beside + gathered);
 }
 
 /* What is normalised stays with the scales of its rows. The result is there until it has been rotated: of queries beside
@@ -86,15 +93,15 @@ void ari_account_qk_norm(ari_account *a, const ari_operation *op)
     ari_account_take(a, ARI_MEMORY_ATTENTION, x + ari_account_norm_rows(op));
     if (op->role == ARI_Q_NORM)
         a->queries = own;
-    const double laid = (op->role == ARI_K_NORM ? a->queries : 0.0) + own;
+    const double laid = beside_qk(a, op->role) + own;
     ari_account_touch(a, x + (gain > laid ? gain : laid));
 }
 
-/* Gradients by heads are still there. In place, of a copy. */
+/* In place, of a copy. */
 void ari_account_qk_norm_backward(ari_account *a, const ari_operation *op)
 {
     const double x = ari_account_bytes(&op->input[0]);
-    ari_account_touch(a, a->x.bytes + x + ari_account_gain(a, op));
+    ari_account_touch(a, beside_qk(a, op->role) + x + ari_account_gain(a, op));
     ari_account_give(a, ARI_MEMORY_ATTENTION, x + ari_account_norm_rows(op));
 }
 
@@ -181,8 +188,9 @@ static double as_left(const ari_account *a, const block *b, double scores, doubl
 }
 
 /* What a block takes in its turn, in the three loops. Scores that become probabilities, and with dropout those that it
- * leaves, then also their gradients, twice where somebody listens. */
-typedef enum loop { FORWARD, MEASURE, ADD } loop;
+ * leaves, then also their gradients, twice where somebody listens. The last loop has the only block as it is, and makes
+ * each of several again. */
+typedef enum loop { FORWARD, MEASURE, ADD, AGAIN, LOOPS } loop;
 
 static double block_bytes(const ari_account *a, const heads *h, const block *b, loop in)
 {
@@ -190,17 +198,17 @@ static double block_bytes(const ari_account *a, const heads *h, const block *b, 
     const double probs = WORD * b->scores, bare = in == FORWARD || a->config->score_cap == 0.0 ? 0.0 : probs;
     const double kept = a->c->run.dropout > 0.0 ? 2.0 * probs : probs;
     const double beside = in == FORWARD ? 0.0 : probs, twice = in == MEASURE && a->c->tapped ? probs : 0.0;
-    const double values = in == ADD ? (a->exact ? WORD * b->piece : rounded(a, b->piece, b->rows * d))
+    const double values = in >= ADD ? (a->exact ? WORD * b->piece : rounded(a, b->piece, b->rows * d))
                                     : as_left(a, b, b->scores, b->keys * d);
     const double made =
         in == FORWARD ? probs + of_scores : kept + bare + beside + (of_scores > twice ? of_scores : twice);
     const double used = kept + beside + values;
-    return made > used ? made : used;
+    return in == ADD || used > made ? used : made;
 }
 
 static void see_block(ari_account_blocks *to, const ari_account *a, const heads *h, const block *b)
 {
-    for (int in = FORWARD; in <= ADD; in++) {
+    for (int in = FORWARD; in < LOOPS; in++) {
         const double bytes = block_bytes(a, h, b, (loop)in);
         to->most[in] = bytes > to->most[in] ? bytes : to->most[in];
     }
@@ -219,20 +227,24 @@ static ar_status walk_blocks(ari_account_blocks *to, const ari_account *a, const
         visible[i] = ari_order_keys(order, ar_positions_at(&order->rows, i));
     ari_score_blocks blocks =
         ari_score_blocks_of(order, visible, h->batch, h->kv, h->group, AR_CPU_BLOCK_BYTES / sizeof(float), h->ring > 1);
+    size_t alike = blocks.whole ? 1 : blocks.samples * blocks.kv_heads * blocks.group, n = 0;
     to->whole = blocks.whole;
     if (!blocks.whole)
         blocks.samples = blocks.kv_heads = blocks.group = 1;
-    for (ar_part at = {0}; ari_next_block(&blocks, &at);) {
+    for (ar_part at = {0}; ari_next_block(&blocks, &at); n++) {
         const size_t left = blocks.samples * blocks.kv_heads - at.matrix, last = (left - 1) % at.matrices + 1;
         block b = block_at(a, h, &at);
         see_block(to, a, h, &b);
         if (!blocks.whole)
             continue;
+        alike = (left - 1) / at.matrices + 1;
+        n = 1;
         at.matrices = last; /* those between are like the first one */
         b = block_at(a, h, &at);
         see_block(to, a, h, &b);
         break;
     }
+    to->several = n * alike > 1;
     free(visible);
     return AR_OK;
 }
@@ -251,6 +263,7 @@ static ar_status find_blocks(ari_account *a, const heads *h, size_t layer)
     *to = (ari_account_blocks){.samples = h->batch, .window = order.window, .heads = h->heads};
     if (h->rows <= MOST_QUERIES)
         return walk_blocks(to, a, h, &order);
+    to->several = true;
     const ar_part high = {.matrices = 1, .rows = ARI_BLOCK_ROWS, .cols = h->seq};
     const block b = block_at(a, h, &high);
     see_block(to, a, h, &b);
@@ -357,7 +370,7 @@ static void go_back(ari_account *a, const key_sums *k)
     take(a, a->blocks.last);
     take(a, 2.0 * k->sums);
     give(a, a->blocks.last);
-    ari_account_touch(a, a->blocks.most[ADD]);
+    ari_account_touch(a, a->blocks.most[a->blocks.several ? AGAIN : ADD]);
 }
 
 ar_status ari_account_attend_backward(ari_account *a, const ari_operation *op)
@@ -386,6 +399,7 @@ ar_status ari_account_attend_backward(ari_account *a, const ari_operation *op)
     if (a->c->tapped)
         ari_account_touch(a, h.q);
     give(a, made);
+    a->queries = made + a->x.bytes;
     ari_account_finish(a, &a->x);
     a->x = (ari_account_value){made, ARI_MEMORY_WORKSPACE, false};
     return AR_OK;

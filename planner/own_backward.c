@@ -43,9 +43,12 @@ static void put_off(ari_account *a, const ari_operation *op)
     const ari_memory_kind kind = ari_account_kind(op);
     const double x = ari_account_bytes(&op->input[0]), dy = ari_account_values(op->outputs, op->output);
     const bool of_block = a->dropped == 0.0 && op->role == ARI_DOWN;
+    const bool first = op->role == ARI_Q || op->role == ARI_QKV; /* its X is the block's own where no norm is before */
+    const bool given = a->within == AR_RECOMPUTE_FULL ? first && !ar_config_norm_before(a->config)
+                                                      : op->role != ARI_OUT && !a->prepared;
     a->puts_off = true;
     a->life->later[kind] += x + dy;
-    if (a->within == AR_RECOMPUTE_SELECTIVE && op->role != ARI_OUT && !a->prepared)
+    if (a->within != AR_RECOMPUTE_NONE && given)
         a->later[kind] += x;
     if (!a->dy.kept)
         return;

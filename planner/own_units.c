@@ -193,6 +193,7 @@ void ari_account_units_step(ari_account *a, const ari_operation *op)
         take_weights(a, root, NULL);
         return;
     }
+    ari_account_touch(a, sizeof(float)); /* the loss, beside what is still under way */
     settle(a);
     release_weights(a, root);
 }

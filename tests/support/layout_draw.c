@@ -371,8 +371,8 @@ static bool is_legal(layout_draw *d)
     if (d->order != AR_MLP_COLUMN_ROW && ar_plan_add_mlp_order(&d->plan, d->config.arch, d->order) != AR_OK)
         return false;
     const int ranks = ar_parallel_world(&d->parallel), most = d->kind == DRAW_STAGES ? LAYOUT_DRAW_RANKS : MOST_RANKS;
-    return ranks <= most && d->seq <= LAYOUT_DRAW_SEQ && d->config.heads <= LAYOUT_DRAW_HEADS &&
-           (ranks > 1 || d->kind == DRAW_TENSORS) &&
+    return ranks <= most && d->seq <= LAYOUT_DRAW_SEQ && d->batch * d->seq <= LAYOUT_DRAW_TOKENS &&
+           d->config.heads <= LAYOUT_DRAW_HEADS && (ranks > 1 || d->kind == DRAW_TENSORS) &&
            ar_parallel_check(&d->parallel, &d->config, &d->plan, d->batch, d->seq) == AR_OK;
 }
 

@@ -408,6 +408,24 @@ Test(compare, equal_values_in_other_memory_than_predicted_are_a_wrong_prediction
     ari_reference_fini(&w.ref);
 }
 
+Test(compare, a_rank_that_holds_a_byte_more_for_a_moment_is_told_unless_the_device_decides_it)
+{
+    whole_run w;
+    ar_rank_memory counted[2];
+    whole_run_init(&w, tiny_models[TINY_STACK], 2);
+    for (int r = 0; r < 2; r++)
+        cr_assert_eq(ari_memory_of_rank(&counted[r], &w.cluster, r), AR_OK, "%s", ar_error_message());
+    counted[1].peak++;
+    for (int device = AR_DEVICE_CPU; device < AR_DEVICE_KINDS; device++) {
+        ar_check_run run = {.bytes_predicted = 0};
+        w.cluster.run.device.kind = (ar_device_kind)device;
+        cr_assert_eq(ari_check_memory(&run, &w.cluster, counted), AR_OK, "%s", ar_error_message());
+        cr_expect_eq(strstr(run.memory_difference, "memory of rank 1, most of a step") != NULL, device == AR_DEVICE_CPU,
+                     "%s", run.memory_difference);
+    }
+    ari_reference_fini(&w.ref);
+}
+
 Test(compare, a_tensor_that_no_rank_reports_is_a_difference)
 {
     whole_run w;

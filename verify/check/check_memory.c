@@ -45,13 +45,13 @@ static void raise(ar_rank_memory *most, const ar_rank_memory *m)
 #undef RAISE
 }
 
-/* What nobody predicts to the byte: the device packs the integers of exact products in a form of its own. */
+/* What nobody predicts to the byte: a GPU packs operands of products, and cuts scores into blocks, in its own way. With
+ * ZeRO-3 the root unit's operands stay for a step. */
 static bool is_left_out(const ari_cluster_options *o, size_t field)
 {
-    const bool packed = o->run.parallel.zero == 3 && o->run.numerics == AR_NUMERICS_EXACT;
-    if (field == offsetof(ar_rank_memory, stored) && packed) /* the root unit's, for a step */
-        return true;
-    return field == offsetof(ar_rank_memory, operands) || field == offsetof(ar_rank_memory, peak);
+    return o->run.device.kind != AR_DEVICE_CPU &&
+           (field == offsetof(ar_rank_memory, operands) || field == offsetof(ar_rank_memory, peak) ||
+            (field == offsetof(ar_rank_memory, stored) && o->run.parallel.zero == 3));
 }
 
 static void compare(ar_check_run *run, const ari_cluster_options *o, int rank, const ar_rank_memory *counted,
