@@ -48,10 +48,10 @@ def _find(folder: str) -> tuple[str, str] | None:
     names = sorted(os.listdir(folder))
     latest = next((name for name in ("latest_checkpointed_iteration.txt", "latest") if name in names), None)
     if latest:
-        with open(os.path.join(folder, latest), encoding="utf-8") as file:
-            told = file.read(200).strip()
-        inside = os.path.join(folder, f"iter_{int(told):07d}" if told.isdigit() else told)
-        if told and not os.path.dirname(told) and os.path.isdir(inside):
+        with open(os.path.join(folder, latest), encoding="utf-8", errors="replace") as file:
+            told = file.read(200).strip().replace("\0", "?")
+        inside = os.path.join(folder, f"iter_{int(told):07d}" if told.isdecimal() else told)
+        if told not in ("", ".", "..") and not os.path.dirname(told) and os.path.isdir(inside):
             return _find(inside)
         if latest != "latest" or told.startswith("global_step"):  # this program's own checkpoints have a `latest` too
             raise AnyrankError(f"{folder}: {latest} names {told!r}, and there is no such checkpoint in the folder")

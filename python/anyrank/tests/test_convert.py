@@ -173,6 +173,9 @@ class Pickles(FolderCase):
         self.refused("several checkpoints", "iter_0000001, iter_0000002")
         (self.path / "source" / "latest_checkpointed_iteration.txt").write_text("7")
         self.refused("latest_checkpointed_iteration.txt names '7'")
+        for told in (b".", b"..", "\u00b2".encode(), b"\xff", b"7\0"):  # folders that are no checkpoint, and no text
+            (self.path / "source" / "latest_checkpointed_iteration.txt").write_bytes(told)
+            self.refused("latest_checkpointed_iteration.txt names ")
         with self.assertRaises(ValueError):
             convert.convert(self.path / "source", self.path / "out", weights="best")
         (self.path / "source" / "latest_checkpointed_iteration.txt").write_text("1")
