@@ -22,7 +22,8 @@ AR_NODISCARD ar_status ari_transport_check(const ari_transport_values *v, const 
 /** This process's place among those that the launcher started; *gives = NULL with sim. All are to have been started
  * with the same subcommand and options, those of one process alone apart. Where the launcher's processes do not all
  * come, the program ends with words about it, some seconds after the timeout. check_calls: as ar_process_options.
- * Gives; ari_transport_end. Errors: AR_ERR_ARG (share_gpus or open_store without nccl, other options), ar_process_create's. */
+ * Gives; ari_transport_end. Errors: AR_ERR_ARG (share_gpus or open_store without nccl, other options),
+ * ar_process_create's. */
 AR_NODISCARD ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v, const ari_args_spec *spec,
                                            const void *values, double timeout_s, bool check_calls);
 /** Leaves the others, when what is to be printed has been: an error ends them too. NULL: nothing to leave. */
