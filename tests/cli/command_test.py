@@ -660,7 +660,8 @@ class Others(CommandTest):
         causes = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/causes.md").read_text(encoding="utf-8"), re.MULTILINE)
         self.assertGreater(len(causes), 100)
         said = set()
-        for path in [*ROOT.glob("tests/**/*.[chp]*"), *ROOT.glob("python/anyrank/tests/*.py")]:
+        for path in [path for folder in ("tests", "python/anyrank/tests") for suffix in ("c", "h", "py")
+                     for path in (ROOT / folder).rglob(f"*.{suffix}")]:
             for listed in re.findall(r'"([\w |]+)[":]', path.read_text(encoding="utf-8")):
                 said.update(listed.split())
         self.assertEqual([cause for cause in causes if cause not in said], [])
