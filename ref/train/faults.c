@@ -206,7 +206,8 @@ ar_status ari_fault_weights(const ari_unit *u, ar_pass pass)
 /* A reduction that does not wait for the kernels which write the gradients: the memory as it is before the first. */
 ar_status ari_fault_pack_before_backward(ar_ddp *d)
 {
-    if (!ar_faulty(d->ctx, AR_FAULT_comm_before_producer) || d->options.mode != AR_BUCKETS_OVERLAP)
+    /* From ZeRO-2 on a bucket has no memory before its unit goes backward. */
+    if (!ar_faulty(d->ctx, AR_FAULT_comm_before_producer) || d->options.mode != AR_BUCKETS_OVERLAP || d->stage > 1)
         return AR_OK;
     for (size_t i = 0; i < d->trained; i++)
         AR_TRY(ari_bucket_pack_early(&d->slots[i]));
