@@ -15,6 +15,7 @@
 #include "ref/core/clock.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 /* Clients read at once, whatever their process does: one that does not take a message for so long is lost. */
 #define CLIENT_NS UINT64_C(5000000000)
@@ -98,7 +99,7 @@ static void lose(ari_server *s, int r, const char *how)
         return;
     close(from->fd);
     from->fd = -1;
-    snprintf(text, sizeof text, "rank %d (%s) %s", r, from->name, how);
+    snprintf(text, sizeof text, "rank %d (%s) %s", r, ARI_SHOW(from->name), how);
     if (!from->said_bye)
         fail(s, AR_ERR_ABORTED, NULL, -1, text);
 }
@@ -129,7 +130,7 @@ static void find_refusal(const ari_server *s, const ari_hello *from, char *text,
         snprintf(text, size, "another rank %u (%s) has come, of ranks 0 to %d", from->rank, ARI_SHOW(from->name),
                  s->size - 1);
     else if (s->client[from->rank].fd >= 0)
-        snprintf(text, size, "two processes have rank %u: %s and %s", from->rank, s->client[from->rank].name,
+        snprintf(text, size, "two processes have rank %u: %s and %s", from->rank, ARI_SHOW(s->client[from->rank].name),
                  ARI_SHOW(from->name));
 }
 

@@ -558,6 +558,8 @@ MUTANTS = [
      "plan/lint_test"),
     ("no slope is in doubt", "verify/reference/sensitivity.c",
      "m->ref->kinks = count_in_doubt(m);", "m->ref->kinks = 0;", "verify/sensitivity_test"),
+    ("what all slopes in doubt do at once is allowed", "verify/reference/sensitivity.c",
+     "else if (!is_whole(r))", "else", "verify/sensitivity_test"),
     ("memory that a layout does not predict is no difference", "verify/check/check_run.c",
      "run->memory_difference[0] == '\\0' && ", "", "verify/compare_test"),
     # --- cli

@@ -437,8 +437,9 @@ void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_
     fprintf(to, "\n");
     if (fault != AR_FAULT_NONE)
         fprintf(to, "injected: %s (%s)%s\n", ar_fault_name(fault), ar_fault_text(fault),
-                changed ? ""
-                        : "; it changed nothing here (without MODEL and layout those are taken in which it matters)");
+                changed  ? ""
+                : native ? "; it changed nothing here by more than is allowed"
+                         : "; it changed nothing here (without MODEL and layout those are taken in which it matters)");
     if (checked[0].has_net_fault) {
         char what[128];
         ar_sim_fault_describe(&checked[0].net_fault, what, sizeof what);

@@ -293,6 +293,33 @@ Test(sensitivity, a_slope_in_doubt_is_allowed_where_the_argument_is_near_0_and_n
     remove_folder(folder);
 }
 
+/* Were all of them on one side at once, the norm of one rank's gradients alone would be allowed. */
+Test(sensitivity, many_slopes_in_doubt_do_not_hide_a_fault)
+{
+    static const ar_parallel layout = {.dp = 2, .tp = 2};
+    char folder[64];
+    make_folder(folder);
+    write_file(folder, "config.json",
+               "{\"model_type\": \"llama\", \"vocab_size\": 64, \"hidden_size\": 32, \"intermediate_size\": 64, "
+               "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "
+               "\"hidden_act\": \"relu\"}");
+    ar_check_options o = check_layouts(folder, &layout, 1, 4, 8);
+    o.run.numerics = AR_NUMERICS_NATIVE;
+    o.run.precision = AR_PRECISION_BF16;
+    o.run.steps = 1;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.clip = 1.0;
+    for (int faulty = 0; faulty < 2; faulty++) {
+        o.run.fault = faulty ? AR_FAULT_gradnorm_first_rank_only : AR_FAULT_NONE;
+        ar_check_report *r = check_or_fail(&o);
+        cr_expect_eq(r->run[0].result, faulty ? AR_CHECK_DIFFERENT : AR_CHECK_SAME, "%g of %s", r->run[0].max_ratio,
+                     r->run[0].ratio_tensor);
+        cr_expect_gt(r->kinks, 1000u);
+        ar_check_report_destroy(r);
+    }
+    remove_folder(folder);
+}
+
 Test(sensitivity, exact_numerics_take_no_precision)
 {
     static const ar_parallel one = {.tp = 1};

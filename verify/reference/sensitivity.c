@@ -76,7 +76,7 @@ typedef struct measured_run {
     uint64_t seed; /* 0: without noise */
     int step;
     bool kinked;    /* without noise: arguments in doubt are on one side of their kink or the other: */
-    uint32_t sides; /* 2n and 2n + 1 on opposite ones; 0 and 1: all of them on one side */
+    uint32_t sides; /* 2n and 2n + 1 on opposite ones; 0 and 1: all of them on one side (is_whole) */
     size_t bent;    /* the tensor whose slopes are asked for */
     double *spread; /* [ref->count] largest |noisy - quiet| */
     bool tells;     /* of those at once, the calling thread's */
@@ -204,6 +204,14 @@ static ar_status set_doubts(measuring *m)
 
 /* --- kinks -------------------------------------------------------------------------------------------------------- */
 
+/* Pairs of runs in which each slope in doubt is once the one and once the other. In the first pair all that may be are,
+ * which no right run does: it tells what the argument's own gradient may be off by, element by element. What that does to
+ * other tensors the drawn pairs tell, of the arguments that rounding itself was seen to carry over. */
+static bool is_whole(const measured_run *r)
+{
+    return r->sides < 2;
+}
+
 /* Where an argument may be on either side of a kink, so may its slope. The first noisy run notes what goes into one. */
 static double kink_of(void *user, const char *argument, const char *gradient, int step)
 {
@@ -216,14 +224,15 @@ static double kink_of(void *user, const char *argument, const char *gradient, in
     if (r->seed == 1)
         r->m->argument[at] = from;
     r->bent = at;
-    return r->kinked ? ref->tensor[from].allowed : -1.0;
+    const ari_ref_tensor *t = &ref->tensor[from];
+    return !r->kinked ? -1.0 : is_whole(r) ? t->allowed : t->allowed / ari_sensitivity_safety(t->count);
 }
 
 static double slope_of(void *user, size_t element)
 {
     const measured_run *r = user;
-    const uint32_t pair = r->sides / 2, drawn = ari_random_u32(pair, element, (uint32_t)r->bent, 0);
-    return (double)(((pair > 0 ? drawn : 0) ^ r->sides) & 1);
+    const uint32_t drawn = is_whole(r) ? 0 : ari_random_u32(r->sides / 2, element, (uint32_t)r->bent, 0);
+    return (double)((drawn ^ r->sides) & 1);
 }
 
 /* Whether an argument may be on the other side of its kink, at 0; in later steps also by what earlier kinks moved. */
@@ -254,7 +263,7 @@ static ar_status hear_kinked(void *user, const char *name, char pass, int ndim, 
             continue;
         if (argument < m->ref->count && in_doubt(m, argument, k))
             t->beside[k] = fmaxf(t->beside[k], (float)apart);
-        else
+        else if (!is_whole(r))
             m->kinked[i] = fmax(m->kinked[i], apart);
     }
     return AR_OK;
@@ -382,8 +391,6 @@ static ar_status allow_once(measuring *m, measured_run *runs)
     return allow_all(m, runs);
 }
 
-/* Where slopes are in doubt: pairs of runs, in each of which every slope is once the one and once the other; all alike,
- * then drawn, because what two of them do may cancel out. */
 static ar_status allow_kinks(measuring *m, const measured_run *runs)
 {
     m->ref->kinks = count_in_doubt(m);
