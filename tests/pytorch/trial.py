@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "python")]
@@ -27,27 +26,18 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import cases  # noqa: E402
+from forks import fork_ranks  # noqa: E402
 
 
 def on_ranks(world, function, folder):
     """Runs function(rank) in `world` forked processes with a gloo group; True if all of them came back well."""
-    store, pids = tempfile.mktemp(dir=folder), []
-    for rank in range(world):
-        pid = os.fork()
-        if pid:
-            pids.append(pid)
-            continue
-        status = 1
-        try:
-            if world > 1:
-                dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-            function(rank)
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(status)
-    return all(os.waitpid(pid, 0)[1] == 0 for pid in pids)
+    store = tempfile.mktemp(dir=folder)
+
+    def run(rank):
+        if world > 1:
+            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+        function(rank)
+    return fork_ranks(world, run)
 
 
 def verify(anyrank, reference, other, rule, folder):

@@ -5,12 +5,10 @@ What is in the way is replaced in the process before the program starts: the ren
 accelerator is the CPU, "nccl" is gloo, and `cuda:0` or a rank in `.to()` is the CPU. Nothing else is changed.
 """
 
-import contextlib
 import os
 import pathlib
 import runpy
 import sys
-import traceback
 
 import torch
 import torch.distributed as dist
@@ -19,29 +17,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import anyrank
-
-
-def fork_ranks(world, function):
-    """Runs function(rank) in `world` forked processes; True if all of them ended well."""
-    pids = []
-    for rank in range(world):
-        pid = os.fork()
-        if pid:
-            pids.append(pid)
-            continue
-        status = 1
-        try:
-            function(rank)
-            status = 0
-        except SystemExit as end:
-            status = end.code or 0
-        except BaseException:
-            traceback.print_exc()
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
-    return all([os.waitpid(pid, 0)[1] == 0 for pid in pids])
 
 
 def run(program, arguments, rank, world, folder, log, environment, seed, bug=None):

@@ -31,6 +31,7 @@ import hf_trainer  # noqa: E402
 import launch  # noqa: E402
 import trial  # noqa: E402
 from catalog import BY_NAME, PROGRAMS, SOURCES  # noqa: E402
+from forks import fork_ranks  # noqa: E402
 from runs import RIGHT  # noqa: E402
 from wrong import BROKEN, BUGS  # noqa: E402
 
@@ -75,7 +76,7 @@ class Programs:
             arguments = [a.format(**words) for a in (*program.arguments, *case.arguments)]
             whole = {"program": run / program.file, "arguments": arguments, "world": case.world, "folder": at,
                      "log": at / "log", "environment": {"TP": str(case.tp)}, "seed": case.seed, "bug": BUGS.get(bug)}
-            if launch.fork_ranks(case.world, lambda rank: launch.run(rank=rank, **whole)):
+            if fork_ranks(case.world, lambda rank: launch.run(rank=rank, **whole)):
                 return run / "dump"
         return None
 
