@@ -358,8 +358,9 @@ double ari_sensitivity_safety(size_t elements)
     return fmax(ARI_NOISE_SAFETY, pow(1e6, 1.0 / ((double)elements * ARI_NOISE_SEEDS)));
 }
 
-/* No stored result can be asked to be nearer than the format's next number. What kinks do has the other safety already,
- * in the choice of the arguments that are in doubt, but for what so few elements may hide. */
+/* No stored result can be asked to be nearer than the format's next number. What kinks do was not sampled from a right
+ * run, but from one with half of all slopes in doubt on the other side: it has a safety of its own, and that of tensors so
+ * small that the draws may hide more. */
 static void allow(const measuring *m, const measured_run *runs)
 {
     const ari_reference *ref = m->ref;
