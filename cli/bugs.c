@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "anyrank/fault.h"
-#include "anyrank/lint.h"
 #include "cli/bugs.h"
 #include "cli/command.h"
 #include "cli/options/run.h"
@@ -52,41 +51,14 @@ static ar_status print(void)
     return st;
 }
 
-/* What lint says of a fault in the case in which it matters. Gives. */
-static ar_status lint_json(json_t **gives, ar_fault fault)
-{
-    const ari_fault_case at = ari_fault_case_of(fault);
-    const char *unseen = ar_lint_cannot_see(fault);
-    ar_run run = ari_fault_run_of(&at, fault, 1, 0);
-    ar_lint_report *r = NULL;
-    ar_config config;
-    if (unseen) {
-        *gives = json_pack("{s:b, s:s}", "sees", 0, "why", unseen);
-        return AR_OK;
-    }
-    AR_TRY(ari_fault_case_load(&config, &run.plan, &at));
-    AR_TRY(ar_lint(&r, &run, &config));
-    *gives = r->count == 0 ? json_pack("{s:b, s:s}", "sees", 0, "why", "")
-                           : json_pack("{s:b, s:s, s:o, s:o}", "sees", 1, "rule", ar_lint_rule_name(r->finding[0].rule),
-                                       "module", ari_json_text_or_null(r->finding[0].module), "axis",
-                                       ari_json_text_or_null(r->finding[0].axis));
-    ar_lint_report_destroy(r);
-    return AR_OK;
-}
-
 /* Gives. */
-static ar_status json_list(json_t **gives)
+static json_t *json_list(void)
 {
-    ar_status st = AR_OK;
     json_t *list = json_array();
-    for (int i = 1; i < AR_FAULT_COUNT && st == AR_OK; i++) {
-        json_t *lint = NULL;
-        st = lint_json(&lint, (ar_fault)i);
-        json_array_append_new(list, json_pack("{s:s, s:s, s:o}", "name", ar_fault_name((ar_fault)i), "text",
-                                              ar_fault_text((ar_fault)i), "lint", lint));
-    }
-    *gives = list;
-    return st;
+    for (int i = 1; i < AR_FAULT_COUNT; i++)
+        json_array_append_new(
+            list, json_pack("{s:s, s:s}", "name", ar_fault_name((ar_fault)i), "text", ar_fault_text((ar_fault)i)));
+    return list;
 }
 
 /* The result of either kind. Takes `faults`. */
@@ -233,13 +205,7 @@ static ar_status list_or_run(void *values, int *exit_code)
         return run(v, exit_code);
     if (ari_wants_text(&v->common))
         AR_TRY(print());
-    json_t *list = NULL;
-    const ar_status st = v->common.json ? json_list(&list) : AR_OK;
-    if (st != AR_OK || !v->common.json) {
-        json_decref(list);
-        return st;
-    }
-    return end(list, NULL, &v->common);
+    return v->common.json ? end(json_list(), NULL, &v->common) : AR_OK;
 }
 
 const ari_args_spec ari_bugs_spec = {

@@ -3,7 +3,6 @@
 #include "cli/command.h"
 #include "cli/plan.h"
 #include "ref/io/json.h"
-#include "verify/faults/fault_case.h"
 
 typedef struct lint_values {
     ari_common common;
@@ -14,9 +13,6 @@ typedef struct lint_values {
 static const ari_option options[] = {
     ARI_PLANNED_OPTIONS(1, ARI_ZERO_HELP),
     ARI_OPTION_GROUP(ari_pipeline_options, r),
-    ARI_OPTION_STRING("inject", r.inject, "BUG",
-                      "put a known fault into the list of operations; without MODEL, in a case in which it matters",
-                      .choices = ari_fault_names, .more = "A fault that no type shows is refused, with the reason."),
     {0},
 };
 
@@ -26,44 +22,6 @@ static const ari_positional positionals[] = {
                    .choices = ari_model_names),
     {0},
 };
-
-/* What was not given, from the case in which the fault matters. */
-static ar_status take_case(lint_values *v)
-{
-    const ari_fault_case c = ari_fault_case_of(v->r.run.fault);
-    ar_run *run = &v->r.run;
-    const ar_fault fault = run->fault;
-    *run = (ar_run){.model = c.run.model,
-                    .parallel = c.run.parallel,
-                    .ddp = c.run.ddp,
-                    .batch = c.run.batch,
-                    .seq = c.run.seq,
-                    .clip = c.run.clip,
-                    .dropout = c.run.dropout,
-                    .optimizer = run->optimizer};
-    run->plan.mlp_order = c.order;
-    AR_TRY(ari_args_again(&ari_lint_spec, v));
-    run->fault = fault;
-    return AR_OK;
-}
-
-static ar_status complete(lint_values *v)
-{
-    const char *unseen = NULL;
-    if (v->r.inject) {
-        AR_TRY(ar_fault_parse(&v->r.run.fault, v->r.inject));
-        unseen = ar_lint_cannot_see(v->r.run.fault);
-    }
-    if (unseen)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "lint cannot see %s: %s; 'anyrank check --inject %s' shows it",
-                            v->r.inject, unseen, v->r.inject);
-    if (v->r.run.model)
-        return AR_OK;
-    if (!v->r.inject)
-        return ar_error_set(AR_ERR_ARG, "MODEL is missing: a folder with a config.json, or a bundled name such as "
-                                        "llama-demo");
-    return take_case(v);
-}
 
 static void print(FILE *to, const ar_lint_report *r, const ari_step_case *c)
 {
@@ -98,12 +56,12 @@ static json_t *finding_json(const ar_lint_finding *f)
                      f->needs, "repair", f->repair);
 }
 
-static json_t *as_json(const ar_lint_report *r, const ari_step_case *c, const char *inject)
+static json_t *as_json(const ar_lint_report *r, const ari_step_case *c)
 {
     json_t *o = ari_planned_json("lint", c), *findings = json_array();
     for (size_t i = 0; i < r->count; i++)
         json_array_append_new(findings, finding_json(&r->finding[i]));
-    json_object_set_new(o, "fault", ari_json_text_or_null(inject));
+    json_object_set_new(o, "fault", json_null()); /* there is none in a list */
     json_object_set_new(o, "result", json_string(r->count > 0 ? "findings" : "clean"));
     json_object_set_new(o, "operations", json_integer((json_int_t)r->operations));
     json_object_set_new(o, "values", json_integer((json_int_t)r->values));
@@ -117,7 +75,9 @@ static ar_status run(void *values, int *exit_code)
     ari_step_case c;
     ar_lint_report *r = NULL;
     ar_status st = AR_OK;
-    AR_TRY(complete(v));
+    if (!v->r.run.model)
+        return ar_error_set(AR_ERR_ARG, "MODEL is missing: a folder with a config.json, or a bundled name such as "
+                                        "llama-demo");
     AR_TRY_TO(done, st, ari_planned_case(&c, &config, &v->r, &v->common));
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &config));
@@ -126,7 +86,7 @@ static ar_status run(void *values, int *exit_code)
     if (ari_wants_text(&v->common))
         print(stdout, r, &c);
     if (v->common.json)
-        st = ari_json_end(as_json(r, &c, v->r.inject), &v->common);
+        st = ari_json_end(as_json(r, &c), &v->common);
 done:
     ar_lint_report_destroy(r);
     ari_layout_unload(&c.run);
@@ -140,8 +100,7 @@ const ari_args_spec ari_lint_spec = {
     .summary = "Checks a layout without running numbers: types every value of a training step along each axis of the "
                "mesh, and finds missing, double and misplaced communication.",
     .example = "anyrank lint llama-demo --tp 4 --sp\n"
-               "anyrank lint config.json --dp 2048 --tp 8 --sp --zero 1 --batch 4096\n"
-               "anyrank lint --inject column_dx_not_reduced",
+               "anyrank lint config.json --dp 2048 --tp 8 --sp --zero 1 --batch 4096",
     .options = options,
     .positionals = positionals,
     .common_at = offsetof(lint_values, common),

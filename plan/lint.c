@@ -34,9 +34,7 @@ const char *ari_lint_axis_name(int axis)
 {
     if (axis < ARI_PLACED_AXES)
         return ari_axis_name(axis);
-    return axis == ARI_LINT_NO_AXIS ? ""
-           : axis == ARI_LINT_MICRO ? "micro-batches"
-                                    : ari_call_group_name(ARI_OVER_COPIES);
+    return axis == ARI_LINT_NO_AXIS ? "" : ari_call_group_name(ARI_OVER_COPIES);
 }
 
 /* --- repairs ------------------------------------------------------------------------------------------------------ */
@@ -151,27 +149,14 @@ static void complete(ar_lint_finding *out, const ari_lint_found *found, const ar
     out->layers = op->layer == ARI_NO_LAYER ? 0 : found->row.layers;
 }
 
-/* The list, a fault put into it, typed. */
-static ar_status walk(ari_lint_state *l, const ari_step_case *c)
-{
-    const char *fault = ar_fault_name(c->run.fault);
-    ari_lint_editor e = {.c = c, .fault = c->run.fault, .visit = ari_lint_visit, .user = l};
-    AR_TRY(ari_operations_pipeline(c, ari_lint_edit, &e));
-    if (c->run.fault != AR_FAULT_NONE && e.edits == 0)
-        return ar_error_set(AR_ERR_ARG,
-                            "fault %s changes nothing in this model and layout: 'anyrank lint --inject %s' alone takes "
-                            "some in which it does",
-                            fault, fault);
-    return ari_lint_end(l);
-}
-
 static ar_status report_of(ar_lint_report *r, const ari_step_case *c)
 {
     ari_lint_findings f = {.st = AR_OK};
     ari_lint_state l;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_lint_begin(&l, &f, r, c));
-    AR_TRY_TO(done, st, walk(&l, c));
+    AR_TRY_TO(done, st, ari_operations_pipeline(c, ari_lint_visit, &l));
+    AR_TRY_TO(done, st, ari_lint_end(&l));
     AR_TRY_TO(done, st, ari_alloc((void **)&r->finding, f.count, sizeof *r->finding, "the findings of lint"));
     for (r->count = 0; r->count < f.count; r->count++)
         complete(&r->finding[r->count], &f.found[r->count], c->config);
@@ -193,10 +178,11 @@ ar_status ar_lint(ar_lint_report **gives, const ar_run *run, const ar_config *co
     /* Nor on when shares are reduced and gathered, which is what ZeRO's stages differ in. */
     c.run.parallel.zero = run->parallel.zero > 0;
     c.run.parallel.dp_replicate = 1;
-    const char *unseen = run->fault == AR_FAULT_NONE ? NULL : ar_lint_cannot_see(run->fault);
-    if (unseen)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "lint cannot see %s: %s; 'anyrank check --inject' shows it",
-                            ar_fault_name(run->fault), unseen);
+    if (run->fault != AR_FAULT_NONE)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "lint types the list of operations, in which no fault is; 'anyrank "
+                            "check --inject %s' shows it",
+                            ar_fault_name(run->fault));
     AR_TRY(ar_run_check(&c.run, config));
     AR_TRY(ari_alloc_zero((void **)&r, 1, sizeof *r, "the report of lint"));
     AR_TRY_TO(done, st, report_of(r, &c));

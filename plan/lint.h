@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of ar_lint: types and their rules (lint_rules.c), the walk that gives every value its type (lint_walk.c),
- * operation by operation (lint_pass.c, lint_gradient.c, lint_step.c) and stage by stage (lint_stage.c), what it finds
- * (lint.c), and injected faults as edits of the list (lint_faults.c). */
+ * operation by operation (lint_pass.c, lint_gradient.c, lint_step.c) and stage by stage (lint_stage.c), and what it
+ * finds (lint.c). */
 #ifndef ARI_PLAN_LINT_H
 #define ARI_PLAN_LINT_H
 
@@ -10,9 +10,9 @@
 
 /* --- types -------------------------------------------------------------------------------------------------------- */
 
-/* Along what a value has a type: the axes of the mesh, and the neighbouring ranks that hold copies of a KV head.
- * Micro-batches, and no axis at all, are for reports alone. */
-enum { ARI_LINT_COPIES = ARI_PLACED_AXES, ARI_LINT_AXES, ARI_LINT_MICRO = ARI_LINT_AXES, ARI_LINT_NO_AXIS };
+/* Along what a value has a type: the axes of the mesh, and the neighbouring ranks that hold copies of a KV head. No axis
+ * at all is for reports alone. */
+enum { ARI_LINT_COPIES = ARI_PLACED_AXES, ARI_LINT_AXES, ARI_LINT_NO_AXIS = ARI_LINT_AXES };
 typedef struct ari_lint_type {
     ar_placement at[ARI_LINT_AXES];
 } ari_lint_type;
@@ -77,25 +77,6 @@ void ari_lint_find(ari_lint_findings *f, const ari_operation *op, int axis, ar_l
 void ari_lint_find_placed(ari_lint_findings *f, const ari_operation *op, int axis, const ari_lint_verdict *v);
 /** "tp". Static storage. */
 const char *ari_lint_axis_name(int axis);
-
-/* --- faults ------------------------------------------------------------------------------------------------------- */
-
-/* Passes the operations on to `visit`, with the edits of a fault. */
-typedef struct ari_lint_editor {
-    const ari_step_case *c;
-    ar_fault fault;
-    ari_operation_visitor visit;
-    void *user;
-    size_t edits;    /* made so far */
-    size_t unspread; /* parameters whose gradients are no longer summed over tp, and not yet taken out of a bucket */
-    bool any_micro;
-    size_t first_micro; /* the micro-batch that came first */
-    bool holds;         /* an operation waits for the next one */
-    ari_operation held;
-} ari_lint_editor;
-
-/** A visitor; user: the editor. */
-ar_status ari_lint_edit(void *user, const ari_operation *op);
 
 /* --- the walk ----------------------------------------------------------------------------------------------------- */
 
@@ -163,7 +144,6 @@ typedef struct ari_lint_state {
     uint32_t *record_at, *param_at; /* [places]: number, from 1, of what is called so; 0: none */
     /* Of the step. */
     ari_lint_type targets, loss, weights;
-    bool per_micro;                  /* targets are counted in each micro-batch */
     ar_placement summed;             /* gradients over dp, after their sums */
     size_t partial[ARI_PLACED_AXES]; /* parameters whose gradients are terms along the axis, each rank's */
     size_t reduced[ARI_PLACED_AXES]; /* those that buckets sum */

@@ -307,9 +307,6 @@ static ari_lint_type cross_entropy(ari_lint_state *l, const ari_operation *op, a
 
 static void check_count(ari_lint_state *l, const ari_operation *op)
 {
-    if (l->per_micro && l->c->run.parallel.micro_batches > 1)
-        ari_lint_find(l->f, op, ARI_LINT_MICRO, AR_LINT_local_count, "V", "I",
-                      "count the targets of all micro-batches before the first one, and divide each loss by that");
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
         char repair[AR_LINT_REPAIR];
         snprintf(repair, sizeof repair, "all-reduce the number of targets over %s, and divide by the sum",

@@ -9,7 +9,7 @@ static const ar_placement whole = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM, 0};
 static void find(ari_lint_state *l, const ari_operation *op, int axis, ar_lint_rule rule, const char *has,
                  const char *needs, const char *repair)
 {
-    if (axis == ARI_LINT_MICRO || (axis != ARI_LINT_NO_AXIS && l->size[axis] > 1))
+    if (axis != ARI_LINT_NO_AXIS && l->size[axis] > 1)
         ari_lint_find(l->f, op, axis, rule, has, needs, repair);
 }
 
@@ -51,9 +51,8 @@ static void broadcast(ari_lint_state *l, const ari_operation *op)
 
 static void targets(ari_lint_state *l, const ari_operation *op)
 {
-    const bool first = op->stage == 0 || op->pass != ARI_PASS_STEP; /* each rank of a pipeline counts them */
+    const bool first = op->stage == 0; /* each rank of a pipeline counts them */
     ari_lint_type count = l->weights;
-    l->per_micro = op->pass != ARI_PASS_STEP;
     ari_lint_over_dp(&count, term); /* what is left of that, the loss tells */
     ari_lint_collectives(l, op, &count, 1, NULL, &op->output[0]);
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)

@@ -402,7 +402,7 @@ ar_status ari_lint_visit(void *user, const ari_operation *op)
         ari_lint_end_of_passes(l);
     check_extents(l, op);
     ari_lint_stage(l, op);
-    if (passes && op->kind != ARI_OPERATION_TARGETS)
+    if (passes)
         ari_lint_pass_operation(l, op);
     else
         ari_lint_step_operation(l, op);

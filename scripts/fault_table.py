@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/faults.md: anyrank bugs --run --curves --json - | scripts/fault_table.py
-and that of docs/lint.md: anyrank bugs --json - | scripts/fault_table.py --lint"""
+"""The table of docs/faults.md: anyrank bugs --run --curves --json - | scripts/fault_table.py"""
 
 import json
 import sys
@@ -65,21 +64,8 @@ def row(fault):
     return [link, layout(fault), *where, moved, *seen]
 
 
-def print_lint(faults):
-    print("| fault | lint finds | first in |\n|---|---|---|")
-    for fault in faults:
-        lint, link = fault["lint"], f"[{fault['name']}](faults.md#{fault['name']})"
-        axis = f" ({lint['axis']})" if lint.get("axis") else ""
-        where = f"`{lint['module']}`{axis}" if lint.get("module") else axis.strip()
-        print(f"| {link} | `{lint['rule']}` | {where} |" if lint["sees"] else f"| {link} | no: {lint['why']} | |")
-    print(f"\n{sum(fault['lint']['sees'] for fault in faults)} of the {len(faults)}.")
-
-
 def main():
     faults = json.load(sys.stdin)["faults"]
-    if "--lint" in sys.argv[1:]:
-        print_lint(faults)
-        return
     print("| " + " | ".join(COLUMNS) + " |")
     print("|---" * len(COLUMNS) + "|")
     for fault in faults:

@@ -53,7 +53,7 @@ typedef struct ar_lint_finding {
     char module[AR_LINT_MODULE];  /* "model.layers.*.mlp.down_proj.bias": * stands for all layers; "" of no part */
     const char *operation, *pass; /* "product", "backward". Static storage */
     size_t first_layer, layers;   /* that have it; 0 layers: outside of the blocks */
-    const char *axis;             /* "tp", "dp", "KV copies", "micro-batches"; "": every rank. Static storage */
+    const char *axis;             /* "tp", "dp", "KV copies"; "": every rank. Static storage */
     char has[AR_LINT_PLACED];     /* "P(sum)", or a shape; "V": different on every rank, and no part of anything */
     char needs[AR_LINT_PLACED];
     char repair[AR_LINT_REPAIR]; /* "all-reduce over tp" */
@@ -67,17 +67,14 @@ typedef struct ar_lint_report {
 } ar_lint_report;
 
 /** Types one training step of a model under the run's layout, plan and batch. Nothing runs and no weights are read:
- *  time and memory grow with the layers, and not with ranks, batch or widths. run->fault, unless AR_FAULT_NONE, is put
- *  into the list of operations first.
+ *  time and memory grow with the layers, and not with ranks, batch or widths.
  *  Gives:    *gives, also where there is nothing to find; ar_lint_report_destroy.
- *  Errors:   those of ar_run_check; AR_ERR_UNSUPPORTED (a fault that lint cannot see; says why), AR_ERR_ARG (a fault
- *            that changes nothing in this layout), AR_ERR_OVERFLOW, AR_ERR_MEMORY. On error nothing is given.
+ *  Errors:   those of ar_run_check; AR_ERR_UNSUPPORTED (run->fault: no list has one), AR_ERR_OVERFLOW, AR_ERR_MEMORY.
+ *            On error nothing is given.
  *  Threads:  safe. */
 AR_NODISCARD ar_status ar_lint(ar_lint_report **gives, const ar_run *run, const ar_config *config);
 /** Accepts NULL. */
 void ar_lint_report_destroy(ar_lint_report *r);
-/** Why no type shows a fault; NULL where ar_lint finds it. Static storage. */
-const char *ar_lint_cannot_see(ar_fault f);
 
 AR_END_DECLS
 #endif

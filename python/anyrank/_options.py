@@ -952,7 +952,6 @@ class LintOptions(typing.TypedDict, total=False):
     schedule_pp: Path
     virtual_stages: int
     stages: Counts
-    inject: Text
     threads: int
     seed: int
 
@@ -1029,8 +1028,6 @@ OPTIONS["lint"] = {
     "stages": Option('Counts',
         "with --pp: layers of each stage, as 3,5,4 (default: evenly, and where that cannot be, one more in "
         "the middle)"),
-    "inject": Option('Text',
-        "put a known fault into the list of operations; without MODEL, in a case in which it matters"),
     "threads": Option('int',
         "threads of the whole process (default: the number of cores)"),
     "seed": Option('int',

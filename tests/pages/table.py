@@ -65,6 +65,7 @@ PRINTED_BY = {
 WRITTEN = {
     "modules.md": ["column-row.json", "row-column.json", "sequence.json", "not-summed.json"],
     "plans.md": ["paper/config.json", "small.json"],
+    "lint.md": ["wrong.json"],
 }
 
 # What a block of C stands behind: declarations, and the parameters of the function that it is inside; None: of none.

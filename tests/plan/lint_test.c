@@ -14,7 +14,7 @@ TestSuite(lint, .timeout = 300);
 
 enum { DRAWS = 200, FIRST_SEED = 4100 };
 
-static ar_run run_of(const layout_draw *d, ar_fault fault)
+static ar_run run_of(const layout_draw *d)
 {
     return (ar_run){.model = "draw",
                     .plan = d->plan,
@@ -26,8 +26,7 @@ static ar_run run_of(const layout_draw *d, ar_fault fault)
                     .clip = d->clip,
                     .dropout = d->dropout,
                     .loss = d->loss,
-                    .ddp = d->ddp,
-                    .fault = fault};
+                    .ddp = d->ddp};
 }
 
 /* In a third of the draws ranks share sequences, in a sixth layers too. With sequence parallelism collectives go beside
@@ -52,7 +51,7 @@ Test(lint, random_right_layouts_have_nothing_to_find)
     layout_histogram h = {0};
     for (int i = 0; i < DRAWS; i++) {
         const layout_draw d = draw(i);
-        const ar_run run = run_of(&d, AR_FAULT_NONE);
+        const ar_run run = run_of(&d);
         ar_lint_report *r = NULL;
         layout_histogram_add(&h, &d);
         cr_assert_eq(ar_lint(&r, &run, &d.config), AR_OK, "%s\n%s", ar_error_message(), TEXT(d));
@@ -76,7 +75,7 @@ Test(lint, random_plans_are_right_or_wrong_as_they_are_drawn)
         uint64_t seed = d.seed;
         if (!plan_draw_knows(&d.config))
             continue;
-        ar_run run = run_of(&d, AR_FAULT_NONE);
+        ar_run run = run_of(&d);
         ar_lint_report *r = NULL;
         const bool split = d.parallel.tp > 1, broken = split && i % 3 != 0;
         plan_draw(text, &seed, &d.config, (plan_draw_options){.sp = split && d.parallel.sp, .wrong = broken});
@@ -95,55 +94,18 @@ Test(lint, random_plans_are_right_or_wrong_as_they_are_drawn)
     cr_expect(wrong >= 50 && right >= 150, "%d wrong, %d right", wrong, right);
 }
 
-/* Where an edit changes nothing, the fault does not apply; each that lint claims to see applies somewhere. */
-Test(lint, a_fault_that_lint_sees_is_found_in_every_layout_that_it_changes)
-{
-    char text[LAYOUT_DRAW_TEXT];
-    int found[AR_FAULT_COUNT] = {0};
-    for (int i = 0; i < DRAWS; i++) {
-        const layout_draw d = draw(i);
-        for (int f = 1; f < AR_FAULT_COUNT; f++) {
-            const ar_run run = run_of(&d, (ar_fault)f);
-            ar_lint_report *r = NULL;
-            if (ar_lint_cannot_see((ar_fault)f))
-                continue;
-            const ar_status st = ar_lint(&r, &run, &d.config);
-            cr_expect(st == AR_ERR_ARG || (st == AR_OK && r->count > 0), "%s: %d\n%s", ar_fault_name((ar_fault)f),
-                      (int)st, TEXT(d));
-            found[f] += st == AR_OK;
-            ar_lint_report_destroy(r);
-        }
-    }
-    for (int f = 1; f < AR_FAULT_COUNT; f++)
-        cr_expect(ar_lint_cannot_see((ar_fault)f) || found[f] >= 5, "%s applies to %d draws",
-                  ar_fault_name((ar_fault)f), found[f]);
-}
-
-Test(lint, a_fault_that_no_type_shows_is_refused_with_the_reason)
-{
-    const layout_draw d = draw(0);
-    for (int f = 1; f < AR_FAULT_COUNT; f++) {
-        const ar_run run = run_of(&d, (ar_fault)f);
-        const char *why = ar_lint_cannot_see((ar_fault)f);
-        ar_lint_report *r = NULL;
-        if (!why)
-            continue;
-        cr_expect_gt(strlen(why), 30, "%s has a row in the table", ar_fault_name((ar_fault)f));
-        cr_expect_eq(ar_lint(&r, &run, &d.config), AR_ERR_UNSUPPORTED);
-        cr_expect_null(r);
-        cr_expect_not_null(strstr(ar_error_message(), why));
-    }
-}
-
-Test(lint, a_layout_that_the_model_cannot_have_is_refused)
+Test(lint, what_the_model_or_a_list_cannot_have_is_refused)
 {
     layout_draw d = draw(0);
-    ar_run run = run_of(&d, AR_FAULT_NONE);
+    ar_run run = run_of(&d);
     ar_lint_report *r = NULL;
     run.parallel.tp = 1 << 20;
     cr_expect_neq(ar_lint(&r, &run, &d.config), AR_OK);
     cr_expect_null(r);
-    ar_lint_report_destroy(r);
+    run = run_of(&d);
+    run.fault = AR_FAULT_column_dx_not_reduced;
+    cr_expect_eq(ar_lint(&r, &run, &d.config), AR_ERR_UNSUPPORTED);
+    cr_expect_null(r);
 }
 
 /* --- rules -------------------------------------------------------------------------------------------------------- */
@@ -367,7 +329,7 @@ static size_t findings(const layout_draw *d, breaker *b)
     ari_lint_findings f = {.st = AR_OK};
     ar_lint_report counts = {0};
     ari_lint_state l;
-    ari_step_case c = {.run = run_of(d, AR_FAULT_NONE), .config = &d->config};
+    ari_step_case c = {.run = run_of(d), .config = &d->config};
     c.run.numerics = AR_NUMERICS_NATIVE;
     cr_assert_eq(ari_lint_begin(&l, &f, &counts, &c), AR_OK);
     b->l = &l;

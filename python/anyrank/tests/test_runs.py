@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pathlib
 import shutil
@@ -82,10 +83,16 @@ class Results(FolderCase):
         self.assertFalse(report)
         self.assertEqual((first.tensor, first.cause, report.exit_status), ("lm_head:bwd", "missing_all_reduce", 1))
 
+    def wrong_plan(self) -> pathlib.Path:
+        rule = {"modules": "layers.*.self_attn.o_proj", "style": "rowwise", "input": "R", "output": "P(sum)"}
+        path = self.path / "plan.json"
+        path.write_text(json.dumps({"rules": [rule]}), encoding="utf-8")
+        return path
+
     def test_lint_plan_and_train(self) -> None:
-        lint = anyrank.lint("llama-demo", tp=2, inject="column_dx_not_reduced")
+        lint = anyrank.lint("llama-demo", tp=2, plan=self.wrong_plan())
         self.assertFalse(lint.ok)
-        self.assertEqual((lint.first and lint.first.rule, len(lint.findings)), ("missing_reduction", 3))
+        self.assertEqual((lint.first and lint.first.rule, len(lint.findings)), ("missing_reduction", 1))
         plan = anyrank.plan("llama-3-8b", gpus=16)
         assert plan.best is not None
         self.assertTrue(plan.best.fits and plan.best.seconds and plan.best.seconds > 0)
@@ -93,7 +100,7 @@ class Results(FolderCase):
         self.assertEqual((len(train.loss), train.steps, len(train.weights_hash or "")), (2, 2, 64))
 
     def test_a_report_is_text_json_and_html(self) -> None:
-        report = anyrank.lint("llama-demo", tp=2, inject="column_dx_not_reduced")
+        report = anyrank.lint("llama-demo", tp=2, plan=self.wrong_plan())
         shown = report._repr_html_()
         self.assertIn("<td>missing_reduction</td>", shown)
         self.assertNotIn("http", shown.lower())
