@@ -434,7 +434,16 @@ typedef struct sequential_module {
     ar_module **child; /* [n] */
     size_t n;
     bool own;
+    size_t under;   /* the child that runs as under sequence parallelism, as no other does; SIZE_MAX: none */
+    bool positions; /* a plan splits the positions of some value here */
 } sequential_module;
+
+static bool enter(const sequential_module *m, ar_ctx *ctx, size_t i)
+{
+    const bool before = ctx->sp;
+    ctx->sp = before || i == m->under;
+    return before;
+}
 
 static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                          const ar_batch *batch)
@@ -442,8 +451,16 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     const sequential_module *m = (const sequential_module *)base;
     ar_tensor in = *x;
     *y = in;
+    if (m->positions && x->ndim < 3)
+        return ar_error_set(AR_ERR_SHAPE,
+                            "%s: the plan splits positions, S(1), and the value has %d dimensions, expected [samples, "
+                            "positions, features]; features are S(-1)",
+                            base->name, x->ndim);
     for (size_t i = 0; i < m->n; i++) {
-        AR_TRY(ar_module_forward(m->child[i], ctx, saved, y, &in, batch));
+        const bool sp = enter(m, ctx, i);
+        const ar_status st = ar_module_forward(m->child[i], ctx, saved, y, &in, batch);
+        ctx->sp = sp;
+        AR_TRY(st);
         in = *y;
     }
     return AR_OK;
@@ -456,7 +473,10 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     const sequential_module *m = (const sequential_module *)base;
     ar_tensor d = *dy, next = d;
     for (size_t i = m->n; i-- > 0;) {
-        AR_TRY(ar_module_backward(m->child[i], ctx, saved, i > 0 || dx ? &next : NULL, &d, batch));
+        const bool sp = enter(m, ctx, i);
+        const ar_status st = ar_module_backward(m->child[i], ctx, saved, i > 0 || dx ? &next : NULL, &d, batch);
+        ctx->sp = sp;
+        AR_TRY(st);
         d = next;
     }
     if (dx)
@@ -481,7 +501,8 @@ static void destroy(ar_module *base)
     free(m);
 }
 
-ar_status ar_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n, bool own)
+ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n, bool own,
+                                size_t under, bool positions)
 {
     static const ar_module_ops ops = {
         .kind = "sequential", .forward = forward, .backward = backward, .children = children, .destroy = destroy};
@@ -495,5 +516,12 @@ ar_status ar_sequential_create(ar_module **gives, const char *name, ar_module *c
     }
     m->n = st == AR_OK ? n : 0;
     m->own = own;
+    m->under = under;
+    m->positions = positions;
     return ari_module_end(gives, &m->base, st);
+}
+
+ar_status ar_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n, bool own)
+{
+    return ari_sequential_create(gives, name, child, n, own, SIZE_MAX, false);
 }

@@ -201,6 +201,10 @@ AR_NODISCARD ar_status ari_module_begin(void **gives, size_t bytes, const ar_mod
                                         ar_held tap);
 /** *gives = m, or where its completion has failed destroys it. Returns st. */
 AR_NODISCARD ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status st);
+/** ar_sequential_create, of which child `under` runs as under sequence parallelism, and no other (SIZE_MAX: none);
+ *  positions: some value is placed by them, so that every input has three dimensions. */
+AR_NODISCARD ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n,
+                                             bool own, size_t under, bool positions);
 /** A module's parameters, each once, in the order of ar_module_params. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_list(ar_param ***gives, size_t *n, ar_module *m);
 

@@ -3,12 +3,14 @@
 #include "ref/models/plan.h"
 
 #include <fnmatch.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "ref/layers/parts.h"
 
 /* --- building ----------------------------------------------------------------------------------------------------- */
 
@@ -79,11 +81,16 @@ bool ari_plan_is_default(const ar_plan *p)
 static const ar_style mlp_styles[][2] = {[AR_MLP_COLUMN_ROW] = {AR_STYLE_COLWISE, AR_STYLE_ROWWISE},
                                          [AR_MLP_ROW_COLUMN] = {AR_STYLE_ROWWISE, AR_STYLE_COLWISE}};
 
+static bool in_mlp(ari_role role)
+{
+    return role == ARI_FIRST || role == ARI_GATE_UP || role == ARI_GATE || role == ARI_UP || role == ARI_DOWN;
+}
+
 static ar_status put_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
 {
     for (const ari_family_part *part = ari_family_of(arch)->part; part->path; part++) {
         char glob[AR_PLAN_GLOB];
-        if (!ari_plan_in_mlp(part->role))
+        if (!in_mlp(part->role))
             continue;
         ari_role_path(glob, sizeof glob, arch, "*", part->role);
         AR_TRY(put(p, mlp_styles[order][part->role == ARI_DOWN], glob));
@@ -124,11 +131,6 @@ ar_status ar_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
     return AR_OK;
 }
 
-bool ari_plan_in_mlp(ari_role role)
-{
-    return role == ARI_FIRST || role == ARI_GATE_UP || role == ARI_GATE || role == ARI_UP || role == ARI_DOWN;
-}
-
 /* --- asking ------------------------------------------------------------------------------------------------------- */
 
 /* A path below the base model ("model.", "transformer."), which tp_plan leaves out; the path itself where it is not
@@ -158,11 +160,6 @@ bool ari_glob_matches(const char *glob, const char *path)
 static bool matches(const ar_plan_rule *rule, const char *path, const char *below)
 {
     return ari_glob_matches(rule->glob, path) || (below != path && ari_glob_matches(rule->glob, below));
-}
-
-bool ari_plan_matches(const ar_plan_rule *rule, ar_arch arch, const char *path)
-{
-    return matches(rule, path, below_base(arch, path));
 }
 
 const ar_plan_rule *ari_plan_rule_of(const ar_plan *p, ar_arch arch, const char *path, bool prepares)
@@ -196,11 +193,10 @@ ar_style ari_style_in(ari_role role, ar_style s)
     return role == ARI_HEAD && s == AR_STYLE_COLWISE ? AR_STYLE_VOCAB : s;
 }
 
-ar_style ari_plan_style_of(const ar_plan *p, ar_arch arch, ari_role role, const char *path)
+ar_style ari_plan_style_of(const ar_plan *p, ari_role role, const ar_plan_rule *rule)
 {
-    const ar_plan_rule *rule = ari_plan_rule_of(p, arch, path, false);
     if (ari_plan_is_default(p))
-        return ari_plan_in_mlp(role) ? mlp_styles[p->mlp_order][role == ARI_DOWN] : ari_part_kind_of(role)->style;
+        return in_mlp(role) ? mlp_styles[p->mlp_order][role == ARI_DOWN] : ari_part_kind_of(role)->style;
     return rule ? ari_style_in(role, rule->style) : AR_STYLE_REPLICATE;
 }
 
@@ -215,8 +211,225 @@ bool ar_plan_sequence(const ar_plan *p)
 ar_style ar_plan_style(const ar_plan *p, ar_arch arch, const char *module)
 {
     const ari_family_part *part = part_of(arch, module);
-    if (part)
-        return ari_plan_style_of(p, arch, part->role, module);
     const ar_plan_rule *rule = ari_plan_rule_of(p, arch, module, false);
+    if (part)
+        return ari_plan_style_of(p, part->role, rule);
     return rule ? rule->style : AR_STYLE_REPLICATE;
+}
+
+/* --- one module, as the plan has it ---------------------------------------------------------------------------------- */
+
+ar_status ari_ruled_misfit(const ari_ruled *m, const char *fits)
+{
+    return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s; %s", ARI_SHOW(ari_plan_file(m->plan)), ARI_SHOW(m->name),
+                        ar_style_name(m->style), fits);
+}
+
+const char *ari_ruled_show(char text[AR_PLACEMENT_TEXT], const ari_ruled *m, ar_placement p)
+{
+    if (!m->own && ari_placed_by_tokens(p))
+        p.dim = 1;
+    return ar_placement_text(text, p);
+}
+
+ar_status ari_ruled_wrong(const ari_ruled *m, const char *what, ar_placement declared, const char *fits, ...)
+{
+    char sentence[80];
+    va_list args;
+    va_start(args, fits);
+    vsnprintf(sentence, sizeof sentence, fits, args);
+    va_end(args);
+    return ar_error_set(AR_ERR_UNSUPPORTED, "%s: rule %zu, '%s': %s of %s is declared %s; %s",
+                        ARI_SHOW(ari_plan_file(m->plan)), (size_t)(m->rule - m->plan->rule) + 1,
+                        ARI_SHOW(m->rule->glob), what, ARI_SHOW(m->name), ARI_PLACED(m, declared), sentence);
+}
+
+ar_placement ari_ruled_from_end(ar_placement p)
+{
+    if (p.kind == AR_SHARD && p.dim >= 0)
+        p.dim -= 3;
+    return p;
+}
+
+bool ari_ruled_possible(ar_placement p, bool tokens)
+{
+    return ari_placed_whole(p) || ari_placed_by_features(p) || (tokens && ari_placed_by_tokens(p));
+}
+
+/* Whether a value that is placed as `there` has the shape, on each rank, of one that is placed as declared. */
+static bool fits(ar_placement declared, ar_placement there)
+{
+    if (declared.kind == AR_PARTIAL_MAX)
+        return false;
+    return (declared.kind == AR_SHARD) == (there.kind == AR_SHARD) &&
+           (declared.kind != AR_SHARD || declared.dim == there.dim);
+}
+
+bool ari_ruled_passes(const ari_ruled *m, const ar_plan_rule *maker, ar_placement declared, ar_placement there)
+{
+    const bool known = m->strict || (maker && maker->global_output);
+    return known ? ari_placed_alike(declared, there) : fits(declared, there);
+}
+
+ar_status ari_ruled_believe(const ari_ruled *m, const char *what, ar_placement declared, const ar_plan_rule *maker,
+                            ar_placement there, ar_placement *p)
+{
+    *p = ari_ruled_from_end(declared);
+    return ari_ruled_passes(m, maker, *p, there)
+               ? AR_OK
+               : ari_ruled_wrong(m, what, declared, "%s would fit", ARI_PLACED(m, there));
+}
+
+ar_status ari_ruled_input(const ari_ruled *m, const ar_plan_rule *maker, ar_placement there, ar_placement else_from,
+                          ar_placement *from)
+{
+    *from = else_from;
+    if (!m->rule || !m->rule->input[0].given)
+        return AR_OK;
+    return ari_ruled_believe(m, "the input", m->rule->input[0].from, maker, there, from);
+}
+
+ar_status ari_ruled_wanted(const ari_ruled *m, const char *what, ar_placement declared, bool tokens, bool terms,
+                           ar_placement *p)
+{
+    *p = ari_ruled_from_end(declared);
+    if (ari_ruled_possible(*p, tokens) || (terms && p->kind == AR_PARTIAL_SUM))
+        return AR_OK;
+    return ari_ruled_wrong(m, what, declared,
+                           m->own
+                               ? (terms ? "R, S(-1), S(1) and P(sum) are possible" : "R, S(-1) and S(1) are possible")
+                               : (tokens ? "R, S(1) or S(-1) would fit" : "R or S(-1) would fit"));
+}
+
+ar_status ari_ruled_output(const ari_ruled *m, bool tokens, bool terms, ar_placement else_to, ar_placement *to)
+{
+    *to = else_to;
+    if (!m->rule || !m->rule->output.given)
+        return AR_OK;
+    return ari_ruled_wanted(m, "the output", m->rule->output.to, tokens, terms, to);
+}
+
+ar_placement ari_ruled_makes(ar_style style)
+{
+    return style == AR_STYLE_COLWISE ? ari_shard_features : (ar_placement){AR_REPLICATE, 0};
+}
+
+ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *maker, ar_placement there, ar_placement else_from,
+                           ar_linear_split *split)
+{
+    split->style = m->style;
+    if (m->style != AR_STYLE_COLWISE && m->style != AR_STYLE_ROWWISE && m->style != AR_STYLE_REPLICATE)
+        return ari_ruled_misfit(m, m->own ? "a linear layer is colwise, rowwise or replicate"
+                                          : "colwise, rowwise and replicate are possible");
+    return ari_ruled_input(m, maker, there, else_from, &split->from);
+}
+
+/* Whether m, split so, is one product with the first of the layers that share its input. */
+static ar_status check_alike(const ari_ruled *m, const ar_linear_split *s, const ari_ruled *first,
+                             const ar_linear_split *split)
+{
+    const bool moved = !ari_placed_alike(s->from, split->from) || !ari_placed_alike(s->to, split->to);
+    const char *file = ARI_SHOW(ari_plan_file(m->plan));
+    if (s->style != split->style || (moved && m->own))
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s, but %s, which has the same input, %s%s%s; give both one",
+                            file, ARI_SHOW(m->name), ar_style_name(s->style), ARI_SHOW(first->name),
+                            m->own ? "is " : "", ar_style_name(split->style),
+                            m->own ? " or leaves another placement" : "");
+    if (!moved)
+        return AR_OK;
+    return ar_error_set(AR_ERR_UNSUPPORTED,
+                        "%s: %s has input %s and output %s, but %s, which is one product with it, %s and %s; give both "
+                        "the same",
+                        file, m->name, ARI_PLACED(m, s->from), ARI_PLACED(m, s->to), first->name,
+                        ARI_PLACED(m, split->from), ARI_PLACED(m, split->to));
+}
+
+ar_status ari_ruled_first(const ari_ruled *m, const ari_ruled *first, const ar_plan_rule *maker, ar_placement there,
+                          bool tokens, ar_linear_split *split)
+{
+    ar_linear_split s;
+    AR_TRY(ari_ruled_linear(m, maker, there, there, &s));
+    AR_TRY(ari_ruled_output(m, tokens, s.style == AR_STYLE_ROWWISE && !m->own, ari_ruled_makes(s.style), &s.to));
+    if (m == first)
+        *split = s;
+    return check_alike(m, &s, first, split);
+}
+
+ar_status ari_ruled_tokens(const ari_ruled *m, ar_embedding_split *split)
+{
+    static const ar_embedding_split splits[] = {[AR_STYLE_VOCAB] = AR_EMBEDDING_VOCAB,
+                                                [AR_STYLE_HIDDEN] = AR_EMBEDDING_HIDDEN,
+                                                [AR_STYLE_REPLICATE] = AR_EMBEDDING_WHOLE};
+    if (m->style != AR_STYLE_VOCAB && m->style != AR_STYLE_HIDDEN && m->style != AR_STYLE_REPLICATE)
+        return ari_ruled_misfit(m, "vocab (rowwise), hidden (colwise) and replicate are possible");
+    *split = splits[m->style];
+    return AR_OK;
+}
+
+/* --- names -------------------------------------------------------------------------------------------------------- */
+
+static bool matches_role(const ar_plan_rule *rule, ar_arch arch, const char *layer, ari_role role)
+{
+    char path[AR_PLAN_GLOB];
+    ari_role_path(path, sizeof path, arch, layer, role);
+    return matches(rule, path, below_base(arch, path));
+}
+
+/* Whether the rule matches a module of its kind, of a layer or outside of all (NULL): parts have styles, an attention
+ * and an MLP are prepared. */
+static bool matches_in(const ar_plan_rule *rule, ar_arch arch, const char *layer)
+{
+    if (rule->style == AR_STYLE_PREPARE)
+        return layer && (matches_role(rule, arch, layer, ARI_ATTENTION) || matches_role(rule, arch, layer, ARI_MLP));
+    for (const ari_family_part *part = ari_family_of(arch)->part; part->path; part++) {
+        if ((ari_section_of(part->role) == ARI_IN_BLOCKS) == (layer != NULL) &&
+            matches_role(rule, arch, layer, part->role))
+            return true;
+    }
+    return false;
+}
+
+/* The path of the part, of the first block where it is in one, that is nearest to the rule's; else of the attention's
+ * output. */
+static void nearest_part(char out[AR_PLAN_GLOB], const ar_plan_rule *rule, ar_arch arch)
+{
+    char path[ARI_ROLES][AR_PLAN_GLOB];
+    const char *candidate[ARI_ROLES];
+    size_t n = 0;
+    for (const ari_family_part *part = ari_family_of(arch)->part; part->path && n < ARI_ROLES; part++, n++) {
+        ari_role_path(path[n], sizeof path[n], arch, "0", part->role);
+        candidate[n] = path[n];
+    }
+    const char *found = ari_nearest(rule->glob, candidate, n);
+    if (found)
+        snprintf(out, AR_PLAN_GLOB, "%s", found);
+    else
+        ari_role_path(out, AR_PLAN_GLOB, arch, "0", ARI_OUT);
+}
+
+static ar_status check_glob(const ar_plan *p, const ar_config *c, const ar_plan_rule *rule)
+{
+    const bool prepares = rule->style == AR_STYLE_PREPARE;
+    char number[24], near[AR_PLAN_GLOB];
+    bool found = matches_in(rule, c->arch, NULL);
+    for (size_t layer = 0; layer < c->layers && !found; layer++) {
+        snprintf(number, sizeof number, "%zu", layer);
+        found = matches_in(rule, c->arch, number);
+    }
+    if (found)
+        return AR_OK;
+    if (prepares)
+        ari_role_path(near, sizeof near, c->arch, "0", ARI_ATTENTION);
+    else
+        nearest_part(near, rule, c->arch);
+    return ar_error_set(AR_ERR_NOT_FOUND, "%s: rule %zu, '%s': no module of %s that %s has this name; %s is one",
+                        ARI_SHOW(ari_plan_file(p)), (size_t)(rule - p->rule) + 1, ARI_SHOW(rule->glob),
+                        ARI_SHOW(c->name), prepares ? "has others in it and can be prepared" : "has parameters", near);
+}
+
+ar_status ari_plan_check_globs(const ar_plan *p, const ar_config *c)
+{
+    for (size_t i = 0; i < p->rules; i++)
+        AR_TRY(check_glob(p, c, &p->rule[i]));
+    return AR_OK;
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside of plans: rules of modules, by path (plan.c), read from a file (plan_file.c), made into splits (plan_split.c).
- */
+/* Inside of plans: rules of modules, by path (plan.c), read from a file (plan_file.c). */
 #ifndef ARI_MODELS_PLAN_H
 #define ARI_MODELS_PLAN_H
 
@@ -24,17 +23,66 @@ AR_NODISCARD ar_status ari_plan_rules_json(json_t **gives, const ar_plan *p);
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_plan_hash(char hex[65], const ar_plan *p);
 
-bool ari_plan_in_mlp(ari_role role);
-
 /** Whether a rule's glob matches a path as it is. */
 bool ari_glob_matches(const char *glob, const char *path);
-/** Whether the rule's glob matches a module's path, with or without the base model's prefix. */
-bool ari_plan_matches(const ar_plan_rule *rule, ar_arch arch, const char *path);
+/** Whether every rule matches a module of its kind. Errors: AR_ERR_NOT_FOUND (names one that does not, and a module). */
+AR_NODISCARD ar_status ari_plan_check_globs(const ar_plan *p, const ar_config *c);
 /** The last rule that matches the path, of those that prepare or of the others; NULL: none. Borrows. */
 const ar_plan_rule *ari_plan_rule_of(const ar_plan *p, ar_arch arch, const char *path, bool prepares);
 /** A rule's style in the words of the part that it is for: rowwise of the embedding is vocab. */
 ar_style ari_style_in(ari_role role, ar_style s);
-/** The style of a part, in the words of what it is: rowwise of the embedding is vocab. */
-ar_style ari_plan_style_of(const ar_plan *p, ar_arch arch, ari_role role, const char *path);
+/** The style of a part whose rule this is, in the same words. */
+ar_style ari_plan_style_of(const ar_plan *p, ari_role role, const ar_plan_rule *rule);
+
+/* A module as a plan has it, a model's (plan_split.c) or a user's (plan_walk.c). What a rule declares of an input or an
+ * output of a model's part is believed where a value of its shape is there, as PyTorch believes it of a local tensor;
+ * else it is refused. A value that keeps its placement (use_local_output false) has to be what is declared, and so has
+ * every value of a user's module. */
+typedef struct ari_ruled {
+    const ar_plan *plan;
+    const ar_plan_rule *rule; /* the last that matches; NULL: none */
+    ar_style style;           /* in the words of what the module is */
+    bool strict;              /* nothing is believed */
+    bool own;                 /* a user's, which is always strict */
+    char name[AR_PLAN_GLOB];  /* its path */
+} ari_ruled;
+
+/** A placement in a message, as users write it, in storage that lives to the end of the enclosing block. */
+#define ARI_PLACED(m, p) ari_ruled_show((char[AR_PLACEMENT_TEXT]){0}, (m), (p))
+const char *ari_ruled_show(char text[AR_PLACEMENT_TEXT], const ari_ruled *m, ar_placement p);
+/** AR_ERR_UNSUPPORTED: what the rule declares of a value cannot be; `fits` is a sentence of what can. */
+AR_NODISCARD ar_status ari_ruled_wrong(const ari_ruled *m, const char *what, ar_placement declared, const char *fits,
+                                       ...) AR_PRINTF(4, 5);
+/** AR_ERR_UNSUPPORTED: the module cannot have its style. */
+AR_NODISCARD ar_status ari_ruled_misfit(const ari_ruled *m, const char *fits);
+
+/** A placement of [b, s, features] with its dimension counted from the end. */
+ar_placement ari_ruled_from_end(ar_placement p);
+/** Whether a value can be redistributed so: whole, shards of features, or of tokens where that is possible. */
+bool ari_ruled_possible(ar_placement p, bool tokens);
+/** Whether a value that `maker` left as `there` can be taken for one that is placed as declared. */
+bool ari_ruled_passes(const ari_ruled *m, const ar_plan_rule *maker, ar_placement declared, ar_placement there);
+/** *p = what is declared of such a value. */
+AR_NODISCARD ar_status ari_ruled_believe(const ari_ruled *m, const char *what, ar_placement declared,
+                                         const ar_plan_rule *maker, ar_placement there, ar_placement *p);
+/** *from = what is declared of the input, where such a value arrives; else_from without a declaration. */
+AR_NODISCARD ar_status ari_ruled_input(const ari_ruled *m, const ar_plan_rule *maker, ar_placement there,
+                                       ar_placement else_from, ar_placement *from);
+/** *p = what is declared that a value is to be made. terms: it can be those of a sum. */
+AR_NODISCARD ar_status ari_ruled_wanted(const ari_ruled *m, const char *what, ar_placement declared, bool tokens,
+                                        bool terms, ar_placement *p);
+/** *to = what the output is to be; else_to without a declaration. */
+AR_NODISCARD ar_status ari_ruled_output(const ari_ruled *m, bool tokens, bool terms, ar_placement else_to,
+                                        ar_placement *to);
+
+/** What a linear layer of this style makes. */
+ar_placement ari_ruled_makes(ar_style style);
+/** The style of a linear layer, and its input as ari_ruled_input has it. */
+AR_NODISCARD ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *maker, ar_placement there,
+                                        ar_placement else_from, ar_linear_split *split);
+/** Of the layers that share an input and are one product: makes *split of the first, and compares the others with it. */
+AR_NODISCARD ar_status ari_ruled_first(const ari_ruled *m, const ari_ruled *first, const ar_plan_rule *maker,
+                                       ar_placement there, bool tokens, ar_linear_split *split);
+AR_NODISCARD ar_status ari_ruled_tokens(const ari_ruled *m, ar_embedding_split *split);
 
 #endif

@@ -12,492 +12,309 @@
 #include "ref/layers/parts.h"
 #include "ref/models/plan.h"
 
-static const ar_placement whole = {AR_REPLICATE, 0}, features = {AR_SHARD, -1}, by_tokens = {AR_SHARD, -2},
-                          partial = {AR_PARTIAL_SUM, 0};
-enum { NDIM = 3 }; /* of the values that declarations speak of, [samples, positions, features] */
+static const ar_placement whole = {AR_REPLICATE, 0};
 
-static bool same(ar_placement a, ar_placement b)
+/* --- what a plan says of them ------------------------------------------------------------------------------------- */
+
+/* R and I are the same here. */
+static ar_placement settled(ar_placement p)
 {
-    return ar_placement_same(a, b, NDIM);
-}
-
-/* --- rules -------------------------------------------------------------------------------------------------------- */
-
-static ar_status refuse(const ar_plan_walk *w, const ar_plan_rule *rule, const char *name, const char *what,
-                        ar_placement p, const char *fits)
-{
-    char text[AR_PLACEMENT_TEXT];
-    return ar_error_set(AR_ERR_UNSUPPORTED, "%s: rule %zu, '%s': the %s of %s is declared %s; %s",
-                        ARI_SHOW(ari_plan_file(w->plan)), (size_t)(rule - w->plan->rule) + 1, ARI_SHOW(rule->glob),
-                        what, ARI_SHOW(name), ar_placement_text(text, p), fits);
-}
-
-/* R and I are the same here, and dimensions count from the end. False: another placement. */
-static bool normalise(ar_placement *p)
-{
-    const ar_placement known[] = {whole, features, by_tokens, partial};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (!same(p->kind == AR_INVARIANT ? whole : *p, known[i]))
-            continue;
-        *p = known[i];
-        return true;
-    }
-    return false;
+    return ari_placed_whole(p) ? whole : p;
 }
 
 /* What a user has set: a placement that a value between layers can have. */
 static ar_status check_at(ar_plan_walk *w, const char *name)
 {
     char text[AR_PLACEMENT_TEXT];
-    const ar_placement at = w->at;
-    if (normalise(&w->at) && w->at.kind != AR_PARTIAL_SUM)
-        return AR_OK;
+    const ar_placement at = settled(ari_ruled_from_end(w->at));
+    if (!ari_ruled_possible(at, true))
+        return ar_error_set(AR_ERR_ARG, "%s: what arrives is said to be %s; R, S(-1) and S(1) are possible",
+                            ARI_SHOW(name), ar_placement_text(text, w->at));
     w->at = at;
-    return ar_error_set(AR_ERR_ARG, "%s: what arrives is said to be %s; R, S(-1) and S(1) are possible", ARI_SHOW(name),
-                        ar_placement_text(text, at));
+    return AR_OK;
 }
 
-/* The rule of a layer (the last that matches; NULL: none) and its style, one of those of `styles`. The declared input
- * is what arrives. */
-static ar_status ask(ar_plan_walk *w, const char *name, ari_role role, unsigned styles, const char *fits,
-                     const ar_plan_rule **rule, ar_style *style)
+/* A layer of the walk, where w->at arrives. */
+static ar_status ask_own(ari_ruled *m, ar_plan_walk *w, const char *name, ari_role role)
 {
     const size_t rules = w->plan ? w->plan->rules : 0;
     ari_text layers = {.at = w->layers, .cap = sizeof w->layers, .used = strlen(w->layers)};
-    *rule = NULL;
+    *m = (ari_ruled){.plan = w->plan, .style = AR_STYLE_REPLICATE, .strict = true, .own = true};
+    snprintf(m->name, sizeof m->name, "%s", name);
     AR_TRY(check_at(w, name));
     for (size_t i = 0; i < rules; i++) {
         const ar_plan_rule *r = &w->plan->rule[i];
         if (r->style == AR_STYLE_PREPARE || !ari_glob_matches(r->glob, name))
             continue;
         w->matched[i] = true;
-        *rule = r;
+        m->rule = r;
+        m->style = ari_style_in(role, r->style);
     }
     ari_say(&layers, "%s%s", layers.used > 0 ? ", " : "", name);
-    *style = *rule ? ari_style_in(role, (*rule)->style) : AR_STYLE_REPLICATE;
-    if (!(styles >> *style & 1))
-        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s; %s", ARI_SHOW(ari_plan_file(w->plan)), ARI_SHOW(name),
-                            ar_style_name(*style), fits);
-    const ar_plan_value *in = *rule ? &(*rule)->input[0] : NULL;
-    ar_placement declared = in ? in->from : whole;
-    if (!in || !in->given || (normalise(&declared) && same(declared, w->at)))
-        return AR_OK;
-    char arrives[AR_PLACEMENT_TEXT + 16], text[AR_PLACEMENT_TEXT];
-    snprintf(arrives, sizeof arrives, "%s would fit", ar_placement_text(text, w->at));
-    return refuse(w, *rule, name, "input", in->from, arrives);
+    return AR_OK;
 }
 
-/* What the layer leaves: what the rule declares, or else what it makes. Terms that keep their placement would have to be
- * added up, which no layer here declares. */
-static ar_status output(const ar_plan_walk *w, const ar_plan_rule *rule, const char *name, ar_placement makes,
-                        bool may_be_partial, ar_placement *leaves)
+/* One that is not linear: its style is one of `styles`, and its input what arrives. */
+static ar_status ask_other(ari_ruled *m, ar_plan_walk *w, const char *name, ari_role role, unsigned styles,
+                           const char *possible_are)
 {
-    *leaves = makes;
-    if (!rule || !rule->output.given)
-        return AR_OK;
-    *leaves = rule->output.to;
-    may_be_partial = may_be_partial && !rule->global_output;
-    if (normalise(leaves) && (may_be_partial || leaves->kind != AR_PARTIAL_SUM))
-        return AR_OK;
-    return refuse(w, rule, name, "output", rule->output.to,
-                  may_be_partial ? "R, S(-1), S(1) and P(sum) are possible" : "R, S(-1) and S(1) are possible");
+    ar_placement from;
+    AR_TRY(ask_own(m, w, name, role));
+    return styles >> m->style & 1 ? ari_ruled_input(m, NULL, w->at, w->at, &from) : ari_ruled_misfit(m, possible_are);
+}
+
+/* What it leaves: what is declared, or else what it makes. Terms that keep their placement would have to be added up,
+ * which no layer here declares. */
+static ar_status leave_own(const ari_ruled *m, bool terms, ar_placement makes, ar_placement *leaves)
+{
+    AR_TRY(ari_ruled_output(m, true, terms && m->rule && !m->rule->global_output, makes, leaves));
+    *leaves = settled(*leaves);
+    return AR_OK;
+}
+
+static ar_status split_linear(ar_linear_split *split, ar_plan_walk *w, const char *name)
+{
+    ari_ruled m;
+    AR_TRY(ask_own(&m, w, name, ARI_FIRST));
+    AR_TRY(ari_ruled_linear(&m, NULL, w->at, w->at, split));
+    split->from = w->at;
+    return leave_own(&m, m.style == AR_STYLE_ROWWISE, ari_ruled_makes(m.style), &split->to);
+}
+
+/* Of an MLP or an attention, whose n first layers share its input: it takes all features of what arrives and, but for
+ * terms of a sum, makes all of them; *leaves is what is to leave. */
+static ar_status split_branch(ar_branch_split *split, ar_placement *leaves, ar_plan_walk *w, const char *const *first,
+                              int n, const char *second)
+{
+    ar_linear_split *const in = &split->first, *const out = &split->second;
+    ari_ruled m, one[3];
+    for (int i = 0; i < n; i++) {
+        AR_TRY(ask_own(&one[i], w, first[i], ARI_FIRST));
+        AR_TRY(ari_ruled_first(&one[i], &one[0], NULL, w->at, true, in));
+    }
+    const ar_placement at = w->at;
+    in->from = ari_placed_by_features(at) ? whole : at;
+    in->to = w->at = settled(in->to);
+    const ar_status st = ask_own(&m, w, second, ARI_FIRST);
+    w->at = at;
+    AR_TRY(st);
+    AR_TRY(ari_ruled_linear(&m, NULL, in->to, in->to, out));
+    AR_TRY(leave_own(&m, m.style == AR_STYLE_ROWWISE, whole, leaves));
+    out->from = in->to;
+    out->to = ari_placed_by_features(*leaves) ? whole : *leaves;
+    split->enter = (ar_hop){in->from, in->from};
+    split->leave = (ar_hop){out->to, out->to};
+    return AR_OK;
+}
+
+/* A norm, or what works element by element: that on what arrives, where no rule says another. */
+static ar_status place_norm(ar_placement *takes, ar_placement *leaves, ar_plan_walk *w, const char *name,
+                            bool elementwise)
+{
+    ari_ruled m;
+    AR_TRY(ask_other(&m, w, name, ARI_NORM1, 1u << AR_STYLE_REPLICATE | 1u << AR_STYLE_SEQUENCE,
+                     elementwise ? "what works element by element is replicate or sequence"
+                                 : "a norm is replicate or sequence"));
+    *takes = m.style == AR_STYLE_SEQUENCE ? ari_shard_tokens : elementwise && !m.rule ? w->at : whole;
+    return leave_own(&m, false, *takes, leaves);
 }
 
 /* --- a layer between two redistributions -------------------------------------------------------------------------- */
 
 typedef struct planned {
-    ar_module base;
+    ar_ctx *ctx;
+    ar_plan_walk *w;
+    const char *name;
     ar_module *part[3]; /* [parts]: a redistribution where there is one, the layer, another */
     size_t parts;
-    size_t layer;       /* of the parts */
-    bool by_positions;  /* the layer takes or makes a rank's positions, as layers do under sequence parallelism */
+    size_t under;       /* the layer, where it takes or makes positions, as under sequence parallelism; else SIZE_MAX */
     bool has_positions; /* some value here is placed by positions */
+    ar_placement makes; /* what the layer makes */
 } planned;
 
-static ar_status check_positions(const planned *m, const ar_tensor *t)
-{
-    if (!m->has_positions || t->ndim >= NDIM)
-        return AR_OK;
-    return ar_error_set(AR_ERR_SHAPE,
-                        "%s: the plan splits positions, S(1), and the value has %d dimensions, expected [samples, "
-                        "positions, features]; features are S(-1)",
-                        m->base.name, t->ndim);
-}
-
-/* The layer itself runs as under sequence parallelism, and no other part of the module does. */
-static bool enter(const planned *m, ar_ctx *ctx, size_t i)
-{
-    const bool before = ctx->sp;
-    ctx->sp = before || (m->by_positions && i == m->layer);
-    return before;
-}
-
-static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                         const ar_batch *batch)
-{
-    const planned *m = (const planned *)base;
-    ar_tensor in = *x;
-    *y = in;
-    AR_TRY(check_positions(m, x));
-    for (size_t i = 0; i < m->parts; i++) {
-        const bool sp = enter(m, ctx, i);
-        const ar_status st = ar_module_forward(m->part[i], ctx, saved, y, &in, batch);
-        ctx->sp = sp;
-        AR_TRY(st);
-        in = *y;
-    }
-    return AR_OK;
-}
-
-static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
-                          const ar_batch *batch)
-{
-    const planned *m = (const planned *)base;
-    ar_tensor d = *dy, next = d;
-    for (size_t i = m->parts; i-- > 0;) {
-        const bool sp = enter(m, ctx, i);
-        const ar_status st = ar_module_backward(m->part[i], ctx, saved, i > 0 || dx ? &next : NULL, &d, batch);
-        ctx->sp = sp;
-        AR_TRY(st);
-        d = next;
-    }
-    if (dx)
-        *dx = d;
-    return AR_OK;
-}
-
-static size_t children(const ar_module *base, ar_module **out, size_t cap)
-{
-    const planned *m = (const planned *)base;
-    for (size_t i = 0; i < m->parts && i < cap; i++)
-        out[i] = m->part[i];
-    return m->parts;
-}
-
-static void destroy(ar_module *base)
-{
-    planned *m = (planned *)base;
-    for (size_t i = 0; i < m->parts; i++)
-        ar_module_destroy(m->part[i]);
-    free(m);
-}
-
 /* A redistribution keeps values and gradients whole where they are whole: I. */
-static ar_status add_move(planned *m, ar_ctx *ctx, ar_placement from, ar_placement to)
+static ar_status add_move(planned *m, ar_placement from, ar_placement to)
 {
     const ar_placement invariant = {AR_INVARIANT, 0};
-    m->has_positions = m->has_positions || same(from, by_tokens) || same(to, by_tokens);
-    if (same(from, to))
+    m->has_positions = m->has_positions || ari_placed_by_tokens(from) || ari_placed_by_tokens(to);
+    if (ari_placed_alike(from, to))
         return AR_OK;
-    AR_TRY(ar_redistribution_create(&m->part[m->parts], ctx, m->base.name, same(from, whole) ? invariant : from,
-                                    same(to, whole) ? invariant : to));
+    AR_TRY(ar_redistribution_create(&m->part[m->parts], m->ctx, m->name, ari_placed_whole(from) ? invariant : from,
+                                    ari_placed_whole(to) ? invariant : to));
     m->parts++;
     return AR_OK;
 }
 
-/* What a layer is made of, and how. */
-typedef struct layer_spec {
-    ar_placement takes, makes, leaves;
-    ar_status (*create)(ar_module **gives, ar_ctx *ctx, const char *name, const void *what);
-    const void *what;
-} layer_spec;
-
-static ar_status complete(planned *m, ar_ctx *ctx, ar_placement at, const layer_spec *s)
+/* What precedes a layer that takes and makes values placed so. Until end() the context is as the layer will run in. */
+static ar_status begin(planned *m, ar_ctx *ctx, ar_plan_walk *w, const char *name, ar_placement takes,
+                       ar_placement makes)
 {
-    AR_TRY(add_move(m, ctx, at, s->takes));
-    if (s->create) {
-        m->by_positions = same(s->takes, by_tokens) || same(s->makes, by_tokens);
-        m->layer = m->parts;
-        const bool sp = enter(m, ctx, m->layer);
-        const ar_status st = s->create(&m->part[m->parts], ctx, m->base.name, s->what);
-        ctx->sp = sp;
-        AR_TRY(st);
-        m->parts++;
-    }
-    return add_move(m, ctx, s->makes, s->leaves);
-}
-
-static ar_status create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, const layer_spec *s)
-{
-    static const ar_module_ops ops = {
-        .kind = "planned", .forward = forward, .backward = backward, .children = children, .destroy = destroy};
-    planned *m = NULL;
+    *m = (planned){.ctx = ctx, .w = w, .name = name, .makes = makes};
     if (ctx->sp)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s: the context has sequence parallelism (sp); here a plan asks for it, by norms in "
                             "sequence style and outputs S(1): leave sp out",
                             ARI_SHOW(name));
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
-    AR_TRY(ari_module_end(gives, &m->base, complete(m, ctx, w->at, s)));
-    /* Terms that nobody adds up are taken for the sum. */
-    w->at = s->leaves.kind == AR_PARTIAL_SUM ? whole : s->leaves;
+    AR_TRY(add_move(m, w->at, takes));
+    ctx->sp = ari_placed_by_tokens(takes) || ari_placed_by_tokens(makes);
+    m->under = ctx->sp ? m->parts : SIZE_MAX;
     return AR_OK;
 }
 
+/* A module of the parts. st: of the layer's creation, which is the next part unless there is none; its value leaves
+ * placed so. */
+static ar_status end(ar_module **gives, planned *m, ar_placement leaves, ar_status st)
+{
+    m->ctx->sp = false;
+    if (st == AR_OK) {
+        m->parts += m->part[m->parts] != NULL;
+        st = add_move(m, m->makes, leaves);
+    }
+    if (st == AR_OK)
+        st = ari_sequential_create(gives, m->name, m->part, m->parts, true, m->under, m->has_positions);
+    for (size_t i = 0; i < m->parts && st != AR_OK; i++)
+        ar_module_destroy(m->part[i]);
+    /* Terms that nobody adds up are taken for the sum. */
+    if (st == AR_OK)
+        m->w->at = leaves.kind == AR_PARTIAL_SUM ? whole : leaves;
+    return st;
+}
+
 /* --- layers ------------------------------------------------------------------------------------------------------- */
-
-/* The style of a linear layer, and its rule. */
-static ar_status ask_linear(ar_plan_walk *w, const char *name, const ar_plan_rule **rule, ar_style *style)
-{
-    return ask(w, name, ARI_FIRST, 1u << AR_STYLE_COLWISE | 1u << AR_STYLE_ROWWISE | 1u << AR_STYLE_REPLICATE,
-               "a linear layer is colwise, rowwise or replicate", rule, style);
-}
-
-static ar_placement made_by(ar_style style)
-{
-    return style == AR_STYLE_COLWISE ? features : whole;
-}
-
-typedef struct linear_layer {
-    size_t in, out;
-    bool bias;
-    ar_linear_split split;
-} linear_layer;
-
-static ar_status create_linear(ar_module **gives, ar_ctx *ctx, const char *name, const void *what)
-{
-    const linear_layer *l = what;
-    return ari_linear_module_create(gives, ctx, name, l->in, l->out, l->bias, l->split);
-}
 
 /* It redistributes what arrives and what it makes itself. */
 ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t in,
                                 size_t out, bool bias)
 {
-    const ar_plan_rule *rule;
-    linear_layer l = {.in = in, .out = out, .bias = bias};
-    AR_TRY(ask_linear(w, name, &rule, &l.split.style));
-    l.split.from = w->at;
-    AR_TRY(output(w, rule, name, made_by(l.split.style), l.split.style == AR_STYLE_ROWWISE, &l.split.to));
-    const ar_placement to = l.split.to;
-    const layer_spec s = {.takes = w->at, .makes = to, .leaves = to, .create = create_linear, .what = &l};
-    return create(gives, ctx, w, name, &s);
-}
-
-/* --- an MLP, an attention ----------------------------------------------------------------------------------------- */
-
-/* The first layers, which share their input: all of one style and output. */
-static ar_status split_first(ar_plan_walk *w, const char *const *name, int n, ar_linear_split *split)
-{
-    for (int i = 0; i < n; i++) {
-        const ar_linear_split before = *split;
-        const ar_plan_rule *rule;
-        AR_TRY(ask_linear(w, name[i], &rule, &split->style));
-        AR_TRY(output(w, rule, name[i], made_by(split->style), false, &split->to));
-        if (i > 0 && (before.style != split->style || !same(before.to, split->to)))
-            return ar_error_set(AR_ERR_UNSUPPORTED,
-                                "%s: %s is %s, but %s, which has the same input, is %s or leaves another placement; "
-                                "give both one",
-                                ARI_SHOW(ari_plan_file(w->plan)), ARI_SHOW(name[i]), ar_style_name(split->style),
-                                ARI_SHOW(name[0]), ar_style_name(before.style));
-    }
-    return AR_OK;
-}
-
-/* The module takes all features of what arrives and, but for terms of a sum, makes all of them; *leaves is what is to
- * leave. */
-static ar_status split_branch(ar_plan_walk *w, const char *const *first, int n, const char *second,
-                              ar_branch_split *split, ar_placement *leaves)
-{
-    const ar_placement at = w->at, takes = same(at, features) ? whole : at;
-    const ar_plan_rule *rule;
-    AR_TRY(split_first(w, first, n, &split->first));
-    w->at = split->first.to;
-    const ar_status st = ask_linear(w, second, &rule, &split->second.style);
-    w->at = at;
-    AR_TRY(st);
-    AR_TRY(output(w, rule, second, whole, split->second.style == AR_STYLE_ROWWISE, leaves));
-    split->first.from = takes;
-    split->second.from = split->first.to;
-    split->second.to = same(*leaves, features) ? whole : *leaves;
-    split->enter = (ar_hop){takes, takes};
-    split->leave = (ar_hop){split->second.to, split->second.to};
-    return AR_OK;
-}
-
-static ar_status create_mlp(ar_module **gives, ar_ctx *ctx, const char *name, const void *what)
-{
-    return ar_mlp_create(gives, ctx, name, what);
+    ar_linear_split split;
+    planned m;
+    AR_TRY(split_linear(&split, w, name));
+    AR_TRY(begin(&m, ctx, w, name, split.from, split.to));
+    return end(gives, &m, split.to, ari_linear_module_create(&m.part[m.parts], ctx, name, in, out, bias, split));
 }
 
 ar_status ar_plan_mlp_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, const ar_mlp_options *o)
 {
     char first[ARI_PART_PATH], up[ARI_PART_PATH], second[ARI_PART_PATH];
-    ar_branch_split split = {.enter = {whole, whole}};
+    ar_branch_split split;
+    ar_placement leaves;
     ar_mlp_options with = *o;
-    layer_spec s = {.create = create_mlp, .what = &with};
+    planned m;
     AR_TRY(ari_mlp_paths(first, up, second, name, o));
-    AR_TRY(split_branch(w, (const char *const[]){first, up}, o->gated && !o->fused ? 2 : 1, second, &split, &s.leaves));
+    AR_TRY(split_branch(&split, &leaves, w, (const char *const[]){first, up}, o->gated && !o->fused ? 2 : 1, second));
     with.split = &split;
-    s.takes = split.first.from;
-    s.makes = split.second.to;
-    return create(gives, ctx, w, name, &s);
-}
-
-static ar_status create_attention(ar_module **gives, ar_ctx *ctx, const char *name, const void *what)
-{
-    return ar_attention_create(gives, ctx, name, what);
+    AR_TRY(begin(&m, ctx, w, name, split.first.from, split.second.to));
+    return end(gives, &m, leaves, ar_mlp_create(&m.part[m.parts], ctx, name, &with));
 }
 
 ar_status ar_plan_attention_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                    const ar_attention_options *o)
 {
     char qkv[3][ARI_PART_PATH], out[ARI_PART_PATH];
-    ar_branch_split split = {.enter = {whole, whole}};
+    ar_branch_split split;
+    ar_placement leaves;
     ar_attention_options with = *o;
-    layer_spec s = {.create = create_attention, .what = &with};
+    planned m;
     AR_TRY(ari_attention_paths(qkv, out, name, o));
-    AR_TRY(split_branch(w, (const char *const[]){qkv[0], qkv[1], qkv[2]}, o->fused ? 1 : 3, out, &split, &s.leaves));
-    if (same(split.first.to, by_tokens))
+    AR_TRY(split_branch(&split, &leaves, w, (const char *const[]){qkv[0], qkv[1], qkv[2]}, o->fused ? 1 : 3, out));
+    if (ari_placed_by_tokens(split.first.to))
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s: %s leaves S(1), but a query sees all keys; R and S(-1) are possible",
                             ARI_SHOW(ari_plan_file(w->plan)), ARI_SHOW(qkv[0]));
     with.split = &split;
-    s.takes = split.first.from;
-    s.makes = split.second.to;
-    return create(gives, ctx, w, name, &s);
-}
-
-/* --- norms, and what works element by element --------------------------------------------------------------------- */
-
-typedef struct norm_spec {
-    ar_norm_kind kind;
-    size_t h;
-    double eps;
-} norm_spec;
-
-static ar_status create_norm(ar_module **gives, ar_ctx *ctx, const char *name, const void *what)
-{
-    const norm_spec *s = what;
-    return ar_norm_create(gives, ctx, name, s->kind, s->h, s->eps);
+    AR_TRY(begin(&m, ctx, w, name, split.first.from, split.second.to));
+    return end(gives, &m, leaves, ar_attention_create(&m.part[m.parts], ctx, name, &with));
 }
 
 ar_status ar_plan_norm_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, ar_norm_kind kind,
                               size_t h, double eps)
 {
-    const norm_spec norm = {kind, h, eps};
-    const ar_plan_rule *rule;
-    ar_style style;
-    layer_spec s = {.create = create_norm, .what = &norm};
-    AR_TRY(ask(w, name, ARI_NORM1, 1u << AR_STYLE_REPLICATE | 1u << AR_STYLE_SEQUENCE,
-               "a norm is replicate or sequence", &rule, &style));
-    s.takes = s.makes = style == AR_STYLE_SEQUENCE ? by_tokens : whole;
-    AR_TRY(output(w, rule, name, s.makes, false, &s.leaves));
-    return create(gives, ctx, w, name, &s);
+    ar_placement at, leaves;
+    planned m;
+    AR_TRY(place_norm(&at, &leaves, w, name, false));
+    AR_TRY(begin(&m, ctx, w, name, at, at));
+    return end(gives, &m, leaves, ar_norm_create(&m.part[m.parts], ctx, name, kind, h, eps));
 }
 
-/* Element by element, on what arrives where no rule says another. */
-static ar_status create_elementwise(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, layer_spec *s)
-{
-    const ar_plan_rule *rule;
-    ar_style style;
-    AR_TRY(ask(w, name, ARI_NORM1, 1u << AR_STYLE_REPLICATE | 1u << AR_STYLE_SEQUENCE,
-               "what works element by element is replicate or sequence", &rule, &style));
-    s->takes = s->makes = style == AR_STYLE_SEQUENCE ? by_tokens : rule ? whole : w->at;
-    AR_TRY(output(w, rule, name, s->makes, false, &s->leaves));
-    return create(gives, ctx, w, name, s);
-}
-
-/* Of a rank's positions, which it works on as under sequence parallelism, it has the whole. */
+/* Of a rank's positions, which it works on as under sequence parallelism, a layer has the whole. */
 static ar_held held_of(ar_placement p)
 {
-    return same(p, features) ? AR_HELD_SHARD : AR_HELD_WHOLE;
-}
-
-typedef struct activation_spec {
-    ar_activation act;
-    const layer_spec *layer;
-} activation_spec;
-
-static ar_status create_activation(ar_module **gives, ar_ctx *ctx, const char *name, const void *what)
-{
-    const activation_spec *s = what;
-    return ar_activation_create(gives, ctx, name, s->act, held_of(s->layer->takes));
+    return ari_placed_by_features(p) ? AR_HELD_SHARD : AR_HELD_WHOLE;
 }
 
 ar_status ar_plan_activation_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                     ar_activation act)
 {
-    layer_spec s = {.create = create_activation};
-    const activation_spec what = {act, &s};
-    s.what = &what;
-    return create_elementwise(gives, ctx, w, name, &s);
-}
-
-typedef struct dropout_spec {
-    size_t positions, width;
-    const layer_spec *layer;
-} dropout_spec;
-
-static ar_status create_dropout(ar_module **gives, ar_ctx *ctx, const char *name, const void *what)
-{
-    const dropout_spec *s = what;
-    return ar_dropout_create(gives, ctx, name, s->positions, s->width, held_of(s->layer->takes));
+    ar_placement at, leaves;
+    planned m;
+    AR_TRY(place_norm(&at, &leaves, w, name, true));
+    AR_TRY(begin(&m, ctx, w, name, at, at));
+    return end(gives, &m, leaves, ar_activation_create(&m.part[m.parts], ctx, name, act, held_of(at)));
 }
 
 ar_status ar_plan_dropout_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t positions,
                                  size_t width)
 {
-    layer_spec s = {.create = create_dropout};
-    const dropout_spec what = {positions, width, &s};
-    s.what = &what;
-    return create_elementwise(gives, ctx, w, name, &s);
+    ar_placement at, leaves;
+    planned m;
+    AR_TRY(place_norm(&at, &leaves, w, name, true));
+    AR_TRY(begin(&m, ctx, w, name, at, at));
+    return end(gives, &m, leaves, ar_dropout_create(&m.part[m.parts], ctx, name, positions, width, held_of(at)));
 }
 
 ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                       ar_placement to)
 {
     char text[AR_PLACEMENT_TEXT];
-    ar_placement p = to;
+    const ar_placement p = settled(ari_ruled_from_end(to));
+    planned m;
     AR_TRY(check_at(w, name));
-    if (!normalise(&p) || p.kind == AR_PARTIAL_SUM)
+    if (!ari_ruled_possible(p, true))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: to %s; R, S(-1) and S(1) are possible", ARI_SHOW(name),
                             ar_placement_text(text, to));
-    const layer_spec s = {.takes = p, .makes = p, .leaves = p};
-    return create(gives, ctx, w, name, &s);
+    AR_TRY(begin(&m, ctx, w, name, p, p));
+    return end(gives, &m, p, AR_OK);
 }
 
 /* --- embeddings and heads ----------------------------------------------------------------------------------------- */
 
 ar_status ar_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const char *name)
 {
-    const ar_plan_rule *rule;
-    ar_style style;
+    ari_ruled m;
     ar_placement leaves;
-    AR_TRY(ask(w, name, ARI_TOKENS, 1u << AR_STYLE_VOCAB | 1u << AR_STYLE_HIDDEN | 1u << AR_STYLE_REPLICATE,
-               "vocab (rowwise), hidden (colwise) and replicate are possible", &rule, &style));
-    AR_TRY(output(w, rule, name, whole, false, &leaves));
-    if (!same(leaves, whole))
-        return refuse(w, rule, name, "output", leaves, "R would fit");
-    *split = style == AR_STYLE_VOCAB    ? AR_EMBEDDING_VOCAB
-             : style == AR_STYLE_HIDDEN ? AR_EMBEDDING_HIDDEN
-                                        : AR_EMBEDDING_WHOLE;
+    AR_TRY(ask_own(&m, w, name, ARI_TOKENS));
+    AR_TRY(ari_ruled_tokens(&m, split));
+    AR_TRY(ari_ruled_input(&m, NULL, w->at, w->at, &leaves));
+    AR_TRY(leave_own(&m, false, whole, &leaves));
+    if (!ari_placed_whole(leaves))
+        return ari_ruled_wrong(&m, "the output", leaves, "R would fit");
     w->at = whole;
     return AR_OK;
 }
 
 ar_status ar_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name)
 {
-    const ar_plan_rule *rule;
-    ar_style style;
+    ari_ruled m;
     ar_placement leaves;
     char text[AR_PLACEMENT_TEXT];
-    AR_TRY(ask(w, name, ARI_HEAD, 1u << AR_STYLE_VOCAB | 1u << AR_STYLE_REPLICATE,
-               "vocab (colwise) and replicate are possible", &rule, &style));
-    if (!same(w->at, whole))
+    AR_TRY(ask_other(&m, w, name, ARI_HEAD, 1u << AR_STYLE_VOCAB | 1u << AR_STYLE_REPLICATE,
+                     "vocab (colwise) and replicate are possible"));
+    if (!ari_placed_whole(w->at))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s arrives, and a head takes R: redistribute before it",
                             ARI_SHOW(name), ar_placement_text(text, w->at));
-    AR_TRY(output(w, rule, name, style == AR_STYLE_VOCAB ? features : whole, false, &leaves));
-    if (!same(leaves, whole) && !(style == AR_STYLE_VOCAB && same(leaves, features)))
-        return refuse(w, rule, name, "output", leaves, style == AR_STYLE_VOCAB ? "S(-1) and R fit" : "R would fit");
-    *split = (ar_linear_split){style == AR_STYLE_VOCAB ? AR_STYLE_COLWISE : style, whole, leaves};
+    const bool vocab = m.style == AR_STYLE_VOCAB;
+    AR_TRY(leave_own(&m, false, vocab ? ari_shard_features : whole, &leaves));
+    if (!ari_placed_whole(leaves) && !(vocab && ari_placed_by_features(leaves)))
+        return ari_ruled_wrong(&m, "the output", leaves, vocab ? "S(-1) and R fit" : "R would fit");
+    *split = (ar_linear_split){vocab ? AR_STYLE_COLWISE : m.style, whole, leaves};
     w->at = leaves;
     return AR_OK;
 }
 
 ar_held ar_plan_held(const ar_plan_walk *w)
 {
-    return same(w->at, whole) ? AR_HELD_WHOLE : same(w->at, features) ? AR_HELD_SHARD : AR_HELD_UNTOLD;
+    const ar_placement at = ari_ruled_from_end(w->at);
+    return ari_placed_whole(at) ? AR_HELD_WHOLE : ari_placed_by_features(at) ? AR_HELD_SHARD : AR_HELD_UNTOLD;
 }
 
 ar_status ar_plan_end(const ar_plan_walk *w, const char *module)
