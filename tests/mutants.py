@@ -324,7 +324,7 @@ MUTANTS = [
     ("the momentum of the second step is its gradient alone", "ref/baseline/training.c",
      "*m = run->step == 1 ? g : ari_bl_fl(run, ari_bl_fl(run, momentum * *m) + g);",
      "*m = run->step <= 2 ? g : ari_bl_fl(run, ari_bl_fl(run, momentum * *m) + g);", "verify/steps_test"),
-    ("the first group of parameters that fits counts, not the last", "ref/train/optimizer.c",
+    ("the first group of parameters that fits counts, not the last", "ref/train/state.c",
      "for (size_t i = o->groups; i-- > 0;) {", "for (size_t i = 0; i < o->groups; i++) {",
      "train/schedule_test verify/schedule_check_test"),
     ("the loss scale grows one step late", "ref/train/scaling.c",

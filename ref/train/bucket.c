@@ -5,7 +5,7 @@
 #include "anyrank/arith.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"
-#include "ref/train/ddp.h"
+#include "ref/train/bucket.h"
 #include "ref/train/faults.h"
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
@@ -111,6 +111,31 @@ void ari_buckets_reset(ar_ddp *d)
     d->next = 0;
 }
 
+/* --- groups, on the queue that carries buckets ---------------------------------------------------------------------- */
+
+static ar_comm *replicate_of(const ar_ddp *d)
+{
+    return d->communication && d->communication->replicate ? d->communication->replicate : d->ctx->replicate;
+}
+
+/* The ranks that share buckets out: without replicas all that have data. */
+static ar_comm *shard_of(const ar_ddp *d)
+{
+    if (ar_comm_size(d->ctx->replicate) == 1)
+        return ari_ddp_dp(d);
+    return d->communication ? d->communication->shard : d->ctx->shard;
+}
+
+static ar_comm *tp_of(const ar_ddp *d)
+{
+    return d->communication ? d->communication->tp : d->ctx->tp;
+}
+
+static ar_comm *ends_of(const ar_ddp *d)
+{
+    return d->communication ? d->communication->ends : d->ctx->pp.ends;
+}
+
 /* --- pack, reduce, copy back -------------------------------------------------------------------------------------- */
 
 static ar_status pack_one(const ari_bucket *b, ar_queue *q, size_t i)
@@ -118,15 +143,6 @@ static ar_status pack_one(const ari_bucket *b, ar_queue *q, size_t i)
     ar_ctx *ctx = b->ddp->ctx;
     return ctx->arith->bucket_pack(ctx, q, b->storage, b->info.elements, b->info.offset[i], b->info.storage,
                                    b->info.param[i]);
-}
-
-ar_status ari_bucket_pack_early(ari_ddp_slot *s)
-{
-    const ari_bucket *b = &s->ddp->buckets[s->bucket];
-    if (!b->moves)
-        return AR_OK;
-    s->packed = true;
-    return pack_one(b, s->ddp->ctx->queue, (size_t)(s - b->slot));
 }
 
 static ar_status pack(const ari_bucket *b, ar_queue *q)
@@ -176,7 +192,7 @@ static ar_status reduce_replicas(const ari_bucket *b, ar_queue *q)
     if (!b->shard.ptr || b->info.own_count == 0 || ar_faulty(b->ddp->ctx, AR_FAULT_hsdp_copies_not_summed))
         return AR_OK;
     AR_TRY(move_slice(b, q, true));
-    AR_TRY(sum_slice(b, q, ari_ddp_replicate(b->ddp), b->tag));
+    AR_TRY(sum_slice(b, q, replicate_of(b->ddp), b->tag));
     return move_slice(b, q, false);
 }
 
@@ -186,10 +202,10 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
     if (b->info.own_count == 0)
         return AR_OK;
     if (b->info.spread)
-        AR_TRY(sum_slice(b, q, ari_ddp_tp(d), b->tag));
+        AR_TRY(sum_slice(b, q, tp_of(d), b->tag));
     if (b->info.ends && !ar_faulty(d->ctx, AR_FAULT_pp_tied_not_summed))
-        AR_TRY(sum_slice(b, q, ari_ddp_ends(d), b->info.param[0]->name));
-    return ar_faulty(d->ctx, AR_FAULT_hsdp_copies_not_summed) ? AR_OK : sum_slice(b, q, ari_ddp_replicate(d), b->tag);
+        AR_TRY(sum_slice(b, q, ends_of(d), b->info.param[0]->name));
+    return ar_faulty(d->ctx, AR_FAULT_hsdp_copies_not_summed) ? AR_OK : sum_slice(b, q, replicate_of(d), b->tag);
 }
 
 /* Terms that are spread over tp, or over the ends of the pipeline, are complete after these, then everything is summed
@@ -199,14 +215,14 @@ static ar_status reduce(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
     if (d->stage >= 2)
-        return reduce_over(b, q, ari_ddp_shard(d), b->counts, b->tag);
+        return reduce_over(b, q, shard_of(d), b->counts, b->tag);
     if (b->info.spread)
-        AR_TRY(reduce_over(b, q, ari_ddp_tp(d), NULL, b->tag));
+        AR_TRY(reduce_over(b, q, tp_of(d), NULL, b->tag));
     if (b->info.ends && !ar_faulty(d->ctx, AR_FAULT_pp_tied_not_summed))
-        AR_TRY(reduce_over(b, q, ari_ddp_ends(d), NULL, b->info.param[0]->name));
+        AR_TRY(reduce_over(b, q, ends_of(d), NULL, b->info.param[0]->name));
     if (ar_faulty(d->ctx, AR_FAULT_dp_group_missing) || d->unhooked)
         return AR_OK;
-    AR_TRY(reduce_over(b, q, d->stage > 0 ? ari_ddp_shard(d) : ari_ddp_dp(d), b->counts, b->tag));
+    AR_TRY(reduce_over(b, q, d->stage > 0 ? shard_of(d) : ari_ddp_dp(d), b->counts, b->tag));
     return reduce_replicas(b, q);
 }
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "ref/train/ddp.h"
+#include "ref/train/units.h"
 
 /* Parameters that may share a bucket: of one unit, of one storage, summed over the same groups, and of as many elements
  * on every tensor-parallel rank, or all of them not. A copy lies on each of these ranks, and floats are added in the

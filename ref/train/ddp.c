@@ -1,33 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The data-parallel object: hooks, the order of buckets, the ends of a step. */
-#include "ref/train/ddp.h"
-
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "anyrank/arith.h"
+#include "anyrank/train.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
+#include "ref/models/model.h"
+#include "ref/train/bucket.h"
 #include "ref/train/faults.h"
+#include "ref/train/units.h"
 
 ar_ddp_options ar_ddp_defaults(void)
 {
     return (ar_ddp_options){.bucket_bytes = AR_BUCKET_BYTES};
-}
-
-ar_status ari_ddp_fail_in_flight(const ar_ddp *d, ar_status st)
-{
-    if (st != AR_OK)
-        ar_comm_abort(d->ctx->world, st, ar_error_message());
-    return st;
-}
-
-ar_status ari_ddp_fail(ar_ddp *d, ar_status st)
-{
-    return (d->next > 0 || d->stage >= 2) && !d->waited ? ari_ddp_fail_in_flight(d, st) : st;
 }
 
 /* --- hooks -------------------------------------------------------------------------------------------------------- */
@@ -234,6 +224,25 @@ ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar
     size_t n = 0;
     AR_TRY(ari_module_list(&own, &n, module));
     return create(gives, ctx, module->name, module, own, n, o);
+}
+
+ar_status ar_ddp_create_model(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_model *m, const ar_ddp_options *o)
+{
+    ar_ddp_options own = *o;
+    ar_unit *units = NULL;
+    ar_param **params = NULL;
+    size_t n = 0;
+    ar_status st = AR_OK;
+    own.units = ar_model_units(m, NULL, 0, &own.root_stage);
+    AR_TRY_TO(done, st, ari_alloc((void **)&units, own.units, sizeof *units, "units"));
+    ar_model_units(m, units, own.units, &own.root_stage);
+    own.unit = units;
+    AR_TRY_TO(done, st, ari_model_list(&params, &n, m));
+    AR_TRY_TO(done, st, ar_ddp_create_params(gives, ctx, name, params, n, &own));
+done:
+    free(params);
+    free(units);
+    return st;
 }
 
 /* For what a step that ended early has left under way. */

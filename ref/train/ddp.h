@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of a data-parallel object (anyrank/ddp.h). */
+/* What a data-parallel object (anyrank/ddp.h) consists of. What is done with its parts: bucket.h, units.h, and on both
+ * ddp.c. */
 #ifndef ARI_TRAIN_DDP_H
 #define ARI_TRAIN_DDP_H
 
@@ -92,115 +93,29 @@ struct ar_ddp {
     size_t unused_count;
 };
 
-/** Fills slots, bucketed, offsets and buckets from params and options, without storage. Errors: AR_ERR_MEMORY,
- *  AR_ERR_OVERFLOW. */
-AR_NODISCARD ar_status ari_buckets_plan(ar_ddp *d);
-/** Storage of the buckets and of the gradients in them: all memory that reductions will take. */
-AR_NODISCARD ar_status ari_buckets_alloc(ar_ddp *d);
-void ari_buckets_free(ar_ddp *d);
-/** All filling: what ar_ddp_start does to them. */
-void ari_buckets_reset(ar_ddp *d);
-/** Enqueues the next bucket: pack, reduce, copy back. */
-AR_NODISCARD ar_status ari_bucket_launch(ar_ddp *d);
-/** The way of bucket `b` (an ari_bucket) on the queue that carries it. */
-AR_NODISCARD ar_status ari_bucket_run(void *b, ar_queue *on);
-/** Sets what of each gradient of the bucket is this rank's. */
-void ari_bucket_share(const ari_bucket *b);
-/** The own slice, which is the sum over the ranks that share the bucket, summed over those that have the same slice. */
-AR_NODISCARD ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q);
-/** Packs one parameter's gradient where it stands now, so that launching does not: the beginning of many mistakes. */
-AR_NODISCARD ar_status ari_bucket_pack_early(ari_ddp_slot *s);
-
-/* --- units -------------------------------------------------------------------------------------------------------- */
-
-/** Which parameters are of which unit. Errors: AR_ERR_ARG (a module that is NULL or a unit already), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_units_init(ar_ddp *d);
-/** Buckets come in the order of their index. */
-void ari_unit_add_bucket(ar_ddp *d, ari_bucket *b);
-void ari_units_free(ar_ddp *d);
-/** At the start of a step: nothing is held, nothing under way. */
-AR_NODISCARD ar_status ari_units_start(ar_ddp *d);
-/** Reduces what is left, and enqueues the completion of all shares. */
-AR_NODISCARD ar_status ari_units_finish(ar_ddp *d);
-/** Waits for the gradients that are under way, whose memory is then given back. */
-AR_NODISCARD ar_status ari_units_settle(ar_ddp *d);
-AR_NODISCARD ar_status ari_unit_begin_backward(ari_unit *u);
-/** Enqueues the reduction of a unit's gradients, after that of the one before has ended: of two units at most whole
- *  gradients are alive. */
-AR_NODISCARD ar_status ari_unit_reduce(ari_unit *u);
-void ari_unit_drop_gradients(ari_unit *u);
-
-/** ZeRO-3: from here on the parameters have their shares. */
-AR_NODISCARD ar_status ari_weights_share(ar_ddp *d);
-/** Makes the values of a unit whole, and begins to gather those of the unit that comes next in this pass. */
-AR_NODISCARD ar_status ari_weights_take(ari_unit *u, ar_pass pass);
-void ari_weights_release(ari_unit *u);
-AR_NODISCARD ar_status ari_weights_start(ar_ddp *d);
-AR_NODISCARD ar_status ari_weights_finish(ar_ddp *d);
-void ari_weights_free(ari_unit *u);
-
-/* What a step does around its backward passes, for the units of one of this rank's stages. d NULL, and below ZeRO-2:
- * nothing. */
-
-/** Before a backward pass of the stage; weights: one of put-off gradients of weights, in which no module runs. */
-AR_NODISCARD ar_status ari_ddp_begin_backward(ar_ddp *d, int stage, bool weights);
-/** After it, unless the gradients of weights come in another pass (ar_ctx.later): the stage's that are due are
- *  reduced. */
-AR_NODISCARD ar_status ari_ddp_end_backward(ar_ddp *d, int stage);
-/** The same calls to the other ranks as a pass that they make through a micro-batch that this rank has not; after a
- *  backward pass ari_ddp_end_backward, or that of the weights, comes as after theirs. */
-AR_NODISCARD ar_status ari_ddp_absent_forward(ar_ddp *d, int stage);
-AR_NODISCARD ar_status ari_ddp_absent_backward(ar_ddp *d, int stage);
-
-/** Whether the data-parallel ranks wrap the same parameters with the same options. Collective over them. Errors:
- *  AR_ERR_MISMATCH, with the same message on all. */
-AR_NODISCARD ar_status ari_ddp_agree(ar_ddp *d);
-
-/** Whether every parameter of a bucket got a gradient here, or none did. Errors: AR_ERR_DATA, naming those without. */
-AR_NODISCARD ar_status ari_ddp_check_all_used(const ar_ddp *d);
-/** Marks what got a gradient here, and with find_unused and peers enqueues the agreement. */
-AR_NODISCARD ar_status ari_ddp_agree_used(ar_ddp *d);
-/** Whether a step in ctx that trains these parameters can leave their sums to d and to nobody else; d NULL: to no
- *  object. Errors: AR_ERR_ARG. */
-AR_NODISCARD ar_status ari_ddp_check_step(const ar_ddp *d, const ar_ctx *ctx, ar_param *const *params, size_t n);
-
-/** After the queue: has_grad and the scale of every parameter, and the list of the unused ones. */
-void ari_ddp_complete(ar_ddp *d, ar_op op);
-
-/** Ends the world where reductions that peers take part in are under way, so that none of them waits for what will not
- *  come. Returns st. */
-ar_status ari_ddp_fail(ar_ddp *d, ar_status st);
-/** The same within a reduction, on whichever queue carries it: that one is under way. */
-ar_status ari_ddp_fail_in_flight(const ar_ddp *d, ar_status st);
-
 /** The group of a reduction on the queue of d's buckets. */
 static inline ar_comm *ari_ddp_dp(const ar_ddp *d)
 {
     return d->communication ? d->communication->dp : d->ctx->dp;
 }
-static inline ar_comm *ari_ddp_replicate(const ar_ddp *d)
-{
-    return d->communication && d->communication->replicate ? d->communication->replicate : d->ctx->replicate;
-}
-/** The ranks that share buckets out: without replicas all that have data. */
-static inline ar_comm *ari_ddp_shard(const ar_ddp *d)
-{
-    if (ar_comm_size(d->ctx->replicate) == 1)
-        return ari_ddp_dp(d);
-    return d->communication ? d->communication->shard : d->ctx->shard;
-}
-static inline ar_comm *ari_ddp_tp(const ar_ddp *d)
-{
-    return d->communication ? d->communication->tp : d->ctx->tp;
-}
-static inline ar_comm *ari_ddp_ends(const ar_ddp *d)
-{
-    return d->communication ? d->communication->ends : d->ctx->pp.ends;
-}
 /** Whether the data-parallel group has peers. */
 static inline bool ari_ddp_has_peers(const ar_ddp *d)
 {
     return ar_comm_size(d->ctx->dp) > 1;
+}
+
+/** Ends the world within a reduction, on whichever queue carries it: that one is under way. Returns st. */
+static inline ar_status ari_ddp_fail_in_flight(const ar_ddp *d, ar_status st)
+{
+    if (st != AR_OK)
+        ar_comm_abort(d->ctx->world, st, ar_error_message());
+    return st;
+}
+/** The same where reductions that peers take part in are under way, so that none of them waits for what will not
+ *  come. */
+static inline ar_status ari_ddp_fail(const ar_ddp *d, ar_status st)
+{
+    return (d->next > 0 || d->stage >= 2) && !d->waited ? ari_ddp_fail_in_flight(d, st) : st;
 }
 
 #endif

@@ -8,8 +8,8 @@
 #include "ref/core/size.h"
 #include "ref/layers/share.h"
 #include "ref/numerics/philox.h"
-#include "ref/train/ddp.h"
 #include "ref/train/faults.h"
+#include "ref/train/units.h"
 
 /* --- the parameters ----------------------------------------------------------------------------------------------- */
 

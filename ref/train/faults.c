@@ -40,37 +40,28 @@ static void divide_by(size_t *targets, ar_batch *micro, size_t n, size_t all)
         micro[i].targets = all;
 }
 
-ar_status ari_fault_divisors(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro, size_t n,
-                             size_t pieces)
+ar_status ari_fault_divisors(size_t *targets, ar_ctx *ctx, ar_batch *micro, int64_t *own, size_t n, size_t pieces)
 {
     const bool average = ar_faulty(ctx, AR_FAULT_dp_mean_of_means), mean = ar_faulty(ctx, AR_FAULT_accum_mean_of_means);
     const bool local = ar_faulty(ctx, AR_FAULT_dp_sum_of_local_means),
                sum = ar_faulty(ctx, AR_FAULT_accum_sum_of_means);
     const bool of_context = ar_comm_size(ctx->cp.all) > 1 &&
                             (ar_faulty(ctx, AR_FAULT_cp_targets_own) || ar_faulty(ctx, AR_FAULT_cp_targets_whole));
-    int64_t *own = NULL;
     size_t mine = 0, count = 0;
-    ar_status st = AR_OK;
     if (ar_comm_size(ctx->pp.all) > 1 && ar_faulty(ctx, AR_FAULT_pp_sum_loss)) {
         for (size_t i = 0; i < n; i++)
             micro[i].targets = 1;
     }
-    if (!average && !local && !mean && !sum && !of_context)
-        return AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&own, pieces, sizeof *own, "counts of targets"));
-    for (size_t i = 0; i < n; i++) {
-        own[i] = (int64_t)ari_trained_targets(what, ctx, &micro[i]);
+    for (size_t i = 0; i < n; i++)
         mine += (size_t)own[i];
-    }
     if (of_context) {
-        st = count_over(&count, ctx, mine);
+        AR_TRY(count_over(&count, ctx, mine));
         divide_by(targets, micro, n, count);
     } else if (average || local)
         divide_by(targets, micro, n, average ? mine * (size_t)ar_comm_size(ctx->dp) : mine);
-    else
-        st = divide_by_micro(micro, own, ctx, n, pieces, mean ? pieces : 1);
-    free(own);
-    return st;
+    else if (mean || sum)
+        AR_TRY(divide_by_micro(micro, own, ctx, n, pieces, mean ? pieces : 1));
+    return AR_OK;
 }
 
 /* accum_last_only: what the micro-batches before have added is gone. */
@@ -82,19 +73,14 @@ static ar_status forget_gradient(ar_param *p, ar_ctx *ctx)
     return AR_OK;
 }
 
-ar_status ari_fault_accumulated(const ari_trained *what, ar_ctx *ctx, int pieces)
+ar_status ari_fault_accumulated(ar_param *const *params, size_t n, ar_ctx *ctx, int pieces)
 {
     const bool forget = ar_faulty(ctx, AR_FAULT_accum_last_only);
-    size_t n = 0;
-    ar_param **all = NULL;
-    ar_status st = AR_OK;
-    if (!forget && !ar_faulty(ctx, AR_FAULT_accum_divided_each_time))
-        return AR_OK;
-    AR_TRY(ari_trained_params(&all, &n, what));
-    for (size_t i = 0; i < n && st == AR_OK; i++)
-        st = forget ? forget_gradient(all[i], ctx) : ari_fault_scale_gradient(ctx, all[i], 1.0f / (float)pieces);
-    free(all);
-    return st;
+    const bool scale = ar_faulty(ctx, AR_FAULT_accum_divided_each_time);
+    for (size_t i = 0; i < n && (forget || scale); i++)
+        AR_TRY(forget ? forget_gradient(params[i], ctx)
+                      : ari_fault_scale_gradient(ctx, params[i], 1.0f / (float)pieces));
+    return AR_OK;
 }
 
 /* An update before there were gradients has left nothing but its count. */
@@ -203,6 +189,18 @@ ar_status ari_fault_weights(const ari_unit *u, ar_pass pass)
 
 /* --- buckets ------------------------------------------------------------------------------------------------------ */
 
+/* Packs one parameter's gradient where it stands now, so that launching its bucket does not. */
+static ar_status pack_early(ari_ddp_slot *s)
+{
+    const ari_bucket *b = &s->ddp->buckets[s->bucket];
+    ar_ctx *ctx = s->ddp->ctx;
+    if (!b->moves)
+        return AR_OK;
+    s->packed = true;
+    return ctx->arith->bucket_pack(ctx, ctx->queue, b->storage, b->info.elements, b->info.offset[s - b->slot],
+                                   b->info.storage, s->param);
+}
+
 /* A reduction that does not wait for the kernels which write the gradients: the memory as it is before the first. */
 ar_status ari_fault_pack_before_backward(ar_ddp *d)
 {
@@ -210,7 +208,7 @@ ar_status ari_fault_pack_before_backward(ar_ddp *d)
     if (!ar_faulty(d->ctx, AR_FAULT_comm_before_producer) || d->options.mode != AR_BUCKETS_OVERLAP || d->stage > 1)
         return AR_OK;
     for (size_t i = 0; i < d->trained; i++)
-        AR_TRY(ari_bucket_pack_early(&d->slots[i]));
+        AR_TRY(pack_early(&d->slots[i]));
     return AR_OK;
 }
 
@@ -221,11 +219,11 @@ ar_status ari_fault_pack_early(const ar_ddp *d, ari_ddp_slot *s)
     if (d->options.mode != AR_BUCKETS_OVERLAP)
         return AR_OK;
     if (ar_faulty(ctx, AR_FAULT_comm_before_producer) && b->info.ready < b->info.params)
-        return ari_bucket_pack_early(s); /* all but the last one: that was packed when the step began */
+        return pack_early(s); /* all but the last one: that was packed when the step began */
     if (ar_faulty(ctx, AR_FAULT_tied_reduced_at_first_use))
-        return ari_bucket_pack_early(s);
+        return pack_early(s);
     for (size_t i = 0; ar_faulty(ctx, AR_FAULT_bucket_first_ready) && b->info.ready == 1 && i < b->info.params; i++)
-        AR_TRY(ari_bucket_pack_early(&b->slot[i]));
+        AR_TRY(pack_early(&b->slot[i]));
     return AR_OK;
 }
 

@@ -7,15 +7,14 @@
 #include "ref/layers/faults.h"
 #include "ref/train/ddp.h"
 #include "ref/train/optimizer.h"
-#include "ref/train/step.h"
 
 /** dp_mean_of_means, dp_sum_of_local_means, accum_mean_of_means, accum_sum_of_means, pp_sum_loss: T, and what each of
- *  this rank's n micro-batches is divided by; `pieces` are all that there are. Collective over the data-parallel
- *  ranks. */
-AR_NODISCARD ar_status ari_fault_divisors(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro,
-                                          size_t n, size_t pieces);
+ *  this rank's n micro-batches is divided by; `pieces` are all that there are, own [pieces] the targets that this rank
+ *  has in each, which do not outlive the call. Collective over the data-parallel ranks. */
+AR_NODISCARD ar_status ari_fault_divisors(size_t *targets, ar_ctx *ctx, ar_batch *micro, int64_t *own, size_t n,
+                                          size_t pieces);
 /** accum_last_only, accum_divided_each_time: before a micro-batch's backward pass, of so many. */
-AR_NODISCARD ar_status ari_fault_accumulated(const ari_trained *what, ar_ctx *ctx, int pieces);
+AR_NODISCARD ar_status ari_fault_accumulated(ar_param *const *params, size_t n, ar_ctx *ctx, int pieces);
 /** optimizer_counter_ahead: before the clock is advanced. */
 void ari_fault_clock(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx);
 /** adam_step_not_synced, weight_decay_on_shard_only: what p is updated by. */

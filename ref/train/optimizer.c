@@ -1,67 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/train/optimizer.h"
 
-#include <fnmatch.h>
-#include <math.h>
 #include <stdlib.h>
 
 #include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
-#include "ref/train/faults.h"
-
-/* --- an update ---------------------------------------------------------------------------------------------------- */
-
-ari_update_rule ari_update_rule_of(const ar_optimizer_options *o, const char *name, int ndim)
-{
-    const bool decays = o->decay == AR_DECAY_ALL || ndim == 2;
-    ari_update_rule rule = {.lr_scale = 1.0, .weight_decay = decays ? o->weight_decay : 0.0};
-    for (size_t i = o->groups; i-- > 0;) {
-        const ar_param_group *group = &o->group[i];
-        if (fnmatch(group->glob, name, 0) != 0)
-            continue;
-        rule.lr_scale = group->lr_scale;
-        rule.weight_decay = isnan(group->weight_decay) ? rule.weight_decay : group->weight_decay;
-        break;
-    }
-    return rule;
-}
-
-void ari_update_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx)
-{
-    ari_fault_clock(clock, o, ctx);
-    ari_optimizer_tick(clock, o);
-}
-
-/* The clock after `steps` steps, by as many multiplications: at most UINT32_MAX of them, what a training step counts. */
-static ar_status clock_after(ari_optimizer_clock *clock, const ar_optimizer_options *o, uint64_t steps)
-{
-    if (steps > UINT32_MAX)
-        return ar_error_set(AR_ERR_ARG, "an optimizer after %llu steps, expected at most %lu",
-                            (unsigned long long)steps, (unsigned long)UINT32_MAX);
-    *clock = (ari_optimizer_clock){0};
-    for (uint64_t t = 0; t < steps; t++)
-        ari_optimizer_tick(clock, o);
-    return AR_OK;
-}
-
-ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, const ar_optimizer_options *o,
-                                             const ar_param *p, const ar_ctx *ctx)
-{
-    ari_update_rule rule = ari_update_rule_of(o, p->name, p->layout.ndim);
-    ari_optimizer_clock own = *clock;
-    ari_fault_update(&own, &rule, o, p, ctx);
-    return ari_optimizer_constants_of(&own, o, rule.lr_scale, rule.weight_decay);
-}
-
-ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, const ar_tensor *g,
-                           const ari_optimizer_constants *k)
-{
-    const ar_tensor w = ar_tensor_flat(part->master.ptr ? AR_BF16 : AR_F32, part->weight, ar_tensor_count(g));
-    return ARI_KERNEL(ctx, optimizer_step, &w, part->master, part->m, part->v, g, k);
-}
-
-/* --- the optimizer ------------------------------------------------------------------------------------------------ */
 
 static ar_status add_param(ar_optimizer *o, ar_ctx *ctx, ar_param *p)
 {
@@ -199,6 +143,18 @@ ar_status ar_optimizer_save(ar_optimizer *o, ar_ctx *ctx, ar_optimizer_state_fn 
 {
     for (size_t i = 0; i < o->n; i++)
         AR_TRY(ari_state_save(&o->states[i], ctx, &o->options, emit, user));
+    return AR_OK;
+}
+
+/* The clock after `steps` steps, by as many multiplications: at most UINT32_MAX of them, what a training step counts. */
+static ar_status clock_after(ari_optimizer_clock *clock, const ar_optimizer_options *o, uint64_t steps)
+{
+    if (steps > UINT32_MAX)
+        return ar_error_set(AR_ERR_ARG, "an optimizer after %llu steps, expected at most %lu",
+                            (unsigned long long)steps, (unsigned long)UINT32_MAX);
+    *clock = (ari_optimizer_clock){0};
+    for (uint64_t t = 0; t < steps; t++)
+        ari_optimizer_tick(clock, o);
     return AR_OK;
 }
 

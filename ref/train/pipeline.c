@@ -8,9 +8,9 @@
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
-#include "ref/train/ddp.h"
 #include "ref/train/faults.h"
 #include "ref/train/step.h"
+#include "ref/train/units.h"
 
 /* What goes through a stage, there or back. */
 typedef enum direction { FORWARD, BACKWARD, DIRECTIONS } direction;
@@ -178,7 +178,7 @@ static ar_status backward(pipeline *p, const ar_pp_operation *op, visit *v, int 
 {
     const int pieces = ari_at_least_one(p->o->parallel.micro_batches);
     flow *f = &v->flow[BACKWARD];
-    AR_TRY(ari_fault_accumulated(p->what, p->ctx, pieces));
+    AR_TRY(ari_fault_accumulated(p->what->params, p->what->n, p->ctx, pieces));
     AR_TRY(await(p, f));
     if (!is_last_stage(p, op)) {
         AR_TRY(ari_fault_stage_gradient(p->ctx, &f->taken, pieces));

@@ -1,12 +1,56 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/train/optimizer.h"
 
+#include <fnmatch.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/layers/share.h"
+#include "ref/train/faults.h"
+
+/* --- an update ---------------------------------------------------------------------------------------------------- */
+
+ari_update_rule ari_update_rule_of(const ar_optimizer_options *o, const char *name, int ndim)
+{
+    const bool decays = o->decay == AR_DECAY_ALL || ndim == 2;
+    ari_update_rule rule = {.lr_scale = 1.0, .weight_decay = decays ? o->weight_decay : 0.0};
+    for (size_t i = o->groups; i-- > 0;) {
+        const ar_param_group *group = &o->group[i];
+        if (fnmatch(group->glob, name, 0) != 0)
+            continue;
+        rule.lr_scale = group->lr_scale;
+        rule.weight_decay = isnan(group->weight_decay) ? rule.weight_decay : group->weight_decay;
+        break;
+    }
+    return rule;
+}
+
+void ari_update_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx)
+{
+    ari_fault_clock(clock, o, ctx);
+    ari_optimizer_tick(clock, o);
+}
+
+ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, const ar_optimizer_options *o,
+                                             const ar_param *p, const ar_ctx *ctx)
+{
+    ari_update_rule rule = ari_update_rule_of(o, p->name, p->layout.ndim);
+    ari_optimizer_clock own = *clock;
+    ari_fault_update(&own, &rule, o, p, ctx);
+    return ari_optimizer_constants_of(&own, o, rule.lr_scale, rule.weight_decay);
+}
+
+ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, const ar_tensor *g,
+                           const ari_optimizer_constants *k)
+{
+    const ar_tensor w = ar_tensor_flat(part->master.ptr ? AR_BF16 : AR_F32, part->weight, ar_tensor_count(g));
+    return ARI_KERNEL(ctx, optimizer_step, &w, part->master, part->m, part->v, g, k);
+}
+
+/* --- state -------------------------------------------------------------------------------------------------------- */
 
 /* The kinds of state under their names in PyTorch's state_dict, and the passes of their taps (0: none, it is the weight
  * in more digits); n of them are kept. */

@@ -14,12 +14,13 @@
 #include "ref/models/model.h"
 #include "ref/models/stages.h"
 #include "ref/numerics/optimizer.h"
-#include "ref/train/ddp.h"
 #include "ref/train/faults.h"
+#include "ref/train/units.h"
 
 /* --- what is trained ---------------------------------------------------------------------------------------------- */
 
-size_t ari_trained_targets(const ari_trained *t, const ar_ctx *ctx, const ar_batch *batch)
+/* What the rows of a batch, and of them the positions that this rank has, add to T, by which everything is divided. */
+static size_t targets_of(const ari_trained *t, const ar_ctx *ctx, const ar_batch *batch)
 {
     const ar_positions own = ari_own_positions(ctx, batch->seq, false);
     const size_t n = ar_positions_count(&own);
@@ -29,11 +30,6 @@ size_t ari_trained_targets(const ari_trained *t, const ar_ctx *ctx, const ar_bat
     for (size_t i = 0; i < batch->batch * n; i++)
         count += ari_own_target(ctx, batch, i / n, &own, i % n) != AR_IGNORE_INDEX;
     return count;
-}
-
-ar_status ari_trained_params(ar_param ***gives, size_t *n, const ari_trained *t)
-{
-    return t->model ? ari_model_list(gives, n, t->model) : ari_module_list(gives, n, t->module);
 }
 
 /* Forward up to the loss's terms, which are added to those of earlier micro-batches. */
@@ -121,14 +117,20 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
 static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro, size_t n,
                                size_t pieces)
 {
-    int64_t sum = 0;
-    for (size_t i = 0; i < n; i++)
-        sum += (int64_t)ari_trained_targets(what, ctx, &micro[i]);
-    AR_TRY(ari_combine(ctx, ctx->dp, &sum, 1, AR_I64, AR_SUM, "targets"));
+    int64_t *own = NULL, sum = 0;
+    AR_TRY(ari_alloc_zero((void **)&own, pieces, sizeof *own, "counts of targets"));
+    for (size_t i = 0; i < n; i++) {
+        own[i] = (int64_t)targets_of(what, ctx, &micro[i]);
+        sum += own[i];
+    }
+    ar_status st = ari_combine(ctx, ctx->dp, &sum, 1, AR_I64, AR_SUM, "targets");
     *targets = (size_t)sum;
     for (size_t i = 0; i < n; i++)
         micro[i].targets = *targets;
-    return ari_fault_divisors(targets, what, ctx, micro, n, pieces);
+    if (st == AR_OK)
+        st = ari_fault_divisors(targets, ctx, micro, own, n, pieces);
+    free(own);
+    return st;
 }
 
 /* This rank's micro-batches that hold samples: the first ones of all. Data-parallel ranks may have more or fewer of
@@ -166,7 +168,7 @@ static ar_status forward_micro(const ari_trained *what, ar_ctx *ctx, ar_saved *s
 static ar_status backward_micro(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch,
                                 size_t index, const ar_train_options *o)
 {
-    AR_TRY(ari_fault_accumulated(what, ctx, ari_at_least_one(o->parallel.micro_batches)));
+    AR_TRY(ari_fault_accumulated(what->params, what->n, ctx, ari_at_least_one(o->parallel.micro_batches)));
     ari_span_begin("micro-batch %zu:bwd", index);
     AR_TRY(ari_ddp_begin_backward(o->ddp, 0, false));
     AR_TRY(ari_span_end(backward(what, ctx, saved, batch)));
@@ -213,18 +215,18 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
 }
 
 /* Every gradient complete, then tapped. */
-static ar_status reduce_gradients(ar_param *const *params, size_t n, ar_ctx *ctx, const ar_train_options *o)
+static ar_status reduce_gradients(const ari_trained *what, ar_ctx *ctx, const ar_train_options *o)
 {
     if (!o->ddp) {
         if (o->scaling)
-            ari_scaling_unscale(o->scaling, params, n);
+            ari_scaling_unscale(o->scaling, what->params, what->n);
         ari_span_begin("reduce gradients");
-        return ari_span_end(ar_params_reduce(params, n, ctx));
+        return ari_span_end(ar_params_reduce(what->params, what->n, ctx));
     }
     AR_TRY(ar_ddp_wait(o->ddp));
     if (o->scaling) /* now, since the wait sets the scale of a mean */
-        ari_scaling_unscale(o->scaling, params, n);
-    return ar_params_tap_grads(params, n, ctx);
+        ari_scaling_unscale(o->scaling, what->params, what->n);
+    return ar_params_tap_grads(what->params, what->n, ctx);
 }
 
 static ar_status tap_norm(ar_ctx *ctx, float norm)
@@ -255,13 +257,13 @@ static ar_status verify(const ar_ctx *ctx, ar_optimizer *optimizer, const ar_tra
 }
 
 /* Clips by the norm of all gradients, then changes the weights. */
-static ar_status update(ar_train_result *result, ar_param *const *params, size_t n, ar_ctx *ctx,
-                        ar_optimizer *optimizer, const ar_train_options *o)
+static ar_status update(ar_train_result *result, const ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
+                        const ar_train_options *o)
 {
     float factor = 1.0f;
     bool finite = true;
     if (o->clip > 0.0 || o->scaling)
-        AR_TRY(ar_gradient_norm(&result->norm, ctx, params, n));
+        AR_TRY(ar_gradient_norm(&result->norm, ctx, what->params, what->n));
     if (o->clip > 0.0)
         AR_TRY(tap_norm(ctx, result->norm));
     if (o->scaling) {
@@ -281,19 +283,20 @@ static ar_status update(ar_train_result *result, ar_param *const *params, size_t
     return ar_optimizer_step(optimizer, ctx, factor);
 }
 
-static ar_status run_step(ar_train_result *result, const ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
+static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
                           const ar_batch *global, const ar_train_options *o)
 {
     const size_t pieces = (size_t)ari_at_least_one(o->parallel.micro_batches);
     ar_batch *micro = NULL;
     ar_saved *saved = NULL;
-    ar_param **params = NULL;
-    size_t n = 0, most = 0, n_params = 0;
+    size_t n = 0, most = 0;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, own_batches(&micro, &n, &most, ctx, global, &o->parallel));
     AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st, ari_trained_params(&params, &n_params, what));
-    AR_TRY_TO(done, st, ari_ddp_check_step(o->ddp, ctx, params, n_params));
+    AR_TRY_TO(done, st,
+              what->model ? ari_model_list(&what->params, &what->n, what->model)
+                          : ari_module_list(&what->params, &what->n, what->module));
+    AR_TRY_TO(done, st, ari_ddp_check_step(o->ddp, ctx, what->params, what->n));
     AR_TRY_TO(done, st, count_targets(&result->targets, what, ctx, micro, n, pieces));
     AR_TRY_TO(done, st, zero(what, ctx));
     if (o->ddp)
@@ -303,21 +306,21 @@ static ar_status run_step(ar_train_result *result, const ari_trained *what, ar_c
     AR_TRY_TO(done, st, loss_value(what, ctx, &result->loss, result->targets));
     if (o->forward_only)
         goto done;
-    AR_TRY_TO(done, st, reduce_gradients(params, n_params, ctx, o));
+    AR_TRY_TO(done, st, reduce_gradients(what, ctx, o));
     if (optimizer) {
         ari_span_begin("optimizer");
-        AR_TRY_TO(done, st, ari_span_end(update(result, params, n_params, ctx, optimizer, o)));
+        AR_TRY_TO(done, st, ari_span_end(update(result, what, ctx, optimizer, o)));
     } else {
         AR_TRY_TO(done, st, verify(ctx, NULL, o));
     }
 done:
     ar_saved_destroy(saved);
-    free(params);
+    free(what->params);
     free(micro);
     return st;
 }
 
-static ar_status train_step(ar_train_result *result, const ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
+static ar_status train_step(ar_train_result *result, ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
                             const ar_batch *global, uint32_t step, const ar_train_options *o)
 {
     *result = (ar_train_result){0};
@@ -336,7 +339,7 @@ static ar_status train_step(ar_train_result *result, const ari_trained *what, ar
 ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
                         const ar_batch *global, uint32_t step, const ar_train_options *o)
 {
-    const ari_trained what = {.model = m};
+    ari_trained what = {.model = m};
     return train_step(result, &what, ctx, optimizer, global, step, o);
 }
 
@@ -361,7 +364,7 @@ ar_status ar_module_train_step(ar_train_result *result, ar_module *m, ar_loss *l
                                ar_optimizer *optimizer, const ar_batch *global, uint32_t step,
                                const ar_train_options *o)
 {
-    const ari_trained what = {.module = m, .loss = loss};
+    ari_trained what = {.module = m, .loss = loss};
     AR_TRY(check_batch(ctx, global));
     return train_step(result, &what, ctx, optimizer, global, step, o);
 }

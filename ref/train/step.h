@@ -10,12 +10,9 @@ typedef struct ari_trained {
     ar_model *model; /* NULL: the other two */
     ar_module *module;
     ar_loss *loss;
+    ar_param **params; /* [n]: all of its parameters */
+    size_t n;
 } ari_trained;
-
-/** What the rows of a batch, and of them the positions that this rank has, add to T, by which everything is divided. */
-size_t ari_trained_targets(const ari_trained *t, const ar_ctx *ctx, const ar_batch *batch);
-/** All parameters. Gives; free(). */
-AR_NODISCARD ar_status ari_trained_params(ar_param ***gives, size_t *n, const ari_trained *t);
 
 /** The n micro-batches that this rank of a pipeline has through its stages, forward and backward, in the order of the
  *  layout's schedule; `most`: of the data-parallel rank that has most. A failure ends the world, with a message that

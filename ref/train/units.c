@@ -4,16 +4,139 @@
 #include <stdlib.h>
 
 #include "anyrank/arith.h"
-#include "anyrank/train.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
-#include "ref/models/model.h"
-#include "ref/train/ddp.h"
+#include "ref/train/bucket.h"
+#include "ref/train/units.h"
 
-enum { NO_UNIT = -1 };
+/* --- whole gradients ---------------------------------------------------------------------------------------------- */
+
+static void drop_gradients(ari_unit *u)
+{
+    ar_ctx *ctx = u->ddp->ctx;
+    for (size_t i = 0; i < u->slots && u->ddp->stage >= 2; i++)
+        ctx->arith->grad_release(u->bucket->slot[i].param, ctx->queue);
+    ari_step_gave(ctx, u->grad_bytes);
+    u->grad_bytes = 0;
+    u->due = false;
+}
+
+static void give_room(ari_unit *u)
+{
+    ar_ddp *d = u->ddp;
+    d->ctx->device->ops->free(d->ctx->device, d->ctx->queue, d->room);
+    d->room = (ar_buf){NULL};
+    ari_step_gave(d->ctx, d->room_bytes);
+    d->room_bytes = 0;
+    for (size_t i = 0; i < u->buckets; i++)
+        u->bucket[i].storage = d->room;
+}
+
+/* Waits for the gradients that are under way, whose memory is then given back. */
+static ar_status settle_units(ar_ddp *d)
+{
+    ari_unit *u = d->in_flight;
+    if (!u)
+        return AR_OK;
+    const ar_status st = d->communication ? ar_queue_wait(d->ctx->queue, u->reduced) : AR_OK;
+    d->in_flight = NULL;
+    give_room(u);
+    drop_gradients(u);
+    return st;
+}
+
+/* One that is made begins with what this rank has of the sum of earlier passes. */
+static ar_status make_gradient(ari_unit *u, const ari_bucket *b, size_t i)
+{
+    ar_ctx *ctx = u->ddp->ctx;
+    ar_param *p = b->info.param[i];
+    if (p->grad || !p->requires_grad)
+        return AR_OK;
+    AR_TRY(ctx->arith->grad_ensure(ctx, p));
+    const size_t bytes = ctx->arith->grad_bytes(p);
+    ari_step_took(ctx, bytes);
+    u->grad_bytes += bytes;
+    if (!u->holds || p->own_count == 0 || ar_faulty(ctx, AR_FAULT_zero_last_micro_batch))
+        return AR_OK;
+    /* Where the bucket would begin, of which the share is a slice: it may lie before it. */
+    const size_t at = b->info.offset[i] - b->info.own_start;
+    return ctx->arith->bucket_unpack(ctx, ctx->queue, p, ar_const(b->shard), b->info.own_count, at, b->info.storage);
+}
+
+static ar_status make_gradients(ari_unit *u)
+{
+    ar_ddp *d = u->ddp;
+    if (d->in_flight == u)
+        AR_TRY(settle_units(d));
+    for (size_t k = 0; k < u->buckets; k++) {
+        for (size_t i = 0; i < u->bucket[k].info.params; i++)
+            AR_TRY(make_gradient(u, &u->bucket[k], i));
+    }
+    u->due = u->buckets > 0; /* a rank without an end of the pipeline has no root unit */
+    return AR_OK;
+}
+
+static ar_status begin_backward(ari_unit *u)
+{
+    AR_TRY(ari_weights_take(u, AR_BACKWARD));
+    return make_gradients(u);
+}
+
+/* --- reductions --------------------------------------------------------------------------------------------------- */
+
+/* Room for the largest bucket of the unit, which all of them go through. */
+static ar_status take_room(ari_unit *u)
+{
+    ar_ddp *d = u->ddp;
+    size_t most = 0;
+    for (size_t i = 0; i < u->buckets; i++) {
+        const ar_bucket_info *b = &u->bucket[i].info;
+        const size_t bytes = d->ctx->arith->bucket_bytes(b->elements, b->storage);
+        most = bytes > most ? bytes : most;
+    }
+    AR_TRY(d->ctx->device->ops->alloc(d->ctx->device, d->ctx->queue, &d->room, most ? most : 1));
+    d->room_bytes = most;
+    ari_step_took(d->ctx, most);
+    for (size_t i = 0; i < u->buckets; i++)
+        u->bucket[i].storage = d->room;
+    return AR_OK;
+}
+
+static ar_status launch(ari_unit *u)
+{
+    const ar_ddp *d = u->ddp;
+    if (!d->communication) {
+        for (size_t i = 0; i < u->buckets; i++)
+            AR_TRY(ari_bucket_run(&u->bucket[i], d->ctx->queue));
+        return AR_OK;
+    }
+    AR_TRY(ar_event_record(u->produced, d->ctx->queue));
+    AR_TRY(ar_queue_wait(d->communication->queue, u->produced));
+    for (size_t i = 0; i < u->buckets; i++)
+        AR_TRY(ar_queue_chain(d->communication->queue, ari_bucket_run, &u->bucket[i]));
+    return ar_event_record(u->reduced, d->communication->queue);
+}
+
+/* Enqueues the reduction of a unit's gradients, after that of the one before has ended: of two units at most whole
+ * gradients are alive. */
+static ar_status reduce_unit(ari_unit *u)
+{
+    ar_ddp *d = u->ddp;
+    AR_TRY(settle_units(d));
+    u->due = false;
+    if (u->buckets == 0)
+        return AR_OK;
+    AR_TRY(take_room(u));
+    d->in_flight = u;
+    u->holds = true;
+    AR_TRY(launch(u));
+    return d->communication ? AR_OK : settle_units(d);
+}
 
 /* --- what belongs together ---------------------------------------------------------------------------------------- */
+
+enum { NO_UNIT = -1 };
 
 /* A parameter of two units is the root unit's, as one that is of none. */
 static ar_status assign(ar_ddp *d, int unit)
@@ -35,7 +158,7 @@ static ar_status before(void *user, ar_pass pass)
 {
     ari_unit *u = user;
     ar_ddp *d = u->ddp;
-    return ari_ddp_fail(d, pass == AR_FORWARD ? ari_weights_take(u, pass) : ari_unit_begin_backward(u));
+    return ari_ddp_fail(d, pass == AR_FORWARD ? ari_weights_take(u, pass) : begin_backward(u));
 }
 
 static ar_status after(void *user, ar_pass pass)
@@ -45,7 +168,7 @@ static ar_status after(void *user, ar_pass pass)
     ari_weights_release(u);
     if (pass == AR_FORWARD || d->options.mode == AR_BUCKETS_EAGER || d->ctx->later)
         return AR_OK;
-    return ari_ddp_fail(d, ari_unit_reduce(u));
+    return ari_ddp_fail(d, reduce_unit(u));
 }
 
 static ar_status init_unit(ar_ddp *d, ari_unit *u, const ar_unit *given)
@@ -90,7 +213,7 @@ void ari_units_free(ar_ddp *d)
 {
     for (int i = 0; d->unit && i <= d->units; i++) {
         ari_unit *u = &d->unit[i];
-        ari_unit_drop_gradients(u);
+        drop_gradients(u);
         ari_weights_free(u);
         if (u->module && u->module->hook == &u->hook)
             u->module->hook = NULL;
@@ -116,146 +239,6 @@ void ari_unit_add_bucket(ar_ddp *d, ari_bucket *b)
     u->slots += b->info.params;
 }
 
-ar_status ar_ddp_create_model(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_model *m, const ar_ddp_options *o)
-{
-    ar_ddp_options own = *o;
-    ar_unit *units = NULL;
-    ar_param **params = NULL;
-    size_t n = 0;
-    ar_status st = AR_OK;
-    own.units = ar_model_units(m, NULL, 0, &own.root_stage);
-    AR_TRY_TO(done, st, ari_alloc((void **)&units, own.units, sizeof *units, "units"));
-    ar_model_units(m, units, own.units, &own.root_stage);
-    own.unit = units;
-    AR_TRY_TO(done, st, ari_model_list(&params, &n, m));
-    AR_TRY_TO(done, st, ar_ddp_create_params(gives, ctx, name, params, n, &own));
-done:
-    free(params);
-    free(units);
-    return st;
-}
-
-/* --- whole gradients ---------------------------------------------------------------------------------------------- */
-
-/* One that is made begins with what this rank has of the sum of earlier passes. */
-static ar_status make_gradient(ari_unit *u, const ari_bucket *b, size_t i)
-{
-    ar_ctx *ctx = u->ddp->ctx;
-    ar_param *p = b->info.param[i];
-    if (p->grad || !p->requires_grad)
-        return AR_OK;
-    AR_TRY(ctx->arith->grad_ensure(ctx, p));
-    const size_t bytes = ctx->arith->grad_bytes(p);
-    ari_step_took(ctx, bytes);
-    u->grad_bytes += bytes;
-    if (!u->holds || p->own_count == 0 || ar_faulty(ctx, AR_FAULT_zero_last_micro_batch))
-        return AR_OK;
-    /* Where the bucket would begin, of which the share is a slice: it may lie before it. */
-    const size_t at = b->info.offset[i] - b->info.own_start;
-    return ctx->arith->bucket_unpack(ctx, ctx->queue, p, ar_const(b->shard), b->info.own_count, at, b->info.storage);
-}
-
-static ar_status make_gradients(ari_unit *u)
-{
-    ar_ddp *d = u->ddp;
-    if (d->in_flight == u)
-        AR_TRY(ari_units_settle(d));
-    for (size_t k = 0; k < u->buckets; k++) {
-        for (size_t i = 0; i < u->bucket[k].info.params; i++)
-            AR_TRY(make_gradient(u, &u->bucket[k], i));
-    }
-    u->due = u->buckets > 0; /* a rank without an end of the pipeline has no root unit */
-    return AR_OK;
-}
-
-void ari_unit_drop_gradients(ari_unit *u)
-{
-    ar_ctx *ctx = u->ddp->ctx;
-    for (size_t i = 0; i < u->slots && u->ddp->stage >= 2; i++)
-        ctx->arith->grad_release(u->bucket->slot[i].param, ctx->queue);
-    ari_step_gave(ctx, u->grad_bytes);
-    u->grad_bytes = 0;
-    u->due = false;
-}
-
-ar_status ari_unit_begin_backward(ari_unit *u)
-{
-    AR_TRY(ari_weights_take(u, AR_BACKWARD));
-    return make_gradients(u);
-}
-
-/* --- reductions --------------------------------------------------------------------------------------------------- */
-
-/* Room for the largest bucket of the unit, which all of them go through. */
-static ar_status take_room(ari_unit *u)
-{
-    ar_ddp *d = u->ddp;
-    size_t most = 0;
-    for (size_t i = 0; i < u->buckets; i++) {
-        const ar_bucket_info *b = &u->bucket[i].info;
-        const size_t bytes = d->ctx->arith->bucket_bytes(b->elements, b->storage);
-        most = bytes > most ? bytes : most;
-    }
-    AR_TRY(d->ctx->device->ops->alloc(d->ctx->device, d->ctx->queue, &d->room, most ? most : 1));
-    d->room_bytes = most;
-    ari_step_took(d->ctx, most);
-    for (size_t i = 0; i < u->buckets; i++)
-        u->bucket[i].storage = d->room;
-    return AR_OK;
-}
-
-static void give_room(ari_unit *u)
-{
-    ar_ddp *d = u->ddp;
-    d->ctx->device->ops->free(d->ctx->device, d->ctx->queue, d->room);
-    d->room = (ar_buf){NULL};
-    ari_step_gave(d->ctx, d->room_bytes);
-    d->room_bytes = 0;
-    for (size_t i = 0; i < u->buckets; i++)
-        u->bucket[i].storage = d->room;
-}
-
-ar_status ari_units_settle(ar_ddp *d)
-{
-    ari_unit *u = d->in_flight;
-    if (!u)
-        return AR_OK;
-    const ar_status st = d->communication ? ar_queue_wait(d->ctx->queue, u->reduced) : AR_OK;
-    d->in_flight = NULL;
-    give_room(u);
-    ari_unit_drop_gradients(u);
-    return st;
-}
-
-static ar_status launch(ari_unit *u)
-{
-    const ar_ddp *d = u->ddp;
-    if (!d->communication) {
-        for (size_t i = 0; i < u->buckets; i++)
-            AR_TRY(ari_bucket_run(&u->bucket[i], d->ctx->queue));
-        return AR_OK;
-    }
-    AR_TRY(ar_event_record(u->produced, d->ctx->queue));
-    AR_TRY(ar_queue_wait(d->communication->queue, u->produced));
-    for (size_t i = 0; i < u->buckets; i++)
-        AR_TRY(ar_queue_chain(d->communication->queue, ari_bucket_run, &u->bucket[i]));
-    return ar_event_record(u->reduced, d->communication->queue);
-}
-
-ar_status ari_unit_reduce(ari_unit *u)
-{
-    ar_ddp *d = u->ddp;
-    AR_TRY(ari_units_settle(d));
-    u->due = false;
-    if (u->buckets == 0)
-        return AR_OK;
-    AR_TRY(take_room(u));
-    d->in_flight = u;
-    u->holds = true;
-    AR_TRY(launch(u));
-    return d->communication ? AR_OK : ari_units_settle(d);
-}
-
 /* --- a step ------------------------------------------------------------------------------------------------------- */
 
 ar_status ari_units_start(ar_ddp *d)
@@ -263,9 +246,9 @@ ar_status ari_units_start(ar_ddp *d)
     const ar_arith_ops *arith = d->ctx->arith;
     if (d->stage < 2)
         return AR_OK;
-    AR_TRY(ari_units_settle(d));
+    AR_TRY(settle_units(d));
     for (int i = 0; i <= d->units; i++) {
-        ari_unit_drop_gradients(&d->unit[i]);
+        drop_gradients(&d->unit[i]);
         d->unit[i].holds = false;
     }
     for (size_t i = 0; i < d->count; i++) {
@@ -299,7 +282,7 @@ ar_status ari_ddp_end_backward(ar_ddp *d, int stage)
     for (int i = 0; d && d->stage >= 2 && i <= d->units; i++) {
         ari_unit *u = backward_unit(d, i);
         if (u->due && u->stage == stage)
-            AR_TRY(ari_ddp_fail(d, ari_unit_reduce(u)));
+            AR_TRY(ari_ddp_fail(d, reduce_unit(u)));
     }
     return AR_OK;
 }
@@ -347,9 +330,9 @@ ar_status ari_units_finish(ar_ddp *d)
     for (int i = 0; i <= d->units; i++) {
         ari_unit *u = backward_unit(d, i);
         if (u->due || !u->holds)
-            AR_TRY(ari_unit_reduce(u));
+            AR_TRY(reduce_unit(u));
     }
-    AR_TRY(ari_units_settle(d));
+    AR_TRY(settle_units(d));
     AR_TRY(ari_weights_finish(d));
     if (!d->communication)
         return complete(d, d->ctx->queue);

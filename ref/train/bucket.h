@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The buckets of a data-parallel object. */
+#ifndef ARI_TRAIN_BUCKET_H
+#define ARI_TRAIN_BUCKET_H
+
+#include "ref/train/ddp.h"
+
+/** Storage of the buckets and of the gradients in them: all memory that reductions will take. */
+AR_NODISCARD ar_status ari_buckets_alloc(ar_ddp *d);
+void ari_buckets_free(ar_ddp *d);
+/** All filling: what ar_ddp_start does to them. */
+void ari_buckets_reset(ar_ddp *d);
+/** Enqueues the next bucket: pack, reduce, copy back. */
+AR_NODISCARD ar_status ari_bucket_launch(ar_ddp *d);
+/** The way of bucket `b` (an ari_bucket) on the queue that carries it. */
+AR_NODISCARD ar_status ari_bucket_run(void *b, ar_queue *on);
+/** Sets what of each gradient of the bucket is this rank's. */
+void ari_bucket_share(const ari_bucket *b);
+/** The own slice, which is the sum over the ranks that share the bucket, summed over those that have the same slice. */
+AR_NODISCARD ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q);
+
+#endif
