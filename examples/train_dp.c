@@ -57,9 +57,7 @@ static ar_status rank_main(ar_comm *world, void *user)
     ar_ctx *ctx = NULL;
     ar_status st = ar_device_cpu_create(&o.device, 1);
     AR_TRY_TO(done, st, ar_parallel_groups_begin(&groups, world, &r->parallel));
-    o.tp = groups.tp;
-    o.dp = groups.dp;
-    o.cp = groups.cp;
+    ar_parallel_groups_use(&o, &groups);
     AR_TRY_TO(done, st, ar_ctx_create(&ctx, &o));
     AR_TRY_TO(done, st, train(ctx, r, ar_comm_rank(world) == 0));
 done:

@@ -34,7 +34,7 @@ const char *ari_lint_axis_name(int axis)
 {
     if (axis < ARI_PLACED_AXES)
         return ari_axis_name(axis);
-    return axis == ARI_LINT_NO_AXIS ? "" : ari_call_group_name(ARI_OVER_COPIES);
+    return axis == ARI_LINT_NO_AXIS ? "" : ari_over_name(ARI_OVER_COPIES);
 }
 
 /* --- repairs ------------------------------------------------------------------------------------------------------ */

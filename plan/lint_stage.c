@@ -29,7 +29,7 @@ static void check_call(ari_lint_state *l, const ari_operation *op, ari_call_kind
         snprintf(has, sizeof has, "%d of them", op->calls);
     else if (op->calls == 1)
         snprintf(has, sizeof has, "%s of %zu, %zu ranks of %s", ari_call_name(call->kind), call->elements, call->ranks,
-                 ari_call_group_name(call->over));
+                 ari_over_name(call->over));
     snprintf(needs, sizeof needs, "%s of %.0f, 2 ranks of pp", name, ari_op_elements(&op->input[0]));
     ari_lint_find(l->f, op, ARI_AXIS_PP, AR_LINT_unmatched_message, has, needs,
                   "move it from the one stage to the other, once");

@@ -36,7 +36,7 @@ static void broadcast(ari_lint_state *l, const ari_operation *op)
         if (call->over == ARI_OVER_DP && call->ranks == holders)
             continue;
         snprintf(has, sizeof has, "%zu ranks of %s", call->ranks,
-                 call->over == ARI_OVER_DP ? "the world" : ari_call_group_name(call->over));
+                 call->over == ARI_OVER_DP ? "the world" : ari_over_name(call->over));
         snprintf(
             repair, sizeof repair,
             "broadcast over the parameter's dp group: the ranks of one tp rank, %zu apart; others hold other parts",

@@ -205,7 +205,7 @@ static void find_group(ari_lint_state *l, const ari_operation *op, const ari_op_
     char has[AR_LINT_PLACED], needs[AR_LINT_PLACED], repair[AR_LINT_REPAIR];
     const bool more = call->ranks > ranks_of(l, call, &op->output[op->outputs - 1]);
     snprintf(has, sizeof has, "%zu ranks of %s", call->ranks,
-             more && call->over != ARI_OVER_COPIES ? "the world" : ari_call_group_name(call->over));
+             more && call->over != ARI_OVER_COPIES ? "the world" : ari_over_name(call->over));
     snprintf(needs, sizeof needs, "%zu ranks of %s", l->size[right], ari_lint_axis_name(right));
     snprintf(repair, sizeof repair, "%s over the value's %s group: tp ranks are neighbours%s, dp ranks %zu apart",
              ari_call_name(call->kind), ari_lint_axis_name(right),

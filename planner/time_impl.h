@@ -15,7 +15,7 @@ typedef struct ari_links {
     bool inside, between;
 } ari_links;
 /** Of a group of the list of operations (DP: the ranks that hold the same parameters, dp times cp of them). */
-ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_call_group g);
+ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over g);
 /** Of the ranks among which ZeRO shares out, and of those that have the same share of several replicas. */
 ari_links ari_links_of_shares(const ari_planned *p, const ari_time_options *o);
 ari_links ari_links_of_replicas(const ari_planned *p, const ari_time_options *o);

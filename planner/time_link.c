@@ -46,7 +46,7 @@ ari_links ari_links_of_stages(const ari_planned *p, const ari_time_options *o)
     return links(o, (run){world_of(p) / pp, pp}, (run){world_of(p), 1.0}, world_of(p));
 }
 
-ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_call_group g)
+ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over g)
 {
     const double tp = ranks_along(p, ARI_AXIS_TP), inner = ranks_along(p, ARI_AXIS_INNER),
                  ring = ranks_along(p, ARI_AXIS_RING), dp = ranks_along(p, ARI_AXIS_DP);

@@ -294,7 +294,7 @@ ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_ti
     AR_TRY(ari_alloc_zero((void **)&passes->ready, (passes->blocks + 1) * ARI_ROLES, sizeof *passes->ready,
                           "times of gradients"));
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
-        w.links[g] = ari_links_of(p, o, (ari_call_group)g);
+        w.links[g] = ari_links_of(p, o, (ari_over)g);
     const ar_status st = ari_operations_once(&c, busiest(&c), visit, &w);
     if (st != AR_OK)
         ari_passes_fini(passes);

@@ -11,7 +11,7 @@ typedef struct walk {
     ari_links links[ARI_OVER_COPIES + 1]; /* of each group */
 } walk;
 
-static ari_time_kind kind_of(ari_call_group g)
+static ari_time_kind kind_of(ari_over g)
 {
     return g == ARI_OVER_DP ? ARI_TIME_DP : g == ARI_OVER_PP || g == ARI_OVER_ENDS ? ARI_TIME_PP : ARI_TIME_TP;
 }
@@ -64,7 +64,7 @@ ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_
     *s = (ari_outside){.n = (size_t)ari_at_least_one(c.run.parallel.pp)};
     AR_TRY(ari_alloc_zero((void **)&s->rank, s->n, sizeof *s->rank, "ranks of a pipeline"));
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
-        w.links[g] = ari_links_of(p, o, (ari_call_group)g);
+        w.links[g] = ari_links_of(p, o, (ari_over)g);
     for (size_t r = 0; r < s->n && st == AR_OK; r++) {
         w.to = &s->rank[r];
         st = ari_operations_step(&c, (int)r * each, visit, &w);

@@ -134,28 +134,23 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
     ar_status st = AR_OK;
     AR_TRY_TO(done, st,
               ari_groups_begin(&groups, world, &o->run.parallel, o->run.fault == AR_FAULT_group_wrong_stride));
-    const ar_ctx_options options = {.device = device,
-                                    .tp = groups.tp,
-                                    .dp = groups.dp,
-                                    .shard = groups.shard,
-                                    .replicate = groups.replicate,
-                                    .cp = groups.cp,
-                                    .pp = groups.pp,
-                                    .world = world,
-                                    .sp = o->run.parallel.sp,
-                                    .keep_gathered = o->run.parallel.keep_gathered,
-                                    .overlap = o->run.parallel.overlap,
-                                    .recompute = o->run.parallel.recompute,
-                                    .dropout = o->run.dropout,
-                                    .loss = o->run.loss,
-                                    .seed = o->run.seed,
-                                    .numerics = o->run.numerics,
-                                    .precision = o->run.precision,
-                                    .storage = o->run.storage,
-                                    .fault = o->run.fault,
-                                    .attempt = o->attempt,
-                                    .tap = o->tap,
-                                    .tap_user = o->tap_user ? o->tap_user[r] : NULL};
+    ar_ctx_options options = {.device = device,
+                              .world = world,
+                              .sp = o->run.parallel.sp,
+                              .keep_gathered = o->run.parallel.keep_gathered,
+                              .overlap = o->run.parallel.overlap,
+                              .recompute = o->run.parallel.recompute,
+                              .dropout = o->run.dropout,
+                              .loss = o->run.loss,
+                              .seed = o->run.seed,
+                              .numerics = o->run.numerics,
+                              .precision = o->run.precision,
+                              .storage = o->run.storage,
+                              .fault = o->run.fault,
+                              .attempt = o->attempt,
+                              .tap = o->tap,
+                              .tap_user = o->tap_user ? o->tap_user[r] : NULL};
+    ar_parallel_groups_use(&options, &groups);
     AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));
     AR_TRY_TO(done, st, o->body ? o->body(o->body_user, ctx) : train(ctx, o, result));
     ar_ctx_counted(ctx, &result->read, &result->written);

@@ -83,8 +83,8 @@ static void calls_cell(char cell[CELL], const ari_operation *op)
         add_text(cell, "%s", cell[0] ? ", " : "");
         if (n > 1)
             add_text(cell, "%d ", n);
-        add_text(cell, "%s %s %s%s", ari_call_name(first->kind), ari_call_group_name(first->over),
-                 ARI_BYTES((uint64_t)sent), first->queue == ARI_ON_TP ? " beside" : "");
+        add_text(cell, "%s %s %s%s", ari_call_name(first->kind), ari_over_name(first->over), ARI_BYTES((uint64_t)sent),
+                 first->queue == ARI_ON_TP ? " beside" : "");
     }
 }
 
@@ -192,7 +192,7 @@ static json_t *calls_json(const ari_operation *op, const ar_config *config)
         (void)st; /* the walk has multiplied the same */
         ari_operation_tag(tag, sizeof tag, config, op, call);
         json_array_append_new(a, json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:s, s:I, s:o, s:s, s:o}", "collective",
-                                           ari_call_name(call->kind), "group", ari_call_group_name(call->over), "ranks",
+                                           ari_call_name(call->kind), "group", ari_over_name(call->over), "ranks",
                                            (json_int_t)call->ranks, "elements", (json_int_t)call->elements, "dtype",
                                            ar_dtype_name(call->dtype), "repeats", (json_int_t)call->repeats, "chunks",
                                            (json_int_t)ari_call_chunks(call), "queue", ari_call_queue_name(call->queue),

@@ -7,30 +7,32 @@
 #include <string.h>
 
 #include "anyrank/placement.h"
+#include "ref/core/axis.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
 ar_parallel_rank ar_parallel_rank_of(const ar_parallel *p, int rank)
 {
-    const int tp = ari_at_least_one(p->tp), cp = ari_at_least_one(p->cp);
-    const int dp = ari_at_least_one(p->dp);
-    return (ar_parallel_rank){
-        .pp = rank / (tp * cp * dp), .dp = rank / (tp * cp) % dp, .cp = rank / tp % cp, .tp = rank % tp};
+    const ari_ranks ranks = ari_ranks_of(p);
+    ar_parallel_rank at;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        *(int *)((char *)&at + ari_layout_axes[i].at) = ari_place_along(&ranks, rank, ari_layout_axes[i].axes);
+    return at;
 }
 
-/* "; stages 1 and 5, layers 2..3 and 10..11" */
-static void say_stages(ari_text *t, const ar_parallel *p, size_t layers, int pp)
+/* "; stages 1 and 5, layers 2..3 and 10..11", of the rank at `place` of the pipeline. */
+static void say_stages(ari_text *t, const ar_parallel *p, size_t layers, int place)
 {
-    const int each = ari_at_least_one(p->virtual_stages), all = ar_parallel_stages(p);
+    const int each = ari_at_least_one(p->virtual_stages), all = ar_parallel_stages(p), ranks = all / each;
     for (int i = 0; i < each; i++)
         ari_say(t, "%s%d",
                 i == 0          ? (each > 1 ? "; stages " : "; stage ")
                 : i + 1 == each ? " and "
                                 : ", ",
-                i * p->pp + pp);
+                i * ranks + place);
     for (int i = 0, told = 0; i < each; i++) {
         size_t first = 0, count = 0;
-        ar_stage_layers(&first, &count, &p->stages, layers, (size_t)all, (size_t)(i * p->pp + pp));
+        ar_stage_layers(&first, &count, &p->stages, layers, (size_t)all, (size_t)(i * ranks + place));
         if (count == 0)
             continue;
         ari_say(t, "%s%zu", told++ == 0 ? ", layers " : i + 1 == each ? " and " : ", ", first);
@@ -41,16 +43,17 @@ static void say_stages(ari_text *t, const ar_parallel *p, size_t layers, int pp)
 
 void ar_parallel_rank_text(char out[AR_RANK_TEXT], const ar_parallel *p, size_t layers, int rank)
 {
+    const ari_ranks ranks = ari_ranks_of(p);
     ari_text t = ari_text_in(out, AR_RANK_TEXT);
     ari_say(&t, "rank %d", rank);
-    if (ari_at_least_one(p->pp) == 1 || rank < 0 || rank >= ar_parallel_world(p))
+    if (ari_ranks_along(&ranks, ARI_CUTS_LAYERS) == 1 || rank < 0 || rank >= ar_parallel_world(p))
         return;
-    const ar_parallel_rank at = ar_parallel_rank_of(p, rank);
-    ari_say(&t, " (pp %d, dp %d, ", at.pp, at.dp);
-    if (ari_at_least_one(p->cp) > 1)
-        ari_say(&t, "cp %d, ", at.cp);
-    ari_say(&t, "tp %d", at.tp);
-    say_stages(&t, p, layers, at.pp);
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
+        const ari_layout_axis *axis = &ari_layout_axes[i];
+        if (axis->always || ari_layout_extent(p, i) > 1)
+            ari_say(&t, "%s%s %d", i == 0 ? " (" : ", ", axis->name, ari_place_along(&ranks, rank, axis->axes));
+    }
+    say_stages(&t, p, layers, ari_place_along(&ranks, rank, ARI_CUTS_LAYERS));
     ari_say(&t, ")");
 }
 
@@ -84,7 +87,7 @@ void ari_name_ranks(char *out, size_t cap, const char *message, const ar_paralle
 {
     int rank[MOST_NAMED];
     const size_t first = strcspn(message, "\n");
-    const int n = ari_at_least_one(p->pp) > 1 ? ranks_in(rank, message, first) : 0;
+    const int n = ari_extent(p, ARI_CUTS_LAYERS) > 1 ? ranks_in(rank, message, first) : 0;
     ari_text t = ari_text_in(out, cap);
     ari_say(&t, "%.*s", (int)first, message);
     for (int i = 0; i < n; i++) {
@@ -97,65 +100,66 @@ void ari_name_ranks(char *out, size_t cap, const char *message, const ar_paralle
     ari_say(&t, "%s", message + first);
 }
 
-/* Those that share a sequence. `lane`: the ranks that have the same samples and the same features. */
-static ar_status split_context(ar_context_groups *g, ar_comm *world, const ar_parallel *p, const ar_parallel_rank *at)
+/* Where a group is, by ari_over. */
+#define GROUPS(g)                                                                                             \
+    {                                                                                                         \
+        [ARI_OVER_TP] = &(g)->tp, [ARI_OVER_PP] = &(g)->pp.all, [ARI_OVER_ENDS] = &(g)->pp.ends,              \
+        [ARI_OVER_SHARD] = &(g)->shard, [ARI_OVER_REPLICATE] = &(g)->replicate, [ARI_OVER_CP] = &(g)->cp.all, \
+        [ARI_OVER_RING] = &(g)->cp.ring, [ARI_OVER_INNER] = &(g)->cp.inner, [ARI_OVER_DP] = &(g)->dp          \
+    }
+
+/* Whether a layout has such a group: every one has those of whom a context always asks. */
+static bool has_group(const ar_parallel *p, ari_over over)
 {
-    const int cp = ari_at_least_one(p->cp), inner = ari_at_least_one(p->cp_inner), ring = cp / inner;
-    const int place = at->cp / inner, neighbour = at->cp % inner;
-    const int lane = (at->pp * ari_at_least_one(p->dp) + at->dp) * ari_at_least_one(p->tp) + at->tp;
-    g->zigzag = p->zigzag;
-    if (cp == 1)
-        return AR_OK;
-    AR_TRY(ar_comm_split(&g->all, world, lane, at->cp));
-    AR_TRY(ar_comm_split(&g->ring, world, lane * inner + neighbour, place));
-    return ar_comm_split(&g->inner, world, lane * ring + place, neighbour);
+    if (over == ARI_OVER_SHARD || over == ARI_OVER_REPLICATE)
+        return ari_at_least_one(p->dp_replicate) > 1;
+    if (over == ARI_OVER_RING || over == ARI_OVER_INNER)
+        return ari_extent(p, ARI_CUTS_POSITIONS) > 1;
+    return over == ARI_OVER_TP || over == ARI_OVER_DP || ari_extent(p, ari_over_axes(over)) > 1;
 }
 
-/* Those that have the stages of the same samples and positions. */
-static ar_status split_pipeline(ar_context_pipeline *g, ar_comm *world, const ar_parallel *p,
-                                const ar_parallel_rank *at)
+/* A group is of ranks that differ along its axes alone. Those that sum gradients are so many replicas, one after the
+ * other, of those that share them out. */
+static ar_status split(ar_comm **gives, ar_comm *world, const ar_parallel *p, ari_over over)
 {
-    const int pp = ari_at_least_one(p->pp), each = ar_comm_size(world) / pp, lane = ar_comm_rank(world) % each;
-    const bool end = at->pp == 0 || at->pp == pp - 1;
-    if (pp == 1)
-        return AR_OK;
-    g->virtual_stages = p->virtual_stages;
-    g->stages = p->stages;
-    AR_TRY(ar_comm_split(&g->all, world, lane, at->pp));
-    return ar_comm_split(&g->ends, world, end ? lane : -1, at->pp);
-}
-
-/* Those of the ranks that sum gradients that share them out, and those that have the same share. */
-static ar_status split_shards(ar_parallel_groups *g, ar_comm *world, const ar_parallel *p, const ar_parallel_rank *at)
-{
-    const int replicas = ari_at_least_one(p->dp_replicate), cp = ari_at_least_one(p->cp);
-    const int each = ari_at_least_one(p->dp) / replicas, replica = at->dp / each;
-    const int share = at->dp % each * cp + at->cp, row = at->pp * ari_at_least_one(p->tp) + at->tp;
-    if (replicas == 1)
-        return AR_OK;
-    AR_TRY(ar_comm_split(&g->shard, world, row * replicas + replica, share));
-    return ar_comm_split(&g->replicate, world, row * each * cp + share, replica);
+    const ari_ranks ranks = ari_ranks_of(p);
+    const bool replicates = over == ARI_OVER_REPLICATE;
+    const ari_axes axes = replicates ? ARI_CUTS_DATA : ari_over_axes(over);
+    const int rank = ar_comm_rank(world), n = ari_ranks_along(&ranks, axes);
+    int place = ari_place_along(&ranks, rank, axes), group = ari_place_along(&ranks, rank, ARI_ALL_AXES & ~axes);
+    if (over == ARI_OVER_ENDS && place > 0 && place < n - 1)
+        group = -1;
+    if (over == ARI_OVER_SHARD || replicates) {
+        const int each = n / ari_at_least_one(p->dp_replicate), replica = place / each, share = place % each;
+        group = replicates ? group * each + share : group * (n / each) + replica;
+        place = replicates ? replica : share;
+    }
+    return ar_comm_split(gives, world, group, place);
 }
 
 ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_parallel *p, bool wrong_stride)
 {
-    const int cp = ari_at_least_one(p->cp), summed = ari_at_least_one(p->dp) * cp, rank = ar_comm_rank(world);
-    const ar_parallel_rank at = ar_parallel_rank_of(p, rank);
-    const int who = at.dp * cp + at.cp, column = at.pp * summed + who, row = at.pp * ari_at_least_one(p->tp) + at.tp;
-    const int within = rank - at.pp * ari_at_least_one(p->tp) * summed;
-    *gives = (ar_parallel_groups){.tp = NULL};
-    if (ar_comm_size(world) != ar_parallel_world(p) || cp % ari_at_least_one(p->cp_inner) != 0)
-        return ar_error_set(AR_ERR_ARG,
-                            "groups of tp=%d, cp=%d (inner %d), dp=%d, pp=%d in a world of %d ranks, expected %d",
-                            ari_at_least_one(p->tp), cp, ari_at_least_one(p->cp_inner), ari_at_least_one(p->dp),
-                            ari_at_least_one(p->pp), ar_comm_size(world), ar_parallel_world(p));
-    AR_TRY(ar_comm_split(&gives->tp, world, column, at.tp));
-    AR_TRY(split_pipeline(&gives->pp, world, p, &at));
-    AR_TRY(split_shards(gives, world, p, &at));
-    AR_TRY(split_context(&gives->cp, world, p, &at));
-    return wrong_stride
-               ? ar_comm_split(&gives->dp, world, at.pp * ari_at_least_one(p->tp) + within / summed, within % summed)
-               : ar_comm_split(&gives->dp, world, row, who);
+    ar_comm **const groups[] = GROUPS(gives);
+    const int summed = ari_extent(p, ARI_CUTS_DATA), inner = ari_at_least_one(p->cp_inner);
+    const int rank = ar_comm_rank(world);
+    *gives = (ar_parallel_groups){.cp.zigzag = p->zigzag};
+    if (ar_comm_size(world) != ar_parallel_world(p) || ari_layout_extent(p, ARI_LAYOUT_CP) % inner != 0) {
+        char text[256];
+        ar_parallel_text(text, sizeof text, p);
+        return ar_error_set(AR_ERR_ARG, "groups of %s (inner %d) in a world of %d ranks, expected %d", text, inner,
+                            ar_comm_size(world), ar_parallel_world(p));
+    }
+    if (ari_extent(p, ARI_CUTS_LAYERS) > 1) {
+        gives->pp.virtual_stages = p->virtual_stages;
+        gives->pp.stages = p->stages;
+    }
+    for (int over = 0; over < ARI_OVER_GROUPS; over++) {
+        if (over == ARI_OVER_DP && wrong_stride)
+            AR_TRY(ar_comm_split(groups[over], world, rank / summed, rank % summed));
+        else if (has_group(p, (ari_over)over))
+            AR_TRY(split(groups[over], world, p, (ari_over)over));
+    }
+    return AR_OK;
 }
 
 ar_status ar_parallel_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_parallel *p)
@@ -163,11 +167,20 @@ ar_status ar_parallel_groups_begin(ar_parallel_groups *gives, ar_comm *world, co
     return ari_groups_begin(gives, world, p, false);
 }
 
+void ar_parallel_groups_use(ar_ctx_options *o, const ar_parallel_groups *g)
+{
+    o->tp = g->tp;
+    o->dp = g->dp;
+    o->shard = g->shard;
+    o->replicate = g->replicate;
+    o->cp = g->cp;
+    o->pp = g->pp;
+}
+
 void ar_parallel_groups_end(ar_parallel_groups *g)
 {
-    ar_comm *const all[] = {g->replicate, g->shard,  g->pp.ends, g->pp.all, g->cp.inner,
-                            g->cp.ring,   g->cp.all, g->dp,      g->tp};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        ar_comm_destroy(all[i]);
+    ar_comm **const groups[] = GROUPS(g);
+    for (int over = ARI_OVER_GROUPS - 1; over >= 0; over--)
+        ar_comm_destroy(*groups[over]);
     *g = (ar_parallel_groups){.tp = NULL};
 }

@@ -7,12 +7,16 @@
 
 #include "anyrank/comm.h"
 #include "anyrank/model.h"
+#include "ref/core/axis.h"
 #include "ref/core/size.h"
 #include "ref/models/stages.h"
 
 int ar_parallel_world(const ar_parallel *p)
 {
-    return ari_at_least_one(p->tp) * ari_at_least_one(p->dp) * ari_at_least_one(p->cp) * ari_at_least_one(p->pp);
+    int world = 1;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        world *= ari_layout_extent(p, i);
+    return world;
 }
 
 /* Appends " word" or " word=extent" to a text of `cap` bytes; what does not fit is cut. */
@@ -41,9 +45,6 @@ static void append_recompute(char *out, size_t cap, const ar_recomputation *r)
 static void append_pipeline(char *out, size_t cap, const ar_parallel *p)
 {
     char text[64];
-    if (ari_at_least_one(p->pp) == 1)
-        return;
-    append(out, cap, "pp", p->pp);
     append(out, cap, p->own_schedule ? "(own schedule)" : ar_pp_schedule_name(p->schedule), 0);
     if (ari_at_least_one(p->virtual_stages) > 1) {
         snprintf(text, sizeof text, "(%d stages each)", p->virtual_stages);
@@ -55,40 +56,50 @@ static void append_pipeline(char *out, size_t cap, const ar_parallel *p)
 static void append_stages(char *out, size_t cap, const ar_parallel *p)
 {
     char layers[ARI_STAGES_TEXT], text[sizeof layers + 8];
-    if (ari_at_least_one(p->pp) == 1 || p->stages.n == 0)
+    if (ari_extent(p, ARI_CUTS_LAYERS) == 1 || p->stages.n == 0)
         return;
     ari_stages_text(layers, &p->stages);
     snprintf(text, sizeof text, "stages=%s", layers);
     append(out, cap, text, 0);
 }
 
+static void append_context(char *out, size_t cap, const ar_parallel *p)
+{
+    char text[32];
+    if (ari_at_least_one(p->cp_inner) > 1) {
+        snprintf(text, sizeof text, "(inner %d)", p->cp_inner);
+        append(out, cap, text, 0);
+    }
+    if (p->zigzag)
+        append(out, cap, "zigzag", 0);
+}
+
+static void append_sequence(char *out, size_t cap, const ar_parallel *p)
+{
+    if (p->sp)
+        append(out, cap, p->keep_gathered ? "sp (kept)" : "sp", 0);
+    if (p->sp && p->overlap > 1)
+        append(out, cap, "overlap", p->overlap);
+}
+
 void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
 {
-    const int tp = ari_at_least_one(p->tp), dp = ari_at_least_one(p->dp), micro = ari_at_least_one(p->micro_batches);
-    const int cp = ari_at_least_one(p->cp), inner = ari_at_least_one(p->cp_inner);
-    char neighbours[32];
+    static void (*const more[ARI_LAYOUT_AXES])(char *, size_t, const ar_parallel *) = {
+        [ARI_LAYOUT_PP] = append_pipeline, [ARI_LAYOUT_CP] = append_context, [ARI_LAYOUT_TP] = append_sequence};
+    const int micro = ari_at_least_one(p->micro_batches);
+    const bool alone = ar_parallel_world(p) == 1 && micro == 1;
     if (cap == 0)
         return;
     out[0] = '\0';
-    append_pipeline(out, cap, p);
-    if (dp > 1)
-        append(out, cap, "dp", dp);
-    if (cp > 1)
-        append(out, cap, "cp", cp);
-    if (cp > 1 && inner > 1) {
-        snprintf(neighbours, sizeof neighbours, "(inner %d)", inner);
-        append(out, cap, neighbours, 0);
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
+        const int ranks = ari_layout_extent(p, i);
+        if (ranks > 1 || (alone && i == ARI_LAYOUT_TP))
+            append(out, cap, ari_layout_axes[i].name, ranks);
+        if (ranks > 1 && more[i])
+            more[i](out, cap, p);
     }
-    if (cp > 1 && p->zigzag)
-        append(out, cap, "zigzag", 0);
-    if (tp > 1 || (dp == 1 && cp == 1 && micro == 1 && ari_at_least_one(p->pp) == 1))
-        append(out, cap, "tp", tp);
-    if (p->sp && tp > 1)
-        append(out, cap, p->keep_gathered ? "sp (kept)" : "sp", 0);
-    if (p->sp && tp > 1 && p->overlap > 1)
-        append(out, cap, "overlap", p->overlap);
     append_recompute(out, cap, &p->recompute);
-    if (p->zero > 0 && dp * cp > 1)
+    if (p->zero > 0 && ari_extent(p, ARI_CUTS_DATA) > 1)
         append(out, cap, "zero", p->zero);
     if (ari_at_least_one(p->dp_replicate) > 1)
         append(out, cap, "replicate", p->dp_replicate);
@@ -112,12 +123,26 @@ static ar_status check_batch(const ar_parallel *p, size_t batch)
     return AR_OK;
 }
 
-/* The number of ranks where an int may be too small: two extents fit, and another one as far as that goes. */
-static uint64_t ranks_of(const ar_parallel *p)
+static ar_status check_extents(const ar_parallel *p)
 {
-    const uint64_t two = (uint64_t)ari_at_least_one(p->tp) * (uint64_t)ari_at_least_one(p->cp);
-    const uint64_t three = two > (uint64_t)INT_MAX ? two : two * (uint64_t)ari_at_least_one(p->dp);
-    return three > (uint64_t)INT_MAX ? three : three * (uint64_t)ari_at_least_one(p->pp);
+    char text[128] = "";
+    bool negative = p->cp_inner < 0 || p->virtual_stages < 0 || p->micro_batches < 0;
+    uint64_t ranks = 1; /* what an int cannot count is not multiplied again */
+    for (int i = ARI_LAYOUT_AXES - 1; i >= 0; i--) {
+        const int extent = ari_layout_as_given(p, i);
+        const size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, "%s%s=%d", used > 0 ? ", " : "", ari_layout_axes[i].name, extent);
+        negative = negative || extent < 0;
+        ranks *= ranks > (uint64_t)INT_MAX ? 1 : (uint64_t)ari_at_least_one(extent);
+    }
+    if (negative)
+        return ar_error_set(AR_ERR_ARG,
+                            "%s, cp_inner=%d, virtual stages=%d, micro-batches=%d: extents are at "
+                            "least 1",
+                            text, p->cp_inner, p->virtual_stages, p->micro_batches);
+    if (ranks > (uint64_t)INT_MAX)
+        return ar_error_set(AR_ERR_OVERFLOW, "%s: more ranks than an int can number", text);
+    return AR_OK;
 }
 
 static ar_status check_replicas(const ar_parallel *p)
@@ -134,15 +159,7 @@ static ar_status check_replicas(const ar_parallel *p)
 
 ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch, size_t seq)
 {
-    if (p->tp < 0 || p->dp < 0 || p->micro_batches < 0 || p->cp < 0 || p->cp_inner < 0 || p->pp < 0 ||
-        p->virtual_stages < 0)
-        return ar_error_set(AR_ERR_ARG,
-                            "tp=%d, dp=%d, cp=%d, inner cp=%d, pp=%d, virtual stages=%d, micro-batches=%d: extents are "
-                            "at least 1",
-                            p->tp, p->dp, p->cp, p->cp_inner, p->pp, p->virtual_stages, p->micro_batches);
-    if (ranks_of(p) > (uint64_t)INT_MAX)
-        return ar_error_set(AR_ERR_OVERFLOW, "tp=%d, cp=%d, dp=%d, pp=%d: more ranks than an int can number", p->tp,
-                            p->cp, p->dp, p->pp);
+    AR_TRY(check_extents(p));
     if (p->zero < 0 || p->zero > 3)
         return ar_error_set(
             AR_ERR_ARG,

@@ -27,38 +27,9 @@ const char *ari_call_name(ari_call_kind k)
     return (unsigned)k < sizeof names / sizeof *names ? names[k] : "?";
 }
 
-const char *ari_call_group_name(ari_call_group g)
+bool ari_call_group_has(ari_over g, int axis)
 {
-    static const char *const names[] = {[ARI_OVER_TP] = "tp",          [ARI_OVER_DP] = "dp",
-                                        [ARI_OVER_CP] = "cp",          [ARI_OVER_RING] = "cp_ring",
-                                        [ARI_OVER_INNER] = "cp_inner", [ARI_OVER_PP] = "pp",
-                                        [ARI_OVER_ENDS] = "pp_ends",   [ARI_OVER_COPIES] = "KV copies",
-                                        [ARI_OVER_SHARD] = "dp_shard", [ARI_OVER_REPLICATE] = "dp_replicate"};
-    return (unsigned)g < sizeof names / sizeof *names ? names[g] : "?";
-}
-
-bool ari_call_group_has(ari_call_group g, int axis)
-{
-    switch (g) {
-    case ARI_OVER_TP:
-        return axis == ARI_AXIS_TP;
-    case ARI_OVER_DP:
-    case ARI_OVER_SHARD:
-        return axis != ARI_AXIS_TP && axis != ARI_AXIS_PP;
-    case ARI_OVER_CP:
-        return axis == ARI_AXIS_RING || axis == ARI_AXIS_INNER;
-    case ARI_OVER_RING:
-        return axis == ARI_AXIS_RING;
-    case ARI_OVER_INNER:
-        return axis == ARI_AXIS_INNER;
-    case ARI_OVER_REPLICATE:
-        return axis == ARI_AXIS_DP;
-    case ARI_OVER_PP:
-    case ARI_OVER_ENDS:
-        return axis == ARI_AXIS_PP;
-    default:
-        return false;
-    }
+    return ari_over_axes(g) >> axis & 1;
 }
 
 const char *ari_call_queue_name(ari_call_queue q)
@@ -74,25 +45,9 @@ const char *ari_call_queue_name(ari_call_queue q)
     return (unsigned)q < sizeof names / sizeof *names ? names[q] : "?";
 }
 
-const char *ari_axis_name(int axis)
-{
-    static const ari_call_group groups[] = {[ARI_AXIS_PP] = ARI_OVER_PP,
-                                            [ARI_AXIS_DP] = ARI_OVER_DP,
-                                            [ARI_AXIS_RING] = ARI_OVER_RING,
-                                            [ARI_AXIS_INNER] = ARI_OVER_INNER,
-                                            [ARI_AXIS_TP] = ARI_OVER_TP};
-    return ari_call_group_name(groups[axis]);
-}
-
 size_t ari_axis_ranks(const ar_parallel *p, int axis)
 {
-    const int cp = ari_at_least_one(p->cp), inner = cp > 1 ? ari_at_least_one(p->cp_inner) : 1;
-    const int ranks[] = {[ARI_AXIS_PP] = ari_at_least_one(p->pp),
-                         [ARI_AXIS_DP] = ari_at_least_one(p->dp),
-                         [ARI_AXIS_RING] = cp / inner,
-                         [ARI_AXIS_INNER] = inner,
-                         [ARI_AXIS_TP] = ari_at_least_one(p->tp)};
-    return (size_t)ranks[axis];
+    return (size_t)ari_extent(p, 1u << axis);
 }
 
 const char *ari_operation_pass_name(ari_operation_pass p)
@@ -156,7 +111,7 @@ size_t ari_walk_cp(const ari_walk *w)
     return w->ranks[ARI_AXIS_RING] * w->ranks[ARI_AXIS_INNER];
 }
 
-size_t ari_walk_ranks(const ari_walk *w, ari_call_group over)
+size_t ari_walk_ranks(const ari_walk *w, ari_over over)
 {
     size_t ranks = 1;
     if (over == ARI_OVER_COPIES)
@@ -172,7 +127,7 @@ size_t ari_walk_ranks(const ari_walk *w, ari_call_group over)
     return ranks;
 }
 
-void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t elements, ar_dtype dtype,
+void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
                    ari_call_often often, ari_role role, const char *tag)
 {
     const bool message = kind == ARI_CALL_SEND || kind == ARI_CALL_RECV;

@@ -10,6 +10,7 @@
 #include "anyrank/model.h"
 #include "anyrank/placement.h"
 #include "anyrank/run.h"
+#include "ref/core/axis.h"
 #include "ref/core/role.h"
 
 /* A step as it is asked about. */
@@ -72,12 +73,8 @@ typedef enum ari_operation_pass {
 /** "forward". Static storage. */
 const char *ari_operation_pass_name(ari_operation_pass p);
 
-/* Dimensions of the mesh on which values are placed, outermost first. Context-parallel ranks are two of them: the
- * places of a ring, and the neighbours that exchange heads for positions (ar_parallel). Along a pipeline each rank has
- * values of its own: there only what several of them have, or have terms of, is placed. */
-enum { ARI_AXIS_PP, ARI_AXIS_DP, ARI_AXIS_RING, ARI_AXIS_INNER, ARI_AXIS_TP, ARI_PLACED_AXES };
-/** "dp", "cp_ring". Static storage. */
-const char *ari_axis_name(int axis);
+/* Values are placed along all axes. Along a pipeline each rank has values of its own: there only what several of them
+ * have, or have terms of, is placed. */
 /** Ranks along it. */
 size_t ari_axis_ranks(const ar_parallel *p, int axis);
 
@@ -107,23 +104,8 @@ typedef enum ari_call_kind {
 /** "all_reduce". Static storage. */
 const char *ari_call_name(ari_call_kind k);
 
-/* Over which ranks. */
-typedef enum ari_call_group {
-    ARI_OVER_TP,
-    ARI_OVER_DP,        /* the ranks over which gradients are summed: those that share a sequence too */
-    ARI_OVER_SHARD,     /* of them, those that share out what ZeRO does not keep whole, where others do it too */
-    ARI_OVER_REPLICATE, /* and those that have the same share then */
-    ARI_OVER_CP,        /* those that share a sequence */
-    ARI_OVER_RING,      /* of them, those that pass keys and values on */
-    ARI_OVER_INNER,     /* of them, those that exchange heads for positions */
-    ARI_OVER_PP,        /* a pipeline */
-    ARI_OVER_ENDS,      /* of them, those of the first and the last stage */
-    ARI_OVER_COPIES     /* the neighbours that hold one KV head */
-} ari_call_group;
-/** "tp", "cp_ring". Static storage. */
-const char *ari_call_group_name(ari_call_group g);
 /** Whether ranks that differ along the axis are in one such group. */
-bool ari_call_group_has(ari_call_group g, int axis);
+bool ari_call_group_has(ari_over g, int axis);
 
 typedef enum ari_call_often {
     ARI_AT_START,     /* once a run */
@@ -152,7 +134,7 @@ const char *ari_call_queue_name(ari_call_queue q);
 /* A collective. */
 typedef struct ari_op_call {
     ari_call_kind kind;
-    ari_call_group over;
+    ari_over over;
     size_t ranks;    /* of the group */
     size_t elements; /* in full length; of an exchange that a rank sends, of an all-to-all that all ranks send others */
     size_t sliced;   /* 0, or they are of the rank's own slice, and those of all slices are so many */

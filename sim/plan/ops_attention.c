@@ -227,7 +227,7 @@ static void sum_over_queries(ari_walk *w)
     const size_t matrices = ari_walk_mul(w, w->own, own.local[2] / d), all = ari_walk_mul(w, n, ring);
     const size_t exponents[] = {ari_walk_mul(w, matrices, d), ari_walk_mul(w, matrices, w->c->run.seq)};
     const size_t limbs = ari_sum_limbs(ari_walk_mul(w, w->config->heads / w->config->kv_heads, w->c->run.seq));
-    const ari_call_group over[] = {ARI_OVER_RING, ARI_OVER_COPIES};
+    const ari_over over[] = {ARI_OVER_RING, ARI_OVER_COPIES};
     for (int i = 0; i < 8 && w->exact; i++)
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, over[i % 2], exponents[i / 4], AR_I32, ARI_EACH_PASS, ARI_ATTENTION, "");
     for (int i = 0; i < 2 && w->exact; i++) {

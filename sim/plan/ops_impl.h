@@ -60,7 +60,7 @@ bool ari_walk_is_first(const ari_walk *w);
 bool ari_walk_is_last(const ari_walk *w);
 
 /** A collective in the operation that has been begun; none in a group of one, or where its weights are not new. */
-void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_call_group over, size_t elements, ar_dtype dtype,
+void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
                    ari_call_often often, ari_role role, const char *tag);
 /** The collective that has been added last is of tokens that a product takes or makes: where collectives go beside
  *  products it does, cut into chunks of each rank's tokens, or whole. */
@@ -89,7 +89,7 @@ bool ari_walk_by_heads(const ari_walk *w);
  *  neighbours with which they exchange heads for positions. */
 size_t ari_walk_kv_copies(const ari_walk *w, bool heads);
 /** Ranks of a group. */
-size_t ari_walk_ranks(const ari_walk *w, ari_call_group over);
+size_t ari_walk_ranks(const ari_walk *w, ari_over over);
 /** Positions of a sequence that this rank has between the tensor-parallel regions. */
 size_t ari_walk_positions(const ari_walk *w);
 /** Ranks that share the positions of a sequence. */
@@ -216,10 +216,10 @@ int ari_walk_zero(const ari_walk *w);
 /** Whether several ranks share out what ZeRO does not keep whole. */
 bool ari_walk_shares(const ari_walk *w);
 /** The group that does. */
-ari_call_group ari_walk_sharing(const ari_walk *w);
+ari_over ari_walk_sharing(const ari_walk *w);
 /** Of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the index is
  *  needed whole, to which the own terms are raised before they are added. */
-void ari_walk_sum(ari_walk *w, ari_call_group over, size_t n, ar_dtype dtype, bool shares, ari_call_often often,
+void ari_walk_sum(ari_walk *w, ari_over over, size_t n, ar_dtype dtype, bool shares, ari_call_often often,
                   ari_role role, const char *tag);
 /** Places a value over all axes along which gradients are summed. */
 void ari_walk_over_dp(ari_op_value *v, ar_placement p);

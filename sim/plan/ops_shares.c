@@ -15,12 +15,12 @@ bool ari_walk_shares(const ari_walk *w)
     return w->c->run.parallel.zero > 0 && w->sharing > 1;
 }
 
-ari_call_group ari_walk_sharing(const ari_walk *w)
+ari_over ari_walk_sharing(const ari_walk *w)
 {
     return w->sharing < w->summing ? ARI_OVER_SHARD : ARI_OVER_DP;
 }
 
-void ari_walk_sum(ari_walk *w, ari_call_group over, size_t n, ar_dtype dtype, bool shares, ari_call_often often,
+void ari_walk_sum(ari_walk *w, ari_over over, size_t n, ar_dtype dtype, bool shares, ari_call_often often,
                   ari_role role, const char *tag)
 {
     const ari_call_kind kind = shares ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE;
@@ -97,7 +97,7 @@ static ari_operation *begin_sum_of(ari_walk *w, const ari_walk_bucket *b, size_t
 }
 
 /* Of n elements over a group; slices: the rank's own of a whole of so many. */
-static void sum_over(ari_walk *w, const ari_walk_bucket *b, ari_call_group over, bool slices)
+static void sum_over(ari_walk *w, const ari_walk_bucket *b, ari_over over, bool slices)
 {
     const int first = w->op.calls;
     const size_t n = slices ? own_slice(w, b->elements) : b->elements;

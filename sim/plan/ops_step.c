@@ -103,7 +103,7 @@ static void norm_of_gradients(ari_walk *w)
 }
 
 /* `words` of each of the ranks of a group, and of `others` with it. */
-static void gather_said(ari_walk *w, ari_call_group over, size_t ranks, size_t others, size_t words)
+static void gather_said(ari_walk *w, ari_over over, size_t ranks, size_t others, size_t words)
 {
     ari_walk_call(w, ARI_CALL_ALL_GATHER, over, ari_walk_mul(w, ari_walk_mul(w, ranks, others), words), AR_I64,
                   ARI_EACH_VERIFIED_STEP, ARI_NO_ROLE, "gradients:verify");

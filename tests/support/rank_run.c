@@ -30,26 +30,22 @@ static ar_status rank_main(ar_comm *world, void *arg)
     if (others > 1)
         AR_TRY_TO(done, st, ar_parallel_groups_begin(&groups, world, &layout));
     AR_TRY_TO(done, st, ar_device_create(&device, &j->o->device, 1));
-    const ar_ctx_options options = {.device = device,
-                                    .tp = others > 1 ? groups.tp : world,
-                                    .dp = groups.dp,
-                                    .shard = groups.shard,
-                                    .replicate = groups.replicate,
-                                    .cp = groups.cp,
-                                    .pp = groups.pp,
-                                    .world = world,
-                                    .sp = j->o->sp,
-                                    .keep_gathered = j->o->keep_gathered,
-                                    .overlap = j->o->overlap,
-                                    .dropout = j->o->dropout,
-                                    .seed = j->o->seed,
-                                    .loss = j->o->loss,
-                                    .numerics = j->o->numerics,
-                                    .precision = j->o->precision,
-                                    .storage = j->o->storage,
-                                    .fault = j->o->fault,
-                                    .tap = j->o->tap,
-                                    .tap_user = j->o->tap_user ? j->o->tap_user[r] : NULL};
+    ar_ctx_options options = {.device = device,
+                              .world = world,
+                              .sp = j->o->sp,
+                              .keep_gathered = j->o->keep_gathered,
+                              .overlap = j->o->overlap,
+                              .dropout = j->o->dropout,
+                              .seed = j->o->seed,
+                              .loss = j->o->loss,
+                              .numerics = j->o->numerics,
+                              .precision = j->o->precision,
+                              .storage = j->o->storage,
+                              .fault = j->o->fault,
+                              .tap = j->o->tap,
+                              .tap_user = j->o->tap_user ? j->o->tap_user[r] : NULL};
+    ar_parallel_groups_use(&options, &groups);
+    options.tp = others > 1 ? groups.tp : world;
     AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));
     AR_TRY_TO(done, st, j->fn(ctx, j->user));
 done:

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ref/context/context.h"
+#include "ref/core/axis.h"
 #include "ref/core/size.h"
 #include "verify/writer/dump_ranks.h"
 
@@ -271,24 +272,16 @@ ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, 
 
 ar_dump_place ar_dump_place_of(const ar_parallel *p, int rank)
 {
-    const int dp = ari_at_least_one(p->dp), tp = ari_at_least_one(p->tp);
-    const ar_parallel_rank at = ar_parallel_rank_of(p, rank);
-    const struct {
-        const char *name;
-        int size, at;
-        bool told;
-    } all[] = {{"pp", p->pp, at.pp, p->pp > 1},
-               {"dp", dp, at.dp, true},
-               {"cp", p->cp, at.cp, p->cp > 1},
-               {"tp", tp, at.tp, true}};
+    const ari_ranks ranks = ari_ranks_of(p);
     ar_dump_place place = {.rank = rank, .world = ar_parallel_world(p)};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        if (!all[i].told)
-            continue;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
+        const ari_layout_axis *axis = &ari_layout_axes[i];
         ar_mesh_dim *dim = &place.mesh.dim[place.mesh.ndim];
-        snprintf(dim->name, sizeof dim->name, "%s", all[i].name);
-        dim->size = all[i].size;
-        place.at[place.mesh.ndim++] = all[i].at;
+        if (!axis->always && ari_layout_extent(p, i) == 1)
+            continue;
+        snprintf(dim->name, sizeof dim->name, "%s", axis->name);
+        dim->size = ari_layout_extent(p, i);
+        place.at[place.mesh.ndim++] = ari_place_along(&ranks, rank, axis->axes);
     }
     return place;
 }

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The axes of a layout as values: code loops over them, or asks for those along which something is cut. */
+#ifndef ARI_CORE_AXIS_H
+#define ARI_CORE_AXIS_H
+
+#include "anyrank/parallel.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Outermost first, which is their order in a rank's number. Context-parallel ranks lie along two axes: the places of a
+ * ring, and the neighbours that exchange heads for positions (ar_parallel). */
+enum { ARI_AXIS_PP, ARI_AXIS_DP, ARI_AXIS_RING, ARI_AXIS_INNER, ARI_AXIS_TP, ARI_PLACED_AXES };
+/** "dp", "cp_ring". Static storage. */
+const char *ari_axis_name(int axis);
+
+/* A set of axes, a bit for each; named by what is cut along them. */
+typedef unsigned ari_axes;
+enum {
+    ARI_CUTS_LAYERS = 1 << ARI_AXIS_PP,
+    ARI_CUTS_SAMPLES = 1 << ARI_AXIS_DP,
+    ARI_CUTS_POSITIONS = 1 << ARI_AXIS_RING | 1 << ARI_AXIS_INNER,
+    ARI_CUTS_FEATURES = 1 << ARI_AXIS_TP,
+    /* Ranks along these have the same parameters, whose gradients are summed over them. */
+    ARI_CUTS_DATA = ARI_CUTS_SAMPLES | ARI_CUTS_POSITIONS,
+    ARI_ALL_AXES = (1 << ARI_PLACED_AXES) - 1
+};
+
+/* Groups of ranks that a step's collectives are over, in the order in which they are split off the world: name, member of
+ * a context, text, axes along which their members differ. */
+#define ARI_OVER_TABLE(X)                                                                                              \
+    X(TP, tp, "tp", ARI_CUTS_FEATURES)                                                                                 \
+    X(PP, pipeline, "pp", ARI_CUTS_LAYERS)                                                                             \
+    X(ENDS, ends, "pp_ends", ARI_CUTS_LAYERS)  /* of a pipeline, those of the first and the last stage */              \
+    X(SHARD, shard, "dp_shard", ARI_CUTS_DATA) /* that share out what ZeRO does not keep whole, where others do too */ \
+    X(REPLICATE, replicate, "dp_replicate", ARI_CUTS_SAMPLES) /* and those that have the same share then */            \
+    X(CP, sequence, "cp", ARI_CUTS_POSITIONS)                                                                          \
+    X(RING, ring, "cp_ring", 1 << ARI_AXIS_RING)     /* pass keys and values on */                                     \
+    X(INNER, inner, "cp_inner", 1 << ARI_AXIS_INNER) /* exchange heads for positions */                                \
+    X(DP, dp, "dp", ARI_CUTS_DATA)                   /* sum gradients */
+typedef enum ari_over {
+#define ARI_OVER_ENUM(name, member, text, axes) ARI_OVER_##name,
+    ARI_OVER_TABLE(ARI_OVER_ENUM)
+#undef ARI_OVER_ENUM
+        ARI_OVER_GROUPS,
+    ARI_OVER_COPIES = ARI_OVER_GROUPS /* the neighbours that hold one KV head: some of those along the last two axes */
+} ari_over;
+/** "tp", "cp_ring". Static storage. */
+const char *ari_over_name(ari_over over);
+/** Along which the members of such a group differ; none: of copies. */
+ari_axes ari_over_axes(ari_over over);
+
+/* The extents of a layout, outermost first. */
+enum { ARI_LAYOUT_PP, ARI_LAYOUT_DP, ARI_LAYOUT_CP, ARI_LAYOUT_TP, ARI_LAYOUT_AXES };
+typedef struct ari_layout_axis {
+    const char *name; /* "cp": of its option, in a layout's text, in JSON, in a dump's mesh */
+    ari_axes axes;
+    bool always;       /* a dump's mesh names it also where it has one rank */
+    size_t extent, at; /* offsets of its int in ar_parallel, and in ar_parallel_rank */
+} ari_layout_axis;
+extern const ari_layout_axis ari_layout_axes[ARI_LAYOUT_AXES];
+/** Extent i of a layout as it is given: 0 where it is not. */
+int ari_layout_as_given(const ar_parallel *p, int i);
+/** Ranks along it, at least 1. */
+int ari_layout_extent(const ar_parallel *p, int i);
+
+/* Ranks along each axis, at least 1. */
+typedef struct ari_ranks {
+    int along[ARI_PLACED_AXES];
+} ari_ranks;
+ari_ranks ari_ranks_of(const ar_parallel *p);
+/** How many ranks differ along these axes alone. */
+int ari_ranks_along(const ari_ranks *r, ari_axes axes);
+/** The number of a rank among those that differ from it along these axes alone. Ranks are in one such group if they
+ *  have the same number along all other axes. */
+int ari_place_along(const ari_ranks *r, int rank, ari_axes axes);
+/** ari_ranks_along of a layout: ari_extent(p, ARI_CUTS_DATA) ranks sum gradients. */
+int ari_extent(const ar_parallel *p, ari_axes axes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
