@@ -559,7 +559,7 @@ HELD = {
         "check/format check/types gpu/ptx_test gpu/device_check_test python/wheel_test install/install_test scripts/*",
     "the command with the CUDA device": "gpu/cuda_command_test",
     "processes, launchers, MPI and NCCL's host side":
-        "cli/process_test cli/cluster_test cli/device_test cli/peers_test examples/launch_test examples/ci_test "
+        "cli/process_test cli/cluster_test cli/device_test examples/launch_test examples/ci_test "
         "gpu/nccl_command_test mpi/mpi_test",
     "kernels of other processors": "cpu/contract_integers_test cpu/contract_sharded_test gpu/conformance_own_main",
     "long runs of single subjects": "cli/bench_test cli/scale_test run/checkpoint_kill_main sim/trace_main sim/swap_main",
