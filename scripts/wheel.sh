@@ -35,6 +35,11 @@ if [ "$arch" != "$(uname -m)" ] && [ ! -e "$root/build/aarch64/sysroot/usr/lib/a
     exit 2
 fi
 
+if [ "$arch" != "$(uname -m)" ] && [ ! -e python/anyrank/_options.py ]; then
+    echo "wheel.sh: no python/anyrank/_options.py, which this machine's command writes: scripts/build.sh builds it" >&2
+    exit 2
+fi
+
 log=$work/$arch.log
 mkdir -p "$work" "$out"
 : > "$log"

@@ -9,7 +9,11 @@ import operator
 import os
 import typing
 
-from anyrank._options import OPTIONS, Option
+try:
+    from anyrank._options import OPTIONS, Option
+except ModuleNotFoundError as missing:
+    raise ImportError("the package has no table of options, which building the command makes: run ./quickstart in the "
+                      "sources, or install the wheel") from missing
 
 
 def option_words(command: str, options: typing.Mapping[str, object]) -> list[str]:
