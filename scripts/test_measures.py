@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of scripts/measures.py: what it counts of small sources, by hand."""
+
+import pathlib
+import tempfile
+import unittest
+
+import measures
+
+FILES = {
+    "ref/core/a.h": "/* cp */\nint ar_a(int x);\nstatic inline int ari_b(void)\n{\n    return 1;\n}\n"
+                    "typedef struct ar_pair {\n    int x, y[3];\n    void (*call)(int a, int b);\n    struct {\n"
+                    "        int z;\n    } in;\n} ar_pair;\n",
+    "ref/core/a.c": 'int ar_a(int x)\n{\n    return ar_c("cp", x);\n}\n',
+    "ref/comm/c.c": "int ar_c(const char *s, int pp)\n{\n    return ar_a(pp);\n}\n",
+    "tests/core/a_test.c": "one\ntwo\n",
+}
+
+
+class Measures(unittest.TestCase):
+    def test_small_sources_are_counted_as_by_hand(self):
+        with tempfile.TemporaryDirectory(prefix="anyrank-measures-") as folder:
+            for name, text in FILES.items():
+                path = pathlib.Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            got = {name: value for name, value, _ in measures.measures(pathlib.Path(folder))}
+        expected = {"lines of C and CUDA outside tests": 21, "functions declared in headers": 2,
+                    "fields of a struct, the most": "ar_pair 3", "circles of calls across rooms": 1,
+                    "circles of calls inside rooms": 0, "lines of tests/, C and Python": 2, "names defined twice": 0,
+                    "files that name cp as a word: C and Python; C; C without comments": "2; 2; 1",
+                    "files that name pp as a word: C and Python; C; C without comments": "1; 1; 1",
+                    "names called against the direction": 1}
+        self.assertEqual({name: got[name] for name in expected}, expected)
+
+    def test_a_comment_is_no_token_and_a_string_is_one(self):
+        count = len(measures.TOKEN.findall(measures.rules.without_comments('x += "a b"; /* none\n */ // nor this')))
+        self.assertEqual(count, 5)
+
+
+if __name__ == "__main__":
+    unittest.main()
