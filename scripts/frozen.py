@@ -136,6 +136,9 @@ WRONG = {  # plans of GPT-2: what is refused, and what lint finds
     "output-summed": {"rules": [FC, PROJ | {"output": "R"}, MLP | {"output": ["P(sum)", "R"]}]},
 }
 
+# Shows memory that nothing has written, other in each run.
+UNWRITTEN = ("bucket_not_packed", "--dp 2 --zero 3")
+
 GRADS = f"grads {GQA} --input {GQA}/batch.safetensors"
 RUNS = {
     "check-default": ["check stack-demo --steps 1 --batch 2 --seq 16"],
@@ -255,7 +258,7 @@ def cases(binary):
                           (GPT2, "--dp 2 --zero 3")):
         grads = f"grads {model} --input {model}/batch.safetensors --activations --out TMP"
         made["grads-faults-" + layout.replace("--", "").replace(" ", "")] = [f"{grads}/right"] + [
-            command for fault in faults for command in (
+            command for fault in faults if (fault, layout) != UNWRITTEN for command in (
                 f"{grads}/{fault} --inject {fault} {layout} --per-rank",
                 f"verify TMP/right/activations.safetensors TMP/{fault}/ranks --json -")]
     for rounded in ("", "-rounded"):
