@@ -10,55 +10,6 @@
 #include "ref/io/config_parts.h"
 #include "ref/io/file.h"
 
-/* --- one key ------------------------------------------------------------------------------------------------------ */
-
-ar_status ari_config_dim(const ari_json_at *at, const char *key, size_t *out)
-{
-    return ari_json_size(at, key, 1, ARI_CONFIG_MAX_DIM, out);
-}
-
-ar_status ari_config_dim_or(const ari_json_at *at, const char *key, size_t *out)
-{
-    return ari_json_size_or(at, key, 1, ARI_CONFIG_MAX_DIM, out);
-}
-
-ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activation *out)
-{
-    static const struct {
-        char name[20];
-        ar_activation value;
-    } names[] = {{"gelu", AR_ACT_GELU_ERF},
-                 {"gelu_new", AR_ACT_GELU_TANH},
-                 {"gelu_pytorch_tanh", AR_ACT_GELU_TANH},
-                 {"gelu_tanh", AR_ACT_GELU_TANH},
-                 {"silu", AR_ACT_SILU},
-                 {"swish", AR_ACT_SILU},
-                 {"relu", AR_ACT_RELU}};
-    const char *text = NULL;
-    AR_TRY(ari_json_string_or(at, key, &text));
-    if (text == NULL)
-        return AR_OK;
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(text, names[i].name) == 0) {
-            *out = names[i].value;
-            return AR_OK;
-        }
-    }
-    return ar_error_set(
-        AR_ERR_CONFIG,
-        "%s: key '%s' is '%s', expected gelu, gelu_new, gelu_pytorch_tanh, gelu_tanh, silu, swish or relu",
-        ARI_SHOW(at->name), key, ARI_SHOW(text));
-}
-
-ar_status ari_config_head_dim(ar_config *c, const ari_json_at *at, const char *hidden_key, const char *heads_key)
-{
-    if (c->hidden % c->heads != 0)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %zu, expected a multiple of '%s', %zu", ARI_SHOW(at->name),
-                            hidden_key, c->hidden, heads_key, c->heads);
-    c->head_dim = c->hidden / c->heads;
-    return AR_OK;
-}
-
 /* --- between keys ------------------------------------------------------------------------------------------------- */
 
 /* Parameters, counted a little high, so that no later sum of sizes can wrap: below 2^60 elements, 2^62 bytes. */
@@ -156,35 +107,6 @@ static ar_status unknown_model(const ari_json_at *at, const char *type)
                         near == NULL ? "" : "'?");
 }
 
-static const char dropout_keys[][32] = {"attn_pdrop",         "embd_pdrop",       "resid_pdrop",
-                                        "attention_dropout",  "hidden_dropout",   "hidden_dropout_prob",
-                                        "embedding_dropout",  "residual_dropout", "attention_probs_dropout_prob",
-                                        "activation_dropout", "dropout",          "ffn_dropout"};
-#define DROPOUT_KEYS (sizeof dropout_keys / sizeof dropout_keys[0])
-
-bool ari_config_is_dropout(const char *key)
-{
-    for (size_t i = 0; i < DROPOUT_KEYS; i++) {
-        if (strcmp(key, dropout_keys[i]) == 0)
-            return true;
-    }
-    return false;
-}
-
-/* The largest probability: check says that it ignores them, so it must know whether there is one. */
-static ar_status read_dropout(ar_config *c, const ari_json_at *at)
-{
-    for (size_t i = 0; i < DROPOUT_KEYS; i++) {
-        double p = 0;
-        AR_TRY(ari_json_real_or(at, dropout_keys[i], &p));
-        if (!(p >= 0 && p <= 1))
-            return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %g, expected a probability from 0 to 1",
-                                ARI_SHOW(at->name), dropout_keys[i], p);
-        c->config_dropout = p > c->config_dropout ? p : c->config_dropout;
-    }
-    return AR_OK;
-}
-
 static ar_status read_config(ar_config *c, const ari_json_at *at)
 {
     size_t n;
@@ -200,7 +122,7 @@ static ar_status read_config(ar_config *c, const ari_json_at *at)
         AR_TRY(check_classes(at, &models[i]));
         AR_TRY(models[i].read(c, at));
         AR_TRY(ari_json_real_or(at, "initializer_range", &c->initializer_range));
-        AR_TRY(read_dropout(c, at));
+        AR_TRY(ari_config_dropout(c, at));
         return check_config(c, at);
     }
     return unknown_model(at, type);

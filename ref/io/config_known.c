@@ -1,12 +1,81 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The keys that no reader asks for: those that would change the mathematics, those that change nothing, and all
- * others. The first two lists come from the config classes of transformers 5.17 and 4.57 and from the models of
+/* Keys that several readers ask for, and those that none does: those that would change the mathematics, those that
+ * change nothing, and all others. Of the latter the first two lists come from the config classes of transformers 5.17 and 4.57 and from the models of
  * Llama's family that add to it. */
 #include <stdio.h>
 #include <string.h>
 
 #include "ref/core/out.h"
 #include "ref/io/config_parts.h"
+
+/* --- one key ------------------------------------------------------------------------------------------------------ */
+
+ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activation *out)
+{
+    static const struct {
+        char name[20];
+        ar_activation value;
+    } names[] = {{"gelu", AR_ACT_GELU_ERF},
+                 {"gelu_new", AR_ACT_GELU_TANH},
+                 {"gelu_pytorch_tanh", AR_ACT_GELU_TANH},
+                 {"gelu_tanh", AR_ACT_GELU_TANH},
+                 {"silu", AR_ACT_SILU},
+                 {"swish", AR_ACT_SILU},
+                 {"relu", AR_ACT_RELU}};
+    const char *text = NULL;
+    AR_TRY(ari_json_string_or(at, key, &text));
+    if (text == NULL)
+        return AR_OK;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(text, names[i].name) == 0) {
+            *out = names[i].value;
+            return AR_OK;
+        }
+    }
+    return ar_error_set(
+        AR_ERR_CONFIG,
+        "%s: key '%s' is '%s', expected gelu, gelu_new, gelu_pytorch_tanh, gelu_tanh, silu, swish or relu",
+        ARI_SHOW(at->name), key, ARI_SHOW(text));
+}
+
+ar_status ari_config_head_dim(ar_config *c, const ari_json_at *at, const char *hidden_key, const char *heads_key)
+{
+    if (c->hidden % c->heads != 0)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %zu, expected a multiple of '%s', %zu", ARI_SHOW(at->name),
+                            hidden_key, c->hidden, heads_key, c->heads);
+    c->head_dim = c->hidden / c->heads;
+    return AR_OK;
+}
+
+/* --- probabilities of dropout -------------------------------------------------------------------------------------- */
+
+static const char dropout_keys[][32] = {"attn_pdrop",         "embd_pdrop",       "resid_pdrop",
+                                        "attention_dropout",  "hidden_dropout",   "hidden_dropout_prob",
+                                        "embedding_dropout",  "residual_dropout", "attention_probs_dropout_prob",
+                                        "activation_dropout", "dropout",          "ffn_dropout"};
+#define DROPOUT_KEYS (sizeof dropout_keys / sizeof dropout_keys[0])
+
+static bool is_dropout(const char *key)
+{
+    for (size_t i = 0; i < DROPOUT_KEYS; i++) {
+        if (strcmp(key, dropout_keys[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+ar_status ari_config_dropout(ar_config *c, const ari_json_at *at)
+{
+    for (size_t i = 0; i < DROPOUT_KEYS; i++) {
+        double p = 0;
+        AR_TRY(ari_json_real_or(at, dropout_keys[i], &p));
+        if (!(p >= 0 && p <= 1))
+            return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %g, expected a probability from 0 to 1",
+                                ARI_SHOW(at->name), dropout_keys[i], p);
+        c->config_dropout = p > c->config_dropout ? p : c->config_dropout;
+    }
+    return AR_OK;
+}
 
 /* --- what is not computed ----------------------------------------------------------------------------------------- */
 
@@ -188,7 +257,7 @@ static bool is_known(const char *key)
         if (strcmp(key, refused[i].key) == 0)
             return true; /* with a neutral value, or the file would have been refused */
     }
-    return ari_config_is_dropout(key);
+    return is_dropout(key);
 }
 
 /* --- all others --------------------------------------------------------------------------------------------------- */

@@ -24,11 +24,17 @@ const ari_model_reader *ari_model_readers(size_t *n);
  *  Errors: those of ar_config_parse, AR_ERR_MEMORY; on error *text is as it was. */
 AR_NODISCARD ar_status ari_config_resize(unsigned char **text, size_t *bytes, const ar_config *c);
 
-/* --- one key (config.c) ------------------------------------------------------------------------------------------- */
+/* --- one key ------------------------------------------------------------------------------------------------------ */
 /** A dimension, 1 .. ARI_CONFIG_MAX_DIM. */
-AR_NODISCARD ar_status ari_config_dim(const ari_json_at *at, const char *key, size_t *out);
+static inline ar_status ari_config_dim(const ari_json_at *at, const char *key, size_t *out)
+{
+    return ari_json_size(at, key, 1, ARI_CONFIG_MAX_DIM, out);
+}
 /** The same, *out left as it is where the key is absent or null. */
-AR_NODISCARD ar_status ari_config_dim_or(const ari_json_at *at, const char *key, size_t *out);
+static inline ar_status ari_config_dim_or(const ari_json_at *at, const char *key, size_t *out)
+{
+    return ari_json_size_or(at, key, 1, ARI_CONFIG_MAX_DIM, out);
+}
 /** Hugging Face's name of an activation; *out left as it is where the key is absent. */
 AR_NODISCARD ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activation *out);
 /** hidden / heads, where the file does not give head_dim. */
@@ -76,8 +82,8 @@ AR_NODISCARD ar_status ari_config_window_everywhere(ar_config *c, const ari_json
 AR_NODISCARD ar_status ari_config_refuse(const ari_json_at *at, const ari_model_reader *model);
 /** The refusal of one key. */
 ar_status ari_config_refuse_key(const ari_json_at *at, const char *key, const char *wanted);
-/** One that holds a probability of dropout. */
-bool ari_config_is_dropout(const char *key);
+/** The largest probability of dropout: check says that it ignores them, so it must know whether there is one. */
+AR_NODISCARD ar_status ari_config_dropout(ar_config *c, const ari_json_at *at);
 /** Notes in c->unknown every key of the object that is set and neither known nor among keys[n]. group: the object's
  *  own key, where only keys[n] are known; "": the file itself. */
 void ari_config_note_others(ar_config *c, const char *group, const json_t *object, const char *const *keys, size_t n);

@@ -45,6 +45,9 @@ typedef enum ari_wanted {
 /** Refuses a file that begins as one of NumPy, PyTorch, GGUF, HDF5, Arrow, Parquet, gzip or zstd does. head: its first
  * n bytes, ARI_FOREIGN_HEAD if it has as many. Errors: AR_ERR_FORMAT, with what it is and how to convert it. */
 AR_NODISCARD ar_status ari_foreign_refuse(const char *path, const void *head, size_t n, ari_wanted wanted);
+enum { ARI_FOREIGN_CONVERT = 1536 };
+/** "; this converts it: ..", with the path for each @ of the lines and the name for each #; "" without lines. */
+void ari_foreign_convert(char out[ARI_FOREIGN_CONVERT], const char *lines, const char *path, const char *name);
 /** The same of an open file of `bytes` bytes. Errors: also AR_ERR_IO. */
 AR_NODISCARD ar_status ari_foreign_refuse_file(int fd, size_t bytes, const char *path, ari_wanted wanted);
 

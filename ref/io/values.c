@@ -155,37 +155,30 @@ ar_status ar_st_to_f32(const ar_st_entry *e, float *out)
     return ar_values_to_f32(e->dtype, e->data, e->count, out);
 }
 
-#define WIDEN(type)                                \
-    for (size_t i = 0; i < e->count; i++) {        \
-        type x;                                    \
-        memcpy(&x, data + sizeof x * i, sizeof x); \
-        out[i] = (int64_t)x;                       \
-    }                                              \
-    return AR_OK
-
 ar_status ar_st_to_i64(const ar_st_entry *e, int64_t *out)
 {
-    const char *data = (const char *)e->data;
+    const char *from = (const char *)e->data;
+    const size_t count = e->count;
     switch (e->dtype) {
     case AR_BOOL:
     case AR_U8:
-        WIDEN(uint8_t);
+        EACH(uint8_t, (int64_t)x);
     case AR_I8:
-        WIDEN(int8_t);
+        EACH(int8_t, (int64_t)x);
     case AR_U16:
-        WIDEN(uint16_t);
+        EACH(uint16_t, (int64_t)x);
     case AR_I16:
-        WIDEN(int16_t);
+        EACH(int16_t, (int64_t)x);
     case AR_U32:
-        WIDEN(uint32_t);
+        EACH(uint32_t, (int64_t)x);
     case AR_I32:
-        WIDEN(int32_t);
+        EACH(int32_t, (int64_t)x);
     case AR_I64:
-        WIDEN(int64_t);
+        EACH(int64_t, (int64_t)x);
     case AR_U64:
-        for (size_t i = 0; i < e->count; i++) {
+        for (size_t i = 0; i < count; i++) {
             uint64_t x;
-            memcpy(&x, data + 8 * i, sizeof x);
+            memcpy(&x, from + 8 * i, sizeof x);
             if (x > INT64_MAX)
                 return ar_error_set(AR_ERR_DATA, "tensor '%s': element %zu is %" PRIu64 ", expected at most 2^63-1",
                                     ARI_SHOW(e->name), i, x);
