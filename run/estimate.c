@@ -11,6 +11,7 @@
 #include "anyrank/check.h"
 #include "anyrank/model.h"
 #include "planner/planner.h"
+#include "ref/core/axis.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
@@ -153,17 +154,11 @@ static ar_status has_whole_middle(bool *whole, const ar_parallel *p, const ari_e
     return AR_OK;
 }
 
-/* Ranks that hold the same parameters: those that neither tp nor pp share them out to. */
-static double holders_of(const ar_parallel *p)
-{
-    return (double)ar_parallel_world(p) / ari_at_least_one(p->tp) / ari_at_least_one(p->pp);
-}
-
 /* What the ranks keep to write it. A replicated value is there once for each rank that has it. */
 static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel *p, const ari_estimate_case *run)
 {
-    const double tp = ari_at_least_one(p->tp), holders = holders_of(p);
-    const double others = run->dump == ARI_DUMPS_FIRST ? 0.0 : tp - 1.0; /* copies beside the first */
+    const double tp = ari_at_least_one(p->tp), holders = ari_extent(p, ARI_CUTS_DATA); /* of the same parameters */
+    const double others = run->dump == ARI_DUMPS_FIRST ? 0.0 : tp - 1.0;               /* copies beside the first */
     const double groups = run->dump == ARI_DUMPS_FIRST ? 1.0 : holders;
     const double hidden = p->sp && tp > 1.0 ? 0.0 : n->tokens * n->hidden, middle = n->tokens * (n->fc + n->ffn);
     bool whole_middle = false;
@@ -172,7 +167,7 @@ static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel 
     const double block = n->block_reference + others * in_block;
     const double activations = 2.0 * (n->layers * block + n->outer_reference + others * 3.0 * hidden);
     const double outputs = n->logits + (1.0 + others) * (n->layers + 1.0) * n->tokens * n->hidden;
-    const bool at_both_ends = run->config->tied && p->pp > 1 && run->dump != ARI_DUMPS_FIRST;
+    const bool at_both_ends = run->config->tied && ari_extent(p, ARI_CUTS_LAYERS) > 1 && run->dump != ARI_DUMPS_FIRST;
     const double weights = n->parameters + (at_both_ends ? n->table : 0.0) +
                            others * (n->replicated + 2.0 * n->layers * n->hidden * n->kv);
     const double each = (run->dump == ARI_DUMPS_RESULTS ? outputs : activations) +
@@ -235,7 +230,7 @@ static double seconds_of(const elements *n, double macs, const ari_estimate_case
     const double tensors = VALUE_SECONDS * values, weights = PARAMETER_SECONDS * n->parameters;
     double seconds = 0.0;
     for (size_t i = 0; i < run->layouts; i++)
-        seconds += n->steps * (macs / LAYOUT_RATE + tensors + holders_of(&run->parallel[i]) * weights);
+        seconds += n->steps * (macs / LAYOUT_RATE + tensors + ari_extent(&run->parallel[i], ARI_CUTS_DATA) * weights);
     if (run->alone)
         return seconds;
     seconds += n->steps * (macs / EXACT_RATE + tensors + weights);

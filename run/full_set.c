@@ -371,14 +371,14 @@ static ar_status check_all(const ari_full_set *s)
 
 static ar_status check_world(const ar_ctx *ctx)
 {
-    const int world = ar_comm_size(ctx->world), tp = ar_comm_size(ctx->tp), dp = ar_comm_size(ctx->dp);
-    const int pp = ar_comm_size(ctx->pp.all);
+    const int world = ar_comm_size(ctx->world);
+    const int expected = ari_extent(&ctx->layout, ARI_ALL_AXES);
     if (world > ARI_FULL_MAX_RANKS)
         return ar_error_set(AR_ERR_UNSUPPORTED, "full tensors of %d ranks, at most %d are supported", world,
                             ARI_FULL_MAX_RANKS);
-    if (world / tp / dp != pp || world % (tp * dp) != 0)
-        return ar_error_set(AR_ERR_ARG, "the context's world has %d ranks, expected pp * dp * tp = %d * %d * %d", world,
-                            pp, dp, tp);
+    if (world != expected)
+        return ar_error_set(AR_ERR_ARG, "the context's world has %d ranks, expected %d, those of its groups", world,
+                            expected);
     return AR_OK;
 }
 

@@ -111,6 +111,9 @@ ar_positions ar_positions_part(const ar_positions *p, size_t part, size_t parts)
 size_t ar_positions_count(const ar_positions *p);
 /** The i-th of them. */
 size_t ar_positions_at(const ar_positions *p, size_t i);
+/** Those of place `place` of a ring of so many `places`, which divide their number: consecutive ones, or (zigzag) the
+ *  chunks place and 2 * places - 1 - place of 2 * places. */
+ar_positions ar_ring_positions(size_t places, bool zigzag, size_t seq, size_t place);
 /** Those that context-parallel rank `cp_rank` holds of a sequence that ar_parallel_check accepts: the place
  *  cp_rank / cp_inner of the ring has chunks, of which the neighbours cp_rank mod cp_inner hold equal parts. */
 ar_positions ar_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank);

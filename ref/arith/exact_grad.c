@@ -209,7 +209,7 @@ static ar_status add_shared_sample(ar_ctx *ctx, ar_param *p, const shared_rows *
  * again for each parameter, since the integers of all its samples would take more memory. */
 static ar_status add_shared(ar_ctx *ctx, const ar_grad_terms *terms, contractions *k)
 {
-    ar_comm *over = ctx->cp.all;
+    ar_comm *over = ctx->sequence;
     const char *tag = terms->to->name;
     const size_t samples = k->b.shape[0], out = terms->dy.shape[1], in = k->b.shape[1];
     ar_buf e = {NULL}; /* e, then f */
@@ -267,12 +267,12 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
     AR_TRY(ARI_KERNEL(ctx, col_exponents, c, &x_t, false));
     AR_TRY(ari_exact_max(ctx, x_rows_over, c, tokens, terms->to->name));
     contractions k = {.b = by_sample(x, samples), .c = ar_const(c)};
-    if (!ari_has_peers(ctx->cp.all))
+    if (!ari_has_peers(ctx->sequence))
         AR_TRY(add_whole(ctx, terms, n, &k));
     for (int i = 0; i < n; i++) {
         if (!terms[i].to->requires_grad)
             continue;
-        if (ari_has_peers(ctx->cp.all))
+        if (ari_has_peers(ctx->sequence))
             AR_TRY(add_shared(ctx, &terms[i], &k));
         ari_work_of_product(&(ari_extents){.batch = 1, .rows = terms[i].dy.shape[1], .k = tokens},
                             &(ari_extents){.rows = x->shape[1]});

@@ -34,6 +34,31 @@ static ar_status check_precision(const ar_ctx_options *o)
     return AR_OK;
 }
 
+/* Groups that were not given are of this rank alone, but for the one that shares out: that is all who sum gradients. */
+static void use_groups(ar_ctx *c, const ar_ctx_options *o)
+{
+    c->tp = o->tp;
+    c->dp = o->dp;
+    c->replicate = o->replicate;
+    c->sequence = o->cp.all;
+    c->ring = o->cp.ring;
+    c->inner = o->cp.inner;
+    c->pipeline = o->pp.all;
+    c->ends = o->pp.ends;
+    c->shard = o->shard ? o->shard : o->dp;
+    for (int i = 0; i < ARI_OVER_GROUPS; i++)
+        c->over[i] = c->over[i] ? c->over[i] : c->self;
+    c->layout = (ar_parallel){.tp = ar_comm_size(c->tp),
+                              .dp = ar_comm_size(c->dp) / ar_comm_size(c->sequence),
+                              .cp = ar_comm_size(c->sequence),
+                              .cp_inner = ar_comm_size(c->inner),
+                              .zigzag = o->cp.zigzag,
+                              .pp = ar_comm_size(c->pipeline),
+                              .virtual_stages = ari_at_least_one(o->pp.virtual_stages),
+                              .stages = o->pp.stages,
+                              .dp_replicate = ar_comm_size(c->replicate)};
+}
+
 ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith_ops *arith)
 {
     if (!o->device)
@@ -72,18 +97,7 @@ ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, o->device->ops->queue_create(o->device, &c->queue, AR_QUEUE_INLINE, "main"));
     AR_TRY_TO(failed, st, ar_comm_self(&c->self));
-    c->tp = o->tp ? o->tp : c->self;
-    c->dp = o->dp ? o->dp : c->self;
-    c->shard = o->shard ? o->shard : c->dp;
-    c->replicate = o->replicate ? o->replicate : c->self;
-    c->cp = (ar_context_groups){.all = o->cp.all ? o->cp.all : c->self,
-                                .ring = o->cp.ring ? o->cp.ring : c->self,
-                                .inner = o->cp.inner ? o->cp.inner : c->self,
-                                .zigzag = o->cp.zigzag};
-    c->pp = o->pp;
-    c->pp.all = o->pp.all ? o->pp.all : c->self;
-    c->pp.ends = o->pp.ends ? o->pp.ends : c->self;
-    c->pp.virtual_stages = o->pp.virtual_stages > 1 ? o->pp.virtual_stages : 1;
+    use_groups(c, o);
     c->world = o->world ? o->world : c->tp;
     *gives = c;
     return AR_OK;
@@ -104,11 +118,8 @@ void ar_ctx_destroy(ar_ctx *c)
     ari_communication *const all[] = {&c->communication, &c->gathers, &c->beside};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         ar_queue_destroy(all[i]->queue); /* first: what it runs uses the groups */
-        ar_comm_destroy(all[i]->replicate);
-        ar_comm_destroy(all[i]->shard);
-        ar_comm_destroy(all[i]->ends);
-        ar_comm_destroy(all[i]->dp);
-        ar_comm_destroy(all[i]->tp);
+        for (int k = 0; k < ARI_OVER_GROUPS; k++)
+            ar_comm_destroy(all[i]->over[k]);
     }
     for (int i = 0; i < 2; i++)
         ar_comm_destroy(c->replicas[i].comm);
@@ -135,20 +146,32 @@ ar_comm *ar_ctx_dp(const ar_ctx *c)
     return c->dp;
 }
 
+int ari_ctx_place(const ar_ctx *c, ari_axes axes)
+{
+    const int at[ARI_PLACED_AXES] = {[ARI_AXIS_PP] = ar_comm_rank(c->pipeline),
+                                     [ARI_AXIS_DP] = ar_comm_rank(c->dp) / ar_comm_size(c->sequence),
+                                     [ARI_AXIS_RING] = ar_comm_rank(c->ring),
+                                     [ARI_AXIS_INNER] = ar_comm_rank(c->inner),
+                                     [ARI_AXIS_TP] = ar_comm_rank(c->tp)};
+    const ari_ranks ranks = ari_ranks_of(&c->layout);
+    int place = 0;
+    for (int i = 0; i < ARI_PLACED_AXES; i++)
+        place = axes >> i & 1 ? place * ranks.along[i] + at[i] : place;
+    return place;
+}
+
 int ar_ctx_data_rank(const ar_ctx *c)
 {
-    return ar_comm_rank(c->dp) / ar_comm_size(c->cp.all);
+    return ari_ctx_place(c, ARI_CUTS_SAMPLES);
 }
 
 ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_tp)
 {
     ari_replica_group *made = &c->replicas[over_tp];
-    const int inner = ar_comm_size(c->cp.inner), tp = ar_comm_size(c->tp), r = ar_comm_rank(c->tp);
-    const int n = (over_tp ? tp : 1) * inner, place = (over_tp ? r : 0) * inner + ar_comm_rank(c->cp.inner);
-    /* Those that share the heads: of one place of the ring of one data-parallel rank of one pipeline rank. */
-    const int column = ar_comm_rank(c->pp.all) * (ar_comm_size(c->dp) / ar_comm_size(c->cp.all)) + ar_ctx_data_rank(c);
-    const int shared = column * ar_comm_size(c->cp.ring) + ar_comm_rank(c->cp.ring);
-    const int team = over_tp ? shared : shared * tp + r;
+    const ari_axes sharers = 1u << ARI_AXIS_INNER | (over_tp ? ARI_CUTS_FEATURES : 0u);
+    const int inner = ar_comm_size(c->inner), n = ari_extent(&c->layout, sharers);
+    const int place = (over_tp ? ar_comm_rank(c->tp) * inner : 0) + ar_comm_rank(c->inner);
+    const int team = ari_ctx_place(c, ARI_ALL_AXES & ~sharers); /* who share the heads */
     if (made->heads == 0) {
         AR_TRY(ar_comm_split(&made->comm, inner > 1 ? c->world : c->tp,
                              (inner > 1 ? team * kv_heads : 0) + place * kv_heads / n, place));
@@ -167,43 +190,35 @@ static ar_status copy_group(ar_comm **copy, ar_comm *of)
     return *copy ? AR_OK : ar_comm_split(copy, of, 0, ar_comm_rank(of));
 }
 
+/* A queue, and copies of the groups of a set: a bit for each ari_over. */
+static ar_status communicate(ar_ctx *c, ari_communication *m, unsigned set, const char *name)
+{
+    for (int i = 0; i < ARI_OVER_GROUPS; i++) {
+        if (set >> i & 1)
+            AR_TRY(copy_group(&m->over[i], c->over[i]));
+    }
+    return m->queue ? AR_OK : c->device->ops->queue_create(c->device, &m->queue, AR_QUEUE_THREAD, name);
+}
+
 ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp, bool ends)
 {
-    ari_communication *m = &c->communication;
-    if (tp)
-        AR_TRY(copy_group(&m->tp, c->tp));
-    if (ends)
-        AR_TRY(copy_group(&m->ends, c->pp.ends));
-    if (ar_comm_size(c->dp) > 1)
-        AR_TRY(copy_group(&m->dp, c->dp));
-    if (ar_comm_size(c->replicate) > 1) {
-        AR_TRY(copy_group(&m->shard, c->shard));
-        AR_TRY(copy_group(&m->replicate, c->replicate));
-    }
-    if (!m->queue)
-        AR_TRY(c->device->ops->queue_create(c->device, &m->queue, AR_QUEUE_THREAD, "communication"));
-    *borrows = m;
-    return AR_OK;
+    const unsigned summed = ar_comm_size(c->dp) > 1 ? 1u << ARI_OVER_DP : 0u;
+    const unsigned shared = ar_comm_size(c->replicate) > 1 ? 1u << ARI_OVER_SHARD | 1u << ARI_OVER_REPLICATE : 0u;
+    const unsigned asked = (tp ? 1u << ARI_OVER_TP : 0u) | (ends ? 1u << ARI_OVER_ENDS : 0u);
+    *borrows = &c->communication;
+    return communicate(c, &c->communication, summed | shared | asked, "communication");
 }
 
 ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borrows)
 {
-    ari_communication *m = &c->gathers;
-    AR_TRY(copy_group(&m->shard, c->shard));
-    if (!m->queue)
-        AR_TRY(c->device->ops->queue_create(c->device, &m->queue, AR_QUEUE_THREAD, "weights"));
-    *borrows = m;
-    return AR_OK;
+    *borrows = &c->gathers;
+    return communicate(c, &c->gathers, 1u << ARI_OVER_SHARD, "weights");
 }
 
 ar_status ari_ctx_beside(ar_ctx *c, const ari_communication **borrows)
 {
-    ari_communication *m = &c->beside;
-    AR_TRY(copy_group(&m->tp, c->tp));
-    if (!m->queue)
-        AR_TRY(c->device->ops->queue_create(c->device, &m->queue, AR_QUEUE_THREAD, "tp"));
-    *borrows = m;
-    return AR_OK;
+    *borrows = &c->beside;
+    return communicate(c, &c->beside, 1u << ARI_OVER_TP, "tp");
 }
 
 /* Edge e of the ring of a pipeline's ranks goes from rank e to the next one. Of the three colours of edges no rank has
@@ -221,12 +236,12 @@ static ar_status pair_up(ar_ctx *c, int colour, bool back)
                                                 [ARI_RECV_ACTIVATION] = "recv activations",
                                                 [ARI_SEND_GRADIENT] = "send gradients",
                                                 [ARI_RECV_GRADIENT] = "recv gradients"};
-    const int n = ar_comm_size(c->pp.all), r = ar_comm_rank(c->pp.all), before = (r + n - 1) % n;
-    const int edges = c->pp.virtual_stages > 1 ? n : n - 1;
+    const int n = ar_comm_size(c->pipeline), r = ar_comm_rank(c->pipeline), before = (r + n - 1) % n;
+    const int edges = c->layout.virtual_stages > 1 ? n : n - 1;
     const bool from = r < edges && colour_of(r, n) == colour, to = before < edges && colour_of(before, n) == colour;
     const bool sends = from != back;
     ar_comm *comm = NULL;
-    AR_TRY(ar_comm_split(&comm, c->pp.all, from ? r : to ? before : -1, sends ? 0 : 1));
+    AR_TRY(ar_comm_split(&comm, c->pipeline, from ? r : to ? before : -1, sends ? 0 : 1));
     if (!comm)
         return AR_OK;
     const int way =
@@ -250,32 +265,21 @@ void ar_ctx_begin_step(ar_ctx *c, uint32_t step)
 }
 
 /* The groups that the context's collectives go through, each once. */
-#define GROUPS (18 + ARI_WAYS)
+#define GROUPS (4 * ARI_OVER_GROUPS + 2 + ARI_WAYS)
 static int groups_of(const ar_ctx *c, const ar_comm *group[GROUPS])
 {
-    const ar_comm *const all[GROUPS] = {c->tp,
-                                        c->dp,
-                                        c->shard,
-                                        c->replicate,
-                                        c->cp.all,
-                                        c->cp.ring,
-                                        c->cp.inner,
-                                        c->pp.all,
-                                        c->pp.ends,
-                                        c->replicas[0].comm,
-                                        c->replicas[1].comm,
-                                        c->communication.tp,
-                                        c->communication.dp,
-                                        c->communication.ends,
-                                        c->communication.shard,
-                                        c->communication.replicate,
-                                        c->gathers.shard,
-                                        c->beside.tp,
-                                        c->way[ARI_SEND_ACTIVATION].comm,
-                                        c->way[ARI_RECV_ACTIVATION].comm,
-                                        c->way[ARI_SEND_GRADIENT].comm,
-                                        c->way[ARI_RECV_GRADIENT].comm};
-    int n = 0;
+    const ar_comm *all[GROUPS];
+    int n = 0, k = 0;
+    for (int i = 0; i < ARI_OVER_GROUPS; i++) {
+        all[k++] = c->over[i];
+        all[k++] = c->communication.over[i];
+        all[k++] = c->gathers.over[i];
+        all[k++] = c->beside.over[i];
+    }
+    for (int i = 0; i < 2; i++)
+        all[k++] = c->replicas[i].comm;
+    for (int i = 0; i < ARI_WAYS; i++)
+        all[k++] = c->way[i].comm;
     for (int i = 0; i < GROUPS; i++) {
         int seen = 0;
         while (seen < n && group[seen] != all[i])

@@ -3,6 +3,7 @@
 #define ARI_CORE_CONTEXT_H
 
 #include "anyrank/context.h"
+#include "ref/core/axis.h"
 
 /* One thing the step owns: a buffer of the device, or an object with its own destructor. */
 typedef struct ari_owned {
@@ -22,12 +23,22 @@ typedef struct ari_replica_group {
     ar_comm *comm; /* owned */
 } ari_replica_group;
 
-/* What communicates while the main queue goes on: a queue of its own, on a thread, and copies of the groups for it,
+/* Groups as members of a struct: each has a name and stands at its ari_over. */
+#define ARI_OVER_MEMBER(name, member, text, axes) ar_comm *member;
+#define ARI_GROUP_MEMBERS                   \
+    union {                                 \
+        ar_comm *over[ARI_OVER_GROUPS];     \
+        struct {                            \
+            ARI_OVER_TABLE(ARI_OVER_MEMBER) \
+        };                                  \
+    }
+
+/* What communicates while the main queue goes on: a queue of its own, on a thread, and copies of some groups for it,
  * since the calls of one communicator stay on one queue. */
 typedef struct ari_communication {
-    ar_queue *queue;                             /* NULL: not made yet */
-    ar_comm *tp, *dp, *shard, *replicate, *ends; /* NULL: not made yet, or, but for tp, without peers of its own: shard
-                                                    is dp's where that has no replicas; ends: of the pipeline */
+    ar_queue *queue;   /* NULL: not made yet */
+    ARI_GROUP_MEMBERS; /* NULL: not made yet, or, but for tp, without peers of its own: shard is dp's where that has
+                          no replicas */
 } ari_communication;
 
 /* What moves between neighbouring stages of a pipeline. */
@@ -47,10 +58,9 @@ typedef struct ari_neighbour {
 struct ar_ctx {
     ar_device *device;
     ar_queue *queue;                 /* the main queue */
-    ar_comm *tp, *dp, *world;        /* never NULL */
-    ar_comm *shard, *replicate;      /* nor they */
-    ar_context_groups cp;            /* none of them NULL */
-    ar_context_pipeline pp;          /* nor of them; virtual_stages at least 1 */
+    ARI_GROUP_MEMBERS;               /* none of them NULL */
+    ar_comm *world;                  /* nor this */
+    ar_parallel layout;              /* that these groups are of: extents, ring, stages */
     ar_comm *self;                   /* owned; what groups are that were not given */
     ari_replica_group replicas[2];   /* of heads that are whole on every tensor-parallel rank, and that they share */
     ari_communication communication; /* of gradients; owned */
@@ -132,6 +142,8 @@ AR_NODISCARD ar_status ari_queue_follow(ar_queue *q, ar_queue *of, ar_event *e);
 /** Waits for what is under way on q, if it has failed too; the thread's message stays. Accepts NULL. */
 void ari_queue_drain(ar_queue *q);
 
+/** The number of this rank of the context's layout along some axes, as ari_place_along counts it. */
+int ari_ctx_place(const ar_ctx *c, ari_axes axes);
 /** N ranks share kv_heads heads, which divides N: the n tensor-parallel ranks (over_tp; else each has all heads, n = 1)
  *  times their I inner context-parallel neighbours, neighbour i of rank r being the (r*I + i)-th. The group of the
  *  N/kv_heads of them that work on the same KV head as this one, borrowed. Collective where it is made, the first time:

@@ -65,6 +65,12 @@ int ari_layout_as_given(const ar_parallel *p, int i);
 /** Ranks along it, at least 1. */
 int ari_layout_extent(const ar_parallel *p, int i);
 
+/** Whether any of them, or what cuts one of them or a rank's work further, is less than 0. */
+bool ari_extents_negative(const ar_parallel *p);
+/** "tp=2, cp=1, dp=4, pp=1". Returns `out`. */
+#define ARI_EXTENTS_TEXT (24 * ARI_LAYOUT_AXES)
+char *ari_extents_text(char out[ARI_EXTENTS_TEXT], const ar_parallel *p);
+
 /* Ranks along each axis, at least 1. */
 typedef struct ari_ranks {
     int along[ARI_PLACED_AXES];

@@ -5,6 +5,7 @@
 #include "anyrank/context.h"
 #include "ref/core/axis.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 #define EXTENT(name) .extent = offsetof(ar_parallel, name), .at = offsetof(ar_parallel_rank, name)
 const ari_layout_axis ari_layout_axes[] = {
@@ -52,6 +53,24 @@ int ari_layout_as_given(const ar_parallel *p, int i)
 int ari_layout_extent(const ar_parallel *p, int i)
 {
     return ari_at_least_one(ari_layout_as_given(p, i));
+}
+
+bool ari_extents_negative(const ar_parallel *p)
+{
+    bool negative = p->cp_inner < 0 || p->virtual_stages < 0 || p->micro_batches < 0;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        negative = negative || ari_layout_as_given(p, i) < 0;
+    return negative;
+}
+
+char *ari_extents_text(char out[ARI_EXTENTS_TEXT], const ar_parallel *p)
+{
+    ari_text t = ari_text_in(out, ARI_EXTENTS_TEXT);
+    for (int i = ARI_LAYOUT_AXES - 1; i >= 0; i--) {
+        const int given = ari_layout_as_given(p, i);
+        ari_say(&t, "%s%s=%d", i == ARI_LAYOUT_AXES - 1 ? "" : ", ", ari_layout_axes[i].name, given == 0 ? 1 : given);
+    }
+    return out;
 }
 
 ari_ranks ari_ranks_of(const ar_parallel *p)

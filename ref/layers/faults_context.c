@@ -11,10 +11,11 @@
 
 ar_positions ari_fault_positions(const ar_ctx *ctx, size_t seq, bool stream, ar_positions own)
 {
-    const ar_parallel contiguous = {.cp = ar_comm_size(ctx->cp.all), .cp_inner = ar_comm_size(ctx->cp.inner)};
-    if (!ctx->cp.zigzag || !ar_faulty(ctx, AR_FAULT_zigzag_positions))
+    ar_parallel contiguous = ctx->layout;
+    contiguous.zigzag = false;
+    if (!ctx->layout.zigzag || !ar_faulty(ctx, AR_FAULT_zigzag_positions))
         return own;
-    own = ar_parallel_positions(&contiguous, seq, ar_comm_rank(ctx->cp.all));
+    own = ar_parallel_positions(&contiguous, seq, ari_ctx_place(ctx, ARI_CUTS_POSITIONS));
     return stream
                ? ar_positions_part(&own, ari_ctx_sp(ctx) ? (size_t)ar_comm_rank(ctx->tp) : 0, ari_sequence_ranks(ctx))
                : own;
@@ -30,7 +31,7 @@ int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, c
                          int64_t target)
 {
     const int64_t *labels = batch->labels ? batch->labels : batch->input_ids;
-    if (!ar_faulty(ctx, AR_FAULT_labels_after_cut) || ar_comm_size(ctx->cp.all) == 1)
+    if (!ar_faulty(ctx, AR_FAULT_labels_after_cut) || ar_comm_size(ctx->sequence) == 1)
         return target;
     return i + 1 < ar_positions_count(own) ? labels[row * batch->seq + ar_positions_at(own, i + 1)] : AR_IGNORE_INDEX;
 }
@@ -73,11 +74,10 @@ ar_status ari_fault_documents(ar_batch *seen, int32_t **made, const ar_ctx *ctx,
 /* A zigzag's chunks as contiguous ones, or the other way round where that is possible. */
 ar_positions ari_fault_chunk(const ar_ctx *ctx, size_t seq, int place, ar_positions positions)
 {
-    const int n = ar_comm_size(ctx->cp.ring);
-    const ar_parallel other = {.cp = n, .zigzag = !ctx->cp.zigzag};
+    const int n = ar_comm_size(ctx->ring);
     if (!ar_faulty(ctx, AR_FAULT_allgather_token_order) || seq % (2 * (size_t)n) != 0)
         return positions;
-    return ar_parallel_positions(&other, seq, place);
+    return ar_ring_positions((size_t)n, !ctx->layout.zigzag, seq, (size_t)place);
 }
 
 /* Each rank's rows as the r-th chunks from either end. */
@@ -85,13 +85,12 @@ ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y)
 {
     const int n = ar_comm_size(ctx->tp), dim = y->ndim - 2;
     const size_t seq = y->shape[dim], own = seq / (size_t)n;
-    const ar_parallel zigzag = {.cp = n, .zigzag = true};
     ar_tensor moved;
     if (!ar_faulty(ctx, AR_FAULT_allgather_token_order) || n == 1 || own % 2 != 0)
         return AR_OK;
     AR_TRY(ar_ctx_tensor(ctx, &moved, y->dtype, y->ndim, y->shape));
     for (int r = 0; r < n; r++) {
-        const ar_positions p = ar_parallel_positions(&zigzag, seq, r);
+        const ar_positions p = ar_ring_positions((size_t)n, true, seq, (size_t)r);
         for (int run = 0; run < 2; run++) {
             const ar_tensor from = ar_tensor_slice(y, dim, (size_t)r * own + (run ? p.count[0] : 0), p.count[run]);
             const ar_tensor to = ar_tensor_slice(&moved, dim, p.first[run], p.count[run]);
@@ -132,7 +131,7 @@ ar_status ari_fault_chunk_rows(ar_ctx *ctx, const ar_tensor *rows, ar_buf before
 
 ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2])
 {
-    const int n = ar_comm_size(ctx->cp.ring);
+    const int n = ar_comm_size(ctx->ring);
     for (int place = 0; place < n && n > 1 && ar_faulty(ctx, AR_FAULT_ring_backward_first_kv); place++) {
         AR_TRY(ari_ring_place(ctx, &all[0], &own[0], place));
         AR_TRY(ari_ring_place(ctx, &all[1], &own[1], place));
@@ -142,7 +141,7 @@ ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own
 
 ar_status ari_fault_tail(ar_ctx *ctx, const ar_tensor *x, const ar_positions *rows, size_t seq)
 {
-    const size_t unit = 2 * (size_t)ar_comm_size(ctx->cp.all), kept = seq / unit * unit;
+    const size_t unit = 2 * (size_t)ar_comm_size(ctx->sequence), kept = seq / unit * unit;
     if (unit == 2 || !ar_faulty(ctx, AR_FAULT_cp_tail_dropped))
         return AR_OK;
     for (size_t i = 0; i < ar_positions_count(rows); i++) {

@@ -13,7 +13,7 @@ static size_t stage_of(const ar_ctx *ctx, size_t layer, size_t stages, size_t *f
 {
     size_t count = 0;
     for (size_t i = 0; i < stages; i++) {
-        ar_stage_layers(first, &count, &ctx->pp.stages, ctx->layers, stages, i);
+        ar_stage_layers(first, &count, &ctx->layout.stages, ctx->layers, stages, i);
         if (layer >= *first && layer - *first < count)
             return i;
     }
@@ -24,12 +24,12 @@ static size_t stage_of(const ar_ctx *ctx, size_t layer, size_t stages, size_t *f
  * neighbours, so that its i-th is the (rank * virtual_stages + i)-th. */
 static size_t other_layer(const ar_ctx *ctx, size_t layer, bool local)
 {
-    const size_t ranks = (size_t)ar_comm_size(ctx->pp.all), each = (size_t)ctx->pp.virtual_stages;
+    const size_t ranks = (size_t)ar_comm_size(ctx->pipeline), each = (size_t)ctx->layout.virtual_stages;
     size_t first = 0, count = 0, begin = 0;
     const size_t at = stage_of(ctx, layer, ranks * each, &first);
     if (local)
         return layer - first;
-    ar_stage_layers(&begin, &count, &ctx->pp.stages, ctx->layers, ranks * each, at % ranks * each + at / ranks);
+    ar_stage_layers(&begin, &count, &ctx->layout.stages, ctx->layers, ranks * each, at % ranks * each + at / ranks);
     return layer - first < count ? begin + (layer - first) : layer;
 }
 

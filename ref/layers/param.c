@@ -114,7 +114,7 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
     if (p->spread)
         AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->tp, p->name));
     if (p->ends && !ar_faulty(ctx, AR_FAULT_pp_tied_not_summed))
-        AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->pp.ends, p->name));
+        AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->ends, p->name));
     if (!ar_faulty(ctx, AR_FAULT_dp_group_missing))
         AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->dp, p->name));
     return AR_OK;

@@ -55,12 +55,12 @@ static void place_positions(ar_layout *o, int dim, const ar_positions *own, size
 
 static ar_status tap(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t, ar_layout *layout)
 {
-    const int dim = layout->ndim - 2, cp = ar_comm_size(ctx->cp.all);
+    const int dim = layout->ndim - 2;
     char name[160];
     AR_TRY(ari_path(name, sizeof name, base, part));
     place_samples(layout, ctx);
-    if (cp > 1 && dim > 0) {
-        const size_t seq = layout->shape[dim] * (size_t)cp;
+    if (ar_comm_size(ctx->sequence) > 1 && dim > 0) {
+        const size_t seq = ari_all_positions(ctx, layout->shape[dim]);
         const ar_positions own = ari_own_positions(ctx, seq, false);
         place_positions(layout, dim, &own, seq);
     }
@@ -124,9 +124,8 @@ ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, const ar_tenso
     if (!ar_tapped(ctx))
         return AR_OK;
     ar_layout layout;
-    const int tp = ar_comm_size(ctx->tp), dp = ar_comm_size(ctx->dp), pp = ar_comm_size(ctx->pp.all);
-    const int copy = (ar_comm_rank(ctx->pp.all) * dp + ar_comm_rank(ctx->dp)) * tp + ar_comm_rank(ctx->tp);
-    AR_TRY(ar_layout_replicate(&layout, t->ndim, t->shape, copy, pp * dp * tp));
+    AR_TRY(ar_layout_replicate(&layout, t->ndim, t->shape, ari_ctx_place(ctx, ARI_ALL_AXES),
+                               ari_extent(&ctx->layout, ARI_ALL_AXES)));
     return ar_tap(ctx, name, pass, t, &layout);
 }
 

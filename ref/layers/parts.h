@@ -107,6 +107,8 @@ AR_NODISCARD ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char 
 /** The positions of this rank in a sequence of seq: its context-parallel ones, inside the tensor-parallel regions, or
  *  (stream) between them, which with sequence parallelism are its part of those. */
 ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream);
+/** Of how many positions of a sequence a rank has so many, leaving sequence parallelism aside. */
+size_t ari_all_positions(const ar_ctx *ctx, size_t own);
 /** The ranks that share the positions of a sequence: 1 without sequence parallelism. */
 size_t ari_sequence_ranks(const ar_ctx *ctx);
 /** Whether the context's groups can share a sequence. Errors: those of ar_parallel_check_sequence. */

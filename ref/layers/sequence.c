@@ -11,11 +11,9 @@
 /* The layout that the context's groups were made for, as far as it cuts sequences. */
 static ar_parallel layout_of(const ar_ctx *ctx)
 {
-    return (ar_parallel){.tp = ar_comm_size(ctx->tp),
-                         .sp = ctx->sp,
-                         .cp = ar_comm_size(ctx->cp.all),
-                         .cp_inner = ar_comm_size(ctx->cp.inner),
-                         .zigzag = ctx->cp.zigzag};
+    ar_parallel layout = ctx->layout;
+    layout.sp = ctx->sp;
+    return layout;
 }
 
 ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq)
@@ -26,11 +24,15 @@ ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq)
 
 ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream)
 {
-    const ar_parallel layout = layout_of(ctx);
-    const ar_positions own = ar_parallel_positions(&layout, seq, ar_comm_rank(ctx->cp.all));
+    const ar_positions own = ar_parallel_positions(&ctx->layout, seq, ari_ctx_place(ctx, ARI_CUTS_POSITIONS));
     return stream && ari_ctx_sp(ctx)
                ? ar_positions_part(&own, (size_t)ar_comm_rank(ctx->tp), (size_t)ar_comm_size(ctx->tp))
                : own;
+}
+
+size_t ari_all_positions(const ar_ctx *ctx, size_t own)
+{
+    return own * (size_t)ar_comm_size(ctx->sequence);
 }
 
 size_t ari_sequence_ranks(const ar_ctx *ctx)

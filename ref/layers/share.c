@@ -121,7 +121,7 @@ ar_status ari_share_layout(ar_layout *o, const ar_param *p, const ar_ctx *ctx, s
     o->nbox = 0;
     add_copies(o, ctx->replicate);
     if (p->ends)
-        add_copies(o, ctx->pp.ends);
+        add_copies(o, ctx->ends);
     for (size_t i = 0; i < n; i++) {
         const ari_run_box b = stored(p, &run[i]);
         for (size_t k = 0; k < p->layout.nbox; k++) {
@@ -142,7 +142,7 @@ ar_layout ari_whole_layout(const ar_param *p, const ar_ctx *ctx)
     ar_layout o = p->layout;
     add_copies(&o, ctx->dp);
     if (p->ends)
-        add_copies(&o, ctx->pp.ends);
+        add_copies(&o, ctx->ends);
     return o;
 }
 
@@ -337,7 +337,7 @@ static ar_status compare(const copy *said, ar_param *const *params, size_t n, si
 /* Of a tied weight, whose copies at the two ends of a pipeline have the same parts. */
 static ar_status compare_ends(const ar_param *p, ar_ctx *ctx)
 {
-    ar_comm *ends = ctx->pp.ends;
+    ar_comm *ends = ctx->ends;
     uint64_t said[2] = {0, 0};
     AR_TRY(hash_value(&said[ar_comm_rank(ends)], ctx, p));
     AR_TRY(ari_gather_words(ctx, ends, said, 1, "replicas"));
@@ -360,7 +360,7 @@ ar_status ar_params_check_replicas(ar_param *const *params, size_t n, ar_ctx *ct
     }
     AR_TRY_TO(done, st, ari_gather_words(ctx, ctx->tp, (uint64_t *)said, 2 * n, "replicas"));
     for (size_t i = 0; i < n; i++) {
-        if (params[i]->ends && ar_comm_size(ctx->pp.ends) > 1)
+        if (params[i]->ends && ar_comm_size(ctx->ends) > 1)
             AR_TRY_TO(done, st, compare_ends(params[i], ctx));
     }
     AR_TRY_TO(done, st, compare(said, params, n, ranks));

@@ -126,11 +126,8 @@ static ar_status create_end(ar_model *m, ar_ctx *ctx, const ar_outer_split *spli
 /* The context's pipeline may not be one that ar_parallel_check has seen. */
 static ar_status check_pipeline(const ar_ctx *ctx, const ar_config *c)
 {
-    const int pp = ar_comm_size(ctx->pp.all), each = ctx->pp.virtual_stages;
-    const ar_parallel p = {.pp = pp,
-                           .virtual_stages = each,
-                           .stages = ctx->pp.stages,
-                           .schedule = each > 1 ? AR_PP_INTERLEAVED : AR_PP_1F1B};
+    ar_parallel p = ctx->layout;
+    p.schedule = p.virtual_stages > 1 ? AR_PP_INTERLEAVED : AR_PP_1F1B;
     return ari_stages_check(&p, c);
 }
 
@@ -152,10 +149,10 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
     AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, "a model"));
     m->config = *c;
     ctx->layers = c->layers;
-    m->rank = ar_comm_rank(ctx->pp.all);
-    m->ranks = ar_comm_size(ctx->pp.all);
-    m->stages = ctx->pp.virtual_stages;
-    m->given = ctx->pp.stages;
+    m->rank = ar_comm_rank(ctx->pipeline);
+    m->ranks = ar_comm_size(ctx->pipeline);
+    m->stages = ctx->layout.virtual_stages;
+    m->given = ctx->layout.stages;
     m->first = m->rank == 0;
     m->last = m->rank + 1 == m->ranks;
     AR_TRY_TO(failed, st, ari_alloc_zero((void **)&m->blocks, c->layers, sizeof *m->blocks, "blocks"));
@@ -323,7 +320,7 @@ static ar_status share_loss(const ar_model *m, ar_ctx *ctx, float *loss)
         return AR_OK;
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 0, NULL));
     AR_TRY(ar_ctx_upload(ctx, &t, loss));
-    AR_TRY(ar_comm_broadcast(ctx->pp.all, ctx->queue, t.data, 1, AR_F32, m->ranks - 1, "loss"));
+    AR_TRY(ar_comm_broadcast(ctx->pipeline, ctx->queue, t.data, 1, AR_F32, m->ranks - 1, "loss"));
     if (!m->last)
         AR_TRY(ari_tap_world(ctx, "loss", 'f', &t));
     AR_TRY(ar_ctx_download(ctx, loss, &t));

@@ -125,17 +125,12 @@ static ar_status check_batch(const ar_parallel *p, size_t batch)
 
 static ar_status check_extents(const ar_parallel *p)
 {
-    char text[128] = "";
-    bool negative = p->cp_inner < 0 || p->virtual_stages < 0 || p->micro_batches < 0;
+    char text[ARI_EXTENTS_TEXT];
     uint64_t ranks = 1; /* what an int cannot count is not multiplied again */
-    for (int i = ARI_LAYOUT_AXES - 1; i >= 0; i--) {
-        const int extent = ari_layout_as_given(p, i);
-        const size_t used = strlen(text);
-        snprintf(text + used, sizeof text - used, "%s%s=%d", used > 0 ? ", " : "", ari_layout_axes[i].name, extent);
-        negative = negative || extent < 0;
-        ranks *= ranks > (uint64_t)INT_MAX ? 1 : (uint64_t)ari_at_least_one(extent);
-    }
-    if (negative)
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        ranks *= ranks > (uint64_t)INT_MAX ? 1 : (uint64_t)ari_layout_extent(p, i);
+    ari_extents_text(text, p);
+    if (ari_extents_negative(p))
         return ar_error_set(AR_ERR_ARG,
                             "%s, cp_inner=%d, virtual stages=%d, micro-batches=%d: extents are at "
                             "least 1",

@@ -33,14 +33,19 @@ ar_positions ar_positions_part(const ar_positions *p, size_t part, size_t parts)
     return own;
 }
 
+ar_positions ar_ring_positions(size_t places, bool zigzag, size_t seq, size_t place)
+{
+    const size_t chunk = seq / (2 * places);
+    const ar_positions all = ar_positions_whole(seq);
+    if (zigzag && places > 1)
+        return (ar_positions){.first = {place * chunk, (2 * places - 1 - place) * chunk}, .count = {chunk, chunk}};
+    return ar_positions_part(&all, place, places);
+}
+
 ar_positions ar_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank)
 {
     const size_t cp = (size_t)ari_at_least_one(p->cp), inner = (size_t)ari_at_least_one(p->cp_inner);
-    const size_t ring = cp / inner, place = (size_t)cp_rank / inner, chunk = seq / (2 * ring);
-    const ar_positions all = ar_positions_whole(seq);
-    ar_positions own = ar_positions_part(&all, place, ring);
-    if (p->zigzag && ring > 1)
-        own = (ar_positions){.first = {place * chunk, (2 * ring - 1 - place) * chunk}, .count = {chunk, chunk}};
+    const ar_positions own = ar_ring_positions(cp / inner, p->zigzag, seq, (size_t)cp_rank / inner);
     return ar_positions_part(&own, (size_t)cp_rank % inner, inner);
 }
 

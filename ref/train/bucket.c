@@ -133,7 +133,7 @@ static ar_comm *tp_of(const ar_ddp *d)
 
 static ar_comm *ends_of(const ar_ddp *d)
 {
-    return d->communication ? d->communication->ends : d->ctx->pp.ends;
+    return d->communication ? d->communication->ends : d->ctx->ends;
 }
 
 /* --- pack, reduce, copy back -------------------------------------------------------------------------------------- */

@@ -38,7 +38,7 @@ static bool is_spread(const ar_ddp *d, const ar_param *p)
 
 static bool is_at_ends(const ar_ddp *d, const ar_param *p)
 {
-    return p->ends && ar_comm_size(d->ctx->pp.ends) > 1;
+    return p->ends && ar_comm_size(d->ctx->ends) > 1;
 }
 
 static int larger_first(const void *a, const void *b)

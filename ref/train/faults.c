@@ -21,14 +21,14 @@ static ar_status divide_by_micro(ar_batch *micro, int64_t *own, ar_ctx *ctx, siz
  * only they look. cp_targets_whole: every rank counts all positions. */
 static ar_status count_over(size_t *count, ar_ctx *ctx, size_t mine)
 {
-    const size_t cp = (size_t)ar_comm_size(ctx->cp.all), at = (size_t)ar_comm_rank(ctx->cp.all);
+    const size_t ranks = (size_t)ar_comm_size(ctx->sequence), at = (size_t)ar_comm_rank(ctx->sequence);
     int64_t *of = NULL;
-    AR_TRY(ari_alloc_zero((void **)&of, cp, sizeof *of, "counts of targets"));
+    AR_TRY(ari_alloc_zero((void **)&of, ranks, sizeof *of, "counts of targets"));
     of[at] = (int64_t)mine;
-    const ar_status st = ari_combine(ctx, ctx->dp, of, cp, AR_I64, AR_SUM, "targets");
+    const ar_status st = ari_combine(ctx, ctx->dp, of, ranks, AR_I64, AR_SUM, "targets");
     *count = 0;
-    for (size_t i = 0; i < cp; i++)
-        *count += ar_faulty(ctx, AR_FAULT_cp_targets_whole) ? cp * (size_t)of[i] : i == at ? (size_t)of[i] : 0;
+    for (size_t i = 0; i < ranks; i++)
+        *count += ar_faulty(ctx, AR_FAULT_cp_targets_whole) ? ranks * (size_t)of[i] : i == at ? (size_t)of[i] : 0;
     free(of);
     return st;
 }
@@ -45,10 +45,10 @@ ar_status ari_fault_divisors(size_t *targets, ar_ctx *ctx, ar_batch *micro, int6
     const bool average = ar_faulty(ctx, AR_FAULT_dp_mean_of_means), mean = ar_faulty(ctx, AR_FAULT_accum_mean_of_means);
     const bool local = ar_faulty(ctx, AR_FAULT_dp_sum_of_local_means),
                sum = ar_faulty(ctx, AR_FAULT_accum_sum_of_means);
-    const bool of_context = ar_comm_size(ctx->cp.all) > 1 &&
+    const bool of_context = ar_comm_size(ctx->sequence) > 1 &&
                             (ar_faulty(ctx, AR_FAULT_cp_targets_own) || ar_faulty(ctx, AR_FAULT_cp_targets_whole));
     size_t mine = 0, count = 0;
-    if (ar_comm_size(ctx->pp.all) > 1 && ar_faulty(ctx, AR_FAULT_pp_sum_loss)) {
+    if (ar_comm_size(ctx->pipeline) > 1 && ar_faulty(ctx, AR_FAULT_pp_sum_loss)) {
         for (size_t i = 0; i < n; i++)
             micro[i].targets = 1;
     }

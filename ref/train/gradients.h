@@ -14,7 +14,7 @@ struct ar_gradients {
 
 /* What a rank tells the others: a header, then a row for each parameter. 64-bit words, for they travel as such. */
 typedef struct ari_said_header {
-    uint64_t rank;  /* (pp rank * ranks of dp + dp rank) * tp + tp rank */
+    uint64_t rank;  /* its number in the layout */
     uint64_t steps; /* of the optimizer; 0 without */
 } ari_said_header;
 

@@ -147,8 +147,7 @@ static ar_status ask_own(uint64_t *words, const ar_gradients *g, const ar_gradie
     const ar_ctx *ctx = g->ctx;
     ari_said_header *h = (ari_said_header *)words;
     ari_said *row = (ari_said *)(h + 1);
-    const int column = ar_comm_rank(ctx->pp.all) * ar_comm_size(ctx->dp) + ar_comm_rank(ctx->dp);
-    h->rank = (uint64_t)column * (uint64_t)ar_comm_size(ctx->tp) + (uint64_t)ar_comm_rank(ctx->tp);
+    h->rank = (uint64_t)ari_ctx_place(ctx, ARI_ALL_AXES);
     h->steps = o->optimizer ? ar_optimizer_steps(o->optimizer) : 0;
     for (size_t i = 0; i < g->n; i++)
         AR_TRY(ask_param(&row[i], g->ctx, g->params[i], o));
@@ -191,23 +190,23 @@ static ar_status gather_rows(ari_said_table *t, ar_ctx *ctx, ar_comm *over, cons
 
 static ar_status ask_ends(ari_said_table *t, const ar_gradients *g, const ari_said_table *own)
 {
-    if (ar_comm_size(g->ctx->pp.ends) == 1)
+    if (ar_comm_size(g->ctx->ends) == 1)
         return AR_OK;
     AR_TRY(ari_alloc((void **)&t->params, g->n, sizeof *t->params, "tied parameters"));
     for (size_t i = 0; i < g->n; i++) {
         if (g->params[i]->ends)
             t->params[t->n++] = g->params[i];
     }
-    return t->n > 0 ? gather_rows(t, g->ctx, g->ctx->pp.ends, own) : AR_OK;
+    return t->n > 0 ? gather_rows(t, g->ctx, g->ctx->ends, own) : AR_OK;
 }
 
 ar_status ari_gradients_ask(ari_said_tables *gives, const ar_gradients *g, const ar_gradients_verify_options *o)
 {
     AR_TRY(ask_stages(&gives->own, g, o));
-    if (ar_comm_size(g->ctx->pp.all) == 1)
+    if (ar_comm_size(g->ctx->pipeline) == 1)
         return AR_OK;
     AR_TRY(ask_ends(&gives->ends, g, &gives->own));
-    return gather_rows(&gives->heads, g->ctx, g->ctx->pp.all, &gives->own);
+    return gather_rows(&gives->heads, g->ctx, g->ctx->pipeline, &gives->own);
 }
 
 void ari_said_free(ari_said_tables *t)

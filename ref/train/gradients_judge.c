@@ -219,7 +219,7 @@ static ar_status judge_table(ar_gradients *g, const ari_said_table *t, size_t i,
 /* What both ends of a pipeline have, the first one judges, as it does the steps of all. */
 ar_status ari_gradients_judge(ar_gradients *g, const ari_said_tables *t, const ar_gradients_verify_options *o)
 {
-    const bool first = ar_comm_rank(g->ctx->pp.all) == 0;
+    const bool first = ar_comm_rank(g->ctx->pipeline) == 0;
     size_t tied = 0;
     g->findings = 0;
     AR_TRY(check_lists(&t->own));
@@ -254,8 +254,8 @@ static ar_status take_findings(ar_gradients *g, const uint64_t *found, const uin
 ar_status ari_gradients_share_findings(ar_gradients *g)
 {
     static const char tag[] = "gradients:verify";
-    ar_comm *pp = g->ctx->pp.all;
-    const size_t ranks = (size_t)ar_comm_size(pp), me = (size_t)ar_comm_rank(pp);
+    ar_comm *over = g->ctx->pipeline;
+    const size_t ranks = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
     uint64_t *count = NULL, *found = NULL;
     size_t most = 0;
     ar_status st = AR_OK;
@@ -263,7 +263,7 @@ ar_status ari_gradients_share_findings(ar_gradients *g)
         return AR_OK;
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&count, ranks, sizeof *count, "numbers of findings"));
     count[me] = g->findings;
-    AR_TRY_TO(done, st, ari_gather_words(g->ctx, pp, count, 1, tag));
+    AR_TRY_TO(done, st, ari_gather_words(g->ctx, over, count, 1, tag));
     for (size_t r = 0; r < ranks; r++)
         most = count[r] > most ? (size_t)count[r] : most;
     if (most == 0)
@@ -271,7 +271,7 @@ ar_status ari_gradients_share_findings(ar_gradients *g)
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&found, ranks * most, FINDING_WORDS * sizeof *found, "findings"));
     for (size_t i = 0; i < g->findings; i++)
         memcpy(found + (me * most + i) * FINDING_WORDS, &g->finding[i], sizeof *g->finding);
-    AR_TRY_TO(done, st, ari_gather_words(g->ctx, pp, found, most * FINDING_WORDS, tag));
+    AR_TRY_TO(done, st, ari_gather_words(g->ctx, over, found, most * FINDING_WORDS, tag));
     st = take_findings(g, found, count, ranks, most);
 done:
     free(found);

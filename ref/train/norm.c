@@ -35,7 +35,7 @@ static bool counts(ar_param *const *params, size_t n, size_t i, const ar_ctx *ct
 {
     if (ar_comm_rank(ctx->tp) > 0 && ar_faulty(ctx, AR_FAULT_gradnorm_first_rank_only))
         return false;
-    if (params[i]->ends && ar_comm_rank(ctx->pp.all) > 0) /* the first stage's copy counts */
+    if (params[i]->ends && ar_comm_rank(ctx->pipeline) > 0) /* the first stage's copy counts */
         return false;
     return params[i]->requires_grad && (params[i]->layout.replica == 0 || ari_fault_counts_copy(ctx, params, n, i));
 }
@@ -88,8 +88,8 @@ static ar_status reduce(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t, ar_o
     const size_t count = ar_tensor_count(t);
     AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm"));
     if (!ar_faulty(ctx, AR_FAULT_pp_gradnorm_own_stage))
-        AR_TRY(
-            ar_comm_all_reduce(ctx->pp.all, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm"));
+        AR_TRY(ar_comm_all_reduce(ctx->pipeline, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op,
+                                  "grad_norm"));
     if (!s->shares)
         return AR_OK;
     return ar_comm_all_reduce(ctx->shard, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm");

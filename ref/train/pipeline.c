@@ -51,7 +51,7 @@ typedef struct pipeline {
 
 static int own_stage(const pipeline *p, const ar_pp_operation *op)
 {
-    return op->stage / ar_comm_size(p->ctx->pp.all);
+    return op->stage / ar_comm_size(p->ctx->pipeline);
 }
 
 static size_t place_of(const pipeline *p, const ar_pp_operation *op)
@@ -61,7 +61,7 @@ static size_t place_of(const pipeline *p, const ar_pp_operation *op)
 
 static bool is_last_stage(const pipeline *p, const ar_pp_operation *op)
 {
-    return op->stage + 1 == ar_comm_size(p->ctx->pp.all) * p->ctx->pp.virtual_stages;
+    return op->stage + 1 == ar_comm_size(p->ctx->pipeline) * p->ctx->layout.virtual_stages;
 }
 
 /* --- transfers ---------------------------------------------------------------------------------------------------- */
@@ -321,7 +321,7 @@ static void end(pipeline *p)
         p->sent = s->next;
         free_parcel(p, s);
     }
-    for (size_t i = 0; p->visits && i < (size_t)p->ctx->pp.virtual_stages * p->n; i++) {
+    for (size_t i = 0; p->visits && i < (size_t)p->ctx->layout.virtual_stages * p->n; i++) {
         visit *v = &p->visits[i];
         for (int d = 0; d < DIRECTIONS; d++) {
             p->ctx->device->ops->free(p->ctx->device, p->ctx->queue, v->flow[d].memory);
@@ -339,10 +339,10 @@ ar_status ari_pipeline_run(const ari_trained *what, ar_ctx *ctx, const ar_batch 
     ar_pipeline_schedule *schedule = NULL;
     pipeline p = {.what = what, .ctx = ctx, .micro = micro, .n = n, .most = most, .o = o, .result = result};
     AR_TRY(ar_parallel_schedule(&schedule, &o->parallel));
-    p.list = ar_pipeline_schedule_rank(schedule, ar_comm_rank(ctx->pp.all), &p.count);
+    p.list = ar_pipeline_schedule_rank(schedule, ar_comm_rank(ctx->pipeline), &p.count);
     ar_status st = ari_ctx_ways(ctx, &p.way);
     if (st == AR_OK)
-        st = ari_alloc_zero((void **)&p.visits, (size_t)ctx->pp.virtual_stages * n, sizeof *p.visits,
+        st = ari_alloc_zero((void **)&p.visits, (size_t)ctx->layout.virtual_stages * n, sizeof *p.visits,
                             "micro-batches in stages");
     if (st == AR_OK)
         st = run_list(&p);

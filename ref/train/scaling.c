@@ -53,7 +53,7 @@ ar_status ari_scaling_finite(bool *finite, ar_ctx *ctx, float norm)
     int32_t wrong = !isfinite(norm);
     AR_TRY(ari_combine(ctx, ctx->tp, &wrong, 1, AR_I32, AR_MAX, "loss scale"));
     AR_TRY(ari_combine(ctx, ctx->dp, &wrong, 1, AR_I32, AR_MAX, "loss scale"));
-    AR_TRY(ari_combine(ctx, ctx->pp.all, &wrong, 1, AR_I32, AR_MAX, "loss scale"));
+    AR_TRY(ari_combine(ctx, ctx->pipeline, &wrong, 1, AR_I32, AR_MAX, "loss scale"));
     *finite = wrong == 0;
     return AR_OK;
 }

@@ -78,25 +78,25 @@ static bool same_recomputation(ar_recomputation a, ar_recomputation b)
 /* The layout must be the one that the context's groups were made for. */
 static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
 {
-    const ar_parallel *p = &o->parallel;
-    const int pp = ar_comm_size(ctx->pp.all);
-    if (ari_at_least_one(p->pp) != pp || ari_at_least_one(p->virtual_stages) != ctx->pp.virtual_stages)
-        return ar_error_set(AR_ERR_ARG, "a training step of layout pp=%d (%d stages each) in a context of pp=%d (%d)",
-                            ari_at_least_one(p->pp), ari_at_least_one(p->virtual_stages), pp, ctx->pp.virtual_stages);
+    const ar_parallel *p = &o->parallel, *made = &ctx->layout;
+    const int each = ari_at_least_one(p->virtual_stages), inner = ari_at_least_one(p->cp_inner);
+    const int replicas = ari_at_least_one(p->dp_replicate), tp = ari_extent(made, ARI_CUTS_FEATURES);
+    char asked[ARI_EXTENTS_TEXT], has[ARI_EXTENTS_TEXT];
+    bool same = each == made->virtual_stages;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        same = same && ari_layout_extent(p, i) == ari_layout_extent(made, i);
+    if (!same)
+        return ar_error_set(AR_ERR_ARG, "a training step of layout %s (%d stages each) in a context of %s (%d)",
+                            ari_extents_text(asked, p), each, ari_extents_text(has, made), made->virtual_stages);
     AR_TRY(ari_own_schedule_check(p));
-    const int tp = ar_comm_size(ctx->tp), cp = ar_comm_size(ctx->cp.all), dp = ar_comm_size(ctx->dp) / cp;
-    if (ari_at_least_one(p->tp) != tp || ari_at_least_one(p->dp) != dp || ari_at_least_one(p->cp) != cp)
+    if (replicas != made->dp_replicate)
+        return ar_error_set(AR_ERR_ARG, "a training step of %d replicas of shares in a context of %d", replicas,
+                            made->dp_replicate);
+    if (inner != made->cp_inner || (ari_extent(made, ARI_CUTS_POSITIONS) > 1 && p->zigzag != made->zigzag))
         return ar_error_set(AR_ERR_ARG,
-                            "a training step of layout tp=%d, cp=%d, dp=%d in a context of tp=%d, cp=%d, dp=%d",
-                            ari_at_least_one(p->tp), ari_at_least_one(p->cp), ari_at_least_one(p->dp), tp, cp, dp);
-    if (ari_at_least_one(p->dp_replicate) != ar_comm_size(ctx->replicate))
-        return ar_error_set(AR_ERR_ARG, "a training step of %d replicas of shares in a context of %d",
-                            ari_at_least_one(p->dp_replicate), ar_comm_size(ctx->replicate));
-    if (ari_at_least_one(p->cp_inner) != ar_comm_size(ctx->cp.inner) || (cp > 1 && p->zigzag != ctx->cp.zigzag))
-        return ar_error_set(
-            AR_ERR_ARG, "a training step of layout cp=%d, inner %d%s, in a context whose inner group has %d ranks%s",
-            cp, ari_at_least_one(p->cp_inner), p->zigzag ? ", zigzag" : "", ar_comm_size(ctx->cp.inner),
-            ctx->cp.zigzag ? ", zigzag" : "");
+                            "a training step of layout %s, inner %d%s, in a context whose inner group has %d ranks%s",
+                            ari_extents_text(asked, p), inner, p->zigzag ? ", zigzag" : "", made->cp_inner,
+                            made->zigzag ? ", zigzag" : "");
     if (tp > 1 && p->sp != ctx->sp)
         return ar_error_set(AR_ERR_ARG, "a training step %s sequence parallelism in a context %s it",
                             p->sp ? "with" : "without", ctx->sp ? "with" : "without");
@@ -194,7 +194,7 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
                              size_t most, const ar_train_options *o, ar_train_result *result)
 {
     const bool all_first = o->parallel.forward_first;
-    if (ar_comm_size(ctx->pp.all) > 1)
+    if (ar_comm_size(ctx->pipeline) > 1)
         return ari_pipeline_run(what, ctx, micro, n, most, o, result);
     for (size_t i = 0; i < most; i++) {
         if (i < n)
@@ -348,15 +348,16 @@ static ar_status check_batch(const ar_ctx *ctx, const ar_batch *global)
     if (!global->input)
         return ar_error_set(AR_ERR_ARG, "the training step of a module takes its input from the batch, which has none");
     const bool sp = ari_ctx_sp(ctx);
-    if (ar_comm_size(ctx->pp.all) > 1)
+    if (ar_comm_size(ctx->pipeline) > 1)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "a pipeline cuts a model into stages by its blocks; a module of one's own "
-                            "has none: leave pp out");
-    if (sp || ar_comm_size(ctx->cp.all) > 1)
+                            "has none: leave %s out",
+                            ari_layout_axes[ARI_LAYOUT_PP].name);
+    if (sp || ar_comm_size(ctx->sequence) > 1)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s parallelism shares out the positions of a model's input; a module of one's own is "
                             "given all of it on every rank: leave %s out",
-                            sp ? "sequence" : "context", sp ? "sp" : "cp");
+                            sp ? "sequence" : "context", sp ? "sp" : ari_layout_axes[ARI_LAYOUT_CP].name);
     return AR_OK;
 }
 

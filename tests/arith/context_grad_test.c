@@ -47,7 +47,7 @@ static float *own_tokens(const gradient_job *j, const float *from, size_t featur
 
 static ar_status contract_own(gradient_job *j, ar_ctx *ctx, ar_param *w, size_t start, size_t count)
 {
-    const size_t tp = rank_of(ctx), width = j->c.in / (size_t)j->c.tp, cp = (size_t)ar_comm_rank(ctx->cp.all);
+    const size_t tp = rank_of(ctx), width = j->c.in / (size_t)j->c.tp, cp = (size_t)ar_comm_rank(ctx->sequence);
     const size_t tokens = count * j->c.each / (size_t)j->c.cp, x_shape[2] = {tokens, width};
     const size_t dy_shape[2] = {tokens, j->c.out};
     float *own_x = own_tokens(j, j->x, j->c.in, tp * width, width, cp, start, count);

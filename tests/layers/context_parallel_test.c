@@ -96,10 +96,10 @@ static ar_status exchange_rank(ar_ctx *ctx, void *user)
 {
     moving_job *j = user;
     const moving_case *c = &j->c;
-    const size_t inner = (size_t)c->inner, neighbour = (size_t)ar_comm_rank(ctx->cp.inner);
+    const size_t inner = (size_t)c->inner, neighbour = (size_t)ar_comm_rank(ctx->inner);
     const size_t heads[3] = {c->heads, c->kv_heads, c->kv_heads};
     const ar_positions own = ari_own_positions(ctx, c->seq, false);
-    const ar_positions place = ari_ring_positions(ctx, c->seq, ar_comm_rank(ctx->cp.ring));
+    const ar_positions place = ari_ring_positions(ctx, c->seq, ar_comm_rank(ctx->ring));
     ar_tensor x[3];
     for (size_t t = 0; t < 3; t++)
         AR_TRY(fresh(ctx, &x[t], t, 0, heads[t], &own));
@@ -119,7 +119,7 @@ static ar_status exchange_rank(ar_ctx *ctx, void *user)
 static ar_status ring_rank(ar_ctx *ctx, void *user)
 {
     moving_job *j = user;
-    const int rank = ar_comm_rank(ctx->world), place = ar_comm_rank(ctx->cp.ring);
+    const int rank = ar_comm_rank(ctx->world), place = ar_comm_rank(ctx->ring);
     const ar_positions own = ari_ring_positions(ctx, j->c.seq, place), whole = ar_positions_whole(j->c.seq);
     uint64_t written = 0;
     ari_ring_hops hops;
@@ -134,9 +134,9 @@ static ar_status ring_rank(ar_ctx *ctx, void *user)
         AR_TRY_TO(done, st, expect(ctx, &kv[t], t, 0, j->c.kv_heads, &own));
     }
     ari_ring_release(ctx, all, kv);
-    ar_comm_counted(ctx->cp.ring, &j->read[rank], &written);
+    ar_comm_counted(ctx->ring, &j->read[rank], &written);
     j->read[rank] += written;
-    j->hops[rank] = ar_comm_size(ctx->cp.ring) > 1 ? ar_comm_calls(ctx->cp.ring, "exchange") : 0;
+    j->hops[rank] = ar_comm_size(ctx->ring) > 1 ? ar_comm_calls(ctx->ring, "exchange") : 0;
 done:
     ari_ring_hops_fini(&hops);
     return st;

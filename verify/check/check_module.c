@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "ref/context/context.h"
+#include "ref/core/axis.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/layers/parts.h"
@@ -56,16 +57,16 @@ static ar_status check_options(const ar_module_case *c, const ar_check_module_op
     AR_TRY(ari_module_run_check(&o->run, c->name));
     for (size_t i = 0; i < o->layouts; i++) {
         const ar_parallel *p = &o->parallel[i];
-        if (p->tp < 0 || p->dp < 0 || p->cp < 0 || p->micro_batches < 0 || p->zero < 0 || p->zero > 3)
-            return ar_error_set(
-                AR_ERR_ARG,
-                "%s: tp=%d, dp=%d, cp=%d, micro-batches=%d, zero=%d: extents are at least 1, zero is 0 to 3", c->name,
-                p->tp, p->dp, p->cp, p->micro_batches, p->zero);
-        if (p->pp < 0 || p->pp > 1 || p->virtual_stages > 1 || p->stages.n > 0)
+        char extents[ARI_EXTENTS_TEXT];
+        ari_extents_text(extents, p);
+        if (ari_extents_negative(p) || p->zero < 0 || p->zero > 3)
+            return ar_error_set(AR_ERR_ARG, "%s: %s, micro-batches=%d, zero=%d: extents are at least 1, zero is 0 to 3",
+                                c->name, extents, p->micro_batches, p->zero);
+        if (ari_extent(p, ARI_CUTS_LAYERS) > 1 || p->virtual_stages > 1 || p->stages.n > 0)
             return ar_error_set(AR_ERR_UNSUPPORTED,
-                                "%s: pp=%d: a pipeline cuts a model into stages by its blocks; a module of one's own "
-                                "has none: leave pp out",
-                                c->name, p->pp);
+                                "%s: %s: a pipeline cuts a model into stages by its blocks; a module of one's own "
+                                "has none: leave it out",
+                                c->name, extents);
     }
     return AR_OK;
 }

@@ -172,7 +172,7 @@ static ar_status lay_out(ari_attention *m, ar_ctx *ctx, ar_tensor *to, const ar_
 /* What this rank's attention works on: its tensor-parallel rank's heads, or its share of them among inner neighbours. */
 static ari_core core_of(const ari_attention *m, const ar_ctx *ctx, size_t seq)
 {
-    const size_t n = (size_t)ar_comm_size(ctx->cp.inner), i = (size_t)ar_comm_rank(ctx->cp.inner);
+    const size_t n = (size_t)ar_comm_size(ctx->inner), i = (size_t)ar_comm_rank(ctx->inner);
     const ari_head_share q = ari_head_share_of(m->heads, n, i), kv = ari_head_share_of(m->kv_heads, n, i);
     return (ari_core){.name = m->base.name,
                       .heads = q.count,
@@ -184,7 +184,7 @@ static ari_core core_of(const ari_attention *m, const ar_ctx *ctx, size_t seq)
                       .copies = m->copies,
                       .replicas = m->replicas,
                       .seq = seq,
-                      .rows = ari_ring_positions(ctx, seq, ar_comm_rank(ctx->cp.ring)),
+                      .rows = ari_ring_positions(ctx, seq, ar_comm_rank(ctx->ring)),
                       .causal = m->o.causal,
                       .window = m->o.window,
                       .query_scalar = m->o.query_scalar > 0.0 ? m->o.query_scalar : (double)m->o.head_dim,
@@ -309,12 +309,12 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
         AR_TRY(ar_saved_pop(saved, m, SAVED_Q + i, &x[i]));
     AR_TRY(ar_saved_pop(saved, m, SAVED_SIN, &r.sin));
     AR_TRY(ar_saved_pop(saved, m, SAVED_COS, &r.cos));
-    r.own = ari_own_positions(ctx, dcontext->shape[1] * (size_t)ar_comm_size(ctx->cp.all), false);
+    r.own = ari_own_positions(ctx, ari_all_positions(ctx, dcontext->shape[1]), false);
     AR_TRY(new_heads(ctx, &dout, dcontext->dtype, shape[0], m->heads, shape[1], m->o.head_dim));
     const ar_tensor to = swapped(&dout), from = projected(dcontext, 0, m->heads, m->o.head_dim);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
     AR_TRY(ari_heads_apart(ctx, &dout, heads, 1, m->base.name));
-    const size_t seq = x[0].shape[2] * (size_t)ar_comm_size(ctx->cp.ring);
+    const size_t seq = x[0].shape[2] * (size_t)ar_comm_size(ctx->ring);
     const ari_core core = core_of(m, ctx, seq);
     AR_TRY(ari_fault_tail(ctx, &dout, &core.rows, seq));
     AR_TRY(ari_ring_gather(ctx, all, &x[1], seq, &m->hops));

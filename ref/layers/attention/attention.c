@@ -80,7 +80,7 @@ static ar_status gather_for_each(const ari_attention *m, ar_ctx *ctx, const ar_t
 static ar_status check_input(const ari_attention *m, const ar_ctx *ctx, const ar_tensor *x, const ar_batch *batch)
 {
     const size_t ranks = ari_placed_by_tokens(m->split.enter.from) ? (size_t)ar_comm_size(ctx->tp) : 1;
-    const size_t shared = ranks * (size_t)ar_comm_size(ctx->cp.all);
+    const size_t shared = ranks * (size_t)ar_comm_size(ctx->sequence);
     AR_TRY(batch ? ari_check_sequence(ctx, batch->seq) : AR_OK);
     if (x->ndim != 3 || !batch || x->shape[0] != batch->batch || x->shape[1] * shared != batch->seq)
         return ar_error_set(AR_ERR_SHAPE,
@@ -168,24 +168,11 @@ static void destroy(ar_module *base)
     free(m);
 }
 
-/* Whether the inner neighbours can share the heads of a tensor-parallel rank. */
-static ar_status check_inner(const ari_attention *m, const ar_ctx *ctx, size_t heads, size_t kv_heads)
-{
-    const size_t inner = (size_t)ar_comm_size(ctx->cp.inner);
-    if (heads % inner != 0 || (kv_heads % inner != 0 && inner % kv_heads != 0))
-        return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "%s: %zu query heads and %zu KV heads of a tensor-parallel rank cannot be shared by %zu "
-                            "inner neighbours of cp; use an inner cp that divides both, or is a multiple of %zu that "
-                            "divides %zu",
-                            m->base.name, heads, kv_heads, inner, kv_heads, heads);
-    return AR_OK;
-}
-
 static ar_status check_heads(ari_attention *m, ar_ctx *ctx)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->tp);
     const bool by_heads = ari_placed_by_features(m->split.first.to);
-    const size_t n = by_heads ? ranks : 1, inner = (size_t)ar_comm_size(ctx->cp.inner); /* that share the heads */
+    const size_t n = by_heads ? ranks : 1, inner = (size_t)ar_comm_size(ctx->inner); /* that share the heads */
     const ar_attention_options *o = &m->o;
     if (o->heads == 0 || o->kv_heads == 0 || o->heads % o->kv_heads != 0)
         return ar_error_set(AR_ERR_ARG, "%s: %zu query heads cannot share %zu KV heads", m->base.name, o->heads,
@@ -210,7 +197,7 @@ static ar_status check_heads(ari_attention *m, ar_ctx *ctx)
                             "%s: %zu KV heads of %s projections cannot be split over tp=%zu; only colwise ones have "
                             "copies of a head",
                             m->base.name, o->kv_heads, ar_style_name(m->split.first.style), n);
-    AR_TRY(check_inner(m, ctx, o->heads / n, o->kv_heads > n ? o->kv_heads / n : 1));
+    AR_TRY(ari_head_shares_check(m->base.name, ctx, o->heads / n, o->kv_heads > n ? o->kv_heads / n : 1));
     m->copies = (int)(ranks / n);
     m->kv_copies = n > o->kv_heads ? (int)(n / o->kv_heads) : m->copies;
     m->heads = o->heads / n;

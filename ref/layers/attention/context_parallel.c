@@ -15,6 +15,18 @@ ari_head_share ari_head_share_of(size_t heads, size_t n, size_t i)
     return (ari_head_share){.first = i / copies * count, .count = count, .copies = copies};
 }
 
+ar_status ari_head_shares_check(const char *name, const ar_ctx *ctx, size_t heads, size_t kv_heads)
+{
+    const size_t inner = (size_t)ar_comm_size(ctx->inner);
+    if (heads % inner != 0 || (kv_heads % inner != 0 && inner % kv_heads != 0))
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "%s: %zu query heads and %zu KV heads of a tensor-parallel rank cannot be shared by %zu "
+                            "inner neighbours of cp; use an inner cp that divides both, or is a multiple of %zu that "
+                            "divides %zu",
+                            name, heads, kv_heads, inner, kv_heads, heads);
+    return AR_OK;
+}
+
 /* An all-to-all of some tensors between n neighbours. Before or after it a neighbour has its own positions and all heads
  * of its tensor-parallel rank, and on the other side (by heads) all positions and its own share of the heads. */
 typedef struct exchange {
@@ -28,8 +40,8 @@ typedef struct exchange {
 
 static ar_status exchange_init(exchange *e, ar_ctx *ctx, const size_t *heads, int tensors, bool together)
 {
-    *e = (exchange){.n = (size_t)ar_comm_size(ctx->cp.inner),
-                    .own = (size_t)ar_comm_rank(ctx->cp.inner),
+    *e = (exchange){.n = (size_t)ar_comm_size(ctx->inner),
+                    .own = (size_t)ar_comm_rank(ctx->inner),
                     .heads = heads,
                     .tensors = tensors,
                     .together = together};
@@ -109,15 +121,14 @@ static ar_status move(exchange *e, ar_ctx *ctx, ar_tensor *x, const char *tag)
     for (int t = 0; t < e->tensors; t++)
         AR_TRY(replace(e, ctx, &x[t], t));
     AR_TRY(count_parts(e, ctx, x, false, e->received, &e->out));
-    AR_TRY(
-        ar_comm_all_to_all(ctx->cp.inner, ctx->queue, e->out, ar_const(e->in), e->sent, e->received, x[0].dtype, tag));
+    AR_TRY(ar_comm_all_to_all(ctx->inner, ctx->queue, e->out, ar_const(e->in), e->sent, e->received, x[0].dtype, tag));
     return copy_parts(e, ctx, x, false, e->out);
 }
 
 static ar_status exchange_heads(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, bool together, const char *tag)
 {
     exchange e;
-    if (ar_comm_size(ctx->cp.inner) == 1)
+    if (ar_comm_size(ctx->inner) == 1)
         return AR_OK;
     ar_status st = exchange_init(&e, ctx, heads, n, together);
     if (st == AR_OK)
@@ -138,28 +149,21 @@ ar_status ari_heads_together(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int
 
 /* --- the ring ----------------------------------------------------------------------------------------------------- */
 
-/* The other places see the ring as if there were no inner neighbours. */
-static ar_parallel ring_of(const ar_ctx *ctx)
-{
-    return (ar_parallel){.cp = ar_comm_size(ctx->cp.ring), .zigzag = ctx->cp.zigzag};
-}
-
 ar_positions ari_ring_positions(const ar_ctx *ctx, size_t seq, int place)
 {
-    const ar_parallel ring = ring_of(ctx);
-    return ar_parallel_positions(&ring, seq, place);
+    return ar_ring_positions((size_t)ar_comm_size(ctx->ring), ctx->layout.zigzag, seq, (size_t)place);
 }
 
 /* The place whose keys and values arrive in hop 1, 2, .. R - 1. */
 static int arriving(const ar_ctx *ctx, int hop)
 {
-    const int n = ar_comm_size(ctx->cp.ring);
-    return (ar_comm_rank(ctx->cp.ring) + n - hop) % n;
+    const int n = ar_comm_size(ctx->ring);
+    return (ar_comm_rank(ctx->ring) + n - hop) % n;
 }
 
 ar_status ari_ring_hops_init(ari_ring_hops *h, const ar_ctx *ctx, const char *base)
 {
-    const int n = ar_comm_size(ctx->cp.ring);
+    const int n = ar_comm_size(ctx->ring);
     *h = (ari_ring_hops){.tag = NULL};
     if (n == 1)
         return AR_OK;
@@ -167,7 +171,7 @@ ar_status ari_ring_hops_init(ari_ring_hops *h, const ar_ctx *ctx, const char *ba
     for (int hop = 1; hop < n; hop++) {
         const int from = arriving(ctx, hop);
         char *tag = h->tag[hop - 1];
-        if (ctx->cp.zigzag)
+        if (ctx->layout.zigzag)
             snprintf(tag, sizeof *h->tag, "%s: hop %d of %d, chunks %d and %d", base, hop, n - 1, from,
                      2 * n - 1 - from);
         else
@@ -198,19 +202,19 @@ ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *all, const ar_tensor *chu
 /* Sends the keys and values of `from` to the next place and receives those of the place before. */
 static ar_status hop_on(ar_ctx *ctx, ar_tensor to[2], const ar_tensor from[2], const char *tag)
 {
-    const int n = ar_comm_size(ctx->cp.ring), r = ar_comm_rank(ctx->cp.ring);
+    const int n = ar_comm_size(ctx->ring), r = ar_comm_rank(ctx->ring);
     const size_t count = ar_tensor_count(&from[0]);
     ar_p2p ops[4];
     for (int i = 0; i < 2; i++) {
         ops[2 * i] = (ar_p2p){.peer = (r + 1) % n, .send = true, .buf = from[i].data, .count = count};
         ops[2 * i + 1] = (ar_p2p){.peer = (r + n - 1) % n, .buf = to[i].data, .count = count};
     }
-    return ar_comm_exchange(ctx->cp.ring, ctx->queue, ops, 4, from[0].dtype, tag);
+    return ar_comm_exchange(ctx->ring, ctx->queue, ops, 4, from[0].dtype, tag);
 }
 
 ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2], size_t seq, const ari_ring_hops *h)
 {
-    const int n = ar_comm_size(ctx->cp.ring);
+    const int n = ar_comm_size(ctx->ring);
     const size_t shape[4] = {own[0].shape[0], own[0].shape[1], seq, own[0].shape[3]};
     ar_tensor chunk[2][2] = {{{0}}},
               last[2] = {own[0], own[1]}; /* chunk: one pair arrives while the other one leaves */
@@ -220,7 +224,7 @@ ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2],
         return AR_OK;
     for (int i = 0; i < 2; i++) {
         AR_TRY(ar_ctx_tensor(ctx, &all[i], own[i].dtype, 4, shape));
-        AR_TRY(ari_ring_place(ctx, &all[i], &own[i], ar_comm_rank(ctx->cp.ring)));
+        AR_TRY(ari_ring_place(ctx, &all[i], &own[i], ar_comm_rank(ctx->ring)));
         for (int side = 0; side < 2 && side < n - 1; side++)
             AR_TRY(ar_ctx_tensor(ctx, &chunk[side][i], own[i].dtype, 4, own[i].shape));
     }

@@ -22,9 +22,13 @@ typedef struct ari_head_share {
  *  One of them divides the other. */
 ari_head_share ari_head_share_of(size_t heads, size_t n, size_t i);
 
+/** Whether the neighbours can share the heads of a tensor-parallel rank so. name: of the attention. Errors:
+ *  AR_ERR_INDIVISIBLE. */
+AR_NODISCARD ar_status ari_head_shares_check(const char *name, const ar_ctx *ctx, size_t heads, size_t kv_heads);
+
 /** x[t] [b, heads[t], own positions, d] becomes [b, the heads of this neighbour, the positions of all neighbours, d], for
  *  n tensors in one all-to-all; without neighbours x stays what it is. Each of the copies of a head gets it. What was in
- *  x is released. Collective over ctx->cp.inner. Errors: AR_ERR_MEMORY, those of the communicator. */
+ *  x is released. Collective over ctx->inner. Errors: AR_ERR_MEMORY, those of the communicator. */
 AR_NODISCARD ar_status ari_heads_apart(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag);
 /** The way back, to all heads[t] and the own positions. Copies have the same values: of C of them neighbour i receives
  *  from the one that is, like itself, (i mod C)-th, which is itself for its own head. */
@@ -50,7 +54,7 @@ AR_NODISCARD ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *all, const a
 /** all[0], all[1] [b, kv heads, seq, d], in the order of positions, of all places' keys and values own[0], own[1]
  *  [b, kv heads, seq/R, d], in R - 1 hops: in each a place sends to the next one what came last, first its own, and
  *  receives from the one before. Fresh tensors, or without a ring own itself: ari_ring_release. Collective over
- *  ctx->cp.ring. Errors: AR_ERR_MEMORY, those of the communicator. */
+ *  ctx->ring. Errors: AR_ERR_MEMORY, those of the communicator. */
 AR_NODISCARD ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2], size_t seq,
                                        const ari_ring_hops *h);
 void ari_ring_release(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2]);

@@ -36,7 +36,7 @@ static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *kept)
               .group = c->heads / c->kv_heads,
               .rows = ar_positions_count(&c->rows)};
     p.blocks = ari_score_blocks_of(&order, kept->visible, kept->batch, c->kv_heads, p.group,
-                                   ctx->device->block_bytes / sizeof(float), ar_comm_size(ctx->cp.ring) > 1);
+                                   ctx->device->block_bytes / sizeof(float), ar_comm_size(ctx->ring) > 1);
     return p;
 }
 
@@ -350,7 +350,7 @@ static ar_status each_place(const pass *p, ar_blocks *s, const ar_part *at, cons
 {
     const ar_part whole = turned(at);
     const ar_tensor a = ar_tensor_transposed(block);
-    const int places = ar_comm_size(p->ctx->cp.ring), own = ar_comm_rank(p->ctx->cp.ring);
+    const int places = ar_comm_size(p->ctx->ring), own = ar_comm_rank(p->ctx->ring);
     const size_t end = whole.row + whole.rows;
     size_t row = 0;
     for (int place = 0; place < places; place++) {
@@ -430,7 +430,7 @@ static ar_status go_back(const pass *p, const backward_operands *of, const ar_te
 /* A KV head's dK and dV are one contraction over (query heads of its group x queries), whichever ranks hold those. */
 static ar_status begin_blocks(const pass *p, ar_blocks **gives, const ar_tensor *b)
 {
-    ar_comm *ring = p->ctx->cp.ring;
+    ar_comm *ring = p->ctx->ring;
     const ar_tensor b_t = ar_tensor_transposed(b);
     const ar_blocks_options o = {.rows = p->c->seq,
                                  .k_full = p->c->group_full * p->c->seq,
@@ -442,7 +442,7 @@ static ar_status begin_blocks(const pass *p, ar_blocks **gives, const ar_tensor 
 
 static ar_status end_blocks(const pass *p, ar_tensor *y, ar_dtype dtype, ar_blocks *s)
 {
-    const size_t places = (size_t)ar_comm_size(p->ctx->cp.ring);
+    const size_t places = (size_t)ar_comm_size(p->ctx->ring);
     const size_t shape[4] = {p->kept->batch, p->c->kv_heads, p->c->seq / places, p->c->head_dim};
     const ar_fold how = ar_faulty(p->ctx, AR_FAULT_kv_replica_grad_local) ? AR_KEEP : AR_ALL;
     AR_TRY(ar_ctx_tensor(p->ctx, y, dtype, 4, shape));

@@ -64,8 +64,7 @@ static size_t place_in_ring(size_t *index, size_t seq, size_t n, bool zigzag, si
 
 static size_t at_in_ring(size_t place, size_t index, size_t seq, size_t n, bool zigzag)
 {
-    const ar_parallel ring = {.cp = (int)n, .zigzag = zigzag};
-    const ar_positions own = ar_parallel_positions(&ring, seq, (int)place);
+    const ar_positions own = ar_ring_positions(n, zigzag, seq, place);
     return ar_positions_at(&own, index);
 }
 
