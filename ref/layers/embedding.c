@@ -131,16 +131,6 @@ static ar_status check_batch(const ar_embedding *e, const ar_ctx *ctx, const ar_
     return ari_check_sequence(ctx, batch->seq);
 }
 
-/* A tensor of numbers on the device. Takes over `host`. */
-static ar_status upload(ar_ctx *ctx, ar_tensor *t, int64_t *host, size_t n)
-{
-    ar_status st = ar_ctx_tensor(ctx, t, AR_I64, 1, &n);
-    if (st == AR_OK)
-        st = ar_ctx_upload(ctx, t, host);
-    free(host);
-    return st;
-}
-
 /* Whether the rows of all tokens are in the order of the ranks that hold the positions. By hidden they are in that of the
  * sequences: what is exchanged is cut along both. */
 static bool rank_major(const ar_embedding *e, const ar_ctx *ctx)
@@ -166,7 +156,9 @@ static ar_status own_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *row_of, const
         const int64_t id = batch->input_ids[ari_token_at(ctx, batch, i, rank_major(e, ctx))];
         host[i] = gradient && id == e->pad_id ? -1 : id;
     }
-    AR_TRY(upload(ctx, &ids, host, n));
+    const ar_status st = ari_numbers(ctx, &ids, AR_I64, n, host);
+    free(host);
+    AR_TRY(st);
     AR_TRY(ar_ctx_tensor(ctx, row_of, AR_I64, 1, &n));
     AR_TRY(ARI_KERNEL(ctx, rows_in_range, row_of->data, ar_const(ids.data), n, (int64_t)e->start, (int64_t)e->rows));
     ar_ctx_release(ctx, &ids);
@@ -177,15 +169,11 @@ static ar_status own_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *row_of, const
 static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch)
 {
     ar_positions own = ari_own_positions(ctx, batch->seq, true);
-    const size_t count = ar_positions_count(&own), n = batch->batch * count;
+    const size_t count = ar_positions_count(&own);
     own = ari_fault_positions(ctx, batch->seq, true, own);
     if (ar_faulty(ctx, AR_FAULT_positions_local))
         own = ar_positions_whole(count);
-    int64_t *host = NULL;
-    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "positions"));
-    for (size_t i = 0; i < n; i++)
-        host[i] = (int64_t)ari_fault_position(ctx, batch, i / count, ar_positions_at(&own, i % count));
-    return upload(ctx, row_of, host, n);
+    return ari_token_positions(ctx, row_of, batch, &own);
 }
 
 /* By vocabulary, a selection: one rank has a row, the others zero bits. */
@@ -240,8 +228,7 @@ static ar_status token_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, cons
         AR_TRY(ari_features_to_stream(ctx, token, &all, e->token.name));
     else
         AR_TRY(e->split == AR_EMBEDDING_VOCAB ? select_rows(e, ctx, token, &all) : own_rows_of(e, ctx, token, &all));
-    if (token->data.ptr != all.data.ptr)
-        ar_ctx_release(ctx, &all);
+    ari_release_placed(ctx, &all, token);
     return AR_OK;
 }
 
@@ -309,7 +296,7 @@ static ar_status token_gradient(ar_embedding *e, ar_ctx *ctx, const ar_tensor *d
     if (e->scale > 0.0f)
         AR_TRY(scale_terms(e, ctx, &terms, dy));
     AR_TRY(ctx->arith->grad_rows(ctx, &e->token, &terms, ar_const(row_of->data)));
-    ari_release_rows(ctx, &terms, dy);
+    ari_release_placed(ctx, &terms, dy);
     return AR_OK;
 }
 

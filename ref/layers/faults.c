@@ -212,7 +212,7 @@ ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_feat
 {
     for (int more = 0; more < 2 && ar_faulty(ctx, AR_FAULT_qkv_gathered_three_times); more++) {
         ar_tensor copy;
-        AR_TRY(ari_place(ctx, &copy, x, f, hop, tag));
+        AR_TRY(ari_place(ctx, &copy, x, f, hop, tag, false));
         ari_release_placed(ctx, &copy, x);
     }
     return AR_OK;

@@ -81,8 +81,6 @@ AR_NODISCARD ar_status ari_fault_gradient_as_it_comes(ar_ctx *ctx, ar_param *p, 
                                                       const ar_tensor *x);
 /** What was added to p's gradient so far times a factor. */
 AR_NODISCARD ar_status ari_fault_scale_gradient(ar_ctx *ctx, ar_param *p, float factor);
-/** grad(p) += g, fp32, of the shape of the layer's matrix, or of p. */
-AR_NODISCARD ar_status ari_fault_add_gradient(ar_ctx *ctx, ar_param *p, const ar_tensor *g);
 
 /* --- norm --------------------------------------------------------------------------------------------------------- */
 

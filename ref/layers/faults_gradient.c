@@ -13,14 +13,13 @@ static ar_status every_row(ar_ctx *ctx, ar_tensor *rows, size_t n)
     AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "rows of a gradient"));
     for (size_t i = 0; i < n; i++)
         host[i] = (int64_t)i;
-    ar_status st = ar_ctx_tensor(ctx, rows, AR_I64, 1, &n);
-    if (st == AR_OK)
-        st = ar_ctx_upload(ctx, rows, host);
+    const ar_status st = ari_numbers(ctx, rows, AR_I64, n, host);
     free(host);
     return st;
 }
 
-ar_status ari_fault_add_gradient(ar_ctx *ctx, ar_param *p, const ar_tensor *g)
+/* grad(p) += g, fp32, of the shape of the layer's matrix, or of p. */
+static ar_status add_gradient(ar_ctx *ctx, ar_param *p, const ar_tensor *g)
 {
     ar_tensor rows, terms = *g;
     if (g->ndim < 2) {
@@ -48,7 +47,7 @@ ar_status ari_fault_gradient_as_it_comes(ar_ctx *ctx, ar_param *p, const ar_tens
         const ar_tensor a = ar_tensor_slice(&dy_t, 1, t, 1), b = ar_tensor_slice(&x_t, 1, t, 1);
         AR_TRY(ARI_KERNEL(ctx, gemm_f32, &sum, &a, &b, true, AR_PRECISION_F32));
     }
-    AR_TRY(ari_fault_add_gradient(ctx, p, &sum));
+    AR_TRY(add_gradient(ctx, p, &sum));
     ar_ctx_release(ctx, &sum);
     return AR_OK;
 }
@@ -63,7 +62,7 @@ ar_status ari_fault_scale_gradient(ar_ctx *ctx, ar_param *p, float factor)
     AR_TRY(ARI_KERNEL(ctx, scale, &g, &g, factor));
     AR_TRY(ctx->arith->grad_zero(ctx, p));
     const ar_tensor matrix = p->transposed ? ar_tensor_transposed(&g) : g;
-    AR_TRY(ari_fault_add_gradient(ctx, p, &matrix));
+    AR_TRY(add_gradient(ctx, p, &matrix));
     ar_ctx_release(ctx, &g);
     return AR_OK;
 }

@@ -165,11 +165,9 @@ static ar_status make_targets(const ari_cross_entropy *c, ar_ctx *ctx, target_ro
         valid[i] = given[i] != AR_IGNORE_INDEX;
     }
     ari_fault_targets_at_edge(ctx, c, ids, n);
-    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &device_ids, AR_I64, 1, &n));
+    AR_TRY_TO(done, st, ari_numbers(ctx, &device_ids, AR_I64, n, ids));
     AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &t->row_of, AR_I64, 1, &n));
-    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &t->valid, AR_U8, 1, &n));
-    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &device_ids, ids));
-    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &t->valid, valid));
+    AR_TRY_TO(done, st, ari_numbers(ctx, &t->valid, AR_U8, n, valid));
     AR_TRY_TO(done, st,
               ARI_KERNEL(ctx, rows_in_range, t->row_of.data, ar_const(device_ids.data), n, (int64_t)c->start,
                          (int64_t)c->owned));

@@ -31,8 +31,7 @@ static ar_tensor half_of(const mlp_module *m, const ar_tensor *t, int i)
 /* What enters, and what leaves: ends, where it is the module's own. */
 static ar_status move(const mlp_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_hop hop, bool ends)
 {
-    const ari_features hidden = {1, {m->o.hidden}};
-    return (ends ? ari_place_on : ari_place)(ctx, y, x, &hidden, hop, m->base.name);
+    return ari_place(ctx, y, x, &(ari_features){1, {m->o.hidden}}, hop, m->base.name, ends);
 }
 
 /* The activation's output from the first layer's: fused with its bias unless gated. */

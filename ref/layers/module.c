@@ -219,7 +219,7 @@ ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor
     if (held == AR_HELD_WHOLE || t->ndim < 1)
         return ari_tap_tokens(ctx, name, NULL, pass, t);
     const int last = t->ndim - 1;
-    return ari_tap_shard(ctx, name, NULL, pass, t, last, t->shape[last] * (size_t)ar_comm_size(ctx->tp));
+    return ari_tap_copies(ctx, name, NULL, pass, t, last, t->shape[last] * (size_t)ar_comm_size(ctx->tp), 1);
 }
 
 /* --- recomputation ------------------------------------------------------------------------------------------------ */

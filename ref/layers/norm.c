@@ -114,10 +114,9 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     norm_module *m = (norm_module *)base;
     if (x->ndim < 1 || x->shape[x->ndim - 1] != m->h || !ar_tensor_is_contiguous(x))
         return ar_error_set(AR_ERR_SHAPE, "%s: input's last dimension must be %zu, contiguous", base->name, m->h);
-    const ari_features features = {1, {m->h}};
     ar_tensor in;
     ar_norm_saved rows;
-    AR_TRY(ari_place(ctx, &in, x, &features, m->hop, base->name));
+    AR_TRY(ari_place(ctx, &in, x, &(ari_features){1, {m->h}}, m->hop, base->name, false));
     AR_TRY(ar_norm_forward(ctx, m->kind, y, &rows, &in, &m->weight, offset_of(m), m->eps));
     const ar_tensor x_rows = ar_tensor_rows(&in), y_rows = ar_tensor_rows(y);
     AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->weight, &m->bias, &y_rows, &rows.mean, &rows.rstd, &x_rows));
@@ -149,10 +148,9 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
     norm_module *m = (norm_module *)base;
     /* The residual is not there where the norm works elsewhere. */
     const bool moved = ar_comm_size(ctx->tp) > 1 && !ari_placed_alike(m->hop.from, m->hop.to);
-    const ari_features features = {1, {m->h}};
     ar_tensor made;
     AR_TRY(gradients(m, ctx, saved, &made, sum, dy, moved ? NULL : residual));
-    AR_TRY(ari_place_on(ctx, dx, &made, &features, ari_hop_back(m->hop), base->name));
+    AR_TRY(ari_place(ctx, dx, &made, &(ari_features){1, {m->h}}, ari_hop_back(m->hop), base->name, true));
     if (moved && residual)
         AR_TRY(ar_add(ctx, sum, residual, dx));
     return ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->h, m->hop.from);

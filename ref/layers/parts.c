@@ -6,7 +6,6 @@
 
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
-#include "ref/placement/axis.h"
 
 ar_status ari_path(char *out, size_t cap, const char *base, const char *part)
 {
@@ -81,12 +80,6 @@ ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *part, char pa
     return tap(ctx, base, part, pass, t, &layout);
 }
 
-ar_status ari_tap_shard(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t, int dim,
-                        size_t full)
-{
-    return ari_tap_copies(ctx, base, part, pass, t, dim, full, 1);
-}
-
 ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t, int dim,
                          size_t full, int copies)
 {
@@ -145,11 +138,22 @@ void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows)
 
 ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features)
 {
-    size_t shape[AR_MAX_DIMS] = {0};
-    for (int d = 0; d < x->ndim; d++)
-        shape[d] = x->shape[d];
-    shape[x->ndim - 1] = features;
-    return ar_ctx_tensor(ctx, y, x->dtype, x->ndim, shape);
+    ar_tensor shape = *x;
+    shape.shape[x->ndim - 1] = features;
+    return ar_ctx_tensor(ctx, y, x->dtype, x->ndim, shape.shape);
+}
+
+ar_status ari_like_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t positions, size_t features)
+{
+    ar_tensor shape = *x;
+    shape.shape[x->ndim - 2] = positions;
+    return ari_like(ctx, y, &shape, features);
+}
+
+ar_status ari_numbers(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, size_t n, const void *host)
+{
+    AR_TRY(ar_ctx_tensor(ctx, t, dtype, 1, &n));
+    return ar_ctx_upload(ctx, t, host);
 }
 
 ar_status ari_cast(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_dtype dtype)
@@ -173,21 +177,9 @@ ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count)
 ar_status ari_combine(ar_ctx *ctx, ar_comm *over, void *numbers, size_t n, ar_dtype type, ar_op op, const char *tag)
 {
     ar_tensor t;
-    AR_TRY(ar_ctx_tensor(ctx, &t, type, 1, &n));
-    AR_TRY(ar_ctx_upload(ctx, &t, numbers));
+    AR_TRY(ari_numbers(ctx, &t, type, n, numbers));
     AR_TRY(ar_comm_all_reduce(over, ctx->queue, t.data, ar_const(t.data), n, type, op, tag));
     AR_TRY(ar_ctx_download(ctx, numbers, &t));
     ar_ctx_release(ctx, &t);
     return AR_OK;
-}
-
-ar_status ari_gather_dim(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, int dim, const char *tag)
-{
-    const int n = ar_comm_size(ctx->tp);
-    size_t shape[AR_MAX_DIMS];
-    for (int d = 0; d < x->ndim; d++)
-        shape[d] = x->shape[d] * (d == dim ? (size_t)n : 1);
-    const ari_axis a = ari_axis_of(x->ndim, shape, dim, n);
-    AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, x->ndim, shape));
-    return ari_axis_gather(ctx, ctx->tp, y->data, ar_const(x->data), &a, x->dtype, tag);
 }

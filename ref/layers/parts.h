@@ -15,10 +15,7 @@
 AR_NODISCARD ar_status ari_tap_tokens(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
 /** A value of which every rank of the tensor-parallel group holds all positions and features. */
 AR_NODISCARD ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
-/** A value sharded along dimension `dim`, whose full extent is `full`. */
-AR_NODISCARD ar_status ari_tap_shard(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
-                                     int dim, size_t full);
-/** The same where every part is on `copies` neighbouring ranks. */
+/** A value sharded along dimension `dim`, whose full extent is `full`; every part is on `copies` neighbouring ranks. */
 AR_NODISCARD ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                       int dim, size_t full, int copies);
 /** A value [b, heads, rows, keys] of the attention: of `heads` query heads those from head_start on, of all positions
@@ -39,11 +36,14 @@ AR_NODISCARD ar_status ari_check_vector(const ar_param *p, const ar_tensor *x);
 void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows);
 /** x's shape and dtype with another last extent. */
 AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
+/** The same with another extent before the last. */
+AR_NODISCARD ar_status ari_like_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t positions,
+                                       size_t features);
+/** A fresh vector of n numbers of the host. */
+AR_NODISCARD ar_status ari_numbers(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, size_t n, const void *host);
 /** y = x in another dtype, rounded to nearest, ties to even, where that has fewer bits; y is x itself where it is its
  *  own. F32 and BF16. ari_release_placed ends y. */
 AR_NODISCARD ar_status ari_cast(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_dtype dtype);
-/** All ranks' parts along dimension `dim` in their order. x contiguous, of one shape on every rank. */
-AR_NODISCARD ar_status ari_gather_dim(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, int dim, const char *tag);
 /** The counts of a collective in which every rank has as many elements. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count);
 /** n numbers of the host, combined in place over a group. Collective. */
@@ -80,13 +80,11 @@ typedef struct ari_features {
 size_t ari_features_sum(const ari_features *f);
 
 /** y = x, redistributed over whole values: an all-gather, an all-reduce in the communicator's order, then the own part.
- *  *y is x where nothing is to be done, else a fresh tensor, which ari_release_placed ends. Of one block features may
- *  be cut unevenly. Errors: AR_ERR_INDIVISIBLE (positions), what the communicator gives. */
+ *  *y is x where nothing is to be done, else a fresh tensor, which ari_release_placed ends; ends: nothing else needs x,
+ *  whose memory goes as soon as there is what is made of it. Of one block features may be cut unevenly. Errors:
+ *  AR_ERR_INDIVISIBLE (positions), what the communicator gives. */
 AR_NODISCARD ar_status ari_place(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, ar_hop hop,
-                                 const char *tag);
-/** The same of an x that nothing else needs: its memory ends as soon as there is what is made of it. */
-AR_NODISCARD ar_status ari_place_on(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, ar_hop hop,
-                                    const char *tag);
+                                 const char *tag, bool ends);
 /** Ends y where it is not x itself. */
 void ari_release_placed(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 /** Taps a value of so many features that is placed so. Terms of a sum are tapped as what they are taken for, the whole.
@@ -115,6 +113,8 @@ size_t ari_sequence_ranks(const ar_ctx *ctx);
 AR_NODISCARD ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq);
 /** What the i-th of a row's own positions predicts (ar_batch_target). */
 int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *own, size_t i);
+/** The position of each of the own places of every row (ar_batch_position), int64 on the device. */
+AR_NODISCARD ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *batch, const ar_positions *own);
 /** The token of [b, s] that row i of this rank's token rows is, inside the tensor-parallel regions: sample by sample,
  *  or (rank_major) in the order of the tensor-parallel ranks that hold the positions. */
 size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool rank_major);
@@ -131,9 +131,8 @@ AR_NODISCARD ar_status ari_like_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_t
 
 /** Rows [tokens, f] of x [.., s, f] in the order of the ranks that hold them, which is how a reduce-scatter hands them
  *  out: all samples' positions of rank 0, then those of rank 1. A copy, or with one sample x's own memory;
- *  ari_release_rows. Errors: AR_ERR_INDIVISIBLE. */
+ *  ari_release_placed. Errors: AR_ERR_INDIVISIBLE. */
 AR_NODISCARD ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x);
-void ari_release_rows(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x);
 /** The all-gather alone: rows [tokens, f] in that order. */
 AR_NODISCARD ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x, const char *tag);
 /** The dtype in which a sum selects values of this one, of which one rank has each and the others zero bits: their bit

@@ -164,8 +164,8 @@ static ar_status take_part(ar_ctx *ctx, ar_tensor *y, const ar_tensor *whole, co
 }
 
 /* What is between the two steps ends with the second. */
-static ar_status place(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, ar_hop hop,
-                       const char *tag, bool ends)
+ar_status ari_place(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, ar_hop hop, const char *tag,
+                    bool ends)
 {
     ar_tensor first = *x, whole;
     *y = *x;
@@ -180,17 +180,6 @@ static ar_status place(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_
     return AR_OK;
 }
 
-ar_status ari_place(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, ar_hop hop, const char *tag)
-{
-    return place(ctx, y, x, f, hop, tag, false);
-}
-
-ar_status ari_place_on(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, ar_hop hop,
-                       const char *tag)
-{
-    return place(ctx, y, x, f, hop, tag, true);
-}
-
 void ari_release_placed(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
 {
     if (y->data.ptr != x->data.ptr)
@@ -201,9 +190,9 @@ ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char *part, char p
                          size_t features, ar_placement p)
 {
     if (ari_placed_by_features(p))
-        return ari_tap_shard(ctx, base, part, pass, t, t->ndim - 1, features);
+        return ari_tap_copies(ctx, base, part, pass, t, t->ndim - 1, features, 1);
     if (ari_placed_by_tokens(p) && t->ndim > 1)
-        return ari_tap_shard(ctx, base, part, pass, t, t->ndim - 2,
-                             t->shape[t->ndim - 2] * (size_t)ar_comm_size(ctx->tp));
+        return ari_tap_copies(ctx, base, part, pass, t, t->ndim - 2,
+                              t->shape[t->ndim - 2] * (size_t)ar_comm_size(ctx->tp), 1);
     return ari_tap_whole(ctx, base, part, pass, t);
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "anyrank/arith.h"
+#include "ref/core/size.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 #include "ref/placement/axis.h"
@@ -54,6 +55,18 @@ int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, con
     return ari_fault_target(ctx, batch, row, own, i, target);
 }
 
+ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *batch, const ar_positions *own)
+{
+    const size_t each = ar_positions_count(own), n = batch->batch * each;
+    int64_t *host = NULL;
+    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "positions"));
+    for (size_t i = 0; i < n; i++)
+        host[i] = (int64_t)ari_fault_position(ctx, batch, i / each, ar_positions_at(own, i % each));
+    const ar_status st = ari_numbers(ctx, at, AR_I64, n, host);
+    free(host);
+    return st;
+}
+
 /* The positions of an x that has all of them, cut for the ranks. */
 static ar_status positions_of(ari_axis *a, const ar_ctx *ctx, const ar_tensor *x)
 {
@@ -68,13 +81,8 @@ static ar_status positions_of(ari_axis *a, const ar_ctx *ctx, const ar_tensor *x
 ar_status ari_like_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features)
 {
     ari_axis a;
-    size_t shape[AR_MAX_DIMS] = {0};
     AR_TRY(positions_of(&a, ctx, x));
-    for (int d = 0; d < x->ndim; d++)
-        shape[d] = x->shape[d];
-    shape[x->ndim - 2] = a.extent / (size_t)a.parts;
-    shape[x->ndim - 1] = features;
-    return ar_ctx_tensor(ctx, y, x->dtype, x->ndim, shape);
+    return ari_like_tokens(ctx, y, x, a.extent / (size_t)a.parts, features);
 }
 
 ar_status ari_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
@@ -102,12 +110,6 @@ ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
     return ari_axis_pack(ctx, rows->data, ar_const(x->data), &a, x->dtype);
 }
 
-void ari_release_rows(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
-{
-    if (rows->data.ptr != x->data.ptr)
-        ar_ctx_release(ctx, rows);
-}
-
 ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x, const char *tag)
 {
     const int n = ar_comm_size(ctx->tp);
@@ -119,14 +121,17 @@ ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x
 
 ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
-    if (!ar_faulty(ctx, AR_FAULT_gather_batch_order)) {
-        AR_TRY(ari_gather_dim(ctx, y, x, x->ndim - 2, tag));
-        return ari_fault_gathered(ctx, y);
-    }
+    const int n = ar_comm_size(ctx->tp), dim = x->ndim - 2;
     ar_tensor rows, shape = *x;
-    shape.shape[x->ndim - 2] *= (size_t)ar_comm_size(ctx->tp);
-    AR_TRY(ari_gather_rank_major(ctx, &rows, x, tag));
-    return ar_tensor_view(y, x->dtype, x->ndim, shape.shape, rows.data);
+    shape.shape[dim] *= (size_t)n;
+    if (ar_faulty(ctx, AR_FAULT_gather_batch_order)) {
+        AR_TRY(ari_gather_rank_major(ctx, &rows, x, tag));
+        return ar_tensor_view(y, x->dtype, x->ndim, shape.shape, rows.data);
+    }
+    const ari_axis a = ari_axis_of(x->ndim, shape.shape, dim, n);
+    AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, x->ndim, shape.shape));
+    AR_TRY(ari_axis_gather(ctx, ctx->tp, y->data, ar_const(x->data), &a, x->dtype, tag));
+    return ari_fault_gathered(ctx, y);
 }
 
 ar_dtype ari_selected_as(ar_dtype t)

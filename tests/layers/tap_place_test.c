@@ -68,9 +68,9 @@ static ar_status tap_all(ar_ctx *ctx, void *user)
     AR_TRY(ari_tap_tokens(ctx, "tokens", NULL, 'f', &t));
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 3, all));
     AR_TRY(ari_tap_whole(ctx, "whole", NULL, 'b', &t));
-    AR_TRY(ari_tap_shard(ctx, "features", NULL, 'f', &t, 2, 12));
+    AR_TRY(ari_tap_copies(ctx, "features", NULL, 'f', &t, 2, 12, 1));
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 4, heads));
-    AR_TRY(ari_tap_shard(ctx, "heads", NULL, 'f', &t, 1, 6));
+    AR_TRY(ari_tap_copies(ctx, "heads", NULL, 'f', &t, 1, 6, 1));
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 2, matrix));
     AR_TRY(ari_tap_whole(ctx, "matrix", NULL, 'f', &t));
     ar_ctx_place(ctx, NULL);
@@ -113,7 +113,7 @@ static ar_status tap_context(ar_ctx *ctx, void *user)
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 3, own));
     AR_TRY(ari_tap_tokens(ctx, "tokens", NULL, 'f', &t));
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 3, all));
-    AR_TRY(ari_tap_shard(ctx, "features", NULL, 'f', &t, 2, 12));
+    AR_TRY(ari_tap_copies(ctx, "features", NULL, 'f', &t, 2, 12, 1));
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 4, probs));
     return ari_tap_queries(ctx, "probs", NULL, 'f', &t, 2, rank_of(ctx), 1, &queries);
 }

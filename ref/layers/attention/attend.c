@@ -77,21 +77,6 @@ typedef struct rotation {
     ar_tensor cos, sin;
 } rotation;
 
-/* The position of every token here. */
-static ar_status upload_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *batch, const ar_positions *own)
-{
-    const size_t each = ar_positions_count(own), n = batch->batch * each;
-    int64_t *host = NULL;
-    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "positions"));
-    for (size_t i = 0; i < n; i++)
-        host[i] = (int64_t)ari_fault_position(ctx, batch, i / each, ar_positions_at(own, i % each));
-    ar_status st = ar_ctx_tensor(ctx, at, AR_I64, 1, &n);
-    if (st == AR_OK)
-        st = ar_ctx_upload(ctx, at, host);
-    free(host);
-    return st;
-}
-
 static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rotation *r, const ar_batch *batch)
 {
     const ar_positions own = ari_own_positions(ctx, batch->seq, false);
@@ -100,7 +85,7 @@ static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rot
     if (m->o.rope.kind && (batch->position_ids || batch->documents)) {
         const size_t whole[2] = {m->positions, half}, rows[2] = {n, half};
         ar_tensor at, cos, sin;
-        AR_TRY(upload_positions(ctx, &at, batch, &r->own));
+        AR_TRY(ari_token_positions(ctx, &at, batch, &r->own));
         AR_TRY(ar_tensor_view(&cos, AR_F32, 2, whole, m->cos));
         AR_TRY(ar_tensor_view(&sin, AR_F32, 2, whole, m->sin));
         AR_TRY(ar_ctx_tensor(ctx, &r->cos, AR_F32, 2, rows));

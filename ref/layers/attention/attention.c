@@ -65,8 +65,7 @@ static ar_status tap_projections(ari_attention *m, ar_ctx *ctx, const ar_tensor 
 /* What enters, and what leaves: ends, where it is the module's own. */
 static ar_status move(const ari_attention *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_hop hop, bool ends)
 {
-    const ari_features hidden = {1, {m->o.hidden}};
-    return (ends ? ari_place_on : ari_place)(ctx, y, x, &hidden, hop, m->base.name);
+    return ari_place(ctx, y, x, &(ari_features){1, {m->o.hidden}}, hop, m->base.name, ends);
 }
 
 /* A mistake gathers the projections' input for each of them; they share one product, and what that gathers. */

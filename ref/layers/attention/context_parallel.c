@@ -6,6 +6,7 @@
 
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
+#include "ref/layers/parts.h"
 
 /* --- heads against positions -------------------------------------------------------------------------------------- */
 
@@ -243,8 +244,6 @@ ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2],
 
 void ari_ring_release(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2])
 {
-    for (int i = 0; i < 2; i++) {
-        if (all[i].data.ptr != own[i].data.ptr)
-            ar_ctx_release(ctx, &all[i]);
-    }
+    for (int i = 0; i < 2; i++)
+        ari_release_placed(ctx, &all[i], &own[i]);
 }

@@ -98,7 +98,7 @@ static ar_status all_heads(const normed *n, ar_ctx *ctx, ar_tensor *all, const a
     *all = packed;
     if (!n->cut)
         return AR_OK;
-    AR_TRY(ari_place_on(ctx, &gathered, &packed, &width, hop, n->of->name[n->which]));
+    AR_TRY(ari_place(ctx, &gathered, &packed, &width, hop, n->of->name[n->which], true));
     *all = gathered;
     if (n->copies == 1)
         return AR_OK;

@@ -23,7 +23,7 @@ ari_chunks ari_chunks_of(const ar_ctx *ctx, const ar_tensor *x, bool own)
     return c;
 }
 
-size_t ari_chunk_positions(const ari_chunks *c, size_t i)
+static size_t positions_in(const ari_chunks *c, size_t i)
 {
     const size_t start = i * c->each;
     return c->own - start < c->each ? c->own - start : c->each;
@@ -31,7 +31,7 @@ size_t ari_chunk_positions(const ari_chunks *c, size_t i)
 
 size_t ari_chunk_rows(const ari_chunks *c, size_t i)
 {
-    return c->ranks * c->samples * ari_chunk_positions(c, i);
+    return c->ranks * c->samples * positions_in(c, i);
 }
 
 ar_tensor ari_chunk_view(const ari_chunks *c, const ar_tensor *t, size_t i, bool own)
@@ -39,7 +39,7 @@ ar_tensor ari_chunk_view(const ari_chunks *c, const ar_tensor *t, size_t i, bool
     const size_t f = t->shape[t->ndim - 1], seq = own ? c->own : c->ranks * c->own;
     return (ar_tensor){.dtype = t->dtype,
                        .ndim = 4,
-                       .shape = {own ? 1 : c->ranks, c->samples, ari_chunk_positions(c, i), f},
+                       .shape = {own ? 1 : c->ranks, c->samples, positions_in(c, i), f},
                        .stride = {(ptrdiff_t)(c->own * f), (ptrdiff_t)(seq * f), (ptrdiff_t)f, 1},
                        .data = ar_buf_at(t->data, i * c->each * f * ar_dtype_bytes(t->dtype))};
 }
@@ -92,7 +92,7 @@ static void destroy(ar_ctx *ctx, void *object)
 /* The own part is put where it lies among all parts. */
 static ar_status enqueue(ar_ctx *ctx, ari_gathering *g, size_t i)
 {
-    const size_t f = g->x.shape[g->x.ndim - 1], part = g->c.samples * ari_chunk_positions(&g->c, i) * f;
+    const size_t f = g->x.shape[g->x.ndim - 1], part = g->c.samples * positions_in(&g->c, i) * f;
     const size_t place = (size_t)ar_comm_rank(ctx->tp) * part * ar_dtype_bytes(g->x.dtype);
     const ar_tensor from = ari_chunk_view(&g->c, &g->x, i, true);
     ar_tensor own;
@@ -139,16 +139,6 @@ void ari_gather_end(ar_ctx *ctx, ari_gathering *g)
     ari_step_disown(ctx, g);
 }
 
-ar_status ari_like_all_tokens(ar_ctx *ctx, ar_tensor *whole, const ar_tensor *x, const ari_chunks *c, size_t features)
-{
-    size_t shape[AR_MAX_DIMS] = {0};
-    for (int d = 0; d < x->ndim; d++)
-        shape[d] = x->shape[d];
-    shape[x->ndim - 2] = c->ranks * c->own;
-    shape[x->ndim - 1] = features;
-    return ar_ctx_tensor(ctx, whole, x->dtype, x->ndim, shape);
-}
-
 ar_status ari_gather_whole(ar_ctx *ctx, ari_gathering *g, ar_tensor *whole)
 {
     ar_tensor rows;
@@ -159,7 +149,7 @@ ar_status ari_gather_whole(ar_ctx *ctx, ari_gathering *g, ar_tensor *whole)
         whole->data = rows.data;
         g->rows[0].ptr = NULL;
     } else {
-        AR_TRY(ari_like_all_tokens(ctx, whole, &g->x, &g->c, g->x.shape[g->x.ndim - 1]));
+        AR_TRY(ari_like_tokens(ctx, whole, &g->x, g->c.ranks * g->c.own, g->x.shape[g->x.ndim - 1]));
         AR_TRY(ari_chunk_put(ctx, &g->c, whole, 0, false, &rows));
     }
     ari_gather_end(ctx, g);

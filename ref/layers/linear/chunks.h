@@ -18,8 +18,6 @@ typedef struct ari_chunks {
 /** How x [.., s, f] of all positions, or (own) the rank's part of it, is cut: into ctx->overlap chunks of equal length,
  *  or as many as have a position. One, where the context has no overlap or no sequence parallelism. */
 ari_chunks ari_chunks_of(const ar_ctx *ctx, const ar_tensor *x, bool own);
-/** The positions of chunk i. */
-size_t ari_chunk_positions(const ari_chunks *c, size_t i);
 /** The rows of chunk i, of all ranks. */
 size_t ari_chunk_rows(const ari_chunks *c, size_t i);
 /** Chunk i of a contiguous t, all positions or the own ones, as a view [ranks or 1, samples, positions, f]. */
@@ -42,9 +40,6 @@ AR_NODISCARD ar_status ari_gather_begin(ar_ctx *ctx, ari_gathering **gives, cons
 AR_NODISCARD ar_status ari_gather_chunk(ar_ctx *ctx, ari_gathering *g, size_t i, ar_tensor *rows);
 /** Ends it, once all has come. */
 void ari_gather_end(ar_ctx *ctx, ari_gathering *g);
-/** A fresh tensor for all positions of x, which has the own ones, with `features` features. */
-AR_NODISCARD ar_status ari_like_all_tokens(ar_ctx *ctx, ar_tensor *whole, const ar_tensor *x, const ari_chunks *c,
-                                           size_t features);
 /** whole = all of a gathering of one chunk, in the order of the sequences: a tensor of the step. Ends the gathering. */
 AR_NODISCARD ar_status ari_gather_whole(ar_ctx *ctx, ari_gathering *g, ar_tensor *whole);
 

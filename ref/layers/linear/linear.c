@@ -83,7 +83,7 @@ static bool comes_in_chunks(ari_chunks *c, const ar_ctx *ctx, const ar_tensor *x
 static ar_status place_input(const ari_linear *l, ar_ctx *ctx, ar_tensor *in, const ar_tensor *x, bool ends)
 {
     const ar_hop hop = {l->split.from, taken(l)};
-    return (ends ? ari_place_on : ari_place)(ctx, in, x, &l->in, hop, l->weight[0]->name);
+    return ari_place(ctx, in, x, &l->in, hop, l->weight[0]->name, ends);
 }
 
 /* --- gathers beside products -------------------------------------------------------------------------------------- */
@@ -133,7 +133,7 @@ static ar_status gather_chunks(ar_ctx *ctx, const beside *b, const ari_chunks *c
     ari_gathering *g = NULL;
     AR_TRY(ari_gather_begin(ctx, &g, x, c, tag));
     if (b->whole)
-        AR_TRY(ari_like_all_tokens(ctx, b->whole, x, c, x->shape[x->ndim - 1]));
+        AR_TRY(ari_like_tokens(ctx, b->whole, x, c->ranks * c->own, x->shape[x->ndim - 1]));
     for (size_t i = 0; i < c->n; i++) {
         ar_tensor rows;
         AR_TRY(ari_gather_chunk(ctx, g, i, &rows));
@@ -196,7 +196,7 @@ static ar_status output_product(ari_linear *l, ar_ctx *ctx, ari_product *p, size
 static ar_status new_output(ari_linear *l, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_chunks *gathered)
 {
     if (gathered)
-        return ari_like_all_tokens(ctx, y, x, gathered, l->own_total);
+        return ari_like_tokens(ctx, y, x, gathered->ranks * gathered->own, l->own_total);
     return scatters(ctx, made(l)) ? ari_like_own_tokens(ctx, y, x, l->own_total) : ari_like(ctx, y, x, l->own_total);
 }
 
@@ -211,39 +211,25 @@ static ar_status new_outputs(ari_linear *l, ar_ctx *ctx, ari_output *o, const ar
     return AR_OK;
 }
 
-/* o from x as it comes; *kept = what the backward pass wants of it. */
-static ar_status output_of(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor *kept, const ar_tensor *x)
+/* o from x, in chunks (NULL: as it comes); *kept = what the backward pass wants of it. */
+static ar_status output_of(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor *kept, const ar_tensor *x,
+                           const ari_chunks *c)
 {
-    const bool again = gathers_again(l, ctx);
-    ar_tensor in;
+    const bool again = gathers_again(l, ctx), ends = l->ends_input && !again;
+    ar_tensor in = *x, all;
     ari_product p;
-    AR_TRY(place_input(l, ctx, &in, x, l->ends_input && !again));
-    AR_TRY(new_outputs(l, ctx, o, &in, NULL));
+    if (!c)
+        AR_TRY(place_input(l, ctx, &in, x, ends));
+    AR_TRY(new_outputs(l, ctx, o, &in, c));
     AR_TRY(output_product(l, ctx, &p, in.shape[in.ndim - 1]));
-    AR_TRY(multiply(ctx, &p, o, &in));
+    const beside b = {.product = &p, .output = o, .whole = again ? NULL : &all};
+    AR_TRY(c ? gather_chunks(ctx, &b, c, x, p.tag) : multiply(ctx, &p, o, &in));
     AR_TRY(ari_fault_linear_output(ctx, ari_is_rowwise(&l->split), o, &in));
+    *kept = again ? *x : c ? all : in;
     if (again)
         ari_release_placed(ctx, &in, x);
-    *kept = again ? *x : in;
-    return AR_OK;
-}
-
-/* The same of an x that comes in chunks. */
-static ar_status output_of_gathered(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor *kept, const ar_tensor *x,
-                                    const ari_chunks *c)
-{
-    const bool again = gathers_again(l, ctx);
-    ar_tensor ended = *x;
-    ari_product p;
-    AR_TRY(new_outputs(l, ctx, o, x, c));
-    AR_TRY(output_product(l, ctx, &p, x->shape[x->ndim - 1]));
-    const beside b = {.product = &p, .output = o, .whole = again ? NULL : kept};
-    AR_TRY(gather_chunks(ctx, &b, c, x, p.tag));
-    AR_TRY(ari_fault_linear_output(ctx, false, o, x));
-    if (l->ends_input && !again)
-        ar_ctx_release(ctx, &ended);
-    if (again)
-        *kept = *x;
+    else if (c && ends)
+        ar_ctx_release(ctx, &in);
     return AR_OK;
 }
 
@@ -264,13 +250,13 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
     ari_chunks c;
     ar_tensor kept;
     AR_TRY(ari_check_features(l->weight[0]->name, "input", x, features));
-    AR_TRY(comes_in_chunks(&c, ctx, x, l->split.from, taken(l)) ? output_of_gathered(l, ctx, &o, &kept, x, &c)
-                                                                : output_of(l, ctx, &o, &kept, x));
+    const bool chunks = comes_in_chunks(&c, ctx, x, l->split.from, taken(l));
+    AR_TRY(output_of(l, ctx, &o, &kept, x, chunks ? &c : NULL));
     if (l->n > 1)
         ari_step_free(ctx, (ar_buf){(void *)(uintptr_t)o.bias.ptr});
     if (o.act != AR_ACT_NONE)
         *z = o.z;
-    AR_TRY(ari_place_on(ctx, y, &o.y, &l->out, (ar_hop){made(l), l->split.to}, l->weight[0]->name));
+    AR_TRY(ari_place(ctx, y, &o.y, &l->out, (ar_hop){made(l), l->split.to}, l->weight[0]->name, true));
     if (moved && act != AR_ACT_NONE)
         AR_TRY(activate(ctx, z, y, act));
     return keep(l, ctx, saved, &kept);
@@ -340,11 +326,11 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
     const bool chunks = !gathers_nothing(l, ctx) && comes_in_chunks(&c, ctx, dy, hop.from, hop.to);
     if (!chunks) {
         AR_TRY(gathers_nothing(l, ctx) ? ari_fault_own_gradient(ctx, all, dy)
-                                       : ari_place(ctx, all, dy, &l->out, hop, l->weight[0]->name));
+                                       : ari_place(ctx, all, dy, &l->out, hop, l->weight[0]->name, false));
         AR_TRY(gather_next(ctx, next));
     }
     if (dx) {
-        AR_TRY(chunks                            ? ari_like_all_tokens(ctx, &o.y, dy, &c, features)
+        AR_TRY(chunks                            ? ari_like_tokens(ctx, &o.y, dy, c.ranks * c.own, features)
                : scatters(ctx, gradient_made(l)) ? ari_like_own_tokens(ctx, &o.y, all, features)
                                                  : ari_like(ctx, &o.y, all, features));
         AR_TRY(gradient_product(l, ctx, &p));
@@ -362,7 +348,7 @@ static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
     const ar_hop hop = {gradient_made(l), ari_placed_gradient(l->split.from)};
     if (ari_is_rowwise(&l->split) && ari_placed_whole(hop.to) && ar_faulty(ctx, AR_FAULT_row_input_grad_not_gathered))
         return ari_fault_narrow_dx(ctx, dx, made_dx);
-    return ari_place_on(ctx, dx, made_dx, &l->in, hop, l->weight[0]->name);
+    return ari_place(ctx, dx, made_dx, &l->in, hop, l->weight[0]->name, true);
 }
 
 /* --- gradients of the parameters ---------------------------------------------------------------------------------- */

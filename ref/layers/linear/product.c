@@ -3,11 +3,6 @@
 
 #include "ref/layers/faults.h"
 
-ar_epilogue ari_output_epilogue(const ari_output *o, const ar_tensor *z_rows)
-{
-    return (ar_epilogue){.bias = o->bias, .act = o->act, .z = z_rows};
-}
-
 static ar_status make_operand(ar_ctx *ctx, const ar_operand **a, const ari_product *p, const ar_tensor *rows)
 {
     ar_parts parts = {.n = p->n, .along_k = true};
@@ -20,7 +15,7 @@ static ar_status make_operand(ar_ctx *ctx, const ar_operand **a, const ari_produ
 static ar_status round_sum(ar_ctx *ctx, const ari_product *p, const ari_output *o, ar_sum *s, size_t rows)
 {
     const ar_tensor y = ar_tensor_rows(&o->y), z = ar_tensor_rows(&o->z);
-    const ar_epilogue ep = ari_output_epilogue(o, &z);
+    const ar_epilogue ep = {.bias = o->bias, .act = o->act, .z = &z};
     if (p->unreduced)
         return ari_fault_partial_dx(ctx, &y, s, rows, p->tag);
     return ctx->arith->round(ctx, &y, s, &ep);
@@ -43,7 +38,7 @@ ar_status ari_multiply(ar_ctx *ctx, const ari_product *p, const ari_output *o, c
                                 p->tag));
     AR_TRY(round_sum(ctx, p, o, s, rows.shape[0]));
     ctx->arith->operand_done(ctx, a);
-    ari_release_rows(ctx, &rows, in);
+    ari_release_placed(ctx, &rows, in);
     return AR_OK;
 }
 

@@ -23,8 +23,6 @@ typedef struct ari_output {
     ar_activation act;
 } ari_output;
 
-ar_epilogue ari_output_epilogue(const ari_output *o, const ar_tensor *z_rows);
-
 /** o = in B^T, in [.., s, f] contiguous: at once. */
 AR_NODISCARD ar_status ari_multiply(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ar_tensor *in);
 /** The rows of chunk i, of which `rows` are A's, to their places; the product is complete here. */
