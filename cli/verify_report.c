@@ -42,7 +42,7 @@ static const char *value_text(char *out, ar_dtype t, double x)
 /* The largest difference: of numbers, unless only one of the two is one. */
 static const char *size_text(char *out, const ar_verify_row *r)
 {
-    const double a = r->worst_value[0], b = r->worst_value[1];
+    const double a = r->worst.value[0], b = r->worst.value[1];
     if (isnan(a) != isnan(b))
         snprintf(out, TEXT, "NaN");
     else if (!isnan(a) && isinf(a - b))
@@ -150,8 +150,8 @@ static void add_difference(ari_table *t, const ar_verify_report *r, const ar_ver
                   row->max_rel, ARI_COUNT(row->max_ulp));
     if (has_ratio(r))
         ari_table_cell(t, "%.3g", row->ratio);
-    ari_table_row(t, "%s\t%s\t%s\t%s", COSINE(row, 6), INDEX(row, row->worst), VALUE(row->dtype, row->worst_value[0]),
-                  VALUE(row->other_dtype, row->worst_value[1]));
+    ari_table_row(t, "%s\t%s\t%s\t%s", COSINE(row, 6), INDEX(row, row->worst.index),
+                  VALUE(row->dtype, row->worst.value[0]), VALUE(row->other_dtype, row->worst.value[1]));
 }
 
 static ar_status print_differences(FILE *to, const ar_verify_report *r, size_t most)
@@ -200,8 +200,8 @@ static void add_copies(ari_table *t, const ar_verify_report *r, const ar_verify_
     (void)r;
     ari_table_cell(t, "COPIES %s (%s): rank %d and rank %d in %s element%s, first at %s: %s and %s",
                    ARI_SHOW(row->name), row->in_reference ? "reference" : "other", row->ranks[0], row->ranks[1],
-                   ARI_COUNT(row->elements_different), plural(row->elements_different), INDEX(row, row->first),
-                   VALUE(row->dtype, row->first_value[0]), VALUE(row->dtype, row->first_value[1]));
+                   ARI_COUNT(row->elements_different), plural(row->elements_different), INDEX(row, row->first.index),
+                   VALUE(row->dtype, row->first.value[0]), VALUE(row->dtype, row->first.value[1]));
 }
 
 static void add_name(ari_table *t, const ar_verify_report *r, const ar_verify_row *row)
@@ -241,7 +241,7 @@ static void print_where(FILE *to, const ar_verify_report *r, const ar_verify_row
     if (row->step > 0 && row->pass != 'w' && row->pass != '?')
         fprintf(to, "step %d, ", row->step);
     fprintf(to, "%s%selement %s", pass_text(row->pass), pass_text(row->pass)[0] ? "; first " : "first ",
-            INDEX(row, row->first));
+            INDEX(row, row->first.index));
     if (row->state == AR_VERIFY_DIFFERENT && row->ranks[0] >= 0 && r->ranks > 1)
         fprintf(to, ", of rank %d of %d", row->ranks[0], r->ranks);
     fprintf(to, "\n");
@@ -249,10 +249,10 @@ static void print_where(FILE *to, const ar_verify_report *r, const ar_verify_row
 
 static void print_values(FILE *to, const ar_verify_report *r, const ar_verify_row *row)
 {
-    fprintf(to, "    first     %s in the reference, %s in the other\n", VALUE(row->dtype, row->first_value[0]),
-            VALUE(row->other_dtype, row->first_value[1]));
-    fprintf(to, "    worst     %s in the reference, %s in the other, at %s", VALUE(row->dtype, row->worst_value[0]),
-            VALUE(row->other_dtype, row->worst_value[1]), INDEX(row, row->worst));
+    fprintf(to, "    first     %s in the reference, %s in the other\n", VALUE(row->dtype, row->first.value[0]),
+            VALUE(row->other_dtype, row->first.value[1]));
+    fprintf(to, "    worst     %s in the reference, %s in the other, at %s", VALUE(row->dtype, row->worst.value[0]),
+            VALUE(row->other_dtype, row->worst.value[1]), INDEX(row, row->worst.index));
     if (has_ratio(r))
         fprintf(to, "; %.2e is allowed, the difference is %.3g times that", row->allowed, row->ratio);
     fprintf(to, "\n    how many  %s of %s elements (%.3g %%)", ARI_COUNT(row->elements_different),
@@ -278,7 +278,7 @@ static void print_detail(FILE *to, const ar_verify_report *r, const ar_verify_ro
         print_values(to, r, row);
     if (row->copies_differ)
         fprintf(to, "    copies    %s on rank %d, %s on rank %d (%s); %s of its elements differ between the two\n",
-                VALUE(row->dtype, row->first_value[0]), row->ranks[0], VALUE(row->dtype, row->first_value[1]),
+                VALUE(row->dtype, row->first.value[0]), row->ranks[0], VALUE(row->dtype, row->first.value[1]),
                 row->ranks[1], row->in_reference ? "of the reference" : "of the other",
                 ARI_COUNT(row->elements_different));
     if (row->pattern[0])
@@ -443,8 +443,8 @@ static bool by_rounding(const ar_verify_row *row)
     const double u = roundoff_of(row->dtype);
     if (row->evidence.cause && strcmp(row->evidence.cause, "small_change") == 0) /* of two exact runs */
         return false;
-    return row->nan[0] == row->nan[1] && row->inf[0] == row->inf[1] && isfinite(row->worst_value[0]) &&
-           isfinite(row->worst_value[1]) && row->rms <= fmin(16.0 * u, 0.01) * row->rms_reference &&
+    return row->nan[0] == row->nan[1] && row->inf[0] == row->inf[1] && isfinite(row->worst.value[0]) &&
+           isfinite(row->worst.value[1]) && row->rms <= fmin(16.0 * u, 0.01) * row->rms_reference &&
            row->max_abs <= fmin(256.0 * u, 0.05) * row->max_reference;
 }
 
@@ -516,7 +516,7 @@ void ari_verify_print_verdict(FILE *to, const ar_verify_report *r)
         if (has_ratio(r))
             fprintf(to, "%.3g times what is allowed", w->ratio);
         else
-            fprintf(to, "max|d| %s at %s", SIZE(w), INDEX(w, w->worst));
+            fprintf(to, "max|d| %s at %s", SIZE(w), INDEX(w, w->worst.index));
     }
     if (r->compared > 0 && r->different == 0)
         fprintf(to, "; what both have is the same: --common leaves the others out");

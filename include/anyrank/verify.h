@@ -53,6 +53,19 @@ typedef enum ar_verify_state {
 } ar_verify_state;
 
 #define AR_VERIFY_ULP_BINS 34
+typedef struct ar_verify_element {
+    size_t index;    /* row-major */
+    double value[2]; /* in the reference, in the other */
+} ar_verify_element;
+
+/* For a picture: the largest |difference| over what is allowed (over the reference's rms without a tolerance) in each
+ * cell of a grid over the tensor as a matrix. */
+typedef struct ar_verify_map {
+    float *cell;                     /* [rows, cols]; NULL where nothing differs */
+    size_t rows, cols;               /* at most 48 by 96 */
+    size_t matrix_rows, matrix_cols; /* of the tensor: all dimensions but the last, the last */
+} ar_verify_map;
+
 /** What is known of one tensor. Differences are those of all elements, also of those that the rule lets pass. Of a
  *  tensor with the same bytes in both only nan and inf are counted; the other figures are 0. Complex numbers are pairs
  *  of F32, along a last dimension of 2. */
@@ -72,29 +85,24 @@ typedef struct ar_verify_row {
     double max_abs, rms;       /* of other - reference, over finite elements */
     double max_rel; /* of |other - reference|/|reference| where the reference is not 0; infinite: only where it is */
     double rms_reference, max_reference;
-    uint64_t max_ulp;    /* in steps of the reference's dtype, of which -0 to +0 is one; NaN apart */
-    double cosine;       /* of the two as vectors; NaN: one is all zero, or the bytes are the same */
-    double scale;        /* the factor that fits best: sum(other*reference) / sum(reference^2) */
-    double allowed;      /* that the rule allows the worst element; 0: nothing */
-    double ratio;        /* worst |difference| over what is allowed; infinity where nothing is */
-    size_t first, worst; /* elements, row-major: the first that differs by the rule, the one with the largest ratio or
-                            difference */
-    double first_value[2], worst_value[2]; /* reference, other */
+    uint64_t max_ulp; /* in steps of the reference's dtype, of which -0 to +0 is one; NaN apart */
+    double cosine;    /* of the two as vectors; NaN: one is all zero, or the bytes are the same */
+    double scale;     /* the factor that fits best: sum(other*reference) / sum(reference^2) */
+    double allowed;   /* that the rule allows the worst element; 0: nothing */
+    double ratio;     /* worst |difference| over what is allowed; infinity where nothing is */
+    ar_verify_element first,
+        worst; /* the first that differs by the rule, the one with the largest ratio or difference */
     uint64_t
         ulp_bins[AR_VERIFY_ULP_BINS]; /* elements by distance: 0, 1, 2..3, 4..7, .., the last: NaN against a number */
     size_t drift; /* elements of two copies, in either dump, that differ in bits and are the same by the rule */
     size_t elements_doubted; /* weights after a step that differ no more than their gradients' differences explain */
     bool copies_differ;      /* AR_VERIFY_REPLICAS, or so are the copies of a tensor that only one dump has; then
-                           elements_different, first and first_value are those of the copies */
+                           elements_different and first are those of the copies */
     bool in_reference;       /* copies_differ: of the reference */
     int ranks[2];            /* copies_differ: the two that differ; else ranks[0] the rank that holds `first`, -1 */
     char pattern[256], hint[512]; /* "" where it was not explained */
     ar_evidence evidence;
-    /* For a picture: the largest |difference| over what is allowed (over the reference's rms without a tolerance) in
-     * each cell of a grid over the tensor as a matrix, [map_rows][map_cols]; NULL where nothing differs. */
-    float *map;
-    size_t map_rows, map_cols;       /* at most 48 by 96 */
-    size_t matrix_rows, matrix_cols; /* of the tensor as a matrix: all dimensions but the last, the last */
+    ar_verify_map map;
 } ar_verify_row;
 
 typedef struct ar_verify_report {

@@ -59,7 +59,7 @@ static void expect_told(const char *part, size_t from, size_t to)
     const size_t shape[] = {ROWS, COLS};
     float *x = malloc(ROWS * COLS * sizeof *x);
     ar_dump *a = NULL, *b = NULL;
-    ar_verify_row row = {.name = "w", .pass = 'g', .first = from};
+    ar_verify_row row = {.name = "w", .pass = 'g', .first.index = from};
     const ari_explain_case none = {0};
     cr_assert_not_null(x);
     for (size_t i = 0; i < (size_t)ROWS * COLS; i++)

@@ -35,11 +35,11 @@ static void fill(ar_verify_report *r, ar_verify_row *row)
     row[0].elements_different = row[0].bits_different = 3;
     row[0].cosine = NAN;
     row[0].ratio = INFINITY;
-    row[0].first = 1;
-    row[0].worst = 5;
-    row[0].map = map;
-    row[0].map_rows = 2;
-    row[0].map_cols = 3;
+    row[0].first.index = 1;
+    row[0].worst.index = 5;
+    row[0].map.cell = map;
+    row[0].map.rows = 2;
+    row[0].map.cols = 3;
     row[0].ulp_bins[AR_VERIFY_ULP_BINS - 1] = 3;
     snprintf(row[0].hint, sizeof row[0].hint, "missing all-reduce");
     row[2].state = AR_VERIFY_MISSING;

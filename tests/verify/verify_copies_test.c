@@ -38,7 +38,8 @@ Test(verify_copies, that_differ_of_a_tensor_that_one_dump_lacks_are_reported)
         const ar_verify_row *a = &r->row[strcmp(r->row[0].name, "a") == 0 ? 0 : 1];
         cr_expect_eq(a->state, swapped ? AR_VERIFY_UNEXPECTED : AR_VERIFY_MISSING);
         cr_expect(a->copies_differ && a->in_reference == !swapped && a->ranks[0] == 0 && a->ranks[1] == 1);
-        cr_expect(a->first == 2 && a->elements_different == 2 && a->first_value[0] == 3.0 && a->first_value[1] == 5.0);
+        cr_expect(a->first.index == 2 && a->elements_different == 2 && a->first.value[0] == 3.0 &&
+                  a->first.value[1] == 5.0);
         ar_verify_report_destroy(r);
     }
 }

@@ -16,7 +16,7 @@ static void equal_bytes_are_the_same_and_cost_no_figures(void)
     cr_assert_not_null(r, "%s", ar_error_message());
     cr_expect(r->same && r->compared == 1 && r->different == 0 && r->first == SIZE_MAX && r->worst == SIZE_MAX);
     cr_expect_eq(r->row[0].state, AR_VERIFY_SAME);
-    cr_expect_null(r->row[0].map);
+    cr_expect_null(r->row[0].map.cell);
     cr_expect_eq(r->bytes, 32);
     ar_verify_report_destroy(r);
 }
@@ -34,12 +34,12 @@ static void every_figure_of_a_small_difference_is_what_it_is_defined_to_be(void)
     cr_expect_float_eq(w->rms_reference, sqrt(26.0 / 4.0), 1e-15);
     cr_expect_float_eq(w->scale, (9.0 + 16.0 + 1.25) / 26.0, 1e-15);
     cr_expect_float_eq(w->cosine, 26.25 / sqrt(26.0 * (25.0 + 0.25 + 1.5625)), 1e-15);
-    cr_expect(w->first == 1 && w->first_value[0] == 0.0 && w->first_value[1] == 0.5);
-    cr_expect(w->worst == 1 && w->worst_value[1] == 0.5 && isinf(w->ratio) && w->allowed == 0.0);
+    cr_expect(w->first.index == 1 && w->first.value[0] == 0.0 && w->first.value[1] == 0.5);
+    cr_expect(w->worst.index == 1 && w->worst.value[1] == 0.5 && isinf(w->ratio) && w->allowed == 0.0);
     cr_expect_eq(w->max_ulp, 0x3f000000u, "from 0 to 1/2 there are as many steps as the bits of 1/2 say");
     cr_expect(w->ulp_bins[0] == 2 && w->ulp_bins[22] == 1 && w->ulp_bins[30] == 1);
-    cr_expect(w->map_rows == 1 && w->map_cols == 4 && w->map[0] == 0.0f);
-    cr_expect_float_eq((double)w->map[1], 0.5 / w->rms_reference, 1e-7);
+    cr_expect(w->map.rows == 1 && w->map.cols == 4 && w->map.cell[0] == 0.0f);
+    cr_expect_float_eq((double)w->map.cell[1], 0.5 / w->rms_reference, 1e-7);
     ar_verify_report_destroy(r);
 }
 
@@ -155,7 +155,7 @@ static void complex_numbers_are_pairs(void)
     cr_assert_not_null(r, "%s", ar_error_message());
     const ar_verify_row *w = &r->row[0];
     cr_expect(w->ndim == 2 && w->shape[0] == 2 && w->shape[1] == 2 && w->elements == 4);
-    cr_expect(w->elements_different == 1 && w->first == 3 && w->max_abs == 0.5);
+    cr_expect(w->elements_different == 1 && w->first.index == 3 && w->max_abs == 0.5);
     ar_verify_report_destroy(r);
 }
 
@@ -165,9 +165,9 @@ static void numbers_below_a_byte_are_unpacked(void)
     const unsigned char a[] = {0x21, 0x74}, b[] = {0x21, 0xf4}, c[] = {0x0c, 0xc3, 0x30}, d[] = {0x4c, 0xc3, 0x30};
     ar_verify_report *r = verify_vectors(by_bits, AR_F4, 4, a, b), *s = verify_vectors(by_bits, AR_F6_E3M2, 4, c, d);
     cr_assert(r && s, "%s", ar_error_message());
-    cr_expect(r->row[0].first == 3 && r->row[0].first_value[0] == 6.0 && r->row[0].first_value[1] == -6.0);
+    cr_expect(r->row[0].first.index == 3 && r->row[0].first.value[0] == 6.0 && r->row[0].first.value[1] == -6.0);
     cr_expect_eq(r->row[0].max_ulp, 15, "through both zeros");
-    cr_expect(s->row[0].first == 1 && s->row[0].first_value[0] == 1.0 && s->row[0].first_value[1] == 1.25);
+    cr_expect(s->row[0].first.index == 1 && s->row[0].first.value[0] == 1.0 && s->row[0].first.value[1] == 1.25);
     ar_verify_report_destroy(r);
     ar_verify_report_destroy(s);
 }
@@ -199,7 +199,8 @@ static void every_number_of_threads_gives_the_same_report(void)
         ar_verify_report *r = verify_vectors(o, AR_F32, LONG, a, b);
         cr_assert_not_null(r, "%s", ar_error_message());
         ar_verify_row *w = &r->row[0];
-        cr_expect(w->elements_different == 3 && w->first == 1048576 && w->worst == LONG - 1 && w->max_abs == 2.0);
+        cr_expect(w->elements_different == 3 && w->first.index == 1048576 && w->worst.index == LONG - 1 &&
+                  w->max_abs == 2.0);
         uint64_t counted = 0;
         for (size_t k = 0; k < AR_VERIFY_ULP_BINS; k++)
             counted += w->ulp_bins[k];
@@ -209,13 +210,13 @@ static void every_number_of_threads_gives_the_same_report(void)
             cr_expect(v->rms == w->rms && v->rms_reference == w->rms_reference && v->cosine == w->cosine &&
                       v->scale == w->scale && strcmp(v->hint, w->hint) == 0);
             cr_expect_arr_eq(v->ulp_bins, w->ulp_bins, sizeof v->ulp_bins);
-            cr_expect_arr_eq(v->map, w->map, v->map_rows * v->map_cols * sizeof *v->map);
+            cr_expect_arr_eq(v->map.cell, w->map.cell, v->map.rows * v->map.cols * sizeof *v->map.cell);
             ar_verify_report_destroy(r);
         } else {
             one = r;
         }
     }
-    cr_expect(one->row[0].map[67] > 0.0f && one->row[0].map[95] > 0.0f && one->row[0].map[0] == 0.0f);
+    cr_expect(one->row[0].map.cell[67] > 0.0f && one->row[0].map.cell[95] > 0.0f && one->row[0].map.cell[0] == 0.0f);
     ar_verify_report_destroy(one);
     free(a);
     free(b);
@@ -237,11 +238,11 @@ static void a_map_has_the_differences_of_its_cells(void)
     const ar_verify_options o = {.reference = f.reference, .other = f.other, .rule = AR_VERIFY_TOLERANCE, .atol = 0.5};
     cr_assert_eq(ar_verify(&r, &o), AR_OK, "%s", ar_error_message());
     const ar_verify_row *w = &r->row[0];
-    cr_assert(w->map_rows == 48 && w->map_cols == 96 && w->matrix_rows == 100 && w->matrix_cols == 200);
+    cr_assert(w->map.rows == 48 && w->map.cols == 96 && w->map.matrix_rows == 100 && w->map.matrix_cols == 200);
     for (size_t y = 0; y < 48; y++) {
         for (size_t x = 0; x < 96; x++) {
             const float expected = y == 47 && x == 0 ? 4.0f : y == 24 && x == 95 ? 2.0f : 0.0f;
-            cr_expect_eq(w->map[y * 96 + x], expected, "cell %zu %zu: %g", y, x, (double)w->map[y * 96 + x]);
+            cr_expect_eq(w->map.cell[y * 96 + x], expected, "cell %zu %zu: %g", y, x, (double)w->map.cell[y * 96 + x]);
         }
     }
     ar_verify_report_destroy(r);
@@ -261,8 +262,8 @@ static void a_narrow_matrix_has_a_cell_for_each_element(void)
     const ar_verify_options o = {.reference = f.reference, .other = f.other};
     cr_assert_eq(ar_verify(&r, &o), AR_OK, "%s", ar_error_message());
     const float expected[] = {0.0f, 1.0f, 0.0f, 0.0f, 3.0f, 0.0f};
-    cr_assert(r->row[0].map_rows == 3 && r->row[0].map_cols == 2);
-    cr_expect_arr_eq(r->row[0].map, expected, sizeof expected);
+    cr_assert(r->row[0].map.rows == 3 && r->row[0].map.cols == 2);
+    cr_expect_arr_eq(r->row[0].map.cell, expected, sizeof expected);
     ar_verify_report_destroy(r);
     two_files_remove(&f);
 }
@@ -307,12 +308,13 @@ static void expect_the_same_figures(const ar_verify_row *x, const ar_verify_row 
               "case %zu: %zu and %zu differ", number, x->elements_different, y->elements_different);
     cr_expect(x->max_abs == y->max_abs && x->max_rel == y->max_rel && x->ratio == y->ratio && x->allowed == y->allowed,
               "case %zu: %g and %g, ratio %g and %g", number, x->max_abs, y->max_abs, x->ratio, y->ratio);
-    cr_expect(x->first == y->first && x->worst == y->worst, "case %zu: worst %zu and %zu", number, x->worst, y->worst);
+    cr_expect(x->first.index == y->first.index && x->worst.index == y->worst.index, "case %zu: worst %zu and %zu",
+              number, x->worst.index, y->worst.index);
     cr_expect_arr_eq(x->ulp_bins, y->ulp_bins, sizeof x->ulp_bins, "case %zu", number);
     cr_expect(x->rms == y->rms && x->rms_reference == y->rms_reference && x->scale == y->scale, "case %zu", number);
-    cr_assert(!x->map == !y->map && x->map_rows == y->map_rows && x->map_cols == y->map_cols);
-    if (x->map) /* there is none where all is the same by the rule */
-        cr_expect_arr_eq(x->map, y->map, x->map_rows * x->map_cols * sizeof *x->map, "case %zu", number);
+    cr_assert(!x->map.cell == !y->map.cell && x->map.rows == y->map.rows && x->map.cols == y->map.cols);
+    if (x->map.cell) /* there is none where all is the same by the rule */
+        cr_expect_arr_eq(x->map.cell, y->map.cell, x->map.rows * x->map.cols * sizeof *x->map.cell, "case %zu", number);
 }
 
 static void ordinary_numbers_give_the_same_figures_on_the_shorter_way(void)

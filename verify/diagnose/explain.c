@@ -336,7 +336,7 @@ static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify
     name_case(&v, row, known);
     choose_shape(&v, e->other); /* its ranks' boxes are of it */
     if (e->stretch)
-        choose_stretch(&v, e->other, row->first);
+        choose_stretch(&v, e->other, row->first.index);
     AR_TRY_TO(done, st, read_both(&v, e->reference, e->other));
     AR_TRY_TO(done, st, read_earlier(&v, known));
     AR_TRY_TO(done, st, read_doubt(&v, known));

@@ -54,12 +54,12 @@ static void set_measures(json_t *o, const ar_verify_row *r)
 
 static void set_places(json_t *o, const ar_verify_row *r)
 {
-    json_object_set_new(o, "index", index_of(r, r->worst));
-    set(o, "reference", r->worst_value[0]);
-    set(o, "actual", r->worst_value[1]);
-    json_object_set_new(o, "first_index", index_of(r, r->first));
-    set(o, "first_reference", r->first_value[0]);
-    set(o, "first_actual", r->first_value[1]);
+    json_object_set_new(o, "index", index_of(r, r->worst.index));
+    set(o, "reference", r->worst.value[0]);
+    set(o, "actual", r->worst.value[1]);
+    json_object_set_new(o, "first_index", index_of(r, r->first.index));
+    set(o, "first_reference", r->first.value[0]);
+    set(o, "first_actual", r->first.value[1]);
     if (r->copies_differ) {
         json_object_set_new(o, "ranks", json_pack("[i,i]", r->ranks[0], r->ranks[1]));
         json_object_set_new(o, "copies_of", json_string(r->in_reference ? "reference" : "other"));
@@ -155,12 +155,12 @@ void ari_verify_set_facts(json_t *o, const ar_verify_report *r)
 /* --- the page ----------------------------------------------------------------------------------------------------- */
 
 /* Three digits are enough for a colour, and keep the page small. */
-static json_t *map_of(const ar_verify_row *r)
+static json_t *map_of(const ar_verify_map *m)
 {
     json_t *list = json_array();
-    for (size_t i = 0; r->map && i < r->map_rows * r->map_cols; i++) {
+    for (size_t i = 0; m->cell && i < m->rows * m->cols; i++) {
         char digits[32];
-        const double cell = (double)r->map[i];
+        const double cell = (double)m->cell[i];
         snprintf(digits, sizeof digits, "%.3g", cell);
         json_array_append_new(list, isfinite(cell) ? json_real(strtod(digits, NULL)) : json_integer(-1));
     }
@@ -182,9 +182,10 @@ static json_t *row_of(const ar_verify_row *r)
         return row_head(r);
     json_t *o = ari_verify_row_json(r, true);
     json_object_set_new(o, "bins", bins_of(r));
-    json_object_set_new(o, "map", map_of(r));
-    json_object_set_new(o, "map_shape", json_pack("[I, I]", (json_int_t)r->map_rows, (json_int_t)r->map_cols));
-    json_object_set_new(o, "matrix", json_pack("[I, I]", (json_int_t)r->matrix_rows, (json_int_t)r->matrix_cols));
+    json_object_set_new(o, "map", map_of(&r->map));
+    json_object_set_new(o, "map_shape", json_pack("[I, I]", (json_int_t)r->map.rows, (json_int_t)r->map.cols));
+    json_object_set_new(o, "matrix",
+                        json_pack("[I, I]", (json_int_t)r->map.matrix_rows, (json_int_t)r->map.matrix_cols));
     return o;
 }
 

@@ -442,7 +442,7 @@ void ar_verify_report_destroy(ar_verify_report *r)
         return;
     for (size_t i = 0; i < r->rows; i++) {
         free_text(r->row[i].name);
-        free(r->row[i].map);
+        free(r->row[i].map.cell);
     }
     free(r->row);
     free(r->worst_order);

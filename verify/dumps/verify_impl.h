@@ -85,8 +85,7 @@ typedef struct ari_deviation {
     double max_abs, max_rel, max_reference;
     bool from_zero; /* a difference where the reference is 0 */
     uint64_t max_ulp;
-    size_t first, worst; /* SIZE_MAX: none */
-    double first_value[2], worst_value[2];
+    ar_verify_element first, worst; /* of index SIZE_MAX: none */
     double worst_ratio, worst_difference, allowed;
     uint64_t ulp_bins[AR_VERIFY_ULP_BINS];
 } ari_deviation;

@@ -213,8 +213,8 @@ static void describe(ar_verify_row *r, const ari_sides *s)
     r->ndim = shape_of(r->shape, a);
     r->other_ndim = shape_of(r->other_shape, b);
     r->elements = a->count * (a->dtype == AR_C64 ? 2 : 1);
-    r->matrix_cols = r->ndim > 0 ? r->shape[r->ndim - 1] : 1;
-    r->matrix_rows = r->matrix_cols > 0 ? r->elements / r->matrix_cols : 0;
+    r->map.matrix_cols = r->ndim > 0 ? r->shape[r->ndim - 1] : 1;
+    r->map.matrix_rows = r->map.matrix_cols > 0 ? r->elements / r->map.matrix_cols : 0;
     r->ranks[0] = r->ranks[1] = -1;
     r->cosine = (double)NAN;
     r->state = !s->of[0] ? AR_VERIFY_UNEXPECTED : !s->of[1] ? AR_VERIFY_MISSING : AR_VERIFY_SAME;

@@ -65,9 +65,7 @@ static void tell_copies(ar_verify_row *r, const ar_dump_disagreement *d, bool in
     r->copies_differ = true;
     r->in_reference = in_reference;
     memcpy(r->ranks, d->ranks, sizeof r->ranks);
-    r->first = r->worst = d->index;
-    memcpy(r->first_value, d->value, sizeof r->first_value);
-    memcpy(r->worst_value, d->value, sizeof r->worst_value);
+    r->first = r->worst = (ar_verify_element){d->index, {d->value[0], d->value[1]}};
     r->elements_different = r->bits_different = d->elements;
 }
 
@@ -177,12 +175,13 @@ static ar_status bytes_task(void *user, size_t task, int worker)
 
 /* --- statistics --------------------------------------------------------------------------------------------------- */
 
-static void merge_map(ar_verify_row *r, const float *map)
+static void merge_map(ar_verify_map *to, const float *from)
 {
-    for (size_t y = 0; y < r->map_rows; y++) {
-        for (size_t x = 0; x < r->map_cols; x++) {
-            float *to = &r->map[y * r->map_cols + x];
-            *to = map[y * ARI_MAP_COLS + x] > *to ? map[y * ARI_MAP_COLS + x] : *to;
+    for (size_t y = 0; y < to->rows; y++) {
+        for (size_t x = 0; x < to->cols; x++) {
+            float *cell = &to->cell[y * to->cols + x];
+            const float other = from[y * ARI_MAP_COLS + x];
+            *cell = other > *cell ? other : *cell;
         }
     }
 }
@@ -204,18 +203,18 @@ static ar_status stats_task(void *user, size_t task, int worker)
     pair->sums[block] = sums;
     pthread_mutex_lock(p->lock);
     ari_deviation_add(&pair->tally, &tally);
-    merge_map(pair->row, s->map);
+    merge_map(&pair->row->map, s->map);
     pthread_mutex_unlock(p->lock);
     return AR_OK;
 }
 
 static ar_status prepare_stats(ari_pair *pair)
 {
-    ar_verify_row *r = pair->row;
+    ar_verify_map *m = &pair->row->map;
     ari_deviation_init(&pair->tally);
-    r->map_rows = r->matrix_rows < ARI_MAP_ROWS ? r->matrix_rows : ARI_MAP_ROWS;
-    r->map_cols = r->matrix_cols < ARI_MAP_COLS ? r->matrix_cols : ARI_MAP_COLS;
-    AR_TRY(ari_alloc_zero((void **)&r->map, r->map_rows * r->map_cols, sizeof *r->map, "a map of differences"));
+    m->rows = m->matrix_rows < ARI_MAP_ROWS ? m->matrix_rows : ARI_MAP_ROWS;
+    m->cols = m->matrix_cols < ARI_MAP_COLS ? m->matrix_cols : ARI_MAP_COLS;
+    AR_TRY(ari_alloc_zero((void **)&m->cell, m->rows * m->cols, sizeof *m->cell, "a map of differences"));
     return ari_alloc_zero((void **)&pair->sums, pair->blocks, sizeof *pair->sums, "sums over a tensor");
 }
 
@@ -261,12 +260,12 @@ static void fill_sums(ar_verify_row *r, const ari_pair *pair)
 static void finish_map(ar_verify_row *r, ar_verify_rule rule)
 {
     if (r->state == AR_VERIFY_SAME) {
-        free(r->map);
-        r->map = NULL;
+        free(r->map.cell);
+        r->map.cell = NULL;
         return;
     }
-    for (size_t i = 0; rule == AR_VERIFY_BITS && r->rms_reference > 0.0 && i < r->map_rows * r->map_cols; i++)
-        r->map[i] = (float)((double)r->map[i] / r->rms_reference);
+    for (size_t i = 0; rule == AR_VERIFY_BITS && r->rms_reference > 0.0 && i < r->map.rows * r->map.cols; i++)
+        r->map.cell[i] = (float)((double)r->map.cell[i] / r->rms_reference);
 }
 
 static void fill_row(const ari_pair *pair)
@@ -289,14 +288,12 @@ static void fill_row(const ari_pair *pair)
         r->elements_different = t->different;
         r->bits_different = t->bits_different;
         r->elements_doubted = t->doubted;
-        r->worst = t->worst == SIZE_MAX ? 0 : t->worst;
-        r->first = t->first == SIZE_MAX ? r->worst : t->first;
-        memcpy(r->worst_value, t->worst_value, sizeof r->worst_value);
-        memcpy(r->first_value, t->first == SIZE_MAX ? t->worst_value : t->first_value, sizeof r->first_value);
+        r->worst = t->worst.index == SIZE_MAX ? (ar_verify_element){0} : t->worst;
+        r->first = t->first.index == SIZE_MAX ? r->worst : t->first;
         r->allowed = t->allowed;
         r->ratio = t->worst_ratio > 0.0 ? t->worst_ratio : 0.0;
         if (r->state == AR_VERIFY_DIFFERENT && pair->side[1]->dtype != AR_C64)
-            r->ranks[0] = rank_of_element(pair->side[1], r->first);
+            r->ranks[0] = rank_of_element(pair->side[1], r->first.index);
     }
     finish_map(r, pair->rule.rule);
 }
@@ -333,7 +330,7 @@ static ar_status find_doubt(ari_pair *pair, const ari_verifying *v, double *reac
     AR_TRY(ari_alloc((void **)&pair->doubt, 1, sizeof d, r->name));
     *pair->doubt = d;
     ari_deviation_init(&pair->tally);
-    memset(r->map, 0, r->map_rows * r->map_cols * sizeof *r->map);
+    memset(r->map.cell, 0, r->map.rows * r->map.cols * sizeof *r->map.cell);
     return AR_OK;
 }
 

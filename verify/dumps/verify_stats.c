@@ -113,7 +113,7 @@ static size_t drop_infinite(double *a, double *b, size_t n)
 
 void ari_deviation_init(ari_deviation *t)
 {
-    *t = (ari_deviation){.first = SIZE_MAX, .worst = SIZE_MAX, .worst_ratio = -1.0};
+    *t = (ari_deviation){.first.index = SIZE_MAX, .worst.index = SIZE_MAX, .worst_ratio = -1.0};
 }
 
 static double larger(double a, double b)
@@ -127,7 +127,7 @@ static bool is_worse(const ari_deviation *t, double ratio, double difference, si
         return ratio > t->worst_ratio;
     if (difference != t->worst_difference)
         return difference > t->worst_difference;
-    return index < t->worst;
+    return index < t->worst.index;
 }
 
 void ari_deviation_add(ari_deviation *to, const ari_deviation *t)
@@ -147,16 +147,13 @@ void ari_deviation_add(ari_deviation *to, const ari_deviation *t)
     to->max_ulp = to->max_ulp > t->max_ulp ? to->max_ulp : t->max_ulp;
     for (size_t k = 0; k < AR_VERIFY_ULP_BINS; k++)
         to->ulp_bins[k] += t->ulp_bins[k];
-    if (t->first < to->first) {
+    if (t->first.index < to->first.index)
         to->first = t->first;
-        memcpy(to->first_value, t->first_value, sizeof to->first_value);
-    }
-    if (t->worst != SIZE_MAX && is_worse(to, t->worst_ratio, t->worst_difference, t->worst)) {
+    if (t->worst.index != SIZE_MAX && is_worse(to, t->worst_ratio, t->worst_difference, t->worst.index)) {
         to->worst = t->worst;
         to->worst_ratio = t->worst_ratio;
         to->worst_difference = t->worst_difference;
         to->allowed = t->allowed;
-        memcpy(to->worst_value, t->worst_value, sizeof to->worst_value);
     }
 }
 
@@ -206,17 +203,16 @@ static judged judge(const ari_pair *p, double a, double difference, uint64_t ste
 }
 
 typedef struct element {
-    double value[2];
+    ar_verify_element at;
     double difference; /* NaN: one is no number */
     uint64_t steps;
-    size_t index;
     double beside;
 } element;
 
 /* Returns what the map shows. */
 static double take(const ari_pair *p, ari_deviation *t, const element *e)
 {
-    const double a = e->value[0], b = e->value[1];
+    const double a = e->at.value[0], b = e->at.value[1];
     const judged j = judge(p, a, e->difference, e->steps, e->beside);
     const double difference = isnan(e->difference) ? (double)INFINITY : e->difference;
     t->bits_different += e->steps != 0 || (p->format[0].dtype != p->format[1].dtype && difference != 0.0);
@@ -238,17 +234,14 @@ static double take(const ari_pair *p, ari_deviation *t, const element *e)
     t->doubted += j.doubted;
     if (j.different) {
         t->different++;
-        if (e->index < t->first) {
-            t->first = e->index;
-            memcpy(t->first_value, e->value, sizeof t->first_value);
-        }
+        if (e->at.index < t->first.index)
+            t->first = e->at;
     }
-    if ((j.different || e->steps != 0 || difference != 0.0) && is_worse(t, j.ratio, difference, e->index)) {
-        t->worst = e->index;
+    if ((j.different || e->steps != 0 || difference != 0.0) && is_worse(t, j.ratio, difference, e->at.index)) {
+        t->worst = e->at;
         t->worst_ratio = j.ratio;
         t->worst_difference = difference;
         t->allowed = j.allowed;
-        memcpy(t->worst_value, e->value, sizeof t->worst_value);
     }
     return p->rule.rule == AR_VERIFY_BITS || j.ratio == 0.0 ? difference : j.ratio;
 }
@@ -282,9 +275,8 @@ static bool is_integer(const ari_format *f)
 static element element_at(const ari_pair *p, const ari_scratch *s, size_t i, size_t index)
 {
     const ari_format *f = p->format;
-    element e = {
-        .value = {s->side[0].value[i], s->side[1].value[i]}, .index = index, .beside = p->doubt ? s->beside[i] : 0.0};
-    const double a = e.value[0], b = e.value[1];
+    element e = {.at = {index, {s->side[0].value[i], s->side[1].value[i]}}, .beside = p->doubt ? s->beside[i] : 0.0};
+    const double a = e.at.value[0], b = e.at.value[1];
     const bool same_format = f[0].dtype == f[1].dtype;
     if (isnan(a) && isnan(b)) {
         e.steps = same_format ? s->steps[i] : 0;
@@ -319,7 +311,7 @@ static common common_of(const ari_deviation *t)
                     .max_rel = t->max_rel * (1.0 - 0x1p-48), /* whatever is below it in rounded numbers is below it */
                     .worst_ratio = t->worst_ratio,
                     .worst_difference = t->worst_difference,
-                    .begun = t->first != SIZE_MAX};
+                    .begun = t->first.index != SIZE_MAX};
 }
 
 static void common_add(ari_deviation *t, const common *c)
@@ -426,17 +418,17 @@ static size_t cell_begin(size_t k, size_t n, size_t size)
 
 static void take_all(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally)
 {
-    const ar_verify_row *r = p->row;
-    const size_t cols = r->matrix_cols;
+    const ar_verify_map *m = &p->row->map;
+    const size_t cols = m->matrix_cols;
     taking t = taking_of(p, s, start, tally);
     size_t at = 0;
     while (at < n) {
         const size_t row = (start + at) / cols, col = (start + at) % cols;
-        const size_t cell_row = row * r->map_rows / r->matrix_rows;
-        size_t cell = col * r->map_cols / cols;
+        const size_t cell_row = row * m->rows / m->matrix_rows;
+        size_t cell = col * m->cols / cols;
         const size_t row_end = at + (cols - col) < n ? at + (cols - col) : n;
         while (at < row_end) {
-            const size_t next = at + (cell_begin(cell + 1, r->map_cols, cols) - (start + at) % cols);
+            const size_t next = at + (cell_begin(cell + 1, m->cols, cols) - (start + at) % cols);
             const size_t end = next < row_end ? next : row_end;
             take_run(&t, at, end, &s->map[cell_row * ARI_MAP_COLS + cell]);
             at = end;
