@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the direction of the includes, that a name has one definition, and sizes: scripts/check_includes.py ROOT
+"""Checks the direction of the includes, that a name has one definition, and sizes:
+
+    scripts/check_includes.py [--write] ROOT
 
 Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- run <- verify <- cli;
 bench lies between verify and cli. io stands on core, under models and verify; pipeline, the schedules of one, on core
@@ -11,8 +13,9 @@ core, comm and io; the communicators (sim, mpi, gpu/nccl) on core and comm, mpi 
 also on what gpu tells of a device; process/transport, which chooses among these, on them; the baseline on the scalar
 definitions and the parsed config and nothing else. What predicts or checks collectives (sim/plan, the baseline,
 tests/sim/plain*.h) may not reach comm. Calls point the same way, whatever header declares the function. A type,
-function, enumerator or macro ar_* or ari_* is defined in one file. A file has at most 600 lines, a function 60, a
-folder 25 files. Every folder of sources has a rule, and every rule a folder.
+function, enumerator or macro ar_* or ari_* is defined in one file. How many functions and types of another folder a
+folder uses, scripts/edges.txt says, which --write writes. A file has at most 600 lines, a function 60. Every folder of
+sources has a rule, and every rule a folder.
 Prints "file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
 
@@ -175,9 +178,11 @@ ALTERNATIVES = ("gpu/absent.c", "mpi/absent.c", "ref/arith/native.", "ref/cpu/bl
 # Macros that each file sets for a header that it includes.
 PARAMETERS = {"ARI_VALUES", "ARI_CAUSE_ROWS"}
 
-MOST_LINES, MOST_FUNCTION_LINES, MOST_FILES = 600, 60, 25
-# Not the public headers: one noun each, whose paths are the interface.
-CROWDED = {PUBLIC}
+MOST_LINES, MOST_FUNCTION_LINES = 600, 60
+# How many names of another folder each folder uses: "folder, other: number" in each line. The types of the public
+# headers belong to no folder.
+EDGES = "scripts/edges.txt"
+EDGE = re.compile(r"^(\S+), (\S+): (\d+)$")
 # clang-format puts the braces of a function's body into the first column, each alone on its line.
 FUNCTION = re.compile(r"^\{\n((?:(?:[^{}\n].*)?\n)*)\}$", re.MULTILINE)
 
@@ -372,14 +377,53 @@ def check_sizes(tree, name, folder):
             yield line, f"a function of {lines} lines: at most {MOST_FUNCTION_LINES}"
 
 
-def check_folders(tree):
-    """Folders with more files than a reader keeps apart, told at their first one."""
-    folders = {}
-    for name in tree.includes:
-        folders.setdefault(name.rpartition("/")[0], []).append(name)
-    for folder, names in folders.items():
-        if len(names) > MOST_FILES and folder not in CROWDED:
-            yield min(names), 1, f"{folder} has {len(names)} files: at most {MOST_FILES}, give it rooms"
+def edges(tree):
+    """{(folder, other folder): {function or type of the other that the folder uses: files that do}}"""
+    found = {}
+    for path, words in tree.words.items():
+        folder = folder_of(path)
+        for word in words if folder and folder not in CALLS_ALL else ():
+            other = folder_of(tree.functions_at.get(word) or min(tree.definitions.get(word, [path])))
+            if other not in (folder, PUBLIC, None):
+                found.setdefault((folder, other), {}).setdefault(word, set()).add(path)
+    return found
+
+
+def slack(limit):
+    """What a number in EDGES may be off by, so that not every call is a line of it."""
+    return max(2, limit // 10)
+
+
+def check_edges(tree):
+    """Folders that use more of another than EDGES says, or so much less that it says nothing. Not in an archive without
+    it."""
+    if not (tree.root / EDGES).exists():
+        return
+    write = "`scripts/check_includes.py --write .`"
+    limits = {}
+    for line, text in enumerate((tree.root / EDGES).read_text(encoding="utf-8").splitlines(), 1):
+        match = EDGE.match(text)
+        if match:
+            limits[match.group(1), match.group(2)] = line, int(match.group(3))
+    found = edges(tree)
+    for pair in sorted({*limits, *found}):
+        line, limit = limits.get(pair, (1, 0))
+        names = found.get(pair, {})
+        folder, other = pair
+        if len(names) > limit + (slack(limit) if limit else 0):
+            once = sorted(name for name, files in names.items() if len(files) == 1)[:5]
+            yield EDGES, line, (f"{folder} uses {len(names)} names of {other}, where {limit} did: ask {other} for the whole "
+                                f"thing, or move what both need (in one file alone: {', '.join(once)}); "
+                                f"if the edge should be that wide, {write}")
+        elif len(names) < limit - slack(limit) or (limit and not names):
+            yield EDGES, line, f"{folder} uses {len(names)} names of {other}, no longer {limit}: {write}"
+
+
+def write_edges(root):
+    lines = ["# Folder, other folder: of whose functions and types it uses so many. After a conflict write it anew:\n"
+             "# scripts/check_includes.py --write .\n"]
+    lines += [f"{folder}, {other}: {len(names)}\n" for (folder, other), names in sorted(edges(Tree(root)).items())]
+    (root / EDGES).write_text("".join(lines), encoding="utf-8")
 
 
 def check_rules(tree):
@@ -392,7 +436,7 @@ def check_rules(tree):
 def violations(root):
     """Sorted ["file:line: message"] of a tree, and how many files it has."""
     tree = Tree(root)
-    found = list(check_homonyms(tree)) + list(check_folders(tree)) + list(check_rules(tree))
+    found = list(check_homonyms(tree)) + list(check_edges(tree)) + list(check_rules(tree))
     for name in tree.includes:
         folder = folder_of(name)
         if folder is None:
@@ -404,14 +448,19 @@ def violations(root):
 
 
 def main():
-    if len(sys.argv) != 2 or not pathlib.Path(sys.argv[1]).is_dir():
-        print("usage: check_includes.py ROOT", file=sys.stderr)
+    words = sys.argv[1:]
+    write = words[:1] == ["--write"]
+    if len(words) != 1 + write or not pathlib.Path(words[-1]).is_dir():
+        print("usage: check_includes.py [--write] ROOT", file=sys.stderr)
         return 2
-    found, files = violations(pathlib.Path(sys.argv[1]).resolve())
+    root = pathlib.Path(words[-1]).resolve()
+    if write:
+        write_edges(root)
+    found, files = violations(root)
     for line in found:
         print(line)
     if files == 0:
-        print(f"check_includes.py: no sources under {sys.argv[1]}", file=sys.stderr)
+        print(f"check_includes.py: no sources under {root}", file=sys.stderr)
         return 2
     return 1 if found else 0
 

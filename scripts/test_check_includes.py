@@ -240,13 +240,41 @@ class CheckIncludes(unittest.TestCase):
         classes = "namespace\n{\nclass a\n{\n" + "    int n;\n" * 90 + "};\n" + text(9) + "}\n"
         self.assertEqual(self.run_on({"gpu/a.cu": classes}), (0, []))
 
-    def test_a_folder_has_at_most_25_files(self):
-        more = {f"mpi/a{i:02}.c": "" for i in range(25)}
-        self.assertEqual(self.run_on(more), (0, []))
-        self.assertEqual(self.run_on({f"include/anyrank/a{i}.h": "" for i in range(30)}), (0, []))
-        status, output = self.run_on({**more, "mpi/b.h": ""})
-        self.assertEqual((status, len(output)), (1, 1), output)
-        self.assertTrue(output[0].startswith("mpi/a00.c:1: mpi has 26 files"), output)
+    def test_an_edge_is_as_wide_as_the_table_says_and_a_little(self):
+        def tree(limit, *names):
+            defined = {f"ref/core/{name}.h": f"void ari_{name}(void);\n" for name in "abcdefgh"}
+            defined.update({f"ref/core/{name}.c": f"void ari_{name}(void)\n{{\n}}\n" for name in "abcdefgh"})
+            uses = "static void f(void)\n{\n" + "".join(f"    ari_{name}();\n    ari_{name}();\n" for name in names) + "}\n"
+            table = "" if limit is None else f"ref/layers, ref/core: {limit}\n"
+            return self.run_on({**defined, "ref/layers/a.c": uses, "scripts/edges.txt": table})[1]
+
+        self.assertEqual(tree(4, *"abcd"), [])
+        self.assertEqual(tree(4, *"abcdef"), [])
+        self.assertEqual(tree(4, *"ab"), [])
+        for limit, names, says in ((4, "abcdefg", "uses 7 names of ref/core, where 4 did"), (None, "a", "where 0 did"),
+                                   (4, "a", "uses 1 names of ref/core, no longer 4"), (1, "", "no longer 1")):
+            with self.subTest(limit=limit, names=names):
+                found = tree(limit, *names)
+                self.assertEqual(len(found), 1, found)
+                self.assertTrue(found[0].startswith("scripts/edges.txt:1: ref/layers"), found)
+                self.assertIn(says, found[0])
+                self.assertIn("--write", found[0])
+        self.assertIn("ari_a, ari_b, ari_c, ari_d, ari_e", tree(1, *"abcde")[0])
+
+    def test_the_table_that_is_written_is_the_one_that_holds(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            files = {"ref/core/a.c": "void ari_a(void)\n{\n}\n", "ref/core/b.h": "typedef struct ari_b {\n} ari_b;\n",
+                     "ref/layers/a.c": "static ari_b *f(void)\n{\n    ari_a();\n}\n",
+                     "examples/a.c": "void f(void)\n{\n    ari_a();\n}\n", "scripts/edges.txt": "sim, mpi: 40\n"}
+            for name, text in files.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(text, encoding="utf-8")
+            for arguments, status in ((["."], 1), (["--write", "."], 0), (["."], 0), (["--write"], 2)):
+                done = subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=root, capture_output=True, check=False)
+                self.assertEqual(done.returncode, status, done)
+            self.assertEqual((root / "scripts/edges.txt").read_text().splitlines(keepends=True)[2:],
+                             ["ref/layers, ref/core: 2\n"])
 
     def test_an_empty_root_is_an_error(self):
         with tempfile.TemporaryDirectory() as root:
