@@ -97,25 +97,25 @@ Test(causes, every_sentence_is_well_formed)
 
 /* --- what the values rule out ------------------------------------------------------------------------------------- */
 
+VALUE(by_3, 3.0f * x)
+VALUE(by_731, 0.731f * x)
+VALUE(a_quarter_of_one_half, i % 16 < 8 ? 0.25f * x : 0.0f)
+
 Test(causes, evidence_has_the_numbers_of_the_sentence)
 {
+    static const trace scaled = {"one wrong scalar",
+                                 "model.norm.weight",
+                                 'g',
+                                 WHOLE(3, 64),
+                                 by_731,
+                                 CAUSE("wrong_scalar"),
+                                 HINT("the reference times 0.731: one wrong scalar")};
+    static const trace thrice = {"N times", "model.norm.weight", 'g', WHOLE(3, 64), by_3, CAUSE("reduced_again")};
     world w;
-    replicated(&w, "model.norm.weight", 'g', 3, 1, SHAPE(64));
-    for (int r = 0; r < 3; r++) {
-        for (size_t i = 0; i < w.count; i++)
-            w.local[r][i] = 0.731f * w.reference[i];
-    }
-    const ari_diagnosis p = found(&w);
-    cr_expect_str_eq(cause_of(&p), "wrong_scalar");
-    cr_expect(strstr(p.hint, "the reference times 0.731: one wrong scalar"), "%s", p.hint);
-    world_free(&w);
-    replicated(&w, "model.norm.weight", 'g', 3, 1, SHAPE(64));
-    for (int r = 0; r < 3; r++) {
-        for (size_t i = 0; i < w.count; i++)
-            w.local[r][i] = 3.0f * w.reference[i];
-    }
+    expect_trace(&scaled, 3);
+    expect_trace(&thrice, 3);
+    world_begin(&w, &thrice, 3);
     const ari_diagnosis q = found(&w);
-    cr_expect_str_eq(cause_of(&q), "reduced_again");
     cr_assert_eq(q.evidence.numbers, 1);
     cr_expect(strcmp(q.evidence.number[0].name, "tp") == 0 && q.evidence.number[0].value == 3.0);
     world_free(&w);
@@ -126,10 +126,9 @@ Test(causes, one_rank_lacks_no_collective)
 {
     static const char *const of_ranks[] = {"missing_all_reduce", "missing_all_gather", "missing_broadcast",
                                            "missing_average",    "replicas_apart",     "part_of_one_rank"};
+    static const trace t = {"one rank", "model.layers.0.mlp", 'b', WHOLE(1, 2, 8, 16), a_quarter_of_one_half};
     world w;
-    replicated(&w, "model.layers.0.mlp", 'b', 1, 3, SHAPE(2, 8, 16));
-    for (size_t i = 0; i < w.count; i++)
-        w.local[0][i] = i % 16 < 8 ? 0.25f * w.reference[i] : 0.0f;
+    world_begin(&w, &t, 1);
     const ari_diagnosis p = found(&w);
     for (size_t i = 0; i < sizeof of_ranks / sizeof *of_ranks; i++)
         cr_expect_str_neq(cause_of(&p), of_ranks[i], "%s", p.hint);

@@ -5,6 +5,31 @@
 /* Ways to spoil a tensor: x is changed in place, `was` is what it held. */
 #include "tests/verify/explain_support.h"
 
+#define SPOIL(name, statement)                             \
+    static void name(float *x, const float *was, dumps *d) \
+    {                                                      \
+        (void)x, (void)was, (void)d;                       \
+        statement;                                         \
+    }
+/* Elements [from, to) become this, of i. */
+#define EACH(name, from, to, expression)                   \
+    static void name(float *x, const float *was, dumps *d) \
+    {                                                      \
+        (void)was, (void)d;                                \
+        for (size_t i = (from); i < (size_t)(to); i++)     \
+            x[i] = (expression);                           \
+    }
+/* Slices of `inner` elements: slice i of each run of n gets that of `place`. */
+#define MOVE(name, from, to, n, inner, place)                                                        \
+    static void name(float *x, const float *was, dumps *d)                                           \
+    {                                                                                                \
+        (void)d;                                                                                     \
+        for (size_t k = (size_t)(from) / (inner); k < (size_t)(to) / (inner); k++) {                 \
+            const size_t i = k % (n);                                                                \
+            memcpy(x + k * (inner), was + (k / (n) * (n) + (place)) * (inner), (inner) * sizeof *x); \
+        }                                                                                            \
+    }
+
 /* --- values ------------------------------------------------------------------------------------------------------- */
 
 enum { SQUARE = 64 * 64, UP = 176 * 64, C_ATTN = 64 * 192, HIDDEN = 2 * 32 * 64 };
@@ -15,366 +40,84 @@ static void scale(float *x, size_t n, float by)
         x[i] *= by;
 }
 
-static void quarter(float *x, const float *was, dumps *d)
+static float with_bits(float x, uint32_t add, uint32_t keep, uint32_t flip)
 {
-    (void)was, (void)d;
-    scale(x, SQUARE, 0.25f);
-}
-
-static void four_times(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    scale(x, 64, 4.0f);
-}
-
-static void negate(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    scale(x, UP, -1.0f);
-}
-
-static void three_quarters(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    scale(x, UP, 0.75f);
-}
-
-static void loss_scale(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    scale(x, UP, 65536.0f);
-}
-
-static void one_shard_thrice(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    scale(x + 16 * 64, 16 * 64, 3.0f);
-}
-
-static void all_by_clipping(float *x, const float *was, dumps *d)
-{
-    (void)x, (void)was;
-    for (size_t i = 0; i < d->n; i++)
-        scale(d->data[i], dumps_count(d, d->tensor[i].name), 0.731f);
-}
-
-static void shards_by_their_norm(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    static const float by[] = {0.5f, 2.0f, 1.5f, 0.9f};
-    for (size_t k = 0; k < 4; k++)
-        scale(x + k * 44 * 64, 44 * 64, by[k]);
-}
-
-static void zero_keys(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    for (size_t row = 0; row < 64; row++)
-        scale(x + row * 192 + 64, 64, 0.0f);
-}
-
-static void add_constant(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    for (size_t i = 0; i < UP; i++)
-        x[i] += 0.01f;
-}
-
-static void take_absolute(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    for (size_t i = 0; i < UP; i++)
-        x[i] = fabsf(x[i]);
-}
-
-static void clamp(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    for (size_t i = 0; i < UP; i++)
-        x[i] = fminf(fmaxf(x[i], -0.004f), 0.004f);
-}
-
-static void flip_exponent(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
     uint32_t u;
-    memcpy(&u, &x[777], sizeof u);
-    u ^= 1u << 27;
-    memcpy(&x[777], &u, sizeof u);
+    memcpy(&u, &x, sizeof u);
+    u = ((u + add) & keep) ^ flip;
+    memcpy(&x, &u, sizeof u);
+    return x;
 }
 
-static void not_a_number(float *x, const float *was, dumps *d)
+/* The last bit that bf16 has, which a tie goes to. */
+static uint32_t last_of_bf16(float x)
 {
-    (void)was, (void)d;
-    for (size_t i = 640; i < 704; i++)
-        x[i] = NAN;
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return (u >> 16) & 1u;
 }
 
-static void to_bf16(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    for (size_t i = 0; i < UP; i++) {
-        uint32_t u;
-        memcpy(&u, &x[i], sizeof u);
-        u = (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;
-        memcpy(&x[i], &u, sizeof u);
-    }
-}
-
-static void cut_to_bf16(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    for (size_t i = 0; i < UP; i++) {
-        uint32_t u;
-        memcpy(&u, &x[i], sizeof u);
-        u &= 0xffff0000u;
-        memcpy(&x[i], &u, sizeof u);
-    }
-}
+SPOIL(quarter, scale(x, SQUARE, 0.25f))
+SPOIL(four_times, scale(x, 64, 4.0f))
+SPOIL(negate, scale(x, UP, -1.0f))
+SPOIL(three_quarters, scale(x, UP, 0.75f))
+SPOIL(loss_scale, scale(x, UP, 65536.0f))
+SPOIL(one_shard_thrice, scale(x + 16 * 64, 16 * 64, 3.0f))
+SPOIL(all_by_clipping, for (size_t i = 0; i < d->n; i++) scale(d->data[i], dumps_count(d, d->tensor[i].name), 0.731f))
+EACH(shards_by_their_norm, 0, UP, x[i] * (i < 44 * 64 ? 0.5f : i < 88 * 64 ? 2.0f : i < 132 * 64 ? 1.5f : 0.9f))
+EACH(zero_keys, 0, C_ATTN, i / 64 % 3 == 1 ? 0.0f : x[i])
+EACH(add_constant, 0, UP, x[i] + 0.01f)
+EACH(take_absolute, 0, UP, fabsf(x[i]))
+EACH(clamp, 0, UP, fminf(fmaxf(x[i], -0.004f), 0.004f))
+EACH(flip_exponent, 777, 778, with_bits(x[i], 0, ~0u, 1u << 27))
+EACH(not_a_number, 640, 704, NAN)
+EACH(to_bf16, 0, UP, with_bits(x[i], 0x7fffu + last_of_bf16(x[i]), 0xffff0000u, 0))
+EACH(cut_to_bf16, 0, UP, with_bits(x[i], 0, 0xffff0000u, 0))
 
 static void to_int8(float *x, const float *was, dumps *d)
 {
-    (void)was, (void)d;
-    float largest = 0.0f;
-    for (size_t i = 0; i < UP; i++)
-        largest = fmaxf(largest, fabsf(x[i]));
+    const float largest = largest_of(was, UP);
+    (void)d;
     for (size_t i = 0; i < UP; i++)
         x[i] = nearbyintf(x[i] / largest * 127.0f) * (largest / 127.0f);
 }
 
 /* --- places ------------------------------------------------------------------------------------------------------- */
 
-/* Slices of `inner` elements: slice i of each run of n gets that of place(i). */
-static void move(float *x, const float *was, size_t count, size_t n, size_t inner, size_t (*place)(size_t))
-{
-    for (size_t i = 0; i < count / inner; i++)
-        memcpy(x + i * inner, was + (i / n * n + place(i % n)) * inner, inner * sizeof *x);
-}
-
-static size_t next_shard(size_t i)
-{
-    return (i + 44) % 176;
-}
-
-static size_t first_twice(size_t i)
-{
-    return i >= 44 && i < 88 ? i - 44 : i;
-}
-
-static size_t head_before(size_t i)
-{
-    return (i + 56) % 64;
-}
-
-static size_t pairs_from_halves(size_t i)
-{
-    return i / 8 * 8 + i % 2 * 4 + i % 8 / 2;
-}
-
-static size_t token_blocks(size_t i)
-{
-    return (i + 8) % 32;
-}
-
-static size_t dealt(size_t i)
-{
-    return i % 4 * 8 + i / 4;
-}
-
-static size_t backwards(size_t i)
-{
-    return 31 - i;
-}
-
-static size_t gate_up(size_t i)
-{
-    return i % 3 * 64 + i / 3;
-}
-
-static size_t two_shards(size_t i)
-{
-    return i / 32 % 3 * 64 + i / 96 * 32 + i % 32;
-}
-
-static size_t next_id(size_t i)
-{
-    return (i + 1) % 256;
-}
-
-static size_t gathered(size_t i)
-{
-    return i / 8 % 2 * 32 + i / 16 * 8 + i % 8;
-}
-
-static void rotate_shards(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    move(x, was, UP, 176, 64, next_shard);
-}
-
-static void repeat_shard(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    move(x, was, UP, 176, 64, first_twice);
-}
-
-static void roll_heads(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    move(x, was, SQUARE, 64, 64, head_before);
-}
-
-static void roll_head_columns(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    move(x, was, SQUARE, 64, 1, head_before);
-}
-
-static void interleave_rope(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    move(x, was, SQUARE, 64, 64, pairs_from_halves);
-}
-
-static void rotate_tokens(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    move(x, was, HIDDEN, 32, 64, token_blocks);
-}
-
-static void deal_tokens(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    move(x, was, HIDDEN, 32, 64, dealt);
-}
-
-static void reverse_tokens(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    move(x, was, HIDDEN, 32, 64, backwards);
-}
-
-static void gather_in_rank_order(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    move(x, was, HIDDEN, 64, 64, gathered);
-}
-
-static void interleave_qkv(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    move(x, was, C_ATTN, 192, 1, gate_up);
-}
-
-static void shard_qkv_as_one(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    move(x, was, C_ATTN, 192, 1, two_shards);
-}
-
-static void roll_ids(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    move(x, was, 256 * 64, 256, 64, next_id);
-}
-
-static void swap_samples(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    memcpy(x, was + HIDDEN / 2, HIDDEN / 2 * sizeof *x);
-    memcpy(x + HIDDEN / 2, was, HIDDEN / 2 * sizeof *x);
-}
-
-static void shift_one_token(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    for (size_t sample = 0; sample < 2; sample++) {
-        memcpy(x + sample * 2048 + 64, was + sample * 2048, (2048 - 64) * sizeof *x);
-        memset(x + sample * 2048, 0, 64 * sizeof *x);
-    }
-}
-
-static void one_sample_rotated(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    move(x + HIDDEN / 2, was + HIDDEN / 2, HIDDEN / 2, 32, 64, token_blocks);
-}
-
-static void transpose(float *x, const float *was, size_t rows, size_t cols)
-{
-    for (size_t i = 0; i < rows; i++) {
-        for (size_t k = 0; k < cols; k++)
-            x[k * rows + i] = was[i * cols + k];
-    }
-}
-
-static void transpose_square(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    transpose(x, was, 64, 64);
-}
-
-static void transpose_under_old_shape(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    transpose(x, was, 64, 256);
-}
-
-static void five_elements_on(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    memcpy(x, was + 5, (UP - 5) * sizeof *x);
-}
-
-static void swap_two_rows(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    memcpy(x, was + 64, 64 * sizeof *x);
-    memcpy(x + 64, was, 64 * sizeof *x);
-}
-
-static void second_kv_head_is_the_first(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    memcpy(x + 8 * 64, was, (size_t)8 * 64 * sizeof *x);
-}
+MOVE(rotate_shards, 0, UP, 176, 64, (i + 44) % 176)
+MOVE(repeat_shard, 0, UP, 176, 64, i >= 44 && i < 88 ? i - 44 : i)
+MOVE(roll_heads, 0, SQUARE, 64, 64, (i + 56) % 64)
+MOVE(roll_head_columns, 0, SQUARE, 64, 1, (i + 56) % 64)
+MOVE(interleave_rope, 0, SQUARE, 64, 64, i / 8 * 8 + i % 2 * 4 + i % 8 / 2)
+MOVE(rotate_tokens, 0, HIDDEN, 32, 64, (i + 8) % 32)
+MOVE(deal_tokens, 0, HIDDEN, 32, 64, i % 4 * 8 + i / 4)
+MOVE(reverse_tokens, 0, HIDDEN, 32, 64, 31 - i)
+MOVE(gather_in_rank_order, 0, HIDDEN, 64, 64, i / 8 % 2 * 32 + i / 16 * 8 + i % 8)
+MOVE(interleave_qkv, 0, C_ATTN, 192, 1, i % 3 * 64 + i / 3)
+MOVE(shard_qkv_as_one, 0, C_ATTN, 192, 1, i / 32 % 3 * 64 + i / 96 * 32 + i % 32)
+MOVE(roll_ids, 0, 256 * 64, 256, 64, (i + 1) % 256)
+MOVE(swap_samples, 0, HIDDEN, 2, HIDDEN / 2, 1 - i)
+MOVE(one_sample_rotated, HIDDEN / 2, HIDDEN, 32, 64, (i + 8) % 32)
+MOVE(swap_two_rows, 0, 128, 2, 64, 1 - i)
+EACH(second_kv_head_is_the_first, 8 * 64, 16 * 64, was[i - 8 * 64])
+EACH(shift_one_token, 0, HIDDEN, i % 2048 < 64 ? 0.0f : was[i - 64])
+EACH(transpose_square, 0, SQUARE, was[i % 64 * 64 + i / 64])
+EACH(transpose_under_old_shape, 0, 64 * 256, was[i % 64 * 256 + i / 64])
+EACH(five_elements_on, 0, UP - 5, was[i + 5])
 
 /* --- other tensors ------------------------------------------------------------------------------------------------ */
 
 /* Both names have what was written last. */
-static void one_buffer(float *x, const float *was, dumps *d)
-{
-    float *second = dumps_data(d, "model.layers.1.mlp.gate_proj.weight");
-    (void)was;
-    for (size_t i = 0; i < UP; i++)
-        x[i] = second[i] = 0.01f * noise(i + 5000);
-}
+EACH(one_buffer, 0, UP, dumps_data(d, "model.layers.1.mlp.gate_proj.weight")[i] = 0.01f * noise(i + 5000))
+EACH(no_residual, 0, HIDDEN, was[i] - dumps_data(d, "hidden_states.0")[i])
+EACH(bias_three_times, 0, HIDDEN, was[i] + 3.0f * noise(i % 64))
+SPOIL(value_for_key, memcpy(x, dumps_data(d, "model.layers.1.self_attn.v_proj.weight"), (size_t)16 * 64 * sizeof *x))
 
 static void swap_layers(float *x, const float *was, dumps *d)
 {
     float *other = dumps_data(d, "model.layers.0.mlp.up_proj.weight");
     memcpy(x, other, UP * sizeof *x);
     memcpy(other, was, UP * sizeof *x);
-}
-
-static void value_for_key(float *x, const float *was, dumps *d)
-{
-    (void)was;
-    memcpy(x, dumps_data(d, "model.layers.1.self_attn.v_proj.weight"), (size_t)16 * 64 * sizeof *x);
-}
-
-static void no_residual(float *x, const float *was, dumps *d)
-{
-    const float *before = dumps_data(d, "hidden_states.0");
-    for (size_t i = 0; i < HIDDEN; i++)
-        x[i] = was[i] - before[i];
-}
-
-static void bias_three_times(float *x, const float *was, dumps *d)
-{
-    (void)d;
-    for (size_t i = 0; i < HIDDEN; i++)
-        x[i] = was[i] + 3.0f * noise(i % 64);
 }
 
 /* --- parts -------------------------------------------------------------------------------------------------------- */
@@ -393,68 +136,19 @@ static void one_of_four(float *x, const float *was, dumps *d)
         x[i] = 0.25f * was[i] + size * noise(i);
 }
 
-static void other_weights_in_a_shard(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    for (size_t i = 44 * 64; i < 88 * 64; i++)
-        x[i] = 0.02f * noise(i);
-}
-
-static void four_losses(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    x[0] *= 4.0f;
-}
-
-static void whole_vocabulary_on_each(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    x[0] += 0.693147181f;
-}
+EACH(other_weights_in_a_shard, 44 * 64, 88 * 64, 0.02f * noise(i))
+SPOIL(four_losses, x[0] *= 4.0f)
+SPOIL(whole_vocabulary_on_each, x[0] += 0.693147181f)
 
 /* --- what is not there -------------------------------------------------------------------------------------------- */
 
-static void drop_out(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    for (size_t i = 0; i < HIDDEN; i++)
-        x[i] = noise(3 * i) < -0.8f ? 0.0f : x[i] / 0.9f;
-}
-
-static void drop_some(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    for (size_t i = 0; i < HIDDEN; i++)
-        x[i] = noise(3 * i) < -0.8f ? 0.0f : x[i];
-}
-
-static void no_every_third_token(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    for (size_t token = 0; token < 64; token += 3)
-        scale(x + token * 64, 64, 0.0f);
-}
-
-static void zero_one_shard(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    scale(x + 88 * 64, 44 * 64, 0.0f);
-}
-
+EACH(drop_out, 0, HIDDEN, noise(3 * i) < -0.8f ? 0.0f : x[i] / 0.9f)
+EACH(drop_some, 0, HIDDEN, noise(3 * i) < -0.8f ? 0.0f : x[i])
+EACH(no_every_third_token, 0, HIDDEN, i / 64 % 3 == 0 ? 0.0f : x[i])
+EACH(zero_one_shard, 88 * 64, 132 * 64, 0.0f)
 /* What sums that cancel leave of zeros. */
-static void nearly_zero_one_shard(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    for (size_t i = 88 * 64; i < 132 * 64; i++)
-        x[i] = 1e-8f * noise(i);
-}
-
-static void fill_a_shard(float *x, const float *was, dumps *d)
-{
-    (void)was, (void)d;
-    for (size_t i = 44 * 64; i < 88 * 64; i++)
-        x[i] = 1e30f;
-}
+EACH(nearly_zero_one_shard, 88 * 64, 132 * 64, 1e-8f * noise(i))
+EACH(fill_a_shard, 44 * 64, 88 * 64, 1e30f)
 
 /* A root mean square over 16 features at a time in place of 64. */
 static void norm_of_each_shard(float *x, const float *was, dumps *d)

@@ -33,12 +33,18 @@ typedef struct dumps {
     ar_dump *reference, *other;
 } dumps;
 
-/* Sums in another order: up to 3e-6 of the largest element. */
-static inline void add_rounding(float *x, size_t n)
+static inline float largest_of(const float *x, size_t n)
 {
     float largest = 0.0f;
     for (size_t i = 0; i < n; i++)
         largest = fmaxf(largest, fabsf(x[i]));
+    return largest;
+}
+
+/* Sums in another order: up to 3e-6 of the largest element. */
+static inline void add_rounding(float *x, size_t n)
+{
+    const float largest = largest_of(x, n);
     for (size_t i = 0; i < n; i++)
         x[i] += 3e-6f * largest * noise(i + n);
 }

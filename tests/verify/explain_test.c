@@ -101,14 +101,8 @@ static void expect_named(const spoiled *s, size_t i, bool rounding)
 
 static void every_corruption_is_named_and_located(void)
 {
-    for (size_t i = 0; i < CASES; i++)
-        expect_named(&cases[i], i, false);
-}
-
-static void every_corruption_is_named_and_located_beside_rounding(void)
-{
-    for (size_t i = 0; i < CASES; i++)
-        expect_named(&cases[i], i, true);
+    for (size_t i = 0; i < 2 * CASES; i++)
+        expect_named(&cases[i / 2], i / 2, i % 2);
 }
 
 /* --- nothing is made of nothing ----------------------------------------------------------------------------------- */
@@ -177,43 +171,46 @@ static void a_rule_that_allows_much_hides_no_cause(void)
     for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
         dumps d;
         const char *name = LAYER "mlp.up_proj.weight";
-        float *was = malloc(UP * sizeof *was), largest = 0.0f;
+        float *was = malloc(UP * sizeof *was);
         dumps_begin(&d, GQA_GRADS, true);
         memcpy(was, dumps_data(&d, name), UP * sizeof *was);
-        for (size_t k = 0; k < UP; k++)
-            largest = fmaxf(largest, fabsf(was[k]));
         large[i].f(dumps_data(&d, name), was, &d);
         dumps_write(&d);
-        const ar_verify_row row = explained(&d, name, (ari_explain_case){.atol = 0.1 * (double)largest});
+        const ar_verify_row row = explained(&d, name, (ari_explain_case){.atol = 0.1 * (double)largest_of(was, UP)});
         cr_expect(is_cause(&row, large[i].cause), "case %zu:\n  pattern %s\n  hint    %s", i, row.pattern, row.hint);
         free(was);
         dumps_end(&d);
     }
 }
 
+/* What is said of a tensor whose data is another's in the other dump. */
+static ar_verify_row explained_beside(ar_st_tensor t, const void *data, size_t heads)
+{
+    dumps d = {.n = 0};
+    char reference[64];
+    snprintf(reference, sizeof reference, "/tmp/anyrank-beside-%ld-a.safetensors", (long)getpid());
+    snprintf(d.path, sizeof d.path, "/tmp/anyrank-beside-%ld-b.safetensors", (long)getpid());
+    cr_assert_eq(ar_st_write(reference, &t, 1, NULL, 0), AR_OK);
+    t.data = data;
+    cr_assert_eq(ar_st_write(d.path, &t, 1, NULL, 0), AR_OK);
+    cr_assert_eq(ar_dump_open(&d.reference, reference, NULL), AR_OK);
+    cr_assert_eq(ar_dump_open(&d.other, d.path, NULL), AR_OK);
+    const ar_verify_row row = explained(&d, t.name, (ari_explain_case){.heads = heads});
+    unlink(reference);
+    dumps_end(&d);
+    return row;
+}
+
 static void a_mask_the_other_way_round_is_told(void)
 {
-    char paths[2][64];
     uint8_t mask[2][128];
-    dumps d = {.n = 0};
-    snprintf(paths[0], sizeof paths[0], "/tmp/anyrank-mask-%ld-a.safetensors", (long)getpid());
-    snprintf(paths[1], sizeof paths[1], "/tmp/anyrank-mask-%ld-b.safetensors", (long)getpid());
     for (size_t i = 0; i < 128; i++) {
         mask[0][i] = noise(i) > 0.0f;
         mask[1][i] = !mask[0][i];
     }
-    for (size_t k = 0; k < 2; k++) {
-        const ar_st_tensor t = {.name = "mask", .dtype = AR_BOOL, .ndim = 2, .shape = {2, 64}, .data = mask[k]};
-        cr_assert_eq(ar_st_write(paths[k], &t, 1, NULL, 0), AR_OK);
-    }
-    cr_assert_eq(ar_dump_open(&d.reference, paths[0], NULL), AR_OK);
-    cr_assert_eq(ar_dump_open(&d.other, paths[1], NULL), AR_OK);
-    const ar_verify_row row = explained(&d, "mask", (ari_explain_case){0});
+    const ar_st_tensor t = {.name = "mask", .dtype = AR_BOOL, .ndim = 2, .shape = {2, 64}, .data = mask[0]};
+    const ar_verify_row row = explained_beside(t, mask[1], 0);
     cr_expect(is_cause(&row, "mask_inverted"), "%s", row.hint);
-    ar_dump_close(d.reference);
-    ar_dump_close(d.other);
-    unlink(paths[0]);
-    unlink(paths[1]);
 }
 
 /* --- rotary embeddings -------------------------------------------------------------------------------------------- */
@@ -235,32 +232,19 @@ static void turn(float *out, const float *x, double by, double from, double thet
 /* way: 1 forward; -1: of a gradient, which is turned back, and is zero for the last token. */
 static void expect_rope(double way, double by, double from, double theta, const char *cause)
 {
-    char paths[2][64];
-    snprintf(paths[0], sizeof paths[0], "/tmp/anyrank-rope-%ld-a.safetensors", (long)getpid());
-    snprintf(paths[1], sizeof paths[1], "/tmp/anyrank-rope-%ld-b.safetensors", (long)getpid());
-    float *x = malloc(ROPE * sizeof *x), *y = malloc(ROPE * sizeof *y);
-    dumps d = {.n = 0};
-    ar_st_tensor t = {.name = way > 0.0 ? "model.layers.0.self_attn.q_rope:fwd" : "model.layers.0.self_attn.k:bwd",
-                      .dtype = AR_F32,
-                      .ndim = 3,
-                      .shape = {2, ROPE_SEQ, ROPE_HEADS * ROPE_HEAD},
-                      .data = y};
+    static float x[ROPE], y[ROPE], z[ROPE];
+    const ar_st_tensor t = {.name =
+                                way > 0.0 ? "model.layers.0.self_attn.q_rope:fwd" : "model.layers.0.self_attn.k:bwd",
+                            .dtype = AR_F32,
+                            .ndim = 3,
+                            .shape = {2, ROPE_SEQ, ROPE_HEADS * ROPE_HEAD},
+                            .data = y};
     for (size_t i = 0; i < ROPE; i++)
         x[i] = way < 0.0 && i / (ROPE_HEADS * ROPE_HEAD) % ROPE_SEQ == ROPE_SEQ - 1 ? 0.0f : noise(i);
     turn(y, x, way, 0.0, 1e4);
-    cr_assert_eq(ar_st_write(paths[0], &t, 1, NULL, 0), AR_OK);
-    turn(y, x, way * by, way * from, theta);
-    cr_assert_eq(ar_st_write(paths[1], &t, 1, NULL, 0), AR_OK);
-    cr_assert_eq(ar_dump_open(&d.reference, paths[0], NULL), AR_OK);
-    cr_assert_eq(ar_dump_open(&d.other, paths[1], NULL), AR_OK);
-    const ar_verify_row row = explained(&d, t.name, (ari_explain_case){.heads = ROPE_HEADS});
+    turn(z, x, way * by, way * from, theta);
+    const ar_verify_row row = explained_beside(t, z, ROPE_HEADS);
     cr_expect(is_cause(&row, cause), "expected %s\n  hint %s", cause, row.hint);
-    ar_dump_close(d.reference);
-    ar_dump_close(d.other);
-    unlink(paths[0]);
-    unlink(paths[1]);
-    free(x);
-    free(y);
 }
 
 static void other_angles_of_rope_are_told(void)
@@ -305,9 +289,7 @@ static void the_tail_of_rounding_is_rounding(void)
     dumps d;
     dumps_begin(&d, GQA_GRADS, true);
     float *x = dumps_data(&d, "model.layers.1.mlp.up_proj.weight");
-    float largest = 0.0f;
-    for (size_t i = 0; i < UP; i++)
-        largest = fmaxf(largest, fabsf(x[i]));
+    const float largest = largest_of(x, UP);
     x[700] += 2e-5f * largest;
     x[9000] -= 3e-5f * largest;
     dumps_write(&d);
@@ -368,9 +350,9 @@ static void the_same_dumps_give_the_same_texts(void)
 
 Test(explain, every_claim)
 {
-    TOGETHER(every_corruption_is_named_and_located, every_corruption_is_named_and_located_beside_rounding,
-             rounding_is_called_rounding, noise_of_low_precision_is_no_mistake, a_rule_that_allows_much_hides_no_cause,
-             a_mask_the_other_way_round_is_told, other_angles_of_rope_are_told, what_the_rule_allows_is_no_difference,
-             other_counts_are_refused, the_tail_of_rounding_is_rounding, one_element_a_step_off_is_rounding,
-             of_two_exact_runs_nothing_is_rounding, the_same_dumps_give_the_same_texts);
+    TOGETHER(every_corruption_is_named_and_located, rounding_is_called_rounding, noise_of_low_precision_is_no_mistake,
+             a_rule_that_allows_much_hides_no_cause, a_mask_the_other_way_round_is_told, other_angles_of_rope_are_told,
+             what_the_rule_allows_is_no_difference, other_counts_are_refused, the_tail_of_rounding_is_rounding,
+             one_element_a_step_off_is_rounding, of_two_exact_runs_nothing_is_rounding,
+             the_same_dumps_give_the_same_texts);
 }

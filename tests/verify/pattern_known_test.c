@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is known besides the tensor that differs: the reference's other tensors, and the gradients that a norm is of. */
-#include "dump/dump.h"
-#include "support/together.h"
 #include "tests/verify/pattern_support.h"
 
 TestSuite(pattern_known, .timeout = 300);
@@ -16,152 +14,57 @@ static const ari_gradient gradients[GRADIENTS] = {{"model.layers.0.mlp.up_proj.w
                                                   {"model.layers.0.input_layernorm.weight", 1, 9.0, held[2]},
                                                   {"model.norm.weight", 1, 4.0, held[3]}};
 
-static void expect_norm(double square, const char *cause, const char *words)
-{
-    world w;
-    ari_diagnosis found;
-    replicated(&w, "grad_norm", 'c', TP, 0, SHAPE(1));
-    w.reference[0] = (float)sqrt(65.0);
-    world_refresh(&w);
-    w.d.tp = TP;
-    w.d.gradient = gradients;
-    w.d.gradients = GRADIENTS;
-    for (int r = 0; r < TP; r++)
-        *at(&w, r, 0) = (float)sqrt(square);
-    cr_assert_eq(ari_diagnose(&found, &w.d), AR_OK);
-    cr_expect_str_eq(found.evidence.cause, cause, "%g: %s: %s", square, found.evidence.cause, found.hint);
-    cr_expect(strstr(found.hint, words), "%g: no \"%s\" in: %s", square, words, found.hint);
-    world_free(&w);
-}
+VALUE(right_norm, sqrt(65.0))
+VALUE(norm_of, sqrt((double)w->by[0]))
+VALUE(mean_of_norms, (sqrt(30.0) + sqrt(24.0) + sqrt(25.0) + sqrt(25.0)) / TP)
 
-static void a_norm_names_what_it_counts_too_often_or_leaves_out(void)
-{
-    expect_norm(65.0 + 3 * 9.0, "norm_counts_twice", "input_layernorm.weight (1 parameter) counted once per rank");
-    expect_norm(65.0 + 3 * 4.0, "norm_counts_twice", "model.norm.weight (1 parameter) counted once per rank");
-    expect_norm(65.0 + 36.0, "norm_counts_twice", "down_proj.weight (1 parameter) counted once more");
-    expect_norm(65.0 - 13.0, "norm_leaves_out", "(2 parameters)");
-    expect_norm(1.0 + 16.0 + 13.0, "norm_leaves_out", "the shards of all ranks of their group but rank 0");
-    expect_norm(65.0 - 2.0 - 9.0, "norm_leaves_out", "the shards of rank 1 of their group");
-    expect_norm(65.0 * 65.0, "norm_not_rooted", "its root");
-    const double mean = (sqrt(30.0) + sqrt(24.0) + sqrt(25.0) + sqrt(25.0)) / TP;
-    expect_norm(mean * mean, "norm_mean_of_ranks", "the mean over 4 ranks");
-    expect_norm(71.0, "unknown", "no parameter");
-}
+#define GRAD_NORM "grad_norm", 'c', ONE_VALUE(TP)
+#define NORMS OF(right_norm), KNOWN(.tp = TP, .gradient = gradients, .gradients = GRADIENTS)
+
+static const trace of_norms[] = {
+    {"a copy a rank", GRAD_NORM, norm_of, BY(65 + 3 * 9), CAUSE("norm_counts_twice"), NORMS,
+     HINT("input_layernorm.weight (1 parameter) counted once per rank")},
+    {"another copy a rank", GRAD_NORM, norm_of, BY(65 + 3 * 4), CAUSE("norm_counts_twice"), NORMS,
+     HINT("model.norm.weight (1 parameter) counted once per rank")},
+    {"a shard twice", GRAD_NORM, norm_of, BY(65 + 36), CAUSE("norm_counts_twice"), NORMS,
+     HINT("down_proj.weight (1 parameter) counted once more")},
+    {"no copies", GRAD_NORM, norm_of, BY(65 - 13), CAUSE("norm_leaves_out"), NORMS, HINT("(2 parameters)")},
+    {"rank 0's shards", GRAD_NORM, norm_of, BY(1 + 16 + 13), CAUSE("norm_leaves_out"), NORMS,
+     HINT("the shards of all ranks of their group but rank 0")},
+    {"all shards but rank 1's", GRAD_NORM, norm_of, BY(65 - 2 - 9), CAUSE("norm_leaves_out"), NORMS,
+     HINT("the shards of rank 1 of their group")},
+    {"no root", GRAD_NORM, norm_of, BY(65 * 65), CAUSE("norm_not_rooted"), NORMS, HINT("its root")},
+    {"the mean of the ranks' norms", GRAD_NORM, mean_of_norms, CAUSE("norm_mean_of_ranks"), NORMS,
+     HINT("the mean over 4 ranks")},
+    {"a norm of nothing", GRAD_NORM, norm_of, BY(71), CAUSE("unknown"), NORMS, HINT("no parameter")},
+};
 
 /* --- the reference's other tensors -------------------------------------------------------------------------------- */
 
-/* The cause of a tensor beside one of its shape; the caller has filled w. */
-static void expect_among(world *w, const char *full, const char *other, const float *values, const char *cause)
-{
-    ar_dump_tensor beside = {.name = other, .dtype = AR_F32, .whole = values, .ndim = w->d.ndim, .count = w->count};
-    memcpy(beside.shape, w->shape, sizeof w->shape);
-    expect_beside(w, full, &beside, cause);
-}
-
-static void copies_of_ranks_are_compared_with_the_references_other_tensors(void)
-{
-    float other[2 * 8 * 16];
-    world w;
-    for (size_t i = 0; i < sizeof other / sizeof *other; i++)
-        other[i] = noise(i + 9000);
-    sharded(&w, "model.layers.0.mlp.gate_proj", 'f', 2, 3, SHAPE(2, 8, 16), 2);
-    for (size_t i = 0; i < w.count; i++)
-        *at(&w, i % 16 / 8, i) = other[i];
-    expect_among(&w, "model.layers.0.mlp.gate_proj:fwd", "model.layers.0.mlp.up_proj:fwd", other, "other_module");
-    for (size_t i = 0; i < w.count; i++)
-        *at(&w, i % 16 / 8, i) = w.reference[i] - other[i];
-    expect_among(&w, "model.layers.0.mlp.gate_proj:fwd", "model.layers.0.mlp.up_proj:fwd", other, "residual");
-    world_free(&w);
-}
-
-static void a_layers_output_without_its_residual_is_that_and_no_other_module(void)
-{
-    static const struct {
-        const char *name, *full, *other, *cause;
-        char pass;
-    } cases[] = {
-        {"model.layers.1", "model.layers.1:bwd", "model.layers.1.input_layernorm:bwd", "residual", 'b'},
-        {"model.layers.1", "model.layers.1:fwd", "model.layers.1.mlp.down_proj:fwd", "residual", 'f'},
-        {"model.layers.1", "model.layers.1:fwd", "model.layers.1.self_attn.o_proj:fwd", "other_module", 'f'},
-        {"model.layers.1", "model.layers.1:fwd", "model.layers.0.mlp.down_proj:fwd", "other_tensor", 'f'},
-    };
-    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
-        float branch[2 * 8 * 16];
-        world w;
-        replicated(&w, cases[k].name, cases[k].pass, 2, 3, SHAPE(2, 8, 16));
-        for (size_t i = 0; i < w.count; i++)
-            branch[i] = *at(&w, 0, i) = *at(&w, 1, i) = noise(i + 9000);
-        expect_among(&w, cases[k].full, cases[k].other, branch, cases[k].cause);
-        world_free(&w);
-    }
-}
-
-static void the_value_of_the_step_before_is_stale(void)
-{
-    float before[2 * 8 * 16];
-    world w;
-    replicated(&w, "model.layers.1.mlp", 'f', 2, 3, SHAPE(2, 8, 16));
-    for (size_t i = 0; i < w.count; i++)
-        before[i] = *at(&w, 0, i) = *at(&w, 1, i) = noise(i + 9000);
-    expect_among(&w, "model.layers.1.mlp:fwd@2", "model.layers.1.mlp:fwd", before, "stale_value");
-    expect_among(&w, "model.layers.1.mlp:fwd", "model.layers.1.mlp:bwd", before, "other_point_of_step");
-    world_free(&w);
-}
-
-static void values_before_dropout_at_zeros_of_both_are_a_mask_without_its_scale(void)
-{
-    float before[2 * 8 * 16];
-    world w;
-    replicated(&w, "transformer.h.0.mlp.dropout", 'f', 2, 3, SHAPE(2, 8, 16));
-    for (size_t i = 0; i < w.count; i++) {
-        before[i] = noise(i + 9000);
-        w.reference[i] = i % 5 == 0 ? 0.0f : 1.25f * before[i];
-        *at(&w, 0, i) = *at(&w, 1, i) = i % 5 == 0 ? 0.0f : before[i];
-    }
-    expect_among(&w, "transformer.h.0.mlp.dropout:fwd", "transformer.h.0.mlp.c_proj:fwd", before,
-                 "dropout_without_scale");
-    for (size_t i = 0; i < w.count; i++)
-        *at(&w, 0, i) = *at(&w, 1, i) = before[i];
-    expect_among(&w, "transformer.h.0.mlp.dropout:fwd", "transformer.h.0.mlp.c_proj:fwd", before, "other_module");
-    world_free(&w);
-}
+VALUE(other, noise(i + 9000))
+VALUE(without_other, x - noise(i + 9000))
+VALUE(dropped, i % 5 == 0 ? 0.0f : 1.25f * noise(i + 9000))
+VALUE(dropped_without_scale, i % 5 == 0 ? 0.0f : noise(i + 9000))
 
 /* --- updates whose gradient is known ------------------------------------------------------------------------------ */
 
-/* The update of a weight of gradient g: SGD's, or Adam's first one with that epsilon, and a decay. */
-static float moved(float before, float g, double rate, double eps)
+VALUE(weight_before, 0.1f * noise(i + 50))
+VALUE(gradient, 0.02f * noise(i + 7000))
+
+/* The update of such a weight: SGD's, or Adam's first one with that epsilon, and a decay. */
+static float moved(size_t i, double rate, double eps)
 {
+    const float before = 0.1f * noise(i + 50), g = 0.02f * noise(i + 7000);
     const double own = (double)g, decay = 1e-3 * 0.01 * (double)before;
     return (float)((double)before - (eps > 0.0 ? decay + rate * own / (fabs(own) + eps) : rate * own));
 }
 
-static void updates_are_told_apart_by_their_gradient(void)
-{
-    static const struct {
-        double rate, eps, other_rate, other_eps;
-        const char *cause;
-    } cases[] = {
-        {0.1, 0.0, 0.05, 0.0, "update_scaled"},   {1e-3, 1e-8, 1e-3, 1e-2, "adam_eps"},
-        {1e-3, 1e-2, 1e-3, 1e-8, "adam_eps"},     {1e-3, 1e-8, 0.7e-3, 1e-8, "update_scaled"},
-        {1e-3, 1e-8, -1e-3, 1e-8, "update_sign"},
-    };
-    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
-        enum { COUNT = 128 };
-        float before[COUNT], gradient[COUNT];
-        world w;
-        replicated(&w, "model.norm.weight", 'n', 2, 1, SHAPE(COUNT));
-        for (size_t i = 0; i < COUNT; i++) {
-            before[i] = 0.1f * noise(i + 50);
-            gradient[i] = 0.02f * noise(i + 7000);
-            w.reference[i] = moved(before[i], gradient[i], cases[k].rate, cases[k].eps);
-            *at(&w, 0, i) = *at(&w, 1, i) = moved(before[i], gradient[i], cases[k].other_rate, cases[k].other_eps);
-        }
-        w.d.before = before;
-        w.d.step = 1;
-        expect_among(&w, "model.norm.weight:new", "model.norm.weight:grad", gradient, cases[k].cause);
-        world_free(&w);
-    }
-}
+VALUE(by_sgd, moved(i, 0.1, 0.0))
+VALUE(by_half, moved(i, 0.05, 0.0))
+VALUE(by_adam, moved(i, 1e-3, 1e-8))
+VALUE(by_adam_of_large_eps, moved(i, 1e-3, 1e-2))
+VALUE(by_slower_adam, moved(i, 0.7e-3, 1e-8))
+VALUE(by_adam_upwards, moved(i, -1e-3, 1e-8))
 
 /* Each query's softmax of its scores times `scale`, of its last `window` keys. */
 static float probability(size_t index, double scale, size_t window)
@@ -173,69 +76,69 @@ static float probability(size_t index, double scale, size_t window)
     return key <= query && key + window > query ? (float)(exp(scale * (double)noise(index)) / sum) : 0.0f;
 }
 
-static void probabilities_show_another_scale_and_another_window(void)
+VALUE(softmax, probability(i, 1.0, 8))
+VALUE(softmax_of, probability(i, (double)w->by[0], (size_t)w->by[1]))
+
+/* --- losses and rows ---------------------------------------------------------------------------------------------- */
+
+VALUE(loss, 5.6789f)
+VALUE(loss_by_96, (double)x *(92.0 / 96.0))
+VALUE(loss_by_71, (double)x *(92.0 / 71.0))
+VALUE(loss_off, (double)x * 1.0123)
+VALUE(last_off, i + 1 == w->count ? x + 0.25f : x)
+
+#define GATE "model.layers.0.mlp.gate_proj"
+#define DROPOUT "transformer.h.0.mlp.dropout"
+#define PROBS "model.layers.0.self_attn.probs"
+#define LAYER "model.layers.1"
+#define NORM "model.norm.weight", 'n', WHOLE(2, 128)
+#define UPDATED \
+    BESIDE("model.norm.weight:new", "model.norm.weight:grad", gradient), .before = weight_before, KNOWN(.step = 1)
+
+static const trace traces[] = {
+    {"copies of ranks that are another module's", GATE, 'f', SHARDED(2, 2, 2, 8, 16), other, CAUSE("other_module"),
+     BESIDE(GATE ":fwd", "model.layers.0.mlp.up_proj:fwd", other)},
+    {"copies of ranks that lack another module's", GATE, 'f', SHARDED(2, 2, 2, 8, 16), without_other, CAUSE("residual"),
+     BESIDE(GATE ":fwd", "model.layers.0.mlp.up_proj:fwd", other)},
+    {"a layer's gradient without its residual", LAYER, 'b', WHOLE(2, 2, 8, 16), other, CAUSE("residual"),
+     BESIDE(LAYER ":bwd", LAYER ".input_layernorm:bwd", other)},
+    {"a layer's output without its residual", LAYER, 'f', WHOLE(2, 2, 8, 16), other, CAUSE("residual"),
+     BESIDE(LAYER ":fwd", LAYER ".mlp.down_proj:fwd", other)},
+    {"a layer's output that is its attention's", LAYER, 'f', WHOLE(2, 2, 8, 16), other, CAUSE("other_module"),
+     BESIDE(LAYER ":fwd", LAYER ".self_attn.o_proj:fwd", other)},
+    {"a layer's output that is another layer's", LAYER, 'f', WHOLE(2, 2, 8, 16), other, CAUSE("other_tensor"),
+     BESIDE(LAYER ":fwd", "model.layers.0.mlp.down_proj:fwd", other)},
+    {"the value of the step before", LAYER ".mlp", 'f', WHOLE(2, 2, 8, 16), other, CAUSE("stale_value"),
+     BESIDE(LAYER ".mlp:fwd@2", LAYER ".mlp:fwd", other)},
+    {"the value of the other pass", LAYER ".mlp", 'f', WHOLE(2, 2, 8, 16), other, CAUSE("other_point_of_step"),
+     BESIDE(LAYER ".mlp:fwd", LAYER ".mlp:bwd", other)},
+    {"values before dropout at zeros of both", DROPOUT, 'f', WHOLE(2, 2, 8, 16), dropped_without_scale, OF(dropped),
+     CAUSE("dropout_without_scale"), BESIDE(DROPOUT ":fwd", "transformer.h.0.mlp.c_proj:fwd", other)},
+    {"values before dropout", DROPOUT, 'f', WHOLE(2, 2, 8, 16), other, OF(dropped), CAUSE("other_module"),
+     BESIDE(DROPOUT ":fwd", "transformer.h.0.mlp.c_proj:fwd", other)},
+    {"SGD by half its rate", NORM, by_half, OF(by_sgd), CAUSE("update_scaled"), UPDATED},
+    {"Adam of a larger epsilon", NORM, by_adam_of_large_eps, OF(by_adam), CAUSE("adam_eps"), UPDATED},
+    {"Adam of a smaller epsilon", NORM, by_adam, OF(by_adam_of_large_eps), CAUSE("adam_eps"), UPDATED},
+    {"Adam of another rate", NORM, by_slower_adam, OF(by_adam), CAUSE("update_scaled"), UPDATED},
+    {"Adam upwards", NORM, by_adam_upwards, OF(by_adam), CAUSE("update_sign"), UPDATED},
+    {"half the scale", PROBS, 'f', SHARDED(2, 1, 2, 4, 8, 8), softmax_of, BY(0.5f, 8), OF(softmax),
+     CAUSE("softmax_scale"), BESIDE(PROBS ":fwd", "other", NULL)},
+    {"three times the scale", PROBS, 'f', SHARDED(2, 1, 2, 4, 8, 8), softmax_of, BY(3, 8), OF(softmax),
+     CAUSE("softmax_scale"), BESIDE(PROBS ":fwd", "other", NULL)},
+    {"a window of four keys", PROBS, 'f', SHARDED(2, 1, 2, 4, 8, 8), softmax_of, BY(1, 4), OF(softmax),
+     CAUSE("attention_window"), BESIDE(PROBS ":fwd", "other", NULL)},
+    {"a loss over all tokens", "loss", 'f', ONE_VALUE(2), loss_by_96, OF(loss), CAUSE("divisor_of_other_count"),
+     KNOWN(.batch = 4, .seq = 24)},
+    {"a loss over fewer tokens", "loss", 'f', ONE_VALUE(2), loss_by_71, OF(loss), CAUSE("divisor_of_other_count"),
+     KNOWN(.batch = 4, .seq = 24)},
+    {"a loss over no number of tokens", "loss", 'f', ONE_VALUE(2), loss_off, OF(loss), CAUSE("target_logit"),
+     KNOWN(.batch = 4, .seq = 24)},
+    {"the last element alone is not an id of nobody", "model.embed_tokens.weight", 'n', WHOLE(2, 33, 16), last_off,
+     CAUSE("few_elements"), BESIDE("model.embed_tokens.weight:new", "other", NULL)},
+};
+
+Test(pattern_known, every_trace_is_named)
 {
-    static const struct {
-        double scale;
-        size_t window;
-        const char *cause;
-    } cases[] = {{0.5, 8, "softmax_scale"}, {3.0, 8, "softmax_scale"}, {1.0, 4, "attention_window"}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        world w;
-        sharded(&w, "model.layers.0.self_attn.probs", 'f', 2, 4, SHAPE(2, 4, 8, 8), 1);
-        for (size_t k = 0; k < w.count; k++)
-            w.reference[k] = probability(k, 1.0, 8);
-        world_refresh(&w);
-        for (size_t k = 0; k < w.count; k++)
-            *at(&w, k / 64 % 4 / 2, k) = probability(k, cases[i].scale, cases[i].window);
-        expect_among(&w, "model.layers.0.self_attn.probs:fwd", "other", w.reference, cases[i].cause);
-        world_free(&w);
-    }
-}
-
-/* --- what a loss was divided by ----------------------------------------------------------------------------------- */
-
-static void a_loss_divided_by_another_count_says_which(void)
-{
-    static const struct {
-        double factor;
-        const char *cause;
-    } cases[] = {
-        {92.0 / 96.0, "divisor_of_other_count"}, {92.0 / 71.0, "divisor_of_other_count"}, {1.0123, "target_logit"}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        world w;
-        ari_diagnosis found;
-        replicated(&w, "loss", 'f', 2, 0, SHAPE(1));
-        w.reference[0] = 5.6789f;
-        world_refresh(&w);
-        w.d.batch = 4;
-        w.d.seq = 24;
-        for (int r = 0; r < 2; r++)
-            *at(&w, r, 0) = (float)((double)w.reference[0] * cases[i].factor);
-        cr_assert_eq(ari_diagnose(&found, &w.d), AR_OK);
-        cr_expect_str_eq(found.evidence.cause, cases[i].cause, "%g: %s", cases[i].factor, found.hint);
-        world_free(&w);
-    }
-}
-
-/* --- rows --------------------------------------------------------------------------------------------------------- */
-
-static void the_last_element_alone_is_not_an_id_of_nobody(void)
-{
-    world w;
-    replicated(&w, "model.embed_tokens.weight", 'n', 2, 2, SHAPE(33, 16));
-    for (int r = 0; r < 2; r++)
-        *at(&w, r, w.count - 1) += 0.25f;
-    expect_among(&w, "model.embed_tokens.weight:new", "other", w.reference, "few_elements");
-    world_free(&w);
-}
-
-Test(pattern_known, every_claim)
-{
-    TOGETHER(a_norm_names_what_it_counts_too_often_or_leaves_out,
-             copies_of_ranks_are_compared_with_the_references_other_tensors,
-             a_layers_output_without_its_residual_is_that_and_no_other_module, the_value_of_the_step_before_is_stale,
-             values_before_dropout_at_zeros_of_both_are_a_mask_without_its_scale,
-             updates_are_told_apart_by_their_gradient, probabilities_show_another_scale_and_another_window,
-             a_loss_divided_by_another_count_says_which, the_last_element_alone_is_not_an_id_of_nobody);
+    EXPECT_TRACES(of_norms);
+    EXPECT_TRACES(traces);
 }

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Traces of mistakes in a mesh of data- and tensor-parallel ranks, each spoiled by hand as the mistake would. */
-#include "support/together.h"
 #include "tests/verify/pattern_support.h"
 
 TestSuite(pattern_layout, .timeout = 300);
 
-/* --- sums over a group -------------------------------------------------------------------------------------------- */
+/* --- sums and means over a group ---------------------------------------------------------------------------------- */
 
 /* A part of the reference for each of `n`: they add up to it. */
 static float part_of(size_t i, int k, int n, float reference)
@@ -14,71 +13,11 @@ static float part_of(size_t i, int k, int n, float reference)
     return (float)(k == 0 ? even + off : k == 1 ? even - off : even);
 }
 
-static float part_of_dp(const world *w, int r, size_t i, float reference)
-{
-    return part_of(i, r / w->d.tp, w->d.dp, reference);
-}
-
-static float part_of_tp(const world *w, int r, size_t i, float reference)
-{
-    return part_of(i, r % w->d.tp, w->d.tp, reference);
-}
-
-static void gradients_that_were_not_added_over_dp_say_so(void)
-{
-    for (int dim = -1; dim < 2; dim++) {
-        world w;
-        mesh(&w, "model.layers.0.mlp.up_proj.weight", 'g', 2, 2, 2, SHAPE(8, 12), dim);
-        spoil(&w, part_of_dp);
-        expect_cause(&w, "missing_all_reduce");
-        expect_hint(&w, "missing all-reduce over dp");
-        expect_no_hint(&w, "over tp");
-        world_free(&w);
-    }
-}
-
-static void gradients_that_were_not_added_over_tp_say_so_beside_other_groups(void)
-{
-    world w;
-    mesh(&w, "model.norm.weight", 'g', 3, 2, 1, SHAPE(96), -1);
-    w.d.sp = true;
-    spoil(&w, part_of_tp);
-    expect_cause(&w, "missing_all_reduce");
-    expect_hint(&w, "missing all-reduce over tp");
-    expect_hint(&w, "its own positions only");
-    world_free(&w);
-}
-
-static void activations_of_each_group_are_looked_at_alone(void)
-{
-    world w;
-    mesh(&w, "model.layers.0.mlp", 'b', 2, 2, 3, SHAPE(3, 4, 12), -1);
-    spoil(&w, part_of_tp);
-    expect_cause(&w, "missing_all_reduce");
-    expect_hint(&w, "over tp");
-    world_free(&w);
-}
-
-static float own_features_only(const world *w, int r, size_t i, float reference)
-{
-    const size_t width = w->shape[2] / (size_t)w->d.tp;
-    return i % w->shape[2] / width == (size_t)(r % w->d.tp) ? reference : 0.0f;
-}
-
-static void a_missing_gather_is_seen_in_a_group_and_its_ranks_are_counted_from_its_first(void)
-{
-    world w;
-    mesh(&w, "model.layers.0.mlp", 'b', 2, 2, 3, SHAPE(4, 4, 12), -1);
-    for (size_t i = w.count / 2; i < w.count; i++) { /* the second group alone */
-        *at(&w, 2, i) = own_features_only(&w, 2, i, w.reference[i]);
-        *at(&w, 3, i) = own_features_only(&w, 3, i, w.reference[i]);
-    }
-    expect_cause(&w, "missing_all_gather");
-    expect_hint(&w, "counted from 2");
-    world_free(&w);
-}
-
-/* --- means over parts --------------------------------------------------------------------------------------------- */
+VALUE(part_of_dp, part_of(i, dp_rank(w, r), w->d.dp, x))
+VALUE(part_of_tp, part_of(i, tp_rank(w, r), w->d.tp, x))
+/* The second group alone has its own features alone. */
+VALUE(own_features_of_rank_2_and_3,
+      dp_rank(w, r) == 0 || column(w, i) / (w->shape[2] / 2) == (size_t)tp_rank(w, r) ? x : 0.0f)
 
 /* Samples of 4 over 3 ranks: 2, 1 and 1. */
 static double share_of(int rank)
@@ -86,115 +25,22 @@ static double share_of(int rank)
     return rank == 0 ? 0.5 : 0.25;
 }
 
-static float mean_of_means(const world *w, int r, size_t i, float reference)
-{
-    (void)i;
-    return (float)((double)reference / (w->d.dp * share_of(r / w->d.tp)));
-}
-
-static float sum_of_means(const world *w, int r, size_t i, float reference)
-{
-    (void)i;
-    return (float)((double)reference / share_of(r / w->d.tp));
-}
-
-static void means_of_unlike_numbers_of_samples_are_told_from_their_sums(void)
-{
-    world w;
-    mesh(&w, "lm_head.logits", 'b', 3, 2, 3, SHAPE(4, 3, 8), 2);
-    spoil(&w, mean_of_means);
-    expect_cause(&w, "mean_of_means");
-    expect_hint(&w, "from 0.666667 to 1.33333");
-    world_refresh(&w);
-    spoil(&w, sum_of_means);
-    expect_cause(&w, "sum_of_local_means");
-    expect_hint(&w, "data-parallel ranks");
-    world_free(&w);
-}
-
-static void the_loss_of_ranks_that_divided_by_their_own_count_is_a_mean_of_means(void)
-{
-    world w;
-    mesh(&w, "loss", 'f', 3, 1, 0, SHAPE(1), -1);
-    w.d.batch = 4;
-    spoil(&w, mean_of_means);
-    expect_cause(&w, "mean_of_means");
-    expect_no_hint(&w, "softmax");
-    world_free(&w);
-}
-
+VALUE(mean_of_means, (double)x / (w->d.dp * share_of(dp_rank(w, r))))
+VALUE(sum_of_means, (double)x / share_of(dp_rank(w, r)))
 /* Three samples in two micro-batches of two and one: 3/(2*2) and 3/(2*1). */
-static float mean_of_micro_batches(const world *w, int r, size_t i, float reference)
-{
-    (void)r;
-    return reference * (i < w->count / 3 * 2 ? 0.75f : 1.5f);
-}
+VALUE(mean_of_micro_batches, x *(i < w->count / 3 * 2 ? 0.75f : 1.5f))
+VALUE(scaled, x * w->by[0])
 
-static void means_over_micro_batches_are_recognised(void)
-{
-    world w;
-    mesh(&w, "lm_head.logits", 'b', 1, 1, 3, SHAPE(3, 4, 8), -1);
-    w.d.micro_batches = 2;
-    spoil(&w, mean_of_micro_batches);
-    expect_cause(&w, "mean_of_means");
-    expect_hint(&w, "micro-batches");
-    w.d.micro_batches = 1; /* without them it is a factor for each row */
-    expect_cause(&w, "row_statistic");
-    world_free(&w);
-}
+enum { SEQ = 5, HEADS = 3, HEAD = 4, LANES = HEADS * HEAD };
 
-static float doubled(const world *w, int r, size_t i, float reference)
+/* Each rank of two has [heads, tokens, head] where [tokens, heads, head] is wanted. */
+static float heads_before_tokens(const world *w, int r, size_t i, float x)
 {
-    (void)w, (void)r, (void)i;
-    return 2.0f * reference;
+    const size_t lane = column(w, i) % LANES, k = token(w, i) * LANES + lane, sample = i / (2 * LANES * SEQ);
+    (void)x;
+    return w->reference[(sample * SEQ + k / HEAD % SEQ) * 2 * LANES + (size_t)r * LANES + k / (HEAD * SEQ) * HEAD +
+                        k % HEAD];
 }
-
-static void a_factor_is_that_of_the_group_that_has_so_many_ranks(void)
-{
-    world w;
-    mesh(&w, "model.norm.weight", 'g', 2, 3, 1, SHAPE(96), -1);
-    spoil(&w, doubled);
-    expect_hint(&w, "dp = 2 ranks");
-    world_free(&w);
-    mesh(&w, "model.norm.weight", 'g', 3, 2, 1, SHAPE(96), -1);
-    spoil(&w, doubled);
-    expect_hint(&w, "summed over tp");
-    world_free(&w);
-}
-
-static void a_division_by_the_number_of_micro_batches_is_told_from_half_a_value(void)
-{
-    world w;
-    mesh(&w, "lm_head.logits", 'b', 1, 1, 3, SHAPE(3, 4, 8), -1);
-    for (size_t i = 0; i < w.count; i++)
-        *at(&w, 0, i) = 0.5f * w.reference[i];
-    w.d.micro_batches = 2;
-    expect_cause(&w, "averaged_again");
-    expect_hint(&w, "2 micro-batches");
-    w.d.micro_batches = 4;
-    expect_cause(&w, "half_is_missing");
-    world_free(&w);
-}
-
-static void heads_left_before_tokens_on_each_rank_are_recognised(void)
-{
-    enum { SEQ = 5, HEADS = 3, HEAD = 4, LANES = HEADS * HEAD };
-    world w;
-    sharded(&w, "model.layers.0.self_attn.context", 'f', 2, 3, SHAPE(2, SEQ, 2 * LANES), 2);
-    w.d.head_dim = HEAD;
-    for (size_t i = 0; i < w.count; i++) {
-        const size_t lane = i % (2 * LANES), rank = lane / LANES, token = i / (2 * LANES) % SEQ;
-        const size_t k = token * LANES + lane % LANES; /* of [heads, tokens, head] */
-        *at(&w, (int)rank, i) = w.reference[at3(&w, i / (2 * LANES * SEQ), k / HEAD % SEQ,
-                                                rank * LANES + k / (HEAD * SEQ) * HEAD + k % HEAD)];
-    }
-    expect_cause(&w, "heads_and_tokens_exchanged");
-    w.d.head_dim = 0; /* any number of heads is a guess */
-    expect_no_hint(&w, "heads and tokens exchanged");
-    world_free(&w);
-}
-
-/* --- sums over another group -------------------------------------------------------------------------------------- */
 
 /* What rank k of 4 adds to a part of 192 elements that it shares with its neighbour. */
 static float share(size_t i, int k)
@@ -202,238 +48,112 @@ static float share(size_t i, int k)
     return noise(i % 192 * 4 + (size_t)k + 500);
 }
 
-static void sums_over_ranks_of_different_parts_are_of_the_wrong_group(void)
-{
-    world w;
-    grouped(&w, "model.layers.0.self_attn.k_rope", 'b', 4, 2, 2, SHAPE(24, 16), 0);
-    w.d.tp = 4;
-    for (size_t i = 0; i < w.count; i++)
-        w.reference[i] = share(i, i < 192 ? 0 : 2) + share(i, i < 192 ? 1 : 3);
-    world_refresh(&w);
-    for (size_t i = 0; i < w.count; i++) {
-        for (int r = 0; r < 4; r++) {
-            if (at(&w, r, i))
-                *at(&w, r, i) = share(i, r % 2) + share(i, r % 2 + 2);
-        }
-    }
-    expect_cause(&w, "wrong_group");
-    expect_hint(&w, "(ranks 0, 2; 1, 3)");
-    *at(&w, 1, 7) += 1.0f; /* one value that its group does not have */
-    expect_no_hint(&w, "wrong group");
-    world_free(&w);
-}
+VALUE(sum_of_neighbours, i < 192 ? share(i, 0) + share(i, 1) : share(i, 2) + share(i, 3))
+VALUE(sum_of_others, share(i, r % 2) + share(i, r % 2 + 2))
+VALUE(five, 5.0f)
+VALUE(norm_of_own, tp_rank(w, r) ? x * 0.6f : x * 0.8f)
+VALUE(zero, 0.0f)
+VALUE(first_group_alone, dp_rank(w, r) == 0 ? x : 0.0f)
 
-/* --- the gradients' norm ------------------------------------------------------------------------------------------ */
+/* --- tokens and ids ----------------------------------------------------------------------------------------------- */
 
-static float norm_of_own(const world *w, int r, size_t i, float reference)
-{
-    (void)i;
-    return reference * (r % w->d.tp ? 0.6f : 0.8f);
-}
+/* [3, 8, 8] of two ranks' [3, 4, 8], one after the other. */
+VALUE(in_rank_order, w->reference[(i / 8 / 4 % 3 * 8 + i / 8 / 12 * 4 + i / 8 % 4) * 8 + i % 8])
+/* [2, 4, 8] */
+VALUE(reversed, w->reference[(7 - i / 8) * 8 + i % 8])
 
-static float norm_counted_twice(const world *w, int r, size_t i, float reference)
-{
-    (void)w, (void)r, (void)i;
-    return reference * 1.1f;
-}
+static const int64_t three_ids[] = {2, 5, 5, 11}, repeated[] = {2, 5, 5, 11, 11, 8};
+VALUE(rows_of_the_ids, i / 8 == 2 || i / 8 == 5 || i / 8 == 11 ? 0.01f * (float)(i % 8) : x)
+VALUE(rows_of_repeated_ids, i / 8 == 5 ? noise(i % 8 + 900) : i / 8 == 11 ? noise(i % 8 + 950) : x)
 
-static void norms_of_shards_and_norms_that_count_twice_are_told_apart(void)
-{
-    world w;
-    mesh(&w, "grad_norm", 'c', 2, 2, 0, SHAPE(1), -1);
-    w.reference[0] = 5.0f;
-    world_refresh(&w);
-    spoil(&w, norm_of_own);
-    expect_cause(&w, "norm_of_own_shards");
-    expect_hint(&w, "squares is 5)");
-    spoil(&w, norm_counted_twice);
-    expect_cause(&w, "norm_counts_twice");
-    world_free(&w);
-}
-
-/* --- ranks of the wrong group ------------------------------------------------------------------------------------- */
-
-static float always_zero(const world *w, int r, size_t i, float reference)
-{
-    (void)w, (void)r, (void)i, (void)reference;
-    return 0.0f;
-}
-
-static float zero_after_the_first_group(const world *w, int r, size_t i, float reference)
-{
-    (void)i;
-    return r < w->d.tp ? reference : 0.0f;
-}
-
-static void groups_after_the_first_that_are_all_wrong_took_the_world_rank(void)
-{
-    world w;
-    mesh(&w, "model.embed_tokens", 'f', 2, 2, 3, SHAPE(4, 3, 8), -1);
-    spoil(&w, zero_after_the_first_group);
-    expect_cause(&w, "world_rank_in_group");
-    spoil(&w, always_zero); /* not if the first group is wrong too */
-    expect_cause(&w, "never_written");
-    world_free(&w);
-}
-
-/* --- tokens ------------------------------------------------------------------------------------------------------- */
-
-/* [b, s, h] of two ranks' [b, s/2, h], one after the other. */
-static void leave_in_rank_order(world *w)
-{
-    const size_t b = w->shape[0], s = w->shape[1], h = w->shape[2], part = s / 2;
-    for (int r = 0; r < w->d.ranks; r++) {
-        for (size_t i = 0; i < b * s; i++) {
-            const size_t rank = i / (b * part), sample = i / part % b, from = sample * s + rank * part + i % part;
-            for (size_t k = 0; k < h; k++) {
-                if (at(w, r, i * h + k))
-                    *at(w, r, i * h + k) = w->reference[from * h + k];
-            }
-        }
-    }
-}
-
-static void tokens_left_in_the_order_of_the_ranks_are_recognised_in_a_sharded_product(void)
-{
-    world w;
-    mesh(&w, "model.layers.0.self_attn.q_proj", 'f', 1, 2, 3, SHAPE(3, 8, 8), 2);
-    leave_in_rank_order(&w);
-    expect_cause(&w, "gathered_in_rank_order");
-    world_free(&w);
-}
-
-static void tokens_in_any_other_order_are_recognised_and_values_that_are_nobodys_are_not(void)
-{
-    world w;
-    mesh(&w, "model.layers.0.self_attn.q_proj", 'f', 1, 2, 3, SHAPE(2, 4, 8), 2);
-    for (int r = 0; r < 2; r++) {
-        for (size_t i = 0; i < w.count; i++) {
-            const size_t row = i / 8, from = 7 - row; /* reversed */
-            if (at(&w, r, i))
-                *at(&w, r, i) = w.reference[from * 8 + i % 8];
-        }
-    }
-    expect_cause(&w, "sequence_reversed");
-    expect_no_hint(&w, "order of the ranks");
-    *at(&w, 0, 0) += 0.5f;
-    expect_cause(&w, "unknown");
-    world_free(&w);
-}
-
-/* --- ids ---------------------------------------------------------------------------------------------------------- */
-
-static void rows_of_the_batchs_ids_alone_are_one_use_of_a_tied_weight(void)
-{
-    static const int64_t ids[] = {2, 5, 5, 11};
-    world w;
-    mesh(&w, "transformer.wte.weight", 'g', 1, 2, 2, SHAPE(12, 8), 0);
-    w.d.ids = ids;
-    w.d.batch = w.d.seq = 2;
-    for (size_t k = 0; k < 4; k++) {
-        for (size_t c = 0; c < 8; c++)
-            *at(&w, ids[k] < 6 ? 0 : 1, (size_t)ids[k] * 8 + c) = 0.01f * (float)c;
-    }
-    expect_hint(&w, "exactly the rows of the 3 ids");
-    *at(&w, 1, 7 * 8) += 1.0f; /* one row more */
-    expect_cause(&w, "unknown");
-    world_free(&w);
-}
-
-static void rows_of_ids_that_occur_again_were_written_over(void)
-{
-    static const int64_t ids[] = {2, 5, 5, 11, 11, 8};
-    world w;
-    mesh(&w, "model.embed_tokens.weight", 'g', 1, 2, 2, SHAPE(12, 8), 0);
-    w.d.ids = ids;
-    w.d.batch = 2;
-    w.d.seq = 3;
-    for (size_t c = 0; c < 8; c++) {
-        *at(&w, 0, 5 * 8 + c) = noise(c + 900);
-        *at(&w, 1, 11 * 8 + c) = noise(c + 950);
-    }
-    expect_cause(&w, "repeated_ids");
-    *at(&w, 0, 3 * 8) += 1.0f; /* an id that the batch does not have */
-    expect_cause(&w, "unknown");
-    world_free(&w);
-}
-
-static void rows_that_pad_a_vocabulary_have_no_gradient(void)
-{
-    enum { FIRST = 34, VOCAB = 40 };
-    world w;
-    mesh(&w, "lm_head.weight", 'g', 1, 1, 2, SHAPE(VOCAB, 8), -1);
-    w.d.hidden = true;
-    memset(w.reference + FIRST * 8, 0, (VOCAB - FIRST) * 8 * sizeof *w.reference);
-    world_refresh(&w);
-    for (size_t i = FIRST * 8; i < w.count; i++)
-        *at(&w, 0, i) = 0.01f * noise(i + 900);
-    expect_cause(&w, "vocabulary_padding");
-    expect_hint(&w, "only the last 6 ids (from 34 on)");
-    w.d.hidden = false; /* a check's vocabulary is never padded */
-    expect_cause(&w, "unknown");
-    world_free(&w);
-}
-
-static void the_last_ids_of_a_vocabulary_that_was_rounded_down_belong_to_nobody(void)
-{
-    world w;
-    mesh(&w, "lm_head", 'f', 1, 1, 3, SHAPE(2, 3, 11), -1);
-    w.d.ranks = w.d.tp = 1;
-    for (size_t row = 0; row < 6; row++)
-        *at(&w, 0, row * 11 + 10) = -INFINITY;
-    expect_cause(&w, "unknown"); /* one rank does not round */
-    world_free(&w);
-    world_begin(&w, "lm_head", 'f', 3, 3, SHAPE(2, 3, 11));
-    for (int r = 0; r < 3; r++)
-        cr_assert_eq(ar_layout_shard_uneven(&w.layout[r], 3, SHAPE(2, 3, 11), 2, r, 3), AR_OK);
-    world_end(&w);
-    for (size_t row = 0; row < 6; row++) {
-        for (size_t id = 9; id < 11; id++)
-            *at(&w, 2, row * 11 + id) = -INFINITY;
-    }
-    expect_hint(&w, "the last 2 of 11 ids belong to nobody");
-    world_free(&w);
-}
-
-/* --- norms -------------------------------------------------------------------------------------------------------- */
+enum { FIRST = 34, VOCAB = 40 };
+VALUE(without_padding, i < FIRST * 8 ? x : 0.0f)
+VALUE(with_padding, i < FIRST * 8 ? x : 0.01f * noise(i + 900))
+VALUE(last_ids_lost, i % 11 >= (size_t)w->by[0] ? -INFINITY : x)
 
 /* A norm with a bias: 12 lanes are padded to 16, which stretches what stands before the bias. */
-static void a_norm_over_padded_lanes_is_recognised(void)
+static float stretched(size_t i, float x, float by)
 {
-    world w;
-    mesh(&w, "transformer.h.0.ln_1", 'f', 1, 2, 3, SHAPE(2, 3, 12), -1);
-    for (size_t i = 0; i < w.count; i++) {
-        const float bias = 0.05f * noise(i % 12 + 99), before = w.reference[i] - bias;
-        for (int r = 0; r < 2; r++)
-            *at(&w, r, i) = before * sqrtf(16.0f / 12.0f) + bias;
-    }
-    expect_hint(&w, "taken over 16 lanes, padding included");
-    for (size_t i = 0; i < w.count; i++) {
-        const float bias = 0.05f * noise(i % 12 + 99), before = w.reference[i] - bias;
-        for (int r = 0; r < 2; r++)
-            *at(&w, r, i) = before * (1.5f + 0.1f * (float)(i / 12)) + bias;
-    }
-    expect_cause(&w, "norm_statistic");
-    expect_no_hint(&w, "padding included");
-    world_free(&w);
+    const float bias = 0.05f * noise(i % 12 + 99);
+    return (x - bias) * by + bias;
 }
 
-Test(pattern_layout, every_claim)
+VALUE(over_16_lanes, stretched(i, x, sqrtf(16.0f / 12.0f)))
+VALUE(over_other_lanes, stretched(i, x, 1.5f + 0.1f * (float)(i / 12)))
+
+#define UP "model.layers.0.mlp.up_proj.weight"
+#define Q_PROJ "model.layers.0.self_attn.q_proj"
+#define CONTEXT "model.layers.0.self_attn.context"
+
+static const trace traces[] = {
+    {"gradients not added over dp", UP, 'g', MESH(2, 2, -1, 8, 12), part_of_dp, CAUSE("missing_all_reduce"),
+     HINT("missing all-reduce over dp"), NO("over tp")},
+    {"gradients of rows not added over dp", UP, 'g', MESH(2, 2, 0, 8, 12), part_of_dp, CAUSE("missing_all_reduce"),
+     HINT("missing all-reduce over dp"), NO("over tp")},
+    {"gradients of columns not added over dp", UP, 'g', MESH(2, 2, 1, 8, 12), part_of_dp, CAUSE("missing_all_reduce"),
+     HINT("missing all-reduce over dp"), NO("over tp")},
+    {"gradients not added over tp beside other groups", "model.norm.weight", 'g', MESH(3, 2, -1, 96), part_of_tp,
+     CAUSE("missing_all_reduce"), HINT("missing all-reduce over tp", "its own positions only"), KNOWN(.sp = true)},
+    {"activations of each group are looked at alone", "model.layers.0.mlp", 'b', MESH(2, 2, -1, 3, 4, 12), part_of_tp,
+     CAUSE("missing_all_reduce"), HINT("over tp")},
+    {"ranks of a group are counted from its first", "model.layers.0.mlp", 'b', MESH(2, 2, -1, 4, 4, 12),
+     own_features_of_rank_2_and_3, CAUSE("missing_all_gather"), HINT("counted from 2")},
+    {"means of unlike numbers of samples", "lm_head.logits", 'b', MESH(3, 2, 2, 4, 3, 8), mean_of_means,
+     CAUSE("mean_of_means"), HINT("from 0.666667 to 1.33333")},
+    {"their sum", "lm_head.logits", 'b', MESH(3, 2, 2, 4, 3, 8), sum_of_means, CAUSE("sum_of_local_means"),
+     HINT("data-parallel ranks")},
+    {"a loss of ranks that divided by their own count", "loss", 'f', MESH_VALUE(3, 1), mean_of_means,
+     CAUSE("mean_of_means"), NO("softmax"), KNOWN(.batch = 4)},
+    {"means over micro-batches", "lm_head.logits", 'b', MESH(1, 1, -1, 3, 4, 8), mean_of_micro_batches,
+     CAUSE("mean_of_means"), HINT("micro-batches"), KNOWN(.micro_batches = 2)},
+    {"without them a factor for each row", "lm_head.logits", 'b', MESH(1, 1, -1, 3, 4, 8), mean_of_micro_batches,
+     CAUSE("row_statistic"), KNOWN(.micro_batches = 1)},
+    {"a factor of dp ranks", "model.norm.weight", 'g', MESH(2, 3, -1, 96), scaled, CAUSE("reduced_again"), BY(2.0f),
+     HINT("dp = 2 ranks")},
+    {"a factor of tp ranks", "model.norm.weight", 'g', MESH(3, 2, -1, 96), scaled, CAUSE("reduced_again"), BY(2.0f),
+     HINT("summed over tp")},
+    {"a division by the number of micro-batches", "lm_head.logits", 'b', MESH(1, 1, -1, 3, 4, 8), scaled, BY(0.5f),
+     CAUSE("averaged_again"), HINT("2 micro-batches"), KNOWN(.micro_batches = 2)},
+    {"half a value", "lm_head.logits", 'b', MESH(1, 1, -1, 3, 4, 8), scaled, BY(0.5f), CAUSE("half_is_missing"),
+     KNOWN(.micro_batches = 4)},
+    {"heads left before tokens", CONTEXT, 'f', SHARDED(2, 2, 2, SEQ, 2 * LANES), heads_before_tokens,
+     CAUSE("heads_and_tokens_exchanged"), KNOWN(.head_dim = HEAD)},
+    {"of an unknown number of heads", CONTEXT, 'f', SHARDED(2, 2, 2, SEQ, 2 * LANES), heads_before_tokens,
+     NO("heads and tokens exchanged")},
+    {"sums over ranks of different parts", "model.layers.0.self_attn.k_rope", 'b', GROUPED(4, 2, 0, 24, 16),
+     sum_of_others, OF(sum_of_neighbours), CAUSE("wrong_group"), HINT("(ranks 0, 2; 1, 3)"), KNOWN(.tp = 4),
+     NEAR(1, 7, 1.0f, "unknown")},
+    {"norms of shards", "grad_norm", 'c', MESH_VALUE(2, 2), norm_of_own, OF(five), CAUSE("norm_of_own_shards"),
+     HINT("squares is 5)")},
+    {"a norm that counts twice", "grad_norm", 'c', MESH_VALUE(2, 2), scaled, BY(1.1f), OF(five),
+     CAUSE("norm_counts_twice")},
+    {"groups after the first that are all wrong", "model.embed_tokens", 'f', MESH(2, 2, -1, 4, 3, 8), first_group_alone,
+     CAUSE("world_rank_in_group")},
+    {"groups that are all wrong", "model.embed_tokens", 'f', MESH(2, 2, -1, 4, 3, 8), zero, CAUSE("never_written")},
+    {"tokens left in the order of the ranks in a sharded product", Q_PROJ, 'f', MESH(1, 2, 2, 3, 8, 8), in_rank_order,
+     CAUSE("gathered_in_rank_order")},
+    {"tokens in any other order, and values that are nobody's", Q_PROJ, 'f', MESH(1, 2, 2, 2, 4, 8), reversed,
+     CAUSE("sequence_reversed"), NO("order of the ranks"), NEAR(0, 0, 0.5f, "unknown")},
+    {"rows of the batch's ids alone", "transformer.wte.weight", 'g', MESH(1, 2, 0, 12, 8), rows_of_the_ids,
+     CAUSE("tied_weight"), HINT("exactly the rows of the 3 ids"), KNOWN(.ids = three_ids, .batch = 2, .seq = 2),
+     NEAR(1, 7 * 8, 1.0f, "unknown")},
+    {"rows of ids that occur again", "model.embed_tokens.weight", 'g', MESH(1, 2, 0, 12, 8), rows_of_repeated_ids,
+     CAUSE("repeated_ids"), KNOWN(.ids = repeated, .batch = 2, .seq = 3), NEAR(0, 3 * 8, 1.0f, "unknown")},
+    {"rows that pad a vocabulary", "lm_head.weight", 'g', MESH(1, 1, -1, VOCAB, 8), with_padding, OF(without_padding),
+     CAUSE("vocabulary_padding"), HINT("only the last 6 ids (from 34 on)"), KNOWN(.hidden = true)},
+    {"a check's vocabulary is never padded", "lm_head.weight", 'g', MESH(1, 1, -1, VOCAB, 8), with_padding,
+     OF(without_padding), CAUSE("unknown")},
+    {"one rank does not round a vocabulary", "lm_head", 'f', MESH(1, 1, -1, 2, 3, 11), last_ids_lost, BY(10),
+     CAUSE("unknown")},
+    {"the last ids of a vocabulary that was rounded down", "lm_head", 'f', SHARDED(3, 2, 2, 3, 11), last_ids_lost,
+     CAUSE("ids_of_nobody"), BY(9), HINT("the last 2 of 11 ids belong to nobody")},
+    {"a norm over padded lanes", "transformer.h.0.ln_1", 'f', MESH(1, 2, -1, 2, 3, 12), over_16_lanes,
+     CAUSE("norm_over_padding"), HINT("taken over 16 lanes, padding included")},
+    {"a norm over anything else", "transformer.h.0.ln_1", 'f', MESH(1, 2, -1, 2, 3, 12), over_other_lanes,
+     CAUSE("norm_statistic"), NO("padding included")},
+};
+
+Test(pattern_layout, every_trace_is_named)
 {
-    TOGETHER(
-        gradients_that_were_not_added_over_dp_say_so, gradients_that_were_not_added_over_tp_say_so_beside_other_groups,
-        activations_of_each_group_are_looked_at_alone,
-        a_missing_gather_is_seen_in_a_group_and_its_ranks_are_counted_from_its_first,
-        means_of_unlike_numbers_of_samples_are_told_from_their_sums,
-        the_loss_of_ranks_that_divided_by_their_own_count_is_a_mean_of_means, means_over_micro_batches_are_recognised,
-        a_factor_is_that_of_the_group_that_has_so_many_ranks,
-        a_division_by_the_number_of_micro_batches_is_told_from_half_a_value,
-        heads_left_before_tokens_on_each_rank_are_recognised, sums_over_ranks_of_different_parts_are_of_the_wrong_group,
-        norms_of_shards_and_norms_that_count_twice_are_told_apart,
-        groups_after_the_first_that_are_all_wrong_took_the_world_rank,
-        tokens_left_in_the_order_of_the_ranks_are_recognised_in_a_sharded_product,
-        tokens_in_any_other_order_are_recognised_and_values_that_are_nobodys_are_not,
-        rows_of_the_batchs_ids_alone_are_one_use_of_a_tied_weight, rows_of_ids_that_occur_again_were_written_over,
-        rows_that_pad_a_vocabulary_have_no_gradient,
-        the_last_ids_of_a_vocabulary_that_was_rounded_down_belong_to_nobody, a_norm_over_padded_lanes_is_recognised);
+    EXPECT_TRACES(traces);
 }

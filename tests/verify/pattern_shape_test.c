@@ -4,7 +4,27 @@
 #include "tests/verify/pattern_support.h"
 #include "verify/diagnose/case.h"
 
+#define DIMENSIONS(...) ((const size_t[]){__VA_ARGS__})
+
 TestSuite(pattern_shape, .timeout = 300);
+
+static trace any;
+
+/* A world of any shape, whole on every rank (dim -1) or sharded. */
+static void begin(world *w, const char *name, char pass, int ranks, int ndim, const size_t *shape, int dim)
+{
+    any = (trace){.claim = "any", .name = name, .pass = pass};
+    any.on = (place){.how = dim < 0 ? ON_ALL : IN_SHARDS, .dim = dim, .ndim = ndim};
+    for (int i = 0; i < ndim; i++)
+        any.on.shape[i] = shape[i];
+    world_begin(w, &any, ranks);
+}
+
+static void expect_pattern(const world *w, const char *text)
+{
+    const ari_diagnosis p = found(w);
+    cr_expect(strstr(p.pattern, text), "expected '%s'\n  pattern %s\n  hint    %s", text, p.pattern, p.hint);
+}
 
 /* Precondition: a world of any shape. Identity: without a change nothing differs; with one change one element does. */
 static void check_one_change(world *w)
@@ -28,11 +48,11 @@ static void one_change_is_found_in_every_shape_on_every_number_of_ranks(void)
     for (size_t n = 0; n < sizeof ranks / sizeof *ranks; n++) {
         for (int ndim = 0; ndim <= AR_MAX_DIMS; ndim++) {
             world w;
-            replicated(&w, "x", 'f', ranks[n], ndim, shape);
+            begin(&w, "x", 'f', ranks[n], ndim, shape, -1);
             check_one_change(&w);
             world_free(&w);
             for (int dim = 0; dim < ndim; dim++) { /* uneven and empty shards included */
-                sharded(&w, "x", 'g', ranks[n], ndim, shape, dim);
+                begin(&w, "x", 'g', ranks[n], ndim, shape, dim);
                 check_one_change(&w);
                 world_free(&w);
             }
@@ -53,9 +73,9 @@ static void any_damage_gives_two_lines(void)
         const int ndim = (int)(k / 7 / 5 % 5), n = 1 + (int)(k / 7 / 5 / 5 / 6 % 4);
         const float value = damage[k / 7 / 5 / 5 % 6];
         if (ndim > 0 && k % 2)
-            sharded(&w, names[k % 7], "ifbgn"[k / 7 % 5], n, ndim, shape, ndim - 1);
+            begin(&w, names[k % 7], "ifbgn"[k / 7 % 5], n, ndim, shape, ndim - 1);
         else
-            replicated(&w, names[k % 7], "ifbgn"[k / 7 % 5], n, ndim, shape);
+            begin(&w, names[k % 7], "ifbgn"[k / 7 % 5], n, ndim, shape, -1);
         w.d.head_dim = 2;
         w.d.batch = k % 3;
         w.d.seq = k % 4;
@@ -79,7 +99,7 @@ static void a_tensor_without_elements_has_no_difference(void)
         size_t shape[3] = {2, 3, 4};
         world w;
         shape[dim] = 0;
-        replicated(&w, "x", 'f', 2, 3, shape);
+        begin(&w, "x", 'f', 2, 3, shape, -1);
         expect_pattern(&w, "no element differs");
         world_free(&w);
     }
@@ -88,7 +108,7 @@ static void a_tensor_without_elements_has_no_difference(void)
 static void ranks_without_elements_need_no_memory(void)
 {
     world w;
-    sharded(&w, "lm_head.weight", 'g', 4, 2, SHAPE(5, 3), 0); /* 2 2 1 0 */
+    begin(&w, "lm_head.weight", 'g', 4, 2, DIMENSIONS(5, 3), 0); /* 2 2 1 0 */
     cr_assert_eq(w.layout[3].nbox, 0);
     w.copy[3].local = NULL;
     *at(&w, 2, 13) += 1.0f;
@@ -99,7 +119,7 @@ static void ranks_without_elements_need_no_memory(void)
 static void layouts_may_view_the_tensor_in_another_shape(void)
 {
     world w;
-    sharded(&w, "model.layers.0.self_attn.q_rope", 'f', 2, 4, SHAPE(2, 3, 4, 5), 2);
+    begin(&w, "model.layers.0.self_attn.q_rope", 'f', 2, 4, DIMENSIONS(2, 3, 4, 5), 2);
     const size_t flat[3] = {2, 3, 20};
     w.d.ndim = 3;
     w.d.shape = flat;
@@ -111,7 +131,7 @@ static void layouts_may_view_the_tensor_in_another_shape(void)
 static void what_is_allowed_is_no_difference(void)
 {
     world w;
-    replicated(&w, "x", 'f', 2, 2, SHAPE(4, 5));
+    begin(&w, "x", 'f', 2, 2, DIMENSIONS(4, 5), -1);
     for (size_t i = 0; i < 20; i++)
         w.local[0][i] += i == 7 ? 1e-2f : 1e-4f;
     expect_pattern(&w, "all 20 elements; on rank 0 only");
@@ -124,7 +144,7 @@ static void layouts_that_are_not_the_tensors_are_refused(void)
 {
     world w;
     ari_diagnosis p = {.pattern = "untouched"};
-    replicated(&w, "x", 'f', 2, 2, SHAPE(4, 5));
+    begin(&w, "x", 'f', 2, 2, DIMENSIONS(4, 5), -1);
     w.layout[1].box[0].extent[1] = 6;
     cr_assert_eq(ari_diagnose(&p, &w.d), AR_ERR_ARG);
     cr_assert(strstr(ar_error_message(), "rank 1"), "%s", ar_error_message());
@@ -153,7 +173,7 @@ static void sizes_that_overflow_are_refused(void)
     world w;
     ari_diagnosis p;
     const size_t huge[2] = {SIZE_MAX / 2, 4};
-    replicated(&w, "x", 'f', 1, 2, SHAPE(4, 5));
+    begin(&w, "x", 'f', 1, 2, DIMENSIONS(4, 5), -1);
     w.d.shape = huge;
     memcpy(w.layout[0].shape, huge, sizeof huge);
     cr_assert_eq(ari_diagnose(&p, &w.d), AR_ERR_OVERFLOW);

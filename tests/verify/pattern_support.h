@@ -2,7 +2,7 @@
 #ifndef TESTS_VERIFY_PATTERN_SUPPORT_H
 #define TESTS_VERIFY_PATTERN_SUPPORT_H
 
-/* A small world: one tensor, its reference and every rank's copy, right until a test spoils it. */
+/* Tables of traces: a tensor, how ranks hold it, what a mistake makes of their copies, and what is said of that. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
@@ -14,40 +14,129 @@
 #include "tests/support/noise.h"
 #include "verify/diagnose/diagnose.h"
 
-enum { MAX_RANKS = 64, MAX_COUNT = 8192 };
+enum { MAX_RANKS = 64, MAX_COUNT = 8192, MAX_TEXTS = 4 };
 
-typedef struct world {
+typedef struct world world;
+
+/* The element with index i of the full tensor in rank r's copy, where the reference has x. Of what every rank has, as
+ * the reference itself, r is 0; of the reference, x is noise. */
+typedef float element_of(const world *w, int r, size_t i, float x);
+#define VALUE(name, expression)                                 \
+    static float name(const world *w, int r, size_t i, float x) \
+    {                                                           \
+        (void)w, (void)r, (void)i, (void)x;                     \
+        return (float)(expression);                             \
+    }
+
+/* How ranks hold a tensor. */
+typedef struct place {
+    enum { ON_ALL, IN_SHARDS, IN_GROUPS, IN_BLOCKS, ON_MESH } how;
+    int ranks, parts, dim, ndim;
+    size_t shape[AR_MAX_DIMS];
+    ar_parallel over;
+} place;
+
+#define DIMS(...) .ndim = (int)(sizeof(const size_t[]){__VA_ARGS__} / sizeof(size_t)), .shape = {__VA_ARGS__}
+/* A value of no dimension. */
+#define ONE_VALUE(n) .on = {.how = ON_ALL, .ranks = (n)}
+#define WHOLE(n, ...) .on = {.how = ON_ALL, .ranks = (n), DIMS(__VA_ARGS__)}
+/* Cut along a dimension, unevenly if need be. */
+#define SHARDED(n, d, ...) .on = {.how = IN_SHARDS, .ranks = (n), .dim = (d), DIMS(__VA_ARGS__)}
+/* KV heads: so many shards, each on neighbouring ranks. */
+#define GROUPED(n, p, d, ...) .on = {.how = IN_GROUPS, .ranks = (n), .parts = (p), .dim = (d), DIMS(__VA_ARGS__)}
+/* The first dimension is two halves, each of which is cut. */
+#define PACKED(n, ...) .on = {.how = IN_BLOCKS, .ranks = (n), DIMS(__VA_ARGS__)}
+/* An activation's samples lie over dp, in runs whose lengths differ by one, its positions over cp, dimension d over tp
+ * (-1: all of it on every rank). A parameter is whole on every dp and cp rank. */
+#define MESH(n, m, d, ...) CP_MESH(n, 1, false, m, d, __VA_ARGS__)
+#define MESH_VALUE(n, m) CP_VALUE(n, 1, false, m)
+#define CP_MESH(n, c, z, m, d, ...) .on = {.how = ON_MESH, OVER(n, c, z, m), .dim = (d), DIMS(__VA_ARGS__)}
+#define CP_VALUE(n, c, z, m) .on = {.how = ON_MESH, OVER(n, c, z, m)}
+#define OVER(n, c, z, m) .over = {.dp = (n), .cp = (c), .zigzag = (z), .tp = (m)}
+
+typedef struct trace {
+    const char *claim, *name;
+    char pass;
+    place on;
+    element_of *is; /* what the copies hold; NULL: the reference */
+    /* What is said: the cause (docs/causes.md), words of the hint and of the pattern, and words of neither. */
+    const char *cause, *hint[MAX_TEXTS], *pattern[MAX_TEXTS], *no[MAX_TEXTS];
+    /* If that element becomes as much larger, the cause is another. */
+    struct {
+        int rank;
+        size_t i;
+        float by;
+        const char *cause;
+    } near;
+    float by[4];                     /* what `is` may read as w->by */
+    element_of *of;                  /* the reference; NULL: noise */
+    element_of *before, *last;       /* the fields of ari_difference */
+    const char *full;                /* the tensor's name in the reference's dump; NULL: there is none */
+    const char *other;               /* of another tensor in it, NULL: none, */
+    element_of *other_is;            /* its values, NULL: the reference's, */
+    size_t other_shape[AR_MAX_DIMS]; /* and its shape; 0: the same */
+    ari_difference d;                /* what else is known */
+    int also[8];                     /* other numbers of ranks of which all is the same */
+} trace;
+
+#define CAUSE(id) .cause = (id)
+#define HINT(...) .hint = {__VA_ARGS__}
+#define PATTERN(...) .pattern = {__VA_ARGS__}
+#define NO(...) .no = {__VA_ARGS__}
+#define NEAR(r, i, by, id) .near = {r, i, by, id}
+#define BY(...) .by = {__VA_ARGS__}
+#define OF(f) .of = (f)
+#define AMONG(full_name) .full = (full_name)
+#define BESIDE(full_name, name, f) .full = (full_name), .other = (name), .other_is = (f)
+#define KNOWN(...) .d = {__VA_ARGS__}
+#define ALSO(...) .also = {__VA_ARGS__}
+
+struct world {
+    const trace *t;
+    const float *by;
     ari_difference d;
     size_t shape[AR_MAX_DIMS], count;
-    float *reference, *local[MAX_RANKS];
+    float *reference, *beside[3], *local[MAX_RANKS];
     ar_layout layout[MAX_RANKS];
     ari_rank_copy copy[MAX_RANKS];
-} world;
+};
 
-static inline void world_begin(world *w, const char *name, char pass, int ranks, int ndim, const size_t *shape)
+/* --- places ------------------------------------------------------------------------------------------------------- */
+
+/* The last index, and what is before it. */
+static inline size_t column(const world *w, size_t i)
 {
-    memset(w, 0, sizeof *w);
-    w->count = 1;
-    for (int i = 0; i < ndim; i++) {
-        w->shape[i] = shape[i];
-        w->count *= shape[i];
-    }
-    cr_assert(w->count <= MAX_COUNT && ranks <= MAX_RANKS);
-    w->reference = malloc((w->count + 1) * sizeof *w->reference);
-    cr_assert_not_null(w->reference);
-    for (size_t i = 0; i < w->count; i++)
-        w->reference[i] = noise(i);
-    w->d = (ari_difference){.name = name,
-                            .pass = pass,
-                            .ndim = ndim,
-                            .shape = w->shape,
-                            .reference = w->reference,
-                            .ranks = ranks,
-                            .copy = w->copy};
+    return i % w->shape[w->d.ndim - 1];
+}
+
+static inline size_t row_of(const world *w, size_t i)
+{
+    return i / w->shape[w->d.ndim - 1];
+}
+
+/* Of [samples, tokens, features]. */
+static inline size_t token(const world *w, size_t i)
+{
+    return row_of(w, i) % w->shape[1];
+}
+
+static inline int tp_rank(const world *w, int r)
+{
+    return r % w->d.tp;
+}
+
+static inline int cp_rank(const world *w, int r)
+{
+    return r / w->d.tp % w->d.cp;
+}
+
+static inline int dp_rank(const world *w, int r)
+{
+    return r / w->d.tp / w->d.cp;
 }
 
 /* The element of the full tensor in rank r's copy; NULL where it holds none. */
-static inline float *at(world *w, int r, size_t index)
+static inline float *at(const world *w, int r, size_t index)
 {
     const ar_layout *o = &w->layout[r];
     size_t g[AR_MAX_DIMS] = {0};
@@ -68,9 +157,69 @@ static inline float *at(world *w, int r, size_t index)
     return NULL;
 }
 
-/* Copies of what the layouts say, equal to the reference. */
-static inline void world_end(world *w)
+static inline void lay_on_mesh(ar_layout *o, const world *w, int r)
 {
+    const ar_parallel *p = &w->t->on.over;
+    const int dim = w->t->on.dim, ndim = w->d.ndim, tp = w->d.tp, cp = w->d.cp;
+    if (dim < 0)
+        cr_assert_eq(ar_layout_replicate(o, ndim, w->shape, r % tp, tp), AR_OK);
+    else
+        cr_assert_eq(ar_layout_shard(o, ndim, w->shape, dim, r % tp, tp), AR_OK);
+    if (ndim < 3 || (w->d.pass != 'f' && w->d.pass != 'b')) {
+        o->replica += o->replicas * (r / tp);
+        o->replicas *= w->d.dp * cp;
+        return;
+    }
+    const size_t rank = (size_t)dp_rank(w, r), n = (size_t)w->d.dp, most = w->shape[0] % n;
+    const ar_positions own = ar_parallel_positions(p, w->shape[1], cp_rank(w, r));
+    o->box[0].global[0] = rank * (w->shape[0] / n) + (rank < most ? rank : most);
+    o->box[0].extent[0] = w->shape[0] / n + (rank < most);
+    o->nbox = cp > 1 && own.count[1] > 0 ? 2 : 1;
+    o->box[1] = o->box[0];
+    for (size_t k = 0; cp > 1 && k < o->nbox; k++) {
+        o->box[k].global[1] = own.first[k];
+        o->box[k].extent[1] = own.count[k];
+        o->box[k].local[1] = k * own.count[0];
+    }
+}
+
+static inline void lay_out(ar_layout *o, const world *w, int r)
+{
+    const place *on = &w->t->on;
+    const int ndim = on->ndim, n = w->d.ranks, p = on->parts;
+    const size_t half[2] = {w->shape[0] / 2, w->shape[0] / 2};
+    if (on->how == ON_ALL)
+        cr_assert_eq(ar_layout_replicate(o, ndim, w->shape, r, n), AR_OK);
+    else if (on->how == IN_SHARDS)
+        cr_assert_eq(ar_layout_shard_uneven(o, ndim, w->shape, on->dim, r, n), AR_OK);
+    else if (on->how == IN_BLOCKS)
+        cr_assert_eq(ar_layout_packed(o, ndim, w->shape, 0, half, 2, r, n), AR_OK);
+    else if (on->how == ON_MESH)
+        lay_on_mesh(o, w, r);
+    else {
+        cr_assert_eq(ar_layout_shard(o, ndim, w->shape, on->dim, r * p / n, p), AR_OK);
+        o->replicas = n / p;
+        o->replica = r % (n / p);
+    }
+}
+
+/* --- a world ------------------------------------------------------------------------------------------------------ */
+
+static inline float *values(const world *w, element_of *f, size_t count)
+{
+    float *x = malloc((count + 1) * sizeof *x);
+    cr_assert_not_null(x);
+    for (size_t i = 0; i < count; i++) {
+        const float own = w->reference && i < w->count ? w->reference[i] : noise(i);
+        x[i] = f ? f(w, 0, i, own) : own;
+    }
+    return x;
+}
+
+static inline void fill_copies(world *w)
+{
+    for (int r = 0; r < w->d.ranks; r++)
+        lay_out(&w->layout[r], w, r);
     for (int r = 0; r < w->d.ranks; r++) {
         size_t count = 1;
         w->copy[r].ndim = w->d.ndim;
@@ -79,127 +228,80 @@ static inline void world_end(world *w)
             w->copy[r].shape[i] = ar_layout_local(&w->layout[r], i);
             count *= w->copy[r].shape[i];
         }
-        w->local[r] = calloc(count + 1, sizeof *w->local[r]);
+        w->copy[r].local = w->local[r] = calloc(count + 1, sizeof *w->local[r]);
         cr_assert_not_null(w->local[r]);
-        w->copy[r].local = w->local[r];
         for (size_t i = 0; i < w->count; i++) {
             if (at(w, r, i))
-                *at(w, r, i) = w->reference[i];
+                *at(w, r, i) = w->t->is ? w->t->is(w, r, i, w->reference[i]) : w->reference[i];
         }
     }
 }
 
-/* Again equal to the reference, after a test changed that. */
-static inline void world_refresh(world *w)
+static inline void world_begin(world *w, const trace *t, int ranks)
 {
-    for (int r = 0; r < w->d.ranks; r++)
-        free(w->local[r]);
-    world_end(w);
+    *w = (world){.t = t, .by = t->by, .d = t->d, .count = 1};
+    for (int i = 0; i < t->on.ndim; i++) {
+        w->shape[i] = t->on.shape[i];
+        w->count *= w->shape[i];
+    }
+    w->d.name = t->name;
+    w->d.pass = t->pass;
+    w->d.ndim = t->on.ndim;
+    w->d.shape = w->shape;
+    w->d.ranks = ranks;
+    w->d.copy = w->copy;
+    if (t->on.how == ON_MESH) {
+        const ar_parallel *p = &t->on.over;
+        w->d.tp = p->tp ? p->tp : 1;
+        w->d.cp = p->cp ? p->cp : 1;
+        w->d.dp = p->dp ? p->dp : 1;
+        w->d.ranks = w->d.tp * w->d.cp * w->d.dp;
+        w->d.batch = t->d.batch ? t->d.batch : w->d.ndim > 0 ? w->shape[0] : 1;
+        w->d.seq = t->d.seq ? t->d.seq : w->d.ndim > 1 ? w->shape[1] : 1;
+    }
+    cr_assert(w->count <= MAX_COUNT && w->d.ranks <= MAX_RANKS);
+    w->d.reference = w->reference = values(w, t->of, w->count);
+    w->d.before = w->beside[0] = t->before ? values(w, t->before, w->count) : NULL;
+    w->d.last = w->beside[1] = t->last ? values(w, t->last, w->count) : NULL;
+    fill_copies(w);
 }
 
 static inline void world_free(world *w)
 {
     for (int r = 0; r < w->d.ranks; r++)
         free(w->local[r]);
+    for (size_t k = 0; k < 3; k++)
+        free(w->beside[k]);
     free(w->reference);
 }
 
-static inline void replicated(world *w, const char *name, char pass, int ranks, int ndim, const size_t *shape)
+/* What the reference's dump holds beside the tensor. */
+static inline ar_dump *dump_of(world *w)
 {
-    world_begin(w, name, pass, ranks, ndim, shape);
-    for (int r = 0; r < ranks; r++)
-        cr_assert_eq(ar_layout_replicate(&w->layout[r], ndim, shape, r, ranks), AR_OK);
-    world_end(w);
-}
-
-static inline void sharded(world *w, const char *name, char pass, int ranks, int ndim, const size_t *shape, int dim)
-{
-    world_begin(w, name, pass, ranks, ndim, shape);
-    for (int r = 0; r < ranks; r++)
-        cr_assert_eq(ar_layout_shard_uneven(&w->layout[r], ndim, shape, dim, r, ranks), AR_OK);
-    world_end(w);
-}
-
-/* KV heads: `parts` shards along `dim`, each on ranks/parts neighbouring ranks. */
-static inline void grouped(world *w, const char *name, char pass, int ranks, int parts, int ndim, const size_t *shape,
-                           int dim)
-{
-    world_begin(w, name, pass, ranks, ndim, shape);
-    for (int r = 0; r < ranks; r++) {
-        cr_assert_eq(ar_layout_shard(&w->layout[r], ndim, shape, dim, r * parts / ranks, parts), AR_OK);
-        w->layout[r].replicas = ranks / parts;
-        w->layout[r].replica = r % (ranks / parts);
+    const trace *t = w->t;
+    const size_t *shape = t->other_shape[0] ? t->other_shape : w->shape;
+    ar_dump *dump = NULL;
+    ar_dump_tensor all[2] = {{.name = t->full, .dtype = AR_F32, .ndim = w->d.ndim, .count = w->count},
+                             {.name = t->other, .dtype = AR_F32, .count = 1}};
+    memcpy(all[0].shape, w->shape, sizeof w->shape);
+    all[0].whole = w->reference;
+    while (all[1].ndim < AR_MAX_DIMS && shape[all[1].ndim]) {
+        all[1].shape[all[1].ndim] = shape[all[1].ndim];
+        all[1].count *= shape[all[1].ndim++];
     }
-    world_end(w);
+    all[1].whole = w->beside[2] = values(w, t->other_is, all[1].count);
+    cr_assert_eq(ari_dump_of_tensors(&dump, "the reference", all, t->other ? 2 : 1), AR_OK);
+    w->d.known = dump;
+    w->d.of = ar_dump_find(dump, t->full);
+    return dump;
 }
 
-#define SHAPE(...) ((const size_t[]){__VA_ARGS__})
-
-/* The layout's ranks: an activation's samples lie over dp, in runs whose lengths differ by one, its positions over cp,
- * dimension `dim` over tp (-1: all of it on every rank). A parameter is whole on every dp and cp rank. */
-static inline void parallel_mesh(world *w, const char *name, char pass, const ar_parallel *p, int ndim,
-                                 const size_t *shape, int dim)
-{
-    const bool activation = (pass == 'f' || pass == 'b') && ndim >= 3;
-    const int tp = p->tp ? p->tp : 1, cp = p->cp ? p->cp : 1, dp = p->dp ? p->dp : 1;
-    world_begin(w, name, pass, dp * cp * tp, ndim, shape);
-    w->d.dp = dp;
-    w->d.cp = cp;
-    w->d.tp = tp;
-    w->d.batch = shape[0];
-    w->d.seq = ndim > 1 ? shape[1] : 1;
-    for (int r = 0; r < dp * cp * tp; r++) {
-        ar_layout *o = &w->layout[r];
-        if (dim < 0)
-            cr_assert_eq(ar_layout_replicate(o, ndim, shape, r % tp, tp), AR_OK);
-        else
-            cr_assert_eq(ar_layout_shard(o, ndim, shape, dim, r % tp, tp), AR_OK);
-        if (!activation) {
-            o->replica += o->replicas * (r / tp);
-            o->replicas *= dp * cp;
-            continue;
-        }
-        const size_t rank = (size_t)(r / tp / cp), n = (size_t)dp, most = shape[0] % n;
-        const ar_positions own = ar_parallel_positions(p, shape[1], r / tp % cp);
-        o->box[0].global[0] = rank * (shape[0] / n) + (rank < most ? rank : most);
-        o->box[0].extent[0] = shape[0] / n + (rank < most);
-        o->nbox = cp > 1 && own.count[1] > 0 ? 2 : 1;
-        o->box[1] = o->box[0];
-        for (size_t k = 0; cp > 1 && k < o->nbox; k++) {
-            o->box[k].global[1] = own.first[k];
-            o->box[k].extent[1] = own.count[k];
-            o->box[k].local[1] = k * own.count[0];
-        }
-    }
-    world_end(w);
-}
-
-static inline void mesh(world *w, const char *name, char pass, int dp, int tp, int ndim, const size_t *shape, int dim)
-{
-    parallel_mesh(w, name, pass, &(ar_parallel){.dp = dp, .tp = tp}, ndim, shape, dim);
-}
-
-/* Every rank's copy of element i becomes f(rank, i, reference). */
-static inline void spoil(world *w, float (*f)(const world *, int, size_t, float))
-{
-    for (int r = 0; r < w->d.ranks; r++) {
-        for (size_t i = 0; i < w->count; i++) {
-            if (at(w, r, i))
-                *at(w, r, i) = f(w, r, i, w->reference[i]);
-        }
-    }
-}
-
-/* Index of an element of a three-dimensional tensor. */
-static inline size_t at3(const world *w, size_t b, size_t t, size_t f)
-{
-    return (b * w->shape[1] + t) * w->shape[2] + f;
-}
+/* --- what is said ------------------------------------------------------------------------------------------------- */
 
 static inline ari_diagnosis found(const world *w)
 {
     ari_diagnosis p;
-    cr_assert_eq(ari_diagnose(&p, &w->d), AR_OK, "%s", ar_error_message());
+    cr_assert_eq(ari_diagnose(&p, &w->d), AR_OK, "%s: %s", w->t->claim, ar_error_message());
     return p;
 }
 
@@ -208,51 +310,65 @@ static inline const char *cause_of(const ari_diagnosis *p)
     return p->evidence.cause ? p->evidence.cause : "none";
 }
 
-/* The identifier of docs/causes.md; found twice, all is the same. */
-static inline void expect_cause(const world *w, const char *id)
+static inline void expect_cause(const world *w, const ari_diagnosis *p, const char *id)
 {
-    const ari_diagnosis p = found(w), q = found(w);
-    cr_expect_str_eq(cause_of(&p), id, "expected %s, not %s\n  pattern %s\n  hint    %s", id, cause_of(&p), p.pattern,
-                     p.hint);
-    cr_expect(!strstr(p.hint, "{") && !strstr(p.pattern, "{"), "%s", p.hint);
-    cr_expect(strcmp(p.hint, q.hint) == 0 && strcmp(p.pattern, q.pattern) == 0);
+    cr_expect(!id || strcmp(cause_of(p), id) == 0, "%s: expected %s, not %s\n  pattern %s\n  hint    %s", w->t->claim,
+              id, cause_of(p), p->pattern, p->hint);
 }
 
-/* The sentence is filled with these words and numbers. */
-static inline void expect_hint(const world *w, const char *text)
+static inline void expect_words(const world *w, const ari_diagnosis *p)
 {
-    const ari_diagnosis p = found(w);
-    cr_expect(strstr(p.hint, text), "expected '%s'\n  pattern %s\n  hint    %s", text, p.pattern, p.hint);
+    for (size_t k = 0; k < MAX_TEXTS; k++) {
+        const char *hint = w->t->hint[k], *pattern = w->t->pattern[k], *no = w->t->no[k];
+        const char *const missing = hint && !strstr(p->hint, hint)            ? hint
+                                    : pattern && !strstr(p->pattern, pattern) ? pattern
+                                                                              : NULL;
+        cr_expect(!missing, "%s: expected '%s'\n  pattern %s\n  hint    %s", w->t->claim, missing, p->pattern, p->hint);
+        cr_expect(!no || (!strstr(p->hint, no) && !strstr(p->pattern, no)),
+                  "%s: unexpected '%s'\n  pattern %s\n  hint    %s", w->t->claim, no, p->pattern, p->hint);
+    }
+    cr_expect(!strstr(p->hint, "{") && !strstr(p->pattern, "{"), "%s: %s", w->t->claim, p->hint);
 }
 
-static inline void expect_no_hint(const world *w, const char *text)
+/* What was found with the step before is not found without it. */
+static inline void expect_less(const world *w)
 {
-    const ari_diagnosis p = found(w);
-    cr_expect(!strstr(p.hint, text), "unexpected '%s'\n  pattern %s\n  hint    %s", text, p.pattern, p.hint);
+    world less = *w;
+    less.d.before = less.d.last = NULL;
+    const ari_diagnosis p = found(&less);
+    cr_expect(!strstr(p.hint, w->t->hint[0]), "%s, without the step before: %s", w->t->claim, p.hint);
 }
 
-static inline void expect_pattern(const world *w, const char *text)
+/* Found twice, all is the same. */
+static inline void expect_trace(const trace *t, int ranks)
 {
-    const ari_diagnosis p = found(w);
-    cr_expect(strstr(p.pattern, text), "expected '%s'\n  pattern %s\n  hint    %s", text, p.pattern, p.hint);
-}
-
-/* The cause of a tensor beside another of the reference (NULL: none). */
-static inline void expect_beside(world *w, const char *full, const ar_dump_tensor *other, const char *id)
-{
-    ar_dump *dump = NULL;
-    ar_dump_tensor all[2] = {{.name = full, .dtype = AR_F32, .ndim = w->d.ndim, .count = w->count}};
-    memcpy(all[0].shape, w->shape, sizeof w->shape);
-    all[0].whole = w->reference;
-    if (other)
-        all[1] = *other;
-    cr_assert_eq(ari_dump_of_tensors(&dump, "the reference", all, other ? 2 : 1), AR_OK);
-    w->d.known = dump;
-    w->d.of = ar_dump_find(dump, full);
-    expect_cause(w, id);
+    world w;
+    world_begin(&w, t, ranks);
+    ar_dump *dump = t->full ? dump_of(&w) : NULL;
+    const ari_diagnosis p = found(&w), q = found(&w);
+    expect_cause(&w, &p, t->cause);
+    expect_words(&w, &p);
+    cr_expect(strcmp(p.hint, q.hint) == 0 && strcmp(p.pattern, q.pattern) == 0, "%s", t->claim);
+    if ((t->before || t->last) && t->hint[0])
+        expect_less(&w);
+    if (t->near.cause) {
+        *at(&w, t->near.rank, t->near.i) += t->near.by;
+        const ari_diagnosis near = found(&w);
+        expect_cause(&w, &near, t->near.cause);
+    }
     ar_dump_close(dump);
-    w->d.known = NULL;
-    w->d.of = NULL;
+    world_free(&w);
 }
+
+static inline void expect_traces(const trace *t, size_t n)
+{
+    for (size_t k = 0; k < n; k++) {
+        expect_trace(&t[k], t[k].on.ranks);
+        for (size_t i = 0; t[k].also[i]; i++)
+            expect_trace(&t[k], t[k].also[i]);
+    }
+}
+
+#define EXPECT_TRACES(table) expect_traces(table, sizeof(table) / sizeof *(table))
 
 #endif
