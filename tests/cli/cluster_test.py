@@ -1,25 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of what check and grads do with the simulated cluster: records of a run, predicted times, schedules, faults of
-the transport, collectives that do not match, and 64 ranks.
-
-    tests/cli/cluster_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
-"""
+the transport, collectives that do not match, and 64 ranks."""
 
 import json
 import os
 import pathlib
 import struct
-import subprocess
 import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import COMMAND, ROOT, Case, run  # noqa: E402
+
 GOLDEN = ROOT / "tests/golden/llama-gqa-tiny"
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
 SMALL = ("--batch", "2", "--seq", "8", "--steps", "1", "--skip-f64", "--strict-predictions")
 SCHEDULED = ("--schedule", "1")  # by the scheduler a timeout is over when nobody can go on, however busy the machine is
 TWO = (GOLDEN, "--tp", "2", *SMALL)
@@ -27,41 +22,12 @@ GRADS = ("grads", GOLDEN, "--input", GOLDEN / "batch.safetensors")
 CLUSTER = "2x inside=1us:100GB/s between=5us:10GB/s flops=1T"
 
 
-def run(*arguments):
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                          timeout=1800, check=False)
-
-
-class ClusterTest(unittest.TestCase):
-    maxDiff = None
-
-    def setUp(self):
-        holder = tempfile.TemporaryDirectory(prefix="anyrank-cli-")
-        self.addCleanup(holder.cleanup)
-        self.folder = pathlib.Path(holder.name)
-
-    def passes(self, *arguments, code=0):
-        done = run(*arguments)
-        self.assertEqual((done.returncode, done.stderr), (code, ""), done.stdout)
-        return done.stdout
-
-    def result(self, *arguments, code=0):
-        return json.loads(self.passes(*arguments, "--json", "-", code=code))
-
+class ClusterTest(Case):
     def run_of(self, *arguments, code=0):
         """The one run of a check."""
         (model,) = self.result("check", *arguments, code=code)["models"]
         (one,) = model["runs"]
         return one
-
-    def refused(self, *arguments, says):
-        """One message, nothing printed, no file left behind."""
-        done = run(*arguments)
-        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
-        for word in [says] if isinstance(says, str) else says:
-            self.assertIn(word, done.stderr)
-        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-        self.assertEqual(os.listdir(self.folder), [])
 
 
 class Records(ClusterTest):
@@ -129,8 +95,7 @@ class Records(ClusterTest):
 
     def test_a_full_disk_is_told(self):
         for option in ("--trace", "--timeline"):
-            done = run("check", *TWO, option, "/dev/full")
-            self.assertEqual(done.returncode, 2)
+            done = self.done("check", *TWO, option, "/dev/full", code=2)
             self.assertIn("/dev/full", done.stderr)
 
     def test_several_runs_are_refused_with_what_would_make_one(self):
@@ -351,6 +316,4 @@ class ManyRanks(ClusterTest):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and pathlib.Path(sys.argv[1]).is_file():
-        COMMAND = sys.argv.pop(1)
     unittest.main()

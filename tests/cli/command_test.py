@@ -1,10 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of check, grads, bugs, info and bench from outside: exit codes, messages, JSON, and every kind of bad input.
-
-    tests/cli/command_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build, one with sanitizers for example; default build/anyrank.
 """
 
 import hashlib
@@ -21,11 +17,10 @@ import tempfile
 import time
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-GOLDEN = ROOT / "tests/golden"
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
-EXTENDED = "ANYRANK_TEST_EXTENDED" in os.environ
-LIMIT_S = 1800  # a guard against hanging
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import COMMAND, EXTENDED, GOLDEN, LIMIT_S, ROOT, Case  # noqa: E402
+from malformed_test import SAFETENSORS  # noqa: E402
+
 SMALL_KIB = 300 * 1024
 
 # As the documentation lists them.
@@ -111,74 +106,12 @@ def f32(*values):
     return struct.pack(f"<{len(values)}f", *values)
 
 
-def entry(dtype, shape, begin, end):
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-
-
-def malformed():
-    """[(what, bytes of the file, word of the message)]: each way in which a safetensors file can be wrong."""
-    good = entry("F32", [2], 0, 8)
-    eight = b"\0" * 8
-    dup = '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
-    deep = '{"a":' + "[" * 3000 + "]" * 3000 + "}"
-    return [
-        ("an empty file", b"", "HeaderTooSmall"),
-        ("seven bytes", b"\1\0\0\0\0\0\0", "HeaderTooSmall"),
-        ("a header of more than 100 MB", struct.pack("<Q", 100_000_001) + b"{}", "HeaderTooLarge"),
-        ("a header of 2^63 bytes", struct.pack("<Q", 1 << 63) + b"{}", "HeaderTooLarge"),
-        ("a header longer than the file", struct.pack("<Q", 1000) + b"{}", "InvalidHeaderLength"),
-        ("a header that is not UTF-8", raw_safetensors(b'{"\xff\xfe":1}'), "InvalidHeader"),
-        ("no header at all", raw_safetensors(b""), "InvalidHeader"),
-        ("half a JSON object", raw_safetensors('{"a":'), "InvalidHeader"),
-        ("a byte order mark", raw_safetensors(b"\xef\xbb\xbf{}"), "InvalidHeader"),
-        ("zero bytes after the header", raw_safetensors(b"{}\0\0"), "InvalidHeader"),
-        ("text after the header", raw_safetensors("{} x"), "InvalidHeader"),
-        ("an array on top", raw_safetensors("[]"), "InvalidHeader"),
-        ("JSON 3000 levels deep", raw_safetensors(deep), "InvalidHeader"),
-        ("half a surrogate pair", raw_safetensors('{"\\ud800":1}'), "InvalidHeader"),
-        ("a name with a NUL", raw_safetensors('{"\\u0000":1}'), "InvalidHeader"),
-        ("no dtype", raw_safetensors({"a": {"shape": [2], "data_offsets": [0, 8]}}, eight), "InvalidHeader"),
-        ("no shape", raw_safetensors({"a": {"dtype": "F32", "data_offsets": [0, 8]}}, eight), "InvalidHeader"),
-        ("no offsets", raw_safetensors({"a": {"dtype": "F32", "shape": [2]}}, eight), "InvalidHeader"),
-        ("an unknown dtype", raw_safetensors({"a": entry("F33", [2], 0, 8)}, eight), "InvalidHeader"),
-        ("a dtype in small letters", raw_safetensors({"a": entry("f32", [2], 0, 8)}, eight), "InvalidHeader"),
-        ("a negative extent", raw_safetensors({"a": entry("F32", [-2], 0, 8)}, eight), "InvalidHeader"),
-        ("an extent that is a real number", raw_safetensors({"a": entry("F32", [2.0], 0, 8)}, eight), "InvalidHeader"),
-        ("an extent of 2^64", raw_safetensors({"a": entry("F32", [1 << 64], 0, 8)}, eight), "InvalidHeader"),
-        ("a negative offset", raw_safetensors({"a": entry("F32", [2], -8, 0)}, eight), "InvalidHeader"),
-        ("three offsets", raw_safetensors({"a": {**good, "data_offsets": [0, 8, 8]}}, eight), "InvalidHeader"),
-        ("metadata that is a number", raw_safetensors({"__metadata__": {"a": 1}}), "InvalidHeader"),
-        ("a tensor twice", raw_safetensors(dup, eight), "InvalidHeader"),
-        ("a gap between tensors", raw_safetensors({"a": good, "b": entry("F32", [2], 16, 24)}, eight * 3), "InvalidOffset"),
-        ("tensors that overlap", raw_safetensors({"a": good, "b": entry("F32", [2], 4, 12)}, eight * 2), "InvalidOffset"),
-        ("one range twice", raw_safetensors({"a": good, "b": good}, eight), "InvalidOffset"),
-        ("a start after 0", raw_safetensors({"a": entry("F32", [2], 8, 16)}, eight * 2), "InvalidOffset"),
-        ("an end before the start", raw_safetensors({"a": entry("F32", [2], 8, 0)}, eight), "Invalid"),
-        ("more bytes than the shape", raw_safetensors({"a": entry("F32", [1], 0, 8)}, eight), "TensorInvalidInfo"),
-        ("fewer bytes than the shape", raw_safetensors({"a": entry("F32", [4], 0, 8)}, eight), "TensorInvalidInfo"),
-        ("extents whose product wraps", raw_safetensors(
-            {"a": entry("F32", [4194305, 4194305, 211106198978564], 0, 16)}, eight * 2), "ValidationOverflow"),
-        ("bytes that wrap", raw_safetensors({"a": entry("F32", [1 << 62], 0, 0)}), "ValidationOverflow"),
-        ("half a byte", raw_safetensors({"a": entry("F4", [3], 0, 2)}, b"\0\0"), "MisalignedSlice"),
-        ("bytes after the last tensor", raw_safetensors({"a": good}, eight + b"x"), "MetadataIncompleteBuffer"),
-        ("a file that was cut off", raw_safetensors({"a": good}, b"\0" * 5), "MetadataIncompleteBuffer"),
-        ("nine dimensions", raw_safetensors({"a": entry("F32", [1] * 8 + [2], 0, 8)}, eight), "dimensions"),
-    ]
-
-
 LLAMA = {"model_type": "llama", "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
          "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu", "max_position_embeddings": 32,
          "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "initializer_range": 0.2}
 
 
-class CommandTest(unittest.TestCase):
-    maxDiff = None
-
-    def setUp(self):
-        holder = tempfile.TemporaryDirectory(prefix="anyrank-cli-")
-        self.addCleanup(holder.cleanup)
-        self.folder = pathlib.Path(holder.name)
-
+class CommandTest(Case):
     def config(self, name="model", **changes):
         """A folder with a small Llama's config.json; a change to None leaves the key out."""
         folder = self.folder / name
@@ -900,7 +833,7 @@ class Files(CommandTest):
 
     def test_malformed_safetensors_as_weights_and_as_input(self):
         folder, path = self.golden(), self.folder / "bad.safetensors"
-        for what, content, says in malformed():
+        for what, (says, content) in SAFETENSORS.items():
             with self.subTest(what=what):
                 (folder / "model.safetensors").write_bytes(content)
                 self.refused("check", folder, "--tp", "2", "--batch", "1", "--seq", "4",
@@ -1084,6 +1017,4 @@ class Files(CommandTest):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and os.access(sys.argv[1], os.X_OK) and not os.path.isdir(sys.argv[1]):
-        COMMAND = os.path.abspath(sys.argv.pop(1))
     unittest.main()

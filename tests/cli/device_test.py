@@ -1,43 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of --device: what ranks compute on the emulated device, whose memory the host cannot touch, has the bits that
-the CPU gives, faults are found alike, and what is no device here is refused.
+the CPU gives, faults are found alike, and what is no device here is refused."""
 
-    tests/cli/device_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
-"""
-
-import json
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-GOLDEN = ROOT / "tests/golden"
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import GOLDEN, Case, run  # noqa: E402
+
 SMALL = ("--batch", "2", "--seq", "8", "--steps", "2", "--skip-f64", "--strict-predictions")
-
-
-def run(*arguments):
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                          timeout=1800, check=False)
 
 
 def has_emulated():
     return "no emulated device" not in run("check", "stack-demo", "--tp", "2", *SMALL, "--device", "emulated").stderr
 
 
-class DeviceTest(unittest.TestCase):
-    maxDiff = None
-
+class DeviceTest(Case):
     def result(self, *arguments, device, code=0):
-        done = run(*arguments, "--device", device, "--json", "-")
-        self.assertEqual((done.returncode, done.stderr), (code, ""), done.stdout)
-        result = json.loads(done.stdout)
+        result = super().result(*arguments, "--device", device, code=code)
         self.assertEqual(result["device"], device)
         return result
 
@@ -165,6 +148,4 @@ class Refused(DeviceTest):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
-        COMMAND = sys.argv.pop(1)
     unittest.main()

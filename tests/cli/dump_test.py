@@ -1,10 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of what check and grads write of each rank: the folders, their names, and what verify says of them.
-
-    tests/cli/dump_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
 """
 
 import hashlib
@@ -12,23 +8,16 @@ import json
 import os
 import pathlib
 import struct
-import subprocess
 import sys
-import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-GOLDEN = ROOT / "tests/golden"
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import GOLDEN, Case  # noqa: E402
+
 SMALL = ("--batch", "2", "--seq", "8", "--skip-f64", "--strict-predictions", "--steps", "0")
 # Of Llama with 4 query and 2 KV heads: copies of KV heads, sequences and samples shared out, a rank without any.
 LAYOUTS = ("", "--tp 4", "--tp 2 --sp", "--dp 3 --tp 2", "--micro-batches 2 --forward-first", "--dp 2 --zero 1",
            "--tp 2 --micro-batches 2 --mlp-order row-column", "--pp 2 --dp 2 --tp 2", "--pp 2 --micro-batches 2 --cp 2")
-
-
-def run(*arguments):
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                          timeout=1800, check=False)
 
 
 def header(path):
@@ -56,33 +45,14 @@ def digest(path):
     return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
 
 
-class DumpTest(unittest.TestCase):
-    maxDiff = None
-
-    def setUp(self):
-        holder = tempfile.TemporaryDirectory(prefix="anyrank-cli-")
-        self.addCleanup(holder.cleanup)
-        self.folder = pathlib.Path(holder.name)
-
-    def passes(self, *arguments, code=0):
-        done = run(*arguments)
-        self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}\n{done.stderr}")
-        return done.stdout
-
-    def refused(self, *arguments, says):
-        done = run(*arguments)
-        self.assertEqual((done.returncode, done.stdout), (2, ""), f"{arguments}\n{done.stdout}\n{done.stderr}")
-        for word in says:
-            self.assertIn(word, done.stderr)
-
+class DumpTest(Case):
     def grads(self, *options, model="llama-gqa-tiny", out="out", code=0):
         golden = GOLDEN / model
-        done = self.passes("grads", golden, "--input", golden / "batch.safetensors", "--out", self.folder / out,
-                           "--json", "-", "-q", *options, code=code)
-        return json.loads(done)
+        return self.result("grads", golden, "--input", golden / "batch.safetensors", "--out", self.folder / out, "-q",
+                           *options, code=code)
 
     def verify(self, reference, other, *options, code=0):
-        return json.loads(self.passes("verify", reference, other, "--json", "-", "-q", *options, code=code))
+        return self.result("verify", reference, other, "-q", *options, code=code)
 
 
 class Grads(DumpTest):
@@ -133,11 +103,9 @@ class Grads(DumpTest):
 
     def test_packed_documents_are_named(self):
         result = self.folder / "documents"
-        run = subprocess.run([COMMAND, "check", GOLDEN / "llama-gqa-tiny", "--tp", "2", "--documents", "4", "--batch", "2", "--seq", "16",
-                              "--steps", "2",
-                              "--skip-f64", "--strict-predictions", "--dump", result], capture_output=True, text=True,
-                             check=False)
-        self.assertIn(run.returncode, (0, 1), run.stderr)
+        done = self.ran("check", GOLDEN / "llama-gqa-tiny", "--tp", 2, "--documents", 4, "--batch", 2, "--seq", 16,
+                        "--steps", 2, "--skip-f64", "--strict-predictions", "--dump", result)
+        self.assertIn(done.returncode, (0, 1), done.stderr)
         (ranks,) = [path for path in result.iterdir() if path.is_dir()]
         of = [header(path)["__metadata__"]["cu_seqlens"] for path in (result / "reference.safetensors",
                                                                      ranks / "rank-00001.safetensors")]
@@ -294,6 +262,4 @@ class Check(DumpTest):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
-        COMMAND = sys.argv.pop(1)
     unittest.main()

@@ -1,10 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of check and grads at the edges: names that are not UTF-8, options that meet, masks of heads, memory by hand.
-
-    tests/cli/edges_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
 """
 
 import json
@@ -13,27 +9,25 @@ import pathlib
 import random
 import resource
 import struct
-import subprocess
 import sys
-import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-GOLDEN = ROOT / "tests/golden/llama-gqa-tiny"
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+sys.path.insert(0, sys.path[0] + "/../support")
+import command  # noqa: E402
+
+GOLDEN = command.GOLDEN / "llama-gqa-tiny"
 CONFIG = (GOLDEN / "config.json").read_bytes()
 SMALL = ["--tp", "2", "--batch", "1", "--seq", "4", "--skip-f64", "--strict-predictions"]
 
 
-def run(*arguments):
-    return subprocess.run([COMMAND, *arguments], capture_output=True, stdin=subprocess.DEVNULL, timeout=1800, check=False)
+def run(*arguments, **options):
+    return command.run(*arguments, text=False, **options)
 
 
-class EdgesTest(unittest.TestCase):
+class EdgesTest(command.Case):
     def setUp(self):
-        holder = tempfile.TemporaryDirectory(prefix="anyrank-cli-")
-        self.addCleanup(holder.cleanup)
-        self.folder = os.fsencode(holder.name)
+        super().setUp()
+        self.folder = os.fsencode(self.folder)
 
     def model(self, name):
         path = os.path.join(self.folder, name)
@@ -214,9 +208,8 @@ class EdgesTest(unittest.TestCase):
         names = (b"outputs.safetensors", b"grads.safetensors")
 
         def grads(prepare=None):
-            command = [COMMAND, "grads", str(GOLDEN), "--input", str(GOLDEN / "batch.safetensors"), "--out", out]
-            return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=1800, check=False,
-                                  preexec_fn=prepare, restore_signals=False)  # Python ignores SIGXFSZ
+            return run("grads", GOLDEN, "--input", GOLDEN / "batch.safetensors", "--out", out, preexec_fn=prepare,
+                       restore_signals=False)  # Python ignores SIGXFSZ
 
         self.assertEqual(grads().returncode, 0)
         size = [os.path.getsize(os.path.join(out, name)) for name in names]
@@ -234,6 +227,4 @@ class EdgesTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.path.exists(sys.argv[1]):
-        COMMAND = sys.argv.pop(1)
     unittest.main()

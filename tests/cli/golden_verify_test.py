@@ -1,25 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Golden tensors through files alone: `grads`, then `verify` against what PyTorch wrote, right and spoiled in many ways.
-
-    tests/cli/golden_verify_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
 """
 
 import array
 import json
-import os
 import pathlib
 import struct
-import subprocess
 import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-GOLDEN = ROOT / "tests/golden"
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import GOLDEN, run  # noqa: E402
+
 MODELS = sorted(path.parent.name for path in GOLDEN.glob("*/grads.safetensors"))
 
 
@@ -59,11 +53,6 @@ def write(path, tensors):
     text += b" " * (-len(text) % 8)
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
     return path
-
-
-def run(*arguments):
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=1800, check=False,
-                          stdin=subprocess.DEVNULL)
 
 
 # --- what can go wrong with a tensor ------------------------------------------------------------------------------------
@@ -212,6 +201,4 @@ class Golden(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
-        COMMAND = sys.argv.pop(1)
     unittest.main()

@@ -1,24 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of `anyrank lint` from outside: verdicts, findings and exit codes on right layouts and wrong plans, large layouts,
-and what it refuses.
-
-    tests/cli/lint_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
-"""
+and what it refuses."""
 
 import json
-import os
-import pathlib
 import re
-import subprocess
 import sys
-import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COMMAND = str(pathlib.Path(os.environ.get("ANYRANK", ROOT / "build/anyrank")).resolve())
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import ROOT, Case  # noqa: E402
+
 PAGE = (ROOT / "docs/lint.md").read_text(encoding="utf-8")
 LARGE = {"model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
          "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
@@ -47,32 +39,17 @@ EXPECTED = [
 ]
 
 
-class Lint(unittest.TestCase):
-    def setUp(self):
-        scratch = tempfile.TemporaryDirectory(prefix="anyrank-lint-")
-        self.addCleanup(scratch.cleanup)
-        self.folder = pathlib.Path(scratch.name)
+class Lint(Case):
+    subcommand = ("lint",)
 
     def model(self, name, config):
-        (self.folder / name).mkdir()
-        (self.folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
-
-    def run_command(self, *arguments):
-        return subprocess.run([COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=1800, cwd=self.folder)
+        self.put(f"{name}/config.json", config)
 
     def lint(self, *arguments, status=0):
-        done = self.run_command("lint", *arguments, "--json", "-")
-        self.assertEqual((done.returncode, done.stderr), (status, ""))
-        result = json.loads(done.stdout)
+        result = self.result(*arguments, code=status)
         self.assertEqual((result["tool"], result["command"]), ("anyrank", "lint"))
         self.assertEqual(result["result"], "findings" if status else "clean")
         return result
-
-    def refused(self, *arguments, says):
-        done = self.run_command("lint", *arguments)
-        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
-        self.assertIn(says, done.stderr)
 
     def test_right_layouts_have_no_findings(self):
         for arguments in ("llama-demo", "llama-demo --tp 8 --dp 2 --sp --zero 1", "gpt2-demo --tp 3 --micro-batches 2",
@@ -119,6 +96,4 @@ class Lint(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
-        COMMAND = str(pathlib.Path(sys.argv.pop(1)).resolve())
     unittest.main()

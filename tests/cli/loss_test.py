@@ -1,44 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of label smoothing and z-loss from outside, in check, train and grads, and of the order of buckets.
-
-    tests/cli/loss_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
 """
 
 import json
-import os
-import pathlib
-import subprocess
 import sys
-import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
-GOLDEN = ROOT / "tests/golden"
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import GOLDEN, Case, run  # noqa: E402
+
 MODEL = str(GOLDEN / "llama-labels-tiny")  # 4 heads, a vocabulary of 32
 SMALL = ["--batch", "4", "--seq", "8"]
 BOTH = ["--label-smoothing", "0.1", "--z-loss", "0.01"]
 
 
-def run(*arguments):
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, stdin=subprocess.DEVNULL, timeout=1800,
-                          check=False, text=True)
-
-
-class LossTest(unittest.TestCase):
-    def setUp(self):
-        scratch = tempfile.TemporaryDirectory(prefix="anyrank-loss-")
-        self.addCleanup(scratch.cleanup)
-        self.folder = pathlib.Path(scratch.name)
-
-    def result(self, *arguments):
-        done = run(*arguments, "--json", "-")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return json.loads(done.stdout)
-
+class LossTest(Case):
     def checked(self, *options, model=MODEL):
         return self.result("check", model, *SMALL,
                            "--skip-f64", "--strict-predictions", "--steps", "2", *options)["models"][0]
@@ -47,11 +24,6 @@ class LossTest(unittest.TestCase):
         data = self.folder / "data"
         data.write_bytes(bytes(i * 7 % 32 for i in range(500)))
         return self.result("train", MODEL, *SMALL, "--data", data, *options)
-
-    def refused(self, *arguments, says):
-        done = run(*arguments)
-        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
-        self.assertIn(says, done.stderr)
 
     def test_every_layout_has_the_bits_of_one_rank(self):
         losses = set()
@@ -126,8 +98,7 @@ class LossTest(unittest.TestCase):
     def test_faults_of_the_loss_are_found(self):
         for fault in ("loss_parallel_no_max", "collective_size_mismatch"):
             with self.subTest(fault=fault):
-                done = run("check", MODEL, "--tp", "2", *SMALL, "--steps", "1", "--skip-f64", *BOTH, "--inject", fault)
-                self.assertEqual(done.returncode, 1, done.stderr)
+                done = self.done("check", MODEL, "--tp", "2", *SMALL, "--steps", "1", "--skip-f64", *BOTH, "--inject", fault, code=1)
 
     def test_what_makes_no_sense_is_refused(self):
         for option, values in (("--label-smoothing", ("-0.1", "1", "1.5", "nan", "inf", "x", "")),
@@ -162,6 +133,4 @@ class LossTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
-        COMMAND = sys.argv.pop(1)
     unittest.main()

@@ -1,36 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests from outside of what a config.json of Hugging Face may say: notes for keys that nobody knows, refusals, and
-checkpoints of the models of Llama's form.
-
-    tests/cli/models_test.py [BINARY] [unittest options]
-"""
+checkpoints of the models of Llama's form."""
 
 import json
-import os
-import pathlib
 import shutil
-import subprocess
 import sys
-import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-GOLDEN = ROOT / "tests/golden"
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import GOLDEN, Case, run  # noqa: E402
+
 NOTE = "config.json: key '%s' is not known here and was ignored"
 
 
-def run(*args):
-    return subprocess.run([COMMAND, *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=1800, check=False)
-
-
-class Case(unittest.TestCase):
-    def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="anyrank-models-"))
-        self.addCleanup(shutil.rmtree, self.folder)
-
+class ModelsTest(Case):
     def model(self, name, **keys):
         """A copy of a golden model with some keys of its config set."""
         to = self.folder / name
@@ -54,14 +38,13 @@ class Case(unittest.TestCase):
                           "--batch", 2)}
 
 
-class Notes(Case):
+class Notes(ModelsTest):
     def test_each_command_names_the_keys_that_it_does_not_know(self):
         model = self.model("mistral-window-tiny", foo=1, another={"key": [2]}, unset=None)
         for name, command in self.commands(model).items():
             with self.subTest(name):
                 path = self.folder / f"{name}.json"
-                done = run(*command, "--json", path)
-                self.assertEqual(done.returncode, 0, done.stderr)
+                done = self.done(*command, "--json", path)
                 self.assertEqual(done.stderr, f"note: {NOTE % 'foo'}\nnote: {NOTE % 'another'}\n")
                 report = json.loads(path.read_text())
                 report = report["models"][0] if name == "check" else report
@@ -80,7 +63,7 @@ class Notes(Case):
         self.assertEqual(lines[8], "note: config.json: 2 more keys are not known here and were ignored")
 
 
-class Refusals(Case):
+class Refusals(ModelsTest):
     def refused(self, says, name, **keys):
         done = run("check", self.model(name, **keys))
         shutil.rmtree(self.folder / name)
@@ -101,21 +84,17 @@ class Refusals(Case):
                      "qwen2-layers-tiny", layer_types=["full_attention", "sliding_attention", "linear_attention"])
 
 
-class Checkpoints(Case):
+class Checkpoints(ModelsTest):
     def test_what_training_saves_is_a_model_folder_with_the_same_config(self):
         for name in ("qwen2-window-tiny", "mistral-window-tiny", "llama3-rope-tiny", "llama-bias-headdim-tiny"):
             with self.subTest(name):
                 model, saved = self.model(name), self.folder / f"{name}-saved"
-                done = run(*self.commands(model)["train"], "--save", saved)
-                self.assertEqual(done.returncode, 0, done.stderr)
+                done = self.done(*self.commands(model)["train"], "--save", saved)
                 latest = saved / "latest"
                 self.assertEqual((latest / "config.json").read_bytes(), (model / "config.json").read_bytes())
-                done = run("check", latest, "--tp", 2, "--steps", 1, "--seq", 8, "--batch", 2)
-                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                done = self.done("check", latest, "--tp", 2, "--steps", 1, "--seq", 8, "--batch", 2)
                 self.assertIn("weights of the folder", done.stdout)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
-        COMMAND = str(pathlib.Path(sys.argv.pop(1)).resolve())
     unittest.main()

@@ -1,41 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the options that say what updates the weights: schedules, decay rules, parameter groups.
-
-    tests/cli/optimizer_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
 """
 
-import json
-import os
-import pathlib
-import subprocess
 import sys
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import ROOT, Case, run  # noqa: E402
+
 SMALL = ["check", str(ROOT / "tests/golden/llama-gqa-tiny"), "--tp", "2", "--batch", "1", "--seq", "4",
                       "--skip-f64", "--strict-predictions"]
 
 
-def run(*arguments):
-    return subprocess.run([COMMAND, *arguments], capture_output=True, stdin=subprocess.DEVNULL, timeout=1800, check=False,
-                          text=True)
-
-
-class OptimizerTest(unittest.TestCase):
-    def refused(self, *options, says):
-        done = run(*SMALL, *options)
-        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
-        self.assertIn(says, done.stderr)
-        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+class OptimizerTest(Case):
+    subcommand = SMALL
 
     def checked(self, *options):
-        done = run(*SMALL, *options, "--json", "-")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return json.loads(done.stdout)["models"][0]
+        return self.result(*options)["models"][0]
 
     def test_all_of_them_reach_the_run_and_its_json(self):
         model = self.checked("--steps", "4", "--lr-schedule", "cosine", "--warmup", "2", "--min-lr", "0.0001",
@@ -82,6 +64,4 @@ class OptimizerTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
-        COMMAND = sys.argv.pop(1)
     unittest.main()

@@ -1,57 +1,32 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the options of a pipeline from outside: schedules by name and as files, layers of stages, the pictures of
-`anyrank plan --pipeline`, and what is refused.
+`anyrank plan --pipeline`, and what is refused."""
 
-    tests/cli/pipeline_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
-"""
-
-import json
-import os
-import pathlib
 import re
-import subprocess
 import sys
-import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COMMAND = str(pathlib.Path(os.environ.get("ANYRANK", ROOT / "build/anyrank")).resolve())
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import ROOT, Case  # noqa: E402
+
 GOLDEN = ROOT / "tests/golden/schedules"
 OWN = "0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n"  # back in the other order
 SMALL = ("--batch", 2, "--seq", 16, "--steps", 1)
 
 
-class Pipeline(unittest.TestCase):
+class Pipeline(Case):
     def setUp(self):
-        scratch = tempfile.TemporaryDirectory(prefix="anyrank-pipeline-")
-        self.addCleanup(scratch.cleanup)
-        self.folder = pathlib.Path(scratch.name)
-        (self.folder / "own.csv").write_text(OWN, encoding="utf-8")
-
-    def command(self, *arguments):
-        return subprocess.run([COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=600, cwd=self.folder)
-
-    def text(self, *arguments):
-        done = self.command(*arguments)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        return done.stdout
+        super().setUp()
+        self.put("own.csv", OWN)
 
     def shown(self, *arguments):
-        return json.loads(self.text("plan", "llama-demo", "--pipeline", *arguments, "--json", "-"))
-
-    def refused(self, *arguments, says):
-        done = self.command(*arguments)
-        self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
-        self.assertIn(says, done.stderr)
+        return self.result("plan", "llama-demo", "--pipeline", *arguments)
 
     def test_a_picture_says_what_time_a_stage_without_layers_has(self):
         counts = "a stage without layers counts as one layer"
-        self.assertIn(counts, self.text("plan", "llama-demo", "--pipeline", "--pp", 3, "--stages", "0,3,1"))
-        self.assertNotIn(counts, self.text("plan", "llama-demo", "--pipeline", "--pp", 3, "--stages", "1,2,1"))
+        self.assertIn(counts, self.passes("plan", "llama-demo", "--pipeline", "--pp", 3, "--stages", "0,3,1"))
+        self.assertNotIn(counts, self.passes("plan", "llama-demo", "--pipeline", "--pp", 3, "--stages", "1,2,1"))
 
     def test_a_picture_has_what_json_has(self):
         result = self.shown("--pp", 2, "--micro-batches", 3)["pipeline"]
@@ -84,8 +59,8 @@ class Pipeline(unittest.TestCase):
 
     def test_runs_take_files_and_stages(self):
         own = ("--pp", 2, "--schedule-pp", "own.csv")
-        self.assertIn("own schedule", self.text("check", "llama-demo", *own, "--stages", "3,1", *SMALL))
-        plain, piped = (self.text("train", "llama-demo", *SMALL, *layout).splitlines()[-1] for layout in ((), own))
+        self.assertIn("own schedule", self.passes("check", "llama-demo", *own, "--stages", "3,1", *SMALL))
+        plain, piped = (self.passes("train", "llama-demo", *SMALL, *layout).splitlines()[-1] for layout in ((), own))
         self.assertEqual(plain, piped)
 
     def test_what_cannot_be_is_refused_before_anything_runs(self):
@@ -107,6 +82,4 @@ class Pipeline(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
-        COMMAND = str(pathlib.Path(sys.argv.pop(1)).resolve())
     unittest.main()

@@ -1,45 +1,34 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of `anyrank plan` from outside: the flow table of the founding plan row by row, the page's example, other
-layouts, and what it refuses.
-
-    tests/cli/plan_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
-"""
+layouts, and what it refuses."""
 
 import json
 import os
-import pathlib
 import re
-import subprocess
 import sys
-import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COMMAND = str(pathlib.Path(os.environ.get("ANYRANK", ROOT / "build/anyrank")).resolve())
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import ROOT, Case, run  # noqa: E402
+
 PAGE = (ROOT / "docs/plans.md").read_text(encoding="utf-8")
 LARGE = {"model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
          "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
 
 
-class Reports(unittest.TestCase):
+class Reports(Case):
     """What runs say of their plan."""
 
     def setUp(self):
-        scratch = tempfile.TemporaryDirectory(prefix="anyrank-plan-")
-        self.addCleanup(scratch.cleanup)
-        self.folder = pathlib.Path(scratch.name)
+        super().setUp()
         self.model = ROOT / "tests/golden/llama-gqa-tiny"
         self.small = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[1]
         (self.folder / "small.json").write_text(self.small, encoding="utf-8")
 
     def run_json(self, *arguments):
         """The text for people, and the report."""
-        done = subprocess.run([COMMAND, *map(str, arguments), "--json", "r.json"], stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, errors="replace", timeout=1800, cwd=self.folder)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.done(*arguments, "--json", "r.json")
         return done.stdout, json.loads((self.folder / "r.json").read_text(encoding="utf-8"))
 
     def check(self, *arguments):
@@ -90,43 +79,28 @@ class Reports(unittest.TestCase):
             self.assertIn(f"small.json, 4 rules, sha256 {hash_of}".encode(), file.read_bytes())
 
 
-class Plan(unittest.TestCase):
+class Plan(Case):
+    subcommand = ("plan",)
+
     def setUp(self):
-        scratch = tempfile.TemporaryDirectory(prefix="anyrank-plan-")
-        self.addCleanup(scratch.cleanup)
-        self.folder = pathlib.Path(scratch.name)
+        super().setUp()
         paper, *self.plans = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
         self.model("paper", json.loads(paper))
         self.model("large", LARGE)
 
     def model(self, name, config):
-        (self.folder / name).mkdir()
-        (self.folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
-
-    def run_plan(self, *arguments):
-        return subprocess.run([COMMAND, "plan", *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True, timeout=1800, cwd=self.folder)
-
-    def text(self, *arguments):
-        done = self.run_plan(*arguments)
-        self.assertEqual((done.returncode, done.stderr), (0, ""))
-        return done.stdout
+        self.put(f"{name}/config.json", config)
 
     def flow(self, *arguments):
-        result = json.loads(self.text(*arguments, "--flow", "--json", "-"))
+        result = self.result(*arguments, "--flow")
         self.assertEqual((result["tool"], result["command"]), ("anyrank", "plan"))
         return result
-
-    def refused(self, *arguments, says):
-        done = self.run_plan(*arguments)
-        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
-        self.assertIn(says, done.stderr)
 
     def test_the_plans_of_the_page_fit(self):
         self.assertEqual(len(self.plans), 2)
         for plan in self.plans:
             (self.folder / "p.json").write_text(plan, encoding="utf-8")
-            default, own = (self.text("llama-demo", "--flow", "--tp", 2, *more) for more in ([], ["--plan", "p.json"]))
+            default, own = (self.passes("llama-demo", "--flow", "--tp", 2, *more) for more in ([], ["--plan", "p.json"]))
             self.assertNotEqual(default, own)
 
     def test_a_plan_that_does_not_fit_is_refused_by_file_rule_and_module(self):
@@ -190,11 +164,11 @@ class Plan(unittest.TestCase):
         self.assertEqual({call["chunks"] for call in beside}, {4})
         self.assertEqual({row["operation"] for row in cut for call in row["communication"] if call["chunks"] > 1},
                          {"redistribute", "product"})
-        self.assertIn("4 all_gather tp", self.text(*layout, "--flow", "--overlap", 4))
+        self.assertIn("4 all_gather tp", self.passes(*layout, "--flow", "--overlap", 4))
 
     def test_the_pages_example_is_what_the_command_prints(self):
         line = re.search(r"^anyrank plan (.*--markdown)$", PAGE, re.MULTILINE).group(1)
-        printed = self.text(*line.split())
+        printed = self.passes(*line.split())
         table = "".join(row + "\n" for row in printed.splitlines() if row.startswith("|"))
         self.assertGreater(len(table.splitlines()), 18)
         self.assertIn(table, PAGE)
@@ -206,7 +180,7 @@ class Plan(unittest.TestCase):
         arguments = ("gpt2-demo", "--flow", "--backward", "--tp", 2, "--dp", 3, "--sp", "--zero", 1, "--dropout", 0.1,
                      "--mlp-order", "row-column")
         rows = self.flow(*arguments)["flow"]
-        for lines, at in ((self.text(*arguments), 0), (self.text(*arguments, "--markdown"), 1)):
+        for lines, at in ((self.passes(*arguments), 0), (self.passes(*arguments, "--markdown"), 1)):
             heads = re.findall(r"^  module .*" if at == 0 else r"^\| module .*", lines, re.MULTILINE)
             self.assertEqual(len(heads), 5)  # start, the targets before the passes, forward, backward, step
             for row in rows:
@@ -238,9 +212,7 @@ class Plan(unittest.TestCase):
     def test_the_bytes_are_those_that_check_counts(self):
         layout = ("--tp", 2, "--dp", 2, "--sp", "--batch", 5, "--seq", 16)
         predicted = self.flow("stack-demo", *layout, "--backward")["bytes"]["predicted"]
-        done = subprocess.run([COMMAND, "check", "stack-demo", *map(str, layout), "--steps", "1", "--strict-predictions",
-                               "--json", "-"],
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1800)
+        done = run("check", "stack-demo", *layout, "--steps", 1, "--strict-predictions", "--json", "-")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(json.loads(done.stdout)["models"][0]["runs"][0]["bytes"]["counted"], predicted)
 
@@ -290,6 +262,4 @@ class Plan(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
-        COMMAND = str(pathlib.Path(sys.argv.pop(1)).resolve())
     unittest.main()

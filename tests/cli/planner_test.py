@@ -1,50 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of `anyrank plan` without --flow, from outside: rankings, a layout in depth, tables, files, and what it refuses.
-
-    tests/cli/planner_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
 """
 
 import csv
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COMMAND = str(pathlib.Path(os.environ.get("ANYRANK", ROOT / "build/anyrank")).resolve())
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import Case  # noqa: E402
+
 SMALL = ("llama-3-8b", "--gpus", 8, "--batch", 16, "--seq", 4096)
 
 
-class PlannerTest(unittest.TestCase):
-    def setUp(self):
-        scratch = tempfile.TemporaryDirectory(prefix="anyrank-planner-")
-        self.addCleanup(scratch.cleanup)
-        self.folder = pathlib.Path(scratch.name)
-
-    def plan(self, *arguments):
-        return subprocess.run([COMMAND, "plan", *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True, errors="replace", timeout=600, cwd=self.folder)
-
-    def passes(self, *arguments):
-        done = self.plan(*arguments)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout
-
-    def json_of(self, *arguments):
-        return json.loads(self.passes(*arguments, "--json", "-"))
-
-    def refused(self, *arguments, says):
-        done = self.plan(*arguments)
-        self.assertEqual(done.returncode, 2, (arguments, done.stdout, done.stderr))
-        self.assertIn(says, done.stderr)
-        self.assertEqual(done.stdout, "")
-        self.assertEqual(list(self.folder.iterdir()), [])
+class PlannerTest(Case):
+    subcommand = ("plan",)
 
     def test_the_first_screen_has_the_answer_and_what_bounds_it(self):
         text = self.passes(*SMALL)
@@ -55,7 +28,7 @@ class PlannerTest(unittest.TestCase):
         self.assertRegex(lines[-1], r"^advice: the step is bound by \w+, \d+ % of it: ")
 
     def test_json_has_every_layout_that_is_listed_in_full(self):
-        report = self.json_of(*SMALL, "--top", 0)
+        report = self.result(*SMALL, "--top", 0)
         found = report["layouts"]
         self.assertEqual(report["searched"]["meshes"], 20)
         self.assertEqual((report["parameters"], report["gpus"], report["batch"]), (8030261248, 8, 16))
@@ -74,13 +47,13 @@ class PlannerTest(unittest.TestCase):
         self.assertEqual(fits, sorted(fits))
 
     def test_a_layout_in_depth_is_the_one_of_the_ranking(self):
-        best = self.json_of(*SMALL)["layouts"][0]
+        best = self.result(*SMALL)["layouts"][0]
         layout = best["layout"]
         options = [f"--{k.replace('_', '-')}={layout[k]}" for k in ("tp", "cp", "pp", "dp", "zero", "dp_replicate", "recompute")]
         options += [f"--micro-batches={layout['micro_batches']}"] + (["--sp"] if layout["sp"] else [])
         if layout["pp"] > 1:
             options += [f"--schedule-pp={layout['schedule']}", f"--virtual-stages={layout['virtual_stages']}"]
-        alone = self.json_of("llama-3-8b", "--batch", 16, "--seq", 4096, *options)["layouts"]
+        alone = self.result("llama-3-8b", "--batch", 16, "--seq", 4096, *options)["layouts"]
         self.assertEqual(alone, [best])
         text = self.passes("llama-3-8b", "--batch", 16, "--seq", 4096, *options)
         for words in ("memory of a rank", "time of a step", "moved over", "tokens/s", "advice:"):
@@ -88,7 +61,7 @@ class PlannerTest(unittest.TestCase):
 
     def test_collectives_beside_products_are_exposed_less(self):
         depth = ("llama-3-8b", "--tp", 8, "--sp", "--batch", 8, "--seq", 8192)
-        plain, cut = (self.json_of(*depth, *more)["layouts"][0] for more in ((), ("--overlap", 2)))
+        plain, cut = (self.result(*depth, *more)["layouts"][0] for more in ((), ("--overlap", 2)))
         self.assertEqual((plain["layout"]["overlap"], cut["layout"]["overlap"]), (1, 2))
         self.assertIn("sp overlap=2", cut["name"])
         self.assertIn("(--overlap)", plain["advice"])
@@ -101,20 +74,20 @@ class PlannerTest(unittest.TestCase):
             self.assertAlmostEqual(bytes_of[0], bytes_of[1], delta=1e-9 * bytes_of[0])
         self.assertIn(" sp overlap=2 zero=0", self.passes(*depth, "--overlap", 2))
         # A search keeps it wherever there is sequence parallelism.
-        listed = self.json_of(*SMALL, "--pp", 1, "--overlap", 2, "--all")["layouts"]
+        listed = self.result(*SMALL, "--pp", 1, "--overlap", 2, "--all")["layouts"]
         self.assertEqual({one["layout"]["overlap"] for one in listed if one["layout"]["sp"]}, {2})
         self.assertEqual({one["layout"]["overlap"] for one in listed if not one["layout"]["sp"]}, {1})
         self.refused("llama-3-8b", "--tp", 8, "--overlap", 2, says="--sp")
 
     def test_extents_that_are_given_are_fixed(self):
-        report = self.json_of(*SMALL, "--tp", 2, "--sp", "--zero", 1, "--recompute", "none", "--all", "--top", 0)
+        report = self.result(*SMALL, "--tp", 2, "--sp", "--zero", 1, "--recompute", "none", "--all", "--top", 0)
         legal = [one["layout"] for one in report["layouts"] if one["legal"]]
         self.assertTrue(legal)
         for layout in legal:
             self.assertEqual((layout["tp"], layout["sp"], layout["zero"], layout["recompute"]), (2, True, 1, "none"))
 
     def test_illegal_layouts_are_listed_on_request_with_the_reason(self):
-        report = self.json_of("llama-3-8b", "--gpus", 3, "--batch", 6, "--all", "--top", 0)
+        report = self.result("llama-3-8b", "--gpus", 3, "--batch", 6, "--all", "--top", 0)
         reasons = [one["reason"] for one in report["layouts"] if not one["legal"]]
         self.assertTrue(any("query heads = 32 cannot be split over tp=3" in reason for reason in reasons), reasons)
         self.assertNotIn("query heads", self.passes("llama-3-8b", "--gpus", 3, "--batch", 6))
@@ -142,7 +115,7 @@ class PlannerTest(unittest.TestCase):
         (folder / "config.json").write_text(json.dumps(
             {"model_type": "llama", "hidden_size": 12, "intermediate_size": 8, "num_hidden_layers": 2,
              "num_attention_heads": 3, "vocab_size": 16, "max_position_embeddings": 8}), encoding="utf-8")
-        report = self.json_of(folder, "--gpus", 4, "--all", "--csv", "quoted.csv")
+        report = self.result(folder, "--gpus", 4, "--all", "--csv", "quoted.csv")
         with open(self.folder / "quoted.csv", encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         reasons = [layout["reason"] or "" for layout in report["layouts"]]
@@ -152,7 +125,7 @@ class PlannerTest(unittest.TestCase):
     def test_the_founding_table_of_memory_with_what_is_replicated(self):
         # Without its head the model of 32 layers has 4,754,202,624 parameters; of tp=8 a rank holds 594,848,768, and
         # not an eighth of all.
-        report = self.json_of("stack-4.8b", "--table", "memory", "--seq", 4096)
+        report = self.result("stack-4.8b", "--table", "memory", "--seq", 4096)
         self.assertEqual(report["batch"], 1)
         rows = report["rows"]
         at = {row["tp"]: row for row in rows}
@@ -174,31 +147,31 @@ class PlannerTest(unittest.TestCase):
     def test_a_sliding_window_makes_no_step_better_than_the_peak(self):
         for window in (None, 64, 4000):
             model = self.model(model_type="mistral", sliding_window=window)
-            best = self.json_of(model, "--dp", 1, "--batch", 1, "--seq", 4096)["layouts"][0]
+            best = self.result(model, "--dp", 1, "--batch", 1, "--seq", 4096)["layouts"][0]
             # All is products at the peak rate; of attention's, seven for each six that MFU counts.
             self.assertGreater(best["mfu"], 6 / 7)
             self.assertLess(best["mfu"], 1.001)
 
     def test_sums_of_gradients_wait_for_no_head_that_their_stage_lacks(self):
         model = self.model(vocab_size=65536)
-        best = self.json_of(model, "--pp", 2, "--dp", 2, "--batch", 2, "--seq", 4096)["layouts"][0]
+        best = self.result(model, "--pp", 2, "--dp", 2, "--batch", 2, "--seq", 4096)["layouts"][0]
         time = best["time"]["production"]
         alone = sum(row["seconds"] for row in time["moved"] if row["over"] == "dp")
         self.assertGreaterEqual(time["hidden"], 0.0)
         self.assertLessEqual(time["dp"], alone * (1 + 1e-9))
 
     def test_tables_of_scaling_and_decisions(self):
-        rows = self.json_of("stack-4.8b", "--table", "scaling", "--seq", 4096)["rows"]
+        rows = self.result("stack-4.8b", "--table", "scaling", "--seq", 4096)["rows"]
         self.assertEqual([row["between_nodes"] for row in rows], [False] * 4 + [True] * 2)
         computing = [row["computing"] for row in rows]
         self.assertEqual(computing, sorted(computing, reverse=True))
-        rows = self.json_of("llama-3-8b", "--gpus", 4, "--table", "decision", "--seq", 4096, "--batch", 4)["rows"]
+        rows = self.result("llama-3-8b", "--gpus", 4, "--table", "decision", "--seq", 4096, "--batch", 4)["rows"]
         self.assertEqual([(row["gpus"], row["seq"]) for row in rows],
                          [(1, 4096), (2, 4096), (4, 4096), (4, 32768), (4, 131072)])
         self.assertIn("GPUs", self.passes("llama-3-8b", "--gpus", 2, "--table", "decision", "--seq", 4096))
 
     def test_a_decision_keeps_what_is_given(self):
-        rows = self.json_of("llama-demo", "--gpus", 8, "--table", "decision", "--tp", 2, "--zero", 1)["rows"]
+        rows = self.result("llama-demo", "--gpus", 8, "--table", "decision", "--tp", 2, "--zero", 1)["rows"]
         self.assertEqual([row["gpus"] for row in rows], [4, 8, 8, 8], "tp=2 shares optimizer states out from 4 GPUs on")
         for row in rows:
             layout = row["best"]["layout"]
@@ -261,6 +234,4 @@ class PlannerTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.path.exists(sys.argv[1]):
-        COMMAND = str(pathlib.Path(sys.argv.pop(1)).resolve())
     unittest.main()

@@ -1,12 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of --transport: under mpirun each process is a rank, with the bits that threads of one process give; process 0
-alone speaks and writes, a mistake is found alike, and what goes wrong on one process ends all with one message.
-
-    tests/cli/process_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
-"""
+alone speaks and writes, a mistake is found alike, and what goes wrong on one process ends all with one message."""
 
 import json
 import os
@@ -18,31 +13,28 @@ import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-GOLDEN = ROOT / "tests/golden"
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import COMMAND, EXTENDED, GOLDEN, start  # noqa: E402
+
 SMALL = ("--batch", "4", "--seq", "8", "--steps", "2", "--skip-f64", "--strict-predictions")
 MPIRUN = shutil.which("mpirun")
-EXTENDED = bool(os.environ.get("ANYRANK_TEST_EXTENDED"))
 # Root in a container, more ranks than cores, waiting ranks that leave the cores to others.
 SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
             "OMPI_MCA_hwloc_base_binding_policy": "none"}
 
 
-def start(command):
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=1800,
-                          check=False, env={**os.environ, **SETTINGS})
+def launch(*words):
+    return start(words, env={**os.environ, **SETTINGS})
 
 
 def run(*arguments, ranks=0):
-    launcher = [MPIRUN, "-n", ranks] if ranks else []
-    return start([*launcher, COMMAND, *arguments])
+    return launch(*([MPIRUN, "-n", ranks] if ranks else []), COMMAND, *arguments)
 
 
 def run_two(*arguments, first=(), second=()):
     """Two processes that have not all options in common."""
-    return start([MPIRUN, "-n", 1, COMMAND, *arguments, *first, ":", "-n", 1, COMMAND, *arguments, *second])
+    return launch(MPIRUN, "-n", 1, COMMAND, *arguments, *first, ":", "-n", 1, COMMAND, *arguments, *second)
 
 
 def why_not():
@@ -205,8 +197,8 @@ class Processes(unittest.TestCase):
 
     def test_a_device_that_is_full_on_one_process_is_the_machines_failure(self):
         full = ["sh", "-c", 'test "$OMPI_COMM_WORLD_RANK$PMI_RANK" = 0 || export ANYRANK_EMULATED_MEMORY=1; exec "$@"', "sh"]
-        done = start([MPIRUN, "-n", 2, *full, COMMAND, "check", GOLDEN / "llama-gqa-tiny", "--tp", 2, *SMALL, "--device",
-                      "emulated", "--transport", "mpi"])
+        done = launch(MPIRUN, "-n", 2, *full, COMMAND, "check", GOLDEN / "llama-gqa-tiny", "--tp", 2, *SMALL, "--device",
+                      "emulated", "--transport", "mpi")
         if "no emulated device" in done.stderr:
             self.skipTest("this build has no emulated device")
         self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
@@ -214,6 +206,4 @@ class Processes(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.path.exists(sys.argv[1]):
-        COMMAND = sys.argv.pop(1)
-    unittest.main(argv=sys.argv)
+    unittest.main()

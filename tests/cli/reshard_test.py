@@ -1,30 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of reshard from outside: what each rank's file holds against slices cut here, round trips byte for byte, runs
-that were interrupted, and requests that are refused.
-
-    tests/cli/reshard_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
-"""
+that were interrupted, and requests that are refused."""
 
 import json
 import os
-import pathlib
 import random
 import shutil
 import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-GOLDEN = ROOT / "tests/golden"
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
-LIMIT_S = 1800  # a guard against hanging
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import COMMAND, GOLDEN, LIMIT_S, Case, run  # noqa: E402
+
 WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I64": 8, "U8": 1}
 ORDER = "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64".split()
 
@@ -156,33 +148,16 @@ def expected(config, name, t, tp, rank, hidden=False):
 
 # --- running ---------------------------------------------------------------------------------------------------------
 
-class Case(unittest.TestCase):
-    def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="anyrank-reshard-"))
-        self.addCleanup(shutil.rmtree, self.folder)
+class ReshardTest(Case):
+    subcommand = ("reshard",)
 
     def model(self, config, tensors, name="model"):
-        folder = self.folder / name
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(config))
+        folder = self.put(f"{name}/config.json", config).parent
         write(folder / "model.safetensors", tensors)
         return folder
 
-    def run_it(self, *arguments, command="reshard"):
-        return subprocess.run([COMMAND, command, *map(str, arguments)], capture_output=True, text=True,
-                              timeout=LIMIT_S, check=False, stdin=subprocess.DEVNULL)
-
-    def reshard(self, *arguments):
-        """The result as JSON of a run that has to work."""
-        done = self.run_it(*arguments, "--json", "-")
-        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
-        return json.loads(done.stdout)
-
     def refused(self, text, *arguments):
-        done = self.run_it(*arguments)
-        self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
-        self.assertIn(text, done.stderr)
-        self.assertEqual(done.stderr.count("\n"), 1)
+        super().refused(*arguments, says=text)
 
     def same_files(self, a, b, but=()):
         names = [sorted(p.name for p in folder.iterdir() if p.name[0] != "." and p.name not in but)
@@ -192,10 +167,10 @@ class Case(unittest.TestCase):
             self.assertEqual((a / name).read_bytes(), (b / name).read_bytes(), name)
 
 
-class Split(Case):
+class Split(ReshardTest):
     def check_ranks(self, config, tensors, tp, *options):
         out = self.folder / f"tp{tp}"
-        self.reshard(self.model(config, tensors), "--tp", tp, "--out", out, *options)
+        self.result(self.model(config, tensors), "--tp", tp, "--out", out, *options)
         for rank in range(tp):
             boxes = {n: expected(config, n, t, tp, rank, "--embedding-hidden" in options) for n, t in tensors.items()}
             files = max(map(len, boxes.values()))
@@ -246,7 +221,7 @@ class Split(Case):
     def test_stages_take_their_layers_and_tied_weights_are_on_both_ends(self):
         config = {**LLAMA, "tie_word_embeddings": True}
         out = self.folder / "out"
-        self.reshard(self.model(config, llama(config)), "--tp", 2, "--pp", 2, "--out", out)
+        self.result(self.model(config, llama(config)), "--tp", 2, "--pp", 2, "--out", out)
         names = [read(out / f"rank-{rank:05}.safetensors")[0] for rank in range(4)]
         layers = [sorted({n.split(".")[2] for n in held if ".layers." in n}) for held in names]
         self.assertEqual(layers, [["0", "1"], ["0", "1"], ["2"], ["2"]])
@@ -265,13 +240,13 @@ class Split(Case):
                               (("--pp", 3, "--stages", "1,5,0"), ["0", "12345", ""]),
                               (("--pp", 2, "--virtual-stages", 2, "--stages", "0,3,2,1"), ["34", "0125"])):
             out = self.folder / "-".join(map(str, options))
-            result = self.reshard(model, *options, "--out", out)
+            result = self.result(model, *options, "--out", out)
             self.assertEqual(result["layout"]["virtual_stages"], 2 if "--virtual-stages" in options else 1)
             names = [read(out / file["file"])[0] for file in result["files"]]
             layers = ["".join(sorted({n.split(".")[2] for n in rank if ".layers." in n})) for rank in names]
             self.assertEqual(layers, held, options)
             self.assertEqual(["lm_head.weight" in rank for rank in names], [False] * (len(held) - 1) + [True])
-            self.reshard(out, "--out", self.folder / "back")
+            self.result(out, "--out", self.folder / "back")
             self.assertEqual((self.folder / "back/model.safetensors").read_bytes(),
                              (model / "model.safetensors").read_bytes())
             shutil.rmtree(self.folder / "back")
@@ -291,10 +266,10 @@ class Split(Case):
             golden, out = GOLDEN / model, self.folder / "-".join(map(str, [model, *layout]))
             out.mkdir()
             schedule = ["--schedule-pp", "interleaved"] if "--virtual-stages" in layout else []
-            done = self.run_it(golden, "--input", golden / "batch.safetensors", "--per-rank", *layout, *schedule, "--out",
-                               out / "run", command="grads")
+            done = run("grads", golden, "--input", golden / "batch.safetensors", "--per-rank", *layout, *schedule,
+                       "--out", out / "run")
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.reshard(golden, *layout, *(["--dp-copies"] if "--dp" in layout else []), "--out", out / "split")
+            self.result(golden, *layout, *(["--dp-copies"] if "--dp" in layout else []), "--out", out / "split")
             files = sorted(path.name for path in (out / "split").glob("rank-*"))
             self.assertEqual(files, sorted(path.name for path in (out / "run/ranks").iterdir()))
             for file in files:
@@ -308,24 +283,24 @@ class Split(Case):
 
     def test_data_parallel_ranks_share_a_file_or_have_copies(self):
         model = self.model(GPT2, gpt2(GPT2))
-        result = self.reshard(model, "--tp", 2, "--dp", 2, "--pp", 2, "--out", self.folder / "one")
+        result = self.result(model, "--tp", 2, "--dp", 2, "--pp", 2, "--out", self.folder / "one")
         self.assertEqual([f["file"].removesuffix(".safetensors") for f in result["files"]],
                          [f"rank-0000{rank}{box}" for rank in (0, 1, 4, 5) for box in ("", "-2", "-3")])
         self.assertIn("dp=2", result["notes"][0])
-        result = self.reshard(model, "--tp", 2, "--dp", 2, "--pp", 2, "--dp-copies", "--out", self.folder / "all")
+        result = self.result(model, "--tp", 2, "--dp", 2, "--pp", 2, "--dp-copies", "--out", self.folder / "all")
         self.assertEqual(len(result["files"]), 24)
         a, b = (read(self.folder / f"all/rank-0000{rank}.safetensors")[0] for rank in (5, 7))
         self.assertEqual(a, b)
 
 
-class RoundTrip(Case):
+class RoundTrip(ReshardTest):
     def there_and_back(self, config, tensors, *layouts):
         model = self.model(config, tensors)
         was = model
         for i, layout in enumerate(layouts):
-            self.reshard(was, *layout, "--out", self.folder / f"step{i}")
+            self.result(was, *layout, "--out", self.folder / f"step{i}")
             was = self.folder / f"step{i}"
-        self.reshard(was, "--out", self.folder / "merged")
+        self.result(was, "--out", self.folder / "merged")
         self.same_files(model, self.folder / "merged")
 
     def test_four_ranks_and_back(self):
@@ -344,19 +319,19 @@ class RoundTrip(Case):
 
     def test_a_layout_from_another_is_the_one_from_the_model(self):
         model = self.model(LLAMA, llama(LLAMA))
-        self.reshard(model, "--tp", 4, "--out", self.folder / "four")
-        self.reshard(self.folder / "four", "--tp", 2, "--out", self.folder / "two")
-        self.reshard(model, "--tp", 2, "--out", self.folder / "direct")
+        self.result(model, "--tp", 4, "--out", self.folder / "four")
+        self.result(self.folder / "four", "--tp", 2, "--out", self.folder / "two")
+        self.result(model, "--tp", 2, "--out", self.folder / "direct")
         self.same_files(self.folder / "two", self.folder / "direct")
 
     def test_shards_have_an_index_and_can_be_read_again(self):
         model = self.model(LLAMA, llama(LLAMA))
-        result = self.reshard(model, "--shard-size", 8000, "--out", self.folder / "shards")
+        result = self.result(model, "--shard-size", 8000, "--out", self.folder / "shards")
         index = json.loads((self.folder / "shards/model.safetensors.index.json").read_text())
         self.assertGreater(len(result["files"]), 3)
         self.assertEqual(sorted(set(index["weight_map"].values())), sorted(f["file"] for f in result["files"]))
-        self.reshard(self.folder / "shards", "--tp", 4, "--out", self.folder / "four")
-        self.reshard(self.folder / "four", "--out", self.folder / "merged")
+        self.result(self.folder / "shards", "--tp", 4, "--out", self.folder / "four")
+        self.result(self.folder / "four", "--out", self.folder / "merged")
         self.same_files(model, self.folder / "merged")
 
     def test_optimizer_state_lies_as_its_parameters_do(self):
@@ -366,31 +341,32 @@ class RoundTrip(Case):
         write(model / "optimizer.safetensors", state)
         (model / "training.json").write_text("{}")
         (self.folder / "latest").symlink_to(model.name)
-        self.reshard(self.folder, "--tp", 4, "--out", self.folder / "four")
+        self.result(self.folder, "--tp", 4, "--out", self.folder / "four")
         held, _ = read(self.folder / "four/rank-00001.safetensors")
         name = "model.layers.2.self_attn.v_proj.weight.exp_avg"
         self.assertEqual([held[name]], expected(LLAMA, name, state[name], 4, 1))
-        self.reshard(self.folder / "four", "--out", self.folder / "merged")
+        self.result(self.folder / "four", "--out", self.folder / "merged")
         self.same_files(model, self.folder / "merged")
 
     def test_copies_that_differ_are_refused(self):
         out = self.folder / "out"
-        self.reshard(self.model(LLAMA, llama(LLAMA)), "--tp", 4, "--out", out)
+        self.result(self.model(LLAMA, llama(LLAMA)), "--tp", 4, "--out", out)
         tensors, metadata = read(out / "rank-00002.safetensors")
         norm = tensors["model.norm.weight"]
         norm.data = norm.data[:6] + b"\0\0" + norm.data[8:]
         write(out / "rank-00002.safetensors", tensors, metadata)
-        self.refused("'model.norm.weight': the copies of ranks 0 and 2 differ in 1 of 16 elements, first at element 3",
-                     out, "--out", self.folder / "merged")
+        self.assertIn(
+            "'model.norm.weight': the copies of ranks 0 and 2 differ in 1 of 16 elements, first at element 3",
+            self.done(out, "--out", self.folder / "merged", code=2).stderr)
         self.assertFalse((self.folder / "merged/model.safetensors").exists())
 
 
-class Unusual(Case):
+class Unusual(ReshardTest):
     def test_what_the_config_does_not_have_is_copied_whole_and_noted(self):
         tensors = {**llama(LLAMA), "model.layers.1.self_attn.rotary_emb.inv_freq": fresh("inv", [2], "F32"),
                    "adapter.lora_A": fresh("a", [3, 5], "U8")}
         model = self.model(LLAMA, tensors)
-        result = self.reshard(model, "--tp", 2, "--pp", 3, "--out", self.folder / "out")
+        result = self.result(model, "--tp", 2, "--pp", 3, "--out", self.folder / "out")
         self.assertEqual(result["notes"], ["2 tensors that the config does not have, copied whole: 'adapter.lora_A', "
                                            "'model.layers.1.self_attn.rotary_emb.inv_freq'"])
         held = [read(self.folder / f"out/rank-0000{rank}.safetensors")[0] for rank in range(6)]
@@ -399,13 +375,13 @@ class Unusual(Case):
                          [False, False, True, True, False, False])
         self.refused("2 tensors that the config does not have", model, "--tp", 2, "--strict", "--out",
                      self.folder / "strict")
-        self.reshard(self.folder / "out", "--out", self.folder / "merged")
+        self.result(self.folder / "out", "--out", self.folder / "merged")
         self.same_files(model, self.folder / "merged")
 
     def test_a_missing_parameter_is_noted(self):
         tensors = llama(LLAMA)
         del tensors["model.norm.weight"]
-        result = self.reshard(self.model(LLAMA, tensors), "--tp", 2, "--out", self.folder / "out")
+        result = self.result(self.model(LLAMA, tensors), "--tp", 2, "--out", self.folder / "out")
         self.assertEqual(result["notes"], ["1 of the config's parameters is not there: 'model.norm.weight'"])
 
     def test_a_padded_vocabulary_is_cut_and_padded_again(self):
@@ -413,23 +389,23 @@ class Unusual(Case):
         padded = {n: Tensor(t.dtype, [264] + t.shape[1:], t.data + b"\xab" * 7 * 16 * 2) if t.shape[0] == 257 else t
                   for n, t in llama(LLAMA).items()}
         other = self.model(LLAMA, padded, "padded")
-        result = self.reshard(other, "--out", self.folder / "cut")
+        result = self.result(other, "--out", self.folder / "cut")
         self.assertEqual(result["notes"], ["7 rows past the vocabulary of 257 cut: 'lm_head.weight', "
                                            "'model.embed_tokens.weight'"])
         self.same_files(model, self.folder / "cut")
-        self.reshard(model, "--tp", 4, "--pad-vocab", 8, "--out", self.folder / "four")
+        self.result(model, "--tp", 4, "--pad-vocab", 8, "--out", self.folder / "four")
         last, metadata = read(self.folder / "four/rank-00003.safetensors")
         self.assertEqual(last["lm_head.weight"].shape, [66, 16])
         self.assertEqual(last["lm_head.weight"].data[59 * 32:], bytes(7 * 32))
         self.assertEqual(json.loads(metadata["ANYRANK_PLACEMENT"])["tensors"]["lm_head.weight"]["shape"], [264, 16])
-        self.reshard(other, "--tp", 4, "--pad-vocab", 8, "--out", self.folder / "from padded")
+        self.result(other, "--tp", 4, "--pad-vocab", 8, "--out", self.folder / "from padded")
         self.same_files(self.folder / "four", self.folder / "from padded")
-        self.reshard(self.folder / "four", "--out", self.folder / "merged")
+        self.result(self.folder / "four", "--out", self.folder / "merged")
         self.same_files(model, self.folder / "merged")
 
     def test_names_without_the_models_prefix(self):
         tensors = {n.removeprefix("transformer."): t for n, t in gpt2(GPT2).items()}
-        self.reshard(self.model(GPT2, tensors), "--tp", 2, "--out", self.folder / "out")
+        self.result(self.model(GPT2, tensors), "--tp", 2, "--out", self.folder / "out")
         held, _ = read(self.folder / "out/rank-00001-2.safetensors")
         self.assertEqual(held["h.1.attn.c_attn.bias"],
                          expected(GPT2, "c_attn", tensors["h.1.attn.c_attn.bias"], 2, 1)[1])
@@ -437,12 +413,12 @@ class Unusual(Case):
     def test_merging_needs_no_config(self):
         out = self.folder / "out"
         tensors = llama(LLAMA)
-        self.reshard(self.model(LLAMA, tensors), "--tp", 2, "--out", out)
+        self.result(self.model(LLAMA, tensors), "--tp", 2, "--out", out)
         (out / "config.json").unlink()
-        self.reshard(out, "--out", self.folder / "merged")
+        self.result(out, "--out", self.folder / "merged")
         self.assertEqual(read(self.folder / "merged/model.safetensors")[0], tensors)
         self.refused("give --config", out, "--tp", 4, "--out", self.folder / "four")
-        self.reshard(out, "--tp", 4, "--config", self.folder / "model", "--out", self.folder / "four")
+        self.result(out, "--tp", 4, "--config", self.folder / "model", "--out", self.folder / "four")
         self.assertTrue((self.folder / "four/config.json").exists())
 
     def test_small_files_are_taken_along(self):
@@ -450,7 +426,7 @@ class Unusual(Case):
         (model / "tokenizer.json").write_text("{}")
         (model / "tokenizer.model").write_bytes(b"\0\1")
         (model / "pytorch_model.bin").write_bytes(b"weights")
-        result = self.reshard(model, "--tp", 2, "--out", self.folder / "out")
+        result = self.result(model, "--tp", 2, "--out", self.folder / "out")
         self.assertEqual(result["files_copied"], 3)
         self.assertEqual(result["notes"], ["not read and not taken along, for the model's tensors are in other files: "
                                            "pytorch_model.bin"])
@@ -476,7 +452,7 @@ class Unusual(Case):
             self.assertLess(usage.ru_maxrss, 80 * 1024)
 
 
-class Refused(Case):
+class Refused(ReshardTest):
     def test_what_does_not_divide_is_named(self):
         model = self.model(LLAMA, llama(LLAMA))
         out = self.folder / "out"
@@ -496,7 +472,7 @@ class Refused(Case):
     def test_folders_are_not_mixed(self):
         model = self.model(LLAMA, llama(LLAMA))
         out = self.folder / "out"
-        self.reshard(model, "--tp", 2, "--out", out)
+        self.result(model, "--tp", 2, "--out", out)
         self.refused("was begun with tp=2, now it is 4", model, "--tp", 4, "--out", out)
         self.refused("another choice of embedding_hidden", model, "--tp", 2, "--embedding-hidden", "--out", out)
         self.refused("holds files already ('", model, "--tp", 2, "--out",
@@ -513,19 +489,18 @@ class Refused(Case):
 
     def test_a_dry_run_writes_nothing(self):
         model = self.model(LLAMA, llama(LLAMA))
-        done = self.run_it(model, "--tp", 2, "--dry-run", "--out", self.folder / "out")
-        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.done(model, "--tp", 2, "--dry-run", "--out", self.folder / "out")
         self.assertIn("rank-00001.safetensors", done.stdout)
         self.assertIn("would write 42 tensors, tp=2", done.stdout.splitlines()[-1])
         self.assertFalse((self.folder / "out").exists())
         self.refused("tp=3", model, "--tp", 3, "--dry-run")
 
 
-class Interrupted(Case):
+class Interrupted(ReshardTest):
     def test_files_that_are_whole_are_kept_and_others_written_again(self):
         model, out = self.model(LLAMA, llama(LLAMA)), self.folder / "out"
         first = self.folder / "first"
-        self.reshard(model, "--tp", 8, "--out", first)
+        self.result(model, "--tp", 8, "--out", first)
         shutil.copytree(first, out)
         (out / "rank-00001.safetensors").unlink()
         damaged = bytearray((out / "rank-00002.safetensors").read_bytes())
@@ -534,7 +509,7 @@ class Interrupted(Case):
         os.truncate(out / "rank-00003.safetensors", 5000)
         shutil.copy(out / "rank-00005.safetensors", out / "rank-00004.safetensors")
         (out / ".anyrank-1-0.tmp").write_bytes(b"half")
-        result = self.reshard(model, "--tp", 8, "--out", out)
+        result = self.result(model, "--tp", 8, "--out", out)
         self.assertEqual([f["kept"] for f in result["files"]], [True, False, False, False, False, True, True, True])
         self.assertEqual(result["files_kept"], 4)
         self.same_files(first, out)
@@ -542,11 +517,11 @@ class Interrupted(Case):
 
     def test_a_ranks_further_files_are_kept_and_written_again_by_themselves(self):
         model, out, same = self.model(GPT2, gpt2(GPT2)), self.folder / "out", self.folder / "same"
-        self.reshard(model, "--tp", 2, "--out", same)
-        self.reshard(model, "--tp", 2, "--out", out)
+        self.result(model, "--tp", 2, "--out", same)
+        self.result(model, "--tp", 2, "--out", out)
         (out / "rank-00000-3.safetensors").unlink()
         shutil.copy(out / "rank-00001.safetensors", out / "rank-00001-2.safetensors")
-        result = self.reshard(model, "--tp", 2, "--out", out)
+        result = self.result(model, "--tp", 2, "--out", out)
         self.assertEqual([f["kept"] for f in result["files"]], [True, True, False, True, False, True])
         self.same_files(same, out)
 
@@ -554,7 +529,7 @@ class Interrupted(Case):
         config = {**LLAMA, "vocab_size": 300000}
         model, out = self.model(config, llama(config)), self.folder / "out"
         whole = self.folder / "whole"
-        self.reshard(model, "--tp", 8, "--out", whole)
+        self.result(model, "--tp", 8, "--out", whole)
         child = subprocess.Popen([COMMAND, "reshard", model, "--tp", "8", "--out", out], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + LIMIT_S
         while not (out / "rank-00002.safetensors").exists() and child.poll() is None and time.monotonic() < deadline:
@@ -564,14 +539,12 @@ class Interrupted(Case):
         left = [p for p in out.iterdir() if p.suffix == ".safetensors"]
         for path in left:
             self.assertEqual(path.read_bytes(), (whole / path.name).read_bytes())
-        result = self.reshard(model, "--tp", 8, "--out", out)
+        result = self.result(model, "--tp", 8, "--out", out)
         self.assertGreaterEqual(result["files_kept"], 2)
         self.same_files(whole, out)
-        self.reshard(out, "--out", self.folder / "merged")  # a tensor of more than one piece
+        self.result(out, "--out", self.folder / "merged")  # a tensor of more than one piece
         self.same_files(model, self.folder / "merged")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
-        COMMAND = sys.argv.pop(1)
     unittest.main()

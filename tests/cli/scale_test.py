@@ -1,43 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of `--scale` from outside: large models, shrunk, in every subcommand that takes it; and what is refused.
-
-    tests/cli/scale_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
 """
 
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COMMAND = str(pathlib.Path(os.environ.get("ANYRANK", ROOT / "build/anyrank")).resolve())
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import ROOT, Case, run  # noqa: E402
+
 SMALL = ("--batch", "2", "--seq", "8", "--steps", "1")
 LARGE = ("llama-3-8b", "llama-3-70b", "llama-3.1-405b", "qwen2.5-7b", "qwen3-8b", "gemma-2-9b", "gpt-22b", "gpt3-175b",
          "gpt-530b", "gpt-1t", "stack-4.8b")
 
 
-def run(*arguments):
-    return subprocess.run([COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=600)
-
-
-class Scale(unittest.TestCase):
-    def refused(self, *arguments, says):
-        done = run(*arguments)
-        self.assertEqual((done.returncode, done.stdout), (2, ""), done)
-        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-        self.assertIn(says, done.stderr)
-
+class Scale(Case):
     def test_a_shrunk_model_has_the_same_bits_and_says_what_it_is(self):
-        done = run("check", "llama-3-8b", "--scale", "1/64", "--tp", 8, "--sp", *SMALL,
+        done = self.done("check", "llama-3-8b", "--scale", "1/64", "--tp", 8, "--sp", *SMALL,
                    "--skip-f64", "--strict-predictions", "--json", "-")
-        self.assertEqual(done.returncode, 0, done.stderr)
         report = json.loads(done.stdout)
         model = report["models"][0]
         self.assertEqual((report["result"], model["name"], model["weights"]), ("same", "llama-3-8b at 1/64", "fresh"))
@@ -52,19 +35,16 @@ class Scale(unittest.TestCase):
             self.assertEqual(run("lint", "llama-3-8b", "--tp", 32, *part).returncode, 0)
 
     def test_other_subcommands_take_it(self):
-        done = run("train", "qwen2.5-7b", "--scale", "1/64", "--tp", 4, "--batch", 2, "--seq", 8, "--steps", 2)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.done("train", "qwen2.5-7b", "--scale", "1/64", "--tp", 4, "--batch", 2, "--seq", 8, "--steps", 2)
         self.assertIn("qwen2.5-7b at 1/64", done.stdout + done.stderr)
-        done = run("plan", "gpt-1t", "--scale", "1/16", "--flow", "--tp", 8)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.done("plan", "gpt-1t", "--scale", "1/16", "--flow", "--tp", 8)
         self.assertIn("gpt-1t at 1/16, tp=8", done.stdout)
 
     def test_weights_beside_a_config_are_not_taken(self):
         model = ROOT / "tests/golden/llama-gqa-tiny"
         with tempfile.TemporaryDirectory(prefix="anyrank-scale-") as folder:
             batch = ("--input", model / "batch.safetensors", "--out", folder, "--tp", 2)
-            done = run("grads", model, "--scale", "1/2", *batch)
-            self.assertEqual(done.returncode, 0, done.stderr)
+            done = self.done("grads", model, "--scale", "1/2", *batch)
             self.assertIn("fresh weights", done.stdout)
             self.refused("grads", "--block", ROOT / "tests/golden/block-gqa", "--out", folder, "--scale", "1/2",
                          says="--scale goes with a MODEL")
@@ -75,8 +55,7 @@ class Scale(unittest.TestCase):
             whole = run("train", "gpt-22b", "--scale", "1/32", *small)
             part = run("train", "gpt-22b", "--scale", "1/32", "--tp", 2, *small, "--stop-after", 2, "--save", folder)
             self.assertEqual((whole.returncode, part.returncode), (0, 0), whole.stderr + part.stderr)
-            done = run("train", "--resume", folder, "--dp", 2, *small)
-            self.assertEqual(done.returncode, 0, done.stderr)
+            done = self.done("train", "--resume", folder, "--dp", 2, *small)
             self.assertEqual(done.stdout.splitlines()[-1], whole.stdout.splitlines()[-1])
             config = json.loads((pathlib.Path(folder) / "latest/config.json").read_text(encoding="utf-8"))
             self.assertEqual((config["n_embd"], config["n_layer"], config["n_head"]), (256, 2, 64))
@@ -94,6 +73,4 @@ class Scale(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
-        COMMAND = str(pathlib.Path(sys.argv.pop(1)).resolve())
     unittest.main()

@@ -1,10 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of `anyrank train` from outside: one hash under every layout, interrupted or not; JSON, plot, every bad input.
-
-    tests/cli/train_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
 """
 
 import json
@@ -21,9 +17,9 @@ import time
 import unittest
 import xml.etree.ElementTree
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
-LIMIT_S = 1800  # a guard against hanging
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import COMMAND, LIMIT_S, ROOT, Case, start  # noqa: E402
+
 # Where the tests run in the background, Ctrl-C is ignored, and what they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -40,46 +36,23 @@ LAYOUTS = [[], ["--tp", "2", "--sp"], ["--dp", "2", "--zero", "1", "--bucket-byt
            ["--cp", "4", "--cp-inner", "2", "--zigzag", "--zero", "1"]]
 
 
-def run(*arguments, **options):
-    return subprocess.run([COMMAND, "train", *map(str, arguments)], capture_output=True, text=True, timeout=LIMIT_S,
-                          stdin=subprocess.DEVNULL, check=False, **options)
+class TrainTest(Case):
+    subcommand = ("train",)
 
-
-class Case(unittest.TestCase):
     def setUp(self):
-        holder = tempfile.TemporaryDirectory(prefix="anyrank-train-")
-        self.addCleanup(holder.cleanup)
-        self.folder = pathlib.Path(holder.name)
+        super().setUp()
         self.model = self.config()
 
     def config(self, name="model", **changes):
-        folder = self.folder / name
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({**LLAMA, **changes}), encoding="utf-8")
-        return folder
-
-    def done(self, *arguments, code=0, **options):
-        done = run(*arguments, **options)
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        return done
+        return self.put(f"{name}/config.json", {**LLAMA, **changes}).parent
 
     def trained(self, *arguments, **options):
         """The JSON of a run."""
         return json.loads(self.done(*arguments, "--json", "-", **options).stdout)
 
-    def refused(self, *arguments, says, code=2):
-        """One line on stderr that says it, and no new file."""
-        before = sorted(self.folder.rglob("*"))
-        done = run(*arguments)
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-        self.assertTrue(done.stderr.startswith("anyrank train: "), done.stderr)
-        self.assertIn(says, done.stderr)
-        self.assertEqual(sorted(self.folder.rglob("*")), before)
-        return done
 
 
-class Trajectories(Case):
+class Trajectories(TrainTest):
     def test_every_layout_ends_with_the_same_weights(self):
         runs = [self.trained(self.model, *STEP, *layout) for layout in LAYOUTS]
         self.assertEqual(len({r["weights_hash"] for r in runs}), 1)
@@ -188,10 +161,10 @@ class Trajectories(Case):
 
     def test_a_run_goes_on_from_another_folder(self):
         (self.folder / "book.txt").write_bytes(bytes(range(256)) * 4)
-        whole = self.trained("model", *SIZE, "--steps", 3, "--data", "book.txt", cwd=self.folder)
-        self.trained("model", *SIZE, "--steps", 3, "--data", "book.txt", "--stop-after", 1, "--save", "run",
-                     cwd=self.folder)
-        self.assertEqual(self.trained("--resume", self.folder / "run")["weights_hash"], whole["weights_hash"])
+        whole = self.trained("model", *SIZE, "--steps", 3, "--data", "book.txt")
+        self.trained("model", *SIZE, "--steps", 3, "--data", "book.txt", "--stop-after", 1, "--save", "run")
+        again = self.trained("--resume", self.folder / "run", cwd=ROOT)
+        self.assertEqual(again["weights_hash"], whole["weights_hash"])
 
     def test_a_checkpoint_is_a_model(self):
         save = self.folder / "run"
@@ -260,7 +233,7 @@ def points_of(path):
     return re.findall(r"[ML]([\d.]+) ([\d.]+)", max(paths, key=len))
 
 
-class Output(Case):
+class Output(TrainTest):
     def test_the_last_line_is_the_hash_of_the_weights(self):
         done = self.done(self.model, *SIZE, "--steps", 3)
         losses = re.findall(r"^ +(\d+) +([\d.]+) ", done.stdout, re.MULTILINE)
@@ -354,7 +327,7 @@ class Output(Case):
         self.assertLess(used.ru_maxrss, 2_000_000, "kB")
 
 
-class BadInput(Case):
+class BadInput(TrainTest):
     def test_what_is_verified_ends_the_run_before_a_weight_changes(self):
         step = [self.model, *SIZE, "--steps", 5, "--dp", 2, "--tp", 2, "--sp"]
         fine = self.trained(*step, "--verify-every", 2)
@@ -428,8 +401,7 @@ class BadInput(Case):
             save = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
             make(save / name)
             with self.subTest(name=name, path=save):
-                done = self.refused(self.model, *SIZE, "--steps", 1, "--save", save, says=f"{save / name}: is ")
-                self.assertEqual(done.stdout, "")
+                self.refused(self.model, *SIZE, "--steps", 1, "--save", save, says=f"{save / name}: is ")
 
     def test_a_group_without_parameters_is_refused(self):
         for glob in ("[", "no_such_layer", "norm"):
@@ -468,8 +440,7 @@ class BadInput(Case):
         """A file size limit stands for the full disk: the write fails in the middle."""
         save = self.folder / "run"
         line = 'ulimit -f 8; trap "" XFSZ; exec "$0" "$@"'
-        done = subprocess.run(["sh", "-c", line, COMMAND, "train", self.model, *SIZE, "--steps", "2", "--save", save],
-                              capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = start(["sh", "-c", line, COMMAND, "train", self.model, *SIZE, "--steps", "2", "--save", save])
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("step 2 was not saved", done.stderr)
         self.assertIn("weights after step 2", done.stdout)
@@ -477,6 +448,4 @@ class BadInput(Case):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and os.access(sys.argv[1], os.X_OK) and not os.path.isdir(sys.argv[1]):
-        COMMAND = os.path.abspath(sys.argv.pop(1))
     unittest.main()

@@ -1,24 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of verify from outside: verdicts, tables, JSON, exit codes, and bad input.
-
-    tests/cli/verify_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
 """
 
 import json
 import math
-import os
-import pathlib
 import struct
-import subprocess
 import sys
-import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import Case  # noqa: E402
+
 CODES = {"F32": "f", "F64": "d", "I64": "q", "U8": "B", "BOOL": "?"}
 
 
@@ -42,47 +35,33 @@ def weight(name, values, shape=None):
     return {name: ("F32", shape or [len(values)], values)}
 
 
-class Verify(unittest.TestCase):
-    def setUp(self):
-        scratch = tempfile.TemporaryDirectory(prefix="anyrank-verify-")
-        self.addCleanup(scratch.cleanup)
-        self.folder = pathlib.Path(scratch.name)
-
-    def run_verify(self, *arguments, **options):
-        return subprocess.run([COMMAND, "verify", *map(str, arguments)], capture_output=True, text=True, timeout=1800,
-                              check=False, stdin=subprocess.DEVNULL, cwd=self.folder, **options)
+class Verify(Case):
+    subcommand = ("verify",)
 
     def pair(self, reference, other):
         return (write(self.folder / "reference.safetensors", reference),
                 write(self.folder / "other.safetensors", other))
 
     def result(self, *arguments):
-        done = self.run_verify(*arguments, "--json", "-")
+        done = self.ran(*arguments, "--json", "-")
         self.assertIn(done.returncode, (0, 1), done.stderr)
         self.assertEqual(done.stderr, "")
         return json.loads(done.stdout), done.returncode
 
-    def refused(self, *arguments, words):
-        done = self.run_verify(*arguments)
-        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
-        self.assertTrue(done.stderr.startswith("anyrank verify: "), done.stderr)
-        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-        for word in words:
-            self.assertIn(word, done.stderr)
 
 
 class Verdict(Verify):
     def test_the_same_is_one_line(self):
         a, b = self.pair(weight("x", [1.0, 2.0]), weight("x", [1.0, 2.0]))
-        done = self.run_verify(a, b)
+        done = self.ran(a, b)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(done.stdout, "verify: the same bits: 1 tensor, 2 elements\n")
-        self.assertEqual(self.run_verify(a, a).returncode, 0)
+        self.assertEqual(self.ran(a, a).returncode, 0)
 
     def test_a_difference_is_told_verdict_first_and_key_fact_last(self):
         tensors = {**weight("model.layers.0.w", [1.0] * 6, [2, 3]), **weight("model.layers.1.w", [1.0, 2.0])}
         changed = {**weight("model.layers.0.w", [1.0] * 5 + [1.5], [2, 3]), **weight("model.layers.1.w", [1.0, 8.0])}
-        done = self.run_verify(*self.pair(tensors, changed))
+        done = self.ran(*self.pair(tensors, changed))
         self.assertEqual((done.returncode, done.stderr), (1, ""))
         lines = done.stdout.splitlines()
         self.assertEqual(lines[0], "different: 2 of 2 tensors; first in execution order: model.layers.0.w")
@@ -98,20 +77,19 @@ class Verdict(Verify):
     def test_rounding_names_the_option_that_allows_it(self):
         values = [math.sin(i) for i in range(64)]
         a, b = self.pair(weight("x", values), weight("x", [v * (1 + 1.5e-7) for v in values]))
-        done = self.run_verify(a, b)
-        self.assertEqual(done.returncode, 1)
+        done = self.done(a, b, code=1)
         option = done.stdout.splitlines()[-1].split("leaves: ")[1].split(" allows")[0].split()
-        self.assertEqual(self.run_verify(a, b, *option).returncode, 0, option)
+        self.assertEqual(self.ran(a, b, *option).returncode, 0, option)
         large, other = self.pair(weight("x", values), weight("x", [v * 1.5 for v in values]))
-        self.assertNotIn("rounding in another order", self.run_verify(large, other).stdout.splitlines()[-1])
+        self.assertNotIn("rounding in another order", self.ran(large, other).stdout.splitlines()[-1])
 
     def test_rounding_of_many_ulps_is_allowed_by_its_atol(self):
         values = [1000.0] + [i * 1e-4 for i in range(64)]
         a, b = self.pair(weight("x", values), weight("x", [v + 1e-5 for v in values]))
-        done = self.run_verify(a, b)
+        done = self.ran(a, b)
         option = done.stdout.splitlines()[-1].split("leaves: ")[1].split(" allows")[0].split()
         self.assertEqual(option[0], "--atol")
-        self.assertEqual(self.run_verify(a, b, *option).returncode, 0, option)
+        self.assertEqual(self.ran(a, b, *option).returncode, 0, option)
 
     def test_what_only_later_steps_differ_in_after_adam_is_noted(self):
         step = {**weight("w:grad", [1.0]), **weight("w:new", [0.5]), **weight("y:fwd@2", [0.05])}
@@ -121,13 +99,12 @@ class Verdict(Verify):
             a, b = self.pair(one, {**one, **weight(changed, [one[changed][2][0] + 1e-3])})
             for rule in (("--rtol", "1e-4", "--atol", "1e-5"), ()):
                 with self.subTest(changed=changed, rule=rule):
-                    found = "later ones begin with weights that Adam moved" in self.run_verify(a, b, *rule).stdout
+                    found = "later ones begin with weights that Adam moved" in self.ran(a, b, *rule).stdout
                     self.assertEqual(found, noted and bool(rule))
 
     def test_names_of_one_side_are_listed(self):
         a, b = self.pair({**weight("x", [1.0]), **weight("y", [1.0])}, {**weight("x", [1.0]), **weight("z", [1.0])})
-        done = self.run_verify(a, b)
-        self.assertEqual(done.returncode, 1)
+        done = self.done(a, b, code=1)
         self.assertIn("  MISSING y F32 [1]\n", done.stdout)
         self.assertIn("  UNEXPECTED z F32 [1]\n", done.stdout)
         self.assertIn("1 missing, 1 unexpected", done.stdout.splitlines()[-1])
@@ -149,8 +126,8 @@ class Verdict(Verify):
                 self.assertEqual((code, result["tensors"], result["tensors_renamed"]), (0, 3, count), names)
                 for wrapper in wrappers:
                     self.assertTrue(any(wrapper in side for side in result["wrappers"]), (names, result["wrappers"]))
-                    self.assertIn(wrapper, self.run_verify(one, two).stdout)
-        self.assertIn("note: 2 names are the same but for what wraps the model: ", self.run_verify(a, b).stdout)
+                    self.assertIn(wrapper, self.ran(one, two).stdout)
+        self.assertIn("note: 2 names are the same but for what wraps the model: ", self.ran(a, b).stdout)
 
     def test_a_difference_behind_a_wrapper_has_the_reference_s_name(self):
         a, b = self.pair({**weight("a.x", [1.0]), **weight("a.y", [2.0]), **weight("a.z", [2.0])},
@@ -170,13 +147,12 @@ class Verdict(Verify):
 
     def test_a_flat_parameter_is_named_as_such(self):
         a, b = self.pair(weight("layers.0.w", [1.0, 2.0]), weight("layers.0._fsdp_wrapped_module._flat_param", [1.0, 2.0]))
-        done = self.run_verify(a, b)
-        self.assertEqual(done.returncode, 1)
+        done = self.done(a, b, code=1)
         self.assertIn("note: layers.0._fsdp_wrapped_module._flat_param: FSDP1's flat parameter", done.stdout)
         for word in ("fully_shard", "summon_full_params"):
             self.assertIn(word, done.stdout)
         a, b = self.pair(weight("w", [1.0]), weight("my_flat_parameter", [1.0]))
-        self.assertNotIn("FSDP1", self.run_verify(a, b).stdout)
+        self.assertNotIn("FSDP1", self.ran(a, b).stdout)
 
     def test_copied_kv_heads_are_no_padded_vocabulary(self):
         head = [[float(16 * h + i + 1) for i in range(16)] for h in range(2)]
@@ -200,8 +176,7 @@ class Verdict(Verify):
         write(self.folder / "reference.safetensors", weight("w", [1.0, 2.0]))
         for rank, value in enumerate((2.0, 2.5)):
             write(self.folder / f"ranks/rank-0000{rank}.safetensors", weight("w", [1.0, value]))
-        done = self.run_verify("reference.safetensors", "ranks")
-        self.assertEqual(done.returncode, 1)
+        done = self.done("reference.safetensors", "ranks", code=1)
         self.assertIn("  COPIES w (other): rank 0 and rank 1 in 1 element, first at [1]: 2 and 2.5\n", done.stdout)
         result, _ = self.result("reference.safetensors", "ranks")
         self.assertEqual(result["worst"][0]["state"], "replicas")
@@ -212,32 +187,31 @@ class Verdict(Verify):
         for rank, values in enumerate(([1.0, 2.0], [3.0, 5.0])):
             write(self.folder / f"ranks/rank-0000{rank}.safetensors", weight("w", values),
                   {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": [2 * rank]}}), "DCP_VERSION": "1.0"})
-        done = self.run_verify("reference.safetensors", "ranks")
+        done = self.ran("reference.safetensors", "ranks")
         self.assertIn("first element [3], of rank 1 of 2", done.stdout)
 
     def test_nan_on_both_sides_is_noted_and_can_be_a_difference(self):
         a, b = self.pair(weight("x", [math.nan, 1.0]), weight("x", [math.nan, 1.0]))
-        done = self.run_verify(a, b)
-        self.assertEqual(done.returncode, 0)
+        done = self.done(a, b)
         self.assertIn("note: NaN in both, 1 element of 1 tensor that is the same, the first x", done.stdout)
-        self.assertEqual(self.run_verify(a, b, "--no-equal-nan").returncode, 1)
+        self.assertEqual(self.ran(a, b, "--no-equal-nan").returncode, 1)
 
     def test_max_report_bounds_tables_and_says_so(self):
         a, b = self.pair({f"t.{i}": ("F32", [1], [1.0]) for i in range(30)},
                          {f"t.{i}": ("F32", [1], [2.0]) for i in range(30)})
-        done = self.run_verify(a, b)
+        done = self.ran(a, b)
         self.assertIn(".. and 10 more (--max-report 30 prints all)", done.stdout)
-        self.assertNotIn(".. and", self.run_verify(a, b, "--max-report", "30").stdout)
-        self.assertEqual(sum(line.startswith("  t.") for line in self.run_verify(a, b).stdout.splitlines()), 20)
+        self.assertNotIn(".. and", self.ran(a, b, "--max-report", "30").stdout)
+        self.assertEqual(sum(line.startswith("  t.") for line in self.ran(a, b).stdout.splitlines()), 20)
 
     def test_quiet_is_quiet(self):
         a, b = self.pair(weight("x", [1.0]), weight("x", [2.0]))
-        done = self.run_verify(a, b, "--quiet")
+        done = self.ran(a, b, "--quiet")
         self.assertEqual((done.returncode, done.stdout, done.stderr), (1, "", ""))
 
     def test_names_cannot_command_the_terminal(self):
         a, b = self.pair(weight("x\033[31m", [1.0]), weight("x\033[31m", [2.0]))
-        done = self.run_verify(a, b)
+        done = self.ran(a, b)
         self.assertNotIn("\033", done.stdout)
 
 
@@ -278,8 +252,7 @@ class Json(Verify):
 
     def test_page_and_json_are_files(self):
         a, b = self.pair(weight("x", [1.0]), weight("x", [2.0]))
-        done = self.run_verify(a, b, "--html", "report.html", "--json", "report.json")
-        self.assertEqual(done.returncode, 1)
+        done = self.done(a, b, "--html", "report.html", "--json", "report.json", code=1)
         self.assertIn("report.html: the report as a page\n", done.stdout)
         self.assertEqual(json.loads((self.folder / "report.json").read_text())["result"], "different")
         self.assertIn("<html", (self.folder / "report.html").read_text())
@@ -293,12 +266,12 @@ class Rules(Verify):
             result, got = self.result(a, b, "--sensitivity", "allowed.safetensors")
             self.assertEqual(got, code)
         self.assertEqual(result["worst"][0]["ratio"], 2.0)
-        done = self.run_verify(a, b, "--sensitivity", "allowed.safetensors")
+        done = self.ran(a, b, "--sensitivity", "allowed.safetensors")
         self.assertTrue(done.stdout.splitlines()[-1].endswith("worst x: 2 times what is allowed"), done.stdout)
 
     def test_the_same_within_a_rule_tells_the_worst_ratio(self):
         a, b = self.pair({**weight("x", [1.0]), **weight("y", [1.0])}, {**weight("x", [1.25]), **weight("y", [1.0])})
-        done = self.run_verify(a, b, "--atol", "0.5")
+        done = self.ran(a, b, "--atol", "0.5")
         self.assertEqual(done.stdout, "verify: the same within rtol 0 and atol 0.5: 2 tensors, 2 elements, 1 tensor bit "
                                       "for bit; the worst difference is 0.5 of what is allowed, in x\n")
 
@@ -312,29 +285,28 @@ class Rules(Verify):
     def test_common_leaves_out_what_one_side_lacks_and_counts_it(self):
         a, b = self.pair({**weight("x", [1.0]), **weight("y", [1.0]), **weight("z", [1.0])},
                          {**weight("x", [1.0]), **weight("u", [1.0])})
-        self.assertEqual(self.run_verify(a, b).returncode, 1)
-        self.assertIn("--common leaves the others out", self.run_verify(a, b).stdout)
-        done = self.run_verify(a, b, "--common")
+        self.assertEqual(self.ran(a, b).returncode, 1)
+        self.assertIn("--common leaves the others out", self.ran(a, b).stdout)
+        done = self.ran(a, b, "--common")
         self.assertEqual(done.stdout, "note: left out, as only one dump has them: 2 tensors of the reference, 1 of the "
                                       "other\nverify: the same bits: 1 tensor, 1 element\n")
         result, code = self.result(a, b, "--common")
         self.assertEqual((code, result["left_out"], result["missing"]), (0, [2, 1], []))
-        done = self.run_verify(a, b, "--common", "--ignore", "x")
-        self.assertEqual(done.returncode, 2)
+        done = self.done(a, b, "--common", "--ignore", "x", code=2)
         self.assertIn("no tensor stands in both dumps: 2 only in the reference, 1 only in the other", done.stderr)
 
     def test_all_matched_refuses_what_only_one_has(self):
         a, b = self.pair({**weight("x", [1.0]), **weight("y", [1.0])}, {**weight("x", [2.0]), **weight("z", [1.0])})
-        self.refused(a, b, "--all-matched", words=["--all-matched", "1 tensors are only in the reference", "has y"])
-        self.refused(a, b, "--all-matched", "--ignore", "y", words=["the other alone has z"])
-        self.refused(a, b, "--all-matched", "--common", words=["give one of them"])
-        self.assertEqual(self.run_verify(a, b, "--all-matched", "--only", "x").returncode, 1)
-        self.assertEqual(self.run_verify(a, a, "--all-matched").returncode, 0)
+        self.refused(a, b, "--all-matched", says=["--all-matched", "1 tensors are only in the reference", "has y"])
+        self.refused(a, b, "--all-matched", "--ignore", "y", says=["the other alone has z"])
+        self.refused(a, b, "--all-matched", "--common", says=["give one of them"])
+        self.assertEqual(self.ran(a, b, "--all-matched", "--only", "x").returncode, 1)
+        self.assertEqual(self.ran(a, a, "--all-matched").returncode, 0)
         rules = [{"match": "z", "rename": "y"}, {"match": "u.*", "rename": "*"}]
         for n, code in ((1, 1), (2, 2)):
             (self.folder / "map.json").write_text(json.dumps({"version": 1, "tensors": rules[:n]}))
-            self.assertEqual(self.run_verify(a, b, "--map", "map.json", "--all-matched").returncode, code)
-        self.refused(a, b, "--map", "map.json", "--all-matched", words=["map.json: rule 2 ('u.*'): matches none", str(b)])
+            self.assertEqual(self.ran(a, b, "--map", "map.json", "--all-matched").returncode, code)
+        self.refused(a, b, "--map", "map.json", "--all-matched", says=["map.json: rule 2 ('u.*'): matches none", str(b)])
 
     def test_copies_are_held_to_the_rule(self):
         write(self.folder / "reference.safetensors", weight("w", [1.0, 2.0]))
@@ -345,7 +317,7 @@ class Rules(Verify):
             result, code = self.result("reference.safetensors", "ranks", *rule)
             self.assertEqual((code, result["tensors_drifting"]), (0, 1), rule)
             self.assertIn("note: copies of 1 tensor differ in bits, within ",
-                          self.run_verify("reference.safetensors", "ranks", *rule).stdout)
+                          self.ran("reference.safetensors", "ranks", *rule).stdout)
         for rule in ([], ["--ulp", "0"], ["--atol", "1e-7"]):
             result, code = self.result("reference.safetensors", "ranks", *rule)
             self.assertEqual((code, result["worst"][0]["state"]), (1, "replicas"), rule)
@@ -359,80 +331,77 @@ class Rules(Verify):
 
     def test_dtypes_are_named_and_values_compared_by_tolerance(self):
         a, b = self.pair({"x": ("F32", [2], [1.0, 2.0])}, {"x": ("F64", [2], [1.0, 2.0])})
-        done = self.run_verify(a, b)
-        self.assertEqual(done.returncode, 1)
+        done = self.done(a, b, code=1)
         self.assertIn("DTYPE  x  F32 [2] in the reference, F64 [2] in the other", done.stdout)
-        self.assertEqual(self.run_verify(a, b, "--rtol", "0").returncode, 0)
+        self.assertEqual(self.ran(a, b, "--rtol", "0").returncode, 0)
 
 
 class BadInput(Verify):
     def test_paths(self):
         a = write(self.folder / "a.safetensors", weight("x", [1.0]))
         (self.folder / "empty").mkdir()
-        self.refused(a, "nowhere", words=["nowhere"])
-        self.refused("nowhere", a, words=["nowhere"])
-        self.refused(a, "empty", words=["empty"])
-        self.refused(a, words=["OTHER"])
+        self.refused(a, "nowhere", says=["nowhere"])
+        self.refused("nowhere", a, says=["nowhere"])
+        self.refused(a, "empty", says=["empty"])
+        self.refused(a, says=["OTHER"])
         write(self.folder / "none.safetensors", {})
-        self.refused(a, "none.safetensors", words=["none.safetensors", "no tensors"])
+        self.refused(a, "none.safetensors", says=["none.safetensors", "no tensors"])
 
     def test_a_malformed_file_on_either_side_is_named(self):
         a = write(self.folder / "a.safetensors", weight("x", [1.0]))
         (self.folder / "short.safetensors").write_bytes(a.read_bytes()[:-1])
-        self.refused(a, "short.safetensors", words=["short.safetensors"])
-        self.refused("short.safetensors", a, words=["short.safetensors"])
-        self.refused(a, a, "--map", "nowhere.json", words=["nowhere.json"])
-        self.refused(a, a, "--sensitivity", "short.safetensors", words=["short.safetensors"])
+        self.refused(a, "short.safetensors", says=["short.safetensors"])
+        self.refused("short.safetensors", a, says=["short.safetensors"])
+        self.refused(a, a, "--map", "nowhere.json", says=["nowhere.json"])
+        self.refused(a, a, "--sensitivity", "short.safetensors", says=["short.safetensors"])
 
     def test_globs_that_match_nothing(self):
         a = write(self.folder / "a.safetensors", weight("model.norm.weight", [1.0]))
-        self.refused(a, a, "--only", "model.norms.weight", words=["--only", "model.norm.weight"])
-        self.refused(a, a, "--ignore", "lm_head*", words=["--ignore", "lm_head*"])
-        self.refused(a, a, "--only", "model.*,", words=["empty glob"])
-        self.refused(a, a, "--ignore", "*", words=["none"])
+        self.refused(a, a, "--only", "model.norms.weight", says=["--only", "model.norm.weight"])
+        self.refused(a, a, "--ignore", "lm_head*", says=["--ignore", "lm_head*"])
+        self.refused(a, a, "--only", "model.*,", says=["empty glob"])
+        self.refused(a, a, "--ignore", "*", says=["none"])
 
     def test_rules_that_make_no_sense(self):
         a = write(self.folder / "a.safetensors", weight("x", [1.0]))
         for rules in (["--bits", "--ulp", "1"], ["--ulp", "1", "--rtol", "1"], ["--bits", "--sensitivity", a],
                       ["--atol", "1", "--sensitivity", a]):
-            self.refused(a, a, *rules, words=["give one of them"])
+            self.refused(a, a, *rules, says=["give one of them"])
         for option, value in (("--rtol", "-1"), ("--atol", "nan"), ("--rtol", "inf"), ("--ulp", "-1"),
                               ("--ulp", "1.5"), ("--max-report", "x"), ("--tp", "0")):
-            self.refused(a, a, option, value, words=[option])
+            self.refused(a, a, option, value, says=[option])
 
     def test_an_allowance_that_lacks_a_tensor_names_it(self):
         a = write(self.folder / "a.safetensors", {**weight("x", [1.0]), **weight("y", [1.0])})
         write(self.folder / "allowed.safetensors", {"x": ("F64", [], [1.0])})
-        self.refused(a, a, "--sensitivity", "allowed.safetensors", words=["allowed.safetensors", " y"])
-        self.assertEqual(self.run_verify(a, a, "--sensitivity", "allowed.safetensors", "--ignore", "y").returncode, 0)
+        self.refused(a, a, "--sensitivity", "allowed.safetensors", says=["allowed.safetensors", " y"])
+        self.assertEqual(self.ran(a, a, "--sensitivity", "allowed.safetensors", "--ignore", "y").returncode, 0)
 
     def test_an_allowance_is_a_finite_number(self):
         a, b = self.pair(weight("x", [1.0]), weight("x", [2.0]))
         for value in (-1.0, math.inf, math.nan):
             write(self.folder / "allowed.safetensors", {"x": ("F64", [], [value])})
-            self.refused(a, b, "--sensitivity", "allowed.safetensors", words=["x is allowed", "finite"])
+            self.refused(a, b, "--sensitivity", "allowed.safetensors", says=["x is allowed", "finite"])
 
     def test_files_that_would_replace_each_other_or_cannot_be_written(self):
         a = write(self.folder / "a.safetensors", weight("x", [1.0]))
-        self.refused(a, a, "--html", "x.html", "--json", "x.html", words=["x.html"])
-        self.refused(a, a, "--html", "no/such/folder.html", words=["no/such"])
-        self.refused(a, a, "--html", "-", words=["--html"])
+        self.refused(a, a, "--html", "x.html", "--json", "x.html", says=["x.html"])
+        self.refused(a, a, "--html", "no/such/folder.html", says=["no/such"])
+        self.refused(a, a, "--html", "-", says=["--html"])
 
     def test_what_is_read_is_not_written_over(self):
         a, b = self.pair(weight("x", [1.0]), weight("x", [1.0]))
         before = b.read_bytes()
         (self.folder / "link.html").symlink_to(b)
         for option in ("--html", "--json"):
-            self.refused(a, b, option, b, words=[option, "another file"])
-            self.refused(a, b, option, "link.html", words=[option, "another file"])
+            self.refused(a, b, option, b, says=[option, "another file"])
+            self.refused(a, b, option, "link.html", says=[option, "another file"])
         self.assertEqual(b.read_bytes(), before)
         for read in ("--map", "--reference-map"):
             (self.folder / "map.json").write_text("{}", encoding="utf-8")
-            self.refused(a, b, read, "map.json", "--html", "map.json", words=["--html", "another file"])
+            self.refused(a, b, read, "map.json", "--html", "map.json", says=["--html", "another file"])
             self.assertEqual((self.folder / "map.json").read_text(encoding="utf-8"), "{}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.path.sep in sys.argv[1]:
-        COMMAND = os.path.abspath(sys.argv.pop(1))
     unittest.main(verbosity=1)

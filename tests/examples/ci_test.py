@@ -1,17 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of examples/ci: the commands of the GitHub workflow and of GitLab's file run in a repository as docs/ci.md sets
-it up, and what a change of bits and a wrong plan print there.
-
-    tests/examples/ci_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank. What fetches something from a
-network is left out, and building anyrank is done in the extended tests alone.
-"""
+"""Tests of examples/ci: the commands of the GitHub workflow and of GitLab's file run in a repository as docs/ci.md
+sets it up, and what a change of bits and a wrong plan print there. What fetches something from a network is left out,
+and building anyrank is done in the extended tests alone."""
 
 import json
 import os
-import pathlib
 import re
 import shutil
 import subprocess
@@ -19,10 +13,10 @@ import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import COMMAND, EXTENDED, ROOT, Case  # noqa: E402
+
 CI = ROOT / "examples/ci"
-COMMAND = pathlib.Path(os.environ.get("ANYRANK", ROOT / "build/anyrank"))
-EXTENDED = os.environ.get("ANYRANK_TEST_EXTENDED")
 NETWORK = re.compile(r"apt-get |git clone ")
 
 
@@ -84,13 +78,9 @@ def read_yaml(path):
 # --- a repository -----------------------------------------------------------------------------------------------------
 
 
-class Job(unittest.TestCase):
-    maxDiff = None
-
+class Job(Case):
     def setUp(self):
-        scratch = tempfile.TemporaryDirectory(prefix="anyrank-ci-")
-        self.addCleanup(scratch.cleanup)
-        self.folder = pathlib.Path(scratch.name)
+        super().setUp()
         self.home = self.folder / "repository"
         shutil.copytree(CI, self.home / "ci", ignore=shutil.ignore_patterns("*.yml", "out"))
         (self.home / ".gitignore").write_text("/anyrank\n/anyrank-installed\n/ci/out\n", encoding="utf-8")
@@ -133,7 +123,7 @@ class Job(unittest.TestCase):
         place = self.home / "anyrank-installed/bin"
         if not place.exists():
             place.mkdir(parents=True)
-            (place / "anyrank").symlink_to(COMMAND.resolve())
+            (place / "anyrank").symlink_to(COMMAND)
 
     def build(self, script):
         """Only in the extended tests, and then of the sources, which are not to be built in."""
@@ -276,6 +266,4 @@ class Script(Job):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
-        COMMAND = pathlib.Path(sys.argv.pop(1))
-    unittest.main(argv=sys.argv)
+    unittest.main()

@@ -1,17 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of examples/launch: each launcher starts the ranks of 1, 2 and 16 machines with the options that it should, and
-check and train run under them on this one, with the hash of ranks that are threads.
+"""Tests of examples/launch: each launcher starts the ranks of 1, 2 and 16 machines with the options that it should,
+and check and train run under them on this one, with the hash of ranks that are threads.
 
-    tests/examples/launch_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank. torchrun and srun are stood in for
-by scripts that start processes here, NCCL by fake_nccl.c, GPUs by the emulated device; mpirun is the real one.
+torchrun and srun are stood in for by scripts that start processes here, NCCL by fake_nccl.c, GPUs by the emulated
+device; mpirun is the real one.
 """
 
 import json
 import os
-import pathlib
 import re
 import shutil
 import signal
@@ -20,13 +17,12 @@ import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "tests/gpu"))
+sys.path.insert(0, sys.path[0] + "/../gpu")
 import nccl_command_test as nccl  # noqa: E402
+from command import COMMAND, EXTENDED, ROOT, Case, run  # noqa: E402
 
 LAUNCH = ROOT / "examples/launch"
 MODEL = [str(ROOT / "tests/golden/llama-gqa-tiny"), "--batch", "4", "--seq", "8"]
-EXTENDED = os.environ.get("ANYRANK_TEST_EXTENDED")
 
 # Stands for torchrun and srun: starts the ranks of this machine (torchrun), or of all (srun), as they would.
 STARTER = '''#!/usr/bin/env python3
@@ -57,13 +53,9 @@ echo "${0##*/} $*" "rank=${RANK:-} of ${WORLD_SIZE:-} local=${LOCAL_RANK:-} at $
 '''
 
 
-class LaunchTest(unittest.TestCase):
-    maxDiff = None
-
+class LaunchTest(Case):
     def setUp(self):
-        scratch = tempfile.TemporaryDirectory(prefix="anyrank-launch-")
-        self.addCleanup(scratch.cleanup)
-        self.folder = pathlib.Path(scratch.name)
+        super().setUp()
         (self.folder / "bin").mkdir()
         self.port = str(nccl.free_port())
 
@@ -186,12 +178,12 @@ class Runs(LaunchTest):
 
     def setUp(self):
         super().setUp()
-        (self.folder / "bin/anyrank").symlink_to(pathlib.Path(nccl.COMMAND).resolve())
+        (self.folder / "bin/anyrank").symlink_to(COMMAND)
 
     def expected(self):
         """The hash that every layout has, from one rank."""
-        done = subprocess.run([nccl.COMMAND, "train", *MODEL, "--steps", "2", "--json", "-"], capture_output=True,
-                              text=True, stdin=subprocess.DEVNULL, timeout=1800, check=True, env=nccl.clean_environment())
+        done = run("train", *MODEL, "--steps", "2", "--json", "-", env=nccl.clean_environment())
+        self.assertEqual(done.returncode, 0, done.stderr)
         return json.loads(done.stdout)["weights_hash"]
 
     def hold(self, out, ranks, layout):
@@ -276,6 +268,4 @@ class Page(LaunchTest):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
-        nccl.COMMAND = sys.argv.pop(1)
-    unittest.main(argv=sys.argv)
+    unittest.main()

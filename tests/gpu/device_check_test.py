@@ -2,12 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """gpu/device-check.sh where there is no GPU: what it makes of programs that do not start, of skips that nobody
 expected, of errors that end a GPU's context, and how much it prints and leaves behind. Most programs are scripts that
-stand for them; one run has the real ones on the emulated device.
-
-    tests/gpu/device_check_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank.
-"""
+stand for them; one run has the real ones on the emulated device."""
 
 import json
 import os
@@ -15,11 +10,11 @@ import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import COMMAND, ROOT, Case, start  # noqa: E402
+
 # To an option that is none every program answers with 2.
 PROGRAM = "#!/bin/sh\n[ \"$1\" != --no-such-option ] || exit 2\n"
 NVIDIA_SMI = """#!/bin/sh
@@ -51,11 +46,9 @@ fi
 """
 
 
-class DeviceCheck(unittest.TestCase):
+class DeviceCheck(Case):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="anyrank-device-check-")
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        super().setUp()
         self.path = self.folder / "bin"
         self.prebuilt = self.folder / "prebuilt"
         for name in ("anyrank", "conformance_main", "gpu_smoke"):
@@ -71,10 +64,8 @@ class DeviceCheck(unittest.TestCase):
         """The output of a run, the lines of its table by step, and its JSON; three files are left."""
         out = self.folder / "out"
         options = ["--build", str(self.folder / "build"), *(["--prebuilt", str(self.prebuilt)] if prebuilt else [])]
-        done = subprocess.run(
-            ["sh", str(ROOT / "gpu/device-check.sh"), *options, *arguments], capture_output=True, text=True,
-            timeout=1800, check=False, stdin=subprocess.DEVNULL,
-            env={**os.environ, "OUT": str(out), "PATH": f"{self.path}:{os.environ['PATH']}", **environment})
+        done = start(["sh", ROOT / "gpu/device-check.sh", *options, *arguments],
+                     env={**os.environ, "OUT": str(out), "PATH": f"{self.path}:{os.environ['PATH']}", **environment})
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         if status == 2:
             self.assertEqual(done.stdout, "")
@@ -93,7 +84,7 @@ class DeviceCheck(unittest.TestCase):
             self.assertIn(says, self.check(*arguments, status=2)[0])
 
     def test_runs_the_programs_themselves_on_the_emulated_device(self):
-        build = pathlib.Path(COMMAND).resolve().parent
+        build = pathlib.Path(COMMAND).parent
         programs = {"anyrank": COMMAND, "conformance_main": build / "tests/conformance_main",
                     "gpu_smoke": build / "tests/gpu_smoke"}
         if not all(os.access(path, os.X_OK) for path in programs.values()):
@@ -173,8 +164,7 @@ class DeviceCheck(unittest.TestCase):
                          "4 processes on one GPU through NCCL, --tp 2 --dp 2, exact native: 0 differ")
         self.assertEqual(steps["bench_nccl"][1], "rank 0 of 2")
         self.assertRegex(steps["golden"][1], "^golden models: [1-9][0-9]+ have the CPU's bits")
-        listed = subprocess.run(["sh", str(ROOT / "gpu/device-check.sh"), "--list"], capture_output=True, text=True,
-                                timeout=600, check=True).stdout.split()
+        listed = start(["sh", ROOT / "gpu/device-check.sh", "--list"]).stdout.split()
         self.assertEqual(list(steps), listed)
 
     def test_stops_after_an_error_that_ends_the_context(self):
@@ -221,6 +211,4 @@ class DeviceCheck(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
-        COMMAND = sys.argv.pop(1)
     unittest.main()

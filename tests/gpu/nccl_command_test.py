@@ -1,14 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of --transport nccl without a GPU: processes started as torchrun, srun and mpirun would start them are ranks on
-the emulated device, over the library that stands for NCCL (fake_nccl.c). They give the bits that threads of one process
-give, and end with one report when one of them is missing, dies or disagrees.
-
-    tests/gpu/nccl_command_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank. The library is expected beside it,
-in tests/.
-"""
+"""Tests of --transport nccl without a GPU: processes started as torchrun, srun and mpirun would start them are ranks
+on the emulated device, over the library that stands for NCCL (fake_nccl.c). They give the bits that threads of one
+process give, and end with one report when one of them is missing, dies or disagrees. The library is expected beside
+it, in tests/."""
 
 import contextlib
 import functools
@@ -24,9 +19,9 @@ import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-GOLDEN = ROOT / "tests/golden"
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import COMMAND, GOLDEN, run  # noqa: E402
+
 SMALL = ("--batch", "4", "--seq", "8", "--steps", "2", "--skip-f64", "--strict-predictions")
 NCCL = ("--transport", "nccl", "--device", "emulated")
 MPIRUN = shutil.which("mpirun")
@@ -94,8 +89,7 @@ def why_not():
     """Why there is nothing to test; "" if there is."""
     if not stand_in().exists():
         return "the library that stands for NCCL was not built"
-    said = subprocess.run([COMMAND, "check", "stack-demo", "--tp", "2", *SMALL, "--device", "emulated"], text=True,
-                          capture_output=True, stdin=subprocess.DEVNULL, timeout=1800, check=False).stderr
+    said = run("check", "stack-demo", "--tp", "2", *SMALL, "--device", "emulated").stderr
     return "this build has no emulated device" if "no emulated device" in said else ""
 
 
@@ -109,8 +103,7 @@ class NcclTest(unittest.TestCase):
             raise unittest.SkipTest(reason)
 
     def threads(self, *arguments):
-        done = subprocess.run([COMMAND, *map(str, arguments), "--json", "-"], capture_output=True, text=True,
-                              stdin=subprocess.DEVNULL, timeout=1800, check=False, env=clean_environment())
+        done = run(*arguments, "--json", "-", env=clean_environment())
         self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
         return json.loads(done.stdout)
 
@@ -161,8 +154,7 @@ class NcclTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             text = pathlib.Path(folder, "text.txt")
             text.write_text("the quick brown fox jumps over the lazy dog; " * 200, encoding="utf-8")
-            done = subprocess.run([COMMAND, *map(str, train), "--data", str(text), "--json", "-"], text=True,
-                                  capture_output=True, stdin=subprocess.DEVNULL, timeout=1800, check=False)
+            done = run(*train, "--data", text, "--json", "-")
             ended = finish(start((*train, "--data", text, *NCCL, "--json", "-"), 2))
         self.assertEqual([status for status, _, _ in ended] + [done.returncode], [0, 0, 0], (ended, done.stderr))
         for out in (done.stdout, ended[0][1]):
@@ -253,8 +245,7 @@ class NcclTest(unittest.TestCase):
             self.assertEqual([status for status, _, _ in ended], [0, 0], ended[0][2])
 
     def test_an_open_store_is_of_processes_that_nccl_connects(self):
-        done = subprocess.run([COMMAND, "check", "gpt2-demo", "--open-store"], capture_output=True, text=True,
-                              stdin=subprocess.DEVNULL, timeout=1800, check=False, env=clean_environment())
+        done = run("check", "gpt2-demo", "--open-store", env=clean_environment())
         self.assertEqual(done.returncode, 2)
         self.assertIn("--open-store is for processes that NCCL connects: give --transport nccl", done.stderr)
 
@@ -266,6 +257,4 @@ class NcclTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-") and os.access(sys.argv[1], os.X_OK):
-        COMMAND = sys.argv.pop(1)
-    unittest.main(argv=sys.argv)
+    unittest.main()

@@ -14,7 +14,6 @@ The environment variable ANYRANK is another command, of several words where anot
 
 import json
 import os
-import pathlib
 import re
 import shlex
 import subprocess

@@ -1,26 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the examples of modules of one's own: short enough to be read, and what they print.
+They lie beside the command."""
 
-    tests/verify/examples_test.py [BINARY] [unittest options]
-
-The examples lie beside BINARY (or the environment variable ANYRANK), another build; default build/anyrank.
-"""
-
-import os
 import pathlib
 import re
 import subprocess
 import sys
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import COMMAND, ROOT, start  # noqa: E402
 
 
 def run(name):
-    program = pathlib.Path(COMMAND).resolve().parent / f"example_{name}"
-    done = subprocess.run([program], capture_output=True, stdin=subprocess.DEVNULL, timeout=1800, check=False, text=True)
+    done = start([pathlib.Path(COMMAND).parent / f"example_{name}"])
     return done.returncode, done.stdout
 
 
@@ -60,6 +54,4 @@ class ExamplesTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
-        COMMAND = sys.argv.pop(1)
     unittest.main()

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples of documentation pages: fenced blocks, and the commands in them with what the page says they print."""
 
-import pathlib
 import re
 import shlex
 import shutil
 import subprocess
-import tempfile
-import unittest
+import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import COMMAND, ROOT, Case, start  # noqa: E402
+
 GOLDEN = ROOT / "tests/golden/llama-gqa-tiny"
 
 
@@ -43,32 +43,27 @@ def flat(output):
     return " ".join(output.split())
 
 
-class PageTest(unittest.TestCase):
+class PageTest(Case):
     """A scratch folder to run commands in, in which `torch` is a folder of tensors made by PyTorch."""
 
-    command = str(ROOT / "build/anyrank")
-
     def setUp(self):
-        scratch = tempfile.TemporaryDirectory(prefix="anyrank-pages-")
-        self.addCleanup(scratch.cleanup)
-        self.folder = pathlib.Path(scratch.name)
+        super().setUp()
         shutil.copytree(GOLDEN, self.folder / "torch")
         (self.folder / "tests").symlink_to(ROOT / "tests")
 
     def run_words(self, words, **options):
-        return subprocess.run(words, capture_output=True, text=True, timeout=1800, check=False,
-                              stdin=subprocess.DEVNULL, cwd=self.folder, **options)
+        return start(words, cwd=self.folder, **options)
 
     def run_line(self, line, codes=(0, 1)):
         """Runs a command line of the page and returns what it printed on standard output."""
         words = shlex.split(line)
         self.assertEqual(words[0], "anyrank", line)
-        done = self.run_words([self.command, *words[1:]])
+        done = self.run_words([COMMAND, *words[1:]])
         self.assertIn(done.returncode, codes, f"{line}\n{done.stdout}\n{done.stderr}")
         return done.stdout
 
     def run_refused(self, line):
-        done = self.run_words([self.command, *shlex.split(line)[1:]])
+        done = self.run_words([COMMAND, *shlex.split(line)[1:]])
         self.assertEqual((done.returncode, done.stdout), (2, ""), line)
         return done.stderr
 

@@ -3,14 +3,11 @@
 """Runs what docs/verify.md and docs/dumps.md show and tests/pages cannot run: fields, files that have to be made, and
 errors.
 
-    tests/verify/pages_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank. What needs torch is in
+What needs torch is in
 pytorch_page_test.py.
 """
 
 import json
-import os
 import pathlib
 import re
 import sys
@@ -20,8 +17,6 @@ from pages import ROOT, PageTest, block, text, without_remarks
 
 sys.path.insert(0, str(ROOT / "tests/cli"))
 from verify_test import write  # noqa: E402
-
-PageTest.command = os.environ.get("ANYRANK", PageTest.command)
 
 
 def data(found):
@@ -161,6 +156,4 @@ class DumpsPage(PageTest):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
-        PageTest.command = str(pathlib.Path(sys.argv.pop(1)).resolve())
     unittest.main()

@@ -2,22 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the examples of docs/pytorch.md, and what docs/dumps.md says of PyTorch's checkpoints, as the pages have them.
 
-    tests/verify/pytorch_page_test.py [BINARY] [unittest options]
-
-BINARY (or the environment variable ANYRANK) is another build; default build/anyrank. Exit status 77 (skipped) where
-there is no torch, safetensors or transformers. Other versions of PyTorch round otherwise than the page's: numbers with
-a point are compared by what they stand beside, names and whole numbers exactly.
+Exit status 77 (skipped) where there is no torch, safetensors or transformers. Other versions of PyTorch round
+otherwise than the page's: numbers with a point are compared by what they stand beside, names and whole numbers
+exactly.
 """
 
 import json
 import os
-import pathlib
 import re
 import socket
 import sys
 import unittest
 
-from pages import GOLDEN, ROOT, PageTest, block, flat, text
+from pages import COMMAND, GOLDEN, ROOT, PageTest, block, flat, text
 
 try:
     import safetensors.torch
@@ -242,7 +239,7 @@ class PytorchPage(PageTest):
 class WorkedExample(PageTest):
     def test_run_sh_prints_what_the_page_shows(self):
         done = self.run_words([ROOT / "examples/pytorch/run.sh", "run"],
-                              env={**os.environ, "PYTHON": sys.executable, "ANYRANK": self.command})
+                              env={**os.environ, "PYTHON": sys.executable, "ANYRANK": COMMAND})
         self.assertEqual(done.returncode, 0, done.stderr)
         parts = re.split(r"^=== (\w+)\n", done.stdout, flags=re.MULTILINE)
         printed = dict(zip(parts[1::2], parts[2::2]))
@@ -260,9 +257,5 @@ class WorkedExample(PageTest):
             self.assertIn(rounded(hint), detail, fault)
 
 
-PageTest.command = os.environ.get("ANYRANK", PageTest.command)
-
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
-        PageTest.command = str(pathlib.Path(sys.argv.pop(1)).resolve())
     unittest.main()
