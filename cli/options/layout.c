@@ -307,20 +307,66 @@ const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch)
     return text;
 }
 
-json_t *ari_layout_json(const ar_parallel *p, size_t batch)
+static json_t *samples_json(const ar_parallel *p, size_t batch)
 {
     json_t *samples = json_array();
     for (int d = 0; d < ari_at_least_one(p->dp); d++)
         json_array_append_new(samples, json_integer((json_int_t)samples_of(p, batch, d)));
+    return samples;
+}
+
+/* Members that are fields of the struct; an EXTENT of 0 counts as 1. */
+#define ARI_ROW ar_parallel
+static const ari_field fields[] = {
+    ARI_FIELD("tp", NULL, EXTENT, tp),
+    ARI_FIELD("dp", NULL, EXTENT, dp),
+    ARI_FIELD("cp", NULL, EXTENT, cp),
+    ARI_FIELD("cp_inner", NULL, EXTENT, cp_inner),
+    ARI_FIELD("zigzag", NULL, FLAG, zigzag),
+    ARI_FIELD("pp", NULL, EXTENT, pp),
+    ARI_FIELD("virtual_stages", NULL, EXTENT, virtual_stages),
+    ARI_FIELD("sp", NULL, FLAG, sp),
+    ARI_FIELD("zero", NULL, INT, zero),
+    ARI_FIELD("dp_replicate", NULL, EXTENT, dp_replicate),
+    ARI_FIELD("micro_batches", NULL, EXTENT, micro_batches),
+    ARI_FIELD("keep_gathered", NULL, FLAG, keep_gathered),
+    ARI_FIELD("forward_first", NULL, FLAG, forward_first),
+    ARI_FIELD("overlap", NULL, EXTENT, overlap),
+    ARI_FIELD("recompute_every", NULL, EXTENT, recompute.every),
+};
+#undef ARI_ROW
+
+static json_t *member(const char *name, const ar_parallel *p, size_t batch)
+{
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (strcmp(name, fields[i].key) == 0)
+            return ari_field_json(&fields[i], p);
+    if (strcmp(name, "world") == 0)
+        return json_integer(ar_parallel_world(p));
+    if (strcmp(name, "stages") == 0)
+        return ari_stages_json(&p->stages);
+    if (strcmp(name, "samples_per_rank") == 0)
+        return samples_json(p, batch);
+    if (strcmp(name, "recompute") == 0)
+        return json_string(ari_recompute_names[p->recompute.what]);
+    if (strncmp(name, "schedule", sizeof "schedule" - 1) != 0) /* "schedule_pp" too */
+        return NULL;
     const char *schedule = p->own_schedule ? "own" : ar_pp_schedule_name(p->schedule);
-    return json_pack(
-        "{s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:o, s:s?, s:b, s:i, s:i, s:i, s:o, s:b, s:b, s:i, s:s, s:i}",
-        "world", ar_parallel_world(p), "tp", ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp",
-        ari_at_least_one(p->cp), "cp_inner", ari_at_least_one(p->cp_inner), "zigzag", p->zigzag, "pp",
-        ari_at_least_one(p->pp), "virtual_stages", ari_at_least_one(p->virtual_stages), "stages",
-        ari_stages_json(&p->stages), "schedule_pp", p->pp > 1 ? schedule : NULL, "sp", p->sp, "zero", p->zero,
-        "dp_replicate", ari_at_least_one(p->dp_replicate), "micro_batches", ari_at_least_one(p->micro_batches),
-        "samples_per_rank", samples, "keep_gathered", p->keep_gathered, "forward_first", p->forward_first, "overlap",
-        ari_at_least_one(p->overlap), "recompute", ari_recompute_names[p->recompute.what], "recompute_every",
-        ari_at_least_one(p->recompute.every));
+    return p->pp > 1 ? json_string(schedule) : json_null();
+}
+
+json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *names)
+{
+    json_t *o = json_object();
+    while (o && *names) {
+        char name[32];
+        const size_t length = strcspn(names, " ");
+        snprintf(name, sizeof name, "%.*s", (int)length, names);
+        if (json_object_set_new(o, name, member(name, p, batch)) != 0) {
+            json_decref(o);
+            o = NULL;
+        }
+        names += length + strspn(names + length, " ");
+    }
+    return o;
 }

@@ -129,8 +129,13 @@ const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch);
 #define ARI_LAYOUT(p, batch) ari_layout_text((char[ARI_LAYOUT_TEXT]){0}, (p), (batch))
 /** Layers of each stage; empty: evenly. Gives; NULL without memory. */
 json_t *ari_stages_json(const ar_stages *s);
-/** The layout as an object, with the samples of each data-parallel rank. Gives; NULL without memory. */
-json_t *ari_layout_json(const ar_parallel *p, size_t batch);
+/** These members of a layout as an object: names with spaces between them, in the order in which they stand. Gives; NULL
+ *  without memory. */
+json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *names);
+/* Of a run: all, with the samples of each data-parallel rank. */
+#define ARI_LAYOUT_OF_RUN                                                                                     \
+    "world tp dp cp cp_inner zigzag pp virtual_stages stages schedule_pp sp zero dp_replicate micro_batches " \
+    "samples_per_rank keep_gathered forward_first overlap recompute recompute_every"
 
 /* --- the training step -------------------------------------------------------------------------------------------- */
 

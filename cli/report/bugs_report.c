@@ -252,13 +252,10 @@ static json_t *json_predicted(const ari_bug_run *r)
 
 static json_t *json_bug(const ari_bug_run *r)
 {
-    const ar_parallel *p = &r->at.run.parallel;
-    json_t *layout = json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:b, s:i, s:i, s:i, s:b, s:s, s:s}", "world",
-                               ar_parallel_world(p), "tp", ari_at_least_one(p->tp), "dp", ari_at_least_one(p->dp), "cp",
-                               ari_at_least_one(p->cp), "cp_inner", ari_at_least_one(p->cp_inner), "zigzag", p->zigzag,
-                               "sp", p->sp, "overlap", ari_at_least_one(p->overlap), "zero", p->zero, "micro_batches",
-                               ari_at_least_one(p->micro_batches), "forward_first", p->forward_first, "recompute",
-                               ar_recompute_name(p->recompute.what), "mlp_order", ari_mlp_order_names[r->at.order]);
+    json_t *layout = ari_layout_json(&r->at.run.parallel, r->at.run.batch,
+                                     "world tp dp cp cp_inner zigzag sp overlap zero micro_batches forward_first "
+                                     "recompute");
+    json_object_set_new(layout, "mlp_order", json_string(ari_mlp_order_names[r->at.order]));
     return json_pack(
         "{s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:o, s:o, s:{s:I, s:o}, s:s?, s:o, s:f, s:o}",
         "name", ar_fault_name(r->fault), "text", ar_fault_text(r->fault), "model", r->at.run.model, "module",

@@ -38,15 +38,16 @@ json_t *ari_asked_json(const ari_asked *a)
 
 /* --- a layout ----------------------------------------------------------------------------------------------------- */
 
+/* Of a layout, legal or not, as it was asked for. */
+static const char layout_members[] = "tp cp cp_inner zigzag pp dp sp overlap zero dp_replicate micro_batches schedule "
+                                     "virtual_stages recompute recompute_every";
 static json_t *choice_json(const ari_choice *c, const ari_planned *p)
 {
-    const ar_recomputation *r = &p->step.run.parallel.recompute;
-    return json_pack("{s:i, s:i, s:i, s:b, s:i, s:i, s:b, s:i, s:i, s:i, s:i, s:s?, s:i, s:s, s:i}", "tp", c->tp, "cp",
-                     c->cp, "cp_inner", c->cp_inner, "zigzag", c->zigzag, "pp", c->pp, "dp", c->dp, "sp", c->sp,
-                     "overlap", ari_planned_overlap(p), "zero", c->zero, "dp_replicate",
-                     ari_at_least_one(c->dp_replicate), "micro_batches", c->micro_batches, "schedule",
-                     c->pp > 1 ? ar_pp_schedule_name(c->schedule) : NULL, "virtual_stages", c->virtual_stages,
-                     "recompute", ari_recompute_names[c->recompute], "recompute_every", ari_at_least_one(r->every));
+    ar_parallel layout = p->step.run.parallel;
+    layout.sp = c->sp;
+    layout.zigzag = c->zigzag;
+    layout.overlap = ari_planned_overlap(p);
+    return ari_layout_json(&layout, 0, layout_members);
 }
 
 static json_t *name_of(const ar_parallel *p)

@@ -178,15 +178,16 @@ static void number_cell(ari_table *t, ari_field_kind kind, double x)
         ari_table_cell(t, kind == ARI_AS_RATE ? "%.1f" : "%.2f", x);
 }
 
-static void field_cell(ari_table *t, const ari_field *f, const void *value)
+static void field_cell(ari_table *t, const ari_field *f, const void *row)
 {
+    const void *value = (const char *)row + f->at;
     const char *text = f->kind == ARI_AS_TEXT ? *(const char *const *)value : value;
     const size_t count = f->kind < ARI_AS_RATE && f->kind >= ARI_AS_CAPACITY ? *(const size_t *)value : 0;
     if (f->kind >= ARI_AS_RATE)
         number_cell(t, f->kind, *(const double *)value);
     else if (f->kind == ARI_AS_COUNT)
         ari_table_cell(t, "%zu", *(const size_t *)value);
-    else if (f->kind == ARI_AS_INT)
+    else if (f->kind == ARI_AS_INT || f->kind == ARI_AS_EXTENT)
         ari_table_cell(t, "%d", *(const int *)value);
     else if (f->kind == ARI_AS_TEXT || f->kind == ARI_AS_WORDS)
         ari_table_cell(t, "%s", text ? text : "");
@@ -198,11 +199,14 @@ static void field_cell(ari_table *t, const ari_field *f, const void *value)
         size_cell(t, count);
 }
 
-static json_t *field_json(const ari_field *f, const void *value)
+json_t *ari_field_json(const ari_field *f, const void *row)
 {
+    const void *value = (const char *)row + f->at;
     switch (f->kind) {
     case ARI_AS_INT:
         return json_integer(*(const int *)value);
+    case ARI_AS_EXTENT:
+        return json_integer(ari_at_least_one(*(const int *)value));
     case ARI_AS_FLAG:
         return json_boolean(*(const bool *)value);
     case ARI_AS_TEXT:
@@ -221,9 +225,9 @@ static json_t *field_json(const ari_field *f, const void *value)
     }
 }
 
-static const void *value_of(const ari_rows *r, size_t row, size_t i)
+static const void *row_of(const ari_rows *r, size_t row)
 {
-    return (const char *)r->rows + row * r->size + r->fields[i].at;
+    return (const char *)r->rows + row * r->size;
 }
 
 ar_status ari_rows_print(const ari_rows *r, FILE *to, int indent)
@@ -240,7 +244,7 @@ ar_status ari_rows_print(const ari_rows *r, FILE *to, int indent)
     for (size_t row = 0; row < r->n; row++)
         for (size_t i = 0; i < r->n_fields; i++)
             if (r->fields[i].title)
-                field_cell(&t, &r->fields[i], value_of(r, row, i));
+                field_cell(&t, &r->fields[i], row_of(r, row));
     return ari_table_end(&t, to, indent);
 }
 
@@ -251,7 +255,7 @@ json_t *ari_rows_json(const ari_rows *r)
         json_t *one = json_object();
         for (size_t i = 0; i < r->n_fields; i++)
             if (r->fields[i].key)
-                json_object_set_new(one, r->fields[i].key, field_json(&r->fields[i], value_of(r, row, i)));
+                json_object_set_new(one, r->fields[i].key, ari_field_json(&r->fields[i], row_of(r, row)));
         json_array_append_new(rows, one);
     }
     return rows;

@@ -45,6 +45,7 @@ AR_NODISCARD ar_status ari_table_markdown(ari_table *t, FILE *to);
 typedef enum ari_field_kind {
     ARI_AS_COUNT,       /* size_t or uint64_t */
     ARI_AS_INT,         /* int */
+    ARI_AS_EXTENT,      /* int; 0 counts as 1 */
     ARI_AS_FLAG,        /* bool; in the JSON alone */
     ARI_AS_TEXT,        /* const char *; NULL: none */
     ARI_AS_WORDS,       /* char[] */
@@ -84,6 +85,8 @@ typedef struct ari_rows {
         (fields), sizeof(fields) / sizeof *(fields), (rows), (count), sizeof *(rows) \
     }
 
+/** A field of a row. Gives; NULL without memory. */
+json_t *ari_field_json(const ari_field *f, const void *row);
 /** The table, with titles. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_rows_print(const ari_rows *r, FILE *to, int indent);
 /** An array of objects. Gives; NULL without memory. */

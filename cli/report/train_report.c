@@ -241,7 +241,7 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     json_object_set_new(j, "parameters", json_integer((json_int_t)r->parameters));
     json_object_set_new(j, "weights", json_string(origin(r, o)));
     json_object_set_new(j, "data", json_data(r, o));
-    json_object_set_new(j, "layout", ari_layout_json(&o->run.parallel, o->run.batch));
+    json_object_set_new(j, "layout", ari_layout_json(&o->run.parallel, o->run.batch, ARI_LAYOUT_OF_RUN));
     json_object_set_new(j, "plan", ari_plan_json(&o->run.plan));
     json_object_set_new(j, "batch", json_integer((json_int_t)o->run.batch));
     json_object_set_new(j, "seq", json_integer((json_int_t)o->run.seq));
