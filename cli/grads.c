@@ -4,11 +4,11 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "cli/command.h"
 #include "cli/options/run.h"
-#include "cli/report/progress.h"
-#include "cli/report/table.h"
-#include "cli/transport.h"
+#include "cli/options/subcommand.h"
+#include "cli/options/transport.h"
+#include "cli/shared/progress.h"
+#include "cli/shared/table.h"
 #include "ref/io/json.h"
 
 typedef struct grads_values {

@@ -10,8 +10,8 @@
 #include "anyrank/config.h"
 #include "anyrank/device.h"
 #include "anyrank/process.h"
-#include "cli/command.h"
-#include "cli/report/table.h"
+#include "cli/info.h"
+#include "cli/shared/table.h"
 #include "ref/core/clock.h"
 #include "ref/core/os/os.h"
 #include "ref/io/json.h"
@@ -179,8 +179,9 @@ done:
     return st;
 }
 
-int ari_command_probe_gemm(int argc, char **argv)
+int ari_command_probe_gemm(const ari_subcommand *all, int argc, char **argv)
 {
+    (void)all;
     (void)argc;
     (void)argv;
     ar_device *device = NULL;

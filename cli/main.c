@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/command.h"
+#include "cli/info.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -11,13 +11,13 @@
 #include <unistd.h>
 
 #include "anyrank/device.h"
-#include "cli/transport.h"
+#include "cli/options/transport.h"
 #include "ref/core/os/os.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 
 /* In the order in which a person meets them. */
-const ari_subcommand ari_subcommands[] = {
+static const ari_subcommand subcommands[] = {
     {"check", "compare every tensor of training steps with one rank's, bit for bit", &ari_check_spec, NULL},
     {"grads", "write outputs and gradients of one forward and backward", &ari_grads_spec, NULL},
     {"train", "train on text, the same bits on every layout", &ari_train_spec, NULL},
@@ -32,7 +32,7 @@ const ari_subcommand ari_subcommands[] = {
     {"describe", NULL, NULL, ari_command_describe},
     {0},
 };
-enum { SUBCOMMANDS = sizeof ari_subcommands / sizeof ari_subcommands[0] - 1 };
+enum { SUBCOMMANDS = sizeof subcommands / sizeof subcommands[0] - 1 };
 
 static void print_help(FILE *to)
 {
@@ -42,8 +42,8 @@ static void print_help(FILE *to)
                 "rank.\n\n"
                 "subcommands:\n");
     for (size_t i = 0; i < SUBCOMMANDS; i++) {
-        if (ari_subcommands[i].summary != NULL)
-            fprintf(to, "  %-9s %s\n", ari_subcommands[i].name, ari_subcommands[i].summary);
+        if (subcommands[i].summary != NULL)
+            fprintf(to, "  %-9s %s\n", subcommands[i].name, subcommands[i].summary);
     }
     fprintf(to, "\nanyrank SUBCOMMAND --help tells a subcommand's options; anyrank --version the\n"
                 "version. Exit status: 0 the same, 1 a difference, 2 wrong usage or input, 3 the\n"
@@ -57,8 +57,8 @@ static int unknown_subcommand(const char *name)
     const char *names[SUBCOMMANDS];
     size_t n = 0;
     for (size_t i = 0; i < SUBCOMMANDS; i++) {
-        if (ari_subcommands[i].summary != NULL)
-            names[n++] = ari_subcommands[i].name;
+        if (subcommands[i].summary != NULL)
+            names[n++] = subcommands[i].name;
     }
     const char *near = ari_nearest(name, names, n);
     if (near != NULL)
@@ -71,10 +71,10 @@ static int unknown_subcommand(const char *name)
 static int run_subcommand(int argc, char **argv)
 {
     for (size_t i = 0; i < SUBCOMMANDS; i++) {
-        const ari_subcommand *s = &ari_subcommands[i];
+        const ari_subcommand *s = &subcommands[i];
         if (strcmp(s->name, argv[0]) != 0)
             continue;
-        return s->spec != NULL ? ari_args_run(s->spec, argc, argv) : s->run(argc, argv);
+        return s->spec != NULL ? ari_args_run(s->spec, argc, argv) : s->run(subcommands, argc, argv);
     }
     return unknown_subcommand(argv[0]);
 }

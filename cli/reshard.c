@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/command.h"
 #include "cli/options/run.h"
-#include "cli/report/progress.h"
-#include "cli/report/table.h"
+#include "cli/options/subcommand.h"
+#include "cli/shared/progress.h"
+#include "cli/shared/table.h"
 #include "ref/core/out.h"
 #include "ref/io/json.h"
 #include "ref/models/stages.h"

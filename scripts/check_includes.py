@@ -34,6 +34,9 @@ VERIFY = ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", 
           "ref/baseline", "sim/plan", "planner", "run", "dump"]
 ROOMS = ["verify/" + room for room in
          ("reference", "writer", "diagnose", "gradcheck", "check", "dumps", "grads", "faults")]
+COMMAND = ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
+           "sim/plan", "plan", "planner", "run", "dump", "verify", *ROOMS]
+SUBCOMMANDS = ["cli/" + room for room in ("bugs", "check", "plan", "train", "verify")]
 
 # Folder -> the folders it may include, besides itself and the public headers. A file belongs to the longest folder here
 # that its path begins with.
@@ -76,8 +79,10 @@ ALLOWED = {
     "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/faults"],
     "verify/faults": VERIFY + ["verify/reference", "verify/writer", "verify/check"],
     "abi": ["ref/core", "ref/io", "dump"],
-    "cli": ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
-            "sim/plan", "plan", "planner", "run", "dump", "verify", "bench"] + ROOMS,
+    "cli/shared": COMMAND,
+    "cli/options": COMMAND + ["cli/shared"],
+    **{room: COMMAND + ["cli/shared", "cli/options"] for room in SUBCOMMANDS},
+    "cli": COMMAND + ["cli/shared", "cli/options", "bench", *SUBCOMMANDS],
     "bench": ["ref/core", "ref/context", "ref/numerics", "gpu", "ref/cpu", "ref/arith", "ref/layers", "ref/io",
               "ref/models", "ref/train", "sim/plan", "run", "dump", "verify"] + ROOMS,
     "bench/nccl": ["bench", "gpu", "gpu/nccl"],
@@ -105,7 +110,8 @@ CALLS = {
     "verify/check": ["ref/placement", "process"],
     "verify/grads": ["ref/comm"],
     "verify/faults": ["ref/comm"],
-    "cli": ["ref/comm", "ref/cpu", "ref/pipeline", "ref/placement", "sim", "gpu", "process", "process/transport"],
+    **{room: ["ref/comm", "ref/cpu", "ref/pipeline", "ref/placement", "sim", "gpu", "process", "process/transport"]
+       for room in ("cli", "cli/shared", "cli/options", *SUBCOMMANDS)},
     "bench": ["ref/comm", "sim", "process", "process/transport"],
     "bench/nccl": ["ref/core", "ref/comm", "process", "process/transport"],
     "fuzz": ["ref/pipeline"],
@@ -134,8 +140,8 @@ BASELINE_REACHES = BASELINE_HEADERS | {
 # Public headers that only some folders may include: what is below the simulator or the baseline does not know of them.
 PUBLIC_FOR = {
     "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "plan", "planner", "run", "verify", "cli", "bench", "examples",
-                              "tests/sim"} | set(ROOMS),
-    "include/anyrank/baseline.h": {PUBLIC, "ref/baseline", "verify", "cli", "bench", "examples"} | set(ROOMS),
+                              "tests/sim", "cli/shared", "cli/options"} | set(ROOMS + SUBCOMMANDS),
+    "include/anyrank/baseline.h": {PUBLIC, "ref/baseline", "verify", "cli", "bench", "examples"} | set(ROOMS + SUBCOMMANDS),
 }
 
 STANDARD_C = {name + ".h" for name in (
@@ -169,6 +175,8 @@ FORBIDDEN_SYSTEM = {
 }
 for room in ROOMS:
     FORBIDDEN_SYSTEM[room] = FORBIDDEN_SYSTEM["verify"]
+for room in ("cli/shared", "cli/options", *SUBCOMMANDS):
+    FORBIDDEN_SYSTEM[room] = FORBIDDEN_SYSTEM["cli"]
 FORBIDDEN_SYSTEM["process/transport"] = FORBIDDEN_SYSTEM["process"]
 for folder in ("ref/numerics", "ref/arith", "ref/layers", "ref/pipeline", "ref/models", "ref/train", "ref/io"):
     FORBIDDEN_SYSTEM[folder] = re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$")

@@ -6,9 +6,9 @@
 
 #include "bench/bench.h"
 #include "cli/bench/bench.h"
-#include "cli/command.h"
-#include "cli/report/progress.h"
-#include "cli/report/table.h"
+#include "cli/options/subcommand.h"
+#include "cli/shared/progress.h"
+#include "cli/shared/table.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/wait.h"
 #include "ref/io/json.h"

@@ -3,8 +3,8 @@
 #define ARI_CLI_BENCH_BENCH_H
 
 #include "cli/options/run.h"
-#include "cli/report/progress.h"
-#include "cli/report/table.h"
+#include "cli/shared/progress.h"
+#include "cli/shared/table.h"
 
 typedef struct ari_bench_options {
     ari_common common;

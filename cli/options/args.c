@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/options/args.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/command.h"
-#include "cli/transport.h"
-#include "ref/core/out.h"
+#include "cli/shared/command.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
@@ -167,11 +164,6 @@ static ar_status take_positional(const ari_args_spec *spec, size_t *taken, const
     return AR_OK;
 }
 
-static ari_common *common_of(const ari_args_spec *spec, void *values)
-{
-    return (void *)((char *)values + spec->common_at);
-}
-
 ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv, void *values, ari_args_action *action)
 {
     const ari_option_list options = ari_options_of(spec);
@@ -201,7 +193,7 @@ ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv,
 
 ar_status ari_args_again(const ari_args_spec *spec, void *values)
 {
-    const ari_common *common = common_of(spec, values);
+    const ari_common *common = (void *)((char *)values + spec->common_at);
     ari_args_action action;
     return ari_args_parse(spec, common->argc, common->argv, values, &action);
 }
@@ -345,72 +337,4 @@ void ari_args_help(FILE *to, const ari_args_spec *spec)
         fprintf(to, "%*s%.*s\n", HELP_INDENT, "", length, line);
         line += length + (line[length] == '\n');
     }
-}
-
-/* Tries the files that the command will write, so that long work does not end in vain. */
-static ar_status check_written(const ari_args_spec *spec, const void *values)
-{
-    const ari_option_list l = ari_options_of(spec);
-    const char *paths[ARI_OPT_MOST] = {NULL};
-    for (size_t i = 0; i < l.n; i++) {
-        const ari_option *o = l.option[i];
-        paths[i] = o->written ? *(const char *const *)(const void *)((const char *)values + l.at[i]) : NULL;
-        const bool dash = paths[i] && strcmp(paths[i], "-") == 0;
-        if (dash && i < l.own)
-            return ar_error_set(AR_ERR_ARG, "--%s - is no file: give a path (/dev/stdout is one)", o->name);
-        for (size_t k = 0; k < i && paths[i]; k++)
-            if (paths[k] && strcmp(paths[k], paths[i]) == 0)
-                return ar_error_set(AR_ERR_ARG, "--%s and --%s both name %s: one would replace the other",
-                                    l.option[k]->name, o->name, ARI_SHOW(paths[i]));
-        if (paths[i] && !dash && !ari_transport_is_silent())
-            AR_TRY(ari_out_check(paths[i]));
-    }
-    return AR_OK;
-}
-
-static ar_status check_progress(const ari_common *common)
-{
-    if (common->progress_fd == 0 || fcntl(common->progress_fd, F_GETFD) >= 0)
-        return AR_OK;
-    return ar_error_set(AR_ERR_ARG, "--progress-fd %d: this file descriptor is not open", common->progress_fd);
-}
-
-/* Whether the subcommand shall run, after what needs none: the help, or the version. */
-static ar_status begin(const ari_args_spec *spec, int argc, char *const *argv, void *values, bool *runs)
-{
-    ari_args_action action = ARI_ARGS_RUN;
-    AR_TRY(ari_args_parse(spec, argc, argv, values, &action));
-    *runs = action == ARI_ARGS_RUN;
-    if (action == ARI_ARGS_HELP)
-        ari_args_help(stdout, spec);
-    if (action == ARI_ARGS_VERSION)
-        ari_print_version(stdout);
-    AR_TRY(check_progress(common_of(spec, values)));
-    return *runs ? check_written(spec, values) : AR_OK;
-}
-
-int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv)
-{
-    void *values = NULL;
-    bool runs = false;
-    int exit_code = ARI_EXIT_SAME;
-    ar_status st = ari_alloc_zero(&values, 1, spec->size, "options");
-    if (st == AR_OK && spec->defaults)
-        memcpy(values, spec->defaults, spec->size);
-    if (st == AR_OK) {
-        common_of(spec, values)->argc = argc;
-        common_of(spec, values)->argv = argv;
-        st = begin(spec, argc, argv, values, &runs);
-    }
-    if (st == AR_OK && runs)
-        st = spec->run(values, &exit_code);
-    if (st != AR_OK) {
-        fflush(stdout);
-        ari_print_error(spec->command, st);
-        exit_code = st == AR_ERR_MISMATCH && spec->mismatch_differs ? ARI_EXIT_DIFFERENT : ari_exit_code(st);
-    }
-    if (values)
-        ari_transport_end(common_of(spec, values)->process, st);
-    free(values);
-    return exit_code;
 }

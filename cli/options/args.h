@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "anyrank/status.h"
+#include "cli/shared/command.h"
 
 /* Options of a subcommand, from a table: parsing, --help, what processes compare, the manual pages and the completions
  * come from it. A subcommand has a struct of values, whose fields hold the defaults before the parse, and one static
@@ -120,19 +120,6 @@ typedef struct ari_positional {
         .name = (called), .at = offsetof(ARI_VALUES, field), .kind = ARI_OPT_##of, .help = __VA_ARGS__ \
     }
 
-/** What every subcommand takes. */
-typedef struct ari_common {
-    const char *json; /* "-": standard output; NULL: none */
-    bool quiet;
-    bool no_color;
-    int threads;     /* of the whole process; 0: as many as there are cores */
-    uint64_t seed;   /* 0 unless given */
-    int progress_fd; /* that a program reads the progress from (cli/report/progress.h); 0: none */
-    int argc;        /* what ari_args_run was given */
-    char *const *argv;
-    struct ar_process *process; /* this one's place, once a run has begun whose ranks are processes; NULL: threads */
-} ari_common;
-
 typedef struct ari_args_spec {
     const char *command;                            /* "check" */
     const char *summary;                            /* one line, a sentence */
@@ -176,9 +163,5 @@ AR_NODISCARD ar_status ari_args_tell(char **gives, const ari_args_spec *spec, co
 
 /** Prints usage, positionals, options and examples. */
 void ari_args_help(FILE *to, const ari_args_spec *spec);
-
-/** A subcommand from its arguments to its exit code: prints the help, the version, or an error, and leaves the other
- *  processes. */
-int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv);
 
 #endif

@@ -15,13 +15,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/command.h"
+#include "cli/options/subcommand.h"
 #include "ref/io/file.h"
 
 typedef struct page {
     FILE *to;
-    const char *subcommand;  /* that a manual page is about; NULL: none so far */
-    ari_option_list options; /* its */
+    const ari_subcommand *all; /* of the program */
+    const char *subcommand;    /* that a manual page is about; NULL: none so far */
+    ari_option_list options;   /* its */
     bool done[ARI_OPT_MOST];
 } page;
 
@@ -46,9 +47,9 @@ static const ari_subcommand *described(const ari_subcommand *s)
 }
 
 /* The subcommand of a page's word; NULL, with the error's message: there is none. */
-static const ari_subcommand *subcommand_named(const char *name)
+static const ari_subcommand *subcommand_named(const page *p, const char *name)
 {
-    const ari_subcommand *s = described(ari_subcommands);
+    const ari_subcommand *s = described(p->all);
     while (s && name && strcmp(s->name, name) != 0)
         s = described(s + 1);
     if (!name || !s) {
@@ -143,7 +144,7 @@ static void print_entry(page *p, size_t i)
 static ar_status manual(page *p, char *words)
 {
     const char *name = strsep(&words, " ");
-    const ari_subcommand *s = subcommand_named(name);
+    const ari_subcommand *s = subcommand_named(p, name);
     if (!s)
         return AR_ERR_ARG;
     p->subcommand = s->name;
@@ -172,7 +173,7 @@ static ar_status manual_common(page *p, char *words)
 static ar_status manual_subcommands(page *p, char *words)
 {
     (void)words;
-    for (const ari_subcommand *s = described(ari_subcommands); s; s = described(s + 1)) {
+    for (const ari_subcommand *s = described(p->all); s; s = described(s + 1)) {
         fprintf(p->to, ".TP\n.BR %s \", see \" anyrank\\-%s (1)\n", s->name, s->name);
         print_roff(p->to, s->summary, "\n");
     }
@@ -229,10 +230,10 @@ static ar_status bash(page *p, char *words)
 {
     (void)words;
     fputs("    local subcommands=\"", p->to);
-    for (const ari_subcommand *s = described(ari_subcommands); s; s = described(s + 1))
+    for (const ari_subcommand *s = described(p->all); s; s = described(s + 1))
         fprintf(p->to, "%s ", s->name);
     fputs("\"\n    case \"$subcommand $previous\" in\n", p->to);
-    for (const ari_subcommand *s = described(ari_subcommands); s; s = described(s + 1))
+    for (const ari_subcommand *s = described(p->all); s; s = described(s + 1))
         bash_subcommand(p->to, s);
     fputs("    esac\n", p->to);
     return AR_OK;
@@ -280,7 +281,7 @@ static void zsh_option(FILE *to, const ari_option *o)
 static ar_status zsh(page *p, char *words)
 {
     (void)words;
-    for (const ari_subcommand *s = described(ari_subcommands); s; s = described(s + 1)) {
+    for (const ari_subcommand *s = described(p->all); s; s = described(s + 1)) {
         const ari_option_list l = listed(s->spec);
         fprintf(p->to, "        %s)\n            _arguments -S", s->name);
         for (size_t i = 0; i < l.n; i++) {
@@ -301,7 +302,7 @@ static ar_status zsh(page *p, char *words)
 static ar_status zsh_subcommands(page *p, char *words)
 {
     (void)words;
-    for (const ari_subcommand *s = described(ari_subcommands); s; s = described(s + 1)) {
+    for (const ari_subcommand *s = described(p->all); s; s = described(s + 1)) {
         fprintf(p->to, "        '%s:", s->name);
         print_escaped(p->to, s->summary, strlen(s->summary), ":\\", "'\\''");
         fputs("'\n", p->to);
@@ -359,14 +360,14 @@ static ar_status fish(page *p, char *words)
     (void)words;
     const ari_option_list common = listed(NULL);
     fputs("set -l subcommands", p->to);
-    for (const ari_subcommand *s = described(ari_subcommands); s; s = described(s + 1))
+    for (const ari_subcommand *s = described(p->all); s; s = described(s + 1))
         fprintf(p->to, " %s", s->name);
     fputs("\nset -l none \"not __fish_seen_subcommand_from $subcommands help\"\n"
           "set -l any \"__fish_seen_subcommand_from $subcommands\"\n",
           p->to);
     for (size_t i = 0; i < common.n; i++)
         fish_option(p->to, "any", common.option[i]);
-    for (const ari_subcommand *s = described(ari_subcommands); s; s = described(s + 1))
+    for (const ari_subcommand *s = described(p->all); s; s = described(s + 1))
         fish_subcommand(p->to, s);
     return AR_OK;
 }
@@ -421,7 +422,7 @@ static void python_type(FILE *to, const ari_option *o)
 
 static ar_status python(page *p, char *words)
 {
-    const ari_subcommand *s = subcommand_named(strsep(&words, " "));
+    const ari_subcommand *s = subcommand_named(p, strsep(&words, " "));
     if (!s)
         return AR_ERR_ARG;
     const ari_option_list l = listed(s->spec);
@@ -479,10 +480,10 @@ static ar_status print_piece(page *p, char *words)
     return ar_error_set(AR_ERR_ARG, "there is nothing '%s' to describe", ARI_SHOW(piece));
 }
 
-static ar_status print_page(FILE *to, FILE *template)
+static ar_status print_page(FILE *to, FILE *template, const ari_subcommand *all)
 {
     static const char mark[] = "@describe ";
-    page p = {.to = to};
+    page p = {.to = to, .all = all};
     char *line = NULL;
     size_t size = 0;
     ar_status st = AR_OK;
@@ -497,14 +498,14 @@ static ar_status print_page(FILE *to, FILE *template)
     return st == AR_OK ? check_complete(&p) : st;
 }
 
-static ar_status describe(const char *from, const char *to)
+static ar_status describe(const char *from, const char *to, const ari_subcommand *all)
 {
     FILE *in = fopen(from, "r"), *out = in ? fopen(to, "w") : NULL;
     ar_status st = AR_OK;
     if (!out)
         st = ar_error_set(AR_ERR_IO, "%s: %s", ARI_SHOW(in ? to : from), strerror(errno));
     if (st == AR_OK)
-        st = print_page(out, in);
+        st = print_page(out, in, all);
     if (out && (ferror(out) | fclose(out)) != 0 && st == AR_OK)
         st = ar_error_set(AR_ERR_IO, "%s: %s", ARI_SHOW(to), strerror(errno));
     if (out && st != AR_OK)
@@ -514,10 +515,10 @@ static ar_status describe(const char *from, const char *to)
     return st;
 }
 
-int ari_command_describe(int argc, char **argv)
+int ari_command_describe(const ari_subcommand *all, int argc, char **argv)
 {
     const ar_status st =
-        argc == 3 ? describe(argv[1], argv[2]) : ar_error_set(AR_ERR_ARG, "a TEMPLATE and the file to write");
+        argc == 3 ? describe(argv[1], argv[2], all) : ar_error_set(AR_ERR_ARG, "a TEMPLATE and the file to write");
     if (st != AR_OK)
         ari_print_error("describe", st);
     return ari_exit_code(st);

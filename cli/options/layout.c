@@ -5,7 +5,7 @@
 
 #include "anyrank/comm.h"
 #include "anyrank/device.h"
-#include "cli/command.h"
+#include "cli/shared/command.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"

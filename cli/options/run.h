@@ -8,7 +8,7 @@
 
 #include "anyrank/run.h"
 #include "cli/options/args.h"
-#include "cli/report/table.h"
+#include "cli/shared/table.h"
 
 /* The options of a run that subcommands share: how a step is split and what runs it (layout.c), what it is given and
  * does (step.c), how it is watched (watch.c). The macros are rows of an option table; ARI_VALUES, the subcommand's

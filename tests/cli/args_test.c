@@ -5,10 +5,11 @@
 #include <string.h>
 
 /* The command's files are no part of the library. */
-#include "cli/command.c"
+#include "cli/shared/command.c"
 #include "cli/options/args.c"
 #include "cli/options/kinds.c"
-#include "cli/transport.c"
+#include "cli/options/subcommand.c"
+#include "cli/options/transport.c"
 
 static const char *const numerics[] = {"exact", "native", NULL};
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/report/table.h"
+#include "cli/shared/table.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
 
 /* The command's files are no part of the library. */
-#include "cli/report/progress.c"
-#include "cli/report/table.c"
+#include "cli/shared/progress.c"
+#include "cli/shared/table.c"
 
 TestSuite(table, .timeout = 300);
 

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/fault.h"
+#include "cli/bugs/bugs.h"
+#include "cli/options/run.h"
+#include "cli/options/subcommand.h"
+#include "cli/shared/progress.h"
+#include "cli/shared/table.h"
+#include "ref/core/clock.h"
+#include "ref/core/size.h"
+#include "verify/check/check_run.h"
+
+typedef struct bugs_values {
+    ari_common common;
+    bool run, curves;
+    ar_numerics numerics;
+    ar_precision precision;
+} bugs_values;
+
+#define ARI_VALUES bugs_values
+static const ari_option options[] = {
+    ARI_OPTION_FLAG("run", run, "run each in a small case in which it matters, and the same case without it",
+                    .more = "The first tensor that differs is told, the rank and the pass, what it looks like, and "
+                            "whether it is caught."),
+    ARI_OPTION_FLAG("curves", curves,
+                    "with --run: what a loss curve of 20 steps and a gradient tolerance of 1e-3 would show of it",
+                    .more = "The curve is told by its largest deviation in 10 and in 20 AdamW steps."),
+    ARI_OPTION_ENUM("numerics", numerics, ari_numerics_names,
+                    "with --run: exact: equal bits or not; native: how far outside of what rounding may do (default "
+                    "exact)",
+                    .more = "Native also tells how far outside the same case without the fault is: a mistake may be "
+                            "smaller than rounding."),
+    ARI_OPTION_ENUM("precision", precision, ari_precision_names,
+                    "with --numerics native, of products: f32, tf32 or bf16 (default f32)"),
+    {0},
+};
+enum { FAULTS = AR_FAULT_COUNT - 1 };
+
+static ar_status print(void)
+{
+    static const ari_column columns[] = {{"fault", ARI_LEFT}, {"what goes wrong", ARI_LEFT}};
+    ari_table t = ARI_TABLE(columns);
+    for (int i = 1; i < AR_FAULT_COUNT; i++) {
+        ari_table_row(&t, "%s\t%s", ar_fault_name((ar_fault)i), ar_fault_text((ar_fault)i));
+    }
+    const ar_status st = ari_table_end(&t, stdout, 0);
+    printf("\n%d faults; anyrank check --inject FAULT switches one on\n", AR_FAULT_COUNT - 1);
+    return st;
+}
+
+/* Gives. */
+static json_t *json_list(void)
+{
+    json_t *list = json_array();
+    for (int i = 1; i < AR_FAULT_COUNT; i++)
+        json_array_append_new(
+            list, json_pack("{s:s, s:s}", "name", ar_fault_name((ar_fault)i), "text", ar_fault_text((ar_fault)i)));
+    return list;
+}
+
+/* The result of either kind. Takes `faults`. */
+static ar_status end(json_t *faults, const char *result, const ari_common *common)
+{
+    json_t *o = ari_json_begin("bugs");
+    if (result)
+        json_object_set_new(o, "result", json_string(result));
+    return ari_json_end(ari_json_whole(o, json_pack("{s:o}", "faults", faults)), common);
+}
+
+/* --- running ------------------------------------------------------------------------------------------------------ */
+
+/* A case without a fault, shared by all faults whose case is alike. */
+typedef struct clean_run {
+    ari_fault_case at;
+    ar_check_result result;
+    double ratio;
+    ari_fault_trace trace;
+} clean_run;
+
+typedef struct session {
+    const ari_common *common;
+    ari_fault_bases bases;
+    bool curves;
+    clean_run *clean; /* [FAULTS], of which the first `count` hold something */
+    size_t count;
+} session;
+
+static ar_status clean_of(session *s, const clean_run **gives, const ari_fault_case *at)
+{
+    for (size_t i = 0; i < s->count; i++) {
+        if (ari_fault_case_alike(&s->clean[i].at, at)) {
+            *gives = &s->clean[i];
+            return AR_OK;
+        }
+    }
+    ar_check_run u;
+    clean_run *c = &s->clean[s->count++];
+    *c = (clean_run){.at = *at};
+    const ar_status st = ari_fault_case_run(&u, &s->bases, at, AR_FAULT_NONE);
+    c->result = u.result;
+    c->ratio = u.max_ratio;
+    ari_check_run_fini(&u);
+    AR_TRY(st);
+    if (s->curves && !at->module)
+        AR_TRY(ari_fault_trace_run(&c->trace, at, AR_FAULT_NONE, s->common->threads, s->common->seed));
+    *gives = c;
+    return AR_OK;
+}
+
+static ar_status trace_fault(ari_bug_run *run, const session *s, const clean_run *clean)
+{
+    ari_fault_trace faulty;
+    const ar_status st = ari_fault_trace_run(&faulty, &run->at, run->fault, s->common->threads, s->common->seed);
+    run->has_curve = st == AR_OK;
+    run->curve_ended = faulty.ended && clean->trace.ended;
+    if (run->has_curve && run->curve_ended)
+        run->curve = ari_fault_curve_of(&clean->trace, &faulty);
+    ari_fault_trace_fini(&faulty);
+    return st;
+}
+
+static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
+{
+    const clean_run *clean = NULL;
+    ar_check_run u;
+    *run = (ari_bug_run){.fault = fault, .at = ari_fault_case_of(fault)};
+    AR_TRY(clean_of(s, &clean, &run->at));
+    run->clean = clean->result;
+    run->ratio_clean = clean->ratio;
+    const uint64_t start = ari_now_ns();
+    const ar_status st = ari_fault_case_run(&u, &s->bases, &run->at, fault);
+    run->seconds = (double)(ari_now_ns() - start) * 1e-9;
+    run->caught = u.result == AR_CHECK_MISPREDICTED || u.result >= AR_CHECK_DIFFERENT;
+    run->ratio = u.max_ratio;
+    snprintf(run->ratio_tensor, sizeof run->ratio_tensor, "%s", u.ratio_tensor);
+    run->bytes_counted = u.bytes_counted;
+    run->bytes_predicted = u.bytes_predicted;
+    snprintf(run->call_difference, sizeof run->call_difference, "%s", u.call_difference);
+    run->call_cause = u.call_cause;
+    if (u.has_difference)
+        run->first = u.first;
+    if (u.error)
+        snprintf(run->error, sizeof run->error, "%.*s", (int)strcspn(u.error, "\n"), u.error);
+    ari_check_run_fini(&u);
+    AR_TRY(st);
+    return s->curves && !run->at.module ? trace_fault(run, s, clean) : AR_OK;
+}
+
+/* run: [FAULTS]. */
+static ar_status run_faults(ari_bug_run *run, const bugs_values *v)
+{
+    const ari_common *common = &v->common;
+    session s = {
+        .common = common,
+        .curves = v->curves,
+        .bases = {
+            .threads = common->threads, .seed = common->seed, .numerics = v->numerics, .precision = v->precision}};
+    ari_progress line;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&s.clean, FAULTS, sizeof *s.clean, "clean runs"));
+    ari_progress_begin(&line, common);
+    for (int i = 0; i < FAULTS && st == AR_OK; i++) {
+        ari_progress_update(&line, (double)i / FAULTS, ar_fault_name((ar_fault)(i + 1)));
+        st = run_fault(&run[i], &s, (ar_fault)(i + 1));
+    }
+    ari_progress_end(&line);
+    for (size_t i = 0; i < s.count; i++)
+        ari_fault_trace_fini(&s.clean[i].trace);
+    free(s.clean);
+    ari_fault_bases_fini(&s.bases);
+    return st;
+}
+
+static ar_status run(const bugs_values *v, int *exit_code)
+{
+    ari_bug_run *runs = NULL;
+    const bool native = v->numerics == AR_NUMERICS_NATIVE;
+    AR_TRY(ari_alloc_zero((void **)&runs, AR_FAULT_COUNT - 1, sizeof *runs, "runs of the faults"));
+    ar_status st = run_faults(runs, v);
+    if (st == AR_OK && ari_wants_text(&v->common))
+        st = native ? ari_bugs_print_native(stdout, runs, v->precision) : ari_bugs_print(stdout, runs, v->curves);
+    if (st == AR_OK) {
+        const bool well = native ? ari_bugs_clean(runs) : ari_bugs_well(runs);
+        *exit_code = well ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
+        st = end(ari_bugs_json(runs), well ? "same" : "different", &v->common);
+    }
+    free(runs);
+    return st;
+}
+
+static ar_status list_or_run(void *values, int *exit_code)
+{
+    const bugs_values *v = values;
+    if (v->curves && !v->run)
+        return ar_error_set(AR_ERR_ARG, "--curves tells more of what --run does: give --run too");
+    if (!v->run && (v->numerics != AR_NUMERICS_EXACT || v->precision != AR_PRECISION_F32))
+        return ar_error_set(AR_ERR_ARG, "--numerics and --precision are about --run: give --run too");
+    if (v->curves && v->numerics != AR_NUMERICS_EXACT)
+        return ar_error_set(AR_ERR_ARG, "--curves are of exact numerics: leave out --numerics native");
+    AR_TRY(ari_precision_check(v->precision, v->numerics));
+    if (v->run)
+        return run(v, exit_code);
+    if (ari_wants_text(&v->common))
+        AR_TRY(print());
+    return v->common.json ? end(json_list(), NULL, &v->common) : AR_OK;
+}
+
+const ari_args_spec ari_bugs_spec = {
+    .command = "bugs",
+    .summary = "Lists the mistakes that 'check --inject' can switch on, or shows that each is caught.",
+    .example = "anyrank bugs\nanyrank bugs --run\nanyrank bugs --run --numerics native --precision bf16\nanyrank check "
+               "--inject column_dx_not_reduced",
+    .options = options,
+    .common_at = offsetof(bugs_values, common),
+    .size = sizeof(bugs_values),
+    .run = list_or_run,
+};

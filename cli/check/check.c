@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* anyrank check: options in, rows out. What is compared and how is the library's (verify/). */
+#include "anyrank/check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/check/check.h"
+#include "cli/options/subcommand.h"
+#include "cli/shared/progress.h"
+#include "cli/shared/table.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+#include "ref/io/json.h"
+#include "run/run.h"
+#include "verify/check/check_run.h"
+#include "verify/faults/fault_case.h"
+#include "verify/writer/dump_ranks.h"
+
+enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
+
+/* Of layouts that nobody asked for, those with as many ranks as there are processes. */
+static ar_status keep_fitting(ar_check_options *o, ar_parallel *p)
+{
+    const int processes = ar_process_size(o->run.process);
+    size_t kept = 0;
+    for (size_t i = 0; i < o->layouts; i++) {
+        if (ar_parallel_world(&p[i]) == processes)
+            p[kept++] = p[i];
+    }
+    o->layouts = kept;
+    if (kept > 0)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG,
+                        "%s has no default layout of %d ranks, as many as there are processes: give --tp and --dp, or "
+                        "start another number of processes",
+                        o->run.model, processes);
+}
+
+/* What a sweep does not vary and is given with it: recomputation in every layout, chunks wherever there is sp. */
+static void complete_sweep(ar_parallel *p, size_t n, const ar_parallel *given)
+{
+    for (size_t i = 0; i < n; i++) {
+        p[i].recompute = given->recompute;
+        p[i].overlap = p[i].sp ? given->overlap : 1;
+    }
+}
+
+/* A model's config and all options, with its layouts in p: the one given, those of --sweep, or the default set. */
+static ar_status options_of(const ari_check_values *v, const char *model, ar_config *c, ar_check_options *o,
+                            ar_parallel *p)
+{
+    char folder[512];
+    *o = v->o;
+    o->run = ari_run_of(&v->r, &v->common);
+    o->run.model = model;
+    AR_TRY(ari_run_config(c, folder, sizeof folder, &o->run));
+    AR_TRY(ari_layout_load(&v->r, &o->run));
+    AR_TRY(ari_estimate_layers(c));
+    const bool given = v->sweep == 0 && ari_layout_given(&v->r);
+    p[0] = o->run.parallel;
+    o->run.seq = o->run.seq ? o->run.seq : ar_check_default_seq(c, given ? p : NULL);
+    if (v->r.run.ddp.bucket_bytes == ARI_NOT_GIVEN)
+        o->run.ddp.bucket_bytes = ar_check_default_bucket_bytes(c);
+    if (given) {
+        o->layouts = 1;
+    } else if (v->sweep > 0) {
+        o->layouts = ar_check_sweep(c, &o->run.plan, o->run.batch, o->run.seq, v->sweep, p, MOST_LAYOUTS);
+    } else {
+        o->layouts = ar_check_default_layouts(c, &o->run.plan, o->run.batch, o->run.seq, p, MOST_LAYOUTS);
+    }
+    if (o->layouts > MOST_LAYOUTS)
+        return ar_error_set(AR_ERR_ARG, "--sweep %d has %zu layouts, more than the %d of one check; use fewer ranks",
+                            v->sweep, o->layouts, MOST_LAYOUTS);
+    if (v->sweep > 0)
+        complete_sweep(p, o->layouts, &o->run.parallel);
+    o->parallel = p;
+    return o->run.process && !given ? keep_fitting(o, p) : AR_OK;
+}
+
+/* Before long work: what it will take. */
+static ar_status announce(const ari_check_values *v, const ar_check_options *o, const ar_config *c)
+{
+    ari_estimate e;
+    AR_TRY(ari_check_estimate(&e, o, c));
+    if (e.seconds > 30.0 && e.bytes <= e.available && !v->common.quiet)
+        fprintf(stderr, "%s: this will take about %s and %s of memory\n", c->name, ARI_SECONDS(e.seconds),
+                ARI_BYTES(e.bytes));
+    return AR_OK;
+}
+
+/* Of two models each has a folder in the one given. */
+static ar_status dump_folder(char *path, size_t cap, const ari_check_values *v, const char *model)
+{
+    if (v->r.run.model) {
+        snprintf(path, cap, "%s", v->o.dump);
+        return strlen(v->o.dump) < cap ? AR_OK : ar_error_set(AR_ERR_ARG, "--dump: the path is too long");
+    }
+    AR_TRY(ari_folder_make(v->o.dump));
+    const int n = snprintf(path, cap, "%s/%s", v->o.dump, model);
+    return n > 0 && (size_t)n < cap ? AR_OK : ar_error_set(AR_ERR_ARG, "--dump: the path is too long");
+}
+
+/* A step of the bundled models on two ranks has more collectives than that, and a check waits longer. */
+enum { COLLECTIVES = 100 };
+#define LONGEST_NS UINT64_C(100000000)
+
+/* The transport's fault that a text names, as ar_sim_fault_describe writes it; or "seed:N": one drawn for so many
+ * ranks. */
+static ar_status parse_net_fault(ar_sim_fault *f, const char *text, int ranks)
+{
+    static const char drawn[] = "seed:";
+    if (strncmp(text, drawn, sizeof drawn - 1) != 0) {
+        AR_TRY(ar_sim_fault_parse(f, text));
+    } else {
+        const char *number = text + sizeof drawn - 1;
+        const char *end = NULL;
+        uint64_t seed = 0;
+        if (!ari_natural(&seed, number, &end) || *end != '\0')
+            return ar_error_set(AR_ERR_ARG, "--net-fault: got '%s', expected a seed, as in seed:7", ARI_SHOW(text));
+        *f = ar_sim_fault_draw(seed, ranks, COLLECTIVES, LONGEST_NS);
+    }
+    if (f->rank >= ranks)
+        return ar_error_set(AR_ERR_ARG, "--net-fault '%s': the layout's ranks are 0 to %d", ARI_SHOW(text), ranks - 1);
+    return AR_OK;
+}
+
+/* parallel: [MOST_LAYOUTS], room. */
+static ar_status check_with(ari_checked *gives, const ari_check_values *v, const char *model, ar_check_options *o,
+                            ar_parallel *parallel)
+{
+    ar_config c;
+    char dump[560];
+    AR_TRY(options_of(v, model, &c, o, parallel));
+    if (v->o.dump) {
+        AR_TRY(dump_folder(dump, sizeof dump, v, model));
+        o->dump = dump;
+    }
+    if (!v->common.quiet)
+        json_decref(ari_config_notes(stderr, &c));
+    ari_watch_run(&o->run, gives->watch);
+    if (v->net_fault) {
+        AR_TRY(parse_net_fault(&gives->net_fault, v->net_fault, ar_parallel_world(&parallel[0])));
+        gives->has_net_fault = true;
+        o->run.sim.faults = &gives->net_fault;
+        o->run.sim.fault_count = 1;
+    }
+    ari_progress progress;
+    char about[64];
+    snprintf(about, sizeof about, "%s: ", model);
+    ari_progress_begin(&progress, &v->common);
+    progress.about = about;
+    o->progress = ari_progress_show;
+    o->progress_user = &progress;
+    gives->run = o->run;
+    AR_TRY(announce(v, o, &c));
+    const ar_status st = ar_check(&gives->report, o);
+    ari_progress_end(&progress);
+    return st;
+}
+
+static ar_status check_model(ari_checked *gives, const ari_check_values *v, const char *model)
+{
+    ar_check_options o = v->o;
+    ar_parallel *parallel = NULL;
+    AR_TRY(ari_alloc((void **)&parallel, MOST_LAYOUTS, sizeof *parallel, "layouts"));
+    const ar_status st = check_with(gives, v, model, &o, parallel);
+    gives->run.plan = o.run.plan;
+    free(parallel);
+    return st;
+}
+
+/* Also of a run that ended in an error: that is when one wants to see it. */
+static ar_status write_record(const ari_watch *watch, const ari_checked *c, bool text)
+{
+    const ar_check_report *r = c->report;
+    AR_TRY(ari_watch_write(watch, r->config.name, &r->run[0].parallel, r->batch));
+    if (text)
+        ari_watch_print(stdout, watch);
+    return AR_OK;
+}
+
+static ar_status run_models(const ari_check_values *v, const char *const *models, size_t n, const ari_watch *watch,
+                            ari_checked *checked, int *exit_code)
+{
+    const bool text = ari_wants_text(&v->common);
+    for (size_t i = 0; i < n; i++) {
+        checked[i].watch = watch;
+        AR_TRY(check_model(&checked[i], v, models[i]));
+        if (text)
+            AR_TRY(ari_check_print(stdout, &checked[i], v->memory));
+    }
+    if (ari_watch_records(&v->watch))
+        AR_TRY(write_record(watch, &checked[0], text));
+    if (text)
+        ari_check_print_verdict(stdout, checked, n, v->r.run.fault);
+    *exit_code = ar_check_passes(checked[0].report, ari_check_worst(checked, n)) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
+    return ari_transport_reports(v->common.process) ? ari_json_end(ari_check_json(checked, n), &v->common) : AR_OK;
+}
+
+typedef struct listing {
+    ari_table table;
+    json_t *tensors;
+} listing;
+
+static ar_status add_tensor(void *user, const char *tensor, const char *pass, int ndim, const size_t *shape)
+{
+    listing *l = user;
+    char text[96];
+    size_t at = 0;
+    text[0] = '\0';
+    for (int d = 0; d < ndim; d++)
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%zu", d ? ", " : "", shape[d]);
+    ari_table_row(&l->table, "%s\t%s\t[%s]", tensor, pass, text);
+    json_array_append_new(l->tensors, json_pack("{s:s, s:s, s:o}", "name", tensor, "pass", pass, "shape",
+                                                ari_json_sizes(shape, (size_t)ndim)));
+    return AR_OK;
+}
+
+/* `--list-tensors` of a model: prints the tensors that a check of these options compares at each step, in the order of
+ * execution; to NULL: prints nothing. Gives the same as JSON. */
+static ar_status list_tensors(json_t **gives, FILE *to, const ar_check_options *o)
+{
+    static const ari_column columns[] = {{"name", ARI_LEFT}, {"pass", ARI_LEFT}, {"shape", ARI_LEFT}};
+    listing l = {.table = ARI_TABLE(columns), .tensors = json_array()};
+    const ar_status listed = ar_check_tensors(o, add_tensor, &l);
+    if (to && listed == AR_OK)
+        fprintf(to, "\n%s, one step of %zu sequence%s of %zu token%s:\n", o->run.model, o->run.batch,
+                o->run.batch == 1 ? "" : "s", o->run.seq, o->run.seq == 1 ? "" : "s");
+    ar_status st = ari_table_end(&l.table, listed == AR_OK ? to : NULL, 2);
+    st = listed == AR_OK ? st : listed;
+    if (to && st == AR_OK)
+        fprintf(to, "%zu tensors\n", json_array_size(l.tensors));
+    *gives = json_pack("{s:o, s:I, s:I, s:o}", "name", ari_json_text(o->run.model), "batch", (json_int_t)o->run.batch,
+                       "seq", (json_int_t)o->run.seq, "tensors", l.tensors);
+    if (*gives == NULL && st == AR_OK)
+        st = ar_error_set(AR_ERR_MEMORY, "no memory for the list of tensors");
+    return st;
+}
+
+static ar_status list_models(ari_check_values *v, const char *const *models, size_t n)
+{
+    v->r.run.fault = AR_FAULT_NONE;
+    AR_TRY(ari_check_values_complete(v));
+    ar_parallel *parallel = NULL;
+    AR_TRY(ari_alloc((void **)&parallel, MOST_LAYOUTS, sizeof *parallel, "layouts"));
+    json_t *all = json_array();
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < n && st == AR_OK; i++) {
+        ar_check_options o;
+        ar_config c;
+        json_t *one = NULL;
+        st = options_of(v, models[i], &c, &o, parallel);
+        if (st == AR_OK)
+            st = list_tensors(&one, ari_wants_text(&v->common) ? stdout : NULL, &o);
+        ari_layout_unload(&o.run);
+        if (st == AR_OK)
+            json_array_append_new(all, one);
+    }
+    free(parallel);
+    if (st != AR_OK) {
+        json_decref(all);
+        return st;
+    }
+    return ari_json_end(ari_json_whole(ari_json_begin("check"), json_pack("{s:o}", "models", all)), &v->common);
+}
+
+/* A fault that no model shows, in the module that does. */
+static ar_status run_module(const ari_check_values *v, int *exit_code)
+{
+    const ar_fault fault = v->r.run.fault;
+    const ari_fault_case f = ari_fault_case_of(fault);
+    ari_watch watch = {0};
+    ar_check_report *r = NULL;
+    char text[4096];
+    AR_TRY(ari_check_values_check_module(v));
+    AR_TRY(ari_fault_module_check(&r, &f, fault, v->common.threads, v->common.seed));
+    const ari_checked checked = {.report = r,
+                                 .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                 .run.clip = f.run.clip,
+                                 .run.ddp = f.run.ddp,
+                                 .module = true,
+                                 .watch = &watch};
+    if (ari_wants_text(&v->common)) {
+        ar_check_module_text(r, text, sizeof text);
+        printf("%s", text);
+        ari_check_print_verdict(stdout, &checked, 1, fault);
+    }
+    *exit_code = ari_check_worst(&checked, 1) == AR_CHECK_SAME ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
+    const ar_status st = ari_json_end(ari_check_json(&checked, 1), &v->common);
+    ar_check_report_destroy(r);
+    return st;
+}
+
+ar_status ari_command_check(void *values, int *exit_code)
+{
+    ari_check_values *v = values;
+    ar_run *run = &v->r.run;
+    AR_TRY(ari_check_values_check(v));
+    if (v->r.inject)
+        AR_TRY(ar_fault_parse(&run->fault, v->r.inject));
+    if (v->r.inject && !run->model && !ari_layout_given(&v->r) && v->sweep == 0) {
+        if (ari_fault_case_of(run->fault).module)
+            return run_module(v, exit_code);
+        AR_TRY(ari_check_values_inject(v));
+    }
+    const char *models[MOST_MODELS] = {run->model ? run->model : "llama-demo", "gpt2-demo"};
+    const size_t n = run->model ? 1 : MOST_MODELS;
+    AR_TRY(ari_check_values_check_runs(v, n));
+    if (v->list_tensors)
+        return list_models(v, models, n);
+    ari_checked checked[MOST_MODELS] = {0};
+    ari_watch watch = {0};
+    AR_TRY(ari_transport_begin(&v->common.process, &v->transport, &ari_check_spec, v, v->r.timeout, true));
+    ar_status st = ari_watch_begin(&watch, &v->watch);
+    if (st == AR_OK)
+        st = ari_check_values_complete(v);
+    if (st == AR_OK)
+        st = run_models(v, models, n, &watch, checked, exit_code);
+    for (size_t i = 0; i < n; i++) {
+        ar_check_report_destroy(checked[i].report);
+        ari_layout_unload(&checked[i].run);
+    }
+    ari_watch_fini(&watch);
+    return st;
+}

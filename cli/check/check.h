@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CLI_CHECK_H
+#define ARI_CLI_CHECK_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "anyrank/check.h"
+#include "cli/options/args.h"
+#include "cli/options/run.h"
+#include "cli/options/transport.h"
+
+/* What `anyrank check` is asked for. */
+typedef struct ari_check_values {
+    ari_common common;
+    ar_check_options o; /* but for the run */
+    ari_run_values r;
+    ari_transport_values transport;
+    ari_watch_values watch;
+    const char *schedule, *net_fault; /* NULL: not given */
+    int sweep, steps;                 /* -1: not given */
+    bool list_tensors, memory;
+} ari_check_values;
+
+/** The check itself. */
+ar_status ari_command_check(void *values, int *exit_code);
+/** Refuses options that contradict each other, and where ranks are processes what only the simulated cluster has. */
+AR_NODISCARD ar_status ari_check_values_check(const ari_check_values *v);
+/** Takes what was not given from the case in which an injected fault matters. */
+AR_NODISCARD ar_status ari_check_values_inject(ari_check_values *v);
+/** Refuses what a run of a module, which shows this fault, has not. */
+AR_NODISCARD ar_status ari_check_values_check_module(const ari_check_values *v);
+/** Refuses what is about one run where `models` and layouts make several. After ari_check_values_inject. */
+AR_NODISCARD ar_status ari_check_values_check_runs(const ari_check_values *v, size_t models);
+/** Completes what does not depend on the model: what was not given, and what is told in words. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_check_values_complete(ari_check_values *v);
+
+/* One model's report, and what it was asked for. */
+typedef struct ari_checked {
+    ar_check_report *report;
+    ar_run run;  /* its files are owned; ari_layout_unload */
+    bool module; /* bytes are counted alone */
+    const ari_watch *watch;
+    bool has_net_fault;
+    ar_sim_fault net_fault;
+} ari_checked;
+
+/** The worst of all runs; a check against central differences that failed is a difference. */
+ar_check_result ari_check_worst(const ari_checked *checked, size_t n);
+/** One hash of every model's outputs, gradients and weights: SHA-256 over the digits of the three hashes, model after
+ *  model. False in native numerics, and where a run is not the same: there are several then. */
+bool ari_check_hash(char hex[65], const ari_checked *checked, size_t n);
+/** The table of one model, and what its runs differ in; `memory`: a table of what a rank holds too. Errors:
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory);
+/** The last lines: the hash and the key fact. */
+void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_fault fault);
+/** The stable JSON of the whole check. Gives; NULL without memory. */
+json_t *ari_check_json(const ari_checked *checked, size_t n);
+
+#endif

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The flow table: text, Markdown, JSON. */
+#include <string.h>
+
+#include "cli/plan/plan.h"
+#include "cli/shared/command.h"
+#include "cli/shared/table.h"
+#include "plan/names.h"
+#include "ref/core/size.h"
+#include "ref/io/json.h"
+
+static const char *const often_names[] = {
+    [ARI_AT_START] = "at the start",  [ARI_EACH_PASS] = "micro-batch", [ARI_EACH_VERSION] = "weight version",
+    [ARI_EACH_MICRO] = "micro-batch", [ARI_EACH_STEP] = "step",        [ARI_EACH_VERIFIED_STEP] = "verified step"};
+
+enum { CELL = 400 };
+
+/* Text that grows up to its end; what does not fit is left out. */
+static void add_text(char cell[CELL], const char *format, ...) AR_PRINTF(2, 3);
+static void add_text(char cell[CELL], const char *format, ...)
+{
+    const size_t used = strlen(cell);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(cell + used, CELL - used, format, args);
+    va_end(args);
+}
+
+/* --- cells -------------------------------------------------------------------------------------------------------- */
+
+/* The axes that have more than one rank, in the order of the placements. */
+static int axes_of(int axis[ARI_PLACED_AXES], const ari_step_case *c)
+{
+    int n = 0;
+    for (int i = 0; i < ARI_PLACED_AXES; i++) {
+        if (ari_axis_ranks(&c->run.parallel, i) > 1)
+            axis[n++] = i;
+    }
+    return n;
+}
+
+/* "[4, 256, 768] S(1)": what the rank holds, and how the ranks hold the whole. */
+static void add_value(char cell[CELL], const ari_op_value *v, const ari_step_case *c)
+{
+    int axis[ARI_PLACED_AXES];
+    const int axes = axes_of(axis, c);
+    char text[AR_PLACEMENT_TEXT];
+    for (int d = 0; d < v->ndim; d++)
+        add_text(cell, "%s%zu", d == 0 ? "[" : ", ", v->local[d]);
+    add_text(cell, "]");
+    for (int i = 0; i < axes; i++) {
+        if (axis[i] != ARI_AXIS_PP || v->at[axis[i]].kind != AR_INVARIANT) /* a value of one stage */
+            add_text(cell, " %s", ar_placement_text(text, v->at[axis[i]]));
+    }
+}
+
+static void values_cell(char cell[CELL], const ari_op_value *v, int n, const ari_step_case *c)
+{
+    cell[0] = '\0';
+    for (int i = 0; i < n; i++) {
+        char one[CELL] = "", before[CELL] = "";
+        add_value(one, &v[i], c);
+        if (i > 0)
+            add_value(before, &v[i - 1], c);
+        if (strcmp(one, before) != 0) /* equal ones once */
+            add_text(cell, "%s%s", i > 0 ? "; " : "", one);
+    }
+}
+
+/* "2 all_reduce tp 10.2 kB, 4 reduce_scatter tp 3.1 MB beside": bytes that the rank sends; calls of one kind together;
+ * those that go beside products. */
+static void calls_cell(char cell[CELL], const ari_operation *op)
+{
+    cell[0] = '\0';
+    for (int i = 0; i < op->calls;) {
+        const ari_op_call *first = &op->call[i];
+        double sent = 0.0;
+        int n = 0;
+        for (; i < op->calls && op->call[i].kind == first->kind && op->call[i].over == first->over; i++) {
+            sent += ari_call_sent(&op->call[i]);
+            n += (int)(op->call[i].repeats * ari_call_chunks(&op->call[i]));
+        }
+        add_text(cell, "%s", cell[0] ? ", " : "");
+        if (n > 1)
+            add_text(cell, "%d ", n);
+        add_text(cell, "%s %s %s%s", ari_call_name(first->kind), ari_over_name(first->over), ARI_BYTES((uint64_t)sent),
+                 first->queue == ARI_ON_TP ? " beside" : "");
+    }
+}
+
+/* --- text and Markdown -------------------------------------------------------------------------------------------- */
+
+enum { COLUMNS = 7 };
+static const ari_column columns[COLUMNS] = {
+    {"module", ARI_LEFT}, {"operation", ARI_LEFT},     {"input", ARI_LEFT},         {"weight", ARI_LEFT},
+    {"output", ARI_LEFT}, {"communication", ARI_LEFT}, {"multiply-adds", ARI_RIGHT}};
+
+static void cells_of(char cell[COLUMNS][CELL], const ari_flow_row *row, const ari_step_case *c)
+{
+    const ari_operation *op = &row->op;
+    ari_flow_title(cell[0], CELL, c->config, row);
+    snprintf(cell[1], CELL, "%s%s", ari_operation_name(op->kind),
+             op->recomputed                                                       ? " (again)"
+             : op->kind == ARI_OPERATION_PRODUCT && op->pass == ARI_PASS_BACKWARD ? " (dX)"
+                                                                                  : "");
+    values_cell(cell[2], op->input, op->inputs, c);
+    values_cell(cell[3], op->weight, op->weights, c);
+    values_cell(cell[4], op->output, op->outputs, c);
+    calls_cell(cell[5], op);
+    snprintf(cell[6], CELL, "%s", op->multiply_adds > 0.0 ? ARI_COUNT((uint64_t)op->multiply_adds) : "");
+}
+
+static void print_totals(FILE *to, const ari_flow *f)
+{
+    for (int i = 0; i <= ARI_PASS_STEP; i++) {
+        const ari_flow_total *t = &f->total[i];
+        if (t->calls > 0 || t->multiply_adds > 0.0)
+            fprintf(to, "%s: %s multiply-adds, %zu collectives in which the rank sends %s\n",
+                    ari_operation_pass_name((ari_operation_pass)i), ARI_COUNT((uint64_t)t->multiply_adds), t->calls,
+                    ARI_BYTES((uint64_t)t->bytes));
+    }
+}
+
+/* Rows [from, to) of one pass. */
+static ar_status print_pass(FILE *out, const ari_flow *f, const ari_step_case *c, size_t from, size_t to, bool markdown)
+{
+    ari_table table = {.columns = columns, .n = COLUMNS};
+    for (size_t i = from; i < to; i++) {
+        char cell[COLUMNS][CELL];
+        cells_of(cell, &f->row[i], c);
+        for (int k = 0; k < COLUMNS; k++)
+            ari_table_cell(&table, "%s", cell[k]);
+    }
+    fprintf(out, markdown ? "**%s**\n\n" : "%s\n", ari_operation_pass_name(f->row[from].op.pass));
+    AR_TRY(markdown ? ari_table_markdown(&table, out) : ari_table_end(&table, out, 2));
+    fprintf(out, "\n");
+    return AR_OK;
+}
+
+ar_status ari_flow_print(FILE *to, const ari_flow *f, const ari_step_case *c, bool markdown)
+{
+    for (size_t from = 0, end; from < f->count; from = end) {
+        for (end = from; end < f->count && f->row[end].op.pass == f->row[from].op.pass; end++)
+            ;
+        AR_TRY(print_pass(to, f, c, from, end, markdown));
+    }
+    if (f->micro_batches > 1)
+        fprintf(to, "The passes are those of the first of %zu micro-batches.\n", f->micro_batches);
+    print_totals(to, f);
+    return AR_OK;
+}
+
+/* --- JSON --------------------------------------------------------------------------------------------------------- */
+
+static json_t *shape_json(const size_t *shape, int ndim)
+{
+    json_t *a = json_array();
+    for (int d = 0; d < ndim; d++)
+        json_array_append_new(a, json_integer((json_int_t)shape[d]));
+    return a;
+}
+
+/* By axis. */
+static json_t *placement_json(const ari_op_value *v)
+{
+    json_t *o = json_object();
+    char text[AR_PLACEMENT_TEXT];
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+        json_object_set_new(o, ari_axis_name(axis), json_string(ar_placement_text(text, v->at[axis])));
+    return o;
+}
+
+static json_t *values_json(const ari_op_value *v, int n)
+{
+    json_t *a = json_array();
+    for (int i = 0; i < n; i++)
+        json_array_append_new(a,
+                              json_pack("{s:o, s:o, s:s, s:o, s:I}", "shape", shape_json(v[i].shape, v[i].ndim),
+                                        "local", shape_json(v[i].local, v[i].ndim), "dtype", ar_dtype_name(v[i].dtype),
+                                        "placement", placement_json(&v[i]), "copies", (json_int_t)v[i].copies));
+    return a;
+}
+
+static json_t *calls_json(const ari_operation *op, const ar_config *config)
+{
+    json_t *a = json_array();
+    for (int i = 0; i < op->calls; i++) {
+        const ari_op_call *call = &op->call[i];
+        char tag[240];
+        size_t bytes = 0;
+        const ar_status st = ari_call_bytes(&bytes, call);
+        (void)st; /* the walk has multiplied the same */
+        ari_operation_tag(tag, sizeof tag, config, op, call);
+        json_array_append_new(a, json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:s, s:I, s:o, s:s, s:o}", "collective",
+                                           ari_call_name(call->kind), "group", ari_over_name(call->over), "ranks",
+                                           (json_int_t)call->ranks, "elements", (json_int_t)call->elements, "dtype",
+                                           ar_dtype_name(call->dtype), "repeats", (json_int_t)call->repeats, "chunks",
+                                           (json_int_t)ari_call_chunks(call), "queue", ari_call_queue_name(call->queue),
+                                           "bytes", (json_int_t)bytes, "bytes_per_rank",
+                                           ari_json_number(ari_call_sent(call)), "each", often_names[call->often],
+                                           "tag", ari_json_text(tag)));
+    }
+    return a;
+}
+
+static json_t *row_json(const ari_flow_row *row, const ari_step_case *c)
+{
+    const ari_operation *op = &row->op;
+    char title[CELL], made[AR_PLACEMENT_TEXT];
+    ari_flow_title(title, sizeof title, c->config, row);
+    json_t *layers = op->layer == ARI_NO_LAYER
+                         ? json_null()
+                         : json_pack("[I, I]", (json_int_t)op->layer, (json_int_t)(op->layer + row->layers - 1));
+    return json_pack("{s:s, s:b, s:o, s:s, s:o, s:o, s:o, s:s, s:o, s:o, s:o}", "pass",
+                     ari_operation_pass_name(op->pass), "recomputed", op->recomputed, "module",
+                     ari_json_text_or_null(title), "operation", ari_operation_name(op->kind), "layers", layers,
+                     "inputs", values_json(op->input, op->inputs), "weights", values_json(op->weight, op->weights),
+                     "made", ar_placement_text(made, op->made), "outputs", values_json(op->output, op->outputs),
+                     "communication", calls_json(op, c->config), "multiply_adds", ari_json_number(op->multiply_adds));
+}
+
+json_t *ari_flow_json(const ari_flow *f, const ari_step_case *c)
+{
+    json_t *rows = json_array(), *totals = json_object();
+    for (size_t i = 0; i < f->count; i++)
+        json_array_append_new(rows, row_json(&f->row[i], c));
+    for (int i = 0; i <= ARI_PASS_STEP; i++)
+        json_object_set_new(totals, ari_operation_pass_name((ari_operation_pass)i),
+                            json_pack("{s:o, s:I, s:o}", "multiply_adds", ari_json_number(f->total[i].multiply_adds),
+                                      "collectives", (json_int_t)f->total[i].calls, "bytes_per_rank",
+                                      ari_json_number(f->total[i].bytes)));
+    return json_pack("{s:I, s:o, s:o}", "micro_batches", (json_int_t)f->micro_batches, "flow", rows, "totals", totals);
+}

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What layouts take, for programs: JSON and CSV (docs/planner.md lists the fields). */
+#include <math.h>
+
+#include <string.h>
+
+#include "cli/plan/plan.h"
+#include "cli/shared/command.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+#include "ref/io/json.h"
+
+static json_t *cluster_json(const ari_asked *a)
+{
+    const ar_sim_cluster *c = &a->time.cluster;
+    return json_pack("{s:s, s:i, s:f, s:f, s:f, s:b, s:b}", "words", a->cluster, "ranks_per_node", c->ranks_per_node,
+                     "flops", c->flops, "peak_flops", c->peak_flops > 0.0 ? c->peak_flops : c->flops, "memory_bytes",
+                     c->memory_bytes, "hierarchical", a->time.hierarchical, "shared_links", a->time.shared_links);
+}
+
+json_t *ari_asked_json(const ari_asked *a)
+{
+    const ar_run *run = &a->base.step.run;
+    json_t *o = ari_json_begin("plan");
+    if (!o)
+        return NULL;
+    json_object_set_new(o, "model", ari_json_text(a->config.name));
+    json_object_set_new(o, "parameters", json_integer((json_int_t)a->parameters));
+    json_object_set_new(o, "gpus", json_integer(a->ranks));
+    json_object_set_new(o, "cluster", cluster_json(a));
+    json_object_set_new(o, "batch", json_integer((json_int_t)run->batch));
+    json_object_set_new(o, "seq", json_integer((json_int_t)run->seq));
+    json_object_set_new(o, "flash", json_boolean(a->base.flash));
+    json_object_set_new(o, "numerics", json_string(ari_numerics_names[run->numerics]));
+    json_object_set_new(o, "notes", ari_config_notes(NULL, &a->config));
+    return o;
+}
+
+/* --- a layout ----------------------------------------------------------------------------------------------------- */
+
+/* Of a layout, legal or not, as it was asked for. */
+static const char layout_members[] = "tp cp cp_inner zigzag pp dp sp overlap zero dp_replicate micro_batches schedule "
+                                     "virtual_stages recompute recompute_every";
+static json_t *choice_json(const ari_choice *c, const ari_planned *p)
+{
+    ar_parallel layout = p->step.run.parallel;
+    layout.sp = c->sp;
+    layout.zigzag = c->zigzag;
+    layout.overlap = ari_planned_overlap(p);
+    return ari_layout_json(&layout, 0, layout_members);
+}
+
+static json_t *name_of(const ar_parallel *p)
+{
+    char text[ARI_LAYOUT_TEXT];
+    ar_parallel_text(text, sizeof text, p);
+    return json_string(text);
+}
+
+/* Counts are whole numbers, though they are added up in binary64; those beyond 2^63 stay what they are. */
+static json_t *whole(double n)
+{
+    return fabs(n) < 0x1p63 ? json_integer((json_int_t)n) : json_real(n);
+}
+
+json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p)
+{
+    const bool legal = f->legal == AR_OK;
+    return json_pack("{s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "name", name_of(&p->step.run.parallel), "layout",
+                     choice_json(&f->choice, p), "legal", legal, "reason",
+                     legal ? json_null() : ari_json_text(f->reason), "by_formula",
+                     legal ? json_boolean(!ari_planned_counted(p)) : json_null(), "fits",
+                     legal ? json_boolean(f->fits) : json_null(), "seconds",
+                     legal ? json_real(f->seconds) : json_null(), "bytes", legal ? whole(f->bytes) : json_null());
+}
+
+static json_t *memory_json(const ari_memory *m)
+{
+    json_t *o = json_pack("{s:o}", "sum", whole(ari_memory_sum(m)));
+    for (int k = 0; k < ARI_MEMORY_KINDS && o; k++)
+        json_object_set_new(o, ari_memory_name((ari_memory_kind)k), whole(m->of[k]));
+    return o;
+}
+
+static json_t *moved_json(const ari_traffic *all)
+{
+    json_t *rows = json_array();
+    for (int i = 0; i < all->n; i++) {
+        const ari_traffic_row *m = &all->row[i];
+        json_array_append_new(rows,
+                              json_pack("{s:s, s:s, s:o, s:s, s:o, s:o, s:f}", "over", ari_time_name(m->over), "call",
+                                        m->call, "ranks", whole(m->ranks), "link", m->between ? "between" : "inside",
+                                        "calls", whole(m->calls), "bytes", whole(m->bytes), "seconds", m->seconds));
+    }
+    return rows;
+}
+
+static json_t *time_json(const ari_time *t)
+{
+    json_t *o =
+        json_pack("{s:f, s:f, s:o}", "sum", ari_time_step(t), "hidden", t->hidden, "moved", moved_json(&t->moved));
+    for (int k = 0; k < ARI_TIME_KINDS && o; k++)
+        json_object_set_new(o, ari_time_name((ari_time_kind)k), json_real(t->of[k]));
+    return o;
+}
+
+json_t *ari_depth_json(const ari_depth *d)
+{
+    json_t *o = ari_candidate_json(&d->found, &d->planned);
+    if (!o)
+        return NULL;
+    const bool own = d->has_own;
+    json_object_set_new(o, "time",
+                        json_pack("{s:o, s:o}", ari_cost_model_names[ARI_COST_PRODUCTION], time_json(&d->time),
+                                  ari_cost_model_names[ARI_COST_OWN], own ? time_json(&d->own_time) : json_null()));
+    json_object_set_new(o, "memory",
+                        json_pack("{s:o, s:o}", ari_cost_model_names[ARI_COST_PRODUCTION], memory_json(&d->memory),
+                                  ari_cost_model_names[ARI_COST_OWN], own ? memory_json(&d->own_memory) : json_null()));
+    json_object_set_new(o, "tokens_per_second", json_real(d->worth.tokens));
+    json_object_set_new(o, "mfu", json_real(d->worth.mfu));
+    json_object_set_new(o, "hfu", json_real(d->worth.hfu));
+    json_object_set_new(o, "flops_convention", json_string(ari_flops_formula(d->worth.convention)));
+    json_object_set_new(o, "bound", json_string(d->found.bound));
+    json_object_set_new(o, "advice", ari_json_text(d->advice));
+    return o;
+}
+
+/* --- CSV ---------------------------------------------------------------------------------------------------------- */
+
+/* A field in quotes, with its own quotes doubled (RFC 4180, section 2). */
+static void quote(char text[2 * ARI_REASON + 1], const char *field)
+{
+    size_t n = 0;
+    for (text[n++] = '"'; *field; field++) {
+        if (*field == '"')
+            text[n++] = '"';
+        text[n++] = *field;
+    }
+    text[n++] = '"';
+    text[n] = '\0';
+}
+
+static ar_status write_row(ari_out *out, const ari_candidate *f)
+{
+    const ari_choice *c = &f->choice;
+    char line[400 + 2 * ARI_REASON], numbers[120] = ",,", reason[2 * ARI_REASON + 1];
+    if (f->legal == AR_OK)
+        snprintf(numbers, sizeof numbers, "%.9g,%.0f,%d", f->seconds, f->bytes, f->fits);
+    quote(reason, f->reason);
+    const int n = snprintf(line, sizeof line, "%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%s,%d,%s,%d,%s,%s\n", c->tp, c->cp,
+                           c->cp_inner, c->zigzag, c->pp, c->dp, c->sp, c->zero, ari_at_least_one(c->dp_replicate),
+                           c->micro_batches, c->pp > 1 ? ar_pp_schedule_name(c->schedule) : "", c->virtual_stages,
+                           ari_recompute_names[c->recompute], f->legal == AR_OK, numbers, reason);
+    return ari_out_write(out, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
+}
+
+ar_status ari_ranking_csv(const char *path, const ari_ranking *r)
+{
+    static const char titles[] =
+        "tp,cp,cp_inner,zigzag,pp,dp,sp,zero,dp_replicate,micro_batches,schedule,virtual_stages,recompute,"
+        "legal,seconds,bytes,fits,reason\n";
+    ari_out *out = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_out_create(&out, path));
+    st = ari_out_write(out, titles, strlen(titles));
+    for (size_t i = 0; i < r->n && st == AR_OK; i++)
+        st = write_row(out, &r->at[i]);
+    if (st != AR_OK) {
+        ari_out_discard(out);
+        return st;
+    }
+    return ari_out_commit(out);
+}

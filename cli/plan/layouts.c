@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What layouts take: the question as options ask it, and its answer. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "anyrank/model.h"
+#include "cli/plan/plan.h"
+#include "cli/shared/command.h"
+#include "cli/shared/progress.h"
+#include "ref/core/size.h"
+#include "ref/io/json.h"
+
+const char *const ari_plan_table_names[] = {"memory", "scaling", "decision", NULL};
+
+/* --- the question ------------------------------------------------------------------------------------------------- */
+
+static bool is_search(const ari_plan_values *v)
+{
+    return v->gpus > 0;
+}
+
+/* Whether a table goes through tp of one sample. */
+static bool is_by_tp(const ari_plan_values *v)
+{
+    return v->table == ARI_PLAN_MEMORY || v->table == ARI_PLAN_SCALING;
+}
+
+static bool recompute_given(const ari_plan_values *v)
+{
+    return v->r.run.parallel.recompute.what != ARI_RECOMPUTE_NOT_GIVEN;
+}
+
+static bool schedule_given(const ari_plan_values *v)
+{
+    return v->r.run.parallel.schedule != ARI_PP_SCHEDULE_NOT_GIVEN;
+}
+
+/* The ranks of the extents that are given have to be a divisor of all of them, or all if every extent is given. */
+static ar_status check_extents(const ari_plan_values *v)
+{
+    const ar_parallel *p = &v->r.run.parallel;
+    const int extents[] = {p->tp, p->cp, p->pp, p->dp};
+    int left = v->gpus;
+    bool divides = true, open = false;
+    for (size_t i = 0; i < sizeof extents / sizeof *extents; i++) {
+        const int n = ari_at_least_one(extents[i]);
+        open = open || extents[i] == 0;
+        divides = divides && left % n == 0;
+        left = divides ? left / n : left;
+    }
+    if (!divides || (!open && left > 1))
+        return ar_error_set(AR_ERR_ARG,
+                            "--gpus %d is not a mesh of the extents that are given (tp=%d, cp=%d, pp=%d, dp=%d; 0: not "
+                            "given); their product has to divide it, or to be it if all are given",
+                            v->gpus, p->tp, p->cp, p->pp, p->dp);
+    return AR_OK;
+}
+
+static ar_status check_values(const ari_plan_values *v)
+{
+    if (v->backward || v->each_layer || v->markdown || v->rank > 0)
+        return ar_error_set(AR_ERR_ARG, "--backward, --each-layer, --markdown and --rank are of --flow: give it too");
+    if (!is_search(v) && v->table < 0 && !ari_layout_given(&v->r))
+        return ar_error_set(AR_ERR_ARG,
+                            "how many GPUs? --gpus N compares their layouts; --tp, --cp, --pp and --dp give "
+                            "one layout, planned in depth; --flow lists the operations of one");
+    if (!is_search(v) && (v->all || v->csv || v->top >= 0))
+        return ar_error_set(AR_ERR_ARG, "--all, --top and --csv list layouts: give --gpus N too");
+    if (v->table >= 0 && (v->all || v->csv || v->html || v->svg || v->top >= 0))
+        return ar_error_set(AR_ERR_ARG,
+                            "--all, --top, --csv, --html and --svg are about single layouts, which --table does not "
+                            "list: leave one out");
+    if (is_by_tp(v) && v->r.run.batch > 1)
+        return ar_error_set(AR_ERR_ARG, "--table %s is of one sample: leave out --batch",
+                            ari_plan_table_names[v->table]);
+    if (is_by_tp(v) &&
+        (ari_layout_given(&v->r) || v->r.run.parallel.virtual_stages > 0 || schedule_given(v) || recompute_given(v)))
+        return ar_error_set(AR_ERR_ARG,
+                            "--table %s goes through tp=1, 2, 4, .. with nothing else split: leave out --tp and what "
+                            "else chooses a layout (--cp, --pp, --dp, --sp, --zero, --micro-batches, ..)",
+                            ari_plan_table_names[v->table]);
+    return is_search(v) ? check_extents(v) : AR_OK;
+}
+
+static ar_status check_sequence(const ari_asked *a)
+{
+    const ar_run *run = &a->base.step.run;
+    if (a->config.learned_positions && run->seq > a->config.max_positions)
+        return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of %s", run->seq,
+                            a->config.max_positions, a->config.name);
+    if (!a->v->common.quiet && a->config.rope.kind && run->seq > a->config.max_positions)
+        fprintf(stderr, "note: a sequence of %zu is longer than the %zu positions of %s\n", run->seq,
+                a->config.max_positions, a->config.name);
+    return AR_OK;
+}
+
+/* Ranks of the layout that the extents give. */
+static ar_status count_ranks(ari_asked *a)
+{
+    if (a->v->gpus == 0)
+        return ari_planned_world(&a->ranks, &a->base);
+    a->ranks = a->v->gpus;
+    return AR_OK;
+}
+
+/* A sequence a GPU where no batch is given. */
+static ar_status begin(ari_asked *a, const ari_plan_values *v)
+{
+    ar_run *run = &a->base.step.run;
+    *a = (ari_asked){.v = v, .base = {.flash = !v->no_flash}};
+    AR_TRY(check_values(v));
+    AR_TRY(ar_sim_cluster_parse(&a->time.cluster, v->cluster ? v->cluster : "h100"));
+    ar_sim_cluster_describe(&a->time.cluster, a->cluster, sizeof a->cluster);
+    a->time.hierarchical = v->hierarchical;
+    a->time.shared_links = v->shared_links;
+    AR_TRY(ari_planned_begin(&a->base.step, &a->config, &v->r, &v->common));
+    AR_TRY(count_ranks(a));
+    if (is_by_tp(v))
+        run->batch = 1;
+    else if (v->r.run.batch == 0 && run->batch < (size_t)a->ranks)
+        run->batch = (size_t)a->ranks;
+    if (v->r.run.ddp.bucket_bytes == ARI_NOT_GIVEN)
+        run->ddp.bucket_bytes = ARI_BUCKETS_USUAL;
+    if (!v->common.quiet)
+        json_decref(ari_config_notes(stderr, &a->config));
+    AR_TRY(check_sequence(a));
+    return ar_config_parameters(&a->config, &a->parameters);
+}
+
+/* --- a layout in depth -------------------------------------------------------------------------------------------- */
+
+/* What anyrank itself has where it can run the layout. */
+static ar_status add_own(ari_depth *d, const ari_asked *a)
+{
+    ari_time_options o = a->time;
+    ari_planned own = d->planned;
+    o.cost_model = ARI_COST_OWN;
+    d->has_own = ari_planned_counted(&d->planned);
+    if (!d->has_own)
+        return AR_OK;
+    own.flash = false;
+    if (own.step.run.ddp.bucket_bytes == ARI_BUCKETS_USUAL)
+        own.step.run.ddp.bucket_bytes = AR_BUCKET_BYTES;
+    AR_TRY(ari_time_of(&d->own_time, &own, &o));
+    return ari_memory_own_most(&d->own_memory, &own);
+}
+
+ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, const ari_candidate *faster)
+{
+    const double room = a->time.cluster.memory_bytes;
+    *d = (ari_depth){.planned = ari_choice_planned(&a->base, c), .found.choice = *c};
+    AR_TRY(ari_planned_check(&d->planned));
+    AR_TRY(ari_time_of(&d->time, &d->planned, &a->time));
+    AR_TRY(ari_memory_production(&d->memory, &d->planned));
+    d->found.seconds = ari_time_step(&d->time);
+    d->found.bound = ari_bound_of(&d->time);
+    AR_TRY(ari_worth_of(&d->worth, &d->planned, &a->time, d->found.seconds));
+    d->found.bytes = ari_memory_sum(&d->memory);
+    d->found.fits = room <= 0.0 || d->found.bytes <= room;
+    ari_advice(d->advice, sizeof d->advice, &d->planned, &d->time, &d->memory, faster, room);
+    return add_own(d, a);
+}
+
+/* The layout that the options give; where they do not say, one sample a micro-batch. */
+static ari_choice given(const ari_asked *a)
+{
+    const ar_parallel *p = &a->v->r.run.parallel, *layout = &a->base.step.run.parallel;
+    const int dp = ari_at_least_one(p->dp);
+    const size_t samples = a->base.step.run.batch / (size_t)dp;
+    return (ari_choice){.tp = ari_at_least_one(p->tp),
+                        .cp = ari_at_least_one(p->cp),
+                        .cp_inner = ari_at_least_one(p->cp_inner),
+                        .zigzag = p->zigzag,
+                        .pp = ari_at_least_one(p->pp),
+                        .dp = dp,
+                        .zero = p->zero > 0 ? p->zero : 0,
+                        .dp_replicate = ari_at_least_one(p->dp_replicate),
+                        .micro_batches = p->micro_batches > 0 ? p->micro_batches
+                                         : samples > 1        ? (int)samples
+                                                              : 1,
+                        .virtual_stages = layout->virtual_stages,
+                        .schedule = layout->schedule,
+                        .sp = p->sp || a->base.step.run.parallel.sp,
+                        .recompute = a->base.step.run.parallel.recompute.what};
+}
+
+/* Options that would say nothing are refused as `check` refuses them. A search chooses what is left open: without --cp,
+ * --cp-inner and --zigzag are about every cp that it tries, and --schedule-pp and --virtual-stages about every pp. */
+static ar_status check_options(const ari_asked *a)
+{
+    ari_run_values r = a->v->r;
+    ar_parallel *p = &r.run.parallel;
+    if (is_search(a->v) || a->v->table >= 0)
+        *p = (ar_parallel){.cp = p->cp,
+                           .cp_inner = p->cp > 0 ? p->cp_inner : 0,
+                           .zigzag = p->cp > 0 && p->zigzag,
+                           .micro_batches = p->micro_batches,
+                           .recompute = p->recompute,
+                           .pp = p->pp,
+                           .schedule = p->pp == 0                                      ? AR_PP_1F1B
+                                       : schedule_given(a->v) || p->virtual_stages < 2 ? p->schedule
+                                                                                       : AR_PP_INTERLEAVED,
+                           .virtual_stages = p->pp > 0 ? p->virtual_stages : 0,
+                           .forward_first = p->forward_first && p->micro_batches > 0};
+    else
+        p->micro_batches = given(a).micro_batches;
+    if (!is_search(a->v) && !recompute_given(a->v))
+        p->recompute.what = AR_RECOMPUTE_NONE;
+    if ((unsigned)p->schedule >= AR_PP_SCHEDULES)
+        p->schedule = AR_PP_1F1B;
+    p->dp_replicate = 0;
+    p->zero = 0; /* over dp and cp here: ari_planned_check */
+    return ari_layout_check(&r);
+}
+
+/* Layouts in every form that is asked for but text. Takes o; NULL: there was no memory for it. */
+static ar_status save_layouts(json_t *o, const ari_plan_values *v)
+{
+    ar_status st = AR_OK;
+    if (o && v->html)
+        st = ari_plan_page_write(o, v->html);
+    if (o && v->svg && st == AR_OK)
+        st = ari_plan_picture_write(o, v->svg);
+    if (st == AR_OK)
+        return ari_json_end(o, &v->common);
+    json_decref(o);
+    return st;
+}
+
+static bool wants_layouts(const ari_plan_values *v)
+{
+    return v->common.json || v->html || v->svg;
+}
+
+static ar_status run_depth(const ari_asked *a)
+{
+    const ari_choice c = given(a);
+    ari_depth d;
+    AR_TRY(ari_depth_of(&d, a, &c, NULL));
+    if (ari_wants_text(&a->v->common))
+        AR_TRY(ari_depth_print(stdout, a, &d));
+    if (!wants_layouts(a->v))
+        return AR_OK;
+    json_t *o = ari_asked_json(a), *one = ari_depth_json(&d);
+    if (o && one)
+        json_object_set_new(o, "layouts", json_pack("[o]", one));
+    if (one)
+        return save_layouts(o, a->v);
+    json_decref(o);
+    return save_layouts(NULL, a->v);
+}
+
+/* --- all layouts -------------------------------------------------------------------------------------------------- */
+
+ari_search ari_asked_search(const ari_asked *a)
+{
+    const ari_plan_values *v = a->v;
+    const ar_parallel *p = &v->r.run.parallel;
+    return (ari_search){.base = a->base,
+                        .ranks = a->ranks,
+                        .fixed = {.tp = p->tp,
+                                  .cp = p->cp,
+                                  .cp_inner = p->cp_inner,
+                                  .zigzag = p->zigzag,
+                                  .pp = p->pp,
+                                  .dp = p->dp,
+                                  .dp_replicate = p->dp_replicate,
+                                  .micro_batches = p->micro_batches,
+                                  .virtual_stages = p->virtual_stages},
+                        .sp = p->sp || a->base.step.run.parallel.sp ? 1 : -1,
+                        .zero = p->zero,
+                        .recompute = recompute_given(v) ? (int)p->recompute.what : -1,
+                        .schedule = schedule_given(v) ? (int)p->schedule : -1,
+                        .time = a->time,
+                        .every = v->all};
+}
+
+static ar_status layouts_json(json_t *all, const ari_asked *a, const ari_ranking *r)
+{
+    for (size_t i = 0; i < r->n; i++) {
+        const ari_candidate *f = &r->at[i];
+        const ari_planned p = ari_choice_planned(&a->base, &f->choice);
+        const bool deep = f->legal == AR_OK && i < ari_ranking_shown(a, r);
+        ari_depth d;
+        if (deep)
+            AR_TRY(ari_depth_of(&d, a, &f->choice, NULL));
+        json_array_append_new(all, deep ? ari_depth_json(&d) : ari_candidate_json(f, &p));
+    }
+    return AR_OK;
+}
+
+static ar_status save_ranking(const ari_asked *a, const ari_ranking *r)
+{
+    json_t *o = ari_asked_json(a), *layouts = json_array();
+    const ar_status st = layouts_json(layouts, a, r);
+    if (st != AR_OK) {
+        json_decref(layouts);
+        json_decref(o);
+        return st;
+    }
+    if (o) {
+        json_object_set_new(o, "searched",
+                            json_pack("{s:I, s:I, s:I, s:I}", "meshes", (json_int_t)r->meshes, "layouts",
+                                      (json_int_t)r->layouts, "legal", (json_int_t)r->legal, "fitting",
+                                      (json_int_t)r->fitting));
+        json_object_set(o, "layouts", layouts);
+    }
+    json_decref(layouts);
+    return save_layouts(o, a->v);
+}
+
+static ar_status run_search(const ari_asked *a)
+{
+    ari_progress progress;
+    ari_ranking r;
+    ari_progress_begin(&progress, &a->v->common);
+    ari_search s = ari_asked_search(a);
+    s.progress = ari_progress_show;
+    s.user = &progress;
+    ar_status st = ari_search_run(&r, &s);
+    ari_progress_end(&progress);
+    if (st == AR_OK && r.layouts == 0)
+        st = ar_error_set(AR_ERR_INDIVISIBLE, "no cp that %d GPUs can have is a number of groups of --cp-inner %d",
+                          a->ranks, s.fixed.cp_inner);
+    if (st == AR_OK && r.legal == 0 && !a->v->all)
+        st = ar_error_set(AR_ERR_INDIVISIBLE,
+                          "no layout of %d GPUs is legal: %s (--all lists every one with its reason)", a->ranks,
+                          r.refused);
+    if (st == AR_OK && ari_wants_text(&a->v->common))
+        st = ari_ranking_print(stdout, a, &r);
+    if (st == AR_OK && a->v->csv)
+        st = ari_ranking_csv(a->v->csv, &r);
+    if (st == AR_OK && wants_layouts(a->v))
+        st = save_ranking(a, &r);
+    ari_ranking_fini(&r);
+    return st;
+}
+
+static ar_status run_table(const ari_asked *a)
+{
+    json_t *rows = NULL;
+    FILE *to = ari_wants_text(&a->v->common) ? stdout : NULL;
+    AR_TRY(ari_plan_table_run(&rows, to, a));
+    json_t *o = a->v->common.json ? ari_asked_json(a) : NULL;
+    if (o)
+        json_object_set(o, "rows", rows);
+    json_decref(rows);
+    return a->v->common.json ? ari_json_end(o, &a->v->common) : AR_OK;
+}
+
+ar_status ari_plan_layouts(const ari_plan_values *v)
+{
+    ari_asked a;
+    ar_status st = begin(&a, v);
+    if (st == AR_OK)
+        st = check_options(&a);
+    if (st == AR_OK)
+        st = v->table >= 0 ? run_table(&a) : is_search(v) ? run_search(&a) : run_depth(&a);
+    ari_layout_unload(&a.base.step.run);
+    return st;
+}

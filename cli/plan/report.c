@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What layouts take, as text: the ranking, and one layout in depth. */
+#include "cli/plan/plan.h"
+#include "cli/shared/command.h"
+#include "cli/shared/table.h"
+#include "ref/core/size.h"
+
+enum { NOTE = 80, USUAL_TOP = 10 };
+
+void ari_asked_print(FILE *to, const ari_asked *a, int ranks)
+{
+    const ar_run *run = &a->base.step.run;
+    fprintf(to, "%s, %s parameters, on %s GPU%s: %s\n", a->config.name, ARI_COUNT(a->parameters),
+            ARI_COUNT((uint64_t)ranks), ranks == 1 ? "" : "s", a->cluster);
+    const ar_sim_cluster *c = &a->time.cluster;
+    fprintf(to, "a step of %s x %s tokens; 16-bit values, %s%s%s\n", ARI_COUNT(run->batch), ARI_COUNT(run->seq),
+            a->base.flash ? "flash attention" : "attention that stores its scores",
+            a->time.hierarchical ? ", hierarchical collectives" : "",
+            c->peak_flops > 0.0 && c->flops < c->peak_flops
+                ? ""
+                : "; products at the peak rate (flops=RATE: one you measured)");
+}
+
+size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r)
+{
+    const size_t top = a->v->top < 0 ? USUAL_TOP : (size_t)a->v->top;
+    return top == 0 || top > r->n ? r->n : top;
+}
+
+const char *ari_cp_text(char text[ARI_CP_WORDS], const ari_choice *c)
+{
+    char inner[24] = "";
+    if (c->cp > 1 && c->cp_inner > 1)
+        snprintf(inner, sizeof inner, " (inner %d)", c->cp_inner);
+    snprintf(text, ARI_CP_WORDS, "%d%s%s", c->cp, inner, c->zigzag ? " zigzag" : "");
+    return text;
+}
+
+const char *ari_pipeline_text(char text[ARI_PIPELINE_WORDS], const ari_choice *c)
+{
+    char each[24] = "";
+    if (c->virtual_stages > 1)
+        snprintf(each, sizeof each, " x %d", c->virtual_stages);
+    snprintf(text, ARI_PIPELINE_WORDS, "%s%s", c->pp > 1 ? ar_pp_schedule_name(c->schedule) : "", each);
+    return text;
+}
+
+/* --- the ranking -------------------------------------------------------------------------------------------------- */
+
+static void add_choice(ari_table *t, const ari_asked *a, const ari_choice *c)
+{
+    const size_t dp = (size_t)c->dp, samples = (a->base.step.run.batch + dp - 1) / dp;
+    ari_table_row(t, "%d\t%s\t%d\t%d\t%s\t%d\t%d x %zu\t%s\t%s", c->tp, ARI_CP_TEXT(c), c->pp, c->dp, c->sp ? "sp" : "",
+                  c->zero, c->micro_batches, samples / (size_t)c->micro_batches, ARI_PIPELINE_TEXT(c),
+                  ari_recompute_names[c->recompute]);
+}
+
+/* "does not fit, by 3.1 GB", "formula", "KV heads x2". */
+static void note_of(char note[NOTE], const ari_asked *a, const ari_candidate *f, const ari_planned *p)
+{
+    const size_t kv = a->config.kv_heads, tp = (size_t)f->choice.tp;
+    int used = 0;
+    if (!f->fits)
+        used =
+            snprintf(note, NOTE, "does not fit, by %s", ARI_BYTES((uint64_t)(f->bytes - a->time.cluster.memory_bytes)));
+    else
+        used = snprintf(note, NOTE, "%s", ari_planned_counted(p) ? "operations" : "formula");
+    if (kv > 0 && tp > kv)
+        snprintf(note + used, (size_t)(NOTE - used), "; KV heads x%zu", tp / kv);
+}
+
+static ar_status add_found(ari_table *t, const ari_asked *a, const ari_candidate *f)
+{
+    const ari_planned p = ari_choice_planned(&a->base, &f->choice);
+    ari_worth w;
+    char note[NOTE];
+    add_choice(t, a, &f->choice);
+    if (f->legal != AR_OK) {
+        ari_table_row(t, "\t\t\t\t\t%s", ARI_SHOW(f->reason));
+        return AR_OK;
+    }
+    AR_TRY(ari_worth_of(&w, &p, &a->time, f->seconds));
+    note_of(note, a, f, &p);
+    ari_table_row(t, "%s\t%.0f\t%.1f %%\t%s\t%s\t%s", ARI_SECONDS(f->seconds), w.tokens / a->ranks, 100.0 * w.mfu,
+                  ARI_BYTES((uint64_t)f->bytes), f->bound, note);
+    return AR_OK;
+}
+
+static ar_status print_advice(FILE *to, const ari_asked *a, const ari_ranking *r)
+{
+    const ari_candidate *best = &r->at[0];
+    const bool matters = !r->fastest.fits && r->fastest.seconds < 0.95 * best->seconds;
+    const ari_candidate *faster = matters ? &r->fastest : NULL;
+    ari_depth d;
+    AR_TRY(ari_depth_of(&d, a, &best->choice, faster));
+    fprintf(to, "advice: %s\n", d.advice);
+    return AR_OK;
+}
+
+ar_status ari_ranking_print(FILE *to, const ari_asked *a, const ari_ranking *r)
+{
+    static const ari_column columns[] = {{"tp", ARI_RIGHT},     {"cp", ARI_RIGHT},        {"pp", ARI_RIGHT},
+                                         {"dp", ARI_RIGHT},     {"sp", ARI_LEFT},         {"zero", ARI_RIGHT},
+                                         {"micro", ARI_RIGHT},  {"schedule", ARI_LEFT},   {"recompute", ARI_LEFT},
+                                         {"step", ARI_RIGHT},   {"tok/s/GPU", ARI_RIGHT}, {"MFU", ARI_RIGHT},
+                                         {"memory", ARI_RIGHT}, {"bound by", ARI_LEFT},   {"planned by", ARI_LEFT}};
+    ari_table t = ARI_TABLE(columns);
+    const size_t shown = ari_ranking_shown(a, r);
+    ar_status st = AR_OK;
+    ari_asked_print(to, a, a->ranks);
+    for (size_t i = 0; i < shown && st == AR_OK; i++)
+        st = add_found(&t, a, &r->at[i]);
+    if (st != AR_OK) {
+        AR_TRY(ari_table_end(&t, NULL, 2));
+        return st;
+    }
+    AR_TRY(ari_table_end(&t, to, 2));
+    fprintf(to, "%s layouts of %s mesh%s, %s of them legal; %s%zu of %zu listed\n", ARI_COUNT(r->layouts),
+            ARI_COUNT(r->meshes), r->meshes == 1 ? "" : "es", ARI_COUNT(r->legal),
+            a->v->all ? "" : "the best of each mesh is ranked (--all: every layout); ", shown, r->n);
+    return r->legal > 0 ? print_advice(to, a, r) : AR_OK;
+}
+
+/* --- one layout in depth ------------------------------------------------------------------------------------------ */
+
+static void print_layout(FILE *to, const ari_asked *a, const ari_depth *d)
+{
+    const ari_choice *c = &d->found.choice;
+    const size_t dp = (size_t)c->dp, samples = (a->base.step.run.batch + dp - 1) / dp, kv = a->config.kv_heads;
+    const int overlap = ari_planned_overlap(&d->planned);
+    char cut[32] = "";
+    if (overlap > 1)
+        snprintf(cut, sizeof cut, " overlap=%d", overlap);
+    fprintf(to, "tp=%d cp=%s pp=%d dp=%d%s%s zero=%d, %d micro-batches of %zu%s%s, recompute %s%s\n", c->tp,
+            ARI_CP_TEXT(c), c->pp, c->dp, c->sp ? " sp" : "", cut, c->zero, c->micro_batches,
+            samples / (size_t)c->micro_batches, c->pp > 1 ? ", " : "", ARI_PIPELINE_TEXT(c),
+            ari_recompute_names[c->recompute], d->has_own ? "" : ": gathers and shares by formula");
+    if (kv > 0 && (size_t)c->tp > kv)
+        fprintf(to, "  note: %zu ranks hold a copy of each of the %zu KV heads\n", (size_t)c->tp / kv, kv);
+}
+
+static ar_status print_memory(FILE *to, const ari_asked *a, const ari_depth *d)
+{
+    static const ari_column columns[] = {
+        {"memory of a rank", ARI_LEFT}, {"production", ARI_RIGHT}, {"anyrank", ARI_RIGHT}};
+    ari_table t = ARI_TABLE(columns);
+    for (int k = 0; k < ARI_MEMORY_KINDS; k++) {
+        const double production = d->memory.of[k], own = d->has_own ? d->own_memory.of[k] : 0.0;
+        if (production > 0.0 || own > 0.0)
+            ari_table_row(&t, "%s\t%s\t%s", ari_memory_name((ari_memory_kind)k), ARI_BYTES((uint64_t)production),
+                          d->has_own ? ARI_BYTES((uint64_t)own) : "");
+    }
+    ari_table_row(&t, "sum\t%s\t%s", ARI_BYTES((uint64_t)d->found.bytes),
+                  d->has_own ? ARI_BYTES((uint64_t)ari_memory_sum(&d->own_memory)) : "");
+    AR_TRY(ari_table_end(&t, to, 2));
+    if (a->time.cluster.memory_bytes > 0.0)
+        fprintf(to, "  a rank has %s: %s\n", ARI_BYTES((uint64_t)a->time.cluster.memory_bytes),
+                d->found.fits ? "it fits" : "it does not fit");
+    return AR_OK;
+}
+
+static ar_status print_time(FILE *to, const ari_depth *d)
+{
+    static const ari_column columns[] = {
+        {"time of a step", ARI_LEFT}, {"production", ARI_RIGHT}, {"share", ARI_RIGHT}, {"anyrank", ARI_RIGHT}};
+    ari_table t = ARI_TABLE(columns);
+    const double step = d->found.seconds > 0.0 ? d->found.seconds : 1.0;
+    for (int k = 0; k < ARI_TIME_KINDS; k++) {
+        const double own = d->has_own ? d->own_time.of[k] : 0.0;
+        if (d->time.of[k] > 0.0 || own > 0.0)
+            ari_table_row(&t, "%s\t%s\t%.1f %%\t%s", ari_time_name((ari_time_kind)k), ARI_SECONDS(d->time.of[k]),
+                          100.0 * d->time.of[k] / step, d->has_own ? ARI_SECONDS(own) : "");
+    }
+    ari_table_row(&t, "sum\t%s\t\t%s", ARI_SECONDS(d->found.seconds),
+                  d->has_own ? ARI_SECONDS(ari_time_step(&d->own_time)) : "");
+    ari_table_row(&t, "hidden communication\t%s\t\t%s", ARI_SECONDS(d->time.hidden),
+                  d->has_own ? ARI_SECONDS(d->own_time.hidden) : "");
+    return ari_table_end(&t, to, 2);
+}
+
+static ar_status print_moved(FILE *to, const ari_depth *d)
+{
+    static const ari_column columns[] = {{"moved over", ARI_LEFT}, {"in", ARI_LEFT},     {"ranks", ARI_RIGHT},
+                                         {"link", ARI_LEFT},       {"calls", ARI_RIGHT}, {"a rank sends", ARI_RIGHT},
+                                         {"alone", ARI_RIGHT}};
+    ari_table t = ARI_TABLE(columns);
+    for (int i = 0; i < d->time.moved.n; i++) {
+        const ari_traffic_row *m = &d->time.moved.row[i];
+        ari_table_row(&t, "%s\t%s\t%.0f\t%s\t%s\t%s\t%s", ari_time_name(m->over), m->call, m->ranks,
+                      m->between ? "between nodes" : "inside", ARI_COUNT((uint64_t)m->calls),
+                      ARI_BYTES((uint64_t)m->bytes), ARI_SECONDS(m->seconds));
+    }
+    return ari_table_end(&t, to, 2);
+}
+
+ar_status ari_depth_print(FILE *to, const ari_asked *a, const ari_depth *d)
+{
+    const ari_worth *w = &d->worth;
+    ari_asked_print(to, a, a->ranks);
+    print_layout(to, a, d);
+    AR_TRY(print_memory(to, a, d));
+    AR_TRY(print_time(to, d));
+    if (d->time.moved.n > 0)
+        AR_TRY(print_moved(to, d));
+    fprintf(to, "%s tokens/s, %s a GPU; MFU %.1f %%, HFU %.1f %% (%s a token)\n", ARI_COUNT((uint64_t)w->tokens),
+            ARI_COUNT((uint64_t)(w->tokens / a->ranks)), 100.0 * w->mfu, 100.0 * w->hfu,
+            ari_flops_formula(w->convention));
+    fprintf(to, "advice: %s\n", d->advice);
+    return AR_OK;
+}

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tables of a model's layouts: memory and time by tp, and the best layout by number of GPUs. */
+#include "cli/plan/plan.h"
+#include "cli/shared/command.h"
+#include "cli/shared/table.h"
+#include "ref/core/size.h"
+#include "ref/io/json.h"
+
+static const double GB = 1e-9;
+enum { MOST_TP = 1 << 16, MOST_SHOWN = 32 }; /* tp that is looked at; that is shown without --gpus */
+
+/* Whether tp is one that the model can have; what is no verdict on it is an error. */
+static ar_status can_have(bool *can, const ari_asked *a, int tp)
+{
+    const ar_plan *plan = &a->base.step.run.plan;
+    const ar_status st = ar_config_check_tp(&a->config, tp, plan);
+    *can = st == AR_OK;
+    return *can || ari_is_verdict(st) ? AR_OK : st;
+}
+
+/* tp ranks alone, as the tables compare them. */
+static ari_asked alone(const ari_asked *a, int tp)
+{
+    ari_asked one = *a;
+    one.base.step.config = &a->config;
+    one.ranks = tp;
+    return one;
+}
+
+static ari_choice choice_of(int tp, bool sp, ar_recompute recompute)
+{
+    return (ari_choice){.tp = tp,
+                        .cp = 1,
+                        .cp_inner = 1,
+                        .pp = 1,
+                        .dp = 1,
+                        .micro_batches = 1,
+                        .virtual_stages = 1,
+                        .sp = sp && tp > 1,
+                        .recompute = recompute};
+}
+
+static double states(const ari_memory *m)
+{
+    return m->of[ARI_MEMORY_WEIGHTS] + m->of[ARI_MEMORY_GRADIENTS] + m->of[ARI_MEMORY_MASTER] +
+           m->of[ARI_MEMORY_OPTIMIZER];
+}
+
+/* All that a sample keeps between the passes. */
+static double activations(const ari_memory *m)
+{
+    return ari_memory_sum(m) - states(m) - m->of[ARI_MEMORY_BUCKETS] - m->of[ARI_MEMORY_WORKSPACE];
+}
+
+/* Bytes of activations; -1: there is no such layout, as where tp does not divide the sequence. */
+static ar_status kept(double *bytes, const ari_asked *one, bool sp, ar_recompute recompute)
+{
+    const ari_choice c = choice_of(one->ranks, sp, recompute);
+    const ari_planned p = ari_choice_planned(&one->base, &c);
+    ari_memory m;
+    *bytes = -1.0;
+    if (ari_planned_check(&p) != AR_OK)
+        return AR_OK;
+    AR_TRY(ari_memory_production(&m, &p));
+    *bytes = activations(&m);
+    return AR_OK;
+}
+
+static const char *gigabytes(char text[ARI_NUMBER], double bytes)
+{
+    snprintf(text, ARI_NUMBER, bytes < 0.0 ? "" : "%.3f", bytes * GB);
+    return text;
+}
+#define GIGABYTES(bytes) gigabytes((char[ARI_NUMBER]){0}, (bytes))
+
+static json_t *number(double x)
+{
+    return x < 0.0 ? json_null() : json_real(x);
+}
+
+/* --- memory by tp ------------------------------------------------------------------------------------------------- */
+
+static ar_status memory_row(ari_table *t, json_t *rows, const ari_asked *a, int tp)
+{
+    const ari_asked one = alone(a, tp);
+    const ari_choice c = choice_of(tp, false, AR_RECOMPUTE_NONE);
+    const ari_planned p = ari_choice_planned(&one.base, &c);
+    ari_memory m;
+    double plain = 0.0, sp = 0.0, full = 0.0;
+    AR_TRY(ari_memory_production(&m, &p));
+    AR_TRY(kept(&plain, &one, false, AR_RECOMPUTE_NONE));
+    AR_TRY(kept(&sp, &one, true, AR_RECOMPUTE_NONE));
+    AR_TRY(kept(&full, &one, true, AR_RECOMPUTE_FULL));
+    const double parameters = m.of[ARI_MEMORY_WEIGHTS] / 2.0;
+    ari_table_row(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s", tp, ARI_COUNT((uint64_t)parameters), GIGABYTES(states(&m)),
+                  GIGABYTES(16.0 * (double)a->parameters / tp), GIGABYTES(plain), GIGABYTES(sp), GIGABYTES(full));
+    json_array_append_new(rows,
+                          json_pack("{s:i, s:f, s:f, s:f, s:o, s:o, s:o}", "tp", tp, "parameters", parameters, "states",
+                                    states(&m), "divided", 16.0 * (double)a->parameters / tp, "activations",
+                                    number(plain), "activations_sp", number(sp), "activations_sp_full", number(full)));
+    return AR_OK;
+}
+
+/* --- time by tp --------------------------------------------------------------------------------------------------- */
+
+static ar_status scaling_row(ari_table *t, json_t *rows, const ari_asked *a, int tp, double *one_rank)
+{
+    const ari_asked one = alone(a, tp);
+    const ari_choice c = choice_of(tp, (a->base.step.run.seq % (size_t)tp) == 0, AR_RECOMPUTE_NONE);
+    ari_depth d;
+    double bytes = 0.0;
+    bool between = false;
+    AR_TRY(ari_depth_of(&d, &one, &c, NULL));
+    for (int i = 0; i < d.time.moved.n; i++) {
+        bytes += d.time.moved.row[i].bytes;
+        between = between || d.time.moved.row[i].between;
+    }
+    const double computing = d.found.seconds > 0.0 ? d.time.of[ARI_TIME_PRODUCTS] / d.found.seconds : 1.0;
+    *one_rank = *one_rank > 0.0 ? *one_rank : d.found.seconds * tp;
+    const double speed = *one_rank / d.found.seconds;
+    ari_table_row(t, "%d\t%s\t%s\t%.0f %%\t%.2f\t%s\t%s\t%s", tp,
+                  tp == 1   ? ""
+                  : between ? "between nodes"
+                            : "inside",
+                  ARI_SECONDS(d.found.seconds), 100.0 * computing, speed, ARI_BYTES((uint64_t)d.found.bytes),
+                  ARI_BYTES((uint64_t)bytes), d.found.fits ? "" : "does not fit");
+    json_array_append_new(rows, json_pack("{s:i, s:b, s:f, s:f, s:f, s:f, s:f, s:b}", "tp", tp, "between_nodes",
+                                          between, "seconds", d.found.seconds, "computing", computing, "speedup", speed,
+                                          "bytes", d.found.bytes, "sent_bytes", bytes, "fits", d.found.fits));
+    return AR_OK;
+}
+
+static ar_status rows_by_tp(ari_table *t, json_t *rows, const ari_asked *a, bool scaling)
+{
+    const int most = a->v->gpus > 0 ? a->v->gpus : MOST_SHOWN;
+    double one_rank = 0.0;
+    for (int tp = 1; tp <= most && tp <= MOST_TP; tp++) {
+        bool can = false;
+        if (tp & (tp - 1))
+            continue; /* nodes and models go by powers of two */
+        AR_TRY(can_have(&can, a, tp));
+        if (can)
+            AR_TRY(scaling ? scaling_row(t, rows, a, tp, &one_rank) : memory_row(t, rows, a, tp));
+    }
+    return AR_OK;
+}
+
+/* --- the best layout by number of GPUs ---------------------------------------------------------------------------- */
+
+static ar_status decision_row(ari_table *t, json_t *rows, const ari_asked *a, int ranks, size_t seq)
+{
+    ari_asked here = *a;
+    ari_ranking r;
+    here.base.step.config = &a->config;
+    here.base.step.run.seq = seq;
+    here.ranks = ranks;
+    const ari_search s = ari_asked_search(&here);
+    ar_status st = ari_search_run(&r, &s);
+    const ari_candidate *best = r.n > 0 && r.at[0].legal == AR_OK ? &r.at[0] : NULL;
+    ari_depth d;
+    if (st == AR_OK && best)
+        st = ari_depth_of(&d, &here, &best->choice, NULL);
+    if (st == AR_OK && best) {
+        const ari_choice *c = &best->choice;
+        ari_table_row(t, "%d\t%zu\t%d\t%s\t%d\t%d\t%s\t%d\t%s\t%s\t%.1f %%\t%s\t%s", ranks, seq, c->tp, ARI_CP_TEXT(c),
+                      c->pp, c->dp, c->sp ? "sp" : "", c->zero, ari_recompute_names[c->recompute],
+                      ARI_SECONDS(best->seconds), 100.0 * d.worth.mfu, ARI_BYTES((uint64_t)best->bytes),
+                      best->fits ? ari_bound_of(&d.time) : "does not fit");
+        json_array_append_new(
+            rows, json_pack("{s:i, s:I, s:o}", "gpus", ranks, "seq", (json_int_t)seq, "best", ari_depth_json(&d)));
+    }
+    ari_ranking_fini(&r);
+    return st;
+}
+
+/* From one GPU to all of them, then longer sequences on all. */
+static ar_status decision_rows(ari_table *t, json_t *rows, const ari_asked *a)
+{
+    static const size_t longer[] = {32768, 131072};
+    const size_t seq = a->base.step.run.seq;
+    for (int ranks = 1; ranks <= a->ranks; ranks = ranks == a->ranks      ? ranks + 1
+                                                   : 2 * ranks < a->ranks ? 2 * ranks
+                                                                          : a->ranks)
+        AR_TRY(decision_row(t, rows, a, ranks, seq));
+    for (size_t i = 0; i < sizeof longer / sizeof *longer && !a->config.learned_positions; i++) {
+        if (longer[i] > seq)
+            AR_TRY(decision_row(t, rows, a, a->ranks, longer[i]));
+    }
+    return AR_OK;
+}
+
+/* --- together ----------------------------------------------------------------------------------------------------- */
+
+static const ari_column memory_columns[] = {{"tp", ARI_RIGHT},
+                                            {"parameters of a rank", ARI_RIGHT},
+                                            {"2+2+12 GB", ARI_RIGHT},
+                                            {"16P/tp GB", ARI_RIGHT},
+                                            {"activations GB", ARI_RIGHT},
+                                            {"with sp GB", ARI_RIGHT},
+                                            {"sp, recomputed GB", ARI_RIGHT}};
+static const ari_column scaling_columns[] = {
+    {"tp", ARI_RIGHT},       {"links", ARI_LEFT},   {"step", ARI_RIGHT},         {"computing", ARI_RIGHT},
+    {"speed-up", ARI_RIGHT}, {"memory", ARI_RIGHT}, {"a rank sends", ARI_RIGHT}, {"", ARI_LEFT}};
+static const ari_column decision_columns[] = {
+    {"GPUs", ARI_RIGHT}, {"seq", ARI_RIGHT},    {"tp", ARI_RIGHT},     {"cp", ARI_RIGHT},       {"pp", ARI_RIGHT},
+    {"dp", ARI_RIGHT},   {"sp", ARI_LEFT},      {"zero", ARI_RIGHT},   {"recompute", ARI_LEFT}, {"step", ARI_RIGHT},
+    {"MFU", ARI_RIGHT},  {"memory", ARI_RIGHT}, {"bound by", ARI_LEFT}};
+
+static void print_notes(FILE *to, ari_plan_table which)
+{
+    static const char *const notes[] = {
+        [ARI_PLAN_MEMORY] =
+            "one sample; 16P/tp would be right if all were sharded: norms, biases of row-parallel layers "
+            "and copies of KV heads are on every rank",
+        [ARI_PLAN_SCALING] = "one sample a step, with sp where tp divides the sequence; speed-up over one rank",
+        [ARI_PLAN_DECISION] = "the fastest layout that fits; ZeRO-2 and 3 are planned by formula"};
+    fprintf(to, "%s\n", notes[which]);
+}
+
+ar_status ari_plan_table_run(json_t **gives, FILE *to, const ari_asked *a)
+{
+    ari_table memory = ARI_TABLE(memory_columns), scaling = ARI_TABLE(scaling_columns);
+    ari_table decision = ARI_TABLE(decision_columns);
+    const ari_plan_table which = (ari_plan_table)a->v->table;
+    ari_table *t = which == ARI_PLAN_MEMORY ? &memory : which == ARI_PLAN_SCALING ? &scaling : &decision;
+    json_t *rows = json_array();
+    const int most = which == ARI_PLAN_DECISION || a->v->gpus > 0 ? a->ranks : MOST_SHOWN;
+    const ari_asked one = alone(a, most);
+    if (to)
+        ari_asked_print(to, which == ARI_PLAN_DECISION ? a : &one, most);
+    ar_status st =
+        which == ARI_PLAN_DECISION ? decision_rows(t, rows, a) : rows_by_tp(t, rows, a, which == ARI_PLAN_SCALING);
+    const ar_status printed = ari_table_end(t, st == AR_OK ? to : NULL, 2);
+    st = st == AR_OK ? printed : st;
+    if (st != AR_OK) {
+        json_decref(rows);
+        return st;
+    }
+    if (to)
+        print_notes(to, which);
+    *gives = rows;
+    return AR_OK;
+}

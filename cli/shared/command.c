@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/shared/command.h"
+
+#include <string.h>
+
+#include "anyrank/device.h"
+#include "ref/io/json.h"
+
+#ifndef ANYRANK_VERSION
+#define ANYRANK_VERSION "0.1.0"
+#endif
+#ifndef ANYRANK_BUILD_TYPE
+#define ANYRANK_BUILD_TYPE "unnamed build"
+#endif
+
+int ari_exit_code(ar_status st)
+{
+    switch (st) {
+    case AR_OK:
+        return ARI_EXIT_SAME;
+    case AR_ERR_MEMORY:
+    case AR_ERR_TIMEOUT:
+    case AR_ERR_ABORTED:
+    case AR_ERR_DEVICE:
+    case AR_ERR_INTERNAL:
+        return ARI_EXIT_MACHINE;
+    default:
+        return ARI_EXIT_USAGE;
+    }
+}
+
+void ari_print_error(const char *command, ar_status st)
+{
+    const char *message = ar_error_message();
+    fprintf(stderr, "anyrank%s%s: %s\n", command != NULL ? " " : "", command != NULL ? command : "",
+            message[0] != '\0' ? message : ar_status_text(st));
+}
+
+const char *ari_version(void)
+{
+    return ANYRANK_VERSION;
+}
+
+const char *ari_build_type(void)
+{
+    return ANYRANK_BUILD_TYPE;
+}
+
+void ari_print_version(FILE *to)
+{
+    ar_cpu_info cpu;
+    char cuda[400];
+    ar_cpu_info_get(&cpu);
+    ar_gpu_describe(cuda, sizeof cuda);
+    fprintf(to, "anyrank %s (%s)\n", ari_version(), ari_build_type());
+    fprintf(to, "%s %s, kernels: %s\n", cpu.blas, cpu.blas_version, cpu.blas_kernels);
+    fprintf(to, "CUDA: %s\n", cuda);
+}
+
+bool ari_wants_text(const ari_common *common)
+{
+    return !common->quiet && (common->json == NULL || strcmp(common->json, "-") != 0);
+}
+
+json_t *ari_json_begin(const char *command)
+{
+    return json_pack("{s:s, s:s, s:s}", "tool", "anyrank", "version", ari_version(), "command", command);
+}
+
+json_t *ari_json_whole(json_t *object, json_t *rest)
+{
+    if (object && rest && json_object_update_new(object, rest) == 0)
+        return object;
+    json_decref(object);
+    return NULL;
+}
+
+ar_status ari_json_end(json_t *result, const ari_common *common)
+{
+    ar_status st = AR_OK;
+    if (result == NULL)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for the result as JSON");
+    if (common->json != NULL)
+        st = ari_json_save(result, common->json);
+    json_decref(result);
+    return st;
+}
+
+json_t *ari_json_text_or_null(const char *text)
+{
+    return text && text[0] ? ari_json_text(text) : json_null();
+}
+
+json_t *ari_config_notes(FILE *to, const ar_config *c)
+{
+    const size_t n = c->unknown_keys <= AR_CONFIG_NOTES ? c->unknown_keys : AR_CONFIG_NOTES + 1;
+    const size_t shrunk = c->shrunk[0] != '\0';
+    json_t *notes = json_array();
+    char text[160];
+    if (shrunk && to)
+        fprintf(to, "note: %s\n", c->shrunk);
+    if (shrunk)
+        json_array_append_new(notes, ari_json_text(c->shrunk));
+    for (size_t i = 0; i < n; i++) {
+        const size_t more = c->unknown_keys - i;
+        if (i < AR_CONFIG_NOTES)
+            snprintf(text, sizeof text, "config.json: key '%s' is not known here and was ignored", c->unknown[i]);
+        else
+            snprintf(text, sizeof text, "config.json: %zu more key%s not known here and %s ignored", more,
+                     more == 1 ? " is" : "s are", more == 1 ? "was" : "were");
+        if (to)
+            fprintf(to, "note: %s\n", text);
+        json_array_append_new(notes, json_string(text));
+    }
+    if (json_array_size(notes) == n + shrunk)
+        return notes;
+    json_decref(notes);
+    return NULL;
+}

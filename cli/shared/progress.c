@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/shared/progress.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "cli/shared/command.h"
+#include "ref/core/clock.h"
+#include "ref/io/json.h"
+
+static const uint64_t FIRST_NS = 1000000000u; /* shorter jobs show nothing */
+static const uint64_t AGAIN_NS = 100000000u;  /* ten times a second */
+
+enum { LINE_SIZE = 512, DEFAULT_WIDTH = 80, LEAST_WIDTH = 20 };
+
+static int terminal_width(void)
+{
+    struct winsize size;
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= LEAST_WIDTH)
+        return size.ws_col;
+    const char *columns = getenv("COLUMNS");
+    const long n = columns != NULL ? strtol(columns, NULL, 10) : 0;
+    return n >= LEAST_WIDTH && n < LINE_SIZE ? (int)n : DEFAULT_WIDTH;
+}
+
+void ari_progress_begin(ari_progress *p, const ari_common *common)
+{
+    const char *terminal = getenv("TERM");
+    const bool dumb = terminal != NULL && strcmp(terminal, "dumb") == 0;
+    const bool on = !common->quiet && !dumb && isatty(STDERR_FILENO) == 1;
+    *p = (ari_progress){.on = on, .fd = common->progress_fd, .start_ns = ari_now_ns()};
+    p->width = p->on ? terminal_width() : DEFAULT_WIDTH;
+}
+
+void ari_progress_line(char *line, int size, int width, double seconds, double fraction, const char *what)
+{
+    char head[64];
+    if (fraction >= 0.0)
+        snprintf(head, sizeof head, "%3.0f %%  %.0f s  ", (fraction < 1.0 ? fraction : 1.0) * 100.0, seconds);
+    else
+        snprintf(head, sizeof head, "%.0f s  ", seconds);
+    /* One column stays free: a full line would wrap on some terminals. */
+    const int room = (width < size ? width : size) - 1 - (int)strlen(head);
+    const int length = (int)strlen(what);
+    if (room < 4)
+        snprintf(line, (size_t)size, "%.*s", width - 1, head);
+    else if (length <= room)
+        snprintf(line, (size_t)size, "%s%s", head, what);
+    else
+        snprintf(line, (size_t)size, "%s%.*s..%s", head, (room - 2) / 2, what,
+                 what + length - (room - 2 - (room - 2) / 2));
+}
+
+/* A line for a program. It may get lost, for want of memory or where nobody reads: the job goes on. */
+static void report(const ari_progress *p, double seconds, double fraction, const char *what)
+{
+    json_t *line = json_pack("{s:o, s:f, s:o}", "fraction", fraction < 0.0 ? json_null() : json_real(fraction),
+                             "seconds", seconds, "what", ari_json_text(what));
+    char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+    if (text)
+        dprintf(p->fd, "%s\n", text);
+    free(text);
+    json_decref(line);
+}
+
+void ari_progress_update(ari_progress *p, double fraction, const char *what)
+{
+    const uint64_t now = ari_now_ns();
+    if ((!p->on && p->fd == 0) || (p->last_ns != 0 && now - p->last_ns < AGAIN_NS))
+        return;
+    if (p->fd > 0) {
+        p->last_ns = now;
+        report(p, (double)(now - p->start_ns) / 1e9, fraction, what);
+    }
+    if (!p->on || now - p->start_ns < FIRST_NS)
+        return;
+    char line[LINE_SIZE];
+    ari_progress_line(line, LINE_SIZE, p->width, (double)(now - p->start_ns) / 1e9, fraction, what);
+    fprintf(stderr, "\r\033[K%s", line);
+    fflush(stderr);
+    p->last_ns = now;
+    p->shown = true;
+}
+
+void ari_progress_show(void *user, double fraction, const char *what)
+{
+    ari_progress *p = user;
+    char text[256];
+    snprintf(text, sizeof text, "%s%s", p->about ? p->about : "", what);
+    ari_progress_update(p, fraction, text);
+}
+
+void ari_progress_clear(ari_progress *p)
+{
+    if (p->shown) {
+        fprintf(stderr, "\r\033[K");
+        fflush(stderr);
+    }
+    p->shown = false;
+}
+
+void ari_progress_end(ari_progress *p)
+{
+    ari_progress_clear(p);
+    p->on = false;
+}

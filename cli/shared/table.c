@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/shared/table.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/io/json.h"
+
+enum { COLUMN_GAP = 2 };
+
+static void add_cell(ari_table *t, const char *text)
+{
+    char *copy = strdup(text);
+    if (!copy || ari_grow(&t->cells, &t->capacity, t->count, sizeof *t->cells, "a table") != AR_OK) {
+        t->failed = true;
+        free(copy);
+        return;
+    }
+    t->cells[t->count++] = copy;
+}
+
+static void add_cells(ari_table *t, const char *between, const char *format, va_list args)
+{
+    char *text = NULL;
+    if (vasprintf(&text, format, args) < 0) {
+        t->failed = true;
+        return;
+    }
+    for (char *rest = text; rest != NULL;)
+        add_cell(t, strsep(&rest, between));
+    free(text);
+}
+
+void ari_table_cell(ari_table *t, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    add_cells(t, "", format, args);
+    va_end(args);
+}
+
+void ari_table_row(ari_table *t, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    add_cells(t, "\t", format, args);
+    va_end(args);
+}
+
+/* Characters of a text in UTF-8: bytes that continue none. */
+static int width_of(const char *text)
+{
+    int width = 0;
+    for (; *text != '\0'; text++)
+        width += ((unsigned char)*text & 0xc0) != 0x80;
+    return width;
+}
+
+/* The cells of one row; the last column is not padded, so that no line ends in spaces. */
+static void print_row(const ari_table *t, const char *const *cells, const int *widths, FILE *to, int indent)
+{
+    size_t last = t->n;
+    while (last > 0 && cells[last - 1][0] == '\0')
+        last--;
+    fprintf(to, "%*s", last == 0 ? 0 : indent, "");
+    for (size_t c = 0; c < last; c++) {
+        const int padding = widths[c] - width_of(cells[c]);
+        const int before = t->columns[c].align == ARI_RIGHT ? padding : 0;
+        const int after = c + 1 == last ? 0 : padding - before + COLUMN_GAP;
+        fprintf(to, "%*s%s%*s", before, "", cells[c], after, "");
+    }
+    fputc('\n', to);
+}
+
+static void print_all(const ari_table *t, const char **titles, int *widths, FILE *to, int indent)
+{
+    int titled = 0;
+    for (size_t c = 0; c < t->n; c++) {
+        titled += t->columns[c].title != NULL;
+        titles[c] = t->columns[c].title != NULL ? t->columns[c].title : "";
+        widths[c] = width_of(titles[c]);
+    }
+    for (size_t i = 0; i < t->count; i++) {
+        const int width = width_of(t->cells[i]);
+        widths[i % t->n] = width > widths[i % t->n] ? width : widths[i % t->n];
+    }
+    if (titled > 0)
+        print_row(t, titles, widths, to, indent);
+    for (size_t i = 0; i < t->count; i += t->n)
+        print_row(t, (const char *const *)(t->cells + i), widths, to, indent);
+}
+
+/* One line; a bar in a cell would end it. */
+static void print_markdown_row(const char *const *cells, size_t n, FILE *to)
+{
+    for (size_t c = 0; c < n; c++) {
+        fputs(c == 0 ? "| " : " | ", to);
+        for (const char *p = cells[c]; *p != '\0'; p++)
+            fprintf(to, *p == '|' ? "\\%c" : "%c", *p);
+    }
+    fputs(" |\n", to);
+}
+
+static void print_markdown(const ari_table *t, const char **titles, FILE *to)
+{
+    for (size_t c = 0; c < t->n; c++)
+        titles[c] = t->columns[c].title != NULL ? t->columns[c].title : "";
+    print_markdown_row(titles, t->n, to);
+    for (size_t c = 0; c < t->n; c++)
+        fputs(t->columns[c].align == ARI_RIGHT ? "|---:" : "|---", to);
+    fputs("|\n", to);
+    for (size_t i = 0; i < t->count; i += t->n)
+        print_markdown_row((const char *const *)(t->cells + i), t->n, to);
+}
+
+/* indent < 0: Markdown. */
+static ar_status end(ari_table *t, FILE *to, int indent)
+{
+    while (t->count % t->n != 0 && !t->failed)
+        add_cell(t, "");
+    int *widths = calloc(t->n, sizeof *widths);
+    const char **titles = calloc(t->n, sizeof *titles);
+    const bool failed = widths == NULL || titles == NULL || t->failed;
+    if (to != NULL && !failed && indent >= 0)
+        print_all(t, titles, widths, to, indent);
+    else if (to != NULL && !failed)
+        print_markdown(t, titles, to);
+    free(widths);
+    free(titles);
+    for (size_t i = 0; i < t->count; i++)
+        free(t->cells[i]);
+    free(t->cells);
+    *t = (ari_table){.columns = t->columns, .n = t->n};
+    if (failed)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a table of %zu columns", t->n);
+    return AR_OK;
+}
+
+ar_status ari_table_end(ari_table *t, FILE *to, int indent)
+{
+    return end(t, to, indent);
+}
+
+ar_status ari_table_markdown(ari_table *t, FILE *to)
+{
+    return end(t, to, -1);
+}
+
+/* --- rows of structs -------------------------------------------------------------------------------------------- */
+
+_Static_assert(sizeof(size_t) == sizeof(uint64_t), "a ARI_AS_COUNT is either");
+
+/* "1 KiB", "25 MiB"; what is not a whole number of either, in bytes. */
+static void size_cell(ari_table *t, size_t bytes)
+{
+    if (bytes % 1048576 == 0)
+        ari_table_cell(t, "%zu MiB", bytes / 1048576);
+    else if (bytes % 1024 == 0)
+        ari_table_cell(t, "%zu KiB", bytes / 1024);
+    else
+        ari_table_cell(t, "%zu B", bytes);
+}
+
+static void number_cell(ari_table *t, ari_field_kind kind, double x)
+{
+    if (isnan(x))
+        ari_table_cell(t, "-");
+    else if (kind == ARI_AS_SECONDS)
+        ari_table_cell(t, "%s", ARI_SECONDS(x));
+    else if (kind == ARI_AS_MILLISECONDS)
+        ari_table_cell(t, x < 0.9995e-3 ? "%.2f us" : "%.2f ms", x * (x < 0.9995e-3 ? 1e6 : 1e3));
+    else if (kind == ARI_AS_SHARE)
+        ari_table_cell(t, "%.0f %%", 100.0 * x);
+    else
+        ari_table_cell(t, kind == ARI_AS_RATE ? "%.1f" : "%.2f", x);
+}
+
+static void field_cell(ari_table *t, const ari_field *f, const void *row)
+{
+    const void *value = (const char *)row + f->at;
+    const char *text = f->kind == ARI_AS_TEXT ? *(const char *const *)value : value;
+    const size_t count = f->kind < ARI_AS_RATE && f->kind >= ARI_AS_CAPACITY ? *(const size_t *)value : 0;
+    if (f->kind >= ARI_AS_RATE)
+        number_cell(t, f->kind, *(const double *)value);
+    else if (f->kind == ARI_AS_COUNT)
+        ari_table_cell(t, "%zu", *(const size_t *)value);
+    else if (f->kind == ARI_AS_INT || f->kind == ARI_AS_EXTENT)
+        ari_table_cell(t, "%d", *(const int *)value);
+    else if (f->kind == ARI_AS_TEXT || f->kind == ARI_AS_WORDS)
+        ari_table_cell(t, "%s", text ? text : "");
+    else if (f->kind == ARI_AS_MEGABYTES)
+        ari_table_cell(t, "%.1f", 1e-6 * (double)count);
+    else if (f->kind == ARI_AS_CAPACITY && (count == 0 || count == ARI_NO_CAPACITY))
+        ari_table_cell(t, "%s", count == 0 ? "a parameter" : "no DDP");
+    else
+        size_cell(t, count);
+}
+
+json_t *ari_field_json(const ari_field *f, const void *row)
+{
+    const void *value = (const char *)row + f->at;
+    switch (f->kind) {
+    case ARI_AS_INT:
+        return json_integer(*(const int *)value);
+    case ARI_AS_EXTENT:
+        return json_integer(ari_at_least_one(*(const int *)value));
+    case ARI_AS_FLAG:
+        return json_boolean(*(const bool *)value);
+    case ARI_AS_TEXT:
+        return *(const char *const *)value ? json_string(*(const char *const *)value) : json_null();
+    case ARI_AS_WORDS:
+        return json_string(value);
+    case ARI_AS_COUNT:
+    case ARI_AS_BYTES:
+    case ARI_AS_MEGABYTES:
+    case ARI_AS_CAPACITY:
+        if (f->kind == ARI_AS_CAPACITY && *(const size_t *)value == ARI_NO_CAPACITY)
+            return json_null();
+        return json_integer((json_int_t) * (const size_t *)value);
+    default:
+        return ari_json_number(*(const double *)value);
+    }
+}
+
+static const void *row_of(const ari_rows *r, size_t row)
+{
+    return (const char *)r->rows + row * r->size;
+}
+
+ar_status ari_rows_print(const ari_rows *r, FILE *to, int indent)
+{
+    enum { MOST_FIELDS = 16 };
+    ari_column columns[MOST_FIELDS];
+    size_t n = 0;
+    for (size_t i = 0; i < r->n_fields && n < MOST_FIELDS; i++)
+        if (r->fields[i].title)
+            columns[n++] = (ari_column){
+                r->fields[i].title,
+                r->fields[i].kind == ARI_AS_TEXT || r->fields[i].kind == ARI_AS_WORDS ? ARI_LEFT : ARI_RIGHT};
+    ari_table t = {.columns = columns, .n = n};
+    for (size_t row = 0; row < r->n; row++)
+        for (size_t i = 0; i < r->n_fields; i++)
+            if (r->fields[i].title)
+                field_cell(&t, &r->fields[i], row_of(r, row));
+    return ari_table_end(&t, to, indent);
+}
+
+json_t *ari_rows_json(const ari_rows *r)
+{
+    json_t *rows = json_array();
+    for (size_t row = 0; row < r->n; row++) {
+        json_t *one = json_object();
+        for (size_t i = 0; i < r->n_fields; i++)
+            if (r->fields[i].key)
+                json_object_set_new(one, r->fields[i].key, ari_field_json(&r->fields[i], row_of(r, row)));
+        json_array_append_new(rows, one);
+    }
+    return rows;
+}
+
+/* --- numbers for people ------------------------------------------------------------------------------------------- */
+
+const char *ari_count_text(char *text, uint64_t n)
+{
+    char digits[ARI_NUMBER];
+    const int length = snprintf(digits, sizeof digits, "%llu", (unsigned long long)n);
+    int at = 0;
+    for (int i = 0; i < length; i++) {
+        if (i > 0 && (length - i) % 3 == 0)
+            text[at++] = ',';
+        text[at++] = digits[i];
+    }
+    text[at] = '\0';
+    return text;
+}
+
+const char *ari_bytes_text(char *text, uint64_t bytes)
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
+    double value = (double)bytes;
+    size_t unit = 0;
+    /* 999.95 kB would print as 1000.0 kB. */
+    while (value >= (unit == 0 ? 1000.0 : 999.95) && unit + 1 < sizeof units / sizeof units[0]) {
+        value /= 1000.0;
+        unit++;
+    }
+    snprintf(text, ARI_NUMBER, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+    return text;
+}
+
+const char *ari_seconds_text(char *text, double seconds)
+{
+    if (!(seconds >= 0.0) || seconds > 1e9)
+        snprintf(text, ARI_NUMBER, "?");
+    else if (seconds < 0.99995e-3)
+        snprintf(text, ARI_NUMBER, "%.1f us", seconds * 1e6);
+    else if (seconds < 0.9995)
+        snprintf(text, ARI_NUMBER, "%.1f ms", seconds * 1e3);
+    else if (seconds < 99.995)
+        snprintf(text, ARI_NUMBER, "%.2f s", seconds);
+    else
+        snprintf(text, ARI_NUMBER, "%.0f min %02.0f s", floor(round(seconds) / 60.0), fmod(round(seconds), 60.0));
+    return text;
+}

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/verify.h"
+
+#include <float.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "cli/options/subcommand.h"
+#include "cli/shared/progress.h"
+#include "cli/verify/report.h"
+#include "ref/core/out.h"
+#include "ref/core/size.h"
+#include "verify/dumps/report.h"
+
+typedef struct verify_values {
+    ari_common common;
+    ar_verify_options o; /* but for the rule and what it allows, and the globs */
+    const char *html;
+    bool bits;
+    size_t ulp;        /* SIZE_MAX: not given */
+    double rtol, atol; /* below 0: not given */
+    ari_strings only, leave;
+    size_t max_report;
+} verify_values;
+
+#define ARI_VALUES verify_values
+static const ari_option options[] = {
+    ARI_OPTION_FLAG("bits", bits, "the same is what has the same bits (the default)"),
+    ARI_OPTION_SIZE("ulp", ulp, 0, 0, "N", "or what is at most N steps of the reference's dtype apart",
+                    .more = "From -0 to +0 is one."),
+    ARI_OPTION_DOUBLE("rtol", rtol, 0, DBL_MAX, "X", "or |other - reference| <= atol + rtol*|reference|"),
+    ARI_OPTION_DOUBLE("atol", atol, 0, DBL_MAX, "Y", "the absolute part of it; one of the two that is not given is 0"),
+    ARI_OPTION_FILE("sensitivity", o.allowed, "ALLOWED.safetensors",
+                    "or what this file of grads --sensitivity allows each tensor"),
+    ARI_OPTION_FILE("map", o.map, "FILE",
+                    "how the files of OTHER make full tensors: shards, packing, transposition, names"),
+    ARI_OPTION_FILE("reference-map", o.reference_map, "FILE", "the same for REFERENCE"),
+    ARI_OPTION_STRINGS("only", only, "GLOB[,GLOB]", "only tensors of these names; may be given several times"),
+    ARI_OPTION_STRINGS("ignore", leave, "GLOB[,GLOB]", "no tensors of these names; may be given several times"),
+    ARI_OPTION_FLAG("common", o.common,
+                    "compare what both have; what only one has is left out and counted, not a difference"),
+    ARI_OPTION_FLAG("all-matched", o.all_matched,
+                    "a tensor that only one has is an error, and so is a rule of --map that matches none"),
+    ARI_OPTION_FLAG("no-equal-nan", o.nan_differs, "NaN against NaN is a difference",
+                    .more = "Otherwise it is the same, by --bits if the payloads are."),
+    ARI_OPTION_FILE("html", html, "FILE.html", "write the report as a page too, which needs no network",
+                    .written = true),
+    ARI_OPTION_SIZE("max-report", max_report, 0, 0, "N", "print at most N rows of a table (default 20)"),
+    ARI_OPTION_INT("tp", o.tp, 1, 4096, "N",
+                   "tensor-parallel ranks of OTHER's run, where its files do not tell: for the hints alone"),
+    ARI_OPTION_INT("cp", o.cp, 1, 4096, "N", "its context-parallel ranks, for the hints alone"),
+    ARI_OPTION_INT("dp", o.dp, 1, 4096, "N", "its data-parallel ranks, for the hints alone"),
+    ARI_OPTION_SIZE("heads", o.heads, 1, 1e6, "H", "attention heads of the model, for the hints alone"),
+    ARI_OPTION_SIZE("kv-heads", o.kv_heads, 1, 1e6, "K", "key/value heads of the model, for the hints alone"),
+    {0},
+};
+
+static const ari_positional positionals[] = {
+    ARI_POSITIONAL("REFERENCE", FILE, o.reference,
+                   "a .safetensors or .npy file, a checkpoint's folder or index, or a folder with a file of each rank",
+                   .required = true),
+    ARI_POSITIONAL("OTHER", FILE, o.other, "the dump to compare with it", .required = true),
+    {0},
+};
+
+/* --- values ------------------------------------------------------------------------------------------------------- */
+
+static ar_status choose_rule(ar_verify_options *o, const verify_values *v)
+{
+    const bool by_ulp = v->ulp != SIZE_MAX, by_tolerance = v->rtol >= 0.0 || v->atol >= 0.0;
+    if (v->bits + by_ulp + by_tolerance + (v->o.allowed != NULL) > 1)
+        return ar_error_set(
+            AR_ERR_ARG,
+            "--bits, --ulp, --rtol with --atol, and --sensitivity each say what counts as the same: give one of them");
+    o->rule = by_ulp         ? AR_VERIFY_ULP
+              : by_tolerance ? AR_VERIFY_TOLERANCE
+              : v->o.allowed ? AR_VERIFY_SENSITIVITY
+                             : AR_VERIFY_BITS;
+    o->ulp = by_ulp ? v->ulp : 0;
+    o->rtol = v->rtol > 0.0 ? v->rtol : 0.0;
+    o->atol = v->atol > 0.0 ? v->atol : 0.0;
+    return AR_OK;
+}
+
+static bool same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return a && b && stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* What is read is not written over: the one of two names that was meant for a dump is easily in the other's place. */
+static ar_status keep_inputs(const verify_values *v, const char *option, const char *path)
+{
+    const char *const inputs[] = {v->o.reference, v->o.other, v->o.map, v->o.reference_map, v->o.allowed};
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
+        if (same_file(inputs[i], path))
+            return ar_error_set(AR_ERR_ARG, "%s %s: that is %s, which is read; give the name of another file", option,
+                                ARI_SHOW(path), ARI_SHOW(inputs[i]));
+    }
+    return AR_OK;
+}
+
+/* Globs of an option, each of whose values may be a list with commas. */
+typedef struct globs {
+    char *text; /* all values, ended where commas and ends were */
+    const char **glob;
+    size_t n;
+} globs;
+
+static void globs_fini(globs *g)
+{
+    free(g->text);
+    free(g->glob);
+}
+
+static ar_status globs_init(globs *g, const ari_strings *s, const char *option)
+{
+    size_t bytes = 1;
+    for (size_t i = 0; i < s->n; i++)
+        bytes += strlen(s->text[i]) + 1;
+    AR_TRY(ari_alloc((void **)&g->text, bytes, 1, "globs"));
+    AR_TRY(ari_alloc((void **)&g->glob, bytes, sizeof *g->glob, "globs"));
+    char *to = g->text;
+    for (size_t i = 0; i < s->n; i++) {
+        memcpy(to, s->text[i], strlen(s->text[i]) + 1);
+        for (char *next = to; next; g->n++) {
+            g->glob[g->n] = strsep(&next, ",");
+            if (!g->glob[g->n][0])
+                return ar_error_set(AR_ERR_ARG, "--%s '%s': an empty glob matches nothing", option,
+                                    ARI_SHOW(s->text[i]));
+        }
+        to += strlen(s->text[i]) + 1;
+    }
+    return AR_OK;
+}
+
+/* --- the run ------------------------------------------------------------------------------------------------------ */
+
+/* The stable JSON: docs/verify.md lists its fields. Gives; NULL without memory. */
+static json_t *row_json(const ar_verify_row *r)
+{
+    return ari_verify_row_json(r, r->state == AR_VERIFY_DIFFERENT || r->copies_differ);
+}
+
+static json_t *report_json(const ar_verify_report *r)
+{
+    json_t *o = ari_json_begin("verify"), *worst = json_array();
+    for (size_t i = 0; i < r->different; i++)
+        json_array_append_new(worst, row_json(&r->row[r->worst_order[i]]));
+    ari_verify_set_facts(o, r);
+    json_object_set_new(o, "first", r->first == SIZE_MAX ? json_null() : row_json(&r->row[r->first]));
+    if (json_object_set_new(o, "worst", worst) != 0) {
+        json_decref(o);
+        return NULL;
+    }
+    return o;
+}
+
+static ar_status write_results(const verify_values *v, const ar_verify_report *r)
+{
+    if (v->html)
+        AR_TRY(ar_verify_html(r, v->html));
+    if (ari_wants_text(&v->common))
+        AR_TRY(ari_verify_print(stdout, r, v->max_report));
+    if (v->html && ari_wants_text(&v->common))
+        printf("%s: the report as a page\n", ARI_SHOW(v->html));
+    if (ari_wants_text(&v->common))
+        ari_verify_print_verdict(stdout, r);
+    return v->common.json ? ari_json_end(report_json(r), &v->common) : AR_OK;
+}
+
+static ar_status compare(ar_verify_report **gives, const verify_values *v, ar_verify_options *o)
+{
+    ari_progress progress;
+    ari_progress_begin(&progress, &v->common);
+    o->progress = ari_progress_show;
+    o->progress_user = &progress;
+    const ar_status st = ar_verify(gives, o);
+    ari_progress_end(&progress);
+    return st;
+}
+
+static ar_status run(void *values, int *exit_code)
+{
+    const verify_values *v = values;
+    ar_verify_options o = v->o;
+    globs only = {0}, leave = {0};
+    ar_verify_report *r = NULL;
+    ar_status st = AR_OK;
+    o.threads = v->common.threads;
+    AR_TRY(choose_rule(&o, v));
+    AR_TRY(keep_inputs(v, "--json", v->common.json));
+    AR_TRY(keep_inputs(v, "--html", v->html));
+    AR_TRY_TO(done, st, globs_init(&only, &v->only, "only"));
+    AR_TRY_TO(done, st, globs_init(&leave, &v->leave, "ignore"));
+    o.only = only.glob;
+    o.only_count = only.n;
+    o.leave = leave.glob;
+    o.leave_count = leave.n;
+    AR_TRY_TO(done, st, compare(&r, v, &o));
+    AR_TRY_TO(done, st, write_results(v, r));
+    *exit_code = r->same ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
+done:
+    ar_verify_report_destroy(r);
+    globs_fini(&leave);
+    globs_fini(&only);
+    return st;
+}
+
+static const verify_values defaults = {.ulp = SIZE_MAX, .rtol = -1.0, .atol = -1.0, .max_report = 20};
+
+const ari_args_spec ari_verify_spec = {
+    .command = "verify",
+    .summary = "Compares two dumps of tensors, and says where they part and what kind of mistake does that.",
+    .example = "anyrank verify reference.safetensors run/ranks\nanyrank verify torch/grads.safetensors "
+               "results/grads.safetensors --sensitivity results/allowed.safetensors\nanyrank verify a.safetensors "
+               "b.safetensors --rtol 1e-5 --atol 1e-6 --only 'model.layers.0.*'",
+    .options = options,
+    .positionals = positionals,
+    .common_at = offsetof(verify_values, common),
+    .size = sizeof(verify_values),
+    .defaults = &defaults,
+    .run = run,
+};
