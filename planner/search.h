@@ -84,4 +84,19 @@ void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t
 /** What takes most of a step besides products: "computation", "tp", "bubble", ... */
 const char *ari_bound_of(const ari_time *t);
 
+/* A layout in depth. */
+typedef struct ari_depth {
+    ari_planned planned;
+    ari_candidate found;
+    ari_time time, own_time; /* own: of what this version runs */
+    ari_memory memory, own_memory;
+    ari_worth worth;
+    bool has_own;
+    char advice[400];
+} ari_depth;
+/** Of the model, batch and cluster of a search; faster: as in ari_advice. Errors: those of ari_planned_check,
+ *  AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). */
+AR_NODISCARD ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c,
+                                    const ari_candidate *faster);
+
 #endif

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The flow table: text, Markdown, JSON. */
+/* `anyrank plan --flow`: the operations of one rank, as text, Markdown, JSON. */
 #include <string.h>
 
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
 #include "cli/shared/table.h"
+#include "plan/flow.h"
 #include "plan/names.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
+#include "sim/plan/bytes.h"
 
 static const char *const often_names[] = {
     [ARI_AT_START] = "at the start",  [ARI_EACH_PASS] = "micro-batch", [ARI_EACH_VERSION] = "weight version",
@@ -137,7 +139,7 @@ static ar_status print_pass(FILE *out, const ari_flow *f, const ari_step_case *c
     return AR_OK;
 }
 
-ar_status ari_flow_print(FILE *to, const ari_flow *f, const ari_step_case *c, bool markdown)
+static ar_status print_rows(FILE *to, const ari_flow *f, const ari_step_case *c, bool markdown)
 {
     for (size_t from = 0, end; from < f->count; from = end) {
         for (end = from; end < f->count && f->row[end].op.pass == f->row[from].op.pass; end++)
@@ -151,14 +153,6 @@ ar_status ari_flow_print(FILE *to, const ari_flow *f, const ari_step_case *c, bo
 }
 
 /* --- JSON --------------------------------------------------------------------------------------------------------- */
-
-static json_t *shape_json(const size_t *shape, int ndim)
-{
-    json_t *a = json_array();
-    for (int d = 0; d < ndim; d++)
-        json_array_append_new(a, json_integer((json_int_t)shape[d]));
-    return a;
-}
 
 /* By axis. */
 static json_t *placement_json(const ari_op_value *v)
@@ -174,10 +168,10 @@ static json_t *values_json(const ari_op_value *v, int n)
 {
     json_t *a = json_array();
     for (int i = 0; i < n; i++)
-        json_array_append_new(a,
-                              json_pack("{s:o, s:o, s:s, s:o, s:I}", "shape", shape_json(v[i].shape, v[i].ndim),
-                                        "local", shape_json(v[i].local, v[i].ndim), "dtype", ar_dtype_name(v[i].dtype),
-                                        "placement", placement_json(&v[i]), "copies", (json_int_t)v[i].copies));
+        json_array_append_new(
+            a, json_pack("{s:o, s:o, s:s, s:o, s:I}", "shape", ari_json_sizes(v[i].shape, (size_t)v[i].ndim), "local",
+                         ari_json_sizes(v[i].local, (size_t)v[i].ndim), "dtype", ar_dtype_name(v[i].dtype), "placement",
+                         placement_json(&v[i]), "copies", (json_int_t)v[i].copies));
     return a;
 }
 
@@ -219,7 +213,8 @@ static json_t *row_json(const ari_flow_row *row, const ari_step_case *c)
                      "communication", calls_json(op, c->config), "multiply_adds", ari_json_number(op->multiply_adds));
 }
 
-json_t *ari_flow_json(const ari_flow *f, const ari_step_case *c)
+/* "flow", an array of operations, and "totals". */
+static json_t *flow_json(const ari_flow *f, const ari_step_case *c)
 {
     json_t *rows = json_array(), *totals = json_object();
     for (size_t i = 0; i < f->count; i++)
@@ -230,4 +225,66 @@ json_t *ari_flow_json(const ari_flow *f, const ari_step_case *c)
                                       "collectives", (json_int_t)f->total[i].calls, "bytes_per_rank",
                                       ari_json_number(f->total[i].bytes)));
     return json_pack("{s:I, s:o, s:o}", "micro_batches", (json_int_t)f->micro_batches, "flow", rows, "totals", totals);
+}
+
+/* --- the command -------------------------------------------------------------------------------------------------- */
+
+static ar_status flow_options(ari_flow_options *o, const ari_plan_values *v, const ar_parallel *p)
+{
+    const int world = ar_parallel_world(p);
+    if (v->rank >= world)
+        return ar_error_set(AR_ERR_ARG, "--rank %d: the layout has %d rank%s, numbered from 0", v->rank, world,
+                            world == 1 ? "" : "s");
+    *o = (ari_flow_options){.rank = v->rank, .passes_only = !v->backward, .each_layer = v->each_layer};
+    return AR_OK;
+}
+
+static json_t *as_json(const ari_plan_values *v, const ari_flow *f, const ari_step_case *c, uint64_t bytes)
+{
+    const ar_run *run = &c->run;
+    json_t *o = ari_planned_json("plan", c);
+    json_object_set_new(o, "numerics", json_string(ari_numerics_names[run->numerics]));
+    ari_loss_json(o, &run->loss);
+    json_object_set_new(o, "rank", json_integer(v->rank));
+    json_object_set_new(o, "bytes", json_pack("{s:I}", "predicted", (json_int_t)bytes));
+    return ari_json_whole(o, flow_json(f, c));
+}
+
+static ar_status print(FILE *to, const ari_plan_values *v, const ari_flow *f, const ari_step_case *c, uint64_t bytes)
+{
+    const ar_run *run = &c->run;
+    AR_TRY(print_rows(to, f, c, v->markdown));
+    ari_plan_print(to, &run->plan);
+    if (v->backward)
+        fprintf(to, "all ranks together, start and step: %s\n", ARI_BYTES(bytes));
+    fprintf(to, "%s, %s, %s numerics, %zu x %zu tokens: rank %d of %d\n", c->config->name,
+            ARI_LAYOUT(&run->parallel, run->batch), ari_numerics_names[run->numerics], run->batch, run->seq, v->rank,
+            ar_parallel_world(&run->parallel));
+    return AR_OK;
+}
+
+ar_status ari_plan_flow(const ari_plan_values *v)
+{
+    ar_config config;
+    ari_step_case c = {.run.plan = {0}};
+    ari_flow_options o;
+    ari_flow f = {.row = NULL};
+    ari_run_values r = v->r;
+    uint64_t bytes = 0;
+    ar_status st = AR_OK;
+    ari_planned_one(&r.run.parallel);
+    AR_TRY_TO(done, st, ari_planned_case(&c, &config, &r, &v->common));
+    AR_TRY_TO(done, st, flow_options(&o, v, &c.run.parallel));
+    if (!v->common.quiet)
+        json_decref(ari_config_notes(stderr, &config));
+    AR_TRY_TO(done, st, ari_traffic_bytes(&bytes, &c));
+    AR_TRY_TO(done, st, ari_flow_init(&f, &c, &o));
+    if (ari_wants_text(&v->common))
+        AR_TRY_TO(done, st, print(stdout, v, &f, &c, bytes));
+    if (v->common.json)
+        st = ari_json_end(as_json(v, &f, &c, bytes), &v->common);
+done:
+    ari_flow_fini(&f);
+    ari_layout_unload(&c.run);
+    return st;
 }

@@ -12,25 +12,26 @@
 
 static json_t *cluster_json(const ari_asked *a)
 {
-    const ar_sim_cluster *c = &a->time.cluster;
+    const ar_sim_cluster *c = &a->search.time.cluster;
     return json_pack("{s:s, s:i, s:f, s:f, s:f, s:b, s:b}", "words", a->cluster, "ranks_per_node", c->ranks_per_node,
                      "flops", c->flops, "peak_flops", c->peak_flops > 0.0 ? c->peak_flops : c->flops, "memory_bytes",
-                     c->memory_bytes, "hierarchical", a->time.hierarchical, "shared_links", a->time.shared_links);
+                     c->memory_bytes, "hierarchical", a->search.time.hierarchical, "shared_links",
+                     a->search.time.shared_links);
 }
 
 json_t *ari_asked_json(const ari_asked *a)
 {
-    const ar_run *run = &a->base.step.run;
+    const ar_run *run = &a->search.base.step.run;
     json_t *o = ari_json_begin("plan");
     if (!o)
         return NULL;
     json_object_set_new(o, "model", ari_json_text(a->config.name));
     json_object_set_new(o, "parameters", json_integer((json_int_t)a->parameters));
-    json_object_set_new(o, "gpus", json_integer(a->ranks));
+    json_object_set_new(o, "gpus", json_integer(a->search.ranks));
     json_object_set_new(o, "cluster", cluster_json(a));
     json_object_set_new(o, "batch", json_integer((json_int_t)run->batch));
     json_object_set_new(o, "seq", json_integer((json_int_t)run->seq));
-    json_object_set_new(o, "flash", json_boolean(a->base.flash));
+    json_object_set_new(o, "flash", json_boolean(a->search.base.flash));
     json_object_set_new(o, "numerics", json_string(ari_numerics_names[run->numerics]));
     json_object_set_new(o, "notes", ari_config_notes(NULL, &a->config));
     return o;

@@ -84,7 +84,7 @@ static ar_status check_values(const ari_plan_values *v)
 
 static ar_status check_sequence(const ari_asked *a)
 {
-    const ar_run *run = &a->base.step.run;
+    const ar_run *run = &a->search.base.step.run;
     if (a->config.learned_positions && run->seq > a->config.max_positions)
         return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of %s", run->seq,
                             a->config.max_positions, a->config.name);
@@ -98,75 +98,64 @@ static ar_status check_sequence(const ari_asked *a)
 static ar_status count_ranks(ari_asked *a)
 {
     if (a->v->gpus == 0)
-        return ari_planned_world(&a->ranks, &a->base);
-    a->ranks = a->v->gpus;
+        return ari_planned_world(&a->search.ranks, &a->search.base);
+    a->search.ranks = a->v->gpus;
     return AR_OK;
+}
+
+/* The search for what is asked: extents, stages and forms that are given are fixed. */
+static void fix_given(ari_search *s, const ari_plan_values *v)
+{
+    const ar_parallel *p = &v->r.run.parallel;
+    s->fixed = (ari_choice){.tp = p->tp,
+                            .cp = p->cp,
+                            .cp_inner = p->cp_inner,
+                            .zigzag = p->zigzag,
+                            .pp = p->pp,
+                            .dp = p->dp,
+                            .dp_replicate = p->dp_replicate,
+                            .micro_batches = p->micro_batches,
+                            .virtual_stages = p->virtual_stages};
+    s->sp = p->sp || s->base.step.run.parallel.sp ? 1 : -1;
+    s->zero = p->zero;
+    s->recompute = recompute_given(v) ? (int)p->recompute.what : -1;
+    s->schedule = schedule_given(v) ? (int)p->schedule : -1;
+    s->every = v->all;
 }
 
 /* A sequence a GPU where no batch is given. */
 static ar_status begin(ari_asked *a, const ari_plan_values *v)
 {
-    ar_run *run = &a->base.step.run;
-    *a = (ari_asked){.v = v, .base = {.flash = !v->no_flash}};
+    ar_run *run = &a->search.base.step.run;
+    *a = (ari_asked){.v = v, .search.base.flash = !v->no_flash};
     AR_TRY(check_values(v));
-    AR_TRY(ar_sim_cluster_parse(&a->time.cluster, v->cluster ? v->cluster : "h100"));
-    ar_sim_cluster_describe(&a->time.cluster, a->cluster, sizeof a->cluster);
-    a->time.hierarchical = v->hierarchical;
-    a->time.shared_links = v->shared_links;
-    AR_TRY(ari_planned_begin(&a->base.step, &a->config, &v->r, &v->common));
+    AR_TRY(ar_sim_cluster_parse(&a->search.time.cluster, v->cluster ? v->cluster : "h100"));
+    ar_sim_cluster_describe(&a->search.time.cluster, a->cluster, sizeof a->cluster);
+    a->search.time.hierarchical = v->hierarchical;
+    a->search.time.shared_links = v->shared_links;
+    AR_TRY(ari_planned_begin(&a->search.base.step, &a->config, &v->r, &v->common));
     AR_TRY(count_ranks(a));
     if (is_by_tp(v))
         run->batch = 1;
-    else if (v->r.run.batch == 0 && run->batch < (size_t)a->ranks)
-        run->batch = (size_t)a->ranks;
+    else if (v->r.run.batch == 0 && run->batch < (size_t)a->search.ranks)
+        run->batch = (size_t)a->search.ranks;
     if (v->r.run.ddp.bucket_bytes == ARI_NOT_GIVEN)
         run->ddp.bucket_bytes = ARI_BUCKETS_USUAL;
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &a->config));
+    fix_given(&a->search, v);
     AR_TRY(check_sequence(a));
     return ar_config_parameters(&a->config, &a->parameters);
 }
 
 /* --- a layout in depth -------------------------------------------------------------------------------------------- */
 
-/* What anyrank itself has where it can run the layout. */
-static ar_status add_own(ari_depth *d, const ari_asked *a)
-{
-    ari_time_options o = a->time;
-    ari_planned own = d->planned;
-    o.cost_model = ARI_COST_OWN;
-    d->has_own = ari_planned_counted(&d->planned);
-    if (!d->has_own)
-        return AR_OK;
-    own.flash = false;
-    if (own.step.run.ddp.bucket_bytes == ARI_BUCKETS_USUAL)
-        own.step.run.ddp.bucket_bytes = AR_BUCKET_BYTES;
-    AR_TRY(ari_time_of(&d->own_time, &own, &o));
-    return ari_memory_own_most(&d->own_memory, &own);
-}
-
-ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, const ari_candidate *faster)
-{
-    const double room = a->time.cluster.memory_bytes;
-    *d = (ari_depth){.planned = ari_choice_planned(&a->base, c), .found.choice = *c};
-    AR_TRY(ari_planned_check(&d->planned));
-    AR_TRY(ari_time_of(&d->time, &d->planned, &a->time));
-    AR_TRY(ari_memory_production(&d->memory, &d->planned));
-    d->found.seconds = ari_time_step(&d->time);
-    d->found.bound = ari_bound_of(&d->time);
-    AR_TRY(ari_worth_of(&d->worth, &d->planned, &a->time, d->found.seconds));
-    d->found.bytes = ari_memory_sum(&d->memory);
-    d->found.fits = room <= 0.0 || d->found.bytes <= room;
-    ari_advice(d->advice, sizeof d->advice, &d->planned, &d->time, &d->memory, faster, room);
-    return add_own(d, a);
-}
-
 /* The layout that the options give; where they do not say, one sample a micro-batch. */
 static ari_choice given(const ari_asked *a)
 {
-    const ar_parallel *p = &a->v->r.run.parallel, *layout = &a->base.step.run.parallel;
+    const ar_parallel *p = &a->v->r.run.parallel, *layout = &a->search.base.step.run.parallel;
     const int dp = ari_at_least_one(p->dp);
-    const size_t samples = a->base.step.run.batch / (size_t)dp;
+    const size_t samples = a->search.base.step.run.batch / (size_t)dp;
     return (ari_choice){.tp = ari_at_least_one(p->tp),
                         .cp = ari_at_least_one(p->cp),
                         .cp_inner = ari_at_least_one(p->cp_inner),
@@ -180,8 +169,8 @@ static ari_choice given(const ari_asked *a)
                                                               : 1,
                         .virtual_stages = layout->virtual_stages,
                         .schedule = layout->schedule,
-                        .sp = p->sp || a->base.step.run.parallel.sp,
-                        .recompute = a->base.step.run.parallel.recompute.what};
+                        .sp = p->sp || a->search.base.step.run.parallel.sp,
+                        .recompute = a->search.base.step.run.parallel.recompute.what};
 }
 
 /* Options that would say nothing are refused as `check` refuses them. A search chooses what is left open: without --cp,
@@ -236,7 +225,7 @@ static ar_status run_depth(const ari_asked *a)
 {
     const ari_choice c = given(a);
     ari_depth d;
-    AR_TRY(ari_depth_of(&d, a, &c, NULL));
+    AR_TRY(ari_depth_of(&d, &a->search, &c, NULL));
     if (ari_wants_text(&a->v->common))
         AR_TRY(ari_depth_print(stdout, a, &d));
     if (!wants_layouts(a->v))
@@ -252,38 +241,15 @@ static ar_status run_depth(const ari_asked *a)
 
 /* --- all layouts -------------------------------------------------------------------------------------------------- */
 
-ari_search ari_asked_search(const ari_asked *a)
-{
-    const ari_plan_values *v = a->v;
-    const ar_parallel *p = &v->r.run.parallel;
-    return (ari_search){.base = a->base,
-                        .ranks = a->ranks,
-                        .fixed = {.tp = p->tp,
-                                  .cp = p->cp,
-                                  .cp_inner = p->cp_inner,
-                                  .zigzag = p->zigzag,
-                                  .pp = p->pp,
-                                  .dp = p->dp,
-                                  .dp_replicate = p->dp_replicate,
-                                  .micro_batches = p->micro_batches,
-                                  .virtual_stages = p->virtual_stages},
-                        .sp = p->sp || a->base.step.run.parallel.sp ? 1 : -1,
-                        .zero = p->zero,
-                        .recompute = recompute_given(v) ? (int)p->recompute.what : -1,
-                        .schedule = schedule_given(v) ? (int)p->schedule : -1,
-                        .time = a->time,
-                        .every = v->all};
-}
-
 static ar_status layouts_json(json_t *all, const ari_asked *a, const ari_ranking *r)
 {
     for (size_t i = 0; i < r->n; i++) {
         const ari_candidate *f = &r->at[i];
-        const ari_planned p = ari_choice_planned(&a->base, &f->choice);
+        const ari_planned p = ari_choice_planned(&a->search.base, &f->choice);
         const bool deep = f->legal == AR_OK && i < ari_ranking_shown(a, r);
         ari_depth d;
         if (deep)
-            AR_TRY(ari_depth_of(&d, a, &f->choice, NULL));
+            AR_TRY(ari_depth_of(&d, &a->search, &f->choice, NULL));
         json_array_append_new(all, deep ? ari_depth_json(&d) : ari_candidate_json(f, &p));
     }
     return AR_OK;
@@ -314,17 +280,17 @@ static ar_status run_search(const ari_asked *a)
     ari_progress progress;
     ari_ranking r;
     ari_progress_begin(&progress, &a->v->common);
-    ari_search s = ari_asked_search(a);
+    ari_search s = a->search;
     s.progress = ari_progress_show;
     s.user = &progress;
     ar_status st = ari_search_run(&r, &s);
     ari_progress_end(&progress);
     if (st == AR_OK && r.layouts == 0)
         st = ar_error_set(AR_ERR_INDIVISIBLE, "no cp that %d GPUs can have is a number of groups of --cp-inner %d",
-                          a->ranks, s.fixed.cp_inner);
+                          a->search.ranks, s.fixed.cp_inner);
     if (st == AR_OK && r.legal == 0 && !a->v->all)
         st = ar_error_set(AR_ERR_INDIVISIBLE,
-                          "no layout of %d GPUs is legal: %s (--all lists every one with its reason)", a->ranks,
+                          "no layout of %d GPUs is legal: %s (--all lists every one with its reason)", a->search.ranks,
                           r.refused);
     if (st == AR_OK && ari_wants_text(&a->v->common))
         st = ari_ranking_print(stdout, a, &r);
@@ -356,6 +322,6 @@ ar_status ari_plan_layouts(const ari_plan_values *v)
         st = check_options(&a);
     if (st == AR_OK)
         st = v->table >= 0 ? run_table(&a) : is_search(v) ? run_search(&a) : run_depth(&a);
-    ari_layout_unload(&a.base.step.run);
+    ari_layout_unload(&a.search.base.step.run);
     return st;
 }

@@ -1,19 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/plan/plan.h"
 
-#include <math.h>
-
-#include "cli/options/run.h"
 #include "cli/options/subcommand.h"
-#include "cli/shared/table.h"
-#include "ref/core/size.h"
-#include "ref/io/json.h"
-#include "run/run.h"
-#include "sim/plan/bytes.h"
 
 typedef ari_plan_values plan_values;
-
-enum { LONGEST_DEFAULT = 4096, DEFAULT_BATCH = 8 };
 
 #define ARI_VALUES plan_values
 static const ari_option options[] = {
@@ -71,86 +61,6 @@ static const ari_positional positionals[] = {
     {0},
 };
 
-void ari_planned_one(ar_parallel *p)
-{
-    p->zero = p->zero > 0 ? p->zero : 0;
-    p->schedule = (unsigned)p->schedule < AR_PP_SCHEDULES ? p->schedule : AR_PP_1F1B;
-    if (p->recompute.what == ARI_RECOMPUTE_NOT_GIVEN)
-        p->recompute.what = AR_RECOMPUTE_NONE;
-}
-
-ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_values *r, const ari_common *common)
-{
-    char path[4096];
-    c->run.plan = (ar_plan){0};
-    AR_TRY(ari_run_config(config, path, sizeof path, &r->run));
-    *c = (ari_step_case){.run = ari_run_of(r, common), .config = config};
-    ar_run *run = &c->run;
-    run->batch = run->batch ? run->batch : DEFAULT_BATCH;
-    if (run->seq == 0)
-        run->seq = config->max_positions < LONGEST_DEFAULT ? config->max_positions : LONGEST_DEFAULT;
-    run->clip = isnan(run->clip) ? 1.0 : run->clip;
-    run->dropout = isnan(run->dropout) ? 0.0 : run->dropout;
-    run->optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    run->steps = 1;
-    return ari_layout_load(r, run);
-}
-
-ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r, const ari_common *common)
-{
-    c->run.plan = (ar_plan){0};
-    AR_TRY(ari_layout_check(r));
-    AR_TRY(ari_planned_begin(c, config, r, common));
-    return ar_run_check(&c->run, config);
-}
-
-json_t *ari_planned_json(const char *command, const ari_step_case *c)
-{
-    const ar_run *run = &c->run;
-    json_t *o = ari_json_begin(command);
-    json_object_set_new(o, "model", ari_json_text(c->config->name));
-    json_object_set_new(o, "layout", ari_layout_json(&run->parallel, run->batch, ARI_LAYOUT_OF_RUN));
-    json_object_set_new(o, "plan", ari_plan_json(&run->plan));
-    json_object_set_new(o, "batch", json_integer((json_int_t)run->batch));
-    json_object_set_new(o, "seq", json_integer((json_int_t)run->seq));
-    json_object_set_new(o, "notes", ari_config_notes(NULL, c->config));
-    return o;
-}
-
-static ar_status flow_options(ari_flow_options *o, const plan_values *v, const ar_parallel *p)
-{
-    const int world = ar_parallel_world(p);
-    if (v->rank >= world)
-        return ar_error_set(AR_ERR_ARG, "--rank %d: the layout has %d rank%s, numbered from 0", v->rank, world,
-                            world == 1 ? "" : "s");
-    *o = (ari_flow_options){.rank = v->rank, .passes_only = !v->backward, .each_layer = v->each_layer};
-    return AR_OK;
-}
-
-static json_t *as_json(const plan_values *v, const ari_flow *f, const ari_step_case *c, uint64_t bytes)
-{
-    const ar_run *run = &c->run;
-    json_t *o = ari_planned_json("plan", c);
-    json_object_set_new(o, "numerics", json_string(ari_numerics_names[run->numerics]));
-    ari_loss_json(o, &run->loss);
-    json_object_set_new(o, "rank", json_integer(v->rank));
-    json_object_set_new(o, "bytes", json_pack("{s:I}", "predicted", (json_int_t)bytes));
-    return ari_json_whole(o, ari_flow_json(f, c));
-}
-
-static ar_status print(FILE *to, const plan_values *v, const ari_flow *f, const ari_step_case *c, uint64_t bytes)
-{
-    const ar_run *run = &c->run;
-    AR_TRY(ari_flow_print(to, f, c, v->markdown));
-    ari_plan_print(to, &run->plan);
-    if (v->backward)
-        fprintf(to, "all ranks together, start and step: %s\n", ARI_BYTES(bytes));
-    fprintf(to, "%s, %s, %s numerics, %zu x %zu tokens: rank %d of %d\n", c->config->name,
-            ARI_LAYOUT(&run->parallel, run->batch), ari_numerics_names[run->numerics], run->batch, run->seq, v->rank,
-            ar_parallel_world(&run->parallel));
-    return AR_OK;
-}
-
 /* Refuses what is about layouts compared. */
 static ar_status check_one(const plan_values *v)
 {
@@ -167,48 +77,22 @@ static ar_status check_one(const plan_values *v)
 
 static ar_status check_pipeline(const plan_values *v)
 {
-    AR_TRY(check_one(v));
     if (v->flow || v->backward || v->each_layer || v->markdown || v->rank > 0)
         return ar_error_set(AR_ERR_ARG, "--pipeline shows all ranks of a schedule; --flow, --backward, --each-layer, "
                                         "--markdown and --rank list the operations of one: leave one out");
     return AR_OK;
 }
 
-static ar_status run_flow(const plan_values *v)
-{
-    ar_config config;
-    ari_step_case c = {.run.plan = {0}};
-    ari_flow_options o;
-    ari_flow f = {.row = NULL};
-    ari_run_values r = v->r;
-    uint64_t bytes = 0;
-    ar_status st = AR_OK;
-    ari_planned_one(&r.run.parallel);
-    AR_TRY_TO(done, st, check_one(v));
-    AR_TRY_TO(done, st, ari_planned_case(&c, &config, &r, &v->common));
-    AR_TRY_TO(done, st, flow_options(&o, v, &c.run.parallel));
-    if (!v->common.quiet)
-        json_decref(ari_config_notes(stderr, &config));
-    AR_TRY_TO(done, st, ari_traffic_bytes(&bytes, &c));
-    AR_TRY_TO(done, st, ari_flow_init(&f, &c, &o));
-    if (ari_wants_text(&v->common))
-        AR_TRY_TO(done, st, print(stdout, v, &f, &c, bytes));
-    if (v->common.json)
-        st = ari_json_end(as_json(v, &f, &c, bytes), &v->common);
-done:
-    ari_flow_fini(&f);
-    ari_layout_unload(&c.run);
-    return st;
-}
-
 static ar_status run(void *values, int *exit_code)
 {
     const plan_values *v = values;
     (void)exit_code;
-    if (!v->pipeline)
-        return v->flow ? run_flow(v) : ari_plan_layouts(v);
-    AR_TRY(check_pipeline(v));
-    return ari_plan_pipeline(v);
+    if (!v->pipeline && !v->flow)
+        return ari_plan_layouts(v);
+    AR_TRY(check_one(v));
+    if (v->pipeline)
+        AR_TRY(check_pipeline(v));
+    return v->pipeline ? ari_plan_pipeline(v) : ari_plan_flow(v);
 }
 
 static const plan_values defaults = {.r =

@@ -6,8 +6,8 @@
 #include <stdio.h>
 
 #include "cli/options/run.h"
-#include "plan/flow.h"
 #include "planner/search.h"
+#include "sim/plan/ops.h"
 
 /* A step that is looked at without running it: rows of a table of options, whose ARI_VALUES has an ari_run_values called
  * `r`. */
@@ -27,8 +27,11 @@
 
 /** What a search tries, as one layout has it where nothing is given. */
 void ari_planned_one(ar_parallel *p);
-/** The step that they ask for, as a training step has it by default; *config is its model's. In every case
- *  ari_layout_unload(&c->run). Errors: AR_ERR_ARG, those of ar_config_load, ar_plan_load and ar_run_check. */
+/** The config and the step that they ask for, as a training step has it by default, unchecked; *config is its model's.
+ *  In every case ari_layout_unload(&c->run). Errors: AR_ERR_ARG, those of ar_config_load and ar_plan_load. */
+AR_NODISCARD ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_values *r,
+                                         const ari_common *common);
+/** The same, checked. Errors: also those of ari_layout_check and ar_run_check. */
 AR_NODISCARD ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r,
                                         const ari_common *common);
 /** What the JSON of such a command begins with: the model, its layout, plan and batch, and notes of its config. Gives;
@@ -58,28 +61,13 @@ typedef struct ari_plan_values {
 typedef struct ari_asked {
     const ari_plan_values *v;
     ar_config config;
-    ari_planned base; /* borrows config */
-    ari_time_options time;
+    ari_search search; /* without progress: extents, stages and forms that are given are fixed; borrows config */
     char cluster[200]; /* in words */
     size_t parameters;
-    int ranks;
 } ari_asked;
 
-/* A layout in depth. */
-typedef struct ari_depth {
-    ari_planned planned;
-    ari_candidate found;
-    ari_time time, own_time; /* own: of what this version runs */
-    ari_memory memory, own_memory;
-    ari_worth worth;
-    bool has_own;
-    char advice[400];
-} ari_depth;
-/** faster: as in ari_advice. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). */
-AR_NODISCARD ar_status ari_depth_of(ari_depth *d, const ari_asked *a, const ari_choice *c, const ari_candidate *faster);
-
-/** The search for what is asked: extents, stages and forms that are given are fixed. No progress; borrows a. */
-ari_search ari_asked_search(const ari_asked *a);
+/** `plan --flow`: a line an operation, then what the passes come to. Errors: AR_ERR_MEMORY, those of ari_planned_case. */
+AR_NODISCARD ar_status ari_plan_flow(const ari_plan_values *v);
 /** `plan --pipeline`. Errors: AR_ERR_ARG (no pipeline), those of ari_planned_case and of files. */
 AR_NODISCARD ar_status ari_plan_pipeline(const ari_plan_values *v);
 /** `plan` without --flow and --pipeline. Errors: AR_ERR_ARG, those of files, and of ari_search_run. */
@@ -111,18 +99,5 @@ const char *ari_pipeline_text(char text[ARI_PIPELINE_WORDS], const ari_choice *c
 size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r);
 /** The line that says what is planned: model, batch, cluster, account. */
 void ari_asked_print(FILE *to, const ari_asked *a, int ranks);
-
-/* --- the flow table ----------------------------------------------------------------------------------------------- */
-
-/** The config and the step that they ask for, as a training step has it by default, unchecked; *config is its model's.
- *  In every case ari_layout_unload(&c->run). Errors: AR_ERR_ARG, those of ar_config_load and ar_plan_load. */
-AR_NODISCARD ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_values *r,
-                                         const ari_common *common);
-
-/** The table, a line an operation, then what the passes come to; markdown: as a table of Markdown. Errors:
- *  AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_flow_print(FILE *to, const ari_flow *f, const ari_step_case *c, bool markdown);
-/** "flow", an array of operations, and "totals". Gives; NULL without memory. */
-json_t *ari_flow_json(const ari_flow *f, const ari_step_case *c);
 
 #endif

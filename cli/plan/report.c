@@ -9,13 +9,13 @@ enum { NOTE = 80, USUAL_TOP = 10 };
 
 void ari_asked_print(FILE *to, const ari_asked *a, int ranks)
 {
-    const ar_run *run = &a->base.step.run;
+    const ar_run *run = &a->search.base.step.run;
     fprintf(to, "%s, %s parameters, on %s GPU%s: %s\n", a->config.name, ARI_COUNT(a->parameters),
             ARI_COUNT((uint64_t)ranks), ranks == 1 ? "" : "s", a->cluster);
-    const ar_sim_cluster *c = &a->time.cluster;
+    const ar_sim_cluster *c = &a->search.time.cluster;
     fprintf(to, "a step of %s x %s tokens; 16-bit values, %s%s%s\n", ARI_COUNT(run->batch), ARI_COUNT(run->seq),
-            a->base.flash ? "flash attention" : "attention that stores its scores",
-            a->time.hierarchical ? ", hierarchical collectives" : "",
+            a->search.base.flash ? "flash attention" : "attention that stores its scores",
+            a->search.time.hierarchical ? ", hierarchical collectives" : "",
             c->peak_flops > 0.0 && c->flops < c->peak_flops
                 ? ""
                 : "; products at the peak rate (flops=RATE: one you measured)");
@@ -49,7 +49,7 @@ const char *ari_pipeline_text(char text[ARI_PIPELINE_WORDS], const ari_choice *c
 
 static void add_choice(ari_table *t, const ari_asked *a, const ari_choice *c)
 {
-    const size_t dp = (size_t)c->dp, samples = (a->base.step.run.batch + dp - 1) / dp;
+    const size_t dp = (size_t)c->dp, samples = (a->search.base.step.run.batch + dp - 1) / dp;
     ari_table_row(t, "%d\t%s\t%d\t%d\t%s\t%d\t%d x %zu\t%s\t%s", c->tp, ARI_CP_TEXT(c), c->pp, c->dp, c->sp ? "sp" : "",
                   c->zero, c->micro_batches, samples / (size_t)c->micro_batches, ARI_PIPELINE_TEXT(c),
                   ari_recompute_names[c->recompute]);
@@ -61,8 +61,8 @@ static void note_of(char note[NOTE], const ari_asked *a, const ari_candidate *f,
     const size_t kv = a->config.kv_heads, tp = (size_t)f->choice.tp;
     int used = 0;
     if (!f->fits)
-        used =
-            snprintf(note, NOTE, "does not fit, by %s", ARI_BYTES((uint64_t)(f->bytes - a->time.cluster.memory_bytes)));
+        used = snprintf(note, NOTE, "does not fit, by %s",
+                        ARI_BYTES((uint64_t)(f->bytes - a->search.time.cluster.memory_bytes)));
     else
         used = snprintf(note, NOTE, "%s", ari_planned_counted(p) ? "operations" : "formula");
     if (kv > 0 && tp > kv)
@@ -71,7 +71,7 @@ static void note_of(char note[NOTE], const ari_asked *a, const ari_candidate *f,
 
 static ar_status add_found(ari_table *t, const ari_asked *a, const ari_candidate *f)
 {
-    const ari_planned p = ari_choice_planned(&a->base, &f->choice);
+    const ari_planned p = ari_choice_planned(&a->search.base, &f->choice);
     ari_worth w;
     char note[NOTE];
     add_choice(t, a, &f->choice);
@@ -79,10 +79,10 @@ static ar_status add_found(ari_table *t, const ari_asked *a, const ari_candidate
         ari_table_row(t, "\t\t\t\t\t%s", ARI_SHOW(f->reason));
         return AR_OK;
     }
-    AR_TRY(ari_worth_of(&w, &p, &a->time, f->seconds));
+    AR_TRY(ari_worth_of(&w, &p, &a->search.time, f->seconds));
     note_of(note, a, f, &p);
-    ari_table_row(t, "%s\t%.0f\t%.1f %%\t%s\t%s\t%s", ARI_SECONDS(f->seconds), w.tokens / a->ranks, 100.0 * w.mfu,
-                  ARI_BYTES((uint64_t)f->bytes), f->bound, note);
+    ari_table_row(t, "%s\t%.0f\t%.1f %%\t%s\t%s\t%s", ARI_SECONDS(f->seconds), w.tokens / a->search.ranks,
+                  100.0 * w.mfu, ARI_BYTES((uint64_t)f->bytes), f->bound, note);
     return AR_OK;
 }
 
@@ -92,7 +92,7 @@ static ar_status print_advice(FILE *to, const ari_asked *a, const ari_ranking *r
     const bool matters = !r->fastest.fits && r->fastest.seconds < 0.95 * best->seconds;
     const ari_candidate *faster = matters ? &r->fastest : NULL;
     ari_depth d;
-    AR_TRY(ari_depth_of(&d, a, &best->choice, faster));
+    AR_TRY(ari_depth_of(&d, &a->search, &best->choice, faster));
     fprintf(to, "advice: %s\n", d.advice);
     return AR_OK;
 }
@@ -107,7 +107,7 @@ ar_status ari_ranking_print(FILE *to, const ari_asked *a, const ari_ranking *r)
     ari_table t = ARI_TABLE(columns);
     const size_t shown = ari_ranking_shown(a, r);
     ar_status st = AR_OK;
-    ari_asked_print(to, a, a->ranks);
+    ari_asked_print(to, a, a->search.ranks);
     for (size_t i = 0; i < shown && st == AR_OK; i++)
         st = add_found(&t, a, &r->at[i]);
     if (st != AR_OK) {
@@ -126,7 +126,7 @@ ar_status ari_ranking_print(FILE *to, const ari_asked *a, const ari_ranking *r)
 static void print_layout(FILE *to, const ari_asked *a, const ari_depth *d)
 {
     const ari_choice *c = &d->found.choice;
-    const size_t dp = (size_t)c->dp, samples = (a->base.step.run.batch + dp - 1) / dp, kv = a->config.kv_heads;
+    const size_t dp = (size_t)c->dp, samples = (a->search.base.step.run.batch + dp - 1) / dp, kv = a->config.kv_heads;
     const int overlap = ari_planned_overlap(&d->planned);
     char cut[32] = "";
     if (overlap > 1)
@@ -153,8 +153,8 @@ static ar_status print_memory(FILE *to, const ari_asked *a, const ari_depth *d)
     ari_table_row(&t, "sum\t%s\t%s", ARI_BYTES((uint64_t)d->found.bytes),
                   d->has_own ? ARI_BYTES((uint64_t)ari_memory_sum(&d->own_memory)) : "");
     AR_TRY(ari_table_end(&t, to, 2));
-    if (a->time.cluster.memory_bytes > 0.0)
-        fprintf(to, "  a rank has %s: %s\n", ARI_BYTES((uint64_t)a->time.cluster.memory_bytes),
+    if (a->search.time.cluster.memory_bytes > 0.0)
+        fprintf(to, "  a rank has %s: %s\n", ARI_BYTES((uint64_t)a->search.time.cluster.memory_bytes),
                 d->found.fits ? "it fits" : "it does not fit");
     return AR_OK;
 }
@@ -196,14 +196,14 @@ static ar_status print_moved(FILE *to, const ari_depth *d)
 ar_status ari_depth_print(FILE *to, const ari_asked *a, const ari_depth *d)
 {
     const ari_worth *w = &d->worth;
-    ari_asked_print(to, a, a->ranks);
+    ari_asked_print(to, a, a->search.ranks);
     print_layout(to, a, d);
     AR_TRY(print_memory(to, a, d));
     AR_TRY(print_time(to, d));
     if (d->time.moved.n > 0)
         AR_TRY(print_moved(to, d));
     fprintf(to, "%s tokens/s, %s a GPU; MFU %.1f %%, HFU %.1f %% (%s a token)\n", ARI_COUNT((uint64_t)w->tokens),
-            ARI_COUNT((uint64_t)(w->tokens / a->ranks)), 100.0 * w->mfu, 100.0 * w->hfu,
+            ARI_COUNT((uint64_t)(w->tokens / a->search.ranks)), 100.0 * w->mfu, 100.0 * w->hfu,
             ari_flops_formula(w->convention));
     fprintf(to, "advice: %s\n", d->advice);
     return AR_OK;

@@ -12,19 +12,10 @@ enum { MOST_TP = 1 << 16, MOST_SHOWN = 32 }; /* tp that is looked at; that is sh
 /* Whether tp is one that the model can have; what is no verdict on it is an error. */
 static ar_status can_have(bool *can, const ari_asked *a, int tp)
 {
-    const ar_plan *plan = &a->base.step.run.plan;
+    const ar_plan *plan = &a->search.base.step.run.plan;
     const ar_status st = ar_config_check_tp(&a->config, tp, plan);
     *can = st == AR_OK;
     return *can || ari_is_verdict(st) ? AR_OK : st;
-}
-
-/* tp ranks alone, as the tables compare them. */
-static ari_asked alone(const ari_asked *a, int tp)
-{
-    ari_asked one = *a;
-    one.base.step.config = &a->config;
-    one.ranks = tp;
-    return one;
 }
 
 static ari_choice choice_of(int tp, bool sp, ar_recompute recompute)
@@ -53,10 +44,10 @@ static double activations(const ari_memory *m)
 }
 
 /* Bytes of activations; -1: there is no such layout, as where tp does not divide the sequence. */
-static ar_status kept(double *bytes, const ari_asked *one, bool sp, ar_recompute recompute)
+static ar_status kept(double *bytes, const ari_asked *a, int tp, bool sp, ar_recompute recompute)
 {
-    const ari_choice c = choice_of(one->ranks, sp, recompute);
-    const ari_planned p = ari_choice_planned(&one->base, &c);
+    const ari_choice c = choice_of(tp, sp, recompute);
+    const ari_planned p = ari_choice_planned(&a->search.base, &c);
     ari_memory m;
     *bytes = -1.0;
     if (ari_planned_check(&p) != AR_OK)
@@ -82,15 +73,14 @@ static json_t *number(double x)
 
 static ar_status memory_row(ari_table *t, json_t *rows, const ari_asked *a, int tp)
 {
-    const ari_asked one = alone(a, tp);
     const ari_choice c = choice_of(tp, false, AR_RECOMPUTE_NONE);
-    const ari_planned p = ari_choice_planned(&one.base, &c);
+    const ari_planned p = ari_choice_planned(&a->search.base, &c);
     ari_memory m;
     double plain = 0.0, sp = 0.0, full = 0.0;
     AR_TRY(ari_memory_production(&m, &p));
-    AR_TRY(kept(&plain, &one, false, AR_RECOMPUTE_NONE));
-    AR_TRY(kept(&sp, &one, true, AR_RECOMPUTE_NONE));
-    AR_TRY(kept(&full, &one, true, AR_RECOMPUTE_FULL));
+    AR_TRY(kept(&plain, a, tp, false, AR_RECOMPUTE_NONE));
+    AR_TRY(kept(&sp, a, tp, true, AR_RECOMPUTE_NONE));
+    AR_TRY(kept(&full, a, tp, true, AR_RECOMPUTE_FULL));
     const double parameters = m.of[ARI_MEMORY_WEIGHTS] / 2.0;
     ari_table_row(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s", tp, ARI_COUNT((uint64_t)parameters), GIGABYTES(states(&m)),
                   GIGABYTES(16.0 * (double)a->parameters / tp), GIGABYTES(plain), GIGABYTES(sp), GIGABYTES(full));
@@ -105,12 +95,11 @@ static ar_status memory_row(ari_table *t, json_t *rows, const ari_asked *a, int 
 
 static ar_status scaling_row(ari_table *t, json_t *rows, const ari_asked *a, int tp, double *one_rank)
 {
-    const ari_asked one = alone(a, tp);
-    const ari_choice c = choice_of(tp, (a->base.step.run.seq % (size_t)tp) == 0, AR_RECOMPUTE_NONE);
+    const ari_choice c = choice_of(tp, (a->search.base.step.run.seq % (size_t)tp) == 0, AR_RECOMPUTE_NONE);
     ari_depth d;
     double bytes = 0.0;
     bool between = false;
-    AR_TRY(ari_depth_of(&d, &one, &c, NULL));
+    AR_TRY(ari_depth_of(&d, &a->search, &c, NULL));
     for (int i = 0; i < d.time.moved.n; i++) {
         bytes += d.time.moved.row[i].bytes;
         between = between || d.time.moved.row[i].between;
@@ -149,17 +138,15 @@ static ar_status rows_by_tp(ari_table *t, json_t *rows, const ari_asked *a, bool
 
 static ar_status decision_row(ari_table *t, json_t *rows, const ari_asked *a, int ranks, size_t seq)
 {
-    ari_asked here = *a;
+    ari_search s = a->search;
     ari_ranking r;
-    here.base.step.config = &a->config;
-    here.base.step.run.seq = seq;
-    here.ranks = ranks;
-    const ari_search s = ari_asked_search(&here);
+    s.base.step.run.seq = seq;
+    s.ranks = ranks;
     ar_status st = ari_search_run(&r, &s);
     const ari_candidate *best = r.n > 0 && r.at[0].legal == AR_OK ? &r.at[0] : NULL;
     ari_depth d;
     if (st == AR_OK && best)
-        st = ari_depth_of(&d, &here, &best->choice, NULL);
+        st = ari_depth_of(&d, &s, &best->choice, NULL);
     if (st == AR_OK && best) {
         const ari_choice *c = &best->choice;
         ari_table_row(t, "%d\t%zu\t%d\t%s\t%d\t%d\t%s\t%d\t%s\t%s\t%.1f %%\t%s\t%s", ranks, seq, c->tp, ARI_CP_TEXT(c),
@@ -177,14 +164,13 @@ static ar_status decision_row(ari_table *t, json_t *rows, const ari_asked *a, in
 static ar_status decision_rows(ari_table *t, json_t *rows, const ari_asked *a)
 {
     static const size_t longer[] = {32768, 131072};
-    const size_t seq = a->base.step.run.seq;
-    for (int ranks = 1; ranks <= a->ranks; ranks = ranks == a->ranks      ? ranks + 1
-                                                   : 2 * ranks < a->ranks ? 2 * ranks
-                                                                          : a->ranks)
+    const size_t seq = a->search.base.step.run.seq;
+    const int all = a->search.ranks;
+    for (int ranks = 1; ranks <= all; ranks = ranks == all ? ranks + 1 : 2 * ranks < all ? 2 * ranks : all)
         AR_TRY(decision_row(t, rows, a, ranks, seq));
     for (size_t i = 0; i < sizeof longer / sizeof *longer && !a->config.learned_positions; i++) {
         if (longer[i] > seq)
-            AR_TRY(decision_row(t, rows, a, a->ranks, longer[i]));
+            AR_TRY(decision_row(t, rows, a, all, longer[i]));
     }
     return AR_OK;
 }
@@ -224,10 +210,9 @@ ar_status ari_plan_table_run(json_t **gives, FILE *to, const ari_asked *a)
     const ari_plan_table which = (ari_plan_table)a->v->table;
     ari_table *t = which == ARI_PLAN_MEMORY ? &memory : which == ARI_PLAN_SCALING ? &scaling : &decision;
     json_t *rows = json_array();
-    const int most = which == ARI_PLAN_DECISION || a->v->gpus > 0 ? a->ranks : MOST_SHOWN;
-    const ari_asked one = alone(a, most);
+    const int most = which == ARI_PLAN_DECISION || a->v->gpus > 0 ? a->search.ranks : MOST_SHOWN;
     if (to)
-        ari_asked_print(to, which == ARI_PLAN_DECISION ? a : &one, most);
+        ari_asked_print(to, a, most);
     ar_status st =
         which == ARI_PLAN_DECISION ? decision_rows(t, rows, a) : rows_by_tp(t, rows, a, which == ARI_PLAN_SCALING);
     const ar_status printed = ari_table_end(t, st == AR_OK ? to : NULL, 2);
