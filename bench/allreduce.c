@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/bench.h"
 #include "bench/harness.h"
 #include "ref/core/size.h"
 
@@ -9,9 +10,19 @@
 #include <immintrin.h>
 #endif
 
-const size_t ari_bench_allreduce_sizes[ARI_BENCH_ALLREDUCE_SIZES] = {
-    1024, 4096, 16384, 65536, 1048576, 26214400, 104857600,
-};
+typedef struct allreduce_row {
+    int ranks;
+    size_t bytes; /* of one rank's input */
+    const char *dtype_name, *algorithm_name;
+    ar_dtype dtype; /* AR_F32 or AR_I64 */
+    ar_sim_algorithm algorithm;
+    double seconds;      /* median of one all-reduce */
+    double bus_gbps;     /* 2(N-1)/N * bytes in that time: what each link of a ring would carry */
+    double over_copy;    /* median of (time)/(time of the copy) */
+    double spread;       /* of that ratio */
+    double copy_seconds; /* median of the copy */
+    const char *copy;    /* the fastest of the simple copies */
+} allreduce_row;
 
 /* --- copies ------------------------------------------------------------------------------------------------------- */
 
@@ -103,7 +114,7 @@ typedef struct side {
 } side;
 
 typedef struct bench {
-    const ar_bench_allreduce_row *row;
+    const allreduce_row *row;
     side *rank;         /* [ranks] */
     ari_bench_series s; /* of KINDS sides */
 } bench;
@@ -155,7 +166,7 @@ static ar_status check_sum(const bench *b, int rank)
 
 static ar_status calls_of(const member *m, int kind, size_t calls)
 {
-    const ar_bench_allreduce_row *row = m->b->row;
+    const allreduce_row *row = m->b->row;
     const size_t count = row->bytes / ar_dtype_bytes(row->dtype);
     for (size_t i = 0; i < calls; i++) {
         if (kind == ALL_REDUCE)
@@ -235,7 +246,7 @@ static ar_status rank_main(ar_comm *comm, void *arg)
 }
 
 /* Beside the copy that took least. */
-static void summarise(ar_bench_allreduce_row *row, const ari_bench_series *s)
+static void summarise(allreduce_row *row, const ari_bench_series *s)
 {
     size_t best = FIRST_COPY;
     for (size_t k = FIRST_COPY; k < KINDS; k++) {
@@ -269,27 +280,16 @@ static ar_status create_memory(bench *b)
     return AR_OK;
 }
 
-static ar_status check_row(const ar_bench_allreduce_row *row, size_t repetitions)
-{
-    if (row->dtype != AR_F32 && row->dtype != AR_I64)
-        return ar_error_set(AR_ERR_DTYPE, "bench allreduce: F32 or I64 expected, not %s", ar_dtype_name(row->dtype));
-    if (row->ranks < 1 || repetitions == 0)
-        return ar_error_set(AR_ERR_ARG, "bench allreduce: %d ranks, %zu repetitions: at least one of each expected",
-                            row->ranks, repetitions);
-    if (row->bytes == 0 || row->bytes % ar_dtype_bytes(row->dtype) != 0)
-        return ar_error_set(AR_ERR_ARG, "bench allreduce: %zu bytes are no whole number of elements of %zu bytes",
-                            row->bytes, ar_dtype_bytes(row->dtype));
-    return AR_OK;
-}
-
-ar_status ari_bench_allreduce(ar_bench_allreduce_row *row, uint64_t timeout_ns, size_t repetitions)
+static ar_status time_row(allreduce_row *row, const ari_bench_session *s)
 {
     bench b = {.row = row};
-    const ar_sim_options options = {.algorithm = row->algorithm, .timeout_ns = timeout_ns};
+    const ar_sim_options options = {.algorithm = row->algorithm, .timeout_ns = ari_layout_timeout_ns(&s->v->r)};
     ar_status st = AR_OK;
-    AR_TRY(check_row(row, repetitions));
+    if (row->bytes % ar_dtype_bytes(row->dtype) != 0)
+        return ar_error_set(AR_ERR_ARG, "bench allreduce: %zu bytes are no whole number of elements of %zu bytes",
+                            row->bytes, ar_dtype_bytes(row->dtype));
     AR_TRY(ari_alloc_zero((void **)&b.rank, (size_t)row->ranks, sizeof *b.rank, "the benchmark's ranks"));
-    AR_TRY_TO(done, st, ari_bench_series_create(&b.s, KINDS, repetitions));
+    AR_TRY_TO(done, st, ari_bench_series_create(&b.s, KINDS, s->repetitions));
     AR_TRY_TO(done, st, create_memory(&b));
     AR_TRY_TO(done, st, ar_sim_run(row->ranks, &options, rank_main, &b, NULL));
     summarise(row, &b.s);
@@ -301,4 +301,60 @@ done:
     free(b.rank);
     ari_bench_series_destroy(&b.s);
     return st;
+}
+
+/* --- the benchmark ------------------------------------------------------------------------------------------------ */
+
+enum { SIZES = 7, MOST_ROWS = 3 * 2 * SIZES };
+
+/* The rows that the options ask for: every number of ranks, of every type, in every size. */
+static size_t rows_of(const ari_bench_options *v, allreduce_row *rows)
+{
+    static const size_t sizes[SIZES] = {1024, 4096, 16384, 65536, 1048576, 26214400, 104857600};
+    static const int ranks[] = {2, 4, 8};
+    static const ar_dtype dtypes[] = {AR_F32, AR_I64};
+    size_t n = 0;
+    for (size_t r = 0; r < (v->ranks ? 1 : sizeof ranks / sizeof *ranks); r++)
+        for (size_t t = 0; t < 2; t++)
+            for (size_t i = 0; (v->dtype < 0 || (size_t)v->dtype == t) && i < (v->bytes ? 1 : SIZES); i++)
+                rows[n++] = (allreduce_row){.ranks = v->ranks ? v->ranks : ranks[r],
+                                            .bytes = v->bytes ? v->bytes : sizes[i],
+                                            .dtype_name = ari_bench_dtype_names[t],
+                                            .algorithm_name = ari_bench_algorithm_names[v->algorithm],
+                                            .dtype = dtypes[t],
+                                            .algorithm = (ar_sim_algorithm)v->algorithm};
+    return n;
+}
+
+#define ARI_ROW allreduce_row
+static const ari_field allreduce_fields[] = {
+    ARI_FIELD("ranks", "ranks", INT, ranks),
+    ARI_FIELD("bytes", "size", BYTES, bytes),
+    ARI_FIELD("numerics", "type", TEXT, dtype_name),
+    ARI_FIELD("algorithm", "how", TEXT, algorithm_name),
+    ARI_FIELD("seconds", "time", MILLISECONDS, seconds),
+    ARI_FIELD("bus_gbps", "bus GB/s", RATIO, bus_gbps),
+    ARI_FIELD("over_copy", NULL, RATIO, over_copy),
+    ARI_FIELD("copy_seconds", "copy", MILLISECONDS, copy_seconds),
+    ARI_FIELD("copy", NULL, TEXT, copy),
+    ARI_FIELD(NULL, "times a copy", RATIO, over_copy),
+    ARI_FIELD("spread", "spread", SHARE, spread),
+};
+#undef ARI_ROW
+
+ar_status ari_bench_allreduce(ari_bench_session *s)
+{
+    allreduce_row rows[MOST_ROWS];
+    const size_t n = rows_of(s->v, rows);
+    for (size_t i = 0; i < n; i++) {
+        ari_bench_progress(s, i, n);
+        AR_TRY(time_row(&rows[i], s));
+    }
+    return ari_bench_end(
+        s, ARI_ROWS(allreduce_fields, rows, n), 0,
+        "\nOne all-reduce (sum) between N ranks, which are threads of this process, each with an input and an "
+        "output of\nthis size; medians. 'bus': 2(N-1)/N x size over the time, the rate of each link of a ring that "
+        "took as long.\n'copy': the same threads each copy their input to their output, so the memory has the same "
+        "traffic; the\nfastest of memcpy, streaming stores and rep movsb. 'spread': of times a copy, (largest - "
+        "smallest)/median.\n");
 }

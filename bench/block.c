@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Transformer blocks, native and exact, and what their slots take. */
 #include "anyrank/model.h"
+#include "bench/bench.h"
 #include "bench/harness.h"
 #include "gpu/profile/profile.h"
+#include "run/run.h"
 
 #define PARAMS ((size_t)16) /* a block has fewer */
 
@@ -15,9 +18,13 @@
 #define SMALL .hidden = 768, .heads = 12, .kv_heads = 12, .head_dim = 64
 #define LARGE .hidden = 4096, .heads = 32, .kv_heads = 8, .head_dim = 128, .ffn = 11008
 
-const ar_config *ari_bench_block_config(bool large, size_t i)
+enum { BLOCKS = 2, SIDES = 2, LINES = BLOCKS * SIDES };
+/* The blocks that stand for the usual ones. Width 768, 12 heads: "gpt2" with LayerNorm, GELU and an MLP of 3072,
+ * "llama" with RMSNorm, rotary positions and a gated MLP of 2048. large: width 4096, 32 heads, 8 KV heads, an MLP of
+ * 11008: "gpt" with LayerNorm, GELU and two matrices in the MLP (132 M parameters), "llama" with three (177 M). NULL
+ * after the last. bench/torch_block.py has the same. */
+static const ar_config *block_config(bool large, size_t i)
 {
-    enum { BLOCKS = 2 };
     /* GPT-2's own form has as many KV heads as heads. */
     static const ar_config configs[2][BLOCKS] = {
         {{GPT, .arch = AR_ARCH_GPT2, .name = "gpt2", SMALL, .ffn = 3072}, {LLAMA, SMALL, .ffn = 2048}},
@@ -61,9 +68,9 @@ static ar_status store(side *s, ar_tensor *t, const size_t shape[3], uint64_t se
 }
 
 static ar_status side_create(side *s, ar_numerics numerics, ar_precision precision, const ar_config *config,
-                             const ar_batch *batch, const ar_device_choice *which, int threads)
+                             const ar_batch *batch, const ari_bench_session *session)
 {
-    AR_TRY(ar_device_create(&s->d, which, threads));
+    AR_TRY(ar_device_create(&s->d, &session->device, session->threads));
     const ar_ctx_options options = {.device = s->d, .numerics = numerics, .precision = precision};
     ar_block_options o;
     char name[96];
@@ -128,47 +135,99 @@ static ar_status repetition(void *user, double times[3])
 
 /* --- the slots of a pass ------------------------------------------------------------------------------------------ */
 
-static ar_status read_profile(ar_bench_block_row *row, ari_profile *profile, double whole)
+/* A slot of the device's table in one pass. */
+typedef struct slot_row {
+    const char *block, *numerics, *slot;
+    const char *part; /* of its calls; NULL: the slot */
+    size_t calls;
+    double seconds, share; /* of the pass, which takes longer than without being timed so */
+    size_t bytes;          /* of the tensors that the calls were given; 0: none, or buffers of unknown size */
+} slot_row;
+
+#define ARI_ROW slot_row
+static const ari_field slot_fields[] = {
+    ARI_FIELD("block", "block", TEXT, block),  ARI_FIELD("numerics", "numerics", TEXT, numerics),
+    ARI_FIELD("slot", "slot", TEXT, slot),     ARI_FIELD("part", "of it", TEXT, part),
+    ARI_FIELD("calls", "calls", COUNT, calls), ARI_FIELD("seconds", "time", MILLISECONDS, seconds),
+    ARI_FIELD("share", "share", SHARE, share), ARI_FIELD("bytes", "MB of tensors", MEGABYTES, bytes),
+};
+#undef ARI_ROW
+
+enum { SLOTS = ARI_PROFILE_ROWS + 1 };
+/* Of all passes: longest first, then what is between slots. */
+typedef struct slot_list {
+    slot_row row[LINES * SLOTS];
+    size_t n;
+} slot_list;
+
+static ar_status read_profile(slot_list *l, const slot_row *head, ari_profile *profile, double whole)
 {
     ari_profile_row found[ARI_PROFILE_ROWS];
     size_t n = 0;
     double inside = 0.0;
     AR_TRY(ari_profile_read(profile, found, &n));
     for (size_t i = 0; i < n; i++) {
-        row->slots[i] = (ar_bench_slot_row){
-            found[i].name, found[i].part, found[i].calls, found[i].seconds, found[i].seconds / whole, found[i].bytes};
-        inside += found[i].part ? 0.0 : found[i].seconds;
+        const ari_profile_row *f = &found[i];
+        l->row[l->n++] = (slot_row){head->block, head->numerics,     f->name, f->part, f->calls,
+                                    f->seconds,  f->seconds / whole, f->bytes};
+        inside += f->part ? 0.0 : f->seconds;
     }
     const double between = whole > inside ? whole - inside : 0.0;
-    row->slots[n] = (ar_bench_slot_row){.slot = "between slots", .seconds = between, .share = between / whole};
-    row->n_slots = n + 1;
+    l->row[l->n++] =
+        (slot_row){head->block, head->numerics, .slot = "between slots", .seconds = between, .share = between / whole};
     return AR_OK;
 }
 
-_Static_assert(ARI_PROFILE_ROWS < ARI_BENCH_SLOTS, "one row more");
-
 /* A pass, the gradients' zeroing included. */
-static ar_status profile_pass(ar_bench_block_row *row, side *s, ari_profile *profile, const ar_batch *batch)
+static ar_status profile_pass(slot_list *l, const slot_row *head, side *s, ari_profile *profile, const ar_batch *batch)
 {
     const ari_bench_device on = place_of(s);
     double start = 0.0, end = 0.0, seconds = 0.0;
     AR_TRY(ari_bench_clock(&on, &start));
     AR_TRY(pass(s, batch, &seconds));
     AR_TRY(ari_bench_clock(&on, &end));
-    return read_profile(row, profile, end - start);
+    return read_profile(l, head, profile, end - start);
 }
 
-static ar_status profile_side(ar_bench_block_row *row, side *s, const ar_batch *batch)
+/* One more pass, of which each slot is timed. */
+static ar_status profile_side(slot_list *l, const slot_row *head, side *s, const ar_batch *batch)
 {
     enum { PASSES = 2 }; /* the first one makes the events of the second */
+    const size_t n = l->n;
     ari_profile *profile = NULL;
     AR_TRY(ari_profile_begin(&profile, s->d));
     ar_status st = AR_OK;
-    for (int i = 0; i < PASSES && st == AR_OK; i++)
-        st = profile_pass(row, s, profile, batch);
+    for (int i = 0; i < PASSES && st == AR_OK; i++) {
+        l->n = n;
+        st = profile_pass(l, head, s, profile, batch);
+    }
     ari_profile_end(profile);
     return st;
 }
+
+/* --- the benchmark ------------------------------------------------------------------------------------------------ */
+
+/* A block in one of the numerics. */
+typedef struct block_row {
+    const char *block, *numerics;
+    size_t batch, seq, parameters;
+    ari_bench_side time;
+} block_row;
+
+#define ARI_ROW block_row
+static const ari_field block_fields[] = {
+    ARI_FIELD("block", "block", TEXT, block),
+    ARI_FIELD("parameters", "parameters", COUNT, parameters),
+    ARI_FIELD("numerics", "numerics", TEXT, numerics),
+    ARI_FIELD("batch", "batch", COUNT, batch),
+    ARI_FIELD("seq", "seq", COUNT, seq),
+    ARI_FIELD("seconds", "time", SECONDS, time.seconds),
+    ARI_FIELD("gflops", "GF/s", RATE, time.gflops),
+    ARI_FIELD("gemm_fraction", "products", RATIO, time.gemm_fraction),
+    ARI_FIELD("over_native", "of native", RATIO, time.over_first),
+    ARI_FIELD("spread", "spread", SHARE, time.spread),
+};
+#undef ARI_ROW
 
 static size_t parameters_of(const side *s)
 {
@@ -178,27 +237,24 @@ static size_t parameters_of(const side *s)
     return n;
 }
 
-ar_status ari_bench_block(ar_bench_block_row row[2], const ar_bench_block_options *o)
+/* slots NULL: not asked for. */
+static ar_status time_block(block_row row[SIDES], slot_list *slots, const ar_config *config, const ari_bench_session *s)
 {
-    const ar_device_choice cpu = {AR_DEVICE_CPU, 0}, *const choice = o->which ? o->which : &cpu;
-    bench b = {.batch = {.batch = o->batch, .seq = o->seq}};
-    ar_bench_side_row times[2] = {0};
+    const ar_run *run = &s->v->r.run;
+    bench b = {.batch = {.batch = run->batch ? run->batch : 2, .seq = run->seq ? run->seq : 512}};
+    ari_bench_side times[SIDES] = {0};
     ar_status st = AR_OK;
-    if (o->batch == 0 || o->seq == 0 || o->repetitions == 0)
-        return ar_error_set(AR_ERR_ARG, "bench block: batch %zu, seq %zu, repetitions %zu: all must be > 0", o->batch,
-                            o->seq, o->repetitions);
-    AR_TRY(ari_bench_device_create(&b.on, choice, o->threads));
-    AR_TRY_TO(done, st,
-              side_create(&b.native, AR_NUMERICS_NATIVE, o->precision, o->config, &b.batch, choice, o->threads));
-    AR_TRY_TO(done, st,
-              side_create(&b.exact, AR_NUMERICS_EXACT, AR_PRECISION_F32, o->config, &b.batch, choice, o->threads));
-    AR_TRY_TO(done, st, ari_gemm_list_create(&b.list, &b.on, o->config, o->batch, o->seq, false));
-    AR_TRY_TO(done, st, ari_bench_sides(times, ari_gemm_list_operations(&b.list), o->repetitions, 2, repetition, &b));
-    for (size_t i = 0; i < 2; i++) {
-        side *s = i == 0 ? &b.native : &b.exact;
-        row[i] = (ar_bench_block_row){.time = times[i], .parameters = parameters_of(s)};
-        if (o->profile)
-            AR_TRY_TO(done, st, profile_side(&row[i], s, &b.batch));
+    AR_TRY(ari_bench_device_create(&b.on, &s->device, s->threads));
+    AR_TRY_TO(done, st, side_create(&b.native, AR_NUMERICS_NATIVE, run->precision, config, &b.batch, s));
+    AR_TRY_TO(done, st, side_create(&b.exact, AR_NUMERICS_EXACT, AR_PRECISION_F32, config, &b.batch, s));
+    AR_TRY_TO(done, st, ari_gemm_list_create(&b.list, &b.on, config, b.batch.batch, b.batch.seq, false));
+    AR_TRY_TO(done, st, ari_bench_sides(times, ari_gemm_list_operations(&b.list), s->repetitions, 2, repetition, &b));
+    for (size_t i = 0; i < SIDES; i++) {
+        side *one = i == 0 ? &b.native : &b.exact;
+        const slot_row head = {.block = config->name, .numerics = i == 0 ? "native" : "exact"};
+        row[i] = (block_row){head.block, head.numerics, b.batch.batch, b.batch.seq, parameters_of(one), times[i]};
+        if (slots)
+            AR_TRY_TO(done, st, profile_side(slots, &head, one, &b.batch));
     }
 done:
     ari_gemm_list_destroy(&b.list);
@@ -206,4 +262,37 @@ done:
     side_destroy(&b.native);
     ari_bench_device_destroy(&b.on);
     return st;
+}
+
+/* Number i of the blocks to time: the model's, where one is given; NULL after the last. */
+static const ar_config *block_at(const ari_bench_session *s, size_t i)
+{
+    return !s->v->model ? block_config(s->v->block_size == 1, i) : i == 0 ? &s->config : NULL;
+}
+
+ar_status ari_bench_block(ari_bench_session *s)
+{
+    block_row rows[LINES];
+    slot_list slots = {.n = 0};
+    char folder[512];
+    const ar_config *config = NULL;
+    size_t n = 0;
+    if (s->v->model)
+        AR_TRY(ari_run_config(&s->config, folder, sizeof folder, &(ar_run){.model = s->v->model}));
+    for (; (config = block_at(s, n / SIDES)); n += SIDES) {
+        ari_bench_progress(s, n, LINES);
+        AR_TRY(time_block(&rows[n], s->v->profile ? &slots : NULL, config, s));
+    }
+    s->more = s->v->profile ? ARI_ROWS(slot_fields, slots.row, slots.n) : NULL;
+    s->more_key = "profile";
+    return ari_bench_end(
+        s, ARI_ROWS(block_fields, rows, n), s->threads,
+        "\nOne transformer block forward and backward, %d thread%s; medians. 'products': time of its matrix "
+        "products\nalone, by sgemm, over that of the block. 'of native': over the time of the native block. "
+        "'spread': of the\ntimes, (largest - smallest)/median.\n%s",
+        s->threads, ari_bench_plural(s->threads),
+        s->v->profile
+            ? "\nThe slots of the device's table in one more pass: 'of it': a part of a slot's calls; 'share': "
+              "of the pass.\n\n"
+            : "");
 }

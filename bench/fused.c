@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Backward kernels that do several things in one pass over their tensors, beside each of these in a pass of its own. */
-#include <string.h>
-
 #include "anyrank/arith.h"
+#include "bench/bench.h"
 #include "bench/harness.h"
 
 enum { X, DY, RESIDUAL, DX, SUM, UP, DUP, TERMS, TENSORS };
@@ -139,7 +138,19 @@ static ar_status dropout_apart(fused_bench *b)
 
 /* --- the cases ---------------------------------------------------------------------------------------------------- */
 
-static const fused_case cases[ARI_BENCH_FUSED] = {
+typedef struct fused_row {
+    const char *kernel, *numerics;
+    size_t rows, cols;  /* elements of one tensor */
+    double bytes;       /* that the kernel reads and writes, of fp32 tensors, an element */
+    double bytes_apart; /* that one thing after the other does */
+    double seconds;     /* median of the kernel */
+    double gbps;        /* its bytes over that time */
+    double apart_over;  /* median of (time one after the other)/(time) */
+    double spread;      /* of that ratio */
+} fused_row;
+
+/* With the shapes that take the device's time: of the CPU's blocks of width 768, of a GPU's of width 4096. */
+static const fused_case cases[] = {
     {"LayerNorm", {768, 4096}, AR_NORM_LAYER, AR_ACT_NONE, norm_fused, norm_apart},
     {"RMSNorm", {768, 4096}, AR_NORM_RMS, AR_ACT_NONE, norm_fused, norm_apart},
     {"bias + GELU", {3072, 16384}, AR_NORM_LAYER, AR_ACT_GELU_TANH, act_fused, act_apart},
@@ -147,11 +158,12 @@ static const fused_case cases[ARI_BENCH_FUSED] = {
     {"bias + SiLU gate", {2048, 11008}, AR_NORM_LAYER, AR_ACT_SILU, gated_fused, gated_apart},
     {"dropout + residual", {768, 4096}, AR_NORM_LAYER, AR_ACT_NONE, dropout_fused, dropout_apart},
 };
+enum { CASES = sizeof cases / sizeof *cases };
 
-static ar_status create(fused_bench *b, const ar_bench_fused_row *row, const ar_device_choice *which, int threads)
+static ar_status create(fused_bench *b, const fused_row *row, ar_numerics numerics, const ari_bench_session *s)
 {
-    AR_TRY(ari_bench_device_create(&b->made, which, threads));
-    const ar_ctx_options options = {.device = b->made.d, .numerics = row->numerics};
+    AR_TRY(ari_bench_device_create(&b->made, &s->device, s->threads));
+    const ar_ctx_options options = {.device = b->made.d, .numerics = numerics};
     const size_t shape[2] = {row->rows, row->cols};
     ar_layout layout;
     AR_TRY(ar_ctx_create(&b->ctx, &options));
@@ -209,34 +221,13 @@ static ar_status time_sides(void *user, double times[SIDES])
     return AR_OK;
 }
 
-ar_bench_fused_row ari_bench_fused_at(size_t i, ar_numerics numerics, const ar_device_choice *which)
+static ar_status time_case(fused_row *row, const fused_case *c, ar_numerics numerics, const ari_bench_session *session)
 {
-    const bool gpu = which->kind == AR_DEVICE_CUDA, exact = numerics == AR_NUMERICS_EXACT;
-    return (ar_bench_fused_row){.kernel = cases[i].name,
-                                .numerics = numerics,
-                                .numerics_name = (exact ? ar_arith_exact() : ar_arith_native(AR_PRECISION_F32))->name,
-                                .rows = gpu ? 4096 : 1024,
-                                .cols = cases[i].cols[gpu]};
-}
-
-static const fused_case *case_of(const char *name)
-{
-    for (size_t i = 0; i < ARI_BENCH_FUSED; i++)
-        if (strcmp(cases[i].name, name) == 0)
-            return &cases[i];
-    return NULL;
-}
-
-ar_status ari_bench_fused(ar_bench_fused_row *row, const ar_device_choice *which, int threads, size_t repetitions)
-{
-    fused_sides k = {.bench.c = case_of(row->kernel)};
+    fused_sides k = {.bench.c = c};
     ari_bench_series s = {0};
     ar_status st = AR_OK;
-    if (!k.bench.c || row->rows == 0 || row->cols == 0 || repetitions == 0)
-        return ar_error_set(AR_ERR_ARG, "bench fused: '%s', rows %zu, cols %zu, repetitions %zu: a kernel, all > 0",
-                            row->kernel, row->rows, row->cols, repetitions);
-    AR_TRY_TO(done, st, create(&k.bench, row, which, threads));
-    AR_TRY_TO(done, st, ari_bench_repeat(&s, SIDES, repetitions, 1, time_sides, &k));
+    AR_TRY_TO(done, st, create(&k.bench, row, numerics, session));
+    AR_TRY_TO(done, st, ari_bench_repeat(&s, SIDES, session->repetitions, 1, time_sides, &k));
     const ari_bench_stat ratio = ari_bench_ratio_of(&s, APART, FUSED);
     row->bytes = k.bytes[FUSED];
     row->bytes_apart = k.bytes[APART];
@@ -248,4 +239,43 @@ done:
     ari_bench_series_destroy(&s);
     destroy(&k.bench);
     return st;
+}
+
+#define ARI_ROW fused_row
+static const ari_field fused_fields[] = {
+    ARI_FIELD("kernel", "kernel", TEXT, kernel),
+    ARI_FIELD("numerics", "numerics", TEXT, numerics),
+    ARI_FIELD("rows", "rows", COUNT, rows),
+    ARI_FIELD("cols", "columns", COUNT, cols),
+    ARI_FIELD("bytes", "bytes", RATE, bytes),
+    ARI_FIELD("bytes_apart", "apart", RATE, bytes_apart),
+    ARI_FIELD("seconds", "time", MILLISECONDS, seconds),
+    ARI_FIELD("gbps", "GB/s", RATE, gbps),
+    ARI_FIELD("apart_over", "apart takes", RATIO, apart_over),
+    ARI_FIELD("spread", "spread", SHARE, spread),
+};
+#undef ARI_ROW
+
+ar_status ari_bench_fused(ari_bench_session *s)
+{
+    static const ar_numerics both[] = {AR_NUMERICS_NATIVE, AR_NUMERICS_EXACT};
+    enum { n = 2 * CASES };
+    const bool gpu = s->device.kind == AR_DEVICE_CUDA;
+    fused_row rows[n];
+    for (size_t i = 0; i < n; i++) {
+        const fused_case *c = &cases[i % CASES];
+        const ar_numerics numerics = both[i / CASES];
+        ari_bench_progress(s, i, n);
+        rows[i] = (fused_row){.kernel = c->name,
+                              .numerics = ari_numerics_names[numerics],
+                              .rows = gpu ? 4096 : 1024,
+                              .cols = c->cols[gpu]};
+        AR_TRY(time_case(&rows[i], c, numerics, s));
+    }
+    return ari_bench_end(
+        s, ARI_ROWS(fused_fields, rows, n), s->threads,
+        "\nWith the sums of the parameters' gradients, %d thread%s; medians. 'bytes': of the tensors that the "
+        "kernel moves,\nan element; 'apart': where dX, each sum and the residual have a pass of their own, whose "
+        "time is 'apart takes'\ntimes the kernel's. 'spread': of that ratio, (largest - smallest)/median.\n",
+        s->threads, ari_bench_plural(s->threads));
 }

@@ -64,8 +64,7 @@ ar_status ari_bench_repeat(ari_bench_series *s, size_t sides, size_t n, size_t w
     return AR_OK;
 }
 
-ar_status ari_bench_sides(ar_bench_side_row row[2], double operations, size_t n, size_t warm, ari_bench_fn fn,
-                          void *user)
+ar_status ari_bench_sides(ari_bench_side row[2], double operations, size_t n, size_t warm, ari_bench_fn fn, void *user)
 {
     enum { FIRST, PRODUCTS, OTHER, SIDES };
     ari_bench_series s = {0};
@@ -73,11 +72,11 @@ ar_status ari_bench_sides(ar_bench_side_row row[2], double operations, size_t n,
     for (size_t i = 0; i < 2 && st == AR_OK; i++) {
         const size_t side = i == 0 ? FIRST : OTHER;
         const ari_bench_stat seconds = ari_bench_times_of(&s, side), ratio = ari_bench_ratio_of(&s, side, FIRST);
-        row[i] = (ar_bench_side_row){.seconds = seconds.median,
-                                     .gflops = 1e-9 * operations / seconds.median,
-                                     .gemm_fraction = ari_bench_ratio_of(&s, PRODUCTS, side).median,
-                                     .over_first = ratio.median,
-                                     .spread = i == 0 ? seconds.spread : ratio.spread};
+        row[i] = (ari_bench_side){.seconds = seconds.median,
+                                  .gflops = 1e-9 * operations / seconds.median,
+                                  .gemm_fraction = ari_bench_ratio_of(&s, PRODUCTS, side).median,
+                                  .over_first = ratio.median,
+                                  .spread = i == 0 ? seconds.spread : ratio.spread};
     }
     ari_bench_series_destroy(&s);
     return st;

@@ -2,7 +2,8 @@
 #ifndef ARI_BENCH_HARNESS_H
 #define ARI_BENCH_HARNESS_H
 
-#include "bench/bench.h"
+#include "anyrank/config.h"
+#include "anyrank/device.h"
 
 /* What the measurements share. */
 
@@ -37,10 +38,18 @@ typedef ar_status (*ari_bench_fn)(void *user, double *times);
  *  the series also then. */
 AR_NODISCARD ar_status ari_bench_repeat(ari_bench_series *s, size_t sides, size_t n, size_t warm, ari_bench_fn fn,
                                         void *user);
-/** The two rows from repetitions of three times: the reference, its matrix products alone, the other side.
+/* One of two sides, of which the first is the reference, beside the reference's matrix products run alone. */
+typedef struct ari_bench_side {
+    double seconds;       /* median */
+    double gflops;        /* rate of the matrix products' operations in that time */
+    double gemm_fraction; /* median of (time of the same matrix products alone, by sgemm)/(time) */
+    double over_first;    /* median of (time)/(time of the first side) */
+    double spread;        /* of that ratio; of the seconds in the first side's row */
+} ari_bench_side;
+/** The two sides from repetitions of three times: the reference, its matrix products alone, the other side.
  *  operations: of the products. Errors: the same. */
-AR_NODISCARD ar_status ari_bench_sides(ar_bench_side_row row[2], double operations, size_t n, size_t warm,
-                                       ari_bench_fn fn, void *user);
+AR_NODISCARD ar_status ari_bench_sides(ari_bench_side row[2], double operations, size_t n, size_t warm, ari_bench_fn fn,
+                                       void *user);
 
 /* --- a device ----------------------------------------------------------------------------------------------------- */
 

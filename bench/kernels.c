@@ -2,6 +2,7 @@
 /* Kernels that memory bounds: what they move, how fast, and beside a copy of as many bytes. */
 #include <stdlib.h>
 
+#include "bench/bench.h"
 #include "bench/harness.h"
 #include "ref/core/size.h"
 #include "ref/numerics/optimizer.h"
@@ -18,7 +19,7 @@ typedef struct quantised {
     ar_packed *packed;
 } quantised;
 
-struct ari_kernel_bench {
+typedef struct kernel_bench {
     ari_bench_device on;
     size_t rows, cols;
     operands as[2];    /* fp32, bf16 */
@@ -34,31 +35,31 @@ struct ari_kernel_bench {
     ar_buf row_of, visible; /* int64 [rows], int32 [rows, 2] */
     ar_buf valid, norm;     /* u8 [rows]; int64 [2] */
     ar_buf exponent;        /* int32: of all of x */
-};
+} kernel_bench;
 
 /* bytes: of the tensors that one call must read and write, an element: of the tensors of the dtype, and of others. */
 typedef struct kernel {
     const char *name;
     size_t tensors, others;
     bool bf16;
-    ar_status (*run)(const ari_kernel_bench *b, const operands *o);
+    ar_status (*run)(const kernel_bench *b, const operands *o);
 } kernel;
 
 #define RUN(b, slot, ...) (b)->on.d->ops->slot((b)->on.d, (b)->on.q, __VA_ARGS__)
 
 /* --- element-wise ------------------------------------------------------------------------------------------------- */
 
-static ar_status run_add(const ari_kernel_bench *b, const operands *o)
+static ar_status run_add(const kernel_bench *b, const operands *o)
 {
     return RUN(b, add, &o->y, &o->x, &o->dy);
 }
 
-static ar_status run_scale(const ari_kernel_bench *b, const operands *o)
+static ar_status run_scale(const kernel_bench *b, const operands *o)
 {
     return RUN(b, scale, &o->y, &o->x, 0.75f);
 }
 
-static ar_status run_transpose(const ari_kernel_bench *b, const operands *o)
+static ar_status run_transpose(const kernel_bench *b, const operands *o)
 {
     const size_t shape[2] = {b->cols, b->rows};
     ar_tensor y;
@@ -67,40 +68,40 @@ static ar_status run_transpose(const ari_kernel_bench *b, const operands *o)
     return RUN(b, copy_strided, &y, &x);
 }
 
-static ar_status run_dropout(const ari_kernel_bench *b, const operands *o)
+static ar_status run_dropout(const kernel_bench *b, const operands *o)
 {
     const ar_dropout which = {
         .key = 1, .threshold = UINT32_MAX / 10, .scale = 10.0f / 9.0f, .stride = {o->x.shape[1], 1}};
     return RUN(b, dropout, NULL, &o->y, &o->x, &o->up, &which);
 }
 
-static ar_status run_gelu(const ari_kernel_bench *b, const operands *o)
+static ar_status run_gelu(const kernel_bench *b, const operands *o)
 {
     return RUN(b, bias_act, &o->z, ar_const(b->row), AR_ACT_GELU_ERF, &o->y);
 }
 
-static ar_status run_gelu_backward(const ari_kernel_bench *b, const operands *o)
+static ar_status run_gelu_backward(const kernel_bench *b, const operands *o)
 {
     return RUN(b, act_backward, &o->y, &o->dy, &o->x, AR_ACT_GELU_ERF, &(ar_row_sum){.f32 = b->sum[0]});
 }
 
-static ar_status run_gelu_tanh(const ari_kernel_bench *b, const operands *o)
+static ar_status run_gelu_tanh(const kernel_bench *b, const operands *o)
 {
     return RUN(b, bias_act, &o->z, ar_const(b->row), AR_ACT_GELU_TANH, &o->y);
 }
 
-static ar_status run_gated(const ari_kernel_bench *b, const operands *o)
+static ar_status run_gated(const kernel_bench *b, const operands *o)
 {
     return RUN(b, gated_forward, &o->y, &o->x, &o->up, AR_ACT_SILU);
 }
 
-static ar_status run_gated_backward(const ari_kernel_bench *b, const operands *o)
+static ar_status run_gated_backward(const kernel_bench *b, const operands *o)
 {
     const ar_row_sum none = {.f32 = {NULL}};
     return RUN(b, gated_backward, &o->y, &o->z, &o->dy, &o->x, &o->up, AR_ACT_SILU, &none, &none);
 }
 
-static ar_status run_optimizer(const ari_kernel_bench *b, const operands *o)
+static ar_status run_optimizer(const kernel_bench *b, const operands *o)
 {
     const ar_optimizer_options options = {
         .kind = AR_OPTIMIZER_ADAMW, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
@@ -112,20 +113,20 @@ static ar_status run_optimizer(const ari_kernel_bench *b, const operands *o)
 
 /* --- rows --------------------------------------------------------------------------------------------------------- */
 
-static ar_status run_norm(const ari_kernel_bench *b, const operands *o)
+static ar_status run_norm(const kernel_bench *b, const operands *o)
 {
     return RUN(b, norm_forward, AR_NORM_LAYER, &o->y, b->mean, b->rstd, &o->x, ar_const(b->row), ar_const(b->row),
                1e-5);
 }
 
-static ar_status run_norm_backward(const ari_kernel_bench *b, const operands *o)
+static ar_status run_norm_backward(const kernel_bench *b, const operands *o)
 {
     const ar_row_sum gain = {.f32 = b->sum[0]}, offset = {.f32 = b->sum[1]};
     return RUN(b, norm_backward, AR_NORM_LAYER, &o->y, &o->z, &o->dy, &o->x, ar_const(b->mean), ar_const(b->rstd),
                ar_const(b->row), &o->up, &gain, &offset);
 }
 
-static ar_status run_rms(const ari_kernel_bench *b, const operands *o)
+static ar_status run_rms(const kernel_bench *b, const operands *o)
 {
     return RUN(b, norm_forward, AR_NORM_RMS, &o->y, b->mean, b->key_sum, &o->x, ar_const(b->row), (ar_cbuf){NULL},
                1e-5);
@@ -137,7 +138,7 @@ static size_t head_of(size_t cols)
     return cols % 64 == 0 ? 64 : cols - cols % 2;
 }
 
-static ar_status run_rope(const ari_kernel_bench *b, const operands *o)
+static ar_status run_rope(const kernel_bench *b, const operands *o)
 {
     const size_t d = head_of(b->cols);
     ar_tensor view[2] = {o->x, o->y};
@@ -154,19 +155,19 @@ static ar_status run_rope(const ari_kernel_bench *b, const operands *o)
 }
 
 /* Every query sees every key. */
-static ar_scores scores_of(const ari_kernel_bench *b)
+static ar_scores scores_of(const kernel_bench *b)
 {
     return (ar_scores){1, 1, b->rows, b->cols, {.matrices = 1, .rows = b->rows, .cols = b->cols}};
 }
 
-static ar_status run_softmax(const ari_kernel_bench *b, const operands *o)
+static ar_status run_softmax(const kernel_bench *b, const operands *o)
 {
     const ar_mask mask = {.visible = ar_const(b->visible)};
     const ar_scores scores = scores_of(b);
     return RUN(b, softmax_forward, o->y.data, ar_const(o->x.data), b->key, b->key_sum, false, 0.125f, &scores, &mask);
 }
 
-static ar_status run_softmax_backward(const ari_kernel_bench *b, const operands *o)
+static ar_status run_softmax_backward(const kernel_bench *b, const operands *o)
 {
     const ar_mask mask = {.visible = ar_const(b->visible)};
     const ar_scores scores = scores_of(b);
@@ -174,98 +175,98 @@ static ar_status run_softmax_backward(const ari_kernel_bench *b, const operands 
                &mask);
 }
 
-static ar_status run_gather(const ari_kernel_bench *b, const operands *o)
+static ar_status run_gather(const kernel_bench *b, const operands *o)
 {
     return RUN(b, gather_rows, &o->y, &o->x, ar_const(b->row_of));
 }
 
-static ar_status run_loss_max(const ari_kernel_bench *b, const operands *o)
+static ar_status run_loss_max(const kernel_bench *b, const operands *o)
 {
     return RUN(b, ce_max, b->key, &o->x);
 }
 
-static ar_status run_loss_sum(const ari_kernel_bench *b, const operands *o)
+static ar_status run_loss_sum(const kernel_bench *b, const operands *o)
 {
     return RUN(b, ce_sum, b->key_sum, &o->x, ar_const(b->key), b->cols);
 }
 
-static ar_status run_loss_backward(const ari_kernel_bench *b, const operands *o)
+static ar_status run_loss_backward(const kernel_bench *b, const operands *o)
 {
     return RUN(b, ce_backward, &o->y, &o->x, ar_const(b->key), ar_const(b->key_sum), ar_const(b->row_of),
                ar_const(b->valid), &(ar_loss_options){0}, (double)b->rows, b->cols);
 }
 
-static ar_status run_sum_rows(const ari_kernel_bench *b, const operands *o)
+static ar_status run_sum_rows(const kernel_bench *b, const operands *o)
 {
     return RUN(b, sum_rows_f32, b->sum[0], 1, &o->x, (ar_cbuf){NULL});
 }
 
-static ar_status run_squares(const ari_kernel_bench *b, const operands *o)
+static ar_status run_squares(const kernel_bench *b, const operands *o)
 {
     return RUN(b, sum_squares, b->norm, &o->x, ar_const(b->exponent));
 }
 
 /* --- exact numerics ----------------------------------------------------------------------------------------------- */
 
-static ar_status col_exponents(const ari_kernel_bench *b, const quantised *v)
+static ar_status col_exponents(const kernel_bench *b, const quantised *v)
 {
     return RUN(b, col_exponents, v->c, &v->values, false);
 }
 
-static ar_status row_exponents(const ari_kernel_bench *b, const quantised *v)
+static ar_status row_exponents(const kernel_bench *b, const quantised *v)
 {
     return RUN(b, row_exponents, v->e, &v->values, ar_const(v->c), -1, false);
 }
 
-static ar_status pack(const ari_kernel_bench *b, const quantised *v)
+static ar_status pack(const kernel_bench *b, const quantised *v)
 {
     return RUN(b, pack, v->packed, 0, 0, &v->values, ar_const(v->c), -1, ar_const(v->e));
 }
 
 /* Of an operand as it is in memory, and of its transpose. */
-#define BOTH(name)                                                                         \
-    static ar_status run_##name(const ari_kernel_bench *b, const operands *o)              \
-    {                                                                                      \
-        (void)o;                                                                           \
-        return name(b, &b->plain);                                                         \
-    }                                                                                      \
-    static ar_status run_##name##_transposed(const ari_kernel_bench *b, const operands *o) \
-    {                                                                                      \
-        (void)o;                                                                           \
-        return name(b, &b->transposed);                                                    \
+#define BOTH(name)                                                                     \
+    static ar_status run_##name(const kernel_bench *b, const operands *o)              \
+    {                                                                                  \
+        (void)o;                                                                       \
+        return name(b, &b->plain);                                                     \
+    }                                                                                  \
+    static ar_status run_##name##_transposed(const kernel_bench *b, const operands *o) \
+    {                                                                                  \
+        (void)o;                                                                       \
+        return name(b, &b->transposed);                                                \
     }
 BOTH(col_exponents)
 BOTH(row_exponents)
 BOTH(pack)
 
-static ar_status run_round(const ari_kernel_bench *b, const operands *o)
+static ar_status run_round(const kernel_bench *b, const operands *o)
 {
     return RUN(b, round_i64, o->y.data, ar_const(b->sums), 1, 0, b->rows * b->cols, b->cols, ar_const(b->plain.e),
                ar_const(b->transposed.e));
 }
 
-static ar_status run_acc_rows(const ari_kernel_bench *b, const operands *o)
+static ar_status run_acc_rows(const kernel_bench *b, const operands *o)
 {
     return RUN(b, acc_add, b->t, b->hl, 1, &o->x, (ar_cbuf){NULL});
 }
 
-static ar_status run_acc_each(const ari_kernel_bench *b, const operands *o)
+static ar_status run_acc_each(const kernel_bench *b, const operands *o)
 {
     return RUN(b, acc_add, b->t, b->hl, b->rows, &o->x, (ar_cbuf){NULL});
 }
 
-static ar_status run_acc_scatter(const ari_kernel_bench *b, const operands *o)
+static ar_status run_acc_scatter(const kernel_bench *b, const operands *o)
 {
     return RUN(b, acc_add, b->t, b->hl, b->rows, &o->x, ar_const(b->row_of));
 }
 
-static ar_status run_acc_raise(const ari_kernel_bench *b, const operands *o)
+static ar_status run_acc_raise(const kernel_bench *b, const operands *o)
 {
     (void)o;
     return RUN(b, acc_raise, b->t, b->hl, ar_const(b->t), b->rows * b->cols);
 }
 
-static ar_status run_acc_value(const ari_kernel_bench *b, const operands *o)
+static ar_status run_acc_value(const kernel_bench *b, const operands *o)
 {
     return RUN(b, acc_value, &o->y, ar_const(b->t), ar_const(b->hl), b->rows * b->cols);
 }
@@ -309,7 +310,6 @@ static const kernel kernels[] = {
     {"accumulator: value", 1, STATE, false, run_acc_value},
 };
 enum { KERNELS = sizeof kernels / sizeof *kernels };
-_Static_assert(KERNELS == ARI_BENCH_KERNELS, "bench.h has their number");
 
 static size_t bytes_of(const kernel *k, ar_dtype dtype)
 {
@@ -318,7 +318,7 @@ static size_t bytes_of(const kernel *k, ar_dtype dtype)
 
 /* --- creation ----------------------------------------------------------------------------------------------------- */
 
-static ar_status operands_create(ari_kernel_bench *b)
+static ar_status operands_create(kernel_bench *b)
 {
     const size_t shape[2] = {b->rows, b->cols};
     ar_tensor *const wide[5] = {&b->as[0].x, &b->as[0].dy, &b->as[0].up, &b->as[0].y, &b->as[0].z};
@@ -335,7 +335,7 @@ static ar_status operands_create(ari_kernel_bench *b)
     return AR_OK;
 }
 
-static ar_status quantised_create(ari_kernel_bench *b, quantised *v, ar_tensor values)
+static ar_status quantised_create(kernel_bench *b, quantised *v, ar_tensor values)
 {
     v->values = values;
     AR_TRY(RUN(b, alloc, &v->c, values.shape[1] * sizeof(int32_t)));
@@ -346,7 +346,7 @@ static ar_status quantised_create(ari_kernel_bench *b, quantised *v, ar_tensor v
 }
 
 /* What rows have besides values. */
-static ar_status rows_create(ari_kernel_bench *b)
+static ar_status rows_create(kernel_bench *b)
 {
     void *memory = NULL;
     ar_status st = AR_OK;
@@ -376,7 +376,7 @@ done:
 /* Two buffers of f32 in pieces that a thread copies at once, short enough that memcpy writes them as a kernel does. */
 enum { PIECE = 4096 };
 
-static ar_tensor copied(const ari_kernel_bench *b, int side, size_t bytes)
+static ar_tensor copied(const kernel_bench *b, int side, size_t bytes)
 {
     const size_t words = bytes * b->rows * b->cols / (2 * sizeof(float));
     const size_t pieces = words / PIECE > 0 ? words / PIECE : 1, length = words / pieces;
@@ -387,7 +387,7 @@ static ar_tensor copied(const ari_kernel_bench *b, int side, size_t bytes)
                        .data = b->copy[side].data};
 }
 
-static ar_status buffers_create(ari_kernel_bench *b)
+static ar_status buffers_create(kernel_bench *b)
 {
     static const ar_rope rope = {.kind = AR_ROPE_DEFAULT, .theta = 1e4};
     const size_t n = b->rows * b->cols, half = head_of(b->cols) / 2;
@@ -420,37 +420,8 @@ static ar_status buffers_create(ari_kernel_bench *b)
     return RUN(b, row_exponents, b->exponent, &all, (ar_cbuf){NULL}, 1, false);
 }
 
-ar_status ari_kernel_bench_create(ari_kernel_bench **gives, size_t rows, size_t cols, const ar_device_choice *which,
-                                  int threads)
+static void kernels_destroy(kernel_bench *b)
 {
-    size_t elements = 0;
-    ari_kernel_bench *b = NULL;
-    ar_status st = AR_OK;
-    if (rows == 0 || cols < 2)
-        return ar_error_set(AR_ERR_ARG, "bench kernels: [%zu, %zu]: at least one row and two columns", rows, cols);
-    AR_TRY(ari_mul_size(&elements, rows, cols));
-    AR_TRY(ari_mul_size(&elements, elements, 64));
-    AR_TRY(ari_alloc_zero((void **)&b, 1, sizeof *b, "a benchmark"));
-    b->rows = rows;
-    b->cols = cols;
-    AR_TRY_TO(failed, st, ari_bench_device_create(&b->on, which, threads));
-    AR_TRY_TO(failed, st, operands_create(b));
-    AR_TRY_TO(failed, st, buffers_create(b));
-    AR_TRY_TO(failed, st, rows_create(b));
-    AR_TRY_TO(failed, st, quantised_create(b, &b->plain, b->as[0].x));
-    AR_TRY_TO(failed, st, quantised_create(b, &b->transposed, ar_tensor_transposed(&b->as[0].x)));
-    AR_TRY_TO(failed, st, run_norm(b, &b->as[0])); /* means and deviations */
-    *gives = b;
-    return AR_OK;
-failed:
-    ari_kernel_bench_destroy(b);
-    return st;
-}
-
-void ari_kernel_bench_destroy(ari_kernel_bench *b)
-{
-    if (!b)
-        return;
     ar_device *d = b->on.d;
     const ar_buf all[] = {b->copy[0].data, b->copy[1].data, b->row,          b->mean,         b->rstd,    b->sum[0],
                           b->sum[1],       b->cos,          b->sin,          b->sums,         b->t,       b->hl,
@@ -469,7 +440,23 @@ void ari_kernel_bench_destroy(ari_kernel_bench *b)
         d->ops->packed_destroy(d, b->on.q, b->transposed.packed);
     }
     ari_bench_device_destroy(&b->on);
-    free(b);
+}
+
+static ar_status kernels_create(kernel_bench *b, const ari_bench_session *s)
+{
+    size_t elements = 0;
+    if (b->cols < 2)
+        return ar_error_set(AR_ERR_ARG, "bench kernels: [%zu, %zu]: at least one row and two columns", b->rows,
+                            b->cols);
+    AR_TRY(ari_mul_size(&elements, b->rows, b->cols));
+    AR_TRY(ari_mul_size(&elements, elements, 64));
+    AR_TRY(ari_bench_device_create(&b->on, &s->device, s->threads));
+    AR_TRY(operands_create(b));
+    AR_TRY(buffers_create(b));
+    AR_TRY(rows_create(b));
+    AR_TRY(quantised_create(b, &b->plain, b->as[0].x));
+    AR_TRY(quantised_create(b, &b->transposed, ar_tensor_transposed(&b->as[0].x)));
+    return run_norm(b, &b->as[0]); /* means and deviations */
 }
 
 /* --- times -------------------------------------------------------------------------------------------------------- */
@@ -479,14 +466,14 @@ enum { KERNEL, COPY, WAYS, MOST_SIDES = 2 * WAYS, MOST_CALLS = 4096 };
 #define BLOCK_SECONDS 0.0005 /* calls that are shorter are timed together */
 
 typedef struct timed {
-    const ari_kernel_bench *b;
+    const kernel_bench *b;
     const kernel *k;
     size_t sides, calls[MOST_SIDES];
 } timed;
 
 static ar_status run_calls(const timed *t, size_t side, size_t calls)
 {
-    const ari_kernel_bench *b = t->b;
+    const kernel_bench *b = t->b;
     const operands *o = &b->as[side / WAYS];
     const size_t bytes = bytes_of(t->k, o->x.dtype);
     const ar_tensor from = copied(b, 0, bytes), to = copied(b, 1, bytes);
@@ -515,8 +502,6 @@ static ar_status time_sides(void *user, double *times)
 static ar_status count_calls(timed *t)
 {
     double times[MOST_SIDES];
-    for (size_t side = 0; side < t->sides; side++)
-        t->calls[side] = 1;
     for (int i = 0; i < 2; i++)
         AR_TRY(time_sides(t, times));
     for (size_t side = 0; side < t->sides; side++) {
@@ -526,32 +511,89 @@ static ar_status count_calls(timed *t)
     return AR_OK;
 }
 
-ar_status ari_bench_kernel(ar_bench_kernel_row row[2], size_t *n, ari_kernel_bench *b, size_t i, size_t repetitions)
+typedef struct kernel_row {
+    const char *name, *dtype;
+    size_t rows, cols;
+    size_t bytes;     /* an element, of the tensors that one call reads and writes at the least */
+    double seconds;   /* median of a call */
+    double gbps;      /* those bytes in that time */
+    double over_copy; /* median of (time)/(time of the copy) */
+    double spread;    /* of that ratio */
+} kernel_row;
+
+#define ARI_ROW kernel_row
+static const ari_field kernel_fields[] = {
+    ARI_FIELD("kernel", "kernel", TEXT, name),
+    ARI_FIELD("dtype", "type", TEXT, dtype),
+    ARI_FIELD("rows", "rows", COUNT, rows),
+    ARI_FIELD("cols", "columns", COUNT, cols),
+    ARI_FIELD("bytes_per_element", "bytes", COUNT, bytes),
+    ARI_FIELD("seconds", "time", MILLISECONDS, seconds),
+    ARI_FIELD("gbps", "GB/s", RATIO, gbps),
+    ARI_FIELD("over_copy", "times a copy", RATIO, over_copy),
+    ARI_FIELD("spread", "spread", SHARE, spread),
+};
+#undef ARI_ROW
+
+/* Adds the kernel's rows: in fp32, and in bf16 where it has that. */
+static ar_status time_kernel(kernel_row *rows, size_t *n, const kernel_bench *b, const kernel *k, size_t repetitions)
 {
     ari_bench_series s = {0};
     ar_status st = AR_OK;
-    if (i >= KERNELS || repetitions == 0)
-        return ar_error_set(AR_ERR_ARG, "bench kernels: number %zu of %d, repetitions %zu: must be > 0", i, KERNELS,
-                            repetitions);
-    timed t = {.b = b, .k = &kernels[i], .sides = kernels[i].bf16 ? MOST_SIDES : WAYS};
+    timed t = {.b = b, .k = k, .sides = k->bf16 ? MOST_SIDES : WAYS, .calls = {1, 1, 1, 1}};
     AR_TRY_TO(done, st, count_calls(&t));
     AR_TRY_TO(done, st, ari_bench_repeat(&s, t.sides, repetitions, 1, time_sides, &t));
-    *n = t.sides / WAYS;
-    for (size_t of = 0; of < *n; of++) {
-        const size_t first = of * WAYS, bytes = bytes_of(t.k, b->as[of].x.dtype);
+    for (size_t first = 0; first < t.sides; first += WAYS) {
+        const ar_dtype dtype = b->as[first / WAYS].x.dtype;
+        const size_t bytes = bytes_of(k, dtype);
         const ari_bench_stat ratio = ari_bench_ratio_of(&s, first + KERNEL, first + COPY);
         const double seconds = ari_bench_times_of(&s, first + KERNEL).median;
-        row[of] = (ar_bench_kernel_row){.name = t.k->name,
-                                        .dtype = b->as[of].x.dtype,
-                                        .rows = b->rows,
-                                        .cols = b->cols,
-                                        .bytes = bytes,
-                                        .seconds = seconds,
-                                        .gbps = (double)(bytes * b->rows * b->cols) / seconds * 1e-9,
-                                        .over_copy = ratio.median,
-                                        .spread = ratio.spread};
+        rows[(*n)++] = (kernel_row){.name = k->name,
+                                    .dtype = dtype == AR_F32 ? "f32" : "bf16",
+                                    .rows = b->rows,
+                                    .cols = b->cols,
+                                    .bytes = bytes,
+                                    .seconds = seconds,
+                                    .gbps = (double)(bytes * b->rows * b->cols) / seconds * 1e-9,
+                                    .over_copy = ratio.median,
+                                    .spread = ratio.spread};
     }
 done:
     ari_bench_series_destroy(&s);
     return st;
+}
+
+enum { SIZES = 2 };
+
+/* All kernels in one size, the one after `begun` others. */
+static ar_status time_size(ari_bench_session *s, kernel_row *rows, size_t *n, const size_t size[2], size_t begun)
+{
+    kernel_bench b = {.rows = size[0], .cols = size[1]};
+    ar_status st = kernels_create(&b, s);
+    for (size_t i = 0; i < KERNELS && st == AR_OK; i++) {
+        ari_bench_progress(s, begun * KERNELS + i, SIZES * KERNELS);
+        st = time_kernel(rows, n, &b, &kernels[i], s->repetitions);
+    }
+    kernels_destroy(&b);
+    return st;
+}
+
+/* Tensors of 128 KiB, of which a second cache level holds all that a kernel moves, and of 64 MiB, of which no cache
+ * does. */
+ar_status ari_bench_kernels(ari_bench_session *s)
+{
+    static const size_t sizes[SIZES][2] = {{32, 1024}, {16384, 1024}};
+    const size_t given[2] = {s->v->m ? s->v->m : 2048, s->v->n ? s->v->n : 2048};
+    const bool one = s->v->m || s->v->n;
+    kernel_row rows[SIZES * 2 * KERNELS];
+    size_t n = 0;
+    for (size_t i = 0; i < (one ? 1 : SIZES); i++)
+        AR_TRY(time_size(s, rows, &n, one ? given : sizes[i], i));
+    return ari_bench_end(
+        s, ARI_ROWS(kernel_fields, rows, n), s->threads,
+        "\nKernels on tensors of [rows, columns], %d thread%s; medians. 'bytes': of an element, in the tensors that a "
+        "call\nmust read and write. 'GB/s': those bytes in that time. 'times a copy': over the time in which the same "
+        "threads\ncopy half as many bytes, which reads and writes as many: near 1, memory is what the kernel waits for; "
+        "above,\nits arithmetic. 'spread': of that ratio, (largest - smallest)/median.\n",
+        s->threads, ari_bench_plural(s->threads));
 }

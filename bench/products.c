@@ -5,20 +5,37 @@
 #include <string.h>
 
 #include "anyrank/arith.h"
+#include "bench/bench.h"
 #include "bench/harness.h"
 #include "gpu/native.h"
 #include "gpu/profile/profile.h"
 
 /* --- one product -------------------------------------------------------------------------------------------------- */
 
-const ar_bench_gemm_row *ari_bench_gemm_shapes_for(const ar_device_choice *which)
+typedef struct gemm_row {
+    size_t batch, m, n, k;             /* batch matrices */
+    double native_gflops;              /* median rate of the native product, 2*batch*m*n*k operations */
+    double exact_over_native;          /* median ratio of times, everything included: c, e, f, both operands packed */
+    double exact_over_native_prepared; /* the same with W's c, f and integers made before, as weights are */
+    double spread;                     /* of the first ratio */
+    double pedantic_over_native;       /* median of sgemm's time as ANYRANK_SGEMM=pedantic has it; NaN: not on a GPU */
+    /* Of one more prepared product: X's exponents and integers; the products; the pass that puts their sums together,
+     * NaN where the device does both at once. */
+    double pack_seconds, products_seconds, sums_seconds;
+} gemm_row;
+
+enum { GEMM_SHAPES = 6 };
+/* The shapes that take the device's time, not a user's. The CPU's: those of a transformer block of width 768 on 1024
+ * tokens, then attention's at 12 heads, 2 sequences of 512. A GPU's: 4096^3; a block of width 4096 on 2048 tokens;
+ * attention at 32 heads, 2 sequences of 1024. */
+static const gemm_row *shapes_for(const ar_device_choice *which)
 {
-    static const ar_bench_gemm_row cpu[ARI_BENCH_GEMM_SHAPES] = {
+    static const gemm_row cpu[GEMM_SHAPES] = {
         {.batch = 1, .m = 1024, .n = 768, .k = 3072}, {.batch = 1, .m = 1024, .n = 3072, .k = 768},
         {.batch = 1, .m = 768, .n = 3072, .k = 1024}, {.batch = 1, .m = 1024, .n = 768, .k = 768},
         {.batch = 24, .m = 512, .n = 512, .k = 64},   {.batch = 24, .m = 512, .n = 64, .k = 512},
     };
-    static const ar_bench_gemm_row gpu[ARI_BENCH_GEMM_SHAPES] = {
+    static const gemm_row gpu[GEMM_SHAPES] = {
         {.batch = 1, .m = 4096, .n = 4096, .k = 4096},  {.batch = 1, .m = 2048, .n = 11008, .k = 4096},
         {.batch = 1, .m = 2048, .n = 4096, .k = 11008}, {.batch = 1, .m = 11008, .n = 4096, .k = 2048},
         {.batch = 64, .m = 1024, .n = 1024, .k = 128},  {.batch = 64, .m = 1024, .n = 128, .k = 1024},
@@ -108,7 +125,7 @@ static ar_status time_gemms(void *user, double times[GEMMS])
 /* A second device of a GPU, made while the environment asks for the other sgemm. */
 static ar_status create_pedantic(ari_bench_device *on, const ar_device_choice *which, int threads)
 {
-    if (!which || which->kind != AR_DEVICE_CUDA)
+    if (which->kind != AR_DEVICE_CUDA)
         return AR_OK;
     const char *set = getenv(ARI_SGEMM_VARIABLE);
     char *before = set ? strdup(set) : NULL;
@@ -124,7 +141,7 @@ static ar_status create_pedantic(ari_bench_device *on, const ar_device_choice *w
 }
 
 /* Where the time of a prepared product goes. */
-static ar_status split_prepared(gemm_bench *b, ar_bench_gemm_row *row)
+static ar_status split_prepared(gemm_bench *b, gemm_row *row)
 {
     ari_profile *profile = NULL;
     ari_profile_row found[ARI_PROFILE_ROWS];
@@ -149,22 +166,19 @@ static ar_status split_prepared(gemm_bench *b, ar_bench_gemm_row *row)
     return AR_OK;
 }
 
-ar_status ari_bench_gemm(ar_bench_gemm_row *row, const ar_device_choice *which, int threads, size_t repetitions)
+static ar_status time_shape(gemm_row *row, const ari_bench_session *session)
 {
     gemm_bench b = {0};
     ari_bench_series s = {0};
     ar_status st = AR_OK;
-    if (row->batch == 0 || row->m == 0 || row->n == 0 || row->k == 0 || repetitions == 0)
-        return ar_error_set(AR_ERR_ARG, "bench gemm: batch %zu, m %zu, n %zu, k %zu, repetitions %zu: all must be > 0",
-                            row->batch, row->m, row->n, row->k, repetitions);
-    AR_TRY(ari_bench_device_create(&b.on, which, threads));
+    AR_TRY(ari_bench_device_create(&b.on, &session->device, session->threads));
     ar_device *d = b.on.d;
-    AR_TRY_TO(done, st, create_pedantic(&b.pedantic, which, threads));
+    AR_TRY_TO(done, st, create_pedantic(&b.pedantic, &session->device, session->threads));
     AR_TRY_TO(done, st, operand_create(&b.on, &b.x, row->batch, row->m, row->k, true));
     AR_TRY_TO(done, st, operand_create(&b.on, &b.w, row->batch, row->n, row->k, false));
     AR_TRY_TO(done, st, ari_bench_tensor(&b.on, &b.y, 3, (const size_t[]){row->batch, row->m, row->n}, 3));
     AR_TRY_TO(done, st, d->ops->alloc(d, b.on.q, &b.c, row->batch * row->k * sizeof(int32_t)));
-    AR_TRY_TO(done, st, ari_bench_repeat(&s, GEMMS, repetitions, 1, time_gemms, &b));
+    AR_TRY_TO(done, st, ari_bench_repeat(&s, GEMMS, session->repetitions, 1, time_gemms, &b));
     const ari_bench_stat ratio = ari_bench_ratio_of(&s, EXACT, NATIVE);
     const double operations = 2.0 * (double)row->batch * (double)row->m * (double)row->n * (double)row->k;
     row->native_gflops = 1e-9 * operations / ari_bench_times_of(&s, NATIVE).median;
@@ -184,9 +198,69 @@ done:
     return st;
 }
 
+#define ARI_ROW gemm_row
+static const ari_field gemm_fields[] = {
+    ARI_FIELD("batch", "batch", COUNT, batch),
+    ARI_FIELD("m", "m", COUNT, m),
+    ARI_FIELD("n", "n", COUNT, n),
+    ARI_FIELD("k", "k", COUNT, k),
+    ARI_FIELD("native_gflops", "native GF/s", RATE, native_gflops),
+    ARI_FIELD("exact_over_native", "exact/native", RATIO, exact_over_native),
+    ARI_FIELD("exact_over_native_prepared", "weights prepared", RATIO, exact_over_native_prepared),
+    ARI_FIELD("spread", "spread", SHARE, spread),
+    ARI_FIELD("pedantic_over_native", "pedantic", RATIO, pedantic_over_native),
+    ARI_FIELD("pack_seconds", "pack", MILLISECONDS, pack_seconds),
+    ARI_FIELD("products_seconds", "products", MILLISECONDS, products_seconds),
+    ARI_FIELD("sums_seconds", "sums", MILLISECONDS, sums_seconds),
+};
+#undef ARI_ROW
+
+/* What a GPU's figures are not of cuBLAS alone for. */
+static void print_refused(void)
+{
+    char refused[600];
+    if (ar_gpu_refused_products(refused, sizeof refused) > 0)
+        fprintf(stderr, "int8 products that cuBLAS refused, done by a kernel: %s\n", refused);
+}
+
+ar_status ari_bench_gemm(ari_bench_session *s)
+{
+    const ari_bench_options *v = s->v;
+    gemm_row rows[GEMM_SHAPES];
+    const int given = (v->m > 0) + (v->n > 0) + (v->k > 0);
+    const size_t n = given ? 1 : GEMM_SHAPES;
+    if (given != 0 && given != 3)
+        return ar_error_set(AR_ERR_ARG, "--m, --n and --k go together");
+    memcpy(rows, shapes_for(&s->device), sizeof rows);
+    if (given)
+        rows[0] = (gemm_row){.batch = v->r.run.batch ? v->r.run.batch : 1, .m = v->m, .n = v->n, .k = v->k};
+    for (size_t i = 0; i < n; i++) {
+        ari_bench_progress(s, i, n);
+        AR_TRY(time_shape(&rows[i], s));
+    }
+    print_refused();
+    return ari_bench_end(
+        s, ARI_ROWS(gemm_fields, rows, n), s->threads,
+        "\nY[m,n] = X[m,k] W[n,k]^T, %d thread%s; time of the exact product over that of sgemm, medians. 'weights\n"
+        "prepared': W's exponents and integers were made before, as in a training step. 'spread': of the "
+        "repetitions'\nexact/native, (largest - smallest)/median. 'pedantic': sgemm in cuBLAS's pedantic mode over sgemm. "
+        "'pack',\n'products', 'sums': the parts of one prepared product.\n",
+        s->threads, ari_bench_plural(s->threads));
+}
+
 /* --- a weight's gradient ------------------------------------------------------------------------------------------ */
 
-const ar_bench_grad_row ari_bench_grad_shapes[ARI_BENCH_GRAD_SHAPES] = {
+typedef struct grad_row {
+    size_t out, in, tokens, seq; /* tokens/seq sequences */
+    double seconds;              /* median */
+    double over_contraction;     /* median of (time)/(time of one exact contraction over all the tokens) */
+    double over_native;          /* median of (time)/(time of sgemm) */
+    double spread;               /* of the first ratio */
+} grad_row;
+
+/* The MLP of width 768 and 3072, 1024 tokens. */
+enum { GRAD_SHAPES = 3 };
+static const grad_row grad_shapes[GRAD_SHAPES] = {
     {.out = 3072, .in = 768, .tokens = 1024, .seq = 512},
     {.out = 3072, .in = 768, .tokens = 1024, .seq = 128},
     {.out = 3072, .in = 768, .tokens = 1024, .seq = 32},
@@ -200,9 +274,9 @@ typedef struct grad_bench {
     ar_tensor dy, x, dw; /* [tokens, out], [tokens, in], [out, in] */
 } grad_bench;
 
-static ar_status grad_create(grad_bench *b, const ar_bench_grad_row *row, const ar_device_choice *which, int threads)
+static ar_status grad_create(grad_bench *b, const grad_row *row, const ari_bench_session *s)
 {
-    AR_TRY(ari_bench_device_create(&b->on, which, threads));
+    AR_TRY(ari_bench_device_create(&b->on, &s->device, s->threads));
     const ar_ctx_options options = {.device = b->on.d};
     const size_t shape[2] = {row->out, row->in};
     ar_layout layout;
@@ -266,19 +340,13 @@ static ar_status time_grads(void *user, double times[GRADS])
     return AR_OK;
 }
 
-ar_status ari_bench_grad(ar_bench_grad_row *row, const ar_device_choice *which, int threads, size_t repetitions)
+static ar_status time_gradient(grad_row *row, const ari_bench_session *session)
 {
     grad_bench b = {0};
     ari_bench_series s = {0};
     ar_status st = AR_OK;
-    if (row->out == 0 || row->in == 0 || row->seq == 0 || row->tokens == 0 || row->tokens % row->seq != 0 ||
-        repetitions == 0)
-        return ar_error_set(AR_ERR_ARG,
-                            "bench grad: out %zu, in %zu, tokens %zu, seq %zu, repetitions %zu: all must be > 0, and "
-                            "seq must divide tokens",
-                            row->out, row->in, row->tokens, row->seq, repetitions);
-    AR_TRY_TO(done, st, grad_create(&b, row, which, threads));
-    AR_TRY_TO(done, st, ari_bench_repeat(&s, GRADS, repetitions, 1, time_grads, &b));
+    AR_TRY_TO(done, st, grad_create(&b, row, session));
+    AR_TRY_TO(done, st, ari_bench_repeat(&s, GRADS, session->repetitions, 1, time_grads, &b));
     const ari_bench_stat ratio = ari_bench_ratio_of(&s, GRADIENT, CONTRACTION);
     row->seconds = ari_bench_times_of(&s, GRADIENT).median;
     row->over_contraction = ratio.median;
@@ -288,4 +356,34 @@ done:
     ari_bench_series_destroy(&s);
     grad_destroy(&b);
     return st;
+}
+
+#define ARI_ROW grad_row
+static const ari_field grad_fields[] = {
+    ARI_FIELD("out", "out", COUNT, out),
+    ARI_FIELD("in", "in", COUNT, in),
+    ARI_FIELD("tokens", "tokens", COUNT, tokens),
+    ARI_FIELD("seq", "seq", COUNT, seq),
+    ARI_FIELD("seconds", "time", SECONDS, seconds),
+    ARI_FIELD("over_contraction", "of one contraction", RATIO, over_contraction),
+    ARI_FIELD("over_native", "of sgemm", RATIO, over_native),
+    ARI_FIELD("spread", "spread", SHARE, spread),
+};
+#undef ARI_ROW
+
+ar_status ari_bench_grad(ari_bench_session *s)
+{
+    enum { n = GRAD_SHAPES };
+    grad_row rows[n];
+    for (size_t i = 0; i < n; i++) {
+        ari_bench_progress(s, i, n);
+        rows[i] = grad_shapes[i];
+        AR_TRY(time_gradient(&rows[i], s));
+    }
+    return ari_bench_end(
+        s, ARI_ROWS(grad_fields, rows, n), s->threads,
+        "\nThe exact gradient of a weight [out, in], %d thread%s: each sequence's contraction is rounded and goes "
+        "into\nthe accumulator. Medians of its time over that of one exact contraction over all tokens, and of "
+        "sgemm.\n'spread': of the first ratio, (largest - smallest)/median.\n",
+        s->threads, ari_bench_plural(s->threads));
 }

@@ -5,7 +5,7 @@
     scripts/check_includes.py [--write] ROOT
 
 Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- run <- verify <- cli;
-bench lies between verify and cli. io stands on core, under models and verify; pipeline, the schedules of one, on core
+bench, a subcommand, stands on cli/options. io stands on core, under models and verify; pipeline, the schedules of one, on core
 and io; dump, which reads other people's tensors and per-rank files, on io and models; abi, what other languages load,
 on core, io and dump; plan, which says what a plan does, on models and sim/plan; comm, what moves data between ranks,
 on core; context, what a rank holds, on both, under placement and arith; process, how processes connect and agree, on
@@ -83,7 +83,7 @@ ALLOWED = {
     "cli/options": COMMAND + ["cli/shared"],
     **{room: COMMAND + ["cli/shared", "cli/options"] for room in SUBCOMMANDS},
     "cli": COMMAND + ["cli/shared", "cli/options", "bench", *SUBCOMMANDS],
-    "bench": ["ref/core", "ref/context", "ref/numerics", "gpu", "ref/cpu", "ref/arith", "ref/layers", "ref/io",
+    "bench": ["cli/shared", "cli/options", "ref/core", "ref/context", "ref/numerics", "gpu", "ref/cpu", "ref/arith", "ref/layers", "ref/io",
               "ref/models", "ref/train", "sim/plan", "run", "dump", "verify"] + ROOMS,
     "bench/nccl": ["bench", "gpu", "gpu/nccl"],
     "examples": [],

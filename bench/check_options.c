@@ -2,7 +2,7 @@
 /* Which options a benchmark has: one that it would ignore is refused, so that no figure is taken for what it is not. */
 #include <string.h>
 
-#include "cli/bench/bench.h"
+#include "bench/bench.h"
 
 /* Whether `what` is a word of a list like "block, step and ddp". */
 static bool is_one_of(const char *list, const char *what)
