@@ -49,8 +49,6 @@ void ari_bench_progress(ari_bench_session *s, size_t done, size_t all);
  *  its own. */
 AR_NODISCARD ar_status ari_bench_end(ari_bench_session *s, const ari_rows *r, int threads, const char *words, ...)
     AR_PRINTF(4, 5);
-/** "s" but for one. */
-const char *ari_bench_plural(int n);
 
 /* The benchmarks, which print their rows by ari_bench_end. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW, those of the device
  * and of the ranks. */

@@ -290,7 +290,7 @@ ar_status ari_bench_block(ari_bench_session *s)
         "\nOne transformer block forward and backward, %d thread%s; medians. 'products': time of its matrix "
         "products\nalone, by sgemm, over that of the block. 'of native': over the time of the native block. "
         "'spread': of the\ntimes, (largest - smallest)/median.\n%s",
-        s->threads, ari_bench_plural(s->threads),
+        s->threads, ARI_PLURAL(s->threads),
         s->v->profile
             ? "\nThe slots of the device's table in one more pass: 'of it': a part of a slot's calls; 'share': "
               "of the pass.\n\n"

@@ -46,7 +46,7 @@ static const ari_option options[] = {
     ARI_OPTION_GROUP(ari_pipeline_options, r),
     ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,
                     "block: what the native one multiplies: f32, tf32 or bf16; sums and all else fp32 (default f32)"),
-    ARI_ZERO_OPTIONS,
+    ARI_OPTION_GROUP(ari_zero_options, r),
     {0},
 };
 
@@ -91,11 +91,6 @@ ar_status ari_bench_end(ari_bench_session *s, const ari_rows *r, int threads, co
     if (s->more)
         json_object_set_new(o, s->more_key, ari_rows_json(s->more));
     return ari_json_end(ari_json_whole(o, json_pack("{s:o}", "rows", ari_rows_json(r))), &v->common);
-}
-
-const char *ari_bench_plural(int n)
-{
-    return n == 1 ? "" : "s";
 }
 
 /* --- the command -------------------------------------------------------------------------------------------------- */
@@ -154,7 +149,6 @@ const ari_args_spec ari_bench_spec = {
                "--bytes 1048576",
     .options = options,
     .positionals = positionals,
-    .common_at = offsetof(ari_bench_options, common),
     .size = sizeof(ari_bench_options),
     .defaults = &defaults,
     .run = run,

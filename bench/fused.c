@@ -277,5 +277,5 @@ ar_status ari_bench_fused(ari_bench_session *s)
         "\nWith the sums of the parameters' gradients, %d thread%s; medians. 'bytes': of the tensors that the "
         "kernel moves,\nan element; 'apart': where dX, each sum and the residual have a pass of their own, whose "
         "time is 'apart takes'\ntimes the kernel's. 'spread': of that ratio, (largest - smallest)/median.\n",
-        s->threads, ari_bench_plural(s->threads));
+        s->threads, ARI_PLURAL(s->threads));
 }

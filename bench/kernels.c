@@ -595,5 +595,5 @@ ar_status ari_bench_kernels(ari_bench_session *s)
         "call\nmust read and write. 'GB/s': those bytes in that time. 'times a copy': over the time in which the same "
         "threads\ncopy half as many bytes, which reads and writes as many: near 1, memory is what the kernel waits for; "
         "above,\nits arithmetic. 'spread': of that ratio, (largest - smallest)/median.\n",
-        s->threads, ari_bench_plural(s->threads));
+        s->threads, ARI_PLURAL(s->threads));
 }

@@ -245,7 +245,7 @@ ar_status ari_bench_gemm(ari_bench_session *s)
         "prepared': W's exponents and integers were made before, as in a training step. 'spread': of the "
         "repetitions'\nexact/native, (largest - smallest)/median. 'pedantic': sgemm in cuBLAS's pedantic mode over sgemm. "
         "'pack',\n'products', 'sums': the parts of one prepared product.\n",
-        s->threads, ari_bench_plural(s->threads));
+        s->threads, ARI_PLURAL(s->threads));
 }
 
 /* --- a weight's gradient ------------------------------------------------------------------------------------------ */
@@ -385,5 +385,5 @@ ar_status ari_bench_grad(ari_bench_session *s)
         "\nThe exact gradient of a weight [out, in], %d thread%s: each sequence's contraction is rounded and goes "
         "into\nthe accumulator. Medians of its time over that of one exact contraction over all tokens, and of "
         "sgemm.\n'spread': of the first ratio, (largest - smallest)/median.\n",
-        s->threads, ari_bench_plural(s->threads));
+        s->threads, ARI_PLURAL(s->threads));
 }

@@ -236,7 +236,7 @@ ar_status ari_bench_step(ari_bench_session *s)
         "\nA training step of %s (AdamW, clipping), batch %zu x seq %zu, %d thread%s in all; medians. 'products': "
         "time\nof the model's matrix products alone, by sgemm, over that of the step. 'of tp=1': over the time of "
         "one rank's\nstep. 'spread': of that ratio, in the first row of the times, (largest - smallest)/median.\n",
-        s->config.name, o.run.batch, o.run.seq, s->threads, ari_bench_plural(s->threads));
+        s->config.name, o.run.batch, o.run.seq, s->threads, ARI_PLURAL(s->threads));
 }
 
 /* --- DDP ---------------------------------------------------------------------------------------------------------- */
@@ -453,5 +453,5 @@ ar_status ari_bench_ddp(ari_bench_session *s)
         "the\nsame ranks with the same samples, each for itself. 'all-reduces', 'MB': of rank 0 in one step, bytes "
         "read and\nwritten between ranks. 'spread': of the ratio, in the first row of the times, (largest - "
         "smallest)/median.\n",
-        s->config.name, rows->numerics, o.run.batch, o.run.seq, rows->ranks, s->threads, ari_bench_plural(s->threads));
+        s->config.name, rows->numerics, o.run.batch, o.run.seq, rows->ranks, s->threads, ARI_PLURAL(s->threads));
 }

@@ -117,7 +117,7 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
     json_object_set_new(o, "result", json_string("same"));
     json_object_set_new(o, "numerics", json_string(ari_numerics_names[v->r.run.numerics]));
     ari_device_json(o, &run->device);
-    json_object_set_new(o, "layout", ari_layout_json(&run->parallel, r->batch, ARI_LAYOUT_OF_RUN));
+    json_object_set_new(o, "layout", ari_layout_json(&run->parallel, r->batch, ari_layout_of_run));
     json_object_set_new(o, "plan", ari_plan_json(&run->plan));
     if (v->r.inject)
         json_object_set_new(o, "fault", json_string(v->r.inject));
@@ -222,7 +222,6 @@ const ari_args_spec ari_grads_spec = {
                "anyrank grads --block DIR --out results --tp 4",
     .options = options,
     .positionals = positionals,
-    .common_at = offsetof(grads_values, common),
     .size = sizeof(grads_values),
     .defaults = &defaults,
     .run = run,

@@ -360,7 +360,6 @@ const ari_args_spec ari_info_spec = {
     .summary = "Tells what this machine has, which paths are chosen, and why something is not available.",
     .example = "anyrank info\nanyrank info --probe --json -",
     .options = options,
-    .common_at = offsetof(info_values, common),
     .size = sizeof(info_values),
     .run = run,
 };

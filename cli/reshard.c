@@ -120,7 +120,7 @@ static void print(const report *r, const ar_reshard_result *result)
     json_array_foreach(r->notes, i, note) printf("note: %s\n", json_string_value(note));
     printf("%s%s tensors, ", o->dry_run ? "would write " : "", ARI_COUNT(result->tensors));
     print_layout(o);
-    printf(": %s in %s file%s", ARI_BYTES(result->bytes), ARI_COUNT(result->files), result->files == 1 ? "" : "s");
+    printf(": %s in %s file%s", ARI_BYTES(result->bytes), ARI_COUNT(result->files), ARI_PLURAL(result->files));
     if (result->files_kept > 0)
         printf(" (%s kept of a former run)", ARI_COUNT(result->files_kept));
     if (!o->dry_run)
@@ -183,7 +183,6 @@ const ari_args_spec ari_reshard_spec = {
                "anyrank reshard MODEL-tp4 --tp 2 --pp 2 --out MODEL-tp2-pp2",
     .options = options,
     .positionals = positionals,
-    .common_at = offsetof(reshard_values, common),
     .size = sizeof(reshard_values),
     .defaults = &defaults,
     .run = run,

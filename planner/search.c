@@ -12,6 +12,23 @@
 #include "planner/time_impl.h"
 #include "ref/core/size.h"
 
+ari_choice ari_choice_of(const ar_parallel *p)
+{
+    return (ari_choice){.tp = p->tp,
+                        .cp = p->cp,
+                        .cp_inner = p->cp_inner,
+                        .zigzag = p->zigzag,
+                        .pp = p->pp,
+                        .dp = p->dp,
+                        .zero = p->zero,
+                        .dp_replicate = p->dp_replicate,
+                        .micro_batches = p->micro_batches,
+                        .virtual_stages = p->virtual_stages,
+                        .schedule = p->schedule,
+                        .sp = p->sp,
+                        .recompute = p->recompute.what};
+}
+
 ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c)
 {
     ari_planned p = *base;

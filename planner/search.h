@@ -26,6 +26,8 @@ typedef struct ari_choice {
     bool sp, zigzag;
     ar_recompute recompute;
 } ari_choice;
+/** Of a layout whose extents are at least 1. */
+ari_choice ari_choice_of(const ar_parallel *p);
 /** base with this layout. */
 ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c);
 

@@ -125,27 +125,16 @@ static ar_status trace_fault(ari_bug_run *run, const session *s, const clean_run
 static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
 {
     const clean_run *clean = NULL;
-    ar_check_run u;
-    *run = (ari_bug_run){.fault = fault, .at = ari_fault_case_of(fault)};
+    run->fault = fault;
+    run->at = ari_fault_case_of(fault);
     AR_TRY(clean_of(s, &clean, &run->at));
     run->clean = clean->result;
     run->ratio_clean = clean->ratio;
     const uint64_t start = ari_now_ns();
-    const ar_status st = ari_fault_case_run(&u, &s->bases, &run->at, fault);
+    AR_TRY(ari_fault_case_run(&run->with, &s->bases, &run->at, fault));
     run->seconds = (double)(ari_now_ns() - start) * 1e-9;
-    run->caught = u.result == AR_CHECK_MISPREDICTED || u.result >= AR_CHECK_DIFFERENT;
-    run->ratio = u.max_ratio;
-    snprintf(run->ratio_tensor, sizeof run->ratio_tensor, "%s", u.ratio_tensor);
-    run->bytes_counted = u.bytes_counted;
-    run->bytes_predicted = u.bytes_predicted;
-    snprintf(run->call_difference, sizeof run->call_difference, "%s", u.call_difference);
-    run->call_cause = u.call_cause;
-    if (u.has_difference)
-        run->first = u.first;
-    if (u.error)
-        snprintf(run->error, sizeof run->error, "%.*s", (int)strcspn(u.error, "\n"), u.error);
-    ari_check_run_fini(&u);
-    AR_TRY(st);
+    if (run->with.error)
+        run->with.error[strcspn(run->with.error, "\n")] = '\0'; /* without the table of ranks */
     return s->curves && !run->at.module ? trace_fault(run, s, clean) : AR_OK;
 }
 
@@ -178,7 +167,7 @@ static ar_status run(const bugs_values *v, int *exit_code)
 {
     ari_bug_run *runs = NULL;
     const bool native = v->numerics == AR_NUMERICS_NATIVE;
-    AR_TRY(ari_alloc_zero((void **)&runs, AR_FAULT_COUNT - 1, sizeof *runs, "runs of the faults"));
+    AR_TRY(ari_alloc_zero((void **)&runs, FAULTS, sizeof *runs, "runs of the faults"));
     ar_status st = run_faults(runs, v);
     if (st == AR_OK && ari_wants_text(&v->common))
         st = native ? ari_bugs_print_native(stdout, runs, v->precision) : ari_bugs_print(stdout, runs, v->curves);
@@ -187,6 +176,8 @@ static ar_status run(const bugs_values *v, int *exit_code)
         *exit_code = well ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
         st = end(ari_bugs_json(runs), well ? "same" : "different", &v->common);
     }
+    for (int i = 0; i < FAULTS; i++)
+        ari_check_run_fini(&runs[i].with);
     free(runs);
     return st;
 }
@@ -214,7 +205,6 @@ const ari_args_spec ari_bugs_spec = {
     .example = "anyrank bugs\nanyrank bugs --run\nanyrank bugs --run --numerics native --precision bf16\nanyrank check "
                "--inject column_dx_not_reduced",
     .options = options,
-    .common_at = offsetof(bugs_values, common),
     .size = sizeof(bugs_values),
     .run = list_or_run,
 };

@@ -12,14 +12,8 @@ typedef struct ari_bug_run {
     ar_fault fault;
     ari_fault_case at;
     ar_check_result clean; /* of the case without the fault */
-    bool caught;
-    double ratio_clean, ratio; /* in the native numerics: the worst of allowed, without the fault and with it */
-    char ratio_tensor[176];    /* with it */
-    ar_first_difference first; /* with tensor "": the run ended in an error, or only its bytes differ */
-    uint64_t bytes_counted, bytes_predicted;
-    char call_difference[448]; /* where only the bytes differ: which collective */
-    const char *call_cause;
-    char error[256]; /* the first line; "" if there is none */
+    double ratio_clean;    /* in the native numerics: the worst of allowed without the fault */
+    ar_check_run with;     /* its error of one line */
     double seconds;
     bool has_curve, curve_ended; /* curve_ended: false where an error ended the 20 steps */
     ari_fault_curve curve;

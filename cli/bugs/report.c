@@ -20,9 +20,14 @@ enum { CURVE_COLUMNS = 4 };
 /* A gradient comparison with a relative tolerance of one thousandth, as many test suites have it, passes below. */
 static const double TOLERANCE = 1e-3;
 
-static bool well(const ari_bug_run *run)
+static bool caught(const ari_bug_run *r)
 {
-    return run->caught && run->clean == AR_CHECK_SAME;
+    return r->with.result == AR_CHECK_MISPREDICTED || r->with.result >= AR_CHECK_DIFFERENT;
+}
+
+static bool well(const ari_bug_run *r)
+{
+    return caught(r) && r->clean == AR_CHECK_SAME;
 }
 
 bool ari_bugs_well(const ari_bug_run *run)
@@ -67,23 +72,24 @@ static const char *short_hint(char *text, size_t size, const char *hint)
 
 static const char *hint_of(const ari_bug_run *r)
 {
-    return r->error[0] ? r->error : r->first.tensor[0] ? r->first.hint : r->call_cause ? r->call_cause : "";
+    const ar_check_run *u = &r->with;
+    return u->error ? u->error : u->has_difference ? u->first.hint : u->call_cause ? u->call_cause : "";
 }
 
 static const char *verdict_of(const ari_bug_run *r)
 {
     if (r->clean != AR_CHECK_SAME)
         return "DIFFERS WITHOUT IT";
-    return r->caught ? "caught" : "NOT CAUGHT";
+    return caught(r) ? "caught" : "NOT CAUGHT";
 }
 
 static const char *what_differs(const ari_bug_run *r)
 {
-    if (r->error[0])
+    if (r->with.error)
         return "the run ended in an error";
-    if (r->first.tensor[0])
-        return r->first.tensor;
-    return r->caught ? "only the bytes" : "";
+    if (r->with.has_difference)
+        return r->with.first.tensor;
+    return caught(r) ? "only the bytes" : "";
 }
 
 static void percent_cell(ari_table *t, const ari_bug_run *r, double value)
@@ -138,11 +144,11 @@ ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, bool curves)
     for (int i = 0; i < FAULTS; i++) {
         const ari_bug_run *r = &run[i];
         caught += well(r);
-        const bool ranked = r->first.tensor[0] && r->first.rank >= 0;
+        const ar_first_difference *f = &r->with.first;
+        const bool ranked = r->with.has_difference && f->rank >= 0;
         ari_table_row(&t, "%s\t%s\t%s", ar_fault_name(r->fault), CASE_TEXT(&r->at), what_differs(r));
-        ari_table_cell(&t, ranked ? "%d" : "-", r->first.rank);
-        ari_table_row(&t, "%s\t%s\t%s\t%s", r->first.pass, SHORT_HINT(hint_of(r)), verdict_of(r),
-                      ARI_SECONDS(r->seconds));
+        ari_table_cell(&t, ranked ? "%d" : "-", f->rank);
+        ari_table_row(&t, "%s\t%s\t%s\t%s", f->pass, SHORT_HINT(hint_of(r)), verdict_of(r), ARI_SECONDS(r->seconds));
         if (curves)
             curve_cells(&t, r);
     }
@@ -165,11 +171,11 @@ static trace trace_of(const ari_bug_run *r)
 {
     if (r->at.module)
         return MODULE;
-    if (r->error[0])
+    if (r->with.error)
         return ERROR;
-    if (r->first.tensor[0])
+    if (r->with.has_difference)
         return OUTSIDE;
-    return r->caught ? BYTES : BELOW;
+    return caught(r) ? BYTES : BELOW;
 }
 
 bool ari_bugs_clean(const ari_bug_run *run)
@@ -193,8 +199,8 @@ static void add_rows(ari_table *t, const ari_bug_run *run, size_t count[TRACES])
         count[left]++;
         ari_table_row(t, "%s\t%s", ar_fault_name(r->fault), CASE_TEXT(&r->at));
         ratio_cell(t, r->ratio_clean);
-        ratio_cell(t, r->ratio);
-        ari_table_row(t, "%s\t%s", left == OUTSIDE ? r->first.tensor : "",
+        ratio_cell(t, r->with.max_ratio);
+        ari_table_row(t, "%s\t%s", left == OUTSIDE ? r->with.first.tensor : "",
                       r->clean != AR_CHECK_SAME ? "OUTSIDE WITHOUT IT" : trace_names[left]);
     }
 }
@@ -226,8 +232,8 @@ ar_status ari_bugs_print_native(FILE *to, const ari_bug_run *run, ar_precision p
 
 static json_t *json_first(const ari_bug_run *r)
 {
-    const ar_first_difference *f = &r->first;
-    if (!f->tensor[0])
+    const ar_first_difference *f = &r->with.first;
+    if (!r->with.has_difference)
         return json_null();
     return json_pack("{s:i, s:s, s:s, s:i, s:i, s:s, s:s, s:s?, s:o}", "step", f->step, "pass", f->pass, "tensor",
                      f->tensor, "layer", f->layer, "rank", f->rank, "pattern", f->pattern, "hint", f->hint, "cause",
@@ -247,25 +253,24 @@ static json_t *json_curve(const ari_bug_run *r)
 /* Of a module bytes are counted alone. */
 static json_t *json_predicted(const ari_bug_run *r)
 {
-    return r->at.module ? json_null() : json_integer((json_int_t)r->bytes_predicted);
+    return r->at.module ? json_null() : json_integer((json_int_t)r->with.bytes_predicted);
 }
 
 static json_t *json_bug(const ari_bug_run *r)
 {
-    json_t *layout = ari_layout_json(&r->at.run.parallel, r->at.run.batch,
-                                     "world tp dp cp cp_inner zigzag sp overlap zero micro_batches forward_first "
-                                     "recompute");
+    json_t *layout = ari_layout_json(&r->at.run.parallel, 0, ari_layout_of_fault);
     json_object_set_new(layout, "mlp_order", json_string(ari_mlp_order_names[r->at.order]));
     return json_pack(
         "{s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:o, s:o, s:{s:I, s:o}, s:s?, s:o, s:f, s:o}",
         "name", ar_fault_name(r->fault), "text", ar_fault_text(r->fault), "model", r->at.run.model, "module",
         r->at.module, "layout", layout, "batch", (json_int_t)r->at.run.batch, "seq", (json_int_t)r->at.run.seq,
         "documents", (json_int_t)(r->at.documents > 0 ? r->at.documents : 1), "steps", (int)r->at.run.steps, "dropout",
-        r->at.run.dropout, "caught", r->caught, "clean", r->clean == AR_CHECK_SAME, "ratio", ari_json_number(r->ratio),
-        "ratio_clean", ari_json_number(r->ratio_clean), "first_difference", json_first(r), "error",
-        ari_json_text_or_null(r->error), "bytes", "counted", (json_int_t)r->bytes_counted, "predicted",
-        json_predicted(r), "call_cause", r->call_cause, "call_difference", ari_json_text_or_null(r->call_difference),
-        "seconds", r->seconds, "curve", json_curve(r));
+        r->at.run.dropout, "caught", caught(r), "clean", r->clean == AR_CHECK_SAME, "ratio",
+        ari_json_number(r->with.max_ratio), "ratio_clean", ari_json_number(r->ratio_clean), "first_difference",
+        json_first(r), "error", ari_json_text_or_null(r->with.error), "bytes", "counted",
+        (json_int_t)r->with.bytes_counted, "predicted", json_predicted(r), "call_cause", r->with.call_cause,
+        "call_difference", ari_json_text_or_null(r->with.call_difference), "seconds", r->seconds, "curve",
+        json_curve(r));
 }
 
 json_t *ari_bugs_json(const ari_bug_run *run)

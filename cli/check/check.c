@@ -227,7 +227,7 @@ static ar_status list_tensors(json_t **gives, FILE *to, const ar_check_options *
     const ar_status listed = ar_check_tensors(o, add_tensor, &l);
     if (to && listed == AR_OK)
         fprintf(to, "\n%s, one step of %zu sequence%s of %zu token%s:\n", o->run.model, o->run.batch,
-                o->run.batch == 1 ? "" : "s", o->run.seq, o->run.seq == 1 ? "" : "s");
+                ARI_PLURAL(o->run.batch), o->run.seq, ARI_PLURAL(o->run.seq));
     ar_status st = ari_table_end(&l.table, listed == AR_OK ? to : NULL, 2);
     st = listed == AR_OK ? st : listed;
     if (to && st == AR_OK)

@@ -75,7 +75,7 @@ static json_t *json_run(const ari_checked *c, const ar_check_run *u)
 {
     const ar_check_report *r = c->report;
     json_t *o = json_object();
-    json_object_set_new(o, "layout", ari_layout_json(&u->parallel, r->batch, ARI_LAYOUT_OF_RUN));
+    json_object_set_new(o, "layout", ari_layout_json(&u->parallel, r->batch, ari_layout_of_run));
     json_object_set_new(o, "result", json_string(result_names[u->result]));
     json_object_set_new(o, "passed", json_boolean(ar_check_passes(r, u->result)));
     json_object_set_new(o, "tensors", json_integer((json_int_t)u->tensors));

@@ -99,7 +99,6 @@ const ari_args_spec ari_check_spec = {
                "anyrank check llama-demo --tp 4 --cluster h100 --timeline run.html",
     .options = options,
     .positionals = positionals,
-    .common_at = offsetof(ari_check_values, common),
     .size = sizeof(ari_check_values),
     .defaults = &defaults,
     .run = ari_command_check,

@@ -46,7 +46,7 @@ static void print_notes(FILE *to, const ari_checked *c)
     ari_dropout_note(to, &r->config, &c->run);
     if (r->kinks > 0)
         fprintf(to, "note: %s argument%s of relu may be on either side of 0, by the allowance: so may the slope\n",
-                ARI_COUNT(r->kinks), r->kinks == 1 ? "" : "s");
+                ARI_COUNT(r->kinks), ARI_PLURAL(r->kinks));
     if (r->config.vocab < 256)
         fprintf(to, "note: bytes of the text are taken modulo the vocabulary of %zu\n", r->config.vocab);
 }
@@ -55,12 +55,12 @@ static void print_head(FILE *to, const ari_checked *c)
 {
     const ar_check_report *r = c->report;
     fprintf(to, "\n%s: %s parameters (%s), %zu sequence%s of %zu token%s, ", r->config.name, ARI_COUNT(r->parameters),
-            r->fresh ? "fresh weights" : "weights of the folder", r->batch, r->batch == 1 ? "" : "s", r->seq,
-            r->seq == 1 ? "" : "s");
+            r->fresh ? "fresh weights" : "weights of the folder", r->batch, ARI_PLURAL(r->batch), r->seq,
+            ARI_PLURAL(r->seq));
     if (r->documents > 1)
         fprintf(to, "up to %zu documents in each, ", r->documents);
     if (r->steps > 0)
-        fprintf(to, "%d step%s of ", r->steps, r->steps == 1 ? "" : "s");
+        fprintf(to, "%d step%s of ", r->steps, ARI_PLURAL(r->steps));
     ari_step_print(to, &c->run);
     fprintf(to, ", %s numerics", ari_numerics_names[r->numerics]);
     ari_storage_print(to, r->precision, 0);
@@ -144,7 +144,7 @@ static void print_hash(FILE *to, const char *of, const char *hash, size_t ended,
                 r->runs == 1 ? "this layout" : "every layout");
     else
         fprintf(to, "  %s: hash %.12s on one rank, another in %zu of %zu run%s\n", of, hash, other, ended,
-                ended == 1 ? "" : "s");
+                ARI_PLURAL(ended));
 }
 
 /* Whether all runs end with the baseline's outputs and weights. */
@@ -329,8 +329,7 @@ static void print_vacuous(FILE *to, const ar_check_vacuous *v)
         print_index(to, v->ndim, v->index);
     }
     fprintf(to, "%sis %g\n    how many  %s of %s elements; %zu tensor%s in all\n", v->ndim > 0 ? " " : "it ",
-            (double)v->value, ARI_COUNT(v->elements_empty), ARI_COUNT(v->elements), v->tensors,
-            v->tensors == 1 ? "" : "s");
+            (double)v->value, ARI_COUNT(v->elements_empty), ARI_COUNT(v->elements), v->tensors, ARI_PLURAL(v->tensors));
     fprintf(to, "    hint      what is computed from it is NaN whoever computes it: equal bits say nothing from there "
                 "on. Look at the weights and the\n              config (an epsilon of 0, weights that overflow, a "
                 "learning rate that diverges, a batch without targets)\n");
@@ -432,7 +431,7 @@ void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_
     const totals t = count(checked, n);
     char hash[65];
     const bool native = checked[0].report->numerics == AR_NUMERICS_NATIVE;
-    const char *plural = t.runs == 1 ? "" : "s";
+    const char *plural = ARI_PLURAL(t.runs);
     const bool changed = t.mispredicted + t.different + t.errors > 0;
     fprintf(to, "\n");
     if (fault != AR_FAULT_NONE)

@@ -44,7 +44,7 @@ ari_option_list ari_options_of(const ari_args_spec *spec)
     ari_option_list l = {.n = 0};
     add_options(&l, spec ? spec->options : NULL, 0);
     l.own = l.n;
-    add_options(&l, common_options, spec ? spec->common_at : 0);
+    add_options(&l, common_options, 0);
     return l;
 }
 
@@ -193,7 +193,7 @@ ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv,
 
 ar_status ari_args_again(const ari_args_spec *spec, void *values)
 {
-    const ari_common *common = (void *)((char *)values + spec->common_at);
+    const ari_common *common = values;
     ari_args_action action;
     return ari_args_parse(spec, common->argc, common->argv, values, &action);
 }

@@ -126,8 +126,7 @@ typedef struct ari_args_spec {
     const char *example;                            /* whole command lines, separated by '\n' */
     const ari_option *options;                      /* NULL: only the common ones */
     const ari_positional *positionals;              /* NULL: none */
-    size_t common_at;                               /* offset of the ari_common in the struct of values */
-    size_t size;                                    /* of that struct */
+    size_t size;                                    /* of the struct of values, whose first field is its ari_common */
     const void *defaults;                           /* its fields before the parse; NULL: all zero */
     ar_status (*run)(void *values, int *exit_code); /* *exit_code: 0, unless the result is a difference */
     bool mismatch_differs; /* AR_ERR_MISMATCH is a difference: a mistake of the program, not of its user */

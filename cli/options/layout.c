@@ -84,6 +84,16 @@ const ari_option ari_step_layout_options[] = {
                     "all micro-batches go forward before the first goes backward"),
     {0},
 };
+const ari_option ari_zero_options[] = {
+    ARI_OPTION_INT("zero", run.parallel.zero, 0, 3, "STAGE",
+                   "1: each rank of --dp and --cp keeps its share of the optimizer's state and updates its share of "
+                   "the weights (ZeRO-1); 2: it also keeps its share alone of the gradients; 3: and of the weights, "
+                   "gathered block by block (FSDP); 0: each does all (default 0)"),
+    ARI_OPTION_INT("dp-replicate", run.parallel.dp_replicate, 1, 4096, "R",
+                   "with --zero: the ranks of --dp are R groups, each of which shares out what --zero does not keep "
+                   "whole (hybrid sharding; default 1)"),
+    {0},
+};
 const ari_option ari_bucket_options[] = {
     ARI_OPTION_ENUM("bucket-mode", run.ddp.mode, ari_bucket_mode_names,
                     "overlap: each bucket is reduced while the backward pass goes on; eager: all after it (default "
@@ -265,8 +275,8 @@ void ari_plan_print(FILE *to, const ar_plan *p)
 {
     char hash[65] = "?";
     if (p->rules > 0 && ari_plan_hash(hash, p) == AR_OK)
-        fprintf(to, "plan %s: %zu rule%s, sha256 %.12s\n", ARI_SHOW(ari_plan_file(p)), p->rules,
-                p->rules == 1 ? "" : "s", hash);
+        fprintf(to, "plan %s: %zu rule%s, sha256 %.12s\n", ARI_SHOW(ari_plan_file(p)), p->rules, ARI_PLURAL(p->rules),
+                hash);
     else if (p->mlp_order != AR_MLP_COLUMN_ROW)
         fprintf(to, "plan of the architecture, with MLPs %s\n", ari_mlp_order_names[p->mlp_order]);
 }
@@ -306,6 +316,16 @@ const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch)
     }
     return text;
 }
+
+const char ari_layout_of_run[] =
+    "world tp dp cp cp_inner zigzag pp virtual_stages stages schedule_pp sp zero dp_replicate micro_batches "
+    "samples_per_rank keep_gathered forward_first overlap recompute recompute_every";
+const char ari_layout_of_plan[] = "tp cp cp_inner zigzag pp dp sp overlap zero dp_replicate micro_batches schedule "
+                                  "virtual_stages recompute recompute_every";
+const char ari_layout_of_row[] = "tp cp cp_inner zigzag pp dp sp zero dp_replicate micro_batches schedule "
+                                 "virtual_stages recompute";
+const char ari_layout_of_fault[] =
+    "world tp dp cp cp_inner zigzag sp overlap zero micro_batches forward_first recompute";
 
 static json_t *samples_json(const ar_parallel *p, size_t batch)
 {
@@ -355,18 +375,18 @@ static json_t *member(const char *name, const ar_parallel *p, size_t batch)
     return p->pp > 1 ? json_string(schedule) : json_null();
 }
 
-json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *names)
+json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *members)
 {
     json_t *o = json_object();
-    while (o && *names) {
+    while (o && *members) {
         char name[32];
-        const size_t length = strcspn(names, " ");
-        snprintf(name, sizeof name, "%.*s", (int)length, names);
+        const size_t length = strcspn(members, " ");
+        snprintf(name, sizeof name, "%.*s", (int)length, members);
         if (json_object_set_new(o, name, member(name, p, batch)) != 0) {
             json_decref(o);
             o = NULL;
         }
-        names += length + strspn(names + length, " ");
+        members += length + strspn(members + length, " ");
     }
     return o;
 }

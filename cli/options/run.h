@@ -51,10 +51,10 @@ extern const char *const ari_numerics_names[];
 extern const char *const ari_precision_names[]; /* in the order of ar_precision */
 
 /* Options of an ari_run_values: how large the model is, and which module is split how; how data moves; what the ranks
- * compute on; how a training step is split besides tp; how the data-parallel ranks sum their gradients; what updates the
+ * compute on; how a training step is split besides tp; what ZeRO shares out; how the data-parallel ranks sum their gradients; what updates the
  * weights; what the loss is. */
 extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_options[], ari_step_layout_options[],
-    ari_pipeline_options[], ari_bucket_options[], ari_optimizer_options[], ari_loss_options[];
+    ari_pipeline_options[], ari_zero_options[], ari_bucket_options[], ari_optimizer_options[], ari_loss_options[];
 
 /* Rows whose help is the subcommand's; ARI_VALUES has an ari_run_values called `r`. */
 #define ARI_LAYOUT_OPTIONS(tp_help, numerics_help)                                                                 \
@@ -63,16 +63,8 @@ extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_o
         ARI_OPTION_GROUP(ari_movement_options, r),                                                                 \
         ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names, numerics_help),                            \
         ARI_OPTION_GROUP(ari_device_options, r)
-#define ARI_ZERO_OPTIONS                                                                                     \
-    ARI_OPTION_INT("zero", r.run.parallel.zero, 0, 3, "STAGE",                                               \
-                   "1: each rank of --dp and --cp keeps its share of the optimizer's state and updates its " \
-                   "share of the weights (ZeRO-1); 2: it also keeps its share alone of the gradients; 3: "   \
-                   "and of the weights, gathered block by block (FSDP); 0: each does all (default 0)"),      \
-        ARI_OPTION_INT("dp-replicate", r.run.parallel.dp_replicate, 1, 4096, "R",                            \
-                       "with --zero: the ranks of --dp are R groups, each of which shares out what --zero "  \
-                       "does not keep whole (hybrid sharding; default 1)")
 #define ARI_LAYOUT_DDP_OPTIONS(bytes_help)                                                  \
-    ARI_ZERO_OPTIONS,                                                                       \
+    ARI_OPTION_GROUP(ari_zero_options, r),                                                  \
         ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES", bytes_help, \
                          .more = "The bits do not depend on it in exact numerics."),        \
         ARI_OPTION_GROUP(ari_bucket_options, r)
@@ -129,13 +121,11 @@ const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch);
 #define ARI_LAYOUT(p, batch) ari_layout_text((char[ARI_LAYOUT_TEXT]){0}, (p), (batch))
 /** Layers of each stage; empty: evenly. Gives; NULL without memory. */
 json_t *ari_stages_json(const ar_stages *s);
-/** These members of a layout as an object: names with spaces between them, in the order in which they stand. Gives; NULL
- *  without memory. */
-json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *names);
-/* Of a run: all, with the samples of each data-parallel rank. */
-#define ARI_LAYOUT_OF_RUN                                                                                     \
-    "world tp dp cp cp_inner zigzag pp virtual_stages stages schedule_pp sp zero dp_replicate micro_batches " \
-    "samples_per_rank keep_gathered forward_first overlap recompute recompute_every"
+/* Members of a layout in the order in which a result has them: of a run; of plan's layouts, and of a row of them; of a
+ * fault's case. */
+extern const char ari_layout_of_run[], ari_layout_of_plan[], ari_layout_of_row[], ari_layout_of_fault[];
+/** These members as an object. Gives; NULL without memory. */
+json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *members);
 
 /* --- the training step -------------------------------------------------------------------------------------------- */
 

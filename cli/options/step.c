@@ -155,7 +155,7 @@ static void print_schedule(FILE *to, const ar_optimizer_options *o)
         fprintf(to, ", cosine to %g", o->min_lr);
     if (o->warmup_steps > 0)
         fprintf(to, "%s %" PRIu64 " step%s of warm-up", cosine ? " after" : ",", o->warmup_steps,
-                o->warmup_steps == 1 ? "" : "s");
+                ARI_PLURAL(o->warmup_steps));
 }
 
 static void print_optimizer(FILE *to, const ar_optimizer_options *o)
@@ -168,7 +168,7 @@ static void print_optimizer(FILE *to, const ar_optimizer_options *o)
     if (o->weight_decay > 0.0)
         fprintf(to, ", weight decay %g%s", o->weight_decay, o->decay == AR_DECAY_MATRICES ? " of matrices" : "");
     if (o->groups > 0)
-        fprintf(to, ", %zu group%s", o->groups, o->groups == 1 ? "" : "s");
+        fprintf(to, ", %zu group%s", o->groups, ARI_PLURAL(o->groups));
     fprintf(to, ")");
 }
 

@@ -9,11 +9,6 @@
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 
-static ari_common *common_of(const ari_args_spec *spec, void *values)
-{
-    return (void *)((char *)values + spec->common_at);
-}
-
 /* Tries the files that the command will write, so that long work does not end in vain. */
 static ar_status check_written(const ari_args_spec *spec, const void *values)
 {
@@ -52,7 +47,7 @@ static ar_status begin(const ari_args_spec *spec, int argc, char *const *argv, v
         ari_args_help(stdout, spec);
     if (action == ARI_ARGS_VERSION)
         ari_print_version(stdout);
-    AR_TRY(check_progress(common_of(spec, values)));
+    AR_TRY(check_progress(values));
     return *runs ? check_written(spec, values) : AR_OK;
 }
 
@@ -65,8 +60,9 @@ int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv)
     if (st == AR_OK && spec->defaults)
         memcpy(values, spec->defaults, spec->size);
     if (st == AR_OK) {
-        common_of(spec, values)->argc = argc;
-        common_of(spec, values)->argv = argv;
+        ari_common *common = values;
+        common->argc = argc;
+        common->argv = argv;
         st = begin(spec, argc, argv, values, &runs);
     }
     if (st == AR_OK && runs)
@@ -77,7 +73,7 @@ int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv)
         exit_code = st == AR_ERR_MISMATCH && spec->mismatch_differs ? ARI_EXIT_DIFFERENT : ari_exit_code(st);
     }
     if (values)
-        ari_transport_end(common_of(spec, values)->process, st);
+        ari_transport_end(((const ari_common *)values)->process, st);
     free(values);
     return exit_code;
 }

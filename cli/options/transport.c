@@ -187,7 +187,7 @@ ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v,
     if (v->open_store && o.transport != AR_TRANSPORT_NCCL)
         return ar_error_set(AR_ERR_ARG, "--open-store is for processes that NCCL connects: give --transport nccl");
     if (o.transport == AR_TRANSPORT_SIM) {
-        tell_of_alone((const ari_common *)(const void *)((const char *)values + spec->common_at));
+        tell_of_alone(values);
         return AR_OK;
     }
     AR_TRY(join(gives, &o, timeout_s));

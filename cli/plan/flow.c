@@ -234,7 +234,7 @@ static ar_status flow_options(ari_flow_options *o, const ari_plan_values *v, con
     const int world = ar_parallel_world(p);
     if (v->rank >= world)
         return ar_error_set(AR_ERR_ARG, "--rank %d: the layout has %d rank%s, numbered from 0", v->rank, world,
-                            world == 1 ? "" : "s");
+                            ARI_PLURAL(world));
     *o = (ari_flow_options){.rank = v->rank, .passes_only = !v->backward, .each_layer = v->each_layer};
     return AR_OK;
 }

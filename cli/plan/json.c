@@ -39,16 +39,14 @@ json_t *ari_asked_json(const ari_asked *a)
 
 /* --- a layout ----------------------------------------------------------------------------------------------------- */
 
-/* Of a layout, legal or not, as it was asked for. */
-static const char layout_members[] = "tp cp cp_inner zigzag pp dp sp overlap zero dp_replicate micro_batches schedule "
-                                     "virtual_stages recompute recompute_every";
-static json_t *choice_json(const ari_choice *c, const ari_planned *p)
+/* As it was asked for, legal or not. */
+static json_t *choice_json(const ari_choice *c, const ari_planned *p, const char *members)
 {
     ar_parallel layout = p->step.run.parallel;
     layout.sp = c->sp;
     layout.zigzag = c->zigzag;
     layout.overlap = ari_planned_overlap(p);
-    return ari_layout_json(&layout, 0, layout_members);
+    return ari_layout_json(&layout, 0, members);
 }
 
 static json_t *name_of(const ar_parallel *p)
@@ -68,7 +66,7 @@ json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p)
 {
     const bool legal = f->legal == AR_OK;
     return json_pack("{s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "name", name_of(&p->step.run.parallel), "layout",
-                     choice_json(&f->choice, p), "legal", legal, "reason",
+                     choice_json(&f->choice, p, ari_layout_of_plan), "legal", legal, "reason",
                      legal ? json_null() : ari_json_text(f->reason), "by_formula",
                      legal ? json_boolean(!ari_planned_counted(p)) : json_null(), "fits",
                      legal ? json_boolean(f->fits) : json_null(), "seconds",
@@ -141,31 +139,57 @@ static void quote(char text[2 * ARI_REASON + 1], const char *field)
     text[n] = '\0';
 }
 
-static ar_status write_row(ari_out *out, const ari_candidate *f)
+/* Values with a comma behind each. */
+static void put_members(ari_text *line, const json_t *object)
 {
-    const ari_choice *c = &f->choice;
-    char line[400 + 2 * ARI_REASON], numbers[120] = ",,", reason[2 * ARI_REASON + 1];
-    if (f->legal == AR_OK)
-        snprintf(numbers, sizeof numbers, "%.9g,%.0f,%d", f->seconds, f->bytes, f->fits);
-    quote(reason, f->reason);
-    const int n = snprintf(line, sizeof line, "%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%s,%d,%s,%d,%s,%s\n", c->tp, c->cp,
-                           c->cp_inner, c->zigzag, c->pp, c->dp, c->sp, c->zero, ari_at_least_one(c->dp_replicate),
-                           c->micro_batches, c->pp > 1 ? ar_pp_schedule_name(c->schedule) : "", c->virtual_stages,
-                           ari_recompute_names[c->recompute], f->legal == AR_OK, numbers, reason);
-    return ari_out_write(out, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)object, key, value)
+    {
+        if (json_is_string(value))
+            ari_say(line, "%s,", json_string_value(value));
+        else if (json_is_null(value))
+            ari_say(line, ",");
+        else
+            ari_say(line, "%lld,", json_is_boolean(value) ? json_is_true(value) : json_integer_value(value));
+    }
 }
 
-ar_status ari_ranking_csv(const char *path, const ari_ranking *r)
+static ar_status write_row(ari_out *out, const ari_candidate *f, const ari_planned *p)
 {
-    static const char titles[] =
-        "tp,cp,cp_inner,zigzag,pp,dp,sp,zero,dp_replicate,micro_batches,schedule,virtual_stages,recompute,"
-        "legal,seconds,bytes,fits,reason\n";
+    char text[400 + 2 * ARI_REASON] = "", reason[2 * ARI_REASON + 1];
+    ari_text line = ari_text_in(text, sizeof text);
+    json_t *layout = choice_json(&f->choice, p, ari_layout_of_row);
+    if (!layout)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a row of layouts");
+    put_members(&line, layout);
+    json_decref(layout);
+    quote(reason, f->reason);
+    if (f->legal == AR_OK)
+        ari_say(&line, "1,%.9g,%.0f,%d,%s\n", f->seconds, f->bytes, f->fits, reason);
+    else
+        ari_say(&line, "0,,,,%s\n", reason);
+    return ari_out_write(out, text, strlen(text));
+}
+
+static ar_status write_titles(ari_out *out)
+{
+    char text[400];
+    snprintf(text, sizeof text, "%s legal seconds bytes fits reason\n", ari_layout_of_row);
+    for (char *at = text; (at = strchr(at, ' '));)
+        *at = ',';
+    return ari_out_write(out, text, strlen(text));
+}
+
+ar_status ari_ranking_csv(const char *path, const ari_planned *base, const ari_ranking *r)
+{
     ari_out *out = NULL;
-    ar_status st = AR_OK;
     AR_TRY(ari_out_create(&out, path));
-    st = ari_out_write(out, titles, strlen(titles));
-    for (size_t i = 0; i < r->n && st == AR_OK; i++)
-        st = write_row(out, &r->at[i]);
+    ar_status st = write_titles(out);
+    for (size_t i = 0; i < r->n && st == AR_OK; i++) {
+        const ari_planned p = ari_choice_planned(base, &r->at[i].choice);
+        st = write_row(out, &r->at[i], &p);
+    }
     if (st != AR_OK) {
         ari_out_discard(out);
         return st;

@@ -107,15 +107,7 @@ static ar_status count_ranks(ari_asked *a)
 static void fix_given(ari_search *s, const ari_plan_values *v)
 {
     const ar_parallel *p = &v->r.run.parallel;
-    s->fixed = (ari_choice){.tp = p->tp,
-                            .cp = p->cp,
-                            .cp_inner = p->cp_inner,
-                            .zigzag = p->zigzag,
-                            .pp = p->pp,
-                            .dp = p->dp,
-                            .dp_replicate = p->dp_replicate,
-                            .micro_batches = p->micro_batches,
-                            .virtual_stages = p->virtual_stages};
+    s->fixed = ari_choice_of(p); /* of which what is not given is 0 */
     s->sp = p->sp || s->base.step.run.parallel.sp ? 1 : -1;
     s->zero = p->zero;
     s->recompute = recompute_given(v) ? (int)p->recompute.what : -1;
@@ -153,24 +145,12 @@ static ar_status begin(ari_asked *a, const ari_plan_values *v)
 /* The layout that the options give; where they do not say, one sample a micro-batch. */
 static ari_choice given(const ari_asked *a)
 {
-    const ar_parallel *p = &a->v->r.run.parallel, *layout = &a->search.base.step.run.parallel;
-    const int dp = ari_at_least_one(p->dp);
-    const size_t samples = a->search.base.step.run.batch / (size_t)dp;
-    return (ari_choice){.tp = ari_at_least_one(p->tp),
-                        .cp = ari_at_least_one(p->cp),
-                        .cp_inner = ari_at_least_one(p->cp_inner),
-                        .zigzag = p->zigzag,
-                        .pp = ari_at_least_one(p->pp),
-                        .dp = dp,
-                        .zero = p->zero > 0 ? p->zero : 0,
-                        .dp_replicate = ari_at_least_one(p->dp_replicate),
-                        .micro_batches = p->micro_batches > 0 ? p->micro_batches
-                                         : samples > 1        ? (int)samples
-                                                              : 1,
-                        .virtual_stages = layout->virtual_stages,
-                        .schedule = layout->schedule,
-                        .sp = p->sp || a->search.base.step.run.parallel.sp,
-                        .recompute = a->search.base.step.run.parallel.recompute.what};
+    const ar_run *run = &a->search.base.step.run;
+    const int micro = a->v->r.run.parallel.micro_batches;
+    ari_choice c = ari_choice_of(&run->parallel);
+    c.zero = c.zero > 0 ? c.zero : 0;
+    c.micro_batches = ari_at_least_one(micro > 0 ? micro : (int)(run->batch / (size_t)c.dp));
+    return c;
 }
 
 /* Options that would say nothing are refused as `check` refuses them. A search chooses what is left open: without --cp,
@@ -295,7 +275,7 @@ static ar_status run_search(const ari_asked *a)
     if (st == AR_OK && ari_wants_text(&a->v->common))
         st = ari_ranking_print(stdout, a, &r);
     if (st == AR_OK && a->v->csv)
-        st = ari_ranking_csv(a->v->csv, &r);
+        st = ari_ranking_csv(a->v->csv, &a->search.base, &r);
     if (st == AR_OK && wants_layouts(a->v))
         st = save_ranking(a, &r);
     ari_ranking_fini(&r);

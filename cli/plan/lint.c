@@ -31,7 +31,7 @@ static void print(FILE *to, const ar_lint_report *r, const ari_step_case *c)
     if (r->count == 0)
         fprintf(to, "nothing to find in %zu operations, %zu values\n", r->operations, r->values);
     else
-        fprintf(to, "%zu finding%s in %zu operations, %zu values\n", r->count, r->count == 1 ? "" : "s", r->operations,
+        fprintf(to, "%zu finding%s in %zu operations, %zu values\n", r->count, ARI_PLURAL(r->count), r->operations,
                 r->values);
     for (size_t i = 0; i < r->count; i++) {
         const ar_lint_finding *f = &r->finding[i];
@@ -103,7 +103,6 @@ const ari_args_spec ari_lint_spec = {
                "anyrank lint config.json --dp 2048 --tp 8 --sp --zero 1 --batch 4096",
     .options = options,
     .positionals = positionals,
-    .common_at = offsetof(lint_values, common),
     .size = sizeof(lint_values),
     .defaults = &defaults,
     .run = run,

@@ -165,7 +165,7 @@ static ar_status print(FILE *to, const shown *s, const ari_step_case *c)
     fprintf(to,
             "a unit of time: %zu layer%s forward, or for the gradients of its input (I), or of its weights (W); B is I "
             "and W; transfers take none%s\n",
-            s->unit, s->unit == 1 ? "" : "s", has_empty_stage(s) ? "; a stage without layers counts as one layer" : "");
+            s->unit, ARI_PLURAL(s->unit), has_empty_stage(s) ? "; a stage without layers counts as one layer" : "");
     fprintf(to, "%s, %s: %.0f units, bubble %.1f %% of the time that ranks compute, at most %zu in flight\n",
             c->config->name, ARI_LAYOUT(&c->run.parallel, c->run.batch), s->run.makespan, 100 * s->run.bubble,
             most_in_flight(s));

@@ -114,7 +114,6 @@ const ari_args_spec ari_plan_spec = {
                "anyrank plan config.json --flow --tp 8 --batch 16 --seq 8192 --json -",
     .options = options,
     .positionals = positionals,
-    .common_at = offsetof(plan_values, common),
     .size = sizeof(plan_values),
     .defaults = &defaults,
     .run = run,

@@ -82,7 +82,7 @@ json_t *ari_depth_json(const ari_depth *d);
 json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p);
 json_t *ari_asked_json(const ari_asked *a);
 /** Rows of numbers, a line a layout, with a line of titles. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_ranking *r);
+AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_planned *base, const ari_ranking *r);
 /** The JSON of layouts as a page, and as a picture of the first ones with their parts. Errors: AR_ERR_IO, AR_ERR_MEMORY;
  *  of the picture also AR_ERR_ARG (no layout has parts). */
 AR_NODISCARD ar_status ari_plan_page_write(const json_t *plan, const char *path);

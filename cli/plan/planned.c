@@ -47,7 +47,7 @@ json_t *ari_planned_json(const char *command, const ari_step_case *c)
     const ar_run *run = &c->run;
     json_t *o = ari_json_begin(command);
     json_object_set_new(o, "model", ari_json_text(c->config->name));
-    json_object_set_new(o, "layout", ari_layout_json(&run->parallel, run->batch, ARI_LAYOUT_OF_RUN));
+    json_object_set_new(o, "layout", ari_layout_json(&run->parallel, run->batch, ari_layout_of_run));
     json_object_set_new(o, "plan", ari_plan_json(&run->plan));
     json_object_set_new(o, "batch", json_integer((json_int_t)run->batch));
     json_object_set_new(o, "seq", json_integer((json_int_t)run->seq));

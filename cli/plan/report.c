@@ -11,7 +11,7 @@ void ari_asked_print(FILE *to, const ari_asked *a, int ranks)
 {
     const ar_run *run = &a->search.base.step.run;
     fprintf(to, "%s, %s parameters, on %s GPU%s: %s\n", a->config.name, ARI_COUNT(a->parameters),
-            ARI_COUNT((uint64_t)ranks), ranks == 1 ? "" : "s", a->cluster);
+            ARI_COUNT((uint64_t)ranks), ARI_PLURAL(ranks), a->cluster);
     const ar_sim_cluster *c = &a->search.time.cluster;
     fprintf(to, "a step of %s x %s tokens; 16-bit values, %s%s%s\n", ARI_COUNT(run->batch), ARI_COUNT(run->seq),
             a->search.base.flash ? "flash attention" : "attention that stores its scores",

@@ -18,17 +18,15 @@ static ar_status can_have(bool *can, const ari_asked *a, int tp)
     return *can || ari_is_verdict(st) ? AR_OK : st;
 }
 
-static ari_choice choice_of(int tp, bool sp, ar_recompute recompute)
+/* tp alone, of a step whose layout is not given. */
+static ari_choice choice_of(const ari_asked *a, int tp, bool sp, ar_recompute recompute)
 {
-    return (ari_choice){.tp = tp,
-                        .cp = 1,
-                        .cp_inner = 1,
-                        .pp = 1,
-                        .dp = 1,
-                        .micro_batches = 1,
-                        .virtual_stages = 1,
-                        .sp = sp && tp > 1,
-                        .recompute = recompute};
+    ari_choice c = ari_choice_of(&a->search.base.step.run.parallel);
+    c.tp = tp;
+    c.sp = sp && tp > 1;
+    c.zero = 0;
+    c.recompute = recompute;
+    return c;
 }
 
 static double states(const ari_memory *m)
@@ -46,7 +44,7 @@ static double activations(const ari_memory *m)
 /* Bytes of activations; -1: there is no such layout, as where tp does not divide the sequence. */
 static ar_status kept(double *bytes, const ari_asked *a, int tp, bool sp, ar_recompute recompute)
 {
-    const ari_choice c = choice_of(tp, sp, recompute);
+    const ari_choice c = choice_of(a, tp, sp, recompute);
     const ari_planned p = ari_choice_planned(&a->search.base, &c);
     ari_memory m;
     *bytes = -1.0;
@@ -73,7 +71,7 @@ static json_t *number(double x)
 
 static ar_status memory_row(ari_table *t, json_t *rows, const ari_asked *a, int tp)
 {
-    const ari_choice c = choice_of(tp, false, AR_RECOMPUTE_NONE);
+    const ari_choice c = choice_of(a, tp, false, AR_RECOMPUTE_NONE);
     const ari_planned p = ari_choice_planned(&a->search.base, &c);
     ari_memory m;
     double plain = 0.0, sp = 0.0, full = 0.0;
@@ -95,7 +93,7 @@ static ar_status memory_row(ari_table *t, json_t *rows, const ari_asked *a, int 
 
 static ar_status scaling_row(ari_table *t, json_t *rows, const ari_asked *a, int tp, double *one_rank)
 {
-    const ari_choice c = choice_of(tp, (a->search.base.step.run.seq % (size_t)tp) == 0, AR_RECOMPUTE_NONE);
+    const ari_choice c = choice_of(a, tp, (a->search.base.step.run.seq % (size_t)tp) == 0, AR_RECOMPUTE_NONE);
     ari_depth d;
     double bytes = 0.0;
     bool between = false;

@@ -118,7 +118,6 @@ const ari_args_spec ari_train_spec = {
         "anyrank train --resume run --tp 4 --save run",
     .options = options,
     .positionals = positionals,
-    .common_at = offsetof(ari_train_values, common),
     .size = sizeof(ari_train_values),
     .defaults = &defaults,
     .run = ari_command_train,

@@ -12,11 +12,6 @@
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 
-static const char *plural(uint64_t n)
-{
-    return n == 1 ? "" : "s";
-}
-
 /* --- the head ----------------------------------------------------------------------------------------------------- */
 
 /* "layout dp=2 tp=2 sp, 4 ranks: groups of 2 ranks share out the 8 sequences; ..." */
@@ -25,7 +20,7 @@ static void print_layout(FILE *to, const ar_training_options *o)
     const ar_parallel *p = &o->run.parallel;
     const int world = ar_parallel_world(p);
     const char *before = ": ";
-    fprintf(to, "layout %s, %d rank%s", ARI_LAYOUT(p, o->run.batch), world, plural((uint64_t)world));
+    fprintf(to, "layout %s, %d rank%s", ARI_LAYOUT(p, o->run.batch), world, ARI_PLURAL(world));
     if (p->pp > 1) {
         fprintf(to, "%s%d %s each hold some of the layers, as %d stages", before, p->pp,
                 p->dp > 1 || p->cp > 1 || p->tp > 1 ? "groups" : "ranks", ar_parallel_stages(p));
@@ -76,10 +71,10 @@ void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_traini
     fprintf(to, "%s: %s parameters (%s), %s numerics\n", r->config.name, ARI_COUNT(r->parameters), weights,
             ari_numerics_names[o->run.numerics]);
     fprintf(to, "data %s: %s tokens, %s window%s of %zu; %.3g epoch%s%s%s\n", ARI_SHOW(r->data_path),
-            ARI_COUNT(r->data_tokens), ARI_COUNT(r->windows), plural(r->windows), o->run.seq, r->epochs,
-            r->epochs == 1.0 ? "" : "s", o->in_order ? ", in order" : "", o->packing.on ? ", packed" : "");
-    fprintf(to, "%" PRIu64 " step%s of %zu sequence%s, ", o->run.steps, plural(o->run.steps), o->run.batch,
-            plural(o->run.batch));
+            ARI_COUNT(r->data_tokens), ARI_COUNT(r->windows), ARI_PLURAL(r->windows), o->run.seq, r->epochs,
+            ARI_PLURAL(r->epochs), o->in_order ? ", in order" : "", o->packing.on ? ", packed" : "");
+    fprintf(to, "%" PRIu64 " step%s of %zu sequence%s, ", o->run.steps, ARI_PLURAL(o->run.steps), o->run.batch,
+            ARI_PLURAL(o->run.batch));
     ari_step_print(to, &o->run);
     ari_storage_print(to, o->run.precision, o->run.storage);
     if (o->scale_loss)
@@ -163,11 +158,12 @@ void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_trainin
                 r->steps == o->run.steps ? ": the checkpoint has all of them behind it" : "");
     else
         fprintf(to, "loss %.6f -> %.6f; %" PRIu64 " step%s in %s, %.0f tokens/s\n", first_loss(r),
-                (double)r->loss[r->steps - 1], taken, plural(taken), ARI_SECONDS(r->seconds), tokens_per_second(r, o));
+                (double)r->loss[r->steps - 1], taken, ARI_PLURAL(taken), ARI_SECONDS(r->seconds),
+                tokens_per_second(r, o));
     if (taken > 0 && ar_parallel_world(&o->run.parallel) > 1)
         fprintf(to, "%s moved between ranks, all together%s\n", ARI_BYTES(r->bytes), predicted(r));
     if (o->verify_every > 0)
-        fprintf(to, "gradients and copies verified in %" PRIu64 " step%s%s%s\n", r->verified, plural(r->verified),
+        fprintf(to, "gradients and copies verified in %" PRIu64 " step%s%s%s\n", r->verified, ARI_PLURAL(r->verified),
                 r->warning[0] ? "; a warning: " : "", r->warning);
     if (r->end == AR_TRAINING_STOPPED)
         print_going_on(to, r, o);
@@ -241,7 +237,7 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     json_object_set_new(j, "parameters", json_integer((json_int_t)r->parameters));
     json_object_set_new(j, "weights", json_string(origin(r, o)));
     json_object_set_new(j, "data", json_data(r, o));
-    json_object_set_new(j, "layout", ari_layout_json(&o->run.parallel, o->run.batch, ARI_LAYOUT_OF_RUN));
+    json_object_set_new(j, "layout", ari_layout_json(&o->run.parallel, o->run.batch, ari_layout_of_run));
     json_object_set_new(j, "plan", ari_plan_json(&o->run.plan));
     json_object_set_new(j, "batch", json_integer((json_int_t)o->run.batch));
     json_object_set_new(j, "seq", json_integer((json_int_t)o->run.seq));

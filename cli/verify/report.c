@@ -90,11 +90,6 @@ static const char *rule_text(char *out, const ar_verify_report *r)
 #define COSINE(r, digits) cosine_text((char[TEXT]){0}, (r), (digits))
 #define RULE(r) rule_text((char[TEXT]){0}, (r))
 
-static const char *plural(size_t n)
-{
-    return n == 1 ? "" : "s";
-}
-
 /* How many tensors have copies that differ. */
 static size_t count_copies(const ar_verify_report *r)
 {
@@ -200,8 +195,9 @@ static void add_copies(ari_table *t, const ar_verify_report *r, const ar_verify_
     (void)r;
     ari_table_cell(t, "COPIES %s (%s): rank %d and rank %d in %s element%s, first at %s: %s and %s",
                    ARI_SHOW(row->name), row->in_reference ? "reference" : "other", row->ranks[0], row->ranks[1],
-                   ARI_COUNT(row->elements_different), plural(row->elements_different), INDEX(row, row->first.index),
-                   VALUE(row->dtype, row->first.value[0]), VALUE(row->dtype, row->first.value[1]));
+                   ARI_COUNT(row->elements_different), ARI_PLURAL(row->elements_different),
+                   INDEX(row, row->first.index), VALUE(row->dtype, row->first.value[0]),
+                   VALUE(row->dtype, row->first.value[1]));
 }
 
 static void add_name(ari_table *t, const ar_verify_report *r, const ar_verify_row *row)
@@ -292,7 +288,7 @@ static void print_detail(FILE *to, const ar_verify_report *r, const ar_verify_ro
 static void print_head(FILE *to, const ar_verify_report *r)
 {
     const char *space = "";
-    fprintf(to, "different: %zu of %zu tensor%s", r->different, r->compared, plural(r->compared));
+    fprintf(to, "different: %zu of %zu tensor%s", r->different, r->compared, ARI_PLURAL(r->compared));
     if (r->missing > 0)
         fprintf(to, ", %zu missing", r->missing);
     if (r->unexpected > 0)
@@ -301,7 +297,7 @@ static void print_head(FILE *to, const ar_verify_report *r)
         fprintf(to, "; first in execution order: %s", ARI_SHOW(r->row[r->first].name));
     fprintf(to, "\n  reference  %s\n  other      %s", ARI_SHOW(r->reference), ARI_SHOW(r->other));
     if (r->ranks > 0)
-        fprintf(to, ", %d rank%s", r->ranks, plural((size_t)r->ranks));
+        fprintf(to, ", %d rank%s", r->ranks, ARI_PLURAL(r->ranks));
     for (int d = 0; d < r->mesh.ndim; d++, space = " ")
         fprintf(to, "%s%s=%d", d ? space : ": ", r->mesh.dim[d].name, r->mesh.dim[d].size);
     fprintf(to, "\n");
@@ -322,7 +318,7 @@ static void print_nan(FILE *to, const ar_verify_report *r)
     }
     if (first)
         fprintf(to, "note: NaN in both, %s element%s of %zu tensor%s that %s the same, the first %s\n",
-                ARI_COUNT(elements), plural(elements), tensors, plural(tensors), tensors == 1 ? "is" : "are",
+                ARI_COUNT(elements), ARI_PLURAL(elements), tensors, ARI_PLURAL(tensors), tensors == 1 ? "is" : "are",
                 ARI_SHOW(first));
 }
 
@@ -330,7 +326,7 @@ static void print_left_out(FILE *to, const ar_verify_report *r)
 {
     if (r->left_out[0] + r->left_out[1] > 0)
         fprintf(to, "note: left out, as only one dump has them: %zu tensor%s of the reference, %zu of the other\n",
-                r->left_out[0], plural(r->left_out[0]), r->left_out[1]);
+                r->left_out[0], ARI_PLURAL(r->left_out[0]), r->left_out[1]);
 }
 
 static void print_doubted(FILE *to, const ar_verify_report *r)
@@ -338,7 +334,7 @@ static void print_doubted(FILE *to, const ar_verify_report *r)
     if (r->elements_doubted > 0)
         fprintf(to,
                 "note: %zu new weight%s differ%s by no more than their gradients' differences explain (Adam's step)\n",
-                r->elements_doubted, plural(r->elements_doubted), r->elements_doubted == 1 ? "s" : "");
+                r->elements_doubted, ARI_PLURAL(r->elements_doubted), r->elements_doubted == 1 ? "s" : "");
 }
 
 /* By a tolerance, of a first step that is right. What second moments divide is a part of the learning rate, however small
@@ -360,7 +356,8 @@ static void print_later_steps(FILE *to, const ar_verify_report *r)
 static void print_drift(FILE *to, const ar_verify_report *r)
 {
     if (r->drift > 0)
-        fprintf(to, "note: copies of %zu tensor%s differ in bits, %s: drift\n", r->drift, plural(r->drift), RULE(r));
+        fprintf(to, "note: copies of %zu tensor%s differ in bits, %s: drift\n", r->drift, ARI_PLURAL(r->drift),
+                RULE(r));
 }
 
 static void print_renamed(FILE *to, const ar_verify_report *r)
@@ -487,9 +484,9 @@ static void print_same(FILE *to, const ar_verify_report *r)
             worst = row;
     }
     fprintf(to, "verify: %s%s: %zu tensor%s, %s element%s", has_ratio(r) ? "the same " : "", RULE(r), r->compared,
-            plural(r->compared), ARI_COUNT(r->elements), plural(r->elements));
+            ARI_PLURAL(r->compared), ARI_COUNT(r->elements), ARI_PLURAL(r->elements));
     if (has_ratio(r))
-        fprintf(to, ", %zu tensor%s bit for bit", exact, plural(exact));
+        fprintf(to, ", %zu tensor%s bit for bit", exact, ARI_PLURAL(exact));
     if (worst)
         fprintf(to, "; the worst difference is %.3g of what is allowed, in %s", worst->ratio, ARI_SHOW(worst->name));
     fprintf(to, "\n");
@@ -502,14 +499,14 @@ void ari_verify_print_verdict(FILE *to, const ar_verify_report *r)
         return;
     }
     if (r->compared > 0)
-        fprintf(to, "verify: DIFFERENT: %zu of %zu tensor%s not %s", r->different, r->compared, plural(r->compared),
+        fprintf(to, "verify: DIFFERENT: %zu of %zu tensor%s not %s", r->different, r->compared, ARI_PLURAL(r->compared),
                 has_ratio(r) ? RULE(r) : "the same in every bit");
     else
         fprintf(to, "verify: DIFFERENT: no tensor stands in both");
     if (r->missing + r->unexpected > 0)
         fprintf(to, ", %zu missing, %zu unexpected", r->missing, r->unexpected);
     if (count_copies(r) > 0)
-        fprintf(to, "; ranks hold different copies of %zu tensor%s", count_copies(r), plural(count_copies(r)));
+        fprintf(to, "; ranks hold different copies of %zu tensor%s", count_copies(r), ARI_PLURAL(count_copies(r)));
     if (r->worst != SIZE_MAX && r->row[r->worst].state == AR_VERIFY_DIFFERENT) {
         const ar_verify_row *w = &r->row[r->worst];
         fprintf(to, "; worst %s: ", ARI_SHOW(w->name));

@@ -219,7 +219,6 @@ const ari_args_spec ari_verify_spec = {
                "b.safetensors --rtol 1e-5 --atol 1e-6 --only 'model.layers.0.*'",
     .options = options,
     .positionals = positionals,
-    .common_at = offsetof(verify_values, common),
     .size = sizeof(verify_values),
     .defaults = &defaults,
     .run = run,

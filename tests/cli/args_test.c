@@ -5,11 +5,11 @@
 #include <string.h>
 
 /* The command's files are no part of the library. */
-#include "cli/shared/command.c"
 #include "cli/options/args.c"
 #include "cli/options/kinds.c"
 #include "cli/options/subcommand.c"
 #include "cli/options/transport.c"
+#include "cli/shared/command.c"
 
 static const char *const numerics[] = {"exact", "native", NULL};
 
@@ -58,7 +58,6 @@ static const ari_args_spec spec = {
     .example = "anyrank try --tp 2",
     .options = options,
     .positionals = positionals,
-    .common_at = offsetof(values, common),
 };
 
 enum { MAX_WORDS = 24 };
@@ -312,7 +311,7 @@ Test(args, files_to_write_are_tried_before_any_work)
                                          ARI_OPTION_FILE("plot", plot, "FILE", "another", .written = true),
                                          {0}};
 #undef ARI_VALUES
-    const ari_args_spec writing = {.command = "try", .options = written, .common_at = offsetof(files, common)};
+    const ari_args_spec writing = {.command = "try", .options = written};
     const files fine = {.trace = "/dev/null", .common.json = "-"}, dash = {.trace = "-"};
     const files same = {.trace = "/dev/null", .plot = "/dev/null"}, no_folder = {.plot = "/no/such/folder/plot"};
     cr_assert_eq(check_written(&writing, &fine), AR_OK, "%s", ar_error_message());
@@ -342,7 +341,7 @@ Test(args, options_of_a_group_are_found_in_its_struct)
     static const ari_option own[] = {
         ARI_OPTION_INT("before", before, 1, 9, "N", "another size"), ARI_OPTION_GROUP(shared, in), {0}};
 #undef ARI_VALUES
-    const ari_args_spec grouped = {.command = "try", .options = own, .common_at = offsetof(outer, common)};
+    const ari_args_spec grouped = {.command = "try", .options = own};
     char words[][16] = {"try", "--size", "7", "--on", "--before=3", "-q"};
     char *argv[] = {words[0], words[1], words[2], words[3], words[4], words[5]};
     outer v = {.before = 1};
