@@ -15,41 +15,58 @@ enum { BATCH = 4, SEQ = 24 };
 #define BUCKET_BYTES ((size_t)1 << 20)
 #define ONE_EACH SIZE_MAX
 
-/* What a run must have for a fault to matter in one forward and backward. The first that it lacks is the one that the
- * message names. */
+/* What a run must have for a fault to matter in one forward and backward: X(name, whether the run has it, what to say
+ * where it has not). The first that it lacks is told. grads has no update, no second step, no dropout and no module. */
+#define NEEDS_TABLE(X)                                                                                                \
+    X(UPDATE, false,                                                                                                  \
+      "acts after the backward pass, in clipping or in the update, and grads ends before: 'anyrank "                  \
+      "check --inject' shows it")                                                                                     \
+    X(STEPS, false, "acts from the second step on, and grads makes one: 'anyrank check --inject' shows it")           \
+    X(DROPOUT, false, "is a mistake of dropout, and grads has none: 'anyrank check --inject' shows it")               \
+    X(MODULE, false, "shows in a module, not in a model: 'anyrank check --inject' runs one")                          \
+    X(FRESH, fresh, "is a mistake of fresh weights, and these are read: give a MODEL without weights")                \
+    X(TIED, c->tied, "is a mistake of tied embeddings, which this model has not")                                     \
+    X(POSITIONS, c->learned_positions, "is a mistake of learned positions, which this model has not")                 \
+    X(PACKED, ari_part_path(ari_family_of(c->arch), ARI_QKV),                                                         \
+      "is a mistake of a fused q|k|v, which this model has not")                                                      \
+    X(BIAS, row_bias || c->qkv_bias, "is a mistake of biases, which this model has not")                              \
+    X(ROW_BIAS, row_bias, "is a mistake of the biases of row-parallel layers, which this model has not")              \
+    X(DOCUMENTS, documents, "is a mistake of packed documents: give an input with cu_seqlens")                        \
+    X(TP, tp, "acts between tensor-parallel ranks: give --tp of at least 2")                                          \
+    X(DP, dp, "acts between data-parallel ranks: give --dp of at least 2")                                            \
+    X(SP, sp, "is a mistake of sequence parallelism: give --tp of at least 2 and --sp")                               \
+    X(KV_COPIES, (size_t)ari_at_least_one(p->tp) > c->kv_heads,                                                       \
+      "is about copies of KV heads, of which this run has none: give --tp above the model's KV heads")                \
+    X(CP, cp, "acts between context-parallel ranks: give --cp of at least 2")                                         \
+    X(RING, ring, "acts in a ring of context-parallel ranks: give --cp above --cp-inner")                             \
+    X(ZIGZAG, ring && p->zigzag, "is a mistake of a zigzag: give --cp above --cp-inner, and --zigzag")                \
+    X(GATHERS, ring || sp,                                                                                            \
+      "acts where tokens of several ranks are put together: give --cp above --cp-inner, or --tp and --sp")            \
+    X(CHUNKS, sp && p->overlap > 1,                                                                                   \
+      "acts between chunks of gathered tokens: give --tp of at least 2, --sp and --overlap of at least 2")            \
+    X(PP, p->pp > 1, "acts in a pipeline: give --pp of at least 2")                                                   \
+    X(TURNS, p->pp > 1 && p->virtual_stages > 1,                                                                      \
+      "acts where a rank has several stages: give --pp of at least 2 and --virtual-stages")                           \
+    X(ZERO_BUBBLE, p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE,                                                     \
+      "is a mistake of zero bubble: give --pp of at least 2 and --schedule-pp zero-bubble")                           \
+    X(ZERO_2, (dp || cp) && p->zero > 1, "acts where gradients are shared out: give --dp of at least 2 and --zero 2") \
+    X(ZERO_3, (dp || cp) && p->zero > 2, "acts where weights are shared out: give --dp of at least 2 and --zero 3")   \
+    X(COPIES, p->zero > 0 && p->dp_replicate > 1, "acts between copies of shards: give --dp-replicate and --zero")    \
+    X(MICRO, micro, "acts between micro-batches: give --micro-batches of at least 2")                                 \
+    X(FORWARD_FIRST, micro && p->forward_first,                                                                       \
+      "needs one micro-batch's forward pass before another's backward "                                               \
+      "pass: give --micro-batches of at least 2 and --forward-first")                                                 \
+    X(RECOMPUTE, p->recompute.what != AR_RECOMPUTE_NONE,                                                              \
+      "is a mistake of recomputation: give --recompute selective or full")                                            \
+    X(ROW_COLUMN, order == AR_MLP_ROW_COLUMN,                                                                         \
+      "is a mistake of an MLP that is split by rows first: give --mlp-order row-column")                              \
+    X(BUCKETS, dp || cp || sp,                                                                                        \
+      "acts where ranks sum gradients in buckets: give --dp of at least 2, or --tp of at least 2 and --sp")
 enum {
-    NEEDS_UPDATE,
-    NEEDS_STEPS,
-    NEEDS_DROPOUT,
-    NEEDS_MODULE,
-    NEEDS_FRESH,
-    NEEDS_TIED,
-    NEEDS_POSITIONS,
-    NEEDS_PACKED,
-    NEEDS_BIAS,
-    NEEDS_TP,
-    NEEDS_DP,
-    NEEDS_SP,
-    NEEDS_KV_COPIES,
-    NEEDS_MICRO,
-    NEEDS_FORWARD_FIRST,
-    NEEDS_ROW_COLUMN,
-    NEEDS_BUCKETS,
-    NEEDS_ROW_BIAS,
-    NEEDS_CP,
-    NEEDS_RING,
-    NEEDS_ZIGZAG,
-    NEEDS_GATHERS,
-    NEEDS_DOCUMENTS,
-    NEEDS_RECOMPUTE,
-    NEEDS_CHUNKS,
-    NEEDS_PP,
-    NEEDS_TURNS,
-    NEEDS_ZERO_BUBBLE,
-    NEEDS_ZERO_2,
-    NEEDS_ZERO_3,
-    NEEDS_COPIES,
-    NEEDS_COUNT
+#define NUMBER(name, holds, text) NEEDS_##name,
+    NEEDS_TABLE(NUMBER)
+#undef NUMBER
+        NEEDS_COUNT
 };
 _Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
 #define NEEDS(name) ((uint64_t)1 << NEEDS_##name)
@@ -244,78 +261,27 @@ ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case 
 
 /* --- what a fault needs ------------------------------------------------------------------------------------------- */
 
-static const struct {
-    uint64_t need;
-    const char *text;
-} reasons[] = {
-    {NEEDS(UPDATE), "acts after the backward pass, in clipping or in the update, and grads ends before: 'anyrank check "
-                    "--inject' shows it"},
-    {NEEDS(STEPS), "acts from the second step on, and grads makes one: 'anyrank check --inject' shows it"},
-    {NEEDS(DROPOUT), "is a mistake of dropout, and grads has none: 'anyrank check --inject' shows it"},
-    {NEEDS(MODULE), "shows in a module, not in a model: 'anyrank check --inject' runs one"},
-    {NEEDS(FRESH), "is a mistake of fresh weights, and these are read: give a MODEL without weights"},
-    {NEEDS(TIED), "is a mistake of tied embeddings, which this model has not"},
-    {NEEDS(POSITIONS), "is a mistake of learned positions, which this model has not"},
-    {NEEDS(PACKED), "is a mistake of a fused q|k|v, which this model has not"},
-    {NEEDS(BIAS), "is a mistake of biases, which this model has not"},
-    {NEEDS(ROW_BIAS), "is a mistake of the biases of row-parallel layers, which this model has not"},
-    {NEEDS(DOCUMENTS), "is a mistake of packed documents: give an input with cu_seqlens"},
-    {NEEDS(TP), "acts between tensor-parallel ranks: give --tp of at least 2"},
-    {NEEDS(DP), "acts between data-parallel ranks: give --dp of at least 2"},
-    {NEEDS(SP), "is a mistake of sequence parallelism: give --tp of at least 2 and --sp"},
-    {NEEDS(KV_COPIES), "is about copies of KV heads, of which this run has none: give --tp above the model's KV heads"},
-    {NEEDS(CP), "acts between context-parallel ranks: give --cp of at least 2"},
-    {NEEDS(RING), "acts in a ring of context-parallel ranks: give --cp above --cp-inner"},
-    {NEEDS(ZIGZAG), "is a mistake of a zigzag: give --cp above --cp-inner, and --zigzag"},
-    {NEEDS(GATHERS),
-     "acts where tokens of several ranks are put together: give --cp above --cp-inner, or --tp and --sp"},
-    {NEEDS(CHUNKS),
-     "acts between chunks of gathered tokens: give --tp of at least 2, --sp and --overlap of at least 2"},
-    {NEEDS(PP), "acts in a pipeline: give --pp of at least 2"},
-    {NEEDS(TURNS), "acts where a rank has several stages: give --pp of at least 2 and --virtual-stages"},
-    {NEEDS(ZERO_BUBBLE), "is a mistake of zero bubble: give --pp of at least 2 and --schedule-pp zero-bubble"},
-    {NEEDS(ZERO_2), "acts where gradients are shared out: give --dp of at least 2 and --zero 2"},
-    {NEEDS(ZERO_3), "acts where weights are shared out: give --dp of at least 2 and --zero 3"},
-    {NEEDS(COPIES), "acts between copies of shards: give --dp-replicate and --zero"},
-    {NEEDS(MICRO), "acts between micro-batches: give --micro-batches of at least 2"},
-    {NEEDS(FORWARD_FIRST),
-     "needs one micro-batch's forward pass before another's backward pass: give --micro-batches of at "
-     "least 2 and --forward-first"},
-    {NEEDS(RECOMPUTE), "is a mistake of recomputation: give --recompute selective or full"},
-    {NEEDS(ROW_COLUMN), "is a mistake of an MLP that is split by rows first: give --mlp-order row-column"},
-    {NEEDS(BUCKETS),
-     "acts where ranks sum gradients in buckets: give --dp of at least 2, or --tp of at least 2 and --sp"},
-};
-
+/* A bit for each need that the run has. */
 static uint64_t has(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)
 {
     const ar_parallel *p = &r->parallel;
-    const bool cp = p->cp > 1, ring = cp && p->cp > ari_at_least_one(p->cp_inner), zigzag = ring && p->zigzag;
-    const bool tp = p->tp > 1, dp = p->dp > 1, sp = tp && p->sp, micro = p->micro_batches > 1;
-    const bool row_bias = c->out_bias || c->mlp_bias, bias = row_bias || c->qkv_bias;
-    return (fresh ? NEEDS(FRESH) : 0) | (documents ? NEEDS(DOCUMENTS) : 0) | (c->tied ? NEEDS(TIED) : 0) |
-           (c->learned_positions ? NEEDS(POSITIONS) : 0) |
-           (ari_part_path(ari_family_of(c->arch), ARI_QKV) ? NEEDS(PACKED) : 0) | (bias ? NEEDS(BIAS) : 0) |
-           (row_bias ? NEEDS(ROW_BIAS) : 0) | (tp ? NEEDS(TP) : 0) | (dp ? NEEDS(DP) : 0) | (sp ? NEEDS(SP) : 0) |
-           ((size_t)ari_at_least_one(p->tp) > c->kv_heads ? NEEDS(KV_COPIES) : 0) | (micro ? NEEDS(MICRO) : 0) |
-           (micro && p->forward_first ? NEEDS(FORWARD_FIRST) : 0) |
-           (order == AR_MLP_ROW_COLUMN ? NEEDS(ROW_COLUMN) : 0) | (dp || cp || sp ? NEEDS(BUCKETS) : 0) |
-           (cp ? NEEDS(CP) : 0) | (ring ? NEEDS(RING) : 0) | (zigzag ? NEEDS(ZIGZAG) : 0) |
-           (ring || sp ? NEEDS(GATHERS) : 0) | (p->recompute.what != AR_RECOMPUTE_NONE ? NEEDS(RECOMPUTE) : 0) |
-           (sp && p->overlap > 1 ? NEEDS(CHUNKS) : 0) | (p->pp > 1 ? NEEDS(PP) : 0) |
-           (p->pp > 1 && p->virtual_stages > 1 ? NEEDS(TURNS) : 0) |
-           (p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE ? NEEDS(ZERO_BUBBLE) : 0) |
-           ((dp || cp) && p->zero > 1 ? NEEDS(ZERO_2) : 0) | ((dp || cp) && p->zero > 2 ? NEEDS(ZERO_3) : 0) |
-           (p->zero > 0 && p->dp_replicate > 1 ? NEEDS(COPIES) : 0);
+    const bool cp = p->cp > 1, ring = cp && p->cp > ari_at_least_one(p->cp_inner), micro = p->micro_batches > 1;
+    const bool tp = p->tp > 1, dp = p->dp > 1, sp = tp && p->sp, row_bias = c->out_bias || c->mlp_bias;
+#define HELD(name, holds, text) (uint64_t)((holds) ? 1 : 0) << NEEDS_##name |
+    return NEEDS_TABLE(HELD) 0;
+#undef HELD
 }
 
 ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)
 {
+#define TEXT(name, holds, text) text,
+    static const char *const reasons[] = {NEEDS_TABLE(TEXT)};
+#undef TEXT
     const uint64_t needs = r->fault == AR_FAULT_NONE ? 0 : ari_fault_case_of(r->fault).needs;
     const uint64_t missing = needs & ~has(r, order, c, fresh, documents);
-    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
-        if (missing & reasons[i].need)
-            return ar_error_set(AR_ERR_ARG, "fault %s %s", ar_fault_name(r->fault), reasons[i].text);
+    for (size_t i = 0; i < NEEDS_COUNT; i++) {
+        if (missing >> i & 1)
+            return ar_error_set(AR_ERR_ARG, "fault %s %s", ar_fault_name(r->fault), reasons[i]);
     }
     return AR_OK;
 }
