@@ -259,7 +259,7 @@ MUTANTS = [
      "baseline/baseline_run_test"),
     ("dropout's numbers run on from a rank's first chunk into its second", "ref/layers/dropout.c",
      "p.start[1] = own->first[run];", "p.start[1] = own->first[0] + at;", "layers/context_model_test"),
-    ("a tap's second chunk lies where the first does", "ref/layers/parts.c", "b->local[dim] += start - from;",
+    ("a tap's second chunk lies where the first does", "ref/layers/place.c", "b->local[dim] += start - from;",
      "(void)b;", "layers/context_model_test layers/tap_place_test"),
     # --- ref/pipeline
     ("the gradients of the weights in zero bubble are made where those of the input are", "ref/pipeline/generate.c",
@@ -550,7 +550,7 @@ MUTANTS = [
     ("a second forward pass counts uses", "ref/layers/module.c",
      "saved && !ctx->again ?", "saved ?", "layers/module_test verify/random_layouts_test"),
     ("of a recomputed part what it kept stays", "ref/layers/module.c",
-     "        saved->count = count;\n", "", "layers/module_test"),
+     "    ari_saved_cut(saved, count);\n", "", "layers/module_test"),
     ("every block is recomputed whatever its index", "ref/layers/block.c",
      "o->index % (size_t)ari_at_least_one(ctx->recompute.every) == 0", "true", "planner/own_test"),
     ("lint does not miss what is not computed again", "plan/lint_walk.c",

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/linear/product.h"
 #include "ref/layers/parts.h"
 #include "ref/placement/axis.h"
@@ -345,4 +346,14 @@ ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads)
         return AR_OK;
     *heads /= (size_t)ar_comm_size(ctx->tp);
     return ARI_KERNEL(ctx, fill, context, 0.0f);
+}
+
+ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2])
+{
+    const int n = ar_comm_size(ctx->ring);
+    for (int place = 0; place < n && n > 1 && ar_faulty(ctx, AR_FAULT_ring_backward_first_kv); place++) {
+        AR_TRY(ari_ring_place(ctx, &all[0], &own[0], place));
+        AR_TRY(ari_ring_place(ctx, &all[1], &own[1], place));
+    }
+    return AR_OK;
 }

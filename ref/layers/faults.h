@@ -108,6 +108,9 @@ size_t ari_fault_token_count(const ar_ctx *ctx, size_t n);
 /** heads_divided_twice: how many heads of `context`, which is then zero, are filled. */
 AR_NODISCARD ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads);
 
+/** ring_backward_first_kv: keys and values of all positions, of which own[2] are this rank's, in the backward pass. */
+AR_NODISCARD ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2]);
+
 /* --- context parallelism, order of tokens, documents (faults_context.c) ------------------------------------------- */
 
 /** zigzag_positions: the positions that this rank's tokens get. stream: as of ari_own_positions. */
@@ -130,8 +133,6 @@ AR_NODISCARD ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y);
 AR_NODISCARD ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from);
 /** chunk_not_awaited: the rows of a chunk, in whose place those of the one before it may still lie. */
 AR_NODISCARD ar_status ari_fault_chunk_rows(ar_ctx *ctx, const ar_tensor *rows, ar_buf before);
-/** ring_backward_first_kv: keys and values of all positions, of which own[2] are this rank's, in the backward pass. */
-AR_NODISCARD ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2]);
 /** cp_tail_dropped: x [b, heads, positions, d] of queries at `rows` of a sequence: outputs, or gradients of them. */
 AR_NODISCARD ar_status ari_fault_tail(ar_ctx *ctx, const ar_tensor *x, const ar_positions *rows, size_t seq);
 

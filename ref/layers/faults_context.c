@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 
@@ -125,18 +124,6 @@ ar_status ari_fault_chunk_rows(ar_ctx *ctx, const ar_tensor *rows, ar_buf before
     if (!ar_faulty(ctx, AR_FAULT_chunk_not_awaited))
         return AR_OK;
     return ARI_KERNEL(ctx, copy, rows->data, ar_const(before), ar_tensor_count(rows) * ar_dtype_bytes(rows->dtype));
-}
-
-/* --- the ring ----------------------------------------------------------------------------------------------------- */
-
-ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2])
-{
-    const int n = ar_comm_size(ctx->ring);
-    for (int place = 0; place < n && n > 1 && ar_faulty(ctx, AR_FAULT_ring_backward_first_kv); place++) {
-        AR_TRY(ari_ring_place(ctx, &all[0], &own[0], place));
-        AR_TRY(ari_ring_place(ctx, &all[1], &own[1], place));
-    }
-    return AR_OK;
 }
 
 ar_status ari_fault_tail(ar_ctx *ctx, const ar_tensor *x, const ar_positions *rows, size_t seq)

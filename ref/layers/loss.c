@@ -138,6 +138,12 @@ ar_status ar_loss_add(ar_loss *loss, ar_ctx *ctx, const ar_tensor *terms)
 
 enum { SAVED_LOGITS, SAVED_KEY, SAVED_SUM, SAVED_TARGET_ROWS, SAVED_VALID };
 
+void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows)
+{
+    ar_split_uneven(vocab, ar_comm_size(ctx->tp), ar_comm_rank(ctx->tp), start, rows);
+    ari_fault_own_ids(ctx, vocab, start, rows);
+}
+
 void ari_cross_entropy_init(ari_cross_entropy *c, ar_ctx *ctx, size_t classes, bool shared)
 {
     *c = (ari_cross_entropy){

@@ -20,11 +20,6 @@ ar_status ar_param_init_whole(ar_param *p, ar_ctx *ctx, const char *module, cons
     return AR_OK;
 }
 
-ar_status ar_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
-{
-    return ar_ctx_tensor(ctx, y, x->dtype, x->ndim, x->shape);
-}
-
 size_t ar_ctx_samples(const ar_ctx *ctx, const ar_tensor *x)
 {
     return x->ndim > 2 || ctx->samples > 0 ? x->shape[0] : 1;

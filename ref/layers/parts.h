@@ -108,7 +108,10 @@ ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream);
 /** Of how many positions of a sequence a rank has so many, leaving sequence parallelism aside. */
 size_t ari_all_positions(const ar_ctx *ctx, size_t own);
 /** The ranks that share the positions of a sequence: 1 without sequence parallelism. */
-size_t ari_sequence_ranks(const ar_ctx *ctx);
+static inline size_t ari_sequence_ranks(const ar_ctx *ctx)
+{
+    return ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
+}
 /** Whether the context's groups can share a sequence. Errors: those of ar_parallel_check_sequence. */
 AR_NODISCARD ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq);
 /** What the i-th of a row's own positions predicts (ar_batch_target). */
@@ -191,6 +194,9 @@ AR_NODISCARD ar_status ari_attention_paths(char qkv[3][ARI_PART_PATH], char out[
 
 /* --- saved activations -------------------------------------------------------------------------------------------- */
 
+/** How many views there are, and as many as there were then: the newer ones are forgotten. NULL: none. */
+size_t ari_saved_count(const ar_saved *s);
+void ari_saved_cut(ar_saved *s, size_t count);
 /** The newest view under (owner, slot), which stays. Errors: those of ar_saved_pop. */
 AR_NODISCARD ar_status ari_saved_newest(const ar_saved *s, const void *owner, int slot, ar_tensor *t);
 

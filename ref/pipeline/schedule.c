@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Schedules of a pipeline as lists: made, copied, read, destroyed. */
+/* Schedules of a pipeline as lists. */
 #include "ref/pipeline/schedule.h"
 
 #include <stdlib.h>
@@ -78,45 +78,4 @@ const ar_pp_operation *ar_pipeline_schedule_rank(const ar_pipeline_schedule *s, 
 {
     *count = s->of[rank].count;
     return s->of[rank].at;
-}
-
-static ar_status copy_lists(ar_pipeline_schedule *s, const ar_pp_operation *const *lists, const size_t *counts)
-{
-    for (int r = 0; r < s->shape.ranks; r++)
-        for (size_t i = 0; i < counts[r]; i++)
-            AR_TRY(ari_pp_append(&s->of[r], lists[r][i].kind, lists[r][i].stage, lists[r][i].micro));
-    return AR_OK;
-}
-
-static bool has_transfers(const ar_pipeline_schedule *s)
-{
-    for (int r = 0; r < s->shape.ranks; r++)
-        for (size_t i = 0; i < s->of[r].count; i++)
-            if (!ari_pp_computes(s->of[r].at[i].kind))
-                return true;
-    return false;
-}
-
-ar_status ari_schedule_finish(ar_pipeline_schedule *s)
-{
-    const bool transfers = has_transfers(s);
-    AR_TRY(ari_schedule_check_lists(s, transfers));
-    if (!transfers)
-        AR_TRY(ari_schedule_add_transfers(s));
-    return ari_schedule_check_together(s);
-}
-
-ar_status ar_pipeline_schedule_own(ar_pipeline_schedule **gives, ar_pipeline_shape shape,
-                                   const ar_pp_operation *const *lists, const size_t *counts)
-{
-    ar_status st = AR_OK;
-    ar_pipeline_schedule *s = NULL;
-    AR_TRY_TO(done, st, ari_schedule_begin(&s, shape));
-    AR_TRY_TO(done, st, copy_lists(s, lists, counts));
-    AR_TRY_TO(done, st, ari_schedule_finish(s));
-    *gives = s;
-    s = NULL;
-done:
-    ar_pipeline_schedule_destroy(s);
-    return st;
 }

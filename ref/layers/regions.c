@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The conjugate operators at the ends of the tensor-parallel regions, and redistributions as modules. */
+#include <stdlib.h>
+
+#include "anyrank/arith.h"
+#include "ref/layers/parts.h"
+#include "ref/placement/redistribute.h"
+
+/* A redistribution over the tensor-parallel group, of equal parts, with sums in the communicator's order. */
+static ar_status redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement from, ar_placement to,
+                              const char *tag)
+{
+    const int n = ar_comm_size(ctx->tp);
+    const ar_mesh_groups over = {.mesh = {1, {{"tp", n}}}, .at = {ar_comm_rank(ctx->tp)}, .comm = {ctx->tp}};
+    ar_redistribution r = {.ndim = x->ndim, .from = {from}, .to = {to}};
+    size_t part[AR_MAX_DIMS];
+    for (int d = 0; d < x->ndim; d++)
+        r.shape[d] =
+            x->shape[d] * (from.kind == AR_SHARD && d == from.dim + (from.dim < 0 ? x->ndim : 0) ? (size_t)n : 1);
+    AR_TRY(ar_placements_region(NULL, part, &over.mesh, over.at, &to, x->ndim, r.shape, false));
+    return ari_redistribute(ctx, &over, y, x, &r, ar_arith_native(AR_PRECISION_F32), tag);
+}
+
+static ar_status redistribute_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, ar_placement from,
+                                       ar_placement to, const char *tag)
+{
+    ar_placement dfrom, dto;
+    AR_TRY(ar_placement_gradient(&dfrom, from));
+    AR_TRY(ar_placement_gradient(&dto, to));
+    return redistribute(ctx, dx, dy, dto, dfrom, tag);
+}
+
+#define CONJUGATE(name, from, to)                                                   \
+    ar_status ar_##name(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)              \
+    {                                                                               \
+        return redistribute(ctx, y, x, from, to, #name);                            \
+    }                                                                               \
+    ar_status ar_##name##_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy) \
+    {                                                                               \
+        return redistribute_backward(ctx, dx, dy, from, to, #name " backward");     \
+    }
+static const ar_placement replicated = {AR_REPLICATE, 0}, invariant = {AR_INVARIANT, 0}, partial = {AR_PARTIAL_SUM, 0},
+                          features = {AR_SHARD, -1}, positions = {AR_SHARD, -2};
+CONJUGATE(copy_to_region, invariant, replicated)
+CONJUGATE(reduce_from_region, partial, invariant)
+CONJUGATE(gather_from_region, features, invariant)
+CONJUGATE(scatter_to_region, invariant, features)
+CONJUGATE(gather_tokens, positions, replicated)
+CONJUGATE(scatter_tokens, partial, positions)
+
+/* --- features and the stream --------------------------------------------------------------------------------------- */
+
+ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
+{
+    return redistribute(ctx, y, x, features, ari_ctx_sp(ctx) ? positions : invariant, tag);
+}
+
+ar_status ari_stream_to_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
+{
+    return redistribute(ctx, y, x, ari_ctx_sp(ctx) ? positions : invariant, features, tag);
+}
+
+/* --- a redistribution as a module --------------------------------------------------------------------------------- */
+
+typedef struct redistribution_module {
+    ar_module base;
+    ar_placement from, to;
+} redistribution_module;
+
+static ar_status move_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                              const ar_batch *batch)
+{
+    const redistribution_module *m = (const redistribution_module *)base;
+    (void)saved, (void)batch;
+    return redistribute(ctx, y, x, m->from, m->to, base->name);
+}
+
+static ar_status move_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                               const ar_batch *batch)
+{
+    const redistribution_module *m = (const redistribution_module *)base;
+    (void)saved, (void)batch;
+    return dx ? redistribute_backward(ctx, dx, dy, m->from, m->to, base->name) : AR_OK;
+}
+
+static void move_destroy(ar_module *base)
+{
+    free(base);
+}
+
+ar_status ar_redistribution_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_placement from, ar_placement to)
+{
+    static const ar_module_ops ops = {
+        .kind = "redistribution", .forward = move_forward, .backward = move_backward, .destroy = move_destroy};
+    redistribution_module *m = NULL;
+    ar_placement gradient;
+    (void)ctx;
+    AR_TRY(ar_placement_gradient(&gradient, from));
+    AR_TRY(ar_placement_gradient(&gradient, to));
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
+    m->from = from;
+    m->to = to;
+    *gives = &m->base;
+    return AR_OK;
+}

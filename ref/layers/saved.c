@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What lies between a forward pass and the end of its backward pass: saved activations, and work that is left. */
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/layers/parts.h"
+
+/* --- saved activations -------------------------------------------------------------------------------------------- */
+
+typedef struct entry {
+    const void *owner;
+    int slot;
+    ar_tensor tensor;
+} entry;
+
+/* A stack: backward takes back in the opposite order, so the entry searched for is at or near the top. */
+struct ar_saved {
+    entry *entries;
+    size_t count, capacity;
+};
+
+ar_status ar_saved_create(ar_saved **gives)
+{
+    return ari_alloc_zero((void **)gives, 1, sizeof(ar_saved), "saved activations");
+}
+
+void ar_saved_clear(ar_saved *s)
+{
+    if (s)
+        s->count = 0;
+}
+
+void ar_saved_destroy(ar_saved *s)
+{
+    if (!s)
+        return;
+    free(s->entries);
+    free(s);
+}
+
+size_t ari_saved_count(const ar_saved *s)
+{
+    return s ? s->count : 0;
+}
+
+void ari_saved_cut(ar_saved *s, size_t count)
+{
+    if (s)
+        s->count = count;
+}
+
+ar_status ar_saved_push(ar_saved *s, const void *owner, int slot, const ar_tensor *t)
+{
+    if (!s)
+        return AR_OK;
+    AR_TRY(ari_grow(&s->entries, &s->capacity, s->count, sizeof *s->entries, "saved activations"));
+    s->entries[s->count++] = (entry){owner, slot, *t};
+    return AR_OK;
+}
+
+/* The newest entry under (owner, slot). */
+static ar_status find(size_t *at, const ar_saved *s, const void *owner, int slot)
+{
+    for (size_t i = s ? s->count : 0; i-- > 0;) {
+        *at = i;
+        if (s->entries[i].owner == owner && s->entries[i].slot == slot)
+            return AR_OK;
+    }
+    return ar_error_set(AR_ERR_ARG, "backward of a module whose forward saved nothing");
+}
+
+ar_status ar_saved_pop(ar_saved *s, const void *owner, int slot, ar_tensor *t)
+{
+    size_t at = 0;
+    AR_TRY(find(&at, s, owner, slot));
+    *t = s->entries[at].tensor;
+    s->count--;
+    for (size_t k = at; k < s->count; k++)
+        s->entries[k] = s->entries[k + 1];
+    return AR_OK;
+}
+
+ar_status ari_saved_newest(const ar_saved *s, const void *owner, int slot, ar_tensor *t)
+{
+    size_t at = 0;
+    AR_TRY(find(&at, s, owner, slot));
+    *t = s->entries[at].tensor;
+    return AR_OK;
+}
+
+/* --- what backward passes leave for later ------------------------------------------------------------------------- */
+
+typedef struct ari_left {
+    struct ari_left *next;
+    ari_later_fn run;
+    ar_tensor held[2]; /* data NULL: none */
+    max_align_t job[];
+} ari_left;
+
+static void hold(ar_ctx *ctx, ari_left *l, int i, const ar_tensor *t)
+{
+    if (!t)
+        return;
+    l->held[i] = *t;
+    ari_step_hold(ctx, t);
+}
+
+ar_status ari_later_do(ar_ctx *ctx, ari_later_fn run, const void *job, size_t bytes, const ar_tensor *a,
+                       const ar_tensor *b)
+{
+    ari_later *all = ctx->later;
+    if (!all)
+        return run(ctx, job);
+    ari_left *l = calloc(1, sizeof *l + bytes);
+    if (!l)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for what a backward pass leaves for later");
+    l->run = run;
+    memcpy(l->job, job, bytes);
+    hold(ctx, l, 0, a);
+    hold(ctx, l, 1, b);
+    if (all->last)
+        all->last->next = l;
+    else
+        all->first = l;
+    all->last = l;
+    return AR_OK;
+}
+
+/* st: why the work is not done any more; AR_OK: it is done, up to the first failure. */
+static ar_status empty(ar_ctx *ctx, ari_later *l, ar_status st)
+{
+    for (ari_left *at = l->first, *next = NULL; at; at = next) {
+        next = at->next;
+        st = st == AR_OK ? at->run(ctx, at->job) : st;
+        for (int i = 0; i < 2; i++)
+            ari_step_let_go(ctx, &at->held[i]);
+        free(at);
+    }
+    *l = (ari_later){NULL};
+    return st;
+}
+
+ar_status ari_later_run(ar_ctx *ctx, ari_later *l)
+{
+    return empty(ctx, l, AR_OK);
+}
+
+void ari_later_drop(ar_ctx *ctx, ari_later *l)
+{
+    empty(ctx, l, AR_ERR_ABORTED);
+}
