@@ -79,9 +79,20 @@ const char *ari_operation_pass_name(ari_operation_pass p);
 size_t ari_axis_ranks(const ar_parallel *p, int axis);
 
 /* A value: an activation [b, s, features], a parameter (a matrix as the layer has it, [out, in], also where it is
- * stored transposed), a gradient. */
+ * stored transposed), a gradient.
+ *
+ * A value of a pass has a number. In one micro-batch an operation makes it, once, and every operation that takes it
+ * after that, or passes it on as it is, has its number, on every rank and stage and in every walk, as it was made: of
+ * that shape, placed so. It stays until the last operation that has its number as an input or in `saved`, and nothing
+ * else stays between the passes. A value that holds the parts of one parameter side by side (q | k | v, gate | up) may
+ * be taken, and its gradient made, part by part: they have its number, and roles of their own. Number 0 is what no pass
+ * makes, or what outlives it: tokens, parameters and their gradients, buckets, counts, the loss of a step.
+ * tests/verify/ops_edges_test.c holds this on random layouts. */
 typedef struct ari_op_value {
-    ari_role role; /* whose parameter it is; of q, k and v also the activation */
+    size_t id;     /* its number */
+    size_t of;     /* of a gradient: the number of the value that it is the gradient of, as the operation's forward pass
+                      has made it (an input) or taken it (an output) */
+    ari_role role; /* whose parameter it is; of parts side by side also the activation */
     bool bias;
     ar_dtype dtype;
     int ndim;
@@ -172,6 +183,8 @@ typedef struct ari_operation {
     bool stays;          /* forward, a redistribution: its input stays for the backward pass, which does it again */
     int inputs, weights, outputs, calls;
     ari_op_value input[ARI_OP_VALUES], weight[ARI_OP_VALUES], output[ARI_OP_VALUES];
+    size_t saved[ARI_OP_VALUES]; /* backward: values of the forward pass that it reads besides its inputs */
+    int saves;
     ar_placement made; /* of the outputs over tp before the collectives: a partial sum, or as they are */
     ari_op_call call[ARI_OP_CALLS];
     double multiply_adds; /* of this rank's products: 2mnk of them are its flops */
@@ -200,6 +213,9 @@ AR_NODISCARD ar_status ari_operations_start(const ari_step_case *c, int rank, ar
 AR_NODISCARD ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass pass, int rank,
                                            ari_operation_visitor visit, void *user);
 AR_NODISCARD ar_status ari_operations_step(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
+
+/** Numbers that a micro-batch has for values: those of micro-batch m are m*n + 1 .. (m+1)*n. */
+size_t ari_operations_values(const ari_step_case *c);
 
 typedef ar_status (*ari_param_visitor)(void *user, size_t layer, const ari_op_value *v);
 /** Visits the rank's parameters in the order of their registration, a tied one once. Errors: as above. */

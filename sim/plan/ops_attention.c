@@ -2,6 +2,8 @@
 /* Between the projections and the output layer: what turns, travels and attends. */
 #include "sim/plan/ops_impl.h"
 
+#include <string.h>
+
 /* The features of heads: cut by heads, or all of them on every rank. */
 static ar_placement by_heads(const ari_walk *w)
 {
@@ -31,18 +33,50 @@ static ari_op_value context(ari_walk *w, heads_at at)
     return head_value(w, w->config->heads, ARI_NO_ROLE, at);
 }
 
-/* The first n of q, k and v. Of one parameter they are one value, unless keys and values go elsewhere than queries. */
-static int qkv_values(ari_walk *w, ari_op_value *v, int n, heads_at at)
+/* Queries, keys and values, or their gradients. Of one parameter they are one value, unless keys and values go elsewhere
+ * than queries. */
+static ari_values qkv_values(ari_walk *w, heads_at at)
 {
     static const ari_role roles[] = {ARI_Q, ARI_K, ARI_V};
     const ar_config *c = w->config;
-    if (w->packed && ari_walk_cp(w) == 1) {
-        v[0] = head_value(w, c->heads + 2 * c->kv_heads, ARI_QKV, at);
-        return 1;
-    }
-    for (int i = 0; i < n; i++)
-        v[i] = head_value(w, i == 0 ? c->heads : c->kv_heads, roles[i], at);
-    return n;
+    ari_values x = {.n = ARI_OP_VALUES};
+    if (w->packed && ari_walk_cp(w) == 1)
+        return (ari_values){.at = {head_value(w, c->heads + 2 * c->kv_heads, ARI_QKV, at)}, .n = 1};
+    for (int i = 0; i < x.n; i++)
+        x.at[i] = head_value(w, i == 0 ? c->heads : c->kv_heads, roles[i], at);
+    return x;
+}
+
+/* Whether what leaves the projections is one value that is taken in parts. */
+static bool in_parts(const ari_walk *w)
+{
+    return w->packed && ari_walk_cp(w) > 1;
+}
+
+/* Those that there are, held to be there. */
+static ari_values qkv_now(ari_walk *w, heads_at at)
+{
+    ari_values x = qkv_values(w, at);
+    for (int i = 0; i < x.n; i++)
+        x.at[i] = ari_walk_held(w, x.at[i], i);
+    return x;
+}
+
+/* Gradients that an operation makes for the projections: of a value in parts as its parts, but of queries and keys what
+ * their rotary positions still turn. */
+static void name_parts(ari_walk *w, ari_op_value *v)
+{
+    if (w->pass != ARI_PASS_BACKWARD || !in_parts(w))
+        return;
+    v[2].id = ari_walk_new_value(w);
+    for (int i = 0; i < 2 && !w->config->rope.kind; i++)
+        v[i].id = v[2].id;
+}
+
+static void set_values(ari_op_value *to, int *n, const ari_values *x)
+{
+    memcpy(to, x->at, sizeof x->at);
+    *n = x->n;
 }
 
 static size_t local_elements(ari_walk *w, int n, const ari_op_value *v)
@@ -79,35 +113,41 @@ static void gather_heads(ari_walk *w, ari_role norm, ari_role of, size_t heads, 
     if (w->config->qk_norm != AR_QK_NORM_WIDTH || ranks == 1 || !ari_walk_by_heads(w))
         return;
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, norm);
-    op->input[op->inputs++] = back ? all : own;
+    op->input[op->inputs++] = ari_walk_held(w, back ? all : own, 0);
     op->output[op->outputs++] = back ? own : all;
     op->made = op->input[0].at[ARI_AXIS_TP];
     if (!back)
         ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, ari_walk_mul(w, ranks, local_elements(w, 1, &own)),
                       w->activations, ARI_EACH_PASS, norm, "");
-    ari_walk_visit(w);
+    ari_walk_make(w);
 }
 
+/* Of the first value that there is. */
 static void qk_norm(ari_walk *w, ari_role norm, ari_role of, size_t heads)
 {
-    const ari_op_value x = gathered_heads(w, of, heads);
     gather_heads(w, norm, of, heads, false);
+    const ari_op_value x = ari_walk_held(w, gathered_heads(w, of, heads), 0);
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_NORM, norm);
-    op->input[op->inputs++] = op->output[op->outputs++] = x;
+    op->input[op->inputs++] = x;
+    op->output[op->outputs++] = gathered_heads(w, of, heads);
     op->made = x.at[ARI_AXIS_TP];
     op->weight[op->weights++] = ari_walk_param(w, norm, false);
-    ari_walk_visit(w);
-    if (w->pass == ARI_PASS_BACKWARD && !w->recomputed)
-        ari_walk_weight_gradient(w, norm, false, &x, &x);
+    ari_walk_make(w);
+    if (w->pass == ARI_PASS_BACKWARD)
+        ari_walk_norm_gradient(w, norm, &x);
     gather_heads(w, norm, of, heads, true);
 }
 
 void ari_walk_qk_norms(ari_walk *w)
 {
-    if (w->config->qk_norm == AR_QK_NORM_NONE)
-        return;
-    qk_norm(w, ARI_Q_NORM, ARI_Q, w->config->heads);
-    qk_norm(w, ARI_K_NORM, ARI_K, w->config->kv_heads);
+    const ari_role norms[] = {ARI_Q_NORM, ARI_K_NORM}, of[] = {ARI_Q, ARI_K};
+    ari_values all = w->now;
+    for (int i = 0; i < 2 && w->config->qk_norm != AR_QK_NORM_NONE; i++) {
+        w->now = (ari_values){.at = {all.at[i]}, .n = 1};
+        qk_norm(w, norms[i], of[i], i == 0 ? w->config->heads : w->config->kv_heads);
+        all.at[i] = w->now.at[0];
+    }
+    w->now = all;
 }
 
 void ari_walk_rope(ari_walk *w)
@@ -115,57 +155,61 @@ void ari_walk_rope(ari_walk *w)
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ROPE, ARI_ATTENTION);
     if (!w->config->rope.kind)
         return;
+    const bool backward = w->pass == ARI_PASS_BACKWARD;
+    ari_values in = qkv_now(w, AS_PROJECTED), out = qkv_values(w, AS_PROJECTED);
+    set_values(op->input, &op->inputs, &in);
+    for (int i = 0; i < 2 && backward && in_parts(w); i++)
+        out.at[i].id = in.at[2].id;
+    set_values(op->output, &op->outputs, &out);
     op->made = by_heads(w);
-    op->inputs = qkv_values(w, op->input, 2, AS_PROJECTED);
-    op->outputs = qkv_values(w, op->output, 2, AS_PROJECTED);
-    ari_walk_visit(w);
+    op->inputs = op->outputs = in.n == 1 ? 1 : 2;
+    ari_walk_make(w);
+    for (int i = 0; i < op->outputs; i++)
+        in.at[i] = op->output[i];
+    w->now = in; /* values as they were */
 }
 
 /* Between the projections and attention; or of the context alone. Of what a rank works on with the positions of all
  * neighbours the own ones stay; backward the C copies of a KV head share out whom they send it to. */
 static void exchange_heads(ari_walk *w, bool of_context, heads_at from, heads_at to)
 {
-    ari_op_value exchanged[ARI_OP_VALUES];
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_HEADS, ARI_ATTENTION);
     const size_t inner = w->ranks[ARI_AXIS_INNER];
     size_t n = 0;
     if (inner == 1)
         return;
+    const ari_values in = of_context ? (ari_values){{ari_walk_held(w, context(w, from), 0)}, 1} : qkv_now(w, from);
+    const ari_values out = of_context ? (ari_values){{context(w, to)}, 1} : qkv_values(w, to);
+    const ari_values exchanged = of_context ? (ari_values){{context(w, EXCHANGED)}, 1} : qkv_values(w, EXCHANGED);
     op->made = by_heads(w);
-    if (of_context) {
-        op->input[op->inputs++] = context(w, from);
-        op->output[op->outputs++] = context(w, to);
-        exchanged[0] = context(w, EXCHANGED);
-    } else {
-        op->inputs = qkv_values(w, op->input, ARI_OP_VALUES, from);
-        op->outputs = qkv_values(w, op->output, ARI_OP_VALUES, to);
-        (void)qkv_values(w, exchanged, ARI_OP_VALUES, EXCHANGED);
-    }
-    for (int i = 0; i < op->outputs; i++) {
-        const size_t copies = to == AS_PROJECTED ? exchanged[i].copies / op->output[i].copies : 1;
-        n = ari_walk_add(w, n, ari_walk_mul(w, inner / copies - 1, local_elements(w, 1, &exchanged[i])));
+    set_values(op->input, &op->inputs, &in);
+    set_values(op->output, &op->outputs, &out);
+    if (!of_context && to == AS_PROJECTED)
+        name_parts(w, op->output);
+    for (int i = 0; i < out.n; i++) {
+        const size_t copies = to == AS_PROJECTED ? exchanged.at[i].copies / out.at[i].copies : 1;
+        n = ari_walk_add(w, n, ari_walk_mul(w, inner / copies - 1, local_elements(w, 1, &exchanged.at[i])));
     }
     ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_INNER, n, w->activations, ARI_EACH_PASS, ARI_ATTENTION, "");
-    ari_walk_visit(w);
+    ari_walk_make(w);
 }
 
-/* Each hop passes on the keys and values of one place. */
+/* Each hop passes on the keys and values of one place. Queries stay where they are. */
 static void pass_round(ari_walk *w)
 {
-    const ar_config *c = w->config;
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_RING, ARI_ATTENTION);
     if (w->ranks[ARI_AXIS_RING] == 1)
         return;
+    const ari_values in = qkv_now(w, EXCHANGED), out = qkv_values(w, EVERYWHERE);
     op->made = by_heads(w);
     op->again = w->pass == ARI_PASS_BACKWARD;
-    op->inputs = qkv_values(w, op->input, ARI_OP_VALUES, EXCHANGED);
-    op->outputs = qkv_values(w, op->output, ARI_OP_VALUES, EVERYWHERE);
-    const ari_op_value kv[] = {head_value(w, c->kv_heads, ARI_K, EXCHANGED),
-                               head_value(w, c->kv_heads, ARI_V, EXCHANGED)};
-    ari_walk_call(w, ARI_CALL_EXCHANGE, ARI_OVER_RING, local_elements(w, 2, kv), w->activations, ARI_EACH_PASS,
+    set_values(op->input, &op->inputs, &in);
+    set_values(op->output, &op->outputs, &out);
+    op->output[0].id = in.at[0].id;
+    ari_walk_call(w, ARI_CALL_EXCHANGE, ARI_OVER_RING, local_elements(w, 2, &in.at[1]), w->activations, ARI_EACH_PASS,
                   ARI_ATTENTION, "");
     ari_walk_repeat(w, w->ranks[ARI_AXIS_RING] - 1);
-    ari_walk_visit(w);
+    ari_walk_make(w);
 }
 
 /* Keys that the first n queries of a sequence see of a window's. */
@@ -209,11 +253,12 @@ void ari_walk_attend(ari_walk *w)
     exchange_heads(w, false, AS_PROJECTED, EXCHANGED);
     pass_round(w);
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ATTENTION, ARI_ATTENTION);
+    const ari_values in = qkv_now(w, EVERYWHERE);
     op->made = by_heads(w);
-    op->inputs = qkv_values(w, op->input, ARI_OP_VALUES, EVERYWHERE);
+    set_values(op->input, &op->inputs, &in);
     op->output[op->outputs++] = context(w, EXCHANGED);
     op->multiply_adds = head_products(w, 2);
-    ari_walk_visit(w);
+    ari_walk_make(w);
     exchange_heads(w, true, EXCHANGED, AS_PROJECTED);
 }
 
@@ -243,17 +288,36 @@ static void sum_over_queries(ari_walk *w)
     }
 }
 
+/* What it attended with: keys and values come round once more. */
+static ari_values attended(ari_walk *w)
+{
+    const bool ring = w->ranks[ARI_AXIS_RING] > 1;
+    const ari_forward *f = ari_walk_forward_of(w, ring ? ARI_OPERATION_RING : ARI_OPERATION_ATTENTION, ARI_ATTENTION);
+    const ari_values gradient = w->now;
+    w->now = qkv_values(w, EXCHANGED);
+    for (int i = 0; i < w->now.n; i++)
+        w->now.at[i].id = f->in[i];
+    pass_round(w);
+    const ari_values x = w->now;
+    w->now = gradient;
+    return x;
+}
+
 /* dP, dQ, dK, dV. */
 void ari_walk_attend_backward(ari_walk *w)
 {
     exchange_heads(w, true, AS_PROJECTED, EXCHANGED);
-    pass_round(w);
+    const ari_values x = attended(w), out = qkv_values(w, EXCHANGED);
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ATTENTION, ARI_ATTENTION);
     op->made = by_heads(w);
-    op->input[op->inputs++] = context(w, EXCHANGED);
-    op->outputs = qkv_values(w, op->output, ARI_OP_VALUES, EXCHANGED);
+    op->input[op->inputs++] = ari_walk_held(w, context(w, EXCHANGED), 0);
+    set_values(op->output, &op->outputs, &out);
+    for (int i = 0; i < x.n; i++)
+        op->saved[op->saves++] = x.at[i].id;
+    if (w->ranks[ARI_AXIS_INNER] == 1)
+        name_parts(w, op->output);
     op->multiply_adds = head_products(w, 4);
     sum_over_queries(w);
-    ari_walk_visit(w);
+    ari_walk_make(w);
     exchange_heads(w, false, EXCHANGED, AS_PROJECTED);
 }

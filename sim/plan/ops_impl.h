@@ -4,6 +4,23 @@
 
 #include "sim/plan/ops.h"
 
+/* Values side by side: activations, or their gradients. */
+typedef struct ari_values {
+    ari_op_value at[ARI_OP_VALUES];
+    int n;
+} ari_values;
+
+/* An operation of a section's forward pass, for its backward pass: the numbers of what it takes and makes. */
+typedef struct ari_forward {
+    ari_operation_kind kind;
+    ari_role role;
+    size_t in[ARI_OP_VALUES], out[ARI_OP_VALUES];
+} ari_forward;
+
+/* Of a section's values: what its forward pass makes, what is made again for its backward pass, and gradients. */
+typedef enum ari_scope { ARI_SCOPE_FORWARD, ARI_SCOPE_AGAIN, ARI_SCOPE_GRADIENTS, ARI_SCOPES } ari_scope;
+enum { ARI_FORWARDS = 32 };
+
 /* A walk over the operations of a rank. The first error, an overflow or the visitor's, stays in `st`; what is worked
  * out after it means nothing, and nothing more is visited. */
 typedef struct ari_walk {
@@ -39,6 +56,14 @@ typedef struct ari_walk {
     bool absent, unit; /* the rank has no samples of the micro-batch; what it does all the same, for what is shared */
     bool passed[2][AR_MAX_STAGES]; /* forward, backward: the stage has had a pass since the weights changed */
     ari_operation op;              /* the next to be visited */
+    size_t values, section;        /* as in ari_operations_values; of the model: 0, what comes before the blocks; block
+                                      0, ..; what comes after them */
+    size_t made[ARI_SCOPES];       /* in the section so far */
+    ari_values now;                /* what the next operation takes */
+    size_t entered, skip;          /* the value that the block takes; what goes past the branch, or its gradient */
+    bool unseen; /* nothing is visited: a forward pass is gone through for the numbers of its values */
+    ari_forward forward[ARI_FORWARDS]; /* of the section, where its backward pass follows */
+    int forwards;
     ari_operation_visitor visit;
     void *user;
     ar_status st;
@@ -51,10 +76,25 @@ size_t ari_walk_add(ari_walk *w, size_t a, size_t b);
 void ari_walk_stage_layers(const ari_walk *w, size_t stage, size_t *begin, size_t *end);
 /** Goes to a layer, ARI_NO_LAYER or a block, whose splits it reads from the plan. */
 void ari_walk_layer(ari_walk *w, size_t layer);
+/** Goes to a section of a pass, and its layer. */
+void ari_walk_section(ari_walk *w, size_t section);
 
 /* An operation: begun, its values and collectives added, visited. */
 ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role role);
 void ari_walk_visit(ari_walk *w);
+/** Visits an operation of a pass whose inputs have their numbers: numbers what it makes, unless it has done that itself,
+ *  and leaves that for the next one. */
+void ari_walk_make(ari_walk *w);
+/** The i-th value that there is, or what it is a part of, held to be v. */
+ari_op_value ari_walk_held(const ari_walk *w, ari_op_value v, int i);
+/** A number for a value of the operation that has been begun. */
+size_t ari_walk_new_value(ari_walk *w);
+/** What enters a section; in a backward pass its gradient. */
+size_t ari_walk_stream_value(const ari_walk *w, size_t section);
+/** What a stage is sent in this pass, or what it receives of that. */
+size_t ari_walk_message_value(const ari_walk *w, size_t stage, bool received);
+/** Of the section's forward pass, gone through unseen; NULL: it has none. */
+ari_forward *ari_walk_forward_of(ari_walk *w, ari_operation_kind kind, ari_role role);
 /** Whether the walk's stage is the pipeline's first, and its last. */
 bool ari_walk_is_first(const ari_walk *w);
 bool ari_walk_is_last(const ari_walk *w);
@@ -98,17 +138,12 @@ size_t ari_walk_cp(const ari_walk *w);
 size_t ari_walk_copies(const ari_walk *w, ari_role role);
 bool ari_walk_has_bias(const ari_walk *w, ari_role role);
 
-/** Makes the gradient of one parameter out of `input` [0 .. n): an operation, visited. */
+/** Makes the gradient of one parameter: an operation, visited. x NULL: out of dy alone. */
 void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_op_value *x, const ari_op_value *dy);
+/** That of a norm's weight. */
+void ari_walk_norm_gradient(ari_walk *w, ari_role role, const ari_op_value *dy);
 
 /* --- products (ops_product.c) ------------------------------------------------------------------------------------- */
-
-/* Activations side by side, of which each is cut by itself. */
-typedef struct ari_row_ops {
-    int n;
-    size_t width[ARI_OP_VALUES];
-    ari_role role[ARI_OP_VALUES];
-} ari_row_ops;
 
 /* Weights that multiply the same input, and what arrives and leaves. Column-parallel weights, whose rows are cut, take
  * a whole input and make shards of features; row-parallel ones take shards of features and make a partial sum; whole
@@ -128,16 +163,12 @@ void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_li
                               const ari_linear_ops *after);
 /** Of its forward pass what its backward pass needs. */
 void ari_walk_linear_again(ari_walk *w, const ari_linear_ops *l);
-/** The same values placed otherwise over tp: an operation, visited; none where both are the same. By tokens and by
- *  features change into each other over the whole. */
-void ari_walk_redistribute(ari_walk *w, const ari_row_ops *x, ar_hop hop, ari_role role, ari_role tagged,
-                           const char *tag);
-/** By a module itself, of its input or output. */
+/** What the next operation takes, placed otherwise over tp by a module itself; none where both are the same. */
 void ari_walk_move(ari_walk *w, ar_hop hop, ari_role module);
 /** The way back, of the gradient. */
 ar_hop ari_walk_back(ar_hop hop);
 /** The same by the layer itself, which exchanges shards along two dimensions directly: an all-to-all. */
-void ari_walk_exchange(ari_walk *w, size_t features, ar_placement from, ar_placement to, ari_role role);
+void ari_walk_exchange(ari_walk *w, ar_placement from, ar_placement to, ari_role role);
 
 /* --- attention (ops_attention.c) ---------------------------------------------------------------------------------- */
 /** Norms of queries and of keys, where the config has them; either pass. */

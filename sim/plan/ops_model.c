@@ -4,28 +4,48 @@
 
 /* --- what works element by element, or head by head --------------------------------------------------------------- */
 
+/* What the next operation takes is this value, of the model's width. */
+static void take_value(ari_walk *w, size_t id)
+{
+    w->now = (ari_values){.at = {ari_walk_activation(w, w->config->hidden, ari_walk_stream(w), 1)}, .n = 1};
+    w->now.at[0].id = id;
+}
+
 /* An operation from activations of these features to others, placed alike. */
 static ari_operation *local(ari_walk *w, ari_operation_kind kind, ari_role role, int inputs, size_t features,
                             ar_placement at)
 {
     ari_operation *op = ari_walk_begin(w, kind, role);
     op->made = at;
-    while (op->inputs < inputs)
-        op->input[op->inputs++] = ari_walk_activation(w, features, at, 1);
-    op->output[op->outputs++] = op->input[0];
+    op->output[op->outputs++] = ari_walk_activation(w, features, at, 1);
+    for (; op->inputs < inputs; op->inputs++)
+        op->input[op->inputs] = ari_walk_held(w, op->output[0], op->inputs);
     return op;
-}
-
-static void elementwise(ari_walk *w, ari_operation_kind kind, ari_role role, int inputs)
-{
-    local(w, kind, role, inputs, w->config->hidden, ari_walk_stream(w));
-    ari_walk_visit(w);
 }
 
 static void dropout(ari_walk *w, ari_role role)
 {
-    if (w->c->run.dropout > 0.0)
-        elementwise(w, ARI_OPERATION_DROPOUT, role, 1);
+    if (w->c->run.dropout <= 0.0)
+        return;
+    local(w, ARI_OPERATION_DROPOUT, role, 1, w->config->hidden, ari_walk_stream(w));
+    ari_walk_make(w);
+}
+
+/* What comes out of a branch, and what went past it. Backward the gradients of a value that went both ways: of the block
+ * that is next, or of what is between its branches. */
+static void residual(ari_walk *w, ari_role role)
+{
+    const bool whole = role == ARI_LAYER, backward = w->pass == ARI_PASS_BACKWARD;
+    ari_operation *op = local(w, ARI_OPERATION_RESIDUAL, role, 2, w->config->hidden, ari_walk_stream(w));
+    op->input[1].id = w->skip;
+    if (whole)
+        op->output[0].id = ari_walk_stream_value(w, backward ? w->section : w->section + 1);
+    if (backward) {
+        const size_t of = whole ? w->entered : ari_walk_forward_of(w, ARI_OPERATION_RESIDUAL, role)->out[0];
+        op->input[0].of = op->input[1].of = op->output[0].of = of;
+    }
+    ari_walk_make(w);
+    w->skip = w->now.at[0].id;
 }
 
 /* What a norm works on. */
@@ -44,7 +64,7 @@ static void norm_operation(ari_walk *w, ari_role role)
     op->weight[op->weights++] = ari_walk_param(w, role, false);
     if (ari_walk_has_bias(w, role))
         op->weight[op->weights++] = ari_walk_param(w, role, true);
-    ari_walk_visit(w);
+    ari_walk_make(w);
 }
 
 static void norm(ari_walk *w, ari_role role)
@@ -55,12 +75,12 @@ static void norm(ari_walk *w, ari_role role)
 
 static void norm_backward(ari_walk *w, ari_role role)
 {
-    const ari_op_value x = ari_walk_activation(w, w->config->hidden, norm_at(w, role), 1);
     norm_operation(w, role);
+    const ari_op_value dy = w->op.input[0];
     ari_walk_move(w, (ar_hop){norm_at(w, role), ari_walk_stream(w)}, role);
-    ari_walk_weight_gradient(w, role, false, &x, &x);
+    ari_walk_norm_gradient(w, role, &dy);
     if (ari_walk_has_bias(w, role))
-        ari_walk_weight_gradient(w, role, true, NULL, &x);
+        ari_walk_weight_gradient(w, role, true, NULL, &dy);
 }
 
 /* --- branches: linear layers with something between them ---------------------------------------------------------- */
@@ -173,9 +193,13 @@ static void activation(ari_walk *w, const branch_ops *b)
     const ar_placement left = b->first.split.to, at = left.kind == AR_PARTIAL_SUM ? ari_whole : left;
     ari_operation *op = local(w, gated ? ARI_OPERATION_GATE : ARI_OPERATION_ACTIVATION, ARI_ACTIVATION,
                               gated && !backward ? 2 : 1, w->config->ffn, at);
-    if (gated && backward)
+    if (gated && backward) {
         op->output[op->outputs++] = op->output[0];
-    ari_walk_visit(w);
+        op->output[0].id = op->output[1].id = w->gate_up ? ari_walk_new_value(w) : 0;
+    }
+    for (int i = 0; i < 2 && gated; i++)
+        (backward ? op->output : op->input)[i].role = i == 0 ? ARI_GATE : ARI_UP;
+    ari_walk_make(w);
 }
 
 static void mlp(ari_walk *w)
@@ -220,17 +244,22 @@ static void leave(ari_walk *w, ar_recompute part)
     w->within = w->within == part ? AR_RECOMPUTE_NONE : w->within;
 }
 
-/* Enters it in the backward pass: by its forward pass once more. */
-static void enter_back(ari_walk *w, ar_recompute part, void (*again)(ari_walk *w))
+/* Enters it in the backward pass: by its forward pass once more. The gradients wait. */
+static void enter_back(ari_walk *w, ar_recompute part, size_t from, void (*again)(ari_walk *w))
 {
+    const ari_values gradient = w->now;
+    const size_t skip = w->skip;
     enter(w, part);
     if (w->within != part)
         return;
     w->pass = ARI_PASS_FORWARD;
     w->recomputed = true;
+    take_value(w, from);
     again(w);
     w->recomputed = false;
     w->pass = ARI_PASS_BACKWARD;
+    w->now = gradient;
+    w->skip = skip;
 }
 
 /* The norms of a block that the config has. */
@@ -254,13 +283,14 @@ static void block_norm_backward(ari_walk *w, ari_role role)
 
 static void up_to_mlp(ari_walk *w)
 {
+    w->entered = w->skip = w->now.at[0].id;
     block_norm(w, ARI_NORM1);
     enter(w, AR_RECOMPUTE_SELECTIVE);
     attention(w);
     leave(w, AR_RECOMPUTE_SELECTIVE);
     block_norm(w, ARI_ATTENTION_NORM);
     dropout(w, ARI_OUT_DROPPED);
-    elementwise(w, ARI_OPERATION_RESIDUAL, ARI_ATTENTION_SUM, 2);
+    residual(w, ARI_ATTENTION_SUM);
     block_norm(w, ARI_NORM2);
 }
 
@@ -271,7 +301,7 @@ static void block(ari_walk *w)
     mlp(w);
     block_norm(w, ARI_MLP_NORM);
     dropout(w, ARI_MLP_DROPPED);
-    elementwise(w, ARI_OPERATION_RESIDUAL, ARI_LAYER, 2);
+    residual(w, ARI_LAYER);
     leave(w, AR_RECOMPUTE_FULL);
 }
 
@@ -286,21 +316,28 @@ static void block_again(ari_walk *w)
     norm(w, ARI_MLP_NORM);
 }
 
+/* What the attention of the block takes. */
+static size_t before_attention(ari_walk *w)
+{
+    return has_norm(w, ARI_NORM1) ? ari_walk_forward_of(w, ARI_OPERATION_NORM, ARI_NORM1)->out[0] : w->entered;
+}
+
 static void block_backward(ari_walk *w)
 {
-    enter_back(w, AR_RECOMPUTE_FULL, block_again);
+    w->skip = w->now.at[0].id;
+    enter_back(w, AR_RECOMPUTE_FULL, w->entered, block_again);
     dropout(w, ARI_MLP_DROPPED);
     block_norm_backward(w, ARI_MLP_NORM);
     mlp_backward(w);
     block_norm_backward(w, ARI_NORM2);
-    elementwise(w, ARI_OPERATION_RESIDUAL, ARI_ATTENTION_SUM, 2);
+    residual(w, ARI_ATTENTION_SUM);
     dropout(w, ARI_OUT_DROPPED);
     block_norm_backward(w, ARI_ATTENTION_NORM);
-    enter_back(w, AR_RECOMPUTE_SELECTIVE, attention_again);
+    enter_back(w, AR_RECOMPUTE_SELECTIVE, before_attention(w), attention_again);
     attention_backward(w);
     leave(w, AR_RECOMPUTE_SELECTIVE);
     block_norm_backward(w, ARI_NORM1);
-    elementwise(w, ARI_OPERATION_RESIDUAL, ARI_LAYER, 2);
+    residual(w, ARI_LAYER);
     leave(w, AR_RECOMPUTE_FULL);
 }
 
@@ -331,14 +368,14 @@ static void embedding(ari_walk *w)
     if (vocab)
         ari_walk_call(w, w->sp ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,
                       w->activations == AR_F32 ? AR_I32 : w->activations, ARI_EACH_PASS, ARI_TOKENS, ".weight");
-    ari_walk_visit(w);
+    ari_walk_make(w);
     if (!vocab)
-        ari_walk_exchange(w, h, made[w->outer.tokens], ari_walk_stream(w), ARI_TOKENS);
+        ari_walk_exchange(w, made[w->outer.tokens], ari_walk_stream(w), ARI_TOKENS);
     if (!w->config->learned_positions)
         return;
     op = local(w, ARI_OPERATION_POSITIONS, ARI_POSITIONS, 1, h, ari_walk_stream(w));
     op->weight[op->weights++] = ari_walk_param(w, ARI_POSITIONS, false);
-    ari_walk_visit(w);
+    ari_walk_make(w);
     dropout(w, ARI_EMBEDDED);
 }
 
@@ -346,14 +383,15 @@ static void embedding(ari_walk *w)
 static void embedding_backward(ari_walk *w)
 {
     const size_t h = w->config->hidden;
-    const ari_op_value id = ids(w), own = ari_walk_activation(w, h, ari_walk_stream(w), 1);
+    const ari_op_value id = ids(w);
     static const ar_placement wanted[] = {[AR_EMBEDDING_VOCAB] = {AR_REPLICATE, 0},
                                           [AR_EMBEDDING_HIDDEN] = {AR_SHARD, 2},
                                           [AR_EMBEDDING_WHOLE] = {AR_INVARIANT, 0}};
-    const ari_op_value whole = ari_walk_activation(w, h, wanted[w->outer.tokens], 1);
     if (w->config->learned_positions)
         dropout(w, ARI_EMBEDDED);
-    ari_walk_exchange(w, h, own.at[ARI_AXIS_TP], whole.at[ARI_AXIS_TP], ARI_TOKENS);
+    const ari_op_value own = ari_walk_held(w, ari_walk_activation(w, h, ari_walk_stream(w), 1), 0);
+    ari_walk_exchange(w, own.at[ARI_AXIS_TP], wanted[w->outer.tokens], ARI_TOKENS);
+    const ari_op_value whole = ari_walk_held(w, ari_walk_activation(w, h, wanted[w->outer.tokens], 1), 0);
     ari_walk_weight_gradient(w, ARI_TOKENS, false, &id, &whole);
     if (w->config->learned_positions)
         ari_walk_weight_gradient(w, ARI_POSITIONS, false, NULL, &own);
@@ -404,13 +442,14 @@ static void loss(ari_walk *w)
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, w->tokens, AR_I32, ARI_EACH_PASS, ARI_NO_ROLE,
                       "loss target");
     }
-    ari_walk_visit(w);
+    ari_walk_make(w);
 }
 
 static void loss_backward(ari_walk *w)
 {
+    take_value(w, ari_walk_forward_of(w, ARI_OPERATION_LOSS, ARI_LOSS)->in[0]);
     loss_of(w);
-    ari_walk_visit(w);
+    ari_walk_make(w);
     if (w->head) {
         const ari_linear_ops head = head_of(w);
         ari_walk_linear_backward(w, &head, NULL, NULL);
@@ -419,24 +458,6 @@ static void loss_backward(ari_walk *w)
 
 /* --- a stage ------------------------------------------------------------------------------------------------------ */
 
-/* What goes from stage to stage is what a block takes and makes, each rank's own part of it. */
-void ari_walk_message(ari_walk *w, bool sends)
-{
-    static const ari_call_queue queues[2][2] = {{ARI_ON_RECV_ACTIVATION, ARI_ON_SEND_ACTIVATION},
-                                                {ARI_ON_RECV_GRADIENT, ARI_ON_SEND_GRADIENT}};
-    const bool back = w->pass == ARI_PASS_BACKWARD, up = sends != back;
-    if (up ? ari_walk_is_last(w) : ari_walk_is_first(w))
-        return;
-    const ari_operation *op = local(w, sends ? ARI_OPERATION_SEND : ARI_OPERATION_RECEIVE, ARI_NO_ROLE, 1,
-                                    w->config->hidden, ari_walk_stream(w));
-    const size_t *own = op->output[0].local;
-    ari_walk_call(w, sends ? ARI_CALL_SEND : ARI_CALL_RECV, ARI_OVER_PP,
-                  ari_walk_mul(w, ari_walk_mul(w, own[0], own[1]), own[2]), w->activations, ARI_EACH_PASS, ARI_NO_ROLE,
-                  back ? "gradient" : "activation");
-    w->op.call[0].queue = queues[back][sends];
-    ari_walk_visit(w);
-}
-
 static void end_forward(ari_walk *w)
 {
     if (w->config->final_norm)
@@ -444,25 +465,96 @@ static void end_forward(ari_walk *w)
     loss(w);
 }
 
+/* What the forward pass gives to a section of the stage, which may be the one after its last: what its neighbour has
+ * sent, what the embedding makes, or a block. */
+static void take_stream(ari_walk *w, size_t section)
+{
+    size_t begin = 0, end = 0;
+    ari_walk_stage_layers(w, w->stage, &begin, &end);
+    if (section > begin + 1) {
+        take_value(w, ari_walk_stream_value(w, section));
+    } else if (!ari_walk_is_first(w)) {
+        take_value(w, ari_walk_message_value(w, w->stage, true));
+    } else {
+        ari_walk_section(w, 0);
+        embedding(w);
+    }
+}
+
+/* Goes to a section in the backward pass: through its forward pass, unseen. */
+static void section_backward(ari_walk *w, size_t section, void (*forward)(ari_walk *w))
+{
+    const ari_values gradient = w->now;
+    const bool unseen = w->unseen;
+    w->pass = ARI_PASS_FORWARD;
+    w->unseen = true;
+    if (section > 0)
+        take_stream(w, section);
+    ari_walk_section(w, section);
+    w->entered = w->now.at[0].id;
+    forward(w);
+    w->pass = ARI_PASS_BACKWARD;
+    w->unseen = unseen;
+    w->now = gradient;
+}
+
 static void begin_backward(ari_walk *w)
 {
+    section_backward(w, w->config->layers + 1, end_forward);
     loss_backward(w);
     if (w->config->final_norm)
         norm_backward(w, ARI_FINAL_NORM);
+}
+
+/* What the stage's pass makes for its neighbour. */
+static void take_sent(ari_walk *w)
+{
+    size_t begin = 0, end = 0;
+    ari_walk_stage_layers(w, w->stage, &begin, &end);
+    w->unseen = true;
+    if (w->pass == ARI_PASS_FORWARD)
+        take_stream(w, end + 1);
+    else if (begin < end)
+        take_value(w, ari_walk_stream_value(w, begin + 1));
+    else
+        begin_backward(w);
+    w->unseen = false;
+}
+
+/* What goes from stage to stage is what a block takes and makes, each rank's own part of it. */
+void ari_walk_message(ari_walk *w, bool sends)
+{
+    static const ari_call_queue queues[2][2] = {{ARI_ON_RECV_ACTIVATION, ARI_ON_SEND_ACTIVATION},
+                                                {ARI_ON_RECV_GRADIENT, ARI_ON_SEND_GRADIENT}};
+    const bool back = w->pass == ARI_PASS_BACKWARD, up = sends != back;
+    const size_t to = !sends ? w->stage : back ? w->stage - 1 : w->stage + 1;
+    if (up ? ari_walk_is_last(w) : ari_walk_is_first(w))
+        return;
+    take_value(w, ari_walk_message_value(w, to, false));
+    if (sends)
+        take_sent(w);
+    ari_operation *op = local(w, sends ? ARI_OPERATION_SEND : ARI_OPERATION_RECEIVE, ARI_NO_ROLE, 1, w->config->hidden,
+                              ari_walk_stream(w));
+    const size_t *own = op->output[0].local;
+    op->output[0].id = ari_walk_message_value(w, to, !sends);
+    ari_walk_call(w, sends ? ARI_CALL_SEND : ARI_CALL_RECV, ARI_OVER_PP,
+                  ari_walk_mul(w, ari_walk_mul(w, own[0], own[1]), own[2]), w->activations, ARI_EACH_PASS, ARI_NO_ROLE,
+                  back ? "gradient" : "activation");
+    op->call[0].queue = queues[back][sends];
+    ari_walk_make(w);
 }
 
 void ari_walk_forward(ari_walk *w)
 {
     size_t begin = 0, end = 0;
     ari_walk_stage_layers(w, w->stage, &begin, &end);
-    if (ari_walk_is_first(w))
-        embedding(w);
+    take_stream(w, begin + 1);
     for (size_t i = begin; i < end && w->st == AR_OK; i++) {
-        ari_walk_layer(w, i);
+        ari_walk_section(w, i + 1);
         ari_walk_unit_begins(w, i);
         block(w);
     }
-    ari_walk_layer(w, ARI_NO_LAYER);
+    ari_walk_section(w, ari_walk_is_last(w) ? w->config->layers + 1 : 0);
     if (ari_walk_is_last(w))
         end_forward(w);
 }
@@ -471,16 +563,19 @@ void ari_walk_backward(ari_walk *w)
 {
     size_t begin = 0, end = 0;
     ari_walk_stage_layers(w, w->stage, &begin, &end);
+    take_value(w, ari_walk_message_value(w, w->stage, true));
     if (ari_walk_is_last(w))
         begin_backward(w);
     for (size_t i = end; i-- > begin && w->st == AR_OK;) {
-        ari_walk_layer(w, i);
+        section_backward(w, i + 1, block);
         ari_walk_unit_begins(w, i);
         block_backward(w);
         ari_walk_unit_ends(w, i);
     }
-    ari_walk_layer(w, ARI_NO_LAYER);
-    if (ari_walk_is_first(w))
+    ari_walk_section(w, 0);
+    if (ari_walk_is_first(w)) {
+        section_backward(w, 0, embedding);
         embedding_backward(w);
+    }
     ari_walk_stage_ends(w, begin, end);
 }

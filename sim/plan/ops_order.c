@@ -6,29 +6,6 @@
 
 /* --- a walk ------------------------------------------------------------------------------------------------------- */
 
-void ari_walk_stage_layers(const ari_walk *w, size_t stage, size_t *begin, size_t *end)
-{
-    ar_stage_layers(begin, end, &w->c->run.parallel.stages, w->config->layers, w->stages, stage);
-    *end += *begin;
-}
-
-bool ari_walk_is_first(const ari_walk *w)
-{
-    return w->stage == 0;
-}
-
-bool ari_walk_is_last(const ari_walk *w)
-{
-    return w->stage + 1 == w->stages;
-}
-
-void ari_walk_layer(ari_walk *w, size_t layer)
-{
-    w->layer = layer;
-    if (w->st == AR_OK && layer != ARI_NO_LAYER)
-        w->st = ar_plan_block(&w->c->run.plan, w->config, layer, w->by_tokens, &w->block);
-}
-
 /* Goes to a rank of the pipeline, at its first stage. */
 static void enter_rank(ari_walk *w, size_t rank)
 {
@@ -68,6 +45,7 @@ static ari_walk walk_of(const ari_step_case *c, int rank, ari_operation_visitor 
                   .head = c->config->arch != AR_ARCH_STACK,
                   .layer = ARI_NO_LAYER,
                   .times = 1,
+                  .values = ari_operations_values(c),
                   .visit = visit,
                   .user = user};
     place_rank(&w, p, (size_t)rank);

@@ -19,39 +19,63 @@ static bool is_shard(ar_placement p)
 
 /* --- redistribution ----------------------------------------------------------------------------------------------- */
 
-static int row_values(ari_walk *w, ari_op_value *v, const ari_row_ops *x, ar_placement at)
+/* A value, or a gradient, placed otherwise over tp. */
+static ari_op_value placed(ari_walk *w, const ari_op_value *v, ar_placement at)
 {
-    for (int i = 0; i < x->n; i++) {
-        v[i] = ari_walk_activation(w, x->width[i], at,
-                                   ari_walk_same(at, ari_by_features) ? ari_walk_copies(w, x->role[i]) : 1);
-        v[i].role = x->role[i];
-    }
-    return x->n;
+    ari_op_value p =
+        ari_walk_activation(w, v->shape[2], at, ari_walk_same(at, ari_by_features) ? ari_walk_copies(w, v->role) : 1);
+    p.role = v->role;
+    return p;
 }
 
-static size_t row_width(ari_walk *w, const ari_row_ops *x)
+/* That value, held to be placed so. */
+static ari_op_value held(ari_walk *w, const ari_op_value *v, ar_placement at)
+{
+    ari_op_value h = placed(w, v, at);
+    h.id = v->id;
+    h.of = v->of;
+    return h;
+}
+
+/* The operation takes what there is, held to be placed so. */
+static void take(ari_walk *w, ar_placement at)
+{
+    w->op.inputs = w->now.n;
+    for (int i = 0; i < w->now.n; i++)
+        w->op.input[i] = held(w, &w->now.at[i], at);
+}
+
+/* It makes the same of it, placed so. */
+static void give(ari_walk *w, ar_placement at)
+{
+    w->op.outputs = w->now.n;
+    for (int i = 0; i < w->now.n; i++)
+        w->op.output[i] = placed(w, &w->now.at[i], at);
+}
+
+static size_t width_of(ari_walk *w, const ari_values *x)
 {
     size_t width = 0;
     for (int i = 0; i < x->n; i++)
-        width = ari_walk_add(w, width, x->width[i]);
+        width = ari_walk_add(w, width, x->at[i].shape[2]);
     return width;
 }
 
 /* To the whole by an all-gather or an all-reduce, or from it to the own part: one of the two. */
-static void step(ari_walk *w, const ari_row_ops *x, ar_hop hop, ari_role role, ari_role tagged, const char *tag)
+static void step(ari_walk *w, ar_hop hop, ari_role role, ari_role tagged, const char *tag)
 {
-    const size_t n = ari_walk_mul(w, w->tokens, row_width(w, x));
-    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
-    op->inputs = row_values(w, op->input, x, hop.from);
-    op->outputs = row_values(w, op->output, x, hop.to);
-    op->made = hop.from;
+    const size_t n = ari_walk_mul(w, w->tokens, width_of(w, &w->now));
+    ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
+    take(w, hop.from);
+    give(w, hop.to);
+    w->op.made = hop.from;
     if (is_shard(hop.from))
         ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, w->activations, ARI_EACH_PASS, tagged, tag);
     else if (hop.from.kind == AR_PARTIAL_SUM)
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->activations, ARI_EACH_PASS, tagged, tag);
     if (w->multiplied) /* what is gathered again is summed over all tokens */
         ari_walk_beside(w, !w->again);
-    ari_walk_visit(w);
+    ari_walk_make(w);
 }
 
 static bool is_whole(ar_placement p)
@@ -59,22 +83,21 @@ static bool is_whole(ar_placement p)
     return p.kind == AR_INVARIANT || p.kind == AR_REPLICATE;
 }
 
-void ari_walk_redistribute(ari_walk *w, const ari_row_ops *x, ar_hop hop, ari_role role, ari_role tagged,
-                           const char *tag)
+/* By tokens and by features change into each other over the whole. */
+static void redistribute(ari_walk *w, ar_hop hop, ari_role role, ari_role tagged, const char *tag)
 {
     const bool none = ari_walk_same(hop.from, hop.to) || (is_whole(hop.from) && is_whole(hop.to));
     if (w->ranks[ARI_AXIS_TP] == 1 || none)
         return;
     if (!is_whole(hop.from))
-        step(w, x, (ar_hop){hop.from, is_whole(hop.to) ? hop.to : ari_whole}, role, tagged, tag);
+        step(w, (ar_hop){hop.from, is_whole(hop.to) ? hop.to : ari_whole}, role, tagged, tag);
     if (!is_whole(hop.to))
-        step(w, x, (ar_hop){is_whole(hop.from) ? hop.from : ari_whole, hop.to}, role, tagged, tag);
+        step(w, (ar_hop){is_whole(hop.from) ? hop.from : ari_whole, hop.to}, role, tagged, tag);
 }
 
 void ari_walk_move(ari_walk *w, ar_hop hop, ari_role module)
 {
-    const ari_row_ops x = {.n = 1, .width = {w->config->hidden}};
-    ari_walk_redistribute(w, &x, hop, module, module, "");
+    redistribute(w, hop, module, module, "");
 }
 
 /* Of what is a term forward, each rank has the whole gradient, as of what is whole. */
@@ -88,21 +111,21 @@ ar_hop ari_walk_back(ar_hop hop)
     return (ar_hop){gradient_at(hop.to), gradient_at(hop.from)};
 }
 
-void ari_walk_exchange(ari_walk *w, size_t features, ar_placement from, ar_placement to, ari_role role)
+void ari_walk_exchange(ari_walk *w, ar_placement from, ar_placement to, ari_role role)
 {
-    const ari_row_ops x = {.n = 1, .width = {features}};
     if (w->ranks[ARI_AXIS_TP] == 1 || ari_walk_same(from, to) || !is_shard(from) || !is_shard(to)) {
-        ari_walk_redistribute(w, &x, (ar_hop){from, to}, role, role, weight_tag);
+        redistribute(w, (ar_hop){from, to}, role, role, weight_tag);
         return;
     }
-    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
-    op->input[op->inputs++] = ari_walk_activation(w, features, from, 1);
-    op->output[op->outputs++] = ari_walk_activation(w, features, to, 1);
-    op->made = from;
-    const size_t part = ari_walk_mul(w, w->tokens, features) / w->ranks[ARI_AXIS_TP]; /* of each, one stays */
+    const size_t part =
+        ari_walk_mul(w, w->tokens, width_of(w, &w->now)) / w->ranks[ARI_AXIS_TP]; /* of each, one stays */
+    ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
+    take(w, from);
+    give(w, to);
+    w->op.made = from;
     ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_TP, ari_walk_mul(w, part, w->ranks[ARI_AXIS_TP] - 1), w->activations,
                   ARI_EACH_PASS, role, weight_tag);
-    ari_walk_visit(w);
+    ari_walk_make(w);
 }
 
 /* --- partial sums ------------------------------------------------------------------------------------------------- */
@@ -147,22 +170,6 @@ static bool cuts_columns(const ari_linear_ops *l)
     return l->split.style == AR_STYLE_ROWWISE;
 }
 
-/* The outputs of all parts. */
-static ari_row_ops outputs_of(ari_walk *w, const ari_linear_ops *l)
-{
-    ari_row_ops x = {.n = l->n};
-    for (int i = 0; i < l->n; i++) {
-        x.width[i] = ari_walk_param(w, l->part[i], false).shape[0];
-        x.role[i] = l->part[i];
-    }
-    return x;
-}
-
-static ari_row_ops input_of(ari_walk *w, const ari_linear_ops *l)
-{
-    return (ari_row_ops){.n = 1, .width = {ari_walk_param(w, l->part[0], false).shape[1]}};
-}
-
 /* The placement of the input that the product takes, */
 static ar_placement taken(const ari_linear_ops *l)
 {
@@ -191,17 +198,17 @@ static double product(const ari_op_value *x, double out, double in)
     return (double)x->local[0] * (double)x->local[1] * out * in;
 }
 
-static void add_biases(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *y, ar_placement at)
+static void add_biases(ari_walk *w, const ari_linear_ops *l, ar_placement at)
 {
     if (!ari_walk_has_bias(w, l->part[0]))
         return;
-    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_BIAS, l->part[0]);
-    op->made = at;
-    op->inputs = row_values(w, op->input, y, at);
-    op->outputs = row_values(w, op->output, y, at);
+    ari_walk_begin(w, ARI_OPERATION_BIAS, l->part[0]);
+    take(w, at);
+    give(w, at);
+    w->op.made = at;
     for (int i = 0; i < l->n; i++)
-        op->weight[op->weights++] = ari_walk_param(w, l->part[i], true);
-    ari_walk_visit(w);
+        w->op.weight[w->op.weights++] = ari_walk_param(w, l->part[i], true);
+    ari_walk_make(w);
 }
 
 static bool gathers_tokens(ar_hop hop)
@@ -211,10 +218,10 @@ static bool gathers_tokens(ar_hop hop)
 
 /* Of the layer's input or output: the tag is that of its first weight. Tokens that it gathers are multiplied next, but
  * for those that come for put-off gradients of weights, beside which nothing goes on. */
-static void around(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *x, ar_hop hop, ari_role role)
+static void around(ari_walk *w, const ari_linear_ops *l, ar_hop hop, ari_role role)
 {
     w->multiplied = gathers_tokens(hop) && !w->puts_off;
-    ari_walk_redistribute(w, x, hop, role, l->part[0], weight_tag);
+    redistribute(w, hop, role, l->part[0], weight_tag);
     w->multiplied = false;
 }
 
@@ -224,60 +231,72 @@ static bool gathers_again(const ari_walk *w, const ari_linear_ops *l)
     return !cuts_columns(l) && is_shard(l->split.from) && !w->c->run.parallel.keep_gathered;
 }
 
+/* The forward pass keeps that for the backward pass. */
+static void keep_input(ari_walk *w, const ari_linear_ops *l, size_t id)
+{
+    ari_forward *f = ari_walk_forward_of(w, ARI_OPERATION_PRODUCT, role_of(l));
+    if (f)
+        f->in[0] = id;
+}
+
 void ari_walk_linear(ari_walk *w, const ari_linear_ops *l)
 {
-    const ari_row_ops x = input_of(w, l), y = outputs_of(w, l);
     const ar_placement leaves = folded(made(l), l->split.to);
+    const size_t before = w->now.at[0].id;
     w->stays = gathers_again(w, l);
-    around(w, l, &x, (ar_hop){l->split.from, taken(l)}, l->module);
+    around(w, l, (ar_hop){l->split.from, taken(l)}, l->module);
     w->stays = false;
+    const size_t x = w->now.at[0].id;
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
-    op->inputs = row_values(w, op->input, &x, taken(l));
+    take(w, taken(l));
     op->made = made(l);
-    op->outputs = row_values(w, op->output, &y, leaves);
     for (int i = 0; i < l->n; i++) {
         const ari_op_value weight = ari_walk_param(w, l->part[i], false);
+        const ari_op_value y = {.role = l->part[i], .shape = {[2] = weight.shape[0]}};
+        op->output[op->outputs++] = placed(w, &y, leaves);
         op->weight[op->weights++] = weight;
         op->multiply_adds += product(&op->input[0], (double)weight.local[0], (double)weight.local[1]);
     }
+    const ari_values y = {.at = {op->output[0], op->output[1], op->output[2]}, .n = op->outputs};
     if (cuts_columns(l) && leaves.kind != AR_PARTIAL_SUM)
-        fold(w, l, row_width(w, &y), x.width[0], leaves);
+        fold(w, l, width_of(w, &y), op->input[0].shape[2], leaves);
     else if (cuts_rows(l))
-        column_exponents(w, x.width[0], ARI_EACH_VERSION, l->part[0]);
-    ari_walk_visit(w);
-    add_biases(w, l, &y, leaves);
-    around(w, l, &y, (ar_hop){leaves, l->split.to}, role_of(l));
+        column_exponents(w, op->input[0].shape[2], ARI_EACH_VERSION, l->part[0]);
+    ari_walk_make(w);
+    keep_input(w, l, gathers_again(w, l) ? before : x);
+    add_biases(w, l, leaves);
+    around(w, l, (ar_hop){leaves, l->split.to}, role_of(l));
 }
 
 /* Whole also where it came in chunks: no product follows. */
 void ari_walk_linear_again(ari_walk *w, const ari_linear_ops *l)
 {
-    const ari_row_ops x = input_of(w, l);
     if (!gathers_again(w, l))
-        ari_walk_redistribute(w, &x, (ar_hop){l->split.from, taken(l)}, l->module, l->part[0], weight_tag);
+        redistribute(w, (ar_hop){l->split.from, taken(l)}, l->module, l->part[0], weight_tag);
+    keep_input(w, l, w->now.at[0].id);
 }
 
 /* dX from dY of all weights, one sum over them. Of ranks that hold the same part of one the first alone counts it.
  * Where it is placed then. */
-static ar_placement input_gradient(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *x, const ari_row_ops *y,
-                                   ar_placement dy)
+static ar_placement input_gradient(ari_walk *w, const ari_linear_ops *l, ar_placement dy)
 {
     const ar_placement makes = ari_gradient_of(taken(l)), leaves = folded(makes, gradient_at(l->split.from));
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
     op->made = makes;
-    op->inputs = row_values(w, op->input, y, dy);
-    op->outputs = row_values(w, op->output, x, leaves);
+    take(w, dy);
     for (int i = 0; i < l->n; i++) {
         const ari_op_value weight = ari_walk_param(w, l->part[i], false);
         op->weight[op->weights++] = weight;
         if (w->at[ARI_AXIS_TP] % weight.copies == 0)
             op->multiply_adds += product(&op->input[0], (double)weight.local[0], (double)weight.local[1]);
     }
+    const ari_op_value x = {.shape = {[2] = op->weight[0].shape[1]}};
+    op->output[op->outputs++] = placed(w, &x, leaves);
     if (cuts_rows(l))
-        fold(w, l, x->width[0], row_width(w, y), leaves);
+        fold(w, l, x.shape[2], width_of(w, &w->now), leaves);
     else if (cuts_columns(l))
-        column_exponents(w, row_width(w, y), ARI_EACH_VERSION, l->part[0]);
-    ari_walk_visit(w);
+        column_exponents(w, width_of(w, &w->now), ARI_EACH_VERSION, l->part[0]);
+    ari_walk_make(w);
     return leaves;
 }
 
@@ -315,15 +334,22 @@ void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_o
     ari_walk_visit(w);
 }
 
-/* A bias's terms are those of the tokens that it was added to. */
-static void bias_gradients(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *y, ar_placement dy)
+void ari_walk_norm_gradient(ari_walk *w, ari_role role, const ari_op_value *dy)
+{
+    ari_op_value x = *dy;
+    x.id = ari_walk_forward_of(w, ARI_OPERATION_NORM, role)->in[0];
+    x.of = 0;
+    ari_walk_weight_gradient(w, role, false, &x, dy);
+}
+
+/* A bias's terms are those of the tokens that it was added to: dY as it came, or as the product takes it. */
+static void bias_gradients(ari_walk *w, const ari_linear_ops *l, const ari_values *came, const ari_values *dy)
 {
     const bool own_tokens = cuts_columns(l) && ari_walk_same(l->split.to, ari_by_tokens);
-    ari_op_value part[ARI_OP_VALUES];
-    row_values(w, part, y, own_tokens ? l->split.to : dy);
     for (int i = 0; i < l->n; i++) {
+        const ari_op_value part = own_tokens ? held(w, &came->at[i], l->split.to) : dy->at[i];
         if (ari_walk_has_bias(w, l->part[i]))
-            ari_walk_weight_gradient(w, l->part[i], true, NULL, &part[i]);
+            ari_walk_weight_gradient(w, l->part[i], true, NULL, &part);
     }
 }
 
@@ -334,58 +360,84 @@ static bool comes_early(const ari_walk *w, const ari_linear_ops *l)
            gathers_tokens((ar_hop){l->split.from, taken(l)});
 }
 
-/* The layer's input once more, for its weights' gradients. */
+/* The layer's input as its forward pass has kept it. */
+static ari_op_value kept_input(ari_walk *w, const ari_linear_ops *l)
+{
+    const size_t width = ari_walk_param(w, l->part[0], false).shape[1];
+    ari_op_value x = ari_walk_activation(w, width, gathers_again(w, l) ? l->split.from : taken(l), 1);
+    x.id = ari_walk_forward_of(w, ARI_OPERATION_PRODUCT, role_of(l))->in[0];
+    return x;
+}
+
+/* That once more, for its weights' gradients: gathered, unless it is there already. */
 static void gather_again(ari_walk *w, const ari_linear_ops *l)
 {
-    const ari_row_ops x = input_of(w, l);
+    const ari_values gradients = w->now;
+    w->now = (ari_values){.at = {kept_input(w, l)}, .n = 1};
     w->again = true;
-    around(w, l, &x, (ar_hop){l->split.from, taken(l)}, l->module);
+    around(w, l, (ar_hop){l->split.from, taken(l)}, l->module);
     w->again = false;
+    keep_input(w, l, w->now.at[0].id);
+    w->now = gradients;
 }
 
 /* That x and dy stay for the gradients of the weights, x as it was kept. */
-static void put_off(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *x, const ari_row_ops *y, ar_placement dy)
+static void put_off(ari_walk *w, const ari_linear_ops *l, const ari_values *dy)
 {
-    const ar_placement kept = gathers_again(w, l) ? l->split.from : taken(l);
     if (w->part != AR_PP_BACKWARD_INPUT)
         return;
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PUT_OFF, role_of(l));
-    op->made = dy;
-    op->inputs = row_values(w, op->input, x, kept);
-    op->outputs = row_values(w, op->output, y, dy);
+    op->made = dy->at[0].at[ARI_AXIS_TP];
+    op->input[op->inputs++] = kept_input(w, l);
+    for (int i = 0; i < dy->n; i++)
+        op->output[op->outputs++] = dy->at[i];
     ari_walk_visit(w);
 }
 
 /* The gradients of the weights, in their order. Nothing in the backward pass waits for them. */
-static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_row_ops *x, const ari_row_ops *y,
-                             ar_placement dy)
+static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_values *dy)
 {
-    const ari_op_value in = ari_walk_activation(w, x->width[0], taken(l), 1);
-    ari_op_value part[ARI_OP_VALUES];
-    row_values(w, part, y, dy);
+    ari_op_value x = kept_input(w, l);
     w->puts_off = true;
     if (gathers_again(w, l) && !comes_early(w, l))
         gather_again(w, l);
+    x.id = ari_walk_forward_of(w, ARI_OPERATION_PRODUCT, role_of(l))->in[0];
+    x = held(w, &x, taken(l));
     for (int i = 0; i < l->n; i++) {
         w->x_scaled = i > 0;
-        ari_walk_weight_gradient(w, l->part[i], false, &in, &part[i]);
+        ari_walk_weight_gradient(w, l->part[i], false, &x, &dy->at[i]);
     }
     w->x_scaled = w->puts_off = false;
+}
+
+/* The gradients of the layer's outputs, those of the parts of one as one. */
+static void take_gradients(ari_walk *w, const ari_linear_ops *l)
+{
+    const ari_op_value last = w->now.at[w->now.n - 1];
+    if (w->now.n > l->n)
+        w->now.at[0] = last;
+    w->now.n = l->n;
+    for (int i = 0; i < l->n; i++) {
+        w->now.at[i].role = l->part[i];
+        w->now.at[i].shape[2] = ari_walk_param(w, l->part[i], false).shape[0];
+    }
 }
 
 void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_linear_ops *before,
                               const ari_linear_ops *after)
 {
-    const ari_row_ops x = input_of(w, l), y = outputs_of(w, l);
     const ar_placement dy = ari_gradient_of(made(l));
-    around(w, l, &y, (ar_hop){gradient_at(l->split.to), dy}, role_of(l));
+    take_gradients(w, l);
+    const ari_values came = w->now;
+    around(w, l, (ar_hop){gradient_at(l->split.to), dy}, role_of(l));
     if (!before && comes_early(w, l))
         gather_again(w, l);
     if (after && comes_early(w, after))
         gather_again(w, after);
-    const ar_placement dx = input_gradient(w, l, &x, &y, dy);
-    around(w, l, &x, (ar_hop){dx, gradient_at(l->split.from)}, l->module);
-    bias_gradients(w, l, &y, dy);
-    put_off(w, l, &x, &y, dy);
-    weight_gradients(w, l, &x, &y, dy);
+    const ar_placement dx = input_gradient(w, l, dy);
+    const ari_values taken_dy = {.at = {w->op.input[0], w->op.input[1], w->op.input[2]}, .n = w->op.inputs};
+    around(w, l, (ar_hop){dx, gradient_at(l->split.from)}, l->module);
+    bias_gradients(w, l, &came, &taken_dy);
+    put_off(w, l, &taken_dy);
+    weight_gradients(w, l, &taken_dy);
 }

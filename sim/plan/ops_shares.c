@@ -4,12 +4,6 @@
 
 /* --- sums over ranks ---------------------------------------------------------------------------------------------- */
 
-int ari_walk_zero(const ari_walk *w)
-{
-    const int zero = w->c->forward_only ? 0 : w->c->run.parallel.zero;
-    return zero > 1 && w->sharing == 1 ? 1 : zero;
-}
-
 bool ari_walk_shares(const ari_walk *w)
 {
     return w->c->run.parallel.zero > 0 && w->sharing > 1;

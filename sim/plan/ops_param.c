@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parameters of a model: what shape each has, and how the plan places it. */
+#include "sim/plan/ops_impl.h"
+
+#include "ref/core/size.h"
+
+/* Between the tensor-parallel regions a value is the same on all ranks, or each has its own tokens of it. Of a
+ * parameter that meets such a value the gradient is whole on each rank, or a sum over them. */
+static ar_placement beside(ar_placement stream)
+{
+    return stream.kind == AR_SHARD ? (ar_placement){AR_REPLICATE, 0} : ari_whole;
+}
+
+/* What the plan has for the linear layer of a weight; NULL: it is in none. */
+static const ar_linear_split *linear_of(const ari_walk *w, ari_role role)
+{
+    switch (role) {
+    case ARI_HEAD:
+        return &w->outer.head;
+    case ARI_QKV:
+    case ARI_Q:
+    case ARI_K:
+    case ARI_V:
+        return &w->block.attention.first;
+    case ARI_OUT:
+        return &w->block.attention.second;
+    case ARI_FIRST:
+    case ARI_GATE_UP:
+    case ARI_GATE:
+    case ARI_UP:
+        return &w->block.mlp.first;
+    case ARI_DOWN:
+        return &w->block.mlp.second;
+    default:
+        return NULL;
+    }
+}
+
+/* The dimension of the matrix [out, in] that tp cuts; -1: none. */
+static int cut_of(const ari_walk *w, ari_role role)
+{
+    static const int of_tokens[] = {[AR_EMBEDDING_VOCAB] = 0, [AR_EMBEDDING_HIDDEN] = 1, [AR_EMBEDDING_WHOLE] = -1};
+    const ar_linear_split *l = linear_of(w, role);
+    if (role == ARI_TOKENS)
+        return of_tokens[w->outer.tokens];
+    return !l ? -1 : l->style == AR_STYLE_COLWISE ? 0 : l->style == AR_STYLE_ROWWISE ? 1 : -1;
+}
+
+/* The values that a parameter meets which every rank has all of: those that a norm or the positions are applied to,
+ * and the sum that a row-parallel layer's bias is added to. A whole matrix has all tokens. */
+static ar_placement met_by(const ari_walk *w, ari_role role, bool bias)
+{
+    const ar_linear_split *l = linear_of(w, role);
+    const ar_placement to = l ? ari_walk_placed(l->to) : ari_whole;
+    switch (role) {
+    case ARI_NORM1:
+        return ari_walk_placed(w->block.norm1);
+    case ARI_NORM2:
+        return ari_walk_placed(w->block.norm2);
+    case ARI_FINAL_NORM:
+        return ari_walk_placed(w->outer.final_norm);
+    case ARI_POSITIONS:
+    case ARI_ATTENTION_NORM:
+    case ARI_MLP_NORM:
+        return ari_walk_stream(w);
+    case ARI_Q_NORM:
+    case ARI_K_NORM: /* of heads, of which each rank has its own */
+        return ari_walk_by_heads(w) && w->config->qk_norm == AR_QK_NORM_HEAD ? ari_by_features : ari_whole;
+    default:
+        return bias && cut_of(w, role) == 1 && ari_walk_same(to, ari_by_tokens) ? to : ari_whole;
+    }
+}
+
+bool ari_walk_is_norm(ari_role role)
+{
+    return role == ARI_NORM1 || role == ARI_NORM2 || role == ARI_FINAL_NORM || role == ARI_ATTENTION_NORM ||
+           role == ARI_MLP_NORM || role == ARI_Q_NORM || role == ARI_K_NORM;
+}
+
+/* [out, in]; of a norm as many as it has features. */
+static void shape_of(ari_walk *w, ari_op_value *v)
+{
+    const ar_config *c = w->config;
+    const size_t q = ari_walk_mul(w, c->heads, c->head_dim), kv = ari_walk_mul(w, c->kv_heads, c->head_dim);
+    size_t out = c->hidden, in = c->hidden;
+    v->ndim = 2;
+    if (ari_walk_is_norm(v->role))
+        v->ndim = 1;
+    if ((v->role == ARI_Q_NORM || v->role == ARI_K_NORM) && c->qk_norm == AR_QK_NORM_HEAD)
+        out = c->head_dim;
+    else if (v->role == ARI_Q_NORM)
+        out = q;
+    else if (v->role == ARI_K_NORM)
+        out = kv;
+    else if (v->ndim == 1)
+        out = c->hidden;
+    else if (v->role == ARI_TOKENS || v->role == ARI_HEAD)
+        out = c->vocab;
+    else if (v->role == ARI_POSITIONS)
+        out = c->max_positions;
+    else if (v->role == ARI_QKV)
+        out = ari_walk_add(w, q, ari_walk_mul(w, 2, kv));
+    else if (v->role == ARI_Q)
+        out = q;
+    else if (v->role == ARI_K || v->role == ARI_V)
+        out = kv;
+    else if (v->role == ARI_OUT)
+        in = q;
+    else if (v->role == ARI_DOWN)
+        in = c->ffn;
+    else if (v->role == ARI_GATE_UP)
+        out = ari_walk_mul(w, 2, c->ffn);
+    else
+        out = c->ffn;
+    v->shape[0] = out;
+    v->shape[1] = in;
+}
+
+size_t ari_walk_copies(const ari_walk *w, ari_role role)
+{
+    return role == ARI_K || role == ARI_V ? ari_walk_kv_copies(w, false) : 1;
+}
+
+bool ari_walk_has_bias(const ari_walk *w, ari_role role)
+{
+    const ar_config *c = w->config;
+    if (role == ARI_Q_NORM || role == ARI_K_NORM)
+        return false;
+    if (ari_walk_is_norm(role))
+        return c->norm == AR_NORM_LAYER;
+    switch (role) {
+    case ARI_QKV:
+    case ARI_Q:
+    case ARI_K:
+    case ARI_V:
+        return c->qkv_bias;
+    case ARI_OUT:
+        return c->out_bias;
+    case ARI_FIRST:
+    case ARI_GATE_UP:
+    case ARI_GATE:
+    case ARI_UP:
+    case ARI_DOWN:
+        return c->mlp_bias;
+    default:
+        return false;
+    }
+}
+
+ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias)
+{
+    const int cut = cut_of(w, role);
+    ari_op_value v = {.role = role, .bias = bias, .dtype = AR_F32, .copies = ari_walk_copies(w, role)};
+    shape_of(w, &v);
+    /* Both ends of a pipeline use the table that a tied head shares. */
+    const bool ends = role == ARI_TOKENS && w->config->tied && w->ranks[ARI_AXIS_PP] > 1;
+    v.at[ARI_AXIS_PP] = ends ? (ar_placement){AR_REPLICATE, 0} : ari_whole;
+    v.at[ARI_AXIS_TP] = cut == 0 || (cut == 1 && !bias) ? (ar_placement){AR_SHARD, cut} : beside(met_by(w, role, bias));
+    if (bias)
+        v.ndim = 1;
+    if (v.ndim == 2)
+        v.dtype = w->matrices;
+    ari_walk_place(w, &v);
+    return v;
+}

@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The walk: its arithmetic, where it is, the operations that it visits with their collectives, and the values that they
+ * take and make. */
+#include "sim/plan/ops_impl.h"
+
+#include <string.h>
+
+#include "ref/core/size.h"
+
+/* --- arithmetic --------------------------------------------------------------------------------------------------- */
+
+size_t ari_walk_mul(ari_walk *w, size_t a, size_t b)
+{
+    size_t product = 0;
+    if (w->st == AR_OK)
+        w->st = ari_mul_size(&product, a, b);
+    return w->st == AR_OK ? product : 0;
+}
+
+size_t ari_walk_add(ari_walk *w, size_t a, size_t b)
+{
+    size_t sum = 0;
+    if (w->st == AR_OK)
+        w->st = ari_add_size(&sum, a, b);
+    return w->st == AR_OK ? sum : 0;
+}
+
+/* --- where it is ------------------------------------------------------------------------------------------------- */
+
+void ari_walk_stage_layers(const ari_walk *w, size_t stage, size_t *begin, size_t *end)
+{
+    ar_stage_layers(begin, end, &w->c->run.parallel.stages, w->config->layers, w->stages, stage);
+    *end += *begin;
+}
+
+bool ari_walk_is_first(const ari_walk *w)
+{
+    return w->stage == 0;
+}
+
+bool ari_walk_is_last(const ari_walk *w)
+{
+    return w->stage + 1 == w->stages;
+}
+
+void ari_walk_layer(ari_walk *w, size_t layer)
+{
+    w->layer = layer;
+    if (w->st == AR_OK && layer != ARI_NO_LAYER)
+        w->st = ar_plan_block(&w->c->run.plan, w->config, layer, w->by_tokens, &w->block);
+}
+
+int ari_walk_zero(const ari_walk *w)
+{
+    const int zero = w->c->forward_only ? 0 : w->c->run.parallel.zero;
+    return zero > 1 && w->sharing == 1 ? 1 : zero;
+}
+
+bool ari_walk_by_heads(const ari_walk *w)
+{
+    return ari_walk_same(ari_walk_placed(w->block.attention.first.to), ari_by_features);
+}
+
+size_t ari_walk_kv_copies(const ari_walk *w, bool heads)
+{
+    const size_t ranks = (ari_walk_by_heads(w) ? w->ranks[ARI_AXIS_TP] : 1) * (heads ? w->ranks[ARI_AXIS_INNER] : 1),
+                 kv = w->config->kv_heads;
+    return kv > 0 && ranks > kv ? ranks / kv : 1;
+}
+
+/* --- which value is which ---------------------------------------------------------------------------------------- */
+
+/* Those of a micro-batch: of each section what its forward pass makes, what is made again, and gradients; then what goes
+ * from stage to stage. Number 0 of the first and the last of these is what enters the section, and its gradient. */
+enum { MOST_MADE = 128 };
+
+size_t ari_operations_values(const ari_step_case *c)
+{
+    return ((c->config->layers + 2) * ARI_SCOPES + (size_t)ar_parallel_stages(&c->run.parallel)) * MOST_MADE;
+}
+
+static size_t number(const ari_walk *w, size_t scope, size_t n)
+{
+    return w->micro * w->values + scope * MOST_MADE + n + 1;
+}
+
+size_t ari_walk_stream_value(const ari_walk *w, size_t section)
+{
+    return number(w, section * ARI_SCOPES + (w->pass == ARI_PASS_BACKWARD ? ARI_SCOPE_GRADIENTS : ARI_SCOPE_FORWARD),
+                  0);
+}
+
+size_t ari_walk_message_value(const ari_walk *w, size_t stage, bool received)
+{
+    return number(w, (w->config->layers + 2) * ARI_SCOPES + stage,
+                  (w->pass == ARI_PASS_BACKWARD ? 2u : 0u) + (received ? 1u : 0u));
+}
+
+size_t ari_walk_new_value(ari_walk *w)
+{
+    const bool again = w->op.again || w->op.recomputed;
+    const ari_scope scope = w->op.pass == ARI_PASS_FORWARD ? ARI_SCOPE_FORWARD
+                            : again                        ? ARI_SCOPE_AGAIN
+                                                           : ARI_SCOPE_GRADIENTS;
+    if (++w->made[scope] == MOST_MADE)
+        w->st = ar_error_set(AR_ERR_INTERNAL, "a section of more than %d values", MOST_MADE);
+    return number(w, w->section * ARI_SCOPES + (size_t)scope, w->made[scope]);
+}
+
+ari_op_value ari_walk_held(const ari_walk *w, ari_op_value v, int i)
+{
+    const ari_op_value *now = &w->now.at[i < w->now.n ? i : 0];
+    v.id = now->id;
+    v.of = now->of;
+    return v;
+}
+
+void ari_walk_section(ari_walk *w, size_t section)
+{
+    w->section = section;
+    w->forwards = 0;
+    memset(w->made, 0, sizeof w->made);
+    ari_walk_layer(w, section == 0 || section > w->config->layers ? ARI_NO_LAYER : section - 1);
+}
+
+ari_forward *ari_walk_forward_of(ari_walk *w, ari_operation_kind kind, ari_role role)
+{
+    int i = 0;
+    while (i < w->forwards && (w->forward[i].kind != kind || w->forward[i].role != role))
+        i++;
+    return i < w->forwards ? &w->forward[i] : NULL;
+}
+
+/* What is computed again takes the place of what was computed first. */
+static void remember(ari_walk *w)
+{
+    const ari_operation *op = &w->op;
+    ari_forward *f = ari_walk_forward_of(w, op->kind, op->role);
+    if (!f && w->forwards == ARI_FORWARDS) {
+        w->st = ar_error_set(AR_ERR_INTERNAL, "a section of more than %d operations", ARI_FORWARDS);
+        return;
+    }
+    f = f ? f : &w->forward[w->forwards++];
+    *f = (ari_forward){.kind = op->kind, .role = op->role};
+    for (int i = 0; i < op->inputs; i++)
+        f->in[i] = op->input[i].id;
+    for (int i = 0; i < op->outputs; i++)
+        f->out[i] = op->output[i].id;
+}
+
+/* Of gradients: whose they are. What only moves them leaves them those of the same values. */
+static void refer(ari_walk *w)
+{
+    static const bool reads[ARI_OPERATION_KINDS] = {
+        [ARI_OPERATION_NORM] = true, [ARI_OPERATION_ACTIVATION] = true, [ARI_OPERATION_GATE] = true};
+    ari_operation *op = &w->op;
+    const ari_forward *f = ari_walk_forward_of(w, op->kind, op->role);
+    for (int i = 0; i < op->inputs && f; i++)
+        op->input[i].of = f->out[i];
+    for (int i = 0; i < op->outputs; i++)
+        op->output[i].of = f ? f->in[i] : op->input[i < op->inputs ? i : 0].of;
+    for (int i = 0; i < op->outputs && reads[op->kind]; i++)
+        op->saved[op->saves++] = op->output[i].of;
+}
+
+/* --- operations -------------------------------------------------------------------------------------------------- */
+
+ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role role)
+{
+    w->op = (ari_operation){.kind = kind,
+                            .pass = w->recomputed ? ARI_PASS_BACKWARD : w->pass,
+                            .layer = w->layer,
+                            .stage = w->stage,
+                            .part = w->part,
+                            .micro = w->micro,
+                            .absent = w->absent,
+                            .times = w->times,
+                            .role = role,
+                            .again = w->again,
+                            .stays = w->stays,
+                            .recomputed = w->recomputed,
+                            .within = w->within,
+                            .made = ari_walk_stream(w)};
+    return &w->op;
+}
+
+/* Of a backward pass in two the one leaves out what the other has; without samples there is what is shared out alone. */
+void ari_walk_visit(ari_walk *w)
+{
+    const bool other = w->part == AR_PP_BACKWARD_INPUT    ? w->puts_off
+                       : w->part == AR_PP_BACKWARD_WEIGHT ? !w->puts_off
+                                                          : false;
+    if (w->st == AR_OK && !w->unseen && !other && (w->unit || !w->absent))
+        w->st = w->visit(w->user, &w->op);
+}
+
+void ari_walk_make(ari_walk *w)
+{
+    ari_operation *op = &w->op;
+    const bool moves = op->kind == ARI_OPERATION_REDISTRIBUTE || op->kind == ARI_OPERATION_HEADS;
+    for (int i = 0; i < op->outputs; i++)
+        op->output[i].id = op->output[i].id > 0 ? op->output[i].id : ari_walk_new_value(w);
+    if (op->pass == ARI_PASS_FORWARD || op->recomputed) {
+        if ((w->unseen || op->recomputed) && !moves)
+            remember(w);
+    } else if (!op->again && op->kind != ARI_OPERATION_RESIDUAL) {
+        refer(w);
+    }
+    w->now.n = op->outputs;
+    memcpy(w->now.at, op->output, sizeof w->now.at);
+    ari_walk_visit(w);
+}
+
+size_t ari_walk_cp(const ari_walk *w)
+{
+    return w->ranks[ARI_AXIS_RING] * w->ranks[ARI_AXIS_INNER];
+}
+
+size_t ari_walk_ranks(const ari_walk *w, ari_over over)
+{
+    size_t ranks = 1;
+    if (over == ARI_OVER_COPIES)
+        return ari_walk_kv_copies(w, true);
+    if (over == ARI_OVER_SHARD)
+        return w->sharing;
+    if (over == ARI_OVER_REPLICATE)
+        return w->summing / w->sharing;
+    if (over == ARI_OVER_ENDS)
+        return w->ranks[ARI_AXIS_PP] > 1 ? 2 : 1;
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+        ranks *= ari_call_group_has(over, axis) ? w->ranks[axis] : 1;
+    return ranks;
+}
+
+void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
+                   ari_call_often often, ari_role role, const char *tag)
+{
+    const bool message = kind == ARI_CALL_SEND || kind == ARI_CALL_RECV;
+    const size_t ranks = message ? 2 : ari_walk_ranks(w, over);
+    const bool passed = w->passed[w->pass == ARI_PASS_BACKWARD][w->stage];
+    const bool remade = often == ARI_EACH_VERSION && ari_walk_zero(w) == 3 && w->layer != ARI_NO_LAYER;
+    const bool known = often == ARI_EACH_VERSION && !remade && (w->recomputed || passed);
+    if (ranks <= 1 || known)
+        return;
+    if (w->op.calls == ARI_OP_CALLS)
+        w->st = ar_error_set(AR_ERR_INTERNAL, "an operation '%s' of more than %d collectives",
+                             ari_operation_name(w->op.kind), ARI_OP_CALLS);
+    else
+        w->op.call[w->op.calls++] = (ari_op_call){.kind = kind,
+                                                  .over = over,
+                                                  .ranks = ranks,
+                                                  .elements = elements,
+                                                  .chunk = elements,
+                                                  .dtype = dtype,
+                                                  .often = remade ? ARI_EACH_MICRO : often,
+                                                  .repeats = 1,
+                                                  .role = role,
+                                                  .tag = tag};
+}
+
+size_t ari_walk_positions(const ari_walk *w)
+{
+    return w->c->run.seq / ari_walk_cp(w) / w->ranks[ARI_AXIS_TP];
+}
+
+/* K chunks of n positions are of ceil(n/K), and fewer than K where that many are enough. */
+void ari_walk_beside(ari_walk *w, bool cut)
+{
+    const size_t n = ari_walk_positions(w), k = (size_t)w->c->run.parallel.overlap;
+    if (w->op.calls == 0 || !w->overlaps)
+        return;
+    ari_op_call *call = &w->op.call[w->op.calls - 1];
+    call->queue = ARI_ON_TP;
+    call->chunk = cut ? call->elements / n * ((n + k - 1) / k) : call->elements;
+}
+
+void ari_walk_repeat(ari_walk *w, size_t times)
+{
+    if (w->op.calls > 0)
+        w->op.call[w->op.calls - 1].repeats = times;
+}
+
+/* --- values ------------------------------------------------------------------------------------------------------- */
+
+const ar_placement ari_whole = {AR_INVARIANT, 0}, ari_by_tokens = {AR_SHARD, 1}, ari_by_features = {AR_SHARD, 2};
+
+ar_placement ari_walk_placed(ar_placement p)
+{
+    if (p.kind == AR_SHARD && p.dim < 0)
+        p.dim += 3;
+    return p.kind == AR_REPLICATE ? ari_whole : p;
+}
+
+bool ari_walk_same(ar_placement a, ar_placement b)
+{
+    return a.kind == b.kind && (a.kind != AR_SHARD || a.dim == b.dim);
+}
+
+ar_placement ari_walk_stream(const ari_walk *w)
+{
+    return w->sp ? ari_by_tokens : ari_whole;
+}
+
+enum { POSITIONS = 1 }; /* the dimension of an activation of which nobody has copies */
+
+/* Samples are cut as ar_parallel_rows cuts them, everything else by ar_split_uneven. */
+void ari_walk_place(const ari_walk *w, ari_op_value *v)
+{
+    for (int d = 0; d < v->ndim; d++) {
+        const size_t copies = v->copies > 0 && !(v->ndim == 3 && d == POSITIONS) ? v->copies : 1;
+        size_t parts = 1, part = 0, start = 0;
+        for (int axis = ARI_AXIS_RING; axis < ARI_PLACED_AXES; axis++) {
+            if (v->at[axis].kind != AR_SHARD || v->at[axis].dim != d)
+                continue;
+            part = part * w->ranks[axis] + w->at[axis];
+            parts *= w->ranks[axis];
+        }
+        v->local[d] = v->shape[d];
+        if (parts > 1)
+            ar_split_uneven(v->shape[d], (int)(parts / copies), (int)(part / copies), &start, &v->local[d]);
+    }
+    if (v->at[ARI_AXIS_DP].kind == AR_SHARD)
+        v->local[0] = w->own;
+}
+
+ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, size_t copies)
+{
+    ari_op_value v = {.dtype = w->activations,
+                      .ndim = 3,
+                      .shape = {w->all, w->c->run.seq, features},
+                      .at = {[ARI_AXIS_PP] = ari_whole,
+                             [ARI_AXIS_DP] = {AR_SHARD, 0},
+                             [ARI_AXIS_RING] = ari_by_tokens,
+                             [ARI_AXIS_INNER] = ari_by_tokens,
+                             [ARI_AXIS_TP] = tp},
+                      .copies = copies};
+    ari_walk_place(w, &v);
+    return v;
+}
+
+ar_placement ari_gradient_of(ar_placement p)
+{
+    ar_placement g = p;
+    const ar_status st = ar_placement_gradient(&g, p);
+    (void)st; /* no value of the list is a maximum */
+    return g;
+}
