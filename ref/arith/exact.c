@@ -135,8 +135,8 @@ ar_status ari_exact_operand_over(ar_ctx *ctx, ar_operand **gives, const ar_parts
     return AR_OK;
 }
 
-static ar_status exact_operand_b(ar_ctx *ctx, const ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
-                                 ar_comm *k_over, ar_comm *rows_over, const char *tag)
+ar_status ari_exact_operand_b(ar_ctx *ctx, const ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
+                              ar_comm *k_over, ar_comm *rows_over, const char *tag)
 {
     ar_operand *o = NULL;
     AR_TRY(ari_exact_operand_over(ctx, &o, b, scale, k_full, (ar_comm *const[2]){k_over, NULL}, rows_over, tag));
@@ -144,8 +144,8 @@ static ar_status exact_operand_b(ar_ctx *ctx, const ar_operand **gives, const ar
     return AR_OK;
 }
 
-static ar_status exact_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar_parts *a, const ar_operand *b,
-                                 const char *tag)
+ar_status ari_exact_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar_parts *a, const ar_operand *b,
+                              const char *tag)
 {
     ar_operand *o = NULL;
     AR_TRY(step_operand(ctx, &o));
@@ -161,7 +161,7 @@ static ar_buf exponents_at(ar_buf all, size_t first)
     return all.ptr ? ar_buf_at(all, first * sizeof(int32_t)) : all;
 }
 
-static ar_status exact_operand_part(ar_ctx *ctx, const ar_operand **gives, const ar_operand *whole, const ar_part *part)
+ar_status ari_exact_operand_part(ar_ctx *ctx, const ar_operand **gives, const ar_operand *whole, const ar_part *part)
 {
     ar_operand *o = NULL;
     AR_TRY(ari_check_part(&whole->x, part));
@@ -233,8 +233,8 @@ static size_t kept_bytes(ar_device *d, const ar_operand *o)
     return any ? d->ops->packed_bytes(o->packed) + o->x.batch * (o->x.k + o->x.rows) * sizeof(int32_t) : 0;
 }
 
-static ar_status exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n,
-                                     int watched, bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
+ar_status ari_exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n, int watched,
+                                  bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
 {
     if (n < 1 || n > watched || watched > AR_MAX_PARTS)
         return ar_error_set(AR_ERR_ARG, "a contraction takes 1 to %d parameters, not %d of %d", AR_MAX_PARTS, n,
@@ -271,7 +271,7 @@ static ar_status exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar
     return AR_OK;
 }
 
-static size_t exact_operand_bytes(const ar_param *p)
+size_t ari_exact_operand_bytes(const ar_param *p)
 {
     size_t bytes = 0;
     for (const ar_param_cache *k = p->cache; k; k = k->next)
@@ -279,7 +279,7 @@ static size_t exact_operand_bytes(const ar_param *p)
     return bytes;
 }
 
-static void exact_operand_release(ar_param *p, ar_queue *q)
+void ari_exact_operand_release(ar_param *p, ar_queue *q)
 {
     while (p->cache) {
         ar_param_cache *k = p->cache;
@@ -288,12 +288,6 @@ static void exact_operand_release(ar_param *p, ar_queue *q)
             operand_fini(p->device, q, k->operand);
         free(k);
     }
-}
-
-static void exact_param_release(ar_param *p)
-{
-    exact_operand_release(p, NULL);
-    ari_exact_grad_release(p, NULL);
 }
 
 /* --- contract, fold, round ---------------------------------------------------------------------------------------- */
@@ -306,7 +300,7 @@ static void sum_destroy(ar_ctx *ctx, void *object)
     free(s);
 }
 
-static ar_status exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b)
+ar_status ari_exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b)
 {
     ar_sum *s = NULL;
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a sum"));
@@ -338,7 +332,7 @@ done:
     return st;
 }
 
-static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_fold how, const char *tag)
+ar_status ari_exact_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_fold how, const char *tag)
 {
     if (how == AR_KEEP || !ari_has_peers(over))
         return AR_OK;
@@ -365,7 +359,7 @@ static ar_status exact_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, 
     return AR_OK;
 }
 
-ar_status ari_exact_round(ar_ctx *ctx, ar_buf y, const ari_sum_slice *s)
+ar_status ari_exact_round_slice(ar_ctx *ctx, ar_buf y, const ari_sum_slice *s)
 {
     const size_t matrix = s->rows * s->cols, end = s->start + s->count;
     for (size_t at = s->start; at < end;) {
@@ -399,7 +393,8 @@ static ar_status round_folded(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
     const ar_device_ops *dev = ctx->device->ops;
     if (!ar_tensor_is_contiguous(y))
         return ar_error_set(AR_ERR_SHAPE, "a folded sum is rounded into a contiguous tensor");
-    AR_TRY(ari_exact_round(ctx, s->scattered ? y->data : ar_buf_at(y->data, s->own.start * sizeof(float)), &s->own));
+    AR_TRY(
+        ari_exact_round_slice(ctx, s->scattered ? y->data : ar_buf_at(y->data, s->own.start * sizeof(float)), &s->own));
     if (!s->scattered)
         AR_TRY(ari_exact_gather(ctx, y->data, ar_tensor_count(y), s->over));
     if (ep && (ep->bias.ptr || ep->act != AR_ACT_NONE))
@@ -407,7 +402,7 @@ static ar_status round_folded(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
     return AR_OK;
 }
 
-static ar_status exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue)
+ar_status ari_exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue)
 {
     const size_t expected = s->scattered ? s->own.count : s->a->x.batch * s->a->x.rows * s->b->x.rows;
     if (ar_tensor_count(y) != expected)
@@ -430,46 +425,4 @@ static ar_status exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const a
     }
     ari_step_disown(ctx, s);
     return AR_OK;
-}
-
-const ar_arith_ops *ar_arith_exact(void)
-{
-    static const ar_arith_ops ops = {
-        .name = "exact",
-        .operand_b = exact_operand_b,
-        .operand_a = exact_operand_a,
-        .param_operand = exact_param_operand,
-        .operand_bytes = exact_operand_bytes,
-        .operand_part = exact_operand_part,
-        .operand_done = ari_operand_done,
-        .contract = exact_contract,
-        .fold = exact_fold,
-        .round = exact_round,
-        .blocks_begin = ari_exact_blocks_begin,
-        .blocks_measure = ari_exact_blocks_measure,
-        .blocks_measured = ari_exact_blocks_measured,
-        .blocks_add = ari_exact_blocks_add,
-        .blocks_end = ari_exact_blocks_end,
-        .grad_contract = ari_exact_grad_contract,
-        .grad_rows = ari_exact_grad_rows,
-        .grad_sum = ari_exact_grad_sum,
-        .grad_reduce = ari_exact_grad_reduce,
-        .grad_value = ari_exact_grad_value,
-        .grad_zero = ari_exact_grad_zero,
-        .bucket_bytes = ari_exact_bucket_bytes,
-        .bucket_pack = ari_exact_bucket_pack,
-        .bucket_zero = ari_exact_bucket_zero,
-        .bucket_reduce = ari_exact_bucket_reduce,
-        .bucket_unpack = ari_exact_bucket_unpack,
-        .bucket_arrays = 3,
-        .bucket_array = {{0, AR_I64}, {sizeof(int64_t), AR_I64}, {2 * sizeof(int64_t), AR_U8}},
-        .bucket_put = ari_exact_bucket_put,
-        .bucket_take = ari_exact_bucket_take,
-        .grad_ensure = ari_exact_grad_ensure,
-        .grad_bytes = ari_exact_grad_bytes,
-        .grad_release = ari_exact_grad_release,
-        .operand_release = exact_operand_release,
-        .param_release = exact_param_release,
-    };
-    return &ops;
 }

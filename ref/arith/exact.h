@@ -26,7 +26,7 @@ typedef struct ari_sum_slice {
 } ari_sum_slice;
 
 /** y = the slice rounded, matrix by matrix. */
-AR_NODISCARD ar_status ari_exact_round(ar_ctx *ctx, ar_buf y, const ari_sum_slice *s);
+AR_NODISCARD ar_status ari_exact_round_slice(ar_ctx *ctx, ar_buf y, const ari_sum_slice *s);
 /** Sums over the group of all `s->count` elements: each rank keeps a slice. `s->s` was memory of the step, and is the
  *  slice's afterwards. Done on q, where `reduced` is recorded; unless that is the context's queue, what was summed is
  *  then the caller's to end. */
@@ -37,13 +37,6 @@ AR_NODISCARD ar_status ari_exact_gather(ar_ctx *ctx, ar_buf y, size_t total, ar_
 /** e = the maximum over a group, of n exponents; NULL: nothing to do. */
 AR_NODISCARD ar_status ari_exact_max(ar_ctx *ctx, ar_comm *over, ar_buf e, size_t n, const char *tag);
 
-/* Contractions in blocks (exact_blocks.c); the slots of ar_arith_ops say what each does. */
-AR_NODISCARD ar_status ari_exact_blocks_begin(ar_ctx *ctx, ar_blocks **gives, const ar_tensor *b,
-                                              const ar_blocks_options *o);
-AR_NODISCARD ar_status ari_exact_blocks_measure(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a);
-AR_NODISCARD ar_status ari_exact_blocks_measured(ar_ctx *ctx, ar_blocks *s);
-AR_NODISCARD ar_status ari_exact_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a);
-AR_NODISCARD ar_status ari_exact_blocks_end(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar_fold replicas);
 /** operand_b over terms that the ranks of two groups have, crosswise. */
 AR_NODISCARD ar_status ari_exact_operand_over(ar_ctx *ctx, ar_operand **gives, const ar_parts *b, bool scale,
                                               size_t k_full, ar_comm *const over[2], ar_comm *rows_over,
@@ -55,28 +48,9 @@ struct ar_param_grad {
     ar_buf hl; /* int64 [2n] */
 };
 
-/* The gradient half of the exact arithmetic (exact_grad.c); the slots of ar_arith_ops say what each does. */
-AR_NODISCARD ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x,
-                                               size_t samples, ar_comm *x_rows_over);
-AR_NODISCARD ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of);
-AR_NODISCARD ar_status ari_exact_grad_sum(ar_ctx *ctx, ar_param *p, ar_row_sum *borrows);
-AR_NODISCARD ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag);
-AR_NODISCARD ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p);
-AR_NODISCARD ar_status ari_exact_grad_zero(ar_ctx *ctx, ar_param *p);
-AR_NODISCARD ar_status ari_exact_grad_ensure(ar_ctx *ctx, ar_param *p);
-size_t ari_exact_grad_bytes(const ar_param *p);
-void ari_exact_grad_release(ar_param *p, ar_queue *q);
-
-size_t ari_exact_bucket_bytes(size_t n, ar_dtype storage);
-AR_NODISCARD ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t at,
-                                             ar_dtype storage, const ar_param *p);
-AR_NODISCARD ar_status ari_exact_bucket_zero(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage);
-AR_NODISCARD ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage,
-                                               ar_comm *over, const size_t *counts, const char *tag);
-AR_NODISCARD ar_status ari_exact_bucket_put(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf x, size_t n);
-AR_NODISCARD ar_status ari_exact_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t at,
-                                             size_t count, ar_dtype storage);
-AR_NODISCARD ar_status ari_exact_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n,
-                                               size_t at, ar_dtype storage);
+#define ARI_DECLARE_EXACT(slot) extern __typeof__(*((ar_arith_ops *)0)->slot) ari_exact_##slot;
+ARI_ARITH_SLOTS(ARI_DECLARE_EXACT)
+ARI_DECLARE_EXACT(bucket_put)
+#undef ARI_DECLARE_EXACT
 
 #endif

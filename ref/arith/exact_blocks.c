@@ -138,7 +138,7 @@ ar_status ari_exact_blocks_end(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar
     AR_TRY(fold_places(ctx, s, &own));
     if (over)
         AR_TRY(ari_exact_slice(ctx, &own, ctx->queue, NULL, over, s->o.tag));
-    AR_TRY(ari_exact_round(ctx, ar_buf_at(y->data, own.start * sizeof(float)), &own));
+    AR_TRY(ari_exact_round_slice(ctx, ar_buf_at(y->data, own.start * sizeof(float)), &own));
     ari_step_free(ctx, own.s);
     if (over)
         AR_TRY(ari_exact_gather(ctx, y->data, total / places, over));

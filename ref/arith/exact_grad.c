@@ -19,6 +19,12 @@ void ari_exact_grad_release(ar_param *p, ar_queue *q)
     p->grad = NULL;
 }
 
+void ari_exact_param_release(ar_param *p)
+{
+    ari_exact_operand_release(p, NULL);
+    ari_exact_grad_release(p, NULL);
+}
+
 ar_status ari_exact_grad_zero(ar_ctx *ctx, ar_param *p)
 {
     if (!p->grad)

@@ -354,7 +354,7 @@ static size_t native_grad_bytes(const ar_param *p)
     return p->grad ? ar_tensor_count(&p->grad->sum) * ar_dtype_bytes(p->grad->sum.dtype) : 0;
 }
 
-static void grad_release(ar_param *p, ar_queue *q)
+static void native_grad_release(ar_param *p, ar_queue *q)
 {
     if (!p->grad)
         return;
@@ -363,12 +363,12 @@ static void grad_release(ar_param *p, ar_queue *q)
     p->grad = NULL;
 }
 
-static void param_release(ar_param *p)
+static void native_param_release(ar_param *p)
 {
-    grad_release(p, NULL);
+    native_grad_release(p, NULL);
 }
 
-static void keeps_no_operand(ar_param *p, ar_queue *q)
+static void native_operand_release(ar_param *p, ar_queue *q)
 {
     (void)p;
     (void)q;
@@ -394,7 +394,7 @@ static ar_status native_grad_ensure(ar_ctx *ctx, ar_param *p)
     AR_TRY_TO(failed, st, native_grad_zero(ctx, p));
     return AR_OK;
 failed:
-    grad_release(p, ctx->queue);
+    native_grad_release(p, ctx->queue);
     return st;
 }
 
@@ -548,20 +548,10 @@ static ar_status native_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf 
 }
 
 /* One table a precision, alike but for it. */
-#define NATIVE(of)                                                                                                   \
-    {                                                                                                                \
-        .name = "native", .precision = (of), .operand_b = native_operand_b, .operand_a = native_operand_a,           \
-        .param_operand = native_param_operand, .operand_bytes = native_operand_bytes,                                \
-        .operand_part = native_operand_part, .operand_done = ari_operand_done, .contract = native_contract,          \
-        .fold = native_fold, .round = native_round, .blocks_begin = native_blocks_begin,                             \
-        .blocks_measure = native_blocks_measure, .blocks_measured = native_blocks_measured,                          \
-        .blocks_add = native_blocks_add, .blocks_end = native_blocks_end, .grad_contract = native_grad_contract,     \
-        .grad_rows = native_grad_rows, .grad_sum = native_grad_sum, .grad_reduce = native_grad_reduce,               \
-        .grad_value = native_grad_value, .grad_zero = native_grad_zero, .bucket_bytes = native_bucket_bytes,         \
-        .bucket_pack = native_bucket_pack, .bucket_zero = native_bucket_zero, .bucket_reduce = native_bucket_reduce, \
-        .bucket_unpack = native_bucket_unpack, .grad_ensure = native_grad_ensure, .grad_bytes = native_grad_bytes,   \
-        .grad_release = grad_release, .operand_release = keeps_no_operand, .param_release = param_release,           \
-        .bucket_take = native_bucket_take                                                                            \
+#define FILL(slot) .slot = native_##slot,
+#define NATIVE(of)                                                                                   \
+    {                                                                                                \
+        .name = "native", .precision = (of), .operand_done = ari_operand_done, ARI_ARITH_SLOTS(FILL) \
     }
 
 const ar_arith_ops *ar_arith_native(ar_precision precision)
