@@ -89,6 +89,9 @@ AR_NODISCARD ar_status ar_comm_barrier(ar_comm *c, ar_queue *q, const char *tag)
  *  ar_comm_destroy, before the rank's function returns. Runs in the calling thread: wait first for what is enqueued of
  *  this communicator. Errors: also AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_comm_split(ar_comm **gives, ar_comm *c, int color, int key);
+/** The same of ranks that know what comes of it: `size` of them give this color, and this one becomes number `rank`.
+ *  Errors: also AR_ERR_MISMATCH (it does not). */
+AR_NODISCARD ar_status ar_comm_join(ar_comm **gives, ar_comm *c, int color, int rank, int size);
 /** Ends the world, with `st` and this reason (copied): wakes every other rank of every group of it with
  *  AR_ERR_ABORTED. First call wins. From any thread. Accepts NULL. */
 void ar_comm_abort(ar_comm *c, ar_status st, const char *why);

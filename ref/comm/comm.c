@@ -119,6 +119,23 @@ ar_status ar_comm_split(ar_comm **gives, ar_comm *c, int color, int key)
     return AR_OK;
 }
 
+ar_status ar_comm_join(ar_comm **gives, ar_comm *c, int color, int rank, int size)
+{
+    if (gives && c && c->ops->join) {
+        *gives = NULL;
+        return color < 0 ? AR_OK : c->ops->join(gives, c, rank, size);
+    }
+    AR_TRY(ar_comm_split(gives, c, color, rank));
+    if (!*gives || ((*gives)->rank == rank && (*gives)->size == size))
+        return AR_OK;
+    const ar_status st =
+        ar_error_set(AR_ERR_MISMATCH, "join: rank %d is number %d of %d with its color, expected %d of %d", c->rank,
+                     (*gives)->rank, (*gives)->size, rank, size);
+    ar_comm_destroy(*gives);
+    *gives = NULL;
+    return st;
+}
+
 void ar_comm_abort(ar_comm *c, ar_status st, const char *why)
 {
     if (c)

@@ -170,11 +170,11 @@ ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_t
     ari_replica_group *made = &c->replicas[over_tp];
     const ari_axes sharers = 1u << ARI_AXIS_INNER | (over_tp ? ARI_CUTS_FEATURES : 0u);
     const int inner = ar_comm_size(c->inner), n = ari_extent(&c->layout, sharers);
-    const int place = (over_tp ? ar_comm_rank(c->tp) * inner : 0) + ar_comm_rank(c->inner);
+    const int place = (over_tp ? ar_comm_rank(c->tp) * inner : 0) + ar_comm_rank(c->inner), each = n / kv_heads;
     const int team = ari_ctx_place(c, ARI_ALL_AXES & ~sharers); /* who share the heads */
     if (made->heads == 0) {
-        AR_TRY(ar_comm_split(&made->comm, inner > 1 ? c->world : c->tp,
-                             (inner > 1 ? team * kv_heads : 0) + place * kv_heads / n, place));
+        AR_TRY(ar_comm_join(&made->comm, inner > 1 ? c->world : c->tp, (inner > 1 ? team * kv_heads : 0) + place / each,
+                            place % each, each));
         made->heads = kv_heads;
     }
     if (made->heads != kv_heads)
@@ -187,7 +187,7 @@ ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_t
 /* A copy of a group, whose calls may go through another queue than the group's own. */
 static ar_status copy_group(ar_comm **copy, ar_comm *of)
 {
-    return *copy ? AR_OK : ar_comm_split(copy, of, 0, ar_comm_rank(of));
+    return *copy ? AR_OK : ar_comm_join(copy, of, 0, ar_comm_rank(of), ar_comm_size(of));
 }
 
 /* A queue, and copies of the groups of a set: a bit for each ari_over. */
@@ -241,7 +241,7 @@ static ar_status pair_up(ar_ctx *c, int colour, bool back)
     const bool from = r < edges && colour_of(r, n) == colour, to = before < edges && colour_of(before, n) == colour;
     const bool sends = from != back;
     ar_comm *comm = NULL;
-    AR_TRY(ar_comm_split(&comm, c->pipeline, from ? r : to ? before : -1, sends ? 0 : 1));
+    AR_TRY(ar_comm_join(&comm, c->pipeline, from ? r : to ? before : -1, sends ? 0 : 1, 2));
     if (!comm)
         return AR_OK;
     const int way =

@@ -125,16 +125,21 @@ static ar_status split(ar_comm **gives, ar_comm *world, const ar_parallel *p, ar
     const ari_ranks ranks = ari_ranks_of(p);
     const bool replicates = over == ARI_OVER_REPLICATE;
     const ari_axes axes = replicates ? ARI_CUTS_DATA : ari_over_axes(over);
-    const int rank = ar_comm_rank(world), n = ari_ranks_along(&ranks, axes);
+    const int rank = ar_comm_rank(world);
+    int n = ari_ranks_along(&ranks, axes);
     int place = ari_place_along(&ranks, rank, axes), group = ari_place_along(&ranks, rank, ARI_ALL_AXES & ~axes);
-    if (over == ARI_OVER_ENDS && place > 0 && place < n - 1)
-        group = -1;
+    if (over == ARI_OVER_ENDS) {
+        group = place > 0 && place < n - 1 ? -1 : group;
+        place = place > 0;
+        n = 2;
+    }
     if (over == ARI_OVER_SHARD || replicates) {
         const int each = n / ari_at_least_one(p->dp_replicate), replica = place / each, share = place % each;
         group = replicates ? group * each + share : group * (n / each) + replica;
         place = replicates ? replica : share;
+        n = replicates ? n / each : each;
     }
-    return ar_comm_split(gives, world, group, place);
+    return ar_comm_join(gives, world, group, place, n);
 }
 
 ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_parallel *p, bool wrong_stride)
@@ -155,7 +160,7 @@ ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_p
     }
     for (int over = 0; over < ARI_OVER_GROUPS; over++) {
         if (over == ARI_OVER_DP && wrong_stride)
-            AR_TRY(ar_comm_split(groups[over], world, rank / summed, rank % summed));
+            AR_TRY(ar_comm_join(groups[over], world, rank / summed, rank % summed, summed));
         else if (has_group(p, (ari_over)over))
             AR_TRY(split(groups[over], world, p, (ari_over)over));
     }

@@ -206,6 +206,37 @@ Test(channels, groups_made_again_and_again_keep_nothing)
     cr_assert_eq(run_world(&run, 4, AR_SIM_AUTO), AR_OK, "%s", ar_error_message());
 }
 
+/* Rows of 4, whose last rank also says what is not so: of its number, or of theirs. */
+static ar_status join_row(ar_comm *c, ar_queue *q, fail_run *run, int r)
+{
+    ar_comm *g = NULL, *none = NULL;
+    const int place = r % 4, wrong = r == 7 ? run->variant : 0;
+    AR_TRY(ar_comm_join(&none, c, -1, place, 4));
+    AR_TRY(ar_comm_join(&g, c, r / 4, place, 4));
+    ar_status st = place == 0 ? send_one(g, q, r, 3) : place == 3 ? expect_one(g, q, r - 3, 0) : AR_OK;
+    if (st == AR_OK && (none || ar_comm_rank(g) != place || ar_comm_size(g) != 4))
+        st = ar_error_set(AR_ERR_DATA, "number %d of %d", ar_comm_rank(g), ar_comm_size(g));
+    ar_comm_destroy(g);
+    if (st != AR_OK || run->variant == 0)
+        return st;
+    st = ar_comm_join(&g, c, r / 4, wrong == 1 ? 8 : place, wrong == 2 ? 5 : 4);
+    if (st == AR_ERR_MISMATCH && g)
+        st = ar_error_set(AR_ERR_DATA, "a group that is refused is given");
+    ar_comm_destroy(g);
+    return st;
+}
+
+Test(channels, ranks_that_know_their_group_join_it_or_hear_that_it_is_another)
+{
+    for (int variant = 0; variant < 3; variant++) {
+        fail_run run = {.body = join_row, .variant = variant};
+        cr_assert_eq(run_world(&run, 8, AR_SIM_AUTO), variant == 0 ? AR_OK : AR_ERR_MISMATCH, "%s", ar_error_message());
+        if (variant > 0)
+            assert_says(variant == 1 ? "rank 7 is number 3 of 4 with its color, expected 8 of 4"
+                                     : "rank 7 is number 3 of 4 with its color, expected 3 of 5");
+    }
+}
+
 /* --- peers that are not there ------------------------------------------------------------------------------------- */
 
 typedef struct absence {
