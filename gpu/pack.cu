@@ -258,6 +258,12 @@ ar_status lay_out(packed *p, size_t *bytes, ari_imma_path path)
     return ari_mul_size(bytes, p->batch, p->step);
 }
 
+/* Whether a part is where the whole is: rows with all their terms, and with the padding of the last ones. */
+bool lies_within(const ar_part &part, size_t rows, size_t k)
+{
+    return part.cols == k && ceil_div(part.rows, 4) * 4 <= ceil_div(rows, 4) * 4 - part.row;
+}
+
 } // namespace
 
 ar_status packed_create(ar_device *d, ar_queue *q, ar_packed **gives, size_t batch, size_t rows, size_t k, bool split)
@@ -276,18 +282,16 @@ ar_status packed_create(ar_device *d, ar_queue *q, ar_packed **gives, size_t bat
     return st;
 }
 
-/* Rows with all their terms are where they are; with the last rows' padding they must lie inside the whole. Of some
- * terms, or where the form changes with their number, the digits are copied. */
+/* Of some terms, or where the form changes with their number, the digits are copied. */
 ar_status packed_part(ar_device *d, ar_queue *q, ar_packed **gives, const ar_packed *of, const ar_part *part)
 {
     const packed &whole = *packed_of(of);
     AR_TRY(ar_part_check(part, whole.batch, whole.rows, whole.k, "packed_part"));
-    const size_t all_rows = ceil_div(part->rows, 4) * 4;
-    if (part->cols == whole.k && all_rows <= whole.all_rows - part->row) {
+    if (lies_within(*part, whole.rows, whole.k)) {
         packed form = whole;
         form.batch = part->matrices;
         form.rows = part->rows;
-        form.all_rows = all_rows;
+        form.all_rows = ceil_div(part->rows, 4) * 4;
         form.runs = ar_buf_at(whole.runs, part->matrix * whole.step + part->row * whole.row_bytes);
         form.part = true;
         return give(gives, form);
@@ -310,6 +314,16 @@ void packed_destroy(ar_device *d, ar_queue *q, ar_packed *p)
     if (!packed_of(p)->part)
         ARI_GPU::free(d, q, packed_of(p)->runs);
     ::free(p);
+}
+
+ar_status packed_room(const ar_device *d, size_t *bytes, size_t batch, size_t rows, size_t k, const ar_part *part)
+{
+    packed form = {};
+    form.batch = part ? part->matrices : batch;
+    form.rows = part ? part->rows : rows;
+    form.k = part ? part->cols : k;
+    *bytes = 0;
+    return part && lies_within(*part, rows, k) ? AR_OK : lay_out(&form, bytes, imma_of(d).path);
 }
 
 size_t packed_bytes(const ar_packed *p)

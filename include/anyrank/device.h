@@ -140,6 +140,10 @@ typedef struct ar_device_ops {
     ar_status (*packed_part)(ar_device *d, ar_queue *q, ar_packed **gives, const ar_packed *whole, const ar_part *part);
     void (*packed_destroy)(ar_device *d, ar_queue *q, ar_packed *p); /* p NULL: nothing */
     size_t (*packed_bytes)(const ar_packed *p); /* of the device's memory that it takes for itself */
+    /* The same before it is made: of packed_create, or (part not NULL, inside of it) of packed_part of that. Errors:
+     * AR_ERR_OVERFLOW. */
+    ar_status (*packed_room)(const ar_device *d, size_t *bytes, size_t batch, size_t rows, size_t k,
+                             const ar_part *part);
     /* q[i, k_at + k] = clamp(rint(a[i,k]*2^(sign*c[k] + 25 - e[i])), +-(2^25 - 1)), 0 where e or c says all zero or e
      * says non-finite. Rows [row_at, row_at + a's rows), columns [k_at, k_at + a's k). e: [batch, ALL rows of p]; c:
      * [batch, k of a] or NULL. */
@@ -293,8 +297,8 @@ typedef struct ar_device_ops {
 #define AR_DEVICE_SLOTS(X)                                                                               \
     X(queue_create) X(destroy) X(alloc) X(free) X(copy) X(zero) X(copy_strided) X(combine)               \
     X(gemm_f32) X(bias_act) X(col_exponents) X(row_exponents) X(packed_create) X(packed_part) X(packed_destroy) \
-    X(packed_bytes) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) X(acc_raise)   \
-    X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward) X(act_backward) X(gated_forward) X(gated_backward) X(dropout)  \
+    X(packed_bytes) X(packed_room) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) \
+    X(acc_raise) X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward) X(act_backward) X(gated_forward) X(gated_backward) X(dropout)  \
     X(norm_forward) X(norm_backward) X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward)       \
     X(rows_in_range) X(gather_rows) X(ce_max) X(ce_sum) X(ce_logits) X(ce_target) X(ce_terms)            \
     X(ce_backward) X(sum_squares) X(scale) X(round_bits) X(optimizer_step)

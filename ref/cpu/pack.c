@@ -18,9 +18,7 @@ ar_status ari_cpu_packed_create(ar_device *d, ARI_AT_ONCE, ar_packed **gives, si
     void *memory = NULL;
     ar_buf integers = {NULL};
     size_t n = 0;
-    AR_TRY_TO(done, st, ari_mul_size(&n, batch, rows));
-    AR_TRY_TO(done, st, ari_mul_size(&n, n, k));
-    AR_TRY_TO(done, st, ari_mul_size(&n, n, sizeof(int32_t)));
+    AR_TRY_TO(done, st, ari_cpu_packed_room(d, &n, batch, rows, k, NULL));
     AR_TRY_TO(done, st, ari_alloc(&memory, 1, sizeof(ar_packed), "a packed operand"));
     AR_TRY_TO(done, st, ari_cpu_alloc(d, q, &integers, n));
     ar_packed *p = memory;
@@ -65,6 +63,19 @@ void ari_cpu_packed_destroy(ar_device *d, ARI_AT_ONCE, ar_packed *p)
 size_t ari_cpu_packed_bytes(const ar_packed *p)
 {
     return p->part ? 0 : p->batch * p->rows * p->k * sizeof(int32_t);
+}
+
+/** Slot packed_room. */
+ar_status ari_cpu_packed_room(const ar_device *d, size_t *bytes, size_t batch, size_t rows, size_t k,
+                              const ar_part *part)
+{
+    (void)d;
+    *bytes = 0;
+    if (part) /* it lies where the whole does */
+        return AR_OK;
+    AR_TRY(ari_mul_size(bytes, batch, rows));
+    AR_TRY(ari_mul_size(bytes, *bytes, k));
+    return ari_mul_size(bytes, *bytes, sizeof(int32_t));
 }
 
 /* q = clamp(rint(x*2^c*2^(25-e))): ari_contract_quantise with its two powers of two taken out of the loop.

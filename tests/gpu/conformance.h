@@ -30,6 +30,7 @@ void packed_create_cases(device_pair *p);
 void packed_part_cases(device_pair *p);
 void packed_destroy_cases(device_pair *p);
 void packed_bytes_cases(device_pair *p);
+void packed_room_cases(device_pair *p);
 void pack_cases(device_pair *p);
 void gemm_i64_cases(device_pair *p);
 void gemm_round_cases(device_pair *p);

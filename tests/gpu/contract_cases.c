@@ -436,6 +436,43 @@ void packed_destroy_cases(device_pair *p)
     pair_end(p);
 }
 
+/* What packed_room said before is what packed_bytes says now. part NULL: of all of it. */
+static void expect_room(device_pair *p, int s, const ar_packed *made, size_t batch, size_t rows, size_t k,
+                        const ar_part *part)
+{
+    const ar_device_ops *ops = p->side[s]->ops;
+    size_t room = 0;
+    pair_ran(p, s, ops->packed_room(p->side[s], &room, batch, rows, k, part));
+    if (p->status == AR_OK && room != ops->packed_bytes(made))
+        pair_ran(p, s,
+                 ar_error_set(AR_ERR_INTERNAL, "%s of [%zu, %zu, %zu] takes %zu bytes, expected %zu",
+                              part ? "a part" : "all", batch, rows, k, ops->packed_bytes(made), room));
+}
+
+void packed_room_cases(device_pair *p)
+{
+    pair_begin(p, "operands and parts of them, of few terms and of many");
+    const pair_buf y = pair_words(p, "y", PAIR_W32, 16);
+    for (int i = 0; i < 60 && p->status == AR_OK; i++) {
+        const size_t rows = 1 + pair_below(p, 20), k = 1 + pair_below(p, i % 10 ? 60 : 9000);
+        ar_part at = {.matrix = pair_below(p, 2), .matrices = 1, .row = pair_below(p, rows), .col = pair_below(p, k)};
+        product whole = {.batch = 2}, part = {.batch = 1};
+        at.rows = 1 + pair_below(p, rows - at.row);
+        at.col = i % 2 ? 0 : at.col;
+        at.cols = i % 2 ? k : 1 + pair_below(p, k - at.col);
+        PAIR_RUN(p, packed_create, &whole.a[s], 2, rows, k, i % 3 > 0);
+        PAIR_RUN(p, packed_part, &part.a[s], whole.a[s], &at);
+        for (int s = 0; s < 2 && p->status == AR_OK; s++) {
+            expect_room(p, s, whole.a[s], 2, rows, k, NULL);
+            expect_room(p, s, part.a[s], 2, rows, k, &at);
+        }
+        destroy_packed(p, &part);
+        destroy_packed(p, &whole);
+    }
+    PAIR_RUN(p, zero, y.at[s], 64);
+    pair_end(p);
+}
+
 /* Each device has a form of its own: a byte or more a term, and of twice the matrices twice the bytes. */
 void packed_bytes_cases(device_pair *p)
 {
