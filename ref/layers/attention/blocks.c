@@ -43,12 +43,18 @@ static ari_keys both(ari_keys a, ari_keys b)
     return (ari_keys){a.first < b.first ? a.first : b.first, a.end > b.end ? a.end : b.end};
 }
 
-/* The keys that any of n > 0 queries sees. */
-static ari_keys hull(const ari_keys *visible, size_t n)
+static ari_keys keys_of(const ari_score_blocks *b, size_t sample, size_t query)
 {
-    ari_keys all = visible[0];
-    for (size_t i = 1; i < n; i++)
-        all = both(all, visible[i]);
+    return b->visible ? b->visible[sample * b->rows + query]
+                      : ari_order_keys(&b->order, ar_positions_at(&b->order.rows, query));
+}
+
+/* The keys that any of n > 0 queries of one run of positions sees. By order the first and the last say it. */
+static ari_keys hull(const ari_score_blocks *b, size_t sample, size_t first, size_t n)
+{
+    ari_keys all = keys_of(b, sample, first);
+    for (size_t i = b->visible ? 1 : n - 1; i < n; i++)
+        all = both(all, keys_of(b, sample, first + i));
     return all;
 }
 
@@ -57,13 +63,12 @@ static ari_keys hull(const ari_keys *visible, size_t n)
 static size_t height_at(const ari_score_blocks *b, size_t sample, size_t first, ari_keys *keys)
 {
     const size_t run = b->order.rows.count[0], end = first < run ? run : b->rows;
-    const ari_keys *visible = b->visible + sample * b->rows + first;
     const size_t most = b->rows / 8 > ARI_BLOCK_ROWS ? b->rows / 8 : ARI_BLOCK_ROWS;
     size_t n = 0;
-    *keys = visible[0];
+    *keys = keys_of(b, sample, first);
     while (first + n < end && n < most) {
         const size_t left = end - first - n, more = left < ARI_BLOCK_ROWS ? left : ARI_BLOCK_ROWS;
-        const ari_keys all = both(*keys, hull(visible + n, more));
+        const ari_keys all = both(*keys, hull(b, sample, first + n, more));
         if (n > 0 && (n + more) * (size_t)(all.end - all.first) > b->most)
             break;
         *keys = all;

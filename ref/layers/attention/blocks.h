@@ -30,7 +30,7 @@ double ari_order_pairs(const ari_order *o);
  * they are small. */
 typedef struct ari_score_blocks {
     ari_order order;
-    const ari_keys *visible; /* borrowed: [samples, rows] */
+    const ari_keys *visible; /* borrowed: [samples, rows]; NULL: what the order lets them see */
     size_t samples, kv_heads, group;
     size_t rows; /* of order.rows */
     size_t most; /* scores of a block */

@@ -104,7 +104,7 @@ static void done(const pass *p, const ar_operand *const *all, size_t n)
  * of them. Of a block with all keys only those that a query sees; others end where their queries' keys do. */
 static ar_status multiply(const pass *p, const ar_tensor *y, const ar_operand *a, const ar_operand *b, bool of_terms)
 {
-    const ar_band band = {&p->kept->seen[0].first, p->rows, of_terms};
+    const ar_band band = {(const int32_t *)p->kept->seen, p->rows, of_terms};
     const ar_epilogue seen = {.act = AR_ACT_NONE, .band = p->blocks.whole ? &band : NULL};
     ar_sum *s = NULL;
     AR_TRY(p->ctx->arith->contract(p->ctx, &s, a, b));

@@ -79,26 +79,39 @@ static void kept_destroy(ar_ctx *ctx, void *object)
     free(kept);
 }
 
+/* Of every query. On the host they stay where documents decide them. */
+static ar_status upload_keys(const ari_core *c, ar_ctx *ctx, ari_core_kept *kept, const ar_batch *batch, size_t rows)
+{
+    const size_t shape[3] = {batch->batch, rows, 2};
+    ari_keys *visible = NULL;
+    size_t n = 0;
+    AR_TRY(ar_ctx_tensor(ctx, &kept->keys, AR_I32, 3, shape));
+    AR_TRY(ari_mul_size(&n, batch->batch, rows));
+    AR_TRY(ari_alloc((void **)&kept->seen, rows, sizeof *kept->seen, "the keys that queries see"));
+    AR_TRY(ari_alloc((void **)&visible, n, sizeof *visible, "the keys that queries see"));
+    for (size_t i = 0; i < batch->batch; i++)
+        fill_sample(visible + i * rows, c, batch, i);
+    for (size_t i = 0; i < rows; i++)
+        kept->seen[i] = seen_by_any(visible + i, batch->batch, rows);
+    const ar_status st = ar_ctx_upload(ctx, &kept->keys, visible);
+    if (batch->documents)
+        kept->visible = visible;
+    else
+        free(visible);
+    return st;
+}
+
 ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_kept **gives, const ar_batch *batch)
 {
-    const size_t rows = ar_positions_count(&c->rows), shape[3] = {batch->batch, rows, 2};
+    const size_t rows = ar_positions_count(&c->rows);
     ari_core_kept *kept = NULL;
-    size_t n = 0;
     if (c->seq >= INT32_MAX)
         return ar_error_set(AR_ERR_SHAPE, "%s: a sequence of %zu positions; attention numbers fewer than %d", c->name,
                             c->seq, INT32_MAX);
-    AR_TRY(ari_mul_size(&n, batch->batch, rows));
     AR_TRY(ari_alloc_zero((void **)&kept, 1, sizeof *kept, "what an attention keeps"));
     AR_TRY(ari_step_own(ctx, kept, kept_destroy));
     kept->batch = batch->batch;
-    AR_TRY(ari_alloc((void **)&kept->visible, n, sizeof *kept->visible, "the keys that queries see"));
-    for (size_t i = 0; i < batch->batch; i++)
-        fill_sample(kept->visible + i * rows, c, batch, i);
-    AR_TRY(ari_alloc((void **)&kept->seen, rows, sizeof *kept->seen, "the keys that queries see"));
-    for (size_t i = 0; i < rows; i++)
-        kept->seen[i] = seen_by_any(kept->visible + i, batch->batch, rows);
-    AR_TRY(ar_ctx_tensor(ctx, &kept->keys, AR_I32, 3, shape));
-    AR_TRY(ar_ctx_upload(ctx, &kept->keys, kept->visible));
+    AR_TRY(upload_keys(c, ctx, kept, batch, rows));
     AR_TRY(upload_padding(ctx, kept, batch));
     AR_TRY(upload_additive(c, ctx, kept, batch));
     *gives = kept;
