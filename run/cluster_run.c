@@ -7,6 +7,7 @@
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
+#include "ref/dry/dry.h"
 #include "ref/layers/share.h"
 #include "ref/models/groups.h"
 #include "ref/models/model.h"
@@ -43,7 +44,7 @@ ar_status ari_trainer_create(ari_trainer *t, ar_ctx *ctx, const ari_cluster_opti
     AR_TRY_TO(failed, st, ari_model_list(&t->params, &t->n, t->model));
     if (o->weights)
         AR_TRY_TO(failed, st, ar_model_set(t->model, ctx, o->weights, o->weights_user));
-    else
+    else if (!o->dry)
         AR_TRY_TO(failed, st, ar_model_fresh(t->model, ctx, o->run.seed));
     AR_TRY_TO(failed, st, create_ddp(t, ctx, o));
     AR_TRY_TO(failed, st, create_optimizer(t, ctx, o));
@@ -73,7 +74,7 @@ typedef struct rank_result {
     float *loss; /* [max(steps, 1)] */
     uint64_t read, written;
     uint64_t calls[ARI_COLLECTIVE_KINDS];
-    ar_rank_memory memory;
+    ari_dry_memory memory;
 } rank_result;
 
 typedef struct job {
@@ -107,9 +108,10 @@ static ar_status run_steps(ari_trainer *t, ar_ctx *ctx, const ari_cluster_option
         ar_train_result step;
         AR_TRY(ar_train_step(&step, t->model, ctx, t->optimizer, &o->batch[i], (uint32_t)i + 1, &t->step));
         result->loss[i] = step.loss;
-        result->memory.stored = larger(result->memory.stored, step.stored_bytes);
+        result->memory.rank.stored = larger(result->memory.rank.stored, step.stored_bytes);
     }
-    measure(ctx, t, &result->memory);
+    measure(ctx, t, &result->memory.rank);
+    memcpy(result->memory.stored, ctx->stored, sizeof ctx->stored);
     return AR_OK;
 }
 
@@ -122,13 +124,9 @@ static ar_status train(ar_ctx *ctx, const ari_cluster_options *o, rank_result *r
     return st;
 }
 
-/* One rank on its device. */
-static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
+static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_options *o, rank_result *result)
 {
-    const job *j = arg;
-    const ari_cluster_options *o = j->o;
     const int r = ar_comm_rank(world);
-    rank_result *result = &j->rank[r];
     ar_ctx *ctx = NULL;
     ar_parallel_groups groups = {.tp = NULL};
     ar_status st = AR_OK;
@@ -157,13 +155,20 @@ static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
     for (int k = 0; k < ARI_COLLECTIVE_KINDS; k++)
         result->calls[k] = ar_ctx_calls(ctx, ari_collective_kind[k]);
     size_t now = 0;
-    ar_ctx_memory(ctx, &now, &result->memory.peak);
+    ar_ctx_memory(ctx, &now, &result->memory.rank.peak);
 done:
     if (st != AR_OK && o->run.process)
         st = ari_process_fail(world, st);
     ar_ctx_destroy(ctx);
     ar_parallel_groups_end(&groups);
     return st;
+}
+
+/* One rank on its device. */
+static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
+{
+    const job *j = arg;
+    return run_rank(world, device, j->o, &j->rank[ar_comm_rank(world)]);
 }
 
 static int threads_of(const ari_cluster_options *o, int ranks)
@@ -255,6 +260,43 @@ static ar_status run_processes(job *j, int ranks, float *losses)
     return share_results(j, ranks, losses);
 }
 
+/* --- a rank on nothing -------------------------------------------------------------------------------------------- */
+
+/* Somebody, where somebody listens: what is prepared for a tap takes memory. */
+static ar_status ignore(void *user, const ar_tap_event *event)
+{
+    (void)user, (void)event;
+    return AR_OK;
+}
+
+ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int rank, const ar_device *like)
+{
+    ari_cluster_options own = *o;
+    ar_comm *world = NULL;
+    ar_device *device = NULL;
+    float loss = 0.0f;
+    rank_result result = {.loss = &loss};
+    ar_status st = AR_OK;
+    own.run.steps = o->run.steps > 0;
+    own.run.fault = AR_FAULT_NONE;
+    own.run.process = NULL;
+    own.dry = true;
+    own.weights = NULL;
+    own.body = NULL;
+    own.tap = o->tap ? ignore : NULL;
+    own.tap_user = NULL;
+    AR_TRY_TO(done, st, ari_dry_comm_create(&world, rank, ar_parallel_world(&o->run.parallel)));
+    AR_TRY_TO(done, st, ari_dry_device_create(&device, like));
+    AR_TRY_TO(done, st, run_rank(world, device, &own, &result));
+    *m = result.memory;
+done:
+    ar_device_destroy(device);
+    ar_comm_destroy(world);
+    return st;
+}
+
+/* --- all ranks ---------------------------------------------------------------------------------------------------- */
+
 static void collect(ari_cluster_result *result, ar_rank_memory *memory, const rank_result *rank, size_t n)
 {
     for (size_t r = 0; r < n; r++) {
@@ -262,7 +304,7 @@ static void collect(ari_cluster_result *result, ar_rank_memory *memory, const ra
         result->bytes += moved;
         result->bytes_per_rank_max = moved > result->bytes_per_rank_max ? moved : result->bytes_per_rank_max;
         if (memory)
-            memory[r] = rank[r].memory;
+            memory[r] = rank[r].memory.rank;
     }
     memcpy(result->calls, rank[0].calls, sizeof result->calls);
 }

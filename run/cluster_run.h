@@ -5,6 +5,7 @@
 #include "anyrank/model.h"
 #include "anyrank/run.h"
 #include "anyrank/train.h"
+#include "ref/context/context.h"
 
 /* Training steps of a model on N simulated ranks. */
 typedef struct ari_cluster_options {
@@ -16,6 +17,7 @@ typedef struct ari_cluster_options {
     void *weights_user;
     uint64_t attempt;       /* which of several runs alike this is, from 0 */
     bool forward_only;      /* neither a DDP object nor an optimizer */
+    bool dry;               /* on a device without contents: parameters get no values */
     ar_tap_fn tap;          /* NULL: nobody listens */
     void **tap_user;        /* [world] */
     ar_rank_memory *memory; /* [world], written where the run succeeds; NULL: not asked for */
@@ -40,6 +42,17 @@ typedef struct ari_cluster_result {
 
 /** Errors: the first rank's, with the table of ranks in ar_error_message. */
 AR_NODISCARD ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options *o);
+
+typedef struct ari_dry_memory {
+    ar_rank_memory rank;
+    size_t stored[ARI_USES]; /* of what is stored; the rest is units' */
+} ari_dry_memory;
+
+/** The memory of one rank, by one step of it on nothing: no rank runs, no weight is drawn, no value is computed, and no
+ *  memory of the model's size is taken. A body is not looked at, nor a fault. like: whose operands and blocks are
+ *  counted; NULL: the CPU device's. Errors: those of a rank that runs, but for what its values say. */
+AR_NODISCARD ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int rank,
+                                       const ar_device *like);
 
 /* What a rank trains with: its part of a model, the data-parallel object over its parameters, the optimizer. A step is
  * ar_train_step on its model, optimizer and options. */

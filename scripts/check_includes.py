@@ -9,8 +9,8 @@ bench, a subcommand, stands on cli/options. io stands on core, under models and 
 and io; dump, which reads other people's tensors and per-rank files, on io and models; abi, what other languages load,
 on core, io and dump; plan, which says what a plan does, on models and sim/plan; comm, what moves data between ranks,
 on core; context, what a rank holds, on both, under placement and arith; process, how processes connect and agree, on
-core, comm and io; the communicators (sim, mpi, gpu/nccl) on core and comm, mpi and gpu/nccl also on process, gpu/nccl
-also on what gpu tells of a device; process/transport, which chooses among these, on them; the baseline on the scalar
+core, comm and io; dry, a rank on nothing, on core, comm and cpu; the communicators (sim, mpi, gpu/nccl) on core and
+comm, mpi and gpu/nccl also on process, gpu/nccl also on what gpu tells of a device; process/transport, which chooses among these, on them; the baseline on the scalar
 definitions and the parsed config and nothing else. What predicts or checks collectives (sim/plan, the baseline,
 tests/sim/plain*.h) may not reach comm. Calls point the same way, whatever header declares the function. A type,
 function, enumerator or macro ar_* or ari_* is defined in one file. How many functions and types of another folder a
@@ -48,6 +48,7 @@ ALLOWED = {
     "ref/placement": ["ref/core", "ref/context"],
     "ref/numerics": ["ref/core"],
     "ref/cpu": ["ref/core", "ref/numerics"],
+    "ref/dry": ["ref/core", "ref/comm", "ref/cpu"],
     "ref/arith": ["ref/core", "ref/context", "ref/numerics"],
     "ref/io": ["ref/core"],
     "ref/layers": ["ref/core", "ref/context", "ref/placement", "ref/numerics", "ref/arith"],
@@ -62,8 +63,8 @@ ALLOWED = {
     "mpi": ["ref/core", "ref/comm", "process"],
     "gpu": ["ref/core", "ref/numerics"],
     "gpu/nccl": ["ref/core", "ref/comm", "process", "gpu"],
-    "run": ["ref/core", "ref/context", "ref/comm", "process", "ref/numerics", "ref/layers", "ref/io", "ref/models",
-            "ref/train", "sim/plan", "planner"],
+    "run": ["ref/core", "ref/context", "ref/comm", "process", "ref/numerics", "ref/dry", "ref/layers", "ref/io",
+            "ref/models", "ref/train", "sim/plan", "planner"],
     "plan": ["ref/core", "ref/io", "ref/models", "sim/plan"],
     "planner": ["ref/core", "ref/io", "ref/layers", "ref/models", "sim/plan"],
     "dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
@@ -160,6 +161,7 @@ FORBIDDEN_SYSTEM = {
     "ref/placement": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "ref/comm": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "ref/context": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "ref/dry": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "ref/cpu": re.compile(rf"(?:{CUDA}|mpi\.h)$"),
     "sim": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "process": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),

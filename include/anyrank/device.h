@@ -305,12 +305,14 @@ typedef struct ar_device_ops {
 /* clang-format on */
 
 /** An instance: its table, how many threads of the host a kernel may use, and how many bytes of a value that several
- *  kernels pass on to each other are worked on at a time: its cache holds a few such pieces. Of one rank; ranks may share
- *  a GPU. */
+ *  kernels pass on to each other are worked on at a time: its cache holds a few such pieces. Hollow: its memory has no
+ *  contents and its kernels do nothing (ref/dry); thin: nor does it want all pieces of a value, but those that need most
+ *  memory. Of one rank; ranks may share a GPU. */
 struct ar_device {
     const ar_device_ops *ops;
     int threads;
     size_t block_bytes;
+    bool hollow, thin;
 };
 
 /* The CPU device's block_bytes. A second cache level alone would hold too few rows to be worth their packing: measured at

@@ -5,12 +5,23 @@
 #include "anyrank/context.h"
 #include "ref/core/axis.h"
 
+/* What a model's step takes memory for: its parts, by who asks. */
+typedef enum ari_use {
+    ARI_USE_OUTER, /* embedding, last norm */
+    ARI_USE_ATTENTION,
+    ARI_USE_MLP,
+    ARI_USE_BETWEEN, /* norms and residuals, and what stages send each other */
+    ARI_USE_LOGITS,
+    ARI_USES
+} ari_use;
+
 /* One thing the step owns: a buffer of the device, or an object with its own destructor. */
 typedef struct ari_owned {
     struct ari_owned *next, *prev;
     uint64_t number;                          /* rises from one to the next */
     ar_buf buf;                               /* what it is found by */
     size_t bytes;                             /* 0 for objects */
+    ari_use use;                              /* ar_ctx.use when it was given */
     void (*destroy)(ar_ctx *c, void *object); /* NULL: buf is device memory */
     int life;                                 /* ar_ctx.life when it was given */
     int holds;                                /* of ari_step_hold */
@@ -92,6 +103,8 @@ struct ar_ctx {
     uint64_t given;  /* the number of the newest thing that the step was given */
     ari_owned owned; /* head of a ring of everything that ends with the step, the newest first */
     size_t bytes_now, bytes_peak;
+    ari_use use;             /* of what the step is given now */
+    size_t stored[ARI_USES]; /* when ari_step_stored last raised something */
 };
 
 /** ar_ctx_create with this arithmetic, borrowed, in place of that of the options' numerics and precision. */
@@ -113,6 +126,10 @@ static inline void ari_step_gave(ar_ctx *c, size_t bytes)
 {
     c->bytes_now -= bytes;
 }
+/** The memory that t lies in is for what the step is given now. */
+void ari_step_claim(ar_ctx *c, const ar_tensor *t);
+/** Raises *most to the bytes of step memory now, and remembers what they are for. */
+void ari_step_stored(ar_ctx *c, size_t *most);
 /** Makes the step own an object: destroy(c, object) runs at its end. On failure the object is destroyed at once. */
 AR_NODISCARD ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void *object));
 /** Ends an owned object early. */
@@ -128,7 +145,8 @@ void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *kept);
 
 /** Ends all that the step was given in a life (ar_ctx.life), the newest first. */
 void ari_step_end_life(ar_ctx *c, int life);
-/** The memory that t lies in stays, also where it is given back or its life ends, until it has been let go as often.
+/** The memory that t lies in stays, also where it is given back or its life ends, until it has been let go as often; it
+ *  is for who holds it.
  *  Memory that is not the step's is left alone. */
 void ari_step_hold(ar_ctx *c, const ar_tensor *t);
 void ari_step_let_go(ar_ctx *c, const ar_tensor *t);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The memory of a step: what it is given, and when that ends. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/context/context.h"
 #include "ref/core/queue_impl.h"
@@ -64,6 +65,7 @@ static ar_status own(ar_ctx *c, ar_buf buf, size_t bytes, void (*destroy)(ar_ctx
                      .number = ++c->given,
                      .buf = buf,
                      .bytes = bytes,
+                     .use = c->use,
                      .destroy = destroy,
                      .life = c->life};
     o->next->prev = o;
@@ -139,8 +141,10 @@ static ari_owned *memory_of(ar_ctx *c, const ar_tensor *t)
 void ari_step_hold(ar_ctx *c, const ar_tensor *t)
 {
     ari_owned *o = memory_of(c, t);
-    if (o)
-        o->holds++;
+    if (!o)
+        return;
+    o->holds++;
+    o->use = c->use;
 }
 
 void ari_step_let_go(ar_ctx *c, const ar_tensor *t)
@@ -179,6 +183,23 @@ void ar_ctx_release(ar_ctx *c, ar_tensor *t)
 {
     ari_step_free(c, t->data);
     t->data.ptr = NULL;
+}
+
+void ari_step_claim(ar_ctx *c, const ar_tensor *t)
+{
+    ari_owned *o = memory_of(c, t);
+    if (o)
+        o->use = c->use;
+}
+
+void ari_step_stored(ar_ctx *c, size_t *most)
+{
+    if (c->bytes_now <= *most)
+        return;
+    *most = c->bytes_now;
+    memset(c->stored, 0, sizeof c->stored);
+    for (const ari_owned *o = c->owned.next; o != &c->owned; o = o->next)
+        c->stored[o->use] += o->bytes;
 }
 
 void ar_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak)

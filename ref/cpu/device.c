@@ -26,6 +26,12 @@ void ari_cpu_destroy(ar_device *d)
 #define FILL_SLOT(slot) .slot = ari_cpu_##slot,
 static const ar_device_ops cpu_ops = {.name = "cpu", .host_reaches = true, AR_DEVICE_SLOTS(FILL_SLOT)};
 
+const ar_device *ari_cpu_form(void)
+{
+    static const ar_device form = {.ops = &cpu_ops, .threads = 1, .block_bytes = AR_CPU_BLOCK_BYTES};
+    return &form;
+}
+
 /* Subnormals are part of the numbers that are promised: bits 15 (flush to zero) and 6 (denormals are zero) of MXCSR
  * must be clear, as must bits 24 (flush to zero) and 0 (flush inputs to zero) of ARM's FPCR. They are per thread; a
  * library linked with -ffast-math sets them behind one's back. */

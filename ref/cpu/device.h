@@ -41,6 +41,10 @@ typedef struct ari_cpu_device {
     const ari_exact_path *path; /* how it makes the integer sums of an exact contraction */
 } ari_cpu_device;
 
+/** What is the same of every CPU device, with no memory and no path: for who asks how large things are. Static
+ *  storage. */
+const ar_device *ari_cpu_form(void);
+
 /* --- the processor ------------------------------------------------------------------------------------------------ */
 
 /** Whether it has all of these, space-separated, as /proc/cpuinfo of Linux spells them: "avx2 fma avx_vnni avx512f

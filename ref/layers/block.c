@@ -10,6 +10,7 @@
 typedef struct branch {
     ar_module *before, *of, *after;
     ari_dropout dropout;
+    ari_use use; /* of what `of` takes */
 } branch;
 
 typedef struct block_module {
@@ -39,7 +40,9 @@ static ar_status make(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *
                       const ar_tensor *in, const ar_batch *batch)
 {
     ar_tensor made, normed;
+    ctx->use = b->use;
     AR_TRY(ar_module_forward(b->of, ctx, saved, &made, in, batch));
+    ctx->use = ARI_USE_BETWEEN;
     if (!b->after)
         return add(&b->dropout, ctx, y, x, &made);
     AR_TRY(ar_module_forward(b->after, ctx, saved, &normed, &made, batch));
@@ -98,7 +101,9 @@ static ar_status back_through(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_
     normed = dropped;
     if (b->after)
         AR_TRY(ar_module_backward(b->after, ctx, saved, &normed, &dropped, batch));
+    ctx->use = b->use;
     AR_TRY(ar_module_backward(b->of, ctx, saved, din, &normed, batch));
+    ctx->use = ARI_USE_BETWEEN;
     ari_release_placed(ctx, &normed, &dropped);
     ari_release_placed(ctx, &dropped, dy);
     return AR_OK;
@@ -198,6 +203,8 @@ static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options 
     const bool before = o.norm_place != AR_NORM_AFTER, after = o.norm_place != AR_NORM_BEFORE;
     char name[96];
     split_branches(&o);
+    m->attention.use = ARI_USE_ATTENTION;
+    m->mlp.use = ARI_USE_MLP;
     if (before)
         AR_TRY(create_norm(&m->attention.before, m, ctx, &o, o.norm1 ? o.norm1 : "norm1",
                            o.split ? o.split->norm1 : stream));

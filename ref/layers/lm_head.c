@@ -127,6 +127,8 @@ ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const 
     ar_tensor logits;
     ar_ctx_place(ctx, batch);
     AR_TRY(ari_linear_forward(&l->linear, ctx, saved, &logits, x, AR_ACT_NONE, NULL));
+    ctx->use = ARI_USE_LOGITS;
+    ari_step_claim(ctx, &logits);
     if (saved)
         ar_param_use(l->linear.weight[0]);
     if (loss_parallel(l))

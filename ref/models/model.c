@@ -342,6 +342,7 @@ ar_status ari_model_between(const ar_model *m, ar_ctx *ctx, ar_tensor *t, const 
 {
     const ar_positions own = ari_own_positions(ctx, batch->seq, true);
     const size_t shape[3] = {batch->batch, ar_positions_count(&own), m->config.hidden};
+    ctx->use = ARI_USE_BETWEEN;
     return ar_ctx_tensor(ctx, t, ctx->activations, 3, shape);
 }
 
@@ -360,6 +361,7 @@ static ar_status forward_end(ar_model *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     const ari_family *f = ari_family_of(m->config.arch);
     if (m->ranks > 1 && m->head && ar_faulty(ctx, AR_FAULT_pp_loss_last_micro_batch))
         AR_TRY(ar_lm_head_zero(m->head, ctx));
+    ctx->use = ARI_USE_OUTER;
     if (m->final_norm)
         AR_TRY(forward_module(m->final_norm, ctx, saved, x, batch));
     ari_span_begin("%s:fwd", m->head ? ari_part_path(f, ARI_HEAD) : "loss");
@@ -372,12 +374,14 @@ ar_status ar_model_stage_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, int 
     const stage s = stage_of(m, i);
     ar_tensor at;
     ar_ctx_place(ctx, batch);
+    ctx->use = ARI_USE_OUTER;
     if (s.first) {
         ari_span_begin("%s:fwd", ari_family_of(m->config.arch)->embedded);
         AR_TRY(ari_span_end(ar_embedding_forward(m->embedding, ctx, saved, &at, batch)));
     } else {
         at = *x;
     }
+    ctx->use = ARI_USE_BETWEEN;
     for (size_t layer = s.begin; layer < s.end; layer++)
         AR_TRY(forward_module(m->blocks[layer], ctx, saved, &at, batch));
     if (s.last)
@@ -430,18 +434,21 @@ ar_status ar_model_stage_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, int
     const stage s = stage_of(m, i);
     ar_tensor at;
     ar_ctx_place(ctx, batch);
+    ctx->use = ARI_USE_OUTER;
     if (s.last)
         AR_TRY(backward_loss(m, ctx, saved, &at, batch));
     else
         at = *dy;
     if (s.last && m->final_norm)
         AR_TRY(backward_module(m->final_norm, ctx, saved, &at, batch));
+    ctx->use = ARI_USE_BETWEEN;
     for (size_t layer = s.end; layer-- > s.begin;)
         AR_TRY(backward_module(m->blocks[layer], ctx, saved, &at, batch));
     if (!s.first) {
         *dx = at;
         return AR_OK;
     }
+    ctx->use = ARI_USE_OUTER;
     ari_span_begin("%s:bwd", ari_family_of(m->config.arch)->embedded);
     return ari_span_end(ar_embedding_backward(m->embedding, ctx, saved, &at, batch));
 }

@@ -158,7 +158,6 @@ static ar_status send(pipeline *p, const ar_pp_operation *op)
 static ar_status forward(pipeline *p, const ar_pp_operation *op, visit *v, int life)
 {
     flow *f = &v->flow[FORWARD];
-    size_t now = 0, peak = 0;
     AR_TRY(await(p, f));
     if (op->stage > 0)
         AR_TRY(ari_fault_received(p->ctx, AR_FAULT_pp_stale_activation, &p->before[FORWARD], &f->taken));
@@ -167,8 +166,7 @@ static ar_status forward(pipeline *p, const ar_pp_operation *op, visit *v, int l
                                   &p->micro[op->micro]));
     if (!is_last_stage(p, op))
         AR_TRY(ari_step_take_out(p->ctx, &f->memory, &f->made));
-    ar_ctx_memory(p->ctx, &now, &peak);
-    p->result->stored_bytes = now > p->result->stored_bytes ? now : p->result->stored_bytes;
+    ari_step_stored(p->ctx, &p->result->stored_bytes);
     if (p->o->forward_only)
         ari_step_end_life(p->ctx, life);
     return AR_OK;

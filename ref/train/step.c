@@ -157,11 +157,9 @@ static ar_status own_batches(ar_batch **gives, size_t *n, size_t *most, const ar
 static ar_status forward_micro(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch,
                                size_t index, ar_train_result *result)
 {
-    size_t now = 0, peak = 0;
     ari_span_begin("micro-batch %zu:fwd", index);
     AR_TRY(ari_span_end(forward(what, ctx, saved, batch)));
-    ar_ctx_memory(ctx, &now, &peak);
-    result->stored_bytes = now > result->stored_bytes ? now : result->stored_bytes;
+    ari_step_stored(ctx, &result->stored_bytes);
     return AR_OK;
 }
 

@@ -35,7 +35,19 @@ ari_score_blocks ari_score_blocks_of(const ari_order *order, const ari_keys *vis
                               .group = group,
                               .rows = rows,
                               .most = most,
-                              .whole = group * rows * order->seq <= most / LARGER && !ring};
+                              .whole = group * rows * order->seq <= most / LARGER && !ring,
+                              .ring = ring};
+}
+
+/* Without documents samples and heads see alike. */
+void ari_score_blocks_thin(ari_score_blocks *b)
+{
+    size_t *const alike[] = {&b->group, &b->kv_heads, &b->samples};
+    b->thin = true;
+    for (size_t i = 0, left = 2; i < 3 && !b->whole && !b->visible; i++) {
+        *alike[i] = *alike[i] < left ? *alike[i] : left;
+        left = *alike[i] > 1 ? 1 : left;
+    }
 }
 
 static ari_keys both(ari_keys a, ari_keys b)
@@ -77,7 +89,7 @@ static size_t height_at(const ari_score_blocks *b, size_t sample, size_t first, 
     return n;
 }
 
-bool ari_next_block(const ari_score_blocks *b, ar_part *at)
+static bool next(const ari_score_blocks *b, ar_part *at)
 {
     const size_t height = b->group * b->rows, seq = b->order.seq, matrices = b->samples * b->kv_heads;
     const bool first = at->matrices == 0, goes_on = !first && at->row + at->rows < height;
@@ -95,5 +107,23 @@ bool ari_next_block(const ari_score_blocks *b, ar_part *at)
     const size_t from = (size_t)keys.first / KEY_STEP * KEY_STEP;
     const size_t end = ((size_t)keys.end + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
     *at = (ar_part){matrix, 1, row, rows, from, (end < seq ? end : seq) - from};
+    return true;
+}
+
+/* Keys of one place of a ring may be fewer in a block of as many. */
+static bool covers(const ari_score_blocks *b, const ar_part *a, const ar_part *other)
+{
+    const bool keys =
+        b->ring ? a->col <= other->col && a->col + a->cols >= other->col + other->cols : a->cols >= other->cols;
+    return a->matrices >= other->matrices && a->rows >= other->rows && keys;
+}
+
+bool ari_next_block(const ari_score_blocks *b, ar_part *at)
+{
+    const bool first = at->matrices == 0;
+    if (!next(b, at))
+        return false;
+    for (ar_part then = *at; b->thin && !first && next(b, &then) && covers(b, &then, at);)
+        *at = then;
     return true;
 }

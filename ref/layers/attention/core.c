@@ -37,6 +37,8 @@ static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *kept)
               .rows = ar_positions_count(&c->rows)};
     p.blocks = ari_score_blocks_of(&order, kept->visible, kept->batch, c->kv_heads, p.group,
                                    ctx->device->block_bytes / sizeof(float), ar_comm_size(ctx->ring) > 1);
+    if (ctx->device->thin)
+        ari_score_blocks_thin(&p.blocks);
     return p;
 }
 

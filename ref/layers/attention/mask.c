@@ -86,6 +86,8 @@ static ar_status upload_keys(const ari_core *c, ar_ctx *ctx, ari_core_kept *kept
     ari_keys *visible = NULL;
     size_t n = 0;
     AR_TRY(ar_ctx_tensor(ctx, &kept->keys, AR_I32, 3, shape));
+    if (ctx->device->hollow && !batch->documents)
+        return AR_OK;
     AR_TRY(ari_mul_size(&n, batch->batch, rows));
     AR_TRY(ari_alloc((void **)&kept->seen, rows, sizeof *kept->seen, "the keys that queries see"));
     AR_TRY(ari_alloc((void **)&visible, n, sizeof *visible, "the keys that queries see"));

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/queue_impl.h"
+#include "ref/core/size.h"
+#include "ref/cpu/device.h"
+#include "ref/dry/dry.h"
+
+/* No process has memory there; whoever reads it ends. */
+#define FIRST ((uintptr_t)1 << 62)
+#define LAST ((uintptr_t)3 << 62)
+
+typedef struct dry_device {
+    ar_device base;
+    const ar_device *like;
+    uintptr_t next; /* address */
+} dry_device;
+
+/* --- queues ------------------------------------------------------------------------------------------------------- */
+
+/* On streams, so that whoever copies asks the device. They have nothing under way. */
+static ar_status stream_mark(ari_stream *s, ari_mark **m)
+{
+    if (*m)
+        return AR_OK;
+    AR_TRY(ari_alloc((void **)m, 1, sizeof **m, "a mark"));
+    **m = (ari_mark){s->ops};
+    return AR_OK;
+}
+
+static ar_status stream_wait(ari_stream *s, const ari_mark *m)
+{
+    (void)s, (void)m;
+    return AR_OK;
+}
+
+static ar_status stream_await(const ari_mark *m, uint64_t timeout_ns)
+{
+    (void)m, (void)timeout_ns;
+    return AR_OK;
+}
+
+static ar_status stream_poll(const ari_mark *m, bool *done)
+{
+    (void)m;
+    *done = true;
+    return AR_OK;
+}
+
+static void mark_destroy(ari_mark *m)
+{
+    free(m);
+}
+
+static void stream_destroy(ari_stream *s)
+{
+    free(s);
+}
+
+static ar_status dry_queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name)
+{
+    static const ari_stream_ops ops = {.mark = stream_mark,
+                                       .wait = stream_wait,
+                                       .await = stream_await,
+                                       .poll = stream_poll,
+                                       .mark_destroy = mark_destroy,
+                                       .destroy = stream_destroy};
+    ari_stream *s = NULL;
+    (void)kind;
+    AR_TRY(ari_alloc((void **)&s, 1, sizeof *s, "a stream"));
+    *s = (ari_stream){.ops = &ops, .device = d};
+    const ar_status st = ari_queue_create_on(gives, AR_QUEUE_INLINE, name, s);
+    if (st != AR_OK)
+        free(s);
+    return st;
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+/* Each its own address, also what is given after another was freed: memory is found by its address. */
+static ar_status dry_alloc(ar_device *device, ar_queue *q, ar_buf *gives, size_t bytes)
+{
+    dry_device *d = (dry_device *)device;
+    const size_t unit = 64;
+    (void)q;
+    if (bytes > LAST - d->next - 2 * unit)
+        return ar_error_set(AR_ERR_OVERFLOW, "%zu bytes more than there are addresses", bytes);
+    gives->ptr = (void *)d->next;
+    d->next += (bytes / unit + 1) * unit;
+    return AR_OK;
+}
+
+static void dry_free(ar_device *d, ar_queue *q, ar_buf b)
+{
+    (void)d, (void)q, (void)b;
+}
+
+/* To the host. */
+static ar_status dry_copy(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes)
+{
+    (void)d, (void)q, (void)src;
+    if ((uintptr_t)dst.ptr < FIRST && bytes > 0)
+        memset(dst.ptr, 0, bytes);
+    return AR_OK;
+}
+
+static void dry_destroy(ar_device *d)
+{
+    free(d);
+}
+
+/* --- operands ----------------------------------------------------------------------------------------------------- */
+
+/* What an ar_packed of this device is. */
+typedef struct packed {
+    size_t batch, rows, k, bytes;
+} packed;
+
+static ar_status give_packed(ar_packed **gives, packed form)
+{
+    void *memory = NULL;
+    AR_TRY(ari_alloc(&memory, 1, sizeof form, "a packed operand"));
+    *(packed *)memory = form;
+    *gives = memory;
+    return AR_OK;
+}
+
+static const packed *packed_of(const ar_packed *p)
+{
+    return (const packed *)(const void *)p;
+}
+
+static ar_status dry_packed_create(ar_device *d, ar_queue *q, ar_packed **gives, size_t batch, size_t rows, size_t k,
+                                   bool split)
+{
+    const ar_device *like = ((const dry_device *)d)->like;
+    packed form = {.batch = batch, .rows = rows, .k = k};
+    (void)q, (void)split;
+    AR_TRY(like->ops->packed_room(like, &form.bytes, batch, rows, k, NULL));
+    return give_packed(gives, form);
+}
+
+static ar_status dry_packed_part(ar_device *d, ar_queue *q, ar_packed **gives, const ar_packed *whole,
+                                 const ar_part *part)
+{
+    const ar_device *like = ((const dry_device *)d)->like;
+    const packed *of = packed_of(whole);
+    packed form = {.batch = part->matrices, .rows = part->rows, .k = part->cols};
+    (void)q;
+    AR_TRY(ar_part_check(part, of->batch, of->rows, of->k, "packed_part"));
+    AR_TRY(like->ops->packed_room(like, &form.bytes, of->batch, of->rows, of->k, part));
+    return give_packed(gives, form);
+}
+
+static void dry_packed_destroy(ar_device *d, ar_queue *q, ar_packed *p)
+{
+    (void)d, (void)q;
+    free(p);
+}
+
+static size_t dry_packed_bytes(const ar_packed *p)
+{
+    return packed_of(p)->bytes;
+}
+
+static ar_status dry_packed_room(const ar_device *d, size_t *bytes, size_t batch, size_t rows, size_t k,
+                                 const ar_part *part)
+{
+    const ar_device *like = ((const dry_device *)d)->like;
+    return like->ops->packed_room(like, bytes, batch, rows, k, part);
+}
+
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
+
+/* A slot that does nothing. Its arguments have names because C wants them. */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#define NOTHING(slot, ...)                                                   \
+    static ar_status dry_##slot(ar_device *device, ar_queue *q, __VA_ARGS__) \
+    {                                                                        \
+        return AR_OK;                                                        \
+    }
+typedef const ar_tensor *tensor;
+typedef const ar_row_sum *row_sum;
+typedef const struct ari_optimizer_constants *constants;
+
+NOTHING(zero, ar_buf to, size_t bytes)
+NOTHING(copy_strided, tensor to, tensor from)
+NOTHING(combine, ar_buf out, const ar_cbuf *in, int n, size_t count, ar_dtype t, ar_op op)
+NOTHING(gemm_f32, tensor c, tensor a, tensor b, bool add, ar_precision operands)
+NOTHING(bias_act, tensor y, ar_cbuf bias, ar_activation act, tensor z)
+NOTHING(col_exponents, ar_buf c, tensor b, bool max_into)
+NOTHING(row_exponents, ar_buf e, tensor a, ar_cbuf c, int sign, bool max_into)
+NOTHING(pack, ar_packed *p, size_t row_at, size_t k_at, tensor a, ar_cbuf c, int sign, ar_cbuf e)
+NOTHING(gemm_i64, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs, bool add)
+NOTHING(gemm_round, tensor y, const ar_packed *a, const ar_packed *b, ar_cbuf e, ar_cbuf f, ar_cbuf bias,
+        ar_activation act, tensor z, const ar_band *band)
+NOTHING(gemm_acc, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b, ar_cbuf e, ar_cbuf f)
+NOTHING(round_i64, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count, size_t n, ar_cbuf e, ar_cbuf f)
+NOTHING(acc_add, ar_buf t, ar_buf hl, size_t rows, tensor terms, ar_cbuf row_of)
+NOTHING(acc_raise, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n)
+NOTHING(acc_value, tensor y, ar_cbuf t, ar_cbuf hl, size_t n)
+NOTHING(sum_rows_f32, ar_buf acc, size_t rows, tensor terms, ar_cbuf row_of)
+NOTHING(add, tensor y, tensor a, tensor b)
+NOTHING(mul, tensor y, tensor a, tensor b)
+NOTHING(fill, tensor y, float value)
+NOTHING(softcap, tensor y, tensor x, float scale, double cap)
+NOTHING(softcap_backward, tensor dx, tensor dy, tensor x, float scale, double cap)
+NOTHING(act_backward, tensor dx, tensor dy, tensor x, ar_activation act, row_sum dbias)
+NOTHING(gated_forward, tensor y, tensor gate, tensor up, ar_activation act)
+NOTHING(gated_backward, tensor dgate, tensor dup, tensor dy, tensor gate, tensor up, ar_activation act,
+        row_sum dgate_bias, row_sum dup_bias)
+NOTHING(dropout, tensor y, tensor sum, tensor x, tensor residual, const ar_dropout *which)
+NOTHING(norm_forward, ar_norm_kind kind, tensor y, ar_buf mean, ar_buf rstd, tensor x, ar_cbuf gamma, ar_cbuf beta,
+        double eps)
+NOTHING(norm_backward, ar_norm_kind kind, tensor dx, tensor sum, tensor dy, tensor x, ar_cbuf mean, ar_cbuf rstd,
+        ar_cbuf gamma, tensor residual, row_sum dgamma, row_sum dbeta)
+NOTHING(rope_tables, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim, const ar_rope *rope)
+NOTHING(rope, tensor y, tensor x, ar_cbuf cos, ar_cbuf sin, int direction)
+NOTHING(softmax_forward, ar_buf probs, ar_cbuf scores, ar_buf max, ar_buf sum, bool known, float scale,
+        const ar_scores *block, const ar_mask *mask)
+NOTHING(softmax_backward, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot, bool known, float scale,
+        const ar_scores *block, const ar_mask *mask)
+NOTHING(rows_in_range, ar_buf row_of, ar_cbuf ids, size_t n, int64_t start, int64_t count)
+NOTHING(gather_rows, tensor y, tensor w, ar_cbuf row_of)
+NOTHING(ce_max, ar_buf key, tensor logits)
+NOTHING(ce_sum, ar_buf sum, tensor logits, ar_cbuf key, size_t v)
+NOTHING(ce_logits, ar_buf sum, tensor logits, ar_cbuf e, size_t v)
+NOTHING(ce_target, ar_buf bits, tensor logits, ar_cbuf row_of)
+NOTHING(ce_terms, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits, ar_cbuf valid, ar_cbuf e, ar_cbuf logits,
+        const ar_loss_options *o, size_t n, size_t v)
+NOTHING(ce_backward, tensor dlogits, tensor logits, ar_cbuf key, ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid,
+        const ar_loss_options *o, double targets, size_t v)
+NOTHING(sum_squares, ar_buf sums, tensor g, ar_cbuf e)
+NOTHING(scale, tensor y, tensor x, float factor)
+NOTHING(round_bits, tensor y, tensor x, int bits)
+NOTHING(optimizer_step, tensor w, ar_buf master, ar_buf m, ar_buf v, tensor g, constants k)
+
+/* --- the device --------------------------------------------------------------------------------------------------- */
+
+ar_status ari_dry_device_create(ar_device **gives, const ar_device *like)
+{
+#define SLOT(slot) .slot = dry_##slot,
+    static const ar_device_ops reached = {.name = "dry", .host_reaches = true, AR_DEVICE_SLOTS(SLOT)};
+    static const ar_device_ops apart = {.name = "dry", .host_reaches = false, AR_DEVICE_SLOTS(SLOT)};
+#undef SLOT
+    dry_device *d = NULL;
+    like = like ? like : ari_cpu_form();
+    AR_TRY(ari_alloc((void **)&d, 1, sizeof *d, "a device"));
+    *d = (dry_device){.base = {.ops = like->ops->host_reaches ? &reached : &apart,
+                               .threads = 1,
+                               .block_bytes = like->block_bytes,
+                               .hollow = true,
+                               .thin = like->ops->host_reaches},
+                      .like = like,
+                      .next = FIRST};
+    *gives = &d->base;
+    return AR_OK;
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A rank on nothing: what the layers, the step and data parallelism ask for is counted, and that is all. Its memory is
+ * addresses that nobody reads, its kernels do nothing, and its collectives end at once, without peers. What comes from
+ * it to the host is zeros. */
+#ifndef ARI_DRY_DRY_H
+#define ARI_DRY_DRY_H
+
+#include "anyrank/comm.h"
+#include "anyrank/device.h"
+
+/** A device whose buffers, operands and blocks are as large as those of `like`, which is borrowed; NULL: the CPU
+ *  device. Its queues are inline, whatever is asked for. Gives; ar_device_destroy. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_dry_device_create(ar_device **gives, const ar_device *like);
+
+/** Rank `rank` of `size`, alone: the others answer whatever lets it go on. Groups are made of it by ar_comm_join.
+ *  Gives; ar_comm_destroy. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_dry_comm_create(ar_comm **gives, int rank, int size);
+
+#endif
