@@ -14,13 +14,13 @@ static float part_of(size_t i, float x, int part, int n)
     return x / (float)n + own - last;
 }
 
-VALUE(over_cp, part_of(i, x, cp_rank(w, r), w->d.cp))
-VALUE(over_dp, part_of(i, x, dp_rank(w, r), w->d.dp))
-VALUE(over_both, part_of(i, x, dp_rank(w, r) * w->d.cp + cp_rank(w, r), w->d.cp * w->d.dp))
-VALUE(times_cp, x *(float)w->d.cp)
-VALUE(by_cp, x / (float)w->d.cp)
+VALUE(over_cp, part_of(i, x, cp_rank(w, r), cp_of(w)))
+VALUE(over_dp, part_of(i, x, dp_rank(w, r), dp_of(w)))
+VALUE(over_both, part_of(i, x, dp_rank(w, r) * cp_of(w) + cp_rank(w, r), cp_of(w) * dp_of(w)))
+VALUE(times_cp, x *(float)cp_of(w))
+VALUE(by_cp, x / (float)cp_of(w))
 /* Of 63 targets the last rank has 15, the others 16. */
-VALUE(by_own_targets, x * 63.0f / (cp_rank(w, r) == w->d.cp - 1 ? 15.0f : 16.0f))
+VALUE(by_own_targets, x * 63.0f / (cp_rank(w, r) == cp_of(w) - 1 ? 15.0f : 16.0f))
 
 /* --- chunks ------------------------------------------------------------------------------------------------------- */
 
@@ -168,15 +168,13 @@ static const trace traces[] = {
      CP_MESH(1, 2, true, 1, -1, 2, 16, 8), other_row, CAUSE("positions_over_documents"), KNOWN(PACKED_ROWS),
      BESIDE("transformer.drop:fwd", "transformer.wpe.weight:init", table), .other_shape = {16, 8}},
     {"a mask across documents", PROBS, 'f', SHARDED(2, 2, 2, 2, 16, 16), across_documents, OF(within_documents),
-     CAUSE("attention_across_documents"), AMONG(PROBS ":fwd"), KNOWN(PACKED_ROWS, .tp = 1, .dp = 1, .cp = 2)},
+     CAUSE("attention_across_documents"), AMONG(PROBS ":fwd"), KNOWN(PACKED_ROWS, RANKS(1, 2, 1))},
     {"boundaries of the first rank on the second", PROBS, 'f', SHARDED(2, 2, 2, 2, 16, 16), within_first_ranks,
-     OF(within_documents), CAUSE("document_boundaries"), AMONG(PROBS ":fwd"),
-     KNOWN(PACKED_ROWS, .tp = 1, .dp = 1, .cp = 2)},
+     OF(within_documents), CAUSE("document_boundaries"), AMONG(PROBS ":fwd"), KNOWN(PACKED_ROWS, RANKS(1, 2, 1))},
     {"a boundary more at the second rank's begin", PROBS, 'f', SHARDED(2, 2, 2, 2, 16, 16), within_chunks,
-     OF(within_documents), CAUSE("document_boundaries"), AMONG(PROBS ":fwd"),
-     KNOWN(PACKED_ROWS, .tp = 1, .dp = 1, .cp = 2)},
+     OF(within_documents), CAUSE("document_boundaries"), AMONG(PROBS ":fwd"), KNOWN(PACKED_ROWS, RANKS(1, 2, 1))},
     {"keys lost in documents", PROBS, 'f', SHARDED(2, 2, 2, 2, 16, 16), within_windows, OF(within_documents),
-     CAUSE("partly_written"), AMONG(PROBS ":fwd"), KNOWN(PACKED_ROWS, .tp = 1, .dp = 1, .cp = 2)},
+     CAUSE("partly_written"), AMONG(PROBS ":fwd"), KNOWN(PACKED_ROWS, RANKS(1, 2, 1))},
     {"a zigzag of two", MLP, 'f', WHOLE(1, 2, 24, 8), zigzagged, BY(2), CAUSE("zigzag_order"), AMONG(MLP ":fwd")},
     {"a zigzag of three", MLP, 'f', WHOLE(1, 2, 24, 8), zigzagged, BY(3), CAUSE("zigzag_order"), AMONG(MLP ":fwd")},
     {"a zigzag of four", MLP, 'f', WHOLE(1, 2, 24, 8), zigzagged, BY(4), CAUSE("zigzag_order"), AMONG(MLP ":fwd")},

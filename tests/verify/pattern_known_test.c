@@ -19,7 +19,7 @@ VALUE(norm_of, sqrt((double)w->by[0]))
 VALUE(mean_of_norms, (sqrt(30.0) + sqrt(24.0) + sqrt(25.0) + sqrt(25.0)) / TP)
 
 #define GRAD_NORM "grad_norm", 'c', ONE_VALUE(TP)
-#define NORMS OF(right_norm), KNOWN(.tp = TP, .gradient = gradients, .gradients = GRADIENTS)
+#define NORMS OF(right_norm), KNOWN(RANKS(0, 0, TP), .gradient = gradients, .gradients = GRADIENTS)
 
 static const trace of_norms[] = {
     {"a copy a rank", GRAD_NORM, norm_of, BY(65 + 3 * 9), CAUSE("norm_counts_twice"), NORMS,

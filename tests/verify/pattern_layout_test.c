@@ -13,8 +13,8 @@ static float part_of(size_t i, int k, int n, float reference)
     return (float)(k == 0 ? even + off : k == 1 ? even - off : even);
 }
 
-VALUE(part_of_dp, part_of(i, dp_rank(w, r), w->d.dp, x))
-VALUE(part_of_tp, part_of(i, tp_rank(w, r), w->d.tp, x))
+VALUE(part_of_dp, part_of(i, dp_rank(w, r), dp_of(w), x))
+VALUE(part_of_tp, part_of(i, tp_rank(w, r), tp_of(w), x))
 /* The second group alone has its own features alone. */
 VALUE(own_features_of_rank_2_and_3,
       dp_rank(w, r) == 0 || column(w, i) / (w->shape[2] / 2) == (size_t)tp_rank(w, r) ? x : 0.0f)
@@ -25,7 +25,7 @@ static double share_of(int rank)
     return rank == 0 ? 0.5 : 0.25;
 }
 
-VALUE(mean_of_means, (double)x / (w->d.dp * share_of(dp_rank(w, r))))
+VALUE(mean_of_means, (double)x / (dp_of(w) * share_of(dp_rank(w, r))))
 VALUE(sum_of_means, (double)x / share_of(dp_rank(w, r)))
 /* Three samples in two micro-batches of two and one: 3/(2*2) and 3/(2*1). */
 VALUE(mean_of_micro_batches, x *(i < w->count / 3 * 2 ? 0.75f : 1.5f))
@@ -121,7 +121,7 @@ static const trace traces[] = {
     {"of an unknown number of heads", CONTEXT, 'f', SHARDED(2, 2, 2, SEQ, 2 * LANES), heads_before_tokens,
      NO("heads and tokens exchanged")},
     {"sums over ranks of different parts", "model.layers.0.self_attn.k_rope", 'b', GROUPED(4, 2, 0, 24, 16),
-     sum_of_others, OF(sum_of_neighbours), CAUSE("wrong_group"), HINT("(ranks 0, 2; 1, 3)"), KNOWN(.tp = 4),
+     sum_of_others, OF(sum_of_neighbours), CAUSE("wrong_group"), HINT("(ranks 0, 2; 1, 3)"), KNOWN(RANKS(0, 0, 4)),
      NEAR(1, 7, 1.0f, "unknown")},
     {"norms of shards", "grad_norm", 'c', MESH_VALUE(2, 2), norm_of_own, OF(five), CAUSE("norm_of_own_shards"),
      HINT("squares is 5)")},

@@ -89,6 +89,7 @@ typedef struct trace {
 #define AMONG(full_name) .full = (full_name)
 #define BESIDE(full_name, name, f) .full = (full_name), .other = (name), .other_is = (f)
 #define KNOWN(...) .d = {__VA_ARGS__}
+#define RANKS(dp, cp, tp) .mesh = {{1, dp, cp, 1, tp}} /* 0: not known */
 #define ALSO(...) .also = {__VA_ARGS__}
 
 struct world {
@@ -120,19 +121,34 @@ static inline size_t token(const world *w, size_t i)
     return row_of(w, i) % w->shape[1];
 }
 
+static inline int tp_of(const world *w)
+{
+    return w->d.mesh.along[ARI_AXIS_TP];
+}
+
+static inline int cp_of(const world *w)
+{
+    return w->d.mesh.along[ARI_AXIS_RING];
+}
+
+static inline int dp_of(const world *w)
+{
+    return w->d.mesh.along[ARI_AXIS_DP];
+}
+
 static inline int tp_rank(const world *w, int r)
 {
-    return r % w->d.tp;
+    return r % tp_of(w);
 }
 
 static inline int cp_rank(const world *w, int r)
 {
-    return r / w->d.tp % w->d.cp;
+    return r / tp_of(w) % cp_of(w);
 }
 
 static inline int dp_rank(const world *w, int r)
 {
-    return r / w->d.tp / w->d.cp;
+    return r / tp_of(w) / cp_of(w);
 }
 
 /* The element of the full tensor in rank r's copy; NULL where it holds none. */
@@ -160,17 +176,17 @@ static inline float *at(const world *w, int r, size_t index)
 static inline void lay_on_mesh(ar_layout *o, const world *w, int r)
 {
     const ar_parallel *p = &w->t->on.over;
-    const int dim = w->t->on.dim, ndim = w->d.ndim, tp = w->d.tp, cp = w->d.cp;
+    const int dim = w->t->on.dim, ndim = w->d.ndim, tp = tp_of(w), cp = cp_of(w);
     if (dim < 0)
         cr_assert_eq(ar_layout_replicate(o, ndim, w->shape, r % tp, tp), AR_OK);
     else
         cr_assert_eq(ar_layout_shard(o, ndim, w->shape, dim, r % tp, tp), AR_OK);
     if (ndim < 3 || (w->d.pass != 'f' && w->d.pass != 'b')) {
         o->replica += o->replicas * (r / tp);
-        o->replicas *= w->d.dp * cp;
+        o->replicas *= dp_of(w) * cp;
         return;
     }
-    const size_t rank = (size_t)dp_rank(w, r), n = (size_t)w->d.dp, most = w->shape[0] % n;
+    const size_t rank = (size_t)dp_rank(w, r), n = (size_t)dp_of(w), most = w->shape[0] % n;
     const ar_positions own = ar_parallel_positions(p, w->shape[1], cp_rank(w, r));
     o->box[0].global[0] = rank * (w->shape[0] / n) + (rank < most ? rank : most);
     o->box[0].extent[0] = w->shape[0] / n + (rank < most);
@@ -252,10 +268,8 @@ static inline void world_begin(world *w, const trace *t, int ranks)
     w->d.copy = w->copy;
     if (t->on.how == ON_MESH) {
         const ar_parallel *p = &t->on.over;
-        w->d.tp = p->tp ? p->tp : 1;
-        w->d.cp = p->cp ? p->cp : 1;
-        w->d.dp = p->dp ? p->dp : 1;
-        w->d.ranks = w->d.tp * w->d.cp * w->d.dp;
+        w->d.mesh = (ari_ranks){{1, p->dp ? p->dp : 1, p->cp ? p->cp : 1, 1, p->tp ? p->tp : 1}};
+        w->d.ranks = tp_of(w) * cp_of(w) * dp_of(w);
         w->d.batch = t->d.batch ? t->d.batch : w->d.ndim > 0 ? w->shape[0] : 1;
         w->d.seq = t->d.seq ? t->d.seq : w->d.ndim > 1 ? w->shape[1] : 1;
     }

@@ -60,7 +60,8 @@ static inline ar_verify_row look(made *m, double rtol)
         cr_assert_eq(ar_st_write(path[k], m->tensor[k], m->n, NULL, 0), AR_OK, "%s", ar_error_message());
         cr_assert_eq(ar_dump_open(&dump[k], path[k], NULL), AR_OK, "%s", ar_error_message());
     }
-    const ari_explain_case c = {.reference = dump[0], .other = dump[1], .tp = 1, .dp = 1, .rtol = rtol};
+    const ari_explain_case c = {
+        .reference = dump[0], .other = dump[1], .mesh = ari_ranks_of(&(ar_parallel){.tp = 1}), .rtol = rtol};
     cr_assert_eq(ari_explain(&row, ar_dump_find(dump[0], row.name), ar_dump_find(dump[1], row.name), &c), AR_OK, "%s",
                  ar_error_message());
     for (int k = 0; k < 2; k++) {

@@ -173,7 +173,8 @@ static ar_status look(ari_trace *t, const ari_case *c, ari_trace_kind kind, size
     measure_spread(&p, c);
     if (!repeats(&p, c))
         goto done;
-    ari_found(t, kind, (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL) && ari_tp_of(d) > 1 ? ARI_IF(OF_TP) : 0);
+    ari_found(t, kind,
+              (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL) && ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_IF(OF_TP) : 0);
     ari_number(t, "size", p.size);
     ari_number(t, "spread", p.spread);
     ari_number(t, "added", p.mean[0]);

@@ -333,31 +333,22 @@ const ari_cause *ari_causes_of_places(size_t *n);
 
 /* --- the mesh ----------------------------------------------------------------------------------------------------- */
 
-/* Ranks along tp, cp, dp and pp; where the layout is not known or is none, all along tp. */
-int ari_tp_of(const ari_difference *d);
-int ari_cp_of(const ari_difference *d);
-int ari_dp_of(const ari_difference *d);
-int ari_pp_of(const ari_difference *d);
+/* Ranks along these axes; where the layout is not known or is none, all along tp. */
+int ari_along(const ari_difference *d, ari_axes axes);
 /* Where the ranks of one pipeline rank alone hold the tensor: the difference as they see it. */
 void ari_narrow_to_stage(ari_difference *d);
 
-/* A set of axes of the mesh. */
-typedef enum ari_mesh_axes {
-    ARI_MESH_NONE = 0,
-    ARI_MESH_TP = 1,
-    ARI_MESH_CP = 2,
-    ARI_MESH_DP = 4,
-    ARI_MESH_PP = 8,
-    ARI_MESH_ALL = 15
-} ari_mesh_axes;
-/* "tp", "tp and dp". */
-const char *ari_mesh_axes_name(ari_mesh_axes over);
+/* What is said of a factor or a sum over the ranks of an extent of a layout (ari_layout_axes). */
+ari_properties ari_of_axis(int extent);
+#define ARI_AXES_TEXT 32
+/* "tp", "tp, cp and dp" with " and " before the last; "no ranks". Returns `out`. */
+char *ari_axes_text(char out[ARI_AXES_TEXT], ari_axes axes, const char *before_last);
 /* Along which axes copies of one part differ from each other. */
-ari_mesh_axes ari_apart_over(const ari_difference *d);
+ari_axes ari_apart_over(const ari_difference *d);
 /* Groups of ranks that differ along these axes alone, and whether a rank is in group `key` of them: the place along the
  * other axes, the innermost last. */
-int ari_groups(const ari_difference *d, ari_mesh_axes over);
-bool ari_in_group(const ari_difference *d, int rank, ari_mesh_axes over, int key);
+int ari_groups(const ari_difference *d, ari_axes over);
+bool ari_in_group(const ari_difference *d, int rank, ari_axes over, int key);
 
 /* What ari_one_group made. */
 typedef struct ari_group_view {
@@ -391,7 +382,8 @@ void ari_sample_fini(ari_sample *s);
 
 /* The copies of the ranks of a dump. */
 typedef struct ari_rank_copies {
-    int ranks, tp, cp, dp, pp;
+    int ranks;
+    ari_ranks mesh;
     ari_rank_copy *copy; /* [ranks]; NULL: the dump is no ranks', or their parts are no copies of boxes */
     ar_layout *layout;   /* [ranks] */
     float *data;

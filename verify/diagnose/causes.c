@@ -86,7 +86,7 @@ static ari_properties properties_of(const ari_case *c)
     } all[] = {
         {!d->hidden, ARI_IF(SEEN)},
         {d->hidden, ARI_IF(HIDDEN)},
-        {ari_dp_of(d) > 1, ARI_IF(DP)},
+        {ari_along(d, ARI_CUTS_SAMPLES) > 1, ARI_IF(DP)},
         {d->sp, ARI_IF(SP)},
         {d->gathers, ARI_IF(GATHERED)},
         {c->survey.disagree > 0, ARI_IF(APART)},
@@ -127,9 +127,6 @@ static bool fact_of_case(ari_fact *f, const ari_case *c, const char *name, size_
         double number;
         bool whole;
     } numbers[] = {
-        {"tp", ari_tp_of(d), true},
-        {"cp", ari_cp_of(d), true},
-        {"dp", ari_dp_of(d), true},
         {"ranks", d->ranks, true},
         {"batch", (double)d->batch, true},
         {"micro", d->micro_batches, true},
@@ -140,6 +137,13 @@ static bool fact_of_case(ari_fact *f, const ari_case *c, const char *name, size_
         {"angle", ari_cosine(all), false},
         {"size", sqrt(all->vv / all->rr), false},
     };
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
+        const ari_layout_axis *axis = &ari_layout_axes[i];
+        if (strlen(axis->name) != n || strncmp(axis->name, name, n) != 0)
+            continue;
+        *f = (ari_fact){axis->name, ARI_FACT_INTEGER, ari_along(d, axis->axes), ""};
+        return true;
+    }
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         if (strlen(numbers[i].name) != n || strncmp(numbers[i].name, name, n) != 0)
             continue;

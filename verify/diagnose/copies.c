@@ -53,7 +53,7 @@ static void end_fold_row(fold *f, const ari_case *c, fold_row *row, size_t at)
 }
 
 /* Over the ranks of one group; ends the row's sums. */
-static void fold_copies(fold *f, const ari_case *c, fold_row *row, ari_mesh_axes over, int key)
+static void fold_copies(fold *f, const ari_case *c, fold_row *row, ari_axes over, int key)
 {
     ari_runs it = ari_runs_of(&c->grid);
     ari_run run;
@@ -86,15 +86,22 @@ static bool others_are_zero(const ari_survey *s, int ranks)
     return true;
 }
 
-static void found_sum(ari_trace *t, const ari_case *c, const fold *sums, ari_mesh_axes over, bool beside)
+static void say_over(ari_trace *t, ari_axes over)
+{
+    char text[ARI_AXES_TEXT];
+    ari_words(t, "over", "%s", ari_axes_text(text, over, " and "));
+}
+
+static void found_sum(ari_trace *t, const ari_case *c, const fold *sums, ari_axes over, bool beside)
 {
     const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
     const int right = s->holding_ranks - s->wrong_ranks;
     ari_found(t, ARI_FOUND_SUM, right == 1 && others_are_zero(s, d->ranks) ? ARI_IF(ONE) : 0);
-    t->is |= (over & ARI_MESH_DP ? ARI_IF(OF_DP) : 0) | (over & ARI_MESH_CP ? ARI_IF(OF_CP) : 0) |
-             (over & ARI_MESH_PP ? ARI_IF(STAGES) : 0) | (beside ? ARI_IF(ROWS) : 0);
-    ari_words(t, "over", "%s", ari_mesh_axes_name(over));
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++) /* what is of tensor-parallel ranks needs no saying */
+        t->is |= over & ari_layout_axes[i].axes & ~(ari_axes)ARI_CUTS_FEATURES ? ari_of_axis(i) : 0;
+    t->is |= beside ? ARI_IF(ROWS) : 0;
+    say_over(t, over);
     ari_words(t, "holders", "%s", s->whole ? "the ranks" : "the ranks that hold copies of an element");
     ari_number(t, "worst", sums->worst / s->max_reference);
     ari_text who = ari_list(t, "who");
@@ -105,17 +112,17 @@ static void found_sum(ari_trace *t, const ari_case *c, const fold *sums, ari_mes
     ari_say(&who, right > 1 ? " have" : " has");
 }
 
-static void found_mean(ari_trace *t, const ari_case *c, const fold *sums, ari_mesh_axes over)
+static void found_mean(ari_trace *t, const ari_case *c, const fold *sums, ari_axes over)
 {
     ari_found(t, ARI_FOUND_MEAN, 0);
-    ari_words(t, "over", "%s", ari_mesh_axes_name(over));
+    say_over(t, over);
     ari_number(t, "worst", sums->worst_mean / c->survey.max_reference);
 }
 
 /* What the copies are, if they are that in every group of this kind. */
 typedef enum relation { UNRELATED, ADD_UP, ADD_UP_BESIDE_A_VECTOR, AVERAGE } relation;
 
-static relation relation_in(fold *sums, const ari_case *c, fold_row *row, ari_mesh_axes over)
+static relation relation_in(fold *sums, const ari_case *c, fold_row *row, ari_axes over)
 {
     /* Copies 1% apart whose sum is within 0.1% of the reference: of many elements that is no accident; of few, ask for
      * what rounding of the copies to fp32 leaves. */
@@ -148,14 +155,14 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     /* All ranks first, then groups along one axis, then along two. */
-    static const ari_mesh_axes kinds[] = {ARI_MESH_ALL,
-                                          ARI_MESH_TP,
-                                          ARI_MESH_CP,
-                                          ARI_MESH_DP,
-                                          ARI_MESH_PP,
-                                          ARI_MESH_CP | ARI_MESH_DP,
-                                          ARI_MESH_TP | ARI_MESH_CP,
-                                          ARI_MESH_TP | ARI_MESH_DP};
+    static const ari_axes kinds[] = {ARI_ALL_AXES,
+                                     ARI_CUTS_FEATURES,
+                                     ARI_CUTS_POSITIONS,
+                                     ARI_CUTS_SAMPLES,
+                                     ARI_CUTS_LAYERS,
+                                     ARI_CUTS_DATA,
+                                     ARI_CUTS_FEATURES | ARI_CUTS_POSITIONS,
+                                     ARI_CUTS_FEATURES | ARI_CUTS_SAMPLES};
     if (c->survey.disagree == 0 || c->survey.total.nan > 0)
         return AR_OK;
     ar_status st = AR_OK;
@@ -167,7 +174,7 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds && t->kind == ARI_FOUND_NOTHING; i++) {
         fold sums = {0};
         const relation is = relation_in(&sums, c, &row, kinds[i]);
-        const ari_mesh_axes over = kinds[i] == ARI_MESH_ALL ? ari_apart_over(g->d) : kinds[i];
+        const ari_axes over = kinds[i] == ARI_ALL_AXES ? ari_apart_over(g->d) : kinds[i];
         if (is == ADD_UP || is == ADD_UP_BESIDE_A_VECTOR)
             found_sum(t, c, &sums, over, is != ADD_UP);
         else if (is == AVERAGE)
@@ -250,7 +257,7 @@ static bool is_own_token(const ari_case *c, const ari_run *run, size_t i)
 {
     const ari_rank_copy *copy = &c->grid.d->copy[run->rank];
     const size_t features = copy->shape[copy->ndim - 1], positions = copy->shape[copy->ndim - 2];
-    const size_t tp = (size_t)ari_tp_of(c->grid.d), at = (run->at + i) / features % positions;
+    const size_t tp = (size_t)ari_along(c->grid.d, ARI_CUTS_FEATURES), at = (run->at + i) / features % positions;
     return at / (positions / tp) == (size_t)run->rank % tp;
 }
 
@@ -264,7 +271,7 @@ ar_status ari_measure_own_tokens(ari_trace *t, const ari_case *c)
     if (!d->sp || !ari_is_activation(d) || d->ndim < 3 || c->survey.total.zero < c->survey.total.different)
         return AR_OK;
     for (int r = 0; r < d->ranks; r++) {
-        if (d->copy[r].ndim < 3 || d->copy[r].shape[d->copy[r].ndim - 2] % (size_t)ari_tp_of(d) != 0)
+        if (d->copy[r].ndim < 3 || d->copy[r].shape[d->copy[r].ndim - 2] % (size_t)ari_along(d, ARI_CUTS_FEATURES) != 0)
             return AR_OK;
     }
     while (ari_runs_next(&it, &run)) {
@@ -300,7 +307,7 @@ ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
-    const int dp = ari_dp_of(d) * ari_cp_of(d);
+    const int dp = ari_along(d, ARI_CUTS_DATA);
     bool sum = true, mean = true;
     if (d->pass != 'g' || dp < 2 || s->disagree == 0 || s->wrong_ranks == s->holding_ranks || s->total.nan > 0)
         return AR_OK;
@@ -516,7 +523,7 @@ ar_status ari_measure_world_rank(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
-    const int tp = ari_tp_of(d), dp = ari_dp_of(d);
+    const int tp = ari_along(d, ARI_CUTS_FEATURES), dp = ari_along(d, ARI_CUTS_SAMPLES);
     /* Of initial values those of another rank's place are somebody's, or there are none: any others were drawn anew. */
     if (dp < 2 || tp < 2 || (d->pass == 'i' && s->total.zero < s->total.different))
         return AR_OK;

@@ -204,7 +204,7 @@ static ar_status look_in_one_group(ari_trace *best, const ari_case *c)
         ari_text text = {.at = best->hint, .cap = sizeof best->hint, .used = strlen(best->hint)};
         if (rank >= d.ranks)
             ari_say(&text, "; ranks are counted from %d, the first of this %s", rank / d.ranks * d.ranks,
-                    d.ranks == d.tp ? "tensor-parallel group" : "data-parallel rank's");
+                    ari_along(&d, ARI_CUTS_POSITIONS) == 1 ? "tensor-parallel group" : "data-parallel rank's");
     }
 done:
     ari_group_view_fini(&view);
@@ -253,10 +253,10 @@ static ar_status look_at_one_copy(ari_trace *best, const ari_case *c)
     if (!d->known || c->survey.disagree > 0)
         return AR_OK;
     memcpy(v.shape, d->shape, (size_t)d->ndim * sizeof *v.shape);
-    v.d.tp = v.d.cp = v.d.dp = 0;
+    v.d.mesh = (ari_ranks){{0}};
     v.c = (ari_case){.known = c->known, .ref = d->reference, .reference = d->of, .other = d->of, .full = d->of};
     v.c.facts = ari_facts_of(c->known);
-    v.c.facts.dp = ari_dp_of(d);
+    v.c.facts.dp = ari_along(d, ARI_CUTS_SAMPLES);
     v.c.noisy = d->allowed > 0.0;
     AR_TRY_TO(done, st, assemble(&v.val, c));
     v.c.val = v.val;

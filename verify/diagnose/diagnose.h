@@ -4,6 +4,7 @@
 
 #include "anyrank/tensor.h"
 #include "anyrank/verify.h"
+#include "ref/core/axis.h"
 
 /* Says where a tensor differs from its reference and what leaves that trace: measures look at the values, the layouts,
  * the name and the pass, and at nothing else; one table (causes.c, docs/causes.md) says what a trace is a sign of. */
@@ -48,8 +49,7 @@ typedef struct ari_difference {
     double noise;                 /* largest |value| that rounding makes of a zero */
     const float *beside;          /* what is allowed beside that, an element at a time; NULL: nothing */
     int step;                     /* 1, 2, .. */
-    int tp, cp, dp, pp;           /* the layout: rank = ((pp_rank * dp + dp_rank) * cp + cp_rank) * tp + tp_rank; cp and
-                                     pp 0: 1; all 0: tp is all ranks */
+    ari_ranks mesh;               /* the layout; all 0: not known, all ranks are taken for tensor-parallel ones */
     int first_rank;               /* what `copy` begins with */
     bool pipeline;                /* whose copies may be those of one pipeline rank (ari_narrow_to_stage) */
     int micro_batches;            /* of each rank; 0: one */
@@ -118,7 +118,7 @@ typedef struct ari_explain_case {
     const ar_dump *reference, *other; /* for values that are another tensor's; NULL: the tensor alone */
     double atol, rtol;                /* an element may differ by atol + rtol*|reference| without being different; both
                                          0: equal bits or different */
-    int tp, cp, dp;                   /* of the other run; 0: not known */
+    ari_ranks mesh;                   /* of the other run, along a pipeline not; 0: not known */
     size_t heads, kv_heads;           /* of the model; 0: not known */
     const ari_doubt *doubt;           /* of new weights; NULL: none */
     const ari_facts *facts;           /* what ari_facts_of gives for the same dumps; NULL: to be found again */
@@ -130,9 +130,9 @@ ari_facts ari_facts_of(const ari_explain_case *c);
 #define ARI_EXPLAIN_ELEMENTS ((size_t)1 << 22)
 #define ARI_EXPLAIN_SAMPLED ((size_t)1 << 20)
 
-/** Ranks along "tp", if that is the innermost dimension of the dump's mesh, along those whose names begin with "cp" and
- *  that come next, and along all others; left as they are where the dump tells no mesh. */
-void ari_mesh_of(int *tp, int *cp, int *dp, const ar_dump *d);
+/** The ranks of a dump's mesh: dimensions are told from the innermost on, by what their names begin with, and all that
+ *  are left are of samples. Left as they are where the dump tells no mesh. */
+void ari_mesh_of(ari_ranks *mesh, const ar_dump *d);
 
 /** Fills row->pattern, row->hint and row->evidence. Of the row it reads name, pass, step and first. Where the other
  *  dump is of ranks, their parts are looked at one by one; where it is whole, its layout is found from the data. The

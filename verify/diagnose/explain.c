@@ -232,10 +232,7 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
     ari_trace own = {.kind = ARI_FOUND_NOTHING};
     d.ranks = r->ranks;
     d.copy = r->copy;
-    d.tp = r->tp;
-    d.cp = r->cp;
-    d.dp = r->dp;
-    d.pp = r->pp;
+    d.mesh = r->mesh;
     d.sp = v->c.facts.sp;
     d.hidden = false;
     d.allowed = rounding > 0.0 ? fmax(d.allowed, v->c.absolute) : d.allowed; /* the first copy is right but for that */

@@ -221,34 +221,33 @@ static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_du
     return st;
 }
 
-void ari_mesh_of(int *tp, int *cp, int *dp, const ar_dump *d)
+void ari_mesh_of(ari_ranks *mesh, const ar_dump *d)
 {
-    const ar_mesh *mesh = d ? ar_dump_mesh(d) : NULL;
-    if (!mesh || mesh->ndim == 0)
-        return;
-    int i = mesh->ndim - 1;
-    *tp = *cp = *dp = 1;
-    if (strcmp(mesh->dim[i].name, "tp") == 0)
-        *tp = mesh->dim[i--].size;
-    while (i >= 0 && strncmp(mesh->dim[i].name, "cp", 2) == 0)
-        *cp *= mesh->dim[i--].size;
-    while (i >= 0)
-        *dp *= mesh->dim[i--].size;
+    const ar_mesh *told = d ? ar_dump_mesh(d) : NULL;
+    int at = told ? told->ndim - 1 : -1;
+    for (int i = ARI_LAYOUT_AXES - 1; i >= ARI_LAYOUT_DP && told && told->ndim > 0; i--) {
+        const char *name = ari_layout_axes[i].name;
+        int ranks = 1;
+        for (; at >= 0 && (i == ARI_LAYOUT_DP || strncmp(told->dim[at].name, name, strlen(name)) == 0); at--)
+            ranks *= told->dim[at].size;
+        ari_ranks_set(mesh, ari_layout_axes[i].axes, ranks);
+    }
 }
 
 /* Where the dump tells no mesh, what the case says; ranks that it does not count are along dp. */
 static void find_mesh(ari_rank_copies *r, const ari_explain_case *c)
 {
-    r->tp = c->tp;
-    r->cp = c->cp;
-    r->dp = c->dp;
-    ari_mesh_of(&r->tp, &r->cp, &r->dp, c->other);
-    const int shared = r->tp * ari_at_least_one(r->cp);
-    if (r->tp > 0 && r->dp == 0 && r->ranks % shared == 0)
-        r->dp = r->ranks / shared;
-    r->pp = shared * r->dp > 0 && r->ranks % (shared * r->dp) == 0 ? r->ranks / (shared * r->dp) : 0;
-    if (r->pp == 0)
-        r->tp = r->cp = r->dp = 0;
+    int *const dp = &r->mesh.along[ARI_AXIS_DP];
+    r->mesh = c->mesh;
+    ari_mesh_of(&r->mesh, c->other);
+    const int tp = r->mesh.along[ARI_AXIS_TP];
+    const int shared = tp * ari_at_least_one(ari_ranks_along(&r->mesh, ARI_CUTS_POSITIONS));
+    if (tp > 0 && *dp == 0 && r->ranks % shared == 0)
+        *dp = r->ranks / shared;
+    if (shared * *dp > 0 && r->ranks % (shared * *dp) == 0)
+        r->mesh.along[ARI_AXIS_PP] = r->ranks / (shared * *dp);
+    else
+        r->mesh = (ari_ranks){{0}};
 }
 
 ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, const ari_explain_case *c)
@@ -321,7 +320,7 @@ static void learn(ari_facts *f, size_t *q, size_t *k, const ar_dump_tensor *t, c
 
 /* Whether the ranks of a tensor-parallel group hold different positions of a forward value: of those that a
  * context-parallel rank has. */
-static bool shares_positions(const ar_dump_tensor *t, const ari_order_key *key, size_t cp)
+static bool shares_positions(const ar_dump_tensor *t, const ari_order_key *key, size_t ranks)
 {
     size_t held = 0;
     if (key->pass != 'f' || t->ndim != 3 || t->parts < 2 || t->part[0].boxes == 0)
@@ -329,7 +328,7 @@ static bool shares_positions(const ar_dump_tensor *t, const ari_order_key *key, 
     const ar_dump_part *p = &t->part[0];
     for (size_t i = 0; i < p->boxes; i++)
         held += p->box[i].global[0] == p->box[0].global[0] ? p->box[i].extent[1] : 0;
-    return held * cp < t->shape[1] && p->box[0].extent[2] == t->shape[2];
+    return held * ranks < t->shape[1] && p->box[0].extent[2] == t->shape[2];
 }
 
 /* What anyrank.capture says of the run; 0: nothing, or no number. */
@@ -353,8 +352,9 @@ ari_facts ari_facts_of(const ari_explain_case *c)
     ari_facts f = {.micro_batches = micro_batches_of(c->other), .exact = is_exact(c->reference) && is_exact(c->other)};
     size_t q = 0, k = 0;
     const ar_dump *dumps[] = {c->reference, c->other};
-    int tp = c->tp, cp = c->cp, dp = c->dp;
-    ari_mesh_of(&tp, &cp, &dp, c->other);
+    ari_ranks mesh = c->mesh;
+    ari_mesh_of(&mesh, c->other);
+    const size_t shared = (size_t)ari_at_least_one(ari_ranks_along(&mesh, ARI_CUTS_POSITIONS));
     for (size_t d = 0; d < 2; d++) {
         for (size_t i = 0; dumps[d] && i < ar_dump_count(dumps[d]); i++) {
             const ar_dump_tensor *t = ar_dump_at(dumps[d], i);
@@ -362,12 +362,12 @@ ari_facts ari_facts_of(const ari_explain_case *c)
             if (d == 0)
                 learn(&f, &q, &k, t, &key);
             else
-                f.sp = f.sp || shares_positions(t, &key, (size_t)ari_at_least_one(cp));
+                f.sp = f.sp || shares_positions(t, &key, shared);
         }
     }
     if (f.heads > 0 && q > 0 && k > 0 && q % f.heads == 0 && k % (q / f.heads) == 0)
         f.kv_heads = k / (q / f.heads);
-    f.dp = dp;
+    f.dp = mesh.along[ARI_AXIS_DP];
     f.heads = c->heads ? c->heads : f.heads;
     f.kv_heads = c->kv_heads ? c->kv_heads : f.kv_heads ? f.kv_heads : f.heads;
     return f;

@@ -101,45 +101,49 @@ static bool is_features_per_token(const ari_difference *d, double factor)
 static bool is_of_tp(const ari_difference *d)
 {
     const bool row_bias = d->pass == 'g' && d->ndim == 1 && (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL);
-    return ari_tp_of(d) > 1 && (ari_dp_of(d) * ari_cp_of(d) == 1 || row_bias);
+    return ari_along(d, ARI_CUTS_FEATURES) > 1 && (ari_along(d, ARI_CUTS_DATA) == 1 || row_bias);
 }
 
 /* The other axes that have as many ranks as the one whose number the factor is: ", or over tp". */
 static void say_as_many(ari_trace *t, const ari_difference *d)
 {
-    const struct {
-        const char *name;
-        int ranks;
-        ari_properties is;
-    } axes[] = {
-        {"dp", ari_dp_of(d), ARI_IF(OF_DP)}, {"cp", ari_cp_of(d), ARI_IF(OF_CP)}, {"tp", ari_tp_of(d), ARI_IF(OF_TP)}};
     int ranks = 0;
     ari_text text = ari_list(t, "as_many");
-    for (size_t i = 0; i < sizeof axes / sizeof *axes; i++)
-        ranks = t->is & axes[i].is ? axes[i].ranks : ranks;
-    for (size_t i = 0; i < sizeof axes / sizeof *axes; i++) {
-        if (ranks > 1 && axes[i].ranks == ranks && !(t->is & axes[i].is))
-            ari_say(&text, ", or the same over %s", axes[i].name);
+    for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES; i++)
+        ranks = t->is & ari_of_axis(i) ? ari_along(d, ari_layout_axes[i].axes) : ranks;
+    for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES && ranks > 1; i++) {
+        if (ari_along(d, ari_layout_axes[i].axes) == ranks && !(t->is & ari_of_axis(i)))
+            ari_say(&text, ", or the same over %s", ari_layout_axes[i].name);
     }
+}
+
+/* A number of ranks; that of tensor-parallel ones is N. */
+static bool name_by_ranks(ari_trace *t, const ari_difference *d, double factor, double tolerance)
+{
+    for (int i = 2 * ARI_LAYOUT_DP; i < 2 * ARI_LAYOUT_AXES; i++) {
+        const ari_layout_axis *axis = &ari_layout_axes[i / 2];
+        const bool inverse = i % 2, tp = axis->axes == ARI_CUTS_FEATURES;
+        const int n = ari_along(d, axis->axes);
+        if (n == 1 || (!tp && is_of_tp(d) && ari_along(d, ARI_CUTS_FEATURES) == n) ||
+            !ari_is_near(factor, inverse ? 1.0 / n : n, tolerance))
+            continue;
+        t->is |= ARI_IF(NAMED) | ari_of_axis(i / 2) | (inverse ? ARI_IF(INVERSE) : 0);
+        ari_words(t, "name", "%.6g = %s%s", factor, inverse ? "1/" : "", tp ? "N" : axis->name);
+        say_as_many(t, d);
+        return true;
+    }
+    return false;
 }
 
 static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, double tolerance)
 {
-    const bool of_tp = is_of_tp(d) && ari_tp_of(d) == ari_dp_of(d);
-    const double n = ari_tp_of(d), dp = of_tp ? 1 : ari_dp_of(d), b = (double)d->batch, micro = d->micro_batches;
-    const double cp = is_of_tp(d) && ari_tp_of(d) == ari_cp_of(d) ? 1 : ari_cp_of(d);
+    const double n = ari_along(d, ARI_CUTS_FEATURES), b = (double)d->batch, micro = d->micro_batches;
     const double tokens = d->seq > 1 ? b * (double)(d->seq - 1) : 0.0;
     const struct {
         double value;
         const char *text;
         ari_properties is;
     } known[] = {
-        {dp > 1 ? dp : 0, "dp", ARI_IF(OF_DP)},
-        {dp > 1 ? 1 / dp : 0, "1/dp", ARI_IF(OF_DP) | ARI_IF(INVERSE)},
-        {cp > 1 ? cp : 0, "cp", ARI_IF(OF_CP)},
-        {cp > 1 ? 1 / cp : 0, "1/cp", ARI_IF(OF_CP) | ARI_IF(INVERSE)},
-        {n > 1 ? n : 0, "N", ARI_IF(OF_TP)},
-        {n > 1 ? 1 / n : 0, "1/N", ARI_IF(OF_TP) | ARI_IF(INVERSE)},
         {micro > 1 ? 1 / micro : 0, "1/m", ARI_IF(OF_MICRO) | ARI_IF(INVERSE)},
         {2, "2", ARI_IF(TWICE)},
         {0.5, "1/2", ARI_IF(TWICE) | ARI_IF(INVERSE)},
@@ -152,6 +156,8 @@ static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, 
         {tokens, "T, the number of targets", 0},
         {tokens > 0 ? 1 / tokens : 0, "1/T, of the number of targets", 0},
     };
+    if (name_by_ranks(t, d, factor, tolerance))
+        return true;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (known[i].value == 0.0 || !ari_is_near(factor, known[i].value, tolerance))
             continue;
@@ -353,14 +359,20 @@ static double worst_left(const ari_case *c, double factor)
 }
 
 /* The axes that may have n ranks, as far as they are known; what all tensors have is not tp's. */
-static const char *axis_of(const ari_case *c, int n, bool everywhere)
+static ari_axes axes_of(const ari_case *c, int n, bool everywhere)
 {
-    const bool tp = c->known->tp == n, cp = c->known->cp == n, dp = c->known->dp == n;
-    if (cp && !dp && (!tp || everywhere))
-        return "cp";
-    if (!tp && (dp || everywhere))
-        return "dp";
-    return tp && !dp && !cp ? "tp" : cp ? "tp, cp or dp" : "tp or dp";
+    const ari_axes kinds[] = {ARI_CUTS_FEATURES, ARI_CUTS_POSITIONS, ARI_CUTS_SAMPLES};
+    ari_axes has = 0;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        has |= ari_ranks_along(&c->known->mesh, kinds[i]) == n ? kinds[i] : 0;
+    const ari_axes others = has & ~(ari_axes)ARI_CUTS_FEATURES;
+    if (others == ARI_CUTS_POSITIONS && (others == has || everywhere))
+        return ARI_CUTS_POSITIONS;
+    if (others == has && (others & ARI_CUTS_SAMPLES || everywhere))
+        return ARI_CUTS_SAMPLES;
+    return has == ARI_CUTS_FEATURES      ? has
+           : others & ARI_CUTS_POSITIONS ? ARI_CUTS_FEATURES | ARI_CUTS_DATA
+                                         : ARI_CUTS_FEATURES | ARI_CUTS_SAMPLES;
 }
 
 static void found_hidden(ari_trace *t, const ari_case *c, const ari_sums *s)
@@ -368,13 +380,16 @@ static void found_hidden(ari_trace *t, const ari_case *c, const ari_sums *s)
     const double factor = ari_factor_of(s), worst = worst_left(c, factor);
     const size_t tokens = tokens_of(c, factor);
     size_t same = 0, asked = 0;
+    char over[ARI_AXES_TEXT];
     if (!isfinite(worst) || s->n < 2)
         return;
     ari_found(t, ARI_FOUND_FACTOR, 0);
     ari_number(t, "factor", factor);
     ari_name_number(t, factor, uncertainty(s));
     const int n = (int)ari_value(t, "n"), shards = fan_shards(c, factor);
-    if (c->known->tp == 1 && c->known->dp == 1 && c->known->cp <= 1 && n != c->facts.micro_batches) /* of no ranks */
+    const ari_ranks *mesh = &c->known->mesh;
+    if (mesh->along[ARI_AXIS_TP] == 1 && mesh->along[ARI_AXIS_DP] == 1 &&
+        ari_ranks_along(mesh, ARI_CUTS_POSITIONS) <= 1 && n != c->facts.micro_batches) /* of no ranks */
         t->is &= ~ARI_IF(COUNT);
     t->is |= (shards ? ARI_IF(OF_SHARDS) : 0) | (n == 2 && !(t->is & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0);
     ari_words(t, "fans", "the root of a ratio for one of %d shards", shards);
@@ -392,7 +407,7 @@ static void found_hidden(ari_trace *t, const ari_case *c, const ari_sums *s)
     ari_count(t, "asked", asked);
     ari_count(t, "tokens", tokens);
     ari_words(t, "what", "%s", tokens == c->grid.d->seq ? "tokens of a sample" : "the batch's tokens or targets");
-    ari_words(t, "over", "%s", axis_of(c, n, t->is & ARI_IF(EVERYWHERE)));
+    ari_words(t, "over", "%s", ari_axes_text(over, axes_of(c, n, t->is & ARI_IF(EVERYWHERE)), " or "));
     ari_words(t, "fit", " (to within %.0e of the largest)", fmax(worst / (c->max_ref * fabs(factor)), 1e-9));
 }
 

@@ -58,7 +58,7 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
     all->other += p->other;
     ari_rank_copies ranks = {.copy = NULL};
     AR_TRY(ari_rank_copies_of(&ranks, t, c->known));
-    const int shares = sharers(ranks.tp, ranks.dp);
+    const int shares = sharers(ranks.mesh.along[ARI_AXIS_TP], ranks.mesh.along[ARI_AXIS_DP]);
     all->of_ranks = all->of_ranks && ranks.copy && shares > 1 && shares <= ARI_MOST_RANKS;
     for (int rank = 0; all->of_ranks && rank < shares; rank++) {
         const ari_rank_copy *copy = &ranks.copy[rank];
@@ -74,7 +74,8 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
 /* Those that a check knows. */
 static ar_status parts_of_run(parts *all, const ari_difference *d)
 {
-    *all = (parts){.of_ranks = d->tp > 1 && d->tp <= ARI_MOST_RANKS, .sharers = d->tp};
+    const int tp = d->mesh.along[ARI_AXIS_TP];
+    *all = (parts){.of_ranks = tp > 1 && tp <= ARI_MOST_RANKS, .sharers = tp};
     AR_TRY(ari_alloc((void **)&all->part, d->gradients, sizeof *all->part, "gradients"));
     for (all->n = 0; all->n < d->gradients; all->n++) {
         const ari_gradient *g = &d->gradient[all->n];
@@ -85,7 +86,7 @@ static ar_status parts_of_run(parts *all, const ari_difference *d)
                     .square = g->square,
                     .other = g->square};
         if (all->of_ranks)
-            memcpy(p->held, g->held, (size_t)d->tp * sizeof *p->held);
+            memcpy(p->held, g->held, (size_t)tp * sizeof *p->held);
         all->square += p->square;
         all->other += p->other;
     }
@@ -276,11 +277,11 @@ static void look_at_parts(ari_trace *t, const parts *all, double value, double r
 /* Whether the squares of the pipeline ranks' norms add up to the reference's. */
 static bool is_of_stages(const ari_difference *d, double ref)
 {
-    const int pp = ari_pp_of(d), each = d->ranks / pp;
+    const int stages = ari_along(d, ARI_CUTS_LAYERS), each = d->ranks / stages;
     double squares = 0.0;
-    for (int r = 0; pp > 1 && r < d->ranks; r += each)
+    for (int r = 0; stages > 1 && r < d->ranks; r += each)
         squares += d->copy[r].local ? pow((double)d->copy[r].local[0], 2.0) : 0.0;
-    return pp > 1 && ari_is_near(sqrt(squares), fabs(ref), 1e-5);
+    return stages > 1 && ari_is_near(sqrt(squares), fabs(ref), 1e-5);
 }
 
 ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
@@ -290,7 +291,7 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
     parts all;
     if (d->pass != 'c' || c->grid.count != 1 || c->survey.total.nan > 0)
         return AR_OK;
-    const int shares = sharers(ari_tp_of(d), ari_dp_of(d));
+    const int shares = sharers(ari_along(d, ARI_CUTS_FEATURES), ari_along(d, ARI_CUTS_SAMPLES));
     for (int r = 0; r < shares; r++)
         squares += d->copy[r].local ? (double)d->copy[r].local[0] * (double)d->copy[r].local[0] : 0.0;
     ari_value_range(&low, &high, c);
@@ -308,7 +309,7 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
         ari_number(t, "reference", ref);
         ari_number(t, "root", sqrt(squares));
         ari_count(t, "sharers", (size_t)shares);
-        ari_words(t, "over", ari_tp_of(d) > 1 ? "tp" : "dp");
+        ari_words(t, "over", ari_along(d, ARI_CUTS_FEATURES) > 1 ? "tp" : "dp");
         ari_words(t, "everywhere", "%s", d->hidden ? "" : " on every rank");
         ari_number(t, "times", low / ref);
         ari_number(t, "expected", ref / low);

@@ -297,7 +297,7 @@ static bool is_padding(const ari_case *c, size_t *from)
 static void measure_left_over(ari_trace *t, const ari_case *c, int dim)
 {
     const ari_difference *d = c->grid.d;
-    const size_t n = c->grid.shape[dim], most = d->hidden ? ARI_MOST_RANKS : (size_t)ari_tp_of(d);
+    const size_t n = c->grid.shape[dim], most = d->hidden ? ARI_MOST_RANKS : (size_t)ari_along(d, ARI_CUTS_FEATURES);
     size_t from, to;
     ari_hull(c, dim, &from, &to);
     if (to != n || from == 0 || (d->hidden && (n - from) * 8 > n) || c->survey.hit[dim] != n - from ||

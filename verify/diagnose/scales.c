@@ -124,7 +124,7 @@ static bool add_samples(parts *p, const ari_case *c, const ari_sums *s, size_t s
 static bool parts_of_samples(parts *p, const ari_case *c, const ari_sums *s, int micro_batches)
 {
     const ari_difference *d = c->grid.d;
-    const ar_parallel layout = {.dp = ari_dp_of(d), .micro_batches = micro_batches};
+    const ar_parallel layout = {.dp = ari_along(d, ARI_CUTS_SAMPLES), .micro_batches = micro_batches};
     size_t start = 0, count = 0;
     for (size_t end = 0; d->hidden && start < c->grid.shape[0]; start = end) {
         for (end = start + 1; end < c->grid.shape[0]; end++) {
@@ -143,7 +143,7 @@ static bool parts_of_samples(parts *p, const ari_case *c, const ari_sums *s, int
 }
 
 /* One factor of all that a rank holds: of one value, or of its own positions. The parts are the ranks along `over`. */
-static bool parts_of_ranks(parts *p, const ari_case *c, ari_mesh_axes over)
+static bool parts_of_ranks(parts *p, const ari_case *c, ari_axes over)
 {
     const ari_difference *d = c->grid.d;
     *p = (parts){.n = 0};
@@ -258,13 +258,12 @@ static ar_status measure_ids(ari_trace *t, const ari_case *c)
 static bool are_means_of_ranks(ari_trace *t, const ari_case *c)
 {
     static const struct {
-        ari_mesh_axes over;
+        ari_axes over;
         ari_properties is;
-    } axes[] = {{ARI_MESH_DP, ARI_IF(OF_DP)}, {ARI_MESH_CP, ARI_IF(OF_CP)}, {ARI_MESH_CP | ARI_MESH_DP, 0}};
-    const ari_difference *d = c->grid.d;
+    } axes[] = {{ARI_CUTS_SAMPLES, ARI_IF(OF_DP)}, {ARI_CUTS_POSITIONS, ARI_IF(OF_CP)}, {ARI_CUTS_DATA, 0}};
+    const bool one = ari_along(c->grid.d, ARI_CUTS_SAMPLES) == 1 || ari_along(c->grid.d, ARI_CUTS_POSITIONS) == 1;
     for (size_t i = 0; i < sizeof axes / sizeof *axes; i++) {
-        const bool there =
-            (!(axes[i].over & ARI_MESH_DP) || ari_dp_of(d) > 1) && (!(axes[i].over & ARI_MESH_CP) || ari_cp_of(d) > 1);
+        const bool there = ari_along(c->grid.d, axes[i].over) > 1 && !(one && axes[i].over == ARI_CUTS_DATA);
         parts p;
         if (there && parts_of_ranks(&p, c, axes[i].over) && p.n > 1 && are_means(t, &p, p.n, axes[i].is))
             return true;
@@ -275,14 +274,15 @@ static bool are_means_of_ranks(ari_trace *t, const ari_case *c)
 ar_status ari_measure_means(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    const int dp = ari_dp_of(d), cp = ari_cp_of(d), micro = d->micro_batches > 1 ? d->micro_batches : 1;
+    const int dp = ari_along(d, ARI_CUTS_SAMPLES), micro = d->micro_batches > 1 ? d->micro_batches : 1;
+    const bool shared = ari_along(d, ARI_CUTS_POSITIONS) > 1;
     const bool samples = d->pass == 'b' && d->ndim >= 3, value = d->pass == 'f' && c->grid.count == 1;
     parts p = {.n = 0}, of_micro = {.n = 0}, runs = {.n = 0};
     ari_sums *s = NULL;
     size_t n = 0;
     if (d->pass == 'g' && d->hidden && c->known->reference && c->known->other && c->survey.total.nan == 0)
         return measure_ids(t, c);
-    if ((!samples && !(value && dp * cp > 1)) || c->survey.total.nan > 0)
+    if ((!samples && !(value && ari_along(d, ARI_CUTS_DATA) > 1)) || c->survey.total.nan > 0)
         return AR_OK;
     if (samples)
         AR_TRY(sum_slices(&s, &n, c, 0));
@@ -290,7 +290,7 @@ ar_status ari_measure_means(ari_trace *t, const ari_case *c)
         are_means(t, &runs, runs.n, ARI_IF(HIDDEN));
     else if (dp > 1 && samples && parts_of_samples(&p, c, s, 1) && p.n > 1 && are_means(t, &p, p.n, ARI_IF(OF_DP)))
         ;
-    else if (!d->hidden && (value || cp > 1) && are_means_of_ranks(t, c))
+    else if (!d->hidden && (value || shared) && are_means_of_ranks(t, c))
         ;
     else if (micro > 1 && samples && parts_of_samples(&of_micro, c, s, micro))
         are_means(t, &of_micro, micro, ARI_IF(OF_MICRO));

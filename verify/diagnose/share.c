@@ -54,7 +54,8 @@ static per_token look_per_token(const ari_case *c)
  * has no target, so that its own zero belongs to the tail. */
 static bool ends_at_tokens(const ari_difference *d, size_t end, size_t *tokens)
 {
-    const size_t dp = (size_t)ari_dp_of(d), micro = d->micro_batches > 1 ? (size_t)d->micro_batches : 1;
+    const size_t dp = (size_t)ari_along(d, ARI_CUTS_SAMPLES),
+                 micro = d->micro_batches > 1 ? (size_t)d->micro_batches : 1;
     const size_t of_rank = (d->batch + dp - 1) / dp, samples[] = {d->batch, of_rank, (of_rank + micro - 1) / micro};
     for (size_t i = 0; i < 3; i++) {
         *tokens = samples[i] * d->seq;
@@ -181,10 +182,10 @@ static void say_how_many(ari_trace *trace, const ari_case *c, double share)
 {
     const double low = fmax(2.0, floor(1.0 / (share * 1.4))), high = ceil(1.4 / share);
     ari_text t = ari_list(trace, "contributes");
-    const int known[] = {c->known->tp, c->known->cp, c->known->dp};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (known[i] > 1 && known[i] >= low && known[i] <= high) {
-            ari_say(&t, "what one of %d ranks contributes", known[i]);
+    for (int i = ARI_LAYOUT_AXES - 1; i >= ARI_LAYOUT_DP; i--) {
+        const int ranks = ari_ranks_along(&c->known->mesh, ari_layout_axes[i].axes);
+        if (ranks > 1 && ranks >= low && ranks <= high) {
+            ari_say(&t, "what one of %d ranks contributes", ranks);
             return;
         }
     }
@@ -203,7 +204,8 @@ ar_status ari_measure_share(ari_trace *t, const ari_case *c)
     const bool part = share >= 0.04 && share <= 0.9 && cosine > 0.15 && fabs(all->vv / all->vr - 1.0) <= within;
     const bool twice = along >= 0.04 && along <= 0.62 && fabs(apart / along - 1.0) <= 0.3;
     const bool of_micro = c->grid.d->pass == 'g' && is_one_of(share, c->grid.d->micro_batches, 1.5);
-    if ((!part && !twice) || (ari_is_activation(c->grid.d) && c->known->tp == 1)) /* sums over tp alone are partial */
+    if ((!part && !twice) ||
+        (ari_is_activation(c->grid.d) && c->known->mesh.along[ARI_AXIS_TP] == 1)) /* sums over tp alone are partial */
         return AR_OK;
     ari_found(t, ARI_FOUND_SHARE, !part ? ARI_IF(TWICE) : of_micro ? ARI_IF(OF_MICRO) : 0);
     ari_number(t, "share", part ? share : along);
@@ -233,7 +235,7 @@ static bool is_part_of_ring(const ari_case *c)
     const ari_tally *all = &c->survey.total;
     const ari_role role = ari_module_of(d->name, strlen(d->name)).role;
     const double over = all->vv / all->vr;
-    if (ari_cp_of(d) < 2 || d->pass != 'b' || d->ndim != 3 || !positions_are_shared(d) ||
+    if (ari_along(d, ARI_CUTS_POSITIONS) < 2 || d->pass != 'b' || d->ndim != 3 || !positions_are_shared(d) ||
         (role != ARI_K_ROPE && role != ARI_K_HEADS && role != ARI_V_HEADS && role != ARI_K && role != ARI_V))
         return false;
     if (all->different < 64 || !(over >= 0.25 && over <= 1.5) || !(ari_cosine(all) < 0.97))
@@ -253,7 +255,7 @@ ar_status ari_measure_scatter(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const ari_tally *all = &c->survey.total;
-    const int tp = ari_tp_of(d);
+    const int tp = ari_along(d, ARI_CUTS_FEATURES);
     if (is_part_of_ring(c)) {
         ari_found(t, ARI_FOUND_SCATTER, ARI_IF(OF_CP));
         ari_number(t, "share", all->vr / all->rr);
@@ -375,7 +377,7 @@ static double reference_in(const ari_difference *d, int r, size_t index)
 ar_status ari_measure_shards_added(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    const int tp = ari_tp_of(d);
+    const int tp = ari_along(d, ARI_CUTS_FEATURES);
     double left = 0.0, all = 0.0;
     if (d->pass != 'g' || tp < 2 || c->survey.different < 64 || c->survey.total.nan > 0)
         return AR_OK;
@@ -444,7 +446,7 @@ ar_status ari_measure_group(ari_trace *t, const ari_case *c)
     const ari_difference *d = c->grid.d;
     alike a;
     double left = 0.0, all = 0.0;
-    if (d->ranks < 4 || d->ranks > ARI_MOST_RANKS || ari_dp_of(d) > 1 || c->survey.disagree == 0 ||
+    if (d->ranks < 4 || d->ranks > ARI_MOST_RANKS || ari_along(d, ARI_CUTS_SAMPLES) > 1 || c->survey.disagree == 0 ||
         c->survey.different < 64 || c->survey.total.nan > 0)
         return AR_OK;
     for (int r = 0; r < d->ranks; r++) {

@@ -283,80 +283,56 @@ void ari_survey_fini(ari_survey *s)
 
 /* --- the mesh ----------------------------------------------------------------------------------------------------- */
 
-/* An axis of the mesh: ranks along it are `stride` apart. */
-typedef struct mesh_axis {
-    ari_mesh_axes over;
-    int size, stride;
-} mesh_axis;
-enum { MESH_AXES = 4 };
-
-/* Ranks of one pipeline rank. */
-static int ranks_of_stage(const ari_difference *d)
-{
-    return d->tp * ari_at_least_one(d->cp) * d->dp;
-}
-
 static bool is_mesh(const ari_difference *d)
 {
-    return d->tp > 0 && d->dp > 0 && ranks_of_stage(d) * ari_at_least_one(d->pp) == d->ranks;
+    int world = 1;
+    for (int i = 0; i < ARI_PLACED_AXES; i++)
+        world *= ari_at_least_one(d->mesh.along[i]);
+    return d->mesh.along[ARI_AXIS_TP] > 0 && d->mesh.along[ARI_AXIS_DP] > 0 && world == d->ranks;
 }
 
-int ari_tp_of(const ari_difference *d)
+static ari_ranks mesh_of(const ari_difference *d)
 {
-    return is_mesh(d) ? d->tp : d->ranks;
+    ari_ranks mesh = is_mesh(d) ? d->mesh : (ari_ranks){.along = {[ARI_AXIS_TP] = d->ranks}};
+    for (int i = 0; i < ARI_PLACED_AXES; i++)
+        mesh.along[i] = ari_at_least_one(mesh.along[i]);
+    return mesh;
 }
 
-int ari_cp_of(const ari_difference *d)
+int ari_along(const ari_difference *d, ari_axes axes)
 {
-    return is_mesh(d) ? ari_at_least_one(d->cp) : 1;
+    const ari_ranks mesh = mesh_of(d);
+    return ari_ranks_along(&mesh, axes);
 }
 
-int ari_dp_of(const ari_difference *d)
+ari_properties ari_of_axis(int extent)
 {
-    return is_mesh(d) ? d->dp : 1;
+    static const ari_properties of[ARI_LAYOUT_AXES] = {[ARI_LAYOUT_PP] = ARI_IF(STAGES),
+                                                       [ARI_LAYOUT_DP] = ARI_IF(OF_DP),
+                                                       [ARI_LAYOUT_CP] = ARI_IF(OF_CP),
+                                                       [ARI_LAYOUT_TP] = ARI_IF(OF_TP)};
+    return of[extent];
 }
 
-int ari_pp_of(const ari_difference *d)
+char *ari_axes_text(char out[ARI_AXES_TEXT], ari_axes axes, const char *before_last)
 {
-    return is_mesh(d) ? ari_at_least_one(d->pp) : 1;
-}
-
-/* From the innermost on. */
-static void mesh_of(mesh_axis axis[MESH_AXES], const ari_difference *d)
-{
-    const int tp = ari_tp_of(d), cp = ari_cp_of(d);
-    axis[0] = (mesh_axis){ARI_MESH_TP, tp, 1};
-    axis[1] = (mesh_axis){ARI_MESH_CP, cp, tp};
-    axis[2] = (mesh_axis){ARI_MESH_DP, ari_dp_of(d), tp * cp};
-    axis[3] = (mesh_axis){ARI_MESH_PP, ari_pp_of(d), tp * cp * ari_dp_of(d)};
-}
-
-const char *ari_mesh_axes_name(ari_mesh_axes over)
-{
-    static const char *const names[] = {"no ranks",
-                                        "tp",
-                                        "cp",
-                                        "tp and cp",
-                                        "dp",
-                                        "tp and dp",
-                                        "cp and dp",
-                                        "tp, cp and dp",
-                                        "pp",
-                                        "tp and pp",
-                                        "cp and pp",
-                                        "tp, cp and pp",
-                                        "dp and pp",
-                                        "tp, dp and pp",
-                                        "cp, dp and pp",
-                                        "tp, cp, dp and pp"};
-    return names[over & ARI_MESH_ALL];
+    ari_text t = ari_text_in(out, ARI_AXES_TEXT);
+    if (!axes)
+        ari_say(&t, "no ranks");
+    for (int i = ARI_LAYOUT_AXES - 1; i >= 0 && axes; i--) {
+        if (!(axes & ari_layout_axes[i].axes))
+            continue;
+        axes &= ~ari_layout_axes[i].axes;
+        ari_say(&t, "%s%s", t.used == 0 ? "" : axes ? ", " : before_last, ari_layout_axes[i].name);
+    }
+    return out;
 }
 
 /* --- the ranks of one pipeline rank alone ------------------------------------------------------------------------- */
 
 void ari_narrow_to_stage(ari_difference *d)
 {
-    const int ranks = ari_pp_of(d) > 1 ? ranks_of_stage(d) : 0;
+    const int stages = ari_along(d, ARI_CUTS_LAYERS), ranks = stages > 1 ? d->ranks / stages : 0;
     int holder = -1;
     d->pipeline = ranks > 0;
     for (int r = 0; ranks > 0 && r < d->ranks; r++) {
@@ -371,7 +347,7 @@ void ari_narrow_to_stage(ari_difference *d)
     d->copy += holder * ranks;
     d->first_rank += holder * ranks;
     d->ranks = ranks;
-    d->pp = 1;
+    d->mesh.along[ARI_AXIS_PP] = 1;
 }
 
 /* --- along which groups copies differ ----------------------------------------------------------------------------- */
@@ -388,60 +364,49 @@ static bool same_boxes(const ar_layout *a, const ar_layout *b)
     return a->nbox > 0;
 }
 
-/* The one axis along which two ranks are apart; none, where it is more than one. */
-static ari_mesh_axes axis_between(const mesh_axis axis[MESH_AXES], int a, int b)
+/* The one extent of the layout along which two ranks are apart; 0, where it is more than one. */
+static ari_axes axis_between(const ari_ranks *mesh, int a, int b)
 {
-    ari_mesh_axes over = ARI_MESH_NONE;
-    int axes = 0;
-    for (int i = 0; i < MESH_AXES; i++) {
-        if (a / axis[i].stride % axis[i].size != b / axis[i].stride % axis[i].size) {
-            over = axis[i].over;
-            axes++;
+    ari_axes over = 0;
+    int extents = 0;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
+        const ari_axes axes = ari_layout_axes[i].axes;
+        if (ari_place_along(mesh, a, axes) != ari_place_along(mesh, b, axes)) {
+            over = axes;
+            extents++;
         }
     }
-    return axes == 1 ? over : ARI_MESH_NONE;
+    return extents == 1 ? over : 0;
 }
 
-ari_mesh_axes ari_apart_over(const ari_difference *d)
+ari_axes ari_apart_over(const ari_difference *d)
 {
-    mesh_axis axis[MESH_AXES];
-    unsigned apart = ARI_MESH_NONE;
-    mesh_of(axis, d);
+    const ari_ranks mesh = mesh_of(d);
+    ari_axes apart = 0;
     for (int a = 0; a < d->ranks; a++) {
         for (int b = 0; b < a; b++) {
-            const ari_mesh_axes over = axis_between(axis, a, b);
-            if (over == ARI_MESH_NONE || !same_boxes(d->copy[a].layout, d->copy[b].layout) ||
+            const ari_axes over = axis_between(&mesh, a, b);
+            if (!over || !same_boxes(d->copy[a].layout, d->copy[b].layout) ||
                 memcmp(d->copy[a].local, d->copy[b].local,
                        ari_volume(d->copy[a].shape, d->copy[a].ndim) * sizeof(float)) == 0)
                 continue;
             apart |= over;
         }
     }
-    for (int i = 0; i < MESH_AXES && apart == ARI_MESH_NONE; i++) /* the innermost there is */
-        apart = axis[i].size > 1 ? axis[i].over : ARI_MESH_NONE;
-    return apart == ARI_MESH_NONE ? ARI_MESH_TP : (ari_mesh_axes)apart;
+    for (int i = ARI_LAYOUT_AXES - 1; i >= 0 && !apart; i--) /* the innermost there is */
+        apart = ari_ranks_along(&mesh, ari_layout_axes[i].axes) > 1 ? ari_layout_axes[i].axes : 0;
+    return apart ? apart : ARI_CUTS_FEATURES;
 }
 
-bool ari_in_group(const ari_difference *d, int rank, ari_mesh_axes over, int key)
+bool ari_in_group(const ari_difference *d, int rank, ari_axes over, int key)
 {
-    mesh_axis axis[MESH_AXES];
-    int own = 0;
-    mesh_of(axis, d);
-    for (int i = MESH_AXES - 1; i >= 0; i--) {
-        if (!(over & axis[i].over))
-            own = own * axis[i].size + rank / axis[i].stride % axis[i].size;
-    }
-    return own == key;
+    const ari_ranks mesh = mesh_of(d);
+    return ari_place_along(&mesh, rank, ARI_ALL_AXES & ~over) == key;
 }
 
-int ari_groups(const ari_difference *d, ari_mesh_axes over)
+int ari_groups(const ari_difference *d, ari_axes over)
 {
-    mesh_axis axis[MESH_AXES];
-    int groups = 1;
-    mesh_of(axis, d);
-    for (int i = 0; i < MESH_AXES; i++)
-        groups *= over & axis[i].over ? 1 : axis[i].size;
-    return groups;
+    return ari_along(d, ARI_ALL_AXES & ~over);
 }
 
 /* --- the ranks of one data-parallel rank alone -------------------------------------------------------------------- */
@@ -485,11 +450,12 @@ static void renumber(ar_layout *o, int dp)
 
 ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_difference *d, int rank)
 {
-    const int dp = ari_dp_of(d), ranks = ari_tp_of(d) * ari_cp_of(d), first = rank / ranks * ranks;
+    const int dp = ari_along(d, ARI_CUTS_SAMPLES), ranks = ari_along(d, ARI_CUTS_FEATURES | ARI_CUTS_POSITIONS);
+    const int first = rank / ranks * ranks;
     const bool activation = ari_is_activation(d) && d->ndim >= 3;
     size_t start = 0, count = 0;
     *view = (ari_group_view){NULL, NULL, {0}};
-    if (dp < 2 || ari_pp_of(d) > 1 || (activation && !samples_of(d, first, ranks, &start, &count)) ||
+    if (dp < 2 || ari_along(d, ARI_CUTS_LAYERS) > 1 || (activation && !samples_of(d, first, ranks, &start, &count)) ||
         (d->pass == 'g' && is_shared_out(d, ranks)))
         return AR_OK;
     AR_TRY(ari_alloc_zero((void **)&view->layout, (size_t)ranks, sizeof *view->layout, "layouts of a group"));
@@ -522,9 +488,8 @@ ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_dif
     out->shape = view->shape;
     out->copy = view->copy;
     out->ranks = ranks;
-    out->tp = ari_tp_of(d);
-    out->cp = ari_cp_of(d);
-    out->dp = 1;
+    out->mesh = mesh_of(d);
+    out->mesh.along[ARI_AXIS_DP] = 1;
     return AR_OK;
 }
 

@@ -500,7 +500,8 @@ ar_status ari_measure_decay(ari_trace *t, const ari_case *c)
 ar_status ari_measure_share_update(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    if (d->pass != 'n' || !d->before || !d->zero || ari_dp_of(d) * ari_cp_of(d) < 2 || c->survey.total.nan > 0)
+    if (d->pass != 'n' || !d->before || !d->zero ||
+        ari_along(d, ARI_CUTS_SAMPLES) * ari_along(d, ARI_CUTS_POSITIONS) < 2 || c->survey.total.nan > 0)
         return AR_OK;
     const bool few = c->survey.different < 8;
     const beside s = look_beside(c, -1, true);

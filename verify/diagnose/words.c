@@ -320,12 +320,12 @@ void ari_say_indices(ari_text *t, const ari_case *c, int dim)
 static int holder_of(const ari_case *c, int dim, size_t index)
 {
     const ari_difference *d = c->grid.d;
-    for (int r = 0; r < ari_tp_of(d) * ari_cp_of(d); r++) {
+    for (int r = 0; r < ari_along(d, ARI_CUTS_FEATURES | ARI_CUTS_POSITIONS); r++) {
         const ar_layout *o = d->copy[r].layout;
         for (size_t k = 0; k < o->nbox && o->ndim == c->grid.nd; k++) {
             const ar_box *b = &o->box[k];
             if (index >= b->global[dim] && index < b->global[dim] + b->extent[dim])
-                return b->extent[dim] < c->grid.shape[dim] ? r / ari_tp_of(d) : -1;
+                return b->extent[dim] < c->grid.shape[dim] ? r / ari_along(d, ARI_CUTS_FEATURES) : -1;
         }
     }
     return -1;
@@ -337,13 +337,13 @@ typedef struct chunk_set {
     bool right[ARI_MOST_RANKS], wrong[ARI_MOST_RANKS]; /* a context-parallel rank has indices that are */
 } chunk_set;
 
-static void say_ranks_of(ari_text *t, const chunk_set *s, int cp)
+static void say_ranks_of(ari_text *t, const chunk_set *s, int ranks)
 {
     int wrong = 0, said = 0;
-    for (int r = 0; r < cp; r++)
+    for (int r = 0; r < ranks; r++)
         wrong += s->wrong[r];
-    ari_say(t, wrong == 1 ? ", the chunks of cp rank" : ", the chunks of cp ranks");
-    for (int r = 0; r < cp; r++) {
+    ari_say(t, ", the chunks of %s rank%s", ari_layout_axes[ARI_LAYOUT_CP].name, wrong == 1 ? "" : "s");
+    for (int r = 0; r < ranks; r++) {
         if (s->wrong[r])
             ari_say(t, said++ ? ", %d" : " %d", r);
     }
@@ -390,8 +390,9 @@ static chunk_set compare_chunks(const ari_case *c, int dim, bool zigzag)
 
 void ari_say_chunks(ari_text *t, const ari_case *c, int dim)
 {
-    const int cp = ari_cp_of(c->grid.d);
-    if (cp < 2 || cp > ARI_MOST_RANKS || c->survey.hit[dim] == c->grid.shape[dim])
+    const int ranks = ari_along(c->grid.d, ARI_CUTS_POSITIONS);
+    const char *axis = ari_layout_axes[ARI_LAYOUT_CP].name;
+    if (ranks < 2 || ranks > ARI_MOST_RANKS || c->survey.hit[dim] == c->grid.shape[dim])
         return;
     for (size_t i = 0; i < c->grid.shape[dim]; i++) {
         if (holder_of(c, dim, i) < 0)
@@ -399,11 +400,11 @@ void ari_say_chunks(ari_text *t, const ari_case *c, int dim)
     }
     const chunk_set s = compare_chunks(c, dim, is_zigzag(c, dim));
     if (s.ranks)
-        say_ranks_of(t, &s, cp);
+        say_ranks_of(t, &s, ranks);
     else if (s.first || s.second)
-        ari_say(t, ", the %s chunk of every cp rank", s.first ? "first" : "second");
+        ari_say(t, ", the %s chunk of every %s rank", s.first ? "first" : "second", axis);
     else if (s.begins || s.ends)
-        ari_say(t, ", where chunks of cp ranks %s", s.begins ? "begin" : "end");
+        ari_say(t, ", where chunks of %s ranks %s", axis, s.begins ? "begin" : "end");
 }
 
 /* --- the line that says where ------------------------------------------------------------------------------------- */

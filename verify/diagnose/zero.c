@@ -11,7 +11,7 @@ enum { MASK_CHUNK = 4096 };
 static bool is_floored(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    const size_t unit = 2 * (size_t)ari_cp_of(g->d);
+    const size_t unit = 2 * (size_t)ari_along(g->d, ARI_CUTS_POSITIONS);
     size_t from, to;
     if (unit == 2 || !ari_is_activation(g->d) || g->nd != 3 || g->shape[1] % unit == 0)
         return false;
@@ -66,7 +66,7 @@ static void found_tail(ari_trace *t, const ari_case *c, int dim, size_t cut, siz
     const bool heads =
         seen ? ari_name_has(d, "attn") || ari_name_has(d, "attention") || (ari_name_is(d->name) & ARI_IS_CONTEXT)
              : ari_has_heads(c, dim);
-    const size_t ranks = seen ? (size_t)ari_tp_of(d) : n;
+    const size_t ranks = seen ? (size_t)ari_along(d, ARI_CUTS_FEATURES) : n;
     const size_t local = by_heads ? extent / d->head_dim : 0, right = by_heads ? cut / d->head_dim : 0;
     ari_found(t, ARI_FOUND_TAIL, 0);
     if (by_heads && local % ranks != 0 && right == local / ranks)

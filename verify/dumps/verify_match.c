@@ -161,7 +161,7 @@ static bool of_stages(const ar_dump *d)
 {
     const ar_mesh *m = ar_dump_mesh(d);
     for (int i = 0; i < m->ndim; i++) {
-        if (strcmp(m->dim[i].name, "pp") == 0 && m->dim[i].size > 1)
+        if (strcmp(m->dim[i].name, ari_layout_axes[ARI_LAYOUT_PP].name) == 0 && m->dim[i].size > 1)
             return true;
     }
     return false;
