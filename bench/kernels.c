@@ -46,18 +46,20 @@ typedef struct kernel {
 } kernel;
 
 #define RUN(b, slot, ...) (b)->on.d->ops->slot((b)->on.d, (b)->on.q, __VA_ARGS__)
+/* One that is a call of a slot, with arguments out of b and o. */
+#define KERNEL(name, slot, ...)                                           \
+    static ar_status run_##name(const kernel_bench *b, const operands *o) \
+    {                                                                     \
+        (void)o;                                                          \
+        return RUN(b, slot, __VA_ARGS__);                                 \
+    }
 
 /* --- element-wise ------------------------------------------------------------------------------------------------- */
 
-static ar_status run_add(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, add, &o->y, &o->x, &o->dy);
-}
+static const ar_row_sum unsummed = {.f32 = {NULL}};
 
-static ar_status run_scale(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, scale, &o->y, &o->x, 0.75f);
-}
+KERNEL(add, add, &o->y, &o->x, &o->dy)
+KERNEL(scale, scale, &o->y, &o->x, 0.75f)
 
 static ar_status run_transpose(const kernel_bench *b, const operands *o)
 {
@@ -75,31 +77,11 @@ static ar_status run_dropout(const kernel_bench *b, const operands *o)
     return RUN(b, dropout, NULL, &o->y, &o->x, &o->up, &which);
 }
 
-static ar_status run_gelu(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, bias_act, &o->z, ar_const(b->row), AR_ACT_GELU_ERF, &o->y);
-}
-
-static ar_status run_gelu_backward(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, act_backward, &o->y, &o->dy, &o->x, AR_ACT_GELU_ERF, &(ar_row_sum){.f32 = b->sum[0]});
-}
-
-static ar_status run_gelu_tanh(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, bias_act, &o->z, ar_const(b->row), AR_ACT_GELU_TANH, &o->y);
-}
-
-static ar_status run_gated(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, gated_forward, &o->y, &o->x, &o->up, AR_ACT_SILU);
-}
-
-static ar_status run_gated_backward(const kernel_bench *b, const operands *o)
-{
-    const ar_row_sum none = {.f32 = {NULL}};
-    return RUN(b, gated_backward, &o->y, &o->z, &o->dy, &o->x, &o->up, AR_ACT_SILU, &none, &none);
-}
+KERNEL(gelu, bias_act, &o->z, ar_const(b->row), AR_ACT_GELU_ERF, &o->y)
+KERNEL(gelu_backward, act_backward, &o->y, &o->dy, &o->x, AR_ACT_GELU_ERF, &(ar_row_sum){.f32 = b->sum[0]})
+KERNEL(gelu_tanh, bias_act, &o->z, ar_const(b->row), AR_ACT_GELU_TANH, &o->y)
+KERNEL(gated, gated_forward, &o->y, &o->x, &o->up, AR_ACT_SILU)
+KERNEL(gated_backward, gated_backward, &o->y, &o->z, &o->dy, &o->x, &o->up, AR_ACT_SILU, &unsummed, &unsummed)
 
 static ar_status run_optimizer(const kernel_bench *b, const operands *o)
 {
@@ -113,24 +95,10 @@ static ar_status run_optimizer(const kernel_bench *b, const operands *o)
 
 /* --- rows --------------------------------------------------------------------------------------------------------- */
 
-static ar_status run_norm(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, norm_forward, AR_NORM_LAYER, &o->y, b->mean, b->rstd, &o->x, ar_const(b->row), ar_const(b->row),
-               1e-5);
-}
-
-static ar_status run_norm_backward(const kernel_bench *b, const operands *o)
-{
-    const ar_row_sum gain = {.f32 = b->sum[0]}, offset = {.f32 = b->sum[1]};
-    return RUN(b, norm_backward, AR_NORM_LAYER, &o->y, &o->z, &o->dy, &o->x, ar_const(b->mean), ar_const(b->rstd),
-               ar_const(b->row), &o->up, &gain, &offset);
-}
-
-static ar_status run_rms(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, norm_forward, AR_NORM_RMS, &o->y, b->mean, b->key_sum, &o->x, ar_const(b->row), (ar_cbuf){NULL},
-               1e-5);
-}
+KERNEL(norm, norm_forward, AR_NORM_LAYER, &o->y, b->mean, b->rstd, &o->x, ar_const(b->row), ar_const(b->row), 1e-5)
+KERNEL(norm_backward, norm_backward, AR_NORM_LAYER, &o->y, &o->z, &o->dy, &o->x, ar_const(b->mean), ar_const(b->rstd),
+       ar_const(b->row), &o->up, &(ar_row_sum){.f32 = b->sum[0]}, &(ar_row_sum){.f32 = b->sum[1]})
+KERNEL(rms, norm_forward, AR_NORM_RMS, &o->y, b->mean, b->key_sum, &o->x, ar_const(b->row), (ar_cbuf){NULL}, 1e-5)
 
 /* Heads of 64, or one of an even number of columns. */
 static size_t head_of(size_t cols)
@@ -175,36 +143,13 @@ static ar_status run_softmax_backward(const kernel_bench *b, const operands *o)
                &mask);
 }
 
-static ar_status run_gather(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, gather_rows, &o->y, &o->x, ar_const(b->row_of));
-}
-
-static ar_status run_loss_max(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, ce_max, b->key, &o->x);
-}
-
-static ar_status run_loss_sum(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, ce_sum, b->key_sum, &o->x, ar_const(b->key), b->cols);
-}
-
-static ar_status run_loss_backward(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, ce_backward, &o->y, &o->x, ar_const(b->key), ar_const(b->key_sum), ar_const(b->row_of),
-               ar_const(b->valid), &(ar_loss_options){0}, (double)b->rows, b->cols);
-}
-
-static ar_status run_sum_rows(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, sum_rows_f32, b->sum[0], 1, &o->x, (ar_cbuf){NULL});
-}
-
-static ar_status run_squares(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, sum_squares, b->norm, &o->x, ar_const(b->exponent));
-}
+KERNEL(gather, gather_rows, &o->y, &o->x, ar_const(b->row_of))
+KERNEL(loss_max, ce_max, b->key, &o->x)
+KERNEL(loss_sum, ce_sum, b->key_sum, &o->x, ar_const(b->key), b->cols)
+KERNEL(loss_backward, ce_backward, &o->y, &o->x, ar_const(b->key), ar_const(b->key_sum), ar_const(b->row_of),
+       ar_const(b->valid), &(ar_loss_options){0}, (double)b->rows, b->cols)
+KERNEL(sum_rows, sum_rows_f32, b->sum[0], 1, &o->x, (ar_cbuf){NULL})
+KERNEL(squares, sum_squares, b->norm, &o->x, ar_const(b->exponent))
 
 /* --- exact numerics ----------------------------------------------------------------------------------------------- */
 
@@ -239,37 +184,13 @@ BOTH(col_exponents)
 BOTH(row_exponents)
 BOTH(pack)
 
-static ar_status run_round(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, round_i64, o->y.data, ar_const(b->sums), 1, 0, b->rows * b->cols, b->cols, ar_const(b->plain.e),
-               ar_const(b->transposed.e));
-}
-
-static ar_status run_acc_rows(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, acc_add, b->t, b->hl, 1, &o->x, (ar_cbuf){NULL});
-}
-
-static ar_status run_acc_each(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, acc_add, b->t, b->hl, b->rows, &o->x, (ar_cbuf){NULL});
-}
-
-static ar_status run_acc_scatter(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, acc_add, b->t, b->hl, b->rows, &o->x, ar_const(b->row_of));
-}
-
-static ar_status run_acc_raise(const kernel_bench *b, const operands *o)
-{
-    (void)o;
-    return RUN(b, acc_raise, b->t, b->hl, ar_const(b->t), b->rows * b->cols);
-}
-
-static ar_status run_acc_value(const kernel_bench *b, const operands *o)
-{
-    return RUN(b, acc_value, &o->y, ar_const(b->t), ar_const(b->hl), b->rows * b->cols);
-}
+KERNEL(round, round_i64, o->y.data, ar_const(b->sums), 1, 0, b->rows * b->cols, b->cols, ar_const(b->plain.e),
+       ar_const(b->transposed.e))
+KERNEL(acc_rows, acc_add, b->t, b->hl, 1, &o->x, (ar_cbuf){NULL})
+KERNEL(acc_each, acc_add, b->t, b->hl, b->rows, &o->x, (ar_cbuf){NULL})
+KERNEL(acc_scatter, acc_add, b->t, b->hl, b->rows, &o->x, ar_const(b->row_of))
+KERNEL(acc_raise, acc_raise, b->t, b->hl, ar_const(b->t), b->rows * b->cols)
+KERNEL(acc_value, acc_value, &o->y, ar_const(b->t), ar_const(b->hl), b->rows * b->cols)
 
 enum { STATE = 17 }; /* bytes of an accumulator */
 
