@@ -37,7 +37,7 @@ static const ari_option options[] = {
                     "with --numerics native, of products: f32, tf32 or bf16 (default f32)"),
     {0},
 };
-enum { FAULTS = AR_FAULT_COUNT - 1 };
+enum { FAULTS = AR_FAULT_COUNT - 1, MOST_ERROR = 255 };
 
 static ar_status print(void)
 {
@@ -133,8 +133,10 @@ static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
     const uint64_t start = ari_now_ns();
     AR_TRY(ari_fault_case_run(&run->with, &s->bases, &run->at, fault));
     run->seconds = (double)(ari_now_ns() - start) * 1e-9;
-    if (run->with.error)
-        run->with.error[strcspn(run->with.error, "\n")] = '\0'; /* without the table of ranks */
+    if (run->with.error) { /* without the table of ranks, and as much as fits a line */
+        const size_t line = strcspn(run->with.error, "\n");
+        run->with.error[line < MOST_ERROR ? line : MOST_ERROR] = '\0';
+    }
     return s->curves && !run->at.module ? trace_fault(run, s, clean) : AR_OK;
 }
 

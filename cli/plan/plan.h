@@ -91,10 +91,6 @@ enum { ARI_CP_WORDS = 64 };
 /** "4", "8 (inner 2) zigzag". Returns `text`. */
 const char *ari_cp_text(char text[ARI_CP_WORDS], const ari_choice *c);
 #define ARI_CP_TEXT(c) ari_cp_text((char[ARI_CP_WORDS]){0}, (c))
-enum { ARI_PIPELINE_WORDS = 40 };
-/** "1f1b", "interleaved x 2": the schedule of a pipeline; "" without. */
-const char *ari_pipeline_text(char text[ARI_PIPELINE_WORDS], const ari_choice *c);
-#define ARI_PIPELINE_TEXT(c) ari_pipeline_text((char[ARI_PIPELINE_WORDS]){0}, (c))
 /** How many layouts a ranking shows. */
 size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r);
 /** The line that says what is planned: model, batch, cluster, account. */

@@ -36,14 +36,17 @@ const char *ari_cp_text(char text[ARI_CP_WORDS], const ari_choice *c)
     return text;
 }
 
-const char *ari_pipeline_text(char text[ARI_PIPELINE_WORDS], const ari_choice *c)
+enum { PIPELINE_WORDS = 40 };
+/* "1f1b", "interleaved x 2": the schedule of a pipeline; "" without. Gives text. */
+static const char *pipeline_text(char text[PIPELINE_WORDS], const ari_choice *c)
 {
     char each[24] = "";
     if (c->virtual_stages > 1)
         snprintf(each, sizeof each, " x %d", c->virtual_stages);
-    snprintf(text, ARI_PIPELINE_WORDS, "%s%s", c->pp > 1 ? ar_pp_schedule_name(c->schedule) : "", each);
+    snprintf(text, PIPELINE_WORDS, "%s%s", c->pp > 1 ? ar_pp_schedule_name(c->schedule) : "", each);
     return text;
 }
+#define PIPELINE_TEXT(c) pipeline_text((char[PIPELINE_WORDS]){0}, (c))
 
 /* --- the ranking -------------------------------------------------------------------------------------------------- */
 
@@ -51,7 +54,7 @@ static void add_choice(ari_table *t, const ari_asked *a, const ari_choice *c)
 {
     const size_t dp = (size_t)c->dp, samples = (a->search.base.step.run.batch + dp - 1) / dp;
     ari_table_row(t, "%d\t%s\t%d\t%d\t%s\t%d\t%d x %zu\t%s\t%s", c->tp, ARI_CP_TEXT(c), c->pp, c->dp, c->sp ? "sp" : "",
-                  c->zero, c->micro_batches, samples / (size_t)c->micro_batches, ARI_PIPELINE_TEXT(c),
+                  c->zero, c->micro_batches, samples / (size_t)c->micro_batches, PIPELINE_TEXT(c),
                   ari_recompute_names[c->recompute]);
 }
 
@@ -133,7 +136,7 @@ static void print_layout(FILE *to, const ari_asked *a, const ari_depth *d)
         snprintf(cut, sizeof cut, " overlap=%d", overlap);
     fprintf(to, "tp=%d cp=%s pp=%d dp=%d%s%s zero=%d, %d micro-batches of %zu%s%s, recompute %s%s\n", c->tp,
             ARI_CP_TEXT(c), c->pp, c->dp, c->sp ? " sp" : "", cut, c->zero, c->micro_batches,
-            samples / (size_t)c->micro_batches, c->pp > 1 ? ", " : "", ARI_PIPELINE_TEXT(c),
+            samples / (size_t)c->micro_batches, c->pp > 1 ? ", " : "", PIPELINE_TEXT(c),
             ari_recompute_names[c->recompute], d->has_own ? "" : ": gathers and shares by formula");
     if (kv > 0 && (size_t)c->tp > kv)
         fprintf(to, "  note: %zu ranks hold a copy of each of the %zu KV heads\n", (size_t)c->tp / kv, kv);

@@ -62,7 +62,7 @@ class PlannerTest(Case):
     def test_a_layout_has_the_same_members_in_every_result(self):
         given = ("llama-demo", "--tp", 2, "--cp", 2, "--zigzag", "--pp", 2, "--dp", 2, "--sp", "--overlap", 2, "--zero", 1,
                  "--micro-batches", 2, "--recompute", "selective", "--recompute-every", 2)
-        planned, run = self.json_of(*given)["layouts"][0]["layout"], self.json_of(*given, "--flow")["layout"]
+        planned, run = self.result(*given)["layouts"][0]["layout"], self.result(*given, "--flow")["layout"]
         self.assertEqual(planned.pop("schedule"), run["schedule_pp"])
         self.assertEqual(planned, {name: run[name] for name in planned})
         self.assertEqual((run["world"], run["samples_per_rank"]), (16, [4, 4]))
