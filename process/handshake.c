@@ -24,7 +24,8 @@ ar_status ari_opening_make(ari_opening *o, const ari_key *k)
                : ar_error_set(AR_ERR_IO, "no random bytes for a connection: %s", strerror(errno));
 }
 
-ari_heard ari_opening_judge(const ari_opening *own, const ari_opening *other, size_t have)
+/* What the first `have` bytes of the other's opening say. */
+static ari_heard heard_in(const ari_opening *own, const ari_opening *other, size_t have)
 {
     if (memcmp(other->magic, own->magic, have < sizeof other->magic ? have : sizeof other->magic) != 0)
         return ARI_HEARD_STRANGER;
@@ -71,7 +72,7 @@ ari_heard ari_handshake_hear(ari_handshake *h, const ari_key *k, size_t n)
     ari_hello *hello = &h->heard.answer.hello;
     h->have += n;
     if (opens)
-        return ari_opening_judge(&h->own, &h->heard.opening, h->have);
+        return heard_in(&h->own, &h->heard.opening, h->have);
     if (h->have < sizeof h->heard)
         return ARI_HEARD_PART;
     if (!proves(h->heard.answer.proof, k, ARI_PROVER_CLIENT, &h->heard.opening, &h->own, hello))
@@ -91,11 +92,11 @@ static ari_heard read_opening(int fd, const ari_opening *own, ari_opening *other
 {
     const size_t first = sizeof other->magic; /* another program may never send as much as an opening */
     ari_net_end end = ari_net_read(fd, other, first, l);
-    if (end == ARI_NET_OK && ari_opening_judge(own, other, first) == ARI_HEARD_STRANGER)
+    if (end == ARI_NET_OK && heard_in(own, other, first) == ARI_HEARD_STRANGER)
         return ARI_HEARD_STRANGER;
     if (end == ARI_NET_OK)
         end = ari_net_read(fd, (char *)other + first, sizeof *other - first, l);
-    return end == ARI_NET_OK ? ari_opening_judge(own, other, sizeof *other) : heard_of(end);
+    return end == ARI_NET_OK ? heard_in(own, other, sizeof *other) : heard_of(end);
 }
 
 ari_heard ari_handshake_ask(int fd, const ari_key *k, const ari_opening *own, const ari_hello *hello,

@@ -52,8 +52,6 @@ typedef enum ari_heard {
 
 /** That of this process, with a new nonce. Errors: AR_ERR_IO. */
 AR_NODISCARD ar_status ari_opening_make(ari_opening *o, const ari_key *k);
-/** What the first `have` bytes of the other's opening say. */
-ari_heard ari_opening_judge(const ari_opening *own, const ari_opening *other, size_t have);
 typedef enum ari_prover { ARI_PROVER_CLIENT = 1, ARI_PROVER_SERVER } ari_prover;
 /** Zero without a key. */
 void ari_proof_make(unsigned char proof[ARI_SHA256_BYTES], const ari_key *k, ari_prover who, const ari_opening *client,

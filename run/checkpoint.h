@@ -40,8 +40,6 @@ void ari_checkpoint_folder_keep(ari_checkpoint_folder *f, uint64_t step, size_t 
 /** "step-00000057". */
 #define ARI_CHECKPOINT_NAME 32
 void ari_checkpoint_name(char out[ARI_CHECKPOINT_NAME], uint64_t step);
-/** The inverse; false for any other name. */
-bool ari_checkpoint_step_of(const char *name, uint64_t *step);
 
 /** Whether an optimizer with these options keeps this kind of state for weights of this dtype. */
 bool ari_checkpoint_keeps(const ar_optimizer_options *o, ar_dtype storage, const char *state);

@@ -28,7 +28,8 @@ void ari_checkpoint_name(char out[ARI_CHECKPOINT_NAME], uint64_t step)
     snprintf(out, ARI_CHECKPOINT_NAME, "step-%08" PRIu64, step);
 }
 
-bool ari_checkpoint_step_of(const char *name, uint64_t *step)
+/* The inverse; false for any other name. */
+static bool step_of(const char *name, uint64_t *step)
 {
     char again[ARI_CHECKPOINT_NAME];
     if (strncmp(name, "step-", 5) != 0 || strspn(name + 5, "0123456789") != strlen(name + 5) || strlen(name) > 25)
@@ -114,7 +115,7 @@ static bool note_step(void *user, const char *name)
 {
     struct steps *s = user;
     uint64_t step = 0;
-    if (!ari_checkpoint_step_of(name, &step))
+    if (!step_of(name, &step))
         return true;
     s->status = ari_grow(&s->list, &s->capacity, s->count, sizeof *s->list, "the list of checkpoints");
     if (s->status == AR_OK)
@@ -163,7 +164,7 @@ static ar_status check_latest(const ari_checkpoint_folder *f)
     if (n < 0 && errno == ENOENT)
         return AR_OK;
     to[n < 0 ? 0 : n] = '\0';
-    if (n > 0 && ari_checkpoint_step_of(to, &step))
+    if (n > 0 && step_of(to, &step))
         return AR_OK;
     return ar_error_set(AR_ERR_IO, "%s/" ARI_CHECKPOINT_LATEST ": is no link to a checkpoint, so it is not one of ours",
                         ARI_SHOW(f->path));

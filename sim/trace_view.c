@@ -26,7 +26,10 @@ uint64_t ari_view_end(const ari_trace_view *v, const ari_record *r)
     return end_of(v, r) - v->start_ns;
 }
 
-bool ari_view_shows(const ari_trace_view *v, const ari_record *r)
+/* Whether the clock has it at all: computation takes no time of the real clock's own; the virtual clock knows how long
+ *  a collective takes, not its single transfers, and what was a wait by the real clock may be none by the virtual
+ *  one. */
+static bool shows(const ari_trace_view *v, const ari_record *r)
 {
     if (v->clock == AR_TRACE_REAL)
         return r->kind != ARI_RECORD_WORK;
@@ -62,7 +65,7 @@ static ar_status show_lane(ari_view_lane *to, ari_trace_view *v, const ari_trace
     AR_TRY(ari_alloc((void **)&to->meeting, from->count, sizeof *to->meeting, "a view of a trace"));
     for (size_t i = 0; i < from->count; i++) {
         const ari_record *r = &from->records[i];
-        if (!ari_view_shows(v, r))
+        if (!shows(v, r))
             continue;
         to->meeting[to->count] = SIZE_MAX;
         to->shown[to->count++] = r;

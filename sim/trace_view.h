@@ -56,10 +56,6 @@ uint64_t ari_view_begin(const ari_trace_view *v, const ari_record *r);
 uint64_t ari_view_end(const ari_trace_view *v, const ari_record *r);
 /** Of a collective: how long this member waited for the last one. The rest of it is moving. */
 uint64_t ari_view_waiting(const ari_trace_view *v, const ari_meeting *m, const ari_record *r);
-/** Whether the clock has it at all: computation takes no time of the real clock's own; the virtual clock knows how long
- *  a collective takes, not its single transfers, and what was a wait by the real clock may be none by the virtual
- *  one. */
-bool ari_view_shows(const ari_trace_view *v, const ari_record *r);
 /** The number of the lane of this rank and track; SIZE_MAX: not in the trace. */
 size_t ari_view_lane_of(const ari_trace_view *v, int rank, int track);
 /** The member of a meeting with this rank; NULL: not in the trace. */

@@ -36,7 +36,8 @@ ari_parts ari_parts_of(const ari_call *call, int rank, int n, bool sends)
     return (ari_parts){.call = call, .rank = rank, .sends = sends, .end = n};
 }
 
-ari_parts ari_parts_with(const ari_call *call, int rank, int peer, bool sends)
+/* The same with `peer` alone. */
+static ari_parts parts_with(const ari_call *call, int rank, int peer, bool sends)
 {
     const size_t *cut = cut_of(call, extent_of(call, sends));
     ari_parts s = {.call = call, .rank = rank, .sends = sends, .peer = peer, .end = peer + 1};
@@ -95,7 +96,7 @@ ari_moves ari_moves_to(const ari_group *g, int index)
 
 ari_moves ari_moves_within(const ari_call *call, int rank)
 {
-    return (ari_moves){.to = ari_parts_with(call, rank, rank, false), .from = ari_parts_with(call, rank, rank, true)};
+    return (ari_moves){.to = parts_with(call, rank, rank, false), .from = parts_with(call, rank, rank, true)};
 }
 
 /* What is received is agreed to be what is sent, so the k-th part of the one is the k-th of the other. Where nothing is
@@ -105,7 +106,7 @@ bool ari_next_move(ari_moves *s, ari_move *move)
     ari_part to, from;
     while (ari_next_part(&s->to, &to)) {
         if (s->from.rank != to.peer)
-            s->from = ari_parts_with(ari_group_call(s->group, to.peer), to.peer, s->to.rank, true);
+            s->from = parts_with(ari_group_call(s->group, to.peer), to.peer, s->to.rank, true);
         if (!ari_next_part(&s->from, &from))
             continue;
         *move = (ari_move){to.peer, to.buf, ar_const(from.buf), from.start, to.count};

@@ -29,8 +29,6 @@ typedef struct ari_parts {
 /** What the call of `rank` sends to (or receives from) each of n ranks, itself among them, in their order; what it
  *  exchanges with one of them, in the order of the batch. */
 ari_parts ari_parts_of(const ari_call *call, int rank, int n, bool sends);
-/** The same with `peer` alone. */
-ari_parts ari_parts_with(const ari_call *call, int rank, int peer, bool sends);
 /** False: there are no more. */
 bool ari_next_part(ari_parts *s, ari_part *part);
 /** Elements that the call of `rank` sends to `peer`. */

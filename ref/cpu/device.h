@@ -52,10 +52,6 @@ const ar_device *ari_cpu_form(void);
  *  ARM. The operating system saves the registers of AVX and AVX-512 that are reported; a program asks it for those of
  *  AMX. */
 bool ari_cpu_has(const char *names);
-/** Those that it has, space-separated. */
-void ari_cpu_features(char *out, size_t cap);
-/** What it is called: the brand of x86, the core of ARM; "unknown" elsewhere. */
-void ari_cpu_name(char *out, size_t cap);
 
 #define ARI_EXACT_VARIABLE "ANYRANK_EXACT_PATH"
 /** The paths of this build, the one that is likely to be the fastest first; NULL from the end of the list on. */

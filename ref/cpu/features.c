@@ -106,7 +106,8 @@ bool ari_cpu_has(const char *names)
     return true;
 }
 
-void ari_cpu_features(char *out, size_t cap)
+/* Those that it has, space-separated. */
+static void tell_features(char *out, size_t cap)
 {
     feature table[FEATURES];
     const size_t n = look(table);
@@ -121,7 +122,8 @@ void ari_cpu_features(char *out, size_t cap)
 /* --- what it is called -------------------------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
-void ari_cpu_name(char *out, size_t cap)
+/* What it is called: the brand of x86, the core of ARM; "unknown" elsewhere. */
+static void tell_name(char *out, size_t cap)
 {
     (void)snprintf(out, cap, "unknown");
     unsigned int words[12];
@@ -138,7 +140,7 @@ void ari_cpu_name(char *out, size_t cap)
     (void)snprintf(out, cap, "%.*s", (int)length, start);
 }
 #elif defined(__APPLE__)
-void ari_cpu_name(char *out, size_t cap)
+static void tell_name(char *out, size_t cap)
 {
     size_t bytes = cap;
     if (sysctlbyname("machdep.cpu.brand_string", out, &bytes, NULL, 0) != 0)
@@ -192,7 +194,7 @@ static const core cores[] = {
 
 /* Of the core that asks; a machine may have several kinds. The kernel lets programs read the register where it says so,
  * bit 11 of its first word. */
-void ari_cpu_name(char *out, size_t cap)
+static void tell_name(char *out, size_t cap)
 {
     uint64_t midr = 0;
     (void)snprintf(out, cap, "unknown");
@@ -206,7 +208,7 @@ void ari_cpu_name(char *out, size_t cap)
             (void)snprintf(out, cap, "%s", cores[i].name);
 }
 #else
-void ari_cpu_name(char *out, size_t cap)
+static void tell_name(char *out, size_t cap)
 {
     (void)snprintf(out, cap, "unknown");
 }
@@ -222,8 +224,8 @@ void ar_cpu_select_kernels(void)
 void ar_cpu_info_get(ar_cpu_info *out)
 {
     memset(out, 0, sizeof *out);
-    ari_cpu_name(out->cpu, sizeof out->cpu);
-    ari_cpu_features(out->features, sizeof out->features);
+    tell_name(out->cpu, sizeof out->cpu);
+    tell_features(out->features, sizeof out->features);
     ari_blas_describe(out);
     const ari_exact_path *path = NULL;
     const char *why = NULL;

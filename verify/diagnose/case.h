@@ -374,8 +374,6 @@ typedef struct ari_sample {
 /* Of each dimension which index is taken, 1: every one, so that at most `most` elements are left. The largest
  * dimensions are thinned first, those of equal size alike, by powers of two. */
 void ari_sample_steps(size_t *step, const ar_dump_tensor *t, size_t most);
-/* Elements that are left. */
-size_t ari_sample_count(const size_t *step, const ar_dump_tensor *t);
 /* Borrows the tensor, which has parts. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, const size_t *step);
 void ari_sample_fini(ari_sample *s);
@@ -402,9 +400,6 @@ void ari_say_ranks(ari_text *t, const ari_case *c, bool right);
 void ari_say_indices(ari_text *t, const ari_case *c, int dim);
 /* What an index along `dim` is called: "token"; plural: "tokens". */
 const char *ari_dim_name(const ari_grid *g, int dim, bool plural);
-/* ", the second chunk of every cp rank": what indices along a dimension that context-parallel ranks share out are;
- * nothing where it is not such a set. */
-void ari_say_chunks(ari_text *t, const ari_case *c, int dim);
 /* The first document, counted from 0 in every row, with a difference; -1 where none has one, or each row is one. */
 int ari_first_document(const ari_case *c);
 /* The line that says where; `looks` is what the elements look like, "" if nothing is to be said. */

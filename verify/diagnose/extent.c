@@ -14,7 +14,8 @@ static size_t thinned(size_t n, size_t step)
     return n / step + (n % step != 0);
 }
 
-size_t ari_sample_count(const size_t *step, const ar_dump_tensor *t)
+/* Elements that are left. */
+static size_t count_left(const size_t *step, const ar_dump_tensor *t)
 {
     size_t n = 1;
     for (int d = 0; d < t->ndim; d++)
@@ -26,7 +27,7 @@ void ari_sample_steps(size_t *step, const ar_dump_tensor *t, size_t most)
 {
     for (int d = 0; d < t->ndim; d++)
         step[d] = 1;
-    while (ari_sample_count(step, t) > most) {
+    while (count_left(step, t) > most) {
         size_t largest = 0;
         for (int d = 0; d < t->ndim; d++)
             largest = thinned(t->shape[d], step[d]) > largest ? thinned(t->shape[d], step[d]) : largest;
@@ -66,7 +67,7 @@ ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, const size_t *
     }
     for (int d = 0; d < t->ndim; d++)
         s->tensor.shape[d] = thinned(t->shape[d], step[d]);
-    s->tensor.count = ari_sample_count(step, t);
+    s->tensor.count = count_left(step, t);
     s->tensor.whole = NULL;
     s->tensor.part = s->part;
     ar_dump_box *box = s->box;

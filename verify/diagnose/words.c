@@ -388,7 +388,9 @@ static chunk_set compare_chunks(const ari_case *c, int dim, bool zigzag)
     return s;
 }
 
-void ari_say_chunks(ari_text *t, const ari_case *c, int dim)
+/* ", the second chunk of every cp rank": what indices along a dimension that context-parallel ranks share out are;
+ * nothing where it is not such a set. */
+static void say_chunks(ari_text *t, const ari_case *c, int dim)
 {
     const int ranks = ari_along(c->grid.d, ARI_CUTS_POSITIONS);
     const char *axis = ari_layout_axes[ARI_LAYOUT_CP].name;
@@ -460,7 +462,7 @@ static void say_place(ari_text *t, const ari_case *c)
             continue;
         ari_say(t, named++ ? ", " : s->product ? ": " : ", all within ");
         ari_say_indices(t, c, dim);
-        ari_say_chunks(t, c, dim);
+        say_chunks(t, c, dim);
     }
     if (!named && !s->product)
         ari_say(t, ", scattered");
