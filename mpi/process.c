@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "mpi/mpi_impl.h"
+#include "process/net.h"
+#include "ref/core/clock.h"
 #include "ref/core/size.h"
 
-/* The process among those that the launcher started, and what is moved for the host. */
+/* The process among those that the launcher started, and the store by which all of them end together. */
 
 static ari_mpi *mpi_of(ar_process *p)
 {
@@ -45,125 +48,53 @@ static ar_status check_launcher(int size)
                         other, other_library, other_size, other, library, library);
 }
 
-/* --- what is moved for the host ----------------------------------------------------------------------------------- */
+/* --- how all end -------------------------------------------------------------------------------------------------- */
 
-static ar_status move(const ari_mpi_place *at, const ari_call *call)
-{
-    return ari_mpi_direct(at, ari_mpi_tag(0, ARI_MPI_HOST), call, NULL);
-}
+/* After a failure: what a process waits for the others to be done with MPI too. */
+#define GOODBYE_NS UINT64_C(2000000000)
 
-static ar_status begin_host(ari_mpi *p, const ari_call *call)
+ar_status ari_mpi_status(ari_mpi *p)
 {
-    if (ari_mpi_control_has_failed(p)) {
-        ari_mpi_control_finish(p);
-        return ari_world_echo(p->world, p->base.rank, NULL);
-    }
-    p->host.seq++;
-    atomic_store(&p->host.in, 1);
-    ari_world_begin(&p->host, call);
-    return AR_OK;
-}
-
-static ar_status end_host(ari_mpi *p, ar_status st)
-{
-    ari_world_end(&p->host, st == AR_OK);
-    atomic_store(&p->host.in, 0);
-    return st == AR_OK ? AR_OK : ari_world_echo(p->world, p->base.rank, NULL);
-}
-
-static ar_status check_size(const ari_mpi_place *at, uint64_t expected, uint64_t actual)
-{
-    if (expected == actual)
+    bool own;
+    const char *text;
+    const ar_status st = ari_store_failure(p->base.store, &own, &text);
+    if (st == AR_OK)
         return AR_OK;
-    const ar_status st = ar_error_set(AR_ERR_MISMATCH, "rank 0 gives %llu bytes where %llu are expected",
-                                      (unsigned long long)actual, (unsigned long long)expected);
-    ari_mpi_broken(at, st);
-    return st;
+    return ar_error_set(own ? st : AR_ERR_ABORTED, "%s%.*s",
+                        own ? "" : "another rank failed: ", (int)strcspn(text, "\n"), text);
 }
 
-static ar_status mpi_broadcast(ar_process *base, void *bytes, size_t n)
+void ari_mpi_fail(ari_mpi *p, const ari_flight_group *with, ar_status st, const char *line)
 {
-    ari_mpi *p = mpi_of(base);
-    uint64_t size = n;
-    const ari_call call = {
-        .kind = ARI_BROADCAST, .dtype = AR_U8, .count = n, .in = {bytes}, .out = {bytes}, .tag = "for the host"};
-    const ari_call sizes = {.kind = ARI_BROADCAST, .dtype = AR_I64, .count = 1, .in = {&size}, .out = {&size}};
-    const ari_mpi_place at = {p, &p->host, &call, "in"};
-    AR_TRY(begin_host(p, &call));
-    ar_status st = move(&at, &sizes);
-    if (st == AR_OK)
-        st = check_size(&at, n, size);
-    if (st == AR_OK)
-        st = move(&at, &call);
-    return end_host(p, st);
-}
-
-/* Room for all on process 0, which knows all sizes. */
-static ar_status alloc_all(const ari_mpi_place *at, void **all, const size_t *sizes)
-{
-    size_t total = 0;
-    ar_status st = AR_OK;
-    for (int i = 0; st == AR_OK && i < at->p->base.size; i++)
-        st = ari_add_size(&total, total, sizes[i]);
-    if (st == AR_OK)
-        st = ari_alloc(all, total, 1, "what processes give");
-    if (st != AR_OK)
-        ari_mpi_broken(at, st);
-    return st;
-}
-
-static ar_status mpi_gather(ar_process *base, void **gives, size_t *sizes, const void *bytes, size_t n)
-{
-    ari_mpi *p = mpi_of(base);
-    const size_t ranks = (size_t)base->size;
-    size_t *counts = NULL; /* what this process knows of them; all of them, on process 0; as many ones */
-    void *all = NULL;
-    AR_TRY(ari_alloc_zero((void **)&counts, 3 * ranks, sizeof *counts, "sizes of processes"));
-    size_t *const each = counts + ranks, *const ones = each + ranks;
-    counts[base->rank] = n;
-    for (size_t i = 0; i < ranks; i++)
-        ones[i] = 1;
-    const ari_call call = {.kind = ARI_GATHER, .dtype = AR_U8, .counts = counts, .tag = "for the host"};
-    const ari_call first = {.kind = ARI_GATHER, .dtype = AR_I64, .counts = ones, .in = {&n}, .out = {each}};
-    const ari_mpi_place at = {p, &p->host, &call, "in"};
-    ar_status st = begin_host(p, &call);
-    if (st != AR_OK)
-        goto done;
-    st = move(&at, &first);
-    if (st == AR_OK && base->rank == 0)
-        st = alloc_all(&at, &all, each);
-    if (st == AR_OK) {
-        const ari_call rest = {
-            .kind = ARI_GATHER, .dtype = AR_U8, .counts = base->rank == 0 ? each : counts, .in = {bytes}, .out = {all}};
-        st = move(&at, &rest);
-    }
-    st = end_host(p, st);
-done:
-    if (sizes && base->rank == 0 && st == AR_OK)
-        memcpy(sizes, each, ranks * sizeof *sizes);
-    if (st == AR_OK)
-        *gives = all;
-    else
-        free(all);
-    free(counts);
-    return st;
+    char first[768]; /* of a world that failed inside another one, whose table it brings */
+    snprintf(first, sizeof first, "%.*s", (int)strcspn(line, "\n"), line);
+    ari_store_report(p->base.store, st, with ? with->rank : &p->base.rank, with ? with->n : 1, first);
 }
 
 static void mpi_abort(ar_process *base, ar_status st, const char *why)
 {
     char line[768];
     snprintf(line, sizeof line, "rank %d failed with %s: %s", base->rank, ar_status_name(st), why);
-    ari_mpi_control_fail(mpi_of(base), NULL, st, line);
+    ari_mpi_fail(mpi_of(base), NULL, st, line);
 }
 
-/* --- beginning and end -------------------------------------------------------------------------------------------- */
+static char *view(void *user)
+{
+    ari_mpi *p = user;
+    pthread_mutex_lock(&p->lock);
+    char *text = ari_flight_text(&p->flight, ari_now_ns());
+    pthread_mutex_unlock(&p->lock);
+    return text;
+}
 
 static void free_process(ari_mpi *p)
 {
-    if (p->world)
-        ari_world_destroy(p->world);
+    ari_store_destroy(p->base.store);
+    while (p->flight.groups)
+        ari_flight_remove(&p->flight, p->flight.groups);
     pthread_rwlock_destroy(&p->calls);
     pthread_mutex_destroy(&p->turn);
+    pthread_mutex_destroy(&p->lock);
     free(p);
 }
 
@@ -171,12 +102,12 @@ static void free_process(ari_mpi *p)
 static void mpi_destroy(ar_process *base)
 {
     ari_mpi *p = mpi_of(base);
-    const bool all = ari_mpi_control_goodbye(p), in_order = all && !atomic_load(&p->abandoned);
-    ari_mpi_control_destroy(p);
-    if (in_order) {
-        MPI_Comm_free(&p->control);
+    const bool all = ari_store_leave(base->store, GOODBYE_NS), failed = ari_mpi_status(p) != AR_OK;
+    if (failed)
+        ari_mpi_take_away(p);
+    const bool in_order = (all || !failed) && !atomic_load(&p->abandoned);
+    if (in_order)
         MPI_Comm_free(&p->data);
-    }
     if (p->owns_mpi) {
         if (!in_order)
             MPI_Abort(MPI_COMM_WORLD, 1);
@@ -185,8 +116,9 @@ static void mpi_destroy(ar_process *base)
     free_process(p);
 }
 
-static const ari_process_ops mpi_ops = {
-    .name = "mpi", .broadcast = mpi_broadcast, .gather = mpi_gather, .abort = mpi_abort, .destroy = mpi_destroy};
+/* --- beginning ---------------------------------------------------------------------------------------------------- */
+
+static const ari_process_ops mpi_ops = {.abort = mpi_abort, .destroy = mpi_destroy};
 
 static ar_status start_mpi(ari_mpi *p)
 {
@@ -202,59 +134,102 @@ static ar_status start_mpi(ari_mpi *p)
     return AR_OK;
 }
 
-static ar_status find_place(ari_mpi *p)
+static ar_status find_place(ari_mpi *p, bool *one_machine)
 {
     MPI_Comm machine;
-    int *most = NULL, known = 0;
+    int *most = NULL, known = 0, here = 0;
     AR_TRY(ari_mpi_error(MPI_Comm_rank(MPI_COMM_WORLD, &p->base.rank), "MPI_Comm_rank"));
     AR_TRY(ari_mpi_error(MPI_Comm_size(MPI_COMM_WORLD, &p->base.size), "MPI_Comm_size"));
     AR_TRY(check_launcher(p->base.size));
     AR_TRY(ari_mpi_error(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine),
                          "MPI_Comm_split_type"));
     AR_TRY(ari_mpi_error(MPI_Comm_rank(machine, &p->base.local_rank), "MPI_Comm_rank"));
+    AR_TRY(ari_mpi_error(MPI_Comm_size(machine, &here), "MPI_Comm_size"));
     AR_TRY(ari_mpi_error(MPI_Comm_free(&machine), "MPI_Comm_free"));
     AR_TRY(ari_mpi_error(MPI_Comm_dup(MPI_COMM_WORLD, &p->data), "MPI_Comm_dup"));
-    AR_TRY(ari_mpi_error(MPI_Comm_dup(MPI_COMM_WORLD, &p->control), "MPI_Comm_dup"));
     AR_TRY(ari_mpi_error(MPI_Comm_set_errhandler(p->data, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));
-    AR_TRY(ari_mpi_error(MPI_Comm_set_errhandler(p->control, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));
     AR_TRY(ari_mpi_error(MPI_Comm_get_attr(p->data, MPI_TAG_UB, (void *)&most, &known), "MPI_Comm_get_attr"));
     p->last_context = (known ? *most : 32767) / ARI_MPI_USES - 1;
+    *one_machine = here == p->base.size;
     return AR_OK;
 }
 
-static ar_status make_world(ari_mpi *p)
+/* What process 0 sends to the others by MPI, whose connections are not ours to guard: who has them has the key. */
+typedef struct invitation {
+    int32_t port; /* 0: it cannot listen */
+    uint64_t job;
+    ari_key key;     /* of this store alone */
+    char hosts[512]; /* of process 0; or why it cannot */
+} invitation;
+
+/* Those of other machines have no way to where all are on one. */
+static ar_status invite(invitation *i, int *listener, bool one_machine)
 {
-    AR_TRY(ari_world_create(&p->world, p->base.size, p->base.options.timeout_ns, NULL));
-    ari_member_init(&p->host, ari_world_group(p->world), p->base.rank);
-    return ari_mpi_control_create(p);
+    int port = 0;
+    i->job = ari_now_ns() ^ (uint64_t)getpid() << 32;
+    snprintf(i->hosts, sizeof i->hosts, "127.0.0.1");
+    if (!one_machine)
+        ari_net_own_hosts(i->hosts, sizeof i->hosts);
+    ar_status st = ari_key_make(&i->key);
+    if (st == AR_OK)
+        st = ari_net_listen(listener, &port, one_machine ? i->hosts : NULL, 0);
+    i->port = port;
+    if (st != AR_OK)
+        snprintf(i->hosts, sizeof i->hosts, "%s", ar_error_message());
+    return st;
+}
+
+/* MPI has brought the processes together, so that only a network could keep them waiting: for that as long as usual,
+ * however short the user's timeout. */
+#define JOIN_NS UINT64_C(60000000000)
+
+static ar_status join(ari_mpi *p, bool one_machine)
+{
+    const uint64_t timeout_ns = p->base.options.timeout_ns;
+    invitation to = {.port = 0};
+    ari_store_options o = {.rank = p->base.rank,
+                           .size = p->base.size,
+                           .timeout_ns = timeout_ns > JOIN_NS ? timeout_ns : JOIN_NS,
+                           .listener = -1};
+    if (o.size > 1) {
+        const ar_status st = o.rank == 0 ? invite(&to, &o.listener, one_machine) : AR_OK;
+        AR_TRY(ari_mpi_error(MPI_Bcast(&to, sizeof to, MPI_BYTE, 0, p->data), "MPI_Bcast"));
+        AR_TRY(st);
+        if (to.port == 0)
+            return ar_error_set(AR_ERR_IO, "%s", to.hosts);
+    }
+    o.job = to.job;
+    o.key = to.key;
+    o.port = to.port;
+    o.host = to.hosts;
+    AR_TRY(ari_store_create(&p->base.store, &o));
+    ari_store_watch(p->base.store, &(ari_watcher){.view = view, .user = p});
+    return AR_OK;
 }
 
 ar_status ari_process_mpi_create(ar_process **gives, const ar_process_options *o)
 {
-    ari_mpi *p = calloc(1, sizeof *p);
-    const bool locks = p && pthread_mutex_init(&p->turn, NULL) == 0;
-    if (!locks || pthread_rwlock_init(&p->calls, NULL) != 0) {
-        if (locks)
-            pthread_mutex_destroy(&p->turn);
-        free(p);
-        return ar_error_set(AR_ERR_MEMORY, "no memory for a process");
-    }
+    ari_mpi *p = NULL;
+    bool one_machine = false;
+    AR_TRY(ari_alloc_zero((void **)&p, 1, sizeof *p, "a process"));
+    pthread_mutex_init(&p->turn, NULL); /* locks of Linux need nothing that could be missing */
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_rwlock_init(&p->calls, NULL);
+    ari_flight_init(&p->flight);
     p->base = (ar_process){.ops = &mpi_ops, .options = *o, .comm = ari_mpi_comm_create};
-    atomic_init(&p->next_context, 1);
     ar_status st = start_mpi(p);
     if (st == AR_OK)
-        st = find_place(p);
+        st = find_place(p, &one_machine);
     if (st == AR_OK)
-        st = make_world(p);
-    if (st != AR_OK) {
-        ari_mpi_control_destroy(p);
-        if (p->owns_mpi)
-            MPI_Finalize();
-        free_process(p);
-        return st;
+        st = join(p, one_machine);
+    if (st == AR_OK) {
+        *gives = &p->base;
+        return AR_OK;
     }
-    *gives = &p->base;
-    return AR_OK;
+    if (p->owns_mpi)
+        MPI_Finalize();
+    free_process(p);
+    return st;
 }
 
 /* --- the library -------------------------------------------------------------------------------------------------- */

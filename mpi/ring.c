@@ -166,7 +166,7 @@ static bool may_send(const ring *g, const flow *f)
 
 static ar_status ask_and_send(const ring *g, flow *f)
 {
-    const int tag = ari_mpi_tag(g->c->context, ARI_MPI_DATA);
+    const int tag = g->c->all.tag;
     while (may_ask(g, f)) {
         const part p = part_received(g, f->asked.part);
         AR_TRY(ari_mpi_receive(g->c->p, arrival_of(g, &f->asked), segment_at(&p, f->asked.at), g->left, tag,
@@ -210,7 +210,6 @@ static void take_in(const ring *g, flow *f)
 
 static void fail_late(const ring *g, const flow *f, uint64_t waited_ns)
 {
-    const ari_mpi_place at = {g->c->p, &g->c->member, g->call, "in the middle of"};
     const int left = (g->r + g->n - 1) % g->n, right = (g->r + 1) % g->n;
     const bool receives = f->received.part < g->received, sends = f->left.part < g->send_to;
     int members[2] = {receives ? left : right, right};
@@ -219,7 +218,7 @@ static void fail_late(const ring *g, const flow *f, uint64_t waited_ns)
         members[0] = right;
         members[1] = left;
     }
-    ari_mpi_late(&at, waited_ns, members, n);
+    ari_mpi_late(&g->c->all, waited_ns, members, n);
 }
 
 static ar_status move(const ring *g, flow *f)
@@ -247,13 +246,13 @@ static ar_status move(const ring *g, flow *f)
 static ring ring_of(ari_mpi_comm *c, const ari_call *call)
 {
     const int n = c->base.size, r = c->base.rank;
-    const ari_group *group = c->member.group;
+    const int *rank = c->all.group->rank;
     ring g = {.c = c,
               .call = call,
               .n = n,
               .r = r,
-              .left = group->rank[(r + n - 1) % n],
-              .right = group->rank[(r + 1) % n],
+              .left = rank[(r + n - 1) % n],
+              .right = rank[(r + 1) % n],
               .element = ar_dtype_bytes(call->dtype),
               .kernel = ari_reduce_kernel(call->dtype, call->op)};
     const bool chain = call->kind == ARI_REDUCE || call->kind == ARI_BROADCAST;
@@ -302,7 +301,6 @@ size_t ari_mpi_ring_scratch(const ari_mpi_comm *c, const ari_call *call)
 ar_status ari_mpi_ring(ari_mpi_comm *c, const ari_call *call)
 {
     const ring g = ring_of(c, call);
-    const ari_mpi_place at = {c->p, &c->member, call, "in the middle of"};
     flow f = {.sent.part = g.send_from, .left.part = g.send_from};
     keep(&g);
     if (g.n == 1)
@@ -317,7 +315,7 @@ ar_status ari_mpi_ring(ari_mpi_comm *c, const ari_call *call)
     if (st == AR_OK)
         return AR_OK;
     if (st != AR_ERR_ABORTED)
-        ari_mpi_broken(&at, st);
+        ari_mpi_broken(&c->all, st);
     ari_mpi_drop(c->p, f.request, 2 * WINDOW);
     return st;
 }

@@ -8,22 +8,23 @@
 
 /* --- calls of MPI ------------------------------------------------------------------------------------------------- */
 
-bool ari_mpi_enter(ari_mpi *p)
+static void leave(ari_mpi *p)
+{
+    pthread_rwlock_unlock(&p->calls);
+    if (p->one_at_a_time)
+        pthread_mutex_unlock(&p->turn);
+}
+
+/* Before a call of MPI; false: there are to be no more. Where true: leave() after it. */
+static bool enter(ari_mpi *p)
 {
     if (p->one_at_a_time)
         pthread_mutex_lock(&p->turn);
     pthread_rwlock_rdlock(&p->calls);
     const bool open = !p->closed;
     if (!open)
-        ari_mpi_leave(p);
+        leave(p);
     return open;
-}
-
-void ari_mpi_leave(ari_mpi *p)
-{
-    pthread_rwlock_unlock(&p->calls);
-    if (p->one_at_a_time)
-        pthread_mutex_unlock(&p->turn);
 }
 
 static ar_status closed(void)
@@ -44,28 +45,28 @@ ar_status ari_mpi_error(int rc, const char *what)
 
 ar_status ari_mpi_send(ari_mpi *p, const void *from, size_t bytes, int rank, int tag, MPI_Request *gives)
 {
-    if (!ari_mpi_enter(p))
+    if (!enter(p))
         return closed();
     const int rc = MPI_Isend(from, (int)bytes, MPI_BYTE, rank, tag, p->data, gives);
-    ari_mpi_leave(p);
+    leave(p);
     return ari_mpi_error(rc, "MPI_Isend");
 }
 
 ar_status ari_mpi_receive(ari_mpi *p, void *to, size_t bytes, int rank, int tag, MPI_Request *gives)
 {
-    if (!ari_mpi_enter(p))
+    if (!enter(p))
         return closed();
     const int rc = MPI_Irecv(to, (int)bytes, MPI_BYTE, rank, tag, p->data, gives);
-    ari_mpi_leave(p);
+    leave(p);
     return ari_mpi_error(rc, "MPI_Irecv");
 }
 
 ar_status ari_mpi_test(ari_mpi *p, MPI_Request *requests, int n, int *ended, int *index)
 {
-    if (!ari_mpi_enter(p))
+    if (!enter(p))
         return closed();
     const int rc = MPI_Testsome(n, requests, ended, index, MPI_STATUSES_IGNORE);
-    ari_mpi_leave(p);
+    leave(p);
     return ari_mpi_error(rc, "MPI_Testsome");
 }
 
@@ -82,7 +83,7 @@ static void close_calls(ari_mpi *p)
 static bool all_ended(ari_mpi *p, MPI_Request *requests, int n, bool cancel)
 {
     int done = 0;
-    if (!ari_mpi_enter(p))
+    if (!enter(p))
         return true;
     /* Of a message that was sent nothing is to be done: a peer that failed does not ask for it any more. */
     for (int i = 0; cancel && i < n; i++) {
@@ -90,7 +91,7 @@ static bool all_ended(ari_mpi *p, MPI_Request *requests, int n, bool cancel)
             (void)MPI_Cancel(&requests[i]);
     }
     const int rc = MPI_Testall(n, requests, &done, MPI_STATUSES_IGNORE);
-    ari_mpi_leave(p);
+    leave(p);
     return rc == MPI_SUCCESS && done;
 }
 
@@ -106,11 +107,32 @@ void ari_mpi_drop(ari_mpi *p, MPI_Request *requests, int n)
         close_calls(p);
 }
 
+void ari_mpi_take_away(ari_mpi *p)
+{
+    char bytes[ARI_MPI_FIRST_BYTES];
+    for (int here = 1, size = 0, done = 0; here;) {
+        MPI_Message m;
+        MPI_Status status;
+        if (!enter(p))
+            return;
+        int rc = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, p->data, &here, &status);
+        if (rc == MPI_SUCCESS && here)
+            rc = MPI_Get_count(&status, MPI_BYTE, &size);
+        here = here && rc == MPI_SUCCESS && size >= 0 && size <= ARI_MPI_FIRST_BYTES;
+        if (here)
+            rc = MPI_Improbe(status.MPI_SOURCE, status.MPI_TAG, p->data, &done, &m, &status);
+        if (here && rc == MPI_SUCCESS && done)
+            rc = MPI_Mrecv(bytes, ARI_MPI_FIRST_BYTES, MPI_BYTE, &m, &status);
+        here = here && rc == MPI_SUCCESS && done;
+        leave(p);
+    }
+}
+
 /* --- waiting ------------------------------------------------------------------------------------------------------ */
 
 /* A wait that is short is spent polling; then others get the core between two polls; a long one sleeps, since whom it
  * waits for may compute on this very core. */
-enum { POLLS = 64, YIELDS = 2048, CONTROL_TURNS = 32, NAP_NS = 50000 };
+enum { POLLS = 64, YIELDS = 2048, LOOK_TURNS = 32, NAP_NS = 50000 };
 
 ari_mpi_turn_end ari_mpi_turn(ari_mpi *p, ari_mpi_wait *w)
 {
@@ -119,82 +141,109 @@ ari_mpi_turn_end ari_mpi_turn(ari_mpi *p, ari_mpi_wait *w)
         nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
     else if (turn >= POLLS)
         sched_yield();
-    if (turn < YIELDS && turn % CONTROL_TURNS != CONTROL_TURNS - 1)
+    if (turn < YIELDS && turn % LOOK_TURNS != LOOK_TURNS - 1)
         return ARI_MPI_GO_ON;
-    ari_mpi_control_turn(p);
-    if (ari_mpi_control_has_failed(p)) {
-        ari_mpi_control_finish(p);
+    if (ari_mpi_status(p) != AR_OK)
         return ARI_MPI_FAILED;
-    }
     const uint64_t now = ari_now_ns();
     w->start_ns = w->start_ns ? w->start_ns : now;
     w->waited_ns = now - w->start_ns;
     return w->waited_ns >= p->base.options.timeout_ns ? ARI_MPI_LATE : ARI_MPI_GO_ON;
 }
 
-void ari_mpi_late(const ari_mpi_place *at, uint64_t waited_ns, int *members, int n)
+/* "all_reduce(F32, count 8, sum) 'x', collective #3 of ranks 0-3" */
+static void describe(const ari_mpi_meeting *m, char *text, size_t size)
 {
-    char what[384], missing[128], why[768];
-    const ari_group *g = at->member->group;
-    for (int i = 0; i < n; i++)
-        members[i] = g->rank[members[i]];
-    ari_member_describe(at->member, at->call, what, sizeof what);
-    ari_ranks_describe(members, n, missing, sizeof missing);
-    snprintf(why, sizeof why, "rank %d waited %.3f s %s %s, for rank%s %s", at->member->rank, (double)waited_ns * 1e-9,
-             at->where, what, n == 1 ? "" : "s", missing);
-    ari_mpi_control_fail(at->p, NULL, AR_ERR_TIMEOUT, why);
+    const bool message = m->call->kind == ARI_SEND || m->call->kind == ARI_RECV;
+    char what[192];
+    ari_call_describe(m->call, m->group->n, what, sizeof what);
+    snprintf(text, size, "%s, %s #%llu of rank%s %s", what, message ? "message" : "collective",
+             (unsigned long long)m->open.seq, m->group->n == 1 ? "" : "s", m->group->ranks);
 }
 
-void ari_mpi_broken(const ari_mpi_place *at, ar_status st)
+void ari_mpi_late(const ari_mpi_meeting *m, uint64_t waited_ns, int *members, int n)
+{
+    char what[384], missing[128], why[768];
+    for (int i = 0; i < n; i++)
+        members[i] = m->group->rank[members[i]];
+    describe(m, what, sizeof what);
+    ari_ranks_describe(members, n, missing, sizeof missing);
+    snprintf(why, sizeof why, "rank %d waited %.3f s %s %s, for rank%s %s", m->p->base.rank, (double)waited_ns * 1e-9,
+             m->where, what, n == 1 ? "" : "s", missing);
+    ari_mpi_fail(m->p, NULL, AR_ERR_TIMEOUT, why);
+}
+
+void ari_mpi_broken(const ari_mpi_meeting *m, ar_status st)
 {
     char what[384], why[768];
-    ari_member_describe(at->member, at->call, what, sizeof what);
-    snprintf(why, sizeof why, "rank %d in %s: %.300s", at->member->rank, what, ar_error_message());
-    ari_mpi_control_fail(at->p, at->member->group, st, why);
+    describe(m, what, sizeof what);
+    snprintf(why, sizeof why, "rank %d in %s: %.300s", m->p->base.rank, what, ar_error_message());
+    ari_mpi_fail(m->p, m->group, st, why);
 }
 
 /* The members that unfinished requests need, each once, in their order. */
-static void late_for_requests(const ari_mpi_place *at, uint64_t waited_ns, const MPI_Request *requests,
-                              const int *member, int n)
+static void late_for_requests(const ari_mpi_meeting *m, uint64_t waited_ns)
 {
-    const int size = at->member->group->n;
-    int *missing = calloc((size_t)size, sizeof *missing), found = 0;
-    for (int m = 0; missing && m < size; m++) {
-        for (int i = 0; i < n; i++) {
-            if (requests[i] != MPI_REQUEST_NULL && member[i] == m) {
-                missing[found++] = m;
+    const ari_mpi_requests *r = &m->requests;
+    int *missing = calloc((size_t)m->group->n, sizeof *missing), found = 0;
+    for (int k = 0; missing && k < m->group->n; k++) {
+        for (size_t i = 0; i < r->n; i++) {
+            if (r->request[i] != MPI_REQUEST_NULL && r->member[i] == k) {
+                missing[found++] = k;
                 break;
             }
         }
     }
-    ari_mpi_late(at, waited_ns, missing, found);
+    ari_mpi_late(m, waited_ns, missing, found);
     free(missing);
 }
 
-ar_status ari_mpi_await(const ari_mpi_place *at, MPI_Request *requests, const int *member, int n)
+/* What a rank called before it returned may be on its way still. */
+#define WAY_OUT_NS UINT64_C(200000000)
+
+/* Ends the world if a member that is waited for has returned: it never comes. */
+static void look_for_returned(const ari_mpi_meeting *m)
 {
+    const ari_mpi_requests *r = &m->requests;
+    for (size_t i = 0; i < r->n; i++) {
+        const int rank = m->group->rank[r->member[i]];
+        const uint64_t since = r->request[i] == MPI_REQUEST_NULL ? 0 : ari_store_left_ns(m->p->base.store, rank);
+        if (since == 0 || ari_now_ns() - since < WAY_OUT_NS)
+            continue;
+        char what[384], why[768];
+        describe(m, what, sizeof what);
+        snprintf(why, sizeof why, "rank %d returned while rank %d waits for it in %s", rank, m->p->base.rank, what);
+        ari_mpi_fail(m->p, m->group, AR_ERR_MISMATCH, why);
+        return;
+    }
+}
+
+ar_status ari_mpi_await(ari_mpi_meeting *m)
+{
+    const ari_mpi_requests *r = &m->requests;
     ari_mpi_wait w = {0};
-    int *index = malloc((size_t)n * sizeof *index + 1), ended = 0;
-    ar_status st = index ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for %d requests of MPI", n);
+    ar_status st = AR_OK;
+    int ended = 0;
     while (st == AR_OK) {
-        st = ari_mpi_test(at->p, requests, n, &ended, index);
-        if (st != AR_OK || ended == MPI_UNDEFINED)
+        st = ari_mpi_test(m->p, r->request, (int)r->n, &ended, r->index);
+        if (st != AR_OK) {
+            ari_mpi_broken(m, st);
             break;
+        }
+        if (ended == MPI_UNDEFINED)
+            return AR_OK;
         if (ended > 0) {
             w = (ari_mpi_wait){0};
             continue;
         }
-        const ari_mpi_turn_end end = ari_mpi_turn(at->p, &w);
+        const ari_mpi_turn_end end = ari_mpi_turn(m->p, &w);
         if (end == ARI_MPI_LATE)
-            late_for_requests(at, w.waited_ns, requests, member, n);
+            late_for_requests(m, w.waited_ns);
+        else if (end == ARI_MPI_GO_ON && w.start_ns)
+            look_for_returned(m);
         if (end != ARI_MPI_GO_ON)
             st = AR_ERR_ABORTED;
     }
-    free(index);
-    if (st == AR_OK)
-        return AR_OK;
-    if (st != AR_ERR_ABORTED)
-        ari_mpi_broken(at, st);
-    ari_mpi_drop(at->p, requests, n);
-    return st;
+    ari_mpi_drop(m->p, r->request, (int)r->n);
+    return AR_ERR_ABORTED;
 }

@@ -119,20 +119,24 @@ void ari_calls_fini(ari_calls *k)
     free(k->bytes);
 }
 
-static ar_status decode_all(ari_calls *k, uint64_t seq, const ari_gather_result *all)
+ar_status ari_calls_init(ari_calls *k, int *rank, int n)
 {
-    const size_t n = (size_t)k->group.n;
-    AR_TRY(ari_alloc_zero((void **)&k->p2p, n, sizeof *k->p2p, "calls to compare"));
-    k->group.slot = aligned_alloc(_Alignof(ari_slot), n * sizeof *k->group.slot);
-    if (!k->group.slot)
-        return ar_error_set(AR_ERR_MEMORY, "no memory to compare %zu calls", n);
-    memset(k->group.slot, 0, n * sizeof *k->group.slot);
-    for (size_t i = 0; i < n; i++) {
-        atomic_init(&k->group.slot[i].entered, seq);
-        AR_TRY(ari_call_decode(&k->group.slot[i].call, &k->p2p[i], all->at + all->start[i],
-                               all->start[i + 1] - all->start[i], k->group.n));
+    const size_t bytes = (size_t)n * sizeof *k->group.slot;
+    *k = (ari_calls){.group = {.n = n, .rank = rank, .slot = aligned_alloc(_Alignof(ari_slot), bytes)}};
+    k->p2p = calloc((size_t)n, sizeof *k->p2p);
+    if (k->group.slot && k->p2p) {
+        memset(k->group.slot, 0, bytes);
+        return AR_OK;
     }
-    return AR_OK;
+    ari_calls_fini(k);
+    return ar_error_set(AR_ERR_MEMORY, "no memory to compare %d calls", n);
+}
+
+ar_status ari_calls_take(ari_calls *k, int i, uint64_t seq, const void *bytes, size_t size)
+{
+    atomic_store(&k->group.slot[i].entered, seq);
+    free(k->p2p[i]);
+    return ari_call_decode(&k->group.slot[i].call, &k->p2p[i], bytes, size, k->group.n);
 }
 
 ar_status ari_calls_exchange(ari_calls *gives, ari_store *c, uint64_t group, uint64_t seq, int index, int *rank, int n,
@@ -147,8 +151,15 @@ ar_status ari_calls_exchange(ari_calls *gives, ari_store *c, uint64_t group, uin
     ar_status st = ari_store_exchange(c, group, seq, index, n, bytes, size, &all);
     free(bytes);
     AR_TRY(st);
-    ari_calls k = {.group = {.n = n, .rank = rank}, .bytes = all.memory};
-    st = decode_all(&k, seq, &all);
+    ari_calls k;
+    st = ari_calls_init(&k, rank, n);
+    if (st != AR_OK) {
+        free(all.memory);
+        return st;
+    }
+    k.bytes = all.memory;
+    for (int i = 0; i < n && st == AR_OK; i++)
+        st = ari_calls_take(&k, i, seq, all.at + all.start[i], all.start[i + 1] - all.start[i]);
     if (st == AR_OK)
         *gives = k;
     else

@@ -21,8 +21,12 @@ AR_NODISCARD ar_status ari_call_decode(ari_call *call, ar_p2p **p2p, const void 
 typedef struct ari_calls {
     ari_group group;
     ar_p2p **p2p; /* [n] */
-    void *bytes;
+    void *bytes;  /* NULL: the callee's of ari_calls_take */
 } ari_calls;
+/** rank [n], of the world, is borrowed as long. Gives; ari_calls_fini. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_calls_init(ari_calls *gives, int *rank, int n);
+/** What member i calls as number `seq`, instead of what it called before; borrows `bytes`. Errors: ari_call_decode's. */
+AR_NODISCARD ar_status ari_calls_take(ari_calls *k, int i, uint64_t seq, const void *bytes, size_t size);
 /** The members exchange their calls; arguments of ari_store_exchange. rank [n], of the world, is borrowed as long.
  *  Gives; ari_calls_fini. Errors: those of ari_store_exchange, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_calls_exchange(ari_calls *gives, ari_store *c, uint64_t group, uint64_t seq, int index,

@@ -43,6 +43,17 @@ void ari_flight_remove(ari_flight *f, ari_flight_group *g)
     free(g);
 }
 
+uint64_t ari_flight_id(uint64_t id, uint64_t a, uint64_t b)
+{
+    const uint64_t words[] = {id, a, b};
+    uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a, word by word */
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        for (int k = 0; k < 64; k += 8)
+            hash = (hash ^ (words[i] >> k & 0xff)) * UINT64_C(0x100000001b3);
+    }
+    return hash;
+}
+
 static void keep_counts(size_t *to, const size_t *from, int n)
 {
     if (from)
@@ -217,6 +228,21 @@ typedef struct report {
     FILE *to;
 } report;
 
+static bool read_report(report *r, const ari_flight_view *views, int ranks)
+{
+    *r = (report){.view = calloc((size_t)ranks, sizeof *r->view), .size = ranks};
+    for (int i = 0; r->view && i < ranks; i++)
+        r->view[i] = read_view(views[i].text);
+    return r->view != NULL;
+}
+
+static void free_report(report *r)
+{
+    for (int i = 0; i < r->size; i++)
+        free_view(&r->view[i]);
+    free(r->view);
+}
+
 /* A call that has not ended, of one rank. */
 typedef struct culprit {
     int rank;
@@ -322,50 +348,6 @@ static void write_wait(const report *r, const culprit *k)
         fprintf(r->to, ", to which all have come: a GPU or the network stands still");
 }
 
-/* --- the table, as ari_world_write_table writes it ---------------------------------------------------------------- */
-
-static void name_call(char *text, size_t size, const view_call *c)
-{
-    snprintf(text, size, "%s #%llu%s%s", ari_kind_name((ari_kind)c->kind), (unsigned long long)c->seq,
-             c->tag[0] ? " " : "", c->tag);
-}
-
-/* One line for each call that a rank is in, the oldest first, or one that says what it does instead. */
-static void write_rank(const report *r, int rank)
-{
-    const view *p = &r->view[rank];
-    char who[16], last[128] = "none", now[128];
-    int lines = 0;
-    double idle_s = 0;
-    snprintf(who, sizeof who, "%d", rank);
-    for (const view_call *c = p->call; c < p->call + p->calls; c++) {
-        if (!c->done)
-            continue;
-        name_call(last, sizeof last, c);
-        idle_s = (double)c->since_ns * 1e-9;
-    }
-    for (const view_call *c = p->call; c < p->call + p->calls; c++) {
-        if (c->done)
-            continue;
-        name_call(now, sizeof now, c);
-        const view_group *g = find_group(p, c->group);
-        fprintf(r->to, "\n%9s  %-36s  %-36s  %-12s  %.3f s", lines ? "" : who, lines ? "" : last, now,
-                g ? g->ranks : "", (double)c->since_ns * 1e-9);
-        lines++;
-    }
-    if (!lines && p->call)
-        fprintf(r->to, "\n%9s  %-36s  %-36s  %-12s  %.3f s", who, last, "running", "", idle_s);
-    else if (!lines)
-        fprintf(r->to, "\n%9s  %-36s  %-36s", who, "", "did not answer, or has not begun");
-}
-
-static void write_table(const report *r)
-{
-    fprintf(r->to, "\n%9s  %-36s  %-36s  %-12s  %s", "rank", "last finished", "now", "with ranks", "for");
-    for (int i = 0; i < r->size; i++)
-        write_rank(r, i);
-}
-
 /* What happened, to the report's text; gives the call it is about, none: call is NULL. */
 static ar_status write_first_line(const report *r, int late, culprit *about)
 {
@@ -386,32 +368,75 @@ static ar_status write_first_line(const report *r, int late, culprit *about)
     return AR_ERR_TIMEOUT;
 }
 
-ar_status ari_flight_report(const char *const *views, int size, int late, bool *own, char **gives)
+ar_status ari_flight_judge(const ari_flight_view *views, int ranks, int late, bool *own, char *line, size_t size)
 {
-    report r = {.view = calloc((size_t)size, sizeof *r.view), .size = size};
-    size_t length = 0;
+    report r;
     culprit about = {.rank = 0};
-    *gives = NULL;
-    r.to = r.view ? open_memstream(gives, &length) : NULL;
-    if (!r.to) {
-        free(r.view);
-        return AR_ERR_TIMEOUT;
+    ar_status st = AR_ERR_TIMEOUT;
+    snprintf(line, size, "a rank waited too long, and no memory is left to say more");
+    own[late] = true;
+    if (!read_report(&r, views, ranks))
+        return st;
+    line[size - 1] = '\0'; /* a text that is cut off ends without one of its own */
+    r.to = fmemopen(line, size - 1, "w");
+    if (r.to) {
+        st = write_first_line(&r, late, &about);
+        fclose(r.to);
     }
-    for (int i = 0; i < size; i++)
-        r.view[i] = read_view(views[i]);
-    const ar_status st = write_first_line(&r, late, &about);
     own[late] = st == AR_ERR_TIMEOUT; /* else it is one of many that wait for those that disagree */
     for (int i = 0; about.call && i < about.group->n; i++) {
         if (valid_rank(&r, about.group->rank[i]))
             own[about.group->rank[i]] = true;
     }
-    write_table(&r);
-    for (int i = 0; i < size; i++)
-        free_view(&r.view[i]);
-    free(r.view);
-    if (fclose(r.to) != 0) {
-        free(*gives);
-        *gives = NULL;
-    }
+    free_report(&r);
     return st;
+}
+
+/* --- the table ---------------------------------------------------------------------------------------------------- */
+
+static ari_rank_row row_of(const view *p, const view_call *c)
+{
+    ari_rank_row row = {.waiting_s = (double)c->since_ns * 1e-9};
+    const view_group *g = find_group(p, c->group);
+    ari_activity_name(row.current, sizeof row.current, (ari_kind)c->kind, c->seq, c->tag);
+    snprintf(row.group, sizeof row.group, "%.*s", (int)sizeof row.group - 1, g ? g->ranks : "");
+    return row;
+}
+
+static ari_rank_lines lines_of(const view *p, bool left)
+{
+    ari_rank_lines l = {.view = {.last = "none"}};
+    l.rows = calloc((size_t)p->calls, sizeof *l.rows);
+    for (const view_call *c = p->call; l.rows && c < p->call + p->calls; c++) {
+        const ari_rank_row row = row_of(p, c);
+        if (!c->done)
+            l.rows[l.row_count++] = row;
+        else
+            snprintf(l.view.last, sizeof l.view.last, "%s", row.current);
+        l.view.now.waiting_s = row.waiting_s;
+    }
+    if (l.row_count > 0)
+        return l;
+    free(l.rows);
+    l.rows = NULL;
+    snprintf(l.view.now.current, sizeof l.view.now.current, "%s", left ? "returned" : "running");
+    return l;
+}
+
+char *ari_flight_report(const ari_flight_view *views, int ranks, const char *line)
+{
+    static const ari_rank_lines silent = {.view = {.last = "?", .now = {.current = "no answer"}}};
+    report r;
+    char *text = NULL;
+    ari_rank_lines *of = calloc((size_t)ranks, sizeof *of);
+    if (of && read_report(&r, views, ranks)) {
+        for (int i = 0; i < ranks; i++)
+            of[i] = views[i].text ? lines_of(&r.view[i], views[i].left) : silent;
+        text = ari_rank_table(line, of, ranks);
+        free_report(&r);
+    }
+    for (int i = 0; of && i < ranks; i++)
+        free(of[i].rows);
+    free(of);
+    return text;
 }

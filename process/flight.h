@@ -43,6 +43,8 @@ void ari_flight_init(ari_flight *f);
 /** A group whose calls will be recorded; copies. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_flight_add(ari_flight *f, ari_flight_group **gives, uint64_t id, const int *rank, int n);
 void ari_flight_remove(ari_flight *f, ari_flight_group *g);
+/** An id that all members compute alike: of something of `id`. */
+uint64_t ari_flight_id(uint64_t id, uint64_t a, uint64_t b);
 /** A call of the group begins; c is the caller's, and borrowed until it leaves. */
 void ari_flight_enter(ari_flight *f, ari_flight_call *c, ari_flight_group *g, const ari_call *call, uint64_t now_ns);
 /** It has ended, and is remembered if `done`. */
@@ -50,9 +52,17 @@ void ari_flight_leave(ari_flight *f, ari_flight_call *c, bool done, uint64_t now
 /** The recorder as text, a line for each group and each call; free(). NULL: no memory. */
 char *ari_flight_text(const ari_flight *f, uint64_t now_ns);
 
-/** From such texts of `size` ranks, of which `late` was the first to complain: what happened, in the words and with the
- *  table of the simulator's reports. A text may be NULL; lines that make no sense are passed over. own[rank]: whom it is
- *  about. *gives NULL: no memory; else free(). Returns AR_ERR_MISMATCH or AR_ERR_TIMEOUT. */
-AR_NODISCARD ar_status ari_flight_report(const char *const *views, int size, int late, bool *own, char **gives);
+/* What a rank says when the world ends. */
+typedef struct ari_flight_view {
+    char *text; /* NULL: it has not answered; lines that make no sense are passed over */
+    bool left;  /* it will call nothing more */
+} ari_flight_view;
+
+/** What happened, from the views of `ranks` ranks, of which `late` was the first to complain, in one line, in the words
+ *  of the simulator's reports. own[rank]: whom it is about. Returns AR_ERR_MISMATCH or AR_ERR_TIMEOUT. */
+AR_NODISCARD ar_status ari_flight_judge(const ari_flight_view *views, int ranks, int late, bool *own, char *line,
+                                        size_t size);
+/** `line` and the table of the simulator's reports; free(). NULL: no memory. */
+char *ari_flight_report(const ari_flight_view *views, int ranks, const char *line);
 
 #endif

@@ -8,7 +8,7 @@
 #include "process/net.h"
 #include "ref/core/os/os.h"
 
-enum { VERSION = 3 };
+enum { VERSION = 4 };
 static const char magic[8] = "anyrank";
 
 _Static_assert(sizeof(ari_opening) == 48 && sizeof(ari_answer) == 144, "messages have no gaps");

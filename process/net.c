@@ -4,6 +4,8 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -14,9 +16,12 @@
 #include <unistd.h>
 
 #include "ref/core/clock.h"
+#include "ref/core/text.h"
 
 /* Between two tries to reach a process that is not there yet. */
 enum { RETRY_MS = 50, BACKLOG = 1024 };
+/* Longest try of one address before the next one has its turn. */
+#define TRY_NS UINT64_C(3000000000)
 /* A host that loses its power sends nothing: after this silence, three probes of five seconds each. */
 enum { KEEPALIVE_IDLE_S = 15, KEEPALIVE_EVERY_S = 5, KEEPALIVE_PROBES = 3 };
 
@@ -210,30 +215,72 @@ static int connect_any(const struct addrinfo *list, int port, uint64_t deadline_
     return -1;
 }
 
-ar_status ari_net_connect(int *gives, const char *host, int port, uint64_t deadline_ns)
+/* -1: why not; *known: it has an address, or may have one later, for name servers come up late too. */
+static int connect_to_host(const char *host, int port, uint64_t deadline_ns, bool *known, char *why, size_t size)
+{
+    const uint64_t soon = ari_deadline_ns(ari_now_ns(), TRY_NS);
+    struct addrinfo *list = NULL, hints = {.ai_socktype = SOCK_STREAM};
+    const int rc = getaddrinfo(host, NULL, &hints, &list);
+    *known = *known || rc == 0 || rc == EAI_AGAIN;
+    if (rc != 0) {
+        snprintf(why, size, "%s", gai_strerror(rc));
+        return -1;
+    }
+    const int fd = connect_any(list, port, soon < deadline_ns ? soon : deadline_ns);
+    snprintf(why, size, "%s", strerror(errno));
+    freeaddrinfo(list);
+    return fd;
+}
+
+ar_status ari_net_connect(int *gives, const char *hosts, int port, uint64_t deadline_ns)
 {
     const uint64_t start = ari_now_ns();
-    char why[160] = "";
+    char host[256], why[160] = "";
     for (;;) {
-        struct addrinfo *list = NULL, hints = {.ai_socktype = SOCK_STREAM};
-        const int rc = getaddrinfo(host, NULL, &hints, &list);
-        if (rc == 0) {
-            *gives = connect_any(list, port, deadline_ns);
-            snprintf(why, sizeof why, "%s", strerror(errno));
-            freeaddrinfo(list);
+        bool known = false;
+        for (const char *at = hosts; *at; at += strcspn(at, ","), at += *at == ',') {
+            snprintf(host, sizeof host, "%.*s", (int)strcspn(at, ","), at);
+            *gives = connect_to_host(host, port, deadline_ns, &known, why, sizeof why);
             if (*gives >= 0)
                 return AR_OK;
-        } else if (rc != EAI_AGAIN) { /* name servers come up late too */
-            return ar_error_set(AR_ERR_IO, "MASTER_ADDR '%.128s': %s", host, gai_strerror(rc));
-        } else {
-            snprintf(why, sizeof why, "%s", gai_strerror(rc));
         }
         const uint64_t now = ari_now_ns();
+        if (!known)
+            return ar_error_set(AR_ERR_IO, "MASTER_ADDR '%.128s': %s", hosts, why);
         if (now >= deadline_ns)
-            return ar_error_set(AR_ERR_TIMEOUT, "process 0 did not answer at %.128s, port %d, for %.1f s: %s", host,
+            return ar_error_set(AR_ERR_TIMEOUT, "process 0 did not answer at %.128s, port %d, for %.1f s: %s", hosts,
                                 port, (double)(now - start) * 1e-9, why);
         (void)poll(NULL, 0, RETRY_MS);
     }
+}
+
+static bool reaches_others(const struct ifaddrs *i)
+{
+    const struct sockaddr *a = i->ifa_addr;
+    if (!a || !(i->ifa_flags & IFF_UP) || is_loopback(a))
+        return false;
+    return a->sa_family == AF_INET ||
+           (a->sa_family == AF_INET6 &&
+            !IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr));
+}
+
+void ari_net_own_hosts(char *hosts, size_t size)
+{
+    struct ifaddrs *list = NULL;
+    ari_text to = ari_plain_text_in(hosts, size);
+    char host[256] = "";
+    if (gethostname(host, sizeof host - 1) == 0)
+        ari_say(&to, "%s", host);
+    for (const struct ifaddrs *i = getifaddrs(&list) == 0 ? list : NULL; i; i = i->ifa_next) {
+        if (!reaches_others(i))
+            continue;
+        const socklen_t length =
+            i->ifa_addr->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+        if (getnameinfo(i->ifa_addr, length, host, sizeof host, NULL, 0, NI_NUMERICHOST) == 0)
+            ari_say(&to, "%s%s", to.used > 0 ? "," : "", host);
+    }
+    if (list)
+        freeifaddrs(list);
 }
 
 ar_status ari_net_pair(int fds[2])

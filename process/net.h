@@ -29,9 +29,11 @@ bool ari_net_is_loopback(const char *host);
 AR_NODISCARD ar_status ari_net_listen(int *gives, int *port, const char *host, int wanted);
 /** The next connection, ready for use; -1: there is none now. */
 int ari_net_accept(int listener);
-/** Tries until the deadline: the other side may come later. Gives; close(). Errors: AR_ERR_IO (no such name, the
- *  network), AR_ERR_TIMEOUT. */
+/** Tries until the deadline: the other side may come later. host: a name or address, or several, "a,b", which are tried
+ *  in turn. Gives; close(). Errors: AR_ERR_IO (no such name, the network), AR_ERR_TIMEOUT. */
 AR_NODISCARD ar_status ari_net_connect(int *gives, const char *host, int port, uint64_t deadline_ns);
+/** The names and addresses of this machine, the loopback's not among them, as ari_net_connect takes them. */
+void ari_net_own_hosts(char *hosts, size_t size);
 /** Two ends of a connection inside the process. Errors: AR_ERR_IO. */
 AR_NODISCARD ar_status ari_net_pair(int fds[2]);
 

@@ -1,7 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "process/process.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "ref/comm/comm_impl.h"
+#include "ref/core/clock.h"
+
+/* All others wait for process 0 alone, which waits for them: it is to find out first who keeps it waiting. */
+#define PATIENCE_NS UINT64_C(250000000)
 
 static const char *const names[AR_TRANSPORTS] = {"sim", "mpi", "nccl"};
 
@@ -53,18 +61,61 @@ ar_status ar_process_comm(ar_comm **gives, ar_process *p, ar_device *d)
     return p->comm(gives, p, d);
 }
 
+void ar_process_abort(ar_process *p, ar_status st, const char *why)
+{
+    p->ops->abort(p, st, why);
+}
+
+/* --- what is moved for the host: values of the store -------------------------------------------------------------- */
+
+static ar_status get(ar_process *p, const ari_store_value *v, ari_gather_result *gives)
+{
+    char who[128];
+    const uint64_t ns = ari_deadline_ns(p->options.timeout_ns, p->rank == 0 ? 0 : PATIENCE_NS);
+    snprintf(who, sizeof who, "rank %d waited %.3f s in a %s of the processes", p->rank, (double)ns * 1e-9,
+             v->n == 1 ? "broadcast" : "gather");
+    return ari_store_get(p->store, v, ns, who, gives);
+}
+
 ar_status ar_process_broadcast(ar_process *p, void *bytes, size_t n)
 {
-    return p->ops->broadcast(p, bytes, n);
+    const ari_store_value v = {.seq = ++p->calls, .n = 1, .readers = p->size - 1};
+    ari_gather_result all;
+    if (p->size == 1)
+        return AR_OK;
+    if (p->rank == 0)
+        return ari_store_set(p->store, &v, bytes, n);
+    AR_TRY(get(p, &v, &all));
+    const size_t comes = all.start[1];
+    if (comes == n)
+        ari_copy_bytes(bytes, all.at, n);
+    free(all.memory);
+    if (comes == n)
+        return AR_OK;
+    char why[160];
+    snprintf(why, sizeof why, "processes disagree: rank 0 broadcasts %zu bytes, rank %d expects %zu", comes, p->rank,
+             n);
+    ari_store_fail(p->store, AR_ERR_MISMATCH, why);
+    AR_TRY(ari_store_status(p->store));
+    return ar_error_set(AR_ERR_MISMATCH, "%s", why);
 }
 
 ar_status ar_process_gather(ar_process *p, void **gives, size_t *sizes, const void *bytes, size_t n)
 {
+    const ari_store_value v = {.seq = ++p->calls, .index = p->rank, .n = p->size, .readers = 1};
+    ari_gather_result all;
     *gives = NULL;
-    return p->ops->gather(p, gives, sizes, bytes, n);
-}
-
-void ar_process_abort(ar_process *p, ar_status st, const char *why)
-{
-    p->ops->abort(p, st, why);
+    AR_TRY(ari_store_set(p->store, &v, bytes, n));
+    if (p->rank != 0)
+        return AR_OK;
+    AR_TRY(get(p, &v, &all));
+    const size_t total = all.start[p->size];
+    char *copy = malloc(total > 0 ? total : 1);
+    if (copy)
+        ari_copy_bytes(copy, all.at, total);
+    for (int r = 0; sizes && r < p->size; r++)
+        sizes[r] = all.start[r + 1] - all.start[r];
+    free(all.memory);
+    *gives = copy;
+    return copy ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for %zu bytes from all processes", total);
 }

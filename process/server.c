@@ -26,9 +26,7 @@
 
 typedef struct client {
     int fd; /* -1: not come yet, or gone */
-    bool said_bye;
     char name[ARI_NAME_BYTES];
-    char *view;
 } client;
 
 typedef struct part {
@@ -49,7 +47,9 @@ struct ari_server {
     ari_store_options is;
     int size;
     client *client;
+    ari_flight_view *view; /* [size] */
     ari_door door;
+    bool joining;
     int missing; /* clients that have not come */
     uint64_t join_until_ns;
     ar_status refusal; /* the first, of a process of this job: none can begin */
@@ -58,8 +58,13 @@ struct ari_server {
     value *values;
     bool failed, asked; /* asked: for views */
     int first_late, byes;
+    ar_status
+        verdict; /* of a report that names its reason, `line`, and `own`, whom it is about; AR_OK: the views say */
+    char line[1024];
+    bool *own; /* [size] */
     uint64_t views_until_ns;
-    int stop[2]; /* the first can be read once the second was written */
+    uint64_t numbers; /* of values */
+    int stop[2];      /* the first can be read once the second was written */
     pthread_t thread;
     bool started;
 };
@@ -100,7 +105,7 @@ static void lose(ari_server *s, int r, const char *how)
     close(from->fd);
     from->fd = -1;
     snprintf(text, sizeof text, "rank %d (%s) %s", r, ARI_SHOW(from->name), how);
-    if (!from->said_bye)
+    if (!s->view[r].left)
         fail(s, AR_ERR_ABORTED, NULL, -1, text);
 }
 
@@ -188,6 +193,7 @@ static void end_joining(ari_server *s)
         fail(s, AR_ERR_TIMEOUT, NULL, s->size, text);
     }
     ari_door_close(&s->door);
+    s->joining = false;
     for (int r = s->size - 1; r >= 0 && !s->failed; r--)
         send_to(s, r, ARI_MESSAGE_WELCOME, NULL, 0, NULL, 0);
 }
@@ -196,19 +202,11 @@ static void end_joining(ari_server *s)
 
 static void report(ari_server *s)
 {
-    const char **views = calloc((size_t)s->size, sizeof *views);
-    bool *own = calloc((size_t)s->size, sizeof *own);
-    char *text = NULL;
-    ar_status st = AR_ERR_TIMEOUT;
-    for (int r = 0; views && r < s->size; r++)
-        views[r] = s->client[r].view;
-    if (views && own)
-        st = ari_flight_report(views, s->size, s->first_late, own, &text);
-    fail(s, st, text ? own : NULL, s->first_late,
-         text ? text : "a rank waited too long, and no memory is left to say more");
+    if (s->verdict == AR_OK)
+        s->verdict = ari_flight_judge(s->view, s->size, s->first_late, s->own, s->line, sizeof s->line);
+    char *text = ari_flight_report(s->view, s->size, s->line);
+    fail(s, s->verdict, s->own, -1, text ? text : s->line);
     free(text);
-    free(own);
-    free(views);
 }
 
 static void ask_for_views(ari_server *s, int late)
@@ -222,13 +220,31 @@ static void ask_for_views(ari_server *s, int late)
         send_to(s, r, ARI_MESSAGE_SHOW, NULL, 0, NULL, 0);
 }
 
+/* What was to be said about these ranks, and is once the views are here. */
+static void take_report(ari_server *s, int r, const char *message, size_t size)
+{
+    ari_store_verdict v;
+    memcpy(&v, message, sizeof v);
+    if (s->asked || s->failed || v.own < 0 || (size_t)v.own > (size - sizeof v) / sizeof(int32_t))
+        return;
+    for (int i = 0; i < v.own; i++) {
+        int32_t rank;
+        memcpy(&rank, message + sizeof v + (size_t)i * sizeof rank, sizeof rank);
+        if (rank >= 0 && rank < s->size)
+            s->own[rank] = true;
+    }
+    s->verdict = (ar_status)v.status;
+    snprintf(s->line, sizeof s->line, "%s", message + sizeof v + (size_t)v.own * sizeof(int32_t));
+    ask_for_views(s, r);
+}
+
 static void take_view(ari_server *s, int r, char *view)
 {
-    free(s->client[r].view);
-    s->client[r].view = view;
+    free(s->view[r].text);
+    s->view[r].text = view;
     bool all = true;
     for (int i = 0; i < s->size; i++)
-        all = all && (s->client[i].view || s->client[i].fd < 0);
+        all = all && (s->view[i].text || s->client[i].fd < 0);
     if (all && s->asked)
         report(s);
 }
@@ -277,6 +293,7 @@ static value *value_of(ari_server *s, int r, const ari_store_value *v)
     }
     x->is = *v;
     x->is.index = r;
+    x->is.number = v->group != 0 ? ++s->numbers : 0;
     x->awaited = awaited;
     x->next = s->values;
     s->values = x;
@@ -367,9 +384,12 @@ static void take_late(ari_server *s, int r, const char *message, size_t size)
 
 static void take_bye(ari_server *s, int r)
 {
-    if (s->client[r].said_bye)
+    const int32_t rank = r;
+    if (s->view[r].left)
         return;
-    s->client[r].said_bye = true;
+    s->view[r].left = true;
+    for (int i = 0; i < s->size; i++)
+        send_to(s, i, ARI_MESSAGE_LEFT, &rank, sizeof rank, NULL, 0);
     if (++s->byes < s->size)
         return;
     for (int i = s->size - 1; i >= 0; i--)
@@ -402,6 +422,8 @@ static void receive(ari_server *s, int r)
         ari_store_verdict v;
         memcpy(&v, bytes, sizeof v);
         fail(s, (ar_status)v.status, NULL, r, bytes + sizeof v);
+    } else if (head.kind == ARI_MESSAGE_REPORT && size >= sizeof(ari_store_verdict)) {
+        take_report(s, r, bytes, size);
     } else if (head.kind == ARI_MESSAGE_LATE) {
         take_late(s, r, bytes, size);
     } else if (head.kind == ARI_MESSAGE_BYE) {
@@ -417,9 +439,11 @@ static void receive(ari_server *s, int r)
 static int patience_ms(const ari_server *s)
 {
     const bool views = s->asked && !s->failed;
-    const uint64_t now = ari_now_ns(), until = s->door.listener >= 0 ? s->join_until_ns : s->views_until_ns;
-    if (s->door.listener < 0 && !views)
+    const uint64_t now = ari_now_ns(), until = s->joining ? s->join_until_ns : s->views_until_ns;
+    if (!s->joining && !views)
         return -1;
+    if (s->joining && s->missing == 0)
+        return 0;
     const uint64_t ms = until > now ? (until - now) / 1000000 + 1 : 0;
     return ms > 1000 ? 1000 : (int)ms;
 }
@@ -440,7 +464,7 @@ static bool one_round(ari_server *s)
             receive(s, r);
     }
     ari_door_serve(&s->door, door, waiting, admit, s);
-    if (s->door.listener >= 0)
+    if (s->joining)
         end_joining(s);
     if (s->asked && !s->failed && ari_now_ns() >= s->views_until_ns)
         report(s);
@@ -462,6 +486,8 @@ static ar_status begin(ari_server *s, int *own_fd)
     AR_TRY(ari_alloc_zero((void **)&s->client, (size_t)s->size, sizeof *s->client, "connections"));
     for (int r = 0; r < s->size; r++)
         s->client[r].fd = -1;
+    AR_TRY(ari_alloc_zero((void **)&s->view, (size_t)s->size, sizeof *s->view, "connections"));
+    AR_TRY(ari_alloc_zero((void **)&s->own, (size_t)s->size, sizeof *s->own, "connections"));
     AR_TRY(ari_alloc((void **)&s->poll, (size_t)s->size + 1 + ARI_DOOR_POLLED, sizeof *s->poll, "connections"));
     AR_TRY(ari_net_pair(s->stop));
     AR_TRY(ari_net_pair(pair));
@@ -483,12 +509,14 @@ ar_status ari_server_create(ari_server **gives, int *own_fd, const ari_store_opt
     ari_server *s = NULL;
     ar_status st = ari_alloc_zero((void **)&s, 1, sizeof *s, "what processes share");
     if (st != AR_OK) {
-        close(o->listener);
+        if (o->listener >= 0)
+            close(o->listener);
         return st;
     }
     s->is = *o;
     s->size = o->size;
     s->missing = o->size - 1;
+    s->joining = true;
     s->door = (ari_door){.listener = o->listener, .key = o->key};
     s->join_until_ns = ari_deadline_ns(ari_now_ns(), o->timeout_ns);
     s->stop[0] = s->stop[1] = -1;
@@ -509,7 +537,8 @@ void ari_server_destroy(ari_server *s)
     const uint64_t until = ari_now_ns() + ARI_NET_LAST_NS;
     for (int r = 0; s->client && r < s->size; r++) {
         ari_net_close(s->client[r].fd, until);
-        free(s->client[r].view);
+        if (s->view)
+            free(s->view[r].text);
     }
     while (s->values)
         forget(s, s->values);
@@ -517,6 +546,8 @@ void ari_server_destroy(ari_server *s)
     for (int i = 0; i < 2 && s->stop[0] >= 0; i++)
         close(s->stop[i]);
     free(s->client);
+    free(s->view);
+    free(s->own);
     free(s->poll);
     free(s);
 }

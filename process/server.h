@@ -13,6 +13,7 @@ ari_hello ari_hello_of(const ari_store_options *o);
 typedef enum ari_message {
     ARI_MESSAGE_WELCOME = 1, /* to a client: all have come */
     ARI_MESSAGE_FAIL,        /* to the server: ari_store_verdict, text */
+    ARI_MESSAGE_REPORT,      /* to the server: ari_store_verdict, int32_t rank[own], text: with all views */
     ARI_MESSAGE_FAILED,      /* to a client: ari_store_verdict, text */
     ARI_MESSAGE_SET,         /* to the server: ari_store_value, the part */
     ARI_MESSAGE_GET,         /* to the server: ari_store_value */
@@ -21,6 +22,7 @@ typedef enum ari_message {
     ARI_MESSAGE_SHOW,        /* to a client: give your view */
     ARI_MESSAGE_VIEW,        /* to the server: the view */
     ARI_MESSAGE_BYE,         /* to the server: this client needs no other any more */
+    ARI_MESSAGE_LEFT,        /* to a client: int32_t, who has said that */
     ARI_MESSAGE_ALL_BYE      /* to a client: no client does */
 } ari_message;
 
@@ -31,7 +33,7 @@ typedef struct ari_message_head {
 
 typedef struct ari_store_verdict {
     int32_t status; /* of those whom it is about; of the others AR_ERR_ABORTED */
-    int32_t own;    /* to a client: it is about you */
+    int32_t own;    /* to a client: it is about you; to the server: the number of those that it names */
 } ari_store_verdict;
 
 ari_message_head ari_message_head_of(ari_message kind, size_t bytes);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,10 +45,12 @@ struct ari_store {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     /* guarded by `lock` */
-    ar_status st;
+    _Atomic(ar_status) st; /* of those whom the failure is about; set after what follows, which then stays */
+    bool own;              /* this process is one of them */
     char *text;
     wanted *wanted;
-    bool welcome, all_bye;
+    uint64_t *left_ns; /* [size] */
+    bool welcome, said_bye, all_bye;
 };
 
 /* --- messages ----------------------------------------------------------------------------------------------------- */
@@ -111,13 +114,14 @@ static bool send_message(ari_store *s, ari_message kind, const void *a, size_t a
 
 /* --- the end of the world ----------------------------------------------------------------------------------------- */
 
-static void keep_failure(ari_store *s, ar_status st, const char *text)
+static void keep_verdict(ari_store *s, ari_store_verdict v, const char *text)
 {
     pthread_mutex_lock(&s->lock);
     const bool first = s->st == AR_OK;
     if (first) {
         s->text = strdup(text);
-        s->st = st;
+        s->own = v.own != 0;
+        s->st = (ar_status)v.status;
         pthread_cond_broadcast(&s->changed);
     }
     pthread_mutex_unlock(&s->lock);
@@ -129,12 +133,25 @@ static void keep_failure(ari_store *s, ar_status st, const char *text)
     pthread_mutex_unlock(&s->watch_lock);
 }
 
+static void keep_failure(ari_store *s, ar_status st, const char *text)
+{
+    keep_verdict(s, (ari_store_verdict){.status = st, .own = true}, text);
+}
+
+ar_status ari_store_failure(const ari_store *s, bool *own, const char **text)
+{
+    const ar_status st = atomic_load(&s->st);
+    *own = st != AR_OK && s->own;
+    *text = st == AR_OK ? "" : s->text ? s->text : ar_status_text(st);
+    return st;
+}
+
 ar_status ari_store_status(ari_store *s)
 {
-    pthread_mutex_lock(&s->lock);
-    const ar_status st = s->st == AR_OK ? AR_OK : ar_error_set(s->st, "%s", s->text ? s->text : ar_status_text(s->st));
-    pthread_mutex_unlock(&s->lock);
-    return st;
+    bool own;
+    const char *text;
+    const ar_status st = ari_store_failure(s, &own, &text);
+    return st == AR_OK ? AR_OK : ar_error_set(own ? st : AR_ERR_ABORTED, "%s", text);
 }
 
 /* `lock` held. Until *flag, where there is one, or a failure; false: `ns` were over before. */
@@ -156,17 +173,35 @@ static bool changed_within(ari_store *s, const bool *flag, uint64_t ns)
     return changed;
 }
 
-void ari_store_fail(ari_store *s, ar_status st, const char *why)
+/* The server's answer comes by the store's own thread, which cannot wait for itself. */
+static void end_world(ari_store *s, ari_message kind, const ari_store_verdict *v, size_t bytes, const char *why)
 {
-    const ari_store_verdict v = {.status = st};
     const bool in_thread = pthread_equal(pthread_self(), s->thread);
     if (changed_within(s, NULL, 0))
         return;
-    const bool sent = send_message(s, ARI_MESSAGE_FAIL, &v, sizeof v, why, strlen(why));
-    /* The server's answer comes by the store's own thread, which cannot wait for itself. */
-    if (sent && (in_thread || changed_within(s, NULL, VERDICT_NS)))
+    const bool sent = send_message(s, kind, v, bytes, why, strlen(why));
+    if (!sent || !(in_thread || changed_within(s, NULL, VERDICT_NS)))
+        keep_failure(s, (ar_status)v->status, why);
+}
+
+void ari_store_fail(ari_store *s, ar_status st, const char *why)
+{
+    const ari_store_verdict v = {.status = st};
+    end_world(s, ARI_MESSAGE_FAIL, &v, sizeof v, why);
+}
+
+void ari_store_report(ari_store *s, ar_status st, const int *rank, int n, const char *line)
+{
+    const size_t ranks = (size_t)n * sizeof *rank;
+    ari_store_verdict *v = malloc(sizeof *v + ranks);
+    if (!v) {
+        ari_store_fail(s, st, line);
         return;
-    keep_failure(s, st, why);
+    }
+    *v = (ari_store_verdict){.status = st, .own = n};
+    memcpy(v + 1, rank, ranks);
+    end_world(s, ARI_MESSAGE_REPORT, v, sizeof *v + ranks, line);
+    free(v);
 }
 
 void ari_store_agree_failed(ari_store *s, ar_status st)
@@ -252,6 +287,7 @@ static ar_status take_answer(ari_store *s, wanted *x, bool asked, uint64_t timeo
         *gives = (ari_gather_result){.memory = x->answer,
                                      .start = (const size_t *)(const void *)(x->answer + sizeof x->is),
                                      .at = x->answer + head};
+        memcpy(&gives->number, x->answer + offsetof(ari_store_value, number), sizeof gives->number);
         return AR_OK;
     }
     free(x->answer);
@@ -317,6 +353,16 @@ static void send_view(ari_store *s)
     free(view);
 }
 
+static void take_departure(ari_store *s, const char *bytes)
+{
+    int32_t rank;
+    memcpy(&rank, bytes, sizeof rank);
+    pthread_mutex_lock(&s->lock);
+    if (rank >= 0 && rank < s->is.size)
+        s->left_ns[rank] = ari_now_ns();
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void set_flag(ari_store *s, bool *flag)
 {
     pthread_mutex_lock(&s->lock);
@@ -354,7 +400,9 @@ static bool receive(ari_store *s)
     if (head.kind == ARI_MESSAGE_FAILED && size >= sizeof(ari_store_verdict)) {
         ari_store_verdict v;
         memcpy(&v, bytes, sizeof v);
-        keep_failure(s, v.own ? (ar_status)v.status : AR_ERR_ABORTED, bytes + sizeof v);
+        keep_verdict(s, v, bytes + sizeof v);
+    } else if (head.kind == ARI_MESSAGE_LEFT && size >= sizeof(int32_t)) {
+        take_departure(s, bytes);
     } else if (head.kind == ARI_MESSAGE_SHOW) {
         send_view(s);
     } else if (head.kind == ARI_MESSAGE_WELCOME) {
@@ -411,15 +459,16 @@ static void free_store(ari_store *s)
 {
     if (s->started && write(s->stop[1], "", 1) == 1)
         pthread_join(s->thread, NULL);
-    ari_server_destroy(s->server);
     if (s->fd >= 0)
-        close(s->fd);
+        close(s->fd); /* the server waits until its clients have */
+    ari_server_destroy(s->server);
     for (int i = 0; i < 2 && s->stop[0] >= 0; i++)
         close(s->stop[i]);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     pthread_mutex_destroy(&s->watch_lock);
     pthread_mutex_destroy(&s->write_lock);
+    free(s->left_ns);
     free(s->text);
     free(s);
 }
@@ -493,6 +542,8 @@ ar_status ari_store_create(ari_store **gives, const ari_store_options *o)
     s->fd = s->stop[0] = s->stop[1] = -1;
     ar_status st = init_locks(s);
     if (st == AR_OK)
+        st = ari_alloc_zero((void **)&s->left_ns, (size_t)o->size, sizeof *s->left_ns, "what processes share");
+    if (st == AR_OK)
         st = join(s);
     if (st == AR_OK)
         *gives = s;
@@ -501,13 +552,35 @@ ar_status ari_store_create(ari_store **gives, const ari_store_options *o)
     return st;
 }
 
+uint64_t ari_store_left_ns(ari_store *s, int rank)
+{
+    pthread_mutex_lock(&s->lock);
+    const uint64_t since = s->left_ns[rank];
+    pthread_mutex_unlock(&s->lock);
+    return since;
+}
+
+bool ari_store_leave(ari_store *s, uint64_t after_failure_ns)
+{
+    const bool sent = s->said_bye || send_message(s, ARI_MESSAGE_BYE, NULL, 0, NULL, 0);
+    s->said_bye = true;
+    pthread_mutex_lock(&s->lock);
+    if (sent)
+        (void)await_change(s, &s->all_bye, s->is.timeout_ns);
+    const uint64_t deadline = ari_deadline_ns(ari_now_ns(), after_failure_ns);
+    while (sent && s->st != AR_OK && !s->all_bye && ari_cond_wait_until(&s->changed, &s->lock, deadline) != ETIMEDOUT) {
+    }
+    const bool all = s->all_bye;
+    pthread_mutex_unlock(&s->lock);
+    return all;
+}
+
 void ari_store_destroy(ari_store *s)
 {
     if (!s)
         return;
     ari_store_watch(s, NULL);
-    /* Until no process needs another any more. */
-    if (!changed_within(s, NULL, 0) && send_message(s, ARI_MESSAGE_BYE, NULL, 0, NULL, 0))
-        (void)changed_within(s, &s->all_bye, s->is.timeout_ns);
+    if (!s->said_bye)
+        (void)ari_store_leave(s, 0);
     free_store(s);
 }

@@ -616,5 +616,7 @@ MUTANTS = [
     ("a mean over processes is divided at every step of the ring", "mpi/ring.c",
      "if (completes(g, k->part) && g->kernel.finish)", "if (g->kernel.finish)", "mpi/mpi_test"),
     ("a late rank of a group is named by its place in the group", "mpi/wire.c",
-     "members[i] = g->rank[members[i]];", "members[i] = members[i] + 0 * g->rank[0];", "mpi/mpi_test"),
+     "members[i] = m->group->rank[members[i]];", "members[i] = members[i] + 0 * m->index;", "mpi/mpi_test"),
+    ("the groups of one split have one name at the store", "mpi/comm.c",
+     "(uint64_t)color, 0);", "0 * (uint64_t)color, 0);", "mpi/mpi_test"),
 ]

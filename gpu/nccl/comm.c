@@ -33,17 +33,6 @@ static void nccl_abort(ar_comm *c, ar_status st, const char *why)
     ari_nccl_world_end(w, st, text);
 }
 
-uint64_t ari_nccl_mix(uint64_t id, uint64_t a, uint64_t b)
-{
-    const uint64_t words[] = {id, a, b};
-    uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a, word by word */
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        for (int k = 0; k < 64; k += 8)
-            hash = (hash ^ (words[i] >> k & 0xff)) * UINT64_C(0x100000001b3);
-    }
-    return hash;
-}
-
 /* A send and the recv that it meets are one collective of the two: the sender is its member 0. */
 static ar_status message_group(ari_flight_group **gives, ari_nccl_comm *c, const ari_call *call)
 {
@@ -52,7 +41,7 @@ static ar_status message_group(ari_flight_group **gives, ari_nccl_comm *c, const
     if (!*g) {
         const int from = sends ? c->base.rank : call->peer, to = sends ? call->peer : c->base.rank;
         const int pair[2] = {c->group->rank[from], c->group->rank[to]};
-        const uint64_t id = ari_nccl_mix(c->id, (uint64_t)from + 1, ~(uint64_t)to);
+        const uint64_t id = ari_flight_id(c->id, (uint64_t)from + 1, ~(uint64_t)to);
         pthread_mutex_lock(&c->world->lock);
         const ar_status st = ari_flight_add(&c->world->flight, g, id, pair, 2);
         pthread_mutex_unlock(&c->world->lock);
@@ -125,7 +114,7 @@ ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st)
         return ar_error_set(st, "%s", why); /* which all members found */
     AR_TRY(ari_nccl_world_status(w));
     (void)ar_error_set(st, "%s", why);
-    return w->store ? ari_nccl_world_fail(w, st) : st;
+    return w->size > 1 ? ari_nccl_world_fail(w, st) : st;
 }
 
 static int index_in(const ari_flight_group *g, int rank)

@@ -34,7 +34,6 @@ typedef struct ari_nccl_world {
     ari_nccl nccl;
     ar_device *device;
     ari_store *store;
-    bool owns_store;
     ari_failure *failure;
     uint64_t errors_asked_ns; /* by the watcher alone */
     pthread_mutex_t lock;     /* taken after no lock of the store's but the watcher's */
@@ -107,8 +106,6 @@ AR_NODISCARD ar_status ari_nccl_settle(ari_nccl_comm *c, uint64_t limit_ns);
 /** A call ended with an error: returns what this rank gets, the first failure, also where NCCL failed only because of
  *  the abort. */
 ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st);
-/** An id that all members compute alike: of something of `id`. */
-uint64_t ari_nccl_mix(uint64_t id, uint64_t a, uint64_t b);
 
 /* --- move.c ------------------------------------------------------------------------------------------------------- */
 

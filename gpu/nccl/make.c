@@ -208,10 +208,10 @@ static ar_status make_split(ari_nccl_comm **gives, ari_nccl_comm *c, const ari_c
     if (c->base.size == 1) {
         if (call->color < 0)
             return AR_OK;
-        AR_TRY(new_comm(gives, w, ari_nccl_mix(c->id, number, 0), c->group->rank, 1, 0));
+        AR_TRY(new_comm(gives, w, ari_flight_id(c->id, number, 0), c->group->rank, 1, 0));
         return warm_up(*gives);
     }
-    AR_TRY(ari_calls_exchange(&calls, w->store, ari_nccl_mix(c->id, UINT64_MAX, UINT64_MAX), number, c->base.rank,
+    AR_TRY(ari_calls_exchange(&calls, w->store, ari_flight_id(c->id, UINT64_MAX, UINT64_MAX), number, c->base.rank,
                               c->group->rank, c->base.size, call));
     ar_status st = ari_alloc((void **)&rank, (size_t)c->base.size, sizeof *rank, "ranks of a group");
     if (st == AR_OK && call->color >= 0) {
@@ -220,7 +220,7 @@ static ar_status make_split(ari_nccl_comm **gives, ari_nccl_comm *c, const ari_c
             index = rank[i] == c->base.rank ? i : index;
             rank[i] = c->group->rank[rank[i]];
         }
-        st = new_comm(gives, w, ari_nccl_mix(c->id, number, (uint64_t)call->color + 1), rank, n, index);
+        st = new_comm(gives, w, ari_flight_id(c->id, number, (uint64_t)call->color + 1), rank, n, index);
     }
     ari_calls_fini(&calls);
     free(rank);
@@ -386,8 +386,8 @@ ar_status ari_nccl_comm_create(ar_comm **gives, ar_process *p, ar_device *d)
     }
     char why[1024];
     snprintf(why, sizeof why, "%s", ar_error_message());
-    if (w && w->store && ari_store_status(w->store) == AR_OK)
-        ari_store_fail(w->store, st, why);
+    if (ari_store_status(p->store) == AR_OK)
+        ari_store_fail(p->store, st, why);
     if (c)
         ari_nccl_destroy(&c->base);
     ari_nccl_world_release(w);

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +6,6 @@
 
 #include "gpu/native.h"
 #include "gpu/nccl/comm.h"
-#include "process/net.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 
@@ -90,10 +88,6 @@ static void world_failed(void *user)
 
 void ari_nccl_world_end(ari_nccl_world *w, ar_status st, const char *why)
 {
-    if (!w->store) {
-        ari_failure_set(w->failure, st, why);
-        return;
-    }
     ari_store_fail(w->store, st, why);
     take_failure(w); /* the store's thread does so too, perhaps not yet */
 }
@@ -324,85 +318,6 @@ static ar_status check_device(const ari_nccl_world *w)
                               right);
 }
 
-/* --- the store, where the processes were not connected by sockets ------------------------------------------------- */
-
-/* What process 0 sends to the others. MPI's connections are not ours to guard: who has them has the key. */
-typedef struct invitation {
-    int32_t port;
-    uint64_t job;
-    ari_key key;       /* of this store alone */
-    char host[2][128]; /* a name, and what it means on the machine of process 0 */
-} invitation;
-
-static void invite(invitation *i, int port)
-{
-    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM};
-    i->port = port;
-    i->job = ari_now_ns() ^ (uint64_t)getpid() << 32;
-    if (gethostname(i->host[0], sizeof i->host[0] - 1) != 0)
-        snprintf(i->host[0], sizeof i->host[0], "localhost");
-    for (const struct addrinfo *a = getaddrinfo(i->host[0], NULL, &hints, &found) == 0 ? found : NULL;
-         a && !i->host[1][0]; a = a->ai_next)
-        (void)getnameinfo(a->ai_addr, a->ai_addrlen, i->host[1], sizeof i->host[1], NULL, 0, NI_NUMERICHOST);
-    if (found)
-        freeaddrinfo(found);
-}
-
-/* How far a process has come before it connects. */
-typedef struct readiness {
-    int32_t status;
-    char text[500];
-} readiness;
-
-/* A process that cannot take part must not leave the others waiting: all learn of the first that cannot. */
-static ar_status agree_to_connect(const ari_nccl_world *w, ar_process *p, ar_status own, invitation *to)
-{
-    struct {
-        readiness own;
-        invitation to;
-    } all = {.own = {.status = own}, .to = *to};
-    readiness *of = NULL;
-    snprintf(all.own.text, sizeof all.own.text, "%s", own == AR_OK ? "" : ar_error_message());
-    AR_TRY(ar_process_gather(p, (void **)&of, NULL, &all.own, sizeof all.own));
-    for (int r = w->size - 1; of && r >= 0; r--) {
-        if (of[r].status != AR_OK)
-            all.own = of[r];
-    }
-    free(of);
-    AR_TRY(ar_process_broadcast(p, &all, sizeof all));
-    *to = all.to;
-    return all.own.status == AR_OK ? AR_OK : ar_error_set((ar_status)all.own.status, "%s", all.own.text);
-}
-
-static ar_status connect_store(ari_nccl_world *w, ar_process *p, ar_status ready)
-{
-    ari_store_options o = {.rank = w->rank, .size = w->size, .timeout_ns = w->timeout_ns, .listener = -1};
-    invitation to = {.port = 0};
-    ar_status st = ready;
-    if (w->rank == 0 && st == AR_OK)
-        st = ari_net_listen(&o.listener, &o.port, NULL, 0);
-    if (w->rank == 0 && st == AR_OK) {
-        invite(&to, o.port);
-        st = ari_key_make(&to.key);
-    }
-    st = agree_to_connect(w, p, st, &to);
-    if (st != AR_OK) {
-        if (o.listener >= 0)
-            close(o.listener);
-        return st;
-    }
-    o.job = to.job;
-    o.key = to.key;
-    o.port = to.port;
-    o.host = to.host[0];
-    st = ari_store_create(&w->store, &o);
-    if (st == AR_ERR_IO && w->rank > 0 && to.host[1][0]) { /* a name that means nothing here */
-        o.host = to.host[1];
-        st = ari_store_create(&w->store, &o);
-    }
-    return st;
-}
-
 /* --- beginning and end -------------------------------------------------------------------------------------------- */
 
 /* What this process needs for itself. */
@@ -426,16 +341,13 @@ ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device
     w->device = d;
     ari_flight_init(&w->flight);
     w->store = p->store;
-    w->owns_store = !w->store && w->size > 1;
-    ar_status st = prepare(w);
-    if (w->owns_store)
-        st = connect_store(w, p, st);
+    const ar_status st = prepare(w);
     if (st != AR_OK) {
         ari_nccl_world_release(w);
         return st;
     }
     const ari_watcher watcher = {.tick = world_tick, .view = world_view, .failed = world_failed, .user = w};
-    if (w->store)
+    if (w->size > 1)
         ari_store_watch(w->store, &watcher);
     *gives = w;
     return AR_OK;
@@ -455,10 +367,7 @@ void ari_nccl_world_release(ari_nccl_world *w)
 {
     if (!w || atomic_fetch_sub(&w->refs, 1) != 1)
         return;
-    if (w->store)
-        ari_store_watch(w->store, NULL);
-    if (w->owns_store)
-        ari_store_destroy(w->store);
+    ari_store_watch(w->store, NULL);
     free_pending(pending_at(w->flight.open));
     free_pending(w->spare);
     while (w->flight.groups)

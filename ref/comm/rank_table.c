@@ -56,10 +56,14 @@ void ari_world_swapped(ari_member *m, const ari_call *call)
 /* Kind, number and tag, with room for all of them. */
 enum { ACTIVITY_BYTES = 32 + 20 + ARI_TAG_BYTES };
 
+int ari_activity_name(char *text, size_t size, ari_kind kind, uint64_t seq, const char *tag)
+{
+    return snprintf(text, size, "%s #%llu%s%s", ari_kind_name(kind), (unsigned long long)seq, tag[0] ? " " : "", tag);
+}
+
 static int write_activity(char *text, size_t size, const ari_activity *a)
 {
-    return snprintf(text, size, "%s #%llu%s%s", ari_kind_name(a->kind), (unsigned long long)a->seq,
-                    a->tag[0] ? " " : "", a->tag);
+    return ari_activity_name(text, size, a->kind, a->seq, a->tag);
 }
 
 static double seconds_since(uint64_t since_ns, uint64_t now_ns)
@@ -86,12 +90,12 @@ static void join_activities(const ari_rank_state *r, char *text, size_t size)
 }
 
 /* The rank's lock held. */
-static void take_rows(ari_rank_state *r, uint64_t now_ns)
+static void take_rows(ari_rank_lines *l, const ari_rank_state *r, uint64_t now_ns)
 {
     for (const ari_activity *a = r->now; a; a = a->next)
-        r->row_count++;
-    r->rows = calloc(r->row_count, sizeof *r->rows);
-    ari_rank_row *row = r->rows;
+        l->row_count++;
+    l->rows = calloc(l->row_count, sizeof *l->rows);
+    ari_rank_row *row = l->rows;
     for (const ari_activity *a = r->now; row && a; a = a->next, row++) {
         write_activity(row->current, sizeof row->current, a);
         ari_ranks_describe(a->group->rank, a->group->n, row->group, sizeof row->group);
@@ -99,12 +103,9 @@ static void take_rows(ari_rank_state *r, uint64_t now_ns)
     }
 }
 
-static void take_view(ari_rank_state *r, uint64_t now_ns)
+static void take_view(ari_rank_lines *l, ari_rank_state *r, uint64_t now_ns)
 {
-    ari_rank_view *v = &r->view;
-    if (r->taken)
-        return;
-    r->taken = true;
+    ari_rank_view *v = &l->view;
     pthread_mutex_lock(&r->lock);
     if (r->last.group)
         write_activity(v->last, sizeof v->last, &r->last);
@@ -114,7 +115,7 @@ static void take_view(ari_rank_state *r, uint64_t now_ns)
     if (oldest) {
         ari_ranks_describe(oldest->group->rank, oldest->group->n, v->now.group, sizeof v->now.group);
         join_activities(r, v->now.current, sizeof v->now.current);
-        take_rows(r, now_ns);
+        take_rows(l, r, now_ns);
     } else {
         snprintf(v->now.current, sizeof v->now.current, "%s",
                  atomic_load(&r->returned) == ARI_RUNS ? "running" : "returned");
@@ -123,31 +124,26 @@ static void take_view(ari_rank_state *r, uint64_t now_ns)
     pthread_mutex_unlock(&r->lock);
 }
 
-void ari_world_take_view(ari_world *w, int rank)
-{
-    take_view(&w->rank[rank], ari_wait_now_ns());
-}
-
 void ari_world_take_views(ari_world *w)
 {
     const uint64_t now = ari_wait_now_ns();
     for (int i = 0; i < w->ranks; i++)
-        take_view(&w->rank[i], now);
+        take_view(&w->lines[i], &w->rank[i], now);
 }
 
 /* --- the table ---------------------------------------------------------------------------------------------------- */
 
-static size_t rows_of(const ari_rank_state *r)
+static size_t rows_of(const ari_rank_lines *l)
 {
-    return r->rows ? r->row_count : 1;
+    return l->rows ? l->row_count : 1;
 }
 
-static const ari_rank_row *row_at(const ari_rank_state *r, size_t i)
+static const ari_rank_row *row_at(const ari_rank_lines *l, size_t i)
 {
-    return r->rows ? &r->rows[i] : &r->view.now;
+    return l->rows ? &l->rows[i] : &l->view.now;
 }
 
-static bool same_place(const ari_rank_state *a, const ari_rank_state *b)
+static bool same_place(const ari_rank_lines *a, const ari_rank_lines *b)
 {
     bool same = strcmp(a->view.last, b->view.last) == 0 && rows_of(a) == rows_of(b);
     for (size_t i = 0; same && i < rows_of(a); i++) {
@@ -168,15 +164,14 @@ static void widen(int *width, const char *text)
     *width = length > *width ? length : *width;
 }
 
-static widths widths_of(const ari_world *w)
+static widths widths_of(const ari_rank_lines *of, int ranks)
 {
     widths width = {36, 36, 12};
-    for (int i = 0; i < w->ranks; i++) {
-        const ari_rank_state *r = &w->rank[i];
-        widen(&width.last, r->view.last);
-        for (size_t k = 0; k < rows_of(r); k++) {
-            widen(&width.now, row_at(r, k)->current);
-            widen(&width.group, row_at(r, k)->group);
+    for (int i = 0; i < ranks; i++) {
+        widen(&width.last, of[i].view.last);
+        for (size_t k = 0; k < rows_of(&of[i]); k++) {
+            widen(&width.now, row_at(&of[i], k)->current);
+            widen(&width.group, row_at(&of[i], k)->group);
         }
     }
     return width;
@@ -191,26 +186,41 @@ static void write_row(FILE *to, const widths *width, const char *who, const char
 
 /* Neighbouring ranks that were at the same place share their lines, so that the table of a large world can be read; a
  * rank in several collectives has a line for each, the oldest first. */
-void ari_world_write_table(FILE *to, const ari_world *w)
+static void write_table(FILE *to, const ari_rank_lines *of, int ranks)
 {
-    const widths width = widths_of(w);
+    const widths width = widths_of(of, ranks);
     write_row(to, &width, "rank", "last finished", &(ari_rank_row){.current = "now", .group = "with ranks"}, "for");
-    for (int first = 0, end; first < w->ranks; first = end) {
-        const ari_rank_state *r = &w->rank[first];
-        for (end = first + 1; end < w->ranks && same_place(r, &w->rank[end]);)
+    for (int first = 0, end; first < ranks; first = end) {
+        const ari_rank_lines *l = &of[first];
+        for (end = first + 1; end < ranks && same_place(l, &of[end]);)
             end++;
         char who[32];
         snprintf(who, sizeof who, end == first + 1 ? "%d" : "%d-%d", first, end - 1);
-        for (size_t i = 0; i < rows_of(r); i++) {
-            const ari_rank_row *row = row_at(r, i);
+        for (size_t i = 0; i < rows_of(l); i++) {
+            const ari_rank_row *row = row_at(l, i);
             double longest = row->waiting_s;
             for (int k = first + 1; k < end; k++) {
-                const double waits = row_at(&w->rank[k], i)->waiting_s;
+                const double waits = row_at(&of[k], i)->waiting_s;
                 longest = waits > longest ? waits : longest;
             }
             char time[32];
             snprintf(time, sizeof time, "%.3f s", longest);
-            write_row(to, &width, i == 0 ? who : "", i == 0 ? r->view.last : "", row, time);
+            write_row(to, &width, i == 0 ? who : "", i == 0 ? l->view.last : "", row, time);
         }
     }
+}
+
+char *ari_rank_table(const char *line, const ari_rank_lines *of, int ranks)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *to = open_memstream(&text, &size);
+    if (!to)
+        return NULL;
+    fputs(line, to);
+    write_table(to, of, ranks);
+    if (fclose(to) == 0)
+        return text;
+    free(text);
+    return NULL;
 }

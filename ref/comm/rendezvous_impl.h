@@ -9,8 +9,8 @@
 #include "ref/core/text.h"
 #include "ref/core/wait.h"
 
-/* Shared by the files of the rendezvous: world.c, rank_table.c, group.c, rendezvous.c, agreement.c; and by mpi/, where
- * a process keeps a world of which it is one rank, and fills in what it hears of the others.
+/* Shared by the files of the rendezvous: world.c, rank_table.c, group.c, rendezvous.c, agreement.c; and by process/, which
+ * compares calls and reports where ranks are in the same words.
  *
  * Locks, in the order in which they may be taken: a world's, then a rank's or a group's; never two of a kind. */
 
@@ -31,12 +31,14 @@ typedef struct ari_rank_state {
     _Atomic uint64_t number; /* of collectives, over all groups */
     atomic_int held;         /* threads in ari_member_hold */
     _Atomic(ari_return) returned;
-    /* written once, at the first failure, before the world's `st` */
-    bool taken; /* the view is here */
+} ari_rank_state;
+
+/* A rank's lines of the table of ranks. */
+typedef struct ari_rank_lines {
     ari_rank_view view;
     ari_rank_row *rows; /* [row_count]; NULL where there was no memory for them: then the view tells */
     size_t row_count;
-} ari_rank_state;
+} ari_rank_lines;
 
 struct ari_world {
     ari_instruments with;
@@ -45,6 +47,7 @@ struct ari_world {
     bool spins; /* every rank has a core: waiting ranks spin */
     uint64_t timeout_ns;
     ari_rank_state *rank;
+    ari_rank_lines *lines; /* [ranks]; written at the first failure, before `st` */
     ari_group *whole;
     _Atomic(ar_status) st;    /* the first failure; stored after everything about it */
     _Atomic uint64_t signals; /* failures, returns, departures: a waiter that saw this number need not look again */
@@ -118,17 +121,12 @@ void ari_world_begin(ari_member *m, const ari_call *call);
 void ari_world_end(ari_member *m, bool finished);
 /** The member has finished a call of which ari_world_begin knows nothing. */
 void ari_world_swapped(ari_member *m, const ari_call *call);
-/** Takes what each rank is doing now, unless it is here already. The world's lock held. */
+/** Takes what each rank is doing now, once. The world's lock held. */
 void ari_world_take_views(ari_world *w);
-/** The same of one rank; its view and rows may then be told to other processes. */
-void ari_world_take_view(ari_world *w, int rank);
-/** Ends a world whose ranks are processes as another one has ended it: `rank`, of this process, keeps st, unless it is
- *  -1; `text` begins with one line, and holds the table. */
-void ari_world_end_as(ari_world *w, int rank, ar_status st, const char *text);
-/** Writes them, each line after a line break. */
-void ari_world_write_table(FILE *to, const ari_world *w);
-/** The line and the table; free(). NULL: no memory. */
-char *ari_world_make_message(const ari_world *w, const char *line);
+/** `line` and the table of these ranks; free(). NULL: no memory. */
+char *ari_rank_table(const char *line, const ari_rank_lines *of, int ranks);
+/** "all_reduce #12 layers.0.mlp.down_proj": kind, number and tag; what does not fit is left out. */
+int ari_activity_name(char *text, size_t size, ari_kind kind, uint64_t seq, const char *tag);
 /** The status of a call of this rank in this group (NULL: none) after a failure, with its message. */
 ar_status ari_world_echo(ari_world *w, int rank, const ari_group *g);
 /** Something changed that waiting members must look at: wakes those of g (NULL: of all groups). */

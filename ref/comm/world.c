@@ -11,7 +11,8 @@ static ar_status init_ranks(ari_world *w, int ranks)
 {
     const size_t bytes = (size_t)ranks * sizeof *w->rank;
     w->rank = aligned_alloc(ARI_CACHE_LINE, bytes);
-    if (!w->rank)
+    w->lines = calloc((size_t)ranks, sizeof *w->lines);
+    if (!w->rank || !w->lines)
         return AR_ERR_MEMORY;
     memset(w->rank, 0, bytes);
     /* The ranks' clock, which need not be the calling thread's: it may be a rank of another world. */
@@ -74,10 +75,11 @@ void ari_world_destroy(ari_world *w)
     }
     for (int i = 0; i < w->ranks; i++) {
         pthread_mutex_destroy(&w->rank[i].lock);
-        free(w->rank[i].rows);
+        free(w->lines[i].rows);
     }
     pthread_mutex_destroy(&w->lock);
     free(w->rank);
+    free(w->lines);
     free(w->message);
     free(w);
 }
@@ -106,7 +108,7 @@ const char *ari_world_error(const ari_world *w)
 
 const ari_rank_view *ari_world_view(const ari_world *w, int rank)
 {
-    return &w->rank[rank].view;
+    return &w->lines[rank].view;
 }
 
 uint64_t ari_world_number(ari_world *w, int rank)
@@ -115,22 +117,6 @@ uint64_t ari_world_number(ari_world *w, int rank)
 }
 
 /* --- failure ------------------------------------------------------------------------------------------------------ */
-
-char *ari_world_make_message(const ari_world *w, const char *line)
-{
-    char *text = NULL;
-    size_t size = 0;
-    FILE *to = open_memstream(&text, &size);
-    if (!to)
-        return NULL;
-    fputs(line, to);
-    ari_world_write_table(to, w);
-    if (fclose(to) != 0) {
-        free(text);
-        return NULL;
-    }
-    return text;
-}
 
 static void wake_all(ari_world *w)
 {
@@ -165,20 +151,7 @@ void ari_world_fail(ari_world *w, int rank, const ari_group *with, ar_status st,
         w->failed_rank = rank;
         w->failed_group = with ? with->id : 0;
         keep_line(w, what);
-        w->message = ari_world_make_message(w, w->line);
-        atomic_store(&w->st, st);
-        wake_all(w);
-    }
-    pthread_mutex_unlock(&w->lock);
-}
-
-void ari_world_end_as(ari_world *w, int rank, ar_status st, const char *text)
-{
-    pthread_mutex_lock(&w->lock);
-    if (atomic_load(&w->st) == AR_OK) {
-        w->failed_rank = rank;
-        keep_line(w, text);
-        w->message = strdup(text);
+        w->message = ari_rank_table(w->line, w->lines, w->ranks);
         atomic_store(&w->st, st);
         wake_all(w);
     }

@@ -327,15 +327,21 @@ static void all_kinds(const rank *k, size_t largest)
     note_counts(k);
 }
 
-/* Two groups, in the order of their keys, which is the ranks' backwards; and one of all but the first. */
+/* Two groups, in the order of their keys, which is the ranks' backwards, each with one of its own; and one of all but
+ * the first. */
 static void groups(const rank *k)
 {
-    rank half = *k, rest = *k;
+    rank half = *k, rest = *k, again = *k;
     REQUIRE(ar_comm_split(&half.c, k->c, k->r % 2, -k->r));
     half.r = ar_comm_rank(half.c);
     half.n = ar_comm_size(half.c);
     reductions(&half, AR_F32, AR_SUM, 1001, 3);
     messages(&half, AR_F64, 100, 4);
+    REQUIRE(ar_comm_split(&again.c, half.c, 0, half.r)); /* both halves at once */
+    again.r = half.r;
+    again.n = half.n;
+    reductions(&again, AR_I64, AR_SUM, 7, 6);
+    ar_comm_destroy(again.c);
     REQUIRE(ar_comm_split(&rest.c, k->c, k->r > 0 ? 7 : -1, 0));
     if (rest.c) {
         rest.r = ar_comm_rank(rest.c);
