@@ -26,7 +26,7 @@ folders=$(sed -n '/^set(ANYRANK_FOLDERS/,/)/p' CMakeLists.txt | sed 's/set(ANYRA
 for folder in $folders mpi cli cli/* bench; do
     case $folder in
         mpi) echo mpi/absent.c ;;
-        *.c) ;;
+        *.[ch]) ;;
         *) ls "$folder"/*.c ;;
     esac
 done > "$scratch/files"
