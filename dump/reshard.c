@@ -279,9 +279,14 @@ done:
     return st;
 }
 
+#define MAX_RANKS 65536
 static ar_status run(ari_rs *r, ar_reshard_result *result)
 {
+    const ar_parallel *p = &r->layout;
+    const size_t model = (size_t)p->tp * (size_t)p->pp;
     AR_TRY(ari_rs_open(r));
+    if (model > MAX_RANKS || model * (size_t)p->dp > MAX_RANKS)
+        return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, pp=%d: more than %d ranks", p->tp, p->dp, p->pp, MAX_RANKS);
     AR_TRY(ari_rs_plan(r));
     result->tensors = r->tensors;
     for (size_t i = 0; i < r->tensors; i++) {
@@ -306,7 +311,8 @@ ar_status ar_reshard(ar_reshard_result *result, const ar_reshard_options *o)
                            .virtual_stages = ari_at_least_one(o->virtual_stages),
                            .stages = o->stages,
                            .schedule = o->virtual_stages > 1 ? AR_PP_INTERLEAVED : AR_PP_1F1B}};
-    r.merged = r.layout.tp == 1 && r.layout.dp == 1 && r.layout.pp == 1;
+    r.ranks = ari_ranks_of(&r.layout);
+    r.merged = ari_extent(&r.layout, ARI_ALL_AXES) == 1;
     *result = (ar_reshard_result){.files = 0};
     if (!o->in || (!o->out && !o->dry_run))
         return ar_error_set(AR_ERR_ARG, "reshard: an input and an output are needed");

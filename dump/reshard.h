@@ -6,6 +6,7 @@
 
 #include "anyrank/reshard.h"
 #include "dump/placement.h"
+#include "ref/core/axis.h"
 #include "ref/io/hash.h"
 #include "ref/models/placement.h"
 #include "ref/models/stages.h"
@@ -32,7 +33,7 @@ typedef struct ari_rs_tensor {
 /* A file of the output. */
 typedef struct ari_rs_file {
     char name[ARI_RANK_FILE];
-    int pp, dp, tp, rank;               /* a rank's */
+    int rank;                           /* whose it is */
     size_t box;                         /* and which of its boxes of each tensor */
     const ari_rs_tensor *const *tensor; /* merged: what it holds; NULL: a rank's, told by items */
     size_t tensors;
@@ -41,7 +42,8 @@ typedef struct ari_rs_file {
 
 typedef struct ari_rs {
     const ar_reshard_options *o;
-    ar_parallel layout; /* of the output: tp, dp, pp and its stages */
+    ar_parallel layout; /* of the output */
+    ari_ranks ranks;    /* and its ranks */
     bool merged;
     char *folder; /* of the input: what stands beside its tensors; NULL: none */
     char *config_path;

@@ -11,7 +11,6 @@
 #include "ref/core/size.h"
 
 #define SHARD_BYTES ((size_t)5000000000) /* as Hugging Face has it */
-#define MAX_RANKS 65536
 
 /* --- items -------------------------------------------------------------------------------------------------------- */
 
@@ -58,16 +57,16 @@ static ar_status split_item(ari_rs_item *i, const ar_layout *o, size_t k)
 }
 
 /* Which of the pipeline ranks that hold the tensor this is, and how many do; *here: whether it is one of them. */
-static void holders_of(const ari_rs *r, const ari_rs_tensor *t, int pp, bool *here, int *place, int *holders)
+static void holders_of(const ari_rs *r, const ari_rs_tensor *t, int rank, bool *here, int *place, int *holders)
 {
+    const int own = ari_place_along(&r->ranks, rank, ARI_CUTS_LAYERS);
     *place = *holders = 0;
     *here = false;
-    for (int i = 0; i < r->layout.pp; i++) {
-        const bool held = t->known ? ari_placing_staged(&t->placing, &r->layout, r->config.layers, i)
-                          : t->layer != SIZE_MAX
-                              ? ari_stage_of_layer(&r->layout, r->config.layers, t->layer) % r->layout.pp == i
-                              : true;
-        if (i == pp) {
+    for (int i = 0; i < ari_ranks_along(&r->ranks, ARI_CUTS_LAYERS); i++) {
+        const bool held = t->known               ? ari_placing_staged(&t->placing, &r->layout, r->config.layers, i)
+                          : t->layer != SIZE_MAX ? ari_stage_rank_of_layer(&r->layout, r->config.layers, t->layer) == i
+                                                 : true;
+        if (i == own) {
             *here = held;
             *place = *holders;
         }
@@ -75,26 +74,26 @@ static void holders_of(const ari_rs *r, const ari_rs_tensor *t, int pp, bool *he
     }
 }
 
-/* *here: whether the rank has something of it in this file. Copies are numbered by pp, then dp, then tp. */
+/* *here: whether the rank has something of it in this file. Copies are numbered as the ranks are. */
 static ar_status rank_item(ari_rs_item *i, bool *here, const ari_rs *r, const ari_rs_file *f, const ari_rs_tensor *t)
 {
-    const int dp = r->o->dp_copies ? r->layout.dp : 1;
+    const int dp = r->o->dp_copies ? r->layout.dp : 1, tp_rank = ari_place_along(&r->ranks, f->rank, ARI_CUTS_FEATURES);
     int place = 0, holders = 1;
     *i = (ari_rs_item){.tensor = t};
-    holders_of(r, t, f->pp, here, &place, &holders);
+    holders_of(r, t, f->rank, here, &place, &holders);
     if (!*here)
         return AR_OK;
     if (t->known && r->layout.tp > 1) {
         ar_layout o;
-        AR_TRY(ari_placing_layout(&o, &t->placing, t->from->name, r->layout.tp, f->tp));
+        AR_TRY(ari_placing_layout(&o, &t->placing, t->from->name, r->layout.tp, tp_rank));
         if (o.nbox == 1 && o.replicas == r->layout.tp)
             whole_item(i, o.replica, o.replicas);
         else
             AR_TRY(split_item(i, &o, f->box));
     } else {
-        whole_item(i, f->tp, r->layout.tp);
+        whole_item(i, tp_rank, r->layout.tp);
     }
-    i->replica += (place * dp + f->dp) * i->replicas;
+    i->replica += (place * dp + ari_place_along(&r->ranks, f->rank, ARI_CUTS_SAMPLES)) * i->replicas;
     i->replicas *= holders * dp;
     *here = i->boxes > f->box;
     return AR_OK;
@@ -137,9 +136,9 @@ static ar_status list_items(ari_rs_item **gives, size_t *n, const ari_rs *r, con
 /* --- files -------------------------------------------------------------------------------------------------------- */
 
 /* As many files as the rank has boxes of any tensor, one at least. */
-static ar_status plan_rank(ari_rs *r, size_t *capacity, int pp, int dp, int tp)
+static ar_status plan_rank(ari_rs *r, size_t *capacity, int rank)
 {
-    ari_rs_file f = {.pp = pp, .dp = dp, .tp = tp, .rank = (pp * r->layout.dp + dp) * r->layout.tp + tp};
+    ari_rs_file f = {.rank = rank};
     size_t boxes = 1;
     for (size_t k = 0; k < r->tensors; k++) {
         ari_rs_item item;
@@ -157,12 +156,11 @@ static ar_status plan_rank(ari_rs *r, size_t *capacity, int pp, int dp, int tp)
 
 static ar_status plan_ranks(ari_rs *r)
 {
-    const int dp = r->o->dp_copies ? r->layout.dp : 1;
     size_t capacity = 0;
-    for (int s = 0; s < r->layout.pp; s++)
-        for (int d = 0; d < dp; d++)
-            for (int t = 0; t < r->layout.tp; t++)
-                AR_TRY(plan_rank(r, &capacity, s, d, t));
+    for (int rank = 0; rank < ari_ranks_along(&r->ranks, ARI_ALL_AXES); rank++) {
+        if (r->o->dp_copies || ari_place_along(&r->ranks, rank, ARI_CUTS_SAMPLES) == 0)
+            AR_TRY(plan_rank(r, &capacity, rank));
+    }
     return AR_OK;
 }
 
@@ -224,10 +222,6 @@ static ar_status plan_merged(ari_rs *r)
 
 ar_status ari_rs_plan(ari_rs *r)
 {
-    if ((size_t)r->layout.tp * (size_t)r->layout.pp > MAX_RANKS ||
-        (size_t)r->layout.tp * (size_t)r->layout.pp * (size_t)r->layout.dp > MAX_RANKS)
-        return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, pp=%d: more than %d ranks", r->layout.tp, r->layout.dp,
-                            r->layout.pp, MAX_RANKS);
     AR_TRY(r->merged ? plan_merged(r) : plan_ranks(r));
     for (size_t k = 0; k < r->files; k++) {
         ari_rs_item *item = NULL;
@@ -242,16 +236,6 @@ ar_status ari_rs_plan(ari_rs *r)
 }
 
 /* --- what a file says of itself ----------------------------------------------------------------------------------- */
-
-static void add_dim(ari_placement *p, const char *name, int size, int at)
-{
-    if (size < 2 && strcmp(name, "tp") != 0)
-        return;
-    ar_mesh_dim *dim = &p->mesh.dim[p->mesh.ndim];
-    snprintf(dim->name, sizeof dim->name, "%s", name);
-    dim->size = size;
-    p->at[p->mesh.ndim++] = at;
-}
 
 static void place(ari_placed *p, const ari_rs_item *i)
 {
@@ -275,14 +259,12 @@ static ar_status placement_texts(ari_rs_contents *c, const ari_rs *r)
     const ari_rs_file *f = c->file;
     const size_t n = c->n;
     ari_placement p = {.rank = f->rank,
-                       .world = r->layout.pp * r->layout.dp * r->layout.tp,
+                       .world = ari_ranks_along(&r->ranks, ARI_ALL_AXES),
                        .tensors = n,
                        .ordered = f->box == 0 ? n : 0};
     const ari_rs_item **by_use = NULL;
     ar_status st = AR_OK;
-    add_dim(&p, "pp", r->layout.pp, f->pp);
-    add_dim(&p, "dp", r->layout.dp, f->dp);
-    add_dim(&p, "tp", r->layout.tp, f->tp);
+    ari_layout_mesh(&p.mesh, p.at, &r->layout, f->rank, ARI_CUTS_FEATURES);
     AR_TRY_TO(done, st, ari_alloc((void **)&by_use, n, sizeof *by_use, "the tensors of a file"));
     AR_TRY_TO(done, st, ari_alloc((void **)&p.tensor, n, sizeof *p.tensor, "the tensors of a file"));
     AR_TRY_TO(done, st, ari_alloc((void **)&p.order, n, sizeof *p.order, "the tensors of a file"));

@@ -120,7 +120,7 @@ static ar_status find_config(ari_rs *r)
 /* Merging needs no config: then one that this program does not know is no hindrance. */
 static ar_status load_config(ari_rs *r)
 {
-    const bool needed = r->layout.tp > 1 || r->layout.pp > 1;
+    const bool needed = ari_extent(&r->layout, ARI_CUTS_MODEL) > 1;
     AR_TRY(find_config(r));
     if (!r->config_path && needed)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: no config.json there, which says how tensors are split",

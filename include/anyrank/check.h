@@ -181,16 +181,15 @@ size_t ar_check_default_seq(const ar_config *c, const ar_parallel *p);
 /** The capacity of a bucket where nobody names one: an eighth of the model's gradients, so that a model of any size has
  *  several of them, and at most AR_BUCKET_BYTES. Bits do not depend on it. */
 size_t ar_check_default_bucket_bytes(const ar_config *c);
-/** The layouts that `anyrank check` takes by default: those of a fixed list of tp, sp, dp, cp, pp, zero and
- * micro-batches that are legal for the model and the batch, or one rank if none is. Heads that divide by 3 take the
- * list with 3 and 6
- *  tensor-parallel ranks, others that with 2, 4 and 8. Returns how many, at most cap. */
+/** The layouts that `anyrank check` takes by default: those of a fixed list that are legal for the model and the batch,
+ *  or one rank if none is. Heads that divide by 3 take the list with 3 and 6 tensor-parallel ranks, others that with 2,
+ *  4 and 8. Returns how many, at most cap. */
 size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
                                 size_t cap);
-/** Every legal layout of at most `world` ranks that leaves none without a sample, by world size: all tp * pp * cp * dp,
- *  those with pp > 1 under the schedules in turn, each with sp where tp > 1, with micro-batches of 2 where a rank has
- *  that many samples, with zero where dp * cp > 1, and of cp with every inner extent, and with zigzag where there is a
- *  ring. Returns how many there are; writes at most cap. */
+/** Every legal layout of at most `world` ranks that leaves none without a sample, by world size: all extents, pipelines
+ *  under the schedules in turn, context-parallel ranks with every inner extent, each with sp where there are
+ *  tensor-parallel ranks, with micro-batches of 2 where a rank has that many samples, with zero where several ranks sum
+ *  gradients, and with zigzag where there is a ring. Returns how many there are; writes at most cap. */
 size_t ar_check_sweep(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, int world, ar_parallel *p,
                       size_t cap);
 

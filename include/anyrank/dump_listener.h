@@ -51,8 +51,8 @@ size_t ar_dump_listener_bytes(const ar_dump_listener *l);
 AR_NODISCARD ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, const ar_dump_place *place,
                                               const char *const *metadata, size_t n_meta);
 
-/** Where a rank of a layout stands: the mesh [pp, dp, cp, tp] without a pp or cp of one rank, tp ranks being
- *  neighbours. */
+/** Where a rank of a layout is: its extents as a mesh, in the order of ar_parallel_rank; of those of one rank dp and tp
+ *  alone. */
 ar_dump_place ar_dump_place_of(const ar_parallel *p, int rank);
 
 AR_END_DECLS

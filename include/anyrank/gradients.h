@@ -58,7 +58,7 @@ typedef enum ar_finding_kind {
     AR_FOUND_STEPS       /* the optimizers have not taken as many steps */
 } ar_finding_kind;
 #define AR_FINDING_RANKS 64
-/** Ranks are numbered as in the world: (pp rank * ranks of dp + dp rank) * tp + tp rank. */
+/** Ranks are numbered as in the world (ar_parallel_rank). */
 typedef struct ar_finding {
     ar_finding_kind kind;
     bool warning;

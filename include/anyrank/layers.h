@@ -201,7 +201,7 @@ typedef struct ar_attention_options {
 /** Multi-head, grouped-query or multi-query attention. Heads are split over ranks where q, k and v leave as S(-1), else
  *  every rank has all of them. Split, rank r has query heads [r*heads/N, ..) and KV heads [r*kv_heads/N, ..), or with
  *  more ranks than KV heads the one KV head floor(r*kv_heads/N), of which N/kv_heads neighbouring ranks then hold equal
- *  copies. Context-parallel ranks (ar_ctx_options.cp) have the heads of their tensor-parallel rank and their own
+ *  copies. Context-parallel ranks (ar_context_groups) have the heads of their tensor-parallel rank and their own
  *  positions of X and Y; between the projections I inner neighbours each work on 1/I of those heads, or on copies of a
  *  KV head, at all their positions. AR_ERR_INDIVISIBLE unless N divides heads, and divides kv_heads or is a multiple of
  *  it (as a colwise layer has copies), and I the same of a rank's heads. X, Y [b, s, hidden] as the split has them;

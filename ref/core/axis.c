@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/axis.h"
 
+#include <stdio.h>
+
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
 #define EXTENT(name) .extent = offsetof(ar_parallel, name), .at = offsetof(ar_parallel_rank, name)
 const ari_layout_axis ari_layout_axes[] = {
     [ARI_LAYOUT_PP] = {"pp", ARI_CUTS_LAYERS, EXTENT(pp)},
-    [ARI_LAYOUT_DP] = {"dp", ARI_CUTS_SAMPLES, .always = true, EXTENT(dp)},
+    [ARI_LAYOUT_DP] = {"dp", ARI_CUTS_SAMPLES, EXTENT(dp)},
     [ARI_LAYOUT_CP] = {"cp", ARI_CUTS_POSITIONS, EXTENT(cp)},
-    [ARI_LAYOUT_TP] = {"tp", ARI_CUTS_FEATURES, .always = true, EXTENT(tp)},
+    [ARI_LAYOUT_TP] = {"tp", ARI_CUTS_FEATURES, EXTENT(tp)},
 };
 
 const char *ari_axis_name(int axis)
@@ -108,6 +110,22 @@ int ari_place_along(const ari_ranks *r, int rank, ari_axes axes)
         step *= axes >> i & 1 ? r->along[i] : 1;
     }
     return place;
+}
+
+_Static_assert(ARI_LAYOUT_AXES <= AR_MESH_DIMS, "a mesh has no room for a layout");
+void ari_layout_mesh(ar_mesh *mesh, int *at, const ar_parallel *p, int rank, ari_axes always)
+{
+    const ari_ranks ranks = ari_ranks_of(p);
+    mesh->ndim = 0;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
+        const ari_layout_axis *axis = &ari_layout_axes[i];
+        ar_mesh_dim *dim = &mesh->dim[mesh->ndim];
+        if (ari_layout_extent(p, i) == 1 && !(axis->axes & always))
+            continue;
+        snprintf(dim->name, sizeof dim->name, "%s", axis->name);
+        dim->size = ari_layout_extent(p, i);
+        at[mesh->ndim++] = ari_place_along(&ranks, rank, axis->axes);
+    }
 }
 
 int ari_extent(const ar_parallel *p, ari_axes axes)

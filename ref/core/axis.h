@@ -4,6 +4,7 @@
 #define ARI_CORE_AXIS_H
 
 #include "anyrank/parallel.h"
+#include "anyrank/placement.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -24,6 +25,8 @@ enum {
     ARI_CUTS_FEATURES = 1 << ARI_AXIS_TP,
     /* Ranks along these have the same parameters, whose gradients are summed over them. */
     ARI_CUTS_DATA = ARI_CUTS_SAMPLES | ARI_CUTS_POSITIONS,
+    /* Ranks along these have parameters of their own. */
+    ARI_CUTS_MODEL = ARI_CUTS_LAYERS | ARI_CUTS_FEATURES,
     ARI_ALL_AXES = (1 << ARI_PLACED_AXES) - 1
 };
 
@@ -56,7 +59,6 @@ enum { ARI_LAYOUT_PP, ARI_LAYOUT_DP, ARI_LAYOUT_CP, ARI_LAYOUT_TP, ARI_LAYOUT_AX
 typedef struct ari_layout_axis {
     const char *name; /* "cp": of its option, in a layout's text, in JSON, in a dump's mesh */
     ari_axes axes;
-    bool always;       /* a dump's mesh names it also where it has one rank */
     size_t extent, at; /* offsets of its int in ar_parallel, and in ar_parallel_rank */
 } ari_layout_axis;
 extern const ari_layout_axis ari_layout_axes[ARI_LAYOUT_AXES];
@@ -83,6 +85,9 @@ int ari_ranks_along(const ari_ranks *r, ari_axes axes);
 /** The number of a rank among those that differ from it along these axes alone. Ranks are in one such group if they
  *  have the same number along all other axes. */
 int ari_place_along(const ari_ranks *r, int rank, ari_axes axes);
+/** A layout as a mesh, and where a rank is on it; at: [AR_MESH_DIMS]. Extents of one rank are left out, but for those that
+ *  cut what is in `always`. */
+void ari_layout_mesh(ar_mesh *mesh, int *at, const ar_parallel *p, int rank, ari_axes always);
 /** ari_ranks_along of a layout: ari_extent(p, ARI_CUTS_DATA) ranks sum gradients. */
 int ari_extent(const ar_parallel *p, ari_axes axes);
 

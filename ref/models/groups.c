@@ -44,15 +44,15 @@ static void say_stages(ari_text *t, const ar_parallel *p, size_t layers, int pla
 void ar_parallel_rank_text(char out[AR_RANK_TEXT], const ar_parallel *p, size_t layers, int rank)
 {
     const ari_ranks ranks = ari_ranks_of(p);
+    ar_mesh mesh;
+    int at[AR_MESH_DIMS];
     ari_text t = ari_text_in(out, AR_RANK_TEXT);
     ari_say(&t, "rank %d", rank);
     if (ari_ranks_along(&ranks, ARI_CUTS_LAYERS) == 1 || rank < 0 || rank >= ar_parallel_world(p))
         return;
-    for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
-        const ari_layout_axis *axis = &ari_layout_axes[i];
-        if (axis->always || ari_layout_extent(p, i) > 1)
-            ari_say(&t, "%s%s %d", i == 0 ? " (" : ", ", axis->name, ari_place_along(&ranks, rank, axis->axes));
-    }
+    ari_layout_mesh(&mesh, at, p, rank, ARI_CUTS_SAMPLES | ARI_CUTS_FEATURES);
+    for (int i = 0; i < mesh.ndim; i++)
+        ari_say(&t, "%s%s %d", i == 0 ? " (" : ", ", mesh.dim[i].name, at[i]);
     say_stages(&t, p, layers, ari_place_along(&ranks, rank, ARI_CUTS_LAYERS));
     ari_say(&t, ")");
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "anyrank/reshard.h"
+#include "ref/core/axis.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
@@ -146,11 +147,11 @@ ar_status ari_placing_layout(ar_layout *o, const ari_placing *p, const char *nam
 
 /* --- stages ------------------------------------------------------------------------------------------------------- */
 
-bool ari_placing_staged(const ari_placing *p, const ar_parallel *parallel, size_t layers, int pp)
+bool ari_placing_staged(const ari_placing *p, const ar_parallel *parallel, size_t layers, int place)
 {
     if (p->layer != SIZE_MAX)
-        return ari_stage_of_layer(parallel, layers, p->layer) % parallel->pp == pp;
-    return (p->first && pp == 0) || (p->last && pp == parallel->pp - 1);
+        return ari_stage_rank_of_layer(parallel, layers, p->layer) == place;
+    return (p->first && place == 0) || (p->last && place == ari_extent(parallel, ARI_CUTS_LAYERS) - 1);
 }
 
 /* --- by name ------------------------------------------------------------------------------------------------------ */
@@ -188,15 +189,14 @@ ar_status ar_param_placement(ar_layout *o, const ar_config *c, const char *name,
     return ari_placing_layout(o, &s.placing, name, tp, tp_rank);
 }
 
-ar_status ar_param_staged(bool *held, const ar_config *c, const char *name, const ar_parallel *p, int pp)
+ar_status ar_param_staged(bool *held, const ar_config *c, const char *name, const ar_parallel *p, int place)
 {
     search s = {.config = c, .name = name};
-    ar_parallel whole = *p;
-    whole.pp = ari_at_least_one(p->pp);
-    AR_TRY(ari_stages_check(&whole, c));
-    if (pp < 0 || pp >= whole.pp)
-        return ar_error_set(AR_ERR_ARG, "rank %d of pp=%d is not a rank", pp, whole.pp);
+    const int ranks = ari_extent(p, ARI_CUTS_LAYERS);
+    AR_TRY(ari_stages_check(p, c));
+    if (place < 0 || place >= ranks)
+        return ar_error_set(AR_ERR_ARG, "rank %d of a pipeline of %d is not a rank", place, ranks);
     AR_TRY(find(&s));
-    *held = ari_placing_staged(&s.placing, &whole, c->layers, pp);
+    *held = ari_placing_staged(&s.placing, p, c->layers, place);
     return AR_OK;
 }

@@ -25,8 +25,9 @@ void ari_placing_of(ari_placing *p, const ar_config *c, const char *name, int nd
                     bool embedding_hidden);
 /** What rank `rank` of `tp` holds. `name` is for messages. Errors: AR_ERR_INDIVISIBLE, AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_placing_layout(ar_layout *o, const ari_placing *p, const char *name, int tp, int rank);
-/** Whether pipeline rank `pp` of a layout that ari_stages_check accepts holds it, of a model with so many layers. */
-bool ari_placing_staged(const ari_placing *p, const ar_parallel *parallel, size_t layers, int pp);
+/** Whether the rank at `place` of the pipeline of a layout that ari_stages_check accepts holds it, of a model with so many
+ *  layers. */
+bool ari_placing_staged(const ari_placing *p, const ar_parallel *parallel, size_t layers, int place);
 /** The layer that a name below the blocks' path belongs to, parameter or not; SIZE_MAX: none. */
 size_t ari_layer_of_name(const ar_config *c, const char *name);
 

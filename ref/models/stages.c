@@ -44,6 +44,11 @@ int ari_stage_of_layer(const ar_parallel *p, size_t layers, size_t layer)
     return i;
 }
 
+int ari_stage_rank_of_layer(const ar_parallel *p, size_t layers, size_t layer)
+{
+    return ari_stage_of_layer(p, layers, layer) % ari_at_least_one(p->pp);
+}
+
 void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s)
 {
     ari_text t = ari_text_in(out, ARI_STAGES_TEXT);

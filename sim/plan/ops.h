@@ -35,8 +35,8 @@ typedef struct ari_step_case {
     X(PRODUCT, "product")                 /* Y = X W^T of weights that share X; backward: the dX that they share */   \
     X(BIAS, "bias")                       /* added to the product */                                                  \
     X(ROPE, "rope")                                                                                                   \
-    X(HEADS, "heads for positions")       /* among cp ranks: fewer heads, of all their positions; and back */         \
-    X(RING, "keys and values round")      /* of all positions, from cp rank to cp rank */                             \
+    X(HEADS, "heads for positions")       /* among neighbours: fewer heads, of all their positions; and back */       \
+    X(RING, "keys and values round")      /* of all positions, from place to place */                                 \
     X(ATTENTION, "attention")             /* scores, softmax, probabilities times values */                           \
     X(ACTIVATION, "activation")                                                                                       \
     X(GATE, "gate product")               /* act(gate) * up */                                                        \

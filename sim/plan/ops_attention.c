@@ -228,8 +228,8 @@ double ari_keys_seen(size_t first, size_t count, size_t window)
  * multiplied. Masks and documents are the batch's own. */
 static double pairs_seen(const ari_walk *w)
 {
-    const ar_parallel places = {.cp = (int)w->ranks[ARI_AXIS_RING], .zigzag = w->c->run.parallel.zigzag};
-    const ar_positions own = ar_parallel_positions(&places, w->c->run.seq, (int)w->at[ARI_AXIS_RING]);
+    const ar_positions own =
+        ar_ring_positions(w->ranks[ARI_AXIS_RING], w->c->run.parallel.zigzag, w->c->run.seq, w->at[ARI_AXIS_RING]);
     const size_t window = ar_config_window(w->config, w->layer);
     double pairs = 0.0;
     for (int run = 0; run < 2; run++) {

@@ -14,18 +14,17 @@ static void enter_rank(ari_walk *w, size_t rank)
     w->last = rank + 1 == w->ranks[ARI_AXIS_PP];
 }
 
-/* Where rank r of the world is along each axis. */
-static void place_rank(ari_walk *w, const ar_parallel *p, size_t r)
+/* Where a rank of the world is along each axis. */
+static void place_rank(ari_walk *w, const ar_parallel *p, int rank)
 {
-    for (int axis = ARI_PLACED_AXES; axis-- > 0; r /= w->ranks[axis]) {
-        w->ranks[axis] = ari_axis_ranks(p, axis);
-        w->at[axis] = r % w->ranks[axis];
+    const ari_ranks ranks = ari_ranks_of(p);
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+        w->ranks[axis] = (size_t)ranks.along[axis];
+        w->at[axis] = (size_t)ari_place_along(&ranks, rank, 1u << axis);
     }
     w->summing = ari_walk_ranks(w, ARI_OVER_DP);
-    const size_t replicas = (size_t)ari_at_least_one(p->dp_replicate), cp = w->summing / w->ranks[ARI_AXIS_DP];
-    w->sharing = w->summing / replicas;
-    w->sharing_rank = w->at[ARI_AXIS_DP] % (w->ranks[ARI_AXIS_DP] / replicas) * cp +
-                      w->at[ARI_AXIS_RING] * w->ranks[ARI_AXIS_INNER] + w->at[ARI_AXIS_INNER];
+    w->sharing = w->summing / (size_t)ari_at_least_one(p->dp_replicate);
+    w->sharing_rank = (size_t)ari_place_along(&ranks, rank, ARI_CUTS_DATA) % w->sharing;
     w->stages = (size_t)ar_parallel_stages(p);
     enter_rank(w, w->at[ARI_AXIS_PP]);
 }
@@ -48,7 +47,7 @@ static ari_walk walk_of(const ari_step_case *c, int rank, ari_operation_visitor 
                   .values = ari_operations_values(c),
                   .visit = visit,
                   .user = user};
-    place_rank(&w, p, (size_t)rank);
+    place_rank(&w, p, rank);
     w.by_tokens = ar_plan_by_tokens(&c->run.plan, tp, p->sp);
     w.overlaps = w.sp && p->overlap > 1 && ari_walk_positions(&w) > 1;
     if (w.st == AR_OK)

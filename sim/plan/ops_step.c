@@ -103,10 +103,10 @@ static void norm_of_gradients(ari_walk *w)
 }
 
 /* `words` of each of the ranks of a group, and of `others` with it. */
-static void gather_said(ari_walk *w, ari_over over, size_t ranks, size_t others, size_t words)
+static void gather_said(ari_walk *w, ari_over over, size_t others, size_t words)
 {
-    ari_walk_call(w, ARI_CALL_ALL_GATHER, over, ari_walk_mul(w, ari_walk_mul(w, ranks, others), words), AR_I64,
-                  ARI_EACH_VERIFIED_STEP, ARI_NO_ROLE, "gradients:verify");
+    const size_t said = ari_walk_mul(w, ari_walk_mul(w, ari_walk_ranks(w, over), others), words);
+    ari_walk_call(w, ARI_CALL_ALL_GATHER, over, said, AR_I64, ARI_EACH_VERIFIED_STEP, ARI_NO_ROLE, "gradients:verify");
 }
 
 /* What each rank says of each of its parameters, and of itself, goes over tp, then over dp (docs/gradients.md). In a
@@ -116,16 +116,14 @@ static void verify(ari_walk *w, const ari_params *all)
 {
     enum { WORDS_OF_A_PARAMETER = 16, WORDS_OF_A_RANK = 2 };
     const size_t words = ari_walk_add(w, ari_walk_mul(w, all->n, WORDS_OF_A_PARAMETER), WORDS_OF_A_RANK);
-    const size_t tp = w->ranks[ARI_AXIS_TP], pp = w->ranks[ARI_AXIS_PP], alike = ari_walk_mul(w, w->summing, tp);
+    const size_t tp = w->ranks[ARI_AXIS_TP], alike = ari_walk_mul(w, w->summing, tp);
     begin_sum(w, ARI_OPERATION_VERIFY, words, AR_I64);
-    gather_said(w, ARI_OVER_TP, tp, 1, words);
-    gather_said(w, ARI_OVER_DP, w->summing, tp, words);
-    if (pp > 1 && (w->first || w->last) && w->head && w->config->tied)
-        gather_said(w, ARI_OVER_ENDS, 2, alike, WORDS_OF_A_PARAMETER + WORDS_OF_A_RANK);
-    if (pp > 1) {
-        gather_said(w, ARI_OVER_PP, pp, alike, WORDS_OF_A_RANK);
-        gather_said(w, ARI_OVER_PP, pp, 1, 1);
-    }
+    gather_said(w, ARI_OVER_TP, 1, words);
+    gather_said(w, ARI_OVER_DP, tp, words);
+    if ((w->first || w->last) && w->head && w->config->tied)
+        gather_said(w, ARI_OVER_ENDS, alike, WORDS_OF_A_PARAMETER + WORDS_OF_A_RANK);
+    gather_said(w, ARI_OVER_PP, alike, WORDS_OF_A_RANK);
+    gather_said(w, ARI_OVER_PP, 1, 1);
     ari_walk_visit(w);
 }
 

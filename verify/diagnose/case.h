@@ -341,7 +341,7 @@ void ari_narrow_to_stage(ari_difference *d);
 /* What is said of a factor or a sum over the ranks of an extent of a layout (ari_layout_axes). */
 ari_properties ari_of_axis(int extent);
 #define ARI_AXES_TEXT 32
-/* "tp", "tp, cp and dp" with " and " before the last; "no ranks". Returns `out`. */
+/* "tp", "tp and dp" with " and " before the last; "no ranks". Returns `out`. */
 char *ari_axes_text(char out[ARI_AXES_TEXT], ari_axes axes, const char *before_last);
 /* Along which axes copies of one part differ from each other. */
 ari_axes ari_apart_over(const ari_difference *d);

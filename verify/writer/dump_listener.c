@@ -272,16 +272,7 @@ ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, 
 
 ar_dump_place ar_dump_place_of(const ar_parallel *p, int rank)
 {
-    const ari_ranks ranks = ari_ranks_of(p);
     ar_dump_place place = {.rank = rank, .world = ar_parallel_world(p)};
-    for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
-        const ari_layout_axis *axis = &ari_layout_axes[i];
-        ar_mesh_dim *dim = &place.mesh.dim[place.mesh.ndim];
-        if (!axis->always && ari_layout_extent(p, i) == 1)
-            continue;
-        snprintf(dim->name, sizeof dim->name, "%s", axis->name);
-        dim->size = ari_layout_extent(p, i);
-        place.at[place.mesh.ndim++] = ari_place_along(&ranks, rank, axis->axes);
-    }
+    ari_layout_mesh(&place.mesh, place.at, p, rank, ARI_CUTS_SAMPLES | ARI_CUTS_FEATURES);
     return place;
 }
