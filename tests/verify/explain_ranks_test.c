@@ -176,7 +176,8 @@ Test(explain_ranks, the_rank_of_a_difference_is_the_one_that_wrote_the_part_not_
         const ar_verify_options o = {.reference = reference, .other = folder};
         cr_assert_eq(ar_verify(&r, &o), AR_OK, "%s", ar_error_message());
         cr_assert_eq(r->rows, 1);
-        cr_expect(r->row[0].state == AR_VERIFY_DIFFERENT && r->row[0].first.index == wrong, "element %zu", r->row[0].first.index);
+        cr_expect(r->row[0].state == AR_VERIFY_DIFFERENT && r->row[0].first.index == wrong, "element %zu",
+                  r->row[0].first.index);
         cr_expect_eq(r->row[0].ranks[0], wrong < 2 ? 2 : 3, "element %zu is of rank %d", wrong, r->row[0].ranks[0]);
         ar_verify_report_destroy(r);
     }
