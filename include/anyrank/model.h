@@ -33,8 +33,6 @@ AR_NODISCARD ar_status ar_model_fresh(ar_model *m, ar_ctx *ctx, uint64_t seed);
  *  AR_ERR_NOT_FOUND). Then a tap ':init' of each. */
 AR_NODISCARD ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, const char *, size_t),
                                     void *user);
-/** The stages of the pipeline that this rank has: the context's virtual_stages. */
-int ar_model_stages(const ar_model *m);
 /** Its blocks, each a unit of a data-parallel object, in the order of a forward pass through this rank's stages; writes
  *  at most cap, returns how many. *root: the stage of this rank with its other parameters, if it has any. Borrowed. */
 size_t ar_model_units(const ar_model *m, ar_unit *out, size_t cap, int *root);

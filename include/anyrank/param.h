@@ -98,10 +98,6 @@ AR_NODISCARD ar_status ar_params_tap_grads(ar_param *const *params, size_t n, ar
 /** The values of each group's data-parallel rank 0, on all its ranks: every rank starts from the same weights. Counts a
  *  new version. */
 AR_NODISCARD ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx);
-/** Whether copies of the same elements, on the ranks of the tensor-parallel group and at both `ends` of a pipeline, have
- *  the same bits, by a hash of each. Collective over these, with one answer for a tensor-parallel group. Errors:
- *  AR_ERR_DATA (names the first parameter that differs, and two ranks with other copies of it), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_params_check_replicas(ar_param *const *params, size_t n, ar_ctx *ctx);
 /** Taps a value of the parameter's shape (its value, its gradient) as all copies of it that the ranks hold. */
 AR_NODISCARD ar_status ar_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tensor *t);
 /** The gradient becomes zero, no use is pending. */

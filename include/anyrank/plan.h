@@ -55,8 +55,6 @@ AR_NODISCARD ar_status ar_plan_default(ar_plan *p, ar_arch arch);
 /** Adds a rule after the others (to {0}: after the default ones of that architecture). Errors: AR_ERR_ARG (glob too
  *  long, or more than AR_PLAN_RULES), AR_ERR_MEMORY. On error the plan is as before, or the default. */
 AR_NODISCARD ar_status ar_plan_add(ar_plan *p, ar_arch arch, const char *glob, ar_style style);
-/** The same with all that a rule says. */
-AR_NODISCARD ar_status ar_plan_add_rule(ar_plan *p, ar_arch arch, const ar_plan_rule *rule);
 /** Splits every MLP in this order; the default plan stays without rules. Errors as ar_plan_add. */
 AR_NODISCARD ar_status ar_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order);
 

@@ -28,11 +28,6 @@ struct ar_model {
     ar_param sum;            /* that sum, without a head: only its gradient is used */
 };
 
-int ar_model_stages(const ar_model *m)
-{
-    return m->stages;
-}
-
 /* Stage i of this rank's, as one of the pipeline. */
 typedef struct stage {
     bool first, last;

@@ -108,12 +108,6 @@ static ar_status write_out(ar_plan *p, ar_arch arch)
     return order == AR_MLP_COLUMN_ROW ? AR_OK : put_mlp_order(p, arch, order);
 }
 
-ar_status ar_plan_add_rule(ar_plan *p, ar_arch arch, const ar_plan_rule *rule)
-{
-    AR_TRY(write_out(p, arch));
-    return ari_plan_put(p, rule);
-}
-
 ar_status ar_plan_add(ar_plan *p, ar_arch arch, const char *glob, ar_style style)
 {
     if (strlen(glob) >= AR_PLAN_GLOB)

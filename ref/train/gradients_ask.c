@@ -17,6 +17,40 @@ static const char tag[] = "gradients:verify";
 _Static_assert(sizeof(ari_said) % sizeof(uint64_t) == 0 && sizeof(ari_said_header) % sizeof(uint64_t) == 0,
                "what is said travels as words");
 
+/* --- hashes, which travel in place of copies ----------------------------------------------------------------------- */
+
+/* FNV-1a in 64 bits, word by word. */
+static uint64_t hash_word(uint64_t hash, uint64_t word)
+{
+    return (hash ^ word) * ARI_FNV1A_PRIME;
+}
+
+/* Which elements of the full tensor a rank holds: copies of the same ones have the same number. */
+static uint64_t place_of(const ar_layout *o)
+{
+    uint64_t hash = ARI_FNV1A_BASIS;
+    for (size_t k = 0; k < o->nbox; k++) {
+        for (int d = 0; d < o->ndim; d++) {
+            hash = hash_word(hash, o->box[k].global[d]);
+            hash = hash_word(hash, o->box[k].extent[d]);
+        }
+    }
+    return hash;
+}
+
+/* Goes on with n values; every NaN counts as the quiet one. */
+static uint64_t hash_values(uint64_t hash, const float *v, size_t n)
+{
+    static const uint32_t quiet_nan = 0x7fc00000u;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = quiet_nan;
+        if (!isnan(v[i]))
+            memcpy(&bits, &v[i], sizeof bits);
+        hash = hash_word(hash, bits);
+    }
+    return hash;
+}
+
 /* The values of a tensor of this rank, on the host. Gives; free(). */
 static ar_status values_of(float **gives, ar_ctx *ctx, const ar_tensor *t)
 {
@@ -42,7 +76,7 @@ typedef struct elements {
 static void look_at_run(void *user, const ari_box_run *r)
 {
     elements *e = user;
-    e->hash = ari_hash_values(e->hash, r->local, r->count);
+    e->hash = hash_values(e->hash, r->local, r->count);
     for (size_t i = 0; i < r->count; i++) {
         e->nonzero = e->nonzero || r->local[i] != 0.0f;
         if (!isfinite(r->local[i]) && e->bad++ == 0)
@@ -63,7 +97,7 @@ static ar_status look_at(elements *e, ari_copy *c, ar_ctx *ctx, const ar_tensor 
     host.data.ptr = values;
     ari_for_each_run(&host, layout, look_at_run, e);
     free(values);
-    *c = (ari_copy){ari_place_of(layout), e->hash};
+    *c = (ari_copy){place_of(layout), e->hash};
     return AR_OK;
 }
 
@@ -125,7 +159,7 @@ static ar_status say_state(void *user, const ar_param *p, const char *state, con
     elements e;
     AR_TRY(look_at(&e, &one, j->g->ctx, local, layout));
     /* A share may come in several pieces. */
-    *c = c->place == 0 ? one : (ari_copy){ari_hash_word(c->place, one.place), ari_hash_word(c->hash, one.hash)};
+    *c = c->place == 0 ? one : (ari_copy){hash_word(c->place, one.place), hash_word(c->hash, one.hash)};
     return AR_OK;
 }
 
