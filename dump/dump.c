@@ -147,23 +147,8 @@ const ar_dump_tensor *ar_dump_at(const ar_dump *d, size_t i)
 
 const ar_dump_tensor *ar_dump_find(const ar_dump *d, const char *name)
 {
-    size_t low = 0, high = d->tensors;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        const int order = strcmp(name, d->tensor[middle].name);
-        if (order == 0)
-            return &d->tensor[middle];
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return NULL;
-}
-
-static int compare_tensors(const void *a, const void *b)
-{
-    return strcmp(((const ar_dump_tensor *)a)->name, ((const ar_dump_tensor *)b)->name);
+    const ar_dump_tensor key = {.name = name};
+    return d->tensors == 0 ? NULL : bsearch(&key, d->tensor, d->tensors, sizeof key, by_name);
 }
 
 ar_status ari_dump_rename(ar_dump *d, const char *const *name)
@@ -178,7 +163,7 @@ ar_status ari_dump_rename(ar_dump *d, const char *const *name)
         d->tensor[i].name = own;
     }
     if (d->tensors > 1)
-        qsort(d->tensor, d->tensors, sizeof *d->tensor, compare_tensors);
+        qsort(d->tensor, d->tensors, sizeof *d->tensor, by_name);
     return AR_OK;
 }
 

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "ref/core/out.h"
 #include "ref/core/size.h"
@@ -180,7 +179,6 @@ static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int dep
 /* One name of a folder `below` d->path: a file, or a folder that is looked into. */
 static ar_status visit(ar_dump *d, const ari_map *map, const char *below, const char *name, int depth)
 {
-    struct stat info;
     char *path = NULL, *full = NULL;
     ar_status st = AR_OK;
     if (asprintf(&path, "%s%s%s", below, below[0] == '\0' ? "" : "/", name) < 0)
@@ -191,7 +189,7 @@ static ar_status visit(ar_dump *d, const ari_map *map, const char *below, const 
     }
     if (depth == 0)
         st = add_found(d, map, path);
-    else if (stat(full, &info) == 0 && S_ISDIR(info.st_mode))
+    else if (ari_is_folder(full))
         st = walk(d, map, path, depth - 1);
     free(full);
     free(path);
@@ -253,9 +251,8 @@ static ar_status open_folder(ar_dump *d, const ari_map *map)
 
 static ar_status open_path(ar_dump *d, const ari_map *map)
 {
-    struct stat info;
     ari_dump_file *f = NULL;
-    if (stat(d->path, &info) == 0 && S_ISDIR(info.st_mode))
+    if (ari_is_folder(d->path))
         return open_folder(d, map);
     if (ari_ends_in(d->path, ".json")) {
         AR_TRY(ari_st_model_open_index(&d->model, d->path));
@@ -430,12 +427,10 @@ static ar_status check_mesh(const ar_dump *d, const ari_map *map)
     return AR_OK;
 }
 
-static ar_status tell_by_mapping(ar_dump *d)
+static ar_status tell_by_mapping(ar_dump *d, const ari_map *map)
 {
     d->of_ranks = true;
-    d->world = 1;
-    for (int i = 0; i < d->mesh.ndim; i++)
-        d->world *= d->mesh.dim[i].size; /* the mapping was checked to have no more than an int of ranks */
+    d->world = map->ranks;
     AR_TRY(list_ranks(d));
     return check_mapped(d);
 }
@@ -449,7 +444,7 @@ static ar_status tell_ranks(ar_dump *d, const ari_map *map)
         d->mesh = map->mesh;
     }
     if (d->mapped)
-        return tell_by_mapping(d);
+        return tell_by_mapping(d, map);
     for (size_t i = 0; i < d->files; i++)
         d->of_ranks |= d->file[i].placed;
     if (!d->of_ranks)

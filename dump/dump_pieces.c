@@ -60,15 +60,8 @@ static void set_term(ari_piece *p, const ari_placement *rank, const ari_placed *
 {
     p->partial = t->partial;
     p->term = p->rank < 0 ? 0 : (size_t)p->rank;
-    if (t->partial_over == 0 || !rank->has_at)
-        return;
-    p->term = 0;
-    p->terms = 1;
-    for (int i = 0; i < rank->mesh.ndim; i++)
-        if ((t->partial_over >> i & 1u) != 0) {
-            p->term = p->term * (size_t)rank->mesh.dim[i].size + (size_t)rank->at[i];
-            p->terms *= (size_t)rank->mesh.dim[i].size;
-        }
+    if (t->partial_over != 0 && rank->has_at)
+        ari_piece_set_term(p, &rank->mesh, rank->at, t->partial_over);
 }
 
 /* Where no shape is told: as far as the boxes reach. */
@@ -180,20 +173,20 @@ static bool find_axes(axes *a, const ari_piece *t, const ar_dump_box *b, int ndi
 static bool through(ar_dump_box *out, const ari_piece *t, const ar_dump_box *b, const ar_dump_box *held, const axes *a,
                     int ndim)
 {
-    size_t from[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS];
-    *out = (ar_dump_box){.at = held->at};
+    size_t along[AR_ST_MAX_DIMS];
+    ar_dump_box cut;
     for (int k = 0; k < ndim; k++) {
-        size_t along = 1;
+        along[k] = 1;
         for (int j = 0; j < t->ndim; j++)
-            along = a->of[j] == k ? b->extent[j] : along;
-        if (!ari_overlap(&from[k], &extent[k], a->start[k], along, held->global[k], held->extent[k]))
-            return false;
-        out->at += (from[k] - held->global[k]) * held->stride[k];
+            along[k] = a->of[j] == k ? b->extent[j] : along[k];
     }
+    if (!ari_dump_box_cut(&cut, held, ndim, a->start, along))
+        return false;
+    *out = (ar_dump_box){.at = cut.at};
     for (int j = 0; j < t->ndim; j++) {
         const int k = a->of[j];
-        out->global[j] = b->global[j] + (k < 0 ? 0 : from[k] - a->start[k]);
-        out->extent[j] = k < 0 ? 1 : extent[k];
+        out->global[j] = b->global[j] + (k < 0 ? 0 : cut.global[k] - a->start[k]);
+        out->extent[j] = k < 0 ? 1 : cut.extent[k];
         out->stride[j] = k < 0 ? 0 : held->stride[k];
     }
     return true;
@@ -288,18 +281,14 @@ static const ar_st_entry *peer(void *user, int rank, const char *name)
 /* How many elements two boxes have in common, of which they say the same place in the file. */
 static size_t agreeing(const ar_dump_box *a, const ar_dump_box *b, int ndim)
 {
-    size_t at[2] = {a->at, b->at}, n = 1;
+    ar_dump_box x, y;
+    if (!ari_dump_box_cut(&x, a, ndim, b->global, b->extent) || !ari_dump_box_cut(&y, b, ndim, a->global, a->extent))
+        return 0;
     for (int k = 0; k < ndim; k++) {
-        size_t start = 0, extent = 0;
-        if (!ari_overlap(&start, &extent, a->global[k], a->extent[k], b->global[k], b->extent[k]))
+        if (x.extent[k] > 1 && x.stride[k] != y.stride[k])
             return 0;
-        at[0] += (start - a->global[k]) * a->stride[k];
-        at[1] += (start - b->global[k]) * b->stride[k];
-        if (extent > 1 && a->stride[k] != b->stride[k])
-            return 0;
-        n *= extent;
     }
-    return at[0] == at[1] ? n : 0;
+    return x.at == y.at ? ari_dump_box_count(ndim, &x) : 0;
 }
 
 /* a: by a rule; b: by a file, which may leave open which summand it has. */
@@ -354,38 +343,23 @@ static ar_status check_agreement(const ar_dump *d, const ari_map *map, const ari
     return st;
 }
 
-static ar_status add_targets(ar_dump *d, const ari_piece *p, const ar_st_entry *array, const ari_piece *target,
-                             size_t n)
-{
-    for (size_t k = 0; k < n; k++)
-        AR_TRY(add_target(d, p, array, &target[k]));
-    return AR_OK;
-}
-
-/* A part of a tensor that says itself where it stands, or all of it: the rest of the rule is for the full tensor. */
-static ar_status map_placed(ar_dump *d, const ari_map *map, const ari_piece *p, const ar_st_entry *array)
+/* array: of which p is a part that says itself where it stands, or all: the rest of the rule is for the full tensor;
+ * NULL: a rank's tensor of which the mapping alone can say where it stands. */
+static ar_status map_piece(ar_dump *d, const ari_map *map, const ari_piece *p, const ar_st_entry *array)
 {
     ari_piece *target = NULL;
     size_t targets = 0;
     const size_t before = d->pieces;
     const int rank = map->mesh.ndim > 0 ? p->rank : -1;
-    AR_TRY(rank < 0 ? ari_map_apply(map, rank, array, NULL, NULL, &target, &targets)
-                    : ari_map_apply_to_whole(map, rank, array, &target, &targets));
-    ar_status st = add_targets(d, p, array, target, targets);
+    const ar_st_entry *of = array ? array : p->entry;
+    AR_TRY(array && rank >= 0 ? ari_map_apply_to_whole(map, rank, of, &target, &targets)
+                              : ari_map_apply(map, rank, of, array ? NULL : peer, d, &target, &targets));
+    ar_status st = AR_OK;
+    for (size_t k = 0; k < targets && st == AR_OK; k++)
+        st = add_target(d, p, of, &target[k]);
     ari_pieces_free(target, targets);
-    if (st == AR_OK && rank >= 0)
+    if (st == AR_OK && array && rank >= 0)
         st = check_agreement(d, map, p, &d->piece[before], d->pieces - before);
-    return st;
-}
-
-/* A rank's tensor of which the mapping alone can say where it stands. */
-static ar_status map_unplaced(ar_dump *d, const ari_map *map, const ari_piece *p)
-{
-    ari_piece *target = NULL;
-    size_t targets = 0;
-    AR_TRY(ari_map_apply(map, p->rank, p->entry, peer, d, &target, &targets));
-    const ar_status st = add_targets(d, p, p->entry, target, targets);
-    ari_pieces_free(target, targets);
     return st;
 }
 
@@ -396,7 +370,7 @@ static ar_status map_array(ar_dump *d, const ari_map *map, const ari_piece *p, s
     ar_st_entry array = {0};
     for (size_t i = 0; i < n; i++) {
         if (map->mesh.ndim > 0 && p[i].rank >= 0 && !p[i].told) {
-            AR_TRY(map_unplaced(d, map, &p[i]));
+            AR_TRY(map_piece(d, map, &p[i], NULL));
             continue;
         }
         if (array.name == NULL) {
@@ -406,7 +380,7 @@ static ar_status map_array(ar_dump *d, const ari_map *map, const ari_piece *p, s
             array.bytes = t.count * ar_dtype_bits(t.dtype) / 8;
             array.data = p->entry->data;
         }
-        AR_TRY(map_placed(d, map, &p[i], &array));
+        AR_TRY(map_piece(d, map, &p[i], &array));
     }
     return AR_OK;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/map.h"
 
-#include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,13 +31,8 @@ ar_status ari_map_bad(const ari_map *m, const ari_map_rule *r, const char *forma
 static bool is_dim_name(const char *name)
 {
     const size_t n = name == NULL ? 0 : strlen(name);
-    if (n == 0 || n >= ARI_MAP_NAME || isdigit((unsigned char)name[0]) || strcmp(name, "rank") == 0 ||
-        strcmp(name, "index") == 0)
-        return false;
-    for (size_t i = 0; i < n; i++)
-        if (!isalnum((unsigned char)name[i]) && name[i] != '_')
-            return false;
-    return true;
+    return n > 0 && n < ARI_MAP_NAME && ari_map_name_length(name) == n && strcmp(name, "rank") != 0 &&
+           strcmp(name, "index") != 0;
 }
 
 static ar_status read_mesh(ari_map *m, const json_t *mesh)

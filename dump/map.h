@@ -52,6 +52,8 @@ typedef const ar_st_entry *(*ari_map_peer)(void *user, int rank, const char *nam
 AR_NODISCARD ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer,
                                      void *user, ari_piece **gives, size_t *n);
 void ari_pieces_free(ari_piece *p, size_t n);
+/** Which summand the rank at these coordinates has, of a sum over dimensions of the mesh, from bit 0. */
+void ari_piece_set_term(ari_piece *p, const ar_mesh *mesh, const int *at, unsigned over);
 /** The same of a tensor that is whole already: the rule's `shard` and `partial` are left out, the rest is applied. */
 AR_NODISCARD ar_status ari_map_apply_to_whole(const ari_map *m, int rank, const ar_st_entry *entry, ari_piece **gives,
                                               size_t *n);
@@ -96,6 +98,8 @@ typedef struct ari_map_match {
 AR_NODISCARD ar_status ari_map_glob_compile(ari_map_glob *g, const char *text, const char **problem);
 void ari_map_glob_fini(ari_map_glob *g);
 bool ari_map_glob_match(const ari_map_glob *g, const char *text, ari_map_match *m);
+/** Of the letters, digits and '_' that `text` begins with; 0 where a digit is the first of them. */
+size_t ari_map_name_length(const char *text);
 /** The number that the glob has under this name; -1: none. */
 int ari_map_number(const ari_map_glob *g, const char *name);
 
@@ -115,7 +119,7 @@ struct ari_map_rule {
     const json_t *at_list[AR_MESH_DIMS];
     ari_map_split split[AR_MESH_DIMS];
     size_t splits;
-    bool partial[AR_MESH_DIMS];
+    unsigned partial;             /* dimensions of the mesh that it is to be summed over, from bit 0 */
     int worded;                   /* dimensions that 'dims' has words for; 0: not told */
     bool squeeze[AR_ST_MAX_DIMS]; /* of those: one element, left out of the full tensor */
     int dim;                      /* that blocks and index are counted along; INT_MAX: not told */

@@ -64,10 +64,7 @@ static ar_status check_fit(const ari_map_place *p)
         return ari_map_misfit(p, "has %d dimensions, there are no two to transpose", left);
     if (r->permuted > 0 && r->permuted != left)
         return ari_map_misfit(p, "has %d dimensions, 'permute' has %d", left, r->permuted);
-    bool partial = false;
-    for (int d = 0; d < p->m->mesh.ndim; d++)
-        partial = partial || r->partial[d];
-    if (p->rank < 0 && (r->splits > 0 || partial))
+    if (p->rank < 0 && (r->splits > 0 || r->partial != 0))
         return ari_map_misfit(p, "is divided over ranks, but its file is no rank's: key 'files' tells which is");
     return AR_OK;
 }
@@ -128,16 +125,16 @@ typedef struct view {
     size_t at; /* the file's element of index 0 of the dimensions that are left out */
 } view;
 
-/* Which summand this rank has. Copies need no numbers: they are whoever holds the same. */
-static void tell_term(const ari_map_place *p, ari_piece *t)
+void ari_piece_set_term(ari_piece *p, const ar_mesh *mesh, const int *at, unsigned over)
 {
-    t->terms = 1;
-    for (int d = 0; d < p->m->mesh.ndim; d++) {
-        if (!p->r->partial[d])
+    p->partial = over != 0;
+    p->term = 0;
+    p->terms = 1;
+    for (int d = 0; d < mesh->ndim; d++) {
+        if ((over >> d & 1u) == 0)
             continue;
-        t->partial = true;
-        t->term = t->term * (size_t)p->m->mesh.dim[d].size + (size_t)p->at[d];
-        t->terms *= (size_t)p->m->mesh.dim[d].size;
+        p->term = p->term * (size_t)mesh->dim[d].size + (size_t)at[d];
+        p->terms *= (size_t)mesh->dim[d].size;
     }
 }
 
@@ -193,7 +190,7 @@ static ar_status name_target(const ari_map_place *p, const char *pattern, size_t
 
 static ar_status fill_target(const ari_map_place *p, const view *v, const char *pattern, size_t index, ari_piece *t)
 {
-    tell_term(p, t);
+    ari_piece_set_term(t, &p->m->mesh, p->at, p->r->partial); /* copies are whoever holds the same */
     t->ndim = v->dims;
     for (int i = 0; i < v->dims; i++)
         t->shape[i] = v->full[permuted(p->r, i, v->dims)];
@@ -392,7 +389,7 @@ ar_status ari_map_apply_to_whole(const ari_map *m, int rank, const ar_st_entry *
         if (rule.dim == INT_MAX && rule.splits > 0)
             rule.dim = rule.split[0].dim;
         rule.splits = 0;
-        memset(rule.partial, 0, sizeof rule.partial);
+        rule.partial = 0;
         p.r = &rule;
     }
     return apply(&p, gives, n);
@@ -402,11 +399,8 @@ bool ari_map_places(const ari_map *m, int rank, const char *name, const ari_map_
 {
     const ar_st_entry entry = {.name = name};
     const ari_map_place p = place_of(m, rank, &entry);
-    bool places = p.r != NULL && !p.r->leave && p.r->splits > 0;
-    for (int d = 0; d < m->mesh.ndim && p.r != NULL && !p.r->leave; d++)
-        places = places || p.r->partial[d];
     *rule = p.r;
-    return places;
+    return p.r != NULL && !p.r->leave && (p.r->splits > 0 || p.r->partial != 0);
 }
 
 void ari_pieces_free(ari_piece *t, size_t n)

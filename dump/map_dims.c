@@ -48,16 +48,6 @@ static ar_status bad(const reader *s, const char *format, ...)
     return ari_map_bad(s->m, s->r, "key 'dims': '%s', character %zu, at %s: %s", ARI_SHOW(s->text), column, here, text);
 }
 
-static size_t name_length(const char *at)
-{
-    size_t n = 0;
-    if (isdigit((unsigned char)*at))
-        return 0;
-    while (isalnum((unsigned char)at[n]) || at[n] == '_')
-        n++;
-    return n;
-}
-
 static bool skip(reader *s, char c)
 {
     if (*s->at != c)
@@ -68,7 +58,7 @@ static bool skip(reader *s, char c)
 
 static ar_status read_name(reader *s)
 {
-    const size_t n = name_length(s->at);
+    const size_t n = ari_map_name_length(s->at);
     if (n == 0)
         return bad(s, "expected the name of a dimension, such as h or (heads*d), or 1");
     for (size_t i = 0; i < s->names; i++)
@@ -82,14 +72,20 @@ static ar_status read_name(reader *s)
     return AR_OK;
 }
 
-static ar_status read_axis(reader *s, int *mesh)
+/* An axis that was not there before; `problem`: what it is to be there again, behind its name. */
+static ar_status read_axis(reader *s, int *mesh, const char *problem)
 {
     char name[ARI_MAP_NAME];
-    const size_t n = name_length(s->at);
+    const size_t n = ari_map_name_length(s->at);
     snprintf(name, sizeof name, "%.*s", (int)(n < sizeof name ? n : sizeof name - 1), s->at);
     *mesh = n > 0 && n < sizeof name ? ar_mesh_find(&s->m->mesh, name) : -1;
     if (*mesh < 0)
         return bad(s, "expected a dimension of the mesh, in which one may have 1 rank");
+    bool used = (s->r->partial >> *mesh & 1u) != 0;
+    for (size_t i = 0; i < s->r->splits; i++)
+        used = used || s->r->split[i].mesh == *mesh;
+    if (used)
+        return bad(s, "'%s' %s", s->m->mesh.dim[*mesh].name, problem);
     s->at += n;
     return AR_OK;
 }
@@ -101,7 +97,7 @@ static ar_status read_qualifiers(reader *s, bool *zigzag, bool *partial)
     static const char *const words[] = {"zigzag", "natural", "partial", "sharded"};
     bool seen[4] = {false};
     do {
-        const size_t n = name_length(s->at);
+        const size_t n = ari_map_name_length(s->at);
         size_t k = 0;
         while (k < 4 && (strlen(words[k]) != n || memcmp(words[k], s->at, n) != 0))
             k++;
@@ -122,20 +118,13 @@ static ar_status read_qualifiers(reader *s, bool *zigzag, bool *partial)
 static ar_status read_axes(reader *s, int dim)
 {
     do {
-        const char *start = s->at;
         int mesh = 0;
-        bool zigzag = false, partial = false, twice = false;
-        AR_TRY(read_axis(s, &mesh));
-        for (size_t i = 0; i < s->r->splits; i++)
-            twice = twice || s->r->split[i].mesh == mesh;
-        if (twice || s->r->partial[mesh]) {
-            s->at = start;
-            return bad(s, "'%s' is there twice", s->m->mesh.dim[mesh].name);
-        }
+        bool zigzag = false, partial = false;
+        AR_TRY(read_axis(s, &mesh, "is there twice"));
         if (skip(s, ':'))
             AR_TRY(read_qualifiers(s, &zigzag, &partial));
         if (partial)
-            s->r->partial[mesh] = true;
+            s->r->partial |= 1u << mesh;
         else /* as many at most as the mesh has dimensions */
             s->r->split[s->r->splits++] = (ari_map_split){mesh, dim, zigzag};
     } while (skip(s, ','));
@@ -165,7 +154,7 @@ static ar_status read_word(reader *s, int dim)
 /* "dp:=attn_dp": of the ranks along it, one has samples, and what the others hold is empty. */
 static bool is_data_parallel(const reader *s)
 {
-    const size_t n = name_length(s->at);
+    const size_t n = ari_map_name_length(s->at);
     return n > 0 && strncmp(s->at + n, ":=", 2) == 0;
 }
 
@@ -173,16 +162,8 @@ static bool is_data_parallel(const reader *s)
 static ar_status read_remark(reader *s)
 {
     static const char replicated[] = ":replicated";
-    const char *start = s->at;
     int mesh = 0;
-    bool used = false;
-    AR_TRY(read_axis(s, &mesh));
-    for (size_t i = 0; i < s->r->splits; i++)
-        used = used || s->r->split[i].mesh == mesh;
-    if (used || s->r->partial[mesh]) {
-        s->at = start;
-        return bad(s, "'%s' cannot both divide the tensor and hold copies of it", s->m->mesh.dim[mesh].name);
-    }
+    AR_TRY(read_axis(s, &mesh, "cannot both divide the tensor and hold copies of it"));
     if (strncmp(s->at, replicated, sizeof replicated - 1) != 0)
         return bad(s, "expected ':replicated'");
     s->at += sizeof replicated - 1;

@@ -8,19 +8,18 @@
 #include "ref/core/size.h"
 
 /* --- globs -------------------------------------------------------------------------------------------------------- */
-static bool is_name(char c)
+size_t ari_map_name_length(const char *text)
 {
-    return isalnum((unsigned char)c) || c == '_';
+    size_t n = 0;
+    while (isalnum((unsigned char)text[n]) || text[n] == '_')
+        n++;
+    return isdigit((unsigned char)text[0]) ? 0 : n;
 }
 
 /* Copies the name that begins at `text` and returns its length; 0: there is none, or it is too long. */
 static size_t take_name(char name[ARI_MAP_NAME], const char *text)
 {
-    size_t n = 0;
-    if (isdigit((unsigned char)text[0]))
-        return 0;
-    while (is_name(text[n]))
-        n++;
+    const size_t n = ari_map_name_length(text);
     if (n >= ARI_MAP_NAME)
         return 0;
     memcpy(name, text, n);

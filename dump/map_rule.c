@@ -87,7 +87,7 @@ static ar_status read_partial(const ari_map *m, ari_map_rule *r, const json_t *v
     for (size_t i = 0; i < (one ? 1 : json_array_size(value)); i++) {
         int d = 0;
         AR_TRY(read_mesh_dim(m, r, "partial", json_string_value(one ? value : json_array_get(value, i)), &d));
-        r->partial[d] = true;
+        r->partial |= 1u << d;
     }
     return AR_OK;
 }
@@ -251,7 +251,7 @@ static ar_status check_rule(const ari_map *m, const ari_map_rule *r)
             return ari_map_bad(m, r,
                                "key 'dims': a dimension 1 is left out, which 'into' and 'unstack' cannot count on");
     for (size_t i = 0; i < r->splits; i++)
-        if (r->partial[r->split[i].mesh])
+        if ((r->partial >> r->split[i].mesh & 1u) != 0)
             return ari_map_bad(m, r, "'%s' cannot both divide the tensor and be summed over",
                                m->mesh.dim[r->split[i].mesh].name);
     return check_patterns(m, r);

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/placement.h"
-#include "ref/core/os/os.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "ref/core/os/os.h"
+#include "ref/core/size.h"
 
 /* Cuts within cuts, and pairs of boxes that are compared because nothing separates them: nobody shards like that, but a
  * file may say anything, and opening it has to end. */
@@ -13,7 +15,7 @@
 
 typedef struct region {
     int ndim;
-    size_t start[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS];
+    ar_dump_box at; /* its `global` and `extent` */
 } region;
 
 const char *ari_region_text(char text[ARI_REGION_TEXT], int ndim, const size_t *start, const size_t *extent)
@@ -45,8 +47,8 @@ static bool gap(ari_cover *result, const region *r, int d, size_t from, size_t t
         return false;
     result->fault = ARI_COVER_GAP;
     result->all = true;
-    memcpy(result->start, r->start, sizeof r->start);
-    memcpy(result->extent, r->extent, sizeof r->extent);
+    memcpy(result->start, r->at.global, sizeof r->at.global);
+    memcpy(result->extent, r->at.extent, sizeof r->at.extent);
     result->start[d] = from;
     result->extent[d] = to - from;
     return true;
@@ -54,13 +56,10 @@ static bool gap(ari_cover *result, const region *r, int d, size_t from, size_t t
 
 static bool overlap(ari_cover *result, int ndim, const ari_cover_box *a, const ari_cover_box *b)
 {
+    const ar_dump_box *x = a->box, *y = b->box;
     for (int d = 0; d < ndim; d++) {
-        const size_t from = a->box->global[d] > b->box->global[d] ? a->box->global[d] : b->box->global[d];
-        const size_t to = end_of(a, d) < end_of(b, d) ? end_of(a, d) : end_of(b, d);
-        if (from >= to)
+        if (!ari_overlap(&result->start[d], &result->extent[d], x->global[d], x->extent[d], y->global[d], y->extent[d]))
             return false;
-        result->start[d] = from;
-        result->extent[d] = to - from;
     }
     result->fault = ARI_COVER_OVERLAP;
     result->owner[0] = a->owner;
@@ -68,20 +67,12 @@ static bool overlap(ari_cover *result, int ndim, const ari_cover_box *a, const a
     return true;
 }
 
-static size_t volume(int ndim, const size_t *extent)
-{
-    size_t n = 1;
-    for (int d = 0; d < ndim; d++)
-        n *= extent[d];
-    return n;
-}
-
 /* Boxes that no plane separates: two of them overlap, or they are wound around each other. */
 static void compare_all(ari_cover *result, const region *r, const ari_cover_box *box, size_t n)
 {
     size_t held = 0;
     for (size_t i = 0; i < n; i++) {
-        held += volume(r->ndim, box[i].box->extent);
+        held += ari_dump_box_count(r->ndim, box[i].box);
         for (size_t k = 0; k < i; k++)
             if (overlap(result, r->ndim, &box[k], &box[i]))
                 return;
@@ -91,9 +82,9 @@ static void compare_all(ari_cover *result, const region *r, const ari_cover_box 
             return;
         }
     }
-    if (held == volume(r->ndim, r->extent))
+    if (held == ari_dump_box_count(r->ndim, &r->at))
         return;
-    gap(result, r, 0, r->start[0], r->start[0] + r->extent[0]);
+    gap(result, r, 0, r->at.global[0], r->at.global[0] + r->at.extent[0]);
     result->all = false;
 }
 
@@ -102,19 +93,19 @@ static void divide(ari_cover *result, const region *r, ari_cover_box *box, size_
 /* Sorts the boxes along d and divides them wherever all before end and all others begin. False: that is nowhere. */
 static bool divide_along(ari_cover *result, const region *r, ari_cover_box *box, size_t n, int depth, int d)
 {
-    size_t first = 0, end = r->start[d];
+    size_t first = 0, end = r->at.global[d];
     bool divided = false;
     ari_sort(box, n, sizeof *box, compare_starts, &d);
     for (size_t i = 0; i <= n; i++) {
-        const size_t start = i < n ? box[i].box->global[d] : r->start[d] + r->extent[d];
+        const size_t start = i < n ? box[i].box->global[d] : r->at.global[d] + r->at.extent[d];
         if (start >= end && i > 0) {
             if (gap(result, r, d, end, start))
                 return true;
             if (i == n && first == 0)
                 return false;
             region piece = *r;
-            piece.start[d] = box[first].box->global[d];
-            piece.extent[d] = end - piece.start[d];
+            piece.at.global[d] = box[first].box->global[d];
+            piece.at.extent[d] = end - piece.at.global[d];
             divide(result, &piece, box + first, i - first, depth + 1);
             divided = true;
             first = i;
@@ -142,7 +133,7 @@ void ari_cover_check(ari_cover *result, int ndim, const size_t *shape, ari_cover
 {
     region all = {.ndim = ndim};
     *result = (ari_cover){.fault = ARI_COVERED};
-    memcpy(all.extent, shape, (size_t)ndim * sizeof *shape);
+    memcpy(all.at.extent, shape, (size_t)ndim * sizeof *shape);
     if (n > 0) {
         divide(result, &all, box, n, 0);
         return;

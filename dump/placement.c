@@ -77,8 +77,10 @@ static ar_status read_box(const json_t *value, ari_placed *t, size_t i, const ch
         return invalid(where, "a box has to be an object");
     AR_TRY(known_keys(value, keys, sizeof keys / sizeof *keys, where));
     AR_TRY(read_numbers(json_object_get(value, "global"), "global", &t->ndim, b->global, where));
-    AR_TRY(read_numbers(json_object_get(value, "local"), "local", &t->ndim, t->local[i], where));
-    return read_numbers(json_object_get(value, "extent"), "extent", &t->ndim, b->extent, where);
+    AR_TRY(read_numbers(json_object_get(value, "local"), "local", &t->ndim, t->local[i].global, where));
+    AR_TRY(read_numbers(json_object_get(value, "extent"), "extent", &t->ndim, b->extent, where));
+    memcpy(t->local[i].extent, b->extent, sizeof b->extent);
+    return AR_OK;
 }
 
 static ar_status read_boxes(const json_t *array, ari_placed *t, const char *where)
@@ -355,44 +357,41 @@ static ar_status check_box(const ar_dump_box *b, const size_t *local, const ari_
 /* Every element of the file's tensor is in one of its boxes. */
 static ar_status check_local(const ari_placed *t, const ar_st_entry *e, const char *file)
 {
-    ar_dump_box *local = NULL;
     ari_cover_box *cover = NULL;
     ari_cover result = {.fault = ARI_COVERED};
-    ar_status st = AR_OK;
     size_t n = 0;
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&local, t->boxes, sizeof *local, "boxes of a placement"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&cover, t->boxes, sizeof *cover, "boxes of a placement"));
+    AR_TRY(ari_alloc((void **)&cover, t->boxes, sizeof *cover, "boxes of a placement"));
     for (size_t i = 0; i < t->boxes; i++) {
-        for (int d = 0; d < e->ndim; d++) {
-            local[i].global[d] = t->local[i][d];
-            local[i].extent[d] = t->box[i].extent[d];
-        }
-        if (ari_dump_box_count(e->ndim, &local[i]) > 0)
-            cover[n++] = (ari_cover_box){&local[i], i};
+        if (ari_dump_box_count(e->ndim, &t->local[i]) > 0)
+            cover[n++] = (ari_cover_box){&t->local[i], i};
     }
     if (e->count > 0)
         ari_cover_check(&result, e->ndim, e->shape, cover, n);
-    if (result.fault == ARI_COVER_GAP)
-        st = misplaced(file, e, "its boxes have fewer elements");
-    else if (result.fault != ARI_COVERED)
-        st = misplaced(file, e, "its boxes overlap in the file");
-done:
-    free(local);
     free(cover);
-    return st;
+    if (result.fault == ARI_COVERED)
+        return AR_OK;
+    return misplaced(file, e,
+                     result.fault == ARI_COVER_GAP ? "its boxes have fewer elements" : "its boxes overlap in the file");
 }
 
-static ar_status resolve_boxes(ar_dump_box *box, const ari_placed *t, const ar_st_entry *e, const char *file)
+/* Box i of those that are told, or all of the entry. */
+static ar_status resolve_box(ar_dump_box *b, size_t i, const ari_placed *t, const ar_st_entry *e, const char *file)
 {
-    for (size_t i = 0; i < t->boxes; i++) {
-        box[i] = t->box[i];
-        box[i].at = 0;
-        ari_row_major(box[i].stride, e->ndim, e->shape);
-        AR_TRY(check_box(&box[i], t->local[i], t, e, file));
-        for (int d = 0; d < e->ndim; d++)
-            box[i].at += e->count > 0 ? t->local[i][d] * box[i].stride[d] : 0;
-    }
-    return check_local(t, e, file);
+    static const size_t none[AR_ST_MAX_DIMS];
+    const bool told = t != NULL && t->boxes > 0;
+    const size_t *local = told ? t->local[i].global : none;
+    if (told)
+        *b = t->box[i];
+    else
+        memcpy(b->extent, e->shape, (size_t)e->ndim * sizeof *e->shape);
+    if (t != NULL && !told)
+        memcpy(b->global, t->offset, sizeof t->offset);
+    ari_row_major(b->stride, e->ndim, e->shape);
+    if (t != NULL)
+        AR_TRY(check_box(b, local, t, e, file));
+    for (int d = 0; d < e->ndim; d++)
+        b->at += e->count > 0 ? local[d] * b->stride[d] : 0;
+    return AR_OK;
 }
 
 ar_status ari_placed_resolve(ar_dump_box **gives, size_t *boxes, const ari_placed *t, const ar_st_entry *e,
@@ -400,25 +399,19 @@ ar_status ari_placed_resolve(ar_dump_box **gives, size_t *boxes, const ari_place
 {
     ar_status st = AR_OK;
     ar_dump_box *box = NULL;
-    const size_t none[AR_ST_MAX_DIMS] = {0};
-    const size_t n = t == NULL || t->boxes == 0 ? 1 : t->boxes;
+    const size_t told = t == NULL ? 0 : t->boxes, n = told == 0 ? 1 : told;
     if (t != NULL && t->ndim >= 0 && t->ndim != e->ndim)
         return misplaced(file, e, "its place has another number of dimensions");
     AR_TRY(ari_alloc_zero((void **)&box, n, sizeof *box, "boxes of a dump"));
-    if (t != NULL && t->boxes > 0) {
-        AR_TRY_TO(done, st, resolve_boxes(box, t, e, file));
-    } else {
-        memcpy(box->extent, e->shape, (size_t)e->ndim * sizeof *e->shape);
-        if (t != NULL)
-            memcpy(box->global, t->offset, sizeof t->offset);
-        ari_row_major(box->stride, e->ndim, e->shape);
-        if (t != NULL)
-            AR_TRY_TO(done, st, check_box(box, none, t, e, file));
+    for (size_t i = 0; i < n && st == AR_OK; i++)
+        st = resolve_box(&box[i], i, t, e, file);
+    if (st == AR_OK && told > 0)
+        st = check_local(t, e, file);
+    if (st != AR_OK) {
+        free(box);
+        return st;
     }
     *gives = box;
     *boxes = n;
-    box = NULL;
-done:
-    free(box);
-    return st;
+    return AR_OK;
 }

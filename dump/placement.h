@@ -17,8 +17,8 @@ typedef struct ari_placed {
     bool has_shape; /* else the largest extent over all ranks' files */
     size_t boxes;   /* 0: one, the whole entry, at `offset` */
     ar_dump_box *box;
-    size_t (*local)[AR_ST_MAX_DIMS]; /* of boxes that were read: where each begins in the file's tensor, whose shape
-                                        the text does not say; at and stride are for ari_placed_resolve. NULL: set */
+    ar_dump_box *local; /* of boxes that were read: where each is in the file's tensor, whose shape the text does not
+                           say; at and stride are for ari_placed_resolve. NULL: set */
     size_t offset[AR_ST_MAX_DIMS];
     int replica, replicas; /* 0 of 0: not told */
     bool
@@ -75,6 +75,8 @@ void ari_rank_metadata(const char *pair[2 * ARI_RANK_METADATA], char *const text
 
 /** Elements of a box. */
 size_t ari_dump_box_count(int ndim, const ar_dump_box *b);
+/** What of a box lies in a region of the full tensor, [start, start + extent). Returns whether anything does. */
+bool ari_dump_box_cut(ar_dump_box *out, const ar_dump_box *b, int ndim, const size_t *start, const size_t *extent);
 
 /* --- whether boxes share out a tensor ----------------------------------------------------------------------------- */
 /* A box of a tensor, by its `global` and `extent`, and whose it is. */

@@ -4,6 +4,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "ref/core/size.h"
+
 /* A box as rows of the full tensor, the longest possible: dimensions that lie without a gap in the full tensor and in
  * the file are one. */
 typedef struct rows {
@@ -23,6 +25,17 @@ size_t ari_dump_box_count(int ndim, const ar_dump_box *b)
         n *= b->extent[k];
     }
     return n;
+}
+
+bool ari_dump_box_cut(ar_dump_box *out, const ar_dump_box *b, int ndim, const size_t *start, const size_t *extent)
+{
+    *out = *b;
+    for (int k = 0; k < ndim; k++) {
+        if (!ari_overlap(&out->global[k], &out->extent[k], b->global[k], b->extent[k], start[k], extent[k]))
+            return false;
+        out->at += (out->global[k] - b->global[k]) * b->stride[k];
+    }
+    return true;
 }
 
 const char *ari_dump_box_data(const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b)
@@ -117,6 +130,14 @@ static size_t first_row(const rows *r, size_t start)
     return low;
 }
 
+/* What of the row that begins there is among the full tensor's elements [start, end). */
+static ari_dump_run run_of(const rows *r, const char *data, size_t bytes, size_t full, size_t local, size_t start,
+                           size_t end)
+{
+    const size_t skip = full < start ? start - full : 0, stop = full + r->width < end ? r->width : end - full;
+    return (ari_dump_run){data + (local + skip * r->step) * bytes, r->step * bytes, full + skip, stop - skip};
+}
+
 ar_status ari_dump_each_run(const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b, size_t start,
                             size_t count, ar_status (*f)(void *user, const ari_dump_run *run), void *user)
 {
@@ -131,53 +152,28 @@ ar_status ari_dump_each_run(const ar_dump_tensor *t, const ar_dump_part *p, cons
     if (i < r.count)
         row_at(&r, i, index, &full, &local);
     for (; i < r.count && full < end; i++) {
-        const size_t skip = full < start ? start - full : 0;
-        const size_t stop = full + r.width < end ? r.width : end - full;
-        const ari_dump_run run = {(const char *)p->entry->data + (local + skip * r.step) * bytes, r.step * bytes,
-                                  full + skip, stop - skip};
+        const ari_dump_run run = run_of(&r, p->entry->data, bytes, full, local, start, end);
         AR_TRY(f(user, &run));
         next_row(&r, index, &full, &local);
     }
     return AR_OK;
 }
 
-#define GATHER(type)                                                                     \
-    for (size_t i = 0; i < run->count; i++)                                              \
-        memcpy((char *)out + i * sizeof(type), run->data + i * run->step, sizeof(type)); \
-    return
-
-void ari_dump_copy_run(void *out, const ari_dump_run *run, size_t bytes)
-{
-    if (run->step == bytes) {
-        memcpy(out, run->data, run->count * bytes);
-        return;
-    }
-    switch (bytes) {
-    case 1:
-        GATHER(uint8_t);
-    case 2:
-        GATHER(uint16_t);
-    case 4:
-        GATHER(uint32_t);
-    default:
-        GATHER(uint64_t);
-    }
-}
-
-/* --- transposed boxes --------------------------------------------------------------------------------------------- */
+/* --- copies ------------------------------------------------------------------------------------------------------- */
 
 /* Columns that are copied for all rows before the next ones: so many lines of the file are in use at a time, and each
  * is used up before it is left. */
 #define TILE 16
 
-#define TRANSPOSE(type)                                                                                             \
-    for (size_t i = 0; i < n; i++)                                                                                  \
-        for (size_t k = 0; k < width; k++)                                                                          \
-            memcpy(out + (i * r->full[0] + k) * sizeof(type), in + (i + k * r->step) * sizeof(type), sizeof(type)); \
+#define TRANSPOSE(type)                                                                                  \
+    for (size_t i = 0; i < n; i++)                                                                       \
+        for (size_t k = 0; k < width; k++)                                                               \
+            memcpy(out + (i * full + k) * sizeof(type), in + i * sizeof(type) + k * step, sizeof(type)); \
     return
 
-/* n rows of `width` elements, which lie next to each other in the file column by column. */
-static void copy_tile(char *out, const char *in, const rows *r, size_t n, size_t width, size_t bytes)
+/* n rows of `width` elements, `full` elements apart, which lie next to each other in the file column by column, `step`
+ * bytes apart. */
+static void copy_tile(char *out, size_t full, const char *in, size_t step, size_t n, size_t width, size_t bytes)
 {
     switch (bytes) {
     case 1:
@@ -189,6 +185,14 @@ static void copy_tile(char *out, const char *in, const rows *r, size_t n, size_t
     default:
         TRANSPOSE(uint64_t);
     }
+}
+
+void ari_dump_copy_run(void *out, const ari_dump_run *run, size_t bytes)
+{
+    if (run->step == bytes)
+        memcpy(out, run->data, run->count * bytes);
+    else
+        copy_tile(out, 0, run->data, run->step, 1, run->count, bytes);
 }
 
 /* Rows from row i on that are copied together: whole ones, of the innermost dimension over which rows are counted. */
@@ -215,11 +219,10 @@ void ari_dump_copy_box(char *out, const ar_dump_tensor *t, const char *data, con
         const char *in = data + local * bytes;
         const size_t n = rows_together(&r, index, full, start, end);
         for (size_t k = 0; k < r.width && n > 1; k += TILE)
-            copy_tile(out + (full - start + k) * bytes, in + k * r.step * bytes, &r, n,
+            copy_tile(out + (full - start + k) * bytes, r.full[0], in + k * r.step * bytes, r.step * bytes, n,
                       r.width - k < TILE ? r.width - k : TILE, bytes);
         if (n <= 1) {
-            const size_t skip = full < start ? start - full : 0, stop = full + r.width < end ? r.width : end - full;
-            const ari_dump_run run = {in + skip * r.step * bytes, r.step * bytes, full + skip, stop - skip};
+            const ari_dump_run run = run_of(&r, data, bytes, full, local, start, end);
             ari_dump_copy_run(out + (run.full - start) * bytes, &run, bytes);
         }
         i += n > 1 ? n : 1;

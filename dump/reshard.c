@@ -22,14 +22,14 @@ static void copy_common(char *buffer, const ar_dump_box *to, const char *data, c
 {
     const size_t width = ar_dtype_bytes(t->from->dtype);
     ar_dump_tensor target = {.dtype = t->from->dtype, .ndim = t->ndim, .count = 1};
-    ar_dump_box both = *from;
+    ar_dump_box taken = *from, both;
     size_t last = 0; /* element, counted from the first */
+    const size_t left = t->rows > from->global[0] ? t->rows - from->global[0] : 0;
+    if (t->ndim > 0 && from->extent[0] > left)
+        taken.extent[0] = left;
+    if (!ari_dump_box_cut(&both, &taken, t->ndim, to->global, to->extent))
+        return;
     for (int d = 0; d < t->ndim; d++) {
-        const size_t left = t->rows > from->global[0] ? t->rows - from->global[0] : 0;
-        const size_t extent = d == 0 && from->extent[0] > left ? left : from->extent[d];
-        if (!ari_overlap(&both.global[d], &both.extent[d], from->global[d], extent, to->global[d], to->extent[d]))
-            return;
-        both.at += (both.global[d] - from->global[d]) * from->stride[d];
         both.global[d] -= to->global[d];
         last += (both.extent[d] - 1) * from->stride[d];
         target.shape[d] = to->extent[d];

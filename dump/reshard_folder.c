@@ -385,9 +385,8 @@ static ar_status copy_beside(const ari_rs_folder *d, const ari_rs *r, const char
 ar_status ari_rs_copy_small(ari_rs_folder *d, const ari_rs *r, size_t *copied)
 {
     ar_status st = AR_OK;
-    struct stat s;
     *copied = 0;
-    if (stat(r->o->in, &s) == 0 && S_ISDIR(s.st_mode)) {
+    if (ari_is_folder(r->o->in)) {
         DIR *list = opendir(r->folder);
         if (!list)
             return ari_out_fail("list", r->folder);

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "dump/reshard.h"
@@ -49,12 +48,6 @@ void ari_rs_drop(const void *data, size_t bytes)
 
 /* --- files -------------------------------------------------------------------------------------------------------- */
 
-static bool is_folder(const char *path)
-{
-    struct stat s;
-    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
-}
-
 static ar_status is_there(bool *there, const char *folder, const char *name)
 {
     char *path = NULL;
@@ -69,12 +62,12 @@ static ar_status is_there(bool *there, const char *folder, const char *name)
 static ar_status find_folder(ari_rs *r, const char *in)
 {
     char *path = NULL;
-    if (!is_folder(in)) {
+    if (!ari_is_folder(in)) {
         const char *slash = strrchr(in, '/');
         r->folder = slash ? strndup(in, (size_t)(slash - in) + 1) : strdup(".");
     } else {
         AR_TRY(ari_file_path(&path, in, "latest"));
-        r->folder = is_folder(path) ? realpath(path, NULL) : strdup(in);
+        r->folder = ari_is_folder(path) ? realpath(path, NULL) : strdup(in);
         free(path);
     }
     return r->folder ? AR_OK : ari_out_fail("find", in);
@@ -108,7 +101,7 @@ static ar_status find_config(ari_rs *r)
 {
     const char *given = r->o->config;
     bool beside = false;
-    if (given && !is_folder(given)) {
+    if (given && !ari_is_folder(given)) {
         r->config_path = strdup(given);
         return r->config_path ? AR_OK : ari_out_fail("find", given);
     }
@@ -398,8 +391,8 @@ done:
 ar_status ari_rs_open(ari_rs *r)
 {
     AR_TRY(find_folder(r, r->o->in));
-    AR_TRY(open_dump(r, is_folder(r->o->in) ? r->folder : r->o->in, r->o->map));
-    if (is_folder(r->o->in) && !r->o->map)
+    AR_TRY(open_dump(r, ari_is_folder(r->o->in) ? r->folder : r->o->in, r->o->map));
+    if (ari_is_folder(r->o->in) && !r->o->map)
         AR_TRY(open_state(r));
     AR_TRY(load_config(r));
     if (r->has_config)

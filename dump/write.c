@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "dump/placement.h"
+#include "dump/dump.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -200,24 +200,20 @@ static ar_status check_value(const ar_dump_value *v)
 /* The box of the local tensor, where it lies if that is row-major, else copied. */
 static ar_status box_data(const void **data, void **copy, const ar_tensor *local, const ar_box *b)
 {
-    const size_t bytes = ar_dtype_bytes(local->dtype);
+    ar_dump_tensor all = {.dtype = local->dtype, .ndim = local->ndim};
+    ar_dump_box box = {.at = 0};
     ar_tensor part = *local;
-    for (int d = 0; d < local->ndim; d++)
+    for (int d = 0; d < local->ndim; d++) {
         part = ar_tensor_slice(&part, d, b->local[d], b->extent[d]);
+        all.shape[d] = box.extent[d] = b->extent[d];
+        box.stride[d] = (size_t)part.stride[d];
+    }
     *data = part.data.ptr;
     if (ar_tensor_is_contiguous(&part))
         return AR_OK;
     const size_t count = ar_tensor_count(&part);
-    size_t index[AR_MAX_DIMS] = {0};
-    AR_TRY(ari_alloc(copy, count, bytes, "a tensor to write"));
-    for (size_t i = 0; i < count; i++) {
-        ptrdiff_t at = 0;
-        for (int d = 0; d < part.ndim; d++)
-            at += (ptrdiff_t)index[d] * part.stride[d];
-        memcpy((char *)*copy + i * bytes, (const char *)part.data.ptr + at * (ptrdiff_t)bytes, bytes);
-        for (int d = part.ndim - 1; d >= 0 && ++index[d] == part.shape[d]; d--)
-            index[d] = 0;
-    }
+    AR_TRY(ari_alloc(copy, count, ar_dtype_bytes(local->dtype), "a tensor to write"));
+    ari_dump_copy_box(*copy, &all, part.data.ptr, &box, 0, count);
     *data = *copy;
     return AR_OK;
 }

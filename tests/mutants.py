@@ -457,7 +457,7 @@ MUTANTS = [
     ("the last of a rule's coordinates is not looked at", "dump/map_apply.c",
      "i < json_array_size(list) && p", "i + 1 < json_array_size(list) && p", "dump/map_test"),
     ("summands over two dimensions of the mesh have each other's numbers", "dump/map_apply.c",
-     "t->term * (size_t)p->m->mesh.dim[d].size +", "t->term +", "dump/map_test"),
+     "p->term * (size_t)mesh->dim[d].size +", "p->term +", "dump/map_test"),
     # --- verify
     ("a row's first token and the next one are one document", "verify/grads/input_batch.c",
      "b->documents[i - 1] + begins[i];", "b->documents[i - 1] + (begins[i] && i % s > 1);", "verify/golden_test"),

@@ -20,6 +20,12 @@ ar_status ari_file_path(char **gives, const char *folder, const char *name)
     return AR_ERR_MEMORY;
 }
 
+bool ari_is_folder(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
 ar_status ari_file_open(int *fd, size_t *bytes, const char *path)
 {
     if (path == NULL)

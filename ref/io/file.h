@@ -2,6 +2,7 @@
 #ifndef ANYRANK_REF_IO_FILE_H
 #define ANYRANK_REF_IO_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "ref/core/out.h"
@@ -10,6 +11,9 @@
 
 /** "FOLDER/NAME". Errors: AR_ERR_MEMORY. Gives; free, NULL after an error. */
 AR_NODISCARD ar_status ari_file_path(char **gives, const char *folder, const char *name);
+
+/** Whether a folder is there, perhaps by way of a link. */
+bool ari_is_folder(const char *path);
 
 /** Opens a regular file for reading and tells its size. A directory, a pipe or a device is refused instead of waited
  *  for. Errors: AR_ERR_IO. The caller closes *fd. */
